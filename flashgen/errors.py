@@ -1,0 +1,59 @@
+"""Every mistake flashgen can blame on someone, each saying where it is and what to do.
+
+A `FlashgenError` is the user's to mend: the command line prints its lines and exits with status 2.
+Anything else that escapes is a bug in flashgen and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+class FlashgenError(Exception):
+    """Something the user can mend. `str(error)` is one line, or one line a mistake."""
+
+
+class SpecFileError(FlashgenError):
+    """A spec file that cannot be read as specs at all (syntax, no spec, two of one name)."""
+
+
+class MaskError(FlashgenError):
+    """A mask function that flashgen cannot follow, in the user's own terms."""
+
+
+class OutputError(FlashgenError):
+    """The output folder, or a file in it, cannot be written or is not what it should be."""
+
+
+@dataclass(frozen=True)
+class Violation:
+    """One thing wrong with one spec.
+
+    Attributes:
+        variant: the spec's name.
+        field: the spec's field at fault (``"head_dim"``), with a target where it depends on one.
+        value: the value given, as the user would write it.
+        problem: what is wrong with it.
+        remedy: what to write instead.
+        file: the spec file, or None for a spec made in memory.
+    """
+
+    variant: str
+    field: str
+    value: str
+    problem: str
+    remedy: str
+    file: str | None = None
+
+    def __str__(self) -> str:
+        where = f"{self.file}: " if self.file else ""
+        return f"{where}{self.variant}: {self.field}={self.value}: {self.problem}; {self.remedy}"
+
+
+class ValidationError(FlashgenError):
+    """Everything wrong with the specs of one build, reported at once, a line each."""
+
+    def __init__(self, violations: Iterable[Violation]) -> None:
+        self.violations = tuple(violations)
+        super().__init__("\n".join(str(violation) for violation in self.violations))

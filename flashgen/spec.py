@@ -1,0 +1,75 @@
+"""AttentionSpec: what a user declares, and nothing that flashgen derives from it.
+
+Declaring a spec checks nothing: `flashgen.validate` reports everything wrong with it at once.
+Neither torch nor triton is imported here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+
+from flashgen.budget.targets import DEFAULT_TARGETS
+from flashgen.masks import Mask, full
+
+DTYPES = ("float16", "bfloat16", "float32")
+INPUT_PRECISIONS = ("tf32", "ieee")
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Pins (one number) or choices (several) for the tile sizes; None lets flashgen try all.
+
+    Attributes:
+        BLOCK_M: query rows a program computes: powers of two from 16 to 256.
+        BLOCK_N: key/value rows a loop step reads: powers of two from 16 to 256.
+        num_warps: warps a program runs on: 1, 2, 4, 8 or 16.
+        num_stages: depth of the software pipeline: 1 to 5.
+    """
+
+    BLOCK_M: int | tuple[int, ...] | None = None
+    BLOCK_N: int | tuple[int, ...] | None = None
+    num_warps: int | tuple[int, ...] | None = None
+    num_stages: int | tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """One attention variant.
+
+    Attributes:
+        head_dim: elements of a head's query, key and value; or ``(qk, v)`` where the value's differ.
+        dtype: of q, k, v and the output: ``"float16"``, ``"bfloat16"`` or ``"float32"``.
+        mask: which keys a query sees; see `flashgen.masks`.
+        scale: factor on q·k; None is ``qk_head_dim ** -0.5``. The call's ``scale=`` overrides it.
+        input_precision: for float32, how the matrix units read it: ``"ieee"`` (exact, slow) or
+            ``"tf32"`` (10-bit mantissa). None is ``"ieee"``; other dtypes take None.
+        blocks: tile sizes to pin or choose from.
+        targets: GPU architectures to choose a configuration for; see `flashgen.budget.targets`.
+        name: the generated module's name; None takes the spec file's name.
+    """
+
+    head_dim: int | tuple[int, int]
+    dtype: str = "bfloat16"
+    mask: Mask = field(default_factory=full)
+    scale: float | None = None
+    input_precision: str | None = None
+    blocks: Blocks = field(default_factory=Blocks)
+    targets: tuple[str, ...] = DEFAULT_TARGETS
+    name: str | None = None
+
+    @property
+    def qk_head_dim(self) -> int:
+        """Elements of a head's query and key."""
+        return self.head_dim[0] if isinstance(self.head_dim, tuple) else self.head_dim
+
+    @property
+    def v_head_dim(self) -> int:
+        """Elements of a head's value and output."""
+        return self.head_dim[1] if isinstance(self.head_dim, tuple) else self.head_dim
+
+    @property
+    def digest(self) -> str:
+        """sha256 over every field, the mask by its traced predicate: equal in every process."""
+        fields = {**self.__dict__, "mask": self.mask.canonical()}
+        return hashlib.sha256(repr(sorted(fields.items())).encode()).hexdigest()
