@@ -1,8 +1,9 @@
-"""KernelConfig: the numbers that a kernel is compiled with and that tuning chooses."""
+"""KernelConfig: the numbers a kernel is compiled with; ChosenConfig: one of them, and why."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True, order=True)
@@ -30,3 +31,24 @@ class KernelConfig:
     def as_dict(self) -> dict[str, int]:
         """The four numbers by name, for JSON and for a kernel launch."""
         return asdict(self)
+
+
+@dataclass(frozen=True)
+class ChosenConfig:
+    """The configuration that a module ships for one target, and how it was chosen.
+
+    Attributes:
+        config: the numbers themselves.
+        source: ``"measured"`` on a GPU, or ranked by the cost ``"model"``.
+        shared: bytes of shared memory a block of this configuration uses.
+        gpu: the GPU it was measured on, as its driver names it; None when by model.
+        triton: the Triton version it was measured with; None when by model.
+        tflops: the measured rate in TFLOP/s; None when by model.
+    """
+
+    config: KernelConfig
+    source: Literal["measured", "model"]
+    shared: int
+    gpu: str | None = None
+    triton: str | None = None
+    tflops: float | None = None
