@@ -6,6 +6,7 @@ Anything else that escapes is a bug in flashgen and keeps its traceback.
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -57,3 +58,8 @@ class ValidationError(FlashgenError):
     def __init__(self, violations: Iterable[Violation]) -> None:
         self.violations = tuple(violations)
         super().__init__("\n".join(str(violation) for violation in self.violations))
+
+
+def shown(value: object) -> str:
+    """A value as the user would write it, on one line and not too long for a message."""
+    return " ".join(reprlib.repr(value).split())

@@ -1,0 +1,91 @@
+"""Files that are never half there: an atomic write, and a lock for one writer at a time."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from errno import EDQUOT, ENOSPC
+from pathlib import Path
+
+from flashgen.errors import OutputError
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replaces ``path`` by ``text``: a reader, a crash or a full disk sees the old file or the new.
+
+    The caller holds the lock of what it writes: the temporary file's name is fixed, so that one
+    left by a killed process is overwritten by the next.
+
+    Raises:
+        OutputError: the folder or the file cannot be written; the old file stands.
+    """
+    temporary = path.with_name(f".{path.name}.tmp")
+    with _explained(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with temporary.open("w", encoding="utf-8", newline="\n") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            _outdate_bytecode(path, temporary)
+            temporary.replace(path)
+        except BaseException:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise
+        _sync_folder(path.parent)
+
+
+def _outdate_bytecode(old: Path, new: Path) -> None:
+    """Gives the new file a later second of modification than the old one.
+
+    Python takes a ``.pyc`` for fresh when the source's size and modification second are the ones it
+    remembers. Two builds within a second can give the same of both.
+    """
+    if old.exists():
+        second = max(int(new.stat().st_mtime), int(old.stat().st_mtime) + 1)
+        os.utime(new, (second, second))
+
+
+def _sync_folder(folder: Path) -> None:
+    """Makes a rename durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def lock(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
+    """Holds the lock file ``path``; calls ``on_wait`` once if another process has it first.
+
+    The kernel drops the lock with the process that holds it, so a killed build leaves none behind.
+
+    Raises:
+        OutputError: the folder cannot be written.
+    """
+    with _explained(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("a")
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            on_wait()
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Turns the system's refusal to write ``path`` into a line with a remedy."""
+    try:
+        yield
+    except OSError as error:
+        space = "free some space, or " if error.errno in (ENOSPC, EDQUOT) else ""
+        raise OutputError(
+            f"{path}: cannot be written: {error.strerror}; {space}choose another folder with --out"
+        ) from error

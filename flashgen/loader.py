@@ -1,0 +1,162 @@
+"""load: spec files -> the variants they declare.
+
+A spec file is ordinary Python. It declares one variant, ``spec = AttentionSpec(...)``, named by the
+file, or a family, ``specs = [AttentionSpec(..., name="..."), ...]``. In a folder, files whose names
+start with an underscore are helpers that spec files may import.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from flashgen.errors import FlashgenError, SpecFileError, shown
+from flashgen.spec import AttentionSpec
+
+HOW_TO_DECLARE = "write spec = AttentionSpec(...), or specs = [AttentionSpec(..., name='...'), ...]"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A spec with its name and the file that declares it, as the user wrote the path."""
+
+    name: str
+    spec: AttentionSpec
+    file: str
+
+
+def load(paths: Iterable[Path]) -> list[Variant]:
+    """Every variant that the files, and the spec files directly in the folders, declare.
+
+    Raises:
+        SpecFileError: everything wrong with the files, a line each.
+    """
+    files: list[Path] = []
+    variants: list[Variant] = []
+    mistakes: list[str] = []
+    for path in paths:
+        with _noting(mistakes):
+            files.extend(_spec_files(path))
+    for file in {file.resolve(): file for file in files}.values():
+        with _noting(mistakes):
+            variants.extend(_declared(file, _run(file)))
+    mistakes.extend(_shared_names(variants))
+    if mistakes:
+        raise SpecFileError("\n".join(mistakes))
+    return variants
+
+
+@contextmanager
+def _noting(mistakes: list[str]) -> Iterator[None]:
+    """Keeps a mistake for later, so that the next file is still read."""
+    try:
+        yield
+    except SpecFileError as error:
+        mistakes.append(str(error))
+
+
+def _spec_files(path: Path) -> list[Path]:
+    if path.is_dir():
+        files = sorted(file for file in path.glob("*.py") if not file.name.startswith("_"))
+        if not files:
+            raise SpecFileError(f"{path}: no spec files in this folder; name a folder of *.py specs")
+        return files
+    if not path.exists():
+        raise SpecFileError(f"{path}: no such file; name a spec file or a folder of them")
+    if path.suffix != ".py":
+        raise SpecFileError(f"{path}: not a Python file; name a spec file (*.py) or a folder of them")
+    return [path]
+
+
+def _run(file: Path) -> ModuleType:
+    """Executes a spec file as a module of its own; writes no bytecode beside it."""
+    module = ModuleType(f"flashgen_spec_{file.stem}")
+    module.__file__ = str(file)
+    try:
+        source = file.read_bytes()
+    except OSError as error:
+        raise SpecFileError(f"{file}: cannot be read: {error.strerror}; mend that") from error
+    try:
+        code = compile(source, str(file), "exec", dont_inherit=True)
+        with _importable(module, file.parent):
+            exec(code, module.__dict__)
+    except SyntaxError as error:
+        where = Path(error.filename or file)
+        raise SpecFileError(f"{where}:{error.lineno}: syntax error: {error.msg}; mend it") from error
+    except (Exception, SystemExit) as error:
+        raise SpecFileError(_blame(file, error)) from error
+    return module
+
+
+@contextmanager
+def _importable(module: ModuleType, folder: Path) -> Iterator[None]:
+    """Makes the module known while it runs, and its folder's helpers importable from it."""
+    sys.modules[module.__name__] = module
+    sys.path.insert(0, str(folder))
+    writes_bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, True
+    try:
+        yield
+    finally:
+        sys.dont_write_bytecode = writes_bytecode
+        sys.path.remove(str(folder))
+        del sys.modules[module.__name__]
+
+
+def _blame(file: Path, error: BaseException) -> str:
+    """The user's line that raised, with Python's own message and, where known, the remedy."""
+    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(file)]
+    where = f"{file}:{lines[-1]}" if lines else str(file)
+    message = " ".join(str(error).split())
+    if isinstance(error, FlashgenError):
+        return f"{where}: {message}"
+    remedy = "a spec file must run as it stands"
+    if isinstance(error, TypeError) and "AttentionSpec" in message:
+        remedy = f"its fields are {', '.join(f.name for f in fields(AttentionSpec))}"
+    return f"{where}: {type(error).__name__}: {message}; {remedy}"
+
+
+def _declared(file: Path, module: ModuleType) -> list[Variant]:
+    """The file's variants, named."""
+    names = vars(module)
+    if "spec" in names and "specs" in names:
+        raise SpecFileError(f"{file}: declares both spec and specs; keep one of them")
+    if "spec" in names:
+        return [_variant(file, "spec", names["spec"], default_name=file.stem)]
+    if "specs" not in names:
+        raise SpecFileError(f"{file}: no spec in it; {HOW_TO_DECLARE}")
+    family = names["specs"]
+    if not isinstance(family, list | tuple) or not family:
+        raise SpecFileError(f"{file}: specs={shown(family)}: not a list of specs; {HOW_TO_DECLARE}")
+    return [_variant(file, f"specs[{index}]", member) for index, member in enumerate(family)]
+
+
+def _variant(file: Path, field: str, spec: Any, default_name: str | None = None) -> Variant:
+    if not isinstance(spec, AttentionSpec):
+        raise SpecFileError(f"{file}: {field}={shown(spec)}: not an AttentionSpec; {HOW_TO_DECLARE}")
+    name = default_name if spec.name is None else spec.name
+    if name is None:
+        raise SpecFileError(
+            f"{file}: {field}: name=None: a member of a family has no name; "
+            f"add name='{file.stem}_...'"
+        )
+    if not isinstance(name, str):
+        raise SpecFileError(f"{file}: {field}: name={shown(name)}: not a string; write name='...'")
+    return Variant(name, spec, str(file))
+
+
+def _shared_names(variants: list[Variant]) -> Iterator[str]:
+    """A line for each variant whose name an earlier one has."""
+    first: dict[str, Variant] = {}
+    for variant in variants:
+        other = first.setdefault(variant.name, variant)
+        if other is not variant:
+            yield (
+                f"{variant.file}: name={variant.name!r}: two specs of one name, the other in "
+                f"{other.file}; give one of them another name"
+            )
