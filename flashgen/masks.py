@@ -1,0 +1,175 @@
+"""Masks: which keys a query sees, as a predicate on positions.
+
+A mask is any function ``(b, h, q_idx, kv_idx) -> bool`` made of integer arithmetic, comparisons and
+``& | ~``: the signature of FlexAttention's ``mask_mod``. The ones below are such functions and
+nothing more: flashgen never looks at a mask's name, only at what its function returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from traceback import extract_tb
+from typing import Any
+
+import sympy
+
+from flashgen.errors import FlashgenError, MaskError
+from flashgen.expr import Expr, Int, bound, kv_len, q_len
+from flashgen.symbols import KV_IDX, Q_IDX, B, H
+
+MaskMod = Callable[[Any, Any, Any, Any], Any]
+
+ALIGNMENTS = (None, "top_left", "bottom_right")
+
+
+@dataclass(frozen=True, eq=False)
+class Mask:
+    """A predicate with a name. Masks combine with ``&``, ``|`` and ``~``.
+
+    Attributes:
+        mask_mod: ``(b, h, q_idx, kv_idx) -> bool``, on symbols, numbers or torch tensors.
+        label: how a person writes it, as in ``"causal(align='bottom_right')"``.
+        equal_lengths: the predicate is defined for q_len == kv_len only. The generated
+            ``attention`` raises ValueError for other lengths.
+
+    Two masks are equal when their predicates, parameters and `equal_lengths` are.
+    """
+
+    mask_mod: MaskMod
+    label: str
+    equal_lengths: bool = False
+
+    def __and__(self, other: Mask | MaskMod) -> Mask:
+        return _combine(self, as_mask(other), "&", lambda a, b: a & b)
+
+    def __rand__(self, other: MaskMod) -> Mask:
+        return as_mask(other) & self
+
+    def __or__(self, other: Mask | MaskMod) -> Mask:
+        return _combine(self, as_mask(other), "|", lambda a, b: a | b)
+
+    def __ror__(self, other: MaskMod) -> Mask:
+        return as_mask(other) | self
+
+    def __invert__(self) -> Mask:
+        def inverted(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+            seen = self.mask_mod(b, h, q_idx, kv_idx)
+            return not seen if isinstance(seen, bool) else ~seen
+
+        return Mask(inverted, f"~{_parenthesised(self.label)}", self.equal_lengths)
+
+    @cached_property
+    def traced(self) -> Expr:
+        """The boolean that `mask_mod` returns for symbols.
+
+        Raises:
+            MaskError: `mask_mod` fails on symbols or does not return a boolean.
+        """
+        try:
+            with bound(None):
+                seen = self.mask_mod(Expr(B), Expr(H), Expr(Q_IDX), Expr(KV_IDX))
+        except FlashgenError:
+            raise
+        except Exception as error:
+            last = extract_tb(error.__traceback__)[-1]
+            where = f"{last.filename}:{last.lineno}: `{last.line}`"
+            raise MaskError(f"{where}: {type(error).__name__}: {error}") from error
+        if isinstance(seen, bool):
+            return Expr(sympy.true if seen else sympy.false)
+        if not isinstance(seen, Expr) or not seen.is_boolean:
+            shown = f"the integer `{seen}`" if isinstance(seen, Expr) else repr(seen)
+            raise MaskError(
+                f"mask {self.label} returned {shown}, not a condition; "
+                "return a comparison, or several joined by & and |"
+            )
+        return seen
+
+    @property
+    def params(self) -> tuple[Int, ...]:
+        """The run-time parameters it mentions, in the order of first use."""
+        return self.traced.params
+
+    def canonical(self) -> str:
+        """One string for every mask that means the same: stable across processes."""
+        declared = [param.declaration for param in self.params]
+        return f"{self.traced.sym} params={declared} equal_lengths={self.equal_lengths}"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Mask) and self.canonical() == other.canonical()
+
+    def __hash__(self) -> int:
+        return hash(self.canonical())
+
+    def __repr__(self) -> str:
+        return self.label
+
+
+def as_mask(mask: Mask | MaskMod) -> Mask:
+    """``mask`` itself, or a bare function as a `Mask` labelled with the function's name."""
+    if isinstance(mask, Mask):
+        return mask
+    if not callable(mask):
+        raise MaskError(f"mask={mask!r} is no mask; give a function (b, h, q_idx, kv_idx) -> bool")
+    name = getattr(mask, "__name__", type(mask).__name__)
+    return Mask(mask, "mask" if name == "<lambda>" else name)
+
+
+def full() -> Mask:
+    """Every query sees every key."""
+    return Mask(lambda b, h, q_idx, kv_idx: True, "full()")
+
+
+def causal(*, align: str | None = None) -> Mask:
+    """A query sees its own position and those before it.
+
+    Args:
+        align: where the diagonal runs when q_len and kv_len differ. ``"top_left"``: query 0 sees
+            key 0. ``"bottom_right"``: the last query sees the last key. None: the lengths must be
+            equal, and the generated ``attention`` raises ValueError when they are not.
+    """
+    shift, argument = _shift(align)
+
+    def mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return q_idx + shift >= kv_idx
+
+    return Mask(mask_mod, f"causal({argument})", equal_lengths=align is None)
+
+
+def sliding_window(left: int | Int, right: int | Int, *, align: str | None = None) -> Mask:
+    """A query at position q sees the keys from q - left to q + right, both included.
+
+    Args:
+        left: keys visible before the query's own position; an `Int` is chosen at run time.
+        right: keys visible after it.
+        align: which key is at the query's own position when q_len and kv_len differ; see `causal`.
+    """
+    shift, argument = _shift(align)
+
+    def mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return (kv_idx >= q_idx + shift - left) & (kv_idx <= q_idx + shift + right)
+
+    arguments = ", ".join(filter(None, (str(left), str(right), argument)))
+    return Mask(mask_mod, f"sliding_window({arguments})", equal_lengths=align is None)
+
+
+def _shift(align: str | None) -> tuple[Any, str]:
+    """The key position of query 0, and the argument as a label shows it."""
+    if align not in ALIGNMENTS:
+        raise MaskError(f"align={align!r}: unknown; choose None, 'top_left' or 'bottom_right'")
+    shift = kv_len - q_len if align == "bottom_right" else 0
+    return shift, "" if align is None else f"align={align!r}"
+
+
+def _combine(a: Mask, b: Mask, symbol: str, join: Callable[[Any, Any], Any]) -> Mask:
+    def mask_mod(batch: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return join(a.mask_mod(batch, h, q_idx, kv_idx), b.mask_mod(batch, h, q_idx, kv_idx))
+
+    label = f"{_parenthesised(a.label)} {symbol} {_parenthesised(b.label)}"
+    return Mask(mask_mod, label, a.equal_lengths or b.equal_lengths)
+
+
+def _parenthesised(label: str) -> str:
+    """``label`` as an operand: a combination goes into parentheses."""
+    return f"({label})" if " & " in label or " | " in label else label

@@ -1,0 +1,205 @@
+"""Affine integer expressions, systems of ``expression >= 0``, and what such a system proves.
+
+One algorithm carries everything that flashgen derives about a mask: Fourier-Motzkin elimination.
+Eliminating a symbol from a system projects its solutions onto the other symbols; eliminating all
+of them decides whether it has a rational solution at all, hence whether an inequality follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from math import gcd
+from typing import Any
+
+import sympy
+
+#: A proof that needs a larger system than this is given up: the answer is then "not proved".
+MAX_SYSTEM = 300
+
+
+@dataclass(frozen=True)
+class Affine:
+    """``const + sum(coefficient * term)`` with integer coefficients.
+
+    A term is a symbol, or any expression free of q_idx and kv_idx that is not affine itself
+    (``left * q_len``, ``left // 2``) and is treated as a symbol. Terms are sorted by text.
+    """
+
+    terms: tuple[tuple[Any, int], ...] = ()
+    const: int = 0
+
+    @classmethod
+    def of(cls, coefficients: dict[Any, int], const: int) -> Affine:
+        """From coefficients by term; the zero ones vanish."""
+        kept = ((term, c) for term, c in coefficients.items() if c)
+        return cls(tuple(sorted(kept, key=lambda item: str(item[0]))), const)
+
+    @cached_property
+    def coefficients(self) -> dict[Any, int]:
+        """The coefficient of each term."""
+        return dict(self.terms)
+
+    def coefficient(self, term: Any) -> int:
+        """The factor on ``term``, 0 where it does not occur."""
+        return self.coefficients.get(term, 0)
+
+    def __add__(self, other: Affine | int) -> Affine:
+        if isinstance(other, int):
+            return Affine(self.terms, self.const + other)
+        total = dict(self.coefficients)
+        for term, c in other.terms:
+            total[term] = total.get(term, 0) + c
+        return Affine.of(total, self.const + other.const)
+
+    def __mul__(self, factor: int) -> Affine:
+        return Affine.of({term: factor * c for term, c in self.terms}, factor * self.const)
+
+    def __neg__(self) -> Affine:
+        return self * -1
+
+    def __sub__(self, other: Affine | int) -> Affine:
+        return self + -other
+
+    def without(self, term: Any) -> Affine:
+        """The rest when ``term`` is left out."""
+        return Affine(tuple(item for item in self.terms if item[0] != term), self.const)
+
+    def substitute(self, term: Any, value: Affine) -> Affine:
+        """``term`` replaced by ``value``."""
+        return self.without(term) + value * self.coefficient(term)
+
+    def tightened(self) -> Affine:
+        """The strongest equivalent of ``self >= 0`` over the integers: divided by the gcd."""
+        divisor = gcd(*(c for _, c in self.terms))
+        if divisor <= 1:
+            return self
+        return Affine(tuple((t, c // divisor) for t, c in self.terms), self.const // divisor)
+
+    def negated(self) -> Affine:
+        """``not (self >= 0)`` over the integers, which is ``-self - 1 >= 0``."""
+        return -self - 1
+
+    def to_sympy(self) -> Any:
+        """The same as a sympy expression."""
+        return sympy.Add(*(c * term for term, c in self.terms), self.const)
+
+
+def symbol(term: Any) -> Affine:
+    """One symbol as an affine expression."""
+    return Affine(((term, 1),), 0)
+
+
+def linearise(expr: Any, variables: frozenset[Any]) -> Affine | None:
+    """``expr`` as an affine expression, or None where it is not affine in ``variables``."""
+    coefficients: dict[Any, int] = {}
+    const = 0
+    for part in sympy.Add.make_args(sympy.expand(expr)):
+        factor, term = part.as_coeff_Mul()
+        if not factor.is_Integer:
+            return None
+        if term == 1:
+            const += int(factor)
+        elif term in variables or not term.free_symbols & variables:
+            coefficients[term] = coefficients.get(term, 0) + int(factor)
+        else:
+            return None
+    return Affine.of(coefficients, const)
+
+
+def eliminate(system: Iterable[Affine], term: Any) -> tuple[list[Affine], bool]:
+    """Project the solutions of ``system`` along ``term`` (one Fourier-Motzkin step).
+
+    Each lower bound ``a*x + p >= 0`` (a > 0) meets each upper bound ``-b*x + r >= 0`` (b > 0): some
+    rational x lies between them exactly when ``b*p + a*r >= 0``. Some integer does whenever a == 1
+    or b == 1, since one of the two bounds is then an integer itself.
+
+    Returns:
+        The projection, and whether it is exact over the integers (otherwise it is too large).
+    """
+    lower, upper, rest = [], [], []
+    for atom in system:
+        c = atom.coefficient(term)
+        (lower if c > 0 else upper if c < 0 else rest).append(atom)
+    exact = True
+    for low in lower:
+        for high in upper:
+            a, b = low.coefficient(term), -high.coefficient(term)
+            exact = exact and (a == 1 or b == 1)
+            rest.append((low.without(term) * b + high.without(term) * a).tightened())
+    return rest, exact
+
+
+def infeasible(system: Iterable[Affine]) -> bool:
+    """Whether no rational point satisfies the system. False also means "given up"."""
+    atoms = _tightest(system)
+    while atoms is not None:
+        if not atoms:
+            return False
+        counts: dict[Any, list[int]] = {}
+        for atom in atoms:
+            for term, c in atom.terms:
+                counts.setdefault(term, [0, 0])[c > 0] += 1
+        cheapest = min(counts, key=lambda term: (counts[term][0] * counts[term][1], str(term)))
+        atoms = _tightest(eliminate(atoms, cheapest)[0])
+        if atoms is not None and len(atoms) > MAX_SYSTEM:
+            return False
+    return True
+
+
+def _tightest(system: Iterable[Affine]) -> list[Affine] | None:
+    """Of the atoms with equal coefficients the strongest; None for a false constant."""
+    least: dict[tuple[tuple[Any, int], ...], int] = {}
+    for atom in system:
+        if not atom.terms:
+            if atom.const < 0:
+                return None
+            continue
+        least[atom.terms] = min(atom.const, least.get(atom.terms, atom.const))
+    return [Affine(terms, const) for terms, const in least.items()]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Inequalities that are known to hold, and what follows from them."""
+
+    atoms: tuple[Affine, ...]
+
+    def given(self, *more: Affine) -> Facts:
+        """These facts and some more."""
+        return Facts(self.atoms + more)
+
+    @cached_property
+    def contradictory(self) -> bool:
+        """Whether they cannot all hold."""
+        return infeasible(self.atoms)
+
+    def proves(self, atom: Affine) -> bool:
+        """Whether ``atom >= 0`` follows: its opposite contradicts the facts."""
+        if not atom.terms:
+            return atom.const >= 0
+        return infeasible((*self.atoms, atom.negated()))
+
+    def proves_at_least(self, a: Affine, b: Affine) -> bool:
+        """Whether ``a >= b`` follows."""
+        return self.proves(a - b)
+
+    def refutes(self, clauses: tuple[tuple[Affine, ...], ...], budget: int = 4096) -> bool:
+        """Whether the facts contradict a conjunction of disjunctions of atoms.
+
+        Depth first: take a clause, and refute the rest under each of its atoms in turn. A branch
+        ends where the atoms picked so far already contradict the facts. More than ``budget``
+        combinations are not tried (the answer is then "not refuted").
+        """
+        size = 1
+        for clause in clauses:
+            size *= max(1, len(clause))
+        if size > budget:
+            return False
+        if self.contradictory:
+            return True
+        if not clauses:
+            return False
+        first, *rest = clauses
+        return all(self.given(atom).refutes(tuple(rest), budget) for atom in first)

@@ -1,0 +1,97 @@
+"""The sympy vocabulary of flashgen: its symbols, integer division, comparisons, evaluation."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import sympy
+
+B, H = sympy.symbols("b h", integer=True)
+Q_IDX, KV_IDX = sympy.symbols("q_idx kv_idx", integer=True)
+Q_FIRST, Q_LAST = sympy.symbols("q_first q_last", integer=True)
+Q_LEN, KV_LEN = sympy.symbols("q_len kv_len", integer=True)
+
+
+class FloorDiv(sympy.Function):  # type: ignore[misc]
+    """``a // b`` rounded down, on integers. sympy's own ``floor(a / b)`` would leave the integers."""
+
+    nargs = 2
+    is_integer = True
+
+    @classmethod
+    def eval(cls, a: Any, b: Any) -> Any:
+        """Fold numbers and a division by one; anything else stays as written."""
+        if b == 1:
+            return a
+        return sympy.Integer(a // b) if a.is_Integer and b.is_Integer else None
+
+
+class FloorMod(sympy.Function):  # type: ignore[misc]
+    """``a % b`` with the sign of ``b``, on integers: ``a - b * (a // b)``."""
+
+    nargs = 2
+    is_integer = True
+
+    @classmethod
+    def eval(cls, a: Any, b: Any) -> Any:
+        """Fold numbers and a modulus of one; anything else stays as written."""
+        if b == 1:
+            return sympy.Integer(0)
+        return sympy.Integer(a % b) if a.is_Integer and b.is_Integer else None
+
+
+def relation(cls: Any) -> Callable[[Any, Any], Any]:
+    """A comparison that keeps the two sides as written, folded only when it is constant."""
+
+    def build(a: Any, b: Any) -> Any:
+        difference = a - b
+        if difference.is_Integer:
+            return cls(difference, 0)
+        return cls(a, b, evaluate=False)
+
+    return build
+
+
+def evaluate(expr: Any, values: Mapping[str, int]) -> Any:
+    """The int or bool that ``expr`` stands for, given the value of every symbol by name.
+
+    Raises:
+        KeyError: a symbol without a value.
+        TypeError: a node outside flashgen's vocabulary.
+    """
+    if expr.is_Symbol:
+        return values[expr.name]
+    if expr.is_Integer:
+        return int(expr)
+    if isinstance(expr, sympy.Piecewise):
+        return next(evaluate(e, values) for e, when in expr.args if evaluate(when, values))
+    rule = _VALUE_OF.get(expr.func)
+    if rule is None:
+        raise TypeError(f"{expr.func.__name__} is not in flashgen's vocabulary: {expr}")
+    return rule(*(evaluate(arg, values) for arg in expr.args))
+
+
+_VALUE_OF: dict[Any, Callable[..., Any]] = {
+    sympy.Add: lambda *terms: sum(terms),
+    sympy.Mul: lambda *factors: math.prod(factors),
+    sympy.Pow: operator.pow,
+    sympy.Min: min,
+    sympy.Max: max,
+    sympy.Abs: abs,
+    FloorDiv: operator.floordiv,
+    FloorMod: operator.mod,
+    sympy.Ge: operator.ge,
+    sympy.Gt: operator.gt,
+    sympy.Le: operator.le,
+    sympy.Lt: operator.lt,
+    sympy.Eq: operator.eq,
+    sympy.Ne: operator.ne,
+    sympy.And: lambda *conditions: all(conditions),
+    sympy.Or: lambda *conditions: any(conditions),
+    sympy.Not: operator.not_,
+    type(sympy.true): lambda: True,
+    type(sympy.false): lambda: False,
+}
