@@ -65,30 +65,36 @@ def _spec_files(path: Path) -> list[Path]:
     if path.is_dir():
         files = sorted(file for file in path.glob("*.py") if not file.name.startswith("_"))
         if not files:
-            raise SpecFileError(f"{path}: no spec files in this folder; name a folder of *.py specs")
+            raise SpecFileError(
+                f"{path}: no spec files in this folder; name a folder of *.py specs"
+            )
         return files
     if not path.exists():
         raise SpecFileError(f"{path}: no such file; name a spec file or a folder of them")
     if path.suffix != ".py":
-        raise SpecFileError(f"{path}: not a Python file; name a spec file (*.py) or a folder of them")
+        raise SpecFileError(
+            f"{path}: not a Python file; name a spec file (*.py) or a folder of them"
+        )
     return [path]
 
 
 def _run(file: Path) -> ModuleType:
     """Executes a spec file as a module of its own; writes no bytecode beside it."""
     module = ModuleType(f"flashgen_spec_{file.stem}")
-    module.__file__ = str(file)
+    module.__file__ = str(file.resolve())
     try:
         source = file.read_bytes()
     except OSError as error:
         raise SpecFileError(f"{file}: cannot be read: {error.strerror}; mend that") from error
     try:
         code = compile(source, str(file), "exec", dont_inherit=True)
-        with _importable(module, file.parent):
+        with _importable(module, file.resolve().parent):
             exec(code, module.__dict__)
     except SyntaxError as error:
         where = Path(error.filename or file)
-        raise SpecFileError(f"{where}:{error.lineno}: syntax error: {error.msg}; mend it") from error
+        raise SpecFileError(
+            f"{where}:{error.lineno}: syntax error: {error.msg}; mend it"
+        ) from error
     except (Exception, SystemExit) as error:
         raise SpecFileError(_blame(file, error)) from error
     return module
@@ -96,7 +102,11 @@ def _run(file: Path) -> ModuleType:
 
 @contextmanager
 def _importable(module: ModuleType, folder: Path) -> Iterator[None]:
-    """Makes the module known while it runs, and its folder's helpers importable from it."""
+    """Makes the module known while it runs, and its folder's helpers importable from it.
+
+    Both are forgotten again: another folder may have helpers of the same names.
+    """
+    known = set(sys.modules)
     sys.modules[module.__name__] = module
     sys.path.insert(0, str(folder))
     writes_bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, True
@@ -105,7 +115,10 @@ def _importable(module: ModuleType, folder: Path) -> Iterator[None]:
     finally:
         sys.dont_write_bytecode = writes_bytecode
         sys.path.remove(str(folder))
-        del sys.modules[module.__name__]
+        for name in set(sys.modules) - known:
+            file = getattr(sys.modules[name], "__file__", None)
+            if file and Path(file).parent == folder:
+                del sys.modules[name]
 
 
 def _blame(file: Path, error: BaseException) -> str:
@@ -138,7 +151,9 @@ def _declared(file: Path, module: ModuleType) -> list[Variant]:
 
 def _variant(file: Path, field: str, spec: Any, default_name: str | None = None) -> Variant:
     if not isinstance(spec, AttentionSpec):
-        raise SpecFileError(f"{file}: {field}={shown(spec)}: not an AttentionSpec; {HOW_TO_DECLARE}")
+        raise SpecFileError(
+            f"{file}: {field}={shown(spec)}: not an AttentionSpec; {HOW_TO_DECLARE}"
+        )
     name = default_name if spec.name is None else spec.name
     if name is None:
         raise SpecFileError(

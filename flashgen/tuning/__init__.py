@@ -1,0 +1,1 @@
+"""Which configuration to ship: the candidates, the model that ranks them, what was measured."""

@@ -1,0 +1,180 @@
+"""The measured results of one variant: ``generated/tuning/<name>.json``, committed, for people too.
+
+A result belongs to a GPU, a Triton version and a kernel digest. A build elsewhere reads and keeps
+it. What a module ships depends on this file alone, never on the machine that renders it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flashgen.config import KernelConfig
+from flashgen.errors import OutputError
+from flashgen.files import write_atomically
+
+WIDTH = 140  # of a line of the file: a candidate fits on one
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One candidate's medians, an entry for each of the result's `lengths`.
+
+    Attributes:
+        config: the candidate.
+        ms: milliseconds a call.
+        tflops: TFLOP/s over the elements that the mask shows.
+    """
+
+    config: KernelConfig
+    ms: tuple[float, ...]
+    tflops: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class TuneResult:
+    """What measuring one kernel on one GPU gave.
+
+    Attributes:
+        target: the GPU's architecture, ``"sm_90"``.
+        gpu: the GPU as its driver names it, ``"NVIDIA H200"``.
+        triton: the Triton version that compiled the candidates.
+        kernel: the digest of the kernel's source.
+        lengths: sequence lengths that every candidate was measured at.
+        chosen: the fastest candidate.
+        measured: the candidates that ran, fastest first; never empty.
+        rejected: the candidates that did not, each with the reason.
+        complete: False where an interrupt or the time budget left candidates unmeasured.
+    """
+
+    target: str
+    gpu: str
+    triton: str
+    kernel: str
+    lengths: tuple[int, ...]
+    chosen: KernelConfig
+    measured: tuple[Measurement, ...]
+    rejected: tuple[tuple[KernelConfig, str], ...]
+    complete: bool
+
+    @property
+    def tflops(self) -> float:
+        """The chosen configuration's rate at the longest length."""
+        return next(m.tflops[-1] for m in self.measured if m.config == self.chosen)
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What a newer result replaces: the one of its GPU and Triton version."""
+        return self.gpu, self.triton
+
+
+def best_for(results: Iterable[TuneResult], target: str, kernel: str) -> TuneResult | None:
+    """The result that a module of this kernel ships for this target, the same on every machine.
+
+    Of several, the newest Triton's, then the fastest, then the first GPU by name.
+    """
+    fitting = [r for r in results if r.target == target and r.kernel == kernel]
+    return min(fitting, key=lambda r: (_newest_first(r.triton), -r.tflops, r.gpu), default=None)
+
+
+def _newest_first(version: str) -> tuple[int, ...]:
+    numbers = (part for part in version.split("+")[0].split(".") if part.isdigit())
+    return tuple(-int(number) for number in numbers)
+
+
+def merged(results: Iterable[TuneResult], new: Iterable[TuneResult]) -> tuple[TuneResult, ...]:
+    """The results with the new ones in; a new one replaces an old one of its GPU and Triton."""
+    by_key = {result.key: result for result in (*results, *new)}
+    return tuple(by_key[key] for key in sorted(by_key))
+
+
+def load_results(path: Path) -> tuple[TuneResult, ...]:
+    """The results in a file; none where there is no file.
+
+    Raises:
+        OutputError: the file is there and is not what `save_results` writes.
+    """
+    try:
+        document = json.loads(path.read_bytes())
+        return tuple(_result(fields) for fields in document["results"])
+    except FileNotFoundError:
+        return ()
+    except OSError as error:
+        raise OutputError(f"{path}: cannot be read: {error.strerror}; mend that") from error
+    except (ValueError, KeyError, TypeError) as error:
+        what = " ".join(f"{type(error).__name__}: {error}".split())
+        raise OutputError(
+            f"{path}: not a file of tuning results ({what}); "
+            "restore it from version control, or delete it to choose anew"
+        ) from error
+
+
+def save_results(path: Path, results: Iterable[TuneResult]) -> None:
+    """Writes the results, a candidate a line, figures rounded to what measuring can tell.
+
+    Raises:
+        OutputError: the folder cannot be written.
+    """
+    document = {"results": [_fields(result) for result in results]}
+    write_atomically(path, _layout(document) + "\n")
+
+
+def _fields(result: TuneResult) -> dict[str, Any]:
+    return {
+        "target": result.target,
+        "gpu": result.gpu,
+        "triton": result.triton,
+        "kernel": result.kernel,
+        "complete": result.complete,
+        "lengths": list(result.lengths),
+        "chosen": result.chosen.as_dict(),
+        "measured": [
+            {
+                **m.config.as_dict(),
+                "ms": [float(f"{ms:.4g}") for ms in m.ms],
+                "tflops": [round(rate, 1) for rate in m.tflops],
+            }
+            for m in result.measured
+        ],
+        "rejected": [{**config.as_dict(), "reason": reason} for config, reason in result.rejected],
+    }
+
+
+def _result(fields: dict[str, Any]) -> TuneResult:
+    return TuneResult(
+        target=fields["target"],
+        gpu=fields["gpu"],
+        triton=fields["triton"],
+        kernel=fields["kernel"],
+        complete=fields["complete"],
+        lengths=tuple(fields["lengths"]),
+        chosen=_config(fields["chosen"]),
+        measured=tuple(
+            Measurement(_config(row), tuple(row["ms"]), tuple(row["tflops"]))
+            for row in fields["measured"]
+        ),
+        rejected=tuple((_config(row), row["reason"]) for row in fields["rejected"]),
+    )
+
+
+def _config(row: dict[str, Any]) -> KernelConfig:
+    return KernelConfig(*(row[name] for name in KernelConfig.__dataclass_fields__))
+
+
+def _layout(value: Any, indent: str = "") -> str:
+    """JSON with every list and object on one line where it fits, else an entry a line."""
+    line = json.dumps(value)
+    if len(indent) + len(line) <= WIDTH or not isinstance(value, dict | list):
+        return line
+    deeper = indent + "  "
+    if isinstance(value, dict):
+        rows = [f"{json.dumps(key)}: {_layout(value[key], deeper)}" for key in value]
+        opening, closing = "{", "}"
+    else:
+        rows = [_layout(entry, deeper) for entry in value]
+        opening, closing = "[", "]"
+    body = ",\n".join(deeper + row for row in rows)
+    return f"{opening}\n{body}\n{indent}{closing}"

@@ -1,0 +1,108 @@
+import sys
+from pathlib import Path
+
+import pytest
+
+from flashgen.errors import SpecFileError
+from flashgen.loader import load
+
+SPEC = "from flashgen.spec import AttentionSpec\n"
+
+
+@pytest.fixture(autouse=True)
+def in_tmp(tmp_path, monkeypatch):
+    """Messages name files as the user wrote them, so the tests write relative paths."""
+    monkeypatch.chdir(tmp_path)
+
+
+def write(path: str, text: str) -> Path:
+    file = Path(path)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+    return file
+
+
+def mistakes(*paths: str) -> list[str]:
+    with pytest.raises(SpecFileError) as caught:
+        load(Path(path) for path in paths)
+    return str(caught.value).splitlines()
+
+
+def test_one_spec_is_named_by_its_file():
+    write("specs/tiny.py", SPEC + "spec = AttentionSpec(head_dim=64)")
+    (variant,) = load([Path("specs/tiny.py")])
+    assert (variant.name, variant.file, variant.spec.head_dim) == ("tiny", "specs/tiny.py", 64)
+
+
+def test_one_spec_may_name_itself():
+    write("tiny.py", SPEC + "spec = AttentionSpec(head_dim=64, name='other')")
+    assert [variant.name for variant in load([Path("tiny.py")])] == ["other"]
+
+
+def test_a_family_is_a_list_of_named_specs():
+    write("family.py", SPEC + "specs = [AttentionSpec(d, name=f'full_d{d}') for d in (64, 128)]")
+    assert [variant.name for variant in load([Path("family.py")])] == ["full_d64", "full_d128"]
+
+
+def test_a_folder_gives_its_files_in_order_without_helpers():
+    write("specs/b.py", "from _dims import D\n" + SPEC + "spec = AttentionSpec(head_dim=D)")
+    write("specs/a.py", SPEC + "spec = AttentionSpec(head_dim=64)")
+    write("specs/_dims.py", "D = 128")
+    variants = load([Path("specs")])
+    assert [(variant.name, variant.spec.head_dim) for variant in variants] == [
+        ("a", 64),
+        ("b", 128),
+    ]
+
+
+def test_a_file_named_twice_is_loaded_once():
+    write("specs/a.py", SPEC + "spec = AttentionSpec(head_dim=64)")
+    assert len(load([Path("specs"), Path("specs/a.py"), Path("./specs/../specs/a.py")])) == 1
+
+
+def test_loading_leaves_nothing_behind():
+    write("specs/a.py", "import _help\n" + SPEC + "spec = AttentionSpec(head_dim=64)")
+    write("specs/_help.py", "")
+    before = list(sys.path)
+    load([Path("specs")])
+    assert sys.path == before
+    assert not [name for name in sys.modules if name.startswith("flashgen_spec_")]
+    assert sorted(path.name for path in Path("specs").iterdir()) == ["_help.py", "a.py"]
+
+
+def test_every_mistake_is_reported_at_once():
+    write("specs/a.py", "spec = (")
+    write("specs/b.py", "pass")
+    assert mistakes("specs", "missing.py") == [
+        "missing.py: no such file; name a spec file or a folder of them",
+        "specs/a.py:1: syntax error: '(' was never closed; mend it",
+        "specs/b.py: no spec in it; "
+        "write spec = AttentionSpec(...), or specs = [AttentionSpec(..., name='...'), ...]",
+    ]
+
+
+def test_an_error_in_a_function_of_the_spec_names_the_innermost_line_of_the_file():
+    write("a.py", "def f():\n    return [][1]\n\n\nspec = f()\n")
+    assert mistakes("a.py") == [
+        "a.py:2: IndexError: list index out of range; a spec file must run as it stands"
+    ]
+
+
+def test_exit_in_a_spec_file_is_a_mistake_of_the_file():
+    write("a.py", "import sys\nsys.exit('no')\n")
+    assert mistakes("a.py") == ["a.py:2: SystemExit: no; a spec file must run as it stands"]
+
+
+def test_a_syntax_error_in_a_helper_names_the_helper():
+    write("_help.py", "x = = 1\n")
+    write("a.py", "import _help\n")
+    (line,) = mistakes("a.py")
+    assert line.endswith("_help.py:1: syntax error: invalid syntax; mend it")
+
+
+def test_an_unknown_field_lists_the_known_ones():
+    write("a.py", SPEC + "spec = AttentionSpec(headdim=64)\n")
+    assert mistakes("a.py") == [
+        "a.py:2: TypeError: AttentionSpec.__init__() got an unexpected keyword argument 'headdim'; "
+        "its fields are head_dim, dtype, mask, scale, input_precision, blocks, targets, name"
+    ]
