@@ -10,7 +10,7 @@ import hashlib
 from dataclasses import dataclass, field
 
 from flashgen.budget.targets import DEFAULT_TARGETS
-from flashgen.masks import Mask, full
+from flashgen.masks import Mask, as_mask, full
 
 DTYPES = ("float16", "bfloat16", "float32")
 INPUT_PRECISIONS = ("tf32", "ieee")
@@ -32,6 +32,12 @@ class Blocks:
     num_warps: int | tuple[int, ...] | None = None
     num_stages: int | tuple[int, ...] | None = None
 
+    def __post_init__(self) -> None:
+        """Takes a list for a tuple; judges nothing."""
+        for name, value in vars(self).items():
+            if isinstance(value, list):
+                object.__setattr__(self, name, tuple(value))
+
 
 @dataclass(frozen=True)
 class AttentionSpec:
@@ -40,7 +46,8 @@ class AttentionSpec:
     Attributes:
         head_dim: elements of a head's query, key and value; or ``(qk, v)`` where the value's differ.
         dtype: of q, k, v and the output: ``"float16"``, ``"bfloat16"`` or ``"float32"``.
-        mask: which keys a query sees; see `flashgen.masks`.
+        mask: which keys a query sees: one of `flashgen.masks`, or any function
+            ``(b, h, q_idx, kv_idx) -> bool`` that traces.
         scale: factor on q·k; None is ``qk_head_dim ** -0.5``. The call's ``scale=`` overrides it.
         input_precision: for float32, how the matrix units read it: ``"ieee"`` (exact, slow) or
             ``"tf32"`` (10-bit mantissa). None is ``"ieee"``; other dtypes take None.
@@ -57,6 +64,14 @@ class AttentionSpec:
     blocks: Blocks = field(default_factory=Blocks)
     targets: tuple[str, ...] = DEFAULT_TARGETS
     name: str | None = None
+
+    def __post_init__(self) -> None:
+        """Takes a list for a tuple and a bare function for a mask; judges nothing."""
+        for name in ("head_dim", "targets"):
+            if isinstance(getattr(self, name), list):
+                object.__setattr__(self, name, tuple(getattr(self, name)))
+        if callable(self.mask) and not isinstance(self.mask, Mask):
+            object.__setattr__(self, "mask", as_mask(self.mask))
 
     @property
     def qk_head_dim(self) -> int:
