@@ -20,7 +20,7 @@ class SpecFileError(FlashgenError):
 
 
 class MaskError(FlashgenError):
-    """A mask function that flashgen cannot follow, in the user's own terms."""
+    """A mask function that flashgen cannot follow, in the user's own terms: "problem; remedy"."""
 
 
 class OutputError(FlashgenError):
@@ -60,6 +60,10 @@ class ValidationError(FlashgenError):
         super().__init__("\n".join(str(violation) for violation in self.violations))
 
 
+_short = reprlib.Repr()
+_short.maxstring = _short.maxother = 80
+
+
 def shown(value: object) -> str:
     """A value as the user would write it, on one line and not too long for a message."""
-    return " ".join(reprlib.repr(value).split())
+    return " ".join(_short.repr(value).split())

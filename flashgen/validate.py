@@ -1,0 +1,131 @@
+"""validate: everything that is wrong with a spec, before anything is made of it."""
+
+from __future__ import annotations
+
+import keyword
+import math
+from collections.abc import Iterator
+from dataclasses import fields
+
+from flashgen.budget.targets import TARGETS
+from flashgen.errors import MaskError, Violation, shown
+from flashgen.loader import Variant
+from flashgen.masks import Mask
+from flashgen.spec import DTYPES, INPUT_PRECISIONS, AttentionSpec, Blocks
+from flashgen.symbolic.trace import trace
+
+HEAD_DIMS = range(16, 513, 8)
+TILE_SIDES = (16, 32, 64, 128, 256)
+BLOCK_CHOICES: dict[str, tuple[str, tuple[int, ...]]] = {
+    "BLOCK_M": ("a power of two from 16 to 256", TILE_SIDES),
+    "BLOCK_N": ("a power of two from 16 to 256", TILE_SIDES),
+    "num_warps": ("a power of two from 1 to 16", (1, 2, 4, 8, 16)),
+    "num_stages": ("a number from 1 to 5", (1, 2, 3, 4, 5)),
+}
+
+# A field at fault, its value, what is wrong with it, what to write instead.
+Finding = tuple[str, object, str, str]
+
+
+def validate(variant: Variant) -> list[Violation]:
+    """Everything wrong with the fields of a spec; only a plan can tell whether its tiles fit."""
+    checks = (_name, _head_dim, _dtype, _input_precision, _scale, _mask, _blocks, _targets)
+    return [
+        Violation(variant.name, field, shown(value), problem, remedy, variant.file)
+        for check in checks
+        for field, value, problem, remedy in check(variant.name, variant.spec)
+    ]
+
+
+def _name(name: str, spec: AttentionSpec) -> Iterator[Finding]:
+    remedy = "rename the spec file, or give the spec another name"
+    if not name.isidentifier() or not name.isascii():
+        yield "name", name, "not an identifier that Python can import", remedy
+    elif keyword.iskeyword(name):
+        yield "name", name, "a keyword of Python", remedy
+    elif name.startswith("__"):
+        yield "name", name, "a name that Python keeps for itself", remedy
+
+
+def _head_dim(name: str, spec: AttentionSpec) -> Iterator[Finding]:
+    accepted = f"a multiple of 8 from {HEAD_DIMS[0]} to {HEAD_DIMS[-1]}"
+    head_dim = spec.head_dim
+    dims = head_dim if isinstance(head_dim, tuple) else (head_dim,)
+    if isinstance(head_dim, tuple) and len(head_dim) != 2:
+        yield "head_dim", head_dim, "not a pair", f"write {accepted}, or (qk, v) of two"
+    elif not all(_is_int(dim) and dim in HEAD_DIMS for dim in dims):
+        yield "head_dim", head_dim, f"not {accepted}", "write one that is, or (qk, v) of two"
+
+
+def _dtype(name: str, spec: AttentionSpec) -> Iterator[Finding]:
+    if spec.dtype not in DTYPES:
+        yield "dtype", spec.dtype, "not a dtype that flashgen supports", _one_of(DTYPES)
+
+
+def _input_precision(name: str, spec: AttentionSpec) -> Iterator[Finding]:
+    precision = spec.input_precision
+    if precision is None:
+        return
+    if precision not in INPUT_PRECISIONS:
+        remedy = _one_of((*INPUT_PRECISIONS, None))
+        yield "input_precision", precision, "not a precision of float32 products", remedy
+    elif spec.dtype != "float32" and spec.dtype in DTYPES:
+        problem = f"applies to float32, and dtype is {spec.dtype!r}"
+        yield "input_precision", precision, problem, "leave it out"
+
+
+def _scale(name: str, spec: AttentionSpec) -> Iterator[Finding]:
+    scale = spec.scale
+    if scale is None:
+        return
+    is_number = isinstance(scale, int | float) and not isinstance(scale, bool)
+    if not is_number or not math.isfinite(scale) or scale <= 0:
+        yield "scale", scale, "not a positive finite number", "write one, or leave it out"
+
+
+def _mask(name: str, spec: AttentionSpec) -> Iterator[Finding]:
+    if not isinstance(spec.mask, Mask):
+        remedy = "give a mask of flashgen's, or a function (b, h, q_idx, kv_idx) -> bool"
+        yield "mask", spec.mask, "not a mask", remedy
+        return
+    try:
+        trace(spec.mask)
+    except MaskError as error:
+        problem, _, remedy = " ".join(str(error).split()).rpartition("; ")
+        yield "mask", spec.mask, problem, remedy
+
+
+def _blocks(name: str, spec: AttentionSpec) -> Iterator[Finding]:
+    if not isinstance(spec.blocks, Blocks):
+        yield "blocks", spec.blocks, "not Blocks", "write blocks=Blocks(BLOCK_M=..., ...)"
+        return
+    for field in fields(Blocks):
+        value = getattr(spec.blocks, field.name)
+        kind, accepted = BLOCK_CHOICES[field.name]
+        choices = value if isinstance(value, tuple) else (value,)
+        if value is None:
+            continue
+        if not choices or not all(_is_int(choice) and choice in accepted for choice in choices):
+            remedy = f"{_one_of(accepted)}, a tuple of some, or leave it out"
+            yield f"blocks.{field.name}", value, f"not {kind}", remedy
+
+
+def _targets(name: str, spec: AttentionSpec) -> Iterator[Finding]:
+    remedy = f"write a tuple of some of {', '.join(TARGETS)}"
+    targets = spec.targets
+    if not isinstance(targets, tuple) or not targets:
+        yield "targets", targets, "not a tuple of targets", remedy
+        return
+    for target in targets:
+        if not isinstance(target, str) or target not in TARGETS:
+            yield "targets", target, "unknown target", remedy
+    if len(set(map(repr, targets))) < len(targets):
+        yield "targets", targets, "a target is listed twice", "list it once"
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _one_of(values: tuple[object, ...]) -> str:
+    return f"write one of {', '.join(map(repr, values))}"
