@@ -1,0 +1,97 @@
+"""Renders a plan through the Jinja templates. Pure: no clock, no device, no output folder."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import re
+from collections.abc import Mapping
+
+import jinja2
+
+from flashgen.budget.targets import get_target
+from flashgen.config import ChosenConfig
+from flashgen.paths import template_dir
+from flashgen.plan import KernelPlan
+
+
+LINE_LENGTH = 100
+
+
+def render_kernel(plan: KernelPlan) -> str:
+    """The Triton functions of the forward kernel, `_attention_forward` last."""
+    return _environment().get_template("forward.triton.py.jinja").render(plan=plan)
+
+
+def kernel_digest(plan: KernelPlan) -> str:
+    """sha256 over the kernel's code without comments and docstrings: what a measurement is of."""
+    tree = ast.parse(render_kernel(plan))
+    for function in ast.walk(tree):
+        if isinstance(function, ast.FunctionDef) and ast.get_docstring(function):
+            function.body = function.body[1:]
+    return hashlib.sha256(ast.unparse(tree).encode()).hexdigest()
+
+
+def render_module(
+    plan: KernelPlan, chosen: Mapping[str, ChosenConfig], package: str = "generated"
+) -> str:
+    """The published module's source.
+
+    Args:
+        plan: the kernel.
+        chosen: a configuration for each target, in the order that the module lists them.
+        package: the folder that users import the module from.
+    """
+    return _environment().get_template("module.py.jinja").render(
+        plan=plan,
+        chosen=chosen,
+        targets={name: get_target(name) for name in chosen},
+        digest=kernel_digest(plan),
+        kernel=render_kernel(plan),
+        package=package,
+    )
+
+
+def fold(line: str) -> str:
+    """A call of over 100 columns broken as a formatter would: its arguments on a line, or a line each.
+
+    The arguments are taken apart at every comma outside brackets; none is looked into.
+    """
+    text = line.rstrip("\n")
+    if len(text) <= LINE_LENGTH:
+        return text + "\n"
+    opening = text.index("(") + 1
+    head, inner = text[:opening], text[opening:-1]
+    indent = re.match(" *", text)[0]  # type: ignore[index]
+    if len(indent) + 4 + len(inner) <= LINE_LENGTH:
+        body = f"{indent}    {inner}\n"
+    else:
+        body = "".join(f"{indent}    {argument},\n" for argument in _split_arguments(inner))
+    return f"{head}\n{body}{indent})\n"
+
+
+def _split_arguments(text: str) -> list[str]:
+    arguments, depth = [""], 0
+    for character in text:
+        depth += (character in "([{") - (character in ")]}")
+        if character == "," and depth == 0:
+            arguments.append("")
+        else:
+            arguments[-1] += character
+    return [argument.strip() for argument in arguments]
+
+
+@functools.cache
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(template_dir()),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,  # it is Python that is rendered
+    )
+    environment.filters["fold"] = fold
+    environment.filters["prefix"] = lambda text, prefix: prefix + text
+    return environment

@@ -1,0 +1,287 @@
+"""KernelPlan: everything that a template prints, worked out beforehand. `lower` makes one of a spec.
+
+Templates do no arithmetic: what is symbolic in a plan is either a sympy expression that the budget
+evaluates, or text that `flashgen.symbolic.printer` has already printed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import sympy
+
+from flashgen.budget.targets import get_target
+from flashgen.expr import Int
+from flashgen.spec import AttentionSpec
+from flashgen.symbolic.bounds import KvInterval, TileBounds, derive_bounds
+from flashgen.symbolic.printer import torch_source, triton_source
+from flashgen.symbolic.trace import Predicate, trace
+from flashgen.symbols import Q_LAST
+
+TRITON_DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
+ITEMSIZES = {"float16": 2, "bfloat16": 2, "float32": 4}
+
+# The matrix units read at least 16 columns of an operand at a time.
+SMALLEST_SEGMENT = 16
+
+# What the batch and head of a traced predicate are called inside the kernel.
+KERNEL_NAMES = {"b": "batch", "h": "head"}
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A power-of-two run of a head's columns: Triton's tiles have power-of-two sides.
+
+    Attributes:
+        start: first column.
+        width: columns of the tile, a power of two.
+        suffix: what tells its variables apart: ``""`` where a head is one segment, else ``"_0"``...
+    """
+
+    start: int
+    width: int
+    suffix: str
+
+
+@dataclass(frozen=True)
+class PrintedInterval:
+    """One run of keys that a query tile visits, as source text in element positions.
+
+    Attributes:
+        begin, end: columns that some row of the tile sees.
+        full_begin, full_end: columns that every row of the tile sees.
+        condition: when the run exists at all; ``""`` where always.
+        can_be_empty: whether ``end`` may lie at or before a ``begin`` other than 0.
+        starts_full: whether the run begins at key 0 and needs no mask there.
+        suffix: what tells its variables apart: ``""`` where there is one run, else ``"_0"``...
+    """
+
+    begin: str
+    end: str
+    full_begin: str
+    full_end: str
+    condition: str
+    can_be_empty: bool
+    starts_full: bool
+    suffix: str
+
+
+@dataclass(frozen=True)
+class TileLoop:
+    """A loop over key tiles ``[begin, end)``, both names or numbers in the kernel."""
+
+    begin: str
+    end: str
+    masked: bool
+
+
+@dataclass(frozen=True)
+class KernelPlan:
+    """One kernel, ready to budget and to print.
+
+    Attributes:
+        name: the variant's, and the generated module's.
+        spec: what the user declared.
+        predicate: the mask as sympy sees it.
+        bounds: the KV ranges derived from it.
+    """
+
+    name: str
+    spec: AttentionSpec
+    predicate: Predicate
+    bounds: TileBounds
+
+    @property
+    def qk_head_dim(self) -> int:
+        """Elements of a head's query and key."""
+        return self.spec.qk_head_dim
+
+    @property
+    def v_head_dim(self) -> int:
+        """Elements of a head's value and output."""
+        return self.spec.v_head_dim
+
+    @cached_property
+    def qk_parts(self) -> tuple[Segment, ...]:
+        """The segments that the columns of q and k are read in."""
+        return split_head_dim(self.qk_head_dim)
+
+    @cached_property
+    def v_parts(self) -> tuple[Segment, ...]:
+        """The segments that the columns of v and of the output are computed in."""
+        return split_head_dim(self.v_head_dim)
+
+    @property
+    def qk_segments(self) -> tuple[int, ...]:
+        """Widths of `qk_parts`, the padding of the last one included."""
+        return tuple(part.width for part in self.qk_parts)
+
+    @property
+    def v_segments(self) -> tuple[int, ...]:
+        """Widths of `v_parts`, the padding of the last one included."""
+        return tuple(part.width for part in self.v_parts)
+
+    @property
+    def qk_padded(self) -> bool:
+        """Whether the last segment of q and k reaches past the head dimension."""
+        return sum(self.qk_segments) > self.qk_head_dim
+
+    @property
+    def v_padded(self) -> bool:
+        """Whether the last segment of v and of the output reaches past the head dimension."""
+        return sum(self.v_segments) > self.v_head_dim
+
+    @property
+    def torch_dtype(self) -> str:
+        """The dtype by torch's name, ``bfloat16``."""
+        return self.spec.dtype
+
+    @property
+    def triton_dtype(self) -> str:
+        """The dtype by Triton's name, ``bf16``."""
+        return TRITON_DTYPES[self.spec.dtype]
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element of q, k, v and the output."""
+        return ITEMSIZES[self.spec.dtype]
+
+    @property
+    def input_precision(self) -> str | None:
+        """How float32 enters the matrix units, ``"ieee"`` or ``"tf32"``; None for 16-bit types."""
+        if self.spec.dtype != "float32":
+            return None
+        return self.spec.input_precision or "ieee"
+
+    @property
+    def scale(self) -> float:
+        """The factor on q·k that a call without ``scale=`` gets."""
+        return self.qk_head_dim**-0.5 if self.spec.scale is None else float(self.spec.scale)
+
+    @property
+    def params(self) -> tuple[Int, ...]:
+        """The declared run-time scalars, in the order that the mask first uses them."""
+        return self.predicate.params
+
+    @property
+    def equal_lengths(self) -> bool:
+        """Whether the mask has a meaning only for ``q_len == kv_len``."""
+        return self.predicate.equal_lengths
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The GPU architectures to choose a configuration for."""
+        return self.spec.targets
+
+    def uses_tma(self, target: str) -> bool:
+        """Whether tiles come through tensor descriptors (TMA) on this target."""
+        return get_target(target).has_tma
+
+    @cached_property
+    def masks(self) -> bool:
+        """Whether the mask hides anything beyond the ends of the sequence."""
+        return bool(self.predicate.expr != True)  # noqa: E712  (a sympy Boolean)
+
+    @cached_property
+    def mask_triton(self) -> tuple[str, ...]:
+        """The conditions of the predicate, all of which hold for a visible key; none if all are."""
+        return tuple(triton_source(term, KERNEL_NAMES) for term in self._mask_terms)
+
+    @cached_property
+    def mask_torch(self) -> tuple[str, ...]:
+        """The same for the index tensors ``q_idx`` and ``kv_idx`` of the eager reference."""
+        return tuple(torch_source(term) for term in self._mask_terms)
+
+    @property
+    def _mask_terms(self) -> tuple[object, ...]:
+        expr = self.predicate.expr
+        if not self.masks:
+            return ()
+        return tuple(expr.args) if isinstance(expr, sympy.And) else (expr,)
+
+    @cached_property
+    def intervals(self) -> tuple[PrintedInterval, ...]:
+        """The bounds as text."""
+        several = len(self.bounds.intervals) > 1
+        return tuple(
+            _print_interval(interval, f"_{i}" if several else "")
+            for i, interval in enumerate(self.bounds.intervals)
+        )
+
+    @cached_property
+    def loops(self) -> tuple[TileLoop, ...]:
+        """The kernel's loops in order: of each run the masked head, the full middle, the masked tail."""
+        return tuple(loop for interval in self.intervals for loop in _loops(interval))
+
+    @cached_property
+    def extra_symbols(self) -> tuple[str, ...]:
+        """Run-time integers that the predicate reads besides indices, batch and kv_len, sorted."""
+        return tuple(sorted(self._predicate_names - {"q_idx", "kv_idx", "b", "h", "kv_len"}))
+
+    @property
+    def bounds_read_q_last(self) -> bool:
+        """Whether the range of keys depends on the last query of a tile."""
+        ends = (end for i in self.bounds.intervals for end in (i.begin, i.end, i.full_begin, i.full_end))
+        return any(Q_LAST in end.free_symbols for end in ends)
+
+    @property
+    def reads_q_idx(self) -> bool:
+        """Whether the predicate differs between queries."""
+        return "q_idx" in self._predicate_names
+
+    @property
+    def reads_head(self) -> bool:
+        """Whether the predicate differs between query heads."""
+        return "h" in self._predicate_names
+
+    @cached_property
+    def _predicate_names(self) -> frozenset[str]:
+        return frozenset(symbol.name for symbol in self.predicate.expr.free_symbols)
+
+
+def lower(spec: AttentionSpec, name: str) -> KernelPlan:
+    """Traces the mask and derives from it everything that the kernel needs to know."""
+    predicate = trace(spec.mask)
+    return KernelPlan(name=name, spec=spec, predicate=predicate, bounds=derive_bounds(predicate))
+
+
+def split_head_dim(head_dim: int) -> tuple[Segment, ...]:
+    """Powers of two that add up to the head dimension, largest first, the last at least 16 wide.
+
+    192 is 128 + 64, where padding to a power of two would compute 256 columns; 72 is 64 + 16, of
+    which the last 8 are padding.
+    """
+    padded = -(-head_dim // SMALLEST_SEGMENT) * SMALLEST_SEGMENT
+    widths = [1 << bit for bit in reversed(range(padded.bit_length())) if padded >> bit & 1]
+    starts = [sum(widths[:i]) for i in range(len(widths))]
+    suffixes = [f"_{i}" if len(widths) > 1 else "" for i in range(len(widths))]
+    return tuple(map(Segment, starts, widths, suffixes))
+
+
+def _print_interval(interval: KvInterval, suffix: str) -> PrintedInterval:
+    def text(expr: object) -> str:
+        return triton_source(expr, KERNEL_NAMES)
+
+    return PrintedInterval(
+        begin=text(interval.begin),
+        end=text(interval.end),
+        full_begin=text(interval.full_begin),
+        full_end=text(interval.full_end),
+        condition="" if interval.condition == True else text(interval.condition),  # noqa: E712
+        can_be_empty=not (interval.begin == 0 or interval.nonempty),
+        starts_full=bool(interval.begin == 0 and interval.full_begin == 0),
+        suffix=suffix,
+    )
+
+
+def _loops(interval: PrintedInterval) -> tuple[TileLoop, ...]:
+    s = interval.suffix
+    full_begin = "0" if interval.starts_full and not s else f"full_begin{s}"
+    middle_and_tail = (
+        TileLoop(full_begin, f"full_end{s}", masked=False),
+        TileLoop(f"full_end{s}", f"kv_end{s}", masked=True),
+    )
+    if interval.starts_full and not s:
+        return middle_and_tail
+    return (TileLoop(f"kv_begin{s}", f"full_begin{s}", masked=True), *middle_and_tail)
