@@ -10,6 +10,7 @@ import hashlib
 from dataclasses import dataclass, field
 
 from flashgen.budget.targets import DEFAULT_TARGETS
+from flashgen.config import KernelConfig
 from flashgen.masks import Mask, as_mask, full
 
 DTYPES = ("float16", "bfloat16", "float32")
@@ -38,13 +39,25 @@ class Blocks:
             if isinstance(value, list):
                 object.__setattr__(self, name, tuple(value))
 
+    def choices(self, name: str) -> tuple[int, ...] | None:
+        """What a number may be by name, ``"BLOCK_M"``; None where flashgen tries all."""
+        value: int | tuple[int, ...] | None = getattr(self, name)
+        return (value,) if isinstance(value, int) else value
+
+    def admits(self, config: KernelConfig) -> bool:
+        """Whether each number of ``config`` is its pin, or one of its choices."""
+        return all(
+            (choices := self.choices(name)) is None or number in choices
+            for name, number in config.as_dict().items()
+        )
+
 
 @dataclass(frozen=True)
 class AttentionSpec:
     """One attention variant.
 
     Attributes:
-        head_dim: elements of a head's query, key and value; or ``(qk, v)`` where the value's differ.
+        head_dim: elements of a head's query, key and value; ``(qk, v)`` where the value's differ.
         dtype: of q, k, v and the output: ``"float16"``, ``"bfloat16"`` or ``"float32"``.
         mask: which keys a query sees: one of `flashgen.masks`, or any function
             ``(b, h, q_idx, kv_idx) -> bool`` that traces.

@@ -15,6 +15,7 @@ from typing import Any
 from flashgen.config import KernelConfig
 from flashgen.errors import OutputError
 from flashgen.files import write_atomically
+from flashgen.spec import Blocks
 
 WIDTH = 140  # of a line of the file: a candidate fits on one
 
@@ -44,8 +45,7 @@ class TuneResult:
         triton: the Triton version that compiled the candidates.
         kernel: the digest of the kernel's source.
         lengths: sequence lengths that every candidate was measured at.
-        chosen: the fastest candidate.
-        measured: the candidates that ran, fastest first; never empty.
+        measured: the candidates that ran, best first; never empty.
         rejected: the candidates that did not, each with the reason.
         complete: False where an interrupt or the time budget left candidates unmeasured.
     """
@@ -55,29 +55,38 @@ class TuneResult:
     triton: str
     kernel: str
     lengths: tuple[int, ...]
-    chosen: KernelConfig
     measured: tuple[Measurement, ...]
     rejected: tuple[tuple[KernelConfig, str], ...]
     complete: bool
-
-    @property
-    def tflops(self) -> float:
-        """The chosen configuration's rate at the longest length."""
-        return next(m.tflops[-1] for m in self.measured if m.config == self.chosen)
 
     @property
     def key(self) -> tuple[str, str]:
         """What a newer result replaces: the one of its GPU and Triton version."""
         return self.gpu, self.triton
 
+    def has_measured(self, kernel: str, blocks: Blocks) -> bool:
+        """Whether it is of this kernel and has a candidate that ``blocks`` admits."""
+        return self.kernel == kernel and any(blocks.admits(m.config) for m in self.measured)
 
-def best_for(results: Iterable[TuneResult], target: str, kernel: str) -> TuneResult | None:
-    """The result that a module of this kernel ships for this target, the same on every machine.
 
-    Of several, the newest Triton's, then the fastest, then the first GPU by name.
+def best_for(
+    results: Iterable[TuneResult], target: str, kernel: str, blocks: Blocks
+) -> tuple[TuneResult, Measurement] | None:
+    """What a module of this kernel ships for this target, the same on every machine.
+
+    Of several results with a candidate that ``blocks`` admits, the newest Triton's; then the
+    fastest, by the rate at the longest length; then the first GPU by name.
     """
-    fitting = [r for r in results if r.target == target and r.kernel == kernel]
-    return min(fitting, key=lambda r: (_newest_first(r.triton), -r.tflops, r.gpu), default=None)
+    admitted = [
+        (result, next(m for m in result.measured if blocks.admits(m.config)))
+        for result in results
+        if result.target == target and result.has_measured(kernel, blocks)
+    ]
+    return min(
+        admitted,
+        key=lambda pair: (_newest_first(pair[0].triton), -pair[1].tflops[-1], pair[0].gpu),
+        default=None,
+    )
 
 
 def _newest_first(version: str) -> tuple[int, ...]:
@@ -130,7 +139,6 @@ def _fields(result: TuneResult) -> dict[str, Any]:
         "kernel": result.kernel,
         "complete": result.complete,
         "lengths": list(result.lengths),
-        "chosen": result.chosen.as_dict(),
         "measured": [
             {
                 **m.config.as_dict(),
@@ -151,7 +159,6 @@ def _result(fields: dict[str, Any]) -> TuneResult:
         kernel=fields["kernel"],
         complete=fields["complete"],
         lengths=tuple(fields["lengths"]),
-        chosen=_config(fields["chosen"]),
         measured=tuple(
             Measurement(_config(row), tuple(row["ms"]), tuple(row["tflops"]))
             for row in fields["measured"]

@@ -2,6 +2,7 @@ import pytest
 
 from flashgen.config import KernelConfig
 from flashgen.errors import OutputError
+from flashgen.spec import Blocks
 from flashgen.tuning.store import (
     Measurement,
     TuneResult,
@@ -23,7 +24,6 @@ def result(gpu="NVIDIA H200", triton="3.7.1", kernel="k1", tflops=500.0, target=
         triton=triton,
         kernel=kernel,
         lengths=(2048, 16384),
-        chosen=LARGE,
         measured=(
             Measurement(LARGE, (0.125, 7.5), (400.0, tflops)),
             Measurement(SMALL, (0.25, 15.0), (200.0, tflops / 2)),
@@ -59,7 +59,6 @@ def test_the_file_reads_well(tmp_path):
       "kernel": "k1",
       "complete": true,
       "lengths": [2048, 16384],
-      "chosen": {"BLOCK_M": 128, "BLOCK_N": 128, "num_warps": 8, "num_stages": 3},
       "measured": [
         {"BLOCK_M": 128, "BLOCK_N": 128, "num_warps": 8, "num_stages": 3, "ms": [0.125, 7.5], "tflops": [400.0, 500.0]},
         {"BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 4, "num_stages": 2, "ms": [0.25, 15.0], "tflops": [200.0, 250.0]}
@@ -119,15 +118,24 @@ def test_merging_keeps_other_gpus_and_tritons():
     assert merged([result(), h100, older], [new]) == (h100, older, new)
 
 
+ANY = Blocks()
+
+
 def test_the_best_is_of_the_newest_triton_then_the_fastest():
     old = result(triton="3.9.0", tflops=900.0)
     slow = result(gpu="NVIDIA GH200", triton="3.10.0", tflops=400.0)
     fast = result(gpu="NVIDIA H200", triton="3.10.0", tflops=500.0)
-    assert best_for([old, slow, fast], "sm_90", "k1") == fast
-    assert best_for([fast, slow, old], "sm_90", "k1") == fast
+    assert best_for([old, slow, fast], "sm_90", "k1", ANY) == (fast, fast.measured[0])
+    assert best_for([fast, slow, old], "sm_90", "k1", ANY) == (fast, fast.measured[0])
 
 
 def test_the_best_is_of_this_target_and_kernel():
-    assert best_for([result()], "sm_80", "k1") is None
-    assert best_for([result()], "sm_90", "k2") is None
-    assert best_for([], "sm_90", "k1") is None
+    assert best_for([result()], "sm_80", "k1", ANY) is None
+    assert best_for([result()], "sm_90", "k2", ANY) is None
+    assert best_for([], "sm_90", "k1", ANY) is None
+
+
+def test_the_best_is_one_that_the_spec_admits():
+    best = best_for([result()], "sm_90", "k1", Blocks(BLOCK_M=(32, 64)))
+    assert best == (result(), result().measured[1])
+    assert best_for([result()], "sm_90", "k1", Blocks(num_warps=2)) is None
