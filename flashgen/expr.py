@@ -9,73 +9,26 @@ its value, so that ``q_idx - left`` is tensor arithmetic. Neither torch nor trit
 from __future__ import annotations
 
 import keyword
-import linecache
 import operator
 import os
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Any
 
 import sympy
 
 from flashgen.errors import MaskError
-from flashgen.symbols import (
-    KV_LEN,
-    Q_LEN,
-    FloorDiv,
-    FloorMod,
-    evaluate,
-    relation,
-)
+from flashgen.operations import OPERATIONS, TORCH_NAMES
+from flashgen.symbols import KV_LEN, Q_LEN, SYMBOLS, evaluate
 
 #: Names a declared parameter cannot take: flashgen's own symbols and the arguments of `attention`.
 RESERVED_NAMES = frozenset(
-    "b h q_idx kv_idx q_len kv_len q_first q_last q k v scale return_lse".split()
+    ["q", "k", "v", "scale", "return_lse", *(symbol.name for symbol in SYMBOLS)]
 )
 
 _VALUES: ContextVar[Mapping[str, int] | None] = ContextVar("flashgen_values", default=None)
-
-
-@dataclass(frozen=True)
-class _Operation:
-    """One operator: on values, on sympy expressions, and whether it takes integers."""
-
-    concrete: Callable[..., Any]
-    symbolic: Callable[..., Any]
-    takes_integers: bool = True
-
-
-_OPERATIONS = {
-    "+": _Operation(operator.add, operator.add),
-    "-": _Operation(operator.sub, operator.sub),
-    "*": _Operation(operator.mul, operator.mul),
-    "//": _Operation(operator.floordiv, FloorDiv),
-    "%": _Operation(operator.mod, FloorMod),
-    "neg": _Operation(operator.neg, operator.neg),
-    "abs": _Operation(abs, sympy.Abs),
-    ">=": _Operation(operator.ge, relation(sympy.Ge)),
-    ">": _Operation(operator.gt, relation(sympy.Gt)),
-    "<=": _Operation(operator.le, relation(sympy.Le)),
-    "<": _Operation(operator.lt, relation(sympy.Lt)),
-    "==": _Operation(operator.eq, relation(sympy.Eq)),
-    "!=": _Operation(operator.ne, relation(sympy.Ne)),
-    "&": _Operation(operator.and_, sympy.And, False),
-    "|": _Operation(operator.or_, sympy.Or, False),
-    "^": _Operation(operator.xor, lambda a, b: (a & ~b) | (~a & b), False),
-    "~": _Operation(lambda a: not a if isinstance(a, bool) else ~a, sympy.Not, False),
-}
-
-# torch functions that mean an operator, by the names that reach `__torch_function__`.
-_TORCH_NAMES = {
-    "add": "+", "sub": "-", "mul": "*", "floor_divide": "//", "remainder": "%",
-    "neg": "neg", "abs": "abs",
-    "ge": ">=", "gt": ">", "le": "<=", "lt": "<", "eq": "==", "ne": "!=",
-    "logical_and": "&", "logical_or": "|", "logical_xor": "^", "logical_not": "~",
-    "bitwise_and": "&", "bitwise_or": "|", "bitwise_xor": "^", "bitwise_not": "~",
-}  # fmt: skip
 
 
 class Expr:
@@ -205,9 +158,9 @@ class Expr:
         if _VALUES.get() is not None:
             return func(*map(concrete, args), **(kwargs or {}))
         name = getattr(func, "__name__", str(func))
-        if name in _TORCH_NAMES and not kwargs:
-            return _apply(_TORCH_NAMES[name], *args)
-        known = ", ".join(sorted(_TORCH_NAMES))
+        if name in TORCH_NAMES and not kwargs:
+            return _apply(TORCH_NAMES[name], *args)
+        known = ", ".join(sorted(TORCH_NAMES))
         raise _mistake(f"torch's `{name}` cannot be traced", f"known are the operators and {known}")
 
 
@@ -277,7 +230,7 @@ def concrete(value: Any) -> Any:
 
 def _apply(name: str, *operands: Any) -> Expr:
     """One operation: on values inside `bound`, otherwise on symbols."""
-    operation = _OPERATIONS[name]
+    operation = OPERATIONS[name]
     if _VALUES.get() is not None:
         result: Expr = operation.concrete(*map(concrete, operands))
         return result
@@ -299,7 +252,7 @@ def _operand(value: Any, operation: str, takes_integers: bool) -> Expr:
     """``value`` as an `Expr` of the kind that the operation takes."""
     if isinstance(value, bool):
         value = Expr(sympy.true if value else sympy.false)
-    elif not isinstance(value, Expr) and hasattr(value, "__index__") and not _is_tensor(value):
+    elif hasattr(value, "__index__") and not hasattr(value, "__torch_function__"):
         value = Expr(sympy.Integer(operator.index(value)))
     if not isinstance(value, Expr):
         raise _mistake(
@@ -330,18 +283,20 @@ def _check_divisor(divisor: Expr) -> None:
         )
 
 
-def _is_tensor(value: Any) -> bool:
-    return hasattr(type(value), "__torch_function__")
-
-
 def _mistake(problem: str, remedy: str) -> MaskError:
     """A `MaskError` that shows the line of the user's own code that is being run."""
-    frame = sys._getframe(1)
-    home = os.path.dirname(os.path.abspath(__file__)) + os.sep
-    while frame.f_back and (
-        frame.f_code.co_filename.startswith(home) or f"{os.sep}torch{os.sep}" in frame.f_code.co_filename
-    ):
-        frame = frame.f_back
-    line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
-    where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
-    return MaskError(f"{where}: `{line}`: {problem}; {remedy}")
+    where = users_line(traceback.extract_stack())
+    return MaskError(f"{where + ': ' if where else ''}{problem}; {remedy}")
+
+
+def users_line(frames: Sequence[traceback.FrameSummary]) -> str:
+    """Of a stack, the innermost line that is neither flashgen's nor torch's, as a person finds it.
+
+    ``"specs/mine.py:7: `if q_idx > 5:`"``, or "" where there is none.
+    """
+    package = os.path.dirname(os.path.abspath(__file__)) + os.sep
+    for frame in reversed(frames):
+        name = os.path.abspath(frame.filename)
+        if not name.startswith(package) and f"{os.sep}torch{os.sep}" not in name:
+            return f"{frame.filename}:{frame.lineno}: `{frame.line}`"
+    return ""

@@ -16,7 +16,7 @@ from typing import Any
 import sympy
 
 from flashgen.errors import FlashgenError, MaskError
-from flashgen.expr import Expr, Int, bound, kv_len, q_len
+from flashgen.expr import Expr, Int, bound, kv_len, q_len, users_line
 from flashgen.symbols import KV_IDX, Q_IDX, B, H
 
 MaskMod = Callable[[Any, Any, Any, Any], Any]
@@ -73,9 +73,11 @@ class Mask:
         except FlashgenError:
             raise
         except Exception as error:
-            last = extract_tb(error.__traceback__)[-1]
-            where = f"{last.filename}:{last.lineno}: `{last.line}`"
-            raise MaskError(f"{where}: {type(error).__name__}: {error}") from error
+            where = users_line(extract_tb(error.__traceback__)) or f"mask {self.label}"
+            raise MaskError(
+                f"{where}: {type(error).__name__}: {error}; "
+                "a mask is a function (b, h, q_idx, kv_idx) of symbols"
+            ) from error
         if isinstance(seen, bool):
             return Expr(sympy.true if seen else sympy.false)
         if not isinstance(seen, Expr) or not seen.is_boolean:

@@ -14,9 +14,12 @@ Q_IDX, KV_IDX = sympy.symbols("q_idx kv_idx", integer=True)
 Q_FIRST, Q_LAST = sympy.symbols("q_first q_last", integer=True)
 Q_LEN, KV_LEN = sympy.symbols("q_len kv_len", integer=True)
 
+#: The symbols that flashgen itself gives a meaning; none of them is ever negative.
+SYMBOLS = (Q_IDX, KV_IDX, Q_FIRST, Q_LAST, KV_LEN, Q_LEN, B, H)
+
 
 class FloorDiv(sympy.Function):  # type: ignore[misc]
-    """``a // b`` rounded down, on integers. sympy's own ``floor(a / b)`` would leave the integers."""
+    """``a // b`` rounded down. sympy's own ``floor(a / b)`` would leave the integers."""
 
     nargs = 2
     is_integer = True
@@ -41,18 +44,6 @@ class FloorMod(sympy.Function):  # type: ignore[misc]
         if b == 1:
             return sympy.Integer(0)
         return sympy.Integer(a % b) if a.is_Integer and b.is_Integer else None
-
-
-def relation(cls: Any) -> Callable[[Any, Any], Any]:
-    """A comparison that keeps the two sides as written, folded only when it is constant."""
-
-    def build(a: Any, b: Any) -> Any:
-        difference = a - b
-        if difference.is_Integer:
-            return cls(difference, 0)
-        return cls(a, b, evaluate=False)
-
-    return build
 
 
 def evaluate(expr: Any, values: Mapping[str, int]) -> Any:

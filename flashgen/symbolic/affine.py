@@ -15,6 +15,8 @@ from typing import Any
 
 import sympy
 
+from flashgen.symbols import FloorDiv
+
 #: A proof that needs a larger system than this is given up: the answer is then "not proved".
 MAX_SYSTEM = 300
 
@@ -118,7 +120,9 @@ def eliminate(system: Iterable[Affine], term: Any) -> tuple[list[Affine], bool]:
     Returns:
         The projection, and whether it is exact over the integers (otherwise it is too large).
     """
-    lower, upper, rest = [], [], []
+    lower: list[Affine] = []
+    upper: list[Affine] = []
+    rest: list[Affine] = []
     for atom in system:
         c = atom.coefficient(term)
         (lower if c > 0 else upper if c < 0 else rest).append(atom)
@@ -133,7 +137,7 @@ def eliminate(system: Iterable[Affine], term: Any) -> tuple[list[Affine], bool]:
 
 def infeasible(system: Iterable[Affine]) -> bool:
     """Whether no rational point satisfies the system. False also means "given up"."""
-    atoms = _tightest(system)
+    atoms = _tightest(_with_quotients(system))
     while atoms is not None:
         if not atoms:
             return False
@@ -146,6 +150,21 @@ def infeasible(system: Iterable[Affine]) -> bool:
         if atoms is not None and len(atoms) > MAX_SYSTEM:
             return False
     return True
+
+
+def _with_quotients(system: Iterable[Affine]) -> list[Affine]:
+    """The system and what defines its quotients: ``0 <= a - d * (a // d) <= d - 1``."""
+    atoms = list(system)
+    known: set[Any] = set()
+    for atom in atoms:  # grows while it is walked: a quotient's numerator may hold quotients
+        for term, _ in atom.terms:
+            if isinstance(term, FloorDiv) and term not in known and term.args[1].is_Integer:
+                known.add(term)
+                numerator, divisor = linearise(term.args[0], frozenset()), int(term.args[1])
+                if numerator is not None:
+                    remainder = numerator - symbol(term) * divisor
+                    atoms += [remainder, -remainder + (divisor - 1)]
+    return atoms
 
 
 def _tightest(system: Iterable[Affine]) -> list[Affine] | None:
@@ -181,9 +200,9 @@ class Facts:
             return atom.const >= 0
         return infeasible((*self.atoms, atom.negated()))
 
-    def proves_at_least(self, a: Affine, b: Affine) -> bool:
-        """Whether ``a >= b`` follows."""
-        return self.proves(a - b)
+    def proves_all(self, atoms: Iterable[Affine]) -> bool:
+        """Whether every ``atom >= 0`` follows."""
+        return all(map(self.proves, atoms))
 
     def refutes(self, clauses: tuple[tuple[Affine, ...], ...], budget: int = 4096) -> bool:
         """Whether the facts contradict a conjunction of disjunctions of atoms.

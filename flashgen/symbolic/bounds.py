@@ -15,14 +15,24 @@ combinations. Nothing here knows a mask's name, and lengths and parameters stay 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import sympy
 
 from flashgen.expr import Int
-from flashgen.symbolic.affine import Affine, Facts, eliminate, symbol
-from flashgen.symbolic.intervals import KvInterval, longest_end, merged, solve
+from flashgen.symbolic.affine import Facts, eliminate, symbol
+from flashgen.symbolic.intervals import (
+    KvInterval,
+    at_least,
+    longest_end,
+    merged,
+    solve,
+    sorted_by_begin,
+    with_proofs,
+)
 from flashgen.symbolic.logic import Conjunction, conjunctions, independent
+from flashgen.symbolic.printer import torch_source
 from flashgen.symbolic.trace import Predicate
 from flashgen.symbols import KV_IDX, KV_LEN, Q_FIRST, Q_IDX, Q_LAST, Q_LEN, B, H
 
@@ -47,6 +57,7 @@ class TileBounds:
         notes: what was not exact, and why.
         longest_first: the end of the query tiles that has the most work: ``"first"``, ``"last"``
             or, where neither always has, ``"even"``.
+        sorted: the intervals' begins provably ascend in the order given.
     """
 
     intervals: tuple[KvInterval, ...]
@@ -54,6 +65,7 @@ class TileBounds:
     exact: bool
     notes: tuple[str, ...]
     longest_first: str
+    sorted: bool
 
 
 def derive_bounds(predicate: Predicate) -> TileBounds:
@@ -61,7 +73,7 @@ def derive_bounds(predicate: Predicate) -> TileBounds:
     scalars = _scalar_facts(predicate.params, predicate.equal_lengths)
     tile = scalars.given(_FIRST, _LAST - _FIRST, _Q_LEN - 1 - _LAST)
     element = scalars.given(_Q, _Q_LEN - 1 - _Q, _KV, _KV_LEN - 1 - _KV)
-    cases = _cases(predicate.expr, element)
+    cases = conjunctions(predicate.expr, element)
 
     notes: list[str] = []
     intervals: list[KvInterval] = []
@@ -70,16 +82,17 @@ def derive_bounds(predicate: Predicate) -> TileBounds:
         notes += remarks
         if interval is not None:
             intervals.append(interval)
-    intervals = merged(intervals, tile)
+    intervals = sorted_by_begin(merged(intervals, tile), tile)
     if len(intervals) > MAX_INTERVALS:
         notes.append(f"{len(intervals)} separate intervals: replaced by the one around them all")
         intervals = [_hull(intervals)]
     return TileBounds(
-        intervals=tuple(intervals) or (KvInterval.nothing(),),
+        intervals=tuple(with_proofs(i, tile) for i in intervals) or (KvInterval.nothing(),),
         rows_can_be_empty=not _every_row_sees_a_key(cases, element),
         exact=not notes,
         notes=tuple(dict.fromkeys(notes)),
         longest_first=longest_end(intervals),
+        sorted=all(at_least(b.begin, a.begin, tile) for a, b in pairwise(intervals)),
     )
 
 
@@ -92,16 +105,9 @@ def _scalar_facts(params: tuple[Int, ...], equal_lengths: bool) -> Facts:
     return Facts(tuple(atoms))
 
 
-def _cases(expr: Any, element: Facts) -> list[Conjunction]:
-    """The predicate's conjunctions; a predicate that hides nothing is the empty conjunction."""
-    if not conjunctions(sympy.Not(expr), element):
-        return [Conjunction()]
-    return conjunctions(expr, element)
-
-
 def _interval(case: Conjunction, tile: Facts) -> tuple[KvInterval | None, list[str]]:
     """The visible and the full keys of one conjunction (None: it never holds), and remarks."""
-    notes = [f"{opaque}: not affine in q_idx and kv_idx" for opaque in case.opaque]
+    notes = [f"not affine in q_idx and kv_idx: {torch_source(part)}" for part in case.opaque]
     rows = (_Q - _FIRST, _LAST - _Q)
     some_row, exact = eliminate((*case.atoms, *rows), Q_IDX)
     if not exact:
@@ -117,7 +123,7 @@ def _interval(case: Conjunction, tile: Facts) -> tuple[KvInterval | None, list[s
     ]
     full_begin, full_end, full_condition = solve(every_row, tile)
     if full_condition is not sympy.true:
-        full_end = sympy.Piecewise((full_end, full_condition), (sympy.Integer(0), True))
+        full_end = sympy.Piecewise((full_end, full_condition), (full_begin, True), evaluate=False)
     return KvInterval(begin, end, full_begin, full_end, condition), notes
 
 

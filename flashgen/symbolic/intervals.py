@@ -23,6 +23,7 @@ class KvInterval:
         full_begin, full_end: the keys that every row of the tile sees; within [0, kv_len], empty
             if full_end <= full_begin, otherwise inside [begin, end).
         condition: sympy Boolean; where it is false the interval is empty whatever its ends are.
+        nonempty: a proof that ``begin < end`` and the condition hold for every tile.
     """
 
     begin: Any
@@ -30,6 +31,7 @@ class KvInterval:
     full_begin: Any
     full_end: Any
     condition: Any = sympy.true
+    nonempty: bool = False
 
     @classmethod
     def nothing(cls) -> KvInterval:
@@ -54,14 +56,16 @@ def solve(atoms: Iterable[Affine], facts: Facts) -> tuple[Any, Any, Any]:
         elif facts.given(rest).contradictory:
             return sympy.Integer(0), sympy.Integer(0), sympy.false
         elif not facts.proves(rest):
-            conditions.append(sympy.Ge(rest.to_sympy(), 0, evaluate=False))
+            conditions.append(_condition(rest))
     begin = _extreme(sympy.Max, lower, facts)
     end = _extreme(sympy.Min, upper, facts)
     if any(facts.proves(first - last) for first in begin for last in end):
         return sympy.Integer(0), sympy.Integer(0), sympy.false
     return (
-        _most(sympy.Min, KV_LEN, _pick(sympy.Max, begin), facts),
-        _most(sympy.Max, sympy.Integer(0), _pick(sympy.Min, end), facts),
+        _most(sympy.Min, KV_LEN, _one(sympy.Max, [item.to_sympy() for item in begin]), facts),
+        _most(
+            sympy.Max, sympy.Integer(0), _one(sympy.Min, [item.to_sympy() for item in end]), facts
+        ),
         sympy.And(*conditions),
     )
 
@@ -83,6 +87,15 @@ def merged(intervals: Iterable[KvInterval], facts: Facts) -> list[KvInterval]:
     return done
 
 
+def sorted_by_begin(intervals: Iterable[KvInterval], facts: Facts) -> list[KvInterval]:
+    """Provably earlier intervals first; others keep their order."""
+    placed: list[KvInterval] = []
+    for interval in intervals:
+        earlier = [i for i, p in enumerate(placed) if not at_least(p.begin, interval.begin, facts)]
+        placed.insert(earlier[-1] + 1 if earlier else 0, interval)
+    return placed
+
+
 def at_least(a: Any, b: Any, facts: Facts) -> bool:
     """Whether the facts prove ``a >= b`` for expressions made of Min, Max and affine parts."""
     if isinstance(b, sympy.Max):
@@ -97,6 +110,20 @@ def at_least(a: Any, b: Any, facts: Facts) -> bool:
         return False
     difference = linearise(a - b, frozenset())
     return difference is not None and facts.proves(difference)
+
+
+def with_proofs(interval: KvInterval, facts: Facts) -> KvInterval:
+    """The interval with `nonempty` set where the facts prove it."""
+    always = interval.condition is sympy.true
+    proved = always and at_least(interval.end, _plus_one(interval.begin), facts)
+    return replace(interval, nonempty=proved)
+
+
+def _plus_one(expr: Any) -> Any:
+    """``expr + 1`` with the one carried into every Min and Max."""
+    if isinstance(expr, sympy.Min | sympy.Max):
+        return expr.func(*map(_plus_one, expr.args), evaluate=False)
+    return expr + 1
 
 
 def longest_end(intervals: Iterable[KvInterval]) -> str:
@@ -168,11 +195,32 @@ def _joined_full(a: KvInterval, b: KvInterval, facts: Facts) -> tuple[Any, Any]:
 
 def _most(pick: Any, a: Any, b: Any, facts: Facts) -> Any:
     """``Max(a, b)`` or ``Min(a, b)``, as one of them where the facts decide."""
+    larger, smaller = (a, b) if pick is sympy.Max else (b, a)
     if at_least(a, b, facts):
-        return a if pick is sympy.Max else b
+        return larger
     if at_least(b, a, facts):
-        return b if pick is sympy.Max else a
-    return pick(a, b, evaluate=False)
+        return smaller
+    dual = sympy.Min if pick is sympy.Max else sympy.Max
+    shared = set(a.args) & set(b.args) if a.func == b.func == dual else set()
+    if not shared:
+        return pick(a, b, evaluate=False)
+    # Max(Min(n, x), Min(n, y)) is Min(n, Max(x, y)).
+    x, y = ([part for part in side.args if part not in shared] for side in (a, b))
+    inner = pick(_one(dual, x), _one(dual, y), evaluate=False)
+    return dual(*sorted(shared, key=str), inner, evaluate=False)
+
+
+def _one(pick: Any, parts: list[Any]) -> Any:
+    """``Max`` or ``Min`` of the parts, as written: the facts have already simplified them."""
+    return parts[0] if len(parts) == 1 else pick(*parts, evaluate=False)
+
+
+def _condition(atom: Affine) -> Any:
+    """``atom >= 0`` as ``a >= b`` without negative terms."""
+    positive = Affine.of({t: c for t, c in atom.terms if c > 0}, max(atom.const, 0))
+    negative = positive - atom
+    condition = sympy.Ge(positive.to_sympy(), negative.to_sympy(), evaluate=False)
+    return condition if positive.terms else condition.reversed
 
 
 def _floor_quotient(numerator: Affine, divisor: int) -> Affine:
@@ -180,12 +228,6 @@ def _floor_quotient(numerator: Affine, divisor: int) -> Affine:
     if divisor == 1:
         return numerator
     return symbol(FloorDiv(numerator.to_sympy(), sympy.Integer(divisor)))
-
-
-def _pick(pick: Any, items: list[Affine]) -> Any:
-    """``Max`` or ``Min`` of the items, as written: the facts have already simplified it."""
-    parts = [item.to_sympy() for item in items]
-    return parts[0] if len(parts) == 1 else pick(*parts, evaluate=False)
 
 
 def _extreme(pick: Any, items: list[Affine], facts: Facts) -> list[Affine]:

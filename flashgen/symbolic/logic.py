@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import product
 from typing import Any
 
 import sympy
@@ -14,8 +13,11 @@ from flashgen.symbols import KV_IDX, Q_IDX
 
 POSITIONS = frozenset((Q_IDX, KV_IDX))
 
-#: A predicate with more conjunctions than this is not analysed further.
+#: More ways than this to satisfy a part of a predicate are not told apart.
 MAX_CONJUNCTIONS = 32
+
+#: Up to this many conjunctions are weakened against one another.
+MAX_WEAKENED = 6
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,8 @@ class Conjunction:
 
     Attributes:
         atoms: affine in q_idx and kv_idx.
-        opaque: conditions that are not, kept as they are.
+        opaque: conditions that are not, kept as they are. Bounds take them to be true where that
+            widens an interval and false where it would call a key unmasked.
     """
 
     atoms: tuple[Affine, ...] = ()
@@ -48,18 +51,44 @@ def negation_normal_form(expr: Any, negate: bool = False) -> Any:
 
 
 def conjunctions(expr: Any, facts: Facts) -> list[Conjunction]:
-    """Disjunctive normal form of a predicate, without the conjunctions that cannot hold.
+    """Disjunctive normal form of a predicate: as few conjunctions, as weak, as can be proved.
 
-    A conjunction that implies another is absorbed, and an atom that follows from the others of its
-    conjunction is dropped, so that a window inside a causal mask costs nothing.
+    One that cannot hold goes, so does an atom that the others prove and a conjunction that implies
+    another. A window beside a causal mask then costs nothing, and a predicate that hides nothing
+    is the empty conjunction.
     """
     found = [reduced(c, facts) for c in _distribute(negation_normal_form(expr))]
+    found = _absorbed([c for c in found if not facts.given(*c.atoms).contradictory], facts)
+    if 1 < len(found) <= MAX_WEAKENED:
+        for i in range(len(found)):
+            found[i] = _weakened(found[i], found[:i] + found[i + 1 :], facts)
+        found = _absorbed([reduced(c, facts) for c in found], facts)
+    return found
+
+
+def _weakened(conjunction: Conjunction, others: list[Conjunction], facts: Facts) -> Conjunction:
+    """The conjunction with its atoms dropped, or exchanged for weaker ones of ``others``, as long
+    as what it gains by that is covered by ``others``: the union stays what it was.
+    """
+    outside = tuple(tuple(a.negated() for a in other.atoms) for other in others if not other.opaque)
+    weaker = [atom for other in others for atom in other.atoms]
+    for atom in conjunction.atoms:
+        rest = tuple(a for a in conjunction.atoms if a != atom)
+        for replacement in ((), *((w,) for w in weaker)):
+            gained = facts.given(*rest, *replacement, atom.negated())
+            if gained.refutes(outside) and facts.given(*rest, atom).proves_all(replacement):
+                conjunction = Conjunction(rest + replacement, conjunction.opaque)
+                break
+    return conjunction
+
+
+def _absorbed(found: list[Conjunction], facts: Facts) -> list[Conjunction]:
+    """Without the conjunctions that imply another one."""
     kept: list[Conjunction] = []
-    for candidate in (c for c in found if not facts.given(*c.atoms).contradictory):
-        if any(_implies(candidate, other, facts) for other in kept):
-            continue
-        kept = [other for other in kept if not _implies(other, candidate, facts)]
-        kept.append(candidate)
+    for candidate in found:
+        if not any(_implies(candidate, other, facts) for other in kept):
+            kept = [other for other in kept if not _implies(other, candidate, facts)]
+            kept.append(candidate)
     return kept
 
 
@@ -80,31 +109,31 @@ def independent(atoms: Iterable[Affine], facts: Facts) -> tuple[Affine, ...]:
 
 def _implies(a: Conjunction, b: Conjunction, facts: Facts) -> bool:
     """Whether whatever satisfies ``a`` satisfies ``b``."""
-    known = facts.given(*a.atoms)
-    return set(b.opaque) <= set(a.opaque) and all(known.proves(atom) for atom in b.atoms)
+    return set(b.opaque) <= set(a.opaque) and facts.given(*a.atoms).proves_all(b.atoms)
 
 
 def _distribute(expr: Any) -> list[Conjunction]:
+    """Every way to satisfy ``expr``. A part with too many ways becomes opaque."""
     if expr is sympy.true:
         return [Conjunction()]
     if expr is sympy.false:
         return []
     if isinstance(expr, sympy.Or):
-        return [c for arg in expr.args for c in _distribute(arg)]
+        ways = [way for arg in expr.args for way in _distribute(arg)]
+        return ways if len(ways) <= MAX_CONJUNCTIONS else [Conjunction(opaque=(expr,))]
     if isinstance(expr, sympy.And):
-        choices = [_distribute(arg) for arg in expr.args]
-        result = []
-        for choice in product(*choices):
-            whole = Conjunction()
-            for part in choice:
-                whole &= part
-            result.append(whole)
-        return result
+        ways = [Conjunction()]
+        for arg in expr.args:
+            more = _distribute(arg)
+            if len(ways) * len(more) > MAX_CONJUNCTIONS:
+                more = [Conjunction(opaque=(arg,))]
+            ways = [a & b for a in ways for b in more]
+        return ways
     return _comparison(expr)
 
 
 def _comparison(relation: Any) -> list[Conjunction]:
-    """One comparison over the integers: ``a > b`` is ``a - b - 1 >= 0``, ``a != b`` is two cases."""
+    """One comparison, over the integers: ``a > b`` is ``a - b - 1 >= 0``, ``a != b`` two cases."""
     difference = relation.lhs - relation.rhs
     cases = {
         sympy.Ge: [[difference]],
@@ -127,10 +156,11 @@ def _nonnegative(expr: Any, relation: Any) -> list[Conjunction]:
     """``expr >= 0``. With |x| in it: ``e - |x| >= 0`` is both of ``e - x`` and ``e + x``,
     ``e + |x| >= 0`` is either.
     """
-    absolute = next(iter(expr.atoms(sympy.Abs)), None)
-    if absolute is None:
+    outermost_first = sorted(expr.atoms(sympy.Abs), key=lambda x: (-x.count_ops(), str(x)))
+    if not outermost_first:
         atom = linearise(expr, POSITIONS)
         return [Conjunction((atom.tightened(),)) if atom else Conjunction(opaque=(relation,))]
+    absolute = outermost_first[0]
     factor = sympy.expand(expr).coeff(absolute)
     rest = sympy.expand(expr - factor * absolute)
     if not factor.is_Integer or rest.has(absolute):

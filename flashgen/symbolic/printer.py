@@ -14,10 +14,9 @@ from typing import Any
 
 import sympy
 
-from flashgen.symbols import KV_IDX, KV_LEN, Q_FIRST, Q_IDX, Q_LAST, Q_LEN, B, FloorDiv, FloorMod, H
+from flashgen.symbols import SYMBOLS, FloorDiv, FloorMod
 
-_ORDER = (Q_IDX, KV_IDX, Q_FIRST, Q_LAST, KV_LEN, Q_LEN)
-_NONNEGATIVE = frozenset(symbol.name for symbol in (*_ORDER, B, H))
+_NONNEGATIVE = frozenset(symbol.name for symbol in SYMBOLS)
 _COMPARISONS = {
     sympy.Ge: ">=", sympy.Gt: ">", sympy.Le: "<=", sympy.Lt: "<", sympy.Eq: "==", sympy.Ne: "!=",
 }  # fmt: skip
@@ -103,7 +102,7 @@ class _Printer:
         return isinstance(expr, sympy.Add | sympy.Mul) and all(map(self.is_nonnegative, expr.args))
 
     def sum(self, expr: Any) -> str:
-        """Positive terms first, each sign in the order of `_ORDER`, a constant last."""
+        """Positive terms first, each sign in the order of `SYMBOLS`, a constant last."""
         terms = sorted(expr.args, key=_rank)
         if _is_negative(terms[0]) and terms[-1].is_Integer and terms[-1] > 0:
             terms = [terms[-1], *terms[:-1]]
@@ -117,7 +116,7 @@ class _Printer:
         return self.text(expr)
 
     def product(self, expr: Any) -> str:
-        """Factors in the order of `_ORDER`, a number first."""
+        """Factors in the order of `SYMBOLS`, a number first."""
         factor, rest = expr.as_coeff_Mul()
         if factor < 0:
             return f"-{self.operand(-expr)}"
@@ -189,5 +188,5 @@ def _is_negative(term: Any) -> bool:
 
 def _rank(term: Any) -> tuple[bool, bool, int, str]:
     """Where a term stands in a sum: numbers last, then by sign, then by symbol."""
-    places = [_ORDER.index(s) if s in _ORDER else len(_ORDER) for s in term.free_symbols]
+    places = [SYMBOLS.index(s) if s in SYMBOLS else len(SYMBOLS) for s in term.free_symbols]
     return (bool(term.is_Integer), _is_negative(term), min(places, default=0), str(term))

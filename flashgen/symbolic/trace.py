@@ -43,28 +43,23 @@ def trace(mask: Mask) -> Predicate:
 
 
 def _arranged(expr: Any) -> Any:
-    """Every comparison as ``q_idx + ... >= kv_idx`` or ``kv_idx >= q_idx + ...``.
+    """Every comparison with kv_idx alone on one side: ``q_idx + ... >= kv_idx``, ``kv_idx < ...``.
 
     A kernel then adds to the rows' vector, once, and compares with the columns' vector: one
     operation an element. Strictness stays as the user wrote it.
     """
     if isinstance(expr, sympy.And | sympy.Or):
         return expr.func(*map(_arranged, expr.args))
-    if isinstance(expr, sympy.Le | sympy.Lt):
-        expr = expr.reversed
-    if not isinstance(expr, sympy.Ge | sympy.Gt | sympy.Eq | sympy.Ne):
+    if not isinstance(expr, sympy.core.relational.Relational):
         return expr
     difference = linearise(expr.lhs - expr.rhs, POSITIONS)
     if difference is None:
         return expr
     for alone in (KV_IDX, Q_IDX):
-        c = difference.coefficient(alone)
+        c, rest = difference.coefficient(alone), difference.without(alone)
         if abs(c) == 1:
-            rest = difference.without(alone).to_sympy()
-            symmetric = isinstance(expr, sympy.Eq | sympy.Ne)
-            if symmetric:
-                return expr.func(-c * rest, alone, evaluate=False)
-            if c > 0:
-                return expr.func(alone, -rest, evaluate=False)
-            return expr.func(rest, alone, evaluate=False)
+            with_alone_left = expr if c == 1 else expr.reversed
+            arranged = with_alone_left.func(alone, (rest * -c).to_sympy(), evaluate=False)
+            upper_bound = not isinstance(arranged, sympy.Ge | sympy.Gt)
+            return arranged.reversed if upper_bound and rest.coefficient(Q_IDX) else arranged
     return expr

@@ -132,7 +132,10 @@ AFFINE = st.builds(
     affine_mask,
     st.lists(
         st.tuples(
-            COEFFICIENTS, COEFFICIENTS, st.integers(-12, 12), st.sampled_from([">=", "<", "==", "!="])
+            COEFFICIENTS,
+            COEFFICIENTS,
+            st.integers(-12, 12),
+            st.sampled_from([">=", "<", "==", "!="]),
         ),
         min_size=1,
         max_size=3,
