@@ -1,4 +1,4 @@
-"""KernelPlan: everything that a template prints, worked out beforehand. `lower` makes one of a spec.
+"""KernelPlan: everything that a template prints, worked out beforehand; `lower` makes it of a spec.
 
 Templates do no arithmetic: what is symbolic in a plan is either a sympy expression that the budget
 evaluates, or text that `flashgen.symbolic.printer` has already printed.
@@ -14,7 +14,8 @@ import sympy
 from flashgen.budget.targets import get_target
 from flashgen.expr import Int
 from flashgen.spec import AttentionSpec
-from flashgen.symbolic.bounds import KvInterval, TileBounds, derive_bounds
+from flashgen.symbolic.bounds import TileBounds, derive_bounds
+from flashgen.symbolic.intervals import KvInterval
 from flashgen.symbolic.printer import torch_source, triton_source
 from flashgen.symbolic.trace import Predicate, trace
 from flashgen.symbols import Q_LAST
@@ -211,7 +212,7 @@ class KernelPlan:
 
     @cached_property
     def loops(self) -> tuple[TileLoop, ...]:
-        """The kernel's loops in order: of each run the masked head, the full middle, the masked tail."""
+        """The kernel's loops in order: of each run its masked head, full middle and masked tail."""
         return tuple(loop for interval in self.intervals for loop in _loops(interval))
 
     @cached_property
@@ -222,13 +223,21 @@ class KernelPlan:
     @property
     def bounds_read_q_last(self) -> bool:
         """Whether the range of keys depends on the last query of a tile."""
-        ends = (end for i in self.bounds.intervals for end in (i.begin, i.end, i.full_begin, i.full_end))
-        return any(Q_LAST in end.free_symbols for end in ends)
+        return any(
+            Q_LAST in end.free_symbols
+            for run in self.bounds.intervals
+            for end in (run.begin, run.end, run.full_begin, run.full_end, run.condition)
+        )
 
     @property
     def reads_q_idx(self) -> bool:
         """Whether the predicate differs between queries."""
         return "q_idx" in self._predicate_names
+
+    @property
+    def reads_batch(self) -> bool:
+        """Whether the predicate differs between batch entries."""
+        return "b" in self._predicate_names
 
     @property
     def reads_head(self) -> bool:

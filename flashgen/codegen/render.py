@@ -15,7 +15,6 @@ from flashgen.config import ChosenConfig
 from flashgen.paths import template_dir
 from flashgen.plan import KernelPlan
 
-
 LINE_LENGTH = 100
 
 
@@ -43,7 +42,8 @@ def render_module(
         chosen: a configuration for each target, in the order that the module lists them.
         package: the folder that users import the module from.
     """
-    return _environment().get_template("module.py.jinja").render(
+    template = _environment().get_template("module.py.jinja")
+    return template.render(
         plan=plan,
         chosen=chosen,
         targets={name: get_target(name) for name in chosen},
@@ -54,9 +54,9 @@ def render_module(
 
 
 def fold(line: str) -> str:
-    """A call of over 100 columns broken as a formatter would: its arguments on a line, or a line each.
+    """A call over 100 columns wide broken as a formatter would: its arguments on one line or one each.
 
-    The arguments are taken apart at every comma outside brackets; none is looked into.
+    They are taken apart at every comma outside brackets; none is looked into.
     """
     text = line.rstrip("\n")
     if len(text) <= LINE_LENGTH:
