@@ -148,7 +148,7 @@ def _slopes(expr: Any) -> tuple[float, ...]:
     assert affine is not None, expr
     total = float(affine.coefficient(Q_FIRST) + affine.coefficient(Q_LAST))
     for term, c in affine.terms:
-        if isinstance(term, FloorDiv):
+        if isinstance(term, FloorDiv) and term.free_symbols & {Q_FIRST, Q_LAST}:
             total += c * _slopes(term.args[0])[0] / float(term.args[1])
     return (total,)
 

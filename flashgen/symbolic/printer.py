@@ -99,7 +99,8 @@ class _Printer:
             return True
         if isinstance(expr, FloorDiv):
             return self.is_nonnegative(expr.args[0])
-        return isinstance(expr, sympy.Add | sympy.Mul) and all(map(self.is_nonnegative, expr.args))
+        sums = sympy.Add | sympy.Mul | sympy.Pow
+        return isinstance(expr, sums) and all(map(self.is_nonnegative, expr.args))
 
     def sum(self, expr: Any) -> str:
         """Positive terms first, each sign in the order of `SYMBOLS`, a constant last."""
@@ -123,6 +124,13 @@ class _Printer:
         factors = sorted(sympy.Mul.make_args(rest), key=_rank)
         numbers = [] if factor == 1 else [factor]
         return " * ".join(map(self.operand, numbers + factors))
+
+    def power(self, expr: Any) -> str:
+        """A power with a number above, as the product it is."""
+        base, exponent = expr.args
+        if not (exponent.is_Integer and exponent > 0):
+            raise TypeError(f"the printer knows whole powers only: {expr}")
+        return " * ".join([self.operand(base)] * int(exponent))
 
     def quotient(self, expr: Any) -> str:
         """``a // b`` rounded down, for b > 0."""
@@ -170,6 +178,7 @@ class _Printer:
 _RULES = {
     sympy.Add: _Printer.sum,
     sympy.Mul: _Printer.product,
+    sympy.Pow: _Printer.power,
     FloorDiv: _Printer.quotient,
     FloorMod: _Printer.remainder,
     sympy.Min: _Printer.extreme,

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import operator
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import reduce
+from itertools import pairwise
 from typing import Any
 
 import hypothesis.strategies as st
@@ -12,15 +17,13 @@ from hypothesis import HealthCheck, given, settings
 
 from flashgen import Int, Mask, causal, full, kv_len, q_len, sliding_window
 from flashgen.expr import bound
-from flashgen.symbolic import TileBounds, derive_bounds, trace
-from flashgen.symbols import KV_LEN, Q_FIRST, Q_LAST, evaluate
+from flashgen.symbolic import KvInterval, TileBounds, derive_bounds, trace, triton_source
+from flashgen.symbols import evaluate
 
 LEFT = Int("left", 3)
 RIGHT = Int("right", 2, min=0)
 ANYWHERE = Int("anywhere", 0, min=-8)
-
-q_first, q_last = Q_FIRST, Q_LAST
-left, right = LEFT.sym, RIGHT.sym
+CHUNK = Int("chunk", 4, min=1)
 
 
 def bounds_of(mask: Mask) -> TileBounds:
@@ -41,19 +44,24 @@ class Visit:
     unmasked: set[int]
 
 
+def ends(interval: KvInterval) -> tuple[Any, ...]:
+    return (interval.begin, interval.end, interval.full_begin, interval.full_end)
+
+
 def visit(bounds: TileBounds, block_n: int, values: dict[str, int]) -> Visit:
     """What a kernel does with the intervals."""
     visited: set[int] = set()
     unmasked: set[int] = set()
+    begins = [evaluate(interval.begin, values) for interval in bounds.intervals]
+    assert not bounds.sorted or all(a <= b for a, b in pairwise(begins))
     for interval in bounds.intervals:
-        if not evaluate(interval.condition, values):
-            continue
-        begin, end, full_begin, full_end = (
-            evaluate(e, values)
-            for e in (interval.begin, interval.end, interval.full_begin, interval.full_end)
-        )
+        begin, end, full_begin, full_end = (evaluate(e, values) for e in ends(interval))
         for edge in (begin, end, full_begin, full_end):
             assert 0 <= edge <= values["kv_len"], (interval, values)
+        holds = evaluate(interval.condition, values)
+        assert not interval.nonempty or (holds and begin < end)
+        if not holds:
+            continue
         if begin < end:
             visited |= set(range(begin // block_n, -(-end // block_n)))
         unmasked |= set(range(-(-full_begin // block_n), full_end // block_n))
@@ -82,7 +90,7 @@ def check(mask: Mask, q: int, kv: int, block_m: int, block_n: int, params: dict[
         assert found.unmasked <= whole, "a masked element is not masked"
         if bounds.exact:
             assert found.visited == needed, "a tile is visited for nothing"
-            if len(bounds.intervals) == 1 and is_conjunction(mask):
+            if is_conjunction(mask):
                 assert found.unmasked == whole, "a tile is masked for nothing"
 
 
@@ -144,23 +152,261 @@ AFFINE = st.builds(
 )
 LENGTHS = st.integers(1, 40)
 BLOCKS = st.sampled_from([1, 2, 3, 4, 8, 16])
-SWEEP = settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
+PARAMS = st.fixed_dictionaries(
+    {
+        "left": st.integers(0, 45),
+        "right": st.integers(0, 9),
+        "anywhere": st.integers(-8, 45),
+        "chunk": st.integers(1, 9),
+    }
 )
 
 
-@SWEEP
-@given(masks(), LENGTHS, LENGTHS, BLOCKS, BLOCKS, st.integers(0, 45), st.integers(0, 9), st.data())
+@st.composite
+def terms(draw: st.DrawFn, depth: int = 2) -> Callable[[Any, Any], Any]:
+    """Integer expressions of every operator that traces, most of them not affine."""
+    kind = draw(st.sampled_from(["q", "kv", "number", "scalar", "+", "-", "*", "//", "%", "abs"]))
+    if depth == 0 or kind in ("q", "kv", "number", "scalar"):
+        number = draw(st.integers(-9, 9))
+        scalar = draw(st.sampled_from([LEFT, ANYWHERE, CHUNK, q_len, kv_len]))
+        return {
+            "q": lambda q, kv: q,
+            "kv": lambda q, kv: kv,
+            "scalar": lambda q, kv: scalar,
+        }.get(kind, lambda q, kv: number)
+    a = draw(terms(depth=depth - 1))
+    if kind == "abs":
+        return lambda q, kv: abs(a(q, kv))
+    if kind in ("//", "%"):
+        divisor = draw(st.one_of(st.integers(1, 9), st.just(CHUNK)))
+        divide = operator.floordiv if kind == "//" else operator.mod
+        return lambda q, kv: divide(a(q, kv), divisor)
+    b = draw(terms(depth=depth - 1))
+    join = {"+": operator.add, "-": operator.sub, "*": operator.mul}[kind]
+    return lambda q, kv: join(a(q, kv), b(q, kv))
+
+
+@st.composite
+def predicates(draw: st.DrawFn, depth: int = 2) -> Callable[[Any, Any], Any]:
+    kind = draw(st.sampled_from(["compare", "compare", "&", "|", "^", "~"]))
+    if depth == 0 or kind == "compare":
+        relations = (operator.ge, operator.gt, operator.le, operator.lt, operator.eq, operator.ne)
+        compare = draw(st.sampled_from(relations))
+        left, right = draw(terms()), draw(terms())
+        return lambda q, kv: compare(left(q, kv), right(q, kv))
+    a = draw(predicates(depth=depth - 1))
+    if kind == "~":
+        return lambda q, kv: inverse(a(q, kv))
+    b = draw(predicates(depth=depth - 1))
+    join = {"&": operator.and_, "|": operator.or_, "^": operator.xor}[kind]
+    return lambda q, kv: join(a(q, kv), b(q, kv))
+
+
+def inverse(condition: Any) -> Any:
+    """Of a plain bool, ``~`` is an integer."""
+    return not condition if isinstance(condition, bool) else ~condition
+
+
+def mask_of(predicate: Callable[[Any, Any], Any]) -> Mask:
+    return Mask(lambda b, h, q_idx, kv_idx: predicate(q_idx, kv_idx), "random")
+
+
+def sweep(examples: int) -> settings:
+    """Few examples in the ordinary run, deterministic; `pytest --hypothesis-profile` for more."""
+    slow = [HealthCheck.too_slow, HealthCheck.data_too_large]
+    return settings(
+        max_examples=examples, deadline=None, suppress_health_check=slow, derandomize=True
+    )
+
+
+@sweep(300)
+@given(masks(), LENGTHS, LENGTHS, BLOCKS, BLOCKS, PARAMS)
 def test_every_combination_of_the_shipped_masks_is_exact(
-    mask: Mask, q: int, kv: int, m: int, n: int, lft: int, rgt: int, data: st.DataObject
+    mask: Mask, q: int, kv: int, m: int, n: int, params: dict[str, int]
 ) -> None:
-    assert bounds_of(mask).exact or len(bounds_of(mask).intervals) == 1
-    kv = q if mask.equal_lengths else kv
-    anywhere = data.draw(st.integers(-8, 45))
-    check(mask, q, kv, m, n, {"left": lft, "right": rgt, "anywhere": anywhere})
+    bounds = bounds_of(mask)
+    assert bounds.exact or "separate intervals" in bounds.notes[0]
+    check(mask, q, q if mask.equal_lengths else kv, m, n, params)
 
 
-@SWEEP
+@sweep(200)
 @given(AFFINE, LENGTHS, LENGTHS, BLOCKS, BLOCKS)
 def test_any_affine_predicate_is_sound(mask: Mask, q: int, kv: int, m: int, n: int) -> None:
     check(mask, q, kv, m, n, {})
+
+
+@sweep(300)
+@given(predicates().map(mask_of), LENGTHS, LENGTHS, BLOCKS, BLOCKS, PARAMS)
+def test_any_predicate_at_all_is_sound(
+    mask: Mask, q: int, kv: int, m: int, n: int, params: dict[str, int]
+) -> None:
+    check(mask, q, kv, m, n, params)
+
+
+LONG = Int("left", 1024)
+
+DERIVED = [
+    (full(), ("0", "kv_len", "0", "kv_len"), "even", False),
+    (causal(), ("0", "q_last + 1", "0", "q_first + 1"), "last", False),
+    (
+        causal(align="top_left"),
+        ("0", "min(kv_len, q_last + 1)", "0", "min(kv_len, q_first + 1)"),
+        "last",
+        False,
+    ),
+    (
+        causal(align="bottom_right"),
+        (
+            "0",
+            "max(0, q_last + kv_len - q_len + 1)",
+            "0",
+            "max(0, q_first + kv_len - q_len + 1)",
+        ),
+        "last",
+        True,
+    ),
+    (
+        sliding_window(LONG, 0),
+        ("max(0, q_first - left)", "q_last + 1", "max(0, q_last - left)", "q_first + 1"),
+        "last",
+        False,
+    ),
+    (
+        sliding_window(LONG, 7),
+        (
+            "max(0, q_first - left)",
+            "min(kv_len, q_last + 8)",
+            "max(0, q_last - left)",
+            "min(kv_len, q_first + 8)",
+        ),
+        "even",
+        False,
+    ),
+    (~causal(), ("q_first + 1", "kv_len", "q_last + 1", "kv_len"), "first", True),
+]
+
+
+@pytest.mark.parametrize(("mask", "expected", "longest", "empty"), DERIVED, ids=str)
+def test_the_bounds_read_as_a_person_would_write_them(
+    mask: Mask, expected: tuple[str, ...], longest: str, empty: bool
+) -> None:
+    bounds = bounds_of(mask)
+    (interval,) = bounds.intervals
+    assert tuple(triton_source(end) for end in ends(interval)) == expected
+    assert interval.condition is sympy.true
+    assert (bounds.longest_first, bounds.rows_can_be_empty) == (longest, empty)
+    assert bounds.exact and bounds.notes == ()
+
+
+def test_a_causal_window_is_a_window_and_a_window_beside_causal_is_causal() -> None:
+    window = sliding_window(LONG, 0)
+    assert bounds_of(causal() & window) == bounds_of(window)
+    assert bounds_of(causal() | window) == bounds_of(causal())
+    assert bounds_of(causal() & sliding_window(LONG, 5)) == bounds_of(window)
+
+
+def test_windows_that_touch_become_one() -> None:
+    assert bounds_of(sliding_window(3, 0) | sliding_window(-1, 5)) == bounds_of(
+        sliding_window(3, 5)
+    )
+
+
+@pytest.mark.parametrize("mask", [causal() | ~causal(), full() | causal(), ~~full()], ids=str)
+def test_a_mask_that_hides_nothing_is_full(mask: Mask) -> None:
+    assert bounds_of(mask).intervals == bounds_of(full()).intervals
+    assert not bounds_of(mask).rows_can_be_empty
+
+
+@pytest.mark.parametrize("mask", [~full(), causal() & ~causal(), sliding_window(-3, 1)], ids=str)
+def test_a_mask_that_hides_everything_visits_nothing(mask: Mask) -> None:
+    bounds = bounds_of(mask)
+    (interval,) = bounds.intervals
+    assert ends(interval) == (0, 0, 0, 0)
+    assert bounds.rows_can_be_empty
+
+
+def test_the_two_sides_of_a_window_come_in_order() -> None:
+    bounds = bounds_of(~sliding_window(4, 0))
+    before, after = bounds.intervals
+    assert [triton_source(e) for e in ends(before)] == [
+        "0", "max(0, q_last - 4)", "0", "max(0, q_first - 4)",
+    ]  # fmt: skip
+    assert [triton_source(e) for e in ends(after)] == [
+        "q_first + 1", "kv_len", "q_last + 1", "kv_len",
+    ]  # fmt: skip
+    assert bounds.sorted
+
+
+def test_a_prefix_joins_the_causal_part() -> None:
+    mask = Mask(lambda b, h, q, kv: (kv <= q) | (kv < LONG), "prefix")
+    (interval,) = bounds_of(mask).intervals
+    assert triton_source(interval.end) == "min(kv_len, max(left, q_last + 1))"
+    assert triton_source(interval.full_end) == "min(kv_len, max(left, q_first + 1))"
+
+
+def test_what_depends_on_the_rows_alone_becomes_a_condition() -> None:
+    mask = Mask(lambda b, h, q, kv: (q >= 5) & (kv <= q), "late rows")
+    (interval,) = bounds_of(mask).intervals
+    assert triton_source(interval.condition) == "q_last >= 5"
+    assert triton_source(interval.full_end) == "tl.where(q_first >= 5, min(kv_len, q_first + 1), 0)"
+
+
+def test_a_condition_on_the_parameters_alone_is_kept() -> None:
+    mask = Mask(lambda b, h, q, kv: (kv <= q) & (LONG > 3), "switch")
+    (interval,) = bounds_of(mask).intervals
+    assert triton_source(interval.condition) == "left >= 4"
+    assert bounds_of(mask).rows_can_be_empty
+
+
+def test_the_promise_of_a_minimum_decides_whether_rows_can_be_empty() -> None:
+    def mask(width: Int) -> Mask:
+        return Mask(lambda b, h, q, kv: (kv <= q) & (q - kv < width), "width")
+
+    assert bounds_of(mask(Int("width", 4))).rows_can_be_empty
+    top_left = mask(Int("width", 4, min=1)) | causal(align="top_left")
+    assert not bounds_of(top_left).rows_can_be_empty
+    assert not bounds_of(mask(Int("width", 4, min=1)) & causal()).rows_can_be_empty
+
+
+def test_coefficients_that_divide_round_to_whole_keys() -> None:
+    (interval,) = bounds_of(Mask(lambda b, h, q, kv: 2 * q >= 3 * kv, "slope")).intervals
+    assert triton_source(interval.end) == "min(kv_len, (2 * q_last) // 3 + 1)"
+
+
+def test_what_is_not_affine_falls_back_to_a_hull_and_says_so() -> None:
+    mask = Mask(lambda b, h, q, kv: (q // 64 == kv // 64) & (kv <= q), "chunked")
+    bounds = bounds_of(mask)
+    (interval,) = bounds.intervals
+    assert not bounds.exact
+    assert bounds.notes == ("not affine in q_idx and kv_idx: q_idx // 64 == kv_idx // 64",)
+    assert triton_source(interval.end) == "min(kv_len, q_last + 1)"
+    assert interval.full_begin == interval.full_end == interval.begin
+
+
+def test_many_intervals_become_one_around_them() -> None:
+    stripes = [sliding_window(-10 * i, 10 * i + 3) for i in range(1, 7)]
+    bounds = bounds_of(reduce(operator.or_, stripes))
+    assert len(bounds.intervals) == 1
+    assert bounds.notes == ("6 separate intervals: replaced by the one around them all",)
+    check(reduce(operator.or_, stripes), 40, 40, 4, 4, {})
+
+
+def test_a_predicate_with_very_many_cases_is_still_sound() -> None:
+    holes = [~sliding_window(-5 * i, 5 * i + 1) for i in range(1, 8)]
+    check(reduce(operator.and_, holes), 40, 40, 4, 4, {})
+
+
+def test_bounds_only_mention_what_the_predicate_does() -> None:
+    mask = sliding_window(LONG, 0, align="bottom_right") | causal(align="top_left")
+    allowed = {s.name for s in trace(mask).expr.free_symbols} | {"q_first", "q_last", "kv_len"}
+    for interval in bounds_of(mask).intervals:
+        for end in ends(interval):
+            assert {s.name for s in end.free_symbols} <= allowed
+
+
+def test_lowering_a_mask_takes_a_moment() -> None:
+    mask = sliding_window(LONG, Int("right"), align="bottom_right") | ~causal(align="top_left")
+    bounds_of(mask)
+    start = time.perf_counter()
+    bounds_of(mask)
+    assert time.perf_counter() - start < 0.5
