@@ -27,6 +27,10 @@ class OutputError(FlashgenError):
     """The output folder, or a file in it, cannot be written or is not what it should be."""
 
 
+class TuneError(FlashgenError):
+    """Measuring on this machine's GPU that cannot be done."""
+
+
 @dataclass(frozen=True)
 class Violation:
     """One thing wrong with one spec.

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from flashgen.config import KernelConfig
 from flashgen.errors import OutputError
@@ -18,6 +18,8 @@ from flashgen.files import write_atomically
 from flashgen.spec import Blocks
 
 WIDTH = 140  # of a line of the file: a candidate fits on one
+
+Ending = Literal["complete", "time", "interrupt"]
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class TuneResult:
         lengths: sequence lengths that every candidate was measured at.
         measured: the candidates that ran, best first; never empty.
         rejected: the candidates that did not, each with the reason.
-        complete: False where an interrupt or the time budget left candidates unmeasured.
+        ended: why measuring ended: every candidate looked at, time out, or an interrupt.
     """
 
     target: str
@@ -57,7 +59,7 @@ class TuneResult:
     lengths: tuple[int, ...]
     measured: tuple[Measurement, ...]
     rejected: tuple[tuple[KernelConfig, str], ...]
-    complete: bool
+    ended: Ending
 
     @property
     def key(self) -> tuple[str, str]:
@@ -137,7 +139,7 @@ def _fields(result: TuneResult) -> dict[str, Any]:
         "gpu": result.gpu,
         "triton": result.triton,
         "kernel": result.kernel,
-        "complete": result.complete,
+        "ended": result.ended,
         "lengths": list(result.lengths),
         "measured": [
             {
@@ -157,7 +159,7 @@ def _result(fields: dict[str, Any]) -> TuneResult:
         gpu=fields["gpu"],
         triton=fields["triton"],
         kernel=fields["kernel"],
-        complete=fields["complete"],
+        ended=fields["ended"],
         lengths=tuple(fields["lengths"]),
         measured=tuple(
             Measurement(_config(row), tuple(row["ms"]), tuple(row["tflops"]))

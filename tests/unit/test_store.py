@@ -29,7 +29,7 @@ def result(gpu="NVIDIA H200", triton="3.7.1", kernel="k1", tflops=500.0, target=
             Measurement(SMALL, (0.25, 15.0), (200.0, tflops / 2)),
         ),
         rejected=((HUGE, "SRAM: needs 458,752 B, has 232,448 B"),),
-        complete=True,
+        ended="complete",
     )
 
 
@@ -57,7 +57,7 @@ def test_the_file_reads_well(tmp_path):
       "gpu": "NVIDIA H200",
       "triton": "3.7.1",
       "kernel": "k1",
-      "complete": true,
+      "ended": "complete",
       "lengths": [2048, 16384],
       "measured": [
         {"BLOCK_M": 128, "BLOCK_N": 128, "num_warps": 8, "num_stages": 3, "ms": [0.125, 7.5], "tflops": [400.0, 500.0]},
