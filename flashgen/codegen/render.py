@@ -54,7 +54,7 @@ def render_module(
 
 
 def fold(line: str) -> str:
-    """A call over 100 columns wide broken as a formatter would: its arguments on one line or one each.
+    """A call over 100 columns wide, broken as a formatter does: arguments on one line or one each.
 
     They are taken apart at every comma outside brackets; none is looked into.
     """

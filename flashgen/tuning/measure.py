@@ -1,0 +1,210 @@
+"""measure: candidates timed on this machine's GPU, on the mask itself.
+
+Every candidate runs the very module that would be published. One whose result is wrong is turned
+down as one that does not run.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from time import monotonic
+from types import ModuleType
+from typing import Any
+
+from flashgen.codegen.render import kernel_digest, render_module
+from flashgen.config import ChosenConfig, KernelConfig
+from flashgen.errors import TuneError
+from flashgen.plan import KernelPlan
+from flashgen.reference import visibility
+from flashgen.tuning.store import Ending, Measurement, TuneResult
+
+# What is measured is a training step's worth of tokens and model width, cut into one long
+# sequence and into many short ones.
+TOKENS = 16384
+MODEL_WIDTH = 2048
+LENGTHS = (2048, 16384)
+
+# Parameters without a default are measured at this value, or at their minimum if that is larger.
+TYPICAL_PARAM = 1024
+
+# Milliseconds of one timing: a first look at every candidate, a closer one at the best few.
+FIRST_LOOK = {"warmup": 10, "rep": 40}
+CLOSER_LOOK = {"warmup": 25, "rep": 150}
+FINALISTS = 3
+
+# Largest relative error (Frobenius norm) of a candidate that is not broken: bfloat16 gives 0.004.
+WRONG = 0.02
+
+Report = Callable[[int, int], None]
+
+
+def measure(
+    plan: KernelPlan,
+    target: str,
+    gpu: str,
+    candidates: Sequence[KernelConfig],
+    rejected: Sequence[tuple[KernelConfig, str]] = (),
+    *,
+    seconds: float = math.inf,
+    report: Report = lambda done, total: None,
+) -> TuneResult:
+    """Times candidates in the given order, then the best few again and more closely.
+
+    Args:
+        plan: the kernel.
+        target: the architecture of the GPU that torch sees as its current one.
+        gpu: that GPU's name, for the record.
+        candidates: most promising first.
+        rejected: candidates turned down before, for the record.
+        seconds: when to stop looking at further candidates; at least one is measured.
+        report: called with (candidates looked at, candidates) as it goes.
+
+    Returns:
+        The rates, best first. An interrupt (Ctrl-C) after the first candidate ends the measuring
+        and keeps what there is.
+
+    Raises:
+        TuneError: no candidate ran.
+        KeyboardInterrupt: interrupted before the first candidate was measured.
+    """
+    import triton
+
+    bench = _Bench(plan, target, candidates)
+    turned_down = list(rejected)
+    measured: dict[KernelConfig, Measurement] = {}
+    ended: Ending = "complete"
+    deadline = monotonic() + seconds
+    try:
+        for done, config in enumerate(candidates):
+            report(done, len(candidates))
+            if measured and monotonic() > deadline:
+                ended = "time"
+                break
+            try:
+                bench.check(config)
+                measured[config] = bench.time(config, FIRST_LOOK)
+            except Exception as error:  # whatever Triton, its compilers or the driver raise
+                turned_down.append((config, _reason(error)))
+        report(len(candidates), len(candidates))
+        for config in sorted(measured, key=lambda c: -_rate(measured[c]))[:FINALISTS]:
+            measured[config] = bench.time(config, CLOSER_LOOK)
+    except KeyboardInterrupt:
+        if not measured:
+            raise
+        ended = "interrupt"
+    if not measured:
+        config, reason = turned_down[-1]
+        raise TuneError(
+            f"{plan.name}: none of {len(candidates)} candidates ran on {gpu} "
+            f"(the last, {config}: {reason}); free the GPU, or build with --no-tune"
+        )
+    return TuneResult(
+        target=target,
+        gpu=gpu,
+        triton=triton.__version__,
+        kernel=kernel_digest(plan),
+        lengths=LENGTHS,
+        measured=tuple(sorted(measured.values(), key=_rate, reverse=True)),
+        rejected=tuple(turned_down),
+        ended=ended,
+    )
+
+
+def load_rendered(plan: KernelPlan, target: str, config: KernelConfig) -> ModuleType:
+    """The module of a plan with one configuration, imported from a file that is gone again."""
+    chosen = {target: ChosenConfig(config, source="model", shared=0)}
+    with tempfile.TemporaryDirectory(prefix="flashgen-") as folder:
+        path = Path(folder) / f"{plan.name}.py"
+        path.write_text(render_module(plan, chosen), encoding="utf-8")
+        spec = importlib.util.spec_from_file_location(f"flashgen_measured_{plan.name}", path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module
+        spec.loader.exec_module(module)
+    return module
+
+
+class _Bench:
+    """Inputs of every length, and the module to run on them."""
+
+    def __init__(self, plan: KernelPlan, target: str, candidates: Sequence[KernelConfig]) -> None:
+        self.plan = plan
+        self.use_tma = plan.uses_tma(target)
+        self.module = load_rendered(plan, target, candidates[0])
+        self.params = {
+            param.name: max(TYPICAL_PARAM, param.min) if param.default is None else param.default
+            for param in plan.params
+        }
+        self.inputs = {length: _inputs(plan, length) for length in LENGTHS}
+        self.flops = {length: self._flops(length) for length in LENGTHS}
+
+    def run(self, config: KernelConfig, q: Any, k: Any, v: Any) -> Any:
+        """(out, lse) with one configuration."""
+        values = {**config.as_dict(), "USE_TMA": self.use_tma}
+        return self.module._launch(q, k, v, self.plan.scale, *self.params.values(), values)
+
+    def check(self, config: KernelConfig) -> None:
+        """Holds one head's output to the eager reference's; ArithmeticError if it is wrong."""
+        q, k, v = (x[:1, :1] for x in self.inputs[LENGTHS[0]])
+        out, _ = self.run(config, q, k, v)
+        expected = self.module.reference(q, k, v, scale=self.plan.scale, **self.params).float()
+        error = ((out.float() - expected).norm() / expected.norm()).item()
+        if not error <= WRONG:
+            raise ArithmeticError(f"wrong result: relative error {error:.2g}")
+
+    def time(self, config: KernelConfig, effort: dict[str, int]) -> Measurement:
+        """The median time of a call at every length."""
+        import triton
+
+        ms = tuple(
+            triton.testing.do_bench(
+                lambda length=length: self.run(config, *self.inputs[length]),
+                return_mode="median",
+                **effort,
+            )
+            for length in LENGTHS
+        )
+        rates = zip(self.flops.values(), ms, strict=True)
+        return Measurement(config, ms, tuple(flops / t / 1e9 for flops, t in rates))
+
+    def _flops(self, length: int) -> float:
+        """FLOPs of both products over the visible elements of all heads."""
+        q, _, v = self.inputs[length]
+        batch, heads, _, qk_head_dim = q.shape
+        seen = visibility(
+            self.plan.spec.mask, batch, heads, length, length, params=self.params, device=q.device
+        )
+        # Dimensions that the mask does not depend on are broadcast, not there.
+        copies = batch * heads * length * length / math.prod(seen.shape)
+        return 2.0 * copies * int(seen.sum()) * (qk_head_dim + v.shape[3])
+
+
+def _inputs(plan: KernelPlan, length: int) -> tuple[Any, Any, Any]:
+    """Normal random q, k and v of TOKENS tokens in sequences of one length."""
+    import torch
+
+    heads = max(1, MODEL_WIDTH // plan.qk_head_dim)
+    generator = torch.Generator(device="cuda").manual_seed(0)
+
+    def normal(head_dim: int) -> Any:
+        shape = (TOKENS // length, heads, length, head_dim)
+        values = torch.randn(shape, device="cuda", generator=generator)
+        return values.to(getattr(torch, plan.torch_dtype))
+
+    return normal(plan.qk_head_dim), normal(plan.qk_head_dim), normal(plan.v_head_dim)
+
+
+def _rate(measurement: Measurement) -> float:
+    """Geometric mean of the rates over the lengths."""
+    return float(math.prod(measurement.tflops) ** (1 / len(measurement.tflops)))
+
+
+def _reason(error: Exception) -> str:
+    """One line of what a compiler or a driver said."""
+    first = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {first[0]}"[:200]
