@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import keyword
 import operator
-import os
-import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from traceback import extract_stack
+from typing import Any, cast
 
 import sympy
 
 from flashgen.errors import MaskError
 from flashgen.operations import OPERATIONS, TORCH_NAMES
 from flashgen.symbols import KV_LEN, Q_LEN, SYMBOLS, evaluate
+from flashgen.user_code import users_line
 
 #: Names a declared parameter cannot take: flashgen's own symbols and the arguments of `attention`.
 RESERVED_NAMES = frozenset(
@@ -232,8 +232,9 @@ def _apply(name: str, *operands: Any) -> Expr:
     """One operation: on values inside `bound`, otherwise on symbols."""
     operation = OPERATIONS[name]
     if _VALUES.get() is not None:
-        result: Expr = operation.concrete(*map(concrete, operands))
-        return result
+        result = operation.concrete(*map(concrete, operands))
+        # `~` of a plain bool would be an integer.
+        return _constant(result) if isinstance(result, bool) else cast(Expr, result)
     exprs = [_operand(operand, name, operation.takes_integers) for operand in operands]
     if name in ("//", "%"):
         _check_divisor(exprs[1])
@@ -251,7 +252,7 @@ def _apply(name: str, *operands: Any) -> Expr:
 def _operand(value: Any, operation: str, takes_integers: bool) -> Expr:
     """``value`` as an `Expr` of the kind that the operation takes."""
     if isinstance(value, bool):
-        value = Expr(sympy.true if value else sympy.false)
+        value = _constant(value)
     elif hasattr(value, "__index__") and not hasattr(value, "__torch_function__"):
         value = Expr(sympy.Integer(operator.index(value)))
     if not isinstance(value, Expr):
@@ -273,6 +274,10 @@ def _operand(value: Any, operation: str, takes_integers: bool) -> Expr:
     return value
 
 
+def _constant(value: bool) -> Expr:
+    return Expr(sympy.true if value else sympy.false)
+
+
 def _check_divisor(divisor: Expr) -> None:
     """Integer division is defined here for divisors known to be positive."""
     at_least = divisor.sym if divisor.sym.is_Integer else getattr(divisor, "min", 0)
@@ -285,18 +290,5 @@ def _check_divisor(divisor: Expr) -> None:
 
 def _mistake(problem: str, remedy: str) -> MaskError:
     """A `MaskError` that shows the line of the user's own code that is being run."""
-    where = users_line(traceback.extract_stack())
+    where = users_line(extract_stack())
     return MaskError(f"{where + ': ' if where else ''}{problem}; {remedy}")
-
-
-def users_line(frames: Sequence[traceback.FrameSummary]) -> str:
-    """Of a stack, the innermost line that is neither flashgen's nor torch's, as a person finds it.
-
-    ``"specs/mine.py:7: `if q_idx > 5:`"``, or "" where there is none.
-    """
-    package = os.path.dirname(os.path.abspath(__file__)) + os.sep
-    for frame in reversed(frames):
-        name = os.path.abspath(frame.filename)
-        if not name.startswith(package) and f"{os.sep}torch{os.sep}" not in name:
-            return f"{frame.filename}:{frame.lineno}: `{frame.line}`"
-    return ""

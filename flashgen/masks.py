@@ -16,8 +16,9 @@ from typing import Any
 import sympy
 
 from flashgen.errors import FlashgenError, MaskError
-from flashgen.expr import Expr, Int, bound, kv_len, q_len, users_line
+from flashgen.expr import Expr, Int, bound, kv_len, q_len
 from flashgen.symbols import KV_IDX, Q_IDX, B, H
+from flashgen.user_code import users_line
 
 MaskMod = Callable[[Any, Any, Any, Any], Any]
 
@@ -139,14 +140,18 @@ def causal(*, align: str | None = None) -> Mask:
     return Mask(mask_mod, f"causal({argument})", equal_lengths=align is None)
 
 
-def sliding_window(left: int | Int, right: int | Int, *, align: str | None = None) -> Mask:
+def sliding_window(left: int | Expr, right: int | Expr, *, align: str | None = None) -> Mask:
     """A query at position q sees the keys from q - left to q + right, both included.
 
     Args:
-        left: keys visible before the query's own position; an `Int` is chosen at run time.
+        left: keys visible before the query's own position: a number, or an `Int` that the call
+            chooses.
         right: keys visible after it.
         align: which key is at the query's own position when q_len and kv_len differ; see `causal`.
     """
+    for name, width in (("left", left), ("right", right)):
+        if isinstance(width, bool) or not isinstance(width, int | Expr):
+            raise MaskError(f"sliding_window: {name}={width!r}; give a whole number or an Int")
     shift, argument = _shift(align)
 
     def mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from math import gcd
 from typing import Any
 
@@ -19,6 +19,12 @@ from flashgen.symbols import FloorDiv
 
 #: A proof that needs a larger system than this is given up: the answer is then "not proved".
 MAX_SYSTEM = 300
+
+
+@cache
+def _text(term: Any) -> str:
+    """What terms are sorted by; sympy takes its time to print."""
+    return str(term)
 
 
 @dataclass(frozen=True)
@@ -36,7 +42,7 @@ class Affine:
     def of(cls, coefficients: dict[Any, int], const: int) -> Affine:
         """From coefficients by term; the zero ones vanish."""
         kept = ((term, c) for term, c in coefficients.items() if c)
-        return cls(tuple(sorted(kept, key=lambda item: str(item[0]))), const)
+        return cls(tuple(sorted(kept, key=lambda item: _text(item[0]))), const)
 
     @cached_property
     def coefficients(self) -> dict[Any, int]:
@@ -145,7 +151,7 @@ def infeasible(system: Iterable[Affine]) -> bool:
         for atom in atoms:
             for term, c in atom.terms:
                 counts.setdefault(term, [0, 0])[c > 0] += 1
-        cheapest = min(counts, key=lambda term: (counts[term][0] * counts[term][1], str(term)))
+        cheapest = min(counts, key=lambda term: (counts[term][0] * counts[term][1], _text(term)))
         atoms = _tightest(eliminate(atoms, cheapest)[0])
         if atoms is not None and len(atoms) > MAX_SYSTEM:
             return False

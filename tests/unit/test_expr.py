@@ -1,0 +1,161 @@
+"""Expr and Int: what they build, what they refuse, and what they stand for inside `bound`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import sympy
+import torch
+
+from flashgen import Int, kv_len, q_len
+from flashgen.errors import MaskError
+from flashgen.expr import RESERVED_NAMES, Expr, bound, concrete
+from flashgen.symbols import KV_IDX, Q_IDX, FloorDiv, FloorMod, evaluate
+
+Q, KV = Expr(Q_IDX), Expr(KV_IDX)
+LEFT = Int("left", 4)
+
+
+def test_importing_flashgen_imports_neither_torch_nor_triton() -> None:
+    code = "import flashgen, sys; print(sorted({'torch', 'triton'} & sys.modules.keys()))"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("built", "expected"),
+    [
+        (Q + 1, Q_IDX + 1),
+        (1 + Q, Q_IDX + 1),
+        (Q - KV, Q_IDX - KV_IDX),
+        (5 - Q, 5 - Q_IDX),
+        (2 * Q, 2 * Q_IDX),
+        (-Q, -Q_IDX),
+        (abs(Q - KV), sympy.Abs(Q_IDX - KV_IDX)),
+        (Q // 4, FloorDiv(Q_IDX, 4)),
+        (Q % 4, FloorMod(Q_IDX, 4)),
+        (Q // 1, Q_IDX),
+        (Q % 1, sympy.Integer(0)),
+        (Q + np.int64(3), Q_IDX + 3),
+        ((Q >= KV) & True, sympy.Ge(Q_IDX, KV_IDX)),
+        (False | (Q >= KV), sympy.Ge(Q_IDX, KV_IDX)),
+        (~(Q >= KV), sympy.Lt(Q_IDX, KV_IDX)),
+        (Q >= Q, sympy.true),
+        (Q != Q, sympy.false),
+    ],
+    ids=str,
+)
+def test_operators_build_what_they_say(built: Expr, expected: Any) -> None:
+    assert built.sym == expected
+
+
+def test_comparisons_keep_the_sides_as_written() -> None:
+    relation = (Q - KV <= kv_len).sym
+    assert (relation.lhs, relation.rhs) == (Q_IDX - KV_IDX, kv_len.sym)
+
+
+def test_integer_division_rounds_down_as_python_does() -> None:
+    for a in range(-9, 10):
+        for b in range(1, 5):
+            assert FloorDiv(sympy.Integer(a), sympy.Integer(b)) == a // b
+            assert FloorMod(sympy.Integer(a), sympy.Integer(b)) == a % b
+
+
+def test_exclusive_or_is_true_for_exactly_one() -> None:
+    expr = ((Q >= 2) ^ (KV >= 2)).sym
+    for q in (1, 2):
+        for kv in (1, 2):
+            assert evaluate(expr, {"q_idx": q, "kv_idx": kv}) == ((q >= 2) ^ (kv >= 2))
+
+
+def test_parameters_are_kept_in_the_order_of_first_use() -> None:
+    right = Int("right")
+    assert ((Q + right >= KV) & (KV >= Q - LEFT) & (right > 0)).params == (right, LEFT)
+
+
+def test_torch_functions_that_are_operators_trace() -> None:
+    seen = torch.logical_and(torch.ge(Q, KV), torch.ge(LEFT, torch.sub(Q, KV)))
+    assert seen.sym == ((Q >= KV) & (LEFT >= Q - KV)).sym
+    assert torch.abs(Q - KV).sym == sympy.Abs(Q_IDX - KV_IDX)
+
+
+# Each of these runs a line of "the user's own" and must be told about in the user's terms.
+MISTAKES: list[tuple[Callable[[], Any], str]] = [
+    (lambda: 0 <= Q - KV <= 4, "(a <= x) & (x < b) for a chained comparison"),
+    (lambda: Q >= KV and Q < 5, "write & for `and`"),
+    (lambda: Q / 2, "`/` leaves the integers; write `//`"),
+    (lambda: Q // 0, "the divisor `0` may be zero or negative"),
+    (lambda: Q // LEFT, "the divisor `left` may be zero or negative"),
+    (lambda: Q % -2, "the divisor `-2` may be zero or negative"),
+    (lambda: Q + 0.5, "`+` was given a builtins.float"),
+    (lambda: torch.tensor([1]) + Q, "`+` was given a torch.Tensor"),
+    (lambda: Q - torch.tensor([1]), "`-` was given a torch.Tensor"),
+    (lambda: (Q >= KV) + 1, "`+` takes integers and was given the condition `q_idx >= kv_idx`"),
+    (lambda: Q & (Q >= KV), "`&` takes conditions and was given the integer `q_idx`"),
+    (lambda: (Q >= 0) & 1, "`&` takes conditions and was given the integer `1`"),
+    (lambda: torch.tanh(Q), "torch's `tanh` cannot be traced"),
+    (lambda: Int("left", 9) + LEFT, "two parameters are named 'left'"),
+]
+
+
+@pytest.mark.parametrize(("mistake", "message"), MISTAKES, ids=[m for _, m in MISTAKES])
+def test_a_mistake_shows_the_users_line_and_the_way_to_write_it(
+    mistake: Callable[[], Any], message: str
+) -> None:
+    with pytest.raises(MaskError) as caught:
+        mistake()
+    said = str(caught.value)
+    line = mistake.__code__.co_firstlineno
+    assert message in said
+    assert f"test_expr.py:{line}: `(lambda: " in said
+    assert "\n" not in said
+
+
+@pytest.mark.parametrize("name", ["2x", "class", "a b", "", *sorted(RESERVED_NAMES)])
+def test_a_parameter_needs_a_usable_name(name: str) -> None:
+    with pytest.raises(MaskError, match="not usable as an argument's name"):
+        Int(name)
+
+
+def test_a_default_below_the_minimum_is_refused() -> None:
+    with pytest.raises(MaskError, match="default=0 is below min=1"):
+        Int("chunk", 0, min=1)
+
+
+def test_a_divisor_may_be_a_parameter_that_promises_to_be_positive() -> None:
+    assert (Q // Int("chunk", min=1)).sym == FloorDiv(Q_IDX, sympy.Symbol("chunk", integer=True))
+    assert (Q // kv_len).sym.func is FloorDiv
+
+
+def test_inside_bound_everything_has_its_value() -> None:
+    window = LEFT + 1  # made before, still symbolic
+    with bound({"left": 3, "q_len": 5, "kv_len": 7}):
+        assert kv_len - q_len == 2
+        assert 10 - LEFT == 7
+        assert concrete(window) == 4
+        assert LEFT > 2
+        assert not ~(LEFT > 2)
+        rows = torch.arange(4)
+        assert torch.equal(rows - LEFT, rows - 3)
+        assert torch.equal(LEFT - rows, 3 - rows)
+        assert torch.equal(rows >= window, rows >= 4)
+        assert torch.equal((rows >= 1) & (LEFT > 5), torch.zeros(4, dtype=torch.bool))
+        assert torch.equal(torch.minimum(rows, rows) + LEFT, rows + 3)
+    with pytest.raises(MaskError):
+        torch.arange(4) - LEFT
+
+
+def test_a_symbol_without_a_value_is_named() -> None:
+    with bound({"q_len": 5}), pytest.raises(MaskError, match="`left`: no value was given for left"):
+        LEFT + 1
+
+
+def test_evaluate_refuses_what_is_not_its_vocabulary() -> None:
+    with pytest.raises(TypeError, match="sin is not in flashgen's vocabulary"):
+        evaluate(sympy.sin(Q_IDX), {"q_idx": 1})
+    with pytest.raises(KeyError):
+        evaluate(Q_IDX + 1, {})
