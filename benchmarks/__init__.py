@@ -1,0 +1,1 @@
+"""What flashgen's kernels are measured with, and what was measured."""
