@@ -1,0 +1,162 @@
+"""sram_usage: the shared memory that a block of a kernel needs, without compiling it.
+
+The figure equals the compiler's own over every candidate that flashgen proposes, and is never
+below it for anything a spec can pin. Where it is above:
+
+- tiles under 64 rows on targets with TMA count a copy of K and a resident Q that need not be there;
+- 8 warps on 64 rows of a tcgen05 tile, which no candidate has, skip bytes that can be used;
+- float32 products in full precision count 4 * BLOCK_M bytes of scratch that some small tiles
+  exchange inside a warp;
+- tiles so small that a thread's share of one is under 4 bytes cannot be copied asynchronously and
+  have no buffers at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import sympy
+
+from flashgen.budget.buffers import MEANINGS, Layout, Unit, phases, widths
+from flashgen.budget.targets import Target
+from flashgen.config import KernelConfig
+from flashgen.plan import KernelPlan
+from flashgen.symbols import evaluate
+
+# tcgen05 and wgmma work on 64 rows, by the four warps of a group.
+WARP_GROUP_ROWS = 64
+WARP_GROUP = 4
+
+
+@dataclass(frozen=True)
+class SramUsage:
+    """Shared memory of one block, in bytes.
+
+    Attributes:
+        total: what the block asks for.
+        parts: the buffers of the phase that needs most, by name; they add up to `total`.
+        phase: that phase: ``"loop"``, ``"read Q"``, ``"output"``...
+        limit: what the target gives one block.
+        formula: `total` over BLOCK_M, BLOCK_N, num_warps, num_stages, itemsize and the widths of
+            the head dimensions' segments, ``qk_0``, ``v_0``...
+    """
+
+    total: int
+    parts: tuple[tuple[str, int], ...]
+    phase: str
+    limit: int
+    formula: Any
+
+    @property
+    def fits(self) -> bool:
+        """Whether the target gives a block that much."""
+        return self.total <= self.limit
+
+    @property
+    def breakdown(self) -> str:
+        """The parts on one line: ``Q 32,768 + K 65,536 + V 65,536``."""
+        return " + ".join(f"{name} {size:,}" for name, size in self.parts)
+
+    @property
+    def meanings(self) -> Mapping[str, str]:
+        """What each part is, in plain words."""
+        return {name: MEANINGS[name] for name, _ in self.parts}
+
+
+def sram_usage(
+    plan: KernelPlan, config: KernelConfig, target: Target, *, tma: bool | None = None
+) -> SramUsage:
+    """The shared memory of a kernel.
+
+    Args:
+        plan: the kernel.
+        config: its tile sizes, warps and stages.
+        target: the architecture.
+        tma: tiles come through descriptors (True) or by pointers (False, which a target with TMA
+            falls back to for strides that a descriptor cannot hold). None is the target's own way.
+    """
+    uses_tma = plan.uses_tma(target.name) if tma is None else tma
+    layout = _layout(plan, config, target, uses_tma)
+    values = _values(plan, config)
+    sizes = {
+        phase: [(name, evaluate(size, values)) for name, size in phase.parts]
+        for phase in phases(layout)
+    }
+    largest = max(sizes, key=lambda phase: sum(size for _, size in sizes[phase]))
+    return SramUsage(
+        total=sum(size for _, size in sizes[largest]),
+        parts=tuple((name, size) for name, size in sizes[largest] if size),
+        phase=largest.name,
+        limit=target.max_shared,
+        formula=sympy.Max(*(phase.total for phase in sizes), evaluate=False),
+    )
+
+
+def worst_usage(plan: KernelPlan, config: KernelConfig, target: Target) -> SramUsage:
+    """The usage of whichever way of copying tiles needs more: a kernel has to fit with both."""
+    ways = {plan.uses_tma(target.name), False}
+    usages = (sram_usage(plan, config, target, tma=tma) for tma in sorted(ways, reverse=True))
+    return max(usages, key=lambda usage: usage.total)
+
+
+def fits(plan: KernelPlan, config: KernelConfig, target: Target) -> bool:
+    """Whether a kernel gets the shared memory it needs, however its tiles are copied."""
+    return worst_usage(plan, config, target).fits
+
+
+def largest_fitting(plan: KernelPlan, config: KernelConfig, target: Target) -> KernelConfig | None:
+    """The configuration nearest to one that does not fit; None where nothing smaller does.
+
+    First fewer stages and key rows, the largest BLOCK_N there is; then fewer query rows as well.
+    """
+    return next((smaller for smaller in _smaller(config) if fits(plan, smaller, target)), None)
+
+
+def matrix_unit(plan: KernelPlan, config: KernelConfig, target: Target) -> Unit:
+    """The instruction that Triton multiplies the tiles with."""
+    if target.family == "cdna3":
+        return "mfma"
+    if plan.input_precision == "ieee":
+        return "fma"
+    if config.BLOCK_M >= WARP_GROUP_ROWS and config.num_warps >= WARP_GROUP:
+        if target.family == "hopper":
+            return "wgmma"
+        if target.family == "blackwell":
+            return "tcgen05"
+    return "mma.sync"
+
+
+def _layout(plan: KernelPlan, config: KernelConfig, target: Target, tma: bool) -> Layout:
+    return Layout(
+        unit=matrix_unit(plan, config, target),
+        tma=tma,
+        pipelined=config.num_stages > 1,
+        tf32=plan.input_precision == "tf32",
+        num_qk=len(plan.qk_segments),
+        num_v=len(plan.v_segments),
+        narrow=min(*plan.qk_segments, *plan.v_segments) < 32,
+    )
+
+
+def _values(plan: KernelPlan, config: KernelConfig) -> dict[str, int]:
+    """The number behind every symbol of a formula."""
+    return {
+        **config.as_dict(),
+        "itemsize": plan.itemsize,
+        **{s.name: n for s, n in zip(widths("qk", 9), plan.qk_segments, strict=False)},
+        **{s.name: n for s, n in zip(widths("v", 9), plan.v_segments, strict=False)},
+    }
+
+
+def _smaller(config: KernelConfig) -> Iterator[KernelConfig]:
+    """Configurations below this one, nearest first."""
+    block_m = config.BLOCK_M
+    while block_m >= 16:
+        block_n = config.BLOCK_N
+        while block_n >= 16:
+            for stages in range(config.num_stages, 0, -1):
+                yield replace(config, BLOCK_M=block_m, BLOCK_N=block_n, num_stages=stages)
+            block_n //= 2
+        block_m //= 2
