@@ -193,7 +193,12 @@ def _warp_group(layout: Layout, tiles: _Tiles) -> Phase:
     else:
         small = barriers + scratch
         names = (("barriers", barriers), ("scratch", scratch))
-    return Phase("loop", (*parts, *names, ("alignment", _alignment(tiles, first, small))))
+    skipped = _alignment(tiles, first, small)
+    if layout.unit == "tcgen05":
+        # With 64 rows the query tile may also come between the scratch and the barriers.
+        between = sympy.Max(skipped, _alignment(tiles, first, scratch))
+        skipped = sympy.Piecewise((between, sympy.Lt(BLOCK_M, 128)), (skipped, True))
+    return Phase("loop", (*parts, *names, ("alignment", skipped)))
 
 
 def _keys(layout: Layout, tiles: _Tiles) -> tuple[tuple[tuple[str, Any], ...], Any]:
@@ -232,7 +237,8 @@ def _relayout(layout: Layout, tiles: _Tiles) -> Any:
     """tcgen05 with two warp groups hands values from one to the other when a layout changes."""
     if layout.unit != "tcgen05":
         return sympy.Integer(0)
-    values = sympy.Integer(4096) if not layout.pipelined and not layout.tf32 else tiles.rows
+    rows = sympy.Max(tiles.rows, 512)
+    values = sympy.Integer(4096) if not layout.pipelined and not layout.tf32 else rows
     return sympy.Piecewise((values, NUM_WARPS > 4), (sympy.Integer(0), True))
 
 
