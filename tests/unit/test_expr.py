@@ -54,8 +54,8 @@ def test_operators_build_what_they_say(built: Expr, expected: Any) -> None:
 
 
 def test_comparisons_keep_the_sides_as_written() -> None:
-    relation = (Q - KV <= kv_len).sym
-    assert (relation.lhs, relation.rhs) == (Q_IDX - KV_IDX, kv_len.sym)
+    relation = (kv_len - Q < 2 * KV).sym
+    assert (relation.lhs, relation.rhs) == (kv_len.sym - Q_IDX, 2 * KV_IDX)
 
 
 def test_integer_division_rounds_down_as_python_does() -> None:

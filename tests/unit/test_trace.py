@@ -1,0 +1,81 @@
+"""trace: the predicate of a mask, arranged for a kernel, and saying what the mask says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import sympy
+
+from flashgen import Int, Mask, causal, full, kv_len, q_len, sliding_window
+from flashgen.errors import MaskError
+from flashgen.symbolic import torch_source, trace
+from flashgen.symbols import KV_IDX, Q_IDX, evaluate
+
+LEFT, RIGHT = Int("left", 4), Int("right", 0)
+
+
+@pytest.mark.parametrize(
+    ("mask_mod", "expected"),
+    [
+        (lambda b, h, q, kv: q >= kv, "q_idx >= kv_idx"),
+        (lambda b, h, q, kv: kv <= q, "q_idx >= kv_idx"),
+        (lambda b, h, q, kv: q - kv >= 0, "q_idx >= kv_idx"),
+        (lambda b, h, q, kv: 0 < q - kv, "q_idx > kv_idx"),
+        (lambda b, h, q, kv: q - kv <= LEFT, "kv_idx >= q_idx - left"),
+        (lambda b, h, q, kv: kv - q < LEFT, "q_idx + left > kv_idx"),
+        (lambda b, h, q, kv: q + kv_len - q_len >= kv, "q_idx + kv_len - q_len >= kv_idx"),
+        (lambda b, h, q, kv: LEFT > kv, "kv_idx < left"),
+        (lambda b, h, q, kv: 3 <= kv, "kv_idx >= 3"),
+        (lambda b, h, q, kv: 5 > q, "q_idx < 5"),
+        (lambda b, h, q, kv: kv == q + 1, "q_idx + 1 == kv_idx"),
+        (lambda b, h, q, kv: q - kv != 2, "q_idx - 2 != kv_idx"),
+        (lambda b, h, q, kv: 3 * q >= 2 * kv, "3 * q_idx >= 2 * kv_idx"),
+        (lambda b, h, q, kv: abs(q - kv) <= q_len, "abs(kv_idx - q_idx) <= q_len"),
+        (lambda b, h, q, kv: ~((q >= kv) & (kv >= 4)), "(kv_idx < 4) | (kv_idx > q_idx)"),
+        (lambda b, h, q, kv: True, "True"),
+        (lambda b, h, q, kv: (q >= kv) & (q < kv), "False"),
+    ],
+)
+def test_kv_idx_stands_alone_on_one_side(mask_mod: Callable[..., Any], expected: str) -> None:
+    assert torch_source(trace(Mask(mask_mod, "mask")).expr) == expected
+
+
+@pytest.mark.parametrize(
+    ("mask", "expected"),
+    [
+        (full(), "True"),
+        (causal(), "q_idx >= kv_idx"),
+        (causal(align="bottom_right"), "q_idx + kv_len - q_len >= kv_idx"),
+        (sliding_window(LEFT, 0), "(q_idx >= kv_idx) & (kv_idx >= q_idx - left)"),
+        (sliding_window(LEFT, RIGHT), "(kv_idx >= q_idx - left) & (q_idx + right >= kv_idx)"),
+        (~sliding_window(4, 0), "(kv_idx > q_idx) | (q_idx - 4 > kv_idx)"),
+    ],
+    ids=str,
+)
+def test_the_shipped_masks_read_well(mask: Mask, expected: str) -> None:
+    assert torch_source(trace(mask).expr) == expected
+
+
+def test_arranging_changes_no_meaning() -> None:
+    mask = ~(causal() & sliding_window(2, 1)) | sliding_window(-3, 4)
+    arranged = trace(mask).expr
+    for q in range(8):
+        for kv in range(8):
+            values = {"q_idx": q, "kv_idx": kv}
+            assert evaluate(arranged, values) == evaluate(mask.traced.sym, values)
+
+
+def test_a_predicate_carries_what_the_mask_declares() -> None:
+    predicate = trace(sliding_window(LEFT, RIGHT))
+    assert predicate.params == (LEFT, RIGHT)
+    assert predicate.equal_lengths
+    assert predicate.label == "sliding_window(left, right)"
+    assert predicate.expr.free_symbols == {Q_IDX, KV_IDX, LEFT.sym, RIGHT.sym}
+    assert trace(full()).expr is sympy.true
+
+
+def test_a_mask_that_is_no_condition_is_refused() -> None:
+    with pytest.raises(MaskError, match="not a condition"):
+        trace(Mask(lambda b, h, q, kv: q + kv, "sum"))
