@@ -155,11 +155,11 @@ class Expr:
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """What torch calls when an `Expr` is an operand or an argument of one of its functions."""
-        if _VALUES.get() is not None:
-            return func(*map(concrete, args), **(kwargs or {}))
         name = getattr(func, "__name__", str(func))
         if name in TORCH_NAMES and not kwargs:
             return _apply(TORCH_NAMES[name], *args)
+        if _VALUES.get() is not None:
+            return func(*map(concrete, args), **(kwargs or {}))
         known = ", ".join(sorted(TORCH_NAMES))
         raise _mistake(f"torch's `{name}` cannot be traced", f"known are the operators and {known}")
 

@@ -147,9 +147,11 @@ class _Printer:
         return f"({a} % {b} + {b}) % {b}"
 
     def extreme(self, expr: Any) -> str:
-        """``min(a, b)`` and ``max(a, b)``, two at a time, the simplest argument first."""
+        """``min(a, b)`` and ``max(a, b)``, two at a time, numbers first, then the simplest."""
         name = "min" if isinstance(expr, sympy.Min) else "max"
-        first, *rest = sorted(expr.args, key=lambda arg: (arg.count_ops(), _rank(arg)))
+        first, *rest = sorted(
+            expr.args, key=lambda arg: (not arg.is_Integer, arg.count_ops(), _rank(arg))
+        )
         inner = rest[0] if len(rest) == 1 else expr.func(*rest, evaluate=False)
         return f"{name}({self.text(first)}, {self.text(inner)})"
 
@@ -169,8 +171,8 @@ class _Printer:
 
     def select(self, expr: Any) -> str:
         """A value that depends on a condition."""
-        (a, when), (b, otherwise) = expr.args
-        if otherwise is not sympy.true:
+        (a, when), (b, otherwise) = expr.args[0], expr.args[-1]
+        if len(expr.args) != 2 or otherwise is not sympy.true:
             raise TypeError(f"the printer knows two-way choices only: {expr}")
         return self.dialect.select.format(when=self.text(when), a=self.text(a), b=self.text(b))
 

@@ -1,5 +1,7 @@
 """trace: the predicate of a mask, arranged for a kernel, and saying what the mask says."""
 
+# ruff: noqa: SIM300  (either direction of a comparison is the point here)
+
 from __future__ import annotations
 
 from collections.abc import Callable

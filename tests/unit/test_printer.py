@@ -1,0 +1,240 @@
+"""The printers: readable, strict, and meaning what sympy means in each language's arithmetic."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+import sympy
+import torch
+from hypothesis import given, settings
+
+from flashgen.symbolic import torch_source, triton_source
+from flashgen.symbols import (
+    KV_IDX,
+    KV_LEN,
+    Q_FIRST,
+    Q_IDX,
+    Q_LAST,
+    Q_LEN,
+    FloorDiv,
+    FloorMod,
+    evaluate,
+)
+
+LEFT, WIDTH = sympy.symbols("left width", integer=True)
+TILE = {"q_idx": "offs_m[:, None]", "kv_idx": "offs_n[None, :]"}
+
+
+def max_of(*parts: Any) -> Any:
+    return sympy.Max(*parts, evaluate=False)
+
+
+def min_of(*parts: Any) -> Any:
+    return sympy.Min(*parts, evaluate=False)
+
+
+@pytest.mark.parametrize(
+    ("expr", "expected"),
+    [
+        (sympy.Integer(0), "0"),
+        (sympy.Integer(-3), "-3"),
+        (sympy.true, "True"),
+        (Q_LAST + 1, "q_last + 1"),
+        (-LEFT + Q_FIRST, "q_first - left"),
+        (KV_LEN + Q_LAST - Q_LEN + 1, "q_last + kv_len - q_len + 1"),
+        (1 - LEFT, "1 - left"),
+        (-LEFT - 1, "-left - 1"),
+        (-2 * LEFT + Q_IDX - 3, "q_idx - 2 * left - 3"),
+        (-LEFT, "-left"),
+        (-2 * LEFT * WIDTH, "-(2 * left * width)"),
+        (LEFT * (WIDTH + 1), "left * (width + 1)"),
+        (LEFT**2, "left * left"),
+        (min_of(KV_LEN, Q_LAST + 1), "min(kv_len, q_last + 1)"),
+        (max_of(0, Q_FIRST - LEFT), "max(0, q_first - left)"),
+        (
+            max_of(0, min_of(KV_LEN, Q_LAST + LEFT), Q_FIRST),
+            "max(0, max(q_first, min(kv_len, q_last + left)))",
+        ),
+        (FloorDiv(Q_IDX, 4), "q_idx // 4"),
+        (FloorDiv(Q_IDX + 1, WIDTH) * 2 + 1, "2 * ((q_idx + 1) // width) + 1"),
+        (FloorMod(KV_IDX, 3), "kv_idx % 3"),
+        (FloorMod(FloorDiv(KV_IDX, 4), 3), "(kv_idx // 4) % 3"),
+        (sympy.Ge(Q_IDX, KV_IDX), "q_idx >= kv_idx"),
+        (sympy.Eq(Q_IDX, KV_IDX), "q_idx == kv_idx"),
+        (sympy.Ne(Q_IDX, KV_IDX), "q_idx != kv_idx"),
+        (
+            (KV_IDX >= Q_IDX - LEFT) & (Q_IDX >= KV_IDX),
+            "(q_idx >= kv_idx) & (kv_idx >= q_idx - left)",
+        ),
+        (
+            (Q_IDX >= KV_IDX) & ((KV_IDX < 4) | (KV_IDX < LEFT)),
+            "(q_idx >= kv_idx) & ((kv_idx < 4) | (kv_idx < left))",
+        ),
+    ],
+    ids=str,
+)
+def test_both_printers_write_what_a_person_would(expr: Any, expected: str) -> None:
+    assert triton_source(expr) == expected
+    assert torch_source(expr) == expected
+
+
+@pytest.mark.parametrize(
+    ("expr", "triton", "torch_text"),
+    [
+        (sympy.Abs(Q_IDX - KV_IDX), "tl.abs(kv_idx - q_idx)", "abs(kv_idx - q_idx)"),
+        (
+            sympy.Piecewise((LEFT, Q_FIRST >= 5), (0, True)),
+            "tl.where(q_first >= 5, left, 0)",
+            "(left if q_first >= 5 else 0)",
+        ),
+        (FloorMod(LEFT, 4), "(left % 4 + 4) % 4", "left % 4"),
+        (
+            FloorDiv(Q_IDX - LEFT, 4),
+            "((q_idx - left) - ((q_idx - left) % 4 + 4) % 4) // 4",
+            "(q_idx - left) // 4",
+        ),
+    ],
+    ids=str,
+)
+def test_the_languages_differ_where_they_must(expr: Any, triton: str, torch_text: str) -> None:
+    assert triton_source(expr) == triton
+    assert torch_source(expr) == torch_text
+
+
+def test_a_parameter_known_to_be_nonnegative_needs_no_correction() -> None:
+    assert triton_source(FloorMod(LEFT + Q_IDX, 4), nonnegative=["left"]) == "(q_idx + left) % 4"
+
+
+def test_symbols_take_the_names_of_the_place_they_are_printed_in() -> None:
+    expr = (Q_IDX >= KV_IDX) & (KV_IDX >= Q_IDX - LEFT)
+    assert triton_source(expr, TILE) == (
+        "(offs_m[:, None] >= offs_n[None, :]) & (offs_n[None, :] >= offs_m[:, None] - left)"
+    )
+    assert triton_source(2 * Q_LAST, {"q_last": "q_first + 127"}) == "2 * (q_first + 127)"
+
+
+@pytest.mark.parametrize(
+    "expr",
+    [
+        sympy.sin(Q_IDX),
+        sympy.Rational(1, 2) * Q_IDX,
+        1 / LEFT,
+        sympy.Symbol("x") ** LEFT,
+        sympy.floor(Q_IDX / 2),
+        sympy.Xor(Q_IDX > 1, KV_IDX > 1, evaluate=False),
+        sympy.Float(0.5),
+        sympy.Piecewise((1, Q_IDX > 1), (2, Q_IDX > 0), (3, True)),
+    ],
+    ids=str,
+)
+def test_an_unknown_node_is_an_error(expr: Any) -> None:
+    for source in (triton_source, torch_source):
+        with pytest.raises(TypeError, match=r"the printer (knows|does not know)"):
+            source(expr)
+
+
+class CInt(int):
+    """An integer whose ``//`` and ``%`` round towards zero, as Triton's do."""
+
+    def _of(self, value: int) -> CInt:
+        return CInt(value)
+
+    def __add__(self, other: int) -> CInt:
+        return CInt(int(self) + int(other))
+
+    def __sub__(self, other: int) -> CInt:
+        return CInt(int(self) - int(other))
+
+    def __mul__(self, other: int) -> CInt:
+        return CInt(int(self) * int(other))
+
+    def __neg__(self) -> CInt:
+        return CInt(-int(self))
+
+    def __floordiv__(self, other: int) -> CInt:
+        quotient = abs(int(self)) // abs(int(other))
+        return CInt(quotient if (self < 0) == (other < 0) else -quotient)
+
+    def __mod__(self, other: int) -> CInt:
+        return CInt(int(self) - int(other) * int(self // other))
+
+    __radd__ = __add__
+    __rmul__ = __mul__
+
+    def __rsub__(self, other: int) -> CInt:
+        return CInt(int(other) - int(self))
+
+
+def test_c_integers_round_towards_zero() -> None:
+    assert (CInt(-7) // 2, CInt(-7) % 2, CInt(7) // 2) == (-3, -1, 3)
+
+
+def expressions(depth: int) -> st.SearchStrategy[Any]:
+    leaves = st.one_of(
+        st.sampled_from([Q_IDX, KV_IDX, KV_LEN, LEFT, WIDTH]),
+        st.integers(-5, 5).map(sympy.Integer),
+    )
+    if depth == 0:
+        return leaves
+    inner = expressions(depth - 1)
+    divisor = st.one_of(st.integers(1, 5).map(sympy.Integer), st.just(WIDTH))
+    return st.one_of(
+        leaves,
+        st.builds(lambda a, b: a + b, inner, inner),
+        st.builds(lambda a, b: a - b, inner, inner),
+        st.builds(lambda a, b: a * b, inner, inner),
+        st.builds(FloorDiv, inner, divisor),
+        st.builds(FloorMod, inner, divisor),
+        st.builds(sympy.Abs, inner),
+        st.builds(lambda a, b: min_of(a, b) if a != b else a, inner, inner),
+        st.builds(lambda a, b: max_of(a, b) if a != b else a, inner, inner),
+    )
+
+
+def conditions(depth: int) -> st.SearchStrategy[Any]:
+    relations = st.sampled_from([sympy.Ge, sympy.Gt, sympy.Le, sympy.Lt, sympy.Eq, sympy.Ne])
+    compare = st.builds(
+        lambda relation, a, b: relation(a, b, evaluate=False),
+        relations,
+        expressions(2),
+        expressions(2),
+    )
+    if depth == 0:
+        return compare
+    inner = conditions(depth - 1)
+    return st.one_of(compare, st.builds(sympy.And, inner, inner), st.builds(sympy.Or, inner, inner))
+
+
+VALUES = st.fixed_dictionaries(
+    {
+        "q_idx": st.integers(0, 20),
+        "kv_idx": st.integers(0, 20),
+        "kv_len": st.integers(1, 20),
+        "left": st.integers(-9, 9),
+        "width": st.integers(1, 7),
+    }
+)
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(st.one_of(expressions(3), conditions(2)), VALUES)
+def test_what_is_printed_means_what_sympy_means(expr: Any, values: dict[str, int]) -> None:
+    expected = evaluate(expr, values)
+    c_values = {name: CInt(value) for name, value in values.items()}
+    tl = SimpleNamespace(abs=lambda x: CInt(abs(int(x))))
+    assert eval(triton_source(expr), {"tl": tl}, c_values) == expected
+    assert eval(torch_source(expr), {}, dict(values)) == expected
+
+
+@settings(max_examples=50, deadline=None, derandomize=True)
+@given(conditions(1).filter(lambda e: not e.has(sympy.Min, sympy.Max)), VALUES)
+def test_a_printed_predicate_runs_on_torch_tensors(expr: Any, values: dict[str, int]) -> None:
+    q_idx, kv_idx = torch.arange(6)[:, None], torch.arange(7)[None, :]
+    scope = {**values, "q_idx": q_idx, "kv_idx": kv_idx}
+    seen = torch.zeros(6, 7, dtype=torch.bool) | eval(torch_source(expr), {}, scope)
+    for i in range(6):
+        for j in range(7):
+            assert bool(seen[i, j]) == evaluate(expr, {**values, "q_idx": i, "kv_idx": j})
