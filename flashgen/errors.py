@@ -56,6 +56,15 @@ class Violation:
         return f"{where}{self.variant}: {self.field}={self.value}: {self.problem}; {self.remedy}"
 
 
+@dataclass(frozen=True)
+class SramViolation(Violation):
+    """Blocks that a target has too little shared memory for; `value` is their breakdown."""
+
+    def __str__(self) -> str:
+        where = f"{self.file}: " if self.file else ""
+        return f"{where}{self.variant}: {self.problem} ({self.value}). {self.remedy}."
+
+
 class ValidationError(FlashgenError):
     """Everything wrong with the specs of one build, reported at once, a line each."""
 

@@ -8,6 +8,6 @@ PACKAGE = Path(__file__).parent
 
 
 def template_dir() -> Path:
-    """The folder of Jinja templates: inside an installed wheel, beside the package in a checkout."""
+    """The folder of Jinja templates: inside an installed package, beside it in a checkout."""
     installed = PACKAGE / "_templates"
     return installed if installed.is_dir() else PACKAGE.parent / "templates"

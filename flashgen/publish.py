@@ -37,17 +37,52 @@ NOT_IN_MODULES = frozenset(
         "__main__.py",
         "bench.py",
         "build.py",
+        "check.py",
         "cli.py",
         "console.py",
-        "files.py",
+        "inventory.py",
         "loader.py",
         "publish.py",
         "reference.py",
         "validate.py",
         "tuning/device.py",
         "tuning/measure.py",
+        "tuning/workload.py",
     }
 )
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a variant's files lie in an output folder.
+
+    Attributes:
+        out: the folder.
+        name: the variant's.
+    """
+
+    out: Path
+    name: str
+
+    @property
+    def module(self) -> Path:
+        """The published module."""
+        return self.out / f"{self.name}.py"
+
+    @property
+    def tuning(self) -> Path:
+        """Its measured results."""
+        return self.out / "tuning" / f"{self.name}.json"
+
+    @property
+    def lock(self) -> Path:
+        """The lock that whoever writes the other two holds."""
+        return self.out / ".flashgen" / f"{self.name}.lock"
+
+    @property
+    def package(self) -> str:
+        """What the module is imported from."""
+        return self.out.resolve().name
 
 
 @dataclass(frozen=True)
@@ -65,17 +100,16 @@ class Seal:
     build: str
 
 
-def build_digest(name: str, spec: AttentionSpec, package: str, tuning: bytes) -> str:
+def build_digest(spec: AttentionSpec, place: Place) -> str:
     """sha256 over everything that decides a module's text, and over nothing of this machine.
 
-    Args:
-        name: the variant's.
-        spec: what it declares, targets included.
-        package: the folder that the module is imported from.
-        tuning: the content of its file of tuning results, empty without one.
+    That is the spec with its targets, the names of the variant and of its package, the variant's
+    tuning results, the templates, and flashgen's own sources and version.
     """
     words = [spec.mask.label, *(param.doc for param in spec.mask.params)]  # quoted in docstrings
-    inputs = (__version__, name, spec.digest, words, package, _generator_digest(), tuning)
+    tuning = read_bytes(place.tuning)
+    names = (place.package, place.name)
+    inputs = (__version__, _generator_digest(), spec.digest, words, names, tuning)
     return sha256(repr(inputs).encode()).hexdigest()
 
 
@@ -113,7 +147,7 @@ def read_seal(path: Path) -> Seal | None:
     Raises:
         OutputError: a file that flashgen did not write, which it will not replace.
     """
-    content = _read(path)
+    content = read_bytes(path)
     if not content.startswith(FIRST_LINE[: len(content)].encode()):
         raise OutputError(
             f"{path}: not written by flashgen, so not replaced; "
@@ -128,10 +162,10 @@ def read_seal(path: Path) -> Seal | None:
 
 def is_generated(path: Path) -> bool:
     """Whether flashgen wrote the file, damaged since or not."""
-    return _read(path).startswith(FIRST_LINE.encode())
+    return read_bytes(path).startswith(FIRST_LINE.encode())
 
 
-def _read(path: Path) -> bytes:
+def read_bytes(path: Path) -> bytes:
     """The file's content, empty where there is none."""
     try:
         return path.read_bytes()
@@ -143,13 +177,13 @@ def _read(path: Path) -> bytes:
         ) from error
 
 
-def publish(path: Path, text: str) -> None:
+def publish(place: Place, text: str) -> None:
     """Writes a sealed module, and makes its folder a package that ``from generated import`` finds.
 
     Raises:
         OutputError: the folder cannot be written; a module that stood there still does.
     """
-    package = path.with_name("__init__.py")
+    package = place.out / "__init__.py"
     if not package.exists():
         write_atomically(package, PACKAGE_DOCSTRING)
-    write_atomically(path, text)
+    write_atomically(place.module, text)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import keyword
 import math
-from collections.abc import Iterator
-from dataclasses import fields
+from collections.abc import Iterator, Sequence
+from dataclasses import fields, replace
 
-from flashgen.budget.targets import TARGETS
-from flashgen.errors import MaskError, Violation, shown
+from flashgen.budget.sram import largest_fitting, worst_usage
+from flashgen.budget.targets import TARGETS, get_target
+from flashgen.config import KernelConfig
+from flashgen.errors import MaskError, SramViolation, Violation, shown
 from flashgen.loader import Variant
 from flashgen.masks import Mask
+from flashgen.plan import KernelPlan
 from flashgen.spec import DTYPES, INPUT_PRECISIONS, AttentionSpec, Blocks
 from flashgen.symbolic.trace import trace
 
@@ -28,13 +31,53 @@ Finding = tuple[str, object, str, str]
 
 
 def validate(variant: Variant) -> list[Violation]:
-    """Everything wrong with the fields of a spec; only a plan can tell whether its tiles fit."""
+    """Everything wrong with the fields of a spec; whether its blocks fit is `unfit`'s to say."""
     checks = (_name, _head_dim, _dtype, _input_precision, _scale, _mask, _blocks, _targets)
     return [
         Violation(variant.name, field, shown(value), problem, remedy, variant.file)
         for check in checks
         for field, value, problem, remedy in check(variant.name, variant.spec)
     ]
+
+
+def unfit(
+    variant: Variant, plan: KernelPlan, target: str, rejected: Sequence[tuple[KernelConfig, str]]
+) -> Violation:
+    """What to say where a target has no candidate: about the one that comes nearest to fitting.
+
+    Args:
+        variant: whose blocks they are.
+        plan: its kernel.
+        target: the target without a candidate.
+        rejected: all that was looked at, each with the reason.
+    """
+    usages = {config: worst_usage(plan, config, get_target(target)) for config, _ in rejected}
+    config, reason = min(rejected, key=lambda entry: usages[entry[0]].total)
+    usage = usages[config]
+    if usage.fits:
+        remedy = f"allow other blocks, or leave {target} out of targets"
+        return Violation(variant.name, "blocks", _tiles(config), reason, remedy, variant.file)
+    return SramViolation(
+        variant.name,
+        "blocks",
+        f"{_tiles(config)}: {usage.breakdown}",
+        f"SRAM budget exceeded on {target}: needs {usage.total:,} B, has {usage.limit:,} B",
+        _what_fits(plan, config, target),
+        variant.file,
+    )
+
+
+def _what_fits(plan: KernelPlan, config: KernelConfig, target: str) -> str:
+    nearest = largest_fitting(plan, config, get_target(target))
+    if nearest is None:
+        return f"No smaller blocks fit: leave {target} out of targets"
+    if replace(nearest, BLOCK_N=config.BLOCK_N) == config:
+        return f"Largest BLOCK_N that fits: {nearest.BLOCK_N}"
+    return f"Nearest blocks that fit: {_tiles(nearest)}"
+
+
+def _tiles(config: KernelConfig) -> str:
+    return f"BLOCK_M={config.BLOCK_M} BLOCK_N={config.BLOCK_N} num_stages={config.num_stages}"
 
 
 def _name(name: str, spec: AttentionSpec) -> Iterator[Finding]:

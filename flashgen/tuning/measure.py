@@ -20,17 +20,11 @@ from flashgen.codegen.render import kernel_digest, render_module
 from flashgen.config import ChosenConfig, KernelConfig
 from flashgen.errors import TuneError
 from flashgen.plan import KernelPlan
-from flashgen.reference import visibility
 from flashgen.tuning.store import Ending, Measurement, TuneResult
+from flashgen.tuning.workload import random_inputs, typical_params, visible, visible_flops
 
-# What is measured is a training step's worth of tokens and model width, cut into one long
-# sequence and into many short ones.
-TOKENS = 16384
-MODEL_WIDTH = 2048
+# One long sequence, and many short ones.
 LENGTHS = (2048, 16384)
-
-# Parameters without a default are measured at this value, or at their minimum if that is larger.
-TYPICAL_PARAM = 1024
 
 # Milliseconds of one timing: a first look at every candidate, a closer one at the best few.
 FIRST_LOOK = {"warmup": 10, "rep": 40}
@@ -136,12 +130,12 @@ class _Bench:
         self.plan = plan
         self.use_tma = plan.uses_tma(target)
         self.module = load_rendered(plan, target, candidates[0])
-        self.params = {
-            param.name: max(TYPICAL_PARAM, param.min) if param.default is None else param.default
-            for param in plan.params
+        self.params = typical_params(plan)
+        self.inputs = {length: random_inputs(plan, length) for length in LENGTHS}
+        self.flops = {
+            length: visible_flops(plan, q, visible(plan, q, self.params))
+            for length, (q, _, _) in self.inputs.items()
         }
-        self.inputs = {length: _inputs(plan, length) for length in LENGTHS}
-        self.flops = {length: self._flops(length) for length in LENGTHS}
 
     def run(self, config: KernelConfig, q: Any, k: Any, v: Any) -> Any:
         """(out, lse) with one configuration."""
@@ -172,36 +166,11 @@ class _Bench:
         rates = zip(self.flops.values(), ms, strict=True)
         return Measurement(config, ms, tuple(flops / t / 1e9 for flops, t in rates))
 
-    def _flops(self, length: int) -> float:
-        """FLOPs of both products over the visible elements of all heads."""
-        q, _, v = self.inputs[length]
-        batch, heads, _, qk_head_dim = q.shape
-        seen = visibility(
-            self.plan.spec.mask, batch, heads, length, length, params=self.params, device=q.device
-        )
-        # Dimensions that the mask does not depend on are broadcast, not there.
-        copies = batch * heads * length * length / math.prod(seen.shape)
-        return 2.0 * copies * int(seen.sum()) * (qk_head_dim + v.shape[3])
-
-
-def _inputs(plan: KernelPlan, length: int) -> tuple[Any, Any, Any]:
-    """Normal random q, k and v of TOKENS tokens in sequences of one length."""
-    import torch
-
-    heads = max(1, MODEL_WIDTH // plan.qk_head_dim)
-    generator = torch.Generator(device="cuda").manual_seed(0)
-
-    def normal(head_dim: int) -> Any:
-        shape = (TOKENS // length, heads, length, head_dim)
-        values = torch.randn(shape, device="cuda", generator=generator)
-        return values.to(getattr(torch, plan.torch_dtype))
-
-    return normal(plan.qk_head_dim), normal(plan.qk_head_dim), normal(plan.v_head_dim)
-
 
 def _rate(measurement: Measurement) -> float:
     """Geometric mean of the rates over the lengths."""
-    return float(math.prod(measurement.tflops) ** (1 / len(measurement.tflops)))
+    rate: float = math.prod(measurement.tflops) ** (1 / len(measurement.tflops))
+    return rate
 
 
 def _reason(error: Exception) -> str:

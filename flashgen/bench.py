@@ -1,0 +1,190 @@
+"""bench: one variant's module beside FlexAttention and torch's SDPA backends, in one run."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from flashgen.build import is_current
+from flashgen.errors import FlashgenError
+from flashgen.files import write_atomically
+from flashgen.loader import Variant, load
+from flashgen.plan import KernelPlan, lower
+from flashgen.publish import Place
+from flashgen.tuning.device import detect_gpu
+from flashgen.tuning.workload import random_inputs, typical_params, visible, visible_flops
+
+if TYPE_CHECKING:
+    import torch
+
+    Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+Call = Callable[[], Any]
+
+LENGTHS = (2048, 8192, 16384)
+WARMUP_MS, REPETITION_MS = 25, 100
+
+OWN = "flashgen"
+SDPA_BACKENDS = ("FLASH_ATTENTION", "CUDNN_ATTENTION", "EFFICIENT_ATTENTION", "MATH")
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One kernel at one length.
+
+    Attributes:
+        length: q_len and kv_len.
+        kernel: ``"flashgen"``, ``"FlexAttention"``, ``"SDPA flash"``...
+        ms: median milliseconds of a forward call; None where it cannot run.
+        tflops: TFLOP/s over the elements that the mask shows; None where it cannot run.
+        ratio: flashgen's rate over this one's; None where it cannot run.
+        problem: why it cannot run; empty where it can.
+    """
+
+    length: int
+    kernel: str
+    ms: float | None = None
+    tflops: float | None = None
+    ratio: float | None = None
+    problem: str = ""
+
+
+def bench(name: str, specs: Path, out: Path) -> list[Timing]:
+    """Times the variant's published module and its peers on this machine's GPU, forward only.
+
+    Raises:
+        FlashgenError: no GPU to measure on, no such variant, or its module is not up to date.
+    """
+    variant = _variant(name, specs)
+    _require_gpu(variant)
+    place = Place(out, name)
+    if not is_current(variant, out, None):
+        raise FlashgenError(f"{place.module}: not up to date; build {variant.file} first")
+    plan, module = lower(variant.spec, name), _import(place)
+    return [timing for length in LENGTHS for timing in _timings(plan, module, length)]
+
+
+def write_json(path: Path, timings: list[Timing]) -> None:
+    """Writes the timings as a JSON list, an object each."""
+    write_atomically(path, json.dumps([asdict(timing) for timing in timings], indent=1) + "\n")
+
+
+def _variant(name: str, specs: Path) -> Variant:
+    variants = {variant.name: variant for variant in load([specs])}
+    if name not in variants:
+        raise FlashgenError(f"{name}: no spec of this name in {specs}; write {_or(variants)}")
+    return variants[name]
+
+
+def _require_gpu(variant: Variant) -> None:
+    gpu = detect_gpu()
+    if gpu is None:
+        raise FlashgenError(f"{variant.name}: no GPU to measure on; run bench where there is one")
+    if gpu.target not in variant.spec.targets:
+        raise FlashgenError(
+            f"{variant.name}: targets={variant.spec.targets}: this machine's GPU, {gpu.name}, is "
+            f"{gpu.target}; run bench on a {_or(variant.spec.targets)}"
+        )
+
+
+def _import(place: Place) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"flashgen_bench_{place.name}", place.module)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _timings(plan: KernelPlan, module: ModuleType, length: int) -> Iterator[Timing]:
+    """The module first, then its peers, all on the same tensors."""
+    import triton
+
+    params = typical_params(plan)
+    q, k, v = random_inputs(plan, length)
+    seen = visible(plan, q, params)
+    flops = visible_flops(plan, q, seen)
+
+    def timed(call: Call) -> tuple[float, float]:
+        ms = triton.testing.do_bench(
+            call, warmup=WARMUP_MS, rep=REPETITION_MS, return_mode="median"
+        )
+        return ms, flops / ms / 1e9
+
+    ms, own = timed(lambda: module.attention(q, k, v, **params))
+    yield Timing(length, OWN, ms, own, 1.0)
+    for kernel, make in _peers(plan, (q, k, v), seen, params):
+        try:
+            ms, rate = timed(make())
+        except Exception as error:  # whatever torch, its compiler or the driver raise
+            yield Timing(length, kernel, problem=_first_line(error))
+        else:
+            yield Timing(length, kernel, ms, rate, own / rate)
+
+
+def _peers(
+    plan: KernelPlan, qkv: Inputs, seen: torch.Tensor, params: dict[str, int]
+) -> Iterator[tuple[str, Callable[[], Call]]]:
+    """Each peer's name and what makes its call: what may be done beforehand is, and not timed."""
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.nn.functional import scaled_dot_product_attention
+
+    yield "FlexAttention", partial(_flex_call, plan, qkv, seen, params)
+
+    # SDPA knows the causal mask; any other it gets as a tensor, if its backend takes one.
+    causal = seen.ndim == 2 and torch.equal(seen, torch.ones_like(seen).tril())
+    attn_mask = None if causal or bool(seen.all()) else seen
+
+    def sdpa_call(backend: SDPBackend) -> Call:
+        def call() -> torch.Tensor:
+            with sdpa_kernel(backend):
+                return scaled_dot_product_attention(
+                    *qkv, attn_mask=attn_mask, is_causal=causal, scale=plan.scale
+                )
+
+        return call
+
+    for name in SDPA_BACKENDS:
+        backend = getattr(SDPBackend, name)
+        yield f"SDPA {name.removesuffix('_ATTENTION').lower()}", partial(sdpa_call, backend)
+
+
+def _flex_call(plan: KernelPlan, qkv: Inputs, seen: torch.Tensor, params: dict[str, int]) -> Call:
+    """FlexAttention compiled for these shapes, its BlockMask made from the same predicate."""
+    import torch
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    block_mask = None
+    if plan.masks:
+        length = seen.shape[-1]
+        batch, heads = (1, 1, *seen.shape)[-4:-2]
+        mask_mod = torch_mask_mod(plan, {**params, "q_len": length, "kv_len": length})
+        block_mask = create_block_mask(mask_mod, batch, heads, length, length, seen.device)
+    compiled: Any = torch.compile(flex_attention, dynamic=False)
+    return lambda: compiled(*qkv, block_mask=block_mask, scale=plan.scale)
+
+
+def torch_mask_mod(plan: KernelPlan, values: dict[str, int]) -> Callable[..., torch.Tensor]:
+    """The plan's predicate as a mask_mod of plain torch, for given lengths and parameters."""
+    import torch
+
+    source = " & ".join(f"({term})" for term in plan.mask_torch)
+    mask_mod: Callable[..., torch.Tensor] = eval(
+        f"lambda b, h, q_idx, kv_idx: {source}", {"torch": torch, **values}
+    )
+    return mask_mod
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0]}"
+
+
+def _or(names: Iterable[str]) -> str:
+    return " or ".join(names)

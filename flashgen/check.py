@@ -1,0 +1,56 @@
+"""check: is every published module what its spec and this flashgen would render?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from flashgen.build import module_text, search_spaces
+from flashgen.codegen.render import kernel_digest
+from flashgen.errors import ValidationError
+from flashgen.loader import Variant, load
+from flashgen.plan import lower
+from flashgen.publish import Place, is_generated, read_bytes
+from flashgen.tuning.choose import choose
+from flashgen.tuning.store import load_results
+from flashgen.validate import validate
+
+
+def check(paths: Iterable[Path], out: Path) -> list[str]:
+    """A line for each module that is not what it should be, and for each that no spec declares.
+
+    Every module is rendered anew, from the tuning results that lie beside it, and compared byte by
+    byte. Nothing is written.
+
+    Raises:
+        FlashgenError: what is wrong with the specs.
+    """
+    variants = load(paths)
+    if violations := [finding for variant in variants for finding in validate(variant)]:
+        raise ValidationError(violations)
+    return [*_differences(variants, out), *_orphans(variants, out)]
+
+
+def _differences(variants: Iterable[Variant], out: Path) -> Iterator[str]:
+    for variant in variants:
+        place = Place(out, variant.name)
+        found = read_bytes(place.module)
+        if not found:
+            yield f"{place.module}: missing; build {variant.file}"
+        elif found != expected_text(variant, place).encode():
+            yield f"{place.module}: not what {variant.file} renders to; build it again"
+
+
+def expected_text(variant: Variant, place: Place) -> str:
+    """What a build without measuring would publish."""
+    plan = lower(variant.spec, variant.name)
+    kernel = kernel_digest(plan)
+    chosen = choose(plan, kernel, search_spaces(plan), load_results(place.tuning))
+    return module_text(variant, plan, kernel, chosen, place)
+
+
+def _orphans(variants: Iterable[Variant], out: Path) -> Iterator[str]:
+    names = {variant.name for variant in variants}
+    for module in sorted(out.glob("*.py")):
+        if module.stem not in names and is_generated(module):
+            yield f"{module}: no spec declares it; delete it, or restore its spec"

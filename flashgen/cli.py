@@ -1,0 +1,155 @@
+"""The command line: ``flashgen build | check | list | clean | bench``.
+
+Exit status: 0 done; 1 `check` found something; 2 the user has to mend something; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flashgen.bench import bench as run_bench
+from flashgen.bench import write_json
+from flashgen.build import Built, Options
+from flashgen.build import build as run_build
+from flashgen.check import check as run_check
+from flashgen.console import (
+    ProgressBar,
+    bench_table,
+    build_table,
+    make_console,
+    plain_table,
+    rejection_lines,
+)
+from flashgen.errors import FlashgenError
+from flashgen.inventory import list_modules, remove_modules
+from flashgen.version import __version__
+
+app = typer.Typer(
+    help="Compile attention variants, declared in a few lines, to tuned Triton modules.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+Out = Annotated[Path, typer.Option("--out", help="Folder of the generated modules.")]
+Specs = Annotated[list[Path], typer.Argument(help="Spec files, or folders of them.")]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs a command and exits; what the user has to mend goes to stderr, a line each."""
+    try:
+        app(args=arguments, prog_name="flashgen")
+    except FlashgenError as error:
+        for line in str(error).splitlines():
+            typer.secho(f"error: {line}", err=True, fg="red")
+        sys.exit(2)
+
+
+@app.callback(invoke_without_command=True)
+def _options(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
+) -> None:
+    if version:
+        typer.echo(f"flashgen {__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def build(
+    paths: Specs,
+    target: Annotated[
+        list[str] | None,
+        typer.Option("--target", help="Build for this target, not the spec's. Repeatable."),
+    ] = None,
+    out: Out = Path("generated"),
+    no_tune: Annotated[
+        bool, typer.Option("--no-tune", help="Measure nothing, even where a GPU is there.")
+    ] = False,
+    tune_seconds: Annotated[
+        float, typer.Option("--tune-seconds", min=0, help="Time to measure one variant for.")
+    ] = 60.0,
+    force: Annotated[
+        bool, typer.Option("--force", help="Build and measure what is up to date, too.")
+    ] = False,
+    verbose: Annotated[
+        bool, typer.Option("-v", "--verbose", help="Tell each step and each rejected candidate.")
+    ] = False,
+) -> None:
+    """Bring the modules of these specs up to date."""
+    options = Options(
+        out=out,
+        targets=tuple(target or ()),
+        tune=not no_tune,
+        tune_seconds=tune_seconds,
+        force=force,
+    )
+    console = make_console()
+    results: list[Built] = []
+    try:
+        with ProgressBar(make_console(stderr=True), verbose=verbose) as progress:
+            for built in run_build(paths, options, progress):
+                results.append(built)
+                progress.finished()
+    finally:
+        done = [built for built in results if built.chosen]
+        current = [built.variant for built in results if not built.chosen]
+        if verbose:
+            for built in done:
+                for line in rejection_lines(built):
+                    typer.echo(line)
+        if done:
+            console.print(build_table(done))
+        if current:
+            typer.echo(f"up to date, nothing to do: {', '.join(current)}")
+
+
+@app.command()
+def check(
+    paths: Specs = [Path("specs")],  # noqa: B006  (typer reads the default, nobody changes it)
+    out: Out = Path("generated"),
+) -> None:
+    """Exit with status 1, and a list, if a module is not what its spec renders to."""
+    differences = run_check(paths, out)
+    for line in differences:
+        typer.echo(line)
+    if differences:
+        raise typer.Exit(1)
+    typer.echo(f"every module in {out} is what its spec renders to")
+
+
+@app.command("list")
+def list_(out: Out = Path("generated")) -> None:
+    """List the generated modules."""
+    modules = list_modules(out)
+    if not modules:
+        typer.echo(f"no generated modules in {out}")
+        return
+    make_console().print(plain_table(("variant", "state", "measured on"), modules))
+
+
+@app.command()
+def clean(out: Out = Path("generated")) -> None:
+    """Remove the generated modules. Measured results stay: they took a GPU to make."""
+    removed = remove_modules(out)
+    typer.echo(f"removed {len(removed)} modules from {out}")
+
+
+@app.command()
+def bench(
+    name: Annotated[str, typer.Argument(help="A variant.")],
+    specs: Annotated[Path, typer.Option("--specs", help="Where its spec is.")] = Path("specs"),
+    out: Out = Path("generated"),
+    json: Annotated[
+        Path | None, typer.Option("--json", help="Write the figures here, too.")
+    ] = None,
+) -> None:
+    """Time a module beside torch's SDPA backends and FlexAttention on this machine's GPU."""
+    rows = run_bench(name, specs, out)
+    make_console().print(bench_table(rows))
+    if json is not None:
+        write_json(json, rows)

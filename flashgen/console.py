@@ -1,0 +1,145 @@
+"""What flashgen shows in a terminal: a progress bar, tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bars
+from rich.table import Table
+
+from flashgen.bench import Timing
+from flashgen.budget.targets import get_target
+from flashgen.build import Built, Progress
+from flashgen.config import ChosenConfig
+
+# In a pipe or a log there is no width to keep to: rows stay whole.
+UNWATCHED_WIDTH = 200
+
+
+def make_console(*, stderr: bool = False) -> Console:
+    """A console that breaks no line where nobody watches."""
+    console = Console(stderr=stderr, highlight=False)
+    if not console.is_terminal:
+        console.width = UNWATCHED_WIDTH
+    return console
+
+
+class ProgressBar(Progress):
+    """A bar over the variants, and one over the candidates of the one being tuned.
+
+    It shows itself in a terminal only; with ``verbose``, each step gets a line as well.
+    """
+
+    def __init__(self, console: Console, *, verbose: bool) -> None:
+        self._console = console
+        self._verbose = verbose
+        self._bars = Bars(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._variants = self._bars.add_task("", total=None, visible=False)
+        self._candidates = self._bars.add_task("  candidates", total=None, visible=False)
+
+    def __enter__(self) -> ProgressBar:
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._bars.stop()
+
+    def start(self, variants: int) -> None:
+        """Shows the bar over the variants."""
+        self._bars.reset(self._variants, total=variants, visible=True)
+
+    def step(self, variant: str, step: str) -> None:
+        """Names the step beside the bar."""
+        self._bars.update(self._variants, description=f"{variant}: {step}")
+        self._bars.update(self._candidates, visible=False)
+        if self._verbose:
+            self._console.print(f"{variant}: {step}", markup=False)
+
+    def measured(self, done: int, total: int) -> None:
+        """Moves the bar over the candidates."""
+        self._bars.update(self._candidates, completed=done, total=total, visible=True)
+
+    def finished(self) -> None:
+        """Moves the bar over the variants by one."""
+        self._bars.advance(self._variants)
+
+
+def build_table(built: Iterable[Built]) -> Table:
+    """A row for each variant and target that a configuration was chosen for."""
+    table = Table("variant", "target", "blocks", "warps", "stages", box=box.SIMPLE_HEAD)
+    table.add_column("SRAM used", justify="right")
+    table.add_column("chosen")
+    table.add_column("time", justify="right")
+    for result in built:
+        time = f"{result.seconds:.1f} s"
+        for target, choice in result.chosen.items():
+            config = choice.config
+            table.add_row(
+                result.variant,
+                target,
+                f"{config.BLOCK_M} x {config.BLOCK_N}",
+                str(config.num_warps),
+                str(config.num_stages),
+                f"{choice.shared:,} of {get_target(target).max_shared:,} B",
+                how_chosen(choice),
+                time,
+            )
+            time = ""
+    return table
+
+
+def how_chosen(choice: ChosenConfig) -> str:
+    """On what grounds a configuration ships, in a few words."""
+    if choice.source == "model":
+        return "by model"
+    return f"measured on {choice.gpu}: {choice.tflops:.0f} TFLOP/s"
+
+
+def rejection_lines(built: Built) -> Iterable[str]:
+    """For each target, how many candidates there were, and why the others were turned down."""
+    for target, space in built.spaces.items():
+        yield (
+            f"{built.variant}: {target}: {len(space.candidates)} candidates fit, "
+            f"{len(space.rejected)} turned down"
+        )
+        for config, reason in space.rejected:
+            yield f"  {config}: {reason}"
+
+
+def plain_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """A table of text."""
+    table = Table(*columns, box=box.SIMPLE_HEAD)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def bench_table(timings: Iterable[Timing]) -> Table:
+    """A row for each kernel and length."""
+    table = Table("length", "kernel", box=box.SIMPLE_HEAD)
+    for column in ("ms", "TFLOP/s", "flashgen is"):
+        table.add_column(column, justify="right")
+    for t in timings:
+        if t.ms is None or t.tflops is None or t.ratio is None:
+            table.add_row(str(t.length), t.kernel, "-", "-", t.problem)
+        else:
+            figures = (f"{t.ms:.3f}", f"{t.tflops:.0f}", f"{t.ratio:.2f} x")
+            table.add_row(str(t.length), t.kernel, *figures)
+    return table
