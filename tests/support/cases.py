@@ -1,0 +1,143 @@
+"""The calls that variants are tried with: lengths, heads, memory layouts and parameters."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+
+from flashgen import AttentionSpec
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call of a variant.
+
+    Attributes:
+        layout: how q, k and v lie in memory, a key of `LAYOUTS`.
+        scale: None leaves it to the variant.
+        params: values of the mask's run-time parameters; the others keep their defaults.
+    """
+
+    q_len: int
+    kv_len: int
+    batch: int = 1
+    q_heads: int = 1
+    kv_heads: int = 1
+    layout: str = "contiguous"
+    scale: float | None = None
+    params: dict[str, int] = field(default_factory=dict, hash=False)
+
+    def __str__(self) -> str:
+        words = [f"q{self.q_len}", f"kv{self.kv_len}"]
+        words += [f"batch{self.batch}"] if self.batch != 1 else []
+        words += [f"heads{self.q_heads}of{self.kv_heads}"] if self.q_heads != 1 else []
+        words += [self.layout] if self.layout != "contiguous" else []
+        words += [f"scale{self.scale}"] if self.scale is not None else []
+        words += [f"{name}{value}" for name, value in self.params.items()]
+        return "-".join(words)
+
+    def arguments(self, spec: AttentionSpec) -> dict[str, int]:
+        """The value of each of the mask's parameters, in the order that the module takes them."""
+        return {p.name: self.params.get(p.name, p.default) for p in spec.mask.params}
+
+
+def _contiguous(b: int, h: int, s: int, d: int, nan: torch.Tensor) -> torch.Tensor:
+    return nan[: b * h * s * d].view(b, h, s, d)
+
+
+def _transposed(b: int, h: int, s: int, d: int, nan: torch.Tensor) -> torch.Tensor:
+    """(batch, seq, heads, head_dim) memory, as a projection writes it."""
+    return nan[: b * s * h * d].view(b, s, h, d).transpose(1, 2)
+
+
+def _padded(b: int, h: int, s: int, d: int, nan: torch.Tensor) -> torch.Tensor:
+    """Rows and columns of a larger tensor, at 16-byte steps."""
+    rows, cols = s + 3, d + 32
+    return nan[: b * h * rows * cols].view(b, h, rows, cols)[:, :, :s, 16 : 16 + d]
+
+
+def _unaligned(b: int, h: int, s: int, d: int, nan: torch.Tensor) -> torch.Tensor:
+    """Columns of a larger tensor, at odd steps that TMA cannot take."""
+    rows, cols = s + 3, d + 13
+    return nan[: b * h * rows * cols].view(b, h, rows, cols)[:, :, :s, 5 : 5 + d]
+
+
+def _every_other_row(b: int, h: int, s: int, d: int, nan: torch.Tensor) -> torch.Tensor:
+    return nan[: b * h * 2 * s * d].view(b, h, 2 * s, d)[:, :, ::2]
+
+
+def _one_head(b: int, h: int, s: int, d: int, nan: torch.Tensor) -> torch.Tensor:
+    """Heads that are one head, expanded: a stride of 0."""
+    return nan[: b * s * d].view(b, 1, s, d)
+
+
+def _one_row(b: int, h: int, s: int, d: int, nan: torch.Tensor) -> torch.Tensor:
+    """Positions that are one position, expanded: a stride of 0."""
+    return nan[: b * h * min(s, 1) * d].view(b, h, min(s, 1), d)
+
+
+#: Views into memory that is NaN wherever q, k and v are not: what reads too far shows.
+LAYOUTS = {
+    "contiguous": _contiguous,
+    "transposed": _transposed,
+    "padded": _padded,
+    "unaligned": _unaligned,
+    "every_other_row": _every_other_row,
+    "one_head": _one_head,
+    "one_row": _one_row,
+}
+
+
+def inputs(
+    case: Case, spec: AttentionSpec, dtype: torch.dtype, device: str = "cpu"
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Random normal q, k and v, the same for the same case and dtype."""
+    seed = zlib.crc32(f"{case}{spec.digest}{dtype}".encode())
+    generator = torch.Generator(device).manual_seed(seed)
+
+    def tensor(heads: int, length: int, head_dim: int) -> torch.Tensor:
+        shape = (case.batch, heads, length, head_dim)
+        room = case.batch * heads * (2 * length + 3) * (head_dim + 32) + 4096
+        nan = torch.full((room,), torch.nan, dtype=dtype, device=device)
+        view = LAYOUTS[case.layout](*shape, nan)
+        # Half precision's own generator differs between versions of torch: round instead.
+        view.copy_(torch.randn(view.shape, generator=generator, device=device))
+        return view.expand(shape)
+
+    return (
+        tensor(case.q_heads, case.q_len, spec.qk_head_dim),
+        tensor(case.kv_heads, case.kv_len, spec.qk_head_dim),
+        tensor(case.kv_heads, case.kv_len, spec.v_head_dim),
+    )
+
+
+def every_remainder(block_m: int, block_n: int, *, equal_lengths: bool) -> Iterator[Case]:
+    """Lengths with every remainder by both tile sides, from 1 to more than a tile of each.
+
+    Unless ``equal_lengths`` is demanded, both q_len < kv_len and q_len > kv_len.
+    """
+    large, small = max(block_m, block_n), min(block_m, block_n)
+    for length in range(1, large + small + 2):
+        yield Case(length, length)
+    if equal_lengths:
+        return
+    for r in range(large):
+        # 7 is coprime to a power of two: both lengths run through all remainders.
+        short, long = 7 * r % large or large, large + small + r
+        yield Case(short, long) if r % 2 else Case(long, short)
+
+
+def around_tiles(block_m: int, block_n: int, *, equal_lengths: bool) -> Iterator[Case]:
+    """A few lengths at and beside the multiples of the tile sides, for large tiles."""
+    edges = {1, *(b + e for b in (block_m, block_n) for e in (-1, 0, 1)), block_m + block_n + 9}
+    for length in sorted(edges):
+        yield Case(length, length)
+    if not equal_lengths:
+        yield Case(block_m + 5, 2 * block_n + 8)
+        yield Case(5, block_n + 16)
+        yield Case(block_m + 17, block_n - 3)
+        yield Case(2 * block_m, 1)
+        yield Case(1, 3 * block_n)

@@ -1,0 +1,67 @@
+"""What is right: float64, and an error bound that the data itself gives."""
+
+from __future__ import annotations
+
+import torch
+
+from flashgen import AttentionSpec
+from flashgen.reference import attention_reference, visibility
+from support.cases import Case
+
+Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def check(
+    out: torch.Tensor, lse: torch.Tensor, tensors: Inputs, spec: AttentionSpec, case: Case
+) -> None:
+    """Fails unless out and lse are as near to float64 as low-precision torch gets, twice over.
+
+    ``error <= 2 * (error of the same computation in low precision with torch) + rounding``, where
+    the rounding is a few of float32 and one to out's dtype.
+    """
+    q, k, v = tensors
+    params = case.arguments(spec)
+    scale = case.scale or spec.scale or spec.qk_head_dim**-0.5
+    exact = attention_reference(q, k, v, spec.mask, scale=scale, params=params, return_lse=True)
+    low = _low_precision(q, k, v, spec, scale, params)
+    for name, got, right, rough in zip(("out", "lse"), (out, lse), exact, low, strict=True):
+        assert got.shape == right.shape, f"{name}: {tuple(got.shape)}, not {tuple(right.shape)}"
+        assert got.dtype == (q.dtype if name == "out" else torch.float32), f"{name}: {got.dtype}"
+        if got.numel() == 0:
+            continue
+        finite = right.isfinite()
+        assert torch.equal(got.isfinite(), finite), f"{name}: infinite or NaN where it is not"
+        assert torch.equal(got[~finite].double(), right[~finite]), f"{name}: not -inf where empty"
+        error, allowed = _error(got, right, finite), _allowed(rough, right, finite, got.dtype)
+        assert error <= allowed, f"{name}: error {error:.3g}, allowed {allowed:.3g}"
+
+
+def _low_precision(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    spec: AttentionSpec,
+    scale: float,
+    params: dict[str, int],
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(out, lse) with float32 scores and weights in the inputs' dtype, like matrix units."""
+    group = q.shape[1] // k.shape[1]
+    keys, values = (x.repeat_interleave(group, dim=1).float() for x in (k, v))
+    shape = (q.shape[0], q.shape[1], q.shape[2], k.shape[2])
+    visible = visibility(spec.mask, *shape, params=params, device=q.device)
+    scores = (q.float() @ keys.mT * scale).masked_fill(~visible, -torch.inf)
+    lse = torch.logsumexp(scores, dim=-1)
+    weights = torch.exp(scores - lse.masked_fill(lse == -torch.inf, 0.0).unsqueeze(-1))
+    return (weights.to(q.dtype).float() @ values).to(q.dtype), lse
+
+
+def _error(got: torch.Tensor, right: torch.Tensor, where: torch.Tensor) -> float:
+    return (got.double() - right)[where].abs().max().item() if where.any() else 0.0
+
+
+def _allowed(
+    rough: torch.Tensor, right: torch.Tensor, where: torch.Tensor, dtype: torch.dtype
+) -> float:
+    largest = right[where].abs().max().item() if where.any() else 0.0
+    rounding = 4 * torch.finfo(torch.float32).eps + torch.finfo(dtype).eps / 2
+    return 2 * _error(rough, right, where) + rounding * max(1.0, largest)

@@ -1,0 +1,78 @@
+"""The modules under test: those of generated/, and variants that are rendered for one test."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import itertools
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+from flashgen import AttentionSpec
+from flashgen.codegen.render import render_module
+from flashgen.config import ChosenConfig, KernelConfig
+from flashgen.loader import load
+from flashgen.plan import KernelPlan, lower
+
+ROOT = Path(__file__).resolve().parents[2]
+GENERATED = ROOT / "generated"
+
+_serial = itertools.count()
+
+
+@functools.cache
+def shipped_specs() -> dict[str, AttentionSpec]:
+    """Every variant of specs/ by name, as the folder lists them.
+
+    Raises:
+        SpecFileError: the folder holds none.
+    """
+    return {variant.name: variant.spec for variant in load([ROOT / "specs"])}
+
+
+@functools.cache
+def shipped_module(name: str) -> ModuleType:
+    """The committed module of a shipped variant."""
+    if not (GENERATED / f"{name}.py").exists():  # INTERIM
+        return rendered_module(shipped_specs()[name], name=name)
+    return import_file(GENERATED / f"{name}.py")
+
+
+def rendered_module(
+    spec: AttentionSpec,
+    *,
+    name: str = "rendered",
+    edit_plan: Callable[[KernelPlan], KernelPlan] = lambda plan: plan,
+    edit_source: Callable[[str], str] = lambda source: source,
+) -> ModuleType:
+    """A spec's module as flashgen renders it now; the edits are for mutants."""
+    plan = edit_plan(lower(spec, name))
+    source = edit_source(render_module(plan, any_configs(plan)))
+    path = _scratch() / f"{name}_{next(_serial)}.py"
+    path.write_text(source)
+    return import_file(path)
+
+
+def any_configs(plan: KernelPlan) -> dict[str, ChosenConfig]:
+    """Some configuration for each target: for tests that pass their own, or look at the text."""
+    config = KernelConfig(BLOCK_M=32, BLOCK_N=16, num_warps=4, num_stages=2)
+    return {target: ChosenConfig(config, "model", shared=4096) for target in plan.targets}
+
+
+def import_file(path: Path) -> ModuleType:
+    """A Python file as a module of its own, in no package."""
+    module_spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert module_spec is not None and module_spec.loader is not None, path
+    module = importlib.util.module_from_spec(module_spec)
+    module_spec.loader.exec_module(module)
+    return module
+
+
+@functools.cache
+def _scratch() -> Path:
+    # Triton reads a kernel's source back from its file, for as long as the process lives.
+    folder = tempfile.TemporaryDirectory(prefix="flashgen-tests-")
+    _scratch.__dict__["folder"] = folder
+    return Path(folder.name)

@@ -1,0 +1,16 @@
+"""The sweep runs kernels in Triton's interpreter, which a process chooses before it imports Triton.
+
+TRITON_INTERPRET=1 pytest tests/sweep
+"""
+
+import os
+
+import pytest
+
+if os.environ.get("TRITON_INTERPRET") != "1":
+    raise pytest.UsageError(
+        "tests/sweep runs in Triton's interpreter: TRITON_INTERPRET=1 pytest tests/sweep"
+    )
+# A tile is too small to share between threads: they would only wait for one another.
+for _library in ("OMP", "OPENBLAS", "MKL"):
+    os.environ.setdefault(f"{_library}_NUM_THREADS", "1")

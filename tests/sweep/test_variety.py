@@ -1,0 +1,44 @@
+"""Masks and head dimensions beyond the shipped variants, rendered on the spot."""
+
+from __future__ import annotations
+
+import functools
+from types import ModuleType
+
+import pytest
+
+from support.cases import LAYOUTS, Case
+from support.variants import rendered_module
+from support.variety import HEAD_DIM_SPECS, MASK_SPECS
+from sweep.launch import check_kernel
+
+LENGTHS = [(1, 1), (16, 16), (33, 33), (49, 49), (70, 70), (19, 75), (75, 19), (64, 1), (1, 64)]
+
+
+@functools.cache
+def _module(kind: str, name: str) -> ModuleType:
+    return rendered_module({"mask": MASK_SPECS, "dim": HEAD_DIM_SPECS}[kind][name])
+
+
+@pytest.mark.parametrize(("block_m", "block_n"), [(32, 16), (16, 32)])
+@pytest.mark.parametrize(("q_len", "kv_len"), LENGTHS)
+@pytest.mark.parametrize("name", MASK_SPECS)
+def test_masks(name: str, q_len: int, kv_len: int, block_m: int, block_n: int) -> None:
+    case = Case(q_len, kv_len, batch=2, q_heads=4, kv_heads=2)
+    check_kernel(_module("mask", name), MASK_SPECS[name], case, BLOCK_M=block_m, BLOCK_N=block_n)
+
+
+@pytest.mark.parametrize("left", [0, 1, 2, 16, 40, 10**6])
+@pytest.mark.parametrize("name", ["run_time_window", "sinks"])
+def test_run_time_parameters(name: str, left: int) -> None:
+    for q_len, kv_len in ((50, 50), (20, 61), (61, 20)):
+        case = Case(q_len, kv_len, params={"left": left})
+        check_kernel(_module("mask", name), MASK_SPECS[name], case)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("tma", [False, True], ids=["pointers", "tma"])
+@pytest.mark.parametrize("name", HEAD_DIM_SPECS)
+def test_head_dims(name: str, tma: bool, layout: str) -> None:
+    case = Case(21, 37, batch=2, q_heads=2, kv_heads=1, layout=layout)
+    check_kernel(_module("dim", name), HEAD_DIM_SPECS[name], case, USE_TMA=tma)
