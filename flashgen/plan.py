@@ -229,20 +229,9 @@ class KernelPlan:
             for end in (run.begin, run.end, run.full_begin, run.full_end, run.condition)
         )
 
-    @property
-    def reads_q_idx(self) -> bool:
-        """Whether the predicate differs between queries."""
-        return "q_idx" in self._predicate_names
-
-    @property
-    def reads_batch(self) -> bool:
-        """Whether the predicate differs between batch entries."""
-        return "b" in self._predicate_names
-
-    @property
-    def reads_head(self) -> bool:
-        """Whether the predicate differs between query heads."""
-        return "h" in self._predicate_names
+    def reads(self, *names: str) -> bool:
+        """Whether the predicate depends on any of these symbols: q_idx, kv_idx, b, h, q_len..."""
+        return not self._predicate_names.isdisjoint(names)
 
     @cached_property
     def _predicate_names(self) -> frozenset[str]:

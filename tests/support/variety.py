@@ -38,6 +38,7 @@ MASK_SPECS: dict[str, AttentionSpec] = {
     "either_or": _spec(lambda b, h, q_idx, kv_idx: (q_idx >= kv_idx) ^ (kv_idx < 9)),
     "last_keys": _spec(lambda b, h, q_idx, kv_idx: kv_idx >= kv_len - 10),
     "first_queries": _spec(lambda b, h, q_idx, kv_idx: q_idx < 20),
+    "by_length": _spec(lambda b, h, q_idx, kv_idx: kv_len < 40),
     "later_half": _spec(lambda b, h, q_idx, kv_idx: 2 * kv_idx >= q_idx + q_len // 2),
     "distance": _spec(lambda b, h, q_idx, kv_idx: abs(q_idx - kv_idx) <= 7),
     "antidiagonal": _spec(lambda b, h, q_idx, kv_idx: q_idx + kv_idx < 40),
