@@ -6,11 +6,14 @@ down as one that does not run.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import math
+import os
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from time import monotonic
 from types import ModuleType
@@ -21,15 +24,21 @@ from flashgen.config import ChosenConfig, KernelConfig
 from flashgen.errors import TuneError
 from flashgen.plan import KernelPlan
 from flashgen.tuning.store import Ending, Measurement, TuneResult
-from flashgen.tuning.workload import random_inputs, typical_params, visible, visible_flops
-
-# One long sequence, and many short ones.
-LENGTHS = (2048, 16384)
+from flashgen.tuning.workload import (
+    LENGTHS,
+    random_inputs,
+    typical_params,
+    visible,
+    visible_flops,
+)
 
 # Milliseconds of one timing: a first look at every candidate, a closer one at the best few.
 FIRST_LOOK = {"warmup": 10, "rep": 40}
 CLOSER_LOOK = {"warmup": 25, "rep": 150}
 FINALISTS = 3
+
+# Candidates that are compiled side by side before they are timed one by one.
+WAVE = min(16, os.cpu_count() or 1)
 
 # Largest relative error (Frobenius norm) of a candidate that is not broken: bfloat16 gives 0.004.
 WRONG = 0.02
@@ -79,6 +88,8 @@ def measure(
             if measured and monotonic() > deadline:
                 ended = "time"
                 break
+            if done % WAVE == 0:
+                bench.compile(candidates[done : done + WAVE])
             try:
                 bench.check(config)
                 measured[config] = bench.time(config, FIRST_LOOK)
@@ -141,6 +152,16 @@ class _Bench:
         """(out, lse) with one configuration."""
         values = {**config.as_dict(), "USE_TMA": self.use_tma}
         return self.module._launch(q, k, v, self.plan.scale, *self.params.values(), values)
+
+    def compile(self, configs: Sequence[KernelConfig]) -> None:
+        """Compiles these at once, each in a thread of its own; one that fails will again later."""
+
+        def first_call(config: KernelConfig) -> None:
+            with contextlib.suppress(Exception):
+                self.run(config, *(x[:1, :1, :1] for x in self.inputs[LENGTHS[0]]))
+
+        with ThreadPoolExecutor(max(1, len(configs))) as pool:
+            list(pool.map(first_call, configs))
 
     def check(self, config: KernelConfig) -> None:
         """Holds one head's output to the eager reference's; ArithmeticError if it is wrong."""
