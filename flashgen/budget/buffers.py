@@ -11,7 +11,6 @@ tests/compile/test_sram_sweep.py holds the sums to the compiler's figure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
@@ -91,7 +90,7 @@ def phases(layout: Layout) -> tuple[Phase, ...]:
     tiles = _Tiles(layout)
     if layout.unit == "mfma":
         return _mfma(layout, tiles)
-    output = Phase("output", (("output", _largest(tiles.out)),))
+    output = Phase("output", (("output", sympy.Max(*tiles.out)),))
     if layout.unit in ("wgmma", "tcgen05"):
         return (_warp_group(layout, tiles), output)
     if layout.tma:
@@ -123,11 +122,11 @@ def _registers(layout: Layout, tiles: _Tiles) -> Phase:
     p, scratch = _weights(layout, tiles)
     if layout.pipelined:
         copies = NUM_STAGES - 1
-        keys = (("K", copies * _sum(tiles.k)), ("V", copies * _sum(tiles.v)))
-        return Phase("loop", (("Q", _sum(tiles.q)), *keys, ("P", p), ("scratch", scratch)))
+        keys = (("K", copies * sum(tiles.k)), ("V", copies * sum(tiles.v)))
+        return Phase("loop", (("Q", sum(tiles.q)), *keys, ("P", p), ("scratch", scratch)))
     # Loads are used where they arrive: a segment of K is gone before one of V comes.
-    step = sympy.Max(_largest(tiles.k), _largest(tiles.v) + p + scratch)
-    return Phase("loop", (("Q", _sum(tiles.q)), ("K", step)))
+    step = sympy.Max(sympy.Max(*tiles.k), sympy.Max(*tiles.v) + p + scratch)
+    return Phase("loop", (("Q", sum(tiles.q)), ("K", step)))
 
 
 def _weights(layout: Layout, tiles: _Tiles) -> tuple[Any, Any]:
@@ -159,16 +158,16 @@ def _registers_by_tma(layout: Layout, tiles: _Tiles) -> tuple[Phase, ...]:
     with TMA uses only for tiles under 64 rows, it counts a copy of K that need not be there.
     """
     p, scratch = _weights(layout, tiles)
-    read_q = Phase("read Q", (("Q", _sum(tiles.q)), ("barriers", sympy.Integer(8))))
+    read_q = Phase("read Q", (("Q", sum(tiles.q)), ("barriers", sympy.Integer(8))))
     if not layout.pipelined:
-        read_k = Phase("read K", (("K", 2 * _largest(tiles.k)), ("barriers", sympy.Integer(8))))
-        use_v = (("V", _largest(tiles.v)), ("P", p), ("scratch", sympy.Max(scratch, 8)))
+        read_k = Phase("read K", (("K", 2 * sympy.Max(*tiles.k)), ("barriers", sympy.Integer(8))))
+        use_v = (("V", sympy.Max(*tiles.v)), ("P", p), ("scratch", sympy.Max(scratch, 8)))
         return read_q, read_k, Phase("use V", use_v)
     copies = NUM_STAGES - 1
-    step = sympy.Max(_largest(tiles.k), p)
+    step = sympy.Max(sympy.Max(*tiles.k), p)
     loop = (
-        ("K", copies * _sum(tiles.k)),
-        ("V", copies * _sum(tiles.v)),
+        ("K", copies * sum(tiles.k)),
+        ("V", copies * sum(tiles.v)),
         ("P", step),
         ("scratch", scratch),
         ("barriers", _barriers(layout.num_qk + layout.num_v, copies)),
@@ -185,7 +184,7 @@ def _warp_group(layout: Layout, tiles: _Tiles) -> Phase:
     keys, first = _keys(layout, tiles)
     barriers = _waits(layout)
     scratch = _relayout(layout, tiles)
-    parts = (("Q", _sum(tiles.q)), *keys)
+    parts = (("Q", sum(tiles.q)), *keys)
     if not layout.pipelined:
         # One wait or one change of layout at a time: they take turns in one place.
         small = sympy.Max(barriers, scratch)
@@ -204,18 +203,18 @@ def _warp_group(layout: Layout, tiles: _Tiles) -> Phase:
 def _keys(layout: Layout, tiles: _Tiles) -> tuple[tuple[tuple[str, Any], ...], Any]:
     """The K and V buffers, and the largest single one."""
     if not layout.pipelined:
-        largest = _largest([*tiles.k, *tiles.v])
+        largest = sympy.Max(*tiles.k, *tiles.v)
         return (("K", largest),), largest
-    k, v = NUM_STAGES * _sum(tiles.k), NUM_STAGES * _sum(tiles.v)
-    first = NUM_STAGES * _largest([*tiles.k, *tiles.v])
+    k, v = NUM_STAGES * sum(tiles.k), NUM_STAGES * sum(tiles.v)
+    first = NUM_STAGES * sympy.Max(*tiles.k, *tiles.v)
     if not (layout.tf32 and layout.tma):
         return (("K", k), ("V", v)), first
     # Units read a transposed operand of two-byte elements only: V as tf32 is copied once more.
     if layout.unit == "tcgen05":
-        return (("K", k), ("V", v), ("V copy", 2 * _sum(tiles.v))), first
+        return (("K", k), ("V", v), ("V copy", 2 * sum(tiles.v))), first
     waiting = NUM_STAGES - 1
-    first = sympy.Max(NUM_STAGES * _largest(tiles.k), waiting * _largest(tiles.v))
-    return (("K", k), ("V", waiting * _sum(tiles.v)), ("V copy", _largest(tiles.v))), first
+    first = sympy.Max(NUM_STAGES * sympy.Max(*tiles.k), waiting * sympy.Max(*tiles.v))
+    return (("K", k), ("V", waiting * sum(tiles.v)), ("V copy", sympy.Max(*tiles.v))), first
 
 
 def _waits(layout: Layout) -> Any:
@@ -267,19 +266,19 @@ def _mfma(layout: Layout, tiles: _Tiles) -> tuple[Phase, ...]:
     rows_shared = BLOCK_M < _MFMA_ROWS * NUM_WARPS
     small = layout.narrow or sympy.Lt(BLOCK_N, _MFMA_ROWS)
     p = sympy.Piecewise((tiles.p, sympy.Or(rows_shared, small)), (sympy.Integer(0), True))
-    read_q = Phase("read Q", (("Q", _largest(tiles.q)),))
+    read_q = Phase("read Q", (("Q", sympy.Max(*tiles.q)),))
     # Segments of V that are computed by different instructions each have P in their own layout.
     several = layout.num_v > 1
     if not layout.pipelined:
-        v = _largest(tiles.v)
+        v = sympy.Max(*tiles.v)
         together = sympy.Piecewise((v + p, rows_shared), (sympy.Max(v, p), True))
         use_v = Phase("use V", (("V", together if several else sympy.Max(v, p)),))
-        return read_q, Phase("read K", (("K", _largest(tiles.k)),)), use_v
+        return read_q, Phase("read K", (("K", sympy.Max(*tiles.k)),)), use_v
     copies = NUM_STAGES - 1
     scratch = tiles.rows if several else sympy.Integer(0)
     loop = (
-        ("K", copies * _sum(tiles.k)),
-        ("V", copies * _sum(tiles.v)),
+        ("K", copies * sum(tiles.k)),
+        ("V", copies * sum(tiles.v)),
         ("P", p),
         ("scratch", sympy.Piecewise((scratch, rows_shared), (sympy.Integer(0), True))),
     )
@@ -293,11 +292,3 @@ def _barriers(arrays: int, length: Any) -> Any:
 
 def _up(size: Any, multiple: Any) -> Any:
     return multiple * FloorDiv(size + multiple - 1, multiple)
-
-
-def _sum(sizes: Iterable[Any]) -> Any:
-    return sympy.Add(*sizes)
-
-
-def _largest(sizes: Iterable[Any]) -> Any:
-    return sympy.Max(*sizes)

@@ -40,7 +40,7 @@ def occupancy(plan: KernelPlan, config: KernelConfig, target: Target) -> Occupan
     """The blocks of a kernel that one SM holds; 0 where not even one fits."""
     threads = config.num_warps * target.warp_size
     shared = sram_usage(plan, config, target).total + target.reserved_shared
-    registers = min(registers_needed(plan, config, target), target.max_registers)
+    registers = min(registers_needed(plan, config, target), register_limit(config, target))
     registers = -(-registers // REGISTER_UNIT) * REGISTER_UNIT
     bounds = {
         "shared memory": target.shared_per_sm // shared,
@@ -54,31 +54,47 @@ def occupancy(plan: KernelPlan, config: KernelConfig, target: Target) -> Occupan
     return Occupancy(bounds[limit], limit)
 
 
-def live_values(plan: KernelPlan, config: KernelConfig, target: Target) -> int:
-    """Registers of a thread that a loop step cannot do without: accumulator, scores, weights.
+def register_limit(config: KernelConfig, target: Target) -> int:
+    """Registers that a thread can have: what it can address, or its share of the SM's."""
+    threads = config.num_warps * target.warp_size
+    return min(target.max_registers, target.registers_per_sm // threads)
 
-    wgmma reads the weights from the registers of the scores, which they replace; mma.sync has both
-    for a while. tcgen05 keeps the accumulator in tensor memory.
+
+def live_values(plan: KernelPlan, config: KernelConfig, target: Target) -> int:
+    """Registers of a thread that a loop step cannot do without.
+
+    Everywhere the accumulator (which tcgen05 fetches to rescale it) and the scores. mma.sync has
+    the weights beside the scores for a while. mfma also keeps the queries, the next keys, and the
+    keys that a warp is at.
     """
     threads = config.num_warps * target.warp_size
-    unit = matrix_unit(plan, config, target)
-    accumulator = 0 if unit == "tcgen05" else config.BLOCK_M * sum(plan.v_segments) // threads
+    accumulator = config.BLOCK_M * sum(plan.v_segments) // threads
     scores = config.BLOCK_M * config.BLOCK_N // threads
-    weights = 0 if unit == "wgmma" else scores * plan.itemsize // 4
-    return accumulator + scores + weights
+    unit = matrix_unit(plan, config, target)
+    if unit in ("wgmma", "tcgen05"):
+        return accumulator + scores
+    if unit != "mfma":
+        return accumulator + scores + scores * plan.itemsize // 4
+    qk, v = sum(plan.qk_segments), sum(plan.v_segments)
+    queries = config.BLOCK_M * qk * plan.itemsize // 4 // threads
+    ahead = config.BLOCK_N * (qk + v) * plan.itemsize // 4 // threads
+    operand = config.BLOCK_N * max(qk, v) * plan.itemsize // 4 // target.warp_size
+    return accumulator + scores + queries + operand + (ahead if config.num_stages > 1 else 0)
 
 
 def registers_needed(plan: KernelPlan, config: KernelConfig, target: Target) -> int:
-    """Registers of a thread, estimated from what the compiler gives kernels that do not spill."""
+    """Registers of a thread, fitted to what the compiler gives kernels that do not spill."""
     threads = config.num_warps * target.warp_size
     accumulator = config.BLOCK_M * sum(plan.v_segments) // threads
     scores = config.BLOCK_M * config.BLOCK_N // threads
     unit = matrix_unit(plan, config, target)
     if unit == "wgmma":
         return round(accumulator + 1.5 * scores + max(0, accumulator - 64) / 2) + SPARE_REGISTERS
-    if unit == "mma.sync":  # operands pass through registers as well
-        return round(1.3 * accumulator + 3.2 * scores) + 40
-    return live_values(plan, config, target) + SPARE_REGISTERS
+    if unit == "tcgen05":
+        return accumulator + 2 * scores + 4
+    if unit == "mfma":
+        return round(1.4 * live_values(plan, config, target)) + 20
+    return round(1.3 * accumulator + 3.2 * scores) + 40  # operands pass through registers as well
 
 
 def tensor_memory_columns(plan: KernelPlan, config: KernelConfig) -> int:

@@ -8,9 +8,9 @@ Sources:
         (shared memory per block and per SM, registers, threads and blocks per SM); each block also
         costs 1 KiB that the system reserves (Tuning Guides for Ampere, Ada, Hopper and Blackwell,
         "Unified Shared Memory/L1/Texture Cache").
-    Exponentials per clock: CUDA C++ Programming Guide, "Throughput of Native Arithmetic
-        Instructions", the row of ``exp2f``; AMD Instinct MI300 ISA guide and CDNA3 white paper
-        (transcendentals at a quarter of the rate of a 64-lane CU).
+    Instructions per clock: CUDA C++ Programming Guide, "Throughput of Native Arithmetic
+        Instructions", the rows of 32-bit floating-point add and of ``exp2f``; CDNA3 white paper
+        (64 lanes a CU) and AMD Instinct MI300 ISA guide (transcendentals at a quarter of that).
     A100 80 GB SXM: NVIDIA A100 datasheet and white paper. A10: NVIDIA A10 datasheet, GA102 white
         paper. L40S: NVIDIA L40S datasheet, Ada white paper. H200 SXM: NVIDIA H200 datasheet, H100
         white paper. B200: NVIDIA HGX B200 datasheet, Blackwell Tuning Guide.
@@ -56,6 +56,7 @@ class Target:
         l2_bytes: capacity of the last-level cache.
         tflops: peak dense 10^12 FLOP/s of a matrix product with fp32 accumulation, by operand:
             ``bf16``, ``fp16``, ``tf32`` and ``ieee`` (float32 operands read whole).
+        lanes_per_clock: 32-bit floating-point instructions a clock and SM, one for each lane.
         exp_per_clock: base-2 exponentials a clock and SM.
         has_tma: whether tiles can be copied through tensor descriptors.
     """
@@ -79,6 +80,7 @@ class Target:
     l2_gbps: float
     l2_bytes: int
     tflops: tuple[tuple[str, float], ...]
+    lanes_per_clock: int
     exp_per_clock: int
     has_tma: bool
 
@@ -108,6 +110,7 @@ _ALL = (
         l2_gbps=7219,
         l2_bytes=40 * MIB,
         tflops=(("bf16", 312), ("fp16", 312), ("tf32", 156), ("ieee", 19.5)),
+        lanes_per_clock=64,
         exp_per_clock=16,
         has_tma=False,
     ),
@@ -131,6 +134,7 @@ _ALL = (
         l2_gbps=2600,
         l2_bytes=6 * MIB,
         tflops=(("bf16", 125), ("fp16", 125), ("tf32", 62.5), ("ieee", 31.2)),
+        lanes_per_clock=128,
         exp_per_clock=16,
         has_tma=False,
     ),
@@ -154,6 +158,7 @@ _ALL = (
         l2_gbps=5000,
         l2_bytes=96 * MIB,
         tflops=(("bf16", 362), ("fp16", 362), ("tf32", 183), ("ieee", 91.6)),
+        lanes_per_clock=128,
         exp_per_clock=16,
         has_tma=False,
     ),
@@ -177,6 +182,7 @@ _ALL = (
         l2_gbps=9370,
         l2_bytes=50 * MIB,
         tflops=(("bf16", 989.4), ("fp16", 989.4), ("tf32", 494.7), ("ieee", 66.9)),
+        lanes_per_clock=128,
         exp_per_clock=16,
         has_tma=True,
     ),
@@ -200,6 +206,7 @@ _ALL = (
         l2_gbps=12000,
         l2_bytes=126 * MIB,
         tflops=(("bf16", 2250), ("fp16", 2250), ("tf32", 1125), ("ieee", 75)),
+        lanes_per_clock=128,
         exp_per_clock=16,
         has_tma=True,
     ),
@@ -223,6 +230,7 @@ _ALL = (
         l2_gbps=17200,
         l2_bytes=256 * MIB,
         tflops=(("bf16", 1307.4), ("fp16", 1307.4), ("tf32", 653.7), ("ieee", 163.4)),
+        lanes_per_clock=64,
         exp_per_clock=16,
         has_tma=False,
     ),

@@ -10,7 +10,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 
-from flashgen.budget.occupancy import TENSOR_MEMORY_COLUMNS, live_values, tensor_memory_columns
+from flashgen.budget.occupancy import (
+    TENSOR_MEMORY_COLUMNS,
+    live_values,
+    register_limit,
+    tensor_memory_columns,
+)
 from flashgen.budget.sram import matrix_unit, worst_usage
 from flashgen.budget.targets import Target, get_target
 from flashgen.config import KernelConfig
@@ -42,7 +47,7 @@ SMALL: Lists = {
     "num_stages": (1, 2),
 }
 
-# The share of a thread's registers that accumulator, scores and weights can take.
+# The share of a thread's registers that accumulator, scores and operands can take.
 LIVE_SHARE = 0.9
 
 # A pipeline stage of 64 keys that takes this share of shared memory makes 32 keys worth trying.
@@ -132,12 +137,9 @@ def _idle_warps(plan: KernelPlan, config: KernelConfig, target: Target) -> str |
 
 
 def _spills(plan: KernelPlan, config: KernelConfig, target: Target) -> str | None:
-    live = live_values(plan, config, target)
-    if live > LIVE_SHARE * target.max_registers:
-        return (
-            f"accumulator, scores and weights take {live} of a thread's {target.max_registers} "
-            "registers: it would spill"
-        )
+    live, limit = live_values(plan, config, target), register_limit(config, target)
+    if live > LIVE_SHARE * limit:
+        return f"a step keeps {live} of a thread's {limit} registers busy: it would spill"
     return None
 
 

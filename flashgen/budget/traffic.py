@@ -1,0 +1,176 @@
+"""What a kernel does for one call: tiles visited, FLOPs, exponentials, bytes from L2 and from DRAM.
+
+Tiles come from the mask's own bounds, evaluated with numbers as the kernel does. The rest is sympy
+over the tile counts. Two levels of traffic are kept apart: every query tile reads its keys from L2
+again, while DRAM sees each tensor once as long as L2 holds the keys and values of a head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import sympy
+
+from flashgen.budget.buffers import BLOCK_M, BLOCK_N, ITEMSIZE
+from flashgen.budget.targets import Target
+from flashgen.config import KernelConfig
+from flashgen.plan import KernelPlan
+from flashgen.symbols import FloorDiv, evaluate
+
+FULL_TILES, MASKED_TILES, Q_ROWS, KV_ROWS, SHARERS = sympy.symbols(
+    "full_tiles masked_tiles q_rows kv_rows sharers", integer=True, positive=True
+)
+QK_COLUMNS, V_COLUMNS, QK_HEAD_DIM, V_HEAD_DIM = sympy.symbols(
+    "qk_columns v_columns qk_head_dim v_head_dim", integer=True, positive=True
+)
+
+TILES = FULL_TILES + MASKED_TILES
+_QUERIES = Q_ROWS * (QK_HEAD_DIM + V_HEAD_DIM) * ITEMSIZE  # read q, write the output
+_LSE = 4 * Q_ROWS
+
+#: Both products over every element of the visited tiles, padding columns included.
+FLOPS = 2 * TILES * BLOCK_M * BLOCK_N * (QK_COLUMNS + V_COLUMNS)
+
+#: One for each weight, and one for each row's rescaling factor.
+EXPONENTIALS = TILES * BLOCK_M * (BLOCK_N + 1)
+
+_KEYS_READ = TILES * BLOCK_N * (QK_HEAD_DIM + V_HEAD_DIM) * ITEMSIZE
+_KEYS_ONCE = KV_ROWS * (QK_HEAD_DIM + V_HEAD_DIM) * ITEMSIZE
+
+#: Each program reads its keys and values for itself.
+L2_BYTES = _QUERIES + _LSE + _KEYS_READ
+
+#: Queries and output once. Keys and values once as well where L2 holds those of a head ...
+DRAM_BYTES = _QUERIES + _LSE + _KEYS_ONCE
+
+#: ... and otherwise once for all programs of a head that run, and so read them, side by side.
+DRAM_BYTES_SPILLED = _QUERIES + _LSE + sympy.Max(_KEYS_ONCE, FloorDiv(_KEYS_READ, SHARERS))
+
+
+@dataclass(frozen=True)
+class Workload:
+    """The shapes of one call, and the values of the mask's parameters."""
+
+    batch: int
+    num_q_heads: int
+    num_kv_heads: int
+    q_len: int
+    kv_len: int
+    params: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class Visit:
+    """Key tiles that one query tile visits: unmasked and masked ones."""
+
+    full: int
+    masked: int
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What one call of a kernel does.
+
+    Attributes:
+        programs: query tiles of all heads.
+        full_tiles, masked_tiles: key tiles visited by all programs, without and with the mask.
+        flops: floating-point operations of both products.
+        exponentials: of the softmax.
+        l2_bytes: bytes that the SMs read from L2 and write to it.
+        dram_bytes: bytes that DRAM gives and takes.
+    """
+
+    programs: int
+    full_tiles: int
+    masked_tiles: int
+    flops: int
+    exponentials: int
+    l2_bytes: int
+    dram_bytes: int
+
+
+def traffic(plan: KernelPlan, config: KernelConfig, target: Target, work: Workload) -> Traffic:
+    """The account of one call on one target."""
+    visits = visited_tiles(plan, config, work)
+    heads = work.batch * work.num_q_heads
+    values = {
+        **config.as_dict(),
+        "itemsize": plan.itemsize,
+        "qk_columns": sum(plan.qk_segments),
+        "v_columns": sum(plan.v_segments),
+        "qk_head_dim": plan.qk_head_dim,
+        "v_head_dim": plan.v_head_dim,
+        "full_tiles": heads * sum(visit.full for visit in visits),
+        "masked_tiles": heads * sum(visit.masked for visit in visits),
+        "q_rows": heads * work.q_len,
+        "kv_rows": work.batch * work.num_kv_heads * work.kv_len,
+        "sharers": min(len(visits), target.num_sms),
+    }
+    held = _l2_holds_a_head(plan, target, work)
+    return Traffic(
+        programs=heads * len(visits),
+        full_tiles=values["full_tiles"],
+        masked_tiles=values["masked_tiles"],
+        flops=evaluate(FLOPS, values),
+        exponentials=evaluate(EXPONENTIALS, values),
+        l2_bytes=evaluate(L2_BYTES, values),
+        dram_bytes=evaluate(DRAM_BYTES if held else DRAM_BYTES_SPILLED, values),
+    )
+
+
+@lru_cache(maxsize=64)  # configurations that differ in warps and stages alone share this
+def visited_tiles(plan: KernelPlan, config: KernelConfig, work: Workload) -> tuple[Visit, ...]:
+    """For each query tile of a head, the key tiles it visits, as the kernel finds them.
+
+    A mask that differs between batch entries or heads is taken at the first of each.
+    """
+    return tuple(
+        _visit(plan, config, work, q_first) for q_first in range(0, work.q_len, config.BLOCK_M)
+    )
+
+
+def _visit(plan: KernelPlan, config: KernelConfig, work: Workload, q_first: int) -> Visit:
+    values = {
+        **dict(work.params),
+        "q_len": work.q_len,
+        "kv_len": work.kv_len,
+        "q_first": q_first,
+        "q_last": min(q_first + config.BLOCK_M, work.q_len) - 1,
+        "b": 0,
+        "h": 0,
+    }
+    runs = (_tiles(run, values, config.BLOCK_N) for run in plan.bounds.intervals)
+    return _union(sorted(runs))
+
+
+def _tiles(run: Any, values: Mapping[str, int], block_n: int) -> tuple[int, int, int, int]:
+    """A run of keys in tiles: begin and end of the visited ones, and of those that all rows see."""
+    begin, end, full_begin, full_end = (
+        evaluate(bound, values) for bound in (run.begin, run.end, run.full_begin, run.full_end)
+    )
+    first = begin // block_n
+    if begin >= end or not evaluate(run.condition, values):
+        return first, first, first, first
+    return first, -(-end // block_n), -(-full_begin // block_n), full_end // block_n
+
+
+def _union(runs: Iterable[tuple[int, int, int, int]]) -> Visit:
+    """Runs in order of their begin, each cut where the one before it ended."""
+    full = masked = done = 0
+    for begin, end, full_begin, full_end in runs:
+        begin = max(begin, done)
+        done = max(end, begin)
+        full_begin = min(max(full_begin, begin), done)
+        unmasked = min(max(full_end, full_begin), done) - full_begin
+        full += unmasked
+        masked += done - begin - unmasked
+    return Visit(full, masked)
+
+
+def _l2_holds_a_head(plan: KernelPlan, target: Target, work: Workload) -> bool:
+    """Whether the keys and values of one head fit half of L2; queries and output pass through."""
+    head = work.kv_len * (plan.qk_head_dim + plan.v_head_dim) * plan.itemsize
+    return 2 * head <= target.l2_bytes

@@ -1,0 +1,39 @@
+"""rank: candidates in the order of their modelled time, for building without a GPU."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from flashgen.budget.roofline import predict
+from flashgen.budget.targets import get_target
+from flashgen.budget.traffic import Workload
+from flashgen.config import KernelConfig
+from flashgen.plan import KernelPlan
+from flashgen.tuning.workload import LENGTHS, MODEL_WIDTH, TOKENS, typical_params
+
+
+def rank(
+    plan: KernelPlan, target: str, candidates: Iterable[KernelConfig]
+) -> list[tuple[KernelConfig, float]]:
+    """The candidates, fastest first, each with its modelled time in seconds.
+
+    The time is the geometric mean over the workloads that measuring uses too.
+    """
+    architecture = get_target(target)
+    workloads = [typical_workload(plan, length) for length in LENGTHS]
+
+    def seconds(config: KernelConfig) -> float:
+        times = [predict(plan, config, architecture, work).seconds for work in workloads]
+        return math.prod(times) ** (1 / len(times))
+
+    ranked = [(config, seconds(config)) for config in candidates]
+    # Of configurations that the model cannot tell apart, three stages did best.
+    return sorted(ranked, key=lambda pair: (pair[1], abs(pair[0].num_stages - 3), pair[0]))
+
+
+def typical_workload(plan: KernelPlan, length: int) -> Workload:
+    """Self-attention of a training step in sequences of one length."""
+    heads = max(1, MODEL_WIDTH // plan.qk_head_dim)
+    params = tuple(typical_params(plan).items())
+    return Workload(TOKENS // length, heads, heads, length, length, params)
