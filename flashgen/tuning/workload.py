@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 # A training step's worth of tokens and model width, in few long sequences or in many short ones.
 TOKENS = 16384
 MODEL_WIDTH = 2048
+LENGTHS = (2048, 16384)
 
 # Parameters without a default are measured at this value, or at their minimum if that is larger.
 TYPICAL_PARAM = 1024
