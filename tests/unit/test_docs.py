@@ -1,0 +1,107 @@
+"""What the documents show is what the code does: each example, excerpt, table, command and link."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from flashgen.budget.targets import TARGETS
+from flashgen.build import Options, Progress, build
+from flashgen.cli import app
+from flashgen.errors import FlashgenError
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(mark):
+    """The code blocks under ``<!-- mark: PATH -->`` with their paths."""
+    found = re.findall(rf"<!-- {mark}: (\S+) -->\n```python\n(.*?)```", README, re.DOTALL)
+    assert found, f"README.md has no {mark}"
+    return found
+
+
+def links():
+    """Every relative link with the document it stands in."""
+    folders = (ROOT, ROOT / "docs", ROOT / "benchmarks")
+    return [
+        (document.relative_to(ROOT).as_posix(), link)
+        for folder in folders
+        for document in sorted(folder.glob("*.md"))
+        for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", document.read_text())
+    ]
+
+
+@pytest.mark.parametrize(("path", "source"), blocks("excerpt"))
+def test_an_excerpt_is_in_its_file(path, source):
+    assert source in (ROOT / path).read_text(), f"README.md: copy the lines of {path} anew"
+
+
+def test_the_first_spec_is_the_shipped_one():
+    shown = re.search(r"```python\n# specs/causal_d128\.py\n(.*?)```", README, re.DOTALL)
+    assert shown is not None
+    assert shown[1] in (ROOT / "specs" / "causal_d128.py").read_text()
+
+
+@pytest.mark.filterwarnings("ignore:prefix_d64")
+def test_the_example_builds_and_is_right(tmp_path):
+    [(path, source)] = blocks("example")
+    spec_file = tmp_path / Path(path).name
+    spec_file.write_text(source)
+    [built] = build([spec_file], Options(out=tmp_path / "generated", tune=False), Progress())
+    assert built.variant == "prefix_d64"
+    assert set(built.chosen) == set(TARGETS)
+    found = importlib.util.spec_from_file_location(
+        "prefix_d64", tmp_path / "generated" / "prefix_d64.py"
+    )
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+
+    q, k, v = torch.randn(3, 1, 2, 100, 64).half()
+    out, lse = module.attention(q, k, v, prefix=77, return_lse=True)
+    q_idx, kv_idx = torch.arange(100)[:, None], torch.arange(100)[None, :]
+    seen = (q_idx >= kv_idx) | (kv_idx < 77)
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        q.double(), k.double(), v.double(), attn_mask=seen
+    )
+    assert (out - expected).abs().max() < 1e-3
+    assert lse.shape == (1, 2, 100)
+
+
+def test_the_error_is_the_one_that_its_spec_gets(tmp_path, monkeypatch):
+    shown = re.search(r"<!-- error: (.*) -->\n```text\n(.*)\n```", README)
+    assert shown is not None
+    monkeypatch.chdir(tmp_path)
+    Path("specs").mkdir()
+    spec_file = Path("specs/causal_d256.py")
+    spec_file.write_text(f"from flashgen import *\n\nspec = {shown[1]}\n")
+    with pytest.raises(FlashgenError) as caught:
+        list(build([spec_file], Options(tune=False), Progress()))
+    assert str(caught.value) == shown[2]
+    assert not Path("generated").exists()
+
+
+def test_the_targets_table():
+    rows = [
+        f"| {target.name} | {', '.join(target.gpus)} | {target.max_shared:,} B |"
+        for target in TARGETS.values()
+    ]
+    header = "| target | GPUs | shared memory of a block |\n| --- | --- | ---: |"
+    expected = "\n".join(["<!-- targets -->", header, *rows, "<!-- /targets -->"])
+    assert expected in README
+
+
+def test_the_commands_exist():
+    known = {command.name or command.callback.__name__ for command in app.registered_commands}
+    shown = set(re.findall(r"^(?:\$ |.*\.venv/bin/)flashgen (\w+)", README, re.MULTILINE))
+    assert {"build", "check", "list", "bench"} <= shown
+    assert shown <= known
+
+
+@pytest.mark.parametrize(("document", "link"), links())
+def test_links_lead_somewhere(document, link):
+    assert ((ROOT / document).parent / link).exists(), f"{document}: {link}"
