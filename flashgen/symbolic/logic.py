@@ -74,7 +74,7 @@ def _weakened(conjunction: Conjunction, others: list[Conjunction], facts: Facts)
     weaker = [atom for other in others for atom in other.atoms]
     for atom in conjunction.atoms:
         rest = tuple(a for a in conjunction.atoms if a != atom)
-        for replacement in ((), *((w,) for w in weaker)):
+        for replacement in ((), *((w,) for w in weaker if w != atom)):
             gained = facts.given(*rest, *replacement, atom.negated())
             if gained.refutes(outside) and facts.given(*rest, atom).proves_all(replacement):
                 conjunction = Conjunction(rest + replacement, conjunction.opaque)
