@@ -22,7 +22,7 @@ class Cell:
         seq_len: queries and keys of a sequence.
         qk_head_dim: elements of a head's query and key.
         v_head_dim: elements of a head's value and output.
-        dtype: of the tensors, by torch's name; float32 runs on the tf32 units everywhere.
+        dtype: of the tensors, by torch's name; float32 products may use the tf32 units.
         in_grid: whether it belongs to the grid of the summary, else to the further variants.
     """
 

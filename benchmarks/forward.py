@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -35,6 +34,7 @@ from benchmarks.peers import (
     peers_of,
 )
 from benchmarks.table import full_table
+from flashgen.build import Options, Progress, build
 from flashgen.publish import read_seal
 
 WARMUP_MS, REPETITION_MS = 50, 200
@@ -50,7 +50,7 @@ def main() -> int:
     if not torch.cuda.is_available():
         print("benchmarks.forward measures a CUDA GPU, and torch sees none", file=sys.stderr)
         return 2
-    torch.set_float32_matmul_precision("high")  # float32 products on the tf32 units, for everyone
+    torch.set_float32_matmul_precision("high")  # float32 may use the tf32 units
     device = torch.device("cuda")
     _build_missing_modules()
     cells = [cell for cell in CELLS if options.only in cell.name]
@@ -184,8 +184,8 @@ def _new_row(cell: Cell) -> dict[str, Any]:
 
 def _build_missing_modules() -> None:
     """Builds and tunes the modules of benchmarks/specs; nothing to do where they are up to date."""
-    command = [sys.executable, "-m", "flashgen", "build", str(SPECS), "--target", _target()]
-    subprocess.run([*command, "--out", str(BENCHMARK_MODULES)], check=True)
+    for built in build([SPECS], Options(BENCHMARK_MODULES, (_target(),)), Progress()):
+        print(f"{built.variant}: {'built' if built.chosen else 'up to date'}", flush=True)
 
 
 def _target() -> str:
