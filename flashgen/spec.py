@@ -98,6 +98,6 @@ class AttentionSpec:
 
     @property
     def digest(self) -> str:
-        """sha256 over every field, the mask by its traced predicate: equal in every process."""
-        fields = {**self.__dict__, "mask": self.mask.canonical()}
+        """sha256 over every field, the mask by label and predicate: equal in every process."""
+        fields = {**self.__dict__, "mask": (self.mask.label, self.mask.canonical())}
         return hashlib.sha256(repr(sorted(fields.items())).encode()).hexdigest()
