@@ -29,6 +29,9 @@ from flashgen.symbols import evaluate
 WARP_GROUP_ROWS = 64
 WARP_GROUP = 4
 
+# The shortest side of a tile that matrix units take.
+SMALLEST_SIDE = 16
+
 
 @dataclass(frozen=True)
 class SramUsage:
@@ -109,7 +112,7 @@ def fits(plan: KernelPlan, config: KernelConfig, target: Target) -> bool:
 def largest_fitting(plan: KernelPlan, config: KernelConfig, target: Target) -> KernelConfig | None:
     """The configuration nearest to one that does not fit; None where nothing smaller does.
 
-    First fewer stages and key rows, the largest BLOCK_N there is; then fewer query rows as well.
+    The largest BLOCK_N that fits; with fewer stages if none does; with fewer query rows at last.
     """
     return next((smaller for smaller in _smaller(config) if fits(plan, smaller, target)), None)
 
@@ -151,12 +154,14 @@ def _values(plan: KernelPlan, config: KernelConfig) -> dict[str, int]:
 
 
 def _smaller(config: KernelConfig) -> Iterator[KernelConfig]:
-    """Configurations below this one, nearest first."""
-    block_m = config.BLOCK_M
-    while block_m >= 16:
-        block_n = config.BLOCK_N
-        while block_n >= 16:
-            for stages in range(config.num_stages, 0, -1):
+    """This configuration and those below it, nearest first."""
+    for block_m in _halvings(config.BLOCK_M):
+        for stages in range(config.num_stages, 0, -1):
+            for block_n in _halvings(config.BLOCK_N):
                 yield replace(config, BLOCK_M=block_m, BLOCK_N=block_n, num_stages=stages)
-            block_n //= 2
-        block_m //= 2
+
+
+def _halvings(side: int) -> Iterator[int]:
+    while side >= SMALLEST_SIDE:
+        yield side
+        side //= 2

@@ -1,0 +1,122 @@
+"""The shared-memory model as algebra; tests/compile holds it to the compiler."""
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flashgen import AttentionSpec, causal
+from flashgen.budget.buffers import MEANINGS
+from flashgen.budget.sram import fits, largest_fitting, matrix_unit, sram_usage, worst_usage
+from flashgen.budget.targets import TARGETS, get_target
+from flashgen.config import KernelConfig
+from flashgen.plan import KernelPlan, lower
+from flashgen.symbols import evaluate
+
+
+def plan(head_dim=128, dtype="bfloat16", precision=None) -> KernelPlan:
+    return lower(AttentionSpec(head_dim, dtype, causal(), input_precision=precision), "x")
+
+
+PLANS = {
+    "d64": plan(64),
+    "d80": plan(80),
+    "d128": plan(128),
+    "d256": plan(256),
+    "d192_v128": plan((192, 128)),
+    "tf32": plan(64, "float32", "tf32"),
+    "ieee": plan(64, "float32", "ieee"),
+}
+CONFIGS = st.builds(
+    KernelConfig,
+    BLOCK_M=st.sampled_from([16, 32, 64, 128, 256]),
+    BLOCK_N=st.sampled_from([16, 32, 64, 128, 256]),
+    num_warps=st.sampled_from([1, 2, 4, 8, 16]),
+    num_stages=st.integers(1, 5),
+)
+KERNELS = st.sampled_from(sorted(PLANS)).map(PLANS.get)
+GPUS = st.sampled_from(sorted(TARGETS)).map(TARGETS.get)
+
+
+@pytest.mark.parametrize(
+    ("target", "tma", "figure"),
+    [
+        ("sm_80", False, 65536),  # Q + one tile of K and of V: operands go through registers
+        ("sm_90", False, 98304),  # Q + two of each: wgmma reads them in place
+        ("sm_90", True, 98336),  # ... + 2 * 2 barriers of 8 bytes
+        ("sm_100", True, 98880),  # ... + as many for the products, and 4 bytes a row of scratch
+        ("gfx942", False, 49152),  # K, V and P; Q has left for registers
+    ],
+)
+def test_figures_that_the_compiler_gave_for_128_by_64(target: str, tma: bool, figure: int) -> None:
+    config = KernelConfig(128, 64, num_warps=8, num_stages=2)
+    assert sram_usage(PLANS["d128"], config, get_target(target), tma=tma).total == figure
+
+
+@given(kernel=KERNELS, config=CONFIGS, target=GPUS)
+def test_parts_and_formula_say_the_same(kernel, config, target) -> None:
+    usage = sram_usage(kernel, config, target)
+    assert sum(size for _, size in usage.parts) == usage.total > 0
+    assert all(size > 0 for _, size in usage.parts)
+    assert usage.meanings.items() <= MEANINGS.items()
+    segments = {f"qk_{i}": width for i, width in enumerate(kernel.qk_segments)}
+    segments |= {f"v_{i}": width for i, width in enumerate(kernel.v_segments)}
+    values = {**config.as_dict(), **segments, "itemsize": kernel.itemsize}
+    assert {symbol.name for symbol in usage.formula.free_symbols} <= values.keys()
+    assert evaluate(usage.formula, values) == usage.total
+
+
+@given(kernel=KERNELS, config=CONFIGS, target=GPUS)
+def test_the_tiles_in_flight_are_a_lower_bound(kernel, config, target) -> None:
+    """Whatever the unit, the loop holds num_stages - 1 tiles of keys and of values."""
+    columns = sum(kernel.qk_segments) + sum(kernel.v_segments)
+    tiles = (config.num_stages - 1) * config.BLOCK_N * columns * kernel.itemsize
+    assert sram_usage(kernel, config, target).total >= tiles
+
+
+@given(kernel=KERNELS, config=CONFIGS, target=GPUS)
+def test_the_largest_that_fits_fits(kernel, config, target) -> None:
+    best = largest_fitting(kernel, config, target)
+    if best is None:
+        assert not fits(kernel, dataclasses.replace(config, BLOCK_M=16, BLOCK_N=16), target)
+        return
+    assert fits(kernel, best, target)
+    assert best.num_warps == config.num_warps
+    if fits(kernel, config, target):
+        assert best == config
+    elif best.BLOCK_N < config.BLOCK_N:
+        assert not fits(kernel, dataclasses.replace(best, BLOCK_N=2 * best.BLOCK_N), target)
+
+
+def test_a_usage_that_does_not_fit_says_what_it_consists_of() -> None:
+    config = KernelConfig(128, 128, num_warps=8, num_stages=3)
+    usage = sram_usage(PLANS["d256"], config, get_target("sm_90"))
+    assert not usage.fits
+    assert (usage.total, usage.limit) == (459776, 232448)
+    assert usage.breakdown == ("Q 65,536 + K 196,608 + V 196,608 + barriers 56 + alignment 968")
+    nearest = largest_fitting(PLANS["d256"], config, get_target("sm_90"))
+    assert nearest == KernelConfig(128, 32, num_warps=8, num_stages=3)
+
+
+def test_a_kernel_has_to_fit_however_its_tiles_are_copied() -> None:
+    config = KernelConfig(128, 64, num_warps=4, num_stages=2)
+    target = get_target("sm_90")
+    by_tma, by_pointer = (sram_usage(PLANS["ieee"], config, target, tma=t) for t in (True, False))
+    assert by_tma.total < by_pointer.total == worst_usage(PLANS["ieee"], config, target).total
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "rows", "unit"),
+    [
+        ("d128", "sm_80", 128, "mma.sync"),
+        ("d128", "sm_90", 64, "wgmma"),
+        ("d128", "sm_90", 32, "mma.sync"),
+        ("d128", "sm_100", 128, "tcgen05"),
+        ("ieee", "sm_90", 128, "fma"),
+        ("ieee", "gfx942", 128, "mfma"),
+    ],
+)
+def test_the_unit_that_multiplies(name: str, target: str, rows: int, unit: str) -> None:
+    config = KernelConfig(rows, 64, num_warps=4, num_stages=2)
+    assert matrix_unit(PLANS[name], config, get_target(target)) == unit
