@@ -1,0 +1,123 @@
+"""measure's bookkeeping, with a stand-in for the GPU; tests/gpu measures for real."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from flashgen import AttentionSpec, causal
+from flashgen.config import KernelConfig
+from flashgen.errors import TuneError
+from flashgen.plan import lower
+from flashgen.tuning import measure as tuning
+from flashgen.tuning.store import Measurement, TuneResult
+
+FAST, SLOW, MEDIUM = (KernelConfig(64, n, 4, 2) for n in (32, 64, 128))
+SPEEDS = {FAST: 300.0, MEDIUM: 200.0, SLOW: 100.0}
+PLAN = lower(AttentionSpec(64, mask=causal()), "causal")
+
+
+class StandIn:
+    """Answers as a GPU would: a rate for each candidate, or what `faults` raises."""
+
+    faults: dict[KernelConfig, BaseException]
+    timed: list[KernelConfig]
+    compiled: list[KernelConfig]
+
+    def __init__(self, *args: object) -> None:
+        pass
+
+    def compile(self, configs: list[KernelConfig]) -> None:
+        self.compiled.extend(configs)
+
+    def check(self, config: KernelConfig) -> None:
+        if config in self.faults:
+            raise self.faults[config]
+
+    def time(self, config: KernelConfig, effort: dict[str, int]) -> Measurement:
+        self.timed.append(config)
+        return Measurement(config, (1.0, 1.0), (SPEEDS[config], SPEEDS[config]))
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., TuneResult]:
+    def call(**options: object) -> TuneResult:
+        StandIn.timed, StandIn.compiled = [], []
+        StandIn.faults = options.pop("faults", {})  # type: ignore[assignment]
+        monkeypatch.setattr(tuning, "_Bench", StandIn)
+        order = (SLOW, FAST, MEDIUM)
+        return tuning.measure(PLAN, "sm_90", "A GPU", order, **options)  # type: ignore[arg-type]
+
+    return call
+
+
+def test_the_fastest_comes_first_and_the_best_few_are_timed_twice(
+    run: Callable[..., TuneResult],
+) -> None:
+    result = run()
+    assert [m.config for m in result.measured] == [FAST, MEDIUM, SLOW]
+    assert result.ended == "complete"
+    assert StandIn.timed == [SLOW, FAST, MEDIUM, FAST, MEDIUM, SLOW]
+    assert sorted(StandIn.compiled) == sorted(SPEEDS)
+
+
+def test_closer_looks_are_not_compared_with_first_looks(
+    run: Callable[..., TuneResult], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def time(self: StandIn, config: KernelConfig, effort: dict[str, int]) -> Measurement:
+        warm = 0.1 if effort is tuning.CLOSER_LOOK else 1.0
+        return Measurement(config, (1.0, 1.0), (warm * SPEEDS[config], warm * SPEEDS[config]))
+
+    monkeypatch.setattr(StandIn, "time", time)
+    monkeypatch.setattr(tuning, "FINALISTS", 1)
+    assert [m.config for m in run().measured] == [FAST, MEDIUM, SLOW]
+
+
+def test_a_candidate_that_fails_is_rejected_with_its_reason(
+    run: Callable[..., TuneResult],
+) -> None:
+    before = ((KernelConfig(16, 16, 4, 1), "does not fit"),)
+    result = run(rejected=before, faults={FAST: RuntimeError("out of resources\nmore lines")})
+    assert [m.config for m in result.measured] == [MEDIUM, SLOW]
+    assert result.rejected == (*before, (FAST, "RuntimeError: out of resources"))
+
+
+def test_a_wrong_result_is_a_failure(run: Callable[..., TuneResult]) -> None:
+    wrong = ArithmeticError("wrong result: relative error 0.5")
+    assert run(faults={SLOW: wrong}).rejected == ((SLOW, f"ArithmeticError: {wrong}"),)
+
+
+def test_time_ends_after_the_first_candidate_at_least(run: Callable[..., TuneResult]) -> None:
+    result = run(seconds=-1.0)
+    assert [m.config for m in result.measured] == [SLOW]
+    assert result.ended == "time"
+
+
+def test_an_interrupt_keeps_the_best_so_far(run: Callable[..., TuneResult]) -> None:
+    result = run(faults={MEDIUM: KeyboardInterrupt()})
+    assert [m.config for m in result.measured] == [FAST, SLOW]
+    assert result.ended == "interrupt"
+
+
+def test_an_interrupt_before_anything_is_measured_goes_through(
+    run: Callable[..., TuneResult],
+) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        run(faults={SLOW: KeyboardInterrupt()})
+
+
+def test_nothing_that_runs_is_the_users_to_know(run: Callable[..., TuneResult]) -> None:
+    faults = {config: RuntimeError("no kernel image") for config in SPEEDS}
+    with pytest.raises(TuneError) as failure:
+        run(faults=faults)
+    assert str(failure.value) == (
+        "causal: none of 3 candidates ran on A GPU (the last, BLOCK_M=64 BLOCK_N=128 num_warps=4 "
+        "num_stages=2: RuntimeError: no kernel image); free the GPU, or build with --no-tune"
+    )
+
+
+def test_progress_is_reported_up_to_the_end(run: Callable[..., TuneResult]) -> None:
+    seen: list[tuple[int, int]] = []
+    run(report=lambda done, total: seen.append((done, total)))
+    assert seen == [(0, 3), (1, 3), (2, 3), (3, 3)]
