@@ -107,8 +107,9 @@ def _rate(row: Row, peer: str) -> str:
 
 
 def _ratio(row: Row) -> str:
-    rates = row["tflops"]
-    return f"{mean(rates[OWN]) / mean(rates[RIVAL]):.2f}" if RIVAL in rates else "-"
+    """How many times as fast as the rival: times, unlike rates, have not been rounded twice."""
+    ms = row["ms"]
+    return f"{mean(ms[RIVAL]) / mean(ms[OWN]):.2f}" if {OWN, RIVAL} <= set(ms) else "-"
 
 
 def _rates_table(rows: list[Row]) -> str:
