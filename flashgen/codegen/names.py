@@ -1,0 +1,54 @@
+"""Names that the templates use themselves, and that no run-time parameter can take."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import functools
+import re
+from collections.abc import Iterable, Iterator
+
+from flashgen.codegen.render import render_module
+from flashgen.expr import Int
+from flashgen.masks import causal, sliding_window
+from flashgen.plan import lower
+from flashgen.spec import AttentionSpec
+
+# Between them these print every line of every template: one run of keys and several in any order,
+# heads of one segment and of several, a mask that differs between heads and batch entries.
+_PROBE = Int("probe")
+_EVERYTHING = (
+    AttentionSpec(64, mask=causal(align="bottom_right") & (lambda b, h, q, kv: kv < _PROBE)),
+    AttentionSpec(
+        72,
+        mask=(lambda b, h, q, kv: (kv < 2 * q - b) | (kv > _PROBE + h)) & ~sliding_window(4, 2),
+    ),
+)
+
+
+def is_taken(name: str) -> bool:
+    """Whether a parameter of this name would clash with a variable of the generated module."""
+    return name in _taken() or re.sub(r"_\d+$", "", name) in _taken()
+
+
+@functools.cache
+def _taken() -> frozenset[str]:
+    """What the modules name at their top and in functions that parameters reach."""
+    names = set(dir(builtins))
+    for spec in _EVERYTHING:
+        module = ast.parse(render_module(lower(spec, "everything"), {}))
+        for statement in module.body:
+            inside = set(_bound(ast.walk(statement)))
+            names.update(inside if "probe" in inside else _bound([statement]))
+    return frozenset((names | {re.sub(r"_\d+$", "", name) for name in names}) - {"probe"})
+
+
+def _bound(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    for node in nodes:
+        match node:
+            case ast.Name(id=name) | ast.arg(arg=name) | ast.FunctionDef(name=name):
+                yield name
+            case ast.Import() | ast.ImportFrom():
+                yield from (alias.asname or alias.name for alias in node.names)
+            case ast.Assign():
+                yield from (target.id for target in node.targets if isinstance(target, ast.Name))

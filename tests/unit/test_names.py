@@ -1,0 +1,42 @@
+"""Parameter names that would clash with the generated module's own."""
+
+from __future__ import annotations
+
+import pytest
+
+from flashgen.codegen.names import is_taken
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "acc",
+        "acc_3",
+        "m_i",
+        "tl",
+        "torch",
+        "BLOCK_N",
+        "q_src",
+        "k_src_2",
+        "kv_end",
+        "some_begin",
+        "swap",
+        "group",
+        "config",
+        "scores",
+        "head",
+        "batch",
+        "_launch",
+        "_load_tile",
+        "_tma_reads",
+        "range",
+        "CONFIGS",
+    ],
+)
+def test_names_of_the_module_are_taken(name: str) -> None:
+    assert is_taken(name)
+
+
+@pytest.mark.parametrize("name", ["left", "window", "left_2", "n", "sinks", "stride", "step"])
+def test_names_that_people_choose_are_free(name: str) -> None:
+    assert not is_taken(name)
