@@ -7,8 +7,9 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 
-from flashgen.budget.sram import largest_fitting, worst_usage
+from flashgen.budget.sram import fits, largest_fitting, worst_usage
 from flashgen.budget.targets import TARGETS, get_target
+from flashgen.codegen.names import is_taken
 from flashgen.config import KernelConfig
 from flashgen.errors import MaskError, SramViolation, Violation, shown
 from flashgen.loader import Variant
@@ -68,11 +69,13 @@ def unfit(
 
 
 def _what_fits(plan: KernelPlan, config: KernelConfig, target: str) -> str:
-    nearest = largest_fitting(plan, config, get_target(target))
+    architecture = get_target(target)
+    for block_n in reversed(TILE_SIDES):
+        if block_n < config.BLOCK_N and fits(plan, replace(config, BLOCK_N=block_n), architecture):
+            return f"Largest BLOCK_N that fits: {block_n}"
+    nearest = largest_fitting(plan, config, architecture)
     if nearest is None:
         return f"No smaller blocks fit: leave {target} out of targets"
-    if replace(nearest, BLOCK_N=config.BLOCK_N) == config:
-        return f"Largest BLOCK_N that fits: {nearest.BLOCK_N}"
     return f"Nearest blocks that fit: {_tiles(nearest)}"
 
 
@@ -136,6 +139,11 @@ def _mask(name: str, spec: AttentionSpec) -> Iterator[Finding]:
     except MaskError as error:
         problem, _, remedy = " ".join(str(error).split()).rpartition("; ")
         yield "mask", spec.mask, problem, remedy
+        return
+    for param in spec.mask.params:
+        if is_taken(param.name):
+            problem = f"its parameter {param.name!r} is a name that the generated module uses"
+            yield "mask", spec.mask, problem, "rename the parameter"
 
 
 def _blocks(name: str, spec: AttentionSpec) -> Iterator[Finding]:

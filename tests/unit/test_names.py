@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from flashgen import AttentionSpec, Int, sliding_window
 from flashgen.codegen.names import is_taken
+from flashgen.loader import Variant
+from flashgen.validate import validate
 
 
 @pytest.mark.parametrize(
@@ -40,3 +43,11 @@ def test_names_of_the_module_are_taken(name: str) -> None:
 @pytest.mark.parametrize("name", ["left", "window", "left_2", "n", "sinks", "stride", "step"])
 def test_names_that_people_choose_are_free(name: str) -> None:
     assert not is_taken(name)
+
+
+def test_a_taken_name_is_refused() -> None:
+    spec = AttentionSpec(64, mask=sliding_window(Int("m_i"), 0))
+    assert [str(v) for v in validate(Variant("near", spec, "specs/near.py"))] == [
+        "specs/near.py: near: mask=sliding_window(m_i, 0): its parameter 'm_i' is a name that the "
+        "generated module uses; rename the parameter"
+    ]
