@@ -95,6 +95,9 @@ def build(
             for built in run_build(paths, options, progress):
                 results.append(built)
                 progress.finished()
+    except KeyboardInterrupt:
+        typer.echo("interrupted: what is listed is published, the rest was not built", err=True)
+        raise typer.Exit(130) from None
     finally:
         done = [built for built in results if built.chosen]
         current = [built.variant for built in results if not built.chosen]

@@ -43,11 +43,9 @@ NOT_IN_MODULES = frozenset(
         "inventory.py",
         "loader.py",
         "publish.py",
-        "reference.py",
         "validate.py",
         "tuning/device.py",
         "tuning/measure.py",
-        "tuning/workload.py",
     }
 )
 

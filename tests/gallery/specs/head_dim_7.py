@@ -1,0 +1,3 @@
+from flashgen import AttentionSpec
+
+spec = AttentionSpec(head_dim=7)

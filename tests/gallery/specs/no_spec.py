@@ -1,0 +1,3 @@
+from flashgen import AttentionSpec
+
+attention = AttentionSpec(head_dim=64)

@@ -1,0 +1,1 @@
+spec = {"head_dim": 64}

@@ -1,0 +1,5 @@
+from flashgen import AttentionSpec
+
+DIMS = {"small": 64}
+
+spec = AttentionSpec(head_dim=DIMS["large"])

@@ -1,0 +1,4 @@
+from flashgen import AttentionSpec
+
+spec = AttentionSpec(head_dim=64)
+specs = [spec]

@@ -1,0 +1,232 @@
+"""Builds from end to end, on a spec of one target: what they publish, and when they do nothing."""
+
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from flashgen.publish import FIRST_LINE
+
+
+def edit(path, old, new):
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+UP_TO_DATE = (0, ["up to date, nothing to do: tiny"])
+
+
+def test_a_build_publishes_a_module_and_shows_what_was_chosen(flashgen, project):
+    status, lines = flashgen("build", "specs/tiny.py")
+    assert status == 0
+    rows = [line.split("  ") for line in lines if line.strip()]
+    header, row = ([cell.strip() for cell in row if cell.strip()] for row in (rows[0], rows[2]))
+    assert header == [
+        "variant", "target", "blocks", "warps", "stages", "SRAM used", "chosen", "time",
+    ]  # fmt: skip
+    assert row[:2] == ["tiny", "sm_90"]
+    assert row[5].endswith("of 232,448 B")
+    assert row[6] == "by model"
+    assert (project / "generated" / "tiny.py").read_text().startswith(FIRST_LINE)
+
+
+def test_the_published_module_is_imported_from_its_folder(flashgen, project):
+    flashgen("build", "specs")
+    code = "from generated import tiny; assert callable(tiny.attention); print(tiny.CONFIGS.keys())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "dict_keys(['sm_90'])\n"
+
+
+def test_a_second_build_does_nothing_and_says_so(flashgen, project):
+    flashgen("build", "specs")
+    before = (project / "generated" / "tiny.py").stat()
+    assert flashgen("build", "specs") == UP_TO_DATE
+    assert (project / "generated" / "tiny.py").stat() == before
+
+
+def test_a_second_build_imports_neither_torch_nor_triton(flashgen, project):
+    flashgen("build", "specs")
+    code = (
+        "import sys\n"
+        "from flashgen.cli import main\n"
+        "try:\n"
+        "    main(['build', 'specs', '--no-tune'])\n"
+        "except SystemExit as stop:\n"
+        "    assert not stop.code\n"
+        "assert not {'torch', 'triton'} & sys.modules.keys()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == UP_TO_DATE[1]
+
+
+def test_a_comment_in_the_spec_changes_nothing(flashgen, project):
+    flashgen("build", "specs")
+    edit(project / "specs" / "tiny.py", "spec =", "# A remark.\nspec =")
+    assert flashgen("build", "specs") == UP_TO_DATE
+
+
+@pytest.mark.parametrize(
+    "old, new",
+    [("head_dim=64", "head_dim=128"), ("causal()", "causal(align='top_left')"), ("sm_90", "sm_80")],
+)
+def test_a_change_of_the_spec_builds_again(flashgen, project, old, new):
+    flashgen("build", "specs")
+    before = (project / "generated" / "tiny.py").read_text()
+    edit(project / "specs" / "tiny.py", old, new)
+    assert flashgen("build", "specs") != UP_TO_DATE
+    assert (project / "generated" / "tiny.py").read_text() != before
+
+
+def test_force_builds_what_is_up_to_date_to_the_same_bytes(flashgen, project):
+    flashgen("build", "specs")
+    module = project / "generated" / "tiny.py"
+    before, content = module.stat(), module.read_bytes()
+    status, lines = flashgen("build", "specs", "--force")
+    assert status == 0 and any("by model" in line for line in lines)
+    assert module.stat().st_mtime > before.st_mtime
+    assert module.read_bytes() == content
+
+
+def test_every_machine_builds_the_same_bytes(project):
+    """Another process, hash seed, working folder and spelling of the paths."""
+    texts = []
+    for seed in ("0", "1"):
+        home = project / seed
+        home.mkdir()
+        command = [sys.executable, "-m", "flashgen", "build", "--no-tune", "--out", "generated"]
+        subprocess.run(
+            [*command, str(project / "specs") if seed == "1" else "../specs/tiny.py"],
+            cwd=home,
+            env={"PYTHONHASHSEED": seed, "PATH": ""},
+            check=True,
+            capture_output=True,
+        )
+        texts.append((home / "generated" / "tiny.py").read_bytes())
+    assert texts[0] == texts[1]
+
+
+def test_out_names_the_package(flashgen, project):
+    assert flashgen("build", "specs", "--out", "my/kernels")[0] == 0
+    assert "from kernels import tiny" in (project / "my" / "kernels" / "tiny.py").read_text()
+    assert not (project / "generated").exists()
+
+
+def test_target_replaces_the_specs_own(flashgen, project):
+    status, lines = flashgen("build", "specs", "--target", "sm_80", "--target", "gfx942")
+    assert status == 0
+    targets = [line.split()[:2] for line in lines if "by model" in line]
+    assert targets == [["tiny", "sm_80"], ["tiny", "gfx942"]]
+    assert flashgen("build", "specs") != UP_TO_DATE
+    assert flashgen("build", "specs") == UP_TO_DATE
+
+
+def test_several_files_and_a_family(flashgen, project):
+    (project / "family.py").write_text(
+        "from flashgen import AttentionSpec\n"
+        "specs = [AttentionSpec(d, targets=('sm_90',), name=f'full_{d}') for d in (64, 128)]\n"
+    )
+    assert flashgen("build", "specs", "family.py")[0] == 0
+    assert flashgen("build", "family.py", "specs/tiny.py") == (
+        0,
+        ["up to date, nothing to do: full_64, full_128, tiny"],
+    )
+
+
+def test_only_what_changed_is_built(flashgen, project):
+    flashgen("build", "specs")
+    shutil.copy("specs/tiny.py", "specs/other.py")
+    status, lines = flashgen("build", "specs")
+    assert [line.split()[0] for line in lines if "by model" in line] == ["other"]
+    assert lines[-1] == "up to date, nothing to do: tiny"
+
+
+def test_a_bad_spec_among_good_ones_writes_nothing(flashgen, project):
+    shutil.copy("specs/tiny.py", "specs/bad.py")
+    edit(project / "specs" / "bad.py", "64", "7")
+    status, lines = flashgen("build", "specs")
+    assert status == 2
+    assert lines == [
+        "error: specs/bad.py: bad: head_dim=7: not a multiple of 8 from 16 to 512; "
+        "write one that is, or (qk, v) of two"
+    ]
+    assert not (project / "generated").exists()
+
+
+def test_verbose_tells_the_steps_and_the_rejected(flashgen):
+    status, lines = flashgen("build", "specs", "-v")
+    assert status == 0
+    assert lines[-2:] == ["tiny: render", "tiny: publish"]
+    assert any(line.startswith("tiny: sm_90: ") and "candidates fit" in line for line in lines)
+    assert any(line.startswith("  BLOCK_M=") for line in lines)
+
+
+def test_check_finds_nothing_after_a_build(flashgen):
+    flashgen("build", "specs")
+    assert flashgen("check") == (0, ["every module in generated is what its spec renders to"])
+
+
+def test_check_lists_what_differs(flashgen, project):
+    flashgen("build", "specs")
+    for name in ("edited", "missing", "orphan"):
+        shutil.copy("specs/tiny.py", f"specs/{name}.py")
+    flashgen("build", "specs")
+    generated = project / "generated"
+    (generated / "missing.py").unlink()
+    (project / "specs" / "orphan.py").unlink()
+    (generated / "edited.py").write_text((generated / "edited.py").read_text() + "\n")
+    assert flashgen("check", "specs", "--out", "generated") == (
+        1,
+        [
+            "generated/edited.py: not what specs/edited.py renders to; build it again",
+            "generated/missing.py: missing; build specs/missing.py",
+            "generated/orphan.py: no spec declares it; delete it, or restore its spec",
+        ],
+    )
+
+
+def test_list(flashgen, project):
+    assert flashgen("list") == (0, ["no generated modules in generated"])
+    flashgen("build", "specs")
+    status, lines = flashgen("list")
+    assert status == 0
+    assert [line.split() for line in lines if line.strip()][2] == ["tiny", "whole", "none"]
+    (project / "generated" / "tiny.py").write_text(FIRST_LINE)
+    assert [line.split() for line in flashgen("list")[1] if line.strip()][2] == [
+        "tiny", "damaged", "or", "edited", "none",
+    ]  # fmt: skip
+
+
+def test_clean_removes_modules_and_nothing_else(flashgen, project):
+    flashgen("build", "specs")
+    generated = project / "generated"
+    (generated / "mine.py").write_text("X = 1\n")
+    (generated / "tuning").mkdir()
+    (generated / "tuning" / "tiny.json").write_text('{"results": []}\n')
+    assert flashgen("clean") == (0, ["removed 1 modules from generated"])
+    assert {path.name for path in generated.iterdir()} == {
+        "mine.py", "tuning", ".flashgen", "__init__.py",
+    }  # fmt: skip
+
+
+def test_python_m_flashgen():
+    done = subprocess.run(
+        [sys.executable, "-m", "flashgen", "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "flashgen 0.1.0\n"
+
+
+def test_bench_without_a_gpu(flashgen, monkeypatch):
+    monkeypatch.setattr("flashgen.bench.detect_gpu", lambda: None)
+    assert flashgen("bench", "tiny") == (
+        2,
+        ["error: tiny: no GPU to measure on; run bench where there is one"],
+    )
+
+
+def test_bench_of_an_unknown_variant(flashgen):
+    assert flashgen("bench", "tyni") == (
+        2,
+        ["error: tyni: no spec of this name in specs; write tiny"],
+    )

@@ -1,0 +1,115 @@
+"""Imports point one way, and what has to start fast imports neither torch nor triton."""
+
+import ast
+import subprocess
+import sys
+from fnmatch import fnmatch
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+from flashgen.paths import PACKAGE
+from flashgen.publish import NOT_IN_MODULES
+
+REPOSITORY = Path(__file__).parents[2]
+
+# A module imports its own layer and those above it. Every module has a layer: the first that fits.
+LAYERS = [
+    "errors version paths files user_code config symbols operations budget.targets".split(),
+    "expr".split(),
+    "masks".split(),
+    "spec loader __init__".split(),
+    "symbolic symbolic.*".split(),
+    "plan reference".split(),
+    "budget budget.*".split(),
+    "validate codegen codegen.*".split(),
+    "tuning tuning.* publish inventory".split(),
+    "build check".split(),
+    "bench".split(),
+    "console cli __main__".split(),
+]
+
+
+def flashgen_imports(path: Path) -> set[str]:
+    """The flashgen modules that a file imports, at its top or inside a function."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: write imports in full"
+            names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return {
+        name.removeprefix("flashgen.") if name != "flashgen" else "__init__"
+        for name in names
+        if name.split(".")[0] == "flashgen"
+    }
+
+
+def module_name(path: Path) -> str:
+    return path.relative_to(PACKAGE).with_suffix("").as_posix().replace("/", ".")
+
+
+MODULES = {
+    module_name(path).removesuffix(".__init__"): path for path in sorted(PACKAGE.rglob("*.py"))
+}
+GRAPH = {name: (flashgen_imports(path) & MODULES.keys()) - {name} for name, path in MODULES.items()}
+
+
+def layer(module: str) -> int:
+    fitting = [i for i, layer in enumerate(LAYERS) if any(fnmatch(module, p) for p in layer)]
+    assert fitting, f"{module} has no layer: give it one in LAYERS"
+    return fitting[0]
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_point_one_way(module):
+    wrong = {imported for imported in GRAPH[module] if layer(imported) > layer(module)}
+    assert not wrong, f"{module} imports {wrong}, which lie below it"
+
+
+def test_no_import_is_circular():
+    TopologicalSorter(GRAPH).prepare()
+
+
+def test_what_renders_a_module_is_part_of_its_build_digest():
+    reached, waiting = set(), ["codegen.render", "tuning.choose", "plan"]
+    while waiting:
+        module = waiting.pop()
+        if module not in reached:
+            reached.add(module)
+            waiting.extend(GRAPH[module])
+    files = {MODULES[module].relative_to(PACKAGE).as_posix() for module in reached}
+    assert "codegen/render.py" in files
+    assert not files & NOT_IN_MODULES
+
+
+def test_every_source_left_out_of_the_build_digest_exists():
+    assert all((PACKAGE / name).is_file() for name in NOT_IN_MODULES)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import flashgen",
+        "from flashgen import *; AttentionSpec(head_dim=64, mask=causal() & full()).digest",
+        "from pathlib import Path; from flashgen.loader import load; load([Path('specs')])",
+        "import flashgen.cli",
+    ],
+)
+def test_neither_torch_nor_triton_is_imported(code):
+    check = "import sys; assert not {'torch', 'triton'} & sys.modules.keys()"
+    subprocess.run([sys.executable, "-c", f"{code}\n{check}"], cwd=REPOSITORY, check=True)
+
+
+def test_generated_modules_import_torch_triton_and_pythons_own():
+    modules = sorted((REPOSITORY / "generated").glob("*.py"))
+    assert len(modules) > 1, "nothing is generated: run flashgen build specs"
+    allowed = {"torch", "triton", *sys.stdlib_module_names}
+    for path in modules:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                assert {alias.name.split(".")[0] for alias in node.names} <= allowed, path
+            elif isinstance(node, ast.ImportFrom):
+                assert node.module.split(".")[0] in allowed, path
