@@ -39,6 +39,9 @@ SHARED_BYTES_PER_CLOCK = 128
 # A matrix unit that reads its operands from shared memory itself gets this share of that.
 OPERAND_SHARE = 0.5
 
+# Warp groups read tf32 values transposed: the threads write them anew, with bank conflicts.
+TRANSPOSING = 8
+
 # Two warp groups of one program drift apart a little, as if there were so many programs.
 TWO_GROUPS = 1.2
 
@@ -89,7 +92,7 @@ def predict(plan: KernelPlan, config: KernelConfig, target: Target, work: Worklo
     if not programs:
         raise ValueError(f"{config} does not fit {target.name}")
     account = traffic(plan, config, target, work)
-    overlap = programs * (TWO_GROUPS if config.num_warps > 4 else 1.0)
+    overlap = programs * _drift(plan, config)
     step = step_clocks(plan, config, target, account)
     wait = max(0.0, LOAD_CLOCKS - (config.num_stages - 1) * step.turn)
     costs = {**vars(step), "turns": (step.turn + wait) / overlap}
@@ -124,6 +127,11 @@ def step_clocks(plan: KernelPlan, config: KernelConfig, target: Target, account:
     )
 
 
+def _drift(plan: KernelPlan, config: KernelConfig) -> float:
+    """The programs that one program overlaps like; transposing keeps its warps together."""
+    return TWO_GROUPS if config.num_warps > 4 and plan.input_precision != "tf32" else 1.0
+
+
 def _operand_bytes(plan: KernelPlan, config: KernelConfig, target: Target) -> float:
     """Shared memory that a step reads, in bytes of its full rate."""
     qk, v = sum(plan.qk_segments), sum(plan.v_segments)
@@ -132,7 +140,9 @@ def _operand_bytes(plan: KernelPlan, config: KernelConfig, target: Target) -> fl
     unit = matrix_unit(plan, config, target)
     if unit in ("wgmma", "tcgen05"):  # operands once for each instruction's rows
         rows = 64 if unit == "wgmma" else 128
-        return (-(-config.BLOCK_M // rows) * keys + queries) / OPERAND_SHARE
+        operands = (-(-config.BLOCK_M // rows) * keys + queries) / OPERAND_SHARE
+        values = config.BLOCK_N * v * plan.itemsize
+        return operands + (TRANSPOSING * values if plan.input_precision == "tf32" else 0)
     if unit == "mfma":  # each warp reads all keys; queries stay in registers
         return config.num_warps * keys
     by_columns = len(plan.v_segments) == 1 and plan.v_segments[0] > config.BLOCK_M

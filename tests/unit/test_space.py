@@ -1,0 +1,140 @@
+"""The search space: small, complete, explained, and the user's where the user says so."""
+
+import dataclasses
+import math
+
+import pytest
+
+from flashgen import AttentionSpec, Blocks, causal
+from flashgen.budget.occupancy import occupancy
+from flashgen.budget.sram import fits
+from flashgen.budget.targets import DEFAULT_TARGETS, get_target
+from flashgen.config import KernelConfig
+from flashgen.plan import KernelPlan, lower
+from flashgen.tuning.space import SMALL, USUAL, search_space
+from support.variants import shipped_specs
+
+
+def plan(head_dim=128, dtype="bfloat16", blocks=None, precision=None) -> KernelPlan:
+    spec = AttentionSpec(
+        head_dim, dtype, causal(), blocks=blocks or Blocks(), input_precision=precision
+    )
+    return lower(spec, "x")
+
+
+def reason(plan: KernelPlan, target: str, *numbers: int) -> str:
+    return dict(search_space(plan, target).rejected)[KernelConfig(*numbers)]
+
+
+@pytest.mark.parametrize("target", DEFAULT_TARGETS)
+@pytest.mark.parametrize("name", shipped_specs())
+def test_every_shipped_variant_has_a_handful_of_candidates(name: str, target: str) -> None:
+    kernel = lower(shipped_specs()[name], name)
+    space = search_space(kernel, target)
+    assert 1 <= len(space.candidates) <= 20
+    assert all(fits(kernel, config, get_target(target)) for config in space.candidates)
+    assert all(occupancy(kernel, c, get_target(target)).blocks >= 1 for c in space.candidates)
+
+
+@pytest.mark.parametrize("target", DEFAULT_TARGETS)
+def test_every_combination_is_a_candidate_or_has_a_reason(target: str) -> None:
+    space = search_space(plan(), target)
+    lists = USUAL[get_target(target).backend]
+    rejected = [config for config, _ in space.rejected]
+    looked_at = [*space.candidates, *rejected]
+    assert len(looked_at) == len(set(looked_at)) == math.prod(map(len, lists.values()))
+    for config in looked_at:
+        assert all(number in lists[name] for name, number in config.as_dict().items())
+    assert all(len(why.split()) > 4 for _, why in space.rejected)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "target", "numbers", "words"),
+    [
+        (
+            plan(256),
+            "sm_90",
+            (128, 128, 8, 3),
+            "needs 459,776 B of shared memory, sm_90 has 232,448 B "
+            "(Q 65,536 + K 196,608 + V 196,608 + barriers 56 + alignment 968)",
+        ),
+        (plan(), "sm_90", (64, 64, 8, 2), "8 warps get 8 query rows each; a matrix product has 16"),
+        (
+            plan(),
+            "sm_90",
+            (128, 128, 4, 2),
+            "a step keeps 256 of a thread's 255 registers busy: it would spill",
+        ),
+        (
+            plan(64),
+            "sm_90",
+            (128, 32, 4, 2),
+            "steps of 32 keys reduce and rescale twice as often as steps of 64",
+        ),
+        (
+            plan(),
+            "sm_100",
+            (64, 64, 4, 2),
+            "the tensor cores of this target compute 128 rows at a time",
+        ),
+        (
+            plan(),
+            "sm_80",
+            (64, 64, 4, 2),
+            "warps share 64 rows of 128 columns out by columns: weights and row maxima would pass "
+            "through shared memory",
+        ),
+        (
+            plan(80),
+            "gfx942",
+            (128, 32, 8, 2),
+            "a thread's share of 32 x 16 keys is 2 bytes; asynchronous copies move 4 at least",
+        ),
+    ],
+    ids=["fit", "idle warps", "spill", "short steps", "half a unit", "by columns", "small copies"],
+)
+def test_reasons(kernel, target, numbers, words) -> None:
+    assert reason(kernel, target, *numbers) == words
+
+
+def test_pins_are_honoured_against_every_rule() -> None:
+    """64 rows on 8 warps is what flashgen would never propose."""
+    blocks = Blocks(BLOCK_M=64, BLOCK_N=32, num_warps=8, num_stages=(2, 5))
+    space = search_space(plan(blocks=blocks), "sm_90")
+    assert space.candidates == (KernelConfig(64, 32, 8, 2), KernelConfig(64, 32, 8, 5))
+    assert space.rejected == ()
+
+
+def test_a_pin_leaves_the_rest_to_the_rules() -> None:
+    space = search_space(plan(blocks=Blocks(BLOCK_M=64)), "sm_90")
+    assert {config.num_warps for config in space.candidates} == {4}
+    assert {config.BLOCK_M for config in space.candidates} == {64}
+
+
+def test_a_pin_that_leaves_nothing_wise_leaves_what_fits() -> None:
+    """256 columns on 4 warps spill at 128 rows, whatever BLOCK_N is."""
+    space = search_space(plan(256, blocks=Blocks(BLOCK_M=128, num_warps=4)), "sm_90")
+    assert space.candidates
+    assert all(config.BLOCK_M == 128 for config in space.candidates)
+
+
+def test_pins_that_do_not_fit_leave_nothing() -> None:
+    blocks = Blocks(BLOCK_M=256, BLOCK_N=256, num_stages=4)
+    space = search_space(plan(256, blocks=blocks), "sm_90")
+    assert space.candidates == ()
+    assert all("shared memory" in why for _, why in space.rejected)
+
+
+@pytest.mark.parametrize("target", DEFAULT_TARGETS)
+@pytest.mark.parametrize(
+    ("head_dim", "dtype"), [(512, "bfloat16"), ((512, 256), "float16"), (512, "float32")], ids=str
+)
+def test_wide_heads_get_small_tiles(target: str, head_dim, dtype: str) -> None:
+    kernel = plan(head_dim, dtype, precision="tf32" if dtype == "float32" else None)
+    space = search_space(kernel, target)
+    assert all(fits(kernel, config, get_target(target)) for config in space.candidates)
+    if not space.candidates:
+        assert {why.split()[0] for _, why in space.rejected} == {"needs"}
+        smallest = dataclasses.replace(space.rejected[0][0], BLOCK_M=16, BLOCK_N=16, num_stages=1)
+        assert smallest in dict(space.rejected)
+        assert {name: min(values) for name, values in SMALL.items()} == smallest.as_dict()
