@@ -83,7 +83,7 @@ class ProgressBar(Progress):
 
 def build_table(built: Iterable[Built]) -> Table:
     """A row for each variant and target that a configuration was chosen for."""
-    table = Table("variant", "target", "blocks", "warps", "stages", box=box.SIMPLE_HEAD, show_edge=False)
+    table = plain_table(("variant", "target", "blocks", "warps", "stages"))
     table.add_column("SRAM used", justify="right")
     table.add_column("chosen")
     table.add_column("time", justify="right")
@@ -123,7 +123,7 @@ def rejection_lines(built: Built) -> Iterable[str]:
             yield f"  {config}: {reason}"
 
 
-def plain_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+def plain_table(columns: Sequence[str], rows: Iterable[Sequence[str]] = ()) -> Table:
     """A table of text."""
     table = Table(*columns, box=box.SIMPLE_HEAD, show_edge=False)
     for row in rows:
@@ -133,7 +133,7 @@ def plain_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
 
 def bench_table(timings: Iterable[Timing]) -> Table:
     """A row for each kernel and length."""
-    table = Table("length", "kernel", box=box.SIMPLE_HEAD, show_edge=False)
+    table = plain_table(("length", "kernel"))
     for column in ("ms", "TFLOP/s", "flashgen is"):
         table.add_column(column, justify="right")
     for t in timings:

@@ -36,7 +36,9 @@ def remove_modules(out: Path) -> list[Path]:
             module.unlink(missing_ok=True)
             Path(cache_from_source(str(module))).unlink(missing_ok=True)
         except OSError as error:
-            raise OutputError(f"{module}: cannot be removed: {error.strerror}; mend that") from error
+            raise OutputError(
+                f"{module}: cannot be removed: {error.strerror}; allow that"
+            ) from error
     return modules
 
 

@@ -1,6 +1,6 @@
 """Bad input: each spec in specs/ beside the exact lines that ``flashgen build`` answers it with.
 
-``pytest tests/gallery --update-golden`` writes the answers anew; read the change before you keep it.
+``pytest tests/gallery --update-golden`` writes the answers anew: read what changed.
 """
 
 from pathlib import Path

@@ -13,7 +13,11 @@ import pytest
 
 from flashgen.cli import main
 
-BUILD = "import sys; from flashgen.cli import main; main(['build', 'specs', '--no-tune', *sys.argv[1:]])"
+BUILD = """
+import sys
+from flashgen.cli import main
+main(['build', 'specs', '--no-tune', *sys.argv[1:]])
+"""
 
 
 def start(*arguments, before="", **options):

@@ -137,7 +137,7 @@ def test_several_files_and_a_family(flashgen, project):
 def test_only_what_changed_is_built(flashgen, project):
     flashgen("build", "specs")
     shutil.copy("specs/tiny.py", "specs/other.py")
-    status, lines = flashgen("build", "specs")
+    _, lines = flashgen("build", "specs")
     assert [line.split()[0] for line in lines if "by model" in line] == ["other"]
     assert lines[-1] == "up to date, nothing to do: tiny"
 

@@ -74,7 +74,7 @@ def test_a_machine_without_a_gpu_keeps_what_was_measured(flashgen, project, mach
     published = (project / "generated" / "tiny.py").read_bytes()
     machine.has(None)
     assert flashgen("build", "specs") == (0, ["up to date, nothing to do: tiny"])
-    status, lines = flashgen("build", "specs", "--force")
+    _, lines = flashgen("build", "specs", "--force")
     assert row(lines)[6] == "measured on NVIDIA H200: 500 TFLOP/s"
     assert (project / "generated" / "tiny.py").read_bytes() == published
     assert flashgen("check") == (0, ["every module in generated is what its spec renders to"])

@@ -15,20 +15,20 @@ from flashgen.publish import NOT_IN_MODULES
 REPOSITORY = Path(__file__).parents[2]
 
 # A module imports its own layer and those above it. Every module has a layer: the first that fits.
-LAYERS = [
-    "errors version paths files user_code config symbols operations budget.targets".split(),
-    "expr".split(),
-    "masks".split(),
-    "spec loader __init__".split(),
-    "symbolic symbolic.*".split(),
-    "plan reference".split(),
-    "budget budget.*".split(),
-    "validate codegen codegen.*".split(),
-    "tuning tuning.* publish inventory".split(),
-    "build check".split(),
-    "bench".split(),
-    "console cli __main__".split(),
-]
+LAYERS = """
+    errors version paths files user_code config symbols operations budget.targets
+    expr
+    masks
+    spec loader __init__
+    symbolic symbolic.*
+    plan reference
+    budget budget.*
+    validate codegen codegen.*
+    tuning tuning.* publish inventory
+    build check
+    bench
+    console cli __main__
+"""
 
 
 def flashgen_imports(path: Path) -> set[str]:
@@ -58,7 +58,8 @@ GRAPH = {name: (flashgen_imports(path) & MODULES.keys()) - {name} for name, path
 
 
 def layer(module: str) -> int:
-    fitting = [i for i, layer in enumerate(LAYERS) if any(fnmatch(module, p) for p in layer)]
+    layers = [line.split() for line in LAYERS.strip().splitlines()]
+    fitting = [i for i, layer in enumerate(layers) if any(fnmatch(module, p) for p in layer)]
     assert fitting, f"{module} has no layer: give it one in LAYERS"
     return fitting[0]
 
