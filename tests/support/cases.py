@@ -117,7 +117,8 @@ def inputs(
 def every_remainder(block_m: int, block_n: int, *, equal_lengths: bool) -> Iterator[Case]:
     """Lengths with every remainder by both tile sides, from 1 to more than a tile of each.
 
-    Unless ``equal_lengths`` is demanded, both q_len < kv_len and q_len > kv_len.
+    Unless ``equal_lengths`` is demanded, both q_len < kv_len and q_len > kv_len, by differences of
+    every remainder too.
     """
     large, small = max(block_m, block_n), min(block_m, block_n)
     for length in range(1, large + small + 2):
@@ -128,6 +129,11 @@ def every_remainder(block_m: int, block_n: int, *, equal_lengths: bool) -> Itera
         # 7 is coprime to a power of two: both lengths run through all remainders.
         short, long = 7 * r % large or large, large + small + r
         yield Case(short, long) if r % 2 else Case(long, short)
+    for shift in range(1, block_n + 1):
+        # Where a bottom-right diagonal leaves a full tile: at every place of a tile of keys.
+        length = large + 7 * shift % large
+        yield Case(length, length + shift)
+        yield Case(length + shift, length)
 
 
 def around_tiles(block_m: int, block_n: int, *, equal_lengths: bool) -> Iterator[Case]:

@@ -8,6 +8,7 @@ _left = Int("left", default=3)
 _period = Int("period", default=5, min=1)
 
 MASKS: dict[str, Mask] = {
+    "everything": full(),
     "outside_window": ~sliding_window(4, 2, align="top_left"),
     "two_runs": sliding_window(9, 4, align="top_left") & ~sliding_window(3, 1, align="top_left"),
     "causal_or_window": causal(align="top_left") | sliding_window(0, 6, align="top_left"),

@@ -148,3 +148,7 @@ def test_the_sweep_covers_every_remainder() -> None:
         for some in pairs:
             assert {case.q_len % m for case in some} == set(range(m))
             assert {case.kv_len % n for case in some} == set(range(n))
+        if not equal:
+            full = [c for c in cases if c.q_len >= m and c.kv_len >= n]
+            assert {(c.kv_len - c.q_len) % n for c in full if c.kv_len > c.q_len} == set(range(n))
+            assert {(c.kv_len - c.q_len) % n for c in full if c.kv_len < c.q_len} == set(range(n))

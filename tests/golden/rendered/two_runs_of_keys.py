@@ -1,0 +1,183 @@
+"""A golden."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _load_tile(
+    src,
+    stride_row,
+    batch,
+    head,
+    row,
+    num_rows,
+    COL: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    CHECK_ROWS: tl.constexpr,
+    USE_TMA: tl.constexpr,
+):
+    """Rows [row, row + ROWS) and columns [COL, COL + COLS) of one head; past the end it reads 0.
+
+    src is a (batch, heads, rows, cols) descriptor with USE_TMA, else a pointer to the head.
+    """
+    if USE_TMA:
+        return src.load([batch, head, row, COL]).reshape(ROWS, COLS)
+    else:
+        rows = tl.arange(0, ROWS)
+        cols = COL + tl.arange(0, COLS)
+        # The tile's first row can lie past 2^31 elements; offsets inside a tile cannot.
+        tile = src + row.to(tl.int64) * stride_row + (rows[:, None] * stride_row + cols[None, :])
+        if CHECK_ROWS:
+            return tl.load(tile, mask=(rows < num_rows - row)[:, None], other=0.0)
+        else:
+            return tl.load(tile)
+
+
+@triton.jit
+def _attend_tiles(
+    state,
+    queries,
+    keys,
+    tile_begin,
+    tile_end,
+    BLOCK_N: tl.constexpr,
+    MASKED: tl.constexpr,
+    USE_TMA: tl.constexpr,
+):
+    """Folds the key tiles [tile_begin, tile_end) into the running softmax of these queries.
+
+    MASKED tiles may reach past kv_len or hold keys that the mask hides; the others need no check.
+    """
+    acc, l_i, m_i = state
+    q, q_idx, qk_scale = queries
+    k_src, v_src, stride_kn, stride_vn, batch, kv_head, kv_len = keys
+    for tile in tl.range(tile_begin, tile_end):
+        start_n = tile * BLOCK_N
+        k = _load_tile(
+            k_src, stride_kn, batch, kv_head, start_n, kv_len, 0, BLOCK_N, 16, MASKED, USE_TMA
+        )
+        scores = tl.dot(q, k.T)
+        if MASKED:
+            kv_idx = start_n + tl.arange(0, BLOCK_N)[None, :]
+            visible = kv_idx < kv_len
+            visible &= kv_idx >= q_idx - 9
+            visible &= q_idx + 4 >= kv_idx
+            visible &= (kv_idx > q_idx + 1) | (q_idx - 3 > kv_idx)
+            scores = tl.where(visible, scores, float("-inf"))
+
+        # Online softmax in base 2. m_i starts finite, so a row that has seen no key yet
+        # keeps weights of exactly 0 instead of NaN.
+        m_new = tl.maximum(m_i, tl.max(scores, 1) * qk_scale)
+        p = tl.math.exp2(scores * qk_scale - m_new[:, None])
+        alpha = tl.math.exp2(m_i - m_new)
+        l_i = l_i * alpha + tl.sum(p, 1)
+        m_i = m_new
+
+        v = _load_tile(
+            v_src, stride_vn, batch, kv_head, start_n, kv_len, 0, BLOCK_N, 16, MASKED, USE_TMA
+        )
+        acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None])
+    return acc, l_i, m_i
+
+
+# Lengths, head counts and the mask's parameters never cause a recompile.
+@triton.jit(do_not_specialize=["num_q_heads", "num_kv_heads", "q_len", "kv_len"])
+def _attention_forward(
+    q_src,
+    k_src,
+    v_src,
+    out_ptr,
+    lse_ptr,
+    stride_qb,
+    stride_qh,
+    stride_qm,
+    stride_kb,
+    stride_kh,
+    stride_kn,
+    stride_vb,
+    stride_vh,
+    stride_vn,
+    num_q_heads,
+    num_kv_heads,
+    q_len,
+    kv_len,
+    qk_scale,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    USE_TMA: tl.constexpr,
+):
+    """One program: BLOCK_M queries of one head.
+
+    out (batch, heads, q_len, 16) and lse (batch, heads, q_len) are contiguous.
+    qk_scale is scale * log2(e): the softmax runs in base 2.
+    """
+    num_tiles_m = tl.cdiv(q_len, BLOCK_M)
+    pid = tl.program_id(0)
+    tile_m = pid % num_tiles_m
+    batch = pid // num_tiles_m // num_q_heads
+    head = pid // num_tiles_m % num_q_heads
+    kv_head = head // (num_q_heads // num_kv_heads)
+    q_first = tile_m * BLOCK_M
+    q_last = min(q_first + BLOCK_M, q_len) - 1
+    offs_m = q_first + tl.arange(0, BLOCK_M)
+    if not USE_TMA:
+        q_src += batch.to(tl.int64) * stride_qb + head.to(tl.int64) * stride_qh
+        k_src += batch.to(tl.int64) * stride_kb + kv_head.to(tl.int64) * stride_kh
+        v_src += batch.to(tl.int64) * stride_vb + kv_head.to(tl.int64) * stride_vh
+
+    # Keys that some of these queries see, and keys that all of them see, derived from the mask.
+    some_begin_0 = min(kv_len, max(0, q_first - 9))
+    some_end_0 = max(0, min(kv_len, q_last - 3))
+    all_begin_0 = min(kv_len, max(0, q_last - 9))
+    all_end_0 = max(0, min(kv_len, q_first - 3))
+    some_begin_1 = min(kv_len, q_first + 2)
+    some_end_1 = min(kv_len, q_last + 5)
+    all_begin_1 = min(kv_len, q_last + 2)
+    all_end_1 = min(kv_len, q_first + 5)
+    # The same in tiles. Only the tiles outside [full_begin, full_end) need the mask.
+    kv_begin_0 = some_begin_0 // BLOCK_N
+    kv_end_0 = tl.where(some_begin_0 < some_end_0, tl.cdiv(some_end_0, BLOCK_N), kv_begin_0)
+    full_begin_0 = tl.cdiv(all_begin_0, BLOCK_N)
+    full_end_0 = all_end_0 // BLOCK_N
+    kv_begin_1 = some_begin_1 // BLOCK_N
+    kv_end_1 = tl.where(some_begin_1 < some_end_1, tl.cdiv(some_end_1, BLOCK_N), kv_begin_1)
+    full_begin_1 = tl.cdiv(all_begin_1, BLOCK_N)
+    full_end_1 = all_end_1 // BLOCK_N
+    # Runs can overlap: each starts where the one before it ended.
+    full_begin_0 = min(max(full_begin_0, kv_begin_0), kv_end_0)
+    full_end_0 = min(max(full_end_0, full_begin_0), kv_end_0)
+    kv_begin_1 = max(kv_begin_1, kv_end_0)
+    kv_end_1 = max(kv_end_1, kv_begin_1)
+    full_begin_1 = min(max(full_begin_1, kv_begin_1), kv_end_1)
+    full_end_1 = min(max(full_end_1, full_begin_1), kv_end_1)
+
+    q = _load_tile(q_src, stride_qm, batch, head, q_first, q_len, 0, BLOCK_M, 16, True, USE_TMA)
+    acc = tl.zeros([BLOCK_M, 16], tl.float32)
+    l_i = tl.zeros([BLOCK_M], tl.float32)
+    m_i = tl.full([BLOCK_M], -3.0e38, tl.float32)
+
+    state = (acc, l_i, m_i)
+    queries = (q, offs_m[:, None], qk_scale)
+    keys = (k_src, v_src, stride_kn, stride_vn, batch, kv_head, kv_len)
+    state = _attend_tiles(state, queries, keys, kv_begin_0, full_begin_0, BLOCK_N, True, USE_TMA)
+    state = _attend_tiles(state, queries, keys, full_begin_0, full_end_0, BLOCK_N, False, USE_TMA)
+    state = _attend_tiles(state, queries, keys, full_end_0, kv_end_0, BLOCK_N, True, USE_TMA)
+    state = _attend_tiles(state, queries, keys, kv_begin_1, full_begin_1, BLOCK_N, True, USE_TMA)
+    state = _attend_tiles(state, queries, keys, full_begin_1, full_end_1, BLOCK_N, False, USE_TMA)
+    state = _attend_tiles(state, queries, keys, full_end_1, kv_end_1, BLOCK_N, True, USE_TMA)
+    acc, l_i, m_i = state
+
+    # The mask can hide every key from a query: such a row is 0 with an LSE of -inf.
+    empty = l_i == 0.0
+    l_i = tl.where(empty, 1.0, l_i)
+    lse = (m_i + tl.math.log2(l_i)) * 0.6931471805599453  # ln 2: back to the natural logarithm
+    lse = tl.where(empty, float("-inf"), lse)
+    row = (batch * num_q_heads + head).to(tl.int64) * q_len
+    in_rows = offs_m < q_len
+    tl.store(lse_ptr + row + offs_m, lse, mask=in_rows)
+    offs_d = tl.arange(0, 16)
+    out = (acc / l_i[:, None]).to(out_ptr.dtype.element_ty)
+    out_ptrs = out_ptr + (row + offs_m)[:, None] * 16 + offs_d[None, :]
+    tl.store(out_ptrs, out, mask=in_rows[:, None])

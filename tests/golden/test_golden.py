@@ -1,0 +1,93 @@
+"""Rendered source beside its goldens: a change of the templates shows as a diff to review.
+
+    pytest tests/golden --update-golden
+
+The shipped variants have theirs in generated/, which `flashgen check` compares. Like those, the
+goldens are linted and formatted as any other file is.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flashgen.codegen.render import render_kernel, render_module
+from flashgen.config import ChosenConfig, KernelConfig
+from flashgen.plan import lower
+from support.variants import any_configs, shipped_specs
+from support.variety import HEAD_DIM_SPECS, MASK_SPECS
+
+RENDERED = Path(__file__).parent / "rendered"
+
+KERNELS = {
+    "masks_nothing": MASK_SPECS["everything"],
+    "rows_without_keys": MASK_SPECS["outside_window"],
+    "two_runs_of_keys": MASK_SPECS["two_runs"],
+    "run_time_parameter": MASK_SPECS["run_time_window"],
+    "reads_head": MASK_SPECS["some_heads"],
+    "not_affine": MASK_SPECS["dilated"],
+    "head_dim_in_segments": HEAD_DIM_SPECS["96"],
+    "head_dim_padded": HEAD_DIM_SPECS["72"],
+    "head_dims_of_two_sizes": HEAD_DIM_SPECS["32x80"],
+}
+
+
+def _modules() -> dict[str, str]:
+    spec = MASK_SPECS["run_time_window"]
+    plan = lower(spec, "module")
+    chosen = any_configs(plan)
+    chosen["sm_90"] = ChosenConfig(
+        KernelConfig(BLOCK_M=128, BLOCK_N=64, num_warps=8, num_stages=3),
+        "measured",
+        shared=98304,
+        gpu="NVIDIA H200",
+        triton="3.7.1",
+        tflops=512.25,
+    )
+    return {"module": render_module(plan, chosen)}
+
+
+def _rendered() -> dict[str, str]:
+    kernels = {name: render_kernel(lower(spec, name)) for name, spec in KERNELS.items()}
+    head = '"""A golden."""\n\nimport triton\nimport triton.language as tl\n\n\n'
+    return {**{name: head + source for name, source in kernels.items()}, **_modules()}
+
+
+@pytest.mark.parametrize("name", [*KERNELS, "module"])
+def test_golden(name: str, request: pytest.FixtureRequest) -> None:
+    file = RENDERED / f"{name}.py"
+    rendered = _rendered()[name]
+    if request.config.getoption("--update-golden"):
+        RENDERED.mkdir(exist_ok=True)
+        file.write_text(rendered)
+    assert rendered == file.read_text(), f"review with git diff after --update-golden: {file.name}"
+
+
+def test_no_golden_is_left_over() -> None:
+    assert {file.stem for file in RENDERED.glob("*.py")} == {*KERNELS, "module"}
+
+
+def test_rendering_is_the_same_in_every_process() -> None:
+    """Neither the order of sets nor a memory address reaches the source."""
+    script = (
+        "from support.variants import any_configs, shipped_specs\n"
+        "from support.variety import MASK_SPECS\n"
+        "from flashgen.codegen.render import render_module\n"
+        "from flashgen.plan import lower\n"
+        "for name, spec in {**shipped_specs(), **MASK_SPECS}.items():\n"
+        "    plan = lower(spec, name)\n"
+        "    print(render_module(plan, any_configs(plan)))\n"
+    )
+    sources = []
+    for seed in ("1", "2"):
+        path = os.pathsep.join([str(Path(__file__).parents[1]), str(Path(__file__).parents[2])])
+        env = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": path}
+        command = [sys.executable, "-c", script]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+        sources.append(done.stdout)
+    assert sources[0] == sources[1]
+    assert sources[0].count("def attention(") == len(shipped_specs()) + len(MASK_SPECS)
