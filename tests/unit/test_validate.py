@@ -6,8 +6,10 @@ from flashgen.errors import ValidationError
 from flashgen.expr import Int
 from flashgen.loader import Variant
 from flashgen.masks import causal, sliding_window
+from flashgen.plan import lower
 from flashgen.spec import AttentionSpec, Blocks
-from flashgen.validate import validate
+from flashgen.tuning.space import search_space
+from flashgen.validate import unfit, validate
 
 GOOD = AttentionSpec(head_dim=64, mask=causal())
 
@@ -141,3 +143,41 @@ def test_everything_wrong_is_reported_at_once():
     error = ValidationError(validate(variant))
     assert [violation.field for violation in error.violations] == ["head_dim", "dtype", "targets"]
     assert len(str(error).splitlines()) == 3
+
+
+def refusal(target, **blocks):
+    """What is said of blocks of a causal head_dim=256 that no target has room for."""
+    spec = AttentionSpec(head_dim=256, mask=causal(), blocks=Blocks(**blocks))
+    plan = lower(spec, "tiny")
+    rejected = search_space(plan, target).rejected
+    return str(unfit(Variant("tiny", spec, "specs/tiny.py"), plan, target, rejected))
+
+
+def test_blocks_that_do_not_fit_with_the_largest_that_do():
+    assert refusal("sm_90", BLOCK_M=128, BLOCK_N=128, num_stages=3) == (
+        "specs/tiny.py: tiny: SRAM budget exceeded on sm_90: needs 459,776 B, has 232,448 B "
+        "(BLOCK_M=128 BLOCK_N=128 num_stages=3: "
+        "Q 65,536 + K 196,608 + V 196,608 + barriers 56 + alignment 968). "
+        "Largest BLOCK_N that fits: 32."
+    )
+
+
+def test_of_several_choices_the_one_nearest_to_fitting_is_reported():
+    assert refusal("sm_90", BLOCK_M=(128, 256), BLOCK_N=(64, 128), num_stages=(4, 5)) == (
+        "specs/tiny.py: tiny: SRAM budget exceeded on sm_90: needs 328,704 B, has 232,448 B "
+        "(BLOCK_M=128 BLOCK_N=64 num_stages=4: "
+        "Q 65,536 + K 131,072 + V 131,072 + barriers 64 + alignment 960). "
+        "Largest BLOCK_N that fits: 32."
+    )
+
+
+def test_where_no_block_n_helps_other_blocks_are_named():
+    message = refusal("sm_86", BLOCK_M=256, BLOCK_N=64, num_stages=2)
+    assert message.endswith(". Nearest blocks that fit: BLOCK_M=128 BLOCK_N=16 num_stages=2.")
+
+
+def test_where_nothing_fits_the_target_has_to_go(monkeypatch):
+    monkeypatch.setattr("flashgen.validate.fits", lambda *arguments: False)
+    monkeypatch.setattr("flashgen.validate.largest_fitting", lambda *arguments: None)
+    message = refusal("sm_86", BLOCK_M=256, BLOCK_N=64, num_stages=2)
+    assert message.endswith(". No smaller blocks fit: leave sm_86 out of targets.")

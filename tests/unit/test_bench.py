@@ -1,0 +1,145 @@
+"""`flashgen bench` with its peers on the CPU; the gpu test runs it for good."""
+
+import json
+import warnings
+
+import pytest
+import torch
+import triton
+
+from flashgen import Int, causal, full, sliding_window
+from flashgen import bench as benching
+from flashgen.bench import OWN, Timing, bench, torch_mask_mod, write_json
+from flashgen.build import Options, Progress, build
+from flashgen.console import bench_table, make_console
+from flashgen.errors import FlashgenError
+from flashgen.plan import lower
+from flashgen.reference import visibility
+from flashgen.spec import AttentionSpec
+from flashgen.tuning.device import Gpu
+
+SPEC = """\
+from flashgen import *
+
+spec = AttentionSpec(head_dim=16, dtype="float32", mask={mask}, targets=("sm_90",))
+"""
+LENGTH = 96
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A folder of specs, and a machine that takes itself for one with an H200."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "specs").mkdir()
+
+    def cpu_inputs(plan, length):
+        generator = torch.Generator().manual_seed(0)
+        return tuple(torch.randn((1, 2, length, 16), generator=generator) for _ in "qkv")
+
+    def once(call, **effort):
+        assert call().shape == (1, 2, LENGTH, 16)
+        return 2.0
+
+    monkeypatch.setattr(benching, "detect_gpu", lambda: Gpu("NVIDIA H200", "sm_90"))
+    monkeypatch.setattr(benching, "random_inputs", cpu_inputs)
+    monkeypatch.setattr(benching, "LENGTHS", (LENGTH,))
+    monkeypatch.setattr(triton.testing, "do_bench", once)
+    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+    return tmp_path
+
+
+def make(project, mask):
+    (project / "specs" / "tiny.py").write_text(SPEC.format(mask=mask))
+    list(build([project / "specs"], Options(tune=False), Progress()))
+
+
+def timings(project):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # CPU tensors run the reference; eager FlexAttention warns
+        return bench("tiny", project / "specs", project / "generated")
+
+
+@pytest.mark.parametrize(
+    "mask, visible",
+    [
+        ("full()", LENGTH**2),
+        ("causal()", LENGTH * (LENGTH + 1) // 2),
+        ("sliding_window(Int('left', default=3), 0)", 4 * LENGTH - 6),
+        ("lambda b, h, q_idx, kv_idx: (q_idx >= kv_idx) & (kv_idx >= h)", None),
+    ],
+)
+def test_every_peer_that_can_is_timed(project, mask, visible):
+    make(project, mask)
+    own, *peers = timings(project)
+    assert (own.kernel, own.length, own.ms, own.ratio) == (OWN, LENGTH, 2.0, 1.0)
+    if visible is not None:
+        assert own.tflops == pytest.approx(4 * 16 * 2 * visible / 2e-3 / 1e12)
+    by_name = {timing.kernel: timing for timing in peers}
+    assert list(by_name) == [
+        "FlexAttention", "SDPA flash", "SDPA cudnn", "SDPA efficient", "SDPA math",
+    ]  # fmt: skip
+    assert by_name["SDPA cudnn"].problem.startswith("RuntimeError: ")
+    for able in ("FlexAttention", "SDPA math"):
+        assert by_name[able].problem == ""
+        assert by_name[able].ratio == pytest.approx(1.0)
+
+
+FAR = causal(align="bottom_right") & ~sliding_window(Int("left"), 0, align="bottom_right")
+
+
+@pytest.mark.parametrize("mask", [causal(), FAR], ids=str)
+def test_the_mask_mod_shows_what_the_mask_shows(mask):
+    plan = lower(AttentionSpec(head_dim=16, mask=mask), "tiny")
+    params = {param.name: 5 for param in plan.params}
+    mask_mod = torch_mask_mod(plan, {**params, "q_len": LENGTH, "kv_len": LENGTH})
+    index = torch.arange(LENGTH)
+    shown = mask_mod(0, 0, index[:, None], index[None, :])
+    assert torch.equal(shown, visibility(mask, 1, 1, LENGTH, LENGTH, params=params))
+
+
+def test_a_module_that_is_not_up_to_date_is_not_measured(project):
+    make(project, "causal()")
+    (project / "specs" / "tiny.py").write_text(SPEC.format(mask=full()))
+    with pytest.raises(FlashgenError) as caught:
+        timings(project)
+    assert str(caught.value) == (
+        f"{project}/generated/tiny.py: not up to date; build {project}/specs/tiny.py first"
+    )
+
+
+def test_a_gpu_of_another_target(project, monkeypatch):
+    make(project, "causal()")
+    monkeypatch.setattr(benching, "detect_gpu", lambda: Gpu("NVIDIA A100", "sm_80"))
+    with pytest.raises(FlashgenError) as caught:
+        timings(project)
+    assert str(caught.value) == (
+        "tiny: targets=('sm_90',): this machine's GPU, NVIDIA A100, is sm_80; run bench on a sm_90"
+    )
+
+
+TIMINGS = [
+    Timing(2048, OWN, 0.5, 400.0, 1.0),
+    Timing(2048, "FlexAttention", 1.0, 200.0, 2.0),
+    Timing(2048, "SDPA cudnn", problem="RuntimeError: no kernel"),
+]
+
+
+def test_the_table(capsys):
+    make_console().print(bench_table(TIMINGS))
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert rows[0] == ["length", "kernel", "ms", "TFLOP/s", "flashgen", "is"]
+    assert rows[2:] == [
+        ["2048", "flashgen", "0.500", "400", "1.00", "x"],
+        ["2048", "FlexAttention", "1.000", "200", "2.00", "x"],
+        ["2048", "SDPA", "cudnn", "-", "-", "RuntimeError:", "no", "kernel"],
+    ]
+
+
+def test_the_json(tmp_path):
+    write_json(tmp_path / "bench.json", TIMINGS)
+    first, _, last = json.loads((tmp_path / "bench.json").read_text())
+    assert first == {
+        "length": 2048, "kernel": "flashgen", "ms": 0.5, "tflops": 400.0, "ratio": 1.0,
+        "problem": "",
+    }  # fmt: skip
+    assert last["ms"] is None and last["problem"] == "RuntimeError: no kernel"
