@@ -30,6 +30,7 @@ import warnings
 import torch
 import triton
 import triton.language as tl
+from torch.autograd import forward_ad
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 # One configuration for each GPU architecture. USE_TMA: tiles come through tensor descriptors.
@@ -246,17 +247,18 @@ def attention(
         TypeError, ValueError: naming the argument, what was given and what is accepted.
 
     A CUDA tensor runs the kernel, a CPU tensor the eager reference (or, under TRITON_INTERPRET=1,
-    the kernel in Triton's interpreter). There is no backward kernel yet: gradients come from the
-    reference's autograd.
+    the kernel in Triton's interpreter). There is no backward kernel yet: derivatives are
+    those of the reference.
     """
     scale = 0.25 if scale is None else scale
     _check(q, k, v, scale, left)
-    plain = not torch.compiler.is_compiling() and type(q) is type(k) is type(v) is torch.Tensor
-    needs_grad = q.requires_grad or k.requires_grad or v.requires_grad
-    if plain and not (needs_grad and torch.is_grad_enabled()):
-        out, lse = _forward(q, k, v, scale, left)
-    else:
+    if torch.compiler.is_compiling() or not _is_plain(q, k, v):
         out, lse = _attention_op(q, k, v, scale, left)
+    elif any(forward_ad.unpack_dual(x).tangent is not None for x in (q, k, v)):
+        _warn_once("forward-mode derivatives come from the eager reference")
+        out, lse = reference(q, k, v, scale=scale, return_lse=True, left=left)
+    else:
+        out, lse = _forward(q, k, v, scale, left)
     return (out, lse) if return_lse else out
 
 
@@ -273,16 +275,20 @@ def reference(
 
     It computes in float32 (float64 for float64 tensors) and holds the (q_len, kv_len) scores.
     """
+    device = q.device.type
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        with torch.autocast(device, enabled=False):  # it would compute in 16 bits
+            return reference(q, k, v, scale=scale, return_lse=return_lse, left=left)
     scale = 0.25 if scale is None else scale
     q_len, kv_len = q.shape[2], k.shape[2]
-    if kv_len == 0:
-        out = q.new_zeros((*q.shape[:3], v.shape[3]))
-        return (out, q.new_full(q.shape[:3], -math.inf, dtype=torch.float32)) if return_lse else out
     dtype = torch.promote_types(q.dtype, torch.float32)
     group = q.shape[1] // k.shape[1]
     keys = k.to(dtype).repeat_interleave(group, dim=1)
     values = v.to(dtype).repeat_interleave(group, dim=1)
     scores = scale * (q.to(dtype) @ keys.mT)
+    if kv_len == 0:  # there is no score to take the maximum of
+        out, lse = (scores @ values).to(q.dtype), scores.sum(-1) - math.inf
+        return (out, lse) if return_lse else out
     q_idx = torch.arange(q_len, device=q.device)[:, None]
     kv_idx = torch.arange(kv_len, device=q.device)[None, :]
     visible = q_idx + kv_len - q_len + 1 >= kv_idx
@@ -431,6 +437,12 @@ def _warn_once(message):
     warnings.warn(f"module: {message}", stacklevel=4)
 
 
+def _is_plain(*tensors):
+    """Whether no gradient is asked for, of tensors that hold values: the op would cost time."""
+    wants_grad = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    return not wants_grad and all(type(x) is torch.Tensor and not x.is_meta for x in tensors)
+
+
 @torch.library.custom_op("flashgen::module_b6cffbc9", mutates_args=())
 def _attention_op(
     q: torch.Tensor,
@@ -456,10 +468,14 @@ def _save_for_backward(ctx, inputs, output):
 def _backward(ctx, grad_out, grad_lse):
     """Gradients by the reference's autograd: there is no backward kernel yet."""
     _warn_once("gradients come from the eager reference, which holds all scores in memory")
+    twice = torch.is_grad_enabled()  # create_graph=True: these gradients will be differentiated
     with torch.enable_grad():
-        q, k, v = (x.detach().requires_grad_() for x in ctx.saved_tensors)
+        q, k, v = (
+            x if twice and x.requires_grad else x.detach().requires_grad_()
+            for x in ctx.saved_tensors
+        )
         outputs = reference(q, k, v, scale=ctx.scale, return_lse=True, left=ctx.left)
-        grads = torch.autograd.grad(outputs, (q, k, v), (grad_out, grad_lse))
+        grads = torch.autograd.grad(outputs, (q, k, v), (grad_out, grad_lse), create_graph=twice)
     return *grads, None, None
 
 
