@@ -64,12 +64,14 @@ class Built:
         variant: its name.
         chosen: the configuration for each target; empty if nothing had to be done.
         spaces: for each target, what they were chosen from.
+        notes: where the tile bounds are wider than the mask, and why.
         seconds: what building it took.
     """
 
     variant: str
     chosen: Mapping[str, ChosenConfig] = field(default_factory=dict)
     spaces: Mapping[str, Space] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
     seconds: float = 0.0
 
 
@@ -136,7 +138,7 @@ def build(paths: Iterable[Path], options: Options, progress: Progress) -> Iterat
             # 7. publish: source and configurations -> generated/<name>.py.
             progress.step(variant.name, "publish")
             publish(place, module_text(variant, plan, kernel, chosen, place))
-        yield Built(variant.name, chosen, space, perf_counter() - started)
+        yield Built(variant.name, chosen, space, plan.bounds.notes, perf_counter() - started)
         if measured and measured.ended == "interrupt":
             raise KeyboardInterrupt
 
@@ -163,6 +165,8 @@ def is_current(variant: Variant, out: Path, gpu: Gpu | None) -> bool:
     place = Place(out, variant.name)
     seal = read_seal(place.module)
     if seal is None or seal.build != build_digest(variant.spec, place):
+        return False
+    if not place.package_file.exists():
         return False
     if gpu is None or gpu.target not in variant.spec.targets:
         return True

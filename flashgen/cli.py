@@ -21,8 +21,8 @@ from flashgen.console import (
     ProgressBar,
     bench_table,
     build_table,
+    list_table,
     make_console,
-    plain_table,
     rejection_lines,
 )
 from flashgen.errors import FlashgenError
@@ -88,27 +88,37 @@ def build(
         tune_seconds=tune_seconds,
         force=force,
     )
-    console = make_console()
     results: list[Built] = []
+    interrupted = False
     try:
         with ProgressBar(make_console(stderr=True), verbose=verbose) as progress:
             for built in run_build(paths, options, progress):
                 results.append(built)
                 progress.finished()
     except KeyboardInterrupt:
-        typer.echo("interrupted: what is listed is published, the rest was not built", err=True)
-        raise typer.Exit(130) from None
+        interrupted = True
     finally:
-        done = [built for built in results if built.chosen]
-        current = [built.variant for built in results if not built.chosen]
-        if verbose:
-            for built in done:
-                for line in rejection_lines(built):
-                    typer.echo(line)
-        if done:
-            console.print(build_table(done))
-        if current:
-            typer.echo(f"up to date, nothing to do: {', '.join(current)}")
+        _report(results, verbose)
+    if interrupted:
+        typer.echo("interrupted: what is listed is published, the rest was not built", err=True)
+        raise typer.Exit(130)
+
+
+def _report(results: list[Built], verbose: bool) -> None:
+    """Shows what was built, also where a later variant failed."""
+    built = [result for result in results if result.chosen]
+    current = [result.variant for result in results if not result.chosen]
+    if verbose:
+        for result in built:
+            for line in rejection_lines(result):
+                typer.echo(line)
+    if built:
+        make_console().print(build_table(built))
+    for result in built:
+        for note in result.notes:
+            typer.echo(f"note: {result.variant}: bounds: {note}")
+    if current:
+        typer.echo(f"up to date, nothing to do: {', '.join(current)}")
 
 
 @app.command()
@@ -132,7 +142,7 @@ def list_(out: Out = Path("generated")) -> None:
     if not modules:
         typer.echo(f"no generated modules in {out}")
         return
-    make_console().print(plain_table(("variant", "state", "measured on"), modules))
+    make_console().print(list_table(modules))
 
 
 @app.command()

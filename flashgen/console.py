@@ -83,21 +83,21 @@ class ProgressBar(Progress):
 
 def build_table(built: Iterable[Built]) -> Table:
     """A row for each variant and target that a configuration was chosen for."""
-    table = plain_table(("variant", "target", "blocks", "warps", "stages"))
-    table.add_column("SRAM used", justify="right")
-    table.add_column("chosen")
-    table.add_column("time", justify="right")
+    table = plain_table("variant", "target", "blocks", "warps", "stages", "SRAM used, KiB")
+    table.add_column("chosen")  # the one that may wrap
+    table.add_column("time", justify="right", no_wrap=True)
     for result in built:
         time = f"{result.seconds:.1f} s"
         for target, choice in result.chosen.items():
             config = choice.config
+            limit = get_target(target).max_shared
             table.add_row(
                 result.variant,
                 target,
                 f"{config.BLOCK_M} x {config.BLOCK_N}",
                 str(config.num_warps),
                 str(config.num_stages),
-                f"{choice.shared:,} of {get_target(target).max_shared:,} B",
+                f"{choice.shared / 1024:.1f} of {limit / 1024:.0f}",
                 how_chosen(choice),
                 time,
             )
@@ -123,17 +123,17 @@ def rejection_lines(built: Built) -> Iterable[str]:
             yield f"  {config}: {reason}"
 
 
-def plain_table(columns: Sequence[str], rows: Iterable[Sequence[str]] = ()) -> Table:
-    """A table of text."""
-    table = Table(*columns, box=box.SIMPLE_HEAD, show_edge=False)
-    for row in rows:
+def list_table(modules: Iterable[Sequence[str]]) -> Table:
+    """A row for each generated module."""
+    table = plain_table("variant", "state", "measured on")
+    for row in modules:
         table.add_row(*row)
     return table
 
 
 def bench_table(timings: Iterable[Timing]) -> Table:
     """A row for each kernel and length."""
-    table = plain_table(("length", "kernel"))
+    table = plain_table("length", "kernel")
     for column in ("ms", "TFLOP/s", "flashgen is"):
         table.add_column(column, justify="right")
     for t in timings:
@@ -142,4 +142,12 @@ def bench_table(timings: Iterable[Timing]) -> Table:
         else:
             figures = (f"{t.ms:.3f}", f"{t.tflops:.0f}", f"{t.ratio:.2f} x")
             table.add_row(str(t.length), t.kernel, *figures)
+    return table
+
+
+def plain_table(*columns: str) -> Table:
+    """A table with these columns, none of which wraps."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    for column in columns:
+        table.add_column(column, no_wrap=True)
     return table

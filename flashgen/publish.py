@@ -68,6 +68,11 @@ class Place:
         return self.out / f"{self.name}.py"
 
     @property
+    def package_file(self) -> Path:
+        """What makes the folder a package, so that no other ``generated`` comes before it."""
+        return self.out / "__init__.py"
+
+    @property
     def tuning(self) -> Path:
         """Its measured results."""
         return self.out / "tuning" / f"{self.name}.json"
@@ -181,7 +186,6 @@ def publish(place: Place, text: str) -> None:
     Raises:
         OutputError: the folder cannot be written; a module that stood there still does.
     """
-    package = place.out / "__init__.py"
-    if not package.exists():
-        write_atomically(package, PACKAGE_DOCSTRING)
+    if not place.package_file.exists():
+        write_atomically(place.package_file, PACKAGE_DOCSTRING)
     write_atomically(place.module, text)

@@ -1,5 +1,6 @@
 """Builds from end to end, on a spec of one target: what they publish, and when they do nothing."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -24,10 +25,10 @@ def test_a_build_publishes_a_module_and_shows_what_was_chosen(flashgen, project)
     rows = [line.split("  ") for line in lines if line.strip()]
     header, row = ([cell.strip() for cell in row if cell.strip()] for row in (rows[0], rows[2]))
     assert header == [
-        "variant", "target", "blocks", "warps", "stages", "SRAM used", "chosen", "time",
+        "variant", "target", "blocks", "warps", "stages", "SRAM used, KiB", "chosen", "time",
     ]  # fmt: skip
     assert row[:2] == ["tiny", "sm_90"]
-    assert row[5].endswith("of 232,448 B")
+    assert re.fullmatch(r"\d+\.\d of 227", row[5])
     assert row[6] == "by model"
     assert (project / "generated" / "tiny.py").read_text().startswith(FIRST_LINE)
 
@@ -160,6 +161,13 @@ def test_verbose_tells_the_steps_and_the_rejected(flashgen):
     assert lines[-2:] == ["tiny: render", "tiny: publish"]
     assert any(line.startswith("tiny: sm_90: ") and "candidates fit" in line for line in lines)
     assert any(line.startswith("  BLOCK_M=") for line in lines)
+
+
+def test_bounds_that_are_too_wide_are_no_secret(flashgen, project):
+    edit(project / "specs" / "tiny.py", "causal()", "lambda b, h, q, kv: q * kv >= 9")
+    assert flashgen("build", "specs")[1][-1] == (
+        "note: tiny: bounds: not affine in q_idx and kv_idx: q_idx * kv_idx >= 9"
+    )
 
 
 def test_check_finds_nothing_after_a_build(flashgen):

@@ -1,9 +1,13 @@
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
+from flashgen import Int, Mask, sliding_window
 from flashgen import publish as publishing
 from flashgen.errors import OutputError
-from flashgen.masks import causal
 from flashgen.publish import (
+    Place,
     Seal,
     build_digest,
     is_generated,
@@ -19,9 +23,9 @@ BODY = '"""A module."""\n\nX = "é"\n'
 
 @pytest.fixture
 def module(tmp_path):
-    path = tmp_path / "generated" / "tiny.py"
-    publish(path, sealed(BODY, SEAL))
-    return path
+    place = Place(tmp_path / "generated", "tiny")
+    publish(place, sealed(BODY, SEAL))
+    return place.module
 
 
 def test_a_published_module_reads_back_its_seal(module):
@@ -47,7 +51,7 @@ def test_the_folder_becomes_a_package(module):
 
 def test_a_package_of_the_users_own_is_kept(tmp_path):
     (tmp_path / "__init__.py").write_text("mine = True\n")
-    publish(tmp_path / "tiny.py", sealed(BODY, SEAL))
+    publish(Place(tmp_path, "tiny"), sealed(BODY, SEAL))
     assert (tmp_path / "__init__.py").read_text() == "mine = True\n"
 
 
@@ -89,30 +93,40 @@ def test_a_folder_in_the_place_of_the_module_says_so(tmp_path):
     )
 
 
-def digest(**changes):
-    inputs = {
-        "name": "tiny",
-        "spec": AttentionSpec(head_dim=64, mask=causal()),
-        "package": "generated",
-        "tuning": b"",
-    }
-    return build_digest(**{**inputs, **changes})
+SPEC = AttentionSpec(head_dim=64, mask=sliding_window(Int("left", doc="keys before"), 0))
+
+
+def digest(spec=SPEC, out=Path("generated"), name="tiny"):
+    return build_digest(spec, Place(out, name))
 
 
 @pytest.mark.parametrize(
     "changes",
     [
         {"name": "other"},
-        {"spec": AttentionSpec(head_dim=128, mask=causal())},
-        {"spec": AttentionSpec(head_dim=64, mask=causal(), targets=("sm_90",))},
-        {"spec": AttentionSpec(head_dim=64, mask=causal(align="top_left"))},
-        {"package": "kernels"},
-        {"tuning": b"{}"},
+        {"out": Path("kernels")},
+        {"spec": replace(SPEC, head_dim=128)},
+        {"spec": replace(SPEC, targets=("sm_90",))},
+        {"spec": replace(SPEC, mask=sliding_window(Int("left", doc="keys before"), 1))},
+        {"spec": replace(SPEC, mask=sliding_window(Int("left", doc="keys to the left"), 0))},
+        {"spec": replace(SPEC, mask=Mask(SPEC.mask.mask_mod, "near", equal_lengths=True))},
     ],
 )
 def test_the_build_digest_depends_on(changes):
     assert digest() == digest()
     assert digest(**changes) != digest()
+
+
+def test_the_build_digest_does_not_depend_on_where_the_folder_is(tmp_path):
+    assert digest(out=tmp_path / "generated") == digest()
+
+
+def test_the_build_digest_depends_on_the_tuning_results(tmp_path):
+    place = Place(tmp_path, "tiny")
+    before = build_digest(SPEC, place)
+    place.tuning.parent.mkdir()
+    place.tuning.write_text("{}")
+    assert build_digest(SPEC, place) != before
 
 
 @pytest.fixture
