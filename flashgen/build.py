@@ -125,11 +125,7 @@ def build(paths: Iterable[Path], options: Options, progress: Progress) -> Iterat
 
             # 6. tune: candidates -> the configuration for each target.
             measured = None
-            if (
-                gpu
-                and gpu.target in space
-                and (options.force or not _is_measured(gpu, variant, kernel, place))
-            ):
+            if gpu and _is_to_measure(gpu, variant, kernel, place, again=options.force):
                 progress.step(variant.name, f"tune on {gpu.name}")
                 measured = _measured(plan, gpu, space[gpu.target], options, progress)
                 save_results(place.tuning, merged(load_results(place.tuning), [measured]))
@@ -164,13 +160,11 @@ def is_current(variant: Variant, out: Path, gpu: Gpu | None) -> bool:
     """Whether the published module is whole, of these inputs, and measured where it can be."""
     place = Place(out, variant.name)
     seal = read_seal(place.module)
-    if seal is None or seal.build != build_digest(variant.spec, place):
+    if seal is None or not place.package_file.exists():
         return False
-    if not place.package_file.exists():
+    if seal.build != build_digest(variant.spec, place):
         return False
-    if gpu is None or gpu.target not in variant.spec.targets:
-        return True
-    return _is_measured(gpu, variant, seal.kernel, place)
+    return gpu is None or not _is_to_measure(gpu, variant, seal.kernel, place)
 
 
 def _with_targets(variants: list[Variant], targets: tuple[str, ...]) -> list[Variant]:
@@ -191,9 +185,13 @@ def _refuse(findings: Iterable[Violation]) -> None:
         raise ValidationError(violations)
 
 
-def _is_measured(gpu: Gpu, variant: Variant, kernel: str, place: Place) -> bool:
-    """Whether this GPU has measured a candidate of this kernel that the spec admits."""
-    return any(
+def _is_to_measure(
+    gpu: Gpu, variant: Variant, kernel: str, place: Place, *, again: bool = False
+) -> bool:
+    """Whether the GPU is of a listed target and has measured no candidate that the spec admits."""
+    if gpu.target not in variant.spec.targets:
+        return False
+    return again or not any(
         result.gpu == gpu.name and result.has_measured(kernel, variant.spec.blocks)
         for result in load_results(place.tuning)
     )
