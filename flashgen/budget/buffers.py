@@ -135,11 +135,14 @@ def _weights(layout: Layout, tiles: _Tiles) -> tuple[Any, Any]:
     if layout.unit == "fma":
         # The rescaling factor moves to the accumulator's layout as well. Where that layout is the
         # scores' own, for a single segment of BLOCK_N columns, it stays in its threads; for some
-        # small tiles it moves inside a warp and this is 4 * BLOCK_M bytes too many.
-        if layout.num_v == 1:
-            same = sympy.Eq(BLOCK_N, tiles.v_widths[0])
-            return tiles.p, sympy.Piecewise((zero, same), (tiles.rows, True))
-        return tiles.p, tiles.rows
+        # small tiles it moves inside a warp and this is 4 * BLOCK_M bytes too many. Very wide
+        # tiles and many warps share out columns, up to so many to a row.
+        across = sympy.Max(1, FloorDiv(BLOCK_N, 128), 4 * FloorDiv(NUM_WARPS, 16))
+        moved = tiles.rows * across
+        if layout.num_v > 1:
+            return tiles.p, moved
+        alike = sympy.And(sympy.Eq(BLOCK_N, tiles.v_widths[0]), sympy.Eq(across, 1))
+        return tiles.p, sympy.Piecewise((zero, alike), (moved, True))
     if layout.num_v > 1:
         return zero, zero
     # A tile with more columns than rows has its columns shared out among the warps. Row maxima
