@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ README = (ROOT / "README.md").read_text()
 
 def blocks(mark):
     """The code blocks under ``<!-- mark: PATH -->`` with their paths."""
-    found = re.findall(rf"<!-- {mark}: (\S+) -->\n```python\n(.*?)```", README, re.DOTALL)
+    found = re.findall(rf"<!-- {mark}: (\S+) -->\n```\w+\n(.*?)```", README, re.DOTALL)
     assert found, f"README.md has no {mark}"
     return found
 
@@ -39,6 +40,14 @@ def links():
 @pytest.mark.parametrize(("path", "source"), blocks("excerpt"))
 def test_an_excerpt_is_in_its_file(path, source):
     assert source in (ROOT / path).read_text(), f"README.md: copy the lines of {path} anew"
+
+
+def test_the_layers_are_those_that_imports_are_held_to():
+    source = (ROOT / "tests" / "unit" / "test_imports.py").read_text()
+    layers = re.search(r'^LAYERS = """\n(.*?)"""', source, re.MULTILINE | re.DOTALL)
+    assert layers is not None
+    shown = f"```text\n{textwrap.dedent(layers[1])}```\n"
+    assert shown in (ROOT / "docs" / "design.md").read_text()
 
 
 def test_the_first_spec_is_the_shipped_one():
