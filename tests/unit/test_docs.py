@@ -70,6 +70,11 @@ def test_the_example_builds_and_is_right(tmp_path):
     module = importlib.util.module_from_spec(found)
     found.loader.exec_module(module)
 
+    kernel = (tmp_path / "generated" / "prefix_d64.py").read_text()
+    [derived] = re.findall(r"has to visit the keys before `(.*?)`", README)
+    assert f"    some_end = {derived}\n" in kernel
+    assert "left without a key" not in kernel
+
     q, k, v = torch.randn(3, 1, 2, 100, 64).half()
     out, lse = module.attention(q, k, v, prefix=77, return_lse=True)
     q_idx, kv_idx = torch.arange(100)[:, None], torch.arange(100)[None, :]
