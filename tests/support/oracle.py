@@ -32,7 +32,7 @@ def check(
         finite = right.isfinite()
         assert torch.equal(got.isfinite(), finite), f"{name}: infinite or NaN where it is not"
         assert torch.equal(got[~finite].double(), right[~finite]), f"{name}: not -inf where empty"
-        error, allowed = _error(got, right, finite), _allowed(rough, right, finite, got.dtype)
+        error, allowed = error_and_bound(got[finite], right[finite], rough[finite])
         assert error <= allowed, f"{name}: error {error:.3g}, allowed {allowed:.3g}"
 
 
@@ -55,13 +55,13 @@ def _low_precision(
     return (weights.to(q.dtype).float() @ values).to(q.dtype), lse
 
 
-def _error(got: torch.Tensor, right: torch.Tensor, where: torch.Tensor) -> float:
-    return (got.double() - right)[where].abs().max().item() if where.any() else 0.0
-
-
-def _allowed(
-    rough: torch.Tensor, right: torch.Tensor, where: torch.Tensor, dtype: torch.dtype
-) -> float:
-    largest = right[where].abs().max().item() if where.any() else 0.0
-    rounding = 4 * torch.finfo(torch.float32).eps + torch.finfo(dtype).eps / 2
-    return 2 * _error(rough, right, where) + rounding * max(1.0, largest)
+def error_and_bound(
+    got: torch.Tensor, right: torch.Tensor, rough: torch.Tensor
+) -> tuple[float, float]:
+    """``got``'s largest error, and the largest allowed given ``rough`` of low-precision torch."""
+    if right.numel() == 0:
+        return 0.0, 0.0
+    rounding = 4 * torch.finfo(torch.float32).eps + torch.finfo(got.dtype).eps / 2
+    largest = max(1.0, right.abs().max().item())
+    error, of_torch = ((x.double() - right).abs().max().item() for x in (got, rough))
+    return error, 2 * of_torch + rounding * largest

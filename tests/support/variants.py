@@ -35,8 +35,6 @@ def shipped_specs() -> dict[str, AttentionSpec]:
 @functools.cache
 def shipped_module(name: str) -> ModuleType:
     """The committed module of a shipped variant."""
-    if not (GENERATED / f"{name}.py").exists():  # INTERIM
-        return rendered_module(shipped_specs()[name], name=name)
     return import_file(GENERATED / f"{name}.py")
 
 

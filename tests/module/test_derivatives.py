@@ -1,0 +1,112 @@
+"""Gradients, by the reference until there is a backward kernel: out's and the LSE's."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch.autograd import forward_ad
+
+from support.cases import Case
+from support.contract import check_gradients, native_inputs
+from support.oracle import error_and_bound
+from support.variants import GENERATED, import_file, rendered_module, shipped_module, shipped_specs
+from support.variety import MASK_SPECS
+
+SPECS = shipped_specs()
+pytestmark = pytest.mark.filterwarnings("ignore:.*eager reference")
+
+
+@pytest.mark.parametrize("lse_only", [False, True], ids=["out and lse", "lse"])
+@pytest.mark.parametrize("name", SPECS)
+def test_gradients(name: str, lse_only: bool) -> None:
+    case = Case(21, 21, batch=2, q_heads=4, kv_heads=2)
+    check_gradients(shipped_module(name), SPECS[name], case, lse_only=lse_only)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(30, 11, q_heads=2, kv_heads=1, scale=0.2, params={"left": 4}),
+        Case(11, 30, q_heads=2, kv_heads=1, params={"left": 4}),
+        Case(5, 0),
+        Case(0, 5),
+        Case(4, 4, batch=0),
+    ],
+    ids=str,
+)
+def test_gradients_where_rows_see_nothing(case: Case) -> None:
+    check_gradients(shipped_module("window_d128"), SPECS["window_d128"], case)
+
+
+def test_gradients_of_a_mask_that_hides_everything() -> None:
+    spec = MASK_SPECS["nothing"]
+    check_gradients(rendered_module(spec), spec, Case(6, 7))
+
+
+@pytest.mark.parametrize("needed", ["q", "k", "v"])
+def test_a_gradient_of_one_argument(needed: str) -> None:
+    module, spec = shipped_module("causal_d64"), SPECS["causal_d64"]
+    tensors = dict(zip("qkv", native_inputs(Case(9, 9), spec), strict=True))
+    every = {name: x.detach().clone().requires_grad_() for name, x in tensors.items()}
+    right = torch.autograd.grad(module.attention(**every).float().sum(), every[needed])
+    one = {**tensors, needed: tensors[needed].detach().clone().requires_grad_()}
+    got = torch.autograd.grad(module.attention(**one).float().sum(), one[needed])
+    torch.testing.assert_close(got, right)
+
+
+def test_no_gradient_is_recorded_unless_asked_for() -> None:
+    module = shipped_module("causal_d64")
+    q, k, v = native_inputs(Case(9, 9), SPECS["causal_d64"])
+    assert not module.attention(q, k, v).requires_grad
+    with torch.no_grad():
+        assert not module.attention(q.requires_grad_(), k, v).requires_grad
+    assert module.attention(q, k, v).requires_grad
+
+
+def test_gradients_say_once_what_computes_them() -> None:
+    module = import_file(GENERATED / "causal_d64.py")
+    tensors = [x.requires_grad_() for x in native_inputs(Case(4, 4), SPECS["causal_d64"])]
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            module.attention(*tensors).float().sum().backward()
+    assert [str(warning.message) for warning in said] == [
+        "causal_d64: tensors on cpu run the eager reference, which holds all scores in memory",
+        "causal_d64: gradients come from the eager reference, which holds all scores in memory",
+    ]
+
+
+def test_gradients_of_gradients() -> None:
+    """`create_graph=True` neither fails nor quietly leaves the second derivative out."""
+    module, spec = shipped_module("causal_fp32_d64"), SPECS["causal_fp32_d64"]
+    tensors = native_inputs(Case(7, 7), spec)
+
+    def penalty(attention, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, ...]:
+        q, k, v = (x.detach().to(dtype).clone().requires_grad_() for x in tensors)
+        out, lse = attention(q, k, v, return_lse=True)
+        (grad,) = torch.autograd.grad(out.square().sum() + lse.sum(), q, create_graph=True)
+        return torch.autograd.grad(grad.square().sum(), (q, k, v))
+
+    right = penalty(module.reference, torch.float64)
+    for got, exact, rough in zip(
+        penalty(module.attention), right, penalty(module.reference), strict=True
+    ):
+        error, allowed = error_and_bound(got, exact, rough)
+        assert error <= allowed
+
+
+def test_forward_mode() -> None:
+    """A tangent is carried through, not dropped."""
+    module, spec = shipped_module("causal_fp32_d64"), SPECS["causal_fp32_d64"]
+    q, k, v = native_inputs(Case(7, 7), spec)
+    tangent = torch.randn(q.shape, generator=torch.Generator().manual_seed(0))
+    with forward_ad.dual_level():
+        out = module.attention(forward_ad.make_dual(q, tangent), k, v)
+        derivative = forward_ad.unpack_dual(out).tangent
+    step = 1e-6 * tangent.double()
+    doubles = (k.double(), v.double())
+    ends = [module.reference(q.double() + sign * step, *doubles) for sign in (1, -1)]
+    slope = (ends[0] - ends[1]) / 2e-6
+    torch.testing.assert_close(derivative.double(), slope, rtol=1e-3, atol=1e-4)

@@ -1,0 +1,90 @@
+"""What a module promises besides the values: derivatives and the compiler, on any device."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import torch
+from torch._dynamo.testing import CompileCounterWithBackend
+
+from flashgen import AttentionSpec
+from flashgen.reference import attention_reference
+from support.cases import Case, inputs
+from support.oracle import error_and_bound
+
+Tensors = tuple[torch.Tensor, ...]
+
+
+def native_inputs(case: Case, spec: AttentionSpec, device: str = "cpu") -> Tensors:
+    """q, k and v in the spec's own dtype."""
+    return inputs(case, spec, getattr(torch, spec.dtype), device)
+
+
+def check_gradients(
+    module: ModuleType,
+    spec: AttentionSpec,
+    case: Case,
+    *,
+    lse_only: bool = False,
+    device: str = "cpu",
+) -> None:
+    """Gradients of q, k and v through out and lse, against float64 with a bound from the data."""
+    tensors = native_inputs(case, spec, device)
+    q, k, v = (x.detach().clone().requires_grad_() for x in tensors)
+    out, lse = module.attention(q, k, v, return_lse=True, scale=case.scale, **case.params)
+    generator = torch.Generator(device).manual_seed(1)
+    weights = [torch.randn(x.shape, generator=generator, device=device) for x in (out, lse)]
+    objective = _objective(out, lse, weights, lse_only)
+    got = torch.autograd.grad(objective, (q, k, v), materialize_grads=True)
+    exact, rough = (
+        _gradients(tensors, spec, case, weights, lse_only, dtype)
+        for dtype in (torch.float64, q.dtype)
+    )
+    for name, mine, right, low in zip("qkv", got, exact, rough, strict=True):
+        assert mine.dtype == q.dtype, f"d{name}: {mine.dtype}"
+        assert mine.isfinite().all(), f"d{name}: infinite or NaN"
+        error, allowed = error_and_bound(mine, right, low)
+        assert error <= allowed, f"d{name}: error {error:.3g}, allowed {allowed:.3g}"
+
+
+def _gradients(
+    tensors: Tensors,
+    spec: AttentionSpec,
+    case: Case,
+    weights: list[torch.Tensor],
+    lse_only: bool,
+    dtype: torch.dtype,
+) -> Tensors:
+    q, k, v = (x.detach().to(dtype).requires_grad_() for x in tensors)
+    given = {"scale": case.scale, "params": case.arguments(spec), "dtype": dtype}
+    out, lse = attention_reference(q, k, v, spec.mask, return_lse=True, **given)
+    objective = _objective(out, lse, weights, lse_only)
+    return torch.autograd.grad(objective, (q, k, v), materialize_grads=True)
+
+
+def _objective(
+    out: torch.Tensor, lse: torch.Tensor, weights: list[torch.Tensor], lse_only: bool
+) -> torch.Tensor:
+    """A number that depends on every element; rows without a key have no LSE to depend on."""
+    of_lse = (lse.masked_fill(lse == -torch.inf, 0.0) * weights[1].to(lse.dtype)).sum()
+    return of_lse if lse_only else of_lse + (out * weights[0].to(out.dtype)).sum()
+
+
+def check_compiled(
+    module: ModuleType, spec: AttentionSpec, *, backend: str, device: str = "cpu"
+) -> None:
+    """torch.compile(fullgraph=True) gives what eager gives, values and gradients, at any length."""
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend(backend)
+    compiled = torch.compile(module.attention, fullgraph=True, dynamic=True, backend=counter)
+    for length in (33, 64, 129, 200):
+        case = Case(length, length, batch=2, q_heads=4, kv_heads=2)
+        tensors = native_inputs(case, spec, device)
+        got, right = (f(*tensors, return_lse=True) for f in (compiled, module.attention))
+        torch.testing.assert_close(got, right, rtol=0, atol=0)
+    assert counter.frame_count == 1, "a length caused a recompile"
+
+    q, k, v = (x.detach().clone().requires_grad_() for x in tensors)
+    eager = torch.autograd.grad(module.attention(q, k, v).float().square().sum(), (q, k, v))
+    mine = torch.autograd.grad(compiled(q, k, v).float().square().sum(), (q, k, v))
+    torch.testing.assert_close(mine, eager)
