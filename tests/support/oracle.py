@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import torch
 
 from flashgen import AttentionSpec
@@ -49,10 +52,22 @@ def _low_precision(
     keys, values = (x.repeat_interleave(group, dim=1).float() for x in (k, v))
     shape = (q.shape[0], q.shape[1], q.shape[2], k.shape[2])
     visible = visibility(spec.mask, *shape, params=params, device=q.device)
-    scores = (q.float() @ keys.mT * scale).masked_fill(~visible, -torch.inf)
-    lse = torch.logsumexp(scores, dim=-1)
-    weights = torch.exp(scores - lse.masked_fill(lse == -torch.inf, 0.0).unsqueeze(-1))
-    return (weights.to(q.dtype).float() @ values).to(q.dtype), lse
+    with _tf32(spec.input_precision == "tf32"):
+        scores = (q.float() @ keys.mT * scale).masked_fill(~visible, -torch.inf)
+        lse = torch.logsumexp(scores, dim=-1)
+        weights = torch.exp(scores - lse.masked_fill(lse == -torch.inf, 0.0).unsqueeze(-1))
+        return (weights.to(q.dtype).float() @ values).to(q.dtype), lse
+
+
+@contextlib.contextmanager
+def _tf32(allowed: bool) -> Iterator[None]:
+    """Whether a GPU's matrix units may round float32 to tf32, inside."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = allowed
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
 
 
 def error_and_bound(

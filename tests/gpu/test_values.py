@@ -1,0 +1,101 @@
+"""Kernels on the GPU against float64, at sizes that the interpreter has no time for."""
+
+from __future__ import annotations
+
+import functools
+from types import ModuleType
+
+import pytest
+import torch
+
+from flashgen import AttentionSpec
+from flashgen.config import KernelConfig
+from flashgen.plan import lower
+from flashgen.tuning.device import detect_gpu
+from flashgen.tuning.space import candidates
+from gpu.launch import check_attention, check_config
+from support.cases import LAYOUTS, Case
+from support.variants import rendered_module, shipped_module, shipped_specs
+from support.variety import HEAD_DIM_SPECS, MASK_SPECS
+
+pytestmark = pytest.mark.gpu
+
+SPECS = shipped_specs()
+
+LENGTHS = [(1, 1), (64, 64), (129, 129), (2048, 2048), (1023, 1023)]
+UNEQUAL = [(1, 4099), (777, 2000), (2000, 777), (128, 1024), (0, 5), (5, 0)]
+
+
+def _defined(spec: AttentionSpec, lengths: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    return [(q, kv) for q, kv in lengths if q == kv or not spec.mask.equal_lengths]
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_lengths(name: str) -> None:
+    for q_len, kv_len in _defined(SPECS[name], LENGTHS + UNEQUAL):
+        case = Case(q_len, kv_len, batch=2, q_heads=8, kv_heads=2)
+        check_attention(shipped_module(name), SPECS[name], case)
+
+
+@pytest.mark.parametrize("tma", [False, True], ids=["pointers", "tma"])
+@pytest.mark.parametrize("name", SPECS)
+def test_every_remainder_of_the_shipped_tiles(name: str, tma: bool) -> None:
+    module, spec = shipped_module(name), SPECS[name]
+    shipped = module._config(torch.device("cuda", 0))
+    config = KernelConfig(**{key: shipped[key] for key in shipped if key != "USE_TMA"})
+    m, n = config.BLOCK_M, config.BLOCK_N
+    lengths = [(m + n + r, m + n + r) for r in range(max(m, n))]
+    lengths += [(m + r, m + 2 * n + 7 * r % n) for r in range(0, max(m, n), 3)]
+    lengths += [(2 * m + r, n + 7 * r % n) for r in range(0, max(m, n), 3)]
+    for q_len, kv_len in _defined(spec, lengths):
+        check_config(module, spec, Case(q_len, kv_len), config, USE_TMA=tma)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", SPECS)
+def test_layouts(name: str, layout: str) -> None:
+    case = Case(517, 517, batch=2, q_heads=8, kv_heads=4, layout=layout)
+    check_attention(shipped_module(name), SPECS[name], case)
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_every_candidate(name: str) -> None:
+    """Whatever tuning may choose is right."""
+    spec, gpu = SPECS[name], detect_gpu()
+    assert gpu is not None
+    plan = lower(spec, name)
+    for config in candidates(plan, gpu.target):
+        case = Case(385, 385, batch=1, q_heads=4, kv_heads=2)
+        check_config(shipped_module(name), spec, case, config, USE_TMA=plan.uses_tma(gpu.target))
+
+
+@pytest.mark.parametrize("left", [0, 1, 17, 128, 1000, 2**30])
+def test_windows(left: int) -> None:
+    for q_len, kv_len in ((1500, 1500), (300, 1500), (1500, 300)):
+        case = Case(q_len, kv_len, q_heads=2, kv_heads=2, params={"left": left})
+        check_attention(shipped_module("window_d128"), SPECS["window_d128"], case)
+
+
+@functools.cache
+def _rendered(kind: str, name: str) -> ModuleType:
+    return rendered_module({"mask": MASK_SPECS, "dim": HEAD_DIM_SPECS}[kind][name])
+
+
+@pytest.mark.parametrize("name", MASK_SPECS)
+def test_masks(name: str) -> None:
+    spec = MASK_SPECS[name]
+    config = KernelConfig(BLOCK_M=64, BLOCK_N=32, num_warps=4, num_stages=2)
+    for tma in (False, True):
+        for q_len, kv_len in ((1, 1), (64, 64), (203, 203), (77, 300), (300, 77)):
+            case = Case(q_len, kv_len, batch=2, q_heads=4, kv_heads=2)
+            check_config(_rendered("mask", name), spec, case, config, USE_TMA=tma)
+
+
+@pytest.mark.parametrize("name", HEAD_DIM_SPECS)
+def test_head_dims(name: str) -> None:
+    spec = HEAD_DIM_SPECS[name]
+    config = KernelConfig(BLOCK_M=64, BLOCK_N=32, num_warps=4, num_stages=1)
+    for tma in (False, True):
+        for layout in ("contiguous", "padded", "unaligned"):
+            case = Case(150, 203, batch=2, q_heads=2, kv_heads=1, layout=layout)
+            check_config(_rendered("dim", name), spec, case, config, USE_TMA=tma)
