@@ -207,6 +207,9 @@ def _keys(layout: Layout, tiles: _Tiles) -> tuple[tuple[tuple[str, Any], ...], A
     """The K and V buffers, and the largest single one."""
     if not layout.pipelined:
         largest = sympy.Max(*tiles.k, *tiles.v)
+        if layout.unit == "tcgen05":  # 16 warps may have all segments at once
+            others = sympy.Max(sum(tiles.k), sum(tiles.v)) - largest
+            largest += others * sympy.Min(1, FloorDiv(NUM_WARPS, 16))
         return (("K", largest),), largest
     k, v = NUM_STAGES * sum(tiles.k), NUM_STAGES * sum(tiles.v)
     first = NUM_STAGES * sympy.Max(*tiles.k, *tiles.v)

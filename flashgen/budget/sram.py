@@ -1,14 +1,20 @@
 """sram_usage: the shared memory that a block of a kernel needs, without compiling it.
 
-The figure equals the compiler's own over every candidate that flashgen proposes, and is never
-below it for anything a spec can pin. Where it is above:
+The figure equals the compiler's own over every candidate that flashgen proposes for the shipped
+variants (tests/compile), with Triton 3.6 and 3.7 alike, and is not below it for anything that a
+spec can pin (14,000 kernels were compiled to see; tests/data/shared_bytes.json is a sample). It is
+above the compiler's figure
 
-- tiles under 64 rows on targets with TMA count a copy of K and a resident Q that need not be there;
-- 8 warps on 64 rows of a tcgen05 tile, which no candidate has, skip bytes that can be used;
-- float32 products in full precision count 4 * BLOCK_M bytes of scratch that some small tiles
-  exchange inside a warp;
-- tiles so small that a thread's share of one is under 4 bytes cannot be copied asynchronously and
-  have no buffers at all.
+- for tiles under 64 rows on targets with TMA: mma.sync may do without the copy of K and the
+  resident Q that are counted;
+- for 8 or 16 warps on 64 rows of tcgen05, and one stage of it: bytes skipped or scratch, up to
+  4 KiB, that turn out to have a use;
+- for float32 products in full precision: 4 * BLOCK_M bytes that some tiles exchange inside a warp;
+- for one or two warps, which need no exchange at all;
+- for one stage of mma.sync, and of CDNA3 with several segments: K may go straight to registers;
+- for tiles so small that a thread's share is under 4 bytes: they are not copied asynchronously and
+  have no buffers;
+- where the output alone is larger than the loop (v wider than q and k): it may be stored in turns.
 """
 
 from __future__ import annotations
