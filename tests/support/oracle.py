@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 
 import torch
 
@@ -52,22 +50,20 @@ def _low_precision(
     keys, values = (x.repeat_interleave(group, dim=1).float() for x in (k, v))
     shape = (q.shape[0], q.shape[1], q.shape[2], k.shape[2])
     visible = visibility(spec.mask, *shape, params=params, device=q.device)
-    with _tf32(spec.input_precision == "tf32"):
-        scores = (q.float() @ keys.mT * scale).masked_fill(~visible, -torch.inf)
-        lse = torch.logsumexp(scores, dim=-1)
-        weights = torch.exp(scores - lse.masked_fill(lse == -torch.inf, 0.0).unsqueeze(-1))
-        return (weights.to(q.dtype).float() @ values).to(q.dtype), lse
+    # The interpreter computes tf32 products in full precision, a GPU does not.
+    operand = _tf32 if spec.input_precision == "tf32" and q.is_cuda else torch.Tensor.float
+    scores = (operand(q) @ operand(keys).mT * scale).masked_fill(~visible, -torch.inf)
+    lse = torch.logsumexp(scores, dim=-1)
+    weights = torch.exp(scores - lse.masked_fill(lse == -torch.inf, 0.0).unsqueeze(-1))
+    return (operand(weights.to(q.dtype)) @ operand(values)).to(q.dtype), lse
 
 
-@contextlib.contextmanager
-def _tf32(allowed: bool) -> Iterator[None]:
-    """Whether a GPU's matrix units may round float32 to tf32, inside."""
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = allowed
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
+def _tf32(x: torch.Tensor) -> torch.Tensor:
+    """float32 as matrix units read tf32: the 13 low bits of the mantissa are not looked at.
+
+    cuBLAS rounds its operands first, which no kernel that feeds shared memory to wgmma can do.
+    """
+    return (x.float().view(torch.int32) & ~0x1FFF).view(torch.float32)
 
 
 def error_and_bound(
