@@ -30,8 +30,9 @@ MEANINGS = {
     "Q": "the query tile, read by every step of the loop",
     "K": "key tiles, one for each stage in flight",
     "V": "value tiles, one for each stage in flight",
-    "K copy": "one key tile in the layout that the matrix unit reads",
-    "V copy": "one value tile in the layout that the matrix unit reads",
+    "K or V": "a tile of keys, then one of values (and P) in its place",
+    "K copy or P": "a key tile in the layout that the unit reads, then P in its place",
+    "V copy": "value tiles in the layout that the matrix unit reads",
     "P": "the softmax weights on their way from one product's layout to the other's",
     "barriers": "8 bytes for each copy or product that a warp waits for",
     "scratch": "values that change threads between two layouts",
@@ -125,8 +126,8 @@ def _registers(layout: Layout, tiles: _Tiles) -> Phase:
         keys = (("K", copies * sum(tiles.k)), ("V", copies * sum(tiles.v)))
         return Phase("loop", (("Q", sum(tiles.q)), *keys, ("P", p), ("scratch", scratch)))
     # Loads are used where they arrive: a segment of K is gone before one of V comes.
-    step = sympy.Max(sympy.Max(*tiles.k), sympy.Max(*tiles.v) + p + scratch)
-    return Phase("loop", (("Q", sum(tiles.q)), ("K", step)))
+    step = sympy.Max(*tiles.k, sympy.Max(*tiles.v) + p + scratch)
+    return Phase("loop", (("Q", sum(tiles.q)), ("K or V", step)))
 
 
 def _weights(layout: Layout, tiles: _Tiles) -> tuple[Any, Any]:
@@ -167,11 +168,11 @@ def _registers_by_tma(layout: Layout, tiles: _Tiles) -> tuple[Phase, ...]:
         use_v = (("V", sympy.Max(*tiles.v)), ("P", p), ("scratch", sympy.Max(scratch, 8)))
         return read_q, read_k, Phase("use V", use_v)
     copies = NUM_STAGES - 1
-    step = sympy.Max(sympy.Max(*tiles.k), p)
+    step = sympy.Max(*tiles.k, p)
     loop = (
         ("K", copies * sum(tiles.k)),
         ("V", copies * sum(tiles.v)),
-        ("P", step),
+        ("K copy or P", step),
         ("scratch", scratch),
         ("barriers", _barriers(layout.num_qk + layout.num_v, copies)),
     )
@@ -210,7 +211,7 @@ def _keys(layout: Layout, tiles: _Tiles) -> tuple[tuple[tuple[str, Any], ...], A
         if layout.unit == "tcgen05":  # 16 warps may have all segments at once
             others = sympy.Max(sum(tiles.k), sum(tiles.v)) - largest
             largest += others * sympy.Min(1, FloorDiv(NUM_WARPS, 16))
-        return (("K", largest),), largest
+        return (("K or V", largest),), largest
     k, v = NUM_STAGES * sum(tiles.k), NUM_STAGES * sum(tiles.v)
     first = NUM_STAGES * sympy.Max(*tiles.k, *tiles.v)
     if not (layout.tf32 and layout.tma):
