@@ -40,8 +40,7 @@ MEANINGS = {
     "output": "a tile of the output on its way to rows that a warp can store at once",
 }
 
-_SWIZZLE_ROWS = 8  # a shared tile starts at a multiple of 8 of its rows, of up to 128 bytes each
-_LARGEST_ALIGNMENT = 1024
+_SWIZZLE_ROWS, _LARGEST_ALIGNMENT = 8, 1024  # a tile starts at a multiple of 8 of its rows
 _MFMA_ROWS = 32  # the widest matrix instruction of CDNA3 computes 32 x 32
 
 
