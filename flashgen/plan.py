@@ -134,6 +134,12 @@ class KernelPlan:
         return sum(self.v_segments) > self.v_head_dim
 
     @property
+    def mixes_widths(self) -> bool:
+        """Whether tiles lie in shared memory in different ways: in rows of 32, 64 or 128 bytes."""
+        widths = (*self.qk_segments, *self.v_segments)
+        return len({min(width * self.itemsize, 128) for width in widths}) > 1
+
+    @property
     def torch_dtype(self) -> str:
         """The dtype by torch's name, ``bfloat16``."""
         return self.spec.dtype

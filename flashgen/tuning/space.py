@@ -117,6 +117,10 @@ def _does_not_fit(plan: KernelPlan, config: KernelConfig, target: Target) -> str
         columns = tensor_memory_columns(plan, config)
         if columns > TENSOR_MEMORY_COLUMNS:
             return f"needs {columns} columns of tensor memory, an SM has {TENSOR_MEMORY_COLUMNS}"
+    synchronous = config.num_stages == 1
+    if synchronous and plan.mixes_widths and matrix_unit(plan, config, target) == "wgmma":
+        # ptxas 12.8; Triton issues 10486 and 11366. tests/compile/test_addresses.py shows it.
+        return "one stage copies synchronously: tiles of unequal widths get wrong addresses"
     return None
 
 

@@ -1,0 +1,69 @@
+"""On Hopper, no kernel that flashgen ships computes a tile's address from nothing.
+
+ptxas 12.8, which Triton 3.6 and 3.7 bring, drops the shared base of the addresses that wgmma gets
+of two tiles which lie in one place of shared memory in rows of different widths (Triton issues
+10486 and 11366). Tiles that are copied asynchronously never share a place. Seen on an H200: wrong
+values, or an illegal memory access.
+"""
+
+from __future__ import annotations
+
+import pytest
+import triton
+
+from flashgen import AttentionSpec, Blocks
+from flashgen.budget.targets import get_target
+from flashgen.config import KernelConfig
+from flashgen.plan import lower
+from flashgen.tuning.compiled import _gpu_target, _options, _source
+from flashgen.tuning.rank import rank
+from flashgen.tuning.space import candidates, search_space
+from support.sass import unset_uniform_registers
+from support.variants import shipped_module, shipped_specs
+from support.variety import HEAD_DIM_SPECS
+
+TARGET = "sm_90"
+SPECS = shipped_specs()
+
+
+def _machine_code(
+    spec: AttentionSpec, config: KernelConfig, *, tma: bool, aligned: bool = True
+) -> bytes:
+    source = _source(lower(spec, "kernel"), config, tma, aligned)
+    target = _gpu_target(get_target(TARGET))
+    cubin: bytes = triton.compile(source, target=target, options=_options(config)).asm["cubin"]
+    return cubin
+
+
+@pytest.mark.parametrize("aligned", [True, False], ids=["tma", "pointers"])
+@pytest.mark.parametrize("name", SPECS)
+def test_shipped_configurations(name: str, aligned: bool) -> None:
+    if not aligned and lower(SPECS[name], name).mixes_widths:
+        return  # its launcher copies what TMA cannot read
+    shipped = shipped_module(name).CONFIGS[TARGET]
+    config = KernelConfig(**{key: shipped[key] for key in shipped if key != "USE_TMA"})
+    code = _machine_code(SPECS[name], config, tma=aligned, aligned=aligned)
+    assert not unset_uniform_registers(code)
+
+
+@pytest.mark.parametrize("name", HEAD_DIM_SPECS)
+def test_the_models_first_choice(name: str) -> None:
+    spec = HEAD_DIM_SPECS[name]
+    plan = lower(spec, name)
+    config, _ = rank(plan, TARGET, candidates(plan, TARGET))[0]
+    assert not unset_uniform_registers(_machine_code(spec, config, tma=True))
+
+
+def test_the_compiler_still_does_it() -> None:
+    """When this fails, the copies of the launcher and the rule of the search space can go."""
+    config = KernelConfig(BLOCK_M=64, BLOCK_N=64, num_warps=4, num_stages=2)
+    code = _machine_code(HEAD_DIM_SPECS["96"], config, tma=False, aligned=False)
+    assert unset_uniform_registers(code)
+
+
+def test_one_stage_is_left_out() -> None:
+    plan = lower(AttentionSpec(96, "float16", blocks=Blocks(num_stages=(1, 2))), "d96")
+    space = search_space(plan, TARGET)
+    assert {config.num_stages for config in space.candidates} == {2}
+    reasons = {why for config, why in space.rejected if config.num_stages == 1}
+    assert any("wrong addresses" in why for why in reasons)
