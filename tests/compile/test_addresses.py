@@ -35,11 +35,17 @@ def _machine_code(
     return cubin
 
 
-@pytest.mark.parametrize("aligned", [True, False], ids=["tma", "pointers"])
-@pytest.mark.parametrize("name", SPECS)
+# Where tiles are of unequal widths, the launcher copies what TMA cannot read.
+WAYS = [
+    (name, aligned)
+    for name, spec in SPECS.items()
+    for aligned in (True, False)
+    if aligned or not lower(spec, name).mixes_widths
+]
+
+
+@pytest.mark.parametrize(("name", "aligned"), WAYS)
 def test_shipped_configurations(name: str, aligned: bool) -> None:
-    if not aligned and lower(SPECS[name], name).mixes_widths:
-        return  # its launcher copies what TMA cannot read
     shipped = shipped_module(name).CONFIGS[TARGET]
     config = KernelConfig(**{key: shipped[key] for key in shipped if key != "USE_TMA"})
     code = _machine_code(SPECS[name], config, tma=aligned, aligned=aligned)
