@@ -14,8 +14,15 @@ Q_IDX, KV_IDX = sympy.symbols("q_idx kv_idx", integer=True)
 Q_FIRST, Q_LAST = sympy.symbols("q_first q_last", integer=True)
 Q_LEN, KV_LEN = sympy.symbols("q_len kv_len", integer=True)
 
-#: The symbols that flashgen itself gives a meaning; none of them is ever negative.
-SYMBOLS = (Q_IDX, KV_IDX, Q_FIRST, Q_LAST, KV_LEN, Q_LEN, B, H)
+KV_FIRST, KV_LAST = sympy.symbols("kv_first kv_last", integer=True)
+BATCH, Q_HEADS, KV_HEADS = sympy.symbols("batch num_q_heads num_kv_heads", integer=True)
+#: scale * q·k of one query and one key: what a score function is given.
+SCORE = sympy.Symbol("score", real=True)
+
+#: The symbols that flashgen itself gives a meaning; none of these is ever negative.
+SYMBOLS = (
+    Q_IDX, KV_IDX, Q_FIRST, Q_LAST, KV_FIRST, KV_LAST, KV_LEN, Q_LEN, B, H, BATCH, Q_HEADS, KV_HEADS,
+)  # fmt: skip
 
 
 class FloorDiv(sympy.Function):  # type: ignore[misc]
@@ -44,6 +51,20 @@ class FloorMod(sympy.Function):  # type: ignore[misc]
         if b == 1:
             return sympy.Integer(0)
         return sympy.Integer(a % b) if a.is_Integer and b.is_Integer else None
+
+
+class Load(sympy.Function):  # type: ignore[misc]
+    """``tensor[i, j, ...]``: the first argument is the symbol of a declared tensor.
+
+    It is an integer where that symbol is. An element of a boolean tensor is 0 or 1; as a condition
+    it stands as ``Ne(Load(...), 0)``.
+    """
+
+    def _eval_is_integer(self) -> Any:
+        return self.args[0].is_integer
+
+    def _eval_is_real(self) -> bool:
+        return True
 
 
 def evaluate(expr: Any, values: Mapping[str, int]) -> Any:
