@@ -1,141 +1,179 @@
-"""Expr: the symbolic integer or boolean that a mask function is called with.
+"""Expr: the symbolic number or condition that mask and score functions are called with.
 
-A mask function is called once, with an `Expr` for each of its arguments; what it returns is the
-predicate. The same function also runs on numbers and on torch tensors, which is what the eager
-oracle does: inside ``with bound({"left": 1024, "q_len": 5, "kv_len": 7})`` every `Expr` stands for
-its value, so that ``q_idx - left`` is tensor arithmetic. Neither torch nor triton is imported.
+Such a function is called once, with an `Expr` for each of its arguments; what it returns is the
+predicate or the score. The same function also runs on numbers and on torch tensors, which is what
+the eager oracle does: inside ``with bound({"left": 1024, "q_len": 5, "kv_len": 7})`` every `Expr`
+stands for its value, so that ``q_idx - left`` is tensor arithmetic. Neither torch nor triton is
+imported.
 """
 
 from __future__ import annotations
 
-import keyword
+import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from traceback import extract_stack
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import sympy
 
+from flashgen.declared import Param
 from flashgen.errors import MaskError
-from flashgen.operations import OPERATIONS, TORCH_NAMES
-from flashgen.symbols import KV_LEN, Q_LEN, SYMBOLS, evaluate
-from flashgen.user_code import users_line
+from flashgen.kinds import CONDITION, INTEGER, check_divisor, check_kinds, kind_of
+from flashgen.operations import BITWISE, OPERATIONS
+from flashgen.symbols import KV_LEN, Q_LEN, evaluate
+from flashgen.torch_names import KNOWN, call
+from flashgen.user_code import mistake
 
-#: Names a declared parameter cannot take: flashgen's own symbols and the arguments of `attention`.
-RESERVED_NAMES = frozenset(
-    ["q", "k", "v", "scale", "return_lse", *(symbol.name for symbol in SYMBOLS)]
-)
-
-_VALUES: ContextVar[Mapping[str, int] | None] = ContextVar("flashgen_values", default=None)
+_VALUES: ContextVar[Mapping[str, Any] | None] = ContextVar("flashgen_values", default=None)
 
 
 class Expr:
-    """A symbolic integer or boolean, with the run-time parameters it mentions.
+    """A symbolic number or condition, with the declared parameters it mentions.
 
     Attributes:
         sym: the sympy expression.
-        params: the declared `Int` parameters in it, in the order of first use.
+        params: the declared `Int`, `Float` and `Tensor` in it, in the order of first use.
     """
 
     __slots__ = ("params", "sym")
 
-    def __init__(self, sym: Any, params: tuple[Int, ...] = ()) -> None:
+    # numpy's numbers leave arithmetic with an `Expr` to it.
+    __array_ufunc__ = None
+
+    def __init__(self, sym: Any, params: tuple[Param, ...] = ()) -> None:
         self.sym = sym
         self.params = params
 
     @property
-    def is_boolean(self) -> bool:
-        """Whether this is a condition rather than an integer."""
-        return isinstance(self.sym, sympy.logic.boolalg.Boolean) and not self.sym.is_Symbol
+    def kind(self) -> str:
+        """``"condition"``, ``"integer"`` or ``"number"``."""
+        return kind_of(self.sym)
 
     def __add__(self, other: Any) -> Expr:
-        return _apply("+", self, other)
+        return apply("+", self, other)
 
     def __radd__(self, other: Any) -> Expr:
-        return _apply("+", other, self)
+        return apply("+", other, self)
 
     def __sub__(self, other: Any) -> Expr:
-        return _apply("-", self, other)
+        return apply("-", self, other)
 
     def __rsub__(self, other: Any) -> Expr:
-        return _apply("-", other, self)
+        return apply("-", other, self)
 
     def __mul__(self, other: Any) -> Expr:
-        return _apply("*", self, other)
+        return apply("*", self, other)
 
     def __rmul__(self, other: Any) -> Expr:
-        return _apply("*", other, self)
+        return apply("*", other, self)
 
     def __floordiv__(self, other: Any) -> Expr:
-        return _apply("//", self, other)
+        return apply("//", self, other)
 
     def __rfloordiv__(self, other: Any) -> Expr:
-        return _apply("//", other, self)
+        return apply("//", other, self)
 
     def __mod__(self, other: Any) -> Expr:
-        return _apply("%", self, other)
+        return apply("%", self, other)
 
     def __rmod__(self, other: Any) -> Expr:
-        return _apply("%", other, self)
+        return apply("%", other, self)
 
     def __truediv__(self, other: Any) -> Expr:
-        raise _mistake("`/` leaves the integers", "write `//`")
+        return apply("/", self, other)
+
+    def __rtruediv__(self, other: Any) -> Expr:
+        return apply("/", other, self)
+
+    def __pow__(self, other: Any) -> Expr:
+        return apply("**", self, other)
+
+    def __rpow__(self, other: Any) -> Expr:
+        return apply("**", other, self)
+
+    def __lshift__(self, other: Any) -> Expr:
+        return apply("<<", self, other)
+
+    def __rshift__(self, other: Any) -> Expr:
+        return apply(">>", self, other)
 
     def __neg__(self) -> Expr:
-        return _apply("neg", self)
+        return apply("neg", self)
 
     def __abs__(self) -> Expr:
-        return _apply("abs", self)
+        return apply("abs", self)
 
     def __ge__(self, other: Any) -> Expr:
-        return _apply(">=", self, other)
+        return apply(">=", self, other)
 
     def __gt__(self, other: Any) -> Expr:
-        return _apply(">", self, other)
+        return apply(">", self, other)
 
     def __le__(self, other: Any) -> Expr:
-        return _apply("<=", self, other)
+        return apply("<=", self, other)
 
     def __lt__(self, other: Any) -> Expr:
-        return _apply("<", self, other)
+        return apply("<", self, other)
 
     def __eq__(self, other: object) -> Expr:  # type: ignore[override]
-        return _apply("==", self, other)
+        return apply("==", self, other)
 
     def __ne__(self, other: object) -> Expr:  # type: ignore[override]
-        return _apply("!=", self, other)
+        return apply("!=", self, other)
 
     def __and__(self, other: Any) -> Expr:
-        return _apply("&", self, other)
+        return apply("&", self, other)
 
     def __rand__(self, other: Any) -> Expr:
-        return _apply("&", other, self)
+        return apply("&", other, self)
 
     def __or__(self, other: Any) -> Expr:
-        return _apply("|", self, other)
+        return apply("|", self, other)
 
     def __ror__(self, other: Any) -> Expr:
-        return _apply("|", other, self)
+        return apply("|", other, self)
 
     def __xor__(self, other: Any) -> Expr:
-        return _apply("^", self, other)
+        return apply("^", self, other)
 
     def __rxor__(self, other: Any) -> Expr:
-        return _apply("^", other, self)
+        return apply("^", other, self)
 
     def __invert__(self) -> Expr:
-        return _apply("~", self)
+        return apply("~", self)
 
     def __bool__(self) -> bool:
         if self.sym in (sympy.true, sympy.false):
             return bool(self.sym)
-        raise _mistake(
-            f"the truth of `{self}` is not known while the mask is traced",
-            "write & for `and`, | for `or`, ~ for `not`, "
+        raise mistake(
+            f"the truth of `{self}` is not known while the function is traced",
+            "write & for `and`, | for `or`, ~ for `not`, where(condition, a, b) for `if`, "
+            "minimum and maximum for `min` and `max`, "
             "and (a <= x) & (x < b) for a chained comparison",
         )
+
+    def __index__(self) -> NoReturn:
+        raise mistake(
+            f"`{self}` picks from a list or a tensor while the function is traced",
+            "declare it, as in table = Tensor('table', ('batch', 'kv_len'), dtype='int32'), "
+            "and index that",
+        )
+
+    def __float__(self) -> NoReturn:
+        raise mistake(
+            f"`{self}` is no number while the function is traced",
+            "write torch's function, or flashgen's, for one of `math`'s",
+        )
+
+    __int__ = __float__
+
+    def __getattr__(self, name: str) -> Any:
+        """A tensor's methods, as in ``(q_idx - kv_idx).abs()``."""
+        if name.startswith("_") or name not in KNOWN:
+            raise AttributeError(f"a symbolic value has no `{name}`; known are {', '.join(KNOWN)}")
+        return lambda *args, **kwargs: call(name, apply, (self, *args), kwargs)
 
     def __hash__(self) -> int:
         return hash(self.sym)
@@ -156,47 +194,16 @@ class Expr:
     ) -> Any:
         """What torch calls when an `Expr` is an operand or an argument of one of its functions."""
         name = getattr(func, "__name__", str(func))
-        if name in TORCH_NAMES and not kwargs:
-            return _apply(TORCH_NAMES[name], *args)
-        if _VALUES.get() is not None:
-            return func(*map(concrete, args), **(kwargs or {}))
-        known = ", ".join(sorted(TORCH_NAMES))
-        raise _mistake(f"torch's `{name}` cannot be traced", f"known are the operators and {known}")
-
-
-class Int(Expr):
-    """A run-time integer: a keyword argument of the generated ``attention``.
-
-    Args:
-        name: the argument's name.
-        default: its value when the call leaves it out; None makes it required.
-        min: the least value accepted. The generated ``attention`` raises ValueError below it, and
-            the derived loop bounds rely on it.
-        doc: one line for the generated docstring.
-    """
-
-    __slots__ = ("default", "doc", "min", "name")
-
-    def __init__(
-        self, name: str, default: int | None = None, *, min: int = 0, doc: str = ""
-    ) -> None:
-        if not name.isidentifier() or keyword.iskeyword(name) or name in RESERVED_NAMES:
-            raise MaskError(
-                f"Int({name!r}): not usable as an argument's name; "
-                f"take an identifier that is no keyword and none of {sorted(RESERVED_NAMES)}"
+        named = dict(kwargs or {})
+        if is_bound() and name not in KNOWN:
+            values = {key: concrete(value) for key, value in named.items()}
+            return func(*map(concrete, args), **values)
+        if name not in KNOWN:
+            raise mistake(
+                f"torch's `{name}` cannot be traced",
+                f"known are the operators and {', '.join(KNOWN)}",
             )
-        if default is not None and default < min:
-            raise MaskError(f"Int({name!r}): default={default} is below min={min}; raise it")
-        super().__init__(sympy.Symbol(name, integer=True), (self,))
-        self.name, self.default, self.min, self.doc = name, default, min, doc
-
-    @property
-    def declaration(self) -> tuple[str, int | None, int]:
-        """``(name, default, min)``: what makes two declarations the same parameter."""
-        return (self.name, self.default, self.min)
-
-    def __repr__(self) -> str:
-        return f"Int({self.name!r}, {self.default}, min={self.min})"
+        return call(name, apply, args, named)
 
 
 #: Run-time lengths of the query and of the key/value sequence, for use in a mask function.
@@ -205,7 +212,7 @@ kv_len = Expr(KV_LEN)
 
 
 @contextmanager
-def bound(values: Mapping[str, int] | None) -> Iterator[None]:
+def bound(values: Mapping[str, Any] | None) -> Iterator[None]:
     """Inside, every `Expr` stands for its value: ``values`` gives one for each symbol's name.
 
     ``bound(None)`` goes back to symbols, which is what tracing does.
@@ -215,6 +222,11 @@ def bound(values: Mapping[str, int] | None) -> Iterator[None]:
         yield
     finally:
         _VALUES.reset(token)
+
+
+def is_bound() -> bool:
+    """Whether an `Expr` stands for its value now."""
+    return _VALUES.get() is not None
 
 
 def concrete(value: Any) -> Any:
@@ -228,67 +240,60 @@ def concrete(value: Any) -> Any:
     return evaluate(value.sym, values)
 
 
-def _apply(name: str, *operands: Any) -> Expr:
-    """One operation: on values inside `bound`, otherwise on symbols."""
+def apply(name: str, *operands: Any) -> Expr:
+    """One operation of `flashgen.operations`: on values inside `bound`, otherwise on symbols."""
     operation = OPERATIONS[name]
-    if _VALUES.get() is not None:
+    if is_bound():
         result = operation.concrete(*map(concrete, operands))
         # `~` of a plain bool would be an integer.
         return _constant(result) if isinstance(result, bool) else cast(Expr, result)
-    exprs = [_operand(operand, name, operation.takes_integers) for operand in operands]
+    exprs = [_expr(operand, name) for operand in operands]
+    if name in BITWISE and all(expr.kind == INTEGER for expr in exprs):
+        operation = BITWISE[name]
+    check_kinds(name, operation.takes, [expr.sym for expr in exprs])
     if name in ("//", "%"):
-        _check_divisor(exprs[1])
-    params: dict[str, Int] = {}
+        check_divisor(exprs[1].sym, getattr(exprs[1], "min", 0))
+    params = merged_params(exprs)
+    if name == "where" and exprs[1].kind == CONDITION:
+        when, a, b = (expr.sym for expr in exprs)
+        return Expr((when & a) | (~when & b), params)
+    return Expr(operation.symbolic(*(expr.sym for expr in exprs)), params)
+
+
+def merged_params(exprs: Iterable[Expr]) -> tuple[Param, ...]:
+    """The parameters of all of them, in the order of first use.
+
+    Raises:
+        MaskError: two different declarations of one name.
+    """
+    params: dict[str, Param] = {}
     for param in (param for expr in exprs for param in expr.params):
         first = params.setdefault(param.name, param)
         if first.declaration != param.declaration:
-            raise _mistake(
+            raise mistake(
                 f"two parameters are named {param.name!r}: {first!r} and {param!r}",
                 "declare it once and use it twice, or rename one",
             )
-    return Expr(operation.symbolic(*(expr.sym for expr in exprs)), tuple(params.values()))
+    return tuple(params.values())
 
 
-def _operand(value: Any, operation: str, takes_integers: bool) -> Expr:
-    """``value`` as an `Expr` of the kind that the operation takes."""
+def _expr(value: Any, operation: str) -> Expr:
+    """An operand as an `Expr`."""
+    if isinstance(value, Expr):
+        return value
     if isinstance(value, bool):
-        value = _constant(value)
-    elif hasattr(value, "__index__") and not hasattr(value, "__torch_function__"):
-        value = Expr(sympy.Integer(operator.index(value)))
-    if not isinstance(value, Expr):
-        raise _mistake(
-            f"`{operation}` was given a {type(value).__module__}.{type(value).__qualname__}",
-            "a mask works on its arguments, whole numbers, q_len, kv_len and declared Int "
-            "parameters",
-        )
-    if takes_integers and value.is_boolean:
-        raise _mistake(
-            f"`{operation}` takes integers and was given the condition `{value}`",
-            "combine conditions with &, | and ~",
-        )
-    if not takes_integers and not value.is_boolean:
-        raise _mistake(
-            f"`{operation}` takes conditions and was given the integer `{value}`",
-            "compare it first, as in `x != 0`; comparisons beside & and | need parentheses",
-        )
-    return value
+        return _constant(value)
+    if not hasattr(value, "__torch_function__"):
+        if hasattr(value, "__index__"):
+            return Expr(sympy.Integer(operator.index(value)))
+        if hasattr(value, "__float__") and not math.isnan(float(value)):
+            return Expr(sympy.Float(float(value)))
+    raise mistake(
+        f"`{operation}` was given a {type(value).__module__}.{type(value).__qualname__}",
+        "such a function works on its arguments, plain numbers, q_len, kv_len and declared Int, "
+        "Float and Tensor parameters: declare what it captures, or take a number out with .item()",
+    )
 
 
 def _constant(value: bool) -> Expr:
     return Expr(sympy.true if value else sympy.false)
-
-
-def _check_divisor(divisor: Expr) -> None:
-    """Integer division is defined here for divisors known to be positive."""
-    at_least = divisor.sym if divisor.sym.is_Integer else getattr(divisor, "min", 0)
-    if divisor.sym not in (Q_LEN, KV_LEN) and at_least < 1:
-        raise _mistake(
-            f"the divisor `{divisor}` may be zero or negative",
-            "divide by a positive number or by an Int declared with min=1",
-        )
-
-
-def _mistake(problem: str, remedy: str) -> MaskError:
-    """A `MaskError` that shows the line of the user's own code that is being run."""
-    where = users_line(extract_stack())
-    return MaskError(f"{where + ': ' if where else ''}{problem}; {remedy}")

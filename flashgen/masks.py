@@ -10,15 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from traceback import extract_tb
 from typing import Any
 
-import sympy
-
-from flashgen.errors import FlashgenError, MaskError
-from flashgen.expr import Expr, Int, bound, kv_len, q_len
+from flashgen.declared import Param
+from flashgen.errors import MaskError
+from flashgen.expr import Expr, kv_len, q_len
+from flashgen.kinds import CONDITION
 from flashgen.symbols import KV_IDX, Q_IDX, B, H
-from flashgen.user_code import users_line
+from flashgen.tracing import traced_call
 
 MaskMod = Callable[[Any, Any, Any, Any], Any]
 
@@ -68,29 +67,18 @@ class Mask:
         Raises:
             MaskError: `mask_mod` fails on symbols or does not return a boolean.
         """
-        try:
-            with bound(None):
-                seen = self.mask_mod(Expr(B), Expr(H), Expr(Q_IDX), Expr(KV_IDX))
-        except FlashgenError:
-            raise
-        except Exception as error:
-            where = users_line(extract_tb(error.__traceback__)) or f"mask {self.label}"
-            raise MaskError(
-                f"{where}: {type(error).__name__}: {error}; "
-                "a mask is a function (b, h, q_idx, kv_idx) of symbols"
-            ) from error
-        if isinstance(seen, bool):
-            return Expr(sympy.true if seen else sympy.false)
-        if not isinstance(seen, Expr) or not seen.is_boolean:
-            shown = f"the integer `{seen}`" if isinstance(seen, Expr) else repr(seen)
+        seen = traced_call(self.mask_mod, (B, H, Q_IDX, KV_IDX), f"mask {self.label}")
+        if not isinstance(seen, Expr) or seen.kind != CONDITION:
+            shown = f"the {seen.kind} `{seen}`" if isinstance(seen, Expr) else repr(seen)
             raise MaskError(
                 f"mask {self.label} returned {shown}, not a condition; "
                 "return a comparison, or several joined by & and |"
             )
-        return seen
+        traced: Expr = seen
+        return traced
 
     @property
-    def params(self) -> tuple[Int, ...]:
+    def params(self) -> tuple[Param, ...]:
         """The run-time parameters it mentions, in the order of first use."""
         return self.traced.params
 

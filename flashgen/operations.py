@@ -1,7 +1,8 @@
-"""The operators that a mask function may use: what each does to values and to sympy expressions."""
+"""The operations that mask and score functions may use: on values, and on sympy expressions."""
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,7 +10,23 @@ from typing import Any
 
 import sympy
 
-from flashgen.symbols import FloorDiv, FloorMod
+from flashgen.kinds import CONDITION, INTEGER, NUMBER
+from flashgen.symbols import BitAnd, BitOr, BitXor, FloorDiv, FloorMod, Truncate
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One operation.
+
+    Attributes:
+        concrete: on Python numbers and torch tensors.
+        symbolic: on sympy expressions.
+        takes: the kind of every operand; an integer is a number too.
+    """
+
+    concrete: Callable[..., Any]
+    symbolic: Callable[..., Any]
+    takes: str = NUMBER
 
 
 def _relation(cls: Any) -> Callable[[Any, Any], Any]:
@@ -17,47 +34,102 @@ def _relation(cls: Any) -> Callable[[Any, Any], Any]:
 
     def build(a: Any, b: Any) -> Any:
         difference = a - b
-        if difference.is_Integer:
+        if difference.is_number:
             return cls(difference, 0)
         return cls(a, b, evaluate=False)
 
     return build
 
 
-@dataclass(frozen=True)
-class Operation:
-    """One operator: on values, on sympy expressions, and whether it takes integers."""
+def _method(name: str) -> Callable[..., Any]:
+    """The tensor method of that name, or ``math``'s function for a plain number."""
 
-    concrete: Callable[..., Any]
-    symbolic: Callable[..., Any]
-    takes_integers: bool = True
+    def apply(x: Any, *others: Any) -> Any:
+        return getattr(x, name)(*others) if hasattr(x, name) else getattr(math, name)(x, *others)
+
+    return apply
+
+
+def _extreme(name: str, of_numbers: Callable[..., Any]) -> Callable[[Any, Any], Any]:
+    """``minimum`` or ``maximum`` of two values, either of which may be a tensor."""
+
+    def apply(a: Any, b: Any) -> Any:
+        tensor, other = (a, b) if hasattr(a, "clamp") else (b, a)
+        if not hasattr(tensor, "clamp"):
+            return of_numbers(a, b)
+        if hasattr(other, "clamp"):
+            return getattr(tensor, name)(other)
+        return tensor.clamp(**{"max" if of_numbers is min else "min": other})
+
+    return apply
+
+
+def _choice(when: Any, a: Any, b: Any) -> Any:
+    if isinstance(when, bool):
+        return a if when else b
+    import torch
+
+    return torch.where(when, a, b)
+
+
+def _piecewise(when: Any, a: Any, b: Any) -> Any:
+    if when in (sympy.true, sympy.false):
+        return a if when else b
+    return sympy.Piecewise((a, when), (b, True), evaluate=False)
+
+
+def _sigmoid(x: Any) -> Any:
+    return x.sigmoid() if hasattr(x, "sigmoid") else 1 / (1 + math.exp(-x))
+
+
+def _truncated(x: Any) -> Any:
+    if not hasattr(x, "dtype"):
+        return math.trunc(x)
+    return x if not x.dtype.is_floating_point else x.long()
 
 
 OPERATIONS = {
     "+": Operation(operator.add, operator.add),
     "-": Operation(operator.sub, operator.sub),
     "*": Operation(operator.mul, operator.mul),
-    "//": Operation(operator.floordiv, FloorDiv),
-    "%": Operation(operator.mod, FloorMod),
+    "/": Operation(operator.truediv, operator.truediv),
+    "**": Operation(operator.pow, operator.pow),
+    "//": Operation(operator.floordiv, FloorDiv, INTEGER),
+    "%": Operation(operator.mod, FloorMod, INTEGER),
+    "<<": Operation(operator.lshift, lambda a, n: a * 2**n, INTEGER),
+    ">>": Operation(operator.rshift, lambda a, n: FloorDiv(a, 2**n), INTEGER),
     "neg": Operation(operator.neg, operator.neg),
     "abs": Operation(abs, sympy.Abs),
+    "minimum": Operation(_extreme("minimum", min), sympy.Min),
+    "maximum": Operation(_extreme("maximum", max), sympy.Max),
+    "tanh": Operation(_method("tanh"), sympy.tanh),
+    "exp": Operation(_method("exp"), sympy.exp),
+    "exp2": Operation(lambda x: 2.0**x, lambda x: sympy.Pow(2, x)),
+    "log": Operation(_method("log"), sympy.log),
+    "log2": Operation(_method("log2"), lambda x: sympy.log(x) * sympy.Float(1 / math.log(2))),
+    "sqrt": Operation(_method("sqrt"), sympy.sqrt),
+    "rsqrt": Operation(lambda x: x**-0.5, lambda x: x ** sympy.Rational(-1, 2)),
+    "sin": Operation(_method("sin"), sympy.sin),
+    "cos": Operation(_method("cos"), sympy.cos),
+    "sigmoid": Operation(_sigmoid, lambda x: 1 / (1 + sympy.exp(-x))),
+    "truncate": Operation(_truncated, Truncate),
     ">=": Operation(operator.ge, _relation(sympy.Ge)),
     ">": Operation(operator.gt, _relation(sympy.Gt)),
     "<=": Operation(operator.le, _relation(sympy.Le)),
     "<": Operation(operator.lt, _relation(sympy.Lt)),
     "==": Operation(operator.eq, _relation(sympy.Eq)),
     "!=": Operation(operator.ne, _relation(sympy.Ne)),
-    "&": Operation(operator.and_, sympy.And, False),
-    "|": Operation(operator.or_, sympy.Or, False),
-    "^": Operation(operator.xor, lambda a, b: (a & ~b) | (~a & b), False),
-    "~": Operation(lambda a: not a if isinstance(a, bool) else ~a, sympy.Not, False),
+    "&": Operation(operator.and_, sympy.And, CONDITION),
+    "|": Operation(operator.or_, sympy.Or, CONDITION),
+    "^": Operation(operator.xor, lambda a, b: (a & ~b) | (~a & b), CONDITION),
+    "~": Operation(lambda a: not a if isinstance(a, bool) else ~a, sympy.Not, CONDITION),
+    "where": Operation(_choice, _piecewise),
 }
 
-# torch functions that mean an operator, by the names that reach `__torch_function__`.
-TORCH_NAMES = {
-    "add": "+", "sub": "-", "mul": "*", "floor_divide": "//", "remainder": "%",
-    "neg": "neg", "abs": "abs",
-    "ge": ">=", "gt": ">", "le": "<=", "lt": "<", "eq": "==", "ne": "!=",
-    "logical_and": "&", "logical_or": "|", "logical_xor": "^", "logical_not": "~",
-    "bitwise_and": "&", "bitwise_or": "|", "bitwise_xor": "^", "bitwise_not": "~",
-}  # fmt: skip
+#: What `& | ^ ~` do where their operands are integers.
+BITWISE = {
+    "&": Operation(operator.and_, BitAnd, INTEGER),
+    "|": Operation(operator.or_, BitOr, INTEGER),
+    "^": Operation(operator.xor, BitXor, INTEGER),
+    "~": Operation(operator.invert, lambda a: -a - 1, INTEGER),
+}

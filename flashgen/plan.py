@@ -12,7 +12,7 @@ from functools import cached_property
 import sympy
 
 from flashgen.budget.targets import get_target
-from flashgen.expr import Int
+from flashgen.params import Int
 from flashgen.spec import AttentionSpec
 from flashgen.symbolic.bounds import TileBounds, derive_bounds
 from flashgen.symbolic.intervals import KvInterval

@@ -11,7 +11,11 @@ from dataclasses import dataclass, field
 
 from flashgen.budget.targets import DEFAULT_TARGETS
 from flashgen.config import KernelConfig
+from flashgen.declared import Param
+from flashgen.expr import merged_params
 from flashgen.masks import Mask, as_mask, full
+from flashgen.normalisers import Normaliser, softmax
+from flashgen.scores import Score, as_score
 
 DTYPES = ("float16", "bfloat16", "float32")
 INPUT_PRECISIONS = ("tf32", "ieee")
@@ -61,6 +65,10 @@ class AttentionSpec:
         dtype: of q, k, v and the output: ``"float16"``, ``"bfloat16"`` or ``"float32"``.
         mask: which keys a query sees: one of `flashgen.masks`, or any function
             ``(b, h, q_idx, kv_idx) -> bool`` that traces.
+        score: what becomes of ``scale * q·k`` before the softmax: one of `flashgen.scores`, or any
+            function ``(score, b, h, q_idx, kv_idx) -> number`` that traces; None changes nothing.
+        normaliser: how scores become weights: `softmax`, with or without a sink, or
+            `sigmoid_attention`.
         scale: factor on q·k; None is ``qk_head_dim ** -0.5``. The call's ``scale=`` overrides it.
         input_precision: for float32, how the matrix units read it: ``"ieee"`` (exact, slow) or
             ``"tf32"`` (10-bit mantissa). None is ``"ieee"``; other dtypes take None.
@@ -72,6 +80,8 @@ class AttentionSpec:
     head_dim: int | tuple[int, int]
     dtype: str = "bfloat16"
     mask: Mask = field(default_factory=full)
+    score: Score | None = None
+    normaliser: Normaliser = field(default_factory=softmax)
     scale: float | None = None
     input_precision: str | None = None
     blocks: Blocks = field(default_factory=Blocks)
@@ -79,12 +89,14 @@ class AttentionSpec:
     name: str | None = None
 
     def __post_init__(self) -> None:
-        """Takes a list for a tuple and a bare function for a mask; judges nothing."""
+        """Takes a list for a tuple, a bare function for a mask or a score; judges nothing."""
         for name in ("head_dim", "targets"):
             if isinstance(getattr(self, name), list):
                 object.__setattr__(self, name, tuple(getattr(self, name)))
         if callable(self.mask) and not isinstance(self.mask, Mask):
             object.__setattr__(self, "mask", as_mask(self.mask))
+        if callable(self.score) and not isinstance(self.score, Score):
+            object.__setattr__(self, "score", as_score(self.score))
 
     @property
     def qk_head_dim(self) -> int:
@@ -97,7 +109,20 @@ class AttentionSpec:
         return self.head_dim[1] if isinstance(self.head_dim, tuple) else self.head_dim
 
     @property
+    def params(self) -> tuple[Param, ...]:
+        """What the call chooses: of the mask, the score and the sink, in the order of first use.
+
+        Raises:
+            MaskError: one name is declared in two ways.
+        """
+        score = self.score.traced if self.score else None
+        traced = (self.mask.traced, score, self.normaliser.traced_sink)
+        return merged_params(expr for expr in traced if expr is not None)
+
+    @property
     def digest(self) -> str:
-        """sha256 over every field, the mask by label and predicate: equal in every process."""
-        fields = {**self.__dict__, "mask": (self.mask.label, self.mask.canonical())}
+        """sha256 over every field, functions by label and expression: equal in every process."""
+        functions = {"mask": self.mask, "score": self.score, "normaliser": self.normaliser}
+        shown = {name: f and (f.label, f.canonical()) for name, f in functions.items()}
+        fields = {**self.__dict__, **shown}
         return hashlib.sha256(repr(sorted(fields.items())).encode()).hexdigest()

@@ -21,7 +21,8 @@ SCORE = sympy.Symbol("score", real=True)
 
 #: The symbols that flashgen itself gives a meaning; none of these is ever negative.
 SYMBOLS = (
-    Q_IDX, KV_IDX, Q_FIRST, Q_LAST, KV_FIRST, KV_LAST, KV_LEN, Q_LEN, B, H, BATCH, Q_HEADS, KV_HEADS,
+    Q_IDX, KV_IDX, Q_FIRST, Q_LAST, KV_FIRST, KV_LAST, KV_LEN, Q_LEN, B, H,
+    BATCH, Q_HEADS, KV_HEADS,
 )  # fmt: skip
 
 
@@ -53,6 +54,41 @@ class FloorMod(sympy.Function):  # type: ignore[misc]
         return sympy.Integer(a % b) if a.is_Integer and b.is_Integer else None
 
 
+class BitAnd(sympy.Function):  # type: ignore[misc]
+    """``a & b`` on the bits of two integers."""
+
+    nargs = 2
+    is_integer = True
+
+
+class BitOr(sympy.Function):  # type: ignore[misc]
+    """``a | b`` on the bits of two integers."""
+
+    nargs = 2
+    is_integer = True
+
+
+class BitXor(sympy.Function):  # type: ignore[misc]
+    """``a ^ b`` on the bits of two integers."""
+
+    nargs = 2
+    is_integer = True
+
+
+class Truncate(sympy.Function):  # type: ignore[misc]
+    """A number without its fraction, as an integer: what ``.to(torch.int32)`` does."""
+
+    nargs = 1
+    is_integer = True
+
+    @classmethod
+    def eval(cls, x: Any) -> Any:
+        """An integer is itself, a number is cut; anything else stays."""
+        if x.is_integer:
+            return x
+        return sympy.Integer(math.trunc(float(x))) if x.is_number else None
+
+
 class Load(sympy.Function):  # type: ignore[misc]
     """``tensor[i, j, ...]``: the first argument is the symbol of a declared tensor.
 
@@ -67,8 +103,10 @@ class Load(sympy.Function):  # type: ignore[misc]
         return True
 
 
-def evaluate(expr: Any, values: Mapping[str, int]) -> Any:
-    """The int or bool that ``expr`` stands for, given the value of every symbol by name.
+def evaluate(expr: Any, values: Mapping[str, Any]) -> Any:
+    """The number or bool that ``expr`` stands for, given the value of every symbol by name.
+
+    The value of a tensor is anything that a tuple of ints indexes.
 
     Raises:
         KeyError: a symbol without a value.
@@ -78,6 +116,11 @@ def evaluate(expr: Any, values: Mapping[str, int]) -> Any:
         return values[expr.name]
     if expr.is_Integer:
         return int(expr)
+    if expr.is_Number:
+        return float(expr)
+    if isinstance(expr, Load):
+        tensor, *indices = expr.args
+        return values[tensor.name][tuple(evaluate(index, values) for index in indices)]
     if isinstance(expr, sympy.Piecewise):
         return next(evaluate(e, values) for e, when in expr.args if evaluate(when, values))
     rule = _VALUE_OF.get(expr.func)
@@ -95,6 +138,15 @@ _VALUE_OF: dict[Any, Callable[..., Any]] = {
     sympy.Abs: abs,
     FloorDiv: operator.floordiv,
     FloorMod: operator.mod,
+    BitAnd: operator.and_,
+    BitOr: operator.or_,
+    BitXor: operator.xor,
+    Truncate: math.trunc,
+    sympy.exp: math.exp,
+    sympy.log: math.log,
+    sympy.tanh: math.tanh,
+    sympy.sin: math.sin,
+    sympy.cos: math.cos,
     sympy.Ge: operator.ge,
     sympy.Gt: operator.gt,
     sympy.Le: operator.le,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from traceback import FrameSummary
+from traceback import FrameSummary, extract_stack
+
+from flashgen.errors import MaskError
 
 
 def users_line(frames: Sequence[FrameSummary]) -> str:
@@ -18,3 +20,9 @@ def users_line(frames: Sequence[FrameSummary]) -> str:
         if not name.startswith(package) and f"{os.sep}torch{os.sep}" not in name:
             return f"{frame.filename}:{frame.lineno}: `{frame.line}`"
     return ""
+
+
+def mistake(problem: str, remedy: str) -> MaskError:
+    """A `MaskError` that shows the line of the user's own code that is being run."""
+    where = users_line(extract_stack())
+    return MaskError(f"{where + ': ' if where else ''}{problem}; {remedy}")

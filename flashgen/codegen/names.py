@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterable, Iterator
 
 from flashgen.codegen.render import render_module
-from flashgen.expr import Int
 from flashgen.masks import causal, sliding_window
+from flashgen.params import Int
 from flashgen.plan import lower
 from flashgen.spec import AttentionSpec
 

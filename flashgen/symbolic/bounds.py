@@ -19,7 +19,7 @@ from itertools import pairwise
 
 import sympy
 
-from flashgen.expr import Int
+from flashgen.params import Int
 from flashgen.symbolic.affine import Facts, eliminate, symbol
 from flashgen.symbolic.intervals import (
     KvInterval,

@@ -7,8 +7,8 @@ from typing import Any
 
 import sympy
 
-from flashgen.expr import Int
 from flashgen.masks import Mask
+from flashgen.params import Int
 from flashgen.symbolic.affine import linearise
 from flashgen.symbolic.logic import POSITIONS, negation_normal_form
 from flashgen.symbols import KV_IDX, Q_IDX

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,13 +13,26 @@ import pytest
 import sympy
 import torch
 
-from flashgen import Int, kv_len, q_len
+from flashgen import Float, Int, Tensor, kv_len, maximum, q_len, tanh, where
 from flashgen.errors import MaskError
-from flashgen.expr import RESERVED_NAMES, Expr, bound, concrete
-from flashgen.symbols import KV_IDX, Q_IDX, FloorDiv, FloorMod, evaluate
+from flashgen.expr import Expr, bound, concrete
+from flashgen.params import RESERVED_NAMES
+from flashgen.symbols import (
+    KV_IDX,
+    Q_IDX,
+    BitAnd,
+    FloorDiv,
+    FloorMod,
+    Load,
+    Truncate,
+    evaluate,
+)
 
 Q, KV = Expr(Q_IDX), Expr(KV_IDX)
 LEFT = Int("left", 4)
+CAP = Float("cap", 30.0, above=0)
+DOC = Tensor("doc", ("batch", "kv_len"), "int32", sorted=True)
+SLOPES = Tensor("slopes", ("num_q_heads",))
 
 
 def test_importing_flashgen_imports_neither_torch_nor_triton() -> None:
@@ -46,6 +60,31 @@ def test_importing_flashgen_imports_neither_torch_nor_triton() -> None:
         (~(Q >= KV), sympy.Lt(Q_IDX, KV_IDX)),
         (Q >= Q, sympy.true),
         (Q != Q, sympy.false),
+        (Q / 2, Q_IDX / 2),
+        (1 / CAP, 1 / CAP.sym),
+        (Q**2, Q_IDX**2),
+        (Q << 3, 8 * Q_IDX),
+        (Q >> 3, FloorDiv(Q_IDX, 8)),
+        (Q & 1, BitAnd(Q_IDX, 1)),
+        (~Q, -Q_IDX - 1),
+        (Q + 0.5, Q_IDX + 0.5),
+        (Q + np.float32(0.5), Q_IDX + 0.5),
+        (torch.exp2(Q), 2**Q_IDX),
+        (torch.tanh(Q / CAP) * CAP, sympy.tanh(Q_IDX / CAP.sym) * CAP.sym),
+        (
+            torch.where(Q >= KV, Q, 0),
+            sympy.Piecewise((Q_IDX, (Q >= KV).sym), (0, True), evaluate=False),
+        ),
+        (where(Q >= 1, Q > 2, KV > 3), ((Q >= 1) & (Q > 2) | ~(Q >= 1) & (KV > 3)).sym),
+        (torch.clamp(Q, 2, max=9), sympy.Min(9, sympy.Max(2, Q_IDX))),
+        (Q.clamp(min=2), sympy.Max(2, Q_IDX)),
+        ((Q - KV).abs(), sympy.Abs(Q_IDX - KV_IDX)),
+        (torch.div(Q, 4, rounding_mode="floor"), FloorDiv(Q_IDX, 4)),
+        ((Q / 3).to(torch.int32), Truncate(Q_IDX / 3)),
+        ((Q - KV).float(), Q_IDX - KV_IDX),
+        (Q.bool(), sympy.Ne(Q_IDX, 0)),
+        (DOC[0, Q], Load(DOC.sym, 0, Q_IDX)),
+        (SLOPES[KV] * 2, 2 * Load(SLOPES.sym, KV_IDX)),
     ],
     ids=str,
 )
@@ -87,17 +126,28 @@ def test_torch_functions_that_are_operators_trace() -> None:
 MISTAKES: list[tuple[Callable[[], Any], str]] = [
     (lambda: 0 <= Q - KV <= 4, "(a <= x) & (x < b) for a chained comparison"),
     (lambda: Q >= KV and Q < 5, "write & for `and`"),
-    (lambda: Q / 2, "`/` leaves the integers; write `//`"),
+    (lambda: Q / 0, "`q_idx` is divided by zero"),
+    (lambda: (Q / 2) // 3, "`//` takes whole numbers and was given `q_idx/2`"),
+    (lambda: Q << KV, "`<<` shifts by `kv_idx`"),
+    (lambda: math.tanh(Q), "write torch's function, or flashgen's, for one of `math`'s"),
+    (lambda: [1, 2][Q], "`q_idx` picks from a list or a tensor"),
+    (lambda: torch.arange(4)[Q], "`q_idx` picks from a list or a tensor"),
+    (lambda: min(Q, KV), "minimum and maximum for `min` and `max`"),
+    (lambda: where(Q, 1, 2), "`where` was given `q_idx` to decide by; give it a comparison"),
+    (lambda: where(Q > 1, Q > 2, 2), "give it two numbers or two conditions"),
+    (lambda: DOC[Q], "doc has 2 dimensions and was given 1 indices; give one for each"),
+    (lambda: DOC[0, Q / 2], "doc is indexed by `q_idx/2`; cut the fraction with .int()"),
     (lambda: Q // 0, "the divisor `0` may be zero or negative"),
     (lambda: Q // LEFT, "the divisor `left` may be zero or negative"),
     (lambda: Q % -2, "the divisor `-2` may be zero or negative"),
-    (lambda: Q + 0.5, "`+` was given a builtins.float"),
+    (lambda: Q + "1", "`+` was given a builtins.str"),
+    (lambda: Q + math.nan, "`+` was given a builtins.float"),
     (lambda: torch.tensor([1]) + Q, "`+` was given a torch.Tensor"),
     (lambda: Q - torch.tensor([1]), "`-` was given a torch.Tensor"),
-    (lambda: (Q >= KV) + 1, "`+` takes integers and was given the condition `q_idx >= kv_idx`"),
+    (lambda: (Q >= KV) + 1, "`+` takes numbers and was given the condition `q_idx >= kv_idx`"),
     (lambda: Q & (Q >= KV), "`&` takes conditions and was given the integer `q_idx`"),
     (lambda: (Q >= 0) & 1, "`&` takes conditions and was given the integer `1`"),
-    (lambda: torch.tanh(Q), "torch's `tanh` cannot be traced"),
+    (lambda: torch.erf(Q), "torch's `erf` cannot be traced"),
     (lambda: Int("left", 9) + LEFT, "two parameters are named 'left'"),
 ]
 
@@ -155,7 +205,39 @@ def test_a_symbol_without_a_value_is_named() -> None:
 
 
 def test_evaluate_refuses_what_is_not_its_vocabulary() -> None:
-    with pytest.raises(TypeError, match="sin is not in flashgen's vocabulary"):
-        evaluate(sympy.sin(Q_IDX), {"q_idx": 1})
+    with pytest.raises(TypeError, match="gamma is not in flashgen's vocabulary"):
+        evaluate(sympy.gamma(Q_IDX), {"q_idx": 1})
     with pytest.raises(KeyError):
         evaluate(Q_IDX + 1, {})
+
+
+def test_methods_and_functions_run_on_values_too() -> None:
+    rows = torch.arange(6)
+    doc = torch.tensor([[0, 0, 1, 1, 2, 2]], dtype=torch.int32)
+    with bound({"cap": 4.0, "left": 2, "doc": doc, "q_len": 6, "kv_len": 6}):
+        assert torch.equal(DOC[0, rows], doc[0])
+        assert torch.equal(maximum(rows, LEFT), rows.clamp(min=2))
+        assert torch.equal(torch.clamp(rows, LEFT, 3), rows.clamp(2, 3))
+        assert torch.equal(where(rows > LEFT, rows, 0), torch.where(rows > 2, rows, 0))
+        assert torch.allclose(tanh(rows / CAP), torch.tanh(rows / 4.0))
+        assert float(torch.tanh(CAP)) == pytest.approx(math.tanh(4.0))
+        assert maximum(LEFT, 7) == 7
+
+
+def test_a_tensor_says_what_is_wrong_with_its_declaration() -> None:
+    with pytest.raises(MaskError, match="dtype='int8' is unknown; take one of int32"):
+        Tensor("t", ("batch",), "int8")
+    with pytest.raises(MaskError, match="give a tuple of 1 to 4 sizes"):
+        Tensor("t", "batch")
+    with pytest.raises(MaskError, match="a dimension is 'rows'; write one of batch, num_q_heads"):
+        Tensor("t", ("rows",))
+    with pytest.raises(MaskError, match="sorted=True is for dtype='int32'"):
+        Tensor("t", ("batch",), "float32", sorted=True)
+    with pytest.raises(MaskError, match=r"default=0\.0 is refused; take a finite number above 0"):
+        Float("t", 0.0, above=0)
+
+
+def test_a_tensors_parameters_are_those_of_its_sizes_and_indices_too() -> None:
+    size = Int("size", 4, min=1)
+    bias = Tensor("bias", (2 * size + 1,))
+    assert bias[Q - LEFT].params == (bias, LEFT, size)

@@ -16,9 +16,13 @@ REPOSITORY = Path(__file__).parents[2]
 
 # A module imports its own layer and those above it. Every module has a layer: the first that fits.
 LAYERS = """
-    errors version paths files user_code config symbols operations budget.targets
+    errors version paths files config declared symbols torch_names budget.targets
+    user_code
+    kinds
+    operations
     expr
-    masks
+    functions params tracing
+    masks scores normalisers
     spec loader __init__
     symbolic symbolic.*
     plan reference

@@ -124,7 +124,10 @@ def test_identity_is_the_same_in_every_process() -> None:
         for seed in ("0", "1", "77")
     }
     assert len(outputs) == 1
-    assert "params=[('left', 1024, 0), ('right', None, 0)] equal_lengths=True" in outputs.pop()
+    assert (
+        "params=[('Int', 'left', 1024, 0), ('Int', 'right', None, 0)] equal_lengths=True"
+        in outputs.pop()
+    )
 
 
 def test_a_spec_takes_a_bare_function() -> None:
@@ -177,7 +180,8 @@ def two_arguments(q_idx: Any, kv_idx: Any) -> Any:
         (
             python_if,
             "test_masks.py:{line+1}: `if q_idx > 5:`: the truth of `q_idx > 5` is not known while "
-            "the mask is traced; write & for `and`, | for `or`, ~ for `not`, "
+            "the function is traced; write & for `and`, | for `or`, ~ for `not`, "
+            "where(condition, a, b) for `if`, minimum and maximum for `min` and `max`, "
             "and (a <= x) & (x < b) for a chained comparison",
         ),
         (

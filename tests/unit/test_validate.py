@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from flashgen.errors import ValidationError
-from flashgen.expr import Int
+from flashgen.params import Int
 from flashgen.loader import Variant
 from flashgen.masks import causal, sliding_window
 from flashgen.plan import lower

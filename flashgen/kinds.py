@@ -1,0 +1,72 @@
+"""The kinds of symbolic values, integer, number and condition, and what operations take them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sympy
+
+from flashgen.symbols import KV_LEN, Q_LEN
+from flashgen.user_code import mistake
+
+INTEGER, NUMBER, CONDITION = "integer", "number", "condition"
+
+
+def kind_of(sym: Any) -> str:
+    """The kind of a sympy expression."""
+    if isinstance(sym, sympy.logic.boolalg.Boolean) and not sym.is_Symbol:
+        return CONDITION
+    return INTEGER if sym.is_integer else NUMBER
+
+
+def check_kinds(name: str, takes: str, operands: list[Any]) -> None:
+    """Raises MaskError where an operation cannot take these operands.
+
+    Args:
+        name: the operation's.
+        takes: the kind of its operands; an integer is a number too.
+        operands: sympy expressions.
+    """
+    if name == "where":
+        _check_choice(*operands)
+        return
+    for operand in operands:
+        kind = kind_of(operand)
+        if takes != CONDITION and kind == CONDITION:
+            raise mistake(
+                f"`{name}` takes numbers and was given the condition `{operand}`",
+                "combine conditions with &, | and ~, or choose numbers with where",
+            )
+        if takes == CONDITION and kind != CONDITION:
+            raise mistake(
+                f"`{name}` takes conditions and was given the {kind} `{operand}`",
+                "compare it first, as in `x != 0`; comparisons beside & and | need parentheses",
+            )
+        if takes == INTEGER and kind != INTEGER:
+            raise mistake(
+                f"`{name}` takes whole numbers and was given `{operand}`",
+                "write / for a quotient with a fraction, and .int() to cut one off",
+            )
+    if name == "/" and operands[1] == 0:
+        raise mistake(f"`{operands[0]}` is divided by zero", "divide by something else")
+    if name in ("<<", ">>") and not (operands[1].is_Integer and operands[1] >= 0):
+        raise mistake(f"`{name}` shifts by `{operands[1]}`", "shift by a number from 0 up")
+
+
+def _check_choice(when: Any, a: Any, b: Any) -> None:
+    if kind_of(when) != CONDITION:
+        raise mistake(f"`where` was given `{when}` to decide by", "give it a comparison")
+    if (kind_of(a) == CONDITION) != (kind_of(b) == CONDITION):
+        raise mistake(
+            f"`where` chooses between `{a}` and `{b}`", "give it two numbers or two conditions"
+        )
+
+
+def check_divisor(divisor: Any, at_least: int) -> None:
+    """Integer division is defined here for divisors known to be positive."""
+    at_least = divisor if divisor.is_Integer else at_least
+    if divisor not in (Q_LEN, KV_LEN) and at_least < 1:
+        raise mistake(
+            f"the divisor `{divisor}` may be zero or negative",
+            "divide by a positive number or by an Int declared with min=1",
+        )

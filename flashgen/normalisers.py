@@ -1,0 +1,107 @@
+"""Normalisers: how scores become the weights of the values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from flashgen.declared import Param
+from flashgen.errors import MaskError
+from flashgen.expr import Expr
+from flashgen.kinds import CONDITION
+from flashgen.params import Float, Tensor
+from flashgen.symbols import B, H
+from flashgen.tracing import traced_call
+
+#: ``(b, h) -> logit``.
+SinkMod = Callable[[Any, Any], Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Normaliser:
+    """How a row's scores become weights.
+
+    Attributes:
+        kind: ``"softmax"``: exp(score) over its sum; ``"sigmoid"``: each score by itself.
+        label: how a person writes it.
+        sink: of a softmax, ``(b, h) -> logit`` of one more key whose value is 0; None for none.
+    """
+
+    kind: str
+    label: str
+    sink: SinkMod | None = None
+
+    @cached_property
+    def traced_sink(self) -> Expr | None:
+        """The sink's logit for symbols b and h; None where there is none.
+
+        Raises:
+            MaskError: the function fails on symbols or does not return a number.
+        """
+        if self.sink is None:
+            return None
+        logit = traced_call(self.sink, (B, H), f"sink {self.label}")
+        if not isinstance(logit, Expr) or logit.kind == CONDITION:
+            raise MaskError(f"{self.label}: its sink is {logit!r}, not a number; return a logit")
+        return logit
+
+    @property
+    def params(self) -> tuple[Param, ...]:
+        """The run-time parameters it mentions, in the order of first use."""
+        return () if self.traced_sink is None else self.traced_sink.params
+
+    def canonical(self) -> str:
+        """One string for every normaliser that does the same: stable across processes."""
+        sink = "" if self.traced_sink is None else f" sink={self.traced_sink.sym}"
+        return f"{self.kind}{sink} params={[param.declaration for param in self.params]}"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Normaliser) and self.canonical() == other.canonical()
+
+    def __hash__(self) -> int:
+        return hash(self.canonical())
+
+    def __repr__(self) -> str:
+        return self.label
+
+
+def softmax(sink: float | Float | Tensor | SinkMod | None = None) -> Normaliser:
+    """Weights exp(score) / (sum of a row's exp(score), and of exp(sink)).
+
+    Args:
+        sink: a logit that takes part in the sum without a value of its own, so that a row may
+            attend to nothing (gpt-oss's attention sinks): a number, a `Float`, a `Tensor` of
+            dims ``("num_q_heads",)``, or a function ``(b, h) -> logit``. The log-sum-exp that
+            ``attention`` returns includes it. It is finite.
+    """
+    if sink is None:
+        return Normaliser("softmax", "softmax()")
+    if isinstance(sink, Tensor):
+        if len(sink.dims) != 1:
+            raise MaskError(
+                f"softmax: sink {sink.name} has {len(sink.dims)} dimensions; "
+                "give one logit a head, or a function (b, h) -> logit"
+            )
+        return Normaliser("softmax", f"softmax(sink={sink.name})", lambda b, h: sink[h])
+    if isinstance(sink, Float):
+        return Normaliser("softmax", f"softmax(sink={sink})", lambda b, h: sink)
+    if callable(sink):
+        return Normaliser("softmax", f"softmax(sink={getattr(sink, '__name__', 'sink')})", sink)
+    if isinstance(sink, bool) or not isinstance(sink, int | float) or abs(sink) == float("inf"):
+        raise MaskError(f"softmax: sink={sink!r}; give a finite number, a Float or a Tensor")
+    return Normaliser("softmax", f"softmax(sink={sink})", lambda b, h: float(sink))
+
+
+def softmax_off_by_one() -> Normaliser:
+    """Weights exp(score) / (1 + sum of a row's exp(score)): a sink of 0, which may add up to 0."""
+    return Normaliser("softmax", "softmax_off_by_one()", lambda b, h: 0.0)
+
+
+def sigmoid_attention() -> Normaliser:
+    """Weights 1 / (1 + exp(-score)), each key by itself (Ramapuram et al. 2024).
+
+    The log-sum-exp that ``attention`` returns is the logarithm of the sum of a row's weights.
+    """
+    return Normaliser("sigmoid", "sigmoid_attention()")

@@ -1,0 +1,205 @@
+"""Int, Float and Tensor: what a spec leaves to the call. Each is a keyword of ``attention``."""
+
+from __future__ import annotations
+
+import keyword
+import math
+from typing import Any
+
+import sympy
+
+from flashgen.declared import Param
+from flashgen.errors import MaskError
+from flashgen.expr import Expr, apply, concrete, is_bound, merged_params
+from flashgen.kinds import INTEGER
+from flashgen.symbols import BATCH, KV_HEADS, KV_LEN, Q_HEADS, Q_LEN, SCORE, SYMBOLS, Load
+from flashgen.user_code import mistake
+
+#: Names a declared parameter cannot take: flashgen's own symbols and the arguments of `attention`.
+RESERVED_NAMES = frozenset(
+    ["q", "k", "v", "scale", "return_lse", SCORE.name, *(symbol.name for symbol in SYMBOLS)]
+)
+
+#: What a dimension of a tensor may be called.
+DIMENSIONS = {symbol.name: symbol for symbol in (BATCH, Q_HEADS, KV_HEADS, Q_LEN, KV_LEN)}
+
+INTEGER_DTYPES = ("int32", "bool")
+FLOAT_DTYPES = ("float32", "float16", "bfloat16")
+
+
+class Int(Expr, Param):
+    """A run-time integer: a keyword argument of the generated ``attention``.
+
+    Args:
+        name: the argument's name.
+        default: its value when the call leaves it out; None makes it required.
+        min: the least value accepted. The generated ``attention`` raises ValueError below it, and
+            the derived loop bounds rely on it.
+        doc: one line for the generated docstring.
+    """
+
+    __slots__ = ("default", "doc", "min", "name")
+
+    def __init__(
+        self, name: str, default: int | None = None, *, min: int = 0, doc: str = ""
+    ) -> None:
+        _check_name("Int", name)
+        if default is not None and default < min:
+            raise MaskError(f"Int({name!r}): default={default} is below min={min}; raise it")
+        super().__init__(sympy.Symbol(name, integer=True), (self,))
+        self.name, self.default, self.min, self.doc = name, default, min, doc
+
+    @property
+    def declaration(self) -> tuple[Any, ...]:
+        """What makes two declarations the same parameter."""
+        return ("Int", self.name, self.default, self.min)
+
+    def __repr__(self) -> str:
+        return f"Int({self.name!r}, {self.default}, min={self.min})"
+
+
+class Float(Expr, Param):
+    """A run-time number: a keyword argument of the generated ``attention``.
+
+    Args:
+        name: the argument's name.
+        default: its value when the call leaves it out; None makes it required.
+        above: a bound that the value has to exceed; None accepts every finite number.
+        doc: one line for the generated docstring.
+    """
+
+    __slots__ = ("above", "default", "doc", "name")
+
+    def __init__(
+        self,
+        name: str,
+        default: float | None = None,
+        *,
+        above: float | None = None,
+        doc: str = "",
+    ) -> None:
+        _check_name("Float", name)
+        if default is not None and (not math.isfinite(default) or not _exceeds(default, above)):
+            accepted = "a finite number" + ("" if above is None else f" above {above}")
+            raise MaskError(f"Float({name!r}): default={default} is refused; take {accepted}")
+        super().__init__(sympy.Symbol(name, real=True), (self,))
+        self.name, self.above, self.doc = name, above, doc
+        self.default = None if default is None else float(default)
+
+    @property
+    def declaration(self) -> tuple[Any, ...]:
+        """What makes two declarations the same parameter."""
+        return ("Float", self.name, self.default, self.above)
+
+    def __repr__(self) -> str:
+        return f"Float({self.name!r}, {self.default}, above={self.above})"
+
+
+class Tensor(Param):
+    """A run-time tensor, indexed by mask and score functions: ``doc[b, q_idx]``, ``slopes[h]``.
+
+    Args:
+        name: the argument's name.
+        dims: the size of each dimension: ``"batch"``, ``"num_q_heads"``, ``"num_kv_heads"``,
+            ``"q_len"``, ``"kv_len"``, a number, an expression of ``q_len``, ``kv_len`` and declared
+            `Int` parameters, or None for any size.
+        dtype: ``"int32"``, ``"bool"``, ``"float32"``, ``"float16"`` or ``"bfloat16"``.
+        sorted: its values never fall along the last dimension, as the ids of packed documents.
+            Loop bounds are then derived from comparisons of its elements. Nobody checks it at run
+            time: of a tensor that is not sorted some visible keys are left out.
+        doc: one line for the generated docstring.
+
+    An index is from 0 to the size less one, for every pair of positions that the mask shows;
+    negative ones do not count from the end.
+    """
+
+    __slots__ = ("dims", "doc", "dtype", "name", "sorted", "sym")
+
+    default = None
+
+    def __init__(
+        self,
+        name: str,
+        dims: tuple[str | int | Expr | None, ...],
+        dtype: str = "float32",
+        *,
+        sorted: bool = False,
+        doc: str = "",
+    ) -> None:
+        _check_name("Tensor", name)
+        if dtype not in INTEGER_DTYPES + FLOAT_DTYPES:
+            known = ", ".join(INTEGER_DTYPES + FLOAT_DTYPES)
+            raise MaskError(f"Tensor({name!r}): dtype={dtype!r} is unknown; take one of {known}")
+        if isinstance(dims, str) or not 1 <= len(dims) <= 4:
+            raise MaskError(f"Tensor({name!r}): dims={dims!r}; give a tuple of 1 to 4 sizes")
+        if sorted and dtype != "int32":
+            raise MaskError(f"Tensor({name!r}): sorted=True is for dtype='int32'; leave it out")
+        self.name, self.dtype, self.sorted, self.doc = name, dtype, sorted, doc
+        self.dims = tuple(_dimension(name, dim) for dim in dims)
+        whole = {"integer": True} if dtype in INTEGER_DTYPES else {"real": True}
+        self.sym = sympy.Symbol(name, **whole)
+
+    @property
+    def is_float(self) -> bool:
+        """Whether its elements are numbers with a fraction: what has a gradient."""
+        return self.dtype in FLOAT_DTYPES
+
+    @property
+    def declaration(self) -> tuple[Any, ...]:
+        """What makes two declarations the same parameter."""
+        dims = tuple(None if dim is None else str(dim.sym) for dim in self.dims)
+        return ("Tensor", self.name, dims, self.dtype, self.sorted)
+
+    def __getitem__(self, index: Any) -> Any:
+        """The element at one index a dimension."""
+        indices = index if isinstance(index, tuple) else (index,)
+        if len(indices) != len(self.dims):
+            raise mistake(
+                f"{self.name} has {len(self.dims)} dimensions and was given {len(indices)} indices",
+                "give one for each",
+            )
+        if is_bound():
+            tensor = concrete(Expr(self.sym))
+            return tensor[tuple(map(concrete, indices))]
+        exprs = [apply("+", i, 0) for i in indices]
+        for expr in exprs:
+            if expr.kind != INTEGER:
+                raise mistake(f"{self.name} is indexed by `{expr}`", "cut the fraction with .int()")
+        element = Load(self.sym, *(expr.sym for expr in exprs))
+        if self.dtype == "bool":
+            element = sympy.Ne(element, 0, evaluate=False)
+        sizes = [dim for dim in self.dims if dim is not None]
+        return Expr(element, merged_params([Expr(self.sym, (self,)), *exprs, *sizes]))
+
+    def __repr__(self) -> str:
+        dims = ", ".join("None" if dim is None else str(dim.sym) for dim in self.dims)
+        return f"Tensor({self.name!r}, ({dims}), {self.dtype!r}, sorted={self.sorted})"
+
+
+def _check_name(kind: str, name: str) -> None:
+    if not name.isidentifier() or keyword.iskeyword(name) or name in RESERVED_NAMES:
+        raise MaskError(
+            f"{kind}({name!r}): not usable as an argument's name; "
+            f"take an identifier that is no keyword and none of {sorted(RESERVED_NAMES)}"
+        )
+
+
+def _exceeds(value: float, bound: float | None) -> bool:
+    return bound is None or value > bound
+
+
+def _dimension(name: str, dim: str | int | Expr | None) -> Expr | None:
+    """The size of a dimension as an expression; None where any will do."""
+    if dim is None:
+        return None
+    if isinstance(dim, str) and dim in DIMENSIONS:
+        return Expr(DIMENSIONS[dim])
+    if isinstance(dim, int) and not isinstance(dim, bool) and dim > 0:
+        return Expr(sympy.Integer(dim))
+    if isinstance(dim, Expr) and dim.kind == INTEGER:
+        return dim
+    raise MaskError(
+        f"Tensor({name!r}): a dimension is {dim!r}; write one of "
+        f"{', '.join(DIMENSIONS)}, a number, "
+        "an expression of q_len, kv_len and Int parameters, or None"
+    )

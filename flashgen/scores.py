@@ -1,0 +1,114 @@
+"""Score functions: what becomes of ``scale * q @ k.T`` before the weights are taken.
+
+A score function is any function ``(score, b, h, q_idx, kv_idx) -> number``: the signature of
+FlexAttention's ``score_mod``. The ones below are such functions and nothing more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from flashgen.declared import Param
+from flashgen.errors import MaskError
+from flashgen.expr import Expr
+from flashgen.functions import tanh
+from flashgen.kinds import CONDITION
+from flashgen.params import Float
+from flashgen.symbols import KV_IDX, Q_IDX, SCORE, B, H
+from flashgen.tracing import traced_call
+
+ScoreMod = Callable[[Any, Any, Any, Any, Any], Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Score:
+    """A score function with a name.
+
+    Attributes:
+        score_mod: ``(score, b, h, q_idx, kv_idx) -> number``, on symbols, numbers or torch tensors.
+        label: how a person writes it, as in ``"softcap(30.0)"``.
+
+    Two are equal when what they compute, and their parameters, are.
+    """
+
+    score_mod: ScoreMod
+    label: str
+
+    def then(self, other: Score | ScoreMod) -> Score:
+        """The score function that applies this one first and ``other`` to what it returns."""
+        after = as_score(other)
+
+        def score_mod(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+            first = self.score_mod(score, b, h, q_idx, kv_idx)
+            return after.score_mod(first, b, h, q_idx, kv_idx)
+
+        return Score(score_mod, f"{self.label}.then({after.label})")
+
+    @cached_property
+    def traced(self) -> Expr:
+        """The number that `score_mod` returns for symbols.
+
+        Raises:
+            MaskError: `score_mod` fails on symbols or does not return a number.
+        """
+        symbols = (SCORE, B, H, Q_IDX, KV_IDX)
+        result = traced_call(self.score_mod, symbols, f"score {self.label}")
+        if not isinstance(result, Expr) or result.kind == CONDITION:
+            shown = f"the condition `{result}`" if isinstance(result, Expr) else repr(result)
+            raise MaskError(
+                f"score {self.label} returned {shown}, not a number; "
+                "return a number, as where(condition, score, -inf) for a condition"
+            )
+        return result
+
+    @property
+    def params(self) -> tuple[Param, ...]:
+        """The run-time parameters it mentions, in the order of first use."""
+        return self.traced.params
+
+    def canonical(self) -> str:
+        """One string for every score function that computes the same: stable across processes."""
+        declared = [param.declaration for param in self.params]
+        return f"{self.traced.sym} params={declared}"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Score) and self.canonical() == other.canonical()
+
+    def __hash__(self) -> int:
+        return hash(self.canonical())
+
+    def __repr__(self) -> str:
+        return self.label
+
+
+def as_score(score: Score | ScoreMod) -> Score:
+    """``score`` itself, or a bare function as a `Score` labelled with the function's name."""
+    if isinstance(score, Score):
+        return score
+    if not callable(score):
+        raise MaskError(
+            f"score={score!r} is no score function; "
+            "give a function (score, b, h, q_idx, kv_idx) -> number"
+        )
+    name = getattr(score, "__name__", type(score).__name__)
+    return Score(score, "score" if name == "<lambda>" else name)
+
+
+def softcap(cap: float | Float) -> Score:
+    """Scores squashed into (-cap, cap), as ``cap * tanh(score / cap)`` (Gemma 2).
+
+    Args:
+        cap: a positive number, or a `Float` that the call chooses.
+    """
+    if isinstance(cap, bool) or not isinstance(cap, int | float | Float):
+        raise MaskError(f"softcap: cap={cap!r}; give a positive number or a Float")
+    if not isinstance(cap, Float) and not 0 < cap < float("inf"):
+        raise MaskError(f"softcap: cap={cap!r}; give a positive number or a Float")
+
+    def score_mod(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return cap * tanh(score / cap)
+
+    return Score(score_mod, f"softcap({cap})")
