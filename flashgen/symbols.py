@@ -103,6 +103,24 @@ class Load(sympy.Function):  # type: ignore[misc]
         return True
 
 
+class RowMin(sympy.Function):  # type: ignore[misc]
+    """The least of an expression in q_idx over the rows of a tile."""
+
+    nargs = 1
+
+    def _eval_is_integer(self) -> Any:
+        return self.args[0].is_integer
+
+
+class RowMax(sympy.Function):  # type: ignore[misc]
+    """The greatest of an expression in q_idx over the rows of a tile."""
+
+    nargs = 1
+
+    def _eval_is_integer(self) -> Any:
+        return self.args[0].is_integer
+
+
 def evaluate(expr: Any, values: Mapping[str, Any]) -> Any:
     """The number or bool that ``expr`` stands for, given the value of every symbol by name.
 
