@@ -103,22 +103,50 @@ class Load(sympy.Function):  # type: ignore[misc]
         return True
 
 
-class RowMin(sympy.Function):  # type: ignore[misc]
-    """The least of an expression in q_idx over the rows of a tile."""
+class _OverTile(sympy.Function):  # type: ignore[misc]
+    """Of an expression in q_idx (or kv_idx), an extreme over the tile's rows (or columns).
+
+    That position is bound in it as it is in a sum: what it depends on is where the tile lies.
+    """
 
     nargs = 1
+
+    @classmethod
+    def eval(cls, expr: Any) -> Any:
+        """What is the same in every row is its own extreme."""
+        return None if {Q_IDX, KV_IDX} & expr.free_symbols else expr
 
     def _eval_is_integer(self) -> Any:
         return self.args[0].is_integer
 
+    def _eval_is_real(self) -> bool:
+        return True
 
-class RowMax(sympy.Function):  # type: ignore[misc]
-    """The greatest of an expression in q_idx over the rows of a tile."""
+    @property
+    def positions(self) -> tuple[Any, Any, Any]:
+        """The position that runs over the tile, its first and its last value."""
+        of_rows = Q_IDX in self.args[0].free_symbols
+        return (Q_IDX, Q_FIRST, Q_LAST) if of_rows else (KV_IDX, KV_FIRST, KV_LAST)
 
-    nargs = 1
+    @property
+    def free_symbols(self) -> set[Any]:
+        """The symbols that its value depends on."""
+        position, *ends = self.positions
+        return (self.args[0].free_symbols - {position}).union(ends)
 
-    def _eval_is_integer(self) -> Any:
-        return self.args[0].is_integer
+    def over(self, values: Mapping[str, Any]) -> list[Any]:
+        """The expression's value in each row, or column, of the tile."""
+        position, first, last = self.positions
+        tile = range(values[first.name], values[last.name] + 1)
+        return [evaluate(self.args[0], {**values, position.name: i}) for i in tile]
+
+
+class RowMin(_OverTile):
+    """The least value that an expression takes over the tile."""
+
+
+class RowMax(_OverTile):
+    """The greatest value that an expression takes over the tile."""
 
 
 def evaluate(expr: Any, values: Mapping[str, Any]) -> Any:
@@ -139,6 +167,8 @@ def evaluate(expr: Any, values: Mapping[str, Any]) -> Any:
     if isinstance(expr, Load):
         tensor, *indices = expr.args
         return values[tensor.name][tuple(evaluate(index, values) for index in indices)]
+    if isinstance(expr, _OverTile):
+        return (min if isinstance(expr, RowMin) else max)(expr.over(values))
     if isinstance(expr, sympy.Piecewise):
         return next(evaluate(e, values) for e, when in expr.args if evaluate(when, values))
     rule = _VALUE_OF.get(expr.func)

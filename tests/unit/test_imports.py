@@ -25,7 +25,7 @@ LAYERS = """
     masks scores normalisers
     spec loader __init__
     symbolic symbolic.*
-    plan reference
+    plan plan.* reference
     budget budget.*
     validate codegen codegen.*
     tuning tuning.* publish inventory

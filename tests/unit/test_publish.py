@@ -135,7 +135,7 @@ def copied_sources(tmp_path, monkeypatch):
     package, templates = tmp_path / "flashgen", tmp_path / "templates"
     (package / "tuning").mkdir(parents=True)
     templates.mkdir()
-    for path in (package / "plan.py", package / "cli.py", package / "tuning" / "space.py"):
+    for path in (package / "plan" / "kernel.py", package / "cli.py", package / "tuning" / "space.py"):
         path.write_text("old\n")
     (templates / "module.py.jinja").write_text("old\n")
     monkeypatch.setattr(publishing, "PACKAGE", package)
@@ -148,7 +148,7 @@ def copied_sources(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "source, matters",
     [
-        ("flashgen/plan.py", True),
+        ("flashgen/plan/kernel.py", True),
         ("flashgen/tuning/space.py", True),
         ("templates/module.py.jinja", True),
         ("flashgen/cli.py", False),

@@ -12,69 +12,18 @@ from functools import cached_property
 import sympy
 
 from flashgen.budget.targets import get_target
-from flashgen.params import Int
+from flashgen.declared import Param
+from flashgen.plan.arguments import Argument, argument
+from flashgen.plan.head_dims import Segment, split_head_dim
+from flashgen.plan.loops import KERNEL_NAMES, PrintedInterval, TileLoop, loops_over, print_interval
 from flashgen.spec import AttentionSpec
 from flashgen.symbolic.bounds import TileBounds, derive_bounds
-from flashgen.symbolic.intervals import KvInterval
 from flashgen.symbolic.printer import torch_source, triton_source
 from flashgen.symbolic.trace import Predicate, trace
 from flashgen.symbols import Q_LAST
 
 TRITON_DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 ITEMSIZES = {"float16": 2, "bfloat16": 2, "float32": 4}
-
-# The matrix units read at least 16 columns of an operand at a time.
-SMALLEST_SEGMENT = 16
-
-# What the batch and head of a traced predicate are called inside the kernel.
-KERNEL_NAMES = {"b": "batch", "h": "head"}
-
-
-@dataclass(frozen=True)
-class Segment:
-    """A power-of-two run of a head's columns: Triton's tiles have power-of-two sides.
-
-    Attributes:
-        start: first column.
-        width: columns of the tile, a power of two.
-        suffix: what tells its variables apart: ``""`` where a head is one segment, else ``"_0"``...
-    """
-
-    start: int
-    width: int
-    suffix: str
-
-
-@dataclass(frozen=True)
-class PrintedInterval:
-    """One run of keys that a query tile visits, as source text in element positions.
-
-    Attributes:
-        begin, end: columns that some row of the tile sees.
-        full_begin, full_end: columns that every row of the tile sees.
-        condition: when the run exists at all; ``""`` where always.
-        can_be_empty: whether ``end`` may lie at or before a ``begin`` other than 0.
-        starts_full: whether the run begins at key 0 and needs no mask there.
-        suffix: what tells its variables apart: ``""`` where there is one run, else ``"_0"``...
-    """
-
-    begin: str
-    end: str
-    full_begin: str
-    full_end: str
-    condition: str
-    can_be_empty: bool
-    starts_full: bool
-    suffix: str
-
-
-@dataclass(frozen=True)
-class TileLoop:
-    """A loop over key tiles ``[begin, end)``, both names or numbers in the kernel."""
-
-    begin: str
-    end: str
-    masked: bool
 
 
 @dataclass(frozen=True)
@@ -167,9 +116,14 @@ class KernelPlan:
         return self.qk_head_dim**-0.5 if self.spec.scale is None else float(self.spec.scale)
 
     @property
-    def params(self) -> tuple[Int, ...]:
-        """The declared run-time scalars, in the order that the mask first uses them."""
-        return self.predicate.params
+    def params(self) -> tuple[Param, ...]:
+        """What the call chooses, in the order of first use by mask, score and sink."""
+        return self.spec.params
+
+    @cached_property
+    def arguments(self) -> tuple[Argument, ...]:
+        """The same as text."""
+        return tuple(map(argument, self.params))
 
     @property
     def equal_lengths(self) -> bool:
@@ -212,14 +166,14 @@ class KernelPlan:
         """The bounds as text."""
         several = len(self.bounds.intervals) > 1
         return tuple(
-            _print_interval(interval, f"_{i}" if several else "")
+            print_interval(interval, f"_{i}" if several else "")
             for i, interval in enumerate(self.bounds.intervals)
         )
 
     @cached_property
     def loops(self) -> tuple[TileLoop, ...]:
         """The kernel's loops in order: of each run its masked head, full middle and masked tail."""
-        return tuple(loop for interval in self.intervals for loop in _loops(interval))
+        return tuple(loop for interval in self.intervals for loop in loops_over(interval))
 
     @cached_property
     def extra_symbols(self) -> tuple[str, ...]:
@@ -248,44 +202,3 @@ def lower(spec: AttentionSpec, name: str) -> KernelPlan:
     """Traces the mask and derives from it everything that the kernel needs to know."""
     predicate = trace(spec.mask)
     return KernelPlan(name=name, spec=spec, predicate=predicate, bounds=derive_bounds(predicate))
-
-
-def split_head_dim(head_dim: int) -> tuple[Segment, ...]:
-    """Powers of two that add up to the head dimension, largest first, the last at least 16 wide.
-
-    192 is 128 + 64, where padding to a power of two would compute 256 columns; 72 is 64 + 16, of
-    which the last 8 are padding.
-    """
-    padded = -(-head_dim // SMALLEST_SEGMENT) * SMALLEST_SEGMENT
-    widths = [1 << bit for bit in reversed(range(padded.bit_length())) if padded >> bit & 1]
-    starts = [sum(widths[:i]) for i in range(len(widths))]
-    suffixes = [f"_{i}" if len(widths) > 1 else "" for i in range(len(widths))]
-    return tuple(map(Segment, starts, widths, suffixes))
-
-
-def _print_interval(interval: KvInterval, suffix: str) -> PrintedInterval:
-    def text(expr: object) -> str:
-        return triton_source(expr, KERNEL_NAMES)
-
-    return PrintedInterval(
-        begin=text(interval.begin),
-        end=text(interval.end),
-        full_begin=text(interval.full_begin),
-        full_end=text(interval.full_end),
-        condition="" if interval.condition == True else text(interval.condition),  # noqa: E712
-        can_be_empty=not (interval.begin == 0 or interval.nonempty),
-        starts_full=bool(interval.begin == 0 and interval.full_begin == 0),
-        suffix=suffix,
-    )
-
-
-def _loops(interval: PrintedInterval) -> tuple[TileLoop, ...]:
-    s = interval.suffix
-    full_begin = "0" if interval.starts_full and not s else f"full_begin{s}"
-    middle_and_tail = (
-        TileLoop(full_begin, f"full_end{s}", masked=False),
-        TileLoop(f"full_end{s}", f"kv_end{s}", masked=True),
-    )
-    if interval.starts_full and not s:
-        return middle_and_tail
-    return (TileLoop(f"kv_begin{s}", f"full_begin{s}", masked=True), *middle_and_tail)

@@ -1,0 +1,88 @@
+"""Arguments: a spec's declared parameters as the generated module prints them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flashgen.declared import Param
+from flashgen.expr import Expr
+from flashgen.params import Float, Int, Tensor
+from flashgen.symbolic.printer import torch_source
+
+#: The sizes that a tensor's dimension may be declared by, of the call's q and k.
+SIZES = {
+    "batch": "q.shape[0]",
+    "num_q_heads": "q.shape[1]",
+    "num_kv_heads": "k.shape[1]",
+    "q_len": "q.shape[2]",
+    "kv_len": "k.shape[2]",
+}
+
+
+@dataclass(frozen=True)
+class Argument:
+    """A keyword of ``attention``, as text.
+
+    Attributes:
+        name: the keyword.
+        kind: ``"int"``, ``"float"`` or ``"tensor"``.
+        default: what follows the name in a signature: ``"=1024"``, or ``""`` where it is required.
+        accepts: what it takes, for the docstring.
+        annotation: its type, for the operator's schema.
+        doc: the user's own line about it.
+        least: of an int, the smallest value; of a float, what it has to exceed, ``""`` for nothing.
+        dtype: of a tensor, torch's name of it.
+        sizes: of a tensor, for each dimension its size as an expression of q and k, or ``"None"``.
+        ndim: of a tensor, its number of dimensions.
+        differentiable: whether it has a gradient.
+    """
+
+    name: str
+    kind: str
+    default: str
+    accepts: str
+    annotation: str
+    doc: str
+    least: str = ""
+    dtype: str = ""
+    sizes: tuple[str, ...] = ()
+
+    @property
+    def ndim(self) -> int:
+        """Of a tensor, its number of dimensions."""
+        return len(self.sizes)
+
+    @property
+    def differentiable(self) -> bool:
+        """Whether it has a gradient."""
+        return "float" in self.dtype
+
+
+def argument(param: Param) -> Argument:
+    """A declared parameter as text.
+
+    Raises:
+        TypeError: a kind that is not known.
+    """
+    default = "" if param.default is None else f"={param.default}"
+    match param:
+        case Int():
+            accepts = f"an integer of the mask, from {param.min} to 2**30"
+            return Argument(param.name, "int", default, accepts, "int", param.doc, str(param.min))
+        case Float():
+            least = "" if param.above is None else str(param.above)
+            accepts = "a finite number" + (f" above {least}" if least else "")
+            return Argument(param.name, "float", default, accepts, "float", param.doc, least)
+        case Tensor():
+            shape = ", ".join("any" if dim is None else torch_source(dim.sym) for dim in param.dims)
+            order = ", ascending along its last dimension" if param.sorted else ""
+            accepts = f"({shape}{',' if len(param.dims) == 1 else ''}) {param.dtype}{order}"
+            return Argument(
+                param.name, "tensor", default, accepts, "torch.Tensor", param.doc,
+                dtype=param.dtype, sizes=tuple(map(_size, param.dims)),
+            )  # fmt: skip
+    raise TypeError(f"no such parameter: {param!r}")
+
+
+def _size(dim: Expr | None) -> str:
+    return "None" if dim is None else torch_source(dim.sym, SIZES)
