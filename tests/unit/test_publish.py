@@ -135,7 +135,9 @@ def copied_sources(tmp_path, monkeypatch):
     package, templates = tmp_path / "flashgen", tmp_path / "templates"
     (package / "tuning").mkdir(parents=True)
     templates.mkdir()
-    for path in (package / "plan" / "kernel.py", package / "cli.py", package / "tuning" / "space.py"):
+    (package / "plan").mkdir()
+    for name in ("plan/kernel.py", "cli.py", "tuning/space.py"):
+        path = package / name
         path.write_text("old\n")
     (templates / "module.py.jinja").write_text("old\n")
     monkeypatch.setattr(publishing, "PACKAGE", package)
