@@ -22,7 +22,7 @@ LAYERS = """
     operations
     expr
     functions params tracing
-    masks scores normalisers
+    masks masks.* scores normalisers
     spec loader __init__
     symbolic symbolic.*
     plan plan.* reference
