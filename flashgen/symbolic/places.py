@@ -1,0 +1,88 @@
+"""Where an expression has to be computed, and whether it is whole: what placement turns on."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from typing import Any
+
+import sympy
+
+from flashgen.symbols import (
+    KV_IDX,
+    Q_IDX,
+    SCORE,
+    BitAnd,
+    BitOr,
+    BitXor,
+    FloorDiv,
+    FloorMod,
+    Load,
+    RowMax,
+    RowMin,
+    Truncate,
+)
+
+#: The raw product q·k of a query and a key, before the softmax scale: the kernel's `scores`.
+SCORES = sympy.Symbol("scores", real=True)
+#: The softmax scale, an argument of the kernel.
+SCALE = sympy.Symbol("scale", positive=True)
+
+
+class ToFloat(sympy.Function):  # type: ignore[misc]
+    """An integer as a float32, where placement wants the conversion to happen."""
+
+    nargs = 1
+    is_real = True
+
+
+class Place(enum.IntFlag):
+    """The part of a tile that a value differs over."""
+
+    SCALAR = 0
+    ROW = 1
+    COLUMN = 2
+    ELEMENT = 3
+
+
+_INDICES = {
+    Q_IDX: Place.ROW,
+    KV_IDX: Place.COLUMN,
+    SCORE: Place.ELEMENT,
+    SCORES: Place.ELEMENT,
+}
+#: Reductions over the rows of a tile: one value, whatever it is of.
+REDUCTIONS = (RowMin, RowMax)
+_WHOLE = (FloorDiv, FloorMod, BitAnd, BitOr, BitXor, Truncate)
+_WHOLE_OF_WHOLE = (sympy.Add, sympy.Mul, sympy.Min, sympy.Max, sympy.Abs, *REDUCTIONS)
+
+
+def place_of(expr: Any, known: Mapping[Any, Place] | None = None) -> Place:
+    """What ``expr`` differs over.
+
+    Args:
+        expr: an expression or a condition.
+        known: places of symbols besides the indices and the score.
+    """
+    if expr.is_Symbol:
+        return _INDICES.get(expr) or (known or {}).get(expr, Place.SCALAR)
+    place = Place.SCALAR
+    for arg in expr.args:
+        place |= place_of(arg, known)
+    return place & ~Place.ROW if isinstance(expr, REDUCTIONS) else place
+
+
+def is_integral(expr: Any) -> bool:
+    """Whether ``expr`` is computed in integers: a statement about its nodes, not about its value.
+
+    ``q_idx / 2 + q_idx / 2`` is none.
+    """
+    if expr.is_Symbol or isinstance(expr, Load):
+        return bool(expr.is_integer)
+    if expr.is_Integer or isinstance(expr, _WHOLE):
+        return True
+    if isinstance(expr, sympy.Piecewise):
+        return all(is_integral(value) for value, _ in expr.args)
+    if isinstance(expr, sympy.Pow):
+        return bool(expr.exp.is_Integer and expr.exp > 0) and is_integral(expr.base)
+    return isinstance(expr, _WHOLE_OF_WHOLE) and all(map(is_integral, expr.args))

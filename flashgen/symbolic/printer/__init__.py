@@ -1,0 +1,115 @@
+"""Source text of a sympy expression, for a Triton kernel, for eager PyTorch or for a person.
+
+Strict: a node that is not listed is an error, never a guess. Integer arithmetic stays integer and
+is converted as a whole where it meets floats, conditions print with ``&`` and ``|`` and full
+parentheses, and terms come in the order that a person writes: positions, then lengths and
+parameters, then the constant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import sympy
+
+from flashgen.symbolic.places import SCORES, ToFloat
+from flashgen.symbolic.printer import arithmetic, functions
+from flashgen.symbolic.printer.core import Printer
+from flashgen.symbolic.printer.dialects import Plain, Torch, Triton
+from flashgen.symbols import (
+    KV_IDX,
+    Q_IDX,
+    SCORE,
+    SYMBOLS,
+    B,
+    BitAnd,
+    BitOr,
+    BitXor,
+    FloorDiv,
+    FloorMod,
+    H,
+    Load,
+    RowMax,
+    RowMin,
+    Truncate,
+)
+
+RULES = {
+    sympy.Add: arithmetic.print_sum,
+    sympy.Mul: arithmetic.print_product,
+    sympy.Pow: arithmetic.print_power,
+    FloorDiv: arithmetic.print_quotient,
+    FloorMod: arithmetic.print_remainder,
+    BitAnd: arithmetic.print_bits("&"),
+    BitOr: arithmetic.print_bits("|"),
+    BitXor: arithmetic.print_bits("^"),
+    sympy.Min: functions.print_extreme,
+    sympy.Max: functions.print_extreme,
+    sympy.Abs: functions.print_absolute,
+    sympy.And: functions.print_junction,
+    sympy.Or: functions.print_junction,
+    sympy.Not: functions.print_opposite,
+    sympy.Piecewise: functions.print_select,
+    Load: functions.print_load,
+    Truncate: functions.print_truncated,
+    ToFloat: functions.print_converted,
+    RowMin: functions.print_reduction("min"),
+    RowMax: functions.print_reduction("max"),
+    **dict.fromkeys(functions.FUNCTIONS, functions.print_function),
+    **dict.fromkeys(functions.COMPARISONS, functions.print_comparison),
+}
+NONNEGATIVE = frozenset(symbol.name for symbol in SYMBOLS)
+TILE = frozenset(symbol.name for symbol in (Q_IDX, KV_IDX, SCORE, SCORES))
+_TENSORS = frozenset(symbol.name for symbol in (Q_IDX, KV_IDX, SCORE, B, H))
+
+
+def triton_source(
+    expr: Any,
+    names: Mapping[str, str] | None = None,
+    nonnegative: Collection[str] = (),
+    tensors: Collection[str] = (),
+    *,
+    approximate: bool = True,
+) -> str:
+    """``expr`` as Triton source.
+
+    Args:
+        expr: a sympy expression: a number or a condition.
+        names: the text for a symbol, as ``{"q_idx": "offs_m[:, None]"}``; others print their name.
+            ``"q_rows"`` is what q_idx stands for inside `RowMin` and `RowMax`: a vector of the
+            tile's rows that ends at the last one.
+        nonnegative: parameters known to be >= 0. Triton's ``//`` and ``%`` round towards zero, as
+            C's do: an operand that may be negative is printed with a correction.
+        tensors: symbols, besides the indices and the score, that are tensors in the kernel.
+        approximate: whether ``tanh`` may be the hardware's where the kernel's APPROX says so.
+
+    Raises:
+        TypeError: a node that the printer does not know.
+    """
+    printer = Printer(
+        Triton(), RULES, names or {}, NONNEGATIVE | set(nonnegative), TILE | set(tensors),
+        approximate,
+    )  # fmt: skip
+    return printer.text(expr)
+
+
+def torch_source(expr: Any, names: Mapping[str, str] | None = None) -> str:
+    """``expr`` as eager PyTorch, computed in the ``dtype`` of the function it stands in.
+
+    b, h, q_idx and kv_idx are integer tensors, the score is one of ``dtype``, tensors are what the
+    user gave; lengths and other parameters are Python numbers. It reads ``torch`` and ``math``.
+
+    Raises:
+        TypeError: a node that the printer does not know.
+    """
+    return Printer(Torch(), RULES, names or {}, frozenset(), _TENSORS).text(expr)
+
+
+def plain_source(expr: Any, names: Mapping[str, str] | None = None) -> str:
+    """``expr`` for a person to read, as in ``30 * tanh(score / 30)``.
+
+    Raises:
+        TypeError: a node that the printer does not know.
+    """
+    return Printer(Plain(), RULES, names or {}, NONNEGATIVE, frozenset()).text(expr)

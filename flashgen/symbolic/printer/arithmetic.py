@@ -1,0 +1,155 @@
+"""How sums, products, quotients and powers are printed, of integers and of floats."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import sympy
+
+from flashgen.symbolic.places import SCORES, is_integral
+from flashgen.symbolic.printer.core import Printer
+from flashgen.symbolic.printer.text import (
+    as_fraction,
+    closed,
+    is_negative,
+    negated,
+    rank,
+)
+from flashgen.symbols import SCORE
+
+
+def print_sum(printer: Printer, expr: Any) -> str:
+    """Positive terms first, each sign in the order of `SYMBOLS`, the score ahead, numbers last."""
+    terms = list(expr.args)
+    if not is_integral(expr):
+        terms = _with_one_integer(terms)
+    terms.sort(
+        key=lambda term: (term.is_Number, is_negative(term), not _has_score(term), rank(term))
+    )
+    if is_negative(terms[0]) and terms[-1].is_Number and terms[-1] > 0:
+        terms = [terms[-1], *terms[:-1]]
+    write = printer.matching(expr)
+    text = write(terms[0])
+    for term in terms[1:]:
+        negative = is_negative(term)
+        term = negated(term) if negative else term
+        written = closed(write(term)) if term.is_Add else write(term)
+        text += f" - {written}" if negative else f" + {written}"
+    return text
+
+
+def _has_score(term: Any) -> bool:
+    return not term.free_symbols.isdisjoint((SCORE, SCORES))
+
+
+def _with_one_integer(terms: list[Any]) -> list[Any]:
+    """The integer terms of a float sum as one: it is exact, and converted once."""
+    whole = [term for term in terms if is_integral(term) and not term.is_Integer]
+    if len(whole) < 2:
+        return terms
+    return [term for term in terms if term not in whole] + [sympy.Add(*whole, evaluate=False)]
+
+
+def print_product(printer: Printer, expr: Any) -> str:
+    """Factors in the order of `SYMBOLS`, a number first; a float's denominator behind ``/``."""
+    if is_negative(expr):
+        return f"-{printer.operand(negated(expr))}"
+    factors = list(sympy.Mul.make_args(expr))
+    if is_integral(expr):
+        return " * ".join(map(printer.operand, _ordered(factors)))
+    factors = _with_one_integer_factor(factors)
+    above = [factor for factor in factors if not _is_denominator(factor)]
+    below = [1 / factor for factor in factors if _is_denominator(factor)]
+    numbers = [factor for factor in above if factor.is_Number]
+    if numbers and not printer.is_tensor(expr):
+        number, denominator = as_fraction(sympy.Mul(*numbers))
+        above = [factor for factor in above if not factor.is_Number]
+        above += [] if number == 1 else [number]
+        below += [] if denominator == 1 else [denominator]
+    text = " * ".join(map(printer.real_operand, _ordered(above))) or "1"
+    if not below:
+        return text
+    divisor = " * ".join(map(printer.real_operand, _ordered(below)))
+    return f"{text} / {divisor if len(below) == 1 else f'({divisor})'}"
+
+
+def _ordered(factors: list[Any]) -> list[Any]:
+    numbers = [factor for factor in factors if factor.is_number and factor != 1]
+    return sorted(numbers, key=lambda n: not n.is_Number) + sorted(
+        (factor for factor in factors if not factor.is_number), key=rank
+    )
+
+
+def _with_one_integer_factor(factors: list[Any]) -> list[Any]:
+    whole = [factor for factor in factors if is_integral(factor) and not factor.is_Integer]
+    if len(whole) < 2:
+        return factors
+    rest = [factor for factor in factors if factor not in whole]
+    return [*rest, sympy.Mul(*whole, evaluate=False)]
+
+
+def _is_denominator(factor: Any) -> bool:
+    """Whether a factor is 1 / something; not 1 / log(2), a number, nor 1 / sqrt(x), a function."""
+    if not factor.is_Pow or factor.is_number or not factor.exp.is_Number:
+        return False
+    return bool(factor.exp < 0 and factor.exp != -sympy.S.Half)
+
+
+def print_power(printer: Printer, expr: Any) -> str:
+    """Whole powers as the products they are, square roots, and powers of positive numbers."""
+    base, exponent = expr.args
+    if exponent.is_Float and (2 * float(exponent)).is_integer():
+        exponent = sympy.Rational(int(2 * float(exponent)), 2)
+    if exponent.is_Integer and exponent > 0:
+        write = printer.operand if is_integral(base) else printer.real_operand
+        return " * ".join([write(base)] * int(exponent))
+    if exponent.is_Integer:
+        return f"1 / {closed(print_power(printer, sympy.Pow(base, -exponent, evaluate=False)))}"
+    if exponent.is_Rational and exponent.q == 2:
+        return _half_power(printer, base, exponent)
+    if base.is_number and base > 0:
+        if base != 2:
+            exponent = sympy.Float(math.log2(float(base))) * exponent
+        return _call(printer, "exp2", exponent)
+    raise TypeError(
+        f"the printer knows whole powers, square roots and powers of positive numbers only: {expr}"
+    )
+
+
+def _half_power(printer: Printer, base: Any, exponent: Any) -> str:
+    if exponent == -sympy.S.Half:
+        return _call(printer, "rsqrt", base)
+    root = _call(printer, "sqrt", base)
+    whole = int(abs(exponent) - sympy.S.Half)
+    product = " * ".join([root, *[printer.real_operand(base)] * whole])
+    return product if exponent > 0 else f"1 / {closed(product)}"
+
+
+def _call(printer: Printer, function: str, x: Any) -> str:
+    return printer.dialect.call(function, printer.real(x), printer.is_tensor(x), False)
+
+
+def print_quotient(printer: Printer, expr: Any) -> str:
+    """``a // b`` rounded down, for b > 0."""
+    a, b = map(printer.operand, expr.args)
+    if printer.dialect.floors or printer.is_nonnegative(expr.args[0]):
+        return f"{a} // {b}"
+    return f"({a} - ({a} % {b} + {b}) % {b}) // {b}"
+
+
+def print_remainder(printer: Printer, expr: Any) -> str:
+    """``a % b`` in [0, b), for b > 0."""
+    a, b = map(printer.operand, expr.args)
+    if printer.dialect.floors or printer.is_nonnegative(expr.args[0]):
+        return f"{a} % {b}"
+    return f"({a} % {b} + {b}) % {b}"
+
+
+def print_bits(symbol: str) -> Any:
+    """The rule for ``a & b`` and its like on integers."""
+
+    def rule(printer: Printer, expr: Any) -> str:
+        return f" {symbol} ".join(map(printer.operand, expr.args))
+
+    return rule

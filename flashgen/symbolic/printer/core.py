@@ -1,0 +1,101 @@
+"""Printer: from a sympy expression to text, by one rule a node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+
+from flashgen.symbolic.places import REDUCTIONS, is_integral
+from flashgen.symbolic.printer.dialects import Dialect
+from flashgen.symbolic.printer.text import closed, number_text
+from flashgen.symbols import FloorDiv, FloorMod, Load
+
+#: The row vector that `RowMin` and `RowMax` reduce stands for q_idx under this name.
+ROWS = "q_rows"
+
+
+@dataclass(frozen=True)
+class Printer:
+    """Prints expressions in one dialect.
+
+    Attributes:
+        dialect: the language.
+        rules: how a node is printed; a node without a rule is an error.
+        names: the text for a symbol's name; others print their name.
+        nonnegative: names of symbols known to be >= 0.
+        tensors: names of symbols that are tensors in this language, not plain numbers.
+        approximate: whether ``tanh`` may be the hardware's, where the kernel's APPROX says so.
+    """
+
+    dialect: Dialect
+    rules: Mapping[Any, Callable[[Printer, Any], str]]
+    names: Mapping[str, str]
+    nonnegative: frozenset[str]
+    tensors: frozenset[str]
+    approximate: bool = True
+
+    def text(self, expr: Any) -> str:
+        """``expr`` where no parentheses are needed around it."""
+        if expr.is_Symbol:
+            return closed(self.names.get(expr.name, expr.name))
+        if expr in (sympy.true, sympy.false):
+            return str(bool(expr))
+        if expr.is_Number:
+            return number_text(expr)
+        rule = self.rules.get(expr.func)
+        if rule is None:
+            raise TypeError(f"the printer does not know {expr.func.__name__}: {expr}")
+        if expr.is_number and not expr.is_Mul and not is_integral(expr):
+            return number_text(expr)
+        return rule(self, expr)
+
+    def operand(self, expr: Any) -> str:
+        """``expr`` as an operand of ``*``, ``//``, ``%``, ``&`` or ``|``."""
+        return closed(self.text(expr))
+
+    def real(self, expr: Any) -> str:
+        """``expr`` among floats: an integer expression is converted as a whole."""
+        if expr.is_Integer or not is_integral(expr):
+            return self.text(expr)
+        return self.dialect.to_float(self.text(expr), self.is_tensor(expr))
+
+    def real_operand(self, expr: Any) -> str:
+        """The same as an operand."""
+        return closed(self.real(expr))
+
+    def matching(self, *exprs: Any) -> Callable[[Any], str]:
+        """`text` where all of ``exprs`` are integers, else `real`."""
+        return self.text if all(map(is_integral, exprs)) else self.real
+
+    def over_rows(self) -> Printer:
+        """The same, with q_idx standing for the vector of a tile's rows."""
+        rows = {**self.names, "q_idx": self.names.get(ROWS, ROWS)}
+        return Printer(
+            self.dialect, self.rules, rows, self.nonnegative, self.tensors, self.approximate
+        )
+
+    def is_tensor(self, expr: Any) -> bool:
+        """Whether ``expr`` is a tensor in this language, not a plain number."""
+        if expr.is_Symbol:
+            return expr.name in self.tensors
+        if isinstance(expr, REDUCTIONS):
+            return False
+        if isinstance(expr, Load) and self.dialect.loads_are_tensors:
+            return True
+        return any(map(self.is_tensor, expr.args))
+
+    def is_nonnegative(self, expr: Any) -> bool:
+        """Whether ``expr`` is a sum of products of quantities that are never negative."""
+        if expr.is_Symbol:
+            return expr.name in self.nonnegative
+        if expr.is_Integer:
+            return bool(expr >= 0)
+        if isinstance(expr, FloorMod | sympy.Abs):
+            return True
+        if isinstance(expr, FloorDiv):
+            return self.is_nonnegative(expr.args[0])
+        sums = sympy.Add | sympy.Mul | sympy.Pow
+        return isinstance(expr, sums) and all(map(self.is_nonnegative, expr.args))

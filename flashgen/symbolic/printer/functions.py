@@ -1,0 +1,110 @@
+"""How functions, choices, conditions and elements of tensors are printed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sympy
+
+from flashgen.symbolic.places import is_integral
+from flashgen.symbolic.printer.core import Printer
+from flashgen.symbolic.printer.text import rank
+
+COMPARISONS = {
+    sympy.Ge: ">=", sympy.Gt: ">", sympy.Le: "<=", sympy.Lt: "<", sympy.Eq: "==", sympy.Ne: "!=",
+}  # fmt: skip
+#: Functions of a float.
+FUNCTIONS = {
+    sympy.exp: "exp", sympy.log: "log", sympy.tanh: "tanh", sympy.sin: "sin", sympy.cos: "cos",
+}  # fmt: skip
+
+
+def print_function(printer: Printer, expr: Any) -> str:
+    """``exp(x)`` and the other functions of a float."""
+    x = expr.args[0]
+    name = FUNCTIONS[expr.func]
+    return printer.dialect.call(name, printer.real(x), printer.is_tensor(x), printer.approximate)
+
+
+def print_absolute(printer: Printer, expr: Any) -> str:
+    """``|x|``, of an integer or a float."""
+    x = expr.args[0]
+    return printer.dialect.call("abs", printer.text(x), printer.is_tensor(x), False)
+
+
+def print_extreme(printer: Printer, expr: Any) -> str:
+    """``min(a, b)`` and ``max(a, b)``, two at a time, numbers first, then the simplest."""
+    name = "min" if isinstance(expr, sympy.Min) else "max"
+    first, *rest = sorted(
+        expr.args, key=lambda arg: (not arg.is_Number, arg.count_ops(), rank(arg))
+    )
+    inner = rest[0] if len(rest) == 1 else expr.func(*rest, evaluate=False)
+    write = printer.matching(expr)
+    tensors = (printer.is_tensor(first), printer.is_tensor(inner))
+    return printer.dialect.extreme(name, write(first), write(inner), tensors)
+
+
+def print_select(printer: Printer, expr: Any) -> str:
+    """A value that depends on conditions, taken in their order; the last one always holds."""
+    *branches, (otherwise, always) = expr.args
+    if always is not sympy.true:
+        raise TypeError(f"the printer knows choices with a last resort only: {expr}")
+    write = printer.matching(expr)
+    text, tensor = write(otherwise), printer.is_tensor(otherwise)
+    for value, when in reversed(branches):
+        tensors = (printer.is_tensor(when), printer.is_tensor(value), tensor)
+        text = printer.dialect.select(
+            printer.text(when), write(value), text, tensors, not is_integral(expr)
+        )
+        tensor = any(tensors)
+    return text
+
+
+def print_comparison(printer: Printer, expr: Any) -> str:
+    """``a >= b``, in the direction that the expression has."""
+    write = printer.matching(expr.lhs, expr.rhs)
+    return f"{write(expr.lhs)} {COMPARISONS[expr.func]} {write(expr.rhs)}"
+
+
+def print_junction(printer: Printer, expr: Any) -> str:
+    """``(a) & (b)``: the simplest first, since sympy keeps no order of its own."""
+    joint = " & " if isinstance(expr, sympy.And) else " | "
+    parts = sorted(expr.args, key=lambda part: (part.count_ops(), str(part)))
+    return joint.join(map(printer.operand, parts))
+
+
+def print_opposite(printer: Printer, expr: Any) -> str:
+    """``~condition``."""
+    condition = expr.args[0]
+    return printer.dialect.invert(printer.text(condition), printer.is_tensor(condition))
+
+
+def print_load(printer: Printer, expr: Any) -> str:
+    """An element of a declared tensor."""
+    tensor, *indices = expr.args
+    if not all(map(is_integral, indices)):
+        raise TypeError(f"the printer knows whole indices only: {expr}")
+    return printer.dialect.load(
+        printer.text(tensor), [printer.text(index) for index in indices], is_integral(expr)
+    )
+
+
+def print_truncated(printer: Printer, expr: Any) -> str:
+    """A float without its fraction, as an integer."""
+    x = expr.args[0]
+    return printer.dialect.to_integer(printer.real(x), printer.is_tensor(x))
+
+
+def print_converted(printer: Printer, expr: Any) -> str:
+    """An integer as a float."""
+    x = expr.args[0]
+    return printer.dialect.to_float(printer.text(x), printer.is_tensor(x))
+
+
+def print_reduction(name: str) -> Any:
+    """The rule for the least or the greatest over the rows of a tile."""
+
+    def rule(printer: Printer, expr: Any) -> str:
+        return printer.dialect.reduce(name, printer.over_rows().text(expr.args[0]))
+
+    return rule

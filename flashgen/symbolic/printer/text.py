@@ -1,0 +1,77 @@
+"""Pieces of source text: parentheses, numbers, the order of terms."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import sympy
+
+from flashgen.symbols import SYMBOLS
+
+_NUMBER = re.compile(r"\d+(\.\d*)?(e[+-]?\d+)?")
+
+
+def is_closed(text: str) -> bool:
+    """Whether ``text`` can be an operand of anything: a name, a number, a call, ``(...)``."""
+    if _NUMBER.fullmatch(text):
+        return True
+    depth, outside = 0, ""
+    for character in text:
+        depth -= character in ")]"
+        outside += character if depth == 0 else ""
+        depth += character in "(["
+    return re.fullmatch(r"[\w.()\[\]]+", outside) is not None
+
+
+def closed(text: str) -> str:
+    """``text`` in parentheses, where it needs them to be an operand."""
+    return text if is_closed(text) else f"({text})"
+
+
+def number_text(number: Any) -> str:
+    """A real constant, as the float nearest to it; whole ones without a point."""
+    if number.is_Integer:
+        return str(int(number))
+    if not number.is_finite:
+        raise TypeError(f"the printer knows finite numbers only: {number}")
+    return repr(float(number))
+
+
+def as_fraction(number: Any) -> tuple[Any, Any]:
+    """``number`` as (numerator, denominator), where a person would write it as a quotient.
+
+    A float that is 1 / n counts when it takes more than eight digits: 0.03333333333333333, as
+    sympy has of ``x / 30.0``, but not 0.125.
+    """
+    if number.is_Rational and (float(number) != number or len(repr(float(number))) > 10):
+        return sympy.Integer(number.p), sympy.Integer(number.q)
+    if number.is_Float and 0 < abs(number) < 1 and len(repr(float(number))) > 10:
+        inverse = round(1 / float(number))
+        if 1 / inverse == float(number):
+            return sympy.Integer(1 if inverse > 0 else -1), sympy.Integer(abs(inverse))
+    return number, sympy.Integer(1)
+
+
+def is_negative(term: Any) -> bool:
+    """Whether a term of a sum stands behind a minus sign."""
+    return bool(term.as_coeff_Mul()[0] < 0)
+
+
+def negated(expr: Any) -> Any:
+    """``-expr``. A product keeps its factors as they stand."""
+    if not expr.is_Mul:
+        return -expr
+    coefficient, *rest = expr.args
+    if not coefficient.is_Number:
+        return -expr
+    coefficient = -coefficient
+    if coefficient == 1:
+        return rest[0] if len(rest) == 1 else sympy.Mul(*rest, evaluate=False)
+    return sympy.Mul(coefficient, *rest, evaluate=False)
+
+
+def rank(term: Any) -> tuple[bool, bool, int, str]:
+    """Where a factor stands, or a term of a sum: numbers last, then by sign, then by symbol."""
+    places = [SYMBOLS.index(s) if s in SYMBOLS else len(SYMBOLS) for s in term.free_symbols]
+    return (bool(term.is_Number), is_negative(term), min(places, default=0), str(term))
