@@ -120,6 +120,11 @@ class AttentionSpec:
         return merged_params(expr for expr in traced if expr is not None)
 
     @property
+    def equal_lengths(self) -> bool:
+        """Whether the mask or the score has a meaning only for ``q_len == kv_len``."""
+        return self.mask.equal_lengths or (self.score is not None and self.score.equal_lengths)
+
+    @property
     def digest(self) -> str:
         """sha256 over every field, functions by label and expression: equal in every process."""
         functions = {"mask": self.mask, "score": self.score, "normaliser": self.normaliser}

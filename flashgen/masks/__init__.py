@@ -6,6 +6,35 @@ nothing more: flashgen never looks at a mask's name, only at what its function r
 """
 
 from flashgen.masks.mask import Mask, MaskMod, as_mask
-from flashgen.masks.positional import causal, full, sliding_window
+from flashgen.masks.positional import (
+    causal,
+    chunked,
+    full,
+    global_tokens,
+    prefix_lm,
+    sink_tokens,
+    sliding_window,
+)
+from flashgen.masks.sparse import dilated, natten_2d, strided
+from flashgen.masks.tables import bigbird, block_sparse, document, random_blocks, tree
 
-__all__ = ["Mask", "MaskMod", "as_mask", "causal", "full", "sliding_window"]
+__all__ = [
+    "Mask",
+    "MaskMod",
+    "as_mask",
+    "bigbird",
+    "block_sparse",
+    "causal",
+    "chunked",
+    "dilated",
+    "document",
+    "full",
+    "global_tokens",
+    "natten_2d",
+    "prefix_lm",
+    "random_blocks",
+    "sink_tokens",
+    "sliding_window",
+    "strided",
+    "tree",
+]

@@ -22,7 +22,8 @@ LAYERS = """
     operations
     expr
     functions params tracing
-    masks masks.* scores normalisers
+    arguments
+    masks masks.* scores scores.* normalisers
     spec loader __init__
     symbolic symbolic.*
     plan plan.* reference

@@ -1,8 +1,4 @@
-"""Score functions: what becomes of ``scale * q @ k.T`` before the weights are taken.
-
-A score function is any function ``(score, b, h, q_idx, kv_idx) -> number``: the signature of
-FlexAttention's ``score_mod``. The ones below are such functions and nothing more.
-"""
+"""Score: a score function with a name."""
 
 from __future__ import annotations
 
@@ -14,9 +10,7 @@ from typing import Any
 from flashgen.declared import Param
 from flashgen.errors import MaskError
 from flashgen.expr import Expr
-from flashgen.functions import tanh
 from flashgen.kinds import CONDITION
-from flashgen.params import Float
 from flashgen.symbols import KV_IDX, Q_IDX, SCORE, B, H
 from flashgen.tracing import traced_call
 
@@ -30,12 +24,15 @@ class Score:
     Attributes:
         score_mod: ``(score, b, h, q_idx, kv_idx) -> number``, on symbols, numbers or torch tensors.
         label: how a person writes it, as in ``"softcap(30.0)"``.
+        equal_lengths: it is defined for q_len == kv_len only. The generated ``attention`` raises
+            ValueError for other lengths.
 
-    Two are equal when what they compute, and their parameters, are.
+    Two are equal when what they compute, their parameters and `equal_lengths` are.
     """
 
     score_mod: ScoreMod
     label: str
+    equal_lengths: bool = False
 
     def then(self, other: Score | ScoreMod) -> Score:
         """The score function that applies this one first and ``other`` to what it returns."""
@@ -45,7 +42,8 @@ class Score:
             first = self.score_mod(score, b, h, q_idx, kv_idx)
             return after.score_mod(first, b, h, q_idx, kv_idx)
 
-        return Score(score_mod, f"{self.label}.then({after.label})")
+        equal_lengths = self.equal_lengths or after.equal_lengths
+        return Score(score_mod, f"{self.label}.then({after.label})", equal_lengths)
 
     @cached_property
     def traced(self) -> Expr:
@@ -72,7 +70,7 @@ class Score:
     def canonical(self) -> str:
         """One string for every score function that computes the same: stable across processes."""
         declared = [param.declaration for param in self.params]
-        return f"{self.traced.sym} params={declared}"
+        return f"{self.traced.sym} params={declared} equal_lengths={self.equal_lengths}"
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Score) and self.canonical() == other.canonical()
@@ -95,20 +93,3 @@ def as_score(score: Score | ScoreMod) -> Score:
         )
     name = getattr(score, "__name__", type(score).__name__)
     return Score(score, "score" if name == "<lambda>" else name)
-
-
-def softcap(cap: float | Float) -> Score:
-    """Scores squashed into (-cap, cap), as ``cap * tanh(score / cap)`` (Gemma 2).
-
-    Args:
-        cap: a positive number, or a `Float` that the call chooses.
-    """
-    if isinstance(cap, bool) or not isinstance(cap, int | float | Float):
-        raise MaskError(f"softcap: cap={cap!r}; give a positive number or a Float")
-    if not isinstance(cap, Float) and not 0 < cap < float("inf"):
-        raise MaskError(f"softcap: cap={cap!r}; give a positive number or a Float")
-
-    def score_mod(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
-        return cap * tanh(score / cap)
-
-    return Score(score_mod, f"softcap({cap})")

@@ -1,0 +1,118 @@
+"""What masks and scores take as an argument: a number, an expression or a tensor of numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from flashgen.errors import MaskError
+from flashgen.expr import Expr, kv_len, q_len
+from flashgen.kinds import INTEGER
+from flashgen.params import Float, Int, Tensor
+
+#: ``(b, h) -> number``: an argument that may differ from sequence to sequence or head to head.
+PerHead = Callable[[Any, Any], Any]
+
+ALIGNMENTS = (None, "top_left", "bottom_right")
+
+PER_HEAD = ("batch", "num_q_heads")
+
+
+def shift(align: str | None) -> int | Expr:
+    """The key position that query 0 stands at.
+
+    Args:
+        align: ``"top_left"``: query 0 at key 0; ``"bottom_right"``: the last query at the last key.
+            None: the lengths are equal, so that it is both.
+
+    Raises:
+        MaskError: it is none of these.
+    """
+    if align not in ALIGNMENTS:
+        raise MaskError(f"align={align!r}: unknown; choose None, 'top_left' or 'bottom_right'")
+    return kv_len - q_len if align == "bottom_right" else 0
+
+
+def whole(owner: str, name: str, value: Any) -> PerHead:
+    """A whole number: as it is given, an expression, or an element of an int32 tensor.
+
+    Args:
+        owner: the mask that takes it, for the error.
+        name: the argument's name.
+        value: an int; an `Int`, or an expression of such and the lengths; a `Tensor` of dims
+            ``("batch",)``, ``("num_q_heads",)`` or both.
+
+    Raises:
+        MaskError: it is none of these.
+    """
+    if isinstance(value, Tensor) and value.dtype == "int32":
+        return per_head(owner, name, value)
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    if not is_number and not (isinstance(value, Expr) and value.kind == INTEGER):
+        raise MaskError(
+            f"{owner}: {name}={value!r}; give a whole number, an Int or a Tensor of dtype 'int32'"
+        )
+    return lambda b, h: value
+
+
+def divisor(owner: str, name: str, value: Any) -> int | Int:
+    """A whole number that positions are divided by, so that it has to be known as positive.
+
+    Raises:
+        MaskError: it is neither a number from 1 up nor an `Int` that promises to be one.
+    """
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
+        return value
+    if isinstance(value, Int) and value.min >= 1:
+        return value
+    raise MaskError(
+        f"{owner}: {name}={value!r}; give a number from 1 up, or an Int declared with min=1"
+    )
+
+
+def positive(owner: str, name: str, value: Any) -> PerHead:
+    """A positive number: as it is given, a `Float`, or an element of a float tensor.
+
+    Raises:
+        MaskError: it is none of these.
+    """
+    if isinstance(value, Tensor) and value.is_float:
+        return per_head(owner, name, value)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not isinstance(value, Float) and not (is_number and 0 < value < math.inf):
+        raise MaskError(
+            f"{owner}: {name}={value!r}; give a positive number, a Float or a Tensor of floats"
+        )
+    return lambda b, h: value
+
+
+def per_head(owner: str, name: str, tensor: Tensor) -> PerHead:
+    """The element of a tensor of dims ``("batch",)``, ``("num_q_heads",)`` or both."""
+    check_dims(owner, name, tensor, PER_HEAD)
+    return lambda b, h: entry(tensor, batch=b, num_q_heads=h)
+
+
+def check_dims(owner: str, name: str, tensor: Tensor, accepted: tuple[str, ...]) -> None:
+    """Raises MaskError unless each dimension has one of these names, each at most once, or is 1."""
+    dims = [str(dim) for dim in tensor.dims if dim is None or dim.sym != 1]
+    if len(set(dims)) < len(dims) or not set(dims) <= set(accepted):
+        raise MaskError(
+            f"{owner}: {name}={tensor!r}; its dimensions can be {', '.join(accepted)} and 1"
+        )
+
+
+def entry(tensor: Tensor, **indices: Any) -> Any:
+    """The element of a tensor at the index of each of its dimensions, by the dimensions' names."""
+    return tensor[tuple(0 if str(dim) == "1" else indices[str(dim)] for dim in tensor.dims)]
+
+
+def label(name: str, *arguments: Any, align: str | None = None) -> str:
+    """How a person writes the call: ``"sliding_window(left, 0, align='top_left')"``.
+
+    Arguments that are None were left out.
+    """
+    shown = [a.name if isinstance(a, Tensor) else str(a) for a in arguments if a is not None]
+    if align is not None:
+        shown.append(f"align={align!r}")
+    return f"{name}({', '.join(shown)})"
