@@ -1,0 +1,290 @@
+"""Takes an expression apart by where its pieces have to be computed.
+
+A piece that depends on the row alone, on the column alone or on neither gets a name and is computed
+once for the tile; what is left of the expression then works on names. Sums and products are
+regrouped so that scalars meet scalars first and vectors vectors, and integers become floats while
+they are vectors: ``slope * (kv_idx - q_idx)`` is one subtraction and one multiplication an element.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import sympy
+
+from flashgen.symbolic.places import REDUCTIONS, Place, ToFloat, is_integral, place_of
+from flashgen.symbolic.printer.text import is_negative, negated, rank
+from flashgen.symbols import Load, Truncate
+
+PREFIXES = {
+    Place.SCALAR: "scalar",
+    Place.ROW: "row",
+    Place.COLUMN: "col",
+    Place.ELEMENT: "elem",
+}
+_KEEPING_ARGS = (
+    sympy.Add, sympy.Mul, sympy.Pow, sympy.Min, sympy.Max, sympy.Piecewise, sympy.And, sympy.Or,
+    sympy.Not, sympy.core.relational.Relational,
+)  # fmt: skip
+
+
+class Regrouper:
+    """Gives names to what can be computed outside the inner loop.
+
+    Attributes:
+        definitions: of each name, in the order that they can be computed in: its place and what it
+            stands for, in terms of earlier names.
+    """
+
+    def __init__(self, taken: Collection[str]) -> None:
+        self.definitions: dict[Any, tuple[Place, Any]] = {}
+        self._taken = set(taken)
+        self._bound: dict[Any, Any] = {}
+        self._places: dict[Any, Place] = {}
+
+    def result(self, expr: Any) -> Any:
+        """``expr`` as the inner loop computes it: a number, an integer or a condition."""
+        if is_condition(expr):
+            return self._condition(expr)
+        return self._whole(expr) if is_integral(expr) else self._part(expr, Place.ELEMENT)
+
+    def place(self, expr: Any) -> Place:
+        """Where ``expr``, in the user's symbols or in names, is computed."""
+        return place_of(expr, self._places)
+
+    def define(self, expr: Any, form: Any) -> Any:
+        """A new name for ``expr``, which is computed as ``form``."""
+        place = self.place(expr)
+        whole = {"integer": True} if is_integral(expr) else {"real": True}
+        symbol = sympy.Symbol(self._new_name(expr, place), **whole)
+        self.definitions[symbol] = (place, form)
+        self._places[symbol] = place
+        return symbol
+
+    def _new_name(self, expr: Any, place: Place) -> str:
+        """After the tensor that is loaded or the symbol that is converted, else a number."""
+        stem = PREFIXES[place]
+        of = expr.args[0] if isinstance(expr, Load | ToFloat) else None
+        if of is not None and of.is_Symbol and place != Place.ELEMENT:
+            stem += f"_{of.name}"
+        numbered = (f"{stem}_{i}" for i in itertools.count(int(stem not in PREFIXES.values())))
+        names = numbered if stem in PREFIXES.values() else itertools.chain([stem], numbered)
+        name = next(name for name in names if name not in self._taken)
+        self._taken.add(name)
+        return name
+
+    def _bind(self, expr: Any) -> Any:
+        """The name of what is computed at a place of its own."""
+        if expr.is_Symbol:
+            return expr
+        if expr not in self._bound:
+            place = self.place(expr)
+            if isinstance(expr, Load):
+                form = Load(expr.args[0], *map(self._whole, expr.args[1:]))
+            elif isinstance(expr, ToFloat):
+                form = self._converted(expr.args[0], place)
+            elif isinstance(expr, Truncate):
+                form = Truncate(self._part(expr.args[0], place))
+            else:
+                form = self._form(expr, place)
+            self._bound[expr] = form if form.is_Symbol else self.define(expr, form)
+        return self._bound[expr]
+
+    def _converted(self, expr: Any, within: Place) -> Any:
+        """An integer that is no element as a float: as a whole, unless 32 bits may overflow."""
+        return ToFloat(self._whole(expr)) if is_small(expr) else self._form(expr, within)
+
+    def _part(self, expr: Any, within: Place) -> Any:
+        """``expr`` as a float in an expression that is computed at ``within``."""
+        if expr.is_number:
+            return expr
+        place = self.place(expr)
+        if is_integral(expr) and place != Place.ELEMENT:
+            scalar = within == Place.SCALAR
+            return self._converted(expr, within) if scalar else self._bind(ToFloat(expr))
+        loaded = isinstance(expr, Load) and place != Place.ELEMENT
+        return self._bind(expr) if place != within or loaded else self._form(expr, within)
+
+    def _form(self, expr: Any, within: Place) -> Any:
+        """A float or a converted integer whose own place is ``within``, as it is computed there."""
+        if expr.is_Symbol:
+            return expr
+        if expr.is_Add:
+            return self._sum(expr.args, within)
+        if expr.is_Mul:
+            return self._product(expr.args, within)
+        if expr.is_Pow:
+            return self._power(expr, within)
+        if isinstance(expr, sympy.Min | sympy.Max):
+            return self._extreme(expr, within)
+        if isinstance(expr, sympy.Piecewise):
+            branches = [(self._part(v, within), self._condition(c)) for v, c in expr.args]
+            return sympy.Piecewise(*branches, evaluate=False)
+        if is_integral(expr) and not isinstance(expr, sympy.Abs):
+            return ToFloat(self._whole(expr))
+        if isinstance(expr, Load):
+            return self._whole(expr)
+        return expr.func(*(self._part(arg, within) for arg in expr.args))
+
+    def _grouped(self, parts: Iterable[Any], within: Place) -> dict[Place, list[Any]]:
+        """``parts`` by place. Scalars join the vectors that are combined outside the element."""
+        groups: dict[Place, list[Any]] = {}
+        for part in sorted(parts, key=rank):
+            groups.setdefault(self.place(part), []).append(part)
+        vectors = [p for p in (Place.ROW, Place.COLUMN) if p in groups and p != within]
+        if vectors and Place.SCALAR in groups:
+            groups[vectors[0]] += groups.pop(Place.SCALAR)
+        return groups
+
+    def _sum(self, terms: Iterable[Any], within: Place) -> Any:
+        parts = []
+        for place, group in self._grouped(with_exact_differences(terms), within).items():
+            if place == within:
+                parts += [self._part(term, within) for term in group]
+            elif all(map(is_negative, group)):
+                parts.append(negated(self._part(sympy.Add(*map(negated, group)), within)))
+            else:
+                parts.append(self._part(sympy.Add(*group), within))
+        return sympy.Add(*sorted(parts, key=rank), evaluate=False) if len(parts) > 1 else parts[0]
+
+    def _product(self, factors: Iterable[Any], within: Place) -> Any:
+        number = sympy.Mul(*(factor for factor in factors if factor.is_Number))
+        others = [factor for factor in factors if not factor.is_Number]
+        sign, number = (-1, -number) if number < 0 else (1, number)
+        parts: list[Any] = []
+        for place, group in self._grouped([number, *others], within).items():
+            if place == within:
+                parts += [self._part(factor, within) for factor in group]
+            elif all(factor.is_number for factor in group):
+                parts += group
+            else:
+                parts.append(self._part(sympy.Mul(*group), within))
+        parts = [part for part in parts if part != 1]
+        parts = ([sympy.Integer(sign)] if sign < 0 else []) + sorted(parts, key=rank)
+        return sympy.Mul(*parts, evaluate=False) if len(parts) > 1 else parts[0]
+
+    def _power(self, expr: Any, within: Place) -> Any:
+        base, exponent = expr.args
+        if exponent.is_number:
+            return sympy.Pow(self._part(base, within), exponent, evaluate=False)
+        if base.is_number:
+            return sympy.Pow(base, self._part(exponent, within), evaluate=False)
+        return expr
+
+    def _extreme(self, expr: Any, within: Place) -> Any:
+        parts: list[Any] = []
+        for place, group in self._grouped(expr.args, within).items():
+            if place == within:
+                parts += [self._part(arg, within) for arg in group]
+            else:
+                parts.append(self._part(expr.func(*group, evaluate=False), within))
+        return expr.func(*parts, evaluate=False) if len(parts) > 1 else parts[0]
+
+    def _whole(self, expr: Any) -> Any:
+        """An integer as it is computed in integers: as it stands, but for what has to be loaded."""
+        if isinstance(expr, REDUCTIONS) or not expr.has(Load, Truncate):
+            return expr
+        if isinstance(expr, Load | Truncate) and self.place(expr) != Place.ELEMENT:
+            return self._bind(expr)
+        if isinstance(expr, Truncate):
+            return Truncate(self._part(expr.args[0], Place.ELEMENT))
+        if isinstance(expr, Load):
+            return Load(expr.args[0], *map(self._whole, expr.args[1:]))
+        if isinstance(expr, sympy.Piecewise):
+            branches = [(self._whole(value), self._condition(when)) for value, when in expr.args]
+            return sympy.Piecewise(*branches, evaluate=False)
+        return rebuilt(expr, map(self._whole, expr.args))
+
+    def _condition(self, expr: Any) -> Any:
+        """A condition; its integers stay where they are, its floats are regrouped."""
+        if isinstance(expr, sympy.And | sympy.Or | sympy.Not):
+            return rebuilt(expr, map(self._condition, expr.args))
+        if not isinstance(expr, sympy.core.relational.Relational):
+            return expr
+        if is_integral(expr.lhs) and is_integral(expr.rhs):
+            return rebuilt(expr, map(self._whole, expr.args))
+        place = self.place(expr)
+        return rebuilt(expr, (self._part(side, place) for side in expr.args))
+
+
+def is_condition(expr: Any) -> bool:
+    """Whether ``expr`` is true or false rather than a number."""
+    return isinstance(expr, sympy.logic.boolalg.Boolean) and not expr.is_Symbol
+
+
+def is_small(expr: Any) -> bool:
+    """Whether 32 bits hold an integer expression for any positions: no products, small factors."""
+    if expr.is_Add:
+        return all(map(is_small, expr.args))
+    if expr.is_Mul:
+        factor, rest = expr.as_coeff_Mul()
+        return bool(abs(factor) <= 64) and not rest.is_Mul and is_small(rest)
+    if isinstance(expr, sympy.Abs | sympy.Min | sympy.Max):
+        return all(map(is_small, expr.args))
+    return not expr.is_Pow
+
+
+def rebuilt(expr: Any, args: Iterable[Any]) -> Any:
+    """The same node over other arguments, which sympy is kept from rearranging."""
+    args = tuple(args)
+    if args == expr.args:
+        return expr
+    return expr.func(*args, **({"evaluate": False} if isinstance(expr, _KEEPING_ARGS) else {}))
+
+
+def replaced(expr: Any, names: dict[Any, Any]) -> Any:
+    """``expr`` with names for some of its parts; else as it is."""
+    if expr in names:
+        return names[expr]
+    return rebuilt(expr, (replaced(arg, names) for arg in expr.args)) if expr.args else expr
+
+
+def with_exact_differences(terms: Iterable[Any]) -> list[Any]:
+    """Terms of a sum; integers that have a common float factor are added up before it.
+
+    ``0.1 * kv_idx - 0.1 * q_idx``, as sympy has of ``0.1 * (kv_idx - q_idx)``, is a difference of
+    large floats; that of the integers is exact.
+    """
+    terms = list(terms)
+    if all(map(is_integral, terms)):
+        return terms
+    groups: dict[Any, list[tuple[Any, Any]]] = {}
+    rest = []
+    for term in terms:
+        factor, whole = _split(term)
+        if whole == 1:
+            rest.append(term)
+        else:
+            groups.setdefault(factor, []).append((term, whole))
+    if sympy.Integer(1) in groups:
+        numbers = [term for term in rest if term.is_Integer]
+        groups[sympy.Integer(1)] += [(number, number) for number in numbers]
+        rest = [term for term in rest if not term.is_Integer]
+    for factor, members in groups.items():
+        total = sympy.Add(*(whole for _, whole in members))
+        if len(members) == 1:
+            rest.append(members[0][0])
+        elif factor == 1:
+            rest.append(total)
+        else:
+            rest.append(sympy.Mul(*sympy.Mul.make_args(factor), total, evaluate=False))
+    return rest
+
+
+def _split(term: Any) -> tuple[Any, Any]:
+    """``term`` as (float factor, integer factor); the sign goes with the integer."""
+    number, rest = term.as_coeff_Mul()
+    factors = sympy.Mul.make_args(rest)
+    whole = [factor for factor in factors if is_integral(factor)]
+    if number.is_Integer:
+        whole.append(number)
+        number = sympy.Integer(1)
+    elif number < 0 and whole:
+        whole.append(sympy.Integer(-1))
+        number = -number
+    if all(factor.is_Integer for factor in whole):
+        return term, sympy.Integer(1)
+    floats = [factor for factor in factors if not is_integral(factor)]
+    return sympy.Mul(number, *floats), sympy.Mul(*whole)
