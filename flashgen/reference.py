@@ -1,19 +1,26 @@
 """attention_reference: the eager oracle that every kernel is held to.
 
-It shares nothing with the generated kernels: the user's own mask function runs on index tensors,
-not the traced predicate, and the arithmetic is float64 unless float32 is asked for.
+It shares nothing with the generated kernels: the user's own functions run on index tensors, not
+what was traced of them, and the arithmetic is float64 unless another dtype is asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from flashgen.declared import Param
 from flashgen.expr import bound, concrete
 from flashgen.masks import Mask, MaskMod, as_mask
+from flashgen.normalisers import Normaliser, softmax
+from flashgen.scores import Score, ScoreMod, as_score
 
 if TYPE_CHECKING:
     import torch
+
+#: What a call chose, by name: ints, floats and tensors.
+Values = Mapping[str, Any]
 
 
 def attention_reference(
@@ -22,12 +29,14 @@ def attention_reference(
     v: torch.Tensor,
     mask: Mask | MaskMod,
     *,
+    score: Score | ScoreMod | None = None,
+    normaliser: Normaliser | None = None,
     scale: float | None = None,
-    params: Mapping[str, int] | None = None,
+    params: Values | None = None,
     dtype: torch.dtype | None = None,
     return_lse: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """``softmax(scale * q @ k.T, where visible) @ v``, in full precision.
+    """``softmax(score(scale * q @ k.T), where visible) @ v``, in full precision.
 
     Args:
         q: (batch, num_q_heads, q_len, qk_head_dim).
@@ -35,17 +44,23 @@ def attention_reference(
             i attends to key head ``i // (num_q_heads // num_kv_heads)``.
         v: (batch, num_kv_heads, kv_len, v_head_dim).
         mask: which keys a query sees.
+        score: what becomes of ``scale * q·k``; None changes nothing.
+        normaliser: how scores become weights; None is `softmax`.
         scale: None is ``qk_head_dim ** -0.5``.
-        params: values of the mask's `Int` parameters by name; missing ones take their default.
-        dtype: what to compute in and to return; None is float64.
-        return_lse: also return the log of the sum of exponentials of a row's scores.
+        params: values of the declared parameters by name; missing ones take their default.
+        dtype: what to compute in and to return; None is float64. The user's functions compute in
+            float32 at least.
+        return_lse: also return the log of the sum of a row's unnormalised weights, the sink's
+            included: of exp(score), or of sigmoid(score).
 
     Returns:
         (batch, num_q_heads, q_len, v_head_dim); with ``return_lse`` also
-        (batch, num_q_heads, q_len), in natural log. A row that sees no key is 0, its LSE -inf.
+        (batch, num_q_heads, q_len), in natural log. A row that sees no key is 0; its LSE is the
+        sink, or -inf without one. A key whose score is -inf is not seen.
 
     Raises:
-        ValueError: a parameter has no value, or the mask demands equal lengths and they differ.
+        ValueError: a parameter has no value, or the mask or the score demands equal lengths and
+            they differ.
     """
     import torch
 
@@ -54,15 +69,78 @@ def attention_reference(
     group = q.shape[1] // k.shape[1] if k.shape[1] else 1
     keys = k.to(dtype).repeat_interleave(group, dim=1)
     values = v.to(dtype).repeat_interleave(group, dim=1)
-    batch, heads, q_len, _ = q.shape
-    visible = visibility(mask, batch, heads, q_len, k.shape[2], params=params, device=q.device)
 
-    scores = (q.to(dtype) @ keys.transpose(-1, -2) * scale).masked_fill(~visible, float("-inf"))
-    lse = torch.logsumexp(scores, dim=-1)
-    # A row that sees nothing has -inf throughout: subtracting 0 instead of its LSE gives weights 0.
-    weights = torch.exp(scores - lse.masked_fill(lse == float("-inf"), 0.0).unsqueeze(-1))
+    scores = final_scores(q.to(dtype) @ keys.transpose(-1, -2) * scale, mask, score, params=params)
+    weights, lse = weigh(scores, normaliser, params=params)
     out = weights @ values
     return (out, lse) if return_lse else out
+
+
+def final_scores(
+    scores: torch.Tensor,
+    mask: Mask | MaskMod,
+    score: Score | ScoreMod | None = None,
+    *,
+    params: Values | None = None,
+) -> torch.Tensor:
+    """What the weights are taken of: the score function's result, -inf where a key is not seen.
+
+    Args:
+        scores: scale * q·k, (batch, num_q_heads, q_len, kv_len).
+        mask: which keys a query sees.
+        score: what becomes of them; None changes nothing.
+        params: values of the declared parameters by name; missing ones take their default.
+
+    Raises:
+        ValueError: as `attention_reference`.
+    """
+    import torch
+
+    visible = visibility(mask, *scores.shape, params=params, device=scores.device)
+    if score is not None and scores.numel():
+        score = as_score(score)
+        _check_lengths(score, *scores.shape[2:])
+        values = _values(score, score.params, params, scores)
+        given = scores.to(_precision(scores))
+        with _computing(values, scores):
+            result = concrete(score.score_mod(given, *positions(scores.shape, scores.device)))
+        scores = torch.broadcast_to(torch.as_tensor(result).to(scores), scores.shape)
+    return scores.masked_fill(~visible | (scores == float("-inf")), float("-inf"))
+
+
+def weigh(
+    scores: torch.Tensor, normaliser: Normaliser | None = None, *, params: Values | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The weights of the values, and the log of the sum that they were divided by.
+
+    Args:
+        scores: (batch, num_q_heads, q_len, kv_len), -inf where a key is not seen.
+        normaliser: None is `softmax`.
+        params: values of the declared parameters by name; missing ones take their default.
+
+    Returns:
+        weights of the scores' shape, and LSE of (batch, num_q_heads, q_len); of a sigmoid, which
+        divides by nothing, the log of the sum of the weights.
+
+    Raises:
+        ValueError: a parameter has no value.
+    """
+    import torch
+
+    normaliser = normaliser or softmax()
+    if normaliser.kind == "sigmoid":
+        lse = torch.logsumexp(torch.nn.functional.logsigmoid(scores), dim=-1)
+        return torch.sigmoid(scores), lse
+    everything = scores
+    if normaliser.sink is not None:
+        b, h, _, _ = positions(scores.shape, scores.device)
+        with _computing(_values(normaliser, normaliser.params, params, scores), scores):
+            sink = torch.as_tensor(concrete(normaliser.sink(b, h))).to(scores)
+        # One more key, whose value is 0.
+        everything = torch.cat([scores, sink.expand(*scores.shape[:3], 1)], dim=-1)
+    lse = torch.logsumexp(everything, dim=-1)
+    # A row that sees nothing has -inf throughout: subtracting 0 instead of its LSE gives weights 0.
+    return torch.exp(scores - lse.masked_fill(lse == float("-inf"), 0.0).unsqueeze(-1)), lse
 
 
 def visibility(
@@ -72,7 +150,7 @@ def visibility(
     q_len: int,
     kv_len: int,
     *,
-    params: Mapping[str, int] | None = None,
+    params: Values | None = None,
     device: Any = None,
 ) -> torch.Tensor:
     """The mask as a boolean tensor that broadcasts to (batch, num_q_heads, q_len, kv_len).
@@ -83,22 +161,73 @@ def visibility(
     import torch
 
     mask = as_mask(mask)
-    if mask.equal_lengths and q_len != kv_len:
-        raise ValueError(f"{mask.label} needs q_len == kv_len, got {q_len} and {kv_len}")
-    values = {param.name: param.default for param in mask.params} | dict(params or {})
-    given = {name: value for name, value in values.items() if value is not None}
-    if missing := sorted(values.keys() - given.keys()):
-        raise ValueError(f"{mask.label} needs a value for {', '.join(missing)}")
-    b, h, q_idx, kv_idx = (
-        torch.arange(size, device=device).reshape(shape)
-        for size, shape in (
-            (batch, (-1, 1, 1, 1)),
-            (num_q_heads, (-1, 1, 1)),
-            (q_len, (-1, 1)),
-            (kv_len, (-1,)),
-        )
+    _check_lengths(mask, q_len, kv_len)
+    values = _values(mask, mask.params, params)
+    visible = torch.zeros((q_len, kv_len), dtype=torch.bool, device=device)
+    if not batch * num_q_heads * q_len * kv_len:
+        return visible  # and no element of a tensor to look at
+    with bound({**values, "q_len": q_len, "kv_len": kv_len}):
+        indices = positions((batch, num_q_heads, q_len, kv_len), device)
+        seen: torch.Tensor = concrete(mask.mask_mod(*indices)) | visible
+    return seen
+
+
+def positions(shape: Sequence[int], device: Any = None) -> tuple[torch.Tensor, ...]:
+    """b, h, q_idx and kv_idx as index tensors that broadcast to the scores.
+
+    Args:
+        shape: the scores': (batch, num_q_heads, q_len, kv_len).
+        device: where the tensors go.
+    """
+    import torch
+
+    return tuple(
+        torch.arange(size, device=device).reshape(-1, *(1,) * after)
+        for size, after in zip(shape, (3, 2, 1, 0), strict=True)
     )
-    with bound({**given, "q_len": q_len, "kv_len": kv_len}):
-        seen = concrete(mask.mask_mod(b, h, q_idx, kv_idx))
-    visible: torch.Tensor = seen | torch.zeros((q_len, kv_len), dtype=torch.bool, device=device)
-    return visible
+
+
+def _check_lengths(function: Mask | Score, q_len: int, kv_len: int) -> None:
+    if function.equal_lengths and q_len != kv_len:
+        raise ValueError(f"{function.label} needs q_len == kv_len, got {q_len} and {kv_len}")
+
+
+def _values(
+    function: Mask | Score | Normaliser,
+    declared: tuple[Param, ...],
+    params: Values | None,
+    scores: torch.Tensor | None = None,
+) -> dict[str, Any]:
+    """The value of each parameter by name, floating-point tensors as precise as ``scores``."""
+    given = {p.name: (params or {}).get(p.name, p.default) for p in declared}
+    if missing := sorted(name for name, value in given.items() if value is None):
+        raise ValueError(f"{function.label} needs a value for {', '.join(missing)}")
+    if scores is None:
+        return given
+    return {
+        name: value.to(_precision(scores))
+        if hasattr(value, "is_floating_point") and value.is_floating_point()
+        else value
+        for name, value in given.items()
+    }
+
+
+@contextmanager
+def _computing(values: Values, scores: torch.Tensor) -> Iterator[None]:
+    """Parameters have these values, and what integers become in ``2.0 ** h`` is precise enough."""
+    import torch
+
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(_precision(scores))
+    try:
+        with bound({**values, "q_len": scores.shape[2], "kv_len": scores.shape[3]}):
+            yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _precision(scores: torch.Tensor) -> torch.dtype:
+    """The dtype that a score function computes in: the scores', but float32 at least."""
+    import torch
+
+    return torch.promote_types(scores.dtype, torch.float32)
