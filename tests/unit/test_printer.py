@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
 import hypothesis.strategies as st
+import numpy as np
 import pytest
 import sympy
 import torch
 from hypothesis import given, settings
 
 from flashgen.symbolic import torch_source, triton_source
+from flashgen.symbolic.places import SCORES
+from flashgen.symbolic.printer import plain_source
 from flashgen.symbols import (
     KV_IDX,
     KV_LEN,
@@ -19,12 +23,23 @@ from flashgen.symbols import (
     Q_IDX,
     Q_LAST,
     Q_LEN,
+    SCORE,
+    B,
+    BitAnd,
     FloorDiv,
     FloorMod,
+    H,
     Load,
+    RowMax,
+    RowMin,
+    Truncate,
     evaluate,
 )
+from support.expressions import VALUES as random_values
+from support.expressions import conditions as random_conditions
+from support.expressions import expected_of, reals
 
+CAP, BIAS = sympy.symbols("cap bias", real=True)
 LEFT, WIDTH, DOC = sympy.symbols("left width doc", integer=True)
 TILE = {"q_idx": "offs_m[:, None]", "kv_idx": "offs_n[None, :]"}
 
@@ -85,6 +100,70 @@ def test_both_printers_write_what_a_person_would(expr: Any, expected: str) -> No
 @pytest.mark.parametrize(
     ("expr", "triton", "torch_text"),
     [
+        (
+            30.0 * sympy.tanh(SCORE / 30.0),
+            "30.0 * _tanh(0.03333333333333333 * score, APPROX)",
+            "30.0 * torch.tanh(0.03333333333333333 * score)",
+        ),
+        (
+            CAP * sympy.tanh(SCORE / CAP),
+            "cap * _tanh(score / cap, APPROX)",
+            "cap * torch.tanh(score / cap)",
+        ),
+        (SCORE / 2 + CAP / 3, "0.5 * score + cap / 3", "0.5 * score + cap / 3"),
+        (SCORE * CAP / WIDTH, "cap * score / tl.cast(width, tl.float32)", "cap * score / width"),
+        (
+            SCORE + KV_IDX - Q_IDX,
+            "score + tl.cast(kv_idx - q_idx, tl.float32)",
+            "score + (kv_idx - q_idx).to(dtype)",
+        ),
+        (Load(BIAS, H, Q_IDX) + 1, "_at_2d(bias, h, q_idx) + 1", "bias[h, q_idx].to(dtype) + 1"),
+        (Load(DOC, KV_IDX) + 1, "_at_1d(doc, kv_idx) + 1", "doc[kv_idx] + 1"),
+        (
+            sympy.Ne(Load(DOC, KV_IDX), 0, evaluate=False),
+            "_at_1d(doc, kv_idx) != 0",
+            "doc[kv_idx] != 0",
+        ),
+        (1 / (1 + sympy.exp(-SCORE)), "1 / (tl.exp(-score) + 1)", "1 / (torch.exp(-score) + 1)"),
+        (sympy.exp(CAP), "tl.exp(cap)", "math.exp(cap)"),
+        (SCORE**2, "score * score", "score * score"),
+        (SCORE**-2, "1 / (score * score)", "1 / (score * score)"),
+        (SCORE**0.5, "tl.sqrt(score)", "torch.sqrt(score)"),
+        (CAP / sympy.sqrt(SCORE), "cap * tl.rsqrt(score)", "cap * torch.rsqrt(score)"),
+        (SCORE ** sympy.Rational(3, 2), "tl.sqrt(score) * score", "torch.sqrt(score) * score"),
+        (2**CAP, "tl.math.exp2(cap)", "math.exp2(cap)"),
+        (sympy.Float(8.0) ** SCORE, "tl.math.exp2(3.0 * score)", "torch.exp2(3.0 * score)"),
+        (SCORE / sympy.log(2), "1.4426950408889634 * score", "1.4426950408889634 * score"),
+        (sympy.log(KV_IDX), "tl.log(tl.cast(kv_idx, tl.float32))", "torch.log(kv_idx.to(dtype))"),
+        (
+            Truncate(CAP * KV_IDX),
+            "tl.cast(cap * tl.cast(kv_idx, tl.float32), tl.int32)",
+            "(cap * kv_idx.to(dtype)).long()",
+        ),
+        (max_of(SCORE, 0), "tl.maximum(0, score)", "torch.clamp(score, min=0)"),
+        (
+            min_of(SCORE, KV_IDX),
+            "tl.minimum(tl.cast(kv_idx, tl.float32), score)",
+            "torch.minimum(kv_idx.to(dtype), score)",
+        ),
+        (min_of(CAP, WIDTH), "min(cap, tl.cast(width, tl.float32))", "min(cap, width)"),
+        (BitAnd(KV_IDX, 3), "kv_idx & 3", "kv_idx & 3"),
+        (
+            sympy.Not((KV_IDX > 3) & (Q_IDX > 3)),
+            "~((kv_idx > 3) & (q_idx > 3))",
+            "~((kv_idx > 3) & (q_idx > 3))",
+        ),
+        (
+            sympy.Not((LEFT > 3) & (WIDTH > 3)),
+            "~((left > 3) & (width > 3))",
+            "(not ((left > 3) & (width > 3)))",
+        ),
+        (
+            sympy.Piecewise((SCORE, KV_IDX > 3), (1, Q_IDX > 3), (0.5, True)),
+            "tl.where(kv_idx > 3, score, tl.where(q_idx > 3, 1.0, 0.5))",
+            "torch.where(kv_idx > 3, score, torch.where(q_idx > 3, "
+            "torch.tensor(1, dtype=dtype), torch.tensor(0.5, dtype=dtype)))",
+        ),
         (sympy.Abs(Q_IDX - KV_IDX), "tl.abs(kv_idx - q_idx)", "abs(kv_idx - q_idx)"),
         (
             sympy.Piecewise((LEFT, Q_FIRST >= 5), (0, True)),
@@ -103,6 +182,28 @@ def test_both_printers_write_what_a_person_would(expr: Any, expected: str) -> No
 def test_the_languages_differ_where_they_must(expr: Any, triton: str, torch_text: str) -> None:
     assert triton_source(expr) == triton
     assert torch_source(expr) == torch_text
+
+
+def test_a_person_reads_mathematics() -> None:
+    score = 30.0 * sympy.tanh(SCORE / 30.0) + Load(BIAS, H) * (KV_IDX - Q_IDX)
+    assert plain_source(score) == "30.0 * tanh(score / 30) + (kv_idx - q_idx) * bias[h]"
+    assert (
+        plain_source(max_of(0, RowMin(Load(DOC, Q_IDX))))
+        == "max(0, min(doc[q_rows] over the rows))"
+    )
+
+
+def test_the_extremes_over_a_tile_reduce_a_vector_of_its_rows() -> None:
+    names = {"q_idx": "offs_m[:, None]", "q_rows": "rows"}
+    least = max_of(0, RowMin(Load(DOC, B, Q_IDX) + 1))
+    assert triton_source(least, names) == "max(0, tl.min(_at_2d(doc, b, rows) + 1, 0))"
+    assert triton_source(RowMax(Load(DOC, Q_IDX))) == "tl.max(_at_1d(doc, q_rows), 0)"
+    with pytest.raises(TypeError, match="no tile in torch"):
+        torch_source(least)
+
+
+def test_what_is_computed_once_needs_no_approximation() -> None:
+    assert triton_source(sympy.tanh(CAP), approximate=False) == "_tanh(cap, False)"
 
 
 def test_a_parameter_known_to_be_nonnegative_needs_no_correction() -> None:
@@ -244,3 +345,29 @@ def test_a_printed_predicate_runs_on_torch_tensors(expr: Any, values: dict[str, 
     for i in range(6):
         for j in range(7):
             assert bool(seen[i, j]) == evaluate(expr, {**values, "q_idx": i, "kv_idx": j})
+
+
+SCORE_TILE = np.linspace(-4.0, 4.0, 35).reshape(5, 7)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(reals(3), random_conditions(reals(1)))
+def test_torch_computes_the_same_in_float64(expr: Any, seen: Any) -> None:
+    """On index tensors, tensors of the user and plain numbers; nothing passes through float32."""
+    values = random_values | {"scores": SCORE_TILE}
+    tensors = {
+        name: torch.as_tensor(value) if isinstance(value, np.ndarray) else value
+        for name, value in values.items()
+    }
+    heads = {"b": torch.tensor([[values["batch"]]]), "h": torch.tensor([[values["head"]]])}
+    scope = {**tensors, **heads, "score": tensors["scores"]}
+    for original in (expr, seen):
+        as_given = original.xreplace({SCORES: SCORE})
+        source = torch_source(as_given)
+        found = eval(source, {"torch": torch, "math": math, "dtype": torch.float64}, scope)
+        if isinstance(found, torch.Tensor) and found.is_floating_point():
+            assert found.dtype == torch.float64, source
+        want = expected_of(original, values)
+        np.testing.assert_allclose(
+            np.broadcast_to(np.asarray(found), want.shape), want, rtol=1e-9, atol=1e-9
+        )

@@ -60,25 +60,30 @@ def print_product(printer: Printer, expr: Any) -> str:
         return " * ".join(map(printer.operand, _ordered(factors)))
     factors = _with_one_integer_factor(factors)
     above = [factor for factor in factors if not _is_denominator(factor)]
-    below = [1 / factor for factor in factors if _is_denominator(factor)]
+    below = [_inverse(factor) for factor in factors if _is_denominator(factor)]
     numbers = [factor for factor in above if factor.is_Number]
     if numbers and not printer.is_tensor(expr):
         number, denominator = as_fraction(sympy.Mul(*numbers))
         above = [factor for factor in above if not factor.is_Number]
         above += [] if number == 1 else [number]
         below += [] if denominator == 1 else [denominator]
-    text = " * ".join(map(printer.real_operand, _ordered(above))) or "1"
+    text = " * ".join(map(printer.real_operand, _ordered(above, names_first=True))) or "1"
     if not below:
         return text
-    divisor = " * ".join(map(printer.real_operand, _ordered(below)))
+    divisor = " * ".join(map(printer.real_operand, _ordered(below, names_first=True)))
     return f"{text} / {divisor if len(below) == 1 else f'({divisor})'}"
 
 
-def _ordered(factors: list[Any]) -> list[Any]:
+def _ordered(factors: list[Any], names_first: bool = False) -> list[Any]:
+    """Numbers, then the rest; among floats names come before what is computed."""
     numbers = [factor for factor in factors if factor.is_number and factor != 1]
-    return sorted(numbers, key=lambda n: not n.is_Number) + sorted(
-        (factor for factor in factors if not factor.is_number), key=rank
-    )
+    others = [factor for factor in factors if not factor.is_number]
+    numbers.sort(key=lambda number: not number.is_Number)
+    if names_first:
+        others.sort(key=lambda factor: (not factor.is_Symbol or is_integral(factor), rank(factor)))
+    else:
+        others.sort(key=rank)
+    return numbers + others
 
 
 def _with_one_integer_factor(factors: list[Any]) -> list[Any]:
@@ -94,6 +99,12 @@ def _is_denominator(factor: Any) -> bool:
     if not factor.is_Pow or factor.is_number or not factor.exp.is_Number:
         return False
     return bool(factor.exp < 0 and factor.exp != -sympy.S.Half)
+
+
+def _inverse(power: Any) -> Any:
+    """What a denominator is 1 / of."""
+    exponent = -power.exp
+    return power.base if exponent == 1 else sympy.Pow(power.base, exponent, evaluate=False)
 
 
 def print_power(printer: Printer, expr: Any) -> str:

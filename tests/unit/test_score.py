@@ -1,0 +1,191 @@
+"""Scores in base 2 cost as few multiplications as they can, and the masks in them come out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import sympy
+from hypothesis import given, settings
+
+from flashgen import Float, Tensor
+from flashgen.functions import tanh, where
+from flashgen.scores import as_score, softcap
+from flashgen.symbolic.placement import place
+from flashgen.symbolic.places import SCALE, SCORES
+from flashgen.symbolic.score import fold_score, split_infinite
+from flashgen.symbols import KV_IDX, Q_IDX, SCORE, H, Load
+from support import printed
+from support.expressions import LOG2E, VALUES, expected_of, reals
+
+CAP = Float("cap", above=0.0)
+SLOPES = Tensor("slopes", ("num_q_heads",))
+MINUS_INF = -float("inf")
+
+
+def traced(score_mod: Any) -> Any:
+    return as_score(score_mod).traced.sym
+
+
+def alibi(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return score + SLOPES[h] * (kv_idx - q_idx)
+
+
+@pytest.mark.parametrize(
+    ("score_mod", "scalars", "result"),
+    [
+        (
+            softcap(30.0),
+            ["scale / 30"],
+            "30.0 * 1.4426950408889634 * _tanh(scalar_0 * scores, APPROX)",
+        ),
+        (
+            softcap(CAP),
+            ["1.4426950408889634 * cap", "scale / cap"],
+            "scalar_0 * _tanh(scalar_1 * scores, APPROX)",
+        ),
+        (
+            alibi,
+            [
+                "_at_1d(slopes, h)",
+                "1.4426950408889634 * scalar_slopes",
+                "1.4426950408889634 * scale",
+            ],
+            "scalar_1 * scores + scalar_0 * (col_kv_idx - row_q_idx)",
+        ),
+        (
+            as_score(alibi).then(softcap(20.0)),
+            ["_at_1d(slopes, h)", "0.05 * scalar_slopes", "0.05 * scale"],
+            "20.0 * 1.4426950408889634 * "
+            "_tanh(scalar_1 * scores + scalar_0 * (col_kv_idx - row_q_idx), APPROX)",
+        ),
+        (
+            softcap(CAP).then(alibi),
+            [
+                "_at_1d(slopes, h)",
+                "1.4426950408889634 * scalar_slopes",
+                "1.4426950408889634 * cap",
+                "scale / cap",
+            ],
+            "scalar_1 * _tanh(scalar_2 * scores, APPROX) + scalar_0 * (col_kv_idx - row_q_idx)",
+        ),
+        (
+            lambda score, b, h, q_idx, kv_idx: where(kv_idx < 4, score, score / 2),
+            ["1.4426950408889634 * scale", "1.4426950408889634 * scale / 2"],
+            "tl.where(kv_idx < 4, scalar_0 * scores, scalar_1 * scores)",
+        ),
+    ],
+)
+def test_scale_and_log2e_go_where_scalars_are(
+    score_mod: Any, scalars: list[str], result: str
+) -> None:
+    folded = fold_score(traced(score_mod))
+    placed = place([folded.expr])
+    assert [scalar.code for scalar in placed.scalars] == scalars
+    assert placed.results == (result,)
+    assert folded.factor is None
+    assert folded.uses_tanh == placed.uses_tanh == ("tanh" in result)
+
+
+@pytest.mark.parametrize(
+    ("score_mod", "factor", "is_positive"),
+    [
+        (lambda score, b, h, q, k: score, SCALE * LOG2E, True),
+        (lambda score, b, h, q, k: 0.5 * score, 0.5 * SCALE * LOG2E, True),
+        (lambda score, b, h, q, k: score / CAP, SCALE * LOG2E / CAP.sym, True),
+        (lambda score, b, h, q, k: -score, -SCALE * LOG2E, False),
+        (
+            lambda score, b, h, q, k: score * SLOPES[h] + score,
+            SCALE * LOG2E * (1 + Load(SLOPES.sym, H)),
+            False,
+        ),
+    ],
+)
+def test_a_score_that_is_only_scaled_is_a_factor(
+    score_mod: Any, factor: Any, is_positive: bool
+) -> None:
+    folded = fold_score(traced(score_mod), positive=["cap"])
+    assert sympy.expand(folded.factor - factor) == 0
+    assert folded.factor_is_positive == is_positive
+    assert sympy.expand(folded.expr - factor * SCORES) == 0
+    assert len(place([folded.factor]).results) == 1
+
+
+@pytest.mark.parametrize(
+    "score_mod",
+    [
+        lambda score, b, h, q, k: score * (q + 1),
+        lambda score, b, h, q, k: score + q,
+        lambda score, b, h, q, k: q + 0.5 * k,
+        lambda score, b, h, q, k: where(q > 3, score, 2 * score),
+    ],
+)
+def test_others_have_no_factor(score_mod: Any) -> None:
+    assert fold_score(traced(score_mod)).factor is None
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(reals(3))
+def test_folding_keeps_the_value(score: Any) -> None:
+    score = score.xreplace({SCORES: SCORE})
+    want = expected_of(score.xreplace({SCORE: SCALE * SCORES}), VALUES) / np.log(2)
+    (found,) = printed.run(place([fold_score(score).expr], {"b": "batch", "h": "head"}), VALUES)
+    np.testing.assert_allclose(np.broadcast_to(found, want.shape), want, rtol=1e-9, atol=1e-9)
+
+
+SEEN, ALSO = sympy.Ge(Q_IDX, KV_IDX), sympy.Lt(KV_IDX, 8)
+
+
+@pytest.mark.parametrize(
+    ("score_mod", "score", "condition"),
+    [
+        (lambda s, b, h, q, k: 2 * s, 2 * SCORE, sympy.true),
+        (lambda s, b, h, q, k: where(q >= k, s, MINUS_INF), SCORE, SEEN),
+        (lambda s, b, h, q, k: where(~(q >= k), MINUS_INF, s), SCORE, SEEN),
+        (lambda s, b, h, q, k: 3 * where(q >= k, s, MINUS_INF) + q, 3 * SCORE + Q_IDX, SEEN),
+        (
+            lambda s, b, h, q, k: where(q >= k, where(k < 8, s, MINUS_INF), MINUS_INF),
+            SCORE,
+            SEEN & ALSO,
+        ),
+        (
+            lambda s, b, h, q, k: where(q >= k, s, MINUS_INF) + where(k < 8, 0, MINUS_INF),
+            SCORE,
+            SEEN & ALSO,
+        ),
+        (lambda s, b, h, q, k: s + MINUS_INF, 0, sympy.false),
+    ],
+)
+def test_what_is_minus_infinity_is_masked(score_mod: Any, score: Any, condition: Any) -> None:
+    found, seen = split_infinite(traced(score_mod))
+    assert found == score
+    for q in range(12):
+        for k in range(12):
+            at = {Q_IDX: q, KV_IDX: k}
+            assert seen.subs(at) == condition.subs(at)
+
+
+def test_a_choice_of_three_keeps_those_that_are_finite() -> None:
+    def score_mod(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return where(q_idx < 3, score, where(q_idx < 6, MINUS_INF, 2 * score))
+
+    score, seen = split_infinite(traced(score_mod))
+    for q in range(9):
+        assert seen.subs({Q_IDX: q, KV_IDX: 0}) == sympy.sympify(not 3 <= q < 6)
+        if not 3 <= q < 6:
+            assert score.subs(Q_IDX, q) == (SCORE if q < 3 else 2 * SCORE)
+
+
+@pytest.mark.parametrize(
+    "score_mod",
+    [
+        lambda s, b, h, q, k: where(q >= k, s, float("inf")),
+        lambda s, b, h, q, k: -where(q >= k, s, MINUS_INF),
+        lambda s, b, h, q, k: tanh(where(q >= k, s, MINUS_INF)),
+        lambda s, b, h, q, k: s * where(q >= k, s, MINUS_INF),
+    ],
+)
+def test_other_infinities_are_refused(score_mod: Any) -> None:
+    with pytest.raises(ValueError, match=r"inf.*hide a key with where\(condition, score, -inf\)"):
+        split_infinite(traced(score_mod))
