@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -15,6 +16,7 @@ from flashgen.build import is_current
 from flashgen.errors import FlashgenError
 from flashgen.files import write_atomically
 from flashgen.loader import Variant, load
+from flashgen.normalisers import softmax
 from flashgen.plan import KernelPlan, lower
 from flashgen.publish import Place
 from flashgen.tuning.device import detect_gpu
@@ -105,8 +107,8 @@ def _timings(plan: KernelPlan, module: ModuleType, length: int) -> Iterator[Timi
     """The module first, then its peers, all on the same tensors."""
     import triton
 
-    params = typical_params(plan)
     q, k, v = random_inputs(plan, length)
+    params = typical_params(plan, q)
     seen = visible(plan, q, params)
     flops = visible_flops(plan, q, seen)
 
@@ -128,7 +130,7 @@ def _timings(plan: KernelPlan, module: ModuleType, length: int) -> Iterator[Timi
 
 
 def _peers(
-    plan: KernelPlan, qkv: Inputs, seen: torch.Tensor, params: dict[str, int]
+    plan: KernelPlan, qkv: Inputs, seen: torch.Tensor, params: dict[str, Any]
 ) -> Iterator[tuple[str, Callable[[], Call]]]:
     """Each peer's name and what makes its call: what may be done beforehand is, and not timed."""
     import torch
@@ -136,6 +138,9 @@ def _peers(
     from torch.nn.functional import scaled_dot_product_attention
 
     yield "FlexAttention", partial(_flex_call, plan, qkv, seen, params)
+
+    if plan.score_torch or plan.spec.normaliser != softmax():
+        return  # SDPA has neither
 
     # SDPA knows the causal mask; any other it gets as a tensor, if its backend takes one.
     causal = seen.ndim == 2 and torch.equal(seen, torch.ones_like(seen).tril())
@@ -155,30 +160,47 @@ def _peers(
         yield f"SDPA {name.removesuffix('_ATTENTION').lower()}", partial(sdpa_call, backend)
 
 
-def _flex_call(plan: KernelPlan, qkv: Inputs, seen: torch.Tensor, params: dict[str, int]) -> Call:
-    """FlexAttention compiled for these shapes, its BlockMask made from the same predicate."""
+def _flex_call(plan: KernelPlan, qkv: Inputs, seen: torch.Tensor, params: dict[str, Any]) -> Call:
+    """FlexAttention compiled for these shapes, its BlockMask made from the same predicate.
+
+    Raises:
+        FlashgenError: a normaliser that FlexAttention does not have.
+    """
     import torch
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
+    if plan.spec.normaliser != softmax():
+        raise FlashgenError(f"it has no {plan.spec.normaliser}")
+    length = seen.shape[-1]
+    values = {**params, "q_len": length, "kv_len": length}
     block_mask = None
     if plan.masks:
-        length = seen.shape[-1]
         batch, heads = (1, 1, *seen.shape)[-4:-2]
-        mask_mod = torch_mask_mod(plan, {**params, "q_len": length, "kv_len": length})
-        block_mask = create_block_mask(mask_mod, batch, heads, length, length, seen.device)
+        block_mask = create_block_mask(
+            torch_mask_mod(plan, values), batch, heads, length, length, seen.device
+        )
+    score_mod = torch_score_mod(plan, values) if plan.score_torch else None
     compiled: Any = torch.compile(flex_attention, dynamic=False)
-    return lambda: compiled(*qkv, block_mask=block_mask, scale=plan.scale)
+    return lambda: compiled(*qkv, score_mod=score_mod, block_mask=block_mask, scale=plan.scale)
 
 
-def torch_mask_mod(plan: KernelPlan, values: dict[str, int]) -> Callable[..., torch.Tensor]:
+def torch_mask_mod(plan: KernelPlan, values: dict[str, Any]) -> Callable[..., torch.Tensor]:
     """The plan's predicate as a mask_mod of plain torch, for given lengths and parameters."""
+    source = " & ".join(f"({term})" for term in plan.mask_torch)
+    return _function(f"lambda b, h, q_idx, kv_idx: {source}", values)
+
+
+def torch_score_mod(plan: KernelPlan, values: dict[str, Any]) -> Callable[..., torch.Tensor]:
+    """The plan's score function as a score_mod of plain torch, likewise."""
+    return _function(f"lambda scores, b, h, q_idx, kv_idx: {plan.score_torch}", values)
+
+
+def _function(source: str, values: dict[str, Any]) -> Callable[..., torch.Tensor]:
     import torch
 
-    source = " & ".join(f"({term})" for term in plan.mask_torch)
-    mask_mod: Callable[..., torch.Tensor] = eval(
-        f"lambda b, h, q_idx, kv_idx: {source}", {"torch": torch, **values}
-    )
-    return mask_mod
+    names = {"torch": torch, "math": math, "dtype": torch.float32}
+    function: Callable[..., torch.Tensor] = eval(source, {**names, **values})
+    return function
 
 
 def _first_line(error: Exception) -> str:

@@ -132,7 +132,8 @@ class _OverTile(sympy.Function):  # type: ignore[misc]
     def free_symbols(self) -> set[Any]:
         """The symbols that its value depends on."""
         position, *ends = self.positions
-        return (self.args[0].free_symbols - {position}).union(ends)
+        symbols: set[Any] = self.args[0].free_symbols - {position}
+        return symbols.union(ends)
 
     def over(self, values: Mapping[str, Any]) -> list[Any]:
         """The expression's value in each row, or column, of the tile."""

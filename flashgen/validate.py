@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import keyword
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, replace
+from itertools import chain
 
 from flashgen.budget.sram import fits, largest_fitting, worst_usage
 from flashgen.budget.targets import TARGETS, get_target
@@ -14,7 +15,10 @@ from flashgen.config import KernelConfig
 from flashgen.errors import MaskError, SramViolation, Violation, shown
 from flashgen.loader import Variant
 from flashgen.masks import Mask
+from flashgen.normalisers import Normaliser
 from flashgen.plan import KernelPlan
+from flashgen.plan.code import finite_score
+from flashgen.scores import Score
 from flashgen.spec import DTYPES, INPUT_PRECISIONS, AttentionSpec, Blocks
 from flashgen.symbolic.trace import trace
 
@@ -33,7 +37,10 @@ Finding = tuple[str, object, str, str]
 
 def validate(variant: Variant) -> list[Violation]:
     """Everything wrong with the fields of a spec; whether its blocks fit is `unfit`'s to say."""
-    checks = (_name, _head_dim, _dtype, _input_precision, _scale, _mask, _blocks, _targets)
+    checks = (
+        _name, _head_dim, _dtype, _input_precision, _scale,
+        _mask, _score, _normaliser, _params, _blocks, _targets,
+    )  # fmt: skip
     return [
         Violation(variant.name, field, shown(value), problem, remedy, variant.file)
         for check in checks
@@ -134,16 +141,52 @@ def _mask(name: str, spec: AttentionSpec) -> Iterator[Finding]:
         remedy = "give a mask of flashgen's, or a function (b, h, q_idx, kv_idx) -> bool"
         yield "mask", spec.mask, "not a mask", remedy
         return
+    yield from _untraceable("mask", spec.mask, lambda: trace(spec.mask))
+
+
+def _score(name: str, spec: AttentionSpec) -> Iterator[Finding]:
+    score = spec.score
+    if score is None:
+        return
+    if not isinstance(score, Score):
+        remedy = "give one of flashgen's, or a function (score, b, h, q_idx, kv_idx) -> number"
+        yield "score", score, "not a score function", remedy
+        return
+    yield from _untraceable("score", score, lambda: finite_score(score))
+
+
+def _normaliser(name: str, spec: AttentionSpec) -> Iterator[Finding]:
+    normaliser = spec.normaliser
+    if not isinstance(normaliser, Normaliser):
+        remedy = "write softmax(), softmax(sink=...), softmax_off_by_one() or sigmoid_attention()"
+        yield "normaliser", normaliser, "not a normaliser", remedy
+        return
+    yield from _untraceable("normaliser", normaliser, lambda: normaliser.params)
+
+
+def _params(name: str, spec: AttentionSpec) -> Iterator[Finding]:
+    """What is wrong with the parameters of functions that trace."""
     try:
-        trace(spec.mask)
+        params = spec.params
+    except MaskError as error:
+        if not any(chain(_mask(name, spec), _score(name, spec), _normaliser(name, spec))):
+            problem, _, remedy = str(error).rpartition("; ")
+            yield "params", name, problem, remedy
+        return
+    except AttributeError:
+        return  # a field that is no mask, score or normaliser, which has its own finding
+    for param in params:
+        if is_taken(param.name):
+            problem = f"parameter {param.name!r} is a name that the generated module uses"
+            yield "params", param, problem, "rename the parameter"
+
+
+def _untraceable(field: str, value: object, trace: Callable[[], object]) -> Iterator[Finding]:
+    try:
+        trace()
     except MaskError as error:
         problem, _, remedy = " ".join(str(error).split()).rpartition("; ")
-        yield "mask", spec.mask, problem, remedy
-        return
-    for param in spec.mask.params:
-        if is_taken(param.name):
-            problem = f"its parameter {param.name!r} is a name that the generated module uses"
-            yield "mask", spec.mask, problem, "rename the parameter"
+        yield field, value, problem, remedy
 
 
 def _blocks(name: str, spec: AttentionSpec) -> Iterator[Finding]:

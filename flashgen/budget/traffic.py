@@ -52,14 +52,17 @@ DRAM_BYTES_SPILLED = _QUERIES + _LSE + sympy.Max(_KEYS_ONCE, FloorDiv(_KEYS_READ
 
 @dataclass(frozen=True)
 class Workload:
-    """The shapes of one call, and the values of the mask's parameters."""
+    """The shapes of one call, and the values of the mask's parameters.
+
+    That of a tensor is anything that gives its elements for a tuple of indices.
+    """
 
     batch: int
     num_q_heads: int
     num_kv_heads: int
     q_len: int
     kv_len: int
-    params: tuple[tuple[str, int], ...] = ()
+    params: tuple[tuple[str, Any], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -9,26 +9,42 @@ import re
 from collections.abc import Iterable, Iterator
 
 from flashgen.codegen.render import render_module
-from flashgen.masks import causal, sliding_window
-from flashgen.params import Int
+from flashgen.masks import Mask, causal, sliding_window
+from flashgen.normalisers import sigmoid_attention, softmax
+from flashgen.params import Float, Int, Tensor
 from flashgen.plan import lower
+from flashgen.scores import Score, softcap
 from flashgen.spec import AttentionSpec
 
 # Between them these print every line of every template: one run of keys and several in any order,
-# heads of one segment and of several, a mask that differs between heads and batch entries.
+# heads of one segment and of several, a mask that differs between heads and batch entries, scores
+# and sinks and the parameters of each kind.
 _PROBE = Int("probe")
+_DEGREES = Float("probe", 1.0)
+_TABLE = Tensor("probe", ("num_q_heads",), "bfloat16")
 _EVERYTHING = (
     AttentionSpec(64, mask=causal(align="bottom_right") & (lambda b, h, q, kv: kv < _PROBE)),
     AttentionSpec(
         72,
         mask=(lambda b, h, q, kv: (kv < 2 * q - b) | (kv > _PROBE + h)) & ~sliding_window(4, 2),
     ),
+    AttentionSpec(64, score=softcap(_DEGREES), normaliser=softmax(sink=_DEGREES)),
+    AttentionSpec(
+        64,
+        mask=Mask(lambda b, h, q, kv: q > kv, "later"),
+        score=Score(lambda score, b, h, q, kv: score + _TABLE[h] * (kv - q), "tilted"),
+        normaliser=sigmoid_attention(),
+    ),
 )
+
+#: What the kernel calls the parts of a tensor: its pointer, sizes and strides.
+_PARTS = re.compile(r"_(ptr|size_\d|stride_\d)$")
 
 
 def is_taken(name: str) -> bool:
     """Whether a parameter of this name would clash with a variable of the generated module."""
-    return name in _taken() or re.sub(r"_\d+$", "", name) in _taken()
+    bare = re.sub(r"_\d+$", "", name)
+    return name in _taken() or bare in _taken() or bool(_PARTS.search(name))
 
 
 @functools.cache

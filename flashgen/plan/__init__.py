@@ -1,7 +1,15 @@
 """What the templates print: everything about a kernel, worked out beforehand."""
 
 from flashgen.plan.head_dims import Segment, split_head_dim
-from flashgen.plan.kernel import KernelPlan, lower
+from flashgen.plan.kernel import TRITON_DTYPES, KernelPlan, lower
 from flashgen.plan.loops import PrintedInterval, TileLoop
 
-__all__ = ["KernelPlan", "PrintedInterval", "Segment", "TileLoop", "lower", "split_head_dim"]
+__all__ = [
+    "TRITON_DTYPES",
+    "KernelPlan",
+    "PrintedInterval",
+    "Segment",
+    "TileLoop",
+    "lower",
+    "split_head_dim",
+]

@@ -58,6 +58,21 @@ class Argument:
         return "float" in self.dtype
 
 
+@dataclass(frozen=True)
+class KernelTensor:
+    """A tensor that the kernel reads, by pointer, sizes and strides.
+
+    Attributes:
+        name: of the variable that holds it.
+        ndim: its number of dimensions.
+        dtype: torch's name of it.
+    """
+
+    name: str
+    ndim: int
+    dtype: str
+
+
 def argument(param: Param) -> Argument:
     """A declared parameter as text.
 

@@ -8,21 +8,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import sympy
 
 from flashgen.budget.targets import get_target
 from flashgen.declared import Param
-from flashgen.plan.arguments import Argument, argument
+from flashgen.plan.arguments import Argument, KernelTensor, argument
+from flashgen.plan.code import KernelCode, finite_score, kernel_code, with_hidden_by_score
 from flashgen.plan.head_dims import Segment, split_head_dim
-from flashgen.plan.loops import KERNEL_NAMES, PrintedInterval, TileLoop, loops_over, print_interval
+from flashgen.plan.loops import PrintedInterval, TileLoop, loops_over, print_interval
 from flashgen.spec import AttentionSpec
 from flashgen.symbolic.bounds import TileBounds, derive_bounds
-from flashgen.symbolic.printer import torch_source, triton_source
+from flashgen.symbolic.printer import torch_source
 from flashgen.symbolic.trace import Predicate, trace
-from flashgen.symbols import Q_LAST
+from flashgen.symbols import KV_IDX, Q_IDX, Q_LAST, B, H, Load, RowMax, RowMin
 
-TRITON_DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
+TRITON_DTYPES = {
+    "float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "int32": "i32", "bool": "i1",
+}  # fmt: skip
 ITEMSIZES = {"float16": 2, "bfloat16": 2, "float32": 4}
 
 
@@ -142,24 +146,57 @@ class KernelPlan:
     @cached_property
     def masks(self) -> bool:
         """Whether the mask hides anything beyond the ends of the sequence."""
-        return bool(self.predicate.expr != True)  # noqa: E712  (a sympy Boolean)
-
-    @cached_property
-    def mask_triton(self) -> tuple[str, ...]:
-        """The conditions of the predicate, all of which hold for a visible key; none if all are."""
-        return tuple(triton_source(term, KERNEL_NAMES) for term in self._mask_terms)
+        return self.predicate.expr is not sympy.true
 
     @cached_property
     def mask_torch(self) -> tuple[str, ...]:
-        """The same for the index tensors ``q_idx`` and ``kv_idx`` of the eager reference."""
-        return tuple(torch_source(term) for term in self._mask_terms)
+        """The conditions, all of which hold for a visible key, for the index tensors of torch."""
+        return tuple(map(torch_source, _conditions(self.predicate.expr)))
+
+    @cached_property
+    def mask_is_tensor(self) -> bool:
+        """Whether the conditions make a tensor; a mask of lengths and numbers is a plain bool."""
+        expr = self.predicate.expr
+        return bool({Q_IDX, KV_IDX, B, H} & expr.free_symbols) or bool(expr.has(Load))
+
+    @cached_property
+    def score_torch(self) -> str:
+        """The score function of ``scores`` for torch; ``""`` where there is none."""
+        if self.spec.score is None:
+            return ""
+        return torch_source(finite_score(self.spec.score)[0], {"score": "scores"})
 
     @property
-    def _mask_terms(self) -> tuple[object, ...]:
-        expr = self.predicate.expr
-        if not self.masks:
-            return ()
-        return tuple(expr.args) if isinstance(expr, sympy.And) else (expr,)
+    def normaliser(self) -> str:
+        """``"softmax"`` or ``"sigmoid"``."""
+        return self.spec.normaliser.kind
+
+    @cached_property
+    def sink_torch(self) -> str:
+        """The sink's logit for torch; ``""`` where there is none."""
+        sink = self.spec.normaliser.traced_sink
+        return "" if sink is None else torch_source(sink.sym)
+
+    @property
+    def sink_is_tensor(self) -> bool:
+        """Whether the sink's logit differs between heads or batch entries."""
+        sink = self.spec.normaliser.traced_sink
+        return sink is not None and bool({B, H} & sink.sym.free_symbols)
+
+    @property
+    def rows_can_be_empty(self) -> bool:
+        """Whether a query's weights may add up to nothing."""
+        return self.bounds.rows_can_be_empty and not self.sink_torch
+
+    @cached_property
+    def code(self) -> KernelCode:
+        """Mask, score and sink as the kernel's text."""
+        return kernel_code(self.spec, _conditions(self.kernel_predicate.expr))
+
+    @property
+    def kernel_predicate(self) -> Predicate:
+        """The predicate as the kernel evaluates it."""
+        return self.predicate
 
     @cached_property
     def intervals(self) -> tuple[PrintedInterval, ...]:
@@ -176,29 +213,88 @@ class KernelPlan:
         return tuple(loop for interval in self.intervals for loop in loops_over(interval))
 
     @cached_property
-    def extra_symbols(self) -> tuple[str, ...]:
-        """Run-time integers that the predicate reads besides indices, batch and kv_len, sorted."""
-        return tuple(sorted(self._predicate_names - {"q_idx", "kv_idx", "b", "h", "kv_len"}))
+    def kernel_tensors(self) -> tuple[KernelTensor, ...]:
+        """The tensors that the kernel reads: parameters in their order, then tables."""
+        declared = [KernelTensor(a.name, a.ndim, a.dtype) for a in self.arguments if a.sizes]
+        tables = [KernelTensor(t.name, len(t.values.dims), "int32") for t in self.row_tables]
+        return tuple(t for t in (*declared, *tables) if t.name in self._kernel_names)
+
+    @cached_property
+    def kernel_scalars(self) -> tuple[str, ...]:
+        """The numbers that the kernel reads, in the parameters' order."""
+        names = (a.name for a in self.arguments if a.kind != "tensor")
+        return tuple(name for name in names if name in self._kernel_names)
+
+    @property
+    def kernel_ints(self) -> tuple[str, ...]:
+        """Arguments of the kernel whose values never cause a recompile."""
+        ints = {a.name for a in self.arguments if a.kind == "int"}
+        sizes = [f"{t.name}_size_{i}" for t in self.kernel_tensors for i in range(t.ndim)]
+        # The last dimension's stride is usually 1, which the compiler should know.
+        strides = [f"{t.name}_stride_{i}" for t in self.kernel_tensors for i in range(t.ndim - 1)]
+        return (*(name for name in self.kernel_scalars if name in ints), *sizes, *strides)
+
+    @property
+    def row_tables(self) -> tuple[Any, ...]:
+        """Tensors that the launcher makes for the kernel."""
+        return ()
+
+    @property
+    def reads_scale(self) -> bool:
+        """Whether the kernel takes the softmax scale itself, not its product with log2(e)."""
+        return self.spec.score is not None
+
+    @property
+    def uses_tanh(self) -> bool:
+        """Whether the kernel takes hyperbolic tangents."""
+        return self.code.uses_tanh
 
     @property
     def bounds_read_q_last(self) -> bool:
         """Whether the range of keys depends on the last query of a tile."""
         return any(
-            Q_LAST in end.free_symbols
-            for run in self.bounds.intervals
-            for end in (run.begin, run.end, run.full_begin, run.full_end, run.condition)
+            Q_LAST in expr.free_symbols for run in self.bounds.intervals for expr in run.expressions
         )
 
-    def reads(self, *names: str) -> bool:
-        """Whether the predicate depends on any of these symbols: q_idx, kv_idx, b, h, q_len..."""
-        return not self._predicate_names.isdisjoint(names)
+    @property
+    def bounds_reduce_rows(self) -> bool:
+        """Whether the range of keys is that of an extreme over the tile's rows."""
+        return any(
+            expr.has(RowMin, RowMax) for run in self.bounds.intervals for expr in run.expressions
+        )
+
+    def reads_torch(self, *names: str) -> bool:
+        """Whether mask, score or sink depend on any of these symbols: q_idx, b, q_len..."""
+        return not self._names.isdisjoint(names)
 
     @cached_property
-    def _predicate_names(self) -> frozenset[str]:
-        return frozenset(symbol.name for symbol in self.predicate.expr.free_symbols)
+    def _names(self) -> frozenset[str]:
+        return _symbols(self.predicate.expr, *self._score_and_sink)
+
+    @cached_property
+    def _kernel_names(self) -> frozenset[str]:
+        bounds = (e for interval in self.bounds.intervals for e in interval.expressions)
+        return _symbols(self.kernel_predicate.expr, *self._score_and_sink, *bounds)
+
+    @property
+    def _score_and_sink(self) -> tuple[Any, ...]:
+        sink = self.spec.normaliser.traced_sink
+        score = (finite_score(self.spec.score)[0],) if self.spec.score else ()
+        return score if sink is None else (*score, sink.sym)
 
 
 def lower(spec: AttentionSpec, name: str) -> KernelPlan:
-    """Traces the mask and derives from it everything that the kernel needs to know."""
-    predicate = trace(spec.mask)
+    """Traces mask, score and sink, and derives from them what the kernel needs to know."""
+    predicate = trace(with_hidden_by_score(spec))
     return KernelPlan(name=name, spec=spec, predicate=predicate, bounds=derive_bounds(predicate))
+
+
+def _conditions(expr: Any) -> tuple[Any, ...]:
+    """The conditions that all have to hold; none where everything is visible."""
+    if expr is sympy.true:
+        return ()
+    return tuple(expr.args) if isinstance(expr, sympy.And) else (expr,)
+
+
+def _symbols(*exprs: Any) -> frozenset[str]:
+    return frozenset(symbol.name for expr in exprs for symbol in expr.free_symbols)

@@ -33,6 +33,11 @@ class KvInterval:
     condition: Any = sympy.true
     nonempty: bool = False
 
+    @property
+    def expressions(self) -> tuple[Any, ...]:
+        """The ends and the condition."""
+        return (self.begin, self.end, self.full_begin, self.full_end, self.condition)
+
     @classmethod
     def nothing(cls) -> KvInterval:
         """The empty interval."""

@@ -18,7 +18,7 @@ from typing import Any
 from flashgen.budget.targets import Target, get_target
 from flashgen.codegen.render import render_kernel
 from flashgen.config import KernelConfig
-from flashgen.plan import KernelPlan
+from flashgen.plan import TRITON_DTYPES, KernelPlan
 
 KERNEL = "_attention_forward"
 
@@ -64,7 +64,7 @@ def shared_bytes(
     gpu = _gpu_target(get_target(target))
     backend = make_backend(gpu)
     uses_tma = plan.uses_tma(target) if tma is None else tma
-    source = _source(plan, config, uses_tma, aligned)
+    source = _source(plan, config, target, uses_tma, aligned)
     options = backend.parse_options(_options(config))
     stages: dict[str, Any] = {}
     backend.add_stages(stages, options, source.language)
@@ -91,7 +91,7 @@ def compile_kernel(
     import triton
 
     uses_tma = plan.uses_tma(target) if tma is None else tma
-    source = _source(plan, config, uses_tma, aligned=True)
+    source = _source(plan, config, target, uses_tma, aligned=True)
     kernel = triton.compile(
         source, target=_gpu_target(get_target(target)), options=_options(config)
     )
@@ -112,12 +112,18 @@ def _gpu_target(target: Target) -> Any:
     return GPUTarget(target.backend, target.arch, target.warp_size)
 
 
-def _source(plan: KernelPlan, config: KernelConfig, tma: bool, aligned: bool) -> Any:
+def _source(
+    plan: KernelPlan, config: KernelConfig, target: str, tma: bool, aligned: bool
+) -> Any:
     """The kernel with the types and the alignment of a call's arguments."""
     from triton.compiler import ASTSource
 
     kernel = _jit_function(render_kernel(plan))
     constants = {"BLOCK_M": config.BLOCK_M, "BLOCK_N": config.BLOCK_N, "USE_TMA": tma}
+    if plan.uses_tanh:
+        constants["APPROX"] = get_target(target).backend == "cuda"
+    # A tensor's last dimension is usually contiguous, which the launcher makes a constant.
+    constants |= {f"{x.name}_stride_{x.ndim - 1}": 1 for x in plan.kernel_tensors}
     types = _argument_types(plan, config, tma)
     signature = {
         name: "constexpr" if name in constants else types.get(name, "i32")
@@ -126,7 +132,7 @@ def _source(plan: KernelPlan, config: KernelConfig, tma: bool, aligned: bool) ->
     attributes = {
         (i,): ALIGNED
         for i, (name, kind) in enumerate(signature.items())
-        if kind.startswith("*") or (aligned and name.startswith("stride_"))
+        if kind.startswith("*") or (aligned and "stride_" in name)
     }
     return ASTSource(kernel, signature, constexprs=constants, attrs=attributes)
 
@@ -134,7 +140,9 @@ def _source(plan: KernelPlan, config: KernelConfig, tma: bool, aligned: bool) ->
 def _argument_types(plan: KernelPlan, config: KernelConfig, tma: bool) -> dict[str, str]:
     """Triton's types of the arguments that are no integers."""
     dtype = plan.triton_dtype
-    types = {"out_ptr": f"*{dtype}", "lse_ptr": "*fp32", "qk_scale": "fp32"}
+    types = {"out_ptr": f"*{dtype}", "lse_ptr": "*fp32", "qk_scale": "fp32", "scale": "fp32"}
+    types |= {x.name: "fp32" for x in plan.arguments if x.kind == "float"}
+    types |= {f"{x.name}_ptr": f"*{TRITON_DTYPES[x.dtype]}" for x in plan.kernel_tensors}
     tensors = (
         ("q", config.BLOCK_M, plan.qk_parts),
         ("k", config.BLOCK_N, plan.qk_parts),

@@ -144,33 +144,36 @@ class _Bench:
         self.plan = plan
         self.use_tma = plan.uses_tma(target)
         self.module = load_rendered(plan, target, candidates[0])
-        self.params = typical_params(plan)
         self.inputs = {length: random_inputs(plan, length) for length in LENGTHS}
+        self.params = {length: typical_params(plan, q) for length, (q, _, _) in self.inputs.items()}
         self.flops = {
-            length: visible_flops(plan, q, visible(plan, q, self.params))
+            length: visible_flops(plan, q, visible(plan, q, self.params[length]))
             for length, (q, _, _) in self.inputs.items()
         }
 
-    def run(self, config: KernelConfig, q: Any, k: Any, v: Any) -> Any:
-        """(out, lse) with one configuration."""
+    def run(self, config: KernelConfig, length: int, qkv: Iterable[Any]) -> Any:
+        """(out, lse) with one configuration, of inputs with the parameters of a length."""
         values = {**config.as_dict(), "USE_TMA": self.use_tma}
-        return self.module._launch(q, k, v, self.plan.scale, *self.params.values(), values)
+        params = self.params[length].values()
+        return self.module._launch(*qkv, self.plan.scale, *params, values)
 
     def compile(self, configs: Sequence[KernelConfig]) -> None:
         """Compiles these at once, each in a thread of its own; one that fails will again later."""
 
         def first_call(config: KernelConfig) -> None:
             with contextlib.suppress(Exception):
-                self.run(config, *(x[:1, :1, :1] for x in self.inputs[LENGTHS[0]]))
+                self.run(config, LENGTHS[0], [x[:1, :1, :1] for x in self.inputs[LENGTHS[0]]])
 
         with ThreadPoolExecutor(max(1, len(configs))) as pool:
             list(pool.map(first_call, configs))
 
     def check(self, config: KernelConfig) -> None:
         """Holds one head's output to the eager reference's; ArithmeticError if it is wrong."""
-        q, k, v = (x[:1, :1] for x in self.inputs[LENGTHS[0]])
-        out, _ = self.run(config, q, k, v)
-        expected = self.module.reference(q, k, v, scale=self.plan.scale, **self.params).float()
+        length = LENGTHS[0]
+        qkv = [x[:1, :1] for x in self.inputs[length]]
+        out, _ = self.run(config, length, qkv)
+        params = self.params[length]
+        expected = self.module.reference(*qkv, scale=self.plan.scale, **params).float()
         error = ((out.float() - expected).norm() / expected.norm()).item()
         if not error <= WRONG:
             raise ArithmeticError(f"wrong result: relative error {error:.2g}")
@@ -181,7 +184,7 @@ class _Bench:
 
         ms = tuple(
             triton.testing.do_bench(
-                lambda length=length: self.run(config, *self.inputs[length]),
+                lambda length=length: self.run(config, length, self.inputs[length]),
                 return_mode="median",
                 **effort,
             )

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 from flashgen.budget.roofline import predict
 from flashgen.budget.targets import get_target
 from flashgen.budget.traffic import Workload
 from flashgen.config import KernelConfig
+from flashgen.params import Tensor
 from flashgen.plan import KernelPlan
-from flashgen.tuning.workload import LENGTHS, MODEL_WIDTH, TOKENS, typical_params
+from flashgen.tuning.typical import TypicalRowTable, TypicalTensor, typical_number
+from flashgen.tuning.workload import LENGTHS, MODEL_WIDTH, TOKENS
 
 
 def rank(
@@ -35,5 +38,9 @@ def rank(
 def typical_workload(plan: KernelPlan, length: int) -> Workload:
     """Self-attention of a training step in sequences of one length."""
     heads = max(1, MODEL_WIDTH // plan.qk_head_dim)
-    params = tuple(typical_params(plan).items())
-    return Workload(TOKENS // length, heads, heads, length, length, params)
+    values: dict[str, Any] = {
+        param.name: TypicalTensor(param) if isinstance(param, Tensor) else typical_number(param)
+        for param in plan.params
+    }
+    values |= {table.name: TypicalRowTable(table.side) for table in plan.row_tables}
+    return Workload(TOKENS // length, heads, heads, length, length, tuple(values.items()))

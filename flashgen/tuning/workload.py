@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from flashgen.params import Tensor
 from flashgen.plan import KernelPlan
 from flashgen.reference import visibility
+from flashgen.symbols import evaluate
+from flashgen.tuning.typical import DOCUMENT, SHARE, TYPICAL, typical_number
 
 if TYPE_CHECKING:
     import torch
@@ -16,16 +19,33 @@ TOKENS = 16384
 MODEL_WIDTH = 2048
 LENGTHS = (2048, 16384)
 
-# Parameters without a default are measured at this value, or at their minimum if that is larger.
-TYPICAL_PARAM = 1024
 
-
-def typical_params(plan: KernelPlan) -> dict[str, int]:
-    """A value for each run-time parameter: its default, where it has one."""
+def typical_params(plan: KernelPlan, q: torch.Tensor) -> dict[str, Any]:
+    """A value for each run-time parameter of a call with q and as many keys; see `typical`."""
     return {
-        param.name: max(TYPICAL_PARAM, param.min) if param.default is None else param.default
+        param.name: _tensor(param, q) if isinstance(param, Tensor) else typical_number(param)
         for param in plan.params
     }
+
+
+def _tensor(declared: Tensor, q: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    batch, heads, length, _ = q.shape
+    sizes = {"batch": batch, "num_q_heads": heads, "num_kv_heads": heads}
+    sizes |= {"q_len": length, "kv_len": length}
+    sizes |= {p.name: TYPICAL for dim in declared.dims if dim is not None for p in dim.params}
+    shape = [2 * length if dim is None else evaluate(dim.sym, sizes) for dim in declared.dims]
+    generator = torch.Generator(q.device).manual_seed(0)
+    if declared.sorted:
+        ids = torch.arange(shape[-1], device=q.device, dtype=torch.int32) // DOCUMENT
+        return ids.expand(shape).contiguous()
+    if declared.dtype == "bool":
+        return torch.rand(shape, device=q.device, generator=generator) < SHARE
+    if declared.dtype == "int32":
+        return torch.full(shape, TYPICAL, device=q.device, dtype=torch.int32)
+    numbers = 0.1 * torch.randn(shape, device=q.device, generator=generator)
+    return numbers.to(getattr(torch, declared.dtype))
 
 
 def random_inputs(plan: KernelPlan, length: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -43,7 +63,7 @@ def random_inputs(plan: KernelPlan, length: int) -> tuple[torch.Tensor, torch.Te
     return normal(plan.qk_head_dim), normal(plan.qk_head_dim), normal(plan.v_head_dim)
 
 
-def visible(plan: KernelPlan, q: torch.Tensor, params: dict[str, int]) -> torch.Tensor:
+def visible(plan: KernelPlan, q: torch.Tensor, params: dict[str, Any]) -> torch.Tensor:
     """The mask for q and keys of the same length; broadcasts to (batch, heads, seq, seq)."""
     batch, heads, length, _ = q.shape
     return visibility(plan.spec.mask, batch, heads, length, length, params=params, device=q.device)

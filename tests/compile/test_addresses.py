@@ -29,7 +29,7 @@ SPECS = shipped_specs()
 def _machine_code(
     spec: AttentionSpec, config: KernelConfig, *, tma: bool, aligned: bool = True
 ) -> bytes:
-    source = _source(lower(spec, "kernel"), config, tma, aligned)
+    source = _source(lower(spec, "kernel"), config, "sm_90", tma, aligned)
     target = _gpu_target(get_target(TARGET))
     cubin: bytes = triton.compile(source, target=target, options=_options(config)).asm["cubin"]
     return cubin

@@ -48,6 +48,6 @@ def test_names_that_people_choose_are_free(name: str) -> None:
 def test_a_taken_name_is_refused() -> None:
     spec = AttentionSpec(64, mask=sliding_window(Int("m_i"), 0))
     assert [str(v) for v in validate(Variant("near", spec, "specs/near.py"))] == [
-        "specs/near.py: near: mask=sliding_window(m_i, 0): its parameter 'm_i' is a name that the "
+        "specs/near.py: near: params=Int('m_i', None, min=0): parameter 'm_i' is a name that the "
         "generated module uses; rename the parameter"
     ]

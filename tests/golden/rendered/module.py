@@ -103,7 +103,7 @@ def _attend_tiles(
     MASKED tiles may reach past kv_len or hold keys that the mask hides; the others need no check.
     """
     acc, l_i, m_i = state
-    q, q_idx, qk_scale, left, q_len = queries
+    q, q_idx, qk_scale, q_len, left = queries
     k_src, v_src, stride_kn, stride_vn, batch, kv_head, kv_len = keys
     for tile in tl.range(tile_begin, tile_end):
         start_n = tile * BLOCK_N
@@ -196,9 +196,10 @@ def _attention_forward(
     acc = tl.zeros([BLOCK_M, 16], tl.float32)
     l_i = tl.zeros([BLOCK_M], tl.float32)
     m_i = tl.full([BLOCK_M], -3.0e38, tl.float32)
+    q_idx = offs_m[:, None]
 
     state = (acc, l_i, m_i)
-    queries = (q, offs_m[:, None], qk_scale, left, q_len)
+    queries = (q, q_idx, qk_scale, q_len, left)
     keys = (k_src, v_src, stride_kn, stride_vn, batch, kv_head, kv_len)
     state = _attend_tiles(state, queries, keys, kv_begin, full_begin, BLOCK_N, True, USE_TMA)
     state = _attend_tiles(state, queries, keys, full_begin, full_end, BLOCK_N, False, USE_TMA)
@@ -285,12 +286,12 @@ def reference(
     group = q.shape[1] // k.shape[1]
     keys = k.to(dtype).repeat_interleave(group, dim=1)
     values = v.to(dtype).repeat_interleave(group, dim=1)
+    q_idx = torch.arange(q_len, device=q.device)[:, None]
+    kv_idx = torch.arange(kv_len, device=q.device)[None, :]
     scores = scale * (q.to(dtype) @ keys.mT)
     if kv_len == 0:  # there is no score to take the maximum of
         out, lse = (scores @ values).to(q.dtype), scores.sum(-1) - math.inf
         return (out, lse) if return_lse else out
-    q_idx = torch.arange(q_len, device=q.device)[:, None]
-    kv_idx = torch.arange(kv_len, device=q.device)[None, :]
     visible = q_idx + kv_len - q_len + 1 >= kv_idx
     visible = visible & (kv_idx >= q_idx + kv_len - q_len - left)
     scores = scores.masked_fill(~visible, -math.inf)
@@ -443,7 +444,7 @@ def _is_plain(*tensors):
     return not wants_grad and all(type(x) is torch.Tensor and not x.is_meta for x in tensors)
 
 
-@torch.library.custom_op("flashgen::module_b6cffbc9", mutates_args=())
+@torch.library.custom_op("flashgen::module_9180a323", mutates_args=())
 def _attention_op(
     q: torch.Tensor,
     k: torch.Tensor,

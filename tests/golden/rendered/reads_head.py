@@ -139,9 +139,10 @@ def _attention_forward(
     acc = tl.zeros([BLOCK_M, 16], tl.float32)
     l_i = tl.zeros([BLOCK_M], tl.float32)
     m_i = tl.full([BLOCK_M], -3.0e38, tl.float32)
+    q_idx = offs_m[:, None]
 
     state = (acc, l_i, m_i)
-    queries = (q, offs_m[:, None], qk_scale, head)
+    queries = (q, q_idx, qk_scale, head)
     keys = (k_src, v_src, stride_kn, stride_vn, batch, kv_head, kv_len)
     state = _attend_tiles(state, queries, keys, 0, full_end, BLOCK_N, False, USE_TMA)
     state = _attend_tiles(state, queries, keys, full_end, kv_end, BLOCK_N, True, USE_TMA)

@@ -155,9 +155,10 @@ def _attention_forward(
     acc = tl.zeros([BLOCK_M, 16], tl.float32)
     l_i = tl.zeros([BLOCK_M], tl.float32)
     m_i = tl.full([BLOCK_M], -3.0e38, tl.float32)
+    q_idx = offs_m[:, None]
 
     state = (acc, l_i, m_i)
-    queries = (q, offs_m[:, None], qk_scale)
+    queries = (q, q_idx, qk_scale)
     keys = (k_src, v_src, stride_kn, stride_vn, batch, kv_head, kv_len)
     state = _attend_tiles(state, queries, keys, kv_begin_0, full_begin_0, BLOCK_N, True, USE_TMA)
     state = _attend_tiles(state, queries, keys, full_begin_0, full_end_0, BLOCK_N, False, USE_TMA)

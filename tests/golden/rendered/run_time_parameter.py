@@ -51,7 +51,7 @@ def _attend_tiles(
     MASKED tiles may reach past kv_len or hold keys that the mask hides; the others need no check.
     """
     acc, l_i, m_i = state
-    q, q_idx, qk_scale, left, q_len = queries
+    q, q_idx, qk_scale, q_len, left = queries
     k_src, v_src, stride_kn, stride_vn, batch, kv_head, kv_len = keys
     for tile in tl.range(tile_begin, tile_end):
         start_n = tile * BLOCK_N
@@ -144,9 +144,10 @@ def _attention_forward(
     acc = tl.zeros([BLOCK_M, 16], tl.float32)
     l_i = tl.zeros([BLOCK_M], tl.float32)
     m_i = tl.full([BLOCK_M], -3.0e38, tl.float32)
+    q_idx = offs_m[:, None]
 
     state = (acc, l_i, m_i)
-    queries = (q, offs_m[:, None], qk_scale, left, q_len)
+    queries = (q, q_idx, qk_scale, q_len, left)
     keys = (k_src, v_src, stride_kn, stride_vn, batch, kv_head, kv_len)
     state = _attend_tiles(state, queries, keys, kv_begin, full_begin, BLOCK_N, True, USE_TMA)
     state = _attend_tiles(state, queries, keys, full_begin, full_end, BLOCK_N, False, USE_TMA)

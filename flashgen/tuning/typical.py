@@ -1,0 +1,57 @@
+"""What run-time parameters are taken to be while candidates are ranked and measured.
+
+A number has its default, if it has one. What tensors will hold nobody knows: sorted ones are the
+ids of packed documents, other integers are `TYPICAL`, conditions hold for a quarter of the
+elements, and fractions are small.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flashgen.declared import Param
+from flashgen.params import Float, Int, Tensor
+
+#: Parameters without a default have this value, or their minimum if that is larger.
+TYPICAL = 1024
+
+#: Tokens of a packed document.
+DOCUMENT = 1000
+
+#: The share of a boolean tensor's elements that hold.
+SHARE = 0.25
+
+
+def typical_number(param: Param) -> int | float:
+    """The value of an `Int` or a `Float`."""
+    if param.default is not None:
+        return param.default
+    if isinstance(param, Int):
+        return max(TYPICAL, param.min)
+    assert isinstance(param, Float), param
+    return 1.0 if param.above is None else param.above + 1.0
+
+
+@dataclass(frozen=True)
+class TypicalTensor:
+    """Stands in for a tensor where bounds are evaluated without torch: indices give elements."""
+
+    tensor: Tensor
+
+    def __getitem__(self, index: tuple[int, ...]) -> int | float:
+        if self.tensor.sorted:
+            return max(0, index[-1]) // DOCUMENT
+        if self.tensor.dtype == "int32":
+            return TYPICAL
+        return 0
+
+
+@dataclass(frozen=True)
+class TypicalRowTable:
+    """Stands in for a `RowTable` of such ids: where the document of an entry begins, or ends."""
+
+    side: str
+
+    def __getitem__(self, index: tuple[int, ...]) -> int:
+        document = max(0, index[-1]) // DOCUMENT
+        return DOCUMENT * (document + (self.side == "right"))
