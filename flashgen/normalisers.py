@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from flashgen.arguments import per_head
 from flashgen.declared import Param
 from flashgen.errors import MaskError
 from flashgen.expr import Expr
@@ -70,38 +72,44 @@ class Normaliser:
 def softmax(sink: float | Float | Tensor | SinkMod | None = None) -> Normaliser:
     """Weights exp(score) / (sum of a row's exp(score), and of exp(sink)).
 
+    A sink takes part in the sum without a value of its own, so that a row may attend to nothing:
+    the learned sinks of gpt-oss (https://arxiv.org/abs/2508.10925). A row that sees no key has
+    weights of 0. The log-sum-exp that ``attention`` returns includes the sink.
+
     Args:
-        sink: a logit that takes part in the sum without a value of its own, so that a row may
-            attend to nothing (gpt-oss's attention sinks): a number, a `Float`, a `Tensor` of
-            dims ``("num_q_heads",)``, or a function ``(b, h) -> logit``. The log-sum-exp that
-            ``attention`` returns includes it. It is finite.
+        sink: a finite logit, not scaled: a number, a `Float` that the call chooses, a float
+            `Tensor` of dims ``("num_q_heads",)``, ``("batch",)`` or both, or a function
+            ``(b, h) -> logit``.
     """
     if sink is None:
         return Normaliser("softmax", "softmax()")
-    if isinstance(sink, Tensor):
-        if len(sink.dims) != 1:
-            raise MaskError(
-                f"softmax: sink {sink.name} has {len(sink.dims)} dimensions; "
-                "give one logit a head, or a function (b, h) -> logit"
-            )
-        return Normaliser("softmax", f"softmax(sink={sink.name})", lambda b, h: sink[h])
+    if isinstance(sink, Tensor) and sink.is_float:
+        return Normaliser(
+            "softmax", f"softmax(sink={sink.name})", per_head("softmax", "sink", sink)
+        )
     if isinstance(sink, Float):
         return Normaliser("softmax", f"softmax(sink={sink})", lambda b, h: sink)
     if callable(sink):
         return Normaliser("softmax", f"softmax(sink={getattr(sink, '__name__', 'sink')})", sink)
-    if isinstance(sink, bool) or not isinstance(sink, int | float) or abs(sink) == float("inf"):
-        raise MaskError(f"softmax: sink={sink!r}; give a finite number, a Float or a Tensor")
-    return Normaliser("softmax", f"softmax(sink={sink})", lambda b, h: float(sink))
+    if isinstance(sink, int | float) and not isinstance(sink, bool) and math.isfinite(sink):
+        logit = float(sink)
+        return Normaliser("softmax", f"softmax(sink={sink})", lambda b, h: logit)
+    raise MaskError(f"softmax: sink={sink!r}; give a finite number, a Float or a Tensor of floats")
 
 
 def softmax_off_by_one() -> Normaliser:
-    """Weights exp(score) / (1 + sum of a row's exp(score)): a sink of 0, which may add up to 0."""
+    """Weights exp(score) / (1 + sum of a row's exp(score)), which may all be near 0: a sink of 0.
+
+    Miller 2023 (https://www.evanmiller.org/attention-is-off-by-one.html).
+    """
     return Normaliser("softmax", "softmax_off_by_one()", lambda b, h: 0.0)
 
 
 def sigmoid_attention() -> Normaliser:
-    """Weights 1 / (1 + exp(-score)), each key by itself (Ramapuram et al. 2024).
+    """Weights 1 / (1 + exp(-score)), each key by itself: they do not add up to 1.
 
-    The log-sum-exp that ``attention`` returns is the logarithm of the sum of a row's weights.
+    Ramapuram et al. 2024 (https://arxiv.org/abs/2409.04431). Its bias of -log(kv_len) is a score
+    function: ``lambda score, b, h, q_idx, kv_idx: score - log(kv_len)``. The log-sum-exp that
+    ``attention`` returns is the logarithm of the sum of a row's weights, -inf where none is seen.
     """
     return Normaliser("sigmoid", "sigmoid_attention()")

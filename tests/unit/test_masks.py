@@ -1,4 +1,4 @@
-"""The masks that ship, their combinations, their identity, and what they refuse."""
+"""Masks: their combinations, labels and identity, and functions that are none."""
 
 from __future__ import annotations
 
@@ -10,18 +10,29 @@ from typing import Any
 
 import pytest
 
-from flashgen import AttentionSpec, Int, Mask, causal, full, kv_len, q_len, sliding_window
+from flashgen import (
+    AttentionSpec,
+    Int,
+    Mask,
+    Tensor,
+    bigbird,
+    block_sparse,
+    causal,
+    document,
+    full,
+    kv_len,
+    natten_2d,
+    prefix_lm,
+    q_len,
+    sliding_window,
+    strided,
+    tree,
+)
 from flashgen.errors import MaskError
-from flashgen.expr import bound
 from flashgen.masks import as_mask
+from support.pictures import picture
 
 LEFT = Int("left", 2)
-
-
-def picture(mask: Mask, q: int, kv: int, **params: int) -> list[str]:
-    """A row a query, a column a key: x where it is seen."""
-    with bound({**params, "q_len": q, "kv_len": kv}):
-        return ["".join(".x"[bool(mask.mask_mod(0, 0, i, j))] for j in range(kv)) for i in range(q)]
 
 
 @pytest.mark.parametrize(
@@ -74,6 +85,13 @@ def test_a_bare_function_joins_in_from_either_side() -> None:
         (~causal(), "~causal()"),
         (~(causal() | full()), "~(causal() | full())"),
         (causal() & (full() | ~causal()), "causal() & (full() | ~causal())"),
+        (prefix_lm(Tensor("prefix", ("batch",), "int32")), "prefix_lm(prefix)"),
+        (strided(8, heads="alternating"), "strided(8, heads='alternating')"),
+        (natten_2d(8, 8, (3, 5)), "natten_2d(8, 8, (3, 5))"),
+        (document(align="top_left"), "document(align='top_left')"),
+        (tree(), "tree()"),
+        (block_sparse(block=64), "block_sparse(block=64)"),
+        (bigbird(64), "bigbird(64, 3, 1)"),
     ],
     ids=str,
 )
@@ -211,8 +229,6 @@ def test_what_is_no_mask_is_refused() -> None:
         as_mask(7)  # type: ignore[arg-type]
     with pytest.raises(MaskError, match=r"align='left': unknown; choose None, 'top_left' or"):
         causal(align="left")
-    with pytest.raises(MaskError, match=r"sliding_window: right=0.5; give a whole number"):
-        sliding_window(1, 0.5)  # type: ignore[arg-type]
 
 
 def test_lengths_and_batch_and_head_are_there_to_be_used() -> None:
