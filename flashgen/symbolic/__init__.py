@@ -1,16 +1,24 @@
 """What sympy knows about a variant: its predicate, the tiles to visit, and their source text."""
 
-from flashgen.symbolic.bounds import TileBounds, derive_bounds
-from flashgen.symbolic.intervals import KvInterval
+from flashgen.symbolic.blocks import block_tables
+from flashgen.symbolic.bounds import TileBounds, derive_bounds, derive_q_bounds
+from flashgen.symbolic.gathers import with_row_tables
+from flashgen.symbolic.intervals import Interval, KvInterval
 from flashgen.symbolic.printer import torch_source, triton_source
+from flashgen.symbolic.tables import RowTable
 from flashgen.symbolic.trace import Predicate, trace
 
 __all__ = [
+    "Interval",
     "KvInterval",
     "Predicate",
+    "RowTable",
     "TileBounds",
+    "block_tables",
     "derive_bounds",
+    "derive_q_bounds",
     "torch_source",
     "trace",
     "triton_source",
+    "with_row_tables",
 ]

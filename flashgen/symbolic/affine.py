@@ -7,7 +7,7 @@ of them decides whether it has a rational solution at all, hence whether an ineq
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
 from math import gcd
@@ -99,11 +99,27 @@ def symbol(term: Any) -> Affine:
     return Affine(((term, 1),), 0)
 
 
-def linearise(expr: Any, variables: frozenset[Any]) -> Affine | None:
+def summands(expr: Any) -> Iterator[Any]:
+    """The terms of a sum, with products of sums multiplied out. Functions stay as they are."""
+    if expr.is_Add:
+        for arg in expr.args:
+            yield from summands(arg)
+    elif expr.is_Mul and any(arg.is_Add for arg in expr.args):
+        inner = next(arg for arg in expr.args if arg.is_Add)
+        rest = sympy.Mul(*(arg for arg in expr.args if arg is not inner))
+        for arg in inner.args:
+            yield from summands(arg * rest)
+    elif expr.is_Pow and expr.base.is_Add and expr.exp.is_Integer and expr.exp > 0:
+        yield from summands(expr.base * expr.base ** (expr.exp - 1))
+    else:
+        yield expr
+
+
+def linearise(expr: Any, variables: frozenset[Any] = frozenset()) -> Affine | None:
     """``expr`` as an affine expression, or None where it is not affine in ``variables``."""
     coefficients: dict[Any, int] = {}
     const = 0
-    for part in sympy.Add.make_args(sympy.expand(expr)):
+    for part in summands(expr):
         factor, term = part.as_coeff_Mul()
         if not factor.is_Integer:
             return None
@@ -116,34 +132,53 @@ def linearise(expr: Any, variables: frozenset[Any]) -> Affine | None:
     return Affine.of(coefficients, const)
 
 
-def eliminate(system: Iterable[Affine], term: Any) -> tuple[list[Affine], bool]:
+def eliminate(system: Iterable[Affine], term: Any) -> tuple[list[Affine], list[Affine]]:
     """Project the solutions of ``system`` along ``term`` (one Fourier-Motzkin step).
 
     Each lower bound ``a*x + p >= 0`` (a > 0) meets each upper bound ``-b*x + r >= 0`` (b > 0): some
     rational x lies between them exactly when ``b*p + a*r >= 0``. Some integer does whenever a == 1
-    or b == 1, since one of the two bounds is then an integer itself.
+    or b == 1, since one of the two bounds is then an integer itself; otherwise it surely does when
+    ``b*p + a*r >= (a - 1) * (b - 1)``.
 
     Returns:
-        The projection, and whether it is exact over the integers (otherwise it is too large).
+        The projection, and the doubts: where each of them is >= 0 the projection is exact over the
+        integers, elsewhere it may be too large.
     """
     lower: list[Affine] = []
     upper: list[Affine] = []
     rest: list[Affine] = []
+    doubts: list[Affine] = []
     for atom in system:
         c = atom.coefficient(term)
         (lower if c > 0 else upper if c < 0 else rest).append(atom)
-    exact = True
     for low in lower:
         for high in upper:
             a, b = low.coefficient(term), -high.coefficient(term)
-            exact = exact and (a == 1 or b == 1)
-            rest.append((low.without(term) * b + high.without(term) * a).tightened())
-    return rest, exact
+            shadow = low.without(term) * b + high.without(term) * a
+            rest.append(shadow.tightened())
+            if a > 1 and b > 1:
+                doubts.append(shadow - (a - 1) * (b - 1))
+    return rest, doubts
 
 
-def infeasible(system: Iterable[Affine]) -> bool:
+def quotient_links(term: Any) -> tuple[Affine, ...]:
+    """What defines a quotient ``t = a // d`` by a number: ``0 <= a - d * t <= d - 1``."""
+    if not (isinstance(term, FloorDiv) and term.args[1].is_Integer):
+        return ()
+    numerator, divisor = linearise(term.args[0]), int(term.args[1])
+    if numerator is None:
+        return ()
+    remainder = numerator - symbol(term) * divisor
+    return remainder, -remainder + (divisor - 1)
+
+
+#: What is known of a term that is no symbol, as inequalities with other terms.
+Links = Callable[[Any], tuple[Affine, ...]]
+
+
+def infeasible(system: Iterable[Affine], links: Links = quotient_links) -> bool:
     """Whether no rational point satisfies the system. False also means "given up"."""
-    atoms = _tightest(_with_quotients(system))
+    atoms = _tightest(linked(system, links))
     while atoms is not None:
         if not atoms:
             return False
@@ -158,18 +193,15 @@ def infeasible(system: Iterable[Affine]) -> bool:
     return True
 
 
-def _with_quotients(system: Iterable[Affine]) -> list[Affine]:
-    """The system and what defines its quotients: ``0 <= a - d * (a // d) <= d - 1``."""
+def linked(system: Iterable[Affine], links: Links) -> list[Affine]:
+    """The system and what is known of its terms."""
     atoms = list(system)
     known: set[Any] = set()
-    for atom in atoms:  # grows while it is walked: a quotient's numerator may hold quotients
+    for atom in atoms:  # grows while it is walked: what is known of a term may hold other terms
         for term, _ in atom.terms:
-            if isinstance(term, FloorDiv) and term not in known and term.args[1].is_Integer:
+            if not term.is_Symbol and term not in known:
                 known.add(term)
-                numerator, divisor = linearise(term.args[0], frozenset()), int(term.args[1])
-                if numerator is not None:
-                    remainder = numerator - symbol(term) * divisor
-                    atoms += [remainder, -remainder + (divisor - 1)]
+                atoms += links(term)
     return atoms
 
 
@@ -187,24 +219,30 @@ def _tightest(system: Iterable[Affine]) -> list[Affine] | None:
 
 @dataclass(frozen=True)
 class Facts:
-    """Inequalities that are known to hold, and what follows from them."""
+    """Inequalities that are known to hold, and what follows from them.
+
+    Attributes:
+        atoms: each is >= 0.
+        links: what else is known of the terms that come up.
+    """
 
     atoms: tuple[Affine, ...]
+    links: Links = quotient_links
 
     def given(self, *more: Affine) -> Facts:
         """These facts and some more."""
-        return Facts(self.atoms + more)
+        return Facts(self.atoms + more, self.links)
 
     @cached_property
     def contradictory(self) -> bool:
         """Whether they cannot all hold."""
-        return infeasible(self.atoms)
+        return infeasible(self.atoms, self.links)
 
     def proves(self, atom: Affine) -> bool:
         """Whether ``atom >= 0`` follows: its opposite contradicts the facts."""
         if not atom.terms:
             return atom.const >= 0
-        return infeasible((*self.atoms, atom.negated()))
+        return infeasible((*self.atoms, atom.negated()), self.links)
 
     def proves_all(self, atoms: Iterable[Affine]) -> bool:
         """Whether every ``atom >= 0`` follows."""

@@ -8,44 +8,46 @@ A tile is the rows q_first..q_last of the queries. For each conjunction of the p
   ``a*q_idx + rest >= 0`` exist exactly when it breaks at one end of the tile, q_first for a > 0
   and q_last for a < 0.
 
-Both are exact where every coefficient is a unit, as it is in causal masks, windows and all their
-combinations. Nothing here knows a mask's name, and lengths and parameters stay symbols.
+Blocks (``q_idx // 64``), gathers (``doc[b, q_idx]``) and whatever else is made of q_idx take part
+as further variables: see `projection`. `derive_q_bounds` answers the transposed question, with
+rows and keys exchanged. Nothing here knows a mask's name, and lengths and parameters stay symbols.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import sympy
 
-from flashgen.params import Int
-from flashgen.symbolic.affine import Facts, eliminate, symbol
+from flashgen.symbolic.affine import eliminate
+from flashgen.symbolic.context import Context, within
+from flashgen.symbolic.contiguous import seen_without_gaps
+from flashgen.symbolic.gathers import with_row_tables
 from flashgen.symbolic.intervals import (
-    KvInterval,
+    Interval,
     at_least,
-    longest_end,
     merged,
+    most,
     solve,
     sorted_by_begin,
     with_proofs,
 )
 from flashgen.symbolic.logic import Conjunction, conjunctions, independent
-from flashgen.symbolic.printer import torch_source
+from flashgen.symbolic.notes import why_opaque, why_too_wide
+from flashgen.symbolic.projection import seen_by_every_row, seen_by_some_row
+from flashgen.symbolic.roles import KEYS_OF_ROWS, ROWS_OF_KEYS, Roles
+from flashgen.symbolic.tables import RowTable
 from flashgen.symbolic.trace import Predicate
-from flashgen.symbols import KV_IDX, KV_LEN, Q_FIRST, Q_IDX, Q_LAST, Q_LEN, B, H
+from flashgen.symbolic.workload import longest_end
 
 #: A union of more intervals than this is replaced by its hull.
 MAX_INTERVALS = 4
 
-_Q, _KV = symbol(Q_IDX), symbol(KV_IDX)
-_FIRST, _LAST = symbol(Q_FIRST), symbol(Q_LAST)
-_Q_LEN, _KV_LEN = symbol(Q_LEN), symbol(KV_LEN)
-
 
 @dataclass(frozen=True)
 class TileBounds:
-    """The keys that a tile of query rows visits.
+    """The keys that a tile of query rows visits; or the rows that a tile of keys is visited by.
 
     Attributes:
         intervals: their union is what must be visited. At least one; at run time any of them may
@@ -57,96 +59,105 @@ class TileBounds:
         longest_first: the end of the query tiles that has the most work: ``"first"``, ``"last"``
             or, where neither always has, ``"even"``.
         sorted: the intervals' begins provably ascend in the order given.
+        tables: the row tables that the intervals read.
     """
 
-    intervals: tuple[KvInterval, ...]
+    intervals: tuple[Interval, ...]
     rows_can_be_empty: bool
     exact: bool
     notes: tuple[str, ...]
     longest_first: str
     sorted: bool
+    tables: tuple[RowTable, ...] = ()
 
 
-def derive_bounds(predicate: Predicate) -> TileBounds:
-    """Derive the tile bounds of a predicate, with lengths and parameters as symbols."""
-    scalars = _scalar_facts(predicate.params, predicate.equal_lengths)
-    tile = scalars.given(_FIRST, _LAST - _FIRST, _Q_LEN - 1 - _LAST)
-    element = scalars.given(_Q, _Q_LEN - 1 - _Q, _KV, _KV_LEN - 1 - _KV)
-    cases = conjunctions(predicate.expr, element)
+def derive_bounds(predicate: Predicate, max_intervals: int = MAX_INTERVALS) -> TileBounds:
+    """The keys that a tile of rows visits, with lengths and parameters as symbols.
 
+    In terms of q_first and q_last, within [0, kv_len].
+    """
+    return _derive(predicate, KEYS_OF_ROWS, max_intervals)
+
+
+def derive_q_bounds(predicate: Predicate, max_intervals: int = MAX_INTERVALS) -> TileBounds:
+    """The rows that visit a tile of keys: what `derive_bounds` says with the two exchanged.
+
+    In terms of kv_first and kv_last, within [0, q_len]. `rows_can_be_empty` is then whether a key
+    may be seen by no row. The predicate is the user's own, without row tables.
+    """
+    return _derive(predicate, ROWS_OF_KEYS, max_intervals)
+
+
+def _derive(predicate: Predicate, roles: Roles, max_intervals: int) -> TileBounds:
+    context = Context(with_row_tables(predicate, roles), roles)
+    cases = [
+        replace(case, atoms=case.atoms + context.ranges(case.atoms))
+        for case in conjunctions(context.predicate.expr, context.element, context.read)
+    ]
+
+    tile = context.tile
     notes: list[str] = []
-    intervals: list[KvInterval] = []
+    intervals: list[Interval] = []
     for case in cases:
-        interval, remarks = _interval(case, tile)
+        interval, remarks = _interval(case, context)
         notes += remarks
         if interval is not None:
             intervals.append(interval)
     intervals = sorted_by_begin(merged(intervals, tile), tile)
-    if len(intervals) > MAX_INTERVALS:
+    if len(intervals) > max_intervals:
         notes.append(f"{len(intervals)} separate intervals: replaced by the one around them all")
-        intervals = [_hull(intervals)]
+        intervals = [_hull(intervals, context)]
+    read = {s for i in intervals for e in i.expressions for s in e.free_symbols}
     return TileBounds(
-        intervals=tuple(with_proofs(i, tile) for i in intervals) or (KvInterval.nothing(),),
-        rows_can_be_empty=not _every_row_sees_a_key(cases, element),
+        intervals=tuple(with_proofs(i, tile) for i in intervals) or (Interval.nothing(),),
+        rows_can_be_empty=not _every_row_sees_a_key(cases, context),
         exact=not notes,
         notes=tuple(dict.fromkeys(notes)),
-        longest_first=longest_end(intervals),
+        longest_first=longest_end(intervals, roles, context.known),
         sorted=all(at_least(b.begin, a.begin, tile) for a, b in pairwise(intervals)),
+        tables=tuple(table for table in context.predicate.tables if table.sym in read),
     )
 
 
-def _scalar_facts(params: tuple[Int, ...], equal_lengths: bool) -> Facts:
-    """What holds for the run-time scalars: lengths from 1 up, parameters from their min up."""
-    atoms = [_Q_LEN - 1, _KV_LEN - 1, symbol(B), symbol(H)]
-    atoms += [symbol(param.sym) - param.min for param in params]
-    if equal_lengths:
-        atoms += [_Q_LEN - _KV_LEN, _KV_LEN - _Q_LEN]
-    return Facts(tuple(atoms))
-
-
-def _interval(case: Conjunction, tile: Facts) -> tuple[KvInterval | None, list[str]]:
+def _interval(case: Conjunction, context: Context) -> tuple[Interval | None, list[str]]:
     """The visible and the full keys of one conjunction (None: it never holds), and remarks."""
-    notes = [f"not affine in q_idx and kv_idx: {torch_source(part)}" for part in case.opaque]
-    rows = (_Q - _FIRST, _LAST - _Q)
-    some_row, exact = eliminate((*case.atoms, *rows), Q_IDX)
-    if not exact:
-        notes.append("coefficients of q_idx other than 1 and -1: the interval may be too wide")
-    begin, end, condition = solve(some_row, tile)
+    some_row, exact = seen_by_some_row(case.atoms, context)
+    begin, end, condition = solve(some_row, context.tile, context.roles)
     if condition is sympy.false:
         return None, []
     if case.opaque:
-        return KvInterval(begin, end, begin, begin, condition), notes
-    every_row = [
-        atom.substitute(Q_IDX, _FIRST if atom.coefficient(Q_IDX) > 0 else _LAST)
-        for atom in case.atoms
-    ]
-    full_begin, full_end, full_condition = solve(every_row, tile)
+        notes = [why_opaque(part, context) for part in case.opaque]
+        return Interval(begin, end, begin, begin, condition), notes
+    notes = []
+    if not (exact or seen_without_gaps(case.atoms, context)):
+        notes.append(why_too_wide(case, context))
+    every_row = seen_by_every_row(case.atoms, context)
+    full_begin, full_end, full_condition = solve(every_row, context.tile, context.roles)
     if full_condition is not sympy.true:
         full_end = sympy.Piecewise((full_end, full_condition), (full_begin, True), evaluate=False)
-    return KvInterval(begin, end, full_begin, full_end, condition), notes
+    return Interval(begin, end, full_begin, full_end, condition), notes
 
 
-def _hull(intervals: list[KvInterval]) -> KvInterval:
+def _hull(intervals: list[Interval], context: Context) -> Interval:
     """One interval around all of them; the full keys of the first stand for all."""
-    return KvInterval(
-        begin=sympy.Min(*(i.begin for i in intervals)),
-        end=sympy.Max(*(i.end for i in intervals)),
-        full_begin=intervals[0].full_begin,
-        full_end=intervals[0].full_end,
-        condition=sympy.true,
-    )
+    first, *others = intervals
+    begin, end = first.begin, first.end
+    for other in others:
+        begin = most(sympy.Min, begin, other.begin, context.tile)
+        end = most(sympy.Max, end, other.end, context.tile)
+    return Interval(begin, end, first.full_begin, first.full_end)
 
 
-def _every_row_sees_a_key(cases: list[Conjunction], element: Facts) -> bool:
+def _every_row_sees_a_key(cases: list[Conjunction], context: Context) -> bool:
     """Whether each row sees some key: its conjunctions' projections onto q_idx cover all rows.
 
     Projecting a conjunction along kv_idx in [0, kv_len) gives the rows that see a key through it.
     A row outside all of them breaks an atom of each: refuting that is the proof.
     """
     clauses = []
-    keys = (_KV, _KV_LEN - 1 - _KV)
+    solved, keys = context.roles.solved, within(context.roles.solved, context.roles.solved_len)
     for case in cases:
-        rows, exact = eliminate((*case.atoms, *keys), KV_IDX)
-        if exact and not case.opaque:
-            clauses.append(tuple(atom.negated() for atom in independent(rows, element)))
-    return element.refutes(tuple(clauses))
+        rows, doubts = eliminate((*case.atoms, *keys), solved)
+        if not (doubts or case.opaque):
+            clauses.append(tuple(a.negated() for a in independent(rows, context.element)))
+    return context.element.refutes(tuple(clauses))

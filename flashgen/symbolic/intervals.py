@@ -9,14 +9,16 @@ from typing import Any
 import sympy
 
 from flashgen.symbolic.affine import Affine, Facts, linearise, symbol
-from flashgen.symbols import KV_IDX, KV_LEN, Q_FIRST, Q_LAST, FloorDiv
-
-_ZERO, _KV_LEN = Affine(), symbol(KV_LEN)
+from flashgen.symbolic.logic import independent
+from flashgen.symbolic.quotients import ceil_div, floor_div
+from flashgen.symbolic.roles import Roles
 
 
 @dataclass(frozen=True)
-class KvInterval:
-    """Keys that one part of the predicate lets a tile see. Everything is in keys, half open.
+class Interval:
+    """Keys that one part of the predicate lets a tile of rows see; or rows, for a tile of keys.
+
+    Everything is in positions, half open, and written here for keys of a tile of rows.
 
     Attributes:
         begin, end: the keys some row of the tile sees; within [0, kv_len], empty if end <= begin.
@@ -39,45 +41,52 @@ class KvInterval:
         return (self.begin, self.end, self.full_begin, self.full_end, self.condition)
 
     @classmethod
-    def nothing(cls) -> KvInterval:
+    def nothing(cls) -> Interval:
         """The empty interval."""
         zero = sympy.Integer(0)
         return cls(zero, zero, zero, zero)
 
 
-def solve(atoms: Iterable[Affine], facts: Facts) -> tuple[Any, Any, Any]:
+KvInterval = Interval
+
+
+def solve(atoms: Iterable[Affine], facts: Facts, roles: Roles) -> tuple[Any, Any, Any]:
     """The keys in [0, kv_len) that satisfy every atom, as ``(begin, end, condition)``.
 
     ``c*kv_idx + rest >= 0`` bounds kv_idx from below for c > 0, by ``ceil(-rest / c)``, and from
     above for c < 0. Atoms without kv_idx are the condition, apart from those that the facts prove.
     """
-    lower, upper, conditions = [_ZERO], [_KV_LEN], []
+    zero, nothing = sympy.Integer(0), (sympy.Integer(0), sympy.Integer(0), sympy.false)
+    lower, upper, conditions = [Affine()], [symbol(roles.solved_len)], []
     for atom in atoms:
-        c, rest = atom.coefficient(KV_IDX), atom.without(KV_IDX)
+        c, rest = atom.coefficient(roles.solved), atom.without(roles.solved)
         if c > 0:
-            lower.append(-_floor_quotient(rest, c))
+            lower.append(_quotient(ceil_div, -rest, c))
         elif c < 0:
-            upper.append(_floor_quotient(rest, -c) + 1)
+            upper.append(_quotient(floor_div, rest, -c) + 1)
         elif facts.given(rest).contradictory:
-            return sympy.Integer(0), sympy.Integer(0), sympy.false
+            return nothing
         elif not facts.proves(rest):
-            conditions.append(_condition(rest))
+            conditions.append(rest)
     begin = _extreme(sympy.Max, lower, facts)
     end = _extreme(sympy.Min, upper, facts)
     if any(facts.proves(first - last) for first in begin for last in end):
-        return sympy.Integer(0), sympy.Integer(0), sympy.false
+        return nothing
+    # An interval that holds a key may have met a condition by that alone.
+    holds_one = facts.given(*(after - before - 1 for before in begin for after in end))
+    conditions = list(independent(conditions, holds_one))
+    first = _one(sympy.Max, [item.to_sympy() for item in begin])
+    last = _one(sympy.Min, [item.to_sympy() for item in end])
     return (
-        _most(sympy.Min, KV_LEN, _one(sympy.Max, [item.to_sympy() for item in begin]), facts),
-        _most(
-            sympy.Max, sympy.Integer(0), _one(sympy.Min, [item.to_sympy() for item in end]), facts
-        ),
-        sympy.And(*conditions),
+        most(sympy.Min, roles.solved_len, first, facts),
+        most(sympy.Max, zero, last, facts),
+        sympy.And(*map(_condition, conditions)),
     )
 
 
-def merged(intervals: Iterable[KvInterval], facts: Facts) -> list[KvInterval]:
+def merged(intervals: Iterable[Interval], facts: Facts) -> list[Interval]:
     """The same union in fewer intervals: every pair whose union is provably one is joined."""
-    done: list[KvInterval] = []
+    done: list[Interval] = []
     todo = list(intervals)
     while todo:
         new = todo.pop(0)
@@ -92,9 +101,9 @@ def merged(intervals: Iterable[KvInterval], facts: Facts) -> list[KvInterval]:
     return done
 
 
-def sorted_by_begin(intervals: Iterable[KvInterval], facts: Facts) -> list[KvInterval]:
+def sorted_by_begin(intervals: Iterable[Interval], facts: Facts) -> list[Interval]:
     """Provably earlier intervals first; others keep their order."""
-    placed: list[KvInterval] = []
+    placed: list[Interval] = []
     for interval in intervals:
         earlier = [i for i, p in enumerate(placed) if not at_least(p.begin, interval.begin, facts)]
         placed.insert(earlier[-1] + 1 if earlier else 0, interval)
@@ -113,11 +122,11 @@ def at_least(a: Any, b: Any, facts: Facts) -> bool:
         return any(at_least(part, b, facts) for part in a.args)
     if isinstance(a, sympy.Piecewise) or isinstance(b, sympy.Piecewise):
         return False
-    difference = linearise(a - b, frozenset())
+    difference = linearise(a - b)
     return difference is not None and facts.proves(difference)
 
 
-def with_proofs(interval: KvInterval, facts: Facts) -> KvInterval:
+def with_proofs(interval: Interval, facts: Facts) -> Interval:
     """The interval with `nonempty` set where the facts prove it."""
     always = interval.condition is sympy.true
     proved = always and at_least(interval.end, _plus_one(interval.begin), facts)
@@ -131,42 +140,15 @@ def _plus_one(expr: Any) -> Any:
     return expr + 1
 
 
-def longest_end(intervals: Iterable[KvInterval]) -> str:
-    """Which query tiles visit the most keys: the ``"first"``, the ``"last"``, or ``"even"``."""
-    least = most = 0.0
-    for interval in intervals:
-        if interval.condition.free_symbols & {Q_FIRST, Q_LAST}:
-            return "even"
-        begin, end = _slopes(interval.begin), _slopes(interval.end)
-        least += min(end) - max(begin)
-        most += max(end) - min(begin)
-    if least >= 0 and most > 0:
-        return "last"
-    return "first" if most <= 0 and least < 0 else "even"
-
-
-def _slopes(expr: Any) -> tuple[float, ...]:
-    """How many keys ``expr`` may move by when the tile moves down a row."""
-    if isinstance(expr, sympy.Min | sympy.Max):
-        return tuple(slope for part in expr.args for slope in _slopes(part))
-    affine = linearise(expr, frozenset())
-    assert affine is not None, expr
-    total = float(affine.coefficient(Q_FIRST) + affine.coefficient(Q_LAST))
-    for term, c in affine.terms:
-        if isinstance(term, FloorDiv) and term.free_symbols & {Q_FIRST, Q_LAST}:
-            total += c * _slopes(term.args[0])[0] / float(term.args[1])
-    return (total,)
-
-
-def _joined(a: KvInterval, b: KvInterval, facts: Facts) -> KvInterval | None:
+def _joined(a: Interval, b: Interval, facts: Facts) -> Interval | None:
     """``a`` and ``b`` as one interval, or None where their union is not provably one.
 
     Intervals with an end in common make one even when either is empty; one inside the other goes.
     """
     if a.condition == b.condition and a.begin == b.begin:
-        whole = replace(a, end=_most(sympy.Max, a.end, b.end, facts))
+        whole = replace(a, end=most(sympy.Max, a.end, b.end, facts))
     elif a.condition == b.condition and a.end == b.end:
-        whole = replace(a, begin=_most(sympy.Min, a.begin, b.begin, facts))
+        whole = replace(a, begin=most(sympy.Min, a.begin, b.begin, facts))
     elif _contains(a, b, facts):
         whole = a
     elif _contains(b, a, facts):
@@ -177,7 +159,7 @@ def _joined(a: KvInterval, b: KvInterval, facts: Facts) -> KvInterval | None:
     return replace(whole, full_begin=full_begin, full_end=full_end)
 
 
-def _contains(outer: KvInterval, inner: KvInterval, facts: Facts) -> bool:
+def _contains(outer: Interval, inner: Interval, facts: Facts) -> bool:
     return (
         outer.condition in (sympy.true, inner.condition)
         and at_least(inner.begin, outer.begin, facts)
@@ -185,34 +167,42 @@ def _contains(outer: KvInterval, inner: KvInterval, facts: Facts) -> bool:
     )
 
 
-def _joined_full(a: KvInterval, b: KvInterval, facts: Facts) -> tuple[Any, Any]:
+def _joined_full(a: Interval, b: Interval, facts: Facts) -> tuple[Any, Any]:
     """The full keys of a joined interval: both parts' where they make one, else one part's."""
     if sympy.Piecewise in (a.full_end.func, b.full_end.func) or a.condition != b.condition:
         return a.full_begin, a.full_end
     if a.full_begin == b.full_begin:
-        return a.full_begin, _most(sympy.Max, a.full_end, b.full_end, facts)
+        return a.full_begin, most(sympy.Max, a.full_end, b.full_end, facts)
     if a.full_end == b.full_end:
-        return _most(sympy.Min, a.full_begin, b.full_begin, facts), a.full_end
+        return most(sympy.Min, a.full_begin, b.full_begin, facts), a.full_end
     if at_least(a.full_begin, b.full_begin, facts) and at_least(b.full_end, a.full_end, facts):
         return b.full_begin, b.full_end
     return a.full_begin, a.full_end
 
 
-def _most(pick: Any, a: Any, b: Any, facts: Facts) -> Any:
-    """``Max(a, b)`` or ``Min(a, b)``, as one of them where the facts decide."""
-    larger, smaller = (a, b) if pick is sympy.Max else (b, a)
-    if at_least(a, b, facts):
-        return larger
-    if at_least(b, a, facts):
-        return smaller
+def most(pick: Any, a: Any, b: Any, facts: Facts) -> Any:
+    """``Max(a, b)`` or ``Min(a, b)``, without what the facts prove to be no part of it."""
+    kept: list[Any] = []
+    for part in (part for side in (a, b) for part in (side.args if side.func == pick else (side,))):
+        if not any(_beats(pick, other, part, facts) for other in kept):
+            kept = [other for other in kept if not _beats(pick, part, other, facts)]
+            kept.append(part)
+    if len(kept) != 2:
+        return _one(pick, kept)
+    a, b = kept
     dual = sympy.Min if pick is sympy.Max else sympy.Max
     shared = set(a.args) & set(b.args) if a.func == b.func == dual else set()
     if not shared:
-        return pick(a, b, evaluate=False)
+        return _one(pick, kept)
     # Max(Min(n, x), Min(n, y)) is Min(n, Max(x, y)).
     x, y = ([part for part in side.args if part not in shared] for side in (a, b))
     inner = pick(_one(dual, x), _one(dual, y), evaluate=False)
     return dual(*sorted(shared, key=str), inner, evaluate=False)
+
+
+def _beats(pick: Any, a: Any, b: Any, facts: Facts) -> bool:
+    """Whether ``Max(a, b)`` or ``Min(a, b)`` is a."""
+    return at_least(a, b, facts) if pick is sympy.Max else at_least(b, a, facts)
 
 
 def _one(pick: Any, parts: list[Any]) -> Any:
@@ -221,18 +211,25 @@ def _one(pick: Any, parts: list[Any]) -> Any:
 
 
 def _condition(atom: Affine) -> Any:
-    """``atom >= 0`` as ``a >= b`` without negative terms."""
+    """``atom >= 0`` as ``a >= b`` without negative terms; an indicator as what it indicates."""
+    if len(atom.terms) == 1 and isinstance(atom.terms[0][0], sympy.Piecewise):
+        ((choice, c),) = atom.terms
+        (yes, when), (no, _) = choice.args[0], choice.args[-1]
+        if (yes, no) == (1, 0) and len(choice.args) == 2 and -1 <= atom.const <= 0:
+            return when if c > 0 else sympy.Not(when)
     positive = Affine.of({t: c for t, c in atom.terms if c > 0}, max(atom.const, 0))
     negative = positive - atom
     condition = sympy.Ge(positive.to_sympy(), negative.to_sympy(), evaluate=False)
     return condition if positive.terms else condition.reversed
 
 
-def _floor_quotient(numerator: Affine, divisor: int) -> Affine:
-    """``floor(numerator / divisor)``; a term of its own unless the division is by one."""
+def _quotient(divide: Any, numerator: Affine, divisor: int) -> Affine:
+    """``numerator / divisor``, rounded as ``divide`` does."""
     if divisor == 1:
         return numerator
-    return symbol(FloorDiv(numerator.to_sympy(), sympy.Integer(divisor)))
+    quotient = linearise(divide(numerator.to_sympy(), sympy.Integer(divisor)))
+    assert quotient is not None
+    return quotient
 
 
 def _extreme(pick: Any, items: list[Affine], facts: Facts) -> list[Affine]:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import sympy
 
-from flashgen.symbolic.affine import Affine, Facts, linearise
-from flashgen.symbols import KV_IDX, Q_IDX
-
-POSITIONS = frozenset((Q_IDX, KV_IDX))
+from flashgen.symbolic.affine import Affine, Facts
 
 #: More ways than this to satisfy a part of a predicate are not told apart.
 MAX_CONJUNCTIONS = 32
@@ -25,7 +22,7 @@ class Conjunction:
     """``every atom >= 0``, and every opaque condition.
 
     Attributes:
-        atoms: affine in q_idx and kv_idx.
+        atoms: affine in the solved position, with a factor of 1 or -1, and in terms of the other.
         opaque: conditions that are not, kept as they are. Bounds take them to be true where that
             widens an interval and false where it would call a key unmasked.
     """
@@ -40,6 +37,10 @@ class Conjunction:
         )
 
 
+#: The ways to satisfy one comparison.
+Read = Callable[[Any], list[Conjunction]]
+
+
 def negation_normal_form(expr: Any, negate: bool = False) -> Any:
     """``expr`` (or its opposite) with every ``~`` pushed into the comparisons."""
     if isinstance(expr, sympy.Not):
@@ -50,14 +51,14 @@ def negation_normal_form(expr: Any, negate: bool = False) -> Any:
     return sympy.Not(expr) if negate else expr
 
 
-def conjunctions(expr: Any, facts: Facts) -> list[Conjunction]:
+def conjunctions(expr: Any, facts: Facts, read: Read) -> list[Conjunction]:
     """Disjunctive normal form of a predicate: as few conjunctions, as weak, as can be proved.
 
     One that cannot hold goes, so does an atom that the others prove and a conjunction that implies
     another. A window beside a causal mask then costs nothing, and a predicate that hides nothing
     is the empty conjunction.
     """
-    found = [reduced(c, facts) for c in _distribute(negation_normal_form(expr))]
+    found = [reduced(c, facts) for c in distribute(negation_normal_form(expr), read)]
     found = _absorbed([c for c in found if not facts.given(*c.atoms).contradictory], facts)
     if 1 < len(found) <= MAX_WEAKENED:
         for i in range(len(found)):
@@ -112,60 +113,22 @@ def _implies(a: Conjunction, b: Conjunction, facts: Facts) -> bool:
     return set(b.opaque) <= set(a.opaque) and facts.given(*a.atoms).proves_all(b.atoms)
 
 
-def _distribute(expr: Any) -> list[Conjunction]:
+def distribute(expr: Any, read: Read) -> list[Conjunction]:
     """Every way to satisfy ``expr``. A part with too many ways becomes opaque."""
     if expr is sympy.true:
         return [Conjunction()]
     if expr is sympy.false:
         return []
-    if isinstance(expr, sympy.Or):
-        ways = [way for arg in expr.args for way in _distribute(arg)]
-        return ways if len(ways) <= MAX_CONJUNCTIONS else [Conjunction(opaque=(expr,))]
     if isinstance(expr, sympy.And):
         ways = [Conjunction()]
         for arg in expr.args:
-            more = _distribute(arg)
+            more = distribute(arg, read)
             if len(ways) * len(more) > MAX_CONJUNCTIONS:
                 more = [Conjunction(opaque=(arg,))]
             ways = [a & b for a in ways for b in more]
         return ways
-    return _comparison(expr)
-
-
-def _comparison(relation: Any) -> list[Conjunction]:
-    """One comparison, over the integers: ``a > b`` is ``a - b - 1 >= 0``, ``a != b`` two cases."""
-    difference = relation.lhs - relation.rhs
-    cases = {
-        sympy.Ge: [[difference]],
-        sympy.Gt: [[difference - 1]],
-        sympy.Le: [[-difference]],
-        sympy.Lt: [[-difference - 1]],
-        sympy.Eq: [[difference, -difference]],
-        sympy.Ne: [[difference - 1], [-difference - 1]],
-    }[relation.func]
-    result = []
-    for case in cases:
-        systems = [Conjunction()]
-        for expr in case:
-            systems = [s & part for s in systems for part in _nonnegative(expr, relation)]
-        result += systems
-    return result
-
-
-def _nonnegative(expr: Any, relation: Any) -> list[Conjunction]:
-    """``expr >= 0``. With |x| in it: ``e - |x| >= 0`` is both of ``e - x`` and ``e + x``,
-    ``e + |x| >= 0`` is either.
-    """
-    outermost_first = sorted(expr.atoms(sympy.Abs), key=lambda x: (-x.count_ops(), str(x)))
-    if not outermost_first:
-        atom = linearise(expr, POSITIONS)
-        return [Conjunction((atom.tightened(),)) if atom else Conjunction(opaque=(relation,))]
-    absolute = outermost_first[0]
-    factor = sympy.expand(expr).coeff(absolute)
-    rest = sympy.expand(expr - factor * absolute)
-    if not factor.is_Integer or rest.has(absolute):
-        return [Conjunction(opaque=(relation,))]
-    plus, minus = (
-        _nonnegative(rest + factor * x, relation) for x in (absolute.args[0], -absolute.args[0])
-    )
-    return plus + minus if factor > 0 else [a & b for a in plus for b in minus]
+    if isinstance(expr, sympy.Or):
+        ways = [way for arg in expr.args for way in distribute(arg, read)]
+    else:
+        ways = read(expr)
+    return ways if len(ways) <= MAX_CONJUNCTIONS else [Conjunction(opaque=(expr,))]

@@ -7,11 +7,14 @@ from typing import Any
 
 import sympy
 
+from flashgen.declared import Param
 from flashgen.masks import Mask
-from flashgen.params import Int
 from flashgen.symbolic.affine import linearise
-from flashgen.symbolic.logic import POSITIONS, negation_normal_form
+from flashgen.symbolic.logic import negation_normal_form
+from flashgen.symbolic.tables import RowTable
 from flashgen.symbols import KV_IDX, Q_IDX
+
+POSITIONS = frozenset((Q_IDX, KV_IDX))
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,12 +27,14 @@ class Predicate:
         params: the run-time parameters, in the order of first use.
         equal_lengths: defined for q_len == kv_len only.
         label: how the user wrote the mask.
+        tables: the row tables that `expr` reads: see `flashgen.symbolic.gathers`.
     """
 
     expr: Any
-    params: tuple[Int, ...] = ()
+    params: tuple[Param, ...] = ()
     equal_lengths: bool = False
     label: str = "mask"
+    tables: tuple[RowTable, ...] = ()
 
 
 def trace(mask: Mask) -> Predicate:

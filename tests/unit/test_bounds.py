@@ -379,11 +379,11 @@ def test_coefficients_that_divide_round_to_whole_keys() -> None:
 
 
 def test_what_is_not_affine_falls_back_to_a_hull_and_says_so() -> None:
-    mask = Mask(lambda b, h, q, kv: (q // 64 == kv // 64) & (kv <= q), "chunked")
+    mask = Mask(lambda b, h, q, kv: ((q - kv) % 3 == 0) & (kv <= q), "dilated")
     bounds = bounds_of(mask)
     (interval,) = bounds.intervals
     assert not bounds.exact
-    assert bounds.notes == ("not affine in q_idx and kv_idx: q_idx // 64 == kv_idx // 64",)
+    assert bounds.notes == ("not affine in q_idx and kv_idx: (q_idx - kv_idx) % 3 == 0",)
     assert triton_source(interval.end) == "min(kv_len, q_last + 1)"
     assert interval.full_begin == interval.full_end == interval.begin
 

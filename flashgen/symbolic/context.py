@@ -1,0 +1,166 @@
+"""What holds while bounds are derived: of a tile, of an element, of the terms in an inequality."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import sympy
+
+from flashgen.params import Int
+from flashgen.symbolic.affine import Affine, Facts, Links, linearise, symbol
+from flashgen.symbolic.inequalities import Reader
+from flashgen.symbolic.intervals import at_least
+from flashgen.symbolic.known import Known
+from flashgen.symbolic.links import links_of
+from flashgen.symbolic.roles import Roles
+from flashgen.symbolic.trace import Predicate
+from flashgen.symbols import KV_LEN, Q_LEN, B, H, Load, RowMax, RowMin
+
+#: The position after `Roles.tile`.
+NEXT = sympy.Symbol("next", integer=True)
+
+
+@dataclass(frozen=True, eq=False)
+class Context:
+    """One derivation: a predicate, and which of its positions is solved for."""
+
+    predicate: Predicate
+    roles: Roles
+
+    @cached_property
+    def known(self) -> Known:
+        """What the predicate's parameters declare."""
+        return Known.of(self.predicate.params, self.predicate.tables)
+
+    @cached_property
+    def links(self) -> Links:
+        """What is known of a term that is no symbol."""
+        return links_of(self.known, self.inside)
+
+    @cached_property
+    def links_of_seen(self) -> Links:
+        """What is known besides where some key is seen: indices lie inside of their tensors."""
+        return links_of(self.known, lambda element: True)
+
+    @cached_property
+    def read(self) -> Reader:
+        """Reads comparisons."""
+        return Reader(self.roles, self.known)
+
+    @cached_property
+    def scalars(self) -> Facts:
+        """What holds for the run-time scalars."""
+        return Facts(self._declared, self.links)
+
+    @cached_property
+    def _declared(self) -> tuple[Affine, ...]:
+        """Lengths from 1 up, parameters from their min up."""
+        params = [param for param in self.predicate.params if isinstance(param, Int)]
+        atoms = [symbol(Q_LEN) - 1, symbol(KV_LEN) - 1, symbol(B), symbol(H)]
+        atoms += [symbol(param.sym) - param.min for param in params]
+        if self.predicate.equal_lengths:
+            difference = symbol(Q_LEN) - symbol(KV_LEN)
+            atoms += [difference, -difference]
+        return tuple(atoms)
+
+    @cached_property
+    def tile(self) -> Facts:
+        """What holds for a tile as a whole."""
+        first, last = symbol(self.roles.first), symbol(self.roles.last)
+        return self.scalars.given(first, last - first, symbol(self.roles.tile_len) - 1 - last)
+
+    @cached_property
+    def row(self) -> Facts:
+        """What holds for a tile and one position in it."""
+        row = symbol(self.roles.tile)
+        return self.tile.given(row - symbol(self.roles.first), symbol(self.roles.last) - row)
+
+    @cached_property
+    def element(self) -> Facts:
+        """What holds for a row and a key of the whole matrix."""
+        return self.scalars.given(
+            *within(self.roles.tile, self.roles.tile_len),
+            *within(self.roles.solved, self.roles.solved_len),
+        )
+
+    @cached_property
+    def _anywhere(self) -> Facts:
+        """What holds for each position that there is a name for, by declarations alone."""
+        rows = (self.roles.tile, self.roles.first, self.roles.last, NEXT)
+        places = [*(within(row, self.roles.tile_len) for row in rows)]
+        places.append(within(self.roles.solved, self.roles.solved_len))
+        atoms = (*self._declared, *(atom for place in places for atom in place))
+        return Facts(atoms, links_of(self.known, lambda element: False))
+
+    def inside(self, element: Any) -> bool:
+        """Whether an element, a `Load`, is known to lie inside of its tensor."""
+        return self._from_zero(element) and self._below_size(element)
+
+    def _from_zero(self, element: Any) -> bool:
+        return at_least(element.args[-1], sympy.Integer(0), self._anywhere)
+
+    def _below_size(self, element: Any) -> bool:
+        size = self.known.size(element.args[0])
+        return size is None or at_least(size - 1, element.args[-1], self._anywhere)
+
+    def ranges(self, atoms: Iterable[Affine]) -> tuple[Affine, ...]:
+        """What has to hold besides for a row that sees a key: indices lie inside of tensors."""
+        elements = {
+            element: None
+            for atom in atoms
+            for term, _ in self.moving(atom)
+            for element in sorted(term.atoms(Load), key=str)
+            if self.roles.holds_tile(element)
+        }
+        needed: list[Affine] = []
+        for element in elements:
+            index = linearise(element.args[-1])
+            if index is not None and not self._from_zero(element):
+                needed.append(index)
+            if index is not None and not self._below_size(element):
+                size = linearise(self.known.size(element.args[0]))
+                needed += [size - 1 - index] if size is not None else []
+        return tuple(dict.fromkeys(needed))
+
+    def direction(self, term: Any) -> int | None:
+        """How a term moves with the position in the tile: see `Known.direction`."""
+        return self.known.direction(term, self.roles.tile)
+
+    def moving(self, atom: Affine) -> list[tuple[Any, int]]:
+        """The terms of an atom that differ from row to row of the tile, with their factors."""
+        return [item for item in atom.terms if self.roles.holds_tile(item[0])]
+
+    def at(self, term: Any, position: Any) -> Affine:
+        """A term at one position of the tile; an index that may lie outside is clamped.
+
+        Outside a kernel reads 0, which is not between the elements beside it.
+        """
+        value = term.xreplace({self.roles.tile: position})
+        for element in value.atoms(Load):
+            if position in element.args[-1].free_symbols:
+                *lead, index = element.args
+                if not self._from_zero(element):
+                    index = sympy.Max(index, 0, evaluate=False)
+                size = self.known.size(element.args[0])
+                if size is not None and not self._below_size(element):
+                    index = sympy.Min(index, size - 1, evaluate=False)
+                value = value.xreplace({element: Load(*lead, index)})
+        affine = linearise(value)
+        assert affine is not None, term
+        return affine
+
+    def extremes(self, term: Any) -> tuple[Affine, Affine]:
+        """The least and the greatest value of a term over the tile."""
+        direction = self.direction(term)
+        if direction is None:
+            return symbol(RowMin(term)), symbol(RowMax(term))
+        ends = self.at(term, self.roles.first), self.at(term, self.roles.last)
+        return ends if direction >= 0 else (ends[1], ends[0])
+
+
+def within(position: Any, length: Any) -> tuple[Affine, Affine]:
+    """``0 <= position < length``."""
+    return symbol(position), symbol(length) - 1 - symbol(position)

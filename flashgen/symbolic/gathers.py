@@ -1,0 +1,113 @@
+"""Comparisons of sorted tensors, as in ``doc[b, q_idx] == doc[b, kv_idx]``, as ranges of a row.
+
+Of a tensor T that ascends along its last dimension, the keys with ``T[kv_idx] == x`` are the
+positions from the first one with ``T[j] >= x`` to the first one with ``T[j] > x``. Where x is an
+element that the row alone decides, both are looked up in a `RowTable`, made once a call.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import sympy
+
+from flashgen.params import Tensor
+from flashgen.symbolic.roles import KEYS_OF_ROWS, Roles
+from flashgen.symbolic.tables import RowTable
+from flashgen.symbolic.trace import Predicate
+from flashgen.symbols import Load
+
+_SWAPPED = {
+    sympy.Eq: sympy.Eq, sympy.Ne: sympy.Ne,
+    sympy.Ge: sympy.Le, sympy.Le: sympy.Ge, sympy.Gt: sympy.Lt, sympy.Lt: sympy.Gt,
+}  # fmt: skip
+
+
+def with_row_tables(predicate: Predicate, roles: Roles = KEYS_OF_ROWS) -> Predicate:
+    """The predicate with every comparison that row tables can stand for rewritten to read them.
+
+    It says the same; its `tables` are those it reads now. What the kernel prints is this one, so
+    that a tile's mask reads a row's range once and compares it with positions.
+    """
+    tables: dict[str, RowTable] = {table.name: table for table in predicate.tables}
+    tensors = {param.sym: param for param in predicate.params if isinstance(param, Tensor)}
+    names = {param.name for param in predicate.params}
+
+    def table(keys: Tensor, values: Tensor, side: str) -> RowTable:
+        for known in tables.values():
+            if (known.keys.name, known.values.name, known.side) == (keys.name, values.name, side):
+                return known
+        name = f"{keys.name}_{'begin' if side == 'left' else 'end'}"
+        name += "" if keys.name == values.name else f"_of_{values.name}"
+        while name in names or name in tables:
+            name += "_"
+        tables[name] = RowTable(name, keys, values, side)
+        return tables[name]
+
+    def rewritten(expr: Any) -> Any:
+        if isinstance(expr, sympy.And | sympy.Or | sympy.Not):
+            return expr.func(*map(rewritten, expr.args))
+        if not isinstance(expr, sympy.core.relational.Relational):
+            return expr
+        for relation, key, value in (
+            (expr.func, expr.lhs, expr.rhs),
+            (_SWAPPED[expr.func], expr.rhs, expr.lhs),
+        ):
+            if _is_lookup(key, value, roles, tensors):
+                keys, values = tensors[key.args[0]], tensors[value.args[0]]
+                at = value.args[1:]
+
+                def place(side: str) -> Any:
+                    return Load(table(keys, values, side).sym, *at)  # noqa: B023
+
+                return _range(relation, key.args[-1], place)
+        return expr
+
+    return replace(predicate, expr=rewritten(predicate.expr), tables=tuple(tables.values()))
+
+
+def _is_lookup(key: Any, value: Any, roles: Roles, tensors: dict[Any, Tensor]) -> bool:
+    """Whether ``key`` is an element of a sorted tensor, whose last index alone depends on the
+    solved position, and ``value`` one of a tensor of the same leading dimensions, which does not.
+    """
+    if not (isinstance(key, Load) and isinstance(value, Load)):
+        return False
+    keys, *lead, index = key.args
+    values, *lead_of_value, _ = value.args
+    positions = {roles.tile, roles.solved}
+    return (
+        keys in tensors
+        and values in tensors
+        and tensors[keys].sorted
+        and tensors[values].dtype == "int32"
+        and lead == lead_of_value
+        and _leading(tensors[keys]) == _leading(tensors[values])
+        and index.free_symbols & positions == {roles.solved}
+        and roles.solved not in value.free_symbols
+        and not any(positions & i.free_symbols for i in lead)
+    )
+
+
+def _leading(tensor: Tensor) -> list[str]:
+    return [str(dim) for dim in tensor.dims[:-1]]
+
+
+def _range(relation: Any, index: Any, place: Any) -> Any:
+    """``T[index] <relation> x`` as conditions on the index; ``place`` finds x from one side."""
+
+    def at_least(side: str) -> Any:
+        return sympy.Ge(index, place(side), evaluate=False)
+
+    def below(side: str) -> Any:
+        return sympy.Lt(index, place(side), evaluate=False)
+
+    if relation is sympy.Eq:
+        return sympy.And(at_least("left"), below("right"))
+    if relation is sympy.Ne:
+        return sympy.Or(below("left"), at_least("right"))
+    if relation is sympy.Ge:
+        return at_least("left")
+    if relation is sympy.Gt:
+        return at_least("right")
+    return below("left") if relation is sympy.Lt else below("right")

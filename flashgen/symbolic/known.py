@@ -1,0 +1,145 @@
+"""What the declarations say of an expression: its sign, and how it moves with a position."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import sympy
+
+from flashgen.declared import Param
+from flashgen.params import Int, Tensor
+from flashgen.symbolic.tables import RowTable, last_size
+from flashgen.symbols import KV_LEN, Q_LEN, SYMBOLS, FloorDiv, FloorMod, Load, RowMax, RowMin
+
+
+@dataclass(frozen=True, eq=False)
+class Known:
+    """What is declared of the symbols in a predicate.
+
+    Attributes:
+        least: the least value of a symbol, where there is one.
+        tensors: the declaration of a tensor's symbol.
+        tables: of the symbol of a row table, that table.
+    """
+
+    least: Mapping[Any, int] = field(default_factory=dict)
+    tensors: Mapping[Any, Tensor] = field(default_factory=dict)
+    tables: Mapping[Any, RowTable] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, params: Iterable[Param], tables: Iterable[RowTable] = ()) -> Known:
+        """From declarations; lengths are positive, indices are not negative."""
+        params = tuple(params)
+        least = {**dict.fromkeys(SYMBOLS, 0), Q_LEN: 1, KV_LEN: 1}
+        least |= {param.sym: param.min for param in params if isinstance(param, Int)}
+        tensors = {param.sym: param for param in params if isinstance(param, Tensor)}
+        return cls(least, tensors, {table.sym: table for table in tables})
+
+    def at_least(self, expr: Any, bound: int) -> bool:
+        """Whether ``expr >= bound``, for a bound of 0 or 1, by its form alone. False: unknown."""
+        if expr.is_Number:
+            return bool(expr >= bound)
+        if expr.is_Symbol:
+            return self.least.get(expr, bound - 1) >= bound
+        if expr.is_Mul:
+            return all(self.at_least(arg, bound) for arg in expr.args)
+        if expr.is_Add:
+            enough = any(self.at_least(arg, bound) for arg in expr.args)
+            return enough and all(self.at_least(arg, 0) for arg in expr.args)
+        if isinstance(expr, sympy.Min):
+            return all(self.at_least(arg, bound) for arg in expr.args)
+        if isinstance(expr, sympy.Max):
+            return any(self.at_least(arg, bound) for arg in expr.args)
+        if isinstance(expr, sympy.Piecewise):
+            return all(self.at_least(value, bound) for value, _ in expr.args)
+        if isinstance(expr, RowMin | RowMax):
+            return self.at_least(expr.args[0], bound)
+        if bound > 0:
+            return False
+        if isinstance(expr, FloorDiv):
+            return self.at_least(expr.args[0], 0)
+        return isinstance(expr, FloorMod | sympy.Abs) or self._counts(expr)
+
+    def _counts(self, expr: Any) -> bool:
+        """Whether it is an element of a row table or of a tensor of conditions."""
+        if not isinstance(expr, Load):
+            return False
+        tensor = expr.args[0]
+        return tensor in self.tables or self.is_condition(tensor)
+
+    def is_condition(self, tensor: Any) -> bool:
+        """Whether this is the symbol of a tensor of 0 and 1."""
+        return tensor in self.tensors and self.tensors[tensor].dtype == "bool"
+
+    def sign(self, expr: Any) -> int | None:
+        """1 for ``expr >= 0``, -1 for ``expr <= 0``, None where that is unknown."""
+        if self.at_least(expr, 0):
+            return 1
+        return -1 if self.at_least(-expr, 0) else None
+
+    def direction(self, expr: Any, position: Any) -> int | None:
+        """1 where ``expr`` never falls as the position grows, -1 where it never rises, 0 where it
+        does not depend on it. None: unknown, or neither.
+        """
+        if position not in expr.free_symbols:
+            return 0
+        if expr == position:
+            return 1
+        if expr.is_Mul:
+            scalars = [arg for arg in expr.args if position not in arg.free_symbols]
+            others = [arg for arg in expr.args if position in arg.free_symbols]
+            sign = self.sign(sympy.Mul(*scalars))
+            moved = self.direction(others[0], position) if len(others) == 1 else None
+            return None if sign is None or moved is None else sign * moved
+        if isinstance(expr, FloorDiv) and position not in expr.args[1].free_symbols:
+            return self.direction(expr.args[0], position)
+        if expr.is_Add or isinstance(expr, sympy.Min | sympy.Max):
+            moves = {self.direction(arg, position) for arg in expr.args} - {0}
+            return moves.pop() if len(moves) == 1 else None
+        if isinstance(expr, Load):
+            tensor, *lead, index = expr.args
+            fixed = all(position not in arg.free_symbols for arg in lead)
+            steady = fixed and self.ascends(tensor) and self.size(tensor) is not None
+            return self.direction(index, position) if steady else None
+        return None
+
+    def size(self, tensor: Any) -> Any | None:
+        """The size of a tensor's or table's last dimension, None where unknown."""
+        if tensor in self.tables:
+            return last_size(self.tables[tensor].values)
+        return last_size(self.tensors[tensor]) if tensor in self.tensors else None
+
+    def ascends(self, tensor: Any) -> bool:
+        """Whether the elements never fall along the last dimension."""
+        if tensor in self.tables:
+            return self.tables[tensor].values.sorted
+        return tensor in self.tensors and self.tensors[tensor].sorted
+
+    def step(self, expr: Any, position: Any) -> Any | None:
+        """The most that ``expr`` moves, either way, when the position moves by one."""
+        if position not in expr.free_symbols:
+            return sympy.Integer(0)
+        if expr == position:
+            return sympy.Integer(1)
+        if expr.is_Mul or expr.is_Add:
+            steps = [self.step(arg, position) for arg in expr.args]
+            if expr.is_Add:
+                return None if None in steps else sympy.Add(*steps)
+            moving = [i for i, arg in enumerate(expr.args) if position in arg.free_symbols]
+            factor = sympy.Mul(*(arg for i, arg in enumerate(expr.args) if i not in moving))
+            sign, step = self.sign(factor), steps[moving[0]]
+            return sign * factor * step if len(moving) == 1 and sign and step is not None else None
+        if isinstance(expr, FloorDiv) and position not in expr.args[1].free_symbols:
+            step, divisor = self.step(expr.args[0], position), expr.args[1]
+            if step is None or not step.is_Integer:
+                return None
+            return -(-step // divisor) if divisor.is_Integer else step
+        if isinstance(expr, sympy.Min | sympy.Max):
+            steps = [self.step(arg, position) for arg in expr.args]
+            if None in steps:
+                return None
+            largest = sympy.Max(*steps)
+            return None if isinstance(largest, sympy.Max) else largest
+        return None

@@ -1,0 +1,124 @@
+"""Inequalities that hold between a term that is no symbol and what it is made of.
+
+Proofs treat such a term as a symbol of its own. These links are what they know of it besides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import sympy
+
+from flashgen.symbolic.affine import Affine, Links, linearise, quotient_links, symbol
+from flashgen.symbolic.known import Known
+from flashgen.symbols import (
+    KV_FIRST,
+    KV_IDX,
+    KV_LAST,
+    Q_FIRST,
+    Q_IDX,
+    Q_LAST,
+    FloorDiv,
+    Load,
+    RowMax,
+    RowMin,
+)
+
+_TILE_ENDS = ((Q_FIRST, Q_LAST), (KV_FIRST, KV_LAST))
+
+
+def links_of(known: Known, inside: Callable[[Any], bool]) -> Links:
+    """The links of a term, given what is declared.
+
+    Args:
+        known: the declarations.
+        inside: whether an element of a tensor is known to lie inside of it.
+    """
+
+    @cache
+    def links(term: Any) -> tuple[Affine, ...]:
+        return tuple(_links(term, known, inside))
+
+    return links
+
+
+def _links(term: Any, known: Known, inside: Callable[[Any], bool]) -> list[Affine]:
+    found = list(quotient_links(term))
+    t = symbol(term)
+    if known.at_least(term, 1):
+        found.append(t - 1)
+    elif known.at_least(term, 0):
+        found.append(t)
+    for first, last in _TILE_ENDS:
+        direction = known.direction(term, first)
+        if direction and last not in term.free_symbols and all(map(inside, term.atoms(Load))):
+            found += [(a - t) * direction for a in _linear(term.xreplace({first: last}))]
+    if isinstance(term, RowMin | RowMax):
+        return found + _of_rows(term, known, inside)
+    if isinstance(term, Load):
+        return found + _of_element(term, known, inside)
+    scalars, core = term.as_independent(FloorDiv, sympy.Min, sympy.Max, as_Add=False)
+    if isinstance(core, FloorDiv):
+        found += _of_quotient(t, scalars, core, known)
+    elif isinstance(core, sympy.Min | sympy.Max) and known.at_least(scalars, 0):
+        sign = 1 if isinstance(core, sympy.Max) else -1
+        found += [(t - arg) * sign for arg in _linear(*(scalars * arg for arg in core.args))]
+    elif isinstance(term, sympy.Abs):
+        found += [t - arg for arg in _linear(term.args[0], -term.args[0])]
+    elif isinstance(term, sympy.Piecewise) and all(value.is_Integer for value, _ in term.args):
+        values = [int(value) for value, _ in term.args]
+        found += [t - min(values), -t + max(values)]
+    return found
+
+
+def _linear(*exprs: Any) -> list[Affine]:
+    return [affine for expr in exprs if (affine := linearise(expr)) is not None]
+
+
+def _of_quotient(t: Affine, factor: Any, quotient: Any, known: Known) -> list[Affine]:
+    """``t = factor * (n // d)``: of a factor that divides d, ``0 <= n - d * (n // d) <= d - 1``."""
+    numerator, divisor = quotient.args
+    if divisor.is_Integer and factor == 1:
+        return []  # quotient_links has it
+    times = divisor / factor
+    if times.is_Integer:
+        parts = _linear(numerator, divisor)
+        if len(parts) < 2:
+            return []
+        remainder = parts[0] - t * int(times)
+        return [remainder, -remainder + parts[1] - 1]
+    below = _linear(numerator * factor)
+    return [below[0] - t] if below and known.at_least(numerator * factor, 0) else []
+
+
+def _of_element(term: Any, known: Known, inside: Callable[[Any], bool]) -> list[Affine]:
+    """An element of a row table or of a tensor of conditions."""
+    tensor, *_, index = term.args
+    t = symbol(term)
+    if known.is_condition(tensor):
+        return [-t + 1]
+    if tensor not in known.tables:
+        return []
+    table = known.tables[tensor]
+    found = [] if table.most is None else [most - t for most in _linear(table.most)]
+    if table.of_itself and inside(term):
+        found += [i - t if table.side == "left" else t - i - 1 for i in _linear(index)]
+    if table.side == "left":
+        for other in known.tables.values():
+            if (other.keys, other.values, other.side) == (table.keys, table.values, "right"):
+                found.append(symbol(Load(other.sym, *term.args[1:])) - t)
+    return found
+
+
+def _of_rows(term: Any, known: Known, inside: Callable[[Any], bool]) -> list[Affine]:
+    """The least or greatest of an expression: what bounds it in every row bounds this too."""
+    inner = term.args[0]
+    least, greatest = symbol(RowMin(inner)), symbol(RowMax(inner))
+    found = [greatest - least]
+    for atom in _links(inner, known, inside) if not inner.is_Add else ():
+        c, rest = atom.coefficient(inner), atom.without(inner)
+        if c and not any({Q_IDX, KV_IDX} & other.free_symbols for other, _ in rest.terms):
+            found.append(rest + symbol(term) * c)
+    return found

@@ -1,0 +1,53 @@
+"""RowTable: where the keys that match a row begin or end, looked up once a call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+
+from flashgen.params import Tensor
+
+
+@dataclass(frozen=True)
+class RowTable:
+    """An int32 tensor of the shape of `values`, for use as ``Load(table.sym, lead..., i)``.
+
+    Its element for an entry x of ``values[lead..., i]`` is the first position j of
+    ``keys[lead..., :]`` with ``keys[lead..., j] >= x`` (`side` "left") or ``> x`` (`side` "right"):
+    ``torch.searchsorted(keys, values, right=side == "right")``. It is the size of the last
+    dimension of `keys` where there is none.
+
+    Attributes:
+        name: of the variable that holds it; no parameter's name.
+        keys: the tensor that is searched: sorted along its last dimension.
+        values: the tensor that is looked up.
+        side: ``"left"`` or ``"right"``.
+    """
+
+    name: str
+    keys: Tensor
+    values: Tensor
+    side: str
+
+    @property
+    def sym(self) -> Any:
+        """The symbol that stands for it in a `Load`."""
+        return sympy.Symbol(self.name, integer=True)
+
+    @property
+    def most(self) -> Any | None:
+        """The greatest element there can be, as a sympy expression; None where unknown."""
+        return last_size(self.keys)
+
+    @property
+    def of_itself(self) -> bool:
+        """Whether a tensor is looked up in itself: then position i lies where its match does."""
+        return self.keys.name == self.values.name
+
+
+def last_size(tensor: Tensor) -> Any | None:
+    """The size of the last dimension as a sympy expression, None where any will do."""
+    size = tensor.dims[-1]
+    return None if size is None else size.sym
