@@ -9,8 +9,22 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from flashgen import Int, Mask, causal, full, sliding_window
-from flashgen.reference import attention_reference, visibility
+from flashgen import (
+    Float,
+    Int,
+    Mask,
+    Tensor,
+    alibi,
+    causal,
+    document,
+    full,
+    sigmoid_attention,
+    sliding_window,
+    softcap,
+    softmax,
+    tree,
+)
+from flashgen.reference import attention_reference, final_scores, visibility
 
 LEFT = Int("left", 2)
 
@@ -158,3 +172,136 @@ def test_what_it_is_not_given_is_named() -> None:
         attention_reference(q, k, v, window)
     with pytest.raises(ValueError, match=r"causal\(\) needs q_len == kv_len, got 4 and 5"):
         attention_reference(q[:, :, :4], k, v, causal())
+    with pytest.raises(ValueError, match=r"softcap\(cap\) needs a value for cap"):
+        attention_reference(q, k, v, full(), score=softcap(Float("cap")))
+    with pytest.raises(ValueError, match=r"softmax\(sink=sinks\) needs a value for sinks"):
+        attention_reference(
+            q, k, v, full(), normaliser=softmax(sink=Tensor("sinks", ("num_q_heads",)))
+        )
+    with pytest.raises(ValueError, match=r"alibi\(2\) needs q_len == kv_len, got 4 and 5"):
+        attention_reference(q[:, :, :4], k, v, full(), score=alibi(2))
+
+
+def test_a_score_function_comes_after_the_scale_and_before_the_mask() -> None:
+    q, k, v = tensors(dims=(8, 3), batch=1)
+    slopes = torch.tensor([0.5, 0.25])
+    score = softcap(Float("cap", 2.0)).then(alibi(Tensor("slopes", ("num_q_heads",))))
+    out, lse = attention_reference(
+        q, k, v, causal(), score=score, scale=0.3, params={"slopes": slopes}, return_lse=True
+    )
+    for head in range(2):
+        products = 0.3 * q[0, head].double() @ k[0, head].double().T
+        distance = torch.arange(5) - torch.arange(5)[:, None]
+        scores = 2 * torch.tanh(products / 2) + slopes[head].item() * distance
+        weights = torch.exp(scores).tril()
+        torch.testing.assert_close(lse[0, head], weights.sum(-1).log())
+        expected = weights / weights.sum(-1, keepdim=True) @ v[0, head].double()
+        torch.testing.assert_close(out[0, head], expected)
+
+
+def test_what_integers_become_in_a_score_function_is_double_too() -> None:
+    def score_mod(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return score + 2.0 ** (-(h + 1) / 3) * torch.sqrt(kv_idx + 2) + torch.tanh(q_idx / 7)
+
+    got = final_scores(torch.zeros(1, 1, 6, 7, dtype=torch.float64), full(), score_mod)
+    for i in range(6):
+        for j in range(7):
+            exact = 2 ** (-1 / 3) * math.sqrt(j + 2) + math.tanh(i / 7)
+            assert abs(got[0, 0, i, j].item() - exact) < 1e-14
+    assert torch.get_default_dtype() == torch.float32
+    # In half precision the function itself computes in single.
+    low = final_scores(torch.zeros(1, 1, 6, 7, dtype=torch.float16), full(), score_mod)
+    assert torch.equal(low, got.half())
+
+
+def test_the_default_dtype_survives_a_function_that_fails() -> None:
+    def fails(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        if isinstance(score, torch.Tensor):
+            raise KeyError("missing")
+        return score
+
+    with pytest.raises(KeyError):
+        attention_reference(*tensors(), full(), score=fails)
+    assert torch.get_default_dtype() == torch.float32
+
+
+def test_a_score_of_minus_infinity_hides_the_key() -> None:
+    q, k, v = tensors()
+
+    def score_mod(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return torch.where(q_idx > kv_idx, score, -math.inf)
+
+    def mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return q_idx > kv_idx
+
+    for normaliser in (softmax(), softmax(sink=1.0), sigmoid_attention()):
+        given = {"normaliser": normaliser, "return_lse": True}
+        hidden = attention_reference(q, k, v, full(), score=score_mod, **given)
+        torch.testing.assert_close(hidden, attention_reference(q, k, v, mask_mod, **given))
+
+
+def test_a_sink_is_one_more_key_without_a_value() -> None:
+    q, k, v = tensors(lengths=(5, 3))
+    sinks = torch.tensor([0.5, -2.0], requires_grad=True)
+    mask = causal(align="bottom_right")
+    normaliser = softmax(sink=Tensor("sinks", ("num_q_heads",)))
+    out, lse = attention_reference(
+        q, k, v, mask, normaliser=normaliser, params={"sinks": sinks}, return_lse=True
+    )
+    plain, plain_lse = attention_reference(q, k, v, mask, return_lse=True)
+    share = torch.exp(plain_lse - lse)
+    torch.testing.assert_close(out, plain * share[..., None])
+    torch.testing.assert_close(1 - share, torch.exp(sinks.double()[:, None] - lse))
+    assert not out[:, :, :2].any()
+    assert torch.equal(lse[0, :, 0], sinks.double())
+    (gradient,) = torch.autograd.grad(out.sum() + lse.sum(), sinks)
+    assert gradient.isfinite().all() and gradient.all()
+
+
+def test_sigmoid_adds_up_what_each_key_contributes() -> None:
+    q, k, v = tensors(lengths=(4, 3))
+    out, lse = attention_reference(
+        q,
+        k,
+        v,
+        causal(align="bottom_right"),
+        normaliser=sigmoid_attention(),
+        scale=1.0,
+        return_lse=True,
+    )
+    weights = torch.sigmoid(q.double() @ k.double().mT).tril(-1)
+    torch.testing.assert_close(out, weights @ v.double())
+    torch.testing.assert_close(lse, weights.sum(-1).log())
+    assert (lse[:, :, 0] == -math.inf).all()
+
+
+def test_gradients_reach_tensors_and_pass_by_what_is_not_seen() -> None:
+    q, k, v = (x.double().requires_grad_() for x in tensors(lengths=(5, 3), batch=1))
+    slopes = torch.tensor([0.5, 0.25], requires_grad=True)
+    score = alibi(Tensor("slopes", ("num_q_heads",)), align="bottom_right")
+    for normaliser in (softmax(), softmax(sink=0.0), sigmoid_attention()):
+        out, lse = attention_reference(
+            q,
+            k,
+            v,
+            causal(align="bottom_right"),
+            score=score,
+            normaliser=normaliser,
+            params={"slopes": slopes},
+            return_lse=True,
+        )
+        objective = out.square().sum() + lse.masked_fill(lse == -math.inf, 0.0).sum()
+        gradients = torch.autograd.grad(objective, (q, k, v, slopes))
+        assert all(x.isfinite().all() and x.any() for x in gradients)
+        assert gradients[-1].dtype == torch.float32
+
+
+def test_tensors_reach_the_mask() -> None:
+    ids = torch.tensor([[0, 0, 0, 1], [0, 1, 1, 1]], dtype=torch.int32)
+    seen = visibility(document(), 2, 3, 4, 4, params={"document_ids": ids})
+    assert torch.equal(seen[:, 0], ids[:, :, None] == ids[:, None])
+    table = torch.ones(2, 1, 1, dtype=torch.bool)
+    assert visibility(tree(), 2, 1, 1, 3, params={"ancestors": table}).all()
+    # Of nothing, nothing is looked up.
+    none = document(align="bottom_right")
+    assert not visibility(none, 2, 1, 3, 0, params={"document_ids": ids[:, :0]}).numel()
