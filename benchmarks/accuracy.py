@@ -7,26 +7,32 @@ from typing import Any
 
 import torch
 
-from benchmarks.cells import WINDOW, Cell
+from benchmarks.attentions import ROWS, Attention
+from benchmarks.cells import Cell
 
 Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-def exact_heads(cell: Cell, inputs: Inputs) -> torch.Tensor:
+def exact_heads(cell: Cell, attention: Attention, inputs: Inputs) -> torch.Tensor:
     """The first and the last head of the batch in float64, (2, seq, v_head_dim)."""
-    index = torch.arange(cell.seq_len, device=inputs[0].device)
-    distance = index[:, None] - index[None, :]
-    hidden = {
-        "full": torch.zeros_like(distance, dtype=torch.bool),
-        "causal": distance < 0,
-        "window": (distance < 0) | (distance > WINDOW),
-    }[cell.mask]
-    heads = []
-    for batch, head in ((0, 0), (-1, -1)):
-        q, k, v = (x[batch, head].double() for x in inputs)
-        scores = (q @ k.T * cell.qk_head_dim**-0.5).masked_fill_(hidden, -torch.inf)
-        heads.append(torch.softmax(scores, -1) @ v)
-    return torch.stack(heads)
+    places = ((0, 0), (cell.batch - 1, cell.num_heads - 1))
+    return torch.stack([_exact_head(attention, inputs, *place) for place in places])
+
+
+def _exact_head(attention: Attention, inputs: Inputs, batch: int, head: int) -> torch.Tensor:
+    q, k, v = (x[batch, head].double() for x in inputs)
+    b, h = (torch.tensor(i, device=q.device) for i in (batch, head))
+    kv_idx = torch.arange(k.shape[0], device=q.device)
+    out = []
+    for q_idx in torch.split(kv_idx[:, None], ROWS):
+        scores = q[q_idx[:, 0]] @ k.T * q.shape[1] ** -0.5
+        if attention.score_mod:
+            scores = attention.score_mod(scores, b, h, q_idx, kv_idx)
+        if attention.mask_mod:
+            seen = attention.mask_mod(b, h, q_idx, kv_idx)
+            scores = scores.masked_fill(~seen, -torch.inf)
+        out.append(torch.softmax(scores, -1) @ v)
+    return torch.cat(out)
 
 
 def relative_error(out: torch.Tensor, expected: torch.Tensor) -> float:

@@ -1,4 +1,4 @@
-"""The attentions that are compared, each on the tensors of a cell.
+"""The implementations that are compared, each on the tensors of a cell.
 
 A peer is a context manager: entered, it gives a function of no arguments that runs the forward pass
 once and returns the output, (batch, heads, seq, v_head_dim). It raises where it cannot run a cell.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -23,10 +24,11 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.accuracy import Inputs
-from benchmarks.cells import WINDOW, Cell
+from benchmarks.attentions import CAP, DOCUMENT, WINDOW, Attention
+from benchmarks.cells import Cell
 
 Call = Callable[[], torch.Tensor]
-Peer = Callable[[Cell, Inputs], AbstractContextManager[Call]]
+Peer = Callable[[Cell, Attention, Inputs], AbstractContextManager[Call]]
 
 #: Where modules are looked for that are built for the benchmark alone.
 BENCHMARK_MODULES = Path(__file__).parent / "generated"
@@ -47,29 +49,28 @@ def load_module(name: str) -> ModuleType:
 
 
 @contextmanager
-def flashgen(cell: Cell, inputs: Inputs) -> Iterator[Call]:
-    """The generated module, with the configuration that it ships."""
-    attention = load_module(cell.module).attention
-    parameters = {"left": WINDOW} if cell.mask == "window" else {}
-    yield lambda: attention(*inputs, **parameters)
+def flashgen(cell: Cell, attention: Attention, inputs: Inputs) -> Iterator[Call]:
+    """The generated module's own call, checks and tables of bounds included."""
+    call = load_module(cell.module).attention
+    yield lambda: call(*inputs, **attention.parameters)
 
 
 @contextmanager
-def flex(cell: Cell, inputs: Inputs) -> Iterator[Call]:
+def flex(cell: Cell, attention: Attention, inputs: Inputs) -> Iterator[Call]:
     """FlexAttention under torch.compile for this shape; its BlockMask is made beforehand."""
     compiled = _compiled_flex()
-    block_mask = make_block_mask(cell, inputs[0].device)
-    yield lambda: compiled(*inputs, block_mask=block_mask)
+    block_mask = make_block_mask(cell, attention, inputs[0].device)
+    yield lambda: compiled(*inputs, score_mod=attention.score_mod, block_mask=block_mask)
 
 
 def sdpa(backend: SDPBackend) -> Peer:
     """SDPA, torch's scaled_dot_product_attention, held to one backend."""
 
     @contextmanager
-    def peer(cell: Cell, inputs: Inputs) -> Iterator[Call]:
-        if cell.mask == "window":
-            raise NotImplementedError("no sliding window")
-        is_causal = cell.mask == "causal"
+    def peer(cell: Cell, attention: Attention, inputs: Inputs) -> Iterator[Call]:
+        if cell.attention not in ("full", "causal"):
+            raise NotImplementedError(f"no {cell.attention}")
+        is_causal = cell.attention == "causal"
         with sdpa_kernel(backend):
             yield lambda: scaled_dot_product_attention(*inputs, is_causal=is_causal)
 
@@ -77,15 +78,45 @@ def sdpa(backend: SDPBackend) -> Peer:
 
 
 @contextmanager
-def fa4(cell: Cell, inputs: Inputs) -> Iterator[Call]:
+def varlen(cell: Cell, attention: Attention, inputs: Inputs) -> Iterator[Call]:
+    """The varlen_attn of torch over packed documents; it takes (tokens, heads, head_dim)."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    if cell.attention != "documents" or cell.batch != 1:
+        raise NotImplementedError(f"no {cell.attention}")
+    q, k, v = (x[0].transpose(0, 1).contiguous() for x in inputs)
+    ends = torch.arange(DOCUMENT, cell.seq_len, DOCUMENT)
+    starts = torch.cat([torch.tensor([0]), ends, torch.tensor([cell.seq_len])])
+    cu_seq = starts.to(q.device, torch.int32)
+    # Since torch 2.12 a causal mask is a window that ends at the query.
+    has_window = "window_size" in inspect.signature(varlen_attn).parameters
+    causal = {"window_size": (-1, 0)} if has_window else {"is_causal": True}
+
+    def call() -> torch.Tensor:
+        out: Any = varlen_attn(q, k, v, cu_seq, cu_seq, DOCUMENT, DOCUMENT, **causal)
+        heads_first: torch.Tensor = out.transpose(0, 1)[None]
+        return heads_first
+
+    yield call
+
+
+@contextmanager
+def fa4(cell: Cell, attention: Attention, inputs: Inputs) -> Iterator[Call]:
     """FlashAttention 4 (CuTe), where it is installed; it takes (batch, seq, heads, head_dim)."""
     from flash_attn.cute import flash_attn_func  # type: ignore[import-not-found]
 
+    known: dict[str, dict[str, Any]] = {
+        "full": {"causal": False},
+        "causal": {"causal": True},
+        "window": {"causal": True, "window_size": (WINDOW, 0)},
+        "softcap": {"causal": True, "softcap": CAP},
+    }
+    if cell.attention not in known:
+        raise NotImplementedError(f"no {cell.attention}")
     q, k, v = (x.transpose(1, 2).contiguous() for x in inputs)
-    window = {"window_size": (WINDOW, 0)} if cell.mask == "window" else {}
 
     def call() -> torch.Tensor:
-        result = flash_attn_func(q, k, v, causal=cell.mask != "full", **window)
+        result = flash_attn_func(q, k, v, **known[cell.attention])
         out: torch.Tensor = result[0] if isinstance(result, tuple) else result
         return out.transpose(1, 2)
 
@@ -98,30 +129,28 @@ PEERS: dict[str, Peer] = {
     "SDPA cuDNN": sdpa(SDPBackend.CUDNN_ATTENTION),
     "SDPA flash": sdpa(SDPBackend.FLASH_ATTENTION),
     "SDPA efficient": sdpa(SDPBackend.EFFICIENT_ATTENTION),
+    "varlen_attn": varlen,
     "FA4": fa4,
 }
 
 
 def peers_of(cell: Cell, with_fa4: bool = False) -> tuple[str, ...]:
-    """The names of the peers to try on a cell: of torch's backends, those that take its dtype."""
-    sdpa_names = ("SDPA efficient",) if cell.dtype == "float32" else ("SDPA cuDNN", "SDPA flash")
-    return ("flashgen", "FlexAttention", *sdpa_names, *(["FA4"] if with_fa4 else []))
+    """The names of the peers to try on a cell: those that have its attention and take its dtype."""
+    others: tuple[str, ...] = ()
+    if cell.attention in ("full", "causal"):
+        is_float32 = cell.dtype == "float32"
+        others = ("SDPA efficient",) if is_float32 else ("SDPA cuDNN", "SDPA flash")
+    if cell.attention == "documents":
+        others = ("varlen_attn",)
+    return ("flashgen", "FlexAttention", *others, *(["FA4"] if with_fa4 else []))
 
 
-def make_block_mask(cell: Cell, device: torch.device) -> BlockMask | None:
+def make_block_mask(cell: Cell, attention: Attention, device: torch.device) -> BlockMask | None:
     """What FlexAttention needs for a mask; None where the mask shows everything."""
-    mask_mod = {"full": None, "causal": _causal, "window": _window}[cell.mask]
-    if mask_mod is None:
+    if attention.mask_mod is None:
         return None
-    return create_block_mask(mask_mod, None, None, cell.seq_len, cell.seq_len, device=device)
-
-
-def _causal(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
-    return q_idx >= kv_idx
-
-
-def _window(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
-    return (q_idx >= kv_idx) & (q_idx - kv_idx <= WINDOW)
+    length = cell.seq_len
+    return create_block_mask(attention.mask_mod, None, None, length, length, device=device)
 
 
 @cache

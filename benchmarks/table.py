@@ -1,10 +1,10 @@
-"""The tables of README.md and docs/performance.md, made from a committed file of results.
+"""The tables of README.md and docs/performance.md, made from committed files of results.
 
     python -m benchmarks.table FILE.json    prints them
     python -m benchmarks.table --write      puts the newest results' into the documents
 
-A document says where a table goes with <!-- benchmark: summary --> or <!-- benchmark: full -->, and
-where it ends with <!-- /benchmark -->.
+A document says where a table goes with <!-- benchmark: NAME -->, a name of `TABLES`, and where it
+ends with <!-- /benchmark -->.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import groupby
 from pathlib import Path
 from statistics import mean
@@ -31,10 +31,11 @@ Row = Mapping[str, Any]
 _BLOCK = re.compile(r"(<!-- benchmark: (\w+) -->\n).*?(<!-- /benchmark -->)", re.DOTALL)
 
 
-def newest_results(folder: Path = RESULTS) -> Document | None:
-    """The results with the latest date in a folder, None where it has none."""
+def newest_results(folder: Path = RESULTS) -> dict[str, Document]:
+    """Of each benchmark that a folder has results of, those with the latest date."""
     documents = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
-    return max(documents, key=lambda document: document["environment"]["date"], default=None)
+    by_date = sorted(documents, key=lambda document: str(document["environment"]["date"]))
+    return {document["benchmark"]: document for document in by_date}
 
 
 def summary_table(document: Document) -> str:
@@ -70,6 +71,27 @@ def full_table(document: Document) -> str:
     return "\n\n".join(parts)
 
 
+def variants_table(document: Document) -> str:
+    """A row for each variant: rates over the visible elements, and what its mask costs."""
+    rows = document["cells"]
+    peers = _peers(rows)
+    ratio, memory = f"{OWN} / {RIVAL}", f"{OWN}'s extra KiB"
+    columns = ["attention", "visible", *peers, ratio, memory, "BlockMask MiB", "BlockMask ms"]
+    lines = [
+        f"Forward TFLOP/s on visible elements: head_dim {rows[0]['head_dim'][0]}, "
+        f"{rows[0]['num_heads']} heads, {rows[0]['seq_len']} tokens, {rows[0]['dtype']}; "
+        f"{caption(document)}.",
+        "",
+        *_header(columns),
+    ]
+    for row in rows:
+        visible = f"{100 * row['visible_pairs'] / row['seq_len'] ** 2:.1f}%"
+        rates = [_rate(row, peer) for peer in peers]
+        extra = f"{row['extra_bytes'] / 1024:.0f}"
+        lines.append(_line([row["title"], visible, *rates, _ratio(row), extra, *_block_mask(row)]))
+    return "\n".join(lines)
+
+
 def caption(document: Document) -> str:
     """What the figures belong to, as a sentence without its stop."""
     env = document["environment"]
@@ -81,13 +103,22 @@ def caption(document: Document) -> str:
     )
 
 
-def fill(text: str, document: Document | None) -> str:
+#: By name: the benchmark that a table is of, and what makes it.
+TABLES: dict[str, tuple[str, Callable[[Document], str]]] = {
+    "summary": ("forward", summary_table),
+    "full": ("forward", full_table),
+    "variants": ("variants", variants_table),
+    "variants_full": ("variants", full_table),
+}
+
+
+def fill(text: str, results: Mapping[str, Document]) -> str:
     """``text`` with the tables of these results between its marks."""
-    tables = {"summary": summary_table, "full": full_table}
 
     def block(match: re.Match[str]) -> str:
-        table = NO_RESULTS if document is None else tables[match[2]](document)
-        return f"{match[1]}{table}\n{match[3]}"
+        benchmark, table = TABLES[match[2]]
+        shown = table(results[benchmark]) if benchmark in results else NO_RESULTS
+        return f"{match[1]}{shown}\n{match[3]}"
 
     return _BLOCK.sub(block, text)
 
@@ -134,11 +165,16 @@ def _error_table(rows: list[Row]) -> str:
 def _cost_table(rows: list[Row]) -> str:
     lines = _header(["cell", "BlockMask ms", "BlockMask peak MiB", "configuration"])
     for row in rows:
-        cost = row.get("block_mask")
-        figures = [f"{cost['ms']:.2f}", f"{cost['peak_mib']:.0f}"] if cost else ["-", "-"]
+        peak_mib, ms = _block_mask(row)
         config = ", ".join(f"{key}={value}" for key, value in (row["config"] or {}).items())
-        lines.append(_line([row["cell"], *figures, config or "-"]))
+        lines.append(_line([row["cell"], ms, peak_mib, config or "-"]))
     return "\n".join(lines)
+
+
+def _block_mask(row: Row) -> tuple[str, str]:
+    """MiB and milliseconds of making the BlockMask."""
+    cost = row.get("block_mask")
+    return (f"{cost['peak_mib']:.0f}", f"{cost['ms']:.2f}") if cost else ("-", "-")
 
 
 def _refusals(rows: list[Row]) -> Iterator[str]:
@@ -174,7 +210,8 @@ def main() -> None:
             path.write_text(fill(path.read_text(), newest_results()))
         return
     document = json.loads(options.file.read_text())
-    sys.stdout.write(f"{summary_table(document)}\n\n{full_table(document)}\n")
+    tables = [table(document) for name, table in TABLES.values() if name == document["benchmark"]]
+    sys.stdout.write("\n\n".join(tables) + "\n")
 
 
 if __name__ == "__main__":

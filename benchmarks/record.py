@@ -1,0 +1,84 @@
+"""What a file of results says: of the machine, of how the figures were taken, and of each cell."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+
+from benchmarks.cells import Cell
+from benchmarks.measuring import PAUSE_SECONDS, REPETITION_MS, WARMUP_MS
+from benchmarks.peers import load_module
+from flashgen.publish import read_seal
+
+
+def environment(device: torch.device) -> dict[str, str]:
+    """What the figures belong to."""
+    return {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "gpu": torch.cuda.get_device_name(device),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "cudnn": _cudnn_version(),
+        "cuda": str(torch.version.cuda),
+    }
+
+
+def protocol() -> dict[str, Any]:
+    """How the figures were taken."""
+    return {
+        "timer": "triton.testing.do_bench, median",
+        "warmup_ms": WARMUP_MS,
+        "repetition_ms": REPETITION_MS,
+        "pause_s": PAUSE_SECONDS,
+        "flops": "2 * batch * heads * visible (query, key) pairs * (qk_head_dim + v_head_dim)",
+        "error": "relative to float64, Frobenius norm over two heads",
+    }
+
+
+def new_row(cell: Cell) -> dict[str, Any]:
+    """A cell before its first measurement."""
+    module = load_module(cell.module)
+    seal = read_seal(Path(str(module.__file__)))
+    return {
+        "cell": cell.name,
+        "module": cell.module,
+        "mask": cell.attention,
+        "title": cell.title,
+        "seq_len": cell.seq_len,
+        "head_dim": [cell.qk_head_dim, cell.v_head_dim],
+        "dtype": cell.dtype,
+        "batch": cell.batch,
+        "num_heads": cell.num_heads,
+        "in_grid": cell.in_grid,
+        "kernel": seal.kernel if seal else None,
+        "config": module.CONFIGS.get(target()),
+        "ms": {},
+        "tflops": {},
+        "error": {},
+        "unavailable": {},
+    }
+
+
+def layout(document: Mapping[str, Any]) -> str:
+    """JSON with a cell a line, for diffs and for people."""
+    cells = ",\n".join(f"    {json.dumps(row)}" for row in document["cells"])
+    head = {key: value for key, value in document.items() if key != "cells"}
+    return json.dumps(head, indent=2)[:-2] + f',\n  "cells": [\n{cells}\n  ]\n}}\n'
+
+
+def target() -> str:
+    """The architecture of the GPU that torch sees as its current one."""
+    major, minor = torch.cuda.get_device_capability()
+    return f"sm_{major}{minor}"
+
+
+def _cudnn_version() -> str:
+    """As people write it: torch gives 91900 for 9.19.0."""
+    number: int = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+    return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
