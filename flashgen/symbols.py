@@ -205,6 +205,7 @@ _VALUE_OF: dict[Any, Callable[..., Any]] = {
     sympy.And: lambda *conditions: all(conditions),
     sympy.Or: lambda *conditions: any(conditions),
     sympy.Not: operator.not_,
+    sympy.ITE: lambda when, a, b: a if when else b,
     type(sympy.true): lambda: True,
     type(sympy.false): lambda: False,
 }

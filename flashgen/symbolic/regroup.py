@@ -15,6 +15,7 @@ from typing import Any
 import sympy
 
 from flashgen.symbolic.places import REDUCTIONS, Place, ToFloat, is_integral, place_of
+from flashgen.symbolic.printer.functions import without_conditional
 from flashgen.symbolic.printer.text import is_negative, negated, rank
 from flashgen.symbols import Load, Truncate
 
@@ -199,6 +200,8 @@ class Regrouper:
 
     def _condition(self, expr: Any) -> Any:
         """A condition; its integers stay where they are, its floats are regrouped."""
+        if isinstance(expr, sympy.ITE):
+            return self._condition(without_conditional(expr))
         if isinstance(expr, sympy.And | sympy.Or | sympy.Not):
             return rebuilt(expr, map(self._condition, expr.args))
         if not isinstance(expr, sympy.core.relational.Relational):

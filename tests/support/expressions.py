@@ -51,7 +51,11 @@ VALUES: dict[str, Any] = {
 def expected_of(expr: Any, values: dict[str, Any]) -> Any:
     """The same by sympy's own nodes, element by element, in Python's numbers."""
     rows, columns = values["q_idx"].ravel(), values["kv_idx"].ravel()
-    named = {**values, "b": values["batch"], "h": values["head"]}
+    plain = {
+        name: value.astype(object) if isinstance(value, np.ndarray) else value
+        for name, value in values.items()
+    }
+    named = {**plain, "b": values["batch"], "h": values["head"]}
     return np.array(
         [
             evaluate(

@@ -140,13 +140,13 @@ def test_both_printers_write_what_a_person_would(expr: Any, expected: str) -> No
             "tl.cast(cap * tl.cast(kv_idx, tl.float32), tl.int32)",
             "(cap * kv_idx.to(dtype)).long()",
         ),
-        (max_of(SCORE, 0), "tl.maximum(0, score)", "torch.clamp(score, min=0)"),
+        (max_of(SCORE, 0), "tl.maximum(0.0, score)", "torch.clamp(score, min=0)"),
         (
             min_of(SCORE, KV_IDX),
             "tl.minimum(tl.cast(kv_idx, tl.float32), score)",
             "torch.minimum(kv_idx.to(dtype), score)",
         ),
-        (min_of(CAP, WIDTH), "min(cap, tl.cast(width, tl.float32))", "min(cap, width)"),
+        (min_of(CAP, WIDTH), "tl.minimum(cap, tl.cast(width, tl.float32))", "min(cap, width)"),
         (BitAnd(KV_IDX, 3), "kv_idx & 3", "kv_idx & 3"),
         (
             sympy.Not((KV_IDX > 3) & (Q_IDX > 3)),

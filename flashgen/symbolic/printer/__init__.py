@@ -50,6 +50,7 @@ RULES = {
     sympy.And: functions.print_junction,
     sympy.Or: functions.print_junction,
     sympy.Not: functions.print_opposite,
+    sympy.ITE: functions.print_conditional,
     sympy.Piecewise: functions.print_select,
     Load: functions.print_load,
     Truncate: functions.print_truncated,

@@ -31,7 +31,7 @@ class Dialect(Protocol):
     def load(self, tensor: str, indices: Sequence[str], integral: bool) -> str:
         """An element of a declared tensor."""
 
-    def extreme(self, name: str, a: str, b: str, tensors: tuple[bool, bool]) -> str:
+    def extreme(self, name: str, a: str, b: str, tensors: tuple[bool, bool], real: bool) -> str:
         """``min`` or ``max`` of two values."""
 
     def select(
@@ -70,9 +70,11 @@ class Triton:
         """A function that the module brings along, one for each number of dimensions."""
         return f"_at_{len(indices)}d({', '.join((tensor, *indices))})"
 
-    def extreme(self, name: str, a: str, b: str, tensors: tuple[bool, bool]) -> str:
-        """``min`` and ``max`` are for scalars."""
-        return f"{f'tl.{name}imum' if any(tensors) else name}({a}, {b})"
+    def extreme(self, name: str, a: str, b: str, tensors: tuple[bool, bool], real: bool) -> str:
+        """``min`` and ``max`` are for integer scalars: those of floats stay floats this way."""
+        if not any(tensors) and not real:
+            return f"{name}({a}, {b})"
+        return f"tl.{name}imum({_float(a, real)}, {_float(b, real)})"
 
     def select(
         self, when: str, a: str, b: str, tensors: tuple[bool, bool, bool], real: bool
@@ -119,7 +121,7 @@ class Torch:
         """Indexing; 16-bit elements are not computed with as such."""
         return f"{tensor}[{', '.join(indices)}]" + ("" if integral else ".to(dtype)")
 
-    def extreme(self, name: str, a: str, b: str, tensors: tuple[bool, bool]) -> str:
+    def extreme(self, name: str, a: str, b: str, tensors: tuple[bool, bool], real: bool) -> str:
         """torch.minimum takes two tensors, clamp one."""
         if all(tensors):
             return f"torch.{name}imum({a}, {b})"
@@ -169,7 +171,7 @@ class Plain:
         """Indexing."""
         return f"{tensor}[{', '.join(indices)}]"
 
-    def extreme(self, name: str, a: str, b: str, tensors: tuple[bool, bool]) -> str:
+    def extreme(self, name: str, a: str, b: str, tensors: tuple[bool, bool], real: bool) -> str:
         """``min(a, b)``."""
         return f"{name}({a}, {b})"
 

@@ -41,7 +41,8 @@ def print_extreme(printer: Printer, expr: Any) -> str:
     inner = rest[0] if len(rest) == 1 else expr.func(*rest, evaluate=False)
     write = printer.matching(expr)
     tensors = (printer.is_tensor(first), printer.is_tensor(inner))
-    return printer.dialect.extreme(name, write(first), write(inner), tensors)
+    real = not is_integral(expr)
+    return printer.dialect.extreme(name, write(first), write(inner), tensors, real)
 
 
 def print_select(printer: Printer, expr: Any) -> str:
@@ -77,6 +78,17 @@ def print_opposite(printer: Printer, expr: Any) -> str:
     """``~condition``."""
     condition = expr.args[0]
     return printer.dialect.invert(printer.text(condition), printer.is_tensor(condition))
+
+
+def print_conditional(printer: Printer, expr: Any) -> str:
+    """A choice between conditions, which sympy makes of comparisons with a choice inside."""
+    return printer.text(without_conditional(expr))
+
+
+def without_conditional(expr: Any) -> Any:
+    """The same by and, or and not."""
+    when, a, b = expr.args
+    return sympy.Or(sympy.And(when, a), sympy.And(sympy.Not(when), b))
 
 
 def print_load(printer: Printer, expr: Any) -> str:
