@@ -17,6 +17,8 @@ from flashgen.plan import KernelPlan
 
 LINE_LENGTH = 100
 
+_OPENING = re.compile(r"[(\[]")
+
 
 def render_kernel(plan: KernelPlan) -> str:
     """The Triton functions of the forward kernel, `_attention_forward` last."""
@@ -56,19 +58,23 @@ def render_module(
 def fold(line: str) -> str:
     """A call over 100 columns wide, broken as a formatter does: arguments on one line or one each.
 
-    They are taken apart at every comma outside brackets; none is looked into.
+    They are taken apart at every comma outside brackets; one that is still too wide is broken in
+    the same way.
     """
-    text = line.rstrip("\n")
-    if len(text) <= LINE_LENGTH:
-        return text + "\n"
-    opening = text.index("(") + 1
-    head, inner = text[:opening], text[opening:-1]
+    return _folded(line.rstrip("\n"), "") + "\n"
+
+
+def _folded(text: str, end: str) -> str:
+    if len(text) + len(end) <= LINE_LENGTH or not (bracket := _OPENING.search(text)):
+        return text + end
+    head, inner, closing = text[: bracket.end()], text[bracket.end() : -1], text[-1]
     indent = re.match(" *", text)[0]  # type: ignore[index]
     if len(indent) + 4 + len(inner) <= LINE_LENGTH:
         body = f"{indent}    {inner}\n"
     else:
-        body = "".join(f"{indent}    {argument},\n" for argument in _split_arguments(inner))
-    return f"{head}\n{body}{indent})\n"
+        arguments = _split_arguments(inner)
+        body = "".join(_folded(f"{indent}    {argument}", ",") + "\n" for argument in arguments)
+    return f"{head}\n{body}{indent}{closing}{end}"
 
 
 def _split_arguments(text: str) -> list[str]:

@@ -20,7 +20,10 @@ from flashgen.plan.head_dims import Segment, split_head_dim
 from flashgen.plan.loops import PrintedInterval, TileLoop, loops_over, print_interval
 from flashgen.spec import AttentionSpec
 from flashgen.symbolic.bounds import TileBounds, derive_bounds
-from flashgen.symbolic.printer import torch_source
+from flashgen.symbolic.evaluated import evaluated_conditions
+from flashgen.symbolic.gathers import with_row_tables
+from flashgen.symbolic.printer import plain_source, torch_source
+from flashgen.symbolic.tables import RowTable
 from flashgen.symbolic.trace import Predicate, trace
 from flashgen.symbols import KV_IDX, Q_IDX, Q_LAST, B, H, Load, RowMax, RowMin
 
@@ -191,12 +194,16 @@ class KernelPlan:
     @cached_property
     def code(self) -> KernelCode:
         """Mask, score and sink as the kernel's text."""
-        return kernel_code(self.spec, _conditions(self.kernel_predicate.expr))
+        return kernel_code(self.spec, self._evaluated[0])
 
     @property
-    def kernel_predicate(self) -> Predicate:
-        """The predicate as the kernel evaluates it."""
-        return self.predicate
+    def checks_kv_len(self) -> bool:
+        """Whether a masked tile compares its keys with kv_len: no condition implies it."""
+        return self._evaluated[1]
+
+    @cached_property
+    def _evaluated(self) -> tuple[tuple[Any, ...], bool]:
+        return evaluated_conditions(self.predicate)
 
     @cached_property
     def intervals(self) -> tuple[PrintedInterval, ...]:
@@ -206,6 +213,11 @@ class KernelPlan:
             print_interval(interval, f"_{i}" if several else "")
             for i, interval in enumerate(self.bounds.intervals)
         )
+
+    @property
+    def described_intervals(self) -> tuple[PrintedInterval, ...]:
+        """The bounds as text for a reader."""
+        return tuple(print_interval(i, text=plain_source) for i in self.bounds.intervals)
 
     @cached_property
     def loops(self) -> tuple[TileLoop, ...]:
@@ -217,7 +229,7 @@ class KernelPlan:
         """The tensors that the kernel reads: parameters in their order, then tables."""
         declared = [KernelTensor(a.name, a.ndim, a.dtype) for a in self.arguments if a.sizes]
         tables = [KernelTensor(t.name, len(t.values.dims), "int32") for t in self.row_tables]
-        return tuple(t for t in (*declared, *tables) if t.name in self._kernel_names)
+        return (*(t for t in declared if t.name in self._kernel_names), *tables)
 
     @cached_property
     def kernel_scalars(self) -> tuple[str, ...]:
@@ -234,10 +246,11 @@ class KernelPlan:
         strides = [f"{t.name}_stride_{i}" for t in self.kernel_tensors for i in range(t.ndim - 1)]
         return (*(name for name in self.kernel_scalars if name in ints), *sizes, *strides)
 
-    @property
-    def row_tables(self) -> tuple[Any, ...]:
+    @cached_property
+    def row_tables(self) -> tuple[RowTable, ...]:
         """Tensors that the launcher makes for the kernel."""
-        return ()
+        tables = with_row_tables(self.predicate).tables
+        return tuple(table for table in tables if table.name in self._kernel_names)
 
     @property
     def reads_scale(self) -> bool:
@@ -274,7 +287,7 @@ class KernelPlan:
     @cached_property
     def _kernel_names(self) -> frozenset[str]:
         bounds = (e for interval in self.bounds.intervals for e in interval.expressions)
-        return _symbols(self.kernel_predicate.expr, *self._score_and_sink, *bounds)
+        return _symbols(*self._evaluated[0], *self._score_and_sink, *bounds)
 
     @property
     def _score_and_sink(self) -> tuple[Any, ...]:

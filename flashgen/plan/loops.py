@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from flashgen.symbolic.intervals import KvInterval
 from flashgen.symbolic.printer import triton_source
@@ -43,12 +45,12 @@ class TileLoop:
     masked: bool
 
 
-def print_interval(interval: KvInterval, suffix: str) -> PrintedInterval:
-    """The interval as text, its variables named with the suffix."""
-
-    def text(expr: object) -> str:
-        return triton_source(expr, KERNEL_NAMES)
-
+def print_interval(
+    interval: KvInterval,
+    suffix: str = "",
+    text: Callable[[Any], str] = lambda expr: triton_source(expr, KERNEL_NAMES),
+) -> PrintedInterval:
+    """The interval as text, for the kernel or as ``text`` prints it."""
     return PrintedInterval(
         begin=text(interval.begin),
         end=text(interval.end),

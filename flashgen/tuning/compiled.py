@@ -112,9 +112,7 @@ def _gpu_target(target: Target) -> Any:
     return GPUTarget(target.backend, target.arch, target.warp_size)
 
 
-def _source(
-    plan: KernelPlan, config: KernelConfig, target: str, tma: bool, aligned: bool
-) -> Any:
+def _source(plan: KernelPlan, config: KernelConfig, target: str, tma: bool, aligned: bool) -> Any:
     """The kernel with the types and the alignment of a call's arguments."""
     from triton.compiler import ASTSource
 
@@ -132,7 +130,7 @@ def _source(
     attributes = {
         (i,): ALIGNED
         for i, (name, kind) in enumerate(signature.items())
-        if kind.startswith("*") or (aligned and "stride_" in name)
+        if kind.startswith("*") or (aligned and kind == "i32" and "stride_" in name)
     }
     return ASTSource(kernel, signature, constexprs=constants, attrs=attributes)
 

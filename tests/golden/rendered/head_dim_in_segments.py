@@ -65,8 +65,7 @@ def _attend_tiles(
         scores = tl.dot(q_1, k_1.T, scores)
         if MASKED:
             kv_idx = start_n + tl.arange(0, BLOCK_N)[None, :]
-            visible = kv_idx < kv_len
-            visible &= q_idx + kv_len - q_len >= kv_idx
+            visible = q_idx + kv_len - q_len >= kv_idx
             scores = tl.where(visible, scores, float("-inf"))
 
         # Online softmax in base 2. m_i starts finite, so a row that has seen no key yet

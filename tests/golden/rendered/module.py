@@ -471,13 +471,15 @@ def _backward(ctx, grad_out, grad_lse):
     _warn_once("gradients come from the eager reference, which holds all scores in memory")
     twice = torch.is_grad_enabled()  # create_graph=True: these gradients will be differentiated
     with torch.enable_grad():
-        q, k, v = (
-            x if twice and x.requires_grad else x.detach().requires_grad_()
-            for x in ctx.saved_tensors
-        )
+        q, k, v = (_leaf(x, twice) for x in ctx.saved_tensors)
         outputs = reference(q, k, v, scale=ctx.scale, return_lse=True, left=ctx.left)
         grads = torch.autograd.grad(outputs, (q, k, v), (grad_out, grad_lse), create_graph=twice)
     return *grads, None, None
+
+
+def _leaf(x, twice):
+    """A leaf to differentiate by: x itself where its gradient will be differentiated again."""
+    return x if twice and x.requires_grad else x.detach().requires_grad_()
 
 
 _attention_op.register_autograd(_backward, setup_context=_save_for_backward)
