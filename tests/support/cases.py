@@ -5,10 +5,13 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
-from flashgen import AttentionSpec
+from flashgen import AttentionSpec, Float, Int, Tensor
+from flashgen.declared import Param
+from flashgen.symbols import evaluate
 
 
 @dataclass(frozen=True)
@@ -18,7 +21,8 @@ class Case:
     Attributes:
         layout: how q, k and v lie in memory, a key of `LAYOUTS`.
         scale: None leaves it to the variant.
-        params: values of the mask's run-time parameters; the others keep their defaults.
+        params: values of run-time parameters; the others keep their defaults, and what has none
+            is drawn.
     """
 
     q_len: int
@@ -28,7 +32,7 @@ class Case:
     kv_heads: int = 1
     layout: str = "contiguous"
     scale: float | None = None
-    params: dict[str, int] = field(default_factory=dict, hash=False)
+    params: dict[str, Any] = field(default_factory=dict, hash=False)
 
     def __str__(self) -> str:
         words = [f"q{self.q_len}", f"kv{self.kv_len}"]
@@ -36,12 +40,20 @@ class Case:
         words += [f"heads{self.q_heads}of{self.kv_heads}"] if self.q_heads != 1 else []
         words += [self.layout] if self.layout != "contiguous" else []
         words += [f"scale{self.scale}"] if self.scale is not None else []
-        words += [f"{name}{value}" for name, value in self.params.items()]
+        for name, value in self.params.items():
+            is_tensor = isinstance(value, torch.Tensor)
+            words.append(f"{name}{list(value.shape) if is_tensor else value}")
         return "-".join(words)
 
-    def arguments(self, spec: AttentionSpec) -> dict[str, int]:
-        """The value of each of the mask's parameters, in the order that the module takes them."""
-        return {p.name: self.params.get(p.name, p.default) for p in spec.mask.params}
+    def arguments(self, spec: AttentionSpec, device: str = "cpu") -> dict[str, Any]:
+        """The value of each of the spec's parameters, in the order that the module takes them."""
+        values: dict[str, Any] = {}
+        # Numbers first: the sizes of tensors may depend on them.
+        for param in sorted(spec.params, key=lambda param: isinstance(param, Tensor)):
+            value = self.params.get(param.name, param.default)
+            value = drawn(param, self, values) if value is None else value
+            values[param.name] = value.to(device) if isinstance(param, Tensor) else value
+        return {param.name: values[param.name] for param in spec.params}
 
 
 def _contiguous(b: int, h: int, s: int, d: int, nan: torch.Tensor) -> torch.Tensor:
@@ -89,6 +101,47 @@ LAYOUTS = {
     "one_head": _one_head,
     "one_row": _one_row,
 }
+
+
+def drawn(param: Param, case: Case, given: dict[str, Any]) -> Any:
+    """A random value of a parameter without a default, the same for the same case.
+
+    Sorted tensors are the ids of some documents a sequence, other integers some number of keys;
+    a third of a boolean tensor holds. Where the case's layout is not contiguous, neither is this:
+    between its elements are others that give themselves away.
+
+    Args:
+        param: the parameter.
+        case: the lengths.
+        given: the values of other parameters, which sizes may depend on.
+    """
+    generator = torch.Generator().manual_seed(zlib.crc32(f"{case}{param.name}".encode()))
+    if isinstance(param, Int):
+        return param.min + int(torch.randint(0, max(1, case.kv_len), (), generator=generator))
+    if isinstance(param, Float):
+        return 1.5 if param.above is None else param.above + 1.5
+    assert isinstance(param, Tensor)
+    sizes = given | {
+        "batch": case.batch,
+        "num_q_heads": case.q_heads,
+        "num_kv_heads": case.kv_heads,
+        "q_len": case.q_len,
+        "kv_len": case.kv_len,
+    }
+    shape = [evaluate(dim.sym, sizes) for dim in param.dims if dim is not None]
+    assert len(shape) == len(param.dims), f"{param}: of which size?"
+    if param.dtype == "bool":
+        value = torch.rand(shape, generator=generator) < 0.3
+        poison = ~value
+    elif param.dtype == "int32":
+        most = case.kv_len // 8 if param.sorted else case.kv_len
+        value = torch.randint(0, most + 2, shape, generator=generator, dtype=torch.int32)
+        value = value.sort(dim=-1).values if param.sorted else value
+        poison = torch.full_like(value, 2**30)
+    else:
+        value = torch.randn(shape, generator=generator).to(getattr(torch, param.dtype))
+        poison = torch.full_like(value, torch.nan)
+    return value if case.layout == "contiguous" else torch.stack([value, poison], dim=-1)[..., 0]
 
 
 def inputs(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from flashgen import AttentionSpec
-from flashgen.reference import attention_reference, visibility
+from flashgen.reference import attention_reference, final_scores, weigh
 from support.cases import Case
 
 Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -20,9 +22,19 @@ def check(
     the rounding is a few of float32 and one to out's dtype.
     """
     q, k, v = tensors
-    params = case.arguments(spec)
+    params = case.arguments(spec, str(q.device))
     scale = case.scale or spec.scale or spec.qk_head_dim**-0.5
-    exact = attention_reference(q, k, v, spec.mask, scale=scale, params=params, return_lse=True)
+    exact = attention_reference(
+        q,
+        k,
+        v,
+        spec.mask,
+        score=spec.score,
+        normaliser=spec.normaliser,
+        scale=scale,
+        params=params,
+        return_lse=True,
+    )
     low = _low_precision(q, k, v, spec, scale, params)
     for name, got, right, rough in zip(("out", "lse"), (out, lse), exact, low, strict=True):
         assert got.shape == right.shape, f"{name}: {tuple(got.shape)}, not {tuple(right.shape)}"
@@ -42,18 +54,16 @@ def _low_precision(
     v: torch.Tensor,
     spec: AttentionSpec,
     scale: float,
-    params: dict[str, int],
+    params: dict[str, Any],
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(out, lse) with float32 scores and weights in the inputs' dtype, like matrix units."""
     group = q.shape[1] // k.shape[1]
     keys, values = (x.repeat_interleave(group, dim=1).float() for x in (k, v))
-    shape = (q.shape[0], q.shape[1], q.shape[2], k.shape[2])
-    visible = visibility(spec.mask, *shape, params=params, device=q.device)
     # The interpreter computes tf32 products in full precision, a GPU does not.
     operand = _tf32 if spec.input_precision == "tf32" and q.is_cuda else torch.Tensor.float
-    scores = (operand(q) @ operand(keys).mT * scale).masked_fill(~visible, -torch.inf)
-    lse = torch.logsumexp(scores, dim=-1)
-    weights = torch.exp(scores - lse.masked_fill(lse == -torch.inf, 0.0).unsqueeze(-1))
+    products = operand(q) @ operand(keys).mT * scale
+    scores = final_scores(products, spec.mask, spec.score, params=params)
+    weights, lse = weigh(scores, spec.normaliser, params=params)
     return (operand(weights.to(q.dtype)) @ operand(values)).to(q.dtype), lse
 
 
