@@ -127,10 +127,13 @@ def _source(plan: KernelPlan, config: KernelConfig, target: str, tma: bool, alig
         name: "constexpr" if name in constants else types.get(name, "i32")
         for name in kernel.arg_names
     }
+    # The launcher looks at no number whose value may change without a recompile.
+    divisible = {name for name, kind in signature.items() if aligned and kind == "i32"}
+    divisible = {name for name in divisible - set(plan.kernel_ints) if "stride_" in name}
     attributes = {
         (i,): ALIGNED
         for i, (name, kind) in enumerate(signature.items())
-        if kind.startswith("*") or (aligned and kind == "i32" and "stride_" in name)
+        if kind.startswith("*") or name in divisible
     }
     return ASTSource(kernel, signature, constexprs=constants, attrs=attributes)
 
