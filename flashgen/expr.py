@@ -24,7 +24,7 @@ from flashgen.kinds import CONDITION, INTEGER, check_divisor, check_kinds, kind_
 from flashgen.operations import BITWISE, OPERATIONS
 from flashgen.symbols import KV_LEN, Q_LEN, evaluate
 from flashgen.torch_names import KNOWN, call
-from flashgen.user_code import mistake
+from flashgen.user_code import mistake, untraceable
 
 _VALUES: ContextVar[Mapping[str, Any] | None] = ContextVar("flashgen_values", default=None)
 
@@ -199,10 +199,7 @@ class Expr:
             values = {key: concrete(value) for key, value in named.items()}
             return func(*map(concrete, args), **values)
         if name not in KNOWN:
-            raise mistake(
-                f"torch's `{name}` cannot be traced",
-                f"known are the operators and {', '.join(KNOWN)}",
-            )
+            raise untraceable(name, args)
         return call(name, apply, args, named)
 
 

@@ -5,8 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from traceback import FrameSummary, extract_stack
+from typing import Any
 
 from flashgen.errors import MaskError
+from flashgen.torch_names import KNOWN
+
+_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+#: What calls the user's functions, or looks at what they returned: its callers are not at fault.
+_CALLERS = (f"{_PACKAGE}tracing.py", f"{_PACKAGE}spec.py")
 
 
 def users_line(frames: Sequence[FrameSummary]) -> str:
@@ -14,10 +20,11 @@ def users_line(frames: Sequence[FrameSummary]) -> str:
 
     ``"specs/mine.py:7: `if q_idx > 5:`"``, or "" where there is none.
     """
-    package = os.path.dirname(os.path.abspath(__file__)) + os.sep
     for frame in reversed(frames):
         name = os.path.abspath(frame.filename)
-        if not name.startswith(package) and f"{os.sep}torch{os.sep}" not in name:
+        if name in _CALLERS:
+            break
+        if not name.startswith(_PACKAGE) and f"{os.sep}torch{os.sep}" not in name:
             return f"{frame.filename}:{frame.lineno}: `{frame.line}`"
     return ""
 
@@ -26,3 +33,22 @@ def mistake(problem: str, remedy: str) -> MaskError:
     """A `MaskError` that shows the line of the user's own code that is being run."""
     where = users_line(extract_stack())
     return MaskError(f"{where + ': ' if where else ''}{problem}; {remedy}")
+
+
+def untraceable(name: str, arguments: Sequence[Any]) -> MaskError:
+    """The mistake of handing symbols to a function of torch that flashgen does not know.
+
+    Args:
+        name: the function's.
+        arguments: what it was given.
+    """
+    if name == "__getitem__":
+        index = arguments[1] if isinstance(arguments[1], tuple) else arguments[1:]
+        return mistake(
+            f"a tensor that is not declared is indexed by `{', '.join(map(str, index))}`",
+            "declare it, as in ids = Tensor('ids', ('batch', 'kv_len'), dtype='int32'), "
+            "and index that: the call passes the tensor",
+        )
+    return mistake(
+        f"torch's `{name}` cannot be traced", f"known are the operators and {', '.join(KNOWN)}"
+    )

@@ -148,6 +148,8 @@ MISTAKES: list[tuple[Callable[[], Any], str]] = [
     (lambda: Q & (Q >= KV), "`&` takes conditions and was given the integer `q_idx`"),
     (lambda: (Q >= 0) & 1, "`&` takes conditions and was given the integer `1`"),
     (lambda: torch.erf(Q), "torch's `erf` cannot be traced"),
+    (lambda: torch.ones(4)[Q], "a tensor that is not declared is indexed by `q_idx`; declare it,"),
+    (lambda: torch.ones(4, 4)[0, KV], "a tensor that is not declared is indexed by `0, kv_idx`"),
     (lambda: Int("left", 9) + LEFT, "two parameters are named 'left'"),
 ]
 
