@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
 import sympy
 
-from flashgen.symbolic.places import SCALE, SCORES, Place, place_of
-from flashgen.symbols import SCORE
+from flashgen.symbolic.places import SCALE, SCORES, Place, is_integral, place_of
+from flashgen.symbolic.regroup import with_exact_differences
+from flashgen.symbols import Q_FIRST, Q_IDX, SCORE
 
 #: sympy keeps it exact; it prints as 1.4426950408889634.
 LOG2E = 1 / sympy.log(2)
@@ -21,14 +23,26 @@ _INFINITIES = (sympy.oo, -sympy.oo, sympy.nan, sympy.zoo)
 class FoldedScore:
     """A score function of the raw products q·k, for a softmax in base 2.
 
+    A softmax does not see what is added to a whole row, and its maximum may be taken before a
+    positive factor: ``expr`` is ``outer * inner + shift``, of which the inner loop needs ``inner``
+    for each element, ``outer`` where it takes the exponential, and ``shift`` not at all.
+
     Attributes:
         expr: log2(e) * f(scale * scores), over `SCORES` and `SCALE`.
+        outer: a scalar known to be positive, for a scale above 0.
+        inner: `SCORES` itself where ``expr`` is a positive multiple of it.
+        shift: of the row alone; to be added to the log-sum-exp, and taken from a sink.
+        bound: the greatest that ``expr`` can be, either way, where that is a known number; else
+            None. An exponential then needs no maximum taken off to stay finite.
         factor: where ``expr`` is a scalar times `SCORES` and nothing more, that scalar; else None.
-        factor_is_positive: whether the factor is known to be above 0, for a scale above 0. Only
-            then is the greatest score that of the greatest product.
+        factor_is_positive: whether the factor is known to be above 0, for a scale above 0.
     """
 
     expr: Any
+    outer: Any
+    inner: Any
+    shift: Any
+    bound: float | None
     factor: Any
     factor_is_positive: bool
 
@@ -47,15 +61,94 @@ def fold_score(score: Any = SCORE, positive: Collection[str] = ()) -> FoldedScor
     """
     raw = times(score.xreplace({SCORE: SCALE * SCORES}), LOG2E)
     slope, rest = _linear(raw)
-    if slope is None:
-        return FoldedScore(raw, None, False)
-    expr = sympy.Add(sympy.Mul(slope, SCORES, evaluate=False), rest)
-    if rest != 0 or place_of(slope) != Place.SCALAR:
-        return FoldedScore(expr, None, False)
-    known = {
-        s: sympy.Symbol(s.name, positive=True) for s in slope.free_symbols if s.name in positive
-    }
-    return FoldedScore(expr, slope, bool(slope.xreplace(known).is_positive))
+    expr = raw if slope is None else sympy.Add(sympy.Mul(slope, SCORES), rest)
+    factor = slope if rest == 0 and slope is not None and _is_scalar(slope) else None
+    terms, shift = _without_shift(expr)
+    outer = _positive_factor(terms, positive)
+    return FoldedScore(
+        expr=expr,
+        outer=outer,
+        inner=sympy.Add(*(times(term, 1 / outer) for term in terms)),
+        shift=shift,
+        bound=bound_of(raw),
+        factor=factor,
+        factor_is_positive=factor is not None and _is_positive(factor, positive),
+    )
+
+
+def _is_scalar(expr: Any) -> bool:
+    return place_of(expr) == Place.SCALAR
+
+
+def _is_positive(expr: Any, positive: Collection[str]) -> bool:
+    above_0 = [symbol for symbol in expr.free_symbols if symbol.name in positive]
+    known = {symbol: sympy.Symbol(symbol.name, positive=True) for symbol in above_0}
+    return bool(expr.xreplace(known).is_positive)
+
+
+def _without_shift(expr: Any) -> tuple[list[Any], Any]:
+    """The terms of ``expr`` that a softmax needs, and the sum of what is the same along a row.
+
+    ``slope * (kv_idx - q_idx)`` is ``slope * (kv_idx - q_first)``, of the column alone, and
+    ``slope * (q_first - q_idx)``. Both are products of exact differences, no larger than the first.
+    """
+    kept, shift = [], []
+    for term in with_exact_differences(sympy.Add.make_args(expr)):
+        if place_of(term) in (Place.SCALAR, Place.ROW):
+            shift.append(term)
+            continue
+        scalars, others = _scalar_factors(term)
+        whole = others[0] if len(others) == 1 else sympy.Integer(0)
+        parts = sympy.Add.make_args(whole)
+        rows = sympy.Add(*(part for part in parts if place_of(part) == Place.ROW))
+        columns = [part for part in parts if place_of(part) == Place.COLUMN]
+        mixed = any(place_of(part) == Place.ELEMENT for part in parts)
+        if rows == 0 or not columns or mixed or not is_integral(whole):
+            kept.append(term)
+            continue
+        first = rows.xreplace({Q_IDX: Q_FIRST})
+        kept.append(sympy.Mul(*scalars, whole - rows + first, evaluate=False))
+        shift.append(sympy.Mul(*scalars, rows - first, evaluate=False))
+    return kept, sympy.Add(*shift)
+
+
+def _scalar_factors(term: Any) -> tuple[list[Any], list[Any]]:
+    """The factors of a product that are scalars, and the others."""
+    factors = sympy.Mul.make_args(term)
+    return [f for f in factors if _is_scalar(f)], [f for f in factors if not _is_scalar(f)]
+
+
+def _positive_factor(terms: list[Any], positive: Collection[str]) -> Any:
+    """What the term with the product q·k is multiplied by, as far as it is known to be above 0."""
+    for term in terms:
+        if SCORES not in term.free_symbols:
+            continue
+        if isinstance(term, sympy.Piecewise):
+            return _positive_factor([value for value, _ in term.args], positive)
+        scalars, _ = _scalar_factors(term)
+        return sympy.Mul(*(scalar for scalar in scalars if _is_positive(scalar, positive)))
+    return sympy.Integer(1)
+
+
+def bound_of(expr: Any) -> float | None:
+    """A number that ``expr`` never exceeds, either way; None where none is known."""
+    if expr.is_number:
+        return abs(float(expr))
+    if isinstance(expr, sympy.tanh | sympy.sin | sympy.cos):
+        return 1.0
+    if isinstance(expr, sympy.Piecewise):
+        parts = [value for value, _ in expr.args]
+    elif isinstance(expr, sympy.Add | sympy.Mul | sympy.Min | sympy.Max):
+        parts = list(expr.args)
+    else:
+        return None
+    bounds = [bound_of(part) for part in parts]
+    known = [bound for bound in bounds if bound is not None]
+    if len(known) < len(bounds):
+        return None
+    if expr.is_Add:
+        return sum(known)
+    return math.prod(known) if expr.is_Mul else max(known)
 
 
 def times(expr: Any, factor: Any) -> Any:

@@ -33,6 +33,7 @@ VALUES: dict[str, Any] = {
     "kv_idx": printed.KV_IDX,
     "batch": 1,
     "head": 2,
+    "q_first": 7,
     "q_len": 12,
     "kv_len": 10,
     "left": 4,

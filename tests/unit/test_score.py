@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,12 @@ from flashgen import Float, Tensor
 from flashgen.functions import tanh, where
 from flashgen.scores import as_score, softcap
 from flashgen.symbolic.placement import place
-from flashgen.symbolic.places import SCALE, SCORES
+from flashgen.symbolic.places import SCALE, SCORES, Place, place_of
+from flashgen.symbolic.printer import plain_source
 from flashgen.symbolic.score import fold_score, split_infinite
 from flashgen.symbols import KV_IDX, Q_IDX, SCORE, H, Load
 from support import printed
-from support.expressions import LOG2E, VALUES, expected_of, reals
+from support.expressions import LOG2E, VALUES, expected_of, integers, reals
 
 CAP = Float("cap", above=0.0)
 SLOPES = Tensor("slopes", ("num_q_heads",))
@@ -132,6 +134,91 @@ def test_folding_keeps_the_value(score: Any) -> None:
     want = expected_of(score.xreplace({SCORE: SCALE * SCORES}), VALUES) / np.log(2)
     (found,) = printed.run(place([fold_score(score).expr], {"b": "batch", "h": "head"}), VALUES)
     np.testing.assert_allclose(np.broadcast_to(found, want.shape), want, rtol=1e-9, atol=1e-9)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(reals(3), reals(1), integers(1))
+def test_outer_inner_and_shift_make_up_the_score(score: Any, slope: Any, whole: Any) -> None:
+    folded = fold_score((score + slope * whole).xreplace({SCORES: SCORE}), positive=["cap"])
+    assert place_of(folded.outer) == Place.SCALAR
+    assert place_of(folded.shift) in (Place.SCALAR, Place.ROW)
+    want, outer, inner, shift = (
+        expected_of(expr, VALUES).astype(float)
+        for expr in (folded.expr, folded.outer, folded.inner, folded.shift)
+    )
+    assert (outer > 0).all()
+    np.testing.assert_allclose(outer * inner + shift, want, rtol=1e-9, atol=1e-9)
+    if folded.bound is not None:
+        assert np.abs(want).max() <= folded.bound * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("score_mod", "outer", "inner", "shift"),
+    [
+        (lambda s, b, h, q, k: s, "1.4426950408889634 * scale", "scores", "0"),
+        (softcap(30.0), "30.0 * 1.4426950408889634", "tanh(scale * scores / 30)", "0"),
+        (softcap(CAP), "1.4426950408889634 * cap", "tanh(scale * scores / cap)", "0"),
+        (
+            alibi,
+            "1.4426950408889634 * scale",
+            "scores + (kv_idx - q_first) * slopes[h] / scale",
+            "1.4426950408889634 * (q_first - q_idx) * slopes[h]",
+        ),
+        (
+            lambda s, b, h, q, k: s + 0.5 * SLOPES[q] - 2 * k,
+            "1.4426950408889634 * scale",
+            "scores - 2 * kv_idx / scale",
+            "0.5 * 1.4426950408889634 * slopes[q_idx]",
+        ),
+        # A sign that is not known stays inside.
+        (
+            lambda s, b, h, q, k: 2 * s * SLOPES[h],
+            "2 * 1.4426950408889634 * scale",
+            "scores * slopes[h]",
+            "0",
+        ),
+        (lambda s, b, h, q, k: -s, "1.4426950408889634 * scale", "-scores", "0"),
+        (
+            lambda s, b, h, q, k: where(k < 4, s, s / 2 + q),
+            "1.4426950408889634 * scale",
+            "where(kv_idx < 4, scores, scores / 2 + q_idx / scale)",
+            "0",
+        ),
+    ],
+)
+def test_the_inner_loop_is_left_with_little(
+    score_mod: Any, outer: str, inner: str, shift: str
+) -> None:
+    folded = fold_score(traced(score_mod), positive=["cap"])
+    found = tuple(map(plain_source, (folded.outer, folded.inner, folded.shift)))
+    assert found == (outer, inner, shift)
+
+
+@pytest.mark.parametrize("cap", [2.0, 30.0])
+def test_a_softcap_bounds_the_score(cap: float) -> None:
+    bound = fold_score(traced(softcap(cap))).bound
+    assert bound is not None
+    assert bound == pytest.approx(cap / math.log(2))
+    assert fold_score(traced(softcap(CAP))).bound is None
+    assert fold_score(traced(as_score(softcap(cap)).then(alibi))).bound is None
+
+
+def test_alibi_at_position_100000_is_as_exact_as_float32() -> None:
+    """Within four units in the last place of what ``slope * (kv_idx - q_idx)`` comes to."""
+    values = {
+        **VALUES,
+        "q_idx": np.arange(100_000, 100_005)[:, None],
+        "q_first": 99_968,
+        "kv_idx": np.array([[0, 5, 77, 50_003, 99_990, 99_999, 100_001]]),
+        "scores": np.zeros((5, 7)),
+        "slopes": np.float32([0.1, 0.2, 0.3, 0.4]).astype(float),
+    }
+    folded = fold_score(traced(alibi))
+    placed = place([folded.outer, folded.inner, folded.shift], {"b": "batch", "h": "head"})
+    outer, inner, shift = printed.run(placed, values, np.float32)
+    want = expected_of(folded.expr, values).astype(float)
+    largest = np.maximum(np.abs(want), np.abs(values["slopes"][2] * 64))
+    assert np.max(np.abs(outer.astype(float) * inner + shift - want) / largest) <= 4 * 2.0**-23
 
 
 SEEN, ALSO = sympy.Ge(Q_IDX, KV_IDX), sympy.Lt(KV_IDX, 8)

@@ -61,6 +61,7 @@ def print_product(printer: Printer, expr: Any) -> str:
     factors = _with_one_integer_factor(factors)
     above = [factor for factor in factors if not _is_denominator(factor)]
     below = [_inverse(factor) for factor in factors if _is_denominator(factor)]
+    above = [factor for factor in above if not (factor.is_Float and float(factor) == 1.0)]
     numbers = [factor for factor in above if factor.is_Number]
     if numbers and not printer.is_tensor(expr):
         number, denominator = as_fraction(sympy.Mul(*numbers))
