@@ -12,6 +12,8 @@ from hypothesis import given, settings
 
 from flashgen.symbolic.placement import Placed, place
 from flashgen.symbolic.places import SCALE, SCORES
+from flashgen.symbolic.printer import triton_source
+from flashgen.symbolic.trace import trace
 from flashgen.symbols import KV_IDX, Q_IDX, B, FloorMod, H, Load, Truncate, evaluate
 from support import printed
 from support.expressions import (
@@ -31,6 +33,7 @@ from support.expressions import (
     integers,
     reals,
 )
+from support.variety import MASK_SPECS
 
 NAMES = {"b": "batch", "h": "head"}
 DISTANCE = KV_IDX - Q_IDX
@@ -169,6 +172,13 @@ def test_several_expressions_share_what_they_read() -> None:
     assert placed.carried[:4] == ("q_idx", "batch", "head", "bias")
     assert placed.helpers == ("_at_2d",)
     assert not placed.uses_tanh
+
+
+@pytest.mark.parametrize("name", MASK_SPECS)
+def test_masks_that_load_nothing_stay_as_they_are_printed(name: str) -> None:
+    seen = trace(MASK_SPECS[name].mask).expr
+    placed = place([seen], NAMES)
+    assert shown(placed) == triton_source(seen, NAMES)
 
 
 def test_new_names_are_nobody_elses() -> None:
