@@ -27,8 +27,9 @@ def native(spec: AttentionSpec) -> torch.dtype:
 def check_attention(module: ModuleType, spec: AttentionSpec, case: Case) -> None:
     """The public call, with the configuration that the module has for this GPU."""
     tensors = inputs(case, spec, native(spec), "cuda")
+    params = case.arguments(spec, "cuda")
     poison()
-    out, lse = module.attention(*tensors, scale=case.scale, return_lse=True, **case.params)
+    out, lse = module.attention(*tensors, scale=case.scale, return_lse=True, **params)
     check(out, lse, tensors, spec, case)
 
 
@@ -38,7 +39,7 @@ def check_config(
     """One launch of the kernel with a configuration of the test's choice."""
     tensors = inputs(case, spec, native(spec), "cuda")
     scale = case.scale or spec.scale or spec.qk_head_dim**-0.5
-    params = case.arguments(spec).values()
+    params = case.arguments(spec, "cuda").values()
     poison()
     out, lse = module._launch(*tensors, scale, *params, {**config.as_dict(), "USE_TMA": USE_TMA})
     check(out, lse, tensors, spec, case)

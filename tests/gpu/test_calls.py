@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+import triton
 
+from flashgen import Float, Int
 from gpu.launch import native, poison
 from support.cases import Case, inputs
 from support.contract import check_compiled, check_gradients
@@ -22,13 +26,17 @@ def _inputs(name: str, case: Case = CASE) -> tuple[torch.Tensor, ...]:
     return inputs(case, SPECS[name], native(SPECS[name]), "cuda")
 
 
+def _params(name: str, case: Case = CASE) -> dict[str, Any]:
+    return case.arguments(SPECS[name], "cuda")
+
+
 @pytest.mark.parametrize("name", SPECS)
 def test_the_same_bits_twice(name: str) -> None:
-    tensors = _inputs(name)
+    tensors, params = _inputs(name), _params(name)
     results = []
     for _ in range(2):
         poison()
-        results.append(shipped_module(name).attention(*tensors, return_lse=True))
+        results.append(shipped_module(name).attention(*tensors, return_lse=True, **params))
     assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
 
 
@@ -42,26 +50,85 @@ def test_gradients(name: str) -> None:
 def test_opcheck(name: str) -> None:
     case = Case(70, 70, q_heads=4, kv_heads=2, layout="transposed")
     tensors = [x.requires_grad_() for x in _inputs(name, case)]
-    params = case.arguments(SPECS[name]).values()
+    params = _params(name, case).values()
     torch.library.opcheck(shipped_module(name)._attention_op, (*tensors, 0.1, *params))
 
 
-@pytest.mark.parametrize("name", ["causal_d128", "causal_d192_v128", "window_d128"])
+@pytest.mark.parametrize("name", [
+    "causal_d128", "causal_d192_v128", "window_d128", "documents_d128", "softcap_d128",
+    "sinks_softmax_d64",
+])  # fmt: skip
 def test_compile_without_graph_breaks(name: str) -> None:
     check_compiled(shipped_module(name), SPECS[name], backend="inductor", device="cuda")
 
 
+LENGTHS = (
+    1,
+    2,
+    15,
+    16,
+    17,
+    31,
+    64,
+    100,
+    127,
+    128,
+    129,
+    250,
+    256,
+    333,
+    500,
+    512,
+    640,
+    777,
+    900,
+    999,
+)
+SIZES = (0, 1, 2, 5, 16, 17, 100, 128, 1000, 1024, 2**30)
+
+
 @pytest.mark.parametrize("name", SPECS)
-def test_a_kernel_is_compiled_once_for_all_lengths(name: str) -> None:
+def test_a_kernel_is_compiled_once_for_twenty_lengths(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And window sizes, caps, tensors: Triton's own count, and what its hook is told."""
     module = import_file(GENERATED / f"{name}.py")
-    params = [{}, {param.name: 5 for param in SPECS[name].mask.params}]
-    for length in (1, 2, 15, 16, 17, 31, 64, 100, 127, 128, 129, 250, 256, 333, 500, 512, 640):
+    compiled: list[str] = []
+    monkeypatch.setattr(
+        triton.knobs.runtime, "jit_cache_hook", lambda *, repr, **_: compiled.append(repr)
+    )
+    for turn, length in enumerate(LENGTHS):
         for heads in (1, 2, 8, 16):
-            case = Case(length, length, batch=heads % 3 + 1, q_heads=heads, kv_heads=heads)
-            for given in params:
-                module.attention(*_inputs(name, case), **given)
+            numbers = {
+                param.name: max(SIZES[turn % len(SIZES)], param.min)
+                for param in SPECS[name].params
+                if isinstance(param, Int)
+            } | {
+                param.name: (30, 2.5, 1)[turn % 3]
+                for param in SPECS[name].params
+                if isinstance(param, Float)
+            }
+            case = Case(length, length, heads % 3 + 1, heads, heads, params=numbers)
+            module.attention(*_inputs(name, case), **_params(name, case))
     kernels, *_ = module._attention_forward.device_caches[0]
-    assert len(kernels) == 1
+    assert len(kernels) == len(compiled) == 1, compiled
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_a_mask_takes_memory_in_proportion_to_the_length(name: str) -> None:
+    """At its peak, beyond the output and the log-sum-exp: where documents begin, and the like."""
+    for length in (4096, 16384):
+        case = Case(length, length, q_heads=16, kv_heads=16)
+        tensors, params = _inputs(name, case), _params(name, case)
+        for _ in range(2):  # the first call compiles
+            torch.cuda.synchronize()
+            before = torch.cuda.memory_allocated()
+            torch.cuda.reset_peak_memory_stats()
+            out, lse = shipped_module(name).attention(*tensors, return_lse=True, **params)
+            torch.cuda.synchronize()
+            extra = torch.cuda.max_memory_allocated() - before - out.nbytes - lse.nbytes
+            del out, lse
+        assert extra <= 16 * length, f"{extra} bytes at {length}"
 
 
 @pytest.mark.parametrize("offset", [0, 1], ids=["tma", "pointers"])
@@ -119,18 +186,21 @@ def test_outputs_of_more_than_2_to_31_elements() -> None:
 
 @pytest.mark.parametrize("name", SPECS)
 def test_cuda_graphs(name: str) -> None:
+    """Of a call whose tensors change between replays, those of the parameters too."""
     module = shipped_module(name)
-    static, fresh = (
-        _inputs(name, Case(300, 300, batch=batch, q_heads=4, kv_heads=2))[:3] for batch in (2, 3)
-    )
-    module.attention(*static)  # compiled before the capture
+    cases = [Case(300, 300, batch=2, q_heads=4, kv_heads=2, scale=scale) for scale in (0.1, 0.2)]
+    static, fresh = ((_inputs(name, case), _params(name, case)) for case in cases)
+    module.attention(*static[0], **static[1])  # compiled before the capture
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        out = module.attention(*static)
-    for old, new in zip(static, fresh, strict=True):
-        old.copy_(new[:2])
+        out = module.attention(*static[0], **static[1])
+    for old, new in zip(
+        (*static[0], *static[1].values()), (*fresh[0], *fresh[1].values()), strict=True
+    ):
+        if isinstance(old, torch.Tensor):
+            old.copy_(new)
     graph.replay()
-    assert torch.equal(out, module.attention(*(x[:2] for x in fresh)))
+    assert torch.equal(out, module.attention(*fresh[0], **fresh[1]))
 
 
 def test_it_runs_on_the_current_stream() -> None:

@@ -27,7 +27,7 @@ UNEQUAL = [(1, 4099), (777, 2000), (2000, 777), (128, 1024), (0, 5), (5, 0)]
 
 
 def _defined(spec: AttentionSpec, lengths: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    return [(q, kv) for q, kv in lengths if q == kv or not spec.mask.equal_lengths]
+    return [(q, kv) for q, kv in lengths if q == kv or not spec.equal_lengths]
 
 
 @pytest.mark.parametrize("name", SPECS)

@@ -35,14 +35,14 @@ CASES = [
 @pytest.mark.parametrize("name", SPECS)
 def test_the_reference_answers_for_cpu_tensors(name: str, case: Case) -> None:
     module, spec = shipped_module(name), SPECS[name]
-    tensors = native_inputs(case, spec)
-    if spec.mask.equal_lengths and case.q_len != case.kv_len:
+    tensors, params = native_inputs(case, spec), case.arguments(spec)
+    if spec.equal_lengths and case.q_len != case.kv_len:
         with pytest.raises(ValueError, match="equal lengths only"):
-            module.attention(*tensors)
+            module.attention(*tensors, **params)
         return
-    out, lse = module.attention(*tensors, return_lse=True, scale=case.scale)
+    out, lse = module.attention(*tensors, return_lse=True, scale=case.scale, **params)
     check(out, lse, tensors, spec, case)
-    assert torch.equal(module.attention(*tensors, scale=case.scale), out)
+    assert torch.equal(module.attention(*tensors, scale=case.scale, **params), out)
 
 
 @pytest.mark.parametrize("left", [0, 1, 5, 100])

@@ -1,4 +1,4 @@
-"""One compile serves every length, head count and parameter: Triton's own keys say so, on any CPU."""
+"""One compile serves every length, head count and parameter: Triton's own keys say so."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
@@ -28,38 +29,64 @@ def check_gradients(
     lse_only: bool = False,
     device: str = "cpu",
 ) -> None:
-    """Gradients of q, k and v through out and lse, against float64 with a bound from the data."""
+    """Gradients of q, k, v and float parameters, against float64 with a bound from the data."""
     tensors = native_inputs(case, spec, device)
-    q, k, v = (x.detach().clone().requires_grad_() for x in tensors)
-    out, lse = module.attention(q, k, v, return_lse=True, scale=case.scale, **case.params)
+    given = case.arguments(spec, device)
+    (q, k, v), params, learned = _leaves(tensors, given)
+    out, lse = module.attention(q, k, v, return_lse=True, scale=case.scale, **params)
     generator = torch.Generator(device).manual_seed(1)
     weights = [torch.randn(x.shape, generator=generator, device=device) for x in (out, lse)]
     objective = _objective(out, lse, weights, lse_only)
-    got = torch.autograd.grad(objective, (q, k, v), materialize_grads=True)
+    leaves = {"q": q, "k": k, "v": v, **learned}
+    got = torch.autograd.grad(objective, tuple(leaves.values()), materialize_grads=True)
     exact, rough = (
-        _gradients(tensors, spec, case, weights, lse_only, dtype)
+        _gradients(tensors, given, spec, case, weights, lse_only, dtype)
         for dtype in (torch.float64, q.dtype)
     )
-    for name, mine, right, low in zip("qkv", got, exact, rough, strict=True):
-        assert mine.dtype == q.dtype, f"d{name}: {mine.dtype}"
+    for (name, leaf), mine, right, low in zip(leaves.items(), got, exact, rough, strict=True):
+        assert mine.dtype == leaf.dtype, f"d{name}: {mine.dtype}"
         assert mine.isfinite().all(), f"d{name}: infinite or NaN"
         error, allowed = error_and_bound(mine, right, low)
         assert error <= allowed, f"d{name}: error {error:.3g}, allowed {allowed:.3g}"
 
 
+def _leaves(
+    tensors: Tensors, given: dict[str, Any], dtype: torch.dtype | None = None
+) -> tuple[Tensors, dict[str, Any], dict[str, torch.Tensor]]:
+    """What a gradient is asked of: q, k, v; all parameters; those of them that have a gradient."""
+
+    def leaf(x: torch.Tensor) -> torch.Tensor:
+        return x.detach().to(dtype or x.dtype).clone().requires_grad_()
+
+    is_float = torch.is_floating_point
+    learned = {
+        name: leaf(x) for name, x in given.items() if isinstance(x, torch.Tensor) and is_float(x)
+    }
+    return tuple(map(leaf, tensors)), given | learned, learned
+
+
 def _gradients(
     tensors: Tensors,
+    given: dict[str, Any],
     spec: AttentionSpec,
     case: Case,
     weights: list[torch.Tensor],
     lse_only: bool,
     dtype: torch.dtype,
 ) -> Tensors:
-    q, k, v = (x.detach().to(dtype).requires_grad_() for x in tensors)
-    given = {"scale": case.scale, "params": case.arguments(spec), "dtype": dtype}
-    out, lse = attention_reference(q, k, v, spec.mask, return_lse=True, **given)
+    qkv, params, learned = _leaves(tensors, given, dtype)
+    out, lse = attention_reference(
+        *qkv,
+        spec.mask,
+        score=spec.score,
+        normaliser=spec.normaliser,
+        scale=case.scale or spec.scale,
+        params=params,
+        dtype=dtype,
+        return_lse=True,
+    )
     objective = _objective(out, lse, weights, lse_only)
-    return torch.autograd.grad(objective, (q, k, v), materialize_grads=True)
+    return torch.autograd.grad(objective, (*qkv, *learned.values()), materialize_grads=True)
 
 
 def _objective(
@@ -79,12 +106,15 @@ def check_compiled(
     compiled = torch.compile(module.attention, fullgraph=True, dynamic=True, backend=counter)
     for length in (33, 64, 129, 200):
         case = Case(length, length, batch=2, q_heads=4, kv_heads=2)
-        tensors = native_inputs(case, spec, device)
-        got, right = (f(*tensors, return_lse=True) for f in (compiled, module.attention))
+        tensors, params = native_inputs(case, spec, device), case.arguments(spec, device)
+        got, right = (f(*tensors, return_lse=True, **params) for f in (compiled, module.attention))
         torch.testing.assert_close(got, right, rtol=0, atol=0)
     assert counter.frame_count == 1, "a length caused a recompile"
 
-    q, k, v = (x.detach().clone().requires_grad_() for x in tensors)
-    eager = torch.autograd.grad(module.attention(q, k, v).float().square().sum(), (q, k, v))
-    mine = torch.autograd.grad(compiled(q, k, v).float().square().sum(), (q, k, v))
+    qkv, params, learned = _leaves(tensors, params)
+    leaves = (*qkv, *learned.values())
+    eager, mine = (
+        torch.autograd.grad(f(*qkv, **params).float().square().sum(), leaves)
+        for f in (module.attention, compiled)
+    )
     torch.testing.assert_close(mine, eager)

@@ -1,4 +1,4 @@
-"""What Triton would compile for the calls of a module, found without a GPU and without compiling."""
+"""What Triton would compile for the calls of a module, found without a GPU or a compiler."""
 
 from __future__ import annotations
 

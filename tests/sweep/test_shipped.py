@@ -8,6 +8,7 @@ from types import ModuleType
 import pytest
 import torch
 
+from flashgen import Int
 from support.cases import LAYOUTS, Case, around_tiles, every_remainder, inputs
 from support.oracle import check
 from support.variants import shipped_module, shipped_specs
@@ -29,7 +30,7 @@ def _shipped_tiles(name: str) -> set[tuple[int, int, bool]]:
 def _remainders():
     for name, spec in SPECS.items():
         for turn, (m, n) in enumerate(TILES):
-            cases = every_remainder(m, n, equal_lengths=spec.mask.equal_lengths)
+            cases = every_remainder(m, n, equal_lengths=spec.equal_lengths)
             for i, case in enumerate(cases):
                 tma = (i + turn) % 2 == 0
                 label = f"{name}-{m}x{n}-{case}{'-tma' * tma}"
@@ -39,7 +40,7 @@ def _remainders():
 def _own_tiles():
     for name, spec in SPECS.items():
         for m, n, tma in sorted(_shipped_tiles(name)):
-            for case in around_tiles(m, n, equal_lengths=spec.mask.equal_lengths):
+            for case in around_tiles(m, n, equal_lengths=spec.equal_lengths):
                 label = f"{name}-{m}x{n}-{case}{'-tma' * tma}"
                 yield pytest.param(name, case, m, n, tma, id=label)
 
@@ -86,10 +87,10 @@ EMPTY = [
 @pytest.mark.parametrize("case", EMPTY, ids=str)
 @pytest.mark.parametrize("name", SPECS)
 def test_nothing_to_do(name: str, case: Case) -> None:
-    if SPECS[name].mask.equal_lengths and case.q_len != case.kv_len:
+    if SPECS[name].equal_lengths and case.q_len != case.kv_len:
         tensors = inputs(case, SPECS[name], getattr(torch, SPECS[name].dtype))
         with pytest.raises(ValueError, match=rf"^k: got kv_len {case.kv_len} for q_len "):
-            MODULES[name].attention(*tensors)
+            MODULES[name].attention(*tensors, **case.arguments(SPECS[name]))
     else:
         check_kernel(MODULES[name], SPECS[name], case)
 
@@ -103,7 +104,8 @@ def test_scale(name: str, scale: float) -> None:
 PARAMS = [
     (name, param.name, value)
     for name, spec in SPECS.items()
-    for param in spec.mask.params
+    for param in spec.params
+    if isinstance(param, Int)
     for value in (param.min, param.min + 1, 5, 16, 10**6)
 ]
 LENGTHS = [(40, 40), (17, 61), (61, 17), (1, 50)]
@@ -112,6 +114,8 @@ LENGTHS = [(40, 40), (17, 61), (61, 17), (1, 50)]
 @pytest.mark.parametrize(("q_len", "kv_len"), LENGTHS, ids=lambda length: f"{length}")
 @pytest.mark.parametrize(("name", "param", "value"), PARAMS)
 def test_params(name: str, param: str, value: int, q_len: int, kv_len: int) -> None:
+    if SPECS[name].equal_lengths:
+        kv_len = q_len
     check_kernel(MODULES[name], SPECS[name], Case(q_len, kv_len, params={param: value}))
 
 
@@ -122,9 +126,10 @@ def test_attention_runs_the_kernel(name: str, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.delattr(module, "reference")  # what it would run instead
     case = Case(70, 70, batch=2, q_heads=4, kv_heads=2)
     tensors = inputs(case, spec, getattr(torch, spec.dtype))
-    out, lse = module.attention(*tensors, return_lse=True)
+    params = case.arguments(spec)
+    out, lse = module.attention(*tensors, return_lse=True, **params)
     check(out, lse, tensors, spec, case)
-    assert torch.equal(module.attention(*tensors), out)
+    assert torch.equal(module.attention(*tensors, **params), out)
 
 
 @pytest.mark.parametrize("name", SPECS)
