@@ -5,19 +5,15 @@ from __future__ import annotations
 import ast
 import functools
 import hashlib
-import re
 from collections.abc import Mapping
 
 import jinja2
 
 from flashgen.budget.targets import get_target
+from flashgen.codegen.folding import fold
 from flashgen.config import ChosenConfig
 from flashgen.paths import template_dir
 from flashgen.plan import KernelPlan
-
-LINE_LENGTH = 100
-
-_OPENING = re.compile(r"[(\[]")
 
 
 def render_kernel(plan: KernelPlan) -> str:
@@ -53,39 +49,6 @@ def render_module(
         kernel=render_kernel(plan),
         package=package,
     )
-
-
-def fold(line: str) -> str:
-    """A call over 100 columns wide, broken as a formatter does: arguments on one line or one each.
-
-    They are taken apart at every comma outside brackets; one that is still too wide is broken in
-    the same way.
-    """
-    return _folded(line.rstrip("\n"), "") + "\n"
-
-
-def _folded(text: str, end: str) -> str:
-    if len(text) + len(end) <= LINE_LENGTH or not (bracket := _OPENING.search(text)):
-        return text + end
-    head, inner, closing = text[: bracket.end()], text[bracket.end() : -1], text[-1]
-    indent = re.match(" *", text)[0]  # type: ignore[index]
-    if len(indent) + 4 + len(inner) <= LINE_LENGTH:
-        body = f"{indent}    {inner}\n"
-    else:
-        arguments = _split_arguments(inner)
-        body = "".join(_folded(f"{indent}    {argument}", ",") + "\n" for argument in arguments)
-    return f"{head}\n{body}{indent}{closing}{end}"
-
-
-def _split_arguments(text: str) -> list[str]:
-    arguments, depth = [""], 0
-    for character in text:
-        depth += (character in "([{") - (character in ")]}")
-        if character == "," and depth == 0:
-            arguments.append("")
-        else:
-            arguments[-1] += character
-    return [argument.strip() for argument in arguments]
 
 
 @functools.cache

@@ -2,14 +2,14 @@
 
 from flashgen.plan.head_dims import Segment, split_head_dim
 from flashgen.plan.kernel import TRITON_DTYPES, KernelPlan, lower
-from flashgen.plan.loops import PrintedInterval, TileLoop
+from flashgen.plan.loops import KeyTiles, PrintedInterval
 
 __all__ = [
     "TRITON_DTYPES",
     "KernelPlan",
+    "KeyTiles",
     "PrintedInterval",
     "Segment",
-    "TileLoop",
     "lower",
     "split_head_dim",
 ]

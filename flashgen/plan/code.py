@@ -17,11 +17,9 @@ from flashgen.plan.loops import KERNEL_NAMES
 from flashgen.scores import Score
 from flashgen.spec import AttentionSpec
 from flashgen.symbolic.placement import Assignment, place
+from flashgen.symbolic.places import SCALE, SCORES
 from flashgen.symbolic.printer import plain_source, triton_source
-from flashgen.symbolic.score import LOG2E, FoldedScore, fold_score, split_infinite
-
-# What the inner loop has in any case.
-_AT_HAND = ("q_idx", "batch", "kv_len")
+from flashgen.symbolic.score import LOG2E, fold_score, split_infinite
 
 _GATHER = re.compile(r"\b_at_(\d+)d\(")
 
@@ -31,34 +29,33 @@ class KernelCode:
     """Source text of what differs between variants of one structure.
 
     Attributes:
-        factor: the scores of the softmax in base 2 are the raw products times this positive number,
-            ``qk_scale``; ``""`` where `score` says what they are.
-        score: an expression of the raw products ``scores``; ``""`` where `factor` says it.
+        score: what an element computes of the raw products ``scores``; ``""`` where it is them.
+        scaled: the scores of the softmax in base 2 are those times a positive ``qk_scale``.
         comment: the score function for a reader; ``""`` where there is none.
+        shift: what was left out of the score, (BLOCK_M,), in base 2; ``""`` for nothing.
         scalars: assignments once a program.
         rows: then once a tile of queries, (BLOCK_M, 1) vectors.
         columns: of each tile of keys, (1, BLOCK_N) vectors that the score reads.
         elements: then what several parts of the score share.
         masked: of each masked tile, what the conditions alone read.
         conditions: of the mask; all of them hold for a key that is seen.
-        carried: names from before the loops that are read inside, besides q_idx.
-        reads_q_idx: whether the loops read the rows' positions.
+        reads_q_idx: whether the loop reads the rows' positions.
         score_reads_kv_idx: whether the score reads the columns' positions.
         sink: the sink's logit in base 2; ``""`` where there is none.
         gathers: the numbers of dimensions that tensors are indexed by.
         uses_tanh: whether ``_tanh`` is called.
     """
 
-    factor: str
     score: str
+    scaled: bool
     comment: str
+    shift: str
     scalars: tuple[Assignment, ...]
     rows: tuple[Assignment, ...]
     columns: tuple[Assignment, ...]
     elements: tuple[Assignment, ...]
     masked: tuple[Assignment, ...]
     conditions: tuple[str, ...]
-    carried: tuple[str, ...]
     reads_q_idx: bool
     score_reads_kv_idx: bool
     sink: str
@@ -74,37 +71,62 @@ def kernel_code(spec: AttentionSpec, conditions: tuple[Any, ...]) -> KernelCode:
         conditions: those of the mask that the kernel evaluates.
     """
     nonnegative = [p.name for p in spec.params if isinstance(p, Int) and p.min >= 0]
-    folded = _folded(spec)
-    factored = folded.factor is not None and folded.factor_is_positive
-    exprs = conditions if factored else (folded.expr, *conditions)
-    placed = place(exprs, KERNEL_NAMES, nonnegative=nonnegative)
+
+    def text(expr: Any, **names: str) -> str:
+        return triton_source(expr, KERNEL_NAMES | names, nonnegative)
+
+    score, scale, shift = _softmax_parts(spec)
+    of_score = () if score == SCORES else (score,)
+    placed = place((*of_score, *conditions), KERNEL_NAMES, nonnegative=nonnegative)
     scalars = placed.scalars
-    if factored and spec.score is not None:
-        qk_scale = triton_source(folded.factor, KERNEL_NAMES, nonnegative)
-        scalars = (*scalars, Assignment("qk_scale", qk_scale))
-    score = "" if factored else placed.results[0]
-    of_score = tuple(a for a in placed.columns if not factored and 0 in a.used_by)
+    if spec.score is not None and scale != 1:
+        scalars = (*scalars, Assignment("qk_scale", text(scale)))
+    columns = tuple(a for a in placed.columns if of_score and 0 in a.used_by)
+    inner = placed.results[0] if of_score else ""
     sink = spec.normaliser.traced_sink
-    sink_code = "" if sink is None else triton_source(sink.sym * LOG2E, KERNEL_NAMES, nonnegative)
+    sink_code = "" if sink is None else text(sink.sym * LOG2E)
+    shift_code = "" if shift == 0 else text(shift, q_idx="offs_m")
     hoisted = (*scalars, *placed.rows, *placed.columns, *placed.elements)
-    everything = (*(a.code for a in hoisted), *placed.results, sink_code)
+    everything = (*(a.code for a in hoisted), *placed.results, sink_code, shift_code)
     return KernelCode(
-        factor="qk_scale" if factored else "",
-        score=score,
+        score=inner,
+        scaled=scale != 1,
         comment=plain_source(finite_score(spec.score)[0]) if spec.score else "",
+        shift=shift_code,
         scalars=scalars,
         rows=placed.rows,
-        columns=of_score,
+        columns=columns,
         elements=placed.elements,
-        masked=tuple(a for a in placed.columns if a not in of_score),
-        conditions=placed.results[0 if factored else 1 :],
-        carried=tuple(name for name in placed.carried if name not in _AT_HAND),
+        masked=tuple(a for a in placed.columns if a not in columns),
+        conditions=placed.results[len(of_score) :],
         reads_q_idx="q_idx" in placed.carried,
-        score_reads_kv_idx=_mentions("kv_idx", (score, *(a.code for a in of_score))),
+        score_reads_kv_idx=_mentions("kv_idx", (inner, *(a.code for a in columns))),
         sink=sink_code,
         gathers=tuple(sorted({int(n) for text in everything for n in _GATHER.findall(text)})),
         uses_tanh=_mentions("_tanh", everything),
     )
+
+
+def _softmax_parts(spec: AttentionSpec) -> tuple[Any, Any, Any]:
+    """(score, scale, shift) of the base-2 score ``score * scale + shift``.
+
+    What an element computes, a positive scalar, and what depends on the row alone. A sigmoid sees
+    all of it; and in float32 the parts would round where the whole does not.
+    """
+    if spec.score is None:
+        return SCORES, SCALE, sympy.Integer(0)
+    positive = [p.name for p in spec.params if isinstance(p, Float) and _is_positive(p)]
+    positive += [p.name for p in spec.params if isinstance(p, Int) and p.min > 0]
+    folded = fold_score(finite_score(spec.score)[0], positive)
+    if folded.factor is not None and folded.factor_is_positive:
+        return SCORES, folded.factor, sympy.Integer(0)
+    if spec.normaliser.kind == "sigmoid" or spec.dtype == "float32":
+        return folded.expr, sympy.Integer(1), sympy.Integer(0)
+    return folded.inner, folded.outer, folded.shift
+
+
+def _is_positive(param: Float) -> bool:
+    return param.above is not None and param.above >= 0
 
 
 def with_hidden_by_score(spec: AttentionSpec) -> Mask:
@@ -136,16 +158,6 @@ def finite_score(score: Score) -> tuple[Any, Any]:
         return split_infinite(score.traced.sym)
     except ValueError as error:
         raise MaskError(f"score {score.label}: {error}") from error
-
-
-def _folded(spec: AttentionSpec) -> FoldedScore:
-    if spec.score is None:
-        return fold_score()
-    positive = [
-        p.name for p in spec.params if isinstance(p, Float) and p.above is not None and p.above >= 0
-    ]
-    positive += [p.name for p in spec.params if isinstance(p, Int) and p.min > 0]
-    return fold_score(finite_score(spec.score)[0], positive)
 
 
 def _mentions(name: str, texts: Collection[str]) -> bool:

@@ -17,7 +17,7 @@ from flashgen.declared import Param
 from flashgen.plan.arguments import Argument, KernelTensor, argument
 from flashgen.plan.code import KernelCode, finite_score, kernel_code, with_hidden_by_score
 from flashgen.plan.head_dims import Segment, split_head_dim
-from flashgen.plan.loops import PrintedInterval, TileLoop, loops_over, print_interval
+from flashgen.plan.loops import KeyTiles, PrintedInterval, key_tiles, print_interval
 from flashgen.spec import AttentionSpec
 from flashgen.symbolic.bounds import TileBounds, derive_bounds
 from flashgen.symbolic.evaluated import evaluated_conditions
@@ -25,7 +25,7 @@ from flashgen.symbolic.gathers import with_row_tables
 from flashgen.symbolic.printer import plain_source, torch_source
 from flashgen.symbolic.tables import RowTable
 from flashgen.symbolic.trace import Predicate, trace
-from flashgen.symbols import KV_IDX, Q_IDX, Q_LAST, B, H, Load, RowMax, RowMin
+from flashgen.symbols import KV_IDX, Q_IDX, B, H, Load
 
 TRITON_DTYPES = {
     "float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "int32": "i32", "bool": "i1",
@@ -135,7 +135,7 @@ class KernelPlan:
     @property
     def equal_lengths(self) -> bool:
         """Whether the mask has a meaning only for ``q_len == kv_len``."""
-        return self.predicate.equal_lengths
+        return self.spec.equal_lengths
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -206,13 +206,9 @@ class KernelPlan:
         return evaluated_conditions(self.predicate)
 
     @cached_property
-    def intervals(self) -> tuple[PrintedInterval, ...]:
-        """The bounds as text."""
-        several = len(self.bounds.intervals) > 1
-        return tuple(
-            print_interval(interval, f"_{i}" if several else "")
-            for i, interval in enumerate(self.bounds.intervals)
-        )
+    def tiles(self) -> KeyTiles:
+        """The key tiles that a query tile visits, as text."""
+        return key_tiles(self.bounds)
 
     @property
     def described_intervals(self) -> tuple[PrintedInterval, ...]:
@@ -220,16 +216,16 @@ class KernelPlan:
         return tuple(print_interval(i, text=plain_source) for i in self.bounds.intervals)
 
     @cached_property
-    def loops(self) -> tuple[TileLoop, ...]:
-        """The kernel's loops in order: of each run its masked head, full middle and masked tail."""
-        return tuple(loop for interval in self.intervals for loop in loops_over(interval))
-
-    @cached_property
     def kernel_tensors(self) -> tuple[KernelTensor, ...]:
         """The tensors that the kernel reads: parameters in their order, then tables."""
         declared = [KernelTensor(a.name, a.ndim, a.dtype) for a in self.arguments if a.sizes]
         tables = [KernelTensor(t.name, len(t.values.dims), "int32") for t in self.row_tables]
         return (*(t for t in declared if t.name in self._kernel_names), *tables)
+
+    @property
+    def reads_halves(self) -> bool:
+        """Whether some of them hold 16-bit numbers."""
+        return any(tensor.dtype in ("float16", "bfloat16") for tensor in self.kernel_tensors)
 
     @cached_property
     def kernel_scalars(self) -> tuple[str, ...]:
@@ -261,20 +257,6 @@ class KernelPlan:
     def uses_tanh(self) -> bool:
         """Whether the kernel takes hyperbolic tangents."""
         return self.code.uses_tanh
-
-    @property
-    def bounds_read_q_last(self) -> bool:
-        """Whether the range of keys depends on the last query of a tile."""
-        return any(
-            Q_LAST in expr.free_symbols for run in self.bounds.intervals for expr in run.expressions
-        )
-
-    @property
-    def bounds_reduce_rows(self) -> bool:
-        """Whether the range of keys is that of an extreme over the tile's rows."""
-        return any(
-            expr.has(RowMin, RowMax) for run in self.bounds.intervals for expr in run.expressions
-        )
 
     def reads_torch(self, *names: str) -> bool:
         """Whether mask, score or sink depend on any of these symbols: q_idx, b, q_len..."""

@@ -1,4 +1,4 @@
-"""The runs of keys that a query tile visits, and the loops over them, as source text."""
+"""The key tiles that a query tile visits, as source text."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from flashgen.symbolic.bounds import TileBounds
 from flashgen.symbolic.intervals import KvInterval
 from flashgen.symbolic.printer import triton_source
+from flashgen.symbols import Q_LAST, FloorDiv, Load, RowMax, RowMin
 
 # What the batch and head of a traced predicate are called inside the kernel.
 KERNEL_NAMES = {"b": "batch", "h": "head"}
@@ -37,12 +39,46 @@ class PrintedInterval:
 
 
 @dataclass(frozen=True)
-class TileLoop:
-    """A loop over key tiles ``[begin, end)``, both names or numbers in the kernel."""
+class KeyTiles:
+    """The key tiles that a query tile visits.
 
-    begin: str
-    end: str
-    masked: bool
+    Attributes:
+        runs: as text; they may overlap.
+        sorted: whether they come in the order of their first keys.
+        uneven: whether some query tiles have more of them to visit than others.
+        read_q_last: whether they depend on the last query of the tile.
+        reduce_rows: whether they are those of an extreme over the tile's rows.
+    """
+
+    runs: tuple[PrintedInterval, ...]
+    sorted: bool
+    uneven: bool
+    read_q_last: bool
+    reduce_rows: bool
+
+    @property
+    def from_key_0(self) -> bool:
+        """Whether the one run begins at key 0 and needs no mask there."""
+        return len(self.runs) == 1 and self.runs[0].starts_full
+
+
+def key_tiles(bounds: TileBounds) -> KeyTiles:
+    """The bounds as text."""
+    several = len(bounds.intervals) > 1
+    runs = tuple(
+        print_interval(interval, f"_{i}" if several else "")
+        for i, interval in enumerate(bounds.intervals)
+    )
+    exprs = [expr for interval in bounds.intervals for expr in interval.expressions]
+    # The ends of a window move with the tile; those of chunks and documents stay behind.
+    stepwise = any(expr.has(FloorDiv, Load) for expr in exprs)
+    return KeyTiles(
+        runs=runs,
+        sorted=bounds.sorted,
+        uneven=stepwise or bounds.longest_first != "even",
+        read_q_last=any(Q_LAST in expr.free_symbols for expr in exprs),
+        reduce_rows=any(expr.has(RowMin, RowMax) for expr in exprs),
+    )
 
 
 def print_interval(
@@ -61,16 +97,3 @@ def print_interval(
         starts_full=bool(interval.begin == 0 and interval.full_begin == 0),
         suffix=suffix,
     )
-
-
-def loops_over(interval: PrintedInterval) -> tuple[TileLoop, ...]:
-    """The loops over one run of keys: masked head, full middle, masked tail."""
-    s = interval.suffix
-    full_begin = "0" if interval.starts_full and not s else f"full_begin{s}"
-    middle_and_tail = (
-        TileLoop(full_begin, f"full_end{s}", masked=False),
-        TileLoop(f"full_end{s}", f"kv_end{s}", masked=True),
-    )
-    if interval.starts_full and not s:
-        return middle_and_tail
-    return (TileLoop(f"kv_begin{s}", f"full_begin{s}", masked=True), *middle_and_tail)

@@ -67,7 +67,6 @@ def _load_tile(
     COL: tl.constexpr,
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
-    CHECK_ROWS: tl.constexpr,
     USE_TMA: tl.constexpr,
 ):
     """Rows [row, row + ROWS) and columns [COL, COL + COLS) of one head; past the end it reads 0.
@@ -81,56 +80,8 @@ def _load_tile(
         cols = COL + tl.arange(0, COLS)
         # The tile's first row can lie past 2^31 elements; offsets inside a tile cannot.
         tile = src + row.to(tl.int64) * stride_row + (rows[:, None] * stride_row + cols[None, :])
-        if CHECK_ROWS:
-            return tl.load(tile, mask=(rows < num_rows - row)[:, None], other=0.0)
-        else:
-            return tl.load(tile)
-
-
-@triton.jit
-def _attend_tiles(
-    state,
-    queries,
-    keys,
-    tile_begin,
-    tile_end,
-    BLOCK_N: tl.constexpr,
-    MASKED: tl.constexpr,
-    USE_TMA: tl.constexpr,
-):
-    """Folds the key tiles [tile_begin, tile_end) into the running softmax of these queries.
-
-    MASKED tiles may reach past kv_len or hold keys that the mask hides; the others need no check.
-    """
-    acc, l_i, m_i = state
-    q, q_idx, qk_scale, q_len, left = queries
-    k_src, v_src, stride_kn, stride_vn, batch, kv_head, kv_len = keys
-    for tile in tl.range(tile_begin, tile_end):
-        start_n = tile * BLOCK_N
-        k = _load_tile(
-            k_src, stride_kn, batch, kv_head, start_n, kv_len, 0, BLOCK_N, 16, MASKED, USE_TMA
-        )
-        scores = tl.dot(q, k.T)
-        if MASKED:
-            kv_idx = start_n + tl.arange(0, BLOCK_N)[None, :]
-            visible = kv_idx < kv_len
-            visible &= q_idx + kv_len - q_len + 1 >= kv_idx
-            visible &= kv_idx >= q_idx + kv_len - q_len - left
-            scores = tl.where(visible, scores, float("-inf"))
-
-        # Online softmax in base 2. m_i starts finite, so a row that has seen no key yet
-        # keeps weights of exactly 0 instead of NaN.
-        m_new = tl.maximum(m_i, tl.max(scores, 1) * qk_scale)
-        p = tl.math.exp2(scores * qk_scale - m_new[:, None])
-        alpha = tl.math.exp2(m_i - m_new)
-        l_i = l_i * alpha + tl.sum(p, 1)
-        m_i = m_new
-
-        v = _load_tile(
-            v_src, stride_vn, batch, kv_head, start_n, kv_len, 0, BLOCK_N, 16, MASKED, USE_TMA
-        )
-        acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None])
-    return acc, l_i, m_i
+        inside = (rows < num_rows - row)[:, None]
+        return tl.load(tile, mask=inside, other=0.0)
 
 
 # Lengths, head counts and the mask's parameters never cause a recompile.
@@ -167,9 +118,10 @@ def _attention_forward(
     """
     num_tiles_m = tl.cdiv(q_len, BLOCK_M)
     pid = tl.program_id(0)
-    tile_m = pid % num_tiles_m
+    # Tiles of one head run side by side: they share keys in L2.
     batch = pid // num_tiles_m // num_q_heads
     head = pid // num_tiles_m % num_q_heads
+    tile_m = pid % num_tiles_m
     kv_head = head // (num_q_heads // num_kv_heads)
     q_first = tile_m * BLOCK_M
     q_last = min(q_first + BLOCK_M, q_len) - 1
@@ -184,38 +136,51 @@ def _attention_forward(
     some_end = max(0, min(kv_len, q_last + kv_len - q_len + 2))
     all_begin = max(0, q_last + kv_len - q_len - left)
     all_end = max(0, min(kv_len, q_first + kv_len - q_len + 2))
-    # The same in tiles. Only the tiles outside [full_begin, full_end) need the mask.
+    # The same in tiles.
     kv_begin = some_begin // BLOCK_N
     kv_end = tl.where(some_begin < some_end, tl.cdiv(some_end, BLOCK_N), kv_begin)
     full_begin = tl.cdiv(all_begin, BLOCK_N)
     full_end = all_end // BLOCK_N
-    full_begin = min(max(full_begin, kv_begin), kv_end)
-    full_end = min(max(full_end, full_begin), kv_end)
 
-    q = _load_tile(q_src, stride_qm, batch, head, q_first, q_len, 0, BLOCK_M, 16, True, USE_TMA)
+    q = _load_tile(q_src, stride_qm, batch, head, q_first, q_len, 0, BLOCK_M, 16, USE_TMA)
     acc = tl.zeros([BLOCK_M, 16], tl.float32)
+    q_idx = offs_m[:, None]
     l_i = tl.zeros([BLOCK_M], tl.float32)
     m_i = tl.full([BLOCK_M], -3.0e38, tl.float32)
-    q_idx = offs_m[:, None]
+    for tile in tl.range(kv_begin, kv_end):
+        start_n = tile * BLOCK_N
+        k = _load_tile(k_src, stride_kn, batch, kv_head, start_n, kv_len, 0, BLOCK_N, 16, USE_TMA)
+        scores = tl.dot(q, k.T)
+        # Only a tile that holds a hidden key, or reaches past kv_len, pays for the mask.
+        if (tile < full_begin) | (tile >= full_end):
+            kv_idx = start_n + tl.arange(0, BLOCK_N)[None, :]
+            visible = kv_idx < kv_len
+            visible &= q_idx + kv_len - q_len + 1 >= kv_idx
+            visible &= kv_idx >= q_idx + kv_len - q_len - left
+            scores = tl.where(visible, scores, float("-inf"))
 
-    state = (acc, l_i, m_i)
-    queries = (q, q_idx, qk_scale, q_len, left)
-    keys = (k_src, v_src, stride_kn, stride_vn, batch, kv_head, kv_len)
-    state = _attend_tiles(state, queries, keys, kv_begin, full_begin, BLOCK_N, True, USE_TMA)
-    state = _attend_tiles(state, queries, keys, full_begin, full_end, BLOCK_N, False, USE_TMA)
-    state = _attend_tiles(state, queries, keys, full_end, kv_end, BLOCK_N, True, USE_TMA)
-    acc, l_i, m_i = state
+        # Online softmax in base 2. m_i starts finite, so a row that has seen no key yet
+        # keeps weights of exactly 0 instead of NaN.
+        m_new = tl.maximum(m_i, tl.max(scores, 1) * qk_scale)
+        p = tl.math.exp2(scores * qk_scale - m_new[:, None])
+        alpha = tl.math.exp2(m_i - m_new)
+        l_i = l_i * alpha + tl.sum(p, 1)
+        m_i = m_new
+
+        v = _load_tile(v_src, stride_vn, batch, kv_head, start_n, kv_len, 0, BLOCK_N, 16, USE_TMA)
+        acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None])
 
     # The mask can hide every key from a query: such a row is 0 with an LSE of -inf.
     empty = l_i == 0.0
     l_i = tl.where(empty, 1.0, l_i)
     lse = (m_i + tl.math.log2(l_i)) * 0.6931471805599453  # ln 2: back to the natural logarithm
     lse = tl.where(empty, float("-inf"), lse)
+    scale_out = (1.0 / l_i)[:, None]
     row = (batch * num_q_heads + head).to(tl.int64) * q_len
     in_rows = offs_m < q_len
     tl.store(lse_ptr + row + offs_m, lse, mask=in_rows)
     offs_d = tl.arange(0, 16)
-    out = (acc / l_i[:, None]).to(out_ptr.dtype.element_ty)
+    out = (acc * scale_out).to(out_ptr.dtype.element_ty)
     out_ptrs = out_ptr + (row + offs_m)[:, None] * 16 + offs_d[None, :]
     tl.store(out_ptrs, out, mask=in_rows[:, None])
 
@@ -444,7 +409,7 @@ def _is_plain(*tensors):
     return not wants_grad and all(type(x) is torch.Tensor and not x.is_meta for x in tensors)
 
 
-@torch.library.custom_op("flashgen::module_9180a323", mutates_args=())
+@torch.library.custom_op("flashgen::module_a1d44156", mutates_args=())
 def _attention_op(
     q: torch.Tensor,
     k: torch.Tensor,
