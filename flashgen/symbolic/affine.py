@@ -1,24 +1,18 @@
-"""Affine integer expressions, systems of ``expression >= 0``, and what such a system proves.
+"""Affine integer expressions, and systems of ``expression >= 0``.
 
 One algorithm carries everything that flashgen derives about a mask: Fourier-Motzkin elimination.
-Eliminating a symbol from a system projects its solutions onto the other symbols; eliminating all
-of them decides whether it has a rational solution at all, hence whether an inequality follows.
+Eliminating a symbol from a system projects its solutions onto the other symbols.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
 from math import gcd
 from typing import Any
 
 import sympy
-
-from flashgen.symbols import FloorDiv
-
-#: A proof that needs a larger system than this is given up: the answer is then "not proved".
-MAX_SYSTEM = 300
 
 
 @cache
@@ -159,110 +153,3 @@ def eliminate(system: Iterable[Affine], term: Any) -> tuple[list[Affine], list[A
             if a > 1 and b > 1:
                 doubts.append(shadow - (a - 1) * (b - 1))
     return rest, doubts
-
-
-def quotient_links(term: Any) -> tuple[Affine, ...]:
-    """What defines a quotient ``t = a // d`` by a number: ``0 <= a - d * t <= d - 1``."""
-    if not (isinstance(term, FloorDiv) and term.args[1].is_Integer):
-        return ()
-    numerator, divisor = linearise(term.args[0]), int(term.args[1])
-    if numerator is None:
-        return ()
-    remainder = numerator - symbol(term) * divisor
-    return remainder, -remainder + (divisor - 1)
-
-
-#: What is known of a term that is no symbol, as inequalities with other terms.
-Links = Callable[[Any], tuple[Affine, ...]]
-
-
-def infeasible(system: Iterable[Affine], links: Links = quotient_links) -> bool:
-    """Whether no rational point satisfies the system. False also means "given up"."""
-    atoms = _tightest(linked(system, links))
-    while atoms is not None:
-        if not atoms:
-            return False
-        counts: dict[Any, list[int]] = {}
-        for atom in atoms:
-            for term, c in atom.terms:
-                counts.setdefault(term, [0, 0])[c > 0] += 1
-        cheapest = min(counts, key=lambda term: (counts[term][0] * counts[term][1], _text(term)))
-        atoms = _tightest(eliminate(atoms, cheapest)[0])
-        if atoms is not None and len(atoms) > MAX_SYSTEM:
-            return False
-    return True
-
-
-def linked(system: Iterable[Affine], links: Links) -> list[Affine]:
-    """The system and what is known of its terms."""
-    atoms = list(system)
-    known: set[Any] = set()
-    for atom in atoms:  # grows while it is walked: what is known of a term may hold other terms
-        for term, _ in atom.terms:
-            if not term.is_Symbol and term not in known:
-                known.add(term)
-                atoms += links(term)
-    return atoms
-
-
-def _tightest(system: Iterable[Affine]) -> list[Affine] | None:
-    """Of the atoms with equal coefficients the strongest; None for a false constant."""
-    least: dict[tuple[tuple[Any, int], ...], int] = {}
-    for atom in system:
-        if not atom.terms:
-            if atom.const < 0:
-                return None
-            continue
-        least[atom.terms] = min(atom.const, least.get(atom.terms, atom.const))
-    return [Affine(terms, const) for terms, const in least.items()]
-
-
-@dataclass(frozen=True)
-class Facts:
-    """Inequalities that are known to hold, and what follows from them.
-
-    Attributes:
-        atoms: each is >= 0.
-        links: what else is known of the terms that come up.
-    """
-
-    atoms: tuple[Affine, ...]
-    links: Links = quotient_links
-
-    def given(self, *more: Affine) -> Facts:
-        """These facts and some more."""
-        return Facts(self.atoms + more, self.links)
-
-    @cached_property
-    def contradictory(self) -> bool:
-        """Whether they cannot all hold."""
-        return infeasible(self.atoms, self.links)
-
-    def proves(self, atom: Affine) -> bool:
-        """Whether ``atom >= 0`` follows: its opposite contradicts the facts."""
-        if not atom.terms:
-            return atom.const >= 0
-        return infeasible((*self.atoms, atom.negated()), self.links)
-
-    def proves_all(self, atoms: Iterable[Affine]) -> bool:
-        """Whether every ``atom >= 0`` follows."""
-        return all(map(self.proves, atoms))
-
-    def refutes(self, clauses: tuple[tuple[Affine, ...], ...], budget: int = 4096) -> bool:
-        """Whether the facts contradict a conjunction of disjunctions of atoms.
-
-        Depth first: take a clause, and refute the rest under each of its atoms in turn. A branch
-        ends where the atoms picked so far already contradict the facts. More than ``budget``
-        combinations are not tried (the answer is then "not refuted").
-        """
-        size = 1
-        for clause in clauses:
-            size *= max(1, len(clause))
-        if size > budget:
-            return False
-        if self.contradictory:
-            return True
-        if not clauses:
-            return False
-        first, *rest = clauses
-        return all(self.given(atom).refutes(tuple(rest), budget) for atom in first)

@@ -133,7 +133,9 @@ def _interval(case: Conjunction, context: Context) -> tuple[Interval | None, lis
         notes.append(why_too_wide(case, context))
     every_row = seen_by_every_row(case.atoms, context)
     full_begin, full_end, full_condition = solve(every_row, context.tile, context.roles)
-    if full_condition is not sympy.true:
+    if full_condition.has(sympy.Piecewise):
+        full_end = full_begin  # sympy would take such a condition's choices apart
+    elif full_condition is not sympy.true:
         full_end = sympy.Piecewise((full_end, full_condition), (full_begin, True), evaluate=False)
     return Interval(begin, end, full_begin, full_end, condition), notes
 

@@ -10,7 +10,8 @@ from typing import Any
 import sympy
 
 from flashgen.params import Int
-from flashgen.symbolic.affine import Affine, Facts, Links, linearise, symbol
+from flashgen.symbolic.affine import Affine, linearise, symbol
+from flashgen.symbolic.facts import Facts, Links
 from flashgen.symbolic.inequalities import Reader
 from flashgen.symbolic.intervals import at_least
 from flashgen.symbolic.known import Known

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from flashgen.symbolic.affine import Affine, Facts, linearise, symbol
+from flashgen.symbolic.affine import Affine, linearise, symbol
 from flashgen.symbolic.context import NEXT, Context
+from flashgen.symbolic.facts import Facts
 from flashgen.symbolic.projection import together
 from flashgen.symbols import Load
 
@@ -23,22 +24,27 @@ def seen_without_gaps(atoms: Sequence[Affine], context: Context) -> bool:
     """
     lower: list[Affine] = []
     upper: list[Affine] = []
-    conditions = context.ranges(atoms)
+    conditions: list[Affine] = []
+    ranges = context.ranges(atoms)
     for atom in atoms:
         c, rest = atom.coefficient(context.roles.solved), atom.without(context.roles.solved)
         if c and context.moving(rest):
             (lower if c > 0 else upper).append(rest * -c)
-        elif context.moving(rest) and not (c or rest in conditions or context.row.proves(rest)):
-            return False
+        elif context.moving(rest) and not (rest in ranges or context.row.proves(rest)):
+            conditions.append(rest)
     bounds = lower + upper
-    if conditions and not all(_keeps_to_its_tensor(bound, context) for bound in bounds):
+    if ranges and not all(_keeps_to_its_tensor(bound, context) for bound in bounds):
         return False
-    if len(bounds) == 1 and len(context.moving(together(bounds[0], context))) == 1:
-        return True  # its extreme over the rows is the bound of one of them
+    if len(bounds + conditions) == 1:
+        (only,) = bounds + conditions
+        if len(context.moving(together(only, context))) == 1:
+            return True  # its extreme over the rows is what one of them has
+    if conditions:
+        return False
     directions = {_direction(bound, context) for bound in bounds}
     if directions not in (set(), {1}, {-1}):
         return False
-    facts = _two_rows(bounds, conditions, context)
+    facts = _two_rows(bounds, ranges, context)
     here, after = (upper, lower) if directions == {1} else (lower, upper)
     sign = 1 if directions == {1} else -1
     return facts.proves_all((a - _next_row(b, context)) * sign + 1 for a in here for b in after)

@@ -72,8 +72,8 @@ class Reader:
         return ways
 
     def _unread(self, relation: Any) -> Conjunction:
-        """A comparison taken as it is: opaque, or a term of 0 or 1 where it concerns rows only."""
-        if self.roles.holds_solved(relation):
+        """A comparison taken as it is: opaque, or a term of 0 or 1 if it is the same everywhere."""
+        if self.roles.holds_solved(relation) or self.roles.holds_tile(relation):
             return Conjunction(opaque=(relation,))
         if isinstance(relation, sympy.Gt | sympy.Lt | sympy.Ne):
             return Conjunction((Affine.of({indicator(sympy.Not(relation)): -1}, 0),))

@@ -8,7 +8,8 @@ from typing import Any
 
 import sympy
 
-from flashgen.symbolic.affine import Affine, Facts, linearise, symbol
+from flashgen.symbolic.affine import Affine, linearise, symbol
+from flashgen.symbolic.facts import Facts
 from flashgen.symbolic.logic import independent
 from flashgen.symbolic.quotients import ceil_div, floor_div
 from flashgen.symbolic.roles import Roles

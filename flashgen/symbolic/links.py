@@ -11,7 +11,8 @@ from typing import Any
 
 import sympy
 
-from flashgen.symbolic.affine import Affine, Links, linearise, quotient_links, symbol
+from flashgen.symbolic.affine import Affine, linearise, symbol
+from flashgen.symbolic.facts import Links, quotient_links
 from flashgen.symbolic.known import Known
 from flashgen.symbols import (
     KV_FIRST,

@@ -16,8 +16,8 @@ def floor_div(numerator: Any, divisor: Any) -> Any:
     ``(64 * h + q_idx + 70) // 64`` is ``h + (q_idx + 6) // 64 + 1``.
     """
     parts = list(summands(sympy.sympify(numerator)))
-    whole = [part / divisor for part in parts if (part / divisor).is_integer]
-    remainder = sympy.Add(*(part for part in parts if not (part / divisor).is_integer))
+    whole = [part / divisor for part in parts if _is_whole(part / divisor)]
+    remainder = sympy.Add(*(part for part in parts if not _is_whole(part / divisor)))
     if divisor.is_Integer:
         const = remainder.as_coeff_Add()[0]
         turns = sympy.floor(const / divisor)
@@ -26,6 +26,10 @@ def floor_div(numerator: Any, divisor: Any) -> Any:
     if isinstance(remainder, FloorDiv):  # n // a // b
         remainder, divisor = remainder.args[0], remainder.args[1] * divisor
     return sympy.Add(*whole, FloorDiv(remainder, divisor))
+
+
+def _is_whole(quotient: Any) -> bool:
+    return bool(quotient.is_integer and quotient.as_coeff_Mul()[0].is_Integer)
 
 
 def ceil_div(numerator: Any, divisor: Any) -> Any:

@@ -9,7 +9,8 @@ import pytest
 import sympy
 from hypothesis import given, settings
 
-from flashgen.symbolic.affine import Affine, Facts, eliminate, infeasible, linearise, symbol
+from flashgen.symbolic.affine import Affine, eliminate, linearise, symbol
+from flashgen.symbolic.facts import Facts, infeasible
 from flashgen.symbolic.inequalities import Reader
 from flashgen.symbolic.known import Known
 from flashgen.symbolic.logic import Conjunction, conjunctions, negation_normal_form

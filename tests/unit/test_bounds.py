@@ -4,99 +4,21 @@ from __future__ import annotations
 
 import operator
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import reduce
-from itertools import pairwise
 from typing import Any
 
 import hypothesis.strategies as st
 import pytest
 import sympy
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 
-from flashgen import Int, Mask, causal, full, kv_len, q_len, sliding_window
-from flashgen.expr import bound
-from flashgen.symbolic import KvInterval, TileBounds, derive_bounds, trace, triton_source
-from flashgen.symbols import evaluate
+from flashgen import Int, Mask, causal, full, sliding_window
+from flashgen.symbolic import trace, triton_source
+from support.visits import Call, bounds_of, check, is_conjunction, sweep
 
 LEFT = Int("left", 3)
 RIGHT = Int("right", 2, min=0)
 ANYWHERE = Int("anywhere", 0, min=-8)
-CHUNK = Int("chunk", 4, min=1)
-
-
-def bounds_of(mask: Mask) -> TileBounds:
-    return derive_bounds(trace(mask))
-
-
-def matrix(mask: Mask, q: int, kv: int, params: dict[str, int]) -> list[list[bool]]:
-    """The mask's own function on numbers: independent of everything derived."""
-    with bound({**params, "q_len": q, "kv_len": kv}):
-        return [[bool(mask.mask_mod(0, 0, i, j)) for j in range(kv)] for i in range(q)]
-
-
-@dataclass(frozen=True)
-class Visit:
-    """The key tiles that a tile of rows visits, and those of them that it does not mask."""
-
-    visited: set[int]
-    unmasked: set[int]
-
-
-def ends(interval: KvInterval) -> tuple[Any, ...]:
-    return (interval.begin, interval.end, interval.full_begin, interval.full_end)
-
-
-def visit(bounds: TileBounds, block_n: int, values: dict[str, int]) -> Visit:
-    """What a kernel does with the intervals."""
-    visited: set[int] = set()
-    unmasked: set[int] = set()
-    begins = [evaluate(interval.begin, values) for interval in bounds.intervals]
-    assert not bounds.sorted or all(a <= b for a, b in pairwise(begins))
-    for interval in bounds.intervals:
-        begin, end, full_begin, full_end = (evaluate(e, values) for e in ends(interval))
-        for edge in (begin, end, full_begin, full_end):
-            assert 0 <= edge <= values["kv_len"], (interval, values)
-        holds = evaluate(interval.condition, values)
-        assert not interval.nonempty or (holds and begin < end)
-        if not holds:
-            continue
-        if begin < end:
-            visited |= set(range(begin // block_n, -(-end // block_n)))
-        unmasked |= set(range(-(-full_begin // block_n), full_end // block_n))
-    return Visit(visited, unmasked)
-
-
-def check(mask: Mask, q: int, kv: int, block_m: int, block_n: int, params: dict[str, int]) -> None:
-    """Every claim of the bounds, over every tile."""
-    bounds = bounds_of(mask)
-    seen = matrix(mask, q, kv, params)
-    if not bounds.rows_can_be_empty:
-        assert all(any(row) for row in seen), "a row is empty"
-    for first in range(0, q, block_m):
-        rows = seen[first : first + block_m]
-        values = {**params, "q_len": q, "kv_len": kv, "q_first": first}
-        values["q_last"] = first + len(rows) - 1
-        found = visit(bounds, block_n, values)
-        tiles = [range(n, min(n + block_n, kv)) for n in range(0, kv, block_n)]
-        needed = {n for n, tile in enumerate(tiles) if any(row[j] for row in rows for j in tile)}
-        whole = {
-            n
-            for n, tile in enumerate(tiles)
-            if len(tile) == block_n and all(row[j] for row in rows for j in tile)
-        }
-        assert needed <= found.visited, "a visible element is skipped"
-        assert found.unmasked <= whole, "a masked element is not masked"
-        if bounds.exact:
-            assert found.visited == needed, "a tile is visited for nothing"
-            if is_conjunction(mask):
-                assert found.unmasked == whole, "a tile is masked for nothing"
-
-
-def is_conjunction(mask: Mask) -> bool:
-    expr = trace(mask).expr
-    return not expr.has(sympy.Or) and not expr.has(sympy.Ne)
 
 
 WIDTHS = st.one_of(st.integers(0, 9), st.sampled_from([LEFT, RIGHT, ANYWHERE]))
@@ -157,66 +79,8 @@ PARAMS = st.fixed_dictionaries(
         "left": st.integers(0, 45),
         "right": st.integers(0, 9),
         "anywhere": st.integers(-8, 45),
-        "chunk": st.integers(1, 9),
     }
 )
-
-
-@st.composite
-def terms(draw: st.DrawFn, depth: int = 2) -> Callable[[Any, Any], Any]:
-    """Integer expressions of every operator that traces, most of them not affine."""
-    kind = draw(st.sampled_from(["q", "kv", "number", "scalar", "+", "-", "*", "//", "%", "abs"]))
-    if depth == 0 or kind in ("q", "kv", "number", "scalar"):
-        number = draw(st.integers(-9, 9))
-        scalar = draw(st.sampled_from([LEFT, ANYWHERE, CHUNK, q_len, kv_len]))
-        return {
-            "q": lambda q, kv: q,
-            "kv": lambda q, kv: kv,
-            "scalar": lambda q, kv: scalar,
-        }.get(kind, lambda q, kv: number)
-    a = draw(terms(depth=depth - 1))
-    if kind == "abs":
-        return lambda q, kv: abs(a(q, kv))
-    if kind in ("//", "%"):
-        divisor = draw(st.one_of(st.integers(1, 9), st.just(CHUNK)))
-        divide = operator.floordiv if kind == "//" else operator.mod
-        return lambda q, kv: divide(a(q, kv), divisor)
-    b = draw(terms(depth=depth - 1))
-    join = {"+": operator.add, "-": operator.sub, "*": operator.mul}[kind]
-    return lambda q, kv: join(a(q, kv), b(q, kv))
-
-
-@st.composite
-def predicates(draw: st.DrawFn, depth: int = 2) -> Callable[[Any, Any], Any]:
-    kind = draw(st.sampled_from(["compare", "compare", "&", "|", "^", "~"]))
-    if depth == 0 or kind == "compare":
-        relations = (operator.ge, operator.gt, operator.le, operator.lt, operator.eq, operator.ne)
-        compare = draw(st.sampled_from(relations))
-        left, right = draw(terms()), draw(terms())
-        return lambda q, kv: compare(left(q, kv), right(q, kv))
-    a = draw(predicates(depth=depth - 1))
-    if kind == "~":
-        return lambda q, kv: inverse(a(q, kv))
-    b = draw(predicates(depth=depth - 1))
-    join = {"&": operator.and_, "|": operator.or_, "^": operator.xor}[kind]
-    return lambda q, kv: join(a(q, kv), b(q, kv))
-
-
-def inverse(condition: Any) -> Any:
-    """Of a plain bool, ``~`` is an integer."""
-    return not condition if isinstance(condition, bool) else ~condition
-
-
-def mask_of(predicate: Callable[[Any, Any], Any]) -> Mask:
-    return Mask(lambda b, h, q_idx, kv_idx: predicate(q_idx, kv_idx), "random")
-
-
-def sweep(examples: int) -> settings:
-    """Settings for so many examples, the same ones in every run."""
-    slow = [HealthCheck.too_slow, HealthCheck.data_too_large]
-    return settings(
-        max_examples=examples, deadline=None, suppress_health_check=slow, derandomize=True
-    )
 
 
 @sweep(300)
@@ -226,21 +90,14 @@ def test_every_combination_of_the_shipped_masks_is_exact(
 ) -> None:
     bounds = bounds_of(mask)
     assert bounds.exact or "separate intervals" in bounds.notes[0]
-    check(mask, q, q if mask.equal_lengths else kv, m, n, params)
+    call = Call(q, q if mask.equal_lengths else kv, m, n, params)
+    check(mask, call, whole_tiles_too=bounds.exact and is_conjunction(mask))
 
 
 @sweep(200)
 @given(AFFINE, LENGTHS, LENGTHS, BLOCKS, BLOCKS)
 def test_any_affine_predicate_is_sound(mask: Mask, q: int, kv: int, m: int, n: int) -> None:
-    check(mask, q, kv, m, n, {})
-
-
-@sweep(300)
-@given(predicates().map(mask_of), LENGTHS, LENGTHS, BLOCKS, BLOCKS, PARAMS)
-def test_any_predicate_at_all_is_sound(
-    mask: Mask, q: int, kv: int, m: int, n: int, params: dict[str, int]
-) -> None:
-    check(mask, q, kv, m, n, params)
+    check(mask, Call(q, kv, m, n, {}))
 
 
 LONG = Int("left", 1024)
@@ -292,7 +149,7 @@ def test_the_bounds_read_as_a_person_would_write_them(
 ) -> None:
     bounds = bounds_of(mask)
     (interval,) = bounds.intervals
-    assert tuple(triton_source(end) for end in ends(interval)) == expected
+    assert tuple(triton_source(end) for end in interval.expressions[:4]) == expected
     assert interval.condition is sympy.true
     assert (bounds.longest_first, bounds.rows_can_be_empty) == (longest, empty)
     assert bounds.exact and bounds.notes == ()
@@ -321,17 +178,17 @@ def test_a_mask_that_hides_nothing_is_full(mask: Mask) -> None:
 def test_a_mask_that_hides_everything_visits_nothing(mask: Mask) -> None:
     bounds = bounds_of(mask)
     (interval,) = bounds.intervals
-    assert ends(interval) == (0, 0, 0, 0)
+    assert interval.expressions[:4] == (0, 0, 0, 0)
     assert bounds.rows_can_be_empty
 
 
 def test_the_two_sides_of_a_window_come_in_order() -> None:
     bounds = bounds_of(~sliding_window(4, 0))
     before, after = bounds.intervals
-    assert [triton_source(e) for e in ends(before)] == [
+    assert [triton_source(e) for e in before.expressions[:4]] == [
         "0", "max(0, q_last - 4)", "0", "max(0, q_first - 4)",
     ]  # fmt: skip
-    assert [triton_source(e) for e in ends(after)] == [
+    assert [triton_source(e) for e in after.expressions[:4]] == [
         "q_first + 1", "kv_len", "q_last + 1", "kv_len",
     ]  # fmt: skip
     assert bounds.sorted
@@ -393,19 +250,19 @@ def test_many_intervals_become_one_around_them() -> None:
     bounds = bounds_of(reduce(operator.or_, stripes))
     assert len(bounds.intervals) == 1
     assert bounds.notes == ("6 separate intervals: replaced by the one around them all",)
-    check(reduce(operator.or_, stripes), 40, 40, 4, 4, {})
+    check(reduce(operator.or_, stripes), Call(40, 40, 4, 4, {}))
 
 
 def test_a_predicate_with_very_many_cases_is_still_sound() -> None:
     holes = [~sliding_window(-5 * i, 5 * i + 1) for i in range(1, 8)]
-    check(reduce(operator.and_, holes), 40, 40, 4, 4, {})
+    check(reduce(operator.and_, holes), Call(40, 40, 4, 4, {}))
 
 
 def test_bounds_only_mention_what_the_predicate_does() -> None:
     mask = sliding_window(LONG, 0, align="bottom_right") | causal(align="top_left")
     allowed = {s.name for s in trace(mask).expr.free_symbols} | {"q_first", "q_last", "kv_len"}
     for interval in bounds_of(mask).intervals:
-        for end in ends(interval):
+        for end in interval.expressions[:4]:
             assert {s.name for s in end.free_symbols} <= allowed
 
 

@@ -1,0 +1,173 @@
+"""What a system of affine inequalities proves.
+
+Eliminating every symbol from a system decides whether it has a rational solution at all, hence
+whether an inequality follows from the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from math import gcd
+from typing import Any
+
+from flashgen.symbolic.affine import Affine, linearise, symbol
+from flashgen.symbols import FloorDiv
+
+#: A proof that needs a larger system than this is given up: the answer is then "not proved".
+MAX_SYSTEM = 300
+
+
+def quotient_links(term: Any) -> tuple[Affine, ...]:
+    """What defines a quotient ``t = a // d`` by a number: ``0 <= a - d * t <= d - 1``."""
+    if not (isinstance(term, FloorDiv) and term.args[1].is_Integer):
+        return ()
+    numerator, divisor = linearise(term.args[0]), int(term.args[1])
+    if numerator is None:
+        return ()
+    remainder = numerator - symbol(term) * divisor
+    return remainder, -remainder + (divisor - 1)
+
+
+#: What is known of a term that is no symbol, as inequalities with other terms.
+Links = Callable[[Any], tuple[Affine, ...]]
+
+
+def infeasible(system: Iterable[Affine], links: Links = quotient_links) -> bool:
+    """Whether no rational point satisfies the system. False also means "given up".
+
+    Every term is eliminated, on numbered terms: this is where deriving bounds spends its time.
+    """
+    numbers: dict[Any, int] = {}
+    rows: dict[_Row, int] = {}
+    for atom in linked(system, links):
+        row = sorted((numbers.setdefault(term, len(numbers)), c) for term, c in atom.terms)
+        if not _keep(rows, tuple(row), atom.const):
+            return True
+    while rows:
+        lower: dict[int, int] = {}
+        upper: dict[int, int] = {}
+        for terms in rows:
+            for term, c in terms:
+                side = lower if c > 0 else upper
+                side[term] = side.get(term, 0) + 1
+        cheapest = min(
+            lower.keys() | upper.keys(),
+            key=lambda term: (lower.get(term, 0) * upper.get(term, 0), term),
+        )
+        remaining = _without(rows, cheapest)
+        if remaining is None:
+            return True
+        if len(remaining) > MAX_SYSTEM:
+            return False
+        rows = remaining
+    return False
+
+
+#: Factors by the number of their term, in ascending order.
+_Row = tuple[tuple[int, int], ...]
+
+
+def _without(rows: dict[_Row, int], term: int) -> dict[_Row, int] | None:
+    """The rows with a term eliminated; None where one of them is false."""
+    remaining: dict[_Row, int] = {}
+    lower: list[tuple[int, dict[int, int], int]] = []
+    upper: list[tuple[int, dict[int, int], int]] = []
+    for row, const in rows.items():
+        terms = dict(row)
+        c = terms.pop(term, 0)
+        if c:
+            (lower if c > 0 else upper).append((abs(c), terms, const))
+        else:
+            remaining[row] = const
+    for a, below, const in lower:
+        for b, above, limit in upper:
+            total = {other: b * c for other, c in below.items()}
+            for other, c in above.items():
+                total[other] = total.get(other, 0) + a * c
+            joined = sorted((other, c) for other, c in total.items() if c)
+            if not _keep(remaining, tuple(joined), b * const + a * limit):
+                return None
+    return remaining
+
+
+def _keep(rows: dict[_Row, int], row: _Row, const: int) -> bool:
+    """Adds ``row + const >= 0`` in its strongest form, if it is not there; whether it can hold."""
+    if not row:
+        return const >= 0
+    divisor = gcd(*(c for _, c in row))
+    if divisor > 1:
+        row, const = tuple((term, c // divisor) for term, c in row), const // divisor
+    rows[row] = min(const, rows.get(row, const))
+    return True
+
+
+def linked(system: Iterable[Affine], links: Links) -> list[Affine]:
+    """The system and what is known of its terms."""
+    atoms = list(system)
+    known: set[Any] = set()
+    for atom in atoms:  # grows while it is walked: what is known of a term may hold other terms
+        for term, _ in atom.terms:
+            if not term.is_Symbol and term not in known:
+                known.add(term)
+                atoms += links(term)
+    return atoms
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Inequalities that are known to hold, and what follows from them.
+
+    Attributes:
+        atoms: each is >= 0.
+        links: what else is known of the terms that come up.
+    """
+
+    atoms: tuple[Affine, ...]
+    links: Links = quotient_links
+
+    def given(self, *more: Affine) -> Facts:
+        """These facts and some more."""
+        return Facts(self.atoms + more, self.links)
+
+    @cached_property
+    def contradictory(self) -> bool:
+        """Whether they cannot all hold."""
+        return infeasible(self.atoms, self.links)
+
+    def proves(self, atom: Affine) -> bool:
+        """Whether ``atom >= 0`` follows: its opposite contradicts the facts."""
+        if not atom.terms:
+            return atom.const >= 0
+        if atom not in self._proved:
+            self._proved[atom] = infeasible((*self.atoms, atom.negated()), self.links)
+        return self._proved[atom]
+
+    @cached_property
+    def _proved(self) -> dict[Affine, bool]:
+        """What was asked before."""
+        return {}
+
+    def proves_all(self, atoms: Iterable[Affine]) -> bool:
+        """Whether every ``atom >= 0`` follows."""
+        return all(map(self.proves, atoms))
+
+    def refutes(self, clauses: tuple[tuple[Affine, ...], ...], budget: int = 4096) -> bool:
+        """Whether the facts contradict a conjunction of disjunctions of atoms.
+
+        Depth first: take a clause, and refute the rest under each of its atoms in turn. A branch
+        ends where the atoms picked so far already contradict the facts. More than ``budget``
+        combinations are not tried (the answer is then "not refuted").
+        """
+        size = 1
+        for clause in clauses:
+            size *= max(1, len(clause))
+        if size > budget:
+            return False
+        if self.contradictory:
+            return True
+        if not clauses:
+            return False
+        first, *rest = clauses
+        return all(self.given(atom).refutes(tuple(rest), budget) for atom in first)
