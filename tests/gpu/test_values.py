@@ -16,7 +16,7 @@ from flashgen.tuning.space import candidates
 from gpu.launch import check_attention, check_config
 from support.cases import LAYOUTS, Case
 from support.variants import rendered_module, shipped_module, shipped_specs
-from support.variety import HEAD_DIM_SPECS, MASK_SPECS
+from support.variety import HEAD_DIM_SPECS, MASK_SPECS, SCORE_SPECS
 
 pytestmark = pytest.mark.gpu
 
@@ -77,7 +77,8 @@ def test_windows(left: int) -> None:
 
 @functools.cache
 def _rendered(kind: str, name: str) -> ModuleType:
-    return rendered_module({"mask": MASK_SPECS, "dim": HEAD_DIM_SPECS}[kind][name])
+    specs = {"mask": MASK_SPECS, "score": SCORE_SPECS, "dim": HEAD_DIM_SPECS}
+    return rendered_module(specs[kind][name])
 
 
 @pytest.mark.parametrize("name", MASK_SPECS)
@@ -88,6 +89,15 @@ def test_masks(name: str) -> None:
         for q_len, kv_len in ((1, 1), (64, 64), (203, 203), (77, 300), (300, 77)):
             case = Case(q_len, kv_len, batch=2, q_heads=4, kv_heads=2)
             check_config(_rendered("mask", name), spec, case, config, USE_TMA=tma)
+
+
+@pytest.mark.parametrize("name", SCORE_SPECS)
+def test_scores(name: str) -> None:
+    spec = SCORE_SPECS[name]
+    config = KernelConfig(BLOCK_M=64, BLOCK_N=32, num_warps=4, num_stages=2)
+    for q_len, kv_len in ((1, 1), (64, 64), (203, 203), (77, 300), (300, 77)):
+        case = Case(q_len, kv_len, batch=2, q_heads=4, kv_heads=2)
+        check_config(_rendered("score", name), spec, case, config, USE_TMA=True)
 
 
 @pytest.mark.parametrize("name", HEAD_DIM_SPECS)

@@ -1,8 +1,24 @@
-"""Variants beyond the shipped ones: masks that combine and head dimensions of every shape."""
+"""Variants beyond the shipped ones: odd masks, odd scores, head dimensions of every shape."""
 
 from __future__ import annotations
 
-from flashgen import AttentionSpec, Int, Mask, causal, full, kv_len, q_len, sliding_window
+from flashgen import (
+    AttentionSpec,
+    Float,
+    Int,
+    Mask,
+    Tensor,
+    causal,
+    exp,
+    full,
+    kv_len,
+    log,
+    q_len,
+    sin,
+    sliding_window,
+    softmax,
+    where,
+)
 
 _left = Int("left", default=3)
 _period = Int("period", default=5, min=1)
@@ -43,6 +59,49 @@ MASK_SPECS: dict[str, AttentionSpec] = {
     "later_half": _spec(lambda b, h, q_idx, kv_idx: 2 * kv_idx >= q_idx + q_len // 2),
     "distance": _spec(lambda b, h, q_idx, kv_idx: abs(q_idx - kv_idx) <= 7),
     "antidiagonal": _spec(lambda b, h, q_idx, kv_idx: q_idx + kv_idx < 40),
+}
+
+_factor = Float("factor", -1.5)
+_signs = Tensor("signs", ("num_q_heads",))
+_tilt = Tensor("tilt", ("batch", "q_len"), "float16")
+_gone = Tensor("gone", ("batch", "kv_len"), "bool")
+
+
+def _score_spec(score, mask=None, **fields) -> AttentionSpec:
+    mask = mask or sliding_window(20, 4, align="bottom_right")
+    return _spec(mask, score=score, **fields)
+
+
+#: By what is special about their scores.
+SCORE_SPECS: dict[str, AttentionSpec] = {
+    "negated": _score_spec(lambda s, b, h, q_idx, kv_idx: -s),
+    "times_a_float_of_any_sign": _score_spec(lambda s, b, h, q_idx, kv_idx: s * _factor),
+    "times_heads_of_any_sign": _score_spec(lambda s, b, h, q_idx, kv_idx: s * _signs[h]),
+    "times_rows_of_any_sign": _score_spec(lambda s, b, h, q_idx, kv_idx: s * _tilt[b, q_idx]),
+    "times_rows": _score_spec(lambda s, b, h, q_idx, kv_idx: s * (1 + q_idx % 3)),
+    "times_keys": _score_spec(lambda s, b, h, q_idx, kv_idx: s * (0.5 + kv_idx % 2)),
+    "times_zero": _score_spec(lambda s, b, h, q_idx, kv_idx: s * 0),
+    "plus_rows": _score_spec(lambda s, b, h, q_idx, kv_idx: s + 3 * _tilt[b, q_idx]),
+    "plus_rows_and_a_sink": _score_spec(
+        lambda s, b, h, q_idx, kv_idx: s + 3 * _tilt[b, q_idx], normaliser=softmax(sink=1.0)
+    ),
+    "positions_alone": _score_spec(lambda s, b, h, q_idx, kv_idx: sin(0.3 * (q_idx - kv_idx))),
+    "absolute": _score_spec(lambda s, b, h, q_idx, kv_idx: abs(s) - 0.5 * abs(q_idx - kv_idx)),
+    "squared": _score_spec(lambda s, b, h, q_idx, kv_idx: s * s / 4 - exp(-s)),
+    "distance_logarithm": _score_spec(
+        lambda s, b, h, q_idx, kv_idx: s - log(1.0 + abs(q_idx - kv_idx))
+    ),
+    "length_logarithm": _score_spec(lambda s, b, h, q_idx, kv_idx: s * log(kv_len) / 3),
+    "far_away": _score_spec(lambda s, b, h, q_idx, kv_idx: s + 1000 + 10 * q_idx),
+    "hides_keys": _score_spec(
+        lambda s, b, h, q_idx, kv_idx: where(_gone[b, kv_idx], float("-inf"), s)
+    ),
+    "hides_rows": _score_spec(
+        lambda s, b, h, q_idx, kv_idx: where(q_idx % 5 < 2, float("-inf"), s), full()
+    ),
+    "half_the_heads": _score_spec(
+        lambda s, b, h, q_idx, kv_idx: where(h % 2 == 0, s - 0.2 * abs(q_idx - kv_idx), s), full()
+    ),
 }
 
 #: By head dimension: powers of two, sums of them, padded ones, and values of another size.

@@ -1,4 +1,4 @@
-"""Masks and head dimensions beyond the shipped variants, rendered on the spot."""
+"""Masks, scores and head dimensions beyond the shipped variants, rendered on the spot."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from support.cases import LAYOUTS, Case
 from support.variants import rendered_module
-from support.variety import HEAD_DIM_SPECS, MASK_SPECS
+from support.variety import HEAD_DIM_SPECS, MASK_SPECS, SCORE_SPECS
 from sweep.launch import check_kernel
 
 LENGTHS = [(1, 1), (16, 16), (33, 33), (49, 49), (70, 70), (19, 75), (75, 19), (64, 1), (1, 64)]
@@ -17,7 +17,8 @@ LENGTHS = [(1, 1), (16, 16), (33, 33), (49, 49), (70, 70), (19, 75), (75, 19), (
 
 @functools.cache
 def _module(kind: str, name: str) -> ModuleType:
-    return rendered_module({"mask": MASK_SPECS, "dim": HEAD_DIM_SPECS}[kind][name])
+    specs = {"mask": MASK_SPECS, "score": SCORE_SPECS, "dim": HEAD_DIM_SPECS}
+    return rendered_module(specs[kind][name])
 
 
 @pytest.mark.parametrize(("block_m", "block_n"), [(32, 16), (16, 32)])
@@ -26,6 +27,20 @@ def _module(kind: str, name: str) -> ModuleType:
 def test_masks(name: str, q_len: int, kv_len: int, block_m: int, block_n: int) -> None:
     case = Case(q_len, kv_len, batch=2, q_heads=4, kv_heads=2)
     check_kernel(_module("mask", name), MASK_SPECS[name], case, BLOCK_M=block_m, BLOCK_N=block_n)
+
+
+@pytest.mark.parametrize(("q_len", "kv_len"), [(1, 1), (33, 33), (19, 75), (75, 19)])
+@pytest.mark.parametrize("name", SCORE_SPECS)
+def test_scores(name: str, q_len: int, kv_len: int) -> None:
+    case = Case(q_len, kv_len, batch=2, q_heads=4, kv_heads=2)
+    check_kernel(_module("score", name), SCORE_SPECS[name], case)
+
+
+@pytest.mark.parametrize("factor", [-2.0, 0.0, 3])
+def test_a_factor_of_any_sign(factor: float) -> None:
+    name = "times_a_float_of_any_sign"
+    case = Case(40, 61, params={"factor": factor})
+    check_kernel(_module("score", name), SCORE_SPECS[name], case)
 
 
 @pytest.mark.parametrize("left", [0, 1, 2, 16, 40, 10**6])
