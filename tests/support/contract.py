@@ -104,12 +104,15 @@ def check_compiled(
     torch._dynamo.reset()
     counter = CompileCounterWithBackend(backend)
     compiled = torch.compile(module.attention, fullgraph=True, dynamic=True, backend=counter)
+    counts = []
     for length in (33, 64, 129, 200):
         case = Case(length, length, batch=2, q_heads=4, kv_heads=2)
         tensors, params = native_inputs(case, spec, device), case.arguments(spec, device)
         got, right = (f(*tensors, return_lse=True, **params) for f in (compiled, module.attention))
         torch.testing.assert_close(got, right, rtol=0, atol=0)
-    assert counter.frame_count == 1, "a length caused a recompile"
+        counts.append(counter.frame_count)
+    # A float argument may take dynamo two attempts; no length takes another.
+    assert counts[0] == counts[-1] <= 2, "a length caused a recompile"
 
     qkv, params, learned = _leaves(tensors, params)
     leaves = (*qkv, *learned.values())
