@@ -1,41 +1,54 @@
-"""Block tables: masks that read ``layout[h, q_idx // 64, kv_idx // 64]``."""
+"""Block tables: masks that read ``layout[h, q_idx // 64, kv_idx // 64]``.
+
+No interval of keys says what such a table shows. A kernel walks its entries instead: a mask P is
+contained in ``P without the element | (element & P with it)``, and where the element is 0 for a
+whole tile, only the former has to be visited.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import sympy
 
-from flashgen.symbolic.logic import negation_normal_form
+from flashgen.symbolic.affine import linearise
+from flashgen.symbolic.trace import Predicate
 from flashgen.symbols import KV_IDX, Q_IDX, FloorDiv, Load
 
 
 def block_tables(expr: Any) -> tuple[Load, ...]:
-    """The elements that a predicate is false without, of tables with a row for each block of rows
-    and a column for each block of keys.
+    """The elements in a predicate of tables with a row for each block of rows and a column for each
+    block of keys, which occur as conditions.
 
-    Each is a `Load` with one index ``q_idx // m`` and one ``kv_idx // n``, m and n numbers, and all
-    others the same for every row and key: where it is 0, its whole block is hidden.
+    Each is a `Load` with one index ``(q_idx + ...) // m`` and one ``(kv_idx + ...) // n``; the
+    divisors and all other indices are the same for every row and key.
     """
-    found = []
-    for element in sorted(expr.atoms(Load), key=str):
-        condition = sympy.Ne(element, 0, evaluate=False)
-        if _is_blockwise(element) and _without(negation_normal_form(expr), condition) is False:
-            found.append(element)
-    return tuple(found)
+    elements = sorted(expr.atoms(Load), key=str)
+    return tuple(e for e in elements if _is_blockwise(e) and not _known(expr, e, True).has(e))
 
 
-def _is_blockwise(element: Any) -> bool:
-    moving = [i for i in element.args[1:] if {Q_IDX, KV_IDX} & i.free_symbols]
-    blocks = [i for i in moving if isinstance(i, FloorDiv) and i.args[1].is_Integer]
-    return len(moving) == len(blocks) == 2 and {i.args[0] for i in blocks} == {Q_IDX, KV_IDX}
+def where_block(predicate: Predicate, element: Load, shown: bool) -> Predicate:
+    """The predicate where an element of a block table is 1 (``shown``) or 0."""
+    return replace(predicate, expr=_known(predicate.expr, element, shown))
 
 
-def _without(expr: Any, condition: Any) -> bool | None:
-    """What is left of ``expr`` where the condition is false: False, or None for anything else."""
-    if expr == condition or expr is sympy.false:
+def _known(expr: Any, element: Load, shown: bool) -> Any:
+    is_set, is_clear = (relation(element, 0, evaluate=False) for relation in (sympy.Ne, sympy.Eq))
+    return expr.xreplace({is_set: sympy.sympify(shown), is_clear: sympy.sympify(not shown)})
+
+
+def _is_blockwise(element: Load) -> bool:
+    positions = {Q_IDX, KV_IDX}
+    moving = [index for index in element.args[1:] if positions & index.free_symbols]
+    if not all(isinstance(index, FloorDiv) for index in moving):
         return False
-    hidden = [_without(arg, condition) is False for arg in expr.args]
-    if isinstance(expr, sympy.And) and any(hidden):
+    if any(positions & index.args[1].free_symbols for index in moving):
         return False
-    return False if isinstance(expr, sympy.Or) and all(hidden) else None
+    numerators = [linearise(index.args[0], frozenset(positions)) for index in moving]
+    factors = [
+        {position: n.coefficient(position) for position in positions if n.coefficient(position)}
+        for n in numerators
+        if n is not None
+    ]
+    return len(moving) == 2 and all(f in factors for f in ({Q_IDX: 1}, {KV_IDX: 1}))

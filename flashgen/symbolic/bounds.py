@@ -23,7 +23,7 @@ import sympy
 from flashgen.symbolic.affine import eliminate
 from flashgen.symbolic.context import Context, within
 from flashgen.symbolic.contiguous import seen_without_gaps
-from flashgen.symbolic.gathers import with_row_tables
+from flashgen.symbolic.gathers import rewritten
 from flashgen.symbolic.intervals import (
     Interval,
     at_least,
@@ -89,7 +89,8 @@ def derive_q_bounds(predicate: Predicate, max_intervals: int = MAX_INTERVALS) ->
 
 
 def _derive(predicate: Predicate, roles: Roles, max_intervals: int) -> TileBounds:
-    context = Context(with_row_tables(predicate, roles), roles)
+    read_by_table, origins = rewritten(predicate, roles)
+    context = Context(read_by_table, roles, origins)
     cases = [
         replace(case, atoms=case.atoms + context.ranges(case.atoms))
         for case in conjunctions(context.predicate.expr, context.element, context.read)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -26,10 +26,15 @@ NEXT = sympy.Symbol("next", integer=True)
 
 @dataclass(frozen=True, eq=False)
 class Context:
-    """One derivation: a predicate, and which of its positions is solved for."""
+    """One derivation: a predicate, and which of its positions is solved for.
+
+    Attributes:
+        origins: of comparisons that were rewritten, the user's own.
+    """
 
     predicate: Predicate
     roles: Roles
+    origins: Mapping[Any, Any] = field(default_factory=dict)
 
     @cached_property
     def known(self) -> Known:

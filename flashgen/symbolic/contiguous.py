@@ -4,20 +4,26 @@ A row sees the keys between its lower bounds, L, and its upper bounds, U. If non
 the row moves down, and ``L(row + 1) <= U(row) + 1`` in the whole tile, then every key k between
 L(first) and U(last) is seen by the last row with ``L(row) <= k``: the next one begins after k, so
 that k <= U(row). The same holds upside down where none rises. Rows that see nothing do no harm.
+
+Conditions on the row alone may leave out rows at either end of the tile. The rest is a tile as
+well, and where the bounds of the rows left out are those of the row next to them, the ends of the
+whole tile are its ends too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from typing import Any
 
 from flashgen.symbolic.affine import Affine, linearise, symbol
 from flashgen.symbolic.context import NEXT, Context
 from flashgen.symbolic.facts import Facts
+from flashgen.symbolic.intervals import at_least
 from flashgen.symbolic.projection import together
 from flashgen.symbols import Load
 
 
-def seen_without_gaps(atoms: Sequence[Affine], context: Context) -> bool:
+def seen_without_gaps(atoms: Iterable[Affine], context: Context) -> bool:
     """Whether some row of the tile sees each key between the least and the greatest that are seen.
 
     False means "not proved". The atoms hold the solved position with a factor of 1 or -1.
@@ -25,39 +31,86 @@ def seen_without_gaps(atoms: Sequence[Affine], context: Context) -> bool:
     lower: list[Affine] = []
     upper: list[Affine] = []
     conditions: list[Affine] = []
-    ranges = context.ranges(atoms)
     for atom in atoms:
         c, rest = atom.coefficient(context.roles.solved), atom.without(context.roles.solved)
         if c and context.moving(rest):
             (lower if c > 0 else upper).append(rest * -c)
-        elif context.moving(rest) and not (rest in ranges or context.row.proves(rest)):
+        elif context.moving(rest) and not context.row.proves(rest):
             conditions.append(rest)
     bounds = lower + upper
-    if ranges and not all(_keeps_to_its_tensor(bound, context) for bound in bounds):
-        return False
     if len(bounds + conditions) == 1:
         (only,) = bounds + conditions
         if len(context.moving(together(only, context))) == 1:
             return True  # its extreme over the rows is what one of them has
-    if conditions:
-        return False
     directions = {_direction(bound, context) for bound in bounds}
     if directions not in (set(), {1}, {-1}):
         return False
-    facts = _two_rows(bounds, ranges, context)
+    if not _leave_a_tile(conditions, bounds, context):
+        return False
+    facts = _two_rows(bounds, conditions, context)
     here, after = (upper, lower) if directions == {1} else (lower, upper)
     sign = 1 if directions == {1} else -1
     return facts.proves_all((a - _next_row(b, context)) * sign + 1 for a in here for b in after)
 
 
+def _leave_a_tile(conditions: list[Affine], bounds: list[Affine], context: Context) -> bool:
+    """Whether the rows that meet the conditions are a tile with the ends of the whole one.
+
+    `projection` finds exactly which rows meet conditions on the row itself, and whether the last
+    (or the first) row meets those that only later (or earlier) ones do.
+    """
+    row = context.roles.tile
+    simple = all(context.moving(c) in ([(row, 1)], [(row, -1)]) for c in conditions)
+    one_way = {_direction(condition, context) for condition in conditions} in (set(), {1}, {-1})
+    return (simple or one_way) and all(
+        _rows_left_out_change_nothing(condition, bounds, simple, context)
+        for condition in conditions
+    )
+
+
+def _rows_left_out_change_nothing(
+    condition: Affine, bounds: list[Affine], simple: bool, context: Context
+) -> bool:
+    """Whether rows that break a condition have the bounds of the row next to them.
+
+    Of a bound that is the row itself, `projection` takes care if the conditions are `simple`.
+    """
+    row = context.roles.tile
+    out = condition if _direction(condition, context) == 1 else _next_row(condition, context)
+    facts = Facts((*_next(context), out.negated()), context.links)
+    return all(
+        simple
+        if term == row
+        else _same(context.at(term, row).to_sympy(), context.at(term, NEXT).to_sympy(), facts)
+        for bound in bounds
+        for term, _ in context.moving(bound)
+    )
+
+
+def _same(a: Any, b: Any, facts: Facts) -> bool:
+    """Whether the facts prove ``a == b``, or that of all parts."""
+    if a == b or (at_least(a, b, facts) and at_least(b, a, facts)):
+        return True
+    alike = a.func == b.func and 0 < len(a.args) == len(b.args)
+    return alike and all(_same(x, y, facts) for x, y in zip(a.args, b.args, strict=True))
+
+
+def _next(context: Context) -> tuple[Affine, ...]:
+    """What is known of a row of the tile and the next one."""
+    row, after = symbol(context.roles.tile), symbol(NEXT)
+    inside = symbol(context.roles.last) - after
+    return (*context.row.atoms, after - row - 1, row + 1 - after, inside)
+
+
 def _two_rows(bounds: list[Affine], conditions: Iterable[Affine], context: Context) -> Facts:
     """What is known of a row that meets the conditions and of the next, which meets them too."""
-    row, after = symbol(context.roles.tile), symbol(NEXT)
-    facts = [*context.row.atoms, after - row - 1, row + 1 - after]
-    facts.append(symbol(context.roles.last) - after)
+    facts = list(_next(context))
     for condition in conditions:
         facts += [condition, _next_row(condition, context)]
-    for term in {term: None for bound in bounds for term, _ in context.moving(bound)}:
+    terms = [term for bound in bounds for term, _ in context.moving(bound)]
+    indices = [linearise(term.args[-1]) for term in terms if isinstance(term, Load)]
+    terms += [term for index in indices if index is not None for term, _ in context.moving(index)]
+    for term in dict.fromkeys(terms):
         direction = context.direction(term)
         if direction is None or term == context.roles.tile:
             continue
@@ -67,17 +120,6 @@ def _two_rows(bounds: list[Affine], conditions: Iterable[Affine], context: Conte
         if step is not None and (most := linearise(step)) is not None:
             facts.append(most - moved)
     return Facts(tuple(facts), context.links_of_seen)
-
-
-def _keeps_to_its_tensor(bound: Affine, context: Context) -> bool:
-    """Whether a bound at the ends of a tile, with indices clamped, is that of the first or last
-    row whose indices lie inside: it is made of the row and of elements one for each row.
-    """
-    return all(
-        term == context.roles.tile
-        or (isinstance(term, Load) and context.known.step(term.args[-1], context.roles.tile) == 1)
-        for term, _ in context.moving(bound)
-    )
 
 
 def _next_row(atom: Affine, context: Context) -> Affine:

@@ -30,6 +30,12 @@ def with_row_tables(predicate: Predicate, roles: Roles = KEYS_OF_ROWS) -> Predic
     It says the same; its `tables` are those it reads now. What the kernel prints is this one, so
     that a tile's mask reads a row's range once and compares it with positions.
     """
+    return rewritten(predicate, roles)[0]
+
+
+def rewritten(predicate: Predicate, roles: Roles) -> tuple[Predicate, dict[Any, Any]]:
+    """What `with_row_tables` returns, and of each comparison in it that is new the user's own."""
+    origins: dict[Any, Any] = {}
     tables: dict[str, RowTable] = {table.name: table for table in predicate.tables}
     tensors = {param.sym: param for param in predicate.params if isinstance(param, Tensor)}
     names = {param.name for param in predicate.params}
@@ -45,9 +51,9 @@ def with_row_tables(predicate: Predicate, roles: Roles = KEYS_OF_ROWS) -> Predic
         tables[name] = RowTable(name, keys, values, side)
         return tables[name]
 
-    def rewritten(expr: Any) -> Any:
+    def visit(expr: Any) -> Any:
         if isinstance(expr, sympy.And | sympy.Or | sympy.Not):
-            return expr.func(*map(rewritten, expr.args))
+            return expr.func(*map(visit, expr.args))
         if not isinstance(expr, sympy.core.relational.Relational):
             return expr
         for relation, key, value in (
@@ -61,10 +67,13 @@ def with_row_tables(predicate: Predicate, roles: Roles = KEYS_OF_ROWS) -> Predic
                 def place(side: str) -> Any:
                     return Load(table(keys, values, side).sym, *at)  # noqa: B023
 
-                return _range(relation, key.args[-1], place)
+                found = _range(relation, key.args[-1], place)
+                origins.update(dict.fromkeys((found, *found.args), expr))
+                return found
         return expr
 
-    return replace(predicate, expr=rewritten(predicate.expr), tables=tuple(tables.values()))
+    expr = visit(predicate.expr)
+    return replace(predicate, expr=expr, tables=tuple(tables.values())), origins
 
 
 def _is_lookup(key: Any, value: Any, roles: Roles, tensors: dict[Any, Tensor]) -> bool:

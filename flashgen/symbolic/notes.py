@@ -37,6 +37,7 @@ def _could_be_sorted(part: Any, context: Context) -> bool:
 def why_too_wide(case: Conjunction, context: Context) -> str:
     """Why the interval of a conjunction may hold keys that no row of the tile sees."""
     sources = context.read.sources
-    parts = {sources[atom]: None for atom in case.atoms if atom in sources}
+    found = [sources[atom] for atom in case.atoms if atom in sources]
+    parts = dict.fromkeys(context.origins.get(part, part) for part in found)
     shown = " & ".join(f"({torch_source(part)})" for part in parts)
     return f"keys between those that rows of one tile see are visited too: {shown}"

@@ -153,7 +153,7 @@ DIVISORS = st.one_of(st.integers(1, 9), st.sampled_from([CHUNK, WIDTH]))
 @st.composite
 def blocks(draw: st.DrawFn) -> Pair:
     """Blocks of rows beside blocks of keys, or keys beside blocks of rows, and the like."""
-    d, width, kind = draw(DIVISORS), draw(WIDTHS), draw(st.integers(0, 6))
+    d, width, kind = draw(DIVISORS), draw(WIDTHS), draw(st.integers(0, 9))
     shift = draw(st.one_of(st.integers(-5, 5), st.just(kv_len - q_len)))
     compare = draw(st.sampled_from(RELATIONS))
     forms: list[Pair] = [
@@ -164,6 +164,9 @@ def blocks(draw: st.DrawFn) -> Pair:
         lambda q, kv: compare(kv, q + shift),
         lambda q, kv: abs(clamp(q // d, 1, width) - kv // d) <= 1,
         lambda q, kv: compare(kv, minimum(q + 3, maximum(q // d, width))),
+        lambda q, kv: compare((q + shift) // d, width),
+        lambda q, kv: compare(q + shift, width),
+        lambda q, kv: compare(kv + shift, width),
     ]
     return forms[kind]
 
@@ -197,7 +200,7 @@ def test_gathers_are_sound_and_exact_where_they_say_so(mask: Mask, call: Call) -
 
 
 @sweep(60)
-@given(st.sampled_from(["causal", "window", "both"]), calls())
+@given(st.sampled_from(["causal", "window", "both", "clamped", "late"]), calls())
 def test_documents_that_end_with_the_keys_are_sound_and_exact(kind: str, call: Call) -> None:
     """Query i stands at position i + kv_len - q_len, which may lie before the first key."""
 
@@ -205,6 +208,14 @@ def test_documents_that_end_with_the_keys_are_sound_and_exact(kind: str, call: C
         at = q + kv_len - q_len
         same = (kv <= at) & (KV_DOC[b, at] == KV_DOC[b, kv])
         near = abs(kv - at) <= LEFT
-        return {"causal": same, "window": same & near, "both": same | near}[kind]
+        start = maximum(at, 0)
+        clamped = (at >= 0) & (KV_DOC[b, start] == KV_DOC[b, kv])
+        return {
+            "causal": same,
+            "window": same & near,
+            "both": same | near,
+            "clamped": clamped,
+            "late": clamped & (q >= LEFT) & near,
+        }[kind]
 
     check(Mask(mask_mod, "documents"), call)
