@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -195,6 +196,19 @@ def test_flex_attention_computes_it(small, name, monkeypatch):
         error = accuracy.relative_error(call(), accuracy.exact_heads(c, attention, inputs))
     peers._compiled_flex.cache_clear()
     assert error < 1e-6
+
+
+@pytest.mark.filterwarnings("ignore:.*eager reference")
+@pytest.mark.parametrize("c", VARIANTS, ids=lambda c: c.module)
+def test_the_modules_compute_it(small, monkeypatch, c):
+    """On a CPU by their reference, whose parameters are those of the kernel."""
+    monkeypatch.setattr(cells, "TOKENS", 64)
+    monkeypatch.setattr(cells, "WIDTH", 2048)
+    c = replace(c, seq_len=64)
+    attention, inputs = ATTENTIONS[c.attention](64, CPU), measuring.make_inputs(c, CPU)
+    with peers.flashgen(c, attention, inputs) as call:
+        error = accuracy.relative_error(call(), accuracy.exact_heads(c, attention, inputs))
+    assert error < 5e-3
 
 
 def test_peers_of_the_cells():
