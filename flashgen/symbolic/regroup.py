@@ -17,7 +17,7 @@ import sympy
 from flashgen.symbolic.places import REDUCTIONS, Place, ToFloat, is_integral, place_of
 from flashgen.symbolic.printer.functions import without_conditional
 from flashgen.symbolic.printer.text import is_negative, negated, rank
-from flashgen.symbols import Load, Truncate
+from flashgen.symbols import FloorDiv, FloorMod, Load, Truncate
 
 PREFIXES = {
     Place.SCALAR: "scalar",
@@ -207,9 +207,17 @@ class Regrouper:
         if not isinstance(expr, sympy.core.relational.Relational):
             return expr
         if is_integral(expr.lhs) and is_integral(expr.rhs):
-            return rebuilt(expr, map(self._whole, expr.args))
+            return rebuilt(expr, map(self._side, expr.args))
         place = self.place(expr)
         return rebuilt(expr, (self._part(side, place) for side in expr.args))
+
+    def _side(self, expr: Any) -> Any:
+        """A side of a comparison of integers. A row's divisions are worth doing once."""
+        if not (expr.has(FloorDiv, FloorMod) and self.place(expr) == Place.ROW):
+            return self._whole(expr)
+        if expr not in self._bound:
+            self._bound[expr] = self.define(expr, self._whole(expr))
+        return self._bound[expr]
 
 
 def is_condition(expr: Any) -> bool:
