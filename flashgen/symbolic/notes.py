@@ -6,13 +6,13 @@ from typing import Any
 
 from flashgen.symbolic.context import Context
 from flashgen.symbolic.logic import Conjunction
-from flashgen.symbolic.printer import torch_source
+from flashgen.symbolic.printer import plain_source
 from flashgen.symbols import Load
 
 
 def why_opaque(part: Any, context: Context) -> str:
     """Why a condition takes no part in the bounds."""
-    shown = torch_source(part)
+    shown = plain_source(part)
     elements = sorted(part.atoms(Load), key=str)
     if not elements:
         return f"not affine in q_idx and kv_idx: {shown}"
@@ -39,5 +39,5 @@ def why_too_wide(case: Conjunction, context: Context) -> str:
     sources = context.read.sources
     found = [sources[atom] for atom in case.atoms if atom in sources]
     parts = dict.fromkeys(context.origins.get(part, part) for part in found)
-    shown = " & ".join(f"({torch_source(part)})" for part in parts)
+    shown = " & ".join(f"({plain_source(part)})" for part in parts)
     return f"keys between those that rows of one tile see are visited too: {shown}"
