@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import math
 import os
+import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from flashgen.build import Options, Progress, build
+from flashgen.reference import attention_reference
+from support.variants import import_file
+
 ROOT = Path(__file__).parents[2]
+VARIANTS = sorted((ROOT / "examples" / "variants").glob("*.py"))
 
 
 @pytest.fixture(scope="module")
@@ -65,3 +74,65 @@ def test_quickstart():
     )
     assert run.returncode == 0, run.stderr
     assert "causal_d128 is right on this" in run.stdout
+
+
+#: What the call in each docstring reads, besides q, k and v; and the keys, for 64 queries.
+CALLS = {
+    "chunks_with_sinks": {"slopes": torch.tensor([0.1, 0.5]), "sinks": torch.tensor([0.0, 1.0])},
+    "images_in_text": {"tokens": torch.arange(64).repeat(2, 1) % 9 // 4, "IMAGE_TOKEN": 1},
+    "packed_windows": {"ids": (torch.arange(64).repeat(2, 1) // 25).int()},
+    "sigmoid_decay": {"lengths": torch.tensor([60, 8]).int(), "decay": torch.tensor([0.1, 0.5])},
+    "tree_with_sinks": {"ancestors": torch.ones(64, 64).tril().bool().repeat(2, 1, 1), "keys": 90},
+    "video_windows": {},
+}
+
+
+@pytest.fixture(scope="module", params=VARIANTS, ids=lambda path: path.stem)
+def variant(request, tmp_path_factory):
+    """A spec file of examples/variants, its spec, and the module that it builds."""
+    out, file = tmp_path_factory.mktemp("generated"), request.param
+    options = Options(out=out, targets=("sm_90",), tune=False)
+    [built] = build([file], options, Progress())
+    module = import_file(out / f"{built.variant}.py")
+    return SimpleNamespace(file=file, spec=import_file(file).spec, module=module)
+
+
+def test_a_variant_is_short(variant):
+    docstring, *statements = ast.parse(variant.file.read_text()).body
+    assert isinstance(docstring.value.value, str)
+    assert sum(s.end_lineno - s.lineno + 1 for s in statements) < 15
+
+
+def test_the_examples_are_listed():
+    shown = (ROOT / "examples" / "README.md").read_text()
+    listed = re.findall(r"\(variants/(\w+)\.py\)", shown)
+    assert sorted(listed) == [path.stem for path in VARIANTS]
+    assert CALLS.keys() == {path.stem for path in VARIANTS}
+
+
+def test_a_variant_is_called_as_it_says(variant):
+    """The lines of the docstring run, and give what the spec's own functions say."""
+    name = variant.file.stem
+    values = dict(CALLS[name])
+    spec = variant.spec
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (
+        torch.randn(2, 2, n, spec.head_dim, generator=generator).bfloat16()
+        for n in (64, *[values.pop("keys", 64)] * 2)
+    )
+    chosen = {}
+
+    def attention(*tensors, **params):
+        chosen.update(params)
+        return variant.module.reference(*tensors, **params)
+
+    docstring = ast.get_docstring(ast.parse(variant.file.read_text()))
+    lines = [line for line in docstring.splitlines() if line.startswith("    ")]
+    names = {"torch": torch, "q": q, "k": k, "v": v, **values}
+    names[name] = SimpleNamespace(attention=attention)
+    exec(textwrap.dedent("\n".join(lines)), names)
+    variant.module._check(q, k, v, 1.0, *(chosen[p.name] for p in spec.params))
+    expected = attention_reference(
+        q, k, v, spec.mask, score=spec.score, normaliser=spec.normaliser, params=chosen
+    )
+    assert (names["out"] - expected).abs().max() < 0.02
