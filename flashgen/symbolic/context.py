@@ -103,7 +103,15 @@ class Context:
 
     def inside(self, element: Any) -> bool:
         """Whether an element, a `Load`, is known to lie inside of its tensor."""
-        return self._from_zero(element) and self._below_size(element)
+        sized = self.known.size(element.args[0]) is not None
+        return sized and self._from_zero(element) and self._below_size(element)
+
+    def inside_when(self, element: Any) -> tuple[Any, ...]:
+        """The conditions on the last index of a `Load` that are not known to hold."""
+        index, size = element.args[-1], self.known.size(element.args[0])
+        below = () if self._from_zero(element) else (sympy.Ge(index, 0, evaluate=False),)
+        above = () if self._below_size(element) else (sympy.Lt(index, size, evaluate=False),)
+        return below + above
 
     def _from_zero(self, element: Any) -> bool:
         return at_least(element.args[-1], sympy.Integer(0), self._anywhere)

@@ -13,6 +13,7 @@ from typing import Any
 import sympy
 
 from flashgen.params import Tensor
+from flashgen.symbolic.context import Context
 from flashgen.symbolic.roles import KEYS_OF_ROWS, Roles
 from flashgen.symbolic.tables import RowTable
 from flashgen.symbolic.trace import Predicate
@@ -27,7 +28,8 @@ _SWAPPED = {
 def with_row_tables(predicate: Predicate, roles: Roles = KEYS_OF_ROWS) -> Predicate:
     """The predicate with every comparison that row tables can stand for rewritten to read them.
 
-    It says the same; its `tables` are those it reads now. What the kernel prints is this one, so
+    It says the same (of pairs whose indices lie outside of a tensor, which a mask never shows, it
+    shows none); its `tables` are those it reads now. What the kernel prints is this one, so
     that a tile's mask reads a row's range once and compares it with positions.
     """
     return rewritten(predicate, roles)[0]
@@ -36,6 +38,7 @@ def with_row_tables(predicate: Predicate, roles: Roles = KEYS_OF_ROWS) -> Predic
 def rewritten(predicate: Predicate, roles: Roles) -> tuple[Predicate, dict[Any, Any]]:
     """What `with_row_tables` returns, and of each comparison in it that is new the user's own."""
     origins: dict[Any, Any] = {}
+    context = Context(predicate, roles)
     tables: dict[str, RowTable] = {table.name: table for table in predicate.tables}
     tensors = {param.sym: param for param in predicate.params if isinstance(param, Tensor)}
     names = {param.name for param in predicate.params}
@@ -52,7 +55,7 @@ def rewritten(predicate: Predicate, roles: Roles) -> tuple[Predicate, dict[Any, 
         return tables[name]
 
     def visit(expr: Any) -> Any:
-        if isinstance(expr, sympy.And | sympy.Or | sympy.Not):
+        if isinstance(expr, sympy.And | sympy.Or):
             return expr.func(*map(visit, expr.args))
         if not isinstance(expr, sympy.core.relational.Relational):
             return expr
@@ -69,7 +72,10 @@ def rewritten(predicate: Predicate, roles: Roles) -> tuple[Predicate, dict[Any, 
 
                 found = _range(relation, key.args[-1], place)
                 origins.update(dict.fromkeys((found, *found.args), expr))
-                return found
+                if relation is sympy.Eq:
+                    return found  # outside of the tensors the range is empty
+                conditions = (*context.inside_when(key), *context.inside_when(value))
+                return sympy.And(found, *conditions)
         return expr
 
     expr = visit(predicate.expr)

@@ -25,6 +25,8 @@ def floor_div(numerator: Any, divisor: Any) -> Any:
         remainder -= turns * divisor
     if isinstance(remainder, FloorDiv):  # n // a // b
         remainder, divisor = remainder.args[0], remainder.args[1] * divisor
+    if remainder == 0:
+        return sympy.Add(*whole)
     return sympy.Add(*whole, FloorDiv(remainder, divisor))
 
 

@@ -46,6 +46,13 @@ def source(bounds: TileBounds) -> list[tuple[str, ...]]:
     return [tuple(map(triton_source, interval.expressions[:4])) for interval in bounds.intervals]
 
 
+def only(bounds: TileBounds) -> tuple[str, ...]:
+    """The source of the one interval there is, which exists in every tile."""
+    (interval,) = bounds.intervals
+    assert interval.condition is sympy.true
+    return source(bounds)[0]
+
+
 class Elements:
     """A tensor for brute force: indexed by a tuple, 0 outside, as a kernel reads it."""
 

@@ -6,11 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import sympy
 
-from flashgen import Float, Int, Mask, Tensor, causal, clamp, full, kv_len, maximum, q_len, where
-from flashgen.symbolic import TileBounds, derive_bounds, derive_q_bounds, trace, triton_source
-from support.visits import bounds_of, q_bounds_of, source
+from flashgen import Float, Int, Mask, Tensor, causal, clamp, kv_len, maximum, q_len, where
+from flashgen.symbolic import TileBounds, torch_source, trace, triton_source, with_row_tables
+from support.visits import bounds_of, only, source
 
 CHUNK, WIDTH = Int("chunk", min=1), Int("width", min=1)
 HEIGHT, RADIUS, LEFT = Int("height", min=1), Int("radius"), Int("left")
@@ -32,12 +31,6 @@ def of_equal_lengths(mask_mod: MaskMod) -> TileBounds:
 
 def of_any_lengths(mask_mod: MaskMod) -> TileBounds:
     return bounds_of(Mask(mask_mod, "mask"))
-
-
-def only(bounds: TileBounds) -> tuple[str, ...]:
-    (interval,) = bounds.intervals
-    assert interval.condition is sympy.true
-    return source(bounds)[0]
 
 
 EXACT: list[tuple[MaskMod, tuple[str, ...], str, bool]] = [
@@ -225,48 +218,6 @@ def test_documents_that_end_with_the_keys_read_inside_the_table() -> None:
     assert bounds.rows_can_be_empty  # before the first key
 
 
-def test_a_tile_of_keys_finds_its_rows_by_the_same_tables() -> None:
-    mask = Mask(lambda b, h, q, kv: (DOC[b, q] == DOC[b, kv]) & (kv <= q), "documents", True)
-    rows = q_bounds_of(mask)
-    assert only(rows) == (
-        "kv_first", "_at_2d(doc_end, b, kv_last)", "kv_last", "_at_2d(doc_end, b, kv_first)",
-    )  # fmt: skip
-    assert rows.exact and not rows.rows_can_be_empty
-    assert [table.name for table in rows.tables] == ["doc_end"]
-    assert [table.name for table in bounds_of(mask).tables] == ["doc_begin"]
-
-
-TRANSPOSED: list[tuple[Mask, tuple[str, ...], str]] = [
-    (full(), ("0", "q_len", "0", "q_len"), "even"),
-    (causal(), ("kv_first", "q_len", "kv_last", "q_len"), "first"),
-    (
-        causal(align="bottom_right"),
-        ("max(0, kv_first + q_len - kv_len)", "q_len", "max(0, kv_last + q_len - kv_len)", "q_len"),
-        "first",
-    ),
-    (
-        Mask(lambda b, h, q, kv: (q // CHUNK == kv // CHUNK) & (kv <= q), "chunks", True),
-        (
-            "kv_first",
-            "min(q_len, (kv_last // chunk) * chunk + chunk)",
-            "kv_last",
-            "min(q_len, (kv_first // chunk) * chunk + chunk)",
-        ),
-        "first",
-    ),
-]
-
-
-@pytest.mark.parametrize(("mask", "expected", "longest"), TRANSPOSED, ids=str)
-def test_the_rows_that_visit_a_tile_of_keys(
-    mask: Mask, expected: tuple[str, ...], longest: str
-) -> None:
-    bounds = q_bounds_of(mask)
-    assert only(bounds) == expected
-    assert bounds.exact and not bounds.rows_can_be_empty
-    assert bounds.longest_first == longest
-
-
 HULLS: list[tuple[MaskMod, str]] = [
     (
         lambda b, h, q, kv: ANY_DOC[b, q] == ANY_DOC[b, kv],
@@ -338,13 +289,10 @@ def test_a_maximum_of_bounds_is_one_interval() -> None:
     assert only(prefix)[:2] == ("0", "min(kv_len, max(left, q_last + 1))")
 
 
-def test_as_many_intervals_as_asked_for() -> None:
-    def mask_mod(b: Any, h: Any, q: Any, kv: Any) -> Any:
-        near = [(kv >= q + 10 * i) & (kv < q + 10 * i + 3) for i in range(6)]
-        return near[0] | near[1] | near[2] | near[3] | near[4] | near[5]
-
-    predicate = trace(Mask(mask_mod, "stripes"))
-    assert len(derive_bounds(predicate).intervals) == 1
-    six = derive_bounds(predicate, max_intervals=6)
-    assert len(six.intervals) == 6 and six.exact
-    assert len(derive_q_bounds(predicate, max_intervals=6).intervals) == 6
+def test_a_comparison_shows_nothing_outside_of_a_tensor() -> None:
+    """Where ids below zero would compare with the 0 that a kernel reads there."""
+    mask = Mask(lambda b, h, q, kv: DOC[b, q - 3] <= DOC[b, kv], "later", equal_lengths=True)
+    shown = with_row_tables(trace(mask)).expr
+    assert torch_source(shown) == "(q_idx - 3 >= 0) & (kv_idx >= doc_begin[b, q_idx - 3])"
+    begin = "_at_2d(doc_begin, b, max(0, q_first - 3))"
+    assert source(bounds_of(mask))[0][:2] == (begin, "kv_len")

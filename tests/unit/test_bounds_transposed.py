@@ -1,0 +1,80 @@
+"""Bounds of rows for a tile of keys; how many intervals there are; how long deriving takes."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from flashgen import Int, Mask, Tensor, causal, full
+from flashgen.symbolic import derive_bounds, derive_q_bounds, trace
+from support.visits import bounds_of, only, q_bounds_of
+from support.vocabulary import MASKS
+
+CHUNK = Int("chunk", min=1)
+DOC = Tensor("doc", ("batch", "kv_len"), "int32", sorted=True)
+
+
+def test_a_tile_of_keys_finds_its_rows_by_the_same_tables() -> None:
+    mask = Mask(lambda b, h, q, kv: (DOC[b, q] == DOC[b, kv]) & (kv <= q), "documents", True)
+    rows = q_bounds_of(mask)
+    assert only(rows) == (
+        "kv_first", "_at_2d(doc_end, b, kv_last)", "kv_last", "_at_2d(doc_end, b, kv_first)",
+    )  # fmt: skip
+    assert rows.exact and not rows.rows_can_be_empty
+    assert [table.name for table in rows.tables] == ["doc_end"]
+    assert [table.name for table in bounds_of(mask).tables] == ["doc_begin"]
+
+
+TRANSPOSED: list[tuple[Mask, tuple[str, ...], str]] = [
+    (full(), ("0", "q_len", "0", "q_len"), "even"),
+    (causal(), ("kv_first", "q_len", "kv_last", "q_len"), "first"),
+    (
+        causal(align="bottom_right"),
+        ("max(0, kv_first + q_len - kv_len)", "q_len", "max(0, kv_last + q_len - kv_len)", "q_len"),
+        "first",
+    ),
+    (
+        Mask(lambda b, h, q, kv: (q // CHUNK == kv // CHUNK) & (kv <= q), "chunks", True),
+        (
+            "kv_first",
+            "min(q_len, (kv_last // chunk) * chunk + chunk)",
+            "kv_last",
+            "min(q_len, (kv_first // chunk) * chunk + chunk)",
+        ),
+        "first",
+    ),
+]
+
+
+@pytest.mark.parametrize(("mask", "expected", "longest"), TRANSPOSED, ids=str)
+def test_the_rows_that_visit_a_tile_of_keys(
+    mask: Mask, expected: tuple[str, ...], longest: str
+) -> None:
+    bounds = q_bounds_of(mask)
+    assert only(bounds) == expected
+    assert bounds.exact and not bounds.rows_can_be_empty
+    assert bounds.longest_first == longest
+
+
+def test_as_many_intervals_as_asked_for() -> None:
+    def mask_mod(b: Any, h: Any, q: Any, kv: Any) -> Any:
+        near = [(kv >= q + 10 * i) & (kv < q + 10 * i + 3) for i in range(6)]
+        return near[0] | near[1] | near[2] | near[3] | near[4] | near[5]
+
+    predicate = trace(Mask(mask_mod, "stripes"))
+    assert len(derive_bounds(predicate).intervals) == 1
+    six = derive_bounds(predicate, max_intervals=6)
+    assert len(six.intervals) == 6 and six.exact
+    assert len(derive_q_bounds(predicate, max_intervals=6).intervals) == 6
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_deriving_takes_a_moment(name: str) -> None:
+    predicate = trace(MASKS[name].mask)
+    for derive in (derive_bounds, derive_q_bounds):
+        derive(predicate)
+        start = time.process_time()
+        derive(predicate)
+        assert time.process_time() - start < 0.5
