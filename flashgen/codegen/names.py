@@ -17,16 +17,23 @@ from flashgen.scores import Score, softcap
 from flashgen.spec import AttentionSpec
 
 # Between them these print every line of every template: one run of keys and several in any order,
-# heads of one segment and of several, a mask that differs between heads and batch entries, scores
-# and sinks and the parameters of each kind.
+# heads of one segment and of several, a mask that differs between heads and batch entries, block
+# tables, scores and sinks and the parameters of each kind.
 _PROBE = Int("probe")
 _DEGREES = Float("probe", 1.0)
 _TABLE = Tensor("probe", ("num_q_heads",), "bfloat16")
+_BLOCKS = Tensor("probe", ("batch", "num_q_heads", None, None), "bool")
 _EVERYTHING = (
     AttentionSpec(64, mask=causal(align="bottom_right") & (lambda b, h, q, kv: kv < _PROBE)),
     AttentionSpec(
         72,
         mask=(lambda b, h, q, kv: (kv < 2 * q - b) | (kv > _PROBE + h)) & ~sliding_window(4, 2),
+    ),
+    AttentionSpec(
+        64,
+        mask=lambda b, h, q, kv: (
+            (_BLOCKS[b, h, q // 8, kv // 8] | ~_BLOCKS[b, h, q // 16, kv // 8]) & (q % 9 <= kv)
+        ),
     ),
     AttentionSpec(64, score=softcap(_DEGREES), normaliser=softmax(sink=_DEGREES)),
     AttentionSpec(

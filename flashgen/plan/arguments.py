@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from flashgen.declared import Param
 from flashgen.expr import Expr
 from flashgen.params import Float, Int, Tensor
 from flashgen.symbolic.printer import torch_source
+from flashgen.symbolic.tables import RowTable
+
+#: Triton's names of dtypes.
+TRITON_DTYPES = {
+    "float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "int32": "i32", "bool": "i1",
+}  # fmt: skip
 
 #: The sizes that a tensor's dimension may be declared by, of the call's q and k.
 SIZES = {
@@ -60,7 +67,7 @@ class Argument:
 
 @dataclass(frozen=True)
 class KernelTensor:
-    """A tensor that the kernel reads, by pointer, sizes and strides.
+    """A tensor that a kernel reads, by pointer, sizes and strides.
 
     Attributes:
         name: of the variable that holds it.
@@ -71,6 +78,38 @@ class KernelTensor:
     name: str
     ndim: int
     dtype: str
+
+
+@dataclass(frozen=True)
+class KernelArguments:
+    """What a kernel takes of the parameters, and of what the launcher makes of them.
+
+    Attributes:
+        scalars: names of numbers, in the parameters' order.
+        tensors: parameters in their order, then row tables.
+        ints: its arguments whose values never cause a recompile.
+    """
+
+    scalars: tuple[str, ...]
+    tensors: tuple[KernelTensor, ...]
+    ints: tuple[str, ...]
+
+
+def kernel_arguments(
+    arguments: Iterable[Argument], tables: Iterable[RowTable], names: Collection[str]
+) -> KernelArguments:
+    """Of all parameters and row tables those in ``names``."""
+    read = [argument for argument in arguments if argument.name in names]
+    scalars = tuple(a.name for a in read if a.kind != "tensor")
+    tensors = [KernelTensor(a.name, a.ndim, a.dtype) for a in read if a.kind == "tensor"]
+    tensors += [
+        KernelTensor(t.name, len(t.values.dims), "int32") for t in tables if t.name in names
+    ]
+    ints = [a.name for a in read if a.kind == "int"]
+    ints += [f"{t.name}_size_{i}" for t in tensors for i in range(t.ndim)]
+    # The last dimension's stride is usually 1, which the compiler should know.
+    ints += [f"{t.name}_stride_{i}" for t in tensors for i in range(t.ndim - 1)]
+    return KernelArguments(scalars, tuple(tensors), tuple(ints))
 
 
 def argument(param: Param) -> Argument:

@@ -14,22 +14,27 @@ import sympy
 
 from flashgen.budget.targets import get_target
 from flashgen.declared import Param
-from flashgen.plan.arguments import Argument, KernelTensor, argument
+from flashgen.plan.arguments import (
+    TRITON_DTYPES,
+    Argument,
+    KernelArguments,
+    argument,
+    kernel_arguments,
+)
 from flashgen.plan.code import KernelCode, finite_score, kernel_code, with_hidden_by_score
 from flashgen.plan.head_dims import Segment, split_head_dim
+from flashgen.plan.listing import TileListing, tile_listing
 from flashgen.plan.loops import KeyTiles, PrintedInterval, key_tiles, print_interval
 from flashgen.spec import AttentionSpec
 from flashgen.symbolic.bounds import TileBounds, derive_bounds
 from flashgen.symbolic.evaluated import evaluated_conditions
 from flashgen.symbolic.gathers import with_row_tables
+from flashgen.symbolic.logic import conditions
 from flashgen.symbolic.printer import plain_source, torch_source
 from flashgen.symbolic.tables import RowTable
 from flashgen.symbolic.trace import Predicate, trace
 from flashgen.symbols import KV_IDX, Q_IDX, B, H, Load
 
-TRITON_DTYPES = {
-    "float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "int32": "i32", "bool": "i1",
-}  # fmt: skip
 ITEMSIZES = {"float16": 2, "bfloat16": 2, "float32": 4}
 
 
@@ -154,7 +159,7 @@ class KernelPlan:
     @cached_property
     def mask_torch(self) -> tuple[str, ...]:
         """The conditions, all of which hold for a visible key, for the index tensors of torch."""
-        return tuple(map(torch_source, _conditions(self.predicate.expr)))
+        return tuple(map(torch_source, conditions(self.predicate.expr)))
 
     @cached_property
     def mask_is_tensor(self) -> bool:
@@ -208,7 +213,7 @@ class KernelPlan:
     @cached_property
     def tiles(self) -> KeyTiles:
         """The key tiles that a query tile visits, as text."""
-        return key_tiles(self.bounds)
+        return key_tiles(self.bounds, listed=self.listing is not None)
 
     @property
     def described_intervals(self) -> tuple[PrintedInterval, ...]:
@@ -216,37 +221,37 @@ class KernelPlan:
         return tuple(print_interval(i, text=plain_source) for i in self.bounds.intervals)
 
     @cached_property
-    def kernel_tensors(self) -> tuple[KernelTensor, ...]:
-        """The tensors that the kernel reads: parameters in their order, then tables."""
-        declared = [KernelTensor(a.name, a.ndim, a.dtype) for a in self.arguments if a.sizes]
-        tables = [KernelTensor(t.name, len(t.values.dims), "int32") for t in self.row_tables]
-        return (*(t for t in declared if t.name in self._kernel_names), *tables)
+    def listing(self) -> TileListing | None:
+        """The kernel that lists the tiles to visit, where the mask reads block tables."""
+        return tile_listing(self.predicate)
+
+    @cached_property
+    def kernel_arguments(self) -> KernelArguments:
+        """What the kernel takes of the parameters."""
+        return kernel_arguments(self.arguments, self.row_tables, self._kernel_names)
+
+    @cached_property
+    def listing_arguments(self) -> KernelArguments:
+        """What the kernel that lists tiles takes of them."""
+        names = self.listing.names if self.listing else ()
+        return kernel_arguments(self.arguments, self.row_tables, names)
 
     @property
     def reads_halves(self) -> bool:
-        """Whether some of them hold 16-bit numbers."""
-        return any(tensor.dtype in ("float16", "bfloat16") for tensor in self.kernel_tensors)
-
-    @cached_property
-    def kernel_scalars(self) -> tuple[str, ...]:
-        """The numbers that the kernel reads, in the parameters' order."""
-        names = (a.name for a in self.arguments if a.kind != "tensor")
-        return tuple(name for name in names if name in self._kernel_names)
+        """Whether some tensors hold 16-bit numbers."""
+        tensors = self.kernel_arguments.tensors + self.listing_arguments.tensors
+        return any(tensor.dtype in ("float16", "bfloat16") for tensor in tensors)
 
     @property
-    def kernel_ints(self) -> tuple[str, ...]:
-        """Arguments of the kernel whose values never cause a recompile."""
-        ints = {a.name for a in self.arguments if a.kind == "int"}
-        sizes = [f"{t.name}_size_{i}" for t in self.kernel_tensors for i in range(t.ndim)]
-        # The last dimension's stride is usually 1, which the compiler should know.
-        strides = [f"{t.name}_stride_{i}" for t in self.kernel_tensors for i in range(t.ndim - 1)]
-        return (*(name for name in self.kernel_scalars if name in ints), *sizes, *strides)
+    def gathers(self) -> tuple[int, ...]:
+        """The numbers of dimensions that tensors are indexed by."""
+        return tuple(sorted({*self.code.gathers, *(self.listing.gathers if self.listing else ())}))
 
     @cached_property
     def row_tables(self) -> tuple[RowTable, ...]:
-        """Tensors that the launcher makes for the kernel."""
-        tables = with_row_tables(self.predicate).tables
-        return tuple(table for table in tables if table.name in self._kernel_names)
+        """Tensors that the launcher makes for the kernels."""
+        names = self._kernel_names | (self.listing.names if self.listing else frozenset())
+        return tuple(t for t in with_row_tables(self.predicate).tables if t.name in names)
 
     @property
     def reads_scale(self) -> bool:
@@ -268,7 +273,8 @@ class KernelPlan:
 
     @cached_property
     def _kernel_names(self) -> frozenset[str]:
-        bounds = (e for interval in self.bounds.intervals for e in interval.expressions)
+        intervals = () if self.listing else self.bounds.intervals
+        bounds = (e for interval in intervals for e in interval.expressions)
         return _symbols(*self._evaluated[0], *self._score_and_sink, *bounds)
 
     @property
@@ -282,13 +288,6 @@ def lower(spec: AttentionSpec, name: str) -> KernelPlan:
     """Traces mask, score and sink, and derives from them what the kernel needs to know."""
     predicate = trace(with_hidden_by_score(spec))
     return KernelPlan(name=name, spec=spec, predicate=predicate, bounds=derive_bounds(predicate))
-
-
-def _conditions(expr: Any) -> tuple[Any, ...]:
-    """The conditions that all have to hold; none where everything is visible."""
-    if expr is sympy.true:
-        return ()
-    return tuple(expr.args) if isinstance(expr, sympy.And) else (expr,)
 
 
 def _symbols(*exprs: Any) -> frozenset[str]:

@@ -48,6 +48,7 @@ class KeyTiles:
         uneven: whether some query tiles have more of them to visit than others.
         read_q_last: whether they depend on the last query of the tile.
         reduce_rows: whether they are those of an extreme over the tile's rows.
+        listed: whether the tiles come from a list that another kernel has made, not from `runs`.
     """
 
     runs: tuple[PrintedInterval, ...]
@@ -55,6 +56,7 @@ class KeyTiles:
     uneven: bool
     read_q_last: bool
     reduce_rows: bool
+    listed: bool
 
     @property
     def from_key_0(self) -> bool:
@@ -62,8 +64,8 @@ class KeyTiles:
         return len(self.runs) == 1 and self.runs[0].starts_full
 
 
-def key_tiles(bounds: TileBounds) -> KeyTiles:
-    """The bounds as text."""
+def key_tiles(bounds: TileBounds, *, listed: bool = False) -> KeyTiles:
+    """The bounds as text. With ``listed`` the kernel has a list of tiles in their place."""
     several = len(bounds.intervals) > 1
     runs = tuple(
         print_interval(interval, f"_{i}" if several else "")
@@ -74,10 +76,11 @@ def key_tiles(bounds: TileBounds) -> KeyTiles:
     stepwise = any(expr.has(FloorDiv, Load) for expr in exprs)
     return KeyTiles(
         runs=runs,
-        sorted=bounds.sorted,
-        uneven=stepwise or bounds.longest_first != "even",
-        read_q_last=any(Q_LAST in expr.free_symbols for expr in exprs),
-        reduce_rows=any(expr.has(RowMin, RowMax) for expr in exprs),
+        sorted=bounds.sorted or listed,
+        uneven=stepwise or listed or bounds.longest_first != "even",
+        read_q_last=not listed and any(Q_LAST in expr.free_symbols for expr in exprs),
+        reduce_rows=not listed and any(expr.has(RowMin, RowMax) for expr in exprs),
+        listed=listed,
     )
 
 

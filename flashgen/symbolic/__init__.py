@@ -1,6 +1,5 @@
 """What sympy knows about a variant: its predicate, the tiles to visit, and their source text."""
 
-from flashgen.symbolic.blocks import block_tables, where_block
 from flashgen.symbolic.bounds import TileBounds, derive_bounds, derive_q_bounds
 from flashgen.symbolic.gathers import with_row_tables
 from flashgen.symbolic.intervals import Interval, KvInterval
@@ -14,7 +13,6 @@ __all__ = [
     "Predicate",
     "RowTable",
     "TileBounds",
-    "block_tables",
     "derive_bounds",
     "derive_q_bounds",
     "torch_source",

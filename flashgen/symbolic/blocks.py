@@ -1,54 +1,73 @@
-"""Block tables: masks that read ``layout[h, q_idx // 64, kv_idx // 64]``.
-
-No interval of keys says what such a table shows. A kernel walks its entries instead: a mask P is
-contained in ``P without the element | (element & P with it)``, and where the element is 0 for a
-whole tile, only the former has to be visited.
-"""
+"""Block tables: masks that read ``layout[h, q_idx // 64, kv_idx // 64]``."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import Any
 
 import sympy
 
-from flashgen.symbolic.affine import linearise
-from flashgen.symbolic.trace import Predicate
-from flashgen.symbols import KV_IDX, Q_IDX, FloorDiv, Load
+from flashgen.symbolic.known import Known
+from flashgen.symbols import KV_FIRST, KV_IDX, KV_LAST, Q_FIRST, Q_IDX, Q_LAST, FloorDiv, Load
+
+#: A row and a column of a block table.
+BLOCK_ROW, BLOCK_COLUMN = sympy.symbols("block_row block_column", integer=True)
 
 
-def block_tables(expr: Any) -> tuple[Load, ...]:
-    """The elements in a predicate of tables with a row for each block of rows and a column for each
-    block of keys, which occur as conditions.
+@dataclass(frozen=True)
+class BlockTable:
+    """A tensor of conditions, one for each block of queries and block of keys.
 
-    Each is a `Load` with one index ``(q_idx + ...) // m`` and one ``(kv_idx + ...) // n``; the
-    divisors and all other indices are the same for every row and key.
+    Attributes:
+        element: the condition as it is loaded for a query and a key.
+        row: the block of queries, in terms of q_idx; it never falls.
+        column: the block of keys, in terms of kv_idx; it never falls.
     """
-    elements = sorted(expr.atoms(Load), key=str)
-    return tuple(e for e in elements if _is_blockwise(e) and not _known(expr, e, True).has(e))
+
+    element: Load
+    row: Any
+    column: Any
+
+    @property
+    def entry(self) -> Any:
+        """The element in row `BLOCK_ROW` and column `BLOCK_COLUMN`."""
+        return self.element.xreplace({self.row: BLOCK_ROW, self.column: BLOCK_COLUMN})
+
+    @property
+    def rows(self) -> tuple[Any, Any]:
+        """The first and the last row that a tile touches."""
+        return self.row.xreplace({Q_IDX: Q_FIRST}), self.row.xreplace({Q_IDX: Q_LAST})
+
+    @property
+    def columns(self) -> tuple[Any, Any]:
+        """The first and the last column that a tile touches."""
+        return self.column.xreplace({KV_IDX: KV_FIRST}), self.column.xreplace({KV_IDX: KV_LAST})
 
 
-def where_block(predicate: Predicate, element: Load, shown: bool) -> Predicate:
-    """The predicate where an element of a block table is 1 (``shown``) or 0."""
-    return replace(predicate, expr=_known(predicate.expr, element, shown))
+def block_table(condition: Any, known: Known) -> BlockTable | None:
+    """The block table that a comparison with 0 reads; None where it is something else.
+
+    Of its indices one is the quotient of q_idx, or of what grows with it, and one that of kv_idx;
+    the others are the same for every query and key.
+    """
+    if not isinstance(condition, sympy.Ne | sympy.Eq):
+        return None
+    element, zero = condition.args
+    if not (zero == 0 and isinstance(element, Load) and known.is_condition(element.args[0])):
+        return None
+    rows = [index for index in element.args[1:] if Q_IDX in index.free_symbols]
+    columns = [index for index in element.args[1:] if KV_IDX in index.free_symbols]
+    if len(rows) != 1 or len(columns) != 1 or rows == columns:
+        return None
+    (row,), (column,) = rows, columns
+    if not (_counts_blocks(row, Q_IDX, known) and _counts_blocks(column, KV_IDX, known)):
+        return None
+    return BlockTable(element, row, column)
 
 
-def _known(expr: Any, element: Load, shown: bool) -> Any:
-    is_set, is_clear = (relation(element, 0, evaluate=False) for relation in (sympy.Ne, sympy.Eq))
-    return expr.xreplace({is_set: sympy.sympify(shown), is_clear: sympy.sympify(not shown)})
-
-
-def _is_blockwise(element: Load) -> bool:
-    positions = {Q_IDX, KV_IDX}
-    moving = [index for index in element.args[1:] if positions & index.free_symbols]
-    if not all(isinstance(index, FloorDiv) for index in moving):
-        return False
-    if any(positions & index.args[1].free_symbols for index in moving):
-        return False
-    numerators = [linearise(index.args[0], frozenset(positions)) for index in moving]
-    factors = [
-        {position: n.coefficient(position) for position in positions if n.coefficient(position)}
-        for n in numerators
-        if n is not None
-    ]
-    return len(moving) == 2 and all(f in factors for f in ({Q_IDX: 1}, {KV_IDX: 1}))
+def _counts_blocks(index: Any, position: Any, known: Known) -> bool:
+    return (
+        isinstance(index, FloorDiv)
+        and not index.has(Load)
+        and known.direction(index, position) == 1
+    )

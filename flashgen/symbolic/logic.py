@@ -52,6 +52,13 @@ def negation_normal_form(expr: Any, negate: bool = False) -> Any:
     return sympy.Not(expr) if negate else expr
 
 
+def conditions(expr: Any) -> tuple[Any, ...]:
+    """The conditions that all have to hold; none where everything is visible."""
+    if expr is sympy.true:
+        return ()
+    return tuple(expr.args) if isinstance(expr, sympy.And) else (expr,)
+
+
 def conjunctions(expr: Any, facts: Facts, read: Read) -> list[Conjunction]:
     """Disjunctive normal form of a predicate: as few conjunctions, as weak, as can be proved.
 

@@ -121,7 +121,7 @@ def _source(plan: KernelPlan, config: KernelConfig, target: str, tma: bool, alig
     if plan.uses_tanh:
         constants["APPROX"] = get_target(target).backend == "cuda"
     # A tensor's last dimension is usually contiguous, which the launcher makes a constant.
-    constants |= {f"{x.name}_stride_{x.ndim - 1}": 1 for x in plan.kernel_tensors}
+    constants |= {f"{x.name}_stride_{x.ndim - 1}": 1 for x in plan.kernel_arguments.tensors}
     types = _argument_types(plan, config, tma)
     signature = {
         name: "constexpr" if name in constants else types.get(name, "i32")
@@ -129,7 +129,7 @@ def _source(plan: KernelPlan, config: KernelConfig, target: str, tma: bool, alig
     }
     # The launcher looks at no number whose value may change without a recompile.
     divisible = {name for name, kind in signature.items() if aligned and kind == "i32"}
-    divisible = {name for name in divisible - set(plan.kernel_ints) if "stride_" in name}
+    divisible = {name for name in divisible - set(plan.kernel_arguments.ints) if "stride_" in name}
     attributes = {
         (i,): ALIGNED
         for i, (name, kind) in enumerate(signature.items())
@@ -142,8 +142,9 @@ def _argument_types(plan: KernelPlan, config: KernelConfig, tma: bool) -> dict[s
     """Triton's types of the arguments that are no integers."""
     dtype = plan.triton_dtype
     types = {"out_ptr": f"*{dtype}", "lse_ptr": "*fp32", "qk_scale": "fp32", "scale": "fp32"}
+    types["tiles_ptr"] = "*i32"
     types |= {x.name: "fp32" for x in plan.arguments if x.kind == "float"}
-    types |= {f"{x.name}_ptr": f"*{TRITON_DTYPES[x.dtype]}" for x in plan.kernel_tensors}
+    types |= {f"{x.name}_ptr": f"*{TRITON_DTYPES[x.dtype]}" for x in plan.kernel_arguments.tensors}
     tensors = (
         ("q", config.BLOCK_M, plan.qk_parts),
         ("k", config.BLOCK_N, plan.qk_parts),
