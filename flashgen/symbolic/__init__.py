@@ -18,6 +18,5 @@ __all__ = [
     "torch_source",
     "trace",
     "triton_source",
-    "where_block",
     "with_row_tables",
 ]
