@@ -1,8 +1,9 @@
-"""fold: a statement over 100 columns wide, broken as a formatter does it."""
+"""Lines over 100 columns wide: statements broken as a formatter does it, prose wrapped."""
 
 from __future__ import annotations
 
 import re
+import textwrap
 
 LINE_LENGTH = 100
 
@@ -18,7 +19,28 @@ def fold(line: str) -> str:
     """The statement on as few lines as fit: a call with its arguments on one line or one each, a
     sum or a junction in parentheses with an operand a line.
     """
-    return _folded(line.rstrip("\n")) + "\n"
+    text = line.rstrip("\n")
+    end = ":" if text.endswith(":") else ""
+    return _folded(text.removesuffix(":"), end) + "\n"
+
+
+def wrap(text: str, hanging: int = 4, prefix: str = "") -> str:
+    """Prose, or a formula in prose, on as few lines as fit; the later ones are indented further.
+
+    Args:
+        text: with the indentation of its first line.
+        hanging: columns that the later lines are indented by besides.
+        prefix: what stands before each line's own text, ``"# "`` for a comment.
+    """
+    indent = text[: len(text) - len(text.lstrip())]
+    return textwrap.fill(
+        text.strip(),
+        LINE_LENGTH,
+        initial_indent=indent + prefix,
+        subsequent_indent=indent + prefix + " " * hanging,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def _folded(text: str, end: str = "") -> str:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import jinja2
 
 from flashgen.budget.targets import get_target
-from flashgen.codegen.folding import fold
+from flashgen.codegen.folding import fold, wrap
 from flashgen.config import ChosenConfig
 from flashgen.paths import template_dir
 from flashgen.plan import KernelPlan
@@ -62,5 +62,6 @@ def _environment() -> jinja2.Environment:
         autoescape=False,  # it is Python that is rendered
     )
     environment.filters["fold"] = fold
+    environment.filters["wrap"] = wrap
     environment.filters["prefix"] = lambda text, prefix: prefix + text
     return environment
