@@ -163,11 +163,28 @@ def test_verbose_tells_the_steps_and_the_rejected(flashgen):
     assert any(line.startswith("  BLOCK_M=") for line in lines)
 
 
-def test_bounds_that_are_too_wide_are_no_secret(flashgen, project):
-    edit(project / "specs" / "tiny.py", "causal()", "lambda b, h, q, kv: q * kv >= 9")
-    assert flashgen("build", "specs")[1][-1] == (
-        "note: tiny: bounds: not affine in q_idx and kv_idx: q_idx * kv_idx >= 9"
+HULLS = {
+    "lambda b, h, q, kv: q * kv >= 9": "not affine in q_idx and kv_idx: q_idx * kv_idx >= 9",
+    "dilated(4) & causal()": "not affine in q_idx and kv_idx: (q_idx - kv_idx) % 4 == 0",
+    "document(Tensor('ids', ('kv_len',), 'int32'))": (
+        "if ids never falls, declare it with sorted=True to have bounds from: "
+        "ids[q_idx] == ids[kv_idx]"
+    ),
+}
+
+
+@pytest.mark.parametrize("mask", HULLS)
+@pytest.mark.parametrize("options", [(), ("-v",)])
+def test_bounds_that_are_too_wide_are_no_secret(flashgen, project, mask, options):
+    edit(project / "specs" / "tiny.py", "causal()", mask)
+    edit(
+        project / "specs" / "tiny.py",
+        "import ",
+        "import Tensor, dilated, document, sliding_window, ",
     )
+    lines = flashgen("build", "specs", *options)[1]
+    notes = [line for line in lines if line.startswith("note: ")]
+    assert notes == [f"note: tiny: tile bounds are wider than the mask: {HULLS[mask]}"]
 
 
 def test_check_finds_nothing_after_a_build(flashgen):
