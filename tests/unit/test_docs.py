@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import re
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+import flashgen
+from docs import make_vocabulary, vocabulary_entries
+from docs.tile_pictures import picture
 from flashgen.budget.targets import TARGETS
 from flashgen.build import Options, Progress, build
 from flashgen.cli import app
 from flashgen.errors import FlashgenError
+from flashgen.loader import load
+from flashgen.plan import lower
+from flashgen.reference import weigh
+from flashgen.validate import validate
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -28,7 +37,7 @@ def blocks(mark):
 
 def links():
     """Every relative link with the document it stands in."""
-    folders = (ROOT, ROOT / "docs", ROOT / "benchmarks")
+    folders = (ROOT, ROOT / "docs", ROOT / "benchmarks", ROOT / "examples")
     return [
         (document.relative_to(ROOT).as_posix(), link)
         for folder in folders
@@ -86,6 +95,19 @@ def test_the_example_builds_and_is_right(tmp_path):
     assert lse.shape == (1, 2, 100)
 
 
+def test_the_spec_is_one(tmp_path):
+    """It passes `validate`, its bounds follow the documents, and its call is the one shown."""
+    [(path, source)] = blocks("spec")
+    spec_file = tmp_path / Path(path).name
+    spec_file.write_text(source)
+    [variant] = load([spec_file])
+    assert not list(validate(variant))
+    plan = lower(variant.spec, variant.name)
+    assert plan.bounds.exact and plan.bounds.tables
+    call = ", ".join(f"{param.name}={param.name}" for param in plan.params)
+    assert f"out = {variant.name}.attention(q, k, v, {call})\n" in README
+
+
 def test_the_error_is_the_one_that_its_spec_gets(tmp_path, monkeypatch):
     shown = re.search(r"<!-- error: (.*) -->\n```text\n(.*)\n```", README)
     assert shown is not None
@@ -119,3 +141,72 @@ def test_the_commands_exist():
 @pytest.mark.parametrize(("document", "link"), links())
 def test_links_lead_somewhere(document, link):
     assert ((ROOT / document).parent / link).exists(), f"{document}: {link}"
+
+
+@pytest.fixture(scope="module")
+def made():
+    return make_vocabulary.pages()
+
+
+def test_the_vocabulary_is_what_the_code_does(made):
+    """After a change of bounds, printers or templates: python -m docs.make_vocabulary."""
+    folder = ROOT / "docs"
+    stale = [path for path, text in made.items() if (folder / path).read_text() != text]
+    assert not stale, "run python -m docs.make_vocabulary"
+    pictures = {f"vocabulary/{path.name}" for path in (folder / "vocabulary").iterdir()}
+    assert pictures == made.keys() - {"vocabulary.md"}
+
+
+def test_the_vocabulary_page_holds_every_name(made):
+    public = {
+        *flashgen.masks.__all__, *flashgen.scores.__all__,
+        "softmax", "softmax_off_by_one", "sigmoid_attention",
+    }  # fmt: skip
+    helpers = {"as_mask", "as_score", "random_blocks"}
+    names = {name for name in public if name.islower()} - helpers
+    headings = set(re.findall(r"^### (\w+)$", made["vocabulary.md"], re.MULTILINE))
+    assert names <= headings
+    shown = re.search(r"<!-- vocabulary -->\n(.*?)<!-- /vocabulary -->", README, re.DOTALL)
+    assert names == set(re.findall(r"`(\w+)`", shown[1]))
+
+
+@pytest.mark.parametrize("wrong", ["end", "full_end"])
+def test_a_wrong_bound_shows(wrong):
+    mask = flashgen.causal()
+    bounds = lower(flashgen.AttentionSpec(64, mask=mask), "x").bounds
+    picture(mask, bounds, 64, 64, {})
+    [interval] = bounds.intervals
+    moved = {"end": interval.end - 8, "full_end": interval.full_end + 8}[wrong]
+    changed = replace(bounds, intervals=(replace(interval, **{wrong: moved}),))
+    with pytest.raises(ValueError, match="the tile at"):
+        picture(mask, changed, 64, 64, {})
+
+
+EMPTY_ROWS = {"softmax()": -math.inf, "softmax(sink=sinks)": 0.7, "softmax_off_by_one()": 0.0}
+EMPTY_ROWS["sigmoid_attention()"] = -math.inf
+
+
+@pytest.mark.parametrize("entry", vocabulary_entries.NORMALISERS.values())
+def test_what_is_said_of_normalisers(entry):
+    """Formula and log-sum-exp in numpy's words; a row that sees no key."""
+    for shown in entry.shown:
+        normaliser = make_vocabulary.declared(shown)
+        s = torch.tensor([0.3, -2.0, 1.1], dtype=torch.float64)
+        params = {"sinks": torch.tensor([0.7], dtype=torch.float64)}
+        scores = torch.stack([s, torch.full_like(s, -math.inf)])[None, None]
+        weights, lse = weigh(scores, normaliser, params=params)
+        said = shown.said.split(". ")
+        names = {
+            "exp": torch.exp,
+            "log": torch.log,
+            "sum": torch.sum,
+            "s": s,
+            "sink": params["sinks"],
+        }
+        assert torch.allclose(weights[0, 0, 0], eval(said[0].split(",")[0], names))
+        if said[1].startswith("LSE: log("):
+            assert torch.allclose(lse[0, 0, 0], eval(said[1].removeprefix("LSE: "), names))
+        else:
+            assert torch.allclose(lse[0, 0, 0], torch.log(weights[0, 0, 0].sum()))
+        assert not weights[0, 0, 1].any()
+        assert lse[0, 0, 1] == EMPTY_ROWS[repr(normaliser)]

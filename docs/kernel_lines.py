@@ -1,0 +1,75 @@
+"""Lines of a rendered kernel, as they stand there: what follows from its mask, score and sink."""
+
+from __future__ import annotations
+
+import ast
+import re
+import textwrap
+from collections.abc import Callable, Iterator
+
+from flashgen.codegen.render import render_kernel
+from flashgen.plan import KernelPlan
+
+_ENDS = re.compile(r"(some|all)_(begin|end)(_\d)?")
+_LISTED = re.compile(r"(some_shown|all_shown|shown|seen|full)(_\d)?")
+_STATE = re.compile(r"m_i|l_i|m_new|p|alpha|lse|empty")
+_EMPTY = re.compile(r"tl\.(zeros|full)\(|seen\.to\(")
+#: What the scores are besides what a score function makes of them.
+_OTHERS = re.compile(r"tl\.dot\(|tl\.where\(visible,")
+
+
+def of_mask(plan: KernelPlan) -> str:
+    """The bounds, or the conditions that list tiles; then what a masked tile evaluates."""
+    if plan.listing:
+        named = _assigned(plan, _LISTED.fullmatch, function="_list_tiles", but=_EMPTY)
+    else:
+        named = _assigned(plan, _ENDS.fullmatch)
+    rows = {line.name for line in plan.code.rows}
+    masked = {line.name for line in plan.code.masked} | {"visible"}
+    return _blocks(named, _assigned(plan, (rows | masked).__contains__))
+
+
+def of_score(plan: KernelPlan) -> str:
+    """What runs once for each tile of queries; then the inner loop."""
+    code = plan.code
+    once = {line.name for line in (*code.scalars, *code.rows)} | {"shift"}
+    often = {line.name for line in (*code.columns, *code.elements)} | {"scores"}
+    return _blocks(
+        _assigned(plan, once.__contains__), _assigned(plan, often.__contains__, but=_OTHERS)
+    )
+
+
+def of_state(plan: KernelPlan) -> str:
+    """What the kernel keeps of each row while it loops, and what it makes of that."""
+    return _blocks(_assigned(plan, _STATE.fullmatch))
+
+
+def _blocks(*blocks: Iterator[str]) -> str:
+    return "\n\n".join("\n".join(block) for block in blocks)
+
+
+def _assigned(
+    plan: KernelPlan,
+    wanted: Callable[[str], object],
+    *,
+    but: re.Pattern[str] | None = None,
+    function: str = "_attention_forward",
+) -> Iterator[str]:
+    """Assignments to some names.
+
+    Args:
+        plan: the kernel.
+        wanted: whether an assignment to a name is.
+        but: not where the text of what is assigned begins like this.
+        function: which of its functions they are in.
+    """
+    source = render_kernel(plan)
+    lines = source.splitlines()
+    definitions = [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
+    kernel = next(node for node in definitions if node.name == function)
+    found = [node for node in ast.walk(kernel) if isinstance(node, ast.Assign | ast.AugAssign)]
+    for node in sorted(found, key=lambda node: node.lineno):
+        target = node.target if isinstance(node, ast.AugAssign) else node.targets[0]
+        value = ast.get_source_segment(source, node.value) or ""
+        if isinstance(target, ast.Name) and wanted(target.id) and not (but and but.match(value)):
+            yield textwrap.dedent("\n".join(lines[node.lineno - 1 : node.end_lineno]))
