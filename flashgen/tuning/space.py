@@ -13,6 +13,7 @@ from itertools import product
 from flashgen.budget.occupancy import (
     TENSOR_MEMORY_COLUMNS,
     live_values,
+    occupancy,
     register_limit,
     tensor_memory_columns,
 )
@@ -28,7 +29,7 @@ USUAL: dict[str, Lists] = {
         "BLOCK_M": (64, 128),
         "BLOCK_N": (32, 64, 128),
         "num_warps": (4, 8),
-        "num_stages": (2, 3, 4),
+        "num_stages": (1, 2, 3, 4),
     },
     # A third stage would only hold more of the 64 KiB: loads go through registers either way.
     "hip": {
@@ -50,6 +51,9 @@ SMALL: Lists = {
 # The share of a thread's registers that accumulator, scores and operands can take; the AMD
 # compiler holds more of the next steps' values besides.
 LIVE_SHARE = {"cuda": 0.9, "hip": 0.75}
+
+# From so many small programs on an SM some compute while the others wait for what they load.
+SMALL_PROGRAM, PROGRAMS_THAT_OVERLAP = 64, 2
 
 # A pipeline stage of 64 keys that takes this share of shared memory makes 32 keys worth trying.
 WIDE_STAGE = 0.25
@@ -156,6 +160,15 @@ def _short_steps(plan: KernelPlan, config: KernelConfig, target: Target) -> str 
     return None
 
 
+def _waits_alone(plan: KernelPlan, config: KernelConfig, target: Target) -> str | None:
+    if target.backend != "cuda" or config.num_stages > 1:
+        return None
+    programs = occupancy(plan, config, target).blocks
+    if config.BLOCK_M > SMALL_PROGRAM or programs < PROGRAMS_THAT_OVERLAP:
+        return f"one stage loads nothing ahead, and {programs} such programs share an SM"
+    return None
+
+
 def _half_a_unit(plan: KernelPlan, config: KernelConfig, target: Target) -> str | None:
     if matrix_unit(plan, config, target) == "tcgen05" and config.BLOCK_M < 128:
         return "the tensor cores of this target compute 128 rows at a time"
@@ -193,6 +206,7 @@ RULES: tuple[
     (("BLOCK_M", "num_warps"), _idle_warps),
     (("BLOCK_M", "BLOCK_N", "num_warps"), _spills),
     (("BLOCK_N",), _short_steps),
+    (("num_stages",), _waits_alone),
     (("BLOCK_M",), _half_a_unit),
     (("BLOCK_M",), _split_columns),
     (("BLOCK_N", "num_warps"), _copies_too_small),
