@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from flashgen.symbolic.blocks import block_table
 from flashgen.symbolic.context import Context
 from flashgen.symbolic.logic import Conjunction
 from flashgen.symbolic.printer import plain_source
@@ -17,6 +18,8 @@ def why_opaque(part: Any, context: Context) -> str:
     if not elements:
         return f"not affine in q_idx and kv_idx: {shown}"
     names = ", ".join(dict.fromkeys(str(element.args[0]) for element in elements))
+    if block_table(part, context.known):
+        return f"the tiles to visit are listed once a call, by the blocks of {names}: {shown}"
     if _could_be_sorted(part, context):
         return f"if {names} never falls, declare it with sorted=True to have bounds from: {shown}"
     return f"only the elements of {names} tell: {shown}"

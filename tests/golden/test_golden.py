@@ -30,6 +30,7 @@ KERNELS = {
     "run_time_parameter": MASK_SPECS["run_time_window"],
     "reads_head": MASK_SPECS["some_heads"],
     "not_affine": MASK_SPECS["dilated"],
+    "block_table": MASK_SPECS["block_table"],
     "head_dim_in_segments": HEAD_DIM_SPECS["96"],
     "head_dim_padded": HEAD_DIM_SPECS["72"],
     "head_dims_of_two_sizes": HEAD_DIM_SPECS["32x80"],

@@ -1,0 +1,201 @@
+"""Masks that read block tables: the kernel that lists tiles, and the one that visits them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from flashgen import (
+    AttentionSpec,
+    Int,
+    Mask,
+    Tensor,
+    bigbird,
+    block_sparse,
+    causal,
+    dilated,
+    document,
+    kv_len,
+    q_len,
+    sliding_window,
+)
+from support.cases import Case, inputs
+from support.oracle import check
+from support.variants import rendered_module
+from sweep.launch import check_kernel
+
+
+def _table(name: str, rows: int, columns: int, *lead: str) -> Tensor:
+    sizes = ((q_len + rows - 1) // rows, (kv_len + columns - 1) // columns)
+    return Tensor(name, (*lead, *sizes), "bool")
+
+
+def _blocks(name: str, rows: int, columns: int) -> Mask:
+    table = _table(name, rows, columns)
+    return Mask(lambda b, h, q, kv: table[q // rows, kv // columns], name)
+
+
+_HEADS, _BATCH = ("num_q_heads",), ("batch",)
+_SMALL = Tensor("small", (2, 3), "bool")
+_LIMITS = Tensor("limits", ("q_len",), "int32")
+
+MASKS: dict[str, Mask] = {
+    "smaller_than_tiles": block_sparse(_table("layout", 5, 5, *_HEADS), 5),
+    "larger_than_tiles": block_sparse(_table("layout", 48, 48, *_BATCH), 48),
+    "of_a_batch_entry_and_head": block_sparse(_table("layout", 16, 16, *_BATCH, *_HEADS), 16),
+    "shared": block_sparse(_table("layout", 24, 24), 24),
+    "oblong": _blocks("layout", 40, 7),
+    "hidden": ~block_sparse(block=16),
+    "causal": causal(align="bottom_right") & block_sparse(block=16),
+    "window_and_hidden": sliding_window(Int("left", 20), 3, align="top_left") & ~_blocks("a", 9, 6),
+    "two": block_sparse(block=10) | ~block_sparse(_table("other", 48, 48, *_BATCH), 48),
+    "documents": document(align="top_left") & block_sparse(block=24),
+    "rows_of_a_tile": Mask(lambda b, h, q, kv: _LIMITS[q] >= kv, "limits") & _blocks("a", 8, 8),
+    "never_full": dilated(3, align="top_left") & block_sparse(block=16),
+    "always_seen": dilated(3, align="top_left") | block_sparse(block=16),
+    # Outside of it is 0, for the eager reference too: no index that is shown lies there.
+    "table_of_a_part": Mask(
+        lambda b, h, q, kv: (q < 32) & (kv < 24) & _SMALL[q % 32 // 16, kv % 24 // 8], "part"
+    )
+    | _blocks("layout", 16, 16),
+}
+
+
+@functools.cache
+def _module(name: str) -> ModuleType:
+    return rendered_module(_spec(name))
+
+
+def _spec(name: str, dtype: str = "float32") -> AttentionSpec:
+    return AttentionSpec(16, dtype, mask=MASKS[name])
+
+
+LENGTHS = [(1, 1), (33, 50), (50, 33), (64, 64), (1, 90)]
+
+
+@pytest.mark.parametrize(("block_m", "block_n"), [(32, 16), (16, 32)])
+@pytest.mark.parametrize("name", MASKS)
+def test_kernels(name: str, block_m: int, block_n: int) -> None:
+    for i, lengths in enumerate(LENGTHS):
+        layout = ("contiguous", "padded")[i % 2]
+        case = Case(*lengths, batch=2, q_heads=2, kv_heads=1, layout=layout)
+        check_kernel(_module(name), _spec(name), case, BLOCK_M=block_m, BLOCK_N=block_n)
+
+
+def test_more_tiles_than_are_listed_at_a_time() -> None:
+    check_kernel(_module("causal"), _spec("causal"), Case(3, 128 * 16 + 40))
+
+
+def _listed(
+    module: ModuleType, case: Case, tables: list[torch.Tensor], block_m: int, block_n: int
+) -> list[list[int]]:
+    """The lists of a mask that reads heads, CHUNK tiles at a time."""
+    lists = case.q_heads * -(-case.q_len // block_m)
+    tiles = torch.full((lists, -(-case.kv_len // block_n) + 1), 10**6, dtype=torch.int32)
+    arguments = [x for table in tables for x in (table, *table.shape, *table.stride())]
+    module._list_tiles[(lists,)](
+        tiles, case.q_heads, case.q_len, case.kv_len, *arguments,
+        BLOCK_M=block_m, BLOCK_N=block_n, CHUNK=4,
+    )  # fmt: skip
+    return [row[1 : 1 + row[0]] for row in tiles.tolist()]
+
+
+@pytest.mark.parametrize("block", [8, 16, 24])
+@pytest.mark.parametrize(("block_m", "block_n"), [(32, 16), (16, 32), (16, 16)])
+def test_each_tile_is_listed_as_what_it_is(block: int, block_m: int, block_n: int) -> None:
+    """In ascending order, without those that hold no visible key; masked where one is hidden."""
+    mask = block_sparse(block=block)
+    module = rendered_module(AttentionSpec(16, "float32", mask=mask))
+    case = Case(70, 150, q_heads=3, kv_heads=3)
+    layout = case.arguments(AttentionSpec(16, "float32", mask=mask))["layout"]
+    rows, keys = torch.arange(case.q_len) // block, torch.arange(case.kv_len) // block
+    visible = layout[:, rows[:, None], keys]
+    expected = []
+    for head in visible:
+        for band in head.split(block_m):
+            tiles = list(enumerate(band.split(block_n, dim=1)))
+            full = [bool(tile.all()) and tile.shape[1] == block_n for _, tile in tiles]
+            expected.append([2 * i + (not full[i]) for i, tile in tiles if tile.any()])
+    assert _listed(module, case, [layout], block_m, block_n) == expected
+    assert block == 8 or {entry % 2 for entries in expected for entry in entries} == {0, 1}
+    assert min(map(len, expected)) < -(-case.kv_len // block_n)
+
+
+CLEAN: dict[str, tuple[Mask, Callable[[Case], dict[str, Any]]]] = {
+    "block_sparse": (block_sparse(block=32), lambda case: {}),
+    "causal": (causal() & block_sparse(block=32), lambda case: {}),
+    "bigbird": (
+        bigbird(32, window=1, global_blocks=0),
+        lambda case: {"random_blocks": torch.zeros(1, 3, 3, dtype=torch.bool)},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CLEAN)
+def test_hidden_tiles_are_not_visited(name: str) -> None:
+    """Keys and values that no query of a tile sees can be NaN: nobody reads them."""
+    mask, values = CLEAN[name]
+    spec = AttentionSpec(16, "float32", mask=mask)
+    module = rendered_module(spec)
+    layout = torch.tensor([[[1, 0, 1], [1, 0, 0], [0, 0, 1]]], dtype=torch.bool)
+    case = Case(96, 96, params={"layout": layout, **values(Case(96, 96))})
+    case = replace(case, params={p.name: case.params[p.name] for p in spec.params})
+    q, k, v = inputs(case, spec, torch.float32)
+    q, k, v = (x.clone() for x in (q, k, v))
+    hidden = slice(64, 96) if name == "bigbird" else slice(32, 64)
+    q_seen = 64 if name == "bigbird" else 96
+    config = {"BLOCK_M": 32, "BLOCK_N": 16, "num_warps": 4, "num_stages": 2, "USE_TMA": False}
+    arguments = case.arguments(spec).values()
+    clean = module._launch(q, k, v, 0.25, *arguments, config)
+    check(*clean, (q, k, v), spec, replace(case, scale=0.25))
+    k[:, :, hidden], v[:, :, hidden] = torch.nan, torch.nan
+    poisoned = module._launch(q, k, v, 0.25, *arguments, config)
+    for a, b in zip(clean, poisoned, strict=True):
+        assert torch.equal(a[:, :, :q_seen], b[:, :, :q_seen])
+
+
+EDITS = {
+    "off_by_one_in_the_list": ("tiles_ptr + 1 + visit", "tiles_ptr + visit"),
+    "never_masked": ("entry % 2 == 1", "entry < 0"),
+    "masks_the_others": ("tl.where(full, 0, 1)", "tl.where(full, 1, 0)"),
+    "one_row_of_blocks": ("q_last // 16 + 1):", "q_first // 16 + 1):"),
+    "one_column_of_blocks": ("in tl.range(0, columns)", "in tl.range(0, 1)"),
+    "full_past_the_end": ("full = kv_first + BLOCK_N <= kv_len", "full = kv_first < kv_len"),
+    "another_head": ("head = pid // num_tiles_m", "head = pid // num_tiles_m // 2"),
+    "starts_over": ("count += tl.sum(seen, 0)", "count = tl.sum(seen, 0)"),
+    "some_are_all": ("all_shown &= shown", "all_shown |= shown"),
+}
+
+
+def _survives(edit: tuple[str, str] | None) -> bool:
+    window = sliding_window(75, 30, align="bottom_right")
+    spec = AttentionSpec(16, "float32", mask=window & ~block_sparse(block=16))
+
+    def edited(source: str) -> str:
+        assert edit is None or source.count(edit[0]) == 1, source.count(edit[0])
+        # Few tiles at a time, so that there are several times.
+        return (source.replace(*edit) if edit else source).replace("CHUNK=128", "CHUNK=2")
+
+    module = rendered_module(spec, edit_source=edited)
+    cases = [Case(75, 75, q_heads=4, kv_heads=2), Case(40, 90, batch=2, q_heads=2, kv_heads=2)]
+    try:
+        for case in cases:
+            check_kernel(module, spec, case, BLOCK_M=32, BLOCK_N=32)
+    except AssertionError:
+        return False
+    return True
+
+
+def test_the_right_kernel_survives() -> None:
+    assert _survives(None)
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_a_wrong_kernel_does_not(name: str) -> None:
+    assert not _survives(EDITS[name])
