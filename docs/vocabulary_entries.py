@@ -106,7 +106,8 @@ MASKS = {
         ),
     ),
     "chunked": Entry(
-        "Llama 4, in three layers of four, with causal(); alone, block-local encoders.",
+        "[Llama 4](https://huggingface.co/docs/transformers/model_doc/llama4), in three layers of "
+        "four, with causal(); alone, block-local encoders.",
         (
             Shown('size = Int("size", 8192, min=1)\nchunked(size)', "chunked", values={"size": 20}),
             Shown(
@@ -228,7 +229,7 @@ SCORES = {
     ),
     "then": Entry(
         "One score function after another. A function of your own may also hide keys: "
-        "`where(condition, score, -inf)` is a mask, and its bounds are derived like one's.",
+        "`where(condition, score, -inf)` is a mask, with bounds like any.",
         (Shown('softcap(50.0).then(alibi(Tensor("slopes", ("num_q_heads",))))'),),
     ),
 }

@@ -136,3 +136,14 @@ def test_a_variant_is_called_as_it_says(variant):
         q, k, v, spec.mask, score=spec.score, normaliser=spec.normaliser, params=chosen
     )
     assert (names["out"] - expected).abs().max() < 0.02
+
+
+@pytest.mark.filterwarnings("ignore:.*the eager reference")
+@pytest.mark.parametrize(
+    "variant", [ROOT / "examples/variants/chunks_with_sinks.py"], indirect=True
+)
+def test_what_a_variant_learns_has_gradients(variant):
+    learned = {name: x.clone().requires_grad_() for name, x in CALLS["chunks_with_sinks"].items()}
+    q, k, v = torch.randn(3, 1, 2, 16, 128, generator=torch.Generator().manual_seed(0)).bfloat16()
+    variant.module.attention(q, k, v, chunk=8, **learned).float().square().sum().backward()
+    assert all(x.grad.abs().min() > 0 for x in learned.values())
