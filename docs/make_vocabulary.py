@@ -166,9 +166,9 @@ def _verdict(plan: KernelPlan) -> str:
         for table in plan.row_tables
         for described in _described(plan, table.name)
     ]
-    exact = "Exact." if bounds.exact else "A hull: " + "; ".join(map(_as_code, bounds.notes)) + "."
-    if plan.listing:
-        exact = "Listed: `_list_tiles` asks the table, once a call."
+    notes = "; ".join(map(_as_code, bounds.notes)) + "."
+    exact = "Exact." if bounds.exact else ("" if plan.listing else "A hull: ") + notes
+    exact = exact[0].upper() + exact[1:]
     empty = (
         "It is not certain that every query sees a key: the kernel has a guard."
         if bounds.rows_can_be_empty
