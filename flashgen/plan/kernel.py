@@ -33,7 +33,7 @@ from flashgen.symbolic.logic import conditions
 from flashgen.symbolic.printer import plain_source, torch_source
 from flashgen.symbolic.tables import RowTable
 from flashgen.symbolic.trace import Predicate, trace
-from flashgen.symbols import KV_IDX, Q_IDX, B, H, Load
+from flashgen.symbols import KV_IDX, Q_IDX, SCORE, B, H, Load
 
 ITEMSIZES = {"float16": 2, "bfloat16": 2, "float32": 4}
 
@@ -172,7 +172,9 @@ class KernelPlan:
         """The score function of ``scores`` for torch; ``""`` where there is none."""
         if self.spec.score is None:
             return ""
-        return torch_source(finite_score(self.spec.score)[0], {"score": "scores"})
+        score = finite_score(self.spec.score)[0]
+        text = torch_source(score, {"score": "scores"})
+        return text if SCORE in score.free_symbols else f"torch.zeros_like(scores) + ({text})"
 
     @property
     def normaliser(self) -> str:
