@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from flashgen.codegen.render import render_module
-from flashgen.masks import Mask, causal, sliding_window
+from flashgen.masks import Mask, block_sparse, causal, sliding_window
 from flashgen.normalisers import sigmoid_attention, softmax
 from flashgen.params import Float, Int, Tensor
 from flashgen.plan import lower
@@ -31,9 +31,8 @@ _EVERYTHING = (
     ),
     AttentionSpec(
         64,
-        mask=lambda b, h, q, kv: (
-            (_BLOCKS[b, h, q // 8, kv // 8] | ~_BLOCKS[b, h, q // 16, kv // 8]) & (q % 9 <= kv)
-        ),
+        mask=block_sparse(_BLOCKS, 8)
+        & (lambda b, h, q, kv: ~_BLOCKS[b, h, q // 16, kv // 8] | (q % 9 <= kv)),
     ),
     AttentionSpec(64, score=softcap(_DEGREES), normaliser=softmax(sink=_DEGREES)),
     AttentionSpec(

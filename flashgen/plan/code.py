@@ -13,6 +13,7 @@ from flashgen.errors import MaskError
 from flashgen.expr import Expr
 from flashgen.masks import Mask
 from flashgen.params import Float, Int
+from flashgen.plan.block_loads import BlockLoads, with_block_loads
 from flashgen.plan.loops import KERNEL_NAMES
 from flashgen.scores import Score
 from flashgen.spec import AttentionSpec
@@ -38,6 +39,7 @@ class KernelCode:
         columns: of each tile of keys, (1, BLOCK_N) vectors that the score reads.
         elements: then what several parts of the score share.
         masked: of each masked tile, what the conditions alone read.
+        tables: what the conditions read of block tables.
         conditions: of the mask; all of them hold for a key that is seen.
         reads_q_idx: whether the loop reads the rows' positions.
         score_reads_kv_idx: whether the score reads the columns' positions.
@@ -55,6 +57,7 @@ class KernelCode:
     columns: tuple[Assignment, ...]
     elements: tuple[Assignment, ...]
     masked: tuple[Assignment, ...]
+    tables: tuple[BlockLoads, ...]
     conditions: tuple[str, ...]
     reads_q_idx: bool
     score_reads_kv_idx: bool
@@ -75,6 +78,7 @@ def kernel_code(spec: AttentionSpec, conditions: tuple[Any, ...]) -> KernelCode:
     def text(expr: Any, **names: str) -> str:
         return triton_source(expr, KERNEL_NAMES | names, nonnegative)
 
+    conditions, tables = with_block_loads(conditions, spec.params, nonnegative)
     score, scale, shift = _softmax_parts(spec)
     of_score = () if score == SCORES else (score,)
     placed = place((*of_score, *conditions), KERNEL_NAMES, nonnegative=nonnegative)
@@ -83,11 +87,14 @@ def kernel_code(spec: AttentionSpec, conditions: tuple[Any, ...]) -> KernelCode:
         scalars = (*scalars, Assignment("qk_scale", text(scale)))
     columns = tuple(a for a in placed.columns if of_score and 0 in a.used_by)
     inner = placed.results[0] if of_score else ""
+    if of_score and SCORES not in score.free_symbols:
+        inner = f"tl.zeros([BLOCK_M, BLOCK_N], tl.float32) + ({inner})"
     sink = spec.normaliser.traced_sink
     sink_code = "" if sink is None else text(sink.sym * LOG2E)
     shift_code = "" if shift == 0 else text(shift, q_idx="offs_m")
     hoisted = (*scalars, *placed.rows, *placed.columns, *placed.elements)
     everything = (*(a.code for a in hoisted), *placed.results, sink_code, shift_code)
+    everything += tuple(text for table in tables for text in (table.entry, table.element))
     return KernelCode(
         score=inner,
         scaled=scale != 1,
@@ -98,8 +105,9 @@ def kernel_code(spec: AttentionSpec, conditions: tuple[Any, ...]) -> KernelCode:
         columns=columns,
         elements=placed.elements,
         masked=tuple(a for a in placed.columns if a not in columns),
+        tables=tables,
         conditions=placed.results[len(of_score) :],
-        reads_q_idx="q_idx" in placed.carried,
+        reads_q_idx=bool(tables) or "q_idx" in placed.carried,
         score_reads_kv_idx=_mentions("kv_idx", (inner, *(a.code for a in columns))),
         sink=sink_code,
         gathers=tuple(sorted({int(n) for text in everything for n in _GATHER.findall(text)})),

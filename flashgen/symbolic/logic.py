@@ -59,6 +59,13 @@ def conditions(expr: Any) -> tuple[Any, ...]:
     return tuple(expr.args) if isinstance(expr, sympy.And) else (expr,)
 
 
+def leaves(expr: Any) -> list[Any]:
+    """What a condition in negation normal form joins by And and Or."""
+    if isinstance(expr, sympy.And | sympy.Or):
+        return [leaf for arg in expr.args for leaf in leaves(arg)]
+    return [expr]
+
+
 def conjunctions(expr: Any, facts: Facts, read: Read) -> list[Conjunction]:
     """Disjunctive normal form of a predicate: as few conjunctions, as weak, as can be proved.
 

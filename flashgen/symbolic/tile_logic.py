@@ -23,7 +23,7 @@ from flashgen.symbolic.affine import summands
 from flashgen.symbolic.blocks import BlockTable, block_table
 from flashgen.symbolic.context import Context
 from flashgen.symbolic.gathers import with_row_tables
-from flashgen.symbolic.logic import negation_normal_form
+from flashgen.symbolic.logic import leaves, negation_normal_form
 from flashgen.symbolic.places import is_integral
 from flashgen.symbolic.roles import KEYS_OF_ROWS
 from flashgen.symbolic.tables import RowTable
@@ -83,7 +83,7 @@ def tile_logic(predicate: Predicate) -> TileLogic | None:
     """What a predicate that reads block tables says of whole tiles; None for any other."""
     context = Context(with_row_tables(predicate), KEYS_OF_ROWS)
     expr = negation_normal_form(context.predicate.expr)
-    found = {table: None for leaf in _leaves(expr) if (table := block_table(leaf, context.known))}
+    found = {table: None for leaf in leaves(expr) if (table := block_table(leaf, context.known))}
     if not found:
         return None
     # sympy keeps the parts of a condition in an order of its own.
@@ -100,12 +100,6 @@ def tile_logic(predicate: Predicate) -> TileLogic | None:
         tables=tuple(t for t in named.values() if {t.some, t.every} & read),
         row_tables=tuple(table for table in context.predicate.tables if table.sym in read),
     )
-
-
-def _leaves(expr: Any) -> list[Any]:
-    if isinstance(expr, sympy.And | sympy.Or):
-        return [leaf for arg in expr.args for leaf in _leaves(arg)]
-    return [expr]
 
 
 def _answers(expr: Any, tables: dict[Any, TileTable], context: Context) -> tuple[Any, Any]:

@@ -43,6 +43,8 @@ def _blocks(name: str, rows: int, columns: int) -> Mask:
 
 _HEADS, _BATCH = ("num_q_heads",), ("batch",)
 _SMALL = Tensor("small", (2, 3), "bool")
+_TURNED = Tensor("turned", ((kv_len + 11) // 12, (q_len + 19) // 20), "bool")
+_SHIFTED = Tensor("shifted", (q_len // 8 + 2, 3 * kv_len // 32 + 2), "bool")
 _LIMITS = Tensor("limits", ("q_len",), "int32")
 
 MASKS: dict[str, Mask] = {
@@ -50,6 +52,9 @@ MASKS: dict[str, Mask] = {
     "larger_than_tiles": block_sparse(_table("layout", 48, 48, *_BATCH), 48),
     "of_a_batch_entry_and_head": block_sparse(_table("layout", 16, 16, *_BATCH, *_HEADS), 16),
     "shared": block_sparse(_table("layout", 24, 24), 24),
+    "tiny": block_sparse(_table("layout", 2, 2), 2),
+    "turned": Mask(lambda b, h, q, kv: _TURNED[kv // 12, q // 20], "turned"),
+    "shifted": Mask(lambda b, h, q, kv: _SHIFTED[(q + 5) // 8, (3 * kv + 20) // 32], "shifted"),
     "oblong": _blocks("layout", 40, 7),
     "hidden": ~block_sparse(block=16),
     "causal": causal(align="bottom_right") & block_sparse(block=16),
@@ -170,6 +175,11 @@ EDITS = {
     "another_head": ("head = pid // num_tiles_m", "head = pid // num_tiles_m // 2"),
     "starts_over": ("count += tl.sum(seen, 0)", "count = tl.sum(seen, 0)"),
     "some_are_all": ("all_shown &= shown", "all_shown |= shown"),
+    "one_row_of_a_tile": ("tl.static_range(block_rows)", "tl.static_range(1)"),
+    "one_column_of_a_tile": ("tl.static_range(block_columns)", "tl.static_range(1)"),
+    "the_last_row_alone": ("shown_rows |= ", "shown_rows = "),
+    "from_the_first_column": ("block_column = start_n // 16 + i", "block_column = i"),
+    "from_the_first_row": ("block_row = q_first // 16 + j", "block_row = j"),
 }
 
 
