@@ -166,6 +166,16 @@ MASKS: dict[str, Entry] = {
     "sinks_and_window": Entry(causal() & (sink_tokens(4) | sliding_window(_width, 0))),
     "longformer": Entry(global_tokens(3) | (dilated(2) & sliding_window(_width, _width))),
     "causal_blocks": Entry(causal() & block_sparse(block=16)),
+    "outside_blocks": Entry(
+        ~block_sparse(
+            Tensor(
+                "layout",
+                ("batch", "num_q_heads", (q_len + 23) // 24, (kv_len + 23) // 24),
+                "bool",
+            ),
+            24,
+        )
+    ),
     "other_documents": Entry(~document() & (causal() | sink_tokens(3))),
     "outside_chunks": Entry(~(chunked(_size) | prefix_lm(_prefix))),
 }

@@ -1,0 +1,67 @@
+"""The kernels of masks that read block tables, through Triton's compiler."""
+
+from __future__ import annotations
+
+import pytest
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from flashgen import AttentionSpec, Mask, Tensor, bigbird, block_sparse, causal, document
+from flashgen.budget.sram import sram_usage
+from flashgen.budget.targets import DEFAULT_TARGETS, get_target
+from flashgen.config import KernelConfig
+from flashgen.plan import TRITON_DTYPES, KernelPlan, lower
+from flashgen.tuning.compiled import compile_kernel
+from support.variants import rendered_module
+
+LIMITS = Tensor("limits", ("q_len",), "int32")
+
+MASKS: dict[str, Mask] = {
+    "block_sparse": block_sparse(),
+    "bigbird": bigbird(64),
+    "causal": causal() & block_sparse(block=64),
+    "documents": document() & causal() & ~block_sparse(),
+    "by_element": block_sparse(block=128) & Mask(lambda b, h, q, kv: LIMITS[q] >= kv, "limits"),
+}
+
+
+def _plan(name: str) -> KernelPlan:
+    return lower(AttentionSpec(128, "bfloat16", mask=MASKS[name]), name)
+
+
+@pytest.fixture(autouse=True)
+def _fresh_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_the_list_becomes_machine_code(name: str) -> None:
+    plan = _plan(name)
+    kernel = rendered_module(plan.spec)._list_tiles
+    tensors = plan.listing_arguments.tensors
+    constants = {"BLOCK_M": 128, "BLOCK_N": 64, "CHUNK": 128}
+    constants |= {f"{x.name}_stride_{x.ndim - 1}": 1 for x in tensors}
+    types = {"tiles_ptr": "*i32"}
+    types |= {f"{x.name}_ptr": f"*{TRITON_DTYPES[x.dtype]}" for x in tensors}
+    signature = {
+        name: "constexpr" if name in constants else types.get(name, "i32")
+        for name in kernel.arg_names
+    }
+    for target in map(get_target, DEFAULT_TARGETS):
+        gpu = GPUTarget(target.backend, target.arch, target.warp_size)
+        compiled = triton.compile(ASTSource(kernel, signature, constexprs=constants), target=gpu)
+        assert compiled.metadata.shared <= 1024, target  # what the running sum passes on
+
+
+@pytest.mark.parametrize("stages", [2, 3])
+@pytest.mark.parametrize("name", MASKS)
+def test_keys_and_values_arrive_ahead(name: str, stages: int) -> None:
+    """What is read of the list delays no copy, and no table moves the scores out of registers."""
+    plan = _plan(name)
+    config = KernelConfig(BLOCK_M=128, BLOCK_N=64, num_warps=8, num_stages=stages)
+    compiled = compile_kernel(plan, config, "sm_90")
+    a_tile_of_each = 64 * (128 + 128) * plan.itemsize
+    assert compiled.shared >= 128 * 128 * plan.itemsize + stages * a_tile_of_each
+    assert compiled.shared <= sram_usage(plan, config, get_target("sm_90")).total
+    assert compiled.spilled == 0
