@@ -309,7 +309,8 @@ def _check(q, k, v, scale, left):
         raise ValueError(f"scale: got {scale}; pass a positive finite number")
     if isinstance(left, bool) or not isinstance(left, int):
         raise TypeError(f"left: got {type(left).__name__}; pass an int")
-    if not 0 <= left <= 2**30:  # sums with positions stay 32-bit
+    # Sums with positions stay 32-bit.
+    if not 0 <= left <= 2**30:
         raise ValueError(f"left: got {left}; pass an int from 0 to 2**30")
 
 
@@ -392,8 +393,8 @@ def _config(device):
         target = f"sm_{properties.major}{properties.minor}"
     if target not in CONFIGS:
         raise ValueError(
-            f"q: is on {properties.name} ({target}); module was built for"
-            f" {', '.join(CONFIGS)}: rebuild it with --target {target}"
+            f"q: is on {properties.name} ({target}); module was built for {', '.join(CONFIGS)}:"
+            f" rebuild it with --target {target}"
         )
     return CONFIGS[target]
 
