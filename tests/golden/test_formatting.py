@@ -1,0 +1,84 @@
+"""Every module comes out linted and formatted, though flashgen runs neither tool on it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from flashgen import AttentionSpec, Float, Int, Mask, Score, Tensor, block_sparse, causal, softmax
+from flashgen.codegen.render import render_module
+from flashgen.plan import lower
+from support.variants import ROOT, any_configs, shipped_specs
+from support.vocabulary import VOCABULARY
+
+# Of names that are short, that fit some lines and not others, and that fit hardly any.
+LENGTHS = (14, 22, 31, 44, 60)
+
+
+def shipped() -> dict[str, AttentionSpec]:
+    return shipped_specs()
+
+
+def vocabulary() -> dict[str, AttentionSpec]:
+    return {name: entry.spec("bfloat16") for name, entry in VOCABULARY.items()}
+
+
+def long_names() -> dict[str, AttentionSpec]:
+    """Parameters of each kind, and variants, with names of so many characters."""
+    specs = {}
+    for length in LENGTHS:
+        index, width, cap, slopes, biases, ids, blocks = (
+            f"{name}_".ljust(length, "x")
+            for name in ("index", "width", "cap", "slopes", "biases", "ids", "blocks")
+        )
+        described = "what a reader of the call has to know of it, " * 4
+        first, second = Int(index, doc=described), Int(width, 5, min=1)
+        factor, bias = Float(cap, 2.0), Tensor(slopes, ("num_q_heads",), "bfloat16", doc=described)
+        table = Tensor(biases, ("num_q_heads", None), "float32")
+        entries = Tensor(ids, ("batch", None), "int32")
+        shown = Tensor(blocks, ("batch", "num_q_heads", None, None), "bool")
+        of_length = {
+            "ints": AttentionSpec(96, mask=_near(first, second) & causal(align="bottom_right")),
+            "blocks": AttentionSpec(64, mask=block_sparse(shown, 8)),
+            "sink": AttentionSpec(64, mask=_same(entries), normaliser=softmax(sink=bias)),
+            "bias": AttentionSpec(64, score=_biased(bias, table, first, factor)),
+        }
+        specs |= {f"{name}_{'y' * length}"[:length]: spec for name, spec in of_length.items()}
+    return specs
+
+
+def _near(first: Int, second: Int) -> Mask:
+    return Mask(
+        lambda b, h, q, kv: (kv < first + q) | (kv // second == q // second) | (q % second == 0),
+        "near",
+    )
+
+
+def _same(ids: Tensor) -> Mask:
+    return Mask(lambda b, h, q, kv: ids[b, q] == ids[b, kv], "same")
+
+
+def _biased(slopes: Tensor, table: Tensor, first: Int, factor: Float) -> Score:
+    return Score(
+        lambda s, b, h, q, kv: factor * s + slopes[h] * (q - kv) + table[h, q - kv + first],
+        "biased",
+    )
+
+
+@pytest.mark.parametrize("specs", [shipped, vocabulary, long_names])
+def test_modules_are_linted_and_formatted(
+    specs: Callable[[], dict[str, AttentionSpec]], tmp_path: Path
+) -> None:
+    for name, spec in specs().items():
+        plan = lower(spec, name)
+        (tmp_path / f"{name}.py").write_text(render_module(plan, any_configs(plan)))
+    for command in (["format", "--diff"], ["check", "--output-format=concise"]):
+        options = ["--no-cache", f"--config={ROOT / 'pyproject.toml'}", str(tmp_path)]
+        done = subprocess.run(
+            [sys.executable, "-m", "ruff", *command, *options], capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
