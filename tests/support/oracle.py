@@ -104,7 +104,8 @@ def error_and_bound(
     """
     if right.numel() == 0:
         return 0.0, 0.0
-    rounding = 4 * torch.finfo(torch.float32).eps + torch.finfo(got.dtype).eps / 2
+    roundings = 8 if size else 4  # a bias is scaled, added, compared and given back
+    rounding = roundings * torch.finfo(torch.float32).eps + torch.finfo(got.dtype).eps / 2
     largest = max(1.0, size, right.abs().max().item())
     error, of_torch = ((x.double() - right).abs().max().item() for x in (got, rough))
     return error, 2 * of_torch + rounding * largest
