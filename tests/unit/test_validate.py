@@ -3,9 +3,9 @@ from dataclasses import replace
 import pytest
 
 from flashgen.errors import ValidationError
-from flashgen.params import Int
 from flashgen.loader import Variant
 from flashgen.masks import causal, sliding_window
+from flashgen.params import Int
 from flashgen.plan import lower
 from flashgen.spec import AttentionSpec, Blocks
 from flashgen.tuning.space import search_space
