@@ -22,6 +22,9 @@ from flashgen.symbolic.logic import leaves
 from flashgen.symbolic.printer import triton_source
 from flashgen.symbols import KV_FIRST, KV_IDX, Q_FIRST, Q_IDX
 
+#: Of smaller blocks a tile holds too many to load one by one.
+SMALLEST_BLOCK = 16
+
 
 @dataclass(frozen=True)
 class BlockLoads:
@@ -34,7 +37,6 @@ class BlockLoads:
         first_row, first_column: those of the tile's first.
         rows, columns: how many blocks it touches at most, compile-time constants.
         entry: the condition in row ``block_row`` and column ``block_column``.
-        element: the same for each query and key.
     """
 
     suffix: str
@@ -45,7 +47,6 @@ class BlockLoads:
     rows: str
     columns: str
     entry: str
-    element: str
 
 
 def with_block_loads(
@@ -53,7 +54,7 @@ def with_block_loads(
 ) -> tuple[tuple[Any, ...], tuple[BlockLoads, ...]]:
     """The conditions with a symbol for what they read of block tables, and those reads.
 
-    Tables whose blocks are of a size that the call chooses stay as they are.
+    Tables whose blocks are small, or of a size that the call chooses, stay as they are.
     """
     known, nonnegative = Known.of(params), tuple(nonnegative)
     found: dict[Any, BlockTable] = {}
@@ -81,19 +82,20 @@ def with_block_loads(
                 rows=_most(table.row, Q_IDX, "BLOCK_M"),
                 columns=_most(table.column, KV_IDX, "BLOCK_N"),
                 entry=text(sympy.Ne(table.entry, 0, evaluate=False)),
-                element=text(sympy.Ne(element, 0, evaluate=False)),
             )
         )
     return conditions, tuple(loads)
 
 
 def _is_countable(table: BlockTable) -> bool:
-    """Whether the number of blocks that a tile touches is known when the kernel is compiled."""
-    sides = ((table.row, Q_IDX), (table.column, KV_IDX))
-    return all(
-        index.args[1].is_Integer and linearise(index.args[0], frozenset((position,))) is not None
-        for index, position in sides
-    )
+    """Whether a tile touches few blocks, of which the number is known at compile time."""
+    for index, position in ((table.row, Q_IDX), (table.column, KV_IDX)):
+        numerator, size = linearise(index.args[0], frozenset((position,))), index.args[1]
+        if numerator is None or not size.is_Integer:
+            return False
+        if size < SMALLEST_BLOCK * numerator.coefficient(position):
+            return False
+    return True
 
 
 def _most(index: Any, position: Any, side: str) -> str:

@@ -18,9 +18,10 @@ from flashgen.plan.loops import KERNEL_NAMES
 from flashgen.scores import Score
 from flashgen.spec import AttentionSpec
 from flashgen.symbolic.placement import Assignment, place
-from flashgen.symbolic.places import SCALE, SCORES
+from flashgen.symbolic.places import SCALE, SCORES, Place, place_of
 from flashgen.symbolic.printer import plain_source, triton_source
 from flashgen.symbolic.score import LOG2E, fold_score, split_infinite
+from flashgen.symbols import Load
 
 _GATHER = re.compile(r"\b_at_(\d+)d\(")
 
@@ -41,6 +42,7 @@ class KernelCode:
         masked: of each masked tile, what the conditions alone read.
         tables: what the conditions read of block tables.
         conditions: of the mask; all of them hold for a key that is seen.
+        loads_elements: whether they load something for each query and key of a tile.
         reads_q_idx: whether the loop reads the rows' positions.
         score_reads_kv_idx: whether the score reads the columns' positions.
         sink: the sink's logit in base 2; ``""`` where there is none.
@@ -59,6 +61,7 @@ class KernelCode:
     masked: tuple[Assignment, ...]
     tables: tuple[BlockLoads, ...]
     conditions: tuple[str, ...]
+    loads_elements: bool
     reads_q_idx: bool
     score_reads_kv_idx: bool
     sink: str
@@ -94,7 +97,7 @@ def kernel_code(spec: AttentionSpec, conditions: tuple[Any, ...]) -> KernelCode:
     shift_code = "" if shift == 0 else text(shift, q_idx="offs_m")
     hoisted = (*scalars, *placed.rows, *placed.columns, *placed.elements)
     everything = (*(a.code for a in hoisted), *placed.results, sink_code, shift_code)
-    everything += tuple(text for table in tables for text in (table.entry, table.element))
+    everything += tuple(table.entry for table in tables)
     return KernelCode(
         score=inner,
         scaled=scale != 1,
@@ -107,6 +110,9 @@ def kernel_code(spec: AttentionSpec, conditions: tuple[Any, ...]) -> KernelCode:
         masked=tuple(a for a in placed.columns if a not in columns),
         tables=tables,
         conditions=placed.results[len(of_score) :],
+        loads_elements=any(
+            place_of(load) == Place.ELEMENT for c in conditions for load in c.atoms(Load)
+        ),
         reads_q_idx=bool(tables) or "q_idx" in placed.carried,
         score_reads_kv_idx=_mentions("kv_idx", (inner, *(a.code for a in columns))),
         sink=sink_code,

@@ -44,7 +44,7 @@ def _blocks(name: str, rows: int, columns: int) -> Mask:
 _HEADS, _BATCH = ("num_q_heads",), ("batch",)
 _SMALL = Tensor("small", (2, 3), "bool")
 _TURNED = Tensor("turned", ((kv_len + 11) // 12, (q_len + 19) // 20), "bool")
-_SHIFTED = Tensor("shifted", (q_len // 8 + 2, 3 * kv_len // 32 + 2), "bool")
+_SHIFTED = Tensor("shifted", (q_len // 16 + 2, 3 * kv_len // 50 + 2), "bool")
 _LIMITS = Tensor("limits", ("q_len",), "int32")
 
 MASKS: dict[str, Mask] = {
@@ -54,7 +54,7 @@ MASKS: dict[str, Mask] = {
     "shared": block_sparse(_table("layout", 24, 24), 24),
     "tiny": block_sparse(_table("layout", 2, 2), 2),
     "turned": Mask(lambda b, h, q, kv: _TURNED[kv // 12, q // 20], "turned"),
-    "shifted": Mask(lambda b, h, q, kv: _SHIFTED[(q + 5) // 8, (3 * kv + 20) // 32], "shifted"),
+    "shifted": Mask(lambda b, h, q, kv: _SHIFTED[(q + 5) // 16, (3 * kv + 20) // 50], "shifted"),
     "oblong": _blocks("layout", 40, 7),
     "hidden": ~block_sparse(block=16),
     "causal": causal(align="bottom_right") & block_sparse(block=16),
@@ -175,8 +175,8 @@ EDITS = {
     "another_head": ("head = pid // num_tiles_m", "head = pid // num_tiles_m // 2"),
     "starts_over": ("count += tl.sum(seen, 0)", "count = tl.sum(seen, 0)"),
     "some_are_all": ("all_shown &= shown", "all_shown |= shown"),
-    "one_row_of_a_tile": ("tl.static_range(block_rows)", "tl.static_range(1)"),
-    "one_column_of_a_tile": ("tl.static_range(block_columns)", "tl.static_range(1)"),
+    "one_row_of_a_tile": ("tl.static_range((BLOCK_M + 15) // 16)", "tl.static_range(1)"),
+    "one_column_of_a_tile": ("tl.static_range((BLOCK_N + 15) // 16)", "tl.static_range(1)"),
     "the_last_row_alone": ("shown_rows |= ", "shown_rows = "),
     "from_the_first_column": ("block_column = start_n // 16 + i", "block_column = i"),
     "from_the_first_row": ("block_row = q_first // 16 + j", "block_row = j"),

@@ -218,21 +218,16 @@ def _attention_forward(
         # Only a tile that holds a hidden key, or reaches past kv_len, pays for the mask.
         if entry % 2 == 1:
             kv_idx = start_n + tl.arange(0, BLOCK_N)[None, :]
-            block_rows: tl.constexpr = (BLOCK_M + 15) // 16  # that the tile touches at most
-            block_columns: tl.constexpr = (BLOCK_N + 15) // 16
-            if block_rows * block_columns <= 64:
-                shown = tl.zeros([BLOCK_M, BLOCK_N], tl.int1)
-                for i in tl.static_range(block_columns):
-                    block_column = start_n // 16 + i
-                    shown_rows = tl.zeros([BLOCK_M, 1], tl.int1)
-                    for j in tl.static_range(block_rows):
-                        block_row = q_first // 16 + j
-                        shown_rows |= (q_idx // 16 == block_row) & (
-                            _at_3d(layout, head, block_row, block_column) != 0
-                        )
-                    shown |= (kv_idx // 16 == block_column) & shown_rows
-            else:
-                shown = _at_3d(layout, head, q_idx // 16, kv_idx // 16) != 0
+            shown = tl.zeros([BLOCK_M, BLOCK_N], tl.int1)
+            for i in tl.static_range((BLOCK_N + 15) // 16):  # the blocks of the tile
+                block_column = start_n // 16 + i
+                shown_rows = tl.zeros([BLOCK_M, 1], tl.int1)
+                for j in tl.static_range((BLOCK_M + 15) // 16):
+                    block_row = q_first // 16 + j
+                    shown_rows |= (q_idx // 16 == block_row) & (
+                        _at_3d(layout, head, block_row, block_column) != 0
+                    )
+                shown |= (kv_idx // 16 == block_column) & shown_rows
             visible = q_idx + kv_len - q_len >= kv_idx
             visible &= shown
             scores = tl.where(visible, scores, float("-inf"))
