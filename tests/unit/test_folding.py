@@ -95,6 +95,15 @@ STATEMENTS = {
     ].to(dtype)
 """,
     ),
+    "calls on what calls return": (
+        "    entry = (kv_idx - q_idx + relative_attention_bias_of_keys).long().clamp(min=-width)"
+        ".to(dtype) + slopes_of_heads",
+        """\
+    entry = (kv_idx - q_idx + relative_attention_bias_of_keys).long().clamp(min=-width).to(
+        dtype
+    ) + slopes_of_heads
+""",
+    ),
     "two operators": (
         "    shift = 1.4426950408889634 * tl.cast(q_first - offs_m + kv_len - q_len,"
         " tl.float32) * _at_1d(slopes, head)",
@@ -271,6 +280,7 @@ def extended(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
         arguments(operation, 2, 4).map("({})".format),
         bracketed,
         bracketed.map("{}.to(dtype)".format),
+        bracketed.map("{}.long().to(dtype)".format),
         inner.map("-f({})".format),
         st.builds("({} if {} else {})".format, operation, operation, operation),
         st.builds("all({} for x in f({}))".format, operation, operation),
