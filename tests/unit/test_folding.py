@@ -96,12 +96,16 @@ STATEMENTS = {
 """,
     ),
     "calls on what calls return": (
-        "    entry = (kv_idx - q_idx + relative_attention_bias_of_keys).long().clamp(min=-width)"
-        ".to(dtype) + slopes_of_heads",
+        "    entry = bias[h, (kv_idx - q_idx + relative_attention_bias_of_keys).long()"
+        ".clamp(min=-width, max=width).to(dtype)]",
         """\
-    entry = (kv_idx - q_idx + relative_attention_bias_of_keys).long().clamp(min=-width).to(
-        dtype
-    ) + slopes_of_heads
+    entry = bias[
+        h,
+        (kv_idx - q_idx + relative_attention_bias_of_keys)
+        .long()
+        .clamp(min=-width, max=width)
+        .to(dtype),
+    ]
 """,
     ),
     "two operators": (
