@@ -216,7 +216,8 @@ def _attention_forward(
         k = _load_tile(k_src, stride_kn, batch, kv_head, start_n, kv_len, 0, BLOCK_N, 16, USE_TMA)
         scores = tl.dot(q, k.T)
         # Only a tile that holds a hidden key, or reaches past kv_len, pays for the mask.
-        if entry % 2 == 1:
+        masked = entry % 2 == 1
+        if masked:
             kv_idx = start_n + tl.arange(0, BLOCK_N)[None, :]
             shown = tl.zeros([BLOCK_M, BLOCK_N], tl.int1)
             for i in tl.static_range((BLOCK_N + 15) // 16):  # the blocks of the tile
@@ -230,7 +231,11 @@ def _attention_forward(
                 shown |= (kv_idx // 16 == block_column) & shown_rows
             visible = q_idx + kv_len - q_len >= kv_idx
             visible &= shown
-            scores = tl.where(visible, scores, float("-inf"))
+            seen = tl.where(visible, scores, float("-inf"))
+        else:
+            seen = scores
+        # The same as seen: in one block with both products, the compiler lays them out together.
+        scores = tl.where(masked, seen, scores)
 
         # Online softmax in base 2. m_i starts finite, so a row that has seen no key yet
         # keeps weights of exactly 0 instead of NaN.

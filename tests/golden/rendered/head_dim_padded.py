@@ -111,10 +111,15 @@ def _attention_forward(
         )
         scores = tl.dot(q_1, k_1.T, scores)
         # Only a tile that holds a hidden key, or reaches past kv_len, pays for the mask.
-        if tile >= full_end:
+        masked = tile >= full_end
+        if masked:
             kv_idx = start_n + tl.arange(0, BLOCK_N)[None, :]
             visible = q_idx + kv_len - q_len >= kv_idx
-            scores = tl.where(visible, scores, float("-inf"))
+            seen = tl.where(visible, scores, float("-inf"))
+        else:
+            seen = scores
+        # The same as seen: in one block with both products, the compiler lays them out together.
+        scores = tl.where(masked, seen, scores)
 
         # Online softmax in base 2. m_i starts finite, so a row that has seen no key yet
         # keeps weights of exactly 0 instead of NaN.

@@ -122,7 +122,11 @@ def _attention_forward(
             visible &= kv_idx >= q_idx - 9
             visible &= q_idx + 4 >= kv_idx
             visible &= (kv_idx > q_idx + 1) | (q_idx - 3 > kv_idx)
-            scores = tl.where(visible, scores, float("-inf"))
+            seen = tl.where(visible, scores, float("-inf"))
+        else:
+            seen = scores
+        # The same as seen: in one block with both products, the compiler lays them out together.
+        scores = tl.where(masked, seen, scores)
 
         # Online softmax in base 2. m_i starts finite, so a row that has seen no key yet
         # keeps weights of exactly 0 instead of NaN.
