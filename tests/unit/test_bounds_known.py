@@ -182,7 +182,7 @@ def test_rows_of_a_neighborhood_are_exact_and_its_columns_are_not() -> None:
     assert only(both)[:2] == only(bounds)[:2]
     assert both.notes == (
         "not affine in q_idx and kv_idx: radius >= abs(kv_idx % width - "
-        "torch.clamp(torch.clamp(q_idx % width, min=radius), max=width - radius - 1))",
+        "min(max(radius, q_idx % width), width - radius - 1))",
     )
 
 

@@ -174,7 +174,12 @@ def test_several_expressions_share_what_they_read() -> None:
     assert not placed.uses_tanh
 
 
-@pytest.mark.parametrize("name", MASK_SPECS)
+def test_a_rows_division_is_done_once() -> None:
+    placed = place([trace(MASK_SPECS["chunks"].mask).expr], NAMES)
+    assert shown(placed).splitlines() == ["rows: row_0 = q_idx // 12", "row_0 == kv_idx // 12"]
+
+
+@pytest.mark.parametrize("name", [name for name in MASK_SPECS if name != "chunks"])
 def test_masks_that_load_nothing_stay_as_they_are_printed(name: str) -> None:
     seen = trace(MASK_SPECS[name].mask).expr
     placed = place([seen], NAMES)
