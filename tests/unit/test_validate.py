@@ -155,18 +155,18 @@ def refusal(target, **blocks):
 
 def test_blocks_that_do_not_fit_with_the_largest_that_do():
     assert refusal("sm_90", BLOCK_M=128, BLOCK_N=128, num_stages=3) == (
-        "specs/tiny.py: tiny: SRAM budget exceeded on sm_90: needs 459,776 B, has 232,448 B "
+        "specs/tiny.py: tiny: SRAM budget exceeded on sm_90: needs 458,808 B, has 232,448 B "
         "(BLOCK_M=128 BLOCK_N=128 num_stages=3: "
-        "Q 65,536 + K 196,608 + V 196,608 + barriers 56 + alignment 968). "
+        "Q 65,536 + K 196,608 + V 196,608 + barriers 56). "
         "Largest BLOCK_N that fits: 32."
     )
 
 
 def test_of_several_choices_the_one_nearest_to_fitting_is_reported():
     assert refusal("sm_90", BLOCK_M=(128, 256), BLOCK_N=(64, 128), num_stages=(4, 5)) == (
-        "specs/tiny.py: tiny: SRAM budget exceeded on sm_90: needs 328,704 B, has 232,448 B "
+        "specs/tiny.py: tiny: SRAM budget exceeded on sm_90: needs 327,744 B, has 232,448 B "
         "(BLOCK_M=128 BLOCK_N=64 num_stages=4: "
-        "Q 65,536 + K 131,072 + V 131,072 + barriers 64 + alignment 960). "
+        "Q 65,536 + K 131,072 + V 131,072 + barriers 64). "
         "Largest BLOCK_N that fits: 32."
     )
 
