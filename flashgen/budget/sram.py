@@ -21,14 +21,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import sympy
 
-from flashgen.budget.buffers import MEANINGS, Layout, Unit, phases, widths
+from flashgen.budget.buffers import MEANINGS, Layout, Phase, Tiles
+from flashgen.budget.elements import elements_of
+from flashgen.budget.quantities import Unit, widths
+from flashgen.budget.registers import by_pointers, by_tma, mfma
 from flashgen.budget.targets import Target
+from flashgen.budget.warp_groups import warp_groups
 from flashgen.config import KernelConfig
 from flashgen.plan import KernelPlan
+from flashgen.plan.inner import tile_loads
 from flashgen.symbols import evaluate
 
 # tcgen05 and wgmma work on 64 rows, by the four warps of a group.
@@ -91,7 +97,7 @@ def sram_usage(
     values = _values(plan, config)
     sizes = {
         phase: [(name, evaluate(size, values)) for name, size in phase.parts]
-        for phase in phases(layout)
+        for phase in _phases(layout)
     }
     largest = max(sizes, key=lambda phase: sum(size for _, size in sizes[phase]))
     return SramUsage(
@@ -137,15 +143,43 @@ def matrix_unit(plan: KernelPlan, config: KernelConfig, target: Target) -> Unit:
     return "mma.sync"
 
 
+@cache
+def _phases(layout: Layout) -> tuple[Phase, ...]:
+    """The phases of a kernel of this layout; a block needs the largest of their totals."""
+    tiles = Tiles(layout)
+    if layout.unit == "mfma":
+        return mfma(layout, tiles)
+    output = Phase("output", (("output", sympy.Max(*tiles.out)),))
+    if layout.unit in ("wgmma", "tcgen05"):
+        return (*warp_groups(layout, tiles), output)
+    return ((by_tma if layout.tma else by_pointers)(layout, tiles), output)
+
+
 def _layout(plan: KernelPlan, config: KernelConfig, target: Target, tma: bool) -> Layout:
+    unit = matrix_unit(plan, config, target)
+    pipelined = config.num_stages > 1
+    threads = config.num_warps * target.warp_size
     return Layout(
-        unit=matrix_unit(plan, config, target),
+        unit=unit,
         tma=tma,
-        pipelined=config.num_stages > 1,
+        pipelined=pipelined,
         tf32=plan.input_precision == "tf32",
         num_qk=len(plan.qk_segments),
         num_v=len(plan.v_segments),
         narrow=min(*plan.qk_segments, *plan.v_segments) < 32,
+        elements=elements_of(
+            tile_loads(plan),
+            unit,
+            copied=pipelined and target.backend == "cuda",
+            one_product=len(plan.qk_segments) == 1,
+            few_rows=threads > config.BLOCK_M,
+            few_columns=threads > config.BLOCK_N,
+        ),
+        as_output=plan.v_segments == (config.BLOCK_N,)
+        and config.BLOCK_N >= 64
+        and plan.itemsize == 2,
+        sigmoid=plan.normaliser == "sigmoid",
+        scored=bool(plan.code.score or tile_loads(plan)),
     )
 
 

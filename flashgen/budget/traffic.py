@@ -14,7 +14,7 @@ from typing import Any
 
 import sympy
 
-from flashgen.budget.buffers import BLOCK_M, BLOCK_N, ITEMSIZE
+from flashgen.budget.quantities import BLOCK_M, BLOCK_N, ITEMSIZE
 from flashgen.budget.targets import Target
 from flashgen.config import KernelConfig
 from flashgen.plan import KernelPlan

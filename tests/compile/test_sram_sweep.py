@@ -18,6 +18,7 @@ from flashgen.plan import KernelPlan, lower
 from flashgen.tuning.compiled import shared_bytes
 from flashgen.tuning.rank import rank
 from flashgen.tuning.space import search_space
+from support.loads import kernel_spec
 from support.variants import shipped_specs
 
 TARGETS = ("sm_80", "sm_90", "sm_100", "gfx942")
@@ -80,6 +81,42 @@ def test_the_way_by_pointers_is_predicted_too(name: str, target: str) -> None:
     predicted = sram_usage(plan, config, get_target(target), tma=False).total
     assert predicted == shared_bytes(plan, config, target, tma=False)
     assert predicted >= shared_bytes(plan, config, target, tma=False, aligned=False)
+
+
+# One for each way in which loads inside the loop need memory; see flashgen.budget.elements.
+READERS = (
+    "bias", "half", "backward", "capped_bias", "capped_keys", "half_keys", "ids_of_rows", "ends",
+    "shown", "two_biases", "shown_and_half", "sigmoid_keys",
+)  # fmt: skip
+READER_CONFIGS = [
+    (target, KernelConfig(*numbers))
+    for target in TARGETS
+    for numbers in ((128, 64, 4, 2), (128, 32, 4, 3), (128, 128, 8, 2))
+    if (target, numbers[-1]) != ("gfx942", 3)
+]
+
+
+@functools.cache
+def reader(name: str, head_dim: int = 128) -> KernelPlan:
+    return lower(kernel_spec(name, head_dim), name)
+
+
+@pytest.mark.parametrize(("target", "config"), READER_CONFIGS)
+@pytest.mark.parametrize("name", READERS)
+def test_loads_in_the_loop_need_exactly_what_is_predicted(
+    name: str, target: str, config: KernelConfig
+) -> None:
+    predicted = sram_usage(reader(name), config, get_target(target))
+    if predicted.fits:
+        assert predicted.total == shared_bytes(reader(name), config, target), predicted.breakdown
+
+
+@pytest.mark.parametrize("target", ["sm_90", "sm_100"])
+@pytest.mark.parametrize("name", READERS)
+def test_loads_beside_tiles_by_pointers(name: str, target: str) -> None:
+    plan, config = reader(name, 64), KernelConfig(128, 64, num_warps=8, num_stages=2)
+    predicted = sram_usage(plan, config, get_target(target), tma=False).total
+    assert predicted == shared_bytes(plan, config, target, tma=False)
 
 
 # What a spec can pin and flashgen would not propose, and head dims that no shipped variant has:

@@ -1,0 +1,19 @@
+"""What the budget's formulas are over."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import sympy
+
+#: The instructions that multiply tiles; ``"fma"`` are the ordinary ones.
+Unit = Literal["mma.sync", "wgmma", "tcgen05", "mfma", "fma"]
+
+BLOCK_M, BLOCK_N, NUM_WARPS, NUM_STAGES, ITEMSIZE = sympy.symbols(
+    "BLOCK_M BLOCK_N num_warps num_stages itemsize", integer=True, positive=True
+)
+
+
+def widths(prefix: str, count: int) -> tuple[Any, ...]:
+    """The symbols of segment widths, widest first: ``qk_0, qk_1, ...``."""
+    return tuple(sympy.Symbol(f"{prefix}_{i}", integer=True, positive=True) for i in range(count))
