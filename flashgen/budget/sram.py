@@ -2,19 +2,29 @@
 
 The figure equals the compiler's own over every candidate that flashgen proposes for the shipped
 variants (tests/compile), with Triton 3.6 and 3.7 alike, and is not below it for anything that a
-spec can pin (14,000 kernels were compiled to see; tests/data/shared_bytes.json is a sample). It is
+spec can pin (10,000 kernels were compiled to see; tests/data/shared_bytes.json is a sample). It is
 above the compiler's figure
 
-- for tiles under 64 rows on targets with TMA: mma.sync may do without the copy of K and the
-  resident Q that are counted;
+- for tiles under 64 rows on targets with TMA: mma.sync may do with less than is counted;
 - for 8 or 16 warps on 64 rows of tcgen05, and one stage of it: bytes skipped or scratch, up to
   4 KiB, that turn out to have a use;
-- for float32 products in full precision: 4 * BLOCK_M bytes that some tiles exchange inside a warp;
+- for float32 products in full precision: 4 * BLOCK_M bytes that some tiles exchange inside a warp,
+  16 * BLOCK_M where tensors are read inside the loop;
 - for one or two warps, which need no exchange at all;
 - for one stage of mma.sync, and of CDNA3 with several segments: K may go straight to registers;
 - for tiles so small that a thread's share is under 4 bytes: they are not copied asynchronously and
   have no buffers;
 - where the output alone is larger than the loop (v wider than q and k): it may be stored in turns.
+
+And where the loop reads elements of tensors (`flashgen.budget.elements`)
+
+- on mma.sync with fewer rows than the values have columns: a tile may be exchanged in halves;
+- by indices that are loaded themselves, or that grow with the query and the key: the layout of such
+  a load, and how early it starts, depends on more than is looked at;
+- in tiles of the shape of another that the kernel loads or stores, a segment of q or of the output:
+  they take its layout, and are exchanged in pieces; counted in full but for 16-bit outputs of one
+  segment;
+- of 16 bits that are not what is added first: some are exchanged as 16 bits, 32 are counted.
 """
 
 from __future__ import annotations
