@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from flashgen import Int, Mask, Tensor, causal, full
-from flashgen.symbolic import derive_bounds, derive_q_bounds, trace
+from flashgen.symbolic import Predicate, TileBounds, derive_bounds, derive_q_bounds, trace
 from support.visits import bounds_of, only, q_bounds_of
 from support.vocabulary import MASKS
 
@@ -74,7 +75,10 @@ def test_as_many_intervals_as_asked_for() -> None:
 def test_deriving_takes_a_moment(name: str) -> None:
     predicate = trace(MASKS[name].mask)
     for derive in (derive_bounds, derive_q_bounds):
-        derive(predicate)
-        start = time.process_time()
-        derive(predicate)
-        assert time.process_time() - start < 0.5
+        assert min(_seconds(derive, predicate) for _ in range(3)) < 0.5
+
+
+def _seconds(derive: Callable[[Predicate], TileBounds], predicate: Predicate) -> float:
+    start = time.process_time()
+    derive(predicate)
+    return time.process_time() - start
