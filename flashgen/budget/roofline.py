@@ -21,11 +21,21 @@ from flashgen.budget.targets import Target
 from flashgen.budget.traffic import Traffic, Workload, traffic
 from flashgen.config import KernelConfig
 from flashgen.plan import KernelPlan
+from flashgen.plan.inner import score_work, tile_loads
 
 # Instructions for an element of the scores besides its exponential: scale and subtract, maximum,
 # sum, conversion, addresses; and those of a masked tile: positions, comparisons, selection.
 ELEMENT_INSTRUCTIONS = 6
 MASK_INSTRUCTIONS = 9
+
+# What gathering an element takes besides its load: its address, and whether it is there.
+GATHER_INSTRUCTIONS = 8
+
+# An element changes layout through shared memory: written and read, 4 bytes each time.
+EXCHANGED_BYTES = 8
+
+# A sigmoid's division: a reciprocal, which is computed as exponentials are, and its correction.
+DIVISION_INSTRUCTIONS = 4
 
 # For a row of scores, in each of the four lanes that share it: reductions across the lanes,
 # statistics, the rescaling factor.
@@ -110,21 +120,34 @@ def predict(plan: KernelPlan, config: KernelConfig, target: Target, work: Worklo
 def step_clocks(plan: KernelPlan, config: KernelConfig, target: Target, account: Traffic) -> Step:
     """What one step of the loop, averaged over masked and unmasked tiles, asks of an SM."""
     elements = config.BLOCK_M * config.BLOCK_N
-    masked = account.masked_tiles / max(1, account.full_tiles + account.masked_tiles)
+    steps = max(1, account.full_tiles + account.masked_tiles)
+    masked = account.masked_tiles / steps
     qk, v = sum(plan.qk_segments), sum(plan.v_segments)
-    instructions = (
-        elements * (ELEMENT_INSTRUCTIONS + masked * MASK_INSTRUCTIONS)
-        + config.BLOCK_M * (v + ROW_INSTRUCTIONS)  # a rescaled accumulator has v columns
+    score, softmax = score_work(plan.code), plan.normaliser == "softmax"
+    gathers = sum(
+        masked if load.masked else 1 for load in tile_loads(plan) if load.over == "scores"
     )
+    instructions = elements * (
+        ELEMENT_INSTRUCTIONS
+        + masked * MASK_INSTRUCTIONS
+        + score.instructions
+        + gathers * GATHER_INSTRUCTIONS
+        + (0 if softmax else DIVISION_INSTRUCTIONS)
+    )
+    functions = elements * (1 + score.functions + (0 if softmax else 1))
+    if softmax:  # a rescaled accumulator has v columns
+        instructions += config.BLOCK_M * (v + ROW_INSTRUCTIONS)
+        functions += config.BLOCK_M * ROW_EXPONENTIALS
     clock = target.clock_ghz * target.num_sms  # 10^9 clocks a second, of all SMs together
     peak = target.peak_tflops(plan.input_precision or plan.triton_dtype) * 1e3 / clock
     keys = config.BLOCK_N * (plan.qk_head_dim + plan.v_head_dim) * plan.itemsize
+    shared = _operand_bytes(plan, config, target) + gathers * elements * EXCHANGED_BYTES
     return Step(
         matrix=2 * elements * (qk + v) / peak,
-        exponentials=(elements + config.BLOCK_M * ROW_EXPONENTIALS) / target.exp_per_clock,
+        exponentials=functions / target.exp_per_clock,
         arithmetic=instructions / target.lanes_per_clock,
-        shared=_operand_bytes(plan, config, target) / SHARED_BYTES_PER_CLOCK,
-        l2=keys / (target.l2_gbps / clock),
+        shared=shared / SHARED_BYTES_PER_CLOCK,
+        l2=(keys + account.element_bytes / steps) / (target.l2_gbps / clock),
     )
 
 

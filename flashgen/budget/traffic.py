@@ -2,11 +2,13 @@
 
 Tiles come from the mask's own bounds, evaluated with numbers as the kernel does. The rest is sympy
 over the tile counts. Two levels of traffic are kept apart: every query tile reads its keys from L2
-again, while DRAM sees each tensor once as long as L2 holds the keys and values of a head.
+again, while DRAM sees each tensor once as long as L2 holds the keys and values of a head. Elements
+of tensors that mask and score read in the loop come from L2 for each tile too, and from DRAM once.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,12 +19,15 @@ import sympy
 from flashgen.budget.quantities import BLOCK_M, BLOCK_N, ITEMSIZE
 from flashgen.budget.targets import Target
 from flashgen.config import KernelConfig
+from flashgen.params import Tensor
 from flashgen.plan import KernelPlan
+from flashgen.plan.inner import ITEMSIZES, tile_loads
 from flashgen.symbols import FloorDiv, evaluate
 
 FULL_TILES, MASKED_TILES, Q_ROWS, KV_ROWS, SHARERS = sympy.symbols(
     "full_tiles masked_tiles q_rows kv_rows sharers", integer=True, positive=True
 )
+ELEMENTS_READ, ELEMENTS_ONCE = sympy.symbols("elements_read elements_once", integer=True)
 QK_COLUMNS, V_COLUMNS, QK_HEAD_DIM, V_HEAD_DIM = sympy.symbols(
     "qk_columns v_columns qk_head_dim v_head_dim", integer=True, positive=True
 )
@@ -34,20 +39,22 @@ _LSE = 4 * Q_ROWS
 #: Both products over every element of the visited tiles, padding columns included.
 FLOPS = 2 * TILES * BLOCK_M * BLOCK_N * (QK_COLUMNS + V_COLUMNS)
 
-#: One for each weight, and one for each row's rescaling factor.
+#: A softmax's: one for each weight, and one for each row's rescaling factor.
 EXPONENTIALS = TILES * BLOCK_M * (BLOCK_N + 1)
 
 _KEYS_READ = TILES * BLOCK_N * (QK_HEAD_DIM + V_HEAD_DIM) * ITEMSIZE
 _KEYS_ONCE = KV_ROWS * (QK_HEAD_DIM + V_HEAD_DIM) * ITEMSIZE
 
 #: Each program reads its keys and values for itself.
-L2_BYTES = _QUERIES + _LSE + _KEYS_READ
+L2_BYTES = _QUERIES + _LSE + _KEYS_READ + ELEMENTS_READ
+
+_ONCE = _QUERIES + _LSE + ELEMENTS_ONCE
 
 #: Queries and output once. Keys and values once as well where L2 holds those of a head ...
-DRAM_BYTES = _QUERIES + _LSE + _KEYS_ONCE
+DRAM_BYTES = _ONCE + _KEYS_ONCE
 
 #: ... and otherwise once for all programs of a head that run, and so read them, side by side.
-DRAM_BYTES_SPILLED = _QUERIES + _LSE + sympy.Max(_KEYS_ONCE, FloorDiv(_KEYS_READ, SHARERS))
+DRAM_BYTES_SPILLED = _ONCE + sympy.Max(_KEYS_ONCE, FloorDiv(_KEYS_READ, SHARERS))
 
 
 @dataclass(frozen=True)
@@ -82,6 +89,7 @@ class Traffic:
         full_tiles, masked_tiles: key tiles visited by all programs, without and with the mask.
         flops: floating-point operations of both products.
         exponentials: of the softmax.
+        element_bytes: bytes of tensors' elements that the loop reads.
         l2_bytes: bytes that the SMs read from L2 and write to it.
         dram_bytes: bytes that DRAM gives and takes.
     """
@@ -91,6 +99,7 @@ class Traffic:
     masked_tiles: int
     flops: int
     exponentials: int
+    element_bytes: int
     l2_bytes: int
     dram_bytes: int
 
@@ -99,6 +108,9 @@ def traffic(plan: KernelPlan, config: KernelConfig, target: Target, work: Worklo
     """The account of one call on one target."""
     visits = visited_tiles(plan, config, work)
     heads = work.batch * work.num_q_heads
+    full = heads * sum(visit.full for visit in visits)
+    masked = heads * sum(visit.masked for visit in visits)
+    read, once = _element_bytes(plan, config, work, full, masked)
     values = {
         **config.as_dict(),
         "itemsize": plan.itemsize,
@@ -106,8 +118,10 @@ def traffic(plan: KernelPlan, config: KernelConfig, target: Target, work: Worklo
         "v_columns": sum(plan.v_segments),
         "qk_head_dim": plan.qk_head_dim,
         "v_head_dim": plan.v_head_dim,
-        "full_tiles": heads * sum(visit.full for visit in visits),
-        "masked_tiles": heads * sum(visit.masked for visit in visits),
+        "full_tiles": full,
+        "masked_tiles": masked,
+        "elements_read": read,
+        "elements_once": once,
         "q_rows": heads * work.q_len,
         "kv_rows": work.batch * work.num_kv_heads * work.kv_len,
         "sharers": min(len(visits), target.num_sms),
@@ -115,10 +129,11 @@ def traffic(plan: KernelPlan, config: KernelConfig, target: Target, work: Worklo
     held = _l2_holds_a_head(plan, target, work)
     return Traffic(
         programs=heads * len(visits),
-        full_tiles=values["full_tiles"],
-        masked_tiles=values["masked_tiles"],
+        full_tiles=full,
+        masked_tiles=masked,
         flops=evaluate(FLOPS, values),
         exponentials=evaluate(EXPONENTIALS, values),
+        element_bytes=read,
         l2_bytes=evaluate(L2_BYTES, values),
         dram_bytes=evaluate(DRAM_BYTES if held else DRAM_BYTES_SPILLED, values),
     )
@@ -171,6 +186,37 @@ def _union(runs: Iterable[tuple[int, int, int, int]]) -> Visit:
         full += unmasked
         masked += done - begin - unmasked
     return Visit(full, masked)
+
+
+def _element_bytes(
+    plan: KernelPlan, config: KernelConfig, work: Workload, full: int, masked: int
+) -> tuple[int, int]:
+    """Bytes of elements that all tiles read, and those of them that are not read twice.
+
+    Rows' elements are read before the loop and not counted.
+    """
+    read: dict[str, int] = {}
+    for load in tile_loads(plan):
+        elements = {"rows": 0, "columns": 1, "scores": config.BLOCK_M}[load.over] * config.BLOCK_N
+        tiles = masked if load.masked else full + masked
+        read[load.tensor] = read.get(load.tensor, 0) + tiles * elements * load.itemsize
+    sizes = {param.name: _size(param, work) for param in plan.params if isinstance(param, Tensor)}
+    return sum(read.values()), sum(min(n, sizes.get(name, 0)) for name, n in read.items())
+
+
+def _size(tensor: Tensor, work: Workload) -> int:
+    """Bytes of a tensor; a dimension of any size is taken to have an entry for each distance."""
+    values = {
+        **dict(work.params),
+        "batch": work.batch,
+        "num_q_heads": work.num_q_heads,
+        "num_kv_heads": work.num_kv_heads,
+        "q_len": work.q_len,
+        "kv_len": work.kv_len,
+    }
+    distances = work.q_len + work.kv_len
+    dims = [distances if dim is None else evaluate(dim.sym, values) for dim in tensor.dims]
+    return ITEMSIZES[tensor.dtype] * math.prod(dims)
 
 
 def _l2_holds_a_head(plan: KernelPlan, target: Target, work: Workload) -> bool:

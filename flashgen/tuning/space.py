@@ -7,12 +7,13 @@ down only numbers that flashgen itself proposed. What does not fit is out in any
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 from flashgen.budget.occupancy import (
     TENSOR_MEMORY_COLUMNS,
     live_values,
+    loads_elements,
     occupancy,
     register_limit,
     tensor_memory_columns,
@@ -153,6 +154,8 @@ def _spills(plan: KernelPlan, config: KernelConfig, target: Target) -> str | Non
 
 
 def _short_steps(plan: KernelPlan, config: KernelConfig, target: Target) -> str | None:
+    if loads_elements(plan) and _spills(plan, replace(config, BLOCK_N=64), target):
+        return None  # the elements of 64 keys are too many for a thread
     columns = sum(plan.qk_segments) + sum(plan.v_segments)
     stage_of_64 = 64 * columns * plan.itemsize
     if config.BLOCK_N < 64 and stage_of_64 < WIDE_STAGE * target.max_shared:

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from flashgen import AttentionSpec, causal, full
-from flashgen.budget.roofline import predict
+from flashgen import AttentionSpec, additive_bias, causal, full, sigmoid_attention, softcap
+from flashgen.budget.roofline import EXCHANGED_BYTES, SHARED_BYTES_PER_CLOCK, predict, step_clocks
 from flashgen.budget.targets import DEFAULT_TARGETS, get_target
-from flashgen.budget.traffic import Workload
+from flashgen.budget.traffic import Workload, traffic
 from flashgen.config import KernelConfig
 from flashgen.plan import KernelPlan, lower
 from flashgen.tuning.rank import rank
@@ -93,6 +93,40 @@ def test_no_kernel_beats_the_peak() -> None:
     flops = 4 * 16 * 8192 * 8192 * 128
     for config in search_space(kernel, "sm_90").candidates:
         assert flops / one_step(kernel, config) < H200.peak_tflops("bf16") * 1e12
+
+
+def clocks(**fields):
+    """Of a step of 128 rows and 64 keys."""
+    kernel, config = lower(AttentionSpec(128, **fields), "x"), KernelConfig(128, 64, 4, 2)
+    return step_clocks(kernel, config, H200, traffic(kernel, config, H200, WORK))
+
+
+WORK = Workload(1, 16, 16, 8192, 8192)
+ELEMENTS = 128 * 64
+
+
+def test_a_hyperbolic_tangent_takes_as_long_as_the_exponential() -> None:
+    plain, capped = clocks(), clocks(score=softcap(30.0))
+    extra = capped.exponentials - plain.exponentials
+    assert extra == pytest.approx(ELEMENTS / H200.exp_per_clock)
+    assert capped.arithmetic > plain.arithmetic
+
+
+def test_a_sigmoid_divides_each_element_and_rescales_no_row() -> None:
+    assert clocks(normaliser=sigmoid_attention()).exponentials == pytest.approx(
+        2 * ELEMENTS / H200.exp_per_clock
+    )
+
+
+def test_a_bias_of_each_score_comes_from_l2_and_changes_its_layout() -> None:
+    plain, biased = clocks(), clocks(score=additive_bias())
+    itemsize = 4
+    l2_per_clock = H200.l2_gbps / (H200.clock_ghz * H200.num_sms)
+    assert biased.l2 - plain.l2 == pytest.approx(ELEMENTS * itemsize / l2_per_clock)
+    exchanged = ELEMENTS * EXCHANGED_BYTES / SHARED_BYTES_PER_CLOCK
+    assert biased.shared - plain.shared == pytest.approx(exchanged)
+    assert biased.arithmetic > plain.arithmetic
+    assert biased.exponentials == plain.exponentials
 
 
 def test_a_single_query_is_bound_by_reading_the_keys() -> None:

@@ -12,6 +12,7 @@ from flashgen.budget.targets import DEFAULT_TARGETS, get_target
 from flashgen.config import KernelConfig
 from flashgen.plan import KernelPlan, lower
 from flashgen.tuning.space import SMALL, USUAL, search_space
+from support.loads import kernel_spec
 from support.variants import shipped_specs
 
 
@@ -95,6 +96,46 @@ def test_every_combination_is_a_candidate_or_has_a_reason(target: str) -> None:
 )
 def test_reasons(kernel, target, numbers, words) -> None:
     assert reason(kernel, target, *numbers) == words
+
+
+TARGETS_BY_UNIT = ("sm_80", "sm_90", "sm_100", "gfx942")
+
+
+def _tile(config: KernelConfig) -> tuple[int, int, int]:
+    return config.BLOCK_M, config.BLOCK_N, config.num_warps
+
+
+def tiles_of(configs) -> set[tuple[int, int, int]]:
+    return set(map(_tile, configs))
+
+
+@pytest.mark.parametrize("target", TARGETS_BY_UNIT)
+@pytest.mark.parametrize("name", ["bias", "levels"])
+def test_tiles_whose_elements_spill_are_not_offered(name: str, target: str) -> None:
+    """Of tensors indexed for each score, by the score function or by the mask."""
+    plain, loading = (lower(kernel_spec(n), "x") for n in ("causal", name))
+    before, after = (search_space(kernel, target) for kernel in (plain, loading))
+    reasons, taken = dict(after.rejected), tiles_of(after.candidates)
+    lost = [reasons.get(c, "") for c in before.candidates if _tile(c) not in taken]
+    assert any(why.endswith("registers busy: it would spill") for why in lost)
+    assert all("would spill" in why or "of shared memory" in why for why in lost)
+    vectors = search_space(lower(kernel_spec("keys"), "x"), target)
+    assert tiles_of(vectors.candidates) == tiles_of(before.candidates)
+
+
+@pytest.mark.parametrize("target", TARGETS_BY_UNIT[:3])
+def test_steps_of_32_keys_are_for_those_whose_64_would_spill(target: str) -> None:
+    plain, biased = (search_space(lower(kernel_spec(n), "x"), target) for n in ("causal", "bias"))
+    assert 32 not in {config.BLOCK_N for config in plain.candidates}
+    short = [config for config in biased.candidates if config.BLOCK_N == 32]
+    assert short
+    reasons = dict(biased.rejected)
+    for config in short:
+        wider = reasons[dataclasses.replace(config, BLOCK_N=64)]
+        assert "would spill" in wider or "shared memory" in wider
+    for config, why in biased.rejected:
+        if "twice as often" in why:
+            assert "spill" not in reasons.get(dataclasses.replace(config, BLOCK_N=64), "")
 
 
 def test_pins_are_honoured_against_every_rule() -> None:

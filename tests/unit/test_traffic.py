@@ -2,7 +2,7 @@
 
 import pytest
 
-from flashgen import AttentionSpec, causal, full, sliding_window
+from flashgen import AttentionSpec, Tensor, causal, full, sliding_window
 from flashgen.budget.targets import get_target
 from flashgen.budget.traffic import Visit, Workload, traffic, visited_tiles
 from flashgen.config import KernelConfig
@@ -106,3 +106,47 @@ def test_a_parameter_has_the_workloads_value() -> None:
     assert (
         traffic(kernel, config, H200, wide).flops > 6 * traffic(kernel, config, H200, narrow).flops
     )
+
+
+BIAS = Tensor("bias", ("batch", "num_q_heads", "q_len", "kv_len"), "bfloat16")
+OF_KEYS = Tensor("of_keys", ("batch", "kv_len"))
+OF_ROWS = Tensor("of_rows", ("batch", "q_len"))
+BY_DISTANCE = Tensor("by_distance", ("num_q_heads", None), "float16")
+LEVELS = Tensor("levels", ("q_len", "kv_len"), "int32")
+
+
+def biased(score, mask=None) -> KernelPlan:
+    return lower(AttentionSpec(64, mask=mask or full(), score=score), "x")
+
+
+@pytest.mark.parametrize(
+    ("score", "of_a_tile", "once"),
+    [
+        (lambda s, b, h, q, kv: s + BIAS[b, h, q, kv], 128 * 64 * 2, 2 * 4 * 300 * 200 * 2),
+        (lambda s, b, h, q, kv: s + BY_DISTANCE[h, q - kv + 199], 128 * 64 * 2, 4 * 500 * 2),
+        (lambda s, b, h, q, kv: s + OF_KEYS[b, kv], 64 * 4, 2 * 200 * 4),
+        (lambda s, b, h, q, kv: s * (1 + OF_ROWS[b, q] * OF_ROWS[b, q]), 0, 0),
+    ],
+    ids=["scores", "distances", "columns", "rows"],
+)
+def test_elements_are_read_for_each_tile_and_once_from_dram(score, of_a_tile, once) -> None:
+    """24 programs of 4 tiles each; a tensor of any size has an entry for each distance."""
+    config, work = KernelConfig(128, 64, 4, 2), Workload(2, 4, 2, 300, 200)
+    account, plain = (traffic(p, config, H200, work) for p in (biased(score), plan()))
+    assert account.element_bytes == 24 * 4 * of_a_tile
+    assert account.l2_bytes - plain.l2_bytes == account.element_bytes
+    assert account.dram_bytes - plain.dram_bytes == once
+
+
+def test_elements_that_no_tile_reads_do_not_come_from_dram() -> None:
+    config, window = KernelConfig(64, 64, 4, 2), sliding_window(100, 0)
+    kernel = biased(lambda s, b, h, q, kv: s + BIAS[b, h, q, kv], window)
+    account, plain = (traffic(p, config, H200, square(4096)) for p in (kernel, plan(window)))
+    assert account.dram_bytes - plain.dram_bytes == account.element_bytes < 4096 * 4096 * 2 / 10
+
+
+def test_what_the_mask_alone_reads_is_read_where_it_masks() -> None:
+    kernel = plan(causal() | (lambda b, h, q, kv: LEVELS[q, kv] > 3))
+    account = traffic(kernel, KernelConfig(64, 64, 4, 2), H200, square(1024))
+    assert account.full_tiles == 16 * 15 // 2 and account.masked_tiles == 16 * 17 // 2
+    assert account.element_bytes == account.masked_tiles * 64 * 64 * 4
