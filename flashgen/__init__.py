@@ -1,5 +1,6 @@
 """flashgen: a compiler for attention kernels. These are the names that a spec file uses."""
 
+from flashgen.constants import Constant
 from flashgen.expr import kv_len, q_len
 from flashgen.functions import (
     clamp,
@@ -51,6 +52,7 @@ from flashgen.spec import AttentionSpec, Blocks
 __all__ = [
     "AttentionSpec",
     "Blocks",
+    "Constant",
     "Float",
     "Int",
     "Mask",

@@ -95,7 +95,7 @@ def per_head(owner: str, name: str, tensor: Tensor) -> PerHead:
 
 def check_dims(owner: str, name: str, tensor: Tensor, accepted: tuple[str, ...]) -> None:
     """Raises MaskError unless each dimension has one of these names, each at most once, or is 1."""
-    dims = [str(dim) for dim in tensor.dims if dim is None or dim.sym != 1]
+    dims = [name for name in tensor.names if name != "1"]
     if len(set(dims)) < len(dims) or not set(dims) <= set(accepted):
         raise MaskError(
             f"{owner}: {name}={tensor!r}; its dimensions can be {', '.join(accepted)} and 1"
@@ -104,7 +104,7 @@ def check_dims(owner: str, name: str, tensor: Tensor, accepted: tuple[str, ...])
 
 def entry(tensor: Tensor, **indices: Any) -> Any:
     """The element of a tensor at the index of each of its dimensions, by the dimensions' names."""
-    return tensor[tuple(0 if str(dim) == "1" else indices[str(dim)] for dim in tensor.dims)]
+    return tensor[tuple(0 if name == "1" else indices[name] for name in tensor.names)]
 
 
 def label(name: str, *arguments: Any, align: str | None = None) -> str:

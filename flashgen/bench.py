@@ -20,7 +20,13 @@ from flashgen.normalisers import softmax
 from flashgen.plan import KernelPlan, lower
 from flashgen.publish import Place
 from flashgen.tuning.device import detect_gpu
-from flashgen.tuning.workload import random_inputs, typical_params, visible, visible_flops
+from flashgen.tuning.workload import (
+    random_inputs,
+    typical_params,
+    usual_lengths,
+    visible,
+    visible_flops,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -69,7 +75,8 @@ def bench(name: str, specs: Path, out: Path) -> list[Timing]:
     if not is_current(variant, out, None):
         raise FlashgenError(f"{place.module}: not up to date; build {variant.file} first")
     plan, module = lower(variant.spec, name), _import(place)
-    return [timing for length in LENGTHS for timing in _timings(plan, module, length)]
+    lengths = usual_lengths(plan, LENGTHS)
+    return [timing for length in lengths for timing in _timings(plan, module, length)]
 
 
 def write_json(path: Path, timings: list[Timing]) -> None:
@@ -173,6 +180,7 @@ def _flex_call(plan: KernelPlan, qkv: Inputs, seen: torch.Tensor, params: dict[s
         raise FlashgenError(f"it has no {plan.spec.normaliser}")
     length = seen.shape[-1]
     values = {**params, "q_len": length, "kv_len": length}
+    values |= {constant.name: constant.tensor(seen.device) for constant in plan.spec.constants}
     block_mask = None
     if plan.masks:
         batch, heads = (1, 1, *seen.shape)[-4:-2]

@@ -1,4 +1,4 @@
-"""What every declared parameter has; `flashgen.params` has their kinds."""
+"""What everything declared has; `flashgen.params` and `flashgen.constants` have the kinds."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class Param:
-    """A parameter that the call gives a value, as a keyword of ``attention``.
+    """What the call gives a value, as a keyword of ``attention``; or a `Constant`, which has one.
 
     Attributes:
         name: the keyword.

@@ -34,7 +34,8 @@ class Expr:
 
     Attributes:
         sym: the sympy expression.
-        params: the declared `Int`, `Float` and `Tensor` in it, in the order of first use.
+        params: the declared `Int`, `Float`, `Tensor` and `Constant` in it, in the order of first
+            use.
     """
 
     __slots__ = ("params", "sym")
@@ -158,7 +159,7 @@ class Expr:
         raise mistake(
             f"`{self}` picks from a list or a tensor while the function is traced",
             "declare it, as in table = Tensor('table', ('batch', 'kv_len'), dtype='int32'), "
-            "and index that",
+            "and index that, or Constant('table', values) of values that never change",
         )
 
     def __float__(self) -> NoReturn:
@@ -288,7 +289,8 @@ def _expr(value: Any, operation: str) -> Expr:
     raise mistake(
         f"`{operation}` was given a {type(value).__module__}.{type(value).__qualname__}",
         "such a function works on its arguments, plain numbers, q_len, kv_len and declared Int, "
-        "Float and Tensor parameters: declare what it captures, or take a number out with .item()",
+        "Float and Tensor parameters: declare what it captures, as a Constant where it never "
+        "changes, or take a number out with .item()",
     )
 
 

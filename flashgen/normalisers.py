@@ -51,7 +51,7 @@ class Normaliser:
 
     @property
     def params(self) -> tuple[Param, ...]:
-        """The run-time parameters it mentions, in the order of first use."""
+        """The parameters and constants it mentions, in the order of first use."""
         return () if self.traced_sink is None else self.traced_sink.params
 
     def canonical(self) -> str:

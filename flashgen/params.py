@@ -113,7 +113,7 @@ class Tensor(Param):
     negative ones do not count from the end.
     """
 
-    __slots__ = ("dims", "doc", "dtype", "name", "sorted", "sym")
+    __slots__ = ("_names", "dims", "doc", "dtype", "name", "sorted", "sym")
 
     default = None
 
@@ -126,18 +126,25 @@ class Tensor(Param):
         sorted: bool = False,
         doc: str = "",
     ) -> None:
-        _check_name("Tensor", name)
+        kind = type(self).__name__
+        _check_name(kind, name)
         if dtype not in INTEGER_DTYPES + FLOAT_DTYPES:
             known = ", ".join(INTEGER_DTYPES + FLOAT_DTYPES)
-            raise MaskError(f"Tensor({name!r}): dtype={dtype!r} is unknown; take one of {known}")
+            raise MaskError(f"{kind}({name!r}): dtype={dtype!r} is unknown; take one of {known}")
         if isinstance(dims, str) or not 1 <= len(dims) <= 4:
-            raise MaskError(f"Tensor({name!r}): dims={dims!r}; give a tuple of 1 to 4 sizes")
+            raise MaskError(f"{kind}({name!r}): dims={dims!r}; give a tuple of 1 to 4 sizes")
         if sorted and dtype != "int32":
             raise MaskError(f"Tensor({name!r}): sorted=True is for dtype='int32'; leave it out")
         self.name, self.dtype, self.sorted, self.doc = name, dtype, sorted, doc
         self.dims = tuple(_dimension(name, dim) for dim in dims)
+        self._names = tuple(map(str, self.dims))
         whole = {"integer": True} if dtype in INTEGER_DTYPES else {"real": True}
         self.sym = sympy.Symbol(name, **whole)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What each dimension has entries for, ``"batch"``, or its size as text."""
+        return self._names
 
     @property
     def is_float(self) -> bool:

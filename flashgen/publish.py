@@ -109,7 +109,7 @@ def build_digest(spec: AttentionSpec, place: Place) -> str:
     That is the spec with its targets, the names of the variant and of its package, the variant's
     tuning results, the templates, and flashgen's own sources and version.
     """
-    words = [param.doc for param in spec.params]  # quoted in docstrings
+    words = [param.doc for param in spec.declared]  # quoted in docstrings and comments
     tuning = read_bytes(place.tuning)
     names = (place.package, place.name)
     inputs = (__version__, _generator_digest(), spec.digest, words, names, tuning)

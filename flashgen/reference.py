@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from flashgen.constants import Constant
 from flashgen.declared import Param
 from flashgen.expr import bound, concrete
 from flashgen.masks import Mask, MaskMod, as_mask
@@ -199,7 +200,8 @@ def _values(
     scores: torch.Tensor | None = None,
 ) -> dict[str, Any]:
     """The value of each parameter by name, floating-point tensors as precise as ``scores``."""
-    given = {p.name: (params or {}).get(p.name, p.default) for p in declared}
+    chosen = (param for param in declared if not isinstance(param, Constant))
+    given = {p.name: (params or {}).get(p.name, p.default) for p in chosen}
     if missing := sorted(name for name, value in given.items() if value is None):
         raise ValueError(f"{function.label} needs a value for {', '.join(missing)}")
     if scores is None:

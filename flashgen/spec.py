@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from flashgen.budget.targets import DEFAULT_TARGETS
 from flashgen.config import KernelConfig
+from flashgen.constants import Constant
 from flashgen.declared import Param
 from flashgen.expr import merged_params
 from flashgen.masks import Mask, as_mask, full
@@ -111,6 +112,24 @@ class AttentionSpec:
     @property
     def params(self) -> tuple[Param, ...]:
         """What the call chooses: of the mask, the score and the sink, in the order of first use.
+
+        Raises:
+            MaskError: one name is declared in two ways.
+        """
+        return tuple(param for param in self.declared if not isinstance(param, Constant))
+
+    @property
+    def constants(self) -> tuple[Constant, ...]:
+        """The tensors that the generated module holds, in the same order.
+
+        Raises:
+            MaskError: one name is declared in two ways.
+        """
+        return tuple(param for param in self.declared if isinstance(param, Constant))
+
+    @property
+    def declared(self) -> tuple[Param, ...]:
+        """Both.
 
         Raises:
             MaskError: one name is declared in two ways.

@@ -47,7 +47,8 @@ def untraceable(name: str, arguments: Sequence[Any]) -> MaskError:
         return mistake(
             f"a tensor that is not declared is indexed by `{', '.join(map(str, index))}`",
             "declare it, as in ids = Tensor('ids', ('batch', 'kv_len'), dtype='int32'), "
-            "and index that: the call passes the tensor",
+            "and index that: the call passes the tensor, or declare it as Constant('ids', ids), "
+            "and the module holds it",
         )
     return mistake(
         f"torch's `{name}` cannot be traced", f"known are the operators and {', '.join(KNOWN)}"

@@ -12,6 +12,7 @@ from flashgen.budget.sram import fits, largest_fitting, worst_usage
 from flashgen.budget.targets import TARGETS, get_target
 from flashgen.codegen.names import is_taken
 from flashgen.config import KernelConfig
+from flashgen.constants import Constant
 from flashgen.errors import MaskError, SramViolation, Violation, shown
 from flashgen.loader import Variant
 from flashgen.masks import Mask
@@ -167,7 +168,7 @@ def _normaliser(name: str, spec: AttentionSpec) -> Iterator[Finding]:
 def _params(name: str, spec: AttentionSpec) -> Iterator[Finding]:
     """What is wrong with the parameters of functions that trace."""
     try:
-        params = spec.params
+        declared = spec.declared
     except MaskError as error:
         if not any(chain(_mask(name, spec), _score(name, spec), _normaliser(name, spec))):
             problem, _, remedy = str(error).rpartition("; ")
@@ -175,10 +176,11 @@ def _params(name: str, spec: AttentionSpec) -> Iterator[Finding]:
         return
     except AttributeError:
         return  # a field that is no mask, score or normaliser, which has its own finding
-    for param in params:
+    for param in declared:
         if is_taken(param.name):
-            problem = f"parameter {param.name!r} is a name that the generated module uses"
-            yield "params", param, problem, "rename the parameter"
+            kind = "constant" if isinstance(param, Constant) else "parameter"
+            problem = f"{kind} {param.name!r} is a name that the generated module uses"
+            yield "params", param, problem, f"rename the {kind}"
 
 
 def _untraceable(field: str, value: object, trace: Callable[[], object]) -> Iterator[Finding]:

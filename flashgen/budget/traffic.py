@@ -21,7 +21,8 @@ from flashgen.budget.targets import Target
 from flashgen.config import KernelConfig
 from flashgen.params import Tensor
 from flashgen.plan import KernelPlan
-from flashgen.plan.inner import ITEMSIZES, tile_loads
+from flashgen.plan.dtypes import ITEMSIZES
+from flashgen.plan.inner import tile_loads
 from flashgen.symbols import FloorDiv, evaluate
 
 FULL_TILES, MASKED_TILES, Q_ROWS, KV_ROWS, SHARERS = sympy.symbols(
@@ -200,7 +201,8 @@ def _element_bytes(
         elements = {"rows": 0, "columns": 1, "scores": config.BLOCK_M}[load.over] * config.BLOCK_N
         tiles = masked if load.masked else full + masked
         read[load.tensor] = read.get(load.tensor, 0) + tiles * elements * load.itemsize
-    sizes = {param.name: _size(param, work) for param in plan.params if isinstance(param, Tensor)}
+    tensors = (param for param in plan.spec.declared if isinstance(param, Tensor))
+    sizes = {tensor.name: _size(tensor, work) for tensor in tensors}
     return sum(read.values()), sum(min(n, sizes.get(name, 0)) for name, n in read.items())
 
 

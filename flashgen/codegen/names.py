@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from flashgen.codegen.render import render_module
+from flashgen.constants import Constant
 from flashgen.masks import Mask, block_sparse, causal, sliding_window
 from flashgen.normalisers import sigmoid_attention, softmax
 from flashgen.params import Float, Int, Tensor
@@ -18,11 +19,12 @@ from flashgen.spec import AttentionSpec
 
 # Between them these print every line of every template: one run of keys and several in any order,
 # heads of one segment and of several, a mask that differs between heads and batch entries, block
-# tables, scores and sinks and the parameters of each kind.
+# tables, scores and sinks, the parameters of each kind and a constant.
 _PROBE = Int("probe")
 _DEGREES = Float("probe", 1.0)
 _TABLE = Tensor("probe", ("num_q_heads",), "bfloat16")
 _BLOCKS = Tensor("probe", ("batch", "num_q_heads", None, None), "bool")
+_KNOWN = Constant("probe", [[True]])
 _EVERYTHING = (
     AttentionSpec(64, mask=causal(align="bottom_right") & (lambda b, h, q, kv: kv < _PROBE)),
     AttentionSpec(
@@ -34,6 +36,7 @@ _EVERYTHING = (
         mask=block_sparse(_BLOCKS, 8)
         & (lambda b, h, q, kv: ~_BLOCKS[b, h, q // 16, kv // 8] | (q % 9 <= kv)),
     ),
+    AttentionSpec(64, mask=block_sparse(_KNOWN, 16)),
     AttentionSpec(64, score=softcap(_DEGREES), normaliser=softmax(sink=_DEGREES)),
     AttentionSpec(
         64,

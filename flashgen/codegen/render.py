@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ast
 import functools
-import hashlib
 from collections.abc import Mapping
+from hashlib import sha256
 
 import jinja2
 
@@ -27,7 +27,7 @@ def kernel_digest(plan: KernelPlan) -> str:
     for function in ast.walk(tree):
         if isinstance(function, ast.FunctionDef) and ast.get_docstring(function):
             function.body = function.body[1:]
-    return hashlib.sha256(ast.unparse(tree).encode()).hexdigest()
+    return sha256(ast.unparse(tree).encode()).hexdigest()
 
 
 def render_module(
@@ -45,10 +45,17 @@ def render_module(
         plan=plan,
         chosen=chosen,
         targets={name: get_target(name) for name in chosen},
-        digest=kernel_digest(plan),
+        op_digest=_op_digest(plan),
         kernel=render_kernel(plan),
         package=package,
     )
+
+
+def _op_digest(plan: KernelPlan) -> str:
+    """The kernel's; with constants another one: modules that compute unlike have unlike ops."""
+    digest = kernel_digest(plan)
+    elements = [constant.elements.digest for constant in plan.spec.constants]
+    return sha256(repr((digest, elements)).encode()).hexdigest() if elements else digest
 
 
 @functools.cache

@@ -72,7 +72,7 @@ class Mask:
 
     @property
     def params(self) -> tuple[Param, ...]:
-        """The run-time parameters it mentions, in the order of first use."""
+        """The parameters and constants it mentions, in the order of first use."""
         return self.traced.params
 
     def canonical(self) -> str:

@@ -8,13 +8,9 @@ from dataclasses import dataclass
 from flashgen.declared import Param
 from flashgen.expr import Expr
 from flashgen.params import Float, Int, Tensor
+from flashgen.plan.constants import PrintedConstant
 from flashgen.symbolic.printer import torch_source
 from flashgen.symbolic.tables import RowTable
-
-#: Triton's names of dtypes.
-TRITON_DTYPES = {
-    "float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "int32": "i32", "bool": "i1",
-}  # fmt: skip
 
 #: The sizes that a tensor's dimension may be declared by, of the call's q and k.
 SIZES = {
@@ -82,11 +78,11 @@ class KernelTensor:
 
 @dataclass(frozen=True)
 class KernelArguments:
-    """What a kernel takes of the parameters, and of what the launcher makes of them.
+    """What a kernel takes of the parameters, and of what the launcher makes.
 
     Attributes:
         scalars: names of numbers, in the parameters' order.
-        tensors: parameters in their order, then row tables.
+        tensors: parameters in their order, then constants, then row tables.
         ints: its arguments whose values never cause a recompile.
     """
 
@@ -96,12 +92,16 @@ class KernelArguments:
 
 
 def kernel_arguments(
-    arguments: Iterable[Argument], tables: Iterable[RowTable], names: Collection[str]
+    arguments: Iterable[Argument],
+    constants: Iterable[PrintedConstant],
+    tables: Iterable[RowTable],
+    names: Collection[str],
 ) -> KernelArguments:
-    """Of all parameters and row tables those in ``names``."""
+    """Of all parameters, constants and row tables those in ``names``."""
     read = [argument for argument in arguments if argument.name in names]
     scalars = tuple(a.name for a in read if a.kind != "tensor")
     tensors = [KernelTensor(a.name, a.ndim, a.dtype) for a in read if a.kind == "tensor"]
+    tensors += [KernelTensor(c.name, c.ndim, c.dtype) for c in constants if c.name in names]
     tensors += [
         KernelTensor(t.name, len(t.values.dims), "int32") for t in tables if t.name in names
     ]

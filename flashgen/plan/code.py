@@ -81,7 +81,7 @@ def kernel_code(spec: AttentionSpec, conditions: tuple[Any, ...]) -> KernelCode:
     def text(expr: Any, **names: str) -> str:
         return triton_source(expr, KERNEL_NAMES | names, nonnegative)
 
-    conditions, tables = with_block_loads(conditions, spec.params, nonnegative)
+    conditions, tables = with_block_loads(conditions, spec.declared, nonnegative)
     score, scale, shift = _softmax_parts(spec)
     of_score = () if score == SCORES else (score,)
     placed = place((*of_score, *conditions), KERNEL_NAMES, nonnegative=nonnegative)

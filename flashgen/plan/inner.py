@@ -14,10 +14,9 @@ from typing import Literal
 
 from flashgen.plan.arguments import KernelTensor
 from flashgen.plan.code import KernelCode
+from flashgen.plan.dtypes import ITEMSIZES
 from flashgen.plan.kernel import KernelPlan
 from flashgen.symbolic.placement import Assignment
-
-ITEMSIZES = {"bool": 1, "float16": 2, "bfloat16": 2, "int32": 4, "float32": 4}
 
 _GATHER = re.compile(r"_at_\d+d")
 _FUNCTIONS = ("_tanh", "tl.exp", "tl.math.exp2", "tl.log", "tl.math.log2", "tl.sin", "tl.cos")

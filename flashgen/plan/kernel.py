@@ -14,14 +14,10 @@ import sympy
 
 from flashgen.budget.targets import get_target
 from flashgen.declared import Param
-from flashgen.plan.arguments import (
-    TRITON_DTYPES,
-    Argument,
-    KernelArguments,
-    argument,
-    kernel_arguments,
-)
+from flashgen.plan.arguments import Argument, KernelArguments, argument, kernel_arguments
 from flashgen.plan.code import KernelCode, finite_score, kernel_code, with_hidden_by_score
+from flashgen.plan.constants import PrintedConstant, printed_constant
+from flashgen.plan.dtypes import ITEMSIZES, TRITON_DTYPES
 from flashgen.plan.head_dims import Segment, split_head_dim
 from flashgen.plan.listing import TileListing, tile_listing
 from flashgen.plan.loops import KeyTiles, PrintedInterval, key_tiles, print_interval
@@ -34,8 +30,6 @@ from flashgen.symbolic.printer import plain_source, torch_source
 from flashgen.symbolic.tables import RowTable
 from flashgen.symbolic.trace import Predicate, trace
 from flashgen.symbols import KV_IDX, Q_IDX, SCORE, B, H, Load
-
-ITEMSIZES = {"float16": 2, "bfloat16": 2, "float32": 4}
 
 
 @dataclass(frozen=True)
@@ -137,6 +131,19 @@ class KernelPlan:
         """The same as text."""
         return tuple(map(argument, self.params))
 
+    @cached_property
+    def constants(self) -> tuple[PrintedConstant, ...]:
+        """The tensors that the module holds."""
+        return tuple(map(printed_constant, self.spec.constants))
+
+    @property
+    def launched_constants(self) -> tuple[PrintedConstant, ...]:
+        """Those of them that kernels take, or that row tables are made of."""
+        kernels = (self.kernel_arguments, self.listing_arguments)
+        names = {tensor.name for kernel in kernels for tensor in kernel.tensors}
+        names |= {tensor.name for table in self.row_tables for tensor in table.tensors}
+        return tuple(constant for constant in self.constants if constant.name in names)
+
     @property
     def equal_lengths(self) -> bool:
         """Whether the mask has a meaning only for ``q_len == kv_len``."""
@@ -230,13 +237,14 @@ class KernelPlan:
     @cached_property
     def kernel_arguments(self) -> KernelArguments:
         """What the kernel takes of the parameters."""
-        return kernel_arguments(self.arguments, self.row_tables, self._kernel_names)
+        names = self._kernel_names
+        return kernel_arguments(self.arguments, self.constants, self.row_tables, names)
 
     @cached_property
     def listing_arguments(self) -> KernelArguments:
         """What the kernel that lists tiles takes of them."""
         names = self.listing.names if self.listing else ()
-        return kernel_arguments(self.arguments, self.row_tables, names)
+        return kernel_arguments(self.arguments, self.constants, self.row_tables, names)
 
     @property
     def reads_halves(self) -> bool:
@@ -259,11 +267,6 @@ class KernelPlan:
     def reads_scale(self) -> bool:
         """Whether the kernel takes the softmax scale itself, not its product with log2(e)."""
         return self.spec.score is not None
-
-    @property
-    def uses_tanh(self) -> bool:
-        """Whether the kernel takes hyperbolic tangents."""
-        return self.code.uses_tanh
 
     def reads_torch(self, *names: str) -> bool:
         """Whether mask, score or sink depend on any of these symbols: q_idx, b, q_len..."""

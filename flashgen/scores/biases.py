@@ -181,7 +181,7 @@ def additive_bias(bias: Tensor | None = None) -> Score:
 
 def _lookup(owner: str, table: Tensor) -> Callable[[Any, Any, Any], Any]:
     """``(b, h, index) -> element`` of a table whose only dimension of no name is the index's."""
-    names = [str(dim) for dim in table.dims]
+    names = table.names
     others = [i for i, name in enumerate(names) if name not in (*PER_HEAD, "1")]
     if not table.is_float or len(others) != 1 or len(set(names)) < len(names):
         raise MaskError(

@@ -64,7 +64,7 @@ class Score:
 
     @property
     def params(self) -> tuple[Param, ...]:
-        """The run-time parameters it mentions, in the order of first use."""
+        """The parameters and constants it mentions, in the order of first use."""
         return self.traced.params
 
     def canonical(self) -> str:

@@ -37,6 +37,11 @@ class RowTable:
         return sympy.Symbol(self.name, integer=True)
 
     @property
+    def tensors(self) -> tuple[Tensor, Tensor]:
+        """Those that it is made of."""
+        return self.keys, self.values
+
+    @property
     def most(self) -> Any | None:
         """The greatest element there can be, as a sympy expression; None where unknown."""
         return last_size(self.keys)

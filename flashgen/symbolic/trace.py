@@ -24,7 +24,7 @@ class Predicate:
     Attributes:
         expr: sympy Boolean over b, h, q_idx, kv_idx, q_len, kv_len and the parameters: ``And`` and
             ``Or`` of comparisons, each with kv_idx alone on one side where it can be.
-        params: the run-time parameters, in the order of first use.
+        params: the parameters and constants, in the order of first use.
         equal_lengths: defined for q_len == kv_len only.
         label: how the user wrote the mask.
         tables: the row tables that `expr` reads: see `flashgen.symbolic.gathers`.

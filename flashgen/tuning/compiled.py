@@ -118,7 +118,7 @@ def _source(plan: KernelPlan, config: KernelConfig, target: str, tma: bool, alig
 
     kernel = _jit_function(render_kernel(plan))
     constants = {"BLOCK_M": config.BLOCK_M, "BLOCK_N": config.BLOCK_N, "USE_TMA": tma}
-    if plan.uses_tanh:
+    if plan.code.uses_tanh:
         constants["APPROX"] = get_target(target).backend == "cuda"
     # A tensor's last dimension is usually contiguous, which the launcher makes a constant.
     constants |= {f"{x.name}_stride_{x.ndim - 1}": 1 for x in plan.kernel_arguments.tensors}

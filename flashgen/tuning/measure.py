@@ -25,9 +25,9 @@ from flashgen.errors import TuneError
 from flashgen.plan import KernelPlan
 from flashgen.tuning.store import Ending, Measurement, TuneResult
 from flashgen.tuning.workload import (
-    LENGTHS,
     random_inputs,
     typical_params,
+    usual_lengths,
     visible,
     visible_flops,
 )
@@ -115,7 +115,7 @@ def measure(
         gpu=gpu,
         triton=triton.__version__,
         kernel=kernel_digest(plan),
-        lengths=LENGTHS,
+        lengths=usual_lengths(plan),
         # A closer look on a warm GPU is slower: it is compared with other closer looks alone.
         measured=(*_best_first(finals.values()), *_best_first(rest)),
         rejected=tuple(turned_down),
@@ -144,7 +144,8 @@ class _Bench:
         self.plan = plan
         self.use_tma = plan.uses_tma(target)
         self.module = load_rendered(plan, target, candidates[0])
-        self.inputs = {length: random_inputs(plan, length) for length in LENGTHS}
+        self.lengths = usual_lengths(plan)
+        self.inputs = {length: random_inputs(plan, length) for length in self.lengths}
         self.params = {length: typical_params(plan, q) for length, (q, _, _) in self.inputs.items()}
         self.flops = {
             length: visible_flops(plan, q, visible(plan, q, self.params[length]))
@@ -162,14 +163,15 @@ class _Bench:
 
         def first_call(config: KernelConfig) -> None:
             with contextlib.suppress(Exception):
-                self.run(config, LENGTHS[0], [x[:1, :1, :1] for x in self.inputs[LENGTHS[0]]])
+                shortest = self.lengths[0]
+                self.run(config, shortest, [x[:1, :1, :1] for x in self.inputs[shortest]])
 
         with ThreadPoolExecutor(max(1, len(configs))) as pool:
             list(pool.map(first_call, configs))
 
     def check(self, config: KernelConfig) -> None:
         """Holds one head's output to the eager reference's; ArithmeticError if it is wrong."""
-        length = LENGTHS[0]
+        length = self.lengths[0]
         qkv = [x[:1, :1] for x in self.inputs[length]]
         out, _ = self.run(config, length, qkv)
         params = self.params[length]
@@ -188,7 +190,7 @@ class _Bench:
                 return_mode="median",
                 **effort,
             )
-            for length in LENGTHS
+            for length in self.lengths
         )
         rates = zip(self.flops.values(), ms, strict=True)
         return Measurement(config, ms, tuple(flops / t / 1e9 for flops, t in rates))

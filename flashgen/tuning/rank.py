@@ -13,7 +13,7 @@ from flashgen.config import KernelConfig
 from flashgen.params import Tensor
 from flashgen.plan import KernelPlan
 from flashgen.tuning.typical import TypicalRowTable, TypicalTensor, typical_number
-from flashgen.tuning.workload import LENGTHS, MODEL_WIDTH, TOKENS
+from flashgen.tuning.workload import TOKENS, usual_heads, usual_lengths
 
 
 def rank(
@@ -24,7 +24,7 @@ def rank(
     The time is the geometric mean over the workloads that measuring uses too.
     """
     architecture = get_target(target)
-    workloads = [typical_workload(plan, length) for length in LENGTHS]
+    workloads = [typical_workload(plan, length) for length in usual_lengths(plan)]
 
     def seconds(config: KernelConfig) -> float:
         times = [predict(plan, config, architecture, work).seconds for work in workloads]
@@ -37,10 +37,11 @@ def rank(
 
 def typical_workload(plan: KernelPlan, length: int) -> Workload:
     """Self-attention of a training step in sequences of one length."""
-    heads = max(1, MODEL_WIDTH // plan.qk_head_dim)
+    heads = usual_heads(plan)
     values: dict[str, Any] = {
         param.name: TypicalTensor(param) if isinstance(param, Tensor) else typical_number(param)
         for param in plan.params
     }
+    values |= {constant.name: constant.elements for constant in plan.spec.constants}
     values |= {table.name: TypicalRowTable(table.side) for table in plan.row_tables}
     return Workload(TOKENS // length, heads, heads, length, length, tuple(values.items()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from flashgen.params import Tensor
+from flashgen.params import Int, Tensor
 from flashgen.plan import KernelPlan
 from flashgen.reference import visibility
 from flashgen.symbols import evaluate
@@ -18,6 +18,23 @@ if TYPE_CHECKING:
 TOKENS = 16384
 MODEL_WIDTH = 2048
 LENGTHS = (2048, 16384)
+
+
+def usual_lengths(plan: KernelPlan, lengths: tuple[int, ...] = LENGTHS) -> tuple[int, ...]:
+    """Of these lengths those that the variant takes, and the most that constants are for."""
+    most = min(_limits(plan, "q_len", "kv_len"), default=max(lengths))
+    return tuple(dict.fromkeys(min(length, most) for length in lengths))
+
+
+def usual_heads(plan: KernelPlan) -> int:
+    """As many heads as the model has, or as many as constants are for."""
+    return min(_limits(plan, "num_q_heads"), default=max(1, MODEL_WIDTH // plan.qk_head_dim))
+
+
+def _limits(plan: KernelPlan, *names: str) -> list[int]:
+    numbers = {p.name: typical_number(p) for p in plan.params if isinstance(p, Int)}
+    limits = (limit for constant in plan.spec.constants for limit in constant.limits)
+    return [evaluate(size.sym, numbers) for name, size in limits if name in names]
 
 
 def typical_params(plan: KernelPlan, q: torch.Tensor) -> dict[str, Any]:
@@ -49,10 +66,10 @@ def _tensor(declared: Tensor, q: torch.Tensor) -> torch.Tensor:
 
 
 def random_inputs(plan: KernelPlan, length: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Normal random q, k and v on the GPU: TOKENS tokens in sequences of one length."""
+    """Normal random q, k and v on the GPU: about TOKENS tokens in sequences of one length."""
     import torch
 
-    heads = max(1, MODEL_WIDTH // plan.qk_head_dim)
+    heads = usual_heads(plan)
     generator = torch.Generator(device="cuda").manual_seed(0)
 
     def normal(head_dim: int) -> torch.Tensor:

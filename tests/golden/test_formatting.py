@@ -6,10 +6,22 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from flashgen import AttentionSpec, Float, Int, Mask, Score, Tensor, block_sparse, causal, softmax
+from flashgen import (
+    AttentionSpec,
+    Constant,
+    Float,
+    Int,
+    Mask,
+    Score,
+    Tensor,
+    block_sparse,
+    causal,
+    softmax,
+)
 from flashgen.codegen.render import render_module
 from flashgen.plan import lower
 from support.variants import ROOT, any_configs, shipped_specs
@@ -39,6 +51,18 @@ def long_names() -> dict[str, AttentionSpec]:
         first, second = Int(index, doc=described), Int(width, 5, min=1)
         factor, bias = Float(cap, 2.0), Tensor(slopes, ("num_q_heads",), "bfloat16", doc=described)
         table = Tensor(biases, ("num_q_heads", None), "float32")
+        known = [
+            Constant(f"{name}_".ljust(length, "x"), values, dims=dims, doc=described)
+            for name, values, dims in (
+                ("one", [0.1 * i for i in range(40)], None),
+                ("two", [[i % 3 == j % 5 for j in range(300)] for i in range(9)], (None, "q_len")),
+                (
+                    "four",
+                    [[[[-(10**i)] * 30] * 2] * 2 for i in range(9)],
+                    ("num_q_heads", *[None] * 3),
+                ),
+            )
+        ]
         entries = Tensor(ids, ("batch", None), "int32")
         shown = Tensor(blocks, ("batch", "num_q_heads", None, None), "bool")
         of_length = {
@@ -46,6 +70,7 @@ def long_names() -> dict[str, AttentionSpec]:
             "blocks": AttentionSpec(64, mask=block_sparse(shown, 8)),
             "sink": AttentionSpec(64, mask=_same(entries), normaliser=softmax(sink=bias)),
             "bias": AttentionSpec(64, score=_biased(bias, table, first, factor)),
+            "known": AttentionSpec(64, mask=_known(*known) & block_sparse([[1, 0]], second)),
         }
         specs |= {f"{name}_{'y' * length}"[:length]: spec for name, spec in of_length.items()}
     return specs
@@ -60,6 +85,13 @@ def _near(first: Int, second: Int) -> Mask:
 
 def _same(ids: Tensor) -> Mask:
     return Mask(lambda b, h, q, kv: ids[b, q] == ids[b, kv], "same")
+
+
+def _known(one: Constant, two: Constant, four: Constant) -> Mask:
+    def mask_mod(b: Any, h: Any, q: Any, kv: Any) -> Any:
+        return (one[kv % 40] > 0.5) | two[q % 9, kv % 300] | (four[h, 0, 1, q % 30] < kv)
+
+    return Mask(mask_mod, "known")
 
 
 def _biased(slopes: Tensor, table: Tensor, first: Int, factor: Float) -> Score:

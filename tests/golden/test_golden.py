@@ -15,11 +15,14 @@ from pathlib import Path
 
 import pytest
 
+from flashgen import AttentionSpec, Constant, Int, alibi, block_sparse
 from flashgen.codegen.render import render_kernel, render_module
 from flashgen.config import ChosenConfig, KernelConfig
 from flashgen.plan import lower
 from support.variants import any_configs, shipped_specs
 from support.variety import HEAD_DIM_SPECS, MASK_SPECS
+
+MODULES = ("module", "constants")
 
 RENDERED = Path(__file__).parent / "rendered"
 
@@ -37,6 +40,19 @@ KERNELS = {
 }
 
 
+def _with_constants() -> AttentionSpec:
+    """A layout of long rows, one for each head, and numbers."""
+    layouts = [
+        [[(3 * i + 5 * j + h) % 7 < 2 for j in range(100)] for i in range(4)] for h in (0, 1)
+    ]
+    slopes = Constant("slopes", [0.5, -0.0625], dims=("num_q_heads",), doc="What a step costs.")
+    return AttentionSpec(
+        16,
+        mask=block_sparse(layouts, Int("size", 64, min=1)),
+        score=alibi(slopes, align="bottom_right"),
+    )
+
+
 def _modules() -> dict[str, str]:
     spec = MASK_SPECS["run_time_window"]
     plan = lower(spec, "module")
@@ -49,7 +65,11 @@ def _modules() -> dict[str, str]:
         triton="3.7.1",
         tflops=512.25,
     )
-    return {"module": render_module(plan, chosen)}
+    constants = lower(_with_constants(), "constants")
+    return {
+        "module": render_module(plan, chosen),
+        "constants": render_module(constants, any_configs(constants)),
+    }
 
 
 def _rendered() -> dict[str, str]:
@@ -58,7 +78,7 @@ def _rendered() -> dict[str, str]:
     return {**{name: head + source for name, source in kernels.items()}, **_modules()}
 
 
-@pytest.mark.parametrize("name", [*KERNELS, "module"])
+@pytest.mark.parametrize("name", [*KERNELS, *MODULES])
 def test_golden(name: str, request: pytest.FixtureRequest) -> None:
     file = RENDERED / f"{name}.py"
     rendered = _rendered()[name]
@@ -69,7 +89,7 @@ def test_golden(name: str, request: pytest.FixtureRequest) -> None:
 
 
 def test_no_golden_is_left_over() -> None:
-    assert {file.stem for file in RENDERED.glob("*.py")} == {*KERNELS, "module"}
+    assert {file.stem for file in RENDERED.glob("*.py")} == {*KERNELS, *MODULES}
 
 
 def test_rendering_is_the_same_in_every_process() -> None:

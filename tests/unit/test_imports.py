@@ -21,7 +21,7 @@ LAYERS = """
     kinds
     operations
     expr
-    functions params tracing
+    functions params constants tracing
     arguments
     masks masks.* scores scores.* normalisers
     spec loader __init__
