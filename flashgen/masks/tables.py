@@ -1,10 +1,11 @@
-"""Masks that a run-time tensor decides: documents, trees and tables of blocks."""
+"""Masks that a tensor decides: documents, trees and tables of blocks."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from flashgen.arguments import check_dims, divisor, entry, label, shift, whole
+from flashgen.constants import Constant, elements_of
 from flashgen.errors import MaskError
 from flashgen.expr import Expr, kv_len, q_len
 from flashgen.functions import maximum, minimum
@@ -105,24 +106,33 @@ def tree(ancestors: Tensor | None = None) -> Mask:
     return Mask(mask_mod, label("tree", ancestors))
 
 
-def block_sparse(layout: Tensor | None = None, block: int | Int = 128) -> Mask:
+def block_sparse(layout: Any = None, block: int | Int = 128) -> Mask:
     """A query sees the keys of the blocks that a table shows to its own block.
+
+    A layout that is known now, ``block_sparse([[1, 0], [1, 1]], 64)``, becomes part of the module:
+    ``attention`` takes none. R by C blocks are for up to ``R * block`` queries and ``C * block``
+    keys, and shorter sequences see the blocks that they reach: ``attention`` raises ValueError for
+    longer ones, and for other numbers of heads than a layout has tables for.
 
     Args:
         layout: bool, ``layout[..., i, j]`` whether the i-th block of queries sees the j-th block of
-            keys: two dimensions of ``ceil(q_len / block)`` and ``ceil(kv_len / block)`` (None where
-            the table may be larger), after ``"batch"``, ``"num_q_heads"``, both, or none. None
-            declares ``layout`` with one table a head.
+            keys. Of a layout that the call passes a `Tensor`: two dimensions of
+            ``ceil(q_len / block)`` and ``ceil(kv_len / block)`` (None where the table may be
+            larger), after ``"batch"``, ``"num_q_heads"``, both, or none. Of one that is known, rows
+            of bools or of 0 and 1 for all heads alike, or a list of such tables, one a head; as
+            lists, a torch tensor, a numpy array, or a `Constant` of a name of your own. None
+            declares ``layout``, a Tensor with one table a head.
         block: positions a block: a number, or an `Int` with min=1 that the call chooses.
     """
     size = divisor("block_sparse", "block", block)
-    table = layout or _block_table("layout", size, "Whether a block of queries sees one of keys.")
+    doc = "Whether a block of queries sees one of keys."
+    table = _block_table("block_sparse", "layout", layout, size, "layout", doc)
     if table.dtype != "bool" or len(table.dims) < 2:
         raise MaskError(
             f"block_sparse: layout={table!r}; declare it with dtype='bool' and a dimension each "
             "for the blocks of queries and of keys"
         )
-    leading = [str(dim) for dim in table.dims[:-2]]
+    leading = table.names[:-2]
     if not set(leading) <= {"batch", "num_q_heads", "1"}:
         raise MaskError(
             f"block_sparse: layout={table!r}; before the blocks of queries and of keys "
@@ -133,14 +143,15 @@ def block_sparse(layout: Tensor | None = None, block: int | Int = 128) -> Mask:
         at = {"batch": b, "num_q_heads": h, "1": 0}
         return table[(*(at[dim] for dim in leading), q_idx // size, kv_idx // size)]
 
-    return Mask(mask_mod, label("block_sparse", layout, f"block={block}"))
+    shown = None if layout is None else table
+    return Mask(mask_mod, label("block_sparse", shown, f"block={block}"))
 
 
 def bigbird(
     block: int | Int,
     window: int | Expr = 3,
     global_blocks: int | Expr = 1,
-    random: Tensor | None = None,
+    random: Any = None,
 ) -> Mask:
     """A query sees the blocks around its own, the global blocks, and random ones.
 
@@ -153,17 +164,17 @@ def bigbird(
         window: blocks seen around a query's own, it included: odd; 3 is one on either side.
         global_blocks: how many of the first blocks are global.
         random: bool, ``random[h, i, j]`` whether head h shows the j-th block of keys to the i-th of
-            queries, as `random_blocks` draws it: dims as `block_sparse`'s layout. None declares
-            ``random_blocks`` with one table a head.
+            queries, as `random_blocks` draws it: what `block_sparse` takes for a layout, so that a
+            table drawn now becomes part of the module. None declares ``random_blocks``, a Tensor
+            with one table a head.
     """
     size = divisor("bigbird", "block", block)
     around = whole("bigbird", "window", window)
     first = whole("bigbird", "global_blocks", global_blocks)
     if isinstance(window, int) and (window < 1 or window % 2 == 0):
         raise MaskError(f"bigbird: window={window}; give an odd number of blocks from 1 up")
-    table = random or _block_table(
-        "random_blocks", size, "Whether a block of queries sees a block of keys beside the others."
-    )
+    doc = "Whether a block of queries sees a block of keys beside the others."
+    table = _block_table("bigbird", "random", random, size, "random_blocks", doc)
     drawn = block_sparse(table, size).mask_mod
 
     def mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
@@ -172,7 +183,7 @@ def bigbird(
         is_global = (q_block < first(b, h)) | (kv_block < first(b, h))
         return is_global | near | drawn(b, h, q_idx, kv_idx)
 
-    name = label("bigbird", block, window, global_blocks, random)
+    name = label("bigbird", block, window, global_blocks, None if random is None else table)
     return Mask(mask_mod, name, equal_lengths=True)
 
 
@@ -187,7 +198,7 @@ def random_blocks(
     generator: torch.Generator | None = None,
     device: Any = None,
 ) -> torch.Tensor:
-    """Draws BigBird's random blocks: the tensor that a module of `bigbird` is called with.
+    """Draws BigBird's random blocks: what a module of `bigbird` is called with, or built with.
 
     Args:
         num_q_heads: heads of q; each has a table of its own.
@@ -215,7 +226,42 @@ def random_blocks(
     return table.to(device)
 
 
-def _block_table(name: str, block: int | Int, doc: str) -> Tensor:
-    """A table of blocks for each head."""
-    rows, columns = ((length + (block - 1)) // block for length in (q_len, kv_len))
-    return Tensor(name, ("num_q_heads", rows, columns), "bool", doc=doc)
+def _block_table(
+    owner: str, argument: str, given: Any, block: int | Int, name: str, doc: str
+) -> Tensor:
+    """The table of blocks that a mask is given; without one, a declared table for each head.
+
+    Args:
+        owner: the mask, for the error.
+        argument: what it calls the table, for the error.
+        given: a `Tensor`, or what can become a `Constant`, which then covers as many positions as
+            it has blocks for.
+        block: positions a block.
+        name: what a table without a name is called.
+        doc: what is said of such a table.
+
+    Raises:
+        MaskError: it is no table of bools.
+    """
+    if given is None:
+        rows, columns = ((length + (block - 1)) // block for length in (q_len, kv_len))
+        return Tensor(name, ("num_q_heads", rows, columns), "bool", doc=doc)
+    if isinstance(given, Constant):
+        table = given
+    elif isinstance(given, Tensor):
+        return given
+    elif isinstance(given, int | Int):
+        raise MaskError(
+            f"{owner}: {argument}={given!r}; give a table of bools, and positions a block as block="
+        )
+    else:
+        elements = elements_of(f"{owner}: values of {argument}", given, "bool")
+        table = Constant(name, elements, "bool", doc=doc)
+    sizes = table.elements.shape
+    if len(sizes) not in (2, 3):
+        raise MaskError(
+            f"{owner}: {argument}={table!r}; give bools in rows of blocks, or a list of such "
+            "tables, one for each head"
+        )
+    heads = () if len(sizes) == 2 else (None,) if sizes[0] == 1 else ("num_q_heads",)
+    return table.but("bool", (*heads, ("q_len", block), ("kv_len", block)))

@@ -20,6 +20,7 @@ LIMITS = Tensor("limits", ("q_len",), "int32")
 MASKS: dict[str, Mask] = {
     "block_sparse": block_sparse(),
     "bigbird": bigbird(64),
+    "static": block_sparse([[i * j % 3 == 0 for j in range(8)] for i in range(8)]),
     "causal": causal() & block_sparse(block=64),
     "documents": document() & causal() & ~block_sparse(),
     "by_element": block_sparse(block=128) & Mask(lambda b, h, q, kv: LIMITS[q] >= kv, "limits"),

@@ -10,6 +10,7 @@ import torch
 
 from flashgen import (
     AttentionSpec,
+    Constant,
     Float,
     Int,
     Mask,
@@ -92,6 +93,12 @@ _heat = Tensor("heat", ("num_q_heads",))
 _slopes = Tensor("slopes", ("num_q_heads",), "bfloat16")
 
 
+#: Of blocks that cover the longest sequences of the sweeps; on each diagonal others are shown.
+_blocks = [[(3 * i + 5 * j + i * j) % 7 < 2 for j in range(130)] for i in range(130)]
+_near = [[(h + 1) * (d - 5) / 10 for d in range(11)] for h in range(4)]
+_ids = Constant("ids", [i // 23 for i in range(2100)])
+
+
 def _above_zero(case: Case) -> dict[str, torch.Tensor]:
     """A temperature for each head."""
     return {"heat": 0.5 + torch.arange(case.q_heads) / 3}
@@ -156,6 +163,10 @@ MASKS: dict[str, Entry] = {
     "tree_of_all": Entry(tree(Tensor("ancestors", ("q_len", "q_len"), "bool"))),
     "block_sparse": Entry(block_sparse(block=16)),
     "block_sparse_run_time": Entry(block_sparse(block=_size)),
+    "block_sparse_static": Entry(block_sparse(_blocks, 16)),
+    "block_sparse_static_run_time": Entry(block_sparse([row[:99] for row in _blocks], _size)),
+    "bigbird_static": Entry(bigbird(16, random=torch.tensor(_blocks))),
+    "document_static": Entry(Mask(lambda b, h, q, kv: _ids[q] == _ids[kv], "document_static")),
     "block_sparse_shared": Entry(
         block_sparse(Tensor("layout", ((q_len + 9) // 10, (kv_len + 9) // 10), "bool"), 10)
     ),
@@ -193,6 +204,9 @@ SCORES: dict[str, Entry] = {
         "alibi_table": alibi(_slopes, align="bottom_right"),
         "relative_bias": relative_bias(5, align="bottom_right"),
         "relative_bias_run_time": relative_bias(_width, align="top_left"),
+        "relative_bias_static": relative_bias(
+            5, Constant("near", _near, "bfloat16", dims=("num_q_heads", None)), align="top_left"
+        ),
         "t5_bias": t5_bias(num_buckets=16, max_distance=30, align="bottom_right"),
         "t5_bias_causal": t5_bias(bidirectional=False, align="top_left"),
         "additive_bias": additive_bias(),

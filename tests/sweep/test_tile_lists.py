@@ -46,6 +46,7 @@ _SMALL = Tensor("small", (2, 3), "bool")
 _TURNED = Tensor("turned", ((kv_len + 11) // 12, (q_len + 19) // 20), "bool")
 _SHIFTED = Tensor("shifted", (q_len // 16 + 2, 3 * kv_len // 50 + 2), "bool")
 _LIMITS = Tensor("limits", ("q_len",), "int32")
+_STATIC = [[[(i + 2 * j + h) % 5 < 2 for j in range(6)] for i in range(5)] for h in range(2)]
 
 MASKS: dict[str, Mask] = {
     "smaller_than_tiles": block_sparse(_table("layout", 5, 5, *_HEADS), 5),
@@ -57,6 +58,9 @@ MASKS: dict[str, Mask] = {
     "shifted": Mask(lambda b, h, q, kv: _SHIFTED[(q + 5) // 16, (3 * kv + 20) // 50], "shifted"),
     "oblong": _blocks("layout", 40, 7),
     "hidden": ~block_sparse(block=16),
+    "static_by_head": block_sparse(_STATIC, 16),
+    "static_and_causal": causal(align="bottom_right") & ~block_sparse(_STATIC[1], 20),
+    "static_and_passed": block_sparse(_STATIC[0], 16) & block_sparse(_table("other", 9, 9), 9),
     "causal": causal(align="bottom_right") & block_sparse(block=16),
     "window_and_hidden": sliding_window(Int("left", 20), 3, align="top_left") & ~_blocks("a", 9, 6),
     "two": block_sparse(block=10) | ~block_sparse(_table("other", 48, 48, *_BATCH), 48),

@@ -17,6 +17,7 @@ from flashgen import (
     Tensor,
     additive_bias,
     alibi,
+    block_sparse,
     causal,
     clamp,
     document,
@@ -55,6 +56,17 @@ def _spec(score: Any = None, **fields: Any) -> AttentionSpec:
     return AttentionSpec(16, "float16", score=score, **{"mask": WINDOW, **fields})
 
 
+def _static(
+    flipped: tuple[int, int] | None = None, block: int = 16, transposed: bool = False
+) -> AttentionSpec:
+    """A table of blocks that is known, one of its entries flipped."""
+    table = [[(2 * i + j) % 3 != 1 for j in range(4)] for i in range(4)]
+    if flipped is not None:
+        table[flipped[0]][flipped[1]] ^= True
+    layout = list(zip(*table, strict=True)) if transposed else table
+    return _spec(mask=block_sparse(layout, block))
+
+
 def _survives(module: ModuleType, spec: AttentionSpec) -> bool:
     """Whether the kernel passes every case. Its reference is not the one under test."""
     try:
@@ -77,6 +89,7 @@ RIGHT: dict[str, AttentionSpec] = {
     "sink": _spec(normaliser=softmax(sink=_sinks)),
     "sigmoid": _spec(normaliser=sigmoid_attention()),
     "documents": _spec(mask=document(align="bottom_right")),
+    "static": _static(),
 }
 
 
@@ -156,6 +169,10 @@ WRONG: dict[str, tuple[str, AttentionSpec]] = {
     "sink of head 0": ("sink", _spec(normaliser=softmax(sink=lambda b, h: _sinks[0 * h]))),
     "sink with a wrong sign": ("sink", _spec(normaliser=softmax(sink=lambda b, h: -_sinks[h]))),
     "softmax for sigmoid": ("sigmoid", _spec()),
+    "a block shown": ("static", _static((0, 1))),
+    "a block hidden": ("static", _static((2, 2))),
+    "blocks of 17": ("static", _static(block=17)),
+    "keys' blocks for queries'": ("static", _static(transposed=True)),
     "another document": ("documents", _spec(mask=causal(align="bottom_right"))),
 }  # fmt: skip
 
@@ -186,6 +203,9 @@ def test_wrong_functions_are_caught(mistake: str) -> None:
         ("bias", "* stride_0", "* stride_1"),
         ("softcap", "scale / cap", "scale"),
         ("documents", ", right=True", ""),
+        ("static", 'cell == "x"', 'cell == "."'),
+        ("static", ".reshape(sizes)", ".reshape(sizes).mT"),
+        ("static", "shown_rows |= (q_idx // 16", "shown_rows |= (kv_idx // 16"),
         ("documents", "kv_idx >= row_document_ids_begin", "kv_idx > row_document_ids_begin"),
         ("documents", "kv_idx < row_document_ids_end", "kv_idx <= row_document_ids_end"),
     ],

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from flashgen import (
+    Constant,
     Int,
     Mask,
     Tensor,
@@ -180,6 +181,53 @@ def test_a_table_of_blocks() -> None:
     assert picture(by_batch, 2, 5, b=1, h=3, layout=layout) == ["..xx.", "..xx."]
 
 
+STATIC = [[1, 0, 1], [0, 0, 0]]
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [STATIC, LAYOUT, LAYOUT.numpy(), LAYOUT[None], Constant("layout", STATIC, "int32")],
+    ids=["lists", "tensor", "array", "for every head", "constant"],
+)
+def test_a_layout_that_is_known(layout: Any) -> None:
+    mask = block_sparse(layout, 2)
+    assert picture(mask, 4, 5) == ["xx..x", "xx..x", ".....", "....."]
+    assert picture(mask, 3, 2, h=5) == ["xx", "xx", ".."]
+    assert mask.label == "block_sparse(layout, block=2)"
+    (table,) = mask.params
+    assert isinstance(table, Constant) and table.dtype == "bool"
+    assert [(of, int(size.sym)) for of, size in table.limits] == [("q_len", 4), ("kv_len", 6)]
+
+
+def test_layouts_that_are_known_one_for_each_head() -> None:
+    mask = block_sparse(torch.stack([LAYOUT, ~LAYOUT]), SIZE)
+    assert picture(mask, 2, 5, h=0, size=2) == ["xx..x", "xx..x"]
+    assert picture(mask, 2, 5, h=1, size=2) == ["..xx.", "..xx."]
+    table, _ = mask.params
+    assert [(of, str(size)) for of, size in table.limits] == [
+        ("num_q_heads", "2"),
+        ("q_len", "2*size"),
+        ("kv_len", "3*size"),
+    ]
+
+
+def test_two_known_layouts_under_names_of_their_own() -> None:
+    one, two = Constant("one", [[1, 0], [1, 1]]), Constant("two", [[1, 1], [0, 1]])
+    mask = block_sparse(one, 1) & ~block_sparse(two, 1)
+    assert picture(mask, 2, 2) == ["..", "x."]
+    assert mask.label == "block_sparse(one, block=1) & ~block_sparse(two, block=1)"
+
+
+def test_bigbird_with_blocks_drawn_when_it_is_built() -> None:
+    drawn = random_blocks(2, 24, 4, 1, generator=torch.Generator().manual_seed(0))
+    known, passed = bigbird(4, random=drawn), bigbird(4)
+    assert known.label == "bigbird(4, 3, 1, random_blocks)"
+    for head in range(2):
+        expected = picture(passed, 24, 24, h=head, random_blocks=drawn)
+        assert picture(known, 24, 24, h=head) == expected
+    assert drawn.any() and isinstance(known.params[0], Constant)
+
+
 def test_a_table_is_as_large_as_the_blocks_are_many() -> None:
     (table,) = block_sparse(block=4).params
     with bound({"q_len": 9, "kv_len": 4, "num_q_heads": 2}):
@@ -274,6 +322,32 @@ def test_random_blocks_are_drawn_beside_what_is_seen_anyway() -> None:
             "declare it with dtype='bool' and a dimension each for the blocks of queries and of "
             "keys",
         ),
+        (lambda: block_sparse([]), "block_sparse: values of layout are empty; give an element"),
+        (
+            lambda: block_sparse([[1, 0], [1]]),
+            "block_sparse: values of layout are ragged, with parts of the shapes (2,) and (1,); "
+            "give parts of one shape",
+        ),
+        (
+            lambda: block_sparse([[1, 2]]),
+            "block_sparse: values of layout hold 2; give True or False, 1 or 0",
+        ),
+        (lambda: block_sparse(torch.ones(2, 2)), "values of layout hold 1.0; give True or False"),
+        (
+            lambda: block_sparse(64),
+            "block_sparse: layout=64; give a table of bools, and positions a block as block=",
+        ),
+        (lambda: block_sparse(causal()), "block_sparse: values of layout hold causal(); give"),
+        (
+            lambda: block_sparse([1, 0]),
+            "block_sparse: layout=Constant('layout', (2), 'bool', 6f6fd61d); give bools in rows of "
+            "blocks, or a list of such tables, one for each head",
+        ),
+        (
+            lambda: bigbird(16, random=[[[[1]]]]),
+            "bigbird: random=Constant('random_blocks', (1, 1, 1, 1), 'bool', ",
+        ),
+        (lambda: block_sparse(Constant("near", [[3]])), "Constant('near'): values hold 3; give"),
         (
             lambda: block_sparse(Tensor("layout", ("num_kv_heads", 4, 4), "bool")),
             "before the blocks of queries and of keys its dimensions can be batch, num_q_heads "
