@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from flashgen.constants import Constant
 from flashgen.masks import Mask
 from flashgen.reference import visibility
 from flashgen.symbolic import RowTable, TileBounds
@@ -65,6 +66,7 @@ def picture(
     """
     seen = visibility(mask, 1, 1, q_len, kv_len, params=values)
     seen = seen.expand(1, 1, q_len, kv_len)[0, 0]
+    values = {**values, **{c.name: c.tensor() for c in mask.params if isinstance(c, Constant)}}
     by_bounds = isinstance(derived, TileBounds)
     tables = derived.tables if by_bounds else derived.row_tables
     visits = _by_bounds(derived) if by_bounds else _by_list(derived)

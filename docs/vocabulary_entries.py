@@ -176,10 +176,18 @@ MASKS = {
     "block_sparse": Entry(
         "Layouts found by a search or by a profile, as those of MInference "
         "([2407.02490](https://arxiv.org/abs/2407.02490)).",
-        (Shown("block_sparse(block=16)", "block_sparse", values={"layout": _LAYOUT}),),
+        (
+            Shown("block_sparse(block=16)", "block_sparse", values={"layout": _LAYOUT}),
+            Shown(
+                "layout = [[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 0, 1]]\n"
+                "block_sparse(layout, 16) & causal()",
+                "block_sparse_static",
+            ),
+        ),
     ),
     "bigbird": Entry(
-        "BigBird ([2007.14062](https://arxiv.org/abs/2007.14062)); `random_blocks` draws a table.",
+        "BigBird ([2007.14062](https://arxiv.org/abs/2007.14062)); `random_blocks` draws a table, "
+        "for a call or for the module.",
         (Shown("bigbird(block=8)", "bigbird", values={"random_blocks": _RANDOM}),),
     ),
     "Of your own": Entry(
