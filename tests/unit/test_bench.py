@@ -66,6 +66,7 @@ def timings(project):
         ("causal()", LENGTH * (LENGTH + 1) // 2),
         ("sliding_window(Int('left', default=3), 0)", 4 * LENGTH - 6),
         ("lambda b, h, q_idx, kv_idx: (q_idx >= kv_idx) & (kv_idx >= h)", None),
+        ("block_sparse([[1, 0], [1, 1]], 48)", 3 * 48**2),
     ],
 )
 def test_every_peer_that_can_is_timed(project, mask, visible):

@@ -1,7 +1,7 @@
 """Functions written for FlexAttention, pasted: they trace, and mean what they mean there.
 
 Each function is written once. What it captures is a number, or a tensor for torch that is a
-declared `Tensor` for flashgen.
+declared `Tensor` or `Constant` for flashgen.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ import pytest
 import torch
 from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
-from flashgen import AttentionSpec, Tensor, full
+from flashgen import AttentionSpec, Constant, Tensor, full
+from flashgen.loader import Variant
 from flashgen.reference import attention_reference
+from flashgen.validate import validate
 
 BATCH, HEADS, LENGTH = 2, 4, 24
 
@@ -258,6 +260,23 @@ def test_a_mask_mod_pasted(make: Callable[..., Any]) -> None:
     mine = attention_reference(*qkv(), spec.mask, params=given, return_lse=True)
     torch.testing.assert_close(mine, flex(masked, captured))
     assert make in (causal, sliding_window_causal, natten, dilated) or given
+
+
+@pytest.mark.parametrize("make", MASKS + SCORES, ids=lambda make: make.__name__)
+def test_what_it_captures_as_constants(make: Callable[..., Any]) -> None:
+    """Nothing is left for the call to pass."""
+    captured = values()
+    known = make({name: Constant(name, value) for name, value in captured.items()})
+    if make in MASKS:
+        mine, theirs = AttentionSpec(head_dim=16, mask=known), make(captured)
+
+        def score_mod(score, b, h, q_idx, kv_idx):
+            return torch.where(theirs(b, h, q_idx, kv_idx), score, -float("inf"))
+    else:
+        mine, score_mod = AttentionSpec(head_dim=16, score=known), make(captured)
+    assert mine.params == () and not validate(Variant("known", mine, "specs/known.py"))
+    result = attention_reference(*qkv(), mine.mask, score=mine.score, return_lse=True)
+    torch.testing.assert_close(result, flex(score_mod, captured), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("make", SCORES, ids=lambda make: make.__name__)
