@@ -14,7 +14,7 @@ import sympy
 
 from flashgen.errors import MaskError
 from flashgen.expr import Expr, concrete, is_bound, merged_params
-from flashgen.params import INTEGER_DTYPES, Int, Tensor
+from flashgen.params import Int, Tensor
 
 if TYPE_CHECKING:
     import torch
@@ -24,6 +24,13 @@ COUNTED = ("num_q_heads", "q_len", "kv_len")
 
 #: A table of a million blocks is a megabyte of text.
 MOST_ELEMENTS = 2**20
+
+#: The greatest element of a dtype; the least is as far below 0, but for the first two.
+_GREATEST = {
+    "bool": 1, "int32": 2**31 - 1,
+    "float16": 65504.0, "bfloat16": 3.3895313892515355e38, "float32": 3.4028234663852886e38,
+}  # fmt: skip
+_LEAST = {"bool": 0, "int32": -(2**31)}
 
 #: As `Constant` takes it: heads, positions, or positions in steps of so many.
 Dimension = str | tuple[str, int | Int] | None
@@ -183,7 +190,9 @@ def elements_of(owner: str, values: Any, dtype: str | None = None) -> Elements:
 def _nested(owner: str, values: Any) -> Elements:
     values = values.tolist() if hasattr(values, "tolist") else values
     if not isinstance(values, list | tuple):
-        if not isinstance(values, bool | int | float) or not math.isfinite(values):
+        if not isinstance(values, int) and not (
+            isinstance(values, float) and math.isfinite(values)
+        ):
             raise MaskError(f"{owner} hold {values!r}; give bools or finite numbers")
         return Elements((), (values,))
     parts = [_nested(owner, part) for part in values]
@@ -210,14 +219,14 @@ def _as_dtype(owner: str, elements: Elements, dtype: str) -> Elements:
     Raises:
         MaskError: one cannot be.
     """
-    kind, accepted = {
-        "bool": (bool, "True or False, 1 or 0"),
-        "int32": (int, "whole numbers of 32 bits"),
-    }.get(dtype, (float, "numbers"))
+    kind = {"bool": bool, "int32": int}.get(dtype, float)
+    most = _GREATEST.get(dtype, math.inf)
+    least = _LEAST.get(dtype, -most)
     for x in elements.flat:
-        whole = isinstance(x, int) and -(2**31) <= x < 2**31
-        if dtype in INTEGER_DTYPES and (not whole or (kind is bool and x not in (0, 1))):
-            raise MaskError(f"{owner} hold {x!r}; give {accepted}")
+        if not least <= x <= most or (kind is not float and not isinstance(x, int)):
+            accepted = {"bool": "True or False, 1 or 0", "int32": "whole numbers of 32 bits"}
+            wanted = accepted.get(dtype, f"numbers of the range of {dtype}")
+            raise MaskError(f"{owner} hold {x!r}; give {wanted}")
     return Elements(elements.shape, tuple(map(kind, elements.flat)))
 
 

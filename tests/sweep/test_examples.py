@@ -15,6 +15,7 @@ from support.variants import ROOT, rendered_module
 from sweep.launch import check_kernel
 
 CASES = {
+    "bigbird_drawn": [Case(n, n, 2, 2, 1) for n in (1, 64, 70, 400)],
     "chunks_with_sinks": [
         Case(n, n, 2, 4, 2, layout="padded", params={"chunk": chunk})
         for n, chunk in ((1, 9), (33, 9), (48, 48), (70, 25))

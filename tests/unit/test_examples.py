@@ -78,6 +78,7 @@ def test_quickstart():
 
 #: What the call in each docstring reads, besides q, k and v; and the keys, for 64 queries.
 CALLS = {
+    "bigbird_drawn": {},
     "chunks_with_sinks": {"slopes": torch.tensor([0.1, 0.5]), "sinks": torch.tensor([0.0, 1.0])},
     "images_in_text": {"tokens": torch.arange(64).repeat(2, 1) % 9 // 4, "IMAGE_TOKEN": 1},
     "packed_windows": {"ids": (torch.arange(64).repeat(2, 1) // 25).int()},
