@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 from collections.abc import Mapping
 from hashlib import sha256
 
@@ -11,9 +12,17 @@ import jinja2
 
 from flashgen.budget.targets import get_target
 from flashgen.codegen.folding import fold, wrap
-from flashgen.config import ChosenConfig
+from flashgen.codegen.unpacking import unpacking
+from flashgen.config import HOPPER, ChosenConfig, Form, HopperChoice
 from flashgen.paths import template_dir
 from flashgen.plan import KernelPlan
+from flashgen.plan.hopper import OUT_COLUMNS, HopperNames, hopper_shape
+
+#: Of a module that holds the portable kernel alone.
+NO_HOPPER = HopperChoice()
+
+# What scores read most: cheaper than converting every position.
+_DISTANCES = "_columns(scores, start_n - q_first, gl.float32)"
 
 
 def render_kernel(plan: KernelPlan) -> str:
@@ -21,23 +30,57 @@ def render_kernel(plan: KernelPlan) -> str:
     return _environment().get_template("forward.triton.py.jinja").render(plan=plan)
 
 
-def kernel_digest(plan: KernelPlan) -> str:
-    """sha256 over the kernel's code without comments and docstrings: what a measurement is of."""
-    tree = ast.parse(render_kernel(plan))
+def render_hopper(plan: KernelPlan) -> str:
+    """The Gluon functions of the forward kernel for Hopper, `_attention_hopper` last."""
+    shape = hopper_shape(plan)
+    template = _environment(gluons=True).get_template("forward.hopper.py.jinja")
+    text = template.render(plan=plan, shape=shape, names=HopperNames(plan))
+    return text.strip("\n") + "\n"
+
+
+def gluon(text: str) -> str:
+    """Triton source as Gluon's, for expressions and for functions without layouts of their own."""
+    text = re.sub(r"\btl\.(?:math\.)?", "gl.", text).replace("@triton.jit", "@gluon.jit")
+    text = re.sub(r"\b(_at_\d+d|_tanh|_swap_if)\(", r"\1_hopper(", text)
+    text = text.replace("gl.cast(kv_idx - q_first, gl.float32)", _DISTANCES)
+    text = text.replace("gl.zeros([BLOCK_M, BLOCK_N], gl.float32)", "gl.zeros_like(scores)")
+    return text.replace(", APPROX)", ", True)")
+
+
+def kernel_digest(plan: KernelPlan, form: Form = "portable") -> str:
+    """sha256 over a kernel's code without comments and docstrings: what a measurement is of."""
+    text = render_hopper(plan) if form == "hopper" else render_kernel(plan)
+    tree = ast.parse(text)
     for function in ast.walk(tree):
         if isinstance(function, ast.FunctionDef) and ast.get_docstring(function):
             function.body = function.body[1:]
-    return sha256(ast.unparse(tree).encode()).hexdigest()
+    return sha256(ast.unparse(_Quoted(text).visit(tree)).encode()).hexdigest()
+
+
+class _Quoted(ast.NodeTransformer):
+    """F-strings as strings of their own source: Pythons do not unparse them alike."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.Constant:
+        """The source of one."""
+        return ast.Constant(ast.get_source_segment(self.text, node))
 
 
 def render_module(
-    plan: KernelPlan, chosen: Mapping[str, ChosenConfig], package: str = "generated"
+    plan: KernelPlan,
+    chosen: Mapping[str, ChosenConfig],
+    hopper: HopperChoice = NO_HOPPER,
+    package: str = "generated",
 ) -> str:
     """The published module's source.
 
     Args:
         plan: the kernel.
-        chosen: a configuration for each target, in the order that the module lists them.
+        chosen: the portable kernel's configuration for each target, in the order that the module
+            lists them.
+        hopper: whether the Gluon kernel is in the module too.
         package: the folder that users import the module from.
     """
     template = _environment().get_template("module.py.jinja")
@@ -47,6 +90,10 @@ def render_module(
         targets={name: get_target(name) for name in chosen},
         op_digest=_op_digest(plan),
         kernel=render_kernel(plan),
+        hopper=hopper,
+        hopper_kernel=render_hopper(plan) if hopper.config else "",
+        hopper_limit=get_target(HOPPER).max_shared,
+        out_columns=OUT_COLUMNS,
         package=package,
     )
 
@@ -59,7 +106,8 @@ def _op_digest(plan: KernelPlan) -> str:
 
 
 @functools.cache
-def _environment() -> jinja2.Environment:
+def _environment(*, gluons: bool = False) -> jinja2.Environment:
+    """The templates; those of Gluon break lines by the width that they have as Gluon's."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(template_dir()),
         undefined=jinja2.StrictUndefined,
@@ -68,7 +116,10 @@ def _environment() -> jinja2.Environment:
         keep_trailing_newline=True,
         autoescape=False,  # it is Python that is rendered
     )
-    environment.filters["fold"] = fold
+    environment.filters["fold"] = (lambda line: fold(gluon(line))) if gluons else fold
     environment.filters["wrap"] = wrap
+    environment.filters["gluon"] = gluon
+    environment.filters["unpacking"] = unpacking
+    environment.filters["dedent"] = lambda text: re.sub(r"^ {4}", "", text, flags=re.MULTILINE)
     environment.filters["prefix"] = lambda text, prefix: prefix + text
     return environment

@@ -24,7 +24,7 @@ from flashgen import (
 )
 from flashgen.codegen.render import render_module
 from flashgen.plan import lower
-from support.variants import ROOT, any_configs, shipped_specs
+from support.variants import ROOT, any_configs, any_hopper, shipped_specs
 from support.vocabulary import VOCABULARY
 
 # Of names that are short, that fit some lines and not others, and that fit hardly any.
@@ -107,7 +107,8 @@ def test_modules_are_linted_and_formatted(
 ) -> None:
     for name, spec in specs().items():
         plan = lower(spec, name)
-        (tmp_path / f"{name}.py").write_text(render_module(plan, any_configs(plan)))
+        module = render_module(plan, any_configs(plan), any_hopper(plan))
+        (tmp_path / f"{name}.py").write_text(module)
     for command in (["format", "--diff"], ["check", "--output-format=concise"]):
         options = ["--no-cache", f"--config={ROOT / 'pyproject.toml'}", str(tmp_path)]
         done = subprocess.run(

@@ -15,8 +15,17 @@ from pathlib import Path
 
 import pytest
 
-from flashgen import AttentionSpec, Constant, Int, alibi, block_sparse
-from flashgen.codegen.render import render_kernel, render_module
+from flashgen import (
+    AttentionSpec,
+    Constant,
+    Int,
+    alibi,
+    block_sparse,
+    causal,
+    sink_tokens,
+    sliding_window,
+)
+from flashgen.codegen.render import render_hopper, render_kernel, render_module
 from flashgen.config import ChosenConfig, KernelConfig
 from flashgen.plan import lower
 from support.variants import any_configs, shipped_specs
@@ -38,6 +47,33 @@ KERNELS = {
     "head_dim_padded": HEAD_DIM_SPECS["72"],
     "head_dims_of_two_sizes": HEAD_DIM_SPECS["32x80"],
 }
+
+
+# Of the kernel in Gluon.
+HOPPER_KERNELS = {
+    "hopper_causal": shipped_specs()["causal_d128"],
+    "hopper_runs_and_score": AttentionSpec(
+        64,
+        mask=causal() & (sink_tokens(4) | sliding_window(Int("left"), 0)),
+        score=alibi(16),
+    ),
+}
+
+HEAD = '"""A golden."""\n\nimport triton\nimport triton.language as tl\n\n\n'
+
+HOPPER_HEAD = '''"""A golden."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+'''
 
 
 def _with_constants() -> AttentionSpec:
@@ -73,12 +109,13 @@ def _modules() -> dict[str, str]:
 
 
 def _rendered() -> dict[str, str]:
-    kernels = {name: render_kernel(lower(spec, name)) for name, spec in KERNELS.items()}
-    head = '"""A golden."""\n\nimport triton\nimport triton.language as tl\n\n\n'
-    return {**{name: head + source for name, source in kernels.items()}, **_modules()}
+    kernels = {name: HEAD + render_kernel(lower(spec, name)) for name, spec in KERNELS.items()}
+    for name, spec in HOPPER_KERNELS.items():
+        kernels[name] = HOPPER_HEAD + render_hopper(lower(spec, name)).lstrip("\n")
+    return {**kernels, **_modules()}
 
 
-@pytest.mark.parametrize("name", [*KERNELS, *MODULES])
+@pytest.mark.parametrize("name", [*KERNELS, *HOPPER_KERNELS, *MODULES])
 def test_golden(name: str, request: pytest.FixtureRequest) -> None:
     file = RENDERED / f"{name}.py"
     rendered = _rendered()[name]
@@ -89,19 +126,20 @@ def test_golden(name: str, request: pytest.FixtureRequest) -> None:
 
 
 def test_no_golden_is_left_over() -> None:
-    assert {file.stem for file in RENDERED.glob("*.py")} == {*KERNELS, *MODULES}
+    names = {*KERNELS, *HOPPER_KERNELS, *MODULES}
+    assert {file.stem for file in RENDERED.glob("*.py")} == names
 
 
 def test_rendering_is_the_same_in_every_process() -> None:
     """Neither the order of sets nor a memory address reaches the source."""
     script = (
-        "from support.variants import any_configs, shipped_specs\n"
+        "from support.variants import any_configs, any_hopper, shipped_specs\n"
         "from support.variety import MASK_SPECS\n"
         "from flashgen.codegen.render import render_module\n"
         "from flashgen.plan import lower\n"
         "for name, spec in {**shipped_specs(), **MASK_SPECS}.items():\n"
         "    plan = lower(spec, name)\n"
-        "    print(render_module(plan, any_configs(plan)))\n"
+        "    print(render_module(plan, any_configs(plan), any_hopper(plan)))\n"
     )
     sources = []
     for seed in ("1", "2"):

@@ -536,7 +536,7 @@ def _check(q, k, v, scale, size):
 
 
 def _forward(q, k, v, scale, size):
-    """(out, lse) of checked arguments, by the kernel or, for CPU tensors, by the reference."""
+    """(out, lse) of checked arguments, by a kernel or, for CPU tensors, by the reference."""
     if q.is_cuda or triton.knobs.runtime.interpret:
         return _launch(q, k, v, scale, size, _config(q.device))
     _warn_once(f"tensors on {q.device} run the eager reference, which holds all scores in memory")
@@ -545,7 +545,7 @@ def _forward(q, k, v, scale, size):
 
 
 def _launch(q, k, v, scale, size, config):
-    """(out, lse) by the kernel with one configuration, a value of CONFIGS."""
+    """(out, lse) by the portable kernel with one configuration, a value of CONFIGS."""
     if triton.knobs.runtime.interpret and q.dtype == torch.bfloat16:
         # Triton's interpreter has no bfloat16 arithmetic.
         out, lse = _launch(q.float(), k.float(), v.float(), scale, size, config)
@@ -560,25 +560,8 @@ def _launch(q, k, v, scale, size, config):
         return out.zero_(), lse.fill_(-math.inf)
     block_m, block_n = config["BLOCK_M"], config["BLOCK_N"]
     use_tma = config["USE_TMA"] and _tma_reads(q) and _tma_reads(k) and _tma_reads(v)
-    num_lists = num_q_heads * triton.cdiv(q_len, block_m)
-    # For each tile of queries, how many tiles of keys it visits, and which.
-    tiles = torch.empty(
-        (num_lists, triton.cdiv(kv_len, block_n) + 1), dtype=torch.int32, device=q.device
-    )
     with _on_device(q):
-        _list_tiles[(num_lists,)](
-            tiles,
-            num_q_heads,
-            q_len,
-            kv_len,
-            size,
-            layout,
-            *layout.shape,
-            *layout.stride(),
-            BLOCK_M=block_m,
-            BLOCK_N=block_n,
-            CHUNK=128,
-        )
+        tiles = _listed(q, kv_len, block_m, block_n, size, layout)
         _attention_forward[(triton.cdiv(q_len, block_m) * batch * num_q_heads,)](
             _source(q, block_m, 16, use_tma),
             _source(k, block_n, 16, use_tma),
@@ -610,6 +593,29 @@ def _launch(q, k, v, scale, size, config):
     return out, lse
 
 
+def _listed(q, kv_len, block_m, block_n, size, layout):
+    """For each tile of queries, how many tiles of keys it visits, and which."""
+    num_q_heads, q_len = q.shape[1:3]
+    num_lists = num_q_heads * triton.cdiv(q_len, block_m)
+    tiles = torch.empty(
+        (num_lists, triton.cdiv(kv_len, block_n) + 1), dtype=torch.int32, device=q.device
+    )
+    _list_tiles[(num_lists,)](
+        tiles,
+        num_q_heads,
+        q_len,
+        kv_len,
+        size,
+        layout,
+        *layout.shape,
+        *layout.stride(),
+        BLOCK_M=block_m,
+        BLOCK_N=block_n,
+        CHUNK=128,
+    )
+    return tiles
+
+
 def _tma_reads(x):
     """Whether TMA can address x: it wants 16-byte steps, and none of 0 (an expanded dimension)."""
     strides = [stride for n, stride in zip(x.shape[:3], x.stride()[:3], strict=True) if n > 1]
@@ -621,9 +627,13 @@ def _source(x, rows, cols, use_tma):
     """What the kernel reads x through: a descriptor of (rows, cols) tiles, or x itself."""
     if not use_tma:
         return x
-    # A dimension of size 1 may carry any stride; the descriptor wants a legal one.
+    return TensorDescriptor(x, list(x.shape), _tma_strides(x), [1, 1, rows, cols])
+
+
+def _tma_strides(x):
+    """Strides of x for a descriptor, which wants a legal one of a dimension of size 1 too."""
     batch, head, row = (x.stride(i) if x.shape[i] > 1 else x.shape[3] for i in range(3))
-    return TensorDescriptor(x, list(x.shape), [batch, head, row, 1], [1, 1, rows, cols])
+    return [batch, head, row, 1]
 
 
 def _on_device(x):

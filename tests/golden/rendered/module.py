@@ -320,7 +320,7 @@ def _check(q, k, v, scale, left):
 
 
 def _forward(q, k, v, scale, left):
-    """(out, lse) of checked arguments, by the kernel or, for CPU tensors, by the reference."""
+    """(out, lse) of checked arguments, by a kernel or, for CPU tensors, by the reference."""
     if q.is_cuda or triton.knobs.runtime.interpret:
         return _launch(q, k, v, scale, left, _config(q.device))
     _warn_once(f"tensors on {q.device} run the eager reference, which holds all scores in memory")
@@ -329,7 +329,7 @@ def _forward(q, k, v, scale, left):
 
 
 def _launch(q, k, v, scale, left, config):
-    """(out, lse) by the kernel with one configuration, a value of CONFIGS."""
+    """(out, lse) by the portable kernel with one configuration, a value of CONFIGS."""
     batch, num_q_heads, q_len, _ = q.shape
     num_kv_heads, kv_len = k.shape[1:3]
     out = torch.empty((batch, num_q_heads, q_len, 16), dtype=q.dtype, device=q.device)
@@ -374,9 +374,13 @@ def _source(x, rows, cols, use_tma):
     """What the kernel reads x through: a descriptor of (rows, cols) tiles, or x itself."""
     if not use_tma:
         return x
-    # A dimension of size 1 may carry any stride; the descriptor wants a legal one.
+    return TensorDescriptor(x, list(x.shape), _tma_strides(x), [1, 1, rows, cols])
+
+
+def _tma_strides(x):
+    """Strides of x for a descriptor, which wants a legal one of a dimension of size 1 too."""
     batch, head, row = (x.stride(i) if x.shape[i] > 1 else x.shape[3] for i in range(3))
-    return TensorDescriptor(x, list(x.shape), [batch, head, row, 1], [1, 1, rows, cols])
+    return [batch, head, row, 1]
 
 
 def _on_device(x):

@@ -1,0 +1,173 @@
+"""HopperShape and HopperNames: what the Gluon template for Hopper needs besides the KernelPlan."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+from flashgen.plan.kernel import KernelPlan
+
+#: Head dimensions up to which the scores of a step are computed in one piece, or the queries stay
+#: in registers.
+NARROW, WIDE = 64, 128
+
+#: Columns that a tile of the output is stored in.
+OUT_COLUMNS = 128
+
+
+@dataclass(frozen=True)
+class HopperShape:
+    """The structure that the head dimensions ask for.
+
+    Attributes:
+        halves: pieces that the scores of a step are computed in, 1 or 2. The maximum of the first
+            runs beside the product of the second, its exponentials beside p @ v.
+        q_in_registers: whether wgmma takes the queries from registers: their buffer is then free
+            for those of the next tile.
+        q_stages: buffers for tiles of queries.
+        flat: whether a tile's first step runs beside the last one of the tile before.
+    """
+
+    halves: int
+    q_in_registers: bool
+    q_stages: int
+    flat: bool
+
+    @property
+    def loads_early(self) -> bool:
+        """Whether there is a buffer for the next tile's queries while this tile is computed."""
+        return self.q_in_registers or self.q_stages > 1
+
+    @property
+    def splits(self) -> bool:
+        """Whether there are registers for two kinds of steps."""
+        return self.halves == 2 or not self.flat
+
+
+def hopper_shape(plan: KernelPlan) -> HopperShape:
+    """The structure for a plan."""
+    widest = max(sum(plan.qk_segments), sum(plan.v_segments))
+    if widest <= NARROW:
+        return HopperShape(halves=1, q_in_registers=False, q_stages=2, flat=True)
+    if widest <= WIDE:
+        return HopperShape(halves=2, q_in_registers=True, q_stages=1, flat=True)
+    return HopperShape(halves=1, q_in_registers=False, q_stages=1, flat=False)
+
+
+@dataclass(frozen=True)
+class HopperNames:
+    """What the kernel's functions hand to one another, as tuples of these names."""
+
+    plan: KernelPlan
+
+    @cached_property
+    def shape(self) -> HopperShape:
+        """The structure of the kernel."""
+        return hopper_shape(self.plan)
+
+    @cached_property
+    def call(self) -> tuple[str, ...]:
+        """What holds for the whole call."""
+        arguments = self.plan.kernel_arguments
+        return (
+            *("num_q_heads", "num_kv_heads", "q_len", "kv_len"),
+            *("num_tiles_m", "num_tiles", "heads_together"),
+            "scale" if self.plan.reads_scale else "qk_scale",
+            *arguments.scalars,
+            *(tensor.name for tensor in arguments.tensors),
+            *(("tiles_ptr",) if self.plan.listing else ()),
+        )
+
+    @cached_property
+    def queries(self) -> tuple[str, ...]:
+        """What a consumer computes once for its queries, for all of their scores."""
+        return tuple(a.name for a in self.plan.code.scalars + self.plan.code.rows)
+
+    @cached_property
+    def score_reads(self) -> tuple[str, ...]:
+        """Of a tile's place and positions, what the score function depends on."""
+        code = self.plan.code
+        return _read((code.score, *(a.code for a in code.columns + code.elements)))
+
+    @cached_property
+    def mask_reads(self) -> tuple[str, ...]:
+        """What the mask depends on besides."""
+        code = self.plan.code
+        tables = [text for table in code.tables for text in vars(table).values()]
+        names = _read((*code.conditions, *(a.code for a in code.masked), *tables))
+        return tuple(name for name in names if name not in self.score_reads)
+
+    @cached_property
+    def rows_read(self) -> tuple[str, ...]:
+        """What that depends on which is computed once for a consumer's queries."""
+        return _read(tuple(a.code for a in self.plan.code.scalars + self.plan.code.rows))
+
+    @property
+    def work(self) -> tuple[str, ...]:
+        """What the producer finds out about a tile of queries."""
+        return ("visits", "batch", "head", "q_first", *self.runs)
+
+    @cached_property
+    def runs(self) -> tuple[str, ...]:
+        """Which tiles of keys a tile of queries visits."""
+        tiles = self.plan.tiles
+        if tiles.listed:
+            return ("listed", "num_visits")
+        if tiles.from_key_0:
+            return ("full_end",)
+        if len(tiles.runs) == 1:
+            return ("kv_begin", "full_begin", "full_end")
+        names = [f"{name}{run.suffix}" for run in tiles.runs for name in ("kv_begin", "visits")]
+        ends = [f"{name}{run.suffix}" for run in tiles.runs for name in ("full_begin", "full_end")]
+        return (*names, *ends)
+
+    @cached_property
+    def visits(self) -> str:
+        """How many those are."""
+        tiles = self.plan.tiles
+        if tiles.listed:
+            return "num_visits"
+        if tiles.from_key_0:
+            return "kv_end"
+        if len(tiles.runs) == 1:
+            return "kv_end - kv_begin"
+        return f"visits{tiles.runs[-1].suffix}"
+
+    @cached_property
+    def masks(self) -> bool:
+        """Whether there is something to compute for a masked tile."""
+        return bool(self.plan.code.conditions or self.plan.checks_kv_len)
+
+    @property
+    def changes_scores(self) -> bool:
+        """Whether the softmax sees anything but the raw products."""
+        return self.masks or bool(self.plan.code.score)
+
+    @property
+    def changes_steps(self) -> bool:
+        """Whether that goes for more than a tile's first step, which the end of the keys is in."""
+        return self.plan.masks or bool(self.plan.code.score)
+
+    @property
+    def splits_steps(self) -> bool:
+        """Whether masked steps have code of their own: it pays beside a score function."""
+        computes = bool(self.plan.code.score) or not self.shape.flat
+        return self.plan.masks and computes and self.shape.splits
+
+    @cached_property
+    def descriptors(self) -> tuple[str, ...]:
+        """The kernel's tensor descriptors."""
+        qk, v = self.plan.qk_parts, self.plan.v_parts
+        tensors = (("q", qk), ("k", qk), ("v", v), ("out", v))
+        return tuple(f"{name}_desc{part.suffix}" for name, parts in tensors for part in parts)
+
+
+def _read(texts: Iterable[str]) -> tuple[str, ...]:
+    """Of these names the ones that the texts mention; q_idx follows from q_first."""
+    names = ("batch", "head", "q_first", "q_idx")
+    found = {name for name in names for text in texts if re.search(rf"\b{name}\b", text)}
+    if "q_idx" in found:
+        found.add("q_first")
+    return tuple(name for name in names if name in found)

@@ -1,0 +1,771 @@
+"""A golden."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+# Where the results of wgmma lie in registers: the output's.
+OUT: gl.constexpr = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16]))
+
+
+@gluon.jit
+def _take_turn(CONSUMER: gl.constexpr):
+    """Waits until this consumer's turn has been passed to it."""
+    lanes = gl.full([128], 0, gl.int32, gl.BlockedLayout([1], [32], [4], [0]))
+    gl.inline_asm_elementwise(
+        f"bar.sync {8 + CONSUMER}, 256; mov.b32 $0, $1;", "=r,r", [lanes],
+        dtype=gl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def _pass_turn(CONSUMER: gl.constexpr):
+    """Lets this consumer go on. It has a hardware barrier; Triton takes the first ones itself."""
+    lanes = gl.full([128], 0, gl.int32, gl.BlockedLayout([1], [32], [4], [0]))
+    gl.inline_asm_elementwise(
+        f"bar.arrive {8 + CONSUMER}, 256; mov.b32 $0, $1;", "=r,r", [lanes],
+        dtype=gl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def _stage(count, NUM_STAGES: gl.constexpr):
+    """(buffer, phase of its barriers) of what comes after so many others; buffers take turns."""
+    return count % NUM_STAGES, count // NUM_STAGES % 2
+
+
+@gluon.jit
+def _lane_max(x):
+    """The maximum of a row over the columns that a thread holds, as four chains; no shuffle."""
+    return gl.max(x.reshape([64, x.shape[1] // 8, 4, 2]), 1)
+
+
+@gluon.jit
+def _lane_sum(x):
+    """The sum of a row over the columns that a thread holds, likewise."""
+    return gl.sum(x.reshape([64, x.shape[1] // 8, 4, 2]), 1)
+
+
+@gluon.jit
+def _row_sum(lanes, ROWS: gl.constexpr):
+    """The sum of whole rows from those of lanes."""
+    return gl.convert_layout(gl.sum(gl.sum(lanes, 2), 1), ROWS, assert_trivial=True)
+
+
+@gluon.jit
+def _row_max(lanes, ROWS: gl.constexpr):
+    """The maximum of whole rows from those of lanes."""
+    return gl.convert_layout(gl.max(gl.max(lanes, 2), 1), ROWS, assert_trivial=True)
+
+
+@gluon.jit
+def _scale_lanes(lanes, factor):
+    """What lanes hold of each row times the row's factor."""
+    ROWS: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, lanes.type.layout))
+    factor = gl.convert_layout(factor, ROWS, assert_trivial=True)
+    return lanes * factor[:, None][:, :, None]
+
+
+def _rescaling(registers):
+    """PTX of acc *= 2^d for the registers of an accumulator: a warp skips it where all d are 0.
+
+    A thread holds two rows of it, in pairs of registers by turns.
+    """
+    first, second = f"${2 * registers}", f"${2 * registers + 2}"
+    code = [
+        "{.reg .pred p, q; .reg .f32 a, b;",
+        f"setp.neu.f32 p, {first}, 0f00000000; setp.neu.f32 q, {second}, 0f00000000;",
+        "or.pred p, p, q; vote.sync.any.pred p, p, 0xffffffff; @!p bra.uni SKIP;",
+        f"ex2.approx.ftz.f32 a, {first}; ex2.approx.ftz.f32 b, {second};",
+        *(f"mul.f32 ${i}, ${i}, {'b' if i & 2 else 'a'};" for i in range(registers)),
+        "SKIP: }",
+    ]
+    operands = ["=f"] * registers + [str(i) for i in range(registers)] + ["f"] * registers
+    return gl.constexpr(" ".join(code)), gl.constexpr(",".join(operands))
+
+
+_RESCALE_64, _RESCALE_64_OPERANDS = _rescaling(64 // 2)
+
+
+@gluon.jit
+def _rescale_64(acc, exponent):
+    """(64, 64) times 2^exponent, (64,), a factor for each row."""
+    exponents = gl.full([64, 64], 0.0, gl.float32, acc.type.layout) + exponent[:, None]
+    return gl.inline_asm_elementwise(
+        _RESCALE_64, _RESCALE_64_OPERANDS, [acc, exponents],
+        dtype=gl.float32, is_pure=False, pack=64 // 2,
+    )  # fmt: skip
+
+
+@gluon.jit
+def _pack(p):
+    """Weights (64, n) as (64, n / 2) pairs of bfloat16: a loop carries those without a copy."""
+    low, high = p.reshape([64, p.shape[1] // 2, 2]).split()
+    return gl.inline_asm_elementwise(
+        "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,r,r", [low, high],
+        dtype=gl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def _unpack(pairs, OPERAND: gl.constexpr):
+    """The way back, into what wgmma takes from registers: no instruction is left of it."""
+    low, high = gl.inline_asm_elementwise(
+        "mov.b32 {$0, $1}, $2;", "=h,=h,r", [pairs],
+        dtype=(gl.bfloat16, gl.bfloat16), is_pure=True, pack=1,
+    )  # fmt: skip
+    weights = gl.join(low, high).reshape([64, 2 * pairs.shape[1]])
+    return gl.convert_layout(weights, OPERAND, assert_trivial=True)
+
+
+@gluon.jit
+def _work(index, call, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
+    """(visits, batch, head, q_first, ...): a tile of queries, and what `_key_tile` goes by.
+
+    After the call's last tile of queries there are no visits.
+    """
+    num_q_heads, _, q_len, _, num_tiles_m, num_tiles, heads_together, _, left = call
+    is_tile = index < num_tiles
+    index = min(index, num_tiles - 1)
+    # Heads come in groups whose keys and values L2 holds, and in a group the longest tiles first.
+    group = index // (heads_together * num_tiles_m)
+    within = index % (heads_together * num_tiles_m)
+    tile_m = num_tiles_m - 1 - within // heads_together
+    batch_head = group * heads_together + within % heads_together
+    batch = batch_head // num_q_heads
+    head = batch_head % num_q_heads
+    q_first = tile_m * BLOCK_M
+    q_last = min(q_first + BLOCK_M, q_len) - 1
+    # Keys that some of these queries see, and keys that all of them see, derived from the mask.
+    some_begin_0 = 0
+    some_end_0 = min(4, q_last + 1)
+    all_begin_0 = 0
+    all_end_0 = min(4, q_first + 1)
+    some_begin_1 = max(0, q_first - left)
+    some_end_1 = q_last + 1
+    all_begin_1 = max(0, q_last - left)
+    all_end_1 = q_first + 1
+    # The same in tiles.
+    kv_begin_0 = some_begin_0 // BLOCK_N
+    kv_end_0 = gl.cdiv(some_end_0, BLOCK_N)
+    full_begin_0 = gl.cdiv(all_begin_0, BLOCK_N)
+    full_end_0 = all_end_0 // BLOCK_N
+    kv_begin_1 = some_begin_1 // BLOCK_N
+    kv_end_1 = gl.cdiv(some_end_1, BLOCK_N)
+    full_begin_1 = gl.cdiv(all_begin_1, BLOCK_N)
+    full_end_1 = all_end_1 // BLOCK_N
+    # Runs can overlap: each starts where the one before it ended. They are visited as one.
+    visits_0 = kv_end_0 - kv_begin_0
+    kv_begin_1 = max(kv_begin_1, kv_end_0)
+    kv_end_1 = max(kv_end_1, kv_begin_1)
+    visits_1 = visits_0 + kv_end_1 - kv_begin_1
+    # Where there is nothing to see, one tile of keys is visited all the same, and all of it masked.
+    visits = gl.where(is_tile, max(visits_1, 1), 0)
+    return (
+        visits,
+        batch,
+        head,
+        q_first,
+        kv_begin_0,
+        visits_0,
+        kv_begin_1,
+        visits_1,
+        full_begin_0,
+        full_end_0,
+        full_begin_1,
+        full_end_1,
+    )
+
+
+@gluon.jit
+def _key_tile(visit, work, call, BLOCK_N: gl.constexpr):
+    """(tile of keys, whether it needs the mask) of a visit."""
+    (
+        _,
+        _,
+        _,
+        _,
+        kv_begin_0,
+        visits_0,
+        kv_begin_1,
+        _,
+        full_begin_0,
+        full_end_0,
+        full_begin_1,
+        full_end_1,
+    ) = work
+    tile = kv_begin_0 + visit
+    tile = gl.where(visit < visits_0, tile, kv_begin_1 + visit - visits_0)
+    masked = (tile < full_begin_0) | (tile >= full_end_0)
+    masked &= (tile < full_begin_1) | (tile >= full_end_1)
+    return tile, masked
+
+
+@gluon.jit
+def _hand_over(work, q_count, slots, full, empty):
+    """Tells the consumers the tile of queries that comes after `q_count` others."""
+    slot, phase = _stage(q_count, 2)
+    mbarrier.wait(empty.index(slot), phase ^ 1)
+    for i in gl.static_range(12):
+        number = gl.full([1], work[i], gl.int32, gl.BlockedLayout([1], [32], [1], [0]))
+        slots.index(12 * slot + i).store(number)
+    mbarrier.arrive(full.index(slot), count=1)
+
+
+@gluon.jit
+def _handed_over(number, q_count, slots):
+    """One number of the work handed over. It is read where it is used: registers are scarce."""
+    slot = slots.index(12 * (q_count % 2) + number)
+    return gl.max(slot.load(gl.BlockedLayout([1], [32], [4], [0])), 0)
+
+
+@gluon.jit
+def _batch(place):
+    """The batch entry of the tile of queries."""
+    slots, q_count = place
+    return _handed_over(1, q_count, slots)
+
+
+@gluon.jit
+def _head(place):
+    """Its head."""
+    slots, q_count = place
+    return _handed_over(2, q_count, slots)
+
+
+@gluon.jit
+def _q_first(place, NUMBER: gl.constexpr):
+    """The first of a consumer's queries."""
+    slots, q_count = place
+    return _handed_over(3, q_count, slots) + 64 * NUMBER
+
+
+@gluon.jit
+def _visited_tile(visit, place, call, BLOCK_N: gl.constexpr):
+    """`_key_tile` of what was handed over."""
+    slots, q_count = place
+    kv_begin_0 = _handed_over(4, q_count, slots)
+    visits_0 = _handed_over(5, q_count, slots)
+    kv_begin_1 = _handed_over(6, q_count, slots)
+    visits_1 = _handed_over(7, q_count, slots)
+    full_begin_0 = _handed_over(8, q_count, slots)
+    full_end_0 = _handed_over(9, q_count, slots)
+    full_begin_1 = _handed_over(10, q_count, slots)
+    full_end_1 = _handed_over(11, q_count, slots)
+    work = (
+        0,
+        0,
+        0,
+        0,
+        kv_begin_0,
+        visits_0,
+        kv_begin_1,
+        visits_1,
+        full_begin_0,
+        full_end_0,
+        full_begin_1,
+        full_end_1,
+    )
+    return _key_tile(visit, work, call, BLOCK_N)
+
+
+@gluon.jit
+def _columns(scores, first, DTYPE: gl.constexpr):
+    """(1, n): the positions of the scores' columns, counted from `first`, as DTYPE.
+
+    A compiler that knows all of them keeps them, or what is compared with them, in registers from
+    tile to tile. Of these it cannot see the first; the others are a constant apart.
+    """
+    GROUPS: gl.constexpr = scores.shape[1] // 8
+    LAYOUT: gl.constexpr = gl.SliceLayout(0, scores.reshape([64, GROUPS, 8]).type.layout)
+    group = gl.arange(0, GROUPS, layout=gl.SliceLayout(1, LAYOUT)) * 8
+    column = first + gl.arange(0, 8, layout=gl.SliceLayout(0, LAYOUT))
+    column = gl.inline_asm_elementwise(
+        "mov.b32 $0, $1;", "=r,r", [column], dtype=gl.int32, is_pure=False, pack=1
+    )
+    columns = group.to(DTYPE)[:, None] + column.to(DTYPE)[None, :]
+    ROW: gl.constexpr = gl.SliceLayout(0, scores.type.layout)
+    return gl.convert_layout(columns.reshape([8 * GROUPS]), ROW, assert_trivial=True)[None, :]
+
+
+@gluon.jit
+def _scores(scores, start_n, masked, place, queries, call, NUMBER: gl.constexpr):
+    """What the softmax sees of the products q @ k.T of 64 queries and the keys from start_n on."""
+    _, _, _, _, _, _, _, _, left = call
+    scalar_0, _ = queries
+    LAYOUT: gl.constexpr = scores.type.layout
+    q_first = _q_first(place, NUMBER)
+    kv_idx = _columns(scores, start_n, gl.int32)
+    col_0 = _columns(scores, start_n - q_first, gl.float32)
+    col_1 = col_0 * scalar_0
+    # score + (kv_idx - q_idx) * exp2(-(0.5 * h) - 0.5), over qk_scale and without what the row
+    # alone adds.
+    scores = scores + col_1
+    # Only a tile that holds a hidden key, or reaches past kv_len, pays for the mask.
+    if masked:
+        q_idx = (q_first + gl.arange(0, 64, layout=gl.SliceLayout(1, LAYOUT)))[:, None]
+        visible = q_idx >= kv_idx
+        visible &= (kv_idx < 4) | (kv_idx >= q_idx - left)
+        scores = gl.where(visible, scores, float("-inf"))
+    return scores
+
+
+@gluon.jit
+def _load_qk(descs, buffers, number, place, full, empty, phase):
+    """Has TMA fill the buffers of this number from (batch, head, row) on, once they are empty."""
+    batch, head, row = place
+    BYTES: gl.constexpr = descs[0].block_type.nbytes
+    mbarrier.wait(empty.index(number), phase)
+    mbarrier.expect(full.index(number), BYTES)
+    tma.async_copy_global_to_shared(
+        descs[0], [batch, head, row, 0], full.index(number), buffers[0].index(number)
+    )
+
+
+@gluon.jit
+def _load_v(descs, buffers, number, place, full, empty, phase):
+    """Has TMA fill the buffers of this number from (batch, head, row) on, once they are empty."""
+    batch, head, row = place
+    BYTES: gl.constexpr = descs[0].block_type.nbytes
+    mbarrier.wait(empty.index(number), phase)
+    mbarrier.expect(full.index(number), BYTES)
+    tma.async_copy_global_to_shared(
+        descs[0], [batch, head, row, 0], full.index(number), buffers[0].index(number)
+    )
+
+
+@gluon.jit
+def _producer(
+    sources, buffers, call, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, NUM_STAGES: gl.constexpr
+):
+    """Finds the tiles of queries for the consumers, and loads what they need."""
+    CONSUMERS: gl.constexpr = BLOCK_M // 64
+    num_q_heads, num_kv_heads, _, _, _, num_tiles, _, _, _ = call
+    q_descs, k_descs, v_descs, counter_ptr = sources
+    tiles, barriers, handover = buffers
+    q_tiles, k_tiles, v_tiles, _ = tiles
+    q_full, q_empty, k_full, k_empty, v_full, v_empty = barriers
+    slots, work_full, work_empty = handover
+    # A buffer is empty in the phase before the one that it is full in.
+    index = gl.program_id(0)
+    work = _work(index, call, BLOCK_M, BLOCK_N)
+    q_count = 0  # tiles of queries
+    kv_count = 0  # tiles of keys
+    _hand_over(work, q_count, slots, work_full, work_empty)
+    visits = work[0]
+    q_stage, q_phase = _stage(q_count, 2)
+    for c in gl.static_range(CONSUMERS):
+        number = q_stage * CONSUMERS + c
+        rows = (work[1], work[2], work[3] + 64 * c)
+        _load_qk(q_descs, q_tiles, number, rows, q_full, q_empty, q_phase ^ 1)
+    while visits > 0:
+        kv_head = work[2] // (num_q_heads // num_kv_heads)
+        tile = _key_tile(visits - 1, work, call, BLOCK_N)[0]
+        place = (work[1], kv_head, tile * BLOCK_N)
+        stage, phase = _stage(kv_count, NUM_STAGES)
+        _load_qk(k_descs, k_tiles, stage, place, k_full, k_empty, phase ^ 1)
+        for visit in range(visits - 2, -1, -1):
+            v_place = place
+            v_stage, v_phase = _stage(kv_count, NUM_STAGES)
+            kv_count += 1
+            tile = _key_tile(visit, work, call, BLOCK_N)[0]
+            place = (work[1], kv_head, tile * BLOCK_N)
+            stage, phase = _stage(kv_count, NUM_STAGES)
+            _load_qk(k_descs, k_tiles, stage, place, k_full, k_empty, phase ^ 1)
+            _load_v(v_descs, v_tiles, v_stage, v_place, v_full, v_empty, v_phase ^ 1)
+        # The next tile, after the loads, which must not wait for it.
+        taken = gl.atomic_add(counter_ptr, 1)
+        if taken == num_tiles - 1:
+            gl.store(counter_ptr, 0)  # for the next call
+        index = taken + gl.num_programs(0)
+        q_count += 1
+        work = _work(index, call, BLOCK_M, BLOCK_N)
+        _hand_over(work, q_count, slots, work_full, work_empty)
+        visits = work[0]
+        if visits > 0:
+            q_stage, q_phase = _stage(q_count, 2)
+            for c in gl.static_range(CONSUMERS):
+                number = q_stage * CONSUMERS + c
+                rows = (work[1], work[2], work[3] + 64 * c)
+                _load_qk(q_descs, q_tiles, number, rows, q_full, q_empty, q_phase ^ 1)
+        stage, phase = _stage(kv_count, NUM_STAGES)
+        _load_v(v_descs, v_tiles, stage, place, v_full, v_empty, phase ^ 1)
+        kv_count += 1
+
+
+@gluon.jit
+def _queries_of(q_tiles, number):
+    """The queries as operands of wgmma in shared memory."""
+    q = q_tiles[0].index(number).reshape([64, 64])
+    return (q,)
+
+
+@gluon.jit
+def _start_scores(q, k_tiles, stage, HALF: gl.constexpr, SCORES: gl.constexpr):
+    """Starts q @ k.T for a tile of keys."""
+    COLUMNS: gl.constexpr = SCORES.instr_shape[1]
+    scores = gl.zeros([64, COLUMNS], gl.float32, SCORES)
+    k = k_tiles[0].index(stage).reshape([1 * COLUMNS, 64])
+    scores = warpgroup_mma(q[0], k.permute((1, 0)), scores, use_acc=False, is_async=True)
+    return scores
+
+
+@gluon.jit
+def _start_values(weights, v_tiles, stage, acc):
+    """Starts acc += p @ v for a tile of keys."""
+    OPERAND: gl.constexpr = gl.DotOperandLayout(0, OUT, 2)
+    COLUMNS: gl.constexpr = 2 * weights[0].shape[1]
+    v = v_tiles[0].index(stage).reshape([1 * COLUMNS, 64])
+    return warpgroup_mma(_unpack(weights[0], OPERAND), v, acc, is_async=True)
+
+
+@gluon.jit
+def _queries(place, call, NUMBER: gl.constexpr, ROWS: gl.constexpr):
+    """What the scores of a consumer's queries are computed with, besides the call's own."""
+    _, _, _, _, _, _, _, scale, _ = call
+    head = _head(place)
+    scalar_0 = gl.exp2(-(0.5 * gl.cast(head, gl.float32)) - 0.5) / scale
+    qk_scale = 1.4426950408889634 * scale
+    return (scalar_0, qk_scale)
+
+
+@gluon.jit
+def _first_weights(
+    scores_0, start_n, masked, place, queries, call, NUMBER: gl.constexpr, ROWS: gl.constexpr
+):
+    """(row maxima, lanes' row sums, weights) of the first tile of keys."""
+    _, qk_scale = queries
+    scores_0 = _scores(scores_0, start_n, masked, place, queries, call, NUMBER)
+    top = _lane_max(scores_0)
+    # Finite, so a row that has seen no key yet has weights of exactly 0 instead of NaN.
+    m_i = gl.maximum(_row_max(top, ROWS), -1.0e30)
+    m_scaled = (m_i * qk_scale)[:, None]
+    p_0 = gl.exp2(scores_0 * qk_scale - m_scaled)
+    l_i = _lane_sum(p_0)
+    weights = (_pack(p_0),)
+    return m_i, l_i, weights
+
+
+@gluon.jit
+def _finish(m_i, l_i, place, queries, call, lse_ptr, NUMBER: gl.constexpr, ROWS: gl.constexpr):
+    """Stores the LSE of rows that have seen all their keys; returns what their output is times."""
+    num_q_heads, _, q_len, _, _, _, _, _, _ = call
+    _, qk_scale = queries
+    batch, head, q_first = _batch(place), _head(place), _q_first(place, NUMBER)
+    offs_m = q_first + gl.arange(0, 64, layout=ROWS)
+    total = _row_sum(l_i, ROWS)
+    base = m_i * qk_scale
+    # What the row alone adds to its scores changes no weight: it was left out up to here.
+    base += (
+        1.4426950408889634
+        * gl.cast(q_first - offs_m, gl.float32)
+        * gl.exp2(-(0.5 * gl.cast(head, gl.float32)) - 0.5)
+    )
+    lse = (base + gl.log2(total)) * 0.6931471805599453  # ln 2: back to the natural logarithm
+    row = (batch * num_q_heads + head).to(gl.int64) * q_len
+    gl.store(lse_ptr + row + offs_m, lse, mask=offs_m < q_len)
+    return 1.0 / total
+
+
+@gluon.jit
+def _store_out(acc, place, out_tiles, out_descs, NUMBER: gl.constexpr):
+    """Has TMA store the output, which passes through shared memory."""
+    batch, head, q_first = _batch(place), _head(place), _q_first(place, NUMBER)
+    tile = out_tiles[0].index(NUMBER)
+    tile.reshape([64, 64]).store(acc.to(gl.bfloat16))
+    fence_async_shared()
+    where = [batch, head, q_first, 0]
+    tma.async_copy_shared_to_global(out_descs[0], where, tile)
+
+
+@gluon.jit
+def _step(
+    q,
+    acc,
+    m_i,
+    l_i,
+    weights,
+    kv_count,
+    more,
+    start_n,
+    masked,
+    place,
+    queries,
+    buffers,
+    call,
+    NUMBER: gl.constexpr,
+    CONSUMERS: gl.constexpr,
+    SCORES: gl.constexpr,
+    NUM_STAGES: gl.constexpr,
+):
+    """Adds p @ v of the tile of keys before; weighs the tile from start_n on.
+
+    Returns the accumulators, row maxima, lanes' row sums and the weights.
+    """
+    _, qk_scale = queries
+    tiles, barriers, _ = buffers
+    _, k_tiles, v_tiles, _ = tiles
+    _, _, k_full, k_empty, v_full, v_empty = barriers
+    ROWS: gl.constexpr = gl.SliceLayout(1, SCORES)
+    v_stage, v_phase = _stage(kv_count - 1, NUM_STAGES)
+    k_stage, _ = _stage(kv_count, NUM_STAGES)
+    next_stage, next_phase = _stage(kv_count + 1, NUM_STAGES)
+    _take_turn(NUMBER)
+    scores_0 = _start_scores(q, k_tiles, k_stage, 0, SCORES)
+    mbarrier.wait(v_full.index(v_stage), v_phase)
+    acc = _start_values(weights, v_tiles, v_stage, acc)
+    _pass_turn((NUMBER + 1) % CONSUMERS)
+    scores_0 = warpgroup_mma_wait(1, deps=(scores_0,))
+    mbarrier.arrive(k_empty.index(k_stage), count=1)
+    scores_0 = _scores(scores_0, start_n, masked, place, queries, call, NUMBER)
+    top = _lane_max(scores_0)
+    # Weights and sums are relative to any number: it stays while no maximum has grown to more than
+    # 2^8 times it, and the accumulator is rescaled only where it changes.
+    m_new = _row_max(top, ROWS)
+    m_new = gl.where(m_new > m_i + 8.0 / qk_scale, m_new, m_i)
+    exponent = (m_i - m_new) * qk_scale
+    m_scaled = (m_new * qk_scale)[:, None]
+    acc = warpgroup_mma_wait(0, deps=(acc,))
+    mbarrier.arrive(v_empty.index(v_stage), count=1)
+    acc = _rescale_64(acc, gl.convert_layout(exponent, gl.SliceLayout(1, OUT), assert_trivial=True))
+    p_0 = gl.exp2(scores_0 * qk_scale - m_scaled)
+    l_i = _scale_lanes(l_i, gl.exp2(exponent))
+    l_i += _lane_sum(p_0)
+    weights = (_pack(p_0),)
+    mbarrier.wait(k_full.index(next_stage), next_phase, pred=more)
+    return acc, m_new, l_i, weights
+
+
+@gluon.jit
+def _consumer(
+    results,
+    buffers,
+    call,
+    NUMBER: gl.constexpr,
+    BLOCK_M: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    NUM_STAGES: gl.constexpr,
+):
+    """Computes the rows [64 * NUMBER, 64 * NUMBER + 64) of each tile of queries."""
+    CONSUMERS: gl.constexpr = BLOCK_M // 64
+    HALF: gl.constexpr = BLOCK_N // 1
+    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16])
+    ROWS: gl.constexpr = gl.SliceLayout(1, SCORES)
+    NEXT: gl.constexpr = (NUMBER + 1) % CONSUMERS
+    out_descs, lse_ptr = results
+    tiles, barriers, handover = buffers
+    q_tiles, k_tiles, v_tiles, out_tiles = tiles
+    q_full, q_empty, k_full, k_empty, v_full, v_empty = barriers
+    slots, work_full, work_empty = handover
+    q_count = 0  # tiles of queries
+    kv_count = 0  # tiles of keys
+    mbarrier.wait(work_full.index(0), 0)
+    visits = _handed_over(0, q_count, slots)
+    place = (slots, q_count)
+    queries = _queries(place, call, NUMBER, ROWS)
+    if NUMBER == CONSUMERS - 1:
+        _pass_turn(0)
+    mbarrier.wait(q_full.index(NUMBER), 0)
+    q = _queries_of(q_tiles, NUMBER)
+    mbarrier.wait(k_full.index(0), 0)
+    _take_turn(NUMBER)
+    scores_0 = _start_scores(q, k_tiles, 0, 0, SCORES)
+    _pass_turn(NEXT)
+    scores_0 = warpgroup_mma_wait(0, deps=(scores_0,))
+    mbarrier.arrive(k_empty.index(0), count=1)
+    tile, masked = _visited_tile(visits - 1, place, call, BLOCK_N)
+    start_n = tile * BLOCK_N
+    m_i, l_i, weights = _first_weights(
+        scores_0, start_n, masked, place, queries, call, NUMBER, ROWS
+    )
+    acc = gl.zeros([64, 64], gl.float32, OUT)
+    while visits > 0:
+        place = (slots, q_count)
+        kv_count += 1
+        k_stage, k_phase = _stage(kv_count, NUM_STAGES)
+        mbarrier.wait(k_full.index(k_stage), k_phase, pred=visits > 1)
+        for visit in range(visits - 2, -1, -1):
+            tile, masked = _visited_tile(visit, place, call, BLOCK_N)
+            start_n = tile * BLOCK_N
+            acc, m_i, l_i, weights = _step(
+                q,
+                acc,
+                m_i,
+                l_i,
+                weights,
+                kv_count,
+                visit > 0,
+                start_n,
+                masked,
+                place,
+                queries,
+                buffers,
+                call,
+                NUMBER,
+                CONSUMERS,
+                SCORES,
+                NUM_STAGES,
+            )
+
+            kv_count += 1
+
+        # The tile's end, beside the start of the next one.
+        done, done_queries = place, queries
+        v_stage, v_phase = _stage(kv_count - 1, NUM_STAGES)
+        k_stage, k_phase = _stage(kv_count, NUM_STAGES)
+        mbarrier.arrive(q_empty.index(q_count % 2 * CONSUMERS + NUMBER), count=1)
+        q_count += 1
+        slot, phase = _stage(q_count, 2)
+        mbarrier.wait(work_full.index(slot), phase)
+        visits = _handed_over(0, q_count, slots)
+        place = (slots, q_count)
+        queries = _queries(place, call, NUMBER, ROWS)
+        q_stage, q_phase = _stage(q_count, 2)
+        number = q_stage * CONSUMERS + NUMBER
+        mbarrier.wait(q_full.index(number), q_phase, pred=visits > 0)
+        q = _queries_of(q_tiles, number)
+        mbarrier.wait(k_full.index(k_stage), k_phase, pred=visits > 0)
+        _take_turn(NUMBER)
+        # After the last tile this multiplies what there is, once more and harmlessly.
+        scores_0 = _start_scores(q, k_tiles, k_stage, 0, SCORES)
+        mbarrier.wait(v_full.index(v_stage), v_phase)
+        acc = _start_values(weights, v_tiles, v_stage, acc)
+        _pass_turn(NEXT)
+        scale_out = _finish(m_i, l_i, done, done_queries, call, lse_ptr, NUMBER, ROWS)
+        scores_0 = warpgroup_mma_wait(1, deps=(scores_0,))
+        mbarrier.arrive(k_empty.index(k_stage), count=1, pred=visits > 0)
+        tile, masked = _visited_tile(visits - 1, place, call, BLOCK_N)
+        start_n = tile * BLOCK_N
+        m_i, l_i, weights = _first_weights(
+            scores_0, start_n, masked, place, queries, call, NUMBER, ROWS
+        )
+        acc = warpgroup_mma_wait(0, deps=(acc,))
+        # One thread waits until its last store has been read; the arrival holds up the others.
+        tma.store_wait(0)
+        mbarrier.arrive(v_empty.index(v_stage), count=1)
+        acc *= gl.convert_layout(scale_out, gl.SliceLayout(1, OUT), assert_trivial=True)[:, None]
+        _store_out(acc, done, out_tiles, out_descs, NUMBER)
+        mbarrier.arrive(work_empty.index((q_count - 1) % 2), count=1)
+        acc = gl.zeros([64, 64], gl.float32, OUT)
+    tma.store_wait(0)
+    if NUMBER == 0:
+        _take_turn(0)  # the one that is left over
+
+
+# Lengths, head counts and the mask's parameters never cause a recompile.
+@gluon.jit(
+    do_not_specialize=[
+        "num_q_heads",
+        "num_kv_heads",
+        "q_len",
+        "kv_len",
+        "num_tiles_m",
+        "num_tiles",
+        "heads_together",
+        "left",
+    ]
+)
+def _attention_hopper(
+    q_desc,
+    k_desc,
+    v_desc,
+    out_desc,
+    lse_ptr,
+    counter_ptr,
+    num_q_heads,
+    num_kv_heads,
+    q_len,
+    kv_len,
+    num_tiles_m,
+    num_tiles,
+    heads_together,
+    scale,
+    left,
+    BLOCK_M: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    NUM_STAGES: gl.constexpr,
+):
+    """One program: tiles of BLOCK_M queries, one after another.
+
+    Descriptors are of (batch, heads, rows, columns): of q and out with tiles of 64 rows, of k and v
+    with BLOCK_N. lse (batch, heads, q_len) is contiguous. num_tiles_m tiles make a head, num_tiles
+    a call. counter_ptr holds 0: how many tiles were handed out.
+    """
+    CONSUMERS: gl.constexpr = BLOCK_M // 64
+    Q_TILES: gl.constexpr = 2 * CONSUMERS
+    call = (
+        num_q_heads,
+        num_kv_heads,
+        q_len,
+        kv_len,
+        num_tiles_m,
+        num_tiles,
+        heads_together,
+        scale,
+        left,
+    )
+    q_tiles = gl.allocate_shared_memory(gl.bfloat16, [Q_TILES, 1, 1, 64, 64], q_desc.layout)
+    k_tiles = gl.allocate_shared_memory(gl.bfloat16, [NUM_STAGES, 1, 1, BLOCK_N, 64], k_desc.layout)
+    v_tiles = gl.allocate_shared_memory(gl.bfloat16, [NUM_STAGES, 1, 1, BLOCK_N, 64], v_desc.layout)
+    out_tiles = gl.allocate_shared_memory(gl.bfloat16, [CONSUMERS, 1, 1, 64, 64], out_desc.layout)
+    BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
+    q_full = gl.allocate_shared_memory(gl.int64, [Q_TILES, 1], BARRIER)
+    q_empty = gl.allocate_shared_memory(gl.int64, [Q_TILES, 1], BARRIER)
+    k_full = gl.allocate_shared_memory(gl.int64, [NUM_STAGES, 1], BARRIER)
+    k_empty = gl.allocate_shared_memory(gl.int64, [NUM_STAGES, 1], BARRIER)
+    v_full = gl.allocate_shared_memory(gl.int64, [NUM_STAGES, 1], BARRIER)
+    v_empty = gl.allocate_shared_memory(gl.int64, [NUM_STAGES, 1], BARRIER)
+    for i in gl.static_range(Q_TILES):
+        mbarrier.init(q_full.index(i), count=1)
+        mbarrier.init(q_empty.index(i), count=1)
+    for i in gl.static_range(NUM_STAGES):
+        mbarrier.init(k_full.index(i), count=1)
+        mbarrier.init(v_full.index(i), count=1)
+        mbarrier.init(k_empty.index(i), count=CONSUMERS)
+        mbarrier.init(v_empty.index(i), count=CONSUMERS)
+    # Tiles of queries that the producer hands over to the consumers: the present and the next.
+    scalar: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    slots = gl.allocate_shared_memory(gl.int32, [24, 1], scalar)
+    work_full = gl.allocate_shared_memory(gl.int64, [2, 1], BARRIER)
+    work_empty = gl.allocate_shared_memory(gl.int64, [2, 1], BARRIER)
+    for i in gl.static_range(2):
+        mbarrier.init(work_full.index(i), count=1)
+        mbarrier.init(work_empty.index(i), count=CONSUMERS)
+
+    q_tiles, k_tiles = (q_tiles,), (k_tiles,)
+    v_tiles, out_tiles = (v_tiles,), (out_tiles,)
+    tiles = (q_tiles, k_tiles, v_tiles, out_tiles)
+    barriers = (q_full, q_empty, k_full, k_empty, v_full, v_empty)
+    buffers = (tiles, barriers, (slots, work_full, work_empty))
+    q_descs, k_descs = (q_desc,), (k_desc,)
+    v_descs, out_descs = (v_desc,), (out_desc,)
+    sources = (q_descs, k_descs, v_descs, counter_ptr)
+    results = (out_descs, lse_ptr)
+    # The partitions, the warps and the registers of all but the first: Gluon wants literal lists.
+    if CONSUMERS == 2:
+        gl.warp_specialize(
+            [
+                (_consumer, (results, buffers, call, 0, BLOCK_M, BLOCK_N, NUM_STAGES)),
+                (_consumer, (results, buffers, call, 1, BLOCK_M, BLOCK_N, NUM_STAGES)),
+                (_producer, (sources, buffers, call, BLOCK_M, BLOCK_N, NUM_STAGES)),
+            ],
+            [4, 1],
+            [240, 24],
+        )
+    elif CONSUMERS == 3:
+        gl.warp_specialize(
+            [
+                (_consumer, (results, buffers, call, 0, BLOCK_M, BLOCK_N, NUM_STAGES)),
+                (_consumer, (results, buffers, call, 1, BLOCK_M, BLOCK_N, NUM_STAGES)),
+                (_consumer, (results, buffers, call, 2, BLOCK_M, BLOCK_N, NUM_STAGES)),
+                (_producer, (sources, buffers, call, BLOCK_M, BLOCK_N, NUM_STAGES)),
+            ],
+            [4, 4, 1],
+            [160, 160, 32],
+        )
