@@ -34,6 +34,8 @@ MEANINGS = {
     "barriers": "8 bytes for each copy or product that a warp waits for",
     "scratch": "values that change threads between two layouts",
     "alignment": "bytes skipped before a query tile, which the hardware wants aligned",
+    "captures": "what the partitions of a block are handed, and a byte for each of their warps",
+    "tiles handed over": "what the producer found out of this tile of queries and the next",
     "output": "a tile of the output on its way to rows that a warp can store at once",
 }
 

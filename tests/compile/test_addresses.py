@@ -12,10 +12,10 @@ import pytest
 import triton
 
 from flashgen import AttentionSpec, Blocks
-from flashgen.budget.targets import get_target
 from flashgen.config import KernelConfig
 from flashgen.plan import lower
-from flashgen.tuning.compiled import _gpu_target, _options, _source
+from flashgen.tuning.compiled import _options, _source
+from flashgen.tuning.compiler import gpu_target
 from flashgen.tuning.rank import rank
 from flashgen.tuning.space import candidates, search_space
 from support.sass import unset_uniform_registers
@@ -30,8 +30,8 @@ def _machine_code(
     spec: AttentionSpec, config: KernelConfig, *, tma: bool, aligned: bool = True
 ) -> bytes:
     source = _source(lower(spec, "kernel"), config, "sm_90", tma, aligned)
-    target = _gpu_target(get_target(TARGET))
-    cubin: bytes = triton.compile(source, target=target, options=_options(config)).asm["cubin"]
+    options = _options(config)
+    cubin: bytes = triton.compile(source, target=gpu_target(TARGET), options=options).asm["cubin"]
     return cubin
 
 

@@ -42,6 +42,8 @@ def test_the_list_becomes_machine_code(name: str) -> None:
     kernel = rendered_module(plan.spec)._list_tiles
     tensors = plan.listing_arguments.tensors
     constants = {"BLOCK_M": 128, "BLOCK_N": 64, "CHUNK": 128}
+    if plan.listing.reduce_rows:
+        constants["ROWS"] = 128
     constants |= {f"{x.name}_stride_{x.ndim - 1}": 1 for x in tensors}
     types = {"tiles_ptr": "*i32"}
     types |= {f"{x.name}_ptr": f"*{TRITON_DTYPES[x.dtype]}" for x in tensors}

@@ -1,0 +1,211 @@
+"""hopper_usage, partitions, live_registers: what a block of the Gluon kernel for Hopper needs.
+
+Shared memory: Triton places buffers that are alive together one behind the other, the largest
+first, each where its alignment allows. All of this kernel's are alive throughout:
+
+- tiles of queries, of keys and values, and of the output, as the template allots them;
+- captures, what the partitions are handed (`flashgen.budget.captures`), which lie in one piece;
+- barriers, 8 bytes each; an array of them starts at a multiple of 16;
+- a byte for each warp of a partition that waits for its work;
+- the present tile of queries and the next one as the producer hands them over: numbers.
+
+What a partition needs for a moment, to reduce over warps or to share what an atomic returned, takes
+the place of the captures, which were read by then; partitions run side by side, so each has 128
+bytes of that place for itself. Three consumers that reduce leave the producer's for the end.
+
+The figure equals what Triton 3.7 allots (tests/compile/test_hopper.py). Triton 3.6 captures one
+number more where tensors are parameters (`ones`), for which every candidate has room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+
+from flashgen.budget.buffers import round_up
+from flashgen.budget.captures import captured_bytes
+from flashgen.budget.quantities import BLOCK_M, BLOCK_N, ITEMSIZE, NUM_STAGES, widths
+from flashgen.budget.sram import WARP_GROUP, WARP_GROUP_ROWS, SramUsage
+from flashgen.budget.targets import get_target
+from flashgen.config import KernelConfig
+from flashgen.plan import KernelPlan
+from flashgen.plan.hopper import OUT_COLUMNS, HopperNames, hopper_shape
+from flashgen.symbols import FloorDiv, evaluate
+
+TARGET = get_target("sm_90")
+
+#: Query rows that a consumer computes.
+CONSUMER_ROWS = WARP_GROUP_ROWS
+
+#: What the template has ``setmaxnreg`` give a consumer's threads, by the number of consumers: with
+#: the producer's they are the registers of an SM.
+CONSUMER_REGISTERS: Mapping[int, int] = {2: 240, 3: 160}
+PRODUCER_REGISTERS: Mapping[int, int] = {2: 24, 3: 32}
+
+#: The share of them that values can take which are live all the time; see `spills`.
+LIVE_SHARE = 0.85
+
+_BARRIER = 8
+_NUMBER = 4  # of what the producer hands over
+_ALIGNMENT = 16
+_SCRATCH = 128  # where a partition's scratch may start
+_CONSUMERS = FloorDiv(BLOCK_M, CONSUMER_ROWS)
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Warps of a block that do one job.
+
+    Attributes:
+        name: ``"consumer 0"``... or ``"producer"``.
+        warps: how many.
+        registers: of each of their threads.
+    """
+
+    name: str
+    warps: int
+    registers: int
+
+
+@dataclass(frozen=True)
+class _Buffer:
+    """A place in shared memory, as of a part of `SramUsage`."""
+
+    part: str
+    size: Any
+    alignment: int = _ALIGNMENT
+
+
+def hopper_usage(plan: KernelPlan, config: KernelConfig, *, ones: bool = False) -> SramUsage:
+    """The shared memory of the Gluon kernel, for parameters that are contiguous as usual.
+
+    Args:
+        plan: the kernel.
+        config: its tile sizes and stages; BLOCK_M counts the consumers.
+        ones: the compiler captures strides of 1, as Triton 3.6 does.
+    """
+    captures = captured_bytes(plan, ones=ones)
+    return _usage(plan, config, captures, _scratch_at_the_end(plan, config, captures))
+
+
+def worst_hopper_usage(plan: KernelPlan, config: KernelConfig) -> SramUsage:
+    """The most that any Triton allots for tensors of any strides: a kernel has to fit with those.
+
+    Captures that grow may make room for scratch, so that is counted where the fewest make none.
+    """
+    fewest, most = captured_bytes(plan), captured_bytes(plan, contiguous=False)
+    return _usage(plan, config, most, _scratch_at_the_end(plan, config, fewest))
+
+
+def _usage(
+    plan: KernelPlan, config: KernelConfig, captures: int, scratch_at_the_end: bool
+) -> SramUsage:
+    values = _values(plan, config)
+    end: Any = sympy.Integer(0)
+    parts: dict[str, Any] = {}
+    for buffer in (*_tiles(plan), *_largest_first(_others(plan, captures), values)):
+        begin, end = end, round_up(end, buffer.alignment) + buffer.size
+        parts[buffer.part] = parts.get(buffer.part, 0) + end - begin
+    if scratch_at_the_end:
+        begin, end = end, round_up(end, _SCRATCH) + _NUMBER
+        parts["scratch"] = end - begin
+    return SramUsage(
+        total=evaluate(end, values),
+        parts=tuple((name, evaluate(size, values)) for name, size in parts.items()),
+        phase="loop",
+        limit=TARGET.max_shared,
+        formula=end,
+    )
+
+
+def partitions(config: KernelConfig) -> tuple[Partition, ...]:
+    """The partitions of a block.
+
+    Raises:
+        KeyError: the kernel has no such BLOCK_M.
+    """
+    consumers = config.BLOCK_M // CONSUMER_ROWS
+    registers = CONSUMER_REGISTERS[consumers]
+    names = (f"consumer {i}" for i in range(consumers))
+    several = tuple(Partition(name, WARP_GROUP, registers) for name in names)
+    return (*several, Partition("producer", 1, PRODUCER_REGISTERS[consumers]))
+
+
+def live_registers(plan: KernelPlan, config: KernelConfig) -> int:
+    """Registers that a consumer's thread cannot do without, of those that `partitions` gives it.
+
+    The accumulator, the scores of a step, the weights of the step before it in pairs of 16 bits,
+    and the queries where they stay in registers.
+    """
+    threads = WARP_GROUP * TARGET.warp_size
+    pairs = 4 // plan.itemsize
+    accumulator = CONSUMER_ROWS * sum(plan.v_segments) // threads
+    scores = CONSUMER_ROWS * config.BLOCK_N // threads
+    queries = CONSUMER_ROWS * sum(plan.qk_segments) // threads // pairs
+    kept = queries if hopper_shape(plan).q_in_registers else 0
+    return accumulator + scores + scores // pairs + kept
+
+
+def spills(plan: KernelPlan, config: KernelConfig) -> bool:
+    """Whether a consumer's values would not have room, by what ptxas made of 50 kernels.
+
+    Up to 0.8 of its registers live, none spilled more than a few values that rest between two tiles
+    of queries; from 0.9 on all spilled inside the loop, and ptxas made products wait (C7512).
+
+    Raises:
+        KeyError: the kernel has no such BLOCK_M.
+    """
+    return live_registers(plan, config) > LIVE_SHARE * partitions(config)[0].registers
+
+
+def _tiles(plan: KernelPlan) -> list[_Buffer]:
+    """Of the head dimensions' segments; sizes are multiples of any alignment."""
+    qk, v = widths("qk", len(plan.qk_segments)), widths("v", len(plan.v_segments))
+    q_rows = hopper_shape(plan).q_stages * _CONSUMERS * CONSUMER_ROWS
+    kv_rows, out_rows = NUM_STAGES * BLOCK_N, _CONSUMERS * CONSUMER_ROWS
+    columns = [sympy.Min(width, OUT_COLUMNS) for width in v]
+    return [
+        *(_Buffer("Q", q_rows * width * ITEMSIZE) for width in qk),
+        *(_Buffer("K", kv_rows * width * ITEMSIZE) for width in qk),
+        *(_Buffer("V", kv_rows * width * ITEMSIZE) for width in v),
+        *(_Buffer("output", out_rows * width * ITEMSIZE) for width in columns),
+    ]
+
+
+def _others(plan: KernelPlan, captures: int) -> list[_Buffer]:
+    """What is small, in the kernel's order: of two of one size the first comes first."""
+    of_queries = _Buffer("barriers", _BARRIER * hopper_shape(plan).q_stages * _CONSUMERS)
+    of_keys = _Buffer("barriers", _BARRIER * NUM_STAGES)
+    handed_over = 2 * _NUMBER * len(HopperNames(plan).work)
+    return [
+        *(of_queries, of_queries, of_keys, of_keys, of_keys, of_keys),
+        _Buffer("tiles handed over", sympy.Integer(handed_over)),
+        *2 * (_Buffer("barriers", sympy.Integer(2 * _BARRIER)),),
+        _Buffer("captures", sympy.Integer(captures), alignment=8),
+        _Buffer("captures", WARP_GROUP * _CONSUMERS, alignment=4),
+    ]
+
+
+def _largest_first(buffers: list[_Buffer], values: Mapping[str, int]) -> list[_Buffer]:
+    return sorted(buffers, key=lambda buffer: -evaluate(buffer.size, values))
+
+
+def _scratch_at_the_end(plan: KernelPlan, config: KernelConfig, captures: int) -> bool:
+    """Whether what the producer's atomic returned finds no room in the captures' place."""
+    if not (plan.tiles.uneven and plan.tiles.reduce_rows):
+        return False
+    of_consumers = _SCRATCH * (config.BLOCK_M // CONSUMER_ROWS)
+    return captures < of_consumers + _NUMBER
+
+
+def _values(plan: KernelPlan, config: KernelConfig) -> dict[str, int]:
+    """The number behind every symbol of the formula."""
+    return {
+        **config.as_dict(),
+        "itemsize": plan.itemsize,
+        **{s.name: n for s, n in zip(widths("qk", 9), plan.qk_segments, strict=False)},
+        **{s.name: n for s, n in zip(widths("v", 9), plan.v_segments, strict=False)},
+    }

@@ -1,0 +1,131 @@
+"""What Triton's compiler and ptxas say of the Gluon kernel for Hopper, without a GPU."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from flashgen.budget.targets import get_target
+from flashgen.codegen.render import render_hopper
+from flashgen.config import KernelConfig
+from flashgen.plan import KernelPlan
+from flashgen.plan.hopper import OUT_COLUMNS
+from flashgen.tuning.compiler import Compiled, call_of, compile_until, function_in, number_in
+
+TARGET = "sm_90"
+KERNEL = "_attention_hopper"
+IMPORTS = """\
+import triton
+import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+
+"""
+
+# What ptxas calls mere information about where it put waits and arrivals is not among them.
+WARNING = re.compile(r"warning|Performance Loss", re.IGNORECASE)
+
+# Triton counts the warps of the first partition: one warp group.
+OPTIONS = {"num_warps": 4}
+
+
+@dataclass(frozen=True)
+class HopperCompiled(Compiled):
+    """The figures of a Gluon kernel; `registers` are those that a thread starts with.
+
+    Attributes:
+        warnings: lines of ptxas about lost speed: C7511, C7512 or C7514 where it lets matrix
+            products wait for one another.
+    """
+
+    warnings: tuple[str, ...]
+
+
+def hopper_shared_bytes(plan: KernelPlan, config: KernelConfig) -> int:
+    """The shared memory of a block, from the compiler: by its passes up to the one that allots it.
+
+    A tenth of the time that those after it take; `compile_hopper` gives the same figure.
+    """
+    from triton._C.libtriton import ir, nvidia, passes
+    from triton.backends.nvidia.compiler import get_ptx_version_from_options
+
+    lowered = compile_until("ttgir", _source(plan, config), TARGET, OPTIONS)
+    arch = get_target(TARGET).arch
+    manager = ir.pass_manager(lowered.context)
+    passes.ttgpuir.add_combine_tensor_select_and_if(manager)
+    passes.ttgpuir.add_allocate_warp_groups(manager)
+    passes.convert.add_scf_to_cf(manager)
+    passes.gluon.add_inliner(manager)
+    nvidia.passes.ttgpuir.add_allocate_shared_memory_nv(
+        manager, arch, get_ptx_version_from_options(lowered.options, arch)
+    )
+    manager.run(lowered.module, "allocate_shared_memory")
+    return int(lowered.module.get_int_attr("ttg.shared"))
+
+
+def compile_hopper(plan: KernelPlan, config: KernelConfig) -> HopperCompiled:
+    """Everything that the compiler and ptxas say, down to machine code."""
+    from triton import knobs
+
+    printed = io.StringIO()
+    with knobs.nvidia.scope(), contextlib.redirect_stdout(printed):
+        knobs.nvidia.dump_ptxas_log = True
+        metadata = compile_until("cubin", _source(plan, config), TARGET, OPTIONS).metadata
+    log = printed.getvalue()
+    return HopperCompiled(
+        shared=int(metadata["shared"]),
+        registers=number_in(log, r"Used (\d+) registers"),
+        spilled=number_in(log, r"(\d+) bytes spill stores"),
+        warnings=tuple(line for line in log.splitlines() if WARNING.search(line)),
+    )
+
+
+def _source(plan: KernelPlan, config: KernelConfig) -> Any:
+    """The kernel with the types and the alignment of a call's arguments."""
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    kernel = function_in(IMPORTS + render_hopper(plan), KERNEL)
+    constants = {
+        "BLOCK_M": config.BLOCK_M,
+        "BLOCK_N": config.BLOCK_N,
+        "NUM_STAGES": config.num_stages,
+    }
+    call = call_of(plan, kernel, _argument_types(plan, config), constants)
+    return GluonASTSource(kernel, call.signature, call.constants, call.attributes)
+
+
+def _argument_types(plan: KernelPlan, config: KernelConfig) -> dict[str, str]:
+    """Triton's types of the arguments that are no integers, but for those of parameters."""
+    types = {"lse_ptr": "*fp32", "qk_scale": "fp32", "scale": "fp32", "tiles_ptr": "*i32"}
+    types["counter_ptr"] = "*i32" if plan.tiles.uneven else "*fp32"
+    tensors = (
+        ("q", 64, plan.qk_parts),
+        ("k", config.BLOCK_N, plan.qk_parts),
+        ("v", config.BLOCK_N, plan.v_parts),
+        ("out", 64, plan.v_parts),
+    )
+    for tensor, rows, parts in tensors:
+        for part in parts:
+            width = min(part.width, OUT_COLUMNS) if tensor == "out" else part.width
+            types[f"{tensor}_desc{part.suffix}"] = _descriptor(plan, rows, width)
+    return types
+
+
+def _descriptor(plan: KernelPlan, rows: int, columns: int) -> str:
+    """The type of a tensor descriptor with tiles of so many rows and columns."""
+    from triton.experimental.gluon import language as gl
+
+    block = [1, 1, rows, columns]
+    layout = gl.NVMMASharedLayout.get_default_for(block, getattr(gl, plan.torch_dtype))
+    return f"tensordesc<{plan.triton_dtype}{block},{layout!r}>"

@@ -1,0 +1,126 @@
+"""The Gluon kernel for Hopper: shared memory as predicted, and machine code that does not spill.
+
+Every candidate of the first shipped variant with such buffers, and one of every mask, score and
+normaliser, is taken as far as the pass that allots shared memory. What each module would ship
+without a measurement becomes machine code.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import triton
+
+from flashgen.budget.hopper import hopper_usage, spills
+from flashgen.budget.sram import SramUsage
+from flashgen.config import KernelConfig
+from flashgen.plan import KernelPlan, lower
+from flashgen.tuning.compiled_hopper import compile_hopper, hopper_shared_bytes
+from flashgen.tuning.hopper_space import hopper_space, rank_hopper, why_not
+from support.loads import kernel_spec
+from support.variants import shipped_specs
+from support.vocabulary import VOCABULARY
+
+SHIPPED = tuple(name for name, spec in shipped_specs().items() if spec.dtype != "float32")
+
+
+OLDER = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 7)
+
+
+def predicted_usage(plan: KernelPlan, config: KernelConfig) -> SramUsage:
+    """Of the Triton that is here."""
+    return hopper_usage(plan, config, ones=OLDER)
+
+
+@functools.cache
+def shipped_plan(name: str) -> KernelPlan:
+    return lower(shipped_specs()[name], name)
+
+
+def config_id(config: KernelConfig) -> str:
+    return "{BLOCK_M}x{BLOCK_N}s{num_stages}".format(**config.as_dict())
+
+
+def structure(name: str) -> tuple[object, ...]:
+    """What a kernel's buffers depend on besides its configuration, but for what it captures."""
+    plan = shipped_plan(name)
+    return (plan.qk_segments, plan.v_segments, plan.torch_dtype, plan.tiles.uneven)
+
+
+FIRST = {structure(name): name for name in reversed(SHIPPED)}
+SPACES = [
+    pytest.param(name, config, id=f"{name}-{config_id(config)}")
+    for name in FIRST.values()
+    for config in hopper_space(shipped_plan(name)).candidates
+]
+
+
+@pytest.mark.parametrize(("name", "config"), SPACES)
+def test_every_candidate_needs_exactly_what_is_predicted(name: str, config: KernelConfig) -> None:
+    plan = shipped_plan(name)
+    predicted = predicted_usage(plan, config)
+    assert predicted.total == hopper_shared_bytes(plan, config), predicted.breakdown
+
+
+# Bytes of a thread's numbers that may rest in memory from one tile of queries to the next: up to
+# eight of them, which no step of the loop over keys reads.
+BETWEEN_TILES = 32
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_what_would_be_shipped_is_fast_machine_code(name: str) -> None:
+    plan = shipped_plan(name)
+    config = rank_hopper(plan, hopper_space(plan).candidates)[0]
+    compiled = compile_hopper(plan, config)
+    assert compiled.shared == predicted_usage(plan, config).total
+    assert compiled.spilled <= BETWEEN_TILES, config
+    assert compiled.warnings == (), config
+
+
+@pytest.mark.parametrize("number", range(len(VOCABULARY)), ids=list(VOCABULARY))
+def test_masks_scores_and_normalisers_need_what_is_predicted(number: int) -> None:
+    name, entry = list(VOCABULARY.items())[number]
+    head_dim, dtype = ((64, "bfloat16"), (128, "float16"))[number % 2]
+    plan = lower(entry.spec(dtype, head_dim), name)
+    candidates = hopper_space(plan).candidates
+    config = candidates[number % len(candidates)]
+    predicted = predicted_usage(plan, config)
+    assert predicted.total == hopper_shared_bytes(plan, config), (config, predicted.breakdown)
+
+
+# Numbers that a spec can pin, and the scratch of consumers that reduce over their rows.
+UNUSUAL = [
+    (name, head_dim, KernelConfig(*numbers))
+    for name, head_dim, numbers in [
+        ("ends", 64, (192, 128, 12, 3)),
+        ("ends", 128, (128, 128, 8, 2)),
+        ("two_biases", 64, (192, 64, 12, 2)),
+        ("causal", 16, (128, 16, 8, 2)),
+        ("causal", 72, (128, 32, 8, 5)),
+        ("causal", 256, (128, 32, 8, 2)),
+        ("causal", (256, 64), (128, 64, 8, 2)),
+    ]
+]
+
+
+@pytest.mark.parametrize(("name", "head_dim", "config"), UNUSUAL, ids=str)
+def test_the_unusual_is_predicted_too(
+    name: str, head_dim: int | tuple[int, int], config: KernelConfig
+) -> None:
+    plan = lower(kernel_spec(name, head_dim), name)
+    predicted = predicted_usage(plan, config)
+    assert predicted.total == hopper_shared_bytes(plan, config), predicted.breakdown
+
+
+def test_what_is_turned_down_for_its_registers_does_spill() -> None:
+    plan, config = shipped_plan("causal_d128"), KernelConfig(192, 64, num_warps=12, num_stages=2)
+    assert spills(plan, config)
+    compiled = compile_hopper(plan, config)
+    assert compiled.spilled > 128
+    assert any("C7512" in line for line in compiled.warnings)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_every_shipped_variant_of_16_bits_has_a_gluon_kernel(name: str) -> None:
+    assert why_not(shipped_plan(name)) == ""
