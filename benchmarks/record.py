@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -14,7 +15,8 @@ import triton
 from benchmarks.cells import Cell
 from benchmarks.measuring import PAUSE_SECONDS, REPETITION_MS, WARMUP_MS
 from benchmarks.peers import load_module
-from flashgen.publish import read_seal
+from flashgen.config import HOPPER
+from flashgen.publish import Seal, read_seal
 
 
 def environment(device: torch.device) -> dict[str, str]:
@@ -56,13 +58,21 @@ def new_row(cell: Cell) -> dict[str, Any]:
         "batch": cell.batch,
         "num_heads": cell.num_heads,
         "in_grid": cell.in_grid,
-        "kernel": seal.kernel if seal else None,
-        "config": module.CONFIGS.get(target()),
+        **_kernel(module, seal),
         "ms": {},
         "tflops": {},
         "error": {},
         "unavailable": {},
     }
+
+
+def _kernel(module: ModuleType, seal: Seal | None) -> dict[str, Any]:
+    """The kernel that runs here: its form, the digest of its code, and its configuration."""
+    hopper = getattr(module, "HOPPER_CONFIG", None)
+    if hopper and target() == HOPPER:
+        return {"form": "hopper", "kernel": seal.hopper if seal else None, "config": hopper}
+    config = module.CONFIGS.get(target())
+    return {"form": "portable", "kernel": seal.kernel if seal else None, "config": config}
 
 
 def layout(document: Mapping[str, Any]) -> str:

@@ -167,6 +167,8 @@ def _cost_table(rows: list[Row]) -> str:
     for row in rows:
         peak_mib, ms = _block_mask(row)
         config = ", ".join(f"{key}={value}" for key, value in (row["config"] or {}).items())
+        if row.get("form") == "hopper":
+            config = f"Gluon: {config}"
         lines.append(_line([row["cell"], ms, peak_mib, config or "-"]))
     return "\n".join(lines)
 

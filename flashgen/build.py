@@ -9,19 +9,20 @@ from pathlib import Path
 from time import perf_counter
 
 from flashgen.budget.targets import TARGETS
-from flashgen.codegen.render import kernel_digest, render_module
-from flashgen.config import ChosenConfig
+from flashgen.codegen.render import render_module
+from flashgen.config import HOPPER, Form
 from flashgen.errors import FlashgenError, ValidationError, Violation
 from flashgen.files import lock
 from flashgen.loader import Variant, load
 from flashgen.plan import KernelPlan, lower
 from flashgen.publish import Place, Seal, build_digest, publish, read_seal, sealed
-from flashgen.tuning.choose import choose
 from flashgen.tuning.device import Gpu, detect_gpu
-from flashgen.tuning.rank import rank
-from flashgen.tuning.space import Space, search_space
+from flashgen.tuning.forms import Choices, Spaces, choices, digests, ranked, search_spaces
 from flashgen.tuning.store import TuneResult, load_results, merged, save_results
 from flashgen.validate import unfit, validate
+
+#: What a build calls the kernels.
+NAMES: Mapping[Form, str] = {"portable": "the portable kernel", "hopper": "the Gluon kernel"}
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Options:
         out: the folder to publish to.
         targets: instead of the specs' own; empty keeps those.
         tune: measure what was never measured, where this machine has a GPU of a listed target.
-        tune_seconds: time to spend on measuring one variant.
+        tune_seconds: time to spend on measuring one kernel; on Hopper a variant has two.
         force: build, and measure, what is up to date as well.
     """
 
@@ -53,7 +54,7 @@ class Progress:
         """A step of the pipeline begins for a variant."""
 
     def measured(self, done: int, total: int) -> None:
-        """So many of the variant's candidates have been measured."""
+        """So many of the kernel's candidates have been measured."""
 
 
 @dataclass(frozen=True)
@@ -62,15 +63,15 @@ class Built:
 
     Attributes:
         variant: its name.
-        chosen: the configuration for each target; empty if nothing had to be done.
-        spaces: for each target, what they were chosen from.
+        chosen: the configurations; None if nothing had to be done.
+        spaces: what they were chosen from.
         notes: where the tile bounds are wider than the mask, and why.
         seconds: what building it took.
     """
 
     variant: str
-    chosen: Mapping[str, ChosenConfig] = field(default_factory=dict)
-    spaces: Mapping[str, Space] = field(default_factory=dict)
+    chosen: Choices | None = None
+    spaces: Spaces = field(default_factory=Spaces)
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
 
@@ -103,7 +104,7 @@ def build(paths: Iterable[Path], options: Options, progress: Progress) -> Iterat
     _refuse(
         unfit(variant, plans[variant.name], target, space.rejected)
         for variant in stale
-        for target, space in spaces[variant.name].items()
+        for target, space in spaces[variant.name].portable.items()
         if not space.candidates
     )
 
@@ -119,41 +120,40 @@ def build(paths: Iterable[Path], options: Options, progress: Progress) -> Iterat
                 yield Built(variant.name)  # the build that this one waited for did it
                 continue
 
-            # 5. render: plan -> the kernel's source, whose digest its measurements go by.
+            # 5. render: plan -> the kernels' sources, whose digests their measurements go by.
             progress.step(variant.name, "render")
-            kernel = kernel_digest(plan)
+            kernels = digests(plan, space)
 
-            # 6. tune: candidates -> the configuration for each target.
-            measured = None
-            if gpu and _is_to_measure(gpu, variant, kernel, place, again=options.force):
-                progress.step(variant.name, f"tune on {gpu.name}")
-                measured = _measured(plan, gpu, space[gpu.target], options, progress)
-                save_results(place.tuning, merged(load_results(place.tuning), [measured]))
-            chosen = choose(plan, kernel, space, load_results(place.tuning))
+            # 6. tune: candidates -> the configuration for each target and kernel.
+            interrupted = False
+            if gpu is not None:
+                forms = _to_measure(gpu, variant, kernels, place, again=options.force)
+                interrupted = _tune(plan, forms, gpu, space, place, options, progress)
+            chosen = choices(plan, kernels, space, load_results(place.tuning))
 
             # 7. publish: source and configurations -> generated/<name>.py.
             progress.step(variant.name, "publish")
-            publish(place, module_text(variant, plan, kernel, chosen, place))
+            publish(place, module_text(variant, plan, kernels, chosen, place))
         yield Built(variant.name, chosen, space, plan.bounds.notes, perf_counter() - started)
-        if measured and measured.ended == "interrupt":
+        if interrupted:
             raise KeyboardInterrupt
-
-
-def search_spaces(plan: KernelPlan) -> dict[str, Space]:
-    """For each target of a plan, the configurations to choose from."""
-    return {target: search_space(plan, target) for target in plan.targets}
 
 
 def module_text(
     variant: Variant,
     plan: KernelPlan,
-    kernel: str,
-    chosen: Mapping[str, ChosenConfig],
+    kernels: Mapping[Form, str],
+    chosen: Choices,
     place: Place,
 ) -> str:
     """What stands in ``generated/<name>.py``: a function of its arguments and the tuning file."""
-    seal = Seal(variant.spec.digest, kernel, build_digest(variant.spec, place))
-    return sealed(render_module(plan, chosen, place.package), seal)
+    seal = Seal(
+        spec=variant.spec.digest,
+        kernel=kernels["portable"],
+        build=build_digest(variant.spec, place),
+        hopper=kernels.get("hopper", ""),
+    )
+    return sealed(render_module(plan, chosen.portable, chosen.hopper, place.package), seal)
 
 
 def is_current(variant: Variant, out: Path, gpu: Gpu | None) -> bool:
@@ -164,7 +164,8 @@ def is_current(variant: Variant, out: Path, gpu: Gpu | None) -> bool:
         return False
     if seal.build != build_digest(variant.spec, place):
         return False
-    return gpu is None or not _is_to_measure(gpu, variant, seal.kernel, place)
+    kernels: dict[Form, str] = {"hopper": seal.hopper} if seal.hopper else {}
+    return not _to_measure(gpu, variant, {**kernels, "portable": seal.kernel}, place)
 
 
 def _with_targets(variants: list[Variant], targets: tuple[str, ...]) -> list[Variant]:
@@ -185,31 +186,72 @@ def _refuse(findings: Iterable[Violation]) -> None:
         raise ValidationError(violations)
 
 
-def _is_to_measure(
-    gpu: Gpu, variant: Variant, kernel: str, place: Place, *, again: bool = False
+def _to_measure(
+    gpu: Gpu | None,
+    variant: Variant,
+    kernels: Mapping[Form, str],
+    place: Place,
+    *,
+    again: bool = False,
+) -> list[Form]:
+    """The kernels that run on the GPU and of which it has measured no candidate that is admitted.
+
+    None where it is of no listed target.
+    """
+    if gpu is None or gpu.target not in variant.spec.targets:
+        return []
+    results = [result for result in load_results(place.tuning) if result.gpu == gpu.name]
+    blocks = variant.spec.blocks
+    return [
+        form
+        for form, kernel in kernels.items()
+        if form == "portable" or gpu.target == HOPPER
+        if again or not any(result.has_measured(kernel, blocks) for result in results)
+    ]
+
+
+def _tune(
+    plan: KernelPlan,
+    forms: Iterable[Form],
+    gpu: Gpu,
+    spaces: Spaces,
+    place: Place,
+    options: Options,
+    progress: Progress,
 ) -> bool:
-    """Whether the GPU is of a listed target and has measured no candidate that the spec admits."""
-    if gpu.target not in variant.spec.targets:
-        return False
-    return again or not any(
-        result.gpu == gpu.name and result.has_measured(kernel, variant.spec.blocks)
-        for result in load_results(place.tuning)
-    )
+    """Measures these kernels and keeps the results; whether an interrupt ended it.
+
+    Raises:
+        KeyboardInterrupt: before anything was measured.
+    """
+    for number, form in enumerate(forms):
+        progress.step(plan.name, f"tune {NAMES[form]} on {gpu.name}")
+        try:
+            measured = _measured(plan, form, gpu, spaces, options, progress)
+        except KeyboardInterrupt:
+            if number == 0:
+                raise
+            return True
+        save_results(place.tuning, merged(load_results(place.tuning), [measured]))
+        if measured.ended == "interrupt":
+            return True
+    return False
 
 
 def _measured(
-    plan: KernelPlan, gpu: Gpu, space: Space, options: Options, progress: Progress
+    plan: KernelPlan, form: Form, gpu: Gpu, spaces: Spaces, options: Options, progress: Progress
 ) -> TuneResult:
     """What measuring gives; torch and triton are imported for it alone."""
     from flashgen.tuning.measure import measure
 
-    ranked = [config for config, _ in rank(plan, gpu.target, space.candidates)]
+    space = ranked(plan, form, gpu.target, spaces)
     return measure(
         plan,
         gpu.target,
         gpu.name,
-        ranked,
+        space.candidates,
         space.rejected,
+        form=form,
         seconds=options.tune_seconds,
         report=progress.measured,
     )

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from flashgen.build import module_text, search_spaces
-from flashgen.codegen.render import kernel_digest
+from flashgen.build import module_text
 from flashgen.errors import ValidationError
 from flashgen.loader import Variant, load
 from flashgen.plan import lower
 from flashgen.publish import Place, is_generated, read_bytes
-from flashgen.tuning.choose import choose
+from flashgen.tuning.forms import choices, digests, search_spaces
 from flashgen.tuning.store import load_results
 from flashgen.validate import validate
 
@@ -44,9 +43,10 @@ def _differences(variants: Iterable[Variant], out: Path) -> Iterator[str]:
 def expected_text(variant: Variant, place: Place) -> str:
     """What a build without measuring would publish."""
     plan = lower(variant.spec, variant.name)
-    kernel = kernel_digest(plan)
-    chosen = choose(plan, kernel, search_spaces(plan), load_results(place.tuning))
-    return module_text(variant, plan, kernel, chosen, place)
+    spaces = search_spaces(plan)
+    kernels = digests(plan, spaces)
+    chosen = choices(plan, kernels, spaces, load_results(place.tuning))
+    return module_text(variant, plan, kernels, chosen, place)
 
 
 def _orphans(variants: Iterable[Variant], out: Path) -> Iterator[str]:

@@ -5,6 +5,12 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Literal
 
+#: The kernels that a module can hold: the one in Triton for every target, and the one in Gluon.
+Form = Literal["portable", "hopper"]
+
+#: The target that the latter is for.
+HOPPER = "sm_90"
+
 
 @dataclass(frozen=True, order=True)
 class KernelConfig:
@@ -13,8 +19,9 @@ class KernelConfig:
     Attributes:
         BLOCK_M: query rows a program computes.
         BLOCK_N: key/value rows a loop step reads.
-        num_warps: warps a program runs on (32 threads each on NVIDIA, 64 on AMD).
-        num_stages: depth of Triton's software pipeline over the KV loop.
+        num_warps: warps a program computes on (32 threads each on NVIDIA, 64 on AMD).
+        num_stages: depth of Triton's software pipeline over the KV loop; of the Gluon kernel, the
+            buffers for tiles of keys, and of values.
     """
 
     BLOCK_M: int
@@ -52,3 +59,17 @@ class ChosenConfig:
     gpu: str | None = None
     triton: str | None = None
     tflops: float | None = None
+
+
+@dataclass(frozen=True)
+class HopperChoice:
+    """Whether a module holds the Gluon kernel for Hopper, and as what.
+
+    Attributes:
+        config: its configuration; None where the module does without it.
+        why_not: the reason for that, in a few words; empty where there is none to give: the module
+            holds the kernel, or is not for Hopper.
+    """
+
+    config: ChosenConfig | None = None
+    why_not: str = ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 
 from rich import box
@@ -14,7 +14,7 @@ from rich.table import Table
 from flashgen.bench import Timing
 from flashgen.budget.targets import get_target
 from flashgen.build import Built, Progress
-from flashgen.config import ChosenConfig
+from flashgen.config import HOPPER, ChosenConfig, Form
 
 # In a pipe or a log there is no width to keep to: rows stay whole.
 UNWATCHED_WIDTH = 200
@@ -82,27 +82,42 @@ class ProgressBar(Progress):
 
 
 def build_table(built: Iterable[Built]) -> Table:
-    """A row for each variant and target that a configuration was chosen for."""
-    table = plain_table("variant", "target", "blocks", "warps", "stages", "SRAM used, KiB")
+    """A row for each variant, target and kernel that a configuration was chosen for."""
+    table = plain_table("variant", "target", "form", "blocks", "warps", "stages", "SRAM used, KiB")
     table.add_column("chosen")  # the one that may wrap
     table.add_column("time", justify="right", no_wrap=True)
     for result in built:
         time = f"{result.seconds:.1f} s"
-        for target, choice in result.chosen.items():
+        for target, form, choice, remark in _chosen(result):
             config = choice.config
             limit = get_target(target).max_shared
             table.add_row(
                 result.variant,
                 target,
+                form,
                 f"{config.BLOCK_M} x {config.BLOCK_N}",
                 str(config.num_warps),
                 str(config.num_stages),
                 f"{choice.shared / 1024:.1f} of {limit / 1024:.0f}",
-                how_chosen(choice),
+                how_chosen(choice) + remark,
                 time,
             )
             time = ""
     return table
+
+
+def _chosen(built: Built) -> Iterator[tuple[str, Form, ChosenConfig, str]]:
+    """Each target and kernel with its configuration, and what else is to be said of it."""
+    assert built.chosen is not None
+    hopper = built.chosen.hopper
+    for target, choice in built.chosen.portable.items():
+        remark = ""
+        if target == HOPPER and hopper.config:
+            yield target, "hopper", hopper.config, ""
+            remark = "; runs where TMA cannot read q, k or v"
+        elif target == HOPPER and hopper.why_not:
+            remark = f"; no Gluon kernel: {hopper.why_not}"
+        yield target, "portable", choice, remark
 
 
 def how_chosen(choice: ChosenConfig) -> str:
@@ -113,14 +128,20 @@ def how_chosen(choice: ChosenConfig) -> str:
 
 
 def rejection_lines(built: Built) -> Iterable[str]:
-    """For each target, how many candidates there were, and why the others were turned down."""
-    for target, space in built.spaces.items():
+    """For each target and kernel, how many candidates there were, and why not the others."""
+    why_not = built.chosen.hopper.why_not if built.chosen else ""
+    spaces = [(target, "portable", space) for target, space in built.spaces.portable.items()]
+    if built.spaces.hopper and not why_not:
+        spaces.append((HOPPER, "hopper", built.spaces.hopper))
+    for target, form, space in spaces:
         yield (
-            f"{built.variant}: {target}: {len(space.candidates)} candidates fit, "
+            f"{built.variant}: {target}: {form}: {len(space.candidates)} candidates fit, "
             f"{len(space.rejected)} turned down"
         )
         for config, reason in space.rejected:
             yield f"  {config}: {reason}"
+    if why_not:
+        yield f"{built.variant}: {HOPPER}: no Gluon kernel: {why_not}"
 
 
 def list_table(modules: Iterable[Sequence[str]]) -> Table:

@@ -1,7 +1,7 @@
 """publish: a rendered module -> ``generated/<name>.py``, sealed so that damage shows.
 
-Above a module's docstring stand the lines of its seal: the digest of its spec, of its kernel's
-source, of everything that it was built from, and of everything below the seal.
+Above a module's docstring stand the lines of its seal: the digest of its spec, of its kernels'
+sources, of everything that it was built from, and of everything below the seal.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ _SEAL = re.compile(
     re.escape(FIRST_LINE)
     + "\n# flashgen: spec   ([0-9a-f]{64})\n"
     + "# flashgen: kernel ([0-9a-f]{64})\n"
+    + "(?:# flashgen: hopper ([0-9a-f]{64})\n)?"
     + "# flashgen: build  ([0-9a-f]{64})\n"
     + "# flashgen: sha256 ([0-9a-f]{64})\n"
 )
@@ -90,17 +91,19 @@ class Place:
 
 @dataclass(frozen=True)
 class Seal:
-    """What a published module says it was made from: three sha256 digests in hex.
+    """What a published module says it was made from: sha256 digests in hex.
 
     Attributes:
         spec: of the declared spec.
-        kernel: of the rendered kernel, the key of its tuning results.
+        kernel: of the portable kernel, the key of its tuning results.
         build: of everything that decides the module's text; see `build_digest`.
+        hopper: of the Gluon kernel likewise; empty where the module has none.
     """
 
     spec: str
     kernel: str
     build: str
+    hopper: str = ""
 
 
 def build_digest(spec: AttentionSpec, place: Place) -> str:
@@ -138,6 +141,7 @@ def sealed(body: str, seal: Seal) -> str:
         f"{FIRST_LINE}\n"
         + f"# flashgen: spec   {seal.spec}\n"
         + f"# flashgen: kernel {seal.kernel}\n"
+        + (f"# flashgen: hopper {seal.hopper}\n" if seal.hopper else "")
         + f"# flashgen: build  {seal.build}\n"
         + f"# flashgen: sha256 {sha256(body.encode()).hexdigest()}\n"
         + body
@@ -158,9 +162,9 @@ def read_seal(path: Path) -> Seal | None:
         )
     text = content.decode(errors="replace")
     match = _SEAL.match(text)
-    if match is None or sha256(content[match.end() :]).hexdigest() != match[4]:
+    if match is None or sha256(content[match.end() :]).hexdigest() != match[5]:
         return None
-    return Seal(spec=match[1], kernel=match[2], build=match[3])
+    return Seal(spec=match[1], kernel=match[2], build=match[4], hopper=match[3] or "")
 
 
 def is_generated(path: Path) -> bool:

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from flashgen.codegen.render import render_module
+from flashgen.config import ChosenConfig, HopperChoice, KernelConfig
 from flashgen.constants import Constant
 from flashgen.masks import Mask, block_sparse, causal, sliding_window
 from flashgen.normalisers import sigmoid_attention, softmax
@@ -46,6 +47,9 @@ _EVERYTHING = (
     ),
 )
 
+# In each module both kernels.
+_HOPPER = HopperChoice(ChosenConfig(KernelConfig(128, 64, 8, 2), "model", shared=0))
+
 #: What the kernel calls the parts of a tensor: its pointer, sizes and strides.
 _PARTS = re.compile(r"_(ptr|size_\d|stride_\d)$")
 
@@ -61,7 +65,7 @@ def _taken() -> frozenset[str]:
     """What the modules name at their top and in functions that parameters reach."""
     names = set(dir(builtins))
     for spec in _EVERYTHING:
-        module = ast.parse(render_module(lower(spec, "everything"), {}))
+        module = ast.parse(render_module(lower(spec, "everything"), {}, _HOPPER))
         for statement in module.body:
             inside = set(_bound(ast.walk(statement)))
             names.update(inside if "probe" in inside else _bound([statement]))

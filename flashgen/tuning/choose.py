@@ -1,22 +1,24 @@
-"""Which configuration a module ships for each of its targets, and on what grounds."""
+"""Which configuration a module ships for each target and kernel, and on what grounds."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from flashgen.budget.hopper import hopper_usage
 from flashgen.budget.sram import sram_usage
 from flashgen.budget.targets import get_target
-from flashgen.config import ChosenConfig
+from flashgen.config import HOPPER, ChosenConfig, HopperChoice, KernelConfig
 from flashgen.plan import KernelPlan
+from flashgen.tuning.hopper_space import rank_hopper, why_not
 from flashgen.tuning.rank import rank
 from flashgen.tuning.space import Space
-from flashgen.tuning.store import TuneResult, best_for
+from flashgen.tuning.store import Measurement, TuneResult, best_for
 
 
 def choose(
     plan: KernelPlan, kernel: str, spaces: Mapping[str, Space], results: Iterable[TuneResult]
 ) -> dict[str, ChosenConfig]:
-    """The best measured configuration of each target, or the model's first where none was.
+    """The portable kernel's configurations: for each target the best measured, else the model's.
 
     Args:
         plan: the kernel.
@@ -31,24 +33,69 @@ def choose(
     }
 
 
+def choose_hopper(
+    plan: KernelPlan,
+    kernel: str,
+    portable: str,
+    space: Space | None,
+    results: Iterable[TuneResult],
+) -> HopperChoice:
+    """The Gluon kernel's configuration by the same rule, or why a module does without the kernel.
+
+    Where both kernels were measured on one GPU, the portable one may turn out to be faster.
+
+    Args:
+        plan: what it computes.
+        kernel: the digest of the Gluon kernel's source.
+        portable: that of the portable kernel's.
+        space: its candidates, perhaps none; None where Hopper is no target.
+        results: what was measured, on any machine.
+    """
+    results = tuple(results)
+    if space is None:
+        return HopperChoice()
+    if not space.candidates:
+        return HopperChoice(why_not=why_not(plan))
+    best = best_for(results, HOPPER, kernel, plan.spec.blocks)
+    other = best_for(results, HOPPER, portable, plan.spec.blocks)
+    if best and other and best[0].key[:2] == other[0].key[:2]:
+        rate, portable_rate = best[1].tflops[-1], other[1].tflops[-1]
+        if rate < portable_rate:
+            return HopperChoice(
+                why_not=f"on {best[0].gpu} it reached {rate:.0f} TFLOP/s, "
+                f"the portable kernel {portable_rate:.0f}"
+            )
+    config = best[1].config if best else rank_hopper(plan, space.candidates)[0]
+    return HopperChoice(_chosen(config, hopper_usage(plan, config).total, best))
+
+
 def _measured(
     plan: KernelPlan, target: str, kernel: str, results: tuple[TuneResult, ...]
 ) -> ChosenConfig | None:
     best = best_for(results, target, kernel, plan.spec.blocks)
     if best is None:
         return None
-    result, measurement = best
-    return ChosenConfig(
-        config=measurement.config,
-        source="measured",
-        shared=sram_usage(plan, measurement.config, get_target(target)).total,
-        gpu=result.gpu,
-        triton=result.triton,
-        tflops=measurement.tflops[-1],
-    )
+    config = best[1].config
+    return _chosen(config, sram_usage(plan, config, get_target(target)).total, best)
 
 
 def _ranked(plan: KernelPlan, target: str, space: Space) -> ChosenConfig:
     config, _ = rank(plan, target, space.candidates)[0]
-    shared = sram_usage(plan, config, get_target(target)).total
-    return ChosenConfig(config=config, source="model", shared=shared)
+    return _chosen(config, sram_usage(plan, config, get_target(target)).total, None)
+
+
+def _chosen(
+    config: KernelConfig, shared: int, best: tuple[TuneResult, Measurement] | None
+) -> ChosenConfig:
+    """With what was measured of the configuration, None where it is the model's choice."""
+    if best is None:
+        return ChosenConfig(config=config, source="model", shared=shared)
+    result, measurement = best
+    return ChosenConfig(
+        config=config,
+        source="measured",
+        shared=shared,
+        gpu=result.gpu,
+        triton=result.triton,
+        tflops=measurement.tflops[-1],
+    )

@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import Any
 
 from flashgen.codegen.render import kernel_digest, render_module
-from flashgen.config import ChosenConfig, KernelConfig
+from flashgen.config import ChosenConfig, Form, HopperChoice, KernelConfig
 from flashgen.errors import TuneError
 from flashgen.plan import KernelPlan
 from flashgen.tuning.store import Ending, Measurement, TuneResult
@@ -53,6 +53,7 @@ def measure(
     candidates: Sequence[KernelConfig],
     rejected: Sequence[tuple[KernelConfig, str]] = (),
     *,
+    form: Form = "portable",
     seconds: float = math.inf,
     report: Report = lambda done, total: None,
 ) -> TuneResult:
@@ -64,6 +65,7 @@ def measure(
         gpu: that GPU's name, for the record.
         candidates: most promising first.
         rejected: candidates turned down before, for the record.
+        form: which kernel they are configurations of.
         seconds: when to stop looking at further candidates; at least one is measured.
         report: called with (candidates looked at, candidates) as it goes.
 
@@ -77,7 +79,7 @@ def measure(
     """
     import triton
 
-    bench = _Bench(plan, target, candidates)
+    bench = _Bench(plan, target, candidates, form)
     turned_down = list(rejected)
     measured: dict[KernelConfig, Measurement] = {}
     finals: dict[KernelConfig, Measurement] = {}
@@ -114,21 +116,29 @@ def measure(
         target=target,
         gpu=gpu,
         triton=triton.__version__,
-        kernel=kernel_digest(plan),
+        kernel=kernel_digest(plan, form),
         lengths=usual_lengths(plan),
         # A closer look on a warm GPU is slower: it is compared with other closer looks alone.
         measured=(*_best_first(finals.values()), *_best_first(rest)),
         rejected=tuple(turned_down),
         ended=ended,
+        form=form,
     )
 
 
-def load_rendered(plan: KernelPlan, target: str, config: KernelConfig) -> ModuleType:
-    """The module of a plan with one configuration, imported from a file that is gone again."""
-    chosen = {target: ChosenConfig(config, source="model", shared=0)}
+def load_rendered(
+    plan: KernelPlan, target: str, config: KernelConfig, form: Form = "portable"
+) -> ModuleType:
+    """The module of a plan with one configuration, imported from a file that is gone again.
+
+    With a configuration of the Gluon kernel, the portable one has none in it.
+    """
+    choice = ChosenConfig(config, source="model", shared=0)
+    hopper = HopperChoice(choice if form == "hopper" else None)
+    chosen = {} if form == "hopper" else {target: choice}
     with tempfile.TemporaryDirectory(prefix="flashgen-") as folder:
         path = Path(folder) / f"{plan.name}.py"
-        path.write_text(render_module(plan, chosen), encoding="utf-8")
+        path.write_text(render_module(plan, chosen, hopper), encoding="utf-8")
         spec = importlib.util.spec_from_file_location(f"flashgen_measured_{plan.name}", path)
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
@@ -140,10 +150,13 @@ def load_rendered(plan: KernelPlan, target: str, config: KernelConfig) -> Module
 class _Bench:
     """Inputs of every length, and the module to run on them."""
 
-    def __init__(self, plan: KernelPlan, target: str, candidates: Sequence[KernelConfig]) -> None:
+    def __init__(
+        self, plan: KernelPlan, target: str, candidates: Sequence[KernelConfig], form: Form
+    ) -> None:
         self.plan = plan
         self.use_tma = plan.uses_tma(target)
-        self.module = load_rendered(plan, target, candidates[0])
+        self.module = load_rendered(plan, target, candidates[0], form)
+        self.launch = self.module._launch_hopper if form == "hopper" else self.module._launch
         self.lengths = usual_lengths(plan)
         self.inputs = {length: random_inputs(plan, length) for length in self.lengths}
         self.params = {length: typical_params(plan, q) for length, (q, _, _) in self.inputs.items()}
@@ -156,7 +169,7 @@ class _Bench:
         """(out, lse) with one configuration, of inputs with the parameters of a length."""
         values = {**config.as_dict(), "USE_TMA": self.use_tma}
         params = self.params[length].values()
-        return self.module._launch(*qkv, self.plan.scale, *params, values)
+        return self.launch(*qkv, self.plan.scale, *params, values)
 
     def compile(self, configs: Sequence[KernelConfig]) -> None:
         """Compiles these at once, each in a thread of its own; one that fails will again later."""

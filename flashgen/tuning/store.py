@@ -1,7 +1,7 @@
 """The measured results of one variant: ``generated/tuning/<name>.json``, committed, for people too.
 
-A result belongs to a GPU, a Triton version and a kernel digest. A build elsewhere reads and keeps
-it. What a module ships depends on this file alone, never on the machine that renders it.
+A result belongs to a GPU, a Triton version, a form and its kernel's digest. A build elsewhere reads
+and keeps it. What a module ships depends on this file alone, never on the machine that renders it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from flashgen.config import KernelConfig
+from flashgen.config import Form, KernelConfig
 from flashgen.errors import OutputError
 from flashgen.files import write_atomically
 from flashgen.spec import Blocks
@@ -50,6 +50,7 @@ class TuneResult:
         measured: the candidates that ran, best first; never empty.
         rejected: the candidates that did not, each with the reason.
         ended: why measuring ended: every candidate looked at, time out, or an interrupt.
+        form: which of a module's kernels it is.
     """
 
     target: str
@@ -60,11 +61,12 @@ class TuneResult:
     measured: tuple[Measurement, ...]
     rejected: tuple[tuple[KernelConfig, str], ...]
     ended: Ending
+    form: Form = "portable"
 
     @property
-    def key(self) -> tuple[str, str]:
-        """What a newer result replaces: the one of its GPU and Triton version."""
-        return self.gpu, self.triton
+    def key(self) -> tuple[str, str, Form]:
+        """What a newer result replaces: the one of its GPU, Triton version and form."""
+        return self.gpu, self.triton, self.form
 
     def has_measured(self, kernel: str, blocks: Blocks) -> bool:
         """Whether it is of this kernel and has a candidate that ``blocks`` admits."""
@@ -97,7 +99,7 @@ def _newest_first(version: str) -> tuple[int, ...]:
 
 
 def merged(results: Iterable[TuneResult], new: Iterable[TuneResult]) -> tuple[TuneResult, ...]:
-    """The results with the new ones in; a new one replaces an old one of its GPU and Triton."""
+    """The results with the new ones in; a new one replaces the old one of its key."""
     by_key = {result.key: result for result in (*results, *new)}
     return tuple(by_key[key] for key in sorted(by_key))
 
@@ -138,6 +140,7 @@ def _fields(result: TuneResult) -> dict[str, Any]:
         "target": result.target,
         "gpu": result.gpu,
         "triton": result.triton,
+        **({} if result.form == "portable" else {"form": result.form}),
         "kernel": result.kernel,
         "ended": result.ended,
         "lengths": list(result.lengths),
@@ -166,6 +169,7 @@ def _result(fields: dict[str, Any]) -> TuneResult:
             for row in fields["measured"]
         ),
         rejected=tuple((_config(row), row["reason"]) for row in fields["rejected"]),
+        form=fields.get("form", "portable"),
     )
 
 

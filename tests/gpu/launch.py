@@ -2,15 +2,73 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
+import shutil
+import tempfile
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import pytest
 import torch
 
 from flashgen import AttentionSpec
-from flashgen.config import KernelConfig
+from flashgen.config import HOPPER, KernelConfig
+from flashgen.plan import KernelPlan, lower
+from flashgen.tuning.device import detect_gpu
+from flashgen.tuning.hopper_space import hopper_space, rank_hopper, why_not
 from support.cases import Case, inputs
 from support.oracle import check
+from support.variants import GENERATED, import_file, rendered_module, shipped_specs
+
+
+@functools.cache
+def on_hopper() -> bool:
+    """Whether the GPU that is here is of Hopper."""
+    gpu = detect_gpu()
+    return gpu is not None and gpu.target == HOPPER
+
+
+@functools.cache
+def module_of(name: str, form: str) -> ModuleType:
+    """A shipped module that runs one of its kernels; skips where it has none of this form.
+
+    As shipped, it is the Gluon kernel's on Hopper; where the module does without that kernel, since
+    the portable one is faster, it is rendered with it here.
+    """
+    spec = shipped_specs()[name]
+    if form == "hopper" and spec.dtype == "float32":
+        pytest.skip("there is no Gluon kernel of float32")
+    path = GENERATED / f"{name}.py"
+    if form == "portable":
+        return portable(path)
+    module = import_file(path)
+    if hasattr(module, "HOPPER_CONFIG"):
+        return module
+    plan = lower(spec, name)
+    assert "No Gluon kernel" in path.read_text(), "built before there was one: build it again"
+    config = hopper_candidates(plan)[0]
+    rendered = rendered_module(spec, name=name, hopper=True)
+    rendered.HOPPER_CONFIG.update(config.as_dict())
+    return rendered
+
+
+def portable(path: Path) -> ModuleType:
+    """A shipped module that runs its portable kernel, with an operator of its own."""
+    copy = Path(tempfile.mkdtemp(prefix="flashgen-tests-")) / path.name
+    atexit.register(shutil.rmtree, copy.parent)
+    copy.write_text(path.read_text().replace('custom_op("flashgen::', 'custom_op("flashgen::only_'))
+    module = import_file(copy)
+    module.__dict__["_runs_hopper"] = lambda q, k, v: False
+    return module
+
+
+def hopper_candidates(plan: KernelPlan) -> list[KernelConfig]:
+    """Configurations of the Gluon kernel, most promising first; none where it cannot run."""
+    if not on_hopper() or why_not(plan):
+        return []
+    return rank_hopper(plan, hopper_space(plan).candidates)
 
 
 def poison() -> None:
@@ -45,10 +103,22 @@ def check_attention(module: ModuleType, spec: AttentionSpec, case: Case) -> None
     check(out, lse, tensors, spec, case)
 
 
+def check_hopper(module: ModuleType, spec: AttentionSpec, case: Case, config: KernelConfig) -> None:
+    """One launch of the Gluon kernel with a configuration, where TMA reads the case's tensors."""
+    tensors = inputs(case, spec, native(spec), "cuda")
+    if not all(map(module._tma_reads, tensors)):
+        return
+    scale = case.scale or spec.scale or spec.qk_head_dim**-0.5
+    params = arguments(case, spec).values()
+    poison()
+    out, lse = module._launch_hopper(*tensors, scale, *params, config.as_dict())
+    check(out, lse, tensors, spec, case)
+
+
 def check_config(
     module: ModuleType, spec: AttentionSpec, case: Case, config: KernelConfig, *, USE_TMA: bool
 ) -> None:
-    """One launch of the kernel with a configuration of the test's choice."""
+    """One launch of the portable kernel with a configuration of the test's choice."""
     tensors = inputs(case, spec, native(spec), "cuda")
     scale = case.scale or spec.scale or spec.qk_head_dim**-0.5
     params = arguments(case, spec).values()

@@ -9,11 +9,11 @@ import torch
 import triton
 
 from flashgen import Float, Int
-from gpu.launch import native, poison
+from gpu.launch import module_of, native, poison
 from support.cases import Case, inputs
 from support.contract import check_compiled, check_gradients
 from support.oracle import check
-from support.variants import GENERATED, import_file, shipped_module, shipped_specs
+from support.variants import shipped_specs
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:.*eager reference")]
 
@@ -31,35 +31,35 @@ def _params(name: str, case: Case = CASE) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_the_same_bits_twice(name: str) -> None:
+def test_the_same_bits_twice(name: str, form: str) -> None:
     tensors, params = _inputs(name), _params(name)
     results = []
     for _ in range(2):
         poison()
-        results.append(shipped_module(name).attention(*tensors, return_lse=True, **params))
+        results.append(module_of(name, form).attention(*tensors, return_lse=True, **params))
     assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_gradients(name: str) -> None:
+def test_gradients(name: str, form: str) -> None:
     case = Case(150, 150, batch=2, q_heads=4, kv_heads=2)
-    check_gradients(shipped_module(name), SPECS[name], case, device="cuda")
+    check_gradients(module_of(name, form), SPECS[name], case, device="cuda")
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_opcheck(name: str) -> None:
+def test_opcheck(name: str, form: str) -> None:
     case = Case(70, 70, q_heads=4, kv_heads=2, layout="transposed")
     tensors = [x.requires_grad_() for x in _inputs(name, case)]
     params = _params(name, case).values()
-    torch.library.opcheck(shipped_module(name)._attention_op, (*tensors, 0.1, *params))
+    torch.library.opcheck(module_of(name, form)._attention_op, (*tensors, 0.1, *params))
 
 
 @pytest.mark.parametrize("name", [
     "causal_d128", "causal_d192_v128", "window_d128", "documents_d128", "softcap_d128",
     "sinks_softmax_d64",
 ])  # fmt: skip
-def test_compile_without_graph_breaks(name: str) -> None:
-    check_compiled(shipped_module(name), SPECS[name], backend="inductor", device="cuda")
+def test_compile_without_graph_breaks(name: str, form: str) -> None:
+    check_compiled(module_of(name, form), SPECS[name], backend="inductor", device="cuda")
 
 
 LENGTHS = (
@@ -89,10 +89,10 @@ SIZES = (0, 1, 2, 5, 16, 17, 100, 128, 1000, 1024, 2**30)
 
 @pytest.mark.parametrize("name", SPECS)
 def test_a_kernel_is_compiled_once_for_twenty_lengths(
-    name: str, monkeypatch: pytest.MonkeyPatch
+    name: str, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
     """And window sizes, caps, tensors: Triton's own count, and what its hook is told."""
-    module = import_file(GENERATED / f"{name}.py")
+    module = module_of.__wrapped__(name, form)  # none of whose kernels is compiled yet
     compiled: list[str] = []
     monkeypatch.setattr(
         triton.knobs.runtime, "jit_cache_hook", lambda *, repr, **_: compiled.append(repr)
@@ -110,12 +110,13 @@ def test_a_kernel_is_compiled_once_for_twenty_lengths(
             }
             case = Case(length, length, heads % 3 + 1, heads, heads, params=numbers)
             module.attention(*_inputs(name, case), **_params(name, case))
-    kernels, *_ = module._attention_forward.device_caches[0]
+    kernel = module._attention_hopper if form == "hopper" else module._attention_forward
+    kernels, *_ = kernel.device_caches[0]
     assert len(kernels) == len(compiled) == 1, compiled
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_a_mask_takes_memory_in_proportion_to_the_length(name: str) -> None:
+def test_a_mask_takes_memory_in_proportion_to_the_length(name: str, form: str) -> None:
     """At its peak, beyond the output and the log-sum-exp: where documents begin, and the like."""
     for length in (4096, 16384):
         case = Case(length, length, q_heads=16, kv_heads=16)
@@ -124,7 +125,7 @@ def test_a_mask_takes_memory_in_proportion_to_the_length(name: str) -> None:
             torch.cuda.synchronize()
             before = torch.cuda.memory_allocated()
             torch.cuda.reset_peak_memory_stats()
-            out, lse = shipped_module(name).attention(*tensors, return_lse=True, **params)
+            out, lse = module_of(name, form).attention(*tensors, return_lse=True, **params)
             torch.cuda.synchronize()
             extra = torch.cuda.max_memory_allocated() - before - out.nbytes - lse.nbytes
             del out, lse
@@ -132,7 +133,7 @@ def test_a_mask_takes_memory_in_proportion_to_the_length(name: str) -> None:
 
 
 @pytest.mark.parametrize("offset", [0, 1], ids=["tma", "pointers"])
-def test_rows_that_lie_far_apart(offset: int) -> None:
+def test_rows_that_lie_far_apart(offset: int, form: str) -> None:
     """The last row begins past 2^31 elements."""
     length, step, spec = 2200, 2**20, SPECS[NAME]
     memory = torch.full((length * step,), torch.nan, dtype=native(spec), device="cuda")
@@ -143,13 +144,13 @@ def test_rows_that_lie_far_apart(offset: int) -> None:
             (1, 1, length, spec.qk_head_dim), (length * step, length * step, step, 1), start
         )
         tensors.append(view.copy_(torch.randn(view.shape, device="cuda")))
-    assert shipped_module(NAME)._tma_reads(tensors[0]) == (offset == 0)
-    out, lse = shipped_module(NAME).attention(*tensors, return_lse=True)
+    assert module_of(NAME, form)._tma_reads(tensors[0]) == (offset == 0)
+    out, lse = module_of(NAME, form).attention(*tensors, return_lse=True)
     check(out, lse, tuple(tensors), spec, Case(length, length))
 
 
 @pytest.mark.parametrize("offset", [0, 1], ids=["tma", "pointers"])
-def test_heads_and_batches_that_lie_far_apart(offset: int) -> None:
+def test_heads_and_batches_that_lie_far_apart(offset: int, form: str) -> None:
     length, step, spec = 200, 2**30, SPECS[NAME]
     memory = torch.full((3 * step + 2**21,), torch.nan, dtype=native(spec), device="cuda")
     tensors = []
@@ -159,35 +160,35 @@ def test_heads_and_batches_that_lie_far_apart(offset: int) -> None:
             (2, 2, length, spec.qk_head_dim), (step, 2 * step, spec.qk_head_dim, 1), start
         )
         tensors.append(view.copy_(torch.randn(view.shape, device="cuda")))
-    out, lse = shipped_module(NAME).attention(*tensors, return_lse=True)
+    out, lse = module_of(NAME, form).attention(*tensors, return_lse=True)
     case = Case(length, length, batch=2, q_heads=2, kv_heads=2)
     check(out, lse, tuple(tensors), spec, case)
 
 
 @pytest.mark.parametrize(("batch", "heads"), [(70_000, 1), (1, 70_000), (300, 300)])
-def test_more_heads_than_a_grid_axis_holds(batch: int, heads: int) -> None:
+def test_more_heads_than_a_grid_axis_holds(batch: int, heads: int, form: str) -> None:
     case = Case(17, 17, batch=batch, q_heads=heads, kv_heads=heads)
     tensors = _inputs(NAME, case)
     poison()
-    out, lse = shipped_module(NAME).attention(*tensors, return_lse=True)
+    out, lse = module_of(NAME, form).attention(*tensors, return_lse=True)
     check(out, lse, tensors, SPECS[NAME], case)
 
 
-def test_outputs_of_more_than_2_to_31_elements() -> None:
+def test_outputs_of_more_than_2_to_31_elements(form: str) -> None:
     """Only the last head is compared: float64 of all would not fit."""
     heads, length, spec = 520, 2**16, SPECS["full_d64"]
     q = torch.randn(1, 1, length, 64, dtype=native(spec), device="cuda").expand(1, heads, -1, -1)
     k, v = (torch.randn(1, 1, 40, 64, dtype=native(spec), device="cuda") for _ in range(2))
-    out, lse = shipped_module("full_d64").attention(q, k, v, return_lse=True)
+    out, lse = module_of("full_d64", form).attention(q, k, v, return_lse=True)
     assert out.numel() > 2**31
     last = (q[:, -1:], k, v)
     check(out[:, -1:], lse[:, -1:], last, spec, Case(length, 40))
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_cuda_graphs(name: str) -> None:
+def test_cuda_graphs(name: str, form: str) -> None:
     """Of a call whose tensors change between replays, those of the parameters too."""
-    module = shipped_module(name)
+    module = module_of(name, form)
     cases = [Case(300, 300, batch=2, q_heads=4, kv_heads=2, scale=scale) for scale in (0.1, 0.2)]
     static, fresh = ((_inputs(name, case), _params(name, case)) for case in cases)
     module.attention(*static[0], **static[1])  # compiled before the capture
@@ -203,8 +204,8 @@ def test_cuda_graphs(name: str) -> None:
     assert torch.equal(out, module.attention(*fresh[0], **fresh[1]))
 
 
-def test_it_runs_on_the_current_stream() -> None:
-    module, tensors = shipped_module(NAME), _inputs(NAME)
+def test_it_runs_on_the_current_stream(form: str) -> None:
+    module, tensors = module_of(NAME, form), _inputs(NAME)
     right = module.attention(*tensors)
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):

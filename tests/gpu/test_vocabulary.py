@@ -11,7 +11,7 @@ import pytest
 
 from flashgen import AttentionSpec, Int
 from flashgen.config import KernelConfig
-from gpu.launch import check_attention, check_config
+from gpu.launch import check_attention, check_config, check_hopper, on_hopper
 from support.cases import LAYOUTS, Case, around_tiles
 from support.variants import rendered_module
 from support.vocabulary import VOCABULARY, Entry
@@ -27,16 +27,25 @@ class Way:
     head_dim: int
     config: KernelConfig
     tma: bool
+    hopper: bool = False
 
     def __str__(self) -> str:
         tile = f"{self.config.BLOCK_M}x{self.config.BLOCK_N}"
-        return f"{self.dtype}-{tile}-{'tma' if self.tma else 'pointers'}"
+        form = "gluon" if self.hopper else "tma" if self.tma else "pointers"
+        return f"{self.dtype}-d{self.head_dim}-{tile}-{form}"
 
 
 WAYS = (
     Way("bfloat16", 64, KernelConfig(128, 64, num_warps=8, num_stages=2), tma=True),
     Way("bfloat16", 64, KernelConfig(64, 128, num_warps=4, num_stages=2), tma=False),
     Way("float32", 32, KernelConfig(64, 32, num_warps=4, num_stages=2), tma=False),
+)
+
+# Of the Gluon kernel, one for each structure that head dimensions ask for.
+HOPPER_WAYS = (
+    Way("bfloat16", 64, KernelConfig(192, 128, num_warps=12, num_stages=3), True, hopper=True),
+    Way("float16", 128, KernelConfig(128, 128, num_warps=8, num_stages=2), True, hopper=True),
+    Way("bfloat16", 256, KernelConfig(128, 64, num_warps=8, num_stages=2), True, hopper=True),
 )
 
 LONG = [(2048, 2048), (1023, 1023), (777, 2000), (2000, 777), (128, 1500), (1, 2049)]
@@ -64,28 +73,43 @@ def _spec(name: str, way: Way) -> AttentionSpec:
 
 @functools.cache
 def _module(name: str, way: Way) -> ModuleType:
-    return rendered_module(_spec(name, way))
+    return rendered_module(_spec(name, way), hopper=way.hopper)
 
 
-@pytest.mark.parametrize("way", WAYS, ids=str)
+def _check(name: str, way: Way, case: Case) -> None:
+    module, spec = _module(name, way), _spec(name, way)
+    if way.hopper:
+        check_hopper(module, spec, case, way.config)
+    else:
+        check_config(module, spec, case, way.config, USE_TMA=way.tma)
+
+
+def _needs(way: Way) -> None:
+    if way.hopper and not on_hopper():
+        pytest.skip("the Gluon kernel needs a Hopper GPU")
+
+
+@pytest.mark.parametrize("way", WAYS + HOPPER_WAYS, ids=str)
 @pytest.mark.parametrize("name", VOCABULARY)
 def test_around_tiles_and_far_beyond(name: str, way: Way) -> None:
+    _needs(way)
     for case in _cases(VOCABULARY[name], way):
         try:
-            check_config(_module(name, way), _spec(name, way), case, way.config, USE_TMA=way.tma)
+            _check(name, way, case)
         except Exception as error:
             error.add_note(str(case))
             raise
 
 
+@pytest.mark.parametrize("way", (WAYS[1], *HOPPER_WAYS[:2]), ids=str)
 @pytest.mark.parametrize("name", VOCABULARY)
-def test_every_remainder(name: str) -> None:
+def test_every_remainder(name: str, way: Way) -> None:
     """By both sides of a tile, with the lengths apart by every remainder too."""
-    entry, way = VOCABULARY[name], WAYS[1]
+    _needs(way)
+    entry = VOCABULARY[name]
     for r in range(128):
         q_len, kv_len = 64 + r, 64 + r if entry.equal_lengths else 100 + 7 * r % 128
-        case = entry.case(Case(q_len, kv_len, q_heads=2, kv_heads=1))
-        check_config(_module(name, way), _spec(name, way), case, way.config, USE_TMA=way.tma)
+        _check(name, way, entry.case(Case(q_len, kv_len, q_heads=2, kv_heads=1)))
 
 
 @pytest.mark.parametrize("name", VOCABULARY)

@@ -25,11 +25,15 @@ def test_a_build_publishes_a_module_and_shows_what_was_chosen(flashgen, project)
     rows = [line.split("  ") for line in lines if line.strip()]
     header, row = ([cell.strip() for cell in row if cell.strip()] for row in (rows[0], rows[2]))
     assert header == [
-        "variant", "target", "blocks", "warps", "stages", "SRAM used, KiB", "chosen", "time",
+        "variant", "target", "form", "blocks", "warps", "stages", "SRAM used, KiB", "chosen",
+        "time",
     ]  # fmt: skip
-    assert row[:2] == ["tiny", "sm_90"]
-    assert re.fullmatch(r"\d+\.\d of 227", row[5])
-    assert row[6] == "by model"
+    assert row[:3] == ["tiny", "sm_90", "hopper"]
+    assert re.fullmatch(r"\d+\.\d of 227", row[6])
+    assert row[7] == "by model"
+    portable = [cell.strip() for cell in rows[3] if cell.strip()]
+    assert portable[:3] == ["tiny", "sm_90", "portable"]
+    assert portable[7] == "by model; runs where TMA cannot read q, k or v"
     assert (project / "generated" / "tiny.py").read_text().startswith(FIRST_LINE)
 
 
@@ -139,7 +143,7 @@ def test_only_what_changed_is_built(flashgen, project):
     flashgen("build", "specs")
     shutil.copy("specs/tiny.py", "specs/other.py")
     _, lines = flashgen("build", "specs")
-    assert [line.split()[0] for line in lines if "by model" in line] == ["other"]
+    assert {line.split()[0] for line in lines if "by model" in line} == {"other"}
     assert lines[-1] == "up to date, nothing to do: tiny"
 
 
@@ -159,8 +163,36 @@ def test_verbose_tells_the_steps_and_the_rejected(flashgen):
     status, lines = flashgen("build", "specs", "-v")
     assert status == 0
     assert lines[-2:] == ["tiny: render", "tiny: publish"]
-    assert any(line.startswith("tiny: sm_90: ") and "candidates fit" in line for line in lines)
+    for form in ("portable", "hopper"):
+        heads = [line for line in lines if line.startswith(f"tiny: sm_90: {form}: ")]
+        assert len(heads) == 1 and "candidates fit" in heads[0]
     assert any(line.startswith("  BLOCK_M=") for line in lines)
+
+
+@pytest.mark.parametrize(
+    "old, new, reason",
+    [("targets", "dtype='float32', targets", "float32"), ("targets", "blocks=ODD, targets", "")],
+)
+def test_a_module_without_a_gluon_kernel_says_why(flashgen, project, old, new, reason):
+    edit(project / "specs" / "tiny.py", old, new)
+    edit(project / "specs" / "tiny.py", "causal\n", "Blocks, causal\n\nODD = Blocks(BLOCK_M=64)\n")
+    lines = flashgen("build", "specs", "-v")[1]
+    (told,) = [line for line in lines if line.startswith("tiny: sm_90: no Gluon kernel: ")]
+    told = told.removeprefix("tiny: sm_90: no Gluon kernel: ")
+    assert told and reason in told
+    (row,) = [line for line in lines if line.startswith("tiny") and "227" in line]
+    assert row.split()[2] == "portable" and f"no Gluon kernel: {told}" in row
+    module = (project / "generated" / "tiny.py").read_text()
+    assert f"No Gluon kernel for Hopper: {told}" in module.replace("\n# ", " ")
+    assert "gluon import" not in module
+    assert "# flashgen: hopper" not in module
+    assert flashgen("check") == (0, ["every module in generated is what its spec renders to"])
+
+
+def test_a_module_for_other_targets_says_nothing_of_hopper(flashgen, project):
+    lines = flashgen("build", "specs", "-v", "--target=sm_80")[1]
+    module = (project / "generated" / "tiny.py").read_text()
+    assert "luon" not in module + "".join(lines)
 
 
 HULLS = {

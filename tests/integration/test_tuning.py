@@ -5,11 +5,16 @@ import pytest
 from flashgen.codegen.render import kernel_digest
 from flashgen.config import KernelConfig
 from flashgen.tuning.device import Gpu
-from flashgen.tuning.store import Measurement, TuneResult, load_results
+from flashgen.tuning.store import Measurement, TuneResult, load_results, save_results
+from support.variants import import_file
 
 H200 = Gpu("NVIDIA H200", "sm_90")
+A100 = Gpu("NVIDIA A100", "sm_80")
 FAST = KernelConfig(BLOCK_M=128, BLOCK_N=64, num_warps=8, num_stages=2)
 SLOW = KernelConfig(BLOCK_M=64, BLOCK_N=64, num_warps=4, num_stages=2)
+# The same of the Gluon kernel.
+QUICK = KernelConfig(BLOCK_M=128, BLOCK_N=64, num_warps=8, num_stages=3)
+TARDY = KernelConfig(BLOCK_M=128, BLOCK_N=64, num_warps=8, num_stages=2)
 
 
 @pytest.fixture
@@ -18,27 +23,33 @@ def machine(monkeypatch):
     calls = []
 
     class Machine:
-        ended = "complete"
         measured = calls
+
+        def __init__(self):
+            self.ended = {"portable": "complete", "hopper": "complete"}
 
         def has(self, gpu):
             monkeypatch.setattr("flashgen.build.detect_gpu", lambda: gpu)
 
     machine = Machine()
 
-    def measure(plan, target, gpu, candidates, rejected=(), *, seconds, report):
-        calls.append((plan.name, gpu, seconds))
-        assert FAST in candidates and SLOW in candidates
+    def measure(plan, target, gpu, candidates, rejected=(), *, form, seconds, report):
+        if machine.ended[form] == "at once":
+            raise KeyboardInterrupt
+        calls.append((plan.name, form, gpu, seconds))
+        fast, slow, rate = (QUICK, TARDY, 640.0) if form == "hopper" else (FAST, SLOW, 500.04)
+        assert fast in candidates and slow in candidates
         report(1, len(candidates))
         return TuneResult(
             target=target,
             gpu=gpu,
             triton="3.7.1",
-            kernel=kernel_digest(plan),
+            kernel=kernel_digest(plan, form),
             lengths=(2048,),
-            measured=(Measurement(FAST, (1.0,), (500.04,)), Measurement(SLOW, (2.0,), (250.0,))),
+            measured=(Measurement(fast, (1.0,), (rate,)), Measurement(slow, (2.0,), (rate / 2,))),
             rejected=tuple(rejected),
-            ended=machine.ended,
+            ended=machine.ended[form],
+            form=form,
         )
 
     monkeypatch.setattr("flashgen.tuning.measure.measure", measure)
@@ -46,27 +57,68 @@ def machine(monkeypatch):
     return machine
 
 
-def row(lines):
-    """The cells of the table's only row."""
-    (row,) = [line for line in lines if line.lstrip().startswith("tiny")]
-    return [cell.strip() for cell in row.split("  ") if cell.strip()]
+def row(lines, form="portable"):
+    """The cells of the only row of the table that is about a form."""
+    rows = [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in lines]
+    (row,) = [row for row in rows if row[:1] == ["tiny"] and row[2] == form]
+    return row
 
 
-def test_a_gpu_measures_once(flashgen, project, machine):
+BY_MODEL = "by model; runs where TMA cannot read q, k or v"
+MEASURED = "measured on NVIDIA H200: 500 TFLOP/s; runs where TMA cannot read q, k or v"
+MEASURED_HOPPER = "measured on NVIDIA H200: 640 TFLOP/s"
+
+
+def test_a_gpu_measures_both_kernels_once(flashgen, project, machine):
     status, lines = flashgen("build", "specs", "--tune-seconds", "7")
     assert status == 0
-    assert machine.measured == [("tiny", "NVIDIA H200", 7.0)]
-    assert row(lines)[2:5] == ["128 x 64", "8", "2"]
-    assert row(lines)[6] == "measured on NVIDIA H200: 500 TFLOP/s"
+    assert machine.measured == [
+        ("tiny", "hopper", "NVIDIA H200", 7.0),
+        ("tiny", "portable", "NVIDIA H200", 7.0),
+    ]
+    assert row(lines)[3:6] == ["128 x 64", "8", "2"]
+    assert row(lines)[7] == MEASURED
+    assert row(lines, "hopper")[3:6] == ["128 x 64", "8", "3"]
+    assert row(lines, "hopper")[7] == MEASURED_HOPPER
     assert flashgen("build", "specs") == (0, ["up to date, nothing to do: tiny"])
-    assert len(machine.measured) == 1
+    assert len(machine.measured) == 2
+
+
+def test_the_best_of_each_kernel_stands_in_the_module(flashgen, project, machine):
+    flashgen("build", "specs")
+    module = import_file(project / "generated" / "tiny.py")
+    assert QUICK.as_dict() == module.HOPPER_CONFIG
+    assert {"sm_90": {**FAST.as_dict(), "USE_TMA": True}} == module.CONFIGS
+
+
+def test_results_of_before_there_was_a_gluon_kernel_count(flashgen, project, machine):
+    flashgen("build", "specs")
+    file = project / "generated" / "tuning" / "tiny.json"
+    save_results(file, [r for r in load_results(file) if r.form == "portable"])
+    machine.measured.clear()
+    lines = flashgen("build", "specs")[1]
+    assert [form for _, form, *_ in machine.measured] == ["hopper"]
+    assert row(lines)[7] == MEASURED
+    assert row(lines, "hopper")[7] == MEASURED_HOPPER
+
+
+def test_the_gluon_kernel_is_measured_on_hopper_alone(flashgen, project, machine):
+    spec = project / "specs" / "tiny.py"
+    spec.write_text(spec.read_text().replace('("sm_90",)', '("sm_80", "sm_90")'))
+    machine.has(A100)
+    lines = flashgen("build", "specs")[1]
+    assert [form for _, form, *_ in machine.measured] == ["portable"]
+    assert row(lines, "hopper")[7] == "by model"
+    assert flashgen("build", "specs") == (0, ["up to date, nothing to do: tiny"])
 
 
 def test_a_module_chosen_by_model_is_measured_where_there_is_a_gpu(flashgen, machine):
     machine.has(None)
-    assert row(flashgen("build", "specs")[1])[6] == "by model"
+    lines = flashgen("build", "specs")[1]
+    assert row(lines)[7] == BY_MODEL and row(lines, "hopper")[7] == "by model"
     machine.has(H200)
-    assert row(flashgen("build", "specs")[1])[6].startswith("measured on NVIDIA H200")
+    lines = flashgen("build", "specs")[1]
+    assert row(lines)[7] == MEASURED and row(lines, "hopper")[7] == MEASURED_HOPPER
 
 
 def test_a_machine_without_a_gpu_keeps_what_was_measured(flashgen, project, machine):
@@ -75,7 +127,7 @@ def test_a_machine_without_a_gpu_keeps_what_was_measured(flashgen, project, mach
     machine.has(None)
     assert flashgen("build", "specs") == (0, ["up to date, nothing to do: tiny"])
     _, lines = flashgen("build", "specs", "--force")
-    assert row(lines)[6] == "measured on NVIDIA H200: 500 TFLOP/s"
+    assert row(lines)[7] == MEASURED and row(lines, "hopper")[7] == MEASURED_HOPPER
     assert (project / "generated" / "tiny.py").read_bytes() == published
     assert flashgen("check") == (0, ["every module in generated is what its spec renders to"])
 
@@ -85,27 +137,32 @@ def test_another_gpu_adds_its_results(flashgen, project, machine):
     machine.has(Gpu("NVIDIA H100 PCIe", "sm_90"))
     flashgen("build", "specs")
     results = load_results(project / "generated" / "tuning" / "tiny.json")
-    assert [result.gpu for result in results] == ["NVIDIA H100 PCIe", "NVIDIA H200"]
+    assert [(result.gpu, result.form) for result in results] == [
+        ("NVIDIA H100 PCIe", "hopper"),
+        ("NVIDIA H100 PCIe", "portable"),
+        ("NVIDIA H200", "hopper"),
+        ("NVIDIA H200", "portable"),
+    ]
 
 
 @pytest.mark.parametrize("option", ["--no-tune", "--target=sm_80"])
 def test_nothing_is_measured_if(flashgen, machine, option):
-    assert row(flashgen("build", "specs", option)[1])[6] == "by model"
+    assert row(flashgen("build", "specs", option)[1])[7].startswith("by model")
     assert machine.measured == []
 
 
 def test_a_gpu_of_no_listed_target_measures_nothing(flashgen, machine):
     machine.has(Gpu("NVIDIA RTX PRO 6000", "sm_120"))
-    assert row(flashgen("build", "specs")[1])[6] == "by model"
+    assert row(flashgen("build", "specs")[1])[7] == BY_MODEL
     assert machine.measured == []
 
 
 def test_force_measures_again(flashgen, machine):
     flashgen("build", "specs")
     flashgen("build", "specs", "--force")
-    assert len(machine.measured) == 2
+    assert len(machine.measured) == 4
     flashgen("build", "specs", "--force", "--no-tune")
-    assert len(machine.measured) == 2
+    assert len(machine.measured) == 4
 
 
 def test_a_pin_takes_the_best_measured_that_it_admits(flashgen, project, machine):
@@ -116,24 +173,46 @@ def test_a_pin_takes_the_best_measured_that_it_admits(flashgen, project, machine
         .replace("causal\n", "Blocks, causal\n")
         .replace("targets", "blocks=Blocks(BLOCK_M=64), targets")
     )
-    assert row(flashgen("build", "specs")[1])[2:5] == ["64 x 64", "4", "2"]
-    assert len(machine.measured) == 1
+    lines = flashgen("build", "specs")[1]
+    assert row(lines)[3:6] == ["64 x 64", "4", "2"]
+    # Which the Gluon kernel cannot take.
+    assert "no Gluon kernel: " in row(lines)[7] and "hopper" not in str(lines)
+    assert len(machine.measured) == 2
 
 
-def test_an_interrupt_keeps_the_best_and_stops(flashgen, project, machine):
+@pytest.mark.parametrize(
+    "ended, measured",
+    [
+        ({"hopper": "interrupt", "portable": "complete"}, ["hopper"]),
+        ({"hopper": "complete", "portable": "at once"}, ["hopper"]),
+        ({"hopper": "complete", "portable": "interrupt"}, ["hopper", "portable"]),
+    ],
+)
+def test_an_interrupt_keeps_the_best_and_stops(flashgen, project, machine, ended, measured):
     (project / "specs" / "zebra.py").write_text((project / "specs" / "tiny.py").read_text())
-    machine.ended = "interrupt"
+    machine.ended = ended
     status, lines = flashgen("build", "specs")
     assert status == 130
-    assert row(lines)[6] == "measured on NVIDIA H200: 500 TFLOP/s"
+    assert row(lines, "hopper")[7] == MEASURED_HOPPER
+    assert row(lines)[7] == (MEASURED if "portable" in measured else BY_MODEL)
     assert lines[-1] == "interrupted: what is listed is published, the rest was not built"
-    assert [name for name, *_ in machine.measured] == ["tiny"]
+    assert [(name, form) for name, form, *_ in machine.measured] == [("tiny", f) for f in measured]
     assert not (project / "generated" / "zebra.py").exists()
-    machine.ended = "complete"
-    assert flashgen("build", "specs")[1][-1] == "up to date, nothing to do: tiny"
+    machine.ended = {"hopper": "complete", "portable": "complete"}
+    flashgen("build", "specs")
+    assert flashgen("build", "specs")[1][-1] == "up to date, nothing to do: tiny, zebra"
+
+
+def test_an_interrupt_before_anything_was_measured_publishes_nothing(flashgen, project, machine):
+    machine.ended = {"hopper": "at once", "portable": "complete"}
+    assert flashgen("build", "specs")[0] == 130
+    assert machine.measured == []
+    assert not (project / "generated" / "tiny.py").exists()
 
 
 def test_the_reasons_of_the_rejected_are_kept(flashgen, project, machine):
     flashgen("build", "specs")
-    (result,) = load_results(project / "generated" / "tuning" / "tiny.json")
-    assert result.rejected and all(reason for _, reason in result.rejected)
+    results = load_results(project / "generated" / "tuning" / "tiny.json")
+    assert len(results) == 2
+    rejected = [entry for result in results for entry in result.rejected]
+    assert rejected and all(reason for _, reason in rejected)

@@ -12,7 +12,7 @@ from types import ModuleType
 
 from flashgen import AttentionSpec
 from flashgen.codegen.render import render_module
-from flashgen.config import ChosenConfig, KernelConfig
+from flashgen.config import HOPPER, ChosenConfig, HopperChoice, KernelConfig
 from flashgen.loader import load
 from flashgen.plan import KernelPlan, lower
 
@@ -42,12 +42,17 @@ def rendered_module(
     spec: AttentionSpec,
     *,
     name: str = "rendered",
+    hopper: bool = False,
     edit_plan: Callable[[KernelPlan], KernelPlan] = lambda plan: plan,
     edit_source: Callable[[str], str] = lambda source: source,
 ) -> ModuleType:
-    """A spec's module as flashgen renders it now; the edits are for mutants."""
+    """A spec's module as flashgen renders it now, with the Gluon kernel where it is asked for.
+
+    The edits are for mutants.
+    """
     plan = edit_plan(lower(spec, name))
-    source = edit_source(render_module(plan, any_configs(plan)))
+    choice = any_hopper(plan) if hopper else HopperChoice()
+    source = edit_source(render_module(plan, any_configs(plan), choice))
     path = _scratch() / f"{name}_{next(_serial)}.py"
     path.write_text(source)
     return import_file(path)
@@ -57,6 +62,14 @@ def any_configs(plan: KernelPlan) -> dict[str, ChosenConfig]:
     """Some configuration for each target: for tests that pass their own, or look at the text."""
     config = KernelConfig(BLOCK_M=32, BLOCK_N=16, num_warps=4, num_stages=2)
     return {target: ChosenConfig(config, "model", shared=4096) for target in plan.targets}
+
+
+def any_hopper(plan: KernelPlan) -> HopperChoice:
+    """Some configuration of the Gluon kernel, where the plan can have one."""
+    if HOPPER not in plan.targets or plan.spec.dtype == "float32":
+        return HopperChoice(why_not="float32")
+    config = KernelConfig(BLOCK_M=128, BLOCK_N=64, num_warps=8, num_stages=2)
+    return HopperChoice(ChosenConfig(config, "model", shared=4096))
 
 
 def import_file(path: Path) -> ModuleType:

@@ -99,6 +99,11 @@ _near = [[(h + 1) * (d - 5) / 10 for d in range(11)] for h in range(4)]
 _ids = Constant("ids", [i // 23 for i in range(2100)])
 
 
+def _covering(case: Case) -> dict[str, int]:
+    """Blocks so large that 99 of them cover the sequence."""
+    return {"size": max(12, -(-max(case.q_len, case.kv_len) // 99))}
+
+
 def _above_zero(case: Case) -> dict[str, torch.Tensor]:
     """A temperature for each head."""
     return {"heat": 0.5 + torch.arange(case.q_heads) / 3}
@@ -164,7 +169,9 @@ MASKS: dict[str, Entry] = {
     "block_sparse": Entry(block_sparse(block=16)),
     "block_sparse_run_time": Entry(block_sparse(block=_size)),
     "block_sparse_static": Entry(block_sparse(_blocks, 16)),
-    "block_sparse_static_run_time": Entry(block_sparse([row[:99] for row in _blocks], _size)),
+    "block_sparse_static_run_time": Entry(
+        block_sparse([row[:99] for row in _blocks], _size), values=_covering
+    ),
     "bigbird_static": Entry(bigbird(16, random=torch.tensor(_blocks))),
     "document_static": Entry(Mask(lambda b, h, q, kv: _ids[q] == _ids[kv], "document_static")),
     "block_sparse_shared": Entry(

@@ -6,14 +6,16 @@ import math
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from benchmarks import accuracy, attentions, cells, measuring, peers
+from benchmarks import accuracy, attentions, cells, measuring, peers, record
 from benchmarks.attentions import ATTENTIONS, Attention, visible_pairs
 from benchmarks.cells import FORWARD, GRID, VARIANTS, Cell
+from flashgen.publish import Seal
 
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
@@ -314,3 +316,19 @@ def test_extra_memory_is_what_is_neither_output_nor_lse(small, monkeypatch):
     held = out.nbytes + 4 * 2 * 2 * 32 + 512
     monkeypatch.setattr(measuring, "peak_bytes", lambda call: (held, call()))
     assert measuring.extra_bytes(lambda: out, c) == 512
+
+
+@pytest.mark.parametrize(
+    "gpu, form", [("sm_90", "hopper"), ("sm_80", "portable"), ("sm_120", "portable")]
+)
+def test_a_row_tells_the_kernel_that_runs(gpu, form, monkeypatch):
+    module = ModuleType("module")
+    module.CONFIGS = {"sm_80": {"BLOCK_M": 64}, "sm_90": {"BLOCK_M": 128}}
+    module.HOPPER_CONFIG = {"BLOCK_M": 192}
+    monkeypatch.setattr(record, "target", lambda: gpu)
+    told = record._kernel(module, Seal("s", "portable digest", "b", "gluon digest"))
+    assert told["form"] == form
+    assert told["kernel"] == ("gluon digest" if form == "hopper" else "portable digest")
+    assert told["config"] == {"sm_80": {"BLOCK_M": 64}, "sm_90": {"BLOCK_M": 192}}.get(gpu)
+    del module.HOPPER_CONFIG
+    assert record._kernel(module, None)["form"] == "portable"

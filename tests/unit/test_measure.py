@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from flashgen import AttentionSpec, causal
-from flashgen.config import KernelConfig
+from flashgen.codegen.render import kernel_digest
+from flashgen.config import Form, KernelConfig
 from flashgen.errors import TuneError
 from flashgen.plan import lower
 from flashgen.tuning import measure as tuning
@@ -24,9 +25,10 @@ class StandIn:
     faults: dict[KernelConfig, BaseException]
     timed: list[KernelConfig]
     compiled: list[KernelConfig]
+    of: tuple[object, ...]
 
     def __init__(self, *args: object) -> None:
-        pass
+        StandIn.of = args
 
     def compile(self, configs: list[KernelConfig]) -> None:
         self.compiled.extend(configs)
@@ -60,6 +62,28 @@ def test_the_fastest_comes_first_and_the_best_few_are_timed_twice(
     assert result.ended == "complete"
     assert StandIn.timed == [SLOW, FAST, MEDIUM, FAST, MEDIUM, SLOW]
     assert sorted(StandIn.compiled) == sorted(SPEEDS)
+
+
+@pytest.mark.parametrize("form", ["portable", "hopper"])
+def test_the_result_is_of_the_kernel_that_was_asked_for(
+    run: Callable[..., TuneResult], form: Form
+) -> None:
+    result = run(form=form)
+    assert result.form == form
+    assert result.kernel == kernel_digest(PLAN, form)
+    assert StandIn.of == (PLAN, "sm_90", (SLOW, FAST, MEDIUM), form)
+
+
+def test_the_kernels_have_digests_of_their_own() -> None:
+    assert kernel_digest(PLAN) == kernel_digest(PLAN, "portable") != kernel_digest(PLAN, "hopper")
+
+
+def test_a_module_rendered_to_be_measured_launches_the_configuration() -> None:
+    module = tuning.load_rendered(PLAN, "sm_90", FAST, "hopper")
+    assert FAST.as_dict() == module.HOPPER_CONFIG and module.CONFIGS == {}
+    module = tuning.load_rendered(PLAN, "sm_90", FAST)
+    assert {**FAST.as_dict(), "USE_TMA": True} == module.CONFIGS["sm_90"]
+    assert not hasattr(module, "HOPPER_CONFIG")
 
 
 def test_closer_looks_are_not_compared_with_first_looks(

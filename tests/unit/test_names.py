@@ -34,6 +34,11 @@ from flashgen.validate import validate
         "_tma_reads",
         "range",
         "CONFIGS",
+        "HOPPER_CONFIG",
+        "gl",
+        "q_desc",
+        "heads_together",
+        "_producer",
     ],
 )
 def test_names_of_the_module_are_taken(name: str) -> None:

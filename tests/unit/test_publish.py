@@ -45,6 +45,21 @@ def test_the_seal_stands_above_the_module(module):
     assert "\n".join(lines[5:]) + "\n" == BODY
 
 
+def test_the_seal_of_a_module_with_a_gluon_kernel_has_a_line_more(tmp_path):
+    seal = replace(SEAL, hopper="4" * 64)
+    path = tmp_path / "tiny.py"
+    path.write_text(sealed(BODY, seal))
+    assert read_seal(path) == seal
+    lines = path.read_text().splitlines()
+    assert lines[2:5] == [
+        "# flashgen: kernel " + "2" * 64,
+        "# flashgen: hopper " + "4" * 64,
+        "# flashgen: build  " + "3" * 64,
+    ]
+    path.write_text(path.read_text().replace("A module", "A modulo"))
+    assert read_seal(path) is None
+
+
 def test_the_folder_becomes_a_package(module):
     assert module.with_name("__init__.py").read_text() == publishing.PACKAGE_DOCSTRING
 

@@ -17,7 +17,9 @@ LARGE = KernelConfig(BLOCK_M=128, BLOCK_N=128, num_warps=8, num_stages=3)
 HUGE = KernelConfig(BLOCK_M=256, BLOCK_N=256, num_warps=8, num_stages=5)
 
 
-def result(gpu="NVIDIA H200", triton="3.7.1", kernel="k1", tflops=500.0, target="sm_90"):
+def result(
+    gpu="NVIDIA H200", triton="3.7.1", kernel="k1", tflops=500.0, target="sm_90", form="portable"
+):
     return TuneResult(
         target=target,
         gpu=gpu,
@@ -30,12 +32,13 @@ def result(gpu="NVIDIA H200", triton="3.7.1", kernel="k1", tflops=500.0, target=
         ),
         rejected=((HUGE, "SRAM: needs 458,752 B, has 232,448 B"),),
         ended="complete",
+        form=form,
     )
 
 
 def test_what_is_saved_is_loaded(tmp_path):
     path = tmp_path / "tuning" / "a.json"
-    results = (result(gpu="NVIDIA A100", target="sm_80"), result())
+    results = (result(gpu="NVIDIA A100", target="sm_80"), result(form="hopper"), result())
     save_results(path, results)
     assert load_results(path) == results
 
@@ -110,6 +113,21 @@ def test_a_damaged_file_is_not_taken_for_no_results(tmp_path, text, what):
         f"{path}: not a file of tuning results ({what}); "
         "restore it from version control, or delete it to choose anew"
     )
+
+
+def test_a_file_of_before_there_were_forms_is_of_the_portable_kernel(tmp_path):
+    path = tmp_path / "a.json"
+    save_results(path, (result(),))
+    assert '"form"' not in path.read_text()
+    assert [r.form for r in load_results(path)] == ["portable"]
+    save_results(path, (result(form="hopper"),))
+    assert '"form": "hopper"' in path.read_text()
+
+
+def test_merging_keeps_the_other_form():
+    hopper, new = result(kernel="g1", form="hopper"), result(kernel="k2")
+    assert merged([result(), hopper], [new]) == (hopper, new)
+    assert merged([new], [hopper]) == (hopper, new)
 
 
 def test_merging_keeps_other_gpus_and_tritons():

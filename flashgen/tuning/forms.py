@@ -1,0 +1,88 @@
+"""forms: a variant's kernels, the portable one and Gluon's for Hopper, as a build treats them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from flashgen.codegen.render import kernel_digest
+from flashgen.config import HOPPER, ChosenConfig, Form, HopperChoice
+from flashgen.plan import KernelPlan
+from flashgen.tuning.choose import choose, choose_hopper
+from flashgen.tuning.hopper_space import hopper_space, rank_hopper, why_not
+from flashgen.tuning.rank import rank
+from flashgen.tuning.space import Space, search_space
+from flashgen.tuning.store import TuneResult
+
+
+@dataclass(frozen=True)
+class Spaces:
+    """What to choose from.
+
+    Attributes:
+        portable: for each target, the configurations of the portable kernel.
+        hopper: those of the Gluon kernel; None where Hopper is no target.
+    """
+
+    portable: Mapping[str, Space] = field(default_factory=dict)
+    hopper: Space | None = None
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What was chosen.
+
+    Attributes:
+        portable: the portable kernel's configuration for each target.
+        hopper: whether the module holds the Gluon kernel, with its configuration.
+    """
+
+    portable: Mapping[str, ChosenConfig] = field(default_factory=dict)
+    hopper: HopperChoice = field(default_factory=HopperChoice)
+
+
+def search_spaces(plan: KernelPlan) -> Spaces:
+    """The configurations to choose from, for each target and kernel of a plan."""
+    hopper = None
+    if HOPPER in plan.targets:
+        hopper = Space((), ()) if why_not(plan) else hopper_space(plan)
+    return Spaces({target: search_space(plan, target) for target in plan.targets}, hopper)
+
+
+def digests(plan: KernelPlan, spaces: Spaces) -> dict[Form, str]:
+    """The digest of each kernel that the module holds; the Gluon kernel, where there is one, first.
+
+    Measurements go by them.
+    """
+    portable: dict[Form, str] = {"portable": kernel_digest(plan)}
+    if spaces.hopper and spaces.hopper.candidates:
+        return {"hopper": kernel_digest(plan, "hopper"), **portable}
+    return portable
+
+
+def choices(
+    plan: KernelPlan, kernels: Mapping[Form, str], spaces: Spaces, results: Iterable[TuneResult]
+) -> Choices:
+    """The configurations to ship: the best measured, or the model's first where none was.
+
+    Args:
+        plan: what the kernels compute.
+        kernels: their `digests`.
+        spaces: their candidates; of the portable kernel some for each target.
+        results: what was measured, on any machine.
+    """
+    results = tuple(results)
+    return Choices(
+        choose(plan, kernels["portable"], spaces.portable, results),
+        choose_hopper(plan, kernels.get("hopper", ""), kernels["portable"], spaces.hopper, results),
+    )
+
+
+def ranked(plan: KernelPlan, form: Form, target: str, spaces: Spaces) -> Space:
+    """One kernel's candidates on a target, most promising first, and those turned down."""
+    if form == "hopper":
+        assert spaces.hopper is not None
+        order = rank_hopper(plan, spaces.hopper.candidates)
+        return Space(tuple(order), spaces.hopper.rejected)
+    space = spaces.portable[target]
+    return Space(tuple(c for c, _ in rank(plan, target, space.candidates)), space.rejected)

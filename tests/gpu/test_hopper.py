@@ -1,0 +1,192 @@
+"""The Gluon kernel on a Hopper GPU: which calls get it, and what could go wrong with it alone."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+from flashgen import AttentionSpec, Tensor, block_sparse, causal
+from flashgen.config import KernelConfig
+from gpu.launch import (
+    arguments,
+    check_attention,
+    check_hopper,
+    module_of,
+    native,
+    on_hopper,
+    poison,
+)
+from support.cases import LAYOUTS, Case, inputs
+from support.oracle import check
+from support.variants import rendered_module, shipped_specs
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper")]
+
+SPECS = {name: spec for name, spec in shipped_specs().items() if spec.dtype != "float32"}
+
+# Lengths beside the tiles' multiples, one tile and many, heads in groups and of no power of two.
+CASES = (
+    Case(1000, 1000, batch=2, q_heads=8, kv_heads=2),
+    Case(129, 129, batch=1, q_heads=3, kv_heads=3),
+    Case(2048, 2048, batch=3, q_heads=5, kv_heads=1),
+    Case(7, 7, batch=2, q_heads=12, kv_heads=4),
+)
+UNEQUAL = (
+    Case(1, 4099, batch=2, q_heads=6, kv_heads=2),
+    Case(500, 17, batch=3, q_heads=7, kv_heads=7),
+    Case(1500, 40, batch=1, q_heads=4, kv_heads=1),
+    Case(129, 777, batch=2, q_heads=24, kv_heads=8),
+)
+
+
+@pytest.fixture
+def hopper() -> None:
+    if not on_hopper():
+        pytest.skip("the Gluon kernel needs a Hopper GPU")
+
+
+def _call(name: str, case: Case) -> tuple[tuple[torch.Tensor, ...], dict[str, Any]]:
+    spec = SPECS[name]
+    return inputs(case, spec, native(spec), "cuda"), arguments(case, spec)
+
+
+def _cases(name: str) -> tuple[Case, ...]:
+    return CASES if SPECS[name].equal_lengths else CASES + UNEQUAL
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_which_kernel_runs(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The portable one where TMA cannot read q, k or v; both are right."""
+    module, case = module_of("causal_d128", "hopper"), Case(300, 300, 2, 4, 2, layout)
+    launched = []
+    for launch in ("_launch", "_launch_hopper"):
+        original = getattr(module, launch)
+
+        def noted(*args: Any, launch: str = launch, original: Any = original) -> Any:
+            launched.append(launch)
+            return original(*args)
+
+        monkeypatch.setattr(module, launch, noted)
+    tensors, _ = _call("causal_d128", case)
+    reads = all(map(module._tma_reads, tensors))
+    check_attention(module, SPECS["causal_d128"], case)
+    assert launched == ["_launch_hopper" if reads else "_launch"]
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_values(name: str) -> None:
+    for case in _cases(name):
+        check_attention(module_of(name, "hopper"), SPECS[name], case)
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_the_same_bits_two_hundred_times(name: str) -> None:
+    """Warps that overtake one another would show."""
+    module = module_of(name, "hopper")
+    for case in _cases(name)[:3]:
+        tensors, params = _call(name, case)
+        poison()
+        first = module.attention(*tensors, return_lse=True, **params)
+        check(*first, tensors, SPECS[name], case)
+        for _ in range(200):
+            again = module.attention(*tensors, return_lse=True, **params)
+            assert all(map(torch.equal, first, again))
+            for x in again:
+                x.fill_(torch.nan)  # the next call is likely to get this memory
+
+
+@pytest.mark.parametrize("name", ["causal_d128", "causal_d64", "window_d128", "causal_d256"])
+def test_two_streams_at_once(name: str) -> None:
+    """Calls that share the SMs, and must not share a counter."""
+    module = module_of(name, "hopper")
+    calls = [_call(name, Case(n, n, batch=2, q_heads=6, kv_heads=2)) for n in (1500, 700)]
+    right = [module.attention(*tensors, return_lse=True, **params) for tensors, params in calls]
+    streams = [torch.cuda.Stream() for _ in calls]
+    torch.cuda.synchronize()
+    results: list[list[Any]] = [[] for _ in calls]
+    for _ in range(50):
+        for stream, (tensors, params), found in zip(streams, calls, results, strict=True):
+            with torch.cuda.stream(stream):
+                found.append(module.attention(*tensors, return_lse=True, **params))
+    torch.cuda.synchronize()
+    for found, expected in zip(results, right, strict=True):
+        assert all(all(map(torch.equal, result, expected)) for result in found)
+
+
+@pytest.mark.parametrize("name", ["causal_d128", "full_d128", "documents_d128"])
+def test_a_graph_of_several_calls_beside_calls_of_its_own_stream(name: str) -> None:
+    module = module_of(name, "hopper")
+    calls = [_call(name, Case(n, n, batch=2, q_heads=6, kv_heads=2)) for n in (900, 333)]
+    right = [module.attention(*tensors, **params) for tensors, params in calls]
+    graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    with torch.cuda.graph(graph):
+        captured = [module.attention(*tensors, **params) for tensors, params in calls]
+    for _ in range(20):
+        for out in captured:
+            out.fill_(torch.nan)
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            graph.replay()
+        beside = [module.attention(*tensors, **params) for tensors, params in calls]
+        torch.cuda.synchronize()
+        assert all(map(torch.equal, captured, right))
+        assert all(map(torch.equal, beside, right))
+
+
+@pytest.mark.filterwarnings("ignore:.*eager reference")
+@pytest.mark.parametrize("name", ["causal_d128", "chunked_d128"])
+def test_compiled_with_cuda_graphs_of_torchs_own(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the first call of a stream comes while torch gives all memory to a graph."""
+    module = module_of.__wrapped__(name, "hopper")  # whose streams have no counter yet
+    monkeypatch.setitem(sys.modules, module.__name__, module)  # torch imports it by name
+    tensors, params = _call(name, Case(256, 256, batch=2, q_heads=4, kv_heads=2))
+    right = module.attention(*tensors, **params)
+    module._counter_of.cache_clear()
+
+    def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = module.attention(q, k, v, **params) * 1.0
+        return out
+
+    compiled = torch.compile(call, mode="reduce-overhead", fullgraph=True)
+    for _ in range(4):
+        torch.compiler.cudagraph_mark_step_begin()
+        assert torch.equal(compiled(*tensors), right)
+
+
+def test_a_call_leaves_its_counter_at_0() -> None:
+    module = module_of("causal_d128", "hopper")
+    tensors, _ = _call("causal_d128", CASES[0])
+    for _ in range(3):
+        module.attention(*tensors)
+        assert module._counter(tensors[0].device).item() == 0
+
+
+def test_a_second_gpu() -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    module = module_of("causal_d128", "hopper")
+    tensors, _ = _call("causal_d128", CASES[0])
+    right = module.attention(*tensors)
+    there = module.attention(*(x.to("cuda:1") for x in tensors))
+    assert torch.equal(there.to("cuda:0"), right)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_tiles_that_are_listed(head_dim: int) -> None:
+    """A list a call, by tiles of the kernel's own size: 192 rows are no power of two."""
+    table = Tensor("layout", ("num_q_heads", None, None), "bool")
+    mask = block_sparse(table, 32) & causal(align="bottom_right")
+    spec = AttentionSpec(head_dim, mask=mask)
+    module = rendered_module(spec, hopper=True)
+    for q_len, kv_len in ((500, 500), (700, 300), (100, 1000)):
+        blocks = torch.rand(6, -(-q_len // 32), -(-kv_len // 32)) < 0.4
+        case = Case(q_len, kv_len, 2, 6, 2, params={"layout": blocks})
+        rows = 192 if head_dim == 64 else 128
+        for stages in (2, 3) if head_dim == 64 else (2,):
+            config = KernelConfig(rows, 128, num_warps=rows // 16, num_stages=stages)
+            check_hopper(module, spec, case, config)

@@ -1,0 +1,126 @@
+"""Which kernels a module holds, which digests they go by, and what is chosen for each."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import replace
+
+import pytest
+
+from flashgen import AttentionSpec, causal
+from flashgen.codegen.render import kernel_digest
+from flashgen.config import Form, HopperChoice, KernelConfig
+from flashgen.plan import KernelPlan, lower
+from flashgen.spec import Blocks
+from flashgen.tuning.forms import choices, digests, ranked, search_spaces
+from flashgen.tuning.store import Measurement, TuneResult
+
+SPEC = AttentionSpec(128, mask=causal(), targets=("sm_80", "sm_90"))
+PLAN = lower(SPEC, "causal")
+
+
+def _measured(plan: KernelPlan, form: Form, gpu: str, *tflops: float) -> TuneResult:
+    """Of as many candidates as there are rates, the model's last ones."""
+    spaces = search_spaces(plan)
+    candidates = ranked(plan, form, "sm_90", spaces).candidates[-len(tflops) :]
+    measured = tuple(
+        Measurement(config, (1.0,), (rate,))
+        for config, rate in zip(candidates, tflops, strict=True)
+    )
+    kernel = digests(plan, spaces)[form]
+    return TuneResult("sm_90", gpu, "3.7.1", kernel, (2048,), measured, (), "complete", form)
+
+
+def _chosen(plan: KernelPlan, *results: TuneResult) -> tuple[dict[str, KernelConfig], HopperChoice]:
+    spaces = search_spaces(plan)
+    chosen = choices(plan, digests(plan, spaces), spaces, results)
+    return {target: c.config for target, c in chosen.portable.items()}, chosen.hopper
+
+
+def test_the_gluon_kernel_comes_first() -> None:
+    assert list(digests(PLAN, search_spaces(PLAN))) == ["hopper", "portable"]
+
+
+def test_the_model_chooses_for_each_kernel() -> None:
+    spaces = search_spaces(PLAN)
+    portable, hopper = _chosen(PLAN)
+    assert set(portable) == {"sm_80", "sm_90"}
+    assert portable["sm_90"] == ranked(PLAN, "portable", "sm_90", spaces).candidates[0]
+    assert hopper.config is not None and hopper.config.source == "model"
+    assert hopper.config.config == ranked(PLAN, "hopper", "sm_90", spaces).candidates[0]
+    assert 0 < hopper.config.shared <= 232_448
+
+
+def test_measurements_of_one_kernel_say_nothing_of_the_other() -> None:
+    by_model, without = _chosen(PLAN)
+    result = _measured(PLAN, "hopper", "NVIDIA H200", 640.0)
+    portable, hopper = _chosen(PLAN, result)
+    assert portable == by_model
+    assert hopper.config is not None and hopper.config.config == result.measured[0].config
+    assert (hopper.config.source, hopper.config.gpu) == ("measured", "NVIDIA H200")
+    assert (hopper.config.triton, hopper.config.tflops) == ("3.7.1", 640.0)
+
+    result = _measured(PLAN, "portable", "NVIDIA H200", 500.0)
+    portable, hopper = _chosen(PLAN, result)
+    assert portable["sm_90"] == result.measured[0].config != by_model["sm_90"]
+    assert hopper == without
+
+
+def test_results_of_another_gluon_kernel_do_not_count() -> None:
+    old = replace(_measured(PLAN, "hopper", "NVIDIA H200", 900.0), kernel="0" * 64)
+    assert _chosen(PLAN, old) == _chosen(PLAN)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"dtype": "float32"}, {"blocks": Blocks(BLOCK_M=64)}, {"blocks": Blocks(num_warps=4)}],
+)
+def test_without_a_gluon_kernel_there_is_a_reason(changes: dict[str, object]) -> None:
+    plan = lower(replace(SPEC, **changes), "causal")
+    assert list(digests(plan, search_spaces(plan))) == ["portable"]
+    _, hopper = _chosen(plan)
+    assert hopper.config is None and hopper.why_not
+
+
+def test_a_pin_is_of_both_kernels() -> None:
+    plan = lower(replace(SPEC, blocks=Blocks(BLOCK_M=128, BLOCK_N=64)), "causal")
+    portable, hopper = _chosen(plan)
+    assert hopper.config is not None
+    for config in (portable["sm_90"], hopper.config.config):
+        assert (config.BLOCK_M, config.BLOCK_N) == (128, 64)
+
+
+def test_for_other_targets_nothing_is_said_of_hopper() -> None:
+    plan = lower(replace(SPEC, targets=("sm_80",)), "causal")
+    assert search_spaces(plan).hopper is None
+    assert _chosen(plan)[1] == HopperChoice()
+
+
+def test_the_portable_kernel_alone_where_it_was_faster_on_one_gpu() -> None:
+    slow = _measured(PLAN, "hopper", "NVIDIA H200", 400.0)
+    fast = _measured(PLAN, "portable", "NVIDIA H200", 500.0)
+    _, hopper = _chosen(PLAN, slow, fast)
+    assert hopper.config is None
+    assert hopper.why_not == "on NVIDIA H200 it reached 400 TFLOP/s, the portable kernel 500"
+    for other in (
+        _measured(PLAN, "portable", "NVIDIA H200", 399.0),
+        _measured(PLAN, "portable", "NVIDIA H100", 500.0),
+    ):
+        assert _chosen(PLAN, slow, other)[1].config is not None
+
+
+def test_a_digest_does_not_depend_on_how_python_writes_f_strings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Python 3.12 unparses them otherwise than 3.11."""
+    unparsed: list[str] = []
+    original = ast.unparse
+
+    def noted(tree: ast.AST) -> str:
+        assert not any(isinstance(node, ast.JoinedStr) for node in ast.walk(tree))
+        unparsed.append(original(tree))
+        return unparsed[-1]
+
+    monkeypatch.setattr(ast, "unparse", noted)
+    kernel_digest(PLAN, "hopper")
+    assert any("bar.sync {8 + CONSUMER}, 256" in text for text in unparsed)
