@@ -554,7 +554,6 @@ def _consumer(
                 SCORES,
                 NUM_STAGES,
             )
-
             kv_count += 1
 
         # The tile's end, beside the start of the next one.

@@ -612,7 +612,6 @@ def _consumer(
                 SCORES,
                 NUM_STAGES,
             )
-
             kv_count += 1
 
         # The tile's end, beside the start of the next one.
