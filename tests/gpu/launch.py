@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
 import functools
-import shutil
-import tempfile
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -20,7 +16,7 @@ from flashgen.tuning.device import detect_gpu
 from flashgen.tuning.hopper_space import hopper_space, rank_hopper, why_not
 from support.cases import Case, inputs
 from support.oracle import check
-from support.variants import GENERATED, import_file, rendered_module, shipped_specs
+from support.variants import GENERATED, rendered_module, shipped_module_anew, shipped_specs
 
 
 @functools.cache
@@ -40,28 +36,18 @@ def module_of(name: str, form: str) -> ModuleType:
     spec = shipped_specs()[name]
     if form == "hopper" and spec.dtype == "float32":
         pytest.skip("there is no Gluon kernel of float32")
-    path = GENERATED / f"{name}.py"
+    module = shipped_module_anew(name)
     if form == "portable":
-        return portable(path)
-    module = import_file(path)
+        module.__dict__["_runs_hopper"] = lambda q, k, v: False
+        return module
     if hasattr(module, "HOPPER_CONFIG"):
         return module
-    plan = lower(spec, name)
-    assert "No Gluon kernel" in path.read_text(), "built before there was one: build it again"
-    config = hopper_candidates(plan)[0]
+    text = (GENERATED / f"{name}.py").read_text()
+    assert "No Gluon kernel" in text, "built before there was one: build it again"
+    config = hopper_candidates(lower(spec, name))[0]
     rendered = rendered_module(spec, name=name, hopper=True)
     rendered.HOPPER_CONFIG.update(config.as_dict())
     return rendered
-
-
-def portable(path: Path) -> ModuleType:
-    """A shipped module that runs its portable kernel, with an operator of its own."""
-    copy = Path(tempfile.mkdtemp(prefix="flashgen-tests-")) / path.name
-    atexit.register(shutil.rmtree, copy.parent)
-    copy.write_text(path.read_text().replace('custom_op("flashgen::', 'custom_op("flashgen::only_'))
-    module = import_file(copy)
-    module.__dict__["_runs_hopper"] = lambda q, k, v: False
-    return module
 
 
 def hopper_candidates(plan: KernelPlan) -> list[KernelConfig]:

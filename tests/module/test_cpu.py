@@ -13,7 +13,7 @@ import torch
 from support.cases import LAYOUTS, Case
 from support.contract import native_inputs
 from support.oracle import check
-from support.variants import GENERATED, import_file, shipped_module, shipped_specs
+from support.variants import GENERATED, shipped_module, shipped_module_anew, shipped_specs
 
 SPECS = shipped_specs()
 pytestmark = pytest.mark.filterwarnings("ignore:.*eager reference")
@@ -54,7 +54,7 @@ def test_parameters_reach_the_mask(left: int) -> None:
 
 
 def test_the_fallback_is_said_once() -> None:
-    module = import_file(GENERATED / "causal_d64.py")  # one that has not said it yet
+    module = shipped_module_anew("causal_d64")  # one that has not said it yet
     tensors = native_inputs(Case(4, 4), SPECS["causal_d64"])
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")

@@ -11,7 +11,12 @@ from torch.autograd import forward_ad
 from support.cases import Case
 from support.contract import check_gradients, native_inputs
 from support.oracle import error_and_bound
-from support.variants import GENERATED, import_file, rendered_module, shipped_module, shipped_specs
+from support.variants import (
+    rendered_module,
+    shipped_module,
+    shipped_module_anew,
+    shipped_specs,
+)
 from support.variety import MASK_SPECS
 
 SPECS = shipped_specs()
@@ -66,7 +71,7 @@ def test_no_gradient_is_recorded_unless_asked_for() -> None:
 
 
 def test_gradients_say_once_what_computes_them() -> None:
-    module = import_file(GENERATED / "causal_d64.py")
+    module = shipped_module_anew("causal_d64")
     tensors = [x.requires_grad_() for x in native_inputs(Case(4, 4), SPECS["causal_d64"])]
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")

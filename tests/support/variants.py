@@ -38,6 +38,18 @@ def shipped_module(name: str) -> ModuleType:
     return import_file(GENERATED / f"{name}.py")
 
 
+def shipped_module_anew(name: str) -> ModuleType:
+    """The same once more, as if nothing had been called yet, and with an operator of its own.
+
+    Where two modules register one operator, torch drops the first one's, which may still be called.
+    """
+    text = (GENERATED / f"{name}.py").read_text()
+    number = next(_serial)
+    path = _scratch() / f"{name}_{number}.py"
+    path.write_text(text.replace('custom_op("flashgen::', f'custom_op("flashgen::anew_{number}_'))
+    return import_file(path)
+
+
 def rendered_module(
     spec: AttentionSpec,
     *,
