@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
@@ -89,6 +90,16 @@ class KernelArguments:
     scalars: tuple[str, ...]
     tensors: tuple[KernelTensor, ...]
     ints: tuple[str, ...]
+
+
+def sizing_numbers(
+    arguments: Collection[Argument], constants: Iterable[PrintedConstant]
+) -> tuple[str, ...]:
+    """Names of the numbers that sizes of tensors are checked by, in the parameters' order."""
+    texts = [size for argument in arguments for size in argument.sizes]
+    texts += [limit.accepted for constant in constants for limit in constant.limits]
+    words = set(re.findall(r"\w+", " ".join(texts)))
+    return tuple(a.name for a in arguments if a.kind != "tensor" and a.name in words)
 
 
 def kernel_arguments(

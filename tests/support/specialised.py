@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from types import ModuleType
 from typing import Any
 
@@ -61,7 +60,7 @@ def watch_hopper(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Special
     """The same of the Gluon kernel, with a Hopper GPU made of the CPU."""
     monkeypatch.setattr(module, "_is_hopper", lambda device: True)
     monkeypatch.setattr(module, "_num_sms", lambda device: NUM_SMS)
-    monkeypatch.setattr(module, "_on_device", lambda x: contextlib.nullcontext())
+    monkeypatch.setattr(module, "_is_elsewhere", lambda x: False)
     if hasattr(module, "_counter"):
         counter = torch.zeros(1, dtype=torch.int32)
         monkeypatch.setattr(module, "_counter", lambda device: counter)

@@ -1,0 +1,204 @@
+"""What a call costs the CPU, in microseconds: flashgen's modules beside torch's attention.
+
+    python -m benchmarks.launch [--json FILE]
+
+Batch 1, 16 heads, 128 tokens, no gradient, no CUDA graph: the GPU is done sooner than the CPU. A
+figure is the median over many batches of calls, each batch timed without waiting for the GPU, which
+is waited for between batches so that its queue never fills. A second table divides flashgen's call.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.nn.functional import scaled_dot_product_attention
+
+from benchmarks.record import environment
+from benchmarks.table import launch_table
+
+HEADS, TOKENS = 16, 128
+CALLS, BATCHES = 50, 200
+
+Call = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A shipped module, and what others call the same attention.
+
+    Attributes:
+        module: its name.
+        head_dim: of queries, keys and values.
+        mask: FlexAttention's mask function, None for none.
+        sdpa: keywords of SDPA, None where it cannot express the mask without a tensor of it.
+        fa4: keywords of flash_attn.cute, None likewise.
+        params: keywords of the module.
+    """
+
+    module: str
+    head_dim: int
+    mask: Callable[..., torch.Tensor] | None
+    sdpa: Mapping[str, Any] | None
+    fa4: Mapping[str, Any] | None
+    params: Mapping[str, Any] = field(default_factory=dict)
+
+
+def cases(device: torch.device) -> Iterator[Case]:
+    """Those that are measured."""
+    ids = (torch.arange(TOKENS, device=device, dtype=torch.int32) // 50).expand(1, TOKENS)
+
+    def causal(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return q_idx >= kv_idx
+
+    def window(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return (q_idx >= kv_idx) & (q_idx - kv_idx <= 64)
+
+    def document(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return (q_idx >= kv_idx) & (ids[b, q_idx] == ids[b, kv_idx])
+
+    yield Case("full_d64", 64, None, {}, {})
+    yield Case("causal_d128", 128, causal, {"is_causal": True}, {"causal": True})
+    window_size = {"causal": True, "window_size": (64, 0)}
+    yield Case("window_d128", 128, window, None, window_size, {"left": 64})
+    document_ids = {"document_ids": ids.contiguous()}
+    yield Case("documents_d128", 128, document, None, None, document_ids)
+
+
+def calls(case: Case, qkv: tuple[torch.Tensor, ...]) -> Iterator[tuple[str, Any, Call]]:
+    """(name, a context to time it in, the call) of everything that computes a case."""
+    attention = importlib.import_module(f"generated.{case.module}").attention
+    params = dict(case.params)
+    yield "flashgen", nullcontext(), lambda: attention(*qkv, **params)
+    if case.sdpa is not None:
+        keywords = dict(case.sdpa)
+        backends = {"cuDNN": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
+        for name, context in {
+            "SDPA": nullcontext(),
+            **{f"SDPA {name}": sdpa_kernel(backend) for name, backend in backends.items()},
+        }.items():
+            yield name, context, lambda: scaled_dot_product_attention(*qkv, **keywords)
+    compiled: Any = torch.compile(flex_attention, dynamic=False)
+    mask = None
+    if case.mask is not None:
+        mask = create_block_mask(case.mask, 1, None, TOKENS, TOKENS, device=qkv[0].device)
+    yield "FlexAttention", nullcontext(), lambda: compiled(*qkv, block_mask=mask)
+    if case.fa4 is not None:
+        try:
+            from flash_attn.cute import flash_attn_func  # type: ignore[import-not-found]
+        except ImportError:
+            return
+        rows = [x.transpose(1, 2).contiguous() for x in qkv]
+        yield "FlashAttention-4", nullcontext(), lambda: flash_attn_func(*rows, **case.fa4)
+
+
+def parts(case: Case, qkv: tuple[torch.Tensor, ...]) -> Iterator[tuple[str, Call]]:
+    """(name, a part of flashgen's call), after a first call; some are parts of others."""
+    module = importlib.import_module(f"generated.{case.module}")
+    q, k, v = qkv
+    params = dict(case.params)
+    out, lse = module.attention(q, k, v, return_lse=True, **params)
+    tables = [x for x in params.values() if isinstance(x, torch.Tensor)]
+    numbers = [x for x in params.values() if not isinstance(x, torch.Tensor)]
+    scale = case.head_dim**-0.5
+    yield "an empty call", lambda: None
+    yield "_check_numbers", lambda: module._check_numbers(scale, *numbers)
+    yield "_is_plain", lambda: module._is_plain(q, k, v, *tables)
+    yield "_known", lambda: module._known(q, k, v, *tables)
+    yield "out and lse", lambda: (q.new_empty(q.shape), q.new_empty(1, 2, 3, dtype=torch.float32))
+    yield from _launches(module, (q, k, v, out, lse), tables)
+    if hasattr(module, "_counter"):
+        yield "_counter", lambda: module._counter(q.device)
+    yield "_check_tensors, once", lambda: module._check_tensors(q, k, v, *tables)
+    yield (
+        "a call that Triton prepares",
+        lambda: module._forward(q, k, v, scale, *params.values()),
+    )
+
+
+def _launches(
+    module: ModuleType, memory: tuple[torch.Tensor, ...], tables: list[torch.Tensor]
+) -> Iterator[tuple[str, Call]]:
+    _, known = module._known(*memory[:3], *tables)
+    if known is None:
+        sys.exit(f"{module.__name__} keeps no launch with triton of this version")
+    if getattr(known, "hopper", False):
+        counts = hasattr(module, "_counter")
+        memory += (module._counter(memory[0].device) if counts else memory[4],)
+    made = tuple(torch.searchsorted(x, x, out_int32=True) for x in tables)  # documents' row table
+    numbers = tuple(known.args[known.numbers])
+    yield "repeat", lambda: known.repeat((*memory, *made), numbers)
+    filled = known.args.copy()
+    for (place, maps), x in zip(known.places, (*memory, *made), strict=True):
+        filled[place] = x.data_ptr() if maps is None else maps[x.data_ptr()]
+    yield "of repeat, Triton's launch", lambda: known.launch(known.stream_of(known.device), filled)
+    if tables:
+        x = tables[0]
+        yield "searchsorted", lambda: torch.searchsorted(x, x, out_int32=True)
+
+
+def microseconds(call: Call, context: Any) -> float:
+    """The median of a call, on the CPU."""
+    taken = []
+    with context, torch.no_grad():
+        for _ in range(CALLS):
+            call()
+        for _ in range(BATCHES):
+            torch.cuda.synchronize()
+            started = time.perf_counter_ns()
+            for _ in range(CALLS):
+                call()
+            taken.append((time.perf_counter_ns() - started) / CALLS)
+    torch.cuda.synchronize()
+    return round(statistics.median(taken) / 1000, 2)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.launch", description=__doc__)
+    parser.add_argument("--json", type=Path, help="where the figures are written too")
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("benchmarks.launch measures a CUDA GPU; torch sees none", file=sys.stderr)
+        return 2
+    device = torch.device("cuda")
+    found: dict[str, Any] = {
+        "benchmark": "launch",
+        "environment": environment(device),
+        "calls": {},
+        "parts": {},
+    }
+    for case in cases(device):
+        shape = (1, HEADS, TOKENS, case.head_dim)
+        q, k, v = (torch.randn(shape, dtype=torch.bfloat16, device=device) for _ in range(3))
+        row = found["calls"].setdefault(case.module, {})
+        for name, context, call in calls(case, (q, k, v)):
+            try:
+                row[name] = microseconds(call, context)
+            except Exception as error:  # of others: a backend that this machine lacks, say
+                if name == "flashgen":
+                    raise
+                print(f"{case.module}, {name}: {str(error).splitlines()[0]}", file=sys.stderr)
+        found["parts"][case.module] = {
+            name: microseconds(call, nullcontext()) for name, call in parts(case, (q, k, v))
+        }
+    print(launch_table(found))
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=2) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

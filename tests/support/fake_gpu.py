@@ -1,0 +1,128 @@
+"""A Hopper GPU made of the CPU: Triton compiles and launches as ever, and the launches are noted.
+
+All of Triton that is in Python runs. In the place of its C code, and of the GPU, stands a note.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia import driver as nvidia
+from triton.compiler.compiler import LazyDict
+from triton.knobs import HookChain
+
+from flashgen import AttentionSpec
+from support.specialised import NUM_SMS
+from support.variants import rendered_module
+
+
+@dataclass
+class FakeGpu:
+    """What stands in for the driver.
+
+    Attributes:
+        calls: the arguments of each launch, as Triton's C code would get them; tensors by address.
+        maps: how often a tensor map was made.
+        binds: how often Triton looked at all arguments of a launch anew.
+        stream: the current one.
+    """
+
+    calls: list[tuple[Any, ...]] = field(default_factory=list)
+    maps: int = 0
+    binds: int = 0
+    stream: int = 7
+
+    def launch(self, *args: Any) -> None:
+        """What the C code does but for the launch: the hooks."""
+        hooks = [arg for arg in args if isinstance(arg, HookChain)]
+        for hook in hooks:
+            hook(None)
+        self.calls.append(_plain(args))
+
+    def make_map(self, *args: Any) -> tuple[Any, ...]:
+        """A tensor map, as what it is made of."""
+        self.maps += 1
+        return ("map", *_plain(args))
+
+    def load_binary(self, name: str, *_: Any) -> tuple[Any, ...]:
+        """(module, function, registers, spilled registers, most threads) of a kernel."""
+        return "module", f"function {name}", 100, 0, 1024
+
+
+def _plain(x: Any) -> Any:
+    if isinstance(x, torch.Tensor):
+        return x.data_ptr()
+    if isinstance(x, list | tuple):
+        return tuple(map(_plain, x))
+    if isinstance(x, HookChain | LazyDict):  # what a launch is told to tell others
+        return None
+    return x
+
+
+def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
+    """Puts one in the place of Triton's driver."""
+    gpu = FakeGpu()
+    utils = SimpleNamespace(
+        load_binary=gpu.load_binary,
+        get_device_properties=lambda device: {"max_shared_mem": 232448},
+        fill_tma_descriptor=gpu.make_map,  # Triton 3.6
+        fill_tma_descriptor_tiled=gpu.make_map,  # Triton 3.7, like the two after it
+        launch=gpu.launch,
+        build_signature_metadata=tuple,
+    )
+    driver = SimpleNamespace(
+        utils=utils,
+        launcher_cls=nvidia.CudaLauncher,
+        get_current_device=lambda: 0,
+        get_current_stream=lambda device: gpu.stream,
+        get_current_target=lambda: GPUTarget("cuda", 90, 32),
+    )
+    monkeypatch.setattr(triton.runtime.driver, "_active", driver)
+    module = SimpleNamespace(launch=gpu.launch)
+    monkeypatch.setattr(nvidia, "compile_module_from_src", lambda **_: module)
+    monkeypatch.setattr(nvidia, "library_dirs", lambda: [])
+    monkeypatch.setattr(nvidia, "PyKernelArg", SimpleNamespace, raising=False)
+    return gpu
+
+
+def module_on(
+    gpu: FakeGpu,
+    spec: AttentionSpec,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    edit_source: Callable[[str], str] = lambda source: source,
+) -> ModuleType:
+    """A spec's module with both kernels, which takes tensors of the CPU for those of the GPU."""
+
+    def on_gpu(source: str) -> str:
+        assert "q.is_cuda" in source
+        return edit_source(source.replace("q.is_cuda", "True"))
+
+    module = rendered_module(spec, hopper=True, edit_source=on_gpu)
+    monkeypatch.setattr(module, "_is_elsewhere", lambda x: False)
+    monkeypatch.setattr(module, "_config", lambda device: module.CONFIGS["sm_90"])
+    if hasattr(module, "_is_hopper"):
+        monkeypatch.setattr(module, "_is_hopper", lambda device: True)
+        monkeypatch.setattr(module, "_num_sms", lambda device: NUM_SMS)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    for kernel in ("_attention_hopper", "_attention_forward", "_list_tiles"):
+        if hasattr(module, kernel):
+            _count_binds(gpu, getattr(module, kernel), monkeypatch)
+    return module
+
+
+def _count_binds(gpu: FakeGpu, kernel: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = kernel.run
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        gpu.binds += 1
+        return run(*args, **kwargs)
+
+    monkeypatch.setattr(kernel, "run", counted)
