@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,10 +15,13 @@ import torch
 
 from benchmarks.accuracy import wrong_cells
 from benchmarks.cells import Cell
-from benchmarks.measuring import measure, median_ms
+from benchmarks.compiling import compile_all
+from benchmarks.measuring import measure
 from benchmarks.peers import BENCHMARK_MODULES, PEERS, peers_of
 from benchmarks.record import environment, layout, new_row, protocol, target
+from benchmarks.timing import TIMERS
 from flashgen.build import Options, Progress, build
+from flashgen.files import write_atomically
 
 SPECS = Path(__file__).parent / "specs"
 
@@ -43,20 +48,25 @@ def run(
     device = torch.device("cuda")
     cells = [cell for cell in every_cell if options.only in cell.name]
     _build_missing_modules(cells)
+    started = time.perf_counter()
+    for problem in compile_all(cells, options.jobs):
+        print(f"compiling beforehand: {problem}", file=sys.stderr)
+    print(f"compiled beforehand in {time.perf_counter() - started:.0f} s", flush=True)
     rows = [new_row(cell) for cell in cells]
-    document = {
+    head = {
         "benchmark": benchmark,
         "environment": environment(device),
         "protocol": protocol(),
-        "cells": rows,
     }
     for repetition in range(options.repeat):
         for cell, row in zip(cells, rows, strict=True):
             peers = {name: PEERS[name] for name in peers_of(cell, options.fa4)}
-            measure(cell, row, peers, repetition, device, median_ms)
-            print(_progress(repetition, row), flush=True)
-            options.json.parent.mkdir(parents=True, exist_ok=True)
-            options.json.write_text(layout(document))  # after every cell: an interrupt keeps them
+            measure(cell, row, peers, repetition, device, TIMERS)
+            seconds = time.perf_counter() - started
+            print(f"{seconds:4.0f} s {_progress(repetition, row)}", flush=True)
+            # After every cell: a run that is cut off keeps them.
+            measured = [row for row in rows if row["ms"]]
+            write_atomically(options.json, layout(head | {"cells": measured}))
     print(f"\n{show(json.loads(options.json.read_text()))}")
     wrong = wrong_cells(rows)
     if wrong:
@@ -73,8 +83,13 @@ def _build_missing_modules(cells: Sequence[Cell]) -> None:
 
 
 def _progress(repetition: int, row: Mapping[str, Any]) -> str:
-    rates: dict[str, Sequence[float]] = row["tflops"]
-    shown = "  ".join(f"{name} {values[-1]:.0f}" for name, values in rates.items())
+    """TFLOP/s of this repetition, median and sustained."""
+    rates, sustained = row["tflops"], row["sustained_tflops"]
+    shown = "  ".join(
+        f"{name} {rates[name][-1]:.0f} {sustained[name][-1]:.0f}"
+        for name in rates
+        if name in sustained
+    )
     return f"[{repetition + 1}] {row['cell']:28} {shown}"
 
 
@@ -86,6 +101,12 @@ def _arguments(
     parser.add_argument("--json", type=Path, required=True, help="file for the results")
     parser.add_argument("--repeat", type=int, default=2, help="times to measure the whole table")
     parser.add_argument("--only", default="", help="a part of the names of the cells to measure")
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=min(8, (os.cpu_count() or 2) // 2),
+        help="processes that compile beforehand; 0 compiles while measuring",
+    )
     parser.add_argument("--fa4", action="store_true", help="FlashAttention 4 too, if installed")
     options = parser.parse_args()
     if options.repeat < 1:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,11 +13,10 @@ from benchmarks.accuracy import Inputs, exact_heads, relative_error
 from benchmarks.attentions import ATTENTIONS, Attention, visible_pairs
 from benchmarks.cells import Cell
 from benchmarks.peers import Call, Peer, make_block_mask
+from benchmarks.timing import Timer
 
-WARMUP_MS, REPETITION_MS = 50, 200
-PAUSE_SECONDS = 0.2  # before each measurement, so that no peer inherits the heat of the last alone
-
-Timer = Callable[[Call], float]
+#: Relative error of a peer that computes something else: one that rounds has 2e-3.
+WRONG = 0.02
 
 
 def measure(
@@ -26,35 +25,60 @@ def measure(
     peers: Mapping[str, Peer],
     repetition: int,
     device: torch.device,
-    median_ms: Timer,
+    timers: Mapping[str, Timer],
 ) -> None:
-    """Measures every peer once on a cell and adds what came out to its row.
+    """Measures every peer on a cell, by one timer after the other, and adds the figures to its row.
 
-    A peer that raises is noted with its reason and left out from then on; flashgen's may not.
+    A timer's name is that of its figures: those of ``ms`` stand there and, as rates, in ``tflops``.
+    Outputs and memory are looked at in the first repetition alone. A peer that raises is noted
+    with its reason and left out from then on; flashgen's may not.
     """
     attention = ATTENTIONS[cell.attention](cell.seq_len, device)
     inputs = make_inputs(cell, device)
-    expected = exact_heads(cell, attention, inputs)
+    if repetition == 0:
+        _look_at(cell, row, peers, attention, inputs)
+    names = list(peers)[:: -1 if repetition % 2 else 1]
+    flops = cell.flops(row["visible_pairs"])
+    for key, time_ms in timers.items():
+        for name in names:
+            if name in row["unavailable"]:
+                continue
+            with torch.no_grad(), _noted(row, name), peers[name](cell, attention, inputs) as call:
+                ms = time_ms(call)
+                row.setdefault(key, {}).setdefault(name, []).append(float(f"{ms:.4g}"))
+                rates = row.setdefault(key.replace("ms", "tflops"), {})
+                rates.setdefault(name, []).append(round(flops / ms / 1e9, 1))
+
+
+def _look_at(
+    cell: Cell, row: dict[str, Any], peers: Mapping[str, Peer], attention: Attention, inputs: Inputs
+) -> None:
+    """What is the same in every repetition: the work, the errors, the memory."""
+    device = inputs[0].device
     pairs = visible_pairs(attention, cell.seq_len, device)
-    flops = cell.flops(pairs)
-    row |= {"visible_pairs": pairs, "gflop": round(flops / 1e9, 1)}
-    names = [name for name in peers if name not in row["unavailable"]]
-    for name in reversed(names) if repetition % 2 else names:
-        try:
-            with torch.no_grad(), peers[name](cell, attention, inputs) as call:
-                row["error"][name] = float(f"{relative_error(call(), expected):.3g}")
-                ms = median_ms(call)
-                if name == "flashgen" and device.type == "cuda":
-                    row["extra_bytes"] = extra_bytes(call, cell)
-        except Exception as error:
-            if name == "flashgen":
-                raise
-            row["unavailable"][name] = _reason(error)
-            continue
-        row["ms"].setdefault(name, []).append(float(f"{ms:.4g}"))
-        row["tflops"].setdefault(name, []).append(round(flops / ms / 1e9, 1))
-    if "FlexAttention" in row["ms"] and attention.mask_mod and device.type == "cuda":
+    row |= {"visible_pairs": pairs, "gflop": round(cell.flops(pairs) / 1e9, 1)}
+    expected = exact_heads(cell, attention, inputs)
+    for name, peer in peers.items():
+        with torch.no_grad(), _noted(row, name), peer(cell, attention, inputs) as call:
+            error = relative_error(call(), expected)
+            if name != "flashgen" and not error <= WRONG:
+                raise ValueError(f"wrong output, {error:.2g} off")
+            row["error"][name] = float(f"{error:.3g}")
+            if name == "flashgen" and device.type == "cuda":
+                row["extra_bytes"] = extra_bytes(call, cell)
+    if "FlexAttention" in row["error"] and attention.mask_mod and device.type == "cuda":
         row["block_mask"] = block_mask_cost(cell, attention, device)
+
+
+@contextmanager
+def _noted(row: dict[str, Any], name: str) -> Iterator[None]:
+    """Notes why a peer is not available instead of raising; flashgen's reason goes on."""
+    try:
+        yield
+    except Exception as error:
+        if name == "flashgen":
+            raise
+        row["unavailable"][name] = _reason(error)
 
 
 def make_inputs(cell: Cell, device: torch.device) -> Inputs:
@@ -95,16 +119,6 @@ def peak_bytes(call: Callable[[], Any]) -> tuple[int, Any]:
     result = call()
     torch.cuda.synchronize()
     return torch.cuda.max_memory_allocated() - before, result
-
-
-def median_ms(call: Call) -> float:
-    """Milliseconds of a call on the GPU, the L2 cache cleared before each."""
-    torch.cuda.synchronize()
-    time.sleep(PAUSE_SECONDS)
-    ms: float = triton.testing.do_bench(
-        call, warmup=WARMUP_MS, rep=REPETITION_MS, return_mode="median"
-    )
-    return ms
 
 
 def _reason(error: Exception) -> str:

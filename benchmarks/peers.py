@@ -24,8 +24,9 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.accuracy import Inputs
-from benchmarks.attentions import CAP, DOCUMENT, WINDOW, Attention
+from benchmarks.attentions import DOCUMENT, Attention
 from benchmarks.cells import Cell
+from benchmarks.fa4 import document_ends, fa4, fa4_mask_mod
 
 Call = Callable[[], torch.Tensor]
 Peer = Callable[[Cell, Attention, Inputs], AbstractContextManager[Call]]
@@ -85,9 +86,7 @@ def varlen(cell: Cell, attention: Attention, inputs: Inputs) -> Iterator[Call]:
     if cell.attention != "documents" or cell.batch != 1:
         raise NotImplementedError(f"no {cell.attention}")
     q, k, v = (x[0].transpose(0, 1).contiguous() for x in inputs)
-    ends = torch.arange(DOCUMENT, cell.seq_len, DOCUMENT)
-    starts = torch.cat([torch.tensor([0]), ends, torch.tensor([cell.seq_len])])
-    cu_seq = starts.to(q.device, torch.int32)
+    cu_seq = document_ends(cell.seq_len, q.device)
     # Since torch 2.12 a causal mask is a window that ends at the query.
     has_window = "window_size" in inspect.signature(varlen_attn).parameters
     causal = {"window_size": (-1, 0)} if has_window else {"is_causal": True}
@@ -100,29 +99,6 @@ def varlen(cell: Cell, attention: Attention, inputs: Inputs) -> Iterator[Call]:
     yield call
 
 
-@contextmanager
-def fa4(cell: Cell, attention: Attention, inputs: Inputs) -> Iterator[Call]:
-    """FlashAttention 4 (CuTe), where it is installed; it takes (batch, seq, heads, head_dim)."""
-    from flash_attn.cute import flash_attn_func  # type: ignore[import-not-found]
-
-    known: dict[str, dict[str, Any]] = {
-        "full": {"causal": False},
-        "causal": {"causal": True},
-        "window": {"causal": True, "window_size": (WINDOW, 0)},
-        "softcap": {"causal": True, "softcap": CAP},
-    }
-    if cell.attention not in known:
-        raise NotImplementedError(f"no {cell.attention}")
-    q, k, v = (x.transpose(1, 2).contiguous() for x in inputs)
-
-    def call() -> torch.Tensor:
-        result = flash_attn_func(q, k, v, **known[cell.attention])
-        out: torch.Tensor = result[0] if isinstance(result, tuple) else result
-        return out.transpose(1, 2)
-
-    yield call
-
-
 PEERS: dict[str, Peer] = {
     "flashgen": flashgen,
     "FlexAttention": flex,
@@ -131,18 +107,21 @@ PEERS: dict[str, Peer] = {
     "SDPA efficient": sdpa(SDPBackend.EFFICIENT_ATTENTION),
     "varlen_attn": varlen,
     "FA4": fa4,
+    "FA4 mask_mod": fa4_mask_mod,
 }
 
 
 def peers_of(cell: Cell, with_fa4: bool = False) -> tuple[str, ...]:
     """The names of the peers to try on a cell: those that have its attention and take its dtype."""
     others: tuple[str, ...] = ()
+    is_float32 = cell.dtype == "float32"
     if cell.attention in ("full", "causal"):
-        is_float32 = cell.dtype == "float32"
         others = ("SDPA efficient",) if is_float32 else ("SDPA cuDNN", "SDPA flash")
     if cell.attention == "documents":
         others = ("varlen_attn",)
-    return ("flashgen", "FlexAttention", *others, *(["FA4"] if with_fa4 else []))
+    if with_fa4 and not is_float32:
+        others += ("FA4", "FA4 mask_mod") if cell.attention == "chunked" else ("FA4",)
+    return ("flashgen", "FlexAttention", *others)
 
 
 def make_block_mask(cell: Cell, attention: Attention, device: torch.device) -> BlockMask | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,14 +14,14 @@ import torch
 import triton
 
 from benchmarks.cells import Cell
-from benchmarks.measuring import PAUSE_SECONDS, REPETITION_MS, WARMUP_MS
 from benchmarks.peers import load_module
+from benchmarks.timing import LOAD_MS, PAUSE_SECONDS, REPETITION_MS, SUSTAINED_MS, WARMUP_MS
 from flashgen.config import HOPPER
 from flashgen.publish import Seal, read_seal
 
 
 def environment(device: torch.device) -> dict[str, str]:
-    """What the figures belong to."""
+    """What the figures belong to; flash-attn-4 is there where it is installed."""
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "gpu": torch.cuda.get_device_name(device),
@@ -28,6 +29,7 @@ def environment(device: torch.device) -> dict[str, str]:
         "triton": triton.__version__,
         "cudnn": _cudnn_version(),
         "cuda": str(torch.version.cuda),
+        **_flash_attn_4(),
     }
 
 
@@ -35,9 +37,12 @@ def protocol() -> dict[str, Any]:
     """How the figures were taken."""
     return {
         "timer": "triton.testing.do_bench, median",
+        "sustained_timer": "calls back to back after a load of the same, mean by CUDA events",
         "warmup_ms": WARMUP_MS,
         "repetition_ms": REPETITION_MS,
         "pause_s": PAUSE_SECONDS,
+        "load_ms": LOAD_MS,
+        "sustained_ms": SUSTAINED_MS,
         "flops": "2 * batch * heads * visible (query, key) pairs * (qk_head_dim + v_head_dim)",
         "error": "relative to float64, Frobenius norm over two heads",
     }
@@ -61,6 +66,8 @@ def new_row(cell: Cell) -> dict[str, Any]:
         **_kernel(module, seal),
         "ms": {},
         "tflops": {},
+        "sustained_ms": {},
+        "sustained_tflops": {},
         "error": {},
         "unavailable": {},
     }
@@ -86,6 +93,13 @@ def target() -> str:
     """The architecture of the GPU that torch sees as its current one."""
     major, minor = torch.cuda.get_device_capability()
     return f"sm_{major}{minor}"
+
+
+def _flash_attn_4() -> dict[str, str]:
+    try:
+        return {"flash_attn_4": version("flash-attn-4")}
+    except PackageNotFoundError:
+        return {}
 
 
 def _cudnn_version() -> str:

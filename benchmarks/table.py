@@ -13,94 +13,134 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
-from statistics import mean
-from typing import Any
+
+from benchmarks.figures import (
+    FA4,
+    OWN,
+    RIVAL,
+    TIMINGS,
+    Document,
+    Row,
+    best_fa4,
+    best_peer,
+    caption,
+    geometric_mean,
+    machine,
+    newest_results,
+    of_causal,
+    peers_of,
+    rate,
+    rates,
+    ratio,
+    timings,
+)
 
 ROOT = Path(__file__).parent.parent
-RESULTS = ROOT / "benchmarks" / "results"
 DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "performance.md")
 NO_RESULTS = "No results are committed yet."
-OWN, RIVAL = "flashgen", "FlexAttention"
-
-Document = Mapping[str, Any]
-Row = Mapping[str, Any]
 
 _BLOCK = re.compile(r"(<!-- benchmark: (\w+) -->\n).*?(<!-- /benchmark -->)", re.DOTALL)
-
-
-def newest_results(folder: Path = RESULTS) -> dict[str, Document]:
-    """Of each benchmark that a folder has results of, those with the latest date."""
-    documents = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
-    by_date = sorted(documents, key=lambda document: str(document["environment"]["date"]))
-    return {document["benchmark"]: document for document in by_date}
 
 
 def summary_table(document: Document) -> str:
     """The grid: a row for each head dim and mask, in it a figure for each sequence length."""
     rows = [row for row in document["cells"] if row["in_grid"]]
-    peers = _peers(rows)
+    peers, by = peers_of(rows), timings(rows)
     lengths = " / ".join(str(length) for length in sorted({row["seq_len"] for row in rows}))
+    against = [f"to the best, {TIMINGS[timing]}" for timing in by]
     lines = [
-        f"Forward TFLOP/s at sequence lengths {lengths}; {caption(document)}.",
+        f"Forward TFLOP/s at sequence lengths {lengths}, and {OWN}'s ratio to the best peer; "
+        f"{caption(document)}.",
         "",
-        *_header(["head_dim", "mask", *peers, f"{OWN} / {RIVAL}"], left=2),
+        *_header(["head_dim", "mask", *peers, *against], left=2),
     ]
     for (head_dim, mask), group in groupby(rows, lambda row: (row["head_dim"][0], row["mask"])):
         cells = list(group)
-        rates = [" / ".join(_rate(row, peer) for row in cells) for peer in peers]
-        ratios = " / ".join(_ratio(row) for row in cells)
-        lines.append(_line([str(head_dim), mask, *rates, ratios]))
-    return "\n".join(lines)
+        shown = [" / ".join(_whole(rate(row, peer)) for row in cells) for peer in peers]
+        ratios = [" / ".join(_times(_to_best(row, t)) for row in cells) for t in by]
+        lines.append(_line([str(head_dim), mask, *shown, *ratios]))
+    return "\n".join([*lines, "", *(_summary(rows, timing) for timing in by)])
+
+
+def _summary(rows: Sequence[Row], timing: str) -> str:
+    """A line: the geometric means of the ratios over the grid, and the least of them."""
+    best = {row["cell"]: value for row in rows if (value := _to_best(row, timing))}
+    if not best:
+        return f"- By {TIMINGS[timing]}: no peer."
+    least = min(best, key=lambda cell: best[cell])
+    means = []
+    for peer in peers_of(rows):
+        ratios = [value for row in rows if peer != OWN and (value := ratio(row, peer, timing))]
+        if ratios:
+            missing = f" in {len(ratios)} of them" if len(ratios) < len(rows) else ""
+            means.append(f"{peer} {geometric_mean(ratios):.2f}{missing}")
+    return (
+        f"- By {TIMINGS[timing]}, geometric mean over {len(best)} cells: "
+        f"{geometric_mean(list(best.values())):.3f} times the best peer of each cell "
+        f"(least {best[least]:.2f}, {least}); of each peer: {', '.join(means)}."
+    )
 
 
 def full_table(document: Document) -> str:
     """Every cell: the figure of each repetition, the errors, and what a BlockMask costs."""
     rows = document["cells"]
-    parts = (
-        f"{caption(document)}. TFLOP/s, the repetitions one after the other.",
-        _rates_table(rows),
+    parts = [f"{caption(document)}. TFLOP/s, the repetitions one after the other."]
+    for timing in timings(rows):
+        parts += [f"By {TIMINGS[timing]}:", _rates_table(rows, timing)]
+    if any(row["in_grid"] for row in rows):
+        grid = [row for row in rows if row["in_grid"]]
+        parts.append("\n".join(_summary(grid, timing) for timing in timings(grid)))
+    parts += [
         "Error relative to float64 (Frobenius norm over two heads):",
         _error_table(rows),
-        f"What making {RIVAL}'s BlockMask costs before the call, and what {OWN}'s module ships:",
+        f"What making {RIVAL}'s BlockMask costs before the call, what {OWN}'s module takes beside "
+        "its output, and what it ships:",
         _cost_table(rows),
         *_refusals(rows),
-    )
+    ]
     return "\n\n".join(parts)
 
 
 def variants_table(document: Document) -> str:
-    """A row for each variant: rates over the visible elements, and what its mask costs."""
-    rows = document["cells"]
-    peers = _peers(rows)
-    ratio, memory = f"{OWN} / {RIVAL}", f"{OWN}'s extra KiB"
-    columns = ["attention", "visible", *peers, ratio, memory, "BlockMask MiB", "BlockMask ms"]
+    """A row for each variant: rates over the visible elements, and three ratios.
+
+    FlashAttention 4 stands in the quicker of its ways; the full table has all peers.
+    """
+    rows, by = document["cells"], timings(document["cells"])
+    has_fa4 = any(peer.startswith(FA4) for peer in peers_of(rows))
+    over = [RIVAL, *([FA4] if has_fa4 else []), "own causal"]
     lines = [
         f"Forward TFLOP/s on visible elements: head_dim {rows[0]['head_dim'][0]}, "
         f"{rows[0]['num_heads']} heads, {rows[0]['seq_len']} tokens, {rows[0]['dtype']}; "
-        f"{caption(document)}.",
+        f"{caption(document)}. Ratios are {OWN}'s, by {' / '.join(TIMINGS[t] for t in by)}.",
         "",
-        *_header(columns),
+        *_header(["attention", "visible", OWN, *over[:-1], *(f"to {name}" for name in over)]),
     ]
     for row in rows:
         visible = f"{100 * row['visible_pairs'] / row['seq_len'] ** 2:.1f}%"
-        rates = [_rate(row, peer) for peer in peers]
-        extra = f"{row['extra_bytes'] / 1024:.0f}"
-        lines.append(_line([row["title"], visible, *rates, _ratio(row), extra, *_block_mask(row)]))
+        shown = [_whole(rate(row, peer)) for peer in (OWN, RIVAL)]
+        ratios = [[ratio(row, RIVAL, timing) for timing in by]]
+        if has_fa4:
+            shown.append(_whole(rate(row, best_fa4(row))))
+            ratios.append([ratio(row, best_fa4(row, timing), timing) for timing in by])
+        ratios.append([of_causal(row, rows, timing) for timing in by])
+        joined = [" / ".join(map(_times, values)) if any(values) else "-" for values in ratios]
+        lines.append(_line([row["title"], visible, *shown, *joined]))
     return "\n".join(lines)
 
 
-def caption(document: Document) -> str:
-    """What the figures belong to, as a sentence without its stop."""
-    env = document["environment"]
-    repeats = max(len(rates) for row in document["cells"] for rates in row["tflops"].values())
-    medians = "one median" if repeats == 1 else f"mean of {repeats} medians"
-    return (
-        f"{env['gpu']}, torch {env['torch']}, triton {env['triton']}, cuDNN {env['cudnn']}, "
-        f"{env['date']}, {medians}"
-    )
+def launch_table(document: Document) -> str:
+    """Microseconds of the CPU that a call takes, beside the peers' and in parts."""
+    parts = [
+        f"Microseconds of the CPU for a call at S=128, no CUDA graph; {machine(document)}.",
+        _microseconds(document["calls"]),
+        f"Of {OWN}'s, and what it does once or otherwise:",
+        _microseconds(document["parts"]),
+    ]
+    return "\n\n".join(parts)
 
 
 #: By name: the benchmark that a table is of, and what makes it.
@@ -109,6 +149,7 @@ TABLES: dict[str, tuple[str, Callable[[Document], str]]] = {
     "full": ("forward", full_table),
     "variants": ("variants", variants_table),
     "variants_full": ("variants", full_table),
+    "launch": ("launch", launch_table),
 }
 
 
@@ -123,38 +164,32 @@ def fill(text: str, results: Mapping[str, Document]) -> str:
     return _BLOCK.sub(block, text)
 
 
-def _peers(rows: Iterable[Row]) -> list[str]:
-    """The peers that any row has a figure for, in the order of first mention."""
-    return list(dict.fromkeys(peer for row in rows for peer in sorted(row["tflops"], key=_place)))
+def _whole(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0f}"
 
 
-def _place(peer: str) -> tuple[int, str]:
-    return ([OWN, RIVAL].index(peer) if peer in (OWN, RIVAL) else 2, peer)
+def _times(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
 
 
-def _rate(row: Row, peer: str) -> str:
-    rates = row["tflops"].get(peer)
-    return f"{mean(rates):.0f}" if rates else "-"
+def _to_best(row: Row, timing: str) -> float | None:
+    return ratio(row, best_peer(row, timing), timing)
 
 
-def _ratio(row: Row) -> str:
-    """How many times as fast as the rival: times, unlike rates, have not been rounded twice."""
-    ms = row["ms"]
-    return f"{mean(ms[RIVAL]) / mean(ms[OWN]):.2f}" if {OWN, RIVAL} <= set(ms) else "-"
-
-
-def _rates_table(rows: list[Row]) -> str:
-    peers = _peers(rows)
-    lines = _header(["cell", "dtype", *peers, f"{OWN} / {RIVAL}"], left=2)
+def _rates_table(rows: Sequence[Row], timing: str) -> str:
+    peers = peers_of(rows)
+    lines = _header(["cell", "dtype", *peers, "best peer", f"{OWN} / best"], left=2)
     for row in rows:
-        rates = [" ".join(f"{rate:.0f}" for rate in row["tflops"].get(peer, [])) for peer in peers]
-        shown = [rate or "-" for rate in rates]
-        lines.append(_line([row["cell"], row["dtype"], *shown, _ratio(row)]))
+        shown = [" ".join(f"{r:.0f}" for r in rates(row, peer, timing)) or "-" for peer in peers]
+        best = best_peer(row, timing)
+        lines.append(
+            _line([row["cell"], row["dtype"], *shown, best or "-", _times(_to_best(row, timing))])
+        )
     return "\n".join(lines)
 
 
-def _error_table(rows: list[Row]) -> str:
-    peers = _peers(rows)
+def _error_table(rows: Sequence[Row]) -> str:
+    peers = peers_of(rows)
     lines = _header(["cell", *peers])
     for row in rows:
         errors = [f"{row['error'][peer]:.2e}" if peer in row["error"] else "-" for peer in peers]
@@ -162,24 +197,30 @@ def _error_table(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
-def _cost_table(rows: list[Row]) -> str:
-    lines = _header(["cell", "BlockMask ms", "BlockMask peak MiB", "configuration"])
-    for row in rows:
-        peak_mib, ms = _block_mask(row)
-        config = ", ".join(f"{key}={value}" for key, value in (row["config"] or {}).items())
-        if row.get("form") == "hopper":
-            config = f"Gluon: {config}"
-        lines.append(_line([row["cell"], ms, peak_mib, config or "-"]))
+def _microseconds(rows: Mapping[str, Mapping[str, float]]) -> str:
+    names = list(dict.fromkeys(name for row in rows.values() for name in row))
+    lines = _header(["", *rows])
+    for name in names:
+        lines.append(
+            _line([name, *(f"{r[name]:.1f}" if name in r else "-" for r in rows.values())])
+        )
     return "\n".join(lines)
 
 
-def _block_mask(row: Row) -> tuple[str, str]:
-    """MiB and milliseconds of making the BlockMask."""
-    cost = row.get("block_mask")
-    return (f"{cost['peak_mib']:.0f}", f"{cost['ms']:.2f}") if cost else ("-", "-")
+def _cost_table(rows: Sequence[Row]) -> str:
+    lines = _header(["cell", "BlockMask ms", "BlockMask peak MiB", "extra KiB", "configuration"])
+    for row in rows:
+        cost = row.get("block_mask")
+        made = (f"{cost['ms']:.2f}", f"{cost['peak_mib']:.0f}") if cost else ("-", "-")
+        extra = f"{row['extra_bytes'] / 1024:.0f}" if "extra_bytes" in row else "-"
+        config = ", ".join(f"{key}={value}" for key, value in (row["config"] or {}).items())
+        if row.get("form") == "hopper":
+            config = f"Gluon: {config}"
+        lines.append(_line([row["cell"], *made, extra, config or "-"]))
+    return "\n".join(lines)
 
 
-def _refusals(rows: list[Row]) -> Iterator[str]:
+def _refusals(rows: Sequence[Row]) -> Iterator[str]:
     refusals = [
         f"- {row['cell']}, {peer}: {reason}"
         for row in rows

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from benchmarks import accuracy, attentions, cells, measuring, peers, record
+from benchmarks import accuracy, attentions, cells, fa4, measuring, peers, record
 from benchmarks.attentions import ATTENTIONS, Attention, visible_pairs
 from benchmarks.cells import FORWARD, GRID, VARIANTS, Cell
 from flashgen.publish import Seal
@@ -20,6 +20,7 @@ from flashgen.publish import Seal
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
 CELLS = (*FORWARD, *VARIANTS)
+ONE = {"ms": lambda call: 1.0}
 
 
 def cell(attention="causal", seq_len=32, dtype="float32", **fields):
@@ -41,7 +42,8 @@ def small(monkeypatch):
     monkeypatch.setattr(attentions, "CAP", 0.5)
     monkeypatch.setattr(attentions, "ROWS", 9)
     monkeypatch.setattr(accuracy, "ROWS", 9)
-    monkeypatch.setattr(peers, "DOCUMENT", 10)
+    for module in (fa4, peers):
+        monkeypatch.setattr(module, "DOCUMENT", 10)
 
 
 def peer(function):
@@ -222,6 +224,8 @@ def test_peers_of_the_cells():
     assert by_module["softcap_d128"] == by_module["window_d128"] == own
     for c in CELLS:
         assert set(peers.peers_of(c, with_fa4=True)) <= set(peers.PEERS)
+        assert ("FA4" in peers.peers_of(c, with_fa4=True)) == (c.dtype != "float32")
+        assert ("FA4 mask_mod" in peers.peers_of(c, with_fa4=True)) == (c.attention == "chunked")
 
 
 @pytest.mark.parametrize("name", ["SDPA cuDNN", "varlen_attn"])
@@ -266,12 +270,17 @@ def test_measure_keeps_every_repetition_and_reverses_every_second(small):
     row = row_of(c)
     pair = {"flashgen": named("flashgen"), "FlexAttention": named("FlexAttention")}
     times = iter([0.5, 1.0, 2.0, 4.0])
+    again = iter([0.6, 1.2, 2.4, 4.8])
+    timers = {"ms": lambda call: (call(), next(times))[1], "sustained_ms": lambda call: next(again)}
     for repetition in range(2):
-        measuring.measure(c, row, pair, repetition, CPU, lambda call: next(times))
-    assert order == ["flashgen", "FlexAttention", "FlexAttention", "flashgen"]
+        measuring.measure(c, row, pair, repetition, CPU, timers)
+    there, back = ["flashgen", "FlexAttention"], ["FlexAttention", "flashgen"]
+    assert order == there + there + back  # once for the errors, and then timed
     assert row["ms"] == {"flashgen": [0.5, 4.0], "FlexAttention": [1.0, 2.0]}
+    assert row["sustained_ms"] == {"flashgen": [0.6, 4.8], "FlexAttention": [1.2, 2.4]}
     flops = 2 * 2 * 2 * (32 * 33 // 2) * (16 + 16)
     assert row["tflops"]["flashgen"] == [round(flops / ms / 1e9, 1) for ms in (0.5, 4.0)]
+    assert row["sustained_tflops"]["flashgen"] == [round(flops / ms / 1e9, 1) for ms in (0.6, 4.8)]
     assert (row["visible_pairs"], row["gflop"]) == (32 * 33 // 2, round(flops / 1e9, 1))
     assert set(row["error"]) == set(pair)
 
@@ -285,7 +294,7 @@ def test_a_peer_that_refuses_is_noted_and_left_out(small):
         "SDPA flash": peer(lambda *given: (calls.append(1), refusing(*given))),
     }
     for repetition in range(2):
-        measuring.measure(c, row, both, repetition, CPU, lambda call: 1.0)
+        measuring.measure(c, row, both, repetition, CPU, ONE)
     assert row["unavailable"] == {"SDPA flash": "RuntimeError: No available kernel."}
     assert len(calls) == 1
     assert row["ms"] == {"flashgen": [1.0, 1.0]}
@@ -293,9 +302,7 @@ def test_a_peer_that_refuses_is_noted_and_left_out(small):
 
 def test_flashgen_may_not_refuse(small):
     with pytest.raises(RuntimeError, match="No available kernel"):
-        measuring.measure(
-            cell(), row_of(cell()), {"flashgen": peer(refusing)}, 0, CPU, lambda call: 1.0
-        )
+        measuring.measure(cell(), row_of(cell()), {"flashgen": peer(refusing)}, 0, CPU, ONE)
 
 
 def test_a_wrong_output_is_found(small):
@@ -306,8 +313,17 @@ def test_a_wrong_output_is_found(small):
         rounded = peer(lambda *given: exact(*given).bfloat16())
         wrong = peer(lambda *given, error=error: exact(*given) * (1 + error))
         both = {"flashgen": wrong, "FlexAttention": rounded}
-        measuring.measure(c, rows[-1], both, 0, CPU, lambda call: 1.0)
+        measuring.measure(c, rows[-1], both, 0, CPU, ONE)
     assert accuracy.wrong_cells(rows) == ["off by 0.05", "off by nan"]
+
+
+def test_a_peer_that_computes_something_else_is_noted_and_not_timed(small):
+    c = cell()
+    row = row_of(c)
+    both = {"flashgen": peer(exact), "FA4": peer(lambda *given: exact(*given) * 1.5)}
+    measuring.measure(c, row, both, 0, CPU, ONE)
+    assert row["unavailable"] == {"FA4": "ValueError: wrong output, 0.5 off"}
+    assert set(row["ms"]) == set(row["error"]) == {"flashgen"}
 
 
 def test_extra_memory_is_what_is_neither_output_nor_lse(small, monkeypatch):

@@ -1,10 +1,13 @@
-"""The tables of the benchmarks, and that the documents show the committed results."""
+"""The tables and pictures of the benchmarks, and that the committed results are shown."""
 
 from __future__ import annotations
 
 import json
+import math
 
-from benchmarks import record, table
+import pytest
+
+from benchmarks import figures, plot, record, table
 from benchmarks.cells import Cell
 
 
@@ -45,14 +48,30 @@ def forward_results():
         row = row_of(c)
         row["tflops"] = {"SDPA cuDNN": [400.4, 401.0], "FlexAttention": [380.0, 384.0]}
         row["tflops"]["flashgen"] = [c.seq_len / 4, c.seq_len / 4 + 2]
-        row["ms"] = {"FlexAttention": [3.0, 3.2], "flashgen": [2.0, 2.2]}
+        row["ms"] = {"FlexAttention": [3.0, 3.2], "flashgen": [2.0, 2.2], "SDPA cuDNN": [1.9, 2.3]}
         row["error"] = {"flashgen": 0.00213, "FlexAttention": 0.00214, "SDPA cuDNN": 0.002}
         rows.append(row)
-    rows[3]["tflops"].pop("SDPA cuDNN")
-    rows[3]["error"].pop("SDPA cuDNN")
+    rows[1]["ms"]["SDPA cuDNN"] = [1.0, 1.1]
+    for name in ("tflops", "ms", "error"):
+        rows[3][name].pop("SDPA cuDNN")
     rows[3]["unavailable"] = {"SDPA cuDNN": "NotImplementedError: no sliding window"}
     rows[3]["block_mask"] = {"ms": 2.512, "peak_mib": 2560.0}
     return results_of("forward", rows)
+
+
+def sustained(results, factor):
+    """The same with sustained figures, and with flash-attn-4 beside flashgen."""
+    env = results["environment"] | {"flash_attn_4": "4.0.0"}
+    rows = []
+    for row in results["cells"]:
+        ms = row["ms"] | {"FA4": [2 * t for t in row["ms"]["flashgen"]]}
+        rates = row["tflops"] | {"FA4": [r / 2 for r in row["tflops"]["flashgen"]]}
+        slow = {name: [t * factor for t in times] for name, times in ms.items()}
+        slow["flashgen"] = ms["flashgen"]
+        held = {name: [r / factor for r in rate] for name, rate in rates.items()}
+        more = {"sustained_ms": slow, "sustained_tflops": held}
+        rows.append(row | {"ms": ms, "tflops": rates} | more)
+    return results | {"environment": env, "cells": rows}
 
 
 def results_of(benchmark, rows):
@@ -75,44 +94,48 @@ def variant_results():
         row["ms"] = {"FlexAttention": [3.0, 3.2], "flashgen": [2.0, 2.2]}
         row["block_mask"] = {"ms": 2.512, "peak_mib": 2560.0}
         rows.append(row)
-    rows[0]["tflops"]["SDPA cuDNN"] = [600.0]
-    rows[1].pop("block_mask")
+    rows[0]["tflops"]["SDPA cuDNN"], rows[0]["ms"]["SDPA cuDNN"] = [600.0], [1.9]
+    rows[1]["tflops"]["flashgen"] = [250.0, 252.0]
     return results_of("variants", rows)
 
 
 SUMMARY = """\
-Forward TFLOP/s at sequence lengths 2048 / 8192; Some GPU, torch 2.11.0, triton 3.6.0, \
-cuDNN 9.19.0, 2026-01-31, mean of 2 medians.
+Forward TFLOP/s at sequence lengths 2048 / 8192, and flashgen's ratio to the best peer; Some GPU, \
+torch 2.11.0, triton 3.6.0, cuDNN 9.19.0, 2026-01-31, mean of 2 medians.
 
-| head_dim | mask | flashgen | FlexAttention | SDPA cuDNN | flashgen / FlexAttention |
+| head_dim | mask | flashgen | SDPA cuDNN | FlexAttention | to the best, medians |
 | --- | --- | ---: | ---: | ---: | ---: |
-| 64 | full | 513 / 2049 | 382 / 382 | 401 / 401 | 1.48 / 1.48 |
-| 64 | causal | 513 | 382 | 401 | 1.48 |"""
+| 64 | full | 513 / 2049 | 401 / 401 | 382 / 382 | 1.00 / 0.50 |
+| 64 | causal | 513 | 401 | 382 | 1.00 |
+
+- By medians, geometric mean over 3 cells: 0.794 times the best peer of each cell (least 0.50, \
+full_d64 S=8192); of each peer: SDPA cuDNN 0.79, FlexAttention 1.48."""
 
 FULL = """\
 Some GPU, torch 2.11.0, triton 3.6.0, cuDNN 9.19.0, 2026-01-31, mean of 2 medians. TFLOP/s, the \
 repetitions one after the other.
 
-| cell | dtype | flashgen | FlexAttention | SDPA cuDNN | flashgen / FlexAttention |
-| --- | --- | ---: | ---: | ---: | ---: |
-| full_d64 S=2048 | bfloat16 | 512 514 | 380 384 | 400 401 | 1.48 |
-| full_d64 S=8192 | bfloat16 | 2048 2050 | 380 384 | 400 401 | 1.48 |
-| causal_d64 S=2048 | bfloat16 | 512 514 | 380 384 | 400 401 | 1.48 |
-| window_d128 S=16384 | bfloat16 | 4096 4098 | 380 384 | - | 1.48 |
+By medians:
 
-Error relative to float64 (Frobenius norm over two heads):
-"""
+| cell | dtype | flashgen | SDPA cuDNN | FlexAttention | best peer | flashgen / best |
+| --- | --- | ---: | ---: | ---: | ---: | ---: |
+| full_d64 S=2048 | bfloat16 | 512 514 | 400 401 | 380 384 | SDPA cuDNN | 1.00 |
+| full_d64 S=8192 | bfloat16 | 2048 2050 | 400 401 | 380 384 | SDPA cuDNN | 0.50 |
+| causal_d64 S=2048 | bfloat16 | 512 514 | 400 401 | 380 384 | SDPA cuDNN | 1.00 |
+| window_d128 S=16384 | bfloat16 | 4096 4098 | - | 380 384 | FlexAttention | 1.48 |
+
+- By medians, geometric mean over 3 cells: 0.794"""
 
 
 VARIANTS = """\
 Forward TFLOP/s on visible elements: head_dim 128, 16 heads, 16384 tokens, bfloat16; Some GPU, \
-torch 2.11.0, triton 3.6.0, cuDNN 9.19.0, 2026-01-31, mean of 2 medians.
+torch 2.11.0, triton 3.6.0, cuDNN 9.19.0, 2026-01-31, mean of 1 to 2 medians. Ratios are \
+flashgen's, by medians.
 
-| attention | visible | flashgen | FlexAttention | SDPA cuDNN | flashgen / FlexAttention | \
-flashgen's extra KiB | BlockMask MiB | BlockMask ms |
-| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |
-| causal | 7.5% | 501 | 401 | 600 | 1.48 | 0 | 2560 | 2.51 |
-| documents | 7.5% | 501 | 401 | - | 1.48 | 128 | - | - |"""
+| attention | visible | flashgen | FlexAttention | to FlexAttention | to own causal |
+| --- | ---: | ---: | ---: | ---: | ---: |
+| causal | 7.5% | 501 | 401 | 1.48 | 1.00 |
+| documents | 7.5% | 251 | 401 | 1.48 | 0.50 |"""
 
 
 def test_the_summary_table():
@@ -126,10 +149,54 @@ def test_the_table_of_variants():
 def test_the_full_table():
     text = table.full_table(forward_results())
     assert text.startswith(FULL)
-    assert "| window_d128 S=16384 | 2.13e-03 | 2.14e-03 | - |\n" in text
-    assert "| window_d128 S=16384 | 2.51 | 2560 | BLOCK_M=128, USE_TMA=True |\n" in text
+    assert "| window_d128 S=16384 | 2.13e-03 | - | 2.14e-03 |\n" in text
+    assert "| window_d128 S=16384 | 2.51 | 2560 | - | BLOCK_M=128, USE_TMA=True |\n" in text
     refusal = "- window_d128 S=16384, SDPA cuDNN: NotImplementedError: no sliding window"
     assert text.endswith(f"Not available:\n\n{refusal}")
+
+
+def test_sustained_figures_stand_beside_the_medians():
+    results = sustained(forward_results(), 2.0)
+    text = table.summary_table(results)
+    assert "flash-attn-4 4.0.0 (FA4), 2026-01-31, mean of 2 medians and sustained" in text
+    assert text.splitlines()[2] == (
+        "| head_dim | mask | flashgen | FA4 | SDPA cuDNN | FlexAttention "
+        "| to the best, medians | to the best, sustained |"
+    )
+    assert (
+        "| 64 | full | 513 / 2049 | 256 / 1024 | 401 / 401 | 382 / 382 "
+        "| 1.00 / 0.50 | 2.00 / 1.00 |" in text
+    )
+    assert "- By sustained, geometric mean over 3 cells: 1.587 times the best" in text
+    assert "FA4 4.00, SDPA cuDNN 1.59, FlexAttention 2.95." in text
+    full = table.full_table(results)
+    assert full.count("| window_d128 S=16384 | bfloat16 |") == 2
+    assert "By sustained:" in full
+
+
+def test_the_variants_stand_beside_the_quicker_way_of_fa4():
+    results = sustained(variant_results(), 2.0)
+    slow, quick = results["cells"]
+    for timing in ("ms", "sustained_ms"):
+        quick[timing]["FA4 mask_mod"] = [1.0]
+        quick[timing.replace("ms", "tflops")]["FA4 mask_mod"] = [999.0]
+    text = table.variants_table(results)
+    assert "| causal | 7.5% | 501 | 401 | 250 | 1.48 / 2.95 | 2.00 / 4.00 | 1.00 / 1.00 |" in text
+    assert (
+        "| documents | 7.5% | 251 | 401 | 999 | 1.48 / 2.95 | 0.48 / 0.48 | 0.50 / 0.50 |" in text
+    )
+    assert figures.best_fa4(slow) == "FA4"
+
+
+def test_figures_of_rows():
+    row = forward_results()["cells"][1]
+    assert figures.ratio(row, "SDPA cuDNN") == pytest.approx(0.5)
+    assert figures.ratio(row, "FA4") is figures.ratio(row, "FlexAttention", "sustained_ms") is None
+    assert figures.best_peer(row) == "SDPA cuDNN"
+    assert figures.best_peer(row, "sustained_ms") is None
+    assert figures.geometric_mean([2.0, 0.5, 8.0]) == pytest.approx(2.0)
+    assert figures.of_causal(row, [row]) is None
+    assert math.isclose(figures.rate(row, "SDPA cuDNN"), 400.7)
 
 
 def test_a_table_fills_its_place_and_nothing_else():
@@ -143,7 +210,7 @@ def test_a_table_fills_its_place_and_nothing_else():
 
 
 def test_the_newest_results_of_each_benchmark_are_taken(tmp_path):
-    assert table.newest_results(tmp_path) == {}
+    assert figures.newest_results(tmp_path) == {}
     for name, benchmark, date in (
         ("a", "forward", "2026-02-01"),
         ("b", "forward", "2026-01-31"),
@@ -152,7 +219,7 @@ def test_the_newest_results_of_each_benchmark_are_taken(tmp_path):
         environment = ENVIRONMENT | {"date": date}
         content = results_of(benchmark, []) | {"environment": environment}
         (tmp_path / f"{name}.json").write_text(record.layout(content))
-    newest = table.newest_results(tmp_path)
+    newest = figures.newest_results(tmp_path)
     dates = {name: results["environment"]["date"] for name, results in newest.items()}
     assert dates == {"forward": "2026-02-01", "variants": "2026-01-01"}
 
@@ -169,6 +236,47 @@ def test_the_documents_show_the_committed_results():
         assert f"<!-- benchmark: {name} -->" in shown, name
     for path in table.DOCUMENTS:
         text = path.read_text()
-        assert table.fill(text, table.newest_results()) == text, (
+        assert table.fill(text, figures.newest_results()) == text, (
             f"{path}: run python -m benchmarks.table --write"
         )
+
+
+def test_the_pictures_are_of_the_committed_results():
+    results = figures.newest_results()
+    shown = "".join(path.read_text() for path in table.DOCUMENTS)
+    for name, (benchmark, show, _) in plot.DRAWN.items():
+        assert f"docs/pictures/{name})" in shown
+        text = (plot.PICTURES / name).read_text()
+        assert plot.digest(show(results[benchmark])) in text, (
+            f"docs/pictures/{name}: run python -m benchmarks.plot --write"
+        )
+
+
+def test_what_a_picture_shows():
+    old = plot.dense(forward_results())
+    assert list(old["panels"]) == ["full, head_dim 64", "causal, head_dim 64"]
+    assert old["panels"]["full, head_dim 64"]["8,192"] == [
+        ("flashgen", 2049),
+        ("SDPA cuDNN", 401),
+        ("FlexAttention", 382),
+    ]
+    assert "medians" in old["title"]
+    new = plot.dense(sustained(forward_results(), 2.0))
+    assert new["panels"]["full, head_dim 64"]["8,192"][:2] == [("flashgen", 1024), ("FA4", 512)]
+    assert "sustained" in new["title"]
+    assert plot.digest(new) != plot.digest(old)
+    results = sustained(variant_results(), 2.0)
+    assert plot.variants(results)["panels"][""]["documents"][:2] == [("flashgen", 126), ("FA4", 63)]
+
+
+@pytest.mark.parametrize("name", plot.DRAWN)
+def test_a_picture_is_drawn_the_same_twice(name):
+    pytest.importorskip("matplotlib", reason="pip install 'flashgen[bench]' brings matplotlib")
+    benchmark, show, horizontal = plot.DRAWN[name]
+    made = {"forward": forward_results, "variants": variant_results}[benchmark]
+    shown = show(sustained(made(), 2.0))
+    drawn = plot.draw(shown, horizontal)
+    assert drawn == plot.draw(shown, horizontal)
+    assert plot.digest(shown) in drawn
+    for peer in ("flashgen", "FA4", "FlexAttention"):
+        assert f">{peer}</text>" in drawn and plot.COLOURS[peer] in drawn

@@ -1,0 +1,60 @@
+"""How long a call takes on the GPU: in bursts, and under load that lasts."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import triton
+
+WARMUP_MS, REPETITION_MS = 50, 200
+PAUSE_SECONDS = 0.2  # before each median, so that no peer inherits the heat of the last alone
+LOAD_MS, SUSTAINED_MS = 350, 250
+
+#: Milliseconds of a call.
+Timer = Callable[[Callable[[], Any]], float]
+
+
+def median_ms(call: Callable[[], Any]) -> float:
+    """The median of calls on a chip that has rested, the L2 cache cleared before each."""
+    torch.cuda.synchronize()
+    time.sleep(PAUSE_SECONDS)
+    ms: float = triton.testing.do_bench(
+        call, warmup=WARMUP_MS, rep=REPETITION_MS, return_mode="median"
+    )
+    return ms
+
+
+def sustained_ms(call: Callable[[], Any]) -> float:
+    """The mean of calls back to back, for `SUSTAINED_MS`, after `LOAD_MS` of the same.
+
+    By then the power limit holds the clock where long work has it. Nothing clears the L2 cache.
+    """
+    call()
+    estimate = mean_ms(call, 5)
+    load, count = (max(1, math.ceil(ms / estimate)) for ms in (LOAD_MS, SUSTAINED_MS))
+    for _ in range(load):
+        call()
+    return mean_ms(call, count)
+
+
+def mean_ms(call: Callable[[], Any], count: int) -> float:
+    """The mean of so many calls back to back, by the GPU's own clock.
+
+    Work that was queued before is waited for on the GPU, not on the CPU.
+    """
+    event: Callable[..., Any] = torch.cuda.Event
+    start, end = (event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(count):
+        call()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) / count
+
+
+#: By the name of its figures in a file of results.
+TIMERS: dict[str, Timer] = {"ms": median_ms, "sustained_ms": sustained_ms}

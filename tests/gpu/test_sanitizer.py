@@ -1,0 +1,138 @@
+"""The kernels under compute-sanitizer: accesses out of bounds, and races in shared memory.
+
+racecheck of CUDA 13.0 reports as races what mbarriers order: the numbers that the producer hands
+over, and what Triton itself passes to the partitions of a kernel. Of these it says the same
+whatever the kernel does; a race anywhere else fails the test.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpu.sanitized import FINISHED
+
+pytestmark = pytest.mark.gpu
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = Path(__file__).with_name("sanitized.py")
+TOUCH = "import torch; assert torch.ones(8).cuda().cpu().sum() == 8"
+SECONDS = 300
+TAIL = 6000  # characters of an output that a failure shows
+SUMMARY = {
+    "memcheck": re.compile(r"ERROR SUMMARY: 0 errors"),
+    "racecheck": re.compile(r"RACECHECK SUMMARY: \d+ hazards? displayed"),
+}
+#: An access that takes part in a race: the module, whose name it numbers, and the line.
+ACCESS = re.compile(r"access at \w+\+0x\w+ in (\w+?)(?:_\d+)?\.py:(\d+)")
+#: Functions whose accesses mbarriers order, or that Triton starts the partitions from.
+ORDERED = {"_hand_over", "_handed_over", "_attention_hopper"}
+
+
+@pytest.fixture(scope="module")
+def warm() -> None:
+    """Compiles the kernels, and holds their results to the reference, without a tool."""
+    done = _run([sys.executable, str(PROGRAM)])
+    assert done.returncode == 0 and FINISHED in done.stdout, _tail(done)
+
+
+def test_memcheck_finds_nothing(warm: None) -> None:
+    done = _watched("memcheck")
+    assert SUMMARY["memcheck"].search(done.stdout), f"memcheck found something:\n{_tail(done)}"
+    assert done.returncode == 0
+
+
+def test_racecheck_finds_nothing_but_what_it_cannot_follow(warm: None) -> None:
+    done = _watched("racecheck")
+    assert SUMMARY["racecheck"].search(done.stdout), _tail(done)
+    found = {(module, _function(module, int(line))) for module, line in ACCESS.findall(done.stdout)}
+    races = done.stdout.count("Race reported")
+    print(f"{races} reports, of {sorted(function for _, function in found)}")
+    assert bool(found) == bool(races), f"a report that is not understood:\n{_tail(done)}"
+    assert {function for _, function in found} <= ORDERED, f"{found}:\n{_tail(done)}"
+
+
+def test_memcheck_finds_an_access_out_of_bounds(tmp_path: Path) -> None:
+    """That it finds nothing above means something."""
+    program = tmp_path / "wrong.py"
+    program.write_text(OUT_OF_BOUNDS)
+    done = _run([*_command("memcheck"), sys.executable, str(program)])
+    assert "Invalid __global__ write" in done.stdout, _tail(done)
+    assert not SUMMARY["memcheck"].search(done.stdout)
+
+
+OUT_OF_BOUNDS = """
+import torch, triton
+import triton.language as tl
+
+@triton.jit
+def beyond(x, N: tl.constexpr):
+    tl.store(x + tl.arange(0, N), 1.0)
+
+beyond[(1,)](torch.zeros(8, device="cuda"), N=1024)
+torch.cuda.synchronize()
+"""
+
+
+@functools.cache
+def _command(tool: str) -> list[str]:
+    """The tool's command line; skips, with the reason, where it cannot watch a program here."""
+    path = shutil.which("compute-sanitizer")
+    if path is None:
+        pytest.skip("compute-sanitizer is not on PATH")
+    # Triton starts ptxas, which is not to be watched; torch asks the driver for what it may lack.
+    command = [path, "--tool", tool, "--target-processes", "application-only"]
+    if tool == "memcheck":
+        command += ["--report-api-errors", "no"]
+    probe = _run([*command, sys.executable, "-c", TOUCH])
+    if probe.returncode or not SUMMARY[tool].search(probe.stdout):
+        pytest.skip(f"compute-sanitizer cannot watch torch here: {_tail(probe)[-400:]}")
+    return command
+
+
+def _watched(tool: str) -> subprocess.CompletedProcess[str]:
+    """The program under a tool; fails where it does not come to its end."""
+    done = _run([*_command(tool), sys.executable, str(PROGRAM)])
+    print(_tail(done))
+    assert FINISHED in done.stdout, f"the program did not end under {tool}:\n{_tail(done)}"
+    return done
+
+
+def _function(module: str, line: int) -> str:
+    """The function of a generated module that a line is of."""
+    tree = ast.parse((ROOT / "generated" / f"{module}.py").read_text())
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    return next(f.name for f in functions if f.lineno <= line <= (f.end_lineno or 0))
+
+
+def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    """Both outputs in one; tensors have memory of their own, so that their ends are seen.
+
+    Fails where it takes over `SECONDS`.
+    """
+    env = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+        "PYTORCH_NO_CUDA_MEMORY_CACHING": "1",
+    }
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    try:
+        out, _ = process.communicate(timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        out, _ = process.communicate()
+        pytest.fail(f"{command} took over {SECONDS} s:\n{out[-TAIL:]}")
+    return subprocess.CompletedProcess(command, process.returncode, out)
+
+
+def _tail(done: subprocess.CompletedProcess[str]) -> str:
+    return done.stdout[-TAIL:]
