@@ -164,25 +164,28 @@ def spills(plan: KernelPlan, config: KernelConfig) -> bool:
 def _tiles(plan: KernelPlan) -> list[_Buffer]:
     """Of the head dimensions' segments; sizes are multiples of any alignment."""
     qk, v = widths("qk", len(plan.qk_segments)), widths("v", len(plan.v_segments))
-    q_rows = hopper_shape(plan).q_stages * _CONSUMERS * CONSUMER_ROWS
-    kv_rows, out_rows = NUM_STAGES * BLOCK_N, _CONSUMERS * CONSUMER_ROWS
+    shape = hopper_shape(plan)
+    q_rows, out_rows = shape.q_stages * _CONSUMERS * CONSUMER_ROWS, _CONSUMERS * CONSUMER_ROWS
+    k_rows, v_rows = (NUM_STAGES + shape.k_extra) * BLOCK_N, NUM_STAGES * BLOCK_N
     columns = [sympy.Min(width, OUT_COLUMNS) for width in v]
     return [
         *(_Buffer("Q", q_rows * width * ITEMSIZE) for width in qk),
-        *(_Buffer("K", kv_rows * width * ITEMSIZE) for width in qk),
-        *(_Buffer("V", kv_rows * width * ITEMSIZE) for width in v),
+        *(_Buffer("K", k_rows * width * ITEMSIZE) for width in qk),
+        *(_Buffer("V", v_rows * width * ITEMSIZE) for width in v),
         *(_Buffer("output", out_rows * width * ITEMSIZE) for width in columns),
     ]
 
 
 def _others(plan: KernelPlan, captures: int) -> list[_Buffer]:
     """What is small, in the kernel's order: of two of one size the first comes first."""
-    of_queries = _Buffer("barriers", _BARRIER * hopper_shape(plan).q_stages * _CONSUMERS)
-    of_keys = _Buffer("barriers", _BARRIER * NUM_STAGES)
-    handed_over = 2 * _NUMBER * len(HopperNames(plan).work)
+    shape, names = hopper_shape(plan), HopperNames(plan)
+    of_queries = _Buffer("barriers", _BARRIER * shape.q_stages * _CONSUMERS)
+    of_keys = _Buffer("barriers", _BARRIER * (NUM_STAGES + shape.k_extra))
+    of_values = _Buffer("barriers", _BARRIER * NUM_STAGES)
+    handed_over = 2 * _NUMBER * (len(names.work) + len(names.seen) * _CONSUMERS)
     return [
-        *(of_queries, of_queries, of_keys, of_keys, of_keys, of_keys),
-        _Buffer("tiles handed over", sympy.Integer(handed_over)),
+        *(of_queries, of_queries, of_keys, of_keys, of_values, of_values),
+        _Buffer("tiles handed over", sympy.sympify(handed_over)),
         *2 * (_Buffer("barriers", sympy.Integer(2 * _BARRIER)),),
         _Buffer("captures", sympy.Integer(captures), alignment=8),
         _Buffer("captures", WARP_GROUP * _CONSUMERS, alignment=4),

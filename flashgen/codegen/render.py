@@ -16,6 +16,8 @@ from flashgen.codegen.unpacking import unpacking
 from flashgen.config import HOPPER, ChosenConfig, Form, HopperChoice
 from flashgen.paths import template_dir
 from flashgen.plan import KernelPlan
+from flashgen.plan.arguments import sizing_numbers
+from flashgen.plan.code import SCORE_LIMIT
 from flashgen.plan.hopper import OUT_COLUMNS, HopperNames, hopper_shape
 
 #: Of a module that holds the portable kernel alone.
@@ -34,7 +36,7 @@ def render_hopper(plan: KernelPlan) -> str:
     """The Gluon functions of the forward kernel for Hopper, `_attention_hopper` last."""
     shape = hopper_shape(plan)
     template = _environment(gluons=True).get_template("forward.hopper.py.jinja")
-    text = template.render(plan=plan, shape=shape, names=HopperNames(plan))
+    text = template.render(plan=plan, shape=shape, names=HopperNames(plan), score_limit=SCORE_LIMIT)
     return text.strip("\n") + "\n"
 
 
@@ -88,6 +90,7 @@ def render_module(
         plan=plan,
         chosen=chosen,
         targets={name: get_target(name) for name in chosen},
+        sizing=sizing_numbers(plan.arguments, plan.constants),
         op_digest=_op_digest(plan),
         kernel=render_kernel(plan),
         hopper=hopper,

@@ -27,12 +27,14 @@ class HopperShape:
         q_in_registers: whether wgmma takes the queries from registers: their buffer is then free
             for those of the next tile.
         q_stages: buffers for tiles of queries.
+        k_extra: buffers for tiles of keys beyond those for values, which are needed a step later.
         flat: whether a tile's first step runs beside the last one of the tile before.
     """
 
     halves: int
     q_in_registers: bool
     q_stages: int
+    k_extra: int
     flat: bool
 
     @property
@@ -50,10 +52,10 @@ def hopper_shape(plan: KernelPlan) -> HopperShape:
     """The structure for a plan."""
     widest = max(sum(plan.qk_segments), sum(plan.v_segments))
     if widest <= NARROW:
-        return HopperShape(halves=1, q_in_registers=False, q_stages=2, flat=True)
+        return HopperShape(halves=1, q_in_registers=False, q_stages=2, k_extra=0, flat=True)
     if widest <= WIDE:
-        return HopperShape(halves=2, q_in_registers=True, q_stages=1, flat=True)
-    return HopperShape(halves=1, q_in_registers=False, q_stages=1, flat=False)
+        return HopperShape(halves=2, q_in_registers=True, q_stages=1, k_extra=1, flat=True)
+    return HopperShape(halves=1, q_in_registers=False, q_stages=1, k_extra=0, flat=False)
 
 
 @dataclass(frozen=True)
@@ -111,17 +113,61 @@ class HopperNames:
 
     @cached_property
     def runs(self) -> tuple[str, ...]:
-        """Which tiles of keys a tile of queries visits."""
+        """Which tiles of keys a tile of queries visits, and which of them all its queries see."""
         tiles = self.plan.tiles
         if tiles.listed:
             return ("listed", "num_visits")
         if tiles.from_key_0:
-            return ("full_end",)
-        if len(tiles.runs) == 1:
-            return ("kv_begin", "full_begin", "full_end")
-        names = [f"{name}{run.suffix}" for run in tiles.runs for name in ("kv_begin", "visits")]
-        ends = [f"{name}{run.suffix}" for run in tiles.runs for name in ("full_begin", "full_end")]
-        return (*names, *ends)
+            places, ends = [], ["full_end"]
+        elif len(tiles.runs) == 1:
+            places, ends = ["kv_begin"], ["full_begin", "full_end"]
+        else:
+            places = [f"{name}{r.suffix}" for r in tiles.runs for name in ("kv_begin", "visits")]
+            ends = [f"{name}{r.suffix}" for r in tiles.runs for name in ("full_begin", "full_end")]
+        return tuple(places if self.skips else places + ends)
+
+    @property
+    def skips(self) -> bool:
+        """Whether a consumer leaves out tiles of keys that its own queries do not see.
+
+        That pays where a tile of queries is longer than one of keys. The producer then finds out
+        for each consumer what it visits.
+        """
+        tiles = self.plan.tiles
+        narrow = self.shape.flat and self.shape.halves == 1
+        return narrow and self.plan.masks and not tiles.listed and len(tiles.runs) == 1
+
+    @cached_property
+    def seen(self) -> tuple[str, ...]:
+        """That: its first and its last visit, and the keys that all of its queries see."""
+        if not self.skips:
+            return ()
+        ends = ("all_end",) if self.plan.tiles.from_key_0 else ("all_begin", "all_end")
+        return ("first", "last", *ends)
+
+    @cached_property
+    def seen_reads(self) -> frozenset[str]:
+        """Of q_first and q_last those that it depends on."""
+        texts = [t for r in self.plan.tiles.runs for t in (r.full_begin, r.full_end)]
+        return self._ends_read((*texts, *self._visits_from))
+
+    @property
+    def work_reads(self) -> frozenset[str]:
+        """Of them those that the visits of a tile of queries depend on."""
+        tiles = self.plan.tiles
+        if self.skips:
+            return self._ends_read(self._visits_from)
+        return frozenset({"q_last"} if tiles.read_q_last or tiles.reduce_rows else ())
+
+    @property
+    def _visits_from(self) -> tuple[str, ...]:
+        return tuple(t for r in self.plan.tiles.runs for t in (r.begin, r.end, r.condition))
+
+    def _ends_read(self, texts: Iterable[str]) -> frozenset[str]:
+        if self.plan.tiles.reduce_rows:
+            return frozenset({"q_first", "q_last"})
+        words = set(re.findall(r"\w+", " ".join(texts)))
+        return frozenset({"q_first", "q_last"} & words)
 
     @cached_property
     def visits(self) -> str:

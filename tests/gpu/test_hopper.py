@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -80,6 +81,15 @@ def test_which_kernel_runs(layout: str, monkeypatch: pytest.MonkeyPatch) -> None
 def test_values(name: str) -> None:
     for case in _cases(name):
         check_attention(module_of(name, "hopper"), SPECS[name], case)
+
+
+@pytest.mark.parametrize("cap", [0.5, 30.0, 55.0, 56.0, 500.0])
+@pytest.mark.parametrize("scale", [0.1, 6.0])
+def test_caps_that_bound_the_scores_and_caps_that_do_not(cap: float, scale: float) -> None:
+    """With a maximum taken off and without; scores of 60 times their usual size reach the caps."""
+    for case in CASES:
+        capped = replace(case, scale=scale, params={"cap": cap})
+        check_attention(module_of("softcap_d128", "hopper"), SPECS["softcap_d128"], capped)
 
 
 @pytest.mark.parametrize("name", SPECS)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ast
 import functools
+import inspect
 import math
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -167,6 +168,24 @@ def test_a_launch_has_four_warps_of_its_own(monkeypatch: pytest.MonkeyPatch) -> 
     assert options[0]["num_warps"] == 4
 
 
+@pytest.mark.parametrize(
+    ("cap", "bounded"), [(30.0, True), (55.4, True), (55.5, False), (1e6, False), (30, True)]
+)
+def test_scores_that_a_cap_bounds_need_no_maximum(
+    cap: float, bounded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In base 2 a cap of 80 * ln 2 = 55.45 is the largest that leaves weights finite."""
+    module = rendered_module(SPECS["softcap_d128"], hopper=True)
+    hopper = watch_hopper(module, monkeypatch)
+    tensors = native_inputs(Case(100, 100), SPECS["softcap_d128"])
+    module._launch_hopper(*tensors, 0.125, cap, module.HOPPER_CONFIG)
+    assert hopper.arguments[-1]["BOUNDED"] is bounded
+
+
+def test_scores_that_nothing_bounds_are_no_case_for_it() -> None:
+    assert "BOUNDED" not in inspect.getsource(_module("alibi_d128"))
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_which_kernel_runs(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module, hopper, portable = _watched("causal_d128", monkeypatch)
@@ -268,20 +287,20 @@ def test_heads_side_by_side_are_as_many_as_fit() -> None:
 
 def test_every_stream_has_a_counter_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     module, device = _module("causal_d128"), torch.device("cpu")
-    stream = type("Stream", (), {"cuda_stream": 1})
-    capturing = [False]
+    stream, capturing = [1], [False]
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    driver = SimpleNamespace(get_current_stream=lambda device: stream[0])
+    monkeypatch.setattr(module.triton.runtime.driver, "_active", driver)
     first = module._counter(device)
     assert first.dtype == torch.int32 and first.tolist() == [0]
     assert module._counter(device) is first
-    stream.cuda_stream = 2
+    stream[0] = 2
     second = module._counter(device)
     assert second is not first and second.data_ptr() != first.data_ptr()
     capturing[0] = True
     third, fourth = module._counter(device), module._counter(device)
     assert len({x.data_ptr() for x in (first, second, third, fourth)}) == 4
-    capturing[0], stream.cuda_stream = False, 1
+    capturing[0], stream[0] = False, 1
     assert module._counter(device) is first
 
 

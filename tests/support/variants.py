@@ -34,8 +34,8 @@ def shipped_specs() -> dict[str, AttentionSpec]:
 
 @functools.cache
 def shipped_module(name: str) -> ModuleType:
-    """The committed module of a shipped variant."""
-    return import_file(GENERATED / f"{name}.py")
+    """The committed module of a shipped variant, the one that anything else imports too."""
+    return importlib.import_module(f"generated.{name}")
 
 
 def shipped_module_anew(name: str) -> ModuleType:

@@ -23,9 +23,10 @@ slopes is a constant of this module: (2,) float32, for calls of 2 heads.
 A query can be left without a key: its output is 0 and its LSE -inf.
 """
 
-import contextlib
 import functools
+import inspect
 import math
+import types
 import warnings
 
 import torch
@@ -421,14 +422,20 @@ def attention(
     those of the reference.
     """
     scale = 0.25 if scale is None else scale
-    _check(q, k, v, scale, size)
-    if torch.compiler.is_compiling() or not _is_plain(q, k, v):
+    _check_numbers(scale, size)
+    plain = not torch.compiler.is_compiling() and _is_plain(q, k, v)
+    key, known = _known(q, k, v, size) if plain else (None, None)
+    if known is None:  # else tensors like these were checked before
+        _check_tensors(q, k, v, size)
+    if not plain:
         out, lse = _attention_op(q, k, v, scale, size)
-    elif any(forward_ad.unpack_dual(x).tangent is not None for x in (q, k, v)):
+    elif forward_ad._current_level >= 0 and any(
+        forward_ad.unpack_dual(x).tangent is not None for x in (q, k, v)
+    ):
         _warn_once("forward-mode derivatives come from the eager reference")
         out, lse = reference(q, k, v, scale=scale, return_lse=True, size=size)
     else:
-        out, lse = _forward(q, k, v, scale, size)
+        out, lse = _forward(q, k, v, scale, size, key, known)
     return (out, lse) if return_lse else out
 
 
@@ -478,8 +485,8 @@ def reference(
     return (out, lse) if return_lse else out
 
 
-def _check(q, k, v, scale, size):
-    """Raises for an argument that the kernel cannot take, naming it."""
+def _check_tensors(q, k, v, size):
+    """Raises for a tensor that the kernel cannot take, naming it."""
     for name, x, head_dim in (("q", q, 16), ("k", k, 16), ("v", v, 16)):
         if not isinstance(x, torch.Tensor):
             raise TypeError(f"{name}: got {type(x).__name__}; pass a torch.Tensor")
@@ -512,15 +519,6 @@ def _check(q, k, v, scale, size):
         raise ValueError(f"v: got kv_len {v.shape[2]}, k has {k.shape[2]}; pass equal lengths")
     if k.shape[1] == 0 or q.shape[1] % k.shape[1] != 0:
         raise ValueError(f"k: got {k.shape[1]} heads for {q.shape[1]} of q; pass a divisor of q's")
-    if isinstance(scale, bool) or not isinstance(scale, (int, float)):
-        raise TypeError(f"scale: got {type(scale).__name__}; pass a number")
-    if not 0.0 < scale < math.inf:
-        raise ValueError(f"scale: got {scale}; pass a positive finite number")
-    if isinstance(size, bool) or not isinstance(size, int):
-        raise TypeError(f"size: got {type(size).__name__}; pass an int")
-    # Sums with positions stay 32-bit.
-    if not 1 <= size <= 2**30:
-        raise ValueError(f"size: got {size}; pass an int from 1 to 2**30")
     if q.shape[1] != 2:
         raise ValueError(f"q: got {q.shape[1]} heads; layout of constants is for 2")
     if q.shape[2] > 4 * size:
@@ -535,17 +533,39 @@ def _check(q, k, v, scale, size):
         raise ValueError(f"q: got {q.shape[1]} heads; slopes of constants is for 2")
 
 
-def _forward(q, k, v, scale, size):
-    """(out, lse) of checked arguments, by a kernel or, for CPU tensors, by the reference."""
+def _check_numbers(scale, size):
+    """Raises for a number that the kernel cannot take, naming it."""
+    if isinstance(scale, bool) or not isinstance(scale, (int, float)):
+        raise TypeError(f"scale: got {type(scale).__name__}; pass a number")
+    if not 0.0 < scale < math.inf:
+        raise ValueError(f"scale: got {scale}; pass a positive finite number")
+    if isinstance(size, bool) or not isinstance(size, int):
+        raise TypeError(f"size: got {type(size).__name__}; pass an int")
+    # Sums with positions stay 32-bit.
+    if not 1 <= size <= 2**30:
+        raise ValueError(f"size: got {size}; pass an int from 1 to 2**30")
+
+
+def _forward(q, k, v, scale, size, key=None, known=None):
+    """(out, lse) of checked arguments, by a kernel or, for CPU tensors, by the reference.
+
+    key and known are what `_known` says of them.
+    """
+    if _is_elsewhere(q):
+        with torch.cuda.device(q.device):
+            return _forward(q, k, v, scale, size, key, known)
     if q.is_cuda or triton.knobs.runtime.interpret:
-        return _launch(q, k, v, scale, size, _config(q.device))
+        return _launch(q, k, v, scale, size, _config(q.device), key, known)
     _warn_once(f"tensors on {q.device} run the eager reference, which holds all scores in memory")
     out, lse = reference(q, k, v, scale=scale, return_lse=True, size=size)
     return out, lse.to(torch.float32)
 
 
-def _launch(q, k, v, scale, size, config):
-    """(out, lse) by the portable kernel with one configuration, a value of CONFIGS."""
+def _launch(q, k, v, scale, size, config, key=None, known=None):
+    """(out, lse) by the portable kernel with one configuration, a value of CONFIGS.
+
+    It repeats the launch `known`, or else keeps its own under the key, if there is one.
+    """
     if triton.knobs.runtime.interpret and q.dtype == torch.bfloat16:
         # Triton's interpreter has no bfloat16 arithmetic.
         out, lse = _launch(q.float(), k.float(), v.float(), scale, size, config)
@@ -554,42 +574,57 @@ def _launch(q, k, v, scale, size, config):
     slopes = _constant("slopes", q)
     batch, num_q_heads, q_len, _ = q.shape
     num_kv_heads, kv_len = k.shape[1:3]
-    out = torch.empty((batch, num_q_heads, q_len, 16), dtype=q.dtype, device=q.device)
-    lse = torch.empty((batch, num_q_heads, q_len), dtype=torch.float32, device=q.device)
+    out = q.new_empty(batch, num_q_heads, q_len, 16)
+    lse = q.new_empty(batch, num_q_heads, q_len, dtype=torch.float32)
     if lse.numel() == 0 or kv_len == 0:
         return out.zero_(), lse.fill_(-math.inf)
+    numbers = (float(scale), size)
+    if known is not None and known.config == config:
+        tiles = _listed(q, kv_len, config["BLOCK_M"], config["BLOCK_N"], size, layout)
+        known.repeat((q, k, v, out, lse, layout, slopes, tiles), numbers)
+        return out, lse
     block_m, block_n = config["BLOCK_M"], config["BLOCK_N"]
     use_tma = config["USE_TMA"] and _tma_reads(q) and _tma_reads(k) and _tma_reads(v)
-    with _on_device(q):
-        tiles = _listed(q, kv_len, block_m, block_n, size, layout)
-        _attention_forward[(triton.cdiv(q_len, block_m) * batch * num_q_heads,)](
-            _source(q, block_m, 16, use_tma),
-            _source(k, block_n, 16, use_tma),
-            _source(v, block_n, 16, use_tma),
-            out,
-            lse,
-            *q.stride()[:3],
-            *k.stride()[:3],
-            *v.stride()[:3],
-            num_q_heads,
-            num_kv_heads,
-            q_len,
-            kv_len,
-            float(scale),
-            size,
-            layout,
-            *layout.shape,
-            *layout.stride(),
-            slopes,
-            *slopes.shape,
-            *slopes.stride(),
-            tiles,
-            BLOCK_M=block_m,
-            BLOCK_N=block_n,
-            USE_TMA=use_tma,
-            num_warps=config["num_warps"],
-            num_stages=config["num_stages"],
-        )
+    tiles = _listed(q, kv_len, block_m, block_n, size, layout)
+    grid = (triton.cdiv(q_len, block_m) * batch * num_q_heads,)
+    args = (
+        _source(q, block_m, 16, use_tma),
+        _source(k, block_n, 16, use_tma),
+        _source(v, block_n, 16, use_tma),
+        out,
+        lse,
+        *q.stride()[:3],
+        *k.stride()[:3],
+        *v.stride()[:3],
+        num_q_heads,
+        num_kv_heads,
+        q_len,
+        kv_len,
+    )
+    tables = (
+        layout,
+        *layout.shape,
+        *layout.stride(),
+        slopes,
+        *slopes.shape,
+        *slopes.stride(),
+        tiles,
+    )
+    constants = {
+        "BLOCK_M": block_m,
+        "BLOCK_N": block_n,
+        "USE_TMA": use_tma,
+    }
+    kernel = _attention_forward[grid](
+        *args,
+        *numbers,
+        *tables,
+        **constants,
+        num_warps=config["num_warps"],
+        num_stages=config["num_stages"],
+    )
+    after = (*tables, *constants.values())
+    _keep(key, kernel, grid, args, numbers, after, config)
     return out, lse
 
 
@@ -636,11 +671,9 @@ def _tma_strides(x):
     return [batch, head, row, 1]
 
 
-def _on_device(x):
-    """A context in which x's GPU is the current one: Triton launches there."""
-    if x.is_cuda and x.device.index != torch.cuda.current_device():
-        return torch.cuda.device(x.device)
-    return contextlib.nullcontext()
+def _is_elsewhere(x):
+    """Whether x is on a GPU that is not the current one, where Triton launches."""
+    return x.is_cuda and x.device.index != torch.cuda.current_device()
 
 
 @functools.cache
@@ -666,10 +699,152 @@ def _warn_once(message):
     warnings.warn(f"constants: {message}", stacklevel=4)
 
 
+# Launches to repeat, by their keys; where there are too many, all are dropped.
+_LAUNCHES = {}
+
+
+def _known(q, k, v, size):
+    """(key, launch): by what calls are alike, and the launch of an earlier call like this one.
+
+    Tensors of alike calls differ in their addresses alone: they pass the same checks, and Triton
+    compiles the same kernel for them. A call without a key is launched in the ordinary way.
+    """
+    if not q.is_cuda or _is_watched():
+        return None, None
+    if (q.data_ptr() | k.data_ptr() | v.data_ptr()) % 16 != 0:
+        return None, None  # Triton tells addresses by this
+    key = (*[(x.dtype, x.device, x.shape, x.stride()) for x in (q, k, v)], size)
+    return key, _LAUNCHES.get(key)
+
+
+def _is_watched():
+    """Whether a profiler listens to launches, or something changes how kernels are compiled."""
+    runtime = triton.knobs.runtime
+    before, after = runtime.launch_enter_hook, runtime.launch_exit_hook
+    if getattr(before, "calls", before) or getattr(after, "calls", after):
+        return True
+    return bool(
+        runtime.debug
+        or runtime.add_stages_inspection_hook
+        or triton.knobs.compilation.instrumentation_mode
+    )
+
+
+def _keep(key, kernel, grid, before, numbers, after, config):
+    """Keeps a launch under its key, if it has one and this Triton is known: see `_triton_launch`.
+
+    Its arguments are those before the numbers that the call brought, the numbers, and those after.
+    """
+    steps = None if key is None else _triton_launch(kernel, grid)
+    if steps is None:
+        return
+    if len(_LAUNCHES) >= 256:
+        _LAUNCHES.clear()
+    _LAUNCHES[key] = _Launch(kernel, steps, before, numbers, after, config)
+
+
+class _Launch:
+    """A launch to repeat: a compiled kernel and its arguments, but for addresses and numbers."""
+
+    def __init__(self, kernel, steps, before, numbers, after, config):
+        self.kernel = kernel  # which owns the code on the GPU
+        self.launch, describe = steps
+        self.config = dict(config)
+        driver = triton.runtime.driver.active
+        self.device, self.stream_of = driver.get_current_device(), driver.get_current_stream
+        self.args = []
+        self.places = []  # of addresses and of tensor maps, which every call brings anew
+        metadata = iter(kernel.metadata.tensordesc_meta or ())
+        for arg in (*before, None, *after):  # None stands for the numbers
+            if isinstance(arg, torch.Tensor):
+                self.places.append((len(self.args), None))
+                self.args.append(None)
+            elif hasattr(arg, "block_shape"):
+                maps = _TensorMaps(arg, describe, next(metadata))
+                self.places.append((len(self.args), maps))
+                self.args += [None, *arg.shape, *arg.strides]
+            elif arg is None:
+                self.numbers = slice(len(self.args), len(self.args) + len(numbers))
+                self.args += numbers
+            else:
+                self.args.append(arg)
+
+    def repeat(self, tensors, numbers):
+        """Launches on the current stream, with these in the places of the first launch's."""
+        args = self.args.copy()
+        for (place, maps), x in zip(self.places, tensors, strict=True):
+            address = x.data_ptr()
+            args[place] = address if maps is None else maps[address]
+        args[self.numbers] = numbers
+        self.launch(self.stream_of(self.device), args)
+
+
+class _TensorMaps(dict):
+    """What TMA goes by, for each address that a tensor was at; where there is none, it is made.
+
+    A tensor map follows from address, sizes, strides and tile: all are fixed here but the address.
+    """
+
+    def __init__(self, descriptor, describe, metadata):
+        super().__init__()
+        self.fields = {name: x for name, x in vars(descriptor).items() if name != "base"}
+        self.describe, self.metadata = describe, metadata
+
+    def __missing__(self, address):
+        if len(self) >= 128:
+            self.clear()
+        base = types.SimpleNamespace(data_ptr=lambda: address)
+        descriptor = types.SimpleNamespace(base=base, **self.fields)
+        self[address] = made = self.describe(descriptor, self.metadata)[0]
+        return made
+
+
+def _triton_launch(kernel, grid):
+    """The last steps of Triton's launch of a compiled kernel, or None: (launch, describe).
+
+    launch takes a stream and the arguments: of pointers the addresses, of a descriptor its tensor
+    map, sizes and strides, which describe lists. These are Triton's internals, and of the versions
+    here alone it is known how they are called: with any other, every launch is an ordinary one.
+    """
+    version = ".".join(triton.__version__.split(".")[:2])
+    if torch.version.hip or version not in ("3.6", "3.7"):
+        return None
+    from triton.backends.nvidia.driver import make_tensordesc_arg
+
+    run = kernel.run
+    if run.global_scratch_size or run.profile_scratch_size:  # memory that each launch needs anew
+        return None
+    bare = run.launch
+    if inspect.isfunction(bare):  # one that makes descriptors' tensor maps, around the bare one
+        bare = inspect.getclosurevars(bare).nonlocals["launcher"]
+    before = (*grid, 1, 1)
+    function, metadata = kernel.function, kernel.packed_metadata
+    flags = (run.launch_cooperative_grid, run.launch_pdl)
+    scratch = hooks = (None, None)
+    if version == "3.6":
+        fixed = (function, *flags, *scratch, metadata, None, *hooks)
+
+        def launch(stream, args):
+            bare(*before, stream, *fixed, *args)
+    else:
+        signature = (run.arg_annotations, run.kernel_signature)
+        fixed = (function, *flags, metadata, None, *hooks, *scratch, *signature)
+
+        def launch(stream, args):
+            bare(*before, stream, *fixed, args)
+
+    return launch, make_tensordesc_arg
+
+
 def _is_plain(*tensors):
     """Whether no gradient is asked for, of tensors that hold values: the op would cost time."""
-    wants_grad = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-    return not wants_grad and all(type(x) is torch.Tensor and not x.is_meta for x in tensors)
+    for x in tensors:
+        kind = type(x)
+        if (kind is not torch.Tensor and kind is not torch.nn.Parameter) or x.is_meta:
+            return False
+        if x.requires_grad and torch.is_grad_enabled():
+            return False
+    return True
 
 
 @torch.library.custom_op("flashgen::constants_da8dac5f", mutates_args=())
@@ -680,7 +855,7 @@ def _attention_op(
     scale: float,
     size: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    return _forward(q, k, v, scale, size)
+    return _forward(q, k, v, scale, size, *_known(q, k, v, size))
 
 
 @_attention_op.register_fake

@@ -273,6 +273,7 @@ def _producer(
 ):
     """Finds the tiles of queries for the consumers, and loads what they need."""
     CONSUMERS: gl.constexpr = BLOCK_M // 64
+    K_STAGES: gl.constexpr = NUM_STAGES + 1
     num_q_heads, num_kv_heads, _, _, _, num_tiles, _, _ = call
     q_descs, k_descs, v_descs, counter_ptr = sources
     tiles, barriers, handover = buffers
@@ -295,7 +296,7 @@ def _producer(
         kv_head = work[2] // (num_q_heads // num_kv_heads)
         tile = _key_tile(visits - 1, work, call, BLOCK_N)[0]
         place = (work[1], kv_head, tile * BLOCK_N)
-        stage, phase = _stage(kv_count, NUM_STAGES)
+        stage, phase = _stage(kv_count, K_STAGES)
         _load_qk(k_descs, k_tiles, stage, place, k_full, k_empty, phase ^ 1)
         for visit in range(visits - 2, -1, -1):
             v_place = place
@@ -303,7 +304,7 @@ def _producer(
             kv_count += 1
             tile = _key_tile(visit, work, call, BLOCK_N)[0]
             place = (work[1], kv_head, tile * BLOCK_N)
-            stage, phase = _stage(kv_count, NUM_STAGES)
+            stage, phase = _stage(kv_count, K_STAGES)
             _load_qk(k_descs, k_tiles, stage, place, k_full, k_empty, phase ^ 1)
             _load_v(v_descs, v_tiles, v_stage, v_place, v_full, v_empty, v_phase ^ 1)
         # The next tile, after the loads, which must not wait for it.
@@ -446,9 +447,10 @@ def _step(
     _, _, k_full, k_empty, v_full, v_empty = barriers
     HALF: gl.constexpr = SCORES.instr_shape[1]
     ROWS: gl.constexpr = gl.SliceLayout(1, SCORES)
+    K_STAGES: gl.constexpr = NUM_STAGES + 1
     v_stage, v_phase = _stage(kv_count - 1, NUM_STAGES)
-    k_stage, _ = _stage(kv_count, NUM_STAGES)
-    next_stage, next_phase = _stage(kv_count + 1, NUM_STAGES)
+    k_stage, _ = _stage(kv_count, K_STAGES)
+    next_stage, next_phase = _stage(kv_count + 1, K_STAGES)
     _take_turn(NUMBER)
     scores_0 = _start_scores(q, k_tiles, k_stage, 0, SCORES)
     scores_1 = _start_scores(q, k_tiles, k_stage, 1, SCORES)
@@ -462,8 +464,8 @@ def _step(
     mbarrier.arrive(k_empty.index(k_stage), count=1)
     scores_1 = _scores(scores_1, start_n + HALF, masked, place, queries, call, NUMBER)
     top = gl.maximum(top, _lane_max(scores_1))
-    # Weights and sums are relative to any number: it stays while no maximum has grown to more than
-    # 2^8 times it, and the accumulator is rescaled only where it changes.
+    # Weights and sums are relative to any number: it stays while no maximum has grown to more
+    # than 2^8 times it, and the accumulator is rescaled only where it changes.
     m_new = _row_max(top, ROWS)
     m_new = gl.where(m_new > m_i + 8.0 / qk_scale, m_new, m_i)
     exponent = (m_i - m_new) * qk_scale
@@ -498,6 +500,7 @@ def _consumer(
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16])
     ROWS: gl.constexpr = gl.SliceLayout(1, SCORES)
     NEXT: gl.constexpr = (NUMBER + 1) % CONSUMERS
+    K_STAGES: gl.constexpr = NUM_STAGES + 1
     out_descs, lse_ptr = results
     tiles, barriers, handover = buffers
     q_tiles, k_tiles, v_tiles, out_tiles = tiles
@@ -530,7 +533,7 @@ def _consumer(
     while visits > 0:
         place = (slots, q_count)
         kv_count += 1
-        k_stage, k_phase = _stage(kv_count, NUM_STAGES)
+        k_stage, k_phase = _stage(kv_count, K_STAGES)
         mbarrier.wait(k_full.index(k_stage), k_phase, pred=visits > 1)
         for visit in range(visits - 2, -1, -1):
             tile, masked = _visited_tile(visit, place, call, BLOCK_N)
@@ -559,7 +562,7 @@ def _consumer(
         # The tile's end, beside the start of the next one.
         done, done_queries = place, queries
         v_stage, v_phase = _stage(kv_count - 1, NUM_STAGES)
-        k_stage, k_phase = _stage(kv_count, NUM_STAGES)
+        k_stage, k_phase = _stage(kv_count, K_STAGES)
         q_count += 1
         slot, phase = _stage(q_count, 2)
         mbarrier.wait(work_full.index(slot), phase)
@@ -639,6 +642,7 @@ def _attention_hopper(
     """
     CONSUMERS: gl.constexpr = BLOCK_M // 64
     Q_TILES: gl.constexpr = 1 * CONSUMERS
+    K_STAGES: gl.constexpr = NUM_STAGES + 1  # keys are needed a step before values
     call = (
         num_q_heads,
         num_kv_heads,
@@ -650,9 +654,7 @@ def _attention_hopper(
         qk_scale,
     )
     q_tiles = gl.allocate_shared_memory(gl.bfloat16, [Q_TILES, 1, 1, 64, 128], q_desc.layout)
-    k_tiles = gl.allocate_shared_memory(
-        gl.bfloat16, [NUM_STAGES, 1, 1, BLOCK_N, 128], k_desc.layout
-    )
+    k_tiles = gl.allocate_shared_memory(gl.bfloat16, [K_STAGES, 1, 1, BLOCK_N, 128], k_desc.layout)
     v_tiles = gl.allocate_shared_memory(
         gl.bfloat16, [NUM_STAGES, 1, 1, BLOCK_N, 128], v_desc.layout
     )
@@ -660,17 +662,18 @@ def _attention_hopper(
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
     q_full = gl.allocate_shared_memory(gl.int64, [Q_TILES, 1], BARRIER)
     q_empty = gl.allocate_shared_memory(gl.int64, [Q_TILES, 1], BARRIER)
-    k_full = gl.allocate_shared_memory(gl.int64, [NUM_STAGES, 1], BARRIER)
-    k_empty = gl.allocate_shared_memory(gl.int64, [NUM_STAGES, 1], BARRIER)
+    k_full = gl.allocate_shared_memory(gl.int64, [K_STAGES, 1], BARRIER)
+    k_empty = gl.allocate_shared_memory(gl.int64, [K_STAGES, 1], BARRIER)
     v_full = gl.allocate_shared_memory(gl.int64, [NUM_STAGES, 1], BARRIER)
     v_empty = gl.allocate_shared_memory(gl.int64, [NUM_STAGES, 1], BARRIER)
     for i in gl.static_range(Q_TILES):
         mbarrier.init(q_full.index(i), count=1)
         mbarrier.init(q_empty.index(i), count=1)
-    for i in gl.static_range(NUM_STAGES):
+    for i in gl.static_range(K_STAGES):
         mbarrier.init(k_full.index(i), count=1)
-        mbarrier.init(v_full.index(i), count=1)
         mbarrier.init(k_empty.index(i), count=CONSUMERS)
+    for i in gl.static_range(NUM_STAGES):
+        mbarrier.init(v_full.index(i), count=1)
         mbarrier.init(v_empty.index(i), count=CONSUMERS)
     # Tiles of queries that the producer hands over to the consumers: the present and the next.
     scalar: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])

@@ -525,8 +525,8 @@ def _step(
     mbarrier.arrive(k_empty.index(k_stage), count=1)
     scores_0 = _scores(scores_0, start_n, masked, place, queries, call, NUMBER)
     top = _lane_max(scores_0)
-    # Weights and sums are relative to any number: it stays while no maximum has grown to more than
-    # 2^8 times it, and the accumulator is rescaled only where it changes.
+    # Weights and sums are relative to any number: it stays while no maximum has grown to more
+    # than 2^8 times it, and the accumulator is rescaled only where it changes.
     m_new = _row_max(top, ROWS)
     m_new = gl.where(m_new > m_i + 8.0 / qk_scale, m_new, m_i)
     exponent = (m_i - m_new) * qk_scale
