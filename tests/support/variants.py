@@ -43,11 +43,7 @@ def shipped_module_anew(name: str) -> ModuleType:
 
     Where two modules register one operator, torch drops the first one's, which may still be called.
     """
-    text = (GENERATED / f"{name}.py").read_text()
-    number = next(_serial)
-    path = _scratch() / f"{name}_{number}.py"
-    path.write_text(text.replace('custom_op("flashgen::', f'custom_op("flashgen::anew_{number}_'))
-    return import_file(path)
+    return _imported(name, (GENERATED / f"{name}.py").read_text())
 
 
 def rendered_module(
@@ -60,13 +56,18 @@ def rendered_module(
 ) -> ModuleType:
     """A spec's module as flashgen renders it now, with the Gluon kernel where it is asked for.
 
-    The edits are for mutants.
+    It has an operator of its own. The edits are for mutants.
     """
     plan = edit_plan(lower(spec, name))
     choice = any_hopper(plan) if hopper else HopperChoice()
-    source = edit_source(render_module(plan, any_configs(plan), choice))
-    path = _scratch() / f"{name}_{next(_serial)}.py"
-    path.write_text(source)
+    return _imported(name, edit_source(render_module(plan, any_configs(plan), choice)))
+
+
+def _imported(name: str, source: str) -> ModuleType:
+    """A module's source as a module, with an operator of its own."""
+    number = next(_serial)
+    path = _scratch() / f"{name}_{number}.py"
+    path.write_text(source.replace('custom_op("flashgen::', f'custom_op("flashgen::anew_{number}_'))
     return import_file(path)
 
 

@@ -303,8 +303,8 @@ SIMPLE = st.one_of(
 )
 
 
-@settings(max_examples=25, deadline=None)
-@given(st.lists(SIMPLE.map("    {}".format), min_size=10, max_size=40))
+@settings(max_examples=50, deadline=None)
+@given(st.lists(SIMPLE.map("    {}".format), min_size=5, max_size=20))
 def test_fold_agrees_with_ruff(statements: list[str]) -> None:
     folded = [fold(statement + "\n") for statement in statements]
     assert folded == as_ruff_formats(statements)
