@@ -166,8 +166,7 @@ class HopperNames:
     def _ends_read(self, texts: Iterable[str]) -> frozenset[str]:
         if self.plan.tiles.reduce_rows:
             return frozenset({"q_first", "q_last"})
-        words = set(re.findall(r"\w+", " ".join(texts)))
-        return frozenset({"q_first", "q_last"} & words)
+        return _mentioned(("q_first", "q_last"), texts)
 
     @cached_property
     def visits(self) -> str:
@@ -213,7 +212,13 @@ class HopperNames:
 def _read(texts: Iterable[str]) -> tuple[str, ...]:
     """Of these names the ones that the texts mention; q_idx follows from q_first."""
     names = ("batch", "head", "q_first", "q_idx")
-    found = {name for name in names for text in texts if re.search(rf"\b{name}\b", text)}
+    found = _mentioned(names, texts)
     if "q_idx" in found:
-        found.add("q_first")
+        found |= {"q_first"}
     return tuple(name for name in names if name in found)
+
+
+def _mentioned(names: Iterable[str], texts: Iterable[str]) -> frozenset[str]:
+    """Of these names those that stand in any of the texts."""
+    words = set(re.findall(r"\w+", " ".join(texts)))
+    return frozenset(name for name in names if name in words)
