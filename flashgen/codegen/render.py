@@ -18,7 +18,7 @@ from flashgen.paths import template_dir
 from flashgen.plan import KernelPlan
 from flashgen.plan.arguments import sizing_numbers
 from flashgen.plan.code import SCORE_LIMIT
-from flashgen.plan.hopper import OUT_COLUMNS, HopperNames, hopper_shape
+from flashgen.plan.hopper import HEADROOM, MOST_WEIGHT, OUT_COLUMNS, HopperNames, hopper_shape
 
 #: Of a module that holds the portable kernel alone.
 NO_HOPPER = HopperChoice()
@@ -36,7 +36,7 @@ def render_hopper(plan: KernelPlan) -> str:
     """The Gluon functions of the forward kernel for Hopper, `_attention_hopper` last."""
     shape = hopper_shape(plan)
     template = _environment(gluons=True).get_template("forward.hopper.py.jinja")
-    text = template.render(plan=plan, shape=shape, names=HopperNames(plan), score_limit=SCORE_LIMIT)
+    text = template.render(plan=plan, shape=shape, names=HopperNames(plan), score_limit=SCORE_LIMIT, most_weight=MOST_WEIGHT[plan.torch_dtype], headroom=HEADROOM[plan.torch_dtype])
     return text.strip("\n") + "\n"
 
 

@@ -17,6 +17,12 @@ NARROW, WIDE = 64, 128
 OUT_COLUMNS = 128
 
 
+#: What the weights of a row may add up to before its maximum has to grow, by dtype, and by what
+#: power of 2 the first ones are smaller than 1: float16 ends at 2^16.
+MOST_WEIGHT = {"bfloat16": 2.0**60, "float16": 2.0**15}
+HEADROOM = {"bfloat16": 0, "float16": 6}
+
+
 @dataclass(frozen=True)
 class HopperShape:
     """The structure that the head dimensions ask for.
@@ -75,7 +81,7 @@ class HopperNames:
         arguments = self.plan.kernel_arguments
         return (
             *("num_q_heads", "num_kv_heads", "q_len", "kv_len"),
-            *("num_tiles_m", "num_tiles", "heads_together"),
+            *("num_tiles_m", "num_tiles", "heads_together", "lse_rows"),
             "scale" if self.plan.reads_scale else "qk_scale",
             *arguments.scalars,
             *(tensor.name for tensor in arguments.tensors),
@@ -109,7 +115,7 @@ class HopperNames:
     @property
     def work(self) -> tuple[str, ...]:
         """What the producer finds out about a tile of queries."""
-        return ("visits", "batch", "head", "q_first", *self.runs)
+        return ("visits", "batch", "head", "q_first", *self.runs, *(("careful",) if self.plan.normaliser == "softmax" else ()))
 
     @cached_property
     def runs(self) -> tuple[str, ...]:
@@ -198,8 +204,7 @@ class HopperNames:
     @property
     def splits_steps(self) -> bool:
         """Whether masked steps have code of their own: it pays beside a score function."""
-        computes = bool(self.plan.code.score) or not self.shape.flat
-        return self.plan.masks and computes and self.shape.splits
+        return self.plan.masks and bool(self.plan.code.bound) and self.shape.splits
 
     @cached_property
     def descriptors(self) -> tuple[str, ...]:
