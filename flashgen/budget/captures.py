@@ -16,16 +16,18 @@ from flashgen.plan import KernelPlan
 # Bytes of what is passed: numbers, addresses (of tensors and of their descriptors), and views of
 # shared memory, which have an address and an offset for each dimension.
 NUMBER, ADDRESS = 4, 8
-TILES, BARRIERS, NUMBERS = (ADDRESS + NUMBER * rank for rank in (5, 2, 2))
+TILES, BARRIERS, NUMBERS, BARRIER = (ADDRESS + NUMBER * rank for rank in (5, 2, 2, 1))
 
 # Arrays of barriers: full and empty, of queries, keys, values and what is handed over.
 BARRIER_ARRAYS = 8
 
-# Whatever the mask: num_q_heads, num_kv_heads, q_len, num_tiles_m, num_tiles.
-NUMBERS_OF_A_CALL = 5
+# Whatever the mask: num_q_heads, num_kv_heads, q_len, num_tiles_m, num_tiles, lse_rows.
+NUMBERS_OF_A_CALL = 6
 
 
-def captured_bytes(plan: KernelPlan, *, contiguous: bool = True, ones: bool = False) -> int:
+def captured_bytes(
+    plan: KernelPlan, *, contiguous: bool = True, ones: bool = False, bounded: bool = False
+) -> int:
     """Bytes of all that the partitions capture.
 
     Args:
@@ -34,11 +36,14 @@ def captured_bytes(plan: KernelPlan, *, contiguous: bool = True, ones: bool = Fa
             are: the compiler then knows that stride.
         ones: it captures such a stride all the same, those of all tensors as one number, as
             Triton 3.6 does and 3.7 does not.
+        bounded: the kernel knows that no weight outgrows its maximum.
     """
     read = _Read(plan)
     parts = 2 * (len(plan.qk_parts) + len(plan.v_parts))
     size = parts * (ADDRESS + TILES) + ADDRESS  # descriptors and tiles of q, k, v, out; lse
     size += BARRIER_ARRAYS * BARRIERS + NUMBERS + NUMBERS_OF_A_CALL * NUMBER
+    if plan.normaliser == "softmax":  # votes, outgrown, checked
+        size += (0 if bounded else NUMBERS) + NUMBERS + BARRIER
     if plan.tiles.uneven:  # the counter, heads_together
         size += ADDRESS + NUMBER
     if plan.listing:

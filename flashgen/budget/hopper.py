@@ -7,7 +7,9 @@ first, each where its alignment allows. All of this kernel's are alive throughou
 - captures, what the partitions are handed (`flashgen.budget.captures`), which lie in one piece;
 - barriers, 8 bytes each; an array of them starts at a multiple of 16;
 - a byte for each warp of a partition that waits for its work;
-- the present tile of queries and the next one as the producer hands them over: numbers.
+- the present tile of queries and the next one as the producer hands them over: numbers;
+- of a softmax, a byte for each row of queries to vote with, and whether weights have outgrown their
+  maxima, a number for each consumer and each of those two tiles.
 
 What a partition needs for a moment, to reduce over warps or to share what an atomic returned, takes
 the place of the captures, which were read by then; partitions run side by side, so each has 128
@@ -87,8 +89,10 @@ def hopper_usage(plan: KernelPlan, config: KernelConfig, *, ones: bool = False) 
         config: its tile sizes and stages; BLOCK_M counts the consumers.
         ones: the compiler captures strides of 1, as Triton 3.6 does.
     """
-    captures = captured_bytes(plan, ones=ones)
-    return _usage(plan, config, captures, _scratch_at_the_end(plan, config, captures))
+    bounded = bool(plan.code.bound)
+    captures = captured_bytes(plan, ones=ones, bounded=bounded)
+    at_the_end = _scratch_at_the_end(plan, config, captures)
+    return _usage(plan, config, captures, at_the_end, bounded=bounded)
 
 
 def worst_hopper_usage(plan: KernelPlan, config: KernelConfig) -> SramUsage:
@@ -101,12 +105,17 @@ def worst_hopper_usage(plan: KernelPlan, config: KernelConfig) -> SramUsage:
 
 
 def _usage(
-    plan: KernelPlan, config: KernelConfig, captures: int, scratch_at_the_end: bool
+    plan: KernelPlan,
+    config: KernelConfig,
+    captures: int,
+    scratch_at_the_end: bool,
+    *,
+    bounded: bool = False,
 ) -> SramUsage:
     values = _values(plan, config)
     end: Any = sympy.Integer(0)
     parts: dict[str, Any] = {}
-    for buffer in (*_tiles(plan), *_largest_first(_others(plan, captures), values)):
+    for buffer in (*_tiles(plan), *_largest_first(_others(plan, captures, bounded), values)):
         begin, end = end, round_up(end, buffer.alignment) + buffer.size
         parts[buffer.part] = parts.get(buffer.part, 0) + end - begin
     if scratch_at_the_end:
@@ -176,7 +185,7 @@ def _tiles(plan: KernelPlan) -> list[_Buffer]:
     ]
 
 
-def _others(plan: KernelPlan, captures: int) -> list[_Buffer]:
+def _others(plan: KernelPlan, captures: int, bounded: bool) -> list[_Buffer]:
     """What is small, in the kernel's order: of two of one size the first comes first."""
     shape, names = hopper_shape(plan), HopperNames(plan)
     of_queries = _Buffer("barriers", _BARRIER * shape.q_stages * _CONSUMERS)
@@ -187,8 +196,18 @@ def _others(plan: KernelPlan, captures: int) -> list[_Buffer]:
         *(of_queries, of_queries, of_keys, of_keys, of_values, of_values),
         _Buffer("tiles handed over", sympy.sympify(handed_over)),
         *2 * (_Buffer("barriers", sympy.Integer(2 * _BARRIER)),),
+        *(_growth(bounded) if plan.normaliser == "softmax" else ()),
         _Buffer("captures", sympy.Integer(captures), alignment=8),
         _Buffer("captures", WARP_GROUP * _CONSUMERS, alignment=4),
+    ]
+
+
+def _growth(bounded: bool) -> list[_Buffer]:
+    votes = [] if bounded else [_Buffer("growth", CONSUMER_ROWS * _CONSUMERS)]
+    return [
+        *votes,
+        _Buffer("growth", 2 * _NUMBER * _CONSUMERS),
+        _Buffer("growth", sympy.Integer(_BARRIER)),
     ]
 
 

@@ -36,7 +36,14 @@ def render_hopper(plan: KernelPlan) -> str:
     """The Gluon functions of the forward kernel for Hopper, `_attention_hopper` last."""
     shape = hopper_shape(plan)
     template = _environment(gluons=True).get_template("forward.hopper.py.jinja")
-    text = template.render(plan=plan, shape=shape, names=HopperNames(plan), score_limit=SCORE_LIMIT, most_weight=MOST_WEIGHT[plan.torch_dtype], headroom=HEADROOM[plan.torch_dtype])
+    text = template.render(
+        plan=plan,
+        shape=shape,
+        names=HopperNames(plan),
+        score_limit=SCORE_LIMIT,
+        most_weight=f"2.0**{MOST_WEIGHT[plan.torch_dtype]}",
+        headroom=HEADROOM[plan.torch_dtype],
+    )
     return text.strip("\n") + "\n"
 
 

@@ -17,9 +17,10 @@ NARROW, WIDE = 64, 128
 OUT_COLUMNS = 128
 
 
-#: What the weights of a row may add up to before its maximum has to grow, by dtype, and by what
-#: power of 2 the first ones are smaller than 1: float16 ends at 2^16.
-MOST_WEIGHT = {"bfloat16": 2.0**60, "float16": 2.0**15}
+#: Powers of 2: what the weights of a row may add up to before it needs a new maximum, and how far
+#: below 1 the largest of the first ones is. float16 ends at 2^16; more headroom would cost small
+#: weights digits.
+MOST_WEIGHT = {"bfloat16": 60, "float16": 15}
 HEADROOM = {"bfloat16": 0, "float16": 6}
 
 
@@ -115,7 +116,8 @@ class HopperNames:
     @property
     def work(self) -> tuple[str, ...]:
         """What the producer finds out about a tile of queries."""
-        return ("visits", "batch", "head", "q_first", *self.runs, *(("careful",) if self.plan.normaliser == "softmax" else ()))
+        careful = ("careful",) if self.plan.normaliser == "softmax" else ()
+        return ("visits", "batch", "head", "q_first", *self.runs, *careful)
 
     @cached_property
     def runs(self) -> tuple[str, ...]:
