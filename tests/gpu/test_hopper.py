@@ -92,6 +92,37 @@ def test_caps_that_bound_the_scores_and_caps_that_do_not(cap: float, scale: floa
         check_attention(module_of("softcap_d128", "hopper"), SPECS["softcap_d128"], capped)
 
 
+GROWTH = {
+    "from_tile_to_tile": lambda n: torch.arange(n, 0, -1) / n * 6 + 0.1,
+    "past_what_float32_holds": lambda n: 1.0 + 60.0 * (torch.arange(n) % 211 == 5),
+    "in_the_first_tile_alone": lambda n: torch.where(torch.arange(n) < n - 100, 0.1, 9.0),
+}
+
+
+@pytest.mark.parametrize("growth", GROWTH)
+@pytest.mark.parametrize("name", SPECS)
+def test_weights_that_outgrow_their_first_maxima(name: str, growth: str) -> None:
+    """Keys are visited from the last one on; here they weigh more and more, by many orders.
+
+    There are several tiles of queries for each program, of which all, some or none are redone.
+    """
+    module, spec = module_of(name, "hopper"), SPECS[name]
+    for case in (Case(1500, 1500, batch=2, q_heads=24, kv_heads=8), CASES[1]):
+        (q, k, v), params = _call(name, case)
+        k = (k * GROWTH[growth](case.kv_len).to("cuda")[:, None]).to(k.dtype)
+        for factor in (1, 6):
+            tensors = (q * factor, k, v)
+            poison()
+            first = module.attention(*tensors, return_lse=True, **params)
+            check(*first, tensors, spec, case)
+            assert torch.equal(first[0], module.attention(*tensors, **params))
+            for _ in range(10):
+                again = module.attention(*tensors, return_lse=True, **params)
+                assert all(map(torch.equal, first, again))
+                for x in again:
+                    x.fill_(torch.nan)
+
+
 @pytest.mark.parametrize("name", SPECS)
 def test_the_same_bits_two_hundred_times(name: str) -> None:
     """Warps that overtake one another would show."""
