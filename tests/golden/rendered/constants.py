@@ -435,7 +435,7 @@ def attention(
         _warn_once("forward-mode derivatives come from the eager reference")
         out, lse = reference(q, k, v, scale=scale, return_lse=True, size=size)
     else:
-        out, lse = _forward(q, k, v, scale, size, key, known)
+        out, lse = _forward(q, k, v, scale, size, key, known, return_lse)
     return (out, lse) if return_lse else out
 
 
@@ -546,14 +546,14 @@ def _check_numbers(scale, size):
         raise ValueError(f"size: got {size}; pass an int from 1 to 2**30")
 
 
-def _forward(q, k, v, scale, size, key=None, known=None):
+def _forward(q, k, v, scale, size, key=None, known=None, return_lse=True):
     """(out, lse) of checked arguments, by a kernel or, for CPU tensors, by the reference.
 
-    key and known are what `_known` says of them.
+    key and known are what `_known` says of them. Without return_lse the second may be anything.
     """
     if _is_elsewhere(q):
         with torch.cuda.device(q.device):
-            return _forward(q, k, v, scale, size, key, known)
+            return _forward(q, k, v, scale, size, key, known, return_lse)
     if q.is_cuda or triton.knobs.runtime.interpret:
         return _launch(q, k, v, scale, size, _config(q.device), key, known)
     _warn_once(f"tensors on {q.device} run the eager reference, which holds all scores in memory")
@@ -576,7 +576,7 @@ def _launch(q, k, v, scale, size, config, key=None, known=None):
     num_kv_heads, kv_len = k.shape[1:3]
     out = q.new_empty(batch, num_q_heads, q_len, 16)
     lse = q.new_empty(batch, num_q_heads, q_len, dtype=torch.float32)
-    if lse.numel() == 0 or kv_len == 0:
+    if out.numel() == 0 or kv_len == 0:
         return out.zero_(), lse.fill_(-math.inf)
     numbers = (float(scale), size)
     if known is not None and known.config == config:

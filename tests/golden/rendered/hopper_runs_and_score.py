@@ -12,6 +12,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 # Where the results of wgmma lie in registers: the output's.
 OUT: gl.constexpr = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16]))
+# What the weights of a row, relative to its first maximum, may add up to.
+MOST_WEIGHT: gl.constexpr = gl.constexpr(2.0**60)
 
 
 @gluon.jit
@@ -72,35 +74,30 @@ def _scale_lanes(lanes, factor):
     return lanes * factor[:, None][:, :, None]
 
 
-def _rescaling(registers):
-    """PTX of acc *= 2^d for the registers of an accumulator: a warp skips it where all d are 0.
-
-    A thread holds two rows of it, in pairs of registers by turns.
-    """
-    first, second = f"${2 * registers}", f"${2 * registers + 2}"
-    code = [
-        "{.reg .pred p, q; .reg .f32 a, b;",
-        f"setp.neu.f32 p, {first}, 0f00000000; setp.neu.f32 q, {second}, 0f00000000;",
-        "or.pred p, p, q; vote.sync.any.pred p, p, 0xffffffff; @!p bra.uni SKIP;",
-        f"ex2.approx.ftz.f32 a, {first}; ex2.approx.ftz.f32 b, {second};",
-        *(f"mul.f32 ${i}, ${i}, {'b' if i & 2 else 'a'};" for i in range(registers)),
-        "SKIP: }",
-    ]
-    operands = ["=f"] * registers + [str(i) for i in range(registers)] + ["f"] * registers
-    return gl.constexpr(" ".join(code)), gl.constexpr(",".join(operands))
-
-
-_RESCALE_64, _RESCALE_64_OPERANDS = _rescaling(64 // 2)
+@gluon.jit
+def _unseen(m_i):
+    """1 for each row that has seen no key yet."""
+    return gl.where(m_i > -1.0e30, 0, 1)
 
 
 @gluon.jit
-def _rescale_64(acc, exponent):
-    """(64, 64) times 2^exponent, (64,), a factor for each row."""
-    exponents = gl.full([64, 64], 0.0, gl.float32, acc.type.layout) + exponent[:, None]
-    return gl.inline_asm_elementwise(
-        _RESCALE_64, _RESCALE_64_OPERANDS, [acc, exponents],
-        dtype=gl.float32, is_pure=False, pack=64 // 2,
+def _any(rows, votes):
+    """1 if one of a consumer's rows has a 1, else 0: a vote of each warp, then of the warps."""
+    rows = gl.inline_asm_elementwise(
+        "{.reg .pred p; .reg .b32 x; or.b32 x, $2, $3; setp.ne.b32 p, x, 0;"
+        " vote.sync.any.pred p, p, 0xffffffff; selp.b32 $0, 1, 0, p; mov.b32 $1, $0;}",
+        "=r,=r,r,r", [rows], dtype=gl.int32, is_pure=False, pack=2,
     )  # fmt: skip
+    votes.store(rows.to(gl.int8).reshape([4, 16]).permute((1, 0)).reshape([64]))
+    warps = votes.slice(0, 4).load(gl.BlockedLayout([4], [32], [4], [0]))
+    return gl.max(warps.to(gl.int32), 0)
+
+
+@gluon.jit
+def _tell(number, outgrown, NUMBER: gl.constexpr, slot):
+    """Notes whether a consumer's weights have outgrown their maxima."""
+    LANES: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+    outgrown.index(2 * NUMBER + slot).store(gl.full([1], number, gl.int32, LANES))
 
 
 @gluon.jit
@@ -125,12 +122,12 @@ def _unpack(pairs, OPERAND: gl.constexpr):
 
 
 @gluon.jit
-def _work(index, call, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
+def _work(index, careful, call, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
     """(visits, batch, head, q_first, ...): a tile of queries, and what `_key_tile` goes by.
 
     After the call's last tile of queries there are no visits.
     """
-    num_q_heads, _, q_len, _, num_tiles_m, num_tiles, heads_together, _, left = call
+    num_q_heads, _, q_len, _, num_tiles_m, num_tiles, heads_together, _, _, left = call
     is_tile = index < num_tiles
     index = min(index, num_tiles - 1)
     # Heads come in groups whose keys and values L2 holds, and in a group the longest tiles first.
@@ -180,6 +177,7 @@ def _work(index, call, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
         full_end_0,
         full_begin_1,
         full_end_1,
+        careful,
     )
 
 
@@ -199,6 +197,7 @@ def _key_tile(visit, work, call, BLOCK_N: gl.constexpr):
         full_end_0,
         full_begin_1,
         full_end_1,
+        _,
     ) = work
     tile = kv_begin_0 + visit
     tile = gl.where(visit < visits_0, tile, kv_begin_1 + visit - visits_0)
@@ -212,16 +211,16 @@ def _hand_over(work, q_count, slots, full, empty):
     """Tells the consumers the tile of queries that comes after `q_count` others."""
     slot, phase = _stage(q_count, 2)
     mbarrier.wait(empty.index(slot), phase ^ 1)
-    for i in gl.static_range(12):
+    for i in gl.static_range(13):
         number = gl.full([1], work[i], gl.int32, gl.BlockedLayout([1], [32], [1], [0]))
-        slots.index(12 * slot + i).store(number)
+        slots.index(13 * slot + i).store(number)
     mbarrier.arrive(full.index(slot), count=1)
 
 
 @gluon.jit
 def _handed_over(number, q_count, slots):
     """One number of the work handed over. It is read where it is used: registers are scarce."""
-    slot = slots.index(12 * (q_count % 2) + number)
+    slot = slots.index(13 * (q_count % 2) + number)
     return gl.max(slot.load(gl.BlockedLayout([1], [32], [4], [0])), 0)
 
 
@@ -271,6 +270,7 @@ def _visited_tile(visit, place, call, BLOCK_N: gl.constexpr):
         full_end_0,
         full_begin_1,
         full_end_1,
+        0,
     )
     return _key_tile(visit, work, call, BLOCK_N)
 
@@ -297,7 +297,7 @@ def _columns(scores, first, DTYPE: gl.constexpr):
 @gluon.jit
 def _scores(scores, start_n, masked, place, queries, call, NUMBER: gl.constexpr):
     """What the softmax sees of the products q @ k.T of 64 queries and the keys from start_n on."""
-    _, _, _, _, _, _, _, _, left = call
+    _, _, _, _, _, _, _, _, _, left = call
     scalar_0, _ = queries
     LAYOUT: gl.constexpr = scores.type.layout
     q_first = _q_first(place, NUMBER)
@@ -341,20 +341,33 @@ def _load_v(descs, buffers, number, place, full, empty, phase):
 
 
 @gluon.jit
+def _told(outgrown, slot, CONSUMERS: gl.constexpr):
+    """Whether `_tell` has noted that of a consumer; forgets it."""
+    LANES: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    told = 0
+    for c in gl.static_range(CONSUMERS):
+        told = max(told, gl.max(outgrown.index(2 * c + slot).load(LANES), 0))
+        _tell(0, outgrown, c, slot)
+    return told
+
+
+@gluon.jit
 def _producer(
     sources, buffers, call, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, NUM_STAGES: gl.constexpr
 ):
     """Finds the tiles of queries for the consumers, and loads what they need."""
     CONSUMERS: gl.constexpr = BLOCK_M // 64
-    num_q_heads, num_kv_heads, _, _, _, num_tiles, _, _, _ = call
+    num_q_heads, num_kv_heads, _, _, _, num_tiles, _, _, _, _ = call
     q_descs, k_descs, v_descs, counter_ptr = sources
-    tiles, barriers, handover = buffers
+    tiles, barriers, handover, growth = buffers
     q_tiles, k_tiles, v_tiles, _ = tiles
     q_full, q_empty, k_full, k_empty, v_full, v_empty = barriers
+    _, outgrown, checked = growth
     slots, work_full, work_empty = handover
     # A buffer is empty in the phase before the one that it is full in.
     index = gl.program_id(0)
-    work = _work(index, call, BLOCK_M, BLOCK_N)
+    last, before = index, 0  # the last tiles handed over
+    work = _work(index, 0, call, BLOCK_M, BLOCK_N)
     q_count = 0  # tiles of queries
     kv_count = 0  # tiles of keys
     _hand_over(work, q_count, slots, work_full, work_empty)
@@ -380,12 +393,26 @@ def _producer(
             _load_qk(k_descs, k_tiles, stage, place, k_full, k_empty, phase ^ 1)
             _load_v(v_descs, v_tiles, v_stage, v_place, v_full, v_empty, v_phase ^ 1)
         # The next tile, after the loads, which must not wait for it.
-        taken = gl.atomic_add(counter_ptr, 1)
-        if taken == num_tiles - 1:
-            gl.store(counter_ptr, 0)  # for the next call
-        index = taken + gl.num_programs(0)
         q_count += 1
-        work = _work(index, call, BLOCK_M, BLOCK_N)
+        slot, phase = _stage(q_count, 2)
+        mbarrier.wait(work_empty.index(slot), phase ^ 1)
+        careful = _told(outgrown, slot, CONSUMERS)  # of the tile before the last one
+        following = before
+        if careful == 0:
+            if index < num_tiles:
+                taken = gl.atomic_add(counter_ptr, 1)
+                if taken == num_tiles - 1:
+                    gl.store(counter_ptr, 0)  # for the next call
+                index = taken + gl.num_programs(0)
+            following = index
+            if index >= num_tiles:
+                # That of the last tile has to be known before the end.
+                mbarrier.wait(checked, (q_count - 1) % 2)
+                careful = _told(outgrown, 1 - slot, CONSUMERS)
+                following = gl.where(careful > 0, last, index)
+        before = last
+        last = following
+        work = _work(following, careful, call, BLOCK_M, BLOCK_N)
         _hand_over(work, q_count, slots, work_full, work_empty)
         visits = work[0]
         if visits > 0:
@@ -411,7 +438,7 @@ def _start_scores(q, k_tiles, stage, HALF: gl.constexpr, SCORES: gl.constexpr):
     """Starts q @ k.T for a tile of keys."""
     COLUMNS: gl.constexpr = SCORES.instr_shape[1]
     scores = gl.zeros([64, COLUMNS], gl.float32, SCORES)
-    k = k_tiles[0].index(stage).reshape([1 * COLUMNS, 64])
+    k = k_tiles[0].index(stage).reshape([COLUMNS, 64])
     scores = warpgroup_mma(q[0], k.permute((1, 0)), scores, use_acc=False, is_async=True)
     return scores
 
@@ -421,14 +448,14 @@ def _start_values(weights, v_tiles, stage, acc):
     """Starts acc += p @ v for a tile of keys."""
     OPERAND: gl.constexpr = gl.DotOperandLayout(0, OUT, 2)
     COLUMNS: gl.constexpr = 2 * weights[0].shape[1]
-    v = v_tiles[0].index(stage).reshape([1 * COLUMNS, 64])
+    v = v_tiles[0].index(stage).reshape([COLUMNS, 64])
     return warpgroup_mma(_unpack(weights[0], OPERAND), v, acc, is_async=True)
 
 
 @gluon.jit
 def _queries(place, call, NUMBER: gl.constexpr, ROWS: gl.constexpr):
     """What the scores of a consumer's queries are computed with, besides the call's own."""
-    _, _, _, _, _, _, _, scale, _ = call
+    _, _, _, _, _, _, _, _, scale, _ = call
     head = _head(place)
     scalar_0 = gl.exp2(-(0.5 * gl.cast(head, gl.float32)) - 0.5) / scale
     qk_scale = 1.4426950408889634 * scale
@@ -437,29 +464,42 @@ def _queries(place, call, NUMBER: gl.constexpr, ROWS: gl.constexpr):
 
 @gluon.jit
 def _first_weights(
-    scores_0, start_n, masked, place, queries, call, NUMBER: gl.constexpr, ROWS: gl.constexpr
+    scores_0,
+    start_n,
+    masked,
+    place,
+    queries,
+    call,
+    careful,
+    votes,
+    NUMBER: gl.constexpr,
+    ROWS: gl.constexpr,
 ):
     """(row maxima, lanes' row sums, weights) of the first tile of keys."""
     _, qk_scale = queries
     scores_0 = _scores(scores_0, start_n, masked, place, queries, call, NUMBER)
+    growing = careful
     top = _lane_max(scores_0)
     # Finite, so a row that has seen no key yet has weights of exactly 0 instead of NaN.
     m_i = gl.maximum(_row_max(top, ROWS), -1.0e30)
     m_scaled = (m_i * qk_scale)[:, None]
+    if masked:
+        growing |= _any(_unseen(m_i), votes)
     p_0 = gl.exp2(scores_0 * qk_scale - m_scaled)
     l_i = _lane_sum(p_0)
     weights = (_pack(p_0),)
-    return m_i, l_i, weights
+    return m_i, l_i, weights, growing
 
 
 @gluon.jit
-def _finish(m_i, l_i, place, queries, call, lse_ptr, NUMBER: gl.constexpr, ROWS: gl.constexpr):
+def _finish(
+    m_i, total, redone, place, queries, call, lse_ptr, NUMBER: gl.constexpr, ROWS: gl.constexpr
+):
     """Stores the LSE of rows that have seen all their keys; returns what their output is times."""
-    num_q_heads, _, q_len, _, _, _, _, _, _ = call
+    num_q_heads, _, q_len, _, _, _, _, lse_rows, _, _ = call
     _, qk_scale = queries
     batch, head, q_first = _batch(place), _head(place), _q_first(place, NUMBER)
     offs_m = q_first + gl.arange(0, 64, layout=ROWS)
-    total = _row_sum(l_i, ROWS)
     base = m_i * qk_scale
     # What the row alone adds to its scores changes no weight: it was left out up to here.
     base += (
@@ -469,14 +509,15 @@ def _finish(m_i, l_i, place, queries, call, lse_ptr, NUMBER: gl.constexpr, ROWS:
     )
     lse = (base + gl.log2(total)) * 0.6931471805599453  # ln 2: back to the natural logarithm
     row = (batch * num_q_heads + head).to(gl.int64) * q_len
-    gl.store(lse_ptr + row + offs_m, lse, mask=offs_m < q_len)
+    gl.store(lse_ptr + row + offs_m, lse, mask=offs_m < gl.where(redone > 0, 0, lse_rows))
     return 1.0 / total
 
 
 @gluon.jit
-def _store_out(acc, place, out_tiles, out_descs, NUMBER: gl.constexpr):
+def _store_out(acc, place, redone, q_len, out_tiles, out_descs, NUMBER: gl.constexpr):
     """Has TMA store the output, which passes through shared memory."""
     batch, head, q_first = _batch(place), _head(place), _q_first(place, NUMBER)
+    q_first = gl.where(redone > 0, q_len, q_first)
     tile = out_tiles[0].index(NUMBER)
     tile.reshape([64, 64]).store(acc.to(gl.bfloat16))
     fence_async_shared()
@@ -491,6 +532,7 @@ def _step(
     m_i,
     l_i,
     weights,
+    careful,
     kv_count,
     more,
     start_n,
@@ -503,13 +545,16 @@ def _step(
     CONSUMERS: gl.constexpr,
     SCORES: gl.constexpr,
     NUM_STAGES: gl.constexpr,
+    GROWS: gl.constexpr,
 ):
     """Adds p @ v of the tile of keys before; weighs the tile from start_n on.
 
-    Returns the accumulators, row maxima, lanes' row sums and the weights.
+    Returns the accumulators, row maxima, lanes' row sums and the weights. If it GROWS, it takes
+    new maxima, and returns whether the next step has to.
     """
     _, qk_scale = queries
-    tiles, barriers, _ = buffers
+    tiles, barriers, _, growth = buffers
+    votes, _, _ = growth
     _, k_tiles, v_tiles, _ = tiles
     _, _, k_full, k_empty, v_full, v_empty = barriers
     ROWS: gl.constexpr = gl.SliceLayout(1, SCORES)
@@ -524,22 +569,26 @@ def _step(
     scores_0 = warpgroup_mma_wait(1, deps=(scores_0,))
     mbarrier.arrive(k_empty.index(k_stage), count=1)
     scores_0 = _scores(scores_0, start_n, masked, place, queries, call, NUMBER)
-    top = _lane_max(scores_0)
-    # Weights and sums are relative to any number: it stays while no maximum has grown to more
-    # than 2^8 times it, and the accumulator is rescaled only where it changes.
-    m_new = _row_max(top, ROWS)
-    m_new = gl.where(m_new > m_i + 8.0 / qk_scale, m_new, m_i)
-    exponent = (m_i - m_new) * qk_scale
-    m_scaled = (m_new * qk_scale)[:, None]
+    if GROWS:
+        top = _lane_max(scores_0)
+        m_new = gl.maximum(m_i, _row_max(top, ROWS))
+        factor = gl.exp2((m_i - m_new) * qk_scale)
+        m_i = m_new
+    m_scaled = (m_i * qk_scale)[:, None]
     acc = warpgroup_mma_wait(0, deps=(acc,))
     mbarrier.arrive(v_empty.index(v_stage), count=1)
-    acc = _rescale_64(acc, gl.convert_layout(exponent, gl.SliceLayout(1, OUT), assert_trivial=True))
+    if GROWS:
+        acc *= gl.convert_layout(factor, gl.SliceLayout(1, OUT), assert_trivial=True)[:, None]
+        l_i = _scale_lanes(l_i, factor)
     p_0 = gl.exp2(scores_0 * qk_scale - m_scaled)
-    l_i = _scale_lanes(l_i, gl.exp2(exponent))
     l_i += _lane_sum(p_0)
     weights = (_pack(p_0),)
     mbarrier.wait(k_full.index(next_stage), next_phase, pred=more)
-    return acc, m_new, l_i, weights
+    if GROWS:
+        growing = careful | _any(_unseen(m_i), votes.index(NUMBER))
+        return acc, m_i, l_i, weights, growing
+    else:
+        return acc, m_i, l_i, weights
 
 
 @gluon.jit
@@ -552,14 +601,20 @@ def _consumer(
     BLOCK_N: gl.constexpr,
     NUM_STAGES: gl.constexpr,
 ):
-    """Computes the rows [64 * NUMBER, 64 * NUMBER + 64) of each tile of queries."""
+    """Computes the rows [64 * NUMBER, 64 * NUMBER + 64) of each tile of queries.
+
+    Weights are relative to a row's maximum over the first tile of keys that it sees. Where some
+    outgrow it, the tile of queries is handed over again, and each step takes new maxima.
+    """
     CONSUMERS: gl.constexpr = BLOCK_M // 64
-    HALF: gl.constexpr = BLOCK_N // 1
+    HALF: gl.constexpr = BLOCK_N
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16])
     ROWS: gl.constexpr = gl.SliceLayout(1, SCORES)
     NEXT: gl.constexpr = (NUMBER + 1) % CONSUMERS
+    _, _, q_len, _, _, _, _, _, _, _ = call
     out_descs, lse_ptr = results
-    tiles, barriers, handover = buffers
+    tiles, barriers, handover, growth = buffers
+    votes, outgrown, checked = growth
     q_tiles, k_tiles, v_tiles, out_tiles = tiles
     q_full, q_empty, k_full, k_empty, v_full, v_empty = barriers
     slots, work_full, work_empty = handover
@@ -568,10 +623,12 @@ def _consumer(
     mbarrier.wait(work_full.index(0), 0)
     visits = _handed_over(0, q_count, slots)
     place = (slots, q_count)
+    careful = _handed_over(12, q_count, slots)
     queries = _queries(place, call, NUMBER, ROWS)
     if NUMBER == CONSUMERS - 1:
         _pass_turn(0)
     mbarrier.wait(q_full.index(NUMBER), 0)
+    number = NUMBER
     q = _queries_of(q_tiles, NUMBER)
     mbarrier.wait(k_full.index(0), 0)
     _take_turn(NUMBER)
@@ -581,8 +638,8 @@ def _consumer(
     mbarrier.arrive(k_empty.index(0), count=1)
     tile, masked = _visited_tile(visits - 1, place, call, BLOCK_N)
     start_n = tile * BLOCK_N
-    m_i, l_i, weights = _first_weights(
-        scores_0, start_n, masked, place, queries, call, NUMBER, ROWS
+    m_i, l_i, weights, growing = _first_weights(
+        scores_0, start_n, masked, place, queries, call, careful, votes.index(NUMBER), NUMBER, ROWS
     )
     acc = gl.zeros([64, 64], gl.float32, OUT)
     while visits > 0:
@@ -590,7 +647,37 @@ def _consumer(
         kv_count += 1
         k_stage, k_phase = _stage(kv_count, NUM_STAGES)
         mbarrier.wait(k_full.index(k_stage), k_phase, pred=visits > 1)
-        for visit in range(visits - 2, -1, -1):
+        rest = visits - 2
+        while (growing > 0) & (rest >= 0):
+            # growing is 1: these are the same queries. ptxas must not see it: what both loops need
+            # of their addresses it would compute on the way to this one alone.
+            q_again = _queries_of(q_tiles, number + growing // 2)
+            tile, masked = _visited_tile(rest, place, call, BLOCK_N)
+            start_n = tile * BLOCK_N
+            acc, m_i, l_i, weights, growing = _step(
+                q_again,
+                acc,
+                m_i,
+                l_i,
+                weights,
+                careful,
+                kv_count,
+                rest > 0,
+                start_n,
+                masked,
+                place,
+                queries,
+                buffers,
+                call,
+                NUMBER,
+                CONSUMERS,
+                SCORES,
+                NUM_STAGES,
+                True,
+            )
+            kv_count += 1
+            rest -= 1
+        for visit in range(rest, -1, -1):
             tile, masked = _visited_tile(visit, place, call, BLOCK_N)
             start_n = tile * BLOCK_N
             acc, m_i, l_i, weights = _step(
@@ -599,6 +686,7 @@ def _consumer(
                 m_i,
                 l_i,
                 weights,
+                careful,
                 kv_count,
                 visit > 0,
                 start_n,
@@ -611,11 +699,18 @@ def _consumer(
                 CONSUMERS,
                 SCORES,
                 NUM_STAGES,
+                False,
             )
             kv_count += 1
 
         # The tile's end, beside the start of the next one.
         done, done_queries = place, queries
+        total = _row_sum(l_i, ROWS)
+        redone = 0  # whether the producer has to hand this tile over again
+        redone = _any(gl.where(total <= MOST_WEIGHT, 0, 1 - careful), votes.index(NUMBER))
+        if redone > 0:
+            _tell(1, outgrown, NUMBER, q_count % 2)
+        mbarrier.arrive(checked, count=1)
         v_stage, v_phase = _stage(kv_count - 1, NUM_STAGES)
         k_stage, k_phase = _stage(kv_count, NUM_STAGES)
         mbarrier.arrive(q_empty.index(q_count % 2 * CONSUMERS + NUMBER), count=1)
@@ -624,6 +719,7 @@ def _consumer(
         mbarrier.wait(work_full.index(slot), phase)
         visits = _handed_over(0, q_count, slots)
         place = (slots, q_count)
+        careful = _handed_over(12, q_count, slots)
         queries = _queries(place, call, NUMBER, ROWS)
         q_stage, q_phase = _stage(q_count, 2)
         number = q_stage * CONSUMERS + NUMBER
@@ -636,20 +732,29 @@ def _consumer(
         mbarrier.wait(v_full.index(v_stage), v_phase)
         acc = _start_values(weights, v_tiles, v_stage, acc)
         _pass_turn(NEXT)
-        scale_out = _finish(m_i, l_i, done, done_queries, call, lse_ptr, NUMBER, ROWS)
+        scale_out = _finish(m_i, total, redone, done, done_queries, call, lse_ptr, NUMBER, ROWS)
         scores_0 = warpgroup_mma_wait(1, deps=(scores_0,))
         mbarrier.arrive(k_empty.index(k_stage), count=1, pred=visits > 0)
         tile, masked = _visited_tile(visits - 1, place, call, BLOCK_N)
         start_n = tile * BLOCK_N
-        m_i, l_i, weights = _first_weights(
-            scores_0, start_n, masked, place, queries, call, NUMBER, ROWS
+        m_i, l_i, weights, growing = _first_weights(
+            scores_0,
+            start_n,
+            masked,
+            place,
+            queries,
+            call,
+            careful,
+            votes.index(NUMBER),
+            NUMBER,
+            ROWS,
         )
         acc = warpgroup_mma_wait(0, deps=(acc,))
         # One thread waits until its last store has been read; the arrival holds up the others.
         tma.store_wait(0)
         mbarrier.arrive(v_empty.index(v_stage), count=1)
         acc *= gl.convert_layout(scale_out, gl.SliceLayout(1, OUT), assert_trivial=True)[:, None]
-        _store_out(acc, done, out_tiles, out_descs, NUMBER)
+        _store_out(acc, done, redone, q_len, out_tiles, out_descs, NUMBER)
         mbarrier.arrive(work_empty.index((q_count - 1) % 2), count=1)
         acc = gl.zeros([64, 64], gl.float32, OUT)
     tma.store_wait(0)
@@ -667,6 +772,7 @@ def _consumer(
         "num_tiles_m",
         "num_tiles",
         "heads_together",
+        "lse_rows",
         "left",
     ]
 )
@@ -684,6 +790,7 @@ def _attention_hopper(
     num_tiles_m,
     num_tiles,
     heads_together,
+    lse_rows,
     scale,
     left,
     BLOCK_M: gl.constexpr,
@@ -693,8 +800,9 @@ def _attention_hopper(
     """One program: tiles of BLOCK_M queries, one after another.
 
     Descriptors are of (batch, heads, rows, columns): of q and out with tiles of 64 rows, of k and v
-    with BLOCK_N. lse (batch, heads, q_len) is contiguous. num_tiles_m tiles make a head, num_tiles
-    a call. counter_ptr holds 0: how many tiles were handed out.
+    with BLOCK_N. lse (batch, heads, q_len) is contiguous, lse_rows q_len, or 0 if nobody asks.
+    num_tiles_m tiles make a head, num_tiles a call. counter_ptr holds 0: how many were handed out.
+
     """
     CONSUMERS: gl.constexpr = BLOCK_M // 64
     Q_TILES: gl.constexpr = 2 * CONSUMERS
@@ -706,6 +814,7 @@ def _attention_hopper(
         num_tiles_m,
         num_tiles,
         heads_together,
+        lse_rows,
         scale,
         left,
     )
@@ -730,7 +839,7 @@ def _attention_hopper(
         mbarrier.init(v_empty.index(i), count=CONSUMERS)
     # Tiles of queries that the producer hands over to the consumers: the present and the next.
     scalar: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    slots = gl.allocate_shared_memory(gl.int32, [24, 1], scalar)
+    slots = gl.allocate_shared_memory(gl.int32, [26, 1], scalar)
     work_full = gl.allocate_shared_memory(gl.int64, [2, 1], BARRIER)
     work_empty = gl.allocate_shared_memory(gl.int64, [2, 1], BARRIER)
     for i in gl.static_range(2):
@@ -741,7 +850,14 @@ def _attention_hopper(
     v_tiles, out_tiles = (v_tiles,), (out_tiles,)
     tiles = (q_tiles, k_tiles, v_tiles, out_tiles)
     barriers = (q_full, q_empty, k_full, k_empty, v_full, v_empty)
-    buffers = (tiles, barriers, (slots, work_full, work_empty))
+    votes = gl.allocate_shared_memory(gl.int8, [CONSUMERS, 64], scalar)
+    outgrown = gl.allocate_shared_memory(gl.int32, [2 * CONSUMERS, 1], scalar)
+    for c in gl.static_range(CONSUMERS):
+        _tell(0, outgrown, c, 0)
+        _tell(0, outgrown, c, 1)
+    checked = gl.allocate_shared_memory(gl.int64, [1], BARRIER)
+    mbarrier.init(checked, count=CONSUMERS)
+    buffers = (tiles, barriers, (slots, work_full, work_empty), (votes, outgrown, checked))
     q_descs, k_descs = (q_desc,), (k_desc,)
     v_descs, out_descs = (v_desc,), (out_desc,)
     sources = (q_descs, k_descs, v_descs, counter_ptr)

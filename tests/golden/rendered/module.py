@@ -236,7 +236,7 @@ def attention(
         _warn_once("forward-mode derivatives come from the eager reference")
         out, lse = reference(q, k, v, scale=scale, return_lse=True, left=left)
     else:
-        out, lse = _forward(q, k, v, scale, left, key, known)
+        out, lse = _forward(q, k, v, scale, left, key, known, return_lse)
     return (out, lse) if return_lse else out
 
 
@@ -330,14 +330,14 @@ def _check_numbers(scale, left):
         raise ValueError(f"left: got {left}; pass an int from 0 to 2**30")
 
 
-def _forward(q, k, v, scale, left, key=None, known=None):
+def _forward(q, k, v, scale, left, key=None, known=None, return_lse=True):
     """(out, lse) of checked arguments, by a kernel or, for CPU tensors, by the reference.
 
-    key and known are what `_known` says of them.
+    key and known are what `_known` says of them. Without return_lse the second may be anything.
     """
     if _is_elsewhere(q):
         with torch.cuda.device(q.device):
-            return _forward(q, k, v, scale, left, key, known)
+            return _forward(q, k, v, scale, left, key, known, return_lse)
     if q.is_cuda or triton.knobs.runtime.interpret:
         return _launch(q, k, v, scale, left, _config(q.device), key, known)
     _warn_once(f"tensors on {q.device} run the eager reference, which holds all scores in memory")
@@ -354,7 +354,7 @@ def _launch(q, k, v, scale, left, config, key=None, known=None):
     num_kv_heads, kv_len = k.shape[1:3]
     out = q.new_empty(batch, num_q_heads, q_len, 16)
     lse = q.new_empty(batch, num_q_heads, q_len, dtype=torch.float32)
-    if lse.numel() == 0 or kv_len == 0:
+    if out.numel() == 0 or kv_len == 0:
         return out.zero_(), lse.fill_(-math.inf)
     qk_scale = scale * 1.4426950408889634  # log2(e)
     numbers = (qk_scale, left)
