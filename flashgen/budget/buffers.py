@@ -36,6 +36,7 @@ MEANINGS = {
     "alignment": "bytes skipped before a query tile, which the hardware wants aligned",
     "captures": "what the partitions of a block are handed, and a byte for each of their warps",
     "tiles handed over": "what the producer found out of this tile of queries and the next",
+    "growth": "votes of rows, and which tiles of queries outgrew their maxima",
     "output": "a tile of the output on its way to rows that a warp can store at once",
 }
 

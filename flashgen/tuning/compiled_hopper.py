@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from flashgen.budget.targets import get_target
@@ -47,9 +47,11 @@ class HopperCompiled(Compiled):
     Attributes:
         warnings: lines of ptxas about lost speed: C7511, C7512 or C7514 where it lets matrix
             products wait for one another.
+        code: machine code, as a cubin.
     """
 
     warnings: tuple[str, ...]
+    code: bytes = field(repr=False)
 
 
 def hopper_shared_bytes(plan: KernelPlan, config: KernelConfig) -> int:
@@ -81,13 +83,14 @@ def compile_hopper(plan: KernelPlan, config: KernelConfig) -> HopperCompiled:
     printed = io.StringIO()
     with knobs.nvidia.scope(), contextlib.redirect_stdout(printed):
         knobs.nvidia.dump_ptxas_log = True
-        metadata = compile_until("cubin", _source(plan, config), TARGET, OPTIONS).metadata
+        compiled = compile_until("cubin", _source(plan, config), TARGET, OPTIONS)
     log = printed.getvalue()
     return HopperCompiled(
-        shared=int(metadata["shared"]),
+        shared=int(compiled.metadata["shared"]),
         registers=number_in(log, r"Used (\d+) registers"),
         spilled=number_in(log, r"(\d+) bytes spill stores"),
         warnings=tuple(line for line in log.splitlines() if WARNING.search(line)),
+        code=compiled.module,
     )
 
 

@@ -14,11 +14,13 @@ import triton
 
 from flashgen.budget.hopper import hopper_usage, spills
 from flashgen.budget.sram import SramUsage
+from flashgen.codegen.render import render_hopper
 from flashgen.config import KernelConfig
 from flashgen.plan import KernelPlan, lower
 from flashgen.tuning.compiled_hopper import compile_hopper, hopper_shared_bytes
 from flashgen.tuning.hopper_space import hopper_space, rank_hopper, why_not
 from support.loads import kernel_spec
+from support.sass import unset_uniform_registers
 from support.variants import shipped_specs
 from support.vocabulary import VOCABULARY
 
@@ -76,6 +78,24 @@ def test_what_would_be_shipped_is_fast_machine_code(name: str) -> None:
     assert compiled.shared == predicted_usage(plan, config).total
     assert compiled.spilled <= BETWEEN_TILES, config
     assert compiled.warnings == (), config
+    assert unset_uniform_registers(compiled.code) == [], config
+
+
+def test_two_loops_that_share_addresses_would_be_miscompiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Why the template hides that both loops over keys multiply with the same queries.
+
+    Seen on an H200: wrong values of full_d64, where ptxas computed on the way to the first loop
+    what the second one reads too.
+    """
+    plan, config = shipped_plan("full_d64"), KernelConfig(192, 128, num_warps=12, num_stages=2)
+    text = render_hopper(plan)
+    plain = text.replace("q_again,", "q,")
+    assert plain != text
+    monkeypatch.setattr("flashgen.tuning.compiled_hopper.render_hopper", lambda _: plain)
+    unset = unset_uniform_registers(compile_hopper(plan, config).code)
+    assert any("HGMMA" in line for line in unset)
 
 
 @pytest.mark.parametrize("number", range(len(VOCABULARY)), ids=list(VOCABULARY))

@@ -649,8 +649,8 @@ def _consumer(
         mbarrier.wait(k_full.index(k_stage), k_phase, pred=visits > 1)
         rest = visits - 2
         while (growing > 0) & (rest >= 0):
-            # growing is 1: these are the same queries. ptxas must not see it: what both loops need
-            # of their addresses it would compute on the way to this one alone.
+            # growing is 1: these are the same queries. ptxas must not see it: what both loops
+            # need of their addresses it would compute on the way to this one alone.
             q_again = _queries_of(q_tiles, number + growing // 2)
             tile, masked = _visited_tile(rest, place, call, BLOCK_N)
             start_n = tile * BLOCK_N
