@@ -65,7 +65,7 @@ def _look_at(
                 raise ValueError(f"wrong output, {error:.2g} off")
             row["error"][name] = float(f"{error:.3g}")
             if name == "flashgen" and device.type == "cuda":
-                row["extra_bytes"] = extra_bytes(call, cell)
+                row["extra_bytes"] = extra_bytes(call)
     if "FlexAttention" in row["error"] and attention.mask_mod and device.type == "cuda":
         row["block_mask"] = block_mask_cost(cell, attention, device)
 
@@ -92,11 +92,10 @@ def make_inputs(cell: Cell, device: torch.device) -> Inputs:
     return tensor(cell.qk_head_dim), tensor(cell.qk_head_dim), tensor(cell.v_head_dim)
 
 
-def extra_bytes(call: Call, cell: Cell) -> int:
-    """Device memory that a call takes at its peak beyond its output and its log-sum-exp."""
+def extra_bytes(call: Call) -> int:
+    """Device memory that a call takes at its peak beyond its output."""
     peak, out = peak_bytes(call)
-    lse = 4 * cell.batch * cell.num_heads * cell.seq_len
-    return peak - int(out.nbytes) - lse
+    return peak - int(out.nbytes)
 
 
 def block_mask_cost(cell: Cell, attention: Attention, device: torch.device) -> dict[str, float]:
