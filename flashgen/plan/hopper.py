@@ -29,8 +29,8 @@ class HopperShape:
     """The structure that the head dimensions ask for.
 
     Attributes:
-        halves: pieces that the scores of a step are computed in, 1 or 2. The maximum of the first
-            runs beside the product of the second, its exponentials beside p @ v.
+        halves: pieces that the scores of a step are computed in, 1 or 2. Score function
+            and mask of the first run beside the product of the second.
         q_in_registers: whether wgmma takes the queries from registers: their buffer is then free
             for those of the next tile.
         q_stages: buffers for tiles of queries.
@@ -205,7 +205,7 @@ class HopperNames:
 
     @property
     def splits_steps(self) -> bool:
-        """Whether masked steps have code of their own: it pays beside a score function."""
+        """Whether masked steps have code of their own: it pays where no other branch is in them."""
         return self.plan.masks and bool(self.plan.code.bound) and self.shape.splits
 
     @cached_property
