@@ -225,6 +225,35 @@ def test_every_layout(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert calls.made(native_inputs(case, calls.spec)) == first
 
 
+@pytest.mark.parametrize("name", ["causal_d128", "causal_d192_v128"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_out_is_contiguous(name: str, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever strides q has: kernels write it by its sizes."""
+    calls = Calls(name, monkeypatch)
+    case = Case(100, 100, batch=2, q_heads=2, kv_heads=2, layout=layout)
+    for _ in range(2):
+        out = calls.module.attention(*native_inputs(case, calls.spec))
+        assert out.shape == (2, 2, 100, 128) and out.dtype == torch.bfloat16
+        assert out.is_contiguous()
+
+
+@pytest.mark.parametrize("form", ["hopper", "portable"])
+@pytest.mark.parametrize("lengths", [(5, 0), (0, 5), (0, 0)])
+def test_calls_without_queries_or_keys(
+    lengths: tuple[int, int], form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is launched, and nothing kept."""
+    calls = Calls("full_d64", monkeypatch, form)
+    tensors = native_inputs(Case(*lengths), calls.spec)
+    for _ in range(2):
+        out, lse = calls.module.attention(*tensors, return_lse=True)
+        assert out.shape == tensors[0].shape and lse.shape == out.shape[:3]
+        assert lse.dtype == torch.float32 and bool((lse == -torch.inf).all())
+        for x in (out, calls.module.attention(*tensors)):
+            assert x.dtype == torch.bfloat16 and not x.any()
+    assert not calls.gpu.calls and not calls.module._LAUNCHES
+
+
 def test_memory_that_is_not_aligned(monkeypatch: pytest.MonkeyPatch) -> None:
     """TMA cannot read it, and Triton compiles another kernel for it."""
     calls = Calls("causal_d128", monkeypatch)

@@ -350,17 +350,18 @@ def _launch(q, k, v, scale, left, config, key=None, known=None):
 
     It repeats the launch `known`, or else keeps its own under the key, if there is one.
     """
-    batch, num_q_heads, q_len, _ = q.shape
-    num_kv_heads, kv_len = k.shape[1:3]
-    out = q.new_empty(batch, num_q_heads, q_len, 16)
-    lse = q.new_empty(batch, num_q_heads, q_len, dtype=torch.float32)
-    if out.numel() == 0 or kv_len == 0:
-        return out.zero_(), lse.fill_(-math.inf)
+    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    lse = q.new_empty(q.shape[:3], dtype=torch.float32)
+    # Launches are kept only of calls that have queries and keys.
+    if known is None and (out.numel() == 0 or k.shape[2] == 0):
+        return out.zero_(), q.new_full(q.shape[:3], -math.inf, dtype=torch.float32)
     qk_scale = scale * 1.4426950408889634  # log2(e)
     numbers = (qk_scale, left)
     if known is not None and known.config == config:
         known.repeat((q, k, v, out, lse), numbers)
         return out, lse
+    batch, num_q_heads, q_len, _ = q.shape
+    num_kv_heads, kv_len = k.shape[1:3]
     block_m, block_n = config["BLOCK_M"], config["BLOCK_N"]
     use_tma = config["USE_TMA"] and _tma_reads(q) and _tma_reads(k) and _tma_reads(v)
     grid = (triton.cdiv(q_len, block_m) * batch * num_q_heads,)
@@ -413,7 +414,7 @@ def _tma_strides(x):
 
 def _is_elsewhere(x):
     """Whether x is on a GPU that is not the current one, where Triton launches."""
-    return x.is_cuda and x.device.index != torch.cuda.current_device()
+    return x.is_cuda and x.get_device() != torch.cuda.current_device()
 
 
 @functools.cache
@@ -453,7 +454,11 @@ def _known(q, k, v):
         return None, None
     if (q.data_ptr() | k.data_ptr() | v.data_ptr()) % 16 != 0:
         return None, None  # Triton tells addresses by this
-    key = tuple([(x.dtype, x.device, x.shape, x.stride()) for x in (q, k, v)])
+    key = (
+        (q.dtype, q.device, q.shape, q.stride()),
+        (k.dtype, k.device, k.shape, k.stride()),
+        (v.dtype, v.device, v.shape, v.stride()),
+    )
     return key, _LAUNCHES.get(key)
 
 
@@ -580,11 +585,11 @@ def _is_plain(*tensors):
     """Whether no gradient is asked for, of tensors that hold values: the op would cost time."""
     for x in tensors:
         kind = type(x)
-        if (kind is not torch.Tensor and kind is not torch.nn.Parameter) or x.is_meta:
+        if kind is not torch.Tensor and kind is not torch.nn.Parameter:
             return False
         if x.requires_grad and torch.is_grad_enabled():
             return False
-    return True
+    return not tensors[0].is_meta  # tensors of several devices are refused
 
 
 @torch.library.custom_op("flashgen::module_bbda6bd4", mutates_args=())
