@@ -25,9 +25,7 @@ BARRIER_ARRAYS = 8
 NUMBERS_OF_A_CALL = 6
 
 
-def captured_bytes(
-    plan: KernelPlan, *, contiguous: bool = True, ones: bool = False, bounded: bool = False
-) -> int:
+def captured_bytes(plan: KernelPlan, *, contiguous: bool = True, ones: bool = False) -> int:
     """Bytes of all that the partitions capture.
 
     Args:
@@ -36,14 +34,13 @@ def captured_bytes(
             are: the compiler then knows that stride.
         ones: it captures such a stride all the same, those of all tensors as one number, as
             Triton 3.6 does and 3.7 does not.
-        bounded: the kernel knows that no weight outgrows its maximum.
     """
     read = _Read(plan)
     parts = 2 * (len(plan.qk_parts) + len(plan.v_parts))
     size = parts * (ADDRESS + TILES) + ADDRESS  # descriptors and tiles of q, k, v, out; lse
     size += BARRIER_ARRAYS * BARRIERS + NUMBERS + NUMBERS_OF_A_CALL * NUMBER
     if plan.normaliser == "softmax":  # votes, outgrown, checked
-        size += (0 if bounded else NUMBERS) + NUMBERS + BARRIER
+        size += 2 * NUMBERS + BARRIER
     if plan.tiles.uneven:  # the counter, heads_together
         size += ADDRESS + NUMBER
     if plan.listing:

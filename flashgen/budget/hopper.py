@@ -89,10 +89,8 @@ def hopper_usage(plan: KernelPlan, config: KernelConfig, *, ones: bool = False) 
         config: its tile sizes and stages; BLOCK_M counts the consumers.
         ones: the compiler captures strides of 1, as Triton 3.6 does.
     """
-    bounded = bool(plan.code.bound)
-    captures = captured_bytes(plan, ones=ones, bounded=bounded)
-    at_the_end = _scratch_at_the_end(plan, config, captures)
-    return _usage(plan, config, captures, at_the_end, bounded=bounded)
+    captures = captured_bytes(plan, ones=ones)
+    return _usage(plan, config, captures, _scratch_at_the_end(plan, config, captures))
 
 
 def worst_hopper_usage(plan: KernelPlan, config: KernelConfig) -> SramUsage:
@@ -105,17 +103,12 @@ def worst_hopper_usage(plan: KernelPlan, config: KernelConfig) -> SramUsage:
 
 
 def _usage(
-    plan: KernelPlan,
-    config: KernelConfig,
-    captures: int,
-    scratch_at_the_end: bool,
-    *,
-    bounded: bool = False,
+    plan: KernelPlan, config: KernelConfig, captures: int, scratch_at_the_end: bool
 ) -> SramUsage:
     values = _values(plan, config)
     end: Any = sympy.Integer(0)
     parts: dict[str, Any] = {}
-    for buffer in (*_tiles(plan), *_largest_first(_others(plan, captures, bounded), values)):
+    for buffer in (*_tiles(plan), *_largest_first(_others(plan, captures), values)):
         begin, end = end, round_up(end, buffer.alignment) + buffer.size
         parts[buffer.part] = parts.get(buffer.part, 0) + end - begin
     if scratch_at_the_end:
@@ -185,7 +178,7 @@ def _tiles(plan: KernelPlan) -> list[_Buffer]:
     ]
 
 
-def _others(plan: KernelPlan, captures: int, bounded: bool) -> list[_Buffer]:
+def _others(plan: KernelPlan, captures: int) -> list[_Buffer]:
     """What is small, in the kernel's order: of two of one size the first comes first."""
     shape, names = hopper_shape(plan), HopperNames(plan)
     of_queries = _Buffer("barriers", _BARRIER * shape.q_stages * _CONSUMERS)
@@ -196,16 +189,15 @@ def _others(plan: KernelPlan, captures: int, bounded: bool) -> list[_Buffer]:
         *(of_queries, of_queries, of_keys, of_keys, of_values, of_values),
         _Buffer("tiles handed over", sympy.sympify(handed_over)),
         *2 * (_Buffer("barriers", sympy.Integer(2 * _BARRIER)),),
-        *(_growth(bounded) if plan.normaliser == "softmax" else ()),
+        *(_growth() if plan.normaliser == "softmax" else ()),
         _Buffer("captures", sympy.Integer(captures), alignment=8),
         _Buffer("captures", WARP_GROUP * _CONSUMERS, alignment=4),
     ]
 
 
-def _growth(bounded: bool) -> list[_Buffer]:
-    votes = [] if bounded else [_Buffer("growth", CONSUMER_ROWS * _CONSUMERS)]
+def _growth() -> list[_Buffer]:
     return [
-        *votes,
+        _Buffer("growth", CONSUMER_ROWS * _CONSUMERS),
         _Buffer("growth", 2 * _NUMBER * _CONSUMERS),
         _Buffer("growth", sympy.Integer(_BARRIER)),
     ]

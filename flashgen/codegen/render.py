@@ -17,7 +17,6 @@ from flashgen.config import HOPPER, ChosenConfig, Form, HopperChoice
 from flashgen.paths import template_dir
 from flashgen.plan import KernelPlan
 from flashgen.plan.arguments import sizing_numbers
-from flashgen.plan.code import SCORE_LIMIT
 from flashgen.plan.hopper import HEADROOM, MOST_WEIGHT, OUT_COLUMNS, HopperNames, hopper_shape
 
 #: Of a module that holds the portable kernel alone.
@@ -40,7 +39,6 @@ def render_hopper(plan: KernelPlan) -> str:
         plan=plan,
         shape=shape,
         names=HopperNames(plan),
-        score_limit=SCORE_LIMIT,
         most_weight=f"2.0**{MOST_WEIGHT[plan.torch_dtype]}",
         headroom=HEADROOM[plan.torch_dtype],
     )

@@ -23,10 +23,6 @@ from flashgen.symbolic.printer import plain_source, triton_source
 from flashgen.symbolic.score import LOG2E, fold_score, split_infinite
 from flashgen.symbols import Load
 
-#: Scores in base 2 up to which weights need no maximum taken off: 2^80 times 2^20 keys times values
-#: of 2^27 are still finite in float32, and 2^-80 is not yet subnormal.
-SCORE_LIMIT = 80.0
-
 _GATHER = re.compile(r"\b_at_(\d+)d\(")
 
 
@@ -38,8 +34,6 @@ class KernelCode:
         score: what an element computes of the raw products ``scores``; ``""`` where it is them.
         scaled: the scores of the softmax in base 2 are those times a positive ``qk_scale``.
         comment: the score function for a reader; ``""`` where there is none.
-        bound: whether no score in base 2 exceeds `SCORE_LIMIT` either way, as text that the
-            launcher computes; ``""`` where some can.
         shift: what was left out of the score, (BLOCK_M,), in base 2; ``""`` for nothing.
         scalars: assignments once a program.
         rows: then once a tile of queries, (BLOCK_M, 1) vectors.
@@ -59,7 +53,6 @@ class KernelCode:
     score: str
     scaled: bool
     comment: str
-    bound: str
     shift: str
     scalars: tuple[Assignment, ...]
     rows: tuple[Assignment, ...]
@@ -89,7 +82,7 @@ def kernel_code(spec: AttentionSpec, conditions: tuple[Any, ...]) -> KernelCode:
         return triton_source(expr, KERNEL_NAMES | names, nonnegative)
 
     conditions, tables = with_block_loads(conditions, spec.declared, nonnegative)
-    score, scale, shift, bound = _softmax_parts(spec)
+    score, scale, shift = _softmax_parts(spec)
     of_score = () if score == SCORES else (score,)
     placed = place((*of_score, *conditions), KERNEL_NAMES, nonnegative=nonnegative)
     scalars = placed.scalars
@@ -109,7 +102,6 @@ def kernel_code(spec: AttentionSpec, conditions: tuple[Any, ...]) -> KernelCode:
         score=inner,
         scaled=scale != 1,
         comment=plain_source(finite_score(spec.score)[0]) if spec.score else "",
-        bound=_within_limit(bound),
         shift=shift_code,
         scalars=scalars,
         rows=placed.rows,
@@ -129,30 +121,22 @@ def kernel_code(spec: AttentionSpec, conditions: tuple[Any, ...]) -> KernelCode:
     )
 
 
-def _softmax_parts(spec: AttentionSpec) -> tuple[Any, Any, Any, Any]:
-    """(score, scale, shift, bound) of the base-2 score ``score * scale + shift``.
+def _softmax_parts(spec: AttentionSpec) -> tuple[Any, Any, Any]:
+    """(score, scale, shift) of the base-2 score ``score * scale + shift``.
 
-    What an element computes, a positive scalar, what depends on the row alone, and what the whole
-    never exceeds. A sigmoid sees all of it; and in float32 the parts would round where the whole
-    does not. Only bfloat16 has weights of any size that a bound allows.
+    What an element computes, a positive scalar, and what depends on the row alone. A sigmoid sees
+    all of it; and in float32 the parts would round where the whole does not.
     """
     if spec.score is None:
-        return SCORES, SCALE, sympy.Integer(0), None
+        return SCORES, SCALE, sympy.Integer(0)
     positive = [p.name for p in spec.params if isinstance(p, Float) and _is_positive(p)]
     positive += [p.name for p in spec.params if isinstance(p, Int) and p.min > 0]
     folded = fold_score(finite_score(spec.score)[0], positive)
     if folded.factor is not None and folded.factor_is_positive:
-        return SCORES, folded.factor, sympy.Integer(0), None
+        return SCORES, folded.factor, sympy.Integer(0)
     if spec.normaliser.kind == "sigmoid" or spec.dtype == "float32":
-        return folded.expr, sympy.Integer(1), sympy.Integer(0), None
-    bound = folded.bound if spec.dtype == "bfloat16" else None
-    return folded.inner, folded.outer, folded.shift, bound
-
-
-def _within_limit(bound: Any) -> str:
-    if bound is None or (bound.is_number and bound > SCORE_LIMIT):
-        return ""
-    return "True" if bound.is_number else f"{plain_source(bound)} <= {SCORE_LIMIT}"
+        return folded.expr, sympy.Integer(1), sympy.Integer(0)
+    return folded.inner, folded.outer, folded.shift
 
 
 def _is_positive(param: Float) -> bool:

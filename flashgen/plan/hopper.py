@@ -205,8 +205,8 @@ class HopperNames:
 
     @property
     def splits_steps(self) -> bool:
-        """Whether masked steps have code of their own: it pays where no other branch is in them."""
-        return self.plan.masks and bool(self.plan.code.bound) and self.shape.splits
+        """Whether masked steps have code of their own: it pays where the special unit is busy."""
+        return self.plan.masks and self.plan.code.uses_tanh and self.shape.splits
 
     @cached_property
     def descriptors(self) -> tuple[str, ...]:

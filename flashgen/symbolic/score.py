@@ -31,8 +31,6 @@ class FoldedScore:
         outer: a scalar known to be positive, for a scale above 0.
         inner: `SCORES` itself where ``expr`` is a positive multiple of it.
         shift: of the row alone; to be added to the log-sum-exp, and taken from a sink.
-        bound: the greatest that ``expr`` can be, either way, as far as numbers and parameters say;
-            else None. Where it is small enough, no maximum has to be taken off before exponentials.
         factor: where ``expr`` is a scalar times `SCORES` and nothing more, that scalar; else None.
         factor_is_positive: whether the factor is known to be above 0, for a scale above 0.
     """
@@ -41,7 +39,6 @@ class FoldedScore:
     outer: Any
     inner: Any
     shift: Any
-    bound: Any
     factor: Any
     factor_is_positive: bool
 
@@ -69,7 +66,6 @@ def fold_score(score: Any = SCORE, positive: Collection[str] = ()) -> FoldedScor
         outer=outer,
         inner=sympy.Add(*(times(term, 1 / outer) for term in terms)),
         shift=shift,
-        bound=bound_of(raw, positive),
         factor=factor,
         factor_is_positive=factor is not None and _is_positive(factor, positive),
     )
@@ -127,31 +123,6 @@ def _positive_factor(terms: list[Any], positive: Collection[str]) -> Any:
         scalars, _ = _scalar_factors(term)
         return sympy.Mul(*(scalar for scalar in scalars if _is_positive(scalar, positive)))
     return sympy.Integer(1)
-
-
-def bound_of(expr: Any, positive: Collection[str] = ()) -> Any:
-    """What ``expr`` never exceeds, either way, by numbers and by parameters known to be positive.
-
-    None where nothing is known: of the products, elements of tensors, positions.
-    """
-    if expr.is_number:
-        return abs(expr)
-    if isinstance(expr, sympy.tanh | sympy.sin | sympy.cos):
-        return sympy.Integer(1)
-    if expr.is_Symbol:
-        return expr if expr.name in positive else None
-    if isinstance(expr, sympy.Piecewise):
-        parts = [value for value, _ in expr.args]
-    elif isinstance(expr, sympy.Add | sympy.Mul | sympy.Min | sympy.Max):
-        parts = list(expr.args)
-    else:
-        return None
-    bounds = [bound_of(part, positive) for part in parts]
-    if None in bounds:
-        return None
-    if expr.is_Add:
-        return sympy.Add(*bounds)
-    return sympy.Mul(*bounds) if expr.is_Mul else sympy.Max(*bounds)
 
 
 def times(expr: Any, factor: Any) -> Any:

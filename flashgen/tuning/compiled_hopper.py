@@ -103,7 +103,6 @@ def _source(plan: KernelPlan, config: KernelConfig) -> Any:
         "BLOCK_M": config.BLOCK_M,
         "BLOCK_N": config.BLOCK_N,
         "NUM_STAGES": config.num_stages,
-        **({"BOUNDED": True} if plan.code.bound else {}),
     }
     call = call_of(plan, kernel, _argument_types(plan, config), constants)
     return GluonASTSource(kernel, call.signature, call.constants, call.attributes)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import functools
-import inspect
 import math
 import subprocess
 import sys
@@ -166,24 +165,6 @@ def test_a_launch_has_four_warps_of_its_own(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(hopper, "_launch", lambda *a, **kw: (options.append(kw), launch(*a, **kw)))
     _call(module, "causal_d128", Case(100, 100))
     assert options[0]["num_warps"] == 4
-
-
-@pytest.mark.parametrize(
-    ("cap", "bounded"), [(30.0, True), (55.4, True), (55.5, False), (1e6, False), (30, True)]
-)
-def test_scores_that_a_cap_bounds_need_no_maximum(
-    cap: float, bounded: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In base 2 a cap of 80 * ln 2 = 55.45 is the largest that leaves weights finite."""
-    module = rendered_module(SPECS["softcap_d128"], hopper=True)
-    hopper = watch_hopper(module, monkeypatch)
-    tensors = native_inputs(Case(100, 100), SPECS["softcap_d128"])
-    module._launch_hopper(*tensors, 0.125, cap, module.HOPPER_CONFIG)
-    assert hopper.arguments[-1]["BOUNDED"] is bounded
-
-
-def test_scores_that_nothing_bounds_are_no_case_for_it() -> None:
-    assert "BOUNDED" not in inspect.getsource(_module("alibi_d128"))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -320,18 +320,6 @@ def test_a_configuration_that_is_changed(monkeypatch: pytest.MonkeyPatch) -> Non
     assert calls.gpu.binds == 2
 
 
-def test_a_number_that_asks_for_another_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Caps of 30 bound the scores, caps of 100 do not."""
-    calls = Calls("softcap_d128", monkeypatch)
-    tensors, _ = calls.inputs()
-    bounded = calls.made(tensors, cap=30.0)
-    assert calls.made(tensors, cap=30.0) == bounded and calls.gpu.binds == 1
-    other = calls.made(tensors, cap=100.0)
-    assert calls.gpu.binds == 2 and other == calls.made_ordinarily(tensors, cap=100.0)
-    assert calls.made(tensors, cap=100.0) == other
-    assert calls.made(tensors, cap=30.0) == bounded
-
-
 def test_numbers_are_checked_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = Calls("window_d128", monkeypatch)
     tensors, _ = calls.inputs()
