@@ -1,8 +1,8 @@
 """The kernels under compute-sanitizer: accesses out of bounds, and races in shared memory.
 
-racecheck (of CUDA 13.0, and of 2026.4) reports as races what mbarriers order: the numbers that the producer hands
-over, and what Triton itself passes to the partitions of a kernel. A race anywhere else fails the
-test.
+racecheck (of CUDA 13.0, and 2026.4) reports as races what mbarriers order: the numbers that the
+producer hands over, and what Triton itself passes to the partitions of a kernel. A race anywhere
+else fails the test.
 """
 
 from __future__ import annotations
