@@ -65,6 +65,20 @@ def fold(line: str) -> str:
     return render(indent, (*docs, end)) + "\n"
 
 
+def indented(text: str, width: int) -> str:
+    """Lines with so many spaces before each: a statement a line, folded where it is too long."""
+    return "\n".join(map(_fitted, textwrap.indent(text, " " * width).split("\n")))
+
+
+def _fitted(line: str) -> str:
+    if len(line) <= LINE_LENGTH:
+        return line
+    before, is_comment, comment = line.partition("# ")
+    if is_comment and not before.strip():
+        return wrap(before + comment, 0, "# ")
+    return fold(line).rstrip("\n")
+
+
 def wrap(text: str, hanging: int = 4, prefix: str = "") -> str:
     """Prose, or a formula in prose, on as few lines as fit; the later ones are indented further.
 

@@ -10,13 +10,15 @@ from hashlib import sha256
 
 import jinja2
 
+from flashgen.budget.backward import backward_configs
 from flashgen.budget.targets import get_target
-from flashgen.codegen.folding import fold, wrap
+from flashgen.codegen.folding import fold, indented, wrap
 from flashgen.codegen.unpacking import unpacking
 from flashgen.config import HOPPER, ChosenConfig, Form, HopperChoice
 from flashgen.paths import template_dir
 from flashgen.plan import KernelPlan
 from flashgen.plan.arguments import sizing_numbers
+from flashgen.plan.backward import backward_plan
 from flashgen.plan.hopper import HEADROOM, MOST_WEIGHT, OUT_COLUMNS, HopperNames, hopper_shape
 
 #: Of a module that holds the portable kernel alone.
@@ -29,6 +31,12 @@ _DISTANCES = "_columns(scores, start_n - q_first, gl.float32)"
 def render_kernel(plan: KernelPlan) -> str:
     """The Triton functions of the forward kernel, `_attention_forward` last."""
     return _environment().get_template("forward.triton.py.jinja").render(plan=plan)
+
+
+def render_backward(plan: KernelPlan) -> str:
+    """The Triton functions of the backward pass, which call those of `render_kernel`."""
+    template = _environment().get_template("backward.triton.py.jinja")
+    return template.render(plan=plan, backward=backward_plan(plan)).strip("\n") + "\n"
 
 
 def render_hopper(plan: KernelPlan) -> str:
@@ -98,6 +106,9 @@ def render_module(
         sizing=sizing_numbers(plan.arguments, plan.constants),
         op_digest=_op_digest(plan),
         kernel=render_kernel(plan),
+        backward=backward_plan(plan),
+        backward_kernels=render_backward(plan),
+        backward_configs={name: backward_configs(plan, name) for name in chosen},
         hopper=hopper,
         hopper_kernel=render_hopper(plan) if hopper.config else "",
         hopper_limit=get_target(HOPPER).max_shared,
@@ -125,6 +136,7 @@ def _environment(*, gluons: bool = False) -> jinja2.Environment:
         autoescape=False,  # it is Python that is rendered
     )
     environment.filters["fold"] = (lambda line: fold(gluon(line))) if gluons else fold
+    environment.filters["indented"] = indented
     environment.filters["wrap"] = wrap
     environment.filters["gluon"] = gluon
     environment.filters["unpacking"] = unpacking

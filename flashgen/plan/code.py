@@ -76,19 +76,43 @@ def kernel_code(spec: AttentionSpec, conditions: tuple[Any, ...]) -> KernelCode:
         spec: whose score and sink they are.
         conditions: those of the mask that the kernel evaluates.
     """
+    return code_with(spec, conditions)[0]
+
+
+def code_with(
+    spec: AttentionSpec,
+    conditions: tuple[Any, ...],
+    others: tuple[Any, ...] = (),
+    *,
+    by_blocks: bool = True,
+) -> tuple[KernelCode, tuple[str, ...]]:
+    """What `kernel_code` returns, and the text of other expressions beside it.
+
+    Args:
+        spec: whose score and sink they are.
+        conditions: those of the mask that the kernel evaluates.
+        others: expressions over raw products, `SCALE`, indices and parameters, computed of the same
+            elements before the score is.
+        by_blocks: whether tables of blocks are read a block at a time, by tiles of queries x keys.
+    """
     nonnegative = [p.name for p in spec.params if isinstance(p, Int) and p.min >= 0]
 
     def text(expr: Any, **names: str) -> str:
         return triton_source(expr, KERNEL_NAMES | names, nonnegative)
 
-    conditions, tables = with_block_loads(conditions, spec.declared, nonnegative)
+    tables: tuple[BlockLoads, ...] = ()
+    if by_blocks:
+        conditions, tables = with_block_loads(conditions, spec.declared, nonnegative)
     score, scale, shift = _softmax_parts(spec)
     of_score = () if score == SCORES else (score,)
-    placed = place((*of_score, *conditions), KERNEL_NAMES, nonnegative=nonnegative)
+    exprs = (*of_score, *conditions, *others)
+    placed = place(exprs, KERNEL_NAMES, nonnegative=nonnegative)
+    first = len(of_score) + len(conditions)
+    everywhere = {*range(len(of_score)), *range(first, len(exprs))}
     scalars = placed.scalars
     if spec.score is not None and scale != 1:
         scalars = (*scalars, Assignment("qk_scale", text(scale)))
-    columns = tuple(a for a in placed.columns if of_score and 0 in a.used_by)
+    columns = tuple(a for a in placed.columns if everywhere & {*a.used_by})
     inner = placed.results[0] if of_score else ""
     if of_score and SCORES not in score.free_symbols:
         inner = f"tl.zeros([BLOCK_M, BLOCK_N], tl.float32) + ({inner})"
@@ -98,7 +122,7 @@ def kernel_code(spec: AttentionSpec, conditions: tuple[Any, ...]) -> KernelCode:
     hoisted = (*scalars, *placed.rows, *placed.columns, *placed.elements)
     everything = (*(a.code for a in hoisted), *placed.results, sink_code, shift_code)
     everything += tuple(table.entry for table in tables)
-    return KernelCode(
+    code = KernelCode(
         score=inner,
         scaled=scale != 1,
         comment=plain_source(finite_score(spec.score)[0]) if spec.score else "",
@@ -109,16 +133,19 @@ def kernel_code(spec: AttentionSpec, conditions: tuple[Any, ...]) -> KernelCode:
         elements=placed.elements,
         masked=tuple(a for a in placed.columns if a not in columns),
         tables=tables,
-        conditions=placed.results[len(of_score) :],
+        conditions=placed.results[len(of_score) : first],
         loads_elements=any(
             place_of(load) == Place.ELEMENT for c in conditions for load in c.atoms(Load)
         ),
         reads_q_idx=bool(tables) or "q_idx" in placed.carried,
-        score_reads_kv_idx=_mentions("kv_idx", (inner, *(a.code for a in columns))),
+        score_reads_kv_idx=_mentions(
+            "kv_idx", (inner, *placed.results[first:], *(a.code for a in columns))
+        ),
         sink=sink_code,
         gathers=tuple(sorted({int(n) for text in everything for n in _GATHER.findall(text)})),
         uses_tanh=_mentions("_tanh", everything),
     )
+    return code, placed.results[first:]
 
 
 def _softmax_parts(spec: AttentionSpec) -> tuple[Any, Any, Any]:

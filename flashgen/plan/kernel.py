@@ -208,7 +208,12 @@ class KernelPlan:
     @cached_property
     def code(self) -> KernelCode:
         """Mask, score and sink as the kernel's text."""
-        return kernel_code(self.spec, self._evaluated[0])
+        return kernel_code(self.spec, self.conditions)
+
+    @property
+    def conditions(self) -> tuple[Any, ...]:
+        """What a masked tile evaluates of the mask."""
+        return self._evaluated[0]
 
     @property
     def checks_kv_len(self) -> bool:
@@ -261,7 +266,18 @@ class KernelPlan:
     def row_tables(self) -> tuple[RowTable, ...]:
         """Tensors that the launcher makes for the kernels."""
         names = self._kernel_names | (self.listing.names if self.listing else frozenset())
-        return tuple(t for t in with_row_tables(self.predicate).tables if t.name in names)
+        return tuple(table for table in self.every_row_table if table.name in names)
+
+    @property
+    def every_row_table(self) -> tuple[RowTable, ...]:
+        """Those that the mask can be written by."""
+        return with_row_tables(self.predicate).tables
+
+    @property
+    def loop_bounds(self) -> tuple[Any, ...]:
+        """The expressions that say which keys are visited, where no list does."""
+        intervals = () if self.listing else self.bounds.intervals
+        return tuple(e for interval in intervals for e in interval.expressions)
 
     @property
     def reads_scale(self) -> bool:
@@ -278,9 +294,7 @@ class KernelPlan:
 
     @cached_property
     def _kernel_names(self) -> frozenset[str]:
-        intervals = () if self.listing else self.bounds.intervals
-        bounds = (e for interval in intervals for e in interval.expressions)
-        return _symbols(*self._evaluated[0], *self._score_and_sink, *bounds)
+        return _symbols(*self.conditions, *self._score_and_sink, *self.loop_bounds)
 
     @property
     def _score_and_sink(self) -> tuple[Any, ...]:

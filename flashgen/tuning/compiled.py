@@ -54,6 +54,11 @@ def compile_kernel(
     uses_tma = plan.uses_tma(target) if tma is None else tma
     source = _source(plan, config, target, uses_tma, aligned=True)
     kernel = triton.compile(source, target=gpu_target(target), options=_options(config))
+    return figures(kernel, target)
+
+
+def figures(kernel: Any, target: str) -> Compiled:
+    """What a kernel that Triton has compiled for a target needs."""
     if get_target(target).backend == "hip":
         registers, spilled = _amd_registers(kernel.asm["amdgcn"])
     else:

@@ -18,6 +18,7 @@ from typing import Any
 
 from flashgen.budget.targets import Target, get_target
 from flashgen.plan import TRITON_DTYPES, KernelPlan
+from flashgen.plan.arguments import KernelArguments
 
 # Arguments that a call usually aligns to 16: what Triton's launcher would find out about them.
 ALIGNED = [["tt.divisibility", 16]]
@@ -59,6 +60,7 @@ def call_of(
     types: Mapping[str, str],
     constants: Mapping[str, Any],
     aligned: bool = True,
+    arguments: KernelArguments | None = None,
 ) -> Call:
     """A call of a kernel with the plan's parameters.
 
@@ -68,8 +70,9 @@ def call_of(
         types: of its other arguments that are no integers.
         constants: its constants.
         aligned: every stride is a multiple of 16, as the compiler likes it.
+        arguments: what it takes of the parameters; None is what the forward kernel does.
     """
-    arguments = plan.kernel_arguments
+    arguments = plan.kernel_arguments if arguments is None else arguments
     # A tensor's last dimension is usually contiguous, which the launcher makes a constant.
     constants = {**constants} | {f"{x.name}_stride_{x.ndim - 1}": 1 for x in arguments.tensors}
     types = {**types} | {x.name: "fp32" for x in plan.arguments if x.kind == "float"}

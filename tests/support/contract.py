@@ -89,6 +89,38 @@ def _gradients(
     return torch.autograd.grad(objective, (*qkv, *learned.values()), materialize_grads=True)
 
 
+def expected_gradients(
+    tensors: Tensors,
+    given: dict[str, Any],
+    spec: AttentionSpec,
+    scale: float,
+    grad_out: torch.Tensor,
+    grad_lse: torch.Tensor,
+) -> tuple[list[str], Tensors, Tensors]:
+    """(names, exact, rough): gradients of q, k, v and learned tensors for those of out and LSE.
+
+    The exact ones are float64's, the rough ones those of the tensors' own dtype by torch.
+    """
+    found = []
+    for dtype in (torch.float64, tensors[0].dtype):
+        qkv, params, learned = _leaves(tensors, given, dtype)
+        out, lse = attention_reference(
+            *qkv,
+            spec.mask,
+            score=spec.score,
+            normaliser=spec.normaliser,
+            scale=scale,
+            params=params,
+            dtype=dtype,
+            return_lse=True,
+        )
+        leaves = (*qkv, *learned.values())
+        of_lse = (lse.masked_fill(lse == -torch.inf, 0.0) * grad_lse.to(lse.dtype)).sum()
+        objective = of_lse + (out * grad_out.to(out.dtype)).sum()
+        found.append(torch.autograd.grad(objective, leaves, materialize_grads=True))
+    return ["q", "k", "v", *learned], *found
+
+
 def _objective(
     out: torch.Tensor, lse: torch.Tensor, weights: list[torch.Tensor], lse_only: bool
 ) -> torch.Tensor:

@@ -13,8 +13,8 @@ from flashgen.symbolic.printer.dialects import Dialect
 from flashgen.symbolic.printer.text import closed, number_text
 from flashgen.symbols import FloorDiv, FloorMod, Load
 
-#: The row vector that `RowMin` and `RowMax` reduce stands for q_idx under this name.
-ROWS = "q_rows"
+#: The vectors that `RowMin` and `RowMax` reduce stand for q_idx and kv_idx under these names.
+OVER_TILE = {"q_idx": "q_rows", "kv_idx": "kv_rows"}
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,8 @@ class Printer:
         return self.text if all(map(is_integral, exprs)) else self.real
 
     def over_rows(self) -> Printer:
-        """The same, with q_idx standing for the vector of a tile's rows."""
-        rows = {**self.names, "q_idx": self.names.get(ROWS, ROWS)}
+        """The same, with q_idx, or kv_idx, standing for the vector of a tile's positions."""
+        rows = {**self.names, **{i: self.names.get(over, over) for i, over in OVER_TILE.items()}}
         return Printer(
             self.dialect, self.rules, rows, self.nonnegative, self.tensors, self.approximate
         )

@@ -1,0 +1,288 @@
+"""BackwardPlan: what the kernels of the backward pass print, derived from the forward's plan."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import sympy
+
+from flashgen.plan.arguments import KernelArguments, kernel_arguments
+from flashgen.plan.code import KernelCode, code_with, finite_score
+from flashgen.plan.kernel import KernelPlan
+from flashgen.plan.loops import KeyTiles, key_tiles
+from flashgen.symbolic.bounds import TileBounds, derive_q_bounds
+from flashgen.symbolic.gradient import element_derivatives, score_derivative
+from flashgen.symbolic.placement import Assignment
+from flashgen.symbolic.places import SCALE, SCORES, Place, is_integral, place_of
+from flashgen.symbolic.printer import torch_source, triton_source
+from flashgen.symbolic.tables import RowTable
+from flashgen.symbols import KV_LAST, SCORE, Load
+
+#: What a tile of queries changes: such lines stand inside the loop over them.
+_OF_QUERIES = ("q_first", "q_idx")
+
+
+@dataclass(frozen=True)
+class ElementSlope:
+    """What a learned tensor's element adds to the score, as text for the kernel.
+
+    Attributes:
+        tensor: the tensor's name.
+        variable: of the sum over what one element belongs to.
+        indices: which element.
+        torch_indices: the same for eager torch, where a head's elements are one.
+        slope: the score's derivative by it; ``""`` where it is 1.
+        over: what the element differs over, ``"heads"``, ``"rows"`` or ``"elements"``: sums are
+            taken over the rest before they are added up.
+    """
+
+    tensor: str
+    variable: str
+    indices: tuple[str, ...]
+    torch_indices: tuple[str, ...]
+    slope: str
+    over: str
+
+
+@dataclass(frozen=True)
+class BackwardCode:
+    """The text of one kernel.
+
+    Attributes:
+        code: mask and score.
+        slope: the derivative of the score by the scaled product, for each element; ``""`` where it
+            is the same for all.
+        guarded: whether slopes may be infinite, or no number, of pairs that are hidden.
+        learned: what it adds to gradients of tensors.
+    """
+
+    code: KernelCode
+    slope: str
+    guarded: bool
+    learned: tuple[ElementSlope, ...] = ()
+
+    def reads(self, name: str) -> bool:
+        """Whether a variable of the kernel is mentioned."""
+        code = self.code
+        lines = (*code.scalars, *code.rows, *code.columns, *code.elements, *code.masked)
+        texts = [*(line.code for line in lines), code.score, *code.conditions, self.slope]
+        texts += [text for table in code.tables for text in vars(table).values()]
+        texts += [text for item in self.learned for text in (*item.indices, item.slope)]
+        return any(_mentions((name,), text) for text in texts)
+
+
+@dataclass(frozen=True)
+class BackwardPlan:
+    """The backward pass of a plan, ready to print.
+
+    Two kernels recompute the weights from the log-sum-exp: one goes over tiles of keys, for the
+    gradients of k and v, and one over tiles of queries, for those of q and of learned tensors.
+
+    Attributes:
+        plan: the forward's.
+        q_bounds: the rows that a tile of keys is visited by.
+    """
+
+    plan: KernelPlan
+    q_bounds: TileBounds
+
+    @cached_property
+    def of_keys(self) -> BackwardCode:
+        """The text of the kernel that goes over tiles of keys."""
+        code, texts = code_with(
+            self.plan.spec, self.plan.conditions, self._element_slope, by_blocks=False
+        )
+        return BackwardCode(code, "".join(texts), not _is_finite(self._slope))
+
+    @cached_property
+    def of_queries(self) -> BackwardCode:
+        """The text of the kernel that goes over tiles of queries."""
+        others = list(self._element_slope)
+        for item in self._learned:
+            others += [*item.indices, *([] if item.slope == 1 else [_by_products(item.slope)])]
+        code, texts = code_with(self.plan.spec, self.plan.conditions, tuple(others))
+        rest = iter(texts)
+        slope = next(rest) if self._element_slope else ""
+        learned = []
+        for number, item in enumerate(self._learned):
+            indices = tuple(next(rest) for _ in item.indices)
+            text = "" if item.slope == 1 else next(rest)
+            variable = f"sum_{number}" if len(self._learned) > 1 else "sum"
+            learned.append(
+                ElementSlope(
+                    tensor=item.tensor,
+                    variable=variable,
+                    indices=indices,
+                    torch_indices=tuple(map(torch_source, item.indices)),
+                    slope=text,
+                    over=_over(item.indices),
+                )
+            )
+        slopes = (self._slope, *(item.slope for item in self._learned))
+        return BackwardCode(code, slope, not all(map(_is_finite, slopes)), tuple(learned))
+
+    @cached_property
+    def slope_scale(self) -> str:
+        """The derivative where it is the same for all elements of a head; ``""`` where it is 1."""
+        slope = self._slope
+        if slope == 1 or self._element_slope:
+            return ""
+        return triton_source(slope, {"b": "batch", "h": "head"})
+
+    @cached_property
+    def q_tiles(self) -> KeyTiles:
+        """The tiles of queries that a tile of keys visits, as text."""
+        return key_tiles(self.q_bounds)
+
+    @cached_property
+    def checks_q_len(self) -> bool:
+        """Whether queries past the last one have to be hidden from a tile of keys.
+
+        Their log-sum-exp is infinite, so that their weights are 0 unless scores are no numbers.
+        """
+        score = self.plan.spec.score
+        return score is not None and not all(map(_is_finite, (finite_score(score)[0], self._slope)))
+
+    @cached_property
+    def reads_kv_last(self) -> bool:
+        """Whether those depend on the last key of the tile."""
+        exprs = [expr for interval in self.q_bounds.intervals for expr in interval.expressions]
+        return any(KV_LAST in expr.free_symbols for expr in exprs)
+
+    @cached_property
+    def keys_arguments(self) -> KernelArguments:
+        """What the kernel over tiles of keys takes of the parameters."""
+        bounds = (e for interval in self.q_bounds.intervals for e in interval.expressions)
+        return self._arguments((*self.plan.conditions, *bounds))
+
+    @cached_property
+    def queries_arguments(self) -> KernelArguments:
+        """What the kernel over tiles of queries takes of them."""
+        return self._arguments((*self.plan.conditions, *self.plan.loop_bounds))
+
+    @cached_property
+    def row_tables(self) -> tuple[RowTable, ...]:
+        """Tensors that the launcher makes for the kernels."""
+        known = {table.name: table for table in (*self.plan.every_row_table, *self.q_bounds.tables)}
+        arguments = (self.keys_arguments, self.queries_arguments, self.plan.listing_arguments)
+        names = {tensor.name for kernel in arguments for tensor in kernel.tensors}
+        return tuple(table for name, table in known.items() if name in names)
+
+    @cached_property
+    def gathers(self) -> tuple[int, ...]:
+        """The numbers of dimensions that tensors are indexed by."""
+        codes = (self.of_keys.code, self.of_queries.code)
+        texts = (t for run in self.q_tiles.runs for t in vars(run).values() if isinstance(t, str))
+        found = {int(n) for text in texts for n in re.findall(r"\b_at_(\d+)d\(", text)}
+        return tuple(sorted(found.union(*(code.gathers for code in codes))))
+
+    @property
+    def sums(self) -> tuple[int, ...]:
+        """The numbers of dimensions of learned tensors that kernels add to."""
+        learned = self.of_queries.learned
+        return tuple(sorted({len(item.indices) for item in learned if item.over != "heads"}))
+
+    @cached_property
+    def sink_tensors(self) -> tuple[str, ...]:
+        """Learned tensors that the sink's logit is made of."""
+        names = self._sink_names
+        return tuple(a.name for a in self.plan.arguments if a.differentiable and a.name in names)
+
+    def sink_reads(self, name: str) -> bool:
+        """Whether the sink's logit depends on a symbol: b or h."""
+        return name in self._sink_names
+
+    @cached_property
+    def _sink_names(self) -> frozenset[str]:
+        sink = self.plan.spec.normaliser.traced_sink
+        return frozenset() if sink is None else frozenset(s.name for s in sink.sym.free_symbols)
+
+    @cached_property
+    def lines_of_head(self) -> tuple[Assignment, ...]:
+        """Of the kernel over keys, what is computed once for a head."""
+        moving = self._moving_lines
+        return tuple(a for a in _lines(self.of_keys.code) if a.name not in moving)
+
+    @cached_property
+    def lines_of_tile(self) -> tuple[Assignment, ...]:
+        """Of the same, what is computed for each tile of queries."""
+        moving = self._moving_lines
+        return tuple(a for a in _lines(self.of_keys.code) if a.name in moving)
+
+    @cached_property
+    def _moving_lines(self) -> frozenset[str]:
+        moving: set[str] = set()
+        for line in _lines(self.of_keys.code):
+            if _mentions((*_OF_QUERIES, *moving), line.code):
+                moving.add(line.name)
+        return frozenset(moving)
+
+    @cached_property
+    def _slope(self) -> Any:
+        if self.plan.spec.score is None:
+            return sympy.Integer(1)
+        return score_derivative(finite_score(self.plan.spec.score)[0])
+
+    @property
+    def _element_slope(self) -> tuple[Any, ...]:
+        """The derivative where elements differ in it."""
+        of_head = place_of(self._slope) == Place.SCALAR
+        return () if of_head else (_by_products(self._slope),)
+
+    @cached_property
+    def _learned(self) -> tuple[Any, ...]:
+        if self.plan.spec.score is None:
+            return ()
+        learned = {argument.name for argument in self.plan.arguments if argument.differentiable}
+        return element_derivatives(finite_score(self.plan.spec.score)[0], learned)
+
+    def _arguments(self, exprs: Iterable[Any]) -> KernelArguments:
+        score = self.plan.spec.score
+        of_score = (finite_score(score)[0], self._slope) if score else ()
+        names = {s.name for e in (*exprs, *of_score) for s in e.free_symbols}
+        tables = {t.name: t for t in (*self.plan.every_row_table, *self.q_bounds.tables)}
+        plan = self.plan
+        return kernel_arguments(plan.arguments, plan.constants, tables.values(), names)
+
+
+def backward_plan(plan: KernelPlan) -> BackwardPlan:
+    """The backward pass of a forward kernel's plan."""
+    return BackwardPlan(plan, derive_q_bounds(plan.predicate))
+
+
+def _by_products(expr: Any) -> Any:
+    """An expression of the score as one of the raw products."""
+    return expr.xreplace({SCORE: SCALE * SCORES})
+
+
+def _is_finite(expr: Any) -> bool:
+    """Whether an expression is finite wherever what it is of is, by its form alone."""
+    if not expr.args or isinstance(expr, Load) or is_integral(expr):
+        return True
+    if isinstance(expr, sympy.Pow):
+        whole = bool(expr.exp.is_Integer and expr.exp > 0)
+        return expr.is_number or whole and _is_finite(expr.base) or place_of(expr) == Place.SCALAR
+    if isinstance(expr, sympy.Piecewise):
+        return all(_is_finite(value) for value, _ in expr.args)
+    plain = sympy.Add | sympy.Mul | sympy.Abs | sympy.Min | sympy.Max
+    bounded = sympy.tanh | sympy.sin | sympy.cos
+    return expr.is_number or isinstance(expr, plain | bounded) and all(map(_is_finite, expr.args))
+
+
+def _over(indices: tuple[Any, ...]) -> str:
+    place = Place.SCALAR
+    for index in indices:
+        place |= place_of(index)
+    return {Place.SCALAR: "heads", Place.ROW: "rows"}.get(place, "elements")
+
+
+def _lines(code: KernelCode) -> tuple[Assignment, ...]:
+    return (*code.scalars, *code.rows, *code.columns)
+
+
+def _mentions(names: Iterable[str], text: str) -> bool:
+    return not {*names}.isdisjoint(re.findall(r"\w+", text))

@@ -1,0 +1,124 @@
+"""Derivatives of a score function: by its score, and by the elements of tensors that it reads."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+
+from flashgen.symbols import SCORE, Load, Truncate
+
+
+@dataclass(frozen=True)
+class ElementDerivative:
+    """What a score changes by with an element of a tensor.
+
+    Attributes:
+        element: the `Load` of it.
+        slope: the derivative, an expression of what the score is one of.
+    """
+
+    element: Any
+    slope: Any
+
+    @property
+    def tensor(self) -> str:
+        """The tensor's name."""
+        return str(self.element.args[0])
+
+    @property
+    def indices(self) -> tuple[Any, ...]:
+        """Which of its elements."""
+        return tuple(self.element.args[1:])
+
+
+def score_derivative(score: Any) -> Any:
+    """The derivative of a score function by the score.
+
+    Args:
+        score: an expression over `SCORE`, the indices and parameters, without infinities.
+    """
+    return derivative(score, SCORE)
+
+
+def element_derivatives(score: Any, tensors: Collection[str]) -> tuple[ElementDerivative, ...]:
+    """The derivatives by every element of these tensors that the score reads.
+
+    Elements inside an index have none: they choose, and are no part of the value.
+    """
+    loads = sorted(_values(score), key=str)
+    return tuple(
+        ElementDerivative(load, derivative(score, load))
+        for load in loads
+        if str(load.args[0]) in tensors
+    )
+
+
+def derivative(expr: Any, variable: Any) -> Any:
+    """d expr / d variable, where a choice counts as the branch that is taken.
+
+    What is cut to an integer is constant but for jumps; of equal values, a minimum or a maximum
+    follows the first; |x| has the slope 0 at 0, as in torch.
+
+    Args:
+        expr: an expression of flashgen's vocabulary.
+        variable: a symbol, or a node that stands for one, such as a `Load`.
+    """
+    x = sympy.Dummy("x", real=True)
+    held: dict[Any, Any] = {}
+
+    def constant(node: Any) -> Any:
+        return held.setdefault(node, sympy.Dummy("c", real=None if _is_condition(node) else True))
+
+    def smooth(node: Any) -> Any:
+        """The node with x for the variable, and a symbol for all that does not move with it."""
+        if node == variable:
+            return x
+        if not _holds(node, variable) or isinstance(node, Truncate):
+            return node if node.is_number else constant(node)
+        if isinstance(node, sympy.Piecewise):
+            branches = [(smooth(value), _when(when, constant)) for value, when in node.args]
+            return sympy.Piecewise(*branches, evaluate=False)
+        if isinstance(node, sympy.Abs):
+            (inner,) = node.args
+            signs = [(1, inner > 0), (-1, inner < 0), (0, True)]
+            branches = [(n * smooth(inner), _when(sympy.sympify(w), constant)) for n, w in signs]
+            return sympy.Piecewise(*branches, evaluate=False)
+        if isinstance(node, sympy.Min | sympy.Max):
+            return smooth(_as_choice(node))
+        return node.func(*map(smooth, node.args))
+
+    slope = sympy.diff(smooth(expr), x)
+    return slope.xreplace({symbol: node for node, symbol in held.items()} | {x: variable})
+
+
+def _values(expr: Any) -> set[Any]:
+    """The elements of tensors in an expression, but for those in indices and conditions."""
+    if isinstance(expr, Load):
+        return {expr}
+    if isinstance(expr, sympy.Piecewise):
+        return set().union(*(_values(value) for value, _ in expr.args))
+    return set().union(*map(_values, expr.args))
+
+
+def _holds(node: Any, variable: Any) -> bool:
+    return bool(node.has(variable))
+
+
+def _is_condition(node: Any) -> bool:
+    return isinstance(node, sympy.logic.boolalg.Boolean) and not node.is_Symbol
+
+
+def _when(condition: Any, constant: Any) -> Any:
+    return condition if condition in (sympy.true, sympy.false) else constant(condition)
+
+
+def _as_choice(extreme: Any) -> Any:
+    """A minimum or maximum as the choice that it is."""
+    first, *rest = extreme.args
+    other = rest[0] if len(rest) == 1 else extreme.func(*rest)
+    relation = sympy.Le if isinstance(extreme, sympy.Min) else sympy.Ge
+    when = relation(first, other, evaluate=False)
+    return sympy.Piecewise((first, when), (other, True), evaluate=False)

@@ -1,0 +1,65 @@
+"""Runs a module's backward kernels in the interpreter and holds them to float64."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import torch
+
+from flashgen import AttentionSpec
+from support.cases import Case, inputs
+from support.contract import expected_gradients
+from support.oracle import error_and_bound
+from sweep.launch import sweep_dtype
+
+
+def check_backward(
+    module: ModuleType,
+    spec: AttentionSpec,
+    case: Case,
+    *,
+    BLOCK_M: int = 32,
+    BLOCK_N: int = 16,
+    USE_TMA: bool = False,
+    lse_only: bool = False,
+) -> None:
+    """Gradients of out and the LSE by both kernels with these tile sizes, on the case's data.
+
+    What the forward pass saved is float64's, rounded: its own error is not the backward's.
+    """
+    config = {
+        "BLOCK_M": BLOCK_M,
+        "BLOCK_N": BLOCK_N,
+        "num_warps": 4,
+        "num_stages": 2,
+        "USE_TMA": USE_TMA,
+    }
+    dtype = sweep_dtype(spec)
+    tensors = inputs(case, spec, dtype)
+    params = case.arguments(spec)
+    scale = case.scale or spec.scale or spec.qk_head_dim**-0.5
+    doubles = (x.double() for x in tensors)
+    out, lse = module.reference(*doubles, scale=scale, return_lse=True, **params)
+    generator = torch.Generator().manual_seed(1)
+    grad_out, grad_lse = (torch.randn(x.shape, generator=generator) for x in (out, lse))
+    if lse_only:
+        grad_out.zero_()
+    grad_out = grad_out.to(dtype)
+    got = module._backward_kernels(
+        *tensors,
+        scale,
+        *params.values(),
+        out.to(dtype),
+        lse.float(),
+        grad_out,
+        grad_lse,
+        config,
+        config,
+    )
+    names, exact, rough = expected_gradients(tensors, params, spec, scale, grad_out, grad_lse)
+    assert len(got) == len(names)
+    for name, mine, right, low in zip(names, got, exact, rough, strict=True):
+        assert mine.shape == right.shape, f"d{name}: {tuple(mine.shape)}"
+        assert mine.isfinite().all(), f"d{name}: infinite or NaN"
+        error, allowed = error_and_bound(mine, right, low)
+        assert error <= allowed, f"d{name}: error {error:.3g}, allowed {allowed:.3g}"
