@@ -111,7 +111,7 @@ class BackwardPlan:
         for number, item in enumerate(self._learned):
             indices = tuple(next(rest) for _ in item.indices)
             text = "" if item.slope == 1 else next(rest)
-            variable = f"sum_{number}" if len(self._learned) > 1 else "sum"
+            variable = f"total_{number}" if len(self._learned) > 1 else "total"
             learned.append(
                 ElementSlope(
                     tensor=item.tensor,
@@ -185,6 +185,16 @@ class BackwardPlan:
         """The numbers of dimensions of learned tensors that kernels add to."""
         learned = self.of_queries.learned
         return tuple(sorted({len(item.indices) for item in learned if item.over != "heads"}))
+
+    @cached_property
+    def score_tensors(self) -> tuple[str, ...]:
+        """Learned tensors that the score reads."""
+        return tuple(dict.fromkeys(item.tensor for item in self.of_queries.learned))
+
+    def heads_read(self, name: str) -> bool:
+        """Whether b, or h, says which elements gradients of heads belong to."""
+        items = (item for item in self.of_queries.learned if item.over == "heads")
+        return any(_mentions((name,), index) for item in items for index in item.torch_indices)
 
     @cached_property
     def sink_tensors(self) -> tuple[str, ...]:
@@ -265,12 +275,12 @@ def _is_finite(expr: Any) -> bool:
         return True
     if isinstance(expr, sympy.Pow):
         whole = bool(expr.exp.is_Integer and expr.exp > 0)
-        return expr.is_number or whole and _is_finite(expr.base) or place_of(expr) == Place.SCALAR
+        return expr.is_number or (whole and _is_finite(expr.base)) or place_of(expr) == Place.SCALAR
     if isinstance(expr, sympy.Piecewise):
         return all(_is_finite(value) for value, _ in expr.args)
     plain = sympy.Add | sympy.Mul | sympy.Abs | sympy.Min | sympy.Max
     bounded = sympy.tanh | sympy.sin | sympy.cos
-    return expr.is_number or isinstance(expr, plain | bounded) and all(map(_is_finite, expr.args))
+    return expr.is_number or (isinstance(expr, plain | bounded) and all(map(_is_finite, expr.args)))
 
 
 def _over(indices: tuple[Any, ...]) -> str:

@@ -57,10 +57,10 @@ def element_derivatives(score: Any, tensors: Collection[str]) -> tuple[ElementDe
 
 
 def derivative(expr: Any, variable: Any) -> Any:
-    """d expr / d variable, where a choice counts as the branch that is taken.
+    """The derivative of expr by a variable, where a choice counts as the branch that is taken.
 
-    What is cut to an integer is constant but for jumps; of equal values, a minimum or a maximum
-    follows the first; |x| has the slope 0 at 0, as in torch.
+    What is cut to an integer is constant but for jumps. As with torch's clamp, a value that equals
+    its limit moves; and as with its abs, |x| has the slope 0 at 0.
 
     Args:
         expr: an expression of flashgen's vocabulary.
@@ -87,7 +87,7 @@ def derivative(expr: Any, variable: Any) -> Any:
             branches = [(n * smooth(inner), _when(sympy.sympify(w), constant)) for n, w in signs]
             return sympy.Piecewise(*branches, evaluate=False)
         if isinstance(node, sympy.Min | sympy.Max):
-            return smooth(_as_choice(node))
+            return smooth(_as_choice(node, variable))
         return node.func(*map(smooth, node.args))
 
     slope = sympy.diff(smooth(expr), x)
@@ -115,9 +115,9 @@ def _when(condition: Any, constant: Any) -> Any:
     return condition if condition in (sympy.true, sympy.false) else constant(condition)
 
 
-def _as_choice(extreme: Any) -> Any:
-    """A minimum or maximum as the choice that it is."""
-    first, *rest = extreme.args
+def _as_choice(extreme: Any, variable: Any) -> Any:
+    """A minimum or maximum as the choice that it is; what moves is chosen among equals."""
+    first, *rest = sorted(extreme.args, key=lambda arg: not _holds(arg, variable))
     other = rest[0] if len(rest) == 1 else extreme.func(*rest)
     relation = sympy.Le if isinstance(extreme, sympy.Min) else sympy.Ge
     when = relation(first, other, evaluate=False)

@@ -57,6 +57,24 @@ CONFIGS = {
     "gfx942": {"BLOCK_M": 32, "BLOCK_N": 16, "num_warps": 4, "num_stages": 2, "USE_TMA": False},
 }
 
+# The backward kernels': of the one that goes over tiles of keys, and of that over queries.
+BACKWARD_OF_KEYS = {
+    "sm_80": {"BLOCK_M": 32, "BLOCK_N": 64, "num_warps": 4, "num_stages": 2, "USE_TMA": False},
+    "sm_86": {"BLOCK_M": 32, "BLOCK_N": 64, "num_warps": 4, "num_stages": 2, "USE_TMA": False},
+    "sm_89": {"BLOCK_M": 32, "BLOCK_N": 64, "num_warps": 4, "num_stages": 2, "USE_TMA": False},
+    "sm_90": {"BLOCK_M": 32, "BLOCK_N": 64, "num_warps": 4, "num_stages": 2, "USE_TMA": True},
+    "sm_100": {"BLOCK_M": 32, "BLOCK_N": 64, "num_warps": 4, "num_stages": 2, "USE_TMA": True},
+    "gfx942": {"BLOCK_M": 32, "BLOCK_N": 64, "num_warps": 4, "num_stages": 2, "USE_TMA": False},
+}
+BACKWARD_OF_QUERIES = {
+    "sm_80": {"BLOCK_M": 64, "BLOCK_N": 32, "num_warps": 4, "num_stages": 2, "USE_TMA": False},
+    "sm_86": {"BLOCK_M": 64, "BLOCK_N": 32, "num_warps": 4, "num_stages": 2, "USE_TMA": False},
+    "sm_89": {"BLOCK_M": 64, "BLOCK_N": 32, "num_warps": 4, "num_stages": 2, "USE_TMA": False},
+    "sm_90": {"BLOCK_M": 64, "BLOCK_N": 32, "num_warps": 4, "num_stages": 2, "USE_TMA": True},
+    "sm_100": {"BLOCK_M": 64, "BLOCK_N": 32, "num_warps": 4, "num_stages": 2, "USE_TMA": True},
+    "gfx942": {"BLOCK_M": 64, "BLOCK_N": 32, "num_warps": 4, "num_stages": 2, "USE_TMA": False},
+}
+
 
 # Tensors of this module: dtype, sizes and elements, of bools an x for each that holds.
 _CONSTANTS = {
@@ -390,6 +408,337 @@ def _attention_forward(
     tl.store(out_ptrs, out, mask=in_rows[:, None])
 
 
+@triton.jit
+def _backward_rows(
+    out_ptr,
+    grad_out_ptr,
+    lse_ptr,
+    grad_lse_ptr,
+    rows_ptr,
+    stride_ob,
+    stride_oh,
+    stride_om,
+    num_rows,
+    num_q_heads,
+    q_len,
+    ROWS: tl.constexpr,
+):
+    """One program: what ROWS queries of one head bring into the gradients of all their scores.
+
+    out (batch, num_q_heads, q_len, 16), lse and grad_lse (batch, num_q_heads, q_len) are
+    contiguous. rows_ptr gets (2, num_rows) float32: the LSE in base 2, and
+    delta = sum(out * grad_out) - grad_lse.
+    """
+    batch_head = tl.program_id(1)
+    offs_m = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    rows = batch_head.to(tl.int64) * q_len + offs_m
+    inside = offs_m < q_len
+    lse = tl.load(lse_ptr + rows, mask=inside, other=0.0)
+    grad_lse = tl.load(grad_lse_ptr + rows, mask=inside, other=0.0)
+    # A row that sees no key has no LSE to move, and gets weights of 0 by one above every score.
+    empty = lse == float("-inf")
+    batch, head = batch_head // num_q_heads, batch_head % num_q_heads
+    grad_out_ptr += batch.to(tl.int64) * stride_ob + head.to(tl.int64) * stride_oh
+    delta = tl.where(empty, 0.0, -grad_lse)
+    offs_d = tl.arange(0, 16)
+    held = inside[:, None]
+    places = rows[:, None] * 16 + offs_d[None, :]
+    out = tl.load(out_ptr + places, mask=held, other=0.0).to(tl.float32)
+    places = offs_m.to(tl.int64)[:, None] * stride_om + offs_d[None, :]
+    grad_out = tl.load(grad_out_ptr + places, mask=held, other=0.0).to(tl.float32)
+    delta += tl.sum(out * grad_out, 1)
+    lse = tl.where(empty, float("inf"), lse * 1.4426950408889634)  # log2(e)
+    tl.store(rows_ptr + rows, lse, mask=inside)
+    tl.store(rows_ptr + num_rows + rows, delta, mask=inside)
+
+
+@triton.jit(
+    do_not_specialize=[
+        "num_q_heads",
+        "num_kv_heads",
+        "q_len",
+        "kv_len",
+        "size",
+        "layout_size_0",
+        "layout_size_1",
+        "layout_size_2",
+        "slopes_size_0",
+        "layout_stride_0",
+        "layout_stride_1",
+    ]
+)
+def _backward_of_keys(
+    q_src,
+    k_src,
+    v_src,
+    grad_out_src,
+    rows_ptr,
+    grad_k_ptr,
+    grad_v_ptr,
+    stride_qb,
+    stride_qh,
+    stride_qm,
+    stride_kb,
+    stride_kh,
+    stride_kn,
+    stride_vb,
+    stride_vh,
+    stride_vn,
+    stride_ob,
+    stride_oh,
+    stride_om,
+    num_rows,
+    num_q_heads,
+    num_kv_heads,
+    q_len,
+    kv_len,
+    scale,
+    size,
+    layout_ptr,
+    layout_size_0,
+    layout_size_1,
+    layout_size_2,
+    layout_stride_0,
+    layout_stride_1,
+    layout_stride_2,
+    slopes_ptr,
+    slopes_size_0,
+    slopes_stride_0,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    USE_TMA: tl.constexpr,
+):
+    """One program: the gradients of BLOCK_N keys and values of one head.
+
+    rows is what `_backward_rows` made, of num_rows queries; grad_k and grad_v (batch, num_kv_heads,
+    kv_len, head_dim) are contiguous. Scores are computed transposed, (BLOCK_N, BLOCK_M), so that
+    weights are the left operand of a product as they are.
+    """
+    num_tiles_n = tl.cdiv(kv_len, BLOCK_N)
+    pid = tl.program_id(0)
+    # Tiles of one head run side by side: they share queries in L2.
+    batch = pid // num_tiles_n // num_kv_heads
+    kv_head = pid // num_tiles_n % num_kv_heads
+    tile_n = pid % num_tiles_n
+    kv_first = tile_n * BLOCK_N
+    offs_n = kv_first + tl.arange(0, BLOCK_N)
+    kv_idx = offs_n[:, None]
+    layout = (
+        layout_ptr,
+        layout_size_0,
+        layout_size_1,
+        layout_size_2,
+        layout_stride_0,
+        layout_stride_1,
+        layout_stride_2,
+    )
+    slopes = (slopes_ptr, slopes_size_0, slopes_stride_0)
+    if not USE_TMA:
+        k_src += batch.to(tl.int64) * stride_kb + kv_head.to(tl.int64) * stride_kh
+        v_src += batch.to(tl.int64) * stride_vb + kv_head.to(tl.int64) * stride_vh
+    k = _load_tile(k_src, stride_kn, batch, kv_head, kv_first, kv_len, 0, BLOCK_N, 16, USE_TMA)
+    v = _load_tile(v_src, stride_vn, batch, kv_head, kv_first, kv_len, 0, BLOCK_N, 16, USE_TMA)
+
+    grad_k = tl.zeros([BLOCK_N, 16], tl.float32)
+    grad_v = tl.zeros([BLOCK_N, 16], tl.float32)
+    group = num_q_heads // num_kv_heads
+    # Each query head of the group, one after the other: their gradients add up in registers.
+    for member in tl.range(0, group):
+        head = kv_head * group + member
+        # Queries that see some of these keys, and that see all of them, derived from the mask.
+        some_end = q_len
+        all_end = 0
+        # The same in tiles.
+        q_end = tl.cdiv(some_end, BLOCK_M)
+        full_end = all_end // BLOCK_M
+
+        row = (batch * num_q_heads + head).to(tl.int64) * q_len
+        lse_ptr = rows_ptr + row
+        q_head = q_src
+        grad_out_head = grad_out_src
+        if not USE_TMA:
+            q_head += batch.to(tl.int64) * stride_qb + head.to(tl.int64) * stride_qh
+            grad_out_head += batch.to(tl.int64) * stride_ob + head.to(tl.int64) * stride_oh
+        scalar_slopes = _at_1d(slopes, head)
+        scalar_0 = scalar_slopes / scale
+        qk_scale = 1.4426950408889634 * scale
+        for tile in tl.range(0, q_end):
+            q_first = tile * BLOCK_M
+            offs_m = q_first + tl.arange(0, BLOCK_M)
+            in_rows = offs_m < q_len
+            q_idx = offs_m[None, :]
+            lse = tl.load(lse_ptr + offs_m, mask=in_rows, other=float("inf"))
+            delta = tl.load(lse_ptr + num_rows + offs_m, mask=in_rows, other=0.0)
+            q = _load_tile(q_head, stride_qm, batch, head, q_first, q_len, 0, BLOCK_M, 16, USE_TMA)
+            scores = tl.dot(k, q.T)
+            col_0 = tl.cast(kv_idx + q_len - q_first - kv_len, tl.float32)
+            col_1 = col_0 * scalar_0
+            # What the row alone adds to its scores was left out of them.
+            lse -= 1.4426950408889634 * tl.cast(q_first - offs_m, tl.float32) * _at_1d(slopes, head)
+            # score + (kv_idx + q_len - q_idx - kv_len) * slopes[h], over qk_scale and without what
+            # the row alone adds.
+            scores = scores + col_1
+            visible = tl.full([BLOCK_N, BLOCK_M], 1, tl.int1)
+            # Only a tile that holds a hidden pair, or reaches past an end, pays for the mask.
+            masked = tile >= full_end
+            if masked:
+                visible &= _at_3d(layout, head, q_idx // size, kv_idx // size) != 0
+            scores = tl.where(visible, scores, float("-inf"))
+            p = tl.math.exp2(scores * qk_scale - lse[None, :])
+            grad_out = _load_tile(
+                grad_out_head, stride_om, batch, head, q_first, q_len, 0, BLOCK_M, 16, USE_TMA
+            )
+            grad_v = tl.dot(p.to(grad_out.dtype), grad_out, grad_v)
+            dp = tl.dot(v, grad_out.T)
+            ds = p * (dp - delta[None, :])
+            grad_k = tl.dot(ds.to(q.dtype), q, grad_k)
+
+    row = (batch * num_kv_heads + kv_head).to(tl.int64) * kv_len
+    in_rows = offs_n < kv_len
+    offs_d = tl.arange(0, 16)
+    ptrs = grad_k_ptr + (row + offs_n)[:, None] * 16 + offs_d[None, :]
+    tl.store(ptrs, (grad_k * scale).to(grad_k_ptr.dtype.element_ty), mask=in_rows[:, None])
+    offs_d = tl.arange(0, 16)
+    ptrs = grad_v_ptr + (row + offs_n)[:, None] * 16 + offs_d[None, :]
+    tl.store(ptrs, grad_v.to(grad_v_ptr.dtype.element_ty), mask=in_rows[:, None])
+
+
+@triton.jit(
+    do_not_specialize=[
+        "num_q_heads",
+        "num_kv_heads",
+        "q_len",
+        "kv_len",
+        "size",
+        "layout_size_0",
+        "layout_size_1",
+        "layout_size_2",
+        "slopes_size_0",
+        "layout_stride_0",
+        "layout_stride_1",
+    ]
+)
+def _backward_of_queries(
+    q_src,
+    k_src,
+    v_src,
+    grad_out_src,
+    rows_ptr,
+    grad_q_ptr,
+    stride_qb,
+    stride_qh,
+    stride_qm,
+    stride_kb,
+    stride_kh,
+    stride_kn,
+    stride_vb,
+    stride_vh,
+    stride_vn,
+    stride_ob,
+    stride_oh,
+    stride_om,
+    num_rows,
+    num_q_heads,
+    num_kv_heads,
+    q_len,
+    kv_len,
+    scale,
+    size,
+    layout_ptr,
+    layout_size_0,
+    layout_size_1,
+    layout_size_2,
+    layout_stride_0,
+    layout_stride_1,
+    layout_stride_2,
+    slopes_ptr,
+    slopes_size_0,
+    slopes_stride_0,
+    tiles_ptr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    USE_TMA: tl.constexpr,
+):
+    """One program: the gradient of BLOCK_M queries of one head.
+
+    rows is what `_backward_rows` made, of num_rows queries; grad_q (batch, num_q_heads, q_len,
+    16) is contiguous.
+    """
+    num_tiles_m = tl.cdiv(q_len, BLOCK_M)
+    pid = tl.program_id(0)
+    # Tiles of all heads that have about as much to do run side by side, those with most first.
+    batch = pid // num_q_heads // num_tiles_m
+    head = pid % num_q_heads
+    tile_m = num_tiles_m - 1 - pid // num_q_heads % num_tiles_m
+    kv_head = head // (num_q_heads // num_kv_heads)
+    q_first = tile_m * BLOCK_M
+    offs_m = q_first + tl.arange(0, BLOCK_M)
+    in_rows = offs_m < q_len
+    layout = (
+        layout_ptr,
+        layout_size_0,
+        layout_size_1,
+        layout_size_2,
+        layout_stride_0,
+        layout_stride_1,
+        layout_stride_2,
+    )
+    slopes = (slopes_ptr, slopes_size_0, slopes_stride_0)
+    if not USE_TMA:
+        q_src += batch.to(tl.int64) * stride_qb + head.to(tl.int64) * stride_qh
+        grad_out_src += batch.to(tl.int64) * stride_ob + head.to(tl.int64) * stride_oh
+        k_src += batch.to(tl.int64) * stride_kb + kv_head.to(tl.int64) * stride_kh
+        v_src += batch.to(tl.int64) * stride_vb + kv_head.to(tl.int64) * stride_vh
+    # The tiles of keys to visit are listed: see _list_tiles.
+    listed = head * num_tiles_m + tile_m
+    tiles_ptr += listed.to(tl.int64) * (tl.cdiv(kv_len, BLOCK_N) + 1)
+    num_visits = tl.load(tiles_ptr)
+
+    q = _load_tile(q_src, stride_qm, batch, head, q_first, q_len, 0, BLOCK_M, 16, USE_TMA)
+    grad_out = _load_tile(
+        grad_out_src, stride_om, batch, head, q_first, q_len, 0, BLOCK_M, 16, USE_TMA
+    )
+
+    row = (batch * num_q_heads + head).to(tl.int64) * q_len
+    lse = tl.load(rows_ptr + row + offs_m, mask=in_rows, other=float("inf"))
+    delta = tl.load(rows_ptr + num_rows + row + offs_m, mask=in_rows, other=0.0)
+    grad_q = tl.zeros([BLOCK_M, 16], tl.float32)
+    q_idx = offs_m[:, None]
+    scalar_slopes = _at_1d(slopes, head)
+    scalar_0 = scalar_slopes / scale
+    qk_scale = 1.4426950408889634 * scale
+    # What the row alone adds to its scores is left out of them.
+    lse -= 1.4426950408889634 * tl.cast(q_first - offs_m, tl.float32) * _at_1d(slopes, head)
+    for visit in tl.range(0, num_visits):
+        entry = tl.load(tiles_ptr + 1 + visit)
+        tile = entry >> 1
+        start_n = tile * BLOCK_N
+        k = _load_tile(k_src, stride_kn, batch, kv_head, start_n, kv_len, 0, BLOCK_N, 16, USE_TMA)
+        scores = tl.dot(q, k.T)
+        kv_idx = start_n + tl.arange(0, BLOCK_N)[None, :]
+        col_0 = tl.cast(kv_idx + q_len - q_first - kv_len, tl.float32)
+        col_1 = col_0 * scalar_0
+        # score + (kv_idx + q_len - q_idx - kv_len) * slopes[h], over qk_scale and without what the
+        # row alone adds.
+        scores = scores + col_1
+        visible = tl.full([BLOCK_M, BLOCK_N], 1, tl.int1)
+        # Only a tile that holds a hidden pair, or reaches past an end, pays for the mask.
+        masked = entry % 2 == 1
+        if masked:
+            visible &= kv_idx < kv_len
+            visible &= _at_3d(layout, head, q_idx // size, kv_idx // size) != 0
+        scores = tl.where(visible, scores, float("-inf"))
+        p = tl.math.exp2(scores * qk_scale - lse[:, None])
+        v = _load_tile(v_src, stride_vn, batch, kv_head, start_n, kv_len, 0, BLOCK_N, 16, USE_TMA)
+        dp = tl.dot(grad_out, v.T)
+        ds = p * (dp - delta[:, None])
+        grad_q = tl.dot(ds.to(k.dtype), k, grad_q)
+
+    offs_d = tl.arange(0, 16)
+    ptrs = grad_q_ptr + (row + offs_m)[:, None] * 16 + offs_d[None, :]
+    tl.store(ptrs, (grad_q * scale).to(grad_q_ptr.dtype.element_ty), mask=in_rows[:, None])
+
+
 def attention(
     q,
     k,
@@ -629,6 +978,120 @@ def _launch(q, k, v, scale, size, config, key=None, known=None):
     return out, lse
 
 
+def _backward_kernels(q, k, v, scale, size, out, lse, grad_out, grad_lse, of_keys, of_queries):
+    """Gradients of q, k, v, by the portable kernels.
+
+    out and lse are what the forward pass made of these arguments; of_keys is a configuration of
+    BACKWARD_OF_KEYS, of_queries one of BACKWARD_OF_QUERIES.
+    """
+    if triton.knobs.runtime.interpret and q.dtype == torch.bfloat16:
+        # Triton's interpreter has no bfloat16 arithmetic.
+        grads = _backward_kernels(
+            q.float(),
+            k.float(),
+            v.float(),
+            scale,
+            size,
+            out.float(),
+            lse,
+            grad_out.float(),
+            grad_lse,
+            of_keys,
+            of_queries,
+        )
+        return tuple(x.to(q.dtype) for x in grads[:3]) + grads[3:]
+    layout = _constant("layout", q)
+    slopes = _constant("slopes", q)
+    batch, num_q_heads, q_len, _ = q.shape
+    num_kv_heads, kv_len = k.shape[1:3]
+    num_rows = batch * num_q_heads * q_len
+    if grad_out.stride(3) != 1:
+        grad_out = grad_out.contiguous()
+    rows = q.new_empty((2, batch, num_q_heads, q_len), dtype=torch.float32)
+    _backward_rows[(triton.cdiv(q_len, 32), batch * num_q_heads)](
+        out.contiguous(),
+        grad_out,
+        lse.contiguous(),
+        grad_lse.contiguous(),
+        rows,
+        *grad_out.stride()[:3],
+        num_rows,
+        num_q_heads,
+        q_len,
+        ROWS=32,
+    )
+    grad_q, grad_k, grad_v = (
+        torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v)
+    )
+    shared = (
+        *q.stride()[:3],
+        *k.stride()[:3],
+        *v.stride()[:3],
+        *grad_out.stride()[:3],
+        num_rows,
+        num_q_heads,
+        num_kv_heads,
+        q_len,
+        kv_len,
+        float(scale),
+    )
+    reads_tma = all(map(_tma_reads, (q, k, v, grad_out)))
+
+    config = of_keys
+    block_m, block_n = config["BLOCK_M"], config["BLOCK_N"]
+    use_tma = config["USE_TMA"] and reads_tma
+    _backward_of_keys[(triton.cdiv(kv_len, block_n) * batch * num_kv_heads,)](
+        _source(q, block_m, 16, use_tma),
+        _source(k, block_n, 16, use_tma),
+        _source(v, block_n, 16, use_tma),
+        _source(grad_out, block_m, 16, use_tma),
+        rows,
+        grad_k,
+        grad_v,
+        *shared,
+        size,
+        layout,
+        *layout.shape,
+        *layout.stride(),
+        slopes,
+        *slopes.shape,
+        *slopes.stride(),
+        BLOCK_M=block_m,
+        BLOCK_N=block_n,
+        USE_TMA=use_tma,
+        num_warps=config["num_warps"],
+        num_stages=config["num_stages"],
+    )
+
+    config = of_queries
+    block_m, block_n = config["BLOCK_M"], config["BLOCK_N"]
+    use_tma = config["USE_TMA"] and reads_tma
+    tiles = _listed(q, kv_len, block_m, block_n, size, layout)
+    _backward_of_queries[(triton.cdiv(q_len, block_m) * batch * num_q_heads,)](
+        _source(q, block_m, 16, use_tma),
+        _source(k, block_n, 16, use_tma),
+        _source(v, block_n, 16, use_tma),
+        _source(grad_out, block_m, 16, use_tma),
+        rows,
+        grad_q,
+        *shared,
+        size,
+        layout,
+        *layout.shape,
+        *layout.stride(),
+        slopes,
+        *slopes.shape,
+        *slopes.stride(),
+        tiles,
+        BLOCK_M=block_m,
+        BLOCK_N=block_n,
+        USE_TMA=use_tma,
+        num_warps=config["num_warps"],
+        num_stages=config["num_stages"],
+    )
+    return grad_q, grad_k, grad_v
+
+
 def _listed(q, kv_len, block_m, block_n, size, layout):
     """For each tile of queries, how many tiles of keys it visits, and which."""
     num_q_heads, q_len = q.shape[1:3]
@@ -678,10 +1141,10 @@ def _is_elsewhere(x):
 
 
 @functools.cache
-def _config(device):
-    """The configuration for a device; the interpreter takes the first."""
+def _target(device):
+    """The name of a device's architecture, one of CONFIGS; the interpreter takes the first."""
     if device.type != "cuda":
-        return next(iter(CONFIGS.values()))
+        return next(iter(CONFIGS))
     properties = torch.cuda.get_device_properties(device)
     if torch.version.hip:
         target = properties.gcnArchName.split(":")[0]
@@ -692,7 +1155,13 @@ def _config(device):
             f"q: is on {properties.name} ({target}); constants was built for {', '.join(CONFIGS)}:"
             f" rebuild it with --target {target}"
         )
-    return CONFIGS[target]
+    return target
+
+
+@functools.cache
+def _config(device):
+    """The portable kernel's configuration for a device."""
+    return CONFIGS[_target(device)]
 
 
 @functools.cache
@@ -872,18 +1341,57 @@ def _(q, k, v, scale, size):
 
 def _save_for_backward(ctx, inputs, output):
     q, k, v, ctx.scale, ctx.size = inputs
-    ctx.save_for_backward(q, k, v)
+    ctx.save_for_backward(q, k, v, *output)
 
 
 def _backward(ctx, grad_out, grad_lse):
-    """Gradients by the reference's autograd: there is no backward kernel yet."""
-    _warn_once("gradients come from the eager reference, which holds all scores in memory")
+    q, k, v, out, lse = ctx.saved_tensors
     twice = torch.is_grad_enabled()  # create_graph=True: these gradients will be differentiated
-    with torch.enable_grad():
-        q, k, v = (_leaf(x, twice) for x in ctx.saved_tensors)
-        outputs = reference(q, k, v, scale=ctx.scale, return_lse=True, size=ctx.size)
-        grads = torch.autograd.grad(outputs, (q, k, v), (grad_out, grad_lse), create_graph=twice)
+    if twice or not _has_backward(q, k):
+        if twice and q.is_cuda:
+            _warn_once("gradients that are differentiated again come from the eager reference")
+        grads = _reference_gradients(q, k, v, ctx.scale, ctx.size, grad_out, grad_lse, twice)
+    else:
+        grads = _backward_op(q, k, v, ctx.scale, ctx.size, out, lse, grad_out, grad_lse)
     return *grads, None, None
+
+
+def _has_backward(q, k):
+    """Whether kernels compute the gradients: where there is something to compute, and a GPU."""
+    if q.numel() == 0 or k.numel() == 0:
+        return False
+    return q.is_cuda or triton.knobs.runtime.interpret
+
+
+@torch.library.custom_op("flashgen::constants_da8dac5f_backward", mutates_args=())
+def _backward_op(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    scale: float,
+    size: int,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    grad_out: torch.Tensor,
+    grad_lse: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    target = _target(q.device)
+    configs = BACKWARD_OF_KEYS[target], BACKWARD_OF_QUERIES[target]
+    with torch.cuda.device_of(q):
+        return _backward_kernels(q, k, v, scale, size, out, lse, grad_out, grad_lse, *configs)
+
+
+@_backward_op.register_fake
+def _(q, k, v, scale, size, out, lse, grad_out, grad_lse):
+    return tuple(x.new_empty(x.shape) for x in (q, k, v))
+
+
+def _reference_gradients(q, k, v, scale, size, grad_out, grad_lse, twice=False):
+    """Gradients by the reference's autograd; twice: they can be differentiated themselves."""
+    with torch.enable_grad():
+        q, k, v = (_leaf(x, twice) for x in (q, k, v))
+        outputs = reference(q, k, v, scale=scale, return_lse=True, size=size)
+        return torch.autograd.grad(outputs, (q, k, v), (grad_out, grad_lse), create_graph=twice)
 
 
 def _leaf(x, twice):

@@ -56,6 +56,24 @@ CONFIGS = {
     "gfx942": {"BLOCK_M": 32, "BLOCK_N": 16, "num_warps": 4, "num_stages": 2, "USE_TMA": False},
 }
 
+# The backward kernels': of the one that goes over tiles of keys, and of that over queries.
+BACKWARD_OF_KEYS = {
+    "sm_80": {"BLOCK_M": 32, "BLOCK_N": 64, "num_warps": 4, "num_stages": 2, "USE_TMA": False},
+    "sm_86": {"BLOCK_M": 32, "BLOCK_N": 64, "num_warps": 4, "num_stages": 2, "USE_TMA": False},
+    "sm_89": {"BLOCK_M": 32, "BLOCK_N": 64, "num_warps": 4, "num_stages": 2, "USE_TMA": False},
+    "sm_90": {"BLOCK_M": 32, "BLOCK_N": 64, "num_warps": 4, "num_stages": 2, "USE_TMA": True},
+    "sm_100": {"BLOCK_M": 32, "BLOCK_N": 64, "num_warps": 4, "num_stages": 2, "USE_TMA": True},
+    "gfx942": {"BLOCK_M": 32, "BLOCK_N": 64, "num_warps": 4, "num_stages": 2, "USE_TMA": False},
+}
+BACKWARD_OF_QUERIES = {
+    "sm_80": {"BLOCK_M": 64, "BLOCK_N": 32, "num_warps": 4, "num_stages": 2, "USE_TMA": False},
+    "sm_86": {"BLOCK_M": 64, "BLOCK_N": 32, "num_warps": 4, "num_stages": 2, "USE_TMA": False},
+    "sm_89": {"BLOCK_M": 64, "BLOCK_N": 32, "num_warps": 4, "num_stages": 2, "USE_TMA": False},
+    "sm_90": {"BLOCK_M": 64, "BLOCK_N": 32, "num_warps": 4, "num_stages": 2, "USE_TMA": True},
+    "sm_100": {"BLOCK_M": 64, "BLOCK_N": 32, "num_warps": 4, "num_stages": 2, "USE_TMA": True},
+    "gfx942": {"BLOCK_M": 64, "BLOCK_N": 32, "num_warps": 4, "num_stages": 2, "USE_TMA": False},
+}
+
 
 @triton.jit
 def _load_tile(
@@ -189,6 +207,266 @@ def _attention_forward(
     out = (acc * scale_out).to(out_ptr.dtype.element_ty)
     out_ptrs = out_ptr + (row + offs_m)[:, None] * 16 + offs_d[None, :]
     tl.store(out_ptrs, out, mask=in_rows[:, None])
+
+
+@triton.jit
+def _backward_rows(
+    out_ptr,
+    grad_out_ptr,
+    lse_ptr,
+    grad_lse_ptr,
+    rows_ptr,
+    stride_ob,
+    stride_oh,
+    stride_om,
+    num_rows,
+    num_q_heads,
+    q_len,
+    ROWS: tl.constexpr,
+):
+    """One program: what ROWS queries of one head bring into the gradients of all their scores.
+
+    out (batch, num_q_heads, q_len, 16), lse and grad_lse (batch, num_q_heads, q_len) are
+    contiguous. rows_ptr gets (2, num_rows) float32: the LSE in base 2, and
+    delta = sum(out * grad_out) - grad_lse.
+    """
+    batch_head = tl.program_id(1)
+    offs_m = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    rows = batch_head.to(tl.int64) * q_len + offs_m
+    inside = offs_m < q_len
+    lse = tl.load(lse_ptr + rows, mask=inside, other=0.0)
+    grad_lse = tl.load(grad_lse_ptr + rows, mask=inside, other=0.0)
+    # A row that sees no key has no LSE to move, and gets weights of 0 by one above every score.
+    empty = lse == float("-inf")
+    batch, head = batch_head // num_q_heads, batch_head % num_q_heads
+    grad_out_ptr += batch.to(tl.int64) * stride_ob + head.to(tl.int64) * stride_oh
+    delta = tl.where(empty, 0.0, -grad_lse)
+    offs_d = tl.arange(0, 16)
+    held = inside[:, None]
+    places = rows[:, None] * 16 + offs_d[None, :]
+    out = tl.load(out_ptr + places, mask=held, other=0.0).to(tl.float32)
+    places = offs_m.to(tl.int64)[:, None] * stride_om + offs_d[None, :]
+    grad_out = tl.load(grad_out_ptr + places, mask=held, other=0.0).to(tl.float32)
+    delta += tl.sum(out * grad_out, 1)
+    lse = tl.where(empty, float("inf"), lse * 1.4426950408889634)  # log2(e)
+    tl.store(rows_ptr + rows, lse, mask=inside)
+    tl.store(rows_ptr + num_rows + rows, delta, mask=inside)
+
+
+@triton.jit(do_not_specialize=["num_q_heads", "num_kv_heads", "q_len", "kv_len", "left"])
+def _backward_of_keys(
+    q_src,
+    k_src,
+    v_src,
+    grad_out_src,
+    rows_ptr,
+    grad_k_ptr,
+    grad_v_ptr,
+    stride_qb,
+    stride_qh,
+    stride_qm,
+    stride_kb,
+    stride_kh,
+    stride_kn,
+    stride_vb,
+    stride_vh,
+    stride_vn,
+    stride_ob,
+    stride_oh,
+    stride_om,
+    num_rows,
+    num_q_heads,
+    num_kv_heads,
+    q_len,
+    kv_len,
+    scale,
+    left,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    USE_TMA: tl.constexpr,
+):
+    """One program: the gradients of BLOCK_N keys and values of one head.
+
+    rows is what `_backward_rows` made, of num_rows queries; grad_k and grad_v (batch, num_kv_heads,
+    kv_len, head_dim) are contiguous. Scores are computed transposed, (BLOCK_N, BLOCK_M), so that
+    weights are the left operand of a product as they are.
+    """
+    num_tiles_n = tl.cdiv(kv_len, BLOCK_N)
+    pid = tl.program_id(0)
+    # Tiles of one head run side by side: they share queries in L2.
+    batch = pid // num_tiles_n // num_kv_heads
+    kv_head = pid // num_tiles_n % num_kv_heads
+    tile_n = pid % num_tiles_n
+    kv_first = tile_n * BLOCK_N
+    kv_last = min(kv_first + BLOCK_N, kv_len) - 1
+    offs_n = kv_first + tl.arange(0, BLOCK_N)
+    kv_idx = offs_n[:, None]
+    if not USE_TMA:
+        k_src += batch.to(tl.int64) * stride_kb + kv_head.to(tl.int64) * stride_kh
+        v_src += batch.to(tl.int64) * stride_vb + kv_head.to(tl.int64) * stride_vh
+    k = _load_tile(k_src, stride_kn, batch, kv_head, kv_first, kv_len, 0, BLOCK_N, 16, USE_TMA)
+    v = _load_tile(v_src, stride_vn, batch, kv_head, kv_first, kv_len, 0, BLOCK_N, 16, USE_TMA)
+
+    grad_k = tl.zeros([BLOCK_N, 16], tl.float32)
+    grad_v = tl.zeros([BLOCK_N, 16], tl.float32)
+    qk_scale = scale * 1.4426950408889634  # log2(e)
+    group = num_q_heads // num_kv_heads
+    # Each query head of the group, one after the other: their gradients add up in registers.
+    for member in tl.range(0, group):
+        head = kv_head * group + member
+        # Queries that see some of these keys, and that see all of them, derived from the mask.
+        some_begin = max(0, kv_first + q_len - kv_len - 1)
+        some_end = max(0, min(q_len, kv_last + q_len + left - kv_len + 1))
+        all_begin = max(0, kv_last + q_len - kv_len - 1)
+        all_end = max(0, min(q_len, kv_first + q_len + left - kv_len + 1))
+        # The same in tiles.
+        q_begin = some_begin // BLOCK_M
+        q_end = tl.where(some_begin < some_end, tl.cdiv(some_end, BLOCK_M), q_begin)
+        full_begin = tl.cdiv(all_begin, BLOCK_M)
+        full_end = all_end // BLOCK_M
+
+        row = (batch * num_q_heads + head).to(tl.int64) * q_len
+        lse_ptr = rows_ptr + row
+        q_head = q_src
+        grad_out_head = grad_out_src
+        if not USE_TMA:
+            q_head += batch.to(tl.int64) * stride_qb + head.to(tl.int64) * stride_qh
+            grad_out_head += batch.to(tl.int64) * stride_ob + head.to(tl.int64) * stride_oh
+        for tile in tl.range(q_begin, q_end):
+            q_first = tile * BLOCK_M
+            offs_m = q_first + tl.arange(0, BLOCK_M)
+            in_rows = offs_m < q_len
+            q_idx = offs_m[None, :]
+            lse = tl.load(lse_ptr + offs_m, mask=in_rows, other=float("inf"))
+            delta = tl.load(lse_ptr + num_rows + offs_m, mask=in_rows, other=0.0)
+            q = _load_tile(q_head, stride_qm, batch, head, q_first, q_len, 0, BLOCK_M, 16, USE_TMA)
+            scores = tl.dot(k, q.T)
+            # Only a tile that holds a hidden pair, or reaches past an end, pays for the mask.
+            masked = (tile < full_begin) | (tile >= full_end)
+            if masked:
+                visible = q_idx + kv_len - q_len + 1 >= kv_idx
+                visible &= kv_idx >= q_idx + kv_len - q_len - left
+                seen = tl.where(visible, scores, float("-inf"))
+            else:
+                seen = scores
+            scores = tl.where(masked, seen, scores)
+            p = tl.math.exp2(scores * qk_scale - lse[None, :])
+            grad_out = _load_tile(
+                grad_out_head, stride_om, batch, head, q_first, q_len, 0, BLOCK_M, 16, USE_TMA
+            )
+            grad_v = tl.dot(p.to(grad_out.dtype), grad_out, grad_v)
+            dp = tl.dot(v, grad_out.T)
+            ds = p * (dp - delta[None, :])
+            grad_k = tl.dot(ds.to(q.dtype), q, grad_k)
+
+    row = (batch * num_kv_heads + kv_head).to(tl.int64) * kv_len
+    in_rows = offs_n < kv_len
+    offs_d = tl.arange(0, 16)
+    ptrs = grad_k_ptr + (row + offs_n)[:, None] * 16 + offs_d[None, :]
+    tl.store(ptrs, (grad_k * scale).to(grad_k_ptr.dtype.element_ty), mask=in_rows[:, None])
+    offs_d = tl.arange(0, 16)
+    ptrs = grad_v_ptr + (row + offs_n)[:, None] * 16 + offs_d[None, :]
+    tl.store(ptrs, grad_v.to(grad_v_ptr.dtype.element_ty), mask=in_rows[:, None])
+
+
+@triton.jit(do_not_specialize=["num_q_heads", "num_kv_heads", "q_len", "kv_len", "left"])
+def _backward_of_queries(
+    q_src,
+    k_src,
+    v_src,
+    grad_out_src,
+    rows_ptr,
+    grad_q_ptr,
+    stride_qb,
+    stride_qh,
+    stride_qm,
+    stride_kb,
+    stride_kh,
+    stride_kn,
+    stride_vb,
+    stride_vh,
+    stride_vn,
+    stride_ob,
+    stride_oh,
+    stride_om,
+    num_rows,
+    num_q_heads,
+    num_kv_heads,
+    q_len,
+    kv_len,
+    scale,
+    left,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    USE_TMA: tl.constexpr,
+):
+    """One program: the gradient of BLOCK_M queries of one head.
+
+    rows is what `_backward_rows` made, of num_rows queries; grad_q (batch, num_q_heads, q_len,
+    16) is contiguous.
+    """
+    num_tiles_m = tl.cdiv(q_len, BLOCK_M)
+    pid = tl.program_id(0)
+    # Tiles of one head run side by side: they share keys in L2.
+    batch = pid // num_tiles_m // num_q_heads
+    head = pid // num_tiles_m % num_q_heads
+    tile_m = pid % num_tiles_m
+    kv_head = head // (num_q_heads // num_kv_heads)
+    q_first = tile_m * BLOCK_M
+    q_last = min(q_first + BLOCK_M, q_len) - 1
+    offs_m = q_first + tl.arange(0, BLOCK_M)
+    in_rows = offs_m < q_len
+    if not USE_TMA:
+        q_src += batch.to(tl.int64) * stride_qb + head.to(tl.int64) * stride_qh
+        grad_out_src += batch.to(tl.int64) * stride_ob + head.to(tl.int64) * stride_oh
+        k_src += batch.to(tl.int64) * stride_kb + kv_head.to(tl.int64) * stride_kh
+        v_src += batch.to(tl.int64) * stride_vb + kv_head.to(tl.int64) * stride_vh
+    # Keys that some of these queries see, and keys that all of them see, derived from the mask.
+    some_begin = max(0, q_first + kv_len - q_len - left)
+    some_end = max(0, min(kv_len, q_last + kv_len - q_len + 2))
+    all_begin = max(0, q_last + kv_len - q_len - left)
+    all_end = max(0, min(kv_len, q_first + kv_len - q_len + 2))
+    # The same in tiles.
+    kv_begin = some_begin // BLOCK_N
+    kv_end = tl.where(some_begin < some_end, tl.cdiv(some_end, BLOCK_N), kv_begin)
+    full_begin = tl.cdiv(all_begin, BLOCK_N)
+    full_end = all_end // BLOCK_N
+
+    q = _load_tile(q_src, stride_qm, batch, head, q_first, q_len, 0, BLOCK_M, 16, USE_TMA)
+    grad_out = _load_tile(
+        grad_out_src, stride_om, batch, head, q_first, q_len, 0, BLOCK_M, 16, USE_TMA
+    )
+
+    row = (batch * num_q_heads + head).to(tl.int64) * q_len
+    lse = tl.load(rows_ptr + row + offs_m, mask=in_rows, other=float("inf"))
+    delta = tl.load(rows_ptr + num_rows + row + offs_m, mask=in_rows, other=0.0)
+    grad_q = tl.zeros([BLOCK_M, 16], tl.float32)
+    qk_scale = scale * 1.4426950408889634  # log2(e)
+    q_idx = offs_m[:, None]
+    for tile in tl.range(kv_begin, kv_end):
+        start_n = tile * BLOCK_N
+        k = _load_tile(k_src, stride_kn, batch, kv_head, start_n, kv_len, 0, BLOCK_N, 16, USE_TMA)
+        scores = tl.dot(q, k.T)
+        # Only a tile that holds a hidden pair, or reaches past an end, pays for the mask.
+        masked = (tile < full_begin) | (tile >= full_end)
+        if masked:
+            kv_idx = start_n + tl.arange(0, BLOCK_N)[None, :]
+            visible = kv_idx < kv_len
+            visible &= q_idx + kv_len - q_len + 1 >= kv_idx
+            visible &= kv_idx >= q_idx + kv_len - q_len - left
+            seen = tl.where(visible, scores, float("-inf"))
+        else:
+            seen = scores
+        scores = tl.where(masked, seen, scores)
+        p = tl.math.exp2(scores * qk_scale - lse[:, None])
+        v = _load_tile(v_src, stride_vn, batch, kv_head, start_n, kv_len, 0, BLOCK_N, 16, USE_TMA)
+        dp = tl.dot(grad_out, v.T)
+        ds = p * (dp - delta[:, None])
+        grad_q = tl.dot(ds.to(k.dtype), k, grad_q)
+
+    offs_d = tl.arange(0, 16)
+    ptrs = grad_q_ptr + (row + offs_m)[:, None] * 16 + offs_d[None, :]
+    tl.store(ptrs, (grad_q * scale).to(grad_q_ptr.dtype.element_ty), mask=in_rows[:, None])
 
 
 def attention(
@@ -392,6 +670,88 @@ def _launch(q, k, v, scale, left, config, key=None, known=None):
     return out, lse
 
 
+def _backward_kernels(q, k, v, scale, left, out, lse, grad_out, grad_lse, of_keys, of_queries):
+    """Gradients of q, k, v, by the portable kernels.
+
+    out and lse are what the forward pass made of these arguments; of_keys is a configuration of
+    BACKWARD_OF_KEYS, of_queries one of BACKWARD_OF_QUERIES.
+    """
+    batch, num_q_heads, q_len, _ = q.shape
+    num_kv_heads, kv_len = k.shape[1:3]
+    num_rows = batch * num_q_heads * q_len
+    if grad_out.stride(3) != 1:
+        grad_out = grad_out.contiguous()
+    rows = q.new_empty((2, batch, num_q_heads, q_len), dtype=torch.float32)
+    _backward_rows[(triton.cdiv(q_len, 32), batch * num_q_heads)](
+        out.contiguous(),
+        grad_out,
+        lse.contiguous(),
+        grad_lse.contiguous(),
+        rows,
+        *grad_out.stride()[:3],
+        num_rows,
+        num_q_heads,
+        q_len,
+        ROWS=32,
+    )
+    grad_q, grad_k, grad_v = (
+        torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v)
+    )
+    shared = (
+        *q.stride()[:3],
+        *k.stride()[:3],
+        *v.stride()[:3],
+        *grad_out.stride()[:3],
+        num_rows,
+        num_q_heads,
+        num_kv_heads,
+        q_len,
+        kv_len,
+        float(scale),
+    )
+    reads_tma = all(map(_tma_reads, (q, k, v, grad_out)))
+
+    config = of_keys
+    block_m, block_n = config["BLOCK_M"], config["BLOCK_N"]
+    use_tma = config["USE_TMA"] and reads_tma
+    _backward_of_keys[(triton.cdiv(kv_len, block_n) * batch * num_kv_heads,)](
+        _source(q, block_m, 16, use_tma),
+        _source(k, block_n, 16, use_tma),
+        _source(v, block_n, 16, use_tma),
+        _source(grad_out, block_m, 16, use_tma),
+        rows,
+        grad_k,
+        grad_v,
+        *shared,
+        left,
+        BLOCK_M=block_m,
+        BLOCK_N=block_n,
+        USE_TMA=use_tma,
+        num_warps=config["num_warps"],
+        num_stages=config["num_stages"],
+    )
+
+    config = of_queries
+    block_m, block_n = config["BLOCK_M"], config["BLOCK_N"]
+    use_tma = config["USE_TMA"] and reads_tma
+    _backward_of_queries[(triton.cdiv(q_len, block_m) * batch * num_q_heads,)](
+        _source(q, block_m, 16, use_tma),
+        _source(k, block_n, 16, use_tma),
+        _source(v, block_n, 16, use_tma),
+        _source(grad_out, block_m, 16, use_tma),
+        rows,
+        grad_q,
+        *shared,
+        left,
+        BLOCK_M=block_m,
+        BLOCK_N=block_n,
+        USE_TMA=use_tma,
+        num_warps=config["num_warps"],
+        num_stages=config["num_stages"],
+    )
+    return grad_q, grad_k, grad_v
+
+
 def _tma_reads(x):
     """Whether TMA can address x: it wants 16-byte steps, and none of 0 (an expanded dimension)."""
     strides = [stride for n, stride in zip(x.shape[:3], x.stride()[:3], strict=True) if n > 1]
@@ -418,10 +778,10 @@ def _is_elsewhere(x):
 
 
 @functools.cache
-def _config(device):
-    """The configuration for a device; the interpreter takes the first."""
+def _target(device):
+    """The name of a device's architecture, one of CONFIGS; the interpreter takes the first."""
     if device.type != "cuda":
-        return next(iter(CONFIGS.values()))
+        return next(iter(CONFIGS))
     properties = torch.cuda.get_device_properties(device)
     if torch.version.hip:
         target = properties.gcnArchName.split(":")[0]
@@ -432,7 +792,13 @@ def _config(device):
             f"q: is on {properties.name} ({target}); module was built for {', '.join(CONFIGS)}:"
             f" rebuild it with --target {target}"
         )
-    return CONFIGS[target]
+    return target
+
+
+@functools.cache
+def _config(device):
+    """The portable kernel's configuration for a device."""
+    return CONFIGS[_target(device)]
 
 
 @functools.cache
@@ -611,18 +977,57 @@ def _(q, k, v, scale, left):
 
 def _save_for_backward(ctx, inputs, output):
     q, k, v, ctx.scale, ctx.left = inputs
-    ctx.save_for_backward(q, k, v)
+    ctx.save_for_backward(q, k, v, *output)
 
 
 def _backward(ctx, grad_out, grad_lse):
-    """Gradients by the reference's autograd: there is no backward kernel yet."""
-    _warn_once("gradients come from the eager reference, which holds all scores in memory")
+    q, k, v, out, lse = ctx.saved_tensors
     twice = torch.is_grad_enabled()  # create_graph=True: these gradients will be differentiated
-    with torch.enable_grad():
-        q, k, v = (_leaf(x, twice) for x in ctx.saved_tensors)
-        outputs = reference(q, k, v, scale=ctx.scale, return_lse=True, left=ctx.left)
-        grads = torch.autograd.grad(outputs, (q, k, v), (grad_out, grad_lse), create_graph=twice)
+    if twice or not _has_backward(q, k):
+        if twice and q.is_cuda:
+            _warn_once("gradients that are differentiated again come from the eager reference")
+        grads = _reference_gradients(q, k, v, ctx.scale, ctx.left, grad_out, grad_lse, twice)
+    else:
+        grads = _backward_op(q, k, v, ctx.scale, ctx.left, out, lse, grad_out, grad_lse)
     return *grads, None, None
+
+
+def _has_backward(q, k):
+    """Whether kernels compute the gradients: where there is something to compute, and a GPU."""
+    if q.numel() == 0 or k.numel() == 0:
+        return False
+    return q.is_cuda or triton.knobs.runtime.interpret
+
+
+@torch.library.custom_op("flashgen::module_bbda6bd4_backward", mutates_args=())
+def _backward_op(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    scale: float,
+    left: int,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    grad_out: torch.Tensor,
+    grad_lse: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    target = _target(q.device)
+    configs = BACKWARD_OF_KEYS[target], BACKWARD_OF_QUERIES[target]
+    with torch.cuda.device_of(q):
+        return _backward_kernels(q, k, v, scale, left, out, lse, grad_out, grad_lse, *configs)
+
+
+@_backward_op.register_fake
+def _(q, k, v, scale, left, out, lse, grad_out, grad_lse):
+    return tuple(x.new_empty(x.shape) for x in (q, k, v))
+
+
+def _reference_gradients(q, k, v, scale, left, grad_out, grad_lse, twice=False):
+    """Gradients by the reference's autograd; twice: they can be differentiated themselves."""
+    with torch.enable_grad():
+        q, k, v = (_leaf(x, twice) for x in (q, k, v))
+        outputs = reference(q, k, v, scale=scale, return_lse=True, left=left)
+        return torch.autograd.grad(outputs, (q, k, v), (grad_out, grad_lse), create_graph=twice)
 
 
 def _leaf(x, twice):

@@ -1,0 +1,156 @@
+"""The backward kernels against float64 autograd, in every way that a call can differ."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from types import ModuleType
+
+import pytest
+import torch
+
+from flashgen import AttentionSpec, Int, Mask, Tensor, causal, exp, full, sliding_window
+from support.cases import LAYOUTS, Case, around_tiles, inputs
+from support.contract import check_gradients
+from support.variants import rendered_module, shipped_module, shipped_specs
+from support.vocabulary import VOCABULARY, Entry
+from sweep.backward import check_backward
+
+SPECS = shipped_specs()
+
+TILES = ((32, 16), (16, 32))
+HEADS = ((1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 4, 2), (2, 2, 2))  # batch, of q, of k and v
+DTYPES = ("float16", "float32")
+
+
+def _lengths() -> Iterator[tuple[str, Case, int, int, bool]]:
+    for name, spec in SPECS.items():
+        for turn, (m, n) in enumerate(TILES):
+            for i, case in enumerate(around_tiles(m, n, equal_lengths=spec.equal_lengths)):
+                yield name, case, m, n, (i + turn) % 2 == 0
+
+
+@pytest.mark.parametrize(("name", "case", "block_m", "block_n", "tma"), [*_lengths()], ids=str)
+def test_lengths(name: str, case: Case, block_m: int, block_n: int, tma: bool) -> None:
+    module = shipped_module(name)
+    check_backward(module, SPECS[name], case, BLOCK_M=block_m, BLOCK_N=block_n, USE_TMA=tma)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", SPECS)
+def test_layouts_and_heads(name: str, layout: str) -> None:
+    tma = len(layout) % 2 == 0
+    for batch, q_heads, kv_heads in HEADS[2:]:
+        case = Case(35, 35, batch, q_heads, kv_heads, layout)
+        check_backward(shipped_module(name), SPECS[name], case, USE_TMA=tma)
+
+
+@functools.cache
+def _module(name: str, dtype: str) -> ModuleType:
+    return rendered_module(VOCABULARY[name].spec(dtype))
+
+
+def _trials(entry: Entry) -> Iterator[tuple[Case, str, tuple[int, int], bool]]:
+    """Every remainder of both lengths by a tile's short side; the rest takes turns."""
+    layouts = list(LAYOUTS)
+    for r in range(16):
+        q_len = 16 + r + 32 * (r % 3 % 2)
+        kv_len = q_len if entry.equal_lengths else (7 * r + 3) % 16 + 16 * (r // 2 % 3) or 16
+        case = Case(q_len, kv_len, *HEADS[r % len(HEADS)], layouts[r % len(layouts)])
+        yield entry.case(case), DTYPES[r % 3 % 2], TILES[r // 2 % 2], r % 2 == 0
+
+
+@pytest.mark.parametrize("name", VOCABULARY)
+def test_the_vocabulary(name: str) -> None:
+    entry = VOCABULARY[name]
+    for case, dtype, (m, n), tma in _trials(entry):
+        try:
+            spec = entry.spec(dtype)
+            check_backward(_module(name, dtype), spec, case, BLOCK_M=m, BLOCK_N=n, USE_TMA=tma)
+        except Exception as error:
+            error.add_note(f"{case} {dtype} {m} x {n}")
+            raise
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_the_lse_alone(name: str) -> None:
+    case = Case(21, 21, batch=2, q_heads=4, kv_heads=2)
+    check_backward(shipped_module(name), SPECS[name], case, lse_only=True)
+
+
+@pytest.mark.parametrize("scale", [1e-3, 0.3, 6.0])
+@pytest.mark.parametrize("name", ["causal_d64", "softcap_d128", "alibi_d128", "sinks_softmax_d64"])
+def test_scales(name: str, scale: float) -> None:
+    """Down to weights that are all alike, up to rows that see one key alone."""
+    check_backward(shipped_module(name), SPECS[name], Case(45, 45, 1, 2, 1, scale=scale))
+
+
+@pytest.mark.parametrize("name", ["causal_d64", "sinks_softmax_d64", "alibi_d128", "causal_d80"])
+def test_through_the_public_call(name: str) -> None:
+    """By autograd: forward kernel, operators, what is saved, backward kernels."""
+    case = Case(40, 40, batch=2, q_heads=4, kv_heads=2, layout="transposed")
+    check_gradients(shipped_module(name), SPECS[name], case)
+
+
+def _spec(mask: Mask, score: object = None) -> AttentionSpec:
+    return AttentionSpec(head_dim=16, dtype="float32", mask=mask, score=score)  # type: ignore[arg-type]
+
+
+def test_rows_and_keys_without_a_partner() -> None:
+    """Rows that see nothing get no gradient, nor do keys that no row sees."""
+    left = Int("left", default=3)
+    spec = _spec(sliding_window(left, 0, align="top_left"))
+    module = rendered_module(spec)
+    for q_len, kv_len in ((70, 20), (20, 70)):
+        check_backward(module, spec, Case(q_len, kv_len, 1, 2, 1))
+
+
+def test_scores_far_below_zero() -> None:
+    """Log-sum-exps of -500: weights of queries and keys past the ends would be infinite."""
+    low = Tensor("low", ("num_q_heads",), "float32")
+    spec = _spec(full(), lambda score, b, h, q, kv: score - low[h])
+    case = Case(21, 37, q_heads=2, kv_heads=1, params={"low": torch.tensor([500.0, 2.0])})
+    check_backward(rendered_module(spec), spec, case)
+
+
+@pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered")
+def test_slopes_that_are_infinite_where_nothing_is_seen() -> None:
+    """exp of what a hidden key scores is too large for float32, in which torch's are no numbers."""
+    spec = _spec(causal(), lambda score, b, h, q, kv: score + exp((kv - q) * 8.0 - 8.0) * score)
+    module = rendered_module(spec)
+    for length in (17, 40):
+        tensors = inputs(Case(length, length), spec, torch.float32)
+        found = []
+        for attention, dtype in (
+            (module.attention, torch.float32),
+            (module.reference, torch.float64),
+        ):
+            leaves = [x.to(dtype).requires_grad_() for x in tensors]
+            out = attention(*leaves)
+            found.append(torch.autograd.grad((out * out.detach()).sum(), leaves))
+        for mine, right in zip(*found, strict=True):
+            torch.testing.assert_close(mine.double(), right, rtol=1e-4, atol=1e-5)
+
+
+def test_a_tensor_read_twice() -> None:
+    table = Tensor("table", ("num_q_heads", "kv_len"), "float32")
+    spec = _spec(causal(), lambda score, b, h, q, kv: score * table[h, q] + table[h, kv])
+    for length in (16, 45):
+        check_backward(rendered_module(spec), spec, Case(length, length, 1, 2, 1))
+
+
+def test_gradients_that_are_expanded_or_transposed() -> None:
+    """As `out.sum()` and a projection after the attention give them."""
+    module = shipped_module("causal_fp32_d64")
+    tensors = inputs(Case(33, 33, 2, 2, 2), SPECS["causal_fp32_d64"], torch.float32)
+    weight = torch.randn(2, 33, 2, 64, generator=torch.Generator().manual_seed(4))
+    for objective in (lambda out: out.sum(), lambda out: (out.transpose(1, 2) * weight).sum()):
+        found = []
+        for attention, dtype in (
+            (module.attention, torch.float32),
+            (module.reference, torch.float64),
+        ):
+            leaves = [x.to(dtype).clone().requires_grad_() for x in tensors]
+            found.append(torch.autograd.grad(objective(attention(*leaves)), leaves))
+        for mine, right in zip(*found, strict=True):
+            torch.testing.assert_close(mine.double(), right, rtol=1e-4, atol=1e-5)
