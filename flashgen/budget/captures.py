@@ -45,6 +45,8 @@ def captured_bytes(plan: KernelPlan, *, contiguous: bool = True, ones: bool = Fa
         size += ADDRESS + NUMBER
     if plan.listing:
         size += ADDRESS
+    if plan.cuts:  # the list of tiles, the output
+        size += 2 * ADDRESS
     scale = "scale" if plan.reads_scale else "qk_scale"
     numbers = {"kv_len", scale, *plan.kernel_arguments.scalars}
     size += NUMBER * len(numbers & read.names)

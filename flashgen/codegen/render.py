@@ -40,7 +40,10 @@ def render_backward(plan: KernelPlan) -> str:
 
 
 def render_hopper(plan: KernelPlan) -> str:
-    """The Gluon functions of the forward kernel for Hopper, `_attention_hopper` last."""
+    """The functions of the forward kernel for Hopper: those in Gluon, `_attention_hopper` last.
+
+    Where tiles of queries start at segments, `_cut_queries` comes before them, in Triton.
+    """
     shape = hopper_shape(plan)
     template = _environment(gluons=True).get_template("forward.hopper.py.jinja")
     text = template.render(
@@ -50,7 +53,8 @@ def render_hopper(plan: KernelPlan) -> str:
         most_weight=f"2.0**{MOST_WEIGHT[plan.torch_dtype]}",
         headroom=HEADROOM[plan.torch_dtype],
     )
-    return text.strip("\n") + "\n"
+    cuts = _environment().get_template("cuts.triton.py.jinja").render() if plan.cuts else ""
+    return (cuts + "\n\n" + text.strip("\n")).strip("\n") + "\n"
 
 
 def gluon(text: str) -> str:

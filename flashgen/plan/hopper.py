@@ -87,6 +87,7 @@ class HopperNames:
             *arguments.scalars,
             *(tensor.name for tensor in arguments.tensors),
             *(("tiles_ptr",) if self.plan.listing else ()),
+            *(("cuts_ptr",) if self.plan.cuts else ()),
         )
 
     @cached_property
@@ -117,7 +118,12 @@ class HopperNames:
     def work(self) -> tuple[str, ...]:
         """What the producer finds out about a tile of queries."""
         careful = ("careful",) if self.plan.normaliser == "softmax" else ()
-        return ("visits", "batch", "head", "q_first", *self.runs, *careful)
+        return ("visits", *self.place, *self.runs, *careful)
+
+    @property
+    def place(self) -> tuple[str, ...]:
+        """Where that is."""
+        return ("batch", "head", "q_first", *(("q_last",) if self.plan.cuts else ()))
 
     @cached_property
     def runs(self) -> tuple[str, ...]:
@@ -125,7 +131,9 @@ class HopperNames:
         tiles = self.plan.tiles
         if tiles.listed:
             return ("listed", "num_visits")
-        if tiles.from_key_0:
+        if self.plan.cuts:
+            places, ends = ["kv_first"], ["all_begin", "all_end"]
+        elif tiles.from_key_0:
             places, ends = [], ["full_end"]
         elif len(tiles.runs) == 1:
             places, ends = ["kv_begin"], ["full_begin", "full_end"]
@@ -182,6 +190,8 @@ class HopperNames:
         tiles = self.plan.tiles
         if tiles.listed:
             return "num_visits"
+        if self.plan.cuts:
+            return "gl.cdiv(some_end - kv_first, BLOCK_N)"
         if tiles.from_key_0:
             return "kv_end"
         if len(tiles.runs) == 1:

@@ -112,6 +112,7 @@ def _argument_types(plan: KernelPlan, config: KernelConfig) -> dict[str, str]:
     """Triton's types of the arguments that are no integers, but for those of parameters."""
     types = {"lse_ptr": "*fp32", "qk_scale": "fp32", "scale": "fp32", "tiles_ptr": "*i32"}
     types["counter_ptr"] = "*i32" if plan.tiles.uneven else "*fp32"
+    types |= {"cuts_ptr": "*i32", "out_ptr": f"*{plan.triton_dtype}"}
     tensors = (
         ("q", 64, plan.qk_parts),
         ("k", config.BLOCK_N, plan.qk_parts),

@@ -112,7 +112,7 @@ def module_on(
         monkeypatch.setattr(module, "_is_hopper", lambda device: True)
         monkeypatch.setattr(module, "_num_sms", lambda device: NUM_SMS)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    for kernel in ("_attention_hopper", "_attention_forward", "_list_tiles"):
+    for kernel in ("_attention_hopper", "_attention_forward", "_list_tiles", "_cut_queries"):
         if hasattr(module, kernel):
             _count_binds(gpu, getattr(module, kernel), monkeypatch)
     return module
