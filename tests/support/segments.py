@@ -1,0 +1,66 @@
+"""Sequences of segments, and where tiles of queries start in them, row by row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from flashgen import (
+    AttentionSpec,
+    Int,
+    Tensor,
+    alibi,
+    causal,
+    document,
+    sigmoid_attention,
+    sliding_window,
+    softcap,
+    softmax_off_by_one,
+)
+
+_SHARED = Tensor("ids", ("kv_len",), "int32", sorted=True)
+
+#: Variants whose tiles of queries start where segments begin.
+CUT = {
+    "causal": AttentionSpec(128, mask=document() & causal()),
+    "both_ways": AttentionSpec(128, mask=document()),
+    "window": AttentionSpec(128, mask=document() & sliding_window(Int("width", 100, min=0), 0)),
+    "alike_in_all_entries": AttentionSpec(64, mask=document(_SHARED) & causal()),
+    "biased": AttentionSpec(64, "float16", mask=document() & causal(), score=alibi(8)),
+    "sigmoid": AttentionSpec(80, mask=document() & causal(), normaliser=sigmoid_attention()),
+    "capped": AttentionSpec(
+        256, mask=document() & causal(), score=softcap(5.0), normaliser=softmax_off_by_one()
+    ),
+    "two_head_dims": AttentionSpec((192, 128), mask=document() & causal()),
+}
+
+
+def ids_of(lengths: Sequence[int], batch: int, length: int, seed: int = 0) -> torch.Tensor:
+    """(batch, length) ids of segments of these lengths, in another order in each batch entry."""
+    generator = torch.Generator().manual_seed(seed)
+    entries = []
+    for _ in range(batch):
+        order = torch.randint(len(lengths), (length,), generator=generator)  # enough of them
+        repeats = torch.tensor(lengths)[order]
+        ids = torch.repeat_interleave(torch.arange(length, dtype=torch.int32), repeats)
+        entries.append(3 * ids[:length] - 7)
+    return torch.stack(entries)
+
+
+def begins(ids: list[int]) -> list[int]:
+    """Of each row the first one with the same id."""
+    first = {value: row for row, value in reversed(list(enumerate(ids)))}
+    return [first[value] for value in ids]
+
+
+def tile_starts(ids: list[int], block_m: int) -> list[int]:
+    """The rows of one batch entry at which tiles of queries start."""
+    begin = begins(ids)
+    long = [ids.count(value) >= 3 * block_m // 2 for value in ids]
+    return [
+        row
+        for row in range(len(ids))
+        if (long[row] and (row - begin[row]) % block_m == 0)
+        or (not long[row] and (row % block_m == 0 or long[row - 1]))
+    ]

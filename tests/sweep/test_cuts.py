@@ -1,0 +1,78 @@
+"""Where tiles of queries start, by the kernel and by a rule that looks at one row at a time."""
+
+from __future__ import annotations
+
+import functools
+from types import ModuleType
+
+import pytest
+import torch
+
+from support.segments import CUT, begins, ids_of, tile_starts
+from support.variants import rendered_module
+
+BLOCK_M, LONG = 16, 24
+LENGTHS = (1, 2, 7, BLOCK_M - 1, BLOCK_M, BLOCK_M + 1, LONG - 1, LONG, LONG + 1, 33, 100)
+
+
+@functools.cache
+def _module() -> ModuleType:
+    return rendered_module(CUT["causal"], hopper=True)
+
+
+def _cut(ids: torch.Tensor, batch: int, chunk: int, block_m: int) -> tuple[torch.Tensor, ...]:
+    """What the kernel makes of ids, of which it may need more steps than there are."""
+    length = ids.shape[-1]
+    most = 3 * batch * -(-length // block_m)
+    cuts, begin = torch.full((most + 2,), -7, dtype=torch.int32), torch.full_like(ids, -7)
+    steps, programs = (length - 1).bit_length(), 1 + -(-ids.numel() // chunk)
+    _module()._cut_queries[(programs,)](
+        cuts, begin, ids, batch, length, ids.numel(), steps, BLOCK_M=block_m, CHUNK=chunk
+    )
+    return begin, cuts
+
+
+def _check(ids: torch.Tensor, batch: int, chunk: int = 8, block_m: int = BLOCK_M) -> None:
+    begin, cuts = _cut(ids, batch, chunk, block_m)
+    rows, length = ids.expand(batch, -1).tolist(), ids.shape[-1]
+    starts = [b * length + row for b in range(batch) for row in tile_starts(rows[b], block_m)]
+    assert begin.view(-1, length).tolist() == [begins(row) for row in ids.view(-1, length).tolist()]
+    assert cuts[: len(starts) + 2].tolist() == [len(starts), *starts, batch * length]
+    ends = [*starts[1:], batch * length]
+    assert all(0 < end - start <= block_m for start, end in zip(starts, ends, strict=True))
+
+
+@pytest.mark.parametrize("length", [1, 2, 15, 16, 17, 31, 48, 100, 333])
+@pytest.mark.parametrize("batch", [1, 2, 5])
+def test_segments_of_many_lengths(batch: int, length: int) -> None:
+    for seed in range(2):
+        _check(ids_of(LENGTHS, batch, length, seed), batch)
+
+
+@pytest.mark.parametrize("segment", LENGTHS)
+def test_segments_of_one_length(segment: int) -> None:
+    _check(ids_of([segment], 2, 150), 2)
+
+
+@pytest.mark.parametrize("block_m", [48, 64])
+def test_other_tiles(block_m: int) -> None:
+    """Those of three consumers are of no power of two."""
+    lengths = [5, block_m + 1, 3 * block_m // 2, 2 * block_m, 5 * block_m + 3]
+    _check(ids_of(lengths, 3, 700), 3, chunk=32, block_m=block_m)
+
+
+def test_ids_of_all_batch_entries_alike() -> None:
+    _check(ids_of(LENGTHS, 1, 100, 3)[0], batch=3)
+
+
+def test_the_least_and_the_greatest_id() -> None:
+    ids = ids_of(LENGTHS, 1, 200, 2)
+    ids[0, :30], ids[0, -30:] = -(2**31), 2**31 - 1
+    _check(ids, 1)
+
+
+def test_as_many_tiles_as_there_can_be() -> None:
+    """The first rows of a block, short ones, and a long segment from its last row on."""
+    lengths = [LONG + 2, 3, LONG + 3] * 3
+    ids = torch.repeat_interleave(torch.arange(9, dtype=torch.int32), torch.tensor(lengths))
+    _check(ids[None], 1)
