@@ -20,8 +20,8 @@ from support.variants import rendered_module
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper")]
 
-#: Of segments: at and beside the sizes of tiles, of their halves and of what is long.
-LENGTHS = [1, 2, 63, 64, 65, 127, 128, 129, 191, 192, 193, 255, 256, 257, 287, 288, 300, 777]
+#: Of segments: at and beside the sizes of tiles, of their halves, and from which on they are cut.
+LENGTHS = [1, 2, 63, 64, 65, 127, 128, 129, 192, 193, 255, 256, 257, 288, 289, 307, 308, 777]
 
 CASES = (
     Case(1777, 1777, batch=3, q_heads=6, kv_heads=2),
@@ -80,7 +80,7 @@ def test_the_same_bits_every_time(name: str) -> None:
         assert module._counter(tensors[0].device).item() == 0
 
 
-@pytest.mark.parametrize("length", [100, 130, 300, 1000, 4000])
+@pytest.mark.parametrize("length", [100, 130, 300, 350, 1000, 4000])
 def test_documents_of_one_length(length: int) -> None:
     case = _packed("causal", Case(4096, 4096, batch=2, q_heads=4, kv_heads=2), [length])
     config = hopper_candidates(lower(CUT["causal"], "causal"))[0]
@@ -90,9 +90,9 @@ def test_documents_of_one_length(length: int) -> None:
 def test_other_documents_change_nothing() -> None:
     """Rows of the next document, in what a document's last tile loads, have scores of any size."""
     spec, module = CUT["causal"], _module("causal")
-    case = _packed("causal", Case(2000, 2000, q_heads=4, kv_heads=4), [300])
+    case = _packed("causal", Case(2000, 2000, q_heads=4, kv_heads=4), [350])
     (q, k, v), params = inputs(case, spec, native(spec), "cuda"), arguments(case, spec)
-    odd = (torch.arange(2000, device="cuda") // 300 % 2 == 1)[:, None]
+    odd = (torch.arange(2000, device="cuda") // 350 % 2 == 1)[:, None]
     right = module.attention(q, k, v, return_lse=True, **params)
     found = module.attention(torch.where(odd, 1e4 * q, q), k, v, return_lse=True, **params)
     for got, expected in zip(found, right, strict=True):
@@ -103,7 +103,7 @@ def test_where_tiles_start() -> None:
     """As the GPU finds it, in one program and in several chunks."""
     module = _module("causal")
     for batch, length in ((1, 100_000), (40, 2500)):
-        ids = ids_of([1, 100, 191, 192, 5000], batch, length)
+        ids = ids_of([1, 100, 192, 193, 5000], batch, length)
         q = torch.empty(batch, 1, length, 1, device="cuda")
         begin, cuts, _ = module._cut(q, ids.cuda(), module.HOPPER_CONFIG, None)
         rows = ids.tolist()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import torch
@@ -56,11 +57,16 @@ def begins(ids: list[int]) -> list[int]:
 
 def tile_starts(ids: list[int], block_m: int) -> list[int]:
     """The rows of one batch entry at which tiles of queries start."""
-    begin = begins(ids)
-    long = [ids.count(value) >= 3 * block_m // 2 for value in ids]
+    begin, counts = begins(ids), Counter(ids)
+    own = [_starts_tiles(counts[value], block_m) for value in ids]
     return [
         row
         for row in range(len(ids))
-        if (long[row] and (row - begin[row]) % block_m == 0)
-        or (not long[row] and (row % block_m == 0 or long[row - 1]))
+        if (own[row] and (row - begin[row]) % block_m == 0)
+        or (not own[row] and (row % block_m == 0 or own[row - 1]))
     ]
+
+
+def _starts_tiles(rows: int, block_m: int) -> bool:
+    tiles = -(-rows // block_m)
+    return tiles > 1 and (tiles * block_m - rows) * (tiles + 2) < tiles * block_m

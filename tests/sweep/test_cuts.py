@@ -11,8 +11,10 @@ import torch
 from support.segments import CUT, begins, ids_of, tile_starts
 from support.variants import rendered_module
 
-BLOCK_M, LONG = 16, 24
-LENGTHS = (1, 2, 7, BLOCK_M - 1, BLOCK_M, BLOCK_M + 1, LONG - 1, LONG, LONG + 1, 33, 100)
+BLOCK_M = 16
+
+#: Segments of 25 to 32 rows start tiles, of 39 to 48, of 54 to 64...
+LENGTHS = (1, 2, 7, 15, 16, 17, 24, 25, 26, 32, 33, 38, 39, 53, 54, 100)
 
 
 @functools.cache
@@ -21,18 +23,18 @@ def _module() -> ModuleType:
 
 
 def _cut(ids: torch.Tensor, batch: int, chunk: int, block_m: int) -> tuple[torch.Tensor, ...]:
-    """What the kernel makes of ids, of which it may need more steps than there are."""
+    """What the kernel makes of ids."""
     length = ids.shape[-1]
     most = 3 * batch * -(-length // block_m)
     cuts, begin = torch.full((most + 2,), -7, dtype=torch.int32), torch.full_like(ids, -7)
-    steps, programs = (length - 1).bit_length(), 1 + -(-ids.numel() // chunk)
+    steps, programs = length.bit_length(), 1 + -(-ids.numel() // chunk)
     _module()._cut_queries[(programs,)](
         cuts, begin, ids, batch, length, ids.numel(), steps, BLOCK_M=block_m, CHUNK=chunk
     )
     return begin, cuts
 
 
-def _check(ids: torch.Tensor, batch: int, chunk: int = 8, block_m: int = BLOCK_M) -> None:
+def _check(ids: torch.Tensor, batch: int, chunk: int = 32, block_m: int = BLOCK_M) -> None:
     begin, cuts = _cut(ids, batch, chunk, block_m)
     rows, length = ids.expand(batch, -1).tolist(), ids.shape[-1]
     starts = [b * length + row for b in range(batch) for row in tile_starts(rows[b], block_m)]
@@ -46,7 +48,7 @@ def _check(ids: torch.Tensor, batch: int, chunk: int = 8, block_m: int = BLOCK_M
 @pytest.mark.parametrize("batch", [1, 2, 5])
 def test_segments_of_many_lengths(batch: int, length: int) -> None:
     for seed in range(2):
-        _check(ids_of(LENGTHS, batch, length, seed), batch)
+        _check(ids_of(LENGTHS, batch, length, seed), batch, chunk=(8, 64)[seed])
 
 
 @pytest.mark.parametrize("segment", LENGTHS)
@@ -57,7 +59,7 @@ def test_segments_of_one_length(segment: int) -> None:
 @pytest.mark.parametrize("block_m", [48, 64])
 def test_other_tiles(block_m: int) -> None:
     """Those of three consumers are of no power of two."""
-    lengths = [5, block_m + 1, 3 * block_m // 2, 2 * block_m, 5 * block_m + 3]
+    lengths = [5, block_m + 1, 3 * block_m // 2, 2 * block_m, 5 * block_m + 3, 6 * block_m - 9]
     _check(ids_of(lengths, 3, 700), 3, chunk=32, block_m=block_m)
 
 
@@ -72,7 +74,7 @@ def test_the_least_and_the_greatest_id() -> None:
 
 
 def test_as_many_tiles_as_there_can_be() -> None:
-    """The first rows of a block, short ones, and a long segment from its last row on."""
-    lengths = [LONG + 2, 3, LONG + 3] * 3
+    """In one block rows of a segment with tiles of its own, short ones, and another such one."""
+    lengths = [26, 3, 27] * 3
     ids = torch.repeat_interleave(torch.arange(9, dtype=torch.int32), torch.tensor(lengths))
     _check(ids[None], 1)
