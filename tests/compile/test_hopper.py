@@ -21,6 +21,7 @@ from flashgen.tuning.compiled_hopper import compile_hopper, hopper_shared_bytes
 from flashgen.tuning.hopper_space import hopper_space, rank_hopper, why_not
 from support.loads import kernel_spec
 from support.sass import unset_uniform_registers
+from support.segments import CUT
 from support.variants import shipped_specs
 from support.vocabulary import VOCABULARY
 
@@ -107,6 +108,14 @@ def test_masks_scores_and_normalisers_need_what_is_predicted(number: int) -> Non
     config = candidates[number % len(candidates)]
     predicted = predicted_usage(plan, config)
     assert predicted.total == hopper_shared_bytes(plan, config), (config, predicted.breakdown)
+
+
+@pytest.mark.parametrize("name", CUT)
+def test_tiles_that_start_at_segments_need_what_is_predicted(name: str) -> None:
+    plan = lower(CUT[name], name)
+    for config in {c.BLOCK_M: c for c in hopper_space(plan).candidates}.values():
+        predicted = predicted_usage(plan, config)
+        assert predicted.total == hopper_shared_bytes(plan, config), (config, predicted.breakdown)
 
 
 # Numbers that a spec can pin, and the scratch of consumers that reduce over their rows.

@@ -14,7 +14,17 @@ from typing import Any
 import pytest
 import torch
 
-from flashgen import AttentionSpec, Constant, Float, Int, Tensor, alibi, block_sparse, causal
+from flashgen import (
+    AttentionSpec,
+    Constant,
+    Float,
+    Int,
+    Tensor,
+    alibi,
+    block_sparse,
+    causal,
+    document,
+)
 from flashgen.plan import KernelPlan, lower
 from flashgen.plan.hopper import HopperNames
 from flashgen.tuning.workload import typical_params
@@ -73,8 +83,9 @@ def _watched(
 ) -> tuple[ModuleType, Any, Any]:
     """A module with a Hopper GPU made of the CPU, and its two kernels, which launch nothing."""
     module = module or _module(name)
-    if hasattr(module, "_list_tiles"):
-        watch(module, monkeypatch, "_list_tiles")
+    for kernel in ("_list_tiles", "_cut_queries"):
+        if hasattr(module, kernel):
+            watch(module, monkeypatch, kernel)
     monkeypatch.setattr(module, "_config", lambda device: module.CONFIGS["sm_90"])
     return module, watch_hopper(module, monkeypatch), watch(module, monkeypatch)
 
@@ -117,8 +128,12 @@ def test_the_arguments(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (given["BLOCK_M"], given["BLOCK_N"], given["NUM_STAGES"]) == (192, 32, 3)
     assert (given["num_q_heads"], given["num_kv_heads"]) == (4, 2)
     assert (given["q_len"], given["kv_len"]) == lengths
-    assert (given["num_tiles_m"], given["num_tiles"]) == (3, 3 * 3 * 4)
-    assert grid == (min(NUM_SMS, 36),)
+    if plan.cuts:
+        assert given["cuts_ptr"].shape == (3 * 3 * 3 + 2,)
+        assert given["out_ptr"].shape == (3, 4, 500, plan.v_head_dim)
+    else:
+        assert (given["num_tiles_m"], given["num_tiles"]) == (3, 3 * 3 * 4)
+    assert grid == (min(NUM_SMS, 36 * (3 if plan.cuts else 1)),)
     assert given["heads_together"] == (4 if plan.tiles.uneven else 1)
     assert given["lse_ptr"].shape == (3, 4, 500)
     kind = torch.int32 if plan.tiles.uneven else torch.float32
@@ -135,6 +150,27 @@ def test_the_arguments(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert described.layout.element_bitwidth == 16
     if plan.listing:
         assert given["tiles_ptr"].shape == (4 * 3, 1 + math.ceil(200 / 32))
+
+
+@pytest.mark.parametrize("by_batch", [True, False])
+def test_what_tiles_of_queries_are_cut_by(by_batch: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ids that lie apart are copied; the table of where segments begin is of their shape."""
+    shape = ("batch", "kv_len") if by_batch else ("kv_len",)
+    ids = Tensor("ids", shape, "int32", sorted=True)
+    module = rendered_module(AttentionSpec(128, mask=document(ids) & causal()), hopper=True)
+    hopper, cut = watch_hopper(module, monkeypatch), watch(module, monkeypatch, "_cut_queries")
+    q = torch.zeros(3, 6, 500, 128, dtype=torch.bfloat16).as_subclass(OnGpu)
+    given = torch.zeros((3, 1000) if by_batch else (1000,), dtype=torch.int32)[..., ::2]
+    module._forward(q, q, q, 0.1, given)
+    (made,), (grid,), (passed,) = cut.arguments, cut.grids, hopper.arguments
+    assert made["ids_ptr"].is_contiguous() and made["ids_ptr"].shape == given.shape
+    assert (made["batch"], made["length"], made["num_ids"]) == (3, 500, given.numel())
+    assert 2 ** made["steps"] > 500 >= 2 ** (made["steps"] - 1)
+    assert made["BLOCK_M"] == passed["BLOCK_M"]
+    assert grid == (1 + math.ceil(given.numel() / made["CHUNK"]),)
+    assert passed["ids_begin_ptr"] is made["begin_ptr"] and passed["cuts_ptr"] is made["cuts_ptr"]
+    assert made["begin_ptr"].shape == given.shape and made["begin_ptr"].is_contiguous()
+    assert passed["heads_together"] == 2  # a power of two that divides 6, not 3 * 6
 
 
 def test_widths_of_the_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
