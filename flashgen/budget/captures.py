@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from functools import cached_property
 
 from flashgen.plan import KernelPlan
+from flashgen.plan.cuts import cut_table
 
 # Bytes of what is passed: numbers, addresses (of tensors and of their descriptors), and views of
 # shared memory, which have an address and an offset for each dimension.
@@ -45,7 +46,7 @@ def captured_bytes(plan: KernelPlan, *, contiguous: bool = True, ones: bool = Fa
         size += ADDRESS + NUMBER
     if plan.listing:
         size += ADDRESS
-    if plan.cuts:  # the list of tiles, the output
+    if cut_table(plan):  # the list of tiles, the output
         size += 2 * ADDRESS
     scale = "scale" if plan.reads_scale else "qk_scale"
     numbers = {"kv_len", scale, *plan.kernel_arguments.scalars}

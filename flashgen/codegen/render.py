@@ -45,15 +45,16 @@ def render_hopper(plan: KernelPlan) -> str:
     Where tiles of queries start at segments, `_cut_queries` comes before them, in Triton.
     """
     shape = hopper_shape(plan)
+    names = HopperNames(plan)
     template = _environment(gluons=True).get_template("forward.hopper.py.jinja")
     text = template.render(
         plan=plan,
         shape=shape,
-        names=HopperNames(plan),
+        names=names,
         most_weight=f"2.0**{MOST_WEIGHT[plan.torch_dtype]}",
         headroom=HEADROOM[plan.torch_dtype],
     )
-    cuts = _environment().get_template("cuts.triton.py.jinja").render() if plan.cuts else ""
+    cuts = _environment().get_template("cuts.triton.py.jinja").render() if names.cut_by else ""
     return (cuts + "\n\n" + text.strip("\n")).strip("\n") + "\n"
 
 
@@ -117,6 +118,7 @@ def render_module(
         hopper_kernel=render_hopper(plan) if hopper.config else "",
         hopper_limit=get_target(HOPPER).max_shared,
         out_columns=OUT_COLUMNS,
+        cut_by=HopperNames(plan).cut_by if hopper.config else None,
         package=package,
     )
 

@@ -1,51 +1,34 @@
-"""query_cuts: whether tiles of queries start where segments begin, not at multiples of BLOCK_M.
+"""cut_table: whether tiles of queries start where segments begin, not at multiples of BLOCK_M.
 
 A row table of a sorted tensor in itself says where the segment of each row begins: a document of a
 packed sequence. A tile of queries that holds rows of two segments visits the keys of both, and half
-of what it computes is hidden. The kernel for Hopper, which takes tiles one after another, can take
-them from a list.
+of what it computes is hidden. The kernel for Hopper, whose programs take one tile after another,
+can take them from a list.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-
 import sympy
 
-from flashgen.symbolic.bounds import TileBounds
+from flashgen.plan.kernel import KernelPlan
 from flashgen.symbolic.tables import RowTable
 from flashgen.symbols import BATCH, KV_LEN, Q_FIRST, Q_LEN, B, Load
 
 
-@dataclass(frozen=True)
-class QueryCuts:
-    """What tiles of queries are cut by.
+def cut_table(plan: KernelPlan) -> RowTable | None:
+    """The row table whose segments tiles of queries start at, in the kernel for Hopper.
 
-    Attributes:
-        table: where the segment of each row begins.
-        by_batch: whether batch entries have segments of their own.
+    It bounds the one run of keys that a tile visits, and queries and keys have equal lengths.
     """
-
-    table: RowTable
-    by_batch: bool
-
-
-def query_cuts(bounds: TileBounds, tables: Iterable[RowTable]) -> QueryCuts | None:
-    """The row table by which a tile's one run of keys begins no earlier than its first segment.
-
-    It is None where there is no such table. Queries and keys are taken to have equal lengths.
-    """
-    if len(bounds.intervals) != 1:
+    if plan.listing or not plan.equal_lengths or len(plan.bounds.intervals) != 1:
         return None
-    begin = bounds.intervals[0].begin
+    begin = plan.bounds.intervals[0].begin
     limits = begin.args if isinstance(begin, sympy.Max) else (begin,)
-    for table in tables:
+    for table in plan.row_tables:
         *lead, length = [None if dim is None else dim.sym for dim in table.keys.dims]
+        entry = {(): (), (BATCH,): (B,)}.get(tuple(lead))  # segments of all entries, or of each
         if table.side != "left" or not table.of_itself or length not in (Q_LEN, KV_LEN):
             continue
-        if lead == [] and Load(table.sym, Q_FIRST) in limits:
-            return QueryCuts(table, by_batch=False)
-        if lead == [BATCH] and Load(table.sym, B, Q_FIRST) in limits:
-            return QueryCuts(table, by_batch=True)
+        if entry is not None and Load(table.sym, *entry, Q_FIRST) in limits:
+            return table
     return None

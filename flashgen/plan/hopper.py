@@ -7,7 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
+from flashgen.plan.cuts import cut_table
 from flashgen.plan.kernel import KernelPlan
+from flashgen.symbolic.tables import RowTable
 
 #: Head dimensions up to which the scores of a step are computed in one piece, or the queries stay
 #: in registers.
@@ -77,6 +79,11 @@ class HopperNames:
         return hopper_shape(self.plan)
 
     @cached_property
+    def cut_by(self) -> RowTable | None:
+        """Whose segments tiles of queries start at; None where they start at each BLOCK_M."""
+        return cut_table(self.plan)
+
+    @cached_property
     def call(self) -> tuple[str, ...]:
         """What holds for the whole call."""
         arguments = self.plan.kernel_arguments
@@ -87,7 +94,7 @@ class HopperNames:
             *arguments.scalars,
             *(tensor.name for tensor in arguments.tensors),
             *(("tiles_ptr",) if self.plan.listing else ()),
-            *(("cuts_ptr",) if self.plan.cuts else ()),
+            *(("cuts_ptr",) if self.cut_by else ()),
         )
 
     @cached_property
@@ -123,7 +130,7 @@ class HopperNames:
     @property
     def place(self) -> tuple[str, ...]:
         """Where that is."""
-        return ("batch", "head", "q_first", *(("q_last",) if self.plan.cuts else ()))
+        return ("batch", "head", "q_first", *(("q_last",) if self.cut_by else ()))
 
     @cached_property
     def runs(self) -> tuple[str, ...]:
@@ -131,7 +138,7 @@ class HopperNames:
         tiles = self.plan.tiles
         if tiles.listed:
             return ("listed", "num_visits")
-        if self.plan.cuts:
+        if self.cut_by:
             places, ends = ["kv_first"], ["all_begin", "all_end"]
         elif tiles.from_key_0:
             places, ends = [], ["full_end"]
@@ -190,7 +197,7 @@ class HopperNames:
         tiles = self.plan.tiles
         if tiles.listed:
             return "num_visits"
-        if self.plan.cuts:
+        if self.cut_by:
             return "gl.cdiv(some_end - kv_first, BLOCK_N)"
         if tiles.from_key_0:
             return "kv_end"

@@ -17,7 +17,6 @@ from flashgen.declared import Param
 from flashgen.plan.arguments import Argument, KernelArguments, argument, kernel_arguments
 from flashgen.plan.code import KernelCode, finite_score, kernel_code, with_hidden_by_score
 from flashgen.plan.constants import PrintedConstant, printed_constant
-from flashgen.plan.cuts import QueryCuts, query_cuts
 from flashgen.plan.dtypes import ITEMSIZES, TRITON_DTYPES
 from flashgen.plan.head_dims import Segment, split_head_dim
 from flashgen.plan.listing import TileListing, tile_listing
@@ -239,13 +238,6 @@ class KernelPlan:
     def listing(self) -> TileListing | None:
         """The kernel that lists the tiles to visit, where the mask reads block tables."""
         return tile_listing(self.predicate)
-
-    @cached_property
-    def cuts(self) -> QueryCuts | None:
-        """By what tiles of queries start, in the kernel for Hopper; None for BLOCK_M."""
-        if self.listing or not self.equal_lengths:
-            return None
-        return query_cuts(self.bounds, self.row_tables)
 
     @cached_property
     def kernel_arguments(self) -> KernelArguments:

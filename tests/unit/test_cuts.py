@@ -31,21 +31,20 @@ def _plan(mask: Mask) -> KernelPlan:
 
 
 @pytest.mark.parametrize(
-    ("mask", "name", "by_batch"),
+    ("mask", "name"),
     [
-        (document(), "document_ids_begin", True),
-        (document() & causal(), "document_ids_begin", True),
-        (document() & sliding_window(100, 0), "document_ids_begin", True),
-        (document(IDS) & causal(), "ids_begin", False),
-        (document(IDS) & document(OTHER) & causal(), "ids_begin", False),
-        (AT_LEAST & causal(), "other_begin", True),
+        (document(), "document_ids_begin"),
+        (document() & causal(), "document_ids_begin"),
+        (document() & sliding_window(100, 0), "document_ids_begin"),
+        (document(IDS) & causal(), "ids_begin"),
+        (document(IDS) & document(OTHER) & causal(), "ids_begin"),
+        (AT_LEAST & causal(), "other_begin"),
     ],
     ids=str,
 )
-def test_masks_whose_keys_begin_with_a_segment(mask: Mask, name: str, by_batch: bool) -> None:
-    cuts = _plan(mask).cuts
-    assert cuts is not None and (cuts.table.name, cuts.by_batch) == (name, by_batch)
+def test_masks_whose_keys_begin_with_a_segment(mask: Mask, name: str) -> None:
     names = HopperNames(_plan(mask))
+    assert names.cut_by is not None and names.cut_by.name == name
     assert names.work[:5] == ("visits", "batch", "head", "q_first", "q_last")
     assert names.runs == ("kv_first", "all_begin", "all_end")
 
@@ -69,4 +68,4 @@ def test_masks_whose_keys_begin_with_a_segment(mask: Mask, name: str, by_batch: 
     ids=lambda mask: mask.label,
 )
 def test_other_masks(mask: Mask) -> None:
-    assert _plan(mask).cuts is None
+    assert HopperNames(_plan(mask)).cut_by is None
