@@ -140,13 +140,20 @@ def _launches(
         counts = hasattr(module, "_counter")
         memory += (module._counter(memory[0].device) if counts else memory[4],)
     made = tuple(torch.searchsorted(x, x, out_int32=True) for x in tables)  # documents' row table
+    cuts = hasattr(known, "cut")
+    if cuts:  # a kernel of the module's makes that table, and tells where tiles of queries start
+        q, _, _, out, *others = memory
+        begin, starts, _ = module._cut(q, tables[0], known.config, known)
+        memory, made = (*memory[:4], out, *others, starts), (begin,)
     numbers = tuple(known.args[known.numbers])
     yield "repeat", lambda: known.repeat((*memory, *made), numbers)
     filled = known.args.copy()
     for (place, maps), x in zip(known.places, (*memory, *made), strict=True):
         filled[place] = x.data_ptr() if maps is None else maps[x.data_ptr()]
     yield "of repeat, Triton's launch", lambda: known.launch(known.stream_of(known.device), filled)
-    if tables:
+    if cuts:
+        yield "_cut", lambda: module._cut(q, tables[0], known.config, known)
+    elif tables:
         x = tables[0]
         yield "searchsorted", lambda: torch.searchsorted(x, x, out_int32=True)
 
