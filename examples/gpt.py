@@ -1,8 +1,7 @@
 """A small GPT whose attention is a generated kernel; `python examples/gpt.py` trains a few steps.
 
-Training uses the gradients of the module's eager reference until there is a backward kernel; the
-module says so once, in a warning. The forward pass runs the kernel on a GPU, and the reference on a
-CPU.
+On a GPU the module's kernels run, forward and backward; on a CPU its eager reference, which it says
+once, in a warning.
 """
 
 import argparse

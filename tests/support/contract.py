@@ -9,11 +9,9 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from flashgen import AttentionSpec
-from flashgen.reference import attention_reference
 from support.cases import Case, inputs
+from support.gradients import Tensors, exact_gradients, leaves_of, rough_gradients
 from support.oracle import error_and_bound
-
-Tensors = tuple[torch.Tensor, ...]
 
 
 def native_inputs(case: Case, spec: AttentionSpec, device: str = "cpu") -> Tensors:
@@ -32,101 +30,42 @@ def check_gradients(
     """Gradients of q, k, v and float parameters, against float64 with a bound from the data."""
     tensors = native_inputs(case, spec, device)
     given = case.arguments(spec, device)
-    (q, k, v), params, learned = _leaves(tensors, given)
+    (q, k, v), params, learned = leaves_of(tensors, given)
     out, lse = module.attention(q, k, v, return_lse=True, scale=case.scale, **params)
     generator = torch.Generator(device).manual_seed(1)
-    weights = [torch.randn(x.shape, generator=generator, device=device) for x in (out, lse)]
-    objective = _objective(out, lse, weights, lse_only)
+    grad_out, grad_lse = (
+        torch.randn(x.shape, generator=generator, device=device).to(x.dtype) for x in (out, lse)
+    )
+    grad_lse = grad_lse.masked_fill(lse == -torch.inf, 0.0)
+    if lse_only:
+        grad_out = torch.zeros_like(grad_out)
     leaves = {"q": q, "k": k, "v": v, **learned}
-    got = torch.autograd.grad(objective, tuple(leaves.values()), materialize_grads=True)
-    exact, rough = (
-        _gradients(tensors, given, spec, case, weights, lse_only, dtype)
-        for dtype in (torch.float64, q.dtype)
+    got = torch.autograd.grad(
+        (out, lse), tuple(leaves.values()), (grad_out, grad_lse), materialize_grads=True
     )
-    for (name, leaf), mine, right, low in zip(leaves.items(), got, exact, rough, strict=True):
-        assert mine.dtype == leaf.dtype, f"d{name}: {mine.dtype}"
-        assert mine.isfinite().all(), f"d{name}: infinite or NaN"
-        error, allowed = error_and_bound(mine, right, low)
-        assert error <= allowed, f"d{name}: error {error:.3g}, allowed {allowed:.3g}"
+    hold_gradients(got, tensors, given, spec, case.scale, grad_out, grad_lse)
 
 
-def _leaves(
-    tensors: Tensors, given: dict[str, Any], dtype: torch.dtype | None = None
-) -> tuple[Tensors, dict[str, Any], dict[str, torch.Tensor]]:
-    """What a gradient is asked of: q, k, v; all parameters; those of them that have a gradient."""
-
-    def leaf(x: torch.Tensor) -> torch.Tensor:
-        return x.detach().to(dtype or x.dtype).clone().requires_grad_()
-
-    is_float = torch.is_floating_point
-    learned = {
-        name: leaf(x) for name, x in given.items() if isinstance(x, torch.Tensor) and is_float(x)
-    }
-    return tuple(map(leaf, tensors)), given | learned, learned
-
-
-def _gradients(
+def hold_gradients(
+    got: Tensors,
     tensors: Tensors,
     given: dict[str, Any],
     spec: AttentionSpec,
-    case: Case,
-    weights: list[torch.Tensor],
-    lse_only: bool,
-    dtype: torch.dtype,
-) -> Tensors:
-    qkv, params, learned = _leaves(tensors, given, dtype)
-    out, lse = attention_reference(
-        *qkv,
-        spec.mask,
-        score=spec.score,
-        normaliser=spec.normaliser,
-        scale=case.scale or spec.scale,
-        params=params,
-        dtype=dtype,
-        return_lse=True,
-    )
-    objective = _objective(out, lse, weights, lse_only)
-    return torch.autograd.grad(objective, (*qkv, *learned.values()), materialize_grads=True)
-
-
-def expected_gradients(
-    tensors: Tensors,
-    given: dict[str, Any],
-    spec: AttentionSpec,
-    scale: float,
+    scale: float | None,
     grad_out: torch.Tensor,
     grad_lse: torch.Tensor,
-) -> tuple[list[str], Tensors, Tensors]:
-    """(names, exact, rough): gradients of q, k, v and learned tensors for those of out and LSE.
-
-    The exact ones are float64's, the rough ones those of the tensors' own dtype by torch.
-    """
-    found = []
-    for dtype in (torch.float64, tensors[0].dtype):
-        qkv, params, learned = _leaves(tensors, given, dtype)
-        out, lse = attention_reference(
-            *qkv,
-            spec.mask,
-            score=spec.score,
-            normaliser=spec.normaliser,
-            scale=scale,
-            params=params,
-            dtype=dtype,
-            return_lse=True,
-        )
-        leaves = (*qkv, *learned.values())
-        of_lse = (lse.masked_fill(lse == -torch.inf, 0.0) * grad_lse.to(lse.dtype)).sum()
-        objective = of_lse + (out * grad_out.to(out.dtype)).sum()
-        found.append(torch.autograd.grad(objective, leaves, materialize_grads=True))
-    return ["q", "k", "v", *learned], *found
-
-
-def _objective(
-    out: torch.Tensor, lse: torch.Tensor, weights: list[torch.Tensor], lse_only: bool
-) -> torch.Tensor:
-    """A number that depends on every element; rows without a key have no LSE to depend on."""
-    of_lse = (lse.masked_fill(lse == -torch.inf, 0.0) * weights[1].to(lse.dtype)).sum()
-    return of_lse if lse_only else of_lse + (out * weights[0].to(out.dtype)).sum()
+) -> None:
+    """Fails unless gradients of q, k, v and learned tensors are as exact as torch's, twice over."""
+    arguments = (tensors, given, spec, scale, grad_out, grad_lse)
+    exact = exact_gradients(*arguments)
+    rough, size = rough_gradients(*arguments)
+    is_learned = (isinstance(x, torch.Tensor) and x.is_floating_point() for x in given.values())
+    names = ["q", "k", "v", *(name for name, is_it in zip(given, is_learned, strict=True) if is_it)]
+    for name, mine, right, low in zip(names, got, exact, rough, strict=True):
+        assert mine.shape == right.shape, f"d{name}: {tuple(mine.shape)}"
+        assert mine.isfinite().all(), f"d{name}: infinite or NaN"
+        error, allowed = error_and_bound(mine, right, low, size)  # weights round as the LSE does
+        assert error <= allowed, f"d{name}: error {error:.3g}, allowed {allowed:.3g}"
 
 
 def check_compiled(
@@ -146,7 +85,7 @@ def check_compiled(
     # A float argument may take dynamo two attempts; no length takes another.
     assert counts[0] == counts[-1] <= 2, "a length caused a recompile"
 
-    qkv, params, learned = _leaves(tensors, params)
+    qkv, params, learned = leaves_of(tensors, params)
     leaves = (*qkv, *learned.values())
     eager, mine = (
         torch.autograd.grad(f(*qkv, **params).float().square().sum(), leaves)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 from unittest.mock import patch
@@ -69,10 +69,9 @@ def _low_precision(
     """
     group = q.shape[1] // k.shape[1]
     keys, values = (x.repeat_interleave(group, dim=1).float() for x in (k, v))
-    # The interpreter computes tf32 products in full precision, a GPU does not.
-    operand = _tf32 if spec.input_precision == "tf32" and q.is_cuda else torch.Tensor.float
+    operand = operand_of(spec, q)
     products = operand(q) @ operand(keys).mT * scale
-    with _tanh_of_11_bits() if q.is_cuda and q.dtype != torch.float32 else nullcontext():
+    with tanh_of_11_bits() if q.is_cuda and q.dtype != torch.float32 else nullcontext():
         scores = final_scores(products, spec.mask, spec.score, params=params)
     weights, lse = weigh(scores, spec.normaliser, params=params)
     out = (operand(weights.to(q.dtype)) @ operand(values)).to(q.dtype)
@@ -81,8 +80,16 @@ def _low_precision(
     return out, lse, finite.abs().max().item() if finite.numel() else 0.0
 
 
+def operand_of(spec: AttentionSpec, q: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+    """What matrix units read of a tensor, in float32.
+
+    The interpreter computes tf32 products in full precision, a GPU does not.
+    """
+    return _tf32 if spec.input_precision == "tf32" and q.is_cuda else torch.Tensor.float
+
+
 @contextmanager
-def _tanh_of_11_bits() -> Iterator[None]:
+def tanh_of_11_bits() -> Iterator[None]:
     """Inside, torch's tanh is as exact as the GPU's instruction, which 16-bit kernels use."""
     exact = torch.Tensor.tanh
     with patch.object(torch.Tensor, "tanh", lambda x: exact(x).half().to(x.dtype)):

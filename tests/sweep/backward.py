@@ -10,8 +10,7 @@ from flashgen import AttentionSpec
 from flashgen.plan import lower
 from flashgen.plan.backward import backward_plan
 from support.cases import Case, inputs
-from support.contract import expected_gradients
-from support.oracle import error_and_bound
+from support.contract import hold_gradients
 from sweep.launch import sweep_dtype
 
 
@@ -61,12 +60,4 @@ def check_backward(
     if hasattr(module, "_with_sink"):
         sinks = (params[name] for name in backward_plan(lower(spec, "swept")).sink_tensors)
         got = module._with_sink(got, lse.float(), *sinks)
-    names, exact, rough = expected_gradients(tensors, params, spec, scale, grad_out, grad_lse)
-    assert len(got) == len(names)
-    finite = lse[lse.isfinite()]
-    size = finite.abs().max().item() if finite.numel() else 0.0  # weights round as it does
-    for name, mine, right, low in zip(names, got, exact, rough, strict=True):
-        assert mine.shape == right.shape, f"d{name}: {tuple(mine.shape)}"
-        assert mine.isfinite().all(), f"d{name}: infinite or NaN"
-        error, allowed = error_and_bound(mine, right, low, size)
-        assert error <= allowed, f"d{name}: error {error:.3g}, allowed {allowed:.3g}"
+    hold_gradients(got, tensors, params, spec, scale, grad_out, grad_lse)
