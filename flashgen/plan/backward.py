@@ -188,8 +188,9 @@ class BackwardPlan:
 
     @cached_property
     def score_tensors(self) -> tuple[str, ...]:
-        """Learned tensors that the score reads."""
-        return tuple(dict.fromkeys(item.tensor for item in self.of_queries.learned))
+        """Learned tensors that the score reads, in the arguments' order."""
+        read = {item.tensor for item in self.of_queries.learned}
+        return tuple(a.name for a in self.plan.arguments if a.name in read)
 
     def heads_read(self, name: str) -> bool:
         """Whether b, or h, says which elements gradients of heads belong to."""

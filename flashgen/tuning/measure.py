@@ -23,6 +23,7 @@ from flashgen.codegen.render import kernel_digest, render_module
 from flashgen.config import ChosenConfig, Form, HopperChoice, KernelConfig
 from flashgen.errors import TuneError
 from flashgen.plan import KernelPlan
+from flashgen.plan.arguments import sizing_numbers
 from flashgen.tuning.store import Ending, Measurement, TuneResult
 from flashgen.tuning.workload import (
     random_inputs,
@@ -166,10 +167,17 @@ class _Bench:
         }
 
     def run(self, config: KernelConfig, length: int, qkv: Iterable[Any]) -> Any:
-        """(out, lse) with one configuration, of inputs with the parameters of a length."""
+        """(out, lse) with one configuration, of inputs with the parameters of a length.
+
+        Launches are repeated as a user's are: between two kernels of one call, the GPU would wait
+        for an ordinary launch longer than it computes.
+        """
         values = {**config.as_dict(), "USE_TMA": self.use_tma}
-        params = self.params[length].values()
-        return self.launch(*qkv, self.plan.scale, *params, values)
+        params, tensors = self.params[length], list(qkv)
+        by = [x for x in params.values() if hasattr(x, "data_ptr")]
+        by += [params[name] for name in sizing_numbers(self.plan.arguments, self.plan.constants)]
+        repeated = self.module._known(*tensors, *by)
+        return self.launch(*tensors, self.plan.scale, *params.values(), values, *repeated)
 
     def compile(self, configs: Sequence[KernelConfig]) -> None:
         """Compiles these at once, each in a thread of its own; one that fails will again later."""

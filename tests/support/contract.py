@@ -65,6 +65,8 @@ def hold_gradients(
         assert mine.shape == right.shape, f"d{name}: {tuple(mine.shape)}"
         assert mine.isfinite().all(), f"d{name}: infinite or NaN"
         error, allowed = error_and_bound(mine, right, low, size)  # weights round as the LSE does
+        if name not in ("q", "k", "v"):
+            allowed *= 2  # few elements, each a sum of many errors: their largest says less
         assert error <= allowed, f"d{name}: error {error:.3g}, allowed {allowed:.3g}"
 
 

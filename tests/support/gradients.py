@@ -104,7 +104,7 @@ def rough_gradients(
     def grouped(x: torch.Tensor) -> torch.Tensor:
         return x.unflatten(1, (k.shape[1], group)).sum(2)
 
-    grad_q, grad_k = of_products @ keys * scale, grouped(of_products.mT @ queries) * scale
+    grad_q, grad_k = of_products @ keys, grouped(of_products.mT @ queries)
     results = (grad_q, grad_k, grouped(weights.mT @ grads))
     finite = lse.detach()[seen]
     size = finite.abs().max().item() if finite.numel() else 0.0
