@@ -26,9 +26,9 @@ class VisitedElements:
         skipped: bytes that one stage of tcgen05 loses by that, to alignment.
     """
 
-    ahead: Any = sympy.Integer(0)
-    exchanged: Any = sympy.Integer(0)
-    skipped: Any = sympy.Integer(0)
+    ahead: Any
+    exchanged: Any
+    skipped: Any
 
 
 def visited_elements(
@@ -52,21 +52,24 @@ def visited_elements(
     """
     ahead = exchanged = skipped = sympy.Integer(0)
     visited = BLOCK_M if kernel == "keys" else BLOCK_N
+    scores = BLOCK_M * BLOCK_N * _SCORE
+    conditions = 0
     for load in tile_loads(plan):
         copies = copied and load.itemsize >= _SCORE
         if load.over == "scores":
             ahead += BLOCK_M * BLOCK_N * load.itemsize if copies else 0
-            # What they learn is exchanged as well, on its way to memory.
-            times = 2 if kernel == "queries" else 1
-            exchanged += times * BLOCK_M * BLOCK_N * _SCORE
         elif load.over == ("rows" if kernel == "keys" else "columns"):
             ahead += visited * load.itemsize if copies else 0
-            if load.over == "rows" and not few_rows and not pipelined:
+        if load.over != "rows":
+            # What they learn is exchanged as well, on its way to memory.
+            exchanged += scores * (2 if kernel == "queries" else 1)
+        elif kernel == "keys":
+            exchanged += 0 if load.itemsize >= _SCORE else scores
+            if not (few_rows or pipelined):
                 skipped = sympy.Integer(_SKIPPED)
-            if load.over == "columns" or load.itemsize < _SCORE:
-                exchanged = sympy.Max(exchanged, BLOCK_M * BLOCK_N * _SCORE)
-        elif load.over == "rows":
+        elif load.masked and pipelined and not few_rows and unit in ("mma.sync", "wgmma"):
             # What the mask reads of held queries changes layout in its branch.
-            if load.masked and pipelined and not few_rows and unit in ("mma.sync", "wgmma"):
-                exchanged = sympy.Max(exchanged, BLOCK_M * _SCORE)
+            conditions += 1
+    if conditions:  # of several vectors they are put together before that
+        exchanged += BLOCK_M * _SCORE * (1 if conditions == 1 else _SCORE)
     return VisitedElements(ahead, exchanged, skipped)

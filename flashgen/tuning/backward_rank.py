@@ -11,12 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from flashgen.budget.backward import backward_blocks
-from flashgen.budget.backward_sram import backward_unit, backward_usage, held_rows
+from flashgen.budget.backward_sram import backward_unit, held_rows
 from flashgen.budget.targets import Target, get_target
-from flashgen.config import BACKWARD_KERNELS, BackwardConfigs, ChosenConfig, KernelConfig
-from flashgen.config import BackwardKernel
+from flashgen.config import BackwardKernel, KernelConfig
 from flashgen.plan import KernelPlan
-from flashgen.tuning.space import Space
 
 # Multiply-adds of one product, over all programs of an SM: more of them gain nothing.
 ENOUGH = 2**20

@@ -104,9 +104,7 @@ def _judge(
     )
 
 
-def _fitting(
-    plan: KernelPlan, kernel: BackwardKernel, target: Target
-) -> tuple[KernelConfig, ...]:
+def _fitting(plan: KernelPlan, kernel: BackwardKernel, target: Target) -> tuple[KernelConfig, ...]:
     """The small ones that fit, wise or not."""
     configs = _all(SMALL[kernel], target)
     return tuple(c for c in configs if not _does_not_fit(plan, kernel, c, target))
@@ -158,20 +156,13 @@ def _spills(
 def _idle_warps(
     plan: KernelPlan, kernel: BackwardKernel, config: KernelConfig, target: Target
 ) -> str | None:
-    """Warps of CUDA that have no rows of their own share out columns."""
-    rows = held_rows(kernel, config) // config.num_warps
-    if target.backend == "hip" and rows < _ROWS:
-        return f"{config.num_warps} warps get {rows} rows each; a matrix product has {_ROWS}"
-    return None
-
-
-def _shared_columns(
-    plan: KernelPlan, kernel: BackwardKernel, config: KernelConfig, target: Target
-) -> str | None:
     half = replace(config, num_warps=config.num_warps // 2)
     rows = held_rows(kernel, config) // config.num_warps
-    if rows < _ROWS and half.num_warps >= 4 and not _spills(plan, kernel, half, target):
-        return f"{config.num_warps} warps have {rows} rows each, and {half.num_warps} are enough"
+    if rows >= _ROWS or half.num_warps < 4:
+        return None
+    # Warps of CUDA that have no rows of their own share out columns, and with them registers.
+    if target.backend == "hip" or not _spills(plan, kernel, half, target):
+        return f"{config.num_warps} warps have {rows} rows each, a matrix product has {_ROWS}"
     return None
 
 
@@ -226,6 +217,10 @@ def _copies_too_small(
 
 
 #: The rules.
-RULES: tuple[
-    Callable[[KernelPlan, BackwardKernel, KernelConfig, Target], str | None], ...
-] = (_spills, _idle_warps, _shared_columns, _short_steps, _waits_alone, _copies_too_small)
+RULES: tuple[Callable[[KernelPlan, BackwardKernel, KernelConfig, Target], str | None], ...] = (
+    _spills,
+    _idle_warps,
+    _short_steps,
+    _waits_alone,
+    _copies_too_small,
+)

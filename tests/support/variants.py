@@ -84,8 +84,8 @@ def rendered(plan: KernelPlan, hopper: HopperChoice = NO_HOPPER) -> str:
 
 def any_backward(plan: KernelPlan) -> dict[str, BackwardConfigs]:
     """Some configurations of the backward kernels for each target."""
-    keys = KernelConfig(BLOCK_M=16, BLOCK_N=32, num_warps=4, num_stages=2)
-    queries = KernelConfig(BLOCK_M=32, BLOCK_N=16, num_warps=4, num_stages=2)
+    keys = KernelConfig(BLOCK_M=32, BLOCK_N=64, num_warps=4, num_stages=2)
+    queries = KernelConfig(BLOCK_M=64, BLOCK_N=32, num_warps=4, num_stages=2)
     of_keys, of_queries = (ChosenConfig(x, "model", shared=4096) for x in (keys, queries))
     return {target: BackwardConfigs(of_keys, of_queries) for target in plan.targets}
 
