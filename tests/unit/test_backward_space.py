@@ -59,7 +59,6 @@ def test_every_combination_is_a_candidate_or_has_a_reason(kernel, target):
         (plan(64), "keys", "sm_90", (128, 128, 8, 1), "no other such program shares the SM"),
         (plan(), "keys", "sm_80", (64, 64, 4, 1), "changes layout on the way"),
         (plan(80), "keys", "sm_90", (64, 64, 4, 1), "tiles of unequal widths"),
-        (plan(80), "keys", "gfx942", (32, 64, 8, 2), "it would spill"),
         (plan(256), "keys", "sm_100", (32, 128, 4, 1), "columns of tensor memory"),
         (plan(), "keys", "sm_100", (64, 64, 4, 1), "compute 128 rows at a time, not 64"),
     ],
