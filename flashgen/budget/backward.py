@@ -9,6 +9,9 @@ from flashgen.budget.targets import Target
 from flashgen.config import BackwardKernel, KernelConfig
 from flashgen.plan import KernelPlan
 
+# Rows of a matrix product of one warp.
+_MMA_ROWS = 16
+
 # Rows of tensor memory, each of which has all of its columns.
 _LANES = 128
 
@@ -57,9 +60,11 @@ def backward_live_values(
         operands = 2 * visited * max(qk, v) * words / target.warp_size
         scores *= 4 if kernel == "keys" else 2
         return round(gradients + scores + held + ahead + operands)
-    by_columns = plan.qk_segments[-1] > rows
-    in_registers = unit in ("mma.sync", "fma") and not by_columns
-    return round(gradients + 2 * scores + (held if in_registers else 0))
+    live = gradients + 2 * scores
+    if unit in ("mma.sync", "fma") and plan.qk_segments[-1] <= rows:
+        # Warps share out rows, and those without any of their own have another's.
+        live = (live + held) * max(1, _MMA_ROWS * config.num_warps / rows)
+    return round(live)
 
 
 def backward_blocks(

@@ -48,13 +48,18 @@ STAGES = {"cuda": (1, 2, 3), "hip": (1, 2)}
 
 #: Where none of these is left.
 SMALL: dict[BackwardKernel, tuple[tuple[int, int, int], ...]] = {
-    "keys": ((16, 16, 4), (16, 32, 4), (32, 16, 4), (32, 32, 4)),
-    "queries": ((16, 16, 4), (32, 16, 4), (16, 32, 4), (32, 32, 4)),
+    "keys": ((16, 16, 4), (16, 32, 4), (32, 32, 4)),
+    "queries": ((16, 16, 4), (32, 16, 4), (32, 32, 4)),
 }
 
 # The share of a thread's registers that gradients, scores and operands can take; what is above it
-# by little spills little.
-LIVE_SHARE = {"cuda": 0.76, "hip": 0.58}
+# by little spills little. Gradients of keys leave less, since p is needed after ds is.
+LIVE_SHARE: dict[tuple[str, BackwardKernel], float] = {
+    ("cuda", "keys"): 0.76,
+    ("cuda", "queries"): 0.82,
+    ("hip", "keys"): 0.58,
+    ("hip", "queries"): 0.58,
+}
 
 # Rows of one matrix product.
 _ROWS = 16
@@ -65,8 +70,9 @@ _LONG_STEP = 64
 # Up to this share of its registers a thread has room for more loads under way.
 EASY_SHARE = 0.7
 
-# Rows that the tensor cores of a family compute at a time, where they are many.
-UNIT_ROWS = {"hopper": 64, "blackwell": 128}
+# Held rows that leave nothing to be wished for: what the tensor cores compute at a time, or more
+# than which would hardly save loads.
+ENOUGH_ROWS = {"ampere": 64, "hopper": 64, "blackwell": 128, "cdna3": 64}
 
 
 def backward_space(plan: KernelPlan, kernel: BackwardKernel, target: str) -> Space:
@@ -93,11 +99,13 @@ def _judge(
         for config in _all(shapes, target)
     }
     rows = {c: held_rows(kernel, c) for c, reason in reasons.items() if reason is None}
-    # Fewer rows than a unit computes at a time are for where so many do not fit.
-    best = min(max(rows.values(), default=0), UNIT_ROWS.get(target.family, 0))
-    if plan.input_precision != "ieee":
-        why = f"the tensor cores of this target compute {best} rows at a time"
-        reasons |= {config: f"{why}, not {held}" for config, held in rows.items() if held < best}
+    # Fewer than enough are for where so many do not fit.
+    best = min(max(rows.values(), default=0), ENOUGH_ROWS[target.family])
+    reasons |= {
+        config: f"programs with {held} rows read the others more often than those with {best}"
+        for config, held in rows.items()
+        if held < best
+    }
     return Space(
         candidates=tuple(config for config, reason in reasons.items() if reason is None),
         rejected=tuple((config, reason) for config, reason in reasons.items() if reason),
@@ -148,7 +156,7 @@ def _spills(
 ) -> str | None:
     live = backward_live_values(plan, kernel, config, target)
     limit = register_limit(config, target)
-    if live > LIVE_SHARE[target.backend] * limit:
+    if live > LIVE_SHARE[target.backend, kernel] * limit:
         return f"a step keeps {live} of a thread's {limit} registers busy: it would spill"
     return None
 
@@ -176,7 +184,8 @@ def _short_steps(
     )
     visited = config.BLOCK_M if kernel == "keys" else config.BLOCK_N
     live = backward_live_values(plan, kernel, longer, target)
-    if visited >= _LONG_STEP or live > EASY_SHARE * register_limit(config, target):
+    listed = (longer.BLOCK_M, longer.BLOCK_N, longer.num_warps) in SHAPES[kernel]
+    if not listed or visited >= _LONG_STEP or live > EASY_SHARE * register_limit(config, target):
         return None
     if _does_not_fit(plan, kernel, longer, target) or _spills(plan, kernel, longer, target):
         return None

@@ -60,7 +60,13 @@ def test_every_combination_is_a_candidate_or_has_a_reason(kernel, target):
         (plan(), "keys", "sm_80", (64, 64, 4, 1), "changes layout on the way"),
         (plan(80), "keys", "sm_90", (64, 64, 4, 1), "tiles of unequal widths"),
         (plan(256), "keys", "sm_100", (32, 128, 4, 1), "columns of tensor memory"),
-        (plan(), "keys", "sm_100", (64, 64, 4, 1), "compute 128 rows at a time, not 64"),
+        (
+            plan(),
+            "keys",
+            "sm_100",
+            (64, 64, 4, 1),
+            "with 64 rows read the others more often",
+        ),
     ],
 )
 def test_reasons(kernel_plan, kernel, target, numbers, words):
