@@ -56,11 +56,6 @@ class BackwardLayout:
     sigmoid: bool
     elements: VisitedElements
 
-    @property
-    def several(self) -> bool:
-        """Whether a head dimension has several segments."""
-        return self.num_qk + self.num_v > 2
-
 
 class Tiles:
     """Bytes of one tile of each segment.
@@ -72,6 +67,7 @@ class Tiles:
         weights: of a tile of p or ds.
         statistics: of the LSE and delta of a tile of queries, where those are visited.
         narrowest: the narrowest segment's width.
+        held_names, visited_names: what q's or k's, and then v's or dO's, are called.
     """
 
     def __init__(self, layout: BackwardLayout) -> None:
@@ -125,17 +121,16 @@ def backward_phases(layout: BackwardLayout) -> tuple[Phase, ...]:
 
 
 def _loop(layout: BackwardLayout, tiles: Tiles, *parts: tuple[str, Any]) -> Phase:
-    """The loop, with what all units need: the held tiles and what is computed of each row."""
-    ahead = NUM_STAGES - 1 if layout.pipelined else 0
-    elements = layout.elements
+    """The loop, with what most units need: the held tiles, and what is read with the visited."""
+    ahead = NUM_STAGES - 1 if layout.pipelined else sympy.Integer(0)
     return Phase(
         "loop",
         (
             *tiles.held_parts(),
             *parts,
             ("LSE, delta", ahead * tiles.statistics),
-            ("elements", elements.ahead * (ahead if layout.pipelined else 1)),
-            ("scratch", elements.exchanged),
+            ("elements", ahead * layout.elements.ahead),
+            ("scratch", layout.elements.exchanged),
         ),
     )
 
@@ -197,12 +192,10 @@ def _wgmma(layout: BackwardLayout, tiles: Tiles) -> Phase:
     # Only two-byte operands are read transposed: a tile that products read both ways is there
     # twice, and its copy takes the place of a stage.
     if layout.tma:
-        arrays = layout.num_qk + layout.num_v if layout.several else 2
-        barriers = barrier_arrays(arrays, stages - 1)
+        barriers = barrier_arrays(layout.num_qk + layout.num_v, stages - 1)
         if layout.kernel == "queries":
-            first = layout.num_v if layout.several else 1
-            others = barrier_arrays(arrays - first, stages - 1)
-            barriers = first * round_up(8 * stages, 16) + others
+            of_v = layout.num_v * round_up(8 * stages, 16)
+            barriers = of_v + barrier_arrays(layout.num_qk, stages - 1)
         return _loop(layout, tiles, *tiles.copies(stages), ("barriers", barriers))
     qk, v = sum(tiles.visited_qk), sum(tiles.visited_v)
     if layout.kernel == "keys":

@@ -7,12 +7,13 @@ compiler's figure
 
 - for one stage of mma.sync: what changes from the layout of its load to that of a product may do
   so in pieces;
-- for 8 warps on 64 rows of mma.sync where only q and k have several segments, or only v;
-- for tiles of 32 x 32 on CDNA3, which need no exchange, and for tiles so small that a thread's
-  share is under 4 bytes: they are not copied asynchronously and have no buffers;
-- for float32 in several segments, and in full precision;
-- where the loop reads elements of tensors for each score, and by indices that are loaded
-  themselves: each is counted once as copied ahead and once as exchanged.
+- for float32 as tf32 on mma.sync where heads are wide, for the same reason, and in several
+  segments on wgmma by a few barriers;
+- for float32 in full precision by TMA in several segments, and with one stage;
+- on CDNA3 for tiles of 16 rows, and for tiles so small that a thread's share is under 4 bytes: they
+  are not copied asynchronously and have no buffers;
+- where the loop reads elements of tensors for each score or for each key, and rows of two bytes:
+  all of them are counted, and what is exchanged is counted whole.
 """
 
 from __future__ import annotations
