@@ -153,7 +153,8 @@ def module_text(
         build=build_digest(variant.spec, place),
         hopper=kernels.get("hopper", ""),
     )
-    return sealed(render_module(plan, chosen.portable, chosen.hopper, place.package), seal)
+    text = render_module(plan, chosen.portable, chosen.hopper, place.package, chosen.backward)
+    return sealed(text, seal)
 
 
 def is_current(variant: Variant, out: Path, gpu: Gpu | None) -> bool:

@@ -8,6 +8,12 @@ from typing import Literal
 #: The kernels that a module can hold: the one in Triton for every target, and the one in Gluon.
 Form = Literal["portable", "hopper"]
 
+#: The backward kernels of a module: a program computes the gradients of keys, or of queries.
+BackwardKernel = Literal["keys", "queries"]
+
+#: Both, in the order that they run in.
+BACKWARD_KERNELS: tuple[BackwardKernel, ...] = ("keys", "queries")
+
 #: The target that the latter is for.
 HOPPER = "sm_90"
 
@@ -73,3 +79,16 @@ class HopperChoice:
 
     config: ChosenConfig | None = None
     why_not: str = ""
+
+
+@dataclass(frozen=True)
+class BackwardConfigs:
+    """The configurations of the backward kernels that a module ships for one target.
+
+    Attributes:
+        keys: of the kernel that goes over tiles of keys.
+        queries: of the one that goes over tiles of queries.
+    """
+
+    keys: ChosenConfig
+    queries: ChosenConfig

@@ -1,21 +1,102 @@
-"""The backward kernels' configurations."""
+"""How many blocks of a backward kernel an SM holds, and whether a thread's values fit registers."""
 
 from __future__ import annotations
 
-from flashgen.config import KernelConfig
-from flashgen.plan.kernel import KernelPlan
+from flashgen.budget.backward_sram import backward_unit, backward_usage, held_rows
+from flashgen.budget.occupancy import REGISTER_UNIT, TENSOR_MEMORY_COLUMNS, register_limit
+from flashgen.budget.quantities import Unit
+from flashgen.budget.targets import Target
+from flashgen.config import BackwardKernel, KernelConfig
+from flashgen.plan import KernelPlan
 
-#: The kernels: over tiles of keys, and over tiles of queries.
-KERNELS = ("keys", "queries")
+# Rows of a matrix product of one warp.
+_MMA_ROWS = 16
+
+# Rows of tensor memory, each of which has all of its columns.
+_LANES = 128
+
+# Registers for each of `backward_live_values`, and besides: fitted to what the compiler gives
+# kernels that do not spill.
+_REGISTERS: dict[tuple[BackwardKernel, Unit], tuple[float, int]] = {
+    ("keys", "wgmma"): (1.2, 45),
+    ("queries", "wgmma"): (1.0, 24),
+    ("keys", "tcgen05"): (1.2, 45),
+    ("queries", "tcgen05"): (1.0, 0),
+    ("keys", "mma.sync"): (1.5, 60),
+    ("queries", "mma.sync"): (1.5, 60),
+    ("keys", "fma"): (1.5, 60),
+    ("queries", "fma"): (1.5, 60),
+    ("keys", "mfma"): (1.6, 0),
+    ("queries", "mfma"): (1.4, 0),
+}
 
 
-def backward_configs(plan: KernelPlan, target: str) -> dict[str, KernelConfig]:
-    """A configuration for each kernel."""
-    widest = max(sum(plan.qk_segments), sum(plan.v_segments)) * plan.itemsize // 2
-    if widest <= 128:
-        keys = KernelConfig(BLOCK_M=32, BLOCK_N=64, num_warps=4, num_stages=2)
-        queries = KernelConfig(BLOCK_M=64, BLOCK_N=32, num_warps=4, num_stages=2)
-    else:
-        keys = KernelConfig(BLOCK_M=16, BLOCK_N=32, num_warps=4, num_stages=1)
-        queries = KernelConfig(BLOCK_M=32, BLOCK_N=16, num_warps=4, num_stages=1)
-    return {"keys": keys, "queries": queries}
+def accumulated_widths(plan: KernelPlan, kernel: BackwardKernel) -> int:
+    """Columns of the gradients that a program adds up."""
+    qk, v = sum(plan.qk_segments), sum(plan.v_segments)
+    return qk + v if kernel == "keys" else qk
+
+
+def backward_live_values(
+    plan: KernelPlan, kernel: BackwardKernel, config: KernelConfig, target: Target
+) -> int:
+    """Registers of a thread that a step cannot do without.
+
+    Everywhere the gradients and two tiles of scores: p and dp. mma.sync also keeps the held tiles
+    where each warp has rows of its own; mfma those, the next visited tiles, and operands on their
+    way, and for gradients of keys p and ds in another layout.
+    """
+    threads = config.num_warps * target.warp_size
+    rows = held_rows(kernel, config)
+    visited = config.BLOCK_M + config.BLOCK_N - rows
+    qk, v = sum(plan.qk_segments), sum(plan.v_segments)
+    words = plan.itemsize / 4
+    gradients = rows * accumulated_widths(plan, kernel) / threads
+    scores = config.BLOCK_M * config.BLOCK_N / threads
+    held = rows * (qk + v) * words / threads
+    unit = backward_unit(plan, kernel, config, target)
+    if unit == "mfma":
+        ahead = visited * (qk + v) * words / threads if config.num_stages > 1 else 0
+        operands = 2 * visited * max(qk, v) * words / target.warp_size
+        scores *= 4 if kernel == "keys" else 2
+        return round(gradients + scores + held + ahead + operands)
+    live = gradients + 2 * scores
+    if unit in ("mma.sync", "fma") and plan.qk_segments[-1] <= rows:
+        # Warps share out rows, and those without any of their own have another's.
+        live = (live + held) * max(1, _MMA_ROWS * config.num_warps / rows)
+    return round(live)
+
+
+def backward_blocks(
+    plan: KernelPlan, kernel: BackwardKernel, config: KernelConfig, target: Target
+) -> int:
+    """The blocks of a kernel that one SM holds; 0 where not even one fits."""
+    threads = config.num_warps * target.warp_size
+    shared = backward_usage(plan, kernel, config, target).total + target.reserved_shared
+    unit = backward_unit(plan, kernel, config, target)
+    each, besides = _REGISTERS[kernel, unit]
+    needed = round(each * backward_live_values(plan, kernel, config, target)) + besides
+    registers = min(needed, register_limit(config, target))
+    registers = -(-registers // REGISTER_UNIT) * REGISTER_UNIT
+    bounds = [
+        target.shared_per_sm // shared,
+        target.registers_per_sm // (registers * threads),
+        target.max_threads_per_sm // threads,
+        target.max_blocks_per_sm,
+    ]
+    if unit == "tcgen05":
+        columns = backward_tensor_memory(plan, kernel, config)
+        bounds.append(TENSOR_MEMORY_COLUMNS // (1 << (columns - 1).bit_length()))
+    return min(bounds)
+
+
+def backward_tensor_memory(plan: KernelPlan, kernel: BackwardKernel, config: KernelConfig) -> int:
+    """Columns of tensor memory that a block needs: gradients, scores and dp, and p and ds as read.
+
+    64 rows take half the lanes, and so half the columns.
+    """
+    rows = held_rows(kernel, config)
+    visited = config.BLOCK_M + config.BLOCK_N - rows
+    operands = (2 if kernel == "keys" else 1) * visited * plan.itemsize // 4
+    columns = accumulated_widths(plan, kernel) + 2 * visited + operands
+    return -(-columns * min(rows, _LANES) // _LANES)

@@ -104,10 +104,16 @@ def sram_usage(
     """
     uses_tma = plan.uses_tma(target.name) if tma is None else tma
     layout = _layout(plan, config, target, uses_tma)
+    return usage_of(_phases(layout), plan, config, target)
+
+
+def usage_of(
+    phases: tuple[Phase, ...], plan: KernelPlan, config: KernelConfig, target: Target
+) -> SramUsage:
+    """What a block needs whose phases are these, of a configuration and a plan's widths."""
     values = _values(plan, config)
     sizes = {
-        phase: [(name, evaluate(size, values)) for name, size in phase.parts]
-        for phase in _phases(layout)
+        phase: [(name, evaluate(size, values)) for name, size in phase.parts] for phase in phases
     }
     largest = max(sizes, key=lambda phase: sum(size for _, size in sizes[phase]))
     return SramUsage(

@@ -10,11 +10,17 @@ from hashlib import sha256
 
 import jinja2
 
-from flashgen.budget.backward import backward_configs
 from flashgen.budget.targets import get_target
 from flashgen.codegen.folding import fold, indented, wrap
 from flashgen.codegen.unpacking import unpacking
-from flashgen.config import HOPPER, ChosenConfig, Form, HopperChoice
+from flashgen.config import (
+    BACKWARD_KERNELS,
+    HOPPER,
+    BackwardConfigs,
+    ChosenConfig,
+    Form,
+    HopperChoice,
+)
 from flashgen.paths import template_dir
 from flashgen.plan import KernelPlan
 from flashgen.plan.arguments import sizing_numbers
@@ -23,6 +29,9 @@ from flashgen.plan.hopper import HEADROOM, MOST_WEIGHT, OUT_COLUMNS, HopperNames
 
 #: Of a module that holds the portable kernel alone.
 NO_HOPPER = HopperChoice()
+
+#: Of a module whose gradients are the reference's.
+NO_BACKWARD: Mapping[str, BackwardConfigs] = {}
 
 # What scores read most: cheaper than converting every position.
 _DISTANCES = "_columns(scores, start_n - q_first, gl.float32)"
@@ -93,6 +102,7 @@ def render_module(
     chosen: Mapping[str, ChosenConfig],
     hopper: HopperChoice = NO_HOPPER,
     package: str = "generated",
+    backward: Mapping[str, BackwardConfigs] = NO_BACKWARD,
 ) -> str:
     """The published module's source.
 
@@ -102,6 +112,8 @@ def render_module(
             lists them.
         hopper: whether the Gluon kernel is in the module too.
         package: the folder that users import the module from.
+        backward: the backward kernels' configurations for each target; without one, gradients are
+            those of the reference.
     """
     template = _environment().get_template("module.py.jinja")
     return template.render(
@@ -113,7 +125,11 @@ def render_module(
         kernel=render_kernel(plan),
         backward=backward_plan(plan),
         backward_kernels=render_backward(plan),
-        backward_configs={name: backward_configs(plan, name) for name in chosen},
+        backward_configs={
+            name: {kernel: getattr(backward[name], kernel).config for kernel in BACKWARD_KERNELS}
+            for name in chosen
+            if name in backward
+        },
         hopper=hopper,
         hopper_kernel=render_hopper(plan) if hopper.config else "",
         hopper_limit=get_target(HOPPER).max_shared,

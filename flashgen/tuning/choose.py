@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from flashgen.budget.backward_sram import backward_usage
 from flashgen.budget.hopper import hopper_usage
 from flashgen.budget.sram import sram_usage
 from flashgen.budget.targets import get_target
-from flashgen.config import HOPPER, ChosenConfig, HopperChoice, KernelConfig
+from flashgen.config import (
+    BACKWARD_KERNELS,
+    HOPPER,
+    BackwardConfigs,
+    BackwardKernel,
+    ChosenConfig,
+    HopperChoice,
+    KernelConfig,
+)
 from flashgen.plan import KernelPlan
+from flashgen.tuning.backward_rank import rank_backward
 from flashgen.tuning.hopper_space import rank_hopper, why_not
 from flashgen.tuning.rank import rank
 from flashgen.tuning.space import Space
@@ -67,6 +77,31 @@ def choose_hopper(
             )
     config = best[1].config if best else rank_hopper(plan, space.candidates)[0]
     return HopperChoice(_chosen(config, hopper_usage(plan, config).total, best))
+
+
+def choose_backward(
+    plan: KernelPlan, spaces: Mapping[str, Mapping[BackwardKernel, Space]]
+) -> dict[str, BackwardConfigs]:
+    """The backward kernels' configurations, the model's first, for targets with tiles for both.
+
+    Args:
+        plan: the forward's.
+        spaces: the candidates for each target and kernel.
+    """
+    return {
+        target: BackwardConfigs(
+            **{kernel: _best_backward(plan, kernel, target, of[kernel]) for kernel in of}
+        )
+        for target, of in spaces.items()
+        if all(of[kernel].candidates for kernel in BACKWARD_KERNELS)
+    }
+
+
+def _best_backward(
+    plan: KernelPlan, kernel: BackwardKernel, target: str, space: Space
+) -> ChosenConfig:
+    config = rank_backward(plan, kernel, target, space.candidates)[0]
+    return _chosen(config, backward_usage(plan, kernel, config, get_target(target)).total, None)
 
 
 def _measured(

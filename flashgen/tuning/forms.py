@@ -1,4 +1,4 @@
-"""forms: a variant's kernels, the portable one and Gluon's for Hopper, as a build treats them."""
+"""forms: a variant's kernels, the portable ones and Gluon's for Hopper, as a build treats them."""
 
 from __future__ import annotations
 
@@ -6,9 +6,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from flashgen.codegen.render import kernel_digest
-from flashgen.config import HOPPER, ChosenConfig, Form, HopperChoice
+from flashgen.config import (
+    BACKWARD_KERNELS,
+    HOPPER,
+    BackwardConfigs,
+    BackwardKernel,
+    ChosenConfig,
+    Form,
+    HopperChoice,
+)
 from flashgen.plan import KernelPlan
-from flashgen.tuning.choose import choose, choose_hopper
+from flashgen.tuning.backward_space import backward_space
+from flashgen.tuning.choose import choose, choose_backward, choose_hopper
 from flashgen.tuning.hopper_space import hopper_space, rank_hopper, why_not
 from flashgen.tuning.rank import rank
 from flashgen.tuning.space import Space, search_space
@@ -22,10 +31,12 @@ class Spaces:
     Attributes:
         portable: for each target, the configurations of the portable kernel.
         hopper: those of the Gluon kernel; None where Hopper is no target.
+        backward: for each target, those of each backward kernel, perhaps none.
     """
 
     portable: Mapping[str, Space] = field(default_factory=dict)
     hopper: Space | None = None
+    backward: Mapping[str, Mapping[BackwardKernel, Space]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -35,10 +46,12 @@ class Choices:
     Attributes:
         portable: the portable kernel's configuration for each target.
         hopper: whether the module holds the Gluon kernel, with its configuration.
+        backward: the backward kernels' configurations for each target that has tiles for both.
     """
 
     portable: Mapping[str, ChosenConfig] = field(default_factory=dict)
     hopper: HopperChoice = field(default_factory=HopperChoice)
+    backward: Mapping[str, BackwardConfigs] = field(default_factory=dict)
 
 
 def search_spaces(plan: KernelPlan) -> Spaces:
@@ -46,7 +59,12 @@ def search_spaces(plan: KernelPlan) -> Spaces:
     hopper = None
     if HOPPER in plan.targets:
         hopper = Space((), ()) if why_not(plan) else hopper_space(plan)
-    return Spaces({target: search_space(plan, target) for target in plan.targets}, hopper)
+    backward = {
+        target: {kernel: backward_space(plan, kernel, target) for kernel in BACKWARD_KERNELS}
+        for target in plan.targets
+    }
+    portable = {target: search_space(plan, target) for target in plan.targets}
+    return Spaces(portable, hopper, backward)
 
 
 def digests(plan: KernelPlan, spaces: Spaces) -> dict[Form, str]:
@@ -75,6 +93,7 @@ def choices(
     return Choices(
         choose(plan, kernels["portable"], spaces.portable, results),
         choose_hopper(plan, kernels.get("hopper", ""), kernels["portable"], spaces.hopper, results),
+        choose_backward(plan, spaces.backward),
     )
 
 

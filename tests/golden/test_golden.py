@@ -28,7 +28,7 @@ from flashgen import (
 from flashgen.codegen.render import render_hopper, render_kernel, render_module
 from flashgen.config import ChosenConfig, KernelConfig
 from flashgen.plan import lower
-from support.variants import any_configs, shipped_specs
+from support.variants import any_backward, any_configs, rendered, shipped_specs
 from support.variety import HEAD_DIM_SPECS, MASK_SPECS
 
 MODULES = ("module", "constants")
@@ -103,8 +103,8 @@ def _modules() -> dict[str, str]:
     )
     constants = lower(_with_constants(), "constants")
     return {
-        "module": render_module(plan, chosen),
-        "constants": render_module(constants, any_configs(constants)),
+        "module": render_module(plan, chosen, backward=any_backward(plan)),
+        "constants": rendered(constants),
     }
 
 
@@ -133,13 +133,12 @@ def test_no_golden_is_left_over() -> None:
 def test_rendering_is_the_same_in_every_process() -> None:
     """Neither the order of sets nor a memory address reaches the source."""
     script = (
-        "from support.variants import any_configs, any_hopper, shipped_specs\n"
+        "from support.variants import any_hopper, rendered, shipped_specs\n"
         "from support.variety import MASK_SPECS\n"
-        "from flashgen.codegen.render import render_module\n"
         "from flashgen.plan import lower\n"
         "for name, spec in {**shipped_specs(), **MASK_SPECS}.items():\n"
         "    plan = lower(spec, name)\n"
-        "    print(render_module(plan, any_configs(plan), any_hopper(plan)))\n"
+        "    print(rendered(plan, any_hopper(plan)))\n"
     )
     sources = []
     for seed in ("1", "2"):

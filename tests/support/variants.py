@@ -11,8 +11,8 @@ from pathlib import Path
 from types import ModuleType
 
 from flashgen import AttentionSpec
-from flashgen.codegen.render import render_module
-from flashgen.config import HOPPER, ChosenConfig, HopperChoice, KernelConfig
+from flashgen.codegen.render import NO_HOPPER, render_module
+from flashgen.config import HOPPER, BackwardConfigs, ChosenConfig, HopperChoice, KernelConfig
 from flashgen.loader import load
 from flashgen.plan import KernelPlan, lower
 
@@ -60,7 +60,7 @@ def rendered_module(
     """
     plan = edit_plan(lower(spec, name))
     choice = any_hopper(plan) if hopper else HopperChoice()
-    return _imported(name, edit_source(render_module(plan, any_configs(plan), choice)))
+    return _imported(name, edit_source(rendered(plan, choice)))
 
 
 def _imported(name: str, source: str) -> ModuleType:
@@ -75,6 +75,19 @@ def any_configs(plan: KernelPlan) -> dict[str, ChosenConfig]:
     """Some configuration for each target: for tests that pass their own, or look at the text."""
     config = KernelConfig(BLOCK_M=32, BLOCK_N=16, num_warps=4, num_stages=2)
     return {target: ChosenConfig(config, "model", shared=4096) for target in plan.targets}
+
+
+def rendered(plan: KernelPlan, hopper: HopperChoice = NO_HOPPER) -> str:
+    """A plan's module with some configuration of each kernel."""
+    return render_module(plan, any_configs(plan), hopper, backward=any_backward(plan))
+
+
+def any_backward(plan: KernelPlan) -> dict[str, BackwardConfigs]:
+    """Some configurations of the backward kernels for each target."""
+    keys = KernelConfig(BLOCK_M=32, BLOCK_N=64, num_warps=4, num_stages=2)
+    queries = KernelConfig(BLOCK_M=64, BLOCK_N=32, num_warps=4, num_stages=2)
+    of_keys, of_queries = (ChosenConfig(x, "model", shared=4096) for x in (keys, queries))
+    return {target: BackwardConfigs(of_keys, of_queries) for target in plan.targets}
 
 
 def any_hopper(plan: KernelPlan) -> HopperChoice:
