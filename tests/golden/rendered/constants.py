@@ -768,8 +768,8 @@ def attention(
 
     A CUDA tensor runs the kernel, a CPU tensor the eager reference (or, under TRITON_INTERPRET=1,
     the kernel in Triton's interpreter).
-    Where a kernel runs, gradients come from the portable backward kernels. Derivatives of gradients,
-    and those in forward mode, come from the reference.
+    Where a kernel runs, gradients come from the portable backward kernels. Derivatives of those,
+    and in forward mode, come from the reference.
     """
     scale = 0.25 if scale is None else scale
     _check_numbers(scale, size)
