@@ -408,7 +408,7 @@ def _attention_forward(
     tl.store(out_ptrs, out, mask=in_rows[:, None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "num_q_heads", "q_len"])
 def _backward_rows(
     out_ptr,
     grad_out_ptr,
@@ -429,8 +429,9 @@ def _backward_rows(
     contiguous. rows_ptr gets (2, num_rows) float32: the LSE in base 2, and
     delta = sum(out * grad_out) - grad_lse.
     """
-    batch_head = tl.program_id(1)
-    offs_m = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    num_tiles_m = tl.cdiv(q_len, ROWS)
+    batch_head = tl.program_id(0) // num_tiles_m
+    offs_m = tl.program_id(0) % num_tiles_m * ROWS + tl.arange(0, ROWS)
     rows = batch_head.to(tl.int64) * q_len + offs_m
     inside = offs_m < q_len
     lse = tl.load(lse_ptr + rows, mask=inside, other=0.0)
@@ -454,6 +455,7 @@ def _backward_rows(
 
 @triton.jit(
     do_not_specialize=[
+        "num_rows",
         "num_q_heads",
         "num_kv_heads",
         "q_len",
@@ -605,6 +607,7 @@ def _backward_of_keys(
 
 @triton.jit(
     do_not_specialize=[
+        "num_rows",
         "num_q_heads",
         "num_kv_heads",
         "q_len",
@@ -1009,7 +1012,7 @@ def _backward_kernels(q, k, v, scale, size, out, lse, grad_out, grad_lse, of_key
     if grad_out.stride(3) != 1:
         grad_out = grad_out.contiguous()
     rows = q.new_empty((2, batch, num_q_heads, q_len), dtype=torch.float32)
-    _backward_rows[(triton.cdiv(q_len, 32), batch * num_q_heads)](
+    _backward_rows[(triton.cdiv(q_len, 32) * batch * num_q_heads,)](
         out.contiguous(),
         grad_out,
         lse.contiguous(),

@@ -209,7 +209,7 @@ def _attention_forward(
     tl.store(out_ptrs, out, mask=in_rows[:, None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "num_q_heads", "q_len"])
 def _backward_rows(
     out_ptr,
     grad_out_ptr,
@@ -230,8 +230,9 @@ def _backward_rows(
     contiguous. rows_ptr gets (2, num_rows) float32: the LSE in base 2, and
     delta = sum(out * grad_out) - grad_lse.
     """
-    batch_head = tl.program_id(1)
-    offs_m = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    num_tiles_m = tl.cdiv(q_len, ROWS)
+    batch_head = tl.program_id(0) // num_tiles_m
+    offs_m = tl.program_id(0) % num_tiles_m * ROWS + tl.arange(0, ROWS)
     rows = batch_head.to(tl.int64) * q_len + offs_m
     inside = offs_m < q_len
     lse = tl.load(lse_ptr + rows, mask=inside, other=0.0)
@@ -253,7 +254,9 @@ def _backward_rows(
     tl.store(rows_ptr + num_rows + rows, delta, mask=inside)
 
 
-@triton.jit(do_not_specialize=["num_q_heads", "num_kv_heads", "q_len", "kv_len", "left"])
+@triton.jit(
+    do_not_specialize=["num_rows", "num_q_heads", "num_kv_heads", "q_len", "kv_len", "left"]
+)
 def _backward_of_keys(
     q_src,
     k_src,
@@ -369,7 +372,9 @@ def _backward_of_keys(
     tl.store(ptrs, grad_v.to(grad_v_ptr.dtype.element_ty), mask=in_rows[:, None])
 
 
-@triton.jit(do_not_specialize=["num_q_heads", "num_kv_heads", "q_len", "kv_len", "left"])
+@triton.jit(
+    do_not_specialize=["num_rows", "num_q_heads", "num_kv_heads", "q_len", "kv_len", "left"]
+)
 def _backward_of_queries(
     q_src,
     k_src,
@@ -683,7 +688,7 @@ def _backward_kernels(q, k, v, scale, left, out, lse, grad_out, grad_lse, of_key
     if grad_out.stride(3) != 1:
         grad_out = grad_out.contiguous()
     rows = q.new_empty((2, batch, num_q_heads, q_len), dtype=torch.float32)
-    _backward_rows[(triton.cdiv(q_len, 32), batch * num_q_heads)](
+    _backward_rows[(triton.cdiv(q_len, 32) * batch * num_q_heads,)](
         out.contiguous(),
         grad_out,
         lse.contiguous(),
