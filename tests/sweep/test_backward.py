@@ -92,6 +92,22 @@ def test_through_the_public_call(name: str) -> None:
     check_gradients(shipped_module(name), SPECS[name], case)
 
 
+@pytest.mark.filterwarnings("ignore:.*not a double precision")
+@pytest.mark.parametrize("name", ["causal", "softcap", "sink"])
+def test_gradcheck(name: str) -> None:
+    """By torch's own differences, of float32 kernels."""
+    entry = VOCABULARY[name]
+    spec, case = entry.spec("float32"), entry.case(Case(3, 3))
+    module, params = _module(name, "float32"), case.arguments(spec)
+    leaves = tuple(x.requires_grad_() for x in inputs(case, spec, torch.float32))
+
+    def attention(*qkv: torch.Tensor) -> torch.Tensor:
+        out, lse = module.attention(*qkv, return_lse=True, **params)
+        return out.sum() + lse.sum()
+
+    assert torch.autograd.gradcheck(attention, leaves, eps=1e-2, atol=2e-2, rtol=2e-2)
+
+
 def _spec(mask: Mask, score: object = None) -> AttentionSpec:
     return AttentionSpec(head_dim=16, dtype="float32", mask=mask, score=score)  # type: ignore[arg-type]
 
