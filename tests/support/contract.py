@@ -66,7 +66,10 @@ def hold_gradients(
         assert mine.isfinite().all(), f"d{name}: infinite or NaN"
         error, allowed = error_and_bound(mine, right, low, size)  # weights round as the LSE does
         if name not in ("q", "k", "v"):
-            allowed *= 2  # few elements, each a sum of many errors: their largest says less
+            # Few elements, each a sum over rows whose delta is of a rounded output: the largest
+            # error of torch's says little where its own happen to cancel.
+            rounding = 4 * torch.finfo(tensors[0].dtype).eps
+            allowed = 2 * allowed + rounding * max(1.0, right.abs().max().item())
         assert error <= allowed, f"d{name}: error {error:.3g}, allowed {allowed:.3g}"
 
 
