@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from flashgen.budget.backward_sram import backward_unit, backward_usage, held_rows
-from flashgen.budget.occupancy import REGISTER_UNIT, TENSOR_MEMORY_COLUMNS, register_limit
+from flashgen.budget.occupancy import held_at_once
 from flashgen.budget.quantities import Unit
 from flashgen.budget.targets import Target
 from flashgen.config import BackwardKernel, KernelConfig
@@ -71,23 +71,13 @@ def backward_blocks(
     plan: KernelPlan, kernel: BackwardKernel, config: KernelConfig, target: Target
 ) -> int:
     """The blocks of a kernel that one SM holds; 0 where not even one fits."""
-    threads = config.num_warps * target.warp_size
-    shared = backward_usage(plan, kernel, config, target).total + target.reserved_shared
+    shared = backward_usage(plan, kernel, config, target).total
     unit = backward_unit(plan, kernel, config, target)
     each, besides = _REGISTERS[kernel, unit]
-    needed = round(each * backward_live_values(plan, kernel, config, target)) + besides
-    registers = min(needed, register_limit(config, target))
-    registers = -(-registers // REGISTER_UNIT) * REGISTER_UNIT
-    bounds = [
-        target.shared_per_sm // shared,
-        target.registers_per_sm // (registers * threads),
-        target.max_threads_per_sm // threads,
-        target.max_blocks_per_sm,
-    ]
-    if unit == "tcgen05":
-        columns = backward_tensor_memory(plan, kernel, config)
-        bounds.append(TENSOR_MEMORY_COLUMNS // (1 << (columns - 1).bit_length()))
-    return min(bounds)
+    registers = round(each * backward_live_values(plan, kernel, config, target)) + besides
+    columns = backward_tensor_memory(plan, kernel, config) if unit == "tcgen05" else 0
+    allotted = 1 << (columns - 1).bit_length() if columns else 0
+    return held_at_once(config, target, shared, registers, allotted).blocks
 
 
 def backward_tensor_memory(plan: KernelPlan, kernel: BackwardKernel, config: KernelConfig) -> int:

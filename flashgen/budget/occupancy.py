@@ -48,18 +48,36 @@ class Occupancy:
 
 def occupancy(plan: KernelPlan, config: KernelConfig, target: Target) -> Occupancy:
     """The blocks of a kernel that one SM holds; 0 where not even one fits."""
+    columns = 0
+    if matrix_unit(plan, config, target) == "tcgen05":
+        columns = tensor_memory_columns(plan, config)
+    shared = sram_usage(plan, config, target).total
+    return held_at_once(config, target, shared, registers_needed(plan, config, target), columns)
+
+
+def held_at_once(
+    config: KernelConfig, target: Target, shared: int, registers: int, columns: int = 0
+) -> Occupancy:
+    """The blocks that one SM holds of what each needs.
+
+    Args:
+        config: of the kernel.
+        target: the architecture.
+        shared: bytes of shared memory of a block.
+        registers: of a thread, as far as there are so many.
+        columns: of tensor memory, where the kernel uses it.
+    """
     threads = config.num_warps * target.warp_size
-    shared = sram_usage(plan, config, target).total + target.reserved_shared
-    registers = min(registers_needed(plan, config, target), register_limit(config, target))
+    registers = min(registers, register_limit(config, target))
     registers = -(-registers // REGISTER_UNIT) * REGISTER_UNIT
     bounds = {
-        "shared memory": target.shared_per_sm // shared,
+        "shared memory": target.shared_per_sm // (shared + target.reserved_shared),
         "registers": target.registers_per_sm // (registers * threads),
         "threads": target.max_threads_per_sm // threads,
         "blocks": target.max_blocks_per_sm,
     }
-    if matrix_unit(plan, config, target) == "tcgen05":
-        bounds["tensor memory"] = TENSOR_MEMORY_COLUMNS // tensor_memory_columns(plan, config)
+    if columns:
+        bounds["tensor memory"] = TENSOR_MEMORY_COLUMNS // columns
     limit = min(bounds, key=lambda name: bounds[name])
     return Occupancy(bounds[limit], limit)
 

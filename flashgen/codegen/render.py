@@ -24,7 +24,7 @@ from flashgen.config import (
 from flashgen.paths import template_dir
 from flashgen.plan import KernelPlan
 from flashgen.plan.arguments import sizing_numbers
-from flashgen.plan.backward import backward_plan
+from flashgen.plan.backward import BackwardPlan, backward_plan
 from flashgen.plan.hopper import HEADROOM, MOST_WEIGHT, OUT_COLUMNS, HopperNames, hopper_shape
 
 #: Of a module that holds the portable kernel alone.
@@ -42,10 +42,10 @@ def render_kernel(plan: KernelPlan) -> str:
     return _environment().get_template("forward.triton.py.jinja").render(plan=plan)
 
 
-def render_backward(plan: KernelPlan) -> str:
+def render_backward(backward: BackwardPlan) -> str:
     """The Triton functions of the backward pass, which call those of `render_kernel`."""
     template = _environment().get_template("backward.triton.py.jinja")
-    return template.render(plan=plan, backward=backward_plan(plan)).strip("\n") + "\n"
+    return template.render(plan=backward.plan, backward=backward).strip("\n") + "\n"
 
 
 def render_hopper(plan: KernelPlan) -> str:
@@ -116,6 +116,7 @@ def render_module(
             those of the reference.
     """
     template = _environment().get_template("module.py.jinja")
+    of_backward = backward_plan(plan)
     return template.render(
         plan=plan,
         chosen=chosen,
@@ -123,8 +124,8 @@ def render_module(
         sizing=sizing_numbers(plan.arguments, plan.constants),
         op_digest=_op_digest(plan),
         kernel=render_kernel(plan),
-        backward=backward_plan(plan),
-        backward_kernels=render_backward(plan),
+        backward=of_backward,
+        backward_kernels=render_backward(of_backward),
         backward_configs={
             name: {kernel: getattr(backward[name], kernel).config for kernel in BACKWARD_KERNELS}
             for name in chosen

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,6 +13,7 @@ from flashgen.plan.arguments import KernelArguments, kernel_arguments
 from flashgen.plan.code import KernelCode, code_with, finite_score
 from flashgen.plan.kernel import KernelPlan
 from flashgen.plan.loops import KeyTiles, key_tiles
+from flashgen.plan.text import gathered_dimensions, mentioned
 from flashgen.symbolic.bounds import TileBounds, derive_q_bounds
 from flashgen.symbolic.gradient import element_derivatives, score_derivative
 from flashgen.symbolic.placement import Assignment
@@ -72,7 +72,7 @@ class BackwardCode:
         texts = [*(line.code for line in lines), code.score, *code.conditions, self.slope]
         texts += [text for table in code.tables for text in vars(table).values()]
         texts += [text for item in self.learned for text in (*item.indices, item.slope)]
-        return any(_mentions((name,), text) for text in texts)
+        return bool(mentioned([name], texts))
 
 
 @dataclass(frozen=True)
@@ -177,8 +177,8 @@ class BackwardPlan:
         """The numbers of dimensions that tensors are indexed by."""
         codes = (self.of_keys.code, self.of_queries.code)
         texts = (t for run in self.q_tiles.runs for t in vars(run).values() if isinstance(t, str))
-        found = {int(n) for text in texts for n in re.findall(r"\b_at_(\d+)d\(", text)}
-        return tuple(sorted(found.union(*(code.gathers for code in codes))))
+        found = {*gathered_dimensions(texts), *(n for code in codes for n in code.gathers)}
+        return tuple(sorted(found))
 
     @property
     def sums(self) -> tuple[int, ...]:
@@ -195,7 +195,7 @@ class BackwardPlan:
     def heads_read(self, name: str) -> bool:
         """Whether b, or h, says which elements gradients of heads belong to."""
         items = (item for item in self.of_queries.learned if item.over == "heads")
-        return any(_mentions((name,), index) for item in items for index in item.torch_indices)
+        return bool(mentioned([name], (index for item in items for index in item.torch_indices)))
 
     @cached_property
     def sink_tensors(self) -> tuple[str, ...]:
@@ -228,7 +228,7 @@ class BackwardPlan:
     def _moving_lines(self) -> frozenset[str]:
         moving: set[str] = set()
         for line in _lines(self.of_keys.code):
-            if _mentions((*_OF_QUERIES, *moving), line.code):
+            if mentioned((*_OF_QUERIES, *moving), [line.code]):
                 moving.add(line.name)
         return frozenset(moving)
 
@@ -293,7 +293,3 @@ def _over(indices: tuple[Any, ...]) -> str:
 
 def _lines(code: KernelCode) -> tuple[Assignment, ...]:
     return (*code.scalars, *code.rows, *code.columns)
-
-
-def _mentions(names: Iterable[str], text: str) -> bool:
-    return not {*names}.isdisjoint(re.findall(r"\w+", text))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +13,7 @@ from flashgen.masks import Mask
 from flashgen.params import Float, Int
 from flashgen.plan.block_loads import BlockLoads, with_block_loads
 from flashgen.plan.loops import KERNEL_NAMES
+from flashgen.plan.text import gathered_dimensions, mentioned
 from flashgen.scores import Score
 from flashgen.spec import AttentionSpec
 from flashgen.symbolic.placement import Assignment, place
@@ -22,8 +21,6 @@ from flashgen.symbolic.places import SCALE, SCORES, Place, place_of
 from flashgen.symbolic.printer import plain_source, triton_source
 from flashgen.symbolic.score import LOG2E, fold_score, split_infinite
 from flashgen.symbols import Load
-
-_GATHER = re.compile(r"\b_at_(\d+)d\(")
 
 
 @dataclass(frozen=True)
@@ -138,12 +135,12 @@ def code_with(
             place_of(load) == Place.ELEMENT for c in conditions for load in c.atoms(Load)
         ),
         reads_q_idx=bool(tables) or "q_idx" in placed.carried,
-        score_reads_kv_idx=_mentions(
-            "kv_idx", (inner, *placed.results[first:], *(a.code for a in columns))
+        score_reads_kv_idx=bool(
+            mentioned(["kv_idx"], (inner, *placed.results[first:], *(a.code for a in columns)))
         ),
         sink=sink_code,
-        gathers=tuple(sorted({int(n) for text in everything for n in _GATHER.findall(text)})),
-        uses_tanh=_mentions("_tanh", everything),
+        gathers=gathered_dimensions(everything),
+        uses_tanh=bool(mentioned(["_tanh"], everything)),
     )
     return code, placed.results[first:]
 
@@ -199,7 +196,3 @@ def finite_score(score: Score) -> tuple[Any, Any]:
         return split_infinite(score.traced.sym)
     except ValueError as error:
         raise MaskError(f"score {score.label}: {error}") from error
-
-
-def _mentions(name: str, texts: Collection[str]) -> bool:
-    return any(re.search(rf"\b{re.escape(name)}\b", text) for text in texts)

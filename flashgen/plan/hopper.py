@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
 from flashgen.plan.cuts import cut_table
 from flashgen.plan.kernel import KernelPlan
+from flashgen.plan.text import mentioned
 from flashgen.symbolic.tables import RowTable
 
 #: Head dimensions up to which the scores of a step are computed in one piece, or the queries stay
@@ -189,7 +189,7 @@ class HopperNames:
     def _ends_read(self, texts: Iterable[str]) -> frozenset[str]:
         if self.plan.tiles.reduce_rows:
             return frozenset({"q_first", "q_last"})
-        return _mentioned(("q_first", "q_last"), texts)
+        return mentioned(("q_first", "q_last"), texts)
 
     @cached_property
     def visits(self) -> str:
@@ -236,13 +236,7 @@ class HopperNames:
 def _read(texts: Iterable[str]) -> tuple[str, ...]:
     """Of these names the ones that the texts mention; q_idx follows from q_first."""
     names = ("batch", "head", "q_first", "q_idx")
-    found = _mentioned(names, texts)
+    found = mentioned(names, texts)
     if "q_idx" in found:
         found |= {"q_first"}
     return tuple(name for name in names if name in found)
-
-
-def _mentioned(names: Iterable[str], texts: Iterable[str]) -> frozenset[str]:
-    """Of these names those that stand in any of the texts."""
-    words = set(re.findall(r"\w+", " ".join(texts)))
-    return frozenset(name for name in names if name in words)

@@ -268,7 +268,7 @@ class KernelPlan:
         names = self._kernel_names | (self.listing.names if self.listing else frozenset())
         return tuple(table for table in self.every_row_table if table.name in names)
 
-    @property
+    @cached_property
     def every_row_table(self) -> tuple[RowTable, ...]:
         """Those that the mask can be written by."""
         return with_row_tables(self.predicate).tables

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from typing import Any
 
 from flashgen.budget.targets import get_target
@@ -42,7 +43,7 @@ def shared_bytes(
     """
     uses_tma = plan.uses_tma(target) if tma is None else tma
     source = _source(plan, config, target, uses_tma, aligned)
-    return int(compile_until("llir", source, target, _options(config)).metadata["shared"])
+    return int(compile_until("llir", source, target, options_of(config)).metadata["shared"])
 
 
 def compile_kernel(
@@ -53,7 +54,7 @@ def compile_kernel(
 
     uses_tma = plan.uses_tma(target) if tma is None else tma
     source = _source(plan, config, target, uses_tma, aligned=True)
-    kernel = triton.compile(source, target=gpu_target(target), options=_options(config))
+    kernel = triton.compile(source, target=gpu_target(target), options=options_of(config))
     return figures(kernel, target)
 
 
@@ -66,7 +67,8 @@ def figures(kernel: Any, target: str) -> Compiled:
     return Compiled(int(kernel.metadata.shared), registers, spilled)
 
 
-def _options(config: KernelConfig) -> dict[str, int]:
+def options_of(config: KernelConfig) -> dict[str, int]:
+    """What the compiler takes of a configuration."""
     return {"num_warps": config.num_warps, "num_stages": config.num_stages}
 
 
@@ -75,12 +77,18 @@ def _source(plan: KernelPlan, config: KernelConfig, target: str, tma: bool, alig
     from triton.compiler import ASTSource
 
     kernel = function_in(IMPORTS + render_kernel(plan), KERNEL)
+    constants = constants_of(plan, config, target, tma)
+    call = call_of(plan, kernel, _argument_types(plan, config, tma), constants, aligned)
+    return ASTSource(kernel, call.signature, constexprs=call.constants, attrs=call.attributes)
+
+
+def constants_of(plan: KernelPlan, config: KernelConfig, target: str, tma: bool) -> dict[str, Any]:
+    """What a kernel of Triton's is compiled with."""
     constants: dict[str, Any] = {"BLOCK_M": config.BLOCK_M, "BLOCK_N": config.BLOCK_N}
     constants["USE_TMA"] = tma
     if plan.code.uses_tanh:
         constants["APPROX"] = get_target(target).backend == "cuda"
-    call = call_of(plan, kernel, _argument_types(plan, config, tma), constants, aligned)
-    return ASTSource(kernel, call.signature, constexprs=call.constants, attrs=call.attributes)
+    return constants
 
 
 def _argument_types(plan: KernelPlan, config: KernelConfig, tma: bool) -> dict[str, str]:
@@ -88,14 +96,22 @@ def _argument_types(plan: KernelPlan, config: KernelConfig, tma: bool) -> dict[s
     dtype = plan.triton_dtype
     types = {"out_ptr": f"*{dtype}", "lse_ptr": "*fp32", "qk_scale": "fp32", "scale": "fp32"}
     types["tiles_ptr"] = "*i32"
-    tensors = (
-        ("q", config.BLOCK_M, plan.qk_parts),
-        ("k", config.BLOCK_N, plan.qk_parts),
-        ("v", config.BLOCK_N, plan.v_parts),
-    )
-    for tensor, rows, parts in tensors:
-        for part in parts:
-            descriptor = f"tensordesc<{dtype}[1, 1, {rows}, {part.width}]>"
+    rows = {"q": config.BLOCK_M, "k": config.BLOCK_N, "v": config.BLOCK_N}
+    return types | source_types(plan, rows, tma)
+
+
+def source_types(plan: KernelPlan, rows: Mapping[str, int], tma: bool) -> dict[str, str]:
+    """Those of what tiles are read through.
+
+    Args:
+        plan: the kernel.
+        rows: of the tiles of each tensor, by its name.
+        tma: descriptors, else pointers.
+    """
+    types, dtype = {}, plan.triton_dtype
+    for tensor, count in rows.items():
+        for part in plan.qk_parts if tensor in ("q", "k") else plan.v_parts:
+            descriptor = f"tensordesc<{dtype}[1, 1, {count}, {part.width}]>"
             types[f"{tensor}_src{part.suffix}"] = descriptor if tma else f"*{dtype}"
     return types
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from flashgen.budget.targets import get_target
 from flashgen.codegen.render import render_backward, render_kernel
 from flashgen.config import KernelConfig
 from flashgen.plan import KernelPlan
 from flashgen.plan.backward import BackwardPlan
-from flashgen.tuning.compiled import IMPORTS, figures
+from flashgen.tuning.compiled import IMPORTS, constants_of, figures, options_of, source_types
 from flashgen.tuning.compiler import Compiled, call_of, compile_until, function_in, gpu_target
 
 #: The kernels by what they go over tiles of.
@@ -29,7 +28,7 @@ def backward_shared_bytes(
         tma: how tiles are copied; None is the target's own way.
     """
     source = _source(backward, kernel, config, target, tma)
-    return int(compile_until("llir", source, target, _options(config)).metadata["shared"])
+    return int(compile_until("llir", source, target, options_of(config)).metadata["shared"])
 
 
 def compile_backward(
@@ -39,12 +38,8 @@ def compile_backward(
     import triton
 
     source = _source(backward, kernel, config, target, tma)
-    compiled = triton.compile(source, target=gpu_target(target), options=_options(config))
+    compiled = triton.compile(source, target=gpu_target(target), options=options_of(config))
     return figures(compiled, target)
-
-
-def _options(config: KernelConfig) -> dict[str, int]:
-    return {"num_warps": config.num_warps, "num_stages": config.num_stages}
 
 
 def _source(
@@ -55,12 +50,9 @@ def _source(
 
     plan = backward.plan
     uses_tma = plan.uses_tma(target) if tma is None else tma
-    text = IMPORTS + render_kernel(plan) + "\n\n" + render_backward(plan)
+    text = IMPORTS + render_kernel(plan) + "\n\n" + render_backward(backward)
     function = function_in(text, FUNCTIONS[kernel])
-    constants: dict[str, Any] = {"BLOCK_M": config.BLOCK_M, "BLOCK_N": config.BLOCK_N}
-    constants["USE_TMA"] = uses_tma
-    if plan.code.uses_tanh:
-        constants["APPROX"] = get_target(target).backend == "cuda"
+    constants = constants_of(plan, config, target, uses_tma)
     arguments = backward.keys_arguments if kernel == "keys" else backward.queries_arguments
     types = _argument_types(plan, config, uses_tma)
     types |= {f"{item.variable}_ptr": "*fp32" for item in backward.of_queries.learned}
@@ -73,14 +65,5 @@ def _argument_types(plan: KernelPlan, config: KernelConfig, tma: bool) -> dict[s
     dtype = plan.triton_dtype
     types = {"rows_ptr": "*fp32", "scale": "fp32", "tiles_ptr": "*i32"}
     types |= {f"grad_{x}_ptr": f"*{dtype}" for x in "qkv"}
-    tensors = (
-        ("q", config.BLOCK_M, plan.qk_parts),
-        ("k", config.BLOCK_N, plan.qk_parts),
-        ("v", config.BLOCK_N, plan.v_parts),
-        ("grad_out", config.BLOCK_M, plan.v_parts),
-    )
-    for tensor, rows, parts in tensors:
-        for part in parts:
-            descriptor = f"tensordesc<{dtype}[1, 1, {rows}, {part.width}]>"
-            types[f"{tensor}_src{part.suffix}"] = descriptor if tma else f"*{dtype}"
-    return types
+    rows = {"q": config.BLOCK_M, "k": config.BLOCK_N, "v": config.BLOCK_N}
+    return types | source_types(plan, rows | {"grad_out": config.BLOCK_M}, tma)

@@ -43,6 +43,8 @@ def check_gradients(
     got = torch.autograd.grad(
         (out, lse), tuple(leaves.values()), (grad_out, grad_lse), materialize_grads=True
     )
+    for (name, leaf), mine in zip(leaves.items(), got, strict=True):
+        assert mine.dtype == leaf.dtype, f"d{name}: {mine.dtype}"
     hold_gradients(got, tensors, given, spec, case.scale, grad_out, grad_lse)
 
 
