@@ -153,7 +153,14 @@ def module_text(
         build=build_digest(variant.spec, place),
         hopper=kernels.get("hopper", ""),
     )
-    text = render_module(plan, chosen.portable, chosen.hopper, place.package, chosen.backward)
+    text = render_module(
+        plan,
+        chosen.portable,
+        chosen.hopper,
+        place.package,
+        chosen.backward,
+        chosen.hopper_backward,
+    )
     return sealed(text, seal)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from hashlib import sha256
 
 import jinja2
@@ -26,6 +26,7 @@ from flashgen.plan import KernelPlan
 from flashgen.plan.arguments import sizing_numbers
 from flashgen.plan.backward import BackwardPlan, backward_plan
 from flashgen.plan.hopper import HEADROOM, MOST_WEIGHT, OUT_COLUMNS, HopperNames, hopper_shape
+from flashgen.plan.hopper_backward import HopperBackward
 
 #: Of a module that holds the portable kernel alone.
 NO_HOPPER = HopperChoice()
@@ -55,7 +56,7 @@ def render_hopper(plan: KernelPlan) -> str:
     """
     shape = hopper_shape(plan)
     names = HopperNames(plan)
-    template = _environment(gluons=True).get_template("forward.hopper.py.jinja")
+    template = _environment(gluons=gluon).get_template("forward.hopper.py.jinja")
     text = template.render(
         plan=plan,
         shape=shape,
@@ -67,11 +68,33 @@ def render_hopper(plan: KernelPlan) -> str:
     return (cuts + "\n\n" + text.strip("\n")).strip("\n") + "\n"
 
 
+def render_backward_hopper(backward: BackwardPlan, *, after_forward: bool) -> str:
+    """The functions of the backward kernel for Hopper: `_backward_hopper`, then `_place_grad_q`.
+
+    Args:
+        backward: the plan.
+        after_forward: whether those of `render_hopper` stand before them, which they share.
+    """
+    template = _environment(gluons=gluon_backward).get_template("backward.hopper.py.jinja")
+    text = template.render(
+        plan=backward.plan,
+        backward=backward,
+        names=HopperBackward(backward),
+        after_forward=after_forward,
+        gathers_before=backward.plan.gathers if after_forward else (),
+    )
+    return text.strip("\n") + "\n"
+
+
 def gluon(text: str) -> str:
     """Triton source as Gluon's, for expressions and for functions without layouts of their own."""
+    return gluon_backward(text).replace("gl.cast(kv_idx - q_first, gl.float32)", _DISTANCES)
+
+
+def gluon_backward(text: str) -> str:
+    """The same in the backward kernel, where keys are rows."""
     text = re.sub(r"\btl\.(?:math\.)?", "gl.", text).replace("@triton.jit", "@gluon.jit")
     text = re.sub(r"\b(_at_\d+d|_tanh|_swap_if)\(", r"\1_hopper(", text)
-    text = text.replace("gl.cast(kv_idx - q_first, gl.float32)", _DISTANCES)
     text = text.replace("gl.zeros([BLOCK_M, BLOCK_N], gl.float32)", "gl.zeros_like(scores)")
     return text.replace(", APPROX)", ", True)")
 
@@ -103,6 +126,7 @@ def render_module(
     hopper: HopperChoice = NO_HOPPER,
     package: str = "generated",
     backward: Mapping[str, BackwardConfigs] = NO_BACKWARD,
+    hopper_backward: HopperChoice = NO_HOPPER,
 ) -> str:
     """The published module's source.
 
@@ -114,6 +138,7 @@ def render_module(
         package: the folder that users import the module from.
         backward: the backward kernels' configurations for each target; without one, gradients are
             those of the reference.
+        hopper_backward: whether the Gluon kernel of the backward pass is in the module too.
     """
     template = _environment().get_template("module.py.jinja")
     of_backward = backward_plan(plan)
@@ -133,6 +158,12 @@ def render_module(
         },
         hopper=hopper,
         hopper_kernel=render_hopper(plan) if hopper.config else "",
+        hopper_backward=hopper_backward,
+        hopper_backward_kernel=(
+            render_backward_hopper(of_backward, after_forward=hopper.config is not None)
+            if hopper_backward.config
+            else ""
+        ),
         hopper_limit=get_target(HOPPER).max_shared,
         out_columns=OUT_COLUMNS,
         cut_by=HopperNames(plan).cut_by if hopper.config else None,
@@ -148,7 +179,7 @@ def _op_digest(plan: KernelPlan) -> str:
 
 
 @functools.cache
-def _environment(*, gluons: bool = False) -> jinja2.Environment:
+def _environment(*, gluons: Callable[[str], str] | None = None) -> jinja2.Environment:
     """The templates; those of Gluon break lines by the width that they have as Gluon's."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(template_dir()),
@@ -158,10 +189,10 @@ def _environment(*, gluons: bool = False) -> jinja2.Environment:
         keep_trailing_newline=True,
         autoescape=False,  # it is Python that is rendered
     )
-    environment.filters["fold"] = (lambda line: fold(gluon(line))) if gluons else fold
+    environment.filters["fold"] = (lambda line: fold(gluons(line))) if gluons else fold
     environment.filters["indented"] = indented
     environment.filters["wrap"] = wrap
-    environment.filters["gluon"] = gluon
+    environment.filters["gluon"] = gluons
     environment.filters["unpacking"] = unpacking
     environment.filters["dedent"] = lambda text: re.sub(r"^ {4}", "", text, flags=re.MULTILINE)
     environment.filters["prefix"] = lambda text, prefix: prefix + text

@@ -167,9 +167,17 @@ class BackwardPlan:
     @cached_property
     def row_tables(self) -> tuple[RowTable, ...]:
         """Tensors that the launcher makes for the kernels."""
+        queries = (self.queries_arguments, self.plan.listing_arguments)
+        return self._tables_for(self.keys_arguments, *queries)
+
+    @cached_property
+    def row_tables_of_keys(self) -> tuple[RowTable, ...]:
+        """Those of the kernel over tiles of keys."""
+        return self._tables_for(self.keys_arguments)
+
+    def _tables_for(self, *kernels: KernelArguments) -> tuple[RowTable, ...]:
         known = {table.name: table for table in (*self.plan.every_row_table, *self.q_bounds.tables)}
-        arguments = (self.keys_arguments, self.queries_arguments, self.plan.listing_arguments)
-        names = {tensor.name for kernel in arguments for tensor in kernel.tensors}
+        names = {tensor.name for kernel in kernels for tensor in kernel.tensors}
         return tuple(table for name, table in known.items() if name in names)
 
     @cached_property

@@ -18,6 +18,8 @@ from flashgen.config import (
     KernelConfig,
 )
 from flashgen.plan import KernelPlan
+from flashgen.plan.backward import backward_plan
+from flashgen.plan.hopper_backward import BLOCK_M, BLOCK_N, HopperBackward
 from flashgen.tuning.backward_rank import rank_backward
 from flashgen.tuning.hopper_space import rank_hopper, why_not
 from flashgen.tuning.rank import rank
@@ -95,6 +97,17 @@ def choose_backward(
         for target, of in spaces.items()
         if all(of[kernel].candidates for kernel in BACKWARD_KERNELS)
     }
+
+
+def choose_hopper_backward(plan: KernelPlan) -> HopperChoice:
+    """The configuration of the Gluon kernel of the backward pass, or why there is none."""
+    if HOPPER not in plan.targets:
+        return HopperChoice()
+    names = HopperBackward(backward_plan(plan))
+    if names.why_not:
+        return HopperChoice(why_not=names.why_not)
+    config = KernelConfig(BLOCK_M[names.width], BLOCK_N, num_warps=8, num_stages=2)
+    return HopperChoice(_chosen(config, 0, None))
 
 
 def _best_backward(

@@ -20,8 +20,10 @@ KERNEL = "_attention_hopper"
 IMPORTS = """\
 import triton
 import triton.language as tl
+from triton._C.libtriton import ir
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language._core import builtin
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
@@ -59,10 +61,20 @@ def hopper_shared_bytes(plan: KernelPlan, config: KernelConfig) -> int:
 
     A tenth of the time that those after it take; `compile_hopper` gives the same figure.
     """
+    return shared_until(_source(plan, config))
+
+
+def compile_hopper(plan: KernelPlan, config: KernelConfig) -> HopperCompiled:
+    """Everything that the compiler and ptxas say, down to machine code."""
+    return figures_of(_source(plan, config))
+
+
+def shared_until(source: Any) -> int:
+    """The shared memory of a Gluon kernel, as Triton takes it, from the compiler's first passes."""
     from triton._C.libtriton import ir, nvidia, passes
     from triton.backends.nvidia.compiler import get_ptx_version_from_options
 
-    lowered = compile_until("ttgir", _source(plan, config), TARGET, OPTIONS)
+    lowered = compile_until("ttgir", source, TARGET, OPTIONS)
     arch = get_target(TARGET).arch
     manager = ir.pass_manager(lowered.context)
     passes.ttgpuir.add_combine_tensor_select_and_if(manager)
@@ -76,14 +88,14 @@ def hopper_shared_bytes(plan: KernelPlan, config: KernelConfig) -> int:
     return int(lowered.module.get_int_attr("ttg.shared"))
 
 
-def compile_hopper(plan: KernelPlan, config: KernelConfig) -> HopperCompiled:
-    """Everything that the compiler and ptxas say, down to machine code."""
+def figures_of(source: Any) -> HopperCompiled:
+    """What becomes of a Gluon kernel, as Triton takes it, down to machine code."""
     from triton import knobs
 
     printed = io.StringIO()
     with knobs.nvidia.scope(), contextlib.redirect_stdout(printed):
         knobs.nvidia.dump_ptxas_log = True
-        compiled = compile_until("cubin", _source(plan, config), TARGET, OPTIONS)
+        compiled = compile_until("cubin", source, TARGET, OPTIONS)
     log = printed.getvalue()
     return HopperCompiled(
         shared=int(compiled.metadata["shared"]),

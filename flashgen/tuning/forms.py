@@ -17,7 +17,7 @@ from flashgen.config import (
 )
 from flashgen.plan import KernelPlan
 from flashgen.tuning.backward_space import backward_space
-from flashgen.tuning.choose import choose, choose_backward, choose_hopper
+from flashgen.tuning.choose import choose, choose_backward, choose_hopper, choose_hopper_backward
 from flashgen.tuning.hopper_space import hopper_space, rank_hopper, why_not
 from flashgen.tuning.rank import rank
 from flashgen.tuning.space import Space, search_space
@@ -47,11 +47,13 @@ class Choices:
         portable: the portable kernel's configuration for each target.
         hopper: whether the module holds the Gluon kernel, with its configuration.
         backward: the backward kernels' configurations for each target that has tiles for both.
+        hopper_backward: whether the module holds the Gluon kernel of the backward pass.
     """
 
     portable: Mapping[str, ChosenConfig] = field(default_factory=dict)
     hopper: HopperChoice = field(default_factory=HopperChoice)
     backward: Mapping[str, BackwardConfigs] = field(default_factory=dict)
+    hopper_backward: HopperChoice = field(default_factory=HopperChoice)
 
 
 def search_spaces(plan: KernelPlan) -> Spaces:
@@ -94,6 +96,7 @@ def choices(
         choose(plan, kernels["portable"], spaces.portable, results),
         choose_hopper(plan, kernels.get("hopper", ""), kernels["portable"], spaces.hopper, results),
         choose_backward(plan, spaces.backward),
+        choose_hopper_backward(plan),
     )
 
 

@@ -1,0 +1,200 @@
+"""HopperBackward: what the Gluon template of the backward pass needs besides the BackwardPlan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from flashgen.plan.backward import BackwardPlan
+from flashgen.plan.text import gathered_dimensions, mentioned
+from flashgen.symbolic.placement import Assignment
+from flashgen.symbols import SCORE
+
+#: Columns of q, k and v that the kernel is written for, and the queries of a tile of each: what
+#: registers hold beside the gradients of 64 keys.
+BLOCK_M = {64: 128, 128: 64}
+
+#: Keys of a program: two consumers have 64 each.
+BLOCK_N = 128
+
+#: What rows of queries come in multiples of.
+ROWS = 128
+
+
+@dataclass(frozen=True)
+class HopperBackward:
+    """What the kernel's functions hand to one another, as tuples of these names.
+
+    Attributes:
+        backward: the backward pass.
+    """
+
+    backward: BackwardPlan
+
+    @property
+    def why_not(self) -> str:
+        """Why a plan has no such kernel; ``""`` where it has one."""
+        plan, backward = self.backward.plan, self.backward
+        if plan.itemsize != 2:
+            return f"{plan.torch_dtype}: its tiles are of 16-bit elements"
+        if plan.qk_segments != plan.v_segments or plan.qk_segments not in ((64,), (128,)):
+            return "its tiles have 64 or 128 columns, those of q, k and v alike"
+        if backward.q_tiles.reduce_rows:
+            return "which queries see a tile of keys depends on each of the keys"
+        score = plan.spec.score
+        if score is not None and SCORE not in score.traced.sym.free_symbols:
+            return "its score function leaves the products out"
+        if backward.of_queries.learned:
+            return "it learns what its score function reads"
+        return ""
+
+    @property
+    def width(self) -> int:
+        """Columns of a tile of q, k and v."""
+        return self.backward.plan.qk_segments[0]
+
+    @property
+    def divides_columns(self) -> bool:
+        """Whether each consumer computes half of the columns of dq, else half of its rows."""
+        return BLOCK_M[self.width] == 64
+
+    @cached_property
+    def call(self) -> tuple[str, ...]:
+        """What holds for the whole call."""
+        arguments = self.backward.keys_arguments
+        tensors = (tensor.name for tensor in arguments.tensors)
+        sizes = ("num_q_heads", "num_kv_heads", "q_len", "kv_len", "rows_len")
+        return (*sizes, "scale", *arguments.scalars, *tensors)
+
+    program = ("batch", "kv_head", "kv_first")
+
+    @cached_property
+    def keys(self) -> tuple[str, ...]:
+        """What a consumer computes once for its keys, or once a head, for all of their scores."""
+        backward = self.backward
+        code = backward.of_keys.code
+        found = ["head_row"]
+        if self.reads_kv_idx:
+            found.append("kv_idx")
+        if not backward.plan.reads_scale:
+            found.append("qk_scale")
+        if backward.slope_scale:
+            found.append("head_scale")
+        names = [line.name for line in backward.lines_of_head]
+        read = mentioned(names, (*self._texts, *("qk_scale",) * code.scaled))
+        return (*found, *(name for name in names if name in read))
+
+    @property
+    def splits(self) -> bool:
+        """Whether tiles that need the mask have a loop of their own."""
+        return self.masks and len(self.backward.q_tiles.runs) == 1
+
+    @property
+    def reads_kv_idx(self) -> bool:
+        """Whether positions of keys are read."""
+        lines = (line.code for line in self.backward.lines_of_head)
+        return bool(mentioned(["kv_idx"], (*self._texts, *lines)))
+
+    @cached_property
+    def conditions(self) -> tuple[str, ...]:
+        """What holds for a pair that is seen."""
+        plan = self.backward.plan
+        of_rows = ("q_idx < q_len",) * self.backward.checks_q_len
+        of_keys = ("kv_idx < kv_len",) * plan.checks_kv_len
+        return (*of_rows, *of_keys, *self.backward.of_keys.code.conditions)
+
+    @property
+    def masks(self) -> bool:
+        """Whether there is something to compute for a masked tile."""
+        return bool(self.conditions)
+
+    @property
+    def masks_queries(self) -> bool:
+        """Whether that differs between tiles of queries: the end of the keys alone does not."""
+        return self.backward.checks_q_len or bool(self.backward.of_keys.code.conditions)
+
+    @property
+    def changes_scores(self) -> bool:
+        """Whether the softmax sees anything but the raw products."""
+        return self.masks or bool(self.backward.of_keys.code.score)
+
+    @cached_property
+    def mask_lines(self) -> tuple[Assignment, ...]:
+        """What conditions alone read of a tile of queries."""
+        return tuple(a for a in self.backward.lines_of_tile if a.name not in self._score_names)
+
+    @cached_property
+    def score_lines(self) -> tuple[Assignment, ...]:
+        """What the score, or its slope, reads of one."""
+        return tuple(a for a in self.backward.lines_of_tile if a.name in self._score_names)
+
+    @property
+    def scores_read_q_idx(self) -> bool:
+        """Whether the score does of their positions."""
+        lines = (line.code for line in self.score_lines)
+        return bool(mentioned(["q_idx"], (*self._score_texts, *lines)))
+
+    @property
+    def masks_read_q_idx(self) -> bool:
+        """Whether the conditions do."""
+        masked = (line.code for line in (*self.mask_lines, *self.backward.of_keys.code.masked))
+        return bool(mentioned(["q_idx"], (*self.conditions, *masked)))
+
+    @cached_property
+    def runs(self) -> tuple[str, ...]:
+        """Which tiles of queries a tile of keys is visited by, and which of them see all of it."""
+        tiles = self.backward.q_tiles
+        full = ("full_begin", "full_end") if self.masks_queries else ()
+        if tiles.from_key_0:
+            return ("visits", *full[1:])
+        if len(tiles.runs) == 1:
+            return ("visits", "q_begin", *full)
+        names = [f"{name}{r.suffix}" for r in tiles.runs for name in ("q_begin", "visits", *full)]
+        return ("visits", *names)
+
+    @cached_property
+    def visits(self) -> str:
+        """How many those are."""
+        tiles = self.backward.q_tiles
+        if tiles.from_key_0:
+            return "q_end"
+        if len(tiles.runs) == 1:
+            return "q_end - q_begin"
+        return f"visits{tiles.runs[-1].suffix}"
+
+    @cached_property
+    def gathers(self) -> tuple[int, ...]:
+        """The numbers of dimensions that tensors are indexed by."""
+        lines = (line.code for line in self.backward.lines_of_head)
+        runs = (text for run in self.backward.q_tiles.runs for text in vars(run).values())
+        bounds = (text for text in runs if isinstance(text, str))
+        texts = (*self._texts, *lines, *bounds, self.backward.slope_scale)
+        return gathered_dimensions(texts)
+
+    @cached_property
+    def _score_texts(self) -> tuple[str, ...]:
+        text = self.backward.of_keys
+        return (
+            *(line.code for line in text.code.elements),
+            text.code.score,
+            text.slope,
+            text.code.shift,
+        )
+
+    @cached_property
+    def _texts(self) -> tuple[str, ...]:
+        """Of all that is computed for a tile."""
+        code = self.backward.of_keys.code
+        lines = (*self.backward.lines_of_tile, *code.masked)
+        return (*self._score_texts, *self.conditions, *(line.code for line in lines))
+
+    @cached_property
+    def _score_names(self) -> frozenset[str]:
+        """Lines of a tile that the score reads, by others or itself."""
+        lines = {line.name: line.code for line in self.backward.lines_of_tile}
+        found: set[str] = set()
+        texts = list(self._score_texts)
+        while new := mentioned(lines, texts) - found:
+            found |= new
+            texts = [lines[name] for name in new]
+        return frozenset(found)

@@ -1,0 +1,63 @@
+"""What Triton's compiler and ptxas say of the Gluon kernel of the backward pass, without a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flashgen.codegen.render import render_backward_hopper
+from flashgen.config import KernelConfig
+from flashgen.plan.backward import BackwardPlan
+from flashgen.tuning.compiled_hopper import IMPORTS, HopperCompiled, figures_of, shared_until
+from flashgen.tuning.compiler import call_of, function_in
+
+KERNEL = "_backward_hopper"
+
+
+def backward_hopper_shared_bytes(backward: BackwardPlan, config: KernelConfig) -> int:
+    """The shared memory of a block; stops before machine code is made."""
+    return shared_until(_source(backward, config))
+
+
+def compile_backward_hopper(backward: BackwardPlan, config: KernelConfig) -> HopperCompiled:
+    """Everything that the compiler and ptxas say, down to machine code."""
+    return figures_of(_source(backward, config))
+
+
+def _source(backward: BackwardPlan, config: KernelConfig) -> Any:
+    """The kernel with the types and the alignment of a call's arguments."""
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    text = IMPORTS + render_backward_hopper(backward, after_forward=False)
+    kernel = function_in(text, KERNEL)
+    constants = {
+        "BLOCK_M": config.BLOCK_M,
+        "BLOCK_N": config.BLOCK_N,
+        "NUM_STAGES": config.num_stages,
+    }
+    arguments = backward.keys_arguments
+    types = _argument_types(backward, config)
+    call = call_of(backward.plan, kernel, types, constants, arguments=arguments)
+    return GluonASTSource(kernel, call.signature, call.constants, call.attributes)
+
+
+def _argument_types(backward: BackwardPlan, config: KernelConfig) -> dict[str, str]:
+    """Triton's types of the arguments that are no integers, but for those of parameters."""
+    plan = backward.plan
+    (width,) = plan.qk_segments
+    tiles = {"q": config.BLOCK_M, "grad_out": config.BLOCK_M}
+    tiles |= dict.fromkeys(("k", "v", "grad_k", "grad_v"), config.BLOCK_N)
+    types = {
+        f"{name}_desc": _descriptor(plan.triton_dtype, plan.torch_dtype, [1, 1, rows, width])
+        for name, rows in tiles.items()
+    }
+    types["rows_desc"] = _descriptor("fp32", "float32", [1, 1, config.BLOCK_M])
+    types["grad_q_desc"] = _descriptor("fp32", "float32", [128, 32])
+    return types | {"scale": "fp32"}
+
+
+def _descriptor(triton_dtype: str, dtype: str, block: list[int]) -> str:
+    """The type of a tensor descriptor of such tiles."""
+    from triton.experimental.gluon import language as gl
+
+    layout = gl.NVMMASharedLayout.get_default_for(block, getattr(gl, dtype))
+    return f"tensordesc<{triton_dtype}{block},{layout!r}>"
