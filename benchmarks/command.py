@@ -52,7 +52,7 @@ def run(
     torch.set_float32_matmul_precision("high")  # float32 may use the tf32 units
     device = torch.device("cuda")
     cells = _chosen(every_cell, options.cells)
-    _build_missing_modules(cells)
+    _build_missing_modules(cells, which)
     started = time.perf_counter()
     for problem in compile_all(cells, options.jobs, which.name, with_fa4=options.fa4):
         print(f"compiling beforehand: {problem}", file=sys.stderr)
@@ -79,11 +79,12 @@ def run(
     return 1 if wrong else 0
 
 
-def _build_missing_modules(cells: Sequence[Cell]) -> None:
+def _build_missing_modules(cells: Sequence[Cell], which: Pass = FORWARD_PASS) -> None:
     """Builds and tunes what the cells need of benchmarks/specs, unless it is up to date."""
     files = [SPECS / f"{name}.py" for name in {cell.module: None for cell in cells}]
     paths = [file for file in files if file.exists()]
-    for built in build(paths, Options(BENCHMARK_MODULES, (target(),)), Progress()):
+    options = Options(BENCHMARK_MODULES, (target(),), forms=which.forms)
+    for built in build(paths, options, Progress()):
         print(f"{built.variant}: {'built' if built.chosen else 'up to date'}", flush=True)
 
 

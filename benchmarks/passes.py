@@ -13,6 +13,7 @@ from benchmarks.accuracy import Inputs, Results, exact_gradients, exact_heads, m
 from benchmarks.attentions import Attention
 from benchmarks.cells import Cell
 from benchmarks.peers import PEERS, Call, Peer
+from flashgen.config import Form
 
 #: Peers that take, and return, (batch, seq, heads, head_dim): their tensors lie so.
 SEQUENCE_FIRST = ("FA4", "varlen_attn")
@@ -28,6 +29,7 @@ class Pass:
         exact: its results in float64, of the first and the last head of the batch.
         work: its FLOPs over those of the forward pass.
         wrong: the relative error of a peer that computes something else.
+        forms: the kernels that it runs, by which the benchmark's own modules are tuned.
     """
 
     name: str
@@ -35,6 +37,7 @@ class Pass:
     exact: Callable[[Cell, Attention, Inputs], list[torch.Tensor]]
     work: float
     wrong: float
+    forms: tuple[Form, ...]
 
 
 def differentiated(name: str, peer: Peer) -> Peer:
@@ -76,7 +79,7 @@ def as_results(found: torch.Tensor | Results) -> Results:
     return [found] if isinstance(found, torch.Tensor) else found
 
 
-FORWARD_PASS = Pass("forward", PEERS, exact_heads, 1.0, 0.02)
+FORWARD_PASS = Pass("forward", PEERS, exact_heads, 1.0, 0.02, ("hopper", "portable"))
 
 #: It takes five products where the forward pass takes two. A learned slope's gradient is a sum
 #: whose terms cancel, so that it is further off than they are.
@@ -86,6 +89,7 @@ BACKWARD_PASS = Pass(
     exact_gradients,
     2.5,
     0.05,
+    ("backward_keys", "backward_queries"),
 )
 
 PASSES = {which.name: which for which in (FORWARD_PASS, BACKWARD_PASS)}

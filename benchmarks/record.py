@@ -65,7 +65,7 @@ def new_row(cell: Cell, which: Pass = FORWARD_PASS) -> dict[str, Any]:
         "batch": cell.batch,
         "num_heads": cell.num_heads,
         "in_grid": cell.in_grid,
-        **(_kernel(module, seal) if which is FORWARD_PASS else _backward_kernels(module)),
+        **(_kernel if which is FORWARD_PASS else _backward_kernels)(module, seal),
         "ms": {},
         "tflops": {},
         "sustained_ms": {},
@@ -79,16 +79,17 @@ def _kernel(module: ModuleType, seal: Seal | None) -> dict[str, Any]:
     """The kernel that runs here: its form, the digest of its code, and its configuration."""
     hopper = getattr(module, "HOPPER_CONFIG", None)
     if hopper and target() == HOPPER:
-        return {"form": "hopper", "kernel": seal.hopper if seal else None, "config": hopper}
+        return {"form": "hopper", "kernel": seal and seal.kernels.get("hopper"), "config": hopper}
     config = module.CONFIGS.get(target())
-    return {"form": "portable", "kernel": seal.kernel if seal else None, "config": config}
+    return {"form": "portable", "kernel": seal and seal.kernels["portable"], "config": config}
 
 
-def _backward_kernels(module: ModuleType) -> dict[str, Any]:
-    """The configurations of the backward kernels that run here."""
+def _backward_kernels(module: ModuleType, seal: Seal | None) -> dict[str, Any]:
+    """The backward kernels that run here: the digests of their code, and their configurations."""
     configs = {"keys": module.BACKWARD_OF_KEYS, "queries": module.BACKWARD_OF_QUERIES}
     return {
         "form": "portable",
+        "kernel": seal and {name: seal.kernels[f"backward_{name}"] for name in configs},
         "config": {name: of.get(target()) for name, of in configs.items()},
     }
 

@@ -348,7 +348,9 @@ def test_a_row_tells_the_kernel_that_runs(gpu, form, monkeypatch):
     module.CONFIGS = {"sm_80": {"BLOCK_M": 64}, "sm_90": {"BLOCK_M": 128}}
     module.HOPPER_CONFIG = {"BLOCK_M": 192}
     monkeypatch.setattr(record, "target", lambda: gpu)
-    told = record._kernel(module, Seal("s", "portable digest", "b", "gluon digest"))
+    told = record._kernel(
+        module, Seal("s", "b", {"portable": "portable digest", "hopper": "gluon digest"})
+    )
     assert told["form"] == form
     assert told["kernel"] == ("gluon digest" if form == "hopper" else "portable digest")
     assert told["config"] == {"sm_80": {"BLOCK_M": 64}, "sm_90": {"BLOCK_M": 192}}.get(gpu)

@@ -14,6 +14,7 @@ from benchmarks import accuracy, attentions, cells, command, measuring, passes, 
 from benchmarks.attentions import ATTENTIONS
 from benchmarks.cells import BACKWARD, GRID, Cell
 from benchmarks.passes import BACKWARD_PASS, FORWARD_PASS, differentiated
+from flashgen.publish import Seal
 
 CPU = torch.device("cpu")
 SMALL = {"WINDOW": 5, "DOCUMENT": 10, "PREFIX": 7, "CHUNK": 8, "SINKS": 2, "HEADS": 2, "CAP": 0.5}
@@ -135,7 +136,7 @@ def test_the_modules_compute_it(small, monkeypatch, c, tmp_path):
     monkeypatch.setattr(peers, "BENCHMARK_MODULES", tmp_path)
     monkeypatch.setattr(command, "target", lambda: "sm_90")
     peers.load_module.cache_clear()
-    command._build_missing_modules([c])
+    command._build_missing_modules([c], BACKWARD_PASS)
     results, exact = gradients("flashgen", peers.flashgen, replace(c, seq_len=64))
     peers.load_module.cache_clear()
     assert len(results) == (4 if c.attention == "alibi_slopes" else 3)
@@ -202,6 +203,23 @@ def test_the_forward_pass_runs_once(small):
         first, second = call(), call()
     assert len(calls) == 1
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_the_benchmarks_own_modules_are_tuned_for_the_pass(monkeypatch):
+    asked = []
+
+    def build(paths, options, progress):
+        asked.append(([path.stem for path in paths], options.forms))
+        return ()
+
+    monkeypatch.setattr(command, "build", build)
+    monkeypatch.setattr(command, "target", lambda: "sm_90")
+    command._build_missing_modules(BACKWARD, BACKWARD_PASS)
+    command._build_missing_modules(GRID, FORWARD_PASS)
+    assert asked == [
+        (["full_d256", "alibi_slopes_d128"], ("backward_keys", "backward_queries")),
+        (["full_d256"], ("hopper", "portable")),
+    ]
 
 
 def test_every_peer_is_there_for_both_passes():
@@ -285,7 +303,10 @@ def test_a_row_tells_the_kernels_that_run(monkeypatch):
     module.BACKWARD_OF_KEYS = {"sm_90": {"BLOCK_M": 64}}
     module.BACKWARD_OF_QUERIES = {"sm_90": {"BLOCK_M": 128}}
     monkeypatch.setattr(record, "target", lambda: "sm_90")
-    told = record._backward_kernels(module)
+    digests = {"portable": "forward", "backward_keys": "k", "backward_queries": "q"}
+    told = record._backward_kernels(module, Seal("s", "b", digests))
+    assert told["kernel"] == {"keys": "k", "queries": "q"}
+    assert record._backward_kernels(module, None)["kernel"] is None
     assert told["config"] == {"keys": {"BLOCK_M": 64}, "queries": {"BLOCK_M": 128}}
     assert record.protocol(BACKWARD_PASS)["flops"] == f"2.5 * {record.protocol()['flops']}"
 
