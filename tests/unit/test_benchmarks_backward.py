@@ -244,6 +244,17 @@ def test_rates_count_five_products_for_two(small):
     assert row["gflop"] == round(flops / 1e9, 1)
     assert row["tflops"] == {"flashgen": [round(flops / 2.0 / 1e9, 1)]}
     assert row["error"]["flashgen"] < 1e-5
+    assert "error_of_learned" not in row
+
+
+def test_gradients_of_what_is_learned_are_judged_by_themselves(small):
+    """One number for each head: a peer's chance must not make ours wrong."""
+    row = measured(cell("alibi_slopes"), flashgen=dense, FlexAttention=dense)
+    assert row["error_of_learned"].keys() == {"flashgen", "FlexAttention"}
+    row["error"] = {"flashgen": 0.002, "FlexAttention": 0.002}
+    for error, wrong in ((0.04, False), (0.06, True), (float("nan"), True)):
+        row["error_of_learned"]["flashgen"] = error
+        assert bool(accuracy.wrong_cells([row])) == wrong
 
 
 class Wrong(torch.autograd.Function):
