@@ -75,6 +75,23 @@ def test_the_result_is_of_the_kernel_that_was_asked_for(
     assert StandIn.of == (PLAN, "sm_90", (SLOW, FAST, MEDIUM), form, MEDIUM)
 
 
+@pytest.mark.parametrize(
+    ("form", "made"),
+    [
+        ("portable", ("forward", PLAN, "sm_90", (SLOW, FAST), "portable")),
+        ("hopper", ("forward", PLAN, "sm_90", (SLOW, FAST), "hopper")),
+        ("backward_keys", ("backward", PLAN, "sm_90", "keys", MEDIUM)),
+        ("backward_queries", ("backward", PLAN, "sm_90", "queries", MEDIUM)),
+    ],
+)
+def test_who_measures_a_form(
+    monkeypatch: pytest.MonkeyPatch, form: Form, made: tuple[object, ...]
+) -> None:
+    monkeypatch.setattr(tuning, "ForwardBench", lambda *given: ("forward", *given))
+    monkeypatch.setattr(tuning, "BackwardBench", lambda *given: ("backward", *given))
+    assert tuning._bench(PLAN, "sm_90", (SLOW, FAST), form, MEDIUM) == made
+
+
 def test_the_kernels_have_digests_of_their_own() -> None:
     assert kernel_digest(PLAN) == kernel_digest(PLAN, "portable")
     assert len({kernel_digest(PLAN, form) for form in FORMS}) == len(FORMS)
