@@ -1,8 +1,8 @@
-"""Whether the outputs are right: each peer's beside attention in float64."""
+"""Whether results are right: each peer's beside attention in float64, and beside its gradients."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,48 +10,111 @@ import torch
 from benchmarks.attentions import ROWS, Attention
 from benchmarks.cells import Cell
 
+#: Relative errors of results that are of something else: those that round have 2e-3, and gradients
+#: of what is learned, sums whose terms cancel, up to 1e-2.
+WRONG, WRONG_SUM = 0.02, 0.05
+
 Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
-
-def exact_heads(cell: Cell, attention: Attention, inputs: Inputs) -> torch.Tensor:
-    """The first and the last head of the batch in float64, (2, seq, v_head_dim)."""
-    places = ((0, 0), (cell.batch - 1, cell.num_heads - 1))
-    return torch.stack([_exact_head(attention, inputs, *place) for place in places])
+#: What a peer computes: its output, or gradients.
+Results = Sequence[torch.Tensor]
 
 
-def _exact_head(attention: Attention, inputs: Inputs, batch: int, head: int) -> torch.Tensor:
-    q, k, v = (x[batch, head].double() for x in inputs)
+def exact_heads(cell: Cell, attention: Attention, inputs: Inputs) -> list[torch.Tensor]:
+    """The output's first and last head of the batch in float64, (2, seq, v_head_dim)."""
+    heads = []
+    for batch, head in _places(cell):
+        q, k, v = (x[batch, head].double() for x in inputs)
+        tiles = [out for _, out in _tiles(attention, q, k, v, batch, head)]
+        heads.append(torch.cat(tiles).detach())
+    return [torch.stack(heads)]
+
+
+def exact_gradients(cell: Cell, attention: Attention, inputs: Inputs) -> list[torch.Tensor]:
+    """Of q, k and v the same heads' gradients where the output's is `make_gradient`'s.
+
+    Then, of each learned tensor, those heads' elements: their gradients belong to one head of one
+    sequence.
+
+    Raises:
+        ValueError: several sequences add to what is learned.
+    """
+    if attention.learned and cell.batch > 1:
+        raise ValueError(f"{cell.name}: gradients of {attention.learned} of {cell.batch} sequences")
+    grad_out = make_gradient(cell, inputs[0].device)
+    learned = [attention.parameters[name] for name in attention.learned]
+    heads = []
+    for batch, head in _places(cell):
+        qkv = [x[batch, head].double().requires_grad_() for x in inputs]
+        sums = [torch.zeros_like(x) for x in (*qkv, *learned)]
+        with torch.enable_grad():
+            for rows, out in _tiles(attention, *qkv, batch, head):
+                grads = torch.autograd.grad(
+                    out, (*qkv, *learned), grad_out[batch, head, rows].double()
+                )
+                sums = [total + grad for total, grad in zip(sums, grads, strict=True)]
+        heads.append([*sums[:3], *(total[head] for total in sums[3:])])
+    return [torch.stack(pair) for pair in zip(*heads, strict=True)]
+
+
+def make_gradient(cell: Cell, device: torch.device) -> torch.Tensor:
+    """A gradient of the output: normal, (batch, heads, seq, v_head_dim), the same every time."""
+    generator = torch.Generator(device).manual_seed(1)
+    shape = (cell.batch, cell.num_heads, cell.seq_len, cell.v_head_dim)
+    return torch.randn(shape, generator=generator, dtype=getattr(torch, cell.dtype), device=device)
+
+
+def _places(cell: Cell) -> tuple[tuple[int, int], ...]:
+    return (0, 0), (cell.batch - 1, cell.num_heads - 1)
+
+
+def _tiles(
+    attention: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: int, head: int
+) -> Iterator[tuple[slice, torch.Tensor]]:
+    """`ROWS` queries after the other: which, and what one head of one sequence puts out."""
     b, h = (torch.tensor(i, device=q.device) for i in (batch, head))
     kv_idx = torch.arange(k.shape[0], device=q.device)
-    out = []
-    for q_idx in torch.split(kv_idx[:, None], ROWS):
-        scores = q[q_idx[:, 0]] @ k.T * q.shape[1] ** -0.5
+    for first in range(0, q.shape[0], ROWS):
+        rows = slice(first, first + ROWS)
+        q_idx = kv_idx[rows, None]
+        scores = q[rows] @ k.T * q.shape[1] ** -0.5
         if attention.score_mod:
             scores = attention.score_mod(scores, b, h, q_idx, kv_idx)
         if attention.mask_mod:
             seen = attention.mask_mod(b, h, q_idx, kv_idx)
             scores = scores.masked_fill(~seen, -torch.inf)
-        out.append(torch.softmax(scores, -1) @ v)
-    return torch.cat(out)
+        yield rows, torch.softmax(scores, -1) @ v
 
 
-def relative_error(out: torch.Tensor, expected: torch.Tensor) -> float:
-    """Norm of the difference over the norm, of the two heads of `exact_heads`.
+def relative_error(results: Results, expected: Results) -> float:
+    """Norm of the difference over the norm, of the two heads; the largest of all results.
 
-    NaN where the output is not finite everywhere.
+    NaN where one is not finite everywhere, 0 of none.
     """
-    if not torch.isfinite(out).all():
+    if not all(torch.isfinite(x).all() for x in results):
         return float("nan")
-    heads = torch.stack([out[0, 0], out[-1, -1]]).double()
-    return float((heads - expected).norm() / expected.norm())
+    errors = (_error(x, exact) for x, exact in zip(results, expected, strict=True))
+    return max(errors, default=0.0)
+
+
+def _error(x: torch.Tensor, exact: torch.Tensor) -> float:
+    first, last = (x[0, 0], x[-1, -1]) if x.ndim == 4 else (x[0], x[-1])
+    heads = torch.stack([first, last]).detach().double()
+    return float((heads - exact).norm() / exact.norm())
 
 
 def wrong_cells(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """The cells whose flashgen output is over twice as far from float64 as the worst peer's."""
+    """The cells whose flashgen results are over twice as far from float64 as the worst peer's.
+
+    Gradients of what is learned are one number for each head: chance decides whose is nearer, and
+    `WRONG_SUM` which are wrong.
+    """
     wrong = []
     for row in rows:
         errors = dict(row["error"])
         own = errors.pop("flashgen")
-        if not own <= 2 * max(errors.values(), default=0.0):  # NaN is wrong too
+        of_sums = row.get("error_of_learned", {}).get("flashgen", 0.0)
+        # NaN is wrong too.
+        if not (own <= 2 * max(errors.values(), default=0.0) and of_sums <= WRONG_SUM):
             wrong.append(row["cell"])
     return wrong

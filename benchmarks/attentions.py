@@ -22,6 +22,7 @@ CAP = 30.0  # of the capped scores
 PREFIX = 4096  # keys that every query sees
 CHUNK = 2048  # positions of a chunk
 SINKS = 4  # first keys that every query sees beside its window
+HEADS = 16  # that slopes are learned for
 ROWS = 1024  # queries looked at together where a whole score matrix would be too large
 
 
@@ -33,11 +34,13 @@ class Attention:
         mask_mod: which keys a query sees; None where it sees all.
         score_mod: what becomes of ``scale * q @ k.T``; None where it stays.
         parameters: keywords of the module's ``attention``.
+        learned: those of them that have a gradient; `score_mod` reads the same tensors.
     """
 
     mask_mod: MaskMod | None = None
     score_mod: ScoreMod | None = None
     parameters: dict[str, Any] = field(default_factory=dict)
+    learned: tuple[str, ...] = ()
 
 
 def causal_mask(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
@@ -93,6 +96,16 @@ def alibi(length: int, device: torch.device) -> Attention:
     return Attention(causal_mask, score_mod)
 
 
+def alibi_slopes(length: int, device: torch.device) -> Attention:
+    """The same with the rates in a tensor that learns."""
+    slopes = torch.exp2(-0.5 * torch.arange(1, HEADS + 1, device=device)).requires_grad_()
+
+    def score_mod(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return score + slopes[h] * (kv_idx - q_idx)
+
+    return Attention(causal_mask, score_mod, {"slopes": slopes}, ("slopes",))
+
+
 def prefix(length: int, device: torch.device) -> Attention:
     """Causal, and the first `PREFIX` keys visible to every query."""
     end = PREFIX
@@ -131,6 +144,7 @@ ATTENTIONS: dict[str, Callable[[int, torch.device], Attention]] = {
     "documents": documents,
     "softcap": softcap,
     "alibi": alibi,
+    "alibi_slopes": alibi_slopes,
     "prefix": prefix,
     "chunked": chunked,
     "sink_window": sink_window,

@@ -89,3 +89,11 @@ VARIANTS = (
     _variant("chunked", f"chunks of {CHUNK}, causal"),
     _variant("sink_window", f"{SINKS} sinks and a window of {WINDOW}"),
 )
+
+BACKWARD = (
+    *GRID,
+    _variant("window", f"window of {WINDOW}"),
+    _variant("documents", f"documents of {DOCUMENT}, causal"),
+    _variant("softcap", f"softcap {CAP:g}, causal"),
+    _variant("alibi_slopes", "ALiBi with learned slopes, causal"),
+)

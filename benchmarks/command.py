@@ -17,7 +17,8 @@ from benchmarks.accuracy import wrong_cells
 from benchmarks.cells import Cell
 from benchmarks.compiling import compile_all
 from benchmarks.measuring import measure
-from benchmarks.peers import BENCHMARK_MODULES, PEERS, peers_of
+from benchmarks.passes import FORWARD_PASS, Pass
+from benchmarks.peers import BENCHMARK_MODULES, peers_of
 from benchmarks.record import environment, layout, new_row, protocol, target
 from benchmarks.timing import TIMERS
 from flashgen.build import Options, Progress, build
@@ -31,6 +32,8 @@ def run(
     every_cell: Sequence[Cell],
     description: str | None,
     show: Callable[[Mapping[str, Any]], str],
+    which: Pass = FORWARD_PASS,
+    repeat: int = 2,
 ) -> int:
     """Measures the cells that the command line asks for; status 1 where a module is wrong.
 
@@ -39,29 +42,31 @@ def run(
         every_cell: what can be asked for.
         description: of the command, for its help.
         show: the results as a table.
+        which: the pass that is measured.
+        repeat: how often, unless the command line says it.
     """
-    options = _arguments(benchmark, every_cell, description)
+    options = _arguments(benchmark, every_cell, description, repeat)
     if not torch.cuda.is_available():
         print(f"benchmarks.{benchmark} measures a CUDA GPU; torch sees none", file=sys.stderr)
         return 2
     torch.set_float32_matmul_precision("high")  # float32 may use the tf32 units
     device = torch.device("cuda")
-    cells = [cell for cell in every_cell if options.only in cell.name]
-    _build_missing_modules(cells)
+    cells = _chosen(every_cell, options.cells)
+    _build_missing_modules(cells, which)
     started = time.perf_counter()
-    for problem in compile_all(cells, options.jobs):
+    for problem in compile_all(cells, options.jobs, which.name, with_fa4=options.fa4):
         print(f"compiling beforehand: {problem}", file=sys.stderr)
     print(f"compiled beforehand in {time.perf_counter() - started:.0f} s", flush=True)
-    rows = [new_row(cell) for cell in cells]
+    rows = [new_row(cell, which) for cell in cells]
     head = {
         "benchmark": benchmark,
         "environment": environment(device),
-        "protocol": protocol(),
+        "protocol": protocol(which),
     }
     for repetition in range(options.repeat):
         for cell, row in zip(cells, rows, strict=True):
-            peers = {name: PEERS[name] for name in peers_of(cell, options.fa4)}
-            measure(cell, row, peers, repetition, device, TIMERS)
+            peers = {name: which.peers[name] for name in peers_of(cell, options.fa4)}
+            measure(cell, row, peers, repetition, device, TIMERS, which)
             seconds = time.perf_counter() - started
             print(f"{seconds:4.0f} s {_progress(repetition, row)}", flush=True)
             # After every cell: a run that is cut off keeps them.
@@ -70,15 +75,16 @@ def run(
     print(f"\n{show(json.loads(options.json.read_text()))}")
     wrong = wrong_cells(rows)
     if wrong:
-        print(f"WRONG OUTPUT of flashgen's module: {', '.join(wrong)}", file=sys.stderr)
+        print(f"WRONG RESULTS of flashgen's module: {', '.join(wrong)}", file=sys.stderr)
     return 1 if wrong else 0
 
 
-def _build_missing_modules(cells: Sequence[Cell]) -> None:
+def _build_missing_modules(cells: Sequence[Cell], which: Pass = FORWARD_PASS) -> None:
     """Builds and tunes what the cells need of benchmarks/specs, unless it is up to date."""
     files = [SPECS / f"{name}.py" for name in {cell.module: None for cell in cells}]
     paths = [file for file in files if file.exists()]
-    for built in build(paths, Options(BENCHMARK_MODULES, (target(),)), Progress()):
+    options = Options(BENCHMARK_MODULES, (target(),), forms=which.forms)
+    for built in build(paths, options, Progress()):
         print(f"{built.variant}: {'built' if built.chosen else 'up to date'}", flush=True)
 
 
@@ -93,14 +99,31 @@ def _progress(repetition: int, row: Mapping[str, Any]) -> str:
     return f"[{repetition + 1}] {row['cell']:28} {shown}"
 
 
+def _chosen(cells: Sequence[Cell], parts: Sequence[str]) -> list[Cell]:
+    """The cells that have one of these parts in their names."""
+    return [cell for cell in cells if any(part in cell.name for part in parts)]
+
+
 def _arguments(
-    benchmark: str, cells: Sequence[Cell], description: str | None
+    benchmark: str, cells: Sequence[Cell], description: str | None, repeat: int
 ) -> argparse.Namespace:
     parser = argparse.ArgumentParser(f"python -m benchmarks.{benchmark}", description=description)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--json", type=Path, required=True, help="file for the results")
-    parser.add_argument("--repeat", type=int, default=2, help="times to measure the whole table")
-    parser.add_argument("--only", default="", help="a part of the names of the cells to measure")
+    parser.add_argument(
+        "--repeat",
+        type=int,
+        default=repeat,
+        help=f"times to measure the whole table; {repeat} unless it is given",
+    )
+    parser.add_argument(
+        "--cells",
+        "--only",
+        nargs="+",
+        default=[""],
+        metavar="PART",
+        help="measure the cells with one of these in their names",
+    )
     parser.add_argument(
         "--jobs",
         type=int,
@@ -111,6 +134,7 @@ def _arguments(
     options = parser.parse_args()
     if options.repeat < 1:
         parser.error("--repeat: at least 1")
-    if not any(options.only in cell.name for cell in cells):
-        parser.error(f"--only: no cell has {options.only!r} in its name")
+    for part in options.cells:
+        if not _chosen(cells, [part]):
+            parser.error(f"--cells: no cell has {part!r} in its name")
     return options

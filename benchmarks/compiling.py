@@ -1,8 +1,8 @@
 """Compiling beforehand: every kernel of a run, by several processes, into the caches on disk.
 
 The process that measures finds them there. FlexAttention takes 5 to 15 s of a CPU core for each
-shape, one after the other longer than all the measuring. FlashAttention 4 keeps no such cache and
-compiles where it is measured.
+shape, twice that for gradients; FlashAttention 4, which keeps its kernels on disk where it is asked
+to, as long for each attention. One after the other that is longer than all the measuring.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from multiprocessing import get_context
 
 import torch
@@ -18,43 +19,66 @@ import torch
 from benchmarks.attentions import ATTENTIONS
 from benchmarks.cells import Cell
 from benchmarks.measuring import make_inputs
-from benchmarks.peers import PEERS
+from benchmarks.passes import PASSES
+from benchmarks.peers import peers_of
 
-#: Those whose compilers keep what they made on disk.
-CACHED = ("flashgen", "FlexAttention")
+#: Those whose compilers keep what they made on disk, the slowest first, and whether each length of
+#: sequence has kernels of its own.
+CACHED = {"FlexAttention": True, "FA4": False, "flashgen": False}
+
+#: Read by FlashAttention 4 when it is imported.
+FA4_CACHE = "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED"
 
 
-def compile_all(cells: Sequence[Cell], jobs: int) -> list[str]:
-    """Calls the peers of `CACHED` once on each cell, in so many processes of their own.
+def compile_all(
+    cells: Sequence[Cell], jobs: int, which: str = "forward", *, with_fa4: bool = False
+) -> list[str]:
+    """Calls the peers of `CACHED` once on what they compile for, in so many processes.
+
+    Args:
+        cells: what will be measured.
+        jobs: processes; with 0 nothing is compiled beforehand.
+        which: the name of the pass.
+        with_fa4: whether FlashAttention 4 is there.
 
     Returns:
         what went wrong, a line each; the measuring meets it again and says more.
     """
     if jobs < 1:
         return []
+    calls = calls_to_compile(cells, with_fa4)
     # A worker's kernels are compiled in the worker, not in a pool of its own.
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+    os.environ[FA4_CACHE] = "1"
     try:
-        with ProcessPoolExecutor(min(jobs, len(cells)), mp_context=get_context("spawn")) as pool:
-            problems = list(pool.map(compile_cell, cells))
+        with ProcessPoolExecutor(min(jobs, len(calls)), mp_context=get_context("spawn")) as pool:
+            problems = list(pool.map(partial(compile_call, which=which), *zip(*calls, strict=True)))
     except BrokenProcessPool as error:
         return [f"a compiling process died: {error}"]
     finally:
         del os.environ["TORCHINDUCTOR_COMPILE_THREADS"]
-    return [line for lines in problems for line in lines]
+    return [problem for problem in problems if problem]
 
 
-def compile_cell(cell: Cell, device_type: str = "cuda") -> list[str]:
-    """Calls them on one cell, in this process; what went wrong, a line each."""
+def calls_to_compile(cells: Sequence[Cell], with_fa4: bool) -> list[tuple[str, Cell]]:
+    """The names of peers with cells whose kernels differ, those that take longest first."""
+    calls = {}
+    for name, each_length in CACHED.items():
+        for cell in cells:
+            if name in peers_of(cell, with_fa4):
+                calls.setdefault((name, cell.module, each_length and cell.seq_len), cell)
+    return [(name, cell) for (name, *_), cell in calls.items()]
+
+
+def compile_call(name: str, cell: Cell, which: str = "forward", device_type: str = "cuda") -> str:
+    """Calls a peer on a cell, in this process; what went wrong, or nothing."""
     torch.set_float32_matmul_precision("high")  # as where it is measured: part of cache keys
     device = torch.device(device_type)
-    problems = []
-    for name in CACHED:
-        try:
-            attention = ATTENTIONS[cell.attention](cell.seq_len, device)
-            inputs = make_inputs(cell, device)
-            with torch.no_grad(), PEERS[name](cell, attention, inputs) as call:
-                call()
-        except Exception as error:
-            problems.append(f"{cell.name}, {name}: {type(error).__name__}: {error}")
-    return problems
+    try:
+        attention = ATTENTIONS[cell.attention](cell.seq_len, device)
+        inputs = make_inputs(cell, device)
+        with torch.no_grad(), PASSES[which].peers[name](cell, attention, inputs) as call:
+            call()
+    except Exception as error:
+        return f"{cell.name}, {name}: {type(error).__name__}: {error}"
+    return ""

@@ -51,7 +51,7 @@ def fa4(cell: Cell, attention: Attention, inputs: Inputs) -> Iterator[Call]:
     tensors = tuple(x.transpose(1, 2).contiguous() for x in inputs)
     function: Callable[..., Any]
     if name == "documents" and cell.batch == 1:
-        tensors = tuple(x[0] for x in tensors)
+        tensors = tuple(x.flatten(0, 1) for x in tensors)
         ends = document_ends(length, inputs[0].device)
         function = partial(
             flash_attn_varlen_func,
@@ -70,6 +70,8 @@ def fa4(cell: Cell, attention: Attention, inputs: Inputs) -> Iterator[Call]:
         function = partial(flash_attn_func, causal=True, score_mod=_mod(name))
     elif name in MASKED:
         function = _masked(flash_attn_func, cell, attention, inputs)
+    elif attention.learned:
+        raise NotImplementedError("no gradients of what a score function reads")
     else:
         raise NotImplementedError(f"no {name}")
     yield partial(_heads_first, function, tensors, cell.batch)

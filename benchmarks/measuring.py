@@ -9,14 +9,12 @@ from typing import Any
 import torch
 import triton
 
-from benchmarks.accuracy import Inputs, exact_heads, relative_error
+from benchmarks.accuracy import WRONG, WRONG_SUM, Inputs, relative_error
 from benchmarks.attentions import ATTENTIONS, Attention, visible_pairs
 from benchmarks.cells import Cell
+from benchmarks.passes import FORWARD_PASS, Pass, as_results
 from benchmarks.peers import Call, Peer, make_block_mask
 from benchmarks.timing import Timer
-
-#: Relative error of a peer that computes something else: one that rounds has 2e-3.
-WRONG = 0.02
 
 
 def measure(
@@ -26,19 +24,21 @@ def measure(
     repetition: int,
     device: torch.device,
     timers: Mapping[str, Timer],
+    which: Pass = FORWARD_PASS,
 ) -> None:
     """Measures every peer on a cell, by one timer after the other, and adds the figures to its row.
 
     A timer's name is that of its figures: those of ``ms`` stand there and, as rates, in ``tflops``.
-    Outputs and memory are looked at in the first repetition alone. A peer that raises is noted
-    with its reason and left out from then on; flashgen's may not.
+    The peers are those of the pass that is measured. Results and memory are looked at in the first
+    repetition alone. A peer that raises is noted with its reason and left out from then on;
+    flashgen's may not.
     """
     attention = ATTENTIONS[cell.attention](cell.seq_len, device)
     inputs = make_inputs(cell, device)
     if repetition == 0:
-        _look_at(cell, row, peers, attention, inputs)
+        _look_at(cell, row, peers, attention, inputs, which)
     names = list(peers)[:: -1 if repetition % 2 else 1]
-    flops = cell.flops(row["visible_pairs"])
+    flops = which.work * cell.flops(row["visible_pairs"])
     for key, time_ms in timers.items():
         for name in names:
             if name in row["unavailable"]:
@@ -51,19 +51,29 @@ def measure(
 
 
 def _look_at(
-    cell: Cell, row: dict[str, Any], peers: Mapping[str, Peer], attention: Attention, inputs: Inputs
+    cell: Cell,
+    row: dict[str, Any],
+    peers: Mapping[str, Peer],
+    attention: Attention,
+    inputs: Inputs,
+    which: Pass,
 ) -> None:
     """What is the same in every repetition: the work, the errors, the memory."""
     device = inputs[0].device
     pairs = visible_pairs(attention, cell.seq_len, device)
-    row |= {"visible_pairs": pairs, "gflop": round(cell.flops(pairs) / 1e9, 1)}
-    expected = exact_heads(cell, attention, inputs)
+    gflop = which.work * cell.flops(pairs) / 1e9
+    row |= {"visible_pairs": pairs, "gflop": round(gflop, 1)}
+    expected = which.exact(cell, attention, inputs)
     for name, peer in peers.items():
         with torch.no_grad(), _noted(row, name), peer(cell, attention, inputs) as call:
-            error = relative_error(call(), expected)
-            if name != "flashgen" and not error <= WRONG:
-                raise ValueError(f"wrong output, {error:.2g} off")
+            results = as_results(call())
+            error = relative_error(results[:3], expected[:3])
+            of_learned = relative_error(results[3:], expected[3:])
+            if name != "flashgen" and not (error <= WRONG and of_learned <= WRONG_SUM):
+                raise ValueError(f"wrong output, {max(error, of_learned):.2g} off")
             row["error"][name] = float(f"{error:.3g}")
+            if expected[3:]:
+                row.setdefault("error_of_learned", {})[name] = float(f"{of_learned:.3g}")
             if name == "flashgen" and device.type == "cuda":
                 row["extra_bytes"] = extra_bytes(call)
     if "FlexAttention" in row["error"] and attention.mask_mod and device.type == "cuda":
@@ -93,9 +103,9 @@ def make_inputs(cell: Cell, device: torch.device) -> Inputs:
 
 
 def extra_bytes(call: Call) -> int:
-    """Device memory that a call takes at its peak beyond its output."""
-    peak, out = peak_bytes(call)
-    return peak - int(out.nbytes)
+    """Device memory that a call takes at its peak beyond its results."""
+    peak, found = peak_bytes(call)
+    return peak - sum(int(x.nbytes) for x in as_results(found))
 
 
 def block_mask_cost(cell: Cell, attention: Attention, device: torch.device) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 A peer is a context manager: entered, it gives a function of no arguments that runs the forward pass
 once and returns the output, (batch, heads, seq, v_head_dim). It raises where it cannot run a cell.
+`benchmarks.passes` makes peers of the backward pass of them.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
-from benchmarks.accuracy import Inputs
+from benchmarks.accuracy import Inputs, Results
 from benchmarks.attentions import DOCUMENT, Attention
 from benchmarks.cells import Cell
 from benchmarks.fa4 import document_ends, fa4, fa4_mask_mod
 
-Call = Callable[[], torch.Tensor]
+Call = Callable[[], torch.Tensor | Results]
 Peer = Callable[[Cell, Attention, Inputs], AbstractContextManager[Call]]
 
 #: Where modules are looked for that are built for the benchmark alone.
@@ -85,7 +86,7 @@ def varlen(cell: Cell, attention: Attention, inputs: Inputs) -> Iterator[Call]:
 
     if cell.attention != "documents" or cell.batch != 1:
         raise NotImplementedError(f"no {cell.attention}")
-    q, k, v = (x[0].transpose(0, 1).contiguous() for x in inputs)
+    q, k, v = (x.transpose(1, 2).flatten(0, 1).contiguous() for x in inputs)
     cu_seq = document_ends(cell.seq_len, q.device)
     # Since torch 2.12 a causal mask is a window that ends at the query.
     has_window = "window_size" in inspect.signature(varlen_attn).parameters

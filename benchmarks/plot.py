@@ -67,8 +67,9 @@ def variants(document: Document) -> Shown:
 
 
 def _title(what: str, document: Document, timing: str) -> str:
-    env = document["environment"]
-    return f"{what}: forward TFLOP/s on visible elements, {TIMINGS[timing]}, {env['gpu']}"
+    env, passed = document["environment"], document["benchmark"]
+    passed = "backward" if passed == "backward" else "forward"
+    return f"{what}: {passed} TFLOP/s on visible elements, {TIMINGS[timing]}, {env['gpu']}"
 
 
 def digest(shown: Shown) -> str:
@@ -152,6 +153,7 @@ def _bars(axes: Any, groups: dict[str, Bars], horizontal: bool) -> None:
 DRAWN: dict[str, tuple[str, Callable[[Document], Shown], bool]] = {
     "dense.svg": ("forward", dense, False),
     "variants.svg": ("variants", variants, True),
+    "backward.svg": ("backward", dense, False),
 }
 
 

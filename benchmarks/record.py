@@ -14,6 +14,7 @@ import torch
 import triton
 
 from benchmarks.cells import Cell
+from benchmarks.passes import FORWARD_PASS, Pass
 from benchmarks.peers import load_module
 from benchmarks.timing import LOAD_MS, PAUSE_SECONDS, REPETITION_MS, SUSTAINED_MS, WARMUP_MS
 from flashgen.config import HOPPER
@@ -33,8 +34,9 @@ def environment(device: torch.device) -> dict[str, str]:
     }
 
 
-def protocol() -> dict[str, Any]:
+def protocol(which: Pass = FORWARD_PASS) -> dict[str, Any]:
     """How the figures were taken."""
+    flops = "2 * batch * heads * visible (query, key) pairs * (qk_head_dim + v_head_dim)"
     return {
         "timer": "triton.testing.do_bench, median",
         "sustained_timer": "calls back to back after a load of the same, mean by CUDA events",
@@ -43,12 +45,12 @@ def protocol() -> dict[str, Any]:
         "pause_s": PAUSE_SECONDS,
         "load_ms": LOAD_MS,
         "sustained_ms": SUSTAINED_MS,
-        "flops": "2 * batch * heads * visible (query, key) pairs * (qk_head_dim + v_head_dim)",
+        "flops": flops if which.work == 1.0 else f"{which.work} * {flops}",
         "error": "relative to float64, Frobenius norm over two heads",
     }
 
 
-def new_row(cell: Cell) -> dict[str, Any]:
+def new_row(cell: Cell, which: Pass = FORWARD_PASS) -> dict[str, Any]:
     """A cell before its first measurement."""
     module = load_module(cell.module)
     seal = read_seal(Path(str(module.__file__)))
@@ -63,7 +65,7 @@ def new_row(cell: Cell) -> dict[str, Any]:
         "batch": cell.batch,
         "num_heads": cell.num_heads,
         "in_grid": cell.in_grid,
-        **_kernel(module, seal),
+        **(_kernel if which is FORWARD_PASS else _backward_kernels)(module, seal),
         "ms": {},
         "tflops": {},
         "sustained_ms": {},
@@ -77,9 +79,19 @@ def _kernel(module: ModuleType, seal: Seal | None) -> dict[str, Any]:
     """The kernel that runs here: its form, the digest of its code, and its configuration."""
     hopper = getattr(module, "HOPPER_CONFIG", None)
     if hopper and target() == HOPPER:
-        return {"form": "hopper", "kernel": seal.hopper if seal else None, "config": hopper}
+        return {"form": "hopper", "kernel": seal and seal.kernels.get("hopper"), "config": hopper}
     config = module.CONFIGS.get(target())
-    return {"form": "portable", "kernel": seal.kernel if seal else None, "config": config}
+    return {"form": "portable", "kernel": seal and seal.kernels["portable"], "config": config}
+
+
+def _backward_kernels(module: ModuleType, seal: Seal | None) -> dict[str, Any]:
+    """The backward kernels that run here: the digests of their code, and their configurations."""
+    configs = {"keys": module.BACKWARD_OF_KEYS, "queries": module.BACKWARD_OF_QUERIES}
+    return {
+        "form": "portable",
+        "kernel": seal and {name: seal.kernels[f"backward_{name}"] for name in configs},
+        "config": {name: of.get(target()) for name, of in configs.items()},
+    }
 
 
 def layout(document: Mapping[str, Any]) -> str:

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from benchmarks.figures import (
     FA4,
@@ -40,7 +41,6 @@ from benchmarks.figures import (
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "performance.md")
-NO_RESULTS = "No results are committed yet."
 
 _BLOCK = re.compile(r"(<!-- benchmark: (\w+) -->\n).*?(<!-- /benchmark -->)", re.DOTALL)
 
@@ -52,7 +52,7 @@ def summary_table(document: Document) -> str:
     lengths = " / ".join(str(length) for length in sorted({row["seq_len"] for row in rows}))
     against = [f"to the best, {TIMINGS[timing]}" for timing in by]
     lines = [
-        f"Forward TFLOP/s at sequence lengths {lengths}, and {OWN}'s ratio to the best peer; "
+        f"{_rate_of(document)} at sequence lengths {lengths}, and {OWN}'s ratio to the best peer; "
         f"{caption(document)}.",
         "",
         *_header(["head_dim", "mask", *peers, *against], left=2),
@@ -97,7 +97,8 @@ def full_table(document: Document) -> str:
         "Error relative to float64 (Frobenius norm over two heads):",
         _error_table(rows),
         f"What making {RIVAL}'s BlockMask costs before the call, what {OWN}'s module takes beside "
-        "its output, and what it ships:",
+        f"its {'gradients' if document['benchmark'] == 'backward' else 'output'}, and what it "
+        "ships:",
         _cost_table(rows),
         *_refusals(rows),
     ]
@@ -113,7 +114,7 @@ def variants_table(document: Document) -> str:
     has_fa4 = any(peer.startswith(FA4) for peer in peers_of(rows))
     over = [RIVAL, *([FA4] if has_fa4 else []), "own causal"]
     lines = [
-        f"Forward TFLOP/s on visible elements: head_dim {rows[0]['head_dim'][0]}, "
+        f"{_rate_of(document)} on visible elements: head_dim {rows[0]['head_dim'][0]}, "
         f"{rows[0]['num_heads']} heads, {rows[0]['seq_len']} tokens, {rows[0]['dtype']}; "
         f"{caption(document)}. Ratios are {OWN}'s, by {' / '.join(TIMINGS[t] for t in by)}.",
         "",
@@ -128,8 +129,31 @@ def variants_table(document: Document) -> str:
             ratios.append([ratio(row, best_fa4(row, timing), timing) for timing in by])
         ratios.append([of_causal(row, rows, timing) for timing in by])
         joined = [" / ".join(map(_times, values)) if any(values) else "-" for values in ratios]
-        lines.append(_line([row["title"], visible, *shown, *joined]))
+        lines.append(_line([row["title"] or row["mask"], visible, *shown, *joined]))
     return "\n".join(lines)
+
+
+def backward_table(document: Document) -> str:
+    """Of the backward pass the grid, and the variants beside full and causal attention of theirs.
+
+    One of them alone where a run had no more.
+    """
+    rows = document["cells"]
+    tables = []
+    if any(row["in_grid"] for row in rows):
+        tables.append(summary_table(document))
+    if variants := [row for row in rows if not row["in_grid"]]:
+        size = ("seq_len", "head_dim", "dtype")
+        alike = [all(row[key] == variants[0][key] for key in size) for row in rows]
+        beside = [row for row, is_alike in zip(rows, alike, strict=True) if is_alike]
+        tables.append(variants_table({**document, "cells": beside}))
+    return "\n\n".join(tables)
+
+
+def backward_summary(document: Document) -> str:
+    """That beneath its picture."""
+    alt = "Bars: backward TFLOP/s of flashgen and its peers, full and causal"
+    return f"![{alt}](docs/pictures/backward.svg)\n\n{backward_table(document)}"
 
 
 def launch_table(document: Document) -> str:
@@ -149,19 +173,25 @@ TABLES: dict[str, tuple[str, Callable[[Document], str]]] = {
     "full": ("forward", full_table),
     "variants": ("variants", variants_table),
     "variants_full": ("variants", full_table),
+    "backward": ("backward", backward_summary),
+    "backward_full": ("backward", full_table),
     "launch": ("launch", launch_table),
 }
 
 
 def fill(text: str, results: Mapping[str, Document]) -> str:
-    """``text`` with the tables of these results between its marks."""
+    """``text`` with the tables of these results between its marks; of no results nothing."""
 
     def block(match: re.Match[str]) -> str:
         benchmark, table = TABLES[match[2]]
-        shown = table(results[benchmark]) if benchmark in results else NO_RESULTS
-        return f"{match[1]}{shown}\n{match[3]}"
+        shown = f"{table(results[benchmark])}\n" if benchmark in results else ""
+        return f"{match[1]}{shown}{match[3]}"
 
     return _BLOCK.sub(block, text)
+
+
+def _rate_of(document: Document) -> str:
+    return f"{'Backward' if document['benchmark'] == 'backward' else 'Forward'} TFLOP/s"
 
 
 def _whole(value: float | None) -> str:
@@ -213,11 +243,18 @@ def _cost_table(rows: Sequence[Row]) -> str:
         cost = row.get("block_mask")
         made = (f"{cost['ms']:.2f}", f"{cost['peak_mib']:.0f}") if cost else ("-", "-")
         extra = f"{row['extra_bytes'] / 1024:.0f}" if "extra_bytes" in row else "-"
-        config = ", ".join(f"{key}={value}" for key, value in (row["config"] or {}).items())
+        config = _configuration(row["config"] or {})
         if row.get("form") == "hopper":
             config = f"Gluon: {config}"
         lines.append(_line([row["cell"], *made, extra, config or "-"]))
     return "\n".join(lines)
+
+
+def _configuration(config: Mapping[str, Any]) -> str:
+    """Its numbers, or those of each of several kernels."""
+    if any(isinstance(value, Mapping) for value in config.values()):
+        return "; ".join(f"{name}: {_configuration(of or {})}" for name, of in config.items())
+    return ", ".join(f"{key}={value}" for key, value in config.items())
 
 
 def _refusals(rows: Sequence[Row]) -> Iterator[str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from flashgen.build import is_current
+from flashgen.build import Options, is_current
 from flashgen.errors import FlashgenError
 from flashgen.files import write_atomically
 from flashgen.loader import Variant, load
@@ -72,7 +72,7 @@ def bench(name: str, specs: Path, out: Path) -> list[Timing]:
     variant = _variant(name, specs)
     _require_gpu(variant)
     place = Place(out, name)
-    if not is_current(variant, out, None):
+    if not is_current(variant, Options(out=out), None):
         raise FlashgenError(f"{place.module}: not up to date; build {variant.file} first")
     plan, module = lower(variant.spec, name), _import(place)
     lengths = usual_lengths(plan, LENGTHS)

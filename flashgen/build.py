@@ -10,19 +10,29 @@ from time import perf_counter
 
 from flashgen.budget.targets import TARGETS
 from flashgen.codegen.render import render_module
-from flashgen.config import HOPPER, Form
+from flashgen.config import BACKWARD_FORMS, FORMS, HOPPER, Form
 from flashgen.errors import FlashgenError, ValidationError, Violation
 from flashgen.files import lock
 from flashgen.loader import Variant, load
 from flashgen.plan import KernelPlan, lower
 from flashgen.publish import Place, Seal, build_digest, publish, read_seal, sealed
+from flashgen.spec import Blocks
+from flashgen.tuning.choose import choose
 from flashgen.tuning.device import Gpu, detect_gpu
 from flashgen.tuning.forms import Choices, Spaces, choices, digests, ranked, search_spaces
 from flashgen.tuning.store import TuneResult, load_results, merged, save_results
 from flashgen.validate import unfit, validate
 
 #: What a build calls the kernels.
-NAMES: Mapping[Form, str] = {"portable": "the portable kernel", "hopper": "the Gluon kernel"}
+NAMES: Mapping[Form, str] = {
+    "portable": "the portable kernel",
+    "hopper": "the Gluon kernel",
+    "backward_keys": "the backward kernel over keys",
+    "backward_queries": "the backward kernel over queries",
+}
+
+#: Of the time to measure a forward kernel for, what a backward kernel gets: it has few candidates.
+BACKWARD_SHARE = 0.5
 
 
 @dataclass(frozen=True)
@@ -33,8 +43,10 @@ class Options:
         out: the folder to publish to.
         targets: instead of the specs' own; empty keeps those.
         tune: measure what was never measured, where this machine has a GPU of a listed target.
-        tune_seconds: time to spend on measuring one kernel; on Hopper a variant has two.
+        tune_seconds: time to spend on measuring a forward kernel, of which a variant has two on
+            Hopper; half of that each of the two backward kernels gets.
         force: build, and measure, what is up to date as well.
+        forms: the kernels that may be measured.
     """
 
     out: Path = Path("generated")
@@ -42,6 +54,7 @@ class Options:
     tune: bool = True
     tune_seconds: float = 60.0
     force: bool = False
+    forms: tuple[Form, ...] = FORMS
 
 
 class Progress:
@@ -93,7 +106,7 @@ def build(paths: Iterable[Path], options: Options, progress: Progress) -> Iterat
     _refuse(finding for variant in variants for finding in validate(variant))
 
     gpu = detect_gpu() if options.tune else None
-    stale = [v for v in variants if options.force or not is_current(v, options.out, gpu)]
+    stale = [v for v in variants if options.force or not is_current(v, options, gpu)]
     yield from (Built(variant.name) for variant in variants if variant not in stale)
 
     # 3. lower: spec -> plan, which holds all that sympy derives from the mask.
@@ -116,7 +129,7 @@ def build(paths: Iterable[Path], options: Options, progress: Progress) -> Iterat
         with lock(
             place.lock, on_wait=partial(progress.step, variant.name, "wait for another build")
         ):
-            if not options.force and is_current(variant, options.out, gpu):
+            if not options.force and is_current(variant, options, gpu):
                 yield Built(variant.name)  # the build that this one waited for did it
                 continue
 
@@ -127,8 +140,8 @@ def build(paths: Iterable[Path], options: Options, progress: Progress) -> Iterat
             # 6. tune: candidates -> the configuration for each target and kernel.
             interrupted = False
             if gpu is not None:
-                forms = _to_measure(gpu, variant, kernels, place, again=options.force)
-                interrupted = _tune(plan, forms, gpu, space, place, options, progress)
+                forms = _to_measure(gpu, variant, kernels, place, options)
+                interrupted = _tune(plan, kernels, forms, gpu, space, place, options, progress)
             chosen = choices(plan, kernels, space, load_results(place.tuning))
 
             # 7. publish: source and configurations -> generated/<name>.py.
@@ -147,12 +160,7 @@ def module_text(
     place: Place,
 ) -> str:
     """What stands in ``generated/<name>.py``: a function of its arguments and the tuning file."""
-    seal = Seal(
-        spec=variant.spec.digest,
-        kernel=kernels["portable"],
-        build=build_digest(variant.spec, place),
-        hopper=kernels.get("hopper", ""),
-    )
+    seal = Seal(variant.spec.digest, build_digest(variant.spec, place), kernels)
     text = render_module(
         plan,
         chosen.portable,
@@ -164,16 +172,15 @@ def module_text(
     return sealed(text, seal)
 
 
-def is_current(variant: Variant, out: Path, gpu: Gpu | None) -> bool:
+def is_current(variant: Variant, options: Options, gpu: Gpu | None) -> bool:
     """Whether the published module is whole, of these inputs, and measured where it can be."""
-    place = Place(out, variant.name)
+    place = Place(options.out, variant.name)
     seal = read_seal(place.module)
     if seal is None or not place.package_file.exists():
         return False
     if seal.build != build_digest(variant.spec, place):
         return False
-    kernels: dict[Form, str] = {"hopper": seal.hopper} if seal.hopper else {}
-    return not _to_measure(gpu, variant, {**kernels, "portable": seal.kernel}, place)
+    return not _to_measure(gpu, variant, seal.kernels, place, replace(options, force=False))
 
 
 def _with_targets(variants: list[Variant], targets: tuple[str, ...]) -> list[Variant]:
@@ -199,27 +206,30 @@ def _to_measure(
     variant: Variant,
     kernels: Mapping[Form, str],
     place: Place,
-    *,
-    again: bool = False,
+    options: Options,
 ) -> list[Form]:
     """The kernels that run on the GPU and of which it has measured no candidate that is admitted.
 
-    None where it is of no listed target.
+    With force, those too of which it has. None where it is of no listed target.
     """
     if gpu is None or gpu.target not in variant.spec.targets:
         return []
     results = [result for result in load_results(place.tuning) if result.gpu == gpu.name]
-    blocks = variant.spec.blocks
+    # Pins are of the forward kernels.
+    blocks = dict.fromkeys(BACKWARD_FORMS.values(), Blocks())
     return [
         form
         for form, kernel in kernels.items()
-        if form == "portable" or gpu.target == HOPPER
-        if again or not any(result.has_measured(kernel, blocks) for result in results)
+        if form in options.forms
+        if form != "hopper" or gpu.target == HOPPER
+        if options.force
+        or not any(r.settles(kernel, blocks.get(form, variant.spec.blocks)) for r in results)
     ]
 
 
 def _tune(
     plan: KernelPlan,
+    kernels: Mapping[Form, str],
     forms: Iterable[Form],
     gpu: Gpu,
     spaces: Spaces,
@@ -235,7 +245,7 @@ def _tune(
     for number, form in enumerate(forms):
         progress.step(plan.name, f"tune {NAMES[form]} on {gpu.name}")
         try:
-            measured = _measured(plan, form, gpu, spaces, options, progress)
+            measured = _measured(plan, kernels, form, gpu, spaces, place, options, progress)
         except KeyboardInterrupt:
             if number == 0:
                 raise
@@ -247,12 +257,25 @@ def _tune(
 
 
 def _measured(
-    plan: KernelPlan, form: Form, gpu: Gpu, spaces: Spaces, options: Options, progress: Progress
+    plan: KernelPlan,
+    kernels: Mapping[Form, str],
+    form: Form,
+    gpu: Gpu,
+    spaces: Spaces,
+    place: Place,
+    options: Options,
+    progress: Progress,
 ) -> TuneResult:
     """What measuring gives; torch and triton are imported for it alone."""
     from flashgen.tuning.measure import measure
 
     space = ranked(plan, form, gpu.target, spaces)
+    seconds, forward = options.tune_seconds, None
+    if form in BACKWARD_FORMS.values():
+        seconds *= BACKWARD_SHARE
+        of_target = {gpu.target: spaces.portable[gpu.target]}
+        best = choose(plan, kernels["portable"], of_target, load_results(place.tuning))
+        forward = best[gpu.target].config
     return measure(
         plan,
         gpu.target,
@@ -260,6 +283,7 @@ def _measured(
         space.candidates,
         space.rejected,
         form=form,
-        seconds=options.tune_seconds,
+        forward=forward,
+        seconds=seconds,
         report=progress.measured,
     )

@@ -71,7 +71,12 @@ def build(
         bool, typer.Option("--no-tune", help="Measure nothing, even where a GPU is there.")
     ] = False,
     tune_seconds: Annotated[
-        float, typer.Option("--tune-seconds", min=0, help="Time to measure one kernel for.")
+        float,
+        typer.Option(
+            "--tune-seconds",
+            min=0,
+            help="Time to measure a forward kernel for; each backward kernel gets half of it.",
+        ),
     ] = 60.0,
     force: Annotated[
         bool, typer.Option("--force", help="Build and measure what is up to date, too.")

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-#: The kernels that a module can hold: the one in Triton for every target, and the one in Gluon.
-Form = Literal["portable", "hopper"]
+#: The kernels of a module, each of which is tuned by itself: the forward one in Triton for every
+#: target, that in Gluon, and those of the backward pass.
+Form = Literal["portable", "hopper", "backward_keys", "backward_queries"]
+
+#: All of them.
+FORMS: tuple[Form, ...] = ("portable", "hopper", "backward_keys", "backward_queries")
 
 #: The backward kernels of a module: a program computes the gradients of keys, or of queries.
 BackwardKernel = Literal["keys", "queries"]
@@ -14,7 +19,13 @@ BackwardKernel = Literal["keys", "queries"]
 #: Both, in the order that they run in.
 BACKWARD_KERNELS: tuple[BackwardKernel, ...] = ("keys", "queries")
 
-#: The target that the latter is for.
+#: The forms of them.
+BACKWARD_FORMS: Mapping[BackwardKernel, Form] = {
+    "keys": "backward_keys",
+    "queries": "backward_queries",
+}
+
+#: The target that the Gluon kernel is for.
 HOPPER = "sm_90"
 
 

@@ -14,10 +14,10 @@ from rich.table import Table
 from flashgen.bench import Timing
 from flashgen.budget.targets import get_target
 from flashgen.build import Built, Progress
-from flashgen.config import HOPPER, ChosenConfig, Form
+from flashgen.config import BACKWARD_FORMS, HOPPER, ChosenConfig, Form
 
 # In a pipe or a log there is no width to keep to: rows stay whole.
-UNWATCHED_WIDTH = 200
+UNWATCHED_WIDTH = 220
 
 
 def make_console(*, stderr: bool = False) -> Console:
@@ -118,6 +118,9 @@ def _chosen(built: Built) -> Iterator[tuple[str, Form, ChosenConfig, str]]:
         elif target == HOPPER and hopper.why_not:
             remark = f"; no Gluon kernel: {hopper.why_not}"
         yield target, "portable", choice, remark
+        if target in built.chosen.backward:
+            for kernel, form in BACKWARD_FORMS.items():
+                yield target, form, getattr(built.chosen.backward[target], kernel), ""
 
 
 def how_chosen(choice: ChosenConfig) -> str:
@@ -133,6 +136,8 @@ def rejection_lines(built: Built) -> Iterable[str]:
     spaces = [(target, "portable", space) for target, space in built.spaces.portable.items()]
     if built.spaces.hopper and not why_not:
         spaces.append((HOPPER, "hopper", built.spaces.hopper))
+    for target, of in built.spaces.backward.items():
+        spaces += [(target, BACKWARD_FORMS[kernel], space) for kernel, space in of.items()]
     for target, form, space in spaces:
         yield (
             f"{built.variant}: {target}: {form}: {len(space.candidates)} candidates fit, "

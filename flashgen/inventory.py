@@ -16,7 +16,7 @@ def list_modules(out: Path) -> list[tuple[str, str, str]]:
     for module in _generated(out):
         seal = read_seal(module)
         results = load_results(Place(out, module.stem).tuning)
-        kernels = {seal.kernel, seal.hopper} if seal else set()
+        kernels = set(seal.kernels.values()) if seal else set()
         gpus = {result.gpu for result in results if result.kernel in kernels}
         state = "whole" if seal else "damaged or edited"
         rows.append((module.stem, state, ", ".join(sorted(gpus)) or "none"))

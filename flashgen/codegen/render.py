@@ -14,9 +14,11 @@ from flashgen.budget.targets import get_target
 from flashgen.codegen.folding import fold, indented, wrap
 from flashgen.codegen.unpacking import unpacking
 from flashgen.config import (
+    BACKWARD_FORMS,
     BACKWARD_KERNELS,
     HOPPER,
     BackwardConfigs,
+    BackwardKernel,
     ChosenConfig,
     Form,
     HopperChoice,
@@ -33,6 +35,12 @@ NO_HOPPER = HopperChoice()
 
 #: Of a module whose gradients are the reference's.
 NO_BACKWARD: Mapping[str, BackwardConfigs] = {}
+
+#: The backward kernels' functions.
+BACKWARD_FUNCTIONS: Mapping[BackwardKernel, str] = {
+    "keys": "_backward_of_keys",
+    "queries": "_backward_of_queries",
+}
 
 # What scores read most: cheaper than converting every position.
 _DISTANCES = "_columns(scores, start_n - q_first, gl.float32)"
@@ -100,13 +108,33 @@ def gluon_backward(text: str) -> str:
 
 
 def kernel_digest(plan: KernelPlan, form: Form = "portable") -> str:
-    """sha256 over a kernel's code without comments and docstrings: what a measurement is of."""
+    """sha256 over a kernel's code without comments and docstrings: what a measurement is of.
+
+    That of a backward kernel is over the functions that it calls, and over no others.
+    """
     text = render_hopper(plan) if form == "hopper" else render_kernel(plan)
+    of_backward = {name: kernel for kernel, name in BACKWARD_FORMS.items()}
+    if form in of_backward:
+        text += "\n\n" + render_backward(backward_plan(plan))
     tree = ast.parse(text)
+    if form in of_backward:
+        tree.body = _called_by(BACKWARD_FUNCTIONS[of_backward[form]], tree)
     for function in ast.walk(tree):
         if isinstance(function, ast.FunctionDef) and ast.get_docstring(function):
             function.body = function.body[1:]
     return sha256(ast.unparse(_Quoted(text).visit(tree)).encode()).hexdigest()
+
+
+def _called_by(name: str, tree: ast.Module) -> list[ast.stmt]:
+    """A function of a source with the others of it that it calls, in the source's order."""
+    functions = {f.name: f for f in tree.body if isinstance(f, ast.FunctionDef)}
+    called, waiting = set(), [name]
+    while waiting:
+        at = waiting.pop()
+        if at in functions and at not in called:
+            called.add(at)
+            waiting += [n.id for n in ast.walk(functions[at]) if isinstance(n, ast.Name)]
+    return [function for at, function in functions.items() if at in called]
 
 
 class _Quoted(ast.NodeTransformer):
@@ -152,7 +180,7 @@ def render_module(
         backward=of_backward,
         backward_kernels=render_backward(of_backward),
         backward_configs={
-            name: {kernel: getattr(backward[name], kernel).config for kernel in BACKWARD_KERNELS}
+            name: {kernel: getattr(backward[name], kernel) for kernel in BACKWARD_KERNELS}
             for name in chosen
             if name in backward
         },

@@ -9,17 +9,20 @@ from flashgen.budget.hopper import hopper_usage
 from flashgen.budget.sram import sram_usage
 from flashgen.budget.targets import get_target
 from flashgen.config import (
+    BACKWARD_FORMS,
     BACKWARD_KERNELS,
     HOPPER,
     BackwardConfigs,
     BackwardKernel,
     ChosenConfig,
+    Form,
     HopperChoice,
     KernelConfig,
 )
 from flashgen.plan import KernelPlan
 from flashgen.plan.backward import backward_plan
 from flashgen.plan.hopper_backward import BLOCK_M, BLOCK_N, HopperBackward
+from flashgen.spec import Blocks
 from flashgen.tuning.backward_rank import rank_backward
 from flashgen.tuning.hopper_space import rank_hopper, why_not
 from flashgen.tuning.rank import rank
@@ -82,18 +85,31 @@ def choose_hopper(
 
 
 def choose_backward(
-    plan: KernelPlan, spaces: Mapping[str, Mapping[BackwardKernel, Space]]
+    plan: KernelPlan,
+    kernels: Mapping[Form, str],
+    spaces: Mapping[str, Mapping[BackwardKernel, Space]],
+    results: Iterable[TuneResult],
 ) -> dict[str, BackwardConfigs]:
-    """The backward kernels' configurations, the model's first, for targets with tiles for both.
+    """The backward kernels' configurations by the same rule, for targets with tiles for both.
 
     Args:
         plan: the forward's.
+        kernels: the digests of their sources.
         spaces: the candidates for each target and kernel.
+        results: what was measured, on any machine.
     """
+    results = tuple(results)
+
+    def best(kernel: BackwardKernel, target: str) -> ChosenConfig:
+        # A spec's pins are of the forward kernel.
+        found = best_for(results, target, kernels[BACKWARD_FORMS[kernel]], Blocks())
+        candidates = spaces[target][kernel].candidates
+        config = found[1].config if found else rank_backward(plan, kernel, target, candidates)[0]
+        shared = backward_usage(plan, kernel, config, get_target(target)).total
+        return _chosen(config, shared, found)
+
     return {
-        target: BackwardConfigs(
-            **{kernel: _best_backward(plan, kernel, target, of[kernel]) for kernel in of}
-        )
+        target: BackwardConfigs(keys=best("keys", target), queries=best("queries", target))
         for target, of in spaces.items()
         if all(of[kernel].candidates for kernel in BACKWARD_KERNELS)
     }
@@ -108,13 +124,6 @@ def choose_hopper_backward(plan: KernelPlan) -> HopperChoice:
         return HopperChoice(why_not=names.why_not)
     config = KernelConfig(BLOCK_M[names.width], BLOCK_N, num_warps=8, num_stages=2)
     return HopperChoice(_chosen(config, 0, None))
-
-
-def _best_backward(
-    plan: KernelPlan, kernel: BackwardKernel, target: str, space: Space
-) -> ChosenConfig:
-    config = rank_backward(plan, kernel, target, space.candidates)[0]
-    return _chosen(config, backward_usage(plan, kernel, config, get_target(target)).total, None)
 
 
 def _measured(

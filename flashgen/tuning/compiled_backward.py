@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from flashgen.codegen.render import render_backward, render_kernel
-from flashgen.config import KernelConfig
+from flashgen.codegen.render import BACKWARD_FUNCTIONS, render_backward, render_kernel
+from flashgen.config import BackwardKernel, KernelConfig
 from flashgen.plan import KernelPlan
 from flashgen.plan.backward import BackwardPlan
 from flashgen.tuning.compiled import IMPORTS, constants_of, figures, options_of, source_types
 from flashgen.tuning.compiler import Compiled, call_of, compile_until, function_in, gpu_target
 
-#: The kernels by what they go over tiles of.
-FUNCTIONS = {"keys": "_backward_of_keys", "queries": "_backward_of_queries"}
-
 
 def backward_shared_bytes(
-    backward: BackwardPlan, kernel: str, config: KernelConfig, target: str, *, tma: bool | None
+    backward: BackwardPlan,
+    kernel: BackwardKernel,
+    config: KernelConfig,
+    target: str,
+    *,
+    tma: bool | None,
 ) -> int:
     """The shared memory of a block of one kernel; stops before machine code is made.
 
@@ -32,7 +34,12 @@ def backward_shared_bytes(
 
 
 def compile_backward(
-    backward: BackwardPlan, kernel: str, config: KernelConfig, target: str, *, tma: bool | None
+    backward: BackwardPlan,
+    kernel: BackwardKernel,
+    config: KernelConfig,
+    target: str,
+    *,
+    tma: bool | None,
 ) -> Compiled:
     """Everything the compiler says, down to machine code. As of `backward_shared_bytes`."""
     import triton
@@ -43,7 +50,11 @@ def compile_backward(
 
 
 def _source(
-    backward: BackwardPlan, kernel: str, config: KernelConfig, target: str, tma: bool | None
+    backward: BackwardPlan,
+    kernel: BackwardKernel,
+    config: KernelConfig,
+    target: str,
+    tma: bool | None,
 ) -> Any:
     """The kernel with the types and the alignment of a call's arguments."""
     from triton.compiler import ASTSource
@@ -51,7 +62,7 @@ def _source(
     plan = backward.plan
     uses_tma = plan.uses_tma(target) if tma is None else tma
     text = IMPORTS + render_kernel(plan) + "\n\n" + render_backward(backward)
-    function = function_in(text, FUNCTIONS[kernel])
+    function = function_in(text, BACKWARD_FUNCTIONS[kernel])
     constants = constants_of(plan, config, target, uses_tma)
     arguments = backward.keys_arguments if kernel == "keys" else backward.queries_arguments
     types = _argument_types(plan, config, uses_tma)

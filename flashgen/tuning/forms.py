@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from flashgen.codegen.render import kernel_digest
 from flashgen.config import (
+    BACKWARD_FORMS,
     BACKWARD_KERNELS,
     HOPPER,
     BackwardConfigs,
@@ -16,6 +17,7 @@ from flashgen.config import (
     HopperChoice,
 )
 from flashgen.plan import KernelPlan
+from flashgen.tuning.backward_rank import rank_backward
 from flashgen.tuning.backward_space import backward_space
 from flashgen.tuning.choose import choose, choose_backward, choose_hopper, choose_hopper_backward
 from flashgen.tuning.hopper_space import hopper_space, rank_hopper, why_not
@@ -70,14 +72,15 @@ def search_spaces(plan: KernelPlan) -> Spaces:
 
 
 def digests(plan: KernelPlan, spaces: Spaces) -> dict[Form, str]:
-    """The digest of each kernel that the module holds; the Gluon kernel, where there is one, first.
+    """The digest of each kernel that the module holds, in the order that they are measured in.
 
-    Measurements go by them.
+    Measurements go by them. The Gluon kernel, where there is one, comes first; the backward kernels
+    come last.
     """
-    portable: dict[Form, str] = {"portable": kernel_digest(plan)}
+    forms: list[Form] = ["portable", *BACKWARD_FORMS.values()]
     if spaces.hopper and spaces.hopper.candidates:
-        return {"hopper": kernel_digest(plan, "hopper"), **portable}
-    return portable
+        forms.insert(0, "hopper")
+    return {form: kernel_digest(plan, form) for form in forms}
 
 
 def choices(
@@ -95,7 +98,7 @@ def choices(
     return Choices(
         choose(plan, kernels["portable"], spaces.portable, results),
         choose_hopper(plan, kernels.get("hopper", ""), kernels["portable"], spaces.hopper, results),
-        choose_backward(plan, spaces.backward),
+        choose_backward(plan, kernels, spaces.backward, results),
         choose_hopper_backward(plan),
     )
 
@@ -106,5 +109,10 @@ def ranked(plan: KernelPlan, form: Form, target: str, spaces: Spaces) -> Space:
         assert spaces.hopper is not None
         order = rank_hopper(plan, spaces.hopper.candidates)
         return Space(tuple(order), spaces.hopper.rejected)
+    for kernel, of_backward in BACKWARD_FORMS.items():
+        if form == of_backward:
+            space = spaces.backward[target][kernel]
+            order = rank_backward(plan, kernel, target, space.candidates)
+            return Space(tuple(order), space.rejected)
     space = spaces.portable[target]
     return Space(tuple(c for c, _ in rank(plan, target, space.candidates)), space.rejected)

@@ -47,7 +47,7 @@ class TuneResult:
         triton: the Triton version that compiled the candidates.
         kernel: the digest of the kernel's source.
         lengths: sequence lengths that every candidate was measured at.
-        measured: the candidates that ran, best first; never empty.
+        measured: the candidates that ran, best first; none where no tiles of a backward kernel fit.
         rejected: the candidates that did not, each with the reason.
         ended: why measuring ended: every candidate looked at, time out, or an interrupt.
         form: which of a module's kernels it is.
@@ -71,6 +71,10 @@ class TuneResult:
     def has_measured(self, kernel: str, blocks: Blocks) -> bool:
         """Whether it is of this kernel and has a candidate that ``blocks`` admits."""
         return self.kernel == kernel and any(blocks.admits(m.config) for m in self.measured)
+
+    def settles(self, kernel: str, blocks: Blocks) -> bool:
+        """Whether nothing is left to measure: it has, or there was nothing that fits."""
+        return self.has_measured(kernel, blocks) or (self.kernel == kernel and not self.measured)
 
 
 def best_for(

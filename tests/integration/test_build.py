@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from flashgen.config import FORMS
 from flashgen.publish import FIRST_LINE
 
 
@@ -121,8 +122,9 @@ def test_out_names_the_package(flashgen, project):
 def test_target_replaces_the_specs_own(flashgen, project):
     status, lines = flashgen("build", "specs", "--target", "sm_80", "--target", "gfx942")
     assert status == 0
-    targets = [line.split()[:2] for line in lines if "by model" in line]
-    assert targets == [["tiny", "sm_80"], ["tiny", "gfx942"]]
+    rows = [line.split()[:3] for line in lines if "by model" in line]
+    forms = ("portable", "backward_keys", "backward_queries")
+    assert rows == [["tiny", target, form] for target in ("sm_80", "gfx942") for form in forms]
     assert flashgen("build", "specs") != UP_TO_DATE
     assert flashgen("build", "specs") == UP_TO_DATE
 
@@ -163,7 +165,7 @@ def test_verbose_tells_the_steps_and_the_rejected(flashgen):
     status, lines = flashgen("build", "specs", "-v")
     assert status == 0
     assert lines[-2:] == ["tiny: render", "tiny: publish"]
-    for form in ("portable", "hopper"):
+    for form in FORMS:
         heads = [line for line in lines if line.startswith(f"tiny: sm_90: {form}: ")]
         assert len(heads) == 1 and "candidates fit" in heads[0]
     assert any(line.startswith("  BLOCK_M=") for line in lines)
@@ -180,7 +182,9 @@ def test_a_module_without_a_gluon_kernel_says_why(flashgen, project, old, new, r
     (told,) = [line for line in lines if line.startswith("tiny: sm_90: no Gluon kernel: ")]
     told = told.removeprefix("tiny: sm_90: no Gluon kernel: ")
     assert told and reason in told
-    (row,) = [line for line in lines if line.startswith("tiny") and "227" in line]
+    rows = [line for line in lines if line.startswith("tiny") and "227" in line]
+    row, *others = rows
+    assert [r.split()[2] for r in others] == ["backward_keys", "backward_queries"]
     assert row.split()[2] == "portable" and f"no Gluon kernel: {told}" in row
     module = (project / "generated" / "tiny.py").read_text()
     assert f"No Gluon kernel for Hopper: {told}" in module.replace("\n# ", " ")

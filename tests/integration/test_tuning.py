@@ -2,9 +2,12 @@
 
 import pytest
 
+from flashgen.build import Options, Progress, build
 from flashgen.codegen.render import kernel_digest
-from flashgen.config import KernelConfig
+from flashgen.config import FORMS, KernelConfig
+from flashgen.tuning import measure as tuning
 from flashgen.tuning.device import Gpu
+from flashgen.tuning.measure import measure as whole
 from flashgen.tuning.store import Measurement, TuneResult, load_results, save_results
 from support.variants import import_file
 
@@ -15,6 +18,19 @@ SLOW = KernelConfig(BLOCK_M=64, BLOCK_N=64, num_warps=4, num_stages=2)
 # The same of the Gluon kernel.
 QUICK = KernelConfig(BLOCK_M=128, BLOCK_N=64, num_warps=8, num_stages=3)
 TARDY = KernelConfig(BLOCK_M=128, BLOCK_N=64, num_warps=8, num_stages=2)
+# Of each backward kernel.
+OF_KEYS = KernelConfig(BLOCK_M=64, BLOCK_N=128, num_warps=8, num_stages=2)
+OF_QUERIES = KernelConfig(BLOCK_M=128, BLOCK_N=64, num_warps=8, num_stages=2)
+OTHER = KernelConfig(BLOCK_M=64, BLOCK_N=64, num_warps=4, num_stages=2)
+
+#: The faster and the slower one that are measured, and the rate of the former.
+KERNELS = {
+    "hopper": (QUICK, TARDY, 640.0),
+    "portable": (FAST, SLOW, 500.04),
+    "backward_keys": (OF_KEYS, OTHER, 470.0),
+    "backward_queries": (OF_QUERIES, OTHER, 600.0),
+}
+BACKWARD = ["backward_keys", "backward_queries"]
 
 
 @pytest.fixture
@@ -26,18 +42,21 @@ def machine(monkeypatch):
         measured = calls
 
         def __init__(self):
-            self.ended = {"portable": "complete", "hopper": "complete"}
+            self.ended = dict.fromkeys(FORMS, "complete")
+
+            self.forward = {}
 
         def has(self, gpu):
             monkeypatch.setattr("flashgen.build.detect_gpu", lambda: gpu)
 
     machine = Machine()
 
-    def measure(plan, target, gpu, candidates, rejected=(), *, form, seconds, report):
+    def measure(plan, target, gpu, candidates, rejected=(), *, form, forward, seconds, report):
         if machine.ended[form] == "at once":
             raise KeyboardInterrupt
         calls.append((plan.name, form, gpu, seconds))
-        fast, slow, rate = (QUICK, TARDY, 640.0) if form == "hopper" else (FAST, SLOW, 500.04)
+        machine.forward[form] = forward
+        fast, slow, rate = KERNELS[form]
         assert fast in candidates and slow in candidates
         report(1, len(candidates))
         return TuneResult(
@@ -69,19 +88,70 @@ MEASURED = "measured on NVIDIA H200: 500 TFLOP/s; runs where TMA cannot read q, 
 MEASURED_HOPPER = "measured on NVIDIA H200: 640 TFLOP/s"
 
 
-def test_a_gpu_measures_both_kernels_once(flashgen, project, machine):
+def test_a_gpu_measures_each_kernel_once(flashgen, project, machine):
     status, lines = flashgen("build", "specs", "--tune-seconds", "7")
     assert status == 0
     assert machine.measured == [
         ("tiny", "hopper", "NVIDIA H200", 7.0),
         ("tiny", "portable", "NVIDIA H200", 7.0),
+        ("tiny", "backward_keys", "NVIDIA H200", 3.5),
+        ("tiny", "backward_queries", "NVIDIA H200", 3.5),
     ]
     assert row(lines)[3:6] == ["128 x 64", "8", "2"]
     assert row(lines)[7] == MEASURED
     assert row(lines, "hopper")[3:6] == ["128 x 64", "8", "3"]
     assert row(lines, "hopper")[7] == MEASURED_HOPPER
+    assert row(lines, "backward_keys")[3:8] == [
+        "64 x 128", "8", "2", "64.5 of 227", "measured on NVIDIA H200: 470 TFLOP/s"
+    ]  # fmt: skip
+    assert row(lines, "backward_queries")[7] == "measured on NVIDIA H200: 600 TFLOP/s"
     assert flashgen("build", "specs") == (0, ["up to date, nothing to do: tiny"])
-    assert len(machine.measured) == 2
+    assert len(machine.measured) == 4
+
+
+def test_backward_kernels_run_after_the_best_forward_kernel(flashgen, machine):
+    flashgen("build", "specs")
+    assert machine.forward == {
+        "hopper": None,
+        "portable": None,
+        "backward_keys": FAST,
+        "backward_queries": FAST,
+    }
+
+
+def test_the_module_says_where_backward_kernels_were_measured(flashgen, project, machine):
+    flashgen("build", "specs")
+    text = (project / "generated" / "tiny.py").read_text()
+    tables = text.split("BACKWARD_OF_KEYS = {")[1].split("BACKWARD_OF_QUERIES = {")
+    for table, rate in zip(tables, (470, 600), strict=True):
+        comment = f"measured on NVIDIA H200 with triton 3.7.1: {rate} TFLOP/s;"
+        assert f"    # H200, H100, GH200: {comment}\n    # shared memory " in table
+
+
+def test_where_no_tiles_fit_a_build_finds_out_once(flashgen, project, machine, monkeypatch):
+    """Nothing can be measured of such a kernel, which is kept with the reasons."""
+    spec = project / "specs" / "tiny.py"
+    text = 'AttentionSpec(512, "float32", mask=causal(), targets=("sm_86",))'
+    spec.write_text(f"from flashgen import AttentionSpec, causal\n\nspec = {text}\n")
+    machine.has(Gpu("NVIDIA RTX A6000", "sm_86"))
+
+    def measure(plan, *given, form, **options):
+        if form == "portable":
+            config = given[2][0]
+            measurement = (Measurement(config, (1.0,), (20.0,)),)
+            kernel = kernel_digest(plan)
+            return TuneResult(
+                "sm_86", given[1], "3.7.1", kernel, (2048,), measurement, (), "complete"
+            )
+        return whole(plan, *given, form=form, **options)
+
+    monkeypatch.setattr(tuning, "measure", measure)
+    assert flashgen("build", "specs")[0] == 0
+    assert flashgen("build", "specs") == (0, ["up to date, nothing to do: tiny"])
+    results = load_results(project / "generated" / "tuning" / "tiny.json")
+    for result in results[:2]:
+        assert result.form in BACKWARD and result.measured == ()
+        assert all("shared memory" in reason for _, reason in result.rejected)
 
 
 def test_the_best_of_each_kernel_stands_in_the_module(flashgen, project, machine):
@@ -89,6 +159,8 @@ def test_the_best_of_each_kernel_stands_in_the_module(flashgen, project, machine
     module = import_file(project / "generated" / "tiny.py")
     assert QUICK.as_dict() == module.HOPPER_CONFIG
     assert {"sm_90": {**FAST.as_dict(), "USE_TMA": True}} == module.CONFIGS
+    assert {"sm_90": {**OF_KEYS.as_dict(), "USE_TMA": True}} == module.BACKWARD_OF_KEYS
+    assert {"sm_90": {**OF_QUERIES.as_dict(), "USE_TMA": True}} == module.BACKWARD_OF_QUERIES
 
 
 def test_results_of_before_there_was_a_gluon_kernel_count(flashgen, project, machine):
@@ -97,7 +169,7 @@ def test_results_of_before_there_was_a_gluon_kernel_count(flashgen, project, mac
     save_results(file, [r for r in load_results(file) if r.form == "portable"])
     machine.measured.clear()
     lines = flashgen("build", "specs")[1]
-    assert [form for _, form, *_ in machine.measured] == ["hopper"]
+    assert [form for _, form, *_ in machine.measured] == ["hopper", *BACKWARD]
     assert row(lines)[7] == MEASURED
     assert row(lines, "hopper")[7] == MEASURED_HOPPER
 
@@ -107,7 +179,7 @@ def test_the_gluon_kernel_is_measured_on_hopper_alone(flashgen, project, machine
     spec.write_text(spec.read_text().replace('("sm_90",)', '("sm_80", "sm_90")'))
     machine.has(A100)
     lines = flashgen("build", "specs")[1]
-    assert [form for _, form, *_ in machine.measured] == ["portable"]
+    assert [form for _, form, *_ in machine.measured] == ["portable", *BACKWARD]
     assert row(lines, "hopper")[7] == "by model"
     assert flashgen("build", "specs") == (0, ["up to date, nothing to do: tiny"])
 
@@ -138,10 +210,9 @@ def test_another_gpu_adds_its_results(flashgen, project, machine):
     flashgen("build", "specs")
     results = load_results(project / "generated" / "tuning" / "tiny.json")
     assert [(result.gpu, result.form) for result in results] == [
-        ("NVIDIA H100 PCIe", "hopper"),
-        ("NVIDIA H100 PCIe", "portable"),
-        ("NVIDIA H200", "hopper"),
-        ("NVIDIA H200", "portable"),
+        (gpu, form)
+        for gpu in ("NVIDIA H100 PCIe", "NVIDIA H200")
+        for form in (*BACKWARD, "hopper", "portable")
     ]
 
 
@@ -149,6 +220,17 @@ def test_another_gpu_adds_its_results(flashgen, project, machine):
 def test_nothing_is_measured_if(flashgen, machine, option):
     assert row(flashgen("build", "specs", option)[1])[7].startswith("by model")
     assert machine.measured == []
+
+
+def test_forms_that_nobody_asks_for_are_not_measured(project, machine):
+    options = Options(forms=("backward_queries",))
+    paths = [project / "specs"]
+    assert [built.chosen is None for built in build(paths, options, Progress())] == [False]
+    assert [form for _, form, *_ in machine.measured] == ["backward_queries"]
+    # Nor missed, until somebody does.
+    assert [built.chosen is None for built in build(paths, options, Progress())] == [True]
+    assert [built.chosen is None for built in build(paths, Options(), Progress())] == [False]
+    assert sorted(form for _, form, *_ in machine.measured) == sorted(FORMS)
 
 
 def test_a_gpu_of_no_listed_target_measures_nothing(flashgen, machine):
@@ -160,9 +242,9 @@ def test_a_gpu_of_no_listed_target_measures_nothing(flashgen, machine):
 def test_force_measures_again(flashgen, machine):
     flashgen("build", "specs")
     flashgen("build", "specs", "--force")
-    assert len(machine.measured) == 4
+    assert len(machine.measured) == 8
     flashgen("build", "specs", "--force", "--no-tune")
-    assert len(machine.measured) == 4
+    assert len(machine.measured) == 8
 
 
 def test_a_pin_takes_the_best_measured_that_it_admits(flashgen, project, machine):
@@ -177,7 +259,9 @@ def test_a_pin_takes_the_best_measured_that_it_admits(flashgen, project, machine
     assert row(lines)[3:6] == ["64 x 64", "4", "2"]
     # Which the Gluon kernel cannot take.
     assert "no Gluon kernel: " in row(lines)[7] and "hopper" not in str(lines)
-    assert len(machine.measured) == 2
+    # Pins say nothing of the backward kernels.
+    assert row(lines, "backward_keys")[3] == "64 x 128"
+    assert len(machine.measured) == 4
 
 
 @pytest.mark.parametrize(
@@ -186,6 +270,10 @@ def test_a_pin_takes_the_best_measured_that_it_admits(flashgen, project, machine
         ({"hopper": "interrupt", "portable": "complete"}, ["hopper"]),
         ({"hopper": "complete", "portable": "at once"}, ["hopper"]),
         ({"hopper": "complete", "portable": "interrupt"}, ["hopper", "portable"]),
+        (
+            {"hopper": "complete", "portable": "complete", "backward_keys": "interrupt"},
+            ["hopper", "portable", "backward_keys"],
+        ),
     ],
 )
 def test_an_interrupt_keeps_the_best_and_stops(flashgen, project, machine, ended, measured):
@@ -198,7 +286,7 @@ def test_an_interrupt_keeps_the_best_and_stops(flashgen, project, machine, ended
     assert lines[-1] == "interrupted: what is listed is published, the rest was not built"
     assert [(name, form) for name, form, *_ in machine.measured] == [("tiny", f) for f in measured]
     assert not (project / "generated" / "zebra.py").exists()
-    machine.ended = {"hopper": "complete", "portable": "complete"}
+    machine.ended = dict.fromkeys(FORMS, "complete")
     flashgen("build", "specs")
     assert flashgen("build", "specs")[1][-1] == "up to date, nothing to do: tiny, zebra"
 
@@ -213,6 +301,6 @@ def test_an_interrupt_before_anything_was_measured_publishes_nothing(flashgen, p
 def test_the_reasons_of_the_rejected_are_kept(flashgen, project, machine):
     flashgen("build", "specs")
     results = load_results(project / "generated" / "tuning" / "tiny.json")
-    assert len(results) == 2
+    assert len(results) == 4
     rejected = [entry for result in results for entry in result.rejected]
     assert rejected and all(reason for _, reason in rejected)

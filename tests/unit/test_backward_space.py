@@ -7,7 +7,7 @@ from flashgen.budget.backward import backward_blocks, backward_tensor_memory
 from flashgen.budget.backward_sram import backward_usage, worst_backward_usage
 from flashgen.budget.buffers import MEANINGS
 from flashgen.budget.targets import DEFAULT_TARGETS, get_target
-from flashgen.config import BACKWARD_KERNELS, KernelConfig
+from flashgen.config import BACKWARD_FORMS, BACKWARD_KERNELS, KernelConfig
 from flashgen.plan import KernelPlan, lower
 from flashgen.symbols import evaluate
 from flashgen.tuning.backward_rank import rank_backward
@@ -122,7 +122,8 @@ def test_a_target_that_no_tiles_fit_has_no_configuration():
         target: {kernel: backward_space(wide, kernel, target) for kernel in BACKWARD_KERNELS}
         for target in wide.targets
     }
-    assert list(choose_backward(wide, spaces)) == ["sm_90"]
+    digests = dict.fromkeys(BACKWARD_FORMS.values(), "")
+    assert list(choose_backward(wide, digests, spaces, ())) == ["sm_90"]
     assert all("shared memory" in why for _, why in spaces["sm_86"]["keys"].rejected)
 
 

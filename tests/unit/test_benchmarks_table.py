@@ -99,6 +99,21 @@ def variant_results():
     return results_of("variants", rows)
 
 
+def backward_results():
+    """Of the backward pass: the same grid, one cell of it at the variants' size, and a variant."""
+    rows = [row for row in forward_results()["cells"] if row["in_grid"]]
+    for c in (
+        Cell("causal_d128", "causal", 16384, 128, 128, in_grid=True),
+        Cell("window_d128", "window", 16384, 128, 128, title="window"),
+    ):
+        row = row_of(c) | {"extra_bytes": 2048, "visible_pairs": 16384**2 // 2}
+        row["tflops"] = {"flashgen": [500.0], "FlexAttention": [250.0]}
+        row["ms"] = {"flashgen": [2.0], "FlexAttention": [4.0]}
+        row["config"] = {"keys": {"BLOCK_M": 64}, "queries": {"BLOCK_M": 128, "USE_TMA": True}}
+        rows.append(row)
+    return results_of("backward", rows)
+
+
 SUMMARY = """\
 Forward TFLOP/s at sequence lengths 2048 / 8192, and flashgen's ratio to the best peer; Some GPU, \
 torch 2.11.0, triton 3.6.0, cuDNN 9.19.0, 2026-01-31, mean of 2 medians.
@@ -155,6 +170,33 @@ def test_the_full_table():
     assert text.endswith(f"Not available:\n\n{refusal}")
 
 
+def test_the_tables_of_the_backward_pass():
+    results = backward_results()
+    grid, variants = table.backward_table(results).split("\n\nBackward TFLOP/s on visible")
+    assert grid.startswith("Backward TFLOP/s at sequence lengths 2048 / 8192 / 16384, and")
+    assert "| 64 | causal | 513 | 401 | 382 | 1.00 |" in grid
+    assert "| 128 | causal | 500 | - | 250 | 2.00 |" in grid
+    assert variants.splitlines()[2:] == [
+        "| attention | visible | flashgen | FlexAttention | to FlexAttention | to own causal |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
+        "| causal | 50.0% | 500 | 250 | 2.00 | 1.00 |",
+        "| window | 50.0% | 500 | 250 | 2.00 | 1.00 |",
+    ]
+    rows = results["cells"]
+    for part, shown in ((rows[:4], grid), (rows[4:], "on visible elements")):
+        text = table.backward_table(results | {"cells": part})
+        assert text.count("Backward TFLOP/s") == 1
+        assert shown in text
+    block = table.fill("<!-- benchmark: backward -->\n<!-- /benchmark -->", {"backward": results})
+    assert f"(docs/pictures/backward.svg)\n\n{grid}" in block
+    full = table.full_table(results)
+    assert "module takes beside its gradients," in full
+    assert (
+        "| window_d128 S=16384 | - | - | 2 | keys: BLOCK_M=64; queries: BLOCK_M=128, USE_TMA=True |"
+        in full
+    )
+
+
 def test_sustained_figures_stand_beside_the_medians():
     results = sustained(forward_results(), 2.0)
     text = table.summary_table(results)
@@ -205,7 +247,9 @@ def test_a_table_fills_its_place_and_nothing_else():
     results = {"forward": forward_results(), "variants": variant_results()}
     assert table.fill(text, results) == expected
     assert table.fill(expected, results) == expected
-    assert table.NO_RESULTS in table.fill(text, {"variants": variant_results()})
+    empty = "a\n<!-- benchmark: summary -->\n<!-- /benchmark -->\nb\n"
+    assert table.fill(text, {"variants": variant_results()}) == empty
+    assert table.fill(empty, results) == expected
     assert VARIANTS in table.fill(text.replace("summary", "variants"), results)
 
 
@@ -245,6 +289,9 @@ def test_the_pictures_are_of_the_committed_results():
     results = figures.newest_results()
     shown = "".join(path.read_text() for path in table.DOCUMENTS)
     for name, (benchmark, show, _) in plot.DRAWN.items():
+        if benchmark not in results:
+            assert f"docs/pictures/{name})" not in shown
+            continue
         assert f"docs/pictures/{name})" in shown
         text = (plot.PICTURES / name).read_text()
         assert plot.digest(show(results[benchmark])) in text, (
@@ -265,6 +312,7 @@ def test_what_a_picture_shows():
     assert new["panels"]["full, head_dim 64"]["8,192"][:2] == [("flashgen", 1024), ("FA4", 512)]
     assert "sustained" in new["title"]
     assert plot.digest(new) != plot.digest(old)
+    assert "backward TFLOP/s" in plot.dense(backward_results())["title"]
     results = sustained(variant_results(), 2.0)
     assert plot.variants(results)["panels"][""]["documents"][:2] == [("flashgen", 126), ("FA4", 63)]
 
@@ -273,7 +321,11 @@ def test_what_a_picture_shows():
 def test_a_picture_is_drawn_the_same_twice(name):
     pytest.importorskip("matplotlib", reason="pip install 'flashgen[bench]' brings matplotlib")
     benchmark, show, horizontal = plot.DRAWN[name]
-    made = {"forward": forward_results, "variants": variant_results}[benchmark]
+    made = {
+        "forward": forward_results,
+        "variants": variant_results,
+        "backward": backward_results,
+    }[benchmark]
     shown = show(sustained(made(), 2.0))
     drawn = plot.draw(shown, horizontal)
     assert drawn == plot.draw(shown, horizontal)

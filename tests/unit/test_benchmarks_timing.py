@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 
 from benchmarks import cells, compiling, timing
-from benchmarks.cells import Cell
+from benchmarks.cells import BACKWARD, Cell
+from benchmarks.passes import FORWARD_PASS
 
 
 def test_sustained_timing_is_the_mean_after_a_load(monkeypatch):
@@ -35,7 +38,7 @@ def test_sustained_timing_is_the_mean_after_a_load(monkeypatch):
     assert clock[0] == 2 * (1 + 5 + 175 - 6) + 4 * 6 + 4 * 125
 
 
-def test_compiling_beforehand_goes_on_where_a_peer_fails(monkeypatch):
+def test_compiling_beforehand_tells_what_fails(monkeypatch):
     called = []
 
     @contextmanager
@@ -49,9 +52,55 @@ def test_compiling_beforehand_goes_on_where_a_peer_fails(monkeypatch):
 
     monkeypatch.setattr(cells, "TOKENS", 64)
     monkeypatch.setattr(cells, "WIDTH", 32)
-    monkeypatch.setattr(compiling, "PEERS", {"flashgen": refusing, "FlexAttention": willing})
+    which = replace(FORWARD_PASS, peers={"flashgen": refusing, "FlexAttention": willing})
+    monkeypatch.setitem(compiling.PASSES, "forward", which)
     cell = Cell("causal_d16", "causal", 32, 16, 16)
     problem = "causal_d16 S=32, flashgen: RuntimeError: No available kernel."
-    assert compiling.compile_cell(cell, "cpu") == [problem]
+    assert compiling.compile_call("flashgen", cell, device_type="cpu") == problem
+    assert compiling.compile_call("FlexAttention", cell, device_type="cpu") == ""
     assert called == [(2, 2, 32, 16)]
     assert compiling.compile_all([cell], jobs=0) == []
+
+
+def test_what_is_compiled_beforehand():
+    """FlexAttention for each length, the others once for each attention; the slowest first."""
+    for with_fa4, others in ((True, ["FA4", "flashgen"]), (False, ["flashgen"])):
+        calls = compiling.calls_to_compile(BACKWARD, with_fa4)
+        names = [name for name, _ in calls]
+        assert names == ["FlexAttention"] * 22 + [name for name in others for _ in range(10)]
+        assert len({(name, cell.name) for name, cell in calls}) == len(calls)
+        for name in others:
+            modules = [cell.module for peer, cell in calls if peer == name]
+            assert modules == list(dict.fromkeys(cell.module for cell in BACKWARD))
+
+
+def test_compiling_beforehand_in_processes(monkeypatch):
+    """Each with its pass; FlashAttention 4 is told to keep what it compiles."""
+    given = []
+
+    class Pool:
+        def __init__(self, processes, mp_context):
+            given.append(processes)
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+        def map(self, function, *arguments):
+            assert os.environ[compiling.FA4_CACHE] == "1"
+            return map(function, *arguments)
+
+    def compile_call(name, cell, which):
+        given.append((name, which))
+        return "a problem" if name == "flashgen" else ""
+
+    monkeypatch.setenv(compiling.FA4_CACHE, "0")
+    monkeypatch.setattr(compiling, "ProcessPoolExecutor", Pool)
+    monkeypatch.setattr(compiling, "compile_call", compile_call)
+    [cell] = [c for c in BACKWARD if c.module == "window_d128"]
+    assert compiling.compile_all([cell], 9, "backward", with_fa4=True) == ["a problem"]
+    peers = ["FlexAttention", "FA4", "flashgen"]
+    assert given == [3, *((name, "backward") for name in peers)]
+    assert "TORCHINDUCTOR_COMPILE_THREADS" not in os.environ

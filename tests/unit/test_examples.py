@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import json
 import math
 import os
 import re
@@ -26,10 +27,17 @@ VARIANTS = sorted((ROOT / "examples" / "variants").glob("*.py"))
 
 @pytest.fixture(scope="module")
 def gpt():
-    spec = importlib.util.spec_from_file_location("example_gpt", ROOT / "examples" / "gpt.py")
-    module = importlib.util.module_from_spec(spec)
+    return import_file(ROOT / "examples" / "gpt.py")
+
+
+@pytest.fixture(scope="module")
+def train_gpt():
+    # Its dataclass looks its module up by name.
+    spec = importlib.util.spec_from_file_location("train_gpt", ROOT / "examples" / "train_gpt.py")
+    sys.modules["train_gpt"] = module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module
+    yield module
+    del sys.modules["train_gpt"]
 
 
 @pytest.mark.filterwarnings("ignore:causal_d64")
@@ -63,6 +71,94 @@ def test_the_data_is_what_it_says(gpt):
     steps = (tokens[:, 1:] - tokens[:, :-1]) % 32
     assert (steps == steps[:, :1]).all()
     assert tokens.min() >= 0 and tokens.max() < 32
+
+
+def test_stories_add_up(train_gpt):
+    """What each owns in the end follows from what is told, and nothing else is."""
+    text = train_gpt.make_text(5000)
+    assert len(text) == 5000 and text == train_gpt.make_text(5000)
+    *stories, _ = text.split("\n")
+    assert len(stories) > 20
+    for told in stories:
+        owned = {}
+        first, end = told.split(" now ")
+        for sentence in first.removesuffix(".").split(". "):
+            match sentence.split():
+                case [name, "has", number, _]:
+                    owned[name] = int(number)
+                case [name, "finds", number, "more"]:
+                    owned[name] += int(number)
+                case [giver, "gives", taker, number, "of", "them"]:
+                    owned[giver] -= int(number)
+                    owned[taker] += int(number)
+                case _:
+                    raise AssertionError(sentence)
+        assert min(owned.values()) >= 0
+        assert re.findall(r"(\w+) has (\d+)", end) == [(n, str(x)) for n, x in owned.items()]
+
+
+def test_every_run_gets_the_same_batches(train_gpt):
+    size, text = train_gpt.SIZES["cpu"], train_gpt.make_text(2000)
+    one, other = (train_gpt.batches(text, size, "cpu") for _ in range(2))
+    first, second = one(), one()
+    assert first.shape == (size.batch, size.seq_len + 1)
+    assert not torch.equal(first, second)
+    assert torch.equal(first, other()) and torch.equal(second, other())
+    characters = sorted(set(text))
+    assert all("".join(characters[i] for i in row) in text for row in first)
+
+
+def test_differences_are_step_by_step(train_gpt):
+    runs = {"SDPA": [[4.0, 2.0], [5.0, 2.5]], "flashgen": [[4.5, 2.0], [5.0, 2.0]]}
+    apart = train_gpt.differences(runs)
+    assert apart == {"between attentions": [0.25, 0.25], "between seeds": [0.75, 0.25]}
+    assert train_gpt.smoothed([1.0, 2.0, 6.0]) == [1.0, 1.5, 3.0]
+
+
+@pytest.mark.filterwarnings("ignore:causal_d64")
+def test_an_attention_that_is_not_causal_is_told_apart(train_gpt):
+    """By more than another seed."""
+    text = train_gpt.make_text(train_gpt.SIZES["cpu"].characters)
+
+    def wrong(q, k, v):
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v)
+
+    attentions = {"SDPA": train_gpt.sdpa, "wrong": wrong}
+    runs = {
+        name: [train_gpt.train(attention, seed, 25, text, "cpu") for seed in train_gpt.SEEDS]
+        for name, attention in attentions.items()
+    }
+    apart = train_gpt.differences(runs)
+    assert sum(apart["between attentions"]) > sum(apart["between seeds"])
+
+
+def _train(out, steps, device):
+    command = [sys.executable, "-W", "ignore", ROOT / "examples" / "train_gpt.py"]
+    run = subprocess.run(
+        [*command, "--steps", str(steps), "--device", device, "--out", out],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stderr
+    return run.stdout, json.loads((out / "losses.json").read_text())
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_two_attentions_train_alike(tmp_path, device):
+    pytest.importorskip("matplotlib", reason="pip install 'flashgen[bench]' brings matplotlib")
+    told, results = _train(tmp_path / "out", 25, device)
+    for curves in results["losses"].values():
+        assert all(len(curve) == 25 and curve[-1] < 0.8 * curve[0] for curve in curves)
+    # The weights of a seed are the same; those of two are not.
+    (one, _), (other, _) = results["losses"].values()
+    assert one[0] == pytest.approx(other[0], abs=2e-3)
+    means = results["mean difference"]
+    assert means["between attentions"] < 0.1 * means["between seeds"]
+    for name, value in means.items():
+        assert f"mean difference {name}: {value:.5f}" in told
+    picture = (tmp_path / "out" / "losses.svg").read_text()
+    assert picture.startswith("<?xml") and "flashgen, seed 1" in picture
 
 
 def test_quickstart():

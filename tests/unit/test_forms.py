@@ -8,8 +8,17 @@ from dataclasses import replace
 import pytest
 
 from flashgen import AttentionSpec, causal
+from flashgen.codegen import render as rendering
 from flashgen.codegen.render import kernel_digest
-from flashgen.config import Form, HopperChoice, KernelConfig
+from flashgen.config import (
+    BACKWARD_FORMS,
+    BACKWARD_KERNELS,
+    BackwardConfigs,
+    BackwardKernel,
+    Form,
+    HopperChoice,
+    KernelConfig,
+)
 from flashgen.plan import KernelPlan, lower
 from flashgen.spec import Blocks
 from flashgen.tuning.forms import choices, digests, ranked, search_spaces
@@ -38,7 +47,9 @@ def _chosen(plan: KernelPlan, *results: TuneResult) -> tuple[dict[str, KernelCon
 
 
 def test_the_gluon_kernel_comes_first() -> None:
-    assert list(digests(PLAN, search_spaces(PLAN))) == ["hopper", "portable"]
+    found = digests(PLAN, search_spaces(PLAN))
+    assert list(found) == ["hopper", "portable", "backward_keys", "backward_queries"]
+    assert len(set(found.values())) == 4
 
 
 def test_the_model_chooses_for_each_kernel() -> None:
@@ -77,7 +88,7 @@ def test_results_of_another_gluon_kernel_do_not_count() -> None:
 )
 def test_without_a_gluon_kernel_there_is_a_reason(changes: dict[str, object]) -> None:
     plan = lower(replace(SPEC, **changes), "causal")
-    assert list(digests(plan, search_spaces(plan))) == ["portable"]
+    assert "hopper" not in digests(plan, search_spaces(plan))
     _, hopper = _chosen(plan)
     assert hopper.config is None and hopper.why_not
 
@@ -107,6 +118,78 @@ def test_the_portable_kernel_alone_where_it_was_faster_on_one_gpu() -> None:
         _measured(PLAN, "portable", "NVIDIA H100", 500.0),
     ):
         assert _chosen(PLAN, slow, other)[1].config is not None
+
+
+def _backward(plan: KernelPlan, *results: TuneResult) -> BackwardConfigs:
+    spaces = search_spaces(plan)
+    return choices(plan, digests(plan, spaces), spaces, results).backward["sm_90"]
+
+
+@pytest.mark.parametrize("kernel", BACKWARD_KERNELS)
+def test_a_backward_kernel_is_chosen_by_its_own_measurements(kernel: BackwardKernel) -> None:
+    form = BACKWARD_FORMS[kernel]
+    by_model = _backward(PLAN)
+    first = ranked(PLAN, form, "sm_90", search_spaces(PLAN)).candidates[0]
+    assert (getattr(by_model, kernel).source, getattr(by_model, kernel).config) == ("model", first)
+    result = _measured(PLAN, form, "NVIDIA H200", 480.0, 470.0)
+    found = _backward(PLAN, result)
+    chosen = getattr(found, kernel)
+    assert chosen.config == result.measured[0].config != first
+    assert (chosen.source, chosen.gpu, chosen.tflops) == ("measured", "NVIDIA H200", 480.0)
+    assert 0 < chosen.shared <= 232_448
+    # The other one, and those of another source, have nothing to do with it.
+    [other] = {"keys", "queries"} - {kernel}
+    assert getattr(found, other) == getattr(by_model, other)
+    assert _backward(PLAN, replace(result, kernel="0" * 64)) == by_model
+
+
+def test_pins_say_nothing_of_backward_kernels() -> None:
+    plan = lower(replace(SPEC, blocks=Blocks(BLOCK_M=128, BLOCK_N=32)), "causal")
+    result = _measured(plan, "backward_keys", "NVIDIA H200", 480.0)
+    assert _backward(plan, result).keys.config == result.measured[0].config
+
+
+def test_a_result_without_candidates_settles_a_form_and_chooses_nothing() -> None:
+    result = replace(_measured(PLAN, "backward_keys", "NVIDIA H200", 480.0), measured=())
+    assert result.settles(result.kernel, Blocks())
+    assert not result.settles("0" * 64, Blocks())
+    assert _backward(PLAN, result) == _backward(PLAN)
+
+
+def _digests_with(monkeypatch: pytest.MonkeyPatch, name: str) -> list[str]:
+    """The backward kernels' digests where a function of the source has a statement more."""
+
+    def edited(text: str) -> str:
+        tree = ast.parse(text)
+        for function in tree.body:
+            if isinstance(function, ast.FunctionDef) and function.name == name:
+                function.body.append(ast.Pass())
+        return ast.unparse(tree)
+
+    with monkeypatch.context() as patch:
+        for render in ("render_kernel", "render_backward"):
+            original = getattr(rendering, render)
+            patch.setattr(rendering, render, lambda x, of=original: edited(of(x)))
+        return [kernel_digest(PLAN, form) for form in BACKWARD_FORMS.values()]
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "queries"),
+    [
+        ("nothing", False, False),
+        ("_attention_forward", False, False),
+        ("_backward_rows", False, False),
+        ("_backward_of_keys", True, False),
+        ("_backward_of_queries", False, True),
+        ("_load_tile", True, True),
+    ],
+)
+def test_a_backward_digest_is_of_what_the_kernel_calls(
+    monkeypatch: pytest.MonkeyPatch, name: str, keys: bool, queries: bool
+) -> None:
+    before = [kernel_digest(PLAN, form) for form in BACKWARD_FORMS.values()]
+    after = _digests_with(monkeypatch, name)
+    assert [a != b for a, b in zip(after, before, strict=True)] == [keys, queries]
 
 
 def test_a_digest_does_not_depend_on_how_python_writes_f_strings(

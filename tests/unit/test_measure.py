@@ -8,10 +8,11 @@ import pytest
 
 from flashgen import AttentionSpec, causal
 from flashgen.codegen.render import kernel_digest
-from flashgen.config import Form, KernelConfig
+from flashgen.config import FORMS, Form, KernelConfig
 from flashgen.errors import TuneError
 from flashgen.plan import lower
 from flashgen.tuning import measure as tuning
+from flashgen.tuning.forward_bench import load_rendered
 from flashgen.tuning.store import Measurement, TuneResult
 
 FAST, SLOW, MEDIUM = (KernelConfig(64, n, 4, 2) for n in (32, 64, 128))
@@ -47,7 +48,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., TuneResult]:
     def call(**options: object) -> TuneResult:
         StandIn.timed, StandIn.compiled = [], []
         StandIn.faults = options.pop("faults", {})  # type: ignore[assignment]
-        monkeypatch.setattr(tuning, "_Bench", StandIn)
+        monkeypatch.setattr(tuning, "_bench", StandIn)
         order = (SLOW, FAST, MEDIUM)
         return tuning.measure(PLAN, "sm_90", "A GPU", order, **options)  # type: ignore[arg-type]
 
@@ -64,24 +65,52 @@ def test_the_fastest_comes_first_and_the_best_few_are_timed_twice(
     assert sorted(StandIn.compiled) == sorted(SPEEDS)
 
 
-@pytest.mark.parametrize("form", ["portable", "hopper"])
+@pytest.mark.parametrize("form", FORMS)
 def test_the_result_is_of_the_kernel_that_was_asked_for(
     run: Callable[..., TuneResult], form: Form
 ) -> None:
-    result = run(form=form)
+    result = run(form=form, forward=MEDIUM)
     assert result.form == form
     assert result.kernel == kernel_digest(PLAN, form)
-    assert StandIn.of == (PLAN, "sm_90", (SLOW, FAST, MEDIUM), form)
+    assert StandIn.of == (PLAN, "sm_90", (SLOW, FAST, MEDIUM), form, MEDIUM)
+
+
+@pytest.mark.parametrize(
+    ("form", "made"),
+    [
+        ("portable", ("forward", PLAN, "sm_90", (SLOW, FAST), "portable")),
+        ("hopper", ("forward", PLAN, "sm_90", (SLOW, FAST), "hopper")),
+        ("backward_keys", ("backward", PLAN, "sm_90", "keys", MEDIUM)),
+        ("backward_queries", ("backward", PLAN, "sm_90", "queries", MEDIUM)),
+    ],
+)
+def test_who_measures_a_form(
+    monkeypatch: pytest.MonkeyPatch, form: Form, made: tuple[object, ...]
+) -> None:
+    monkeypatch.setattr(tuning, "ForwardBench", lambda *given: ("forward", *given))
+    monkeypatch.setattr(tuning, "BackwardBench", lambda *given: ("backward", *given))
+    assert tuning._bench(PLAN, "sm_90", (SLOW, FAST), form, MEDIUM) == made
 
 
 def test_the_kernels_have_digests_of_their_own() -> None:
-    assert kernel_digest(PLAN) == kernel_digest(PLAN, "portable") != kernel_digest(PLAN, "hopper")
+    assert kernel_digest(PLAN) == kernel_digest(PLAN, "portable")
+    assert len({kernel_digest(PLAN, form) for form in FORMS}) == len(FORMS)
+
+
+def test_where_nothing_fits_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which is kept, so that it is not tried again with each build."""
+    monkeypatch.setattr(tuning, "_bench", None)
+    rejected = ((FAST, "needs 1 B"),)
+    result = tuning.measure(
+        PLAN, "sm_90", "A GPU", (), rejected, form="backward_keys", forward=FAST
+    )
+    assert (result.measured, result.rejected, result.ended) == ((), rejected, "complete")
 
 
 def test_a_module_rendered_to_be_measured_launches_the_configuration() -> None:
-    module = tuning.load_rendered(PLAN, "sm_90", FAST, "hopper")
+    module = load_rendered(PLAN, "sm_90", FAST, "hopper")
     assert FAST.as_dict() == module.HOPPER_CONFIG and module.CONFIGS == {}
-    module = tuning.load_rendered(PLAN, "sm_90", FAST)
+    module = load_rendered(PLAN, "sm_90", FAST)
     assert {**FAST.as_dict(), "USE_TMA": True} == module.CONFIGS["sm_90"]
     assert not hasattr(module, "HOPPER_CONFIG")
 

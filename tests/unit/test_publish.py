@@ -17,7 +17,7 @@ from flashgen.publish import (
 )
 from flashgen.spec import AttentionSpec
 
-SEAL = Seal(spec="1" * 64, kernel="2" * 64, build="3" * 64)
+SEAL = Seal(spec="1" * 64, build="3" * 64, kernels={"portable": "2" * 64})
 BODY = '"""A module."""\n\nX = "é"\n'
 
 
@@ -45,15 +45,18 @@ def test_the_seal_stands_above_the_module(module):
     assert "\n".join(lines[5:]) + "\n" == BODY
 
 
-def test_the_seal_of_a_module_with_a_gluon_kernel_has_a_line_more(tmp_path):
-    seal = replace(SEAL, hopper="4" * 64)
+def test_each_kernel_of_a_module_has_a_line_in_its_seal(tmp_path):
+    names = ("portable", "hopper", "backward_keys", "backward_queries")
+    seal = replace(SEAL, kernels={name: str(i) * 64 for i, name in enumerate(names, 4)})
     path = tmp_path / "tiny.py"
     path.write_text(sealed(BODY, seal))
     assert read_seal(path) == seal
     lines = path.read_text().splitlines()
-    assert lines[2:5] == [
-        "# flashgen: kernel " + "2" * 64,
-        "# flashgen: hopper " + "4" * 64,
+    assert lines[2:7] == [
+        "# flashgen: kernel " + "4" * 64,
+        "# flashgen: hopper " + "5" * 64,
+        "# flashgen: keys   " + "6" * 64,
+        "# flashgen: queries " + "7" * 64,
         "# flashgen: build  " + "3" * 64,
     ]
     path.write_text(path.read_text().replace("A module", "A modulo"))

@@ -59,19 +59,43 @@ CONFIGS = {
 
 # The backward kernels': of the one that goes over tiles of keys, and of that over queries.
 BACKWARD_OF_KEYS = {
+    # A100: chosen by model;
+    # shared memory 4,096 of 166,912 bytes.
     "sm_80": {"BLOCK_M": 32, "BLOCK_N": 64, "num_warps": 4, "num_stages": 2, "USE_TMA": False},
+    # A10, RTX 3090, A40, RTX A6000: chosen by model;
+    # shared memory 4,096 of 101,376 bytes.
     "sm_86": {"BLOCK_M": 32, "BLOCK_N": 64, "num_warps": 4, "num_stages": 2, "USE_TMA": False},
+    # L40S, RTX 4090, L4: chosen by model;
+    # shared memory 4,096 of 101,376 bytes.
     "sm_89": {"BLOCK_M": 32, "BLOCK_N": 64, "num_warps": 4, "num_stages": 2, "USE_TMA": False},
+    # H200, H100, GH200: chosen by model;
+    # shared memory 4,096 of 232,448 bytes.
     "sm_90": {"BLOCK_M": 32, "BLOCK_N": 64, "num_warps": 4, "num_stages": 2, "USE_TMA": True},
+    # B200, GB200: chosen by model;
+    # shared memory 4,096 of 232,448 bytes.
     "sm_100": {"BLOCK_M": 32, "BLOCK_N": 64, "num_warps": 4, "num_stages": 2, "USE_TMA": True},
+    # MI300X, MI300A, MI325X: chosen by model;
+    # shared memory 4,096 of 65,536 bytes.
     "gfx942": {"BLOCK_M": 32, "BLOCK_N": 64, "num_warps": 4, "num_stages": 2, "USE_TMA": False},
 }
 BACKWARD_OF_QUERIES = {
+    # A100: chosen by model;
+    # shared memory 4,096 of 166,912 bytes.
     "sm_80": {"BLOCK_M": 64, "BLOCK_N": 32, "num_warps": 4, "num_stages": 2, "USE_TMA": False},
+    # A10, RTX 3090, A40, RTX A6000: chosen by model;
+    # shared memory 4,096 of 101,376 bytes.
     "sm_86": {"BLOCK_M": 64, "BLOCK_N": 32, "num_warps": 4, "num_stages": 2, "USE_TMA": False},
+    # L40S, RTX 4090, L4: chosen by model;
+    # shared memory 4,096 of 101,376 bytes.
     "sm_89": {"BLOCK_M": 64, "BLOCK_N": 32, "num_warps": 4, "num_stages": 2, "USE_TMA": False},
+    # H200, H100, GH200: chosen by model;
+    # shared memory 4,096 of 232,448 bytes.
     "sm_90": {"BLOCK_M": 64, "BLOCK_N": 32, "num_warps": 4, "num_stages": 2, "USE_TMA": True},
+    # B200, GB200: chosen by model;
+    # shared memory 4,096 of 232,448 bytes.
     "sm_100": {"BLOCK_M": 64, "BLOCK_N": 32, "num_warps": 4, "num_stages": 2, "USE_TMA": True},
+    # MI300X, MI300A, MI325X: chosen by model;
+    # shared memory 4,096 of 65,536 bytes.
     "gfx942": {"BLOCK_M": 64, "BLOCK_N": 32, "num_warps": 4, "num_stages": 2, "USE_TMA": False},
 }
 

@@ -1,0 +1,133 @@
+"""ForwardBench: a forward kernel's candidates on this machine's GPU, on the mask itself."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from flashgen.codegen.render import render_module
+from flashgen.config import ChosenConfig, Form, HopperChoice, KernelConfig
+from flashgen.plan import KernelPlan
+from flashgen.plan.arguments import sizing_numbers
+from flashgen.tuning.store import Measurement
+from flashgen.tuning.workload import (
+    random_inputs,
+    typical_params,
+    usual_lengths,
+    visible,
+    visible_flops,
+)
+
+# Largest relative error (Frobenius norm) of a candidate that is not broken: bfloat16 gives 0.004.
+WRONG = 0.02
+
+
+def load_rendered(
+    plan: KernelPlan, target: str, config: KernelConfig, form: Form = "portable"
+) -> ModuleType:
+    """The module of a plan with one configuration, imported from a file that is gone again.
+
+    With a configuration of the Gluon kernel, the portable one has none in it.
+    """
+    choice = ChosenConfig(config, source="model", shared=0)
+    hopper = HopperChoice(choice if form == "hopper" else None)
+    chosen = {} if form == "hopper" else {target: choice}
+    with tempfile.TemporaryDirectory(prefix="flashgen-") as folder:
+        path = Path(folder) / f"{plan.name}.py"
+        path.write_text(render_module(plan, chosen, hopper), encoding="utf-8")
+        spec = importlib.util.spec_from_file_location(f"flashgen_measured_{plan.name}", path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module
+        spec.loader.exec_module(module)
+    return module
+
+
+class ForwardBench:
+    """Inputs of every length, and the module to run on them."""
+
+    def __init__(
+        self, plan: KernelPlan, target: str, candidates: Sequence[KernelConfig], form: Form
+    ) -> None:
+        self.plan = plan
+        self.use_tma = plan.uses_tma(target)
+        self.module = load_rendered(plan, target, candidates[0], form)
+        self.launch = self.module._launch_hopper if form == "hopper" else self.module._launch
+        self.lengths = usual_lengths(plan)
+        self.inputs = {length: random_inputs(plan, length) for length in self.lengths}
+        self.params = {length: typical_params(plan, q) for length, (q, _, _) in self.inputs.items()}
+        self.flops = {
+            length: visible_flops(plan, q, visible(plan, q, self.params[length]))
+            for length, (q, _, _) in self.inputs.items()
+        }
+
+    def run(self, config: KernelConfig, length: int, qkv: Iterable[Any]) -> Any:
+        """(out, lse) with one configuration, of inputs with the parameters of a length.
+
+        Launches are repeated as a user's are: between two kernels of one call, the GPU would wait
+        for an ordinary launch longer than it computes.
+        """
+        values = {**config.as_dict(), "USE_TMA": self.use_tma}
+        params, tensors = self.params[length], list(qkv)
+        by = [x for x in params.values() if hasattr(x, "data_ptr")]
+        by += [params[name] for name in sizing_numbers(self.plan.arguments, self.plan.constants)]
+        repeated = self.module._known(*tensors, *by)
+        return self.launch(*tensors, self.plan.scale, *params.values(), values, *repeated)
+
+    def compile(self, configs: Sequence[KernelConfig]) -> None:
+        """Compiles these at once, each in a thread of its own; one that fails will again later."""
+        shortest = self.lengths[0]
+        row = [x[:1, :1, :1] for x in self.inputs[shortest]]
+        at_once(lambda config: self.run(config, shortest, row), configs)
+
+    def check(self, config: KernelConfig) -> None:
+        """Holds one head's output to the eager reference's; ArithmeticError if it is wrong."""
+        length = self.lengths[0]
+        qkv = [x[:1, :1] for x in self.inputs[length]]
+        out, _ = self.run(config, length, qkv)
+        params = self.params[length]
+        expected = self.module.reference(*qkv, scale=self.plan.scale, **params).float()
+        error = ((out.float() - expected).norm() / expected.norm()).item()
+        if not error <= WRONG:
+            raise ArithmeticError(f"wrong result: relative error {error:.2g}")
+
+    def time(self, config: KernelConfig, effort: dict[str, int]) -> Measurement:
+        """The median time of a call at every length."""
+        calls = (partial(self.run, config, n, self.inputs[n]) for n in self.lengths)
+        return timed(config, calls, self.flops.values(), effort)
+
+
+def at_once(first_call: Callable[[KernelConfig], Any], configs: Sequence[KernelConfig]) -> None:
+    """Calls each in a thread of its own, so that they are compiled side by side.
+
+    One that fails will again later.
+    """
+
+    def call(config: KernelConfig) -> None:
+        with contextlib.suppress(Exception):
+            first_call(config)
+
+    with ThreadPoolExecutor(max(1, len(configs))) as pool:
+        list(pool.map(call, configs))
+
+
+def timed(
+    config: KernelConfig,
+    calls: Iterable[Callable[[], Any]],
+    flops: Iterable[float],
+    effort: dict[str, int],
+) -> Measurement:
+    """The median times of a candidate's calls, and the rates at which they do so many FLOPs."""
+    import triton
+
+    ms = tuple(triton.testing.do_bench(call, return_mode="median", **effort) for call in calls)
+    rates = tuple(work / t / 1e9 for work, t in zip(flops, ms, strict=True))
+    return Measurement(config, ms, rates)

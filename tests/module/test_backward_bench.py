@@ -1,0 +1,55 @@
+"""The tuner's launches of backward kernels, compiled for Hopper; a GPU of notes stands in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from flashgen import AttentionSpec, Tensor, alibi, causal
+from flashgen.codegen.render import BACKWARD_FUNCTIONS
+from flashgen.config import BACKWARD_KERNELS, BackwardKernel, KernelConfig
+from flashgen.plan import lower
+from flashgen.tuning import forward_bench
+from flashgen.tuning.backward_bench import BackwardBench
+from support.fake_gpu import fake_gpu, module_on
+
+SPEC = AttentionSpec(64, mask=causal(), score=alibi(Tensor("slopes", ("num_q_heads",))))
+FORWARD = KernelConfig(BLOCK_M=64, BLOCK_N=32, num_warps=4, num_stages=2)
+CONFIGS = [KernelConfig(BLOCK_M=64, BLOCK_N=n, num_warps=4, num_stages=2) for n in (32, 64)]
+LENGTH = 96
+
+
+def random_inputs(plan: Any, length: int) -> tuple[torch.Tensor, ...]:
+    return tuple(torch.randn(2, 2, length, 64).bfloat16() for _ in range(3))
+
+
+@pytest.mark.parametrize("kernel", BACKWARD_KERNELS)
+def test_what_a_row_compiled_is_what_is_timed(
+    monkeypatch: pytest.MonkeyPatch, kernel: BackwardKernel
+) -> None:
+    """One kernel for each candidate, before the first is timed; the other kernel never."""
+    gpu = fake_gpu(monkeypatch)
+    module = module_on(gpu, SPEC, monkeypatch)
+    monkeypatch.setattr(forward_bench, "load_rendered", lambda *given: module)
+    monkeypatch.setattr(forward_bench, "random_inputs", random_inputs)
+    monkeypatch.setattr(forward_bench, "usual_lengths", lambda plan: (LENGTH,))
+    kernels = {name: getattr(module, BACKWARD_FUNCTIONS[name]) for name in BACKWARD_KERNELS}
+
+    def compiled(name: str) -> int:
+        return sum(len(caches[0]) for caches in kernels[name].device_caches.values())
+
+    bench = BackwardBench(lower(SPEC, "x"), "sm_90", kernel, FORWARD)
+    assert compiled(kernel) == 0
+    bench.compile(CONFIGS)
+    assert compiled(kernel) == len(CONFIGS)
+    before = len(gpu.calls)
+    for config in CONFIGS:
+        bench._launch(config, LENGTH)()
+    assert compiled(kernel) == len(CONFIGS)
+    [other] = set(BACKWARD_KERNELS) - {kernel}
+    assert compiled(other) == 0
+    # Of each candidate: what the rows bring, the kernel, and the kernel again.
+    assert len(gpu.calls) - before == 3 * len(CONFIGS)
+    assert gpu.calls[-1] == gpu.calls[-2] != gpu.calls[-3]
