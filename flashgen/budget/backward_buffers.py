@@ -245,7 +245,8 @@ def _tcgen05(layout: BackwardLayout, tiles: Tiles) -> Phase:
     of_qk = sum((n + copies) * size for n, size in zip(qk, tiles.visited_qk, strict=True))
     more = copies if of_keys else 0
     of_v = sum((n + more) * size for n, size in zip(v, tiles.visited_v, strict=True))
-    return _loop(layout, tiles, *tiles.visited_parts(of_qk, of_v), ("barriers", barriers))
+    names = (("barriers", barriers), ("sums", sympy.sympify(layout.elements.summed)))
+    return _loop(layout, tiles, *tiles.visited_parts(of_qk, of_v), *names)
 
 
 def _mfma(layout: BackwardLayout, tiles: Tiles) -> tuple[Phase, ...]:

@@ -1,18 +1,23 @@
-"""What a block of a backward kernel holds in shared memory because its loop reads tensors."""
+"""What a block of a backward kernel holds in shared memory for tensors that its loop reads."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
 import sympy
 
-from flashgen.budget.quantities import BLOCK_M, BLOCK_N, Unit
+from flashgen.budget.quantities import BLOCK_M, BLOCK_N, NUM_WARPS, Unit
 from flashgen.config import BackwardKernel
 from flashgen.plan import KernelPlan
 from flashgen.plan.inner import tile_loads
+from flashgen.plan.learned import learned_elements
 
+_LOAD = re.compile(r"\b_at_\d+d\(")
 _SKIPPED = 1016
+_GROUP = 4  # warps
+_SHARED_COLUMNS = 64  # from which on two groups divide a product's columns between them
 _SCORE = 4  # bytes of a score; and what an asynchronous copy moves at least
 
 
@@ -24,11 +29,14 @@ class VisitedElements:
         ahead: bytes that are copied ahead for each stage.
         exchanged: bytes that change from the layout of their load to that of the products.
         skipped: bytes that one stage of tcgen05 loses by that, to alignment.
+        summed: bytes that several stages of tcgen05 need for what is learned: two groups of warps
+            that share the rows of a product exchange their sums.
     """
 
     ahead: Any
     exchanged: Any
     skipped: Any
+    summed: Any
 
 
 def visited_elements(
@@ -70,6 +78,22 @@ def visited_elements(
         elif load.masked and pipelined and not few_rows and unit in ("mma.sync", "wgmma"):
             # What the mask reads of held queries changes layout in its branch.
             conditions += 1
+    if kernel == "keys" and unit == "tcgen05" and copied:
+        # What is read once for a head of the group is copied as well.
+        scalars = " ".join(line.code for line in plan.code.scalars)
+        ahead += len(_LOAD.findall(scalars)) * _SCORE
     if conditions:  # of several vectors they are put together before that
         exchanged += BLOCK_M * _SCORE * (1 if conditions == 1 else _SCORE)
-    return VisitedElements(ahead, exchanged, skipped)
+    return VisitedElements(ahead, exchanged, skipped, _summed(plan, kernel, visited))
+
+
+def _summed(plan: KernelPlan, kernel: BackwardKernel, visited: Any) -> Any:
+    sums = any(
+        item.kernel == kernel and item.over in ("heads", "rows", "columns")
+        for item in learned_elements(plan)
+    )
+    if not sums:
+        return sympy.Integer(0)
+    shared = sympy.And(NUM_WARPS > _GROUP, visited >= _SHARED_COLUMNS)
+    rows = BLOCK_N if kernel == "keys" else BLOCK_M
+    return sympy.Piecewise((2 * rows * _SCORE, shared), (sympy.Integer(0), True))

@@ -20,10 +20,12 @@ from flashgen.spec import AttentionSpec
 
 # Between them these print every line of every template: one run of keys and several in any order,
 # heads of one segment and of several, a mask that differs between heads and batch entries, block
-# tables, scores and sinks, the parameters of each kind and a constant.
+# tables, scores and sinks, tensors that learn by query, key and distance, the parameters of each
+# kind and a constant.
 _PROBE = Int("probe")
 _DEGREES = Float("probe", 1.0)
 _TABLE = Tensor("probe", ("num_q_heads",), "bfloat16")
+_NEAR = Tensor("probe", ("num_q_heads", None))
 _BLOCKS = Tensor("probe", ("batch", "num_q_heads", None, None), "bool")
 _KNOWN = Constant("probe", [[True]])
 _EVERYTHING = (
@@ -44,6 +46,12 @@ _EVERYTHING = (
         mask=Mask(lambda b, h, q, kv: q > kv, "later"),
         score=Score(lambda score, b, h, q, kv: score + _TABLE[h] * (kv - q), "tilted"),
         normaliser=sigmoid_attention(),
+    ),
+    AttentionSpec(
+        64,
+        score=Score(
+            lambda s, b, h, q, kv: s + _NEAR[h, q] + _NEAR[h, kv] + _NEAR[h, kv - q], "near"
+        ),
     ),
 )
 

@@ -5,47 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from typing import Any
 
 import sympy
 
+from flashgen.config import BackwardKernel
 from flashgen.plan.arguments import KernelArguments, kernel_arguments
 from flashgen.plan.code import KernelCode, code_with, finite_score
 from flashgen.plan.kernel import KernelPlan
+from flashgen.plan.learned import ElementSlope, learned_elements
 from flashgen.plan.loops import KeyTiles, key_tiles
 from flashgen.plan.text import gathered_dimensions, mentioned
 from flashgen.symbolic.bounds import TileBounds, derive_q_bounds
-from flashgen.symbolic.gradient import element_derivatives, score_derivative
+from flashgen.symbolic.gradient import score_derivative
 from flashgen.symbolic.placement import Assignment
 from flashgen.symbolic.places import SCALE, SCORES, Place, is_integral, place_of
-from flashgen.symbolic.printer import torch_source, triton_source
+from flashgen.symbolic.printer import triton_source
 from flashgen.symbolic.tables import RowTable
 from flashgen.symbols import KV_LAST, SCORE, Load
 
 #: What a tile of queries changes: such lines stand inside the loop over them.
 _OF_QUERIES = ("q_first", "q_idx")
-
-
-@dataclass(frozen=True)
-class ElementSlope:
-    """What a learned tensor's element adds to the score, as text for the kernel.
-
-    Attributes:
-        tensor: the tensor's name.
-        variable: of the sum over what one element belongs to.
-        indices: which element.
-        torch_indices: the same for eager torch, where a head's elements are one.
-        slope: the score's derivative by it; ``""`` where it is 1.
-        over: what the element differs over, ``"heads"``, ``"rows"`` or ``"elements"``: sums are
-            taken over the rest before they are added up.
-    """
-
-    tensor: str
-    variable: str
-    indices: tuple[str, ...]
-    torch_indices: tuple[str, ...]
-    slope: str
-    over: str
 
 
 @dataclass(frozen=True)
@@ -65,6 +46,11 @@ class BackwardCode:
     guarded: bool
     learned: tuple[ElementSlope, ...] = ()
 
+    @property
+    def diagonals(self) -> tuple[ElementSlope, ...]:
+        """Those of them that are summed up along diagonals."""
+        return tuple(item for item in self.learned if item.over == "diagonals")
+
     def reads(self, name: str) -> bool:
         """Whether a variable of the kernel is mentioned."""
         code = self.code
@@ -80,7 +66,8 @@ class BackwardPlan:
     """The backward pass of a plan, ready to print.
 
     Two kernels recompute the weights from the log-sum-exp: one goes over tiles of keys, for the
-    gradients of k and v, and one over tiles of queries, for those of q and of learned tensors.
+    gradients of k, v and elements that are a key's own, and one over tiles of queries, for those
+    of q and of other elements of learned tensors.
 
     Attributes:
         plan: the forward's.
@@ -93,37 +80,31 @@ class BackwardPlan:
     @cached_property
     def of_keys(self) -> BackwardCode:
         """The text of the kernel that goes over tiles of keys."""
-        code, texts = code_with(
-            self.plan.spec, self.plan.conditions, self._element_slope, by_blocks=False
-        )
-        return BackwardCode(code, "".join(texts), not _is_finite(self._slope))
+        return self._code_of("keys")
 
     @cached_property
     def of_queries(self) -> BackwardCode:
         """The text of the kernel that goes over tiles of queries."""
-        others = list(self._element_slope)
-        for item in self._learned:
-            others += [*item.indices, *([] if item.slope == 1 else [_by_products(item.slope)])]
-        code, texts = code_with(self.plan.spec, self.plan.conditions, tuple(others))
+        return self._code_of("queries")
+
+    @cached_property
+    def learned(self) -> tuple[ElementSlope, ...]:
+        """What both kernels add to gradients of tensors."""
+        return (*self.of_queries.learned, *self.of_keys.learned)
+
+    def _code_of(self, kernel: BackwardKernel) -> BackwardCode:
+        held = [item for item in learned_elements(self.plan) if item.kernel == kernel]
+        parts = [tuple(map(_by_products, item.by_kernel)) for item in held]
+        others = (*self._element_slope, *(expr for part in parts for expr in part))
+        code, texts = code_with(
+            self.plan.spec, self.plan.conditions, others, by_blocks=kernel == "queries"
+        )
         rest = iter(texts)
         slope = next(rest) if self._element_slope else ""
-        learned = []
-        for number, item in enumerate(self._learned):
-            indices = tuple(next(rest) for _ in item.indices)
-            text = "" if item.slope == 1 else next(rest)
-            variable = f"total_{number}" if len(self._learned) > 1 else "total"
-            learned.append(
-                ElementSlope(
-                    tensor=item.tensor,
-                    variable=variable,
-                    indices=indices,
-                    torch_indices=tuple(map(torch_source, item.indices)),
-                    slope=text,
-                    over=_over(item.indices),
-                )
-            )
-        slopes = (self._slope, *(item.slope for item in self._learned))
-        return BackwardCode(code, slope, not all(map(_is_finite, slopes)), tuple(learned))
+        pairs = zip(held, parts, strict=True)
+        learned = tuple(item.as_text(tuple(islice(rest, len(part)))) for item, part in pairs)
+        slopes = (self._slope, *(item.derivative.slope for item in held))
+        return BackwardCode(code, slope, not all(map(_is_finite, slopes)), learned)
 
     @cached_property
     def slope_scale(self) -> str:
@@ -189,21 +170,21 @@ class BackwardPlan:
         return tuple(sorted(found))
 
     @property
-    def sums(self) -> tuple[int, ...]:
-        """The numbers of dimensions of learned tensors that kernels add to."""
-        learned = self.of_queries.learned
-        return tuple(sorted({len(item.indices) for item in learned if item.over != "heads"}))
+    def sums(self) -> tuple[tuple[int, bool], ...]:
+        """Of tensors whose elements the kernel finds: how many dimensions, and once or not."""
+        learned = (item for item in self.of_queries.learned if item.over == "elements")
+        return tuple(sorted({(len(item.indices), item.once) for item in learned}))
 
     @cached_property
     def score_tensors(self) -> tuple[str, ...]:
         """Learned tensors that the score reads, in the arguments' order."""
-        read = {item.tensor for item in self.of_queries.learned}
+        read = {item.tensor for item in self.learned}
         return tuple(a.name for a in self.plan.arguments if a.name in read)
 
-    def heads_read(self, name: str) -> bool:
-        """Whether b, or h, says which elements gradients of heads belong to."""
-        items = (item for item in self.of_queries.learned if item.over == "heads")
-        return bool(mentioned([name], (index for item in items for index in item.torch_indices)))
+    def launcher_reads(self, name: str) -> bool:
+        """Whether a variable says which elements the launcher adds sums to."""
+        texts = (index for item in self.learned for index in item.torch_indices)
+        return bool(mentioned([name], texts))
 
     @cached_property
     def sink_tensors(self) -> tuple[str, ...]:
@@ -252,13 +233,6 @@ class BackwardPlan:
         of_head = place_of(self._slope) == Place.SCALAR
         return () if of_head else (_by_products(self._slope),)
 
-    @cached_property
-    def _learned(self) -> tuple[Any, ...]:
-        if self.plan.spec.score is None:
-            return ()
-        learned = {argument.name for argument in self.plan.arguments if argument.differentiable}
-        return element_derivatives(finite_score(self.plan.spec.score)[0], learned)
-
     def _arguments(self, exprs: Iterable[Any]) -> KernelArguments:
         score = self.plan.spec.score
         of_score = (finite_score(score)[0], self._slope) if score else ()
@@ -290,13 +264,6 @@ def _is_finite(expr: Any) -> bool:
     plain = sympy.Add | sympy.Mul | sympy.Abs | sympy.Min | sympy.Max
     bounded = sympy.tanh | sympy.sin | sympy.cos
     return expr.is_number or (isinstance(expr, plain | bounded) and all(map(_is_finite, expr.args)))
-
-
-def _over(indices: tuple[Any, ...]) -> str:
-    place = Place.SCALAR
-    for index in indices:
-        place |= place_of(index)
-    return {Place.SCALAR: "heads", Place.ROW: "rows"}.get(place, "elements")
 
 
 def _lines(code: KernelCode) -> tuple[Assignment, ...]:

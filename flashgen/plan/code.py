@@ -136,7 +136,10 @@ def code_with(
         ),
         reads_q_idx=bool(tables) or "q_idx" in placed.carried,
         score_reads_kv_idx=bool(
-            mentioned(["kv_idx"], (inner, *placed.results[first:], *(a.code for a in columns)))
+            mentioned(
+                ["kv_idx"],
+                (inner, *placed.results[first:], *(a.code for a in (*columns, *placed.elements))),
+            )
         ),
         sink=sink_code,
         gathers=gathered_dimensions(everything),

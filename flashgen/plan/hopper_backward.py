@@ -44,7 +44,7 @@ class HopperBackward:
         score = plan.spec.score
         if score is not None and SCORE not in score.traced.sym.free_symbols:
             return "its score function leaves the products out"
-        if backward.of_queries.learned:
+        if backward.learned:
             return "it learns what its score function reads"
         return ""
 

@@ -66,7 +66,7 @@ def _source(
     constants = constants_of(plan, config, target, uses_tma)
     arguments = backward.keys_arguments if kernel == "keys" else backward.queries_arguments
     types = _argument_types(plan, config, uses_tma)
-    types |= {f"{item.variable}_ptr": "*fp32" for item in backward.of_queries.learned}
+    types |= {f"{item.variable}_ptr": "*fp32" for item in backward.learned}
     call = call_of(plan, function, types, constants, arguments=arguments)
     return ASTSource(function, call.signature, constexprs=call.constants, attrs=call.attributes)
 

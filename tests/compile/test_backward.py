@@ -6,17 +6,28 @@ import functools
 
 import pytest
 
-from flashgen import AttentionSpec, causal
+from flashgen import (
+    AttentionSpec,
+    Tensor,
+    additive_bias,
+    alibi,
+    causal,
+    relative_bias,
+    t5_bias,
+)
 from flashgen.budget.backward_sram import backward_usage
 from flashgen.budget.occupancy import register_limit
 from flashgen.budget.targets import get_target
+from flashgen.codegen.render import render_backward
 from flashgen.config import BACKWARD_KERNELS, BackwardKernel, KernelConfig
 from flashgen.plan import KernelPlan, lower
 from flashgen.plan.backward import BackwardPlan, backward_plan
 from flashgen.plan.inner import tile_loads
 from flashgen.tuning.backward_rank import rank_backward
 from flashgen.tuning.backward_space import backward_space
+from flashgen.tuning.compiled import IMPORTS
 from flashgen.tuning.compiled_backward import backward_shared_bytes, compile_backward
+from flashgen.tuning.compiler import function_in, gpu_target
 from support.loads import kernel_spec
 from support.variants import shipped_specs
 
@@ -127,6 +138,55 @@ def test_the_prediction_is_never_below(name: str, kernel: BackwardKernel, target
             predicted = backward_usage(plan, kernel, config, get_target(target), tma=tma)
             needed = backward_shared_bytes(backward, kernel, config, target, tma=tma)
             assert predicted.total >= needed, (config, tma, predicted.breakdown)
+
+
+_by_row = Tensor("by_row", ("num_q_heads", "q_len"))
+_by_key = Tensor("by_key", ("batch", "kv_len"), "bfloat16")
+
+# By how gradients of a tensor are summed up, with warps that share the rows of a product.
+LEARNING = {
+    "heads": alibi(Tensor("slopes", ("num_q_heads",))),
+    "rows": lambda s, b, h, q, kv: s * _by_row[h, q],
+    "columns": lambda s, b, h, q, kv: s * _by_key[b, kv],
+    "diagonals": relative_bias(64),
+    "buckets": t5_bias(),
+    "pairs": additive_bias(),
+}
+LEARNING_CONFIGS: dict[BackwardKernel, tuple[KernelConfig, ...]] = {
+    "keys": (KernelConfig(64, 128, 8, 2), KernelConfig(32, 64, 4, 3)),
+    "queries": (KernelConfig(128, 64, 8, 2), KernelConfig(64, 64, 4, 1)),
+}
+
+
+@pytest.mark.usefixtures("no_optimizer")
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("kernel", BACKWARD_KERNELS)
+@pytest.mark.parametrize("name", LEARNING)
+def test_what_is_learned_is_never_below_either(
+    name: str, kernel: BackwardKernel, target: str
+) -> None:
+    plan = lower(AttentionSpec(64, mask=causal(), score=LEARNING[name]), name)  # type: ignore[arg-type]
+    backward = backward_plan(plan)
+    for config in LEARNING_CONFIGS[kernel]:
+        for tma in {plan.uses_tma(target), False}:
+            predicted = backward_usage(plan, kernel, config, get_target(target), tma=tma)
+            needed = backward_shared_bytes(backward, kernel, config, target, tma=tma)
+            assert predicted.total >= needed, (config, tma, predicted.breakdown)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_sums_of_diagonals_compile(target: str) -> None:
+    import triton
+    from triton.compiler import ASTSource
+
+    plan = lower(AttentionSpec(64, mask=causal(), score=relative_bias(64)), "diagonals")
+    text = IMPORTS + render_backward(backward_plan(plan))
+    function = function_in(text, "_sum_diagonals")
+    constants = {"BLOCK_M": 128, "BLOCK_N": 64, "DISTANCES": 128}
+    types = {"sums_ptr": "*fp32", "tiles_ptr": "*fp32"} | dict.fromkeys(constants, "constexpr")
+    signature = {name: types.get(name, "i32") for name in function.arg_names}
+    source = ASTSource(function, signature, constexprs=constants)
+    assert triton.compile(source, target=gpu_target(target)).metadata.shared <= 16 * 1024
 
 
 # Variants whose kernels differ in more than the mask.

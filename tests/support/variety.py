@@ -66,6 +66,7 @@ MASK_SPECS: dict[str, AttentionSpec] = {
 _factor = Float("factor", -1.5)
 _signs = Tensor("signs", ("num_q_heads",))
 _tilt = Tensor("tilt", ("batch", "q_len"), "float16")
+_near = Tensor("near", ("num_q_heads", 256))
 _gone = Tensor("gone", ("batch", "kv_len"), "bool")
 
 
@@ -92,6 +93,11 @@ SCORE_SPECS: dict[str, AttentionSpec] = {
     "squared": _score_spec(lambda s, b, h, q_idx, kv_idx: s * s / 4 - exp(-s)),
     "distance_logarithm": _score_spec(
         lambda s, b, h, q_idx, kv_idx: s - log(1.0 + abs(q_idx - kv_idx))
+    ),
+    "distances_twice": _score_spec(
+        lambda s, b, h, q_idx, kv_idx: (
+            s * _near[h, kv_idx - q_idx + 90] + _near[h, kv_idx - q_idx + 90]
+        )
     ),
     "length_logarithm": _score_spec(lambda s, b, h, q_idx, kv_idx: s * log(kv_len) / 3),
     "far_away": _score_spec(lambda s, b, h, q_idx, kv_idx: s + 1000 + 10 * q_idx),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -170,3 +171,19 @@ def test_gradients_that_are_expanded_or_transposed() -> None:
             found.append(torch.autograd.grad(objective(attention(*leaves)), leaves))
         for mine, right in zip(*found, strict=True):
             torch.testing.assert_close(mine.double(), right, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("of_distances", [True, False])
+def test_runs_of_queries_in_any_order(of_distances: bool) -> None:
+    """Keys may see two runs of queries of which the call says which comes first."""
+    one, other = Int("one", min=0), Int("other", min=0)
+
+    def two(b: Any, h: Any, q: Any, kv: Any) -> Any:
+        x = q - kv if of_distances else q
+        return ((x >= one) & (x < one + 10)) | ((x >= other) & (x < other + 10))
+
+    spec = _spec(Mask(two, "two"))
+    module = rendered_module(spec)
+    for first, second in ((30, 3), (3, 30), (5, 9)):
+        case = Case(90, 90, 1, 2, 1, params={"one": first, "other": second})
+        check_backward(module, spec, case)

@@ -1,0 +1,168 @@
+"""How the gradient of a learned tensor is summed up: over the pairs that read the same element."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal
+
+import sympy
+
+from flashgen.config import BackwardKernel
+from flashgen.plan.code import finite_score
+from flashgen.plan.kernel import KernelPlan
+from flashgen.scores import Score
+from flashgen.symbolic.affine import linearise, summands
+from flashgen.symbolic.gradient import ElementDerivative, element_derivatives
+from flashgen.symbolic.places import Place, place_of
+from flashgen.symbolic.printer import torch_source
+from flashgen.symbols import KV_IDX, Q_IDX, B, H
+
+#: What differs between elements of one head: nothing, their query, key or distance, or both.
+Over = Literal["heads", "rows", "columns", "diagonals", "elements"]
+
+#: What the launcher calls the distance from a query to a key.
+DISTANCE = "kv_minus_q"
+
+_PLACES: dict[Place, Over] = {
+    Place.SCALAR: "heads",
+    Place.ROW: "rows",
+    Place.COLUMN: "columns",
+}
+_PAIR = frozenset({B, H, Q_IDX, KV_IDX})
+_DISTANCE = sympy.Dummy("distance", integer=True)
+
+
+@dataclass(frozen=True)
+class ElementSlope:
+    """What a learned tensor's element adds to the score, as text for a kernel and its launcher.
+
+    But for ``"elements"`` each program has places of its own for what it sums up, and the launcher
+    adds those to the elements: nobody adds to memory that others add to.
+
+    Attributes:
+        tensor: the tensor's name.
+        variable: of the sum.
+        over: what sums are told apart by besides their head: ``"heads"`` by nothing, ``"rows"`` by
+            the query, ``"columns"`` by the key, ``"diagonals"`` by the distance between them. Of
+            ``"elements"`` the kernel finds each pair's own.
+        once: no element is that of two pairs.
+        indices: which element, as the kernel's text; of ``"elements"`` alone.
+        torch_indices: which element, for the launcher; of the others.
+        slope: the score's derivative by it; ``""`` where it is 1.
+    """
+
+    tensor: str
+    variable: str
+    over: Over
+    once: bool
+    indices: tuple[str, ...]
+    torch_indices: tuple[str, ...]
+    slope: str
+
+
+@dataclass(frozen=True)
+class LearnedElement:
+    """An element of a learned tensor that the score reads, before it is text.
+
+    Attributes:
+        derivative: what the score changes by with it.
+        variable: of the sum.
+    """
+
+    derivative: ElementDerivative
+    variable: str
+
+    @property
+    def over(self) -> Over:
+        """What its sums are told apart by."""
+        return sum_over(self.derivative.indices)
+
+    @property
+    def kernel(self) -> BackwardKernel:
+        """Which one sums it up: a key's own elements the one that holds its tile."""
+        return "keys" if self.over == "columns" else "queries"
+
+    @property
+    def by_kernel(self) -> tuple[Any, ...]:
+        """What the kernel has to compute of it: which element, the slope."""
+        slope = self.derivative.slope
+        indices = self.derivative.indices if self.over == "elements" else ()
+        return (*indices, *(() if slope == 1 else (slope,)))
+
+    def as_text(self, by_kernel: Sequence[str]) -> ElementSlope:
+        """With the text of what the kernel computes."""
+        indices = self.derivative.indices
+        count = len(indices) if self.over == "elements" else 0
+        return ElementSlope(
+            tensor=self.derivative.tensor,
+            variable=self.variable,
+            over=self.over,
+            once=self.over == "elements" and is_one_to_one(indices),
+            indices=tuple(by_kernel[:count]),
+            torch_indices=() if count else tuple(map(_launcher_source, indices)),
+            slope="".join(by_kernel[count:]),
+        )
+
+
+def learned_elements(plan: KernelPlan) -> tuple[LearnedElement, ...]:
+    """Those that have a gradient, of either kernel."""
+    if plan.spec.score is None:
+        return ()
+    names = frozenset(argument.name for argument in plan.arguments if argument.differentiable)
+    return _learned_elements(plan.spec.score, names)
+
+
+def sum_over(indices: Sequence[Any]) -> Over:
+    """What the sums of an element with these indices are told apart by."""
+    place = Place.SCALAR
+    for index in indices:
+        place |= place_of(index)
+    if place in _PLACES:
+        return _PLACES[place]
+    return "diagonals" if None not in map(by_distance, indices) else "elements"
+
+
+def by_distance(expr: Any) -> Any:
+    """An expression of the distance kv_idx - q_idx, with `KV_IDX` for it; None where it is none.
+
+    That is what it does not change by when query and key move on together.
+    """
+    moved = _cancelled(expr.xreplace({Q_IDX: KV_IDX - _DISTANCE}))
+    return None if KV_IDX in moved.free_symbols else moved.xreplace({_DISTANCE: KV_IDX})
+
+
+def is_one_to_one(indices: Sequence[Any]) -> bool:
+    """Whether no two pairs of any batch entry and head read the same element.
+
+    Known where each of b, h, q_idx and kv_idx is an index of its own, shifted or scaled.
+    """
+    found: set[Any] = set()
+    for index in indices:
+        affine = linearise(index, _PAIR)
+        moving = _PAIR & {term for term, _ in affine.terms} if affine else ()
+        found |= set(moving) if len(moving) == 1 else set()
+    return found == _PAIR
+
+
+@lru_cache(maxsize=256)
+def _learned_elements(score: Score, names: frozenset[str]) -> tuple[LearnedElement, ...]:
+    found = element_derivatives(finite_score(score)[0], names)
+    variables = (f"total_{i}" if len(found) > 1 else "total" for i in range(len(found)))
+    return tuple(map(LearnedElement, found, variables))
+
+
+def _cancelled(node: Any) -> Any:
+    """The same, with the sums multiplied out in which the key's position may cancel."""
+    if KV_IDX not in node.free_symbols or not node.args:
+        return node
+    node = node.func(*map(_cancelled, node.args))
+    if isinstance(node, sympy.core.relational.Relational):
+        return node.func(_cancelled(node.lhs - node.rhs), 0)
+    return sympy.Add(*summands(node)) if node.is_Add else node
+
+
+def _launcher_source(index: Any) -> str:
+    distance = by_distance(index) if place_of(index) == Place.ELEMENT else None
+    return torch_source(index) if distance is None else torch_source(distance, {"kv_idx": DISTANCE})
