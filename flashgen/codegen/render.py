@@ -44,6 +44,7 @@ BACKWARD_FUNCTIONS: Mapping[BackwardKernel, str] = {
 
 # What scores read most: cheaper than converting every position.
 _DISTANCES = "_columns(scores, start_n - q_first, gl.float32)"
+_STEPS_BACK = "-_query_columns(scores, 0, gl.float32)"
 
 
 def render_kernel(plan: KernelPlan) -> str:
@@ -96,11 +97,15 @@ def render_backward_hopper(backward: BackwardPlan, *, after_forward: bool) -> st
 
 def gluon(text: str) -> str:
     """Triton source as Gluon's, for expressions and for functions without layouts of their own."""
-    return gluon_backward(text).replace("gl.cast(kv_idx - q_first, gl.float32)", _DISTANCES)
+    return _gluon(text).replace("gl.cast(kv_idx - q_first, gl.float32)", _DISTANCES)
 
 
 def gluon_backward(text: str) -> str:
     """The same in the backward kernel, where keys are rows."""
+    return _gluon(text).replace("gl.cast(q_first - offs_m, gl.float32)", _STEPS_BACK)
+
+
+def _gluon(text: str) -> str:
     text = re.sub(r"\btl\.(?:math\.)?", "gl.", text).replace("@triton.jit", "@gluon.jit")
     text = re.sub(r"\b(_at_\d+d|_tanh|_swap_if)\(", r"\1_hopper(", text)
     text = text.replace("gl.zeros([BLOCK_M, BLOCK_N], gl.float32)", "gl.zeros_like(scores)")

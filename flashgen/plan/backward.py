@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -10,11 +10,10 @@ from typing import Any
 
 import sympy
 
-from flashgen.config import BackwardKernel
 from flashgen.plan.arguments import KernelArguments, kernel_arguments
 from flashgen.plan.code import KernelCode, code_with, finite_score
 from flashgen.plan.kernel import KernelPlan
-from flashgen.plan.learned import ElementSlope, learned_elements
+from flashgen.plan.learned import ElementSlope, LearnedElement, learned_elements
 from flashgen.plan.loops import KeyTiles, key_tiles
 from flashgen.plan.text import gathered_dimensions, mentioned
 from flashgen.symbolic.bounds import TileBounds, derive_q_bounds
@@ -60,6 +59,24 @@ class BackwardCode:
         texts += [text for item in self.learned for text in (*item.indices, item.slope)]
         return bool(mentioned([name], texts))
 
+    @cached_property
+    def lines_of_head(self) -> tuple[Assignment, ...]:
+        """Of a kernel over keys, what is computed once for a head."""
+        return tuple(a for a in _lines(self.code) if a.name not in self._moving_lines)
+
+    @cached_property
+    def lines_of_tile(self) -> tuple[Assignment, ...]:
+        """Of the same, what is computed for each tile of queries."""
+        return tuple(a for a in _lines(self.code) if a.name in self._moving_lines)
+
+    @cached_property
+    def _moving_lines(self) -> frozenset[str]:
+        moving: set[str] = set()
+        for line in _lines(self.code):
+            if mentioned((*_OF_QUERIES, *moving), [line.code]):
+                moving.add(line.name)
+        return frozenset(moving)
+
 
 @dataclass(frozen=True)
 class BackwardPlan:
@@ -80,25 +97,29 @@ class BackwardPlan:
     @cached_property
     def of_keys(self) -> BackwardCode:
         """The text of the kernel that goes over tiles of keys."""
-        return self._code_of("keys")
+        held = [item for item in learned_elements(self.plan) if item.kernel == "keys"]
+        return self._code_with(held, by_blocks=False)
 
     @cached_property
     def of_queries(self) -> BackwardCode:
         """The text of the kernel that goes over tiles of queries."""
-        return self._code_of("queries")
+        held = [item for item in learned_elements(self.plan) if item.kernel == "queries"]
+        return self._code_with(held, by_blocks=True)
+
+    @cached_property
+    def of_both(self) -> BackwardCode:
+        """The text of a kernel over tiles of keys that computes all gradients."""
+        return self._code_with(learned_elements(self.plan), by_blocks=False)
 
     @cached_property
     def learned(self) -> tuple[ElementSlope, ...]:
         """What both kernels add to gradients of tensors."""
         return (*self.of_queries.learned, *self.of_keys.learned)
 
-    def _code_of(self, kernel: BackwardKernel) -> BackwardCode:
-        held = [item for item in learned_elements(self.plan) if item.kernel == kernel]
+    def _code_with(self, held: Sequence[LearnedElement], *, by_blocks: bool) -> BackwardCode:
         parts = [tuple(map(_by_products, item.by_kernel)) for item in held]
         others = (*self._element_slope, *(expr for part in parts for expr in part))
-        code, texts = code_with(
-            self.plan.spec, self.plan.conditions, others, by_blocks=kernel == "queries"
-        )
+        code, texts = code_with(self.plan.spec, self.plan.conditions, others, by_blocks=by_blocks)
         rest = iter(texts)
         slope = next(rest) if self._element_slope else ""
         pairs = zip(held, parts, strict=True)
@@ -200,26 +221,6 @@ class BackwardPlan:
     def _sink_names(self) -> frozenset[str]:
         sink = self.plan.spec.normaliser.traced_sink
         return frozenset() if sink is None else frozenset(s.name for s in sink.sym.free_symbols)
-
-    @cached_property
-    def lines_of_head(self) -> tuple[Assignment, ...]:
-        """Of the kernel over keys, what is computed once for a head."""
-        moving = self._moving_lines
-        return tuple(a for a in _lines(self.of_keys.code) if a.name not in moving)
-
-    @cached_property
-    def lines_of_tile(self) -> tuple[Assignment, ...]:
-        """Of the same, what is computed for each tile of queries."""
-        moving = self._moving_lines
-        return tuple(a for a in _lines(self.of_keys.code) if a.name in moving)
-
-    @cached_property
-    def _moving_lines(self) -> frozenset[str]:
-        moving: set[str] = set()
-        for line in _lines(self.of_keys.code):
-            if mentioned((*_OF_QUERIES, *moving), [line.code]):
-                moving.add(line.name)
-        return frozenset(moving)
 
     @cached_property
     def _slope(self) -> Any:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import cached_property
 
-from flashgen.plan.backward import BackwardPlan
+from flashgen.plan.backward import BackwardCode, BackwardPlan
 from flashgen.plan.text import gathered_dimensions, mentioned
 from flashgen.symbolic.placement import Assignment
 from flashgen.symbols import SCORE
@@ -32,6 +33,11 @@ class HopperBackward:
     backward: BackwardPlan
 
     @property
+    def text(self) -> BackwardCode:
+        """What it computes, as text."""
+        return self.backward.of_both
+
+    @property
     def why_not(self) -> str:
         """Why a plan has no such kernel; ``""`` where it has one."""
         plan, backward = self.backward.plan, self.backward
@@ -44,9 +50,18 @@ class HopperBackward:
         score = plan.spec.score
         if score is not None and SCORE not in score.traced.sym.free_symbols:
             return "its score function leaves the products out"
-        if backward.learned:
-            return "it learns what its score function reads"
+        for item in self.text.learned:
+            if item.over not in ("heads", "columns"):
+                return f"elements of {item.tensor} are told apart by {item.over}"
+            if mentioned(["scores", *(a.name for a in self.text.code.elements)], [item.slope]):
+                return f"what {item.tensor} learns depends on the scores"
         return ""
+
+    @property
+    def counts_in_floats(self) -> bool:
+        """Whether what is learned is linear in positions, which can then be float32."""
+        slopes = (item.slope for item in self.text.learned)
+        return all(re.fullmatch(r"[\w\s+\-*.()]*", slope) and "//" not in slope for slope in slopes)
 
     @property
     def width(self) -> int:
@@ -68,11 +83,21 @@ class HopperBackward:
 
     program = ("batch", "kv_head", "kv_first")
 
+    @property
+    def results(self) -> tuple[str, ...]:
+        """What the kernel writes to."""
+        sums = (f"{item.variable}_ptr" for item in self.text.learned)
+        return ("grad_q_desc", "grad_k_desc", "grad_v_desc", *sums)
+
+    def learned_read(self, name: str) -> bool:
+        """Whether what is learned depends on this position."""
+        return bool(mentioned([name], (item.slope for item in self.text.learned)))
+
     @cached_property
     def keys(self) -> tuple[str, ...]:
         """What a consumer computes once for its keys, or once a head, for all of their scores."""
         backward = self.backward
-        code = backward.of_keys.code
+        code = self.text.code
         found = ["head_row"]
         if self.reads_kv_idx:
             found.append("kv_idx")
@@ -80,7 +105,7 @@ class HopperBackward:
             found.append("qk_scale")
         if backward.slope_scale:
             found.append("head_scale")
-        names = [line.name for line in backward.lines_of_head]
+        names = [line.name for line in self.text.lines_of_head]
         read = mentioned(names, (*self._texts, *("qk_scale",) * code.scaled))
         return (*found, *(name for name in names if name in read))
 
@@ -92,7 +117,7 @@ class HopperBackward:
     @property
     def reads_kv_idx(self) -> bool:
         """Whether positions of keys are read."""
-        lines = (line.code for line in self.backward.lines_of_head)
+        lines = (line.code for line in self.text.lines_of_head)
         return bool(mentioned(["kv_idx"], (*self._texts, *lines)))
 
     @cached_property
@@ -101,7 +126,7 @@ class HopperBackward:
         plan = self.backward.plan
         of_rows = ("q_idx < q_len",) * self.backward.checks_q_len
         of_keys = ("kv_idx < kv_len",) * plan.checks_kv_len
-        return (*of_rows, *of_keys, *self.backward.of_keys.code.conditions)
+        return (*of_rows, *of_keys, *self.text.code.conditions)
 
     @property
     def masks(self) -> bool:
@@ -111,22 +136,22 @@ class HopperBackward:
     @property
     def masks_queries(self) -> bool:
         """Whether that differs between tiles of queries: the end of the keys alone does not."""
-        return self.backward.checks_q_len or bool(self.backward.of_keys.code.conditions)
+        return self.backward.checks_q_len or bool(self.text.code.conditions)
 
     @property
     def changes_scores(self) -> bool:
         """Whether the softmax sees anything but the raw products."""
-        return self.masks or bool(self.backward.of_keys.code.score)
+        return self.masks or bool(self.text.code.score)
 
     @cached_property
     def mask_lines(self) -> tuple[Assignment, ...]:
         """What conditions alone read of a tile of queries."""
-        return tuple(a for a in self.backward.lines_of_tile if a.name not in self._score_names)
+        return tuple(a for a in self.text.lines_of_tile if a.name not in self._score_names)
 
     @cached_property
     def score_lines(self) -> tuple[Assignment, ...]:
         """What the score, or its slope, reads of one."""
-        return tuple(a for a in self.backward.lines_of_tile if a.name in self._score_names)
+        return tuple(a for a in self.text.lines_of_tile if a.name in self._score_names)
 
     @property
     def scores_read_q_idx(self) -> bool:
@@ -137,7 +162,7 @@ class HopperBackward:
     @property
     def masks_read_q_idx(self) -> bool:
         """Whether the conditions do."""
-        masked = (line.code for line in (*self.mask_lines, *self.backward.of_keys.code.masked))
+        masked = (line.code for line in (*self.mask_lines, *self.text.code.masked))
         return bool(mentioned(["q_idx"], (*self.conditions, *masked)))
 
     @cached_property
@@ -165,7 +190,7 @@ class HopperBackward:
     @cached_property
     def gathers(self) -> tuple[int, ...]:
         """The numbers of dimensions that tensors are indexed by."""
-        lines = (line.code for line in self.backward.lines_of_head)
+        lines = (line.code for line in self.text.lines_of_head)
         runs = (text for run in self.backward.q_tiles.runs for text in vars(run).values())
         bounds = (text for text in runs if isinstance(text, str))
         texts = (*self._texts, *lines, *bounds, self.backward.slope_scale)
@@ -173,7 +198,7 @@ class HopperBackward:
 
     @cached_property
     def _score_texts(self) -> tuple[str, ...]:
-        text = self.backward.of_keys
+        text = self.text
         return (
             *(line.code for line in text.code.elements),
             text.code.score,
@@ -184,14 +209,15 @@ class HopperBackward:
     @cached_property
     def _texts(self) -> tuple[str, ...]:
         """Of all that is computed for a tile."""
-        code = self.backward.of_keys.code
-        lines = (*self.backward.lines_of_tile, *code.masked)
-        return (*self._score_texts, *self.conditions, *(line.code for line in lines))
+        code = self.text.code
+        lines = (*self.text.lines_of_tile, *code.masked)
+        slopes = (item.slope for item in self.text.learned)
+        return (*self._score_texts, *self.conditions, *(line.code for line in lines), *slopes)
 
     @cached_property
     def _score_names(self) -> frozenset[str]:
         """Lines of a tile that the score reads, by others or itself."""
-        lines = {line.name: line.code for line in self.backward.lines_of_tile}
+        lines = {line.name: line.code for line in self.text.lines_of_tile}
         found: set[str] = set()
         texts = list(self._score_texts)
         while new := mentioned(lines, texts) - found:

@@ -52,6 +52,7 @@ def _argument_types(backward: BackwardPlan, config: KernelConfig) -> dict[str, s
     }
     types["rows_desc"] = _descriptor("fp32", "float32", [1, 1, config.BLOCK_M])
     types["grad_q_desc"] = _descriptor("fp32", "float32", [128, 32])
+    types |= {f"{item.variable}_ptr": "*fp32" for item in backward.of_both.learned}
     return types | {"scale": "fp32"}
 
 
