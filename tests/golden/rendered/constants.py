@@ -432,7 +432,7 @@ def _attention_forward(
     tl.store(out_ptrs, out, mask=in_rows[:, None])
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_q_heads", "q_len"])
+@triton.jit(do_not_specialize=["num_rows", "num_q_heads", "q_len", "rows_len"])
 def _backward_rows(
     out_ptr,
     grad_out_ptr,
@@ -445,20 +445,22 @@ def _backward_rows(
     num_rows,
     num_q_heads,
     q_len,
+    rows_len,
     ROWS: tl.constexpr,
 ):
     """One program: what ROWS queries of one head bring into the gradients of all their scores.
 
     out (batch, num_q_heads, q_len, 16), lse and grad_lse (batch, num_q_heads, q_len) are
-    contiguous. rows_ptr gets (2, num_rows) float32: the LSE in base 2, and
+    contiguous. rows_ptr gets (2, num_rows) float32, rows_len for each head: the LSE in base 2, and
     delta = sum(out * grad_out) - grad_lse.
+    Rows from q_len on are those of queries that see no key.
     """
-    num_tiles_m = tl.cdiv(q_len, ROWS)
+    num_tiles_m = tl.cdiv(rows_len, ROWS)
     batch_head = tl.program_id(0) // num_tiles_m
     offs_m = tl.program_id(0) % num_tiles_m * ROWS + tl.arange(0, ROWS)
     rows = batch_head.to(tl.int64) * q_len + offs_m
     inside = offs_m < q_len
-    lse = tl.load(lse_ptr + rows, mask=inside, other=0.0)
+    lse = tl.load(lse_ptr + rows, mask=inside, other=float("-inf"))
     grad_lse = tl.load(grad_lse_ptr + rows, mask=inside, other=0.0)
     # A row that sees no key has no LSE to move, and gets weights of 0 by one above every score.
     empty = lse == float("-inf")
@@ -473,8 +475,9 @@ def _backward_rows(
     grad_out = tl.load(grad_out_ptr + places, mask=held, other=0.0).to(tl.float32)
     delta += tl.sum(out * grad_out, 1)
     lse = tl.where(empty, float("inf"), lse * 1.4426950408889634)  # log2(e)
-    tl.store(rows_ptr + rows, lse, mask=inside)
-    tl.store(rows_ptr + num_rows + rows, delta, mask=inside)
+    rows = batch_head.to(tl.int64) * rows_len + offs_m
+    tl.store(rows_ptr + rows, lse, mask=offs_m < rows_len)
+    tl.store(rows_ptr + num_rows + rows, delta, mask=offs_m < rows_len)
 
 
 @triton.jit(
@@ -1006,6 +1009,27 @@ def _launch(q, k, v, scale, size, config, key=None, known=None):
     return out, lse
 
 
+def _rows(out, lse, grad_out, grad_lse, rows_len):
+    """(2, batch, num_q_heads, rows_len): what `_backward_rows` makes."""
+    batch, num_q_heads, q_len, _ = out.shape
+    rows = out.new_empty((2, batch, num_q_heads, rows_len), dtype=torch.float32)
+    args = (
+        out.contiguous(),
+        grad_out,
+        lse.contiguous(),
+        grad_lse.contiguous(),
+        rows,
+        *grad_out.stride()[:3],
+        rows[0].numel(),
+        num_q_heads,
+        q_len,
+        rows_len,
+    )
+    grid = (triton.cdiv(rows_len, 32) * batch * num_q_heads,)
+    _backward_rows[grid](*args, ROWS=32)
+    return rows
+
+
 def _backward_kernels(q, k, v, scale, size, out, lse, grad_out, grad_lse, of_keys, of_queries):
     """Gradients of q, k, v, by the portable kernels.
 
@@ -1035,19 +1059,7 @@ def _backward_kernels(q, k, v, scale, size, out, lse, grad_out, grad_lse, of_key
     num_rows = batch * num_q_heads * q_len
     if grad_out.stride(3) != 1:
         grad_out = grad_out.contiguous()
-    rows = q.new_empty((2, batch, num_q_heads, q_len), dtype=torch.float32)
-    _backward_rows[(triton.cdiv(q_len, 32) * batch * num_q_heads,)](
-        out.contiguous(),
-        grad_out,
-        lse.contiguous(),
-        grad_lse.contiguous(),
-        rows,
-        *grad_out.stride()[:3],
-        num_rows,
-        num_q_heads,
-        q_len,
-        ROWS=32,
-    )
+    rows = _rows(out, lse, grad_out, grad_lse, q_len)
     grad_q, grad_k, grad_v = (
         torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v)
     )
@@ -1403,9 +1415,9 @@ def _backward_op(
     grad_out: torch.Tensor,
     grad_lse: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    target = _target(q.device)
-    configs = BACKWARD_OF_KEYS[target], BACKWARD_OF_QUERIES[target]
     with torch.cuda.device_of(q):
+        target = _target(q.device)
+        configs = BACKWARD_OF_KEYS[target], BACKWARD_OF_QUERIES[target]
         return _backward_kernels(q, k, v, scale, size, out, lse, grad_out, grad_lse, *configs)
 
 
