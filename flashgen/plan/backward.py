@@ -17,10 +17,13 @@ from flashgen.plan.learned import ElementSlope, LearnedElement, learned_elements
 from flashgen.plan.loops import KeyTiles, key_tiles
 from flashgen.plan.text import gathered_dimensions, mentioned
 from flashgen.symbolic.bounds import TileBounds, derive_q_bounds
+from flashgen.symbolic.evaluated import evaluated_conditions
+from flashgen.symbolic.gathers import with_row_tables
 from flashgen.symbolic.gradient import score_derivative
 from flashgen.symbolic.placement import Assignment
 from flashgen.symbolic.places import SCALE, SCORES, Place, is_integral, place_of
 from flashgen.symbolic.printer import triton_source
+from flashgen.symbolic.roles import ROWS_OF_KEYS
 from flashgen.symbolic.tables import RowTable
 from flashgen.symbols import KV_LAST, SCORE, Load
 
@@ -119,13 +122,33 @@ class BackwardPlan:
     def _code_with(self, held: Sequence[LearnedElement], *, by_blocks: bool) -> BackwardCode:
         parts = [tuple(map(_by_products, item.by_kernel)) for item in held]
         others = (*self._element_slope, *(expr for part in parts for expr in part))
-        code, texts = code_with(self.plan.spec, self.plan.conditions, others, by_blocks=by_blocks)
+        conditions = self.plan.conditions if by_blocks else self.conditions_of_keys
+        code, texts = code_with(self.plan.spec, conditions, others, by_blocks=by_blocks)
         rest = iter(texts)
         slope = next(rest) if self._element_slope else ""
         pairs = zip(held, parts, strict=True)
         learned = tuple(item.as_text(tuple(islice(rest, len(part)))) for item, part in pairs)
         slopes = (self._slope, *(item.derivative.slope for item in held))
         return BackwardCode(code, slope, not all(map(_is_finite, slopes)), learned)
+
+    @property
+    def conditions_of_keys(self) -> tuple[Any, ...]:
+        """What a masked tile evaluates of the mask in a kernel that holds keys."""
+        return self._evaluated[0]
+
+    @property
+    def checks_kv_len(self) -> bool:
+        """Whether such a tile compares its keys with kv_len: no condition implies it."""
+        return self._evaluated[1]
+
+    @cached_property
+    def _evaluated(self) -> tuple[tuple[Any, ...], bool]:
+        return evaluated_conditions(self.plan.predicate, ROWS_OF_KEYS)
+
+    @property
+    def _every_table(self) -> tuple[RowTable, ...]:
+        of_keys = with_row_tables(self.plan.predicate, ROWS_OF_KEYS).tables
+        return (*self.plan.every_row_table, *self.q_bounds.tables, *of_keys)
 
     @cached_property
     def slope_scale(self) -> str:
@@ -159,7 +182,7 @@ class BackwardPlan:
     def keys_arguments(self) -> KernelArguments:
         """What the kernel over tiles of keys takes of the parameters."""
         bounds = (e for interval in self.q_bounds.intervals for e in interval.expressions)
-        return self._arguments((*self.plan.conditions, *bounds))
+        return self._arguments((*self.conditions_of_keys, *bounds))
 
     @cached_property
     def queries_arguments(self) -> KernelArguments:
@@ -178,7 +201,7 @@ class BackwardPlan:
         return self._tables_for(self.keys_arguments)
 
     def _tables_for(self, *kernels: KernelArguments) -> tuple[RowTable, ...]:
-        known = {table.name: table for table in (*self.plan.every_row_table, *self.q_bounds.tables)}
+        known = {table.name: table for table in self._every_table}
         names = {tensor.name for kernel in kernels for tensor in kernel.tensors}
         return tuple(table for name, table in known.items() if name in names)
 
@@ -238,7 +261,7 @@ class BackwardPlan:
         score = self.plan.spec.score
         of_score = (finite_score(score)[0], self._slope) if score else ()
         names = {s.name for e in (*exprs, *of_score) for s in e.free_symbols}
-        tables = {t.name: t for t in (*self.plan.every_row_table, *self.q_bounds.tables)}
+        tables = {table.name: table for table in self._every_table}
         plan = self.plan
         return kernel_arguments(plan.arguments, plan.constants, tables.values(), names)
 
@@ -268,4 +291,4 @@ def _is_finite(expr: Any) -> bool:
 
 
 def _lines(code: KernelCode) -> tuple[Assignment, ...]:
-    return (*code.scalars, *code.rows, *code.columns)
+    return (*code.scalars, *code.rows, *code.columns, *code.masked)

@@ -123,9 +123,8 @@ class HopperBackward:
     @cached_property
     def conditions(self) -> tuple[str, ...]:
         """What holds for a pair that is seen."""
-        plan = self.backward.plan
         of_rows = ("q_idx < q_len",) * self.backward.checks_q_len
-        of_keys = ("kv_idx < kv_len",) * plan.checks_kv_len
+        of_keys = ("kv_idx < kv_len",) * self.backward.checks_kv_len
         return (*of_rows, *of_keys, *self.text.code.conditions)
 
     @property
@@ -162,7 +161,7 @@ class HopperBackward:
     @property
     def masks_read_q_idx(self) -> bool:
         """Whether the conditions do."""
-        masked = (line.code for line in (*self.mask_lines, *self.text.code.masked))
+        masked = (line.code for line in self.mask_lines)
         return bool(mentioned(["q_idx"], (*self.conditions, *masked)))
 
     @cached_property
@@ -209,8 +208,7 @@ class HopperBackward:
     @cached_property
     def _texts(self) -> tuple[str, ...]:
         """Of all that is computed for a tile."""
-        code = self.text.code
-        lines = (*self.text.lines_of_tile, *code.masked)
+        lines = self.text.lines_of_tile
         slopes = (item.slope for item in self.text.learned)
         return (*self._score_texts, *self.conditions, *(line.code for line in lines), *slopes)
 

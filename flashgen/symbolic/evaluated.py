@@ -10,23 +10,29 @@ from flashgen.symbolic.affine import Affine, symbol
 from flashgen.symbolic.context import Context, within
 from flashgen.symbolic.facts import Facts
 from flashgen.symbolic.gathers import with_row_tables
-from flashgen.symbolic.roles import KEYS_OF_ROWS
+from flashgen.symbolic.roles import KEYS_OF_ROWS, Roles
 from flashgen.symbolic.trace import Predicate
 from flashgen.symbols import KV_IDX, KV_LEN, Q_IDX, Q_LEN, FloorDiv, FloorMod
 
 
-def evaluated_conditions(predicate: Predicate) -> tuple[tuple[Any, ...], bool]:
-    """The conditions of ``predicate``, solved for kv_idx, without those that the others imply.
+def evaluated_conditions(
+    predicate: Predicate, roles: Roles = KEYS_OF_ROWS
+) -> tuple[tuple[Any, ...], bool]:
+    """The conditions of ``predicate``, solved for one index, without those that the others imply.
 
     ``q_idx // c == kv_idx // c`` is a range of keys, whose ends are computed once a row. Where ids
     of packed documents meet a causal mask, for example, the end of a document lies behind the query
-    and need not be compared with.
+    and need not be compared with. A kernel that holds keys has it the other way round.
+
+    Args:
+        predicate: the user's own.
+        roles: which index to solve for.
 
     Returns:
         The conditions, all of which hold for a visible key, and whether ``kv_idx < kv_len`` has to
         be checked besides. It follows from a causal mask of equal lengths, for one.
     """
-    context = Context(with_row_tables(predicate), KEYS_OF_ROWS)
+    context = Context(with_row_tables(predicate, roles), roles)
     expr = context.predicate.expr
     if expr is sympy.true:
         return (), True
@@ -61,15 +67,16 @@ def _lightened(term: Any, facts: Facts, context: Context) -> Any:
 
 
 def _solved(term: Any, context: Context) -> list[Any]:
-    """Comparisons of kv_idx with what a row knows, in place of one with divisions."""
+    """Comparisons of the index to solve for with what a row knows, in place of a division's."""
+    solved = context.roles.solved
     atoms = _atoms(term, context) if term.has(FloorDiv, FloorMod) else ()
-    if not atoms or any(abs(atom.coefficient(KV_IDX)) != 1 for atom in atoms):
+    if not atoms or any(abs(atom.coefficient(solved)) != 1 for atom in atoms):
         return [term]
-    rows = [atom.without(KV_IDX) * -atom.coefficient(KV_IDX) for atom in atoms]
+    rows = [atom.without(solved) * -atom.coefficient(solved) for atom in atoms]
     return [
-        sympy.Ge(KV_IDX, row.to_sympy(), evaluate=False)
-        if atom.coefficient(KV_IDX) > 0
-        else sympy.Ge(row.to_sympy(), KV_IDX, evaluate=False)
+        sympy.Ge(solved, row.to_sympy(), evaluate=False)
+        if atom.coefficient(solved) > 0
+        else sympy.Ge(row.to_sympy(), solved, evaluate=False)
         for atom, row in zip(atoms, rows, strict=True)
     ]
 
