@@ -13,9 +13,11 @@ from flashgen.config import BackwardKernel
 from flashgen.plan import KernelPlan
 from flashgen.plan.inner import tile_loads
 from flashgen.plan.learned import learned_elements
+from flashgen.symbols import FloorDiv
 
 _LOAD = re.compile(r"\b_at_\d+d\(")
 _SKIPPED = 1016
+_PADDED = 8  # bytes of what is exchanged by one, to which at most one of padding is added
 _GROUP = 4  # warps
 _SHARED_COLUMNS = 64  # from which on two groups divide a product's columns between them
 _SCORE = 4  # bytes of a score; and what an asynchronous copy moves at least
@@ -78,6 +80,9 @@ def visited_elements(
         elif load.masked and pipelined and not few_rows and unit in ("mma.sync", "wgmma"):
             # What the mask reads of held queries changes layout in its branch.
             conditions += 1
+    if kernel == "keys" and plan.code.tables:
+        # It reads tables of blocks by elements: what they show is exchanged, with some padding.
+        exchanged += BLOCK_M * BLOCK_N + FloorDiv(BLOCK_M * BLOCK_N, _PADDED)
     if kernel == "keys" and unit == "tcgen05" and copied:
         # What is read once for a head of the group is copied as well.
         scalars = " ".join(line.code for line in plan.code.scalars)

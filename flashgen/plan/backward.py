@@ -161,7 +161,7 @@ class BackwardPlan:
     @cached_property
     def q_tiles(self) -> KeyTiles:
         """The tiles of queries that a tile of keys visits, as text."""
-        return key_tiles(self.q_bounds)
+        return key_tiles(self.q_bounds, listed=self.plan.listing is not None)
 
     @cached_property
     def checks_q_len(self) -> bool:
@@ -175,14 +175,18 @@ class BackwardPlan:
     @cached_property
     def reads_kv_last(self) -> bool:
         """Whether those depend on the last key of the tile."""
-        exprs = [expr for interval in self.q_bounds.intervals for expr in interval.expressions]
-        return any(KV_LAST in expr.free_symbols for expr in exprs)
+        return any(KV_LAST in expr.free_symbols for expr in self._loop_bounds)
 
     @cached_property
     def keys_arguments(self) -> KernelArguments:
         """What the kernel over tiles of keys takes of the parameters."""
-        bounds = (e for interval in self.q_bounds.intervals for e in interval.expressions)
-        return self._arguments((*self.conditions_of_keys, *bounds))
+        return self._arguments((*self.conditions_of_keys, *self._loop_bounds))
+
+    @property
+    def _loop_bounds(self) -> tuple[Any, ...]:
+        """The expressions that say which queries are visited, where no list does."""
+        intervals = () if self.plan.listing else self.q_bounds.intervals
+        return tuple(e for interval in intervals for e in interval.expressions)
 
     @cached_property
     def queries_arguments(self) -> KernelArguments:
@@ -209,7 +213,8 @@ class BackwardPlan:
     def gathers(self) -> tuple[int, ...]:
         """The numbers of dimensions that tensors are indexed by."""
         codes = (self.of_keys.code, self.of_queries.code)
-        texts = (t for run in self.q_tiles.runs for t in vars(run).values() if isinstance(t, str))
+        runs = () if self.plan.listing else self.q_tiles.runs
+        texts = (t for run in runs for t in vars(run).values() if isinstance(t, str))
         found = {*gathered_dimensions(texts), *(n for code in codes for n in code.gathers)}
         return tuple(sorted(found))
 

@@ -45,6 +45,8 @@ class HopperBackward:
             return f"{plan.torch_dtype}: its tiles are of 16-bit elements"
         if plan.qk_segments != plan.v_segments or plan.qk_segments not in ((64,), (128,)):
             return "its tiles have 64 or 128 columns, those of q, k and v alike"
+        if backward.q_tiles.listed:
+            return "which queries see a tile of keys is listed by another kernel"
         if backward.q_tiles.reduce_rows:
             return "which queries see a tile of keys depends on each of the keys"
         score = plan.spec.score

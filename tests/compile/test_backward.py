@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 
 import pytest
 
@@ -11,6 +12,8 @@ from flashgen import (
     Tensor,
     additive_bias,
     alibi,
+    bigbird,
+    block_sparse,
     causal,
     relative_bias,
     t5_bias,
@@ -140,6 +143,7 @@ def test_the_prediction_is_never_below(name: str, kernel: BackwardKernel, target
             assert predicted.total >= needed, (config, tma, predicted.breakdown)
 
 
+_layout = Tensor("other", ("num_q_heads", None, None), "bool")
 _by_row = Tensor("by_row", ("num_q_heads", "q_len"))
 _by_key = Tensor("by_key", ("batch", "kv_len"), "bfloat16")
 
@@ -151,6 +155,11 @@ LEARNING = {
     "diagonals": relative_bias(64),
     "buckets": t5_bias(),
     "pairs": additive_bias(),
+}
+TABLES = {
+    "by_head": causal() & block_sparse(block=64),
+    "with_others": bigbird(64),
+    "two": block_sparse(block=64) | ~block_sparse(_layout, 128),
 }
 LEARNING_CONFIGS: dict[BackwardKernel, tuple[KernelConfig, ...]] = {
     "keys": (KernelConfig(64, 128, 8, 2), KernelConfig(32, 64, 4, 3)),
@@ -165,13 +174,47 @@ LEARNING_CONFIGS: dict[BackwardKernel, tuple[KernelConfig, ...]] = {
 def test_what_is_learned_is_never_below_either(
     name: str, kernel: BackwardKernel, target: str
 ) -> None:
-    plan = lower(AttentionSpec(64, mask=causal(), score=LEARNING[name]), name)  # type: ignore[arg-type]
+    spec = AttentionSpec(64, mask=causal(), score=LEARNING[name])  # type: ignore[arg-type]
+    hold_never_below(lower(spec, name), kernel, target, LEARNING_CONFIGS[kernel])
+
+
+@pytest.mark.usefixtures("no_optimizer")
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("kernel", BACKWARD_KERNELS)
+@pytest.mark.parametrize("name", TABLES)
+def test_tables_of_blocks_are_never_below_either(
+    name: str, kernel: BackwardKernel, target: str
+) -> None:
+    plan = lower(AttentionSpec(64, mask=TABLES[name]), name)
+    hold_never_below(plan, kernel, target, LEARNING_CONFIGS[kernel])
+
+
+def hold_never_below(
+    plan: KernelPlan,
+    kernel: BackwardKernel,
+    target: str,
+    configs: Iterable[KernelConfig],
+) -> None:
     backward = backward_plan(plan)
-    for config in LEARNING_CONFIGS[kernel]:
+    for config in configs:
         for tma in {plan.uses_tma(target), False}:
             predicted = backward_usage(plan, kernel, config, get_target(target), tma=tma)
             needed = backward_shared_bytes(backward, kernel, config, target, tma=tma)
             assert predicted.total >= needed, (config, tma, predicted.breakdown)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_lists_that_are_turned_compile(target: str) -> None:
+    import triton
+    from triton.compiler import ASTSource
+
+    backward = backward_plan(lower(AttentionSpec(64, mask=TABLES["by_head"]), "turned"))
+    function = function_in(IMPORTS + render_backward(backward), "_turn_lists")
+    constants = {"BLOCK_M": 128, "CHUNK": 128}
+    types = {"turned_ptr": "*i32", "tiles_ptr": "*i32"} | dict.fromkeys(constants, "constexpr")
+    signature = {name: types.get(name, "i32") for name in function.arg_names}
+    source = ASTSource(function, signature, constexprs=constants)
+    assert triton.compile(source, target=gpu_target(target)).metadata.shared <= 1024
 
 
 @pytest.mark.parametrize("target", TARGETS)

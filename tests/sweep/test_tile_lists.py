@@ -28,6 +28,7 @@ from flashgen import (
 from support.cases import Case, inputs
 from support.oracle import check
 from support.variants import rendered_module
+from sweep.backward import check_backward
 from sweep.launch import check_kernel
 
 
@@ -101,6 +102,17 @@ def test_more_tiles_than_are_listed_at_a_time() -> None:
     check_kernel(_module("causal"), _spec("causal"), Case(3, 128 * 16 + 40))
 
 
+@pytest.mark.parametrize("name", MASKS)
+def test_backward_kernels(name: str) -> None:
+    for lengths, (m, n) in (((33, 50), (32, 16)), ((50, 33), (16, 32)), ((64, 64), (16, 32))):
+        case = Case(*lengths, batch=2, q_heads=2, kv_heads=1)
+        check_backward(_module(name), _spec(name), case, BLOCK_M=m, BLOCK_N=n)
+
+
+def test_more_tiles_of_queries_than_are_turned_at_a_time() -> None:
+    check_backward(_module("causal"), _spec("causal"), Case(128 * 16 + 40, 3), BLOCK_M=16)
+
+
 def _listed(
     module: ModuleType, case: Case, tables: list[torch.Tensor], block_m: int, block_n: int
 ) -> list[list[int]]:
@@ -136,6 +148,29 @@ def test_each_tile_is_listed_as_what_it_is(block: int, block_m: int, block_n: in
     assert min(map(len, expected)) < -(-case.kv_len // block_n)
 
 
+@pytest.mark.parametrize("block", [8, 16, 24])
+@pytest.mark.parametrize(("block_m", "block_n"), [(32, 16), (16, 32), (16, 16)])
+def test_turned_lists_hold_the_same_pairs_of_tiles(block: int, block_m: int, block_n: int) -> None:
+    """In ascending order; where a tile of queries reaches past the last one, it is masked."""
+    spec = AttentionSpec(16, "float32", mask=block_sparse(block=block))
+    module = rendered_module(spec)
+    case = Case(70, 150, q_heads=3, kv_heads=3)
+    layout = case.arguments(spec)["layout"]
+    q = inputs(case, spec, torch.float32)[0]
+    tiles = module._listed(q, case.kv_len, block_m, block_n, layout)
+    turned = module._turned(q, tiles, block_m).tolist()
+    num_tiles_m, num_tiles_n = -(-case.q_len // block_m), -(-case.kv_len // block_n)
+    expected: list[list[int]] = [[] for _ in range(3 * num_tiles_n)]
+    for i, (count, *entries) in enumerate(tiles.tolist()):
+        head, tile_m = divmod(i, num_tiles_m)
+        ragged = (tile_m + 1) * block_m > case.q_len
+        for entry in entries[:count]:
+            masked = ragged or entry % 2
+            expected[head * num_tiles_n + entry // 2].append(2 * tile_m + masked)
+    assert [row[1 : 1 + row[0]] for row in turned] == expected
+    assert min(map(len, expected)) < num_tiles_m
+
+
 CLEAN: dict[str, tuple[Mask, Callable[[Case], dict[str, Any]]]] = {
     "block_sparse": (block_sparse(block=32), lambda case: {}),
     "causal": (causal() & block_sparse(block=32), lambda case: {}),
@@ -167,6 +202,35 @@ def test_hidden_tiles_are_not_visited(name: str) -> None:
     poisoned = module._launch(q, k, v, 0.25, *arguments, config)
     for a, b in zip(clean, poisoned, strict=True):
         assert torch.equal(a[:, :, :q_seen], b[:, :, :q_seen])
+
+
+@pytest.mark.parametrize("name", CLEAN)
+def test_queries_of_hidden_tiles_are_not_visited(name: str) -> None:
+    """Queries that see no key of a tile can be NaN for its gradients: nobody reads them."""
+    mask, values = CLEAN[name]
+    spec = AttentionSpec(16, "float32", mask=mask)
+    module = rendered_module(spec)
+    layout = torch.tensor([[[1, 0, 0], [0, 1, 0], [1, 0, 1]]], dtype=torch.bool)
+    case = Case(96, 96, params={"layout": layout, **values(Case(96, 96))})
+    case = replace(case, params={p.name: case.params[p.name] for p in spec.params})
+    q, k, v = (x.clone() for x in inputs(case, spec, torch.float32))
+    # Of the last tile of keys: seen by the last queries, or with bigbird by neighbours too.
+    hidden = slice(0, 32) if name == "bigbird" else slice(0, 64)
+    seen = slice(64, 96)
+    config = {"BLOCK_M": 32, "BLOCK_N": 16, "num_warps": 4, "num_stages": 2, "USE_TMA": False}
+    arguments = list(case.arguments(spec).values())
+    out, lse = module._launch(q, k, v, 0.25, *arguments, config)
+    found = []
+    for poison in (0.0, torch.nan):
+        q = q.clone()
+        q[:, :, hidden] += poison
+        grad_out, grad_lse = torch.ones_like(out), torch.zeros_like(lse)
+        grads = module._backward_kernels(
+            q, k, v, 0.25, *arguments, out, lse, grad_out, grad_lse, config, config
+        )
+        found.append([x[:, :, seen] for x in grads[1:3]])
+    for a, b in zip(*found, strict=True):
+        assert torch.isfinite(a).all() and torch.equal(a, b)
 
 
 EDITS = {
@@ -215,3 +279,43 @@ def test_the_right_kernel_survives() -> None:
 @pytest.mark.parametrize("name", EDITS)
 def test_a_wrong_kernel_does_not(name: str) -> None:
     assert not _survives(EDITS[name])
+
+
+TURNED_EDITS = {
+    "off_by_one_in_the_list": ("listed_ptr + 1 + visit", "listed_ptr + visit"),
+    "another_list": ("(first_list + tile)", "(first_list + tile // 2)"),
+    "the_entry_after": ("list_ptrs + 1 + below", "list_ptrs + 2 + below"),
+    "not_halved_to_the_end": ("num_tiles_n.bit_length()", "num_tiles_n.bit_length() - 1"),
+    "another_head": ("listed = head * num_tiles_n", "listed = head // 2 * num_tiles_n"),
+    "never_masked": ("tl.where(ragged, 1, entry & 1)", "tl.where(ragged, 0, 0)"),
+    "starts_over": ("count += tl.sum(seen, 0)", "count = tl.sum(seen, 0)"),
+}
+
+
+def _turned_survives(edit: tuple[str, str] | None) -> bool:
+    window = sliding_window(75, 30, align="bottom_right")
+    spec = AttentionSpec(16, "float32", mask=window & ~block_sparse(block=16))
+
+    def edited(source: str) -> str:
+        forward, name, backward = source.partition("def _backward_rows(")
+        assert edit is None or backward.count(edit[0]) == 1, backward.count(edit[0])
+        backward = backward.replace(*edit) if edit else backward
+        return forward + name + backward.replace("CHUNK=128", "CHUNK=2")
+
+    module = rendered_module(spec, edit_source=edited)
+    cases = [Case(75, 75, q_heads=4, kv_heads=2), Case(90, 140, batch=2, q_heads=2, kv_heads=2)]
+    try:
+        for case in cases:
+            check_backward(module, spec, case, BLOCK_M=32, BLOCK_N=32)
+    except AssertionError:
+        return False
+    return True
+
+
+def test_the_right_turned_lists_survive() -> None:
+    assert _turned_survives(None)
+
+
+@pytest.mark.parametrize("name", TURNED_EDITS)
+def test_wrong_turned_lists_do_not(name: str) -> None:
+    assert not _turned_survives(TURNED_EDITS[name])

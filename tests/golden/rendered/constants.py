@@ -17,6 +17,7 @@ A query sees the keys where
 Which tiles of keys hold one that a query sees, a table of blocks tells: once a call, a small kernel
 lists the tiles that each tile of queries visits, and says which of them need no mask. The lists
 take memory, an int32 of (num_q_heads, q_len / BLOCK_M, 1 + kv_len / BLOCK_N).
+Gradients of keys and values turn them: which tiles of queries visit each tile of keys.
 layout is a constant of this module: (2, 4, 100) bool, for calls of 2 heads, q_len up to 4 * size,
 kv_len up to 100 * size.
 slopes is a constant of this module: (2,) float32, for calls of 2 heads.
@@ -480,6 +481,52 @@ def _backward_rows(
     tl.store(rows_ptr + num_rows + rows, delta, mask=offs_m < rows_len)
 
 
+@triton.jit(do_not_specialize=["q_len", "num_tiles_m", "num_tiles_n", "steps"])
+def _turn_lists(
+    turned_ptr,
+    tiles_ptr,
+    q_len,
+    num_tiles_m,
+    num_tiles_n,
+    steps,
+    BLOCK_M: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """One program: the tiles of queries that visit one tile of keys, CHUNK at a time.
+
+    tiles_ptr is what `_list_tiles` made, (num_q_heads, query tiles, 1 + key tiles).
+    turned_ptr: (num_q_heads, key tiles, 1 + query tiles) likewise; a tile that
+    reaches past q_len is masked too.
+    steps is the bit length of num_tiles_n: so often can a list be halved.
+    """
+    pid = tl.program_id(0)
+    tile_n = pid % num_tiles_n
+    first_list = (pid // num_tiles_n).to(tl.int64) * num_tiles_m
+    turned_ptr += pid.to(tl.int64) * (num_tiles_m + 1)
+    count = 0
+    for first in tl.range(0, num_tiles_m, CHUNK):
+        tile = first + tl.arange(0, CHUNK)
+        inside = tile < num_tiles_m
+        list_ptrs = tiles_ptr + (first_list + tile) * (num_tiles_n + 1)
+        # The first entry of each list that is not below this tile's, by halves.
+        below = tl.zeros([CHUNK], tl.int32)
+        end = tl.load(list_ptrs, mask=inside, other=0)
+        length = end
+        for _ in tl.range(0, steps):
+            middle = (below + end) // 2
+            entry = tl.load(list_ptrs + 1 + middle, mask=below < end, other=0)
+            later = entry < 2 * tile_n
+            below = tl.where(later & (below < end), middle + 1, below)
+            end = tl.where(later, end, middle)
+        entry = tl.load(list_ptrs + 1 + below, mask=below < length, other=-1)
+        seen = (entry >> 1 == tile_n).to(tl.int32)
+        ragged = (tile + 1) * BLOCK_M > q_len
+        entry = 2 * tile + tl.where(ragged, 1, entry & 1)
+        tl.store(turned_ptr + count + tl.cumsum(seen, 0), entry, mask=seen != 0)
+        count += tl.sum(seen, 0)
+    tl.store(turned_ptr, count)
+
+
 @triton.jit(
     do_not_specialize=[
         "num_rows",
@@ -533,6 +580,7 @@ def _backward_of_keys(
     slopes_ptr,
     slopes_size_0,
     slopes_stride_0,
+    tiles_ptr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     USE_TMA: tl.constexpr,
@@ -545,10 +593,10 @@ def _backward_of_keys(
     """
     num_tiles_n = tl.cdiv(kv_len, BLOCK_N)
     pid = tl.program_id(0)
-    # Tiles of one head run side by side: they share queries in L2.
-    batch = pid // num_tiles_n // num_kv_heads
-    kv_head = pid // num_tiles_n % num_kv_heads
-    tile_n = pid % num_tiles_n
+    # Tiles of all heads that have about as much to do run side by side, those with most first.
+    batch = pid // num_kv_heads // num_tiles_n
+    kv_head = pid % num_kv_heads
+    tile_n = pid // num_kv_heads % num_tiles_n
     kv_first = tile_n * BLOCK_N
     offs_n = kv_first + tl.arange(0, BLOCK_N)
     kv_idx = offs_n[:, None]
@@ -574,12 +622,10 @@ def _backward_of_keys(
     # Each query head of the group, one after the other: their gradients add up in registers.
     for member in tl.range(0, group):
         head = kv_head * group + member
-        # Queries that see some of these keys, and that see all of them, derived from the mask.
-        some_end = q_len
-        all_end = 0
-        # The same in tiles.
-        q_end = tl.cdiv(some_end, BLOCK_M)
-        full_end = all_end // BLOCK_M
+        # The tiles of queries to visit are listed: see _turn_lists.
+        listed = head * num_tiles_n + tile_n
+        listed_ptr = tiles_ptr + listed.to(tl.int64) * (tl.cdiv(q_len, BLOCK_M) + 1)
+        num_visits = tl.load(listed_ptr)
 
         row = (batch * num_q_heads + head).to(tl.int64) * q_len
         lse_ptr = rows_ptr + row
@@ -591,7 +637,9 @@ def _backward_of_keys(
         scalar_slopes = _at_1d(slopes, head)
         scalar_0 = scalar_slopes / scale
         qk_scale = 1.4426950408889634 * scale
-        for tile in tl.range(0, q_end):
+        for visit in tl.range(0, num_visits):
+            entry = tl.load(listed_ptr + 1 + visit)
+            tile = entry >> 1
             q_first = tile * BLOCK_M
             offs_m = q_first + tl.arange(0, BLOCK_M)
             in_rows = offs_m < q_len
@@ -609,7 +657,7 @@ def _backward_of_keys(
             scores = scores + col_1
             visible = tl.full([BLOCK_N, BLOCK_M], 1, tl.int1)
             # Only a tile that holds a hidden pair, or reaches past an end, pays for the mask.
-            masked = tile >= full_end
+            masked = entry % 2 == 1
             if masked:
                 visible &= _at_3d(layout, head, q_idx // size, kv_idx // size) != 0
             scores = tl.where(visible, scores, float("-inf"))
@@ -1080,6 +1128,7 @@ def _backward_kernels(q, k, v, scale, size, out, lse, grad_out, grad_lse, of_key
     config = of_keys
     block_m, block_n = config["BLOCK_M"], config["BLOCK_N"]
     use_tma = config["USE_TMA"] and reads_tma
+    tiles = _turned(q, _listed(q, kv_len, block_m, block_n, size, layout), block_m)
     _backward_of_keys[(triton.cdiv(kv_len, block_n) * batch * num_kv_heads,)](
         _source(q, block_m, 16, use_tma),
         _source(k, block_n, 16, use_tma),
@@ -1096,6 +1145,7 @@ def _backward_kernels(q, k, v, scale, size, out, lse, grad_out, grad_lse, of_key
         slopes,
         *slopes.shape,
         *slopes.stride(),
+        tiles,
         BLOCK_M=block_m,
         BLOCK_N=block_n,
         USE_TMA=use_tma,
@@ -1130,6 +1180,23 @@ def _backward_kernels(q, k, v, scale, size, out, lse, grad_out, grad_lse, of_key
         num_stages=config["num_stages"],
     )
     return grad_q, grad_k, grad_v
+
+
+def _turned(q, tiles, block_m):
+    """`_listed`'s lists turned: for each tile of keys, how many tiles of queries, and which."""
+    num_tiles_m, num_tiles_n = triton.cdiv(q.shape[2], block_m), tiles.shape[1] - 1
+    turned = tiles.new_empty((tiles.shape[0] // num_tiles_m * num_tiles_n, num_tiles_m + 1))
+    _turn_lists[(turned.shape[0],)](
+        turned,
+        tiles,
+        q.shape[2],
+        num_tiles_m,
+        num_tiles_n,
+        num_tiles_n.bit_length(),
+        BLOCK_M=block_m,
+        CHUNK=128,
+    )
+    return turned
 
 
 def _listed(q, kv_len, block_m, block_n, size, layout):
