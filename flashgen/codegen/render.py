@@ -192,6 +192,7 @@ def render_module(
         hopper=hopper,
         hopper_kernel=render_hopper(plan) if hopper.config else "",
         hopper_backward=hopper_backward,
+        tile_width=HopperBackward(of_backward).width if hopper_backward.config else 0,
         hopper_backward_kernel=(
             render_backward_hopper(of_backward, after_forward=hopper.config is not None)
             if hopper_backward.config

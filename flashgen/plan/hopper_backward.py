@@ -43,8 +43,10 @@ class HopperBackward:
         plan, backward = self.backward.plan, self.backward
         if plan.itemsize != 2:
             return f"{plan.torch_dtype}: its tiles are of 16-bit elements"
-        if plan.qk_segments != plan.v_segments or plan.qk_segments not in ((64,), (128,)):
-            return "its tiles have 64 or 128 columns, those of q, k and v alike"
+        if max(plan.qk_head_dim, plan.v_head_dim) > max(BLOCK_M):
+            return f"its tiles have {max(BLOCK_M)} columns at most"
+        if plan.qk_head_dim % 8 or plan.v_head_dim % 8:
+            return "rows of gradients are no multiples of 16 bytes"
         if backward.q_tiles.listed:
             return "which queries see a tile of keys is listed by another kernel"
         if backward.q_tiles.reduce_rows:
@@ -67,8 +69,9 @@ class HopperBackward:
 
     @property
     def width(self) -> int:
-        """Columns of a tile of q, k and v."""
-        return self.backward.plan.qk_segments[0]
+        """Columns of a tile of q, k and v, of which TMA fills those past the last with zeros."""
+        plan = self.backward.plan
+        return min(w for w in BLOCK_M if w >= max(plan.qk_head_dim, plan.v_head_dim))
 
     @property
     def divides_columns(self) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 from flashgen.codegen.render import render_backward_hopper
 from flashgen.config import KernelConfig
 from flashgen.plan.backward import BackwardPlan
+from flashgen.plan.hopper_backward import HopperBackward
 from flashgen.tuning.compiled_hopper import IMPORTS, HopperCompiled, figures_of, shared_until
 from flashgen.tuning.compiler import call_of, function_in
 
@@ -43,7 +44,7 @@ def _source(backward: BackwardPlan, config: KernelConfig) -> Any:
 def _argument_types(backward: BackwardPlan, config: KernelConfig) -> dict[str, str]:
     """Triton's types of the arguments that are no integers, but for those of parameters."""
     plan = backward.plan
-    (width,) = plan.qk_segments
+    width = HopperBackward(backward).width
     tiles = {"q": config.BLOCK_M, "grad_out": config.BLOCK_M}
     tiles |= dict.fromkeys(("k", "v", "grad_k", "grad_v"), config.BLOCK_N)
     types = {
