@@ -10,7 +10,7 @@ from unittest.mock import patch
 import torch
 
 from flashgen import AttentionSpec, full
-from flashgen.reference import attention_reference, final_scores, weigh
+from flashgen.reference import attention_reference, dropped, final_scores, weigh
 from support.cases import Case
 
 Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -74,6 +74,7 @@ def _low_precision(
     with tanh_of_11_bits() if q.is_cuda and q.dtype != torch.float32 else nullcontext():
         scores = final_scores(products, spec.mask, spec.score, params=params)
     weights, lse = weigh(scores, spec.normaliser, params=params)
+    weights = dropped(weights, params)
     out = (operand(weights.to(q.dtype)) @ operand(values)).to(q.dtype)
     everywhere = final_scores(products, full(), spec.score, params=params)
     finite = everywhere[everywhere.isfinite()]
