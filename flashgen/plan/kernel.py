@@ -123,7 +123,7 @@ class KernelPlan:
 
     @property
     def params(self) -> tuple[Param, ...]:
-        """What the call chooses: of mask, score and sink in the order of first use, then dropout."""
+        """What the call chooses: of mask, score, sink in the order of first use; then dropout."""
         return self.spec.params
 
     @cached_property
