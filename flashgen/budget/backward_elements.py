@@ -7,6 +7,7 @@ from typing import Any
 
 import sympy
 
+from flashgen.budget.elements import KEPT_APART
 from flashgen.budget.quantities import BLOCK_M, BLOCK_N, Unit
 from flashgen.config import BackwardKernel
 from flashgen.plan import KernelPlan
@@ -24,11 +25,13 @@ class VisitedElements:
         ahead: bytes that are copied ahead for each stage.
         exchanged: bytes that change from the layout of their load to that of the products.
         skipped: bytes that one stage of tcgen05 loses by that, to alignment.
+        kept: bytes that change layout because weights may be dropped.
     """
 
     ahead: Any
     exchanged: Any
     skipped: Any
+    kept: Any
 
 
 def visited_elements(
@@ -72,4 +75,5 @@ def visited_elements(
             conditions += 1
     if conditions:  # of several vectors they are put together before that
         exchanged += BLOCK_M * _SCORE * (1 if conditions == 1 else _SCORE)
-    return VisitedElements(ahead, exchanged, skipped)
+    kept = BLOCK_M * BLOCK_N if plan.dropout and unit in KEPT_APART else sympy.Integer(0)
+    return VisitedElements(ahead, exchanged, skipped, kept)
