@@ -120,9 +120,7 @@ def backward_phases(layout: BackwardLayout) -> tuple[Phase, ...]:
     return _registers(layout, tiles), tiles.output
 
 
-def _loop(
-    layout: BackwardLayout, tiles: Tiles, *parts: tuple[str, Any], free: Any = sympy.Integer(0)
-) -> Phase:
+def _loop(layout: BackwardLayout, tiles: Tiles, *parts: tuple[str, Any], free: Any = 0) -> Phase:
     """The loop, with what most units need: the held tiles, and what is read with the visited.
 
     free: bytes of parts that are not in use while what dropout keeps changes layout.
