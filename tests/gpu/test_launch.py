@@ -26,6 +26,7 @@ NAMES = (
     "sinks_softmax_d64",
     "softcap_d128",
     "causal_d192_v128",
+    "dropout_causal_d64",
 )
 CASE = Case(300, 300, batch=2, q_heads=4, kv_heads=2)
 
