@@ -157,7 +157,11 @@ def _peers(
         def call() -> torch.Tensor:
             with sdpa_kernel(backend):
                 return scaled_dot_product_attention(
-                    *qkv, attn_mask=attn_mask, is_causal=causal, scale=plan.scale
+                    *qkv,
+                    attn_mask=attn_mask,
+                    dropout_p=params.get("dropout_p", 0.0),
+                    is_causal=causal,
+                    scale=plan.scale,
                 )
 
         return call
@@ -171,13 +175,15 @@ def _flex_call(plan: KernelPlan, qkv: Inputs, seen: torch.Tensor, params: dict[s
     """FlexAttention compiled for these shapes, its BlockMask made from the same predicate.
 
     Raises:
-        FlashgenError: a normaliser that FlexAttention does not have.
+        FlashgenError: a normaliser that FlexAttention does not have, or dropout.
     """
     import torch
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     if plan.spec.normaliser != softmax():
         raise FlashgenError(f"it has no {plan.spec.normaliser}")
+    if plan.dropout:
+        raise FlashgenError("it has no dropout")
     length = seen.shape[-1]
     values = {**params, "q_len": length, "kv_len": length}
     values |= {constant.name: constant.tensor(seen.device) for constant in plan.spec.constants}

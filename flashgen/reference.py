@@ -15,6 +15,7 @@ from flashgen.declared import Param
 from flashgen.expr import bound, concrete
 from flashgen.masks import Mask, MaskMod, as_mask
 from flashgen.normalisers import Normaliser, softmax
+from flashgen.philox import kept
 from flashgen.scores import Score, ScoreMod, as_score
 
 if TYPE_CHECKING:
@@ -48,7 +49,8 @@ def attention_reference(
         score: what becomes of ``scale * q·k``; None changes nothing.
         normaliser: how scores become weights; None is `softmax`.
         scale: None is ``qk_head_dim ** -0.5``.
-        params: values of the declared parameters by name; missing ones take their default.
+        params: values of the declared parameters by name; missing ones take their default. With
+            ``dropout_p``, by which weights are dropped, there is a ``seed``.
         dtype: what to compute in and to return; None is float64. The user's functions compute in
             float32 at least.
         return_lse: also return the log of the sum of a row's unnormalised weights, the sink's
@@ -73,7 +75,7 @@ def attention_reference(
 
     scores = final_scores(q.to(dtype) @ keys.transpose(-1, -2) * scale, mask, score, params=params)
     weights, lse = weigh(scores, normaliser, params=params)
-    out = weights @ values
+    out = dropped(weights, params) @ values
     return (out, lse) if return_lse else out
 
 
@@ -142,6 +144,21 @@ def weigh(
     lse = torch.logsumexp(everything, dim=-1)
     # A row that sees nothing has -inf throughout: subtracting 0 instead of its LSE gives weights 0.
     return torch.exp(scores - lse.masked_fill(lse == float("-inf"), 0.0).unsqueeze(-1)), lse
+
+
+def dropped(weights: torch.Tensor, params: Values | None = None) -> torch.Tensor:
+    """What dropout leaves of weights, (batch, num_q_heads, q_len, kv_len), larger by so much.
+
+    Args:
+        weights: what `weigh` returns.
+        params: ``dropout_p``, 0 where it is missing, and ``seed``.
+    """
+    dropout_p = (params or {}).get("dropout_p", 0.0)
+    if dropout_p == 0:
+        return weights
+    keeps = kept(weights.shape, dropout_p, (params or {})["seed"], weights.device)
+    remaining: torch.Tensor = weights.masked_fill(~keeps, 0.0) / (1.0 - dropout_p)
+    return remaining
 
 
 def visibility(

@@ -13,6 +13,7 @@ from flashgen.budget.targets import DEFAULT_TARGETS
 from flashgen.config import KernelConfig
 from flashgen.constants import Constant
 from flashgen.declared import Param
+from flashgen.dropout import DROPOUT
 from flashgen.expr import merged_params
 from flashgen.masks import Mask, as_mask, full
 from flashgen.normalisers import Normaliser, softmax
@@ -74,6 +75,8 @@ class AttentionSpec:
         input_precision: for float32, how the matrix units read it: ``"ieee"`` (exact, slow) or
             ``"tf32"`` (10-bit mantissa). None is ``"ieee"``; other dtypes take None.
         blocks: tile sizes to pin or choose from.
+        dropout: whether the call takes ``dropout_p`` and ``seed``: weights are then dropped at
+            random, and what is kept is divided by ``1 - dropout_p``.
         targets: GPU architectures to choose a configuration for; see `flashgen.budget.targets`.
         name: the generated module's name; None takes the spec file's name.
     """
@@ -86,6 +89,7 @@ class AttentionSpec:
     scale: float | None = None
     input_precision: str | None = None
     blocks: Blocks = field(default_factory=Blocks)
+    dropout: bool = False
     targets: tuple[str, ...] = DEFAULT_TARGETS
     name: str | None = None
 
@@ -111,16 +115,17 @@ class AttentionSpec:
 
     @property
     def params(self) -> tuple[Param, ...]:
-        """What the call chooses: of the mask, the score and the sink, in the order of first use.
+        """What the call chooses: of mask, score and sink in the order of first use, then dropout.
 
         Raises:
             MaskError: one name is declared in two ways.
         """
-        return tuple(param for param in self.declared if not isinstance(param, Constant))
+        params = tuple(param for param in self.declared if not isinstance(param, Constant))
+        return params + DROPOUT if self.dropout else params
 
     @property
     def constants(self) -> tuple[Constant, ...]:
-        """The tensors that the generated module holds, in the same order.
+        """The tensors that the generated module holds, in the order of first use.
 
         Raises:
             MaskError: one name is declared in two ways.
@@ -129,7 +134,7 @@ class AttentionSpec:
 
     @property
     def declared(self) -> tuple[Param, ...]:
-        """Both.
+        """What mask, score and sink mention: parameters and constants.
 
         Raises:
             MaskError: one name is declared in two ways.
@@ -149,4 +154,6 @@ class AttentionSpec:
         functions = {"mask": self.mask, "score": self.score, "normaliser": self.normaliser}
         shown = {name: f and (f.label, f.canonical()) for name, f in functions.items()}
         fields = {**self.__dict__, **shown}
+        if not self.dropout:  # younger than digests that tests and files go by
+            del fields["dropout"]
         return hashlib.sha256(repr(sorted(fields.items())).encode()).hexdigest()

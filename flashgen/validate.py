@@ -40,7 +40,7 @@ def validate(variant: Variant) -> list[Violation]:
     """Everything wrong with the fields of a spec; whether its blocks fit is `unfit`'s to say."""
     checks = (
         _name, _head_dim, _dtype, _input_precision, _scale,
-        _mask, _score, _normaliser, _params, _blocks, _targets,
+        _mask, _score, _normaliser, _params, _dropout, _blocks, _targets,
     )  # fmt: skip
     return [
         Violation(variant.name, field, shown(value), problem, remedy, variant.file)
@@ -177,10 +177,16 @@ def _params(name: str, spec: AttentionSpec) -> Iterator[Finding]:
     except AttributeError:
         return  # a field that is no mask, score or normaliser, which has its own finding
     for param in declared:
-        if is_taken(param.name):
+        if is_taken(param.name, dropout=spec.dropout is True):
             kind = "constant" if isinstance(param, Constant) else "parameter"
             problem = f"{kind} {param.name!r} is a name that the generated module uses"
             yield "params", param, problem, f"rename the {kind}"
+
+
+def _dropout(name: str, spec: AttentionSpec) -> Iterator[Finding]:
+    if not isinstance(spec.dropout, bool):
+        problem, remedy = "neither True nor False", "write dropout=True; calls choose dropout_p"
+        yield "dropout", spec.dropout, problem, remedy
 
 
 def _untraceable(field: str, value: object, trace: Callable[[], object]) -> Iterator[Finding]:

@@ -31,6 +31,10 @@ _REGISTERS: dict[tuple[BackwardKernel, Unit], tuple[float, int]] = {
 }
 
 
+# Registers that the random words of dropout take for each score, at once: p is needed after them.
+_DROPOUT_REGISTERS = 1.25
+
+
 def accumulated_widths(plan: KernelPlan, kernel: BackwardKernel) -> int:
     """Columns of the gradients that a program adds up."""
     qk, v = sum(plan.qk_segments), sum(plan.v_segments)
@@ -54,6 +58,8 @@ def backward_live_values(
     gradients = rows * accumulated_widths(plan, kernel) / threads
     scores = config.BLOCK_M * config.BLOCK_N / threads
     held = rows * (qk + v) * words / threads
+    if plan.dropout:
+        gradients += _DROPOUT_REGISTERS * scores
     unit = backward_unit(plan, kernel, config, target)
     if unit == "mfma":
         ahead = visited * (qk + v) * words / threads if config.num_stages > 1 else 0

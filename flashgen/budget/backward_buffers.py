@@ -120,8 +120,12 @@ def backward_phases(layout: BackwardLayout) -> tuple[Phase, ...]:
     return _registers(layout, tiles), tiles.output
 
 
-def _loop(layout: BackwardLayout, tiles: Tiles, *parts: tuple[str, Any]) -> Phase:
-    """The loop, with what most units need: the held tiles, and what is read with the visited."""
+def _loop(layout: BackwardLayout, tiles: Tiles, *parts: tuple[str, Any], free: Any = 0) -> Phase:
+    """The loop, with what most units need: the held tiles, and what is read with the visited.
+
+    free: bytes of parts that are not in use while what dropout keeps changes layout.
+    """
+    kept = sympy.Max(0, layout.elements.kept - free)
     ahead = NUM_STAGES - 1 if layout.pipelined else sympy.Integer(0)
     return Phase(
         "loop",
@@ -130,7 +134,7 @@ def _loop(layout: BackwardLayout, tiles: Tiles, *parts: tuple[str, Any]) -> Phas
             *parts,
             ("LSE, delta", ahead * tiles.statistics),
             ("elements", ahead * layout.elements.ahead),
-            ("scratch", layout.elements.exchanged),
+            ("scratch", sympy.Max(layout.elements.exchanged, kept)),
         ),
     )
 
@@ -218,7 +222,8 @@ def _in_turns(layout: BackwardLayout, tiles: Tiles) -> Phase:
     if layout.unit == "tcgen05":
         skipped += layout.elements.skipped
     names = (("barriers", sympy.Integer(barriers)), ("alignment", sympy.sympify(skipped)))
-    return _loop(layout, tiles, *tiles.visited_parts(qk, v), *names)
+    free = sympy.Integer(barriers) if layout.kernel == "keys" else v
+    return _loop(layout, tiles, *tiles.visited_parts(qk, v), *names, free=free)
 
 
 def _tcgen05(layout: BackwardLayout, tiles: Tiles) -> Phase:
@@ -263,13 +268,15 @@ def _mfma(layout: BackwardLayout, tiles: Tiles) -> tuple[Phase, ...]:
     if layout.sigmoid and layout.kernel == "keys":  # ds needs p once more
         weights *= 2
     read = Phase("read tiles", (("tile", sympy.Max(*tiles.held[0], *tiles.held[1])),))
-    exchanged = ("scratch", layout.elements.exchanged)
+    exchanged = layout.elements.exchanged
     if layout.pipelined:
         copies = tiles.copies(NUM_STAGES - 1)
-        return read, Phase("loop", (*copies, ("P or dS", weights), exchanged))
+        scratch = exchanged + sympy.Max(0, layout.elements.kept - weights)
+        return read, Phase("loop", (*copies, ("P or dS", weights), ("scratch", scratch)))
     # Narrow products are of other instructions, with weights in a layout of their own.
     largest = sympy.Max(*tiles.visited_qk, *tiles.visited_v)
     beside = sympy.Piecewise(
         (weights, sympy.And(few_rows, narrow)), (sympy.Max(0, weights - largest), True)
     )
-    return read, Phase("loop", (("tile", largest), ("P or dS", beside), exchanged))
+    loop = Phase("loop", (("tile", largest), ("P or dS", beside), ("scratch", exchanged)))
+    return read, loop, Phase("kept", (("scratch", layout.elements.kept),))

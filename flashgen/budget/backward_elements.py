@@ -8,6 +8,7 @@ from typing import Any
 
 import sympy
 
+from flashgen.budget.elements import KEPT_APART
 from flashgen.budget.quantities import BLOCK_M, BLOCK_N, NUM_WARPS, Unit
 from flashgen.config import BackwardKernel
 from flashgen.plan import KernelPlan
@@ -33,12 +34,14 @@ class VisitedElements:
         skipped: bytes that one stage of tcgen05 loses by that, to alignment.
         summed: bytes that several stages of tcgen05 need for what is learned: two groups of warps
             that share the rows of a product exchange their sums.
+        kept: bytes that change layout because weights may be dropped.
     """
 
     ahead: Any
     exchanged: Any
     skipped: Any
     summed: Any
+    kept: Any
 
 
 def visited_elements(
@@ -89,7 +92,8 @@ def visited_elements(
         ahead += len(_LOAD.findall(scalars)) * _SCORE
     if conditions:  # of several vectors they are put together before that
         exchanged += BLOCK_M * _SCORE * (1 if conditions == 1 else _SCORE)
-    return VisitedElements(ahead, exchanged, skipped, _summed(plan, kernel, visited))
+    kept = BLOCK_M * BLOCK_N if plan.dropout and unit in KEPT_APART else sympy.Integer(0)
+    return VisitedElements(ahead, exchanged, skipped, _summed(plan, kernel, visited), kept)
 
 
 def _summed(plan: KernelPlan, kernel: BackwardKernel, visited: Any) -> Any:

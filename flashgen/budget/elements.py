@@ -9,6 +9,8 @@ between threads once they are there:
   they are exchanged before it, and Triton copies no such operand ahead.
 - What the mask reads is loaded in its branch, from which nothing is copied ahead: the conditions
   are exchanged, a byte each, or in a loop without copies the scores.
+- What dropout keeps is made for four scores at once, which are in one thread where a unit leaves
+  rows and columns by eights. Elsewhere it is exchanged, a byte each.
 - Columns fewer than the threads are not worth an exchange: each thread loads those that it needs.
   More of them decide on the layout of the branch, and it is the scores that are exchanged.
 """
@@ -31,6 +33,9 @@ from flashgen.budget.quantities import (
 )
 from flashgen.plan.inner import TileLoad
 from flashgen.symbols import FloorDiv
+
+#: Units that leave scores of positions 8 apart with several threads.
+KEPT_APART: tuple[Unit, ...] = ("tcgen05", "mfma")
 
 _SCORE = 4  # bytes of a score; and what an asynchronous copy moves at least
 _CONDITION = 1
@@ -90,6 +95,7 @@ def elements_of(
     one_product: bool,
     few_rows: bool,
     few_columns: bool,
+    dropout: bool,
 ) -> Elements:
     """What loads come to.
 
@@ -100,6 +106,7 @@ def elements_of(
         one_product: scores are one product, not a sum of several.
         few_rows: there are fewer rows than threads.
         few_columns: there are fewer columns than threads.
+        dropout: weights may be dropped.
     """
     ahead = columns_ahead = rows = 0
     exchanges: dict[Exchange, None] = {}
@@ -130,6 +137,8 @@ def elements_of(
         else:
             exchange = Exchange(load.over, _SCORE, False, load.beside)
         exchanges[exchange] = None
+    if dropout and unit in KEPT_APART:
+        exchanges[Exchange("scores", _CONDITION, False, "both")] = None
     return Elements(bool(loads), ahead, columns_ahead, rows, tuple(exchanges), in_branch)
 
 

@@ -33,6 +33,10 @@ ELEMENT_REGISTERS: dict[Unit, int] = {"wgmma": 1, "tcgen05": 1, "mma.sync": 4, "
 GENEROUS_ELEMENT_REGISTERS = 3.5
 
 
+# Those that the random words of dropout take for each score, at once.
+DROPOUT_REGISTERS = 0.75
+
+
 @dataclass(frozen=True)
 class Occupancy:
     """Blocks that an SM holds at once.
@@ -101,6 +105,8 @@ def live_values(plan: KernelPlan, config: KernelConfig, target: Target) -> int:
     unit = matrix_unit(plan, config, target)
     if loads_elements(plan):
         accumulator += ELEMENT_REGISTERS[unit] * scores
+    if plan.dropout:
+        accumulator += round(DROPOUT_REGISTERS * scores)
     if unit in ("wgmma", "tcgen05"):
         return accumulator + scores
     if unit != "mfma":
@@ -118,6 +124,7 @@ def registers_needed(plan: KernelPlan, config: KernelConfig, target: Target) -> 
     accumulator = config.BLOCK_M * sum(plan.v_segments) // threads
     scores = config.BLOCK_M * config.BLOCK_N // threads
     loads = GENEROUS_ELEMENT_REGISTERS * scores if loads_elements(plan) else 0
+    loads += DROPOUT_REGISTERS * scores if plan.dropout else 0
     unit = matrix_unit(plan, config, target)
     if unit == "wgmma":
         needed = accumulator + 1.5 * scores + max(0, accumulator - 64) / 2 + SPARE_REGISTERS

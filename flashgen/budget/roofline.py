@@ -34,6 +34,10 @@ GATHER_INSTRUCTIONS = 8
 # An element changes layout through shared memory: written and read, 4 bytes each time.
 EXCHANGED_BYTES = 8
 
+# Ten rounds of Philox for four scores, of two wide multiplications each, which take two turns; then
+# a comparison and a selection.
+DROPOUT_INSTRUCTIONS = 17
+
 # A sigmoid's division: a reciprocal, which is computed as exponentials are, and its correction.
 DIVISION_INSTRUCTIONS = 4
 
@@ -133,6 +137,7 @@ def step_clocks(plan: KernelPlan, config: KernelConfig, target: Target, account:
         + score.instructions
         + gathers * GATHER_INSTRUCTIONS
         + (0 if softmax else DIVISION_INSTRUCTIONS)
+        + (DROPOUT_INSTRUCTIONS if plan.dropout else 0)
     )
     functions = elements * (1 + score.functions + (0 if softmax else 1))
     if softmax:  # a rescaled accumulator has v columns

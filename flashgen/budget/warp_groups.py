@@ -36,8 +36,9 @@ def warp_groups(layout: Layout, tiles: Tiles) -> tuple[Phase, ...]:
         skipped = sympy.Piecewise((between, sympy.Lt(BLOCK_M, 128)), (skipped, True))
     names = (("barriers", barriers), ("scratch", small - barriers), ("alignment", skipped))
     loop = Phase("loop", (q, *keys, *names))
-    if not layout.elements.some:
-        return (loop,)
+    if not layout.elements.some:  # only what dropout keeps, when the keys are not needed any more
+        kept = Phase("kept", (q, ("scratch", tiles.after)))
+        return (loop, kept) if layout.elements.exchanges else (loop,)
     # Half a unit's rows cross over besides.
     half = sympy.Piecewise((4096, sympy.Lt(BLOCK_M, 128)), (sympy.Integer(0), True))
     cross = half if layout.unit == "tcgen05" else sympy.Integer(0)

@@ -55,6 +55,9 @@ _EVERYTHING = (
     ),
 )
 
+# And what those with dropout print besides.
+_DROPPING = (AttentionSpec(64, mask=sliding_window(_PROBE, 0), dropout=True),)
+
 # In each module both kernels.
 _HOPPER = HopperChoice(ChosenConfig(KernelConfig(128, 64, 8, 2), "model", shared=0))
 
@@ -62,17 +65,23 @@ _HOPPER = HopperChoice(ChosenConfig(KernelConfig(128, 64, 8, 2), "model", shared
 _PARTS = re.compile(r"_(ptr|size_\d|stride_\d)$")
 
 
-def is_taken(name: str) -> bool:
-    """Whether a parameter of this name would clash with a variable of the generated module."""
+def is_taken(name: str, *, dropout: bool = False) -> bool:
+    """Whether a parameter of this name would clash with a variable of the generated module.
+
+    Args:
+        name: the parameter's.
+        dropout: whether the module has dropout.
+    """
+    taken = _taken(_EVERYTHING) | (_taken(_DROPPING) if dropout else frozenset())
     bare = re.sub(r"_\d+$", "", name)
-    return name in _taken() or bare in _taken() or bool(_PARTS.search(name))
+    return name in taken or bare in taken or bool(_PARTS.search(name))
 
 
 @functools.cache
-def _taken() -> frozenset[str]:
+def _taken(specs: tuple[AttentionSpec, ...]) -> frozenset[str]:
     """What the modules name at their top and in functions that parameters reach."""
     names = set(dir(builtins))
-    for spec in _EVERYTHING:
+    for spec in specs:
         module = ast.parse(render_module(lower(spec, "everything"), {}, _HOPPER))
         for statement in module.body:
             inside = set(_bound(ast.walk(statement)))

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from flashgen.declared import Param
+from flashgen.dropout import DropoutP, Seed
 from flashgen.expr import Expr
 from flashgen.params import Float, Int, Tensor
 from flashgen.plan.constants import PrintedConstant
@@ -29,7 +30,7 @@ class Argument:
 
     Attributes:
         name: the keyword.
-        kind: ``"int"``, ``"float"`` or ``"tensor"``.
+        kind: ``"int"``, ``"float"``, ``"probability"`` or ``"tensor"``.
         default: what follows the name in a signature: ``"=1024"``, or ``""`` where it is required.
         accepts: what it takes, for the docstring.
         annotation: its type, for the operator's schema.
@@ -145,6 +146,19 @@ def argument(param: Param) -> Argument:
             return Argument(
                 param.name, "tensor", default, accepts, "torch.Tensor", param.doc,
                 dtype=param.dtype, sizes=tuple(map(_size, param.dims)),
+            )  # fmt: skip
+        case DropoutP():
+            accepts = "a number from 0 to before 1, by which weights are dropped at random"
+            return Argument(
+                param.name, "probability", default, accepts, "float",
+                "those that are kept are divided by 1 - dropout_p",
+            )  # fmt: skip
+        case Seed():
+            accepts = "an int64 tensor of one element, or an int"
+            return Argument(
+                param.name, "tensor", "=None", accepts, "torch.Tensor",
+                "calls of one seed drop the same weights; None draws one by torch's generator",
+                dtype="int64", sizes=("1",),
             )  # fmt: skip
     raise TypeError(f"no such parameter: {param!r}")
 

@@ -41,6 +41,8 @@ class HopperBackward:
     def why_not(self) -> str:
         """Why a plan has no such kernel; ``""`` where it has one."""
         plan, backward = self.backward.plan, self.backward
+        if plan.dropout:
+            return "it has no dropout"
         if plan.itemsize != 2:
             return f"{plan.torch_dtype}: its tiles are of 16-bit elements"
         if max(plan.qk_head_dim, plan.v_head_dim) > max(BLOCK_M):

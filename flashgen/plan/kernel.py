@@ -123,7 +123,7 @@ class KernelPlan:
 
     @property
     def params(self) -> tuple[Param, ...]:
-        """What the call chooses, in the order of first use by mask, score and sink."""
+        """What the call chooses: of mask, score, sink in the order of first use; then dropout."""
         return self.spec.params
 
     @cached_property
@@ -135,6 +135,11 @@ class KernelPlan:
     def constants(self) -> tuple[PrintedConstant, ...]:
         """The tensors that the module holds."""
         return tuple(map(printed_constant, self.spec.constants))
+
+    @property
+    def dropout(self) -> bool:
+        """Whether weights may be dropped."""
+        return self.spec.dropout
 
     @property
     def launched_constants(self) -> tuple[PrintedConstant, ...]:

@@ -20,6 +20,9 @@ from flashgen.tuning.compiler import (
     number_in,
 )
 
+#: Triton's types of what kernels take of dropout, but for integers.
+DROPOUT_TYPES = {"seed_ptr": "*i64", "kept_scale": "fp32"}
+
 KERNEL = "_attention_forward"
 IMPORTS = "import triton\nimport triton.language as tl\n\n\n"
 
@@ -88,6 +91,8 @@ def constants_of(plan: KernelPlan, config: KernelConfig, target: str, tma: bool)
     constants["USE_TMA"] = tma
     if plan.code.uses_tanh:
         constants["APPROX"] = get_target(target).backend == "cuda"
+    if plan.dropout:
+        constants["DROPS"] = True
     return constants
 
 
@@ -95,7 +100,7 @@ def _argument_types(plan: KernelPlan, config: KernelConfig, tma: bool) -> dict[s
     """Triton's types of the arguments that are no integers, but for those of parameters."""
     dtype = plan.triton_dtype
     types = {"out_ptr": f"*{dtype}", "lse_ptr": "*fp32", "qk_scale": "fp32", "scale": "fp32"}
-    types["tiles_ptr"] = "*i32"
+    types |= {"tiles_ptr": "*i32"} | DROPOUT_TYPES
     rows = {"q": config.BLOCK_M, "k": config.BLOCK_N, "v": config.BLOCK_N}
     return types | source_types(plan, rows, tma)
 

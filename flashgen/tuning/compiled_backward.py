@@ -8,7 +8,14 @@ from flashgen.codegen.render import BACKWARD_FUNCTIONS, render_backward, render_
 from flashgen.config import BackwardKernel, KernelConfig
 from flashgen.plan import KernelPlan
 from flashgen.plan.backward import BackwardPlan
-from flashgen.tuning.compiled import IMPORTS, constants_of, figures, options_of, source_types
+from flashgen.tuning.compiled import (
+    DROPOUT_TYPES,
+    IMPORTS,
+    constants_of,
+    figures,
+    options_of,
+    source_types,
+)
 from flashgen.tuning.compiler import Compiled, call_of, compile_until, function_in, gpu_target
 
 
@@ -74,7 +81,7 @@ def _source(
 def _argument_types(plan: KernelPlan, config: KernelConfig, tma: bool) -> dict[str, str]:
     """Triton's types of the arguments that are no integers, but for those of parameters."""
     dtype = plan.triton_dtype
-    types = {"rows_ptr": "*fp32", "scale": "fp32", "tiles_ptr": "*i32"}
+    types = {"rows_ptr": "*fp32", "scale": "fp32", "tiles_ptr": "*i32"} | DROPOUT_TYPES
     types |= {f"grad_{x}_ptr": f"*{dtype}" for x in "qkv"}
     rows = {"q": config.BLOCK_M, "k": config.BLOCK_N, "v": config.BLOCK_N}
     return types | source_types(plan, rows | {"grad_out": config.BLOCK_M}, tma)

@@ -103,6 +103,8 @@ def _without_form(plan: KernelPlan) -> str:
     """Why no configuration would do."""
     if TARGET.name not in plan.targets:
         return f"{TARGET.name} is not among the targets"
+    if plan.dropout:
+        return "it has no dropout"
     if plan.itemsize != 2:
         return f"{plan.torch_dtype}: its tiles are of 16-bit elements"
     widest = max(*plan.qk_segments, *plan.v_segments)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flashgen.declared import Param
+from flashgen.dropout import TYPICAL_P, DropoutP, Seed
 from flashgen.params import Float, Int, Tensor
 
 #: Parameters without a default have this value, or their minimum if that is larger.
@@ -23,7 +24,11 @@ SHARE = 0.25
 
 
 def typical_number(param: Param) -> int | float:
-    """The value of an `Int` or a `Float`."""
+    """The value of what is a number, and of a seed."""
+    if isinstance(param, DropoutP):
+        return TYPICAL_P
+    if isinstance(param, Seed):
+        return 0
     if param.default is not None:
         return param.default
     if isinstance(param, Int):

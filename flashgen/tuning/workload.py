@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from flashgen.dropout import Seed
 from flashgen.params import Int, Tensor
 from flashgen.plan import KernelPlan
 from flashgen.reference import visibility
@@ -40,14 +41,16 @@ def _limits(plan: KernelPlan, *names: str) -> list[int]:
 def typical_params(plan: KernelPlan, q: torch.Tensor) -> dict[str, Any]:
     """A value for each run-time parameter of a call with q and as many keys; see `typical`."""
     return {
-        param.name: _tensor(param, q) if isinstance(param, Tensor) else typical_number(param)
+        param.name: _tensor(param, q) if isinstance(param, Tensor | Seed) else typical_number(param)
         for param in plan.params
     }
 
 
-def _tensor(declared: Tensor, q: torch.Tensor) -> torch.Tensor:
+def _tensor(declared: Tensor | Seed, q: torch.Tensor) -> torch.Tensor:
     import torch
 
+    if isinstance(declared, Seed):
+        return torch.zeros(1, device=q.device, dtype=torch.int64)
     batch, heads, length, _ = q.shape
     sizes = {"batch": batch, "num_q_heads": heads, "num_kv_heads": heads}
     sizes |= {"q_len": length, "kv_len": length}

@@ -14,7 +14,7 @@ import triton
 from flashgen import AttentionSpec, Blocks
 from flashgen.config import KernelConfig
 from flashgen.plan import lower
-from flashgen.tuning.compiled import _options, _source
+from flashgen.tuning.compiled import _source, options_of
 from flashgen.tuning.compiler import gpu_target
 from flashgen.tuning.rank import rank
 from flashgen.tuning.space import candidates, search_space
@@ -30,7 +30,7 @@ def _machine_code(
     spec: AttentionSpec, config: KernelConfig, *, tma: bool, aligned: bool = True
 ) -> bytes:
     source = _source(lower(spec, "kernel"), config, "sm_90", tma, aligned)
-    options = _options(config)
+    options = options_of(config)
     cubin: bytes = triton.compile(source, target=gpu_target(TARGET), options=options).asm["cubin"]
     return cubin
 

@@ -63,7 +63,7 @@ def structure(name: str) -> tuple[object, ...]:
     """What a kernel's buffers depend on besides its configuration."""
     plan = shipped(name).plan
     fields = (plan.qk_segments, plan.v_segments, plan.torch_dtype, plan.input_precision)
-    return (*fields, plan.normaliser, bool(plan.code.score), tile_loads(plan))
+    return (*fields, plan.normaliser, bool(plan.code.score), tile_loads(plan), plan.dropout)
 
 
 def sweep(name: str, kernel: BackwardKernel, target: str) -> tuple[KernelConfig, ...]:
@@ -235,7 +235,7 @@ def test_the_sums_of_diagonals_compile(target: str) -> None:
 # Variants whose kernels differ in more than the mask.
 VARIANTS = (
     "full_d64", "causal_d80", "causal_d128", "causal_d192_v128", "causal_d256", "causal_fp32_d64",
-    "softcap_d128",
+    "softcap_d128", "dropout_causal_d64",
 )  # fmt: skip
 
 # Bytes of a thread that have no room in registers; of the others, none.
@@ -259,6 +259,8 @@ SPILLED: dict[tuple[str, BackwardKernel, str], int] = {
     ("softcap_d128", "keys", "sm_80"): 320,
     ("softcap_d128", "keys", "sm_90"): 168,
     ("softcap_d128", "keys", "sm_100"): 280,
+    ("dropout_causal_d64", "keys", "sm_80"): 32,
+    ("dropout_causal_d64", "keys", "sm_100"): 288,
 }
 
 

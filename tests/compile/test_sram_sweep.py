@@ -55,7 +55,7 @@ def structure(name: str) -> tuple[object, ...]:
     """What a kernel's buffers depend on besides its configuration."""
     plan = shipped_plan(name)
     fields = (plan.qk_segments, plan.v_segments, plan.torch_dtype, plan.input_precision)
-    return (*fields, plan.normaliser, bool(plan.code.score), tile_loads(plan))
+    return (*fields, plan.normaliser, bool(plan.code.score), tile_loads(plan), plan.dropout)
 
 
 def sweep(name: str, target: str) -> tuple[KernelConfig, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,12 @@ def long_names() -> dict[str, AttentionSpec]:
     return specs
 
 
+def with_dropout() -> dict[str, AttentionSpec]:
+    return {
+        name: replace(spec, dropout=True) for name, spec in {**vocabulary(), **long_names()}.items()
+    }
+
+
 def _near(first: Int, second: Int) -> Mask:
     return Mask(
         lambda b, h, q, kv: (kv < first + q) | (kv // second == q // second) | (q % second == 0),
@@ -100,7 +107,7 @@ def _biased(slopes: Tensor, table: Tensor, first: Int, factor: Float) -> Score:
     )
 
 
-@pytest.mark.parametrize("specs", [shipped, vocabulary, long_names])
+@pytest.mark.parametrize("specs", [shipped, vocabulary, long_names, with_dropout])
 def test_modules_are_linted_and_formatted(
     specs: Callable[[], dict[str, AttentionSpec]], tmp_path: Path
 ) -> None:

@@ -108,6 +108,8 @@ def test_a_kernel_is_compiled_once_for_twenty_lengths(
                 for param in SPECS[name].params
                 if isinstance(param, Float)
             }
+            if SPECS[name].dropout:
+                numbers["dropout_p"] = (0.1, 0.5, 0.9)[turn % 3]
             case = Case(length, length, heads % 3 + 1, heads, heads, params=numbers)
             module.attention(*_inputs(name, case), **_params(name, case))
     kernel = module._attention_hopper if form == "hopper" else module._attention_forward

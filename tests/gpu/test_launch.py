@@ -26,6 +26,7 @@ NAMES = (
     "sinks_softmax_d64",
     "softcap_d128",
     "causal_d192_v128",
+    "dropout_causal_d64",
 )
 CASE = Case(300, 300, batch=2, q_heads=4, kv_heads=2)
 
@@ -55,7 +56,8 @@ class Pair:
     def repeats(self, tensors: Tensors, params: dict[str, Any]) -> bool:
         """Whether a call of these would be repeated from one that was kept."""
         tables = [x for x in params.values() if isinstance(x, torch.Tensor)]
-        return self.module._known(*tensors, *tables)[1] is not None
+        numbers = [params["dropout_p"]] if self.spec.dropout else []
+        return self.module._known(*tensors, *tables, *numbers)[1] is not None
 
 
 @pytest.mark.parametrize("name", NAMES)

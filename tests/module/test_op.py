@@ -17,8 +17,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*eager reference")
 CASE = Case(10, 10, batch=2, q_heads=4, kv_heads=2)
 
 
-# Those whose modules differ in more than numbers: equal lengths, two head dims, a parameter.
-DIFFERENT = ("causal_d128", "causal_d192_v128", "window_d128")
+# Those whose modules differ in more than numbers: equal lengths, two head dims, a parameter,
+# dropout.
+DIFFERENT = ("causal_d128", "causal_d192_v128", "window_d128", "dropout_causal_d64")
 
 
 @pytest.mark.parametrize("name", DIFFERENT)

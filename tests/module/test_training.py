@@ -19,7 +19,7 @@ from support.variants import shipped_module, shipped_specs
 SPECS = shipped_specs()
 pytestmark = pytest.mark.filterwarnings("ignore:.*eager reference")
 
-NAMES = ("causal_d64", "window_d128", "sinks_softmax_d64", "causal_fp32_d64")
+NAMES = ("causal_d64", "window_d128", "sinks_softmax_d64", "causal_fp32_d64", "dropout_causal_d64")
 CASE = Case(12, 12, batch=2, q_heads=4, kv_heads=2)
 
 

@@ -11,7 +11,11 @@ import torch
 
 from flashgen import AttentionSpec, Float, Int, Tensor
 from flashgen.declared import Param
+from flashgen.dropout import DropoutP, Seed
 from flashgen.symbols import evaluate
+
+#: What a call drops where a case says nothing of it.
+SOME_DROPOUT = 0.3
 
 
 @dataclass(frozen=True)
@@ -22,7 +26,7 @@ class Case:
         layout: how q, k and v lie in memory, a key of `LAYOUTS`.
         scale: None leaves it to the variant.
         params: values of run-time parameters; the others keep their defaults, and what has none
-            is drawn.
+            is drawn. Where nothing is said of dropout, some weights are dropped.
     """
 
     q_len: int
@@ -50,9 +54,10 @@ class Case:
         values: dict[str, Any] = {}
         # Numbers first: the sizes of tensors may depend on them.
         for param in sorted(spec.params, key=lambda param: isinstance(param, Tensor)):
-            value = self.params.get(param.name, param.default)
+            default = SOME_DROPOUT if isinstance(param, DropoutP) else param.default
+            value = self.params.get(param.name, default)
             value = drawn(param, self, values) if value is None else value
-            values[param.name] = value.to(device) if isinstance(param, Tensor) else value
+            values[param.name] = value.to(device) if isinstance(param, Tensor | Seed) else value
         return {param.name: values[param.name] for param in spec.params}
 
 
@@ -118,6 +123,8 @@ def drawn(param: Param, case: Case, given: dict[str, Any]) -> Any:
     generator = torch.Generator().manual_seed(zlib.crc32(f"{case}{param.name}".encode()))
     if isinstance(param, Int):
         return param.min + int(torch.randint(0, max(1, case.kv_len), (), generator=generator))
+    if isinstance(param, Seed):
+        return torch.randint(2**63 - 1, (1,), generator=generator)
     if isinstance(param, Float):
         return 1.5 if param.above is None else param.above + 1.5
     assert isinstance(param, Tensor)

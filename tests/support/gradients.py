@@ -9,7 +9,7 @@ import torch
 
 from flashgen import AttentionSpec
 from flashgen.reference import attention_reference, final_scores, weigh
-from support.oracle import operand_of, tanh_of_11_bits
+from support.oracle import dropout_of, operand_of, tanh_of_11_bits
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -78,14 +78,16 @@ def rough_gradients(
         scores = final_scores(products * scale, spec.mask, spec.score, params=params)
     weights, lse = weigh(scores.detach(), spec.normaliser, params=params)
     weights, seen = weights.detach(), lse != -torch.inf
-    out = (operand(weights.to(dtype)) @ values).to(dtype).float()
+    keeps, growth = dropout_of(weights, params)
+    shares = operand((weights * keeps).to(dtype))
+    out = (shares @ values * growth).to(dtype).float()
     of_lse = grad_lse.float().masked_fill(~seen, 0.0)
     if spec.normaliser.kind == "sigmoid":
         delta = -of_lse * torch.exp(-lse.masked_fill(~seen, 0.0))
         slopes = weights * (1 - weights)
     else:
         delta, slopes = (out * grad_out.float()).sum(-1) - of_lse, weights
-    of_scores = slopes * (grads @ values.mT - delta[..., None])
+    of_scores = slopes * (keeps * growth * (grads @ values.mT) - delta[..., None])
     of_scores = of_scores.masked_fill(weights == 0, 0.0)
 
     # The score function's own derivatives, and the sink's: it has a weight, and no value.
@@ -99,13 +101,12 @@ def rough_gradients(
         )
         of_learned = [one + other for one, other in zip(of_learned, of_sink, strict=True)]
     of_products = operand(of_products.nan_to_num(0.0).to(dtype))
-    weights = operand(weights.to(dtype))
 
     def grouped(x: torch.Tensor) -> torch.Tensor:
         return x.unflatten(1, (k.shape[1], group)).sum(2)
 
     grad_q, grad_k = of_products @ keys, grouped(of_products.mT @ queries)
-    results = (grad_q, grad_k, grouped(weights.mT @ grads))
+    results = (grad_q, grad_k, grouped(shares.mT @ grads) * growth)
     finite = lse.detach()[seen]
     size = finite.abs().max().item() if finite.numel() else 0.0
     rounded = [x.to(dtype) for x in results]

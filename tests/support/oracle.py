@@ -10,7 +10,7 @@ from unittest.mock import patch
 import torch
 
 from flashgen import AttentionSpec, full
-from flashgen.reference import attention_reference, final_scores, weigh
+from flashgen.reference import attention_reference, dropped, final_scores, weigh
 from support.cases import Case
 
 Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -74,10 +74,17 @@ def _low_precision(
     with tanh_of_11_bits() if q.is_cuda and q.dtype != torch.float32 else nullcontext():
         scores = final_scores(products, spec.mask, spec.score, params=params)
     weights, lse = weigh(scores, spec.normaliser, params=params)
-    out = (operand(weights.to(q.dtype)) @ operand(values)).to(q.dtype)
+    keeps, growth = dropout_of(weights, params)
+    out = (operand((weights * keeps).to(q.dtype)) @ operand(values) * growth).to(q.dtype)
     everywhere = final_scores(products, full(), spec.score, params=params)
     finite = everywhere[everywhere.isfinite()]
     return out, lse, finite.abs().max().item() if finite.numel() else 0.0
+
+
+def dropout_of(weights: torch.Tensor, params: dict[str, Any]) -> tuple[torch.Tensor, float]:
+    """Which weights are kept, as ones and zeros, and by how much those grow."""
+    keeps = dropped(torch.ones_like(weights), params) != 0
+    return keeps.to(weights.dtype), 1 / (1 - params.get("dropout_p", 0.0))
 
 
 def operand_of(spec: AttentionSpec, q: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:

@@ -92,8 +92,8 @@ def any_backward(plan: KernelPlan) -> dict[str, BackwardConfigs]:
 
 def any_hopper(plan: KernelPlan) -> HopperChoice:
     """Some configuration of the Gluon kernel, where the plan can have one."""
-    if HOPPER not in plan.targets or plan.spec.dtype == "float32":
-        return HopperChoice(why_not="float32")
+    if HOPPER not in plan.targets or plan.spec.dtype == "float32" or plan.dropout:
+        return HopperChoice(why_not="float32 or dropout")
     config = KernelConfig(BLOCK_M=128, BLOCK_N=64, num_warps=8, num_stages=2)
     return HopperChoice(ChosenConfig(config, "model", shared=4096))
 

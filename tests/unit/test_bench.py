@@ -85,6 +85,14 @@ def test_every_peer_that_can_is_timed(project, mask, visible):
         assert by_name[able].ratio == pytest.approx(1.0)
 
 
+def test_peers_of_a_variant_with_dropout(project):
+    """SDPA drops as many weights, FlexAttention none."""
+    make(project, "causal(), dropout=True")
+    by_name = {timing.kernel: timing for timing in timings(project)}
+    assert by_name["FlexAttention"].problem == "FlashgenError: it has no dropout"
+    assert by_name["SDPA math"].problem == ""
+
+
 FAR = causal(align="bottom_right") & ~sliding_window(Int("left"), 0, align="bottom_right")
 
 

@@ -94,6 +94,7 @@ def test_of_several_reasons_the_one_that_comes_last_is_told() -> None:
         (plan(dtype="float32", input_precision="tf32"), "float32: its tiles are of 16-bit"),
         (plan(targets=("sm_80", "sm_100")), "sm_90 is not among the targets"),
         (plan(512), "512 columns in one piece"),
+        (plan(dropout=True), "it has no dropout"),
     ],
 )
 def test_kernels_without_a_gluon_form(kernel: KernelPlan, reason: str) -> None:

@@ -16,7 +16,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 # A module imports its own layer and those above it. Every module has a layer: the first that fits.
 LAYERS = """
-    errors version paths files config declared symbols torch_names budget.targets
+    errors version paths files config declared dropout philox symbols torch_names budget.targets
     user_code
     kinds
     operations

@@ -50,6 +50,12 @@ def test_names_that_people_choose_are_free(name: str) -> None:
     assert not is_taken(name)
 
 
+@pytest.mark.parametrize("name", ["seed", "dropout_p", "kept_scale", "threshold", "DROPS"])
+def test_names_of_dropout_are_taken_where_there_is_dropout(name: str) -> None:
+    assert is_taken(name, dropout=True)
+    assert not is_taken(name)
+
+
 def test_a_taken_name_is_refused() -> None:
     spec = AttentionSpec(64, mask=sliding_window(Int("m_i"), 0))
     assert [str(v) for v in validate(Variant("near", spec, "specs/near.py"))] == [

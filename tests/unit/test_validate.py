@@ -38,6 +38,7 @@ def findings(name="tiny", **fields):
         {"targets": ("sm_90",)},
         {"targets": ["gfx942", "sm_80"]},
         {"name": "match"},
+        {"dropout": True},
     ],
 )
 def test_good_fields(fields):
@@ -50,6 +51,8 @@ IN_TINY = "specs/tiny.py: tiny: "
 @pytest.mark.parametrize(
     "fields, message",
     [
+        ({"dropout": 0.1}, "dropout=0.1: neither True nor False; "
+         "write dropout=True; calls choose dropout_p"),
         ({"head_dim": 0}, "head_dim=0: not a multiple of 8 from 16 to 512; "
          "write one that is, or (qk, v) of two"),
         ({"head_dim": 7}, "head_dim=7: not a multiple of 8 from 16 to 512; "

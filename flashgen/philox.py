@@ -1,0 +1,77 @@
+"""Which weights dropout keeps, in eager torch: the oracle of every kernel's random numbers.
+
+The weight of a query and a key is kept or not by a 32-bit word of Philox-4x32-10 (Salmon et al.,
+"Parallel random numbers: as easy as 1, 2, 3", 2011): a function of the seed, the batch entry, the
+query head and the two positions. So a mask does not depend on how a kernel cuts its tiles, and the
+backward pass makes the forward's again. One call makes four words, for the pairs of queries and
+keys whose positions differ in bit 3 alone: these are together in one thread wherever matrix units
+leave products of tiles in their usual layouts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+ROUNDS = 10
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
+_WORD = 0xFFFFFFFF
+
+# The bit of both positions that tells the pairs of one call apart.
+_SHARED_BIT = 3
+
+
+def philox(counter: Sequence[Any], key: Sequence[Any]) -> tuple[Any, ...]:
+    """The four words of each counter.
+
+    Args:
+        counter: four words, int64 tensors that broadcast, of values below 2^32.
+        key: two words, numbers or tensors likewise.
+    """
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(ROUNDS):
+        # 64 bits of a product: int64 wraps around, which is what modulo 2^64 means.
+        low, high = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
+        c0, c1, c2, c3 = (
+            ((high >> 32) & _WORD) ^ c1 ^ k0,
+            high & _WORD,
+            ((low >> 32) & _WORD) ^ c3 ^ k1,
+            low & _WORD,
+        )
+        k0, k1 = (k0 + _KEY_STEPS[0]) & _WORD, (k1 + _KEY_STEPS[1]) & _WORD
+    return c0, c1, c2, c3
+
+
+def kept(
+    shape: Sequence[int], dropout_p: float, seed: torch.Tensor | int, device: Any = None
+) -> torch.Tensor:
+    """Which weights are kept, a bool tensor of the weights' shape.
+
+    Args:
+        shape: (batch, num_q_heads, q_len, kv_len).
+        dropout_p: the probability that a weight is dropped, from 0 to before 1, in steps of 2^-32.
+        seed: 64 bits, a number or an int64 tensor of one element.
+        device: where the result goes.
+    """
+    import torch
+
+    b, h, q_idx, kv_idx = (
+        torch.arange(size, device=device).reshape(-1, *(1,) * after)
+        for size, after in zip(shape, (3, 2, 1, 0), strict=True)
+    )
+    seed = int(seed)
+    words = philox((_without(kv_idx), _without(q_idx), h, b), (seed & _WORD, seed >> 32 & _WORD))
+    q_bit, kv_bit = ((x >> _SHARED_BIT & 1).bool() for x in (q_idx, kv_idx))
+    of_first, of_second = (torch.where(kv_bit, words[i + 1], words[i]) for i in (0, 2))
+    return torch.where(q_bit, of_second, of_first) >= int(dropout_p * 2**32)
+
+
+def _without(position: torch.Tensor) -> torch.Tensor:
+    """A position with the bit left out that four pairs share a call by."""
+    low = (1 << _SHARED_BIT) - 1
+    return (position >> _SHARED_BIT + 1 << _SHARED_BIT) | (position & low)

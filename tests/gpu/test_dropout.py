@@ -1,0 +1,123 @@
+"""Dropout on the GPU: every kernel keeps what the oracle says, for whatever tiles and layouts."""
+
+from __future__ import annotations
+
+import functools
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from flashgen import AttentionSpec, full
+from flashgen.philox import kept
+from support.variants import rendered_module, shipped_module
+
+pytestmark = pytest.mark.gpu
+
+P, SEED = 0.4, -123456789123456789
+SPECS = {
+    dtype: AttentionSpec(64, dtype, full(), input_precision=precision, dropout=True)
+    for dtype, precision in (("bfloat16", None), ("float32", "tf32"))
+}
+
+# Queries and keys of a tile, and warps: on tensor cores by warp groups, and by single warps.
+TILES = (
+    (128, 64, 4),
+    (128, 64, 8),
+    (64, 128, 4),
+    (64, 64, 4),
+    (64, 64, 8),
+    (32, 32, 4),
+    (16, 16, 1),
+)
+
+
+@functools.cache
+def _module(dtype: str) -> ModuleType:
+    return rendered_module(SPECS[dtype])
+
+
+def _configs(tiles: tuple[int, int, int], tma: bool) -> dict[str, Any]:
+    block_m, block_n, num_warps = tiles
+    numbers = {"BLOCK_M": block_m, "BLOCK_N": block_n, "num_warps": num_warps, "num_stages": 2}
+    return {**numbers, "USE_TMA": tma}
+
+
+def _tensors(dtype: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Zeros and, for each head, the identity."""
+    zeros = torch.zeros(2, 4, 64, 64, dtype=getattr(torch, dtype), device="cuda")
+    return zeros, torch.eye(64, dtype=zeros.dtype, device="cuda").repeat(2, 4, 1, 1)
+
+
+@pytest.mark.parametrize("tma", [True, False], ids=["tma", "pointers"])
+@pytest.mark.parametrize("tiles", TILES, ids=str)
+@pytest.mark.parametrize("dtype", SPECS)
+def test_the_forward_kernel(dtype: str, tiles: tuple[int, int, int], tma: bool) -> None:
+    """Of equal weights, with values that are a row of the identity each."""
+    zeros, eye = _tensors(dtype)
+    q = torch.zeros(2, 4, 200, 64, dtype=zeros.dtype, device="cuda")
+    seed = torch.tensor([SEED], device="cuda")
+    config = _configs(tiles, tma)
+    out, _ = _module(dtype)._launch(q, zeros, eye, 1.0, P, seed, config)
+    assert torch.equal(out != 0, kept((2, 4, 200, 64), P, SEED, "cuda"))
+
+
+@pytest.mark.parametrize("tma", [True, False], ids=["tma", "pointers"])
+@pytest.mark.parametrize("tiles", TILES, ids=str)
+@pytest.mark.parametrize("dtype", SPECS)
+def test_the_backward_kernels(dtype: str, tiles: tuple[int, int, int], tma: bool) -> None:
+    """What a gradient shows of each pair where q, k or the output's gradient are the identity."""
+    zeros, eye = _tensors(dtype)
+    ones, seed = torch.ones_like(zeros), torch.tensor([SEED], device="cuda")
+    lse = torch.full(zeros.shape[:3], 64.0, device="cuda").log()
+    config = _configs(tiles, tma)
+    keeps = kept((2, 4, 64, 64), P, SEED, "cuda")
+
+    def gradients(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, grad_out: torch.Tensor) -> Any:
+        arguments = (zeros, lse, grad_out, torch.zeros_like(lse), config, config)
+        return _module(dtype)._backward_kernels(q, k, v, 1.0, P, seed, *arguments)
+
+    assert torch.equal(gradients(zeros, eye, ones, ones)[0] != 0, keeps)
+    assert torch.equal(gradients(eye, zeros, ones, ones)[1] != 0, keeps.mT)
+    assert torch.equal(gradients(zeros, zeros, zeros, eye)[2] != 0, keeps.mT)
+
+
+def test_a_graph_draws_anew_in_each_replay() -> None:
+    module = shipped_module("dropout_causal_d64")
+    q, k, v = (torch.randn(2, 4, 256, 64, device="cuda").bfloat16() for _ in range(3))
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+
+    def step() -> tuple[torch.Tensor, ...]:
+        out = module.attention(*leaves, dropout_p=0.5)
+        return out, *torch.autograd.grad(out.float().square().sum(), leaves)
+
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = step()
+    found = []
+    for _ in range(2):
+        graph.replay()
+        found.append([x.detach().clone() for x in results])
+    assert not torch.equal(found[0][0], found[1][0])
+    for out, *gradients in found:
+        assert all(bool(x.isfinite().all()) for x in (out, *gradients))
+        # The output is linear in v: its gradient by v gives the output back.
+        again = (gradients[2].float() * v.float()).sum()
+        torch.testing.assert_close(again, 2 * out.float().square().sum(), rtol=0.02, atol=0.0)
+
+
+def test_the_compiler() -> None:
+    """By its default backend, which draws seeds in a way of its own."""
+    module = shipped_module("dropout_causal_d64")
+    compiled = torch.compile(module.attention, fullgraph=True)
+    q, k, v = (torch.randn(2, 4, 256, 64, device="cuda").bfloat16() for _ in range(3))
+    one, other = (compiled(q, k, v, dropout_p=0.5) for _ in range(2))
+    assert not torch.equal(one, other)
+    seed = torch.tensor([3], device="cuda")
+    right = module.attention(q, k, v, dropout_p=0.5, seed=seed)
+    assert torch.equal(compiled(q, k, v, dropout_p=0.5, seed=seed), right)

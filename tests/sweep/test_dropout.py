@@ -1,0 +1,191 @@
+"""Dropout in the interpreter: the same weights are dropped whatever the tiles, in every kernel."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from flashgen import (
+    AttentionSpec,
+    Tensor,
+    alibi,
+    block_sparse,
+    causal,
+    full,
+    sigmoid_attention,
+    sliding_window,
+    softcap,
+    softmax,
+)
+from flashgen.config import KernelConfig
+from flashgen.philox import kept
+from flashgen.plan import lower
+from flashgen.tuning import measure
+from support.cases import Case, inputs
+from support.contract import check_gradients
+from support.variants import rendered_module, shipped_module, shipped_specs
+from sweep.backward import check_backward
+from sweep.launch import check_kernel
+
+P, SEED = 0.4, -123456789123456789
+BLOCKS = [(16, 16), (16, 64), (32, 16), (64, 32), (64, 64)]
+
+_table = Tensor("table", ("num_q_heads", 64), "float32")
+_sinks = Tensor("sinks", ("num_q_heads",), "float32")
+_layout = Tensor("layout", ("batch", None, None), "bool")
+
+SPECS = {
+    "full": AttentionSpec(64, "float32", full(), dropout=True),
+    "segments": AttentionSpec(80, "float16", causal(), dropout=True),
+    "unequal": AttentionSpec((32, 48), "float16", causal(align="top_left"), dropout=True),
+    "softcap": AttentionSpec(32, "float16", causal(), softcap(20.0), dropout=True),
+    "alibi": AttentionSpec(32, "float32", causal(), alibi(8), dropout=True),
+    "learned": AttentionSpec(
+        16,
+        "float32",
+        causal(),
+        lambda score, b, h, q, kv: score + _table[h, q - kv],  # type: ignore[arg-type]
+        dropout=True,
+    ),
+    "sinks": AttentionSpec(
+        16,
+        "float32",
+        sliding_window(9, 0, align="bottom_right"),
+        normaliser=softmax(sink=_sinks),
+        dropout=True,
+    ),
+    "sigmoid": AttentionSpec(32, "float32", causal(), normaliser=sigmoid_attention(), dropout=True),
+    "listed": AttentionSpec(16, "float16", block_sparse(_layout, 8) & causal(), dropout=True),
+}
+
+
+@functools.cache
+def _module(name: str) -> ModuleType:
+    return rendered_module(SPECS[name])
+
+
+def _config(block_m: int, block_n: int) -> dict[str, Any]:
+    numbers = {"BLOCK_M": block_m, "BLOCK_N": block_n, "num_warps": 4, "num_stages": 2}
+    return {**numbers, "USE_TMA": block_m == block_n}
+
+
+@pytest.mark.parametrize(("block_m", "block_n"), BLOCKS)
+def test_the_forward_kernel_keeps_the_same_whatever_its_tiles(block_m: int, block_n: int) -> None:
+    """Of equal weights, with values that are a row of the identity each."""
+    q_len, kv_len = 75, 64
+    q, k = torch.zeros(2, 4, q_len, 64), torch.zeros(2, 2, kv_len, 64)
+    v = torch.eye(64).expand(2, 2, 64, 64).contiguous()
+    config, seed = _config(block_m, block_n), torch.tensor([SEED])
+    out, lse = _module("full")._launch(q, k, v, 1.0, P, seed, config)
+    keeps = kept((2, 4, q_len, kv_len), P, SEED)
+    torch.testing.assert_close(out, keeps / (kv_len * (1 - P)))
+    assert torch.equal(out != 0.0, keeps)
+    torch.testing.assert_close(lse, torch.full_like(lse, kv_len).log())  # of all weights
+
+
+@pytest.mark.parametrize(("block_m", "block_n"), BLOCKS)
+def test_the_backward_kernels_keep_the_same(block_m: int, block_n: int) -> None:
+    """What a gradient shows of each pair where q, k or the output's gradient are the identity."""
+    length = 64
+    config, seed = _config(block_m, block_n), torch.tensor([SEED])
+    zeros, eye = torch.zeros(2, 4, length, 64), torch.eye(64).expand(2, 4, 64, 64).contiguous()
+    zeros_kv, eye_kv = zeros[:, :2].contiguous(), eye[:, :2].contiguous()
+    ones = torch.ones_like(zeros_kv)
+    lse = torch.full((2, 4, length), float(length)).log()
+    keeps = kept((2, 4, length, length), P, SEED)
+
+    def gradients(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, grad_out: torch.Tensor) -> Any:
+        saved = torch.zeros_like(grad_out), lse  # an output that takes nothing off
+        arguments = (*saved, grad_out, torch.zeros_like(lse), config, config)
+        return _module("full")._backward_kernels(q, k, v, 1.0, P, seed, *arguments)
+
+    grad_q, _, _ = gradients(zeros, eye_kv, ones, torch.ones_like(zeros))
+    assert torch.equal(grad_q != 0.0, keeps)
+    # Keys and values add the heads of a group up: each counts how many of them keep it.
+    _, grad_k, _ = gradients(eye, zeros_kv, ones, torch.ones_like(zeros))
+    _, _, grad_v = gradients(zeros, zeros_kv, zeros_kv, eye)
+    counts = keeps.unflatten(1, (2, 2)).sum(2).mT
+    for grad, one in ((grad_k, 64 / length / (1 - P)), (grad_v, 1 / length / (1 - P))):
+        assert torch.equal((grad / one).round().long(), counts)
+
+
+def _case(name: str, **sizes: Any) -> Case:
+    params: dict[str, Any] = {}
+    if name == "listed":
+        generator = torch.Generator().manual_seed(1)
+        params["layout"] = torch.rand(sizes["batch"], 6, 6, generator=generator) < 0.6
+    return Case(**sizes, params=params)
+
+
+@pytest.mark.parametrize(("block_m", "block_n"), [(32, 16), (16, 64)])
+@pytest.mark.parametrize("name", SPECS)
+def test_values_and_gradients(name: str, block_m: int, block_n: int) -> None:
+    """With every kind of what else a kernel does: against float64 with the oracle's mask."""
+    blocks = {"BLOCK_M": block_m, "BLOCK_N": block_n}
+    case = _case(name, q_len=45, kv_len=45, batch=2, q_heads=4, kv_heads=2)
+    check_kernel(_module(name), SPECS[name], case, **blocks)
+    check_backward(_module(name), SPECS[name], case, **blocks)
+
+
+@pytest.mark.parametrize("dropout_p", [0.0, 1e-9, 0.1, 0.5, 0.9])
+def test_probabilities(dropout_p: float) -> None:
+    case = Case(37, 52, 1, 2, 1, params={"dropout_p": dropout_p})
+    module, spec = shipped_module("dropout_causal_d64"), shipped_specs()["dropout_causal_d64"]
+    check_kernel(module, spec, case)
+    check_backward(module, spec, case)
+
+
+@pytest.mark.parametrize("name", ["segments", "softcap", "sinks", "sigmoid"])
+def test_without_dropout_the_kernels_are_those_of_a_module_without_it(name: str) -> None:
+    """dropout_p=0: the same bits, forward and backward."""
+    spec = SPECS[name]
+    plain = rendered_module(replace(spec, dropout=False))
+    case = Case(45, 45, 2, 4, 2)
+    found = []
+    for module, given in ((_module(name), {"dropout_p": 0.0}), (plain, {})):
+        tensors = inputs(case, spec, getattr(torch, spec.dtype))
+        leaves = [x.clone().requires_grad_() for x in tensors]
+        others = {"sinks": torch.tensor([0.5, 1.0, -1.0, 0.0])} if name == "sinks" else {}
+        out, lse = module.attention(*leaves, return_lse=True, **others, **given)
+        grads = torch.autograd.grad((out.float().square().sum(), lse.sum()), leaves)
+        found.append((out, lse, *grads))
+    for mine, right in zip(*found, strict=True):
+        assert torch.equal(mine, right)
+
+
+@pytest.mark.parametrize("name", ["segments", "sinks", "sigmoid"])
+def test_through_the_public_call(name: str) -> None:
+    """By autograd: the operators hand the seed on, and kernels compute both ways."""
+    check_gradients(_module(name), SPECS[name], Case(40, 40, batch=2, q_heads=4, kv_heads=2))
+
+
+def test_forward_and_backward_agree_on_a_seed_that_was_drawn() -> None:
+    """The output is linear in v: its gradient by v gives the output back."""
+    module = _module("full")
+    q, k, v = (torch.randn(1, 2, 40, 64) for _ in range(3))
+    v.requires_grad_()
+    for _ in range(3):
+        out = module.attention(q, k, v, dropout_p=0.5)
+        weights = torch.randn(out.shape)
+        (grad_v,) = torch.autograd.grad(out, v, weights)
+        torch.testing.assert_close((grad_v * v).sum(), (out * weights).sum())
+
+
+def test_candidates_are_measured_with_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a candidate that drops others than it should is turned down."""
+    config = KernelConfig(32, 32, 4, 2)
+    monkeypatch.setattr(measure, "usual_lengths", lambda plan: (40,))
+    monkeypatch.setattr(measure, "random_inputs", lambda *_: torch.randn(3, 1, 2, 40, 64).half())
+    spec = replace(SPECS["full"], dtype="float16")
+    bench = measure._Bench(lower(spec, "measured"), "sm_90", [config], "portable")
+    assert bench.params[40]["dropout_p"] > 0
+    bench.check(config)
+    kept_before = bench.module._threshold
+    monkeypatch.setattr(bench.module, "_threshold", lambda p: kept_before(0.9 * p))
+    with pytest.raises(ArithmeticError, match="wrong result"):
+        bench.check(config)
