@@ -86,6 +86,13 @@ def _kernel(module: ModuleType, seal: Seal | None) -> dict[str, Any]:
 
 def _backward_kernels(module: ModuleType, seal: Seal | None) -> dict[str, Any]:
     """The backward kernels that run here: the digests of their code, and their configurations."""
+    hopper = getattr(module, "BACKWARD_HOPPER", None)
+    if hopper and target() == HOPPER:
+        return {
+            "form": "hopper_backward",
+            "kernel": seal and seal.kernels.get("hopper_backward"),
+            "config": hopper,
+        }
     configs = {"keys": module.BACKWARD_OF_KEYS, "queries": module.BACKWARD_OF_QUERIES}
     return {
         "form": "portable",

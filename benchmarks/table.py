@@ -244,7 +244,7 @@ def _cost_table(rows: Sequence[Row]) -> str:
         made = (f"{cost['ms']:.2f}", f"{cost['peak_mib']:.0f}") if cost else ("-", "-")
         extra = f"{row['extra_bytes'] / 1024:.0f}" if "extra_bytes" in row else "-"
         config = _configuration(row["config"] or {})
-        if row.get("form") == "hopper":
+        if row.get("form") in ("hopper", "hopper_backward"):
             config = f"Gluon: {config}"
         lines.append(_line([row["cell"], *made, extra, config or "-"]))
     return "\n".join(lines)

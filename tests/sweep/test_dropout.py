@@ -25,7 +25,7 @@ from flashgen import (
 from flashgen.config import KernelConfig
 from flashgen.philox import kept
 from flashgen.plan import lower
-from flashgen.tuning import measure
+from flashgen.tuning import forward_bench
 from support.cases import Case, inputs
 from support.contract import check_gradients
 from support.variants import rendered_module, shipped_module, shipped_specs
@@ -179,10 +179,10 @@ def test_forward_and_backward_agree_on_a_seed_that_was_drawn() -> None:
 def test_candidates_are_measured_with_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
     """And a candidate that drops others than it should is turned down."""
     config = KernelConfig(32, 32, 4, 2)
-    monkeypatch.setattr(measure, "usual_lengths", lambda plan: (40,))
-    monkeypatch.setattr(measure, "random_inputs", lambda *_: torch.randn(3, 1, 2, 40, 64).half())
+    monkeypatch.setattr(forward_bench, "usual_lengths", lambda plan: (40,))
+    monkeypatch.setattr(forward_bench, "random_inputs", lambda *_: torch.randn(3, 1, 2, 40, 64).half())
     spec = replace(SPECS["full"], dtype="float16")
-    bench = measure._Bench(lower(spec, "measured"), "sm_90", [config], "portable")
+    bench = forward_bench.ForwardBench(lower(spec, "measured"), "sm_90", [config], "portable")
     assert bench.params[40]["dropout_p"] > 0
     bench.check(config)
     kept_before = bench.module._threshold
