@@ -94,3 +94,25 @@ def test_the_same_bits_twice(name: str) -> None:
         results.append(torch.autograd.grad(out.float().square().sum(), leaves))
     for other in results[1:]:
         assert all(torch.equal(one, two) for one, two in zip(results[0], other, strict=True))
+
+
+@pytest.mark.parametrize(
+    "name", ["relative_bias", "t5_bias_causal", "additive_bias", "additive_bias_of_keys"]
+)
+def test_learned_tensors_have_the_same_bits_twice(name: str) -> None:
+    """Sums along diagonals, by key and of pairs: nobody adds to memory that others add to."""
+    entry = VOCABULARY[name]
+    spec = entry.spec("bfloat16", 64)
+    case = entry.case(Case(700, 700, batch=2, q_heads=8, kv_heads=2))
+    params = case.arguments(spec, "cuda")
+    learned = [n for n, x in params.items() if isinstance(x, torch.Tensor)]
+    results = []
+    for _ in range(3):
+        leaves = [x.clone().requires_grad_() for x in inputs(case, spec, native(spec), "cuda")]
+        given = {n: params[n].clone().requires_grad_() for n in learned}
+        poison()
+        out = _rendered(name).attention(*leaves, **params | given)
+        objective = out.float().square().sum()
+        results.append(torch.autograd.grad(objective, (*leaves, *given.values())))
+    for other in results[1:]:
+        assert all(torch.equal(one, two) for one, two in zip(results[0], other, strict=True))
