@@ -79,7 +79,8 @@ class ForwardBench:
         params, tensors = self.params[length], list(qkv)
         by = [x for x in params.values() if hasattr(x, "data_ptr")]
         by += [params[name] for name in sizing_numbers(self.plan.arguments, self.plan.constants)]
-        by += [params["dropout_p"]] * self.plan.dropout
+        if self.plan.dropout:
+            by.append(params["dropout_p"])
         repeated = self.module._known(*tensors, *by)
         return self.launch(*tensors, self.plan.scale, *params.values(), values, *repeated)
 
