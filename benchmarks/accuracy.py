@@ -13,6 +13,8 @@ from benchmarks.cells import Cell
 #: Relative errors of results that are of something else: those that round have 2e-3, and gradients
 #: of what is learned, sums whose terms cancel, up to 1e-2.
 WRONG, WRONG_SUM = 0.02, 0.05
+#: FlexAttention adds such sums up less exactly, 0.085 off: that is no other gradient.
+WRONG_SUM_OF_PEER = 0.25
 
 Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -114,7 +116,8 @@ def wrong_cells(rows: Iterable[Mapping[str, Any]]) -> list[str]:
         errors = dict(row["error"])
         own = errors.pop("flashgen")
         of_sums = row.get("error_of_learned", {}).get("flashgen", 0.0)
-        # NaN is wrong too.
-        if not (own <= 2 * max(errors.values(), default=0.0) and of_sums <= WRONG_SUM):
+        # Where no peer has the variant, it is held to what is wrong of anybody. NaN is wrong too.
+        most = 2 * max(errors.values()) if errors else WRONG
+        if not (own <= most and of_sums <= WRONG_SUM):
             wrong.append(row["cell"])
     return wrong

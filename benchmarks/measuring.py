@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import triton
 
-from benchmarks.accuracy import WRONG, WRONG_SUM, Inputs, relative_error
+from benchmarks.accuracy import WRONG, WRONG_SUM_OF_PEER, Inputs, relative_error
 from benchmarks.attentions import ATTENTIONS, Attention, visible_pairs
 from benchmarks.cells import Cell
 from benchmarks.passes import FORWARD_PASS, Pass, as_results
@@ -69,7 +69,7 @@ def _look_at(
             results = as_results(call())
             error = relative_error(results[:3], expected[:3])
             of_learned = relative_error(results[3:], expected[3:])
-            if name != "flashgen" and not (error <= WRONG and of_learned <= WRONG_SUM):
+            if name != "flashgen" and not (error <= WRONG and of_learned <= WRONG_SUM_OF_PEER):
                 raise ValueError(f"wrong output, {max(error, of_learned):.2g} off")
             row["error"][name] = float(f"{error:.3g}")
             if expected[3:]:

@@ -180,9 +180,8 @@ def test_candidates_are_measured_with_dropout(monkeypatch: pytest.MonkeyPatch) -
     """And a candidate that drops others than it should is turned down."""
     config = KernelConfig(32, 32, 4, 2)
     monkeypatch.setattr(forward_bench, "usual_lengths", lambda plan: (40,))
-    monkeypatch.setattr(
-        forward_bench, "random_inputs", lambda *_: torch.randn(3, 1, 2, 40, 64).half()
-    )
+    qkv = torch.randn(3, 1, 2, 40, 64).half()
+    monkeypatch.setattr(forward_bench, "random_inputs", lambda *_: qkv)
     spec = replace(SPECS["full"], dtype="float16")
     bench = forward_bench.ForwardBench(lower(spec, "measured"), "sm_90", [config], "portable")
     assert bench.params[40]["dropout_p"] > 0

@@ -269,7 +269,7 @@ class Wrong(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        return 1.1 * grad
+        return 1.3 * grad
 
 
 def wrong_slopes(cell, attention, inputs):
@@ -293,7 +293,7 @@ def wrong_slopes(cell, attention, inputs):
 )
 def test_a_peer_with_a_wrong_gradient_is_noted_and_not_timed(small, name, function):
     row = measured(cell(name), flashgen=dense, FlexAttention=function)
-    assert row["unavailable"] == {"FlexAttention": "ValueError: wrong output, 0.1 off"}
+    assert row["unavailable"] == {"FlexAttention": "ValueError: wrong output, 0.3 off"}
     assert set(row["ms"]) == set(row["error"]) == {"flashgen"}
 
 
