@@ -13,7 +13,7 @@ from benchmarks.accuracy import Inputs, Results, exact_gradients, exact_heads, m
 from benchmarks.attentions import Attention
 from benchmarks.cells import Cell
 from benchmarks.peers import PEERS, Call, Peer
-from flashgen.config import Form
+from flashgen.config import GRADIENT_FORMS, Form
 
 #: Peers that take, and return, (batch, seq, heads, head_dim): their tensors lie so.
 SEQUENCE_FIRST = ("FA4", "varlen_attn")
@@ -85,7 +85,7 @@ BACKWARD_PASS = Pass(
     {name: differentiated(name, peer) for name, peer in PEERS.items()},
     exact_gradients,
     2.5,
-    ("backward_keys", "backward_queries"),
+    GRADIENT_FORMS,
 )
 
 PASSES = {which.name: which for which in (FORWARD_PASS, BACKWARD_PASS)}

@@ -10,7 +10,7 @@ from time import perf_counter
 
 from flashgen.budget.targets import TARGETS
 from flashgen.codegen.render import render_module
-from flashgen.config import BACKWARD_FORMS, FORMS, HOPPER, Form
+from flashgen.config import FORMS, GRADIENT_FORMS, HOPPER, Form
 from flashgen.errors import FlashgenError, ValidationError, Violation
 from flashgen.files import lock
 from flashgen.loader import Variant, load
@@ -29,6 +29,7 @@ NAMES: Mapping[Form, str] = {
     "hopper": "the Gluon kernel",
     "backward_keys": "the backward kernel over keys",
     "backward_queries": "the backward kernel over queries",
+    "hopper_backward": "the Gluon kernel of the backward pass",
 }
 
 #: Of the time to measure a forward kernel for, what a backward kernel gets: it has few candidates.
@@ -44,7 +45,7 @@ class Options:
         targets: instead of the specs' own; empty keeps those.
         tune: measure what was never measured, where this machine has a GPU of a listed target.
         tune_seconds: time to spend on measuring a forward kernel, of which a variant has two on
-            Hopper; half of that each of the two backward kernels gets.
+            Hopper; half of that each of the backward kernels gets.
         force: build, and measure, what is up to date as well.
         forms: the kernels that may be measured.
     """
@@ -216,12 +217,12 @@ def _to_measure(
         return []
     results = [result for result in load_results(place.tuning) if result.gpu == gpu.name]
     # Pins are of the forward kernels.
-    blocks = dict.fromkeys(BACKWARD_FORMS.values(), Blocks())
+    blocks = dict.fromkeys(GRADIENT_FORMS, Blocks())
     return [
         form
         for form, kernel in kernels.items()
         if form in options.forms
-        if form != "hopper" or gpu.target == HOPPER
+        if form not in ("hopper", "hopper_backward") or gpu.target == HOPPER
         if options.force
         or not any(r.settles(kernel, blocks.get(form, variant.spec.blocks)) for r in results)
     ]
@@ -271,7 +272,7 @@ def _measured(
 
     space = ranked(plan, form, gpu.target, spaces)
     seconds, forward = options.tune_seconds, None
-    if form in BACKWARD_FORMS.values():
+    if form in GRADIENT_FORMS:
         seconds *= BACKWARD_SHARE
         of_target = {gpu.target: spaces.portable[gpu.target]}
         best = choose(plan, kernels["portable"], of_target, load_results(place.tuning))

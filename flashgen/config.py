@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 #: The kernels of a module, each of which is tuned by itself: the forward one in Triton for every
-#: target, that in Gluon, and those of the backward pass.
-Form = Literal["portable", "hopper", "backward_keys", "backward_queries"]
+#: target, that in Gluon, and those of the backward pass, likewise.
+Form = Literal["portable", "hopper", "backward_keys", "backward_queries", "hopper_backward"]
 
 #: All of them.
-FORMS: tuple[Form, ...] = ("portable", "hopper", "backward_keys", "backward_queries")
+FORMS: tuple[Form, ...] = get_args(Form)
 
 #: The backward kernels of a module: a program computes the gradients of keys, or of queries.
 BackwardKernel = Literal["keys", "queries"]
@@ -25,7 +25,10 @@ BACKWARD_FORMS: Mapping[BackwardKernel, Form] = {
     "queries": "backward_queries",
 }
 
-#: The target that the Gluon kernel is for.
+#: The forms that compute gradients.
+GRADIENT_FORMS: tuple[Form, ...] = ("hopper_backward", *BACKWARD_FORMS.values())
+
+#: The target that the Gluon kernels are for.
 HOPPER = "sm_90"
 
 
@@ -80,7 +83,7 @@ class ChosenConfig:
 
 @dataclass(frozen=True)
 class HopperChoice:
-    """Whether a module holds the Gluon kernel for Hopper, and as what.
+    """Whether a module holds a Gluon kernel for Hopper, the forward or the backward one; as what.
 
     Attributes:
         config: its configuration; None where the module does without it.

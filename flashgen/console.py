@@ -15,6 +15,8 @@ from flashgen.bench import Timing
 from flashgen.budget.targets import get_target
 from flashgen.build import Built, Progress
 from flashgen.config import BACKWARD_FORMS, HOPPER, ChosenConfig, Form
+from flashgen.tuning.forms import Choices
+from flashgen.tuning.space import Space
 
 # In a pipe or a log there is no width to keep to: rows stay whole.
 UNWATCHED_WIDTH = 220
@@ -109,7 +111,7 @@ def build_table(built: Iterable[Built]) -> Table:
 def _chosen(built: Built) -> Iterator[tuple[str, Form, ChosenConfig, str]]:
     """Each target and kernel with its configuration, and what else is to be said of it."""
     assert built.chosen is not None
-    hopper = built.chosen.hopper
+    hopper, of_backward = built.chosen.hopper, built.chosen.hopper_backward
     for target, choice in built.chosen.portable.items():
         remark = ""
         if target == HOPPER and hopper.config:
@@ -118,9 +120,15 @@ def _chosen(built: Built) -> Iterator[tuple[str, Form, ChosenConfig, str]]:
         elif target == HOPPER and hopper.why_not:
             remark = f"; no Gluon kernel: {hopper.why_not}"
         yield target, "portable", choice, remark
+        remark = ""
+        if target == HOPPER and of_backward.config:
+            yield target, "hopper_backward", of_backward.config, ""
+            remark = "; runs where TMA cannot read q, k, v or the output's gradient"
+        elif target == HOPPER and of_backward.why_not:
+            remark = f"; no Gluon kernel: {of_backward.why_not}"
         if target in built.chosen.backward:
             for kernel, form in BACKWARD_FORMS.items():
-                yield target, form, getattr(built.chosen.backward[target], kernel), ""
+                yield target, form, getattr(built.chosen.backward[target], kernel), remark
 
 
 def how_chosen(choice: ChosenConfig) -> str:
@@ -132,10 +140,18 @@ def how_chosen(choice: ChosenConfig) -> str:
 
 def rejection_lines(built: Built) -> Iterable[str]:
     """For each target and kernel, how many candidates there were, and why not the others."""
-    why_not = built.chosen.hopper.why_not if built.chosen else ""
+    chosen = built.chosen or Choices()
+    gluon: tuple[tuple[Form, Space | None, str, str], ...] = (
+        ("hopper", built.spaces.hopper, chosen.hopper.why_not, "Gluon kernel"),
+        (
+            "hopper_backward",
+            built.spaces.hopper_backward,
+            chosen.hopper_backward.why_not,
+            "Gluon kernel of the backward pass",
+        ),
+    )
     spaces = [(target, "portable", space) for target, space in built.spaces.portable.items()]
-    if built.spaces.hopper and not why_not:
-        spaces.append((HOPPER, "hopper", built.spaces.hopper))
+    spaces += [(HOPPER, form, x) for form, x, why_not, _ in gluon if x and not why_not]
     for target, of in built.spaces.backward.items():
         spaces += [(target, BACKWARD_FORMS[kernel], space) for kernel, space in of.items()]
     for target, form, space in spaces:
@@ -145,8 +161,9 @@ def rejection_lines(built: Built) -> Iterable[str]:
         )
         for config, reason in space.rejected:
             yield f"  {config}: {reason}"
-    if why_not:
-        yield f"{built.variant}: {HOPPER}: no Gluon kernel: {why_not}"
+    for _, _, why_not, name in gluon:
+        if why_not:
+            yield f"{built.variant}: {HOPPER}: no {name}: {why_not}"
 
 
 def list_table(modules: Iterable[Sequence[str]]) -> Table:

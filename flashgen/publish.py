@@ -29,6 +29,7 @@ _KERNEL_LINES: Mapping[Form, str] = {
     "hopper": "hopper",
     "backward_keys": "keys",
     "backward_queries": "queries",
+    "hopper_backward": "grads",
 }
 
 _SEAL = re.compile(

@@ -1,4 +1,4 @@
-"""What the partitions of the Gluon kernel capture: the values that a block hands them.
+"""What the partitions of the Gluon kernels capture: the values that a block hands them.
 
 Triton passes captures through shared memory, packed one after the other, and only what a partition
 reads. Of the call's values that is what stands in the kernel's text, which the plan has: conditions
@@ -8,22 +8,32 @@ that the kernel does not evaluate, and bounds that it does not print, need nothi
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
-from functools import cached_property
+from collections.abc import Iterable, Iterator
 
 from flashgen.plan import KernelPlan
+from flashgen.plan.arguments import KernelArguments
 from flashgen.plan.cuts import cut_table
+from flashgen.plan.hopper_backward import HopperBackward
+from flashgen.plan.text import mentioned
 
 # Bytes of what is passed: numbers, addresses (of tensors and of their descriptors), and views of
 # shared memory, which have an address and an offset for each dimension.
 NUMBER, ADDRESS = 4, 8
 TILES, BARRIERS, NUMBERS, BARRIER = (ADDRESS + NUMBER * rank for rank in (5, 2, 2, 1))
+ROWS, MADE = (ADDRESS + NUMBER * rank for rank in (4, 3))
 
 # Arrays of barriers: full and empty, of queries, keys, values and what is handed over.
 BARRIER_ARRAYS = 8
 
 # Whatever the mask: num_q_heads, num_kv_heads, q_len, num_tiles_m, num_tiles, lse_rows.
 NUMBERS_OF_A_CALL = 6
+
+# Of the backward kernel: num_q_heads, num_kv_heads, rows_len and scale; batch, kv_head, kv_first.
+NUMBERS_OF_A_BACKWARD_CALL = 4 + 3
+
+# q, k, v, grad_out, rows; of the three results those that the first consumer does not store: its
+# code is the block's own, and captures nothing.
+BACKWARD_DESCRIPTORS = 5 + 2
 
 
 def captured_bytes(plan: KernelPlan, *, contiguous: bool = True, ones: bool = False) -> int:
@@ -36,7 +46,7 @@ def captured_bytes(plan: KernelPlan, *, contiguous: bool = True, ones: bool = Fa
         ones: it captures such a stride all the same, those of all tensors as one number, as
             Triton 3.6 does and 3.7 does not.
     """
-    read = _Read(plan)
+    read = _Read((*_bounds(plan), *_expressions(plan)))
     parts = 2 * (len(plan.qk_parts) + len(plan.v_parts))
     size = parts * (ADDRESS + TILES) + ADDRESS  # descriptors and tiles of q, k, v, out; lse
     size += BARRIER_ARRAYS * BARRIERS + NUMBERS + NUMBERS_OF_A_CALL * NUMBER
@@ -48,15 +58,38 @@ def captured_bytes(plan: KernelPlan, *, contiguous: bool = True, ones: bool = Fa
         size += ADDRESS
     if cut_table(plan):  # the list of tiles, the output
         size += 2 * ADDRESS
-    scale = "scale" if plan.reads_scale else "qk_scale"
-    numbers = {"kv_len", scale, *plan.kernel_arguments.scalars}
-    size += NUMBER * len(numbers & read.names)
-    tensors = plan.kernel_arguments.tensors
-    for tensor in tensors:
+    size += NUMBER * bool(plan.checks_kv_len or plan.listing or "kv_len" in read.names)
+    size += NUMBER * (not plan.reads_scale or "scale" in read.names)  # else qk_scale
+    return size + _parameters(read, plan.kernel_arguments, contiguous=contiguous, ones=ones)
+
+
+def backward_captured_bytes(
+    names: HopperBackward, *, contiguous: bool = True, ones: bool = False
+) -> int:
+    """Bytes of all that the partitions of the backward kernel capture; see `captured_bytes`."""
+    read = _Read((*_backward_bounds(names), *_backward_expressions(names)))
+    size = BACKWARD_DESCRIPTORS * ADDRESS + NUMBERS_OF_A_BACKWARD_CALL * NUMBER
+    size += 4 * TILES + ROWS + 2 * MADE  # q, grad_out, k, v; lse and delta; ds, grad_q
+    size += 2 * BARRIERS + BARRIER
+    softmax = names.backward.plan.normaliser == "softmax"
+    # The end of the keys is masked in all tiles, or in none that see only what all of them see.
+    ends = names.masks and (softmax or not names.masks_queries)
+    size += NUMBER * ("q_len" in read.names)
+    ends |= bool(names.text.learned)
+    size += NUMBER * (ends or not read.names.isdisjoint({"kv_len", "kv_last"}))
+    size += ADDRESS * len(names.text.learned)  # their sums
+    arguments = names.backward.keys_arguments
+    return size + _parameters(read, arguments, contiguous=contiguous, ones=ones)
+
+
+def _parameters(read: _Read, arguments: KernelArguments, *, contiguous: bool, ones: bool) -> int:
+    """Of numbers and tensors that are parameters."""
+    size = NUMBER * len(read.names.intersection(arguments.scalars))
+    for tensor in arguments.tensors:
         if tensor.name in read.names:
             strides = tensor.ndim - 1 - len(read.only_at_0(tensor.name, tensor.ndim - 1))
             size += ADDRESS + NUMBER * (tensor.ndim + strides + (not contiguous))
-    if ones and contiguous and any(read.last_index_varies(x.name) for x in tensors):
+    if ones and contiguous and any(read.last_index_varies(x.name) for x in arguments.tensors):
         size += NUMBER
     return size
 
@@ -69,21 +102,14 @@ class _Read:
         indices: for each tensor, those of every element that is read.
     """
 
-    def __init__(self, plan: KernelPlan) -> None:
-        self._plan = plan
+    def __init__(self, texts: Iterable[str]) -> None:
+        trees = [ast.parse(text, mode="eval") for text in texts if text]
+        nodes = [node for tree in trees for node in ast.walk(tree)]
+        self.names = {node.id for node in nodes if isinstance(node, ast.Name)}
         self.indices: dict[str, list[list[ast.expr]]] = {}
-        for node in self._nodes:
+        for node in nodes:
             if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("_at_"):
                 self.indices.setdefault(ast.unparse(node.args[0]), []).append(node.args[1:])
-
-    @cached_property
-    def names(self) -> set[str]:
-        names = {node.id for node in self._nodes if isinstance(node, ast.Name)}
-        if self._plan.checks_kv_len or self._plan.listing:
-            names.add("kv_len")
-        if not self._plan.reads_scale:
-            names.add("qk_scale")
-        return names
 
     def only_at_0(self, tensor: str, count: int) -> list[int]:
         """Of its first dimensions, those that are read at index 0 alone, whatever their stride."""
@@ -96,11 +122,6 @@ class _Read:
     def last_index_varies(self, tensor: str) -> bool:
         """Whether its last stride takes part in the address of some element."""
         return any(ast.unparse(index[-1]) != "0" for index in self.indices.get(tensor, []))
-
-    @cached_property
-    def _nodes(self) -> list[ast.AST]:
-        texts = filter(None, (*_bounds(self._plan), *_expressions(self._plan)))
-        return [node for text in texts for node in ast.walk(ast.parse(text, mode="eval"))]
 
 
 def _bounds(plan: KernelPlan) -> Iterator[str]:
@@ -125,3 +146,26 @@ def _expressions(plan: KernelPlan) -> Iterator[str]:
     yield from (code.score, code.shift, code.sink, *code.conditions)
     for table in code.tables:
         yield from (table.entry, table.row, table.column, table.first_row, table.first_column)
+
+
+def _backward_bounds(names: HopperBackward) -> Iterator[str]:
+    """Text of which tiles of queries are visited, and which need the mask."""
+    tiles = names.backward.q_tiles
+    for run in tiles.runs:
+        yield from (run.end, run.condition)
+        if not tiles.from_key_0:
+            yield run.begin
+        if names.masks_queries:
+            yield from (run.full_end, "" if tiles.from_key_0 else run.full_begin)
+
+
+def _backward_expressions(names: HopperBackward) -> Iterator[str]:
+    """Text of scores, slopes and mask, with the lines that these read: others leave no code."""
+    text, code = names.text, names.text.code
+    lines = {a.name: a.code for a in (*text.lines_of_head, *text.lines_of_tile)}
+    texts = [code.score, code.shift, text.slope, names.backward.slope_scale, *names.conditions]
+    texts += [*(a.code for a in code.elements), *(item.slope for item in text.learned)]
+    while texts:
+        yield from texts
+        read = mentioned(lines, texts)
+        texts = [lines.pop(name) for name in read]

@@ -23,19 +23,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import sympy
 
-from flashgen.budget.buffers import round_up
 from flashgen.budget.captures import captured_bytes
+from flashgen.budget.packing import Buffer, packed, values_of
 from flashgen.budget.quantities import BLOCK_M, BLOCK_N, ITEMSIZE, NUM_STAGES, widths
 from flashgen.budget.sram import WARP_GROUP, WARP_GROUP_ROWS, SramUsage
 from flashgen.budget.targets import get_target
 from flashgen.config import KernelConfig
 from flashgen.plan import KernelPlan
 from flashgen.plan.hopper import OUT_COLUMNS, HopperNames, hopper_shape
-from flashgen.symbols import FloorDiv, evaluate
+from flashgen.symbols import FloorDiv
 
 TARGET = get_target("sm_90")
 
@@ -72,15 +71,6 @@ class Partition:
     registers: int
 
 
-@dataclass(frozen=True)
-class _Buffer:
-    """A place in shared memory, as of a part of `SramUsage`."""
-
-    part: str
-    size: Any
-    alignment: int = _ALIGNMENT
-
-
 def hopper_usage(plan: KernelPlan, config: KernelConfig, *, ones: bool = False) -> SramUsage:
     """The shared memory of the Gluon kernel, for parameters that are contiguous as usual.
 
@@ -105,22 +95,9 @@ def worst_hopper_usage(plan: KernelPlan, config: KernelConfig) -> SramUsage:
 def _usage(
     plan: KernelPlan, config: KernelConfig, captures: int, scratch_at_the_end: bool
 ) -> SramUsage:
-    values = _values(plan, config)
-    end: Any = sympy.Integer(0)
-    parts: dict[str, Any] = {}
-    for buffer in (*_tiles(plan), *_largest_first(_others(plan, captures), values)):
-        begin, end = end, round_up(end, buffer.alignment) + buffer.size
-        parts[buffer.part] = parts.get(buffer.part, 0) + end - begin
-    if scratch_at_the_end:
-        begin, end = end, round_up(end, _SCRATCH) + _NUMBER
-        parts["scratch"] = end - begin
-    return SramUsage(
-        total=evaluate(end, values),
-        parts=tuple((name, evaluate(size, values)) for name, size in parts.items()),
-        phase="loop",
-        limit=TARGET.max_shared,
-        formula=end,
-    )
+    others = _others(plan, captures)
+    end = [Buffer("scratch", sympy.Integer(_NUMBER), alignment=_SCRATCH)]
+    return packed(_tiles(plan), others, end if scratch_at_the_end else [], values_of(plan, config))
 
 
 def partitions(config: KernelConfig) -> tuple[Partition, ...]:
@@ -163,7 +140,7 @@ def spills(plan: KernelPlan, config: KernelConfig) -> bool:
     return live_registers(plan, config) > LIVE_SHARE * partitions(config)[0].registers
 
 
-def _tiles(plan: KernelPlan) -> list[_Buffer]:
+def _tiles(plan: KernelPlan) -> list[Buffer]:
     """Of the head dimensions' segments; sizes are multiples of any alignment."""
     qk, v = widths("qk", len(plan.qk_segments)), widths("v", len(plan.v_segments))
     shape = hopper_shape(plan)
@@ -171,40 +148,36 @@ def _tiles(plan: KernelPlan) -> list[_Buffer]:
     k_rows, v_rows = (NUM_STAGES + shape.k_extra) * BLOCK_N, NUM_STAGES * BLOCK_N
     columns = [sympy.Min(width, OUT_COLUMNS) for width in v]
     return [
-        *(_Buffer("Q", q_rows * width * ITEMSIZE) for width in qk),
-        *(_Buffer("K", k_rows * width * ITEMSIZE) for width in qk),
-        *(_Buffer("V", v_rows * width * ITEMSIZE) for width in v),
-        *(_Buffer("output", out_rows * width * ITEMSIZE) for width in columns),
+        *(Buffer("Q", q_rows * width * ITEMSIZE) for width in qk),
+        *(Buffer("K", k_rows * width * ITEMSIZE) for width in qk),
+        *(Buffer("V", v_rows * width * ITEMSIZE) for width in v),
+        *(Buffer("output", out_rows * width * ITEMSIZE) for width in columns),
     ]
 
 
-def _others(plan: KernelPlan, captures: int) -> list[_Buffer]:
+def _others(plan: KernelPlan, captures: int) -> list[Buffer]:
     """What is small, in the kernel's order: of two of one size the first comes first."""
     shape, names = hopper_shape(plan), HopperNames(plan)
-    of_queries = _Buffer("barriers", _BARRIER * shape.q_stages * _CONSUMERS)
-    of_keys = _Buffer("barriers", _BARRIER * (NUM_STAGES + shape.k_extra))
-    of_values = _Buffer("barriers", _BARRIER * NUM_STAGES)
+    of_queries = Buffer("barriers", _BARRIER * shape.q_stages * _CONSUMERS)
+    of_keys = Buffer("barriers", _BARRIER * (NUM_STAGES + shape.k_extra))
+    of_values = Buffer("barriers", _BARRIER * NUM_STAGES)
     handed_over = 2 * _NUMBER * (len(names.work) + len(names.seen) * _CONSUMERS)
     return [
         *(of_queries, of_queries, of_keys, of_keys, of_values, of_values),
-        _Buffer("tiles handed over", sympy.sympify(handed_over)),
-        *2 * (_Buffer("barriers", sympy.Integer(2 * _BARRIER)),),
+        Buffer("tiles handed over", sympy.sympify(handed_over)),
+        *2 * (Buffer("barriers", sympy.Integer(2 * _BARRIER)),),
         *(_growth() if plan.normaliser == "softmax" else ()),
-        _Buffer("captures", sympy.Integer(captures), alignment=8),
-        _Buffer("captures", WARP_GROUP * _CONSUMERS, alignment=4),
+        Buffer("captures", sympy.Integer(captures), alignment=8),
+        Buffer("captures", WARP_GROUP * _CONSUMERS, alignment=4),
     ]
 
 
-def _growth() -> list[_Buffer]:
+def _growth() -> list[Buffer]:
     return [
-        _Buffer("growth", CONSUMER_ROWS * _CONSUMERS),
-        _Buffer("growth", 2 * _NUMBER * _CONSUMERS),
-        _Buffer("growth", sympy.Integer(_BARRIER)),
+        Buffer("growth", CONSUMER_ROWS * _CONSUMERS),
+        Buffer("growth", 2 * _NUMBER * _CONSUMERS),
+        Buffer("growth", sympy.Integer(_BARRIER)),
     ]
-
-
-def _largest_first(buffers: list[_Buffer], values: Mapping[str, int]) -> list[_Buffer]:
-    return sorted(buffers, key=lambda buffer: -evaluate(buffer.size, values))
 
 
 def _scratch_at_the_end(plan: KernelPlan, config: KernelConfig, captures: int) -> bool:
@@ -213,13 +186,3 @@ def _scratch_at_the_end(plan: KernelPlan, config: KernelConfig, captures: int) -
         return False
     of_consumers = _SCRATCH * (config.BLOCK_M // CONSUMER_ROWS)
     return captures < of_consumers + _NUMBER
-
-
-def _values(plan: KernelPlan, config: KernelConfig) -> dict[str, int]:
-    """The number behind every symbol of the formula."""
-    return {
-        **config.as_dict(),
-        "itemsize": plan.itemsize,
-        **{s.name: n for s, n in zip(widths("qk", 9), plan.qk_segments, strict=False)},
-        **{s.name: n for s, n in zip(widths("v", 9), plan.v_segments, strict=False)},
-    }

@@ -15,6 +15,8 @@ from flashgen.masks import Mask, block_sparse, causal, sliding_window
 from flashgen.normalisers import sigmoid_attention, softmax
 from flashgen.params import Float, Int, Tensor
 from flashgen.plan import lower
+from flashgen.plan.backward import backward_plan
+from flashgen.plan.hopper_backward import HopperBackward
 from flashgen.scores import Score, softcap
 from flashgen.spec import AttentionSpec
 
@@ -58,7 +60,7 @@ _EVERYTHING = (
 # And what those with dropout print besides.
 _DROPPING = (AttentionSpec(64, mask=sliding_window(_PROBE, 0), dropout=True),)
 
-# In each module both kernels.
+# In each module both kernels, and that of the backward pass where there is one.
 _HOPPER = HopperChoice(ChosenConfig(KernelConfig(128, 64, 8, 2), "model", shared=0))
 
 #: What the kernel calls the parts of a tensor: its pointer, sizes and strides.
@@ -82,7 +84,10 @@ def _taken(specs: tuple[AttentionSpec, ...]) -> frozenset[str]:
     """What the modules name at their top and in functions that parameters reach."""
     names = set(dir(builtins))
     for spec in specs:
-        module = ast.parse(render_module(lower(spec, "everything"), {}, _HOPPER))
+        plan = lower(spec, "everything")
+        has_backward = not HopperBackward(backward_plan(plan)).why_not
+        of_backward = _HOPPER if has_backward else HopperChoice()
+        module = ast.parse(render_module(plan, {}, _HOPPER, hopper_backward=of_backward))
         for statement in module.body:
             inside = set(_bound(ast.walk(statement)))
             names.update(inside if "probe" in inside else _bound([statement]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from hashlib import sha256
 
 import jinja2
@@ -41,6 +41,9 @@ BACKWARD_FUNCTIONS: Mapping[BackwardKernel, str] = {
     "keys": "_backward_of_keys",
     "queries": "_backward_of_queries",
 }
+
+#: Those of the Gluon kernel of the backward pass, in the order that they run in.
+HOPPER_BACKWARD_FUNCTIONS = ("_backward_hopper", "_place_grad_q")
 
 # What scores read most: cheaper than converting every position.
 _DISTANCES = "_columns(scores, start_n - q_first, gl.float32)"
@@ -117,23 +120,31 @@ def kernel_digest(plan: KernelPlan, form: Form = "portable") -> str:
 
     That of a backward kernel is over the functions that it calls, and over no others.
     """
-    text = render_hopper(plan) if form == "hopper" else render_kernel(plan)
-    of_backward = {name: kernel for kernel, name in BACKWARD_FORMS.items()}
-    if form in of_backward:
-        text += "\n\n" + render_backward(backward_plan(plan))
+    called: tuple[str, ...] = ()
+    if form == "hopper":
+        text = render_hopper(plan)
+    elif form == "hopper_backward":
+        text = render_backward_hopper(backward_plan(plan), after_forward=False)
+        called = HOPPER_BACKWARD_FUNCTIONS
+    else:
+        text = render_kernel(plan)
+    for kernel, name in BACKWARD_FORMS.items():
+        if form == name:
+            text += "\n\n" + render_backward(backward_plan(plan))
+            called = (BACKWARD_FUNCTIONS[kernel],)
     tree = ast.parse(text)
-    if form in of_backward:
-        tree.body = _called_by(BACKWARD_FUNCTIONS[of_backward[form]], tree)
+    if called:
+        tree.body = _called_by(called, tree)
     for function in ast.walk(tree):
         if isinstance(function, ast.FunctionDef) and ast.get_docstring(function):
             function.body = function.body[1:]
     return sha256(ast.unparse(_Quoted(text).visit(tree)).encode()).hexdigest()
 
 
-def _called_by(name: str, tree: ast.Module) -> list[ast.stmt]:
-    """A function of a source with the others of it that it calls, in the source's order."""
+def _called_by(names: Iterable[str], tree: ast.Module) -> list[ast.stmt]:
+    """Functions of a source with the others of it that they call, in the source's order."""
     functions = {f.name: f for f in tree.body if isinstance(f, ast.FunctionDef)}
-    called, waiting = set(), [name]
+    called, waiting = set(), list(names)
     while waiting:
         at = waiting.pop()
         if at in functions and at not in called:

@@ -16,7 +16,8 @@ from flashgen.symbols import SCORE
 BLOCK_M = {64: 128, 128: 64}
 
 #: Keys of a program: two consumers have 64 each.
-BLOCK_N = 128
+CONSUMERS = 2
+BLOCK_N = 64 * CONSUMERS
 
 #: What rows of queries come in multiples of.
 ROWS = 128

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from flashgen.codegen.render import BACKWARD_FUNCTIONS
-from flashgen.config import BACKWARD_KERNELS, BackwardKernel, KernelConfig
+from flashgen.codegen.render import BACKWARD_FUNCTIONS, HOPPER_BACKWARD_FUNCTIONS
+from flashgen.config import BACKWARD_FORMS, Form, KernelConfig
 from flashgen.plan import KernelPlan
 from flashgen.plan.backward import backward_plan
 from flashgen.tuning.forward_bench import WRONG, ForwardBench, at_once, timed
@@ -16,6 +16,20 @@ from flashgen.tuning.store import Measurement
 
 if TYPE_CHECKING:
     import torch
+
+#: What a form's kernel consists of, in the order of the launches.
+FUNCTIONS: Mapping[Form, tuple[str, ...]] = {
+    **{BACKWARD_FORMS[kernel]: (name,) for kernel, name in BACKWARD_FUNCTIONS.items()},
+    "hopper_backward": HOPPER_BACKWARD_FUNCTIONS,
+}
+
+#: Its products, those as wide as q and k and those as wide as v: of scores and their gradients,
+#: then of v and k, or of q, or of all three.
+PRODUCTS: Mapping[Form, tuple[int, int]] = {
+    "backward_keys": (2, 2),
+    "backward_queries": (2, 1),
+    "hopper_backward": (3, 2),
+}
 
 # The same of a learned tensor's gradient: its sums cancel, and what out was rounded by does not.
 WRONG_SUM = 0.1
@@ -27,26 +41,25 @@ NOTHING = 1e-3
 class BackwardBench:
     """What a forward pass made of inputs of every length, and the module to run on it.
 
-    A pass makes what the kernels read, and launches one of them: the other is put out.
+    A pass makes what the kernels read, and launches one of them: of the portable ones the other is
+    put out. With the Gluon kernel comes what brings the sums that it makes to their places.
     """
 
-    def __init__(
-        self, plan: KernelPlan, target: str, kernel: BackwardKernel, forward: KernelConfig
-    ) -> None:
+    def __init__(self, plan: KernelPlan, target: str, form: Form, forward: KernelConfig) -> None:
         """Runs the forward pass, by the portable kernel with its configuration."""
         import torch
 
-        self.plan, self.kernel = plan, kernel
+        self.plan, self.form = plan, form
         self.backward = backward_plan(plan)
-        self.forward = ForwardBench(plan, target, [forward], "portable")
+        self.forward = ForwardBench(plan, target, [forward], form)
         self.module, self.lengths = self.forward.module, self.forward.lengths
-        for name in BACKWARD_KERNELS:
-            function = BACKWARD_FUNCTIONS[name]
-            if name == kernel:
-                self.launched = _Noted(getattr(self.module, function))
-                setattr(self.module, function, self.launched)
-            else:
+        for kernel, function in BACKWARD_FUNCTIONS.items():
+            if form != BACKWARD_FORMS[kernel]:
                 setattr(self.module, function, _PutOut())
+        self.launched = []
+        for function in FUNCTIONS[form]:
+            self.launched.append(_Noted(getattr(self.module, function)))
+            setattr(self.module, function, self.launched[-1])
         self.saved: dict[int, list[torch.Tensor]] = {}
         for length, qkv in self.forward.inputs.items():
             out, lse = self.forward.run(forward, length, qkv)
@@ -54,18 +67,18 @@ class BackwardBench:
             grad_out = torch.randn(out.shape, device=out.device, generator=generator)
             self.saved[length] = [*qkv, out, lse, grad_out.to(out.dtype), torch.zeros_like(lse)]
         qk, v = plan.qk_head_dim, plan.v_head_dim
-        # Of scores and their gradients, then of v and k, or of q.
-        share = (2 * qk + 2 * v if kernel == "keys" else 2 * qk + v) / (qk + v)
+        of_qk, of_v = PRODUCTS[form]
+        share = (of_qk * qk + of_v * v) / (qk + v)
         self.flops = {length: share * flops for length, flops in self.forward.flops.items()}
 
     def run(self, config: KernelConfig, length: int, saved: Iterable[torch.Tensor]) -> Any:
-        """Gradients with one configuration, those that the other kernel makes being anything."""
+        """Gradients with one configuration, those that another kernel makes being anything."""
         values = {**config.as_dict(), "USE_TMA": self.forward.use_tma}
         q, k, v, *others = saved
-        params = self.forward.params[length].values()
-        return self.module._backward_kernels(
-            q, k, v, self.plan.scale, *params, *others, values, values
-        )
+        given = (q, k, v, self.plan.scale, *self.forward.params[length].values(), *others)
+        if self.form == "hopper_backward":
+            return self.module._backward_kernels_hopper(*given, values)
+        return self.module._backward_kernels(*given, values, values)
 
     def compile(self, configs: Sequence[KernelConfig]) -> None:
         """Compiles these at once, each in a thread of its own; one that fails will again later."""
@@ -99,11 +112,12 @@ class BackwardBench:
                 raise ArithmeticError(f"wrong gradient of {name}: relative error {error:.2g}")
 
     def _by_name(self, gradients: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Of the gradients those that the kernel makes."""
-        if self.kernel == "keys":
-            return {"k": gradients[1], "v": gradients[2]}
-        learned = self.backward.score_tensors
-        return {"q": gradients[0], **dict(zip(learned, gradients[3:], strict=False))}
+        """Of the gradients those that the kernel makes, and none but it adds to."""
+        by_name = dict(zip(("q", "k", "v", *self.backward.score_tensors), gradients, strict=False))
+        of_keys = {"k", "v", *(item.tensor for item in self.backward.of_keys.learned)}
+        of_queries = {"q", *(item.tensor for item in self.backward.of_queries.learned)}
+        others = {"backward_keys": of_queries, "backward_queries": of_keys}.get(self.form, set())
+        return {name: gradient for name, gradient in by_name.items() if name not in others}
 
     def time(self, config: KernelConfig, effort: dict[str, int]) -> Measurement:
         """The median time of the kernel alone at every length."""
@@ -114,7 +128,16 @@ class BackwardBench:
     def _launch(self, config: KernelConfig, length: int) -> Callable[[], Any]:
         """What launches the kernel, and nothing besides, as a pass over a length does."""
         self.run(config, length, self.saved[length])
-        return self.launched.again()
+        steps = [kernel.again() for kernel in self.launched]
+        if self.form == "hopper_backward":
+            # What it adds to is cleared first, as a pass does.
+            steps.insert(0, self.launched[-1].first_argument.zero_)
+        return partial(_in_turn, steps)
+
+
+def _in_turn(steps: Iterable[Callable[[], Any]]) -> None:
+    for step in steps:
+        step()
 
 
 class _Noted:
@@ -130,6 +153,11 @@ class _Noted:
             self._last.launch()
 
         return launch
+
+    @property
+    def first_argument(self) -> Any:
+        """What it was launched with first of all."""
+        return self._last.launch.args[0]
 
     def again(self) -> Callable[[], Any]:
         """Launches it with the same arguments."""

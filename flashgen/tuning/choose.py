@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from flashgen.budget.backward_sram import backward_usage
 from flashgen.budget.hopper import hopper_usage
+from flashgen.budget.hopper_backward import hopper_backward_usage
 from flashgen.budget.sram import sram_usage
 from flashgen.budget.targets import get_target
 from flashgen.config import (
@@ -21,9 +22,10 @@ from flashgen.config import (
 )
 from flashgen.plan import KernelPlan
 from flashgen.plan.backward import backward_plan
-from flashgen.plan.hopper_backward import BLOCK_M, BLOCK_N, HopperBackward
+from flashgen.plan.hopper_backward import HopperBackward
 from flashgen.spec import Blocks
 from flashgen.tuning.backward_rank import rank_backward
+from flashgen.tuning.hopper_backward_space import rank_hopper_backward, why_no_backward
 from flashgen.tuning.hopper_space import rank_hopper, why_not
 from flashgen.tuning.rank import rank
 from flashgen.tuning.space import Space
@@ -73,7 +75,7 @@ def choose_hopper(
         return HopperChoice(why_not=why_not(plan))
     best = best_for(results, HOPPER, kernel, plan.spec.blocks)
     other = best_for(results, HOPPER, portable, plan.spec.blocks)
-    if best and other and best[0].key[:2] == other[0].key[:2]:
+    if best and other and _compares(best[0], other[0]):
         rate, portable_rate = best[1].tflops[-1], other[1].tflops[-1]
         if rate < portable_rate:
             return HopperChoice(
@@ -115,15 +117,44 @@ def choose_backward(
     }
 
 
-def choose_hopper_backward(plan: KernelPlan) -> HopperChoice:
-    """The configuration of the Gluon kernel of the backward pass, or why there is none."""
-    if HOPPER not in plan.targets:
+def choose_hopper_backward(
+    plan: KernelPlan,
+    kernels: Mapping[Form, str],
+    space: Space | None,
+    results: Iterable[TuneResult],
+) -> HopperChoice:
+    """The Gluon kernel of the backward pass by the same rule, or why a module does without it.
+
+    Where all were measured on one GPU, the portable kernels together may turn out to be faster.
+
+    Args:
+        plan: the forward's.
+        kernels: the digests of their sources.
+        space: its candidates, perhaps none; None where Hopper is no target.
+        results: what was measured, on any machine.
+    """
+    results = tuple(results)
+    if space is None:
         return HopperChoice()
     names = HopperBackward(backward_plan(plan))
-    if names.why_not:
-        return HopperChoice(why_not=names.why_not)
-    config = KernelConfig(BLOCK_M[names.width], BLOCK_N, num_warps=8, num_stages=2)
-    return HopperChoice(_chosen(config, 0, None))
+    if not space.candidates:
+        return HopperChoice(why_not=why_no_backward(names))
+    best = best_for(results, HOPPER, kernels["hopper_backward"], Blocks())
+    portable = [best_for(results, HOPPER, kernels[x], Blocks()) for x in BACKWARD_FORMS.values()]
+    if best and all(other and _compares(best[0], other[0]) for other in portable):
+        ms, portable_ms = best[1].ms[-1], sum(other[1].ms[-1] for other in portable if other)
+        if ms > portable_ms:
+            return HopperChoice(
+                why_not=f"on {best[0].gpu} it took {ms:.3g} ms, "
+                f"the portable kernels {portable_ms:.3g}"
+            )
+    config = best[1].config if best else rank_hopper_backward(space.candidates)[0]
+    return HopperChoice(_chosen(config, hopper_backward_usage(names, config).total, best))
+
+
+def _compares(one: TuneResult, other: TuneResult) -> bool:
+    """Whether times of two results are of one GPU, Triton and length."""
+    return one.key[:2] == other.key[:2] and one.lengths == other.lengths
 
 
 def _measured(

@@ -9,6 +9,7 @@ from flashgen.codegen.render import kernel_digest
 from flashgen.config import (
     BACKWARD_FORMS,
     BACKWARD_KERNELS,
+    GRADIENT_FORMS,
     HOPPER,
     BackwardConfigs,
     BackwardKernel,
@@ -17,9 +18,12 @@ from flashgen.config import (
     HopperChoice,
 )
 from flashgen.plan import KernelPlan
+from flashgen.plan.backward import backward_plan
+from flashgen.plan.hopper_backward import HopperBackward
 from flashgen.tuning.backward_rank import rank_backward
 from flashgen.tuning.backward_space import backward_space
 from flashgen.tuning.choose import choose, choose_backward, choose_hopper, choose_hopper_backward
+from flashgen.tuning.hopper_backward_space import hopper_backward_space, rank_hopper_backward
 from flashgen.tuning.hopper_space import hopper_space, rank_hopper, why_not
 from flashgen.tuning.rank import rank
 from flashgen.tuning.space import Space, search_space
@@ -34,11 +38,13 @@ class Spaces:
         portable: for each target, the configurations of the portable kernel.
         hopper: those of the Gluon kernel; None where Hopper is no target.
         backward: for each target, those of each backward kernel, perhaps none.
+        hopper_backward: those of the Gluon kernel of the backward pass; None likewise.
     """
 
     portable: Mapping[str, Space] = field(default_factory=dict)
     hopper: Space | None = None
     backward: Mapping[str, Mapping[BackwardKernel, Space]] = field(default_factory=dict)
+    hopper_backward: Space | None = None
 
 
 @dataclass(frozen=True)
@@ -60,27 +66,28 @@ class Choices:
 
 def search_spaces(plan: KernelPlan) -> Spaces:
     """The configurations to choose from, for each target and kernel of a plan."""
-    hopper = None
+    hopper = hopper_backward = None
     if HOPPER in plan.targets:
         hopper = Space((), ()) if why_not(plan) else hopper_space(plan)
+        hopper_backward = hopper_backward_space(HopperBackward(backward_plan(plan)))
     backward = {
         target: {kernel: backward_space(plan, kernel, target) for kernel in BACKWARD_KERNELS}
         for target in plan.targets
     }
     portable = {target: search_space(plan, target) for target in plan.targets}
-    return Spaces(portable, hopper, backward)
+    return Spaces(portable, hopper, backward, hopper_backward)
 
 
 def digests(plan: KernelPlan, spaces: Spaces) -> dict[Form, str]:
     """The digest of each kernel that the module holds, in the order that they are measured in.
 
-    Measurements go by them. The Gluon kernel, where there is one, comes first; the backward kernels
-    come last.
+    Measurements go by them. Forward kernels come first, and of either pass the Gluon kernel, where
+    there is one.
     """
-    forms: list[Form] = ["portable", *BACKWARD_FORMS.values()]
-    if spaces.hopper and spaces.hopper.candidates:
-        forms.insert(0, "hopper")
-    return {form: kernel_digest(plan, form) for form in forms}
+    forms: tuple[Form, ...] = ("hopper", "portable", *GRADIENT_FORMS)
+    gluon = {"hopper": spaces.hopper, "hopper_backward": spaces.hopper_backward}
+    without = {form for form, space in gluon.items() if not (space and space.candidates)}
+    return {form: kernel_digest(plan, form) for form in forms if form not in without}
 
 
 def choices(
@@ -99,7 +106,7 @@ def choices(
         choose(plan, kernels["portable"], spaces.portable, results),
         choose_hopper(plan, kernels.get("hopper", ""), kernels["portable"], spaces.hopper, results),
         choose_backward(plan, kernels, spaces.backward, results),
-        choose_hopper_backward(plan),
+        choose_hopper_backward(plan, kernels, spaces.hopper_backward, results),
     )
 
 
@@ -109,6 +116,10 @@ def ranked(plan: KernelPlan, form: Form, target: str, spaces: Spaces) -> Space:
         assert spaces.hopper is not None
         order = rank_hopper(plan, spaces.hopper.candidates)
         return Space(tuple(order), spaces.hopper.rejected)
+    if form == "hopper_backward":
+        assert spaces.hopper_backward is not None
+        order = rank_hopper_backward(spaces.hopper_backward.candidates)
+        return Space(tuple(order), spaces.hopper_backward.rejected)
     for kernel, of_backward in BACKWARD_FORMS.items():
         if form == of_backward:
             space = spaces.backward[target][kernel]

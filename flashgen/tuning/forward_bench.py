@@ -35,14 +35,17 @@ def load_rendered(
 ) -> ModuleType:
     """The module of a plan with one configuration, imported from a file that is gone again.
 
-    With a configuration of the Gluon kernel, the portable one has none in it.
+    With a configuration of the Gluon kernel, the portable one has none in it. Backward kernels are
+    passed theirs.
     """
     choice = ChosenConfig(config, source="model", shared=0)
     hopper = HopperChoice(choice if form == "hopper" else None)
+    hopper_backward = HopperChoice(choice if form == "hopper_backward" else None)
     chosen = {} if form == "hopper" else {target: choice}
     with tempfile.TemporaryDirectory(prefix="flashgen-") as folder:
         path = Path(folder) / f"{plan.name}.py"
-        path.write_text(render_module(plan, chosen, hopper), encoding="utf-8")
+        text = render_module(plan, chosen, hopper, hopper_backward=hopper_backward)
+        path.write_text(text, encoding="utf-8")
         spec = importlib.util.spec_from_file_location(f"flashgen_measured_{plan.name}", path)
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from time import monotonic
 
 from flashgen.codegen.render import kernel_digest
-from flashgen.config import BACKWARD_FORMS, Form, KernelConfig
+from flashgen.config import GRADIENT_FORMS, Form, KernelConfig
 from flashgen.errors import TuneError
 from flashgen.plan import KernelPlan
 from flashgen.tuning.backward_bench import BackwardBench
@@ -67,7 +67,7 @@ def measure(
     """
     import triton
 
-    assert candidates or form in BACKWARD_FORMS.values(), "no forward kernel is done without"
+    assert candidates or form in GRADIENT_FORMS, "no forward kernel is done without"
     turned_down = list(rejected)
     measured: dict[KernelConfig, Measurement] = {}
     finals: dict[KernelConfig, Measurement] = {}
@@ -123,10 +123,9 @@ def _bench(
     form: Form,
     forward: KernelConfig | None,
 ) -> ForwardBench | BackwardBench:
-    for kernel, of_backward in BACKWARD_FORMS.items():
-        if form == of_backward:
-            assert forward is not None
-            return BackwardBench(plan, target, kernel, forward)
+    if form in GRADIENT_FORMS:
+        assert forward is not None
+        return BackwardBench(plan, target, form, forward)
     return ForwardBench(plan, target, candidates, form)
 
 

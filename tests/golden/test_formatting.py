@@ -24,7 +24,7 @@ from flashgen import (
     softmax,
 )
 from flashgen.plan import lower
-from support.variants import ROOT, any_hopper, rendered, shipped_specs
+from support.variants import ROOT, any_hopper, any_hopper_backward, rendered, shipped_specs
 from support.vocabulary import VOCABULARY
 
 # Of names that are short, that fit some lines and not others, and that fit hardly any.
@@ -113,7 +113,7 @@ def test_modules_are_linted_and_formatted(
 ) -> None:
     for name, spec in specs().items():
         plan = lower(spec, name)
-        module = rendered(plan, any_hopper(plan))
+        module = rendered(plan, any_hopper(plan), any_hopper_backward(plan))
         (tmp_path / f"{name}.py").write_text(module)
     for command in (["format", "--diff"], ["check", "--output-format=concise"]):
         options = ["--no-cache", f"--config={ROOT / 'pyproject.toml'}", str(tmp_path)]

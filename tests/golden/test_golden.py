@@ -19,15 +19,22 @@ from flashgen import (
     AttentionSpec,
     Constant,
     Int,
+    Tensor,
     alibi,
     block_sparse,
     causal,
     sink_tokens,
     sliding_window,
 )
-from flashgen.codegen.render import render_hopper, render_kernel, render_module
+from flashgen.codegen.render import (
+    render_backward_hopper,
+    render_hopper,
+    render_kernel,
+    render_module,
+)
 from flashgen.config import ChosenConfig, KernelConfig
 from flashgen.plan import lower
+from flashgen.plan.backward import backward_plan
 from support.variants import any_backward, any_configs, rendered, shipped_specs
 from support.variety import HEAD_DIM_SPECS, MASK_SPECS
 
@@ -59,12 +66,41 @@ HOPPER_KERNELS = {
     ),
 }
 
+# Of that of the backward pass: both widths, one run of queries and several, a learned tensor.
+HOPPER_BACKWARD_KERNELS = {
+    "hopper_backward_causal": shipped_specs()["causal_d128"],
+    "hopper_backward_runs_and_score": AttentionSpec(
+        (56, 40),
+        mask=causal() & (sink_tokens(4) | sliding_window(Int("left"), 0)),
+        score=alibi(Tensor("slopes", ("num_q_heads",))),
+    ),
+}
+
 HEAD = '"""A golden."""\n\nimport triton\nimport triton.language as tl\n\n\n'
 
 HOPPER_HEAD = '''"""A golden."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+'''
+
+
+HOPPER_BACKWARD_HEAD = '''"""A golden."""
+
+import triton
+import triton.language as tl
+from triton._C.libtriton import ir
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language._core import builtin
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
@@ -112,10 +148,17 @@ def _rendered() -> dict[str, str]:
     kernels = {name: HEAD + render_kernel(lower(spec, name)) for name, spec in KERNELS.items()}
     for name, spec in HOPPER_KERNELS.items():
         kernels[name] = HOPPER_HEAD + render_hopper(lower(spec, name)).lstrip("\n")
+    for name, spec in HOPPER_BACKWARD_KERNELS.items():
+        backward = backward_plan(lower(spec, name))
+        kernel = render_backward_hopper(backward, after_forward=False)
+        kernels[name] = HOPPER_BACKWARD_HEAD + kernel.lstrip("\n")
     return {**kernels, **_modules()}
 
 
-@pytest.mark.parametrize("name", [*KERNELS, *HOPPER_KERNELS, *MODULES])
+NAMES = (*KERNELS, *HOPPER_KERNELS, *HOPPER_BACKWARD_KERNELS, *MODULES)
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_golden(name: str, request: pytest.FixtureRequest) -> None:
     file = RENDERED / f"{name}.py"
     rendered = _rendered()[name]
@@ -126,19 +169,18 @@ def test_golden(name: str, request: pytest.FixtureRequest) -> None:
 
 
 def test_no_golden_is_left_over() -> None:
-    names = {*KERNELS, *HOPPER_KERNELS, *MODULES}
-    assert {file.stem for file in RENDERED.glob("*.py")} == names
+    assert {file.stem for file in RENDERED.glob("*.py")} == set(NAMES)
 
 
 def test_rendering_is_the_same_in_every_process() -> None:
     """Neither the order of sets nor a memory address reaches the source."""
     script = (
-        "from support.variants import any_hopper, rendered, shipped_specs\n"
+        "from support.variants import any_hopper, any_hopper_backward, rendered, shipped_specs\n"
         "from support.variety import MASK_SPECS\n"
         "from flashgen.plan import lower\n"
         "for name, spec in {**shipped_specs(), **MASK_SPECS}.items():\n"
         "    plan = lower(spec, name)\n"
-        "    print(rendered(plan, any_hopper(plan)))\n"
+        "    print(rendered(plan, any_hopper(plan), any_hopper_backward(plan)))\n"
     )
     sources = []
     for seed in ("1", "2"):

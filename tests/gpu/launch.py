@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
@@ -12,6 +14,8 @@ import torch
 from flashgen import AttentionSpec
 from flashgen.config import HOPPER, KernelConfig
 from flashgen.plan import KernelPlan, lower
+from flashgen.plan.backward import backward_plan
+from flashgen.plan.hopper_backward import HopperBackward
 from flashgen.tuning.device import detect_gpu
 from flashgen.tuning.hopper_space import hopper_space, rank_hopper, why_not
 from support.cases import Case, inputs
@@ -39,6 +43,7 @@ def module_of(name: str, form: str) -> ModuleType:
     module = shipped_module_anew(name)
     if form == "portable":
         module.__dict__["_runs_hopper"] = lambda q, k, v: False
+        module.__dict__["_runs_hopper_backward"] = lambda q, k, v, grad_out: False
         return module
     if hasattr(module, "HOPPER_CONFIG"):
         return module
@@ -48,6 +53,54 @@ def module_of(name: str, form: str) -> ModuleType:
     rendered = rendered_module(spec, name=name, hopper=True)
     rendered.HOPPER_CONFIG.update(config.as_dict())
     return rendered
+
+
+@functools.cache
+def backward_module_of(name: str, form: str) -> ModuleType:
+    """A shipped module whose gradients come from one of its kernels; likewise.
+
+    That of Gluon notes how often it ran in ``module.runs``.
+    """
+    if form == "portable":
+        return module_of(name, form)
+    spec = shipped_specs()[name]
+    if reason := HopperBackward(backward_plan(lower(spec, name))).why_not:
+        pytest.skip(f"no Gluon kernel: {reason}")
+    module = shipped_module_anew(name)
+    if not hasattr(module, "BACKWARD_HOPPER"):
+        text = (GENERATED / f"{name}.py").read_text()
+        assert "No Gluon kernel of the backward pass" in text, "build it again"
+        module = rendered_module(spec, name=name, hopper=True)
+    return noted(module)
+
+
+def noted(module: ModuleType) -> ModuleType:
+    """The module, which counts in ``module.runs`` how often its Gluon kernel made gradients."""
+    kernels = module._backward_kernels_hopper
+
+    def counted(*given: Any) -> Any:
+        module.__dict__["runs"] += 1
+        return kernels(*given)
+
+    module.__dict__.update(runs=0, _backward_kernels_hopper=counted)
+    return module
+
+
+@contextmanager
+def nothing_is_zero_by_chance(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """New memory is NaN: what a kernel leaves unwritten, and another reads, shows."""
+
+    def poisoned(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def made(*given: Any, **options: Any) -> torch.Tensor:
+            x = make(*given, **options)
+            return x.fill_(torch.nan) if x.is_floating_point() else x
+
+        return made
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "empty_like", poisoned(torch.empty_like))
+        patch.setattr(torch.Tensor, "new_empty", poisoned(torch.Tensor.new_empty))
+        yield
 
 
 def hopper_candidates(plan: KernelPlan) -> list[KernelConfig]:

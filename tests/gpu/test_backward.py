@@ -8,7 +8,18 @@ from types import ModuleType
 import pytest
 import torch
 
-from gpu.launch import module_of, native, poison
+from flashgen.plan import lower
+from flashgen.plan.backward import backward_plan
+from flashgen.plan.hopper_backward import HopperBackward
+from flashgen.tuning.hopper_backward_space import hopper_backward_space
+from gpu.launch import (
+    backward_module_of,
+    native,
+    noted,
+    nothing_is_zero_by_chance,
+    on_hopper,
+    poison,
+)
 from support.cases import LAYOUTS, Case, inputs
 from support.contract import check_gradients
 from support.variants import rendered_module, shipped_specs
@@ -17,34 +28,127 @@ from support.vocabulary import VOCABULARY
 pytestmark = pytest.mark.gpu
 
 SPECS = shipped_specs()
-LENGTHS = (1, 2, 17, 63, 64, 65, 127, 129, 200, 256, 333)
-UNEQUAL = ((1, 200), (200, 1), (100, 300), (300, 100), (129, 640))
+
+#: Of every remainder around the tiles of 64 and 128 rows.
+LENGTHS = (1, 2, 17, 63, 64, 65, 127, 128, 129, 191, 192, 193, 200, 255, 256, 257, 333)
+UNEQUAL = ((1, 1), (1, 200), (200, 1), (100, 300), (300, 100), (64, 128), (65, 129), (129, 640))
+
+#: Layouts that TMA cannot read: the portable kernels run.
+UNREADABLE = ("unaligned", "one_head", "one_row")
 
 
-def _check(module: ModuleType, name: str, case: Case) -> None:
+def _check(
+    module: ModuleType,
+    name: str,
+    case: Case,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    lse_only: bool = False,
+) -> None:
+    """Gradients of a shipped variant, by the Gluon kernel if the module counts its runs."""
+    before = getattr(module, "runs", 0)
     poison()
-    check_gradients(module, SPECS[name], case, device="cuda")
+    with nothing_is_zero_by_chance(monkeypatch):
+        check_gradients(module, SPECS[name], case, lse_only=lse_only, device="cuda")
+    if hasattr(module, "runs"):
+        assert module.runs - before == (case.layout not in UNREADABLE), case
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_lengths(name: str, form: str) -> None:
+def test_lengths(name: str, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = backward_module_of(name, form)
     lengths = [(n, n) for n in LENGTHS]
     lengths += [] if SPECS[name].equal_lengths else UNEQUAL
     for q_len, kv_len in lengths:
-        _check(module_of(name, form), name, Case(q_len, kv_len, batch=2, q_heads=4, kv_heads=2))
+        _check(module, name, Case(q_len, kv_len, batch=2, q_heads=4, kv_heads=2), monkeypatch)
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_the_gradient_of_the_lse(name: str, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(200, 200, batch=2, q_heads=4, kv_heads=2)
+    _check(backward_module_of(name, form), name, case, monkeypatch, lse_only=True)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", SPECS)
-def test_layouts(name: str, layout: str) -> None:
+def test_layouts(name: str, layout: str, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case(150, 150, batch=2, q_heads=4, kv_heads=2, layout=layout)
-    _check(module_of(name, "portable"), name, case)
+    _check(backward_module_of(name, form), name, case, monkeypatch)
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_heads(name: str) -> None:
+def test_heads(name: str, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for batch, q_heads, kv_heads in ((1, 1, 1), (3, 5, 5), (1, 12, 1), (2, 8, 4)):
-        _check(module_of(name, "portable"), name, Case(90, 90, batch, q_heads, kv_heads))
+        case = Case(90, 90, batch, q_heads, kv_heads)
+        _check(backward_module_of(name, form), name, case, monkeypatch)
+
+
+@pytest.mark.parametrize("name", ["causal_d64", "causal_d80", "causal_d128"])
+def test_layouts_of_the_gradient(name: str, form: str) -> None:
+    """As models make it: heads side by side, columns of something wider, one number for all."""
+    spec, module = SPECS[name], backward_module_of(name, form)
+    case = Case(150, 150, batch=2, q_heads=4, kv_heads=2)
+    leaves = [x.requires_grad_() for x in inputs(case, spec, native(spec), "cuda")]
+    out = module.attention(*leaves)
+    grad_out = torch.randn_like(out)
+    wide = torch.full((*out.shape[:3], 3 * out.shape[3]), torch.nan, device="cuda").to(out.dtype)
+    column = out.shape[3]
+    wide[..., column : 2 * column] = grad_out
+    alike = [
+        grad_out.transpose(1, 2).contiguous().transpose(1, 2),
+        wide[..., column : 2 * column],
+        grad_out.mT.contiguous().mT,
+    ]
+    plain = torch.autograd.grad(out, leaves, grad_out, retain_graph=True)
+    for view in alike:
+        found = torch.autograd.grad(out, leaves, view, retain_graph=True)
+        torch.testing.assert_close(found, plain, rtol=0.02, atol=0.02)
+    ones = torch.autograd.grad(out, leaves, torch.ones_like(out), retain_graph=True)
+    expanded = torch.autograd.grad(out.sum(), leaves)
+    torch.testing.assert_close(expanded, ones, rtol=0.02, atol=0.02)
+
+
+HELD = [
+    pytest.param(name, config.num_stages, id=f"{name}-s{config.num_stages}")
+    for name, spec in SPECS.items()
+    for config in hopper_backward_space(HopperBackward(backward_plan(lower(spec, name)))).candidates
+]
+
+
+@pytest.mark.parametrize(("name", "stages"), HELD)
+def test_every_candidate_of_the_gluon_kernel(
+    name: str, stages: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not on_hopper():
+        pytest.skip("the Gluon kernel needs a Hopper GPU")
+    module = backward_module_of(name, "hopper")
+    monkeypatch.setitem(module.BACKWARD_HOPPER, "num_stages", stages)
+    monkeypatch.setattr(module, "_LAUNCHES", {})
+    for length in (150, 1000):
+        case = Case(length, length, batch=2, q_heads=4, kv_heads=2)
+        _check(module, name, case, monkeypatch)
+
+
+@pytest.mark.parametrize("name", ["causal_d64", "causal_d128"])
+def test_no_race_shows_in_many_runs(name: str) -> None:
+    """A program owns its keys: the same bits every time. Sums of queries round in any order."""
+    if not on_hopper():
+        pytest.skip("the Gluon kernel needs a Hopper GPU")
+    spec, module = SPECS[name], backward_module_of(name, "hopper")
+    case = Case(1500, 1500, batch=2, q_heads=8, kv_heads=2)
+    leaves = [x.requires_grad_() for x in inputs(case, spec, native(spec), "cuda")]
+    out = module.attention(*leaves)
+    grad_out, before = torch.randn_like(out), module.runs
+    first = torch.autograd.grad(out, leaves, grad_out, retain_graph=True)
+    size = first[0].float().abs().max().item()
+    eps = torch.finfo(out.dtype).eps
+    for _ in range(200):
+        grad_q, grad_k, grad_v = torch.autograd.grad(out, leaves, grad_out, retain_graph=True)
+        assert torch.equal(grad_k, first[1]) and torch.equal(grad_v, first[2])
+        difference = (grad_q.float() - first[0].float()).abs()
+        # Of two float32 sums that differ in their last bits, one rounding step.
+        assert (difference <= eps * first[0].float().abs() + 1e-5 * size).all()
+    assert module.runs - before == 201
 
 
 # Queries and keys of a tile, warps and stages.
@@ -59,26 +163,37 @@ def test_tiles(
 ) -> None:
     names = ("BLOCK_M", "BLOCK_N", "num_warps", "num_stages")
     config = dict(zip(names, tiles, strict=True)) | {"USE_TMA": tma}
-    module = module_of(name, "portable")
+    module = backward_module_of(name, "portable")
     for table in (module.BACKWARD_OF_KEYS, module.BACKWARD_OF_QUERIES):
         monkeypatch.setitem(table, module._target(torch.device("cuda", 0)), config)
     for length in (150, 256):
-        _check(module, name, Case(length, length, batch=2, q_heads=4, kv_heads=2))
+        _check(module, name, Case(length, length, batch=2, q_heads=4, kv_heads=2), monkeypatch)
 
 
 @functools.cache
-def _rendered(name: str) -> ModuleType:
-    return rendered_module(VOCABULARY[name].spec("bfloat16", 64))
+def _rendered(name: str, head_dim: int = 64, *, hopper: bool = False) -> ModuleType:
+    spec = VOCABULARY[name].spec("bfloat16", head_dim)
+    if not hopper:
+        return rendered_module(spec)
+    if reason := HopperBackward(backward_plan(lower(spec, name))).why_not:
+        pytest.skip(f"no Gluon kernel: {reason}")
+    return noted(rendered_module(spec, hopper=True))
 
 
 @pytest.mark.parametrize("name", VOCABULARY)
-def test_the_vocabulary(name: str) -> None:
+def test_the_vocabulary(name: str, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     entry = VOCABULARY[name]
-    for q_len, kv_len in ((150, 150), *(() if entry.equal_lengths else ((70, 210), (210, 70)))):
-        case = entry.case(Case(q_len, kv_len, batch=2, q_heads=4, kv_heads=2))
-        poison()
-        spec = entry.spec("bfloat16", 64)
-        check_gradients(_rendered(name), spec, case, device="cuda")
+    # Both widths of the Gluon kernel's tiles, filled or not.
+    for head_dim in (56, 128) if form == "hopper" else (64,):
+        spec = entry.spec("bfloat16", head_dim)
+        module = _rendered(name, head_dim, hopper=form == "hopper")
+        for q_len, kv_len in ((150, 150), *(() if entry.equal_lengths else ((70, 210), (210, 70)))):
+            case = entry.case(Case(q_len, kv_len, batch=2, q_heads=4, kv_heads=2))
+            before = getattr(module, "runs", 0)
+            poison()
+            with nothing_is_zero_by_chance(monkeypatch):
+                check_gradients(module, spec, case, device="cuda")
+            assert getattr(module, "runs", 1) - before == 1
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -90,7 +205,7 @@ def test_the_same_bits_twice(name: str) -> None:
     for _ in range(3):
         leaves = [x.clone().requires_grad_() for x in inputs(case, spec, native(spec), "cuda")]
         poison()
-        out = module_of(name, "portable").attention(*leaves, **params)
+        out = backward_module_of(name, "portable").attention(*leaves, **params)
         results.append(torch.autograd.grad(out.float().square().sum(), leaves))
     for other in results[1:]:
         assert all(torch.equal(one, two) for one, two in zip(results[0], other, strict=True))

@@ -172,25 +172,43 @@ def test_verbose_tells_the_steps_and_the_rejected(flashgen):
 
 
 @pytest.mark.parametrize(
-    "old, new, reason",
-    [("targets", "dtype='float32', targets", "float32"), ("targets", "blocks=ODD, targets", "")],
+    "field, reason, others",
+    [
+        ("dtype='float32'", "float32", ["backward_keys", "backward_queries"]),
+        # Pins are of the forward kernels.
+        ("blocks=ODD", "", ["hopper_backward", "backward_keys", "backward_queries"]),
+    ],
 )
-def test_a_module_without_a_gluon_kernel_says_why(flashgen, project, old, new, reason):
-    edit(project / "specs" / "tiny.py", old, new)
+def test_a_module_without_a_gluon_kernel_says_why(flashgen, project, field, reason, others):
+    edit(project / "specs" / "tiny.py", "targets", f"{field}, targets")
     edit(project / "specs" / "tiny.py", "causal\n", "Blocks, causal\n\nODD = Blocks(BLOCK_M=64)\n")
     lines = flashgen("build", "specs", "-v")[1]
     (told,) = [line for line in lines if line.startswith("tiny: sm_90: no Gluon kernel: ")]
     told = told.removeprefix("tiny: sm_90: no Gluon kernel: ")
     assert told and reason in told
     rows = [line for line in lines if line.startswith("tiny") and "227" in line]
-    row, *others = rows
-    assert [r.split()[2] for r in others] == ["backward_keys", "backward_queries"]
+    row, *backward = rows
+    assert [r.split()[2] for r in backward] == others
     assert row.split()[2] == "portable" and f"no Gluon kernel: {told}" in row
     module = (project / "generated" / "tiny.py").read_text()
     assert f"No Gluon kernel for Hopper: {told}" in module.replace("\n# ", " ")
-    assert "gluon import" not in module
+    assert ("gluon import" in module) == ("hopper_backward" in others)
     assert "# flashgen: hopper" not in module
     assert flashgen("check") == (0, ["every module in generated is what its spec renders to"])
+
+
+def test_a_module_without_a_gluon_kernel_of_the_backward_pass_says_why(flashgen, project):
+    edit(project / "specs" / "tiny.py", "64", "192")
+    lines = flashgen("build", "specs", "-v")[1]
+    told = "its tiles have 128 columns at most"
+    assert f"tiny: sm_90: no Gluon kernel of the backward pass: {told}" in lines
+    rows = [line for line in lines if line.startswith("tiny") and "227" in line]
+    forms = ["hopper", "portable", "backward_keys", "backward_queries"]
+    assert [row.split()[2] for row in rows] == forms
+    assert [f"; no Gluon kernel: {told}" in row for row in rows] == [False, False, True, True]
+    module = (project / "generated" / "tiny.py").read_text()
+    assert f"No Gluon kernel of the backward pass: {told}." in module.replace("\n# ", " ")
+    assert "_backward_hopper" not in module and "# flashgen: grads" not in module
 
 
 def test_a_module_for_other_targets_says_nothing_of_hopper(flashgen, project):

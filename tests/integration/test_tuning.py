@@ -22,6 +22,8 @@ TARDY = KernelConfig(BLOCK_M=128, BLOCK_N=64, num_warps=8, num_stages=2)
 OF_KEYS = KernelConfig(BLOCK_M=64, BLOCK_N=128, num_warps=8, num_stages=2)
 OF_QUERIES = KernelConfig(BLOCK_M=128, BLOCK_N=64, num_warps=8, num_stages=2)
 OTHER = KernelConfig(BLOCK_M=64, BLOCK_N=64, num_warps=4, num_stages=2)
+# Of the Gluon kernel of the backward pass, which has no other for 64 columns.
+OF_ALL = KernelConfig(BLOCK_M=128, BLOCK_N=128, num_warps=8, num_stages=2)
 
 #: The faster and the slower one that are measured, and the rate of the former.
 KERNELS = {
@@ -29,6 +31,7 @@ KERNELS = {
     "portable": (FAST, SLOW, 500.04),
     "backward_keys": (OF_KEYS, OTHER, 470.0),
     "backward_queries": (OF_QUERIES, OTHER, 600.0),
+    "hopper_backward": (OF_ALL, OF_ALL, 560.0),
 }
 BACKWARD = ["backward_keys", "backward_queries"]
 
@@ -65,7 +68,10 @@ def machine(monkeypatch):
             triton="3.7.1",
             kernel=kernel_digest(plan, form),
             lengths=(2048,),
-            measured=(Measurement(fast, (1.0,), (rate,)), Measurement(slow, (2.0,), (rate / 2,))),
+            measured=tuple(
+                Measurement(config, (ms,), (rate / ms,))
+                for config, ms in {slow: 2.0, fast: 1.0}.items()
+            )[::-1],
             rejected=tuple(rejected),
             ended=machine.ended[form],
             form=form,
@@ -85,6 +91,7 @@ def row(lines, form="portable"):
 
 BY_MODEL = "by model; runs where TMA cannot read q, k or v"
 MEASURED = "measured on NVIDIA H200: 500 TFLOP/s; runs where TMA cannot read q, k or v"
+BESIDE = "; runs where TMA cannot read q, k, v or the output's gradient"
 MEASURED_HOPPER = "measured on NVIDIA H200: 640 TFLOP/s"
 
 
@@ -94,6 +101,7 @@ def test_a_gpu_measures_each_kernel_once(flashgen, project, machine):
     assert machine.measured == [
         ("tiny", "hopper", "NVIDIA H200", 7.0),
         ("tiny", "portable", "NVIDIA H200", 7.0),
+        ("tiny", "hopper_backward", "NVIDIA H200", 3.5),
         ("tiny", "backward_keys", "NVIDIA H200", 3.5),
         ("tiny", "backward_queries", "NVIDIA H200", 3.5),
     ]
@@ -102,11 +110,14 @@ def test_a_gpu_measures_each_kernel_once(flashgen, project, machine):
     assert row(lines, "hopper")[3:6] == ["128 x 64", "8", "3"]
     assert row(lines, "hopper")[7] == MEASURED_HOPPER
     assert row(lines, "backward_keys")[3:8] == [
-        "64 x 128", "8", "2", "64.5 of 227", "measured on NVIDIA H200: 470 TFLOP/s"
+        "64 x 128", "8", "2", "64.5 of 227", f"measured on NVIDIA H200: 470 TFLOP/s{BESIDE}"
     ]  # fmt: skip
-    assert row(lines, "backward_queries")[7] == "measured on NVIDIA H200: 600 TFLOP/s"
+    assert row(lines, "backward_queries")[7] == f"measured on NVIDIA H200: 600 TFLOP/s{BESIDE}"
+    assert row(lines, "hopper_backward")[3:8] == [
+        "128 x 128", "8", "2", "194.4 of 227", "measured on NVIDIA H200: 560 TFLOP/s"
+    ]  # fmt: skip
     assert flashgen("build", "specs") == (0, ["up to date, nothing to do: tiny"])
-    assert len(machine.measured) == 4
+    assert len(machine.measured) == 5
 
 
 def test_backward_kernels_run_after_the_best_forward_kernel(flashgen, machine):
@@ -114,6 +125,7 @@ def test_backward_kernels_run_after_the_best_forward_kernel(flashgen, machine):
     assert machine.forward == {
         "hopper": None,
         "portable": None,
+        "hopper_backward": FAST,
         "backward_keys": FAST,
         "backward_queries": FAST,
     }
@@ -161,6 +173,7 @@ def test_the_best_of_each_kernel_stands_in_the_module(flashgen, project, machine
     assert {"sm_90": {**FAST.as_dict(), "USE_TMA": True}} == module.CONFIGS
     assert {"sm_90": {**OF_KEYS.as_dict(), "USE_TMA": True}} == module.BACKWARD_OF_KEYS
     assert {"sm_90": {**OF_QUERIES.as_dict(), "USE_TMA": True}} == module.BACKWARD_OF_QUERIES
+    assert OF_ALL.as_dict() == module.BACKWARD_HOPPER
 
 
 def test_results_of_before_there_was_a_gluon_kernel_count(flashgen, project, machine):
@@ -169,7 +182,11 @@ def test_results_of_before_there_was_a_gluon_kernel_count(flashgen, project, mac
     save_results(file, [r for r in load_results(file) if r.form == "portable"])
     machine.measured.clear()
     lines = flashgen("build", "specs")[1]
-    assert [form for _, form, *_ in machine.measured] == ["hopper", *BACKWARD]
+    assert [form for _, form, *_ in machine.measured] == [
+        "hopper",
+        "hopper_backward",
+        *BACKWARD,
+    ]
     assert row(lines)[7] == MEASURED
     assert row(lines, "hopper")[7] == MEASURED_HOPPER
 
@@ -212,7 +229,7 @@ def test_another_gpu_adds_its_results(flashgen, project, machine):
     assert [(result.gpu, result.form) for result in results] == [
         (gpu, form)
         for gpu in ("NVIDIA H100 PCIe", "NVIDIA H200")
-        for form in (*BACKWARD, "hopper", "portable")
+        for form in (*BACKWARD, "hopper", "hopper_backward", "portable")
     ]
 
 
@@ -242,9 +259,9 @@ def test_a_gpu_of_no_listed_target_measures_nothing(flashgen, machine):
 def test_force_measures_again(flashgen, machine):
     flashgen("build", "specs")
     flashgen("build", "specs", "--force")
-    assert len(machine.measured) == 8
+    assert len(machine.measured) == 10
     flashgen("build", "specs", "--force", "--no-tune")
-    assert len(machine.measured) == 8
+    assert len(machine.measured) == 10
 
 
 def test_a_pin_takes_the_best_measured_that_it_admits(flashgen, project, machine):
@@ -258,10 +275,11 @@ def test_a_pin_takes_the_best_measured_that_it_admits(flashgen, project, machine
     lines = flashgen("build", "specs")[1]
     assert row(lines)[3:6] == ["64 x 64", "4", "2"]
     # Which the Gluon kernel cannot take.
-    assert "no Gluon kernel: " in row(lines)[7] and "hopper" not in str(lines)
+    assert "no Gluon kernel: " in row(lines)[7] and " hopper " not in str(lines)
     # Pins say nothing of the backward kernels.
     assert row(lines, "backward_keys")[3] == "64 x 128"
-    assert len(machine.measured) == 4
+    assert row(lines, "hopper_backward")[3] == "128 x 128"
+    assert len(machine.measured) == 5
 
 
 @pytest.mark.parametrize(
@@ -271,8 +289,8 @@ def test_a_pin_takes_the_best_measured_that_it_admits(flashgen, project, machine
         ({"hopper": "complete", "portable": "at once"}, ["hopper"]),
         ({"hopper": "complete", "portable": "interrupt"}, ["hopper", "portable"]),
         (
-            {"hopper": "complete", "portable": "complete", "backward_keys": "interrupt"},
-            ["hopper", "portable", "backward_keys"],
+            dict.fromkeys(FORMS, "complete") | {"backward_keys": "interrupt"},
+            ["hopper", "portable", "hopper_backward", "backward_keys"],
         ),
     ],
 )
@@ -301,6 +319,6 @@ def test_an_interrupt_before_anything_was_measured_publishes_nothing(flashgen, p
 def test_the_reasons_of_the_rejected_are_kept(flashgen, project, machine):
     flashgen("build", "specs")
     results = load_results(project / "generated" / "tuning" / "tiny.json")
-    assert len(results) == 4
+    assert len(results) == 5
     rejected = [entry for result in results for entry in result.rejected]
     assert rejected and all(reason for _, reason in rejected)

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from flashgen import AttentionSpec, Tensor, alibi, causal
-from flashgen.codegen.render import BACKWARD_FUNCTIONS
-from flashgen.config import BACKWARD_KERNELS, BackwardKernel, KernelConfig
+from flashgen.codegen.render import BACKWARD_FUNCTIONS, HOPPER_BACKWARD_FUNCTIONS
+from flashgen.config import BACKWARD_FORMS, BACKWARD_KERNELS, BackwardKernel, KernelConfig
 from flashgen.plan import lower
 from flashgen.tuning import forward_bench
 from flashgen.tuning.backward_bench import BackwardBench
@@ -19,6 +19,7 @@ SPEC = AttentionSpec(64, mask=causal(), score=alibi(Tensor("slopes", ("num_q_hea
 FORWARD = KernelConfig(BLOCK_M=64, BLOCK_N=32, num_warps=4, num_stages=2)
 CONFIGS = [KernelConfig(BLOCK_M=64, BLOCK_N=n, num_warps=4, num_stages=2) for n in (32, 64)]
 LENGTH = 96
+FUNCTIONS = ("_backward_rows", *BACKWARD_FUNCTIONS.values(), *HOPPER_BACKWARD_FUNCTIONS)
 
 
 def random_inputs(plan: Any, length: int) -> tuple[torch.Tensor, ...]:
@@ -40,7 +41,7 @@ def test_what_a_row_compiled_is_what_is_timed(
     def compiled(name: str) -> int:
         return sum(len(caches[0]) for caches in kernels[name].device_caches.values())
 
-    bench = BackwardBench(lower(SPEC, "x"), "sm_90", kernel, FORWARD)
+    bench = BackwardBench(lower(SPEC, "x"), "sm_90", BACKWARD_FORMS[kernel], FORWARD)
     assert compiled(kernel) == 0
     bench.compile(CONFIGS)
     assert compiled(kernel) == len(CONFIGS)
@@ -53,3 +54,28 @@ def test_what_a_row_compiled_is_what_is_timed(
     # Of each candidate: what the rows bring, the kernel, and the kernel again.
     assert len(gpu.calls) - before == 3 * len(CONFIGS)
     assert gpu.calls[-1] == gpu.calls[-2] != gpu.calls[-3]
+
+
+def test_the_gluon_kernel_is_timed_with_what_clears_and_places_its_sums(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gpu = fake_gpu(monkeypatch)
+    module = module_on(gpu, SPEC, monkeypatch)
+    monkeypatch.setattr(forward_bench, "load_rendered", lambda *given: module)
+    monkeypatch.setattr(forward_bench, "random_inputs", random_inputs)
+    monkeypatch.setattr(forward_bench, "usual_lengths", lambda plan: (LENGTH,))
+    bench = BackwardBench(lower(SPEC, "x"), "sm_90", "hopper_backward", FORWARD)
+    config = KernelConfig(BLOCK_M=128, BLOCK_N=128, num_warps=8, num_stages=2)
+    bench.compile([config])
+    timed = bench._launch(config, LENGTH)
+    sums = bench.launched[-1].first_argument
+    assert sums.dtype == torch.float32 and sums.shape[-1] == 32
+    sums.fill_(1.0)
+    before = len(gpu.calls)
+    timed()
+    assert not sums.any()
+    names = [name for call in gpu.calls[before:] for name in FUNCTIONS if name in repr(call)]
+    assert names == ["_backward_hopper", "_place_grad_q"]
+    # Five products of the size of the forward pass's two.
+    (flops,) = bench.flops.values()
+    assert flops == 2.5 * bench.forward.flops[LENGTH]

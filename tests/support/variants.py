@@ -15,6 +15,8 @@ from flashgen.codegen.render import NO_HOPPER, render_module
 from flashgen.config import HOPPER, BackwardConfigs, ChosenConfig, HopperChoice, KernelConfig
 from flashgen.loader import load
 from flashgen.plan import KernelPlan, lower
+from flashgen.plan.backward import backward_plan
+from flashgen.plan.hopper_backward import BLOCK_M, BLOCK_N, HopperBackward
 
 ROOT = Path(__file__).resolve().parents[2]
 GENERATED = ROOT / "generated"
@@ -54,13 +56,13 @@ def rendered_module(
     edit_plan: Callable[[KernelPlan], KernelPlan] = lambda plan: plan,
     edit_source: Callable[[str], str] = lambda source: source,
 ) -> ModuleType:
-    """A spec's module as flashgen renders it now, with the Gluon kernel where it is asked for.
+    """A spec's module as flashgen renders it now, with the Gluon kernels where they are asked for.
 
     It has an operator of its own. The edits are for mutants.
     """
     plan = edit_plan(lower(spec, name))
-    choice = any_hopper(plan) if hopper else HopperChoice()
-    return _imported(name, edit_source(rendered(plan, choice)))
+    choices = (any_hopper(plan), any_hopper_backward(plan)) if hopper else ()
+    return _imported(name, edit_source(rendered(plan, *choices)))
 
 
 def _imported(name: str, source: str) -> ModuleType:
@@ -77,9 +79,17 @@ def any_configs(plan: KernelPlan) -> dict[str, ChosenConfig]:
     return {target: ChosenConfig(config, "model", shared=4096) for target in plan.targets}
 
 
-def rendered(plan: KernelPlan, hopper: HopperChoice = NO_HOPPER) -> str:
+def rendered(
+    plan: KernelPlan, hopper: HopperChoice = NO_HOPPER, hopper_backward: HopperChoice = NO_HOPPER
+) -> str:
     """A plan's module with some configuration of each kernel."""
-    return render_module(plan, any_configs(plan), hopper, backward=any_backward(plan))
+    return render_module(
+        plan,
+        any_configs(plan),
+        hopper,
+        backward=any_backward(plan),
+        hopper_backward=hopper_backward,
+    )
 
 
 def any_backward(plan: KernelPlan) -> dict[str, BackwardConfigs]:
@@ -95,6 +105,15 @@ def any_hopper(plan: KernelPlan) -> HopperChoice:
     if HOPPER not in plan.targets or plan.spec.dtype == "float32" or plan.dropout:
         return HopperChoice(why_not="float32 or dropout")
     config = KernelConfig(BLOCK_M=128, BLOCK_N=64, num_warps=8, num_stages=2)
+    return HopperChoice(ChosenConfig(config, "model", shared=4096))
+
+
+def any_hopper_backward(plan: KernelPlan) -> HopperChoice:
+    """The same of the Gluon kernel of the backward pass, whose tiles are as they are."""
+    names = HopperBackward(backward_plan(plan))
+    if HOPPER not in plan.targets or names.why_not:
+        return HopperChoice(why_not=names.why_not)
+    config = KernelConfig(BLOCK_M[names.width], BLOCK_N, num_warps=8, num_stages=2)
     return HopperChoice(ChosenConfig(config, "model", shared=4096))
 
 

@@ -8,8 +8,17 @@ from typing import Any
 import pytest
 import torch
 
-from flashgen import AttentionSpec, Tensor, alibi, causal, document, relative_bias, softmax
-from flashgen.config import BACKWARD_KERNELS, BackwardKernel, KernelConfig
+from flashgen import (
+    AttentionSpec,
+    Tensor,
+    additive_bias,
+    alibi,
+    causal,
+    document,
+    relative_bias,
+    softmax,
+)
+from flashgen.config import BACKWARD_FORMS, BACKWARD_KERNELS, BackwardKernel, KernelConfig
 from flashgen.plan import lower
 from flashgen.tuning import backward_bench, forward_bench, workload
 from flashgen.tuning.backward_bench import BackwardBench
@@ -20,11 +29,14 @@ LENGTHS = (20, 33)
 SLOPES = Tensor("slopes", ("num_q_heads",))
 SINKS = Tensor("sinks", ("num_q_heads",), "bfloat16")
 
+BIAS = Tensor("bias", ("batch", 1, 1, "kv_len"))
+
 SPECS = {
     "causal": AttentionSpec(16, mask=causal()),
     "documents": AttentionSpec((32, 16), mask=document() & causal()),
     "slopes": AttentionSpec(16, mask=causal(), score=alibi(SLOPES), normaliser=softmax(sink=SINKS)),
     "bias": AttentionSpec(16, mask=causal(), score=relative_bias(8)),
+    "bias_of_keys": AttentionSpec(16, mask=causal(), score=additive_bias(BIAS)),
 }
 
 
@@ -49,7 +61,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def bench_of(name: str, kernel: BackwardKernel) -> BackwardBench:
-    return BackwardBench(lower(SPECS[name], name), "sm_80", kernel, CONFIG)
+    return BackwardBench(lower(SPECS[name], name), "sm_80", BACKWARD_FORMS[kernel], CONFIG)
 
 
 @pytest.mark.parametrize("kernel", BACKWARD_KERNELS)
@@ -68,6 +80,7 @@ def test_a_right_kernel_passes(small: None, name: str, kernel: BackwardKernel) -
         ("causal", "queries", 0, "q"),
         ("slopes", "queries", 3, "slopes"),
         ("bias", "queries", 3, "relative_bias"),
+        ("bias_of_keys", "keys", 3, "bias"),
     ],
 )
 def test_a_wrong_gradient_is_found(
@@ -122,7 +135,8 @@ def test_the_kernel_is_timed_alone(
 
             return launch
 
-    monkeypatch.setattr(bench.launched, "_kernel", Counted(kernel, bench.launched._kernel))
+    [noted] = bench.launched
+    monkeypatch.setattr(noted, "_kernel", Counted(kernel, noted._kernel))
     monkeypatch.setattr(
         bench.module, "_backward_rows", Counted("rows", bench.module._backward_rows)
     )

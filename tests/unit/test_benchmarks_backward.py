@@ -217,7 +217,10 @@ def test_the_benchmarks_own_modules_are_tuned_for_the_pass(monkeypatch):
     command._build_missing_modules(BACKWARD, BACKWARD_PASS)
     command._build_missing_modules(GRID, FORWARD_PASS)
     assert asked == [
-        (["full_d256", "alibi_slopes_d128"], ("backward_keys", "backward_queries")),
+        (
+            ["full_d256", "alibi_slopes_d128"],
+            ("hopper_backward", "backward_keys", "backward_queries"),
+        ),
         (["full_d256"], ("hopper", "portable")),
     ]
 
@@ -319,6 +322,12 @@ def test_a_row_tells_the_kernels_that_run(monkeypatch):
     assert told["kernel"] == {"keys": "k", "queries": "q"}
     assert record._backward_kernels(module, None)["kernel"] is None
     assert told["config"] == {"keys": {"BLOCK_M": 64}, "queries": {"BLOCK_M": 128}}
+    # Where the module has it, the Gluon kernel does.
+    module.BACKWARD_HOPPER = {"BLOCK_M": 32}
+    told = record._backward_kernels(module, Seal("s", "b", {**digests, "hopper_backward": "g"}))
+    assert told == {"form": "hopper_backward", "kernel": "g", "config": {"BLOCK_M": 32}}
+    monkeypatch.setattr(record, "target", lambda: "sm_80")
+    assert record._backward_kernels(module, None)["form"] == "portable"
     assert record.protocol(BACKWARD_PASS)["flops"] == f"2.5 * {record.protocol()['flops']}"
 
 

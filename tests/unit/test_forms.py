@@ -13,6 +13,7 @@ from flashgen.codegen.render import kernel_digest
 from flashgen.config import (
     BACKWARD_FORMS,
     BACKWARD_KERNELS,
+    GRADIENT_FORMS,
     BackwardConfigs,
     BackwardKernel,
     Form,
@@ -48,8 +49,9 @@ def _chosen(plan: KernelPlan, *results: TuneResult) -> tuple[dict[str, KernelCon
 
 def test_the_gluon_kernel_comes_first() -> None:
     found = digests(PLAN, search_spaces(PLAN))
-    assert list(found) == ["hopper", "portable", "backward_keys", "backward_queries"]
-    assert len(set(found.values())) == 4
+    backward = ["hopper_backward", "backward_keys", "backward_queries"]
+    assert list(found) == ["hopper", "portable", *backward]
+    assert len(set(found.values())) == 5
 
 
 def test_the_model_chooses_for_each_kernel() -> None:
@@ -156,6 +158,69 @@ def test_a_result_without_candidates_settles_a_form_and_chooses_nothing() -> Non
     assert _backward(PLAN, result) == _backward(PLAN)
 
 
+def _gluon(plan: KernelPlan, *results: TuneResult) -> HopperChoice:
+    spaces = search_spaces(plan)
+    return choices(plan, digests(plan, spaces), spaces, results).hopper_backward
+
+
+def test_the_gluon_kernel_of_the_backward_pass_is_chosen_likewise() -> None:
+    by_model = _gluon(PLAN)
+    spaces = search_spaces(PLAN)
+    first, *_, last = ranked(PLAN, "hopper_backward", "sm_90", spaces).candidates
+    assert by_model.config is not None and first != last
+    assert (by_model.config.source, by_model.config.config) == ("model", first)
+    assert 0 < by_model.config.shared <= 232_448
+    result = _measured(PLAN, "hopper_backward", "NVIDIA H200", 560.0)
+    found = _gluon(PLAN, result)
+    assert found.config is not None and found.config.config == last
+    assert (found.config.source, found.config.tflops) == ("measured", 560.0)
+    assert found.config.shared > by_model.config.shared
+    assert _gluon(PLAN, replace(result, kernel="0" * 64)) == by_model
+    # Which is no choice of the portable ones, nor of the forward kernel.
+    assert _backward(PLAN, result) == _backward(PLAN)
+    assert _chosen(PLAN, result) == _chosen(PLAN)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"head_dim": 192}, "its tiles have 128 columns at most"),
+        ({"dtype": "float32"}, "float32: its tiles are of 16-bit elements"),
+        ({"targets": ("sm_80",)}, ""),
+    ],
+)
+def test_without_a_gluon_kernel_gradients_are_the_portable_ones(
+    changes: dict[str, object], reason: str
+) -> None:
+    plan = lower(replace(SPEC, **changes), "causal")
+    assert "hopper_backward" not in digests(plan, search_spaces(plan))
+    assert _gluon(plan) == HopperChoice(why_not=reason)
+
+
+def _timed(form: Form, gpu: str, ms: float, lengths: tuple[int, ...] = (2048,)) -> TuneResult:
+    result = _measured(PLAN, form, gpu, 500.0)
+    [measurement] = result.measured
+    return replace(result, measured=(replace(measurement, ms=(ms,)),), lengths=lengths)
+
+
+def test_the_portable_kernels_where_their_times_add_up_to_less() -> None:
+    gluon = _timed("hopper_backward", "NVIDIA H200", 2.0)
+    keys = _timed("backward_keys", "NVIDIA H200", 1.1)
+    queries = _timed("backward_queries", "NVIDIA H200", 0.85)
+    assert _gluon(PLAN, gluon, keys, queries) == HopperChoice(
+        why_not="on NVIDIA H200 it took 2 ms, the portable kernels 1.95"
+    )
+    for others in (
+        (keys,),
+        (keys, _timed("backward_queries", "NVIDIA H200", 0.95)),
+        (keys, _timed("backward_queries", "NVIDIA H100", 0.85)),
+        (keys, _timed("backward_queries", "NVIDIA H200", 0.85, (16384,))),
+        (keys, replace(queries, triton="3.6.0")),
+    ):
+        found = _gluon(PLAN, gluon, *others).config
+        assert found is not None and found.source == "measured"
+
+
 def _digests_with(monkeypatch: pytest.MonkeyPatch, name: str) -> list[str]:
     """The backward kernels' digests where a function of the source has a statement more."""
 
@@ -167,29 +232,33 @@ def _digests_with(monkeypatch: pytest.MonkeyPatch, name: str) -> list[str]:
         return ast.unparse(tree)
 
     with monkeypatch.context() as patch:
-        for render in ("render_kernel", "render_backward"):
+        for render in ("render_kernel", "render_backward", "render_backward_hopper"):
             original = getattr(rendering, render)
-            patch.setattr(rendering, render, lambda x, of=original: edited(of(x)))
-        return [kernel_digest(PLAN, form) for form in BACKWARD_FORMS.values()]
+            patch.setattr(rendering, render, lambda x, of=original, **how: edited(of(x, **how)))
+        return [kernel_digest(PLAN, form) for form in GRADIENT_FORMS]
 
 
 @pytest.mark.parametrize(
-    ("name", "keys", "queries"),
+    ("name", "changed"),
     [
-        ("nothing", False, False),
-        ("_attention_forward", False, False),
-        ("_backward_rows", False, False),
-        ("_backward_of_keys", True, False),
-        ("_backward_of_queries", False, True),
-        ("_load_tile", True, True),
+        ("nothing", []),
+        ("_attention_forward", []),
+        ("_backward_rows", []),
+        ("_backward_of_keys", ["backward_keys"]),
+        ("_backward_of_queries", ["backward_queries"]),
+        ("_load_tile", ["backward_keys", "backward_queries"]),
+        ("_backward_hopper", ["hopper_backward"]),
+        ("_backward_step", ["hopper_backward"]),
+        ("_query_tile", ["hopper_backward"]),
+        ("_place_grad_q", ["hopper_backward"]),
     ],
 )
 def test_a_backward_digest_is_of_what_the_kernel_calls(
-    monkeypatch: pytest.MonkeyPatch, name: str, keys: bool, queries: bool
+    monkeypatch: pytest.MonkeyPatch, name: str, changed: list[Form]
 ) -> None:
-    before = [kernel_digest(PLAN, form) for form in BACKWARD_FORMS.values()]
-    after = _digests_with(monkeypatch, name)
-    assert [a != b for a, b in zip(after, before, strict=True)] == [keys, queries]
+    before = [kernel_digest(PLAN, form) for form in GRADIENT_FORMS]
+    after = zip(GRADIENT_FORMS, _digests_with(monkeypatch, name), before, strict=True)
+    assert [form for form, now, then in after if now != then] == changed
 
 
 def test_a_digest_does_not_depend_on_how_python_writes_f_strings(

@@ -80,8 +80,9 @@ def test_the_result_is_of_the_kernel_that_was_asked_for(
     [
         ("portable", ("forward", PLAN, "sm_90", (SLOW, FAST), "portable")),
         ("hopper", ("forward", PLAN, "sm_90", (SLOW, FAST), "hopper")),
-        ("backward_keys", ("backward", PLAN, "sm_90", "keys", MEDIUM)),
-        ("backward_queries", ("backward", PLAN, "sm_90", "queries", MEDIUM)),
+        ("backward_keys", ("backward", PLAN, "sm_90", "backward_keys", MEDIUM)),
+        ("backward_queries", ("backward", PLAN, "sm_90", "backward_queries", MEDIUM)),
+        ("hopper_backward", ("backward", PLAN, "sm_90", "hopper_backward", MEDIUM)),
     ],
 )
 def test_who_measures_a_form(
@@ -113,6 +114,10 @@ def test_a_module_rendered_to_be_measured_launches_the_configuration() -> None:
     module = load_rendered(PLAN, "sm_90", FAST)
     assert {**FAST.as_dict(), "USE_TMA": True} == module.CONFIGS["sm_90"]
     assert not hasattr(module, "HOPPER_CONFIG")
+    assert not hasattr(module, "_backward_kernels_hopper")
+    module = load_rendered(PLAN, "sm_90", FAST, "hopper_backward")
+    assert {**FAST.as_dict(), "USE_TMA": True} == module.CONFIGS["sm_90"]
+    assert module._backward_kernels_hopper and not hasattr(module, "HOPPER_CONFIG")
 
 
 def test_closer_looks_are_not_compared_with_first_looks(

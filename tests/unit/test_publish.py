@@ -46,17 +46,18 @@ def test_the_seal_stands_above_the_module(module):
 
 
 def test_each_kernel_of_a_module_has_a_line_in_its_seal(tmp_path):
-    names = ("portable", "hopper", "backward_keys", "backward_queries")
+    names = ("portable", "hopper", "backward_keys", "backward_queries", "hopper_backward")
     seal = replace(SEAL, kernels={name: str(i) * 64 for i, name in enumerate(names, 4)})
     path = tmp_path / "tiny.py"
     path.write_text(sealed(BODY, seal))
     assert read_seal(path) == seal
     lines = path.read_text().splitlines()
-    assert lines[2:7] == [
+    assert lines[2:8] == [
         "# flashgen: kernel " + "4" * 64,
         "# flashgen: hopper " + "5" * 64,
         "# flashgen: keys   " + "6" * 64,
         "# flashgen: queries " + "7" * 64,
+        "# flashgen: grads  " + "8" * 64,
         "# flashgen: build  " + "3" * 64,
     ]
     path.write_text(path.read_text().replace("A module", "A modulo"))

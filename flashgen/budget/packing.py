@@ -1,0 +1,75 @@
+"""packed: what a block of a Gluon kernel needs, whose buffers are all alive throughout.
+
+Triton places such buffers one behind the other, the largest first, each where its alignment allows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+
+from flashgen.budget.buffers import round_up
+from flashgen.budget.quantities import widths
+from flashgen.budget.sram import SramUsage
+from flashgen.budget.targets import get_target
+from flashgen.config import HOPPER, KernelConfig
+from flashgen.plan import KernelPlan
+from flashgen.symbols import evaluate
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A place in shared memory.
+
+    Attributes:
+        part: of `SramUsage`, what it is counted as.
+        size: its bytes.
+        alignment: what it starts at a multiple of.
+    """
+
+    part: str
+    size: Any
+    alignment: int = 16
+
+
+def packed(
+    tiles: Iterable[Buffer],
+    others: Iterable[Buffer],
+    end: Iterable[Buffer],
+    values: Mapping[str, int],
+) -> SramUsage:
+    """The shared memory of a block on Hopper.
+
+    Args:
+        tiles: the largest buffers, whose sizes are multiples of any alignment: any order will do.
+        others: those that are small, in the kernel's order: of two of one size the first comes
+            first.
+        end: what comes behind all of these.
+        values: the number behind every symbol of sizes.
+    """
+    small = sorted(others, key=lambda buffer: -evaluate(buffer.size, values))
+    total: Any = sympy.Integer(0)
+    parts: dict[str, Any] = {}
+    for buffer in (*tiles, *small, *end):
+        begin, total = total, round_up(total, buffer.alignment) + buffer.size
+        parts[buffer.part] = parts.get(buffer.part, 0) + total - begin
+    return SramUsage(
+        total=evaluate(total, values),
+        parts=tuple((name, evaluate(size, values)) for name, size in parts.items()),
+        phase="loop",
+        limit=get_target(HOPPER).max_shared,
+        formula=total,
+    )
+
+
+def values_of(plan: KernelPlan, config: KernelConfig) -> dict[str, int]:
+    """The number behind every symbol of a formula."""
+    return {
+        **config.as_dict(),
+        "itemsize": plan.itemsize,
+        **{s.name: n for s, n in zip(widths("qk", 9), plan.qk_segments, strict=False)},
+        **{s.name: n for s, n in zip(widths("v", 9), plan.v_segments, strict=False)},
+    }

@@ -1,0 +1,148 @@
+"""The Gluon kernel of the backward pass: shared memory as predicted, machine code that is fast.
+
+Every candidate of every shipped variant, and one of every mask, score and normaliser, is taken as
+far as the pass that allots shared memory. What each module would ship without a measurement becomes
+machine code.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+
+import pytest
+import triton
+
+from flashgen.budget.hopper_backward import hopper_backward_usage
+from flashgen.budget.sram import SramUsage
+from flashgen.config import KernelConfig
+from flashgen.plan import lower
+from flashgen.plan.backward import backward_plan
+from flashgen.plan.hopper_backward import HopperBackward
+from flashgen.tuning.compiled_backward_hopper import (
+    backward_hopper_shared_bytes,
+    compile_backward_hopper,
+)
+from flashgen.tuning.hopper_backward_space import (
+    hopper_backward_space,
+    rank_hopper_backward,
+    why_no_backward,
+)
+from support.loads import kernel_spec
+from support.sass import unset_uniform_registers
+from support.variants import shipped_specs
+from support.vocabulary import VOCABULARY
+
+OLDER = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 7)
+
+
+def predicted_usage(names: HopperBackward, config: KernelConfig) -> SramUsage:
+    """Of the Triton that is here."""
+    return hopper_backward_usage(names, config, ones=OLDER)
+
+
+@functools.cache
+def shipped(name: str) -> HopperBackward:
+    return HopperBackward(backward_plan(lower(shipped_specs()[name], name)))
+
+
+SHIPPED = tuple(name for name in shipped_specs() if not why_no_backward(shipped(name)))
+
+SPACES = [
+    pytest.param(name, config, id=f"{name}-s{config.num_stages}")
+    for name in SHIPPED
+    for config in hopper_backward_space(shipped(name)).candidates
+]
+
+#: Why shipped variants have none; of every other there is one.
+WITHOUT = {
+    "causal_d192_v128": "its tiles have 128 columns at most",
+    "causal_d256": "its tiles have 128 columns at most",
+    "dropout_causal_d64": "it has no dropout",
+    "causal_fp32_d64": "float32",
+}
+
+
+@pytest.mark.parametrize("name", shipped_specs())
+def test_which_shipped_variants_have_one(name: str) -> None:
+    reason = why_no_backward(shipped(name))
+    assert reason.startswith(WITHOUT[name]) if name in WITHOUT else not reason
+
+
+@pytest.mark.parametrize(("name", "config"), SPACES)
+def test_every_candidate_needs_exactly_what_is_predicted(name: str, config: KernelConfig) -> None:
+    predicted = predicted_usage(shipped(name), config)
+    needed = backward_hopper_shared_bytes(shipped(name).backward, config)
+    assert predicted.total == needed, predicted.breakdown
+
+
+#: Bytes of a thread's numbers that may have no room in registers. A few rest between tiles, or are
+#: read once a tile; what spills from a loop's products takes hundreds.
+FEW = 256
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_what_would_be_shipped_is_fast_machine_code(name: str) -> None:
+    names = shipped(name)
+    config = rank_hopper_backward(hopper_backward_space(names).candidates)[0]
+    compiled = compile_backward_hopper(names.backward, config)
+    assert compiled.shared == predicted_usage(names, config).total
+    assert compiled.spilled <= FEW, config
+    assert compiled.warnings == (), config
+    assert unset_uniform_registers(compiled.code) == [], config
+
+
+#: Of the vocabulary, what the kernel is not for.
+LISTED = "which queries see a tile of keys is listed by another kernel"
+REFUSED = {
+    **{name: LISTED for name in VOCABULARY if re.search("blocks|block_sparse|bigbird", name)},
+    "softcap_by_head": "what heat learns depends on the scores",
+    "temperature": "what heat learns depends on the scores",
+    "relative_bias": "elements of relative_bias are told apart by diagonals",
+    "relative_bias_run_time": "elements of relative_bias are told apart by diagonals",
+    "t5_bias": "elements of relative_attention_bias are told apart by diagonals",
+    "t5_bias_causal": "elements of relative_attention_bias are told apart by diagonals",
+    "additive_bias": "elements of bias are told apart by elements",
+    "composed": "what heat learns depends on the scores",
+}
+
+
+@pytest.mark.parametrize("number", range(len(VOCABULARY)), ids=list(VOCABULARY))
+def test_masks_scores_and_normalisers_need_what_is_predicted(number: int) -> None:
+    name, entry = list(VOCABULARY.items())[number]
+    head_dim, dtype = ((64, "bfloat16"), (128, "float16"))[number % 2]
+    names = HopperBackward(backward_plan(lower(entry.spec(dtype, head_dim), name)))
+    assert why_no_backward(names) == REFUSED.get(name, "")
+    for config in hopper_backward_space(names).candidates:
+        predicted = predicted_usage(names, config)
+        needed = backward_hopper_shared_bytes(names.backward, config)
+        assert predicted.total == needed, (config, predicted.breakdown)
+
+
+#: Of the vocabulary, what differs in more than where a run of queries starts: several runs, tables,
+#: gathers beside the score, slopes of their own, and learned tensors of heads and of keys.
+DIFFERENT = ("document_cross", "longformer", "natten_2d", "sink_by_head", "alibi_table",
+             "additive_bias_of_keys", "relative_bias_static", "sink_and_softcap")  # fmt: skip
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_what_differs_becomes_machine_code(name: str, head_dim: int) -> None:
+    names = HopperBackward(backward_plan(lower(VOCABULARY[name].spec("bfloat16", head_dim), name)))
+    config = hopper_backward_space(names).candidates[0]
+    compiled = compile_backward_hopper(names.backward, config)
+    assert compiled.warnings == ()
+    assert unset_uniform_registers(compiled.code) == []
+
+
+# What a spec can ask for besides.
+@pytest.mark.parametrize(
+    ("name", "head_dim"), [("shown", 64), ("ends", 80), ("softcap", (56, 96)), ("half_keys", 128)]
+)
+def test_the_unusual_is_predicted_too(name: str, head_dim: int | tuple[int, int]) -> None:
+    names = HopperBackward(backward_plan(lower(kernel_spec(name, head_dim), name)))
+    assert why_no_backward(names) == ""
+    for config in hopper_backward_space(names).candidates:
+        predicted = predicted_usage(names, config)
+        needed = backward_hopper_shared_bytes(names.backward, config)
+        assert predicted.total == needed, (config, predicted.breakdown)

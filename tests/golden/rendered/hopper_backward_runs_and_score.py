@@ -1,0 +1,524 @@
+"""A golden."""
+
+import triton
+import triton.language as tl
+from triton._C.libtriton import ir
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language._core import builtin
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+
+@gluon.jit
+def _at_1d_hopper(tensor, i_0):
+    """tensor[i_0, ...] for indices that broadcast, 0 outside of it."""
+    ptr, size_0, stride_0 = tensor
+    inside = (i_0 >= 0) & (i_0 < size_0)
+    ptr += gl.cast(i_0, gl.int64) * stride_0
+    return gl.load(ptr, mask=inside, other=0)
+
+
+@gluon.jit
+def _next_stage(stage, phase, NUM_STAGES: gl.constexpr):
+    """(buffer, phase of its barriers) of what comes next; buffers take turns."""
+    stage += 1
+    if stage == NUM_STAGES:
+        stage = 0
+        phase ^= 1
+    return stage, phase
+
+
+@builtin
+def _add_tile(descriptor, place, tile, _semantic=None):
+    """Has TMA add a tile to what is in memory: Gluon has no name for it yet."""
+    place = _semantic._convert_to_ir_values(place, require_i64=False)
+    kind = ir.DESCRIPTOR_REDUCE_KIND.ADD
+    _semantic.builder.create_async_tma_reduce(kind, descriptor.handle, place, tile.handle)
+
+
+@gluon.jit
+def _unknown_zero():
+    """0, which a compiler cannot see.
+
+    It would work out the address of each piece of the keys ahead of the loop, and keep more of them
+    than there are registers.
+    """
+    return gl.inline_asm_elementwise(
+        "mov.b32 $0, 0;", "=r,r", [0], dtype=gl.int32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
+def _meet():
+    """Waits for the other consumer, at a hardware barrier; Triton takes the first ones itself."""
+    lanes = gl.full([128], 0, gl.int32, gl.BlockedLayout([1], [32], [4], [0]))
+    gl.inline_asm_elementwise(
+        "bar.sync 10, 256; mov.b32 $0, $1;", "=r,r", [lanes],
+        dtype=gl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def _backward_visits(batch, head, kv_first, call, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
+    """(visits, ...): how many tiles of a head's queries, and what `_query_tile` goes by."""
+    _, _, q_len, kv_len, _, _, left, _ = call
+    kv_last = min(kv_first + BLOCK_N, kv_len) - 1
+    # Queries that see some of these keys, and that see all of them, derived from the mask.
+    some_begin_0 = kv_first
+    some_end_0 = min(q_len, kv_last + left + 1)
+    all_begin_0 = kv_last
+    all_end_0 = min(q_len, kv_first + left + 1)
+    some_begin_1 = kv_first
+    some_end_1 = q_len
+    all_begin_1 = kv_last
+    all_end_1 = gl.where(kv_last <= 3, q_len, kv_last)
+    some_end_1 = gl.where(kv_first <= 3, some_end_1, some_begin_1)
+    # The same in tiles.
+    q_begin_0 = some_begin_0 // BLOCK_M
+    q_end_0 = gl.cdiv(some_end_0, BLOCK_M)
+    full_begin_0 = gl.cdiv(all_begin_0, BLOCK_M)
+    full_end_0 = all_end_0 // BLOCK_M
+    q_begin_1 = some_begin_1 // BLOCK_M
+    q_end_1 = gl.where(some_begin_1 < some_end_1, gl.cdiv(some_end_1, BLOCK_M), q_begin_1)
+    full_begin_1 = gl.cdiv(all_begin_1, BLOCK_M)
+    full_end_1 = all_end_1 // BLOCK_M
+    # Runs can overlap: each starts where the one before it ended. They are visited as one.
+    visits_0 = q_end_0 - q_begin_0
+    q_begin_1 = max(q_begin_1, q_end_0)
+    q_end_1 = max(q_end_1, q_begin_1)
+    visits_1 = visits_0 + q_end_1 - q_begin_1
+    return (
+        visits_1,
+        q_begin_0,
+        visits_0,
+        full_begin_0,
+        full_end_0,
+        q_begin_1,
+        visits_1,
+        full_begin_1,
+        full_end_1,
+    )
+
+
+@gluon.jit
+def _query_tile(visit, runs, call, kv_first, BLOCK_N: gl.constexpr):
+    """(tile of queries, whether it needs the mask) of a visit."""
+    _, _, _, kv_len, _, _, _, _ = call
+    _, q_begin_0, visits_0, full_begin_0, full_end_0, q_begin_1, _, full_begin_1, full_end_1 = runs
+    tile = q_begin_0 + visit
+    tile = gl.where(visit < visits_0, tile, q_begin_1 + visit - visits_0)
+    masked = (tile < full_begin_0) | (tile >= full_end_0)
+    masked &= (tile < full_begin_1) | (tile >= full_end_1)
+    # Weights of keys past the end could overflow; their products with dp would be no numbers.
+    masked |= kv_first + BLOCK_N > kv_len
+    return tile, masked
+
+
+@gluon.jit
+def _query_columns(scores, first, DTYPE: gl.constexpr):
+    """(n,): the queries that the columns of scores are of, counted from `first`, as DTYPE.
+
+    A compiler that knows all of them keeps them, or what is compared with them, in registers from
+    tile to tile. Of these it cannot see the first; the others are a constant apart.
+    """
+    GROUPS: gl.constexpr = scores.shape[1] // 8
+    LAYOUT: gl.constexpr = gl.SliceLayout(0, scores.reshape([64, GROUPS, 8]).type.layout)
+    group = gl.arange(0, GROUPS, layout=gl.SliceLayout(1, LAYOUT)) * 8
+    column = first + gl.arange(0, 8, layout=gl.SliceLayout(0, LAYOUT))
+    column = gl.inline_asm_elementwise(
+        "mov.b32 $0, $1;", "=r,r", [column], dtype=gl.int32, is_pure=False, pack=1
+    )
+    columns = group.to(DTYPE)[:, None] + column.to(DTYPE)[None, :]
+    ROW: gl.constexpr = gl.SliceLayout(0, scores.type.layout)
+    return gl.convert_layout(columns.reshape([8 * GROUPS]), ROW, assert_trivial=True)
+
+
+@gluon.jit
+def _backward_scores(scores, lse, q_first, head, keys, call, program, masked):
+    """What the softmax sees of 64 keys' products with the queries from q_first on."""
+    _, _, _, _, _, _, left, slopes = call
+    _, kv_idx, scalar_0, _ = keys
+    col_0 = gl.cast(kv_idx - q_first, gl.float32)
+    col_1 = col_0 * scalar_0
+    # What the row alone adds to its scores was left out of them.
+    lse -= 1.4426950408889634 * -_query_columns(scores, 0, gl.float32) * _at_1d_hopper(slopes, head)
+    # score + (kv_idx - q_idx) * slopes[h], over qk_scale and without what the row alone adds.
+    scores = scores + col_1
+    # Only a tile that holds a hidden pair, or reaches past an end, pays for the mask.
+    if masked:
+        q_idx = _query_columns(scores, q_first, gl.int32)[None, :]
+        visible = q_idx >= kv_idx
+        visible &= (kv_idx < 4) | (kv_idx >= q_idx - left)
+        scores = gl.where(visible, scores, float("-inf"))
+    return scores, lse
+
+
+@gluon.jit
+def _lane_sums(x):
+    """The sums of rows over the columns that a thread holds, as four chains; no shuffle."""
+    return gl.sum(x.reshape([64, x.shape[1] // 8, 4, 2]), 1)
+
+
+@gluon.jit
+def _add_learned(totals, ds, q_first, head, keys, call, program):
+    """Adds to the sums of lanes what 64 keys bring to gradients of learned tensors."""
+    _, kv_idx, _, _ = keys
+    q_idx = _query_columns(ds, q_first, gl.float32)[None, :]
+    kv_idx = kv_idx.to(gl.float32)
+    slope = kv_idx - q_idx
+    of_total = ds * slope
+    return (totals[0] + _lane_sums(of_total),)
+
+
+@gluon.jit
+def _backward_producer(
+    sources,
+    buffers,
+    call,
+    program,
+    BLOCK_M: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    NUM_STAGES: gl.constexpr,
+):
+    """Loads what the consumers need."""
+    num_q_heads, num_kv_heads, _, _, _, _, _, _ = call
+    batch, kv_head, kv_first = program
+    q_desc, grad_out_desc, k_desc, v_desc, rows_desc = sources
+    loaded, barriers, _ = buffers
+    q_tiles, grad_out_tiles, k_tile, v_tile, rows_tiles = loaded
+    keys_full, full, empty = barriers
+    TILES: gl.constexpr = q_desc.block_type.nbytes + grad_out_desc.block_type.nbytes
+    BYTES: gl.constexpr = TILES + 2 * rows_desc.block_type.nbytes
+    mbarrier.expect(keys_full, k_desc.block_type.nbytes + v_desc.block_type.nbytes)
+    place = [batch, kv_head, kv_first, 0]
+    tma.async_copy_global_to_shared(k_desc, place, keys_full, k_tile.index(0))
+    tma.async_copy_global_to_shared(v_desc, place, keys_full, v_tile.index(0))
+    group = num_q_heads // num_kv_heads
+    stage, phase = 0, 1  # a buffer is empty in the phase before the one that it is full in
+    for member in range(group):
+        head = kv_head * group + member
+        row = batch * num_q_heads + head
+        runs = _backward_visits(batch, head, kv_first, call, BLOCK_M, BLOCK_N)
+        for visit in range(runs[0]):
+            tile = _query_tile(visit, runs, call, kv_first, BLOCK_N)[0]
+            q_first = tile * BLOCK_M
+            mbarrier.wait(empty.index(stage), phase)
+            arrived = full.index(stage)
+            mbarrier.expect(arrived, BYTES)
+            place = [batch, head, q_first, 0]
+            tma.async_copy_global_to_shared(q_desc, place, arrived, q_tiles.index(stage))
+            tma.async_copy_global_to_shared(
+                rows_desc, [0, row, q_first], arrived, rows_tiles.index(stage)
+            )
+            tma.async_copy_global_to_shared(
+                grad_out_desc, place, arrived, grad_out_tiles.index(stage)
+            )
+            tma.async_copy_global_to_shared(
+                rows_desc, [1, row, q_first], arrived, rows_tiles.index(NUM_STAGES + stage)
+            )
+            stage, phase = _next_stage(stage, phase, NUM_STAGES)
+
+
+@gluon.jit
+def _start_scores_of_keys(keys, q_tiles, stage, SCORES: gl.constexpr):
+    """Starts k @ q.T, or v @ do.T, for a tile of queries."""
+    BLOCK_M: gl.constexpr = SCORES.instr_shape[1]
+    scores = gl.zeros([64, BLOCK_M], gl.float32, SCORES)
+    q = q_tiles.index(stage).reshape([BLOCK_M, 64])
+    return warpgroup_mma(keys, q.permute((1, 0)), scores, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def _start_grad_q(ds_tile, k, NUMBER: gl.constexpr, BLOCK_M: gl.constexpr):
+    """Starts ds @ k for half of the queries."""
+    GRAD_Q: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
+    grad_q = gl.zeros([64, 64], gl.float32, GRAD_Q)
+    ds = ds_tile.slice(64 * NUMBER, 64, 1).permute((1, 0))
+    return warpgroup_mma(ds, k, grad_q, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def _backward_step(
+    grad_k,
+    grad_v,
+    scores,
+    totals,
+    stage,
+    phase,
+    parity,
+    tile,
+    more,
+    masked,
+    head,
+    keys,
+    results,
+    buffers,
+    call,
+    program,
+    NUMBER: gl.constexpr,
+    BLOCK_M: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    NUM_STAGES: gl.constexpr,
+):
+    """Adds what a tile of queries brings to the gradients; computes the next one's products."""
+    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
+    GRADS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
+    WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, GRADS, 2)
+    COLUMNS: gl.constexpr = gl.SliceLayout(0, SCORES)
+    head_row, _, _, qk_scale = keys
+    grad_q_desc, _, _, _ = results
+    loaded, barriers, made = buffers
+    q_tiles, grad_out_tiles, k_tile, v_tile, rows_tiles = loaded
+    _, full, empty = barriers
+    ds_tiles, grad_q_tiles = made
+    zero = _unknown_zero()
+    k, v = k_tile.index(zero).reshape([BLOCK_N, 64]), v_tile.index(zero).reshape([BLOCK_N, 64])
+    own_k, own_v = k.slice(64 * NUMBER, 64), v.slice(64 * NUMBER, 64)
+    q_first = tile * BLOCK_M
+    dp = _start_scores_of_keys(own_v, grad_out_tiles, stage, SCORES)
+    lse = rows_tiles.index(stage).reshape([BLOCK_M]).load(COLUMNS)
+    scores, lse = _backward_scores(scores, lse, q_first, head, keys, call, program, masked)
+    p = gl.exp2(scores * qk_scale - lse[None, :])
+    weights = gl.convert_layout(p.to(gl.bfloat16), WEIGHTS, assert_trivial=True)
+    delta = rows_tiles.index(NUM_STAGES + stage).reshape([BLOCK_M]).load(COLUMNS)
+    dp = warpgroup_mma_wait(0, deps=(dp,))
+    ds = p * (dp - delta[None, :])
+    totals = _add_learned(totals, ds, q_first, head, keys, call, program)
+    ds = ds.to(gl.bfloat16)
+    of_scores = gl.convert_layout(ds, WEIGHTS, assert_trivial=True)
+    q = q_tiles.index(stage).reshape([BLOCK_M, 64])
+    grad_out = grad_out_tiles.index(stage).reshape([BLOCK_M, 64])
+    grad_v = warpgroup_mma(weights, grad_out, grad_v, is_async=True)
+    grad_k = warpgroup_mma(of_scores, q, grad_k, is_async=True)
+    # There are two of these buffers: none is written to while the other consumer reads it.
+    ds_tile = ds_tiles.index(parity)
+    ds_tile.slice(64 * NUMBER, 64).store(ds)
+    fence_async_shared()
+    _meet()
+    grad_q = _start_grad_q(ds_tile, k, NUMBER, BLOCK_M)
+    grad_v = warpgroup_mma_wait(2, deps=(grad_v,))
+    next_stage, next_phase = _next_stage(stage, phase, NUM_STAGES)
+    mbarrier.wait(full.index(next_stage), next_phase, pred=more)
+    scores = _start_scores_of_keys(own_k, q_tiles, next_stage, SCORES)
+    grad_k, grad_q = warpgroup_mma_wait(1, deps=(grad_k, grad_q))
+    mbarrier.arrive(empty.index(stage), count=1)
+    # In the order of registers, which spares shared memory: `_place_grad_q` knows it.
+    registers = grad_q.reshape([4, 2, 8, 8, 4, 2]).permute((0, 2, 4, 3, 1, 5))
+    tma.store_wait(0)
+    grad_q_tile = grad_q_tiles.index(NUMBER)
+    grad_q_tile.store(registers.reshape([128, 32]))
+    fence_async_shared()
+    _add_tile(grad_q_desc, [head_row + q_first * 2, 0], grad_q_tile)
+    scores = warpgroup_mma_wait(0, deps=(scores,))
+    return grad_k, grad_v, scores, totals, next_stage, next_phase, parity ^ 1
+
+
+@gluon.jit
+def _backward_consumer(
+    results,
+    buffers,
+    call,
+    program,
+    NUMBER: gl.constexpr,
+    BLOCK_M: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    NUM_STAGES: gl.constexpr,
+):
+    """Computes the gradients of keys and values [64 * NUMBER, 64 * NUMBER + 64) of a program's."""
+    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
+    GRADS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
+    num_q_heads, num_kv_heads, _, kv_len, rows_len, scale, _, slopes = call
+    batch, kv_head, kv_first = program
+    _, grad_k_desc, grad_v_desc, total_ptr = results
+    loaded, barriers, _ = buffers
+    q_tiles, _, k_tile, v_tile, _ = loaded
+    keys_full, full, _ = barriers
+    k, v = k_tile.index(0).reshape([BLOCK_N, 64]), v_tile.index(0).reshape([BLOCK_N, 64])
+    own_k, own_v = k.slice(64 * NUMBER, 64), v.slice(64 * NUMBER, 64)
+    grad_k = gl.zeros([64, 64], gl.float32, GRADS)
+    grad_v = gl.zeros([64, 64], gl.float32, GRADS)
+    ROWS: gl.constexpr = gl.SliceLayout(1, SCORES)
+    kv_idx = (kv_first + 64 * NUMBER + gl.arange(0, 64, layout=ROWS))[:, None]
+    group = num_q_heads // num_kv_heads
+    stage, phase, parity = 0, 0, 0
+    mbarrier.wait(keys_full, 0)
+    # Each query head of the group, one after the other: their gradients add up in registers.
+    for member in range(group):
+        head = kv_head * group + member
+        runs = _backward_visits(batch, head, kv_first, call, BLOCK_M, BLOCK_N)
+        visits = runs[0]
+        scalar_slopes = _at_1d_hopper(slopes, head)
+        scalar_0 = scalar_slopes / scale
+        qk_scale = 1.4426950408889634 * scale
+        # Where this consumer's part of dq lies in its buffer, which has rows of 32.
+        head_row = (batch * num_q_heads + head) * rows_len * 2 + 128 * NUMBER
+        keys = (head_row, kv_idx, scalar_0, qk_scale)
+        zeros = _lane_sums(gl.zeros([64, BLOCK_M], gl.float32, SCORES))
+        totals = (zeros,)
+        mbarrier.wait(full.index(stage), phase, pred=visits > 0)
+        following = _start_scores_of_keys(own_k, q_tiles, stage, SCORES)
+        scores = warpgroup_mma_wait(0, deps=(following,))
+        for visit in range(visits):
+            tile, masked = _query_tile(visit, runs, call, kv_first, BLOCK_N)
+            grad_k, grad_v, scores, totals, stage, phase, parity = _backward_step(
+                grad_k,
+                grad_v,
+                scores,
+                totals,
+                stage,
+                phase,
+                parity,
+                tile,
+                visit + 1 < visits,
+                masked,
+                head,
+                keys,
+                results,
+                buffers,
+                call,
+                program,
+                NUMBER,
+                BLOCK_M,
+                BLOCK_N,
+                NUM_STAGES,
+            )
+
+        # Each key of a head has a place of its own for what it adds up to.
+        offs_n = kv_first + 64 * NUMBER + gl.arange(0, 64, layout=gl.SliceLayout(1, SCORES))
+        sums_first = (batch * num_q_heads + head).to(gl.int64) * kv_len
+        total = gl.sum(gl.sum(totals[0], 2), 1)
+        total = gl.convert_layout(total, offs_n.type.layout, assert_trivial=True)
+        gl.store(total_ptr + sums_first + offs_n, total, mask=offs_n < kv_len)
+    _meet()  # keys and values are read by both
+    # Their gradients leave through their places.
+    own_k.store((grad_k * scale).to(gl.bfloat16))
+    own_v.store(grad_v.to(gl.bfloat16))
+    fence_async_shared()
+    _meet()
+    place = [batch, kv_head, kv_first, 0]
+    if NUMBER == 0:
+        tma.async_copy_shared_to_global(grad_k_desc, place, k_tile.index(0))
+    else:
+        tma.async_copy_shared_to_global(grad_v_desc, place, v_tile.index(0))
+    tma.store_wait(0)
+
+
+# Lengths, head counts and the mask's parameters never cause a recompile.
+@gluon.jit(
+    do_not_specialize=[
+        "num_q_heads",
+        "num_kv_heads",
+        "q_len",
+        "kv_len",
+        "rows_len",
+        "left",
+        "slopes_size_0",
+    ]
+)
+def _backward_hopper(
+    q_desc,
+    k_desc,
+    v_desc,
+    grad_out_desc,
+    rows_desc,
+    grad_q_desc,
+    grad_k_desc,
+    grad_v_desc,
+    total_ptr,
+    num_q_heads,
+    num_kv_heads,
+    q_len,
+    kv_len,
+    rows_len,
+    scale,
+    left,
+    slopes_ptr,
+    slopes_size_0,
+    slopes_stride_0,
+    BLOCK_M: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    NUM_STAGES: gl.constexpr,
+):
+    """One program: the gradients of BLOCK_N keys and values of one head, and what they add to dq.
+
+    Descriptors of q and grad_out are of (batch, heads, rows, columns) with tiles of BLOCK_M rows,
+    of k, v and their gradients with BLOCK_N. rows is what `_backward_rows` made, (2, batch *
+    num_q_heads, rows_len); grad_q a buffer of zeros that `_place_grad_q` reads.
+    Sums of what is learned are (batch, num_q_heads, kv_len).
+    """
+    num_tiles_n = gl.cdiv(kv_len, BLOCK_N)
+    # Tiles of one head run side by side: they share queries in L2.
+    batch_head = gl.program_id(0) // num_tiles_n
+    tile_n = gl.program_id(0) % num_tiles_n
+    program = (batch_head // num_kv_heads, batch_head % num_kv_heads, tile_n * BLOCK_N)
+    slopes = (slopes_ptr, slopes_size_0, slopes_stride_0)
+    call = (num_q_heads, num_kv_heads, q_len, kv_len, rows_len, scale, left, slopes)
+    q_tiles = gl.allocate_shared_memory(gl.bfloat16, [NUM_STAGES, 1, 1, BLOCK_M, 64], q_desc.layout)
+    grad_out_tiles = gl.allocate_shared_memory(
+        gl.bfloat16, [NUM_STAGES, 1, 1, BLOCK_M, 64], grad_out_desc.layout
+    )
+    k_tile = gl.allocate_shared_memory(gl.bfloat16, [1, 1, 1, BLOCK_N, 64], k_desc.layout)
+    v_tile = gl.allocate_shared_memory(gl.bfloat16, [1, 1, 1, BLOCK_N, 64], v_desc.layout)
+    SCORES_T: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_N, BLOCK_M], gl.bfloat16)
+    ds_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, BLOCK_N, BLOCK_M], SCORES_T)
+    grad_q_tiles = gl.allocate_shared_memory(gl.float32, [2, 128, 32], grad_q_desc.layout)
+    rows_tiles = gl.allocate_shared_memory(
+        gl.float32, [2 * NUM_STAGES, 1, 1, BLOCK_M], rows_desc.layout
+    )
+    BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
+    keys_full = gl.allocate_shared_memory(gl.int64, [1], BARRIER)
+    full = gl.allocate_shared_memory(gl.int64, [NUM_STAGES, 1], BARRIER)
+    empty = gl.allocate_shared_memory(gl.int64, [NUM_STAGES, 1], BARRIER)
+    mbarrier.init(keys_full, count=1)
+    for i in gl.static_range(NUM_STAGES):
+        mbarrier.init(full.index(i), count=1)
+        mbarrier.init(empty.index(i), count=2)
+
+    loaded = (q_tiles, grad_out_tiles, k_tile, v_tile, rows_tiles)
+    buffers = (loaded, (keys_full, full, empty), (ds_tiles, grad_q_tiles))
+    sources = (q_desc, grad_out_desc, k_desc, v_desc, rows_desc)
+    results = (grad_q_desc, grad_k_desc, grad_v_desc, total_ptr)
+    gl.warp_specialize(
+        [
+            (
+                _backward_consumer,
+                (results, buffers, call, program, 0, BLOCK_M, BLOCK_N, NUM_STAGES),
+            ),
+            (
+                _backward_consumer,
+                (results, buffers, call, program, 1, BLOCK_M, BLOCK_N, NUM_STAGES),
+            ),
+            (_backward_producer, (sources, buffers, call, program, BLOCK_M, BLOCK_N, NUM_STAGES)),
+        ],
+        [4, 1],
+        [240, 24],
+    )
+
+
+@triton.jit(do_not_specialize=["q_len", "rows_len"])
+def _place_grad_q(sums_ptr, grad_q_ptr, q_len, rows_len, scale):
+    """One program: 64 queries of one head, 64 columns, from the sums of `_backward_hopper`.
+
+    grad_q (batch, num_q_heads, q_len, 56) is contiguous.
+    """
+    num_tiles = rows_len // 64
+    batch_head = (tl.program_id(0) // num_tiles).to(tl.int64)
+    q_first = tl.program_id(0) % num_tiles * 64
+    offs_m = q_first + tl.arange(0, 64)
+    places = tl.arange(0, 128)[:, None] * 32 + tl.arange(0, 32)[None, :]
+    sums = tl.load(sums_ptr + (batch_head * rows_len + q_first) * 64 + places)
+    # Of a warp's thread (8 x 4): 8 groups of columns, 2 rows, 2 columns.
+    tile = tl.reshape(sums, [4, 8, 4, 8, 2, 2]).permute(0, 4, 1, 3, 2, 5).reshape([64, 64])
+    offs_d = tl.arange(0, 64)
+    ptrs = grad_q_ptr + (batch_head * q_len + offs_m)[:, None] * 56 + offs_d[None, :]
+    tl.store(
+        ptrs,
+        (tile * scale).to(grad_q_ptr.dtype.element_ty),
+        mask=(offs_m < q_len)[:, None] & (offs_d < 56)[None, :],
+    )

@@ -1,0 +1,223 @@
+"""The launch of the Gluon kernel of the backward pass, seen on the CPU: when it runs, with what."""
+
+from __future__ import annotations
+
+import functools
+import math
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+import triton
+
+from flashgen import AttentionSpec, Tensor, alibi, causal
+from flashgen.plan import lower
+from flashgen.plan.backward import backward_plan
+from flashgen.plan.hopper_backward import HopperBackward
+from support.cases import LAYOUTS, Case
+from support.contract import native_inputs
+from support.fake_gpu import fake_gpu, module_on
+from support.specialised import Specialisations, watch, watch_hopper
+from support.variants import rendered_module, shipped_specs
+
+LEARNS = AttentionSpec((56, 72), mask=causal(), score=alibi(Tensor("slopes", ("num_q_heads",))))
+
+
+@functools.cache
+def names_of(spec: AttentionSpec) -> HopperBackward:
+    return HopperBackward(backward_plan(lower(spec, "x")))
+
+
+SPECS = {name: spec for name, spec in shipped_specs().items() if not names_of(spec).why_not}
+SPECS["learns"] = LEARNS
+
+KERNELS = ("_backward_rows", "_backward_hopper", "_place_grad_q")
+PORTABLE = ("_backward_of_keys", "_backward_of_queries")
+LENGTHS = (1, 2, 15, 16, 17, 31, 64, 100, 127, 128, 129, 200, 256, 300, 513, 640)
+CASE = Case(200, 200, batch=2, q_heads=4, kv_heads=2)
+
+
+class Watched:
+    """A module with a Hopper GPU made of the CPU, whose kernels launch nothing."""
+
+    def __init__(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.spec = SPECS[name]
+        self.module: ModuleType = rendered_module(self.spec, name=name, hopper=True)
+        watch_hopper(self.module, monkeypatch)
+        monkeypatch.setattr(self.module, "_target", lambda device: "sm_90")
+        names = (*KERNELS, *PORTABLE, "_list_tiles")
+        self.kernels: dict[str, Specialisations] = {
+            kernel: watch(self.module, monkeypatch, kernel)
+            for kernel in names
+            if hasattr(self.module, kernel)
+        }
+
+    def call(
+        self, case: Case, layout_of_grad: str = "contiguous", grad_out: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, ...]:
+        """Gradients of nothing, of tensors that have passed the checks."""
+        tensors = native_inputs(case, self.spec)
+        params = case.arguments(self.spec)
+        q = tensors[0]
+        shape = (*q.shape[:3], self.spec.v_head_dim)
+        memory = torch.full((4 * math.prod(shape) + 9999,), math.nan, dtype=q.dtype)
+        if grad_out is None:
+            grad_out = LAYOUTS[layout_of_grad](*shape, memory).expand(shape)
+        lse = torch.zeros(q.shape[:3])
+        given = (*tensors, 0.1, *params.values(), q.new_zeros(shape), lse, grad_out, lse.clone())
+        results: tuple[torch.Tensor, ...] = self.module._backward_op(*given)
+        return results
+
+    @property
+    def launched(self) -> set[str]:
+        """What has been."""
+        return {name for name, kernel in self.kernels.items() if kernel.grids}
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_one_compile(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(name, monkeypatch)
+    for turn, length in enumerate(LENGTHS):
+        heads = (1, 2, 4, 16)[turn % 4]
+        watched.call(Case(length, length, batch=turn % 3 + 1, q_heads=heads, kv_heads=heads))
+    assert watched.launched == set(KERNELS)
+    for function in KERNELS:
+        kernel = watched.kernels[function]
+        assert len(kernel.grids) == len(LENGTHS)
+        if function == "_backward_rows" and SPECS[name].v_head_dim % 16:
+            continue  # which reads the output's gradient by its strides, aligned or not
+        assert len(kernel.keys) == 1, "\n".join(sorted(kernel.keys))
+
+
+@pytest.mark.parametrize("q_len", [1, 127, 128, 129, 300])
+@pytest.mark.parametrize("name", SPECS)
+def test_the_arguments(name: str, q_len: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    watched, spec = Watched(name, monkeypatch), SPECS[name]
+    kv_len = q_len if lower(spec, name).equal_lengths else 200
+    results = watched.call(Case(q_len, kv_len, batch=3, q_heads=4, kv_heads=2))
+    width, (qk, v) = names_of(spec).width, (spec.qk_head_dim, spec.v_head_dim)
+    rows_len = math.ceil(q_len / 128) * 128
+    (given,), (grid,) = (
+        getattr(watched.kernels["_backward_hopper"], x) for x in ("arguments", "grids")
+    )
+    assert grid == (math.ceil(kv_len / 128) * 3 * 2,)
+    sizes = ("num_q_heads", "num_kv_heads", "q_len", "kv_len", "rows_len")
+    assert [given[size] for size in sizes] == [4, 2, q_len, kv_len, rows_len]
+    assert given["BLOCK_M"] == {64: 128, 128: 64}[width]
+    assert (given["BLOCK_N"], given["NUM_STAGES"]) == (128, 2)
+    rows = {"q": (q_len, qk), "k": (kv_len, qk), "v": (kv_len, v), "grad_out": (q_len, v)}
+    rows |= {"grad_k": (kv_len, qk), "grad_v": (kv_len, v)}
+    for tensor, shape in rows.items():
+        described = given[f"{tensor}_desc"]
+        heads = 4 if tensor in ("q", "grad_out") else 2
+        assert tuple(described.shape) == (3, heads, *shape)
+        block = given["BLOCK_M"] if heads == 4 else 128
+        assert described.block_shape == [1, 1, block, width]
+        assert described.layout.element_bitwidth == 16
+    # What tiles of queries reach past the last one is memory of its own, in whole tiles.
+    assert tuple(given["rows_desc"].shape) == (2, 3 * 4, rows_len)
+    assert given["rows_desc"].block_shape == [1, 1, given["BLOCK_M"]]
+    sums = given["grad_q_desc"]
+    assert tuple(sums.shape) == (3 * 4 * rows_len * width // 32, 32)
+    assert sums.block_shape == [128, 32] and not sums.base.any()
+    (placed,), (grid,) = (
+        getattr(watched.kernels["_place_grad_q"], x) for x in ("arguments", "grids")
+    )
+    assert grid == (3 * 4 * rows_len // 64,)
+    assert placed["sums_ptr"] is sums.base and placed["grad_q_ptr"] is results[0]
+    assert (placed["q_len"], placed["rows_len"]) == (q_len, rows_len)
+    (of_rows,) = watched.kernels["_backward_rows"].arguments
+    assert of_rows["rows_len"] == rows_len
+    shapes = [tuple(x.shape) for x in results[:3]]
+    assert shapes == [(3, 4, q_len, qk), (3, 2, kv_len, qk), (3, 2, kv_len, v)]
+    assert given["grad_k_desc"].base is results[1] and given["grad_v_desc"].base is results[2]
+    assert all(x.is_contiguous() for x in results)
+
+
+#: Of views, those that TMA cannot read.
+UNREADABLE = {"unaligned", "one_head", "one_row"}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("of", ["inputs", "gradient"])
+def test_tma_decides(layout: str, of: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched("causal_d64", monkeypatch)
+    if of == "inputs":
+        watched.call(Case(100, 100, batch=2, q_heads=4, kv_heads=2, layout=layout))
+    else:
+        watched.call(CASE, layout)
+    gluon = layout not in UNREADABLE
+    assert ("_backward_hopper" in watched.launched) == gluon
+    assert (set(PORTABLE) <= watched.launched) == (not gluon)
+
+
+def test_gradients_whose_columns_lie_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of `out.mT.sum()`, or an expanded number: the portable kernels, which copy them."""
+    for grad_out in (
+        torch.ones(2, 4, 64, 200, dtype=torch.bfloat16).mT,
+        torch.ones((), dtype=torch.bfloat16).expand(2, 4, 200, 64),
+    ):
+        watched = Watched("causal_d64", monkeypatch)
+        watched.call(CASE, grad_out=grad_out)
+        assert watched.launched == {"_backward_rows", *PORTABLE}
+
+
+def test_other_gpus_and_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched("causal_d64", monkeypatch)
+    monkeypatch.setattr(watched.module, "_is_hopper", lambda device: False)
+    watched.call(CASE)
+    assert watched.launched == {"_backward_rows", *PORTABLE}
+
+    watched = Watched("causal_fp16_d128", monkeypatch)
+    knobs = SimpleNamespace(runtime=SimpleNamespace(interpret=True))
+    monkeypatch.setattr(watched.module.triton, "knobs", knobs)
+    assert not watched.module._runs_hopper_backward(*[torch.zeros(1, 1, 1, 128)] * 4)
+    monkeypatch.undo()
+
+
+def test_a_launch_has_four_warps_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first consumer's: Triton adds those of the other partitions."""
+    watched = Watched("causal_d128", monkeypatch)
+    options: list[object] = []
+    kernel = watched.kernels["_backward_hopper"]
+    launch = kernel._launch
+    monkeypatch.setattr(
+        kernel,
+        "_launch",
+        lambda *args, **given: (options.append(given.get("num_warps")), launch(*args, **given)),
+    )
+    watched.call(CASE)
+    assert options == [4]
+
+
+NAMED = ("causal_d64", "documents_d128", "sinks_softmax_d64", "learns")
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_it_is_compiled_once_and_launched_again(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of Triton that is in Python runs, and ptxas; what it would launch is noted."""
+    gpu = fake_gpu(monkeypatch)
+    spec = SPECS[name]
+    module = module_on(gpu, spec, monkeypatch)
+    monkeypatch.setattr(module, "_target", lambda device: "sm_90")
+
+    def gradients() -> list[tuple[object, ...]]:
+        leaves = [x.clone().requires_grad_() for x in native_inputs(CASE, spec)]
+        out = module.attention(*leaves, **CASE.arguments(spec))
+        before = len(gpu.calls)
+        torch.autograd.grad(out, leaves, torch.ones_like(out))
+        return gpu.calls[before:]
+
+    def launched(calls: list[tuple[object, ...]]) -> list[str]:
+        text = [repr(call) for call in calls]
+        return [next(k for k in (*KERNELS, *PORTABLE) if k in call) for call in text]
+
+    first, second = gradients(), gradients()
+    assert launched(first) == launched(second) == list(KERNELS)
+    for kernel in KERNELS:
+        caches = getattr(module, kernel).device_caches.values()
+        assert sum(len(cache[0]) for cache in caches) == 1
+    assert [len(call) for call in first] == [len(call) for call in second]
+    if triton.__version__ >= "3.6":
+        kept = {key[1] for key in module._LAUNCHES if isinstance(key[0], tuple) and len(key) == 2}
+        assert {"rows", "tiles", "grad_q"} <= kept

@@ -1,0 +1,37 @@
+"""The operator of the backward pass: its schema, its fake, and what torch.compile makes of it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from support.cases import Case
+from support.contract import native_inputs
+from support.variants import shipped_module, shipped_specs
+
+SPECS = shipped_specs()
+CASE = Case(20, 20, batch=2, q_heads=4, kv_heads=2)
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_opcheck(name: str) -> None:
+    spec, module = SPECS[name], shipped_module(name)
+    q, k, v = native_inputs(CASE, spec)
+    params = CASE.arguments(spec)
+    out, lse = module.reference(q, k, v, return_lse=True, **params)
+    given = (q, k, v, 0.1, *params.values(), out, lse, torch.ones_like(out), torch.ones_like(lse))
+    torch.library.opcheck(module._backward_op, given)
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_the_fake_has_the_shapes_and_types(name: str) -> None:
+    spec, module = SPECS[name], shipped_module(name)
+    case = CASE if spec.equal_lengths else Case(20, 33, batch=2, q_heads=4, kv_heads=2)
+    q, k, v = native_inputs(case, spec)
+    params = case.arguments(spec)
+    out, lse = module.reference(q, k, v, return_lse=True, **params)
+    given = (q, k, v, 0.1, *params.values(), out, lse, torch.ones_like(out), torch.ones_like(lse))
+    real = module._backward_op(*given)
+    meta = [x.to("meta") if isinstance(x, torch.Tensor) else x for x in given]
+    fake = module._backward_op(*meta)
+    assert [(x.shape, x.dtype) for x in fake] == [(x.shape, x.dtype) for x in real]

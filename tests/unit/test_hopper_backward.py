@@ -1,0 +1,285 @@
+"""The Gluon kernel of the backward pass: which plans have it, and which tiles it visits.
+
+The functions that find the tiles are run as they are rendered, on numbers.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from flashgen import (
+    AttentionSpec,
+    Int,
+    Mask,
+    Tensor,
+    alibi,
+    block_sparse,
+    causal,
+    full,
+    sigmoid_attention,
+    softcap,
+)
+from flashgen.codegen.render import render_backward_hopper
+from flashgen.plan import lower
+from flashgen.plan.backward import backward_plan
+from flashgen.plan.hopper_backward import HopperBackward
+from flashgen.symbols import evaluate
+from support.cases import Case
+from support.loads import kernel_spec
+from support.visits import Call, Elements, visit
+from support.vocabulary import VOCABULARY
+
+
+def of(spec: AttentionSpec) -> HopperBackward:
+    return HopperBackward(backward_plan(lower(spec, "x")))
+
+
+def _at(tensor: Elements, *indices: int) -> Any:
+    return tensor[indices]
+
+
+#: What the functions call.
+GLUON = {
+    "gl": SimpleNamespace(
+        where=lambda condition, a, b: a if condition else b,
+        cdiv=lambda a, b: -(-a // b),
+        minimum=min,
+        maximum=max,
+        constexpr=None,
+    ),
+    "gluon": SimpleNamespace(jit=lambda function: function),
+    **{f"_at_{n}d_hopper": _at for n in range(1, 5)},
+}
+FUNCTIONS = ("_backward_visits", "_query_tile", "_swap_if_hopper")
+
+
+def functions(names: HopperBackward) -> SimpleNamespace:
+    """Those of the rendered kernel, as functions of Python."""
+    tree = ast.parse(render_backward_hopper(names.backward, after_forward=False))
+    tree.body = [f for f in tree.body if isinstance(f, ast.FunctionDef) and f.name in FUNCTIONS]
+    found: dict[str, Any] = dict(GLUON)
+    exec(compile(tree, "rendered", "exec"), found)
+    return SimpleNamespace(**found)
+
+
+def visited(
+    names: HopperBackward, kernel: SimpleNamespace, call: Call, kv_first: int
+) -> list[tuple[int, bool]]:
+    """(tile of queries, whether it is masked) of each visit of a tile of keys, in their order."""
+    bounds = names.backward.q_bounds
+    known = {**call.values, **call.tables(bounds.tables)}
+    given = tuple(known.get(name) for name in names.call)
+    runs = kernel._backward_visits(0, 0, kv_first, given, call.block_m, call.block_n)
+    if names.splits:
+        return [(kernel._query_tile(i, runs), i < runs[1]) for i in range(runs[0])]
+    return [
+        kernel._query_tile(i, runs, given, kv_first, call.block_n) if names.masks else (
+            kernel._query_tile(i, runs, given, kv_first, call.block_n)[0], False
+        )
+        for i in range(runs[0])
+    ]  # fmt: skip
+
+
+def check_visits(names: HopperBackward, seen: list[list[bool]], call: Call) -> None:
+    """Each tile that holds a pair is visited once, those that bounds call full without a mask."""
+    bounds, kernel = names.backward.q_bounds, functions(names)
+    softmax = names.backward.plan.normaliser == "softmax"
+    for kv_first in range(0, call.kv, call.block_n):
+        keys = range(kv_first, min(kv_first + call.block_n, call.kv))
+        visits = visited(names, kernel, call, kv_first)
+        tiles = [tile for tile, _ in visits]
+        assert len(tiles) == len(set(tiles)), "a tile is visited twice"
+        assert all(0 <= tile * call.block_m < call.q for tile in tiles), "past the last query"
+        values = {**call.values, **call.tables(bounds.tables)}
+        found = visit(
+            bounds, call.block_m, call.q, {**values, "kv_first": kv_first, "kv_last": keys[-1]}
+        )
+        assert set(tiles) == found.visited
+        needed = {i // call.block_m for i in range(call.q) if any(seen[i][j] for j in keys)}
+        assert needed <= found.visited
+        at_the_end = kv_first + call.block_n > call.kv
+        for tile, masked in visits:
+            if softmax and names.masks and at_the_end:
+                assert masked, "keys past the end are not masked"
+            elif names.masks_queries:
+                # The last tile may hold rows past the end: their weights are 0 without a mask.
+                assert masked == (tile not in found.unmasked), (tile, visits, found)
+            rows = range(tile * call.block_m, min((tile + 1) * call.block_m, call.q))
+            assert masked or all(seen[i][j] for i in rows for j in keys), (tile, kv_first)
+        if names.splits:
+            masks = [masked for _, masked in visits]
+            assert masks == sorted(masks, reverse=True), "those with the mask come first"
+
+
+def _elements(value: Any) -> Any:
+    return Elements(value.tolist()) if isinstance(value, torch.Tensor) else value
+
+
+ENTRIES = {
+    name: entry for name, entry in VOCABULARY.items() if not of(entry.spec("bfloat16", 64)).why_not
+}
+#: Lengths and tiles.
+CALLS = (
+    ((37, 37), (8, 16)),
+    ((40, 40), (4, 8)),
+    ((8, 50), (4, 16)),
+    ((50, 8), (16, 8)),
+    ((1, 33), (8, 8)),
+    ((33, 1), (8, 4)),
+    ((32, 24), (8, 8)),
+)
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_the_vocabulary_visits_each_tile_once(name: str) -> None:
+    entry = ENTRIES[name]
+    spec = entry.spec("bfloat16", 64)
+    names = of(spec)
+    for (q_len, kv_len), blocks in CALLS:
+        if entry.equal_lengths and q_len != kv_len:
+            continue
+        case = entry.case(Case(q_len, kv_len, q_heads=1, kv_heads=1))
+        params = {key: _elements(x) for key, x in case.arguments(spec).items()}
+        for constant in spec.constants:
+            params[constant.name] = _elements(constant.tensor())
+        call = Call(q_len, kv_len, *blocks, params)
+        check_visits(names, call.matrix(spec.mask), call)
+
+
+# --- random masks ---------------------------------------------------------------------------------
+
+LEFT, WIDTH = Int("left", 3), Int("width", 4, min=1)
+DOC = Tensor("doc", ("batch", "q_len"), "int32", sorted=True)
+KV_DOC = Tensor("kv_doc", ("batch", "kv_len"), "int32", sorted=True)
+SHOWN = Tensor("shown", ("batch", "kv_len"), "bool")
+
+LEAVES: list[Callable[[Any, Any], Any]] = [
+    lambda q, kv: kv <= q,
+    lambda q, kv: q <= kv,
+    lambda q, kv: q - kv <= LEFT,
+    lambda q, kv: kv - q < WIDTH,
+    lambda q, kv: kv < LEFT,
+    lambda q, kv: q < 2 * LEFT,
+    lambda q, kv: q // WIDTH == kv // WIDTH,
+    lambda q, kv: q // WIDTH >= kv // 3,
+    lambda q, kv: 2 * kv <= q + LEFT,
+    lambda q, kv: q + kv < 30,
+    lambda q, kv: (q - kv) % WIDTH == 0,
+    lambda q, kv: DOC[0, q] == KV_DOC[0, kv],
+    lambda q, kv: SHOWN[0, kv],
+]
+
+
+def _random_mask(random: Random, depth: int) -> Mask:
+    if depth == 0 or random.random() < 0.2:
+        leaf = random.choice(LEAVES)
+        return Mask(lambda b, h, q, kv: leaf(q, kv), "leaf")
+    one, other = (_random_mask(random, depth - 1) for _ in range(2))
+    if random.random() < 0.15:
+        return ~one
+    return random.choice((operator.and_, operator.or_))(one, other)
+
+
+SEEDS = range(60)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_random_masks_visit_each_tile_once(seed: int) -> None:
+    random = Random(seed)
+    mask = _random_mask(random, 3)
+    names = of(AttentionSpec(64, mask=mask))
+    if names.why_not:
+        assert names.backward.q_tiles.reduce_rows
+        return
+    for _ in range(6):
+        q, kv = random.choice(((1, 1), (30, 30), (7, 40), (40, 7), (32, 16), (33, 33)))
+        params: dict[str, Any] = {"left": random.randrange(20), "width": random.randint(1, 9)}
+        for name, length in (("doc", q), ("kv_doc", kv)):
+            params[name] = Elements([sorted(random.randrange(4) for _ in range(length))])
+        params["shown"] = Elements([[random.random() < 0.6 for _ in range(kv)]])
+        call = Call(q, kv, random.choice((2, 4, 8, 16)), random.choice((4, 8, 16)), params)
+        check_visits(names, call.matrix(mask), call)
+
+
+def test_the_random_masks_are_of_all_kinds() -> None:
+    kinds = set()
+    for seed in SEEDS:
+        names = of(AttentionSpec(64, mask=_random_mask(Random(seed), 3)))
+        tiles = names.backward.q_tiles
+        kinds.add((names.splits, tiles.from_key_0, tiles.sorted, bool(names.why_not)))
+    splits, from_key_0, in_order, refused = map(set, zip(*kinds, strict=True))
+    assert splits == from_key_0 == in_order == refused == {True, False}
+
+
+# --- which plans have the kernel ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [
+        (AttentionSpec(64, mask=causal()), ""),
+        (AttentionSpec(128, "float16", score=softcap(5.0)), ""),
+        (AttentionSpec(56, normaliser=sigmoid_attention()), ""),
+        (AttentionSpec((120, 128)), ""),
+        (AttentionSpec(64, "float32"), "float32: its tiles are of 16-bit elements"),
+        (AttentionSpec((16, 96)), ""),
+        (AttentionSpec((64, 136)), "its tiles have 128 columns at most"),
+        (AttentionSpec((256, 64)), "its tiles have 128 columns at most"),
+        (AttentionSpec(64, dropout=True), "it has no dropout"),
+        (
+            AttentionSpec(64, mask=block_sparse()),
+            "which queries see a tile of keys is listed by another kernel",
+        ),
+        (kernel_spec("ids", 64), "which queries see a tile of keys depends on each of the keys"),
+        (
+            AttentionSpec(64, score=lambda s, b, h, q_idx, kv_idx: 1.0 * (q_idx - kv_idx)),
+            "its score function leaves the products out",
+        ),
+        (kernel_spec("half_keys", 64), ""),
+        (
+            VOCABULARY["temperature"].spec("float16", 64),
+            "what heat learns depends on the scores",
+        ),
+        (kernel_spec("bias", 64), "elements of bias are told apart by elements"),
+        (kernel_spec("rows", 64), "elements of rows are told apart by rows"),
+        (kernel_spec("forward", 64), "elements of by_distance are told apart by diagonals"),
+    ],
+)
+def test_which_plans_have_it(spec: AttentionSpec, reason: str) -> None:
+    assert of(spec).why_not == reason
+
+
+def test_tiles_of_the_two_widths() -> None:
+    narrow, wide = of(AttentionSpec((56, 16))), of(AttentionSpec((56, 72)))
+    assert (narrow.width, wide.width) == (64, 128)
+    assert (narrow.divides_columns, wide.divides_columns) == (False, True)
+
+
+def test_what_is_masked() -> None:
+    plain, masked = of(AttentionSpec(64)), of(AttentionSpec(64, mask=causal()))
+    assert (plain.masks, plain.masks_queries, plain.conditions) == (
+        True,
+        False,
+        ("kv_idx < kv_len",),
+    )
+    assert masked.masks_queries and masked.splits
+    runs = of(AttentionSpec(64, mask=full() & ~causal(align="top_left")))
+    assert runs.masks_queries
+
+
+def test_a_kernel_hands_on_what_is_read() -> None:
+    """Not the positions of keys where no tile is masked by them, nor a scale that nothing has."""
+    names = of(AttentionSpec(64, mask=causal(), score=alibi(8)))
+    assert names.reads_kv_idx and "qk_scale" in names.keys
+    assert names.call[:6] == (
+        "num_q_heads", "num_kv_heads", "q_len", "kv_len", "rows_len", "scale",
+    )  # fmt: skip
+    assert evaluate(names.backward.q_bounds.intervals[0].begin, {"kv_first": 5}) == 5

@@ -1,0 +1,155 @@
+"""What the Gluon kernel of the backward pass needs, and which configurations are candidates."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+
+from flashgen import AttentionSpec, Blocks, Tensor, additive_bias, alibi, causal, full
+from flashgen.budget.buffers import MEANINGS
+from flashgen.budget.captures import backward_captured_bytes
+from flashgen.budget.hopper_backward import hopper_backward_usage, worst_hopper_backward_usage
+from flashgen.config import KernelConfig
+from flashgen.plan import lower
+from flashgen.plan.backward import backward_plan
+from flashgen.plan.hopper_backward import HopperBackward
+from flashgen.symbols import evaluate
+from flashgen.tuning import hopper_backward_space as tuning
+from flashgen.tuning.hopper_backward_space import (
+    hopper_backward_space,
+    rank_hopper_backward,
+    why_no_backward,
+)
+from support.loads import kernel_spec
+
+NARROW = {stages: KernelConfig(128, 128, num_warps=8, num_stages=stages) for stages in (2, 3)}
+WIDE = {stages: KernelConfig(64, 128, num_warps=8, num_stages=stages) for stages in (2, 3)}
+
+
+@functools.cache
+def names(head_dim: int | tuple[int, int] = 128, dtype: str = "bfloat16") -> HopperBackward:
+    return of(AttentionSpec(head_dim, dtype, mask=causal()))
+
+
+def of(spec: AttentionSpec) -> HopperBackward:
+    return HopperBackward(backward_plan(lower(spec, "x")))
+
+
+def captured(**fields: Any) -> int:
+    return backward_captured_bytes(of(AttentionSpec(128, **fields)))
+
+
+def test_causal_by_hand() -> None:
+    usage = hopper_backward_usage(names(), WIDE[2])
+    # Seven descriptors; tiles of q, grad_out, k and v, of rows, of ds and dq; two arrays of
+    # barriers and a barrier; num_q_heads, num_kv_heads, rows_len, scale, batch, kv_head, kv_first;
+    # q_len and kv_len, which the queries that see a tile of keys, and its mask, depend on.
+    captures = 7 * 8 + 4 * 28 + 24 + 2 * 20 + 2 * 16 + 12 + 7 * 4 + 2 * 4
+    assert captures == backward_captured_bytes(names()) == 312
+    assert dict(usage.parts) == {
+        "Q tiles": 2 * 64 * 128 * 2,
+        "dO tiles": 2 * 64 * 128 * 2,
+        "K tile": 128 * 128 * 2,
+        "V tile": 128 * 128 * 2,
+        "dS tiles": 2 * 128 * 64 * 2,
+        "dQ tiles": 2 * 64 * 64 * 4,
+        "LSE, delta": 2 * 2 * 64 * 4,
+        "captures": captures + 8,  # the bytes of eight warps
+        "barriers": 2 * 16 + 8 + 8,  # from multiples of 16 on
+    }
+    assert usage.total == 198000
+    assert usage.limit == 232448
+
+
+@pytest.mark.parametrize(
+    ("kernel", "config", "figure"),
+    [
+        (names(), WIDE[3], 231312),
+        (names(80), WIDE[2], 198000),
+        (names((72, 104), "float16"), WIDE[3], 231312),
+        (names(64), NARROW[2], 199024),
+        (names((16, 40)), NARROW[2], 199024),
+        (names(64), NARROW[3], 232848),
+        (of(kernel_spec("ends", 64)), NARROW[2], 199088),
+        (of(kernel_spec("shown", 128)), WIDE[2], 198016),
+    ],
+)
+def test_figures_that_the_compiler_gave(
+    kernel: HopperBackward, config: KernelConfig, figure: int
+) -> None:
+    assert hopper_backward_usage(kernel, config).total == figure
+
+
+SLOPES = Tensor("slopes", ("num_q_heads",))
+BIAS = Tensor("bias", ("batch", 1, 1, "kv_len"), "float16")
+
+
+def test_captures_are_what_the_kernel_reads() -> None:
+    plain = captured(mask=causal())
+    # q_len alone says where the queries end; kv_len where the keys do, whatever the mask.
+    assert captured(mask=full()) == plain
+    # An address, a size and the sums that its gradient is made of.
+    assert captured(mask=causal(), score=alibi(SLOPES)) == plain + 8 + 4 + 8
+    # An address, four sizes, one stride of four, and the sums.
+    assert captured(mask=causal(), score=additive_bias(BIAS)) == plain + 8 + 4 * 4 + 4 + 8
+
+
+def test_what_may_be_needed_is_not_below_what_is() -> None:
+    for kernel in (names(), of(AttentionSpec(128, score=additive_bias(BIAS)))):
+        worst = worst_hopper_backward_usage(kernel, WIDE[3]).total
+        for ones in (False, True):
+            assert worst >= hopper_backward_usage(kernel, WIDE[3], ones=ones).total
+    strided = of(AttentionSpec(128, score=additive_bias(BIAS)))
+    assert (
+        backward_captured_bytes(strided, contiguous=False) == backward_captured_bytes(strided) + 4
+    )
+    assert backward_captured_bytes(strided, ones=True) == backward_captured_bytes(strided) + 4
+
+
+@pytest.mark.parametrize(("kernel", "configs"), [(names(), WIDE), (names(40), NARROW)])
+def test_parts_and_formula_say_the_same(
+    kernel: HopperBackward, configs: dict[int, KernelConfig]
+) -> None:
+    for config in configs.values():
+        usage = hopper_backward_usage(kernel, config)
+        assert sum(size for _, size in usage.parts) == usage.total
+        assert usage.meanings.items() <= MEANINGS.items()
+        values = {**config.as_dict(), "itemsize": 2, "qk_0": kernel.width}
+        assert evaluate(usage.formula, values) == usage.total
+
+
+def test_the_candidates() -> None:
+    assert hopper_backward_space(names()).candidates == tuple(WIDE.values())
+    assert hopper_backward_space(names()).rejected == ()
+    assert hopper_backward_space(names(64)).candidates == (NARROW[2],)
+    assert rank_hopper_backward(WIDE.values()) == [WIDE[2], WIDE[3]]
+    assert rank_hopper_backward([WIDE[3], WIDE[2]]) == [WIDE[2], WIDE[3]]
+
+
+def test_what_does_not_fit_says_what_it_consists_of() -> None:
+    assert hopper_backward_space(names(64)).rejected == (
+        (
+            NARROW[3],
+            "needs 232,848 B of shared memory, sm_90 has 232,448 B (Q tiles 49,152 + dO tiles "
+            "49,152 + K tile 16,384 + V tile 16,384 + dS tiles 65,536 + dQ tiles 32,768 + "
+            "LSE, delta 3,072 + captures 320 + barriers 80)",
+        ),
+    )
+
+
+def test_pins_say_nothing_of_it() -> None:
+    pinned = of(AttentionSpec(128, mask=causal(), blocks=Blocks(BLOCK_M=64, num_stages=4)))
+    assert hopper_backward_space(pinned) == hopper_backward_space(names())
+
+
+def test_why_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert why_no_backward(names()) == ""
+    wide = names(256)
+    assert why_no_backward(wide) == wide.why_not != ""
+    assert hopper_backward_space(wide).candidates == hopper_backward_space(wide).rejected == ()
+    monkeypatch.setattr(tuning, "STAGES", (4,))
+    assert why_no_backward(names()).startswith(
+        "BLOCK_M=64 BLOCK_N=128 num_warps=8 num_stages=4: needs 264,592 B of shared memory"
+    )
