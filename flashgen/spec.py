@@ -77,6 +77,9 @@ class AttentionSpec:
         blocks: tile sizes to pin or choose from.
         dropout: whether the call takes ``dropout_p`` and ``seed``: weights are then dropped at
             random, and what is kept is divided by ``1 - dropout_p``.
+        deterministic: whether gradients are the same bits every time, also on Hopper, where the
+            faster kernel adds up those of q in any order. Without it a call chooses, by
+            ``torch.use_deterministic_algorithms``.
         targets: GPU architectures to choose a configuration for; see `flashgen.budget.targets`.
         name: the generated module's name; None takes the spec file's name.
     """
@@ -90,6 +93,7 @@ class AttentionSpec:
     input_precision: str | None = None
     blocks: Blocks = field(default_factory=Blocks)
     dropout: bool = False
+    deterministic: bool = False
     targets: tuple[str, ...] = DEFAULT_TARGETS
     name: str | None = None
 
@@ -154,6 +158,7 @@ class AttentionSpec:
         functions = {"mask": self.mask, "score": self.score, "normaliser": self.normaliser}
         shown = {name: f and (f.label, f.canonical()) for name, f in functions.items()}
         fields = {**self.__dict__, **shown}
-        if not self.dropout:  # younger than digests that tests and files go by
-            del fields["dropout"]
+        for name in ("dropout", "deterministic"):  # younger than digests that files go by
+            if not fields[name]:
+                del fields[name]
         return hashlib.sha256(repr(sorted(fields.items())).encode()).hexdigest()

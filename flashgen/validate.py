@@ -19,6 +19,7 @@ from flashgen.masks import Mask
 from flashgen.normalisers import Normaliser
 from flashgen.plan import KernelPlan
 from flashgen.plan.code import finite_score
+from flashgen.plan.learned import meeting_tensors
 from flashgen.scores import Score
 from flashgen.spec import DTYPES, INPUT_PRECISIONS, AttentionSpec, Blocks
 from flashgen.symbolic.trace import trace
@@ -40,7 +41,7 @@ def validate(variant: Variant) -> list[Violation]:
     """Everything wrong with the fields of a spec; whether its blocks fit is `unfit`'s to say."""
     checks = (
         _name, _head_dim, _dtype, _input_precision, _scale,
-        _mask, _score, _normaliser, _params, _dropout, _blocks, _targets,
+        _mask, _score, _normaliser, _params, _dropout, _deterministic, _blocks, _targets,
     )  # fmt: skip
     return [
         Violation(variant.name, field, shown(value), problem, remedy, variant.file)
@@ -187,6 +188,17 @@ def _dropout(name: str, spec: AttentionSpec) -> Iterator[Finding]:
     if not isinstance(spec.dropout, bool):
         problem, remedy = "neither True nor False", "write dropout=True; calls choose dropout_p"
         yield "dropout", spec.dropout, problem, remedy
+
+
+def _deterministic(name: str, spec: AttentionSpec) -> Iterator[Finding]:
+    if not isinstance(spec.deterministic, bool):
+        problem, remedy = "neither True nor False", "write deterministic=True, or leave it out"
+        yield "deterministic", spec.deterministic, problem, remedy
+    elif spec.deterministic and not any(_score(name, spec)):
+        for tensor in meeting_tensors(spec):
+            problem = f"gradients of {tensor!r} are sums that several programs add to"
+            remedy = "index it by head, query, key or distance, or by all of b, h, q_idx and kv_idx"
+            yield "deterministic", True, problem, remedy
 
 
 def _untraceable(field: str, value: object, trace: Callable[[], object]) -> Iterator[Finding]:

@@ -42,6 +42,8 @@ class HopperBackward:
     def why_not(self) -> str:
         """Why a plan has no such kernel; ``""`` where it has one."""
         plan, backward = self.backward.plan, self.backward
+        if plan.spec.deterministic:
+            return "it adds up gradients of q in any order"
         if plan.dropout:
             return "it has no dropout"
         if plan.itemsize != 2:

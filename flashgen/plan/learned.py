@@ -10,9 +10,11 @@ from typing import Any, Literal
 import sympy
 
 from flashgen.config import BackwardKernel
+from flashgen.plan.arguments import argument
 from flashgen.plan.code import finite_score
 from flashgen.plan.kernel import KernelPlan
 from flashgen.scores import Score
+from flashgen.spec import AttentionSpec
 from flashgen.symbolic.affine import linearise, summands
 from flashgen.symbolic.gradient import ElementDerivative, element_derivatives
 from flashgen.symbolic.places import Place, place_of
@@ -112,6 +114,19 @@ def learned_elements(plan: KernelPlan) -> tuple[LearnedElement, ...]:
         return ()
     names = frozenset(argument.name for argument in plan.arguments if argument.differentiable)
     return _learned_elements(plan.spec.score, names)
+
+
+def meeting_tensors(spec: AttentionSpec) -> tuple[str, ...]:
+    """Learned tensors whose gradients programs add to in the same place, in any order."""
+    if spec.score is None:
+        return ()
+    names = frozenset(param.name for param in spec.params if argument(param).differentiable)
+    meeting = [
+        element.derivative.tensor
+        for element in _learned_elements(spec.score, names)
+        if element.over == "elements" and not is_one_to_one(element.derivative.indices)
+    ]
+    return tuple(dict.fromkeys(meeting))
 
 
 def sum_over(indices: Sequence[Any]) -> Over:

@@ -5,8 +5,9 @@ import pytest
 from flashgen.errors import ValidationError
 from flashgen.loader import Variant
 from flashgen.masks import causal, sliding_window
-from flashgen.params import Int
+from flashgen.params import Int, Tensor
 from flashgen.plan import lower
+from flashgen.scores import additive_bias, alibi
 from flashgen.spec import AttentionSpec, Blocks
 from flashgen.tuning.space import search_space
 from flashgen.validate import unfit, validate
@@ -39,6 +40,8 @@ def findings(name="tiny", **fields):
         {"targets": ["gfx942", "sm_80"]},
         {"name": "match"},
         {"dropout": True},
+        {"deterministic": True},
+        {"deterministic": True, "score": alibi(Tensor("slopes", ("num_q_heads",)))},
     ],
 )
 def test_good_fields(fields):
@@ -53,6 +56,11 @@ IN_TINY = "specs/tiny.py: tiny: "
     [
         ({"dropout": 0.1}, "dropout=0.1: neither True nor False; "
          "write dropout=True; calls choose dropout_p"),
+        ({"deterministic": 1}, "deterministic=1: neither True nor False; "
+         "write deterministic=True, or leave it out"),
+        ({"deterministic": True, "score": additive_bias(Tensor("bias", ("q_len", "kv_len")))},
+         "deterministic=True: gradients of 'bias' are sums that several programs add to; "
+         "index it by head, query, key or distance, or by all of b, h, q_idx and kv_idx"),
         ({"head_dim": 0}, "head_dim=0: not a multiple of 8 from 16 to 512; "
          "write one that is, or (qk, v) of two"),
         ({"head_dim": 7}, "head_dim=7: not a multiple of 8 from 16 to 512; "
