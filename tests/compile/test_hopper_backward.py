@@ -135,6 +135,15 @@ def test_what_differs_becomes_machine_code(name: str, head_dim: int) -> None:
     assert unset_uniform_registers(compiled.code) == []
 
 
+def test_a_narrow_sigmoid_has_too_few_registers() -> None:
+    """Known: p is needed again after the product of weights, and ptxas makes products wait."""
+    spec = VOCABULARY["sigmoid"].spec("bfloat16", 64)
+    names = HopperBackward(backward_plan(lower(spec, "sigmoid")))
+    compiled = compile_backward_hopper(names.backward, hopper_backward_space(names).candidates[0])
+    assert compiled.spilled <= 512
+    assert all("C7512" in line for line in compiled.warnings)
+
+
 # What a spec can ask for besides.
 @pytest.mark.parametrize(
     ("name", "head_dim"), [("shown", 64), ("ends", 80), ("softcap", (56, 96)), ("half_keys", 128)]

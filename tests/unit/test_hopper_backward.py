@@ -234,6 +234,7 @@ def test_the_random_masks_are_of_all_kinds() -> None:
         (AttentionSpec((64, 136)), "its tiles have 128 columns at most"),
         (AttentionSpec((256, 64)), "its tiles have 128 columns at most"),
         (AttentionSpec(64, dropout=True), "it has no dropout"),
+        (AttentionSpec(64, deterministic=True), "it adds up gradients of q in any order"),
         (
             AttentionSpec(64, mask=block_sparse()),
             "which queries see a tile of keys is listed by another kernel",
