@@ -78,7 +78,7 @@ def backward_captured_bytes(
     ends |= bool(names.text.learned)
     size += NUMBER * (ends or not read.names.isdisjoint({"kv_len", "kv_last"}))
     size += ADDRESS * len(names.text.learned)  # their sums
-    arguments = names.backward.keys_arguments
+    arguments = names.backward.both_arguments
     return size + _parameters(read, arguments, contiguous=contiguous, ones=ones)
 
 

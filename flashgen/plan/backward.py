@@ -101,28 +101,33 @@ class BackwardPlan:
     def of_keys(self) -> BackwardCode:
         """The text of the kernel that goes over tiles of keys."""
         held = [item for item in learned_elements(self.plan) if item.kernel == "keys"]
-        return self._code_with(held, by_blocks=False)
+        return self._code_with(held, self.plan.conditions)
 
     @cached_property
     def of_queries(self) -> BackwardCode:
         """The text of the kernel that goes over tiles of queries."""
         held = [item for item in learned_elements(self.plan) if item.kernel == "queries"]
-        return self._code_with(held, by_blocks=True)
+        return self._code_with(held, self.plan.conditions, by_blocks=True)
 
     @cached_property
     def of_both(self) -> BackwardCode:
         """The text of a kernel over tiles of keys that computes all gradients."""
-        return self._code_with(learned_elements(self.plan), by_blocks=False)
+        return self._code_with(learned_elements(self.plan), self.conditions_of_keys)
 
     @cached_property
     def learned(self) -> tuple[ElementSlope, ...]:
         """What both kernels add to gradients of tensors."""
         return (*self.of_queries.learned, *self.of_keys.learned)
 
-    def _code_with(self, held: Sequence[LearnedElement], *, by_blocks: bool) -> BackwardCode:
+    def _code_with(
+        self,
+        held: Sequence[LearnedElement],
+        conditions: tuple[Any, ...],
+        *,
+        by_blocks: bool = False,
+    ) -> BackwardCode:
         parts = [tuple(map(_by_products, item.by_kernel)) for item in held]
         others = (*self._element_slope, *(expr for part in parts for expr in part))
-        conditions = self.plan.conditions if by_blocks else self.conditions_of_keys
         code, texts = code_with(self.plan.spec, conditions, others, by_blocks=by_blocks)
         rest = iter(texts)
         slope = next(rest) if self._element_slope else ""
@@ -133,7 +138,7 @@ class BackwardPlan:
 
     @property
     def conditions_of_keys(self) -> tuple[Any, ...]:
-        """What a masked tile evaluates of the mask in a kernel that holds keys."""
+        """What a masked tile evaluates of the mask in the kernel of `of_both`."""
         return self._evaluated[0]
 
     @property
@@ -180,6 +185,11 @@ class BackwardPlan:
     @cached_property
     def keys_arguments(self) -> KernelArguments:
         """What the kernel over tiles of keys takes of the parameters."""
+        return self._arguments((*self.plan.conditions, *self._loop_bounds))
+
+    @cached_property
+    def both_arguments(self) -> KernelArguments:
+        """What the kernel of `of_both` takes of them."""
         return self._arguments((*self.conditions_of_keys, *self._loop_bounds))
 
     @property
@@ -200,9 +210,9 @@ class BackwardPlan:
         return self._tables_for(self.keys_arguments, *queries)
 
     @cached_property
-    def row_tables_of_keys(self) -> tuple[RowTable, ...]:
-        """Those of the kernel over tiles of keys."""
-        return self._tables_for(self.keys_arguments)
+    def row_tables_of_both(self) -> tuple[RowTable, ...]:
+        """Those of the kernel of `of_both`."""
+        return self._tables_for(self.both_arguments)
 
     def _tables_for(self, *kernels: KernelArguments) -> tuple[RowTable, ...]:
         known = {table.name: table for table in self._every_table}

@@ -86,7 +86,7 @@ class HopperBackward:
     @cached_property
     def call(self) -> tuple[str, ...]:
         """What holds for the whole call."""
-        arguments = self.backward.keys_arguments
+        arguments = self.backward.both_arguments
         tensors = (tensor.name for tensor in arguments.tensors)
         sizes = ("num_q_heads", "num_kv_heads", "q_len", "kv_len", "rows_len")
         return (*sizes, "scale", *arguments.scalars, *tensors)

@@ -35,7 +35,7 @@ def _source(backward: BackwardPlan, config: KernelConfig) -> Any:
         "BLOCK_N": config.BLOCK_N,
         "NUM_STAGES": config.num_stages,
     }
-    arguments = backward.keys_arguments
+    arguments = backward.both_arguments
     types = _argument_types(backward, config)
     call = call_of(backward.plan, kernel, types, constants, arguments=arguments)
     return GluonASTSource(kernel, call.signature, call.constants, call.attributes)

@@ -110,7 +110,7 @@ def test_a_second_compile_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a kernel that Triton may specialise on a parameter."""
 
     def specialise(source: str) -> str:
-        kernel = source.split("# Lengths, head counts and the mask's parameters")[2]
+        kernel = source.split("# Lengths, head counts and the mask's parameters", 2)[2]
         assert '"left"' in kernel, "the kernel no longer reads so: bring this test up to date"
         before = source.removesuffix(kernel)
         return before + kernel.replace('"left"', '"q_len"', 1)
