@@ -79,6 +79,13 @@ class SramUsage:
         """Whether the target gives a block that much."""
         return self.total <= self.limit
 
+    def shortage(self, target: str) -> str:
+        """Why a block is too large for a target of this name; ``""`` where it fits."""
+        if self.fits:
+            return ""
+        has = f"{target} has {self.limit:,} B"
+        return f"needs {self.total:,} B of shared memory, {has} ({self.breakdown})"
+
     @property
     def breakdown(self) -> str:
         """The parts on one line: ``Q 32,768 + K 65,536 + V 65,536``."""

@@ -127,11 +127,8 @@ def _does_not_fit(
     plan: KernelPlan, kernel: BackwardKernel, config: KernelConfig, target: Target
 ) -> str | None:
     usage = worst_backward_usage(plan, kernel, config, target)
-    if not usage.fits:
-        return (
-            f"needs {usage.total:,} B of shared memory, {target.name} has {usage.limit:,} B "
-            f"({usage.breakdown})"
-        )
+    if shortage := usage.shortage(target.name):
+        return shortage
     unit = backward_unit(plan, kernel, config, target)
     if unit == "tcgen05":
         columns = backward_tensor_memory(plan, kernel, config)

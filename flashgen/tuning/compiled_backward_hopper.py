@@ -8,7 +8,14 @@ from flashgen.codegen.render import render_backward_hopper
 from flashgen.config import KernelConfig
 from flashgen.plan.backward import BackwardPlan
 from flashgen.plan.hopper_backward import HopperBackward
-from flashgen.tuning.compiled_hopper import IMPORTS, HopperCompiled, figures_of, shared_until
+from flashgen.tuning.compiled_hopper import (
+    IMPORTS,
+    HopperCompiled,
+    constants_of,
+    descriptor,
+    figures_of,
+    shared_until,
+)
 from flashgen.tuning.compiler import call_of, function_in
 
 KERNEL = "_backward_hopper"
@@ -30,14 +37,9 @@ def _source(backward: BackwardPlan, config: KernelConfig) -> Any:
 
     text = IMPORTS + render_backward_hopper(backward, after_forward=False)
     kernel = function_in(text, KERNEL)
-    constants = {
-        "BLOCK_M": config.BLOCK_M,
-        "BLOCK_N": config.BLOCK_N,
-        "NUM_STAGES": config.num_stages,
-    }
     arguments = backward.both_arguments
     types = _argument_types(backward, config)
-    call = call_of(backward.plan, kernel, types, constants, arguments=arguments)
+    call = call_of(backward.plan, kernel, types, constants_of(config), arguments=arguments)
     return GluonASTSource(kernel, call.signature, call.constants, call.attributes)
 
 
@@ -48,18 +50,10 @@ def _argument_types(backward: BackwardPlan, config: KernelConfig) -> dict[str, s
     tiles = {"q": config.BLOCK_M, "grad_out": config.BLOCK_M}
     tiles |= dict.fromkeys(("k", "v", "grad_k", "grad_v"), config.BLOCK_N)
     types = {
-        f"{name}_desc": _descriptor(plan.triton_dtype, plan.torch_dtype, [1, 1, rows, width])
+        f"{name}_desc": descriptor(plan.triton_dtype, plan.torch_dtype, [1, 1, rows, width])
         for name, rows in tiles.items()
     }
-    types["rows_desc"] = _descriptor("fp32", "float32", [1, 1, config.BLOCK_M])
-    types["grad_q_desc"] = _descriptor("fp32", "float32", [128, 32])
+    types["rows_desc"] = descriptor("fp32", "float32", [1, 1, config.BLOCK_M])
+    types["grad_q_desc"] = descriptor("fp32", "float32", [128, 32])
     types |= {f"{item.variable}_ptr": "*fp32" for item in backward.of_both.learned}
     return types | {"scale": "fp32"}
-
-
-def _descriptor(triton_dtype: str, dtype: str, block: list[int]) -> str:
-    """The type of a tensor descriptor of such tiles."""
-    from triton.experimental.gluon import language as gl
-
-    layout = gl.NVMMASharedLayout.get_default_for(block, getattr(gl, dtype))
-    return f"tensordesc<{triton_dtype}{block},{layout!r}>"

@@ -106,17 +106,21 @@ def figures_of(source: Any) -> HopperCompiled:
     )
 
 
+def constants_of(config: KernelConfig) -> dict[str, int]:
+    """What a Gluon kernel is compiled with."""
+    return {
+        "BLOCK_M": config.BLOCK_M,
+        "BLOCK_N": config.BLOCK_N,
+        "NUM_STAGES": config.num_stages,
+    }
+
+
 def _source(plan: KernelPlan, config: KernelConfig) -> Any:
     """The kernel with the types and the alignment of a call's arguments."""
     from triton.experimental.gluon._runtime import GluonASTSource
 
     kernel = function_in(IMPORTS + render_hopper(plan), KERNEL)
-    constants = {
-        "BLOCK_M": config.BLOCK_M,
-        "BLOCK_N": config.BLOCK_N,
-        "NUM_STAGES": config.num_stages,
-    }
-    call = call_of(plan, kernel, _argument_types(plan, config), constants)
+    call = call_of(plan, kernel, _argument_types(plan, config), constants_of(config))
     return GluonASTSource(kernel, call.signature, call.constants, call.attributes)
 
 
@@ -134,14 +138,15 @@ def _argument_types(plan: KernelPlan, config: KernelConfig) -> dict[str, str]:
     for tensor, rows, parts in tensors:
         for part in parts:
             width = min(part.width, OUT_COLUMNS) if tensor == "out" else part.width
-            types[f"{tensor}_desc{part.suffix}"] = _descriptor(plan, rows, width)
+            block = [1, 1, rows, width]
+            found = descriptor(plan.triton_dtype, plan.torch_dtype, block)
+            types[f"{tensor}_desc{part.suffix}"] = found
     return types
 
 
-def _descriptor(plan: KernelPlan, rows: int, columns: int) -> str:
-    """The type of a tensor descriptor with tiles of so many rows and columns."""
+def descriptor(triton_dtype: str, dtype: str, block: list[int]) -> str:
+    """The type of a tensor descriptor of such tiles, whose elements have these names."""
     from triton.experimental.gluon import language as gl
 
-    block = [1, 1, rows, columns]
-    layout = gl.NVMMASharedLayout.get_default_for(block, getattr(gl, plan.torch_dtype))
-    return f"tensordesc<{plan.triton_dtype}{block},{layout!r}>"
+    layout = gl.NVMMASharedLayout.get_default_for(block, getattr(gl, dtype))
+    return f"tensordesc<{triton_dtype}{block},{layout!r}>"

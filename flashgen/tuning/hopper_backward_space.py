@@ -41,7 +41,7 @@ def hopper_backward_space(names: HopperBackward) -> Space:
         return Space((), ())
     shape = (BLOCK_M[names.width], BLOCK_N, _WARPS)
     reasons = {
-        config: _does_not_fit(names, config)
+        config: worst_hopper_backward_usage(names, config).shortage(HOPPER)
         for config in (KernelConfig(*shape, num_stages=stages) for stages in STAGES)
     }
     return Space(
@@ -53,13 +53,3 @@ def hopper_backward_space(names: HopperBackward) -> Space:
 def rank_hopper_backward(candidates: Iterable[KernelConfig]) -> list[KernelConfig]:
     """The candidates, most promising first: the fewest stages, since nothing waits for a third."""
     return sorted(candidates, key=lambda config: config.num_stages)
-
-
-def _does_not_fit(names: HopperBackward, config: KernelConfig) -> str:
-    usage = worst_hopper_backward_usage(names, config)
-    if usage.fits:
-        return ""
-    return (
-        f"needs {usage.total:,} B of shared memory, {HOPPER} has {usage.limit:,} B "
-        f"({usage.breakdown})"
-    )

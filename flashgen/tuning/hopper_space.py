@@ -163,13 +163,7 @@ def _spills(plan: KernelPlan, config: KernelConfig) -> str:
 
 
 def _does_not_fit(plan: KernelPlan, config: KernelConfig) -> str:
-    usage = worst_hopper_usage(plan, config)
-    if usage.fits:
-        return ""
-    return (
-        f"needs {usage.total:,} B of shared memory, {TARGET.name} has {usage.limit:,} B "
-        f"({usage.breakdown})"
-    )
+    return worst_hopper_usage(plan, config).shortage(TARGET.name)
 
 
 #: Why not, from what the kernel is made for to what it needs.

@@ -113,11 +113,8 @@ def _all(plan: KernelPlan, lists: Lists) -> Iterator[KernelConfig]:
 
 def _does_not_fit(plan: KernelPlan, config: KernelConfig, target: Target) -> str | None:
     usage = worst_usage(plan, config, target)
-    if not usage.fits:
-        return (
-            f"needs {usage.total:,} B of shared memory, {target.name} has {usage.limit:,} B "
-            f"({usage.breakdown})"
-        )
+    if shortage := usage.shortage(target.name):
+        return shortage
     if matrix_unit(plan, config, target) == "tcgen05":
         columns = tensor_memory_columns(plan, config)
         if columns > TENSOR_MEMORY_COLUMNS:
