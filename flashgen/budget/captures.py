@@ -20,7 +20,7 @@ from flashgen.plan.text import mentioned
 # shared memory, which have an address and an offset for each dimension.
 NUMBER, ADDRESS = 4, 8
 TILES, BARRIERS, NUMBERS, BARRIER = (ADDRESS + NUMBER * rank for rank in (5, 2, 2, 1))
-ROWS, MADE = (ADDRESS + NUMBER * rank for rank in (4, 3))
+ROWS, MADE, FACTORS = (ADDRESS + NUMBER * rank for rank in (4, 3, 2))
 
 # Arrays of barriers: full and empty, of queries, keys, values and what is handed over.
 BARRIER_ARRAYS = 8
@@ -31,9 +31,14 @@ NUMBERS_OF_A_CALL = 6
 # Of the backward kernel: num_q_heads, num_kv_heads, rows_len and scale; batch, kv_head, kv_first.
 NUMBERS_OF_A_BACKWARD_CALL = 4 + 3
 
-# q, k, v, grad_out, rows; of the three results those that the first consumer does not store: its
+# q, k, v, grad_out, rows; of the results those that the first consumer alone does not store: its
 # code is the block's own, and captures nothing.
-BACKWARD_DESCRIPTORS = 5 + 2
+BACKWARD_DESCRIPTORS = 5
+
+# Of the kernel for the gradient of q: num_q_heads, num_kv_heads, rows_len and scale; batch, head,
+# q_first. Descriptors of q, k, v, grad_out and grad_q.
+NUMBERS_OF_QUERIES = 4 + 3
+QUERIES_DESCRIPTORS = 5
 
 
 def captured_bytes(plan: KernelPlan, *, contiguous: bool = True, ones: bool = False) -> int:
@@ -67,18 +72,47 @@ def backward_captured_bytes(
     names: HopperBackward, *, contiguous: bool = True, ones: bool = False
 ) -> int:
     """Bytes of all that the partitions of the backward kernel capture; see `captured_bytes`."""
-    read = _Read((*_backward_bounds(names), *_backward_expressions(names)))
+    if names.has_roles:
+        # The first consumer alone has scores and mask; the others go by which tiles need that one
+        # where these come first.
+        of_tiles = names.visits.bounds if names.visits.splits else names.visits.ends
+        read = _Read(of_tiles)
+    else:
+        read = _Read((*names.visits.bounds, *_backward_expressions(names)))
     size = BACKWARD_DESCRIPTORS * ADDRESS + NUMBERS_OF_A_BACKWARD_CALL * NUMBER
-    size += 4 * TILES + ROWS + 2 * MADE  # q, grad_out, k, v; lse and delta; ds, grad_q
+    size += 4 * TILES + ROWS  # q, grad_out, k, v; lse and delta
+    size -= NUMBER * names.divided  # rows_len
+    if names.has_roles:
+        size += ADDRESS + FACTORS  # grad_k
+    elif names.divided:
+        size += ADDRESS  # grad_v
+    else:
+        size += 2 * (ADDRESS + MADE)  # grad_q, grad_v; ds, tiles of grad_q
     size += 2 * BARRIERS + BARRIER
     softmax = names.backward.plan.normaliser == "softmax"
     # The end of the keys is masked in all tiles, or in none that see only what all of them see.
     ends = names.masks and (softmax or not names.masks_queries)
+    if names.has_roles:
+        ends = ends and names.visits.splits
     size += NUMBER * ("q_len" in read.names)
     ends |= bool(names.text.learned)
     size += NUMBER * (ends or not read.names.isdisjoint({"kv_len", "kv_last"}))
     size += ADDRESS * len(names.text.learned)  # their sums
     arguments = names.backward.both_arguments
+    return size + _parameters(read, arguments, contiguous=contiguous, ones=ones)
+
+
+def queries_captured_bytes(
+    names: HopperBackward, *, contiguous: bool = True, ones: bool = False
+) -> int:
+    """The same of the kernel that computes the gradient of q."""
+    queries = names.of_queries
+    read = _Read((*queries.visits.bounds, *_queries_expressions(names)))
+    size = QUERIES_DESCRIPTORS * ADDRESS + NUMBERS_OF_QUERIES * NUMBER + ADDRESS  # rows
+    size += 4 * (TILES + BARRIERS) + BARRIER
+    size += NUMBER * (not read.names.isdisjoint({"q_len", "q_last"}))
+    size += NUMBER * ("kv_len" in read.names)
+    arguments = names.backward.queries_arguments
     return size + _parameters(read, arguments, contiguous=contiguous, ones=ones)
 
 
@@ -148,17 +182,6 @@ def _expressions(plan: KernelPlan) -> Iterator[str]:
         yield from (table.entry, table.row, table.column, table.first_row, table.first_column)
 
 
-def _backward_bounds(names: HopperBackward) -> Iterator[str]:
-    """Text of which tiles of queries are visited, and which need the mask."""
-    tiles = names.backward.q_tiles
-    for run in tiles.runs:
-        yield from (run.end, run.condition)
-        if not tiles.from_key_0:
-            yield run.begin
-        if names.masks_queries:
-            yield from (run.full_end, "" if tiles.from_key_0 else run.full_begin)
-
-
 def _backward_expressions(names: HopperBackward) -> Iterator[str]:
     """Text of scores, slopes and mask, with the lines that these read: others leave no code."""
     text, code = names.text, names.text.code
@@ -169,3 +192,13 @@ def _backward_expressions(names: HopperBackward) -> Iterator[str]:
         yield from texts
         read = mentioned(lines, texts)
         texts = [lines.pop(name) for name in read]
+
+
+def _queries_expressions(names: HopperBackward) -> Iterator[str]:
+    """The same of the kernel that computes the gradient of q."""
+    text = names.of_queries.text
+    code = text.code
+    for a in (*code.scalars, *code.rows, *code.columns, *code.elements, *code.masked):
+        yield a.code
+    conditions = names.of_queries.conditions
+    yield from (code.score, code.shift, text.slope, names.backward.slope_scale, *conditions)

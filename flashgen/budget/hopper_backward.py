@@ -1,12 +1,15 @@
-"""hopper_backward_usage: what a block of the Gluon kernel of the backward pass needs.
+"""hopper_backward_usage, queries_usage: what a block of the backward pass's Gluon kernels needs.
 
 All of its buffers are alive throughout (`flashgen.budget.packing`):
 
 - tiles of queries and of the output's gradient, with two numbers for each query, for each stage;
 - the keys and the values, in whose places their gradients leave;
-- two tiles of the scores' gradients, one for each of two tiles of queries in turn;
-- what each consumer adds to the queries' gradient, 64 x 64 numbers of float32;
+- two tiles of the scores' gradients, one for each of two tiles of queries in turn, and what each
+  consumer adds to the queries' gradient, 64 x 64 numbers of float32: unless the kernel is divided;
+- what one consumer hands to the other where they have roles, 64 x 64 numbers of float32;
 - captures, barriers, and a byte for each warp, as in the forward kernel (`flashgen.budget.hopper`).
+
+That of queries has those, in whose place their gradient leaves, and tiles of keys and of values.
 
 The figure equals what Triton allots (tests/compile/test_hopper_backward.py); Triton 3.6 captures
 what `ones` says.
@@ -16,7 +19,7 @@ from __future__ import annotations
 
 import sympy
 
-from flashgen.budget.captures import backward_captured_bytes
+from flashgen.budget.captures import backward_captured_bytes, queries_captured_bytes
 from flashgen.budget.packing import Buffer, packed, values_of
 from flashgen.budget.quantities import BLOCK_M, BLOCK_N, ITEMSIZE, NUM_STAGES, widths
 from flashgen.budget.sram import WARP_GROUP, SramUsage
@@ -45,23 +48,72 @@ def worst_hopper_backward_usage(names: HopperBackward, config: KernelConfig) -> 
     return _usage(names, config, backward_captured_bytes(names, contiguous=False))
 
 
+def queries_usage(names: HopperBackward, *, ones: bool = False) -> SramUsage:
+    """The shared memory of the kernel that computes the gradient of q, where there is one."""
+    return _queries_usage(names, queries_captured_bytes(names, ones=ones))
+
+
+def worst_queries_usage(names: HopperBackward) -> SramUsage:
+    """The most that any Triton allots for it, of tensors of any strides."""
+    return _queries_usage(names, queries_captured_bytes(names, contiguous=False))
+
+
 def _usage(names: HopperBackward, config: KernelConfig, captures: int) -> SramUsage:
-    (width,) = widths("qk", 1)  # columns of a tile
-    of_queries, of_keys = BLOCK_M * width * ITEMSIZE, BLOCK_N * width * ITEMSIZE
+    qk, v = _columns()
     tiles = [
-        Buffer("Q tiles", NUM_STAGES * of_queries),
-        Buffer("dO tiles", NUM_STAGES * of_queries),
-        Buffer("K tile", of_keys),
-        Buffer("V tile", of_keys),
-        Buffer("dS tiles", 2 * BLOCK_N * BLOCK_M * ITEMSIZE),
-        Buffer("dQ tiles", sympy.Integer(CONSUMERS * 64 * 64 * _NUMBER)),
+        Buffer("Q tiles", NUM_STAGES * BLOCK_M * qk * ITEMSIZE),
+        Buffer("dO tiles", NUM_STAGES * BLOCK_M * v * ITEMSIZE),
+        Buffer("K tile", BLOCK_N * qk * ITEMSIZE),
+        Buffer("V tile", BLOCK_N * v * ITEMSIZE),
     ]
+    if names.has_roles:
+        tiles.append(Buffer("factors", BLOCK_N * BLOCK_M * _NUMBER))
+    elif not names.divided:
+        tiles.append(Buffer("dS tiles", 2 * BLOCK_N * BLOCK_M * ITEMSIZE))
+        tiles.append(Buffer("dQ tiles", sympy.Integer(CONSUMERS * 64 * 64 * _NUMBER)))
     others = [
         Buffer("LSE, delta", 2 * NUM_STAGES * BLOCK_M * _NUMBER, alignment=128),
         Buffer("barriers", sympy.Integer(_BARRIER)),
         *2 * (Buffer("barriers", NUM_STAGES * _BARRIER),),
+        *_captures(captures),
+    ]
+    return packed(tiles, others, (), _values_of(names, config))
+
+
+def _queries_usage(names: HopperBackward, captures: int) -> SramUsage:
+    qk, v = _columns()
+    shape = names.of_queries.constants
+    k_stages, v_stages = (sympy.Integer(shape[f"{x}_STAGES"]) for x in "KV")
+    tiles = [
+        Buffer("Q tile", BLOCK_M * qk * ITEMSIZE),
+        Buffer("dO tile", BLOCK_M * v * ITEMSIZE),
+        Buffer("K tiles", k_stages * BLOCK_N * qk * ITEMSIZE),
+        Buffer("V tiles", v_stages * BLOCK_N * v * ITEMSIZE),
+    ]
+    others = [
+        Buffer("barriers", sympy.Integer(_BARRIER)),
+        *2 * (Buffer("barriers", k_stages * _BARRIER),),
+        *2 * (Buffer("barriers", v_stages * _BARRIER),),
+        *_captures(captures),
+    ]
+    config = KernelConfig(shape["BLOCK_M"], shape["BLOCK_N"], 4 * CONSUMERS, shape["K_STAGES"])
+    return packed(tiles, others, (), _values_of(names, config))
+
+
+def _columns() -> tuple[sympy.Symbol, sympy.Symbol]:
+    """Columns of tiles of q and k, and of v and grad_out."""
+    (qk,), (v,) = widths("qk", 1), widths("v", 1)
+    return qk, v
+
+
+def _captures(captures: int) -> tuple[Buffer, ...]:
+    return (
         Buffer("captures", sympy.Integer(captures), alignment=8),
         Buffer("captures", sympy.Integer(WARP_GROUP * CONSUMERS), alignment=4),
-    ]
-    values = values_of(names.backward.plan, config)
-    return packed(tiles, others, (), {**values, width.name: names.width})
+    )
+
+
+def _values_of(names: HopperBackward, config: KernelConfig) -> dict[str, int]:
+    qk, v = _columns()
+    widths_of = {qk.name: names.qk_width, v.name: names.v_width}
+    return {**values_of(names.backward.plan, config), **widths_of}

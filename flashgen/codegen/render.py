@@ -43,7 +43,7 @@ BACKWARD_FUNCTIONS: Mapping[BackwardKernel, str] = {
 }
 
 #: Those of the Gluon kernel of the backward pass, in the order that they run in.
-HOPPER_BACKWARD_FUNCTIONS = ("_backward_hopper", "_place_grad_q")
+HOPPER_BACKWARD_FUNCTIONS = ("_backward_hopper", "_place_grad_q", "_backward_queries_hopper")
 
 # What scores read most: cheaper than converting every position.
 _DISTANCES = "_columns(scores, start_n - q_first, gl.float32)"
@@ -83,18 +83,26 @@ def render_hopper(plan: KernelPlan) -> str:
 def render_backward_hopper(backward: BackwardPlan, *, after_forward: bool) -> str:
     """The functions of the backward kernel for Hopper: `_backward_hopper`, then `_place_grad_q`.
 
+    Where another kernel computes the gradient of q, `_backward_queries_hopper` comes last instead.
+
     Args:
         backward: the plan.
         after_forward: whether those of `render_hopper` stand before them, which they share.
     """
-    template = _environment(gluons=gluon_backward).get_template("backward.hopper.py.jinja")
-    text = template.render(
-        plan=backward.plan,
-        backward=backward,
-        names=HopperBackward(backward),
-        after_forward=after_forward,
-        gathers_before=backward.plan.gathers if after_forward else (),
+    names = HopperBackward(backward)
+    given = {"plan": backward.plan, "backward": backward, "names": names}
+    gathers = {*names.gathers, *(names.of_queries.gathers if names.divided else ())}
+    before = backward.plan.gathers if after_forward else ()
+    text = (
+        _environment(gluons=gluon_backward)
+        .get_template("backward.hopper.py.jinja")
+        .render(after_forward=after_forward, gathers=sorted(gathers.difference(before)), **given)
     )
+    if names.divided:
+        template = _environment(gluons=gluon_queries).get_template(
+            "backward_queries.hopper.py.jinja"
+        )
+        text += "\n\n" + template.render(queries=names.of_queries, **given).strip("\n")
     return text.strip("\n") + "\n"
 
 
@@ -106,6 +114,11 @@ def gluon(text: str) -> str:
 def gluon_backward(text: str) -> str:
     """The same in the backward kernel, where keys are rows."""
     return _gluon(text).replace("gl.cast(q_first - offs_m, gl.float32)", _STEPS_BACK)
+
+
+def gluon_queries(text: str) -> str:
+    """The same in the kernel for the gradient of q, where queries are rows as in the forward."""
+    return _gluon(text).replace("gl.cast(kv_idx - q_first, gl.float32)", f"_key{_DISTANCES}")
 
 
 def _gluon(text: str) -> str:
@@ -203,7 +216,7 @@ def render_module(
         hopper=hopper,
         hopper_kernel=render_hopper(plan) if hopper.config else "",
         hopper_backward=hopper_backward,
-        tile_width=HopperBackward(of_backward).width if hopper_backward.config else 0,
+        tiles_of=HopperBackward(of_backward),
         hopper_backward_kernel=(
             render_backward_hopper(of_backward, after_forward=hopper.config is not None)
             if hopper_backward.config

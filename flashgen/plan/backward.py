@@ -115,6 +115,11 @@ class BackwardPlan:
         return self._code_with(learned_elements(self.plan), self.conditions_of_keys)
 
     @cached_property
+    def of_grad_q(self) -> BackwardCode:
+        """The text of a kernel over tiles of queries that computes the gradient of q alone."""
+        return self._code_with((), self.plan.conditions)
+
+    @cached_property
     def learned(self) -> tuple[ElementSlope, ...]:
         """What both kernels add to gradients of tensors."""
         return (*self.of_queries.learned, *self.of_keys.learned)
@@ -213,6 +218,11 @@ class BackwardPlan:
     def row_tables_of_both(self) -> tuple[RowTable, ...]:
         """Those of the kernel of `of_both`."""
         return self._tables_for(self.both_arguments)
+
+    @cached_property
+    def row_tables_divided(self) -> tuple[RowTable, ...]:
+        """Those of that kernel and of one over tiles of queries."""
+        return self._tables_for(self.both_arguments, self.queries_arguments)
 
     def _tables_for(self, *kernels: KernelArguments) -> tuple[RowTable, ...]:
         known = {table.name: table for table in self._every_table}

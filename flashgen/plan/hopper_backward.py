@@ -7,17 +7,20 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from flashgen.plan.backward import BackwardCode, BackwardPlan
+from flashgen.plan.hopper_queries import HopperQueries
+from flashgen.plan.hopper_visits import HopperVisits
 from flashgen.plan.text import gathered_dimensions, mentioned
 from flashgen.symbolic.placement import Assignment
 from flashgen.symbols import SCORE
 
 #: Columns of q, k and v that the kernel is written for, and the queries of a tile of each: what
 #: registers hold beside the gradients of 64 keys.
-BLOCK_M = {64: 128, 128: 64}
+BLOCK_M = {64: 128, 128: 64, 256: 64}
 
-#: Keys of a program: two consumers have 64 each.
+#: Keys of a program: two consumers have 64 each, up to so many columns. Of more columns registers
+#: hold one gradient of 64 keys: one consumer computes that of the values, the other that of k.
 CONSUMERS = 2
-BLOCK_N = 64 * CONSUMERS
+BLOCK_N = {64: 128, 128: 128, 256: 64}
 
 #: What rows of queries come in multiples of.
 ROWS = 128
@@ -42,8 +45,6 @@ class HopperBackward:
     def why_not(self) -> str:
         """Why a plan has no such kernel; ``""`` where it has one."""
         plan, backward = self.backward.plan, self.backward
-        if plan.spec.deterministic:
-            return "it adds up gradients of q in any order"
         if plan.dropout:
             return "it has no dropout"
         if plan.itemsize != 2:
@@ -64,7 +65,28 @@ class HopperBackward:
                 return f"elements of {item.tensor} are told apart by {item.over}"
             if mentioned(["scores", *(a.name for a in self.text.code.elements)], [item.slope]):
                 return f"what {item.tensor} learns depends on the scores"
-        return ""
+            if self.has_roles:
+                return f"no consumer has both factors of what {item.tensor} learns"
+        return self.of_queries.why_not if self.divided else ""
+
+    @property
+    def has_roles(self) -> bool:
+        """Whether one consumer computes the gradient of the values, and the other that of k."""
+        return BLOCK_N[self.width] == 64
+
+    @property
+    def divided(self) -> bool:
+        """Whether another kernel computes the gradient of q: nothing is added up in any order.
+
+        That takes 7 products of a tile in place of 5. Beside roles there is no room for this one's
+        sums in shared memory, and twice the traffic of them in L2.
+        """
+        return self.has_roles or self.backward.plan.spec.deterministic
+
+    @property
+    def of_queries(self) -> HopperQueries:
+        """That kernel."""
+        return HopperQueries(self.backward, self.width)
 
     @property
     def counts_in_floats(self) -> bool:
@@ -74,14 +96,39 @@ class HopperBackward:
 
     @property
     def width(self) -> int:
-        """Columns of a tile of q, k and v, of which TMA fills those past the last with zeros."""
-        plan = self.backward.plan
-        return min(w for w in BLOCK_M if w >= max(plan.qk_head_dim, plan.v_head_dim))
+        """Columns that the kernel is written for."""
+        return _width(max(self.backward.plan.qk_head_dim, self.backward.plan.v_head_dim))
+
+    @property
+    def qk_width(self) -> int:
+        """Columns of a tile of q and k, of which TMA fills those past the last with zeros."""
+        return _width(self.backward.plan.qk_head_dim) if self.has_roles else self.width
+
+    @property
+    def v_width(self) -> int:
+        """Those of one of v and grad_out."""
+        return _width(self.backward.plan.v_head_dim) if self.has_roles else self.width
+
+    @property
+    def block_m(self) -> int:
+        """Queries of a tile."""
+        return BLOCK_M[self.width]
+
+    @property
+    def block_n(self) -> int:
+        """Keys of a program."""
+        return BLOCK_N[self.width]
 
     @property
     def divides_columns(self) -> bool:
         """Whether each consumer computes half of the columns of dq, else half of its rows."""
-        return BLOCK_M[self.width] == 64
+        return self.block_m == 64
+
+    @cached_property
+    def visits(self) -> HopperVisits:
+        """Which tiles of queries a tile of keys is visited by."""
+        tiles = self.backward.q_tiles
+        return HopperVisits(tiles, "q", masks=self.masks, differ=self.masks_queries)
 
     @cached_property
     def call(self) -> tuple[str, ...]:
@@ -97,7 +144,8 @@ class HopperBackward:
     def results(self) -> tuple[str, ...]:
         """What the kernel writes to."""
         sums = (f"{item.variable}_ptr" for item in self.text.learned)
-        return ("grad_q_desc", "grad_k_desc", "grad_v_desc", *sums)
+        of_queries = () if self.divided else ("grad_q_desc",)
+        return (*of_queries, "grad_k_desc", "grad_v_desc", *sums)
 
     def learned_read(self, name: str) -> bool:
         """Whether what is learned depends on this position."""
@@ -108,7 +156,7 @@ class HopperBackward:
         """What a consumer computes once for its keys, or once a head, for all of their scores."""
         backward = self.backward
         code = self.text.code
-        found = ["head_row"]
+        found = [] if self.divided else ["head_row"]
         if self.reads_kv_idx:
             found.append("kv_idx")
         if not backward.plan.reads_scale:
@@ -118,11 +166,6 @@ class HopperBackward:
         names = [line.name for line in self.text.lines_of_head]
         read = mentioned(names, (*self._texts, *("qk_scale",) * code.scaled))
         return (*found, *(name for name in names if name in read))
-
-    @property
-    def splits(self) -> bool:
-        """Whether tiles that need the mask have a loop of their own."""
-        return self.masks and len(self.backward.q_tiles.runs) == 1
 
     @property
     def reads_kv_idx(self) -> bool:
@@ -175,34 +218,10 @@ class HopperBackward:
         return bool(mentioned(["q_idx"], (*self.conditions, *masked)))
 
     @cached_property
-    def runs(self) -> tuple[str, ...]:
-        """Which tiles of queries a tile of keys is visited by, and which of them see all of it."""
-        tiles = self.backward.q_tiles
-        full = ("full_begin", "full_end") if self.masks_queries else ()
-        if tiles.from_key_0:
-            return ("visits", *full[1:])
-        if len(tiles.runs) == 1:
-            return ("visits", "q_begin", *full)
-        names = [f"{name}{r.suffix}" for r in tiles.runs for name in ("q_begin", "visits", *full)]
-        return ("visits", *names)
-
-    @cached_property
-    def visits(self) -> str:
-        """How many those are."""
-        tiles = self.backward.q_tiles
-        if tiles.from_key_0:
-            return "q_end"
-        if len(tiles.runs) == 1:
-            return "q_end - q_begin"
-        return f"visits{tiles.runs[-1].suffix}"
-
-    @cached_property
     def gathers(self) -> tuple[int, ...]:
         """The numbers of dimensions that tensors are indexed by."""
         lines = (line.code for line in self.text.lines_of_head)
-        runs = (text for run in self.backward.q_tiles.runs for text in vars(run).values())
-        bounds = (text for text in runs if isinstance(text, str))
-        texts = (*self._texts, *lines, *bounds, self.backward.slope_scale)
+        texts = (*self._texts, *lines, *self.visits.bounds, self.backward.slope_scale)
         return gathered_dimensions(texts)
 
     @cached_property
@@ -232,3 +251,7 @@ class HopperBackward:
             found |= new
             texts = [lines[name] for name in new]
         return frozenset(found)
+
+
+def _width(head_dim: int) -> int:
+    return min(width for width in BLOCK_M if width >= head_dim)

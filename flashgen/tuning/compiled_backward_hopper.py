@@ -6,6 +6,7 @@ from typing import Any
 
 from flashgen.codegen.render import render_backward_hopper
 from flashgen.config import KernelConfig
+from flashgen.plan.arguments import KernelArguments
 from flashgen.plan.backward import BackwardPlan
 from flashgen.plan.hopper_backward import HopperBackward
 from flashgen.tuning.compiled_hopper import (
@@ -18,7 +19,10 @@ from flashgen.tuning.compiled_hopper import (
 )
 from flashgen.tuning.compiler import call_of, function_in
 
-KERNEL = "_backward_hopper"
+# Tensors whose rows are as wide as those of v.
+OF_VALUES = ("v", "grad_v", "grad_out")
+
+KERNEL, OF_QUERIES = "_backward_hopper", "_backward_queries_hopper"
 
 
 def backward_hopper_shared_bytes(backward: BackwardPlan, config: KernelConfig) -> int:
@@ -31,29 +35,60 @@ def compile_backward_hopper(backward: BackwardPlan, config: KernelConfig) -> Hop
     return figures_of(_source(backward, config))
 
 
+def queries_shared_bytes(backward: BackwardPlan) -> int:
+    """The same of the kernel that computes the gradient of q, where there is one."""
+    return shared_until(_source_of_queries(backward))
+
+
+def compile_queries(backward: BackwardPlan) -> HopperCompiled:
+    """Everything that they say of it."""
+    return figures_of(_source_of_queries(backward))
+
+
 def _source(backward: BackwardPlan, config: KernelConfig) -> Any:
     """The kernel with the types and the alignment of a call's arguments."""
+    names = HopperBackward(backward)
+    tiles = dict.fromkeys(("q", "grad_out"), config.BLOCK_M)
+    tiles |= dict.fromkeys(("k", "v", "grad_k", "grad_v"), config.BLOCK_N)
+    types = _descriptors(names, tiles)
+    types["rows_desc"] = descriptor("fp32", "float32", [1, 1, config.BLOCK_M])
+    if not names.divided:
+        types["grad_q_desc"] = descriptor("fp32", "float32", [128, 32])
+    types |= {f"{item.variable}_ptr": "*fp32" for item in backward.of_both.learned}
+    return _compiled(backward, KERNEL, types, constants_of(config), backward.both_arguments)
+
+
+def _source_of_queries(backward: BackwardPlan) -> Any:
+    """The same of the kernel that computes the gradient of q."""
+    names = HopperBackward(backward)
+    constants = names.of_queries.constants
+    tiles = dict.fromkeys(("q", "grad_out"), constants["BLOCK_M"])
+    tiles |= dict.fromkeys(("k", "v"), constants["BLOCK_N"])
+    types = _descriptors(names, tiles | {"grad_q": 64}) | {"rows_ptr": "*fp32"}
+    return _compiled(backward, OF_QUERIES, types, constants, backward.queries_arguments)
+
+
+def _compiled(
+    backward: BackwardPlan,
+    function: str,
+    types: dict[str, str],
+    constants: dict[str, int],
+    arguments: KernelArguments,
+) -> Any:
     from triton.experimental.gluon._runtime import GluonASTSource
 
     text = IMPORTS + render_backward_hopper(backward, after_forward=False)
-    kernel = function_in(text, KERNEL)
-    arguments = backward.both_arguments
-    types = _argument_types(backward, config)
-    call = call_of(backward.plan, kernel, types, constants_of(config), arguments=arguments)
+    kernel = function_in(text, function)
+    types = types | {"scale": "fp32"}
+    call = call_of(backward.plan, kernel, types, constants, arguments=arguments)
     return GluonASTSource(kernel, call.signature, call.constants, call.attributes)
 
 
-def _argument_types(backward: BackwardPlan, config: KernelConfig) -> dict[str, str]:
-    """Triton's types of the arguments that are no integers, but for those of parameters."""
-    plan = backward.plan
-    width = HopperBackward(backward).width
-    tiles = {"q": config.BLOCK_M, "grad_out": config.BLOCK_M}
-    tiles |= dict.fromkeys(("k", "v", "grad_k", "grad_v"), config.BLOCK_N)
-    types = {
-        f"{name}_desc": descriptor(plan.triton_dtype, plan.torch_dtype, [1, 1, rows, width])
+def _descriptors(names: HopperBackward, tiles: dict[str, int]) -> dict[str, str]:
+    """Triton's types of the descriptors of tensors, by the rows of a tile."""
+    plan = names.backward.plan
+    widths = {name: names.v_width if name in OF_VALUES else names.qk_width for name in tiles}
+    return {
+        f"{name}_desc": descriptor(plan.triton_dtype, plan.torch_dtype, [1, 1, rows, widths[name]])
         for name, rows in tiles.items()
     }
-    types["rows_desc"] = descriptor("fp32", "float32", [1, 1, config.BLOCK_M])
-    types["grad_q_desc"] = descriptor("fp32", "float32", [128, 32])
-    types |= {f"{item.variable}_ptr": "*fp32" for item in backward.of_both.learned}
-    return types | {"scale": "fp32"}

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from flashgen.budget.hopper_backward import worst_hopper_backward_usage
+from flashgen.budget.hopper_backward import worst_hopper_backward_usage, worst_queries_usage
 from flashgen.config import HOPPER, KernelConfig
-from flashgen.plan.hopper_backward import BLOCK_M, BLOCK_N, CONSUMERS, HopperBackward
+from flashgen.plan.hopper_backward import CONSUMERS, HopperBackward
 from flashgen.tuning.space import Space
 
 #: Tiles of queries that are held at once. A second one arrives while the first is computed.
@@ -39,9 +39,10 @@ def hopper_backward_space(names: HopperBackward) -> Space:
     """
     if names.why_not:
         return Space((), ())
-    shape = (BLOCK_M[names.width], BLOCK_N, _WARPS)
+    shape = (names.block_m, names.block_n, _WARPS)
+    beside = worst_queries_usage(names).shortage(HOPPER) if names.divided else ""
     reasons = {
-        config: worst_hopper_backward_usage(names, config).shortage(HOPPER)
+        config: worst_hopper_backward_usage(names, config).shortage(HOPPER) or beside
         for config in (KernelConfig(*shape, num_stages=stages) for stages in STAGES)
     }
     return Space(

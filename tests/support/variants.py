@@ -16,7 +16,7 @@ from flashgen.config import HOPPER, BackwardConfigs, ChosenConfig, HopperChoice,
 from flashgen.loader import load
 from flashgen.plan import KernelPlan, lower
 from flashgen.plan.backward import backward_plan
-from flashgen.plan.hopper_backward import BLOCK_M, BLOCK_N, HopperBackward
+from flashgen.plan.hopper_backward import HopperBackward
 
 ROOT = Path(__file__).resolve().parents[2]
 GENERATED = ROOT / "generated"
@@ -113,7 +113,7 @@ def any_hopper_backward(plan: KernelPlan) -> HopperChoice:
     names = HopperBackward(backward_plan(plan))
     if HOPPER not in plan.targets or names.why_not:
         return HopperChoice(why_not=names.why_not)
-    config = KernelConfig(BLOCK_M[names.width], BLOCK_N, num_warps=8, num_stages=2)
+    config = KernelConfig(names.block_m, names.block_n, num_warps=8, num_stages=2)
     return HopperChoice(ChosenConfig(config, "model", shared=4096))
 
 

@@ -1,0 +1,137 @@
+"""HopperQueries: what the Gluon kernel for the gradient of q needs besides the BackwardPlan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from flashgen.plan.backward import BackwardCode, BackwardPlan
+from flashgen.plan.hopper_visits import HopperVisits
+from flashgen.plan.text import gathered_dimensions, mentioned
+
+#: Queries of a program, of which each of two consumers has 64.
+BLOCK_M = 128
+
+#: Of the columns that the kernel is written for: keys of a tile, which registers hold the products
+#: with beside the gradient of 64 queries, and buffers for tiles of values, as many as fit.
+BLOCK_N = {64: 128, 128: 128, 256: 64}
+V_STAGES = {64: 2, 128: 2, 256: 1}
+
+#: Buffers for tiles of keys, which are needed a step later than those of values.
+K_STAGES = 2
+
+
+@dataclass(frozen=True)
+class HopperQueries:
+    """What the kernel's functions hand to one another, as tuples of these names.
+
+    Attributes:
+        backward: the backward pass.
+        width: columns that the kernel is written for.
+    """
+
+    backward: BackwardPlan
+    width: int
+
+    @property
+    def constants(self) -> dict[str, int]:
+        """What the kernel is compiled with."""
+        return {
+            "BLOCK_M": BLOCK_M,
+            "BLOCK_N": BLOCK_N[self.width],
+            "K_STAGES": K_STAGES,
+            "V_STAGES": V_STAGES[self.width],
+        }
+
+    @property
+    def text(self) -> BackwardCode:
+        """What it computes, as text."""
+        return self.backward.of_grad_q
+
+    @property
+    def why_not(self) -> str:
+        """Why a plan has no such kernel; ``""`` where it has one."""
+        if self.backward.plan.tiles.reduce_rows:
+            return "which keys a tile of queries sees depends on each of the queries"
+        return ""
+
+    @cached_property
+    def visits(self) -> HopperVisits:
+        """Which tiles of keys a tile of queries visits."""
+        masks = bool(self.conditions)
+        return HopperVisits(self.backward.plan.tiles, "kv", masks=masks, differ=masks)
+
+    @cached_property
+    def call(self) -> tuple[str, ...]:
+        """What holds for the whole call."""
+        arguments = self.backward.queries_arguments
+        tensors = (tensor.name for tensor in arguments.tensors)
+        sizes = ("num_q_heads", "num_kv_heads", "q_len", "kv_len", "rows_len")
+        return (*sizes, "scale", *arguments.scalars, *tensors)
+
+    program = ("batch", "head", "q_first")
+
+    @cached_property
+    def rows(self) -> tuple[str, ...]:
+        """What a consumer computes once for its queries."""
+        softmax = self.backward.plan.normaliser == "softmax"
+        found = ["lse", "delta"] if softmax else ["delta"]
+        if not self.backward.plan.reads_scale:
+            found.append("qk_scale")
+        code = self.text.code
+        names = [line.name for line in (*code.scalars, *code.rows)]
+        read = mentioned(names, (*self._texts, *("qk_scale",) * code.scaled))
+        return (*found, *(name for name in names if name in read))
+
+    @cached_property
+    def conditions(self) -> tuple[str, ...]:
+        """What holds for a pair that is seen."""
+        of_keys = ("kv_idx < kv_len",) * self.backward.plan.checks_kv_len
+        return (*of_keys, *self.text.code.conditions)
+
+    @property
+    def changes_scores(self) -> bool:
+        """Whether the softmax sees anything but the raw products."""
+        return bool(self.conditions or self.text.code.score)
+
+    @property
+    def scores_read_q_idx(self) -> bool:
+        """Whether the score reads the position of each query of each element."""
+        return bool(mentioned(["q_idx"], self._score_texts))
+
+    @property
+    def masks_read_q_idx(self) -> bool:
+        """Whether the conditions do."""
+        masked = (line.code for line in self.text.code.masked)
+        return bool(mentioned(["q_idx"], (*self.conditions, *masked)))
+
+    @property
+    def rows_read_q_idx(self) -> bool:
+        """Whether what is computed once for queries does."""
+        code = self.text.code
+        return bool(mentioned(["q_idx"], (line.code for line in (*code.scalars, *code.rows))))
+
+    @property
+    def scores_read_kv_idx(self) -> bool:
+        """Whether the score, or its slope, reads the position of each key."""
+        return bool(mentioned(["kv_idx"], self._score_texts))
+
+    @cached_property
+    def gathers(self) -> tuple[int, ...]:
+        """The numbers of dimensions that tensors are indexed by."""
+        code = self.text.code
+        lines = (line.code for line in (*code.scalars, *code.rows))
+        texts = (*self._texts, *lines, *self.visits.bounds, self.backward.slope_scale)
+        return gathered_dimensions(texts)
+
+    @cached_property
+    def _score_texts(self) -> tuple[str, ...]:
+        code = self.text.code
+        lines = (line.code for line in (*code.columns, *code.elements))
+        return (*lines, code.score, self.text.slope)
+
+    @cached_property
+    def _texts(self) -> tuple[str, ...]:
+        """Of all that is computed for a tile."""
+        masked = (line.code for line in self.text.code.masked)
+        return (*self._score_texts, *self.conditions, *masked)

@@ -1,0 +1,71 @@
+"""HopperVisits: which tiles a Gluon kernel of the backward pass visits, as names in its text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flashgen.plan.loops import KeyTiles
+
+
+@dataclass(frozen=True)
+class HopperVisits:
+    """What two functions hand to one another: the one that counts visits, and that of one's tile.
+
+    Attributes:
+        tiles: those to visit, as text.
+        of: ``"q"`` where they hold queries, ``"kv"`` where they hold keys.
+        masks: whether there is something to compute for a masked tile.
+        differ: whether it depends on the tile which need the mask: the end of the keys alone is the
+            same for all tiles of queries.
+    """
+
+    tiles: KeyTiles
+    of: str
+    masks: bool
+    differ: bool
+
+    @property
+    def splits(self) -> bool:
+        """Whether tiles that need the mask have a loop of their own."""
+        return self.masks and len(self.tiles.runs) == 1
+
+    @property
+    def runs(self) -> tuple[str, ...]:
+        """How many they are, where they begin, and which of them are seen whole."""
+        tiles, begin = self.tiles, f"{self.of}_begin"
+        full = ("full_begin", "full_end") if self.differ else ()
+        if tiles.from_key_0:
+            return ("visits", *full[1:])
+        if len(tiles.runs) == 1:
+            return ("visits", begin, *full)
+        names = [f"{name}{r.suffix}" for r in tiles.runs for name in (begin, "visits", *full)]
+        return ("visits", *names)
+
+    @property
+    def count(self) -> str:
+        """How many they are, of what the bounds are printed as."""
+        tiles = self.tiles
+        if tiles.from_key_0:
+            return f"{self.of}_end"
+        if len(tiles.runs) == 1:
+            return f"{self.of}_end - {self.of}_begin"
+        return f"visits{tiles.runs[-1].suffix}"
+
+    @property
+    def bounds(self) -> tuple[str, ...]:
+        """The text of where they begin and end, and of which are seen whole, as printed."""
+        return (*self.ends, *self._full)
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        """That of where they begin and end."""
+        runs = self.tiles.runs
+        begins = () if self.tiles.from_key_0 else (run.begin for run in runs)
+        return (*begins, *(text for run in runs for text in (run.end, run.condition)))
+
+    @property
+    def _full(self) -> tuple[str, ...]:
+        if not self.differ:
+            return ()
+        begins = () if self.tiles.from_key_0 else (run.full_begin for run in self.tiles.runs)
+        return (*begins, *(run.full_end for run in self.tiles.runs))
