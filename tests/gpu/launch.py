@@ -122,21 +122,10 @@ def native(spec: AttentionSpec) -> torch.dtype:
     return dtype
 
 
-def arguments(case: Case, spec: AttentionSpec) -> dict[str, Any]:
-    """The case's parameters on the GPU, whose elements lie apart where they do on the CPU."""
-    there = case.arguments(spec)
-    values = case.arguments(spec, "cuda")
-    for name, value in values.items():
-        if isinstance(value, torch.Tensor) and not there[name].is_contiguous():
-            between = torch.full_like(value, torch.nan) if value.is_floating_point() else ~value
-            values[name] = torch.stack([value, between], dim=-1)[..., 0]
-    return values
-
-
 def check_attention(module: ModuleType, spec: AttentionSpec, case: Case) -> None:
     """The public call, with the configuration that the module has for this GPU."""
     tensors = inputs(case, spec, native(spec), "cuda")
-    params = arguments(case, spec)
+    params = case.arguments(spec, "cuda")
     poison()
     out, lse = module.attention(*tensors, scale=case.scale, return_lse=True, **params)
     check(out, lse, tensors, spec, case)
@@ -148,7 +137,7 @@ def check_hopper(module: ModuleType, spec: AttentionSpec, case: Case, config: Ke
     if not all(map(module._tma_reads, tensors)):
         return
     scale = case.scale or spec.scale or spec.qk_head_dim**-0.5
-    params = arguments(case, spec).values()
+    params = case.arguments(spec, "cuda").values()
     poison()
     out, lse = module._launch_hopper(*tensors, scale, *params, config.as_dict())
     check(out, lse, tensors, spec, case)
@@ -160,7 +149,7 @@ def check_config(
     """One launch of the portable kernel with a configuration of the test's choice."""
     tensors = inputs(case, spec, native(spec), "cuda")
     scale = case.scale or spec.scale or spec.qk_head_dim**-0.5
-    params = arguments(case, spec).values()
+    params = case.arguments(spec, "cuda").values()
     poison()
     out, lse = module._launch(*tensors, scale, *params, {**config.as_dict(), "USE_TMA": USE_TMA})
     check(out, lse, tensors, spec, case)

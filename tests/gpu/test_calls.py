@@ -51,7 +51,11 @@ def test_opcheck(name: str, form: str) -> None:
     case = Case(70, 70, q_heads=4, kv_heads=2, layout="transposed")
     tensors = [x.requires_grad_() for x in _inputs(name, case)]
     params = _params(name, case).values()
-    torch.library.opcheck(module_of(name, form)._attention_op, (*tensors, 0.1, *params))
+    # A gradient that is one number for all is read by the portable kernels, the copy of it that
+    # the compiler makes by Gluon's: they round apart.
+    rounding = {"rtol": 0.02, "atol": 0.02} if form == "hopper" else {}
+    attention = module_of(name, form)._attention_op
+    torch.library.opcheck(attention, (*tensors, 0.1, *params), **rounding)
 
 
 @pytest.mark.parametrize("name", [
@@ -112,9 +116,11 @@ def test_a_kernel_is_compiled_once_for_twenty_lengths(
                 numbers["dropout_p"] = (0.1, 0.5, 0.9)[turn % 3]
             case = Case(length, length, heads % 3 + 1, heads, heads, params=numbers)
             module.attention(*_inputs(name, case), **_params(name, case))
-    kernel = module._attention_hopper if form == "hopper" else module._attention_forward
-    kernels, *_ = kernel.device_caches[0]
-    assert len(kernels) == len(compiled) == 1, compiled
+    launched = [module._attention_hopper if form == "hopper" else module._attention_forward]
+    if form == "hopper" and hasattr(module, "_cut_queries"):
+        launched.append(module._cut_queries)
+    assert [len(kernel.device_caches[0][0]) for kernel in launched] == [1] * len(launched)
+    assert len(compiled) == len(launched), compiled
 
 
 @pytest.mark.parametrize("name", SPECS)

@@ -12,7 +12,6 @@ import torch
 from flashgen import AttentionSpec, Tensor, block_sparse, causal
 from flashgen.config import KernelConfig
 from gpu.launch import (
-    arguments,
     check_attention,
     check_hopper,
     module_of,
@@ -55,7 +54,7 @@ def hopper() -> None:
 
 def _call(name: str, case: Case) -> tuple[tuple[torch.Tensor, ...], dict[str, Any]]:
     spec = SPECS[name]
-    return inputs(case, spec, native(spec), "cuda"), arguments(case, spec)
+    return inputs(case, spec, native(spec), "cuda"), case.arguments(spec, "cuda")
 
 
 def _cases(name: str) -> tuple[Case, ...]:

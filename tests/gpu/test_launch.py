@@ -11,7 +11,7 @@ import torch
 import triton
 from triton.knobs import HookChain
 
-from gpu.launch import arguments, module_of, native, poison
+from gpu.launch import module_of, native, poison
 from support.cases import Case, inputs
 from support.variants import shipped_specs
 
@@ -44,7 +44,7 @@ class Pair:
 
     def call(self, case: Case = CASE) -> tuple[Tensors, dict[str, Any]]:
         """Tensors at addresses of their own, and parameters."""
-        return inputs(case, self.spec, native(self.spec), "cuda"), arguments(case, self.spec)
+        return inputs(case, self.spec, native(self.spec), "cuda"), case.arguments(self.spec, "cuda")
 
     def check(self, tensors: Tensors, params: dict[str, Any], **keywords: Any) -> None:
         """Both give the same bits."""

@@ -12,7 +12,7 @@ import torch
 
 from flashgen import Tensor
 from flashgen.plan import lower
-from gpu.launch import arguments, check_hopper, hopper_candidates, native, on_hopper, poison
+from gpu.launch import check_hopper, hopper_candidates, native, on_hopper, poison
 from support.cases import Case, inputs
 from support.oracle import check
 from support.segments import CUT, begins, ids_of, tile_starts
@@ -67,7 +67,7 @@ def test_the_same_bits_every_time(name: str) -> None:
     for seed, case in enumerate(CASES):
         packed = _packed(name, case, seed=seed)
         tensors = inputs(packed, spec, native(spec), "cuda")
-        params = arguments(packed, spec)
+        params = packed.arguments(spec, "cuda")
         poison()
         first = module.attention(*tensors, return_lse=True, **params)
         check(first[0], first[1], tensors, spec, packed)
@@ -91,7 +91,7 @@ def test_other_documents_change_nothing() -> None:
     """Rows of the next document, in what a document's last tile loads, have scores of any size."""
     spec, module = CUT["causal"], _module("causal")
     case = _packed("causal", Case(2000, 2000, q_heads=4, kv_heads=4), [350])
-    (q, k, v), params = inputs(case, spec, native(spec), "cuda"), arguments(case, spec)
+    (q, k, v), params = inputs(case, spec, native(spec), "cuda"), case.arguments(spec, "cuda")
     odd = (torch.arange(2000, device="cuda") // 350 % 2 == 1)[:, None]
     right = module.attention(q, k, v, return_lse=True, **params)
     found = module.attention(torch.where(odd, 1e4 * q, q), k, v, return_lse=True, **params)
@@ -117,7 +117,7 @@ def test_documents_that_change_in_a_graph() -> None:
     """The number of tiles is known to the GPU alone."""
     spec, module = CUT["causal"], _module("causal")
     case = _packed("causal", Case(1500, 1500, batch=2, q_heads=4, kv_heads=2))
-    tensors, params = inputs(case, spec, native(spec), "cuda"), arguments(case, spec)
+    tensors, params = inputs(case, spec, native(spec), "cuda"), case.arguments(spec, "cuda")
     module.attention(*tensors, **params)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

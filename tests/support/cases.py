@@ -57,7 +57,7 @@ class Case:
             default = SOME_DROPOUT if isinstance(param, DropoutP) else param.default
             value = self.params.get(param.name, default)
             value = drawn(param, self, values) if value is None else value
-            values[param.name] = value.to(device) if isinstance(param, Tensor | Seed) else value
+            values[param.name] = moved(value, device) if isinstance(param, Tensor | Seed) else value
         return {param.name: values[param.name] for param in spec.params}
 
 
@@ -94,6 +94,12 @@ def _one_head(b: int, h: int, s: int, d: int, nan: torch.Tensor) -> torch.Tensor
 def _one_row(b: int, h: int, s: int, d: int, nan: torch.Tensor) -> torch.Tensor:
     """Positions that are one position, expanded: a stride of 0."""
     return nan[: b * h * min(s, 1) * d].view(b, h, min(s, 1), d)
+
+
+def moved(x: torch.Tensor, device: str) -> torch.Tensor:
+    """x on a device, with what lies between its elements: ``to`` would leave that behind."""
+    memory = x.as_strided((x.untyped_storage().nbytes() // x.element_size(),), (1,), 0)
+    return memory.to(device).as_strided(x.shape, x.stride(), x.storage_offset())
 
 
 #: Views into memory that is NaN wherever q, k and v are not: what reads too far shows.

@@ -17,10 +17,13 @@ Tensors = tuple[torch.Tensor, ...]
 def leaves_of(
     tensors: Tensors, given: dict[str, Any], dtype: torch.dtype | None = None
 ) -> tuple[Tensors, dict[str, Any], dict[str, torch.Tensor]]:
-    """What a gradient is asked of: q, k, v; all parameters; those of them that have a gradient."""
+    """What a gradient is asked of: q, k, v; all parameters; those of them that have a gradient.
+
+    They lie in memory as they did: a clone would not, where elements lie apart or are one.
+    """
 
     def leaf(x: torch.Tensor) -> torch.Tensor:
-        return x.detach().to(dtype or x.dtype).clone().requires_grad_()
+        return x.detach().to(dtype or x.dtype).requires_grad_()
 
     is_float = torch.is_floating_point
     learned = {
