@@ -102,7 +102,8 @@ def render_backward_hopper(backward: BackwardPlan, *, after_forward: bool) -> st
         template = _environment(gluons=gluon_queries).get_template(
             "backward_queries.hopper.py.jinja"
         )
-        text += "\n\n" + template.render(queries=names.of_queries, **given).strip("\n")
+        of_queries = template.render(queries=names.of_queries, **given)
+        text = text.rstrip("\n") + "\n\n\n" + of_queries.strip("\n")
     return text.strip("\n") + "\n"
 
 

@@ -17,7 +17,7 @@ from flashgen.tuning.store import Measurement
 if TYPE_CHECKING:
     import torch
 
-#: What a form's kernel consists of, in the order of the launches.
+#: What a form's kernel can consist of, in the order of the launches.
 FUNCTIONS: Mapping[Form, tuple[str, ...]] = {
     **{BACKWARD_FORMS[kernel]: (name,) for kernel, name in BACKWARD_FUNCTIONS.items()},
     "hopper_backward": HOPPER_BACKWARD_FUNCTIONS,
@@ -57,7 +57,7 @@ class BackwardBench:
             if form != BACKWARD_FORMS[kernel]:
                 setattr(self.module, function, _PutOut())
         self.launched = []
-        for function in FUNCTIONS[form]:
+        for function in filter(self.module.__dict__.__contains__, FUNCTIONS[form]):
             self.launched.append(_Noted(getattr(self.module, function)))
             setattr(self.module, function, self.launched[-1])
         self.saved: dict[int, list[torch.Tensor]] = {}
@@ -129,8 +129,8 @@ class BackwardBench:
         """What launches the kernel, and nothing besides, as a pass over a length does."""
         self.run(config, length, self.saved[length])
         steps = [kernel.again() for kernel in self.launched]
-        if self.form == "hopper_backward":
-            # What it adds to is cleared first, as a pass does.
+        if self.launched[-1] is getattr(self.module, "_place_grad_q", None):
+            # What sums meet in is cleared first, as a pass does.
             steps.insert(0, self.launched[-1].first_argument.zero_)
         return partial(_in_turn, steps)
 

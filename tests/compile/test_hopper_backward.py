@@ -1,19 +1,22 @@
-"""The Gluon kernel of the backward pass: shared memory as predicted, machine code that is fast.
+"""The Gluon kernels of the backward pass: shared memory as predicted, machine code that is fast.
 
 Every candidate of every shipped variant, and one of every mask, score and normaliser, is taken as
 far as the pass that allots shared memory. What each module would ship without a measurement becomes
-machine code.
+machine code. Where another kernel computes the gradient of q, as of wide heads and of deterministic
+gradients, that one too.
 """
 
 from __future__ import annotations
 
 import functools
 import re
+from dataclasses import replace
 
 import pytest
 import triton
 
-from flashgen.budget.hopper_backward import hopper_backward_usage
+from flashgen import AttentionSpec
+from flashgen.budget.hopper_backward import hopper_backward_usage, queries_usage
 from flashgen.budget.sram import SramUsage
 from flashgen.config import KernelConfig
 from flashgen.plan import lower
@@ -22,7 +25,10 @@ from flashgen.plan.hopper_backward import HopperBackward
 from flashgen.tuning.compiled_backward_hopper import (
     backward_hopper_shared_bytes,
     compile_backward_hopper,
+    compile_queries,
+    queries_shared_bytes,
 )
+from flashgen.tuning.compiled_hopper import HopperCompiled
 from flashgen.tuning.hopper_backward_space import (
     hopper_backward_space,
     rank_hopper_backward,
@@ -41,6 +47,27 @@ def predicted_usage(names: HopperBackward, config: KernelConfig) -> SramUsage:
     return hopper_backward_usage(names, config, ones=OLDER)
 
 
+def check_usage(names: HopperBackward, config: KernelConfig) -> None:
+    """The compiler allots what is predicted for each kernel that there is."""
+    predicted = predicted_usage(names, config)
+    needed = backward_hopper_shared_bytes(names.backward, config)
+    assert predicted.total == needed, (config, predicted.breakdown)
+    if names.divided:
+        predicted = queries_usage(names, ones=OLDER)
+        assert predicted.total == queries_shared_bytes(names.backward), predicted.breakdown
+
+
+def machine_code(names: HopperBackward) -> list[HopperCompiled]:
+    """Of each kernel, with the candidate that comes first."""
+    config = rank_hopper_backward(hopper_backward_space(names).candidates)[0]
+    of_both = compile_backward_hopper(names.backward, config)
+    return [of_both, compile_queries(names.backward)] if names.divided else [of_both]
+
+
+def of(spec: AttentionSpec) -> HopperBackward:
+    return HopperBackward(backward_plan(lower(spec, "x")))
+
+
 @functools.cache
 def shipped(name: str) -> HopperBackward:
     return HopperBackward(backward_plan(lower(shipped_specs()[name], name)))
@@ -56,8 +83,6 @@ SPACES = [
 
 #: Why shipped variants have none; of every other there is one.
 WITHOUT = {
-    "causal_d192_v128": "its tiles have 128 columns at most",
-    "causal_d256": "its tiles have 128 columns at most",
     "dropout_causal_d64": "it has no dropout",
     "causal_fp32_d64": "float32",
 }
@@ -71,9 +96,7 @@ def test_which_shipped_variants_have_one(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "config"), SPACES)
 def test_every_candidate_needs_exactly_what_is_predicted(name: str, config: KernelConfig) -> None:
-    predicted = predicted_usage(shipped(name), config)
-    needed = backward_hopper_shared_bytes(shipped(name).backward, config)
-    assert predicted.total == needed, predicted.breakdown
+    check_usage(shipped(name), config)
 
 
 #: Bytes of a thread's numbers that may have no room in registers. A few rest between tiles, or are
@@ -83,13 +106,20 @@ FEW = 256
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_what_would_be_shipped_is_fast_machine_code(name: str) -> None:
-    names = shipped(name)
-    config = rank_hopper_backward(hopper_backward_space(names).candidates)[0]
-    compiled = compile_backward_hopper(names.backward, config)
-    assert compiled.shared == predicted_usage(names, config).total
-    assert compiled.spilled <= FEW, config
-    assert compiled.warnings == (), config
-    assert unset_uniform_registers(compiled.code) == [], config
+    for compiled in machine_code(shipped(name)):
+        assert compiled.spilled <= FEW
+        assert compiled.warnings == ()
+        assert unset_uniform_registers(compiled.code) == []
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_so_is_what_deterministic_gradients_take(name: str) -> None:
+    names = of(replace(shipped_specs()[name], deterministic=True))
+    for config in hopper_backward_space(names).candidates:
+        check_usage(names, config)
+    for compiled in machine_code(names):
+        assert compiled.spilled <= FEW
+        assert compiled.warnings == ()
 
 
 #: Of the vocabulary, what the kernel is not for.
@@ -114,9 +144,22 @@ def test_masks_scores_and_normalisers_need_what_is_predicted(number: int) -> Non
     names = HopperBackward(backward_plan(lower(entry.spec(dtype, head_dim), name)))
     assert why_no_backward(names) == REFUSED.get(name, "")
     for config in hopper_backward_space(names).candidates:
-        predicted = predicted_usage(names, config)
-        needed = backward_hopper_shared_bytes(names.backward, config)
-        assert predicted.total == needed, (config, predicted.breakdown)
+        check_usage(names, config)
+
+
+@pytest.mark.parametrize("number", range(len(VOCABULARY)), ids=list(VOCABULARY))
+def test_so_do_two_kernels(number: int) -> None:
+    """Of wide heads with roles, or of narrow ones where gradients are deterministic."""
+    name, entry = list(VOCABULARY.items())[number]
+    wide = number % 2 == 0
+    names = of(replace(entry.spec("bfloat16", 256 if wide else 128), deterministic=not wide))
+    learned = names.text.learned[0].tensor if names.text.learned else ""
+    refused = REFUSED.get(name) or (
+        wide and learned and f"no consumer has both factors of what {learned} learns"
+    )
+    assert why_no_backward(names) == (refused or "")
+    for config in hopper_backward_space(names).candidates:
+        check_usage(names, config)
 
 
 #: Of the vocabulary, what differs in more than where a run of queries starts: several runs, tables,
@@ -125,14 +168,16 @@ DIFFERENT = ("document_cross", "longformer", "natten_2d", "sink_by_head", "alibi
              "additive_bias_of_keys", "relative_bias_static", "sink_and_softcap")  # fmt: skip
 
 
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("head_dim", [64, 128, 192])
 @pytest.mark.parametrize("name", DIFFERENT)
 def test_what_differs_becomes_machine_code(name: str, head_dim: int) -> None:
-    names = HopperBackward(backward_plan(lower(VOCABULARY[name].spec("bfloat16", head_dim), name)))
-    config = hopper_backward_space(names).candidates[0]
-    compiled = compile_backward_hopper(names.backward, config)
-    assert compiled.warnings == ()
-    assert unset_uniform_registers(compiled.code) == []
+    names = of(VOCABULARY[name].spec("bfloat16", head_dim))
+    if head_dim == 192 and names.text.learned:
+        assert names.why_not.startswith("no consumer has both factors")
+        return
+    for compiled in machine_code(names):
+        assert compiled.warnings == ()
+        assert unset_uniform_registers(compiled.code) == []
 
 
 def test_a_narrow_sigmoid_has_too_few_registers() -> None:
@@ -152,6 +197,4 @@ def test_the_unusual_is_predicted_too(name: str, head_dim: int | tuple[int, int]
     names = HopperBackward(backward_plan(lower(kernel_spec(name, head_dim), name)))
     assert why_no_backward(names) == ""
     for config in hopper_backward_space(names).candidates:
-        predicted = predicted_usage(names, config)
-        needed = backward_hopper_shared_bytes(names.backward, config)
-        assert predicted.total == needed, (config, predicted.breakdown)
+        check_usage(names, config)

@@ -25,6 +25,7 @@ from flashgen import (
     causal,
     sink_tokens,
     sliding_window,
+    softcap,
 )
 from flashgen.codegen.render import (
     render_backward_hopper,
@@ -66,13 +67,18 @@ HOPPER_KERNELS = {
     ),
 }
 
-# Of that of the backward pass: both widths, one run of queries and several, a learned tensor.
+# Of those of the backward pass: all widths, one run of queries and several, a learned tensor; one
+# kernel, and two.
 HOPPER_BACKWARD_KERNELS = {
     "hopper_backward_causal": shipped_specs()["causal_d128"],
     "hopper_backward_runs_and_score": AttentionSpec(
         (56, 40),
         mask=causal() & (sink_tokens(4) | sliding_window(Int("left"), 0)),
         score=alibi(Tensor("slopes", ("num_q_heads",))),
+    ),
+    "hopper_backward_roles": shipped_specs()["causal_d256"],
+    "hopper_backward_deterministic": AttentionSpec(
+        128, mask=sliding_window(Int("left"), 0), score=softcap(30.0), deterministic=True
     ),
 }
 

@@ -43,7 +43,7 @@ def module_of(name: str, form: str) -> ModuleType:
     module = shipped_module_anew(name)
     if form == "portable":
         module.__dict__["_runs_hopper"] = lambda q, k, v: False
-        module.__dict__["_runs_hopper_backward"] = lambda q, k, v, grad_out: False
+        module.__dict__["_runs_hopper_backward"] = lambda q, k, v: False
         return module
     if hasattr(module, "HOPPER_CONFIG"):
         return module

@@ -1,10 +1,12 @@
-"""The launch of the Gluon kernel of the backward pass, seen on the CPU: when it runs, with what."""
+"""The launch of the backward pass's Gluon kernels, seen on the CPU: when they run, with what."""
 
 from __future__ import annotations
 
 import functools
 import math
+from dataclasses import replace
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -30,11 +32,18 @@ def names_of(spec: AttentionSpec) -> HopperBackward:
 
 SPECS = {name: spec for name, spec in shipped_specs().items() if not names_of(spec).why_not}
 SPECS["learns"] = LEARNS
+SPECS["deterministic"] = replace(shipped_specs()["window_d128"], deterministic=True)
 
 KERNELS = ("_backward_rows", "_backward_hopper", "_place_grad_q")
+DIVIDED = ("_backward_rows", "_backward_hopper", "_backward_queries_hopper")
 PORTABLE = ("_backward_of_keys", "_backward_of_queries")
 LENGTHS = (1, 2, 15, 16, 17, 31, 64, 100, 127, 128, 129, 200, 256, 300, 513, 640)
 CASE = Case(200, 200, batch=2, q_heads=4, kv_heads=2)
+
+
+def kernels_of(name: str) -> tuple[str, ...]:
+    """Those that are launched, in their order."""
+    return DIVIDED if names_of(SPECS[name]).divided else KERNELS
 
 
 class Watched:
@@ -45,24 +54,20 @@ class Watched:
         self.module: ModuleType = rendered_module(self.spec, name=name, hopper=True)
         watch_hopper(self.module, monkeypatch)
         monkeypatch.setattr(self.module, "_target", lambda device: "sm_90")
-        names = (*KERNELS, *PORTABLE, "_list_tiles")
+        names = (*KERNELS, *DIVIDED[2:], *PORTABLE, "_list_tiles")
         self.kernels: dict[str, Specialisations] = {
             kernel: watch(self.module, monkeypatch, kernel)
             for kernel in names
             if hasattr(self.module, kernel)
         }
 
-    def call(
-        self, case: Case, layout_of_grad: str = "contiguous", grad_out: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, ...]:
+    def call(self, case: Case, grad_out: torch.Tensor | None = None) -> tuple[torch.Tensor, ...]:
         """Gradients of nothing, of tensors that have passed the checks."""
         tensors = native_inputs(case, self.spec)
         params = case.arguments(self.spec)
         q = tensors[0]
         shape = (*q.shape[:3], self.spec.v_head_dim)
-        memory = torch.full((4 * math.prod(shape) + 9999,), math.nan, dtype=q.dtype)
-        if grad_out is None:
-            grad_out = LAYOUTS[layout_of_grad](*shape, memory).expand(shape)
+        grad_out = q.new_ones(shape) if grad_out is None else grad_out
         lse = torch.zeros(q.shape[:3])
         given = (*tensors, 0.1, *params.values(), q.new_zeros(shape), lse, grad_out, lse.clone())
         results: tuple[torch.Tensor, ...] = self.module._backward_op(*given)
@@ -80,8 +85,8 @@ def test_one_compile(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for turn, length in enumerate(LENGTHS):
         heads = (1, 2, 4, 16)[turn % 4]
         watched.call(Case(length, length, batch=turn % 3 + 1, q_heads=heads, kv_heads=heads))
-    assert watched.launched == set(KERNELS)
-    for function in KERNELS:
+    assert watched.launched == set(kernels_of(name))
+    for function in kernels_of(name):
         kernel = watched.kernels[function]
         assert len(kernel.grids) == len(LENGTHS)
         if function == "_backward_rows" and SPECS[name].v_head_dim % 16:
@@ -95,37 +100,34 @@ def test_the_arguments(name: str, q_len: int, monkeypatch: pytest.MonkeyPatch) -
     watched, spec = Watched(name, monkeypatch), SPECS[name]
     kv_len = q_len if lower(spec, name).equal_lengths else 200
     results = watched.call(Case(q_len, kv_len, batch=3, q_heads=4, kv_heads=2))
-    width, (qk, v) = names_of(spec).width, (spec.qk_head_dim, spec.v_head_dim)
+    names, (qk, v) = names_of(spec), (spec.qk_head_dim, spec.v_head_dim)
+    widths = {qk: names.qk_width, v: names.v_width}
+    block_n = {64: 128, 128: 128, 256: 64}[names.width]
     rows_len = math.ceil(q_len / 128) * 128
     (given,), (grid,) = (
         getattr(watched.kernels["_backward_hopper"], x) for x in ("arguments", "grids")
     )
-    assert grid == (math.ceil(kv_len / 128) * 3 * 2,)
+    assert grid == (math.ceil(kv_len / block_n) * 3 * 2,)
     sizes = ("num_q_heads", "num_kv_heads", "q_len", "kv_len", "rows_len")
     assert [given[size] for size in sizes] == [4, 2, q_len, kv_len, rows_len]
-    assert given["BLOCK_M"] == {64: 128, 128: 64}[width]
-    assert (given["BLOCK_N"], given["NUM_STAGES"]) == (128, 2)
+    assert given["BLOCK_M"] == {64: 128, 128: 64, 256: 64}[names.width]
+    assert (given["BLOCK_N"], given["NUM_STAGES"]) == (block_n, 2)
     rows = {"q": (q_len, qk), "k": (kv_len, qk), "v": (kv_len, v), "grad_out": (q_len, v)}
     rows |= {"grad_k": (kv_len, qk), "grad_v": (kv_len, v)}
     for tensor, shape in rows.items():
         described = given[f"{tensor}_desc"]
         heads = 4 if tensor in ("q", "grad_out") else 2
         assert tuple(described.shape) == (3, heads, *shape)
-        block = given["BLOCK_M"] if heads == 4 else 128
-        assert described.block_shape == [1, 1, block, width]
+        block = given["BLOCK_M"] if heads == 4 else block_n
+        assert described.block_shape == [1, 1, block, widths[shape[1]]]
         assert described.layout.element_bitwidth == 16
     # What tiles of queries reach past the last one is memory of its own, in whole tiles.
     assert tuple(given["rows_desc"].shape) == (2, 3 * 4, rows_len)
     assert given["rows_desc"].block_shape == [1, 1, given["BLOCK_M"]]
-    sums = given["grad_q_desc"]
-    assert tuple(sums.shape) == (3 * 4 * rows_len * width // 32, 32)
-    assert sums.block_shape == [128, 32] and not sums.base.any()
-    (placed,), (grid,) = (
-        getattr(watched.kernels["_place_grad_q"], x) for x in ("arguments", "grids")
-    )
-    assert grid == (3 * 4 * rows_len // 64,)
-    assert placed["sums_ptr"] is sums.base and placed["grad_q_ptr"] is results[0]
-    assert (placed["q_len"], placed["rows_len"]) == (q_len, rows_len)
+    if names.divided:
+        check_queries(watched, given, results[0], q_len)
+    else:
+        check_sums(watched, given, results[0], q_len)
     (of_rows,) = watched.kernels["_backward_rows"].arguments
     assert of_rows["rows_len"] == rows_len
     shapes = [tuple(x.shape) for x in results[:3]]
@@ -134,32 +136,91 @@ def test_the_arguments(name: str, q_len: int, monkeypatch: pytest.MonkeyPatch) -
     assert all(x.is_contiguous() for x in results)
 
 
+def check_sums(watched: Watched, given: dict[str, Any], grad_q: torch.Tensor, q_len: int) -> None:
+    """What sums of the gradient of q meet in, and what brings them to their places."""
+    rows_len, width = given["rows_len"], names_of(watched.spec).width
+    sums = given["grad_q_desc"]
+    assert tuple(sums.shape) == (3 * 4 * rows_len * width // 32, 32)
+    assert sums.block_shape == [128, 32] and not sums.base.any()
+    (placed,), (grid,) = (
+        getattr(watched.kernels["_place_grad_q"], x) for x in ("arguments", "grids")
+    )
+    assert grid == (3 * 4 * rows_len // 64,)
+    assert placed["sums_ptr"] is sums.base and placed["grad_q_ptr"] is grad_q
+    assert (placed["q_len"], placed["rows_len"]) == (q_len, rows_len)
+
+
+def check_queries(
+    watched: Watched, of_keys: dict[str, Any], grad_q: torch.Tensor, q_len: int
+) -> None:
+    """What the kernel that computes the gradient of q is launched with."""
+    names = names_of(watched.spec)
+    (given,), (grid,) = (
+        getattr(watched.kernels["_backward_queries_hopper"], x) for x in ("arguments", "grids")
+    )
+    assert grid == (3 * 4 * given["rows_len"] // 128,)
+    shape = {x: given[x] for x in ("BLOCK_M", "BLOCK_N", "K_STAGES", "V_STAGES")}
+    assert shape == names.of_queries.constants
+    for size in ("num_q_heads", "num_kv_heads", "q_len", "kv_len", "rows_len"):
+        assert given[size] == of_keys[size]
+    blocks = {"q": 128, "grad_out": 128, "k": shape["BLOCK_N"], "v": shape["BLOCK_N"]}
+    for tensor, rows in blocks.items():
+        described, before = given[f"{tensor}_desc"], of_keys[f"{tensor}_desc"]
+        assert described.base is before.base and described.shape == before.shape
+        assert described.block_shape == [1, 1, rows, before.block_shape[3]]
+    result = given["grad_q_desc"]
+    assert result.base is grad_q and tuple(result.shape) == tuple(grad_q.shape)
+    assert result.block_shape == [1, 1, 64, names.qk_width]
+    assert given["rows_ptr"] is of_keys["rows_desc"].base or (
+        given["rows_ptr"].data_ptr() == of_keys["rows_desc"].base.data_ptr()
+    )
+
+
 #: Of views, those that TMA cannot read.
 UNREADABLE = {"unaligned", "one_head", "one_row"}
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("of", ["inputs", "gradient"])
-def test_tma_decides(layout: str, of: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tma_decides(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     watched = Watched("causal_d64", monkeypatch)
-    if of == "inputs":
-        watched.call(Case(100, 100, batch=2, q_heads=4, kv_heads=2, layout=layout))
-    else:
-        watched.call(CASE, layout)
+    watched.call(Case(100, 100, batch=2, q_heads=4, kv_heads=2, layout=layout))
     gluon = layout not in UNREADABLE
     assert ("_backward_hopper" in watched.launched) == gluon
     assert (set(PORTABLE) <= watched.launched) == (not gluon)
 
 
-def test_gradients_whose_columns_lie_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As of `out.mT.sum()`, or an expanded number: the portable kernels, which copy them."""
+def check_gradient_read(watched: Watched, grad_out: torch.Tensor, *, copied: bool) -> None:
+    """The kernels read the output's gradient, or a copy of it."""
+    assert watched.launched == set(KERNELS)
+    (rows,), (given,) = (watched.kernels[x].arguments for x in KERNELS[:2])
+    read = given["grad_out_desc"].base
+    assert rows["grad_out_ptr"] is read
+    assert torch.equal(read, grad_out)
+    assert (read.data_ptr() != grad_out.data_ptr()) == copied
+    assert not copied or (read.is_contiguous() and read.data_ptr() % 16 == 0)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_gradient_that_tma_cannot_read_is_copied(
+    layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = Watched("causal_d64", monkeypatch)
+    memory = torch.full((999_999,), math.nan, dtype=torch.bfloat16)
+    shape = (2, 4, 200, 64)
+    view = LAYOUTS[layout](*shape, memory).fill_(1.0).expand(shape)
+    watched.call(CASE, grad_out=view)
+    check_gradient_read(watched, view, copied=layout in UNREADABLE)
+
+
+def test_so_is_one_whose_columns_lie_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of `out.mT.sum()`, or an expanded number."""
     for grad_out in (
         torch.ones(2, 4, 64, 200, dtype=torch.bfloat16).mT,
         torch.ones((), dtype=torch.bfloat16).expand(2, 4, 200, 64),
     ):
         watched = Watched("causal_d64", monkeypatch)
         watched.call(CASE, grad_out=grad_out)
-        assert watched.launched == {"_backward_rows", *PORTABLE}
+        check_gradient_read(watched, grad_out, copied=True)
 
 
 def test_other_gpus_and_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,7 +232,7 @@ def test_other_gpus_and_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None
     watched = Watched("causal_fp16_d128", monkeypatch)
     knobs = SimpleNamespace(runtime=SimpleNamespace(interpret=True))
     monkeypatch.setattr(watched.module.triton, "knobs", knobs)
-    assert not watched.module._runs_hopper_backward(*[torch.zeros(1, 1, 1, 128)] * 4)
+    assert not watched.module._runs_hopper_backward(*[torch.zeros(1, 1, 1, 128)] * 3)
     monkeypatch.undo()
 
 
@@ -190,7 +251,10 @@ def test_a_launch_has_four_warps_of_its_own(monkeypatch: pytest.MonkeyPatch) -> 
     assert options == [4]
 
 
-NAMED = ("causal_d64", "documents_d128", "sinks_softmax_d64", "learns")
+NAMED = (
+    *("causal_d64", "documents_d128", "sinks_softmax_d64", "learns"),
+    *("causal_d192_v128", "causal_d256", "deterministic"),
+)
 
 
 @pytest.mark.parametrize("name", NAMED)
@@ -210,14 +274,16 @@ def test_it_is_compiled_once_and_launched_again(name: str, monkeypatch: pytest.M
 
     def launched(calls: list[tuple[object, ...]]) -> list[str]:
         text = [repr(call) for call in calls]
-        return [next(k for k in (*KERNELS, *PORTABLE) if k in call) for call in text]
+        names = (*KERNELS, *DIVIDED[2:], *PORTABLE)
+        return [next(k for k in names if k in call) for call in text]
 
     first, second = gradients(), gradients()
-    assert launched(first) == launched(second) == list(KERNELS)
-    for kernel in KERNELS:
+    assert launched(first) == launched(second) == list(kernels_of(name))
+    for kernel in kernels_of(name):
         caches = getattr(module, kernel).device_caches.values()
         assert sum(len(cache[0]) for cache in caches) == 1
     assert [len(call) for call in first] == [len(call) for call in second]
     if triton.__version__ >= "3.6":
         kept = {key[1] for key in module._LAUNCHES if isinstance(key[0], tuple) and len(key) == 2}
-        assert {"rows", "tiles", "grad_q"} <= kept
+        last = "queries" if names_of(spec).divided else "grad_q"
+        assert {"rows", "tiles", last} <= kept

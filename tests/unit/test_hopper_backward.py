@@ -1,4 +1,4 @@
-"""The Gluon kernel of the backward pass: which plans have it, and which tiles it visits.
+"""The Gluon kernels of the backward pass: which plans have them, and which tiles they visit.
 
 The functions that find the tiles are run as they are rendered, on numbers.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import operator
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -31,6 +32,7 @@ from flashgen.codegen.render import render_backward_hopper
 from flashgen.plan import lower
 from flashgen.plan.backward import backward_plan
 from flashgen.plan.hopper_backward import HopperBackward
+from flashgen.plan.hopper_queries import HopperQueries
 from flashgen.symbols import evaluate
 from support.cases import Case
 from support.loads import kernel_spec
@@ -58,7 +60,10 @@ GLUON = {
     "gluon": SimpleNamespace(jit=lambda function: function),
     **{f"_at_{n}d_hopper": _at for n in range(1, 5)},
 }
-FUNCTIONS = ("_backward_visits", "_query_tile", "_swap_if_hopper")
+FUNCTIONS = (
+    *("_backward_visits", "_query_tile", "_swap_if_hopper"),
+    *("_visits_of_queries", "_tile_of_keys"),
+)
 
 
 def functions(names: HopperBackward) -> SimpleNamespace:
@@ -71,18 +76,23 @@ def functions(names: HopperBackward) -> SimpleNamespace:
 
 
 def visited(
-    names: HopperBackward, kernel: SimpleNamespace, call: Call, kv_first: int
+    names: HopperBackward | HopperQueries, kernel: SimpleNamespace, call: Call, first: int
 ) -> list[tuple[int, bool]]:
-    """(tile of queries, whether it is masked) of each visit of a tile of keys, in their order."""
-    bounds = names.backward.q_bounds
+    """(tile, whether it is masked) of each visit of a tile of keys, or of queries, in order."""
+    visits = names.visits
+    bounds = names.backward.plan.bounds if visits.of == "kv" else names.backward.q_bounds
     known = {**call.values, **call.tables(bounds.tables)}
     given = tuple(known.get(name) for name in names.call)
-    runs = kernel._backward_visits(0, 0, kv_first, given, call.block_m, call.block_n)
-    if names.splits:
-        return [(kernel._query_tile(i, runs), i < runs[1]) for i in range(runs[0])]
+    if visits.of == "kv":
+        counts, finds, block = kernel._visits_of_queries, kernel._tile_of_keys, call.block_m
+    else:
+        counts, finds, block = kernel._backward_visits, kernel._query_tile, call.block_n
+    runs = counts(0, 0, first, given, call.block_m, call.block_n)
+    if visits.splits:
+        return [(finds(i, runs), i < runs[1]) for i in range(runs[0])]
     return [
-        kernel._query_tile(i, runs, given, kv_first, call.block_n) if names.masks else (
-            kernel._query_tile(i, runs, given, kv_first, call.block_n)[0], False
+        finds(i, runs, given, first, block) if visits.masks else (
+            finds(i, runs, given, first, block)[0], False
         )
         for i in range(runs[0])
     ]  # fmt: skip
@@ -114,9 +124,40 @@ def check_visits(names: HopperBackward, seen: list[list[bool]], call: Call) -> N
                 assert masked == (tile not in found.unmasked), (tile, visits, found)
             rows = range(tile * call.block_m, min((tile + 1) * call.block_m, call.q))
             assert masked or all(seen[i][j] for i in rows for j in keys), (tile, kv_first)
-        if names.splits:
+        if names.visits.splits:
             masks = [masked for _, masked in visits]
             assert masks == sorted(masks, reverse=True), "those with the mask come first"
+
+
+def check_visits_of_queries(names: HopperBackward, seen: list[list[bool]], call: Call) -> None:
+    """The same of the tiles of keys that a tile of queries visits for their gradient."""
+    queries, kernel = names.of_queries, functions(names)
+    bounds = names.backward.plan.bounds
+    for q_first in range(0, call.q, call.block_m):
+        rows = range(q_first, min(q_first + call.block_m, call.q))
+        visits = visited(queries, kernel, call, q_first)
+        tiles = [tile for tile, _ in visits]
+        assert len(tiles) == len(set(tiles)), "a tile is visited twice"
+        assert all(0 <= tile * call.block_n < call.kv for tile in tiles), "past the last key"
+        values = {**call.values, **call.tables(bounds.tables)}
+        found = visit(
+            bounds, call.block_n, call.kv, {**values, "q_first": q_first, "q_last": rows[-1]}
+        )
+        assert set(tiles) == found.visited
+        for tile, masked in visits:
+            keys = range(tile * call.block_n, (tile + 1) * call.block_n)
+            assert masked == (tile not in found.unmasked), (tile, visits, found)
+            whole = keys[-1] < call.kv and all(seen[i][j] for i in rows for j in keys)
+            assert masked or whole, (tile, q_first)
+        if queries.visits.splits:
+            masks = [masked for _, masked in visits]
+            assert masks == sorted(masks, reverse=True), "those with the mask come first"
+
+
+def divided(names: HopperBackward) -> HopperBackward:
+    """The same with a kernel of its own for the gradient of q."""
+    plan = names.backward.plan
+    return of(replace(plan.spec, deterministic=True))
 
 
 def _elements(value: Any) -> Any:
@@ -152,6 +193,8 @@ def test_the_vocabulary_visits_each_tile_once(name: str) -> None:
             params[constant.name] = _elements(constant.tensor())
         call = Call(q_len, kv_len, *blocks, params)
         check_visits(names, call.matrix(spec.mask), call)
+        if not divided(names).why_not:
+            check_visits_of_queries(divided(names), call.matrix(spec.mask), call)
 
 
 # --- random masks ---------------------------------------------------------------------------------
@@ -160,6 +203,9 @@ LEFT, WIDTH = Int("left", 3), Int("width", 4, min=1)
 DOC = Tensor("doc", ("batch", "q_len"), "int32", sorted=True)
 KV_DOC = Tensor("kv_doc", ("batch", "kv_len"), "int32", sorted=True)
 SHOWN = Tensor("shown", ("batch", "kv_len"), "bool")
+
+ENDS = Tensor("ends", ("batch", "q_len"), "int32")
+EACH_ROW = Mask(lambda b, h, q, kv: kv < ENDS[b, q], "each row has its end")
 
 LEAVES: list[Callable[[Any, Any], Any]] = [
     lambda q, kv: kv <= q,
@@ -199,6 +245,8 @@ def test_random_masks_visit_each_tile_once(seed: int) -> None:
     if names.why_not:
         assert names.backward.q_tiles.reduce_rows
         return
+    apart = divided(names)
+    assert not apart.why_not or names.backward.plan.tiles.reduce_rows
     for _ in range(6):
         q, kv = random.choice(((1, 1), (30, 30), (7, 40), (40, 7), (32, 16), (33, 33)))
         params: dict[str, Any] = {"left": random.randrange(20), "width": random.randint(1, 9)}
@@ -207,16 +255,19 @@ def test_random_masks_visit_each_tile_once(seed: int) -> None:
         params["shown"] = Elements([[random.random() < 0.6 for _ in range(kv)]])
         call = Call(q, kv, random.choice((2, 4, 8, 16)), random.choice((4, 8, 16)), params)
         check_visits(names, call.matrix(mask), call)
+        if not apart.why_not:
+            check_visits_of_queries(apart, call.matrix(mask), call)
 
 
 def test_the_random_masks_are_of_all_kinds() -> None:
-    kinds = set()
+    kinds: dict[str, set[tuple[bool, ...]]] = {"q": set(), "kv": set()}
     for seed in SEEDS:
-        names = of(AttentionSpec(64, mask=_random_mask(Random(seed), 3)))
-        tiles = names.backward.q_tiles
-        kinds.add((names.splits, tiles.from_key_0, tiles.sorted, bool(names.why_not)))
-    splits, from_key_0, in_order, refused = map(set, zip(*kinds, strict=True))
-    assert splits == from_key_0 == in_order == refused == {True, False}
+        names = of(AttentionSpec(64, mask=_random_mask(Random(seed), 3), deterministic=True))
+        for visits in (names.visits, names.of_queries.visits):
+            tiles, refused = visits.tiles, bool(names.why_not)
+            kinds[visits.of].add((visits.splits, tiles.from_key_0, tiles.sorted, refused))
+    for of_one in kinds.values():
+        assert all(set(found) == {True, False} for found in zip(*of_one, strict=True))
 
 
 # --- which plans have the kernel ------------------------------------------------------------------
@@ -231,15 +282,25 @@ def test_the_random_masks_are_of_all_kinds() -> None:
         (AttentionSpec((120, 128)), ""),
         (AttentionSpec(64, "float32"), "float32: its tiles are of 16-bit elements"),
         (AttentionSpec((16, 96)), ""),
-        (AttentionSpec((64, 136)), "its tiles have 128 columns at most"),
-        (AttentionSpec((256, 64)), "its tiles have 128 columns at most"),
+        (AttentionSpec((64, 136)), ""),
+        (AttentionSpec((256, 64)), ""),
+        (AttentionSpec((264, 64)), "its tiles have 256 columns at most"),
         (AttentionSpec(64, dropout=True), "it has no dropout"),
-        (AttentionSpec(64, deterministic=True), "it adds up gradients of q in any order"),
+        (AttentionSpec(64, deterministic=True), ""),
+        (
+            AttentionSpec(192, score=alibi(Tensor("slopes", ("num_q_heads",)))),
+            "no consumer has both factors of what slopes learns",
+        ),
         (
             AttentionSpec(64, mask=block_sparse()),
             "which queries see a tile of keys is listed by another kernel",
         ),
         (kernel_spec("ids", 64), "which queries see a tile of keys depends on each of the keys"),
+        (
+            AttentionSpec(64, mask=EACH_ROW, deterministic=True),
+            "which keys a tile of queries sees depends on each of the queries",
+        ),
+        (AttentionSpec(64, mask=EACH_ROW), ""),
         (
             AttentionSpec(64, score=lambda s, b, h, q_idx, kv_idx: 1.0 * (q_idx - kv_idx)),
             "its score function leaves the products out",
@@ -258,10 +319,21 @@ def test_which_plans_have_it(spec: AttentionSpec, reason: str) -> None:
     assert of(spec).why_not == reason
 
 
-def test_tiles_of_the_two_widths() -> None:
+def test_tiles_of_the_widths() -> None:
     narrow, wide = of(AttentionSpec((56, 16))), of(AttentionSpec((56, 72)))
     assert (narrow.width, wide.width) == (64, 128)
     assert (narrow.divides_columns, wide.divides_columns) == (False, True)
+    assert (wide.qk_width, wide.v_width, wide.block_n) == (128, 128, 128)
+    widest = of(AttentionSpec((192, 72)))
+    assert (widest.qk_width, widest.v_width, widest.block_n) == (256, 128, 64)
+
+
+def test_where_another_kernel_computes_the_gradient_of_q() -> None:
+    found = {
+        spec: (of(spec).has_roles, of(spec).divided)
+        for spec in (AttentionSpec(128), AttentionSpec(136), AttentionSpec(64, deterministic=True))
+    }
+    assert list(found.values()) == [(False, False), (True, True), (False, True)]
 
 
 def test_what_is_masked() -> None:
@@ -271,7 +343,7 @@ def test_what_is_masked() -> None:
         False,
         ("kv_idx < kv_len",),
     )
-    assert masked.masks_queries and masked.splits
+    assert masked.masks_queries and masked.visits.splits
     runs = of(AttentionSpec(64, mask=full() & ~causal(align="top_left")))
     assert runs.masks_queries
 

@@ -1,4 +1,4 @@
-"""What the Gluon kernel of the backward pass needs, and which configurations are candidates."""
+"""What the Gluon kernels of the backward pass need, and which configurations are candidates."""
 
 from __future__ import annotations
 
@@ -9,10 +9,15 @@ import pytest
 
 from flashgen import AttentionSpec, Blocks, Tensor, additive_bias, alibi, causal, full
 from flashgen.budget.buffers import MEANINGS
-from flashgen.budget.captures import backward_captured_bytes
-from flashgen.budget.hopper_backward import hopper_backward_usage, worst_hopper_backward_usage
+from flashgen.budget.captures import backward_captured_bytes, queries_captured_bytes
+from flashgen.budget.hopper_backward import (
+    hopper_backward_usage,
+    queries_usage,
+    worst_hopper_backward_usage,
+    worst_queries_usage,
+)
 from flashgen.config import KernelConfig
-from flashgen.plan import lower
+from flashgen.plan import hopper_queries, lower
 from flashgen.plan.backward import backward_plan
 from flashgen.plan.hopper_backward import HopperBackward
 from flashgen.symbols import evaluate
@@ -24,6 +29,7 @@ from flashgen.tuning.hopper_backward_space import (
 )
 from support.loads import kernel_spec
 
+WIDEST = KernelConfig(64, 64, num_warps=8, num_stages=2)
 NARROW = {stages: KernelConfig(128, 128, num_warps=8, num_stages=stages) for stages in (2, 3)}
 WIDE = {stages: KernelConfig(64, 128, num_warps=8, num_stages=stages) for stages in (2, 3)}
 
@@ -63,6 +69,43 @@ def test_causal_by_hand() -> None:
     assert usage.limit == 232448
 
 
+def test_roles_by_hand() -> None:
+    """Where one consumer computes the gradient of values, the other that of keys."""
+    usage = hopper_backward_usage(names(256), WIDEST)
+    # Six descriptors; tiles of q, grad_out, k and v, of rows, of factors; two arrays of barriers
+    # and a barrier; no rows_len, which sums of dq alone are placed by; q_len and kv_len.
+    captures = 6 * 8 + 4 * 28 + 24 + 16 + 2 * 16 + 12 + 6 * 4 + 2 * 4
+    assert captures == backward_captured_bytes(names(256)) == 276
+    assert dict(usage.parts) == {
+        "Q tiles": 2 * 64 * 256 * 2,
+        "dO tiles": 2 * 64 * 256 * 2,
+        "K tile": 64 * 256 * 2,
+        "V tile": 64 * 256 * 2,
+        "factors": 64 * 64 * 4,
+        "LSE, delta": 2 * 2 * 64 * 4,
+        "captures": captures + 8,
+        "barriers": 4 + 2 * 16 + 8 + 8,  # from multiples of 16 on, the first behind 276 bytes
+    }
+    assert usage.total == 214352
+
+
+def test_queries_by_hand() -> None:
+    """The kernel that computes the gradient of q alone."""
+    usage = queries_usage(names(256))
+    # Five descriptors and the rows; four kinds of tiles; four arrays of barriers and a barrier;
+    # num_q_heads, num_kv_heads, rows_len, scale, batch, head, q_first; q_len and kv_len.
+    captures = 5 * 8 + 8 + 4 * 28 + 4 * 16 + 12 + 7 * 4 + 2 * 4
+    assert captures == queries_captured_bytes(names(256)) == 272
+    parts = dict(usage.parts)
+    assert {name: parts[name] for name in ("Q tile", "dO tile", "K tiles", "V tiles")} == {
+        "Q tile": 128 * 256 * 2,
+        "dO tile": 128 * 256 * 2,
+        "K tiles": 2 * 64 * 256 * 2,
+        "V tiles": 64 * 256 * 2,
+    }
+    assert usage.total == 229728 and sum(parts.values()) == 229728
+
+
 @pytest.mark.parametrize(
     ("kernel", "config", "figure"),
     [
@@ -74,12 +117,27 @@ def test_causal_by_hand() -> None:
         (names(64), NARROW[3], 232848),
         (of(kernel_spec("ends", 64)), NARROW[2], 199088),
         (of(kernel_spec("shown", 128)), WIDE[2], 198016),
+        (names((192, 128)), WIDEST, 165200),
+        (of(AttentionSpec(64, mask=causal(), deterministic=True)), NARROW[2], 100672),
+        (of(AttentionSpec(128, mask=causal(), deterministic=True)), WIDE[2], 132416),
     ],
 )
 def test_figures_that_the_compiler_gave(
     kernel: HopperBackward, config: KernelConfig, figure: int
 ) -> None:
     assert hopper_backward_usage(kernel, config).total == figure
+
+
+@pytest.mark.parametrize(
+    ("spec", "figure"),
+    [
+        (AttentionSpec((192, 128), mask=causal()), 180576),
+        (AttentionSpec(64, mask=causal(), deterministic=True), 98656),
+        (AttentionSpec(128, mask=causal(), deterministic=True), 196960),
+    ],
+)
+def test_figures_of_queries_that_it_gave(spec: AttentionSpec, figure: int) -> None:
+    assert queries_usage(of(spec)).total == figure
 
 
 SLOPES = Tensor("slopes", ("num_q_heads",))
@@ -101,6 +159,8 @@ def test_what_may_be_needed_is_not_below_what_is() -> None:
         worst = worst_hopper_backward_usage(kernel, WIDE[3]).total
         for ones in (False, True):
             assert worst >= hopper_backward_usage(kernel, WIDE[3], ones=ones).total
+    for ones in (False, True):
+        assert worst_queries_usage(names(256)).total >= queries_usage(names(256), ones=ones).total
     strided = of(AttentionSpec(128, score=additive_bias(BIAS)))
     assert (
         backward_captured_bytes(strided, contiguous=False) == backward_captured_bytes(strided) + 4
@@ -116,14 +176,22 @@ def test_parts_and_formula_say_the_same(
         usage = hopper_backward_usage(kernel, config)
         assert sum(size for _, size in usage.parts) == usage.total
         assert usage.meanings.items() <= MEANINGS.items()
-        values = {**config.as_dict(), "itemsize": 2, "qk_0": kernel.width}
+        values = {**config.as_dict(), "itemsize": 2, "qk_0": kernel.width, "v_0": kernel.width}
         assert evaluate(usage.formula, values) == usage.total
+
+
+def test_those_of_queries_too() -> None:
+    usage = queries_usage(names((192, 128)))
+    assert usage.meanings.items() <= MEANINGS.items()
+    values = {"BLOCK_M": 128, "BLOCK_N": 64, "itemsize": 2, "qk_0": 256, "v_0": 128}
+    assert evaluate(usage.formula, values) == usage.total
 
 
 def test_the_candidates() -> None:
     assert hopper_backward_space(names()).candidates == tuple(WIDE.values())
     assert hopper_backward_space(names()).rejected == ()
     assert hopper_backward_space(names(64)).candidates == (NARROW[2],)
+    assert hopper_backward_space(names(256)).candidates == (WIDEST,)
     assert rank_hopper_backward(WIDE.values()) == [WIDE[2], WIDE[3]]
     assert rank_hopper_backward([WIDE[3], WIDE[2]]) == [WIDE[2], WIDE[3]]
 
@@ -144,9 +212,14 @@ def test_pins_say_nothing_of_it() -> None:
     assert hopper_backward_space(pinned) == hopper_backward_space(names())
 
 
+def test_the_kernel_of_queries_has_to_fit_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(hopper_queries.V_STAGES, 256, 2)
+    assert "needs 262,5" in why_no_backward(names(256))
+
+
 def test_why_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     assert why_no_backward(names()) == ""
-    wide = names(256)
+    wide = names(320)
     assert why_no_backward(wide) == wide.why_not != ""
     assert hopper_backward_space(wide).candidates == hopper_backward_space(wide).rejected == ()
     monkeypatch.setattr(tuning, "STAGES", (4,))

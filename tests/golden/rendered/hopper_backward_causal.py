@@ -37,7 +37,7 @@ def _add_tile(descriptor, place, tile, _semantic=None):
 def _unknown_zero():
     """0, which a compiler cannot see.
 
-    It would work out the address of each piece of the keys ahead of the loop, and keep more of them
+    It would work out the address of each piece of a tile ahead of the loop, and keep more of them
     than there are registers.
     """
     return gl.inline_asm_elementwise(
@@ -173,7 +173,7 @@ def _start_scores_of_keys(keys, q_tiles, stage, SCORES: gl.constexpr):
     """Starts k @ q.T, or v @ do.T, for a tile of queries."""
     BLOCK_M: gl.constexpr = SCORES.instr_shape[1]
     scores = gl.zeros([64, BLOCK_M], gl.float32, SCORES)
-    q = q_tiles.index(stage).reshape([BLOCK_M, 128])
+    q = q_tiles.index(stage).reshape([BLOCK_M, keys.shape[1]])
     return warpgroup_mma(keys, q.permute((1, 0)), scores, use_acc=False, is_async=True)
 
 
@@ -348,7 +348,6 @@ def _backward_consumer(
                 BLOCK_N,
                 NUM_STAGES,
             )
-
     _meet()  # keys and values are read by both
     # Their gradients leave through their places.
     own_k.store((grad_k * scale).to(gl.bfloat16))

@@ -1,0 +1,831 @@
+"""A golden."""
+
+import triton
+import triton.language as tl
+from triton._C.libtriton import ir
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language._core import builtin
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+
+@gluon.jit
+def _next_stage(stage, phase, NUM_STAGES: gl.constexpr):
+    """(buffer, phase of its barriers) of what comes next; buffers take turns."""
+    stage += 1
+    if stage == NUM_STAGES:
+        stage = 0
+        phase ^= 1
+    return stage, phase
+
+
+@gluon.jit
+def _unknown_zero():
+    """0, which a compiler cannot see.
+
+    It would work out the address of each piece of a tile ahead of the loop, and keep more of them
+    than there are registers.
+    """
+    return gl.inline_asm_elementwise(
+        "mov.b32 $0, 0;", "=r,r", [0], dtype=gl.int32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
+def _meet():
+    """Waits for the other consumer, at a hardware barrier; Triton takes the first ones itself."""
+    lanes = gl.full([128], 0, gl.int32, gl.BlockedLayout([1], [32], [4], [0]))
+    gl.inline_asm_elementwise(
+        "bar.sync 10, 256; mov.b32 $0, $1;", "=r,r", [lanes],
+        dtype=gl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def _backward_visits(batch, head, kv_first, call, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
+    """(visits, those of them that need the mask, ...): of a head's queries; see `_query_tile`."""
+    _, _, q_len, kv_len, _, _ = call
+    kv_last = min(kv_first + BLOCK_N, kv_len) - 1
+    # Queries that see some of these keys, and that see all of them, derived from the mask.
+    some_begin = max(0, kv_first + q_len - kv_len)
+    some_end = q_len
+    all_begin = max(0, kv_last + q_len - kv_len)
+    all_end = q_len
+    # The same in tiles.
+    q_begin = some_begin // BLOCK_M
+    q_end = gl.cdiv(some_end, BLOCK_M)
+    full_begin = gl.cdiv(all_begin, BLOCK_M)
+    full_end = all_end // BLOCK_M
+    visits = q_end - q_begin
+    before = min(max(full_begin - q_begin, 0), visits)
+    unmasked = max(min(full_end - q_begin, visits) - before, 0)
+    # Weights of keys past the end could overflow; their products with dp would be no numbers.
+    if kv_first + BLOCK_N > kv_len:
+        unmasked = 0
+    return visits, visits - unmasked, before, unmasked, q_begin
+
+
+@gluon.jit
+def _query_tile(visit, runs):
+    """The tile of queries of a visit: those that need the mask come first."""
+    _, masked_visits, before, unmasked, q_begin = runs
+    masked = visit + gl.where(visit < before, 0, unmasked)
+    tile = gl.where(visit < masked_visits, masked, visit - masked_visits + before)
+    return q_begin + tile
+
+
+@gluon.jit
+def _query_columns(scores, first, DTYPE: gl.constexpr):
+    """(n,): the queries that the columns of scores are of, counted from `first`, as DTYPE.
+
+    A compiler that knows all of them keeps them, or what is compared with them, in registers from
+    tile to tile. Of these it cannot see the first; the others are a constant apart.
+    """
+    GROUPS: gl.constexpr = scores.shape[1] // 8
+    LAYOUT: gl.constexpr = gl.SliceLayout(0, scores.reshape([64, GROUPS, 8]).type.layout)
+    group = gl.arange(0, GROUPS, layout=gl.SliceLayout(1, LAYOUT)) * 8
+    column = first + gl.arange(0, 8, layout=gl.SliceLayout(0, LAYOUT))
+    column = gl.inline_asm_elementwise(
+        "mov.b32 $0, $1;", "=r,r", [column], dtype=gl.int32, is_pure=False, pack=1
+    )
+    columns = group.to(DTYPE)[:, None] + column.to(DTYPE)[None, :]
+    ROW: gl.constexpr = gl.SliceLayout(0, scores.type.layout)
+    return gl.convert_layout(columns.reshape([8 * GROUPS]), ROW, assert_trivial=True)
+
+
+@gluon.jit
+def _backward_scores(scores, q_first, head, keys, call, program, MASKED: gl.constexpr):
+    """What the softmax sees of 64 keys' products with the queries from q_first on."""
+    _, _, q_len, kv_len, _, _ = call
+    kv_idx, _ = keys
+    # Only a tile that holds a hidden pair, or reaches past an end, pays for the mask.
+    if MASKED:
+        q_idx = _query_columns(scores, q_first, gl.int32)[None, :]
+        visible = q_idx + kv_len - q_len >= kv_idx
+        scores = gl.where(visible, scores, float("-inf"))
+    return scores
+
+
+@gluon.jit
+def _backward_producer(
+    sources,
+    buffers,
+    call,
+    program,
+    BLOCK_M: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    NUM_STAGES: gl.constexpr,
+):
+    """Loads what the consumers need."""
+    num_q_heads, num_kv_heads, _, _, _, _ = call
+    batch, kv_head, kv_first = program
+    q_desc, grad_out_desc, k_desc, v_desc, rows_desc = sources
+    loaded, barriers, _ = buffers
+    q_tiles, grad_out_tiles, k_tile, v_tile, rows_tiles = loaded
+    keys_full, full, empty = barriers
+    TILES: gl.constexpr = q_desc.block_type.nbytes + grad_out_desc.block_type.nbytes
+    BYTES: gl.constexpr = TILES + 2 * rows_desc.block_type.nbytes
+    mbarrier.expect(keys_full, k_desc.block_type.nbytes + v_desc.block_type.nbytes)
+    place = [batch, kv_head, kv_first, 0]
+    tma.async_copy_global_to_shared(k_desc, place, keys_full, k_tile.index(0))
+    tma.async_copy_global_to_shared(v_desc, place, keys_full, v_tile.index(0))
+    group = num_q_heads // num_kv_heads
+    stage, phase = 0, 1  # a buffer is empty in the phase before the one that it is full in
+    for member in range(group):
+        head = kv_head * group + member
+        row = batch * num_q_heads + head
+        runs = _backward_visits(batch, head, kv_first, call, BLOCK_M, BLOCK_N)
+        for visit in range(runs[0]):
+            tile = _query_tile(visit, runs)
+            q_first = tile * BLOCK_M
+            mbarrier.wait(empty.index(stage), phase)
+            arrived = full.index(stage)
+            mbarrier.expect(arrived, BYTES)
+            place = [batch, head, q_first, 0]
+            tma.async_copy_global_to_shared(q_desc, place, arrived, q_tiles.index(stage))
+            tma.async_copy_global_to_shared(
+                rows_desc, [0, row, q_first], arrived, rows_tiles.index(stage)
+            )
+            tma.async_copy_global_to_shared(
+                grad_out_desc, place, arrived, grad_out_tiles.index(stage)
+            )
+            tma.async_copy_global_to_shared(
+                rows_desc, [1, row, q_first], arrived, rows_tiles.index(NUM_STAGES + stage)
+            )
+            stage, phase = _next_stage(stage, phase, NUM_STAGES)
+
+
+@gluon.jit
+def _start_scores_of_keys(keys, q_tiles, stage, SCORES: gl.constexpr):
+    """Starts k @ q.T, or v @ do.T, for a tile of queries."""
+    BLOCK_M: gl.constexpr = SCORES.instr_shape[1]
+    scores = gl.zeros([64, BLOCK_M], gl.float32, SCORES)
+    q = q_tiles.index(stage).reshape([BLOCK_M, keys.shape[1]])
+    return warpgroup_mma(keys, q.permute((1, 0)), scores, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def _wait_at(NUMBER: gl.constexpr):
+    """Waits at a hardware barrier until the other consumer has arrived."""
+    lanes = gl.full([128], 0, gl.int32, gl.BlockedLayout([1], [32], [4], [0]))
+    gl.inline_asm_elementwise(
+        f"bar.sync {NUMBER}, 256; mov.b32 $0, $1;", "=r,r", [lanes],
+        dtype=gl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def _arrive_at(NUMBER: gl.constexpr):
+    """Lets the other consumer go on that waits there, and does not wait itself."""
+    lanes = gl.full([128], 0, gl.int32, gl.BlockedLayout([1], [32], [4], [0]))
+    gl.inline_asm_elementwise(
+        f"bar.arrive {NUMBER}, 256; mov.b32 $0, $1;", "=r,r", [lanes],
+        dtype=gl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+# Of the tile of factors: that it has been written, and that it has been read.
+WRITTEN: gl.constexpr = gl.constexpr(11)
+READ: gl.constexpr = gl.constexpr(12)
+
+
+@gluon.jit
+def _values_step(
+    grad_v,
+    scores,
+    stage,
+    phase,
+    tile,
+    more,
+    head,
+    keys,
+    buffers,
+    call,
+    program,
+    MASKED: gl.constexpr,
+    BLOCK_M: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    NUM_STAGES: gl.constexpr,
+):
+    """Adds what a tile of queries brings to dv; computes the next one's scores."""
+    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
+    GRADS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 256, 16])
+    WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, GRADS, 2)
+    COLUMNS: gl.constexpr = gl.SliceLayout(0, SCORES)
+    _, qk_scale = keys
+    loaded, barriers, factors_tile = buffers
+    q_tiles, grad_out_tiles, k_tile, _, rows_tiles = loaded
+    _, full, empty = barriers
+    q_first = tile * BLOCK_M
+    lse = rows_tiles.index(stage).reshape([BLOCK_M]).load(COLUMNS)
+    scores = _backward_scores(scores, q_first, head, keys, call, program, MASKED)
+    p = gl.exp2(scores * qk_scale - lse[None, :])
+    weights = gl.convert_layout(p.to(gl.bfloat16), WEIGHTS, assert_trivial=True)
+    # In the order of registers, which spares shared memory.
+    registers = p.reshape([4, 2, 8, 8, 4, 2]).permute((0, 2, 4, 3, 1, 5))
+    _wait_at(READ)
+    factors_tile.store(registers.reshape([128, 32]))
+    _arrive_at(WRITTEN)
+    grad_out = grad_out_tiles.index(stage).reshape([BLOCK_M, 256])
+    grad_v = warpgroup_mma(weights, grad_out, grad_v, is_async=True)
+    next_stage, next_phase = _next_stage(stage, phase, NUM_STAGES)
+    mbarrier.wait(full.index(next_stage), next_phase, pred=more)
+    k = k_tile.index(_unknown_zero()).reshape([BLOCK_N, 256])
+    scores = _start_scores_of_keys(k, q_tiles, next_stage, SCORES)
+    grad_v = warpgroup_mma_wait(1, deps=(grad_v,))
+    mbarrier.arrive(empty.index(stage), count=1)
+    scores = warpgroup_mma_wait(0, deps=(scores,))
+    return grad_v, scores, next_stage, next_phase
+
+
+@gluon.jit
+def _values_consumer(
+    results,
+    buffers,
+    call,
+    program,
+    BLOCK_M: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    NUM_STAGES: gl.constexpr,
+):
+    """Computes the gradient of a program's values."""
+    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
+    GRADS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 256, 16])
+    num_q_heads, num_kv_heads, _, _, _, scale = call
+    batch, kv_head, kv_first = program
+    _, grad_v_desc = results
+    loaded, barriers, _ = buffers
+    q_tiles, _, k_tile, v_tile, _ = loaded
+    keys_full, full, _ = barriers
+    grad_v = gl.zeros([64, 256], gl.float32, GRADS)
+    k = k_tile.index(0).reshape([BLOCK_N, 256])
+    kv_idx = (kv_first + gl.arange(0, 64, layout=gl.SliceLayout(1, SCORES)))[:, None]
+    qk_scale = scale * 1.4426950408889634  # log2(e)
+    group = num_q_heads // num_kv_heads
+    stage, phase = 0, 0
+    mbarrier.wait(keys_full, 0)
+    # Each query head of the group, one after the other: their gradients add up in registers.
+    for member in range(group):
+        head = kv_head * group + member
+        runs = _backward_visits(batch, head, kv_first, call, BLOCK_M, BLOCK_N)
+        visits = runs[0]
+        keys = (kv_idx, qk_scale)
+        mbarrier.wait(full.index(stage), phase, pred=visits > 0)
+        following = _start_scores_of_keys(k, q_tiles, stage, SCORES)
+        scores = warpgroup_mma_wait(0, deps=(following,))
+        masked_visits = runs[1]
+        for visit in range(masked_visits):
+            tile = _query_tile(visit, runs)
+            grad_v, scores, stage, phase = _values_step(
+                grad_v,
+                scores,
+                stage,
+                phase,
+                tile,
+                visit + 1 < visits,
+                head,
+                keys,
+                buffers,
+                call,
+                program,
+                True,
+                BLOCK_M,
+                BLOCK_N,
+                NUM_STAGES,
+            )
+
+        for visit in range(masked_visits, visits):
+            tile = _query_tile(visit, runs)
+            grad_v, scores, stage, phase = _values_step(
+                grad_v,
+                scores,
+                stage,
+                phase,
+                tile,
+                visit + 1 < visits,
+                head,
+                keys,
+                buffers,
+                call,
+                program,
+                False,
+                BLOCK_M,
+                BLOCK_N,
+                NUM_STAGES,
+            )
+    _wait_at(READ)  # what the last tile's arrival is for
+    _meet()  # the other consumer has read the values: their gradient leaves through their place
+    v_tile.index(0).reshape([BLOCK_N, 256]).store(grad_v.to(gl.bfloat16))
+    fence_async_shared()
+    place = [batch, kv_head, kv_first, 0]
+    tma.async_copy_shared_to_global(grad_v_desc, place, v_tile.index(0))
+    tma.store_wait(0)
+
+
+@gluon.jit
+def _keys_step(
+    grad_k,
+    dp,
+    stage,
+    phase,
+    more,
+    buffers,
+    BLOCK_M: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    NUM_STAGES: gl.constexpr,
+):
+    """Adds what a tile of queries brings to dk; computes the next one's dp."""
+    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
+    GRADS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 256, 16])
+    # Of factors a thread has a row, in the order of its registers.
+    FACTORS: gl.constexpr = gl.BlockedLayout([1, 32], [32, 1], [4, 1], [1, 0])
+    loaded, barriers, factors_tile = buffers
+    q_tiles, grad_out_tiles, _, v_tile, rows_tiles = loaded
+    _, full, empty = barriers
+    delta = rows_tiles.index(NUM_STAGES + stage).reshape([BLOCK_M]).load(gl.SliceLayout(0, SCORES))
+    _wait_at(WRITTEN)
+    registers = factors_tile.load(FACTORS).reshape([4, 8, 4, 8, 2, 2])
+    _arrive_at(READ)
+    factors = registers.permute((0, 4, 1, 3, 2, 5)).reshape([64, BLOCK_M])
+    factors = gl.convert_layout(factors, SCORES, assert_trivial=True)
+    ds = (factors * (dp - delta[None, :])).to(gl.bfloat16)
+    ds = gl.convert_layout(ds, gl.DotOperandLayout(0, GRADS, 2), assert_trivial=True)
+    q = q_tiles.index(stage).reshape([BLOCK_M, 256])
+    grad_k = warpgroup_mma(ds, q, grad_k, is_async=True)
+    next_stage, next_phase = _next_stage(stage, phase, NUM_STAGES)
+    mbarrier.wait(full.index(next_stage), next_phase, pred=more)
+    v = v_tile.index(_unknown_zero()).reshape([BLOCK_N, 256])
+    dp = _start_scores_of_keys(v, grad_out_tiles, next_stage, SCORES)
+    grad_k = warpgroup_mma_wait(1, deps=(grad_k,))
+    mbarrier.arrive(empty.index(stage), count=1)
+    dp = warpgroup_mma_wait(0, deps=(dp,))
+    return grad_k, dp, next_stage, next_phase
+
+
+@gluon.jit
+def _keys_consumer(
+    results,
+    buffers,
+    call,
+    program,
+    BLOCK_M: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    NUM_STAGES: gl.constexpr,
+):
+    """Computes the gradient of a program's keys."""
+    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
+    GRADS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 256, 16])
+    num_q_heads, num_kv_heads, _, _, _, scale = call
+    batch, kv_head, kv_first = program
+    grad_k_desc, _ = results
+    loaded, barriers, _ = buffers
+    _, grad_out_tiles, k_tile, v_tile, _ = loaded
+    keys_full, full, _ = barriers
+    grad_k = gl.zeros([64, 256], gl.float32, GRADS)
+    v = v_tile.index(0).reshape([BLOCK_N, 256])
+    group = num_q_heads // num_kv_heads
+    stage, phase = 0, 0
+    _arrive_at(READ)  # there is nothing yet to read
+    mbarrier.wait(keys_full, 0)
+    for member in range(group):
+        head = kv_head * group + member
+        runs = _backward_visits(batch, head, kv_first, call, BLOCK_M, BLOCK_N)
+        visits = runs[0]
+        mbarrier.wait(full.index(stage), phase, pred=visits > 0)
+        following = _start_scores_of_keys(v, grad_out_tiles, stage, SCORES)
+        dp = warpgroup_mma_wait(0, deps=(following,))
+        for visit in range(visits):
+            grad_k, dp, stage, phase = _keys_step(
+                grad_k, dp, stage, phase, visit + 1 < visits, buffers, BLOCK_M, BLOCK_N, NUM_STAGES
+            )
+    _meet()  # the other consumer has read the keys: their gradient leaves through their place
+    k_tile.index(0).reshape([BLOCK_N, 256]).store((grad_k * scale).to(gl.bfloat16))
+    fence_async_shared()
+    place = [batch, kv_head, kv_first, 0]
+    tma.async_copy_shared_to_global(grad_k_desc, place, k_tile.index(0))
+    tma.store_wait(0)
+
+
+# Lengths, head counts and the mask's parameters never cause a recompile.
+@gluon.jit(do_not_specialize=["num_q_heads", "num_kv_heads", "q_len", "kv_len", "rows_len"])
+def _backward_hopper(
+    q_desc,
+    k_desc,
+    v_desc,
+    grad_out_desc,
+    rows_desc,
+    grad_k_desc,
+    grad_v_desc,
+    num_q_heads,
+    num_kv_heads,
+    q_len,
+    kv_len,
+    rows_len,
+    scale,
+    BLOCK_M: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    NUM_STAGES: gl.constexpr,
+):
+    """One program: the gradients of BLOCK_N keys and values of one head.
+
+    Descriptors of q and grad_out are of (batch, heads, rows, columns) with tiles of BLOCK_M rows,
+    of k, v and their gradients with BLOCK_N. rows is what `_backward_rows` made, (2, batch *
+    num_q_heads, rows_len).
+    """
+    num_tiles_n = gl.cdiv(kv_len, BLOCK_N)
+    # Tiles of one head run side by side: they share queries in L2. Those with most come first.
+    batch_head = gl.program_id(0) // num_tiles_n
+    tile_n = gl.program_id(0) % num_tiles_n
+    program = (batch_head // num_kv_heads, batch_head % num_kv_heads, tile_n * BLOCK_N)
+    call = (num_q_heads, num_kv_heads, q_len, kv_len, rows_len, scale)
+    q_tiles = gl.allocate_shared_memory(
+        gl.bfloat16, [NUM_STAGES, 1, 1, BLOCK_M, 256], q_desc.layout
+    )
+    grad_out_tiles = gl.allocate_shared_memory(
+        gl.bfloat16, [NUM_STAGES, 1, 1, BLOCK_M, 256], grad_out_desc.layout
+    )
+    k_tile = gl.allocate_shared_memory(gl.bfloat16, [1, 1, 1, BLOCK_N, 256], k_desc.layout)
+    v_tile = gl.allocate_shared_memory(gl.bfloat16, [1, 1, 1, BLOCK_N, 256], v_desc.layout)
+    FACTORS: gl.constexpr = gl.NVMMASharedLayout.get_default_for([128, 32], gl.float32)
+    factors_tile = gl.allocate_shared_memory(gl.float32, [128, 32], FACTORS)
+    rows_tiles = gl.allocate_shared_memory(
+        gl.float32, [2 * NUM_STAGES, 1, 1, BLOCK_M], rows_desc.layout
+    )
+    BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
+    keys_full = gl.allocate_shared_memory(gl.int64, [1], BARRIER)
+    full = gl.allocate_shared_memory(gl.int64, [NUM_STAGES, 1], BARRIER)
+    empty = gl.allocate_shared_memory(gl.int64, [NUM_STAGES, 1], BARRIER)
+    mbarrier.init(keys_full, count=1)
+    for i in gl.static_range(NUM_STAGES):
+        mbarrier.init(full.index(i), count=1)
+        mbarrier.init(empty.index(i), count=2)
+
+    loaded = (q_tiles, grad_out_tiles, k_tile, v_tile, rows_tiles)
+    buffers = (loaded, (keys_full, full, empty), factors_tile)
+    sources = (q_desc, grad_out_desc, k_desc, v_desc, rows_desc)
+    results = (grad_k_desc, grad_v_desc)
+    gl.warp_specialize(
+        [
+            (_values_consumer, (results, buffers, call, program, BLOCK_M, BLOCK_N, NUM_STAGES)),
+            (_keys_consumer, (results, buffers, call, program, BLOCK_M, BLOCK_N, NUM_STAGES)),
+            (_backward_producer, (sources, buffers, call, program, BLOCK_M, BLOCK_N, NUM_STAGES)),
+        ],
+        [4, 1],
+        [240, 24],
+    )
+
+
+@gluon.jit
+def _visits_of_queries(batch, head, q_first, call, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
+    """(visits, those of them that need the mask, ...): of a head's keys; see `_tile_of_keys`."""
+    _, _, q_len, kv_len, _, _ = call
+    q_last = min(q_first + BLOCK_M, q_len) - 1
+    # Keys that some of these queries see, and keys that all of them see, derived from the mask.
+    some_end = max(0, q_last + kv_len - q_len + 1)
+    all_end = max(0, q_first + kv_len - q_len + 1)
+    # The same in tiles.
+    kv_end = gl.cdiv(some_end, BLOCK_N)
+    full_end = all_end // BLOCK_N
+    visits = kv_end
+    before, unmasked = 0, max(min(full_end, visits), 0)
+    return visits, visits - unmasked, before, unmasked
+
+
+@gluon.jit
+def _tile_of_keys(visit, runs):
+    """The tile of keys of a visit: those that need the mask come first."""
+    _, masked_visits, before, unmasked = runs
+    masked = visit + gl.where(visit < before, 0, unmasked)
+    tile = gl.where(visit < masked_visits, masked, visit - masked_visits + before)
+    return tile
+
+
+@gluon.jit
+def _key_columns(scores, first, DTYPE: gl.constexpr):
+    """(1, n): the keys that the columns of scores are of, counted from `first`, as DTYPE.
+
+    A compiler that knows all of them keeps them, or what is compared with them, in registers from
+    tile to tile. Of these it cannot see the first; the others are a constant apart.
+    """
+    GROUPS: gl.constexpr = scores.shape[1] // 8
+    LAYOUT: gl.constexpr = gl.SliceLayout(0, scores.reshape([64, GROUPS, 8]).type.layout)
+    group = gl.arange(0, GROUPS, layout=gl.SliceLayout(1, LAYOUT)) * 8
+    column = first + gl.arange(0, 8, layout=gl.SliceLayout(0, LAYOUT))
+    column = gl.inline_asm_elementwise(
+        "mov.b32 $0, $1;", "=r,r", [column], dtype=gl.int32, is_pure=False, pack=1
+    )
+    columns = group.to(DTYPE)[:, None] + column.to(DTYPE)[None, :]
+    ROW: gl.constexpr = gl.SliceLayout(0, scores.type.layout)
+    return gl.convert_layout(columns.reshape([8 * GROUPS]), ROW, assert_trivial=True)[None, :]
+
+
+@gluon.jit
+def _scores_of_queries(scores, start_n, rows, call, program, MASKED: gl.constexpr):
+    """What the softmax sees of 64 queries' products with the keys from start_n on."""
+    _, _, q_len, kv_len, _, _ = call
+    _, _, q_first = program
+    # Only a tile that holds a hidden pair, or reaches past an end, pays for the mask.
+    if MASKED:
+        q_idx = (q_first + gl.arange(0, 64, layout=gl.SliceLayout(1, scores.type.layout)))[:, None]
+        kv_idx = _key_columns(scores, start_n, gl.int32)
+        visible = q_idx + kv_len - q_len >= kv_idx
+        scores = gl.where(visible, scores, float("-inf"))
+    return scores
+
+
+@gluon.jit
+def _queries_producer(
+    sources,
+    buffers,
+    call,
+    program,
+    BLOCK_M: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    K_STAGES: gl.constexpr,
+    V_STAGES: gl.constexpr,
+):
+    """Loads what the consumers need: queries once, keys and values for each visit."""
+    num_q_heads, num_kv_heads, _, _, _, _ = call
+    batch, head, q_first = program
+    q_desc, grad_out_desc, k_desc, v_desc = sources
+    loaded, barriers = buffers
+    q_tile, grad_out_tile, k_tiles, v_tiles = loaded
+    queries_full, k_full, k_empty, v_full, v_empty = barriers
+    mbarrier.expect(queries_full, q_desc.block_type.nbytes + grad_out_desc.block_type.nbytes)
+    place = [batch, head, q_first, 0]
+    tma.async_copy_global_to_shared(q_desc, place, queries_full, q_tile.index(0))
+    tma.async_copy_global_to_shared(grad_out_desc, place, queries_full, grad_out_tile.index(0))
+    kv_head = head // (num_q_heads // num_kv_heads)
+    runs = _visits_of_queries(batch, head, q_first, call, BLOCK_M, BLOCK_N)
+    k_stage, v_stage = 0, 0
+    k_phase, v_phase = 1, 1  # a buffer is empty in the phase before the one that it is full in
+    for visit in range(runs[0]):
+        tile = _tile_of_keys(visit, runs)
+        place = [batch, kv_head, tile * BLOCK_N, 0]
+        mbarrier.wait(k_empty.index(k_stage), k_phase)
+        arrived = k_full.index(k_stage)
+        mbarrier.expect(arrived, k_desc.block_type.nbytes)
+        tma.async_copy_global_to_shared(k_desc, place, arrived, k_tiles.index(k_stage))
+        mbarrier.wait(v_empty.index(v_stage), v_phase)
+        arrived = v_full.index(v_stage)
+        mbarrier.expect(arrived, v_desc.block_type.nbytes)
+        tma.async_copy_global_to_shared(v_desc, place, arrived, v_tiles.index(v_stage))
+        k_stage, k_phase = _next_stage(k_stage, k_phase, K_STAGES)
+        v_stage, v_phase = _next_stage(v_stage, v_phase, V_STAGES)
+
+
+@gluon.jit
+def _start_scores_of_queries(q, k_tiles, stage, SCORES: gl.constexpr):
+    """Starts q @ k.T, or do @ v.T, for a tile of keys."""
+    BLOCK_N: gl.constexpr = SCORES.instr_shape[1]
+    scores = gl.zeros([64, BLOCK_N], gl.float32, SCORES)
+    k = k_tiles.index(stage).reshape([BLOCK_N, q.shape[1]])
+    return warpgroup_mma(q, k.permute((1, 0)), scores, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def _queries_step(
+    grad_q,
+    scores,
+    k_stage,
+    k_phase,
+    v_stage,
+    v_phase,
+    tile,
+    more,
+    rows,
+    buffers,
+    call,
+    program,
+    NUMBER: gl.constexpr,
+    MASKED: gl.constexpr,
+    BLOCK_M: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    K_STAGES: gl.constexpr,
+    V_STAGES: gl.constexpr,
+):
+    """Adds what a tile of keys brings to dq; computes the next one's scores."""
+    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
+    GRADS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 256, 16])
+    lse, delta, qk_scale = rows
+    loaded, barriers = buffers
+    q_tile, grad_out_tile, k_tiles, v_tiles = loaded
+    _, k_full, k_empty, v_full, v_empty = barriers
+    zero = _unknown_zero()
+    q = q_tile.index(zero).reshape([BLOCK_M, 256]).slice(64 * NUMBER, 64)
+    grad_out = grad_out_tile.index(zero).reshape([BLOCK_M, 256]).slice(64 * NUMBER, 64)
+    mbarrier.wait(v_full.index(v_stage), v_phase)
+    dp = _start_scores_of_queries(grad_out, v_tiles, v_stage, SCORES)
+    scores = _scores_of_queries(scores, tile * BLOCK_N, rows, call, program, MASKED)
+    p = gl.exp2(scores * qk_scale - lse[:, None])
+    dp = warpgroup_mma_wait(0, deps=(dp,))
+    mbarrier.arrive(v_empty.index(v_stage), count=1)
+    ds = (p * (dp - delta[:, None])).to(gl.bfloat16)
+    ds = gl.convert_layout(ds, gl.DotOperandLayout(0, GRADS, 2), assert_trivial=True)
+    k = k_tiles.index(k_stage).reshape([BLOCK_N, 256])
+    grad_q = warpgroup_mma(ds, k, grad_q, is_async=True)
+    next_stage, next_phase = _next_stage(k_stage, k_phase, K_STAGES)
+    mbarrier.wait(k_full.index(next_stage), next_phase, pred=more)
+    scores = _start_scores_of_queries(q, k_tiles, next_stage, SCORES)
+    grad_q = warpgroup_mma_wait(1, deps=(grad_q,))
+    mbarrier.arrive(k_empty.index(k_stage), count=1)
+    v_stage, v_phase = _next_stage(v_stage, v_phase, V_STAGES)
+    scores = warpgroup_mma_wait(0, deps=(scores,))
+    return grad_q, scores, next_stage, next_phase, v_stage, v_phase
+
+
+@gluon.jit
+def _queries_consumer(
+    grad_q_desc,
+    rows_ptr,
+    buffers,
+    call,
+    program,
+    NUMBER: gl.constexpr,
+    BLOCK_M: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    K_STAGES: gl.constexpr,
+    V_STAGES: gl.constexpr,
+):
+    """Computes the gradient of queries [64 * NUMBER, 64 * NUMBER + 64) of a program's."""
+    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
+    GRADS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 256, 16])
+    num_q_heads, _, _, _, rows_len, scale = call
+    batch, head, q_first = program
+    loaded, barriers = buffers
+    q_tile, _, k_tiles, _ = loaded
+    queries_full, k_full, _, _, _ = barriers
+    runs = _visits_of_queries(batch, head, q_first, call, BLOCK_M, BLOCK_N)
+    visits = runs[0]
+    own_q = q_tile.index(0).reshape([BLOCK_M, 256]).slice(64 * NUMBER, 64)
+    grad_q = gl.zeros([64, 256], gl.float32, GRADS)
+    q_first += 64 * NUMBER
+    own = (batch, head, q_first)
+    offs_m = q_first + gl.arange(0, 64, layout=gl.SliceLayout(1, SCORES))
+    # There are rows for tiles of queries that reach past the last one.
+    row = (batch * num_q_heads + head).to(gl.int64) * rows_len
+    lse = gl.load(rows_ptr + row + offs_m)
+    num_rows = gl.num_programs(0).to(gl.int64) * BLOCK_M
+    delta = gl.load(rows_ptr + num_rows + row + offs_m)
+    qk_scale = scale * 1.4426950408889634  # log2(e)
+    rows = (lse, delta, qk_scale)
+    k_stage, k_phase, v_stage, v_phase = 0, 0, 0, 0
+    mbarrier.wait(queries_full, 0)
+    mbarrier.wait(k_full.index(0), 0, pred=visits > 0)
+    following = _start_scores_of_queries(own_q, k_tiles, 0, SCORES)
+    scores = warpgroup_mma_wait(0, deps=(following,))
+    masked_visits = runs[1]
+    for visit in range(masked_visits):
+        tile = _tile_of_keys(visit, runs)
+        grad_q, scores, k_stage, k_phase, v_stage, v_phase = _queries_step(
+            grad_q,
+            scores,
+            k_stage,
+            k_phase,
+            v_stage,
+            v_phase,
+            tile,
+            visit + 1 < visits,
+            rows,
+            buffers,
+            call,
+            own,
+            NUMBER,
+            True,
+            BLOCK_M,
+            BLOCK_N,
+            K_STAGES,
+            V_STAGES,
+        )
+
+    for visit in range(masked_visits, visits):
+        tile = _tile_of_keys(visit, runs)
+        grad_q, scores, k_stage, k_phase, v_stage, v_phase = _queries_step(
+            grad_q,
+            scores,
+            k_stage,
+            k_phase,
+            v_stage,
+            v_phase,
+            tile,
+            visit + 1 < visits,
+            rows,
+            buffers,
+            call,
+            own,
+            NUMBER,
+            False,
+            BLOCK_M,
+            BLOCK_N,
+            K_STAGES,
+            V_STAGES,
+        )
+    # The gradient leaves through its queries' place.
+    own_q.store((grad_q * scale).to(gl.bfloat16))
+    fence_async_shared()
+    grad_q_tile = q_tile.index(0).slice(64 * NUMBER, 64, 2)
+    tma.async_copy_shared_to_global(grad_q_desc, [batch, head, q_first, 0], grad_q_tile)
+    tma.store_wait(0)
+
+
+# Lengths, head counts and the mask's parameters never cause a recompile.
+@gluon.jit(do_not_specialize=["num_q_heads", "num_kv_heads", "q_len", "kv_len", "rows_len"])
+def _backward_queries_hopper(
+    q_desc,
+    k_desc,
+    v_desc,
+    grad_out_desc,
+    grad_q_desc,
+    rows_ptr,
+    num_q_heads,
+    num_kv_heads,
+    q_len,
+    kv_len,
+    rows_len,
+    scale,
+    BLOCK_M: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    K_STAGES: gl.constexpr,
+    V_STAGES: gl.constexpr,
+):
+    """One program: the gradient of BLOCK_M queries of one head.
+
+    Descriptors of q and grad_out are of (batch, heads, rows, columns) with tiles of BLOCK_M rows,
+    of k and v with BLOCK_N, and of grad_q with 64. rows is what `_backward_rows` made, (2, batch *
+    num_q_heads, rows_len), with rows_len a multiple of BLOCK_M.
+    """
+    num_tiles_m = rows_len // BLOCK_M
+    # Tiles of one head run side by side: they share keys in L2. Those with most come first.
+    batch_head = gl.program_id(0) // num_tiles_m
+    tile_m = num_tiles_m - 1 - gl.program_id(0) % num_tiles_m
+    program = (batch_head // num_q_heads, batch_head % num_q_heads, tile_m * BLOCK_M)
+    call = (num_q_heads, num_kv_heads, q_len, kv_len, rows_len, scale)
+    q_tile = gl.allocate_shared_memory(gl.bfloat16, [1, 1, 1, BLOCK_M, 256], q_desc.layout)
+    grad_out_tile = gl.allocate_shared_memory(
+        gl.bfloat16, [1, 1, 1, BLOCK_M, 256], grad_out_desc.layout
+    )
+    k_tiles = gl.allocate_shared_memory(gl.bfloat16, [K_STAGES, 1, 1, BLOCK_N, 256], k_desc.layout)
+    v_tiles = gl.allocate_shared_memory(gl.bfloat16, [V_STAGES, 1, 1, BLOCK_N, 256], v_desc.layout)
+    BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
+    queries_full = gl.allocate_shared_memory(gl.int64, [1], BARRIER)
+    k_full = gl.allocate_shared_memory(gl.int64, [K_STAGES, 1], BARRIER)
+    k_empty = gl.allocate_shared_memory(gl.int64, [K_STAGES, 1], BARRIER)
+    v_full = gl.allocate_shared_memory(gl.int64, [V_STAGES, 1], BARRIER)
+    v_empty = gl.allocate_shared_memory(gl.int64, [V_STAGES, 1], BARRIER)
+    mbarrier.init(queries_full, count=1)
+    for i in gl.static_range(K_STAGES):
+        mbarrier.init(k_full.index(i), count=1)
+        mbarrier.init(k_empty.index(i), count=2)
+    for i in gl.static_range(V_STAGES):
+        mbarrier.init(v_full.index(i), count=1)
+        mbarrier.init(v_empty.index(i), count=2)
+
+    loaded = (q_tile, grad_out_tile, k_tiles, v_tiles)
+    buffers = (loaded, (queries_full, k_full, k_empty, v_full, v_empty))
+    sources = (q_desc, grad_out_desc, k_desc, v_desc)
+    gl.warp_specialize(
+        [
+            (
+                _queries_consumer,
+                (
+                    grad_q_desc,
+                    rows_ptr,
+                    buffers,
+                    call,
+                    program,
+                    0,
+                    BLOCK_M,
+                    BLOCK_N,
+                    K_STAGES,
+                    V_STAGES,
+                ),
+            ),
+            (
+                _queries_consumer,
+                (
+                    grad_q_desc,
+                    rows_ptr,
+                    buffers,
+                    call,
+                    program,
+                    1,
+                    BLOCK_M,
+                    BLOCK_N,
+                    K_STAGES,
+                    V_STAGES,
+                ),
+            ),
+            (
+                _queries_producer,
+                (sources, buffers, call, program, BLOCK_M, BLOCK_N, K_STAGES, V_STAGES),
+            ),
+        ],
+        [4, 1],
+        [240, 24],
+    )
