@@ -78,8 +78,8 @@ class AttentionSpec:
         dropout: whether the call takes ``dropout_p`` and ``seed``: weights are then dropped at
             random, and what is kept is divided by ``1 - dropout_p``.
         deterministic: whether gradients are the same bits every time, also on Hopper, where the
-            faster kernel adds up those of q in any order. Without it a call chooses, by
-            ``torch.use_deterministic_algorithms``.
+            faster kernel of head dimensions up to 128 adds up those of q in any order. Without it a
+            call chooses, by ``torch.use_deterministic_algorithms``.
         targets: GPU architectures to choose a configuration for; see `flashgen.budget.targets`.
         name: the generated module's name; None takes the spec file's name.
     """
