@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from types import ModuleType
 
 import pytest
@@ -32,6 +33,15 @@ SPECS = shipped_specs()
 #: Of every remainder around the tiles of 64 and 128 rows.
 LENGTHS = (1, 2, 17, 63, 64, 65, 127, 128, 129, 191, 192, 193, 200, 255, 256, 257, 333)
 UNEQUAL = ((1, 1), (1, 200), (200, 1), (100, 300), (300, 100), (64, 128), (65, 129), (129, 640))
+
+#: Some of them divided: two kernels add nothing up in any order, as of wide heads.
+DIVIDED = {
+    **{name: SPECS[name] for name in ("causal_d256", "causal_d192_v128")},
+    **{
+        f"{name}_deterministic": replace(SPECS[name], deterministic=True)
+        for name in ("causal_d64", "window_d128", "documents_d128", "softcap_d128")
+    },
+}
 
 #: Layouts that TMA cannot read: the portable kernels run.
 UNREADABLE = ("unaligned", "one_head", "one_row")
@@ -151,6 +161,44 @@ def test_no_race_shows_in_many_runs(name: str) -> None:
     assert module.runs - before == 201
 
 
+@functools.cache
+def _divided(name: str) -> ModuleType:
+    return noted(rendered_module(DIVIDED[name], name=name, hopper=True))
+
+
+@pytest.mark.parametrize("name", DIVIDED)
+def test_two_kernels(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not on_hopper():
+        pytest.skip("the Gluon kernels need a Hopper GPU")
+    spec, module = DIVIDED[name], _divided(name)
+    lengths = [(n, n) for n in LENGTHS]
+    lengths += [] if spec.equal_lengths else UNEQUAL
+    for q_len, kv_len in lengths:
+        before = module.runs
+        poison()
+        with nothing_is_zero_by_chance(monkeypatch):
+            case = Case(q_len, kv_len, batch=2, q_heads=4, kv_heads=2)
+            check_gradients(module, spec, case, device="cuda")
+        assert module.runs == before + 1
+
+
+@pytest.mark.parametrize("name", DIVIDED)
+def test_they_give_the_same_bits_every_time(name: str) -> None:
+    if not on_hopper():
+        pytest.skip("the Gluon kernels need a Hopper GPU")
+    spec, module = DIVIDED[name], _divided(name)
+    case = Case(1500, 1500, batch=2, q_heads=8, kv_heads=2)
+    leaves = [x.requires_grad_() for x in inputs(case, spec, native(spec), "cuda")]
+    out = module.attention(*leaves, **case.arguments(spec, "cuda"))
+    grad_out, before = torch.randn_like(out), module.runs
+    first = torch.autograd.grad(out, leaves, grad_out, retain_graph=True)
+    for _ in range(200):
+        poison()
+        found = torch.autograd.grad(out, leaves, grad_out, retain_graph=True)
+        assert all(torch.equal(one, two) for one, two in zip(first, found, strict=True))
+    assert module.runs - before == 201
+
+
 # Queries and keys of a tile, warps and stages.
 TILES = ((64, 64, 4, 2), (32, 64, 4, 3), (64, 128, 8, 2), (64, 64, 4, 1), (128, 32, 4, 2))
 
@@ -183,9 +231,11 @@ def _rendered(name: str, head_dim: int = 64, *, hopper: bool = False) -> ModuleT
 @pytest.mark.parametrize("name", VOCABULARY)
 def test_the_vocabulary(name: str, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     entry = VOCABULARY[name]
-    # Both widths of the Gluon kernel's tiles, filled or not.
-    for head_dim in (56, 128) if form == "hopper" else (64,):
+    # All widths of the Gluon kernels' tiles, filled or not.
+    for head_dim in (56, 128, 200) if form == "hopper" else (64,):
         spec = entry.spec("bfloat16", head_dim)
+        if head_dim == 200 and HopperBackward(backward_plan(lower(spec, name))).why_not:
+            continue  # what is learned there, the portable kernels compute
         module = _rendered(name, head_dim, hopper=form == "hopper")
         for q_len, kv_len in ((150, 150), *(() if entry.equal_lengths else ((70, 210), (210, 70)))):
             case = entry.case(Case(q_len, kv_len, batch=2, q_heads=4, kv_heads=2))

@@ -79,3 +79,21 @@ def test_the_gluon_kernel_is_timed_with_what_clears_and_places_its_sums(
     # Five products of the size of the forward pass's two.
     (flops,) = bench.flops.values()
     assert flops == 2.5 * bench.forward.flops[LENGTH]
+
+
+def test_two_gluon_kernels_are_timed_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They add nothing up that would have to be cleared."""
+    spec = AttentionSpec(64, mask=causal(), deterministic=True)
+    gpu = fake_gpu(monkeypatch)
+    module = module_on(gpu, spec, monkeypatch)
+    monkeypatch.setattr(forward_bench, "load_rendered", lambda *given: module)
+    monkeypatch.setattr(forward_bench, "random_inputs", random_inputs)
+    monkeypatch.setattr(forward_bench, "usual_lengths", lambda plan: (LENGTH,))
+    bench = BackwardBench(lower(spec, "x"), "sm_90", "hopper_backward", FORWARD)
+    config = KernelConfig(BLOCK_M=128, BLOCK_N=128, num_warps=8, num_stages=2)
+    bench.compile([config])
+    timed = bench._launch(config, LENGTH)
+    before = len(gpu.calls)
+    timed()
+    names = [name for call in gpu.calls[before:] for name in FUNCTIONS if name in repr(call)]
+    assert names == ["_backward_hopper", "_backward_queries_hopper"]

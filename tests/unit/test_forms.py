@@ -184,7 +184,7 @@ def test_the_gluon_kernel_of_the_backward_pass_is_chosen_likewise() -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"head_dim": 192}, "its tiles have 128 columns at most"),
+        ({"head_dim": 320}, "its tiles have 256 columns at most"),
         ({"dtype": "float32"}, "float32: its tiles are of 16-bit elements"),
         ({"targets": ("sm_80",)}, ""),
     ],
