@@ -48,7 +48,7 @@ def _argument_types(backward: BackwardPlan, config: KernelConfig) -> dict[str, s
     plan = backward.plan
     width = HopperBackward(backward).width
     tiles = {"q": config.BLOCK_M, "grad_out": config.BLOCK_M}
-    tiles |= dict.fromkeys(("k", "v", "grad_k", "grad_v"), config.BLOCK_N)
+    tiles |= {"k": config.BLOCK_N, "v": config.BLOCK_N, "grad_k": 64, "grad_v": 64}
     types = {
         f"{name}_desc": descriptor(plan.triton_dtype, plan.torch_dtype, [1, 1, rows, width])
         for name, rows in tiles.items()
@@ -56,4 +56,4 @@ def _argument_types(backward: BackwardPlan, config: KernelConfig) -> dict[str, s
     types["rows_desc"] = descriptor("fp32", "float32", [1, 1, config.BLOCK_M])
     types["grad_q_desc"] = descriptor("fp32", "float32", [128, 32])
     types |= {f"{item.variable}_ptr": "*fp32" for item in backward.of_both.learned}
-    return types | {"scale": "fp32"}
+    return types | {"scale": "fp32", "counter_ptr": "*i32"}
