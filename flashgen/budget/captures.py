@@ -28,12 +28,11 @@ BARRIER_ARRAYS = 8
 # Whatever the mask: num_q_heads, num_kv_heads, q_len, num_tiles_m, num_tiles, lse_rows.
 NUMBERS_OF_A_CALL = 6
 
-# Of the backward kernel: num_q_heads, num_kv_heads, rows_len and scale; batch, kv_head, kv_first.
-NUMBERS_OF_A_BACKWARD_CALL = 4 + 3
+# Of the backward kernel: num_q_heads, num_kv_heads, kv_len, rows_len, num_tiles and scale.
+NUMBERS_OF_A_BACKWARD_CALL = 6
 
-# q, k, v, grad_out, rows; of the three results those that the first consumer does not store: its
-# code is the block's own, and captures nothing.
-BACKWARD_DESCRIPTORS = 5 + 2
+# q, k, v, grad_out, rows; the three results.
+BACKWARD_DESCRIPTORS = 5 + 3
 
 
 def captured_bytes(plan: KernelPlan, *, contiguous: bool = True, ones: bool = False) -> int:
@@ -68,15 +67,11 @@ def backward_captured_bytes(
 ) -> int:
     """Bytes of all that the partitions of the backward kernel capture; see `captured_bytes`."""
     read = _Read((*_backward_bounds(names), *_backward_expressions(names)))
-    size = BACKWARD_DESCRIPTORS * ADDRESS + NUMBERS_OF_A_BACKWARD_CALL * NUMBER
+    size = (BACKWARD_DESCRIPTORS + 1) * ADDRESS  # and the counter
+    size += NUMBERS_OF_A_BACKWARD_CALL * NUMBER
     size += 4 * TILES + ROWS + 2 * MADE  # q, grad_out, k, v; lse and delta; ds, grad_q
-    size += 2 * BARRIERS + BARRIER
-    softmax = names.backward.plan.normaliser == "softmax"
-    # The end of the keys is masked in all tiles, or in none that see only what all of them see.
-    ends = names.masks and (softmax or not names.masks_queries)
+    size += 4 * BARRIERS + NUMBERS  # full and empty, of keys and of queries; numbers of tiles
     size += NUMBER * ("q_len" in read.names)
-    ends |= bool(names.text.learned)
-    size += NUMBER * (ends or not read.names.isdisjoint({"kv_len", "kv_last"}))
     size += ADDRESS * len(names.text.learned)  # their sums
     arguments = names.backward.both_arguments
     return size + _parameters(read, arguments, contiguous=contiguous, ones=ones)

@@ -3,9 +3,11 @@
 All of its buffers are alive throughout (`flashgen.budget.packing`):
 
 - tiles of queries and of the output's gradient, with two numbers for each query, for each stage;
-- the keys and the values, in whose places their gradients leave;
+- two tiles of keys, the present and the next, and one of values;
 - two tiles of the scores' gradients, one for each of two tiles of queries in turn;
-- what each consumer adds to the queries' gradient, 64 x 64 numbers of float32;
+- what each consumer adds to the queries' gradient, 64 x 64 numbers of float32, in whose place the
+  gradients of its keys and values leave;
+- which tiles of keys those are;
 - captures, barriers, and a byte for each warp, as in the forward kernel (`flashgen.budget.hopper`).
 
 The figure equals what Triton allots (tests/compile/test_hopper_backward.py); Triton 3.6 captures
@@ -51,14 +53,15 @@ def _usage(names: HopperBackward, config: KernelConfig, captures: int) -> SramUs
     tiles = [
         Buffer("Q tiles", NUM_STAGES * of_queries),
         Buffer("dO tiles", NUM_STAGES * of_queries),
-        Buffer("K tile", of_keys),
+        Buffer("K tiles", 2 * of_keys),
         Buffer("V tile", of_keys),
         Buffer("dS tiles", 2 * BLOCK_N * BLOCK_M * ITEMSIZE),
         Buffer("dQ tiles", sympy.Integer(CONSUMERS * 64 * 64 * _NUMBER)),
     ]
     others = [
         Buffer("LSE, delta", 2 * NUM_STAGES * BLOCK_M * _NUMBER, alignment=128),
-        Buffer("barriers", sympy.Integer(_BARRIER)),
+        *2 * (Buffer("barriers", sympy.Integer(2 * _BARRIER)),),
+        Buffer("tiles handed over", sympy.Integer(2 * _NUMBER)),
         *2 * (Buffer("barriers", NUM_STAGES * _BARRIER),),
         Buffer("captures", sympy.Integer(captures), alignment=8),
         Buffer("captures", sympy.Integer(WARP_GROUP * CONSUMERS), alignment=4),

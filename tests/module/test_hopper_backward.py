@@ -17,7 +17,7 @@ from flashgen.plan.hopper_backward import HopperBackward
 from support.cases import LAYOUTS, Case
 from support.contract import native_inputs
 from support.fake_gpu import fake_gpu, module_on
-from support.specialised import Specialisations, watch, watch_hopper
+from support.specialised import NUM_SMS, Specialisations, watch, watch_hopper
 from support.variants import rendered_module, shipped_specs
 
 LEARNS = AttentionSpec((56, 72), mask=causal(), score=alibi(Tensor("slopes", ("num_q_heads",))))
@@ -100,9 +100,11 @@ def test_the_arguments(name: str, q_len: int, monkeypatch: pytest.MonkeyPatch) -
     (given,), (grid,) = (
         getattr(watched.kernels["_backward_hopper"], x) for x in ("arguments", "grids")
     )
-    assert grid == (math.ceil(kv_len / 128) * 3 * 2,)
-    sizes = ("num_q_heads", "num_kv_heads", "q_len", "kv_len", "rows_len")
-    assert [given[size] for size in sizes] == [4, 2, q_len, kv_len, rows_len]
+    num_tiles = math.ceil(kv_len / 128) * 3 * 2
+    assert grid == (num_tiles,)
+    sizes = ("num_q_heads", "num_kv_heads", "q_len", "kv_len", "rows_len", "num_tiles")
+    assert [given[size] for size in sizes] == [4, 2, q_len, kv_len, rows_len, num_tiles]
+    assert given["counter_ptr"].tolist() == [0]
     assert given["BLOCK_M"] == {64: 128, 128: 64}[width]
     assert (given["BLOCK_N"], given["NUM_STAGES"]) == (128, 2)
     rows = {"q": (q_len, qk), "k": (kv_len, qk), "v": (kv_len, v), "grad_out": (q_len, v)}
@@ -111,7 +113,7 @@ def test_the_arguments(name: str, q_len: int, monkeypatch: pytest.MonkeyPatch) -
         described = given[f"{tensor}_desc"]
         heads = 4 if tensor in ("q", "grad_out") else 2
         assert tuple(described.shape) == (3, heads, *shape)
-        block = given["BLOCK_M"] if heads == 4 else 128
+        block = given["BLOCK_M"] if heads == 4 else 64 if tensor.startswith("grad") else 128
         assert described.block_shape == [1, 1, block, width]
         assert described.layout.element_bitwidth == 16
     # What tiles of queries reach past the last one is memory of its own, in whole tiles.
@@ -132,6 +134,16 @@ def test_the_arguments(name: str, q_len: int, monkeypatch: pytest.MonkeyPatch) -
     assert shapes == [(3, 4, q_len, qk), (3, 2, kv_len, qk), (3, 2, kv_len, v)]
     assert given["grad_k_desc"].base is results[1] and given["grad_v_desc"].base is results[2]
     assert all(x.is_contiguous() for x in results)
+
+
+def test_a_program_for_each_sm_takes_one_tile_after_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    watched = Watched("causal_d64", monkeypatch)
+    watched.call(Case(1000, 1000, batch=3, q_heads=12, kv_heads=6))
+    kernel = watched.kernels["_backward_hopper"]
+    assert kernel.grids == [(NUM_SMS,)]
+    assert kernel.arguments[0]["num_tiles"] == 8 * 3 * 6 > NUM_SMS
 
 
 #: Of views, those that TMA cannot read.
