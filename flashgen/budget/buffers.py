@@ -39,7 +39,7 @@ MEANINGS = {
     "dO tiles": "tiles of the output's gradient, some for each stage in flight",
     "tile": "the tile on its way to registers",
     "dS tiles": "gradients of two tiles of scores, on their way to a product for the queries'",
-    "dQ tiles": "what a tile of keys adds to the queries' gradients, or its own, on the way to memory",
+    "dQ tiles": "what a tile of keys adds to the queries' gradients, then its own, on the way out",
     "P or dS": "weights, then their gradients, on their way from one product's layout to another's",
     "LSE, delta": "two numbers for each query of the tiles that are read ahead",
     "pieces": "a tile that changes from the layout of its load to a product's, piece by piece",
