@@ -28,17 +28,15 @@ BARRIER_ARRAYS = 8
 # Whatever the mask: num_q_heads, num_kv_heads, q_len, num_tiles_m, num_tiles, lse_rows.
 NUMBERS_OF_A_CALL = 6
 
-# Of the backward kernel: num_q_heads, num_kv_heads, rows_len and scale; batch, kv_head, kv_first.
-NUMBERS_OF_A_BACKWARD_CALL = 4 + 3
+# Of the backward kernel: num_q_heads, num_kv_heads, kv_len, rows_len, num_tiles and scale.
+NUMBERS_OF_A_BACKWARD_CALL = 6
 
-# q, k, v, grad_out, rows; of the results those that the first consumer alone does not store: its
-# code is the block's own, and captures nothing.
-BACKWARD_DESCRIPTORS = 5
+# q, k, v, grad_out, rows; the three results.
+BACKWARD_DESCRIPTORS = 5 + 3
 
-# Of the kernel for the gradient of q: num_q_heads, num_kv_heads, rows_len and scale; batch, head,
-# q_first. Descriptors of q, k, v, grad_out and grad_q.
-NUMBERS_OF_QUERIES = 4 + 3
-QUERIES_DESCRIPTORS = 5
+# Where the pass is divided: num_q_heads, num_kv_heads and scale; batch, kv_head, kv_first, or
+# batch, head, q_first.
+NUMBERS_OF_A_TILE = 3 + 3
 
 
 def captured_bytes(plan: KernelPlan, *, contiguous: bool = True, ones: bool = False) -> int:
@@ -71,35 +69,41 @@ def captured_bytes(plan: KernelPlan, *, contiguous: bool = True, ones: bool = Fa
 def backward_captured_bytes(
     names: HopperBackward, *, contiguous: bool = True, ones: bool = False
 ) -> int:
-    """Bytes of all that the partitions of the backward kernel capture; see `captured_bytes`."""
+    """Bytes of all that the partitions of a kernel over tiles of keys capture.
+
+    It is that of the one pass, or of a divided one; see `captured_bytes`.
+    """
     if names.has_roles:
-        # The first consumer alone has scores and mask; the others go by which tiles need that one
-        # where these come first.
-        of_tiles = names.visits.bounds if names.visits.splits else names.visits.ends
-        read = _Read(of_tiles)
+        # The first consumer alone has scores and mask, and captures nothing: its code is the
+        # block's own. The others go by which tiles need the mask where these come first.
+        read = _Read(names.visits.bounds if names.visits.splits else names.visits.ends)
     else:
         read = _Read((*names.visits.bounds, *_backward_expressions(names)))
-    size = BACKWARD_DESCRIPTORS * ADDRESS + NUMBERS_OF_A_BACKWARD_CALL * NUMBER
-    size += 4 * TILES + ROWS  # q, grad_out, k, v; lse and delta
-    size -= NUMBER * names.divided  # rows_len
-    if names.has_roles:
-        size += ADDRESS + FACTORS  # grad_k
-    elif names.divided:
-        size += ADDRESS  # grad_v
+    size = 4 * TILES + ROWS + 2 * BARRIERS  # q, grad_out, k, v; lse and delta; full and empty
+    if names.divided:
+        size += 5 * ADDRESS + NUMBERS_OF_A_TILE * NUMBER + BARRIER
+        # Factors and the descriptor of grad_k, or those of grad_k and grad_v.
+        size += FACTORS + ADDRESS if names.has_roles else 2 * ADDRESS
+        size += NUMBER * _reads_the_end_of_keys(names, read)
     else:
-        size += 2 * (ADDRESS + MADE)  # grad_q, grad_v; ds, tiles of grad_q
-    size += 2 * BARRIERS + BARRIER
+        size += (BACKWARD_DESCRIPTORS + 1) * ADDRESS  # and the counter
+        size += NUMBERS_OF_A_BACKWARD_CALL * NUMBER
+        size += 2 * MADE  # ds, grad_q
+        size += 2 * BARRIERS + NUMBERS  # full and empty, of keys; numbers of tiles
+    size += NUMBER * ("q_len" in read.names)
+    size += ADDRESS * len(names.text.learned)  # their sums
+    arguments = names.backward.both_arguments
+    return size + _parameters(read, arguments, contiguous=contiguous, ones=ones)
+
+
+def _reads_the_end_of_keys(names: HopperBackward, read: _Read) -> bool:
     softmax = names.backward.plan.normaliser == "softmax"
     # The end of the keys is masked in all tiles, or in none that see only what all of them see.
     ends = names.masks and (softmax or not names.masks_queries)
     if names.has_roles:
         ends = ends and names.visits.splits
-    size += NUMBER * ("q_len" in read.names)
-    ends |= bool(names.text.learned)
-    size += NUMBER * (ends or not read.names.isdisjoint({"kv_len", "kv_last"}))
-    size += ADDRESS * len(names.text.learned)  # their sums
-    arguments = names.backward.both_arguments
-    return size + _parameters(read, arguments, contiguous=contiguous, ones=ones)
+    stores = bool(names.text.learned)
+    return ends or stores or not read.names.isdisjoint({"kv_len", "kv_last"})
 
 
 def queries_captured_bytes(
@@ -108,7 +112,8 @@ def queries_captured_bytes(
     """The same of the kernel that computes the gradient of q."""
     queries = names.of_queries
     read = _Read((*queries.visits.bounds, *_queries_expressions(names)))
-    size = QUERIES_DESCRIPTORS * ADDRESS + NUMBERS_OF_QUERIES * NUMBER + ADDRESS  # rows
+    # Descriptors of q, k, v, grad_out and grad_q; the rows, and how many there are of a head.
+    size = 6 * ADDRESS + (NUMBERS_OF_A_TILE + 1) * NUMBER
     size += 4 * (TILES + BARRIERS) + BARRIER
     size += NUMBER * (not read.names.isdisjoint({"q_len", "q_last"}))
     size += NUMBER * ("kv_len" in read.names)

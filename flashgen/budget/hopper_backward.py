@@ -3,10 +3,13 @@
 All of its buffers are alive throughout (`flashgen.budget.packing`):
 
 - tiles of queries and of the output's gradient, with two numbers for each query, for each stage;
-- the keys and the values, in whose places their gradients leave;
+- the keys and the values; of keys the next ones too, unless the pass is divided;
 - two tiles of the scores' gradients, one for each of two tiles of queries in turn, and what each
-  consumer adds to the queries' gradient, 64 x 64 numbers of float32: unless the kernel is divided;
+  consumer adds to the queries' gradient, 64 x 64 numbers of float32, in whose place the gradients
+  of its keys and values leave; none of these where the pass is divided: gradients leave through the
+  places of the keys and the values themselves;
 - what one consumer hands to the other where they have roles, 64 x 64 numbers of float32;
+- which tiles of keys a program has, where it takes several;
 - captures, barriers, and a byte for each warp, as in the forward kernel (`flashgen.budget.hopper`).
 
 That of queries has those, in whose place their gradient leaves, and tiles of keys and of values.
@@ -60,20 +63,25 @@ def worst_queries_usage(names: HopperBackward) -> SramUsage:
 
 def _usage(names: HopperBackward, config: KernelConfig, captures: int) -> SramUsage:
     qk, v = _columns()
+    apart = names.divided
     tiles = [
         Buffer("Q tiles", NUM_STAGES * BLOCK_M * qk * ITEMSIZE),
         Buffer("dO tiles", NUM_STAGES * BLOCK_M * v * ITEMSIZE),
-        Buffer("K tile", BLOCK_N * qk * ITEMSIZE),
+        Buffer("K tile" if apart else "K tiles", (1 if apart else 2) * BLOCK_N * qk * ITEMSIZE),
         Buffer("V tile", BLOCK_N * v * ITEMSIZE),
     ]
+    of_keys = [Buffer("barriers", sympy.Integer(_BARRIER))]
     if names.has_roles:
         tiles.append(Buffer("factors", BLOCK_N * BLOCK_M * _NUMBER))
-    elif not names.divided:
+    elif not apart:
         tiles.append(Buffer("dS tiles", 2 * BLOCK_N * BLOCK_M * ITEMSIZE))
         tiles.append(Buffer("dQ tiles", sympy.Integer(CONSUMERS * 64 * 64 * _NUMBER)))
+    if not apart:
+        of_keys = 2 * [Buffer("barriers", sympy.Integer(2 * _BARRIER))]
+        of_keys.append(Buffer("tiles handed over", sympy.Integer(2 * _NUMBER)))
     others = [
         Buffer("LSE, delta", 2 * NUM_STAGES * BLOCK_M * _NUMBER, alignment=128),
-        Buffer("barriers", sympy.Integer(_BARRIER)),
+        *of_keys,
         *2 * (Buffer("barriers", NUM_STAGES * _BARRIER),),
         *_captures(captures),
     ]

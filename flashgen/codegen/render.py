@@ -91,20 +91,16 @@ def render_backward_hopper(backward: BackwardPlan, *, after_forward: bool) -> st
     """
     names = HopperBackward(backward)
     given = {"plan": backward.plan, "backward": backward, "names": names}
-    gathers = {*names.gathers, *(names.of_queries.gathers if names.divided else ())}
-    before = backward.plan.gathers if after_forward else ()
-    text = (
-        _environment(gluons=gluon_backward)
-        .get_template("backward.hopper.py.jinja")
-        .render(after_forward=after_forward, gathers=sorted(gathers.difference(before)), **given)
-    )
+    used = {*names.gathers, *(names.of_queries.gathers if names.divided else ())}
+    gathers = sorted(used.difference(backward.plan.gathers if after_forward else ()))
+    over_keys = "backward_keys.hopper.py.jinja" if names.divided else "backward.hopper.py.jinja"
+    template = _environment(gluons=gluon_backward).get_template(over_keys)
+    parts = [template.render(after_forward=after_forward, gathers=gathers, **given)]
     if names.divided:
-        template = _environment(gluons=gluon_queries).get_template(
-            "backward_queries.hopper.py.jinja"
-        )
-        of_queries = template.render(queries=names.of_queries, **given)
-        text = text.rstrip("\n") + "\n\n\n" + of_queries.strip("\n")
-    return text.strip("\n") + "\n"
+        over_queries = "backward_queries.hopper.py.jinja"
+        template = _environment(gluons=gluon_queries).get_template(over_queries)
+        parts.append(template.render(queries=names.of_queries, **given))
+    return "\n\n\n".join(part.strip("\n") for part in parts) + "\n"
 
 
 def gluon(text: str) -> str:

@@ -156,7 +156,7 @@ class HopperBackward:
         """What a consumer computes once for its keys, or once a head, for all of their scores."""
         backward = self.backward
         code = self.text.code
-        found = [] if self.divided else ["head_row"]
+        found = [] if self.divided else ["head_row", "k_number"]
         if self.reads_kv_idx:
             found.append("kv_idx")
         if not backward.plan.reads_scale:

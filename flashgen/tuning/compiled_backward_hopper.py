@@ -49,11 +49,12 @@ def _source(backward: BackwardPlan, config: KernelConfig) -> Any:
     """The kernel with the types and the alignment of a call's arguments."""
     names = HopperBackward(backward)
     tiles = dict.fromkeys(("q", "grad_out"), config.BLOCK_M)
-    tiles |= dict.fromkeys(("k", "v", "grad_k", "grad_v"), config.BLOCK_N)
+    tiles |= {"k": config.BLOCK_N, "v": config.BLOCK_N, "grad_k": 64, "grad_v": 64}
     types = _descriptors(names, tiles)
     types["rows_desc"] = descriptor("fp32", "float32", [1, 1, config.BLOCK_M])
     if not names.divided:
         types["grad_q_desc"] = descriptor("fp32", "float32", [128, 32])
+        types["counter_ptr"] = "*i32"
     types |= {f"{item.variable}_ptr": "*fp32" for item in backward.of_both.learned}
     return _compiled(backward, KERNEL, types, constants_of(config), backward.both_arguments)
 

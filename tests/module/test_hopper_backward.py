@@ -19,7 +19,7 @@ from flashgen.plan.hopper_backward import HopperBackward
 from support.cases import LAYOUTS, Case
 from support.contract import native_inputs
 from support.fake_gpu import fake_gpu, module_on
-from support.specialised import Specialisations, watch, watch_hopper
+from support.specialised import NUM_SMS, Specialisations, watch, watch_hopper
 from support.variants import rendered_module, shipped_specs
 
 LEARNS = AttentionSpec((56, 72), mask=causal(), score=alibi(Tensor("slopes", ("num_q_heads",))))
@@ -107,18 +107,21 @@ def test_the_arguments(name: str, q_len: int, monkeypatch: pytest.MonkeyPatch) -
     (given,), (grid,) = (
         getattr(watched.kernels["_backward_hopper"], x) for x in ("arguments", "grids")
     )
-    assert grid == (math.ceil(kv_len / block_n) * 3 * 2,)
+    num_tiles = math.ceil(kv_len / block_n) * 3 * 2
+    assert grid == (num_tiles,)
     sizes = ("num_q_heads", "num_kv_heads", "q_len", "kv_len", "rows_len")
     assert [given[size] for size in sizes] == [4, 2, q_len, kv_len, rows_len]
     assert given["BLOCK_M"] == {64: 128, 128: 64, 256: 64}[names.width]
     assert (given["BLOCK_N"], given["NUM_STAGES"]) == (block_n, 2)
+    if not names.divided:
+        assert given["counter_ptr"].tolist() == [0] and given["num_tiles"] == num_tiles
     rows = {"q": (q_len, qk), "k": (kv_len, qk), "v": (kv_len, v), "grad_out": (q_len, v)}
     rows |= {"grad_k": (kv_len, qk), "grad_v": (kv_len, v)}
     for tensor, shape in rows.items():
         described = given[f"{tensor}_desc"]
         heads = 4 if tensor in ("q", "grad_out") else 2
         assert tuple(described.shape) == (3, heads, *shape)
-        block = given["BLOCK_M"] if heads == 4 else block_n
+        block = given["BLOCK_M"] if heads == 4 else 64 if tensor.startswith("grad") else block_n
         assert described.block_shape == [1, 1, block, widths[shape[1]]]
         assert described.layout.element_bitwidth == 16
     # What tiles of queries reach past the last one is memory of its own, in whole tiles.
@@ -134,6 +137,16 @@ def test_the_arguments(name: str, q_len: int, monkeypatch: pytest.MonkeyPatch) -
     assert shapes == [(3, 4, q_len, qk), (3, 2, kv_len, qk), (3, 2, kv_len, v)]
     assert given["grad_k_desc"].base is results[1] and given["grad_v_desc"].base is results[2]
     assert all(x.is_contiguous() for x in results)
+
+
+def test_a_program_for_each_sm_takes_one_tile_after_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    watched = Watched("causal_d64", monkeypatch)
+    watched.call(Case(1000, 1000, batch=3, q_heads=12, kv_heads=6))
+    kernel = watched.kernels["_backward_hopper"]
+    assert kernel.grids == [(NUM_SMS,)]
+    assert kernel.arguments[0]["num_tiles"] == 8 * 3 * 6 > NUM_SMS
 
 
 def check_sums(watched: Watched, given: dict[str, Any], grad_q: torch.Tensor, q_len: int) -> None:

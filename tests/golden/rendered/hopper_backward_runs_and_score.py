@@ -46,12 +46,36 @@ def _add_tile(descriptor, place, tile, _semantic=None):
 def _unknown_zero():
     """0, which a compiler cannot see.
 
-    It would work out the address of each piece of a tile ahead of the loop, and keep more of them
+    It would work out the address of each piece of the keys ahead of the loop, and keep more of them
     than there are registers.
     """
     return gl.inline_asm_elementwise(
         "mov.b32 $0, 0;", "=r,r", [0], dtype=gl.int32, is_pure=False, pack=1
     )
+
+
+@gluon.jit
+def _announce(index, slots, number):
+    """Tells the consumers which tile of keys is to arrive in a buffer; -1: there are no more."""
+    LANES: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    slots.index(number).store(gl.full([1], index, gl.int32, LANES))
+
+
+@gluon.jit
+def _announced(slots, number):
+    """The tile of keys in a buffer. It is read where it is used: registers are scarce."""
+    return gl.max(slots.index(number).load(gl.BlockedLayout([1], [32], [4], [0])), 0)
+
+
+@gluon.jit
+def _keys_of(index, call, BLOCK_N: gl.constexpr):
+    """(batch, head, first key) of a tile of keys."""
+    _, num_kv_heads, _, kv_len, _, _, _, _ = call
+    num_tiles_n = gl.cdiv(kv_len, BLOCK_N)
+    # Tiles of one head run side by side: they share queries in L2.
+    batch_head = index // num_tiles_n
+    tile_n = index % num_tiles_n
+    return batch_head // num_kv_heads, batch_head % num_kv_heads, tile_n * BLOCK_N
 
 
 @gluon.jit
@@ -143,7 +167,7 @@ def _query_columns(scores, first, DTYPE: gl.constexpr):
 def _backward_scores(scores, lse, q_first, head, keys, call, program, masked):
     """What the softmax sees of 64 keys' products with the queries from q_first on."""
     _, _, _, _, _, _, left, slopes = call
-    _, kv_idx, scalar_0, _ = keys
+    _, _, kv_idx, scalar_0, _ = keys
     col_0 = gl.cast(kv_idx - q_first, gl.float32)
     col_1 = col_0 * scalar_0
     # What the row alone adds to its scores was left out of them.
@@ -168,7 +192,7 @@ def _lane_sums(x):
 @gluon.jit
 def _add_learned(totals, ds, q_first, head, keys, call, program):
     """Adds to the sums of lanes what 64 keys bring to gradients of learned tensors."""
-    _, kv_idx, _, _ = keys
+    _, _, kv_idx, _, _ = keys
     q_idx = _query_columns(ds, q_first, gl.float32)[None, :]
     kv_idx = kv_idx.to(gl.float32)
     slope = kv_idx - q_idx
@@ -177,52 +201,76 @@ def _add_learned(totals, ds, q_first, head, keys, call, program):
 
 
 @gluon.jit
+def _load_values(v_desc, place, arrived, v_tile, free, phase):
+    """Loads values once nothing reads those that are there: `free` completes that phase."""
+    mbarrier.wait(free, phase)
+    tma.async_copy_global_to_shared(v_desc, place, arrived, v_tile.index(0))
+
+
+@gluon.jit
 def _backward_producer(
-    sources,
-    buffers,
-    call,
-    program,
-    BLOCK_M: gl.constexpr,
-    BLOCK_N: gl.constexpr,
-    NUM_STAGES: gl.constexpr,
+    sources, buffers, call, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, NUM_STAGES: gl.constexpr
 ):
-    """Loads what the consumers need."""
+    """Takes tiles of keys, and loads what the consumers need for them."""
     num_q_heads, num_kv_heads, _, _, _, _, _, _ = call
-    batch, kv_head, kv_first = program
-    q_desc, grad_out_desc, k_desc, v_desc, rows_desc = sources
-    loaded, barriers, _ = buffers
-    q_tiles, grad_out_tiles, k_tile, v_tile, rows_tiles = loaded
-    keys_full, full, empty = barriers
+    q_desc, grad_out_desc, k_desc, v_desc, rows_desc, counter_ptr, num_tiles = sources
+    loaded, barriers, _, slots = buffers
+    q_tiles, grad_out_tiles, k_tiles, v_tile, rows_tiles = loaded
+    keys_full, keys_empty, full, empty = barriers
     TILES: gl.constexpr = q_desc.block_type.nbytes + grad_out_desc.block_type.nbytes
     BYTES: gl.constexpr = TILES + 2 * rows_desc.block_type.nbytes
-    mbarrier.expect(keys_full, k_desc.block_type.nbytes + v_desc.block_type.nbytes)
-    place = [batch, kv_head, kv_first, 0]
-    tma.async_copy_global_to_shared(k_desc, place, keys_full, k_tile.index(0))
-    tma.async_copy_global_to_shared(v_desc, place, keys_full, v_tile.index(0))
     group = num_q_heads // num_kv_heads
     stage, phase = 0, 1  # a buffer is empty in the phase before the one that it is full in
-    for member in range(group):
-        head = kv_head * group + member
-        row = batch * num_q_heads + head
-        runs = _backward_visits(batch, head, kv_first, call, BLOCK_M, BLOCK_N)
-        for visit in range(runs[0]):
-            tile = _query_tile(visit, runs, call, kv_first, BLOCK_N)[0]
-            q_first = tile * BLOCK_M
-            mbarrier.wait(empty.index(stage), phase)
-            arrived = full.index(stage)
-            mbarrier.expect(arrived, BYTES)
-            place = [batch, head, q_first, 0]
-            tma.async_copy_global_to_shared(q_desc, place, arrived, q_tiles.index(stage))
-            tma.async_copy_global_to_shared(
-                rows_desc, [0, row, q_first], arrived, rows_tiles.index(stage)
-            )
-            tma.async_copy_global_to_shared(
-                grad_out_desc, place, arrived, grad_out_tiles.index(stage)
-            )
-            tma.async_copy_global_to_shared(
-                rows_desc, [1, row, q_first], arrived, rows_tiles.index(NUM_STAGES + stage)
-            )
-            stage, phase = _next_stage(stage, phase, NUM_STAGES)
+    last_stage, last_phase = 0, 1  # the buffer of the last visit, and the phase that frees it
+    index, count = gl.program_id(0), 0
+    while index < num_tiles:
+        batch, kv_head, kv_first = _keys_of(index, call, BLOCK_N)
+        number = count % 2
+        keys_arrived = keys_full.index(number)
+        mbarrier.wait(keys_empty.index(number), count // 2 % 2 ^ 1)
+        _announce(index, slots, number)
+        mbarrier.expect(keys_arrived, k_desc.block_type.nbytes + v_desc.block_type.nbytes)
+        keys_place = [batch, kv_head, kv_first, 0]
+        tma.async_copy_global_to_shared(k_desc, keys_place, keys_arrived, k_tiles.index(number))
+        # Values have one buffer, free after the last visit: the first queries are loaded before.
+        free, free_phase, due = empty.index(last_stage), last_phase, True
+        for member in range(group):
+            head = kv_head * group + member
+            row = batch * num_q_heads + head
+            runs = _backward_visits(batch, head, kv_first, call, BLOCK_M, BLOCK_N)
+            for visit in range(runs[0]):
+                tile = _query_tile(visit, runs, call, kv_first, BLOCK_N)[0]
+                q_first = tile * BLOCK_M
+                mbarrier.wait(empty.index(stage), phase)
+                arrived = full.index(stage)
+                mbarrier.expect(arrived, BYTES)
+                place = [batch, head, q_first, 0]
+                tma.async_copy_global_to_shared(q_desc, place, arrived, q_tiles.index(stage))
+                tma.async_copy_global_to_shared(
+                    rows_desc, [0, row, q_first], arrived, rows_tiles.index(stage)
+                )
+                tma.async_copy_global_to_shared(
+                    grad_out_desc, place, arrived, grad_out_tiles.index(stage)
+                )
+                tma.async_copy_global_to_shared(
+                    rows_desc, [1, row, q_first], arrived, rows_tiles.index(NUM_STAGES + stage)
+                )
+                last_stage, last_phase = stage, phase ^ 1
+                stage, phase = _next_stage(stage, phase, NUM_STAGES)
+                if due:
+                    _load_values(v_desc, keys_place, keys_arrived, v_tile, free, free_phase)
+                    due = False
+        if due:  # no visit reads them, but consumers wait for them, and so must the next ones
+            _load_values(v_desc, keys_place, keys_arrived, v_tile, free, free_phase)
+            mbarrier.wait(keys_arrived, count // 2 % 2)
+        count += 1
+        taken = gl.atomic_add(counter_ptr, 1)
+        if taken == num_tiles - 1:
+            gl.store(counter_ptr, 0)  # for the next call
+        index = taken + gl.num_programs(0)
+    mbarrier.wait(keys_empty.index(count % 2), count // 2 % 2 ^ 1)
+    _announce(-1, slots, count % 2)
+    mbarrier.arrive(keys_full.index(count % 2), count=1)
 
 
 @gluon.jit
@@ -230,7 +278,7 @@ def _start_scores_of_keys(keys, q_tiles, stage, SCORES: gl.constexpr):
     """Starts k @ q.T, or v @ do.T, for a tile of queries."""
     BLOCK_M: gl.constexpr = SCORES.instr_shape[1]
     scores = gl.zeros([64, BLOCK_M], gl.float32, SCORES)
-    q = q_tiles.index(stage).reshape([BLOCK_M, keys.shape[1]])
+    q = q_tiles.index(stage).reshape([BLOCK_M, 64])
     return warpgroup_mma(keys, q.permute((1, 0)), scores, use_acc=False, is_async=True)
 
 
@@ -271,14 +319,15 @@ def _backward_step(
     GRADS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
     WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, GRADS, 2)
     COLUMNS: gl.constexpr = gl.SliceLayout(0, SCORES)
-    head_row, _, _, qk_scale = keys
+    head_row, k_number, _, _, qk_scale = keys
     grad_q_desc, _, _, _ = results
-    loaded, barriers, made = buffers
-    q_tiles, grad_out_tiles, k_tile, v_tile, rows_tiles = loaded
-    _, full, empty = barriers
+    loaded, barriers, made, _ = buffers
+    q_tiles, grad_out_tiles, k_tiles, v_tile, rows_tiles = loaded
+    _, _, full, empty = barriers
     ds_tiles, grad_q_tiles = made
     zero = _unknown_zero()
-    k, v = k_tile.index(zero).reshape([BLOCK_N, 64]), v_tile.index(zero).reshape([BLOCK_N, 64])
+    k = k_tiles.index(k_number + zero).reshape([BLOCK_N, 64])
+    v = v_tile.index(zero).reshape([BLOCK_N, 64])
     own_k, own_v = k.slice(64 * NUMBER, 64), v.slice(64 * NUMBER, 64)
     q_first = tile * BLOCK_M
     dp = _start_scores_of_keys(own_v, grad_out_tiles, stage, SCORES)
@@ -311,7 +360,7 @@ def _backward_step(
     # In the order of registers, which spares shared memory: `_place_grad_q` knows it.
     registers = grad_q.reshape([4, 2, 8, 8, 4, 2]).permute((0, 2, 4, 3, 1, 5))
     tma.store_wait(0)
-    grad_q_tile = grad_q_tiles.index(NUMBER)
+    grad_q_tile = grad_q_tiles.index(NUMBER + zero)
     grad_q_tile.store(registers.reshape([128, 32]))
     fence_async_shared()
     _add_tile(grad_q_desc, [head_row + q_first * 2, 0], grad_q_tile)
@@ -324,87 +373,95 @@ def _backward_consumer(
     results,
     buffers,
     call,
-    program,
     NUMBER: gl.constexpr,
     BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
     NUM_STAGES: gl.constexpr,
 ):
-    """Computes the gradients of keys and values [64 * NUMBER, 64 * NUMBER + 64) of a program's."""
+    """Computes the gradients of keys and values [64 * NUMBER, 64 * NUMBER + 64) of each tile."""
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
     GRADS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
     num_q_heads, num_kv_heads, _, kv_len, rows_len, scale, _, slopes = call
-    batch, kv_head, kv_first = program
     _, grad_k_desc, grad_v_desc, total_ptr = results
-    loaded, barriers, _ = buffers
-    q_tiles, _, k_tile, v_tile, _ = loaded
-    keys_full, full, _ = barriers
-    k, v = k_tile.index(0).reshape([BLOCK_N, 64]), v_tile.index(0).reshape([BLOCK_N, 64])
-    own_k, own_v = k.slice(64 * NUMBER, 64), v.slice(64 * NUMBER, 64)
-    grad_k = gl.zeros([64, 64], gl.float32, GRADS)
-    grad_v = gl.zeros([64, 64], gl.float32, GRADS)
+    loaded, barriers, made, slots = buffers
+    q_tiles, _, k_tiles, _, _ = loaded
+    keys_full, keys_empty, full, _ = barriers
+    _, grad_q_tiles = made
     ROWS: gl.constexpr = gl.SliceLayout(1, SCORES)
-    kv_idx = (kv_first + 64 * NUMBER + gl.arange(0, 64, layout=ROWS))[:, None]
     group = num_q_heads // num_kv_heads
-    stage, phase, parity = 0, 0, 0
-    mbarrier.wait(keys_full, 0)
-    # Each query head of the group, one after the other: their gradients add up in registers.
-    for member in range(group):
-        head = kv_head * group + member
-        runs = _backward_visits(batch, head, kv_first, call, BLOCK_M, BLOCK_N)
-        visits = runs[0]
-        scalar_slopes = _at_1d_hopper(slopes, head)
-        scalar_0 = scalar_slopes / scale
-        qk_scale = 1.4426950408889634 * scale
-        # Where this consumer's part of dq lies in its buffer, which has rows of 32.
-        head_row = (batch * num_q_heads + head) * rows_len * 2 + 128 * NUMBER
-        keys = (head_row, kv_idx, scalar_0, qk_scale)
-        zeros = _lane_sums(gl.zeros([64, BLOCK_M], gl.float32, SCORES))
-        totals = (zeros,)
-        mbarrier.wait(full.index(stage), phase, pred=visits > 0)
-        following = _start_scores_of_keys(own_k, q_tiles, stage, SCORES)
-        scores = warpgroup_mma_wait(0, deps=(following,))
-        for visit in range(visits):
-            tile, masked = _query_tile(visit, runs, call, kv_first, BLOCK_N)
-            grad_k, grad_v, scores, totals, stage, phase, parity = _backward_step(
-                grad_k,
-                grad_v,
-                scores,
-                totals,
-                stage,
-                phase,
-                parity,
-                tile,
-                visit + 1 < visits,
-                masked,
-                head,
-                keys,
-                results,
-                buffers,
-                call,
-                program,
-                NUMBER,
-                BLOCK_M,
-                BLOCK_N,
-                NUM_STAGES,
-            )
-        # Each key of a head has a place of its own for what it adds up to.
-        offs_n = kv_first + 64 * NUMBER + gl.arange(0, 64, layout=gl.SliceLayout(1, SCORES))
-        sums_first = (batch * num_q_heads + head).to(gl.int64) * kv_len
-        total = gl.sum(gl.sum(totals[0], 2), 1)
-        total = gl.convert_layout(total, offs_n.type.layout, assert_trivial=True)
-        gl.store(total_ptr + sums_first + offs_n, total, mask=offs_n < kv_len)
-    _meet()  # keys and values are read by both
-    # Their gradients leave through their places.
-    own_k.store((grad_k * scale).to(gl.bfloat16))
-    own_v.store(grad_v.to(gl.bfloat16))
-    fence_async_shared()
-    _meet()
-    place = [batch, kv_head, kv_first, 0]
-    if NUMBER == 0:
-        tma.async_copy_shared_to_global(grad_k_desc, place, k_tile.index(0))
-    else:
-        tma.async_copy_shared_to_global(grad_v_desc, place, v_tile.index(0))
+    stage, phase, parity, count = 0, 0, 0, 0
+    mbarrier.wait(keys_full.index(0), 0)
+    while _announced(slots, count % 2) >= 0:
+        k_number = count % 2
+        own_k = k_tiles.index(k_number).reshape([BLOCK_N, 64]).slice(64 * NUMBER, 64)
+        grad_k = gl.zeros([64, 64], gl.float32, GRADS)
+        grad_v = gl.zeros([64, 64], gl.float32, GRADS)
+        # Each query head of the group, one after the other: their gradients add up in registers.
+        for member in range(group):
+            program = _keys_of(_announced(slots, k_number), call, BLOCK_N)
+            batch, kv_head, kv_first = program
+            kv_idx = (kv_first + 64 * NUMBER + gl.arange(0, 64, layout=ROWS))[:, None]
+            head = kv_head * group + member
+            runs = _backward_visits(batch, head, kv_first, call, BLOCK_M, BLOCK_N)
+            visits = runs[0]
+            scalar_slopes = _at_1d_hopper(slopes, head)
+            scalar_0 = scalar_slopes / scale
+            qk_scale = 1.4426950408889634 * scale
+            # Where this consumer's part of dq lies in its buffer, which has rows of 32.
+            head_row = (batch * num_q_heads + head) * rows_len * 2 + 128 * NUMBER
+            keys = (head_row, k_number, kv_idx, scalar_0, qk_scale)
+            zeros = _lane_sums(gl.zeros([64, BLOCK_M], gl.float32, SCORES))
+            totals = (zeros,)
+            mbarrier.wait(full.index(stage), phase, pred=visits > 0)
+            following = _start_scores_of_keys(own_k, q_tiles, stage, SCORES)
+            scores = warpgroup_mma_wait(0, deps=(following,))
+            for visit in range(visits):
+                tile, masked = _query_tile(visit, runs, call, kv_first, BLOCK_N)
+                grad_k, grad_v, scores, totals, stage, phase, parity = _backward_step(
+                    grad_k,
+                    grad_v,
+                    scores,
+                    totals,
+                    stage,
+                    phase,
+                    parity,
+                    tile,
+                    visit + 1 < visits,
+                    masked,
+                    head,
+                    keys,
+                    results,
+                    buffers,
+                    call,
+                    program,
+                    NUMBER,
+                    BLOCK_M,
+                    BLOCK_N,
+                    NUM_STAGES,
+                )
+
+            # Each key of a head has a place of its own for what it adds up to.
+            offs_n = kv_first + 64 * NUMBER + gl.arange(0, 64, layout=gl.SliceLayout(1, SCORES))
+            sums_first = (batch * num_q_heads + head).to(gl.int64) * kv_len
+            total = gl.sum(gl.sum(totals[0], 2), 1)
+            total = gl.convert_layout(total, offs_n.type.layout, assert_trivial=True)
+            gl.store(total_ptr + sums_first + offs_n, total, mask=offs_n < kv_len)
+        batch, kv_head, kv_first = _keys_of(_announced(slots, k_number), call, BLOCK_N)
+        mbarrier.arrive(keys_empty.index(k_number), count=1)
+        # Gradients leave through this consumer's buffer of dq: the next keys arrive meanwhile.
+        place = [batch, kv_head, kv_first + 64 * NUMBER, 0]
+        leaving = grad_q_tiles.index(NUMBER)._reinterpret(
+            gl.bfloat16, [2, 1, 1, 64, 64], grad_k_desc.layout
+        )
+        tma.store_wait(0)
+        leaving.index(0).reshape([64, 64]).store(grad_v.to(gl.bfloat16))
+        fence_async_shared()
+        tma.async_copy_shared_to_global(grad_v_desc, place, leaving.index(0))
+        leaving.index(1).reshape([64, 64]).store((grad_k * scale).to(gl.bfloat16))
+        fence_async_shared()
+        tma.async_copy_shared_to_global(grad_k_desc, place, leaving.index(1))
+        count += 1
+        mbarrier.wait(keys_full.index(count % 2), count // 2 % 2)
     tma.store_wait(0)
 
 
@@ -416,6 +473,7 @@ def _backward_consumer(
         "q_len",
         "kv_len",
         "rows_len",
+        "num_tiles",
         "left",
         "slopes_size_0",
     ]
@@ -430,11 +488,13 @@ def _backward_hopper(
     grad_k_desc,
     grad_v_desc,
     total_ptr,
+    counter_ptr,
     num_q_heads,
     num_kv_heads,
     q_len,
     kv_len,
     rows_len,
+    num_tiles,
     scale,
     left,
     slopes_ptr,
@@ -444,25 +504,21 @@ def _backward_hopper(
     BLOCK_N: gl.constexpr,
     NUM_STAGES: gl.constexpr,
 ):
-    """One program: the gradients of BLOCK_N keys and values of one head, and what they add to dq.
+    """One program: gradients of tiles of BLOCK_N keys and values, and what these add to dq.
 
     Descriptors of q and grad_out are of (batch, heads, rows, columns) with tiles of BLOCK_M rows,
-    of k, v and their gradients with BLOCK_N. rows is what `_backward_rows` made, (2, batch *
+    of k and v with BLOCK_N, of their gradients with 64. counter_ptr holds 0: how many of num_tiles
+    were handed out. rows is what `_backward_rows` made, (2, batch *
     num_q_heads, rows_len); grad_q a buffer of zeros that `_place_grad_q` reads.
     Sums of what is learned are (batch, num_q_heads, kv_len).
     """
-    num_tiles_n = gl.cdiv(kv_len, BLOCK_N)
-    # Tiles of one head run side by side: they share queries in L2.
-    batch_head = gl.program_id(0) // num_tiles_n
-    tile_n = gl.program_id(0) % num_tiles_n
-    program = (batch_head // num_kv_heads, batch_head % num_kv_heads, tile_n * BLOCK_N)
     slopes = (slopes_ptr, slopes_size_0, slopes_stride_0)
     call = (num_q_heads, num_kv_heads, q_len, kv_len, rows_len, scale, left, slopes)
     q_tiles = gl.allocate_shared_memory(gl.bfloat16, [NUM_STAGES, 1, 1, BLOCK_M, 64], q_desc.layout)
     grad_out_tiles = gl.allocate_shared_memory(
         gl.bfloat16, [NUM_STAGES, 1, 1, BLOCK_M, 64], grad_out_desc.layout
     )
-    k_tile = gl.allocate_shared_memory(gl.bfloat16, [1, 1, 1, BLOCK_N, 64], k_desc.layout)
+    k_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, 1, 1, BLOCK_N, 64], k_desc.layout)
     v_tile = gl.allocate_shared_memory(gl.bfloat16, [1, 1, 1, BLOCK_N, 64], v_desc.layout)
     SCORES_T: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_N, BLOCK_M], gl.bfloat16)
     ds_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, BLOCK_N, BLOCK_M], SCORES_T)
@@ -471,29 +527,34 @@ def _backward_hopper(
         gl.float32, [2 * NUM_STAGES, 1, 1, BLOCK_M], rows_desc.layout
     )
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
-    keys_full = gl.allocate_shared_memory(gl.int64, [1], BARRIER)
+    slots = gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    keys_full = gl.allocate_shared_memory(gl.int64, [2, 1], BARRIER)
+    keys_empty = gl.allocate_shared_memory(gl.int64, [2, 1], BARRIER)
     full = gl.allocate_shared_memory(gl.int64, [NUM_STAGES, 1], BARRIER)
     empty = gl.allocate_shared_memory(gl.int64, [NUM_STAGES, 1], BARRIER)
-    mbarrier.init(keys_full, count=1)
+    for i in gl.static_range(2):
+        mbarrier.init(keys_full.index(i), count=1)
+        mbarrier.init(keys_empty.index(i), count=2)
     for i in gl.static_range(NUM_STAGES):
         mbarrier.init(full.index(i), count=1)
         mbarrier.init(empty.index(i), count=2)
 
-    loaded = (q_tiles, grad_out_tiles, k_tile, v_tile, rows_tiles)
-    buffers = (loaded, (keys_full, full, empty), (ds_tiles, grad_q_tiles))
-    sources = (q_desc, grad_out_desc, k_desc, v_desc, rows_desc)
+    loaded = (q_tiles, grad_out_tiles, k_tiles, v_tile, rows_tiles)
+    barriers = (keys_full, keys_empty, full, empty)
+    buffers = (loaded, barriers, (ds_tiles, grad_q_tiles), slots)
+    sources = (q_desc, grad_out_desc, k_desc, v_desc, rows_desc, counter_ptr, num_tiles)
     results = (grad_q_desc, grad_k_desc, grad_v_desc, total_ptr)
     gl.warp_specialize(
         [
             (
                 _backward_consumer,
-                (results, buffers, call, program, 0, BLOCK_M, BLOCK_N, NUM_STAGES),
+                (results, buffers, call, 0, BLOCK_M, BLOCK_N, NUM_STAGES),
             ),
             (
                 _backward_consumer,
-                (results, buffers, call, program, 1, BLOCK_M, BLOCK_N, NUM_STAGES),
+                (results, buffers, call, 1, BLOCK_M, BLOCK_N, NUM_STAGES),
             ),
-            (_backward_producer, (sources, buffers, call, program, BLOCK_M, BLOCK_N, NUM_STAGES)),
+            (_backward_producer, (sources, buffers, call, BLOCK_M, BLOCK_N, NUM_STAGES)),
         ],
         [4, 1],
         [240, 24],
