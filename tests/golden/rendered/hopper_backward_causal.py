@@ -25,48 +25,16 @@ def _next_stage(stage, phase, NUM_STAGES: gl.constexpr):
     return stage, phase
 
 
-@builtin
-def _add_tile(descriptor, place, tile, _semantic=None):
-    """Has TMA add a tile to what is in memory: Gluon has no name for it yet."""
-    place = _semantic._convert_to_ir_values(place, require_i64=False)
-    kind = ir.DESCRIPTOR_REDUCE_KIND.ADD
-    _semantic.builder.create_async_tma_reduce(kind, descriptor.handle, place, tile.handle)
-
-
 @gluon.jit
 def _unknown_zero():
     """0, which a compiler cannot see.
 
-    It would work out the address of each piece of the keys ahead of the loop, and keep more of them
+    It would work out the address of each piece of a tile ahead of the loop, and keep more of them
     than there are registers.
     """
     return gl.inline_asm_elementwise(
         "mov.b32 $0, 0;", "=r,r", [0], dtype=gl.int32, is_pure=False, pack=1
     )
-
-
-@gluon.jit
-def _announce(index, slots, number):
-    """Tells the consumers which tile of keys is to arrive in a buffer; -1: there are no more."""
-    LANES: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-    slots.index(number).store(gl.full([1], index, gl.int32, LANES))
-
-
-@gluon.jit
-def _announced(slots, number):
-    """The tile of keys in a buffer. It is read where it is used: registers are scarce."""
-    return gl.max(slots.index(number).load(gl.BlockedLayout([1], [32], [4], [0])), 0)
-
-
-@gluon.jit
-def _keys_of(index, call, BLOCK_N: gl.constexpr):
-    """(batch, head, first key) of a tile of keys."""
-    _, num_kv_heads, _, kv_len, _, _ = call
-    num_tiles_n = gl.cdiv(kv_len, BLOCK_N)
-    # Tiles of one head run side by side: they share queries in L2. Those with most come first.
-    batch_head = index // num_tiles_n
-    tile_n = index % num_tiles_n
-    return batch_head // num_kv_heads, batch_head % num_kv_heads, tile_n * BLOCK_N
 
 
 @gluon.jit
@@ -144,6 +112,47 @@ def _backward_scores(scores, q_first, head, keys, call, program, MASKED: gl.cons
 
 
 @gluon.jit
+def _start_scores_of_keys(keys, q_tiles, stage, SCORES: gl.constexpr):
+    """Starts k @ q.T, or v @ do.T, for a tile of queries."""
+    BLOCK_M: gl.constexpr = SCORES.instr_shape[1]
+    scores = gl.zeros([64, BLOCK_M], gl.float32, SCORES)
+    q = q_tiles.index(stage).reshape([BLOCK_M, keys.shape[1]])
+    return warpgroup_mma(keys, q.permute((1, 0)), scores, use_acc=False, is_async=True)
+
+
+@builtin
+def _add_tile(descriptor, place, tile, _semantic=None):
+    """Has TMA add a tile to what is in memory: Gluon has no name for it yet."""
+    place = _semantic._convert_to_ir_values(place, require_i64=False)
+    kind = ir.DESCRIPTOR_REDUCE_KIND.ADD
+    _semantic.builder.create_async_tma_reduce(kind, descriptor.handle, place, tile.handle)
+
+
+@gluon.jit
+def _announce(index, slots, number):
+    """Tells the consumers which tile of keys is to arrive in a buffer; -1: there are no more."""
+    LANES: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    slots.index(number).store(gl.full([1], index, gl.int32, LANES))
+
+
+@gluon.jit
+def _announced(slots, number):
+    """The tile of keys in a buffer. It is read where it is used: registers are scarce."""
+    return gl.max(slots.index(number).load(gl.BlockedLayout([1], [32], [4], [0])), 0)
+
+
+@gluon.jit
+def _keys_of(index, call, BLOCK_N: gl.constexpr):
+    """(batch, head, first key) of a tile of keys."""
+    _, num_kv_heads, _, kv_len, _, _ = call
+    num_tiles_n = gl.cdiv(kv_len, BLOCK_N)
+    # Tiles of one head run side by side: they share queries in L2. Those with most come first.
+    batch_head = index // num_tiles_n
+    tile_n = index % num_tiles_n
+    return batch_head // num_kv_heads, batch_head % num_kv_heads, tile_n * BLOCK_N
+
+
+@gluon.jit
 def _load_values(v_desc, place, arrived, v_tile, free, phase):
     """Loads values once nothing reads those that are there: `free` completes that phase."""
     mbarrier.wait(free, phase)
@@ -214,15 +223,6 @@ def _backward_producer(
     mbarrier.wait(keys_empty.index(count % 2), count // 2 % 2 ^ 1)
     _announce(-1, slots, count % 2)
     mbarrier.arrive(keys_full.index(count % 2), count=1)
-
-
-@gluon.jit
-def _start_scores_of_keys(keys, q_tiles, stage, SCORES: gl.constexpr):
-    """Starts k @ q.T, or v @ do.T, for a tile of queries."""
-    BLOCK_M: gl.constexpr = SCORES.instr_shape[1]
-    scores = gl.zeros([64, BLOCK_M], gl.float32, SCORES)
-    q = q_tiles.index(stage).reshape([BLOCK_M, 128])
-    return warpgroup_mma(keys, q.permute((1, 0)), scores, use_acc=False, is_async=True)
 
 
 @gluon.jit
@@ -334,7 +334,6 @@ def _backward_consumer(
     mbarrier.wait(keys_full.index(0), 0)
     while _announced(slots, count % 2) >= 0:
         k_number = count % 2
-        own_k = k_tiles.index(k_number).reshape([BLOCK_N, 128]).slice(64 * NUMBER, 64)
         grad_k = gl.zeros([64, 128], gl.float32, GRADS)
         grad_v = gl.zeros([64, 128], gl.float32, GRADS)
         # Each query head of the group, one after the other: their gradients add up in registers.
@@ -349,6 +348,8 @@ def _backward_consumer(
             head_row = (batch * num_q_heads + head) * rows_len * 4 + 128 * NUMBER
             keys = (head_row, k_number, kv_idx, qk_scale)
             mbarrier.wait(full.index(stage), phase, pred=visits > 0)
+            k = k_tiles.index(k_number + _unknown_zero()).reshape([BLOCK_N, 128])
+            own_k = k.slice(64 * NUMBER, 64)
             following = _start_scores_of_keys(own_k, q_tiles, stage, SCORES)
             scores = warpgroup_mma_wait(0, deps=(following,))
             masked_visits = runs[1]
@@ -399,7 +400,6 @@ def _backward_consumer(
                     BLOCK_N,
                     NUM_STAGES,
                 )
-
         batch, kv_head, kv_first = _keys_of(_announced(slots, k_number), call, BLOCK_N)
         mbarrier.arrive(keys_empty.index(k_number), count=1)
         # Gradients leave through this consumer's buffer of dq: the next keys arrive meanwhile.
@@ -449,8 +449,8 @@ def _backward_hopper(
 
     Descriptors of q and grad_out are of (batch, heads, rows, columns) with tiles of BLOCK_M rows,
     of k and v with BLOCK_N, of their gradients with 64. counter_ptr holds 0: how many of num_tiles
-    were handed out. rows is what `_backward_rows` made, (2, batch *
-    num_q_heads, rows_len); grad_q a buffer of zeros that `_place_grad_q` reads.
+    were handed out. rows is what `_backward_rows` made, (2, batch * num_q_heads, rows_len); grad_q a
+    buffer of zeros that `_place_grad_q` reads.
     """
     call = (num_q_heads, num_kv_heads, q_len, kv_len, rows_len, scale)
     q_tiles = gl.allocate_shared_memory(

@@ -1,7 +1,11 @@
 """A golden."""
 
+import triton
+import triton.language as tl
+from triton._C.libtriton import ir
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language._core import builtin
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
@@ -129,6 +133,15 @@ def _backward_scores(scores, q_first, head, keys, call, program, MASKED: gl.cons
 
 
 @gluon.jit
+def _start_scores_of_keys(keys, q_tiles, stage, SCORES: gl.constexpr):
+    """Starts k @ q.T, or v @ do.T, for a tile of queries."""
+    BLOCK_M: gl.constexpr = SCORES.instr_shape[1]
+    scores = gl.zeros([64, BLOCK_M], gl.float32, SCORES)
+    q = q_tiles.index(stage).reshape([BLOCK_M, keys.shape[1]])
+    return warpgroup_mma(keys, q.permute((1, 0)), scores, use_acc=False, is_async=True)
+
+
+@gluon.jit
 def _backward_producer(
     sources,
     buffers,
@@ -178,15 +191,6 @@ def _backward_producer(
 
 
 @gluon.jit
-def _start_scores_of_keys(keys, q_tiles, stage, SCORES: gl.constexpr):
-    """Starts k @ q.T, or v @ do.T, for a tile of queries."""
-    BLOCK_M: gl.constexpr = SCORES.instr_shape[1]
-    scores = gl.zeros([64, BLOCK_M], gl.float32, SCORES)
-    q = q_tiles.index(stage).reshape([BLOCK_M, keys.shape[1]])
-    return warpgroup_mma(keys, q.permute((1, 0)), scores, use_acc=False, is_async=True)
-
-
-@gluon.jit
 def _backward_step(
     grad_k,
     grad_v,
@@ -216,8 +220,8 @@ def _backward_step(
     q_tiles, grad_out_tiles, k_tile, v_tile, rows_tiles = loaded
     _, full, empty = barriers
     zero = _unknown_zero()
-    k, v = k_tile.index(zero).reshape([BLOCK_N, 128]), v_tile.index(zero).reshape([BLOCK_N, 128])
-    own_k, own_v = k.slice(64 * NUMBER, 64), v.slice(64 * NUMBER, 64)
+    own_k = k_tile.index(zero).reshape([BLOCK_N, 128]).slice(64 * NUMBER, 64)
+    own_v = v_tile.index(zero).reshape([BLOCK_N, 128]).slice(64 * NUMBER, 64)
     q_first = tile * BLOCK_M
     dp = _start_scores_of_keys(own_v, grad_out_tiles, stage, SCORES)
     lse = rows_tiles.index(stage).reshape([BLOCK_M]).load(COLUMNS)
@@ -263,8 +267,7 @@ def _backward_consumer(
     loaded, barriers = buffers
     q_tiles, _, k_tile, v_tile, _ = loaded
     keys_full, full, _ = barriers
-    k, v = k_tile.index(0).reshape([BLOCK_N, 128]), v_tile.index(0).reshape([BLOCK_N, 128])
-    own_k, own_v = k.slice(64 * NUMBER, 64), v.slice(64 * NUMBER, 64)
+    own_k = k_tile.index(0).reshape([BLOCK_N, 128]).slice(64 * NUMBER, 64)
     grad_k = gl.zeros([64, 128], gl.float32, GRADS)
     grad_v = gl.zeros([64, 128], gl.float32, GRADS)
     ROWS: gl.constexpr = gl.SliceLayout(1, SCORES)
@@ -327,16 +330,15 @@ def _backward_consumer(
                 BLOCK_N,
                 NUM_STAGES,
             )
-    # Their gradients leave through their places.
+    # Gradients leave through the places of these keys and values, which no other consumer reads.
+    place = [batch, kv_head, kv_first + 64 * NUMBER, 0]
+    own_v = v_tile.index(0).reshape([BLOCK_N, 128]).slice(64 * NUMBER, 64)
     own_k.store((grad_k * scale).to(gl.bfloat16))
     own_v.store(grad_v.to(gl.bfloat16))
     fence_async_shared()
-    _meet()
-    place = [batch, kv_head, kv_first, 0]
-    if NUMBER == 0:
-        tma.async_copy_shared_to_global(grad_k_desc, place, k_tile.index(0))
-    else:
-        tma.async_copy_shared_to_global(grad_v_desc, place, v_tile.index(0))
+    for_k, for_v = k_tile.index(0).slice(64 * NUMBER, 64, 2), v_tile.index(0).slice(64 * NUMBER, 64, 2)
+    tma.async_copy_shared_to_global(grad_k_desc, place, for_k)
+    tma.async_copy_shared_to_global(grad_v_desc, place, for_v)
     tma.store_wait(0)
 
 
@@ -364,8 +366,8 @@ def _backward_hopper(
     """One program: the gradients of BLOCK_N keys and values of one head.
 
     Descriptors of q and grad_out are of (batch, heads, rows, columns) with tiles of BLOCK_M rows,
-    of k, v and their gradients with BLOCK_N. rows is what `_backward_rows` made, (2, batch *
-    num_q_heads, rows_len).
+    of k and v with BLOCK_N, of their gradients with 64. rows is what `_backward_rows` made, (2,
+    batch * num_q_heads, rows_len).
     """
     num_tiles_n = gl.cdiv(kv_len, BLOCK_N)
     # Tiles of one head run side by side: they share queries in L2. Those with most come first.

@@ -1,7 +1,11 @@
 """A golden."""
 
+import triton
+import triton.language as tl
+from triton._C.libtriton import ir
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language._core import builtin
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
@@ -109,6 +113,15 @@ def _backward_scores(scores, q_first, head, keys, call, program, MASKED: gl.cons
 
 
 @gluon.jit
+def _start_scores_of_keys(keys, q_tiles, stage, SCORES: gl.constexpr):
+    """Starts k @ q.T, or v @ do.T, for a tile of queries."""
+    BLOCK_M: gl.constexpr = SCORES.instr_shape[1]
+    scores = gl.zeros([64, BLOCK_M], gl.float32, SCORES)
+    q = q_tiles.index(stage).reshape([BLOCK_M, keys.shape[1]])
+    return warpgroup_mma(keys, q.permute((1, 0)), scores, use_acc=False, is_async=True)
+
+
+@gluon.jit
 def _backward_producer(
     sources,
     buffers,
@@ -155,15 +168,6 @@ def _backward_producer(
                 rows_desc, [1, row, q_first], arrived, rows_tiles.index(NUM_STAGES + stage)
             )
             stage, phase = _next_stage(stage, phase, NUM_STAGES)
-
-
-@gluon.jit
-def _start_scores_of_keys(keys, q_tiles, stage, SCORES: gl.constexpr):
-    """Starts k @ q.T, or v @ do.T, for a tile of queries."""
-    BLOCK_M: gl.constexpr = SCORES.instr_shape[1]
-    scores = gl.zeros([64, BLOCK_M], gl.float32, SCORES)
-    q = q_tiles.index(stage).reshape([BLOCK_M, keys.shape[1]])
-    return warpgroup_mma(keys, q.permute((1, 0)), scores, use_acc=False, is_async=True)
 
 
 @gluon.jit
@@ -431,8 +435,8 @@ def _backward_hopper(
     """One program: the gradients of BLOCK_N keys and values of one head.
 
     Descriptors of q and grad_out are of (batch, heads, rows, columns) with tiles of BLOCK_M rows,
-    of k, v and their gradients with BLOCK_N. rows is what `_backward_rows` made, (2, batch *
-    num_q_heads, rows_len).
+    of k and v with BLOCK_N, of their gradients with 64. rows is what `_backward_rows` made, (2,
+    batch * num_q_heads, rows_len).
     """
     num_tiles_n = gl.cdiv(kv_len, BLOCK_N)
     # Tiles of one head run side by side: they share queries in L2. Those with most come first.

@@ -34,48 +34,16 @@ def _next_stage(stage, phase, NUM_STAGES: gl.constexpr):
     return stage, phase
 
 
-@builtin
-def _add_tile(descriptor, place, tile, _semantic=None):
-    """Has TMA add a tile to what is in memory: Gluon has no name for it yet."""
-    place = _semantic._convert_to_ir_values(place, require_i64=False)
-    kind = ir.DESCRIPTOR_REDUCE_KIND.ADD
-    _semantic.builder.create_async_tma_reduce(kind, descriptor.handle, place, tile.handle)
-
-
 @gluon.jit
 def _unknown_zero():
     """0, which a compiler cannot see.
 
-    It would work out the address of each piece of the keys ahead of the loop, and keep more of them
+    It would work out the address of each piece of a tile ahead of the loop, and keep more of them
     than there are registers.
     """
     return gl.inline_asm_elementwise(
         "mov.b32 $0, 0;", "=r,r", [0], dtype=gl.int32, is_pure=False, pack=1
     )
-
-
-@gluon.jit
-def _announce(index, slots, number):
-    """Tells the consumers which tile of keys is to arrive in a buffer; -1: there are no more."""
-    LANES: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-    slots.index(number).store(gl.full([1], index, gl.int32, LANES))
-
-
-@gluon.jit
-def _announced(slots, number):
-    """The tile of keys in a buffer. It is read where it is used: registers are scarce."""
-    return gl.max(slots.index(number).load(gl.BlockedLayout([1], [32], [4], [0])), 0)
-
-
-@gluon.jit
-def _keys_of(index, call, BLOCK_N: gl.constexpr):
-    """(batch, head, first key) of a tile of keys."""
-    _, num_kv_heads, _, kv_len, _, _, _, _ = call
-    num_tiles_n = gl.cdiv(kv_len, BLOCK_N)
-    # Tiles of one head run side by side: they share queries in L2.
-    batch_head = index // num_tiles_n
-    tile_n = index % num_tiles_n
-    return batch_head // num_kv_heads, batch_head % num_kv_heads, tile_n * BLOCK_N
 
 
 @gluon.jit
@@ -201,6 +169,47 @@ def _add_learned(totals, ds, q_first, head, keys, call, program):
 
 
 @gluon.jit
+def _start_scores_of_keys(keys, q_tiles, stage, SCORES: gl.constexpr):
+    """Starts k @ q.T, or v @ do.T, for a tile of queries."""
+    BLOCK_M: gl.constexpr = SCORES.instr_shape[1]
+    scores = gl.zeros([64, BLOCK_M], gl.float32, SCORES)
+    q = q_tiles.index(stage).reshape([BLOCK_M, keys.shape[1]])
+    return warpgroup_mma(keys, q.permute((1, 0)), scores, use_acc=False, is_async=True)
+
+
+@builtin
+def _add_tile(descriptor, place, tile, _semantic=None):
+    """Has TMA add a tile to what is in memory: Gluon has no name for it yet."""
+    place = _semantic._convert_to_ir_values(place, require_i64=False)
+    kind = ir.DESCRIPTOR_REDUCE_KIND.ADD
+    _semantic.builder.create_async_tma_reduce(kind, descriptor.handle, place, tile.handle)
+
+
+@gluon.jit
+def _announce(index, slots, number):
+    """Tells the consumers which tile of keys is to arrive in a buffer; -1: there are no more."""
+    LANES: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    slots.index(number).store(gl.full([1], index, gl.int32, LANES))
+
+
+@gluon.jit
+def _announced(slots, number):
+    """The tile of keys in a buffer. It is read where it is used: registers are scarce."""
+    return gl.max(slots.index(number).load(gl.BlockedLayout([1], [32], [4], [0])), 0)
+
+
+@gluon.jit
+def _keys_of(index, call, BLOCK_N: gl.constexpr):
+    """(batch, head, first key) of a tile of keys."""
+    _, num_kv_heads, _, kv_len, _, _, _, _ = call
+    num_tiles_n = gl.cdiv(kv_len, BLOCK_N)
+    # Tiles of one head run side by side: they share queries in L2.
+    batch_head = index // num_tiles_n
+    tile_n = index % num_tiles_n
+    return batch_head // num_kv_heads, batch_head % num_kv_heads, tile_n * BLOCK_N
+
+
+@gluon.jit
 def _load_values(v_desc, place, arrived, v_tile, free, phase):
     """Loads values once nothing reads those that are there: `free` completes that phase."""
     mbarrier.wait(free, phase)
@@ -271,15 +280,6 @@ def _backward_producer(
     mbarrier.wait(keys_empty.index(count % 2), count // 2 % 2 ^ 1)
     _announce(-1, slots, count % 2)
     mbarrier.arrive(keys_full.index(count % 2), count=1)
-
-
-@gluon.jit
-def _start_scores_of_keys(keys, q_tiles, stage, SCORES: gl.constexpr):
-    """Starts k @ q.T, or v @ do.T, for a tile of queries."""
-    BLOCK_M: gl.constexpr = SCORES.instr_shape[1]
-    scores = gl.zeros([64, BLOCK_M], gl.float32, SCORES)
-    q = q_tiles.index(stage).reshape([BLOCK_M, 64])
-    return warpgroup_mma(keys, q.permute((1, 0)), scores, use_acc=False, is_async=True)
 
 
 @gluon.jit
@@ -393,7 +393,6 @@ def _backward_consumer(
     mbarrier.wait(keys_full.index(0), 0)
     while _announced(slots, count % 2) >= 0:
         k_number = count % 2
-        own_k = k_tiles.index(k_number).reshape([BLOCK_N, 64]).slice(64 * NUMBER, 64)
         grad_k = gl.zeros([64, 64], gl.float32, GRADS)
         grad_v = gl.zeros([64, 64], gl.float32, GRADS)
         # Each query head of the group, one after the other: their gradients add up in registers.
@@ -413,6 +412,8 @@ def _backward_consumer(
             zeros = _lane_sums(gl.zeros([64, BLOCK_M], gl.float32, SCORES))
             totals = (zeros,)
             mbarrier.wait(full.index(stage), phase, pred=visits > 0)
+            k = k_tiles.index(k_number + _unknown_zero()).reshape([BLOCK_N, 64])
+            own_k = k.slice(64 * NUMBER, 64)
             following = _start_scores_of_keys(own_k, q_tiles, stage, SCORES)
             scores = warpgroup_mma_wait(0, deps=(following,))
             for visit in range(visits):
@@ -439,7 +440,6 @@ def _backward_consumer(
                     BLOCK_N,
                     NUM_STAGES,
                 )
-
             # Each key of a head has a place of its own for what it adds up to.
             offs_n = kv_first + 64 * NUMBER + gl.arange(0, 64, layout=gl.SliceLayout(1, SCORES))
             sums_first = (batch * num_q_heads + head).to(gl.int64) * kv_len
@@ -508,8 +508,8 @@ def _backward_hopper(
 
     Descriptors of q and grad_out are of (batch, heads, rows, columns) with tiles of BLOCK_M rows,
     of k and v with BLOCK_N, of their gradients with 64. counter_ptr holds 0: how many of num_tiles
-    were handed out. rows is what `_backward_rows` made, (2, batch *
-    num_q_heads, rows_len); grad_q a buffer of zeros that `_place_grad_q` reads.
+    were handed out. rows is what `_backward_rows` made, (2, batch * num_q_heads, rows_len); grad_q a
+    buffer of zeros that `_place_grad_q` reads.
     Sums of what is learned are (batch, num_q_heads, kv_len).
     """
     slopes = (slopes_ptr, slopes_size_0, slopes_stride_0)
