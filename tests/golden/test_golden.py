@@ -36,6 +36,7 @@ from flashgen.codegen.render import (
 from flashgen.config import ChosenConfig, KernelConfig
 from flashgen.plan import lower
 from flashgen.plan.backward import backward_plan
+from flashgen.plan.hopper_backward import HopperBackward
 from support.variants import any_backward, any_configs, rendered, shipped_specs
 from support.variety import HEAD_DIM_SPECS, MASK_SPECS
 
@@ -158,7 +159,8 @@ def _rendered() -> dict[str, str]:
     for name, spec in HOPPER_BACKWARD_KERNELS.items():
         backward = backward_plan(lower(spec, name))
         kernel = render_backward_hopper(backward, after_forward=False)
-        kernels[name] = HOPPER_BACKWARD_HEAD + kernel.lstrip("\n")
+        divided = HopperBackward(backward).divided
+        kernels[name] = (HOPPER_HEAD + "\n" if divided else HOPPER_BACKWARD_HEAD) + kernel
     return {**kernels, **_modules()}
 
 

@@ -449,8 +449,8 @@ def _backward_hopper(
 
     Descriptors of q and grad_out are of (batch, heads, rows, columns) with tiles of BLOCK_M rows,
     of k and v with BLOCK_N, of their gradients with 64. counter_ptr holds 0: how many of num_tiles
-    were handed out. rows is what `_backward_rows` made, (2, batch * num_q_heads, rows_len); grad_q a
-    buffer of zeros that `_place_grad_q` reads.
+    were handed out. rows is what `_backward_rows` made, (2, batch * num_q_heads, rows_len); grad_q
+    a buffer of zeros that `_place_grad_q` reads.
     """
     call = (num_q_heads, num_kv_heads, q_len, kv_len, rows_len, scale)
     q_tiles = gl.allocate_shared_memory(

@@ -1,11 +1,7 @@
 """A golden."""
 
-import triton
-import triton.language as tl
-from triton._C.libtriton import ir
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language._core import builtin
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
@@ -336,9 +332,10 @@ def _backward_consumer(
     own_k.store((grad_k * scale).to(gl.bfloat16))
     own_v.store(grad_v.to(gl.bfloat16))
     fence_async_shared()
-    for_k, for_v = k_tile.index(0).slice(64 * NUMBER, 64, 2), v_tile.index(0).slice(64 * NUMBER, 64, 2)
-    tma.async_copy_shared_to_global(grad_k_desc, place, for_k)
-    tma.async_copy_shared_to_global(grad_v_desc, place, for_v)
+    grad_k_tile = k_tile.index(0).slice(64 * NUMBER, 64, 2)
+    tma.async_copy_shared_to_global(grad_k_desc, place, grad_k_tile)
+    grad_v_tile = v_tile.index(0).slice(64 * NUMBER, 64, 2)
+    tma.async_copy_shared_to_global(grad_v_desc, place, grad_v_tile)
     tma.store_wait(0)
 
 

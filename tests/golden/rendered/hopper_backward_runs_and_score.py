@@ -508,8 +508,8 @@ def _backward_hopper(
 
     Descriptors of q and grad_out are of (batch, heads, rows, columns) with tiles of BLOCK_M rows,
     of k and v with BLOCK_N, of their gradients with 64. counter_ptr holds 0: how many of num_tiles
-    were handed out. rows is what `_backward_rows` made, (2, batch * num_q_heads, rows_len); grad_q a
-    buffer of zeros that `_place_grad_q` reads.
+    were handed out. rows is what `_backward_rows` made, (2, batch * num_q_heads, rows_len); grad_q
+    a buffer of zeros that `_place_grad_q` reads.
     Sums of what is learned are (batch, num_q_heads, kv_len).
     """
     slopes = (slopes_ptr, slopes_size_0, slopes_stride_0)
