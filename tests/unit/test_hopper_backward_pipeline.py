@@ -328,7 +328,7 @@ def test_each_visit_is_computed_once_of_what_was_loaded(
         }
         expected = sorted(
             (number, batch, head, kv_first, gpu.kernel["_query_tile"](visit, runs))
-            if names.splits
+            if names.visits.splits
             else (number, batch, head, kv_first, visit)
             for batch, kv_head, kv_first in places
             for head in (2 * kv_head, 2 * kv_head + 1)
