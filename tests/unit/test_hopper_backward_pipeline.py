@@ -1,12 +1,10 @@
 """The roles of the Gluon kernel of the backward pass, as threads: who waits for what.
 
-Producer and consumers are run as they are rendered. Barriers count as the hardware's do; tiles are
-the names of what was loaded; products and sums are nothing.
+Producer and consumers are run as they are rendered, on the memory of `support.pipeline`.
 """
 
 from __future__ import annotations
 
-import ast
 import threading
 import time
 from collections.abc import Callable
@@ -21,78 +19,9 @@ from flashgen.codegen.render import render_backward_hopper
 from flashgen.plan import lower
 from flashgen.plan.backward import backward_plan
 from flashgen.plan.hopper_backward import HopperBackward
+from support.pipeline import NOTHING, SECONDS, Barrier, Tile, Tiles, functions_of
 
 BLOCK = 16
-SECONDS = 20.0  # a wait of so long is a deadlock
-
-
-class Nothing:
-    """Numbers in registers, layouts and results, whatever is done with them."""
-
-    def __getattr__(self, name: str) -> Nothing:
-        return self
-
-    def _same(self, *_: object, **__: object) -> Nothing:
-        return self
-
-    __call__ = __getitem__ = __add__ = __sub__ = __mul__ = __rmul__ = __and__ = __iand__ = _same
-    __ge__ = __le__ = __neg__ = __radd__ = __rsub__ = _same
-
-
-NOTHING = Nothing()
-
-
-class Barrier:
-    """An mbarrier: a phase ends when all have arrived, and all bytes that were announced."""
-
-    def __init__(self) -> None:
-        self.count = self.pending = self.bytes = self.phase = 0
-        self.changed = threading.Condition()
-
-    def init(self, count: int) -> None:
-        self.count = self.pending = count
-
-    def change(self, arrivals: int, expected: int) -> None:
-        with self.changed:
-            self.pending -= arrivals
-            self.bytes += expected
-            assert self.pending >= 0, "more arrivals than a phase has"
-            if self.pending == self.bytes == 0:
-                self.phase += 1
-                self.pending = self.count
-                self.changed.notify_all()
-
-    def wait(self, parity: int) -> None:
-        with self.changed:
-            done = self.changed.wait_for(lambda: self.phase % 2 != parity, SECONDS)
-        assert done, "deadlock"
-
-
-class Tile:
-    """A buffer, whatever it is seen as: what was loaded into it last, whether it has arrived."""
-
-    def __init__(self) -> None:
-        self.content: object = None
-        self.arriving = 0
-
-    def _same(self, *_: object, **__: object) -> Tile:
-        return self
-
-    reshape = slice = permute = _reinterpret = index = _same
-
-    def load(self, *_: object) -> Any:
-        return self.content if isinstance(self.content, int) else NOTHING
-
-    def store(self, value: object) -> None:
-        if isinstance(value, int):
-            self.content = value
-
-
-class Tiles(list[Any]):
-    """An array of buffers or of barriers."""
-
-    def index(self, number: int, *_: object) -> Any:
-        return self[number % len(self)]
 
 
 class Program:
@@ -282,13 +211,8 @@ class Gpu:
             "_start_scores_of_keys": lambda *_: NOTHING,
             "_start_grad_q": lambda *_: NOTHING,
         }
-        tree = ast.parse(render_backward_hopper(names.backward, after_forward=False))
-        functions = [f for f in tree.body if isinstance(f, ast.FunctionDef)]
-        tree.body = [f for f in functions if f.name not in fakes and f.name != "_backward_hopper"]
-        for function in tree.body:
-            assert isinstance(function, ast.FunctionDef)
-            function.decorator_list = []
-        exec(compile(tree, "rendered", "exec"), fakes)
+        text = render_backward_hopper(names.backward, after_forward=False)
+        functions_of(text, fakes, without=["_backward_hopper"])
         fakes["_backward_step"] = self._check_step(fakes["_backward_step"], names)
         consumer = fakes["_backward_consumer"]
 
