@@ -10,6 +10,7 @@ from hashlib import sha256
 
 import jinja2
 
+from flashgen.budget.hopper_backward import queries_usage
 from flashgen.budget.targets import get_target
 from flashgen.codegen.folding import fold, indented, wrap
 from flashgen.codegen.unpacking import unpacking
@@ -196,6 +197,7 @@ def render_module(
     """
     template = _environment().get_template("module.py.jinja")
     of_backward = backward_plan(plan)
+    tiles_of = HopperBackward(of_backward)
     return template.render(
         plan=plan,
         chosen=chosen,
@@ -213,7 +215,8 @@ def render_module(
         hopper=hopper,
         hopper_kernel=render_hopper(plan) if hopper.config else "",
         hopper_backward=hopper_backward,
-        tiles_of=HopperBackward(of_backward),
+        tiles_of=tiles_of,
+        queries_shared=queries_usage(tiles_of).total if tiles_of.divided else 0,
         hopper_backward_kernel=(
             render_backward_hopper(of_backward, after_forward=hopper.config is not None)
             if hopper_backward.config

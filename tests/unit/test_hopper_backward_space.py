@@ -28,6 +28,7 @@ from flashgen.tuning.hopper_backward_space import (
     why_no_backward,
 )
 from support.loads import kernel_spec
+from support.variants import any_hopper_backward, rendered
 
 WIDEST = KernelConfig(64, 64, num_warps=8, num_stages=2)
 NARROW = {stages: KernelConfig(128, 128, num_warps=8, num_stages=stages) for stages in (2, 3)}
@@ -215,6 +216,12 @@ def test_pins_say_nothing_of_it() -> None:
 def test_the_kernel_of_queries_has_to_fit_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(hopper_queries.V_STAGES, 256, 2)
     assert "needs 262,496 B" in why_no_backward(names(256))
+
+
+def test_a_module_says_what_both_kernels_need() -> None:
+    plan = names(256).backward.plan
+    module = rendered(plan, hopper_backward=any_hopper_backward(plan))
+    assert "bytes; that of the one over queries 229,728." in module.replace("\n# ", " ")
 
 
 def test_why_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
