@@ -11,7 +11,8 @@ from typing import Any
 import sympy
 
 from flashgen.plan.arguments import KernelArguments, kernel_arguments
-from flashgen.plan.code import KernelCode, code_with, finite_score
+from flashgen.plan.backward_code import BackwardCode
+from flashgen.plan.code import code_with, finite_score
 from flashgen.plan.kernel import KernelPlan
 from flashgen.plan.learned import ElementSlope, LearnedElement, learned_elements
 from flashgen.plan.loops import KeyTiles, key_tiles
@@ -20,65 +21,11 @@ from flashgen.symbolic.bounds import TileBounds, derive_q_bounds
 from flashgen.symbolic.evaluated import evaluated_conditions
 from flashgen.symbolic.gathers import with_row_tables
 from flashgen.symbolic.gradient import score_derivative
-from flashgen.symbolic.placement import Assignment
 from flashgen.symbolic.places import SCALE, SCORES, Place, is_integral, place_of
 from flashgen.symbolic.printer import triton_source
 from flashgen.symbolic.roles import ROWS_OF_KEYS
 from flashgen.symbolic.tables import RowTable
 from flashgen.symbols import KV_LAST, SCORE, Load
-
-#: What a tile of queries changes: such lines stand inside the loop over them.
-_OF_QUERIES = ("q_first", "q_idx")
-
-
-@dataclass(frozen=True)
-class BackwardCode:
-    """The text of one kernel.
-
-    Attributes:
-        code: mask and score.
-        slope: the derivative of the score by the scaled product, for each element; ``""`` where it
-            is the same for all.
-        guarded: whether slopes may be infinite, or no number, of pairs that are hidden.
-        learned: what it adds to gradients of tensors.
-    """
-
-    code: KernelCode
-    slope: str
-    guarded: bool
-    learned: tuple[ElementSlope, ...] = ()
-
-    @property
-    def diagonals(self) -> tuple[ElementSlope, ...]:
-        """Those of them that are summed up along diagonals."""
-        return tuple(item for item in self.learned if item.over == "diagonals")
-
-    def reads(self, name: str) -> bool:
-        """Whether a variable of the kernel is mentioned."""
-        code = self.code
-        lines = (*code.scalars, *code.rows, *code.columns, *code.elements, *code.masked)
-        texts = [*(line.code for line in lines), code.score, *code.conditions, self.slope]
-        texts += [text for table in code.tables for text in vars(table).values()]
-        texts += [text for item in self.learned for text in (*item.indices, item.slope)]
-        return bool(mentioned([name], texts))
-
-    @cached_property
-    def lines_of_head(self) -> tuple[Assignment, ...]:
-        """Of a kernel over keys, what is computed once for a head."""
-        return tuple(a for a in _lines(self.code) if a.name not in self._moving_lines)
-
-    @cached_property
-    def lines_of_tile(self) -> tuple[Assignment, ...]:
-        """Of the same, what is computed for each tile of queries."""
-        return tuple(a for a in _lines(self.code) if a.name in self._moving_lines)
-
-    @cached_property
-    def _moving_lines(self) -> frozenset[str]:
-        moving: set[str] = set()
-        for line in _lines(self.code):
-            if mentioned((*_OF_QUERIES, *moving), [line.code]):
-                moving.add(line.name)
-        return frozenset(moving)
 
 
 @dataclass(frozen=True)
@@ -313,7 +260,3 @@ def _is_finite(expr: Any) -> bool:
     plain = sympy.Add | sympy.Mul | sympy.Abs | sympy.Min | sympy.Max
     bounded = sympy.tanh | sympy.sin | sympy.cos
     return expr.is_number or (isinstance(expr, plain | bounded) and all(map(_is_finite, expr.args)))
-
-
-def _lines(code: KernelCode) -> tuple[Assignment, ...]:
-    return (*code.scalars, *code.rows, *code.columns, *code.masked)

@@ -6,7 +6,8 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 
-from flashgen.plan.backward import BackwardCode, BackwardPlan
+from flashgen.plan.backward import BackwardPlan
+from flashgen.plan.backward_code import BackwardCode
 from flashgen.plan.hopper_queries import HopperQueries
 from flashgen.plan.hopper_visits import HopperVisits
 from flashgen.plan.text import gathered_dimensions, mentioned

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from flashgen.plan.backward import BackwardCode, BackwardPlan
+from flashgen.plan.backward import BackwardPlan
+from flashgen.plan.backward_code import BackwardCode
 from flashgen.plan.hopper_visits import HopperVisits
 from flashgen.plan.text import gathered_dimensions, mentioned
 
