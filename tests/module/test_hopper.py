@@ -7,6 +7,7 @@ import functools
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -327,7 +328,10 @@ def test_every_stream_has_a_counter_of_its_own(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_tiles_of_one_length_need_no_counter() -> None:
-    assert not hasattr(_module("full_d128"), "_counter")
+    """But in the one pass of the backward pass, which a deterministic one is not."""
+    even = replace(SPECS["full_d128"], deterministic=True)
+    assert not hasattr(rendered_module(even, name="even", hopper=True), "_counter")
+    assert hasattr(_module("full_d128"), "_counter")
 
 
 def test_nothing_to_compute_launches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
