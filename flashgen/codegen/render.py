@@ -198,6 +198,7 @@ def render_module(
     template = _environment().get_template("module.py.jinja")
     of_backward = backward_plan(plan)
     tiles_of = HopperBackward(of_backward)
+    queries_apart = hopper_backward.config is not None and tiles_of.divided
     return template.render(
         plan=plan,
         chosen=chosen,
@@ -216,7 +217,7 @@ def render_module(
         hopper_kernel=render_hopper(plan) if hopper.config else "",
         hopper_backward=hopper_backward,
         tiles_of=tiles_of,
-        queries_shared=queries_usage(tiles_of).total if tiles_of.divided else 0,
+        queries_shared=queries_usage(tiles_of).total if queries_apart else 0,
         hopper_backward_kernel=(
             render_backward_hopper(of_backward, after_forward=hopper.config is not None)
             if hopper_backward.config
