@@ -1,0 +1,55 @@
+"""The inline PTX of the kernels, by what each piece of it does."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from support.gluon.machine import program
+from support.gluon.values import Block, of
+
+
+def inline_asm(
+    text: str, constraints: str, args: Sequence[Any], dtype: Any, is_pure: bool, pack: int
+) -> Any:
+    """What a piece of PTX gives.
+
+    Raises:
+        NotImplementedError: there is no such piece in the kernels that were known here.
+    """
+    if barrier := re.fullmatch(r"bar\.(sync|arrive) (\d+), 256; mov\.b32 \$0, \$1;", text):
+        meet(int(barrier[2]), stays=barrier[1] == "sync")
+        return args[0]
+    if text in ("mov.b32 $0, $1;", "mov.b32 $0, 0;"):
+        return args[0] if "$1" in text else Block(torch.zeros((), dtype=torch.int32))
+    if text == "tanh.approx.f32 $0, $1;":
+        return Block(of(args[0]).tanh())  # the instruction has 11 bits
+    if pair := re.fullmatch(r"cvt\.rn\.(bf16|f16)x2\.f32 \$0, \$2, \$1;", text):
+        low, high = (x.data.to(_HALVES[pair[1]]) for x in args)
+        return Block(torch.stack([low, high], -1).view(torch.int32)[..., 0])
+    if text == "mov.b32 {$0, $1}, $2;":
+        halves = args[0].data.contiguous().view(dtype[0]).unflatten(-1, (-1, 2))
+        return Block(halves[..., 0]), Block(halves[..., 1])
+    if "vote.sync.any" in text:
+        # Each warp has 16 of the rows.
+        warps = (args[0].data != 0).reshape(-1, 16).any(1)
+        return Block(warps.repeat_interleave(16).to(torch.int32))
+    raise NotImplementedError(text)
+
+
+_HALVES = {"bf16": torch.bfloat16, "f16": torch.float16}
+
+
+def meet(number: int, *, stays: bool) -> None:
+    """A hardware barrier of two groups of four warps: one may only arrive, and go on."""
+    arrived = program().hardware_barriers
+    before = arrived.get(number, 0)
+    arrived[number] = before + 1
+    if stays:
+        phase = before // 2
+        program().wait(lambda: arrived[number] // 2 > phase)
+    else:
+        program().wait(lambda: True)

@@ -1,0 +1,174 @@
+"""What kernels import of Gluon, by the same names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from support.gluon import values
+from support.gluon.instructions import inline_asm
+from support.gluon.machine import pause, program, role
+from support.gluon.memory import (
+    Barriers,
+    Descriptor,
+    Pointer,
+    Shared,
+    copy_in,
+    copy_out,
+    fence,
+    poison,
+    wait_for_stores,
+)
+from support.gluon.products import multiply, wait_for_products
+from support.gluon.values import Block, Layout
+
+
+class BarrierLayout(Layout):
+    """Of memory that holds barriers."""
+
+
+class SharedLayout(Layout):
+    """Of a tile in shared memory."""
+
+    @staticmethod
+    def get_default_for(shape: Sequence[int], dtype: torch.dtype) -> Layout:
+        """The one that TMA and matrix units take."""
+        return SharedLayout(shape, dtype)
+
+
+def allocate_shared_memory(dtype: Any, shape: Sequence[int], layout: Layout) -> Shared | Barriers:
+    """Of a program."""
+    if isinstance(layout, BarrierLayout):
+        return Barriers(torch.Size(shape).numel())
+    data = torch.empty(list(shape), dtype=dtype)
+    poison(data)  # nobody has written to it
+    return Shared(data)
+
+
+def warp_specialize(
+    functions: Sequence[tuple[Callable[..., None], tuple[Any, ...]]],
+    num_warps: Sequence[int],
+    registers: Sequence[int],
+) -> None:
+    """Divides a program into roles."""
+    assert len(functions) == len(num_warps) + 1 == len(registers) + 1
+    program().divide([lambda f=f, a=a: f(*a) for f, a in functions], num_warps)
+
+
+def load(pointer: Pointer, mask: Any = None, other: Any = None) -> Block:
+    """Elements of global memory."""
+    return pointer.load(mask, other)
+
+
+def store(pointer: Pointer, value: Any, mask: Any = None) -> None:
+    """Writes some."""
+    pointer.store(value, mask)
+
+
+def atomic_add(pointer: Pointer, value: Any) -> Block:
+    """Adds to one, and returns what it was."""
+    return pointer.atomic_add(value)
+
+
+def convert_layout(x: Block, layout: Layout, assert_trivial: bool = False) -> Block:
+    """The same values, in other threads."""
+    return x
+
+
+def wait(barrier: Barriers, phase: Any, pred: Any = True) -> None:
+    """Until the phase of this parity is over."""
+    if pred:
+        parity = int(phase)
+        program().wait(lambda: barrier.one.passed(parity))
+
+
+def arrive(barrier: Barriers, count: int = 1, pred: Any = True) -> None:
+    """One of those that a phase needs, or several."""
+    if pred:
+        barrier.one.change(count, 0)
+        pause()
+
+
+def expect(barrier: Barriers, size: Any, pred: Any = True) -> None:
+    """Announces bytes, and arrives."""
+    if pred:
+        barrier.one.change(1, int(size))
+
+
+def init(barrier: Barriers, count: int) -> None:
+    """How many arrivals a phase needs."""
+    barrier.one.count = barrier.one.pending = count
+
+
+def builtin(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that asks the compiler for an instruction: of those, TMA's addition is known."""
+
+    def add(kind: Any, descriptor: Descriptor, place: Any, tile: Shared) -> None:
+        copy_out(descriptor, place, tile, add=True)
+
+    semantic = SimpleNamespace(
+        _convert_to_ir_values=lambda place, require_i64: place,
+        builder=SimpleNamespace(create_async_tma_reduce=add),
+    )
+    return lambda *args: function(*args, _semantic=semantic)
+
+
+class constexpr:
+    """Constants are what they are."""
+
+    def __new__(cls, value: Any) -> Any:
+        return value
+
+
+gl = SimpleNamespace(
+    **{str(x).removeprefix("torch."): x for x in (torch.bfloat16, torch.float16, torch.float32)},
+    **{str(x).removeprefix("torch."): x for x in (torch.int8, torch.int16, torch.int32)},
+    int64=torch.int64,
+    int1=torch.bool,
+    constexpr=constexpr,
+    static_range=range,
+    program_id=lambda axis: Block(torch.tensor(program().number, dtype=torch.int32)),
+    num_programs=lambda axis: Block(torch.tensor(program().count, dtype=torch.int32)),
+    num_warps=lambda: role().num_warps,
+    NVMMADistributedLayout=Layout,
+    NVMMASharedLayout=SharedLayout,
+    SwizzledSharedLayout=Layout,
+    BlockedLayout=Layout,
+    SliceLayout=Layout,
+    DotOperandLayout=Layout,
+    **{name: getattr(values, name) for name in ("arange", "full", "zeros", "zeros_like", "where")},
+    **{name: getattr(values, name) for name in ("maximum", "minimum", "join", "cdiv")},
+    max=values.largest,
+    sum=values.total,
+    cast=lambda x, dtype: Block(values.of(x).to(dtype)),
+    **{
+        name: values.unary(getattr(torch, name))
+        for name in ("exp", "exp2", "log", "log2", "sin", "cos", "sqrt", "rsqrt", "abs")
+    },
+    convert_layout=convert_layout,
+    inline_asm_elementwise=inline_asm,
+    allocate_shared_memory=allocate_shared_memory,
+    warp_specialize=warp_specialize,
+    load=load,
+    store=store,
+    atomic_add=atomic_add,
+)
+mbarrier = SimpleNamespace(
+    MBarrierLayout=BarrierLayout, init=init, wait=wait, arrive=arrive, expect=expect
+)
+tma = SimpleNamespace(
+    async_copy_global_to_shared=copy_in,
+    async_copy_shared_to_global=copy_out,
+    store_wait=wait_for_stores,
+)
+hopper = SimpleNamespace(TensorDescriptor=Descriptor)
+fence_async_shared = fence
+warpgroup_mma = multiply
+
+
+def warpgroup_mma_wait(num_outstanding: int = 0, deps: Sequence[Any] = ()) -> Any:
+    """Until so many products at most still run."""
+    return wait_for_products(num_outstanding, deps)

@@ -1,0 +1,103 @@
+"""Modules whose Gluon kernels run on the CPU."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from support.gluon.machine import Program
+from support.gluon.memory import Pointer
+from support.gluon.values import Block
+
+#: Streaming multiprocessors of a GPU with few: programs take several tiles each.
+NUM_SMS = 3
+
+
+class gluon:
+    """The decorator of kernels."""
+
+    @staticmethod
+    def jit(function: Any = None, **options: Any) -> Any:
+        """A function of Python, that can be launched too."""
+        return Kernel(function) if function is not None else Kernel
+
+
+class Kernel:
+    """A Gluon function: called by others, or launched as a grid."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, function)
+        self.function = function
+        self.seeds = itertools.count()  # of its launches, each of which takes another course
+
+    def __call__(self, *args: Any) -> Any:
+        return self.function(*args)
+
+    def __getitem__(self, grid: tuple[int]) -> Callable[..., None]:
+        def launch(*args: Any, num_warps: int, **constants: Any) -> None:
+            constant = set(constants) | _constants(self.function)
+            names = self.function.__code__.co_varnames
+            given = [
+                x if n in constant else _argument(x) for n, x in zip(names, args, strict=False)
+            ]
+            seed = next(self.seeds)
+            for number in range(grid[0]):
+                kernel = functools.partial(self.function, *given, **constants)
+                Program(number, grid[0], seed).run(kernel, num_warps)
+
+        return launch
+
+
+def _constants(function: Callable[..., Any]) -> set[str]:
+    return {name for name, kind in function.__annotations__.items() if "constexpr" in str(kind)}
+
+
+def _argument(x: Any) -> Any:
+    """What a kernel gets of an argument of its launch."""
+    if isinstance(x, torch.Tensor):
+        return Pointer.to(x)
+    if isinstance(x, bool | int):
+        return Block(torch.tensor(x, dtype=torch.int32 if abs(x) < 2**31 else torch.int64))
+    return Block(torch.tensor(x, dtype=torch.float32)) if isinstance(x, float) else x
+
+
+def interpreted(source: str) -> str:
+    """A module's source with these in the place of Gluon, and with the CPU for a Hopper GPU."""
+    lines = source.splitlines(keepends=True)
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(_GLUON):
+            names = [alias.asname or alias.name for alias in node.names]
+            lines[node.lineno - 1 : node.end_lineno] = [
+                *(f"from {_HOME.get(name, _LANGUAGE)} import {name}\n" for name in names),
+                *[""] * (node.end_lineno - node.lineno + 1 - len(names)),
+            ]
+    text = "".join(lines)
+    assert _NOT_HERE in text, "no Gluon kernel in it"
+    text = text.replace(_NOT_HERE, "if False:")
+    return text + _MACHINE.format(num_sms=NUM_SMS)
+
+
+_GLUON = "triton.experimental"
+_LANGUAGE = "support.gluon.language"
+_HOME = {"gluon": "support.gluon.modules"}
+
+# Where the module asks what it runs on, and what it hears.
+_NOT_HERE = "if not _is_hopper(q.device) or triton.knobs.runtime.interpret:"
+_MACHINE = """
+
+_COUNTER = torch.zeros(1, dtype=torch.int32)
+
+
+def _num_sms(device):
+    return {num_sms}
+
+
+def _counter(device):
+    assert _COUNTER.item() == 0, "the call before has not left it at 0"
+    return _COUNTER
+"""

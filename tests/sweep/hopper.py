@@ -1,0 +1,49 @@
+"""Modules whose Gluon kernels run on the CPU: see support/gluon."""
+
+from __future__ import annotations
+
+import functools
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from flashgen import AttentionSpec
+from flashgen.config import KernelConfig
+from support.cases import Case, inputs
+from support.contract import check_gradients
+from support.gluon import interpreted
+from support.oracle import check
+from support.variants import rendered_module, shipped_specs
+
+
+@functools.cache
+def shipped(name: str) -> ModuleType:
+    """A shipped variant with all Gluon kernels that it can have, as rendered now."""
+    return rendered_module(shipped_specs()[name], hopper=True, edit_source=interpreted)
+
+
+def check_hopper(module: ModuleType, spec: AttentionSpec, case: Case, config: KernelConfig) -> None:
+    """Out and LSE of a call by the Gluon kernel with a configuration, beside float64."""
+    tensors = inputs(case, spec, getattr(torch, spec.dtype))
+    assert all(map(module._tma_reads, tensors)), f"TMA cannot read {case}"
+    scale = case.scale or spec.scale or spec.qk_head_dim**-0.5
+    params = case.arguments(spec).values()
+    out, lse = module._launch_hopper(*tensors, scale, *params, config.as_dict())
+    check(out, lse, tensors, spec, case)
+
+
+def check_hopper_backward(module: ModuleType, spec: AttentionSpec, case: Case) -> None:
+    """Gradients of the public call, which come from the Gluon kernels, beside float64."""
+    runs = []
+    kernels = module._backward_kernels_hopper
+
+    def noted(*given: Any) -> Any:
+        runs.append(case)
+        return kernels(*given)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_backward_kernels_hopper", noted)
+        check_gradients(module, spec, case)
+    assert runs, f"another kernel ran {case}"

@@ -1,0 +1,86 @@
+"""Every mask, score function and normaliser by the Gluon kernels, on the CPU against float64."""
+
+from __future__ import annotations
+
+import functools
+from types import ModuleType
+
+import pytest
+
+from flashgen import AttentionSpec
+from flashgen.plan import lower
+from flashgen.plan.backward import backward_plan
+from flashgen.plan.hopper_backward import HopperBackward
+from flashgen.tuning.hopper_space import hopper_space, rank_hopper, why_not
+from support.cases import Case
+from support.gluon import interpreted
+from support.variants import rendered_module
+from support.vocabulary import VOCABULARY
+from sweep.hopper import check_hopper, check_hopper_backward
+
+#: One for each structure that head dimensions ask for, and for a pass that is divided for its own
+#: sake: (head dimensions, dtype, deterministic).
+WAYS = {
+    "d64": (64, "bfloat16", False),
+    "d128": (128, "float16", False),
+    "d256": (256, "bfloat16", False),
+    "d192_v128": ((192, 128), "bfloat16", False),
+    "d128_deterministic": (128, "bfloat16", True),
+}
+
+LENGTHS = ((300, 300), (130, 470), (470, 130), (1, 200), (64, 128), (200, 1))
+HEADS = ((2, 4, 1), (1, 4, 2), (1, 4, 4))
+LAYOUTS = ("contiguous", "transposed", "padded")
+
+
+@functools.cache
+def _spec(name: str, way: str) -> AttentionSpec:
+    head_dim, dtype, deterministic = WAYS[way]
+    return VOCABULARY[name].spec(dtype, head_dim, deterministic=deterministic)
+
+
+@functools.cache
+def _module(name: str, way: str) -> ModuleType:
+    return rendered_module(_spec(name, way), hopper=True, edit_source=interpreted)
+
+
+def _cases(name: str, turn: int) -> list[Case]:
+    """Two of the lengths in turn, long ones and short ones; heads and layouts likewise."""
+    entry = VOCABULARY[name]
+    lengths = [(q, q) for q in (300, 129, 500)] if entry.equal_lengths else list(LENGTHS)
+    chosen = [lengths[(turn + i) % len(lengths)] for i in (0, len(lengths) // 2)]
+    return [
+        entry.case(Case(q, kv, *HEADS[(turn + i) % 3], LAYOUTS[(turn + 2 * i) % 3]))
+        for i, (q, kv) in enumerate(chosen)
+    ]
+
+
+# Each with a pass that is one and with one that is divided; which, takes turns.
+ONE, DIVIDED = ("d64", "d128"), ("d256", "d192_v128", "d128_deterministic")
+TRIALS = [
+    (name, way, i + j)
+    for i, name in enumerate(VOCABULARY)
+    for j, way in enumerate((ONE[i % len(ONE)], DIVIDED[i % len(DIVIDED)]))
+]
+
+
+@pytest.mark.parametrize(("name", "way", "turn"), TRIALS)
+def test_forward(name: str, way: str, turn: int) -> None:
+    spec = _spec(name, way)
+    plan = lower(spec, name)
+    if why_not(plan):
+        assert not hopper_space(plan).candidates
+        return
+    config = rank_hopper(plan, hopper_space(plan).candidates)[0]
+    for case in _cases(name, turn):
+        check_hopper(_module(name, way), spec, case, config)
+
+
+@pytest.mark.parametrize(("name", "way", "turn"), TRIALS)
+def test_backward(name: str, way: str, turn: int) -> None:
+    spec = _spec(name, way)
+    if HopperBackward(backward_plan(lower(spec, name))).why_not:
+        assert not hasattr(_module(name, way), "BACKWARD_HOPPER")
+        return
+    for case in _cases(name, turn + 1):
+        check_hopper_backward(_module(name, way), spec, case)
