@@ -23,7 +23,7 @@ BLOCK_M = {64: 128, 128: 64, 256: 64}
 CONSUMERS = 2
 BLOCK_N = {64: 128, 128: 128, 256: 64}
 
-#: What rows of queries come in multiples of.
+#: Rows of queries are padded to a multiple of it, which every kernel's tiles divide.
 ROWS = 128
 
 
@@ -140,6 +140,8 @@ class HopperBackward:
         return (*sizes, "scale", *arguments.scalars, *tensors)
 
     program = ("batch", "kv_head", "kv_first")
+
+    rows_multiple = ROWS
 
     @property
     def results(self) -> tuple[str, ...]:

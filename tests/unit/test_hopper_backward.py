@@ -326,6 +326,9 @@ def test_tiles_of_the_widths() -> None:
     assert (wide.qk_width, wide.v_width, wide.block_n) == (128, 128, 128)
     widest = of(AttentionSpec((192, 72)))
     assert (widest.qk_width, widest.v_width, widest.block_n) == (256, 128, 64)
+    for names in (narrow, wide, widest):
+        for rows in (names.block_m, names.of_queries.constants["BLOCK_M"]):
+            assert names.rows_multiple % rows == 0, "tiles of queries reach past the padded rows"
 
 
 def test_where_another_kernel_computes_the_gradient_of_q() -> None:
