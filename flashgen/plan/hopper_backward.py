@@ -52,8 +52,6 @@ class HopperBackward:
             return f"{plan.torch_dtype}: its tiles are of 16-bit elements"
         if max(plan.qk_head_dim, plan.v_head_dim) > max(BLOCK_M):
             return f"its tiles have {max(BLOCK_M)} columns at most"
-        if plan.qk_head_dim % 8 or plan.v_head_dim % 8:
-            return "rows of gradients are no multiples of 16 bytes"
         if backward.q_tiles.listed:
             return "which queries see a tile of keys is listed by another kernel"
         if backward.q_tiles.reduce_rows:
@@ -91,9 +89,9 @@ class HopperBackward:
 
     @property
     def counts_in_floats(self) -> bool:
-        """Whether what is learned is linear in positions, which can then be float32."""
+        """Whether slopes of what is learned only add and multiply: positions may be float32."""
         slopes = (item.slope for item in self.text.learned)
-        return all(re.fullmatch(r"[\w\s+\-*.()]*", slope) and "//" not in slope for slope in slopes)
+        return all(re.fullmatch(r"[\w\s+\-*.()]*", slope) for slope in slopes)
 
     @property
     def width(self) -> int:
