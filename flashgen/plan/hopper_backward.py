@@ -8,7 +8,7 @@ from functools import cached_property
 
 from flashgen.plan.backward import BackwardPlan
 from flashgen.plan.backward_code import BackwardCode
-from flashgen.plan.hopper_queries import HopperQueries
+from flashgen.plan.hopper_queries import CALL, HopperQueries
 from flashgen.plan.hopper_visits import HopperVisits
 from flashgen.plan.text import gathered_dimensions, mentioned
 from flashgen.symbolic.placement import Assignment
@@ -132,10 +132,7 @@ class HopperBackward:
     @cached_property
     def call(self) -> tuple[str, ...]:
         """What holds for the whole call."""
-        arguments = self.backward.both_arguments
-        tensors = (tensor.name for tensor in arguments.tensors)
-        sizes = ("num_q_heads", "num_kv_heads", "q_len", "kv_len", "rows_len")
-        return (*sizes, "scale", *arguments.scalars, *tensors)
+        return (*CALL, *self.backward.both_arguments.names)
 
     program = ("batch", "kv_head", "kv_first")
 
