@@ -43,7 +43,7 @@ BACKWARD_FUNCTIONS: Mapping[BackwardKernel, str] = {
     "queries": "_backward_of_queries",
 }
 
-#: Those of the Gluon kernel of the backward pass, in the order that they run in.
+#: Those of its Gluon form, in the order that they run in: the first, then one of the others.
 HOPPER_BACKWARD_FUNCTIONS = ("_backward_hopper", "_place_grad_q", "_backward_queries_hopper")
 
 # What scores read most: cheaper than converting every position.
@@ -197,8 +197,8 @@ def render_module(
     """
     template = _environment().get_template("module.py.jinja")
     of_backward = backward_plan(plan)
-    tiles_of = HopperBackward(of_backward)
-    queries_apart = hopper_backward.config is not None and tiles_of.divided
+    names = HopperBackward(of_backward)
+    divided = hopper_backward.config is not None and names.divided
     return template.render(
         plan=plan,
         chosen=chosen,
@@ -216,8 +216,8 @@ def render_module(
         hopper=hopper,
         hopper_kernel=render_hopper(plan) if hopper.config else "",
         hopper_backward=hopper_backward,
-        tiles_of=tiles_of,
-        queries_shared=queries_usage(tiles_of).total if queries_apart else 0,
+        hopper_backward_names=names,
+        queries_shared=queries_usage(names).total if divided else 0,
         hopper_backward_kernel=(
             render_backward_hopper(of_backward, after_forward=hopper.config is not None)
             if hopper_backward.config
