@@ -18,8 +18,8 @@ from flashgen.symbols import SCORE
 #: registers hold beside the gradients of 64 keys.
 BLOCK_M = {64: 128, 128: 64, 256: 64}
 
-#: Keys of a program: two consumers have 64 each, up to so many columns. Of more columns registers
-#: hold one gradient of 64 keys: one consumer computes that of the values, the other that of k.
+#: Keys of a program, by the same: each of two consumers has 64. Of 256 columns registers hold one
+#: gradient of 64 keys: one consumer computes that of the values, the other that of k, of the same.
 CONSUMERS = 2
 BLOCK_N = {64: 128, 128: 128, 256: 64}
 
@@ -71,7 +71,7 @@ class HopperBackward:
     @property
     def has_roles(self) -> bool:
         """Whether one consumer computes the gradient of the values, and the other that of k."""
-        return BLOCK_N[self.width] == 64
+        return self.block_n == 64
 
     @property
     def divided(self) -> bool:
