@@ -28,11 +28,11 @@ BARRIER_ARRAYS = 8
 # Whatever the mask: num_q_heads, num_kv_heads, q_len, num_tiles_m, num_tiles, lse_rows.
 NUMBERS_OF_A_CALL = 6
 
-# Of the backward kernel: num_q_heads, num_kv_heads, kv_len, rows_len, num_tiles and scale.
-NUMBERS_OF_A_BACKWARD_CALL = 6
+# Of tensors that backward kernels over tiles of keys load: q, k, v, grad_out, rows.
+BACKWARD_SOURCES = 5
 
-# q, k, v, grad_out, rows; the three results.
-BACKWARD_DESCRIPTORS = 5 + 3
+# Of the one pass: num_q_heads, num_kv_heads, kv_len, rows_len, num_tiles and scale.
+NUMBERS_OF_A_BACKWARD_CALL = 6
 
 # Where the pass is divided: num_q_heads, num_kv_heads and scale; batch, kv_head, kv_first, or
 # batch, head, q_first.
@@ -79,14 +79,15 @@ def backward_captured_bytes(
         read = _Read(names.visits.bounds if names.visits.splits else names.visits.ends)
     else:
         read = _Read((*names.visits.bounds, *_backward_expressions(names)))
-    size = 4 * TILES + ROWS + 2 * BARRIERS  # q, grad_out, k, v; lse and delta; full and empty
+    size = BACKWARD_SOURCES * ADDRESS
+    size += 4 * TILES + ROWS + 2 * BARRIERS  # q, grad_out, k, v; lse and delta; full and empty
     if names.divided:
-        size += 5 * ADDRESS + NUMBERS_OF_A_TILE * NUMBER + BARRIER
+        size += NUMBERS_OF_A_TILE * NUMBER + BARRIER
         # Factors and the descriptor of grad_k, or those of grad_k and grad_v.
         size += FACTORS + ADDRESS if names.has_roles else 2 * ADDRESS
         size += NUMBER * _reads_the_end_of_keys(names, read)
     else:
-        size += (BACKWARD_DESCRIPTORS + 1) * ADDRESS  # and the counter
+        size += 4 * ADDRESS  # descriptors of the gradients; the counter
         size += NUMBERS_OF_A_BACKWARD_CALL * NUMBER
         size += 2 * MADE  # ds, grad_q
         size += 2 * BARRIERS + NUMBERS  # full and empty, of keys; numbers of tiles
@@ -97,6 +98,7 @@ def backward_captured_bytes(
 
 
 def _reads_the_end_of_keys(names: HopperBackward, read: _Read) -> bool:
+    """Whether partitions of a divided pass read kv_len: for masks, stores of sums, or bounds."""
     softmax = names.backward.plan.normaliser == "softmax"
     # The end of the keys is masked in all tiles, or in none that see only what all of them see.
     ends = names.masks and (softmax or not names.masks_queries)

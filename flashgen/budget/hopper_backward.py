@@ -63,20 +63,20 @@ def worst_queries_usage(names: HopperBackward) -> SramUsage:
 
 def _usage(names: HopperBackward, config: KernelConfig, captures: int) -> SramUsage:
     qk, v = _columns()
-    apart = names.divided
+    part, copies = ("K tile", 1) if names.divided else ("K tiles", 2)
     tiles = [
         Buffer("Q tiles", NUM_STAGES * BLOCK_M * qk * ITEMSIZE),
         Buffer("dO tiles", NUM_STAGES * BLOCK_M * v * ITEMSIZE),
-        Buffer("K tile" if apart else "K tiles", (1 if apart else 2) * BLOCK_N * qk * ITEMSIZE),
+        Buffer(part, copies * BLOCK_N * qk * ITEMSIZE),
         Buffer("V tile", BLOCK_N * v * ITEMSIZE),
     ]
-    of_keys = [Buffer("barriers", sympy.Integer(_BARRIER))]
     if names.has_roles:
         tiles.append(Buffer("factors", BLOCK_N * BLOCK_M * _NUMBER))
-    elif not apart:
+    if names.divided:
+        of_keys = [Buffer("barriers", sympy.Integer(_BARRIER))]
+    else:
         tiles.append(Buffer("dS tiles", 2 * BLOCK_N * BLOCK_M * ITEMSIZE))
         tiles.append(Buffer("dQ tiles", sympy.Integer(CONSUMERS * 64 * 64 * _NUMBER)))
-    if not apart:
         of_keys = 2 * [Buffer("barriers", sympy.Integer(2 * _BARRIER))]
         of_keys.append(Buffer("tiles handed over", sympy.Integer(2 * _NUMBER)))
     others = [

@@ -43,12 +43,12 @@ BACKWARD_FUNCTIONS: Mapping[BackwardKernel, str] = {
     "queries": "_backward_of_queries",
 }
 
-#: Those of the Gluon kernel of the backward pass, in the order that they run in.
+#: Those of its Gluon form, in the order that they run in: the first, then one of the others.
 HOPPER_BACKWARD_FUNCTIONS = ("_backward_hopper", "_place_grad_q", "_backward_queries_hopper")
 
-# What scores read most: cheaper than converting every position.
-_DISTANCES = "_columns(scores, start_n - q_first, gl.float32)"
-_STEPS_BACK = "-_query_columns(scores, 0, gl.float32)"
+# What scores read most: kernels have functions for it, cheaper than converting every position.
+_DISTANCES = "gl.cast(kv_idx - q_first, gl.float32)"
+_STEPS_BACK = "gl.cast(q_first - offs_m, gl.float32)"
 
 
 def render_kernel(plan: KernelPlan) -> str:
@@ -82,9 +82,9 @@ def render_hopper(plan: KernelPlan) -> str:
 
 
 def render_backward_hopper(backward: BackwardPlan, *, after_forward: bool) -> str:
-    """The functions of the backward kernel for Hopper: `_backward_hopper`, then `_place_grad_q`.
+    """The functions of the backward kernels for Hopper: `_backward_hopper`, then `_place_grad_q`.
 
-    Where another kernel computes the gradient of q, `_backward_queries_hopper` comes last instead.
+    Where the pass is divided, `_backward_queries_hopper` comes last instead.
 
     Args:
         backward: the plan.
@@ -106,17 +106,17 @@ def render_backward_hopper(backward: BackwardPlan, *, after_forward: bool) -> st
 
 def gluon(text: str) -> str:
     """Triton source as Gluon's, for expressions and for functions without layouts of their own."""
-    return _gluon(text).replace("gl.cast(kv_idx - q_first, gl.float32)", _DISTANCES)
+    return _gluon(text).replace(_DISTANCES, "_columns(scores, start_n - q_first, gl.float32)")
 
 
 def gluon_backward(text: str) -> str:
     """The same in the backward kernel, where keys are rows."""
-    return _gluon(text).replace("gl.cast(q_first - offs_m, gl.float32)", _STEPS_BACK)
+    return _gluon(text).replace(_STEPS_BACK, "-_query_columns(scores, 0, gl.float32)")
 
 
 def gluon_queries(text: str) -> str:
     """The same in the kernel for the gradient of q, where queries are rows as in the forward."""
-    return _gluon(text).replace("gl.cast(kv_idx - q_first, gl.float32)", f"_key{_DISTANCES}")
+    return _gluon(text).replace(_DISTANCES, "_key_columns(scores, start_n - q_first, gl.float32)")
 
 
 def _gluon(text: str) -> str:
@@ -193,12 +193,12 @@ def render_module(
         package: the folder that users import the module from.
         backward: the backward kernels' configurations for each target; without one, gradients are
             those of the reference.
-        hopper_backward: whether the Gluon kernel of the backward pass is in the module too.
+        hopper_backward: whether the Gluon kernels of the backward pass are in the module too.
     """
     template = _environment().get_template("module.py.jinja")
     of_backward = backward_plan(plan)
-    tiles_of = HopperBackward(of_backward)
-    queries_apart = hopper_backward.config is not None and tiles_of.divided
+    names = HopperBackward(of_backward)
+    divided = hopper_backward.config is not None and names.divided
     return template.render(
         plan=plan,
         chosen=chosen,
@@ -216,8 +216,8 @@ def render_module(
         hopper=hopper,
         hopper_kernel=render_hopper(plan) if hopper.config else "",
         hopper_backward=hopper_backward,
-        tiles_of=tiles_of,
-        queries_shared=queries_usage(tiles_of).total if queries_apart else 0,
+        hopper_backward_names=names,
+        queries_shared=queries_usage(names).total if divided else 0,
         hopper_backward_kernel=(
             render_backward_hopper(of_backward, after_forward=hopper.config is not None)
             if hopper_backward.config

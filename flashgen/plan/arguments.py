@@ -92,6 +92,11 @@ class KernelArguments:
     tensors: tuple[KernelTensor, ...]
     ints: tuple[str, ...]
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of all of them, each tensor as one."""
+        return (*self.scalars, *(tensor.name for tensor in self.tensors))
+
 
 def sizing_numbers(
     arguments: Collection[Argument], constants: Iterable[PrintedConstant]

@@ -86,13 +86,11 @@ class HopperNames:
     @cached_property
     def call(self) -> tuple[str, ...]:
         """What holds for the whole call."""
-        arguments = self.plan.kernel_arguments
         return (
             *("num_q_heads", "num_kv_heads", "q_len", "kv_len"),
             *("num_tiles_m", "num_tiles", "heads_together", "lse_rows"),
             "scale" if self.plan.reads_scale else "qk_scale",
-            *arguments.scalars,
-            *(tensor.name for tensor in arguments.tensors),
+            *self.plan.kernel_arguments.names,
             *(("tiles_ptr",) if self.plan.listing else ()),
             *(("cuts_ptr",) if self.cut_by else ()),
         )

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from flashgen.plan.backward import BackwardPlan
 from flashgen.plan.backward_code import BackwardCode
-from flashgen.plan.hopper_queries import HopperQueries
+from flashgen.plan.hopper_queries import CALL, HopperQueries
 from flashgen.plan.hopper_visits import HopperVisits
 from flashgen.plan.text import gathered_dimensions, mentioned
 from flashgen.symbolic.placement import Assignment
@@ -18,12 +18,12 @@ from flashgen.symbols import SCORE
 #: registers hold beside the gradients of 64 keys.
 BLOCK_M = {64: 128, 128: 64, 256: 64}
 
-#: Keys of a program: two consumers have 64 each, up to so many columns. Of more columns registers
-#: hold one gradient of 64 keys: one consumer computes that of the values, the other that of k.
+#: Keys of a program, by the same: each of two consumers has 64. Of 256 columns registers hold one
+#: gradient of 64 keys: one consumer computes that of the values, the other that of k, of the same.
 CONSUMERS = 2
 BLOCK_N = {64: 128, 128: 128, 256: 64}
 
-#: What rows of queries come in multiples of.
+#: Rows of queries are padded to a multiple of it, which every kernel's tiles divide.
 ROWS = 128
 
 
@@ -52,8 +52,6 @@ class HopperBackward:
             return f"{plan.torch_dtype}: its tiles are of 16-bit elements"
         if max(plan.qk_head_dim, plan.v_head_dim) > max(BLOCK_M):
             return f"its tiles have {max(BLOCK_M)} columns at most"
-        if plan.qk_head_dim % 8 or plan.v_head_dim % 8:
-            return "rows of gradients are no multiples of 16 bytes"
         if backward.q_tiles.listed:
             return "which queries see a tile of keys is listed by another kernel"
         if backward.q_tiles.reduce_rows:
@@ -73,7 +71,7 @@ class HopperBackward:
     @property
     def has_roles(self) -> bool:
         """Whether one consumer computes the gradient of the values, and the other that of k."""
-        return BLOCK_N[self.width] == 64
+        return self.block_n == 64
 
     @property
     def divided(self) -> bool:
@@ -91,9 +89,9 @@ class HopperBackward:
 
     @property
     def counts_in_floats(self) -> bool:
-        """Whether what is learned is linear in positions, which can then be float32."""
+        """Whether slopes of what is learned only add and multiply: positions may be float32."""
         slopes = (item.slope for item in self.text.learned)
-        return all(re.fullmatch(r"[\w\s+\-*.()]*", slope) and "//" not in slope for slope in slopes)
+        return all(re.fullmatch(r"[\w\s+\-*.()]*", slope) for slope in slopes)
 
     @property
     def width(self) -> int:
@@ -134,12 +132,11 @@ class HopperBackward:
     @cached_property
     def call(self) -> tuple[str, ...]:
         """What holds for the whole call."""
-        arguments = self.backward.both_arguments
-        tensors = (tensor.name for tensor in arguments.tensors)
-        sizes = ("num_q_heads", "num_kv_heads", "q_len", "kv_len", "rows_len")
-        return (*sizes, "scale", *arguments.scalars, *tensors)
+        return (*CALL, *self.backward.both_arguments.names)
 
     program = ("batch", "kv_head", "kv_first")
+
+    rows_multiple = ROWS
 
     @property
     def results(self) -> tuple[str, ...]:

@@ -18,6 +18,9 @@ BLOCK_M = 128
 BLOCK_N = {64: 128, 128: 128, 256: 64}
 V_STAGES = {64: 2, 128: 2, 256: 1}
 
+#: What both kernels read of a call, whatever its parameters.
+CALL = ("num_q_heads", "num_kv_heads", "q_len", "kv_len", "rows_len", "scale")
+
 #: Buffers for tiles of keys, which are needed a step later than those of values.
 K_STAGES = 2
 
@@ -65,10 +68,7 @@ class HopperQueries:
     @cached_property
     def call(self) -> tuple[str, ...]:
         """What holds for the whole call."""
-        arguments = self.backward.queries_arguments
-        tensors = (tensor.name for tensor in arguments.tensors)
-        sizes = ("num_q_heads", "num_kv_heads", "q_len", "kv_len", "rows_len")
-        return (*sizes, "scale", *arguments.scalars, *tensors)
+        return (*CALL, *self.backward.queries_arguments.names)
 
     program = ("batch", "head", "q_first")
 

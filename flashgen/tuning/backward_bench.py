@@ -24,7 +24,8 @@ FUNCTIONS: Mapping[Form, tuple[str, ...]] = {
 }
 
 #: Its products, those as wide as q and k and those as wide as v: of scores and their gradients,
-#: then of v and k, or of q, or of all three.
+#: then of v and k, or of q, or of all three. Where the Gluon form divides the pass, and makes those
+#: of scores and their gradients twice, they count once: rates are of what a pass has to do.
 PRODUCTS: Mapping[Form, tuple[int, int]] = {
     "backward_keys": (2, 2),
     "backward_queries": (2, 1),
@@ -42,7 +43,8 @@ class BackwardBench:
     """What a forward pass made of inputs of every length, and the module to run on it.
 
     A pass makes what the kernels read, and launches one of them: of the portable ones the other is
-    put out. With the Gluon kernel comes what brings the sums that it makes to their places.
+    put out. With the Gluon kernel comes what brings the sums that it makes to their places, or the
+    one for the gradient of q.
     """
 
     def __init__(self, plan: KernelPlan, target: str, form: Form, forward: KernelConfig) -> None:

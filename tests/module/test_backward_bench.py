@@ -26,16 +26,22 @@ def random_inputs(plan: Any, length: int) -> tuple[torch.Tensor, ...]:
     return tuple(torch.randn(2, 2, length, 64).bfloat16() for _ in range(3))
 
 
+def measured(gpu: Any, spec: AttentionSpec, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The module that a bench of the spec will load, at one length."""
+    module = module_on(gpu, spec, monkeypatch)
+    monkeypatch.setattr(forward_bench, "load_rendered", lambda *given: module)
+    monkeypatch.setattr(forward_bench, "random_inputs", random_inputs)
+    monkeypatch.setattr(forward_bench, "usual_lengths", lambda plan: (LENGTH,))
+    return module
+
+
 @pytest.mark.parametrize("kernel", BACKWARD_KERNELS)
 def test_what_a_row_compiled_is_what_is_timed(
     monkeypatch: pytest.MonkeyPatch, kernel: BackwardKernel
 ) -> None:
     """One kernel for each candidate, before the first is timed; the other kernel never."""
     gpu = fake_gpu(monkeypatch)
-    module = module_on(gpu, SPEC, monkeypatch)
-    monkeypatch.setattr(forward_bench, "load_rendered", lambda *given: module)
-    monkeypatch.setattr(forward_bench, "random_inputs", random_inputs)
-    monkeypatch.setattr(forward_bench, "usual_lengths", lambda plan: (LENGTH,))
+    module = measured(gpu, SPEC, monkeypatch)
     kernels = {name: getattr(module, BACKWARD_FUNCTIONS[name]) for name in BACKWARD_KERNELS}
 
     def compiled(name: str) -> int:
@@ -60,10 +66,7 @@ def test_the_gluon_kernel_is_timed_with_what_clears_and_places_its_sums(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     gpu = fake_gpu(monkeypatch)
-    module = module_on(gpu, SPEC, monkeypatch)
-    monkeypatch.setattr(forward_bench, "load_rendered", lambda *given: module)
-    monkeypatch.setattr(forward_bench, "random_inputs", random_inputs)
-    monkeypatch.setattr(forward_bench, "usual_lengths", lambda plan: (LENGTH,))
+    measured(gpu, SPEC, monkeypatch)
     bench = BackwardBench(lower(SPEC, "x"), "sm_90", "hopper_backward", FORWARD)
     config = KernelConfig(BLOCK_M=128, BLOCK_N=128, num_warps=8, num_stages=2)
     bench.compile([config])
@@ -85,10 +88,7 @@ def test_two_gluon_kernels_are_timed_together(monkeypatch: pytest.MonkeyPatch) -
     """They add nothing up that would have to be cleared."""
     spec = AttentionSpec(64, mask=causal(), deterministic=True)
     gpu = fake_gpu(monkeypatch)
-    module = module_on(gpu, spec, monkeypatch)
-    monkeypatch.setattr(forward_bench, "load_rendered", lambda *given: module)
-    monkeypatch.setattr(forward_bench, "random_inputs", random_inputs)
-    monkeypatch.setattr(forward_bench, "usual_lengths", lambda plan: (LENGTH,))
+    measured(gpu, spec, monkeypatch)
     bench = BackwardBench(lower(spec, "x"), "sm_90", "hopper_backward", FORWARD)
     config = KernelConfig(BLOCK_M=128, BLOCK_N=128, num_warps=8, num_stages=2)
     bench.compile([config])

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from random import Random
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,27 +18,29 @@ from flashgen.plan.hopper_backward import HopperBackward
 from flashgen.plan.hopper_visits import HopperVisits
 from support.pipeline import (
     NOTHING,
-    SECONDS,
-    Barrier,
+    Device,
     HardwareBarrier,
     Number,
     Tile,
-    Tiles,
+    barriers,
     functions_of,
+    given,
+    results,
+    sources,
+    tiles,
 )
 
 BLOCK, STAGES = 16, 2
 BATCH, HEADS, GROUP = 1, 2, 2
 
 
-class Launch:
+class Launch(Device):
     """The programs of both kernels, one after the other, and what they did."""
 
     def __init__(self, names: HopperBackward, lengths: tuple[int, int], seed: int) -> None:
-        self.names, self.random, self.here = names, Random(seed), threading.local()
-        self.q_len, self.kv_len = lengths
+        super().__init__(seed)
+        self.names, (self.q_len, self.kv_len) = names, lengths
         self.steps: list[tuple[object, ...]] = []
-        self.stored: list[tuple[str, tuple[int, ...]]] = []
         self.known = {
             **{"num_q_heads": HEADS * GROUP, "num_kv_heads": HEADS, "left": 20},
             **{"q_len": self.q_len, "kv_len": self.kv_len, "rows_len": 512, "scale": 1.0},
@@ -61,148 +59,64 @@ class Launch:
 
     def _over_keys(self, batch: int, head: int, first: int) -> list[Callable[[], None]]:
         """The roles of one program."""
-        q, grad_out = (Tiles([Tile() for _ in range(STAGES)]) for _ in range(2))
-        rows = Tiles([Tile() for _ in range(2 * STAGES)])
-        self.loaded = (q, grad_out, Tile(), Tile(), rows)
-        barriers = (_barriers(1)[0], _barriers(1, STAGES), _barriers(2, STAGES))
-        buffers: tuple[Any, ...] = (self.loaded, barriers)
+        self.loaded = (tiles(STAGES), tiles(STAGES), Tile(), Tile(), tiles(2 * STAGES))
+        of_tiles = (barriers(1)[0], barriers(1, STAGES), barriers(2, STAGES))
+        buffers: tuple[Any, ...] = (self.loaded, of_tiles)
         if self.names.has_roles:
             buffers = (*buffers, Factors(self))
         call = tuple(self.known[name] for name in self.names.call)
-        given = (buffers, call, (Number(batch), Number(head), first))
+        common = (buffers, call, (Number(batch), Number(head), first))
         sizes = (BLOCK, BLOCK, STAGES)
-        results = tuple(SimpleNamespace(name=name) for name in ("grad_k", "grad_v"))
-        sources = self._sources("q", "grad_out", "k", "v", "rows")
-        roles = [partial(self.kernel["_backward_producer"], sources, *given, *sizes)]
+        loads, stores = sources("q", "grad_out", "k", "v", "rows"), results("grad_k", "grad_v")
+        roles = [partial(self.kernel["_backward_producer"], loads, *common, *sizes)]
         if self.names.has_roles:
             for role in ("_values_consumer", "_keys_consumer"):
-                roles.append(partial(self.kernel[role], results, *given, *sizes))
+                roles.append(partial(self.kernel[role], stores, *common, *sizes))
         else:
             consumer = self.kernel["_backward_consumer"]
-            roles += [partial(consumer, results, *given, number, *sizes) for number in range(2)]
+            roles += [partial(consumer, stores, *common, number, *sizes) for number in range(2)]
         return roles
 
     def _over_queries(self, batch: int, head: int, first: int) -> list[Callable[[], None]]:
         """The roles of one of the other kernel's."""
         names = self.names.of_queries
         v_stages = names.constants["V_STAGES"]
-        k, v = (Tiles([Tile() for _ in range(n)]) for n in (STAGES, v_stages))
-        self.loaded = (Tile(), Tile(), k, v)
-        of_tiles = (_barriers(count, n) for n in (STAGES, v_stages) for count in (1, 2))
-        buffers = (self.loaded, (_barriers(1)[0], *of_tiles))
+        self.loaded = (Tile(), Tile(), tiles(STAGES), tiles(v_stages))
+        of_tiles = (barriers(count, n) for n in (STAGES, v_stages) for count in (1, 2))
+        buffers = (self.loaded, (barriers(1)[0], *of_tiles))
         call = tuple(self.known[name] for name in names.call)
-        given = (buffers, call, (Number(batch), Number(head), first))
+        common = (buffers, call, (Number(batch), Number(head), first))
         sizes = (BLOCK, BLOCK, STAGES, v_stages)
-        sources = self._sources("q", "grad_out", "k", "v")
-        consumer = partial(
-            self.kernel["_queries_consumer"], SimpleNamespace(name="grad_q"), NOTHING, *given
-        )
-        producer = partial(self.kernel["_queries_producer"], sources, *given, *sizes)
+        (grad_q,) = results("grad_q")
+        consumer = partial(self.kernel["_queries_consumer"], grad_q, NOTHING, *common)
+        loads = sources("q", "grad_out", "k", "v")
+        producer = partial(self.kernel["_queries_producer"], loads, *common, *sizes)
         return [producer, *(partial(consumer, number, *sizes) for number in range(2))]
 
     def _places(self, heads: int, length: int) -> list[tuple[int, int, int]]:
         firsts = range(0, length, BLOCK)
         return [(b, h, first) for b in range(BATCH) for h in range(heads) for first in firsts]
 
-    def _sources(self, *names: str) -> tuple[Any, ...]:
-        block = SimpleNamespace(nbytes=8)
-        return tuple(SimpleNamespace(name=name, block_type=block) for name in names)
-
     def _run(self, roles: list[Callable[[], None]]) -> None:
-        """All roles of a program to the end; what one raises, is raised."""
-        failures: list[BaseException] = []
+        """All roles of a program to the end."""
         self.at = defaultdict(HardwareBarrier)
-
-        def role(body: Callable[[], None]) -> None:
-            try:
-                body()
-            except BaseException as failure:
-                failures.append(failure)
-
-        threads = [threading.Thread(target=role, args=(body,), daemon=True) for body in roles]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(SECONDS)
-        if failures:
-            raise failures[0]
-        assert not any(thread.is_alive() for thread in threads), "deadlock"
+        self.run_at_once(roles)
         left = {number: barrier.arrived for number, barrier in self.at.items()}
         assert not any(left.values()), f"a hardware barrier is left with an arrival: {left}"
 
-    def dawdle(self) -> None:
-        if self.random.random() < 0.3:
-            time.sleep(self.random.random() * 4e-4)
-
-    def copy(self, desc: Any, place: list[int], barrier: Barrier, tile: Tile) -> None:
-        """The earliest that a copy can spoil a buffer, and some time later its arrival."""
-        assert tile.arriving == 0, "two copies into one buffer may end in any order"
-        tile.content, tile.arriving = (desc.name, *place), 1
-
-        def arrive() -> None:
-            self.dawdle()
-            tile.arriving = 0
-            barrier.change(0, -8)
-
-        threading.Thread(target=arrive, daemon=True).start()
-
-    def read(self, tile: Tile) -> Any:
-        """What a product reads, from when it starts to when it may end."""
-        content = tile.content
-        assert not tile.arriving, "read before it has arrived"
-        self.dawdle()
-        assert tile.content == content, "overwritten while it is read"
-        return content
-
     def _functions(self) -> dict[str, Any]:
-        def wait(barrier: Barrier, phase: int, pred: bool = True) -> None:
-            self.dawdle()
-            if pred:
-                barrier.wait(phase)
-
         def sync(number: int) -> None:
             self.dawdle()
             self.at[number].sync()
 
-        gl = SimpleNamespace(
-            where=lambda condition, a, b: a if condition else b,
-            cdiv=lambda a, b: -(-a // b),
-            minimum=min,
-            maximum=max,
-            exp2=lambda x: x,
-            convert_layout=lambda x, *_, **__: x,
-            num_programs=lambda axis: Number(1),
-            constexpr=lambda value: value,
-            **dict.fromkeys(("zeros", "arange", "full", "load", "float32", "int32"), NOTHING),
-            **dict.fromkeys(("int64", "bfloat16", "NVMMADistributedLayout"), NOTHING),
-            **dict.fromkeys(("BlockedLayout", "SliceLayout", "DotOperandLayout"), NOTHING),
+        fakes = self.fakes(
+            gl={"num_programs": lambda axis: Number(1)},
+            _meet=lambda: sync(10),
+            _wait_at=sync,
+            _arrive_at=lambda number: self.at[number].arrive(),
+            _scores_of_queries=lambda scores, *_: scores,
+            _start_scores_of_queries=lambda q, tiles, stage, _: self._start(tiles.index(stage)),
         )
-        fakes: dict[str, Any] = {
-            "gl": gl,
-            "mbarrier": SimpleNamespace(
-                wait=wait,
-                expect=lambda barrier, size: barrier.change(1, size),
-                arrive=lambda barrier, count: barrier.change(count, 0),
-            ),
-            "tma": SimpleNamespace(
-                async_copy_global_to_shared=self.copy,
-                async_copy_shared_to_global=lambda desc, place, tile: self.stored.append(
-                    (desc.name, tuple(place))
-                ),
-                store_wait=lambda number: None,
-            ),
-            "warpgroup_mma": lambda *_, **__: NOTHING,
-            "warpgroup_mma_wait": lambda number, deps: deps[0] if len(deps) == 1 else deps,
-            "fence_async_shared": lambda: None,
-            "_meet": lambda: sync(10),
-            "_wait_at": sync,
-            "_arrive_at": lambda number: self.at[number].arrive(),
-            "_unknown_zero": lambda: 0,
-            "_backward_scores": lambda scores, *_: scores,
-            "_scores_of_queries": lambda scores, *_: scores,
-            "_start_scores_of_keys": lambda *_: NOTHING,
-            "_start_scores_of_queries": lambda q, tiles, stage, _: self._start(tiles.index(stage)),
-        }
         text = render_backward_hopper(self.names.backward, after_forward=False)
         kernels = ["_backward_hopper", "_backward_queries_hopper"]
         found = functions_of(text, fakes, without=kernels)
@@ -224,52 +138,47 @@ class Launch:
 
     def values_step(self, step: Callable[..., Any]) -> Callable[..., Any]:
         """The step as it is, of what has to be there."""
+        return self._of_keys("values", step)
 
-        def checked(grad_v: Any, scores: Any, stage: int, phase: int, tile: int, *rest: Any) -> Any:
-            self.here.visit = visit = self._visit(stage)
-            assert visit[2] == tile * BLOCK
-            self.steps.append(("values", *visit, self.loaded[2].content))
-            return step(grad_v, scores, stage, phase, tile, *rest)
+    def backward_step(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        """The same of a pair of consumers."""
+        return self._of_keys("both", step)
+
+    def _of_keys(self, role: str, step: Callable[..., Any]) -> Callable[..., Any]:
+        def checked(*args: Any) -> Any:
+            x = given(step, *args)
+            self.here.visit = visit = self._visit(x.stage)
+            assert visit[1:] == (x.head, x.tile * BLOCK)
+            self.steps.append((role, *visit, self.loaded[2].content))
+            return step(*args)
 
         return checked
 
     def keys_step(self, step: Callable[..., Any]) -> Callable[..., Any]:
         """The same; factors are those of its queries."""
 
-        def checked(grad_k: Any, dp: Any, stage: int, *rest: Any) -> Any:
-            visit = self._visit(stage)
+        def checked(*args: Any) -> Any:
+            visit = self._visit(given(step, *args).stage)
             self.steps.append(("keys", *visit, self.loaded[2].content))
-            found = step(grad_k, dp, stage, *rest)
+            found = step(*args)
             assert self.here.factors == visit
             return found
-
-        return checked
-
-    def backward_step(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        """Of a pair of consumers."""
-
-        def checked(grad_k: Any, grad_v: Any, scores: Any, stage: int, *rest: Any) -> Any:
-            tile = rest[1]
-            visit = self._visit(stage)
-            assert visit[2] == tile * BLOCK
-            self.steps.append(("both", *visit, self.loaded[2].content))
-            return step(grad_k, grad_v, scores, stage, *rest)
 
         return checked
 
     def queries_step(self, step: Callable[..., Any]) -> Callable[..., Any]:
         """Of the other kernel: the keys are there, and then the values, of the same tile."""
 
-        def checked(grad_q: Any, scores: Any, k_stage: int, *rest: Any) -> Any:
-            tile, more = rest[3], rest[4]
-            keys = self.read(self.loaded[2].index(k_stage))
-            assert keys[3] == tile * BLOCK
+        def checked(*args: Any) -> Any:
+            x = given(step, *args)
+            keys = self.read(self.loaded[2].index(x.k_stage))
+            assert keys[3] == x.tile * BLOCK
             self.steps.append(("queries", *keys[1:4], self.loaded[0].content))
             self.here.started = []
-            found = step(grad_q, scores, k_stage, *rest)
+            found = step(*args)
             values, following = self.here.started
             assert values == (("v", *keys[1:]), 0)
-            assert not more or (following[0][:3] == keys[:3] and not following[1])
+            assert not x.more or (following[0][:3] == keys[:3] and not following[1])
             return found
 
         return checked
@@ -289,13 +198,6 @@ class Factors(Tile):
     def load(self, *_: object) -> Any:
         self.launch.here.factors = self.launch.read(self)
         return NOTHING
-
-
-def _barriers(count: int, stages: int = 1) -> Tiles:
-    barriers = Tiles([Barrier() for _ in range(stages)])
-    for barrier in barriers:
-        barrier.init(count)
-    return barriers
 
 
 def of(spec: AttentionSpec) -> HopperBackward:

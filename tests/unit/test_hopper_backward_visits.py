@@ -1,0 +1,260 @@
+"""The tiles that the Gluon kernels of the backward pass visit.
+
+The functions that find them are run as they are rendered, on numbers.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from flashgen import (
+    AttentionSpec,
+    Int,
+    Mask,
+    Tensor,
+)
+from flashgen.codegen.render import render_backward_hopper
+from flashgen.plan import lower
+from flashgen.plan.backward import backward_plan
+from flashgen.plan.hopper_backward import HopperBackward
+from flashgen.plan.hopper_queries import HopperQueries
+from flashgen.plan.hopper_visits import HopperVisits
+from support.cases import Case
+from support.visits import Call, Elements, visit
+from support.vocabulary import VOCABULARY
+
+
+def of(spec: AttentionSpec) -> HopperBackward:
+    return HopperBackward(backward_plan(lower(spec, "x")))
+
+
+def _at(tensor: Elements, *indices: int) -> Any:
+    return tensor[indices]
+
+
+#: What the functions call.
+GLUON = {
+    "gl": SimpleNamespace(
+        where=lambda condition, a, b: a if condition else b,
+        cdiv=lambda a, b: -(-a // b),
+        minimum=min,
+        maximum=max,
+        constexpr=None,
+    ),
+    "gluon": SimpleNamespace(jit=lambda function: function),
+    **{f"_at_{n}d_hopper": _at for n in range(1, 5)},
+}
+FUNCTIONS = (
+    *("_backward_visits", "_query_tile", "_swap_if_hopper"),
+    *("_visits_of_queries", "_tile_of_keys"),
+)
+
+
+def functions(names: HopperBackward) -> SimpleNamespace:
+    """Those of the rendered kernel, as functions of Python."""
+    tree = ast.parse(render_backward_hopper(names.backward, after_forward=False))
+    tree.body = [f for f in tree.body if isinstance(f, ast.FunctionDef) and f.name in FUNCTIONS]
+    found: dict[str, Any] = dict(GLUON)
+    exec(compile(tree, "rendered", "exec"), found)
+    return SimpleNamespace(**found)
+
+
+def visited(
+    names: HopperBackward | HopperQueries, kernel: SimpleNamespace, call: Call, first: int
+) -> list[tuple[int, bool]]:
+    """(tile, whether it is masked) of each visit of a tile of keys, or of queries, in order."""
+    visits = names.visits
+    bounds = names.backward.plan.bounds if visits.of == "kv" else names.backward.q_bounds
+    known = {**call.values, **call.tables(bounds.tables)}
+    given = tuple(known.get(name) for name in names.call)
+    if visits.of == "kv":
+        counts, finds, block = kernel._visits_of_queries, kernel._tile_of_keys, call.block_m
+    else:
+        counts, finds, block = kernel._backward_visits, kernel._query_tile, call.block_n
+    runs = counts(0, 0, first, given, call.block_m, call.block_n)
+    if visits.splits:
+        return [(finds(i, runs), i < runs[1]) for i in range(runs[0])]
+    return [
+        finds(i, runs, given, first, block) if visits.masks else (
+            finds(i, runs, given, first, block)[0], False
+        )
+        for i in range(runs[0])
+    ]  # fmt: skip
+
+
+def check_order(of: HopperVisits, visits: list[tuple[int, bool]], places: range) -> None:
+    """No tile is visited twice, or lies past the end; those with the mask come first."""
+    tiles = [tile for tile, _ in visits]
+    assert len(tiles) == len(set(tiles)), "a tile is visited twice"
+    assert set(tiles) <= set(range(len(places))), "past the end"
+    if of.splits:
+        masks = [masked for _, masked in visits]
+        assert masks == sorted(masks, reverse=True), "those with the mask come first"
+
+
+def check_visits(names: HopperBackward, seen: list[list[bool]], call: Call) -> None:
+    """Each tile that holds a pair is visited once, those that bounds call full without a mask."""
+    bounds, kernel = names.backward.q_bounds, functions(names)
+    softmax = names.backward.plan.normaliser == "softmax"
+    for kv_first in range(0, call.kv, call.block_n):
+        keys = range(kv_first, min(kv_first + call.block_n, call.kv))
+        visits = visited(names, kernel, call, kv_first)
+        check_order(names.visits, visits, range(0, call.q, call.block_m))
+        values = {**call.values, **call.tables(bounds.tables)}
+        found = visit(
+            bounds, call.block_m, call.q, {**values, "kv_first": kv_first, "kv_last": keys[-1]}
+        )
+        assert {tile for tile, _ in visits} == found.visited
+        needed = {i // call.block_m for i in range(call.q) if any(seen[i][j] for j in keys)}
+        assert needed <= found.visited
+        at_the_end = kv_first + call.block_n > call.kv
+        for tile, masked in visits:
+            if softmax and names.masks and at_the_end:
+                assert masked, "keys past the end are not masked"
+            elif names.masks_queries:
+                # The last tile may hold rows past the end: their weights are 0 without a mask.
+                assert masked == (tile not in found.unmasked), (tile, visits, found)
+            rows = range(tile * call.block_m, min((tile + 1) * call.block_m, call.q))
+            assert masked or all(seen[i][j] for i in rows for j in keys), (tile, kv_first)
+
+
+def check_visits_of_queries(names: HopperBackward, seen: list[list[bool]], call: Call) -> None:
+    """The same of the tiles of keys that a tile of queries visits for their gradient."""
+    queries, kernel = names.of_queries, functions(names)
+    bounds = names.backward.plan.bounds
+    for q_first in range(0, call.q, call.block_m):
+        rows = range(q_first, min(q_first + call.block_m, call.q))
+        visits = visited(queries, kernel, call, q_first)
+        check_order(queries.visits, visits, range(0, call.kv, call.block_n))
+        values = {**call.values, **call.tables(bounds.tables)}
+        found = visit(
+            bounds, call.block_n, call.kv, {**values, "q_first": q_first, "q_last": rows[-1]}
+        )
+        assert {tile for tile, _ in visits} == found.visited
+        for tile, masked in visits:
+            keys = range(tile * call.block_n, (tile + 1) * call.block_n)
+            assert masked == (tile not in found.unmasked), (tile, visits, found)
+            whole = keys[-1] < call.kv and all(seen[i][j] for i in rows for j in keys)
+            assert masked or whole, (tile, q_first)
+
+
+def divided(names: HopperBackward) -> HopperBackward:
+    """The same with a kernel of its own for the gradient of q."""
+    plan = names.backward.plan
+    return of(replace(plan.spec, deterministic=True))
+
+
+def _elements(value: Any) -> Any:
+    return Elements(value.tolist()) if isinstance(value, torch.Tensor) else value
+
+
+ENTRIES = {
+    name: entry for name, entry in VOCABULARY.items() if not of(entry.spec("bfloat16", 64)).why_not
+}
+#: Lengths and tiles.
+CALLS = (
+    ((37, 37), (8, 16)),
+    ((40, 40), (4, 8)),
+    ((8, 50), (4, 16)),
+    ((50, 8), (16, 8)),
+    ((1, 33), (8, 8)),
+    ((33, 1), (8, 4)),
+    ((32, 24), (8, 8)),
+)
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_the_vocabulary_visits_each_tile_once(name: str) -> None:
+    entry = ENTRIES[name]
+    spec = entry.spec("bfloat16", 64)
+    names = of(spec)
+    for (q_len, kv_len), blocks in CALLS:
+        if entry.equal_lengths and q_len != kv_len:
+            continue
+        case = entry.case(Case(q_len, kv_len, q_heads=1, kv_heads=1))
+        params = {key: _elements(x) for key, x in case.arguments(spec).items()}
+        for constant in spec.constants:
+            params[constant.name] = _elements(constant.tensor())
+        call = Call(q_len, kv_len, *blocks, params)
+        check_visits(names, call.matrix(spec.mask), call)
+        if not divided(names).why_not:
+            check_visits_of_queries(divided(names), call.matrix(spec.mask), call)
+
+
+# --- random masks ---------------------------------------------------------------------------------
+
+LEFT, WIDTH = Int("left", 3), Int("width", 4, min=1)
+DOC = Tensor("doc", ("batch", "q_len"), "int32", sorted=True)
+KV_DOC = Tensor("kv_doc", ("batch", "kv_len"), "int32", sorted=True)
+SHOWN = Tensor("shown", ("batch", "kv_len"), "bool")
+
+LEAVES: list[Callable[[Any, Any], Any]] = [
+    lambda q, kv: kv <= q,
+    lambda q, kv: q <= kv,
+    lambda q, kv: q - kv <= LEFT,
+    lambda q, kv: kv - q < WIDTH,
+    lambda q, kv: kv < LEFT,
+    lambda q, kv: q < 2 * LEFT,
+    lambda q, kv: q // WIDTH == kv // WIDTH,
+    lambda q, kv: q // WIDTH >= kv // 3,
+    lambda q, kv: 2 * kv <= q + LEFT,
+    lambda q, kv: q + kv < 30,
+    lambda q, kv: (q - kv) % WIDTH == 0,
+    lambda q, kv: DOC[0, q] == KV_DOC[0, kv],
+    lambda q, kv: SHOWN[0, kv],
+]
+
+
+def _random_mask(random: Random, depth: int) -> Mask:
+    if depth == 0 or random.random() < 0.2:
+        leaf = random.choice(LEAVES)
+        return Mask(lambda b, h, q, kv: leaf(q, kv), "leaf")
+    one, other = (_random_mask(random, depth - 1) for _ in range(2))
+    if random.random() < 0.15:
+        return ~one
+    return random.choice((operator.and_, operator.or_))(one, other)
+
+
+SEEDS = range(60)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_random_masks_visit_each_tile_once(seed: int) -> None:
+    random = Random(seed)
+    mask = _random_mask(random, 3)
+    names = of(AttentionSpec(64, mask=mask))
+    if names.why_not:
+        assert names.backward.q_tiles.reduce_rows
+        return
+    apart = divided(names)
+    assert not apart.why_not or names.backward.plan.tiles.reduce_rows
+    for _ in range(6):
+        q, kv = random.choice(((1, 1), (30, 30), (7, 40), (40, 7), (32, 16), (33, 33)))
+        params: dict[str, Any] = {"left": random.randrange(20), "width": random.randint(1, 9)}
+        for name, length in (("doc", q), ("kv_doc", kv)):
+            params[name] = Elements([sorted(random.randrange(4) for _ in range(length))])
+        params["shown"] = Elements([[random.random() < 0.6 for _ in range(kv)]])
+        call = Call(q, kv, random.choice((2, 4, 8, 16)), random.choice((4, 8, 16)), params)
+        check_visits(names, call.matrix(mask), call)
+        if not apart.why_not:
+            check_visits_of_queries(apart, call.matrix(mask), call)
+
+
+def test_the_random_masks_are_of_all_kinds() -> None:
+    kinds: dict[str, set[tuple[bool, ...]]] = {"q": set(), "kv": set()}
+    for seed in SEEDS:
+        names = of(AttentionSpec(64, mask=_random_mask(Random(seed), 3), deterministic=True))
+        for visits in (names.visits, names.of_queries.visits):
+            tiles, refused = visits.tiles, bool(names.why_not)
+            kinds[visits.of].add((visits.splits, tiles.from_key_0, tiles.sorted, refused))
+    for of_one in kinds.values():
+        assert all(set(found) == {True, False} for found in zip(*of_one, strict=True))

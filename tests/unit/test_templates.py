@@ -1,0 +1,70 @@
+"""Templates say at their top what they read: every name that they are given, and no other."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+from jinja2 import meta, nodes
+
+from flashgen.codegen.render import _environment, gluon
+from flashgen.paths import template_dir
+
+ENVIRONMENT = _environment(gluons=gluon)
+BUILT_IN = {"range", "loop", "caller"}
+FILTERS = {"fold", "gluon", "unpacking", "wrap", "indented", "dedent", "prefix"}
+TEMPLATES = sorted(path.name for path in template_dir().glob("*.jinja"))
+
+
+def source(name: str) -> str:
+    return (template_dir() / name).read_text(encoding="utf-8")
+
+
+def parts(name: str) -> Iterator[nodes.Template]:
+    """A template, and what it is made of: what sees the names that it is given."""
+    tree = ENVIRONMENT.parse(source(name))
+    yield tree
+    for part in tree.find_all((nodes.Include, nodes.Import)):
+        assert isinstance(part.template, nodes.Const)
+        if isinstance(part, nodes.Include) or part.with_context:
+            yield from parts(part.template.value)
+
+
+def made(tree: nodes.Template) -> set[str]:
+    """The names that a template gives to what it makes."""
+    targets = [part.target for part in tree.find_all((nodes.Assign, nodes.AssignBlock))]
+    names = {x.name for target in targets for x in (target, *target.find_all(nodes.Name))
+             if isinstance(x, nodes.Name)}  # fmt: skip
+    names |= {part.target for part in tree.find_all(nodes.Import)}
+    return names | {part.name for part in tree.find_all(nodes.Macro)}
+
+
+def glossary(name: str) -> list[list[str]]:
+    """The names that each line of it explains: the first, and others behind a semicolon."""
+    found = re.match(r"\{#-.*?\n  Names\n(.*?)-#\}", source(name), re.DOTALL)
+    text = found.group(1) if found else ""
+    entries = re.findall(r"^ {2,4}([\w.]+) {2,}(\S.*)$", text, re.MULTILINE)
+    return [[first, *re.findall(r"; (\w+) ", rest)] for first, rest in entries]
+
+
+def filters_of(tree: nodes.Template) -> set[str]:
+    """The house's own filters, also those that are handed to `map`."""
+    filters = list(tree.find_all(nodes.Filter))
+    names = {part.name for part in filters}
+    for part in filters:
+        names |= {arg.value for arg in part.args if isinstance(arg, nodes.Const)} & FILTERS
+    return names & FILTERS
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_template_explains_what_it_reads(name: str) -> None:
+    trees = list(parts(name))
+    read = {x for tree in trees for x in meta.find_undeclared_variables(tree)}
+    read -= BUILT_IN.union(*map(made, trees))
+    filters = set().union(*map(filters_of, trees))
+    explained = {word for entry in glossary(name) for word in entry}
+    assert read | filters <= explained, "not explained"
+    names = {part.name for tree in trees for part in tree.find_all(nodes.Name)}
+    firsts = {entry[0].split(".")[0] for entry in glossary(name)}
+    assert firsts <= names | filters | BUILT_IN.union(*map(made, trees)), "explained in vain"
