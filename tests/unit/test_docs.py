@@ -14,7 +14,7 @@ import torch
 
 import flashgen
 from docs import make_vocabulary, vocabulary_entries
-from docs.tile_pictures import picture
+from docs.tile_pictures import checked_picture
 from flashgen.budget.targets import TARGETS
 from flashgen.build import Options, Progress, build
 from flashgen.cli import app
@@ -174,12 +174,12 @@ def test_the_vocabulary_page_holds_every_name(made):
 def test_a_wrong_bound_shows(wrong):
     mask = flashgen.causal()
     bounds = lower(flashgen.AttentionSpec(64, mask=mask), "x").bounds
-    picture(mask, bounds, 64, 64, {})
+    checked_picture(mask, bounds, 64, 64, {})
     [interval] = bounds.intervals
     moved = {"end": interval.end - 8, "full_end": interval.full_end + 8}[wrong]
     changed = replace(bounds, intervals=(replace(interval, **{wrong: moved}),))
     with pytest.raises(ValueError, match="the tile at"):
-        picture(mask, changed, 64, 64, {})
+        checked_picture(mask, changed, 64, 64, {})
 
 
 EMPTY_ROWS = {"softmax()": -math.inf, "softmax(sink=sinks)": 0.7, "softmax_off_by_one()": 0.0}

@@ -31,6 +31,7 @@ LAYERS = """
     validate codegen codegen.*
     tuning tuning.* publish inventory
     build check
+    explain explain.*
     bench
     console cli __main__
 """
