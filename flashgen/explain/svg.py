@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
+from pathlib import Path
 
+from flashgen.errors import FlashgenError
+from flashgen.explain.account import Account
 from flashgen.explain.picture import KINDS, Picture
+from flashgen.files import write_atomically
 
 #: Colours that show on a white page and on a black one, by name of `KINDS`.
 COLOURS: Mapping[str, str] = {
@@ -17,6 +22,9 @@ COLOURS: Mapping[str, str] = {
 
 # A cell is so wide and high, in units of so many pixels each, or less where there are many cells.
 _CELL, _PIXELS, _MOST_PIXELS = 8, 4, 640
+
+#: Cells of a file, each way.
+MOST_CELLS = 64
 
 _MARGIN, _FONT, _LINE, _LETTERS = 7.0, 4.2, 0.2, 2.0
 
@@ -65,6 +73,23 @@ def svg(shown: Picture, title: str, seen: Sequence[Sequence[bool]] | None = None
     thin = f"{_LINE * size:g}".removeprefix("0")
     lines.append(f'<path stroke="#888" stroke-width="{thin}" d="{grid}"/>')
     return "\n".join([*lines, "</svg>", ""])
+
+
+def write_svg(path: Path, accounts: Sequence[Account]) -> None:
+    """Writes the picture of the one account's mask.
+
+    Raises:
+        FlashgenError: there are several.
+    """
+    if len(accounts) != 1:
+        names = ", ".join(account.variant for account in accounts)
+        raise FlashgenError(
+            f"--svg={path}: a picture is of one variant, and there are {names}; "
+            "name a file that declares one"
+        )
+    mask = accounts[0].mask
+    title = html.escape(mask.label, quote=False)
+    write_atomically(path, svg(mask.picture.scaled(MOST_CELLS, MOST_CELLS), title))
 
 
 def _edges(length: float, step: int) -> list[float]:

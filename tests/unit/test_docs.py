@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import math
 import re
 import textwrap
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 
 import flashgen
 from docs import make_vocabulary, vocabulary_entries
@@ -18,7 +20,11 @@ from docs.tile_pictures import checked_picture
 from flashgen.budget.targets import TARGETS
 from flashgen.build import Options, Progress, build
 from flashgen.cli import app
+from flashgen.console import UNWATCHED_WIDTH
 from flashgen.errors import FlashgenError
+from flashgen.explain.call import Asked
+from flashgen.explain.terminal import print_account
+from flashgen.explain.variant import explain
 from flashgen.loader import load
 from flashgen.plan import lower
 from flashgen.reference import weigh
@@ -119,6 +125,16 @@ def test_the_error_is_the_one_that_its_spec_gets(tmp_path, monkeypatch):
         list(build([spec_file], Options(tune=False), Progress()))
     assert str(caught.value) == shown[2]
     assert not Path("generated").exists()
+
+
+def test_what_explain_is_shown_to_say():
+    [(path, shown)] = blocks("explain")
+    [account] = explain([ROOT / path], None, Asked(), ROOT / "generated")
+    console = Console(file=io.StringIO(), width=UNWATCHED_WIDTH)
+    print_account(console, account)
+    said = textwrap.dedent(re.sub(r"^\S.*\n", "", console.file.getvalue(), flags=re.MULTILINE))
+    for part in shown.strip().split("\n\n"):
+        assert part in said, f"README.md: copy what flashgen explain {path} says anew"
 
 
 def test_the_targets_table():
