@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from flashgen.budget.traffic import Visit, tile_runs
+from flashgen.budget.traffic import Visit, Workload, tile_runs
+from flashgen.config import KernelConfig
+from flashgen.plan import KernelPlan
 from flashgen.symbolic import TileBounds
-from flashgen.symbolic.tile_logic import TileLogic
+from flashgen.symbolic.tile_logic import TileLogic, tile_logic
 from flashgen.symbols import evaluate
 
 Values = Mapping[str, Any]
@@ -85,6 +87,13 @@ class Picture:
 
 def _together(tiles: str) -> str:
     return next(kind for kind in (MASKED, FOR_NOTHING, UNMASKED, SKIPPED) if kind in tiles)
+
+
+def picture_of(plan: KernelPlan, work: Workload, config: KernelConfig) -> Picture:
+    """The tiles of a kernel of this configuration."""
+    derived = tile_logic(plan.predicate) or plan.bounds  # the former of masks that read tables
+    blocks = (config.BLOCK_M, config.BLOCK_N)
+    return picture(derived, work.q_len, work.kv_len, *blocks, dict(work.params))
 
 
 def picture(

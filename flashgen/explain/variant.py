@@ -14,7 +14,7 @@ from flashgen.explain.account import Account, MaskAccount, Run
 from flashgen.explain.call import Asked, described, workload
 from flashgen.explain.kernels import chosen_kernels, kernel_accounts
 from flashgen.explain.limits import crossover, operand
-from flashgen.explain.picture import Picture, picture
+from flashgen.explain.picture import Picture, picture_of
 from flashgen.explain.visible import visible_share
 from flashgen.explain.works import measured, training, works
 from flashgen.loader import Variant, load
@@ -71,8 +71,7 @@ def explain_variant(variant: Variant, target: str | None, asked: Asked, out: Pat
     results = load_results(Place(out, variant.name).tuning)
     chosen = chosen_kernels(replace(variant, spec=spec), plan, name, results)
     pictures = {
-        form: _picture(plan, work, choice.config.BLOCK_M, choice.config.BLOCK_N)
-        for form, choice in chosen.forms.items()
+        form: picture_of(plan, work, choice.config) for form, choice in chosen.forms.items()
     }
     visits = {form: shown.visits for form, shown in pictures.items()}
     first = next(iter(chosen.forms))
@@ -95,14 +94,8 @@ def explain_variant(variant: Variant, target: str | None, asked: Asked, out: Pat
     )
 
 
-def _picture(plan: KernelPlan, work: Workload, block_m: int, block_n: int) -> Picture:
-    logic = tile_logic(plan.predicate)  # of masks that read block tables
-    values = dict(work.params)
-    return picture(logic or plan.bounds, work.q_len, work.kv_len, block_m, block_n, values)
-
-
 def _mask(plan: KernelPlan, work: Workload, shown: Picture) -> MaskAccount:
-    visible = visible_share(plan, work)
+    visible = visible_share(plan, work, shown)
     logic = tile_logic(plan.predicate)
     listed = () if logic is None else (plain_source(logic.seen), plain_source(logic.full))
     runs = () if listed else plan.described_intervals

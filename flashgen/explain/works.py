@@ -11,12 +11,13 @@ from flashgen.budget.traffic import Traffic, Visit, Workload, traffic
 from flashgen.config import ChosenConfig, Form, KernelConfig
 from flashgen.explain.account import Measured, TrainingStep, Work
 from flashgen.explain.algorithms import ALGORITHMS, FLASH_1, SIDE, Algorithm, largest_side
+from flashgen.explain.call import Asked, workload
 from flashgen.explain.kernels import Chosen
 from flashgen.explain.limits import bound_of, operand, seconds_of
+from flashgen.explain.picture import picture_of
 from flashgen.explain.training import FLASH_1_STEP, STANDARD_STEP
 from flashgen.plan import KernelPlan
 from flashgen.symbols import KV_LEN, evaluate
-from flashgen.tuning.rank import typical_workload
 from flashgen.tuning.store import TuneResult, best_for
 
 #: What the kernels of a module are called.
@@ -75,8 +76,9 @@ def measured(
         for length, ms, rate in zip(
             result.lengths, measurement.ms, measurement.tflops, strict=True
         ):
-            work = typical_workload(plan, length)
-            account = traffic(plan, measurement.config, get_target(target), work)
+            work = workload(plan, Asked(q_len=length))
+            visits = picture_of(plan, work, measurement.config).visits
+            account = traffic(plan, measurement.config, get_target(target), work, visits)
             seconds = _seconds(plan, get_target(target), account)
             bound = bound_of(seconds)
             least = 1e3 * seconds[bound]

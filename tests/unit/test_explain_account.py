@@ -25,11 +25,12 @@ from flashgen import (
 )
 from flashgen.budget.targets import get_target
 from flashgen.budget.traffic import Workload, traffic
-from flashgen.config import FORMS
+from flashgen.config import FORMS, KernelConfig
 from flashgen.errors import FlashgenError
 from flashgen.explain import visible
 from flashgen.explain.call import Asked, named_values, workload
 from flashgen.explain.document import from_json, to_json
+from flashgen.explain.picture import picture_of
 from flashgen.explain.variant import explain, explain_variant
 from flashgen.explain.visible import visible_share
 from flashgen.loader import Variant, load
@@ -47,6 +48,11 @@ def account(spec: AttentionSpec, target: str | None = None, **asked):
     return explain_variant(Variant("x", spec, "x.py"), target, Asked(**asked), Path("nowhere"))
 
 
+def share(plan, work: Workload, block_m: int = 32, block_n: int = 16):
+    """What is counted with the help of tiles of this size."""
+    return visible_share(plan, work, picture_of(plan, work, KernelConfig(block_m, block_n, 4, 2)))
+
+
 def shipped(name: str, **asked):
     [found] = explain([SPECS / f"{name}.py"], None, Asked(**asked), GENERATED)
     return found
@@ -60,6 +66,8 @@ MASKS = {
     "outside a window": ~sliding_window(LEFT, 9, align="top_left"),
     "two runs": (lambda b, h, q, k: (k < 10) | (q - k == 3) | (k > q + 20)),
     "not affine": (lambda b, h, q, k: (q * k) % 7 < 3),
+    "tables": block_sparse([[1, 0, 1, 0, 1], [0, 1, 1, 0, 0]] * 5, 40) & causal(align="top_left"),
+    "quotients": (lambda b, h, q, k: (q // 7 + k // 5) % 3 == (q ^ k) % 2),
     "dilated": dilated(3) & causal(align="top_left"),
 }
 
@@ -72,7 +80,7 @@ def test_the_visible_share_is_that_of_the_elements(name, lengths) -> None:
         lengths = (97, 97)
     seen = visibility(plan.spec.mask, 1, 1, *lengths, params={"left": 20})
     expected = seen.expand(1, 1, *lengths).double().mean().item()
-    found = visible_share(plan, Workload(1, 1, 1, *lengths, (("left", 20),)))
+    found = share(plan, workload(plan, Asked(*lengths)))
     assert found.share == pytest.approx(expected)
     assert found.rows_counted is None
 
@@ -82,15 +90,15 @@ def test_documents_are_counted_to_the_last_key() -> None:
     work = workload(plan, Asked(q_len=2500, batch=1))
     ids = torch.arange(2500)[None] // 1000
     seen = visibility(plan.spec.mask, 1, 1, 2500, 2500, params={plan.params[0].name: ids})
-    assert visible_share(plan, work).share == pytest.approx(seen.double().mean().item())
+    assert share(plan, work).share == pytest.approx(seen.double().mean().item())
 
 
 def test_many_elements_are_counted_over_some_queries(monkeypatch) -> None:
     plan = lower(AttentionSpec(64, mask=MASKS["not affine"]), "x")
     work = Workload(1, 1, 1, 300, 300)
-    whole = visible_share(plan, work)
-    monkeypatch.setattr(visible, "MOST_ELEMENTS", 300 * 300 // 4)
-    some = visible_share(plan, work)
+    whole = share(plan, work)
+    monkeypatch.setattr(visible, "MOST_ELEMENTS", 304 * 300 // 4)
+    some = share(plan, work)
     assert some.rows_counted == 75
     assert some.share == pytest.approx(whole.share, abs=0.02)
 
@@ -98,7 +106,7 @@ def test_many_elements_are_counted_over_some_queries(monkeypatch) -> None:
 def test_a_mask_of_conditions_has_some_that_hold() -> None:
     table = Tensor("table", ("q_len", "kv_len"), "bool")
     plan = lower(AttentionSpec(64, mask=lambda b, h, q, k: table[q, k]), "x")
-    found = visible_share(plan, workload(plan, Asked(q_len=256)))
+    found = share(plan, workload(plan, Asked(q_len=256)))
     assert found.share == pytest.approx(0.25, abs=0.02)
 
 
