@@ -18,10 +18,11 @@ from typing import Any
 
 import flashgen
 from docs import kernel_lines
-from docs.tile_pictures import BLOCK, COLOURS, picture, svg
+from docs.tile_pictures import BLOCK, checked_picture
 from docs.vocabulary_entries import MASKS, NORMALISERS, SCORES, Entry, Shown
 from flashgen import AttentionSpec, Normaliser, Score, causal, full
 from flashgen.codegen.render import render_module
+from flashgen.explain.svg import COLOURS, svg
 from flashgen.masks import as_mask
 from flashgen.plan import KernelPlan, lower
 from flashgen.symbolic.printer import plain_source
@@ -132,15 +133,17 @@ def _mask_section(name: str, entry: Entry, files: dict[str, str], summary: list[
         plan = lower(AttentionSpec(64, mask=mask), "shown")
         image = f"vocabulary/{shown.picture}.svg"
         logic = tile_logic(plan.predicate)  # of masks that read block tables
-        drawn = picture(mask, logic or plan.bounds, *shown.lengths, shown.values)
-        files[image] = svg(drawn, html.escape(mask.label, quote=False))
+        drawn = checked_picture(mask, logic or plan.bounds, *shown.lengths, shown.values)
+        title = html.escape(mask.label, quote=False)
+        files[image] = svg(drawn.tiles, title, drawn.seen.tolist())
+        tiles = drawn.tiles.counts
         facts = (
             "listed" if plan.listing else "exact" if plan.bounds.exact else "hull",
             "yes" if plan.bounds.rows_can_be_empty else "no",
-            *(str(drawn.counts[kind]) for kind in COLOURS),
+            *(str(tiles[kind]) for kind in COLOURS),
         )
         summary.append(_row([f"`{shown.source.splitlines()[-1]}`", *facts]))
-        counts = ", ".join(f"{drawn.counts[kind]} {kind}" for kind in COLOURS)
+        counts = ", ".join(f"{tiles[kind]} {kind}" for kind in COLOURS)
         given = ", ".join(f"{k}={v}" for k, v in shown.values.items() if isinstance(v, int))
         lengths = "{} queries, {} keys".format(*shown.lengths) + (f", {given}" if given else "")
         parts += [

@@ -1,4 +1,4 @@
-"""The command line: ``flashgen build | check | list | clean | bench``.
+"""The command line: ``flashgen build | check | explain | list | clean | bench``.
 
 Exit status: 0 done; 1 `check` found something; 2 the user has to mend something; 130 interrupted.
 """
@@ -26,6 +26,12 @@ from flashgen.console import (
     rejection_lines,
 )
 from flashgen.errors import FlashgenError
+from flashgen.explain.call import Asked, named_values
+from flashgen.explain.document import to_json
+from flashgen.explain.svg import write_svg
+from flashgen.explain.terminal import print_account
+from flashgen.explain.variant import explain as run_explain
+from flashgen.files import write_atomically
 from flashgen.inventory import list_modules, remove_modules
 from flashgen.version import __version__
 
@@ -138,6 +144,49 @@ def check(
     if differences:
         raise typer.Exit(1)
     typer.echo(f"every module in {out} is what its spec renders to")
+
+
+@app.command()
+def explain(
+    paths: Specs,
+    q_len: Annotated[int | None, typer.Option("--q-len", help="Queries.")] = None,
+    kv_len: Annotated[
+        int | None, typer.Option("--kv-len", help="Keys; as many as queries.")
+    ] = None,
+    batch: Annotated[int | None, typer.Option("--batch", help="Batch entries.")] = None,
+    heads: Annotated[int | None, typer.Option("--heads", help="Query heads.")] = None,
+    kv_heads: Annotated[
+        int | None, typer.Option("--kv-heads", help="Key heads; as many as query heads.")
+    ] = None,
+    param: Annotated[
+        list[str] | None,
+        typer.Option("--param", help="What a number is in this call: left=512. Repeatable."),
+    ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option("--target", help="For this target; sm_90, or the first of the spec's."),
+    ] = None,
+    out: Out = Path("generated"),
+    json: Annotated[
+        Path | None, typer.Option("--json", help="Write the account here; - is stdout, alone.")
+    ] = None,
+    svg: Annotated[
+        Path | None, typer.Option("--svg", help="Write the picture of the mask here.")
+    ] = None,
+) -> None:
+    """Show a variant's mask, memory, traffic and limit, without running anything."""
+    asked = Asked(q_len, kv_len, batch, heads, kv_heads, named_values(param or ()))
+    accounts = list(run_explain(paths, target, asked, out))
+    if svg is not None:
+        write_svg(svg, accounts)
+    if json == Path("-"):
+        typer.echo(to_json(accounts), nl=False)
+        return
+    console = make_console()
+    for account in accounts:
+        print_account(console, account)
+    if json is not None:
+        write_atomically(json, to_json(accounts))
 
 
 @app.command("list")

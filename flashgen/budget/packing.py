@@ -53,15 +53,18 @@ def packed(
     small = sorted(others, key=lambda buffer: -evaluate(buffer.size, values))
     total: Any = sympy.Integer(0)
     parts: dict[str, Any] = {}
+    formulas: dict[str, Any] = {}
     for buffer in (*tiles, *small, *end):
         begin, total = total, round_up(total, buffer.alignment) + buffer.size
         parts[buffer.part] = parts.get(buffer.part, 0) + total - begin
+        formulas[buffer.part] = formulas.get(buffer.part, 0) + buffer.size
     return SramUsage(
         total=evaluate(total, values),
         parts=tuple((name, evaluate(size, values)) for name, size in parts.items()),
         phase="loop",
         limit=get_target(HOPPER).max_shared,
         formula=total,
+        formulas=tuple(formulas.items()),
     )
 
 

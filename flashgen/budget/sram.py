@@ -66,6 +66,7 @@ class SramUsage:
         limit: what the target gives one block.
         formula: `total` over BLOCK_M, BLOCK_N, num_warps, num_stages, itemsize and the widths of
             the head dimensions' segments, ``qk_0``, ``v_0``...
+        formulas: for each part its bytes over the same, without those skipped before it.
     """
 
     total: int
@@ -73,6 +74,7 @@ class SramUsage:
     phase: str
     limit: int
     formula: Any
+    formulas: tuple[tuple[str, Any], ...]
 
     @property
     def fits(self) -> bool:
@@ -123,12 +125,14 @@ def usage_of(
         phase: [(name, evaluate(size, values)) for name, size in phase.parts] for phase in phases
     }
     largest = max(sizes, key=lambda phase: sum(size for _, size in sizes[phase]))
+    parts = tuple((name, size) for name, size in sizes[largest] if size)
     return SramUsage(
         total=sum(size for _, size in sizes[largest]),
-        parts=tuple((name, size) for name, size in sizes[largest] if size),
+        parts=parts,
         phase=largest.name,
         limit=target.max_shared,
         formula=sympy.Max(*(phase.total for phase in sizes), evaluate=False),
+        formulas=tuple((name, dict(largest.parts)[name]) for name, _ in parts),
     )
 
 

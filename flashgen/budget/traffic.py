@@ -9,7 +9,7 @@ of tensors that mask and score read in the loop come from L2 for each tile too, 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -23,6 +23,7 @@ from flashgen.params import Tensor
 from flashgen.plan import KernelPlan
 from flashgen.plan.dtypes import ITEMSIZES
 from flashgen.plan.inner import tile_loads
+from flashgen.symbolic import TileBounds
 from flashgen.symbols import FloorDiv, evaluate
 
 FULL_TILES, MASKED_TILES, Q_ROWS, KV_ROWS, SHARERS = sympy.symbols(
@@ -82,6 +83,16 @@ class Visit:
 
 
 @dataclass(frozen=True)
+class TileRun:
+    """Key tiles side by side: from `begin` to before `end`, the inner ones of them unmasked."""
+
+    begin: int
+    end: int
+    full_begin: int
+    full_end: int
+
+
+@dataclass(frozen=True)
 class Traffic:
     """What one call of a kernel does.
 
@@ -105,9 +116,18 @@ class Traffic:
     dram_bytes: int
 
 
-def traffic(plan: KernelPlan, config: KernelConfig, target: Target, work: Workload) -> Traffic:
-    """The account of one call on one target."""
-    visits = visited_tiles(plan, config, work)
+def traffic(
+    plan: KernelPlan,
+    config: KernelConfig,
+    target: Target,
+    work: Workload,
+    visits: Sequence[Visit] | None = None,
+) -> Traffic:
+    """The account of one call on one target.
+
+    visits: for each query tile of a head, the key tiles it visits; None is by the derived bounds.
+    """
+    visits = visited_tiles(plan, config, work) if visits is None else visits
     heads = work.batch * work.num_q_heads
     full = heads * sum(visit.full for visit in visits)
     masked = heads * sum(visit.masked for visit in visits)
@@ -161,11 +181,34 @@ def _visit(plan: KernelPlan, config: KernelConfig, work: Workload, q_first: int)
         "b": 0,
         "h": 0,
     }
-    runs = (_tiles(run, values, config.BLOCK_N) for run in plan.bounds.intervals)
-    return _union(sorted(runs))
+    full = masked = 0
+    for run in tile_runs(plan.bounds, values, config.BLOCK_N):
+        unmasked = run.full_end - run.full_begin
+        full += unmasked
+        masked += run.end - run.begin - unmasked
+    return Visit(full, masked)
 
 
-def _tiles(run: Any, values: Mapping[str, int], block_n: int) -> tuple[int, int, int, int]:
+def tile_runs(bounds: TileBounds, values: Mapping[str, Any], block_n: int) -> Iterator[TileRun]:
+    """The runs of key tiles that a query tile visits, one behind the other, as the kernel does.
+
+    Args:
+        bounds: of the mask.
+        values: of all that they read: lengths, parameters, the tile's first and last query.
+        block_n: keys of a tile.
+    """
+    done = 0
+    for begin, end, full_begin, full_end in sorted(
+        _tiles(run, values, block_n) for run in bounds.intervals
+    ):
+        # Each is cut where the one before it ended.
+        begin = max(begin, done)
+        done = max(end, begin)
+        full_begin = min(max(full_begin, begin), done)
+        yield TileRun(begin, done, full_begin, min(max(full_end, full_begin), done))
+
+
+def _tiles(run: Any, values: Mapping[str, Any], block_n: int) -> tuple[int, int, int, int]:
     """A run of keys in tiles: begin and end of the visited ones, and of those that all rows see."""
     begin, end, full_begin, full_end = (
         evaluate(bound, values) for bound in (run.begin, run.end, run.full_begin, run.full_end)
@@ -174,19 +217,6 @@ def _tiles(run: Any, values: Mapping[str, int], block_n: int) -> tuple[int, int,
     if begin >= end or not evaluate(run.condition, values):
         return first, first, first, first
     return first, -(-end // block_n), -(-full_begin // block_n), full_end // block_n
-
-
-def _union(runs: Iterable[tuple[int, int, int, int]]) -> Visit:
-    """Runs in order of their begin, each cut where the one before it ended."""
-    full = masked = done = 0
-    for begin, end, full_begin, full_end in runs:
-        begin = max(begin, done)
-        done = max(end, begin)
-        full_begin = min(max(full_begin, begin), done)
-        unmasked = min(max(full_end, full_begin), done) - full_begin
-        full += unmasked
-        masked += done - begin - unmasked
-    return Visit(full, masked)
 
 
 def _element_bytes(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import math
 import re
 import textwrap
@@ -11,14 +12,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 
 import flashgen
 from docs import make_vocabulary, vocabulary_entries
-from docs.tile_pictures import picture
+from docs.tile_pictures import checked_picture
 from flashgen.budget.targets import TARGETS
 from flashgen.build import Options, Progress, build
 from flashgen.cli import app
+from flashgen.console import UNWATCHED_WIDTH
 from flashgen.errors import FlashgenError
+from flashgen.explain.call import Asked
+from flashgen.explain.terminal import print_account
+from flashgen.explain.variant import explain
 from flashgen.loader import load
 from flashgen.plan import lower
 from flashgen.reference import weigh
@@ -121,6 +127,16 @@ def test_the_error_is_the_one_that_its_spec_gets(tmp_path, monkeypatch):
     assert not Path("generated").exists()
 
 
+def test_what_explain_is_shown_to_say():
+    [(path, shown)] = blocks("explain")
+    [account] = explain([ROOT / path], None, Asked(), ROOT / "generated")
+    console = Console(file=io.StringIO(), width=UNWATCHED_WIDTH)
+    print_account(console, account)
+    said = textwrap.dedent(re.sub(r"^\S.*\n", "", console.file.getvalue(), flags=re.MULTILINE))
+    for part in shown.strip().split("\n\n"):
+        assert part in said, f"README.md: copy what flashgen explain {path} says anew"
+
+
 def test_the_targets_table():
     rows = [
         f"| {target.name} | {', '.join(target.gpus)} | {target.max_shared:,} B |"
@@ -174,12 +190,12 @@ def test_the_vocabulary_page_holds_every_name(made):
 def test_a_wrong_bound_shows(wrong):
     mask = flashgen.causal()
     bounds = lower(flashgen.AttentionSpec(64, mask=mask), "x").bounds
-    picture(mask, bounds, 64, 64, {})
+    checked_picture(mask, bounds, 64, 64, {})
     [interval] = bounds.intervals
     moved = {"end": interval.end - 8, "full_end": interval.full_end + 8}[wrong]
     changed = replace(bounds, intervals=(replace(interval, **{wrong: moved}),))
     with pytest.raises(ValueError, match="the tile at"):
-        picture(mask, changed, 64, 64, {})
+        checked_picture(mask, changed, 64, 64, {})
 
 
 EMPTY_ROWS = {"softmax()": -math.inf, "softmax(sink=sinks)": 0.7, "softmax_off_by_one()": 0.0}

@@ -151,6 +151,10 @@ def test_parts_and_formula_say_the_same(kernel, config) -> None:
     values = {**config.as_dict(), **segments, "itemsize": kernel.itemsize}
     assert {symbol.name for symbol in usage.formula.free_symbols} <= values.keys()
     assert evaluate(usage.formula, values) == usage.total
+    for (name, size), (part, formula) in zip(usage.parts, usage.formulas, strict=True):
+        assert name == part
+        skipped = size - evaluate(formula, values)  # to where the next buffer may start
+        assert skipped == 0 if name in ("Q", "K", "V", "output") else 0 <= skipped < 160
 
 
 @settings(deadline=None)

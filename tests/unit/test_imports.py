@@ -31,6 +31,7 @@ LAYERS = """
     validate codegen codegen.*
     tuning tuning.* publish inventory
     build check
+    explain explain.*
     bench
     console cli __main__
 """
@@ -93,6 +94,11 @@ def test_what_renders_a_module_is_part_of_its_build_digest():
 
 def test_every_source_left_out_of_the_build_digest_exists():
     assert all((PACKAGE / name).is_file() for name in NOT_IN_MODULES)
+
+
+def test_explaining_a_module_is_no_part_of_it():
+    explaining = {path.relative_to(PACKAGE).as_posix() for path in PACKAGE.glob("explain/*.py")}
+    assert explaining <= NOT_IN_MODULES, "list them: a change there makes no module stale"
 
 
 @pytest.mark.parametrize(

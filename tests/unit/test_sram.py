@@ -118,6 +118,7 @@ def test_parts_and_formula_say_the_same(kernel, config, target) -> None:
     values = {**config.as_dict(), **segments, "itemsize": kernel.itemsize}
     assert {symbol.name for symbol in usage.formula.free_symbols} <= values.keys()
     assert evaluate(usage.formula, values) == usage.total
+    assert tuple((name, evaluate(size, values)) for name, size in usage.formulas) == usage.parts
 
 
 @given(kernel=A_PLAN, config=CONFIGS, target=GPUS)

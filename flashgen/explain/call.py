@@ -1,0 +1,200 @@
+"""The call that is explained: shapes and values of parameters, as asked for or as is usual."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from flashgen.budget.traffic import Workload
+from flashgen.declared import Param
+from flashgen.dropout import DropoutP, Seed
+from flashgen.errors import FlashgenError
+from flashgen.explain.account import Call
+from flashgen.params import Float, Int, Tensor
+from flashgen.plan import KernelPlan
+from flashgen.symbolic import RowTable
+from flashgen.symbols import evaluate
+from flashgen.tuning.typical import (
+    DOCUMENT,
+    SHARE,
+    TypicalRowTable,
+    TypicalTensor,
+    typical_number,
+)
+from flashgen.tuning.workload import TOKENS, usual_heads, usual_lengths
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the command line says of the call; None is what is usual.
+
+    Attributes:
+        q_len, kv_len: queries, and keys; as many as there are queries.
+        batch: entries; as many as fill a training step.
+        heads, kv_heads: query heads, and key heads; as many.
+        params: values of numbers by name, as text.
+    """
+
+    q_len: int | None = None
+    kv_len: int | None = None
+    batch: int | None = None
+    heads: int | None = None
+    kv_heads: int | None = None
+    params: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class ScatteredTensor:
+    """Stands in for a tensor of conditions, of which a share of `SHARE` holds, all over the place.
+
+    Which do follows from the indices alone, by multiplication with large odd numbers.
+    """
+
+    def __getitem__(self, index: tuple[int, ...]) -> int:
+        word = 0
+        for i in index:
+            word = (word * 0x9E3779B1 + i * 0x85EBCA6B + 0xC2B2AE35) & 0xFFFFFFFF
+            word ^= word >> 15
+        return int(word < SHARE * 2**32)
+
+
+@dataclass(frozen=True)
+class RowTableWithin:
+    """A row table of typical ids that ends where its tensor does."""
+
+    table: TypicalRowTable
+    size: int
+
+    def __getitem__(self, index: tuple[int, ...]) -> int:
+        return min(self.table[index], self.size)
+
+
+def named_values(written: Iterable[str]) -> tuple[tuple[str, str], ...]:
+    """``left=512`` -> ``("left", "512")`` of each.
+
+    Raises:
+        FlashgenError: one without a name, or without a value.
+    """
+    pairs = []
+    for text in written:
+        name, equals, value = text.partition("=")
+        if not (name and equals and value):
+            raise FlashgenError(f"--param={text}: not NAME=VALUE; write --param left=512")
+        pairs.append((name.strip(), value.strip()))
+    return tuple(pairs)
+
+
+def workload(plan: KernelPlan, asked: Asked) -> Workload:
+    """The shapes, and a value for all that mask and score read.
+
+    Raises:
+        FlashgenError: what the variant has no such call for.
+    """
+    sizes = {"q-len": asked.q_len, "kv-len": asked.kv_len, "batch": asked.batch}
+    sizes |= {"heads": asked.heads, "kv-heads": asked.kv_heads}
+    for option, size in sizes.items():
+        if size is not None and size < 1:
+            raise FlashgenError(f"--{option}={size}: not a size; write a whole number from 1 on")
+    q_len = asked.q_len or usual_lengths(plan)[-1]
+    kv_len = asked.kv_len or q_len
+    heads = asked.heads or usual_heads(plan)
+    kv_heads = asked.kv_heads or heads
+    batch = asked.batch or max(1, TOKENS // q_len)
+    numbers = _numbers(plan, asked)
+    _check(plan, numbers, q_len=q_len, kv_len=kv_len, heads=heads, kv_heads=kv_heads)
+    values: dict[str, Any] = dict(numbers)
+    values |= {p.name: _example(p) for p in plan.params if isinstance(p, Tensor)}
+    values |= {constant.name: constant.elements for constant in plan.spec.constants}
+    known = {
+        **numbers,
+        "batch": batch,
+        "num_q_heads": heads,
+        "num_kv_heads": kv_heads,
+        "q_len": q_len,
+        "kv_len": kv_len,
+    }
+    values |= {table.name: _row_table(table, known) for table in plan.row_tables}
+    return Workload(batch, heads, kv_heads, q_len, kv_len, tuple(values.items()))
+
+
+def described(plan: KernelPlan, work: Workload) -> Call:
+    """The same in words."""
+    values = dict(work.params)
+    params = tuple((p.name, _said(p, values[p.name])) for p in plan.params if p.name in values)
+    return Call(work.batch, work.num_q_heads, work.num_kv_heads, work.q_len, work.kv_len, params)
+
+
+def _said(param: Param, value: Any) -> str:
+    if not isinstance(param, Tensor):
+        return str(value)
+    if param.sorted:
+        return f"ids of documents of {DOCUMENT} tokens"
+    if param.dtype == "bool":
+        return f"{SHARE:.0%} of its elements hold, scattered"
+    return f"{value[(0,) * len(param.dims)]} everywhere"
+
+
+def _numbers(plan: KernelPlan, asked: Asked) -> dict[str, int | float]:
+    """The value of each parameter that is a number."""
+    declared = {p.name: p for p in plan.params if not isinstance(p, Tensor | Seed)}
+    values = {name: typical_number(param) for name, param in declared.items()}
+    for name, text in asked.params:
+        option = f"--param={name}={text}"
+        if name not in declared:
+            known = f"write one of {', '.join(declared)}" if declared else "leave it out"
+            raise FlashgenError(f"{option}: {plan.name} has no number of this name; {known}")
+        values[name] = _number(declared[name], option, text)
+    return values
+
+
+def _number(param: Param, option: str, text: str) -> int | float:
+    whole = isinstance(param, Int)
+    try:
+        value = int(text) if whole else float(text)
+    except ValueError:
+        kind = "a whole number" if whole else "a number"
+        raise FlashgenError(f"{option}: not {kind}; write one") from None
+    if isinstance(param, Int) and value < param.min:
+        raise FlashgenError(f"{option}: below the least value; write one from {param.min} on")
+    if isinstance(param, Float) and param.above is not None and not value > param.above:
+        raise FlashgenError(f"{option}: not above {param.above:g}; write a number that is")
+    if isinstance(param, DropoutP) and not 0 <= value < 1:
+        raise FlashgenError(f"{option}: not a probability; write one from 0 to before 1")
+    return value
+
+
+def _check(plan: KernelPlan, numbers: Mapping[str, int | float], **sizes: int) -> None:
+    """Refuses what the generated ``attention`` would."""
+    q_len, kv_len, heads, kv_heads = sizes.values()
+    if plan.equal_lengths and q_len != kv_len:
+        raise FlashgenError(
+            f"--kv-len={kv_len}: {plan.name} is for as many keys as queries, here {q_len}; "
+            "declare the mask with align= to give it a meaning, or leave --kv-len out"
+        )
+    if heads % kv_heads:
+        raise FlashgenError(
+            f"--kv-heads={kv_heads}: {heads} query heads cannot share them evenly; "
+            f"write a divisor of {heads}"
+        )
+    given = {"num_q_heads": heads, "q_len": q_len, "kv_len": kv_len}
+    options = {"num_q_heads": "--heads", "q_len": "--q-len", "kv_len": "--kv-len"}
+    for constant in plan.spec.constants:
+        for name, limit in constant.limits:
+            most = evaluate(limit.sym, numbers)
+            if given[name] > most or (name == "num_q_heads" and given[name] != most):
+                raise FlashgenError(
+                    f"{options[name]}={given[name]}: constant {constant.name!r} of {plan.name} is "
+                    f"for {most}; write {options[name]}={most}"
+                )
+
+
+def _example(tensor: Tensor) -> TypicalTensor | ScatteredTensor:
+    return ScatteredTensor() if tensor.dtype == "bool" else TypicalTensor(tensor)
+
+
+def _row_table(
+    table: RowTable, sizes: Mapping[str, int | float]
+) -> RowTableWithin | TypicalRowTable:
+    typical = TypicalRowTable(table.side)
+    return typical if table.most is None else RowTableWithin(typical, evaluate(table.most, sizes))

@@ -1,0 +1,58 @@
+"""Accounts as JSON and back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, fields, is_dataclass
+from types import NoneType, UnionType
+from typing import Any, get_args, get_origin, get_type_hints
+
+from flashgen.explain.account import Account
+from flashgen.version import __version__
+
+#: What the fields are and mean; a change that a reader has to know of counts it up.
+SCHEMA = 1
+
+
+def to_json(accounts: Iterable[Account]) -> str:
+    """``{"schema": 1, "flashgen": version, "accounts": [...]}``, the fields of `Account` each."""
+    document = {
+        "schema": SCHEMA,
+        "flashgen": __version__,
+        "accounts": [asdict(account) for account in accounts],
+    }
+    return json.dumps(document, indent=1) + "\n"
+
+
+def from_json(text: str) -> list[Account]:
+    """The accounts that `to_json` wrote.
+
+    Raises:
+        ValueError: another schema, or a value of another type than its field's.
+    """
+    document = json.loads(text)
+    if document["schema"] != SCHEMA:
+        raise ValueError(f"schema {document['schema']}, not {SCHEMA}")
+    return [_read(Account, fields) for fields in document["accounts"]]
+
+
+def _read(kind: Any, value: Any) -> Any:
+    """A value of JSON as what a field's type says."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if is_dataclass(kind):
+        hints = get_type_hints(kind)
+        if set(value) != {field.name for field in fields(kind)}:
+            raise ValueError(f"not the fields of {kind}: {', '.join(value)}")
+        return kind(**{name: _read(hints[name], part) for name, part in value.items()})  # type: ignore[operator]
+    if origin is UnionType:
+        [present] = set(arguments) - {NoneType}
+        return None if value is None else _read(present, value)
+    if origin is dict:
+        return {name: _read(arguments[1], part) for name, part in value.items()}
+    if origin is tuple:
+        parts = arguments[:1] * len(value) if arguments[1:] == (...,) else arguments
+        return tuple(_read(part, item) for part, item in zip(parts, value, strict=True))
+    if type(value) is not kind:
+        raise ValueError(f"{value!r} is no {kind.__name__}")
+    return value

@@ -1,0 +1,258 @@
+"""An account as it is shown in a terminal, in colour or in a pipe."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Literal
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from flashgen.explain.account import Account, Kernel, MaskAccount, Work
+from flashgen.explain.picture import MASKED, SKIPPED, UNMASKED, Picture
+
+#: Cells of a picture in a terminal, whose letters are about twice as high as wide.
+ROWS, COLUMNS = 32, 64
+
+_BAR = 24
+
+#: What cells are drawn with, for consoles that have more than ASCII and for others, and in colour.
+_CELLS: Mapping[str, tuple[str, str, str]] = {
+    SKIPPED: ("·", ".", "bright_black"),
+    MASKED: ("▒", "x", "yellow"),
+    UNMASKED: ("█", "#", "blue"),
+}
+_BLOCKS = ("█", "·"), ("#", ".")
+
+
+def print_account(console: Console, account: Account) -> None:
+    """Everything that an account says, section by section."""
+    plain = not console.encoding.lower().startswith("utf")
+    with console.capture() as captured:
+        for title, body in _sections(account, plain):
+            console.print(Text(title, style="bold"))
+            console.print(Padding(Group(*body), (0, 0, 1, 2), expand=False))
+    # rich fills lines up with spaces, which a pipe has no use for.
+    for line in captured.get().splitlines():
+        console.file.write(line.rstrip() + "\n")
+
+
+def _sections(account: Account, plain: bool) -> Iterator[tuple[str, Iterable[RenderableType]]]:
+    call = account.call
+    heads = f"{call.num_q_heads} heads"
+    if call.num_kv_heads != call.num_q_heads:
+        heads = f"{call.num_q_heads} query heads, {call.num_kv_heads} key heads"
+    qk, v = account.head_dims
+    width = f"d={qk}" if qk == v else f"d={qk} of q and k, {v} of v"
+    said = [
+        f"{call.batch} x {heads}, {call.q_len:,} queries, {call.kv_len:,} keys, {width}, "
+        f"{account.dtype}",
+        *(f"{name}: {value}" for name, value in call.params),
+    ]
+    yield f"{account.variant} on {account.target} ({account.gpu})", map(Text, said)
+    yield f"Mask: {account.mask.label}", _mask(account.mask, plain)
+    for kernel in account.kernels:
+        yield _heading(kernel), _kernel(kernel, plain)
+    if account.without:
+        yield "No Gluon kernel", [Text(account.without)]
+    yield "Traffic and arithmetic", _traffic(account)
+    if account.measured:
+        yield "Measured", [_measured(account)]
+    if account.remarks:
+        yield "Not in this account", map(Text, account.remarks)
+
+
+def _mask(mask: MaskAccount, plain: bool) -> Iterator[RenderableType]:
+    if mask.conditions:
+        yield Text("A query sees the keys where")
+        yield from (Text(f"    {condition}") for condition in mask.conditions)
+    else:
+        yield Text("A query sees every key.")
+    if mask.listed:
+        seen, full = mask.listed
+        yield Text("Tiles are listed once a call, by the table of blocks:")
+        yield Text(f"    visited where {seen}")
+        yield Text(f"    unmasked where {full}")
+    else:
+        yield Text("The queries q_first to q_last of a tile:")
+    for run in mask.runs:
+        when = f", where {run.condition}" if run.condition else ""
+        yield Text(f"    some see the keys from {run.begin} to before {run.end}{when}")
+        yield Text(f"    all see those from {run.full_begin} to before {run.full_end}")
+    yield from (Text(f"{table}.") for table in mask.tables)
+    if mask.rows_can_be_empty:
+        yield Text("A query may be left without a key: the kernel has a guard.")
+    yield from (Text(f"No exact range of keys: {note}") for note in mask.notes)
+    yield Text()
+    small = mask.picture.scaled(ROWS, COLUMNS)
+    yield from _picture(small, plain)
+    yield Text()
+    yield _legend(mask, small, plain)
+    yield Text(_visible(mask))
+
+
+def _picture(picture: Picture, plain: bool) -> Iterator[Text]:
+    """Two letters for each cell where there is room: a cell is about as high as wide then."""
+    letters = 2 if 2 * len(picture.rows[0]) <= COLUMNS else 1
+    for row in picture.rows:
+        line = Text()
+        for kind in row:
+            symbol, ascii_symbol, colour = _CELLS[kind]
+            line.append((ascii_symbol if plain else symbol) * letters, colour)
+        yield line
+
+
+def _legend(mask: MaskAccount, shown: Picture, plain: bool) -> Text:
+    line = Text()
+    for kind, name in ((UNMASKED, "unmasked"), (MASKED, "masked"), (SKIPPED, "skipped")):
+        symbol, ascii_symbol, colour = _CELLS[kind]
+        line.append(ascii_symbol if plain else symbol, colour)
+        line.append(f" {name}  ")
+    line.append(f"queries down, keys across; a cell is {shown.block_m} x {shown.block_n}")
+    return line
+
+
+def _visible(mask: MaskAccount) -> str:
+    total = sum(mask.tiles.values())
+    visited = total - mask.tiles["skipped"]
+    about = "" if mask.rows_counted is None else f" (counted over {mask.rows_counted:,} queries)"
+    return (
+        f"visible: {mask.share:.3%} of the elements{about}; "
+        f"visited: {visited / total:.3%} of {total:,} tiles of a head, "
+        f"{mask.tiles['unmasked']:,} unmasked and {mask.tiles['masked']:,} masked"
+    )
+
+
+def _heading(kernel: Kernel) -> str:
+    return f"Shared memory, {kernel.form} kernel: {kernel.config}, {kernel.chosen}"
+
+
+def _kernel(kernel: Kernel, plain: bool) -> Iterator[RenderableType]:
+    table = _table("buffer", "", "bytes", "formula", right=("bytes",))
+    for buffer in kernel.buffers:
+        bar = _bar(buffer.bytes / kernel.limit, plain)
+        table.add_row(buffer.name, bar, f"{buffer.bytes:,}", buffer.formula)
+    used = _bar(kernel.shared / kernel.limit, plain)
+    table.add_row("together", used, f"{kernel.shared:,}", f"of {kernel.limit:,} that a block gets")
+    yield table
+    yield Text()
+    if kernel.seconds is not None:
+        waits = f", waiting for {kernel.waits_for}" if kernel.waits_for else ""
+        yield Text(f"The model that ranks candidates expects {_time(kernel.seconds)}{waits}.")
+    yield Text(
+        f"{kernel.candidates} candidates; {len(kernel.rejected)} turned down"
+        f"{':' if kernel.rejected else '.'}"
+    )
+    for reason, configs in _by_reason(kernel):
+        yield Text(f"    {reason}", style="bright_black")
+        yield Text(f"        {', '.join(configs)}", style="bright_black")
+
+
+def _by_reason(kernel: Kernel) -> Iterable[tuple[str, list[str]]]:
+    """Configurations turned down for the same reason together, as M x N, warps, stages."""
+    grouped: dict[str, list[str]] = {}
+    for rejection in kernel.rejected:
+        c = rejection.config
+        said = f"{c.BLOCK_M} x {c.BLOCK_N} w{c.num_warps} s{c.num_stages}"
+        grouped.setdefault(rejection.reason, []).append(said)
+    return grouped.items()
+
+
+def _bar(share: float, plain: bool) -> str:
+    full, rest = _BLOCKS[plain]
+    length = min(_BAR, round(share * _BAR))
+    return full * length + rest * (_BAR - length)
+
+
+def _traffic(account: Account) -> Iterator[RenderableType]:
+    yield Text("At the peak rates of the target, each unit by itself:")
+    yield _units(account.works)
+    yield Text()
+    yield Text(f"Bytes; products take longer than DRAM from {account.crossover:,.0f} FLOP/B on:")
+    yield _moved(account.works)
+    yield Text()
+    for work in _first_of_each(account.works):
+        problem = f"; {work.problem}" if work.problem else ""
+        yield Text(f"{work.name}: {work.said}{problem}")
+    steps = "; ".join(
+        f"{step.name} {step.flops / 1e9:,.1f} GFLOP and {_bytes(step.bytes)}"
+        for step in account.training
+    )
+    yield Text(f"Forward and backward pass together, between SMs and memory: {steps}.")
+
+
+def _units(works: tuple[Work, ...]) -> Table:
+    """What each way to compute the call asks of each unit; the longest is the roofline."""
+    units = tuple(works[0].seconds)
+    table = _table("", "tile", "GFLOP", *units, "bound by", right=("GFLOP", *units))
+    for work in works:
+        times = [
+            Text(_time(seconds), style="bold" if unit == work.bound else "")
+            for unit, seconds in work.seconds.items()
+        ]
+        bound = "does not fit" if work.problem else work.bound
+        table.add_row(work.name, work.tile, f"{work.flops / 1e9:,.1f}", *times, bound)
+    return table
+
+
+def _moved(works: Iterable[Work]) -> Table:
+    """What it reads and writes."""
+    columns = ("L2 read", "L2 written", "DRAM read", "DRAM written", "FLOP/B of DRAM")
+    table = _table("", *columns, right=columns)
+    for work in works:
+        numbers = (work.l2_read, work.l2_written, work.dram_read, work.dram_written)
+        table.add_row(work.name, *map(_bytes, numbers), f"{work.intensity:,.0f}")
+    return table
+
+
+def _first_of_each(works: Iterable[Work]) -> Iterator[Work]:
+    """Kernels that do the same are said once."""
+    seen: Counter[str] = Counter()
+    for work in works:
+        seen[work.said] += 1
+        if seen[work.said] == 1:
+            yield work
+
+
+def _measured(account: Account) -> Table:
+    right = ("ms", "TFLOP/s", "roofline, ms", "reached")
+    table = _table("kernel", "call", *right[:3], "bound by", "reached", "on", right=right)
+    for m in account.measured:
+        table.add_row(
+            m.form,
+            f"{m.batch} x {m.heads} heads, {m.length:,}",
+            f"{m.ms:.3g}",
+            f"{m.tflops:.0f}",
+            f"{m.roofline_ms:.3g}",
+            m.bound,
+            f"{m.share:.0%}",
+            f"{m.gpu}, Triton {m.triton}",
+        )
+    return table
+
+
+def _table(*columns: str, right: Iterable[str] = ()) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    for column in columns:
+        justify: Literal["left", "right"] = "right" if column in right else "left"
+        table.add_column(column, justify=justify, no_wrap=column not in ("formula", "on"))
+    return table
+
+
+def _bytes(number: float) -> str:
+    """In the largest unit of 10^3n bytes that leaves a whole number in front."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if number < 1000:
+            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.3g} {unit}"
+        number /= 1000
+    return f"{number:,.3g} TB"
+
+
+def _time(seconds: float) -> str:
+    if seconds < 1e-3:
+        return f"{1e6 * seconds:.3g} us"
+    return f"{1e3 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"

@@ -1,0 +1,138 @@
+"""explain_variant: a spec and a call -> its account, by the steps of a build up to the choice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from flashgen.budget.targets import TARGETS, get_target
+from flashgen.budget.traffic import Workload
+from flashgen.config import HOPPER
+from flashgen.errors import FlashgenError, ValidationError
+from flashgen.explain.account import Account, MaskAccount, Run
+from flashgen.explain.call import Asked, described, workload
+from flashgen.explain.kernels import chosen_kernels, kernel_accounts
+from flashgen.explain.limits import crossover, operand
+from flashgen.explain.picture import Picture, picture_of
+from flashgen.explain.visible import visible_share
+from flashgen.explain.works import measured, training, works
+from flashgen.loader import Variant, load
+from flashgen.plan import KernelPlan, lower
+from flashgen.plan.cuts import cut_table
+from flashgen.publish import Place
+from flashgen.symbolic import RowTable
+from flashgen.symbolic.logic import conditions
+from flashgen.symbolic.printer import plain_source
+from flashgen.symbolic.tile_logic import tile_logic
+from flashgen.tuning.store import load_results
+from flashgen.validate import validate
+
+#: Cells of a picture in the account, each way; what shows it may want fewer.
+MOST_CELLS = 128
+
+
+def explain(
+    paths: Iterable[Path], target: str | None, asked: Asked, out: Path
+) -> Iterator[Account]:
+    """The account of every variant that the spec files declare.
+
+    Args:
+        paths: spec files, and folders of them.
+        target: the architecture; None is Hopper's, or the first that a spec names.
+        asked: what is known of the call.
+        out: the folder of the generated modules, beside which measured results lie.
+
+    Raises:
+        FlashgenError: what is wrong with the specs, or with what is asked.
+    """
+    if target is not None and target not in TARGETS:
+        raise FlashgenError(f"--target={target}: unknown target; write one of {', '.join(TARGETS)}")
+    variants = load(paths)
+    if violations := [finding for variant in variants for finding in validate(variant)]:
+        raise ValidationError(violations)
+    for variant in variants:
+        yield explain_variant(variant, target, asked, out)
+
+
+def explain_variant(variant: Variant, target: str | None, asked: Asked, out: Path) -> Account:
+    """The account of one variant whose spec is valid.
+
+    Raises:
+        FlashgenError: no configuration fits the target, or the variant has no such call.
+    """
+    named = variant.spec.targets
+    name = target or (HOPPER if HOPPER in named else named[0])
+    # Another target than the spec's is what a build for it would make of the spec.
+    spec = variant.spec if name in named else replace(variant.spec, targets=(name,))
+    plan = lower(spec, variant.name)
+    architecture = get_target(name)
+    work = workload(plan, asked)
+    results = load_results(Place(out, variant.name).tuning)
+    chosen = chosen_kernels(replace(variant, spec=spec), plan, name, results)
+    pictures = {
+        form: picture_of(plan, work, choice.config) for form, choice in chosen.forms.items()
+    }
+    visits = {form: shown.visits for form, shown in pictures.items()}
+    first = next(iter(chosen.forms))
+    return Account(
+        variant=variant.name,
+        file=variant.file,
+        target=name,
+        gpu=architecture.gpus[0],
+        dtype=plan.torch_dtype,
+        head_dims=(plan.qk_head_dim, plan.v_head_dim),
+        call=described(plan, work),
+        crossover=crossover(architecture, operand(plan)),
+        mask=_mask(plan, work, pictures[first]),
+        kernels=kernel_accounts(plan, name, chosen, work),
+        without=chosen.without,
+        works=works(plan, architecture, work, chosen.forms, visits),
+        training=training(plan, architecture, work, chosen.forms[first].config, visits[first]),
+        measured=measured(plan, name, chosen, results),
+        remarks=tuple(_remarks(plan, first)),
+    )
+
+
+def _mask(plan: KernelPlan, work: Workload, shown: Picture) -> MaskAccount:
+    visible = visible_share(plan, work, shown)
+    logic = tile_logic(plan.predicate)
+    listed = () if logic is None else (plain_source(logic.seen), plain_source(logic.full))
+    runs = () if listed else plan.described_intervals
+    return MaskAccount(
+        label=plan.predicate.label,
+        conditions=tuple(map(plain_source, conditions(plan.predicate.expr))),
+        runs=tuple(Run(x.begin, x.end, x.full_begin, x.full_end, x.condition) for x in runs),
+        listed=listed,
+        tables=tuple(map(_table, plan.row_tables)),
+        notes=plan.bounds.notes,
+        rows_can_be_empty=plan.bounds.rows_can_be_empty,
+        share=visible.share,
+        rows_counted=visible.rows_counted,
+        picture=shown.scaled(MOST_CELLS, MOST_CELLS),
+        tiles={kind: n for kind, n in shown.counts.items() if kind != "for nothing"},
+    )
+
+
+def _table(table: RowTable) -> str:
+    at = "[..., i]" if len(table.values.dims) > 1 else "[i]"
+    relation = "above" if table.side == "right" else "not below"
+    found, looked_up = f"{table.name}{at}", f"{table.values.name}{at}"
+    return f"{found} is the first key whose {table.keys.name} is {relation} {looked_up}"
+
+
+def _remarks(plan: KernelPlan, first: str) -> Iterator[str]:
+    """What the account leaves out."""
+    if first == "hopper" and cut_table(plan) is not None:
+        yield (
+            "the Gluon kernel starts tiles of queries where segments begin, where that saves tiles "
+            "of keys; the account has them at multiples of BLOCK_M"
+        )
+    read = plan.predicate.expr.free_symbols | {
+        s
+        for interval in plan.bounds.intervals
+        for e in interval.expressions
+        for s in e.free_symbols
+    }
+    if {"b", "h"} & {symbol.name for symbol in read}:
+        yield "the mask differs between batch entries or heads; the first stands for all"
