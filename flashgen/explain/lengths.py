@@ -10,7 +10,7 @@ from flashgen.explain.account import Account
 from flashgen.explain.call import Asked, longest
 from flashgen.explain.variant import Prepared, account_of, prepare, valid_variants
 
-#: Together they take about as long as five accounts of 16,384: a few seconds a variant.
+#: A few seconds a variant, all together.
 LENGTHS = tuple(2**n for n in range(10, 18))
 
 

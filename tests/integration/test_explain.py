@@ -58,6 +58,19 @@ def test_json_and_a_picture_are_written_beside_what_is_shown(flashgen, project):
     assert picture.startswith("<svg ") and "<title>causal()</title>" in picture
 
 
+def test_a_page_is_written_beside_what_is_shown(flashgen, project):
+    (project / "specs" / "family.py").write_text(FAMILY)
+    status, lines = flashgen("explain", "specs/family.py", "--q-len", 512, "--html", "new/a.html")
+    assert status == 0
+    shown = [line for line in lines if " on sm_" in line]
+    assert shown == ["one on sm_90 (H200)", "two on sm_90 (H200)"]
+    page = (project / "new" / "a.html").read_text()
+    assert all(f"<h2>{line}</h2>" in page for line in shown)
+    lengths = [512, *(2**n for n in range(10, 18))]
+    assert [n for n in lengths if f'data-length="{n}"' in page] == lengths
+    assert page.count("data-length") == len(lengths)
+
+
 def test_the_call_is_as_asked(flashgen, project):
     (project / "specs" / "family.py").write_text(FAMILY)
     asked = ("--q-len", 256, "--batch", 3, "--heads", 6, "--kv-heads", 2, "--target", "sm_80")
@@ -145,7 +158,7 @@ def test_it_imports_neither_torch_nor_triton(project):
         "import sys\n"
         "from flashgen.cli import main\n"
         "try:\n"
-        "    main(['explain', 'specs', '--json', 'a.json', '--svg', 'a.svg'])\n"
+        "    main(['explain', 'specs', '--json', 'a.json', '--svg', 'a.svg', '--html', 'a.html'])\n"
         "except SystemExit as stop:\n"
         "    assert not stop.code\n"
         "assert not {'torch', 'triton'} & sys.modules.keys()\n"
