@@ -64,6 +64,7 @@ NOT_IN_MODULES = frozenset(
         "explain/limits.py",
         "explain/page.py",
         "explain/picture.py",
+        "explain/png.py",
         "explain/svg.py",
         "explain/terminal.py",
         "explain/training.py",

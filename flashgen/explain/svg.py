@@ -88,13 +88,22 @@ def write_svg(path: Path, accounts: Sequence[Account]) -> None:
     Raises:
         FlashgenError: there are several.
     """
+    write_atomically(path, svg_of(the_one("--svg", path, accounts)))
+
+
+def the_one(option: str, path: Path, accounts: Sequence[Account]) -> Account:
+    """The one account that there is.
+
+    Raises:
+        FlashgenError: there are several.
+    """
     if len(accounts) != 1:
         names = ", ".join(account.variant for account in accounts)
         raise FlashgenError(
-            f"--svg={path}: a picture is of one variant, and there are {names}; "
+            f"{option}={path}: a picture is of one variant, and there are {names}; "
             "name a file that declares one"
         )
-    write_atomically(path, svg_of(accounts[0]))
+    return accounts[0]
 
 
 def svg_of(account: Account) -> str:

@@ -50,12 +50,15 @@ def test_json_on_stdout_stands_alone(flashgen, project):
 
 def test_json_and_a_picture_are_written_beside_what_is_shown(flashgen, project):
     status, lines = flashgen(
-        "explain", "specs/tiny.py", "--q-len", 512, "--json", "a.json", "--svg", "a.svg"
-    )
+        "explain", "specs/tiny.py", "--q-len", 512,
+        "--json", "a.json", "--svg", "a.svg", "--png", "new/a.png",
+    )  # fmt: skip
     assert status == 0 and lines[0].startswith("tiny on")
     assert json.loads((project / "a.json").read_text())["accounts"][0]["variant"] == "tiny"
     picture = (project / "a.svg").read_text()
     assert picture.startswith("<svg ") and "<title>causal()</title>" in picture
+    assert (project / "new" / "a.png").read_bytes().startswith(b"\x89PNG")
+    assert [path.name for path in (project / "new").iterdir()] == ["a.png"]
 
 
 def test_a_page_is_written_beside_what_is_shown(flashgen, project):
@@ -121,6 +124,16 @@ def test_a_parameter_of_the_call(flashgen, project):
             ["specs/family.py", "--svg", "x.svg"],
             "error: --svg=x.svg: a picture is of one variant, and there are one, two; "
             "name a file that declares one",
+        ),
+        (
+            ["specs/family.py", "--png", "x.png"],
+            "error: --png=x.png: a picture is of one variant, and there are one, two; "
+            "name a file that declares one",
+        ),
+        (
+            ["specs/tiny.py", "--png", "specs/tiny.py/x.png"],
+            "error: specs/tiny.py/x.png: cannot be written: File exists; "
+            "choose another place with --png",
         ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
