@@ -1,1 +1,1 @@
-"""The documents, and what makes those that nobody types: ``python -m docs.make_vocabulary``."""
+"""The documents, and what makes those that nobody types: ``python -m docs.make_...``."""

@@ -28,6 +28,9 @@ from flashgen.console import (
 from flashgen.errors import FlashgenError
 from flashgen.explain.call import Asked, named_values
 from flashgen.explain.document import to_json
+from flashgen.explain.lengths import explain_lengths
+from flashgen.explain.page import write_page
+from flashgen.explain.png import write_png
 from flashgen.explain.svg import write_svg
 from flashgen.explain.terminal import print_account
 from flashgen.explain.variant import explain as run_explain
@@ -170,15 +173,29 @@ def explain(
     json: Annotated[
         Path | None, typer.Option("--json", help="Write the account here; - is stdout, alone.")
     ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option("--html", help="Write a page here, with a slider over sequence lengths."),
+    ] = None,
     svg: Annotated[
         Path | None, typer.Option("--svg", help="Write the picture of the mask here.")
+    ] = None,
+    png: Annotated[
+        Path | None, typer.Option("--png", help="Write the picture of the mask here, in pixels.")
     ] = None,
 ) -> None:
     """Show a variant's mask, memory, traffic and limit, without running anything."""
     asked = Asked(q_len, kv_len, batch, heads, kv_heads, named_values(param or ()))
-    accounts = list(run_explain(paths, target, asked, out))
+    if html is None:
+        accounts = list(run_explain(paths, target, asked, out))
+    else:
+        series = explain_lengths(paths, target, asked, out)
+        accounts = [one.asked for one in series]
+        write_page(html, series)
     if svg is not None:
         write_svg(svg, accounts)
+    if png is not None:
+        write_png(png, accounts)
     if json == Path("-"):
         typer.echo(to_json(accounts), nl=False)
         return

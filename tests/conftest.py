@@ -1,8 +1,10 @@
-"""What every folder of tests shares: the options, and where `gpu` tests run."""
+"""What every folder of tests shares: the options, and where `gpu` and `browser` tests run."""
 
 from __future__ import annotations
 
 import pytest
+
+from browser.driver import why_no_browser
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -14,7 +16,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skips `gpu` tests, with the reason, where torch sees no GPU."""
+    """Skips tests, with the reason, where torch sees no GPU or no browser is installed."""
+    if missing := why_no_browser():
+        for item in items:
+            if item.get_closest_marker("browser"):
+                item.add_marker(pytest.mark.skip(reason=missing))
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if not on_gpu:
         return

@@ -118,6 +118,20 @@ def workload(plan: KernelPlan, asked: Asked) -> Workload:
     return Workload(batch, heads, kv_heads, q_len, kv_len, tuple(values.items()))
 
 
+def longest(plan: KernelPlan, asked: Asked) -> int | None:
+    """The most queries and keys that the variant's constants are for; None where nothing is said.
+
+    Raises:
+        FlashgenError: a value that is asked for and that the variant has no such number for.
+    """
+    numbers = _numbers(plan, asked)
+    limits = (limit for constant in plan.spec.constants for limit in constant.limits)
+    return min(
+        (evaluate(size.sym, numbers) for name, size in limits if name != "num_q_heads"),
+        default=None,
+    )
+
+
 def described(plan: KernelPlan, work: Workload) -> Call:
     """The same in words."""
     values = dict(work.params)

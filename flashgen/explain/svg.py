@@ -29,13 +29,20 @@ MOST_CELLS = 64
 _MARGIN, _FONT, _LINE, _LETTERS = 7.0, 4.2, 0.2, 2.0
 
 
-def svg(shown: Picture, title: str, seen: Sequence[Sequence[bool]] | None = None) -> str:
+def svg(
+    shown: Picture,
+    title: str,
+    seen: Sequence[Sequence[bool]] | None = None,
+    *,
+    head: str = 'xmlns="http://www.w3.org/2000/svg"',
+) -> str:
     """The picture as text of an SVG file.
 
     Args:
         shown: the tiles.
         title: escaped for XML.
         seen: (q_len, kv_len), whether a query sees a key, to darken; None shows tiles alone.
+        head: the first attributes: a file needs the namespace, a part of a page does not.
     """
     down, across = _CELL / shown.block_m, _CELL / shown.block_n
     height, width = shown.q_len * down, shown.kv_len * across
@@ -45,7 +52,7 @@ def svg(shown: Picture, title: str, seen: Sequence[Sequence[bool]] | None = None
     full = [width + left + size, height + left + size]
     w, h, margin = (f"{x:g}" for x in (*full, -left))
     lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{pixels * full[0]:g}" '
+        f'<svg {head} width="{pixels * full[0]:g}" '
         f'height="{pixels * full[1]:g}" viewBox="{margin} {margin} {w} {h}" '
         f'font-family="sans-serif" font-size="{_FONT * size:g}" fill="#888">',
         f"<title>{title}</title>",
@@ -81,15 +88,29 @@ def write_svg(path: Path, accounts: Sequence[Account]) -> None:
     Raises:
         FlashgenError: there are several.
     """
+    write_atomically(path, svg_of(the_one("--svg", path, accounts)))
+
+
+def the_one(option: str, path: Path, accounts: Sequence[Account]) -> Account:
+    """The one account that there is.
+
+    Raises:
+        FlashgenError: there are several.
+    """
     if len(accounts) != 1:
         names = ", ".join(account.variant for account in accounts)
         raise FlashgenError(
-            f"--svg={path}: a picture is of one variant, and there are {names}; "
+            f"{option}={path}: a picture is of one variant, and there are {names}; "
             "name a file that declares one"
         )
-    mask = accounts[0].mask
+    return accounts[0]
+
+
+def svg_of(account: Account) -> str:
+    """The picture of the account's mask as text of an SVG file."""
+    mask = account.mask
     title = html.escape(mask.label, quote=False)
-    write_atomically(path, svg(mask.picture.scaled(MOST_CELLS, MOST_CELLS), title))
+    return svg(mask.picture.scaled(MOST_CELLS, MOST_CELLS), title)
 
 
 def _edges(length: float, step: int) -> list[float]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal
 
@@ -14,6 +13,7 @@ from rich.text import Text
 
 from flashgen.explain.account import Account, Kernel, MaskAccount, Work
 from flashgen.explain.picture import MASKED, SKIPPED, UNMASKED, Picture
+from flashgen.explain.words import by_reason, bytes_text, call_text, first_of_each, time_text
 
 #: Cells of a picture in a terminal, whose letters are about twice as high as wide.
 ROWS, COLUMNS = 32, 64
@@ -42,16 +42,9 @@ def print_account(console: Console, account: Account) -> None:
 
 
 def _sections(account: Account, plain: bool) -> Iterator[tuple[str, Iterable[RenderableType]]]:
-    call = account.call
-    heads = f"{call.num_q_heads} heads"
-    if call.num_kv_heads != call.num_q_heads:
-        heads = f"{call.num_q_heads} query heads, {call.num_kv_heads} key heads"
-    qk, v = account.head_dims
-    width = f"d={qk}" if qk == v else f"d={qk} of q and k, {v} of v"
     said = [
-        f"{call.batch} x {heads}, {call.q_len:,} queries, {call.kv_len:,} keys, {width}, "
-        f"{account.dtype}",
-        *(f"{name}: {value}" for name, value in call.params),
+        call_text(account),
+        *(f"{name}: {value}" for name, value in account.call.params),
     ]
     yield f"{account.variant} on {account.target} ({account.gpu})", map(Text, said)
     yield f"Mask: {account.mask.label}", _mask(account.mask, plain)
@@ -142,24 +135,14 @@ def _kernel(kernel: Kernel, plain: bool) -> Iterator[RenderableType]:
     yield Text()
     if kernel.seconds is not None:
         waits = f", waiting for {kernel.waits_for}" if kernel.waits_for else ""
-        yield Text(f"The model that ranks candidates expects {_time(kernel.seconds)}{waits}.")
+        yield Text(f"The model that ranks candidates expects {time_text(kernel.seconds)}{waits}.")
     yield Text(
         f"{kernel.candidates} candidates; {len(kernel.rejected)} turned down"
         f"{':' if kernel.rejected else '.'}"
     )
-    for reason, configs in _by_reason(kernel):
+    for reason, configs in by_reason(kernel):
         yield Text(f"    {reason}", style="bright_black")
         yield Text(f"        {', '.join(configs)}", style="bright_black")
-
-
-def _by_reason(kernel: Kernel) -> Iterable[tuple[str, list[str]]]:
-    """Configurations turned down for the same reason together, as M x N, warps, stages."""
-    grouped: dict[str, list[str]] = {}
-    for rejection in kernel.rejected:
-        c = rejection.config
-        said = f"{c.BLOCK_M} x {c.BLOCK_N} w{c.num_warps} s{c.num_stages}"
-        grouped.setdefault(rejection.reason, []).append(said)
-    return grouped.items()
 
 
 def _bar(share: float, plain: bool) -> str:
@@ -175,11 +158,11 @@ def _traffic(account: Account) -> Iterator[RenderableType]:
     yield Text(f"Bytes; products take longer than DRAM from {account.crossover:,.0f} FLOP/B on:")
     yield _moved(account.works)
     yield Text()
-    for work in _first_of_each(account.works):
+    for work in first_of_each(account.works):
         problem = f"; {work.problem}" if work.problem else ""
         yield Text(f"{work.name}: {work.said}{problem}")
     steps = "; ".join(
-        f"{step.name} {step.flops / 1e9:,.1f} GFLOP and {_bytes(step.bytes)}"
+        f"{step.name} {step.flops / 1e9:,.1f} GFLOP and {bytes_text(step.bytes)}"
         for step in account.training
     )
     yield Text(f"Forward and backward pass together, between SMs and memory: {steps}.")
@@ -191,7 +174,7 @@ def _units(works: tuple[Work, ...]) -> Table:
     table = _table("", "tile", "GFLOP", *units, "bound by", right=("GFLOP", *units))
     for work in works:
         times = [
-            Text(_time(seconds), style="bold" if unit == work.bound else "")
+            Text(time_text(seconds), style="bold" if unit == work.bound else "")
             for unit, seconds in work.seconds.items()
         ]
         bound = "does not fit" if work.problem else work.bound
@@ -205,17 +188,8 @@ def _moved(works: Iterable[Work]) -> Table:
     table = _table("", *columns, right=columns)
     for work in works:
         numbers = (work.l2_read, work.l2_written, work.dram_read, work.dram_written)
-        table.add_row(work.name, *map(_bytes, numbers), f"{work.intensity:,.0f}")
+        table.add_row(work.name, *map(bytes_text, numbers), f"{work.intensity:,.0f}")
     return table
-
-
-def _first_of_each(works: Iterable[Work]) -> Iterator[Work]:
-    """Kernels that do the same are said once."""
-    seen: Counter[str] = Counter()
-    for work in works:
-        seen[work.said] += 1
-        if seen[work.said] == 1:
-            yield work
 
 
 def _measured(account: Account) -> Table:
@@ -241,18 +215,3 @@ def _table(*columns: str, right: Iterable[str] = ()) -> Table:
         justify: Literal["left", "right"] = "right" if column in right else "left"
         table.add_column(column, justify=justify, no_wrap=column not in ("formula", "on"))
     return table
-
-
-def _bytes(number: float) -> str:
-    """In the largest unit of 10^3n bytes that leaves a whole number in front."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if number < 1000:
-            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.3g} {unit}"
-        number /= 1000
-    return f"{number:,.3g} TB"
-
-
-def _time(seconds: float) -> str:
-    if seconds < 1e-3:
-        return f"{1e6 * seconds:.3g} us"
-    return f"{1e3 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from flashgen.budget.targets import TARGETS, get_target
 from flashgen.budget.traffic import Workload
 from flashgen.config import HOPPER
 from flashgen.errors import FlashgenError, ValidationError
-from flashgen.explain.account import Account, MaskAccount, Run
+from flashgen.explain.account import Account, MaskAccount, Measured, Run
 from flashgen.explain.call import Asked, described, workload
-from flashgen.explain.kernels import chosen_kernels, kernel_accounts
+from flashgen.explain.kernels import Chosen, chosen_kernels, kernel_accounts
 from flashgen.explain.limits import crossover, operand
 from flashgen.explain.picture import Picture, picture_of
 from flashgen.explain.visible import visible_share
@@ -32,6 +32,25 @@ from flashgen.validate import validate
 MOST_CELLS = 128
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """A variant with what no call changes.
+
+    Attributes:
+        variant: its name, file and spec.
+        target: the architecture's name.
+        plan: lowered from its spec.
+        chosen: its kernels for the target.
+        measured: what was measured of them.
+    """
+
+    variant: Variant
+    target: str
+    plan: KernelPlan
+    chosen: Chosen
+    measured: tuple[Measured, ...]
+
+
 def explain(
     paths: Iterable[Path], target: str | None, asked: Asked, out: Path
 ) -> Iterator[Account]:
@@ -46,13 +65,22 @@ def explain(
     Raises:
         FlashgenError: what is wrong with the specs, or with what is asked.
     """
+    for variant in valid_variants(paths, target):
+        yield explain_variant(variant, target, asked, out)
+
+
+def valid_variants(paths: Iterable[Path], target: str | None) -> list[Variant]:
+    """The variants that the spec files declare.
+
+    Raises:
+        FlashgenError: what is wrong with the specs, or an unknown target.
+    """
     if target is not None and target not in TARGETS:
         raise FlashgenError(f"--target={target}: unknown target; write one of {', '.join(TARGETS)}")
     variants = load(paths)
     if violations := [finding for variant in variants for finding in validate(variant)]:
         raise ValidationError(violations)
-    for variant in variants:
-        yield explain_variant(variant, target, asked, out)
+    return variants
 
 
 def explain_variant(variant: Variant, target: str | None, asked: Asked, out: Path) -> Account:
@@ -61,35 +89,53 @@ def explain_variant(variant: Variant, target: str | None, asked: Asked, out: Pat
     Raises:
         FlashgenError: no configuration fits the target, or the variant has no such call.
     """
+    return account_of(prepare(variant, target, out), asked)
+
+
+def prepare(variant: Variant, target: str | None, out: Path) -> Prepared:
+    """A variant whose spec is valid, up to the choice of its kernels.
+
+    Raises:
+        ValidationError: no configuration fits the target.
+    """
     named = variant.spec.targets
     name = target or (HOPPER if HOPPER in named else named[0])
     # Another target than the spec's is what a build for it would make of the spec.
     spec = variant.spec if name in named else replace(variant.spec, targets=(name,))
-    plan = lower(spec, variant.name)
-    architecture = get_target(name)
-    work = workload(plan, asked)
+    variant, plan = replace(variant, spec=spec), lower(spec, variant.name)
     results = load_results(Place(out, variant.name).tuning)
-    chosen = chosen_kernels(replace(variant, spec=spec), plan, name, results)
+    chosen = chosen_kernels(variant, plan, name, results)
+    return Prepared(variant, name, plan, chosen, measured(plan, name, chosen, results))
+
+
+def account_of(prepared: Prepared, asked: Asked) -> Account:
+    """The account of one call.
+
+    Raises:
+        FlashgenError: the variant has no such call.
+    """
+    plan, chosen, target = prepared.plan, prepared.chosen, get_target(prepared.target)
+    work = workload(plan, asked)
     pictures = {
         form: picture_of(plan, work, choice.config) for form, choice in chosen.forms.items()
     }
     visits = {form: shown.visits for form, shown in pictures.items()}
     first = next(iter(chosen.forms))
     return Account(
-        variant=variant.name,
-        file=variant.file,
-        target=name,
-        gpu=architecture.gpus[0],
+        variant=prepared.variant.name,
+        file=prepared.variant.file,
+        target=target.name,
+        gpu=target.gpus[0],
         dtype=plan.torch_dtype,
         head_dims=(plan.qk_head_dim, plan.v_head_dim),
         call=described(plan, work),
-        crossover=crossover(architecture, operand(plan)),
+        crossover=crossover(target, operand(plan)),
         mask=_mask(plan, work, pictures[first]),
-        kernels=kernel_accounts(plan, name, chosen, work),
+        kernels=kernel_accounts(plan, target.name, chosen, work),
         without=chosen.without,
-        works=works(plan, architecture, work, chosen.forms, visits),
-        training=training(plan, architecture, work, chosen.forms[first].config, visits[first]),
-        measured=measured(plan, name, chosen, results),
+        works=works(plan, target, work, chosen.forms, visits),
+        training=training(plan, target, work, chosen.forms[first].config, visits[first]),
+        measured=prepared.measured,
         remarks=tuple(_remarks(plan, first)),
     )
 

@@ -50,12 +50,28 @@ def test_json_on_stdout_stands_alone(flashgen, project):
 
 def test_json_and_a_picture_are_written_beside_what_is_shown(flashgen, project):
     status, lines = flashgen(
-        "explain", "specs/tiny.py", "--q-len", 512, "--json", "a.json", "--svg", "a.svg"
-    )
+        "explain", "specs/tiny.py", "--q-len", 512,
+        "--json", "a.json", "--svg", "a.svg", "--png", "new/a.png",
+    )  # fmt: skip
     assert status == 0 and lines[0].startswith("tiny on")
     assert json.loads((project / "a.json").read_text())["accounts"][0]["variant"] == "tiny"
     picture = (project / "a.svg").read_text()
     assert picture.startswith("<svg ") and "<title>causal()</title>" in picture
+    assert (project / "new" / "a.png").read_bytes().startswith(b"\x89PNG")
+    assert [path.name for path in (project / "new").iterdir()] == ["a.png"]
+
+
+def test_a_page_is_written_beside_what_is_shown(flashgen, project):
+    (project / "specs" / "family.py").write_text(FAMILY)
+    status, lines = flashgen("explain", "specs/family.py", "--q-len", 512, "--html", "new/a.html")
+    assert status == 0
+    shown = [line for line in lines if " on sm_" in line]
+    assert shown == ["one on sm_90 (H200)", "two on sm_90 (H200)"]
+    page = (project / "new" / "a.html").read_text()
+    assert all(f"<h2>{line}</h2>" in page for line in shown)
+    lengths = [512, *(2**n for n in range(10, 18))]
+    assert [n for n in lengths if f'data-length="{n}"' in page] == lengths
+    assert page.count("data-length") == len(lengths)
 
 
 def test_the_call_is_as_asked(flashgen, project):
@@ -109,6 +125,16 @@ def test_a_parameter_of_the_call(flashgen, project):
             "error: --svg=x.svg: a picture is of one variant, and there are one, two; "
             "name a file that declares one",
         ),
+        (
+            ["specs/family.py", "--png", "x.png"],
+            "error: --png=x.png: a picture is of one variant, and there are one, two; "
+            "name a file that declares one",
+        ),
+        (
+            ["specs/tiny.py", "--png", "specs/tiny.py/x.png"],
+            "error: specs/tiny.py/x.png: cannot be written: File exists; "
+            "choose another place with --png",
+        ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -145,7 +171,7 @@ def test_it_imports_neither_torch_nor_triton(project):
         "import sys\n"
         "from flashgen.cli import main\n"
         "try:\n"
-        "    main(['explain', 'specs', '--json', 'a.json', '--svg', 'a.svg'])\n"
+        "    main(['explain', 'specs', '--json', 'a.json', '--svg', 'a.svg', '--html', 'a.html'])\n"
         "except SystemExit as stop:\n"
         "    assert not stop.code\n"
         "assert not {'torch', 'triton'} & sys.modules.keys()\n"

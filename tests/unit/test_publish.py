@@ -155,7 +155,9 @@ def copied_sources(tmp_path, monkeypatch):
     (package / "tuning").mkdir(parents=True)
     templates.mkdir()
     (package / "plan").mkdir()
-    for name in ("plan/kernel.py", "cli.py", "tuning/space.py"):
+    (package / "explain" / "templates").mkdir(parents=True)
+    page = "explain/templates/page.html.jinja"
+    for name in ("plan/kernel.py", "cli.py", "tuning/space.py", page):
         path = package / name
         path.write_text("old\n")
     (templates / "module.py.jinja").write_text("old\n")
@@ -173,6 +175,7 @@ def copied_sources(tmp_path, monkeypatch):
         ("flashgen/tuning/space.py", True),
         ("templates/module.py.jinja", True),
         ("flashgen/cli.py", False),
+        ("flashgen/explain/templates/page.html.jinja", False),
     ],
 )
 def test_the_build_digest_depends_on_what_renders(copied_sources, source, matters):
