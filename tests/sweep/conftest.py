@@ -14,3 +14,11 @@ if os.environ.get("TRITON_INTERPRET") != "1":
 # A tile is too small to share between threads: they would only wait for one another.
 for _library in ("OMP", "OPENBLAS", "MKL"):
     os.environ.setdefault(f"{_library}_NUM_THREADS", "1")
+
+
+@pytest.fixture(autouse=True)
+def the_same_course_each_time() -> None:
+    """Whatever ran before it, a test of Gluon kernels sees their roles take the same turns."""
+    from support.gluon import start_over
+
+    start_over()

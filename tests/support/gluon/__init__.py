@@ -7,6 +7,6 @@ early, or gives a buffer away too early, computes NaN, and one that waits for wh
 so at once.
 """
 
-from support.gluon.modules import interpreted
+from support.gluon.modules import interpreted, start_over
 
-__all__ = ["interpreted"]
+__all__ = ["interpreted", "start_over"]
