@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator
 from types import ModuleType
@@ -10,11 +11,14 @@ import pytest
 
 from support.cases import Case
 from support.gluon import interpreted
-from support.variants import rendered_module, shipped_specs
+from support.variants import (
+    any_hopper,
+    any_hopper_backward,
+    rendered,
+    rendered_module,
+)
 from sweep.hopper import check_hopper, check_hopper_backward
-from sweep.test_hopper import CONFIGS
-
-SPECS = shipped_specs()
+from sweep.test_hopper import CONFIGS, PLANS, SPECS
 
 #: What keeps roles apart, at the start of a line.
 SYNCHRONISES = re.compile(
@@ -43,10 +47,10 @@ UNSEEN = {
 }
 
 
+@functools.cache
 def _source(name: str) -> str:
-    sources: list[str] = []
-    rendered_module(SPECS[name], hopper=True, edit_source=lambda s: sources.append(s) or s)
-    return interpreted(sources[0])
+    plan = PLANS[name]
+    return interpreted(rendered(plan, any_hopper(plan), any_hopper_backward(plan)))
 
 
 def _lines_of(source: str, form: str) -> Iterator[tuple[int, int]]:

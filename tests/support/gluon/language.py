@@ -58,21 +58,6 @@ def warp_specialize(
     program().divide([lambda f=f, a=a: f(*a) for f, a in functions], num_warps)
 
 
-def load(pointer: Pointer, mask: Any = None, other: Any = None) -> Block:
-    """Elements of global memory."""
-    return pointer.load(mask, other)
-
-
-def store(pointer: Pointer, value: Any, mask: Any = None) -> None:
-    """Writes some."""
-    pointer.store(value, mask)
-
-
-def atomic_add(pointer: Pointer, value: Any) -> Block:
-    """Adds to one, and returns what it was."""
-    return pointer.atomic_add(value)
-
-
 def convert_layout(x: Block, layout: Layout, assert_trivial: bool = False) -> Block:
     """The same values, in other threads."""
     return x
@@ -152,9 +137,9 @@ gl = SimpleNamespace(
     inline_asm_elementwise=inline_asm,
     allocate_shared_memory=allocate_shared_memory,
     warp_specialize=warp_specialize,
-    load=load,
-    store=store,
-    atomic_add=atomic_add,
+    load=Pointer.load,
+    store=Pointer.store,
+    atomic_add=Pointer.atomic_add,
 )
 mbarrier = SimpleNamespace(
     MBarrierLayout=BarrierLayout, init=init, wait=wait, arrive=arrive, expect=expect
@@ -167,8 +152,4 @@ tma = SimpleNamespace(
 hopper = SimpleNamespace(TensorDescriptor=Descriptor)
 fence_async_shared = fence
 warpgroup_mma = multiply
-
-
-def warpgroup_mma_wait(num_outstanding: int = 0, deps: Sequence[Any] = ()) -> Any:
-    """Until so many products at most still run."""
-    return wait_for_products(num_outstanding, deps)
+warpgroup_mma_wait = wait_for_products

@@ -253,7 +253,7 @@ class Pointer:
         assert bool((inside | ~wanted).all()), "outside of a tensor's memory"
         return places, wanted
 
-    def load(self, mask: Any, other: Any) -> Block:
+    def load(self, mask: Any = None, other: Any = None) -> Block:
         """Elements where the mask holds."""
         places, wanted = self._places(mask)
         found = self.memory[torch.where(wanted, places, 0)] if self.memory.numel() else places
@@ -262,7 +262,7 @@ class Pointer:
             return Block(torch.where(wanted, found, other))
         return Block(torch.where(wanted, found, of(other, self.memory.dtype)))
 
-    def store(self, value: Any, mask: Any) -> None:
+    def store(self, value: Any, mask: Any = None) -> None:
         """Writes where the mask holds."""
         places, wanted = self._places(mask)
         values = of(value, self.memory.dtype).expand(places.shape)

@@ -56,7 +56,7 @@ def multiply(
     return product if is_async else wait_for_products(0, (product,))
 
 
-def wait_for_products(pendings: int, deps: Sequence[Any]) -> Any:
+def wait_for_products(pendings: int = 0, deps: Sequence[Any] = ()) -> Any:
     """Until so many at most still run; the values of those that are asked for."""
     running = role().products
     while len(running) > pendings:

@@ -88,7 +88,7 @@ def operands(a: Any, b: Any) -> tuple[Any, Any]:
         dtype = torch.promote_types(a.data.dtype, b.data.dtype)
         return a.data.to(dtype), b.data.to(dtype)
     if isinstance(b, Block):
-        number, data = operands(b, a)[::-1]
+        data, number = operands(b, a)
         return number, data
     data = a.data
     if data.dtype == torch.bool and not isinstance(b, bool):
