@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from flashgen.explain.account import Account, Work
 from flashgen.explain.algorithms import STANDARD
 from flashgen.explain.lengths import Series
-from flashgen.explain.words import by_reason, bytes_text, time_text
+from flashgen.explain.words import by_reason, bytes_text, time_text, training_text
 
 
 def sizes(account: Account) -> Iterator[str]:
@@ -81,14 +81,11 @@ def longer(series: Series) -> Iterator[str]:
         rows[-1] += [*times, factor, own.bound]
     columns = ("keys", "batch", "visible", STANDARD.name, series.asked.works[-1].name, "factor")
     yield _table((*columns, "bound by"), rows, right=0, of=len(columns))
-    steps = "; ".join(
-        f"{step.name} {step.flops / 1e9:,.1f} GFLOP and {bytes_text(step.bytes)}"
-        for step in series.asked.training
-    )
     yield (
         "The backward pass needs the weights again. Standard attention keeps them; FlashAttention "
         "keeps one number for each row, the log-sum-exp, and computes them anew, one product more. "
-        f"Both passes of the call, between SMs and memory: {steps}."
+        f"Both passes of the call, between SMs and memory: "
+        f"{training_text(series.asked)}."
     )
 
 

@@ -13,7 +13,14 @@ from rich.text import Text
 
 from flashgen.explain.account import Account, Kernel, MaskAccount, Work
 from flashgen.explain.picture import MASKED, SKIPPED, UNMASKED, Picture
-from flashgen.explain.words import by_reason, bytes_text, call_text, first_of_each, time_text
+from flashgen.explain.words import (
+    by_reason,
+    bytes_text,
+    call_text,
+    first_of_each,
+    time_text,
+    training_text,
+)
 
 #: Cells of a picture in a terminal, whose letters are about twice as high as wide.
 ROWS, COLUMNS = 32, 64
@@ -161,10 +168,7 @@ def _traffic(account: Account) -> Iterator[RenderableType]:
     for work in first_of_each(account.works):
         problem = f"; {work.problem}" if work.problem else ""
         yield Text(f"{work.name}: {work.said}{problem}")
-    steps = "; ".join(
-        f"{step.name} {step.flops / 1e9:,.1f} GFLOP and {bytes_text(step.bytes)}"
-        for step in account.training
-    )
+    steps = training_text(account)
     yield Text(f"Forward and backward pass together, between SMs and memory: {steps}.")
 
 

@@ -40,6 +40,14 @@ def call_text(account: Account) -> str:
     )
 
 
+def training_text(account: Account) -> str:
+    """FLOPs and bytes of each way to compute a training step."""
+    return "; ".join(
+        f"{step.name} {step.flops / 1e9:,.1f} GFLOP and {bytes_text(step.bytes)}"
+        for step in account.training
+    )
+
+
 def by_reason(kernel: Kernel) -> Iterable[tuple[str, list[str]]]:
     """Configurations turned down for the same reason together, as M x N, warps, stages."""
     grouped: dict[str, list[str]] = {}
