@@ -89,6 +89,7 @@ def backward_captured_bytes(
     else:
         size += 4 * ADDRESS  # descriptors of the gradients; the counter
         size += NUMBERS_OF_A_BACKWARD_CALL * NUMBER
+        size += NUMBER * names.orders_heads  # heads_together
         size += 2 * MADE  # ds, grad_q
         size += 2 * BARRIERS + NUMBERS  # full and empty, of keys; numbers of tiles
     size += NUMBER * ("q_len" in read.names)

@@ -129,10 +129,16 @@ class HopperBackward:
         tiles = self.backward.q_tiles
         return HopperVisits(tiles, "q", masks=self.masks, differ=self.masks_queries)
 
+    @property
+    def orders_heads(self) -> bool:
+        """Whether the longest tiles of several heads come first, not those of each: of one pass."""
+        return self.backward.q_tiles.uneven and not self.divided
+
     @cached_property
     def call(self) -> tuple[str, ...]:
         """What holds for the whole call."""
-        return (*CALL, *self.backward.both_arguments.names)
+        ordered = ("heads_together",) * self.orders_heads
+        return (*CALL, *ordered, *self.backward.both_arguments.names)
 
     program = ("batch", "kv_head", "kv_first")
 
