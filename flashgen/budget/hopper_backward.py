@@ -3,7 +3,8 @@
 All of its buffers are alive throughout (`flashgen.budget.packing`):
 
 - tiles of queries and of the output's gradient, with two numbers for each query, for each stage;
-- the keys and the values; of keys the next ones too, unless the pass is divided;
+- the keys and the values; unless the pass is divided the next keys too, and the next values where
+  they have room;
 - two tiles of the scores' gradients, one for each of two tiles of queries in turn, and what each
   consumer adds to the queries' gradient, 64 x 64 numbers of float32, in whose place the gradients
   of its keys and values leave; none of these where the pass is divided: gradients leave through the
@@ -63,12 +64,15 @@ def worst_queries_usage(names: HopperBackward) -> SramUsage:
 
 def _usage(names: HopperBackward, config: KernelConfig, captures: int) -> SramUsage:
     qk, v = _columns()
-    part, copies = ("K tile", 1) if names.divided else ("K tiles", 2)
+    of_k = ("K tile", 1) if names.divided else ("K tiles", 2)
+    of_v = ("V tiles", 2) if names.values_ahead else ("V tile", 1)
     tiles = [
         Buffer("Q tiles", NUM_STAGES * BLOCK_M * qk * ITEMSIZE),
         Buffer("dO tiles", NUM_STAGES * BLOCK_M * v * ITEMSIZE),
-        Buffer(part, copies * BLOCK_N * qk * ITEMSIZE),
-        Buffer("V tile", BLOCK_N * v * ITEMSIZE),
+        *(
+            Buffer(name, copies * BLOCK_N * columns * ITEMSIZE)
+            for (name, copies), columns in ((of_k, qk), (of_v, v))
+        ),
     ]
     if names.has_roles:
         tiles.append(Buffer("factors", BLOCK_N * BLOCK_M * _NUMBER))

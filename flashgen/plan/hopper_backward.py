@@ -130,6 +130,11 @@ class HopperBackward:
         return HopperVisits(tiles, "q", masks=self.masks, differ=self.masks_queries)
 
     @property
+    def values_ahead(self) -> bool:
+        """Whether the values of the next tile of keys have room beside these, as its keys do."""
+        return self.width == 64 and not self.divided
+
+    @property
     def orders_heads(self) -> bool:
         """Whether the longest tiles of several heads come first, not those of each: of one pass."""
         return self.backward.q_tiles.uneven and not self.divided
