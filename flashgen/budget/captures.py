@@ -90,6 +90,7 @@ def backward_captured_bytes(
         size += 4 * ADDRESS  # descriptors of the gradients; the counter
         size += NUMBERS_OF_A_BACKWARD_CALL * NUMBER
         size += NUMBER * names.orders_heads  # heads_together
+        size += NUMBER * names.shares  # num_shared
         size += 2 * MADE  # ds, grad_q
         size += 2 * BARRIERS + NUMBERS  # full and empty, of keys; numbers of tiles
     size += NUMBER * ("q_len" in read.names)

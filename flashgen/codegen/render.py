@@ -44,7 +44,7 @@ BACKWARD_FUNCTIONS: Mapping[BackwardKernel, str] = {
 }
 
 #: Those of its Gluon form, in the order that they run in: the first, then one of the others.
-HOPPER_BACKWARD_FUNCTIONS = ("_backward_hopper", "_place_grad_q", "_backward_queries_hopper")
+HOPPER_BACKWARD_FUNCTIONS = ("_backward_hopper", "_place_sums", "_backward_queries_hopper")
 
 # What scores read most: kernels have functions for it, cheaper than converting every position.
 _DISTANCES = "gl.cast(kv_idx - q_first, gl.float32)"
@@ -82,7 +82,7 @@ def render_hopper(plan: KernelPlan) -> str:
 
 
 def render_backward_hopper(backward: BackwardPlan, *, after_forward: bool) -> str:
-    """The functions of the backward kernels for Hopper: `_backward_hopper`, then `_place_grad_q`.
+    """The functions of the backward kernels for Hopper: `_backward_hopper`, then `_place_sums`.
 
     Where the pass is divided, `_backward_queries_hopper` comes last instead.
 

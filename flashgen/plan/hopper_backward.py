@@ -135,6 +135,15 @@ class HopperBackward:
         return self.width == 64 and not self.divided
 
     @property
+    def shares(self) -> bool:
+        """Whether the last tiles of keys are divided among all programs: where none is masked.
+
+        All tiles take as long then, and in their last round most programs could have nothing to do.
+        """
+        even = not self.masks and not self.backward.q_tiles.uneven
+        return even and not self.divided and not self.text.learned
+
+    @property
     def orders_heads(self) -> bool:
         """Whether the longest tiles of several heads come first, not those of each: of one pass."""
         return self.backward.q_tiles.uneven and not self.divided
@@ -143,7 +152,8 @@ class HopperBackward:
     def call(self) -> tuple[str, ...]:
         """What holds for the whole call."""
         ordered = ("heads_together",) * self.orders_heads
-        return (*CALL, *ordered, *self.backward.both_arguments.names)
+        shared = ("num_tiles", "num_shared") * self.shares
+        return (*CALL, *ordered, *shared, *self.backward.both_arguments.names)
 
     program = ("batch", "kv_head", "kv_first")
 

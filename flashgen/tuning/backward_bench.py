@@ -131,7 +131,7 @@ class BackwardBench:
         """What launches the kernel, and nothing besides, as a pass over a length does."""
         self.run(config, length, self.saved[length])
         steps = [kernel.again() for kernel in self.launched]
-        if self.launched[-1] is getattr(self.module, "_place_grad_q", None):
+        if self.launched[-1] is getattr(self.module, "_place_sums", None):
             # What sums meet in is cleared first, as a pass does.
             steps.insert(0, self.launched[-1].first_argument.zero_)
         return partial(_in_turn, steps)

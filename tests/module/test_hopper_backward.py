@@ -34,7 +34,7 @@ SPECS = {name: spec for name, spec in shipped_specs().items() if not names_of(sp
 SPECS["learns"] = LEARNS
 SPECS["deterministic"] = replace(shipped_specs()["window_d128"], deterministic=True)
 
-KERNELS = ("_backward_rows", "_backward_hopper", "_place_grad_q")
+KERNELS = ("_backward_rows", "_backward_hopper", "_place_sums")
 DIVIDED = ("_backward_rows", "_backward_hopper", "_backward_queries_hopper")
 PORTABLE = ("_backward_of_keys", "_backward_of_queries")
 LENGTHS = (1, 2, 15, 16, 17, 31, 64, 100, 127, 128, 129, 200, 256, 300, 513, 640)
@@ -156,7 +156,7 @@ def check_sums(watched: Watched, given: dict[str, Any], grad_q: torch.Tensor, q_
     assert tuple(sums.shape) == (3 * 4 * rows_len * width // 32, 32)
     assert sums.block_shape == [128, 32] and not sums.base.any()
     (placed,), (grid,) = (
-        getattr(watched.kernels["_place_grad_q"], x) for x in ("arguments", "grids")
+        getattr(watched.kernels["_place_sums"], x) for x in ("arguments", "grids")
     )
     assert grid == (3 * 4 * rows_len // 64,)
     assert placed["sums_ptr"] is sums.base and placed["grad_q_ptr"] is grad_q

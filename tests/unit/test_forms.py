@@ -251,7 +251,7 @@ def _digests_with(monkeypatch: pytest.MonkeyPatch, name: str) -> list[str]:
         ("_backward_hopper", ["hopper_backward"]),
         ("_backward_step", ["hopper_backward"]),
         ("_query_tile", ["hopper_backward"]),
-        ("_place_grad_q", ["hopper_backward"]),
+        ("_place_sums", ["hopper_backward"]),
     ],
 )
 def test_a_backward_digest_is_of_what_the_kernel_calls(
