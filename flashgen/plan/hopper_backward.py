@@ -136,12 +136,12 @@ class HopperBackward:
 
     @property
     def shares(self) -> bool:
-        """Whether the last tiles of keys are divided among all programs: where none is masked.
+        """Whether the last tiles of keys are divided among all programs: where all queries see all.
 
         All tiles take as long then, and in their last round most programs could have nothing to do.
+        Of a window, whose tiles are short, that costs more than it brings.
         """
-        even = not self.masks and not self.backward.q_tiles.uneven
-        return even and not self.divided and not self.text.learned
+        return not (self.masks_queries or self.divided or self.text.learned)
 
     @property
     def orders_heads(self) -> bool:

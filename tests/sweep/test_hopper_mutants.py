@@ -38,7 +38,15 @@ CASES = (
 )
 
 #: The kernels that one is taken out of: the variants whose they are.
-KERNELS = {"forward": "window_d128", "backward": "window_d128", "divided": "causal_d256"}
+KERNELS = {
+    "forward": "window_d128",
+    "backward": "window_d128",
+    "parts": "full_d128",
+    "divided": "causal_d256",
+}
+
+#: Functions that alone are looked at: the others are those of another kernel here.
+WITHIN = {"parts": "def _add_part("}
 
 #: Those that nothing comes of here, and why.
 UNSEEN = {
@@ -64,6 +72,8 @@ def _lines_of(source: str, form: str) -> Iterator[tuple[int, int]]:
         within = lines[max(start for start in starts if start < i)]
         if re.match(r"def _(attention|backward(_queries)?)_hopper\(", within):
             continue  # before there are roles
+        if not within.startswith(WITHIN.get(form, "")):
+            continue
         end = i
         while (text := "".join(lines[i : end + 1])).count("(") != text.count(")"):
             end += 1
