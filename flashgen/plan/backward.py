@@ -59,12 +59,13 @@ class BackwardPlan:
     @cached_property
     def of_both(self) -> BackwardCode:
         """The text of a kernel over tiles of keys that computes all gradients."""
-        return self._code_with(learned_elements(self.plan), self.conditions_of_keys)
+        learned = learned_elements(self.plan)
+        return self._code_with(learned, self.conditions_of_keys, along=Place.ROW)
 
     @cached_property
     def of_grad_q(self) -> BackwardCode:
         """The text of a kernel over tiles of queries that computes the gradient of q alone."""
-        return self._code_with((), self.plan.conditions)
+        return self._code_with((), self.plan.conditions, along=Place.COLUMN)
 
     @cached_property
     def learned(self) -> tuple[ElementSlope, ...]:
@@ -77,10 +78,13 @@ class BackwardPlan:
         conditions: tuple[Any, ...],
         *,
         by_blocks: bool = False,
+        along: Place | None = None,
     ) -> BackwardCode:
         parts = [tuple(map(_by_products, item.by_kernel)) for item in held]
         others = (*self._element_slope, *(expr for part in parts for expr in part))
-        code, texts = code_with(self.plan.spec, conditions, others, by_blocks=by_blocks)
+        code, texts = code_with(
+            self.plan.spec, conditions, others, by_blocks=by_blocks, along=along
+        )
         rest = iter(texts)
         slope = next(rest) if self._element_slope else ""
         pairs = zip(held, parts, strict=True)

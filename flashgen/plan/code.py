@@ -39,6 +39,7 @@ class KernelCode:
         masked: of each masked tile, what the conditions alone read.
         tables: what the conditions read of block tables.
         conditions: of the mask; all of them hold for a key that is seen.
+        octets: each of them as bits of octets of columns; ``""`` where it has none.
         loads_elements: whether they load something for each query and key of a tile.
         reads_q_idx: whether the loop reads the rows' positions.
         score_reads_kv_idx: whether the score reads the columns' positions.
@@ -58,6 +59,7 @@ class KernelCode:
     masked: tuple[Assignment, ...]
     tables: tuple[BlockLoads, ...]
     conditions: tuple[str, ...]
+    octets: tuple[str, ...]
     loads_elements: bool
     reads_q_idx: bool
     score_reads_kv_idx: bool
@@ -82,6 +84,7 @@ def code_with(
     others: tuple[Any, ...] = (),
     *,
     by_blocks: bool = True,
+    along: Place | None = None,
 ) -> tuple[KernelCode, tuple[str, ...]]:
     """What `kernel_code` returns, and the text of other expressions beside it.
 
@@ -91,6 +94,7 @@ def code_with(
         others: expressions over raw products, `SCALE`, indices and parameters, computed of the same
             elements before the score is.
         by_blocks: whether tables of blocks are read a block at a time, by tiles of queries x keys.
+        along: what the columns of a tile are of, where conditions are printed as bits, too.
     """
     nonnegative = [p.name for p in spec.params if isinstance(p, Int) and p.min >= 0]
 
@@ -103,7 +107,7 @@ def code_with(
     score, scale, shift = _softmax_parts(spec)
     of_score = () if score == SCORES else (score,)
     exprs = (*of_score, *conditions, *others)
-    placed = place(exprs, KERNEL_NAMES, nonnegative=nonnegative)
+    placed = place(exprs, KERNEL_NAMES, nonnegative=nonnegative, along=along)
     first = len(of_score) + len(conditions)
     everywhere = {*range(len(of_score)), *range(first, len(exprs))}
     scalars = placed.scalars
@@ -131,6 +135,7 @@ def code_with(
         masked=tuple(a for a in placed.columns if a not in columns),
         tables=tables,
         conditions=placed.results[len(of_score) : first],
+        octets=placed.octets[len(of_score) : first],
         loads_elements=any(
             place_of(load) == Place.ELEMENT for c in conditions for load in c.atoms(Load)
         ),

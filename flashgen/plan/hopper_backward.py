@@ -10,6 +10,7 @@ from flashgen.plan.backward import BackwardPlan
 from flashgen.plan.backward_code import BackwardCode
 from flashgen.plan.hopper_queries import CALL, HopperQueries
 from flashgen.plan.hopper_visits import HopperVisits
+from flashgen.plan.seen import Seen, columns_end, rows_end, seen
 from flashgen.plan.text import gathered_dimensions, mentioned
 from flashgen.symbolic.placement import Assignment
 from flashgen.symbols import SCORE
@@ -195,9 +196,27 @@ class HopperBackward:
     @cached_property
     def conditions(self) -> tuple[str, ...]:
         """What holds for a pair that is seen."""
-        of_rows = ("q_idx < q_len",) * self.backward.checks_q_len
-        of_keys = ("kv_idx < kv_len",) * self.backward.checks_kv_len
-        return (*of_rows, *of_keys, *self.text.code.conditions)
+        return tuple(text for text, _ in self._conditions)
+
+    @cached_property
+    def seen(self) -> Seen:
+        """The same by how it is computed."""
+        code = self.text.code
+        rows = ("kv_idx", *(line.name for line in (*code.columns, *code.masked)))
+        return seen(self._conditions, "q_idx", rows, self.block_m, scored=bool(code.score))
+
+    @property
+    def reads_octets(self) -> bool:
+        """Whether one of the kernels computes it of octets of columns."""
+        return bool(self.seen.octets or (self.divided and self.of_queries.seen.octets))
+
+    @cached_property
+    def _conditions(self) -> tuple[tuple[str, str], ...]:
+        """With their bits."""
+        of_queries = (columns_end("q"),) * self.backward.checks_q_len
+        of_keys = (rows_end("kv"),) * self.backward.checks_kv_len
+        code = self.text.code
+        return (*of_queries, *of_keys, *zip(code.conditions, code.octets, strict=True))
 
     @property
     def masks(self) -> bool:
@@ -232,9 +251,9 @@ class HopperBackward:
 
     @property
     def masks_read_q_idx(self) -> bool:
-        """Whether the conditions do."""
+        """Whether what is computed of the mask for each pair does."""
         masked = (line.code for line in self.mask_lines)
-        return bool(mentioned(["q_idx"], (*self.conditions, *masked)))
+        return bool(mentioned(["q_idx"], (*self.seen.pairs, *masked)))
 
     @cached_property
     def gathers(self) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ from functools import cached_property
 from flashgen.plan.backward import BackwardPlan
 from flashgen.plan.backward_code import BackwardCode
 from flashgen.plan.hopper_visits import HopperVisits
+from flashgen.plan.seen import Seen, columns_end, seen
 from flashgen.plan.text import gathered_dimensions, mentioned
 
 #: Queries of a program, of which each of two consumers has 64.
@@ -87,8 +88,22 @@ class HopperQueries:
     @cached_property
     def conditions(self) -> tuple[str, ...]:
         """What holds for a pair that is seen."""
-        of_keys = ("kv_idx < kv_len",) * self.backward.plan.checks_kv_len
-        return (*of_keys, *self.text.code.conditions)
+        return tuple(text for text, _ in self._conditions)
+
+    @cached_property
+    def seen(self) -> Seen:
+        """The same by how it is computed."""
+        code = self.text.code
+        rows = ("q_idx", *(line.name for line in code.rows))
+        columns = BLOCK_N[self.width]
+        return seen(self._conditions, "kv_idx", rows, columns, scored=bool(code.score))
+
+    @cached_property
+    def _conditions(self) -> tuple[tuple[str, str], ...]:
+        """With their bits."""
+        of_keys = (columns_end("kv"),) * self.backward.plan.checks_kv_len
+        code = self.text.code
+        return (*of_keys, *zip(code.conditions, code.octets, strict=True))
 
     @property
     def changes_scores(self) -> bool:
@@ -102,9 +117,15 @@ class HopperQueries:
 
     @property
     def masks_read_q_idx(self) -> bool:
-        """Whether the conditions do."""
+        """Whether what is computed of the mask for each pair does."""
         masked = (line.code for line in self.text.code.masked)
-        return bool(mentioned(["q_idx"], (*self.conditions, *masked)))
+        return bool(mentioned(["q_idx"], (*self.seen.pairs, *masked)))
+
+    @property
+    def masks_read_kv_idx(self) -> bool:
+        """Whether that reads the position of each key."""
+        masked = (line.code for line in self.text.code.masked)
+        return bool(mentioned(["kv_idx"], (*self.seen.pairs, *masked)))
 
     @property
     def rows_read_q_idx(self) -> bool:

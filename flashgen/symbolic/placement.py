@@ -10,6 +10,7 @@ from typing import Any
 
 import sympy
 
+from flashgen.symbolic.octets import octet_source
 from flashgen.symbolic.places import SCORES, Place, is_integral
 from flashgen.symbolic.printer import triton_source
 from flashgen.symbolic.regroup import PREFIXES, Regrouper, is_condition, replaced
@@ -45,6 +46,7 @@ class Placed:
         results: one for each expression that was placed, after the elements.
         carried: the names that columns, elements and results read besides kv_idx, the score and
             one another: symbols as the kernel calls them, then scalars, then rows.
+        octets: for each result that is a condition, its `octet_source`, else ``""``.
     """
 
     scalars: tuple[Assignment, ...]
@@ -53,6 +55,7 @@ class Placed:
     elements: tuple[Assignment, ...]
     results: tuple[str, ...]
     carried: tuple[str, ...]
+    octets: tuple[str, ...]
 
     @cached_property
     def helpers(self) -> tuple[str, ...]:
@@ -73,6 +76,7 @@ def place(
     *,
     nonnegative: Collection[str] = (),
     taken: Collection[str] = (),
+    along: Place | None = None,
 ) -> Placed:
     """Splits expressions by what needs them: a program, a tile of queries or keys, an element.
 
@@ -84,6 +88,7 @@ def place(
         names: the text for a symbol, as in ``{"b": "batch"}``; others print their name.
         nonnegative: parameters known to be >= 0; see `triton_source`.
         taken: names that the new variables must not have, besides those in the expressions.
+        along: what the columns of a tile are of, where conditions are printed as bits, too.
 
     Raises:
         TypeError: a node that the printer does not know.
@@ -100,6 +105,11 @@ def place(
         approximate = where == Place.ELEMENT
         return triton_source(form, names, nonnegative, tensors, approximate=approximate)
 
+    def octets(form: Any) -> str:
+        if along is None or not is_condition(form):
+            return ""
+        return octet_source(form, along, regrouper.place, lambda e: source(e, Place.ELEMENT))
+
     users = _users(forms, definitions)
     assignments: dict[Place, list[Assignment]] = {where: [] for where in PREFIXES}
     for symbol, (where, form) in definitions.items():
@@ -112,6 +122,7 @@ def place(
         elements=tuple(assignments[Place.ELEMENT]),
         results=tuple(source(form, Place.ELEMENT) for form in forms),
         carried=_carried(forms, definitions, names),
+        octets=tuple(map(octets, forms)),
     )
 
 

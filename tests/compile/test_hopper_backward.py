@@ -35,7 +35,7 @@ from flashgen.tuning.hopper_backward_space import (
     why_no_backward,
 )
 from support.loads import kernel_spec
-from support.sass import unset_uniform_registers
+from support.sass import opcodes, unset_uniform_registers
 from support.variants import shipped_specs
 from support.vocabulary import VOCABULARY
 
@@ -110,6 +110,23 @@ def test_what_would_be_shipped_is_fast_machine_code(name: str) -> None:
         assert compiled.spilled <= FEW
         assert compiled.warnings == ()
         assert unset_uniform_registers(compiled.code) == []
+
+
+#: Variants whose masks are comparisons of positions, with masked steps for both consumers.
+COMPARED = ("causal_d64", "causal_d128", "window_d128", "documents_d128", "prefix_d128",
+            "sink_window_d128", "sinks_softmax_d64")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COMPARED)
+def test_one_instruction_takes_several_bits(name: str) -> None:
+    """An element has one selection and no comparison of its own."""
+    names = shipped(name)
+    (compiled,) = machine_code(names)
+    found = opcodes(compiled.code)
+    elements = 2 * 64 * names.block_m // 128  # of a thread, in two consumers
+    assert found["FSEL"] == elements
+    assert found["R2P"] >= elements // 8
+    assert found["ISETP"] < elements
 
 
 @pytest.mark.parametrize("name", SHIPPED)

@@ -1,10 +1,11 @@
-"""Reading machine code of NVIDIA GPUs for one kind of miscompilation."""
+"""Reading machine code of NVIDIA GPUs: one kind of miscompilation, and what it consists of."""
 
 from __future__ import annotations
 
 import re
 import subprocess
 import tempfile
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -45,6 +46,12 @@ def unset_uniform_registers(cubin: bytes) -> list[str]:
                 is_set[there] = after if known is None else known & after
                 pending.append(there)
     return [code[i].text for i, known in sorted(is_set.items()) if not code[i].read <= known]
+
+
+def opcodes(cubin: bytes) -> Counter[str]:
+    """How many instructions there are of each kind, by their names without what follows a dot."""
+    texts = (instruction.text for instruction in _instructions(_disassembled(cubin)))
+    return Counter(re.split(r"[.\s]", _PREDICATE.sub("", text, count=1))[0] for text in texts)
 
 
 def _instructions(listing: str) -> list[_Instruction]:

@@ -315,3 +315,50 @@ def test_numbers_are_computed_with_as_in_triton() -> None:
     assert torch.equal(
         gl.maximum(Block(torch.tensor([torch.nan, 1.0])), 0.5).data, torch.tensor([0.5, 1.0])
     )
+
+
+SELECTED = """
+{
+    .reg .b32 bit, other;
+    .reg .pred p;
+    and.b32 bit, $1, $2;
+    setp.RELATION.s32 p, bit, 0;
+    selp.f32 $0, $3, 0fFF800000, p;
+}
+"""
+
+
+def _selected(text: str, dtype: torch.dtype = torch.int32) -> Any:
+    bits = Block(torch.tensor([[5], [6]], dtype=dtype))
+    which = Block(torch.tensor([1, 2, 4], dtype=torch.int32))
+    values = Block(torch.arange(6.0).view(2, 3))
+    return gl.inline_asm_elementwise(
+        text, "=f,r,r,f", [bits, which, values], dtype=gl.float32, is_pure=True, pack=1
+    )
+
+
+def test_instructions_in_a_row() -> None:
+    seen = _selected(SELECTED.replace("RELATION", "ne")).data
+    assert seen.tolist() == [[0.0, -torch.inf, 2.0], [-torch.inf, 4.0, 5.0]]
+    unseen = _selected(SELECTED.replace("RELATION", "eq")).data
+    assert unseen.tolist() == [[-torch.inf, 1.0, -torch.inf], [3.0, -torch.inf, -torch.inf]]
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("{ xor.b32 $0, $1, $2; }", NotImplementedError),
+        ("{ add.rn.f16 $0, $1, $2; }", NotImplementedError),
+        ("{ and.b32 $0, $1, $2; }", AssertionError),  # $0 holds floats
+        ("{ .reg .pred p; setp.ne.s32 p, $3, 0; selp.f32 $0, $3, $3, p; }", AssertionError),
+        ("{ .reg .pred p; selp.f32 $0, $3, $3, p; }", KeyError),
+    ],
+)
+def test_instructions_that_cannot_be(text: str, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        _selected(text)
+
+
+def test_registers_are_of_one_type() -> None:
+    with pytest.raises(AssertionError, match="int64"):
+        _selected(SELECTED.replace("RELATION", "ne"), torch.int64)

@@ -124,6 +124,7 @@ gl = SimpleNamespace(
     BlockedLayout=Layout,
     SliceLayout=Layout,
     DotOperandLayout=Layout,
+    DistributedLinearLayout=Layout,
     **{name: getattr(values, name) for name in ("arange", "full", "zeros", "zeros_like", "where")},
     **{name: getattr(values, name) for name in ("maximum", "minimum", "join", "cdiv")},
     max=values.largest,

@@ -28,7 +28,12 @@ def start_over() -> None:
 
 
 class gluon:
-    """The decorator of kernels."""
+    """The decorators of kernels, and of functions that compute constants for them."""
+
+    @staticmethod
+    def constexpr_function(function: Callable[..., Any]) -> Callable[..., Any]:
+        """A function of constants."""
+        return function
 
     @staticmethod
     def jit(function: Any = None, **options: Any) -> Any:
