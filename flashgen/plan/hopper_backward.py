@@ -136,6 +136,11 @@ class HopperBackward:
         return self.width == 64 and not self.divided
 
     @property
+    def starts_dv_early(self) -> bool:
+        """Whether registers hold the weights, as dv takes them, beside what ds is computed of."""
+        return self.block_m == 64
+
+    @property
     def shares(self) -> bool:
         """Whether the last tiles of keys are divided among all programs: where all queries see all.
 
