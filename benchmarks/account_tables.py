@@ -15,19 +15,14 @@ NEAR = 0.1
 #: The levels of the account, as its figures are called.
 LEVELS = {"L2 and SMs": "l2", "DRAM and L2": "dram"}
 
-#: Counters beside those of the figures: what is shown, of which run, by which names, in what unit.
+#: Counters beside those of the figures: what is shown, of which run, the name, bytes of its unit.
 OTHERS = (
-    ("read, by L1", "l2", ("l1tex__m_xbar2l1tex_read_bytes.sum",), 1),
-    ("written, by L1", "l2", ("l1tex__m_l1tex2xbar_write_bytes.sum",), 1),
-    ("between partitions of L2", "l2", ("lts__t_sectors_srcunit_ltcfabric.sum",), 32),
-    ("all requests to L2", "l2", ("lts__t_bytes.sum",), 1),
-    ("DRAM read, L2 cleared", "dram_cold", ("dram__bytes_read.sum", "dram__bytes_op_read.sum"), 1),
-    (
-        "DRAM written, L2 cleared",
-        "dram_cold",
-        ("dram__bytes_write.sum", "dram__bytes_op_write.sum"),
-        1,
-    ),
+    ("read, by L1", "l2", "l1tex__m_xbar2l1tex_read_bytes.sum", 1),
+    ("written, by L1", "l2", "l1tex__m_l1tex2xbar_write_bytes.sum", 1),
+    ("between partitions of L2", "l2", "lts__t_sectors_srcunit_ltcfabric.sum", 32),
+    ("all requests to L2", "l2", "lts__t_bytes.sum", 1),
+    ("DRAM read, L2 cleared", "dram_cold", "dram__bytes_read.sum", 1),
+    ("DRAM written, L2 cleared", "dram_cold", "dram__bytes_write.sum", 1),
 )
 
 
@@ -79,21 +74,14 @@ def _doubts(protocol: Mapping[str, Any]) -> list[str]:
     found = []
     if any(n > 1 for n in protocol["dram"]["passes"]):
         found.append("DRAM was counted in several passes: L2 was not as the last call left it.")
-    missing = {name for run in protocol.values() for name in run["missing"]}
-    alternatives = {names for _, _, names, _ in OTHERS} | {
-        ("dram__bytes_read.sum", "dram__bytes_op_read.sum"),
-        ("dram__bytes_write.sum", "dram__bytes_op_write.sum"),
-    }
-    # Of two names for one counter the other will do.
-    spare = {x for names in alternatives for x in names if not set(names) <= missing}
-    if missing - spare:
-        found.append(f"Not known to this ncu: {', '.join(sorted(missing - spare))}.")
+    missing = sorted({name for run in protocol.values() for name in run["missing"]})
+    if missing:
+        found.append(f"Not known to this ncu: {', '.join(missing)}.")
     return found
 
 
-def _other(row: Row, run: str, names: Sequence[str], unit: int) -> float | None:
-    counted = row["counted"].get(run, {})
-    values = next((counted[name] for name in names if name in counted), None)
+def _other(row: Row, run: str, name: str, unit: int) -> float | None:
+    values = row["counted"].get(run, {}).get(name)
     return unit * median(values) if values else None
 
 
@@ -152,6 +140,8 @@ def pick_share(rows: Sequence[Row]) -> float | None:
     """
     if any(row["looked_at"] < row["candidates"] or not row["measured"] for row in rows):
         return None
+    if len({(row["gpu"], row["triton"], *row["lengths"]) for row in rows}) > 1:
+        return None  # rates of two machines, or of two workloads
     picked = [m for m in rows[0]["measured"] if m["config"] == rows[0]["pick"]]
     if not picked:
         return None

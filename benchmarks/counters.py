@@ -71,14 +71,7 @@ L2_METRICS = (
     "gpu__time_duration.sum",
 )
 
-#: Each counter is there by its older and by its newer name.
-DRAM_METRICS = (
-    "dram__bytes_read.sum",
-    "dram__bytes_write.sum",
-    "dram__bytes_op_read.sum",
-    "dram__bytes_op_write.sum",
-    "gpu__time_duration.sum",
-)
+DRAM_METRICS = ("dram__bytes_read.sum", "dram__bytes_write.sum", "gpu__time_duration.sum")
 
 
 @dataclass(frozen=True)
@@ -103,12 +96,12 @@ RUNS = {
     "dram_cold": Run(DRAM_METRICS, "all", 3),
 }
 
-#: The account's figures: the run that counts them, the names of the counter, bytes of its unit.
+#: The account's figures: the run that counts them, the counter, bytes of its unit.
 FIGURES = {
-    "l2_read": ("l2", L2_METRICS[:1], SECTOR),
-    "l2_written": ("l2", L2_METRICS[1:2], SECTOR),
-    "dram_read": ("dram", DRAM_METRICS[0:3:2], 1),
-    "dram_written": ("dram", DRAM_METRICS[1:4:2], 1),
+    "l2_read": ("l2", "lts__t_sectors_srcunit_tex_op_read.sum", SECTOR),
+    "l2_written": ("l2", "lts__t_sectors_srcunit_tex_op_write.sum", SECTOR),
+    "dram_read": ("dram", "dram__bytes_read.sum", 1),
+    "dram_written": ("dram", "dram__bytes_write.sum", 1),
 }
 
 
@@ -143,13 +136,11 @@ def figures_of(counted: Mapping[str, Mapping[str, Sequence[float]]]) -> dict[str
 
     Those whose counter is missing are not there.
     """
-    found = {}
-    for figure, (run, names, unit) in FIGURES.items():
-        of_run = counted.get(run, {})
-        values = next((of_run[name] for name in names if name in of_run), None)
-        if values:
-            found[figure] = unit * median(values)
-    return found
+    return {
+        figure: unit * median(counted[run][name])
+        for figure, (run, name, unit) in FIGURES.items()
+        if name in counted.get(run, {})
+    }
 
 
 def values_of(

@@ -7,8 +7,9 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 #: Where installers put it, the newest last.
@@ -16,6 +17,15 @@ FOLDERS = ("/opt/nvidia/nsight-compute", "/usr/local/cuda/nsight-compute*", "/us
 
 #: What `--print-units base` gives: nothing that would have to be scaled.
 BASE_UNITS = ("", "byte", "sector", "ns", "nsecond", "request", "cycle", "%")
+
+#: Counters that have another name in other versions.
+OTHER_NAMES = {
+    "dram__bytes_read.sum": "dram__bytes_op_read.sum",
+    "dram__bytes_write.sum": "dram__bytes_op_write.sum",
+}
+
+#: Seconds that a run of ncu may take.
+TIMEOUT = 240
 
 _UNKNOWN = re.compile(r"Failed to find metric (?:regex:\^?)?([\w.\\]+)")
 _PASSES = re.compile(r"==PROF== Profiling .*?(\d+) pass(?:es)?\b")
@@ -99,7 +109,8 @@ def count(
     Args:
         ncu: the command.
         program: the program with its arguments.
-        metrics: names with ``.sum``. Those that ncu does not know are left out.
+        metrics: names with ``.sum``. Those that ncu does not know, by `OTHER_NAMES` either, are
+            left out.
         kernel: a regular expression of the kernel's name.
         cache_control: ``"none"`` leaves caches as they are, ``"all"`` clears them before a launch.
         known: the names that ncu knows, as far as it said.
@@ -107,20 +118,32 @@ def count(
     Raises:
         NcuError: nothing was counted.
     """
-    asked = [x for x in metrics if not known or base(x) in known]
-    while asked:
-        log = _counted(ncu, program, asked, kernel, cache_control)
-        unknown = unknown_metrics(log)
-        left = [x for x in asked if base(x) not in unknown]
-        if left != asked:
-            asked = left
+    unknown = {x for x in map(base, (*metrics, *OTHER_NAMES.values())) if known and x not in known}
+    while asked := dict(_named(metrics, unknown)):
+        log = _counted(ncu, program, list(asked.values()), kernel, cache_control)
+        if complaints := unknown_metrics(log) - unknown:
+            unknown |= complaints
             continue
-        launches = parse(log)
+        launches = tuple(
+            Launch(
+                launch.kernel, {x: launch.values[y] for x, y in asked.items() if y in launch.values}
+            )
+            for launch in parse(log, asked.values())
+        )
         if not launches:
             raise NcuError(f"no launch of {kernel} was counted: {_tail(log)}")
         missing = [x for x in metrics if any(x not in launch.values for launch in launches)]
         return Counted(launches, passes(log), tuple(missing))
     raise NcuError(f"ncu knows none of {', '.join(metrics)}")
+
+
+def _named(metrics: Sequence[str], unknown: Collection[str]) -> Iterator[tuple[str, str]]:
+    """Metrics with the names that ncu has for them."""
+    for metric in metrics:
+        for name in (metric, OTHER_NAMES.get(metric, metric)):
+            if base(name) not in unknown:
+                yield metric, name
+                break
 
 
 def base(metric: str) -> str:
@@ -138,10 +161,11 @@ def passes(log: str) -> tuple[int, ...]:
     return tuple(int(n) for n in _PASSES.findall(log))
 
 
-def parse(log: str) -> tuple[Launch, ...]:
-    """The launches in what ``--csv --page raw --print-units base`` prints, other lines beside it.
+def parse(log: str, metrics: Collection[str]) -> tuple[Launch, ...]:
+    """The launches, with their values of these metrics, in what ncu prints beside other lines.
 
-    A row of names, one of units, then a row for each launch.
+    By ``--csv --page raw``: a row of names, one of units, then a row for each launch; or, by some
+    versions, a row for each metric of each launch.
 
     Raises:
         NcuError: a number in another unit than a base one.
@@ -149,24 +173,37 @@ def parse(log: str) -> tuple[Launch, ...]:
     rows = list(csv.reader(line for line in log.splitlines() if line.startswith('"')))
     if not rows:
         return ()
-    names, units, *launches = rows
-    for name, unit in zip(names, units, strict=True):
-        if "__" in name and unit not in BASE_UNITS:
-            raise NcuError(f"{name} is in {unit!r}, which is no base unit")
-    at = names.index("Kernel Name")
-    return tuple(Launch(row[at].split("(")[0], dict(_values(names, row))) for row in launches)
+    names, *rows = rows
+    if "Metric Name" in names:
+        columns = ("ID", "Kernel Name", "Metric Name", "Metric Unit", "Metric Value")
+        at = [names.index(column) for column in columns]
+        cells = [tuple(row[i] for i in at) for row in rows]
+    else:
+        units, *rows = rows
+        number, kernel = names.index("ID"), names.index("Kernel Name")
+        cells = [
+            (row[number], row[kernel], name, unit, value)
+            for row in rows
+            for name, unit, value in zip(names, units, row, strict=True)
+        ]
+    return tuple(_launches(cells, metrics))
 
 
-def _values(names: Sequence[str], row: Sequence[str]) -> list[tuple[str, float]]:
-    found = []
-    for name, text in zip(names, row, strict=True):
-        try:
-            value = float(text.replace(",", ""))
-        except ValueError:  # n/a, or a text
-            continue
-        if "__" in name:
-            found.append((name, value))
-    return found
+def _launches(cells: Iterable[tuple[str, ...]], metrics: Collection[str]) -> Iterator[Launch]:
+    """Of rows of a launch's number, its kernel, a metric, the unit and the value."""
+    for (_, kernel), of_launch in groupby(cells, lambda cell: cell[:2]):
+        values = {}
+        for *_, metric, unit, text in of_launch:
+            if metric not in metrics:
+                continue
+            try:
+                value = float(text.replace(",", ""))
+            except ValueError:  # n/a
+                continue
+            if unit not in BASE_UNITS:
+                raise NcuError(f"{metric} is in {unit!r}, which is no base unit")
+            values[metric] = value
+        yield Launch(kernel.split("(")[0], values)
 
 
 def _counted(
@@ -185,13 +222,17 @@ def _counted(
             ]
         )
         said = (log.read_text() if log.exists() else "") + done.stdout
-    if done.returncode and not unknown_metrics(said + done.stderr):
-        raise NcuError(f"ncu ended with {done.returncode}: {_tail(said + done.stderr)}")
-    return said + done.stderr
+    said += done.stderr
+    if done.returncode and not unknown_metrics(said):
+        raise NcuError(f"ncu ended with {done.returncode}: {_tail(said)}")
+    return said
 
 
 def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True)
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
+    except subprocess.TimeoutExpired as error:
+        raise NcuError(f"ncu was not done after {error.timeout:.0f} s") from error
 
 
 def _tail(text: str) -> str:
