@@ -5,14 +5,29 @@ from __future__ import annotations
 import json
 import stat
 import sys
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from benchmarks import counters, ncu, record, table
 from benchmarks.account_tables import counters_table, level_ratio
 from flashgen.explain.call import Asked
 from flashgen.explain.variant import explain
 from support.variants import GENERATED, ROOT
+
+ENVIRONMENT = {"date": "2026-01-31", "gpu": "Some GPU", "triton": "3.6.0"}
+
+
+def row_of(cell):
+    return {
+        "cell": cell.name,
+        "seq_len": cell.seq_len,
+        "head_dim": [cell.qk_head_dim, cell.v_head_dim],
+        "dtype": cell.dtype,
+        "num_heads": cell.num_heads,
+    }
+
 
 READ, WRITTEN, TIME = counters.DRAM_METRICS
 
@@ -87,11 +102,14 @@ with open(value("--log-file"), "w") as file:
             name = name.split(".")[0]
             file.write(f"==ERROR== Failed to find metric regex:^{{name}}(\\\\..*)?$\\n")
             sys.exit(1)
-    rows = ['"ID","Kernel Name"', '"",""', '"0","_attention_hopper"']
+    launches = int(value("--launches")) * 3 if "--launches" in arguments else 1
+    rows = ['"ID","Kernel Name"', '"",""']
+    rows += [f'"{{i}}","_attention_hopper"' for i in range(launches)]
     for name in metrics:
         rows[0] += f',"{{name}}"'
         rows[1] += ',"byte"'
-        rows[2] += f',"{{known[name.split(".")[0]]}}"'
+        for i in range(launches):
+            rows[2 + i] += f',"{{known[name.split(".")[0]] + i}}"'
     file.write(log if log is not None else "\\n".join(rows) + "\\n")
 sys.exit({status})
 """
@@ -156,6 +174,57 @@ def test_launches_belong_to_modules_in_turn():
             counters.values_of(wrong, 2, ["x", "y"], ["a", "a"])
 
 
+def test_a_run_counts_each_module_and_keeps_the_account_beside_it(fake, monkeypatch):
+    metrics = {name for run in counters.RUNS.values() for name in run.metrics}
+    known = {ncu.base(name): 100 for name in metrics - {"lts__t_bytes.sum"}}
+    command, asked = fake(known)
+
+    def new_row(cell):
+        return row_of(cell) | {
+            "module": cell.module,
+            "batch": cell.batch,
+            "form": "hopper",
+            "kernel": "0" * 64,
+            "config": {"BLOCK_M": 128},
+        }
+
+    monkeypatch.setattr(ncu, "find_ncu", lambda: command)
+    monkeypatch.setattr(ncu, "version", lambda ncu: "2025.3")
+    monkeypatch.setattr(ncu, "known_metrics", lambda ncu: frozenset())
+    monkeypatch.setattr(counters, "new_row", new_row)
+    monkeypatch.setattr(counters, "environment", lambda device: dict(ENVIRONMENT))
+    monkeypatch.setattr(counters, "_driver", lambda: "570")
+    monkeypatch.setattr(counters, "_compile", lambda cells: None)
+    found = counters.measure(counters.NAMES)
+    document = json.loads(record.layout(found))
+    assert document == found
+    assert [row["module"] for row in document["cells"]] == list(counters.NAMES)
+    second = document["cells"][1]
+    assert second["counted"]["dram"][READ] == [105.0, 106.0, 107.0, 108.0, 109.0]
+    assert second["figures"]["dram_read"] == 107.0
+    assert second["figures"]["l2_read"] == 32 * 101.0
+    assert second["account"] == counters.account_of(counters.cell_of("window_d128"), "hopper")
+    assert document["protocol"]["l2"]["missing"] == ["lts__t_bytes.sum"]
+    assert counters_table(document).startswith("MB that a call moves")
+    controls = [call[call.index("--cache-control") + 1] for call in asked()]
+    assert controls == ["none", "none", "none", "all"]  # the first once more, without a metric
+
+
+def test_ncu_sees_the_last_of_several_calls(monkeypatch):
+    said = []
+    module = SimpleNamespace(attention=lambda *inputs, **keywords: said.append(keywords))
+    monkeypatch.setattr(counters, "load_module", lambda name: module)
+    monkeypatch.setattr(counters, "make_inputs", lambda cell, device: (1, 2, 3))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda.profiler, "start", lambda: said.append("start"))
+    monkeypatch.setattr(torch.cuda.profiler, "stop", lambda: said.append("stop"))
+    counters.call(["window_d128"], 2)
+    call = {"return_lse": True, "left": 1024}
+    between = [call] * counters.BETWEEN
+    counted = ["start", call, "stop"]
+    assert said == [call] * counters.WARM_UPS + (between + counted) * 2
+
+
 def test_figures_are_bytes_and_medians():
     counted = {
         "l2": {counters.FIGURES["l2_read"][1]: [10.0]},
@@ -193,10 +262,9 @@ def results():
         "counted": counted,
     }
     run = {"passes": [1], "missing": []}
-    environment = {"gpu": "Some GPU", "driver": "1.2", "ncu": "2025.3", "triton": "3.6.0"}
     return {
         "benchmark": "counters",
-        "environment": environment | {"date": "2026-01-31"},
+        "environment": ENVIRONMENT | {"driver": "1.2", "ncu": "2025.3"},
         "protocol": {"l2": run, "dram": run, "dram_cold": run},
         "cells": [row],
     }

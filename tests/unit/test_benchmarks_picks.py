@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 
 import pytest
@@ -10,9 +11,10 @@ import pytest
 from benchmarks import picked, picks, table
 from benchmarks.account_tables import pick_share, picks_table
 from flashgen.config import KernelConfig
+from flashgen.tuning.device import Gpu
 from flashgen.tuning.rank import rank
 from flashgen.tuning.space import Space
-from flashgen.tuning.store import Measurement, TuneResult
+from flashgen.tuning.store import Measurement, TuneResult, load_results
 
 A, B, C = KernelConfig(128, 64, 8, 2), KernelConfig(64, 64, 4, 2), KernelConfig(64, 128, 4, 3)
 
@@ -126,3 +128,44 @@ def test_the_table(kernel):
     assert TABLE in table.fill(
         "<!-- benchmark: picks -->\n<!-- /benchmark -->", {"picks": document}
     )
+
+
+def test_measuring_looks_at_what_is_not_complete(kernel, monkeypatch, tmp_path, capsys):
+    """The second kernel has been measured before; rows are written and shown, nothing is kept."""
+    gluon = replace(kernel, form="hopper")
+    known = [result(kernel, 95.0, 100.0, 90.0)]
+    compiled, measured = [], []
+
+    def measured_on(gpu, of):
+        measured.append(of.form)
+        return result(of, 80.0, 100.0, 60.0, form=of.form)
+
+    monkeypatch.setattr(picks, "kernels_of", lambda names=(): [gluon, kernel])
+    monkeypatch.setattr(picks, "known_results", lambda name, newest: known)
+    monkeypatch.setattr(picks, "detect_gpu", lambda: Gpu("A GPU", "sm_90"))
+    monkeypatch.setattr(picks, "compile_all", lambda kernels, jobs: compiled.extend(kernels))
+    monkeypatch.setattr(picks, "measured_on", measured_on)
+    monkeypatch.setattr(picks, "OUT", tmp_path)
+    path = tmp_path / "picks.json"
+
+    def run(*arguments):
+        measured.clear()
+        monkeypatch.setattr(sys, "argv", ["picks", "--json", str(path), *arguments])
+        return picks.main()
+
+    assert run("--measure") == 0
+    assert (measured, compiled) == (["hopper"], [gluon])
+    rows = json.loads(path.read_text())["cells"]
+    assert [pick_share([row]) for row in rows] == pytest.approx([0.8, 0.95])
+    assert (
+        "Within 10% of the best: Gluon kernels 0 of 1, portable 1 of 1" in capsys.readouterr().out
+    )
+    assert not (tmp_path / "tuning").exists()
+    assert run("--measure", "--again", "--forms", "portable", "--keep") == 0
+    assert measured == ["portable"]
+    [kept] = load_results(tmp_path / "tuning" / "causal_d64.json")
+    assert kept.measured[0].tflops == (80.0, 40.0)
+    assert run() == 0
+    assert measured == []
+    monkeypatch.setattr(picks, "detect_gpu", lambda: Gpu("A100", "sm_80"))
+    assert run("--measure") == 2
