@@ -51,8 +51,9 @@ WARM_UPS, BETWEEN = 5, 2
 
 SECTOR = 32  # bytes
 
-#: Requests are counted where L1 hands them on, and where a slice of L2 takes them. Hopper's L2 has
-#: two partitions: what one asks the other for (ltcfabric) is in the sums over all slices, too, but
+#: Bytes are counted where an SM gets or gives them, and where a slice of L2 takes the request. On
+#: the way a coalescer makes one request of those of several SMs for a line. Hopper's L2 has two
+#: partitions: what one asks the other for (ltcfabric) is in the sums over all slices, too, but
 #: not in what comes from SMs (tex).
 L2_METRICS = (
     "lts__t_sectors_srcunit_tex_op_read.sum",
@@ -96,8 +97,13 @@ RUNS = {
     "dram_cold": Run(DRAM_METRICS, "all", 3),
 }
 
-#: The account's figures: the run that counts them, the counter, bytes of its unit.
+#: Figures of the account.
+ACCOUNTED = ("l2_read", "l2_written", "dram_read", "dram_written")
+
+#: What is counted of them, by SMs, by L2 and by DRAM: in which run, the counter, bytes of its unit.
 FIGURES = {
+    "sm_read": ("l2", "l1tex__m_xbar2l1tex_read_bytes.sum", 1),
+    "sm_written": ("l2", "l1tex__m_l1tex2xbar_write_bytes.sum", 1),
     "l2_read": ("l2", "lts__t_sectors_srcunit_tex_op_read.sum", SECTOR),
     "l2_written": ("l2", "lts__t_sectors_srcunit_tex_op_write.sum", SECTOR),
     "dram_read": ("dram", "dram__bytes_read.sum", 1),
@@ -121,7 +127,7 @@ def account_of(cell: Cell, form: str) -> dict[str, int]:
     asked = Asked(q_len=cell.seq_len, batch=cell.batch, heads=cell.num_heads, params=params)
     [account] = explain([ROOT / "specs" / f"{cell.module}.py"], None, asked, ROOT / "generated")
     work = _work(account, form)
-    return {figure: getattr(work, figure) for figure in FIGURES}
+    return {figure: getattr(work, figure) for figure in ACCOUNTED}
 
 
 def _work(account: Account, form: str) -> Work:
