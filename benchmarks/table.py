@@ -18,6 +18,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from benchmarks.account_tables import counters_table, picks_table
 from benchmarks.figures import (
     FA4,
     OWN,
@@ -38,6 +39,7 @@ from benchmarks.figures import (
     ratio,
     timings,
 )
+from benchmarks.markdown import header, line
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "performance.md")
@@ -55,13 +57,13 @@ def summary_table(document: Document) -> str:
         f"{_rate_of(document)} at sequence lengths {lengths}, and {OWN}'s ratio to the best peer; "
         f"{caption(document)}.",
         "",
-        *_header(["head_dim", "mask", *peers, *against], left=2),
+        *header(["head_dim", "mask", *peers, *against], left=2),
     ]
     for (head_dim, mask), group in groupby(rows, lambda row: (row["head_dim"][0], row["mask"])):
         cells = list(group)
         shown = [" / ".join(_whole(rate(row, peer)) for row in cells) for peer in peers]
         ratios = [" / ".join(_times(_to_best(row, t)) for row in cells) for t in by]
-        lines.append(_line([str(head_dim), mask, *shown, *ratios]))
+        lines.append(line([str(head_dim), mask, *shown, *ratios]))
     return "\n".join([*lines, "", *(_summary(rows, timing) for timing in by)])
 
 
@@ -118,7 +120,7 @@ def variants_table(document: Document) -> str:
         f"{rows[0]['num_heads']} heads, {rows[0]['seq_len']} tokens, {rows[0]['dtype']}; "
         f"{caption(document)}. Ratios are {OWN}'s, by {' / '.join(TIMINGS[t] for t in by)}.",
         "",
-        *_header(["attention", "visible", OWN, *over[:-1], *(f"to {name}" for name in over)]),
+        *header(["attention", "visible", OWN, *over[:-1], *(f"to {name}" for name in over)]),
     ]
     for row in rows:
         visible = f"{100 * row['visible_pairs'] / row['seq_len'] ** 2:.1f}%"
@@ -129,7 +131,7 @@ def variants_table(document: Document) -> str:
             ratios.append([ratio(row, best_fa4(row, timing), timing) for timing in by])
         ratios.append([of_causal(row, rows, timing) for timing in by])
         joined = [" / ".join(map(_times, values)) if any(values) else "-" for values in ratios]
-        lines.append(_line([row["title"] or row["mask"], visible, *shown, *joined]))
+        lines.append(line([row["title"] or row["mask"], visible, *shown, *joined]))
     return "\n".join(lines)
 
 
@@ -176,6 +178,8 @@ TABLES: dict[str, tuple[str, Callable[[Document], str]]] = {
     "backward": ("backward", backward_summary),
     "backward_full": ("backward", full_table),
     "launch": ("launch", launch_table),
+    "counters": ("counters", counters_table),
+    "picks": ("picks", picks_table),
 }
 
 
@@ -208,37 +212,35 @@ def _to_best(row: Row, timing: str) -> float | None:
 
 def _rates_table(rows: Sequence[Row], timing: str) -> str:
     peers = peers_of(rows)
-    lines = _header(["cell", "dtype", *peers, "best peer", f"{OWN} / best"], left=2)
+    lines = header(["cell", "dtype", *peers, "best peer", f"{OWN} / best"], left=2)
     for row in rows:
         shown = [" ".join(f"{r:.0f}" for r in rates(row, peer, timing)) or "-" for peer in peers]
         best = best_peer(row, timing)
         lines.append(
-            _line([row["cell"], row["dtype"], *shown, best or "-", _times(_to_best(row, timing))])
+            line([row["cell"], row["dtype"], *shown, best or "-", _times(_to_best(row, timing))])
         )
     return "\n".join(lines)
 
 
 def _error_table(rows: Sequence[Row]) -> str:
     peers = peers_of(rows)
-    lines = _header(["cell", *peers])
+    lines = header(["cell", *peers])
     for row in rows:
         errors = [f"{row['error'][peer]:.2e}" if peer in row["error"] else "-" for peer in peers]
-        lines.append(_line([row["cell"], *errors]))
+        lines.append(line([row["cell"], *errors]))
     return "\n".join(lines)
 
 
 def _microseconds(rows: Mapping[str, Mapping[str, float]]) -> str:
     names = list(dict.fromkeys(name for row in rows.values() for name in row))
-    lines = _header(["", *rows])
+    lines = header(["", *rows])
     for name in names:
-        lines.append(
-            _line([name, *(f"{r[name]:.1f}" if name in r else "-" for r in rows.values())])
-        )
+        lines.append(line([name, *(f"{r[name]:.1f}" if name in r else "-" for r in rows.values())]))
     return "\n".join(lines)
 
 
 def _cost_table(rows: Sequence[Row]) -> str:
-    lines = _header(["cell", "BlockMask ms", "BlockMask peak MiB", "extra KiB", "configuration"])
+    lines = header(["cell", "BlockMask ms", "BlockMask peak MiB", "extra KiB", "configuration"])
     for row in rows:
         cost = row.get("block_mask")
         made = (f"{cost['ms']:.2f}", f"{cost['peak_mib']:.0f}") if cost else ("-", "-")
@@ -246,7 +248,7 @@ def _cost_table(rows: Sequence[Row]) -> str:
         config = _configuration(row["config"] or {})
         if row.get("form") in ("hopper", "hopper_backward"):
             config = f"Gluon: {config}"
-        lines.append(_line([row["cell"], *made, extra, config or "-"]))
+        lines.append(line([row["cell"], *made, extra, config or "-"]))
     return "\n".join(lines)
 
 
@@ -266,15 +268,6 @@ def _refusals(rows: Sequence[Row]) -> Iterator[str]:
     if refusals:
         yield "Not available:"
         yield "\n".join(refusals)
-
-
-def _header(columns: list[str], left: int = 1) -> list[str]:
-    rule = ["---"] * left + ["---:"] * (len(columns) - left)
-    return [_line(columns), _line(rule)]
-
-
-def _line(fields: list[str]) -> str:
-    return f"| {' | '.join(fields)} |"
 
 
 def main() -> None:

@@ -41,6 +41,7 @@ def measure(
     form: Form = "portable",
     forward: KernelConfig | None = None,
     seconds: float = math.inf,
+    finalists: int = FINALISTS,
     report: Report = lambda done, total: None,
 ) -> TuneResult:
     """Times candidates in the given order, then the best few again and more closely.
@@ -54,6 +55,7 @@ def measure(
         form: which kernel they are configurations of.
         forward: for a backward kernel, what the portable forward kernel runs before it with.
         seconds: when to stop looking at further candidates; at least one is measured.
+        finalists: how many of the best get a closer look.
         report: called with (candidates looked at, candidates) as it goes.
 
     Returns:
@@ -89,7 +91,7 @@ def measure(
             except Exception as error:  # whatever Triton, its compilers or the driver raise
                 turned_down.append((config, _reason(error)))
         report(len(candidates), len(candidates))
-        for config in sorted(measured, key=lambda c: -_rate(measured[c]))[:FINALISTS]:
+        for config in sorted(measured, key=lambda c: -_rate(measured[c]))[:finalists]:
             finals[config] = bench.time(config, CLOSER_LOOK)
     except KeyboardInterrupt:
         if not measured:

@@ -65,6 +65,12 @@ def test_the_fastest_comes_first_and_the_best_few_are_timed_twice(
     assert sorted(StandIn.compiled) == sorted(SPEEDS)
 
 
+def test_how_many_are_timed_twice_can_be_said(run: Callable[..., TuneResult]) -> None:
+    result = run(finalists=1)
+    assert StandIn.timed == [SLOW, FAST, MEDIUM, FAST]
+    assert [m.config for m in result.measured] == [FAST, MEDIUM, SLOW]
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_the_result_is_of_the_kernel_that_was_asked_for(
     run: Callable[..., TuneResult], form: Form

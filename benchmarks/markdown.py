@@ -1,0 +1,15 @@
+"""Rows of tables in Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def header(columns: Sequence[str], left: int = 1) -> list[str]:
+    """The names of columns and the rule beneath; all but the first so many align to the right."""
+    rule = ["---"] * left + ["---:"] * (len(columns) - left)
+    return [line(columns), line(rule)]
+
+
+def line(fields: Sequence[str]) -> str:
+    return f"| {' | '.join(fields)} |"

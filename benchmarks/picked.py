@@ -1,0 +1,164 @@
+"""The kernels whose configuration the model picks, and what was measured of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from benchmarks.figures import Document
+from flashgen.codegen.render import kernel_digest
+from flashgen.config import HOPPER, Form, KernelConfig
+from flashgen.loader import load
+from flashgen.plan import KernelPlan, lower
+from flashgen.publish import Place
+from flashgen.tuning.forms import ranked, search_spaces
+from flashgen.tuning.space import Space
+from flashgen.tuning.store import Measurement, TuneResult, load_results
+
+ROOT = Path(__file__).parent.parent
+SPECS, OUT = ROOT / "specs", ROOT / "generated"
+
+FORWARD_FORMS: tuple[Form, ...] = ("hopper", "portable")
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A forward kernel of a shipped module.
+
+    Attributes:
+        plan: of its spec.
+        form: which of the two.
+        digest: of its source.
+        space: its candidates on Hopper, the model's pick first.
+    """
+
+    plan: KernelPlan
+    form: Form
+    digest: str
+    space: Space
+
+
+def kernels_of(names: Sequence[str] = ()) -> list[Kernel]:
+    """The forward kernels for Hopper of these specs, or of every shipped one."""
+    variants = load([SPECS])
+    unknown = set(names) - {variant.name for variant in variants}
+    if unknown:
+        raise SystemExit(f"benchmarks.picks: no spec {', '.join(sorted(unknown))} in {SPECS}")
+    chosen = [variant.name for variant in variants if not names or variant.name in names]
+    return [
+        kernel for name in chosen for form in FORWARD_FORMS if (kernel := kernel_of(name, form))
+    ]
+
+
+@cache
+def _plan(name: str) -> KernelPlan:
+    [variant] = [variant for variant in load([SPECS]) if variant.name == name]
+    return lower(variant.spec, name)
+
+
+@cache
+def kernel_of(name: str, form: Form) -> Kernel | None:
+    """That of a spec; None where its module has no such kernel."""
+    plan = _plan(name)
+    spaces = search_spaces(plan)
+    if form == "hopper" and not (spaces.hopper and spaces.hopper.candidates):
+        return None
+    return Kernel(plan, form, kernel_digest(plan, form), ranked(plan, form, HOPPER, spaces))
+
+
+def result_for(kernel: Kernel, results: Iterable[TuneResult]) -> TuneResult | None:
+    """Of the results of this very kernel the one that looked at most candidates."""
+    fitting = [
+        result
+        for result in results
+        if (result.target, result.form, result.kernel) == (HOPPER, kernel.form, kernel.digest)
+    ]
+    return max(fitting, key=lambda result: _looked_at(kernel, result), default=None)
+
+
+def is_complete(kernel: Kernel, result: TuneResult | None) -> bool:
+    """Whether every candidate was looked at."""
+    return result is not None and _looked_at(kernel, result) == len(kernel.space.candidates)
+
+
+def _looked_at(kernel: Kernel, result: TuneResult) -> int:
+    seen = {m.config for m in result.measured} | {config for config, _ in result.rejected}
+    return len(seen & set(kernel.space.candidates))
+
+
+def row_of(kernel: Kernel, result: TuneResult | None) -> dict[str, Any]:
+    """A kernel's row in a file of results."""
+    row: dict[str, Any] = {
+        "spec": kernel.plan.name,
+        "form": kernel.form,
+        "kernel": kernel.digest,
+        "pick": kernel.space.candidates[0].as_dict(),
+        "candidates": len(kernel.space.candidates),
+        "looked_at": 0,
+        "measured": [],
+    }
+    if result is None:
+        return row
+    candidates = set(kernel.space.candidates)
+    return row | {
+        "looked_at": _looked_at(kernel, result),
+        "target": result.target,
+        "gpu": result.gpu,
+        "triton": result.triton,
+        "ended": result.ended,
+        "lengths": list(result.lengths),
+        "measured": [
+            {
+                "config": m.config.as_dict(),
+                "ms": [float(f"{ms:.4g}") for ms in m.ms],
+                "tflops": [round(rate, 1) for rate in m.tflops],
+            }
+            for m in result.measured
+        ],
+        "failed": [
+            {"config": config.as_dict(), "reason": reason}
+            for config, reason in result.rejected
+            if config in candidates
+        ],
+    }
+
+
+def result_of(row: dict[str, Any]) -> TuneResult | None:
+    """What a row says was measured."""
+    if not row["measured"]:
+        return None
+    return TuneResult(
+        target=row["target"],
+        gpu=row["gpu"],
+        triton=row["triton"],
+        kernel=row["kernel"],
+        lengths=tuple(row["lengths"]),
+        measured=tuple(
+            Measurement(KernelConfig(**m["config"]), tuple(m["ms"]), tuple(m["tflops"]))
+            for m in row["measured"]
+        ),
+        rejected=tuple((KernelConfig(**x["config"]), x["reason"]) for x in row["failed"]),
+        ended=row["ended"],
+        form=row["form"],
+    )
+
+
+def known_results(name: str, newest: Document | None) -> list[TuneResult]:
+    """What was measured of a spec: by builds, and by the last run of this benchmark."""
+    rows = newest["cells"] if newest else []
+    found = [result_of(row) for row in rows if row["spec"] == name]
+    return [*load_results(Place(OUT, name).tuning), *(x for x in found if x is not None)]
+
+
+def document_of(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The document of results; it belongs to the GPUs and Tritons that its rows name."""
+    gpus, tritons = (
+        ", ".join(sorted({row[key] for row in rows if key in row})) for key in ("gpu", "triton")
+    )
+    date = datetime.now(UTC).strftime("%Y-%m-%d")
+    environment = {"date": date, "gpu": gpus, "triton": tritons}
+    return {"benchmark": "picks", "environment": environment, "cells": list(rows)}
