@@ -270,11 +270,11 @@ def _together(module: ModuleType, batch: int, q_heads: int, kv_heads: int, kv_le
 @pytest.mark.parametrize(
     "batch, q_heads, kv_heads, kv_len, expected",
     [
-        (2, 16, 16, 2048, 32),  # 1 MiB of keys and values a head: 32 fit
-        (4, 16, 16, 2048, 32),
-        (1, 16, 16, 8192, 8),
+        (2, 16, 16, 2048, 16),  # 1 MiB of keys and values a head: 24 fit
+        (4, 16, 16, 2048, 16),
+        (1, 16, 16, 8192, 4),
         (1, 16, 4, 8192, 16),  # four heads share keys and values
-        (1, 64, 4, 16384, 64),
+        (1, 64, 4, 16384, 32),
         (1, 16, 16, 2**20, 1),  # not even one fits
         (1, 16, 2, 2**20, 8),  # nor here, and eight heads read the same
         (3, 5, 5, 128, 1),  # no power of two divides these

@@ -108,7 +108,7 @@ def test_the_arguments(name: str, q_len: int, monkeypatch: pytest.MonkeyPatch) -
         getattr(watched.kernels["_backward_hopper"], x) for x in ("arguments", "grids")
     )
     num_tiles = math.ceil(kv_len / block_n) * 3 * 2
-    assert grid == (num_tiles,)
+    assert grid == ((NUM_SMS if names.shares else num_tiles),)
     sizes = ("num_q_heads", "num_kv_heads", "q_len", "kv_len", "rows_len")
     assert [given[size] for size in sizes] == [4, 2, q_len, kv_len, rows_len]
     assert given["BLOCK_M"] == {64: 128, 128: 64, 256: 64}[names.width]
@@ -130,7 +130,7 @@ def test_the_arguments(name: str, q_len: int, monkeypatch: pytest.MonkeyPatch) -
     if names.divided:
         check_queries(watched, given, results[0], q_len)
     else:
-        check_sums(watched, given, results[0], q_len)
+        check_sums(watched, given, results)
     (of_rows,) = watched.kernels["_backward_rows"].arguments
     assert of_rows["rows_len"] == rows_len
     shapes = [tuple(x.shape) for x in results[:3]]
@@ -149,18 +149,62 @@ def test_a_program_for_each_sm_takes_one_tile_after_another(
     assert kernel.arguments[0]["num_tiles"] == 8 * 3 * 6 > NUM_SMS
 
 
-def check_sums(watched: Watched, given: dict[str, Any], grad_q: torch.Tensor, q_len: int) -> None:
-    """What sums of the gradient of q meet in, and what brings them to their places."""
-    rows_len, width = given["rows_len"], names_of(watched.spec).width
+def check_sums(watched: Watched, given: dict[str, Any], results: tuple[torch.Tensor, ...]) -> None:
+    """What sums of gradients meet in, and what brings them to their places."""
+    names, grads = names_of(watched.spec), results[:3]
+    shared = given["num_tiles"] if names.shares else 0  # fewer than there are programs
+    assert given.get("num_shared", 0) == shared
+    num_sums = 3 * 4 * given["rows_len"] + 2 * shared * given["BLOCK_N"]
     sums = given["grad_q_desc"]
-    assert tuple(sums.shape) == (3 * 4 * rows_len * width // 32, 32)
+    assert tuple(sums.shape) == (num_sums * names.width // 32, 32)
     assert sums.block_shape == [128, 32] and not sums.base.any()
     (placed,), (grid,) = (
         getattr(watched.kernels["_place_sums"], x) for x in ("arguments", "grids")
     )
-    assert grid == (3 * 4 * rows_len // 64,)
-    assert placed["sums_ptr"] is sums.base and placed["grad_q_ptr"] is grad_q
-    assert (placed["q_len"], placed["rows_len"]) == (q_len, rows_len)
+    assert grid == (num_sums // 64,)
+    assert placed["sums_ptr"] is sums.base
+    for name, grad in list(zip("qkv", grads, strict=True))[: 3 if names.shares else 1]:
+        assert placed[f"grad_{name}_ptr"] is grad
+    sizes = ("q_len", "rows_len", *("kv_len", "num_tiles", "num_shared") * names.shares)
+    assert [placed[size] for size in sizes] == [given[size] for size in sizes]
+
+
+@pytest.mark.parametrize(
+    ("num_tiles", "expected"), [(1, 1), (99, 99), (100, 0), (131, 0), (132, 0), (2048, 68)]
+)
+def test_the_last_tiles_are_shared_where_others_would_be_idle(
+    num_tiles: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert NUM_SMS == 132
+    watched = Watched("full_d128", monkeypatch)
+    assert watched.module._num_shared(torch.device("cpu"), num_tiles) == expected
+
+
+@pytest.mark.parametrize(
+    ("batch", "q_heads", "kv_heads", "length", "expected"),
+    [
+        (1, 16, 16, 16384, 1),  # 16 MiB of queries, gradients and sums a head
+        (1, 16, 16, 8192, 2),
+        (8, 16, 16, 2048, 8),
+        (1, 16, 4, 2048, 2),  # four heads of queries each
+        (1, 6, 6, 1024, 2),  # no power of two above it divides six
+        (1, 1, 1, 2**20, 1),
+    ],
+)
+def test_heads_side_by_side(
+    batch: int,
+    q_heads: int,
+    kv_heads: int,
+    length: int,
+    expected: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    q, k = (
+        torch.empty(batch, heads, length, 128, dtype=torch.bfloat16, device="meta")
+        for heads in (q_heads, kv_heads)
+    )
+    module = Watched("causal_d128", monkeypatch).module
+    assert module._kv_heads_together(q, k, k) == expected
 
 
 def check_queries(
@@ -298,5 +342,5 @@ def test_it_is_compiled_once_and_launched_again(name: str, monkeypatch: pytest.M
     assert [len(call) for call in first] == [len(call) for call in second]
     if triton.__version__ >= "3.6":
         kept = {key[1] for key in module._LAUNCHES if isinstance(key[0], tuple) and len(key) == 2}
-        last = "queries" if names_of(spec).divided else "grad_q"
+        last = "queries" if names_of(spec).divided else "sums"
         assert {"rows", "tiles", last} <= kept

@@ -50,7 +50,7 @@ def _meet():
 @gluon.jit
 def _backward_visits(batch, head, kv_first, call, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
     """(visits, those of them that need the mask, ...): of a head's queries; see `_query_tile`."""
-    _, _, q_len, kv_len, _, _ = call
+    _, _, q_len, kv_len, _, _, _ = call
     kv_last = min(kv_first + BLOCK_N, kv_len) - 1
     # Queries that see some of these keys, and that see all of them, derived from the mask.
     some_begin = kv_first
@@ -208,6 +208,12 @@ def _add_tile(descriptor, place, tile, _semantic=None):
 
 
 @gluon.jit
+def _in_registers_order(sums):
+    """64 x 64 sums in the order of registers, which spares shared memory; see `_place_sums`."""
+    return sums.reshape([4, 2, 8, 8, 4, 2]).permute((0, 2, 4, 3, 1, 5)).reshape([128, 32])
+
+
+@gluon.jit
 def _announce(index, slots, number):
     """Tells the consumers which tile of keys is to arrive in a buffer; -1: there are no more."""
     LANES: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
@@ -223,19 +229,21 @@ def _announced(slots, number):
 @gluon.jit
 def _keys_of(index, call, BLOCK_N: gl.constexpr):
     """(batch, head, first key) of a tile of keys."""
-    _, num_kv_heads, _, kv_len, _, _ = call
+    _, num_kv_heads, _, kv_len, _, _, heads_together = call
     num_tiles_n = gl.cdiv(kv_len, BLOCK_N)
-    # Tiles of one head run side by side: they share queries in L2. Those with most come first.
-    batch_head = index // num_tiles_n
-    tile_n = index % num_tiles_n
+    # Heads come in groups whose queries L2 holds, and in a group the longest tiles first.
+    group = index // (heads_together * num_tiles_n)
+    within = index % (heads_together * num_tiles_n)
+    tile_n = within // heads_together
+    batch_head = group * heads_together + within % heads_together
     return batch_head // num_kv_heads, batch_head % num_kv_heads, tile_n * BLOCK_N
 
 
 @gluon.jit
-def _load_values(v_desc, place, arrived, v_tile, free, phase):
+def _load_values(v_desc, place, arrived, v_tiles, free, phase):
     """Loads values once nothing reads those that are there: `free` completes that phase."""
     mbarrier.wait(free, phase)
-    tma.async_copy_global_to_shared(v_desc, place, arrived, v_tile.index(0))
+    tma.async_copy_global_to_shared(v_desc, place, arrived, v_tiles.index(0))
 
 
 @gluon.jit
@@ -243,10 +251,10 @@ def _backward_producer(
     sources, buffers, call, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, NUM_STAGES: gl.constexpr
 ):
     """Takes tiles of keys, and loads what the consumers need for them."""
-    num_q_heads, num_kv_heads, _, _, _, _ = call
+    num_q_heads, num_kv_heads, _, _, _, _, _ = call
     q_desc, grad_out_desc, k_desc, v_desc, rows_desc, counter_ptr, num_tiles = sources
     loaded, barriers, _, slots = buffers
-    q_tiles, grad_out_tiles, k_tiles, v_tile, rows_tiles = loaded
+    q_tiles, grad_out_tiles, k_tiles, v_tiles, rows_tiles = loaded
     keys_full, keys_empty, full, empty = barriers
     TILES: gl.constexpr = q_desc.block_type.nbytes + grad_out_desc.block_type.nbytes
     BYTES: gl.constexpr = TILES + 2 * rows_desc.block_type.nbytes
@@ -289,10 +297,10 @@ def _backward_producer(
                 last_stage, last_phase = stage, phase ^ 1
                 stage, phase = _next_stage(stage, phase, NUM_STAGES)
                 if due:
-                    _load_values(v_desc, keys_place, keys_arrived, v_tile, free, free_phase)
+                    _load_values(v_desc, keys_place, keys_arrived, v_tiles, free, free_phase)
                     due = False
         if due:  # no visit reads them, but consumers wait for them, and so must the next ones
-            _load_values(v_desc, keys_place, keys_arrived, v_tile, free, free_phase)
+            _load_values(v_desc, keys_place, keys_arrived, v_tiles, free, free_phase)
             mbarrier.wait(keys_arrived, count // 2 % 2)
         count += 1
         taken = gl.atomic_add(counter_ptr, 1)
@@ -343,12 +351,12 @@ def _backward_step(
     head_row, k_number, _, qk_scale = keys
     grad_q_desc, _, _ = results
     loaded, barriers, made, _ = buffers
-    q_tiles, grad_out_tiles, k_tiles, v_tile, rows_tiles = loaded
+    q_tiles, grad_out_tiles, k_tiles, v_tiles, rows_tiles = loaded
     _, _, full, empty = barriers
     ds_tiles, grad_q_tiles = made
     zero = _unknown_zero()
     k = k_tiles.index(k_number + zero).reshape([BLOCK_N, 128])
-    v = v_tile.index(zero).reshape([BLOCK_N, 128])
+    v = v_tiles.index(zero).reshape([BLOCK_N, 128])
     own_k, own_v = k.slice(64 * NUMBER, 64), v.slice(64 * NUMBER, 64)
     q_first = tile * BLOCK_M
     dp = _start_scores_of_keys(own_v, grad_out_tiles, stage, SCORES)
@@ -357,12 +365,12 @@ def _backward_step(
     p = gl.exp2(scores * qk_scale - lse[None, :])
     weights = gl.convert_layout(p.to(gl.bfloat16), WEIGHTS, assert_trivial=True)
     delta = rows_tiles.index(NUM_STAGES + stage).reshape([BLOCK_M]).load(COLUMNS)
-    dp = warpgroup_mma_wait(0, deps=(dp,))
+    grad_out = grad_out_tiles.index(stage).reshape([BLOCK_M, 128])
+    grad_v = warpgroup_mma(weights, grad_out, grad_v, is_async=True)
+    dp = warpgroup_mma_wait(1, deps=(dp,))
     ds = (p * (dp - delta[None, :])).to(gl.bfloat16)
     of_scores = gl.convert_layout(ds, WEIGHTS, assert_trivial=True)
     q = q_tiles.index(stage).reshape([BLOCK_M, 128])
-    grad_out = grad_out_tiles.index(stage).reshape([BLOCK_M, 128])
-    grad_v = warpgroup_mma(weights, grad_out, grad_v, is_async=True)
     grad_k = warpgroup_mma(of_scores, q, grad_k, is_async=True)
     # There are two of these buffers: none is written to while the other consumer reads it.
     ds_tile = ds_tiles.index(parity)
@@ -374,13 +382,12 @@ def _backward_step(
     next_stage, next_phase = _next_stage(stage, phase, NUM_STAGES)
     mbarrier.wait(full.index(next_stage), next_phase, pred=more)
     scores = _start_scores_of_keys(own_k, q_tiles, next_stage, SCORES)
-    grad_k, grad_q = warpgroup_mma_wait(1, deps=(grad_k, grad_q))
+    grad_k = warpgroup_mma_wait(2, deps=(grad_k,))
     mbarrier.arrive(empty.index(stage), count=1)
-    # In the order of registers, which spares shared memory: `_place_grad_q` knows it.
-    registers = grad_q.reshape([4, 2, 8, 8, 4, 2]).permute((0, 2, 4, 3, 1, 5))
     tma.store_wait(0)
+    grad_q = warpgroup_mma_wait(1, deps=(grad_q,))
     grad_q_tile = grad_q_tiles.index(NUMBER + zero)
-    grad_q_tile.store(registers.reshape([128, 32]))
+    grad_q_tile.store(_in_registers_order(grad_q))
     fence_async_shared()
     _add_tile(grad_q_desc, [head_row + q_first * 4, 0], grad_q_tile)
     scores = warpgroup_mma_wait(0, deps=(scores,))
@@ -400,7 +407,7 @@ def _backward_consumer(
     """Computes the gradients of keys and values [64 * NUMBER, 64 * NUMBER + 64) of each tile."""
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
     GRADS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16])
-    num_q_heads, num_kv_heads, _, _, rows_len, scale = call
+    num_q_heads, num_kv_heads, _, _, rows_len, scale, _ = call
     _, grad_k_desc, grad_v_desc = results
     loaded, barriers, made, slots = buffers
     q_tiles, _, k_tiles, _, _ = loaded
@@ -501,7 +508,15 @@ def _backward_consumer(
 
 # Lengths, head counts and the mask's parameters never cause a recompile.
 @gluon.jit(
-    do_not_specialize=["num_q_heads", "num_kv_heads", "q_len", "kv_len", "rows_len", "num_tiles"]
+    do_not_specialize=[
+        "num_q_heads",
+        "num_kv_heads",
+        "q_len",
+        "kv_len",
+        "rows_len",
+        "num_tiles",
+        "heads_together",
+    ]
 )
 def _backward_hopper(
     q_desc,
@@ -519,6 +534,7 @@ def _backward_hopper(
     kv_len,
     rows_len,
     num_tiles,
+    heads_together,
     scale,
     BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
@@ -529,9 +545,9 @@ def _backward_hopper(
     Descriptors of q and grad_out are of (batch, heads, rows, columns) with tiles of BLOCK_M rows,
     of k and v with BLOCK_N, of their gradients with 64. counter_ptr holds 0: how many of num_tiles
     were handed out. rows is what `_backward_rows` made, (2, batch * num_q_heads, rows_len); grad_q
-    a buffer of zeros that `_place_grad_q` reads.
+    a buffer of zeros that `_place_sums` reads.
     """
-    call = (num_q_heads, num_kv_heads, q_len, kv_len, rows_len, scale)
+    call = (num_q_heads, num_kv_heads, q_len, kv_len, rows_len, scale, heads_together)
     q_tiles = gl.allocate_shared_memory(
         gl.bfloat16, [NUM_STAGES, 1, 1, BLOCK_M, 128], q_desc.layout
     )
@@ -539,7 +555,7 @@ def _backward_hopper(
         gl.bfloat16, [NUM_STAGES, 1, 1, BLOCK_M, 128], grad_out_desc.layout
     )
     k_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, 1, 1, BLOCK_N, 128], k_desc.layout)
-    v_tile = gl.allocate_shared_memory(gl.bfloat16, [1, 1, 1, BLOCK_N, 128], v_desc.layout)
+    v_tiles = gl.allocate_shared_memory(gl.bfloat16, [1, 1, 1, BLOCK_N, 128], v_desc.layout)
     SCORES_T: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_N, BLOCK_M], gl.bfloat16)
     ds_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, BLOCK_N, BLOCK_M], SCORES_T)
     grad_q_tiles = gl.allocate_shared_memory(gl.float32, [2, 128, 32], grad_q_desc.layout)
@@ -559,7 +575,7 @@ def _backward_hopper(
         mbarrier.init(full.index(i), count=1)
         mbarrier.init(empty.index(i), count=2)
 
-    loaded = (q_tiles, grad_out_tiles, k_tiles, v_tile, rows_tiles)
+    loaded = (q_tiles, grad_out_tiles, k_tiles, v_tiles, rows_tiles)
     barriers = (keys_full, keys_empty, full, empty)
     buffers = (loaded, barriers, (ds_tiles, grad_q_tiles), slots)
     sources = (q_desc, grad_out_desc, k_desc, v_desc, rows_desc, counter_ptr, num_tiles)
@@ -581,35 +597,39 @@ def _backward_hopper(
     )
 
 
-@triton.jit(do_not_specialize=["q_len", "rows_len"])
-def _place_grad_q(sums_ptr, grad_q_ptr, q_len, rows_len, scale):
-    """One program: 64 queries of one head, 128 columns, from the sums of `_backward_hopper`.
-
-    grad_q (batch, num_q_heads, q_len, 128) is contiguous.
-    """
-    num_tiles = rows_len // 64
-    batch_head = (tl.program_id(0) // num_tiles).to(tl.int64)
-    q_first = tl.program_id(0) % num_tiles * 64
-    offs_m = q_first + tl.arange(0, 64)
+@triton.jit
+def _place(sums_ptr, grad_ptr, row, length, rows_len, scale, HEAD_DIM: tl.constexpr):
+    """Sums of 64 rows as rows of (batch, heads, length, HEAD_DIM): `row` counts rows_len a head."""
+    offs_m = row % rows_len + tl.arange(0, 64)
+    batch_head = (row // rows_len).to(tl.int64)
     places = tl.arange(0, 128)[:, None] * 32 + tl.arange(0, 32)[None, :]
-    sums = tl.load(sums_ptr + (batch_head * rows_len + q_first) * 128 + places)
+    sums = tl.load(sums_ptr + places)
     # Of a warp's thread (8 x 4): 8 groups of columns, 2 rows, 2 columns.
     tile = tl.reshape(sums, [4, 8, 4, 8, 2, 2]).permute(0, 4, 1, 3, 2, 5).reshape([64, 64])
     offs_d = tl.arange(0, 64)
-    ptrs = grad_q_ptr + (batch_head * q_len + offs_m)[:, None] * 128 + offs_d[None, :]
-    tl.store(
-        ptrs,
-        (tile * scale).to(grad_q_ptr.dtype.element_ty),
-        mask=(offs_m < q_len)[:, None],
-    )
+    inside = (offs_m < length)[:, None]
+    if HEAD_DIM < 64:
+        inside &= (offs_d < HEAD_DIM)[None, :]
+    ptrs = grad_ptr + (batch_head * length + offs_m)[:, None] * HEAD_DIM + offs_d[None, :]
+    tl.store(ptrs, (tile * scale).to(grad_ptr.dtype.element_ty), mask=inside)
     places = tl.arange(0, 128)[:, None] * 32 + tl.arange(0, 32)[None, :]
-    sums = tl.load(sums_ptr + (batch_head * rows_len + q_first) * 128 + 4096 + places)
+    sums = tl.load(sums_ptr + 4096 + places)
     # Of a warp's thread (8 x 4): 8 groups of columns, 2 rows, 2 columns.
     tile = tl.reshape(sums, [4, 8, 4, 8, 2, 2]).permute(0, 4, 1, 3, 2, 5).reshape([64, 64])
     offs_d = 64 + tl.arange(0, 64)
-    ptrs = grad_q_ptr + (batch_head * q_len + offs_m)[:, None] * 128 + offs_d[None, :]
-    tl.store(
-        ptrs,
-        (tile * scale).to(grad_q_ptr.dtype.element_ty),
-        mask=(offs_m < q_len)[:, None],
-    )
+    inside = (offs_m < length)[:, None]
+    if HEAD_DIM < 128:
+        inside &= (offs_d < HEAD_DIM)[None, :]
+    ptrs = grad_ptr + (batch_head * length + offs_m)[:, None] * HEAD_DIM + offs_d[None, :]
+    tl.store(ptrs, (tile * scale).to(grad_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["q_len", "rows_len"])
+def _place_sums(sums_ptr, grad_q_ptr, q_len, rows_len, scale):
+    """One program: 64 rows of one head's gradient of q, from the sums of `_backward_hopper`.
+
+    grad_q (batch, num_q_heads, q_len, 128) is contiguous.
+    """
+    sums_ptr += tl.program_id(0).to(tl.int64) * 8192
+    row = tl.program_id(0) * 64
+    _place(sums_ptr, grad_q_ptr, row, q_len, rows_len, scale, 128)

@@ -267,6 +267,12 @@ def _add_tile(descriptor, place, tile, _semantic=None):
 
 
 @gluon.jit
+def _in_registers_order(sums):
+    """64 x 64 sums in the order of registers, which spares shared memory; see `_place_sums`."""
+    return sums.reshape([4, 2, 8, 8, 4, 2]).permute((0, 2, 4, 3, 1, 5)).reshape([128, 32])
+
+
+@gluon.jit
 def _announce(index, slots, number):
     """Tells the consumers which tile of keys is to arrive in a buffer; -1: there are no more."""
     LANES: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
@@ -291,13 +297,6 @@ def _keys_of(index, call, BLOCK_N: gl.constexpr):
 
 
 @gluon.jit
-def _load_values(v_desc, place, arrived, v_tile, free, phase):
-    """Loads values once nothing reads those that are there: `free` completes that phase."""
-    mbarrier.wait(free, phase)
-    tma.async_copy_global_to_shared(v_desc, place, arrived, v_tile.index(0))
-
-
-@gluon.jit
 def _backward_producer(
     sources, buffers, call, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, NUM_STAGES: gl.constexpr
 ):
@@ -305,13 +304,12 @@ def _backward_producer(
     num_q_heads, num_kv_heads, _, _, _, _, _, _ = call
     q_desc, grad_out_desc, k_desc, v_desc, rows_desc, counter_ptr, num_tiles = sources
     loaded, barriers, _, slots = buffers
-    q_tiles, grad_out_tiles, k_tiles, v_tile, rows_tiles = loaded
+    q_tiles, grad_out_tiles, k_tiles, v_tiles, rows_tiles = loaded
     keys_full, keys_empty, full, empty = barriers
     TILES: gl.constexpr = q_desc.block_type.nbytes + grad_out_desc.block_type.nbytes
     BYTES: gl.constexpr = TILES + 2 * rows_desc.block_type.nbytes
     group = num_q_heads // num_kv_heads
     stage, phase = 0, 1  # a buffer is empty in the phase before the one that it is full in
-    last_stage, last_phase = 0, 1  # the buffer of the last visit, and the phase that frees it
     index, count = gl.program_id(0), 0
     while index < num_tiles:
         batch, kv_head, kv_first = _keys_of(index, call, BLOCK_N)
@@ -322,8 +320,7 @@ def _backward_producer(
         mbarrier.expect(keys_arrived, k_desc.block_type.nbytes + v_desc.block_type.nbytes)
         keys_place = [batch, kv_head, kv_first, 0]
         tma.async_copy_global_to_shared(k_desc, keys_place, keys_arrived, k_tiles.index(number))
-        # Values have one buffer, free after the last visit: the first queries are loaded before.
-        free, free_phase, due = empty.index(last_stage), last_phase, True
+        tma.async_copy_global_to_shared(v_desc, keys_place, keys_arrived, v_tiles.index(number))
         for member in range(group):
             head = kv_head * group + member
             row = batch * num_q_heads + head
@@ -345,14 +342,7 @@ def _backward_producer(
                 tma.async_copy_global_to_shared(
                     rows_desc, [1, row, q_first], arrived, rows_tiles.index(NUM_STAGES + stage)
                 )
-                last_stage, last_phase = stage, phase ^ 1
                 stage, phase = _next_stage(stage, phase, NUM_STAGES)
-                if due:
-                    _load_values(v_desc, keys_place, keys_arrived, v_tile, free, free_phase)
-                    due = False
-        if due:  # no visit reads them, but consumers wait for them, and so must the next ones
-            _load_values(v_desc, keys_place, keys_arrived, v_tile, free, free_phase)
-            mbarrier.wait(keys_arrived, count // 2 % 2)
         count += 1
         taken = gl.atomic_add(counter_ptr, 1)
         if taken == num_tiles - 1:
@@ -403,12 +393,12 @@ def _backward_step(
     head_row, k_number, _, _, qk_scale = keys
     grad_q_desc, _, _, _ = results
     loaded, barriers, made, _ = buffers
-    q_tiles, grad_out_tiles, k_tiles, v_tile, rows_tiles = loaded
+    q_tiles, grad_out_tiles, k_tiles, v_tiles, rows_tiles = loaded
     _, _, full, empty = barriers
     ds_tiles, grad_q_tiles = made
     zero = _unknown_zero()
     k = k_tiles.index(k_number + zero).reshape([BLOCK_N, 64])
-    v = v_tile.index(zero).reshape([BLOCK_N, 64])
+    v = v_tiles.index(k_number + zero).reshape([BLOCK_N, 64])
     own_k, own_v = k.slice(64 * NUMBER, 64), v.slice(64 * NUMBER, 64)
     q_first = tile * BLOCK_M
     dp = _start_scores_of_keys(own_v, grad_out_tiles, stage, SCORES)
@@ -422,9 +412,9 @@ def _backward_step(
     totals = _add_learned(totals, ds, q_first, head, keys, call, program)
     ds = ds.to(gl.bfloat16)
     of_scores = gl.convert_layout(ds, WEIGHTS, assert_trivial=True)
-    q = q_tiles.index(stage).reshape([BLOCK_M, 64])
     grad_out = grad_out_tiles.index(stage).reshape([BLOCK_M, 64])
     grad_v = warpgroup_mma(weights, grad_out, grad_v, is_async=True)
+    q = q_tiles.index(stage).reshape([BLOCK_M, 64])
     grad_k = warpgroup_mma(of_scores, q, grad_k, is_async=True)
     # There are two of these buffers: none is written to while the other consumer reads it.
     ds_tile = ds_tiles.index(parity)
@@ -436,13 +426,12 @@ def _backward_step(
     next_stage, next_phase = _next_stage(stage, phase, NUM_STAGES)
     mbarrier.wait(full.index(next_stage), next_phase, pred=more)
     scores = _start_scores_of_keys(own_k, q_tiles, next_stage, SCORES)
-    grad_k, grad_q = warpgroup_mma_wait(1, deps=(grad_k, grad_q))
+    grad_k = warpgroup_mma_wait(2, deps=(grad_k,))
     mbarrier.arrive(empty.index(stage), count=1)
-    # In the order of registers, which spares shared memory: `_place_grad_q` knows it.
-    registers = grad_q.reshape([4, 2, 8, 8, 4, 2]).permute((0, 2, 4, 3, 1, 5))
     tma.store_wait(0)
+    grad_q = warpgroup_mma_wait(1, deps=(grad_q,))
     grad_q_tile = grad_q_tiles.index(NUMBER + zero)
-    grad_q_tile.store(registers.reshape([128, 32]))
+    grad_q_tile.store(_in_registers_order(grad_q))
     fence_async_shared()
     _add_tile(grad_q_desc, [head_row + q_first * 2, 0], grad_q_tile)
     scores = warpgroup_mma_wait(0, deps=(scores,))
@@ -590,7 +579,7 @@ def _backward_hopper(
     Descriptors of q and grad_out are of (batch, heads, rows, columns) with tiles of BLOCK_M rows,
     of k and v with BLOCK_N, of their gradients with 64. counter_ptr holds 0: how many of num_tiles
     were handed out. rows is what `_backward_rows` made, (2, batch * num_q_heads, rows_len); grad_q
-    a buffer of zeros that `_place_grad_q` reads.
+    a buffer of zeros that `_place_sums` reads.
     Sums of what is learned are (batch, num_q_heads, kv_len).
     """
     slopes = (slopes_ptr, slopes_size_0, slopes_stride_0)
@@ -600,7 +589,7 @@ def _backward_hopper(
         gl.bfloat16, [NUM_STAGES, 1, 1, BLOCK_M, 64], grad_out_desc.layout
     )
     k_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, 1, 1, BLOCK_N, 64], k_desc.layout)
-    v_tile = gl.allocate_shared_memory(gl.bfloat16, [1, 1, 1, BLOCK_N, 64], v_desc.layout)
+    v_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, 1, 1, BLOCK_N, 64], v_desc.layout)
     SCORES_T: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_N, BLOCK_M], gl.bfloat16)
     ds_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, BLOCK_N, BLOCK_M], SCORES_T)
     grad_q_tiles = gl.allocate_shared_memory(gl.float32, [2, 128, 32], grad_q_desc.layout)
@@ -620,7 +609,7 @@ def _backward_hopper(
         mbarrier.init(full.index(i), count=1)
         mbarrier.init(empty.index(i), count=2)
 
-    loaded = (q_tiles, grad_out_tiles, k_tiles, v_tile, rows_tiles)
+    loaded = (q_tiles, grad_out_tiles, k_tiles, v_tiles, rows_tiles)
     barriers = (keys_full, keys_empty, full, empty)
     buffers = (loaded, barriers, (ds_tiles, grad_q_tiles), slots)
     sources = (q_desc, grad_out_desc, k_desc, v_desc, rows_desc, counter_ptr, num_tiles)
@@ -642,24 +631,29 @@ def _backward_hopper(
     )
 
 
-@triton.jit(do_not_specialize=["q_len", "rows_len"])
-def _place_grad_q(sums_ptr, grad_q_ptr, q_len, rows_len, scale):
-    """One program: 64 queries of one head, 64 columns, from the sums of `_backward_hopper`.
-
-    grad_q (batch, num_q_heads, q_len, 56) is contiguous.
-    """
-    num_tiles = rows_len // 64
-    batch_head = (tl.program_id(0) // num_tiles).to(tl.int64)
-    q_first = tl.program_id(0) % num_tiles * 64
-    offs_m = q_first + tl.arange(0, 64)
+@triton.jit
+def _place(sums_ptr, grad_ptr, row, length, rows_len, scale, HEAD_DIM: tl.constexpr):
+    """Sums of 64 rows as rows of (batch, heads, length, HEAD_DIM): `row` counts rows_len a head."""
+    offs_m = row % rows_len + tl.arange(0, 64)
+    batch_head = (row // rows_len).to(tl.int64)
     places = tl.arange(0, 128)[:, None] * 32 + tl.arange(0, 32)[None, :]
-    sums = tl.load(sums_ptr + (batch_head * rows_len + q_first) * 64 + places)
+    sums = tl.load(sums_ptr + places)
     # Of a warp's thread (8 x 4): 8 groups of columns, 2 rows, 2 columns.
     tile = tl.reshape(sums, [4, 8, 4, 8, 2, 2]).permute(0, 4, 1, 3, 2, 5).reshape([64, 64])
     offs_d = tl.arange(0, 64)
-    ptrs = grad_q_ptr + (batch_head * q_len + offs_m)[:, None] * 56 + offs_d[None, :]
-    tl.store(
-        ptrs,
-        (tile * scale).to(grad_q_ptr.dtype.element_ty),
-        mask=(offs_m < q_len)[:, None] & (offs_d < 56)[None, :],
-    )
+    inside = (offs_m < length)[:, None]
+    if HEAD_DIM < 64:
+        inside &= (offs_d < HEAD_DIM)[None, :]
+    ptrs = grad_ptr + (batch_head * length + offs_m)[:, None] * HEAD_DIM + offs_d[None, :]
+    tl.store(ptrs, (tile * scale).to(grad_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["q_len", "rows_len"])
+def _place_sums(sums_ptr, grad_q_ptr, q_len, rows_len, scale):
+    """One program: 64 rows of one head's gradient of q, from the sums of `_backward_hopper`.
+
+    grad_q (batch, num_q_heads, q_len, 56) is contiguous.
+    """
+    sums_ptr += tl.program_id(0).to(tl.int64) * 4096
+    row = tl.program_id(0) * 64
+    _place(sums_ptr, grad_q_ptr, row, q_len, rows_len, scale, 56)
