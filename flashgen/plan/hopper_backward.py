@@ -211,9 +211,9 @@ class HopperBackward:
         return seen(self._conditions, "q_idx", rows, self.block_m, scored=bool(code.score))
 
     @property
-    def reads_octets(self) -> bool:
-        """Whether one of the kernels computes it of octets of columns."""
-        return bool(self.seen.octets or (self.divided and self.of_queries.seen.octets))
+    def octets(self) -> tuple[str, ...]:
+        """Text of what the kernels compute of it for octets of columns."""
+        return (*self.seen.octets, *(self.of_queries.seen.octets if self.divided else ()))
 
     @cached_property
     def _conditions(self) -> tuple[tuple[str, str], ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from collections.abc import Callable
@@ -107,6 +108,17 @@ def _biased(slopes: Tensor, table: Tensor, first: Int, factor: Float) -> Score:
     )
 
 
+def never_called(module: str) -> set[str]:
+    """Functions of a module's own that nothing in it mentions."""
+    tree = ast.parse(module)
+    private = {
+        node.name
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("_")
+    }
+    return private - {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+
+
 @pytest.mark.parametrize("specs", [shipped, vocabulary, long_names, with_dropout])
 def test_modules_are_linted_and_formatted(
     specs: Callable[[], dict[str, AttentionSpec]], tmp_path: Path
@@ -114,6 +126,7 @@ def test_modules_are_linted_and_formatted(
     for name, spec in specs().items():
         plan = lower(spec, name)
         module = rendered(plan, any_hopper(plan), any_hopper_backward(plan))
+        assert never_called(module) == set(), name
         (tmp_path / f"{name}.py").write_text(module)
     for command in (["format", "--diff"], ["check", "--output-format=concise"]):
         options = ["--no-cache", f"--config={ROOT / 'pyproject.toml'}", str(tmp_path)]

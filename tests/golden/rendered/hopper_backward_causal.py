@@ -119,12 +119,6 @@ def _at_least(column, least):
 
 
 @gluon.jit
-def _below(column, end):
-    """Those of column + 8 * i < end."""
-    return ~_at_least(column, end)
-
-
-@gluon.jit
 def _seen_alone(scores, bits):
     """Scores where bits (64 or 1, 8) say that a pair is seen, else -inf."""
     COLUMNS: gl.constexpr = scores.shape[1]
@@ -150,25 +144,6 @@ def _seen_alone(scores, bits):
     )
     octets = gl.convert_layout(octets, given.type.layout, assert_trivial=True)
     return gl.convert_layout(octets.reshape([64, COLUMNS]), scores.type.layout, assert_trivial=True)
-
-
-@gluon.jit
-def _query_columns(scores, first, DTYPE: gl.constexpr):
-    """(n,): the queries that the columns of scores are of, counted from `first`, as DTYPE.
-
-    A compiler that knows all of them keeps them, or what is compared with them, in registers from
-    tile to tile. Of these it cannot see the first; the others are a constant apart.
-    """
-    GROUPS: gl.constexpr = scores.shape[1] // 8
-    LAYOUT: gl.constexpr = gl.SliceLayout(0, scores.reshape([64, GROUPS, 8]).type.layout)
-    group = gl.arange(0, GROUPS, layout=gl.SliceLayout(1, LAYOUT)) * 8
-    column = first + gl.arange(0, 8, layout=gl.SliceLayout(0, LAYOUT))
-    column = gl.inline_asm_elementwise(
-        "mov.b32 $0, $1;", "=r,r", [column], dtype=gl.int32, is_pure=False, pack=1
-    )
-    columns = group.to(DTYPE)[:, None] + column.to(DTYPE)[None, :]
-    ROW: gl.constexpr = gl.SliceLayout(0, scores.type.layout)
-    return gl.convert_layout(columns.reshape([8 * GROUPS]), ROW, assert_trivial=True)
 
 
 @gluon.jit

@@ -164,25 +164,6 @@ def _seen_alone(scores, bits):
 
 
 @gluon.jit
-def _query_columns(scores, first, DTYPE: gl.constexpr):
-    """(n,): the queries that the columns of scores are of, counted from `first`, as DTYPE.
-
-    A compiler that knows all of them keeps them, or what is compared with them, in registers from
-    tile to tile. Of these it cannot see the first; the others are a constant apart.
-    """
-    GROUPS: gl.constexpr = scores.shape[1] // 8
-    LAYOUT: gl.constexpr = gl.SliceLayout(0, scores.reshape([64, GROUPS, 8]).type.layout)
-    group = gl.arange(0, GROUPS, layout=gl.SliceLayout(1, LAYOUT)) * 8
-    column = first + gl.arange(0, 8, layout=gl.SliceLayout(0, LAYOUT))
-    column = gl.inline_asm_elementwise(
-        "mov.b32 $0, $1;", "=r,r", [column], dtype=gl.int32, is_pure=False, pack=1
-    )
-    columns = group.to(DTYPE)[:, None] + column.to(DTYPE)[None, :]
-    ROW: gl.constexpr = gl.SliceLayout(0, scores.type.layout)
-    return gl.convert_layout(columns.reshape([8 * GROUPS]), ROW, assert_trivial=True)
-
-
-@gluon.jit
 def _seen_by_keys(scores, q_first, head, keys, call, program):
     """Scores of 64 keys with the queries from q_first on, -inf where a comparison hides them."""
     _, _, _, _, _, _, left = call
@@ -521,25 +502,6 @@ def _tile_of_keys(visit, runs):
     masked = visit + gl.where(visit < before, 0, unmasked)
     tile = gl.where(visit < masked_visits, masked, visit - masked_visits + before)
     return kv_begin + tile
-
-
-@gluon.jit
-def _key_columns(scores, first, DTYPE: gl.constexpr):
-    """(1, n): the keys that the columns of scores are of, counted from `first`, as DTYPE.
-
-    A compiler that knows all of them keeps them, or what is compared with them, in registers from
-    tile to tile. Of these it cannot see the first; the others are a constant apart.
-    """
-    GROUPS: gl.constexpr = scores.shape[1] // 8
-    LAYOUT: gl.constexpr = gl.SliceLayout(0, scores.reshape([64, GROUPS, 8]).type.layout)
-    group = gl.arange(0, GROUPS, layout=gl.SliceLayout(1, LAYOUT)) * 8
-    column = first + gl.arange(0, 8, layout=gl.SliceLayout(0, LAYOUT))
-    column = gl.inline_asm_elementwise(
-        "mov.b32 $0, $1;", "=r,r", [column], dtype=gl.int32, is_pure=False, pack=1
-    )
-    columns = group.to(DTYPE)[:, None] + column.to(DTYPE)[None, :]
-    ROW: gl.constexpr = gl.SliceLayout(0, scores.type.layout)
-    return gl.convert_layout(columns.reshape([8 * GROUPS]), ROW, assert_trivial=True)[None, :]
 
 
 @gluon.jit
