@@ -108,7 +108,7 @@ def test_the_arguments(name: str, q_len: int, monkeypatch: pytest.MonkeyPatch) -
         getattr(watched.kernels["_backward_hopper"], x) for x in ("arguments", "grids")
     )
     num_tiles = math.ceil(kv_len / block_n) * 3 * 2
-    assert grid == ((NUM_SMS if names.shares else num_tiles),)
+    assert grid == ((NUM_SMS if given.get("num_shared") else num_tiles),)
     sizes = ("num_q_heads", "num_kv_heads", "q_len", "kv_len", "rows_len")
     assert [given[size] for size in sizes] == [4, 2, q_len, kv_len, rows_len]
     assert given["BLOCK_M"] == {64: 128, 128: 64, 256: 64}[names.width]
@@ -152,8 +152,10 @@ def test_a_program_for_each_sm_takes_one_tile_after_another(
 def check_sums(watched: Watched, given: dict[str, Any], results: tuple[torch.Tensor, ...]) -> None:
     """What sums of gradients meet in, and what brings them to their places."""
     names, grads = names_of(watched.spec), results[:3]
-    shared = given["num_tiles"] if names.shares else 0  # fewer than there are programs
-    assert given.get("num_shared", 0) == shared
+    shared = given.get("num_shared", 0)
+    if names.shares:
+        visits = math.ceil(given["q_len"] / given["BLOCK_M"]) * 2
+        assert shared == watched.module._num_shared(given["num_tiles"], visits, NUM_SMS)
     num_sums = 3 * 4 * given["rows_len"] + 2 * shared * given["BLOCK_N"]
     sums = given["grad_q_desc"]
     assert tuple(sums.shape) == (num_sums * names.width // 32, 32)
@@ -170,14 +172,23 @@ def check_sums(watched: Watched, given: dict[str, Any], results: tuple[torch.Ten
 
 
 @pytest.mark.parametrize(
-    ("num_tiles", "expected"), [(1, 1), (99, 99), (100, 0), (131, 0), (132, 0), (2048, 68)]
+    ("num_tiles", "visits", "expected"),
+    [
+        (1, 132, 1),
+        (1, 131, 0),  # a program would have no visit
+        (99, 2, 99),
+        (99, 1, 0),
+        (100, 2, 0),  # few programs would be idle
+        (131, 256, 0),
+        (132, 256, 0),
+        (2048, 256, 68),
+    ],
 )
 def test_the_last_tiles_are_shared_where_others_would_be_idle(
-    num_tiles: int, expected: int, monkeypatch: pytest.MonkeyPatch
+    num_tiles: int, visits: int, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert NUM_SMS == 132
-    watched = Watched("full_d128", monkeypatch)
-    assert watched.module._num_shared(torch.device("cpu"), num_tiles) == expected
+    module = Watched("full_d128", monkeypatch).module
+    assert module._num_shared(num_tiles, visits, 132) == expected
 
 
 @pytest.mark.parametrize(
