@@ -13,7 +13,6 @@ each is timed closely. --keep puts what was measured into generated/tuning too, 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import time
@@ -25,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.account_tables import picks_table
-from benchmarks.figures import Document, newest_results
+from benchmarks.figures import newest_results
 from benchmarks.picked import (
     FORWARD_FORMS,
     OUT,
@@ -38,6 +37,7 @@ from benchmarks.picked import (
     result_for,
     row_of,
 )
+from benchmarks.record import layout
 from flashgen.config import HOPPER, Form
 from flashgen.errors import TuneError
 from flashgen.files import write_atomically
@@ -136,13 +136,6 @@ def main() -> int:
             print(f"{seconds:4.0f} s {name} {kernel.form}: {len(result.measured)}", flush=True)
     print(picks_table(write()))
     return 0
-
-
-def layout(document: Document) -> str:
-    """JSON with a kernel a line."""
-    head = {key: value for key, value in document.items() if key != "cells"}
-    rows = ",\n".join(f"    {json.dumps(row)}" for row in document["cells"])
-    return json.dumps(head, indent=2)[:-2] + f',\n  "cells": [\n{rows}\n  ]\n}}\n'
 
 
 def _arguments() -> argparse.Namespace:
