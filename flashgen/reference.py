@@ -15,7 +15,7 @@ from flashgen.declared import Param
 from flashgen.expr import bound, concrete
 from flashgen.masks import Mask, MaskMod, as_mask
 from flashgen.normalisers import Normaliser, softmax
-from flashgen.philox import kept
+from flashgen.philox import kept, kept_scale
 from flashgen.scores import Score, ScoreMod, as_score
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def dropped(weights: torch.Tensor, params: Values | None = None) -> torch.Tensor
     if dropout_p == 0:
         return weights
     keeps = kept(weights.shape, dropout_p, (params or {})["seed"], weights.device)
-    remaining: torch.Tensor = weights.masked_fill(~keeps, 0.0) / (1.0 - dropout_p)
+    remaining: torch.Tensor = weights.masked_fill(~keeps, 0.0) * kept_scale(dropout_p)
     return remaining
 
 

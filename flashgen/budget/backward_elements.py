@@ -92,7 +92,9 @@ def visited_elements(
         ahead += len(_LOAD.findall(scalars)) * _SCORE
     if conditions:  # of several vectors they are put together before that
         exchanged += BLOCK_M * _SCORE * (1 if conditions == 1 else _SCORE)
-    kept = BLOCK_M * BLOCK_N if plan.dropout and unit in KEPT_APART else sympy.Integer(0)
+    kept = sympy.Integer(0)
+    if plan.dropout and unit in KEPT_APART:  # words; where keys are rows, one for each of the two
+        kept = BLOCK_M * BLOCK_N * (4 if kernel == "keys" else 2)
     return VisitedElements(ahead, exchanged, skipped, _summed(plan, kernel, visited), kept)
 
 

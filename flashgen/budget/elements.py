@@ -9,8 +9,8 @@ between threads once they are there:
   they are exchanged before it, and Triton copies no such operand ahead.
 - What the mask reads is loaded in its branch, from which nothing is copied ahead: the conditions
   are exchanged, a byte each, or in a loop without copies the scores.
-- What dropout keeps is made for four scores at once, which are in one thread where a unit leaves
-  rows and columns by eights. Elsewhere it is exchanged, a byte each.
+- Words of dropout are made for eight scores at once, which are in one thread where a unit leaves
+  rows and columns by eights. Elsewhere they are exchanged before their halves are told apart.
 - Columns fewer than the threads are not worth an exchange: each thread loads those that it needs.
   More of them decide on the layout of the branch, and it is the scores that are exchanged.
 """
@@ -39,6 +39,7 @@ KEPT_APART: tuple[Unit, ...] = ("tcgen05", "mfma")
 
 _SCORE = 4  # bytes of a score; and what an asynchronous copy moves at least
 _CONDITION = 1
+_HALF_WORD = 2
 _LONGEST_STORE = 16  # bytes that a thread stores at once
 _MMA_ROWS = 16  # of a matrix product of one warp
 _MFMA_ROWS = 32
@@ -138,7 +139,7 @@ def elements_of(
             exchange = Exchange(load.over, _SCORE, False, load.beside)
         exchanges[exchange] = None
     if dropout and unit in KEPT_APART:
-        exchanges[Exchange("scores", _CONDITION, False, "both")] = None
+        exchanges[Exchange("scores", _HALF_WORD, False, "both")] = None
     return Elements(bool(loads), ahead, columns_ahead, rows, tuple(exchanges), in_branch)
 
 

@@ -34,7 +34,7 @@ GENEROUS_ELEMENT_REGISTERS = 3.5
 
 
 # Those that the random words of dropout take for each score, at once.
-DROPOUT_REGISTERS = 0.75
+DROPOUT_REGISTERS = 0.25
 
 
 @dataclass(frozen=True)

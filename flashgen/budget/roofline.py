@@ -34,9 +34,9 @@ GATHER_INSTRUCTIONS = 8
 # An element changes layout through shared memory: written and read, 4 bytes each time.
 EXCHANGED_BYTES = 8
 
-# Ten rounds of Philox for four scores, of two wide multiplications each, which take two turns; then
-# a comparison and a selection.
-DROPOUT_INSTRUCTIONS = 17
+# Seven rounds of Philox for eight scores, of two multiplications each, whose upper halves take two
+# turns; then a shift for every other, a comparison, a selection, and a product.
+DROPOUT_INSTRUCTIONS = 11
 
 # A sigmoid's division: a reciprocal, which is computed as exponentials are, and its correction.
 DIVISION_INSTRUCTIONS = 4

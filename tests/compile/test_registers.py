@@ -17,7 +17,10 @@ from flashgen.tuning.space import search_space
 from support.variants import shipped_specs
 
 # Variants whose kernels differ in more than the mask.
-VARIANTS = ("full_d64", "causal_d80", "causal_d128", "causal_d192_v128", "causal_d256")
+VARIANTS = (
+    "full_d64", "causal_d80", "causal_d128", "causal_d192_v128", "causal_d256",
+    "dropout_causal_d64",
+)  # fmt: skip
 TARGETS = ("sm_80", "sm_90", "sm_100", "gfx942")
 
 # A few values that rest in memory between two loops cost nothing: the fastest d128 kernel that an

@@ -23,7 +23,7 @@ from flashgen import (
     softmax,
 )
 from flashgen.config import KernelConfig
-from flashgen.philox import kept
+from flashgen.philox import kept, kept_scale
 from flashgen.plan import lower
 from flashgen.tuning import forward_bench
 from support.cases import Case, inputs
@@ -83,7 +83,7 @@ def test_the_forward_kernel_keeps_the_same_whatever_its_tiles(block_m: int, bloc
     config, seed = _config(block_m, block_n), torch.tensor([SEED])
     out, lse = _module("full")._launch(q, k, v, 1.0, P, seed, config)
     keeps = kept((2, 4, q_len, kv_len), P, SEED)
-    torch.testing.assert_close(out, keeps / (kv_len * (1 - P)))
+    torch.testing.assert_close(out, keeps * (kept_scale(P) / kv_len))
     assert torch.equal(out != 0.0, keeps)
     torch.testing.assert_close(lse, torch.full_like(lse, kv_len).log())  # of all weights
 
@@ -110,7 +110,8 @@ def test_the_backward_kernels_keep_the_same(block_m: int, block_n: int) -> None:
     _, grad_k, _ = gradients(eye, zeros_kv, ones, torch.ones_like(zeros))
     _, _, grad_v = gradients(zeros, zeros_kv, zeros_kv, eye)
     counts = keeps.unflatten(1, (2, 2)).sum(2).mT
-    for grad, one in ((grad_k, 64 / length / (1 - P)), (grad_v, 1 / length / (1 - P))):
+    weight = kept_scale(P) / length
+    for grad, one in ((grad_k, 64 * weight), (grad_v, weight)):
         assert torch.equal((grad / one).round().long(), counts)
 
 
@@ -186,7 +187,7 @@ def test_candidates_are_measured_with_dropout(monkeypatch: pytest.MonkeyPatch) -
     bench = forward_bench.ForwardBench(lower(spec, "measured"), "sm_90", [config], "portable")
     assert bench.params[40]["dropout_p"] > 0
     bench.check(config)
-    kept_before = bench.module._threshold
-    monkeypatch.setattr(bench.module, "_threshold", lambda p: kept_before(0.9 * p))
+    before = bench.module._dropped
+    monkeypatch.setattr(bench.module, "_dropped", lambda x, p, seed: before(x, 0.9 * p, seed))
     with pytest.raises(ArithmeticError, match="wrong result"):
         bench.check(config)
