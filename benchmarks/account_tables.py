@@ -145,7 +145,7 @@ def pick_share(rows: Sequence[Row]) -> float | None:
         return None
     if len({(row["gpu"], row["triton"], *row["lengths"]) for row in rows}) > 1:
         return None  # rates of two machines, or of two workloads
-    picked = [m for m in rows[0]["measured"] if m["config"] == rows[0]["pick"]]
+    picked = [m for m in rows[0]["measured"] if _config(m) == _config(rows[0]["pick"])]
     if not picked:
         return None
     best = max(_rate(m) for row in rows for m in row["measured"])
@@ -159,9 +159,9 @@ def _rate(measured: Mapping[str, Any]) -> float:
 def _best(row: Row) -> str:
     if not row["measured"]:
         return "-"
-    return _config(max(row["measured"], key=_rate)["config"])
+    return _config(max(row["measured"], key=_rate))
 
 
-def _config(config: Mapping[str, int]) -> str:
-    m, n, warps, stages = config.values()
-    return f"{m} x {n} w{warps} s{stages}"
+def _config(of: Mapping[str, Any]) -> str:
+    """The four numbers of a configuration, which figures of it may stand beside."""
+    return f"{of['BLOCK_M']} x {of['BLOCK_N']} w{of['num_warps']} s{of['num_stages']}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -11,13 +11,13 @@ from typing import Any
 
 from benchmarks.figures import Document
 from flashgen.codegen.render import kernel_digest
-from flashgen.config import HOPPER, Form, KernelConfig
+from flashgen.config import HOPPER, Form
 from flashgen.loader import load
 from flashgen.plan import KernelPlan, lower
 from flashgen.publish import Place
 from flashgen.tuning.forms import ranked, search_spaces
 from flashgen.tuning.space import Space
-from flashgen.tuning.store import Measurement, TuneResult, load_results
+from flashgen.tuning.store import TuneResult, fields_of, load_results, result_of
 
 ROOT = Path(__file__).parent.parent
 SPECS, OUT = ROOT / "specs", ROOT / "generated"
@@ -91,7 +91,7 @@ def _looked_at(kernel: Kernel, result: TuneResult) -> int:
 
 
 def row_of(kernel: Kernel, result: TuneResult | None) -> dict[str, Any]:
-    """A kernel's row in a file of results."""
+    """A kernel's row in a file of results: its pick, and what was measured as a build keeps it."""
     row: dict[str, Any] = {
         "spec": kernel.plan.name,
         "form": kernel.form,
@@ -104,54 +104,16 @@ def row_of(kernel: Kernel, result: TuneResult | None) -> dict[str, Any]:
     if result is None:
         return row
     candidates = set(kernel.space.candidates)
-    return row | {
-        "looked_at": _looked_at(kernel, result),
-        "target": result.target,
-        "gpu": result.gpu,
-        "triton": result.triton,
-        "ended": result.ended,
-        "lengths": list(result.lengths),
-        "measured": [
-            {
-                "config": m.config.as_dict(),
-                "ms": [float(f"{ms:.4g}") for ms in m.ms],
-                "tflops": [round(rate, 1) for rate in m.tflops],
-            }
-            for m in result.measured
-        ],
-        "failed": [
-            {"config": config.as_dict(), "reason": reason}
-            for config, reason in result.rejected
-            if config in candidates
-        ],
-    }
-
-
-def result_of(row: dict[str, Any]) -> TuneResult | None:
-    """What a row says was measured."""
-    if not row["measured"]:
-        return None
-    return TuneResult(
-        target=row["target"],
-        gpu=row["gpu"],
-        triton=row["triton"],
-        kernel=row["kernel"],
-        lengths=tuple(row["lengths"]),
-        measured=tuple(
-            Measurement(KernelConfig(**m["config"]), tuple(m["ms"]), tuple(m["tflops"]))
-            for m in row["measured"]
-        ),
-        rejected=tuple((KernelConfig(**x["config"]), x["reason"]) for x in row["failed"]),
-        ended=row["ended"],
-        form=row["form"],
-    )
+    failed = tuple(entry for entry in result.rejected if entry[0] in candidates)
+    fields = fields_of(replace(result, rejected=failed))
+    return row | {"looked_at": _looked_at(kernel, result)} | fields
 
 
 def known_results(name: str, newest: Document | None) -> list[TuneResult]:
     """What was measured of a spec: by builds, and by the last run of this benchmark."""
     rows = newest["cells"] if newest else []
-    found = [result_of(row) for row in rows if row["spec"] == name]
-    return [*load_results(Place(OUT, name).tuning), *(x for x in found if x is not None)]
+    found = [result_of(row) for row in rows if row["spec"] == name and row["measured"]]
+    return [*load_results(Place(OUT, name).tuning), *found]
 
 
 def document_of(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What every folder of tests shares: the options, and where `gpu` and `browser` tests run."""
+"""What every folder of tests shares: the options, random numbers, and where some tests run."""
 
 from __future__ import annotations
 
@@ -13,6 +13,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="write the rendered source that tests/golden compares with, instead of comparing",
     )
+
+
+@pytest.fixture(autouse=True)
+def the_same_numbers_each_time() -> None:
+    """What a test draws of torch's own generators is the same in every run, alone or not."""
+    import torch
+
+    torch.manual_seed(0)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

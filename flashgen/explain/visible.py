@@ -2,48 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import sympy
-from sympy.printing.pycode import PythonCodePrinter
 
 from flashgen.budget.traffic import Workload
 from flashgen.explain.picture import MASKED, UNMASKED, Picture
 from flashgen.plan import KernelPlan
+from flashgen.symbolic.printer import RULES
+from flashgen.symbolic.printer.core import Printer
+from flashgen.symbolic.printer.dialects import Torch
 from flashgen.symbols import KV_IDX, Q_FIRST, Q_IDX, Q_LAST, RowMax, RowMin
 
 #: Where the mask has to be asked of each element, it is asked of about so many: a second or two.
 MOST_ELEMENTS = 2**20
 
 
-class _Python(PythonCodePrinter):  # type: ignore[misc]
-    """Python's own operators for flashgen's."""
+class _Python(Torch):
+    """Python's own numbers, of which elements are some too."""
 
-    def _infix(self, operator: str, expr: Any) -> str:
-        return f"({f' {operator} '.join(f'({self._print(arg)})' for arg in expr.args)})"
+    loads_are_tensors = False
 
-    def _print_FloorDiv(self, expr: Any) -> str:
-        return self._infix("//", expr)
-
-    def _print_FloorMod(self, expr: Any) -> str:
-        return self._infix("%", expr)
-
-    def _print_BitAnd(self, expr: Any) -> str:
-        return self._infix("&", expr)
-
-    def _print_BitOr(self, expr: Any) -> str:
-        return self._infix("|", expr)
-
-    def _print_BitXor(self, expr: Any) -> str:
-        return self._infix("^", expr)
-
-    def _print_Truncate(self, expr: Any) -> str:
-        return f"int({self._print(expr.args[0])})"
-
-    def _print_Load(self, expr: Any) -> str:
-        tensor, *indices = map(self._print, expr.args)
+    def load(self, tensor: str, indices: Sequence[str], integral: bool) -> str:
+        """By a tuple, of one index too."""
         return f"{tensor}[{', '.join(indices)},]"
 
 
@@ -126,10 +110,12 @@ def _function(
     arguments: tuple[Any, ...], exprs: Iterable[Any], values: dict[str, Any]
 ) -> Callable[..., tuple[Any, ...]]:
     """The expressions as Python, which runs a hundred times as fast as `evaluate`."""
-    exprs = tuple(exprs)
-    symbols = {s for expr in exprs for s in sympy.sympify(expr).free_symbols} - set(arguments)
-    given = sorted(symbols, key=str)
-    printer = _Python({"fully_qualified_modules": False, "inline": True})
-    function = sympy.lambdify((*arguments, *given), exprs, modules="math", printer=printer)
-    rest = tuple(values[symbol.name] for symbol in given)
+    known = tuple(map(sympy.sympify, exprs))
+    names = {symbol.name for expr in known for symbol in expr.free_symbols}
+    given = sorted(names - {symbol.name for symbol in arguments})
+    printer = Printer(_Python(), RULES, {}, frozenset(), frozenset())
+    results = "".join(f"{printer.text(expr)}, " for expr in known)
+    parameters = ", ".join([*(symbol.name for symbol in arguments), *given])
+    function = eval(f"lambda {parameters}: ({results})", {"math": math})
+    rest = tuple(values[name] for name in given)
     return lambda *numbers: function(*numbers, *rest)

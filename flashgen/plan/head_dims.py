@@ -1,8 +1,12 @@
-"""Head dimensions as Triton computes them: in segments whose widths are powers of two."""
+"""Head dimensions as Triton computes them: in segments whose widths are powers of two; a plan's."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+
+from flashgen.plan.dtypes import ITEMSIZES
+from flashgen.spec import AttentionSpec
 
 # The matrix units read at least 16 columns of an operand at a time.
 SMALLEST_SEGMENT = 16
@@ -34,3 +38,64 @@ def split_head_dim(head_dim: int) -> tuple[Segment, ...]:
     starts = [sum(widths[:i]) for i in range(len(widths))]
     suffixes = [f"_{i}" if len(widths) > 1 else "" for i in range(len(widths))]
     return tuple(map(Segment, starts, widths, suffixes))
+
+
+class Heads:
+    """What a plan's heads are in memory and in tiles; all of it follows from the spec.
+
+    Attributes:
+        spec: what the user declared.
+    """
+
+    spec: AttentionSpec
+
+    @property
+    def qk_head_dim(self) -> int:
+        """Elements of a head's query and key."""
+        return self.spec.qk_head_dim
+
+    @property
+    def v_head_dim(self) -> int:
+        """Elements of a head's value and output."""
+        return self.spec.v_head_dim
+
+    @cached_property
+    def qk_parts(self) -> tuple[Segment, ...]:
+        """The segments that the columns of q and k are read in."""
+        return split_head_dim(self.qk_head_dim)
+
+    @cached_property
+    def v_parts(self) -> tuple[Segment, ...]:
+        """The segments that the columns of v and of the output are computed in."""
+        return split_head_dim(self.v_head_dim)
+
+    @property
+    def qk_segments(self) -> tuple[int, ...]:
+        """Widths of `qk_parts`, the padding of the last one included."""
+        return tuple(part.width for part in self.qk_parts)
+
+    @property
+    def v_segments(self) -> tuple[int, ...]:
+        """Widths of `v_parts`, the padding of the last one included."""
+        return tuple(part.width for part in self.v_parts)
+
+    @property
+    def qk_padded(self) -> bool:
+        """Whether the last segment of q and k reaches past the head dimension."""
+        return sum(self.qk_segments) > self.qk_head_dim
+
+    @property
+    def v_padded(self) -> bool:
+        """Whether the last segment of v and of the output reaches past the head dimension."""
+        return sum(self.v_segments) > self.v_head_dim
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element of q, k, v and the output."""
+        return ITEMSIZES[self.spec.dtype]
+
+    @property
+    def mixes_widths(self) -> bool:
+        """Whether tiles lie in shared memory in different ways: in rows of 32, 64 or 128 bytes."""
+        widths = (*self.qk_segments, *self.v_segments)
+        return len({min(width * self.itemsize, 128) for width in widths}) > 1

@@ -17,8 +17,8 @@ from flashgen.declared import Param
 from flashgen.plan.arguments import Argument, KernelArguments, argument, kernel_arguments
 from flashgen.plan.code import KernelCode, finite_score, kernel_code, with_hidden_by_score
 from flashgen.plan.constants import PrintedConstant, printed_constant
-from flashgen.plan.dtypes import ITEMSIZES, TRITON_DTYPES
-from flashgen.plan.head_dims import Segment, split_head_dim
+from flashgen.plan.dtypes import TRITON_DTYPES
+from flashgen.plan.head_dims import Heads
 from flashgen.plan.listing import TileListing, tile_listing
 from flashgen.plan.loops import KeyTiles, PrintedInterval, key_tiles, print_interval
 from flashgen.spec import AttentionSpec
@@ -33,8 +33,8 @@ from flashgen.symbols import KV_IDX, Q_IDX, SCORE, B, H, Load
 
 
 @dataclass(frozen=True)
-class KernelPlan:
-    """One kernel, ready to budget and to print.
+class KernelPlan(Heads):
+    """One kernel, ready to budget and to print; its head dimensions by the names of `Heads`.
 
     Attributes:
         name: the variant's, and the generated module's.
@@ -49,52 +49,6 @@ class KernelPlan:
     bounds: TileBounds
 
     @property
-    def qk_head_dim(self) -> int:
-        """Elements of a head's query and key."""
-        return self.spec.qk_head_dim
-
-    @property
-    def v_head_dim(self) -> int:
-        """Elements of a head's value and output."""
-        return self.spec.v_head_dim
-
-    @cached_property
-    def qk_parts(self) -> tuple[Segment, ...]:
-        """The segments that the columns of q and k are read in."""
-        return split_head_dim(self.qk_head_dim)
-
-    @cached_property
-    def v_parts(self) -> tuple[Segment, ...]:
-        """The segments that the columns of v and of the output are computed in."""
-        return split_head_dim(self.v_head_dim)
-
-    @property
-    def qk_segments(self) -> tuple[int, ...]:
-        """Widths of `qk_parts`, the padding of the last one included."""
-        return tuple(part.width for part in self.qk_parts)
-
-    @property
-    def v_segments(self) -> tuple[int, ...]:
-        """Widths of `v_parts`, the padding of the last one included."""
-        return tuple(part.width for part in self.v_parts)
-
-    @property
-    def qk_padded(self) -> bool:
-        """Whether the last segment of q and k reaches past the head dimension."""
-        return sum(self.qk_segments) > self.qk_head_dim
-
-    @property
-    def v_padded(self) -> bool:
-        """Whether the last segment of v and of the output reaches past the head dimension."""
-        return sum(self.v_segments) > self.v_head_dim
-
-    @property
-    def mixes_widths(self) -> bool:
-        """Whether tiles lie in shared memory in different ways: in rows of 32, 64 or 128 bytes."""
-        widths = (*self.qk_segments, *self.v_segments)
-        return len({min(width * self.itemsize, 128) for width in widths}) > 1
-
-    @property
     def torch_dtype(self) -> str:
         """The dtype by torch's name, ``bfloat16``."""
         return self.spec.dtype
@@ -103,11 +57,6 @@ class KernelPlan:
     def triton_dtype(self) -> str:
         """The dtype by Triton's name, ``bf16``."""
         return TRITON_DTYPES[self.spec.dtype]
-
-    @property
-    def itemsize(self) -> int:
-        """Bytes of one element of q, k, v and the output."""
-        return ITEMSIZES[self.spec.dtype]
 
     @property
     def input_precision(self) -> str | None:

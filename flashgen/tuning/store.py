@@ -7,7 +7,7 @@ and keeps it. What a module ships depends on this file alone, never on the machi
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -116,7 +116,7 @@ def load_results(path: Path) -> tuple[TuneResult, ...]:
     """
     try:
         document = json.loads(path.read_bytes())
-        return tuple(_result(fields) for fields in document["results"])
+        return tuple(result_of(fields) for fields in document["results"])
     except FileNotFoundError:
         return ()
     except OSError as error:
@@ -130,16 +130,20 @@ def load_results(path: Path) -> tuple[TuneResult, ...]:
 
 
 def save_results(path: Path, results: Iterable[TuneResult]) -> None:
-    """Writes the results, a candidate a line, figures rounded to what measuring can tell.
+    """Writes the results, a candidate a line, with `fields_of` each.
 
     Raises:
         OutputError: the folder cannot be written.
     """
-    document = {"results": [_fields(result) for result in results]}
+    document = {"results": [fields_of(result) for result in results]}
     write_atomically(path, _layout(document) + "\n")
 
 
-def _fields(result: TuneResult) -> dict[str, Any]:
+def fields_of(result: TuneResult) -> dict[str, Any]:
+    """A result as JSON holds it, figures rounded to what measuring can tell.
+
+    A candidate's four numbers stand beside its figures; of a portable kernel no form is named.
+    """
     return {
         "target": result.target,
         "gpu": result.gpu,
@@ -160,7 +164,13 @@ def _fields(result: TuneResult) -> dict[str, Any]:
     }
 
 
-def _result(fields: dict[str, Any]) -> TuneResult:
+def result_of(fields: Mapping[str, Any]) -> TuneResult:
+    """The result that `fields_of` made these of; other fields beside them are not looked at.
+
+    Raises:
+        KeyError: a field is missing.
+        TypeError: one is of another kind.
+    """
     return TuneResult(
         target=fields["target"],
         gpu=fields["gpu"],
@@ -177,7 +187,7 @@ def _result(fields: dict[str, Any]) -> TuneResult:
     )
 
 
-def _config(row: dict[str, Any]) -> KernelConfig:
+def _config(row: Mapping[str, Any]) -> KernelConfig:
     return KernelConfig(*(row[name] for name in KernelConfig.__dataclass_fields__))
 
 

@@ -20,6 +20,7 @@ from flashgen.tuning.device import detect_gpu
 from flashgen.tuning.hopper_space import hopper_space, rank_hopper, why_not
 from support.cases import Case, inputs
 from support.oracle import check
+from support.runs import noted
 from support.variants import GENERATED, rendered_module, shipped_module_anew, shipped_specs
 
 
@@ -72,18 +73,6 @@ def backward_module_of(name: str, form: str) -> ModuleType:
         assert "No Gluon kernel of the backward pass" in text, "build it again"
         module = rendered_module(spec, name=name, hopper=True)
     return noted(module)
-
-
-def noted(module: ModuleType) -> ModuleType:
-    """The module, which counts in ``module.runs`` how often its Gluon kernel made gradients."""
-    kernels = module._backward_kernels_hopper
-
-    def counted(*given: Any) -> Any:
-        module.__dict__["runs"] += 1
-        return kernels(*given)
-
-    module.__dict__.update(runs=0, _backward_kernels_hopper=counted)
-    return module
 
 
 @contextmanager

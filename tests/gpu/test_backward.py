@@ -16,13 +16,13 @@ from flashgen.tuning.hopper_backward_space import hopper_backward_space
 from gpu.launch import (
     backward_module_of,
     native,
-    noted,
     nothing_is_zero_by_chance,
     on_hopper,
     poison,
 )
 from support.cases import LAYOUTS, Case, inputs
 from support.contract import check_gradients
+from support.runs import noted
 from support.variants import rendered_module, shipped_specs
 from support.vocabulary import VOCABULARY
 

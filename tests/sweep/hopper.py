@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import functools
 from types import ModuleType
-from typing import Any
 
-import pytest
 import torch
 
 from flashgen import AttentionSpec
@@ -15,6 +13,7 @@ from support.cases import Case, inputs
 from support.contract import check_gradients
 from support.gluon import interpreted
 from support.oracle import check
+from support.runs import noted
 from support.variants import rendered_module, shipped_specs
 
 
@@ -36,14 +35,6 @@ def check_hopper(module: ModuleType, spec: AttentionSpec, case: Case, config: Ke
 
 def check_hopper_backward(module: ModuleType, spec: AttentionSpec, case: Case) -> None:
     """Gradients of the public call, which come from the Gluon kernels, beside float64."""
-    runs = []
-    kernels = module._backward_kernels_hopper
-
-    def noted(*given: Any) -> Any:
-        runs.append(case)
-        return kernels(*given)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_backward_kernels_hopper", noted)
-        check_gradients(module, spec, case)
-    assert runs, f"another kernel ran {case}"
+    before = noted(module).runs
+    check_gradients(module, spec, case)
+    assert module.runs > before, f"another kernel ran {case}"

@@ -10,11 +10,12 @@ import pytest
 
 from benchmarks import picked, picks, table
 from benchmarks.account_tables import pick_share, picks_table
+from benchmarks.figures import newest_results
 from flashgen.config import KernelConfig
 from flashgen.tuning.device import Gpu
 from flashgen.tuning.rank import rank
 from flashgen.tuning.space import Space
-from flashgen.tuning.store import Measurement, TuneResult, load_results
+from flashgen.tuning.store import Measurement, TuneResult, fields_of, load_results, result_of
 
 A, B, C = KernelConfig(128, 64, 8, 2), KernelConfig(64, 64, 4, 2), KernelConfig(64, 128, 4, 3)
 
@@ -68,11 +69,18 @@ def test_the_result_with_most_candidates_of_this_kernel_counts(kernel):
 def test_a_row_keeps_what_was_measured(kernel):
     failed = replace(result(kernel, 5.0, 6.0), rejected=((C, "does not run"),))
     row = json.loads(json.dumps(picked.row_of(kernel, failed)))
-    assert picked.result_of(row) == failed
+    assert result_of(row) == failed
     assert (row["looked_at"], row["candidates"]) == (3, 3)
     empty = picked.row_of(kernel, None)
-    assert picked.result_of(empty) is None
-    assert empty["pick"] == A.as_dict()
+    assert (empty["pick"], empty["measured"]) == (A.as_dict(), [])
+
+
+def test_committed_rows_are_results_as_builds_keep_them():
+    rows = newest_results()["picks"]["cells"]
+    assert any(row["measured"] for row in rows)
+    for row in rows:
+        if row["measured"]:
+            assert fields_of(result_of(row)).items() <= row.items()
 
 
 def test_known_results_are_of_builds_and_of_the_last_run(kernel):
@@ -80,7 +88,7 @@ def test_known_results_are_of_builds_and_of_the_last_run(kernel):
     built = picked.known_results("causal_d64", None)
     assert {x.form for x in built} >= {"hopper", "portable"}
     newest = picked.document_of([row, picked.row_of(kernel, None)])
-    assert picked.known_results("causal_d64", newest)[len(built) :] == [picked.result_of(row)]
+    assert picked.known_results("causal_d64", newest)[len(built) :] == [result_of(row)]
     assert len(picked.known_results("full_d64", newest)) == len(
         picked.known_results("full_d64", None)
     )
