@@ -59,6 +59,8 @@ def captured_bytes(plan: KernelPlan, *, contiguous: bool = True, ones: bool = Fa
         size += ADDRESS + NUMBER
     if plan.listing:
         size += ADDRESS
+    if plan.dropout:  # threshold, kept_scale; the seed, of 64 bits
+        size += 4 * NUMBER
     if cut_table(plan):  # the list of tiles, the output
         size += 2 * ADDRESS
     size += NUMBER * bool(plan.checks_kv_len or plan.listing or "kv_len" in read.names)

@@ -90,6 +90,7 @@ class HopperNames:
             *("num_q_heads", "num_kv_heads", "q_len", "kv_len"),
             *("num_tiles_m", "num_tiles", "heads_together", "lse_rows"),
             "scale" if self.plan.reads_scale else "qk_scale",
+            *(("threshold", "kept_scale", "seed") if self.plan.dropout else ()),
             *self.plan.kernel_arguments.names,
             *(("tiles_ptr",) if self.plan.listing else ()),
             *(("cuts_ptr",) if self.cut_by else ()),
@@ -217,6 +218,11 @@ class HopperNames:
     def changes_steps(self) -> bool:
         """Whether that goes for more than a tile's first step, which the end of the keys is in."""
         return self.plan.masks or bool(self.plan.code.score)
+
+    @property
+    def steps_read_keys(self) -> bool:
+        """Whether it matters to steps which keys they are of."""
+        return self.changes_steps or self.plan.dropout
 
     @property
     def splits_steps(self) -> bool:

@@ -13,6 +13,7 @@ from flashgen.codegen.render import render_hopper
 from flashgen.config import KernelConfig
 from flashgen.plan import KernelPlan
 from flashgen.plan.hopper import OUT_COLUMNS
+from flashgen.tuning.compiled import DROPOUT_TYPES
 from flashgen.tuning.compiler import Compiled, call_of, compile_until, function_in, number_in
 
 TARGET = "sm_90"
@@ -106,12 +107,18 @@ def figures_of(source: Any) -> HopperCompiled:
     )
 
 
-def constants_of(config: KernelConfig) -> dict[str, int]:
-    """What a Gluon kernel is compiled with."""
+def constants_of(config: KernelConfig, *, drops: bool = False) -> dict[str, int]:
+    """What a Gluon kernel is compiled with.
+
+    Args:
+        config: its configuration.
+        drops: it has dropout, which a call makes use of.
+    """
     return {
         "BLOCK_M": config.BLOCK_M,
         "BLOCK_N": config.BLOCK_N,
         "NUM_STAGES": config.num_stages,
+        **({"DROPS": True} if drops else {}),
     }
 
 
@@ -120,7 +127,8 @@ def _source(plan: KernelPlan, config: KernelConfig) -> Any:
     from triton.experimental.gluon._runtime import GluonASTSource
 
     kernel = function_in(IMPORTS + render_hopper(plan), KERNEL)
-    call = call_of(plan, kernel, _argument_types(plan, config), constants_of(config))
+    constants = constants_of(config, drops=plan.dropout)
+    call = call_of(plan, kernel, _argument_types(plan, config), constants)
     return GluonASTSource(kernel, call.signature, call.constants, call.attributes)
 
 
@@ -128,7 +136,7 @@ def _argument_types(plan: KernelPlan, config: KernelConfig) -> dict[str, str]:
     """Triton's types of the arguments that are no integers, but for those of parameters."""
     types = {"lse_ptr": "*fp32", "qk_scale": "fp32", "scale": "fp32", "tiles_ptr": "*i32"}
     types["counter_ptr"] = "*i32" if plan.tiles.uneven else "*fp32"
-    types |= {"cuts_ptr": "*i32", "out_ptr": f"*{plan.triton_dtype}"}
+    types |= {"cuts_ptr": "*i32", "out_ptr": f"*{plan.triton_dtype}"} | DROPOUT_TYPES
     tensors = (
         ("q", 64, plan.qk_parts),
         ("k", config.BLOCK_N, plan.qk_parts),

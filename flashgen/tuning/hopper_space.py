@@ -23,6 +23,7 @@ from flashgen.budget.roofline import SHARPNESS, step_clocks
 from flashgen.budget.traffic import Workload, traffic
 from flashgen.config import KernelConfig
 from flashgen.plan import KernelPlan
+from flashgen.plan.cuts import cut_table
 from flashgen.tuning.rank import typical_workload
 from flashgen.tuning.space import Space
 from flashgen.tuning.workload import LENGTHS
@@ -103,8 +104,8 @@ def _without_form(plan: KernelPlan) -> str:
     """Why no configuration would do."""
     if TARGET.name not in plan.targets:
         return f"{TARGET.name} is not among the targets"
-    if plan.dropout:
-        return "it has no dropout"
+    if plan.dropout and cut_table(plan):
+        return "with dropout, tiles start at multiples of 16, not at segments"
     if plan.itemsize != 2:
         return f"{plan.torch_dtype}: its tiles are of 16-bit elements"
     widest = max(*plan.qk_segments, *plan.v_segments)

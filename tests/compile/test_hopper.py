@@ -25,9 +25,7 @@ from support.segments import CUT
 from support.variants import shipped_specs
 from support.vocabulary import VOCABULARY
 
-SHIPPED = tuple(
-    name for name, spec in shipped_specs().items() if spec.dtype != "float32" and not spec.dropout
-)
+SHIPPED = tuple(name for name, spec in shipped_specs().items() if spec.dtype != "float32")
 
 
 OLDER = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 7)

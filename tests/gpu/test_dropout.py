@@ -11,6 +11,8 @@ import torch
 
 from flashgen import AttentionSpec, full
 from flashgen.philox import kept
+from flashgen.plan import lower
+from gpu.launch import hopper_candidates
 from support.variants import rendered_module, shipped_module
 
 pytestmark = pytest.mark.gpu
@@ -61,6 +63,25 @@ def test_the_forward_kernel(dtype: str, tiles: tuple[int, int, int], tma: bool) 
     config = _configs(tiles, tma)
     out, _ = _module(dtype)._launch(q, zeros, eye, 1.0, P, seed, config)
     assert torch.equal(out != 0, kept((2, 4, 200, 64), P, SEED, "cuda"))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("head_dim", [64, 80, 128, 256])
+def test_the_gluon_kernel(head_dim: int, dtype: str) -> None:
+    """The same of each of its configurations, and of calls one after the other."""
+    spec = AttentionSpec(head_dim, dtype, full(), dropout=True)
+    configs = hopper_candidates(lower(spec, "full"))
+    if not configs:
+        pytest.skip("the Gluon kernel needs a Hopper GPU")
+    module = rendered_module(spec, hopper=True)
+    zeros = torch.zeros(2, 4, head_dim, head_dim, dtype=getattr(torch, dtype), device="cuda")
+    q = torch.zeros(2, 4, 500, head_dim, dtype=zeros.dtype, device="cuda")
+    eye = torch.eye(head_dim, dtype=zeros.dtype, device="cuda").repeat(2, 4, 1, 1)
+    for config in configs:
+        for seed in (SEED, 0, 2**62):
+            given = (P, torch.tensor([seed], device="cuda"), config.as_dict())
+            out, _ = module._launch_hopper(q, zeros, eye, 1.0, *given)
+            assert torch.equal(out != 0, kept((2, 4, 500, head_dim), P, seed, "cuda")), config
 
 
 @pytest.mark.parametrize("tma", [True, False], ids=["tma", "pointers"])

@@ -25,11 +25,7 @@ from support.variants import rendered_module, shipped_specs
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper")]
 
-SPECS = {
-    name: spec
-    for name, spec in shipped_specs().items()
-    if spec.dtype != "float32" and not spec.dropout
-}
+SPECS = {name: spec for name, spec in shipped_specs().items() if spec.dtype != "float32"}
 
 # Lengths beside the tiles' multiples, one tile and many, heads in groups and of no power of two.
 CASES = (

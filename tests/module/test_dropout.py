@@ -15,6 +15,7 @@ from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 from flashgen import AttentionSpec, softmax
+from flashgen.config import Form
 from flashgen.philox import kept
 from support.cases import Case
 from support.contract import check_gradients, native_inputs
@@ -259,9 +260,11 @@ def test_a_sink_without_keys() -> None:
 class _Launches:
     """A module on a GPU, and what its calls pass to Triton's C code."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, form: Form) -> None:
         self.gpu: FakeGpu = fake_gpu(monkeypatch)
         self.module: ModuleType = module_on(self.gpu, SPEC, monkeypatch)
+        if form == "portable":
+            monkeypatch.setattr(self.module, "_runs_hopper", lambda q, k, v: False)
         self.kept: list[Any] = []  # outputs, so that each has an address of its own
 
     def of(self, **chosen: Any) -> tuple[Any, ...]:
@@ -272,14 +275,16 @@ class _Launches:
         return _flat(call)
 
 
+@pytest.fixture(params=["hopper", "portable"])
+def launches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> _Launches:
+    return _Launches(monkeypatch, request.param)
+
+
 def _flat(x: Any) -> tuple[Any, ...]:
     return tuple(z for y in x for z in _flat(y)) if isinstance(x, tuple) else (x,)
 
 
-def test_a_repeated_launch_brings_its_own_seed_and_probability(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    launches = _Launches(monkeypatch)
+def test_a_repeated_launch_brings_its_own_seed_and_probability(launches: _Launches) -> None:
     seeds = torch.tensor([11]), torch.tensor([12])
     launches.of(dropout_p=0.25, seed=seeds[0])
     for dropout_p, seed in ((0.25, seeds[0]), (0.25, seeds[1]), (0.75, seeds[0])):
@@ -292,22 +297,22 @@ def test_a_repeated_launch_brings_its_own_seed_and_probability(
     assert launches.gpu.binds == 1, "Triton prepared a launch anew"
 
 
-def test_the_kernel_without_dropout_is_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kernel_without_dropout_is_another_one(launches: _Launches) -> None:
     """Compiled without random numbers; each is launched again for calls of its kind."""
-    launches = _Launches(monkeypatch)
     for _ in range(2):
         for dropout_p in (0.0, 0.1, 0.2, 0.9):
             launches.of(dropout_p=dropout_p)
     assert launches.gpu.binds == 2
     kernels = {launch.kernel for launch in launches.module._LAUNCHES.values()}
     assert len(kernels) == 2
-    multiplier = str(0xD2511F53 - 2**32)  # of Philox, as an int32
-    assert sorted(multiplier in kernel.asm["ttir"] for kernel in kernels) == [False, True]
+    # A multiplier of Philox, in 64 bits or as an int32.
+    multipliers = str(0xD2511F53), str(0xD2511F53 - 2**32)
+    texts = [kernel.asm["ttgir"] for kernel in kernels]
+    assert sorted(any(x in text for x in multipliers) for text in texts) == [False, True]
 
 
-def test_seeds_that_lie_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_seeds_that_lie_side_by_side(launches: _Launches) -> None:
     """Elements of one tensor, as of a model's layers: no kernel is compiled for an address."""
-    launches = _Launches(monkeypatch)
     seeds = torch.arange(4)
     for seed in seeds:
         assert seed.data_ptr() in launches.of(dropout_p=0.5, seed=seed)

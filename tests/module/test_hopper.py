@@ -35,11 +35,7 @@ from support.contract import native_inputs
 from support.specialised import NUM_SMS, watch, watch_hopper
 from support.variants import rendered_module, shipped_specs
 
-SPECS = {
-    name: spec
-    for name, spec in shipped_specs().items()
-    if spec.dtype != "float32" and not spec.dropout
-}
+SPECS = {name: spec for name, spec in shipped_specs().items() if spec.dtype != "float32"}
 SPECS["blocks_d64"] = AttentionSpec(
     64, mask=block_sparse(Tensor("layout", ("num_q_heads", None, None), "bool"), 16)
 )

@@ -10,6 +10,7 @@ from unittest.mock import patch
 import torch
 
 from flashgen import AttentionSpec, full
+from flashgen.philox import kept_scale
 from flashgen.reference import attention_reference, dropped, final_scores, weigh
 from support.cases import Case
 
@@ -84,7 +85,7 @@ def _low_precision(
 def dropout_of(weights: torch.Tensor, params: dict[str, Any]) -> tuple[torch.Tensor, float]:
     """Which weights are kept, as ones and zeros, and by how much those grow."""
     keeps = dropped(torch.ones_like(weights), params) != 0
-    return keeps.to(weights.dtype), 1 / (1 - params.get("dropout_p", 0.0))
+    return keeps.to(weights.dtype), kept_scale(params.get("dropout_p", 0.0))
 
 
 def operand_of(spec: AttentionSpec, q: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:

@@ -10,18 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from flashgen import (
-    AttentionSpec,
-    Tensor,
-    alibi,
-    block_sparse,
-    causal,
-    full,
-    sigmoid_attention,
-    sliding_window,
-    softcap,
-    softmax,
-)
 from flashgen.config import KernelConfig
 from flashgen.philox import kept, kept_scale
 from flashgen.plan import lower
@@ -30,38 +18,11 @@ from support.cases import Case, inputs
 from support.contract import check_gradients
 from support.variants import rendered_module, shipped_module, shipped_specs
 from sweep.backward import check_backward
+from sweep.dropout import SPECS, case_of
 from sweep.launch import check_kernel
 
 P, SEED = 0.4, -123456789123456789
 BLOCKS = [(16, 16), (16, 64), (32, 16), (64, 32), (64, 64)]
-
-_table = Tensor("table", ("num_q_heads", 64), "float32")
-_sinks = Tensor("sinks", ("num_q_heads",), "float32")
-_layout = Tensor("layout", ("batch", None, None), "bool")
-
-SPECS = {
-    "full": AttentionSpec(64, "float32", full(), dropout=True),
-    "segments": AttentionSpec(80, "float16", causal(), dropout=True),
-    "unequal": AttentionSpec((32, 48), "float16", causal(align="top_left"), dropout=True),
-    "softcap": AttentionSpec(32, "float16", causal(), softcap(20.0), dropout=True),
-    "alibi": AttentionSpec(32, "float32", causal(), alibi(8), dropout=True),
-    "learned": AttentionSpec(
-        16,
-        "float32",
-        causal(),
-        lambda score, b, h, q, kv: score + _table[h, q - kv],  # type: ignore[arg-type]
-        dropout=True,
-    ),
-    "sinks": AttentionSpec(
-        16,
-        "float32",
-        sliding_window(9, 0, align="bottom_right"),
-        normaliser=softmax(sink=_sinks),
-        dropout=True,
-    ),
-    "sigmoid": AttentionSpec(32, "float32", causal(), normaliser=sigmoid_attention(), dropout=True),
-    "listed": AttentionSpec(16, "float16", block_sparse(_layout, 8) & causal(), dropout=True),
-}
 
 
 @functools.cache
@@ -115,20 +76,12 @@ def test_the_backward_kernels_keep_the_same(block_m: int, block_n: int) -> None:
         assert torch.equal((grad / one).round().long(), counts)
 
 
-def _case(name: str, **sizes: Any) -> Case:
-    params: dict[str, Any] = {}
-    if name == "listed":
-        generator = torch.Generator().manual_seed(1)
-        params["layout"] = torch.rand(sizes["batch"], 6, 6, generator=generator) < 0.6
-    return Case(**sizes, params=params)
-
-
 @pytest.mark.parametrize(("block_m", "block_n"), [(32, 16), (16, 64)])
 @pytest.mark.parametrize("name", SPECS)
 def test_values_and_gradients(name: str, block_m: int, block_n: int) -> None:
     """With every kind of what else a kernel does: against float64 with the oracle's mask."""
     blocks = {"BLOCK_M": block_m, "BLOCK_N": block_n}
-    case = _case(name, q_len=45, kv_len=45, batch=2, q_heads=4, kv_heads=2)
+    case = case_of(name, 45, 45, 2, 4, 2)
     check_kernel(_module(name), SPECS[name], case, **blocks)
     check_backward(_module(name), SPECS[name], case, **blocks)
 

@@ -19,7 +19,7 @@ SPECS = shipped_specs()
 PLANS = {name: lower(spec, name) for name, spec in SPECS.items()}
 CONFIGS = {name: rank_hopper(plan, hopper_space(plan).candidates) for name, plan in PLANS.items()}
 FORWARD = [name for name, configs in CONFIGS.items() if configs]
-WITHOUT = {"causal_fp32_d64", "dropout_causal_d64"}
+WITHOUT = {"causal_fp32_d64"}
 TILES = {name: HopperBackward(backward_plan(plan)) for name, plan in PLANS.items()}
 BACKWARD = [name for name, tiles in TILES.items() if not tiles.why_not]
 
@@ -29,7 +29,7 @@ LAYOUTS = ("contiguous", "transposed", "padded", "every_other_row")
 
 def test_nothing_is_left_out() -> None:
     assert set(SPECS) - set(FORWARD) == WITHOUT
-    assert set(SPECS) - set(BACKWARD) == WITHOUT
+    assert set(SPECS) - set(BACKWARD) == WITHOUT | {"dropout_causal_d64"}
 
 
 def _cases(name: str, block_m: int, block_n: int) -> Iterator[Case]:

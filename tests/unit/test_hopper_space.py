@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flashgen import AttentionSpec, Blocks, block_sparse, causal, full
+from flashgen import AttentionSpec, Blocks, block_sparse, causal, document, full
 from flashgen.config import KernelConfig
 from flashgen.plan import KernelPlan, lower
 from flashgen.tuning.hopper_space import hopper_space, rank_hopper, why_not
@@ -94,7 +94,10 @@ def test_of_several_reasons_the_one_that_comes_last_is_told() -> None:
         (plan(dtype="float32", input_precision="tf32"), "float32: its tiles are of 16-bit"),
         (plan(targets=("sm_80", "sm_100")), "sm_90 is not among the targets"),
         (plan(512), "512 columns in one piece"),
-        (plan(dropout=True), "it has no dropout"),
+        (
+            plan(mask=document() & causal(), dropout=True),
+            "with dropout, tiles start at multiples of 16, not at segments",
+        ),
     ],
 )
 def test_kernels_without_a_gluon_form(kernel: KernelPlan, reason: str) -> None:

@@ -8,7 +8,10 @@ from collections.abc import Sequence
 
 import torch
 
-_KINDS = {"b32": torch.int32, "s32": torch.int32, "f32": torch.float32, "pred": torch.bool}
+_KINDS = {
+    "b32": torch.int32, "s32": torch.int32, "u32": torch.int32, "f32": torch.float32,
+    "pred": torch.bool,
+}  # fmt: skip
 _RELATIONS = ("eq", "ne", "lt", "le", "gt", "ge")
 
 
@@ -51,6 +54,8 @@ class _Registers:
             self._write(to, a & b)
         elif name == "setp" and suffixes[0] in _RELATIONS:
             a, b = (self._read(source, kind) for source in sources)
+            if suffixes[-1] == "u32":  # their order is that of numbers from -2^31 on
+                a, b = a ^ -(2**31), b ^ -(2**31)
             self._write(to, getattr(torch, suffixes[0])(a, b))
         elif name == "selp":
             a, b = (self._read(source, kind) for source in sources[:2])

@@ -1,0 +1,85 @@
+"""Dropout in the Gluon kernels, on the CPU: the weights that the portable kernels drop."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from types import ModuleType
+
+import pytest
+import torch
+
+from flashgen import AttentionSpec, causal, document
+from flashgen.config import KernelConfig
+from flashgen.philox import kept
+from flashgen.plan import lower
+from flashgen.tuning.hopper_space import why_not
+from support.cases import Case, inputs
+from support.gluon import interpreted
+from support.variants import rendered_module
+from sweep.dropout import SPECS, case_of
+from sweep.hopper import check_hopper
+
+P, SEED = 0.4, -123456789123456789
+CONFIG = KernelConfig(128, 64, 8, 2)
+CONFIGS = [
+    KernelConfig(block_m, block_n, block_m // 16, 2)
+    for block_m in (128, 192)
+    for block_n in (64, 128)
+]
+
+
+def _of_16_bits(name: str) -> AttentionSpec:
+    spec = SPECS[name]
+    return replace(spec, dtype="bfloat16") if spec.dtype == "float32" else spec
+
+
+@functools.cache
+def _module(name: str, *, dropout: bool = True) -> ModuleType:
+    spec = replace(_of_16_bits(name), dropout=dropout)
+    return rendered_module(spec, hopper=True, edit_source=interpreted)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_the_same_is_kept_whatever_the_tiles(config: KernelConfig) -> None:
+    """Of equal weights, with values that are a row of the identity each."""
+    q_len, kv_len = 275, 64
+    q, k = torch.zeros(2, 4, q_len, 64).bfloat16(), torch.zeros(2, 2, kv_len, 64).bfloat16()
+    v = torch.eye(64).bfloat16().expand(2, 2, 64, 64).contiguous()
+    seed = torch.tensor([SEED])
+    out, lse = _module("full")._launch_hopper(q, k, v, 1.0, P, seed, config.as_dict())
+    assert torch.equal(out != 0.0, kept((2, 4, q_len, kv_len), P, SEED))
+    torch.testing.assert_close(lse, torch.full_like(lse, kv_len).log())  # of all weights
+
+
+@pytest.mark.parametrize("dropout_p", [0.02, 0.5, 0.97])
+@pytest.mark.parametrize("name", SPECS)
+def test_values(name: str, dropout_p: float) -> None:
+    """Against float64 with the oracle's numbers, over several tiles of queries and of keys."""
+    spec = _of_16_bits(name)
+    sizes = [(45, 45, 2, 4, 2), (300, 300, 1, 2, 1), (200, 330, 1, 2, 2)]
+    if name == "learned":  # its table has distances up to 63
+        sizes = [(45, 45, 2, 4, 2), (64, 64, 2, 2, 1)]
+    for lengths in sizes[:2] if spec.equal_lengths else sizes:
+        case = case_of(name, *lengths, dropout_p=dropout_p)
+        check_hopper(_module(name), spec, case, CONFIG)
+
+
+@pytest.mark.parametrize("name", ["segments", "softcap", "sinks", "sigmoid"])
+def test_without_dropout_the_kernel_is_that_of_a_module_without_it(name: str) -> None:
+    """dropout_p=0: the same bits."""
+    case, config = Case(200, 200, 2, 4, 2), CONFIG.as_dict()
+    tensors = inputs(case, _of_16_bits(name), getattr(torch, _of_16_bits(name).dtype))
+    others = [torch.tensor([0.5, 1.0, -1.0, 0.0])] if name == "sinks" else []
+    found = [
+        _module(name, dropout=dropout)._launch_hopper(*tensors, 0.25, *others, *given, config)
+        for dropout, given in ((True, (0.0, torch.tensor([5]))), (False, ()))
+    ]
+    for mine, right in zip(*found, strict=True):
+        assert torch.equal(mine, right)
+
+
+def test_tiles_that_start_anywhere_have_no_such_numbers() -> None:
+    """Those of documents start with them, where words of one call are not together."""
+    plan = lower(AttentionSpec(64, mask=document() & causal(), dropout=True), "documents")
+    assert why_not(plan) == "with dropout, tiles start at multiples of 16, not at segments"
