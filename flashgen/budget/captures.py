@@ -93,6 +93,8 @@ def backward_captured_bytes(
         size += NUMBERS_OF_A_BACKWARD_CALL * NUMBER
         size += NUMBER * names.orders_heads  # heads_together
         size += NUMBER * names.shares  # num_shared
+        if names.backward.plan.dropout:  # threshold, kept_scale; the seed, of 64 bits
+            size += 4 * NUMBER
         size += 2 * MADE  # ds, grad_q
         size += 2 * BARRIERS + NUMBERS  # full and empty, of keys; numbers of tiles
     size += NUMBER * ("q_len" in read.names)

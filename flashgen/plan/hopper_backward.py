@@ -47,8 +47,8 @@ class HopperBackward:
     def why_not(self) -> str:
         """Why a plan has no such kernel; ``""`` where it has one."""
         plan, backward = self.backward.plan, self.backward
-        if plan.dropout:
-            return "it has no dropout"
+        if plan.dropout and (self.divided or self.text.slope or self.text.learned):
+            return "with dropout it computes all gradients at once, and no slopes of scores"
         if plan.itemsize != 2:
             return f"{plan.torch_dtype}: its tiles are of 16-bit elements"
         if max(plan.qk_head_dim, plan.v_head_dim) > max(BLOCK_M):
@@ -159,7 +159,8 @@ class HopperBackward:
         """What holds for the whole call."""
         ordered = ("heads_together",) * self.orders_heads
         shared = ("num_tiles", "num_shared") * self.shares
-        return (*CALL, *ordered, *shared, *self.backward.both_arguments.names)
+        dropping = ("threshold", "kept_scale", "seed") * self.backward.plan.dropout
+        return (*CALL, *ordered, *shared, *dropping, *self.backward.both_arguments.names)
 
     program = ("batch", "kv_head", "kv_first")
 

@@ -9,6 +9,7 @@ from flashgen.config import KernelConfig
 from flashgen.plan.arguments import KernelArguments
 from flashgen.plan.backward import BackwardPlan
 from flashgen.plan.hopper_backward import HopperBackward
+from flashgen.tuning.compiled import DROPOUT_TYPES
 from flashgen.tuning.compiled_hopper import (
     IMPORTS,
     HopperCompiled,
@@ -56,7 +57,8 @@ def _source(backward: BackwardPlan, config: KernelConfig) -> Any:
         types["grad_q_desc"] = descriptor("fp32", "float32", [128, 32])
         types["counter_ptr"] = "*i32"
     types |= {f"{item.variable}_ptr": "*fp32" for item in backward.of_both.learned}
-    return _compiled(backward, KERNEL, types, constants_of(config), backward.both_arguments)
+    constants = constants_of(config, drops=backward.plan.dropout)
+    return _compiled(backward, KERNEL, types, constants, backward.both_arguments)
 
 
 def _source_of_queries(backward: BackwardPlan) -> Any:
@@ -80,7 +82,7 @@ def _compiled(
 
     text = IMPORTS + render_backward_hopper(backward, after_forward=False)
     kernel = function_in(text, function)
-    types = types | {"scale": "fp32"}
+    types = types | {"scale": "fp32"} | DROPOUT_TYPES
     call = call_of(backward.plan, kernel, types, constants, arguments=arguments)
     return GluonASTSource(kernel, call.signature, call.constants, call.attributes)
 

@@ -12,7 +12,7 @@ import torch
 from flashgen import AttentionSpec, full
 from flashgen.philox import kept
 from flashgen.plan import lower
-from gpu.launch import hopper_candidates
+from gpu.launch import hopper_candidates, on_hopper
 from support.variants import rendered_module, shipped_module
 
 pytestmark = pytest.mark.gpu
@@ -102,6 +102,32 @@ def test_the_backward_kernels(dtype: str, tiles: tuple[int, int, int], tma: bool
     assert torch.equal(gradients(zeros, eye, ones, ones)[0] != 0, keeps)
     assert torch.equal(gradients(eye, zeros, ones, ones)[1] != 0, keeps.mT)
     assert torch.equal(gradients(zeros, zeros, zeros, eye)[2] != 0, keeps.mT)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_the_gluon_kernel_of_the_backward_pass(head_dim: int, dtype: str) -> None:
+    """What gradients show of each pair, as of the portable kernels; the keys of many tiles."""
+    if not on_hopper():
+        pytest.skip("the Gluon kernel needs a Hopper GPU")
+    spec = AttentionSpec(head_dim, dtype, full(), dropout=True)
+    module, length = rendered_module(spec, hopper=True), head_dim
+    zeros = torch.zeros(2, 4, length, head_dim, dtype=getattr(torch, dtype), device="cuda")
+    eye = torch.eye(head_dim, dtype=zeros.dtype, device="cuda").repeat(2, 4, 1, 1)
+    ones, config = torch.ones_like(zeros), module.BACKWARD_HOPPER
+    lse = torch.full(zeros.shape[:3], float(length), device="cuda").log()
+    for number in (SEED, 0, 2**62):
+        seed = torch.tensor([number], device="cuda")
+        keeps = kept((2, 4, length, length), P, number, "cuda")
+
+        def gradients(*given: torch.Tensor, seed: torch.Tensor = seed) -> Any:
+            q, k, v, grad_out = given
+            saved = (zeros, lse, grad_out, torch.zeros_like(lse), config)
+            return module._backward_kernels_hopper(q, k, v, 1.0, P, seed, *saved)
+
+        assert torch.equal(gradients(zeros, eye, ones, ones)[0] != 0, keeps)
+        assert torch.equal(gradients(eye, zeros, ones, ones)[1] != 0, keeps.mT)
+        assert torch.equal(gradients(zeros, zeros, zeros, eye)[2] != 0, keeps.mT)
 
 
 def test_a_graph_draws_anew_in_each_replay() -> None:

@@ -297,6 +297,28 @@ def test_a_repeated_launch_brings_its_own_seed_and_probability(launches: _Launch
     assert launches.gpu.binds == 1, "Triton prepared a launch anew"
 
 
+def test_repeated_gradients_bring_their_own_seed_and_probability(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The Gluon kernel of the backward pass gets what its forward pass was called with."""
+    gpu = fake_gpu(monkeypatch)
+    module = module_on(gpu, SPEC, monkeypatch)
+    monkeypatch.setattr(module, "_target", lambda device: "sm_90")
+    leaves = [x.clone().requires_grad_() for x in (Q, K, V)]
+    seeds = torch.tensor([11]), torch.tensor([12])
+    kept_alive = []
+    for dropout_p, seed in ((0.25, 0), (0.25, 1), (0.75, 0), (0.0, 1), (0.25, 0)):
+        out = module.attention(*leaves, dropout_p=dropout_p, seed=seeds[seed])
+        before = len(gpu.calls)
+        kept_alive.append(torch.autograd.grad(out, leaves, torch.ones_like(out)))
+        (call,) = (x for x in gpu.calls[before:] if "_backward_hopper" in repr(x))
+        passed = _flat(call)
+        assert seeds[seed].data_ptr() in passed and seeds[1 - seed].data_ptr() not in passed
+        assert round(dropout_p * 2**16) in passed and 1 / (1 - dropout_p) in passed
+    kernels = {key for key in module._LAUNCHES if isinstance(key[0], tuple) and key[1] == "tiles"}
+    assert len(kernels) == 2, "one that drops, one that does not"
+
+
 def test_the_kernel_without_dropout_is_another_one(launches: _Launches) -> None:
     """Compiled without random numbers; each is launched again for calls of its kind."""
     for _ in range(2):

@@ -321,7 +321,7 @@ def test_a_launch_has_four_warps_of_its_own(monkeypatch: pytest.MonkeyPatch) -> 
 
 NAMED = (
     *("causal_d64", "documents_d128", "sinks_softmax_d64", "learns"),
-    *("causal_d192_v128", "causal_d256", "deterministic"),
+    *("causal_d192_v128", "causal_d256", "deterministic", "dropout_causal_d64"),
 )
 
 

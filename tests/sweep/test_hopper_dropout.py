@@ -9,16 +9,18 @@ from types import ModuleType
 import pytest
 import torch
 
-from flashgen import AttentionSpec, causal, document
+from flashgen import AttentionSpec, causal, document, full
 from flashgen.config import KernelConfig
 from flashgen.philox import kept
 from flashgen.plan import lower
+from flashgen.plan.backward import backward_plan
+from flashgen.plan.hopper_backward import HopperBackward
 from flashgen.tuning.hopper_space import why_not
 from support.cases import Case, inputs
 from support.gluon import interpreted
 from support.variants import rendered_module
 from sweep.dropout import SPECS, case_of
-from sweep.hopper import check_hopper
+from sweep.hopper import check_hopper, check_hopper_backward
 
 P, SEED = 0.4, -123456789123456789
 CONFIG = KernelConfig(128, 64, 8, 2)
@@ -75,6 +77,52 @@ def test_without_dropout_the_kernel_is_that_of_a_module_without_it(name: str) ->
         _module(name, dropout=dropout)._launch_hopper(*tensors, 0.25, *others, *given, config)
         for dropout, given in ((True, (0.0, torch.tensor([5]))), (False, ()))
     ]
+    for mine, right in zip(*found, strict=True):
+        assert torch.equal(mine, right)
+
+
+GRADIENTS = [
+    name
+    for name in SPECS
+    if not HopperBackward(backward_plan(lower(_of_16_bits(name), name))).why_not
+]
+
+
+def test_whose_gradients_have_a_gluon_kernel() -> None:
+    assert set(SPECS) - set(GRADIENTS) == {"softcap", "learned", "listed"}
+
+
+@pytest.mark.parametrize("dropout_p", [0.0, 0.02, 0.5, 0.97])
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_gradients(name: str, dropout_p: float) -> None:
+    """By autograd, against float64 with the oracle's numbers."""
+    spec = _of_16_bits(name)
+    sizes = [(45, 45, 2, 4, 2), (300, 300, 1, 2, 1), (200, 330, 1, 2, 2)]
+    for lengths in sizes[:2] if spec.equal_lengths else sizes:
+        case = case_of(name, *lengths, dropout_p=dropout_p)
+        check_hopper_backward(_module(name), spec, case)
+
+
+def test_gradients_of_wider_heads_and_of_documents() -> None:
+    """Tiles of 64 queries; and tiles of keys that start at multiples of 128 all the same."""
+    for spec in (
+        AttentionSpec(128, "float16", causal(), dropout=True),
+        AttentionSpec(128, "bfloat16", full(), dropout=True),
+        AttentionSpec(64, "bfloat16", document() & causal(), dropout=True),
+    ):
+        module = rendered_module(spec, hopper=True, edit_source=interpreted)
+        for case in (Case(150, 150, 2, 4, 2), Case(333, 333, 1, 2, 1)):
+            check_hopper_backward(module, spec, case)
+
+
+def test_without_dropout_gradients_are_those_of_a_module_without_it() -> None:
+    """dropout_p=0: the same bits, but for those of q, which are added up in any order."""
+    spec, case = _of_16_bits("segments"), Case(200, 200, 2, 4, 2)
+    found = []
+    for dropout, given in ((True, {"dropout_p": 0.0}), (False, {})):
+        leaves = [x.clone().requires_grad_() for x in inputs(case, spec, torch.float16)]
+        out = _module("segments", dropout=dropout).attention(*leaves, **given)
+        found.append(torch.autograd.grad(out.float().square().sum(), leaves[1:]))
     for mine, right in zip(*found, strict=True):
         assert torch.equal(mine, right)
 

@@ -23,6 +23,7 @@ from support.loads import kernel_spec
 from support.vocabulary import VOCABULARY
 
 ENDS = Tensor("ends", ("batch", "q_len"), "int32")
+DROPPING = "with dropout it computes all gradients at once, and no slopes of scores"
 EACH_ROW = Mask(lambda b, h, q, kv: kv < ENDS[b, q], "each row has its end")
 
 
@@ -42,7 +43,9 @@ def of(spec: AttentionSpec) -> HopperBackward:
         (AttentionSpec((64, 136)), ""),
         (AttentionSpec((256, 64)), ""),
         (AttentionSpec((264, 64)), "its tiles have 256 columns at most"),
-        (AttentionSpec(64, dropout=True), "it has no dropout"),
+        (AttentionSpec(256, dropout=True), DROPPING),
+        (AttentionSpec(64, dropout=True, deterministic=True), DROPPING),
+        (AttentionSpec(64, score=softcap(20.0), dropout=True), DROPPING),
         (AttentionSpec(64, deterministic=True), ""),
         (
             AttentionSpec(192, score=alibi(Tensor("slopes", ("num_q_heads",)))),

@@ -57,6 +57,8 @@ class _Registers:
             if suffixes[-1] == "u32":  # their order is that of numbers from -2^31 on
                 a, b = a ^ -(2**31), b ^ -(2**31)
             self._write(to, getattr(torch, suffixes[0])(a, b))
+        elif name == "neg":
+            self._write(to, -self._read(sources[0], kind))
         elif name == "selp":
             a, b = (self._read(source, kind) for source in sources[:2])
             self._write(to, torch.where(self._read(sources[2], torch.bool), a, b))
