@@ -9,6 +9,7 @@ import torch
 
 from benchmarks.attentions import ROWS, Attention
 from benchmarks.cells import Cell
+from flashgen.philox import kept, kept_scale
 
 #: Relative errors of results that are of something else: those that round have 2e-3, and gradients
 #: of what is learned, sums whose terms cancel, up to 1e-2.
@@ -85,7 +86,19 @@ def _tiles(
         if attention.mask_mod:
             seen = attention.mask_mod(b, h, q_idx, kv_idx)
             scores = scores.masked_fill(~seen, -torch.inf)
-        yield rows, torch.softmax(scores, -1) @ v
+        weights = torch.softmax(scores, -1)
+        if attention.dropout_p:
+            weights = weights * _dropped(attention, weights, (batch, head, first, 0))
+        yield rows, weights @ v
+
+
+def _dropped(
+    attention: Attention, weights: torch.Tensor, first: tuple[int, int, int, int]
+) -> torch.Tensor:
+    """What flashgen's dropout multiplies weights by, (rows, keys), from such a place on."""
+    p, seed = attention.dropout_p, attention.parameters["seed"]
+    keeps = kept((1, 1, *weights.shape), p, seed, weights.device, first)[0, 0]
+    return keeps * kept_scale(p)
 
 
 def relative_error(results: Results, expected: Results) -> float:

@@ -22,7 +22,9 @@ CAP = 30.0  # of the capped scores
 PREFIX = 4096  # keys that every query sees
 CHUNK = 2048  # positions of a chunk
 SINKS = 4  # first keys that every query sees beside its window
+DROPOUT_P = 0.1  # by which weights are dropped
 HEADS = 16  # that slopes are learned for
+SEED = 1  # of flashgen's dropout, which accuracy is looked at by
 ROWS = 1024  # queries looked at together where a whole score matrix would be too large
 
 
@@ -35,12 +37,14 @@ class Attention:
         score_mod: what becomes of ``scale * q @ k.T``; None where it stays.
         parameters: keywords of the module's ``attention``.
         learned: those of them that have a gradient; `score_mod` reads the same tensors.
+        dropout_p: the probability that a weight is dropped; each peer drops others.
     """
 
     mask_mod: MaskMod | None = None
     score_mod: ScoreMod | None = None
     parameters: dict[str, Any] = field(default_factory=dict)
     learned: tuple[str, ...] = ()
+    dropout_p: float = 0.0
 
 
 def causal_mask(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
@@ -55,6 +59,13 @@ def full(length: int, device: torch.device) -> Attention:
 def causal(length: int, device: torch.device) -> Attention:
     """A query sees its own position and those before it."""
     return Attention(causal_mask)
+
+
+def dropout(length: int, device: torch.device) -> Attention:
+    """Causal, weights dropped with probability `DROPOUT_P`."""
+    seed = torch.tensor([SEED], device=device)
+    parameters = {"dropout_p": DROPOUT_P, "seed": seed}
+    return Attention(causal_mask, parameters=parameters, dropout_p=DROPOUT_P)
 
 
 def window(length: int, device: torch.device) -> Attention:
@@ -140,6 +151,7 @@ def sink_window(length: int, device: torch.device) -> Attention:
 ATTENTIONS: dict[str, Callable[[int, torch.device], Attention]] = {
     "full": full,
     "causal": causal,
+    "dropout": dropout,
     "window": window,
     "documents": documents,
     "softcap": softcap,

@@ -64,6 +64,8 @@ GRID = tuple(
     for seq_len in (2048, 8192, 16384)
 )
 
+DROPOUT = Cell("dropout_causal_d64", "dropout", 16384, 64, 64)
+
 FORWARD = (
     *GRID,
     Cell("window_d128", "window", 16384, 128, 128),
@@ -71,6 +73,7 @@ FORWARD = (
     Cell("causal_fp32_d64", "causal", 16384, 64, 64, "float32"),
     Cell("causal_d80", "causal", 16384, 80, 80),
     Cell("causal_d192_v128", "causal", 16384, 192, 128),
+    DROPOUT,
 )
 
 
@@ -96,4 +99,5 @@ BACKWARD = (
     _variant("documents", f"documents of {DOCUMENT}, causal"),
     _variant("softcap", f"softcap {CAP:g}, causal"),
     _variant("alibi_slopes", "ALiBi with learned slopes, causal"),
+    DROPOUT,
 )

@@ -67,6 +67,8 @@ def _look_at(
     for name, peer in peers.items():
         with torch.no_grad(), _noted(row, name), peer(cell, attention, inputs) as call:
             results = as_results(call())
+            if name != "flashgen" and attention.dropout_p:
+                continue  # it drops other weights
             error = relative_error(results[:3], expected[:3])
             of_learned = relative_error(results[3:], expected[3:])
             if name != "flashgen" and not (error <= WRONG and of_learned <= WRONG_SUM_OF_PEER):

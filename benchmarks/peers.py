@@ -70,11 +70,11 @@ def sdpa(backend: SDPBackend) -> Peer:
 
     @contextmanager
     def peer(cell: Cell, attention: Attention, inputs: Inputs) -> Iterator[Call]:
-        if cell.attention not in ("full", "causal"):
+        if cell.attention not in ("full", "causal", "dropout"):
             raise NotImplementedError(f"no {cell.attention}")
-        is_causal = cell.attention == "causal"
+        given = {"is_causal": cell.attention != "full", "dropout_p": attention.dropout_p}
         with sdpa_kernel(backend):
-            yield lambda: scaled_dot_product_attention(*inputs, is_causal=is_causal)
+            yield lambda: scaled_dot_product_attention(*inputs, **given)
 
     return peer
 
@@ -116,6 +116,8 @@ def peers_of(cell: Cell, with_fa4: bool = False) -> tuple[str, ...]:
     """The names of the peers to try on a cell: those that have its attention and take its dtype."""
     others: tuple[str, ...] = ()
     is_float32 = cell.dtype == "float32"
+    if cell.attention == "dropout":  # FlexAttention and FlashAttention 4 have none
+        return ("flashgen", "SDPA cuDNN", "SDPA flash")
     if cell.attention in ("full", "causal"):
         others = ("SDPA efficient",) if is_float32 else ("SDPA cuDNN", "SDPA flash")
     if cell.attention == "documents":

@@ -63,7 +63,11 @@ def kept_scale(dropout_p: float) -> float:
 
 
 def kept(
-    shape: Sequence[int], dropout_p: float, seed: torch.Tensor | int, device: Any = None
+    shape: Sequence[int],
+    dropout_p: float,
+    seed: torch.Tensor | int,
+    device: Any = None,
+    first: Sequence[int] = (0, 0, 0, 0),
 ) -> torch.Tensor:
     """Which weights are kept, a bool tensor of the weights' shape.
 
@@ -72,12 +76,13 @@ def kept(
         dropout_p: the probability that a weight is dropped, from 0 to before 1, in steps of 2^-16.
         seed: 64 bits, a number or an int64 tensor of one element.
         device: where the result goes.
+        first: where they begin: a batch entry, a query head, a query, a key.
     """
     import torch
 
     b, h, q_idx, kv_idx = (
-        torch.arange(size, device=device).reshape(-1, *(1,) * after)
-        for size, after in zip(shape, (3, 2, 1, 0), strict=True)
+        torch.arange(start, start + size, device=device).reshape(-1, *(1,) * after)
+        for start, size, after in zip(first, shape, (3, 2, 1, 0), strict=True)
     )
     seed = int(seed)
     # Positions with bit 3 left out, and those of keys with bit 0 left out too.

@@ -10,13 +10,15 @@ from types import ModuleType
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend
 from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks import accuracy, attentions, cells, fa4, measuring, peers, record
 from benchmarks.attentions import ATTENTIONS, Attention, visible_pairs
-from benchmarks.cells import BACKWARD, FORWARD, GRID, VARIANTS, Cell
+from benchmarks.cells import BACKWARD, DROPOUT, FORWARD, GRID, VARIANTS, Cell
 from benchmarks.passes import as_results
 from flashgen.publish import Seal
+from flashgen.reference import dropped
 
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
@@ -92,7 +94,8 @@ def test_the_grid():
 
 
 def test_the_variants():
-    assert [c.attention for c in VARIANTS] == [n for n in ATTENTIONS if n != "alibi_slopes"]
+    others = ("alibi_slopes", "dropout")
+    assert [c.attention for c in VARIANTS] == [n for n in ATTENTIONS if n not in others]
     for c in VARIANTS:
         assert (c.batch, c.num_heads, c.seq_len, c.dtype) == (1, 16, 16384, "bfloat16")
         assert (c.qk_head_dim, c.v_head_dim) == (128, 128)
@@ -113,6 +116,7 @@ def test_every_cell_has_a_spec():
 PREDICATES = {
     "full": lambda q, k: True,
     "causal": lambda q, k: k <= q,
+    "dropout": lambda q, k: k <= q,
     "window": lambda q, k: q - 5 <= k <= q,
     "documents": lambda q, k: k <= q and any(
         first <= k and q < first + 10 for first in range(0, 100, 10)
@@ -185,7 +189,7 @@ def test_exact_heads_are_what_torch_computes(small, name):
     if name.startswith("alibi"):
         scores = scores + 2.0 ** (-0.5 * torch.arange(1, 3))[:, None, None] * distance
     scores = scores.masked_fill(~dense(attention, shape), -math.inf)
-    out = torch.softmax(scores, -1) @ v
+    out = dropped(torch.softmax(scores, -1), attention.parameters) @ v
     assert accuracy.relative_error([out], accuracy.exact_heads(c, attention, inputs)) < 1e-6
 
 
@@ -193,7 +197,7 @@ def test_exact_heads_are_what_torch_computes(small, name):
 
 
 @pytest.mark.filterwarnings("ignore")  # eager FlexAttention says that it is slow
-@pytest.mark.parametrize("name", ATTENTIONS)
+@pytest.mark.parametrize("name", [name for name in ATTENTIONS if name != "dropout"])
 def test_flex_attention_computes_it(small, name, monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
     peers._compiled_flex.cache_clear()
@@ -209,7 +213,7 @@ def test_flex_attention_computes_it(small, name, monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore:.*eager reference")
-@pytest.mark.parametrize("c", VARIANTS, ids=lambda c: c.module)
+@pytest.mark.parametrize("c", (*VARIANTS, DROPOUT), ids=lambda c: c.module)
 def test_the_modules_compute_it(small, monkeypatch, c):
     """On a CPU by their reference, whose parameters are those of the kernel."""
     monkeypatch.setattr(cells, "TOKENS", 64)
@@ -230,9 +234,12 @@ def test_peers_of_the_cells():
     assert by_module["causal_fp32_d64"] == (*own, "SDPA efficient")
     assert by_module["documents_d128"] == (*own, "varlen_attn")
     assert by_module["softcap_d128"] == by_module["window_d128"] == own
+    assert by_module["dropout_causal_d64"] == ("flashgen", "SDPA cuDNN", "SDPA flash")
     for c in CELLS:
         assert set(peers.peers_of(c, with_fa4=True)) <= set(peers.PEERS)
-        assert ("FA4" in peers.peers_of(c, with_fa4=True)) == (c.dtype != "float32")
+        assert ("FA4" in peers.peers_of(c, with_fa4=True)) == (
+            c.dtype != "float32" and c.attention != "dropout"
+        )
         assert ("FA4 mask_mod" in peers.peers_of(c, with_fa4=True)) == (c.attention == "chunked")
 
 
@@ -323,6 +330,22 @@ def test_a_wrong_output_is_found(small):
         both = {"flashgen": wrong, "FlexAttention": rounded}
         measuring.measure(c, rows[-1], both, 0, CPU, ONE)
     assert accuracy.wrong_cells(rows) == ["off by 0.05", "off by nan"]
+
+
+def test_with_dropout_peers_drop_other_weights_and_are_timed_all_the_same(small):
+    c = cell("dropout")
+    row = row_of(c)
+
+    def own(cell, attention, inputs):
+        shape = (cell.batch, cell.num_heads, cell.seq_len, cell.seq_len)
+        scores = (inputs[0] @ inputs[1].mT / 4).masked_fill(~dense(attention, shape), -math.inf)
+        return dropped(torch.softmax(scores, -1), attention.parameters) @ inputs[2]
+
+    both = {"flashgen": peer(own), "SDPA flash": peers.sdpa(SDPBackend.MATH)}
+    measuring.measure(c, row, both, 0, CPU, ONE)
+    assert set(row["error"]) == {"flashgen"} and row["error"]["flashgen"] < 1e-6
+    assert not row["unavailable"] and set(row["ms"]) == set(both)
+    assert accuracy.wrong_cells([row]) == []
 
 
 def test_a_peer_that_computes_something_else_is_noted_and_not_timed(small):

@@ -15,6 +15,7 @@ from benchmarks.attentions import ATTENTIONS
 from benchmarks.cells import BACKWARD, GRID, Cell
 from benchmarks.passes import BACKWARD_PASS, FORWARD_PASS, differentiated
 from flashgen.publish import Seal
+from flashgen.reference import dropped
 
 CPU = torch.device("cpu")
 SMALL = {"WINDOW": 5, "DOCUMENT": 10, "PREFIX": 7, "CHUNK": 8, "SINKS": 2, "HEADS": 2, "CAP": 0.5}
@@ -54,7 +55,7 @@ def dense(cell, attention, inputs):
         scores = attention.score_mod(scores, b, h, i, j)
     if attention.mask_mod:
         scores = scores.masked_fill(~attention.mask_mod(b, h, i, j), -torch.inf)
-    return torch.softmax(scores, -1) @ v
+    return dropped(torch.softmax(scores, -1), attention.parameters) @ v
 
 
 def peer(function):
@@ -75,9 +76,15 @@ def gradients(name, entered, c):
 def test_the_cells():
     assert BACKWARD[: len(GRID)] == GRID
     rest = BACKWARD[len(GRID) :]
-    assert [c.attention for c in rest] == ["window", "documents", "softcap", "alibi_slopes"]
-    assert all((c.seq_len, c.qk_head_dim, c.dtype) == (16384, 128, "bfloat16") for c in rest)
-    assert all(c.title and not c.in_grid for c in rest)
+    assert [c.attention for c in rest] == [
+        "window",
+        "documents",
+        "softcap",
+        "alibi_slopes",
+        "dropout",
+    ]
+    assert all((c.seq_len, c.dtype, c.in_grid) == (16384, "bfloat16", False) for c in rest)
+    assert all(c.title and c.qk_head_dim == 128 for c in rest[:-1])
 
 
 def test_slopes_are_learned_for_the_heads_of_its_cell():
@@ -126,7 +133,7 @@ def test_what_several_sequences_learn_together_is_not_looked_at(small, monkeypat
 
 
 @pytest.mark.filterwarnings("ignore:.*eager reference")
-@pytest.mark.parametrize("c", BACKWARD[-4:], ids=lambda c: c.module)
+@pytest.mark.parametrize("c", BACKWARD[-5:], ids=lambda c: c.module)
 def test_the_modules_compute_it(small, monkeypatch, c, tmp_path):
     """On a CPU by their reference, at the cell's own heads; what no module ships is built."""
     monkeypatch.setattr(cells, "TOKENS", 64)

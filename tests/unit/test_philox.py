@@ -67,6 +67,8 @@ def test_a_weight_is_kept_by_its_positions_alone() -> None:
     """Whatever the lengths are, and how many heads and batch entries there are."""
     everything = kept(SHAPE, 0.4, 7)
     assert torch.equal(kept((2, 3, 20, 37), 0.4, 7), everything[:2, :3, :20, :37])
+    part = kept((1, 2, 30, 61), 0.4, 7, first=(2, 1, 15, 9))
+    assert torch.equal(part, everything[2:, 1:3, 15:, 9:])
 
 
 @pytest.mark.parametrize("dropout_p", [0.02, 0.1, 0.5, 0.9])
