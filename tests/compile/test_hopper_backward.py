@@ -102,9 +102,9 @@ def test_every_candidate_needs_exactly_what_is_predicted(name: str, config: Kern
 #: read once a tile; what spills from a loop's products takes hundreds.
 FEW = 256
 
-#: With dropout, numbers of Philox are made while both products of scores are in registers: 43 of
-#: the 1,534 instructions of a step store what others read again.
-SPILLED = {"dropout_causal_d64": 880}
+#: With dropout, numbers of Philox are made while both products of scores are in registers: of the
+#: 1,534 instructions of a step 40 store what as many read again.
+SPILLED = {"dropout_causal_d64": 1040 if OLDER else 880}
 
 
 @pytest.mark.parametrize("name", SHIPPED)
