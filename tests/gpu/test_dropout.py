@@ -107,7 +107,7 @@ def test_the_backward_kernels(dtype: str, tiles: tuple[int, int, int], tma: bool
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_the_gluon_kernel_of_the_backward_pass(head_dim: int, dtype: str) -> None:
-    """What gradients show of each pair, as of the portable kernels; the keys of many tiles."""
+    """What gradients show of each pair, as of the portable kernels."""
     if not on_hopper():
         pytest.skip("the Gluon kernel needs a Hopper GPU")
     spec = AttentionSpec(head_dim, dtype, full(), dropout=True)
