@@ -584,7 +584,7 @@ def _place(sums_ptr, grad_ptr, row, length, rows_len, scale, HEAD_DIM: tl.conste
         tile = tl.reshape(sums, [4, 8, 4, 8, 2, 2]).permute(0, 4, 1, 3, 2, 5).reshape([64, 64])
         offs_d = 64 * part + tl.arange(0, 64)
         inside = (offs_m < length)[:, None]
-        if HEAD_DIM < 64 * (part + 1):
+        if 64 * (part + 1) > HEAD_DIM:
             inside &= (offs_d < HEAD_DIM)[None, :]
         ptrs = grad_ptr + (batch_head * length + offs_m)[:, None] * HEAD_DIM + offs_d[None, :]
         tl.store(ptrs, (tile * scale).to(grad_ptr.dtype.element_ty), mask=inside)
