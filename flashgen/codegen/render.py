@@ -226,6 +226,7 @@ def render_module(
         hopper_limit=get_target(HOPPER).max_shared,
         out_columns=OUT_COLUMNS,
         cut_by=HopperNames(plan).cut_by if hopper.config else None,
+        packs=hopper.config is not None and HopperNames(plan).packs,
         package=package,
     )
 

@@ -11,6 +11,10 @@ from flashgen.codegen.folding import fold
 def unpacking(body: str, **tuples: Iterable[str]) -> str:
     """The body after a line for each tuple that it reads something of: ``_, q_len = call``.
 
+    What is known at compile time would not be so behind an assignment. Such elements have names in
+    capitals and come first, and the others are a tuple behind them: ``PACKED: gl.constexpr =
+    call[0]``, ``_, q_len = call[1]``.
+
     Args:
         body: statements of a function.
         tuples: for each variable that holds one, the names of its elements; one that is itself an
@@ -20,11 +24,14 @@ def unpacking(body: str, **tuples: Iterable[str]) -> str:
     for variable, elements in reversed(tuples.items()):
         code = re.sub(r"#.*", "", body)  # in which `name=` is a keyword
         read = {name for name in elements if re.search(rf"(?<!\.)\b{name}\b(?!=[^=])", code)}
-        names = [name if name in read else "_" for name in elements]
-        if set(names) <= {"_"}:
-            continue
-        if len(names) == 1:
-            body = f"{indent}{names[0]} = {variable}[0]\n{body}"
-        else:
-            body = fold(f"{indent}{', '.join(names)} = {variable}") + body
+        known = [name for name in elements if name.isupper()]
+        names = [name if name in read else "_" for name in elements if name not in known]
+        held = f"{variable}[{len(known)}]" if known else variable
+        if len(names) == 1 and read - {*known}:
+            body = f"{indent}{names[0]} = {held}[0]\n{body}"
+        elif read - {*known}:
+            body = fold(f"{indent}{', '.join(names)} = {held}") + body
+        for i, name in enumerate(known):
+            if name in read:
+                body = f"{indent}{name}: gl.constexpr = {variable}[{i}]\n{body}"
     return body

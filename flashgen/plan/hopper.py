@@ -10,6 +10,7 @@ from flashgen.plan.cuts import cut_table
 from flashgen.plan.kernel import KernelPlan
 from flashgen.plan.text import mentioned
 from flashgen.symbolic.tables import RowTable
+from flashgen.symbols import H
 
 #: Head dimensions up to which the scores of a step are computed in one piece, or the queries stay
 #: in registers.
@@ -84,9 +85,24 @@ class HopperNames:
         return cut_table(self.plan)
 
     @cached_property
+    def packs(self) -> bool:
+        """Whether a tile may hold rows of several heads that share keys: nothing tells them apart.
+
+        Its rows are then of as many heads as the launcher says, one head's after another's. Random
+        numbers are a head's own, and lists and segments are of whole tiles of one.
+        """
+        if self.plan.listing or self.cut_by or self.plan.dropout:
+            return False
+        spec = self.plan.spec
+        score = spec.score.traced if spec.score else None
+        parts = (spec.mask.traced, score, spec.normaliser.traced_sink)
+        return not any(part is not None and H in part.sym.free_symbols for part in parts)
+
+    @cached_property
     def call(self) -> tuple[str, ...]:
         """What holds for the whole call."""
         return (
+            *(("PACKED",) if self.packs else ()),
             *("num_q_heads", "num_kv_heads", "q_len", "kv_len"),
             *("num_tiles_m", "num_tiles", "heads_together", "lse_rows"),
             "scale" if self.plan.reads_scale else "qk_scale",

@@ -12,7 +12,7 @@ from flashgen.budget.targets import get_target
 from flashgen.codegen.render import render_hopper
 from flashgen.config import KernelConfig
 from flashgen.plan import KernelPlan
-from flashgen.plan.hopper import OUT_COLUMNS
+from flashgen.plan.hopper import OUT_COLUMNS, HopperNames
 from flashgen.tuning.compiled import DROPOUT_TYPES
 from flashgen.tuning.compiler import Compiled, call_of, compile_until, function_in, number_in
 
@@ -65,9 +65,15 @@ def hopper_shared_bytes(plan: KernelPlan, config: KernelConfig) -> int:
     return shared_until(_source(plan, config))
 
 
-def compile_hopper(plan: KernelPlan, config: KernelConfig) -> HopperCompiled:
-    """Everything that the compiler and ptxas say, down to machine code."""
-    return figures_of(_source(plan, config))
+def compile_hopper(plan: KernelPlan, config: KernelConfig, packed: int = 1) -> HopperCompiled:
+    """Everything that the compiler and ptxas say, down to machine code.
+
+    Args:
+        plan: whose kernel it is.
+        config: its configuration.
+        packed: heads of a tile, a power of two up to 64; 1 where the kernel packs none.
+    """
+    return figures_of(_source(plan, config, packed))
 
 
 def shared_until(source: Any) -> int:
@@ -122,31 +128,33 @@ def constants_of(config: KernelConfig, *, drops: bool = False) -> dict[str, int]
     }
 
 
-def _source(plan: KernelPlan, config: KernelConfig) -> Any:
+def _source(plan: KernelPlan, config: KernelConfig, packed: int = 1) -> Any:
     """The kernel with the types and the alignment of a call's arguments."""
     from triton.experimental.gluon._runtime import GluonASTSource
 
     kernel = function_in(IMPORTS + render_hopper(plan), KERNEL)
     constants = constants_of(config, drops=plan.dropout)
-    call = call_of(plan, kernel, _argument_types(plan, config), constants)
+    if HopperNames(plan).packs:
+        constants["PACKED"] = packed
+    call = call_of(plan, kernel, _argument_types(plan, config, packed), constants)
     return GluonASTSource(kernel, call.signature, call.constants, call.attributes)
 
 
-def _argument_types(plan: KernelPlan, config: KernelConfig) -> dict[str, str]:
+def _argument_types(plan: KernelPlan, config: KernelConfig, packed: int) -> dict[str, str]:
     """Triton's types of the arguments that are no integers, but for those of parameters."""
     types = {"lse_ptr": "*fp32", "qk_scale": "fp32", "scale": "fp32", "tiles_ptr": "*i32"}
     types["counter_ptr"] = "*i32" if plan.tiles.uneven else "*fp32"
     types |= {"cuts_ptr": "*i32", "out_ptr": f"*{plan.triton_dtype}"} | DROPOUT_TYPES
     tensors = (
-        ("q", 64, plan.qk_parts),
-        ("k", config.BLOCK_N, plan.qk_parts),
-        ("v", config.BLOCK_N, plan.v_parts),
-        ("out", 64, plan.v_parts),
+        ("q", (packed, 64 // packed), plan.qk_parts),
+        ("k", (1, config.BLOCK_N), plan.qk_parts),
+        ("v", (1, config.BLOCK_N), plan.v_parts),
+        ("out", (packed, 64 // packed), plan.v_parts),
     )
     for tensor, rows, parts in tensors:
         for part in parts:
             width = min(part.width, OUT_COLUMNS) if tensor == "out" else part.width
-            block = [1, 1, rows, width]
+            block = [1, *rows, width]
             found = descriptor(plan.triton_dtype, plan.torch_dtype, block)
             types[f"{tensor}_desc{part.suffix}"] = found
     return types

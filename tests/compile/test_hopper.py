@@ -150,6 +150,16 @@ def test_what_is_turned_down_for_its_registers_does_spill() -> None:
     assert any("C7512" in line for line in compiled.warnings)
 
 
+@pytest.mark.parametrize("packed", [2, 64])
+@pytest.mark.parametrize("name", ["causal_d64", "window_d128", "softcap_d128", "causal_d192_v128"])
+def test_rows_of_several_heads_take_no_more(name: str, packed: int) -> None:
+    plan = shipped_plan(name)
+    config = rank_hopper(plan, hopper_space(plan).candidates)[0]
+    compiled = compile_hopper(plan, config, packed)
+    assert (compiled.shared, compiled.warnings) == (predicted_usage(plan, config).total, ())
+    assert compiled.spilled <= 32
+
+
 @pytest.mark.parametrize("name", SHIPPED)
 def test_every_shipped_variant_of_16_bits_has_a_gluon_kernel(name: str) -> None:
     assert why_not(shipped_plan(name)) == ""

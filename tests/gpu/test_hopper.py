@@ -11,6 +11,8 @@ import torch
 
 from flashgen import AttentionSpec, Tensor, block_sparse, causal
 from flashgen.config import KernelConfig
+from flashgen.plan import lower
+from flashgen.plan.hopper import HopperNames
 from gpu.launch import (
     check_attention,
     check_hopper,
@@ -40,6 +42,15 @@ UNEQUAL = (
     Case(1500, 40, batch=1, q_heads=4, kv_heads=1),
     Case(129, 777, batch=2, q_heads=24, kv_heads=8),
 )
+
+# Few queries of grouped heads, of which programs have several tiles each.
+GROUPED = (
+    Case(1, 3000, batch=24, q_heads=32, kv_heads=4),
+    Case(20, 700, batch=40, q_heads=8, kv_heads=1),
+    Case(33, 33, batch=40, q_heads=24, kv_heads=6),
+    Case(9, 9, batch=20, q_heads=64, kv_heads=1),
+)
+PACKING = [name for name, spec in SPECS.items() if HopperNames(lower(spec, name)).packs]
 
 
 @pytest.fixture
@@ -80,6 +91,32 @@ def test_which_kernel_runs(layout: str, monkeypatch: pytest.MonkeyPatch) -> None
 def test_values(name: str) -> None:
     for case in _cases(name):
         check_attention(module_of(name, "hopper"), SPECS[name], case)
+
+
+@pytest.mark.parametrize("case", GROUPED, ids=str)
+@pytest.mark.parametrize("name", PACKING)
+def test_rows_of_several_heads(name: str, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one tile, which pays for these; from the first launch and from repeated ones."""
+    module, spec = module_of(name, "hopper"), SPECS[name]
+    if spec.equal_lengths and case.q_len != case.kv_len:
+        pytest.skip("it takes equal lengths alone")
+    packed, original = [], module._packed_heads
+
+    def noted(*given: Any) -> int:
+        packed.append(original(*given))
+        return int(packed[-1])
+
+    monkeypatch.setattr(module, "_packed_heads", noted)
+    tensors, params = _call(name, case)
+    poison()
+    first = module.attention(*tensors, return_lse=True, **params)
+    check(*first, tensors, spec, case)
+    assert packed == [case.q_heads // case.kv_heads]
+    for _ in range(50):
+        again = module.attention(*tensors, return_lse=True, **params)
+        assert all(map(torch.equal, first, again))
+        for x in again:
+            x.fill_(torch.nan)
 
 
 @pytest.mark.parametrize("cap", [0.5, 30.0, 55.0, 56.0, 500.0])

@@ -256,10 +256,15 @@ def test_amd_gpus_are_no_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not module._is_hopper(torch.device("cuda:0"))
 
 
-def _together(module: ModuleType, batch: int, q_heads: int, kv_heads: int, kv_len: int) -> int:
-    q = torch.empty(batch, q_heads, 8, 128, dtype=torch.bfloat16, device="meta")
-    k = torch.empty(batch, kv_heads, kv_len, 128, dtype=torch.bfloat16, device="meta")
-    heads: int = module._heads_together(q, k, k)
+def _on_meta(batch: int, heads: int, length: int) -> torch.Tensor:
+    return torch.empty(batch, heads, length, 128, dtype=torch.bfloat16, device="meta")
+
+
+def _together(
+    module: ModuleType, batch: int, q_heads: int, kv_heads: int, kv_len: int, packed: int = 1
+) -> int:
+    k = _on_meta(batch, kv_heads, kv_len)
+    heads: int = module._heads_together(_on_meta(batch, q_heads, 8), k, k, packed)
     return heads
 
 

@@ -1,0 +1,94 @@
+"""Which calls of the Gluon kernel have rows of several heads in a tile, and what is launched."""
+
+from __future__ import annotations
+
+import functools
+from types import ModuleType
+
+import pytest
+import torch
+
+from flashgen import (
+    AttentionSpec,
+    Tensor,
+    block_sparse,
+    causal,
+    document,
+    full,
+    sliding_window,
+    softcap,
+    softmax,
+)
+from flashgen.plan import lower
+from flashgen.plan.hopper import HopperNames
+from support.specialised import watch_hopper
+from support.variants import rendered_module, shipped_specs
+
+SPEC = AttentionSpec(128, "bfloat16", causal(align="bottom_right"))
+CONFIG = {"BLOCK_M": 128, "BLOCK_N": 128, "num_stages": 2}
+BY_HEAD = Tensor("by_head", ("num_q_heads",), "int32")
+SINK = Tensor("sink", ("num_q_heads",))
+
+
+@functools.cache
+def _module() -> ModuleType:
+    return rendered_module(SPEC, hopper=True)
+
+
+def _tensors(batch: int, heads: int, kv_heads: int, q_len: int, kv_len: int) -> list[torch.Tensor]:
+    sizes = ((heads, q_len), (kv_heads, kv_len), (kv_heads, kv_len))
+    return [torch.zeros(batch, *size, 128, dtype=torch.bfloat16) for size in sizes]
+
+
+def test_which_variants_pack() -> None:
+    """Those to which it is one which head a row is of, whose tiles begin where they always do."""
+    specs = shipped_specs() | {
+        "window_by_head": AttentionSpec(64, mask=sliding_window(BY_HEAD, 0) & causal()),
+        "sink_by_head": AttentionSpec(64, mask=full(), normaliser=softmax(sink=SINK)),
+        "capped": AttentionSpec(64, mask=causal(), score=softcap(5.0)),
+        "cut": AttentionSpec(64, mask=document() & causal()),
+        "listed": AttentionSpec(64, mask=block_sparse(Tensor("table", (None, None), "bool"), 64)),
+    }
+    without = {name for name, spec in specs.items() if not HopperNames(lower(spec, name)).packs}
+    assert without == {
+        "alibi_d128", "documents_d128", "dropout_causal_d64", "sinks_softmax_d64",
+        "window_by_head", "sink_by_head", "cut", "listed",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("batch", "heads", "kv_heads", "q_len", "expected"),
+    [
+        (16, 32, 8, 1, 4),  # 512 tiles of a row each take four turns of 132 programs
+        (1, 32, 8, 1, 1),  # 32 take one, as 8 would
+        (64, 32, 8, 31, 4),
+        (16, 32, 8, 4096, 1),  # as many tiles either way
+        (16, 28, 4, 1, 1),  # seven heads share keys: no power of two divides them
+        (16, 48, 8, 1, 2),
+        (16, 64, 1, 1, 64),
+        (16, 128, 1, 1, 64),  # a tile of 64 rows has no more heads
+        (8, 32, 4, 130, 8),  # 512 tiles, the second of each head almost empty, or 288
+        (8, 32, 8, 200, 1),  # four turns either way
+        (500, 1, 1, 1, 1),
+    ],
+)  # fmt: skip
+def test_where_it_pays(batch: int, heads: int, kv_heads: int, q_len: int, expected: int,
+                       monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    watch_hopper(_module(), monkeypatch)
+    q, k, _ = _tensors(batch, heads, kv_heads, q_len, 1)
+    assert _module()._packed_heads(q, k, 128) == expected
+
+
+def test_what_is_launched(monkeypatch: pytest.MonkeyPatch) -> None:
+    hopper = watch_hopper(_module(), monkeypatch)
+    for q_len, packed, tiles in ((20, 8, 2), (5000, 1, 40)):
+        _module()._launch_hopper(*_tensors(16, 32, 4, q_len, 8192), 0.1, CONFIG)
+        found = hopper.arguments[-1]
+        assert found["PACKED"] == packed
+        for name in ("q_desc", "out_desc"):
+            assert tuple(found[name].block_shape) == (1, packed, 64 // packed, 128)
+        assert tuple(found["k_desc"].block_shape) == (1, 1, 128, 128)
+        assert (found["num_tiles_m"], found["num_tiles"]) == (tiles, tiles * 16 * 32 // packed)
+        # Six heads of k and v have room in L2: four of those that read them, or four of tiles.
+        assert found["heads_together"] == {8: 4, 1: 32}[packed]
+    assert hopper.grids == [(128,), (132,)] and len(hopper.keys) == 2
