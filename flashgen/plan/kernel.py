@@ -154,10 +154,18 @@ class KernelPlan(Heads):
         sink = self.spec.normaliser.traced_sink
         return sink is not None and bool({B, H} & sink.sym.free_symbols)
 
+    @cached_property
+    def keys_can_be_hidden(self) -> bool:
+        """Whether a query may see no key: by the mask, or by a bias of -inf."""
+        score = self.spec.score
+        loads = score.traced.sym.atoms(Load) if score else ()
+        biased = any(KV_IDX in load.free_symbols for load in loads if not load.is_integer)
+        return self.bounds.rows_can_be_empty or biased
+
     @property
     def rows_can_be_empty(self) -> bool:
         """Whether a query's weights may add up to nothing."""
-        return self.bounds.rows_can_be_empty and not self.sink_torch
+        return self.keys_can_be_hidden and not self.sink_torch
 
     @cached_property
     def code(self) -> KernelCode:
