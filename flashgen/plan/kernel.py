@@ -14,13 +14,20 @@ import sympy
 
 from flashgen.budget.targets import get_target
 from flashgen.declared import Param
-from flashgen.plan.arguments import Argument, KernelArguments, argument, kernel_arguments
+from flashgen.plan.arguments import (
+    Argument,
+    KernelArguments,
+    argument,
+    kernel_arguments,
+    sizing_numbers,
+)
 from flashgen.plan.code import KernelCode, finite_score, kernel_code, with_hidden_by_score
 from flashgen.plan.constants import PrintedConstant, printed_constant
 from flashgen.plan.dtypes import TRITON_DTYPES
 from flashgen.plan.head_dims import Heads
 from flashgen.plan.listing import TileListing, tile_listing
 from flashgen.plan.loops import KeyTiles, PrintedInterval, key_tiles, print_interval
+from flashgen.plan.wholes import LargeWhole, printed_wholes
 from flashgen.spec import AttentionSpec
 from flashgen.symbolic.bounds import TileBounds, derive_bounds
 from flashgen.symbolic.evaluated import evaluated_conditions
@@ -84,6 +91,18 @@ class KernelPlan(Heads):
     def constants(self) -> tuple[PrintedConstant, ...]:
         """The tensors that the module holds."""
         return tuple(map(printed_constant, self.spec.constants))
+
+    @cached_property
+    def large_wholes(self) -> tuple[LargeWhole, ...]:
+        """What `attention` checks that 32 bits hold."""
+        score = self.spec.score
+        exprs = [self.predicate.expr] + ([finite_score(score)[0]] if score else [])
+        return printed_wholes(exprs, self.params)
+
+    @property
+    def sizing_numbers(self) -> tuple[str, ...]:
+        """Names of the numbers that `attention` checks sizes with."""
+        return sizing_numbers(self.arguments, self.constants, self.large_wholes)
 
     @property
     def dropout(self) -> bool:
