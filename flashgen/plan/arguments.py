@@ -138,7 +138,7 @@ def argument(param: Param) -> Argument:
             return Argument(param.name, "int", default, accepts, "int", param.doc, str(param.min))
         case Float():
             least = "" if param.above is None else str(param.above)
-            accepts = "a finite number" + (f" above {least}" if least else "")
+            accepts = "a finite number of 32 bits" + (f" above {least}" if least else "")
             return Argument(param.name, "float", default, accepts, "float", param.doc, least)
         case Tensor():
             shape = ", ".join("any" if dim is None else torch_source(dim.sym) for dim in param.dims)
@@ -149,10 +149,13 @@ def argument(param: Param) -> Argument:
                 dtype=param.dtype, sizes=tuple(map(_size, param.dims)),
             )  # fmt: skip
         case DropoutP():
-            accepts = "a number from 0 to before 1, by which weights are dropped at random"
+            accepts = (
+                "a number from 0 to before 1, rounded to a multiple of 2^-16, "
+                "by which weights are dropped at random"
+            )
             return Argument(
                 param.name, "probability", default, accepts, "float",
-                "those that are kept are divided by 1 - dropout_p",
+                "those that are kept are divided by the probability of that",
             )  # fmt: skip
         case Seed():
             accepts = "an int64 tensor of one element, or an int"
