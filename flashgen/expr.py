@@ -20,7 +20,7 @@ import sympy
 
 from flashgen.declared import Param
 from flashgen.errors import MaskError
-from flashgen.kinds import CONDITION, INTEGER, check_divisor, check_kinds, kind_of
+from flashgen.kinds import CONDITION, INTEGER, check_divisor, check_kinds, check_size, kind_of
 from flashgen.operations import BITWISE, OPERATIONS
 from flashgen.symbols import KV_LEN, Q_LEN, evaluate
 from flashgen.torch_names import KNOWN, call
@@ -249,6 +249,7 @@ def apply(name: str, *operands: Any) -> Expr:
     if name in BITWISE and all(expr.kind == INTEGER for expr in exprs):
         operation = BITWISE[name]
     check_kinds(name, operation.takes, [expr.sym for expr in exprs])
+    check_size(name, [expr.sym for expr in exprs])
     if name in ("//", "%"):
         check_divisor(exprs[1].sym, getattr(exprs[1], "min", 0))
     params = merged_params(exprs)

@@ -62,6 +62,18 @@ def _check_choice(when: Any, a: Any, b: Any) -> None:
         )
 
 
+def check_size(name: str, operands: list[Any]) -> None:
+    """Raises MaskError for a number among whole ones that kernels have too few bits for."""
+    if not all(operand.is_integer for operand in operands):
+        return
+    for number in operands:
+        if number.is_Integer and not -(2**31) <= number < 2**31:
+            raise mistake(
+                f"`{name}` was given {number}, and kernels compute whole numbers in 32 bits",
+                "write a number from -2**31 to before 2**31",
+            )
+
+
 def check_divisor(divisor: Any, at_least: int) -> None:
     """Integer division is defined here for divisors known to be positive."""
     at_least = divisor if divisor.is_Integer else at_least

@@ -44,6 +44,12 @@ class Int(Expr, Param):
         self, name: str, default: int | None = None, *, min: int = 0, doc: str = ""
     ) -> None:
         _check_name("Int", name)
+        for field, value in (("min", min), ("default", default)):
+            is_whole = isinstance(value, int) and not isinstance(value, bool)
+            if value is not None and not (is_whole and abs(value) <= 2**30):
+                raise MaskError(
+                    f"Int({name!r}): {field}={value!r}; give a whole number from -2**30 to 2**30"
+                )
         if default is not None and default < min:
             raise MaskError(f"Int({name!r}): default={default} is below min={min}; raise it")
         super().__init__(sympy.Symbol(name, integer=True), (self,))
@@ -79,9 +85,14 @@ class Float(Expr, Param):
         doc: str = "",
     ) -> None:
         _check_name("Float", name)
-        if default is not None and (not math.isfinite(default) or not _exceeds(default, above)):
-            accepted = "a finite number" + ("" if above is None else f" above {above}")
-            raise MaskError(f"Float({name!r}): default={default} is refused; take {accepted}")
+        for field, value in (("above", above), ("default", default)):
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if value is not None and not (is_number and abs(value) < math.inf):
+                raise MaskError(f"Float({name!r}): {field}={value!r}; give a finite number")
+        if default is not None and not _exceeds(default, above):
+            raise MaskError(
+                f"Float({name!r}): default={default} is refused; take a finite number above {above}"
+            )
         super().__init__(sympy.Symbol(name, real=True), (self,))
         self.name, self.above, self.doc = name, above, doc
         self.default = None if default is None else float(default)
@@ -184,10 +195,11 @@ class Tensor(Param):
 
 
 def _check_name(kind: str, name: str) -> None:
-    if not name.isidentifier() or keyword.iskeyword(name) or name in RESERVED_NAMES:
+    is_identifier = isinstance(name, str) and name.isidentifier() and name.isascii()
+    if not is_identifier or keyword.iskeyword(name) or name in RESERVED_NAMES:
         raise MaskError(
             f"{kind}({name!r}): not usable as an argument's name; "
-            f"take an identifier that is no keyword and none of {sorted(RESERVED_NAMES)}"
+            f"take an ASCII identifier that is no keyword and none of {sorted(RESERVED_NAMES)}"
         )
 
 

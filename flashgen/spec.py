@@ -75,8 +75,9 @@ class AttentionSpec:
         input_precision: for float32, how the matrix units read it: ``"ieee"`` (exact, slow) or
             ``"tf32"`` (10-bit mantissa). None is ``"ieee"``; other dtypes take None.
         blocks: tile sizes to pin or choose from.
-        dropout: whether the call takes ``dropout_p`` and ``seed``: weights are then dropped at
-            random, and what is kept is divided by ``1 - dropout_p``.
+        dropout: whether the call takes ``dropout_p``, which is rounded to a multiple of 2^-16, and
+            ``seed``: weights are then dropped at random, and those that are kept are divided by the
+            probability of that.
         deterministic: whether gradients are the same bits every time, also on Hopper, where the
             faster kernel of head dimensions up to 128 adds up those of q in any order. Without it a
             call chooses, by ``torch.use_deterministic_algorithms``.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import keyword
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, replace
 from itertools import chain
@@ -134,8 +133,9 @@ def _scale(name: str, spec: AttentionSpec) -> Iterator[Finding]:
     if scale is None:
         return
     is_number = isinstance(scale, int | float) and not isinstance(scale, bool)
-    if not is_number or not math.isfinite(scale) or scale <= 0:
-        yield "scale", scale, "not a positive finite number", "write one, or leave it out"
+    if not is_number or not 2.0**-126 <= scale < 2.0**128:  # a normal float32
+        problem = "not a positive finite number of 32 bits"
+        yield "scale", scale, problem, "write one, or leave it out"
 
 
 def _mask(name: str, spec: AttentionSpec) -> Iterator[Finding]:

@@ -26,7 +26,6 @@ from flashgen.config import (
 )
 from flashgen.paths import template_dir
 from flashgen.plan import KernelPlan
-from flashgen.plan.arguments import sizing_numbers
 from flashgen.plan.backward import BackwardPlan, backward_plan
 from flashgen.plan.hopper import HEADROOM, MOST_WEIGHT, OUT_COLUMNS, HopperNames, hopper_shape
 from flashgen.plan.hopper_backward import HopperBackward
@@ -203,7 +202,7 @@ def render_module(
         plan=plan,
         chosen=chosen,
         targets={name: get_target(name) for name in chosen},
-        sizing=sizing_numbers(plan.arguments, plan.constants),
+        sizing=plan.sizing_numbers,
         op_digest=_op_digest(plan),
         kernel=render_kernel(plan),
         backward=of_backward,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from flashgen.arguments import divisor, label, shift, whole
+from flashgen.errors import MaskError
 from flashgen.expr import Expr
 from flashgen.masks.mask import Mask
 from flashgen.params import Int, Tensor
@@ -42,9 +43,19 @@ def sliding_window(
             for each.
         right: keys visible after it, likewise.
         align: which key is at the query's own position when q_len and kv_len differ; see `causal`.
+
+    There is no number for a side without a limit: combine `causal`, or its inverse, instead.
+
+    Raises:
+        MaskError: the numbers leave no key, as FlashAttention's -1 would.
     """
     before = whole("sliding_window", "left", left)
     after = whole("sliding_window", "right", right)
+    if isinstance(left, int) and isinstance(right, int) and left + right < 0:
+        raise MaskError(
+            f"sliding_window: left={left}, right={right} leave no key; for a side without a limit, "
+            "write causal(), or a function"
+        )
     offset = shift(align)
 
     def mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:

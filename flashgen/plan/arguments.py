@@ -11,17 +11,10 @@ from flashgen.dropout import DropoutP, Seed
 from flashgen.expr import Expr
 from flashgen.params import Float, Int, Tensor
 from flashgen.plan.constants import PrintedConstant
+from flashgen.plan.sizes import SIZES
+from flashgen.plan.wholes import LargeWhole
 from flashgen.symbolic.printer import torch_source
 from flashgen.symbolic.tables import RowTable
-
-#: The sizes that a tensor's dimension may be declared by, of the call's q and k.
-SIZES = {
-    "batch": "q.shape[0]",
-    "num_q_heads": "q.shape[1]",
-    "num_kv_heads": "k.shape[1]",
-    "q_len": "q.shape[2]",
-    "kv_len": "k.shape[2]",
-}
 
 
 @dataclass(frozen=True)
@@ -99,11 +92,14 @@ class KernelArguments:
 
 
 def sizing_numbers(
-    arguments: Collection[Argument], constants: Iterable[PrintedConstant]
+    arguments: Collection[Argument],
+    constants: Iterable[PrintedConstant],
+    wholes: Iterable[LargeWhole],
 ) -> tuple[str, ...]:
-    """Names of the numbers that sizes of tensors are checked by, in the parameters' order."""
+    """Names of the numbers that sizes are checked with, in the parameters' order."""
     texts = [size for argument in arguments for size in argument.sizes]
     texts += [limit.accepted for constant in constants for limit in constant.limits]
+    texts += [whole.bound for whole in wholes]
     words = set(re.findall(r"\w+", " ".join(texts)))
     return tuple(a.name for a in arguments if a.kind != "tensor" and a.name in words)
 
@@ -142,7 +138,7 @@ def argument(param: Param) -> Argument:
             return Argument(param.name, "int", default, accepts, "int", param.doc, str(param.min))
         case Float():
             least = "" if param.above is None else str(param.above)
-            accepts = "a finite number" + (f" above {least}" if least else "")
+            accepts = "a finite number of 32 bits" + (f" above {least}" if least else "")
             return Argument(param.name, "float", default, accepts, "float", param.doc, least)
         case Tensor():
             shape = ", ".join("any" if dim is None else torch_source(dim.sym) for dim in param.dims)
@@ -153,10 +149,13 @@ def argument(param: Param) -> Argument:
                 dtype=param.dtype, sizes=tuple(map(_size, param.dims)),
             )  # fmt: skip
         case DropoutP():
-            accepts = "a number from 0 to before 1, by which weights are dropped at random"
+            accepts = (
+                "a number from 0 to before 1, rounded to a multiple of 2^-16, "
+                "by which weights are dropped at random"
+            )
             return Argument(
                 param.name, "probability", default, accepts, "float",
-                "those that are kept are divided by 1 - dropout_p",
+                "those that are kept are divided by the probability of that",
             )  # fmt: skip
         case Seed():
             accepts = "an int64 tensor of one element, or an int"

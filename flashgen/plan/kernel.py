@@ -14,13 +14,20 @@ import sympy
 
 from flashgen.budget.targets import get_target
 from flashgen.declared import Param
-from flashgen.plan.arguments import Argument, KernelArguments, argument, kernel_arguments
+from flashgen.plan.arguments import (
+    Argument,
+    KernelArguments,
+    argument,
+    kernel_arguments,
+    sizing_numbers,
+)
 from flashgen.plan.code import KernelCode, finite_score, kernel_code, with_hidden_by_score
 from flashgen.plan.constants import PrintedConstant, printed_constant
 from flashgen.plan.dtypes import TRITON_DTYPES
 from flashgen.plan.head_dims import Heads
 from flashgen.plan.listing import TileListing, tile_listing
 from flashgen.plan.loops import KeyTiles, PrintedInterval, key_tiles, print_interval
+from flashgen.plan.wholes import LargeWhole, printed_wholes
 from flashgen.spec import AttentionSpec
 from flashgen.symbolic.bounds import TileBounds, derive_bounds
 from flashgen.symbolic.evaluated import evaluated_conditions
@@ -84,6 +91,18 @@ class KernelPlan(Heads):
     def constants(self) -> tuple[PrintedConstant, ...]:
         """The tensors that the module holds."""
         return tuple(map(printed_constant, self.spec.constants))
+
+    @cached_property
+    def large_wholes(self) -> tuple[LargeWhole, ...]:
+        """What `attention` checks that 32 bits hold."""
+        score = self.spec.score
+        exprs = [self.predicate.expr] + ([finite_score(score)[0]] if score else [])
+        return printed_wholes(exprs, self.params)
+
+    @property
+    def sizing_numbers(self) -> tuple[str, ...]:
+        """Names of the numbers that `attention` checks sizes with."""
+        return sizing_numbers(self.arguments, self.constants, self.large_wholes)
 
     @property
     def dropout(self) -> bool:
@@ -154,10 +173,18 @@ class KernelPlan(Heads):
         sink = self.spec.normaliser.traced_sink
         return sink is not None and bool({B, H} & sink.sym.free_symbols)
 
+    @cached_property
+    def keys_can_be_hidden(self) -> bool:
+        """Whether a query may see no key: by the mask, or by a bias of -inf."""
+        score = self.spec.score
+        loads = score.traced.sym.atoms(Load) if score else ()
+        biased = any(KV_IDX in load.free_symbols for load in loads if not load.is_integer)
+        return self.bounds.rows_can_be_empty or biased
+
     @property
     def rows_can_be_empty(self) -> bool:
         """Whether a query's weights may add up to nothing."""
-        return self.bounds.rows_can_be_empty and not self.sink_torch
+        return self.keys_can_be_hidden and not self.sink_torch
 
     @cached_property
     def code(self) -> KernelCode:

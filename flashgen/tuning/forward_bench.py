@@ -16,7 +16,6 @@ from typing import Any
 from flashgen.codegen.render import render_module
 from flashgen.config import ChosenConfig, Form, HopperChoice, KernelConfig
 from flashgen.plan import KernelPlan
-from flashgen.plan.arguments import sizing_numbers
 from flashgen.tuning.store import Measurement
 from flashgen.tuning.workload import (
     random_inputs,
@@ -85,7 +84,7 @@ class ForwardBench:
         values = {**config.as_dict(), "USE_TMA": self.use_tma}
         params, tensors = self.params[length], list(qkv)
         by = [x for x in params.values() if hasattr(x, "data_ptr")]
-        by += [params[name] for name in sizing_numbers(self.plan.arguments, self.plan.constants)]
+        by += [params[name] for name in self.plan.sizing_numbers]
         if self.plan.dropout:
             by.append(params["dropout_p"])
         repeated = self.module._known(*tensors, *by)

@@ -50,7 +50,7 @@ TILE_CLOCKS = 1000
 
 def why_not(plan: KernelPlan) -> str:
     """Why a kernel has no Gluon form; ``""`` where it has one."""
-    if reason := _without_form(plan):
+    if reason := without_form(plan):
         return reason
     space = hopper_space(plan)
     if space.candidates:
@@ -60,9 +60,23 @@ def why_not(plan: KernelPlan) -> str:
     return f"{config}: {reason}"
 
 
+def without_form(plan: KernelPlan) -> str:
+    """Why no configuration would do; ``""`` where one might."""
+    if TARGET.name not in plan.targets:
+        return f"{TARGET.name} is not among the targets"
+    if plan.dropout and cut_table(plan):
+        return "with dropout, tiles start at multiples of 16, not at segments"
+    if plan.itemsize != 2:
+        return f"{plan.torch_dtype}: its tiles are of 16-bit elements"
+    widest = max(*plan.qk_segments, *plan.v_segments)
+    if widest > WIDEST_SEGMENT:
+        return f"{widest} columns in one piece: its instructions take {WIDEST_SEGMENT}"
+    return ""
+
+
 def hopper_space(plan: KernelPlan) -> Space:
     """The candidates of the Gluon kernel; none where it has no such form."""
-    if _without_form(plan):
+    if without_form(plan):
         return Space((), ())
     reasons = {config: _rejects(plan, config) for config in _all(plan)}
     return Space(
@@ -98,20 +112,6 @@ def predict_hopper(plan: KernelPlan, config: KernelConfig, work: Workload) -> fl
     clocks = steps * (mean + STEP_CLOCKS) + account.programs * TILE_CLOCKS
     seconds = clocks / TARGET.num_sms / (TARGET.clock_ghz * 1e9)
     return max(seconds, account.dram_bytes / (TARGET.dram_gbps * 1e9))
-
-
-def _without_form(plan: KernelPlan) -> str:
-    """Why no configuration would do."""
-    if TARGET.name not in plan.targets:
-        return f"{TARGET.name} is not among the targets"
-    if plan.dropout and cut_table(plan):
-        return "with dropout, tiles start at multiples of 16, not at segments"
-    if plan.itemsize != 2:
-        return f"{plan.torch_dtype}: its tiles are of 16-bit elements"
-    widest = max(*plan.qk_segments, *plan.v_segments)
-    if widest > WIDEST_SEGMENT:
-        return f"{widest} columns in one piece: its instructions take {WIDEST_SEGMENT}"
-    return ""
 
 
 def _all(plan: KernelPlan) -> Iterator[KernelConfig]:

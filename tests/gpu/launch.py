@@ -121,9 +121,14 @@ def check_attention(module: ModuleType, spec: AttentionSpec, case: Case) -> None
 
 
 def check_hopper(module: ModuleType, spec: AttentionSpec, case: Case, config: KernelConfig) -> None:
-    """One launch of the Gluon kernel with a configuration, where TMA reads the case's tensors."""
+    """One launch of the Gluon kernel with a configuration.
+
+    Where TMA cannot read the case's tensors, the call has to go by the portable kernel instead.
+    """
     tensors = inputs(case, spec, native(spec), "cuda")
     if not all(map(module._tma_reads, tensors)):
+        assert not module._runs_hopper(*tensors), f"TMA cannot read {case}"
+        check_attention(module, spec, case)
         return
     scale = case.scale or spec.scale or spec.qk_head_dim**-0.5
     params = case.arguments(spec, "cuda").values()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -84,13 +85,26 @@ def test_the_gluon_kernel(head_dim: int, dtype: str) -> None:
             assert torch.equal(out != 0, kept((2, 4, 500, head_dim), P, seed, "cuda")), config
 
 
+def _hold_to(
+    keeps: torch.Tensor,
+    gradients: Callable[..., Any],
+    zeros: torch.Tensor,
+    eye: torch.Tensor,
+) -> None:
+    """What a gradient shows of each pair where q, k or the output's gradient are the identity."""
+    ones = torch.ones_like(zeros)
+    assert torch.equal(gradients(zeros, eye, ones, ones)[0] != 0, keeps)
+    assert torch.equal(gradients(eye, zeros, ones, ones)[1] != 0, keeps.mT)
+    assert torch.equal(gradients(zeros, zeros, zeros, eye)[2] != 0, keeps.mT)
+
+
 @pytest.mark.parametrize("tma", [True, False], ids=["tma", "pointers"])
 @pytest.mark.parametrize("tiles", TILES, ids=str)
 @pytest.mark.parametrize("dtype", SPECS)
 def test_the_backward_kernels(dtype: str, tiles: tuple[int, int, int], tma: bool) -> None:
-    """What a gradient shows of each pair where q, k or the output's gradient are the identity."""
+    """With these tiles."""
     zeros, eye = _tensors(dtype)
-    ones, seed = torch.ones_like(zeros), torch.tensor([SEED], device="cuda")
+    seed = torch.tensor([SEED], device="cuda")
     lse = torch.full(zeros.shape[:3], 64.0, device="cuda").log()
     config = _configs(tiles, tma)
     keeps = kept((2, 4, 64, 64), P, SEED, "cuda")
@@ -99,22 +113,20 @@ def test_the_backward_kernels(dtype: str, tiles: tuple[int, int, int], tma: bool
         arguments = (zeros, lse, grad_out, torch.zeros_like(lse), config, config)
         return _module(dtype)._backward_kernels(q, k, v, 1.0, P, seed, *arguments)
 
-    assert torch.equal(gradients(zeros, eye, ones, ones)[0] != 0, keeps)
-    assert torch.equal(gradients(eye, zeros, ones, ones)[1] != 0, keeps.mT)
-    assert torch.equal(gradients(zeros, zeros, zeros, eye)[2] != 0, keeps.mT)
+    _hold_to(keeps, gradients, zeros, eye)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_the_gluon_kernel_of_the_backward_pass(head_dim: int, dtype: str) -> None:
-    """What gradients show of each pair, as of the portable kernels."""
+    """With each kind of seed."""
     if not on_hopper():
         pytest.skip("the Gluon kernel needs a Hopper GPU")
     spec = AttentionSpec(head_dim, dtype, full(), dropout=True)
     module, length = rendered_module(spec, hopper=True), head_dim
     zeros = torch.zeros(2, 4, length, head_dim, dtype=getattr(torch, dtype), device="cuda")
     eye = torch.eye(head_dim, dtype=zeros.dtype, device="cuda").repeat(2, 4, 1, 1)
-    ones, config = torch.ones_like(zeros), module.BACKWARD_HOPPER
+    config = module.BACKWARD_HOPPER
     lse = torch.full(zeros.shape[:3], float(length), device="cuda").log()
     for number in (SEED, 0, 2**62):
         seed = torch.tensor([number], device="cuda")
@@ -125,9 +137,7 @@ def test_the_gluon_kernel_of_the_backward_pass(head_dim: int, dtype: str) -> Non
             saved = (zeros, lse, grad_out, torch.zeros_like(lse), config)
             return module._backward_kernels_hopper(q, k, v, 1.0, P, seed, *saved)
 
-        assert torch.equal(gradients(zeros, eye, ones, ones)[0] != 0, keeps)
-        assert torch.equal(gradients(eye, zeros, ones, ones)[1] != 0, keeps.mT)
-        assert torch.equal(gradients(zeros, zeros, zeros, eye)[2] != 0, keeps.mT)
+        _hold_to(keeps, gradients, zeros, eye)
 
 
 def test_a_graph_draws_anew_in_each_replay() -> None:

@@ -79,10 +79,12 @@ REFUSED = [
     ("v", _zeros(2, 2, 7, D), ValueError, "v: got kv_len 7, k has 6; pass equal lengths"),
     ("scale", "0.1", TypeError, "scale: got str; pass a number"),
     ("scale", True, TypeError, "scale: got bool; pass a number"),
-    ("scale", 0, ValueError, "scale: got 0; pass a positive finite number"),
-    ("scale", -0.5, ValueError, "scale: got -0.5; pass a positive finite number"),
-    ("scale", float("nan"), ValueError, "scale: got nan; pass a positive finite number"),
-    ("scale", float("inf"), ValueError, "scale: got inf; pass a positive finite number"),
+    ("scale", 0, ValueError, "scale: got 0; pass a positive finite number of 32 bits"),
+    ("scale", -0.5, ValueError, "scale: got -0.5; pass a positive finite number of 32 bits"),
+    ("scale", float("nan"), ValueError, "scale: got nan; pass a positive finite number of 32 bits"),
+    ("scale", 1e-40, ValueError, "scale: got 1e-40; pass a positive finite number of 32 bits"),
+    ("scale", 1e39, ValueError, "scale: got 1e+39; pass a positive finite number of 32 bits"),
+    ("scale", float("inf"), ValueError, "scale: got inf; pass a positive finite number of 32 bits"),
 ]
 
 

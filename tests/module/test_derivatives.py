@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
+from types import ModuleType
 
 import pytest
 import torch
 from torch.autograd import forward_ad
 
+from flashgen import AttentionSpec, Constant, causal
 from support.cases import Case
 from support.contract import check_gradients, native_inputs
 from support.oracle import error_and_bound
@@ -114,3 +117,47 @@ def test_forward_mode() -> None:
     ends = [module.reference(q.double() + sign * step, *doubles) for sign in (1, -1)]
     slope = (ends[0] - ends[1]) / 2e-6
     torch.testing.assert_close(derivative.double(), slope, rtol=1e-3, atol=1e-4)
+
+
+def _loss(module: ModuleType, *qkv: torch.Tensor) -> torch.Tensor:
+    out, lse = module.attention(*qkv, return_lse=True)
+    return out.square().sum() + lse.sum()
+
+
+def _per_entry(module: ModuleType) -> tuple[torch.Tensor, ...]:
+    """Gradients of each entry of the batch, one after another, in the shapes of transforms."""
+    found = []
+    for entry in zip(*_OF_FUNC, strict=True):
+        leaves = [x[None].clone().requires_grad_() for x in entry]
+        found.append(torch.autograd.grad(_loss(module, *leaves), leaves))
+    return tuple(map(torch.stack, zip(*found, strict=True)))
+
+
+_OF_FUNC = torch.randn(3, 2, 2, 9, 16, generator=torch.Generator().manual_seed(0)).unbind()
+
+
+def test_transforms_of_torch_func() -> None:
+    """vmap, grad, and each within the other: from the reference, which says so."""
+    slopes = Constant("slopes", [0.5, 0.25], dims=("num_q_heads",))
+    spec = AttentionSpec(
+        16,
+        "float32",
+        causal(),
+        lambda s, b, h, q, k: s + slopes[h] * (k - q),  # type: ignore[arg-type]
+    )
+    module = rendered_module(spec)
+    batched = tuple(x[:, None] for x in _OF_FUNC)
+    plain = torch.stack([module.attention(*x) for x in zip(*batched, strict=True)])
+    with pytest.warns(UserWarning, match="under torch.func's transforms the eager reference runs"):
+        torch.testing.assert_close(torch.func.vmap(module.attention)(*batched), plain)
+
+    of_one = torch.func.grad(functools.partial(_loss, module), argnums=(0, 1, 2))
+    for mine, right in zip(torch.func.vmap(of_one)(*batched), _per_entry(module), strict=True):
+        torch.testing.assert_close(mine, right)
+    of_all = torch.func.grad(
+        lambda *x: torch.func.vmap(functools.partial(_loss, module))(*x).sum(), argnums=(0, 1, 2)
+    )
+    for mine, right in zip(of_all(*batched), _per_entry(module), strict=True):
+        torch.testing.assert_close(mine, right)
+    # What a transform made of the constant is gone with it.
+    torch.testing.assert_close(module.attention(*(x[0] for x in batched)), plain[0])

@@ -56,11 +56,11 @@ REFUSED = [
     ("cap", True, TYPE, "cap: got bool; pass a number"),
     ("cap", None, TYPE, "cap: got NoneType; pass a number"),
     ("cap", torch.tensor(3.0), TYPE, "cap: got Tensor; pass a number"),
-    ("cap", 0.0, VALUE, "cap: got 0.0; pass a finite number above 0.0"),
-    ("cap", -1, VALUE, "cap: got -1; pass a finite number above 0.0"),
-    ("cap", float("inf"), VALUE, "cap: got inf; pass a finite number above 0.0"),
-    ("cap", float("nan"), VALUE, "cap: got nan; pass a finite number above 0.0"),
-    ("sink", float("-inf"), VALUE, "sink: got -inf; pass a finite number"),
+    ("cap", 0.0, VALUE, "cap: got 0.0; pass a finite number of 32 bits above 0.0"),
+    ("cap", -1, VALUE, "cap: got -1; pass a finite number of 32 bits above 0.0"),
+    ("cap", float("inf"), VALUE, "cap: got inf; pass a finite number of 32 bits above 0.0"),
+    ("cap", float("nan"), VALUE, "cap: got nan; pass a finite number of 32 bits above 0.0"),
+    ("sink", float("-inf"), VALUE, "sink: got -inf; pass a finite number of 32 bits"),
     ("sink", "0", TYPE, "sink: got str; pass a number"),
     ("ids", [0] * 6, TYPE, "ids: got list; pass a torch.Tensor"),
     ("ids", GOOD["ids"].long(), TYPE, "ids: got torch.int64; pass torch.int32"),
@@ -229,3 +229,23 @@ def test_fake_and_meta_tensors() -> None:
 def _run(convert: Callable[[Any], Any]) -> Any:
     given = {name: convert(value) for name, value in GOOD.items()}
     return MODULE.attention(*map(convert, (Q, K, K)), return_lse=True, **given)
+
+
+def test_whole_numbers_that_32_bits_may_not_hold_are_refused() -> None:
+    """Kernels would compute other remainders than torch, of a product that has wrapped around."""
+    stride = Int("stride", min=1)
+    spec = AttentionSpec(
+        head_dim=16, dtype="float32", mask=lambda b, h, q, k: (q * stride + 7919 * k) % 13 < 4
+    )
+    module = rendered_module(spec)
+    q, k = torch.zeros(1, 1, 8, 16), torch.zeros(1, 1, 300, 16)
+    most = (2**31 - 1 - 7919 * 300) // 8
+    module.attention(q, k, k, stride=most)
+    message = (
+        f"stride: got kv_len 300, q_len 8, stride {most + 1}, with which 32 bits may not hold"
+        " `q_idx * stride + 7919 * kv_idx`; pass less, or take remainders of its parts in the spec"
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        module.attention(q, k, k, stride=most + 1)
+    with pytest.raises(ValueError, match="kv_len 300000, q_len 8, stride 1,"):
+        module.attention(q, *(torch.zeros(1, 1, 300_000, 16) for _ in "kv"), stride=1)

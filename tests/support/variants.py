@@ -16,8 +16,8 @@ from flashgen.config import HOPPER, BackwardConfigs, ChosenConfig, HopperChoice,
 from flashgen.loader import load
 from flashgen.plan import KernelPlan, lower
 from flashgen.plan.backward import backward_plan
-from flashgen.plan.cuts import cut_table
 from flashgen.plan.hopper_backward import HopperBackward
+from flashgen.tuning.hopper_space import without_form
 
 ROOT = Path(__file__).resolve().parents[2]
 GENERATED = ROOT / "generated"
@@ -103,10 +103,8 @@ def any_backward(plan: KernelPlan) -> dict[str, BackwardConfigs]:
 
 def any_hopper(plan: KernelPlan) -> HopperChoice:
     """Some configuration of the Gluon kernel, where the plan can have one."""
-    if HOPPER not in plan.targets or plan.spec.dtype == "float32":
-        return HopperChoice(why_not="float32")
-    if plan.dropout and cut_table(plan):
-        return HopperChoice(why_not="dropout, and tiles of queries that start at segments")
+    if reason := without_form(plan):
+        return HopperChoice(why_not=reason)
     config = KernelConfig(BLOCK_M=128, BLOCK_N=64, num_warps=8, num_stages=2)
     return HopperChoice(ChosenConfig(config, "model", shared=4096))
 

@@ -140,7 +140,8 @@ _CONSTANTS = {
 
 def _constant(name, x):
     """A constant on x's device: made once for each device, and anew where torch traces."""
-    if torch.compiler.is_compiling() or type(x) is not torch.Tensor:
+    transformed = torch._C._functorch.peek_interpreter_stack() is not None
+    if torch.compiler.is_compiling() or transformed or type(x) is not torch.Tensor:
         return _made_constant(name, x.device)
     return _kept_constant(name, x.device)
 
@@ -417,7 +418,7 @@ def _attention_forward(
         v = _load_tile(v_src, stride_vn, batch, kv_head, start_n, kv_len, 0, BLOCK_N, 16, USE_TMA)
         acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None])
 
-    # The mask can hide every key from a query: such a row is 0 with an LSE of -inf.
+    # Every key can be hidden from a query: such a row is 0 with an LSE of -inf.
     empty = l_i == 0.0
     l_i = tl.where(empty, 1.0, l_i)
     m_i += shift
@@ -847,7 +848,7 @@ def attention(
     A CUDA tensor runs the kernel, a CPU tensor the eager reference (or, under TRITON_INTERPRET=1,
     the kernel in Triton's interpreter).
     Where a kernel runs, gradients come from the portable backward kernels. Derivatives of those,
-    and in forward mode, come from the reference.
+    in forward mode, and all under torch.func's transforms, come from the reference.
     """
     scale = 0.25 if scale is None else scale
     _check_numbers(scale, size)
@@ -855,7 +856,10 @@ def attention(
     key, known = _known(q, k, v, size) if plain else (None, None)
     if known is None:  # else tensors like these were checked before
         _check_tensors(q, k, v, size)
-    if not plain:
+    if not plain and _is_transformed(q, k, v):
+        _warn_once("under torch.func's transforms the eager reference runs")
+        out, lse = reference(q, k, v, scale=scale, return_lse=True, size=size)
+    elif not plain:
         out, lse = _attention_op(q, k, v, scale, size)
     elif forward_ad._current_level >= 0 and any(
         forward_ad.unpack_dual(x).tangent is not None for x in (q, k, v)
@@ -965,8 +969,8 @@ def _check_numbers(scale, size):
     """Raises for a number that the kernel cannot take, naming it."""
     if isinstance(scale, bool) or not isinstance(scale, (int, float)):
         raise TypeError(f"scale: got {type(scale).__name__}; pass a number")
-    if not 0.0 < scale < math.inf:
-        raise ValueError(f"scale: got {scale}; pass a positive finite number")
+    if not 2.0**-126 <= scale < 2.0**128:  # a normal float32
+        raise ValueError(f"scale: got {scale}; pass a positive finite number of 32 bits")
     if isinstance(size, bool) or not isinstance(size, int):
         raise TypeError(f"size: got {type(size).__name__}; pass an int")
     # Sums with positions stay 32-bit.
@@ -1426,7 +1430,16 @@ def _is_plain(*tensors):
             return False
         if x.requires_grad and torch.is_grad_enabled():
             return False
+    if torch._C._functorch.peek_interpreter_stack() is not None:  # one of torch.func's transforms
+        return False
     return not tensors[0].is_meta  # tensors of several devices are refused
+
+
+def _is_transformed(*tensors):
+    """Whether torch.func batches or differentiates one of these: torch's ops do not know how."""
+    if torch.compiler.is_compiling():
+        return False
+    return any(torch._C._functorch.is_functorch_wrapped_tensor(x) for x in tensors)
 
 
 @torch.library.custom_op("flashgen::constants_da8dac5f", mutates_args=())

@@ -138,7 +138,7 @@ def _attention_forward(
         )
         acc_1 = tl.dot(p.to(v_1.dtype), v_1, acc_1 * alpha[:, None])
 
-    # The mask can hide every key from a query: such a row is 0 with an LSE of -inf.
+    # Every key can be hidden from a query: such a row is 0 with an LSE of -inf.
     empty = l_i == 0.0
     l_i = tl.where(empty, 1.0, l_i)
     lse = (m_i + tl.math.log2(l_i)) * 0.6931471805599453  # ln 2: back to the natural logarithm

@@ -218,7 +218,7 @@ def _attention_forward(
         v = _load_tile(v_src, stride_vn, batch, kv_head, start_n, kv_len, 0, BLOCK_N, 16, USE_TMA)
         acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None])
 
-    # The mask can hide every key from a query: such a row is 0 with an LSE of -inf.
+    # Every key can be hidden from a query: such a row is 0 with an LSE of -inf.
     empty = l_i == 0.0
     l_i = tl.where(empty, 1.0, l_i)
     lse = (m_i + tl.math.log2(l_i)) * 0.6931471805599453  # ln 2: back to the natural logarithm
@@ -531,7 +531,7 @@ def attention(
     A CUDA tensor runs the kernel, a CPU tensor the eager reference (or, under TRITON_INTERPRET=1,
     the kernel in Triton's interpreter).
     Where a kernel runs, gradients come from the portable backward kernels. Derivatives of those,
-    and in forward mode, come from the reference.
+    in forward mode, and all under torch.func's transforms, come from the reference.
     """
     scale = 0.25 if scale is None else scale
     _check_numbers(scale, left)
@@ -539,7 +539,10 @@ def attention(
     key, known = _known(q, k, v) if plain else (None, None)
     if known is None:  # else tensors like these were checked before
         _check_tensors(q, k, v)
-    if not plain:
+    if not plain and _is_transformed(q, k, v):
+        _warn_once("under torch.func's transforms the eager reference runs")
+        out, lse = reference(q, k, v, scale=scale, return_lse=True, left=left)
+    elif not plain:
         out, lse = _attention_op(q, k, v, scale, left)
     elif forward_ad._current_level >= 0 and any(
         forward_ad.unpack_dual(x).tangent is not None for x in (q, k, v)
@@ -632,8 +635,8 @@ def _check_numbers(scale, left):
     """Raises for a number that the kernel cannot take, naming it."""
     if isinstance(scale, bool) or not isinstance(scale, (int, float)):
         raise TypeError(f"scale: got {type(scale).__name__}; pass a number")
-    if not 0.0 < scale < math.inf:
-        raise ValueError(f"scale: got {scale}; pass a positive finite number")
+    if not 2.0**-126 <= scale < 2.0**128:  # a normal float32
+        raise ValueError(f"scale: got {scale}; pass a positive finite number of 32 bits")
     if isinstance(left, bool) or not isinstance(left, int):
         raise TypeError(f"left: got {type(left).__name__}; pass an int")
     # Sums with positions stay 32-bit.
@@ -997,7 +1000,16 @@ def _is_plain(*tensors):
             return False
         if x.requires_grad and torch.is_grad_enabled():
             return False
+    if torch._C._functorch.peek_interpreter_stack() is not None:  # one of torch.func's transforms
+        return False
     return not tensors[0].is_meta  # tensors of several devices are refused
+
+
+def _is_transformed(*tensors):
+    """Whether torch.func batches or differentiates one of these: torch's ops do not know how."""
+    if torch.compiler.is_compiling():
+        return False
+    return any(torch._C._functorch.is_functorch_wrapped_tensor(x) for x in tensors)
 
 
 @torch.library.custom_op("flashgen::module_bbda6bd4", mutates_args=())

@@ -1,0 +1,80 @@
+"""How large whole numbers of a mask or a score become: kernels have 32 bits for each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import sympy
+
+from flashgen.symbolic.regroup import is_small
+from flashgen.symbols import (
+    BATCH,
+    KV_IDX,
+    KV_LEN,
+    Q_HEADS,
+    Q_IDX,
+    Q_LEN,
+    SYMBOLS,
+    B,
+    BitAnd,
+    BitOr,
+    BitXor,
+    FloorDiv,
+    FloorMod,
+    H,
+    Load,
+)
+
+_ARITHMETIC = (sympy.Add, sympy.Mul, sympy.Pow, sympy.Abs, sympy.Min, sympy.Max, sympy.Piecewise)
+#: What computes with whole numbers as such. Elsewhere large ones are computed as floats.
+_WHOLE = (FloorDiv, FloorMod, BitAnd, BitOr, BitXor, Load, sympy.core.relational.Relational)
+#: What an index is below.
+_BELOW = {Q_IDX: Q_LEN, KV_IDX: KV_LEN, B: BATCH, H: Q_HEADS}
+
+
+def large_wholes(expr: Any) -> dict[Any, Any]:
+    """Parts of an expression that 32 bits may not hold, and of each a bound of its magnitude.
+
+    Every partial sum and product of a part is within its bound, which is in terms of lengths,
+    heads, batch and `Int` parameters. Elements of tensors count as 1: nothing is known of them.
+    """
+    bounds = {part: magnitude(part) for part in _wholes(expr)}
+    return {part: bound for part, bound in bounds.items() if not is_small(bound)}
+
+
+def _wholes(expr: Any, within: Any = None) -> Iterator[Any]:
+    if isinstance(expr, _ARITHMETIC) and expr.is_integer and isinstance(within, _WHOLE):
+        yield expr
+    # Of a sum within a sum, the outer one is what is computed as a whole number.
+    inner = within if isinstance(expr, _ARITHMETIC) and not isinstance(within, _WHOLE) else expr
+    for arg in expr.args:
+        yield from _wholes(arg, inner)
+
+
+def magnitude(expr: Any) -> Any:
+    """A bound of an integer expression and of what it is made of, as a sympy expression."""
+    if expr.is_Integer:
+        return abs(expr)
+    if expr.is_Symbol:
+        return _BELOW.get(expr, expr if expr in SYMBOLS else sympy.Abs(expr))
+    if isinstance(expr, sympy.Mul):
+        # Of (a // d) * d, which a bounds, both factors come out of a.
+        for quotient in (arg for arg in expr.args if isinstance(arg, FloorDiv)):
+            rest = expr / quotient
+            if quotient.args[1] in sympy.Mul.make_args(rest):
+                return magnitude(quotient.args[0] * (rest / quotient.args[1]))
+        return sympy.Mul(*map(magnitude, expr.args))
+    if isinstance(expr, sympy.Pow):
+        return magnitude(expr.base) ** magnitude(expr.exp)
+    if isinstance(expr, sympy.Piecewise):
+        return sympy.Max(*(magnitude(value) for value, _ in expr.args))
+    if isinstance(expr, sympy.Min | sympy.Max):
+        return sympy.Max(*map(magnitude, expr.args))
+    if isinstance(expr, FloorDiv):
+        return magnitude(expr.args[0])
+    if isinstance(expr, FloorMod):
+        return magnitude(expr.args[1])
+    if isinstance(expr, sympy.Add | sympy.Abs | BitAnd | BitOr | BitXor):
+        return sympy.Add(*map(magnitude, expr.args))
+    return sympy.Integer(1)
