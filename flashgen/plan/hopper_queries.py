@@ -69,7 +69,7 @@ class HopperQueries:
     @cached_property
     def call(self) -> tuple[str, ...]:
         """What holds for the whole call."""
-        return (*CALL, *self.backward.queries_arguments.names)
+        return (*CALL, *self.backward.queries_arguments.names, *self.visits.reads)
 
     program = ("batch", "head", "q_first")
 
