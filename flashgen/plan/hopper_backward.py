@@ -208,7 +208,9 @@ class HopperBackward:
         """The same by how it is computed."""
         code = self.text.code
         rows = ("kv_idx", *(line.name for line in (*code.columns, *code.masked)))
-        return seen(self._conditions, "q_idx", rows, self.block_m, scored=bool(code.score))
+        return seen(
+            self._conditions, "q_idx", rows, self.block_m, scored=bool(code.score), tables=code.bits
+        )
 
     @property
     def octets(self) -> tuple[str, ...]:

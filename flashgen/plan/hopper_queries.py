@@ -96,7 +96,9 @@ class HopperQueries:
         code = self.text.code
         rows = ("q_idx", *(line.name for line in code.rows))
         columns = BLOCK_N[self.width]
-        return seen(self._conditions, "kv_idx", rows, columns, scored=bool(code.score))
+        return seen(
+            self._conditions, "kv_idx", rows, columns, scored=bool(code.score), tables=code.bits
+        )
 
     @cached_property
     def _conditions(self) -> tuple[tuple[str, str], ...]:

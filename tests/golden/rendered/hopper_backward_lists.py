@@ -79,36 +79,98 @@ def _query_tile(visit, runs):
     return gl.load(listed_ptr + 1 + visit, mask=visit < visits, other=0)
 
 
-@gluon.jit
-def _query_columns(scores, first, DTYPE: gl.constexpr):
-    """(n,): the queries that the columns of scores are of, counted from `first`, as DTYPE.
+@gluon.constexpr_function
+def _octets(columns):
+    """A layout of scores, (64, columns // 8, 8): octets of one row and place lie side by side."""
+    octets = [[0, 2**i, 0] for i in range((columns // 8).bit_length() - 1)]
+    lanes = [[0, 0, 2], [0, 0, 4], [1, 0, 0], [2, 0, 0], [4, 0, 0]]
+    warps = [[16, 0, 0], [32, 0, 0]]
+    registers = [*octets, [0, 0, 1], [8, 0, 0]]
+    return gl.DistributedLinearLayout(registers, lanes, warps, [], [64, columns // 8, 8])
 
-    A compiler that knows all of them keeps them, or what is compared with them, in registers from
-    tile to tile. Of these it cannot see the first; the others are a constant apart.
+
+@gluon.jit
+def _first_octet(scores, first):
+    """(1, 8): the first columns, counted from `first`.
+
+    A compiler that knows them keeps what they are compared with in registers from tile to tile.
     """
-    GROUPS: gl.constexpr = scores.shape[1] // 8
-    LAYOUT: gl.constexpr = gl.SliceLayout(0, scores.reshape([64, GROUPS, 8]).type.layout)
-    group = gl.arange(0, GROUPS, layout=gl.SliceLayout(1, LAYOUT)) * 8
+    LAYOUT: gl.constexpr = gl.SliceLayout(1, _octets(scores.shape[1]))
     column = first + gl.arange(0, 8, layout=gl.SliceLayout(0, LAYOUT))
     column = gl.inline_asm_elementwise(
         "mov.b32 $0, $1;", "=r,r", [column], dtype=gl.int32, is_pure=False, pack=1
     )
-    columns = group.to(DTYPE)[:, None] + column.to(DTYPE)[None, :]
-    ROW: gl.constexpr = gl.SliceLayout(0, scores.type.layout)
-    return gl.convert_layout(columns.reshape([8 * GROUPS]), ROW, assert_trivial=True)
+    return column[None, :]
+
+
+@gluon.jit
+def _rows_of_octets(scores, x):
+    """A vector of rows, (64, 1), where octets are."""
+    LAYOUT: gl.constexpr = gl.SliceLayout(1, _octets(scores.shape[1]))
+    return gl.convert_layout(x, LAYOUT, assert_trivial=True)
+
+
+@gluon.jit
+def _at_least(column, least):
+    """Bits of column + 8 * i >= least; nothing overflows, whatever `least` is."""
+    least = gl.minimum(gl.maximum(least, column), column + 8 * 31)
+    return -1 << ((least - column + 7) >> 3).to(gl.int32)
+
+
+@gluon.jit
+def _seen_alone(scores, bits):
+    """Scores where bits (64 or 1, 8) say that a pair is seen, else -inf."""
+    COLUMNS: gl.constexpr = scores.shape[1]
+    LAYOUT: gl.constexpr = _octets(COLUMNS)
+    given = scores.reshape([64, COLUMNS // 8, 8])
+    octets = gl.convert_layout(given, LAYOUT, assert_trivial=True)
+    octet = gl.arange(0, COLUMNS // 8, layout=gl.SliceLayout(0, gl.SliceLayout(2, LAYOUT)))
+    octets = gl.inline_asm_elementwise(
+        """
+        {
+            .reg .b32 bit;
+            .reg .pred seen;
+            and.b32 bit, $1, $2;
+            setp.ne.s32 seen, bit, 0;
+            selp.f32 $0, $3, 0fFF800000, seen;
+        }
+        """,
+        "=f,r,r,f",
+        [bits[:, None, :], (1 << octet)[None, :, None], octets],
+        dtype=gl.float32,
+        is_pure=True,
+        pack=1,
+    )
+    octets = gl.convert_layout(octets, given.type.layout, assert_trivial=True)
+    return gl.convert_layout(octets.reshape([64, COLUMNS]), scores.type.layout, assert_trivial=True)
+
+
+@gluon.jit
+def _seen_by_keys(scores, q_first, head, keys, call, program):
+    """Scores of 64 keys with the queries from q_first on, -inf where a comparison hides them."""
+    _, _, _, _, _, _, _, layout, _ = call
+    _, _, kv_idx, _ = keys
+    q_idx = _first_octet(scores, q_first)
+    kv_idx = _rows_of_octets(scores, kv_idx)
+    # Of each block of these columns, what the rows see.
+    COLUMNS: gl.constexpr = scores.shape[1]
+    shown = 0
+    for i in gl.static_range((COLUMNS + 31) // 32):
+        block_row = q_first // 32 + i
+        begin = 32 * block_row
+        block = _at_least(q_idx, begin) & ~_at_least(q_idx, begin + 32)
+        shown |= block & gl.where(_at_3d_hopper(layout, head, block_row, kv_idx // 32) != 0, -1, 0)
+    seen = _at_least(q_idx, kv_idx)
+    seen &= shown
+    return _seen_alone(scores, seen)
 
 
 @gluon.jit
 def _backward_scores(scores, q_first, head, keys, call, program, masked):
     """What the softmax sees of 64 keys' products with the queries from q_first on."""
-    _, _, _, _, _, _, _, layout, _ = call
-    _, _, kv_idx, _ = keys
     # Only a tile that holds a hidden pair, or reaches past an end, pays for the mask.
     if masked:
-        q_idx = _query_columns(scores, q_first, gl.int32)[None, :]
-        visible = q_idx >= kv_idx
-        visible &= _at_3d_hopper(layout, head, q_idx // 32, kv_idx // 32) != 0
-        scores = gl.where(visible, scores, float("-inf"))
+        scores = _seen_by_keys(scores, q_first, head, keys, call, program)
     return scores
 
 
