@@ -111,8 +111,16 @@ def _reads_the_end_of_keys(names: HopperBackward, read: _Read) -> bool:
     ends = names.masks and (softmax or not names.masks_queries)
     if names.has_roles:
         ends = ends and names.visits.splits
-    stores, listed = bool(names.text.learned), names.visits.tiles.listed
-    return ends or stores or listed or not read.names.isdisjoint({"kv_len", "kv_last"})
+    stores = bool(names.text.learned)
+    return (
+        ends or stores or _counts_lists(names) or not read.names.isdisjoint({"kv_len", "kv_last"})
+    )
+
+
+def _counts_lists(names: HopperBackward) -> bool:
+    """Whether lists are counted by the tiles of a head, besides how long they are."""
+    listing = names.backward.plan.listing
+    return listing is not None and listing.several
 
 
 def queries_captured_bytes(
@@ -124,10 +132,10 @@ def queries_captured_bytes(
     # Descriptors of q, k, v, grad_out and grad_q; the rows, and how many there are of a head.
     size = 6 * ADDRESS + (NUMBERS_OF_A_TILE + 1) * NUMBER
     size += 4 * (TILES + BARRIERS) + BARRIER
-    listed = queries.visits.tiles.listed
+    counts = _counts_lists(names)
     size += ADDRESS * len(queries.visits.reads)
-    size += NUMBER * (listed or not read.names.isdisjoint({"q_len", "q_last"}))
-    size += NUMBER * (listed or "kv_len" in read.names)
+    size += NUMBER * (counts or not read.names.isdisjoint({"q_len", "q_last"}))
+    size += NUMBER * (queries.visits.tiles.listed or "kv_len" in read.names)
     arguments = names.backward.queries_arguments
     return size + _parameters(read, arguments, contiguous=contiguous, ones=ones)
 

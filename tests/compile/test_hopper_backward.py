@@ -14,7 +14,7 @@ from dataclasses import replace
 import pytest
 import triton
 
-from flashgen import AttentionSpec
+from flashgen import AttentionSpec, Mask, Tensor, block_sparse, causal
 from flashgen.budget.hopper_backward import hopper_backward_usage, queries_usage
 from flashgen.budget.sram import SramUsage
 from flashgen.config import KernelConfig
@@ -221,3 +221,13 @@ def test_the_unusual_is_predicted_too(name: str, head_dim: int | tuple[int, int]
     assert why_no_backward(names) == ""
     for config in hopper_backward_space(names).candidates:
         check_usage(names, config)
+
+
+_SHARED = Tensor("layout", (None, None), "bool")
+
+
+@pytest.mark.parametrize("mask", [block_sparse(_SHARED, 16), causal() & block_sparse(_SHARED, 8)])
+@pytest.mark.parametrize(("head_dim", "deterministic"), [(64, False), (64, True), (256, False)])
+def test_so_are_lists_that_all_heads_share(mask: Mask, head_dim: int, deterministic: bool) -> None:
+    names = of(AttentionSpec(head_dim, mask=mask, deterministic=deterministic))
+    check_usage(names, hopper_backward_space(names).candidates[0])

@@ -64,7 +64,8 @@ def _meet():
 def _backward_visits(batch, head, kv_first, call, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
     """(visits, where their list is): of a head's queries; see `_query_tile`."""
     _, _, q_len, kv_len, _, _, _, _, tiles_ptr = call
-    tile_n, num_tiles_n = kv_first // BLOCK_N, gl.cdiv(kv_len, BLOCK_N)
+    tile_n = kv_first // BLOCK_N
+    num_tiles_n = gl.cdiv(kv_len, BLOCK_N)
     # The tiles of queries to visit are listed: see _turn_lists.
     listed = head * num_tiles_n + tile_n
     listed_ptr = tiles_ptr + listed.to(gl.int64) * (gl.cdiv(q_len, BLOCK_M) + 1)
