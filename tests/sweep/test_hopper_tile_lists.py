@@ -32,8 +32,13 @@ def _module(spec: AttentionSpec) -> ModuleType:
     return rendered_module(spec, hopper=True, edit_source=interpreted)
 
 
-#: But for constants, which are for shorter calls.
-PASSED = {name: mask for name, mask in MASKS.items() if not AttentionSpec(64, mask=mask).constants}
+#: But for constants, which are for shorter calls, and for blocks of 2, of which tiles hold so many
+#: that Triton's interpreter takes minutes to list them.
+PASSED = {
+    name: mask
+    for name, mask in MASKS.items()
+    if name != "tiny" and not AttentionSpec(64, mask=mask).constants
+}
 
 
 @pytest.mark.parametrize("number", range(len(PASSED)), ids=list(PASSED))
