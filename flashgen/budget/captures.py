@@ -97,21 +97,30 @@ def backward_captured_bytes(
             size += 4 * NUMBER
         size += 2 * MADE  # ds, grad_q
         size += 2 * BARRIERS + NUMBERS  # full and empty, of keys; numbers of tiles
-    size += NUMBER * ("q_len" in read.names)
+    size += NUMBER * ("q_len" in read.names or names.visits.tiles.listed)
+    size += ADDRESS * len(names.visits.reads)
     size += ADDRESS * len(names.text.learned)  # their sums
     arguments = names.backward.both_arguments
     return size + _parameters(read, arguments, contiguous=contiguous, ones=ones)
 
 
 def _reads_the_end_of_keys(names: HopperBackward, read: _Read) -> bool:
-    """Whether partitions of a divided pass read kv_len: for masks, stores of sums, or bounds."""
+    """Whether partitions of a divided pass read kv_len: for masks, stores of sums, or visits."""
     softmax = names.backward.plan.normaliser == "softmax"
     # The end of the keys is masked in all tiles, or in none that see only what all of them see.
     ends = names.masks and (softmax or not names.masks_queries)
     if names.has_roles:
         ends = ends and names.visits.splits
     stores = bool(names.text.learned)
-    return ends or stores or not read.names.isdisjoint({"kv_len", "kv_last"})
+    return (
+        ends or stores or _counts_lists(names) or not read.names.isdisjoint({"kv_len", "kv_last"})
+    )
+
+
+def _counts_lists(names: HopperBackward) -> bool:
+    """Whether lists are counted by the tiles of a head, besides how long they are."""
+    listing = names.backward.plan.listing
+    return listing is not None and listing.several
 
 
 def queries_captured_bytes(
@@ -123,8 +132,10 @@ def queries_captured_bytes(
     # Descriptors of q, k, v, grad_out and grad_q; the rows, and how many there are of a head.
     size = 6 * ADDRESS + (NUMBERS_OF_A_TILE + 1) * NUMBER
     size += 4 * (TILES + BARRIERS) + BARRIER
-    size += NUMBER * (not read.names.isdisjoint({"q_len", "q_last"}))
-    size += NUMBER * ("kv_len" in read.names)
+    counts = _counts_lists(names)
+    size += ADDRESS * len(queries.visits.reads)
+    size += NUMBER * (counts or not read.names.isdisjoint({"q_len", "q_last"}))
+    size += NUMBER * (queries.visits.tiles.listed or "kv_len" in read.names)
     arguments = names.backward.queries_arguments
     return size + _parameters(read, arguments, contiguous=contiguous, ones=ones)
 

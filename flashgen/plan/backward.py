@@ -168,12 +168,13 @@ class BackwardPlan:
     @cached_property
     def row_tables_of_both(self) -> tuple[RowTable, ...]:
         """Those of the kernel of `of_both`."""
-        return self._tables_for(self.both_arguments)
+        return self._tables_for(self.both_arguments, self.plan.listing_arguments)
 
     @cached_property
     def row_tables_divided(self) -> tuple[RowTable, ...]:
         """Those of that kernel and of one over tiles of queries."""
-        return self._tables_for(self.both_arguments, self.queries_arguments)
+        kernels = (self.both_arguments, self.queries_arguments, self.plan.listing_arguments)
+        return self._tables_for(*kernels)
 
     def _tables_for(self, *kernels: KernelArguments) -> tuple[RowTable, ...]:
         known = {table.name: table for table in self._every_table}

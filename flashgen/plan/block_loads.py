@@ -56,18 +56,14 @@ def with_block_loads(
 
     Tables whose blocks are small, or of a size that the call chooses, stay as they are.
     """
-    known, nonnegative = Known.of(params), tuple(nonnegative)
-    found: dict[Any, BlockTable] = {}
-    for leaf in (leaf for condition in conditions for leaf in leaves(condition)):
-        table = block_table(leaf, known)
-        if table and _is_countable(table):
-            found[table.element] = table
+    nonnegative = tuple(nonnegative)
+    found = [table for table in block_tables(conditions, params) if _is_countable(table)]
 
     def text(expr: Any) -> str:
         return triton_source(expr, {**KERNEL_NAMES, "kv_first": "start_n"}, nonnegative)
 
     loads = []
-    for i, table in enumerate(sorted(found.values(), key=lambda table: str(table.element))):
+    for i, table in enumerate(found):
         suffix = f"_{i}" if len(found) > 1 else ""
         shown, element = sympy.Symbol(f"shown{suffix}"), table.element
         names = {sympy.Ne(element, 0, evaluate=False): shown, sympy.Eq(element, 0): ~shown}
@@ -79,12 +75,23 @@ def with_block_loads(
                 column=text(table.column),
                 first_row=text(table.row.xreplace({Q_IDX: Q_FIRST})),
                 first_column=text(table.column.xreplace({KV_IDX: KV_FIRST})),
-                rows=_most(table.row, Q_IDX, "BLOCK_M"),
-                columns=_most(table.column, KV_IDX, "BLOCK_N"),
+                rows=most_blocks(table.row, Q_IDX, "BLOCK_M"),
+                columns=most_blocks(table.column, KV_IDX, "BLOCK_N"),
                 entry=text(sympy.Ne(table.entry, 0, evaluate=False)),
             )
         )
     return conditions, tuple(loads)
+
+
+def block_tables(conditions: Iterable[Any], params: Iterable[Param]) -> list[BlockTable]:
+    """The block tables that conditions read, by the text of their elements."""
+    known = Known.of(params)
+    found: dict[Any, BlockTable] = {}
+    for leaf in (leaf for condition in conditions for leaf in leaves(condition)):
+        table = block_table(leaf, known)
+        if table:
+            found[table.element] = table
+    return sorted(found.values(), key=lambda table: str(table.element))
 
 
 def _is_countable(table: BlockTable) -> bool:
@@ -98,7 +105,7 @@ def _is_countable(table: BlockTable) -> bool:
     return True
 
 
-def _most(index: Any, position: Any, side: str) -> str:
+def most_blocks(index: Any, position: Any, side: str) -> str:
     """How many blocks a tile of a power of two of positions touches at most."""
     size, numerator = int(index.args[1]), linearise(index.args[0], frozenset((position,)))
     assert numerator is not None

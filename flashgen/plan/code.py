@@ -11,6 +11,7 @@ from flashgen.errors import MaskError
 from flashgen.expr import Expr
 from flashgen.masks import Mask
 from flashgen.params import Float, Int
+from flashgen.plan.block_bits import BlockBits, block_bits
 from flashgen.plan.block_loads import BlockLoads, with_block_loads
 from flashgen.plan.loops import KERNEL_NAMES
 from flashgen.plan.text import gathered_dimensions, mentioned
@@ -38,6 +39,7 @@ class KernelCode:
         elements: then what several parts of the score share.
         masked: of each masked tile, what the conditions alone read.
         tables: what the conditions read of block tables.
+        bits: the same of what octets read of them.
         conditions: of the mask; all of them hold for a key that is seen.
         octets: each of them as bits of octets of columns; ``""`` where it has none.
         loads_elements: whether they load something for each query and key of a tile.
@@ -58,6 +60,7 @@ class KernelCode:
     elements: tuple[Assignment, ...]
     masked: tuple[Assignment, ...]
     tables: tuple[BlockLoads, ...]
+    bits: tuple[BlockBits, ...]
     conditions: tuple[str, ...]
     octets: tuple[str, ...]
     loads_elements: bool
@@ -107,7 +110,11 @@ def code_with(
     score, scale, shift = _softmax_parts(spec)
     of_score = () if score == SCORES else (score,)
     exprs = (*of_score, *conditions, *others)
-    placed = place(exprs, KERNEL_NAMES, nonnegative=nonnegative, along=along)
+    bits: tuple[BlockBits, ...] = ()
+    texts_of_bits: dict[Any, str] = {}
+    if along is not None:
+        bits, texts_of_bits = block_bits(conditions, spec.declared, nonnegative, along)
+    placed = place(exprs, KERNEL_NAMES, nonnegative=nonnegative, along=along, bits=texts_of_bits)
     first = len(of_score) + len(conditions)
     everywhere = {*range(len(of_score)), *range(first, len(exprs))}
     scalars = placed.scalars
@@ -134,6 +141,7 @@ def code_with(
         elements=placed.elements,
         masked=tuple(a for a in placed.columns if a not in columns),
         tables=tables,
+        bits=bits,
         conditions=placed.results[len(of_score) : first],
         octets=placed.octets[len(of_score) : first],
         loads_elements=any(

@@ -53,8 +53,6 @@ class HopperBackward:
             return f"{plan.torch_dtype}: its tiles are of 16-bit elements"
         if max(plan.qk_head_dim, plan.v_head_dim) > max(BLOCK_M):
             return f"its tiles have {max(BLOCK_M)} columns at most"
-        if backward.q_tiles.listed:
-            return "which queries see a tile of keys is listed by another kernel"
         if backward.q_tiles.reduce_rows:
             return "which queries see a tile of keys depends on each of the keys"
         score = plan.spec.score
@@ -160,7 +158,8 @@ class HopperBackward:
         ordered = ("heads_together",) * self.orders_heads
         shared = ("num_tiles", "num_shared") * self.shares
         dropping = ("threshold", "kept_scale", "seed") * self.backward.plan.dropout
-        return (*CALL, *ordered, *shared, *dropping, *self.backward.both_arguments.names)
+        names = (*self.backward.both_arguments.names, *self.visits.reads)
+        return (*CALL, *ordered, *shared, *dropping, *names)
 
     program = ("batch", "kv_head", "kv_first")
 
@@ -209,7 +208,9 @@ class HopperBackward:
         """The same by how it is computed."""
         code = self.text.code
         rows = ("kv_idx", *(line.name for line in (*code.columns, *code.masked)))
-        return seen(self._conditions, "q_idx", rows, self.block_m, scored=bool(code.score))
+        return seen(
+            self._conditions, "q_idx", rows, self.block_m, scored=bool(code.score), tables=code.bits
+        )
 
     @property
     def octets(self) -> tuple[str, ...]:

@@ -69,7 +69,7 @@ class HopperQueries:
     @cached_property
     def call(self) -> tuple[str, ...]:
         """What holds for the whole call."""
-        return (*CALL, *self.backward.queries_arguments.names)
+        return (*CALL, *self.backward.queries_arguments.names, *self.visits.reads)
 
     program = ("batch", "head", "q_first")
 
@@ -96,7 +96,9 @@ class HopperQueries:
         code = self.text.code
         rows = ("q_idx", *(line.name for line in code.rows))
         columns = BLOCK_N[self.width]
-        return seen(self._conditions, "kv_idx", rows, columns, scored=bool(code.score))
+        return seen(
+            self._conditions, "kv_idx", rows, columns, scored=bool(code.score), tables=code.bits
+        )
 
     @cached_property
     def _conditions(self) -> tuple[tuple[str, str], ...]:

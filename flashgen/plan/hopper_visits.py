@@ -27,12 +27,19 @@ class HopperVisits:
     @property
     def splits(self) -> bool:
         """Whether tiles that need the mask have a loop of their own."""
-        return self.masks and len(self.tiles.runs) == 1
+        return self.masks and len(self.tiles.runs) == 1 and not self.tiles.listed
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """What they are found by besides lengths and parameters: lists of tiles."""
+        return ("tiles_ptr",) * self.tiles.listed
 
     @property
     def runs(self) -> tuple[str, ...]:
-        """How many they are, where they begin, and which of them are seen whole."""
+        """How many they are, where they begin, and which of them are seen whole; or their list."""
         tiles, begin = self.tiles, f"{self.of}_begin"
+        if tiles.listed:
+            return ("visits", "listed_ptr")
         full = ("full_begin", "full_end") if self.differ else ()
         if tiles.from_key_0:
             return ("visits", *full[1:])
@@ -59,13 +66,13 @@ class HopperVisits:
     @property
     def ends(self) -> tuple[str, ...]:
         """That of where they begin and end."""
-        runs = self.tiles.runs
+        runs = () if self.tiles.listed else self.tiles.runs
         begins = () if self.tiles.from_key_0 else (run.begin for run in runs)
         return (*begins, *(text for run in runs for text in (run.end, run.condition)))
 
     @property
     def _full(self) -> tuple[str, ...]:
-        if not self.differ:
+        if not self.differ or self.tiles.listed:
             return ()
         begins = () if self.tiles.from_key_0 else (run.full_begin for run in self.tiles.runs)
         return (*begins, *(run.full_end for run in self.tiles.runs))

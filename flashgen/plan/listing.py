@@ -71,6 +71,11 @@ class TileListing:
     row_tables: tuple[RowTable, ...]
     gathers: tuple[int, ...]
 
+    @property
+    def several(self) -> bool:
+        """Whether a tile has more than one list."""
+        return self.by_batch or self.by_head
+
 
 def tile_listing(predicate: Predicate) -> TileListing | None:
     """The kernel that lists the tiles of a mask which reads block tables; None for any other."""

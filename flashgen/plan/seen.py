@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from flashgen.plan.block_bits import BlockBits
 from flashgen.plan.text import mentioned
 
 #: Columns of a tile that LLVM compares one by one: the outcomes of more it packs into bits.
@@ -22,11 +23,13 @@ class Seen:
         pairs: the text of each, computed for every pair.
         octets: the text of their bits, computed for octets of columns.
         rows: vectors of rows that bits are made of.
+        tables: what they read of block tables.
     """
 
     pairs: tuple[str, ...]
     octets: tuple[str, ...] = ()
     rows: tuple[str, ...] = ()
+    tables: tuple[BlockBits, ...] = ()
 
 
 def seen(
@@ -36,6 +39,7 @@ def seen(
     columns: int,
     *,
     scored: bool,
+    tables: Iterable[BlockBits] = (),
 ) -> Seen:
     """Conditions by how they are computed.
 
@@ -49,18 +53,20 @@ def seen(
         rows: the names of vectors of rows.
         columns: of a tile.
         scored: whether there is a score function.
+        tables: what bits read of block tables: pairs would load an element each.
     """
     conditions = tuple(conditions)
     pairs = tuple(text for text, _ in conditions)
     octets = tuple(bits for _, bits in conditions)
-    if not all(octets) or not mentioned([position], octets):
+    tables = tuple(tables)
+    if not all(octets) or not (tables or mentioned([position], octets)):
         return Seen(pairs)
     comparisons = sum(len(_COMPARISON.findall(bits)) for bits in octets)
-    if scored and comparisons == 1 and columns <= FEW_COLUMNS:
+    if scored and comparisons == 1 and columns <= FEW_COLUMNS and not tables:
         return Seen(pairs)
     names = tuple(rows)
-    read = mentioned(names, octets)
-    return Seen((), octets, tuple(name for name in names if name in read))
+    read = mentioned(names, (*octets, *(table.entry for table in tables)))
+    return Seen((), octets, tuple(name for name in names if name in read), tables)
 
 
 def rows_end(of: str) -> tuple[str, str]:

@@ -7,7 +7,7 @@ first octet's columns: kernels have `_at_least` and `_below` for what a comparis
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import sympy
@@ -20,12 +20,15 @@ from flashgen.symbols import KV_IDX, Q_IDX
 #: What tells the columns of a tile apart.
 POSITIONS = {Place.ROW: Q_IDX, Place.COLUMN: KV_IDX}
 
+NOTHING: Mapping[Any, str] = {}
+
 
 def octet_source(
     condition: Any,
     along: Place,
     place: Callable[[Any], Place],
     write: Callable[[Any], str],
+    known: Mapping[Any, str] = NOTHING,
 ) -> str:
     """Triton source for the bits of a condition; ``""`` where they are not had at less cost.
 
@@ -38,18 +41,21 @@ def octet_source(
         along: what the columns of a tile are of: `Place.ROW` for queries, `Place.COLUMN` for keys.
         place: where an expression is computed.
         write: its text.
+        known: of comparisons whose bits are at hand, the text of these.
     """
+    if condition in known:
+        return known[condition]
     if isinstance(condition, sympy.ITE):
         condition = without_conditional(condition)
     if not place(condition) & along:
         return f"tl.where({write(condition)}, -1, 0)"
     if isinstance(condition, sympy.Not):
-        inner = octet_source(condition.args[0], along, place, write)
+        inner = octet_source(condition.args[0], along, place, write, known)
         return f"~{closed(inner)}" if inner else ""
     if isinstance(condition, sympy.And | sympy.Or):
         joint = " & " if isinstance(condition, sympy.And) else " | "
         parts = sorted(condition.args, key=lambda part: (part.count_ops(), str(part)))
-        texts = [octet_source(part, along, place, write) for part in parts]
+        texts = [octet_source(part, along, place, write, known) for part in parts]
         return joint.join(map(closed, texts)) if all(texts) else ""
     return _comparison(condition, along, place, write)
 

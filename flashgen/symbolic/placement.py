@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -77,6 +78,7 @@ def place(
     nonnegative: Collection[str] = (),
     taken: Collection[str] = (),
     along: Place | None = None,
+    bits: Mapping[Any, str] | None = None,
 ) -> Placed:
     """Splits expressions by what needs them: a program, a tile of queries or keys, an element.
 
@@ -89,6 +91,7 @@ def place(
         nonnegative: parameters known to be >= 0; see `triton_source`.
         taken: names that the new variables must not have, besides those in the expressions.
         along: what the columns of a tile are of, where conditions are printed as bits, too.
+        bits: of comparisons whose bits are at hand, the text of these.
 
     Raises:
         TypeError: a node that the printer does not know.
@@ -108,7 +111,8 @@ def place(
     def octets(form: Any) -> str:
         if along is None or not is_condition(form):
             return ""
-        return octet_source(form, along, regrouper.place, lambda e: source(e, Place.ELEMENT))
+        write = functools.partial(source, where=Place.ELEMENT)
+        return octet_source(form, along, regrouper.place, write, bits or {})
 
     users = _users(forms, definitions)
     assignments: dict[Place, list[Assignment]] = {where: [] for where in PREFIXES}

@@ -82,7 +82,7 @@ def _compiled(
 
     text = IMPORTS + render_backward_hopper(backward, after_forward=False)
     kernel = function_in(text, function)
-    types = types | {"scale": "fp32"} | DROPOUT_TYPES
+    types = types | {"scale": "fp32", "tiles_ptr": "*i32"} | DROPOUT_TYPES
     call = call_of(backward.plan, kernel, types, constants, arguments=arguments)
     return GluonASTSource(kernel, call.signature, call.constants, call.attributes)
 

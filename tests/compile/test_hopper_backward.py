@@ -9,13 +9,12 @@ gradients, that one too.
 from __future__ import annotations
 
 import functools
-import re
 from dataclasses import replace
 
 import pytest
 import triton
 
-from flashgen import AttentionSpec
+from flashgen import AttentionSpec, Mask, Tensor, block_sparse, causal
 from flashgen.budget.hopper_backward import hopper_backward_usage, queries_usage
 from flashgen.budget.sram import SramUsage
 from flashgen.config import KernelConfig
@@ -147,9 +146,7 @@ def test_so_is_what_deterministic_gradients_take(name: str) -> None:
 
 
 #: Of the vocabulary, what the kernel is not for.
-LISTED = "which queries see a tile of keys is listed by another kernel"
 REFUSED = {
-    **{name: LISTED for name in VOCABULARY if re.search("blocks|block_sparse|bigbird", name)},
     "softcap_by_head": "what heat learns depends on the scores",
     "temperature": "what heat learns depends on the scores",
     "relative_bias": "elements of relative_bias are told apart by diagonals",
@@ -187,9 +184,11 @@ def test_so_do_two_kernels(number: int) -> None:
 
 
 #: Of the vocabulary, what differs in more than where a run of queries starts: several runs, tables,
-#: gathers beside the score, slopes of their own, and learned tensors of heads and of keys.
+#: lists of tiles, gathers beside the score, slopes of their own, and learned tensors of heads and
+#: of keys.
 DIFFERENT = ("document_cross", "longformer", "natten_2d", "sink_by_head", "alibi_table",
-             "additive_bias_of_keys", "relative_bias_static", "sink_and_softcap")  # fmt: skip
+             "additive_bias_of_keys", "relative_bias_static", "sink_and_softcap",
+             "block_sparse", "causal_blocks", "bigbird_run_time")  # fmt: skip
 
 
 @pytest.mark.parametrize("head_dim", [64, 128, 192])
@@ -222,3 +221,13 @@ def test_the_unusual_is_predicted_too(name: str, head_dim: int | tuple[int, int]
     assert why_no_backward(names) == ""
     for config in hopper_backward_space(names).candidates:
         check_usage(names, config)
+
+
+_SHARED = Tensor("layout", (None, None), "bool")
+
+
+@pytest.mark.parametrize("mask", [block_sparse(_SHARED, 16), causal() & block_sparse(_SHARED, 8)])
+@pytest.mark.parametrize(("head_dim", "deterministic"), [(64, False), (64, True), (256, False)])
+def test_so_are_lists_that_all_heads_share(mask: Mask, head_dim: int, deterministic: bool) -> None:
+    names = of(AttentionSpec(head_dim, mask=mask, deterministic=deterministic))
+    check_usage(names, hopper_backward_space(names).candidates[0])

@@ -68,8 +68,8 @@ HOPPER_KERNELS = {
     ),
 }
 
-# Of those of the backward pass: all widths, one run of queries and several, a learned tensor; one
-# kernel, and two.
+# Of those of the backward pass: all widths, one run of queries and several, lists of tiles, a
+# learned tensor; one kernel, and two.
 HOPPER_BACKWARD_KERNELS = {
     "hopper_backward_causal": shipped_specs()["causal_d128"],
     "hopper_backward_runs_and_score": AttentionSpec(
@@ -81,6 +81,7 @@ HOPPER_BACKWARD_KERNELS = {
     "hopper_backward_deterministic": AttentionSpec(
         128, mask=sliding_window(Int("left"), 0), score=softcap(30.0), deterministic=True
     ),
+    "hopper_backward_lists": AttentionSpec(64, mask=causal() & block_sparse(block=32)),
 }
 
 HEAD = '"""A golden."""\n\nimport triton\nimport triton.language as tl\n\n\n'

@@ -9,6 +9,7 @@ from types import ModuleType
 import pytest
 import torch
 
+from flashgen import AttentionSpec, Tensor, block_sparse, causal
 from flashgen.plan import lower
 from flashgen.plan.backward import backward_plan
 from flashgen.plan.hopper_backward import HopperBackward
@@ -244,6 +245,26 @@ def test_the_vocabulary(name: str, form: str, monkeypatch: pytest.MonkeyPatch) -
             with nothing_is_zero_by_chance(monkeypatch):
                 check_gradients(module, spec, case, device="cuda")
             assert getattr(module, "runs", 1) - before == 1
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_tables_that_change_between_calls(
+    deterministic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Launches are repeated; lists of tiles are each call's own."""
+    table = Tensor("layout", ("num_q_heads", None, None), "bool")
+    mask = block_sparse(table, 32) & causal(align="bottom_right")
+    spec = AttentionSpec(64, mask=mask, deterministic=deterministic)
+    module = noted(rendered_module(spec, hopper=True))
+    generator = torch.Generator().manual_seed(0)
+    for share in (0.4, 0.05, 1.0, 0.0, 0.4):
+        layout = torch.rand(4, 38, 50, generator=generator) < share
+        case = Case(1200, 1600, batch=2, q_heads=4, kv_heads=2, params={"layout": layout})
+        before = module.runs
+        poison()
+        with nothing_is_zero_by_chance(monkeypatch):
+            check_gradients(module, spec, case, device="cuda")
+        assert module.runs - before == 1
 
 
 @pytest.mark.parametrize("name", SPECS)

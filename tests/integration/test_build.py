@@ -198,9 +198,10 @@ def test_a_module_without_a_gluon_kernel_says_why(flashgen, project, field, reas
 
 
 def test_a_module_without_a_gluon_kernel_of_the_backward_pass_says_why(flashgen, project):
-    edit(project / "specs" / "tiny.py", "causal", "block_sparse")
+    edit(project / "specs" / "tiny.py", "mask=causal()", "score=additive_bias()")
+    edit(project / "specs" / "tiny.py", "causal", "additive_bias")
     lines = flashgen("build", "specs", "-v")[1]
-    told = "which queries see a tile of keys is listed by another kernel"
+    told = "elements of bias are told apart by elements"
     assert f"tiny: sm_90: no Gluon kernel of the backward pass: {told}" in lines
     rows = [line for line in lines if line.startswith("tiny") and "227" in line]
     forms = ["hopper", "portable", "backward_keys", "backward_queries"]

@@ -12,7 +12,7 @@ import pytest
 import torch
 import triton
 
-from flashgen import AttentionSpec, Tensor, alibi, causal
+from flashgen import AttentionSpec, Tensor, alibi, block_sparse, causal
 from flashgen.plan import lower
 from flashgen.plan.backward import backward_plan
 from flashgen.plan.hopper_backward import HopperBackward
@@ -33,17 +33,25 @@ def names_of(spec: AttentionSpec) -> HopperBackward:
 SPECS = {name: spec for name, spec in shipped_specs().items() if not names_of(spec).why_not}
 SPECS["learns"] = LEARNS
 SPECS["deterministic"] = replace(shipped_specs()["window_d128"], deterministic=True)
+SPECS["listed"] = AttentionSpec(64, mask=block_sparse(block=16))
+SPECS["listed_twice"] = replace(SPECS["listed"], deterministic=True)
 
 KERNELS = ("_backward_rows", "_backward_hopper", "_place_sums")
 DIVIDED = ("_backward_rows", "_backward_hopper", "_backward_queries_hopper")
+LISTS = ("_list_tiles", "_turn_lists")
 PORTABLE = ("_backward_of_keys", "_backward_of_queries")
 LENGTHS = (1, 2, 15, 16, 17, 31, 64, 100, 127, 128, 129, 200, 256, 300, 513, 640)
 CASE = Case(200, 200, batch=2, q_heads=4, kv_heads=2)
 
 
 def kernels_of(name: str) -> tuple[str, ...]:
-    """Those that are launched, in their order."""
+    """Those that are launched, in their order, but for what lists tiles."""
     return DIVIDED if names_of(SPECS[name]).divided else KERNELS
+
+
+def lists_of(name: str) -> tuple[str, ...]:
+    """What lists tiles, in each call anew."""
+    return LISTS if names_of(SPECS[name]).visits.tiles.listed else ()
 
 
 class Watched:
@@ -54,7 +62,7 @@ class Watched:
         self.module: ModuleType = rendered_module(self.spec, name=name, hopper=True)
         watch_hopper(self.module, monkeypatch)
         monkeypatch.setattr(self.module, "_target", lambda device: "sm_90")
-        names = (*KERNELS, *DIVIDED[2:], *PORTABLE, "_list_tiles")
+        names = (*KERNELS, *DIVIDED[2:], *PORTABLE, *LISTS)
         self.kernels: dict[str, Specialisations] = {
             kernel: watch(self.module, monkeypatch, kernel)
             for kernel in names
@@ -85,7 +93,7 @@ def test_one_compile(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for turn, length in enumerate(LENGTHS):
         heads = (1, 2, 4, 16)[turn % 4]
         watched.call(Case(length, length, batch=turn % 3 + 1, q_heads=heads, kv_heads=heads))
-    assert watched.launched == set(kernels_of(name))
+    assert watched.launched == {*kernels_of(name), *lists_of(name)}
     for function in kernels_of(name):
         kernel = watched.kernels[function]
         assert len(kernel.grids) == len(LENGTHS)
@@ -322,7 +330,15 @@ def test_a_launch_has_four_warps_of_its_own(monkeypatch: pytest.MonkeyPatch) -> 
 NAMED = (
     *("causal_d64", "documents_d128", "sinks_softmax_d64", "learns"),
     *("causal_d192_v128", "causal_d256", "deterministic", "dropout_causal_d64"),
+    *("listed", "listed_twice"),
 )
+
+#: Of these what lists tiles for each kernel, in each call anew: tables may have changed.
+BEFORE = {
+    ("listed", "_backward_hopper"): LISTS,
+    ("listed_twice", "_backward_hopper"): LISTS,
+    ("listed_twice", "_backward_queries_hopper"): LISTS[:1],
+}
 
 
 @pytest.mark.parametrize("name", NAMED)
@@ -342,11 +358,12 @@ def test_it_is_compiled_once_and_launched_again(name: str, monkeypatch: pytest.M
 
     def launched(calls: list[tuple[object, ...]]) -> list[str]:
         text = [repr(call) for call in calls]
-        names = (*KERNELS, *DIVIDED[2:], *PORTABLE)
+        names = (*KERNELS, *DIVIDED[2:], *PORTABLE, *LISTS)
         return [next(k for k in names if k in call) for call in text]
 
+    expected = [k for kernel in kernels_of(name) for k in (*BEFORE.get((name, kernel), ()), kernel)]
     first, second = gradients(), gradients()
-    assert launched(first) == launched(second) == list(kernels_of(name))
+    assert launched(first) == launched(second) == expected
     for kernel in kernels_of(name):
         caches = getattr(module, kernel).device_caches.values()
         assert sum(len(cache[0]) for cache in caches) == 1
@@ -355,3 +372,42 @@ def test_it_is_compiled_once_and_launched_again(name: str, monkeypatch: pytest.M
         kept = {key[1] for key in module._LAUNCHES if isinstance(key[0], tuple) and len(key) == 2}
         last = "queries" if names_of(spec).divided else "sums"
         assert {"rows", "tiles", last} <= kept
+
+
+def _addresses(x: Any) -> set[int]:
+    """All that a launch was given: tensors are at large numbers."""
+    if isinstance(x, tuple):
+        return set().union(*map(_addresses, x))
+    return {x} if isinstance(x, int) and x > 2**32 else set()
+
+
+@pytest.mark.parametrize("name", ["listed", "listed_twice"])
+def test_a_repeated_launch_goes_by_lists_of_its_own(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu, spec = fake_gpu(monkeypatch), SPECS[name]
+    module = module_on(gpu, spec, monkeypatch)
+    monkeypatch.setattr(module, "_target", lambda device: "sm_90")
+    lists: list[torch.Tensor] = []  # which keeps them: no two have one address
+    for made in ("_listed", "_turned"):
+        function = getattr(module, made)
+
+        def noted(*args: Any, function: Any = function) -> torch.Tensor:
+            lists.append(function(*args))
+            return lists[-1]
+
+        monkeypatch.setattr(module, made, noted)
+    # Which list each kernel reads; the forward kernel's is the first.
+    read = {"_backward_hopper": 2}
+    if name == "listed_twice":
+        read["_backward_queries_hopper"] = 3
+    leaves = [x.clone().requires_grad_() for x in native_inputs(CASE, spec)]
+    for _ in range(3):
+        lists.clear()
+        out = module.attention(*leaves, **CASE.arguments(spec))
+        before = len(gpu.calls)
+        torch.autograd.grad(out, leaves, torch.ones_like(out))
+        for kernel, number in read.items():
+            (call,) = (call for call in gpu.calls[before:] if kernel in repr(call))
+            at = {x.data_ptr() for x in lists}
+            assert _addresses(call) & at == {lists[number].data_ptr()}

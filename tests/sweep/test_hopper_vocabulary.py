@@ -64,18 +64,10 @@ TRIALS = [
 ]
 
 
-LISTED = "which queries see a tile of keys is listed by another kernel"
-
 #: Of which no Gluon kernel makes the gradients, and why: (entry, way) -> reason.
 WITHOUT_BACKWARD = {
     (name, way): reason
     for reason, names in {
-        LISTED: (
-            *("bigbird", "bigbird_run_time", "bigbird_static"),
-            *("block_sparse", "block_sparse_run_time", "block_sparse_shared"),
-            *("block_sparse_static", "block_sparse_static_run_time"),
-            *("causal_blocks", "outside_blocks"),
-        ),
         "what heat learns depends on the scores": ("softcap_by_head", "temperature", "composed"),
         "elements of relative_bias are told apart by diagonals": (
             "relative_bias",

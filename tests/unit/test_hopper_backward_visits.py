@@ -157,8 +157,13 @@ def _elements(value: Any) -> Any:
     return Elements(value.tolist()) if isinstance(value, torch.Tensor) else value
 
 
+def _derived(names: HopperBackward) -> bool:
+    """Whether visits follow from bounds: lists are another kernel's, see test_tile_lists.py."""
+    return not (names.why_not or names.visits.tiles.listed)
+
+
 ENTRIES = {
-    name: entry for name, entry in VOCABULARY.items() if not of(entry.spec("bfloat16", 64)).why_not
+    name: entry for name, entry in VOCABULARY.items() if _derived(of(entry.spec("bfloat16", 64)))
 }
 #: Lengths and tiles.
 CALLS = (

@@ -1,0 +1,600 @@
+"""A golden."""
+
+import triton
+import triton.language as tl
+from triton._C.libtriton import ir
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language._core import builtin
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+
+@gluon.jit
+def _at_3d_hopper(tensor, i_0, i_1, i_2):
+    """tensor[i_0, ...] for indices that broadcast, 0 outside of it."""
+    ptr, size_0, size_1, size_2, stride_0, stride_1, stride_2 = tensor
+    inside = (i_0 >= 0) & (i_0 < size_0)
+    inside &= (i_1 >= 0) & (i_1 < size_1)
+    inside &= (i_2 >= 0) & (i_2 < size_2)
+    ptr += gl.cast(i_0, gl.int64) * stride_0
+    ptr += gl.cast(i_1, gl.int64) * stride_1
+    ptr += gl.cast(i_2, gl.int64) * stride_2
+    return gl.load(ptr, mask=inside, other=0)
+
+
+@gluon.jit
+def _next_stage(stage, phase, NUM_STAGES: gl.constexpr):
+    """(buffer, phase of its barriers) of what comes next; buffers take turns."""
+    stage += 1
+    if stage == NUM_STAGES:
+        stage = 0
+        phase ^= 1
+    return stage, phase
+
+
+@gluon.jit
+def _unknown_zero():
+    """0, which a compiler cannot see.
+
+    It would work out the address of each piece of a tile ahead of the loop, and keep more of them
+    than there are registers.
+    """
+    return gl.inline_asm_elementwise(
+        "mov.b32 $0, 0;", "=r,r", [0], dtype=gl.int32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
+def _meet():
+    """Waits for the other consumer, at a hardware barrier; Triton takes the first ones itself."""
+    lanes = gl.full([128], 0, gl.int32, gl.BlockedLayout([1], [32], [4], [0]))
+    gl.inline_asm_elementwise(
+        "bar.sync 10, 256; mov.b32 $0, $1;", "=r,r", [lanes],
+        dtype=gl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def _backward_visits(batch, head, kv_first, call, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
+    """(visits, where their list is): of a head's queries; see `_query_tile`."""
+    _, _, q_len, kv_len, _, _, _, _, tiles_ptr = call
+    tile_n = kv_first // BLOCK_N
+    num_tiles_n = gl.cdiv(kv_len, BLOCK_N)
+    # The tiles of queries to visit are listed: see _turn_lists.
+    listed = head * num_tiles_n + tile_n
+    listed_ptr = tiles_ptr + listed.to(gl.int64) * (gl.cdiv(q_len, BLOCK_M) + 1)
+    num_visits = gl.load(listed_ptr)
+    return num_visits, listed_ptr
+
+
+@gluon.jit
+def _query_tile(visit, runs):
+    """What is listed of a visit: 2 * tile of queries, and 1 more where it needs the mask."""
+    visits, listed_ptr = runs
+    return gl.load(listed_ptr + 1 + visit, mask=visit < visits, other=0)
+
+
+@gluon.constexpr_function
+def _octets(columns):
+    """A layout of scores, (64, columns // 8, 8): octets of one row and place lie side by side."""
+    octets = [[0, 2**i, 0] for i in range((columns // 8).bit_length() - 1)]
+    lanes = [[0, 0, 2], [0, 0, 4], [1, 0, 0], [2, 0, 0], [4, 0, 0]]
+    warps = [[16, 0, 0], [32, 0, 0]]
+    registers = [*octets, [0, 0, 1], [8, 0, 0]]
+    return gl.DistributedLinearLayout(registers, lanes, warps, [], [64, columns // 8, 8])
+
+
+@gluon.jit
+def _first_octet(scores, first):
+    """(1, 8): the first columns, counted from `first`.
+
+    A compiler that knows them keeps what they are compared with in registers from tile to tile.
+    """
+    LAYOUT: gl.constexpr = gl.SliceLayout(1, _octets(scores.shape[1]))
+    column = first + gl.arange(0, 8, layout=gl.SliceLayout(0, LAYOUT))
+    column = gl.inline_asm_elementwise(
+        "mov.b32 $0, $1;", "=r,r", [column], dtype=gl.int32, is_pure=False, pack=1
+    )
+    return column[None, :]
+
+
+@gluon.jit
+def _rows_of_octets(scores, x):
+    """A vector of rows, (64, 1), where octets are."""
+    LAYOUT: gl.constexpr = gl.SliceLayout(1, _octets(scores.shape[1]))
+    return gl.convert_layout(x, LAYOUT, assert_trivial=True)
+
+
+@gluon.jit
+def _at_least(column, least):
+    """Bits of column + 8 * i >= least; nothing overflows, whatever `least` is."""
+    least = gl.minimum(gl.maximum(least, column), column + 8 * 31)
+    return -1 << ((least - column + 7) >> 3).to(gl.int32)
+
+
+@gluon.jit
+def _seen_alone(scores, bits):
+    """Scores where bits (64 or 1, 8) say that a pair is seen, else -inf."""
+    COLUMNS: gl.constexpr = scores.shape[1]
+    LAYOUT: gl.constexpr = _octets(COLUMNS)
+    given = scores.reshape([64, COLUMNS // 8, 8])
+    octets = gl.convert_layout(given, LAYOUT, assert_trivial=True)
+    octet = gl.arange(0, COLUMNS // 8, layout=gl.SliceLayout(0, gl.SliceLayout(2, LAYOUT)))
+    octets = gl.inline_asm_elementwise(
+        """
+        {
+            .reg .b32 bit;
+            .reg .pred seen;
+            and.b32 bit, $1, $2;
+            setp.ne.s32 seen, bit, 0;
+            selp.f32 $0, $3, 0fFF800000, seen;
+        }
+        """,
+        "=f,r,r,f",
+        [bits[:, None, :], (1 << octet)[None, :, None], octets],
+        dtype=gl.float32,
+        is_pure=True,
+        pack=1,
+    )
+    octets = gl.convert_layout(octets, given.type.layout, assert_trivial=True)
+    return gl.convert_layout(octets.reshape([64, COLUMNS]), scores.type.layout, assert_trivial=True)
+
+
+@gluon.jit
+def _seen_by_keys(scores, q_first, head, keys, call, program):
+    """Scores of 64 keys with the queries from q_first on, -inf where a comparison hides them."""
+    _, _, _, _, _, _, _, layout, _ = call
+    _, _, kv_idx, _ = keys
+    q_idx = _first_octet(scores, q_first)
+    kv_idx = _rows_of_octets(scores, kv_idx)
+    # Of each block of these columns, what the rows see.
+    COLUMNS: gl.constexpr = scores.shape[1]
+    shown = 0
+    for i in gl.static_range((COLUMNS + 31) // 32):
+        block_row = q_first // 32 + i
+        begin = 32 * block_row
+        block = _at_least(q_idx, begin) & ~_at_least(q_idx, begin + 32)
+        shown |= block & gl.where(_at_3d_hopper(layout, head, block_row, kv_idx // 32) != 0, -1, 0)
+    seen = _at_least(q_idx, kv_idx)
+    seen &= shown
+    return _seen_alone(scores, seen)
+
+
+@gluon.jit
+def _backward_scores(scores, q_first, head, keys, call, program, masked):
+    """What the softmax sees of 64 keys' products with the queries from q_first on."""
+    # Only a tile that holds a hidden pair, or reaches past an end, pays for the mask.
+    if masked:
+        scores = _seen_by_keys(scores, q_first, head, keys, call, program)
+    return scores
+
+
+@gluon.jit
+def _start_scores_of_keys(keys, q_tiles, stage, SCORES: gl.constexpr):
+    """Starts k @ q.T, or v @ do.T, for a tile of queries."""
+    BLOCK_M: gl.constexpr = SCORES.instr_shape[1]
+    scores = gl.zeros([64, BLOCK_M], gl.float32, SCORES)
+    q = q_tiles.index(stage).reshape([BLOCK_M, keys.shape[1]])
+    return warpgroup_mma(keys, q.permute((1, 0)), scores, use_acc=False, is_async=True)
+
+
+@builtin
+def _add_tile(descriptor, place, tile, _semantic=None):
+    """Has TMA add a tile to what is in memory: Gluon has no name for it yet."""
+    place = _semantic._convert_to_ir_values(place, require_i64=False)
+    kind = ir.DESCRIPTOR_REDUCE_KIND.ADD
+    _semantic.builder.create_async_tma_reduce(kind, descriptor.handle, place, tile.handle)
+
+
+@gluon.jit
+def _in_registers_order(sums):
+    """64 x 64 sums in the order of registers, which spares shared memory; see `_place_sums`."""
+    return sums.reshape([4, 2, 8, 8, 4, 2]).permute((0, 2, 4, 3, 1, 5)).reshape([128, 32])
+
+
+@gluon.jit
+def _announce(index, slots, number):
+    """Tells the consumers which tile of keys is to arrive in a buffer; -1: there are no more."""
+    LANES: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    slots.index(number).store(gl.full([1], index, gl.int32, LANES))
+
+
+@gluon.jit
+def _announced(slots, number):
+    """The tile of keys in a buffer. It is read where it is used: registers are scarce."""
+    return gl.max(slots.index(number).load(gl.BlockedLayout([1], [32], [4], [0])), 0)
+
+
+@gluon.jit
+def _keys_of(index, call, BLOCK_N: gl.constexpr):
+    """(batch, head, first key) of a tile of keys."""
+    _, num_kv_heads, _, kv_len, _, _, heads_together, _, _ = call
+    num_tiles_n = gl.cdiv(kv_len, BLOCK_N)
+    # Heads come in groups whose queries L2 holds, and in a group the longest tiles first.
+    group = index // (heads_together * num_tiles_n)
+    within = index % (heads_together * num_tiles_n)
+    tile_n = within // heads_together
+    batch_head = group * heads_together + within % heads_together
+    return batch_head // num_kv_heads, batch_head % num_kv_heads, tile_n * BLOCK_N
+
+
+@gluon.jit
+def _backward_producer(
+    sources, buffers, call, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, NUM_STAGES: gl.constexpr
+):
+    """Takes tiles of keys, and loads what the consumers need for them."""
+    num_q_heads, num_kv_heads, _, _, _, _, _, _, _ = call
+    q_desc, grad_out_desc, k_desc, v_desc, rows_desc, counter_ptr, num_tiles = sources
+    loaded, barriers, _, slots = buffers
+    q_tiles, grad_out_tiles, k_tiles, v_tiles, rows_tiles = loaded
+    keys_full, keys_empty, full, empty = barriers
+    TILES: gl.constexpr = q_desc.block_type.nbytes + grad_out_desc.block_type.nbytes
+    BYTES: gl.constexpr = TILES + 2 * rows_desc.block_type.nbytes
+    group = num_q_heads // num_kv_heads
+    stage, phase = 0, 1  # a buffer is empty in the phase before the one that it is full in
+    index, count = gl.program_id(0), 0
+    while index < num_tiles:
+        batch, kv_head, kv_first = _keys_of(index, call, BLOCK_N)
+        number = count % 2
+        keys_arrived = keys_full.index(number)
+        mbarrier.wait(keys_empty.index(number), count // 2 % 2 ^ 1)
+        _announce(index, slots, number)
+        mbarrier.expect(keys_arrived, k_desc.block_type.nbytes + v_desc.block_type.nbytes)
+        keys_place = [batch, kv_head, kv_first, 0]
+        tma.async_copy_global_to_shared(k_desc, keys_place, keys_arrived, k_tiles.index(number))
+        tma.async_copy_global_to_shared(v_desc, keys_place, keys_arrived, v_tiles.index(number))
+        for member in range(group):
+            head = kv_head * group + member
+            row = batch * num_q_heads + head
+            runs = _backward_visits(batch, head, kv_first, call, BLOCK_M, BLOCK_N)
+            for visit in range(runs[0]):
+                tile = _query_tile(visit, runs) >> 1
+                q_first = tile * BLOCK_M
+                mbarrier.wait(empty.index(stage), phase)
+                arrived = full.index(stage)
+                mbarrier.expect(arrived, BYTES)
+                place = [batch, head, q_first, 0]
+                tma.async_copy_global_to_shared(q_desc, place, arrived, q_tiles.index(stage))
+                tma.async_copy_global_to_shared(
+                    rows_desc, [0, row, q_first], arrived, rows_tiles.index(stage)
+                )
+                tma.async_copy_global_to_shared(
+                    grad_out_desc, place, arrived, grad_out_tiles.index(stage)
+                )
+                tma.async_copy_global_to_shared(
+                    rows_desc, [1, row, q_first], arrived, rows_tiles.index(NUM_STAGES + stage)
+                )
+                stage, phase = _next_stage(stage, phase, NUM_STAGES)
+        count += 1
+        taken = gl.atomic_add(counter_ptr, 1)
+        if taken == num_tiles - 1:
+            gl.store(counter_ptr, 0)  # for the next call
+        index = taken + gl.num_programs(0)
+    mbarrier.wait(keys_empty.index(count % 2), count // 2 % 2 ^ 1)
+    _announce(-1, slots, count % 2)
+    mbarrier.arrive(keys_full.index(count % 2), count=1)
+
+
+@gluon.jit
+def _start_grad_q(ds_tile, k, NUMBER: gl.constexpr, BLOCK_M: gl.constexpr):
+    """Starts ds @ k for half of the queries."""
+    GRAD_Q: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
+    grad_q = gl.zeros([64, 64], gl.float32, GRAD_Q)
+    ds = ds_tile.slice(64 * NUMBER, 64, 1).permute((1, 0))
+    return warpgroup_mma(ds, k, grad_q, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def _backward_step(
+    grad_k,
+    grad_v,
+    scores,
+    stage,
+    phase,
+    parity,
+    tile,
+    more,
+    masked,
+    head,
+    keys,
+    results,
+    buffers,
+    call,
+    program,
+    NUMBER: gl.constexpr,
+    BLOCK_M: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    NUM_STAGES: gl.constexpr,
+):
+    """Adds what a tile of queries brings to the gradients; computes the next one's products."""
+    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
+    GRADS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
+    WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, GRADS, 2)
+    COLUMNS: gl.constexpr = gl.SliceLayout(0, SCORES)
+    head_row, k_number, _, qk_scale = keys
+    grad_q_desc, _, _ = results
+    loaded, barriers, made, _ = buffers
+    q_tiles, grad_out_tiles, k_tiles, v_tiles, rows_tiles = loaded
+    _, _, full, empty = barriers
+    ds_tiles, grad_q_tiles = made
+    zero = _unknown_zero()
+    k = k_tiles.index(k_number + zero).reshape([BLOCK_N, 64])
+    v = v_tiles.index(k_number + zero).reshape([BLOCK_N, 64])
+    own_k, own_v = k.slice(64 * NUMBER, 64), v.slice(64 * NUMBER, 64)
+    q_first = tile * BLOCK_M
+    dp = _start_scores_of_keys(own_v, grad_out_tiles, stage, SCORES)
+    lse = rows_tiles.index(stage).reshape([BLOCK_M]).load(COLUMNS)
+    scores = _backward_scores(scores, q_first, head, keys, call, program, masked)
+    p = gl.exp2(scores * qk_scale - lse[None, :])
+    weights = gl.convert_layout(p.to(gl.bfloat16), WEIGHTS, assert_trivial=True)
+    delta = rows_tiles.index(NUM_STAGES + stage).reshape([BLOCK_M]).load(COLUMNS)
+    dp = warpgroup_mma_wait(0, deps=(dp,))
+    ds = (p * (dp - delta[None, :])).to(gl.bfloat16)
+    of_scores = gl.convert_layout(ds, WEIGHTS, assert_trivial=True)
+    grad_out = grad_out_tiles.index(stage).reshape([BLOCK_M, 64])
+    grad_v = warpgroup_mma(weights, grad_out, grad_v, is_async=True)
+    q = q_tiles.index(stage).reshape([BLOCK_M, 64])
+    grad_k = warpgroup_mma(of_scores, q, grad_k, is_async=True)
+    # There are two of these buffers: none is written to while the other consumer reads it.
+    ds_tile = ds_tiles.index(parity)
+    ds_tile.slice(64 * NUMBER, 64).store(ds)
+    fence_async_shared()
+    _meet()
+    grad_q = _start_grad_q(ds_tile, k, NUMBER, BLOCK_M)
+    grad_v = warpgroup_mma_wait(2, deps=(grad_v,))
+    next_stage, next_phase = _next_stage(stage, phase, NUM_STAGES)
+    mbarrier.wait(full.index(next_stage), next_phase, pred=more)
+    scores = _start_scores_of_keys(own_k, q_tiles, next_stage, SCORES)
+    grad_k = warpgroup_mma_wait(2, deps=(grad_k,))
+    mbarrier.arrive(empty.index(stage), count=1)
+    tma.store_wait(0)
+    grad_q = warpgroup_mma_wait(1, deps=(grad_q,))
+    grad_q_tile = grad_q_tiles.index(NUMBER + zero)
+    grad_q_tile.store(_in_registers_order(grad_q))
+    fence_async_shared()
+    _add_tile(grad_q_desc, [head_row + q_first * 2, 0], grad_q_tile)
+    scores = warpgroup_mma_wait(0, deps=(scores,))
+    return grad_k, grad_v, scores, next_stage, next_phase, parity ^ 1
+
+
+@gluon.jit
+def _backward_consumer(
+    results,
+    buffers,
+    call,
+    NUMBER: gl.constexpr,
+    BLOCK_M: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    NUM_STAGES: gl.constexpr,
+):
+    """Computes the gradients of keys and values [64 * NUMBER, 64 * NUMBER + 64) of each tile."""
+    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
+    GRADS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
+    num_q_heads, num_kv_heads, _, _, rows_len, scale, _, _, _ = call
+    _, grad_k_desc, grad_v_desc = results
+    loaded, barriers, made, slots = buffers
+    q_tiles, _, k_tiles, _, _ = loaded
+    keys_full, keys_empty, full, _ = barriers
+    _, grad_q_tiles = made
+    ROWS: gl.constexpr = gl.SliceLayout(1, SCORES)
+    qk_scale = scale * 1.4426950408889634  # log2(e)
+    group = num_q_heads // num_kv_heads
+    stage, phase, parity, count = 0, 0, 0, 0
+    mbarrier.wait(keys_full.index(0), 0)
+    while _announced(slots, count % 2) >= 0:
+        k_number = count % 2
+        grad_k = gl.zeros([64, 64], gl.float32, GRADS)
+        grad_v = gl.zeros([64, 64], gl.float32, GRADS)
+        # Each query head of the group, one after the other: their gradients add up in registers.
+        for member in range(group):
+            program = _keys_of(_announced(slots, k_number), call, BLOCK_N)
+            batch, kv_head, kv_first = program
+            kv_idx = (kv_first + 64 * NUMBER + gl.arange(0, 64, layout=ROWS))[:, None]
+            head = kv_head * group + member
+            runs = _backward_visits(batch, head, kv_first, call, BLOCK_M, BLOCK_N)
+            visits = runs[0]
+            # Where this consumer's part of dq lies in its buffer, which has rows of 32.
+            head_row = (batch * num_q_heads + head) * rows_len * 2 + 128 * NUMBER
+            keys = (head_row, k_number, kv_idx, qk_scale)
+            mbarrier.wait(full.index(stage), phase, pred=visits > 0)
+            k = k_tiles.index(k_number + _unknown_zero()).reshape([BLOCK_N, 64])
+            own_k = k.slice(64 * NUMBER, 64)
+            following = _start_scores_of_keys(own_k, q_tiles, stage, SCORES)
+            scores = warpgroup_mma_wait(0, deps=(following,))
+            entry = _query_tile(0, runs)
+            for visit in range(visits):
+                tile, masked = entry >> 1, entry % 2 == 1
+                entry = _query_tile(visit + 1, runs)  # which arrives while this tile is computed
+                grad_k, grad_v, scores, stage, phase, parity = _backward_step(
+                    grad_k,
+                    grad_v,
+                    scores,
+                    stage,
+                    phase,
+                    parity,
+                    tile,
+                    visit + 1 < visits,
+                    masked,
+                    head,
+                    keys,
+                    results,
+                    buffers,
+                    call,
+                    program,
+                    NUMBER,
+                    BLOCK_M,
+                    BLOCK_N,
+                    NUM_STAGES,
+                )
+        batch, kv_head, kv_first = _keys_of(_announced(slots, k_number), call, BLOCK_N)
+        mbarrier.arrive(keys_empty.index(k_number), count=1)
+        # Gradients leave through this consumer's buffer of dq: the next keys arrive meanwhile.
+        place = [batch, kv_head, kv_first + 64 * NUMBER, 0]
+        leaving = grad_q_tiles.index(NUMBER)._reinterpret(
+            gl.bfloat16, [2, 1, 1, 64, 64], grad_k_desc.layout
+        )
+        tma.store_wait(0)
+        leaving.index(0).reshape([64, 64]).store(grad_v.to(gl.bfloat16))
+        fence_async_shared()
+        tma.async_copy_shared_to_global(grad_v_desc, place, leaving.index(0))
+        leaving.index(1).reshape([64, 64]).store((grad_k * scale).to(gl.bfloat16))
+        fence_async_shared()
+        tma.async_copy_shared_to_global(grad_k_desc, place, leaving.index(1))
+        count += 1
+        mbarrier.wait(keys_full.index(count % 2), count // 2 % 2)
+    tma.store_wait(0)
+
+
+# Lengths, head counts and the mask's parameters never cause a recompile.
+@gluon.jit(
+    do_not_specialize=[
+        "num_q_heads",
+        "num_kv_heads",
+        "q_len",
+        "kv_len",
+        "rows_len",
+        "num_tiles",
+        "heads_together",
+        "layout_size_0",
+        "layout_size_1",
+        "layout_size_2",
+        "layout_stride_0",
+        "layout_stride_1",
+    ]
+)
+def _backward_hopper(
+    q_desc,
+    k_desc,
+    v_desc,
+    grad_out_desc,
+    rows_desc,
+    grad_q_desc,
+    grad_k_desc,
+    grad_v_desc,
+    counter_ptr,
+    num_q_heads,
+    num_kv_heads,
+    q_len,
+    kv_len,
+    rows_len,
+    num_tiles,
+    heads_together,
+    scale,
+    layout_ptr,
+    layout_size_0,
+    layout_size_1,
+    layout_size_2,
+    layout_stride_0,
+    layout_stride_1,
+    layout_stride_2,
+    tiles_ptr,
+    BLOCK_M: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    NUM_STAGES: gl.constexpr,
+):
+    """One program: gradients of tiles of BLOCK_N keys and values, and what these add to dq.
+
+    Descriptors of q and grad_out are of (batch, heads, rows, columns) with tiles of BLOCK_M rows,
+    of k and v with BLOCK_N, of their gradients with 64. counter_ptr holds 0: how many of num_tiles
+    were handed out. rows is what `_backward_rows` made, (2, batch * num_q_heads, rows_len); grad_q
+    a buffer of zeros that `_place_sums` reads.
+    """
+    layout = (
+        layout_ptr,
+        layout_size_0,
+        layout_size_1,
+        layout_size_2,
+        layout_stride_0,
+        layout_stride_1,
+        layout_stride_2,
+    )
+    call = (
+        num_q_heads,
+        num_kv_heads,
+        q_len,
+        kv_len,
+        rows_len,
+        scale,
+        heads_together,
+        layout,
+        tiles_ptr,
+    )
+    q_tiles = gl.allocate_shared_memory(gl.bfloat16, [NUM_STAGES, 1, 1, BLOCK_M, 64], q_desc.layout)
+    grad_out_tiles = gl.allocate_shared_memory(
+        gl.bfloat16, [NUM_STAGES, 1, 1, BLOCK_M, 64], grad_out_desc.layout
+    )
+    k_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, 1, 1, BLOCK_N, 64], k_desc.layout)
+    v_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, 1, 1, BLOCK_N, 64], v_desc.layout)
+    SCORES_T: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_N, BLOCK_M], gl.bfloat16)
+    ds_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, BLOCK_N, BLOCK_M], SCORES_T)
+    grad_q_tiles = gl.allocate_shared_memory(gl.float32, [2, 128, 32], grad_q_desc.layout)
+    rows_tiles = gl.allocate_shared_memory(
+        gl.float32, [2 * NUM_STAGES, 1, 1, BLOCK_M], rows_desc.layout
+    )
+    BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
+    slots = gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    keys_full = gl.allocate_shared_memory(gl.int64, [2, 1], BARRIER)
+    keys_empty = gl.allocate_shared_memory(gl.int64, [2, 1], BARRIER)
+    full = gl.allocate_shared_memory(gl.int64, [NUM_STAGES, 1], BARRIER)
+    empty = gl.allocate_shared_memory(gl.int64, [NUM_STAGES, 1], BARRIER)
+    for i in gl.static_range(2):
+        mbarrier.init(keys_full.index(i), count=1)
+        mbarrier.init(keys_empty.index(i), count=2)
+    for i in gl.static_range(NUM_STAGES):
+        mbarrier.init(full.index(i), count=1)
+        mbarrier.init(empty.index(i), count=2)
+
+    loaded = (q_tiles, grad_out_tiles, k_tiles, v_tiles, rows_tiles)
+    barriers = (keys_full, keys_empty, full, empty)
+    buffers = (loaded, barriers, (ds_tiles, grad_q_tiles), slots)
+    sources = (q_desc, grad_out_desc, k_desc, v_desc, rows_desc, counter_ptr, num_tiles)
+    results = (grad_q_desc, grad_k_desc, grad_v_desc)
+    gl.warp_specialize(
+        [
+            (
+                _backward_consumer,
+                (results, buffers, call, 0, BLOCK_M, BLOCK_N, NUM_STAGES),
+            ),
+            (
+                _backward_consumer,
+                (results, buffers, call, 1, BLOCK_M, BLOCK_N, NUM_STAGES),
+            ),
+            (_backward_producer, (sources, buffers, call, BLOCK_M, BLOCK_N, NUM_STAGES)),
+        ],
+        [4, 1],
+        [240, 24],
+    )
+
+
+@triton.jit
+def _place(sums_ptr, grad_ptr, row, length, rows_len, scale, HEAD_DIM: tl.constexpr):
+    """Sums of 64 rows as rows of (batch, heads, length, HEAD_DIM): `row` counts rows_len a head."""
+    offs_m = row % rows_len + tl.arange(0, 64)
+    batch_head = (row // rows_len).to(tl.int64)
+    places = tl.arange(0, 128)[:, None] * 32 + tl.arange(0, 32)[None, :]
+    sums = tl.load(sums_ptr + places)
+    # Of a warp's thread (8 x 4): 8 groups of columns, 2 rows, 2 columns.
+    tile = tl.reshape(sums, [4, 8, 4, 8, 2, 2]).permute(0, 4, 1, 3, 2, 5).reshape([64, 64])
+    offs_d = tl.arange(0, 64)
+    inside = (offs_m < length)[:, None]
+    if HEAD_DIM < 64:
+        inside &= (offs_d < HEAD_DIM)[None, :]
+    ptrs = grad_ptr + (batch_head * length + offs_m)[:, None] * HEAD_DIM + offs_d[None, :]
+    tl.store(ptrs, (tile * scale).to(grad_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["q_len", "rows_len"])
+def _place_sums(sums_ptr, grad_q_ptr, q_len, rows_len, scale):
+    """One program: 64 rows of one head's gradient of q, from the sums of `_backward_hopper`.
+
+    grad_q (batch, num_q_heads, q_len, 64) is contiguous.
+    """
+    sums_ptr += tl.program_id(0).to(tl.int64) * 4096
+    row = tl.program_id(0) * 64
+    _place(sums_ptr, grad_q_ptr, row, q_len, rows_len, scale, 64)
