@@ -52,7 +52,7 @@ def check_usage(names: HopperBackward, config: KernelConfig) -> None:
     predicted = predicted_usage(names, config)
     needed = backward_hopper_shared_bytes(names.backward, config)
     assert predicted.total == needed, (config, predicted.breakdown)
-    if names.divided:
+    if names.both_in_gluon:
         predicted = queries_usage(names, ones=OLDER)
         assert predicted.total == queries_shared_bytes(names.backward), predicted.breakdown
 
@@ -61,7 +61,7 @@ def machine_code(names: HopperBackward) -> list[HopperCompiled]:
     """Of each kernel, with the candidate that comes first."""
     config = rank_hopper_backward(hopper_backward_space(names).candidates)[0]
     of_both = compile_backward_hopper(names.backward, config)
-    return [of_both, compile_queries(names.backward)] if names.divided else [of_both]
+    return [of_both, compile_queries(names.backward)] if names.both_in_gluon else [of_both]
 
 
 def of(spec: AttentionSpec) -> HopperBackward:
@@ -150,14 +150,6 @@ def test_so_is_what_deterministic_gradients_take(name: str) -> None:
 LISTED = "which queries see a tile of keys is listed by another kernel"
 REFUSED = {
     **{name: LISTED for name in VOCABULARY if re.search("blocks|block_sparse|bigbird", name)},
-    "softcap_by_head": "what heat learns depends on the scores",
-    "temperature": "what heat learns depends on the scores",
-    "relative_bias": "elements of relative_bias are told apart by diagonals",
-    "relative_bias_run_time": "elements of relative_bias are told apart by diagonals",
-    "t5_bias": "elements of relative_attention_bias are told apart by diagonals",
-    "t5_bias_causal": "elements of relative_attention_bias are told apart by diagonals",
-    "additive_bias": "elements of bias are told apart by elements",
-    "composed": "what heat learns depends on the scores",
 }
 
 
@@ -202,6 +194,22 @@ def test_what_differs_becomes_machine_code(name: str, head_dim: int) -> None:
     for compiled in machine_code(names):
         assert compiled.warnings == ()
         assert unset_uniform_registers(compiled.code) == []
+
+
+#: Scores that the portable kernel over queries learns, beside this one over keys.
+LEARNED = ("relative_bias", "t5_bias_causal", "additive_bias", "temperature", "softcap_by_head",
+           "composed")  # fmt: skip
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 192])
+@pytest.mark.parametrize("name", LEARNED)
+def test_what_is_learned_elsewhere_takes_no_registers(name: str, head_dim: int) -> None:
+    names = of(VOCABULARY[name].spec("bfloat16", head_dim))
+    (compiled,) = machine_code(names)
+    assert names.queries_portable
+    assert compiled.spilled <= FEW
+    assert compiled.warnings == ()
+    assert unset_uniform_registers(compiled.code) == []
 
 
 def test_a_narrow_sigmoid_has_too_few_registers() -> None:

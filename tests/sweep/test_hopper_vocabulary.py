@@ -76,16 +76,6 @@ WITHOUT_BACKWARD = {
             *("block_sparse_static", "block_sparse_static_run_time"),
             *("causal_blocks", "outside_blocks"),
         ),
-        "what heat learns depends on the scores": ("softcap_by_head", "temperature", "composed"),
-        "elements of relative_bias are told apart by diagonals": (
-            "relative_bias",
-            "relative_bias_run_time",
-        ),
-        "elements of relative_attention_bias are told apart by diagonals": (
-            "t5_bias",
-            "t5_bias_causal",
-        ),
-        "elements of bias are told apart by elements": ("additive_bias",),
     }.items()
     for name in names
     for way in WAYS
