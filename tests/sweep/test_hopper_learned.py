@@ -51,6 +51,10 @@ SPECS = {
         mask=BOTTOM,
         score=softcap(8.0).then(lambda s, b, h, q, kv: s + LIFTS[b, kv] * (1 + h) + TILTS[b, q]),
     ),
+    # Of 64 columns a slope for each element asks for shorter tiles of queries.
+    "narrow_slopes": AttentionSpec(
+        64, mask=BOTTOM, score=softcap(8.0).then(lambda s, b, h, q, kv: s * SLOPES[h] + TILTS[b, q])
+    ),
     # Sums that several programs add to.
     "shared_elements": AttentionSpec(
         72, "float16", score=lambda s, b, h, q, kv: s + CELLS[q % 7, kv % 5]
@@ -82,6 +86,13 @@ def test_backward(name: str) -> None:
     module = rendered_module(spec, hopper=True, edit_source=interpreted)
     for case in CASES:
         check_hopper_backward(module, spec, case)
+
+
+def test_which_have_shorter_tiles() -> None:
+    tiles = {name: HopperBackward(backward_plan(lower(spec, name))) for name, spec in SPECS.items()}
+    assert {name for name, of in tiles.items() if (of.width, of.block_m) == (64, 64)} == {
+        "narrow_slopes"
+    }
 
 
 def test_of_all_kinds_has_each_in_its_place() -> None:
