@@ -89,10 +89,12 @@ class HopperChoice:
         config: its configuration; None where the module does without it.
         why_not: the reason for that, in a few words; empty where there is none to give: the module
             holds the kernel, or is not for Hopper.
+        replaces: of the backward pass, the portable kernels in whose place it runs.
     """
 
     config: ChosenConfig | None = None
     why_not: str = ""
+    replaces: tuple[BackwardKernel, ...] = BACKWARD_KERNELS
 
 
 @dataclass(frozen=True)

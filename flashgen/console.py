@@ -128,7 +128,8 @@ def _chosen(built: Built) -> Iterator[tuple[str, Form, ChosenConfig, str]]:
             remark = f"; no Gluon kernel: {of_backward.why_not}"
         if target in built.chosen.backward:
             for kernel, form in BACKWARD_FORMS.items():
-                yield target, form, getattr(built.chosen.backward[target], kernel), remark
+                choice = getattr(built.chosen.backward[target], kernel)
+                yield target, form, choice, remark if kernel in of_backward.replaces else ""
 
 
 def how_chosen(choice: ChosenConfig) -> str:

@@ -28,7 +28,8 @@ from flashgen.budget.packing import Buffer, packed, values_of
 from flashgen.budget.quantities import BLOCK_M, BLOCK_N, ITEMSIZE, NUM_STAGES, widths
 from flashgen.budget.sram import WARP_GROUP, SramUsage
 from flashgen.config import KernelConfig
-from flashgen.plan.hopper_backward import CONSUMERS, HopperBackward
+from flashgen.plan.hopper_backward import HopperBackward
+from flashgen.plan.hopper_division import CONSUMERS
 
 _BARRIER = 8
 _NUMBER = 4  # float32

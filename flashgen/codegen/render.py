@@ -83,7 +83,8 @@ def render_hopper(plan: KernelPlan) -> str:
 def render_backward_hopper(backward: BackwardPlan, *, after_forward: bool) -> str:
     """The functions of the backward kernels for Hopper: `_backward_hopper`, then `_place_sums`.
 
-    Where the pass is divided, `_backward_queries_hopper` comes last instead.
+    Where the pass is divided, `_backward_queries_hopper` comes last instead, unless the portable
+    kernel over tiles of queries is the other one.
 
     Args:
         backward: the plan.
@@ -91,12 +92,12 @@ def render_backward_hopper(backward: BackwardPlan, *, after_forward: bool) -> st
     """
     names = HopperBackward(backward)
     given = {"plan": backward.plan, "backward": backward, "names": names}
-    used = {*names.gathers, *(names.of_queries.gathers if names.divided else ())}
+    used = {*names.gathers, *(names.of_queries.gathers if names.both_in_gluon else ())}
     gathers = sorted(used.difference(backward.plan.gathers if after_forward else ()))
     over_keys = "backward_keys.hopper.py.jinja" if names.divided else "backward.hopper.py.jinja"
     template = _environment(gluons=gluon_backward).get_template(over_keys)
     parts = [template.render(after_forward=after_forward, gathers=gathers, **given)]
-    if names.divided:
+    if names.both_in_gluon:
         over_queries = "backward_queries.hopper.py.jinja"
         template = _environment(gluons=gluon_queries).get_template(over_queries)
         parts.append(template.render(queries=names.of_queries, **given))
@@ -197,7 +198,7 @@ def render_module(
     template = _environment().get_template("module.py.jinja")
     of_backward = backward_plan(plan)
     names = HopperBackward(of_backward)
-    divided = hopper_backward.config is not None and names.divided
+    two = hopper_backward.config is not None and names.both_in_gluon
     return template.render(
         plan=plan,
         chosen=chosen,
@@ -216,7 +217,7 @@ def render_module(
         hopper_kernel=render_hopper(plan) if hopper.config else "",
         hopper_backward=hopper_backward,
         hopper_backward_names=names,
-        queries_shared=queries_usage(names).total if divided else 0,
+        queries_shared=queries_usage(names).total if two else 0,
         hopper_backward_kernel=(
             render_backward_hopper(of_backward, after_forward=hopper.config is not None)
             if hopper_backward.config

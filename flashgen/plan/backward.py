@@ -63,6 +63,12 @@ class BackwardPlan:
         return self._code_with(learned, self.conditions_of_keys, along=Place.ROW)
 
     @cached_property
+    def of_grad_kv(self) -> BackwardCode:
+        """The text of one that leaves the gradient of q to `of_queries`, and what that learns."""
+        held = [item for item in learned_elements(self.plan) if item.kernel == "keys"]
+        return self._code_with(held, self.conditions_of_keys, along=Place.ROW)
+
+    @cached_property
     def of_grad_q(self) -> BackwardCode:
         """The text of a kernel over tiles of queries that computes the gradient of q alone."""
         return self._code_with((), self.plan.conditions, along=Place.COLUMN)
@@ -158,6 +164,12 @@ class BackwardPlan:
     def queries_arguments(self) -> KernelArguments:
         """What the kernel over tiles of queries takes of them."""
         return self._arguments((*self.plan.conditions, *self.plan.loop_bounds))
+
+    @property
+    def queries_names(self) -> tuple[str, ...]:
+        """Of all that, what the launch of that kernel reads: for lists of tiles of keys too."""
+        listing = self.plan.listing_arguments
+        return tuple(dict.fromkeys((*self.queries_arguments.names, *listing.names)))
 
     @cached_property
     def row_tables(self) -> tuple[RowTable, ...]:

@@ -6,116 +6,48 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 
-from flashgen.plan.backward import BackwardPlan
-from flashgen.plan.backward_code import BackwardCode
-from flashgen.plan.hopper_queries import CALL, HopperQueries
+from flashgen.plan.hopper_division import BLOCK_M, HopperDivision
+from flashgen.plan.hopper_queries import CALL
 from flashgen.plan.hopper_visits import HopperVisits
 from flashgen.plan.seen import Seen, columns_end, rows_end, seen
 from flashgen.plan.text import gathered_dimensions, mentioned
 from flashgen.symbolic.placement import Assignment
 from flashgen.symbols import SCORE
 
-#: Columns of q, k and v that the kernel is written for, and the queries of a tile of each: what
-#: registers hold beside the gradients of 64 keys.
-BLOCK_M = {64: 128, 128: 64, 256: 64}
-
-#: Keys of a program, by the same: each of two consumers has 64. Of 256 columns registers hold one
-#: gradient of 64 keys: one consumer computes that of the values, the other that of k, of the same.
-CONSUMERS = 2
-BLOCK_N = {64: 128, 128: 128, 256: 64}
-
 #: Rows of queries are padded to a multiple of it, which every kernel's tiles divide.
 ROWS = 128
 
 
 @dataclass(frozen=True)
-class HopperBackward:
+class HopperBackward(HopperDivision):
     """What the kernel's functions hand to one another, as tuples of these names.
 
     Attributes:
         backward: the backward pass.
     """
 
-    backward: BackwardPlan
-
-    @property
-    def text(self) -> BackwardCode:
-        """What it computes, as text."""
-        return self.backward.of_both
-
     @property
     def why_not(self) -> str:
         """Why a plan has no such kernel; ``""`` where it has one."""
         plan, backward = self.backward.plan, self.backward
-        if plan.dropout and (self.divided or self.text.slope or self.text.learned):
-            return "with dropout it computes all gradients at once, and no slopes of scores"
         if plan.itemsize != 2:
             return f"{plan.torch_dtype}: its tiles are of 16-bit elements"
         if max(plan.qk_head_dim, plan.v_head_dim) > max(BLOCK_M):
             return f"its tiles have {max(BLOCK_M)} columns at most"
+        if plan.dropout and (self.divided or self.text.slope or self.text.learned):
+            return "with dropout it computes all gradients at once, and no slopes of scores"
         if backward.q_tiles.reduce_rows:
             return "which queries see a tile of keys depends on each of the keys"
         score = plan.spec.score
         if score is not None and SCORE not in score.traced.sym.free_symbols:
             return "its score function leaves the products out"
-        for item in self.text.learned:
-            if item.over not in ("heads", "columns"):
-                return f"elements of {item.tensor} are told apart by {item.over}"
-            if mentioned(["scores", *(a.name for a in self.text.code.elements)], [item.slope]):
-                return f"what {item.tensor} learns depends on the scores"
-            if self.has_roles:
-                return f"no consumer has both factors of what {item.tensor} learns"
-        return self.of_queries.why_not if self.divided else ""
-
-    @property
-    def has_roles(self) -> bool:
-        """Whether one consumer computes the gradient of the values, and the other that of k."""
-        return self.block_n == 64
-
-    @property
-    def divided(self) -> bool:
-        """Whether another kernel computes the gradient of q: nothing is added up in any order.
-
-        That takes 7 products of a tile in place of 5. Beside roles there is no room for this one's
-        sums in shared memory, and twice the traffic of them in L2.
-        """
-        return self.has_roles or self.backward.plan.spec.deterministic
-
-    @property
-    def of_queries(self) -> HopperQueries:
-        """That kernel."""
-        return HopperQueries(self.backward, self.width)
+        return self.why_not_learned(self.text)
 
     @property
     def counts_in_floats(self) -> bool:
         """Whether slopes of what is learned only add and multiply: positions may be float32."""
         slopes = (item.slope for item in self.text.learned)
         return all(re.fullmatch(r"[\w\s+\-*.()]*", slope) for slope in slopes)
-
-    @property
-    def width(self) -> int:
-        """Columns that the kernel is written for."""
-        return _width(max(self.backward.plan.qk_head_dim, self.backward.plan.v_head_dim))
-
-    @property
-    def qk_width(self) -> int:
-        """Columns of a tile of q and k, of which TMA fills those past the last with zeros."""
-        return _width(self.backward.plan.qk_head_dim) if self.has_roles else self.width
-
-    @property
-    def v_width(self) -> int:
-        """Those of one of v and grad_out."""
-        return _width(self.backward.plan.v_head_dim) if self.has_roles else self.width
-
-    @property
-    def block_m(self) -> int:
-        """Queries of a tile."""
-        return BLOCK_M[self.width]
-
-    @property
-    def block_n(self) -> int:
-        """Keys of a program."""
-        return BLOCK_N[self.width]
 
     @property
     def divides_columns(self) -> bool:
@@ -215,7 +147,7 @@ class HopperBackward:
     @property
     def octets(self) -> tuple[str, ...]:
         """Text of what the kernels compute of it for octets of columns."""
-        return (*self.seen.octets, *(self.of_queries.seen.octets if self.divided else ()))
+        return (*self.seen.octets, *(self.of_queries.seen.octets if self.both_in_gluon else ()))
 
     @cached_property
     def _conditions(self) -> tuple[tuple[str, str], ...]:
@@ -296,7 +228,3 @@ class HopperBackward:
             found |= new
             texts = [lines[name] for name in new]
         return frozenset(found)
-
-
-def _width(head_dim: int) -> int:
-    return min(width for width in BLOCK_M if width >= head_dim)

@@ -11,6 +11,7 @@ from flashgen.codegen.render import BACKWARD_FUNCTIONS, HOPPER_BACKWARD_FUNCTION
 from flashgen.config import BACKWARD_FORMS, Form, KernelConfig
 from flashgen.plan import KernelPlan
 from flashgen.plan.backward import backward_plan
+from flashgen.plan.hopper_backward import HopperBackward
 from flashgen.tuning.forward_bench import WRONG, ForwardBench, at_once, timed
 from flashgen.tuning.store import Measurement
 
@@ -25,7 +26,8 @@ FUNCTIONS: Mapping[Form, tuple[str, ...]] = {
 
 #: Its products, those as wide as q and k and those as wide as v: of scores and their gradients,
 #: then of v and k, or of q, or of all three. Where the Gluon form divides the pass, and makes those
-#: of scores and their gradients twice, they count once: rates are of what a pass has to do.
+#: of scores and their gradients twice, they count once: rates are of what a pass has to do. Beside
+#: the portable kernel over queries it has those of the one over keys.
 PRODUCTS: Mapping[Form, tuple[int, int]] = {
     "backward_keys": (2, 2),
     "backward_queries": (2, 1),
@@ -44,7 +46,7 @@ class BackwardBench:
 
     A pass makes what the kernels read, and launches one of them: of the portable ones the other is
     put out. With the Gluon kernel comes what brings the sums that it makes to their places, or the
-    one for the gradient of q.
+    one for the gradient of q, unless that is the portable one, which is timed by itself.
     """
 
     def __init__(self, plan: KernelPlan, target: str, form: Form, forward: KernelConfig) -> None:
@@ -53,6 +55,9 @@ class BackwardBench:
 
         self.plan, self.form = plan, form
         self.backward = backward_plan(plan)
+        # Whose gradients it makes.
+        alone = {name: (kernel,) for kernel, name in BACKWARD_FORMS.items()}
+        self.kernels = alone.get(form) or HopperBackward(self.backward).replaces
         self.forward = ForwardBench(plan, target, [forward], form)
         self.module, self.lengths = self.forward.module, self.forward.lengths
         for kernel, function in BACKWARD_FUNCTIONS.items():
@@ -69,7 +74,7 @@ class BackwardBench:
             grad_out = torch.randn(out.shape, device=out.device, generator=generator)
             self.saved[length] = [*qkv, out, lse, grad_out.to(out.dtype), torch.zeros_like(lse)]
         qk, v = plan.qk_head_dim, plan.v_head_dim
-        of_qk, of_v = PRODUCTS[form]
+        of_qk, of_v = PRODUCTS["backward_keys" if self.kernels == ("keys",) else form]
         share = (of_qk * qk + of_v * v) / (qk + v)
         self.flops = {length: share * flops for length, flops in self.forward.flops.items()}
 
@@ -79,7 +84,8 @@ class BackwardBench:
         q, k, v, *others = saved
         given = (q, k, v, self.plan.scale, *self.forward.params[length].values(), *others)
         if self.form == "hopper_backward":
-            return self.module._backward_kernels_hopper(*given, values)
+            beside = () if "queries" in self.kernels else (values,)
+            return self.module._backward_kernels_hopper(*given, values, *beside)
         return self.module._backward_kernels(*given, values, values)
 
     def compile(self, configs: Sequence[KernelConfig]) -> None:
@@ -118,7 +124,8 @@ class BackwardBench:
         by_name = dict(zip(("q", "k", "v", *self.backward.score_tensors), gradients, strict=False))
         of_keys = {"k", "v", *(item.tensor for item in self.backward.of_keys.learned)}
         of_queries = {"q", *(item.tensor for item in self.backward.of_queries.learned)}
-        others = {"backward_keys": of_queries, "backward_queries": of_keys}.get(self.form, set())
+        others = set() if "queries" in self.kernels else of_queries
+        others |= set() if "keys" in self.kernels else of_keys
         return {name: gradient for name, gradient in by_name.items() if name not in others}
 
     def time(self, config: KernelConfig, effort: dict[str, int]) -> Measurement:

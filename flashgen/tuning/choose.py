@@ -125,7 +125,8 @@ def choose_hopper_backward(
 ) -> HopperChoice:
     """The Gluon kernel of the backward pass by the same rule, or why a module does without it.
 
-    Where all were measured on one GPU, the portable kernels together may turn out to be faster.
+    Where all were measured on one GPU, the portable kernels in whose place it runs may turn out to
+    be faster together.
 
     Args:
         plan: the forward's.
@@ -140,16 +141,18 @@ def choose_hopper_backward(
     if not space.candidates:
         return HopperChoice(why_not=why_no_backward(names))
     best = best_for(results, HOPPER, kernels["hopper_backward"], Blocks())
-    portable = [best_for(results, HOPPER, kernels[x], Blocks()) for x in BACKWARD_FORMS.values()]
+    forms = [BACKWARD_FORMS[kernel] for kernel in names.replaces]
+    portable = [best_for(results, HOPPER, kernels[form], Blocks()) for form in forms]
     if best and all(other and _compares(best[0], other[0]) for other in portable):
         ms, portable_ms = best[1].ms[-1], sum(other[1].ms[-1] for other in portable if other)
         if ms > portable_ms:
             return HopperChoice(
                 why_not=f"on {best[0].gpu} it took {ms:.3g} ms, "
-                f"the portable kernels {portable_ms:.3g}"
+                f"the portable kernel{'s' * (len(forms) > 1)} {portable_ms:.3g}"
             )
     config = best[1].config if best else rank_hopper_backward(space.candidates)[0]
-    return HopperChoice(_chosen(config, hopper_backward_usage(names, config).total, best))
+    shared = hopper_backward_usage(names, config).total
+    return HopperChoice(_chosen(config, shared, best), replaces=names.replaces)
 
 
 def _compares(one: TuneResult, other: TuneResult) -> bool:

@@ -56,7 +56,7 @@ def _source(backward: BackwardPlan, config: KernelConfig) -> Any:
     if not names.divided:
         types["grad_q_desc"] = descriptor("fp32", "float32", [128, 32])
         types["counter_ptr"] = "*i32"
-    types |= {f"{item.variable}_ptr": "*fp32" for item in backward.of_both.learned}
+    types |= {f"{item.variable}_ptr": "*fp32" for item in names.text.learned}
     constants = constants_of(config, drops=backward.plan.dropout)
     return _compiled(backward, KERNEL, types, constants, backward.both_arguments)
 

@@ -10,7 +10,8 @@ from collections.abc import Iterable
 
 from flashgen.budget.hopper_backward import worst_hopper_backward_usage, worst_queries_usage
 from flashgen.config import HOPPER, KernelConfig
-from flashgen.plan.hopper_backward import CONSUMERS, HopperBackward
+from flashgen.plan.hopper_backward import HopperBackward
+from flashgen.plan.hopper_division import CONSUMERS
 from flashgen.tuning.space import Space
 
 #: Tiles of queries that are held at once. A second one arrives while the first is computed.
@@ -40,7 +41,7 @@ def hopper_backward_space(names: HopperBackward) -> Space:
     if names.why_not:
         return Space((), ())
     shape = (names.block_m, names.block_n, _WARPS)
-    beside = worst_queries_usage(names).shortage(HOPPER) if names.divided else ""
+    beside = worst_queries_usage(names).shortage(HOPPER) if names.both_in_gluon else ""
     reasons = {
         config: worst_hopper_backward_usage(names, config).shortage(HOPPER) or beside
         for config in (KernelConfig(*shape, num_stages=stages) for stages in STAGES)

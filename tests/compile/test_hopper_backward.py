@@ -51,7 +51,7 @@ def check_usage(names: HopperBackward, config: KernelConfig) -> None:
     predicted = predicted_usage(names, config)
     needed = backward_hopper_shared_bytes(names.backward, config)
     assert predicted.total == needed, (config, predicted.breakdown)
-    if names.divided:
+    if names.both_in_gluon:
         predicted = queries_usage(names, ones=OLDER)
         assert predicted.total == queries_shared_bytes(names.backward), predicted.breakdown
 
@@ -60,7 +60,7 @@ def machine_code(names: HopperBackward) -> list[HopperCompiled]:
     """Of each kernel, with the candidate that comes first."""
     config = rank_hopper_backward(hopper_backward_space(names).candidates)[0]
     of_both = compile_backward_hopper(names.backward, config)
-    return [of_both, compile_queries(names.backward)] if names.divided else [of_both]
+    return [of_both, compile_queries(names.backward)] if names.both_in_gluon else [of_both]
 
 
 def of(spec: AttentionSpec) -> HopperBackward:
@@ -145,25 +145,12 @@ def test_so_is_what_deterministic_gradients_take(name: str) -> None:
         assert compiled.warnings == ()
 
 
-#: Of the vocabulary, what the kernel is not for.
-REFUSED = {
-    "softcap_by_head": "what heat learns depends on the scores",
-    "temperature": "what heat learns depends on the scores",
-    "relative_bias": "elements of relative_bias are told apart by diagonals",
-    "relative_bias_run_time": "elements of relative_bias are told apart by diagonals",
-    "t5_bias": "elements of relative_attention_bias are told apart by diagonals",
-    "t5_bias_causal": "elements of relative_attention_bias are told apart by diagonals",
-    "additive_bias": "elements of bias are told apart by elements",
-    "composed": "what heat learns depends on the scores",
-}
-
-
 @pytest.mark.parametrize("number", range(len(VOCABULARY)), ids=list(VOCABULARY))
 def test_masks_scores_and_normalisers_need_what_is_predicted(number: int) -> None:
     name, entry = list(VOCABULARY.items())[number]
     head_dim, dtype = ((64, "bfloat16"), (128, "float16"))[number % 2]
     names = HopperBackward(backward_plan(lower(entry.spec(dtype, head_dim), name)))
-    assert why_no_backward(names) == REFUSED.get(name, "")
+    assert why_no_backward(names) == ""
     for config in hopper_backward_space(names).candidates:
         check_usage(names, config)
 
@@ -171,14 +158,12 @@ def test_masks_scores_and_normalisers_need_what_is_predicted(number: int) -> Non
 @pytest.mark.parametrize("number", range(len(VOCABULARY)), ids=list(VOCABULARY))
 def test_so_do_two_kernels(number: int) -> None:
     """Of wide heads with roles, or of narrow ones where gradients are deterministic."""
-    name, entry = list(VOCABULARY.items())[number]
+    entry = list(VOCABULARY.values())[number]
     wide = number % 2 == 0
     names = of(replace(entry.spec("bfloat16", 256 if wide else 128), deterministic=not wide))
     learned = names.text.learned[0].tensor if names.text.learned else ""
-    refused = REFUSED.get(name) or (
-        wide and learned and f"no consumer has both factors of what {learned} learns"
-    )
-    assert why_no_backward(names) == (refused or "")
+    refused = f"no consumer has both factors of what {learned} learns" if wide and learned else ""
+    assert why_no_backward(names) == refused
     for config in hopper_backward_space(names).candidates:
         check_usage(names, config)
 
@@ -201,6 +186,22 @@ def test_what_differs_becomes_machine_code(name: str, head_dim: int) -> None:
     for compiled in machine_code(names):
         assert compiled.warnings == ()
         assert unset_uniform_registers(compiled.code) == []
+
+
+#: Scores that the portable kernel over queries learns, beside this one over keys.
+LEARNED = ("relative_bias", "t5_bias_causal", "additive_bias", "temperature", "softcap_by_head",
+           "composed")  # fmt: skip
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 192])
+@pytest.mark.parametrize("name", LEARNED)
+def test_what_is_learned_elsewhere_takes_no_registers(name: str, head_dim: int) -> None:
+    names = of(VOCABULARY[name].spec("bfloat16", head_dim))
+    (compiled,) = machine_code(names)
+    assert names.queries_portable
+    assert compiled.spilled <= FEW
+    assert compiled.warnings == ()
+    assert unset_uniform_registers(compiled.code) == []
 
 
 def test_a_narrow_sigmoid_has_too_few_registers() -> None:

@@ -23,6 +23,7 @@ from gpu.launch import (
 )
 from support.cases import LAYOUTS, Case, inputs
 from support.contract import check_gradients
+from support.gradients import leaves_of
 from support.runs import noted
 from support.variants import rendered_module, shipped_specs
 from support.vocabulary import VOCABULARY
@@ -200,6 +201,53 @@ def test_they_give_the_same_bits_every_time(name: str) -> None:
     assert module.runs - before == 201
 
 
+#: Of the vocabulary, what the portable kernel over queries learns beside the Gluon one over keys:
+#: of diagonals, elements and heads, with slopes and without, in consumers with roles and without.
+BESIDE = tuple(
+    (name, head_dim)
+    for name in ("relative_bias", "t5_bias_causal", "additive_bias", "softcap_by_head", "composed")
+    for head_dim in (64, 128, 192)
+)
+
+
+@pytest.mark.parametrize(("name", "head_dim"), BESIDE)
+def test_beside_the_portable_kernel_over_queries(
+    name: str, head_dim: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not on_hopper():
+        pytest.skip("the Gluon kernels need a Hopper GPU")
+    entry, module = VOCABULARY[name], _rendered(name, head_dim, hopper=True)
+    for q_len, kv_len in ((1, 1), (64, 64), (127, 127), (128, 128), (200, 200), *UNEQUAL[3:]):
+        before = module.runs
+        poison()
+        with nothing_is_zero_by_chance(monkeypatch):
+            case = entry.case(Case(q_len, kv_len, batch=2, q_heads=4, kv_heads=2))
+            check_gradients(module, entry.spec("bfloat16", head_dim), case, device="cuda")
+        assert module.runs == before + 1
+
+
+@pytest.mark.parametrize(("name", "head_dim"), BESIDE)
+def test_its_launches_are_repeated_to_the_bit(name: str, head_dim: int) -> None:
+    """Gradients of learned tensors too: the pass adds nothing up in any order."""
+    if not on_hopper():
+        pytest.skip("the Gluon kernels need a Hopper GPU")
+    entry, module = VOCABULARY[name], _rendered(name, head_dim, hopper=True)
+    spec = entry.spec("bfloat16", head_dim)
+    for length in (1500, 1536):
+        case = entry.case(Case(length, length, batch=2, q_heads=8, kv_heads=2))
+        given = case.arguments(spec, "cuda")
+        qkv, params, learned = leaves_of(inputs(case, spec, native(spec), "cuda"), given)
+        leaves = (*qkv, *learned.values())
+        out = module.attention(*qkv, **params)
+        grad_out, before = torch.randn_like(out), module.runs
+        first = torch.autograd.grad(out, leaves, grad_out, retain_graph=True)
+        for _ in range(50):
+            poison()
+            found = torch.autograd.grad(out, leaves, grad_out, retain_graph=True)
+            assert all(torch.equal(one, two) for one, two in zip(first, found, strict=True))
+        assert module.runs - before == 51
+
+
 # Queries and keys of a tile, warps and stages.
 TILES = ((64, 64, 4, 2), (32, 64, 4, 3), (64, 128, 8, 2), (64, 64, 4, 1), (128, 32, 4, 2))
 
@@ -236,7 +284,7 @@ def test_the_vocabulary(name: str, form: str, monkeypatch: pytest.MonkeyPatch) -
     for head_dim in (56, 128, 200) if form == "hopper" else (64,):
         spec = entry.spec("bfloat16", head_dim)
         if head_dim == 200 and HopperBackward(backward_plan(lower(spec, name))).why_not:
-            continue  # what is learned there, the portable kernels compute
+            continue  # what is learned of keys there, the portable kernels compute
         module = _rendered(name, head_dim, hopper=form == "hopper")
         for q_len, kv_len in ((150, 150), *(() if entry.equal_lengths else ((70, 210), (210, 70)))):
             case = entry.case(Case(q_len, kv_len, batch=2, q_heads=4, kv_heads=2))

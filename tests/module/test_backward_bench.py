@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from flashgen import AttentionSpec, Tensor, alibi, causal
+from flashgen import AttentionSpec, Tensor, additive_bias, alibi, causal
 from flashgen.codegen.render import BACKWARD_FUNCTIONS, HOPPER_BACKWARD_FUNCTIONS
 from flashgen.config import BACKWARD_FORMS, BACKWARD_KERNELS, BackwardKernel, KernelConfig
 from flashgen.plan import lower
@@ -97,3 +97,28 @@ def test_two_gluon_kernels_are_timed_together(monkeypatch: pytest.MonkeyPatch) -
     timed()
     names = [name for call in gpu.calls[before:] for name in FUNCTIONS if name in repr(call)]
     assert names == ["_backward_hopper", "_backward_queries_hopper"]
+
+
+def test_beside_the_portable_kernel_over_queries_it_is_timed_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As the one over keys is, in whose place it runs: the other has a form of its own."""
+    bias = Tensor("bias", ("num_q_heads", "q_len", "kv_len"))
+    spec = AttentionSpec(64, mask=causal(), score=additive_bias(bias))
+    gpu = fake_gpu(monkeypatch)
+    module = measured(gpu, spec, monkeypatch)
+    kernel = module._backward_of_queries
+    bench = BackwardBench(lower(spec, "x"), "sm_90", "hopper_backward", FORWARD)
+    config = KernelConfig(BLOCK_M=128, BLOCK_N=128, num_warps=8, num_stages=2)
+    bench.compile([config])
+    assert not any(caches[0] for caches in kernel.device_caches.values())
+    timed = bench._launch(config, LENGTH)
+    before = len(gpu.calls)
+    timed()
+    names = [name for call in gpu.calls[before:] for name in FUNCTIONS if name in repr(call)]
+    assert names == ["_backward_hopper"]
+    # Four products, and what is checked are the gradients that they make.
+    (flops,) = bench.flops.values()
+    assert flops == 2 * bench.forward.flops[LENGTH]
+    saved = bench.saved[LENGTH]
+    assert set(bench._by_name(bench.run(config, LENGTH, saved))) == {"k", "v"}

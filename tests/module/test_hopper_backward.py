@@ -21,6 +21,7 @@ from support.contract import native_inputs
 from support.fake_gpu import fake_gpu, module_on
 from support.specialised import NUM_SMS, Specialisations, watch, watch_hopper
 from support.variants import rendered_module, shipped_specs
+from support.vocabulary import VOCABULARY
 
 LEARNS = AttentionSpec((56, 72), mask=causal(), score=alibi(Tensor("slopes", ("num_q_heads",))))
 
@@ -35,9 +36,13 @@ SPECS["learns"] = LEARNS
 SPECS["deterministic"] = replace(shipped_specs()["window_d128"], deterministic=True)
 SPECS["listed"] = AttentionSpec(64, mask=block_sparse(block=16))
 SPECS["listed_twice"] = replace(SPECS["listed"], deterministic=True)
+SPECS["slopes_d192"] = replace(LEARNS, head_dim=192)
+for entry in ("t5_bias_causal", "softcap_by_head"):
+    SPECS[entry] = VOCABULARY[entry].spec("bfloat16", 64)
 
 KERNELS = ("_backward_rows", "_backward_hopper", "_place_sums")
 DIVIDED = ("_backward_rows", "_backward_hopper", "_backward_queries_hopper")
+BESIDE = ("_backward_rows", "_backward_hopper", "_backward_of_queries")
 LISTS = ("_list_tiles", "_turn_lists")
 PORTABLE = ("_backward_of_keys", "_backward_of_queries")
 LENGTHS = (1, 2, 15, 16, 17, 31, 64, 100, 127, 128, 129, 200, 256, 300, 513, 640)
@@ -46,7 +51,10 @@ CASE = Case(200, 200, batch=2, q_heads=4, kv_heads=2)
 
 def kernels_of(name: str) -> tuple[str, ...]:
     """Those that are launched, in their order, but for what lists tiles."""
-    return DIVIDED if names_of(SPECS[name]).divided else KERNELS
+    names = names_of(SPECS[name])
+    if names.queries_portable:
+        return (*BESIDE, *("_sum_diagonals",) * bool(names.backward.of_queries.diagonals))
+    return DIVIDED if names.divided else KERNELS
 
 
 def lists_of(name: str) -> tuple[str, ...]:
@@ -62,7 +70,7 @@ class Watched:
         self.module: ModuleType = rendered_module(self.spec, name=name, hopper=True)
         watch_hopper(self.module, monkeypatch)
         monkeypatch.setattr(self.module, "_target", lambda device: "sm_90")
-        names = (*KERNELS, *DIVIDED[2:], *PORTABLE, *LISTS)
+        names = (*KERNELS, *DIVIDED[2:], *PORTABLE, *LISTS, "_sum_diagonals")
         self.kernels: dict[str, Specialisations] = {
             kernel: watch(self.module, monkeypatch, kernel)
             for kernel in names
@@ -119,7 +127,8 @@ def test_the_arguments(name: str, q_len: int, monkeypatch: pytest.MonkeyPatch) -
     assert grid == ((NUM_SMS if given.get("num_shared") else num_tiles),)
     sizes = ("num_q_heads", "num_kv_heads", "q_len", "kv_len", "rows_len")
     assert [given[size] for size in sizes] == [4, 2, q_len, kv_len, rows_len]
-    assert given["BLOCK_M"] == {64: 128, 128: 64, 256: 64}[names.width]
+    sloped = names.queries_portable and bool(names.text.slope)
+    assert given["BLOCK_M"] == (64 if sloped else {64: 128, 128: 64, 256: 64}[names.width])
     assert (given["BLOCK_N"], given["NUM_STAGES"]) == (block_n, 2)
     if not names.divided:
         assert given["counter_ptr"].tolist() == [0] and given["num_tiles"] == num_tiles
@@ -135,7 +144,9 @@ def test_the_arguments(name: str, q_len: int, monkeypatch: pytest.MonkeyPatch) -
     # What tiles of queries reach past the last one is memory of its own, in whole tiles.
     assert tuple(given["rows_desc"].shape) == (2, 3 * 4, rows_len)
     assert given["rows_desc"].block_shape == [1, 1, given["BLOCK_M"]]
-    if names.divided:
+    if names.queries_portable:
+        check_portable_queries(watched, given, results[0], q_len)
+    elif names.divided:
         check_queries(watched, given, results[0], q_len)
     else:
         check_sums(watched, given, results)
@@ -252,6 +263,28 @@ def check_queries(
     )
 
 
+def check_portable_queries(
+    watched: Watched, of_keys: dict[str, Any], grad_q: torch.Tensor, q_len: int
+) -> None:
+    """What the portable one is launched with: those rows, but for what is behind the last."""
+    (given,), (grid,) = (
+        getattr(watched.kernels["_backward_of_queries"], x) for x in ("arguments", "grids")
+    )
+    config = watched.module.BACKWARD_OF_QUERIES["sm_90"]
+    assert grid == (math.ceil(q_len / config["BLOCK_M"]) * 3 * 4,)
+    for name in ("BLOCK_M", "BLOCK_N", "USE_TMA"):
+        assert given[name] == config[name]
+    for size in ("num_q_heads", "num_kv_heads", "q_len", "kv_len", "scale"):
+        assert given[size] == of_keys[size]
+    assert given["num_rows"] == 3 * 4 * q_len and given["grad_q_ptr"] is grad_q
+    rows, padded = given["rows_ptr"], of_keys["rows_desc"].base.view(2, 3, 4, -1)
+    assert rows.is_contiguous() and rows.shape == (2, 3, 4, q_len)
+    assert (rows.data_ptr() == padded.data_ptr()) == (q_len % 128 == 0)
+    assert torch.equal(rows.nan_to_num(), padded[..., :q_len].nan_to_num())
+    source = next(x for name, x in given.items() if name.startswith("q_src"))
+    assert source.base is of_keys["q_desc"].base
+
+
 #: Of views, those that TMA cannot read.
 UNREADABLE = {"unaligned", "one_head", "one_row"}
 
@@ -331,6 +364,7 @@ NAMED = (
     *("causal_d64", "documents_d128", "sinks_softmax_d64", "learns"),
     *("causal_d192_v128", "causal_d256", "deterministic", "dropout_causal_d64"),
     *("listed", "listed_twice"),
+    *("slopes_d192", "t5_bias_causal"),
 )
 
 #: Of these what lists tiles for each kernel, in each call anew: tables may have changed.
@@ -358,7 +392,7 @@ def test_it_is_compiled_once_and_launched_again(name: str, monkeypatch: pytest.M
 
     def launched(calls: list[tuple[object, ...]]) -> list[str]:
         text = [repr(call) for call in calls]
-        names = (*KERNELS, *DIVIDED[2:], *PORTABLE, *LISTS)
+        names = (*KERNELS, *DIVIDED[2:], *PORTABLE, *LISTS, "_sum_diagonals")
         return [next(k for k in names if k in call) for call in text]
 
     expected = [k for kernel in kernels_of(name) for k in (*BEFORE.get((name, kernel), ()), kernel)]
@@ -370,8 +404,9 @@ def test_it_is_compiled_once_and_launched_again(name: str, monkeypatch: pytest.M
     assert [len(call) for call in first] == [len(call) for call in second]
     if triton.__version__ >= "3.6":
         kept = {key[1] for key in module._LAUNCHES if isinstance(key[0], tuple) and len(key) == 2}
-        last = "queries" if names_of(spec).divided else "sums"
-        assert {"rows", "tiles", last} <= kept
+        names = names_of(spec)
+        last = {"queries"} if names.both_in_gluon else {"sums"} if not names.divided else set()
+        assert kept == {"rows", "tiles", *last}
 
 
 def _addresses(x: Any) -> set[int]:

@@ -66,22 +66,8 @@ TRIALS = [
 
 #: Of which no Gluon kernel makes the gradients, and why: (entry, way) -> reason.
 WITHOUT_BACKWARD = {
-    (name, way): reason
-    for reason, names in {
-        "what heat learns depends on the scores": ("softcap_by_head", "temperature", "composed"),
-        "elements of relative_bias are told apart by diagonals": (
-            "relative_bias",
-            "relative_bias_run_time",
-        ),
-        "elements of relative_attention_bias are told apart by diagonals": (
-            "t5_bias",
-            "t5_bias_causal",
-        ),
-        "elements of bias are told apart by elements": ("additive_bias",),
-    }.items()
-    for name in names
-    for way in WAYS
-} | {("additive_bias_of_keys", "d256"): "no consumer has both factors of what bias learns"}
+    ("additive_bias_of_keys", "d256"): "no consumer has both factors of what bias learns"
+}
 
 
 @pytest.mark.parametrize(("name", "way", "turn"), TRIALS)

@@ -24,6 +24,7 @@ from flashgen.plan import KernelPlan, lower
 from flashgen.spec import Blocks
 from flashgen.tuning.forms import choices, digests, ranked, search_spaces
 from flashgen.tuning.store import Measurement, TuneResult
+from support.vocabulary import VOCABULARY
 
 SPEC = AttentionSpec(128, mask=causal(), targets=("sm_80", "sm_90"))
 PLAN = lower(SPEC, "causal")
@@ -198,8 +199,14 @@ def test_without_a_gluon_kernel_gradients_are_the_portable_ones(
     assert _gluon(plan) == HopperChoice(why_not=reason)
 
 
-def _timed(form: Form, gpu: str, ms: float, lengths: tuple[int, ...] = (2048,)) -> TuneResult:
-    result = _measured(PLAN, form, gpu, 500.0)
+def _timed(
+    form: Form,
+    gpu: str,
+    ms: float,
+    lengths: tuple[int, ...] = (2048,),
+    plan: KernelPlan = PLAN,
+) -> TuneResult:
+    result = _measured(plan, form, gpu, 500.0)
     [measurement] = result.measured
     return replace(result, measured=(replace(measurement, ms=(ms,)),), lengths=lengths)
 
@@ -220,6 +227,25 @@ def test_the_portable_kernels_where_their_times_add_up_to_less() -> None:
     ):
         found = _gluon(PLAN, gluon, *others).config
         assert found is not None and found.source == "measured"
+
+
+def test_beside_the_portable_kernel_over_queries_it_is_compared_with_the_other_one() -> None:
+    plan = lower(VOCABULARY["t5_bias"].spec("bfloat16", 64), "t5_bias")
+    gluon, keys, slower, queries = (
+        _timed(form, "NVIDIA H200", ms, plan=plan)
+        for form, ms in (
+            ("hopper_backward", 1.2),
+            ("backward_keys", 1.1),
+            ("backward_keys", 1.3),
+            ("backward_queries", 0.1),
+        )
+    )
+    assert _gluon(plan, gluon, keys) == HopperChoice(
+        why_not="on NVIDIA H200 it took 1.2 ms, the portable kernel 1.1"
+    )
+    found = _gluon(plan, gluon, slower, queries)
+    assert found.config is not None and found.config.source == "measured"
+    assert (found.replaces, _gluon(PLAN).replaces) == (("keys",), ("keys", "queries"))
 
 
 def _digests_with(monkeypatch: pytest.MonkeyPatch, name: str) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from flashgen import (
@@ -24,7 +26,14 @@ from support.vocabulary import VOCABULARY
 
 ENDS = Tensor("ends", ("batch", "q_len"), "int32")
 DROPPING = "with dropout it computes all gradients at once, and no slopes of scores"
+SLOPES = Tensor("slopes", ("num_q_heads",))
+HEATS = Tensor("heats", ("batch", "kv_len"))
 EACH_ROW = Mask(lambda b, h, q, kv: kv < ENDS[b, q], "each row has its end")
+
+
+def heated_keys(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    """Each key has a temperature."""
+    return score * HEATS[b, kv_idx]
 
 
 def of(spec: AttentionSpec) -> HopperBackward:
@@ -47,30 +56,21 @@ def of(spec: AttentionSpec) -> HopperBackward:
         (AttentionSpec(64, dropout=True, deterministic=True), DROPPING),
         (AttentionSpec(64, score=softcap(20.0), dropout=True), DROPPING),
         (AttentionSpec(64, deterministic=True), ""),
-        (
-            AttentionSpec(192, score=alibi(Tensor("slopes", ("num_q_heads",)))),
-            "no consumer has both factors of what slopes learns",
-        ),
+        (AttentionSpec(192, score=alibi(SLOPES)), ""),
+        (kernel_spec("keys", 192), "no consumer has both factors of what keys learns"),
         (AttentionSpec(64, mask=block_sparse()), ""),
         (AttentionSpec(192, mask=block_sparse()), ""),
         (kernel_spec("ids", 64), "which queries see a tile of keys depends on each of the keys"),
-        (
-            AttentionSpec(64, mask=EACH_ROW, deterministic=True),
-            "which keys a tile of queries sees depends on each of the queries",
-        ),
+        (AttentionSpec(64, mask=EACH_ROW, deterministic=True), ""),
         (AttentionSpec(64, mask=EACH_ROW), ""),
         (
             AttentionSpec(64, score=lambda s, b, h, q_idx, kv_idx: 1.0 * (q_idx - kv_idx)),
             "its score function leaves the products out",
         ),
         (kernel_spec("half_keys", 64), ""),
-        (
-            VOCABULARY["temperature"].spec("float16", 64),
-            "what heat learns depends on the scores",
-        ),
-        (kernel_spec("bias", 64), "elements of bias are told apart by elements"),
-        (kernel_spec("rows", 64), "elements of rows are told apart by rows"),
-        (kernel_spec("forward", 64), "elements of by_distance are told apart by diagonals"),
+        (AttentionSpec(64, score=heated_keys), "what heats learns depends on the scores"),
+        (AttentionSpec(64, score=heated_keys, dropout=True), DROPPING),
+        (AttentionSpec(320, dropout=True), "its tiles have 256 columns at most"),
     ],
 )
 def test_which_plans_have_it(spec: AttentionSpec, reason: str) -> None:
@@ -95,6 +95,51 @@ def test_where_another_kernel_computes_the_gradient_of_q() -> None:
         for spec in (AttentionSpec(128), AttentionSpec(136), AttentionSpec(64, deterministic=True))
     }
     assert list(found.values()) == [(False, False), (True, True), (False, True)]
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        *(VOCABULARY[name].spec("float16", 64) for name in ("temperature", "composed", "t5_bias")),
+        *(kernel_spec(name, 64) for name in ("bias", "rows", "forward")),
+        AttentionSpec(192, score=alibi(SLOPES)),
+        AttentionSpec(64, mask=EACH_ROW, deterministic=True),
+    ],
+)
+def test_where_that_is_the_portable_one(spec: AttentionSpec) -> None:
+    names = of(spec)
+    assert names.divided and names.queries_portable and not names.both_in_gluon
+    assert (names.why_not, names.replaces, names.text.learned) == ("", ("keys",), ())
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        AttentionSpec(64, score=alibi(SLOPES), deterministic=True),
+        kernel_spec("half_keys", 64),
+        AttentionSpec(192, mask=causal()),
+        AttentionSpec(64, mask=EACH_ROW),
+    ],
+)
+def test_where_all_gradients_are_of_gluon_kernels(spec: AttentionSpec) -> None:
+    names = of(spec)
+    assert not names.queries_portable and names.both_in_gluon == names.divided
+    assert (names.why_not, names.replaces) == ("", ("keys", "queries"))
+    assert names.text is names.backward.of_both
+
+
+def test_what_is_learned_of_keys_stays_with_their_tile() -> None:
+    """Beside what the portable kernel over queries learns."""
+    spec = AttentionSpec(
+        64, score=lambda s, b, h, q, kv: s + 0.5 * HEATS[b, kv] - SLOPES[h] * (q - kv) ** 2 / s
+    )
+    names = of(spec)
+    assert names.queries_portable and not names.why_not
+    assert [(item.tensor, item.over) for item in names.text.learned] == [("heats", "columns")]
+    of_queries = names.backward.of_queries.learned
+    assert [(item.tensor, item.over) for item in of_queries] == [("slopes", "heads")]
+    assert {item.variable for item in names.backward.learned} == {"total_0", "total_1"}
+    assert names.results == ("grad_k_desc", "grad_v_desc", f"{names.text.learned[0].variable}_ptr")
 
 
 def test_what_is_masked() -> None:

@@ -49,16 +49,6 @@ def _unknown_zero():
 
 
 @gluon.jit
-def _meet():
-    """Waits for the other consumer, at a hardware barrier; Triton takes the first ones itself."""
-    lanes = gl.full([128], 0, gl.int32, gl.BlockedLayout([1], [32], [4], [0]))
-    gl.inline_asm_elementwise(
-        "bar.sync 10, 256; mov.b32 $0, $1;", "=r,r", [lanes],
-        dtype=gl.int32, is_pure=False, pack=1,
-    )  # fmt: skip
-
-
-@gluon.jit
 def _backward_visits(batch, head, kv_first, call, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
     """(visits, those of them that need the mask, ...): of a head's queries; see `_query_tile`."""
     _, _, q_len, kv_len, _, _, left = call

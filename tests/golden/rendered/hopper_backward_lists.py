@@ -578,15 +578,16 @@ def _place(sums_ptr, grad_ptr, row, length, rows_len, scale, HEAD_DIM: tl.conste
     offs_m = row % rows_len + tl.arange(0, 64)
     batch_head = (row // rows_len).to(tl.int64)
     places = tl.arange(0, 128)[:, None] * 32 + tl.arange(0, 32)[None, :]
-    sums = tl.load(sums_ptr + places)
-    # Of a warp's thread (8 x 4): 8 groups of columns, 2 rows, 2 columns.
-    tile = tl.reshape(sums, [4, 8, 4, 8, 2, 2]).permute(0, 4, 1, 3, 2, 5).reshape([64, 64])
-    offs_d = tl.arange(0, 64)
-    inside = (offs_m < length)[:, None]
-    if HEAD_DIM < 64:
-        inside &= (offs_d < HEAD_DIM)[None, :]
-    ptrs = grad_ptr + (batch_head * length + offs_m)[:, None] * HEAD_DIM + offs_d[None, :]
-    tl.store(ptrs, (tile * scale).to(grad_ptr.dtype.element_ty), mask=inside)
+    for part in tl.static_range(1):  # of 64 columns
+        sums = tl.load(sums_ptr + 4096 * part + places)
+        # Of a warp's thread (8 x 4): 8 groups of columns, 2 rows, 2 columns.
+        tile = tl.reshape(sums, [4, 8, 4, 8, 2, 2]).permute(0, 4, 1, 3, 2, 5).reshape([64, 64])
+        offs_d = 64 * part + tl.arange(0, 64)
+        inside = (offs_m < length)[:, None]
+        if 64 * (part + 1) > HEAD_DIM:
+            inside &= (offs_d < HEAD_DIM)[None, :]
+        ptrs = grad_ptr + (batch_head * length + offs_m)[:, None] * HEAD_DIM + offs_d[None, :]
+        tl.store(ptrs, (tile * scale).to(grad_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["q_len", "rows_len"])

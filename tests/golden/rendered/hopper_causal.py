@@ -127,7 +127,9 @@ def _work(index, careful, call, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
 
     After the call's last tile of queries there are no visits.
     """
-    num_q_heads, _, q_len, _, num_tiles_m, num_tiles, heads_together, _, _ = call
+    PACKED: gl.constexpr = call[0]
+    num_q_heads, _, q_len, _, num_tiles_m, num_tiles, heads_together, _, _ = call[1]
+    LENGTH: gl.constexpr = BLOCK_M // PACKED
     is_tile = index < num_tiles
     index = min(index, num_tiles - 1)
     # Heads come in groups whose keys and values L2 holds, and in a group the longest tiles first.
@@ -135,10 +137,10 @@ def _work(index, careful, call, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
     within = index % (heads_together * num_tiles_m)
     tile_m = num_tiles_m - 1 - within // heads_together
     batch_head = group * heads_together + within % heads_together
-    batch = batch_head // num_q_heads
-    head = batch_head % num_q_heads
-    q_first = tile_m * BLOCK_M
-    q_last = min(q_first + BLOCK_M, q_len) - 1
+    batch = batch_head // (num_q_heads // PACKED)
+    head = batch_head % (num_q_heads // PACKED) * PACKED
+    q_first = tile_m * LENGTH
+    q_last = min(q_first + LENGTH, q_len) - 1
     # Keys that some of these queries see, and keys that all of them see, derived from the mask.
     some_end = q_last + 1
     all_end = q_first + 1
@@ -186,16 +188,33 @@ def _batch(place):
 
 @gluon.jit
 def _head(place):
-    """Its head."""
+    """Its head: the first of those whose rows it has."""
     slots, q_count = place
     return _handed_over(2, q_count, slots)
 
 
 @gluon.jit
-def _q_first(place, NUMBER: gl.constexpr):
+def _q_first(place, NUMBER: gl.constexpr, PACKED: gl.constexpr):
     """The first of a consumer's queries."""
     slots, q_count = place
-    return _handed_over(3, q_count, slots) + 64 * NUMBER
+    return _handed_over(3, q_count, slots) + 64 // PACKED * NUMBER
+
+
+@gluon.jit
+def _positions(PACKED: gl.constexpr, LAYOUT: gl.constexpr):
+    """Where a consumer's rows are from there on: one head's after another's."""
+    rows = gl.arange(0, 64, layout=LAYOUT)
+    if PACKED > 1:
+        rows %= 64 // PACKED
+    return rows
+
+
+@gluon.jit
+def _heads(head, PACKED: gl.constexpr, LAYOUT: gl.constexpr):
+    """The head of each of a consumer's rows."""
+    if PACKED > 1:
+        head += gl.arange(0, 64, layout=LAYOUT) // (64 // PACKED)
+    return head
 
 
 @gluon.jit
@@ -229,11 +248,12 @@ def _columns(scores, first, DTYPE: gl.constexpr):
 @gluon.jit
 def _scores(scores, start_n, masked, place, queries, call, NUMBER: gl.constexpr):
     """What the softmax sees of the products q @ k.T of 64 queries and the keys from start_n on."""
+    PACKED: gl.constexpr = call[0]
     LAYOUT: gl.constexpr = scores.type.layout
     # Only a tile that holds a hidden key, or reaches past kv_len, pays for the mask.
     if masked:
-        q_first = _q_first(place, NUMBER)
-        q_idx = (q_first + gl.arange(0, 64, layout=gl.SliceLayout(1, LAYOUT)))[:, None]
+        q_first = _q_first(place, NUMBER, PACKED)
+        q_idx = (q_first + _positions(PACKED, gl.SliceLayout(1, LAYOUT)))[:, None]
         kv_idx = _columns(scores, start_n, gl.int32)
         visible = q_idx >= kv_idx
         scores = gl.where(visible, scores, float("-inf"))
@@ -282,7 +302,8 @@ def _producer(
     """Finds the tiles of queries for the consumers, and loads what they need."""
     CONSUMERS: gl.constexpr = BLOCK_M // 64
     K_STAGES: gl.constexpr = NUM_STAGES + 1
-    num_q_heads, num_kv_heads, _, _, _, num_tiles, _, _, _ = call
+    PACKED: gl.constexpr = call[0]
+    num_q_heads, num_kv_heads, _, _, _, num_tiles, _, _, _ = call[1]
     q_descs, k_descs, v_descs, counter_ptr = sources
     tiles, barriers, handover, growth = buffers
     q_tiles, k_tiles, v_tiles, _ = tiles
@@ -300,7 +321,7 @@ def _producer(
     q_stage, q_phase = _stage(q_count, 1)
     for c in gl.static_range(CONSUMERS):
         number = q_stage * CONSUMERS + c
-        rows = (work[1], work[2], work[3] + 64 * c)
+        rows = (work[1], work[2], work[3] + 64 // PACKED * c)
         _load_qk(q_descs, q_tiles, number, rows, q_full, q_empty, q_phase ^ 1)
     while visits > 0:
         kv_head = work[2] // (num_q_heads // num_kv_heads)
@@ -344,7 +365,7 @@ def _producer(
             q_stage, q_phase = _stage(q_count, 1)
             for c in gl.static_range(CONSUMERS):
                 number = q_stage * CONSUMERS + c
-                rows = (work[1], work[2], work[3] + 64 * c)
+                rows = (work[1], work[2], work[3] + 64 // PACKED * c)
                 _load_qk(q_descs, q_tiles, number, rows, q_full, q_empty, q_phase ^ 1)
         stage, phase = _stage(kv_count, NUM_STAGES)
         _load_v(v_descs, v_tiles, stage, place, v_full, v_empty, phase ^ 1)
@@ -403,7 +424,7 @@ def _first_weights(
     ROWS: gl.constexpr,
 ):
     """(row maxima, lanes' row sums, weights) of the first tile of keys."""
-    _, _, _, _, _, _, _, _, qk_scale = call
+    _, _, _, _, _, _, _, _, qk_scale = call[1]
     HALF: gl.constexpr = scores_0.shape[1]
     scores_0 = _scores(scores_0, start_n, masked, place, queries, call, NUMBER)
     scores_1 = _scores(scores_1, start_n + HALF, masked, place, queries, call, NUMBER)
@@ -426,20 +447,24 @@ def _finish(
     m_i, total, redone, place, queries, call, lse_ptr, NUMBER: gl.constexpr, ROWS: gl.constexpr
 ):
     """Stores the LSE of rows that have seen all their keys; returns what their output is times."""
-    num_q_heads, _, q_len, _, _, _, _, lse_rows, qk_scale = call
-    batch, head, q_first = _batch(place), _head(place), _q_first(place, NUMBER)
-    offs_m = q_first + gl.arange(0, 64, layout=ROWS)
+    PACKED: gl.constexpr = call[0]
+    num_q_heads, _, q_len, _, _, _, _, lse_rows, qk_scale = call[1]
+    batch, head, q_first = _batch(place), _head(place), _q_first(place, NUMBER, PACKED)
+    offs_m = q_first + _positions(PACKED, ROWS)
     base = m_i * qk_scale
     lse = (base + gl.log2(total)) * 0.6931471805599453  # ln 2: back to the natural logarithm
+    head = _heads(head, PACKED, ROWS)
     row = (batch * num_q_heads + head).to(gl.int64) * q_len
     gl.store(lse_ptr + row + offs_m, lse, mask=offs_m < gl.where(redone > 0, 0, lse_rows))
     return 1.0 / total
 
 
 @gluon.jit
-def _store_out(acc, place, redone, q_len, out_tiles, out_descs, NUMBER: gl.constexpr):
+def _store_out(
+    acc, place, redone, q_len, out_tiles, out_descs, NUMBER: gl.constexpr, PACKED: gl.constexpr
+):
     """Has TMA store the output, which passes through shared memory."""
-    batch, head, q_first = _batch(place), _head(place), _q_first(place, NUMBER)
+    batch, head, q_first = _batch(place), _head(place), _q_first(place, NUMBER, PACKED)
     q_first = gl.where(redone > 0, q_len, q_first)
     tile = out_tiles[0].index(NUMBER)
     tile.reshape([64, 128]).store(acc.to(gl.bfloat16))
@@ -475,7 +500,7 @@ def _step(
     Returns the accumulators, row maxima, lanes' row sums and the weights. If it GROWS, it takes
     new maxima, and returns whether the next step has to.
     """
-    _, _, _, _, _, _, _, _, qk_scale = call
+    _, _, _, _, _, _, _, _, qk_scale = call[1]
     tiles, barriers, _, growth = buffers
     votes, _, _ = growth
     _, k_tiles, v_tiles, _ = tiles
@@ -541,7 +566,8 @@ def _consumer(
     ROWS: gl.constexpr = gl.SliceLayout(1, SCORES)
     NEXT: gl.constexpr = (NUMBER + 1) % CONSUMERS
     K_STAGES: gl.constexpr = NUM_STAGES + 1
-    _, _, q_len, _, _, _, _, _, _ = call
+    PACKED: gl.constexpr = call[0]
+    _, _, q_len, _, _, _, _, _, _ = call[1]
     out_descs, lse_ptr = results
     tiles, barriers, handover, growth = buffers
     votes, outgrown, checked = growth
@@ -694,7 +720,7 @@ def _consumer(
         tma.store_wait(0)
         mbarrier.arrive(v_empty.index(v_stage), count=1)
         acc *= gl.convert_layout(scale_out, gl.SliceLayout(1, OUT), assert_trivial=True)[:, None]
-        _store_out(acc, done, redone, q_len, out_tiles, out_descs, NUMBER)
+        _store_out(acc, done, redone, q_len, out_tiles, out_descs, NUMBER, PACKED)
         mbarrier.arrive(work_empty.index((q_count - 1) % 2), count=1)
         acc = gl.zeros([64, 128], gl.float32, OUT)
     tma.store_wait(0)
@@ -734,11 +760,13 @@ def _attention_hopper(
     BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
     NUM_STAGES: gl.constexpr,
+    PACKED: gl.constexpr,
 ):
     """One program: tiles of BLOCK_M queries, one after another.
 
     Descriptors are of (batch, heads, rows, columns): of q and out with tiles of 64 rows, of k and v
     with BLOCK_N. lse (batch, heads, q_len) is contiguous, lse_rows q_len, or 0 if nobody asks.
+    The rows of a tile are those of PACKED heads that share keys: each has 64 // PACKED of 64.
     num_tiles_m tiles make a head, num_tiles a call. counter_ptr holds 0: how many were handed out.
 
     """
@@ -756,12 +784,16 @@ def _attention_hopper(
         lse_rows,
         qk_scale,
     )
-    q_tiles = gl.allocate_shared_memory(gl.bfloat16, [Q_TILES, 1, 1, 64, 128], q_desc.layout)
+    q_tiles = gl.allocate_shared_memory(
+        gl.bfloat16, [Q_TILES, 1, PACKED, 64 // PACKED, 128], q_desc.layout
+    )
     k_tiles = gl.allocate_shared_memory(gl.bfloat16, [K_STAGES, 1, 1, BLOCK_N, 128], k_desc.layout)
     v_tiles = gl.allocate_shared_memory(
         gl.bfloat16, [NUM_STAGES, 1, 1, BLOCK_N, 128], v_desc.layout
     )
-    out_tiles = gl.allocate_shared_memory(gl.bfloat16, [CONSUMERS, 1, 1, 64, 128], out_desc.layout)
+    out_tiles = gl.allocate_shared_memory(
+        gl.bfloat16, [CONSUMERS, 1, PACKED, 64 // PACKED, 128], out_desc.layout
+    )
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
     q_full = gl.allocate_shared_memory(gl.int64, [Q_TILES, 1], BARRIER)
     q_empty = gl.allocate_shared_memory(gl.int64, [Q_TILES, 1], BARRIER)
@@ -807,9 +839,9 @@ def _attention_hopper(
     if CONSUMERS == 2:
         gl.warp_specialize(
             [
-                (_consumer, (results, buffers, call, 0, BLOCK_M, BLOCK_N, NUM_STAGES)),
-                (_consumer, (results, buffers, call, 1, BLOCK_M, BLOCK_N, NUM_STAGES)),
-                (_producer, (sources, buffers, call, BLOCK_M, BLOCK_N, NUM_STAGES)),
+                (_consumer, (results, buffers, (PACKED, call), 0, BLOCK_M, BLOCK_N, NUM_STAGES)),
+                (_consumer, (results, buffers, (PACKED, call), 1, BLOCK_M, BLOCK_N, NUM_STAGES)),
+                (_producer, (sources, buffers, (PACKED, call), BLOCK_M, BLOCK_N, NUM_STAGES)),
             ],
             [4, 1],
             [240, 24],
@@ -817,10 +849,10 @@ def _attention_hopper(
     elif CONSUMERS == 3:
         gl.warp_specialize(
             [
-                (_consumer, (results, buffers, call, 0, BLOCK_M, BLOCK_N, NUM_STAGES)),
-                (_consumer, (results, buffers, call, 1, BLOCK_M, BLOCK_N, NUM_STAGES)),
-                (_consumer, (results, buffers, call, 2, BLOCK_M, BLOCK_N, NUM_STAGES)),
-                (_producer, (sources, buffers, call, BLOCK_M, BLOCK_N, NUM_STAGES)),
+                (_consumer, (results, buffers, (PACKED, call), 0, BLOCK_M, BLOCK_N, NUM_STAGES)),
+                (_consumer, (results, buffers, (PACKED, call), 1, BLOCK_M, BLOCK_N, NUM_STAGES)),
+                (_consumer, (results, buffers, (PACKED, call), 2, BLOCK_M, BLOCK_N, NUM_STAGES)),
+                (_producer, (sources, buffers, (PACKED, call), BLOCK_M, BLOCK_N, NUM_STAGES)),
             ],
             [4, 4, 1],
             [160, 160, 32],

@@ -128,6 +128,7 @@ gl = SimpleNamespace(
     **{name: getattr(values, name) for name in ("arange", "full", "zeros", "zeros_like", "where")},
     **{name: getattr(values, name) for name in ("maximum", "minimum", "join", "cdiv")},
     max=values.largest,
+    min=values.smallest,
     sum=values.total,
     cast=lambda x, dtype: Block(values.of(x).to(dtype)),
     **{

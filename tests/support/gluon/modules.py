@@ -92,7 +92,8 @@ def interpreted(source: str) -> str:
     text = "".join(lines)
     assert _NOT_HERE in text, "no Gluon kernel in it"
     text = text.replace(_NOT_HERE, "if False:")
-    return text + _MACHINE.format(num_sms=NUM_SMS)
+    beside = _BESIDE if "def _launch_of_queries(" in text else ""
+    return text + _MACHINE.format(num_sms=NUM_SMS) + beside
 
 
 _GLUON = "triton.experimental"
@@ -113,4 +114,25 @@ def _num_sms(device):
 def _counter(device):
     assert _COUNTER.item() == 0, "the call before has not left it at 0"
     return _COUNTER
+"""
+
+# A portable kernel that runs beside one in Gluon runs in Triton's interpreter, which has no
+# bfloat16 arithmetic.
+_BESIDE = """
+
+def _in_float32(launch):
+    def as_float32(x):
+        halves = isinstance(x, torch.Tensor) and x.dtype == torch.bfloat16
+        return x.float() if halves else x
+
+    def launched(q, *given):
+        made = launch(as_float32(q), *map(as_float32, given))
+        if not isinstance(made, tuple):
+            return made.to(q.dtype)
+        return (made[0].to(q.dtype), *made[1:])
+
+    return launched
+
+
+_launch_of_queries = _in_float32(_launch_of_queries)
 """

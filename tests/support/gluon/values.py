@@ -215,6 +215,11 @@ def largest(x: Block, axis: int) -> Block:
     return Block(data.amax(axis))
 
 
+def smallest(x: Block, axis: int) -> Block:
+    """The same, as its minimum."""
+    return -largest(-x, axis)
+
+
 def total(x: Block, axis: int) -> Block:
     """The sum along a dimension."""
     return Block(x.data.sum(axis, dtype=x.data.dtype))
