@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from flashgen.build import module_text
@@ -15,9 +15,10 @@ from flashgen.tuning.store import load_results
 from flashgen.validate import validate
 
 
-def check(paths: Iterable[Path], out: Path) -> list[str]:
+def check(paths: Sequence[Path], out: Path) -> list[str]:
     """A line for each module that is not what it should be, and for each that no spec declares.
 
+    The latter only where a folder is among the paths: a file is no word on what others declare.
     Every module is rendered anew, from the tuning results that lie beside it, and compared byte by
     byte. Nothing is written.
 
@@ -27,7 +28,8 @@ def check(paths: Iterable[Path], out: Path) -> list[str]:
     variants = load(paths)
     if violations := [finding for variant in variants for finding in validate(variant)]:
         raise ValidationError(violations)
-    return [*_differences(variants, out), *_orphans(variants, out)]
+    orphans = _orphans(variants, out) if any(path.is_dir() for path in paths) else ()
+    return [*_differences(variants, out), *orphans]
 
 
 def _differences(variants: Iterable[Variant], out: Path) -> Iterator[str]:

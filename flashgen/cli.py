@@ -146,7 +146,8 @@ def check(
         typer.echo(line)
     if differences:
         raise typer.Exit(1)
-    typer.echo(f"every module in {out} is what its spec renders to")
+    checked = "every module" if any(path.is_dir() for path in paths) else "what was asked for"
+    typer.echo(f"{checked} in {out} is what its spec renders to")
 
 
 @app.command()

@@ -270,6 +270,16 @@ def test_check_lists_what_differs(flashgen, project):
     )
 
 
+def test_check_of_a_file_says_nothing_of_other_specs(flashgen, project):
+    shutil.copy("specs/tiny.py", "specs/other.py")
+    flashgen("build", "specs")
+    asked_for = (0, ["what was asked for in generated is what its spec renders to"])
+    assert flashgen("check", "specs/tiny.py") == asked_for
+    (project / "generated" / "other.py").write_text(FIRST_LINE)
+    assert flashgen("check", "specs/tiny.py") == asked_for
+    assert flashgen("check", "specs/other.py")[0] == 1
+
+
 def test_list(flashgen, project):
     assert flashgen("list") == (0, ["no generated modules in generated"])
     flashgen("build", "specs")

@@ -12,6 +12,7 @@ from flashgen import (
     Mask,
     Tensor,
     alibi,
+    block_sparse,
     causal,
     relative_bias,
     sigmoid_attention,
@@ -72,6 +73,10 @@ SPECS = {
         normaliser=sigmoid_attention(),
     ),
     "roles": AttentionSpec((192, 128), mask=BOTTOM, score=alibi(SLOPES, align="bottom_right")),
+    # Both kernels go by lists of tiles.
+    "listed": AttentionSpec(
+        64, mask=block_sparse(block=16), score=relative_bias(40, align="bottom_right")
+    ),
     "nothing_is_learned": AttentionSpec(64, mask=EACH_ROW, deterministic=True),
 }
 
