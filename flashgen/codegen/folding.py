@@ -39,7 +39,8 @@ _RANK = {operator: i for i, group in enumerate(_PRECEDENCE) for operator in grou
 _OPERATOR = re.compile(f" ({'|'.join(map(re.escape, sorted(_RANK, key=len, reverse=True)))}) ")
 _STRING = re.compile(r"""(["'])(?:(?!\1)[^\\]|\\.)*\1""")
 _STATEMENT = re.compile(
-    r"(?P<head> *(?:return |(?:el)?if |while |for [\w, ]+ in |(?P<target>[\w., ]+) [-+*/&|^]*= )?)"
+    r"(?P<head> *(?:return |\) -> |(?:el)?if |while |for [\w, ]+ in |"
+    r"(?P<target>[\w., ]+) [-+*/&|^]*= )?)"
     r"(?P<value>.*?)(?P<end>:?)$"
 )
 _PIECE = re.compile(r"[(\[{]_*[)\]}]|\.?[^.(\[{]+")

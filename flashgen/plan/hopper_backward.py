@@ -144,11 +144,6 @@ class HopperBackward(HopperDivision):
             self._conditions, "q_idx", rows, self.block_m, scored=bool(code.score), tables=code.bits
         )
 
-    @property
-    def octets(self) -> tuple[str, ...]:
-        """Text of what the kernels compute of it for octets of columns."""
-        return (*self.seen.octets, *(self.of_queries.seen.octets if self.both_in_gluon else ()))
-
     @cached_property
     def _conditions(self) -> tuple[tuple[str, str], ...]:
         """With their bits."""

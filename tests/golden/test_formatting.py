@@ -40,6 +40,16 @@ def vocabulary() -> dict[str, AttentionSpec]:
     return {name: entry.spec("bfloat16") for name, entry in VOCABULARY.items()}
 
 
+def vocabulary_of_two_kernels() -> dict[str, AttentionSpec]:
+    """With gradients of kernels over keys and over queries, of wide heads and of narrow ones."""
+    ways = ((128, True), (256, False), (64, True), ((192, 128), False))
+    specs = {}
+    for number, (name, entry) in enumerate(VOCABULARY.items()):
+        head_dim, deterministic = ways[number % len(ways)]
+        specs[name] = entry.spec("bfloat16", head_dim, deterministic=deterministic)
+    return specs
+
+
 def long_names() -> dict[str, AttentionSpec]:
     """Parameters of each kind, and variants, with names of so many characters."""
     specs = {}
@@ -119,7 +129,9 @@ def never_called(module: str) -> set[str]:
     return private - {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
 
 
-@pytest.mark.parametrize("specs", [shipped, vocabulary, long_names, with_dropout])
+@pytest.mark.parametrize(
+    "specs", [shipped, vocabulary, vocabulary_of_two_kernels, long_names, with_dropout]
+)
 def test_modules_are_linted_and_formatted(
     specs: Callable[[], dict[str, AttentionSpec]], tmp_path: Path
 ) -> None:

@@ -30,6 +30,15 @@ STATEMENTS = {
     )
 """,
     ),
+    "what a function returns": (
+        "    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor,"
+        " Tensor, Tensor]:",
+        """\
+    ) -> tuple[
+        torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, Tensor, Tensor
+    ]:
+""",
+    ),
     "an argument a line": (
         "    out, lse = reference(q, k, v, scale=scale, return_lse=True,"
         " relative_attention_bias=bias, slopes_of_heads=slopes)",
@@ -340,4 +349,6 @@ def around(statement: str) -> tuple[str, str]:
     before = "    if x:\n        pass\n" if statement.lstrip().startswith("elif") else ""
     if statement.lstrip().startswith("@"):
         return before, "    def inner():\n        pass\n"
+    if statement.lstrip().startswith(")"):
+        before = "    def inner(\n        x,\n"
     return before, "        pass\n" if statement.rstrip().endswith(":") else ""
