@@ -157,7 +157,7 @@ def test_rows_of_several_heads_take_no_more(name: str, packed: int) -> None:
     config = rank_hopper(plan, hopper_space(plan).candidates)[0]
     compiled = compile_hopper(plan, config, packed)
     assert (compiled.shared, compiled.warnings) == (predicted_usage(plan, config).total, ())
-    assert compiled.spilled <= 32
+    assert compiled.spilled <= 64
 
 
 @pytest.mark.parametrize("name", SHIPPED)

@@ -174,7 +174,9 @@ def test_a_mask_that_hides_nothing_is_full(mask: Mask) -> None:
     assert not bounds_of(mask).rows_can_be_empty
 
 
-@pytest.mark.parametrize("mask", [~full(), causal() & ~causal(), sliding_window(-3, 1)], ids=str)
+@pytest.mark.parametrize(
+    "mask", [~full(), causal() & ~causal(), sliding_window(-3, 4) & causal()], ids=str
+)
 def test_a_mask_that_hides_everything_visits_nothing(mask: Mask) -> None:
     bounds = bounds_of(mask)
     (interval,) = bounds.intervals

@@ -191,7 +191,7 @@ def test_the_vocabulary_visits_each_tile_once(name: str) -> None:
             params[constant.name] = _elements(constant.tensor())
         call = Call(q_len, kv_len, *blocks, params)
         check_visits(names, call.matrix(spec.mask), call)
-        if not divided(names).why_not:
+        if divided(names).both_in_gluon:
             check_visits_of_queries(divided(names), call.matrix(spec.mask), call)
 
 

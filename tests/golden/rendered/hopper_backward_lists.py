@@ -159,8 +159,10 @@ def _seen_by_keys(scores, q_first, head, keys, call, program):
     for i in gl.static_range((COLUMNS + 31) // 32):
         block_row = q_first // 32 + i
         begin = 32 * block_row
-        block = _at_least(q_idx, begin) & ~_at_least(q_idx, begin + 32)
-        shown |= block & gl.where(_at_3d_hopper(layout, head, block_row, kv_idx // 32) != 0, -1, 0)
+        in_block = _at_least(q_idx, begin) & ~_at_least(q_idx, begin + 32)
+        shown |= in_block & gl.where(
+            _at_3d_hopper(layout, head, block_row, kv_idx // 32) != 0, -1, 0
+        )
     seen = _at_least(q_idx, kv_idx)
     seen &= shown
     return _seen_alone(scores, seen)
