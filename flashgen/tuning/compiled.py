@@ -13,8 +13,8 @@ from flashgen.config import KernelConfig
 from flashgen.plan import KernelPlan
 from flashgen.tuning.compiler import (
     Compiled,
+    allotted_bytes,
     call_of,
-    compile_until,
     function_in,
     gpu_target,
     number_in,
@@ -46,7 +46,7 @@ def shared_bytes(
     """
     uses_tma = plan.uses_tma(target) if tma is None else tma
     source = _source(plan, config, target, uses_tma, aligned)
-    return int(compile_until("llir", source, target, options_of(config)).metadata["shared"])
+    return allotted_bytes(source, target, options_of(config))
 
 
 def compile_kernel(

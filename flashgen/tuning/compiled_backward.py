@@ -16,7 +16,7 @@ from flashgen.tuning.compiled import (
     options_of,
     source_types,
 )
-from flashgen.tuning.compiler import Compiled, call_of, compile_until, function_in, gpu_target
+from flashgen.tuning.compiler import Compiled, allotted_bytes, call_of, function_in, gpu_target
 
 
 def backward_shared_bytes(
@@ -37,7 +37,7 @@ def backward_shared_bytes(
         tma: how tiles are copied; None is the target's own way.
     """
     source = _source(backward, kernel, config, target, tma)
-    return int(compile_until("llir", source, target, options_of(config)).metadata["shared"])
+    return allotted_bytes(source, target, options_of(config))
 
 
 def compile_backward(

@@ -12,13 +12,14 @@ from flashgen.plan.hopper_backward import HopperBackward
 from flashgen.tuning.compiled import DROPOUT_TYPES
 from flashgen.tuning.compiled_hopper import (
     IMPORTS,
+    OPTIONS,
+    TARGET,
     HopperCompiled,
     constants_of,
     descriptor,
     figures_of,
-    shared_until,
 )
-from flashgen.tuning.compiler import call_of, function_in
+from flashgen.tuning.compiler import allotted_bytes, call_of, function_in
 
 # Tensors whose rows are as wide as those of v.
 OF_VALUES = ("v", "grad_v", "grad_out")
@@ -28,7 +29,7 @@ KERNEL, OF_QUERIES = "_backward_hopper", "_backward_queries_hopper"
 
 def backward_hopper_shared_bytes(backward: BackwardPlan, config: KernelConfig) -> int:
     """The shared memory of a block; stops before machine code is made."""
-    return shared_until(_source(backward, config))
+    return allotted_bytes(_source(backward, config), TARGET, OPTIONS)
 
 
 def compile_backward_hopper(backward: BackwardPlan, config: KernelConfig) -> HopperCompiled:
@@ -38,7 +39,7 @@ def compile_backward_hopper(backward: BackwardPlan, config: KernelConfig) -> Hop
 
 def queries_shared_bytes(backward: BackwardPlan) -> int:
     """The same of the kernel that computes the gradient of q, where there is one."""
-    return shared_until(_source_of_queries(backward))
+    return allotted_bytes(_source_of_queries(backward), TARGET, OPTIONS)
 
 
 def compile_queries(backward: BackwardPlan) -> HopperCompiled:

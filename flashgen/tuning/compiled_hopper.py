@@ -8,13 +8,19 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from flashgen.budget.targets import get_target
 from flashgen.codegen.render import render_hopper
 from flashgen.config import KernelConfig
 from flashgen.plan import KernelPlan
 from flashgen.plan.hopper import OUT_COLUMNS, HopperNames
 from flashgen.tuning.compiled import DROPOUT_TYPES
-from flashgen.tuning.compiler import Compiled, call_of, compile_until, function_in, number_in
+from flashgen.tuning.compiler import (
+    Compiled,
+    allotted_bytes,
+    call_of,
+    compile_until,
+    function_in,
+    number_in,
+)
 
 TARGET = "sm_90"
 KERNEL = "_attention_hopper"
@@ -58,11 +64,8 @@ class HopperCompiled(Compiled):
 
 
 def hopper_shared_bytes(plan: KernelPlan, config: KernelConfig) -> int:
-    """The shared memory of a block, from the compiler: by its passes up to the one that allots it.
-
-    A tenth of the time that those after it take; `compile_hopper` gives the same figure.
-    """
-    return shared_until(_source(plan, config))
+    """The shared memory of a block, from the compiler; stops before machine code is made."""
+    return allotted_bytes(_source(plan, config), TARGET, OPTIONS)
 
 
 def compile_hopper(plan: KernelPlan, config: KernelConfig, packed: int = 1) -> HopperCompiled:
@@ -74,25 +77,6 @@ def compile_hopper(plan: KernelPlan, config: KernelConfig, packed: int = 1) -> H
         packed: heads of a tile, a power of two up to 64; 1 where the kernel packs none.
     """
     return figures_of(_source(plan, config, packed))
-
-
-def shared_until(source: Any) -> int:
-    """The shared memory of a Gluon kernel, as Triton takes it, from the compiler's first passes."""
-    from triton._C.libtriton import ir, nvidia, passes
-    from triton.backends.nvidia.compiler import get_ptx_version_from_options
-
-    lowered = compile_until("ttgir", source, TARGET, OPTIONS)
-    arch = get_target(TARGET).arch
-    manager = ir.pass_manager(lowered.context)
-    passes.ttgpuir.add_combine_tensor_select_and_if(manager)
-    passes.ttgpuir.add_allocate_warp_groups(manager)
-    passes.convert.add_scf_to_cf(manager)
-    passes.gluon.add_inliner(manager)
-    nvidia.passes.ttgpuir.add_allocate_shared_memory_nv(
-        manager, arch, get_ptx_version_from_options(lowered.options, arch)
-    )
-    manager.run(lowered.module, "allocate_shared_memory")
-    return int(lowered.module.get_int_attr("ttg.shared"))
 
 
 def figures_of(source: Any) -> HopperCompiled:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -98,14 +98,16 @@ class Lowered:
 
     Attributes:
         module: the code, as the stage leaves it.
-        metadata: what the stages noted, ``"shared"`` among it.
-        options: of the compiler, defaults included.
+        metadata: what the stages noted.
+        stages: all of them, by name.
+        backend: whose they are.
         context: what the module lives in.
     """
 
     module: Any
     metadata: dict[str, Any]
-    options: Any
+    stages: dict[str, Callable[[Any, dict[str, Any]], Any]]
+    backend: Any
     context: Any
 
 
@@ -121,7 +123,7 @@ def compile_until(last: str, source: Any, target: str, options: Mapping[str, int
     """What the compiler's stages come to, up to one of them; nothing is cached.
 
     Args:
-        last: the stage's name: ``"llir"`` is the one that settles shared memory, ``"cubin"`` ends.
+        last: the stage's name, such as ``"ttgir"`` or ``"cubin"``.
         source: the kernel and its arguments, as Triton takes them.
         target: the architecture, which need not be here.
         options: of the compiler.
@@ -132,7 +134,7 @@ def compile_until(last: str, source: Any, target: str, options: Mapping[str, int
     gpu = gpu_target(target)
     backend = make_backend(gpu)
     parsed = backend.parse_options(dict(options))
-    stages: dict[str, Any] = {}
+    stages: dict[str, Callable[..., Any]] = {}
     backend.add_stages(stages, parsed, source.language)
     context = ir.context()
     ir.load_dialects(context)
@@ -147,7 +149,39 @@ def compile_until(last: str, source: Any, target: str, options: Mapping[str, int
     )
     for name in _up_to(last, stages):
         module = stages[name](module, metadata)
-    return Lowered(module, metadata, parsed, context)
+    return Lowered(module, metadata, stages, backend, context)
+
+
+def allotted_bytes(source: Any, target: str, options: Mapping[str, int]) -> int:
+    """The shared memory of a block, once the compiler has allotted it.
+
+    That is where LLVM's code begins, most of the compiler's work, which does not change it and is
+    left out. Arguments as of `compile_until`.
+
+    Raises:
+        RuntimeError: this compiler allots it elsewhere.
+    """
+    lowered = compile_until("ttgir", source, target, options)
+
+    class Allotted(Exception):
+        """That has been done."""
+
+    class Hook:
+        """What the compiler calls after it, for profilers to add passes of their own."""
+
+        def patch(self, place: str, passes: Any, context: Any) -> None:
+            passes.run(lowered.module, "allocate_shared_memory")
+            raise Allotted
+
+    backend = type(lowered.backend)
+    others, backend.instrumentation = backend.instrumentation, Hook()
+    try:
+        lowered.stages["llir"](lowered.module, lowered.metadata)
+    except Allotted:
+        return int(lowered.module.get_int_attr("ttg.shared"))
+    finally:
+        backend.instrumentation = others
+    raise RuntimeError(f"Triton's compiler for {target} was not heard of shared memory")
 
 
 def _up_to(last: str, stages: Iterable[str]) -> list[str]:

@@ -40,12 +40,6 @@ TARGETS = ("sm_80", "sm_90", "sm_100", "gfx942")
 COUSINS = ("sm_86", "sm_89")
 
 
-@pytest.fixture
-def no_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shared memory is settled before LLVM optimises: skipping that halves the time."""
-    monkeypatch.setenv("DISABLE_LLVM_OPT", "1")
-
-
 @functools.cache
 def shipped(name: str) -> BackwardPlan:
     return backward_plan(lower(shipped_specs()[name], name))
@@ -87,7 +81,6 @@ SPACES = [
 ]
 
 
-@pytest.mark.usefixtures("no_optimizer")
 @pytest.mark.parametrize(("name", "kernel", "target", "config"), SPACES)
 def test_every_candidate_needs_exactly_what_is_predicted(
     name: str, kernel: BackwardKernel, target: str, config: KernelConfig
@@ -99,7 +92,6 @@ def test_every_candidate_needs_exactly_what_is_predicted(
         assert predicted.total == needed, (tma, predicted.breakdown)
 
 
-@pytest.mark.usefixtures("no_optimizer")
 @pytest.mark.parametrize("target", COUSINS)
 @pytest.mark.parametrize("kernel", BACKWARD_KERNELS)
 @pytest.mark.parametrize("name", shipped_specs())
@@ -129,7 +121,6 @@ UNUSUAL_CONFIGS: dict[BackwardKernel, tuple[KernelConfig, ...]] = {
 }
 
 
-@pytest.mark.usefixtures("no_optimizer")
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("kernel", BACKWARD_KERNELS)
 @pytest.mark.parametrize("name", UNUSUAL)
@@ -167,7 +158,6 @@ LEARNING_CONFIGS: dict[BackwardKernel, tuple[KernelConfig, ...]] = {
 }
 
 
-@pytest.mark.usefixtures("no_optimizer")
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("kernel", BACKWARD_KERNELS)
 @pytest.mark.parametrize("name", LEARNING)
@@ -178,7 +168,6 @@ def test_what_is_learned_is_never_below_either(
     hold_never_below(lower(spec, name), kernel, target, LEARNING_CONFIGS[kernel])
 
 
-@pytest.mark.usefixtures("no_optimizer")
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("kernel", BACKWARD_KERNELS)
 @pytest.mark.parametrize("name", TABLES)
@@ -276,7 +265,9 @@ def test_the_choice_spills_no_more_than_is_known(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
-    config = chosen(name, kernel, target)
-    compiled = compile_backward(shipped(name), kernel, config, target, tma=None)
+    backward, config = shipped(name), chosen(name, kernel, target)
+    compiled = compile_backward(backward, kernel, config, target, tma=None)
     assert compiled.spilled <= SPILLED.get((name, kernel, target), 0), config
     assert compiled.registers <= register_limit(config, get_target(target))
+    predicted = backward_usage(backward.plan, kernel, config, get_target(target))
+    assert compiled.shared == predicted.total, predicted.breakdown

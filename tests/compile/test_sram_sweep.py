@@ -29,12 +29,6 @@ TARGETS = ("sm_80", "sm_90", "sm_100", "gfx942")
 COUSINS = ("sm_86", "sm_89")
 
 
-@pytest.fixture(autouse=True)
-def _no_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shared memory is settled before LLVM optimises: skipping that halves the time."""
-    monkeypatch.setenv("DISABLE_LLVM_OPT", "1")
-
-
 @functools.cache
 def shipped_plan(name: str) -> KernelPlan:
     return lower(shipped_specs()[name], name)
