@@ -15,6 +15,10 @@ if os.environ.get("TRITON_INTERPRET") != "1":
 for _library in ("OMP", "OPENBLAS", "MKL"):
     os.environ.setdefault(f"{_library}_NUM_THREADS", "1")
 
+from sweep.interpreter import quicken  # noqa: E402  (numpy reads these variables)
+
+quicken()
+
 
 @pytest.fixture(autouse=True)
 def the_same_course_each_time() -> None:

@@ -1,4 +1,4 @@
-"""Gluon on the CPU: kernels for Hopper run as they stand, with numbers, roles as threads.
+"""Gluon on the CPU: kernels for Hopper run as they stand, with numbers, roles as coroutines.
 
 Values are torch tensors, layouts mean nothing. What the hardware does by itself (copies by TMA,
 products) happens at once or as late as a kernel may rely on, whichever a seed says; memory that is

@@ -1,15 +1,14 @@
-"""Programs of a grid, and their roles: one thread runs at a time, which one, a seed says."""
+"""Programs of a grid, and their roles: one runs at a time, which one, a seed says."""
 
 from __future__ import annotations
 
+import functools
 import random
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-
-_local = threading.local()
+from greenlet import greenlet
 
 
 class Deadlock(AssertionError):
@@ -26,6 +25,8 @@ class Role:
         products: those of its products that may not have been computed yet, oldest first.
         stores: its copies out of shared memory that may not have been made yet, likewise.
         unfenced: addresses of what it has written, and TMA and matrix units may not see yet.
+        ready: whether it can go on.
+        course: what it does, a coroutine, if its program is divided into roles.
     """
 
     def __init__(self, program: Program, num_warps: int) -> None:
@@ -35,7 +36,7 @@ class Role:
         self.stores: list[Callable[[], None]] = []
         self.unfenced: list[range] = []
         self.ready: Callable[[], bool] = lambda: True
-        self.turn = threading.Semaphore(0)
+        self.course: greenlet | None = None
         self.rank = program.random.random()
 
 
@@ -59,38 +60,36 @@ class Program:
     @torch.no_grad()
     def run(self, kernel: Callable[[], None], num_warps: int) -> None:
         """Runs it to the end, alone until it is divided into roles."""
-        self.roles = [Role(self, num_warps)]
-        _local.role = self.roles[0]
+        alone = Role(self, num_warps)
+        self._has_turn(alone)
+        self.roles = [alone]
         kernel()
-        _finish(self.roles[0])
+        _finish(alone)
 
     def divide(self, functions: Sequence[Callable[[], None]], num_warps: Sequence[int]) -> None:
         """Runs functions as roles until all are done; the first has the program's own warps."""
         alone = role()
         self.roles = [Role(self, count) for count in (alone.num_warps, *num_warps)]
         self.roles[0].unfenced = alone.unfenced
-        threads = [
-            threading.Thread(target=self._play, args=(one, function), daemon=True)
-            for one, function in zip(self.roles, functions, strict=True)
-        ]
-        done = threading.Event()
-        self._done = done
-        for thread in threads:
-            thread.start()
-        self._pass_on()
-        done.wait()
-        for thread in threads:
-            thread.join()
+        for one, function in zip(self.roles, functions, strict=True):
+            one.course = greenlet(functools.partial(self._play, one, function))
+        while self.roles:
+            one = self._next()
+            self._has_turn(one)
+            assert one.course is not None
+            one.course.switch()
         if self.failure is not None:
             raise self.failure
         waited = self.hardware_barriers.values()
         assert all(arrivals % 2 == 0 for arrivals in waited), "somebody arrived for nobody"
         self.roles = [alone]
+        self._has_turn(alone)
 
-    @torch.no_grad()  # of a thread's own
+    def _has_turn(self, one: Role) -> None:
+        global _role
+        _role = one
+
     def _play(self, one: Role, function: Callable[[], None]) -> None:
-        _local.role = one
-        one.turn.acquire()
         try:
             if self.failure is None:
                 function()
@@ -98,26 +97,21 @@ class Program:
         except BaseException as failure:
             self.failure = self.failure or failure
         self.roles.remove(one)
-        self._pass_on()
 
     def wait(self, ready: Callable[[], bool]) -> None:
         """Lets others run until this holds."""
         one = role()
-        if len(self.roles) == 1:
+        if one.course is None:
             if not ready():
                 raise Deadlock("it waits, and there is nobody else")
             return
         one.ready = ready
-        self._pass_on()
-        one.turn.acquire()
+        one.course.parent.switch()
         if self.failure is not None:
             raise Deadlock("another role has failed") from self.failure
 
-    def _pass_on(self) -> None:
-        """Wakes one of those that can go on; all of them, one by one, once something failed."""
-        if not self.roles:
-            self._done.set()
-            return
+    def _next(self) -> Role:
+        """One of those that can go on; any, so that all end, once something failed."""
         ready = self.roles
         if self.failure is None:
             ready = [one for one in self.roles if one.ready()]
@@ -125,14 +119,15 @@ class Program:
                 self.failure = Deadlock("every role waits for another")
                 ready = self.roles
         ranked = self.random.random() < self.ranks
-        one = max(ready, key=lambda one: one.rank) if ranked else self.random.choice(ready)
-        one.turn.release()
+        return max(ready, key=lambda one: one.rank) if ranked else self.random.choice(ready)
+
+
+_role: Role
 
 
 def role() -> Role:
     """The one that runs."""
-    found: Role = _local.role
-    return found
+    return _role
 
 
 def program() -> Program:
