@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -122,15 +122,25 @@ def traffic(
     target: Target,
     work: Workload,
     visits: Sequence[Visit] | None = None,
+    heads_of_a_tile: int = 1,
 ) -> Traffic:
     """The account of one call on one target.
 
-    visits: for each query tile of a head, the key tiles it visits; None is by the derived bounds.
+    Args:
+        plan: the variant.
+        config: the kernel's.
+        target: what it runs on.
+        work: the call.
+        visits: for each query tile of a head, the key tiles it visits; None is by the derived
+            bounds.
+        heads_of_a_tile: how many have rows in one, as many of each.
     """
-    visits = visited_tiles(plan, config, work) if visits is None else visits
+    if visits is None:
+        visits = visited_tiles(plan, of_one_head(config, heads_of_a_tile), work)
     heads = work.batch * work.num_q_heads
-    full = heads * sum(visit.full for visit in visits)
-    masked = heads * sum(visit.masked for visit in visits)
+    tiled = heads // heads_of_a_tile
+    full = tiled * sum(visit.full for visit in visits)
+    masked = tiled * sum(visit.masked for visit in visits)
     read, once = _element_bytes(plan, config, work, full, masked)
     values = {
         **config.as_dict(),
@@ -149,7 +159,7 @@ def traffic(
     }
     held = _l2_holds_a_head(plan, target, work)
     return Traffic(
-        programs=heads * len(visits),
+        programs=tiled * len(visits),
         full_tiles=full,
         masked_tiles=masked,
         flops=evaluate(FLOPS, values),
@@ -158,6 +168,11 @@ def traffic(
         l2_bytes=evaluate(L2_BYTES, values),
         dram_bytes=evaluate(DRAM_BYTES if held else DRAM_BYTES_SPILLED, values),
     )
+
+
+def of_one_head(config: KernelConfig, heads_of_a_tile: int) -> KernelConfig:
+    """The configuration with the queries that a tile has of one of its heads."""
+    return replace(config, BLOCK_M=config.BLOCK_M // heads_of_a_tile)
 
 
 @lru_cache(maxsize=64)  # configurations that differ in warps and stages alone share this

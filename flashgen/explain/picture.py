@@ -89,10 +89,12 @@ def _together(tiles: str) -> str:
     return next(kind for kind in (MASKED, FOR_NOTHING, UNMASKED, SKIPPED) if kind in tiles)
 
 
-def picture_of(plan: KernelPlan, work: Workload, config: KernelConfig) -> Picture:
-    """The tiles of a kernel of this configuration."""
+def picture_of(
+    plan: KernelPlan, work: Workload, config: KernelConfig, heads_of_a_tile: int = 1
+) -> Picture:
+    """The tiles of a kernel of this configuration, whose rows are of so many heads."""
     derived = tile_logic(plan.predicate) or plan.bounds  # the former of masks that read tables
-    blocks = (config.BLOCK_M, config.BLOCK_N)
+    blocks = (config.BLOCK_M // heads_of_a_tile, config.BLOCK_N)
     return picture(derived, work.q_len, work.kv_len, *blocks, dict(work.params))
 
 

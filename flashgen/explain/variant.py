@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from flashgen.budget.grouped_heads import heads_of_a_tile
 from flashgen.budget.targets import TARGETS, get_target
 from flashgen.budget.traffic import Workload
 from flashgen.config import HOPPER
@@ -116,8 +117,13 @@ def account_of(prepared: Prepared, asked: Asked) -> Account:
     """
     plan, chosen, target = prepared.plan, prepared.chosen, get_target(prepared.target)
     work = workload(plan, asked)
+    heads = {
+        form: heads_of_a_tile(plan, choice.config, target, work) if form == "hopper" else 1
+        for form, choice in chosen.forms.items()
+    }
     pictures = {
-        form: picture_of(plan, work, choice.config) for form, choice in chosen.forms.items()
+        form: picture_of(plan, work, choice.config, heads[form])
+        for form, choice in chosen.forms.items()
     }
     visits = {form: shown.visits for form, shown in pictures.items()}
     first = next(iter(chosen.forms))
@@ -133,8 +139,10 @@ def account_of(prepared: Prepared, asked: Asked) -> Account:
         mask=_mask(plan, work, pictures[first]),
         kernels=kernel_accounts(plan, target.name, chosen, work),
         without=chosen.without,
-        works=works(plan, target, work, chosen.forms, visits),
-        training=training(plan, target, work, chosen.forms[first].config, visits[first]),
+        works=works(plan, target, work, chosen.forms, visits, heads),
+        training=training(
+            plan, target, work, chosen.forms[first].config, visits[first], heads[first]
+        ),
         measured=prepared.measured,
         remarks=tuple(_remarks(plan, first)),
     )

@@ -32,30 +32,42 @@ def works(
     work: Workload,
     chosen: Mapping[Form, ChosenConfig],
     visits: Mapping[Form, Sequence[Visit]],
+    heads: Mapping[Form, int],
 ) -> tuple[Work, ...]:
     """The textbook's algorithms, then the module's kernels, the one that runs first at the end.
 
-    visits: for each query tile of a head the key tiles that a kernel visits.
+    Args:
+        plan: the variant.
+        target: what it runs on.
+        work: the call.
+        chosen: the configuration of each kernel.
+        visits: for each query tile of a head the key tiles that a kernel visits.
+        heads: how many have rows in a tile of it.
     """
     own = {
-        form: traffic(plan, choice.config, target, work, visits[form])
+        form: traffic(plan, choice.config, target, work, visits[form], heads[form])
         for form, choice in chosen.items()
     }
     first = next(iter(chosen))
     values = _values(plan, target, work, chosen[first].config, own[first])
     others = [_textbook(algorithm, plan, target, work, values) for algorithm in ALGORITHMS]
     kernels = [
-        _kernel(plan, target, work, FORM_NAMES[form], chosen[form].config, own[form])
+        _kernel(plan, target, work, form, chosen[form].config, own[form], heads[form])
         for form in reversed(list(chosen))
     ]
     return (*others, *kernels)
 
 
 def training(
-    plan: KernelPlan, target: Target, work: Workload, config: KernelConfig, visits: Sequence[Visit]
+    plan: KernelPlan,
+    target: Target,
+    work: Workload,
+    config: KernelConfig,
+    visits: Sequence[Visit],
+    heads: int,
 ) -> tuple[TrainingStep, ...]:
     """Forward and backward pass: all at once in memory, and over this kernel's tiles."""
-    account = traffic(plan, config, target, work, visits)
+    account = traffic(plan, config, target, work, visits, heads)
     values = _values(plan, target, work, config, account)
     return tuple(
         TrainingStep(step.name, evaluate(step.flops, values), evaluate(step.bytes, values))
@@ -165,15 +177,21 @@ def _textbook(
 
 
 def _kernel(
-    plan: KernelPlan, target: Target, work: Workload, name: str, config: KernelConfig, own: Traffic
+    plan: KernelPlan,
+    target: Target,
+    work: Workload,
+    form: Form,
+    config: KernelConfig,
+    own: Traffic,
+    heads: int,
 ) -> Work:
     rows = work.batch * work.num_q_heads * work.q_len
     written = rows * (plan.v_head_dim * plan.itemsize + 4)  # the output and its log-sum-exp
     return _work(
         plan,
         target,
-        name=name,
-        said=_OWN,
+        name=FORM_NAMES[form],
+        said=_OWN if heads == 1 else f"{_OWN}; a tile has rows of {heads} heads that share keys",
         tile=f"{config.BLOCK_M} x {config.BLOCK_N}",
         shared=None,
         problem="",

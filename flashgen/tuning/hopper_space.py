@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Iterator
 from itertools import product
 
+from flashgen.budget.grouped_heads import heads_of_a_tile
 from flashgen.budget.hopper import (
     CONSUMER_REGISTERS,
     CONSUMER_ROWS,
@@ -105,7 +106,8 @@ def predict_hopper(plan: KernelPlan, config: KernelConfig, work: Workload) -> fl
     several come close; nothing waits for loads. Larger tiles are faster, as they have fewer steps,
     but for what they compute of keys that the mask hides.
     """
-    account = traffic(plan, config, TARGET, work)
+    heads = heads_of_a_tile(plan, config, TARGET, work)
+    account = traffic(plan, config, TARGET, work, heads_of_a_tile=heads)
     costs = vars(step_clocks(plan, config, TARGET, account)).values()
     mean = float(sum(cost**SHARPNESS for cost in costs) ** (1 / SHARPNESS))
     steps = account.full_tiles + account.masked_tiles

@@ -19,6 +19,10 @@ from flashgen import (
     softcap,
     softmax,
 )
+from flashgen.budget.grouped_heads import heads_of_a_tile
+from flashgen.budget.targets import get_target
+from flashgen.budget.traffic import Workload
+from flashgen.config import KernelConfig
 from flashgen.plan import lower
 from flashgen.plan.hopper import HopperNames
 from support.specialised import watch_hopper
@@ -77,6 +81,9 @@ def test_where_it_pays(batch: int, heads: int, kv_heads: int, q_len: int, expect
     watch_hopper(_module(), monkeypatch)
     q, k, _ = _tensors(batch, heads, kv_heads, q_len, 1)
     assert _module()._packed_heads(q, k, 128) == expected
+    work = Workload(batch, heads, kv_heads, q_len, 1)
+    config = KernelConfig(128, 128, 8, 2)
+    assert heads_of_a_tile(lower(SPEC, "x"), config, get_target("sm_90"), work) == expected
 
 
 def test_what_is_launched(monkeypatch: pytest.MonkeyPatch) -> None:

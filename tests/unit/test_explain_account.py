@@ -165,6 +165,23 @@ def test_the_kernels_work_is_what_the_tuner_counts() -> None:
     assert 16 * tiles["masked"] == counted.masked_tiles
 
 
+def test_heads_that_share_keys_share_tiles_where_the_kernel_has_it_so() -> None:
+    call = {"q_len": 1, "kv_len": 8192, "batch": 16, "heads": 32}
+    grouped, apart = (shipped("full_d128", kv_heads=heads, **call) for heads in (8, 32))
+    together, alone = (found.works[-1] for found in (grouped, apart))
+    assert "rows of 4 heads" in together.said and "rows of" not in alone.said
+    keys = 2 * 16 * 8 * 8192 * 128 * 2
+    queries = 16 * 32 * 128 * 2
+    assert together.l2_read == keys + queries
+    assert alone.l2_read == 4 * keys + queries
+    assert 4 * together.flops == alone.flops
+    assert grouped.mask.picture.block_m == 32 and apart.mask.picture.block_m == 128
+    assert 3 < apart.kernels[0].seconds / grouped.kernels[0].seconds < 4.5
+    # Each head has tiles of its own in the portable kernel.
+    portable = grouped.works[-2]
+    assert portable.name == "this kernel" and portable.l2_read == alone.l2_read
+
+
 def test_each_algorithm_is_bound_by_its_slowest_unit() -> None:
     found = account(AttentionSpec(64, mask=full(), targets=("sm_80",)), q_len=8192)
     works = {work.name: work for work in found.works}
