@@ -27,8 +27,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
+from benchmarks.call_tables import launch_table
 from benchmarks.record import environment
-from benchmarks.table import launch_table
 
 HEADS, TOKENS = 16, 128
 CALLS, BATCHES = 50, 200

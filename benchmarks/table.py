@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.account_tables import counters_table, picks_table
+from benchmarks.call_tables import decoding_table, launch_table
 from benchmarks.figures import (
     FA4,
     OWN,
@@ -30,7 +31,6 @@ from benchmarks.figures import (
     best_peer,
     caption,
     geometric_mean,
-    machine,
     newest_results,
     of_causal,
     peers_of,
@@ -158,17 +158,6 @@ def backward_summary(document: Document) -> str:
     return f"![{alt}](docs/pictures/backward.svg)\n\n{backward_table(document)}"
 
 
-def launch_table(document: Document) -> str:
-    """Microseconds of the CPU that a call takes, beside the peers' and in parts."""
-    parts = [
-        f"Microseconds of the CPU for a call at S=128, no CUDA graph; {machine(document)}.",
-        _microseconds(document["calls"]),
-        f"Of {OWN}'s, and what it does once or otherwise:",
-        _microseconds(document["parts"]),
-    ]
-    return "\n\n".join(parts)
-
-
 #: By name: the benchmark that a table is of, and what makes it.
 TABLES: dict[str, tuple[str, Callable[[Document], str]]] = {
     "summary": ("forward", summary_table),
@@ -178,6 +167,7 @@ TABLES: dict[str, tuple[str, Callable[[Document], str]]] = {
     "backward": ("backward", backward_summary),
     "backward_full": ("backward", full_table),
     "launch": ("launch", launch_table),
+    "decoding": ("decoding", decoding_table),
     "counters": ("counters", counters_table),
     "picks": ("picks", picks_table),
 }
@@ -228,14 +218,6 @@ def _error_table(rows: Sequence[Row]) -> str:
     for row in rows:
         errors = [f"{row['error'][peer]:.2e}" if peer in row["error"] else "-" for peer in peers]
         lines.append(line([row["cell"], *errors]))
-    return "\n".join(lines)
-
-
-def _microseconds(rows: Mapping[str, Mapping[str, float]]) -> str:
-    names = list(dict.fromkeys(name for row in rows.values() for name in row))
-    lines = header(["", *rows])
-    for name in names:
-        lines.append(line([name, *(f"{r[name]:.1f}" if name in r else "-" for r in rows.values())]))
     return "\n".join(lines)
 
 

@@ -1,0 +1,90 @@
+"""The benchmark of decoding on the CPU: what it calls, what it notes, and its table."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+
+from benchmarks import decoding
+from benchmarks.call_tables import decoding_table
+from benchmarks.decoding import STEPS, Step, measure, tensors_of, ways
+from benchmarks.peers import load_module
+
+CPU = torch.device("cpu")
+STEP = Step(2, 3, 40)
+
+
+@pytest.fixture
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FlexAttention as it is, not compiled; what it and our module say of that is known."""
+    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+    warnings.filterwarnings("ignore", "(?s)(flex_attention called|full_d128: tensors on cpu)")
+
+
+def measured(timer, **options):
+    row = {"unavailable": {}}
+    asked = {"with_fa4": False, "reverse": False, "timers": {"ms": timer}} | options
+    measure(STEP, row, tensors_of(STEP, CPU), **asked)
+    return row
+
+
+def test_the_steps_differ_and_fit() -> None:
+    assert len({step.name for step in STEPS}) == len(STEPS)
+    assert Step(16, 1, 8192).bytes == 2 * 16 * 8 * 8192 * 128 * 2  # keys and values
+    assert all(step.bytes < 2**34 for step in STEPS)
+
+
+@pytest.mark.usefixtures("eager")
+def test_everyone_computes_the_same() -> None:
+    qkv = tensors_of(STEP, CPU)
+    assert [x.shape for x in qkv] == [(2, 32, 3, 128), (2, 8, 40, 128), (2, 8, 40, 128)]
+    found = dict(ways(qkv, with_fa4=False))
+    assert list(found) == [
+        "flashgen", "flashgen, heads apart", "SDPA cuDNN", "SDPA flash", "FlexAttention",
+    ]  # fmt: skip
+    first, *others = (found[name][0]() for name in found)
+    for out in others:
+        torch.testing.assert_close(out, first, atol=2e-2, rtol=0)
+
+
+@pytest.mark.usefixtures("eager")
+def test_each_is_timed_and_others_may_be_missing() -> None:
+    module, packs = load_module("full_d128"), []
+    original = module._packed_heads
+
+    def timer(call):
+        packs.append(module._packed_heads is original)
+        return 0.25
+
+    row = measured(timer, reverse=True)
+    assert row["unavailable"]["SDPA cuDNN"].startswith("RuntimeError: ")
+    assert {"flashgen", "flashgen, heads apart", "FlexAttention"} <= set(row["ms"])
+    assert all(ms == [0.25] for ms in row["ms"].values())
+    # In reverse order: flashgen last, its heads apart before that.
+    assert packs[-2:] == [False, True] and all(packs[:-2])
+    assert module._packed_heads is original
+
+
+@pytest.mark.usefixtures("eager")
+def test_what_is_no_attention_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = load_module("full_d128")
+    monkeypatch.setattr(decoding, "flex_attention", lambda q, k, v, enable_gqa: q)
+    row = measured(lambda call: 1.0)
+    assert row["unavailable"]["FlexAttention"].startswith("ValueError: wrong output")
+    monkeypatch.setattr(module, "attention", lambda q, k, v: q)
+    with pytest.raises(ValueError, match="wrong output"):
+        measured(lambda call: 1.0)
+
+
+def test_the_table() -> None:
+    row = {
+        "batch": 16, "q_len": 1, "kv_len": 8192, "bytes": 3 * 10**8,
+        "ms": {"flashgen": [0.1, 0.2], "FA4": [0.3, 0.3]},
+        "unavailable": {"SDPA cuDNN": "RuntimeError: no"},
+    }  # fmt: skip
+    environment = {"gpu": "G", "torch": "1", "triton": "2", "cudnn": "3", "date": "2026-01-31"}
+    text = decoding_table({"environment": environment, "cells": [row]})
+    assert "| 16 x 1 of 8,192 | 150.0 | 300.0 | 2.00 |" in text
+    assert "- SDPA cuDNN: RuntimeError: no" in text
