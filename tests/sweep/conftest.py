@@ -4,6 +4,8 @@ TRITON_INTERPRET=1 pytest tests/sweep
 """
 
 import os
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -15,7 +17,10 @@ if os.environ.get("TRITON_INTERPRET") != "1":
 for _library in ("OMP", "OPENBLAS", "MKL"):
     os.environ.setdefault(f"{_library}_NUM_THREADS", "1")
 
-from sweep.interpreter import quicken  # noqa: E402  (numpy reads these variables)
+import torch  # noqa: E402  (numpy reads these variables)
+
+from support.gluon.memory import poison  # noqa: E402
+from sweep.interpreter import quicken  # noqa: E402
 
 quicken()
 
@@ -26,3 +31,19 @@ def the_same_course_each_time() -> None:
     from support.gluon import start_over
 
     start_over()
+
+
+@pytest.fixture(autouse=True)
+def new_memory_holds_no_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a kernel does not write gives itself away, also where it was right a call before."""
+    for home, name in ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty")):
+        monkeypatch.setattr(home, name, _poisoned(getattr(home, name)))
+
+
+def _poisoned(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def made(*args: Any, **options: Any) -> torch.Tensor:
+        x = function(*args, **options)
+        poison(x)
+        return x
+
+    return made
