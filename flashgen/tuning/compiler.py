@@ -156,7 +156,7 @@ def allotted_bytes(source: Any, target: str, options: Mapping[str, int]) -> int:
     """The shared memory of a block, once the compiler has allotted it.
 
     That is where LLVM's code begins, most of the compiler's work, which does not change it and is
-    left out. Arguments as of `compile_until`.
+    left out. Nothing else in the process may compile meanwhile. Arguments as of `compile_until`.
 
     Raises:
         RuntimeError: this compiler allots it elsewhere.
