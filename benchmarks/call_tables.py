@@ -33,8 +33,7 @@ def decoding_table(document: Document) -> str:
         for row in rows:
             ms = {way: mean(row[timing][way]) for way in ways if row[timing].get(way)}
             shown = [f"{1e3 * ms[way]:.1f}" if way in ms else "-" for way in ways]
-            step = f"{row['batch']} x {row['q_len']} of {row['kv_len']:,}"
-            lines.append(line([step, *shown, f"{row['bytes'] / ms[OWN] / 1e9:.2f}"]))
+            lines.append(line([row["step"], *shown, f"{row['bytes'] / ms[OWN] / 1e9:.2f}"]))
         parts += [f"By {TIMINGS[timing]}:", "\n".join(lines)]
     refused = {f"- {way}: {reason}" for row in rows for way, reason in row["unavailable"].items()}
     if refused:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -23,20 +23,19 @@ from unittest.mock import patch
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention.flex_attention import flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
-from benchmarks.accuracy import WRONG
+from benchmarks.accuracy import WRONG, Inputs, relative_error
 from benchmarks.call_tables import decoding_table
-from benchmarks.peers import load_module
+from benchmarks.fa4 import heads_first
+from benchmarks.measuring import noted
+from benchmarks.passes import as_results
+from benchmarks.peers import Call, compiled_flex, load_module
 from benchmarks.record import environment, protocol
 from benchmarks.timing import TIMERS
 
 MODULE = "full_d128"
 HEAD_DIM, HEADS, KV_HEADS = 128, 32, 8
-
-#: A call that can be made again and again, and where it is made.
-Way = tuple[Callable[[], torch.Tensor], AbstractContextManager[Any]]
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,7 @@ class Step:
     @property
     def name(self) -> str:
         """What a person calls it."""
-        return f"{self.batch} x {self.q_len} of {self.kv_len}"
+        return f"{self.batch} x {self.q_len} of {self.kv_len:,}"
 
     @property
     def bytes(self) -> int:
@@ -66,53 +65,60 @@ STEPS = (
 )
 
 
-def tensors_of(step: Step, device: torch.device) -> tuple[torch.Tensor, ...]:
+def tensors_of(step: Step, device: torch.device) -> Inputs:
     """q, k and v from the standard normal distribution, the same every time."""
     torch.manual_seed(0)
-    shapes = ((HEADS, step.q_len), (KV_HEADS, step.kv_len), (KV_HEADS, step.kv_len))
-    return tuple(
-        torch.randn(step.batch, *shape, HEAD_DIM, dtype=torch.bfloat16, device=device)
-        for shape in shapes
-    )
+
+    def tensor(heads: int, length: int) -> torch.Tensor:
+        shape = (step.batch, heads, length, HEAD_DIM)
+        return torch.randn(shape, dtype=torch.bfloat16, device=device)
+
+    keys = (KV_HEADS, step.kv_len)
+    return tensor(HEADS, step.q_len), tensor(*keys), tensor(*keys)
 
 
-def ways(qkv: tuple[torch.Tensor, ...], with_fa4: bool) -> Iterator[tuple[str, Way]]:
-    """Everything that computes a step, by name."""
+def ways(qkv: Inputs, with_fa4: bool) -> Iterator[tuple[str, AbstractContextManager[Call]]]:
+    """Everything that computes a step, by name: entered, it gives the call, as a peer does."""
     module = load_module(MODULE)
-    yield "flashgen", (lambda: module.attention(*qkv), nullcontext())
-    if hasattr(module, "_packed_heads"):
-        yield "flashgen, heads apart", (lambda: module.attention(*qkv), _heads_apart(module))
-    grouped = partial(scaled_dot_product_attention, *qkv, enable_gqa=True)
-    for name, backend in (
-        ("SDPA cuDNN", SDPBackend.CUDNN_ATTENTION),
-        ("SDPA flash", SDPBackend.FLASH_ATTENTION),
-    ):
-        yield name, (grouped, sdpa_kernel(backend))
-    compiled: Any = torch.compile(flex_attention, dynamic=False)
-    yield "FlexAttention", (partial(compiled, *qkv, enable_gqa=True), nullcontext())
+    own = partial(module.attention, *qkv)
+    yield "flashgen", nullcontext(own)
+    yield "flashgen, heads apart", _heads_apart(module, own)
+    yield "SDPA cuDNN", _sdpa(SDPBackend.CUDNN_ATTENTION, qkv)
+    yield "SDPA flash", _sdpa(SDPBackend.FLASH_ATTENTION, qkv)
+    yield "FlexAttention", nullcontext(partial(compiled_flex(), *qkv, enable_gqa=True))
     if with_fa4:
-        from flash_attn.cute import flash_attn_func  # type: ignore[import-not-found]
-
-        rows = [x.transpose(1, 2).contiguous() for x in qkv]
-
-        def fa4() -> torch.Tensor:
-            found = flash_attn_func(*rows)
-            out: torch.Tensor = found[0] if isinstance(found, tuple) else found
-            return out.transpose(1, 2)
-
-        yield "FA4", (fa4, nullcontext())
+        yield "FA4", _fa4(qkv)
 
 
 @contextmanager
-def _heads_apart(module: Any) -> Iterator[None]:
-    """Inside, each head has tiles of its own. A launch that is kept knows how it was made."""
+def _heads_apart(module: Any, call: Call) -> Iterator[Call]:
+    """Each head has tiles of its own. A launch that is kept knows how it was made."""
     with patch.object(module, "_packed_heads", lambda q, k, block_m: 1):
         module._LAUNCHES.clear()
-        yield
+        yield call
     module._LAUNCHES.clear()
 
 
-def measure(step: Step, row: dict[str, Any], qkv: tuple[torch.Tensor, ...], **options: Any) -> None:
+@contextmanager
+def _sdpa(backend: SDPBackend, qkv: Inputs) -> Iterator[Call]:
+    with sdpa_kernel(backend):
+        yield partial(scaled_dot_product_attention, *qkv, enable_gqa=True)
+
+
+@contextmanager
+def _fa4(qkv: Inputs) -> Iterator[Call]:
+    from flash_attn.cute import flash_attn_func  # type: ignore[import-not-found]
+
+    tensors = tuple(x.transpose(1, 2).contiguous() for x in qkv)
+    yield partial(heads_first, flash_attn_func, tensors, qkv[0].shape[0])
+
+
+def new_row(step: Step) -> dict[str, Any]:
+    """A step before its first measurement."""
+    return asdict(step) | {"step": step.name, "bytes": step.bytes, "unavailable": {}}
+
+
+def measure(step: Step, row: dict[str, Any], qkv: Inputs, **options: Any) -> None:
     """Adds the milliseconds of every way to a row of results, by both timings.
 
     A way that raises, or whose output is not attention, is noted with its reason and left out from
@@ -125,28 +131,23 @@ def measure(step: Step, row: dict[str, Any], qkv: tuple[torch.Tensor, ...], **op
         options: with_fa4; reverse, the ways in reverse order; timers, by the names of figures.
     """
     found = list(ways(qkv, options["with_fa4"]))
-    right = _exact(qkv)
-    for name, (call, context) in reversed(found) if options["reverse"] else found:
+    right = [_exact_heads(qkv)]
+    for name, way in reversed(found) if options["reverse"] else found:
         if name in row["unavailable"]:
             continue
-        try:
-            with torch.no_grad(), context:
-                error = float((call()[-1].double() - right).norm() / right.norm())
-                if not error <= WRONG:
-                    raise ValueError(f"wrong output, {error:.2g} off")
-                for key, time_ms in options["timers"].items():
-                    ms = float(f"{time_ms(call):.4g}")
-                    row.setdefault(key, {}).setdefault(name, []).append(ms)
-        except Exception as error:
-            if name.startswith("flashgen"):
-                raise
-            row["unavailable"][name] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+        with torch.no_grad(), noted(row, name), way as call:
+            error = relative_error(as_results(call()), right)
+            if not error <= WRONG:
+                raise ValueError(f"wrong output, {error:.2g} off")
+            for key, time_ms in options["timers"].items():
+                ms = float(f"{time_ms(call):.4g}")
+                row.setdefault(key, {}).setdefault(name, []).append(ms)
 
 
-def _exact(qkv: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    """The last sequence's output in float64."""
-    q, k, v = (x[-1:].double() for x in qkv)
-    return scaled_dot_product_attention(q, k, v, enable_gqa=True)[0]
+def _exact_heads(qkv: Inputs) -> torch.Tensor:
+    """The output's first and last head of the batch in float64, (2, q_len, head_dim)."""
+    heads = [tuple(x[i, i].double() for x in qkv) for i in (0, -1)]
+    return torch.stack([scaled_dot_product_attention(*head) for head in heads])
 
 
 def main() -> int:
@@ -159,7 +160,9 @@ def main() -> int:
         print("benchmarks.decoding measures a CUDA GPU; torch sees none", file=sys.stderr)
         return 2
     device = torch.device("cuda")
-    rows = [asdict(step) | {"bytes": step.bytes, "unavailable": {}} for step in STEPS]
+    rows = [
+        asdict(step) | {"step": step.name, "bytes": step.bytes, "unavailable": {}} for step in STEPS
+    ]
     for reverse in (False, True):
         for step, row in zip(STEPS, rows, strict=True):
             qkv = tensors_of(step, device)

@@ -74,7 +74,7 @@ def fa4(cell: Cell, attention: Attention, inputs: Inputs) -> Iterator[Call]:
         raise NotImplementedError("no gradients of what a score function reads")
     else:
         raise NotImplementedError(f"no {name}")
-    yield partial(_heads_first, function, tensors, cell.batch)
+    yield partial(heads_first, function, tensors, cell.batch)
 
 
 @contextmanager
@@ -91,7 +91,7 @@ def fa4_mask_mod(cell: Cell, attention: Attention, inputs: Inputs) -> Iterator[C
         raise NotImplementedError(f"no {cell.attention}")
     tensors = tuple(x.transpose(1, 2).contiguous() for x in inputs)
     function = _masked(flash_attn_func, cell, attention, inputs)
-    yield partial(_heads_first, function, tensors, cell.batch)
+    yield partial(heads_first, function, tensors, cell.batch)
 
 
 def document_ends(length: int, device: torch.device) -> torch.Tensor:
@@ -123,7 +123,7 @@ def _mod(name: str) -> Any:
     return getattr(fa4_mods, name)(*constants[name])
 
 
-def _heads_first(
+def heads_first(
     function: Callable[..., Any], tensors: tuple[torch.Tensor, ...], batch: int
 ) -> torch.Tensor:
     """One call, its output as (batch, heads, seq, head_dim)."""

@@ -43,7 +43,7 @@ def measure(
         for name in names:
             if name in row["unavailable"]:
                 continue
-            with torch.no_grad(), _noted(row, name), peers[name](cell, attention, inputs) as call:
+            with torch.no_grad(), noted(row, name), peers[name](cell, attention, inputs) as call:
                 ms = time_ms(call)
                 row.setdefault(key, {}).setdefault(name, []).append(float(f"{ms:.4g}"))
                 rates = row.setdefault(key.replace("ms", "tflops"), {})
@@ -65,7 +65,7 @@ def _look_at(
     row |= {"visible_pairs": pairs, "gflop": round(gflop, 1)}
     expected = which.exact(cell, attention, inputs)
     for name, peer in peers.items():
-        with torch.no_grad(), _noted(row, name), peer(cell, attention, inputs) as call:
+        with torch.no_grad(), noted(row, name), peer(cell, attention, inputs) as call:
             results = as_results(call())
             if name != "flashgen" and attention.dropout_p:
                 continue  # it drops other weights
@@ -83,12 +83,12 @@ def _look_at(
 
 
 @contextmanager
-def _noted(row: dict[str, Any], name: str) -> Iterator[None]:
-    """Notes why a peer is not available instead of raising; flashgen's reason goes on."""
+def noted(row: dict[str, Any], name: str) -> Iterator[None]:
+    """Notes why a peer is not available instead of raising; flashgen's own reason goes on."""
     try:
         yield
     except Exception as error:
-        if name == "flashgen":
+        if name.startswith("flashgen"):
             raise
         row["unavailable"][name] = _reason(error)
 

@@ -60,7 +60,7 @@ def flashgen(cell: Cell, attention: Attention, inputs: Inputs) -> Iterator[Call]
 @contextmanager
 def flex(cell: Cell, attention: Attention, inputs: Inputs) -> Iterator[Call]:
     """FlexAttention under torch.compile for this shape; its BlockMask is made beforehand."""
-    compiled = _compiled_flex()
+    compiled = compiled_flex()
     block_mask = make_block_mask(cell, attention, inputs[0].device)
     yield lambda: compiled(*inputs, score_mod=attention.score_mod, block_mask=block_mask)
 
@@ -136,7 +136,8 @@ def make_block_mask(cell: Cell, attention: Attention, device: torch.device) -> B
 
 
 @cache
-def _compiled_flex() -> Callable[..., torch.Tensor]:
+def compiled_flex() -> Callable[..., torch.Tensor]:
+    """FlexAttention under torch.compile, with a kernel for each shape."""
     # A shape costs a compilation, and dynamo gives up after 8 of them unless told otherwise.
     torch._dynamo.config.recompile_limit = 64
     compiled: Callable[..., torch.Tensor] = torch.compile(flex_attention, dynamic=False)

@@ -15,10 +15,10 @@ def heads_of_a_tile(plan: KernelPlan, config: KernelConfig, target: Target, work
     Heads that share keys have rows in one tile where programs then compute at least a tenth fewer
     tiles one after another.
     """
-    if not HopperNames(plan).packs:
-        return 1
     group = work.num_q_heads // work.num_kv_heads
     most = min(group & -group, 64)
+    if most == 1 or not HopperNames(plan).packs:
+        return 1
     apart, together = (_rounds(config, target, work, heads) for heads in (1, most))
     return most if 10 * together <= 9 * apart else 1
 

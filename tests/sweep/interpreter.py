@@ -17,7 +17,7 @@ from triton.runtime import interpreter
 
 
 def quicken() -> None:
-    """Replaces three of its functions, in this process."""
+    """Replaces four of its functions, in this process."""
     interpreter._patch_lang = _patch_once(interpreter._patch_lang)
     interpreter._patch_builtin = _patch_builtin
     interpreter._get_np_dtype = _numpy_dtype(interpreter._get_np_dtype)

@@ -200,7 +200,7 @@ def test_exact_heads_are_what_torch_computes(small, name):
 @pytest.mark.parametrize("name", [name for name in ATTENTIONS if name != "dropout"])
 def test_flex_attention_computes_it(small, name, monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
-    peers._compiled_flex.cache_clear()
+    peers.compiled_flex.cache_clear()
     c = cell(name, seq_len=128)
     monkeypatch.setattr(cells, "TOKENS", 128)
     attention, inputs = ATTENTIONS[name](128, CPU), measuring.make_inputs(c, CPU)
@@ -208,7 +208,7 @@ def test_flex_attention_computes_it(small, name, monkeypatch):
         error = accuracy.relative_error(
             as_results(call()), accuracy.exact_heads(c, attention, inputs)
         )
-    peers._compiled_flex.cache_clear()
+    peers.compiled_flex.cache_clear()
     assert error < 1e-6
 
 

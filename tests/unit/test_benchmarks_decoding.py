@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
+from contextlib import nullcontext
 
 import pytest
 import torch
+from torch.nn.attention.flex_attention import flex_attention
 
 from benchmarks import decoding
 from benchmarks.call_tables import decoding_table
@@ -19,7 +22,7 @@ STEP = Step(2, 3, 40)
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """FlexAttention as it is, not compiled; what it and our module say of that is known."""
-    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+    monkeypatch.setattr(decoding, "compiled_flex", lambda: flex_attention)
     warnings.filterwarnings("ignore", "(?s)(flex_attention called|full_d128: tensors on cpu)")
 
 
@@ -37,20 +40,26 @@ def test_the_steps_differ_and_fit() -> None:
 
 
 @pytest.mark.usefixtures("eager")
-def test_everyone_computes_the_same() -> None:
+def test_everyone_computes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoding, "sdpa_kernel", nullcontext)  # the CPU has neither backend
     qkv = tensors_of(STEP, CPU)
     assert [x.shape for x in qkv] == [(2, 32, 3, 128), (2, 8, 40, 128), (2, 8, 40, 128)]
     found = dict(ways(qkv, with_fa4=False))
     assert list(found) == [
         "flashgen", "flashgen, heads apart", "SDPA cuDNN", "SDPA flash", "FlexAttention",
     ]  # fmt: skip
-    first, *others = (found[name][0]() for name in found)
+    results = []
+    for way in found.values():
+        with way as call:
+            results.append(call())
+    first, *others = results
     for out in others:
         torch.testing.assert_close(out, first, atol=2e-2, rtol=0)
 
 
 @pytest.mark.usefixtures("eager")
-def test_each_is_timed_and_others_may_be_missing() -> None:
+def test_each_is_timed_and_others_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "flash_attn", None)
     module, packs = load_module("full_d128"), []
     original = module._packed_heads
 
@@ -58,7 +67,8 @@ def test_each_is_timed_and_others_may_be_missing() -> None:
         packs.append(module._packed_heads is original)
         return 0.25
 
-    row = measured(timer, reverse=True)
+    row = measured(timer, reverse=True, with_fa4=True)
+    assert row["unavailable"]["FA4"].startswith("ModuleNotFoundError: ")
     assert row["unavailable"]["SDPA cuDNN"].startswith("RuntimeError: ")
     assert {"flashgen", "flashgen, heads apart", "FlexAttention"} <= set(row["ms"])
     assert all(ms == [0.25] for ms in row["ms"].values())
@@ -70,7 +80,7 @@ def test_each_is_timed_and_others_may_be_missing() -> None:
 @pytest.mark.usefixtures("eager")
 def test_what_is_no_attention_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     module = load_module("full_d128")
-    monkeypatch.setattr(decoding, "flex_attention", lambda q, k, v, enable_gqa: q)
+    monkeypatch.setattr(decoding, "compiled_flex", lambda: lambda q, k, v, enable_gqa: q)
     row = measured(lambda call: 1.0)
     assert row["unavailable"]["FlexAttention"].startswith("ValueError: wrong output")
     monkeypatch.setattr(module, "attention", lambda q, k, v: q)
@@ -80,7 +90,7 @@ def test_what_is_no_attention_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_the_table() -> None:
     row = {
-        "batch": 16, "q_len": 1, "kv_len": 8192, "bytes": 3 * 10**8,
+        "step": Step(16, 1, 8192).name, "bytes": 3 * 10**8,
         "ms": {"flashgen": [0.1, 0.2], "FA4": [0.3, 0.3]},
         "unavailable": {"SDPA cuDNN": "RuntimeError: no"},
     }  # fmt: skip
