@@ -15,7 +15,7 @@ from pathlib import Path
 
 from flashgen.config import Form
 from flashgen.errors import OutputError
-from flashgen.files import write_atomically
+from flashgen.files import lock, write_atomically
 from flashgen.paths import PACKAGE, template_dir
 from flashgen.spec import AttentionSpec
 from flashgen.version import __version__
@@ -115,6 +115,11 @@ class Place:
     def lock(self) -> Path:
         """The lock that whoever writes the other two holds."""
         return self.out / ".flashgen" / f"{self.name}.lock"
+
+    @property
+    def package_lock(self) -> Path:
+        """The lock of the package file, which all variants write; none has such a name."""
+        return self.out / ".flashgen" / "__init__.lock"
 
     @property
     def package(self) -> str:
@@ -226,5 +231,6 @@ def publish(place: Place, text: str) -> None:
         OutputError: the folder cannot be written; a module that stood there still does.
     """
     if not place.package_file.exists():
-        write_atomically(place.package_file, PACKAGE_DOCSTRING)
+        with lock(place.package_lock, on_wait=lambda: None):
+            write_atomically(place.package_file, PACKAGE_DOCSTRING)
     write_atomically(place.module, text)
