@@ -200,11 +200,11 @@ def explain(
     if json == Path("-"):
         typer.echo(to_json(accounts), nl=False)
         return
+    if json is not None:
+        write_atomically(json, to_json(accounts), "choose another place with --json")
     console = make_console()
     for account in accounts:
         print_account(console, account)
-    if json is not None:
-        write_atomically(json, to_json(accounts))
 
 
 @app.command("list")
