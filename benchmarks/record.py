@@ -107,7 +107,9 @@ def _backward_kernels(module: ModuleType, seal: Seal | None) -> dict[str, Any]:
 
 
 def layout(document: Mapping[str, Any]) -> str:
-    """JSON with a cell a line, for diffs and for people."""
+    """JSON with a cell a line, for diffs and for people; an entry a line where there are none."""
+    if "cells" not in document:
+        return json.dumps(document, indent=2) + "\n"
     cells = ",\n".join(f"    {json.dumps(row)}" for row in document["cells"])
     head = {key: value for key, value in document.items() if key != "cells"}
     return json.dumps(head, indent=2)[:-2] + f',\n  "cells": [\n{cells}\n  ]\n}}\n'
