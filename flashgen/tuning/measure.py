@@ -64,7 +64,7 @@ def measure(
         and keeps what there is.
 
     Raises:
-        TuneError: no candidate ran.
+        TuneError: no candidate ran, or one that had run did not when it was looked at closely.
         KeyboardInterrupt: interrupted before the first candidate was measured.
     """
     import triton
@@ -92,7 +92,13 @@ def measure(
                 turned_down.append((config, _reason(error)))
         report(len(candidates), len(candidates))
         for config in sorted(measured, key=lambda c: -_rate(measured[c]))[:finalists]:
-            finals[config] = bench.time(config, CLOSER_LOOK)
+            try:
+                finals[config] = bench.time(config, CLOSER_LOOK)
+            except Exception as error:  # a fault that a later candidate left behind, as a rule
+                raise TuneError(
+                    f"{plan.name}: {config} ran once on {gpu} and then no more "
+                    f"({_reason(error)}); free the GPU, or build with --no-tune"
+                ) from error
     except KeyboardInterrupt:
         if not measured:
             raise
