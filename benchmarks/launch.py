@@ -27,6 +27,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from benchmarks.call_tables import launch_table
 from benchmarks.record import environment
 from benchmarks.script import make_parser, sees_gpu, tell
+from flashgen.errors import first_line
 
 HEADS, TOKENS = 16, 128
 CALLS, BATCHES = 50, 200
@@ -194,7 +195,7 @@ def main() -> int:
             except Exception as error:  # of others: a backend that this machine lacks, say
                 if name == "flashgen":
                     raise
-                print(f"{case.module}, {name}: {str(error).splitlines()[0]}", file=sys.stderr)
+                print(f"{case.module}, {name}: {first_line(error)}", file=sys.stderr)
         found["parts"][case.module] = {
             name: microseconds(call, nullcontext()) for name, call in parts(case, (q, k, v))
         }

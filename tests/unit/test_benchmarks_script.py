@@ -48,3 +48,27 @@ def test_without_a_gpu_they_say_so(
     assert capsys.readouterr().err == f"{name} measures a CUDA GPU; torch sees none\n"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert sees_gpu("any")
+
+
+def test_a_peer_that_says_nothing_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails() -> None:
+        raise AssertionError
+
+    case = launch.Case("full_d64", 64, None, {}, {})
+    made = [("flashgen", None, lambda: 1.0), ("a peer", None, fails)]
+    monkeypatch.setattr(launch, "sees_gpu", lambda benchmark: True)
+    monkeypatch.setattr(launch, "environment", lambda device: {})
+    monkeypatch.setattr(launch, "cases", lambda device: [case])
+    monkeypatch.setattr(launch, "calls", lambda case, qkv: made)
+    monkeypatch.setattr(launch, "parts", lambda case, qkv: [("a part", lambda: 0.5)])
+    monkeypatch.setattr(launch, "microseconds", lambda call, context: call())
+    monkeypatch.setattr(launch, "launch_table", str)
+    monkeypatch.setattr(launch.torch, "device", lambda kind, device=torch.device: device("cpu"))
+    monkeypatch.setattr("sys.argv", ["launch", "--json", str(tmp_path / "launch.json")])
+    assert launch.main() == 0
+    assert capsys.readouterr().err == "full_d64, a peer: AssertionError: \n"
+    found = json.loads((tmp_path / "launch.json").read_text())
+    assert found["calls"] == {"full_d64": {"flashgen": 1.0}}
+    assert found["parts"] == {"full_d64": {"a part": 0.5}}
