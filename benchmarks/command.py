@@ -19,10 +19,10 @@ from benchmarks.compiling import compile_all
 from benchmarks.measuring import measure
 from benchmarks.passes import FORWARD_PASS, Pass
 from benchmarks.peers import BENCHMARK_MODULES, peers_of
-from benchmarks.record import environment, layout, new_row, protocol, target
+from benchmarks.record import environment, new_row, protocol, target
+from benchmarks.script import make_parser, sees_gpu, write_results
 from benchmarks.timing import TIMERS
 from flashgen.build import Options, Progress, build
-from flashgen.files import write_atomically
 
 SPECS = Path(__file__).parent / "specs"
 
@@ -46,8 +46,7 @@ def run(
         repeat: how often, unless the command line says it.
     """
     options = _arguments(benchmark, every_cell, description, repeat)
-    if not torch.cuda.is_available():
-        print(f"benchmarks.{benchmark} measures a CUDA GPU; torch sees none", file=sys.stderr)
+    if not sees_gpu(benchmark):
         return 2
     torch.set_float32_matmul_precision("high")  # float32 may use the tf32 units
     device = torch.device("cuda")
@@ -71,7 +70,7 @@ def run(
             print(f"{seconds:4.0f} s {_progress(repetition, row)}", flush=True)
             # After every cell: a run that is cut off keeps them.
             measured = [row for row in rows if row["ms"]]
-            write_atomically(options.json, layout(head | {"cells": measured}))
+            write_results(head | {"cells": measured}, options.json)
     print(f"\n{show(json.loads(options.json.read_text()))}")
     wrong = wrong_cells(rows)
     if wrong:
@@ -107,9 +106,7 @@ def _chosen(cells: Sequence[Cell], parts: Sequence[str]) -> list[Cell]:
 def _arguments(
     benchmark: str, cells: Sequence[Cell], description: str | None, repeat: int
 ) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(f"python -m benchmarks.{benchmark}", description=description)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--json", type=Path, required=True, help="file for the results")
+    parser = make_parser(benchmark, description, keeps=True)
     parser.add_argument(
         "--repeat",
         type=int,

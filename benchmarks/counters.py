@@ -10,7 +10,6 @@ L2 as the last call left it, then of DRAM again with L2 cleared beforehand.
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -32,11 +31,11 @@ from benchmarks.compiling import compile_call
 from benchmarks.measuring import make_inputs
 from benchmarks.peers import load_module
 from benchmarks.record import environment, layout, new_row
+from benchmarks.script import make_parser, sees_gpu, tell
 from flashgen.explain.account import Account, Work
 from flashgen.explain.call import Asked
 from flashgen.explain.variant import explain
 from flashgen.explain.works import FORM_NAMES
-from flashgen.files import write_atomically
 
 ROOT = Path(__file__).parent.parent
 
@@ -264,14 +263,11 @@ def _driver() -> str:
 
 def main() -> int:
     """Counts, or calls what is counted."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.counters", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--json", type=Path, help="where the figures are written too")
+    parser = make_parser("counters", __doc__)
     parser.add_argument("--call", nargs="+", choices=NAMES, help="what ncu runs: call these")
     parser.add_argument("--launches", type=int, default=1, help="with --call: to count of each")
     options = parser.parse_args()
-    if not torch.cuda.is_available():
-        print("benchmarks.counters counts on a CUDA GPU; torch sees none", file=sys.stderr)
+    if not sees_gpu("counters"):
         return 2
     if options.call:
         call(options.call, options.launches)
@@ -281,9 +277,7 @@ def main() -> int:
     except ncu.NcuError as error:
         print(f"benchmarks.counters: {error}", file=sys.stderr)
         return 1
-    if options.json:
-        write_atomically(options.json, layout(found))
-    print(counters_table(json.loads(layout(found))))
+    tell(json.loads(layout(found)), counters_table, options.json)
     return 0
 
 

@@ -10,14 +10,11 @@ those of benchmarks.forward, twice, the second time in reverse order.
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -32,6 +29,7 @@ from benchmarks.measuring import noted
 from benchmarks.passes import as_results
 from benchmarks.peers import Call, compiled_flex, load_module
 from benchmarks.record import environment, protocol
+from benchmarks.script import make_parser, sees_gpu, tell
 from benchmarks.timing import TIMERS
 
 MODULE = "full_d128"
@@ -151,18 +149,14 @@ def _exact_heads(qkv: Inputs) -> torch.Tensor:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.decoding", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--json", type=Path, help="where the figures are written too")
+    """Measures, and shows the table."""
+    parser = make_parser("decoding", __doc__)
     parser.add_argument("--fa4", action="store_true", help="FlashAttention 4 too, if installed")
     options = parser.parse_args()
-    if not torch.cuda.is_available():
-        print("benchmarks.decoding measures a CUDA GPU; torch sees none", file=sys.stderr)
+    if not sees_gpu("decoding"):
         return 2
     device = torch.device("cuda")
-    rows = [
-        asdict(step) | {"step": step.name, "bytes": step.bytes, "unavailable": {}} for step in STEPS
-    ]
+    rows = [new_row(step) for step in STEPS]
     for reverse in (False, True):
         for step, row in zip(STEPS, rows, strict=True):
             qkv = tensors_of(step, device)
@@ -174,9 +168,7 @@ def main() -> int:
         "protocol": protocol(),
         "cells": rows,
     }
-    print(decoding_table(document))
-    if options.json:
-        options.json.write_text(json.dumps(document, indent=2) + "\n")
+    tell(document, decoding_table, options.json)
     return 0
 
 

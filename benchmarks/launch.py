@@ -9,16 +9,13 @@ is waited for between batches so that its queue never fills. A second table divi
 
 from __future__ import annotations
 
-import argparse
 import importlib
-import json
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -29,6 +26,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.call_tables import launch_table
 from benchmarks.record import environment
+from benchmarks.script import make_parser, sees_gpu, tell
+from flashgen.errors import first_line
 
 HEADS, TOKENS = 16, 128
 CALLS, BATCHES = 50, 200
@@ -175,11 +174,9 @@ def microseconds(call: Call, context: Any) -> float:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.launch", description=__doc__)
-    parser.add_argument("--json", type=Path, help="where the figures are written too")
-    options = parser.parse_args()
-    if not torch.cuda.is_available():
-        print("benchmarks.launch measures a CUDA GPU; torch sees none", file=sys.stderr)
+    """Measures, and shows the table."""
+    options = make_parser("launch", __doc__).parse_args()
+    if not sees_gpu("launch"):
         return 2
     device = torch.device("cuda")
     found: dict[str, Any] = {
@@ -198,13 +195,11 @@ def main() -> int:
             except Exception as error:  # of others: a backend that this machine lacks, say
                 if name == "flashgen":
                     raise
-                print(f"{case.module}, {name}: {str(error).splitlines()[0]}", file=sys.stderr)
+                print(f"{case.module}, {name}: {first_line(error)}", file=sys.stderr)
         found["parts"][case.module] = {
             name: microseconds(call, nullcontext()) for name, call in parts(case, (q, k, v))
         }
-    print(launch_table(found))
-    if options.json:
-        options.json.write_text(json.dumps(found, indent=2) + "\n")
+    tell(found, launch_table, options.json)
     return 0
 
 

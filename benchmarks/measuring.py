@@ -15,6 +15,7 @@ from benchmarks.cells import Cell
 from benchmarks.passes import FORWARD_PASS, Pass, as_results
 from benchmarks.peers import Call, Peer, make_block_mask
 from benchmarks.timing import Timer
+from flashgen.errors import first_line
 
 
 def measure(
@@ -90,7 +91,7 @@ def noted(row: dict[str, Any], name: str) -> Iterator[None]:
     except Exception as error:
         if name.startswith("flashgen"):
             raise
-        row["unavailable"][name] = _reason(error)
+        row["unavailable"][name] = first_line(error)
 
 
 def make_inputs(cell: Cell, device: torch.device) -> Inputs:
@@ -130,9 +131,3 @@ def peak_bytes(call: Callable[[], Any]) -> tuple[int, Any]:
     result = call()
     torch.cuda.synchronize()
     return torch.cuda.max_memory_allocated() - before, result
-
-
-def _reason(error: Exception) -> str:
-    """An exception's class and first line."""
-    lines = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0]}"

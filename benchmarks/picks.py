@@ -20,7 +20,6 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
-from pathlib import Path
 from typing import Any
 
 from benchmarks.account_tables import picks_table
@@ -37,10 +36,10 @@ from benchmarks.picked import (
     result_for,
     row_of,
 )
-from benchmarks.record import layout
+from benchmarks.script import make_parser, write_results
 from flashgen.config import HOPPER, Form
 from flashgen.errors import TuneError
-from flashgen.files import write_atomically
+from flashgen.files import lock
 from flashgen.publish import Place
 from flashgen.tuning.device import Gpu, detect_gpu
 from flashgen.tuning.store import TuneResult, load_results, merged, save_results
@@ -88,6 +87,12 @@ def measured_on(gpu: Gpu, kernel: Kernel) -> TuneResult:
     )
 
 
+def keep(place: Place, result: TuneResult) -> None:
+    """Puts a result among those that builds keep; a build of the variant is waited for."""
+    with lock(place.lock, on_wait=lambda: print(f"{place.name}: a build has the lock")):
+        save_results(place.tuning, merged(load_results(place.tuning), [result]))
+
+
 def main() -> int:
     """Ranks, measures where it is asked to, and shows the table."""
     options = _arguments()
@@ -106,7 +111,7 @@ def main() -> int:
         rows = [row_of(kernel, found[kernel.plan.name, kernel.form]) for kernel in kernels]
         document = document_of(rows)
         if options.json:
-            write_atomically(options.json, layout(document))
+            write_results(document, options.json)
         return document
 
     if gpu is not None:
@@ -129,8 +134,7 @@ def main() -> int:
                 continue
             found[name, kernel.form] = result
             if options.keep:
-                place = Place(OUT, name)
-                save_results(place.tuning, merged(load_results(place.tuning), [result]))
+                keep(Place(OUT, name), result)
             write()  # after every kernel: a run that is cut off keeps them
             seconds = time.perf_counter() - started
             print(f"{seconds:4.0f} s {name} {kernel.form}: {len(result.measured)}", flush=True)
@@ -139,9 +143,7 @@ def main() -> int:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.picks", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--json", type=Path, help="where the figures are written too")
+    parser = make_parser("picks", __doc__)
     parser.add_argument(
         "--measure", nargs="*", metavar="SPEC", help="measure these specs, or every shipped one"
     )

@@ -86,23 +86,30 @@ def _kernel(module: ModuleType, seal: Seal | None) -> dict[str, Any]:
 
 def _backward_kernels(module: ModuleType, seal: Seal | None) -> dict[str, Any]:
     """The backward kernels that run here: the digests of their code, and their configurations."""
-    hopper = getattr(module, "BACKWARD_HOPPER", None)
-    if hopper and target() == HOPPER:
-        return {
-            "form": "hopper_backward",
-            "kernel": seal and seal.kernels.get("hopper_backward"),
-            "config": hopper,
-        }
-    configs = {"keys": module.BACKWARD_OF_KEYS, "queries": module.BACKWARD_OF_QUERIES}
+    hopper = getattr(module, "BACKWARD_HOPPER", None) if target() == HOPPER else None
+    if hopper and not hasattr(module, "_launch_of_queries"):
+        kernel = seal and seal.kernels.get("hopper_backward")
+        return {"form": "hopper_backward", "kernel": kernel, "config": hopper}
+    form, forms = "portable", {"keys": "backward_keys", "queries": "backward_queries"}
+    if hopper:  # with the portable kernel over queries beside it
+        form = "hopper_keys"
+        forms = {"Gluon over keys": "hopper_backward", "portable over queries": "backward_queries"}
+    configs = {
+        "hopper_backward": hopper,
+        "backward_keys": module.BACKWARD_OF_KEYS.get(target()),
+        "backward_queries": module.BACKWARD_OF_QUERIES.get(target()),
+    }
     return {
-        "form": "portable",
-        "kernel": seal and {name: seal.kernels[f"backward_{name}"] for name in configs},
-        "config": {name: of.get(target()) for name, of in configs.items()},
+        "form": form,
+        "kernel": seal and {name: seal.kernels.get(of) for name, of in forms.items()},
+        "config": {name: configs[of] for name, of in forms.items()},
     }
 
 
 def layout(document: Mapping[str, Any]) -> str:
-    """JSON with a cell a line, for diffs and for people."""
+    """JSON with a cell a line, for diffs and for people; an entry a line where there are none."""
+    if "cells" not in document:
+        return json.dumps(document, indent=2) + "\n"
     cells = ",\n".join(f"    {json.dumps(row)}" for row in document["cells"])
     head = {key: value for key, value in document.items() if key != "cells"}
     return json.dumps(head, indent=2)[:-2] + f',\n  "cells": [\n{cells}\n  ]\n}}\n'

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from flashgen.build import Options, is_current
-from flashgen.errors import FlashgenError
+from flashgen.errors import FlashgenError, first_line
 from flashgen.files import write_atomically
 from flashgen.loader import Variant, load
 from flashgen.normalisers import softmax
@@ -80,8 +80,13 @@ def bench(name: str, specs: Path, out: Path) -> list[Timing]:
 
 
 def write_json(path: Path, timings: list[Timing]) -> None:
-    """Writes the timings as a JSON list, an object each."""
-    write_atomically(path, json.dumps([asdict(timing) for timing in timings], indent=1) + "\n")
+    """Writes the timings as a JSON list, an object each.
+
+    Raises:
+        OutputError: the file cannot be written.
+    """
+    text = json.dumps([asdict(timing) for timing in timings], indent=1) + "\n"
+    write_atomically(path, text, "choose another place with --json")
 
 
 def _variant(name: str, specs: Path) -> Variant:
@@ -131,7 +136,7 @@ def _timings(plan: KernelPlan, module: ModuleType, length: int) -> Iterator[Timi
         try:
             ms, rate = timed(make())
         except Exception as error:  # whatever torch, its compiler or the driver raise
-            yield Timing(length, kernel, problem=_first_line(error))
+            yield Timing(length, kernel, problem=first_line(error))
         else:
             yield Timing(length, kernel, ms, rate, own / rate)
 
@@ -215,11 +220,6 @@ def _function(source: str, values: dict[str, Any]) -> Callable[..., torch.Tensor
     names = {"torch": torch, "math": math, "dtype": torch.float32}
     function: Callable[..., torch.Tensor] = eval(source, {**names, **values})
     return function
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0]}"
 
 
 def _or(names: Iterable[str]) -> str:

@@ -116,10 +116,9 @@ def build(paths: Iterable[Path], options: Options, progress: Progress) -> Iterat
     # 4. budget: plan x target -> the configurations that fit, and why the others do not.
     spaces = {name: search_spaces(plan) for name, plan in plans.items()}
     _refuse(
-        unfit(variant, plans[variant.name], target, space.rejected)
+        finding
         for variant in stale
-        for target, space in spaces[variant.name].portable.items()
-        if not space.candidates
+        for finding in without_candidates(variant, plans[variant.name], spaces[variant.name])
     )
 
     progress.start(len(stale))
@@ -182,6 +181,13 @@ def is_current(variant: Variant, options: Options, gpu: Gpu | None) -> bool:
     if seal.build != build_digest(variant.spec, place):
         return False
     return not _to_measure(gpu, variant, seal.kernels, place, replace(options, force=False))
+
+
+def without_candidates(variant: Variant, plan: KernelPlan, spaces: Spaces) -> Iterator[Violation]:
+    """What to say of each target that no configuration of the portable kernel fits."""
+    for target, space in spaces.portable.items():
+        if not space.candidates:
+            yield unfit(variant, plan, target, space.rejected)
 
 
 def _with_targets(variants: list[Variant], targets: tuple[str, ...]) -> list[Variant]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from flashgen.build import module_text
+from flashgen.build import module_text, without_candidates
 from flashgen.errors import ValidationError
 from flashgen.loader import Variant, load
 from flashgen.plan import lower
@@ -28,8 +28,13 @@ def check(paths: Sequence[Path], out: Path) -> list[str]:
     variants = load(paths)
     if violations := [finding for variant in variants for finding in validate(variant)]:
         raise ValidationError(violations)
-    orphans = _orphans(variants, out) if any(path.is_dir() for path in paths) else ()
+    orphans = _orphans(variants, out) if names_all(paths) else ()
     return [*_differences(variants, out), *orphans]
+
+
+def names_all(paths: Iterable[Path]) -> bool:
+    """Whether the paths name every spec that there is: a folder is among them."""
+    return any(path.is_dir() for path in paths)
 
 
 def _differences(variants: Iterable[Variant], out: Path) -> Iterator[str]:
@@ -43,9 +48,15 @@ def _differences(variants: Iterable[Variant], out: Path) -> Iterator[str]:
 
 
 def expected_text(variant: Variant, place: Place) -> str:
-    """What a build without measuring would publish."""
+    """What a build without measuring would publish.
+
+    Raises:
+        ValidationError: no configuration fits some target.
+    """
     plan = lower(variant.spec, variant.name)
     spaces = search_spaces(plan)
+    if violations := list(without_candidates(variant, plan, spaces)):
+        raise ValidationError(violations)
     kernels = digests(plan, spaces)
     chosen = choices(plan, kernels, spaces, load_results(place.tuning))
     return module_text(variant, plan, kernels, chosen, place)

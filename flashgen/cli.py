@@ -17,6 +17,7 @@ from flashgen.bench import write_json
 from flashgen.build import Built, Options
 from flashgen.build import build as run_build
 from flashgen.check import check as run_check
+from flashgen.check import names_all
 from flashgen.console import (
     ProgressBar,
     bench_table,
@@ -146,7 +147,7 @@ def check(
         typer.echo(line)
     if differences:
         raise typer.Exit(1)
-    checked = "every module" if any(path.is_dir() for path in paths) else "what was asked for"
+    checked = "every module" if names_all(paths) else "what was asked for"
     typer.echo(f"{checked} in {out} is what its spec renders to")
 
 
@@ -200,11 +201,11 @@ def explain(
     if json == Path("-"):
         typer.echo(to_json(accounts), nl=False)
         return
+    if json is not None:
+        write_atomically(json, to_json(accounts), "choose another place with --json")
     console = make_console()
     for account in accounts:
         print_account(console, account)
-    if json is not None:
-        write_atomically(json, to_json(accounts))
 
 
 @app.command("list")

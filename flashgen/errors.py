@@ -80,3 +80,9 @@ _short.maxstring = _short.maxother = 80
 def shown(value: object) -> str:
     """A value as the user would write it, on one line and not too long for a message."""
     return " ".join(_short.repr(value).split())
+
+
+def first_line(error: Exception) -> str:
+    """An exception's class, and the first line of what it says: a compiler's or a driver's, say."""
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0]}"

@@ -11,22 +11,30 @@ from pathlib import Path
 
 from flashgen.errors import OutputError
 
+#: What to do about a folder of modules that cannot be written.
+ANOTHER_FOLDER = "choose another folder with --out"
 
-def write_atomically(path: Path, text: str) -> None:
-    """Replaces ``path`` by ``text``: a reader, a crash or a full disk sees the old file or the new.
+
+def write_atomically(path: Path, content: str | bytes, remedy: str = ANOTHER_FOLDER) -> None:
+    """Replaces ``path`` whole: a reader, a crash or a full disk sees the old file or the new.
 
     The caller holds the lock of what it writes: the temporary file's name is fixed, so that one
     left by a killed process is overwritten by the next.
+
+    Args:
+        path: the file; its folder is made if it is not there.
+        content: bytes, or text to write as UTF-8.
+        remedy: what the error tells the user to do.
 
     Raises:
         OutputError: the folder or the file cannot be written; the old file stands.
     """
     temporary = path.with_name(f".{path.name}.tmp")
-    with _explained(path):
+    with _explained(path, remedy):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with temporary.open("w", encoding="utf-8", newline="\n") as file:
-                file.write(text)
+            with temporary.open("wb") as file:
+                file.write(content.encode() if isinstance(content, str) else content)
                 file.flush()
                 os.fsync(file.fileno())
             _outdate_bytecode(path, temporary)
@@ -65,27 +73,28 @@ def lock(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
     The kernel drops the lock with the process that holds it, so a killed build leaves none behind.
 
     Raises:
-        OutputError: the folder cannot be written.
+        OutputError: the folder cannot be written, or its file system has no locks.
     """
     with _explained(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("a")
     with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            on_wait()
-            fcntl.flock(file, fcntl.LOCK_EX)
+        with _explained(path):
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                on_wait()
+                fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
 @contextmanager
-def _explained(path: Path) -> Iterator[None]:
+def _explained(path: Path, remedy: str = ANOTHER_FOLDER) -> Iterator[None]:
     """Turns the system's refusal to write ``path`` into a line with a remedy."""
     try:
         yield
     except OSError as error:
         space = "free some space, or " if error.errno in (ENOSPC, EDQUOT) else ""
         raise OutputError(
-            f"{path}: cannot be written: {error.strerror}; {space}choose another folder with --out"
+            f"{path}: cannot be written: {error.strerror}; {space}{remedy}"
         ) from error

@@ -115,10 +115,16 @@ def _importable(module: ModuleType, folder: Path) -> Iterator[None]:
     finally:
         sys.dont_write_bytecode = writes_bytecode
         sys.path.remove(str(folder))
-        for name in set(sys.modules) - known:
-            file = getattr(sys.modules[name], "__file__", None)
-            if file and Path(file).parent == folder:
-                del sys.modules[name]
+        new = {name for name in set(sys.modules) - known if name.partition(".")[0] not in known}
+        for name in [name for name in new if _lies_in(folder, name.partition(".")[0])]:
+            del sys.modules[name]
+
+
+def _lies_in(folder: Path, name: str) -> bool:
+    """Whether an imported module, or package, is one of a folder's own."""
+    module = sys.modules.get(name)
+    places = [getattr(module, "__file__", None), *getattr(module, "__path__", ())]
+    return any(Path(place).parent == folder for place in places if place)
 
 
 def _blame(file: Path, error: BaseException) -> str:

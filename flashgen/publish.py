@@ -15,7 +15,7 @@ from pathlib import Path
 
 from flashgen.config import Form
 from flashgen.errors import OutputError
-from flashgen.files import write_atomically
+from flashgen.files import lock, write_atomically
 from flashgen.paths import PACKAGE, template_dir
 from flashgen.spec import AttentionSpec
 from flashgen.version import __version__
@@ -44,7 +44,7 @@ _SEAL = re.compile(
 )
 
 # Sources that no generated module depends on: a change in them makes no module stale.
-# A test holds that what renders a module imports none of them.
+# A test holds that they are those which nothing that renders a module imports.
 NOT_IN_MODULES = frozenset(
     {
         "__init__.py",
@@ -72,11 +72,17 @@ NOT_IN_MODULES = frozenset(
         "explain/visible.py",
         "explain/words.py",
         "explain/works.py",
+        "codegen/names.py",
         "inventory.py",
         "loader.py",
         "publish.py",
         "validate.py",
         "tuning/backward_bench.py",
+        "tuning/compiled.py",
+        "tuning/compiled_backward.py",
+        "tuning/compiled_backward_hopper.py",
+        "tuning/compiled_hopper.py",
+        "tuning/compiler.py",
         "tuning/device.py",
         "tuning/forward_bench.py",
         "tuning/measure.py",
@@ -115,6 +121,11 @@ class Place:
     def lock(self) -> Path:
         """The lock that whoever writes the other two holds."""
         return self.out / ".flashgen" / f"{self.name}.lock"
+
+    @property
+    def package_lock(self) -> Path:
+        """The lock of the package file, which all variants write; none has such a name."""
+        return self.out / ".flashgen" / "__init__.lock"
 
     @property
     def package(self) -> str:
@@ -226,5 +237,6 @@ def publish(place: Place, text: str) -> None:
         OutputError: the folder cannot be written; a module that stood there still does.
     """
     if not place.package_file.exists():
-        write_atomically(place.package_file, PACKAGE_DOCSTRING)
+        with lock(place.package_lock, on_wait=lambda: None):
+            write_atomically(place.package_file, PACKAGE_DOCSTRING)
     write_atomically(place.module, text)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from functools import cache
+from importlib.util import find_spec
 from traceback import FrameSummary, extract_stack
 from typing import Any
 
@@ -24,9 +26,16 @@ def users_line(frames: Sequence[FrameSummary]) -> str:
         name = os.path.abspath(frame.filename)
         if name in _CALLERS:
             break
-        if not name.startswith(_PACKAGE) and f"{os.sep}torch{os.sep}" not in name:
+        if not name.startswith((_PACKAGE, _torch_folder())):
             return f"{frame.filename}:{frame.lineno}: `{frame.line}`"
     return ""
+
+
+@cache
+def _torch_folder() -> str:
+    """Where torch lies, which is not imported for it; flashgen's own folder where there is none."""
+    spec = find_spec("torch")
+    return os.path.dirname(spec.origin) + os.sep if spec and spec.origin else _PACKAGE
 
 
 def mistake(problem: str, remedy: str) -> MaskError:

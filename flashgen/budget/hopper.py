@@ -27,16 +27,16 @@ from dataclasses import dataclass
 import sympy
 
 from flashgen.budget.captures import captured_bytes
-from flashgen.budget.packing import Buffer, packed, values_of
+from flashgen.budget.packing import Buffer, packed
 from flashgen.budget.quantities import BLOCK_M, BLOCK_N, ITEMSIZE, NUM_STAGES, widths
-from flashgen.budget.sram import WARP_GROUP, WARP_GROUP_ROWS, SramUsage
+from flashgen.budget.sram import WARP_GROUP, WARP_GROUP_ROWS, SramUsage, values_of
 from flashgen.budget.targets import get_target
-from flashgen.config import KernelConfig
+from flashgen.config import HOPPER, KernelConfig
 from flashgen.plan import KernelPlan
 from flashgen.plan.hopper import OUT_COLUMNS, HopperNames, hopper_shape
 from flashgen.symbols import FloorDiv
 
-TARGET = get_target("sm_90")
+TARGET = get_target(HOPPER)
 
 #: Query rows that a consumer computes.
 CONSUMER_ROWS = WARP_GROUP_ROWS

@@ -24,9 +24,9 @@ from __future__ import annotations
 import sympy
 
 from flashgen.budget.captures import backward_captured_bytes, queries_captured_bytes
-from flashgen.budget.packing import Buffer, packed, values_of
+from flashgen.budget.packing import Buffer, packed
 from flashgen.budget.quantities import BLOCK_M, BLOCK_N, ITEMSIZE, NUM_STAGES, widths
-from flashgen.budget.sram import WARP_GROUP, SramUsage
+from flashgen.budget.sram import WARP_GROUP, SramUsage, values_of
 from flashgen.config import KernelConfig
 from flashgen.plan.hopper_backward import HopperBackward
 from flashgen.plan.hopper_division import CONSUMERS

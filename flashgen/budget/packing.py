@@ -12,11 +12,9 @@ from typing import Any
 import sympy
 
 from flashgen.budget.buffers import round_up
-from flashgen.budget.quantities import widths
 from flashgen.budget.sram import SramUsage
 from flashgen.budget.targets import get_target
-from flashgen.config import HOPPER, KernelConfig
-from flashgen.plan import KernelPlan
+from flashgen.config import HOPPER
 from flashgen.symbols import evaluate
 
 
@@ -66,13 +64,3 @@ def packed(
         formula=total,
         formulas=tuple(formulas.items()),
     )
-
-
-def values_of(plan: KernelPlan, config: KernelConfig) -> dict[str, int]:
-    """The number behind every symbol of a formula."""
-    return {
-        **config.as_dict(),
-        "itemsize": plan.itemsize,
-        **{s.name: n for s, n in zip(widths("qk", 9), plan.qk_segments, strict=False)},
-        **{s.name: n for s, n in zip(widths("v", 9), plan.v_segments, strict=False)},
-    }

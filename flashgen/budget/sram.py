@@ -120,7 +120,7 @@ def usage_of(
     phases: tuple[Phase, ...], plan: KernelPlan, config: KernelConfig, target: Target
 ) -> SramUsage:
     """What a block needs whose phases are these, of a configuration and a plan's widths."""
-    values = _values(plan, config)
+    values = values_of(plan, config)
     sizes = {
         phase: [(name, evaluate(size, values)) for name, size in phase.parts] for phase in phases
     }
@@ -211,7 +211,7 @@ def _layout(plan: KernelPlan, config: KernelConfig, target: Target, tma: bool) -
     )
 
 
-def _values(plan: KernelPlan, config: KernelConfig) -> dict[str, int]:
+def values_of(plan: KernelPlan, config: KernelConfig) -> dict[str, int]:
     """The number behind every symbol of a formula."""
     return {
         **config.as_dict(),

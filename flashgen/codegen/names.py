@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from flashgen.codegen.render import render_module
 from flashgen.config import ChosenConfig, HopperChoice, KernelConfig
 from flashgen.constants import Constant
-from flashgen.masks import Mask, block_sparse, causal, sliding_window
+from flashgen.masks import Mask, block_sparse, causal, document, sliding_window
 from flashgen.normalisers import sigmoid_attention, softmax
 from flashgen.params import Float, Int, Tensor
 from flashgen.plan import lower
@@ -22,14 +22,16 @@ from flashgen.spec import AttentionSpec
 
 # Between them these print every line of every template: one run of keys and several in any order,
 # heads of one segment and of several, a mask that differs between heads and batch entries, block
-# tables, scores and sinks, tensors that learn by query, key and distance, the parameters of each
-# kind and a constant.
+# tables, documents, scores and sinks, tensors that learn by query, key and distance, the parameters
+# of each kind and a constant; and the backward passes that are divided.
 _PROBE = Int("probe")
 _DEGREES = Float("probe", 1.0)
 _TABLE = Tensor("probe", ("num_q_heads",), "bfloat16")
 _NEAR = Tensor("probe", ("num_q_heads", None))
 _BLOCKS = Tensor("probe", ("batch", "num_q_heads", None, None), "bool")
 _KNOWN = Constant("probe", [[True]])
+_IDS = Tensor("probe", ("batch", "kv_len"), "int32", sorted=True)
+_TILTED = Score(lambda score, b, h, q, kv: score + _PROBE * (kv - q), "tilted")
 _EVERYTHING = (
     AttentionSpec(64, mask=causal(align="bottom_right") & (lambda b, h, q, kv: kv < _PROBE)),
     AttentionSpec(
@@ -55,6 +57,9 @@ _EVERYTHING = (
             lambda s, b, h, q, kv: s + _NEAR[h, q] + _NEAR[h, kv] + _NEAR[h, kv - q], "near"
         ),
     ),
+    AttentionSpec(64, mask=document(_IDS) & causal()),
+    AttentionSpec(64, mask=sliding_window(_PROBE, 0), score=_TILTED, deterministic=True),
+    AttentionSpec(256, mask=sliding_window(_PROBE, 0), score=_TILTED),
 )
 
 # And what those with dropout print besides.
@@ -91,7 +96,9 @@ def _taken(specs: tuple[AttentionSpec, ...]) -> frozenset[str]:
         for statement in module.body:
             inside = set(_bound(ast.walk(statement)))
             names.update(inside if "probe" in inside else _bound([statement]))
-    return frozenset((names | {re.sub(r"_\d+$", "", name) for name in names}) - {"probe"})
+    names |= {re.sub(r"_\d+$", "", name) for name in names}
+    # What is named after a parameter keeps clear of the others by itself.
+    return frozenset(name for name in names if not name.startswith("probe"))
 
 
 def _bound(nodes: Iterable[ast.AST]) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -169,8 +170,10 @@ def _number(param: Param, option: str, text: str) -> int | float:
     except ValueError:
         kind = "a whole number" if whole else "a number"
         raise FlashgenError(f"{option}: not {kind}; write one") from None
-    if isinstance(param, Int) and value < param.min:
-        raise FlashgenError(f"{option}: below the least value; write one from {param.min} on")
+    if isinstance(param, Int) and not param.min <= value <= 2**30:
+        raise FlashgenError(f"{option}: out of range; write a number from {param.min} to 2**30")
+    if isinstance(param, Float) and not abs(value) < math.inf:
+        raise FlashgenError(f"{option}: not a finite number; write one")
     if isinstance(param, Float) and param.above is not None and not value > param.above:
         raise FlashgenError(f"{option}: not above {param.above:g}; write a number that is")
     if isinstance(param, DropoutP) and not 0 <= value < 1:

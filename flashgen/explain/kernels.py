@@ -18,7 +18,7 @@ from flashgen.loader import Variant
 from flashgen.plan import KernelPlan
 from flashgen.symbolic.printer import plain_source
 from flashgen.tuning.choose import choose, choose_hopper
-from flashgen.tuning.hopper_space import hopper_space, predict_hopper, why_not
+from flashgen.tuning.hopper_space import hopper_space, predict_hopper
 from flashgen.tuning.space import Space, search_space
 from flashgen.tuning.store import TuneResult
 from flashgen.validate import unfit
@@ -64,7 +64,7 @@ def chosen_kernels(
     space = search_space(plan, target)
     if not space.candidates:
         raise ValidationError([unfit(variant, plan, target, space.rejected)])
-    gluon = (Space((), ()) if why_not(plan) else hopper_space(plan)) if target == HOPPER else None
+    gluon = hopper_space(plan) if target == HOPPER else None
     digests: dict[Form, str] = {}
     if results:  # a kernel is rendered for it
         has_gluon = gluon is not None and gluon.candidates

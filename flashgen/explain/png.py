@@ -7,10 +7,10 @@ import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from flashgen.errors import OutputError
 from flashgen.explain.account import Account
 from flashgen.explain.picture import KINDS, Picture
 from flashgen.explain.svg import COLOURS, MOST_CELLS, the_one
+from flashgen.files import write_atomically
 
 # A cell has so many pixels each way at most, and all of them so many, or one each.
 _MOST_OF_A_CELL, _MOST = 32, 640
@@ -53,15 +53,7 @@ def write_png(path: Path, accounts: Sequence[Account]) -> None:
     """
     mask = the_one("--png", path, accounts).mask
     content = png(mask.picture.scaled(MOST_CELLS, MOST_CELLS), mask.label)
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_bytes(content)
-        temporary.replace(path)
-    except OSError as error:
-        raise OutputError(
-            f"{path}: cannot be written: {error.strerror}; choose another place with --png"
-        ) from error
+    write_atomically(path, content, "choose another place with --png")
 
 
 def _lines(shown: Picture, side: int, height: int, width: int) -> Iterator[bytes]:

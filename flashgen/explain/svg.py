@@ -87,8 +87,10 @@ def write_svg(path: Path, accounts: Sequence[Account]) -> None:
 
     Raises:
         FlashgenError: there are several.
+        OutputError: the file cannot be written.
     """
-    write_atomically(path, svg_of(the_one("--svg", path, accounts)))
+    content = svg_of(the_one("--svg", path, accounts))
+    write_atomically(path, content, "choose another place with --svg")
 
 
 def the_one(option: str, path: Path, accounts: Sequence[Account]) -> Account:

@@ -31,8 +31,6 @@ class Argument:
         least: of an int, the smallest value; of a float, what it has to exceed, ``""`` for nothing.
         dtype: of a tensor, torch's name of it.
         sizes: of a tensor, for each dimension its size as an expression of q and k, or ``"None"``.
-        ndim: of a tensor, its number of dimensions.
-        differentiable: whether it has a gradient.
     """
 
     name: str

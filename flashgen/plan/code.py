@@ -11,8 +11,7 @@ from flashgen.errors import MaskError
 from flashgen.expr import Expr
 from flashgen.masks import Mask
 from flashgen.params import Float, Int
-from flashgen.plan.block_bits import BlockBits, block_bits
-from flashgen.plan.block_loads import BlockLoads, with_block_loads
+from flashgen.plan.block_tables import BlockBits, BlockLoads, block_bits, with_block_loads
 from flashgen.plan.loops import KERNEL_NAMES
 from flashgen.plan.text import gathered_dimensions, mentioned
 from flashgen.scores import Score

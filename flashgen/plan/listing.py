@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,14 +9,13 @@ import sympy
 
 from flashgen.params import Int
 from flashgen.plan.loops import KERNEL_NAMES
+from flashgen.plan.text import gathered_dimensions
 from flashgen.symbolic.logic import conditions
 from flashgen.symbolic.printer import triton_source
 from flashgen.symbolic.tables import RowTable
 from flashgen.symbolic.tile_logic import TileTable, tile_logic
 from flashgen.symbolic.trace import Predicate
 from flashgen.symbols import KV_FIRST, KV_LAST, Q_FIRST, Q_IDX, Q_LAST, B, H, RowMax, RowMin
-
-_GATHER = re.compile(r"\b_at_(\d+)d\(")
 
 #: What is a vector, with an element for each key tile.
 _VECTORS = (KV_FIRST, KV_LAST)
@@ -105,7 +103,7 @@ def tile_listing(predicate: Predicate) -> TileListing | None:
         reduce_rows=any(expr.has(RowMin, RowMax) for expr in logic.expressions),
         names=frozenset(s.name for s in symbols - {*answers, *_VECTORS, Q_FIRST, Q_LAST, Q_IDX}),
         row_tables=logic.row_tables,
-        gathers=tuple(sorted({int(n) for t in texts for n in _GATHER.findall(t)})),
+        gathers=gathered_dimensions(texts),
     )
 
 

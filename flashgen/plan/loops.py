@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flashgen.symbolic.bounds import TileBounds
-from flashgen.symbolic.intervals import KvInterval
+from flashgen.symbolic.intervals import Interval
 from flashgen.symbolic.printer import triton_source
 from flashgen.symbols import Q_LAST, FloorDiv, Load, RowMax, RowMin
 
@@ -85,7 +85,7 @@ def key_tiles(bounds: TileBounds, *, listed: bool = False) -> KeyTiles:
 
 
 def print_interval(
-    interval: KvInterval,
+    interval: Interval,
     suffix: str = "",
     text: Callable[[Any], str] = lambda expr: triton_source(expr, KERNEL_NAMES),
 ) -> PrintedInterval:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from flashgen.plan.block_bits import BlockBits
+from flashgen.plan.block_tables import BlockBits
 from flashgen.plan.text import mentioned
 
 #: Columns of a tile that LLVM compares one by one: the outcomes of more it packs into bits.

@@ -8,6 +8,7 @@ from typing import Any
 
 import sympy
 
+from flashgen.symbolic.regroup import is_condition
 from flashgen.symbols import SCORE, Load, Truncate
 
 
@@ -70,7 +71,7 @@ def derivative(expr: Any, variable: Any) -> Any:
     held: dict[Any, Any] = {}
 
     def constant(node: Any) -> Any:
-        return held.setdefault(node, sympy.Dummy("c", real=None if _is_condition(node) else True))
+        return held.setdefault(node, sympy.Dummy("c", real=None if is_condition(node) else True))
 
     def smooth(node: Any) -> Any:
         """The node with x for the variable, and a symbol for all that does not move with it."""
@@ -105,10 +106,6 @@ def _values(expr: Any) -> set[Any]:
 
 def _holds(node: Any, variable: Any) -> bool:
     return bool(node.has(variable))
-
-
-def _is_condition(node: Any) -> bool:
-    return isinstance(node, sympy.logic.boolalg.Boolean) and not node.is_Symbol
 
 
 def _when(condition: Any, constant: Any) -> Any:

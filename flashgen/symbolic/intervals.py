@@ -48,9 +48,6 @@ class Interval:
         return cls(zero, zero, zero, zero)
 
 
-KvInterval = Interval
-
-
 def solve(atoms: Iterable[Affine], facts: Facts, roles: Roles) -> tuple[Any, Any, Any]:
     """The keys in [0, kv_len) that satisfy every atom, as ``(begin, end, condition)``.
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import sympy
@@ -16,8 +14,6 @@ from flashgen.symbolic.places import SCORES, Place, is_integral
 from flashgen.symbolic.printer import triton_source
 from flashgen.symbolic.regroup import PREFIXES, Regrouper, is_condition, replaced
 from flashgen.symbols import KV_IDX, SCORE, SYMBOLS, Load
-
-_HELPER = re.compile(r"\b_(?:at_\d+d|tanh)(?=\()")
 
 
 @dataclass(frozen=True)
@@ -57,18 +53,6 @@ class Placed:
     results: tuple[str, ...]
     carried: tuple[str, ...]
     octets: tuple[str, ...]
-
-    @cached_property
-    def helpers(self) -> tuple[str, ...]:
-        """The functions that the code calls and that the module has to bring along, sorted."""
-        hoisted = (*self.scalars, *self.rows, *self.columns, *self.elements)
-        code = [*(assignment.code for assignment in hoisted), *self.results]
-        return tuple(sorted({name for text in code for name in _HELPER.findall(text)}))
-
-    @property
-    def uses_tanh(self) -> bool:
-        """Whether ``_tanh`` is among the helpers."""
-        return "_tanh" in self.helpers
 
 
 def place(

@@ -42,11 +42,6 @@ class FoldedScore:
     factor: Any
     factor_is_positive: bool
 
-    @property
-    def uses_tanh(self) -> bool:
-        """Whether a hyperbolic tangent is taken."""
-        return bool(self.expr.has(sympy.tanh))
-
 
 def fold_score(score: Any = SCORE, positive: Collection[str] = ()) -> FoldedScore:
     """Puts the softmax scale and log2(e) into a score function, in as few operations as may be.

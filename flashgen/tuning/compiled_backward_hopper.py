@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from flashgen.codegen.render import render_backward_hopper
-from flashgen.config import KernelConfig
+from flashgen.config import HOPPER, KernelConfig
 from flashgen.plan.arguments import KernelArguments
 from flashgen.plan.backward import BackwardPlan
 from flashgen.plan.hopper_backward import HopperBackward
@@ -13,7 +13,6 @@ from flashgen.tuning.compiled import DROPOUT_TYPES
 from flashgen.tuning.compiled_hopper import (
     IMPORTS,
     OPTIONS,
-    TARGET,
     HopperCompiled,
     constants_of,
     descriptor,
@@ -29,7 +28,7 @@ KERNEL, OF_QUERIES = "_backward_hopper", "_backward_queries_hopper"
 
 def backward_hopper_shared_bytes(backward: BackwardPlan, config: KernelConfig) -> int:
     """The shared memory of a block; stops before machine code is made."""
-    return allotted_bytes(_source(backward, config), TARGET, OPTIONS)
+    return allotted_bytes(_source(backward, config), HOPPER, OPTIONS)
 
 
 def compile_backward_hopper(backward: BackwardPlan, config: KernelConfig) -> HopperCompiled:
@@ -39,7 +38,7 @@ def compile_backward_hopper(backward: BackwardPlan, config: KernelConfig) -> Hop
 
 def queries_shared_bytes(backward: BackwardPlan) -> int:
     """The same of the kernel that computes the gradient of q, where there is one."""
-    return allotted_bytes(_source_of_queries(backward), TARGET, OPTIONS)
+    return allotted_bytes(_source_of_queries(backward), HOPPER, OPTIONS)
 
 
 def compile_queries(backward: BackwardPlan) -> HopperCompiled:

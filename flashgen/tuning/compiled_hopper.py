@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flashgen.codegen.render import render_hopper
-from flashgen.config import KernelConfig
+from flashgen.config import HOPPER, KernelConfig
 from flashgen.plan import KernelPlan
 from flashgen.plan.hopper import OUT_COLUMNS, HopperNames
 from flashgen.tuning.compiled import DROPOUT_TYPES
@@ -22,7 +22,6 @@ from flashgen.tuning.compiler import (
     number_in,
 )
 
-TARGET = "sm_90"
 KERNEL = "_attention_hopper"
 IMPORTS = """\
 import triton
@@ -65,7 +64,7 @@ class HopperCompiled(Compiled):
 
 def hopper_shared_bytes(plan: KernelPlan, config: KernelConfig) -> int:
     """The shared memory of a block, from the compiler; stops before machine code is made."""
-    return allotted_bytes(_source(plan, config), TARGET, OPTIONS)
+    return allotted_bytes(_source(plan, config), HOPPER, OPTIONS)
 
 
 def compile_hopper(plan: KernelPlan, config: KernelConfig, packed: int = 1) -> HopperCompiled:
@@ -86,7 +85,7 @@ def figures_of(source: Any) -> HopperCompiled:
     printed = io.StringIO()
     with knobs.nvidia.scope(), contextlib.redirect_stdout(printed):
         knobs.nvidia.dump_ptxas_log = True
-        compiled = compile_until("cubin", source, TARGET, OPTIONS)
+        compiled = compile_until("cubin", source, HOPPER, OPTIONS)
     log = printed.getvalue()
     return HopperCompiled(
         shared=int(compiled.metadata["shared"]),

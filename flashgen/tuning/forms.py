@@ -24,7 +24,7 @@ from flashgen.tuning.backward_rank import rank_backward
 from flashgen.tuning.backward_space import backward_space
 from flashgen.tuning.choose import choose, choose_backward, choose_hopper, choose_hopper_backward
 from flashgen.tuning.hopper_backward_space import hopper_backward_space, rank_hopper_backward
-from flashgen.tuning.hopper_space import hopper_space, rank_hopper, why_not
+from flashgen.tuning.hopper_space import hopper_space, rank_hopper
 from flashgen.tuning.rank import rank
 from flashgen.tuning.space import Space, search_space
 from flashgen.tuning.store import TuneResult
@@ -68,7 +68,7 @@ def search_spaces(plan: KernelPlan) -> Spaces:
     """The configurations to choose from, for each target and kernel of a plan."""
     hopper = hopper_backward = None
     if HOPPER in plan.targets:
-        hopper = Space((), ()) if why_not(plan) else hopper_space(plan)
+        hopper = hopper_space(plan)
         hopper_backward = hopper_backward_space(HopperBackward(backward_plan(plan)))
     backward = {
         target: {kernel: backward_space(plan, kernel, target) for kernel in BACKWARD_KERNELS}

@@ -27,7 +27,7 @@ from flashgen.plan import KernelPlan
 from flashgen.plan.cuts import cut_table
 from flashgen.tuning.rank import typical_workload
 from flashgen.tuning.space import Space
-from flashgen.tuning.workload import LENGTHS
+from flashgen.tuning.workload import usual_lengths
 
 #: What a spec leaves open. A second buffer lets keys arrive while others are multiplied; more than
 #: four wait for nothing that would come.
@@ -91,7 +91,7 @@ def rank_hopper(plan: KernelPlan, candidates: Iterable[KernelConfig]) -> list[Ke
 
     Of those that the model cannot tell apart, which differ in stages, the deepest loads first.
     """
-    workloads = [typical_workload(plan, length) for length in LENGTHS]
+    workloads = [typical_workload(plan, length) for length in usual_lengths(plan)]
 
     def seconds(config: KernelConfig) -> float:
         return math.prod(predict_hopper(plan, config, work) for work in workloads)

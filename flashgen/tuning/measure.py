@@ -13,7 +13,7 @@ from time import monotonic
 
 from flashgen.codegen.render import kernel_digest
 from flashgen.config import GRADIENT_FORMS, Form, KernelConfig
-from flashgen.errors import TuneError
+from flashgen.errors import TuneError, first_line
 from flashgen.plan import KernelPlan
 from flashgen.tuning.backward_bench import BackwardBench
 from flashgen.tuning.forward_bench import ForwardBench
@@ -27,6 +27,9 @@ FINALISTS = 3
 
 # Candidates that are compiled side by side before they are timed one by one.
 WAVE = min(16, os.cpu_count() or 1)
+
+# Characters of a reason that are kept: some compilers say it all in one line.
+LONGEST_REASON = 200
 
 Report = Callable[[int, int], None]
 
@@ -64,7 +67,7 @@ def measure(
         and keeps what there is.
 
     Raises:
-        TuneError: no candidate ran.
+        TuneError: no candidate ran, or one that had run did not when it was looked at closely.
         KeyboardInterrupt: interrupted before the first candidate was measured.
     """
     import triton
@@ -89,10 +92,16 @@ def measure(
                 bench.check(config)
                 measured[config] = bench.time(config, FIRST_LOOK)
             except Exception as error:  # whatever Triton, its compilers or the driver raise
-                turned_down.append((config, _reason(error)))
+                turned_down.append((config, first_line(error)[:LONGEST_REASON]))
         report(len(candidates), len(candidates))
         for config in sorted(measured, key=lambda c: -_rate(measured[c]))[:finalists]:
-            finals[config] = bench.time(config, CLOSER_LOOK)
+            try:
+                finals[config] = bench.time(config, CLOSER_LOOK)
+            except Exception as error:  # a fault that a later candidate left behind, as a rule
+                raise TuneError(
+                    f"{plan.name}: {config} ran once on {gpu} and then no more "
+                    f"({first_line(error)}); free the GPU, or build with --no-tune"
+                ) from error
     except KeyboardInterrupt:
         if not measured:
             raise
@@ -139,9 +148,3 @@ def _rate(measurement: Measurement) -> float:
 
 def _best_first(measurements: Iterable[Measurement]) -> list[Measurement]:
     return sorted(measurements, key=_rate, reverse=True)
-
-
-def _reason(error: Exception) -> str:
-    """One line of what a compiler or a driver said."""
-    first = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {first[0]}"[:200]

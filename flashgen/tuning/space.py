@@ -85,11 +85,6 @@ def search_space(plan: KernelPlan, target: str) -> Space:
     return Space(small.candidates, usual.rejected + later)
 
 
-def candidates(plan: KernelPlan, target: str) -> tuple[KernelConfig, ...]:
-    """The candidates alone."""
-    return search_space(plan, target).candidates
-
-
 def _judge(plan: KernelPlan, target: Target, lists: Lists) -> Space:
     """Every combination of the lists and the spec's choices, fitting or not, wise or not."""
     reasons = {config: _does_not_fit(plan, config, target) for config in _all(plan, lists)}

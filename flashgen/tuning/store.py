@@ -98,8 +98,9 @@ def best_for(
 
 
 def _newest_first(version: str) -> tuple[int, ...]:
-    numbers = (part for part in version.split("+")[0].split(".") if part.isdigit())
-    return tuple(-int(number) for number in numbers)
+    numbers = [-int(part) for part in version.split("+")[0].split(".") if part.isdigit()]
+    # The end comes after any further number: 3.7.1 before 3.7, and 3.8.0 before 3.8.0rc1.
+    return (*numbers, 1)
 
 
 def merged(results: Iterable[TuneResult], new: Iterable[TuneResult]) -> tuple[TuneResult, ...]:

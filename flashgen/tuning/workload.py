@@ -52,9 +52,11 @@ def _tensor(declared: Tensor | Seed, q: torch.Tensor) -> torch.Tensor:
     if isinstance(declared, Seed):
         return torch.zeros(1, device=q.device, dtype=torch.int64)
     batch, heads, length, _ = q.shape
-    sizes = {"batch": batch, "num_q_heads": heads, "num_kv_heads": heads}
+    sizes: dict[str, Any] = {"batch": batch, "num_q_heads": heads, "num_kv_heads": heads}
     sizes |= {"q_len": length, "kv_len": length}
-    sizes |= {p.name: TYPICAL for dim in declared.dims if dim is not None for p in dim.params}
+    # An Int that a size depends on is what the call says it is.
+    params = [p for dim in declared.dims if dim is not None for p in dim.params]
+    sizes |= {p.name: typical_number(p) for p in params if isinstance(p, Int)}
     shape = [2 * length if dim is None else evaluate(dim.sym, sizes) for dim in declared.dims]
     generator = torch.Generator(q.device).manual_seed(0)
     if declared.sorted:

@@ -17,7 +17,7 @@ from flashgen.plan import lower
 from flashgen.tuning.compiled import _source, options_of
 from flashgen.tuning.compiler import gpu_target
 from flashgen.tuning.rank import rank
-from flashgen.tuning.space import candidates, search_space
+from flashgen.tuning.space import search_space
 from support.sass import unset_uniform_registers
 from support.variants import shipped_module, shipped_specs
 from support.variety import HEAD_DIM_SPECS
@@ -56,7 +56,7 @@ def test_shipped_configurations(name: str, aligned: bool) -> None:
 def test_the_models_first_choice(name: str) -> None:
     spec = HEAD_DIM_SPECS[name]
     plan = lower(spec, name)
-    config, _ = rank(plan, TARGET, candidates(plan, TARGET))[0]
+    config, _ = rank(plan, TARGET, search_space(plan, TARGET).candidates)[0]
     assert not unset_uniform_registers(_machine_code(spec, config, tma=True))
 
 

@@ -12,7 +12,7 @@ from flashgen import AttentionSpec
 from flashgen.config import KernelConfig
 from flashgen.plan import lower
 from flashgen.tuning.device import detect_gpu
-from flashgen.tuning.space import candidates
+from flashgen.tuning.space import search_space
 from gpu.launch import check_attention, check_config, check_hopper, hopper_candidates, module_of
 from support.cases import LAYOUTS, Case
 from support.variants import rendered_module, shipped_specs
@@ -72,7 +72,7 @@ def test_every_candidate(name: str, form: str) -> None:
         for config in hopper_candidates(plan):
             check_hopper(module, spec, case, config)
     else:
-        for config in candidates(plan, gpu.target):
+        for config in search_space(plan, gpu.target).candidates:
             check_config(module, spec, case, config, USE_TMA=tma)
 
 

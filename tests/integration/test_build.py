@@ -270,6 +270,19 @@ def test_check_lists_what_differs(flashgen, project):
     )
 
 
+def test_check_says_of_blocks_that_do_not_fit_any_more_what_a_build_does(flashgen, project):
+    flashgen("build", "specs")
+    tiny = project / "specs" / "tiny.py"
+    tiny.write_text(
+        "from flashgen import AttentionSpec, Blocks, causal\n"
+        "blocks = Blocks(BLOCK_M=256, BLOCK_N=256)\n"
+        "spec = AttentionSpec(512, 'float32', causal(), blocks=blocks, targets=('sm_86',))\n"
+    )
+    built = flashgen("build", "specs")
+    assert built[0] == 2 and "SRAM budget exceeded on sm_86" in built[1][0]
+    assert flashgen("check", "specs") == built
+
+
 def test_check_of_a_file_says_nothing_of_other_specs(flashgen, project):
     shutil.copy("specs/tiny.py", "specs/other.py")
     flashgen("build", "specs")

@@ -130,10 +130,13 @@ def test_a_parameter_of_the_call(flashgen, project):
             "error: --png=x.png: a picture is of one variant, and there are one, two; "
             "name a file that declares one",
         ),
-        (
-            ["specs/tiny.py", "--png", "specs/tiny.py/x.png"],
-            "error: specs/tiny.py/x.png: cannot be written: File exists; "
-            "choose another place with --png",
+        *(
+            (
+                ["specs/tiny.py", option, "specs/tiny.py/x"],
+                "error: specs/tiny.py/x: cannot be written: File exists; "
+                f"choose another place with {option}",
+            )
+            for option in ("--json", "--html", "--svg", "--png")
         ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

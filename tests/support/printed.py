@@ -5,6 +5,7 @@ An integer that meets a float unconverted comes out as float64 in numpy: `run` r
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,9 @@ from typing import Any
 import numpy as np
 
 from flashgen.symbolic.placement import Placed
+
+#: What the module brings along.
+_HELPER = re.compile(r"_at_\d+d|_tanh|tl|APPROX")
 
 Q_IDX = np.arange(7, 12)[:, None]
 KV_IDX = np.arange(3, 10)[None, :]
@@ -94,7 +98,7 @@ def run(placed: Placed, values: Mapping[str, Any], real: type = np.float64) -> l
         for assignment in getattr(placed, group):
             outer[assignment.name] = _evaluated(assignment.code, outer, real, shapes[group])
     given = {name: outer[name] for name in placed.carried}
-    helpers = {name: outer[name] for name in (*placed.helpers, "tl", "APPROX")}
+    helpers = {name: value for name, value in outer.items() if _HELPER.fullmatch(name)}
     inner = {**given, **helpers, **{n: scope[n] for n in ("kv_idx", "scores") if n in scope}}
     for group in ("columns", "elements"):
         for assignment in getattr(placed, group):

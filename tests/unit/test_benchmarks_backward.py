@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import contextmanager
 from dataclasses import replace
 from types import ModuleType
@@ -10,12 +11,14 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend
 
-from benchmarks import accuracy, attentions, cells, command, measuring, passes, peers, record
+from benchmarks import accuracy, attentions, cells, command, measuring, passes, peers, record, table
 from benchmarks.attentions import ATTENTIONS
 from benchmarks.cells import BACKWARD, GRID, Cell
 from benchmarks.passes import BACKWARD_PASS, FORWARD_PASS, differentiated
+from flashgen import AttentionSpec, causal, relative_bias
 from flashgen.publish import Seal
 from flashgen.reference import dropped
+from support.variants import rendered_module
 
 CPU = torch.device("cpu")
 SMALL = {"WINDOW": 5, "DOCUMENT": 10, "PREFIX": 7, "CHUNK": 8, "SINKS": 2, "HEADS": 2, "CAP": 0.5}
@@ -336,6 +339,21 @@ def test_a_row_tells_the_kernels_that_run(monkeypatch):
     monkeypatch.setattr(record, "target", lambda: "sm_80")
     assert record._backward_kernels(module, None)["form"] == "portable"
     assert record.protocol(BACKWARD_PASS)["flops"] == f"2.5 * {record.protocol()['flops']}"
+
+
+def test_a_row_tells_of_the_portable_kernel_beside_the_one_in_gluon(monkeypatch):
+    """Of biases by distance, which the Gluon kernel over keys cannot sum up."""
+    spec = AttentionSpec(64, mask=causal(), score=relative_bias(8))
+    module = rendered_module(spec, hopper=True)
+    monkeypatch.setattr(record, "target", lambda: "sm_90")
+    digests = {"portable": "f", "backward_queries": "q", "hopper_backward": "g"}
+    told = record._backward_kernels(module, Seal("s", "b", digests))
+    assert told["form"] == "hopper_keys"
+    assert told["kernel"] == {"Gluon over keys": "g", "portable over queries": "q"}
+    assert told["config"]["Gluon over keys"] == module.BACKWARD_HOPPER
+    assert told["config"]["portable over queries"] == module.BACKWARD_OF_QUERIES["sm_90"]
+    shown = table._configuration(told["config"])
+    assert re.fullmatch(r"Gluon over keys: BLOCK_M=.*; portable over queries: BLOCK_M=.*", shown)
 
 
 def test_cells_are_chosen_by_parts_of_their_names(monkeypatch):

@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import json
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
 
-from benchmarks import picked, picks, table
+from benchmarks import picked, picks, record, table
 from benchmarks.account_tables import pick_share, picks_table
 from benchmarks.figures import newest_results
 from flashgen.config import KernelConfig
+from flashgen.files import lock
+from flashgen.publish import Place
 from flashgen.tuning.device import Gpu
 from flashgen.tuning.rank import rank
 from flashgen.tuning.space import Space
-from flashgen.tuning.store import Measurement, TuneResult, fields_of, load_results, result_of
+from flashgen.tuning.store import (
+    Measurement,
+    TuneResult,
+    fields_of,
+    load_results,
+    result_of,
+    save_results,
+)
 
 A, B, C = KernelConfig(128, 64, 8, 2), KernelConfig(64, 64, 4, 2), KernelConfig(64, 128, 4, 3)
 
@@ -132,10 +142,24 @@ def test_the_table(kernel):
     text = picks_table(document)
     assert text.endswith(TABLE)
     assert "A GPU, triton 3.6.0, " in text
-    assert json.loads(picks.layout(document)) == document
+    assert json.loads(record.layout(document)) == document
     assert TABLE in table.fill(
         "<!-- benchmark: picks -->\n<!-- /benchmark -->", {"picks": document}
     )
+
+
+def test_a_kept_result_waits_for_a_build(kernel, tmp_path, capsys):
+    """One that is under way would write its own results over it, or the other way round."""
+    place = Place(tmp_path, "mine")
+    with ThreadPoolExecutor(1) as pool:
+        with lock(place.lock, on_wait=print):
+            kept = pool.submit(picks.keep, place, result(kernel, 400.0))
+            while "a build has the lock" not in capsys.readouterr().out:
+                assert not kept.done()
+            save_results(place.tuning, [result(kernel, 300.0, gpu="Another GPU")])
+        kept.result()
+    gpus = [one.gpu for one in load_results(place.tuning)]
+    assert gpus == ["A GPU", "Another GPU"]
 
 
 def test_measuring_looks_at_what_is_not_complete(kernel, monkeypatch, tmp_path, capsys):

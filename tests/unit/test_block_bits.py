@@ -11,7 +11,7 @@ import pytest
 from flashgen import AttentionSpec, Int, Mask, Tensor, block_sparse, causal, dilated, softcap
 from flashgen.plan import lower
 from flashgen.plan.backward import backward_plan
-from flashgen.plan.block_bits import BlockBits
+from flashgen.plan.block_tables import BlockBits
 from flashgen.plan.hopper_backward import HopperBackward
 from flashgen.plan.seen import Seen
 

@@ -9,7 +9,7 @@ import pytest
 
 from flashgen import AttentionSpec, Int, Mask, Tensor, block_sparse, causal
 from flashgen.plan import lower
-from flashgen.plan.block_loads import BlockLoads
+from flashgen.plan.block_tables import BlockLoads
 
 LAYOUT = Tensor("layout", (None, None), "bool")
 SIDES = (16, 32, 64, 128)

@@ -17,6 +17,7 @@ from flashgen import (
     Score,
     Tensor,
     alibi,
+    block_sparse,
     relative_bias,
     softmax,
 )
@@ -26,9 +27,10 @@ from flashgen.loader import Variant
 from flashgen.plan import lower
 from flashgen.reference import final_scores, visibility
 from flashgen.symbols import KV_IDX, Q_IDX, H
+from flashgen.tuning import hopper_space
 from flashgen.tuning.rank import rank, typical_workload
 from flashgen.tuning.space import search_space
-from flashgen.tuning.workload import usual_heads, usual_lengths
+from flashgen.tuning.workload import typical_params, usual_heads, usual_lengths
 from flashgen.validate import validate
 
 ROWS = [[True, False, True], [False, True, True]]
@@ -167,7 +169,7 @@ def test_a_run_time_step_is_a_parameter() -> None:
     assert [(of, str(most)) for of, most in table.limits] == [("q_len", "3*size")]
 
 
-def test_ranking_keeps_to_the_calls_that_it_is_for() -> None:
+def test_ranking_keeps_to_the_calls_that_it_is_for(monkeypatch: pytest.MonkeyPatch) -> None:
     table = Constant("table", [[9, 50, 100, 0]] * 3, dims=("num_q_heads", ("q_len", 256)))
     mask = Mask(lambda b, h, q, kv: table[h, q // 256] >= kv, "mine")
     plan = lower(AttentionSpec(64, mask=mask), "x")
@@ -178,6 +180,25 @@ def test_ranking_keeps_to_the_calls_that_it_is_for() -> None:
     assert (work.num_q_heads, work.q_len, dict(work.params)["table"][0, 1]) == (3, 1024, 50)
     candidates = search_space(plan, "sm_90").candidates
     assert len(rank(plan, "sm_90", candidates)) == len(candidates)
+    lengths = []
+    monkeypatch.setattr(
+        hopper_space,
+        "typical_workload",
+        lambda plan, length: lengths.append(length) or typical_workload(plan, length),
+    )
+    gluon = hopper_space.hopper_space(plan).candidates
+    assert len(hopper_space.rank_hopper(plan, gluon)) == len(gluon) > 0
+    assert lengths == [1024]
+
+
+def test_tensors_are_as_large_as_the_call_that_is_measured() -> None:
+    """Whose numbers have their defaults, or are as small as they may be."""
+    reach, block = Int("reach", default=64), Int("block", default=128, min=1)
+    spec = AttentionSpec(64, mask=block_sparse(block=block), score=relative_bias(reach))
+    params = typical_params(lower(spec, "x"), torch.zeros(1, 2, 300, 64))
+    assert (params["reach"], params["block"]) == (64, 128)
+    assert params["relative_bias"].shape == (2, 2 * 64 + 1)
+    assert params["layout"].shape == (2, 3, 3)
 
 
 def test_a_taken_name_is_refused() -> None:

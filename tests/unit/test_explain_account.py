@@ -308,9 +308,15 @@ def capped(score, b, h, q, k):
         ({"params": (("left", "x"),)}, "--param=left=x: not a whole number; write one"),
         (
             {"params": (("left", "-1"),)},
-            "--param=left=-1: below the least value; write one from 0 on",
+            "--param=left=-1: out of range; write a number from 0 to 2**30",
+        ),
+        (
+            {"params": (("left", "1073741825"),)},
+            "--param=left=1073741825: out of range; write a number from 0 to 2**30",
         ),
         ({"params": (("cap", "0"),)}, "--param=cap=0: not above 0; write a number that is"),
+        ({"params": (("cap", "inf"),)}, "--param=cap=inf: not a finite number; write one"),
+        ({"params": (("cap", "nan"),)}, "--param=cap=nan: not a finite number; write one"),
         (
             {"heads": 4},
             "--heads=4: constant 'slopes' of x is for 3; write --heads=3",

@@ -51,6 +51,24 @@ def test_a_folder_that_cannot_be_made_says_so(tmp_path):
     )
 
 
+def test_bytes_are_written_as_they_are(tmp_path):
+    write_atomically(tmp_path / "a.png", b"\x89PNG\r\n")
+    assert (tmp_path / "a.png").read_bytes() == b"\x89PNG\r\n"
+
+
+def test_a_file_system_without_locks_says_so(tmp_path, monkeypatch):
+    def unsupported(file, operation):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(files.fcntl, "flock", unsupported)
+    path = tmp_path / "a.lock"
+    with pytest.raises(OutputError) as caught, lock(path, on_wait=print):
+        raise AssertionError("nobody has it")
+    assert str(caught.value) == (
+        f"{path}: cannot be written: No locks available; choose another folder with --out"
+    )
+
+
 def test_a_temporary_file_left_by_a_killed_process_is_replaced(tmp_path):
     (tmp_path / ".a.py.tmp").write_text("half a fi")
     write_atomically(tmp_path / "a.py", "whole")

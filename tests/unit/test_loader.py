@@ -60,6 +60,18 @@ def test_a_file_named_twice_is_loaded_once():
     assert len(load([Path("specs"), Path("specs/a.py"), Path("./specs/../specs/a.py")])) == 1
 
 
+@pytest.mark.parametrize("helper", ["_help.py", "_help/__init__.py", "_help/dims.py"])
+def test_folders_have_helpers_of_the_same_names(helper):
+    """A module, a package, and one without an __init__.py."""
+    name = "from _help.dims import D\n" if "dims" in helper else "from _help import D\n"
+    for folder, head_dim in (("one", 64), ("two", 128)):
+        write(f"{folder}/{helper}", f"D = {head_dim}")
+        write(f"{folder}/{folder}.py", name + SPEC + "spec = AttentionSpec(head_dim=D)")
+    variants = load([Path("one"), Path("two")])
+    assert [variant.spec.head_dim for variant in variants] == [64, 128]
+    assert not [name for name in sys.modules if name.startswith("_help")]
+
+
 def test_loading_leaves_nothing_behind():
     write("specs/a.py", "import _help\n" + SPEC + "spec = AttentionSpec(head_dim=64)")
     write("specs/_help.py", "")

@@ -234,3 +234,14 @@ def test_what_is_no_mask_is_refused() -> None:
 def test_lengths_and_batch_and_head_are_there_to_be_used() -> None:
     mask = Mask(lambda b, h, q, kv: (h >= 2) & (b == 0) & (kv < kv_len - q_len), "odd")
     assert {s.name for s in mask.traced.sym.free_symbols} == {"b", "h", "kv_idx", "kv_len", "q_len"}
+
+
+def test_a_mistake_in_a_folder_called_torch_is_the_users_own(tmp_path) -> None:
+    file = tmp_path / "torch" / "mine.py"
+    file.parent.mkdir()
+    file.write_text("def mine(b, h, q_idx, kv_idx):\n    return q_idx > kv_idx and h > 0\n")
+    names: dict[str, Any] = {}
+    exec(compile(file.read_text(), str(file), "exec"), names)
+    with pytest.raises(MaskError) as caught:
+        as_mask(names["mine"]).traced  # noqa: B018
+    assert str(caught.value).startswith(f"{file}:2: `return q_idx > kv_idx and h > 0`: ")

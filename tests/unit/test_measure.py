@@ -126,6 +126,28 @@ def test_a_module_rendered_to_be_measured_launches_the_configuration() -> None:
     assert module._backward_kernels_hopper and not hasattr(module, "HOPPER_CONFIG")
 
 
+def test_a_gpu_that_gives_up_is_no_result(
+    run: Callable[..., TuneResult], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After an illegal access nothing runs: the candidates since then are not at fault."""
+    faults = {MEDIUM: RuntimeError("CUDA error: an illegal memory access\nmore")}
+    time = StandIn.time
+
+    def gone(self: StandIn, config: KernelConfig, effort: dict[str, int]) -> Measurement:
+        if effort is tuning.CLOSER_LOOK:
+            raise faults[MEDIUM]
+        return time(self, config, effort)
+
+    monkeypatch.setattr(StandIn, "time", gone)
+    with pytest.raises(TuneError) as caught:
+        run(faults=faults)
+    assert str(caught.value) == (
+        f"causal: {FAST} ran once on A GPU and then no more "
+        "(RuntimeError: CUDA error: an illegal memory access); "
+        "free the GPU, or build with --no-tune"
+    )
+
+
 def test_closer_looks_are_not_compared_with_first_looks(
     run: Callable[..., TuneResult], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import ast
+
 import pytest
 
-from flashgen import AttentionSpec, Int, sliding_window
+from flashgen import (
+    AttentionSpec,
+    Float,
+    Int,
+    Tensor,
+    alibi,
+    block_sparse,
+    causal,
+    document,
+    sliding_window,
+    softcap,
+)
 from flashgen.codegen.names import is_taken
 from flashgen.loader import Variant
+from flashgen.plan import lower
 from flashgen.validate import validate
+from support.variants import any_hopper, any_hopper_backward, rendered
 
 
 @pytest.mark.parametrize(
@@ -54,6 +69,38 @@ def test_names_that_people_choose_are_free(name: str) -> None:
 def test_names_of_dropout_are_taken_where_there_is_dropout(name: str) -> None:
     assert is_taken(name, dropout=True)
     assert not is_taken(name)
+
+
+_IDS = Tensor("user", ("batch", "kv_len"), "int32", sorted=True)
+_SLOPES = Tensor("user", ("num_q_heads",))
+
+#: Modules of other structures than those that the names were found in.
+OTHERS = {
+    "documents": AttentionSpec(128, mask=document(_IDS)),
+    "deterministic": AttentionSpec(128, mask=document(_IDS) & causal(), deterministic=True),
+    "wide": AttentionSpec(256, mask=block_sparse(block=Int("user", 16, min=1))),
+    "two_head_dims": AttentionSpec((192, 128), mask=causal(), score=alibi(_SLOPES)),
+    "learned": AttentionSpec(128, mask=causal(), score=alibi(_SLOPES)),
+    "padded": AttentionSpec(40, "float16", score=softcap(Float("user")), deterministic=True),
+}
+
+
+@pytest.mark.parametrize("spec", OTHERS.values(), ids=OTHERS)
+def test_whatever_a_module_binds_beside_parameters_is_taken(spec: AttentionSpec) -> None:
+    plan = lower(spec, "mine")
+    module = ast.parse(rendered(plan, any_hopper(plan), any_hopper_backward(plan)))
+    reached = [bound for bound in map(_bound_in, module.body) if "user" in bound]
+    assert len(reached) > 5
+    others = {name for bound in reached for name in bound if "user" not in name}
+    others -= {param.name for param in spec.params}
+    assert {name for name in others if not is_taken(name)} == set()
+
+
+def _bound_in(statement: ast.stmt) -> set[str]:
+    """The arguments and variables of a function."""
+    nodes = list(ast.walk(statement))
+    variables = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    return variables | {n.arg for n in nodes if isinstance(n, ast.arg)}
 
 
 def test_a_taken_name_is_refused() -> None:

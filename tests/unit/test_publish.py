@@ -1,9 +1,12 @@
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from flashgen import Int, Mask, sliding_window
+from flashgen import Int, Mask, files, sliding_window
 from flashgen import publish as publishing
 from flashgen.errors import OutputError
 from flashgen.publish import (
@@ -72,6 +75,24 @@ def test_a_package_of_the_users_own_is_kept(tmp_path):
     (tmp_path / "__init__.py").write_text("mine = True\n")
     publish(Place(tmp_path, "tiny"), sealed(BODY, SEAL))
     assert (tmp_path / "__init__.py").read_text() == "mine = True\n"
+
+
+def test_two_variants_at_once_make_a_new_folder_a_package(tmp_path, monkeypatch):
+    """Each holds its own variant's lock; the package file is of both."""
+    out = tmp_path / "generated"
+    together, outdate = threading.Barrier(2), files._outdate_bytecode
+
+    def meet(old, new):
+        if old.name == "__init__.py":
+            with suppress(threading.BrokenBarrierError):
+                together.wait(1)  # both are there only where nothing keeps them apart
+        outdate(old, new)
+
+    monkeypatch.setattr(files, "_outdate_bytecode", meet)
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda name: publish(Place(out, name), sealed(BODY, SEAL)), ("one", "two")))
+    assert sorted(path.name for path in out.glob("*.py")) == ["__init__.py", "one.py", "two.py"]
+    assert (out / "__init__.py").read_text() == publishing.PACKAGE_DOCSTRING
 
 
 def test_a_module_cut_anywhere_has_no_seal(module):

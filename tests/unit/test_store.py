@@ -147,6 +147,12 @@ def test_the_best_is_of_the_newest_triton_then_the_fastest():
     assert best_for([fast, slow, old], "sm_90", "k1", ANY) == (fast, fast.measured[0])
 
 
+@pytest.mark.parametrize(("older", "newer"), [("3.7", "3.7.1"), ("3.8.0rc1", "3.8.0")])
+def test_a_longer_version_is_newer_and_a_candidate_older(older, newer):
+    results = [result(triton=older, tflops=900.0), result(triton=newer)]
+    assert best_for(results, "sm_90", "k1", ANY)[0].triton == newer
+
+
 def test_the_best_is_of_this_target_and_kernel():
     assert best_for([result()], "sm_80", "k1", ANY) is None
     assert best_for([result()], "sm_90", "k2", ANY) is None

@@ -1,0 +1,215 @@
+"""BlockLoads and BlockBits: a block table in the mask, read once a block.
+
+A load for each element of a tile has a layout of its own, which Triton then gives the row sums and
+maxima too: all scores move to it through shared memory, in tiles without a mask as well. Loads of
+single blocks leave the scores where the matrix unit puts them.
+
+Gluon kernels of the backward pass read what a row sees of a block of columns; which columns the
+block has, a comparison of positions says for eight of them at once (`flashgen.symbolic.octets`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+
+from flashgen.declared import Param
+from flashgen.plan.loops import KERNEL_NAMES
+from flashgen.symbolic.affine import Affine, linearise, symbol
+from flashgen.symbolic.blocks import BLOCK_COLUMN, BLOCK_ROW, BlockTable, block_table
+from flashgen.symbolic.known import Known
+from flashgen.symbolic.logic import leaves
+from flashgen.symbolic.places import Place
+from flashgen.symbolic.printer import triton_source
+from flashgen.symbols import KV_FIRST, KV_IDX, Q_FIRST, Q_IDX
+
+#: Of smaller blocks a tile holds too many to load one by one.
+SMALLEST_BLOCK = 16
+
+_FIRST = {Q_IDX: Q_FIRST, KV_IDX: KV_FIRST}
+
+
+@dataclass(frozen=True)
+class BlockLoads:
+    """What the elements of a tile read of a block table, as source text.
+
+    Attributes:
+        suffix: what tells its variables apart: ``""`` where there is one table, else ``"_0"``...
+            ``shown`` and this is the one that holds it, (BLOCK_M, BLOCK_N) conditions.
+        row, column: the block of each query, and of each key.
+        first_row, first_column: those of the tile's first.
+        rows, columns: how many blocks it touches at most, compile-time constants.
+        entry: the condition in row ``block_row`` and column ``block_column``.
+    """
+
+    suffix: str
+    row: str
+    column: str
+    first_row: str
+    first_column: str
+    rows: str
+    columns: str
+    entry: str
+
+
+@dataclass(frozen=True)
+class BlockBits:
+    """What the rows of a tile read of a block table, as source text.
+
+    Attributes:
+        name: the variable that holds its bits.
+        block: that of a block of columns.
+        first: the block of the tile's first column.
+        count: how many the tile touches at most, a compile-time constant of ``COLUMNS``.
+        begin: the first column of a block.
+        size: how many it has.
+        entry: whether each row sees it.
+    """
+
+    name: str
+    block: str
+    first: str
+    count: str
+    begin: str
+    size: int
+    entry: str
+
+
+@dataclass(frozen=True)
+class _Side:
+    """The blocks along the queries, or the keys, of a tile: few, as many as the compiler can know.
+
+    Attributes:
+        index: the block of a position.
+        position: the position.
+        numerator: what is divided for it.
+        size: what that is divided by.
+    """
+
+    index: Any
+    position: Any
+    numerator: Affine
+    size: int
+
+    @property
+    def first(self) -> Any:
+        """The block of the tile's first position."""
+        return self.index.xreplace(_FIRST)
+
+    @property
+    def step(self) -> int:
+        """What the numerator grows by from one position to the next."""
+        return self.numerator.coefficient(self.position)
+
+    def most(self, length: str) -> str:
+        """How many blocks a tile of a power of two of positions touches at most."""
+        if self.numerator == symbol(self.position) and self.size & (self.size - 1) == 0:
+            # It begins where a block does, or lies in one.
+            return f"({length} + {self.size - 1}) // {self.size}"
+        reach = f"{self.step} * {length}" if self.step > 1 else length
+        return f"({reach} + {self.size - 1 - self.step}) // {self.size} + 1"
+
+
+def with_block_loads(
+    conditions: tuple[Any, ...], params: Iterable[Param], nonnegative: Collection[str]
+) -> tuple[tuple[Any, ...], tuple[BlockLoads, ...]]:
+    """The conditions with a symbol for what they read of block tables, and those reads.
+
+    Tables whose blocks are small, or of a size that the call chooses, stay as they are.
+    """
+    found = []
+    for table in _block_tables(conditions, params):
+        rows, columns = _side(table.row, Q_IDX), _side(table.column, KV_IDX)
+        if rows and columns:
+            found.append((table, rows, columns))
+    loads = []
+    for i, (table, rows, columns) in enumerate(found):
+        suffix = f"_{i}" if len(found) > 1 else ""
+        shown = sympy.Symbol(f"shown{suffix}")
+        names = dict(zip(_comparisons(table), (shown, ~shown), strict=True))
+        conditions = tuple(condition.xreplace(names) for condition in conditions)
+        loads.append(
+            BlockLoads(
+                suffix=suffix,
+                row=_text(table.row, nonnegative),
+                column=_text(table.column, nonnegative),
+                first_row=_text(rows.first, nonnegative),
+                first_column=_text(columns.first, nonnegative),
+                rows=rows.most("BLOCK_M"),
+                columns=columns.most("BLOCK_N"),
+                entry=_text(sympy.Ne(table.entry, 0, evaluate=False), nonnegative),
+            )
+        )
+    return conditions, tuple(loads)
+
+
+def block_bits(
+    conditions: Iterable[Any], params: Iterable[Param], nonnegative: Collection[str], along: Place
+) -> tuple[tuple[BlockBits, ...], dict[Any, str]]:
+    """The tables that conditions read and that have bits, and the text of each comparison of one.
+
+    Tables whose blocks are small along the columns, or of a size that the call chooses, have none,
+    nor those of which blocks and positions do not go at one pace.
+
+    Args:
+        conditions: of the mask.
+        params: what is known of tensors.
+        nonnegative: parameters known to be >= 0.
+        along: what the columns of a tile are of.
+    """
+    of_queries = along == Place.ROW
+    position, block = (Q_IDX, BLOCK_ROW) if of_queries else (KV_IDX, BLOCK_COLUMN)
+    found: list[BlockBits] = []
+    texts: dict[Any, str] = {}
+    tables = _block_tables(conditions, params)
+    for i, table in enumerate(tables):
+        side = _side(table.row if of_queries else table.column, position)
+        if side is None or side.step != 1:
+            continue
+        entry = table.element.xreplace({side.index: block})
+        bits = BlockBits(
+            name=f"shown_{i}" if len(tables) > 1 else "shown",
+            block=block.name,
+            first=_text(side.first, nonnegative),
+            count=side.most("COLUMNS"),
+            begin=_text(
+                side.size * block - side.numerator.without(position).to_sympy(), nonnegative
+            ),
+            size=side.size,
+            entry=_text(sympy.Ne(entry, 0, evaluate=False), nonnegative),
+        )
+        found.append(bits)
+        texts |= zip(_comparisons(table), (bits.name, f"~{bits.name}"), strict=True)
+    return tuple(found), texts
+
+
+def _block_tables(conditions: Iterable[Any], params: Iterable[Param]) -> list[BlockTable]:
+    """The block tables that conditions read, by the text of their elements."""
+    known = Known.of(params)
+    found: dict[Any, BlockTable] = {}
+    for leaf in (leaf for condition in conditions for leaf in leaves(condition)):
+        table = block_table(leaf, known)
+        if table:
+            found[table.element] = table
+    return sorted(found.values(), key=lambda table: str(table.element))
+
+
+def _comparisons(table: BlockTable) -> tuple[Any, Any]:
+    """That an element of it holds, and that it does not, as a mask says so."""
+    return tuple(relation(table.element, 0, evaluate=False) for relation in (sympy.Ne, sympy.Eq))
+
+
+def _side(index: Any, position: Any) -> _Side | None:
+    """The blocks of one side; None where a tile may touch many, or a number that calls choose."""
+    numerator, size = linearise(index.args[0], frozenset((position,))), index.args[1]
+    if numerator is None or not size.is_Integer:
+        return None
+    side = _Side(index, position, numerator, int(size))
+    return side if side.size >= SMALLEST_BLOCK * side.step else None
+
+
+def _text(expr: Any, nonnegative: Collection[str]) -> str:
+    return triton_source(expr, {**KERNEL_NAMES, "kv_first": "start_n"}, nonnegative)

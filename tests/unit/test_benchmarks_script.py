@@ -1,0 +1,74 @@
+"""What the commands of benchmarks share."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import decoding, launch
+from benchmarks.script import make_parser, sees_gpu, tell
+from flashgen.errors import OutputError
+
+CELLS = {"benchmark": "mine", "cells": [{"cell": "a", "ms": {}}, {"cell": "b", "ms": {}}]}
+PARTS = {"benchmark": "mine", "calls": {"a": {"b": 1.5}}}
+
+
+def test_results_may_be_shown_alone_or_have_to_be_kept(capsys: pytest.CaptureFixture[str]) -> None:
+    assert make_parser("mine", "What it does.").parse_args([]).json is None
+    with pytest.raises(SystemExit):
+        make_parser("mine", None, keeps=True).parse_args([])
+    assert "required: --json" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("document", [CELLS, PARTS], ids=["cells", "parts"])
+def test_results_are_written_and_shown(
+    document: dict[str, object], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "mine.json"
+    tell(document, lambda shown: f"table of {shown['benchmark']}", path)
+    assert json.loads(path.read_text()) == document
+    assert path.read_text().endswith("}\n") and len(path.read_text().splitlines()) > 5
+    tell(document, lambda shown: "no file", None)
+    assert capsys.readouterr().out == "table of mine\nno file\n"
+    with pytest.raises(OutputError, match="choose another place with --json"):
+        tell(document, str, path / "below a file")
+
+
+@pytest.mark.parametrize("benchmark", [launch, decoding], ids=["launch", "decoding"])
+def test_without_a_gpu_they_say_so(
+    benchmark: object, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr("sys.argv", ["benchmark"])
+    assert benchmark.main() == 2
+    name = benchmark.__name__
+    assert capsys.readouterr().err == f"{name} measures a CUDA GPU; torch sees none\n"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert sees_gpu("any")
+
+
+def test_a_peer_that_says_nothing_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails() -> None:
+        raise AssertionError
+
+    case = launch.Case("full_d64", 64, None, {}, {})
+    made = [("flashgen", None, lambda: 1.0), ("a peer", None, fails)]
+    monkeypatch.setattr(launch, "sees_gpu", lambda benchmark: True)
+    monkeypatch.setattr(launch, "environment", lambda device: {})
+    monkeypatch.setattr(launch, "cases", lambda device: [case])
+    monkeypatch.setattr(launch, "calls", lambda case, qkv: made)
+    monkeypatch.setattr(launch, "parts", lambda case, qkv: [("a part", lambda: 0.5)])
+    monkeypatch.setattr(launch, "microseconds", lambda call, context: call())
+    monkeypatch.setattr(launch, "launch_table", str)
+    monkeypatch.setattr(launch.torch, "device", lambda kind, device=torch.device: device("cpu"))
+    monkeypatch.setattr("sys.argv", ["launch", "--json", str(tmp_path / "launch.json")])
+    assert launch.main() == 0
+    assert capsys.readouterr().err == "full_d64, a peer: AssertionError: \n"
+    found = json.loads((tmp_path / "launch.json").read_text())
+    assert found["calls"] == {"full_d64": {"flashgen": 1.0}}
+    assert found["parts"] == {"full_d64": {"a part": 0.5}}
