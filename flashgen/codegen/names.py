@@ -2,71 +2,15 @@
 
 from __future__ import annotations
 
-import ast
 import builtins
 import functools
+import json
 import re
-from collections.abc import Iterable, Iterator
+from pathlib import Path
 
-from flashgen.codegen.render import render_module
-from flashgen.config import ChosenConfig, HopperChoice, KernelConfig
-from flashgen.constants import Constant
-from flashgen.masks import Mask, block_sparse, causal, document, sliding_window
-from flashgen.normalisers import sigmoid_attention, softmax
-from flashgen.params import Float, Int, Tensor
-from flashgen.plan import lower
-from flashgen.plan.backward import backward_plan
-from flashgen.plan.hopper_backward import HopperBackward
-from flashgen.scores import Score, softcap
-from flashgen.spec import AttentionSpec
-
-# Between them these print every line of every template: one run of keys and several in any order,
-# heads of one segment and of several, a mask that differs between heads and batch entries, block
-# tables, documents, scores and sinks, tensors that learn by query, key and distance, the parameters
-# of each kind and a constant; and the backward passes that are divided.
-_PROBE = Int("probe")
-_DEGREES = Float("probe", 1.0)
-_TABLE = Tensor("probe", ("num_q_heads",), "bfloat16")
-_NEAR = Tensor("probe", ("num_q_heads", None))
-_BLOCKS = Tensor("probe", ("batch", "num_q_heads", None, None), "bool")
-_KNOWN = Constant("probe", [[True]])
-_IDS = Tensor("probe", ("batch", "kv_len"), "int32", sorted=True)
-_TILTED = Score(lambda score, b, h, q, kv: score + _PROBE * (kv - q), "tilted")
-_EVERYTHING = (
-    AttentionSpec(64, mask=causal(align="bottom_right") & (lambda b, h, q, kv: kv < _PROBE)),
-    AttentionSpec(
-        72,
-        mask=(lambda b, h, q, kv: (kv < 2 * q - b) | (kv > _PROBE + h)) & ~sliding_window(4, 2),
-    ),
-    AttentionSpec(
-        64,
-        mask=block_sparse(_BLOCKS, 8)
-        & (lambda b, h, q, kv: ~_BLOCKS[b, h, q // 16, kv // 8] | (q % 9 <= kv)),
-    ),
-    AttentionSpec(64, mask=block_sparse(_KNOWN, 16)),
-    AttentionSpec(64, score=softcap(_DEGREES), normaliser=softmax(sink=_DEGREES)),
-    AttentionSpec(
-        64,
-        mask=Mask(lambda b, h, q, kv: q > kv, "later"),
-        score=Score(lambda score, b, h, q, kv: score + _TABLE[h] * (kv - q), "tilted"),
-        normaliser=sigmoid_attention(),
-    ),
-    AttentionSpec(
-        64,
-        score=Score(
-            lambda s, b, h, q, kv: s + _NEAR[h, q] + _NEAR[h, kv] + _NEAR[h, kv - q], "near"
-        ),
-    ),
-    AttentionSpec(64, mask=document(_IDS) & causal()),
-    AttentionSpec(64, mask=sliding_window(_PROBE, 0), score=_TILTED, deterministic=True),
-    AttentionSpec(256, mask=sliding_window(_PROBE, 0), score=_TILTED),
-)
-
-# And what those with dropout print besides.
-_DROPPING = (AttentionSpec(64, mask=sliding_window(_PROBE, 0), dropout=True),)
-
-# In each module both kernels, and that of the backward pass where there is one.
-_HOPPER = HopperChoice(ChosenConfig(KernelConfig(128, 64, 8, 2), "model", shared=0))
+#: What modules bind, and what those with dropout bind besides. `pytest tests/golden` holds it to
+#: what is rendered; ``--update-golden`` writes it.
+FILE = Path(__file__).with_name("taken_names.json")
 
 #: What the kernel calls the parts of a tensor: its pointer, sizes and strides.
 _PARTS = re.compile(r"_(ptr|size_\d|stride_\d)$")
@@ -79,34 +23,11 @@ def is_taken(name: str, *, dropout: bool = False) -> bool:
         name: the parameter's.
         dropout: whether the module has dropout.
     """
-    taken = _taken(_EVERYTHING) | (_taken(_DROPPING) if dropout else frozenset())
     bare = re.sub(r"_\d+$", "", name)
-    return name in taken or bare in taken or bool(_PARTS.search(name))
+    return bool({name, bare} & _taken(dropout)) or bool(_PARTS.search(name))
 
 
 @functools.cache
-def _taken(specs: tuple[AttentionSpec, ...]) -> frozenset[str]:
-    """What the modules name at their top and in functions that parameters reach."""
-    names = set(dir(builtins))
-    for spec in specs:
-        plan = lower(spec, "everything")
-        has_backward = not HopperBackward(backward_plan(plan)).why_not
-        of_backward = _HOPPER if has_backward else HopperChoice()
-        module = ast.parse(render_module(plan, {}, _HOPPER, hopper_backward=of_backward))
-        for statement in module.body:
-            inside = set(_bound(ast.walk(statement)))
-            names.update(inside if "probe" in inside else _bound([statement]))
-    names |= {re.sub(r"_\d+$", "", name) for name in names}
-    # What is named after a parameter keeps clear of the others by itself.
-    return frozenset(name for name in names if not name.startswith("probe"))
-
-
-def _bound(nodes: Iterable[ast.AST]) -> Iterator[str]:
-    for node in nodes:
-        match node:
-            case ast.Name(id=name) | ast.arg(arg=name) | ast.FunctionDef(name=name):
-                yield name
-            case ast.Import() | ast.ImportFrom():
-                yield from (alias.asname or alias.name for alias in node.names)
-            case ast.Assign():
-                yield from (target.id for target in node.targets if isinstance(target, ast.Name))
+def _taken(dropout: bool) -> frozenset[str]:
+    found = json.loads(FILE.read_text())
+    return frozenset(dir(builtins)).union(found["always"], found["dropout"] if dropout else ())
