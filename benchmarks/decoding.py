@@ -28,7 +28,7 @@ from benchmarks.fa4 import heads_first
 from benchmarks.measuring import noted
 from benchmarks.passes import as_results
 from benchmarks.peers import Call, compiled_flex, load_module
-from benchmarks.record import environment, protocol
+from benchmarks.record import environment, kernels_of, protocol
 from benchmarks.script import make_parser, sees_gpu, tell
 from benchmarks.timing import TIMERS
 
@@ -166,6 +166,8 @@ def main() -> int:
         "benchmark": "decoding",
         "environment": environment(device),
         "protocol": protocol(),
+        "module": MODULE,
+        **kernels_of(MODULE),
         "cells": rows,
     }
     tell(document, decoding_table, options.json)

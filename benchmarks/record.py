@@ -50,10 +50,15 @@ def protocol(which: Pass = FORWARD_PASS) -> dict[str, Any]:
     }
 
 
+def kernels_of(name: str, which: Pass = FORWARD_PASS) -> dict[str, Any]:
+    """The kernels of a module that run here: form, digests of their code, configurations."""
+    module = load_module(name)
+    seal = read_seal(Path(str(module.__file__)))
+    return (_kernel if which is FORWARD_PASS else _backward_kernels)(module, seal)
+
+
 def new_row(cell: Cell, which: Pass = FORWARD_PASS) -> dict[str, Any]:
     """A cell before its first measurement."""
-    module = load_module(cell.module)
-    seal = read_seal(Path(str(module.__file__)))
     return {
         "cell": cell.name,
         "module": cell.module,
@@ -65,7 +70,7 @@ def new_row(cell: Cell, which: Pass = FORWARD_PASS) -> dict[str, Any]:
         "batch": cell.batch,
         "num_heads": cell.num_heads,
         "in_grid": cell.in_grid,
-        **(_kernel if which is FORWARD_PASS else _backward_kernels)(module, seal),
+        **kernels_of(cell.module, which),
         "ms": {},
         "tflops": {},
         "sustained_ms": {},

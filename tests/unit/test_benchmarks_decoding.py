@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import warnings
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 import torch
 from torch.nn.attention.flex_attention import flex_attention
 
-from benchmarks import decoding
+from benchmarks import decoding, record
 from benchmarks.call_tables import decoding_table
 from benchmarks.decoding import STEPS, Step, measure, tensors_of, ways
 from benchmarks.peers import load_module
@@ -98,3 +100,28 @@ def test_the_table() -> None:
     text = decoding_table({"environment": environment, "cells": [row]})
     assert "| 16 x 1 of 8,192 | 150.0 | 300.0 | 2.00 |" in text
     assert "- SDPA cuDNN: RuntimeError: no" in text
+
+
+@pytest.mark.usefixtures("eager")
+def test_results_say_which_kernel_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record, "target", lambda: "sm_90")
+    on_cpu = {
+        "sees_gpu": lambda name: True,
+        "STEPS": (STEP,),
+        "TIMERS": {"ms": lambda call: 0.5},
+        "tensors_of": lambda step, device: tensors_of(step, CPU),
+        "environment": lambda device: {
+            "gpu": "G", "torch": "1", "triton": "2", "cudnn": "3", "date": "2026-01-31"
+        },
+    }  # fmt: skip
+    for name, value in on_cpu.items():
+        monkeypatch.setattr(decoding, name, value)
+    file = tmp_path / "decoding.json"
+    monkeypatch.setattr("sys.argv", ["decoding", "--json", str(file)])
+    assert decoding.main() == 0
+    found = json.loads(file.read_text())
+    module = load_module("full_d128")
+    assert (found["module"], found["form"]) == ("full_d128", "hopper")
+    assert found["config"] == module.HOPPER_CONFIG
+    assert len(found["kernel"]) == 64
+    assert found["cells"][0]["ms"]["flashgen"] == [0.5, 0.5]
