@@ -67,7 +67,8 @@ def measure(
         and keeps what there is.
 
     Raises:
-        TuneError: no candidate ran, or one that had run did not when it was looked at closely.
+        TuneError: inputs could not be made, no candidate ran, or one that had run did not
+            when it was looked at closely.
         KeyboardInterrupt: interrupted before the first candidate was measured.
     """
     import triton
@@ -78,7 +79,13 @@ def measure(
     finals: dict[KernelConfig, Measurement] = {}
     ended: Ending = "complete"
     if candidates:
-        bench = _bench(plan, target, candidates, form, forward)
+        try:
+            bench = _bench(plan, target, candidates, form, forward)
+        except RuntimeError as error:  # no memory, or a GPU that a fault left unusable
+            raise TuneError(
+                f"{plan.name}: {gpu} cannot run what is measured ({first_line(error)}); "
+                "free the GPU, or build with --no-tune"
+            ) from error
     deadline = monotonic() + seconds
     try:
         for done, config in enumerate(candidates):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+import torch
 
 from flashgen import AttentionSpec, causal
 from flashgen.codegen.render import kernel_digest
@@ -124,6 +125,22 @@ def test_a_module_rendered_to_be_measured_launches_the_configuration() -> None:
     module = load_rendered(PLAN, "sm_90", FAST, "hopper_backward")
     assert {**FAST.as_dict(), "USE_TMA": True} == module.CONFIGS["sm_90"]
     assert module._backward_kernels_hopper and not hasattr(module, "HOPPER_CONFIG")
+
+
+def test_a_full_gpu_is_told_of(
+    run: Callable[..., TuneResult], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: StandIn, *args: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB\nmore")
+
+    monkeypatch.setattr(StandIn, "__init__", full)
+    with pytest.raises(TuneError) as caught:
+        run()
+    assert str(caught.value) == (
+        "causal: A GPU cannot run what is measured "
+        "(OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB); "
+        "free the GPU, or build with --no-tune"
+    )
 
 
 def test_a_gpu_that_gives_up_is_no_result(
