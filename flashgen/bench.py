@@ -81,7 +81,8 @@ def bench(name: str, specs: Path, out: Path) -> list[Timing]:
 
 def write_json(path: Path, timings: list[Timing]) -> None:
     """Writes the timings as a JSON list, an object each."""
-    write_atomically(path, json.dumps([asdict(timing) for timing in timings], indent=1) + "\n")
+    text = json.dumps([asdict(timing) for timing in timings], indent=1) + "\n"
+    write_atomically(path, text, "choose another place with --json")
 
 
 def _variant(name: str, specs: Path) -> Variant:

@@ -11,18 +11,26 @@ from pathlib import Path
 
 from flashgen.errors import OutputError
 
+#: What to do where an output folder cannot be written.
+OTHER_FOLDER = "choose another folder with --out"
 
-def write_atomically(path: Path, text: str) -> None:
+
+def write_atomically(path: Path, text: str, remedy: str = OTHER_FOLDER) -> None:
     """Replaces ``path`` by ``text``: a reader, a crash or a full disk sees the old file or the new.
 
     The caller holds the lock of what it writes: the temporary file's name is fixed, so that one
     left by a killed process is overwritten by the next.
 
+    Args:
+        path: the file.
+        text: what it will hold.
+        remedy: what the user can do where it cannot be written.
+
     Raises:
         OutputError: the folder or the file cannot be written; the old file stands.
     """
     temporary = path.with_name(f".{path.name}.tmp")
-    with _explained(path):
+    with _explained(path, remedy):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with temporary.open("w", encoding="utf-8", newline="\n") as file:
@@ -80,12 +88,12 @@ def lock(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
 
 
 @contextmanager
-def _explained(path: Path) -> Iterator[None]:
+def _explained(path: Path, remedy: str = OTHER_FOLDER) -> Iterator[None]:
     """Turns the system's refusal to write ``path`` into a line with a remedy."""
     try:
         yield
     except OSError as error:
         space = "free some space, or " if error.errno in (ENOSPC, EDQUOT) else ""
         raise OutputError(
-            f"{path}: cannot be written: {error.strerror}; {space}choose another folder with --out"
+            f"{path}: cannot be written: {error.strerror}; {space}{remedy}"
         ) from error

@@ -34,7 +34,7 @@ def write_page(path: Path, series: Sequence[Series]) -> None:
     Raises:
         OutputError: the file cannot be written.
     """
-    write_atomically(path, page(series))
+    write_atomically(path, page(series), "choose another place with --html")
 
 
 def page(series: Sequence[Series]) -> str:

@@ -88,7 +88,8 @@ def write_svg(path: Path, accounts: Sequence[Account]) -> None:
     Raises:
         FlashgenError: there are several.
     """
-    write_atomically(path, svg_of(the_one("--svg", path, accounts)))
+    text = svg_of(the_one("--svg", path, accounts))
+    write_atomically(path, text, "choose another place with --svg")
 
 
 def the_one(option: str, path: Path, accounts: Sequence[Account]) -> Account:
