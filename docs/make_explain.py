@@ -67,11 +67,11 @@ def pages(spec: Path, out: Path, page: str = PAGE) -> dict[str, str]:
 
 
 def _introduction(account: Account, source: str) -> Iterator[str]:
-    yield f"# FlashAttention, by {account.variant}"
+    yield f"# FlashAttention, shown by {account.variant}"
     yield (
-        "Why kernels of attention are made as they are, shown by one spec. All figures, formulas "
-        "and pictures are what `flashgen explain` says of it, without a GPU; "
-        "`python -m docs.make_explain` makes this page of them, and "
+        "Why attention kernels are built as they are, shown by one spec. All figures, formulas and "
+        "pictures are what `flashgen explain` says of it, without a GPU; "
+        "`python -m docs.make_explain` writes this page, and "
         "`python -m docs.make_explain specs/mine.py mine.md` one about a spec of yours."
     )
     yield f"```python\n{source.strip()}\n```"
@@ -95,9 +95,9 @@ def _problem(account: Account) -> Iterator[str]:
         "Standard attention has a kernel for each of these steps, and each of them reads "
         f"or writes all scores, in DRAM: {bytes_text(standard.dram_read)} read and "
         f"{bytes_text(standard.dram_written)} written for {_flops(standard)}. That is "
-        f"{standard.intensity:,.0f} FLOP for a byte, and an {account.gpu} can do "
-        f"{account.crossover:,.0f} while it moves one. Products alone would take "
-        f"{unit_time(standard, 'compute')}, memory takes {unit_time(standard, 'memory')}."
+        f"{standard.intensity:,.0f} FLOP for each byte, and an {account.gpu} can do "
+        f"{account.crossover:,.0f} in the time that it takes to move one. The products alone would "
+        f"take {unit_time(standard, 'compute')}; memory takes {unit_time(standard, 'memory')}."
     )
 
 
@@ -123,16 +123,17 @@ def _online(account: Account, state: str) -> Iterator[str]:
     online = work_of(account, ONLINE.name)
     yield "## Online softmax"
     yield (
-        "The way out is to take a part of a row for all of it, and to mend that later. Each row "
-        "keeps its maximum so far, the sum of its weights so far, and its output so far. When a "
-        "later tile has a larger maximum, sum and output are multiplied by what the old maximum "
-        "is to the new one, `alpha`, and go on. At the end the output is divided by the sum."
+        "The way out is to treat a part of a row as if it were all of it, and to correct that "
+        "later. Each row keeps its maximum so far, the sum of its weights so far, and its output "
+        "so far. When a later tile has a larger maximum, sum and output are multiplied by `alpha`, "
+        "the exponential of the old maximum less the new one. At the end the output is divided by "
+        "the sum."
     )
     if "alpha" in state:
         yield "These are the lines of the portable kernel, in base 2:"
         yield f"```python\n{state}\n```"
     else:
-        yield "Weights of this variant depend on no other: its kernel needs nothing of that."
+        yield "In this variant a weight depends on no other: its kernel needs none of that."
     if "alpha" in state and account.kernels[0].form == "hopper":
         yield (
             "The Gluon kernel goes a step further: weights are relative to the maximum of the "
@@ -187,7 +188,7 @@ def _mask(account: Account, drawn: dict[str, Account]) -> Iterator[str]:
     names = " and ".join(f"{x.call.q_len:,}" for x in drawn.values())
     yield (
         f"{names} queries down, keys across: blue tiles are computed without the mask, orange ones "
-        f"with it, grey ones not at all. Of the call {mask.share:.3%} of the elements are visible, "
+        f"with it, grey ones not at all. In the call {mask.share:.3%} of the elements are visible, "
         f"and {visited:,} of {sum(mask.tiles.values()):,} tiles of a head are visited, "
         f"{mask.tiles['masked']:,} of them with the mask. Instead of {_flops(online)} there are "
         f"{_flops(own)}, and instead of {time_text(online.seconds['compute'])} products take "
@@ -213,8 +214,8 @@ def _own(account: Account) -> Iterator[str]:
     )
     yield (
         "The last one writes this account as a page with a slider over the length. The formulas "
-        "are those that prune the tuner; flashgen's docs/design.md says which published figures "
-        "they meet."
+        "are those that prune the tuner's candidates; flashgen's docs/design.md says which "
+        "published figures they meet."
     )
 
 

@@ -44,18 +44,18 @@ MASKS_INTRODUCTION = f"""\
 ## Masks
 
 For each: a declaration, the condition traced from it, and the lines of the kernel that follow from
-it. A tile is the queries from `q_first` to `q_last`; the keys from `some_begin` to before
-`some_end` are seen by some of them, those from `all_begin` to before `all_end` by all of them, and
-a `begin` that is left out is 0. The kernel visits the tiles of keys that hold one of the former,
-and evaluates `visible` in those of them that hold more than the latter. "Exact": every key of these
-ranges is seen by some query of the tile. Otherwise they are a hull, sound but wider, and the part
-of the mask that made it so is named, as `flashgen build` names it. Masks that read a table of
-blocks have no ranges: a small kernel lists the tiles to visit beforehand, each that is `seen`, and
-whether it is seen in `full`.
+it. A tile is the queries from `q_first` to `q_last`. Some of them see the keys from `some_begin` to
+before `some_end`, all of them those from `all_begin` to before `all_end`; a `begin` that is left
+out is 0. The kernel visits the tiles that hold a key of the first range, and evaluates `visible`
+unless all their keys are in the second. "Exact": every key of the first range is seen by some query
+of the tile. Otherwise the range is a hull, sound but wider, and the part of the mask that made it
+so is named, as `flashgen build` names it. Masks that read a table of blocks have no ranges: a small
+kernel lists beforehand the tiles to visit, those that are `seen`, and whether each is seen in
+`full`.
 
-In the pictures dark elements are visible, by the mask's own function; a tile of {BLOCK} by {BLOCK}
-is grey where the derived bounds skip it, blue where they spare it the mask, orange where it is
-masked, and red where it is visited for nothing.
+In the pictures dark elements are visible, by the mask's own function. A tile of {BLOCK} by {BLOCK}
+is grey where the derived bounds skip it, blue where it is visited without the mask, orange where it
+is masked, and red where it is visited for nothing.
 """
 
 SCORES_INTRODUCTION = """\
@@ -64,15 +64,16 @@ SCORES_INTRODUCTION = """\
 `score` is `scale * (q @ k.T)`, as in FlexAttention. The softmax runs in base 2: what is taken to
 the power of two is `scores * qk_scale`, less the row's maximum. So a positive factor of a score
 function costs nothing, and neither does what it adds to a whole row (`shift`), which goes into the
-log-sum-exp alone. First what runs once for each tile of queries, then the inner loop. Shown for
-bfloat16; in float32, where the parts would round differently, only a mere factor is split off.
+log-sum-exp alone. The code shows first what runs once for each tile of queries, then the inner
+loop. It is that of bfloat16; in float32, where the parts would round differently, only a plain
+factor is split off.
 """
 
 NORMALISERS_INTRODUCTION = """\
 ## Normalisers
 
 How the scores s of a row become weights of the values. `return_lse=True` also returns the logarithm
-of what the row's unnormalised weights add up to.
+of the sum of the row's unnormalised weights.
 """
 
 

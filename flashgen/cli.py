@@ -14,6 +14,7 @@ import typer
 
 from flashgen.bench import bench as run_bench
 from flashgen.bench import write_json
+from flashgen.budget.targets import TARGETS
 from flashgen.build import Built, Options
 from flashgen.build import build as run_build
 from flashgen.check import check as run_check
@@ -74,11 +75,13 @@ def build(
     paths: Specs,
     target: Annotated[
         list[str] | None,
-        typer.Option("--target", help="Build for this target, not the spec's. Repeatable."),
+        typer.Option(
+            "--target", help=f"GPU target instead of the spec's: {', '.join(TARGETS)}. Repeatable."
+        ),
     ] = None,
     out: Out = Path("generated"),
     no_tune: Annotated[
-        bool, typer.Option("--no-tune", help="Measure nothing, even where a GPU is there.")
+        bool, typer.Option("--no-tune", help="Do not measure, even on a machine with a GPU.")
     ] = False,
     tune_seconds: Annotated[
         float,
@@ -89,13 +92,13 @@ def build(
         ),
     ] = 60.0,
     force: Annotated[
-        bool, typer.Option("--force", help="Build and measure what is up to date, too.")
+        bool, typer.Option("--force", help="Build and measure again what is up to date.")
     ] = False,
     verbose: Annotated[
-        bool, typer.Option("-v", "--verbose", help="Tell each step and each rejected candidate.")
+        bool, typer.Option("-v", "--verbose", help="Report each step and each rejected candidate.")
     ] = False,
 ) -> None:
-    """Bring the modules of these specs up to date."""
+    """Build the modules of these specs; those that are up to date are left alone."""
     options = Options(
         out=out,
         targets=tuple(target or ()),
@@ -141,7 +144,7 @@ def check(
     paths: Specs = [Path("specs")],  # noqa: B006  (typer reads the default, nobody changes it)
     out: Out = Path("generated"),
 ) -> None:
-    """Exit with status 1, and a list, if a module is not what its spec renders to."""
+    """List the modules that are not what their specs render to; exit with 1 if there are any."""
     differences = run_check(paths, out)
     for line in differences:
         typer.echo(line)
@@ -154,39 +157,59 @@ def check(
 @app.command()
 def explain(
     paths: Specs,
-    q_len: Annotated[int | None, typer.Option("--q-len", help="Queries.")] = None,
-    kv_len: Annotated[
-        int | None, typer.Option("--kv-len", help="Keys; as many as queries.")
+    q_len: Annotated[
+        int | None,
+        typer.Option("--q-len", help="Queries; by default 16384, or what constants allow."),
     ] = None,
-    batch: Annotated[int | None, typer.Option("--batch", help="Batch entries.")] = None,
-    heads: Annotated[int | None, typer.Option("--heads", help="Query heads.")] = None,
+    kv_len: Annotated[
+        int | None, typer.Option("--kv-len", help="Keys; by default as many as queries.")
+    ] = None,
+    batch: Annotated[
+        int | None,
+        typer.Option("--batch", help="Batch entries; by default as many as make 16384 tokens."),
+    ] = None,
+    heads: Annotated[
+        int | None,
+        typer.Option(
+            "--heads", help="Query heads; by default 2048 // head_dim, or what constants are for."
+        ),
+    ] = None,
     kv_heads: Annotated[
-        int | None, typer.Option("--kv-heads", help="Key heads; as many as query heads.")
+        int | None,
+        typer.Option(
+            "--kv-heads", help="Heads of keys and values; by default as many as of queries."
+        ),
     ] = None,
     param: Annotated[
         list[str] | None,
-        typer.Option("--param", help="What a number is in this call: left=512. Repeatable."),
+        typer.Option("--param", help="The value of an Int or a Float, as in left=512. Repeatable."),
     ] = None,
     target: Annotated[
         str | None,
-        typer.Option("--target", help="For this target; sm_90, or the first of the spec's."),
+        typer.Option(
+            "--target",
+            help="GPU target; by default sm_90, or the spec's first if sm_90 is not one.",
+        ),
     ] = None,
     out: Out = Path("generated"),
     json: Annotated[
-        Path | None, typer.Option("--json", help="Write the account here; - is stdout, alone.")
+        Path | None,
+        typer.Option(
+            "--json", help="Write the account here; - writes it, and nothing else, to stdout."
+        ),
     ] = None,
     html: Annotated[
         Path | None,
         typer.Option("--html", help="Write a page here, with a slider over sequence lengths."),
     ] = None,
     svg: Annotated[
-        Path | None, typer.Option("--svg", help="Write the picture of the mask here.")
+        Path | None, typer.Option("--svg", help="Write the picture of the mask here, as SVG.")
     ] = None,
     png: Annotated[
-        Path | None, typer.Option("--png", help="Write the picture of the mask here, in pixels.")
+        Path | None, typer.Option("--png", help="Write the picture of the mask here, as PNG.")
     ] = None,
 ) -> None:
-    """Show a variant's mask, memory, traffic and limit, without running anything."""
+    """Show a variant's mask, tile bounds, shared memory, traffic and roofline, without a GPU."""
     asked = Asked(q_len, kv_len, batch, heads, kv_heads, named_values(param or ()))
     if html is None:
         accounts = list(run_explain(paths, target, asked, out))
@@ -220,18 +243,21 @@ def list_(out: Out = Path("generated")) -> None:
 
 @app.command()
 def clean(out: Out = Path("generated")) -> None:
-    """Remove the generated modules. Measured results stay: they took a GPU to make."""
+    """Remove the generated modules; measured results, in tuning/, stay."""
     removed = remove_modules(out)
-    typer.echo(f"removed {len(removed)} modules from {out}")
+    modules = "module" if len(removed) == 1 else "modules"
+    typer.echo(f"removed {len(removed)} {modules} from {out}")
 
 
 @app.command()
 def bench(
-    name: Annotated[str, typer.Argument(help="A variant.")],
-    specs: Annotated[Path, typer.Option("--specs", help="Where its spec is.")] = Path("specs"),
+    name: Annotated[str, typer.Argument(help="The name of a variant.")],
+    specs: Annotated[Path, typer.Option("--specs", help="The folder or file of its spec.")] = Path(
+        "specs"
+    ),
     out: Out = Path("generated"),
     json: Annotated[
-        Path | None, typer.Option("--json", help="Write the figures here, too.")
+        Path | None, typer.Option("--json", help="Write the figures here as well.")
     ] = None,
 ) -> None:
     """Time a module beside torch's SDPA backends and FlexAttention on this machine's GPU."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import reprlib
 from collections.abc import Iterable
 from dataclasses import dataclass
+from types import FunctionType
 
 
 class FlashgenError(Exception):
@@ -79,6 +80,8 @@ _short.maxstring = _short.maxother = 80
 
 def shown(value: object) -> str:
     """A value as the user would write it, on one line and not too long for a message."""
+    if isinstance(value, FunctionType):
+        return value.__name__
     return " ".join(_short.repr(value).split())
 
 

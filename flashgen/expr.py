@@ -200,7 +200,8 @@ class Expr:
             values = {key: concrete(value) for key, value in named.items()}
             return func(*map(concrete, args), **values)
         if name not in KNOWN:
-            raise untraceable(name, args)
+            # Of an operator, "approx::tanh"; its __name__ is "tanh.default".
+            raise untraceable(getattr(func, "_name", name), args)
         return call(name, apply, args, named)
 
 

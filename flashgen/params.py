@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import keyword
 import math
-from typing import Any
+from typing import Any, NoReturn
 
 import sympy
 
@@ -188,6 +188,13 @@ class Tensor(Param):
             element = sympy.Ne(element, 0, evaluate=False)
         sizes = [dim for dim in self.dims if dim is not None]
         return Expr(element, merged_params([Expr(self.sym, (self,)), *exprs, *sizes]))
+
+    def __getattr__(self, name: str) -> NoReturn:
+        """Torch's attributes and methods, as in ``ids.shape[1]``: there is no tensor yet."""
+        raise AttributeError(
+            f"a declared {type(self).__name__} is indexed and nothing else: it has no `{name}`; "
+            "sizes are q_len, kv_len, numbers and Int parameters"
+        )
 
     def __repr__(self) -> str:
         dims = ", ".join("None" if dim is None else str(dim.sym) for dim in self.dims)

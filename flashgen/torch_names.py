@@ -41,16 +41,30 @@ def _to(apply: Apply, x: Any, dtype: Any) -> Any:
     return apply("!=", x, 0) if "bool" in name else apply("truncate", x)
 
 
+def _new(value: int) -> Apply:
+    """A scalar of one value, as FlexAttention's `and_masks` and `or_masks` begin with."""
+
+    def new(apply: Apply, x: Any, size: tuple[int, ...], *, dtype: Any = None) -> Any:
+        if tuple(size):
+            raise TypeError(f"a tensor of shape {tuple(size)} is not traced, a scalar () is")
+        number = apply("+", value, 0)
+        return number if dtype is None else _to(apply, number, dtype)
+
+    return new
+
+
 #: Names with arguments of their own: functions of (apply, *args, **kwargs).
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "clamp": _clamp,
     "clip": _clamp,
     "clamp_min": _clamp,
     "clamp_max": lambda apply, x, max: apply("minimum", x, max),
-    "relu": lambda apply, x: apply("maximum", x, 0),
+    "relu": lambda apply, x, inplace=False: apply("maximum", x, 0),
     "square": lambda apply, x: apply("*", x, x),
     "reciprocal": lambda apply, x: apply("/", 1, x),
     "div": _div,
+    "new_ones": _new(1),
+    "new_zeros": _new(0),
     "to": _to,
     "type": _to,
     "float": lambda apply, x: apply("+", x, 0),

@@ -33,12 +33,18 @@ def traced_call(function: Callable[..., Any], symbols: tuple[Any, ...], label: s
         raise
     except Exception as error:
         where = users_line(extract_tb(error.__traceback__)) or label
-        raise MaskError(
-            f"{where}: {type(error).__name__}: {error}; "
-            f"a {kind} is a function ({arguments}) of symbols"
-        ) from error
+        remedy = f"a {kind} is a function ({arguments}) of symbols"
+        if _makes_one(function):
+            remedy = f"call it, as {function.__name__}(...): what it returns is the {kind}"
+        raise MaskError(f"{where}: {type(error).__name__}: {error}; {remedy}") from error
     if isinstance(result, bool):
         return Expr(sympy.true if result else sympy.false)
     if isinstance(result, int | float):
         return Expr(sympy.sympify(result))
     return result
+
+
+def _makes_one(function: Callable[..., Any]) -> bool:
+    """Whether it is one of flashgen's own, as `causal` is, which return masks and scores."""
+    module, name = (getattr(function, at, "") for at in ("__module__", "__qualname__"))
+    return module.startswith("flashgen.") and name.isidentifier()

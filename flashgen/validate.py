@@ -105,9 +105,12 @@ def _head_dim(name: str, spec: AttentionSpec) -> Iterator[Finding]:
     accepted = f"a multiple of 8 from {HEAD_DIMS[0]} to {HEAD_DIMS[-1]}"
     head_dim = spec.head_dim
     dims = head_dim if isinstance(head_dim, tuple) else (head_dim,)
+    wrong = [dim for dim in dims if not (_is_int(dim) and dim in HEAD_DIMS)]
     if isinstance(head_dim, tuple) and len(head_dim) != 2:
         yield "head_dim", head_dim, "not a pair", f"write {accepted}, or (qk, v) of two"
-    elif not all(_is_int(dim) and dim in HEAD_DIMS for dim in dims):
+    elif isinstance(head_dim, tuple) and wrong:
+        yield "head_dim", head_dim, f"{shown(wrong[0])} is not {accepted}", "write two that are"
+    elif wrong:
         yield "head_dim", head_dim, f"not {accepted}", "write one that is, or (qk, v) of two"
 
 

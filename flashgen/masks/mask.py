@@ -60,11 +60,12 @@ class Mask:
         Raises:
             MaskError: `mask_mod` fails on symbols or does not return a boolean.
         """
-        seen = traced_call(self.mask_mod, (B, H, Q_IDX, KV_IDX), f"mask {self.label}")
+        name = "mask" if self.label == "mask" else f"mask {self.label}"  # of a lambda
+        seen = traced_call(self.mask_mod, (B, H, Q_IDX, KV_IDX), name)
         if not isinstance(seen, Expr) or seen.kind != CONDITION:
             shown = f"the {seen.kind} `{seen}`" if isinstance(seen, Expr) else repr(seen)
             raise MaskError(
-                f"mask {self.label} returned {shown}, not a condition; "
+                f"{name} returned {shown}, not a condition; "
                 "return a comparison, or several joined by & and |"
             )
         traced: Expr = seen

@@ -53,11 +53,12 @@ class Score:
             MaskError: `score_mod` fails on symbols or does not return a number.
         """
         symbols = (SCORE, B, H, Q_IDX, KV_IDX)
-        result = traced_call(self.score_mod, symbols, f"score {self.label}")
+        name = "score" if self.label == "score" else f"score {self.label}"  # of a lambda
+        result = traced_call(self.score_mod, symbols, name)
         if not isinstance(result, Expr) or result.kind == CONDITION:
             shown = f"the condition `{result}`" if isinstance(result, Expr) else repr(result)
             raise MaskError(
-                f"score {self.label} returned {shown}, not a number; "
+                f"{name} returned {shown}, not a number; "
                 "return a number, as where(condition, score, -inf) for a condition"
             )
         return result

@@ -16,7 +16,9 @@ rows and keys exchanged. Nothing here knows a mask's name, and lengths and param
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import pairwise
+from typing import Any
 
 import sympy
 
@@ -43,6 +45,9 @@ from flashgen.symbolic.workload import longest_end
 
 #: A union of more intervals than this is replaced by its hull.
 MAX_INTERVALS = 4
+
+#: More conditions on a tile than this are not asked: one that fails them is visited all the same.
+MAX_CONDITIONS = 8
 
 
 @dataclass(frozen=True)
@@ -79,6 +84,7 @@ def derive_bounds(predicate: Predicate, max_intervals: int = MAX_INTERVALS) -> T
     return _derive(predicate, KEYS_OF_ROWS, max_intervals)
 
 
+@lru_cache(maxsize=8)  # a build asks for the same ones at several steps
 def derive_q_bounds(predicate: Predicate, max_intervals: int = MAX_INTERVALS) -> TileBounds:
     """The rows that visit a tile of keys: what `derive_bounds` says with the two exchanged.
 
@@ -122,23 +128,33 @@ def _derive(predicate: Predicate, roles: Roles, max_intervals: int) -> TileBound
 
 def _interval(case: Conjunction, context: Context) -> tuple[Interval | None, list[str]]:
     """The visible and the full keys of one conjunction (None: it never holds), and remarks."""
-    some_row, exact = seen_by_some_row(case.atoms, context)
+    some_row, exact, loosened = seen_by_some_row(case.atoms, context)
     begin, end, condition = solve(some_row, context.tile, context.roles)
     if condition is sympy.false:
         return None, []
-    if case.opaque:
-        notes = [why_opaque(part, context) for part in case.opaque]
-        return Interval(begin, end, begin, begin, condition), notes
     notes = []
-    if not (exact or seen_without_gaps(case.atoms, context)):
+    if _too_many(condition):
+        notes.append(
+            f"{len(condition.args)} conditions on a tile are too many to ask, and left out"
+        )
+        condition = sympy.true
+    if case.opaque:
+        notes += [why_opaque(part, context) for part in case.opaque]
+        return Interval(begin, end, begin, begin, condition), notes
+    if loosened or not (exact or seen_without_gaps(case.atoms, context)):
         notes.append(why_too_wide(case, context))
     every_row = seen_by_every_row(case.atoms, context)
     full_begin, full_end, full_condition = solve(every_row, context.tile, context.roles)
-    if full_condition.has(sympy.Piecewise):
-        full_end = full_begin  # sympy would take such a condition's choices apart
+    if full_condition.has(sympy.Piecewise) or _too_many(full_condition):
+        full_end = full_begin  # sympy would take a condition's choices apart
     elif full_condition is not sympy.true:
         full_end = sympy.Piecewise((full_end, full_condition), (full_begin, True), evaluate=False)
     return Interval(begin, end, full_begin, full_end, condition), notes
+
+
+def _too_many(condition: Any) -> bool:
+    """Whether it has more parts than a kernel should ask for each tile."""
+    return len(sympy.And.make_args(condition)) > MAX_CONDITIONS
 
 
 def _hull(intervals: list[Interval], context: Context) -> Interval:

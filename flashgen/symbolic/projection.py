@@ -12,13 +12,17 @@ from flashgen.symbolic.context import Context
 from flashgen.symbolic.quotients import ceil_div, floor_div
 from flashgen.symbols import FloorDiv
 
+#: An elimination that makes more inequalities than this is not done; the masks that ship make 18.
+MAX_PAIRS = 256
 
-def seen_by_some_row(atoms: Iterable[Affine], context: Context) -> tuple[list[Affine], bool]:
-    """The atoms projected along the rows of a tile, and whether that is exact.
+
+def seen_by_some_row(atoms: Iterable[Affine], context: Context) -> tuple[list[Affine], bool, bool]:
+    """The atoms projected along the rows of a tile; whether that is exact; whether it is loosened.
 
     Every term that differs from row to row becomes a variable beside the row itself: between its
     least and its greatest value in the tile, and linked to the row and to other terms. All of them
-    are eliminated by Fourier-Motzkin.
+    are eliminated by Fourier-Motzkin; one that would leave too many inequalities is replaced in
+    each of them by its least or its greatest value, whichever satisfies it more easily.
     """
     row, facts = context.roles.tile, context.tile
     system = [together(atom, context) for atom in atoms]
@@ -32,15 +36,19 @@ def seen_by_some_row(atoms: Iterable[Affine], context: Context) -> tuple[list[Af
                 system += [a for a in context.links_of_seen(term) if context.moving(a)]
     system += [symbol(row) - symbol(context.roles.first), symbol(context.roles.last) - symbol(row)]
     exact = all(_is_defined_by_links(term, variables) for term in variables[1:])
+    loosened = False
     while variables:
         term = variables[0] if row in variables else _cheapest(system, variables)
         variables.remove(term)
         moving = {*variables, context.roles.solved}
         system = [_divided(atom, term, moving) for atom in system]
-        system, doubts = eliminate(system, term)
+        if _pairs(system, term) > MAX_PAIRS:
+            system, loosened = [_loosened(atom, term, context) for atom in system], True
+        else:
+            system, doubts = eliminate(system, term)
+            exact = exact and facts.given(*system).proves_all(doubts)
         system = _irredundant(system)
-        exact = exact and facts.given(*system).proves_all(doubts)
-    return system, exact
+    return system, exact and not loosened, loosened
 
 
 def seen_by_every_row(atoms: Iterable[Affine], context: Context) -> list[Affine]:
@@ -92,12 +100,20 @@ def _divided(atom: Affine, term: Any, moving: set[Any]) -> Affine:
 
 def _cheapest(system: list[Affine], variables: list[Any]) -> Any:
     """The variable whose elimination leaves the fewest inequalities."""
+    return min(variables, key=lambda term: (_pairs(system, term), str(term)))
 
-    def cost(term: Any) -> tuple[int, str]:
-        signs = [c > 0 for atom in system if (c := atom.coefficient(term))]
-        return signs.count(True) * signs.count(False), str(term)
 
-    return min(variables, key=cost)
+def _pairs(system: list[Affine], term: Any) -> int:
+    """How many inequalities the elimination of a variable makes."""
+    signs = [c > 0 for atom in system if (c := atom.coefficient(term))]
+    return signs.count(True) * signs.count(False)
+
+
+def _loosened(atom: Affine, term: Any, context: Context) -> Affine:
+    """An atom that holds wherever this one does, without the term."""
+    c = atom.coefficient(term)
+    least, greatest = context.extremes(term)
+    return atom.substitute(term, greatest if c > 0 else least) if c else atom
 
 
 def _irredundant(system: list[Affine]) -> list[Affine]:

@@ -311,7 +311,7 @@ def test_clean_removes_modules_and_nothing_else(flashgen, project):
     (generated / "mine.py").write_text("X = 1\n")
     (generated / "tuning").mkdir()
     (generated / "tuning" / "tiny.json").write_text('{"results": []}\n')
-    assert flashgen("clean") == (0, ["removed 1 modules from generated"])
+    assert flashgen("clean") == (0, ["removed 1 module from generated"])
     assert {path.name for path in generated.iterdir()} == {
         "mine.py", "tuning", ".flashgen", "__init__.py",
     }  # fmt: skip

@@ -8,6 +8,7 @@ from random import Random
 from typing import Any
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import given
 
 from flashgen import Int, Mask, Tensor, clamp, kv_len, maximum, minimum, q_len, where
@@ -144,6 +145,18 @@ ANYTHING = st.one_of(comparisons(), comparisons(), st.sampled_from(GATHERS))
 @given(predicates(ANYTHING).map(mask_of), calls())
 def test_any_predicate_at_all_is_sound(mask: Mask, call: Call) -> None:
     check(mask, call)
+
+
+@sweep(150)
+@given(predicates(ANYTHING).map(mask_of), calls(), st.sampled_from([0, 3]), st.sampled_from([0, 1]))
+def test_what_is_too_much_to_derive_leaves_them_sound(
+    mask: Mask, call: Call, pairs: int, conditions: int
+) -> None:
+    """And they do not say that they are exact."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("flashgen.symbolic.projection.MAX_PAIRS", pairs)
+        patch.setattr("flashgen.symbolic.bounds.MAX_CONDITIONS", conditions)
+        check(mask, call)
 
 
 WIDTHS = st.one_of(st.integers(0, 9), st.sampled_from([LEFT, ANYWHERE]))

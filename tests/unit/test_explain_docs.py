@@ -52,7 +52,7 @@ def test_its_figures_are_those_of_explain(made):
     ("name", "says", "says_not"),
     [
         ("listed", "A small kernel lists the tiles to visit", "Gluon"),
-        ("sigmoid", "its kernel needs nothing of that", "alpha = "),
+        ("sigmoid", "its kernel needs none of that", "alpha = "),
     ],
 )
 def test_it_can_be_made_of_another_spec(tmp_path, name, says, says_not):
@@ -60,6 +60,6 @@ def test_it_can_be_made_of_another_spec(tmp_path, name, says, says_not):
     path.write_text(OTHERS.replace("specs =", "them =") + f'spec = them["{name}"]\n')
     made = make_explain.pages(path, Path("nowhere"), "mine.md")
     page = made.pop("mine.md")
-    assert page.startswith(f"# FlashAttention, by {name}\n")
+    assert page.startswith(f"# FlashAttention, shown by {name}\n")
     assert says in page and says_not not in page and "Measured:" not in page
     assert made and all(f'src="{picture}"' in page for picture in made)

@@ -12,12 +12,15 @@ from typing import Any
 
 import pytest
 import torch
-from torch.nn.attention.flex_attention import AuxRequest, flex_attention
+from torch.nn.attention.flex_attention import AuxRequest, and_masks, flex_attention, or_masks
 
-from flashgen import AttentionSpec, Constant, Tensor, full
+from flashgen import AttentionSpec, Constant, Tensor, clamp, full
 from flashgen.loader import Variant
+from flashgen.masks import as_mask
 from flashgen.reference import attention_reference
+from flashgen.symbolic import derive_bounds, derive_q_bounds, trace
 from flashgen.validate import validate
+from support.visits import Call, check
 
 BATCH, HEADS, LENGTH = 2, 4, 24
 
@@ -97,6 +100,39 @@ def natten(captured: Captured) -> Callable[..., Any]:
         return hori_mask & vert_mask
 
     return natten_mask_mod
+
+
+def natten_in_tiles(captured: Captured) -> Callable[..., Any]:
+    """Tokens of a canvas of 8 x 8 lie tile by tile, each of 4 x 4."""
+    W, K, T = 8, 3, 4
+
+    def get_x_y_tiled(idx):
+        t_id, i_id = idx // (T * T), idx % (T * T)
+        t_x, t_y = t_id // (W // T), t_id % (W // T)
+        return t_x * T + i_id // T, t_y * T + i_id % T
+
+    def natten_mask_mod(b, h, q_idx, kv_idx):
+        q_x, q_y = get_x_y_tiled(q_idx)
+        kv_x, kv_y = get_x_y_tiled(kv_idx)
+        kernel_x = torch.clamp(q_x, K // 2, (W - 1) - K // 2)
+        kernel_y = torch.clamp(q_y, K // 2, (W - 1) - K // 2)
+        near_x = torch.abs(kernel_x - kv_x) <= K // 2
+        return near_x & (torch.abs(kernel_y - kv_y) <= K // 2)
+
+    return natten_mask_mod
+
+
+def joined(captured: Captured) -> Callable[..., Any]:
+    """FlexAttention's own functions join masks."""
+    prefix_length = captured["prefix_length"]
+
+    def near(b, h, q_idx, kv_idx):
+        return q_idx - kv_idx <= 5
+
+    def prefix(b, h, q_idx, kv_idx):
+        return kv_idx < prefix_length[b]
+
+    return or_masks(prefix, and_masks(near, causal(captured)))
 
 
 def dilated(captured: Captured) -> Callable[..., Any]:
@@ -199,6 +235,13 @@ def head_temperature(captured: Captured) -> Callable[..., Any]:
     return score_mod
 
 
+def squared(captured: Captured) -> Callable[..., Any]:
+    def score_mod(score, b, h, q_idx, kv_idx):
+        return torch.nn.functional.relu(score) ** 2
+
+    return score_mod
+
+
 DECLARED = {
     tensor.name: tensor
     for tensor in (
@@ -213,9 +256,9 @@ DECLARED = {
 }
 
 MASKS = [causal, sliding_window_causal, prefix_lm, document_causal, restarting, natten, dilated]
-MASKS += [paged]
+MASKS += [paged, joined, natten_in_tiles]
 SCORES = [alibi, alibi_table, soft_cap, relative_positional, relative_table, causal_score]
-SCORES += [checkerboard, full_bias, head_temperature]
+SCORES += [checkerboard, full_bias, head_temperature, squared]
 
 
 def values() -> Captured:
@@ -259,7 +302,8 @@ def test_a_mask_mod_pasted(make: Callable[..., Any]) -> None:
     given = {param.name: captured[param.name] for param in spec.params}
     mine = attention_reference(*qkv(), spec.mask, params=given, return_lse=True)
     torch.testing.assert_close(mine, flex(masked, captured))
-    assert make in (causal, sliding_window_causal, natten, dilated) or given
+    alone = (causal, sliding_window_causal, natten, natten_in_tiles, dilated)
+    assert make in alone or given
 
 
 @pytest.mark.parametrize("make", MASKS + SCORES, ids=lambda make: make.__name__)
@@ -286,3 +330,30 @@ def test_a_score_mod_pasted(make: Callable[..., Any]) -> None:
     given = {param.name: captured[param.name] for param in spec.params}
     mine = attention_reference(*qkv(), full(), score=spec.score, params=given, return_lse=True)
     torch.testing.assert_close(mine, flex(make(captured), captured), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("sides", [(16, 5, 4), (32, 7, 8), (64, 13, 8)])
+def test_tiles_of_a_canvas_leave_few_conditions(sides: tuple[int, int, int]) -> None:
+    """What is derived is sound, and no longer than a kernel's source should be."""
+    W, K, T = sides
+
+    def tiled(idx):
+        tile, inner = idx // (T * T), idx % (T * T)
+        n = W // T
+        return (tile // n) * T + inner // T, (tile % n) * T + inner % T
+
+    def mask_mod(b, h, q_idx, kv_idx):
+        near = [
+            abs(clamp(at, K // 2, W - 1 - K // 2) - key) <= K // 2
+            for at, key in zip(tiled(q_idx), tiled(kv_idx), strict=True)
+        ]
+        return near[0] & near[1]
+
+    mask = as_mask(mask_mod)
+    if W == 16:
+        check(mask, Call(W * W, W * W, 64, 32, {}))
+    predicate = trace(mask)
+    for bounds in (derive_bounds(predicate), derive_q_bounds(predicate)):
+        assert not bounds.exact
+        for interval in bounds.intervals:
+            assert sum(expr.count_ops() for expr in interval.expressions) < 200

@@ -291,10 +291,10 @@ def test_what_a_score_cannot_be_made_of_is_refused(
     [
         (
             lambda score, b, h, q_idx, kv_idx: q_idx >= kv_idx,
-            "score score returned the condition `q_idx >= kv_idx`, not a number; return a number, "
+            "score returned the condition `q_idx >= kv_idx`, not a number; return a number, "
             "as where(condition, score, -inf) for a condition",
         ),
-        (lambda score, b, h, q_idx, kv_idx: None, "score score returned None, not a number"),
+        (lambda score, b, h, q_idx, kv_idx: None, "score returned None, not a number"),
         (lambda score: score, "a score is a function (score, b, h, q_idx, kv_idx) of symbols"),
         (
             lambda score, b, h, q_idx, kv_idx: score if q_idx >= kv_idx else 0.0,

@@ -69,8 +69,8 @@ IN_TINY = "specs/tiny.py: tiny: "
          "write one that is, or (qk, v) of two"),
         ({"head_dim": 64.0}, "head_dim=64.0: not a multiple of 8 from 16 to 512; "
          "write one that is, or (qk, v) of two"),
-        ({"head_dim": (64, True)}, "head_dim=(64, True): not a multiple of 8 from 16 to 512; "
-         "write one that is, or (qk, v) of two"),
+        ({"head_dim": (64, True)}, "head_dim=(64, True): True is not a multiple of 8 "
+         "from 16 to 512; write two that are"),
         ({"head_dim": (64, 64, 64)}, "head_dim=(64, 64, 64): not a pair; "
          "write a multiple of 8 from 16 to 512, or (qk, v) of two"),
         ({"dtype": "bf16"}, "dtype='bf16': not a dtype that flashgen supports; "
@@ -137,7 +137,7 @@ def test_a_bad_name(name, problem):
 def test_a_mask_that_returns_no_condition():
     (message,) = findings(mask=lambda b, h, q_idx, kv_idx: q_idx - kv_idx)
     assert message == (
-        IN_TINY + "mask=mask: mask mask returned the integer `-kv_idx + q_idx`, not a condition; "
+        IN_TINY + "mask=mask: mask returned the integer `-kv_idx + q_idx`, not a condition; "
         "return a comparison, or several joined by & and |"
     )
 

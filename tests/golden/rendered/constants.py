@@ -14,10 +14,10 @@ Rebuild it from its spec instead of editing it. It needs torch and triton, not f
 A query sees the keys where
     layout[h, q_idx // size, kv_idx // size] != 0
 
-Which tiles of keys hold one that a query sees, a table of blocks tells: once a call, a small kernel
-lists the tiles that each tile of queries visits, and says which of them need no mask. The lists
-take memory, an int32 of (num_q_heads, q_len / BLOCK_M, 1 + kv_len / BLOCK_N).
-Gradients of keys and values turn them: which tiles of queries visit each tile of keys.
+A table of blocks says which tiles of keys to visit: once a call, a small kernel lists the tiles
+that each tile of queries visits, and which of them need no mask. The lists take memory, an int32
+of (num_q_heads, q_len / BLOCK_M, 1 + kv_len / BLOCK_N).
+Gradients of keys and values use them transposed: which tiles of queries visit each tile of keys.
 layout is a constant of this module: (2, 4, 100) bool, for calls of 2 heads, q_len up to 4 * size,
 kv_len up to 100 * size.
 slopes is a constant of this module: (2,) float32, for calls of 2 heads.
@@ -58,7 +58,7 @@ CONFIGS = {
     "gfx942": {"BLOCK_M": 32, "BLOCK_N": 16, "num_warps": 4, "num_stages": 2, "USE_TMA": False},
 }
 
-# The backward kernels': of the one that goes over tiles of keys, and of that over queries.
+# Those of the backward kernels: of the one over tiles of keys, and of that over tiles of queries.
 BACKWARD_OF_KEYS = {
     # A100: chosen by model;
     # shared memory 4,096 of 166,912 bytes.
