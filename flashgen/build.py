@@ -101,7 +101,7 @@ def build(paths: Iterable[Path], options: Options, progress: Progress) -> Iterat
         KeyboardInterrupt: after publishing the best of what was measured until then.
     """
     # 1. load: spec files -> the variants that they declare.
-    variants = _with_targets(load(paths), options.targets)
+    variants = with_targets(load(paths), options.targets)
 
     # 2. validate: everything wrong with the specs, reported at once.
     _refuse(finding for variant in variants for finding in validate(variant))
@@ -190,8 +190,12 @@ def without_candidates(variant: Variant, plan: KernelPlan, spaces: Spaces) -> It
             yield unfit(variant, plan, target, space.rejected)
 
 
-def _with_targets(variants: list[Variant], targets: tuple[str, ...]) -> list[Variant]:
-    """The variants with other targets than their specs name, if any are given."""
+def with_targets(variants: list[Variant], targets: tuple[str, ...]) -> list[Variant]:
+    """The variants with other targets than their specs name, if any are given.
+
+    Raises:
+        FlashgenError: a target that nobody knows.
+    """
     for target in targets:
         if target not in TARGETS:
             raise FlashgenError(

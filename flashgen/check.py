@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from flashgen.build import module_text, without_candidates
+from flashgen.build import module_text, with_targets, without_candidates
 from flashgen.errors import ValidationError
 from flashgen.loader import Variant, load
 from flashgen.plan import lower
@@ -15,17 +15,22 @@ from flashgen.tuning.store import load_results
 from flashgen.validate import validate
 
 
-def check(paths: Sequence[Path], out: Path) -> list[str]:
+def check(paths: Sequence[Path], out: Path, targets: tuple[str, ...] = ()) -> list[str]:
     """A line for each module that is not what it should be, and for each that no spec declares.
 
     The latter only where a folder is among the paths: a file is no word on what others declare.
     Every module is rendered anew, from the tuning results that lie beside it, and compared byte by
     byte. Nothing is written.
 
+    Args:
+        paths: spec files, or folders of them.
+        out: the folder of the modules.
+        targets: what they were built for, where that is not what the specs name.
+
     Raises:
         FlashgenError: what is wrong with the specs.
     """
-    variants = load(paths)
+    variants = with_targets(load(paths), targets)
     if violations := [finding for variant in variants for finding in validate(variant)]:
         raise ValidationError(violations)
     orphans = _orphans(variants, out) if names_all(paths) else ()

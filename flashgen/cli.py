@@ -49,6 +49,12 @@ app = typer.Typer(
 
 Out = Annotated[Path, typer.Option("--out", help="Folder of the generated modules.")]
 Specs = Annotated[list[Path], typer.Argument(help="Spec files, or folders of them.")]
+Targets = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--target", help=f"GPU target instead of the spec's: {', '.join(TARGETS)}. Repeatable."
+    ),
+]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -73,12 +79,7 @@ def _options(
 @app.command()
 def build(
     paths: Specs,
-    target: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--target", help=f"GPU target instead of the spec's: {', '.join(TARGETS)}. Repeatable."
-        ),
-    ] = None,
+    target: Targets = None,
     out: Out = Path("generated"),
     no_tune: Annotated[
         bool, typer.Option("--no-tune", help="Do not measure, even on a machine with a GPU.")
@@ -142,10 +143,11 @@ def _report(results: list[Built], verbose: bool) -> None:
 @app.command()
 def check(
     paths: Specs = [Path("specs")],  # noqa: B006  (typer reads the default, nobody changes it)
+    target: Targets = None,
     out: Out = Path("generated"),
 ) -> None:
     """List the modules that are not what their specs render to; exit with 1 if there are any."""
-    differences = run_check(paths, out)
+    differences = run_check(paths, out, tuple(target or ()))
     for line in differences:
         typer.echo(line)
     if differences:

@@ -251,6 +251,15 @@ def test_check_finds_nothing_after_a_build(flashgen):
     assert flashgen("check") == (0, ["every module in generated is what its spec renders to"])
 
 
+def test_check_of_modules_for_one_target(flashgen):
+    flashgen("build", "specs", "--target", "sm_80")
+    assert flashgen("check")[0] == 1
+    good = (0, ["every module in generated is what its spec renders to"])
+    assert flashgen("check", "--target", "sm_80") == good
+    assert flashgen("check", "--target", "sm_90")[0] == 1
+    assert flashgen("check", "--target", "sm_91")[0] == 2
+
+
 def test_check_lists_what_differs(flashgen, project):
     flashgen("build", "specs")
     for name in ("edited", "missing", "orphan"):
