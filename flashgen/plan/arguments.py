@@ -32,7 +32,7 @@ class Argument:
         dtype: of a tensor, torch's name of it.
         sizes: of a tensor, for each dimension its size as an expression of q and k, or ``"None"``.
         ndim: of a tensor, its number of dimensions.
-        differentiable: whether it has a gradient.
+        is_float_tensor: whether it can have a gradient.
     """
 
     name: str
@@ -51,8 +51,8 @@ class Argument:
         return len(self.sizes)
 
     @property
-    def differentiable(self) -> bool:
-        """Whether it has a gradient."""
+    def is_float_tensor(self) -> bool:
+        """Whether it can have a gradient."""
         return "float" in self.dtype
 
 
