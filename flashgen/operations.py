@@ -11,7 +11,10 @@ from typing import Any
 import sympy
 
 from flashgen.kinds import CONDITION, INTEGER, NUMBER
-from flashgen.symbols import BitAnd, BitOr, BitXor, FloorDiv, FloorMod, Truncate
+from flashgen.symbols import SYMBOLS, BitAnd, BitOr, BitXor, FloorDiv, FloorMod, Truncate
+
+#: What 32 bits leave room for beside positions.
+_LARGEST_DIVISOR = 2**12
 
 
 @dataclass(frozen=True)
@@ -30,15 +33,50 @@ class Operation:
 
 
 def _relation(cls: Any) -> Callable[[Any, Any], Any]:
-    """A comparison that keeps the two sides as written, folded only when it is constant."""
+    """A comparison that keeps the two sides as written, folded only when it is constant.
+
+    But for quotients by numbers, which floats would round: of ``q / 41 >= kv`` it is the whole
+    numbers ``q >= 41 * kv``.
+    """
 
     def build(a: Any, b: Any) -> Any:
+        (a, below_a), (b, below_b) = _quotient(a), _quotient(b)
+        common = sympy.ilcm(below_a, below_b)
+        a, b = a * (common // below_a), b * (common // below_b)
         difference = a - b
         if difference.is_number:
             return cls(difference, 0)
         return cls(a, b, evaluate=False)
 
     return build
+
+
+def _quotient(x: Any) -> tuple[Any, int]:
+    """A whole number and what it is divided by, where x is such a quotient; else x and 1."""
+    above, below = (x, sympy.Integer(1)) if x.is_integer else sympy.fraction(sympy.together(x))
+    if above.is_integer and below.is_Integer and below <= _LARGEST_DIVISOR:
+        return above, int(below)
+    return x, 1
+
+
+def _truncate(x: Any) -> Any:
+    """Towards zero: a quotient of whole numbers as such, since floats would round it first."""
+    above, below = _quotient(x)
+    if below == 1:
+        return Truncate(x)
+    towards_zero = FloorDiv(above, below)
+    if _is_nonnegative(above):
+        return towards_zero
+    return _piecewise(sympy.Ge(above, 0, evaluate=False), towards_zero, -FloorDiv(-above, below))
+
+
+def _is_nonnegative(x: Any) -> bool:
+    """Whether a whole number is made of positions, lengths and numbers, and nothing is below 0."""
+    if x.is_Integer:
+        return bool(x >= 0)
+    if isinstance(x, sympy.Abs | FloorMod) or x in SYMBOLS:
+        return True
+    return isinstance(x, sympy.Add | sympy.Mul) and all(map(_is_nonnegative, x.args))
 
 
 def _method(name: str) -> Callable[..., Any]:
@@ -112,7 +150,7 @@ OPERATIONS = {
     "sin": Operation(_method("sin"), sympy.sin),
     "cos": Operation(_method("cos"), sympy.cos),
     "sigmoid": Operation(_sigmoid, lambda x: 1 / (1 + sympy.exp(-x))),
-    "truncate": Operation(_truncated, Truncate),
+    "truncate": Operation(_truncated, _truncate),
     ">=": Operation(operator.ge, _relation(sympy.Ge)),
     ">": Operation(operator.gt, _relation(sympy.Gt)),
     "<=": Operation(operator.le, _relation(sympy.Le)),

@@ -43,7 +43,7 @@ _STATEMENT = re.compile(
     r"(?P<target>[\w., ]+) [-+*/&|^]*= )?)"
     r"(?P<value>.*?)(?P<end>:?)$"
 )
-_PIECE = re.compile(r"[(\[{]_*[)\]}]|\.?[^.(\[{]+")
+_PIECE = re.compile(r"[(\[{]_*[)\]}]|\.{3}|\.?[^.(\[{]+")
 
 
 def fold(line: str) -> str:

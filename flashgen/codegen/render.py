@@ -122,7 +122,6 @@ def gluon_queries(text: str) -> str:
 def _gluon(text: str) -> str:
     text = re.sub(r"\btl\.(?:math\.)?", "gl.", text).replace("@triton.jit", "@gluon.jit")
     text = re.sub(r"\b(_at_\d+d|_tanh|_swap_if)\(", r"\1_hopper(", text)
-    text = text.replace("gl.zeros([BLOCK_M, BLOCK_N], gl.float32)", "gl.zeros_like(scores)")
     return text.replace(", APPROX)", ", True)")
 
 

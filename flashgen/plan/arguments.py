@@ -49,8 +49,8 @@ class Argument:
         return len(self.sizes)
 
     @property
-    def differentiable(self) -> bool:
-        """Whether it has a gradient."""
+    def is_float_tensor(self) -> bool:
+        """Whether it can have a gradient."""
         return "float" in self.dtype
 
 

@@ -14,7 +14,12 @@ from flashgen.plan.arguments import KernelArguments, kernel_arguments
 from flashgen.plan.backward_code import BackwardCode
 from flashgen.plan.code import code_with, finite_score
 from flashgen.plan.kernel import KernelPlan
-from flashgen.plan.learned import ElementSlope, LearnedElement, learned_elements
+from flashgen.plan.learned import (
+    ElementSlope,
+    LearnedElement,
+    learned_elements,
+    learned_of_sink,
+)
 from flashgen.plan.loops import KeyTiles, key_tiles
 from flashgen.plan.text import gathered_dimensions, mentioned
 from flashgen.symbolic.bounds import TileBounds, derive_q_bounds
@@ -25,7 +30,7 @@ from flashgen.symbolic.places import SCALE, SCORES, Place, is_integral, place_of
 from flashgen.symbolic.printer import triton_source
 from flashgen.symbolic.roles import ROWS_OF_KEYS
 from flashgen.symbolic.tables import RowTable
-from flashgen.symbols import KV_LAST, SCORE, Load
+from flashgen.symbols import KV_LAST, KV_LEN, SCORE, Load
 
 
 @dataclass(frozen=True)
@@ -220,19 +225,32 @@ class BackwardPlan:
         return bool(mentioned([name], texts))
 
     @cached_property
-    def sink_tensors(self) -> tuple[str, ...]:
-        """Learned tensors that the sink's logit is made of."""
-        names = self._sink_names
-        return tuple(a.name for a in self.plan.arguments if a.differentiable and a.name in names)
-
-    def sink_reads(self, name: str) -> bool:
-        """Whether the sink's logit depends on a symbol: b or h."""
-        return name in self._sink_names
+    def learned_tensors(self) -> tuple[str, ...]:
+        """Tensors with a gradient, in that order; one that only decides what is seen has none."""
+        found = {*self.score_tensors, *self.sink_tensors}
+        return tuple(a.name for a in self.plan.arguments if a.name in found)
 
     @cached_property
-    def _sink_names(self) -> frozenset[str]:
+    def sink_tensors(self) -> tuple[str, ...]:
+        """Learned tensors that the sink's logit is made of."""
+        return learned_of_sink(self.plan)
+
+    @cached_property
+    def sink_arguments(self) -> tuple[str, ...]:
+        """What the sink's logit is computed of besides b, h, constants and q_len."""
+        names = (*(a.name for a in self.plan.arguments), KV_LEN.name)
+        return tuple(filter(self.sink_reads, names))
+
+    def sink_reads(self, name: str) -> bool:
+        """Whether the sink's logit depends on a symbol: b, h, a parameter or a length."""
         sink = self.plan.spec.normaliser.traced_sink
-        return frozenset() if sink is None else frozenset(s.name for s in sink.sym.free_symbols)
+        return sink is not None and name in {symbol.name for symbol in sink.sym.free_symbols}
+
+    @property
+    def leaves_products_out(self) -> bool:
+        """Whether the score function makes nothing of the products: q and k have gradients of 0."""
+        score = self.plan.spec.score
+        return score is not None and SCORE not in finite_score(score)[0].free_symbols
 
     @cached_property
     def _slope(self) -> Any:

@@ -122,7 +122,7 @@ def code_with(
     columns = tuple(a for a in placed.columns if everywhere & {*a.used_by})
     inner = placed.results[0] if of_score else ""
     if of_score and SCORES not in score.free_symbols:
-        inner = f"tl.zeros([BLOCK_M, BLOCK_N], tl.float32) + ({inner})"
+        inner = f"tl.zeros_like(scores) + ({inner})"
     sink = spec.normaliser.traced_sink
     sink_code = "" if sink is None else text(sink.sym * LOG2E)
     shift_code = "" if shift == 0 else text(shift, q_idx="offs_m")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -12,7 +13,6 @@ from flashgen.plan.hopper_visits import HopperVisits
 from flashgen.plan.seen import Seen, columns_end, rows_end, seen
 from flashgen.plan.text import gathered_dimensions, mentioned
 from flashgen.symbolic.placement import Assignment
-from flashgen.symbols import SCORE
 
 #: Rows of queries are padded to a multiple of it, which every kernel's tiles divide.
 ROWS = 128
@@ -38,8 +38,7 @@ class HopperBackward(HopperDivision):
             return "with dropout it computes all gradients at once, and no slopes of scores"
         if backward.q_tiles.reduce_rows:
             return "which queries see a tile of keys depends on each of the keys"
-        score = plan.spec.score
-        if score is not None and SCORE not in score.traced.sym.free_symbols:
+        if backward.leaves_products_out:
             return "its score function leaves the products out"
         return self.why_not_learned(self.text)
 
@@ -47,7 +46,8 @@ class HopperBackward(HopperDivision):
     def counts_in_floats(self) -> bool:
         """Whether slopes of what is learned only add and multiply: positions may be float32."""
         slopes = (item.slope for item in self.text.learned)
-        return all(re.fullmatch(r"[\w\s+\-*.()]*", slope) for slope in slopes)
+        summed = all(re.fullmatch(r"[\w\s+\-*.()]*", slope) for slope in slopes)
+        return summed and not self.learned_lines
 
     @property
     def divides_columns(self) -> bool:
@@ -106,7 +106,18 @@ class HopperBackward(HopperDivision):
 
     def learned_read(self, name: str) -> bool:
         """Whether what is learned depends on this position."""
-        return bool(mentioned([name], (item.slope for item in self.text.learned)))
+        texts = (*self._slopes_learned, *(line.code for line in self.learned_lines))
+        return bool(mentioned([name], texts))
+
+    @cached_property
+    def learned_lines(self) -> tuple[Assignment, ...]:
+        """What slopes of what is learned read of a tile of queries."""
+        names = self._lines_read(self._slopes_learned)
+        return tuple(line for line in self.text.lines_of_tile if line.name in names)
+
+    @property
+    def _slopes_learned(self) -> tuple[str, ...]:
+        return tuple(item.slope for item in self.text.learned)
 
     @cached_property
     def keys(self) -> tuple[str, ...]:
@@ -210,15 +221,18 @@ class HopperBackward(HopperDivision):
     def _texts(self) -> tuple[str, ...]:
         """Of all that is computed for a tile."""
         lines = self.text.lines_of_tile
-        slopes = (item.slope for item in self.text.learned)
-        return (*self._score_texts, *self.conditions, *(line.code for line in lines), *slopes)
+        codes = (line.code for line in lines)
+        return (*self._score_texts, *self.conditions, *codes, *self._slopes_learned)
 
     @cached_property
     def _score_names(self) -> frozenset[str]:
-        """Lines of a tile that the score reads, by others or itself."""
+        """Lines of a tile that the score reads."""
+        return self._lines_read(self._score_texts)
+
+    def _lines_read(self, texts: Sequence[str]) -> frozenset[str]:
+        """Lines of a tile that these read, by others or themselves."""
         lines = {line.name: line.code for line in self.text.lines_of_tile}
         found: set[str] = set()
-        texts = list(self._score_texts)
         while new := mentioned(lines, texts) - found:
             found |= new
             texts = [lines[name] for name in new]

@@ -112,15 +112,24 @@ def learned_elements(plan: KernelPlan) -> tuple[LearnedElement, ...]:
     """Those that have a gradient, of either kernel."""
     if plan.spec.score is None:
         return ()
-    names = frozenset(argument.name for argument in plan.arguments if argument.differentiable)
-    return _learned_elements(plan.spec.score, names)
+    return _learned_elements(plan.spec.score, frozenset(_float_tensors(plan)))
+
+
+def learned_of_sink(plan: KernelPlan) -> tuple[str, ...]:
+    """Tensors that the sink's logit changes with, in the arguments' order."""
+    sink = plan.spec.normaliser.traced_sink
+    if sink is None:
+        return ()
+    names = _float_tensors(plan)
+    found = {derivative.tensor for derivative in element_derivatives(sink.sym, names)}
+    return tuple(name for name in names if name in found)
 
 
 def meeting_tensors(spec: AttentionSpec) -> tuple[str, ...]:
     """Learned tensors whose gradients programs add to in the same place, in any order."""
     if spec.score is None:
         return ()
-    names = frozenset(param.name for param in spec.params if argument(param).differentiable)
+    names = frozenset(param.name for param in spec.params if argument(param).is_float_tensor)
     meeting = [
         element.derivative.tensor
         for element in _learned_elements(spec.score, names)
@@ -159,6 +168,10 @@ def is_one_to_one(indices: Sequence[Any]) -> bool:
         moving = _PAIR & {term for term, _ in affine.terms} if affine else ()
         found |= set(moving) if len(moving) == 1 else set()
     return found == _PAIR
+
+
+def _float_tensors(plan: KernelPlan) -> tuple[str, ...]:
+    return tuple(argument.name for argument in plan.arguments if argument.is_float_tensor)
 
 
 @lru_cache(maxsize=256)

@@ -35,6 +35,16 @@ class ElementDerivative:
         return tuple(self.element.args[1:])
 
 
+class _Logistic(sympy.Function):  # type: ignore[misc]
+    """``1 / (1 + exp(-x))``, whose derivative as such would be infinity over infinity."""
+
+    nargs = 1
+
+    def fdiff(self, argindex: int = 1) -> Any:
+        """Finite wherever x is large."""
+        return self * (1 - self)
+
+
 def score_derivative(score: Any) -> Any:
     """The derivative of a score function by the score.
 
@@ -45,16 +55,17 @@ def score_derivative(score: Any) -> Any:
 
 
 def element_derivatives(score: Any, tensors: Collection[str]) -> tuple[ElementDerivative, ...]:
-    """The derivatives by every element of these tensors that the score reads.
+    """The derivatives by every element of these tensors that the score changes with.
 
     Elements inside an index have none: they choose, and are no part of the value.
     """
     loads = sorted(_values(score), key=str)
-    return tuple(
+    found = (
         ElementDerivative(load, derivative(score, load))
         for load in loads
         if str(load.args[0]) in tensors
     )
+    return tuple(element for element in found if element.slope != 0)
 
 
 def derivative(expr: Any, variable: Any) -> Any:
@@ -89,9 +100,13 @@ def derivative(expr: Any, variable: Any) -> Any:
             return sympy.Piecewise(*branches, evaluate=False)
         if isinstance(node, sympy.Min | sympy.Max):
             return smooth(_as_choice(node, variable))
+        if node.is_Pow and node.exp.is_Integer and node.exp < 0:
+            power = node.base - 1
+            if isinstance(power, sympy.exp):
+                return _Logistic(-smooth(power.args[0])) ** -node.exp
         return node.func(*map(smooth, node.args))
 
-    slope = sympy.diff(smooth(expr), x)
+    slope = sympy.diff(smooth(expr), x).replace(_Logistic, lambda u: 1 / (1 + sympy.exp(-u)))
     return slope.xreplace({symbol: node for node, symbol in held.items()} | {x: variable})
 
 

@@ -194,6 +194,8 @@ def most(pick: Any, a: Any, b: Any, facts: Facts) -> Any:
         return _one(pick, kept)
     # Max(Min(n, x), Min(n, y)) is Min(n, Max(x, y)).
     x, y = ([part for part in side.args if part not in shared] for side in (a, b))
+    if not (x and y):  # Max(Min(n, m), Min(n, m, y)) is Min(n, m)
+        return b if x else a
     inner = pick(_one(dual, x), _one(dual, y), evaluate=False)
     return dual(*sorted(shared, key=str), inner, evaluate=False)
 

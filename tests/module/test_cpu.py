@@ -10,10 +10,17 @@ import warnings
 import pytest
 import torch
 
+from flashgen import AttentionSpec, causal
 from support.cases import LAYOUTS, Case
-from support.contract import native_inputs
+from support.contract import check_gradients, native_inputs
 from support.oracle import check
-from support.variants import GENERATED, shipped_module, shipped_module_anew, shipped_specs
+from support.variants import (
+    GENERATED,
+    rendered_module,
+    shipped_module,
+    shipped_module_anew,
+    shipped_specs,
+)
 
 SPECS = shipped_specs()
 pytestmark = pytest.mark.filterwarnings("ignore:.*eager reference")
@@ -51,6 +58,11 @@ def test_parameters_reach_the_mask(left: int) -> None:
     tensors = native_inputs(case, SPECS["window_d128"])
     out, lse = shipped_module("window_d128").attention(*tensors, return_lse=True, left=left)
     check(out, lse, tensors, SPECS["window_d128"], case)
+
+
+def test_gradients_of_scores_that_leave_the_products_out() -> None:
+    spec = AttentionSpec(16, "float32", causal(), lambda s, b, h, q, kv: 0.1 * (kv - q))
+    check_gradients(rendered_module(spec), spec, Case(21, 21, batch=2, q_heads=4, kv_heads=2))
 
 
 def test_the_fallback_is_said_once() -> None:

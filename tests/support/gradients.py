@@ -95,9 +95,8 @@ def rough_gradients(
 
     # The score function's own derivatives, and the sink's: it has a weight, and no value.
     leaves = (products, *learned.values())
-    of_products, *of_learned = torch.autograd.grad(
-        scores, leaves, of_scores, allow_unused=True, materialize_grads=True
-    )
+    nothing = 0.0 * sum(x.sum() for x in leaves)  # also of a score that none of them changes
+    of_products, *of_learned = torch.autograd.grad(scores + nothing, leaves, of_scores)
     if learned and lse.requires_grad:
         of_sink = torch.autograd.grad(
             lse, tuple(learned.values()), -delta, allow_unused=True, materialize_grads=True

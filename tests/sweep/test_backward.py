@@ -10,7 +10,19 @@ from typing import Any
 import pytest
 import torch
 
-from flashgen import AttentionSpec, Int, Mask, Tensor, causal, exp, full, sliding_window
+from flashgen import (
+    AttentionSpec,
+    Int,
+    Mask,
+    Tensor,
+    causal,
+    exp,
+    full,
+    sigmoid,
+    sigmoid_attention,
+    sliding_window,
+    softmax,
+)
 from support.cases import LAYOUTS, Case, around_tiles, inputs
 from support.contract import check_gradients
 from support.variants import rendered_module, shipped_module, shipped_specs
@@ -122,6 +134,31 @@ def test_rows_and_keys_without_a_partner() -> None:
         check_backward(module, spec, Case(q_len, kv_len, 1, 2, 1))
 
 
+_levels = Tensor("levels", ("num_q_heads",), "float32")
+_lifts = Tensor("lifts", ("num_q_heads", "kv_len"), "float32")
+_tilts = Tensor("tilts", ("num_q_heads", "q_len"), "float32")
+
+WITHOUT_PRODUCTS = {
+    "a number": lambda s, b, h, q, kv: 0 * s + 0.25,
+    "of heads": lambda s, b, h, q, kv: _levels[h],
+    "of queries": lambda s, b, h, q, kv: _tilts[h, q],
+    "of keys": lambda s, b, h, q, kv: _lifts[h, kv],
+    "of distances": lambda s, b, h, q, kv: 0.1 * (kv - q),
+}
+
+
+@pytest.mark.parametrize("dropout", [False, True])
+@pytest.mark.parametrize("name", WITHOUT_PRODUCTS)
+def test_scores_that_leave_the_products_out(name: str, dropout: bool) -> None:
+    """Tiles that are no squares: their scores lie the other way round where keys are rows."""
+    score = WITHOUT_PRODUCTS[name]
+    for normaliser in (softmax(), sigmoid_attention()):
+        spec = AttentionSpec(16, "float32", causal(), score, normaliser=normaliser, dropout=dropout)
+        module = rendered_module(spec)
+        for m, n in TILES:
+            check_backward(module, spec, Case(45, 45, 1, 2, 1), BLOCK_M=m, BLOCK_N=n)
+
+
 def test_scores_far_below_zero() -> None:
     """Log-sum-exps of -500: weights of queries and keys past the ends would be infinite."""
     low = Tensor("low", ("num_q_heads",), "float32")
@@ -147,6 +184,13 @@ def test_slopes_that_are_infinite_where_nothing_is_seen() -> None:
             found.append(torch.autograd.grad((out * out.detach()).sum(), leaves))
         for mine, right in zip(*found, strict=True):
             torch.testing.assert_close(mine.double(), right, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered")
+def test_sigmoids_of_what_lies_far_below_zero() -> None:
+    """exp(150) is infinite in float32; the slope of the sigmoid there is 0, as torch has it."""
+    spec = _spec(causal(), lambda s, b, h, q, kv: s + s * sigmoid(s - 150) + sigmoid(-s) ** 2)
+    check_backward(rendered_module(spec), spec, Case(40, 40))
 
 
 def test_a_tensor_read_twice() -> None:

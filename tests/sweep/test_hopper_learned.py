@@ -9,15 +9,19 @@ import pytest
 
 from flashgen import (
     AttentionSpec,
+    Float,
     Mask,
     Tensor,
     alibi,
     block_sparse,
     causal,
+    kv_len,
+    log,
     relative_bias,
     sigmoid_attention,
     softcap,
     softmax,
+    tanh,
 )
 from flashgen.plan import lower
 from flashgen.plan.backward import backward_plan
@@ -33,10 +37,13 @@ LIFTS = Tensor("lifts", ("batch", "kv_len"), "bfloat16")
 CELLS = Tensor("cells", (7, 5))
 SLOPES = Tensor("slopes", ("num_q_heads",))
 SINKS = Tensor("sinks", ("num_q_heads",))
+ANSWERS = Tensor("answers", ("batch", "q_len"), "bool")
+FACTOR = Float("factor", 0.5)
 ENDS = Tensor("ends", ("batch", "q_len"), "int32")
 
 BOTTOM = causal(align="bottom_right")
 EACH_ROW = Mask(lambda b, h, q, kv: kv < ENDS[b, q], "each row has its end")
+CHOSEN = Mask(lambda b, h, q, kv: ANSWERS[b, q], "some rows see nothing")
 
 SPECS = {
     # Heads, rows and distances over queries, keys over keys.
@@ -76,6 +83,24 @@ SPECS = {
     # Both kernels go by lists of tiles.
     "listed": AttentionSpec(
         64, mask=block_sparse(block=16), score=relative_bias(40, align="bottom_right")
+    ),
+    # What keys learn depends on what queries read.
+    "products_of_both": AttentionSpec(
+        64, mask=BOTTOM, score=lambda s, b, h, q, kv: s + TILTS[b, q] * LIFTS[b, kv]
+    ),
+    "positions_beside_both": AttentionSpec(
+        128,
+        mask=BOTTOM,
+        score=lambda s, b, h, q, kv: s + (1 + q) / 100 * tanh(TILTS[b, q]) * LIFTS[b, kv],
+    ),
+    "chosen_rows": AttentionSpec(
+        64, mask=BOTTOM & CHOSEN, score=lambda s, b, h, q, kv: s + TILTS[b, q]
+    ),
+    "sinks_of_more_than_tensors": AttentionSpec(
+        64,
+        mask=BOTTOM,
+        score=lambda s, b, h, q, kv: s + TILTS[b, q],
+        normaliser=softmax(sink=lambda b, h: SINKS[h] * FACTOR - log(kv_len + 1.0)),
     ),
     "nothing_is_learned": AttentionSpec(64, mask=EACH_ROW, deterministic=True),
 }

@@ -11,18 +11,28 @@ from triton.runtime.interpreter import InterpreterBuilder
 
 from flashgen import (
     AttentionSpec,
+    Constant,
+    Float,
+    Int,
+    Mask,
     Tensor,
     causal,
     full,
+    kv_len,
+    log,
+    q_len,
     sigmoid_attention,
     sink_tokens,
     sliding_window,
     softmax,
     tanh,
+    truncate,
+    where,
 )
 from flashgen.plan import lower
 from flashgen.plan.backward import backward_plan
 from support.cases import Case, inputs
+from support.contract import check_gradients
 from support.variants import rendered_module
 from sweep.backward import check_backward
 
@@ -119,6 +129,88 @@ def test_distances_outside_of_the_table() -> None:
     module = rendered_module(spec)
     for length in (5, 49, 70):
         check_backward(module, spec, Case(length, length, 2, 2, 1))
+
+
+_levels = Tensor("levels", ("num_q_heads",), "float32")
+_marks = Tensor("marks", ("batch", "kv_len"), "float16")
+_BELOW = Mask(lambda b, h, q, kv: (_marks[b, kv] < 0.5) & (q >= kv), "below")
+
+#: Variants with a tensor of floats that no weight changes with.
+DECIDING = {
+    "what_is_seen": (_marks, AttentionSpec(16, "float32", _BELOW)),
+    "what_is_seen_beside_a_sink": (
+        _marks,
+        AttentionSpec(16, "float32", _BELOW, normaliser=softmax(sink=_levels)),
+    ),
+    "what_is_seen_beside_a_bias": (
+        _marks,
+        AttentionSpec(16, "float32", _BELOW, lambda s, b, h, q, kv: s + _by_row[h, q]),
+    ),
+    "which_score": (
+        _marks,
+        AttentionSpec(
+            16, "float32", causal(), lambda s, b, h, q, kv: where(_marks[b, kv] < 0.5, s, 2 * s)
+        ),
+    ),
+    "a_whole_bias": (
+        _marks,
+        AttentionSpec(
+            16, "float32", causal(), lambda s, b, h, q, kv: s + truncate(3 * _marks[b, kv])
+        ),
+    ),
+    "nothing": (
+        _marks,
+        AttentionSpec(16, "float32", causal(), lambda s, b, h, q, kv: s + 0 * _marks[b, kv]),
+    ),
+    "which_sink": (
+        _levels,
+        AttentionSpec(
+            16,
+            "float32",
+            causal(),
+            normaliser=softmax(sink=lambda b, h: where(_levels[h] > 0, 1.0, -1.0)),
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DECIDING)
+def test_tensors_that_only_decide(name: str) -> None:
+    tensor, spec = DECIDING[name]
+    module = rendered_module(spec)
+    for case in (Case(21, 21, 2, 2, 1), Case(70, 70, 1, 4, 2)):
+        check_gradients(module, spec, case)
+    params = case.arguments(spec)
+    leaf = params[tensor.name].requires_grad_()
+    q, k, v = (x.requires_grad_() for x in inputs(case, spec, torch.float32))
+    out = module.attention(q, k, v, **params)
+    of_q, nothing = torch.autograd.grad(out.sum(), (q, leaf), allow_unused=True)
+    assert of_q is not None and nothing is None
+
+
+_factor = Float("factor", 0.5)
+_step = Int("step", 3)
+_turns = Tensor("turns", ("batch",), "int32")
+_gains = Constant("gains", [0.5, -1.0, 2.0, 0.25])
+
+#: Logits of sinks that are made of more than learned tensors.
+SINKS = {
+    "a_float": lambda b, h: _levels[h] * _factor,
+    "an_int": lambda b, h: _levels[h] + _step * 0.25 - b,
+    "an_int_tensor": lambda b, h: _levels[h] * _turns[b] / 40,
+    "a_constant": lambda b, h: _levels[h] * _gains[h],
+    "kv_len": lambda b, h: _levels[h] - log(kv_len + 1.0),
+    "q_len": lambda b, h: _levels[h] * q_len / 30,
+    "all": lambda b, h: _levels[h] * _factor * _gains[h] + _turns[b] / (kv_len + q_len + _step),
+}
+
+
+@pytest.mark.parametrize("name", SINKS)
+def test_sinks_of_more_than_learned_tensors(name: str) -> None:
+    spec = AttentionSpec(16, "float32", MASKS["causal"], normaliser=softmax(sink=SINKS[name]))
+    module = rendered_module(spec)
+    for case in (Case(21, 37, 2, 4, 2), Case(40, 17, 1, 4, 4)):
+        check_gradients(module, spec, case)
 
 
 def _gradients(module: ModuleType, spec: AttentionSpec, case: Case) -> tuple[torch.Tensor, ...]:

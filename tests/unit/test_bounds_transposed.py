@@ -7,14 +7,16 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import sympy
 
-from flashgen import Int, Mask, Tensor, causal, full
+from flashgen import Int, Mask, Tensor, causal, clamp, full, kv_len, maximum, q_len
 from flashgen.symbolic import Predicate, TileBounds, derive_bounds, derive_q_bounds, trace
 from support.visits import bounds_of, only, q_bounds_of
 from support.vocabulary import MASKS
 
 CHUNK = Int("chunk", min=1)
 DOC = Tensor("doc", ("batch", "kv_len"), "int32", sorted=True)
+ENDS = Tensor("ends", ("batch", "q_len"), "int32")
 
 
 def test_a_tile_of_keys_finds_its_rows_by_the_same_tables() -> None:
@@ -69,6 +71,20 @@ def test_as_many_intervals_as_asked_for() -> None:
     six = derive_bounds(predicate, max_intervals=6)
     assert len(six.intervals) == 6 and six.exact
     assert len(derive_q_bounds(predicate, max_intervals=6).intervals) == 6
+
+
+def test_ends_of_which_one_has_all_parts_of_the_other() -> None:
+    """``Max(Min(n, m), Min(n, m, y))`` is the former, of which nothing is left without n and m."""
+
+    def mask_mod(b: Any, h: Any, q: Any, kv: Any) -> Any:
+        back = q + kv_len - q_len - kv
+        late = clamp(kv, 2, 24) <= maximum(q, CHUNK)
+        strided = (back <= CHUNK) | ((q - kv) % CHUNK == 0)
+        return late & (back >= 0) & strided & (ENDS[b, q] >= kv)
+
+    bounds = q_bounds_of(Mask(mask_mod, "mask"))
+    ends = [end for interval in bounds.intervals for end in interval.expressions]
+    assert ends and not any(end.has(sympy.oo) for end in ends)
 
 
 @pytest.mark.parametrize("name", MASKS)

@@ -220,6 +220,15 @@ STATEMENTS = {
     ):
 """,
     ),
+    "an ellipsis": (
+        "    grads_of_sink = torch.autograd.grad(_sink(lse, sinks, temperature, turns), leaves,"
+        " grad_sink[..., None])",
+        """\
+    grads_of_sink = torch.autograd.grad(
+        _sink(lse, sinks, temperature, turns), leaves, grad_sink[..., None]
+    )
+""",
+    ),
     "a string": (
         '    raise ValueError(f"{name}: got head_dim {x.shape[3]}; a_variant_with_a_long_name'
         ' was built for {head_dim} and no other")',

@@ -315,6 +315,9 @@ def test_numbers_are_computed_with_as_in_triton() -> None:
     assert torch.equal(
         gl.maximum(Block(torch.tensor([torch.nan, 1.0])), 0.5).data, torch.tensor([0.5, 1.0])
     )
+    held = Block(torch.tensor([[True, False], [True, True]]))
+    assert gl.min(held, 1).data.tolist() == [False, True]
+    assert gl.max(~held, 1).data.tolist() == [True, False]
 
 
 SELECTED = """

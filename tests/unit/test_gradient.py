@@ -31,6 +31,7 @@ from flashgen.symbols import Load, evaluate
 from support.vocabulary import VOCABULARY
 
 STEP = 1e-6
+BIAS = Tensor("bias", ("num_q_heads",))
 SIZES = {"q_len": 20, "kv_len": 30}
 
 
@@ -93,8 +94,16 @@ def test_every_score_of_the_vocabulary(name: str, turn: int) -> None:
         assert slope == pytest.approx((ends[0] - ends[1]) / (2 * STEP), rel=1e-4, abs=1e-6)
 
 
-def test_a_tensor_that_is_not_read_has_no_derivative() -> None:
-    assert element_derivatives(traced(lambda score, b, h, q, kv: score), ["bias"]) == ()
+@pytest.mark.parametrize(
+    "score_mod",
+    [
+        lambda s, b, h, q, kv: s,
+        lambda s, b, h, q, kv: s + truncate(BIAS[h]),
+        lambda s, b, h, q, kv: where(BIAS[h] < 1, s, 2 * s),
+    ],
+)
+def test_a_tensor_that_is_not_read_or_only_decides_has_no_derivative(score_mod: Any) -> None:
+    assert element_derivatives(traced(score_mod), ["bias"]) == ()
 
 
 SLOPES: list[tuple[Any, Any]] = [
@@ -133,6 +142,12 @@ def test_the_slope(number: int) -> None:
 def test_a_slope_shares_what_the_score_computes() -> None:
     cap = traced(lambda s, b, h, q, kv: 30 * tanh(s / 30))
     assert plain_source(score_derivative(cap)) == "1 - tanh(score / 30) * tanh(score / 30)"
+
+
+def test_the_slope_of_a_sigmoid_is_made_of_the_sigmoid() -> None:
+    """Of ``exp(-s) / (1 + exp(-s)) ** 2`` floats make infinity over infinity far below 0."""
+    slope = score_derivative(traced(lambda s, b, h, q, kv: sigmoid(s)))
+    assert plain_source(slope) == "(1 - 1 / (exp(-score) + 1)) / (exp(-score) + 1)"
 
 
 def test_at_a_kink() -> None:

@@ -4,13 +4,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 import pytest
 import sympy
 
-from flashgen import Int, Mask, causal, full, kv_len, q_len, sliding_window
+from flashgen import Int, Mask, causal, full, kv_len, q_len, sliding_window, truncate
 from flashgen.errors import MaskError
 from flashgen.symbolic import torch_source, trace
 from flashgen.symbols import KV_IDX, Q_IDX, evaluate
@@ -34,6 +36,14 @@ LEFT, RIGHT = Int("left", 4), Int("right", 0)
         (lambda b, h, q, kv: kv == q + 1, "q_idx + 1 == kv_idx"),
         (lambda b, h, q, kv: q - kv != 2, "q_idx - 2 != kv_idx"),
         (lambda b, h, q, kv: 3 * q >= 2 * kv, "3 * q_idx >= 2 * kv_idx"),
+        (lambda b, h, q, kv: q / 41 >= kv, "q_idx >= 41 * kv_idx"),
+        (lambda b, h, q, kv: (q - kv) / 5 < 2, "kv_idx > q_idx - 10"),
+        (lambda b, h, q, kv: q / 6 == kv / 4, "2 * q_idx == 3 * kv_idx"),
+        (
+            lambda b, h, q, kv: q / LEFT >= 1.5 * kv,
+            "q_idx.to(dtype) / left >= 1.5 * kv_idx.to(dtype)",
+        ),
+        (lambda b, h, q, kv: (kv / 3).int() <= q, "kv_idx // 3 <= q_idx"),
         (lambda b, h, q, kv: abs(q - kv) <= q_len, "abs(kv_idx - q_idx) <= q_len"),
         (lambda b, h, q, kv: ~((q >= kv) & (kv >= 4)), "(kv_idx < 4) | (kv_idx > q_idx)"),
         (lambda b, h, q, kv: True, "True"),
@@ -58,6 +68,19 @@ def test_kv_idx_stands_alone_on_one_side(mask_mod: Callable[..., Any], expected:
 )
 def test_the_shipped_masks_read_well(mask: Mask, expected: str) -> None:
     assert torch_source(trace(mask).expr) == expected
+
+
+def test_quotients_are_cut_towards_zero() -> None:
+    """As whole numbers: in floats 0.2 * 15 - 0.2 * 5 is less than 2."""
+
+    def mask_mod(b: Any, h: Any, q: Any, kv: Any) -> Any:
+        return truncate((q - kv) / 5 + 1) == truncate(-kv / 41)
+
+    traced = trace(Mask(mask_mod, "mask")).expr
+    for q in range(120):
+        for kv in range(120):
+            seen = math.trunc(Fraction(q - kv + 5, 5)) == math.trunc(Fraction(-kv, 41))
+            assert evaluate(traced, {"q_idx": q, "kv_idx": kv}) == seen
 
 
 def test_arranging_changes_no_meaning() -> None:

@@ -217,6 +217,8 @@ def largest(x: Block, axis: int) -> Block:
 
 def smallest(x: Block, axis: int) -> Block:
     """The same, as its minimum."""
+    if x.data.dtype == torch.bool:
+        return ~largest(~x, axis)
     return -largest(-x, axis)
 
 
