@@ -58,7 +58,7 @@ CONFIGS = {
     "gfx942": {"BLOCK_M": 32, "BLOCK_N": 16, "num_warps": 4, "num_stages": 2, "USE_TMA": False},
 }
 
-# Those of the backward kernels: of the one over tiles of keys, and of that over tiles of queries.
+# Configurations of the backward kernels: over tiles of keys, and over tiles of queries.
 BACKWARD_OF_KEYS = {
     # A100: chosen by model;
     # shared memory 4,096 of 166,912 bytes.
