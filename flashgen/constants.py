@@ -136,7 +136,7 @@ class Constant(Tensor):
         return ("Constant", self.name, self.dtype, limits, self.elements.digest)
 
     def but(self, dtype: str, dims: Sequence[Dimension]) -> Constant:
-        """The same elements, declared with another dtype and other `dims`."""
+        """A constant of the same elements with another dtype and other `dims`."""
         return Constant(self.name, self.elements, dtype, dims=dims, doc=self.doc)
 
     def tensor(self, device: Any = None) -> torch.Tensor:

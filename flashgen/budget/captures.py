@@ -126,7 +126,7 @@ def _counts_lists(names: HopperBackward) -> bool:
 def queries_captured_bytes(
     names: HopperBackward, *, contiguous: bool = True, ones: bool = False
 ) -> int:
-    """The same of the kernel that computes the gradient of q."""
+    """Bytes that the Gluon kernel for the gradient of q captures."""
     queries = names.of_queries
     read = _Read((*queries.visits.bounds, *_queries_expressions(names)))
     # Descriptors of q, k, v, grad_out and grad_q; the rows, and how many there are of a head.
@@ -170,7 +170,7 @@ class _Read:
                 self.indices.setdefault(ast.unparse(node.args[0]), []).append(node.args[1:])
 
     def only_at_0(self, tensor: str, count: int) -> list[int]:
-        """Of its first dimensions, those that are read at index 0 alone, whatever their stride."""
+        """The dimensions of a tensor, of its first `count`, that are read at index 0 alone."""
         return [
             i
             for i in range(count)
@@ -219,7 +219,7 @@ def _backward_expressions(names: HopperBackward) -> Iterator[str]:
 
 
 def _queries_expressions(names: HopperBackward) -> Iterator[str]:
-    """The same of the kernel that computes the gradient of q."""
+    """The texts that the Gluon kernel for the gradient of q computes."""
     text = names.of_queries.text
     code = text.code
     for a in (*code.scalars, *code.rows, *code.columns, *code.elements, *code.masked):

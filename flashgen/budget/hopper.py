@@ -141,7 +141,7 @@ def spills(plan: KernelPlan, config: KernelConfig) -> bool:
 
 
 def _tiles(plan: KernelPlan) -> list[Buffer]:
-    """Of the head dimensions' segments; sizes are multiples of any alignment."""
+    """The tiles of each segment of the head dimensions; sizes are multiples of any alignment."""
     qk, v = widths("qk", len(plan.qk_segments)), widths("v", len(plan.v_segments))
     shape = hopper_shape(plan)
     q_rows, out_rows = shape.q_stages * _CONSUMERS * CONSUMER_ROWS, _CONSUMERS * CONSUMER_ROWS

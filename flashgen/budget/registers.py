@@ -43,7 +43,7 @@ def by_pointers(layout: Layout, tiles: Tiles) -> Phase:
 
 
 def by_tma(layout: Layout, tiles: Tiles) -> Phase:
-    """The same units, tiles by TMA: those layouts are not theirs, and fma copies K once more.
+    """The loop on FMA units with tiles by TMA, whose layouts are not theirs: K is copied once more.
 
     Exact for float32 products in full precision. mma.sync, which a target with TMA uses only for
     tiles under 64 rows, may do with less.

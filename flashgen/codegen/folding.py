@@ -232,7 +232,7 @@ def _grouped(body: tuple[Doc, ...], group: bool) -> tuple[Doc, ...]:
 
 
 def _operators(text: str) -> list[str]:
-    """Those outside of brackets."""
+    """The operators outside of brackets."""
     return _OPERATOR.findall(_mask(text))
 
 

@@ -110,12 +110,12 @@ def gluon(text: str) -> str:
 
 
 def gluon_backward(text: str) -> str:
-    """The same in the backward kernel, where keys are rows."""
+    """Triton source as Gluon's, in the backward kernel, where keys are rows."""
     return _gluon(text).replace(_STEPS_BACK, "-_query_columns(scores, 0, gl.float32)")
 
 
 def gluon_queries(text: str) -> str:
-    """The same in the kernel for the gradient of q, where queries are rows as in the forward."""
+    """Triton source as Gluon's, in the kernel for the gradient of q, where queries are rows."""
     return _gluon(text).replace(_DISTANCES, "_key_columns(scores, start_n - q_first, gl.float32)")
 
 

@@ -134,7 +134,7 @@ def longest(plan: KernelPlan, asked: Asked) -> int | None:
 
 
 def described(plan: KernelPlan, work: Workload) -> Call:
-    """The same in words."""
+    """The shapes and numbers of a call, for people."""
     values = dict(work.params)
     params = tuple((p.name, _said(p, values[p.name])) for p in plan.params if p.name in values)
     return Call(work.batch, work.num_q_heads, work.num_kv_heads, work.q_len, work.kv_len, params)

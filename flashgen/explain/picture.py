@@ -65,7 +65,7 @@ class Picture:
         )
 
     def scaled(self, most_rows: int, most_columns: int) -> Picture:
-        """The same in cells of several tiles, so many at most.
+        """The picture in cells of several tiles, so many at most.
 
         A cell is masked if one of its tiles is, else unmasked if one is, else skipped.
         """
@@ -147,7 +147,7 @@ def _by_bounds(bounds: TileBounds) -> Callable[[Values, int], str]:
 
 
 def _by_list(logic: TileLogic) -> Callable[[Values, int], str]:
-    """The same, where a kernel lists the tiles by what block tables say of each."""
+    """What is done with a tile, where a kernel lists tiles by what block tables say."""
 
     def row(at: Values, block: int) -> str:
         return "".join(_listed(logic, at, first, block) for first in range(0, at["kv_len"], block))

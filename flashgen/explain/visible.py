@@ -45,7 +45,7 @@ class Share:
 
 
 def visible_share(plan: KernelPlan, work: Workload, tiles: Picture) -> Share:
-    """Of the first head of the first sequence, of which the picture has what is done with tiles.
+    """The visible share of the first head of the first sequence, which the picture is of.
 
     A tile of one query mostly sees each key that it visits: then its bounds say how many those are.
     Of other queries the mask itself is asked, for the elements of masked tiles: of all, or of

@@ -184,12 +184,12 @@ class BackwardPlan:
 
     @cached_property
     def row_tables_of_both(self) -> tuple[RowTable, ...]:
-        """Those of the kernel of `of_both`."""
+        """Row tables that the launcher makes for the kernel of `of_both`."""
         return self._tables_for(self.both_arguments, self.plan.listing_arguments)
 
     @cached_property
     def row_tables_divided(self) -> tuple[RowTable, ...]:
-        """Those of that kernel and of one over tiles of queries."""
+        """Row tables for the kernel of `of_both` and one over tiles of queries."""
         kernels = (self.both_arguments, self.queries_arguments, self.plan.listing_arguments)
         return self._tables_for(*kernels)
 

@@ -33,7 +33,7 @@ class BackwardCode:
 
     @property
     def diagonals(self) -> tuple[ElementSlope, ...]:
-        """Those of them that are summed up along diagonals."""
+        """What is learned by distance: its gradients are summed up along diagonals."""
         return tuple(item for item in self.learned if item.over == "diagonals")
 
     def reads(self, name: str) -> bool:
@@ -47,12 +47,12 @@ class BackwardCode:
 
     @cached_property
     def lines_of_head(self) -> tuple[Assignment, ...]:
-        """Of a kernel over keys, what is computed once for a head."""
+        """Assignments of a kernel over tiles of keys that are made once for a head."""
         return tuple(a for a in _lines(self.code) if a.name not in self._moving_lines)
 
     @cached_property
     def lines_of_tile(self) -> tuple[Assignment, ...]:
-        """Of the same, what is computed for each tile of queries."""
+        """Assignments of a kernel over tiles of keys that are made for each tile of queries."""
         return tuple(a for a in _lines(self.code) if a.name in self._moving_lines)
 
     @cached_property

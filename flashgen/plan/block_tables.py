@@ -198,7 +198,7 @@ def _block_tables(conditions: Iterable[Any], params: Iterable[Param]) -> list[Bl
 
 
 def _comparisons(table: BlockTable) -> tuple[Any, Any]:
-    """That an element of it holds, and that it does not, as a mask says so."""
+    """How a mask asks whether an element of the table is set, and whether it is not."""
     return tuple(relation(table.element, 0, evaluate=False) for relation in (sympy.Ne, sympy.Eq))
 
 

@@ -65,12 +65,12 @@ class PrintedConstant:
 
     @property
     def ndim(self) -> int:
-        """Its number of dimensions."""
+        """The tensor's number of dimensions."""
         return len(self.sizes)
 
     @property
     def shape(self) -> str:
-        """Its sizes as a tuple is written."""
+        """The tensor's sizes, written as a tuple."""
         return f"({', '.join(map(str, self.sizes))}{',' if self.ndim == 1 else ''})"
 
 

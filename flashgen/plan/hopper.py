@@ -125,7 +125,7 @@ class HopperNames:
 
     @cached_property
     def mask_reads(self) -> tuple[str, ...]:
-        """What the mask depends on besides."""
+        """Of a tile's place and positions, what the mask alone depends on."""
         code = self.plan.code
         tables = [text for table in code.tables for text in vars(table).values()]
         names = _read((*code.conditions, *(a.code for a in code.masked), *tables))
@@ -133,7 +133,7 @@ class HopperNames:
 
     @cached_property
     def rows_read(self) -> tuple[str, ...]:
-        """What that depends on which is computed once for a consumer's queries."""
+        """Of a tile's place and positions, what `queries` depend on."""
         return _read(tuple(a.code for a in self.plan.code.scalars + self.plan.code.rows))
 
     @property
@@ -144,7 +144,7 @@ class HopperNames:
 
     @property
     def place(self) -> tuple[str, ...]:
-        """Where that is."""
+        """Numbers that say where a tile of queries lies."""
         return ("batch", "head", "q_first", *(("q_last",) if self.cut_by else ()))
 
     @cached_property
@@ -177,7 +177,7 @@ class HopperNames:
 
     @cached_property
     def seen(self) -> tuple[str, ...]:
-        """That: its first and its last visit, and the keys that all of its queries see."""
+        """A consumer that skips tiles: its first and last visit; keys that all its queries see."""
         if not self.skips:
             return ()
         ends = ("all_end",) if self.plan.tiles.from_key_0 else ("all_begin", "all_end")
@@ -185,13 +185,13 @@ class HopperNames:
 
     @cached_property
     def seen_reads(self) -> frozenset[str]:
-        """Of q_first and q_last those that it depends on."""
+        """Of q_first and q_last, those that `seen` depends on."""
         texts = [t for r in self.plan.tiles.runs for t in (r.full_begin, r.full_end)]
         return self._ends_read((*texts, *self._visits_from))
 
     @property
     def work_reads(self) -> frozenset[str]:
-        """Of them those that the visits of a tile of queries depend on."""
+        """Of q_first and q_last, those that the visits of a tile of queries depend on."""
         tiles = self.plan.tiles
         if self.skips:
             return self._ends_read(self._visits_from)
@@ -208,7 +208,7 @@ class HopperNames:
 
     @cached_property
     def visits(self) -> str:
-        """How many those are."""
+        """How many tiles of keys a tile of queries visits, in terms of `runs`."""
         tiles = self.plan.tiles
         if tiles.listed:
             return "num_visits"
@@ -232,12 +232,12 @@ class HopperNames:
 
     @property
     def changes_steps(self) -> bool:
-        """Whether that goes for more than a tile's first step, which the end of the keys is in."""
+        """Whether scores change beyond a tile's first step, which holds the end of the keys."""
         return self.plan.masks or bool(self.plan.code.score)
 
     @property
     def steps_read_keys(self) -> bool:
-        """Whether it matters to steps which keys they are of."""
+        """Whether a step has to know which keys it is of."""
         return self.changes_steps or self.plan.dropout
 
     @property
@@ -254,7 +254,7 @@ class HopperNames:
 
 
 def _read(texts: Iterable[str]) -> tuple[str, ...]:
-    """Of these names the ones that the texts mention; q_idx follows from q_first."""
+    """Names of a tile's place and positions in texts; q_idx is made from q_first."""
     names = ("batch", "head", "q_first", "q_idx")
     found = mentioned(names, texts)
     if "q_idx" in found:

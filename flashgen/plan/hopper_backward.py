@@ -143,12 +143,12 @@ class HopperBackward(HopperDivision):
 
     @cached_property
     def conditions(self) -> tuple[str, ...]:
-        """What holds for a pair that is seen."""
+        """Conditions, as text, that all hold for a pair that is seen."""
         return tuple(text for text, _ in self._conditions)
 
     @cached_property
     def seen(self) -> Seen:
-        """The same by how it is computed."""
+        """Those conditions, pair by pair or by octets of columns."""
         code = self.text.code
         rows = ("kv_idx", *(line.name for line in (*code.columns, *code.masked)))
         return seen(
@@ -157,7 +157,7 @@ class HopperBackward(HopperDivision):
 
     @cached_property
     def _conditions(self) -> tuple[tuple[str, str], ...]:
-        """With their bits."""
+        """Each condition with the text of its bits."""
         of_queries = (columns_end("q"),) * self.backward.checks_q_len
         of_keys = (rows_end("kv"),) * self.backward.checks_kv_len
         code = self.text.code
@@ -170,7 +170,7 @@ class HopperBackward(HopperDivision):
 
     @property
     def masks_queries(self) -> bool:
-        """Whether that differs between tiles of queries: the end of the keys alone does not."""
+        """Whether a mask depends on the tile of queries: the end of the keys alone does not."""
         return self.backward.checks_q_len or bool(self.text.code.conditions)
 
     @property
@@ -180,23 +180,23 @@ class HopperBackward(HopperDivision):
 
     @cached_property
     def mask_lines(self) -> tuple[Assignment, ...]:
-        """What conditions alone read of a tile of queries."""
+        """Assignments of a tile of queries that conditions alone read."""
         return tuple(a for a in self.text.lines_of_tile if a.name not in self._score_names)
 
     @cached_property
     def score_lines(self) -> tuple[Assignment, ...]:
-        """What the score, or its slope, reads of one."""
+        """Assignments of a tile of queries that the score, or its slope, reads."""
         return tuple(a for a in self.text.lines_of_tile if a.name in self._score_names)
 
     @property
     def scores_read_q_idx(self) -> bool:
-        """Whether the score does of their positions."""
+        """Whether the score reads the position of each query."""
         lines = (line.code for line in self.score_lines)
         return bool(mentioned(["q_idx"], (*self._score_texts, *lines)))
 
     @property
     def masks_read_q_idx(self) -> bool:
-        """Whether what is computed of the mask for each pair does."""
+        """Whether the mask reads the position of each query, pair by pair."""
         masked = (line.code for line in self.mask_lines)
         return bool(mentioned(["q_idx"], (*self.seen.pairs, *masked)))
 

@@ -47,14 +47,14 @@ class HopperDivision:
 
     @cached_property
     def queries_portable(self) -> bool:
-        """Whether that other kernel is the portable one: it sums up what is learned of queries."""
+        """Whether the portable kernel makes the gradient of q, and sums up what is learned."""
         if self.why_not_learned(self.backward.of_both):
             return True
         return self._adds_nothing_up and bool(self.of_queries.why_not)
 
     @property
     def both_in_gluon(self) -> bool:
-        """Whether it is one in Gluon."""
+        """Whether the pass is divided between two Gluon kernels."""
         return self.divided and not self.queries_portable
 
     @property
@@ -64,7 +64,7 @@ class HopperDivision:
 
     @property
     def of_queries(self) -> HopperQueries:
-        """The one in Gluon."""
+        """The Gluon kernel over tiles of queries."""
         return HopperQueries(self.backward, self.width)
 
     def why_not_learned(self, text: BackwardCode) -> str:
@@ -100,7 +100,7 @@ class HopperDivision:
 
     @property
     def v_width(self) -> int:
-        """Those of one of v and grad_out."""
+        """Columns of a tile of v and grad_out, likewise."""
         return _width(self.backward.plan.v_head_dim) if self.has_roles else self.width
 
     @property

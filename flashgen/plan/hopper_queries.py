@@ -87,12 +87,12 @@ class HopperQueries:
 
     @cached_property
     def conditions(self) -> tuple[str, ...]:
-        """What holds for a pair that is seen."""
+        """Conditions, as text, that all hold for a pair that is seen."""
         return tuple(text for text, _ in self._conditions)
 
     @cached_property
     def seen(self) -> Seen:
-        """The same by how it is computed."""
+        """Those conditions, pair by pair or by octets of columns."""
         code = self.text.code
         rows = ("q_idx", *(line.name for line in code.rows))
         columns = BLOCK_N[self.width]
@@ -102,7 +102,7 @@ class HopperQueries:
 
     @cached_property
     def _conditions(self) -> tuple[tuple[str, str], ...]:
-        """With their bits."""
+        """Each condition with the text of its bits."""
         of_keys = (columns_end("kv"),) * self.backward.plan.checks_kv_len
         code = self.text.code
         return (*of_keys, *zip(code.conditions, code.octets, strict=True))
@@ -119,19 +119,19 @@ class HopperQueries:
 
     @property
     def masks_read_q_idx(self) -> bool:
-        """Whether what is computed of the mask for each pair does."""
+        """Whether the mask reads the position of each query, pair by pair."""
         masked = (line.code for line in self.text.code.masked)
         return bool(mentioned(["q_idx"], (*self.seen.pairs, *masked)))
 
     @property
     def masks_read_kv_idx(self) -> bool:
-        """Whether that reads the position of each key."""
+        """Whether the mask reads the position of each key, pair by pair."""
         masked = (line.code for line in self.text.code.masked)
         return bool(mentioned(["kv_idx"], (*self.seen.pairs, *masked)))
 
     @property
     def rows_read_q_idx(self) -> bool:
-        """Whether what is computed once for queries does."""
+        """Whether what is computed once for queries reads their positions."""
         code = self.text.code
         return bool(mentioned(["q_idx"], (line.code for line in (*code.scalars, *code.rows))))
 
@@ -156,6 +156,6 @@ class HopperQueries:
 
     @cached_property
     def _texts(self) -> tuple[str, ...]:
-        """Of all that is computed for a tile."""
+        """The text of all that is computed for a tile."""
         masked = (line.code for line in self.text.code.masked)
         return (*self._score_texts, *self.conditions, *masked)

@@ -31,12 +31,15 @@ class HopperVisits:
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """What they are found by besides lengths and parameters: lists of tiles."""
+        """What visits are found by besides lengths and parameters: lists of tiles."""
         return ("tiles_ptr",) * self.tiles.listed
 
     @property
     def runs(self) -> tuple[str, ...]:
-        """How many they are, where they begin, and which of them are seen whole; or their list."""
+        """Names of what a kernel knows of its visits: their number, begin, and which need no mask.
+
+        Of listed tiles: how many, and the list.
+        """
         tiles, begin = self.tiles, f"{self.of}_begin"
         if tiles.listed:
             return ("visits", "listed_ptr")
@@ -50,7 +53,7 @@ class HopperVisits:
 
     @property
     def count(self) -> str:
-        """How many they are, of what the bounds are printed as."""
+        """The number of visits, in terms of what the bounds are printed as."""
         tiles = self.tiles
         if tiles.from_key_0:
             return f"{self.of}_end"
@@ -60,12 +63,12 @@ class HopperVisits:
 
     @property
     def bounds(self) -> tuple[str, ...]:
-        """The text of where they begin and end, and of which are seen whole, as printed."""
+        """The printed bounds: where visits begin and end, and which tiles need no mask."""
         return (*self.ends, *self._full)
 
     @property
     def ends(self) -> tuple[str, ...]:
-        """That of where they begin and end."""
+        """The printed bounds of where visits begin and end."""
         runs = () if self.tiles.listed else self.tiles.runs
         begins = () if self.tiles.from_key_0 else (run.begin for run in runs)
         return (*begins, *(text for run in runs for text in (run.end, run.condition)))

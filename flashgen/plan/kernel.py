@@ -84,7 +84,7 @@ class KernelPlan(Heads):
 
     @cached_property
     def arguments(self) -> tuple[Argument, ...]:
-        """The same as text."""
+        """The parameters as the module prints them."""
         return tuple(map(argument, self.params))
 
     @cached_property
@@ -111,7 +111,7 @@ class KernelPlan(Heads):
 
     @property
     def launched_constants(self) -> tuple[PrintedConstant, ...]:
-        """Those of them that kernels take, or that row tables are made of."""
+        """The constants that kernels take, or that row tables are made of."""
         kernels = (self.kernel_arguments, self.listing_arguments)
         names = {tensor.name for kernel in kernels for tensor in kernel.tensors}
         names |= {tensor.name for table in self.row_tables for tensor in table.tensors}
@@ -251,7 +251,7 @@ class KernelPlan(Heads):
 
     @cached_property
     def every_row_table(self) -> tuple[RowTable, ...]:
-        """Those that the mask can be written by."""
+        """All row tables that the mask can be written with, used by a kernel or not."""
         return with_row_tables(self.predicate).tables
 
     @property

@@ -109,7 +109,7 @@ class LearnedElement:
 
 
 def learned_elements(plan: KernelPlan) -> tuple[LearnedElement, ...]:
-    """Those that have a gradient, of either kernel."""
+    """The elements of float tensors that the score changes with."""
     if plan.spec.score is None:
         return ()
     return _learned_elements(plan.spec.score, frozenset(_float_tensors(plan)))
@@ -182,7 +182,7 @@ def _learned_elements(score: Score, names: frozenset[str]) -> tuple[LearnedEleme
 
 
 def _cancelled(node: Any) -> Any:
-    """The same, with the sums multiplied out in which the key's position may cancel."""
+    """``node`` with those sums multiplied out in which the key's position may cancel."""
     if KV_IDX not in node.free_symbols or not node.args:
         return node
     node = node.func(*map(_cancelled, node.args))

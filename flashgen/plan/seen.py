@@ -70,11 +70,11 @@ def seen(
 
 
 def rows_end(of: str) -> tuple[str, str]:
-    """Whether a row is one, of q or kv, and its bits."""
+    """The condition that a row of the scores is one, of q or kv, and its bits."""
     text = f"{of}_idx < {of}_len"
     return text, f"tl.where({text}, -1, 0)"
 
 
 def columns_end(of: str) -> tuple[str, str]:
-    """The same of a column."""
+    """The condition that a column of the scores is one, of q or kv, and its bits."""
     return f"{of}_idx < {of}_len", f"_below({of}_idx, {of}_len)"

@@ -9,7 +9,7 @@ _GATHER = re.compile(r"\b_at_(\d+)d\(")
 
 
 def mentioned(names: Iterable[str], texts: Iterable[str]) -> frozenset[str]:
-    """Of these names those that stand in any of the texts."""
+    """The names that occur, as whole words, in any of the texts."""
     words = set(re.findall(r"\w+", " ".join(texts)))
     return frozenset(name for name in names if name in words)
 

@@ -32,7 +32,7 @@ class LargeWhole:
 
 
 def printed_wholes(exprs: Iterable[Any], params: Iterable[Param]) -> tuple[LargeWhole, ...]:
-    """Those of a mask and a score function, each once."""
+    """The large integers of a mask and a score function, each once."""
     numbers = {param.name for param in params if isinstance(param, Int)}
     return tuple(dict.fromkeys(whole for expr in exprs for whole in _of(expr, numbers)))
 

@@ -84,7 +84,7 @@ class Affine:
         return -self - 1
 
     def to_sympy(self) -> Any:
-        """The same as a sympy expression."""
+        """The affine form as a sympy expression."""
         return sympy.Add(*(c * term for term, c in self.terms), self.const)
 
 

@@ -83,7 +83,7 @@ def solve(atoms: Iterable[Affine], facts: Facts, roles: Roles) -> tuple[Any, Any
 
 
 def merged(intervals: Iterable[Interval], facts: Facts) -> list[Interval]:
-    """The same union in fewer intervals: every pair whose union is provably one is joined."""
+    """Fewer intervals with the same union: a pair that is provably one interval is joined."""
     done: list[Interval] = []
     todo = list(intervals)
     while todo:

@@ -117,7 +117,7 @@ def _loosened(atom: Affine, term: Any, context: Context) -> Affine:
 
 
 def _irredundant(system: list[Affine]) -> list[Affine]:
-    """Of the atoms with equal coefficients the strongest, without those that always hold."""
+    """The system without atoms that always hold, or that a stronger one makes redundant."""
     least: dict[Any, int] = {}
     for atom in system:
         if atom.terms or atom.const < 0:

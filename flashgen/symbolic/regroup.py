@@ -238,7 +238,7 @@ def is_small(expr: Any) -> bool:
 
 
 def rebuilt(expr: Any, args: Iterable[Any]) -> Any:
-    """The same node over other arguments, which sympy is kept from rearranging."""
+    """A node of ``expr``'s kind over other arguments, which sympy is kept from rearranging."""
     args = tuple(args)
     if args == expr.args:
         return expr

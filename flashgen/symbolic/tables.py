@@ -38,7 +38,7 @@ class RowTable:
 
     @property
     def tensors(self) -> tuple[Tensor, Tensor]:
-        """Those that it is made of."""
+        """The two declared tensors that the table is made from, of keys and of values."""
         return self.keys, self.values
 
     @property

@@ -119,7 +119,7 @@ class BackwardBench:
                 raise ArithmeticError(f"wrong gradient of {name}: relative error {error:.2g}")
 
     def _by_name(self, gradients: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Of the gradients those that the kernel makes, and none but it adds to."""
+        """The gradients that this kernel alone makes, by name."""
         by_name = dict(zip(("q", "k", "v", *self.backward.score_tensors), gradients, strict=False))
         of_keys = {"k", "v", *(item.tensor for item in self.backward.of_keys.learned)}
         of_queries = {"q", *(item.tensor for item in self.backward.of_queries.learned)}

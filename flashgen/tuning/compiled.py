@@ -106,7 +106,7 @@ def _argument_types(plan: KernelPlan, config: KernelConfig, tma: bool) -> dict[s
 
 
 def source_types(plan: KernelPlan, rows: Mapping[str, int], tma: bool) -> dict[str, str]:
-    """Those of what tiles are read through.
+    """Triton's types of the pointers, or descriptors, that tiles are read through.
 
     Args:
         plan: the kernel.

@@ -37,12 +37,12 @@ def compile_backward_hopper(backward: BackwardPlan, config: KernelConfig) -> Hop
 
 
 def queries_shared_bytes(backward: BackwardPlan) -> int:
-    """The same of the kernel that computes the gradient of q, where there is one."""
+    """The shared memory of a block of the Gluon kernel that computes the gradient of q."""
     return allotted_bytes(_source_of_queries(backward), HOPPER, OPTIONS)
 
 
 def compile_queries(backward: BackwardPlan) -> HopperCompiled:
-    """Everything that they say of it."""
+    """What compiler and ptxas say of the Gluon kernel that computes the gradient of q."""
     return figures_of(_source_of_queries(backward))
 
 
@@ -62,7 +62,7 @@ def _source(backward: BackwardPlan, config: KernelConfig) -> Any:
 
 
 def _source_of_queries(backward: BackwardPlan) -> Any:
-    """The same of the kernel that computes the gradient of q."""
+    """The source and arguments of the Gluon kernel that computes the gradient of q."""
     names = HopperBackward(backward)
     constants = names.of_queries.constants
     tiles = dict.fromkeys(("q", "grad_out"), constants["BLOCK_M"])

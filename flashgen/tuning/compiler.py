@@ -164,7 +164,7 @@ def allotted_bytes(source: Any, target: str, options: Mapping[str, int]) -> int:
     lowered = compile_until("ttgir", source, target, options)
 
     class Allotted(Exception):
-        """That has been done."""
+        """Shared memory is allotted: the rest of the compilation is not needed."""
 
     class Hook:
         """What the compiler calls after it, for profilers to add passes of their own."""

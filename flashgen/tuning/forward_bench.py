@@ -69,7 +69,7 @@ class ForwardBench:
 
     @cached_property
     def flops(self) -> dict[int, float]:
-        """Those that the mask asks for, at every length; compiling needs none."""
+        """FLOPs of what the mask shows, by length; not computed where nothing is timed."""
         return {
             length: visible_flops(self.plan, q, visible(self.plan, q, self.params[length]))
             for length, (q, _, _) in self.inputs.items()

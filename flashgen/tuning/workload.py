@@ -22,7 +22,7 @@ LENGTHS = (2048, 16384)
 
 
 def usual_lengths(plan: KernelPlan, lengths: tuple[int, ...] = LENGTHS) -> tuple[int, ...]:
-    """Of these lengths those that the variant takes, and the most that constants are for."""
+    """The lengths that the variant takes, of these, and the longest that its constants serve."""
     most = min(_limits(plan, "q_len", "kv_len"), default=max(lengths))
     return tuple(dict.fromkeys(min(length, most) for length in lengths))
 

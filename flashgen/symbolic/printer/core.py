@@ -63,7 +63,7 @@ class Printer:
         return self.dialect.to_float(self.text(expr), self.is_tensor(expr))
 
     def real_operand(self, expr: Any) -> str:
-        """The same as an operand."""
+        """``expr`` among floats, as an operand."""
         return closed(self.real(expr))
 
     def matching(self, *exprs: Any) -> Callable[[Any], str]:
@@ -71,7 +71,7 @@ class Printer:
         return self.text if all(map(is_integral, exprs)) else self.real
 
     def over_rows(self) -> Printer:
-        """The same, with q_idx, or kv_idx, standing for the vector of a tile's positions."""
+        """A printer for which q_idx, or kv_idx, is the vector of a tile's positions."""
         rows = {**self.names, **{i: self.names.get(over, over) for i, over in OVER_TILE.items()}}
         return Printer(
             self.dialect, self.rules, rows, self.nonnegative, self.tensors, self.approximate

@@ -86,7 +86,7 @@ def print_conditional(printer: Printer, expr: Any) -> str:
 
 
 def without_conditional(expr: Any) -> Any:
-    """The same by and, or and not."""
+    """A choice between two conditions, ``ITE(when, a, b)``, written with And, Or and Not."""
     when, a, b = expr.args
     return sympy.Or(sympy.And(when, a), sympy.And(sympy.Not(when), b))
 
