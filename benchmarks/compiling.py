@@ -13,6 +13,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from multiprocessing import get_context
+from unittest.mock import patch
 
 import torch
 
@@ -47,16 +48,15 @@ def compile_all(
     if jobs < 1:
         return []
     calls = calls_to_compile(cells, with_fa4)
-    # A worker's kernels are compiled in the worker, not in a pool of its own.
-    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     os.environ[FA4_CACHE] = "1"
+    # A worker's kernels are compiled in the worker, not in a pool of its own.
+    in_workers = patch.dict(os.environ, TORCHINDUCTOR_COMPILE_THREADS="1")
+    spawned = get_context("spawn")
     try:
-        with ProcessPoolExecutor(min(jobs, len(calls)), mp_context=get_context("spawn")) as pool:
+        with in_workers, ProcessPoolExecutor(min(jobs, len(calls)), mp_context=spawned) as pool:
             problems = list(pool.map(partial(compile_call, which=which), *zip(*calls, strict=True)))
     except BrokenProcessPool as error:
         return [f"a compiling process died: {error}"]
-    finally:
-        del os.environ["TORCHINDUCTOR_COMPILE_THREADS"]
     return [problem for problem in problems if problem]
 
 

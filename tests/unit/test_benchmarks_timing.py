@@ -95,17 +95,20 @@ def test_compiling_beforehand_in_processes(monkeypatch):
 
         def map(self, function, *arguments):
             assert os.environ[compiling.FA4_CACHE] == "1"
+            assert os.environ[threads] == "1"
             return map(function, *arguments)
 
     def compile_call(name, cell, which):
         given.append((name, which))
         return "a problem" if name == "flashgen" else ""
 
+    threads = "TORCHINDUCTOR_COMPILE_THREADS"
     monkeypatch.setenv(compiling.FA4_CACHE, "0")
+    monkeypatch.setenv(threads, "7")  # the user's own
     monkeypatch.setattr(compiling, "ProcessPoolExecutor", Pool)
     monkeypatch.setattr(compiling, "compile_call", compile_call)
     [cell] = [c for c in BACKWARD if c.module == "window_d128"]
     assert compiling.compile_all([cell], 9, "backward", with_fa4=True) == ["a problem"]
     peers = ["FlexAttention", "FA4", "flashgen"]
     assert given == [3, *((name, "backward") for name in peers)]
-    assert "TORCHINDUCTOR_COMPILE_THREADS" not in os.environ
+    assert os.environ[threads] == "7"
