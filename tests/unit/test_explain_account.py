@@ -25,20 +25,23 @@ from flashgen import (
 )
 from flashgen.budget.targets import get_target
 from flashgen.budget.traffic import Workload, traffic
+from flashgen.codegen.render import kernel_digest
 from flashgen.config import FORMS, KernelConfig
 from flashgen.errors import FlashgenError
 from flashgen.explain import visible
 from flashgen.explain.call import Asked, named_values, workload
 from flashgen.explain.document import from_json, to_json
+from flashgen.explain.kernels import Chosen
 from flashgen.explain.picture import picture_of
 from flashgen.explain.variant import explain, explain_variant
 from flashgen.explain.visible import visible_share
+from flashgen.explain.works import measured
 from flashgen.loader import Variant, load
 from flashgen.plan import lower
 from flashgen.reference import visibility
 from flashgen.symbols import evaluate
 from flashgen.tuning.forms import choices, digests, search_spaces
-from flashgen.tuning.store import load_results
+from flashgen.tuning.store import Measurement, TuneResult, load_results
 
 ROOT = Path(__file__).parents[2]
 SPECS, GENERATED = ROOT / "specs", ROOT / "generated"
@@ -148,6 +151,23 @@ def test_measured_rates_stand_beside_the_rooflines_of_their_calls() -> None:
     least = 16 * 16384**2 / 2 * 4 * 128 / (get_target("sm_90").peak_tflops("bf16") * 1e12)
     assert longest.bound == "compute"
     assert longest.roofline_ms == pytest.approx(1e3 * least, rel=0.02)
+
+
+def test_what_was_measured_of_longer_constants_is_left_out() -> None:
+    def rates(blocks: int) -> set[int]:
+        table = [[True] * blocks] * blocks
+        layout = Constant("layout", table, dims=(("q_len", 128), ("kv_len", 128)))
+        plan = lower(AttentionSpec(128, mask=block_sparse(layout, 128)), "mine")
+        digest = kernel_digest(plan)
+        config = KernelConfig(64, 64, 4, 2)
+        rate = Measurement(config, (1.0, 2.0), (300.0, 400.0))
+        lengths = (2048, 16384)
+        result = TuneResult("sm_90", "GPU", "3.6.0", digest, lengths, (rate,), (), "complete")
+        chosen = Chosen({}, {}, {"portable": digest}, "")
+        return {m.length for m in measured(plan, "sm_90", chosen, [result])}
+
+    assert rates(128) == {2048, 16384}
+    assert rates(64) == {2048}
 
 
 def test_the_kernels_work_is_what_the_tuner_counts() -> None:
