@@ -257,7 +257,11 @@ def apply(name: str, *operands: Any) -> Expr:
     if name == "where" and exprs[1].kind == CONDITION:
         when, a, b = (expr.sym for expr in exprs)
         return Expr((when & a) | (~when & b), params)
-    return Expr(operation.symbolic(*(expr.sym for expr in exprs)), params)
+    syms = [expr.sym for expr in exprs]
+    if operation.divides:
+        names = {param.name for param in params if getattr(param, "min", 0) >= 1}
+        syms.append({s for s in sympy.Tuple(*syms).free_symbols if s.name in names})
+    return Expr(operation.symbolic(*syms), params)
 
 
 def merged_params(exprs: Iterable[Expr]) -> tuple[Param, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,21 +25,27 @@ class Operation:
         concrete: on Python numbers and torch tensors.
         symbolic: on sympy expressions.
         takes: the kind of every operand; an integer is a number too.
+        divides: whether the symbolic one takes, last, the symbols of whole numbers above 0.
     """
 
     concrete: Callable[..., Any]
     symbolic: Callable[..., Any]
     takes: str = NUMBER
+    divides: bool = False
 
 
-def _relation(cls: Any) -> Callable[[Any, Any], Any]:
+def _relation(cls: Any) -> Callable[..., Any]:
     """A comparison that keeps the two sides as written, folded only when it is constant.
 
-    But for quotients by numbers, which floats would round: of ``q / 41 >= kv`` it is the whole
-    numbers ``q >= 41 * kv``.
+    But for quotients of whole numbers, which floats would round: ``q / 41 >= kv`` becomes
+    ``q >= 41 * kv``, and ``q / n >= kv`` becomes ``q // n >= kv``, which no length makes overflow.
     """
 
-    def build(a: Any, b: Any) -> Any:
+    def build(a: Any, b: Any, positive: Collection[Any] = ()) -> Any:
+        if b.is_integer and (over := _over_positive(a, positive)):
+            return _quotient_compared(cls, *over, b)
+        if a.is_integer and (over := _over_positive(b, positive)):
+            return _quotient_compared(_TURNED.get(cls, cls), *over, a)
         (a, below_a), (b, below_b) = _quotient(a), _quotient(b)
         common = sympy.ilcm(below_a, below_b)
         a, b = a * (common // below_a), b * (common // below_b)
@@ -51,6 +57,32 @@ def _relation(cls: Any) -> Callable[[Any, Any], Any]:
     return build
 
 
+_TURNED = {sympy.Ge: sympy.Le, sympy.Le: sympy.Ge, sympy.Gt: sympy.Lt, sympy.Lt: sympy.Gt}
+
+
+def _quotient_compared(cls: Any, above: Any, below: Any, other: Any) -> Any:
+    """``above / below`` beside a whole number: what is rounded down, or up, decides."""
+    build = _relation(cls)
+    if cls in (sympy.Ge, sympy.Lt):
+        return build(FloorDiv(above, below), other)
+    if cls in (sympy.Gt, sympy.Le):
+        return build(FloorDiv(above + below - 1, below), other)
+    joint = sympy.And if cls is sympy.Eq else sympy.Or
+    return joint(build(FloorDiv(above, below), other), build(FloorMod(above, below), sympy.S.Zero))
+
+
+def _over_positive(x: Any, positive: Collection[Any]) -> tuple[Any, Any] | None:
+    """The whole numbers of a quotient by symbols that are above 0; None where x is no such one."""
+    if x.is_integer:
+        return None
+    above, below = sympy.fraction(sympy.together(x))
+    factors = sympy.Mul.make_args(below)
+    divides = all(f in positive or (f.is_Integer and f > 0) for f in factors)
+    if above.is_integer and divides and below.free_symbols:
+        return above, below
+    return None
+
+
 def _quotient(x: Any) -> tuple[Any, int]:
     """A whole number and what it is divided by, where x is such a quotient; else x and 1."""
     above, below = (x, sympy.Integer(1)) if x.is_integer else sympy.fraction(sympy.together(x))
@@ -59,9 +91,9 @@ def _quotient(x: Any) -> tuple[Any, int]:
     return x, 1
 
 
-def _truncate(x: Any) -> Any:
+def _truncate(x: Any, positive: Collection[Any] = ()) -> Any:
     """Towards zero: a quotient of whole numbers as such, since floats would round it first."""
-    above, below = _quotient(x)
+    above, below = _over_positive(x, positive) or _quotient(x)
     if below == 1:
         return Truncate(x)
     towards_zero = FloorDiv(above, below)
@@ -150,13 +182,13 @@ OPERATIONS = {
     "sin": Operation(_method("sin"), sympy.sin),
     "cos": Operation(_method("cos"), sympy.cos),
     "sigmoid": Operation(_sigmoid, lambda x: 1 / (1 + sympy.exp(-x))),
-    "truncate": Operation(_truncated, _truncate),
-    ">=": Operation(operator.ge, _relation(sympy.Ge)),
-    ">": Operation(operator.gt, _relation(sympy.Gt)),
-    "<=": Operation(operator.le, _relation(sympy.Le)),
-    "<": Operation(operator.lt, _relation(sympy.Lt)),
-    "==": Operation(operator.eq, _relation(sympy.Eq)),
-    "!=": Operation(operator.ne, _relation(sympy.Ne)),
+    "truncate": Operation(_truncated, _truncate, divides=True),
+    ">=": Operation(operator.ge, _relation(sympy.Ge), divides=True),
+    ">": Operation(operator.gt, _relation(sympy.Gt), divides=True),
+    "<=": Operation(operator.le, _relation(sympy.Le), divides=True),
+    "<": Operation(operator.lt, _relation(sympy.Lt), divides=True),
+    "==": Operation(operator.eq, _relation(sympy.Eq), divides=True),
+    "!=": Operation(operator.ne, _relation(sympy.Ne), divides=True),
     "&": Operation(operator.and_, sympy.And, CONDITION),
     "|": Operation(operator.or_, sympy.Or, CONDITION),
     "^": Operation(operator.xor, lambda a, b: (a & ~b) | (~a & b), CONDITION),

@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from fractions import Fraction
+from itertools import product
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ import sympy
 
 from flashgen import Int, Mask, causal, full, kv_len, q_len, sliding_window, truncate
 from flashgen.errors import MaskError
+from flashgen.expr import apply
+from flashgen.operations import OPERATIONS
 from flashgen.symbolic import torch_source, trace
 from flashgen.symbols import KV_IDX, Q_IDX, evaluate
 
@@ -81,6 +84,37 @@ def test_quotients_are_cut_towards_zero() -> None:
         for kv in range(120):
             seen = math.trunc(Fraction(q - kv + 5, 5)) == math.trunc(Fraction(-kv, 41))
             assert evaluate(traced, {"q_idx": q, "kv_idx": kv}) == seen
+
+
+COMPARED = (">=", ">", "<=", "<", "==", "!=")
+
+
+@pytest.mark.parametrize("name", COMPARED)
+def test_quotients_by_a_number_of_the_call_are_exact(name: str) -> None:
+    """In floats 41 * (1 / 41) is less than 1."""
+    compare, n = OPERATIONS[name].concrete, Int("n", 41, min=1)
+
+    def quotient(b: Any, h: Any, q: Any, kv: Any) -> Any:
+        return apply(name, (q - 60) / n, kv - 2)
+
+    def turned(b: Any, h: Any, q: Any, kv: Any) -> Any:
+        return apply(name, kv - 2, (q - 60) / (2 * n) + 1)
+
+    by_floors, by_turned = (trace(Mask(m, "mask")).expr for m in (quotient, turned))
+    for expr in (by_floors, by_turned):
+        assert not expr.atoms(sympy.Pow)
+    for number, q, kv in product((1, 3, 41), range(0, 130), range(5)):
+        values = {"q_idx": q, "kv_idx": kv, "n": number}
+        assert evaluate(by_floors, values) == compare(Fraction(q - 60, number), kv - 2)
+        assert evaluate(by_turned, values) == compare(kv - 2, Fraction(q - 60, 2 * number) + 1)
+
+
+def test_quotients_by_a_number_of_the_call_are_cut_towards_zero() -> None:
+    n = Int("n", 41, min=1)
+    traced = trace(Mask(lambda b, h, q, kv: truncate((q - kv) / n) == 1, "mask")).expr
+    for number, q, kv in product((1, 3, 41), range(0, 130), range(0, 130, 7)):
+        values = {"q_idx": q, "kv_idx": kv, "n": number}
+        assert evaluate(traced, values) == (math.trunc(Fraction(q - kv, number)) == 1)
 
 
 def test_arranging_changes_no_meaning() -> None:
