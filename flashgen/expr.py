@@ -276,7 +276,8 @@ def merged_params(exprs: Iterable[Expr]) -> tuple[Param, ...]:
         if first.declaration != param.declaration:
             raise mistake(
                 f"two parameters are named {param.name!r}: {first!r} and {param!r}",
-                "declare it once and use it twice, or rename one",
+                "declare it once and use it twice, or give one another name"
+                + (": Constant('another', values)" if hasattr(param, "elements") else ""),
             )
     return tuple(params.values())
 
