@@ -42,10 +42,10 @@ def _relation(cls: Any) -> Callable[..., Any]:
     """
 
     def build(a: Any, b: Any, positive: Collection[Any] = ()) -> Any:
-        if b.is_integer and (over := _over_positive(a, positive)):
-            return _quotient_compared(cls, *over, b)
-        if a.is_integer and (over := _over_positive(b, positive)):
-            return _quotient_compared(_TURNED.get(cls, cls), *over, a)
+        for turned, x, other in ((cls, a, b), (_TURNED.get(cls, cls), b, a)):
+            above, below = _quotient(x, positive)
+            if below.free_symbols and other.is_integer:
+                return _quotient_compared(turned, above, below, other)
         (a, below_a), (b, below_b) = _quotient(a), _quotient(b)
         common = sympy.ilcm(below_a, below_b)
         a, b = a * (common // below_a), b * (common // below_b)
@@ -71,29 +71,19 @@ def _quotient_compared(cls: Any, above: Any, below: Any, other: Any) -> Any:
     return joint(build(FloorDiv(above, below), other), build(FloorMod(above, below), sympy.S.Zero))
 
 
-def _over_positive(x: Any, positive: Collection[Any]) -> tuple[Any, Any] | None:
-    """The whole numbers of a quotient by symbols that are above 0; None where x is no such one."""
-    if x.is_integer:
-        return None
-    above, below = sympy.fraction(sympy.together(x))
-    factors = sympy.Mul.make_args(below)
-    divides = all(f in positive or (f.is_Integer and f > 0) for f in factors)
-    if above.is_integer and divides and below.free_symbols:
+def _quotient(x: Any, positive: Collection[Any] = ()) -> tuple[Any, Any]:
+    """Whole numbers that x is the quotient of, by numbers and by what is positive; else x and 1."""
+    one = sympy.S.One
+    above, below = (x, one) if x.is_integer else sympy.fraction(sympy.together(x))
+    divides = all(f in positive or f.is_Integer for f in sympy.Mul.make_args(below))
+    if above.is_integer and divides and (below.free_symbols or below <= _LARGEST_DIVISOR):
         return above, below
-    return None
-
-
-def _quotient(x: Any) -> tuple[Any, int]:
-    """A whole number and what it is divided by, where x is such a quotient; else x and 1."""
-    above, below = (x, sympy.Integer(1)) if x.is_integer else sympy.fraction(sympy.together(x))
-    if above.is_integer and below.is_Integer and below <= _LARGEST_DIVISOR:
-        return above, int(below)
-    return x, 1
+    return x, one
 
 
 def _truncate(x: Any, positive: Collection[Any] = ()) -> Any:
     """Towards zero: a quotient of whole numbers as such, since floats would round it first."""
-    above, below = _over_positive(x, positive) or _quotient(x)
+    above, below = _quotient(x, positive)
     if below == 1:
         return Truncate(x)
     towards_zero = FloorDiv(above, below)

@@ -13,6 +13,11 @@ from flashgen.expr import Expr, bound
 from flashgen.user_code import users_line
 
 
+def called(kind: str, label: str) -> str:
+    """What a message calls a mask or a score: a lambda's label is its kind alone."""
+    return kind if label == kind else f"{kind} {label}"
+
+
 def traced_call(function: Callable[..., Any], symbols: tuple[Any, ...], label: str) -> Any:
     """What the function returns for symbols: an `Expr`, or whatever it is.
 

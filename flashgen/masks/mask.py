@@ -12,7 +12,7 @@ from flashgen.errors import MaskError
 from flashgen.expr import Expr
 from flashgen.kinds import CONDITION
 from flashgen.symbols import KV_IDX, Q_IDX, B, H
-from flashgen.tracing import traced_call
+from flashgen.tracing import called, traced_call
 
 MaskMod = Callable[[Any, Any, Any, Any], Any]
 
@@ -60,7 +60,7 @@ class Mask:
         Raises:
             MaskError: `mask_mod` fails on symbols or does not return a boolean.
         """
-        name = "mask" if self.label == "mask" else f"mask {self.label}"  # of a lambda
+        name = called("mask", self.label)
         seen = traced_call(self.mask_mod, (B, H, Q_IDX, KV_IDX), name)
         if not isinstance(seen, Expr) or seen.kind != CONDITION:
             shown = f"the {seen.kind} `{seen}`" if isinstance(seen, Expr) else repr(seen)

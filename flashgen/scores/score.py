@@ -12,7 +12,7 @@ from flashgen.errors import MaskError
 from flashgen.expr import Expr
 from flashgen.kinds import CONDITION
 from flashgen.symbols import KV_IDX, Q_IDX, SCORE, B, H
-from flashgen.tracing import traced_call
+from flashgen.tracing import called, traced_call
 
 ScoreMod = Callable[[Any, Any, Any, Any, Any], Any]
 
@@ -53,7 +53,7 @@ class Score:
             MaskError: `score_mod` fails on symbols or does not return a number.
         """
         symbols = (SCORE, B, H, Q_IDX, KV_IDX)
-        name = "score" if self.label == "score" else f"score {self.label}"  # of a lambda
+        name = called("score", self.label)
         result = traced_call(self.score_mod, symbols, name)
         if not isinstance(result, Expr) or result.kind == CONDITION:
             shown = f"the condition `{result}`" if isinstance(result, Expr) else repr(result)

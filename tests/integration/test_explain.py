@@ -138,14 +138,6 @@ def test_a_parameter_of_the_call(flashgen, project):
             )
             for option in ("--json", "--html", "--svg", "--png")
         ),
-        *(
-            (
-                ["specs/tiny.py", option, "specs/tiny.py/x"],
-                "error: specs/tiny.py/x: cannot be written: File exists; "
-                f"choose another place with {option}",
-            )
-            for option in ("--json", "--svg", "--html")
-        ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
