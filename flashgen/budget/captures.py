@@ -97,6 +97,7 @@ def backward_captured_bytes(
             size += 4 * NUMBER
         size += 2 * MADE  # ds, grad_q
         size += 2 * BARRIERS + NUMBERS  # full and empty, of keys; numbers of tiles
+        size += BARRIERS * names.grad_out_apart  # grad_out_full
     size += NUMBER * ("q_len" in read.names or names.visits.tiles.listed)
     size += ADDRESS * len(names.visits.reads)
     size += ADDRESS * len(names.text.learned)  # their sums

@@ -87,7 +87,7 @@ def _usage(names: HopperBackward, config: KernelConfig, captures: int) -> SramUs
     others = [
         Buffer("LSE, delta", 2 * NUM_STAGES * BLOCK_M * _NUMBER, alignment=128),
         *of_keys,
-        *2 * (Buffer("barriers", NUM_STAGES * _BARRIER),),
+        *(2 + names.grad_out_apart) * (Buffer("barriers", NUM_STAGES * _BARRIER),),
         *_captures(captures),
     ]
     return packed(tiles, others, (), _values_of(names, config))

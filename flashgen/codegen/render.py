@@ -29,6 +29,7 @@ from flashgen.plan import KernelPlan
 from flashgen.plan.backward import BackwardPlan, backward_plan
 from flashgen.plan.hopper import HEADROOM, MOST_WEIGHT, OUT_COLUMNS, HopperNames, hopper_shape
 from flashgen.plan.hopper_backward import HopperBackward
+from flashgen.plan.seen import Seen
 
 #: Of a module that holds the portable kernel alone.
 NO_HOPPER = HopperChoice()
@@ -96,7 +97,8 @@ def render_backward_hopper(backward: BackwardPlan, *, after_forward: bool) -> st
     gathers = sorted(used.difference(backward.plan.gathers if after_forward else ()))
     over_keys = "backward_keys.hopper.py.jinja" if names.divided else "backward.hopper.py.jinja"
     template = _environment(gluons=gluon_backward).get_template(over_keys)
-    parts = [template.render(after_forward=after_forward, gathers=gathers, **given)]
+    before = HopperNames(backward.plan).hidden if after_forward else Seen(())
+    parts = [template.render(after_forward=after_forward, before=before, gathers=gathers, **given)]
     if names.both_in_gluon:
         over_queries = "backward_queries.hopper.py.jinja"
         template = _environment(gluons=gluon_queries).get_template(over_queries)

@@ -32,6 +32,10 @@ from flashgen.symbolic.roles import ROWS_OF_KEYS
 from flashgen.symbolic.tables import RowTable
 from flashgen.symbols import KV_LAST, KV_LEN, SCORE, Load
 
+#: What the kernels read of rows of queries is padded to a multiple of it, which all tiles divide:
+#: a load without a mask takes no registers for one.
+ROWS = 128
+
 
 @dataclass(frozen=True)
 class BackwardPlan:
@@ -48,6 +52,8 @@ class BackwardPlan:
 
     plan: KernelPlan
     q_bounds: TileBounds
+
+    rows_multiple = ROWS
 
     @cached_property
     def of_keys(self) -> BackwardCode:

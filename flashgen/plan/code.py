@@ -77,7 +77,7 @@ def kernel_code(spec: AttentionSpec, conditions: tuple[Any, ...]) -> KernelCode:
         spec: whose score and sink they are.
         conditions: those of the mask that the kernel evaluates.
     """
-    return code_with(spec, conditions)[0]
+    return code_with(spec, conditions, along=Place.COLUMN)[0]
 
 
 def code_with(

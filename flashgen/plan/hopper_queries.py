@@ -8,7 +8,7 @@ from functools import cached_property
 from flashgen.plan.backward import BackwardPlan
 from flashgen.plan.backward_code import BackwardCode
 from flashgen.plan.hopper_visits import HopperVisits
-from flashgen.plan.seen import Seen, columns_end, seen
+from flashgen.plan.seen import Seen, columns_end, least_comparisons, seen
 from flashgen.plan.text import gathered_dimensions, mentioned
 
 #: Queries of a program, of which each of two consumers has 64.
@@ -95,10 +95,8 @@ class HopperQueries:
         """Those conditions, pair by pair or by octets of columns."""
         code = self.text.code
         rows = ("q_idx", *(line.name for line in code.rows))
-        columns = BLOCK_N[self.width]
-        return seen(
-            self._conditions, "kv_idx", rows, columns, scored=bool(code.score), tables=code.bits
-        )
+        least = least_comparisons(BLOCK_N[self.width], scored=bool(code.score))
+        return seen(self._conditions, "kv_idx", rows, least=least, tables=code.bits)
 
     @cached_property
     def _conditions(self) -> tuple[tuple[str, str], ...]:

@@ -1,4 +1,4 @@
-"""Seen: conditions for a pair to be seen, as the Gluon kernels of the backward pass print them."""
+"""Seen: conditions for a pair to be seen, as the Gluon kernels print them."""
 
 from __future__ import annotations
 
@@ -36,23 +36,21 @@ def seen(
     conditions: Iterable[tuple[str, str]],
     position: str,
     rows: Iterable[str],
-    columns: int,
     *,
-    scored: bool,
+    least: int,
     tables: Iterable[BlockBits] = (),
 ) -> Seen:
     """Conditions by how they are computed.
 
     Bits cost the same however many columns there are, and take less registers than comparisons that
     LLVM packs. They do not pay where rows alone are told apart, where a condition has none, nor
-    where they save one comparison of few columns and a score function has all registers taken.
+    where they save few comparisons.
 
     Args:
         conditions: the text of each, and of its bits, ``""`` where it has none.
         position: what the columns of a tile are told apart by.
         rows: the names of vectors of rows.
-        columns: of a tile.
-        scored: whether there is a score function.
+        least: comparisons from which on bits pay.
         tables: what bits read of block tables: pairs would load an element each.
     """
     conditions = tuple(conditions)
@@ -62,11 +60,19 @@ def seen(
     if not all(octets) or not (tables or mentioned([position], octets)):
         return Seen(pairs)
     comparisons = sum(len(_COMPARISON.findall(bits)) for bits in octets)
-    if scored and comparisons == 1 and columns <= FEW_COLUMNS and not tables:
+    if comparisons < least and not tables:
         return Seen(pairs)
     names = tuple(rows)
     read = mentioned(names, (*octets, *(table.entry for table in tables)))
     return Seen((), octets, tuple(name for name in names if name in read), tables)
+
+
+def least_comparisons(columns: int, *, scored: bool) -> int:
+    """From how many on bits pay in a backward kernel, whose tiles have this many columns.
+
+    One comparison of few columns is cheaper where a score function has all registers taken.
+    """
+    return 2 if scored and columns <= FEW_COLUMNS else 1
 
 
 def rows_end(of: str) -> tuple[str, str]:

@@ -12,6 +12,7 @@ import functools
 import pytest
 import triton
 
+from flashgen import AttentionSpec, full
 from flashgen.budget.hopper import hopper_usage, spills
 from flashgen.budget.sram import SramUsage
 from flashgen.codegen.render import render_hopper
@@ -80,6 +81,16 @@ def test_what_would_be_shipped_is_fast_machine_code(name: str) -> None:
     assert compiled.spilled <= BETWEEN_TILES, config
     assert compiled.warnings == (), config
     assert unset_uniform_registers(compiled.code) == [], config
+
+
+@pytest.mark.parametrize("head_dim", [64, 256])
+def test_steps_that_only_drop_weights(head_dim: int) -> None:
+    """With dropout a step reads where its keys are, though no mask and no score function does."""
+    plan = lower(AttentionSpec(head_dim, "bfloat16", full(), dropout=True), "dropped")
+    config = rank_hopper(plan, hopper_space(plan).candidates)[0]
+    compiled = compile_hopper(plan, config)
+    assert compiled.shared == predicted_usage(plan, config).total
+    assert compiled.warnings == (), config
 
 
 def test_two_loops_that_share_addresses_would_be_miscompiled(

@@ -59,7 +59,7 @@ def _cases(entry: Entry, way: Way) -> Iterator[Case]:
         for case in around_tiles(way.config.BLOCK_M, way.config.BLOCK_N, equal_lengths=equal)
     ]
     lengths = edges + [(q, kv) for q, kv in LONG if q == kv or not equal]
-    heads = ((2, 4, 2), (1, 4, 1), (1, 3, 3))
+    heads = ((2, 4, 2), (1, 4, 1), (1, entry.odd_heads, entry.odd_heads))
     layouts = list(LAYOUTS)
     for i, (q_len, kv_len) in enumerate(lengths):
         case = Case(q_len, kv_len, *heads[i % len(heads)], layouts[i % len(layouts)])

@@ -83,6 +83,12 @@ class Entry:
         """Whether it takes q_len == kv_len alone."""
         return self.spec().equal_lengths
 
+    @property
+    def odd_heads(self) -> int:
+        """3, unless a table that is known when the module is built is for so many others."""
+        limits = [limit for constant in self.spec().constants for limit in constant.limits]
+        return next((int(size.sym) for of, size in limits if of == "num_q_heads"), 3)
+
 
 _width = Int("width", 9)
 _size = Int("size", 12, min=1)

@@ -20,6 +20,7 @@ from flashgen import (
 )
 from flashgen.config import BACKWARD_FORMS, BACKWARD_KERNELS, BackwardKernel, KernelConfig
 from flashgen.plan import lower
+from flashgen.plan.backward import ROWS
 from flashgen.tuning import backward_bench, forward_bench, workload
 from flashgen.tuning.backward_bench import BackwardBench
 from support.variants import rendered_module
@@ -156,7 +157,7 @@ def test_the_kernel_is_timed_alone(
     assert launches == [
         launch
         for length, grid in zip(LENGTHS, grids, strict=True)
-        for launch in [("rows", -(-length // 32) * 4), *[(kernel, grid)] * 3]
+        for launch in [("rows", -(-length // ROWS) * ROWS // 32 * 4), *[(kernel, grid)] * 3]
     ]
     # Four products of the forward pass's size, or three.
     products = 4 if kernel == "keys" else 3

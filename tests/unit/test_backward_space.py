@@ -9,9 +9,10 @@ from flashgen.budget.buffers import MEANINGS
 from flashgen.budget.targets import DEFAULT_TARGETS, get_target
 from flashgen.config import BACKWARD_FORMS, BACKWARD_KERNELS, KernelConfig
 from flashgen.plan import KernelPlan, lower
+from flashgen.plan.backward import ROWS
 from flashgen.symbols import evaluate
 from flashgen.tuning.backward_rank import rank_backward
-from flashgen.tuning.backward_space import SHAPES, STAGES, backward_space
+from flashgen.tuning.backward_space import SHAPES, SMALL, STAGES, backward_space
 from flashgen.tuning.choose import choose_backward
 from support.variants import shipped_specs
 
@@ -101,6 +102,12 @@ def test_the_order_of_candidates_makes_no_difference():
         candidates = backward_space(plan(), kernel, "sm_90").candidates
         ranked = rank_backward(plan(), kernel, "sm_90", candidates)
         assert rank_backward(plan(), kernel, "sm_90", reversed(candidates)) == ranked
+
+
+@pytest.mark.parametrize("kernel", BACKWARD_KERNELS)
+def test_tiles_of_queries_divide_the_padded_rows(kernel):
+    """The kernels read rows without a mask."""
+    assert all(ROWS % block_m == 0 for block_m, _, _ in (*SHAPES[kernel], *SMALL[kernel]))
 
 
 def test_pins_are_of_the_forward_kernel():

@@ -70,9 +70,12 @@ def test_what_is_compiled_beforehand():
     theirs = [cell for cell in BACKWARD if cell.attention != "dropout"]
     for others in ({"FA4": theirs, "flashgen": BACKWARD}, {"flashgen": BACKWARD}):
         with_fa4 = "FA4" in others
-        calls = compiling.calls_to_compile(BACKWARD, with_fa4)
+        calls = compiling.calls_to_compile(BACKWARD, with_fa4, "backward")
         names = [name for name, _ in calls]
-        assert names == ["FlexAttention"] * 22 + ["FA4"] * 10 * with_fa4 + ["flashgen"] * 11
+        assert names == ["FlexAttention"] * 22 + ["FA4"] * 10 * with_fa4 + [
+            *["flashgen"] * 11,
+            *["flashgen, portable"] * 6,
+        ]
         assert len({(name, cell.name) for name, cell in calls}) == len(calls)
         for name, measured in others.items():
             modules = [cell.module for peer, cell in calls if peer == name]

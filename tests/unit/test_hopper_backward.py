@@ -86,7 +86,7 @@ def test_tiles_of_the_widths() -> None:
     assert (widest.qk_width, widest.v_width, widest.block_n) == (256, 128, 64)
     for names in (narrow, wide, widest):
         for rows in (names.block_m, names.of_queries.constants["BLOCK_M"]):
-            assert names.rows_multiple % rows == 0, "tiles of queries reach past the padded rows"
+            assert names.backward.rows_multiple % rows == 0, "tiles reach past the rows"
 
 
 def test_where_another_kernel_computes_the_gradient_of_q() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,12 +11,15 @@ import pytest
 import sympy
 from hypothesis import given, settings
 
-from flashgen.plan.seen import Seen, columns_end, rows_end, seen
+from flashgen.plan import lower
+from flashgen.plan.hopper import HopperNames
+from flashgen.plan.seen import Seen, columns_end, least_comparisons, rows_end, seen
 from flashgen.symbolic.octets import octet_source
 from flashgen.symbolic.places import Place, place_of
 from flashgen.symbolic.printer import triton_source
 from flashgen.symbols import KV_IDX, KV_LEN, Q_IDX, Q_LEN, B, FloorMod
 from support.expressions import LEFT, conditions, integers
+from support.variants import shipped_specs
 
 COLUMNS, ROWS = 128, 64
 MOST = 2**31 - 1
@@ -167,19 +171,44 @@ HEADS = ("q_idx < col_end", "_below(q_idx, col_end)")
 
 
 @pytest.mark.parametrize(
-    ("given", "columns", "scored", "expected"),
+    ("given", "least", "expected"),
     [
-        ([CAUSAL], 64, False, Seen((), (CAUSAL[1],), ("kv_idx",))),
-        ([CAUSAL], 128, True, Seen((), (CAUSAL[1],), ("kv_idx",))),
-        ([CAUSAL], 64, True, Seen((CAUSAL[0],))),
-        ([CAUSAL, HEADS], 64, True, Seen((), (CAUSAL[1], HEADS[1]), ("kv_idx", "col_end"))),
-        ([CAUSAL, TABLE], 64, False, Seen((CAUSAL[0], TABLE[0]))),
-        ([rows_end("kv")], 128, False, Seen(("kv_idx < kv_len",))),
-        ([columns_end("q")], 128, False, Seen((), ("_below(q_idx, q_len)",))),
-        ([], 64, False, Seen(())),
+        ([CAUSAL], 1, Seen((), (CAUSAL[1],), ("kv_idx",))),
+        ([CAUSAL], 2, Seen((CAUSAL[0],))),
+        ([CAUSAL, HEADS], 2, Seen((), (CAUSAL[1], HEADS[1]), ("kv_idx", "col_end"))),
+        ([CAUSAL, TABLE], 1, Seen((CAUSAL[0], TABLE[0]))),
+        ([rows_end("kv")], 1, Seen(("kv_idx < kv_len",))),
+        ([columns_end("q")], 1, Seen((), ("_below(q_idx, q_len)",))),
+        ([], 1, Seen(())),
     ],
 )
-def test_which_way_pays(
-    given: list[tuple[str, str]], columns: int, scored: bool, expected: Seen
+def test_which_way_pays(given: list[tuple[str, str]], least: int, expected: Seen) -> None:
+    assert seen(given, "q_idx", ("kv_idx", "col_end"), least=least) == expected
+
+
+@pytest.mark.parametrize(
+    ("columns", "scored", "least"), [(64, True, 2), (64, False, 1), (128, True, 1)]
+)
+def test_from_how_many_comparisons_on(columns: int, scored: bool, least: int) -> None:
+    assert least_comparisons(columns, scored=scored) == least
+
+
+@pytest.mark.parametrize(
+    ("name", "comparisons"),
+    [
+        ("causal_d64", 0),
+        ("causal_d80", 0),
+        ("full_d128", 0),
+        ("window_d128", 2),
+        ("prefix_d128", 3),
+    ],
+)
+def test_the_forward_kernel_takes_bits_for_masks_of_two_comparisons(
+    name: str, comparisons: int
 ) -> None:
-    assert seen(given, "q_idx", ("kv_idx", "col_end"), columns, scored=scored) == expected
+    """Whether a key is one, which all masks with another kv_len ask, is not among them."""
+    plan = lower(shipped_specs()[name], name)
+    assert (
+        len(re.findall(r"_below|_at_least", " ".join(HopperNames(plan).hidden.octets)))
+        == comparisons
+    )

@@ -588,7 +588,7 @@ def _backward_of_keys(
 ):
     """One program: the gradients of BLOCK_N keys and values of one head.
 
-    rows is what `_backward_rows` made, of num_rows queries; grad_k and grad_v (batch, num_kv_heads,
+    rows is what `_backward_rows` made, num_rows of them; grad_k and grad_v (batch, num_kv_heads,
     kv_len, head_dim) are contiguous. Scores are computed transposed, (BLOCK_N, BLOCK_M), so that
     weights are the left operand of a product as they are.
     """
@@ -628,8 +628,10 @@ def _backward_of_keys(
         listed_ptr = tiles_ptr + listed.to(tl.int64) * (tl.cdiv(q_len, BLOCK_M) + 1)
         num_visits = tl.load(listed_ptr)
 
-        row = (batch * num_q_heads + head).to(tl.int64) * q_len
-        lse_ptr = rows_ptr + row
+        # Rows are padded to whole tiles: those of no query see no key.
+        rows_len = tl.cdiv(q_len, 128) * 128
+        lse_ptr = rows_ptr + (batch * num_q_heads + head).to(tl.int64) * rows_len
+        delta_ptr = lse_ptr + tl.multiple_of(num_rows, 128)
         q_head = q_src
         grad_out_head = grad_out_src
         if not USE_TMA:
@@ -643,10 +645,9 @@ def _backward_of_keys(
             tile = entry >> 1
             q_first = tile * BLOCK_M
             offs_m = q_first + tl.arange(0, BLOCK_M)
-            in_rows = offs_m < q_len
             q_idx = offs_m[None, :]
-            lse = tl.load(lse_ptr + offs_m, mask=in_rows, other=float("inf"))
-            delta = tl.load(lse_ptr + num_rows + offs_m, mask=in_rows, other=0.0)
+            lse = tl.load(lse_ptr + offs_m)
+            delta = tl.load(delta_ptr + offs_m)
             q = _load_tile(q_head, stride_qm, batch, head, q_first, q_len, 0, BLOCK_M, 16, USE_TMA)
             scores = tl.dot(k, q.T)
             col_0 = tl.cast(kv_idx + q_len - q_first - kv_len, tl.float32)
@@ -740,7 +741,7 @@ def _backward_of_queries(
 ):
     """One program: the gradient of BLOCK_M queries of one head.
 
-    rows is what `_backward_rows` made, of num_rows queries; grad_q (batch, num_q_heads, q_len,
+    rows is what `_backward_rows` made, num_rows of them; grad_q (batch, num_q_heads, q_len,
     16) is contiguous.
     """
     num_tiles_m = tl.cdiv(q_len, BLOCK_M)
@@ -778,9 +779,11 @@ def _backward_of_queries(
         grad_out_src, stride_om, batch, head, q_first, q_len, 0, BLOCK_M, 16, USE_TMA
     )
 
-    row = (batch * num_q_heads + head).to(tl.int64) * q_len
-    lse = tl.load(rows_ptr + row + offs_m, mask=in_rows, other=float("inf"))
-    delta = tl.load(rows_ptr + num_rows + row + offs_m, mask=in_rows, other=0.0)
+    # Rows are padded to whole tiles: those of no query see no key.
+    rows_len = tl.cdiv(q_len, 128) * 128
+    rows_ptr += (batch * num_q_heads + head).to(tl.int64) * rows_len
+    lse = tl.load(rows_ptr + offs_m)
+    delta = tl.load(rows_ptr + num_rows + offs_m)
     grad_q = tl.zeros([BLOCK_M, 16], tl.float32)
     q_idx = offs_m[:, None]
     scalar_slopes = _at_1d(slopes, head)
@@ -813,6 +816,7 @@ def _backward_of_queries(
         ds = p * (dp - delta[:, None])
         grad_q = tl.dot(ds.to(k.dtype), k, grad_q)
 
+    row = (batch * num_q_heads + head).to(tl.int64) * q_len
     offs_d = tl.arange(0, 16)
     ptrs = grad_q_ptr + (row + offs_m)[:, None] * 16 + offs_d[None, :]
     tl.store(ptrs, (grad_q * scale).to(grad_q_ptr.dtype.element_ty), mask=in_rows[:, None])
@@ -1061,9 +1065,10 @@ def _launch(q, k, v, scale, size, config, key=None, known=None):
     return out, lse
 
 
-def _rows(out, lse, grad_out, grad_lse, rows_len):
-    """(2, batch, num_q_heads, rows_len): what `_backward_rows` makes."""
+def _rows(out, lse, grad_out, grad_lse):
+    """(2, batch, num_q_heads, rows_len): what `_backward_rows` makes, up to whole tiles."""
     batch, num_q_heads, q_len, _ = out.shape
+    rows_len = triton.cdiv(q_len, 128) * 128
     rows = out.new_empty((2, batch, num_q_heads, rows_len), dtype=torch.float32)
     args = (
         out.contiguous(),
@@ -1108,10 +1113,9 @@ def _backward_kernels(q, k, v, scale, size, out, lse, grad_out, grad_lse, of_key
     slopes = _constant("slopes", q)
     batch, num_q_heads, q_len, _ = q.shape
     num_kv_heads, kv_len = k.shape[1:3]
-    num_rows = batch * num_q_heads * q_len
     if grad_out.stride(3) != 1:
         grad_out = grad_out.contiguous()
-    rows = _rows(out, lse, grad_out, grad_lse, q_len)
+    rows = _rows(out, lse, grad_out, grad_lse)
     grad_q, grad_k, grad_v = (
         torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v)
     )
@@ -1120,7 +1124,7 @@ def _backward_kernels(q, k, v, scale, size, out, lse, grad_out, grad_lse, of_key
         *k.stride()[:3],
         *v.stride()[:3],
         *grad_out.stride()[:3],
-        num_rows,
+        rows[0].numel(),
         num_q_heads,
         num_kv_heads,
         q_len,

@@ -230,9 +230,9 @@ def _backward_producer(
     q_desc, grad_out_desc, k_desc, v_desc, rows_desc, counter_ptr, num_tiles = sources
     loaded, barriers, _, slots = buffers
     q_tiles, grad_out_tiles, k_tiles, v_tiles, rows_tiles = loaded
-    keys_full, keys_empty, full, empty = barriers
-    TILES: gl.constexpr = q_desc.block_type.nbytes + grad_out_desc.block_type.nbytes
-    BYTES: gl.constexpr = TILES + 2 * rows_desc.block_type.nbytes
+    keys_full, keys_empty, full, empty, grad_out_full = barriers
+    BYTES: gl.constexpr = q_desc.block_type.nbytes + rows_desc.block_type.nbytes
+    GRAD_OUT_BYTES: gl.constexpr = grad_out_desc.block_type.nbytes + rows_desc.block_type.nbytes
     group = num_q_heads // num_kv_heads
     stage, phase = 0, 1  # a buffer is empty in the phase before the one that it is full in
     last_stage, last_phase = 0, 1  # the buffer of the last visit, and the phase that frees it
@@ -263,6 +263,8 @@ def _backward_producer(
                 tma.async_copy_global_to_shared(
                     rows_desc, [0, row, q_first], arrived, rows_tiles.index(stage)
                 )
+                arrived = grad_out_full.index(stage)
+                mbarrier.expect(arrived, GRAD_OUT_BYTES)
                 tma.async_copy_global_to_shared(
                     grad_out_desc, place, arrived, grad_out_tiles.index(stage)
                 )
@@ -327,13 +329,14 @@ def _backward_step(
     grad_q_desc, _, _ = results
     loaded, barriers, made, _ = buffers
     q_tiles, grad_out_tiles, k_tiles, v_tiles, rows_tiles = loaded
-    _, _, full, empty = barriers
+    _, _, full, empty, grad_out_full = barriers
     ds_tiles, grad_q_tiles = made
     zero = _unknown_zero()
     k = k_tiles.index(k_number + zero).reshape([BLOCK_N, 128])
     v = v_tiles.index(zero).reshape([BLOCK_N, 128])
     own_k, own_v = k.slice(64 * NUMBER, 64), v.slice(64 * NUMBER, 64)
     q_first = tile * BLOCK_M
+    mbarrier.wait(grad_out_full.index(stage), phase)
     dp = _start_scores_of_keys(own_v, grad_out_tiles, stage, SCORES)
     lse = rows_tiles.index(stage).reshape([BLOCK_M]).load(COLUMNS)
     scores = _backward_scores(scores, q_first, head, keys, call, program, MASKED)
@@ -386,7 +389,7 @@ def _backward_consumer(
     _, grad_k_desc, grad_v_desc = results
     loaded, barriers, made, slots = buffers
     q_tiles, _, k_tiles, _, _ = loaded
-    keys_full, keys_empty, full, _ = barriers
+    keys_full, keys_empty, full, _, _ = barriers
     _, grad_q_tiles = made
     ROWS: gl.constexpr = gl.SliceLayout(1, SCORES)
     qk_scale = scale * 1.4426950408889634  # log2(e)
@@ -543,15 +546,17 @@ def _backward_hopper(
     keys_empty = gl.allocate_shared_memory(gl.int64, [2, 1], BARRIER)
     full = gl.allocate_shared_memory(gl.int64, [NUM_STAGES, 1], BARRIER)
     empty = gl.allocate_shared_memory(gl.int64, [NUM_STAGES, 1], BARRIER)
+    grad_out_full = gl.allocate_shared_memory(gl.int64, [NUM_STAGES, 1], BARRIER)
     for i in gl.static_range(2):
         mbarrier.init(keys_full.index(i), count=1)
         mbarrier.init(keys_empty.index(i), count=2)
     for i in gl.static_range(NUM_STAGES):
         mbarrier.init(full.index(i), count=1)
         mbarrier.init(empty.index(i), count=2)
+        mbarrier.init(grad_out_full.index(i), count=1)
 
     loaded = (q_tiles, grad_out_tiles, k_tiles, v_tiles, rows_tiles)
-    barriers = (keys_full, keys_empty, full, empty)
+    barriers = (keys_full, keys_empty, full, empty, grad_out_full)
     buffers = (loaded, barriers, (ds_tiles, grad_q_tiles), slots)
     sources = (q_desc, grad_out_desc, k_desc, v_desc, rows_desc, counter_ptr, num_tiles)
     results = (grad_q_desc, grad_k_desc, grad_v_desc)

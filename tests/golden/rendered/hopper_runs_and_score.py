@@ -275,6 +275,78 @@ def _visited_tile(visit, place, call, BLOCK_N: gl.constexpr):
     return _key_tile(visit, work, call, BLOCK_N)
 
 
+@gluon.constexpr_function
+def _octets(columns):
+    """A layout of scores, (64, columns // 8, 8): octets of one row and place lie side by side."""
+    octets = [[0, 2**i, 0] for i in range((columns // 8).bit_length() - 1)]
+    lanes = [[0, 0, 2], [0, 0, 4], [1, 0, 0], [2, 0, 0], [4, 0, 0]]
+    warps = [[16, 0, 0], [32, 0, 0]]
+    registers = [*octets, [0, 0, 1], [8, 0, 0]]
+    return gl.DistributedLinearLayout(registers, lanes, warps, [], [64, columns // 8, 8])
+
+
+@gluon.jit
+def _first_octet(scores, first):
+    """(1, 8): the first columns, counted from `first`.
+
+    A compiler that knows them keeps what they are compared with in registers from tile to tile.
+    """
+    LAYOUT: gl.constexpr = gl.SliceLayout(1, _octets(scores.shape[1]))
+    column = first + gl.arange(0, 8, layout=gl.SliceLayout(0, LAYOUT))
+    column = gl.inline_asm_elementwise(
+        "mov.b32 $0, $1;", "=r,r", [column], dtype=gl.int32, is_pure=False, pack=1
+    )
+    return column[None, :]
+
+
+@gluon.jit
+def _rows_of_octets(scores, x):
+    """A vector of rows, (64, 1), where octets are."""
+    LAYOUT: gl.constexpr = gl.SliceLayout(1, _octets(scores.shape[1]))
+    return gl.convert_layout(x, LAYOUT, assert_trivial=True)
+
+
+@gluon.jit
+def _at_least(column, least):
+    """Bits of column + 8 * i >= least; nothing overflows, whatever `least` is."""
+    least = gl.minimum(gl.maximum(least, column), column + 8 * 31)
+    return -1 << ((least - column + 7) >> 3).to(gl.int32)
+
+
+@gluon.jit
+def _below(column, end):
+    """Those of column + 8 * i < end."""
+    return ~_at_least(column, end)
+
+
+@gluon.jit
+def _seen_alone(scores, bits):
+    """Scores where bits (64 or 1, 8) say that a pair is seen, else -inf."""
+    COLUMNS: gl.constexpr = scores.shape[1]
+    LAYOUT: gl.constexpr = _octets(COLUMNS)
+    given = scores.reshape([64, COLUMNS // 8, 8])
+    octets = gl.convert_layout(given, LAYOUT, assert_trivial=True)
+    octet = gl.arange(0, COLUMNS // 8, layout=gl.SliceLayout(0, gl.SliceLayout(2, LAYOUT)))
+    octets = gl.inline_asm_elementwise(
+        """
+        {
+            .reg .b32 bit;
+            .reg .pred seen;
+            and.b32 bit, $1, $2;
+            setp.ne.s32 seen, bit, 0;
+            selp.f32 $0, $3, 0fFF800000, seen;
+        }
+        """,
+        "=f,r,r,f",
+        [bits[:, None, :], (1 << octet)[None, :, None], octets],
+        dtype=gl.float32,
+        is_pure=True,
+        pack=1,
+    )
+    octets = gl.convert_layout(octets, given.type.layout, assert_trivial=True)
+    return gl.convert_layout(octets.reshape([64, COLUMNS]), scores.type.layout, assert_trivial=True)
+
+
 @gluon.jit
 def _columns(scores, first, DTYPE: gl.constexpr):
     """(1, n): the positions of the scores' columns, counted from `first`, as DTYPE.
@@ -295,11 +367,24 @@ def _columns(scores, first, DTYPE: gl.constexpr):
 
 
 @gluon.jit
+def _hide(scores, start_n, place, queries, call, NUMBER: gl.constexpr):
+    """Scores of 64 queries with the keys from start_n on, -inf where a comparison hides them."""
+    _, _, _, _, _, _, _, _, _, left = call
+    LAYOUT: gl.constexpr = scores.type.layout
+    q_first = _q_first(place, NUMBER)
+    q_idx = (q_first + gl.arange(0, 64, layout=gl.SliceLayout(1, LAYOUT)))[:, None]
+
+    kv_idx = _first_octet(scores, start_n)
+    q_idx = _rows_of_octets(scores, q_idx)
+    seen = _below(kv_idx - 1, q_idx)
+    seen &= _below(kv_idx, 4) | _at_least(kv_idx, q_idx - left)
+    return _seen_alone(scores, seen)
+
+
+@gluon.jit
 def _scores(scores, start_n, masked, place, queries, call, NUMBER: gl.constexpr):
     """What the softmax sees of the products q @ k.T of 64 queries and the keys from start_n on."""
-    _, _, _, _, _, _, _, _, _, left = call
     scalar_0, _ = queries
-    LAYOUT: gl.constexpr = scores.type.layout
     q_first = _q_first(place, NUMBER)
     kv_idx = _columns(scores, start_n, gl.int32)
     col_0 = _columns(scores, start_n - q_first, gl.float32)
@@ -309,10 +394,7 @@ def _scores(scores, start_n, masked, place, queries, call, NUMBER: gl.constexpr)
     scores = scores + col_1
     # Only a tile that holds a hidden key, or reaches past kv_len, pays for the mask.
     if masked:
-        q_idx = (q_first + gl.arange(0, 64, layout=gl.SliceLayout(1, LAYOUT)))[:, None]
-        visible = q_idx >= kv_idx
-        visible &= (kv_idx < 4) | (kv_idx >= q_idx - left)
-        scores = gl.where(visible, scores, float("-inf"))
+        scores = _hide(scores, start_n, place, queries, call, NUMBER)
     return scores
 
 

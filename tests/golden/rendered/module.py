@@ -317,7 +317,7 @@ def _backward_of_keys(
 ):
     """One program: the gradients of BLOCK_N keys and values of one head.
 
-    rows is what `_backward_rows` made, of num_rows queries; grad_k and grad_v (batch, num_kv_heads,
+    rows is what `_backward_rows` made, num_rows of them; grad_k and grad_v (batch, num_kv_heads,
     kv_len, head_dim) are contiguous. Scores are computed transposed, (BLOCK_N, BLOCK_M), so that
     weights are the left operand of a product as they are.
     """
@@ -355,8 +355,10 @@ def _backward_of_keys(
         full_begin = tl.cdiv(all_begin, BLOCK_M)
         full_end = all_end // BLOCK_M
 
-        row = (batch * num_q_heads + head).to(tl.int64) * q_len
-        lse_ptr = rows_ptr + row
+        # Rows are padded to whole tiles: those of no query see no key.
+        rows_len = tl.cdiv(q_len, 128) * 128
+        lse_ptr = rows_ptr + (batch * num_q_heads + head).to(tl.int64) * rows_len
+        delta_ptr = lse_ptr + tl.multiple_of(num_rows, 128)
         q_head = q_src
         grad_out_head = grad_out_src
         if not USE_TMA:
@@ -365,10 +367,9 @@ def _backward_of_keys(
         for tile in tl.range(q_begin, q_end):
             q_first = tile * BLOCK_M
             offs_m = q_first + tl.arange(0, BLOCK_M)
-            in_rows = offs_m < q_len
             q_idx = offs_m[None, :]
-            lse = tl.load(lse_ptr + offs_m, mask=in_rows, other=float("inf"))
-            delta = tl.load(lse_ptr + num_rows + offs_m, mask=in_rows, other=0.0)
+            lse = tl.load(lse_ptr + offs_m)
+            delta = tl.load(delta_ptr + offs_m)
             q = _load_tile(q_head, stride_qm, batch, head, q_first, q_len, 0, BLOCK_M, 16, USE_TMA)
             scores = tl.dot(k, q.T)
             # Only a tile that holds a hidden pair, or reaches past an end, pays for the mask.
@@ -434,7 +435,7 @@ def _backward_of_queries(
 ):
     """One program: the gradient of BLOCK_M queries of one head.
 
-    rows is what `_backward_rows` made, of num_rows queries; grad_q (batch, num_q_heads, q_len,
+    rows is what `_backward_rows` made, num_rows of them; grad_q (batch, num_q_heads, q_len,
     16) is contiguous.
     """
     num_tiles_m = tl.cdiv(q_len, BLOCK_M)
@@ -469,9 +470,11 @@ def _backward_of_queries(
         grad_out_src, stride_om, batch, head, q_first, q_len, 0, BLOCK_M, 16, USE_TMA
     )
 
-    row = (batch * num_q_heads + head).to(tl.int64) * q_len
-    lse = tl.load(rows_ptr + row + offs_m, mask=in_rows, other=float("inf"))
-    delta = tl.load(rows_ptr + num_rows + row + offs_m, mask=in_rows, other=0.0)
+    # Rows are padded to whole tiles: those of no query see no key.
+    rows_len = tl.cdiv(q_len, 128) * 128
+    rows_ptr += (batch * num_q_heads + head).to(tl.int64) * rows_len
+    lse = tl.load(rows_ptr + offs_m)
+    delta = tl.load(rows_ptr + num_rows + offs_m)
     grad_q = tl.zeros([BLOCK_M, 16], tl.float32)
     qk_scale = scale * 1.4426950408889634  # log2(e)
     q_idx = offs_m[:, None]
@@ -496,6 +499,7 @@ def _backward_of_queries(
         ds = p * (dp - delta[:, None])
         grad_q = tl.dot(ds.to(k.dtype), k, grad_q)
 
+    row = (batch * num_q_heads + head).to(tl.int64) * q_len
     offs_d = tl.arange(0, 16)
     ptrs = grad_q_ptr + (row + offs_m)[:, None] * 16 + offs_d[None, :]
     tl.store(ptrs, (grad_q * scale).to(grad_q_ptr.dtype.element_ty), mask=in_rows[:, None])
@@ -706,9 +710,10 @@ def _launch(q, k, v, scale, left, config, key=None, known=None):
     return out, lse
 
 
-def _rows(out, lse, grad_out, grad_lse, rows_len):
-    """(2, batch, num_q_heads, rows_len): what `_backward_rows` makes."""
+def _rows(out, lse, grad_out, grad_lse):
+    """(2, batch, num_q_heads, rows_len): what `_backward_rows` makes, up to whole tiles."""
     batch, num_q_heads, q_len, _ = out.shape
+    rows_len = triton.cdiv(q_len, 128) * 128
     rows = out.new_empty((2, batch, num_q_heads, rows_len), dtype=torch.float32)
     args = (
         out.contiguous(),
@@ -735,10 +740,9 @@ def _backward_kernels(q, k, v, scale, left, out, lse, grad_out, grad_lse, of_key
     """
     batch, num_q_heads, q_len, _ = q.shape
     num_kv_heads, kv_len = k.shape[1:3]
-    num_rows = batch * num_q_heads * q_len
     if grad_out.stride(3) != 1:
         grad_out = grad_out.contiguous()
-    rows = _rows(out, lse, grad_out, grad_lse, q_len)
+    rows = _rows(out, lse, grad_out, grad_lse)
     grad_q, grad_k, grad_v = (
         torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v)
     )
@@ -747,7 +751,7 @@ def _backward_kernels(q, k, v, scale, left, out, lse, grad_out, grad_lse, of_key
         *k.stride()[:3],
         *v.stride()[:3],
         *grad_out.stride()[:3],
-        num_rows,
+        rows[0].numel(),
         num_q_heads,
         num_kv_heads,
         q_len,
