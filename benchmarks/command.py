@@ -64,7 +64,8 @@ def run(
     }
     for repetition in range(options.repeat):
         for cell, row in zip(cells, rows, strict=True):
-            peers = {name: which.peers[name] for name in peers_of(cell, options.fa4)}
+            names = peers_of(cell, options.fa4, which.name)
+            peers = {name: which.peers[name] for name in names}
             measure(cell, row, peers, repetition, device, TIMERS, which)
             seconds = time.perf_counter() - started
             print(f"{seconds:4.0f} s {_progress(repetition, row)}", flush=True)

@@ -25,7 +25,7 @@ from benchmarks.peers import peers_of
 
 #: Those whose compilers keep what they made on disk, the slowest first, and whether each length of
 #: sequence has kernels of its own.
-CACHED = {"FlexAttention": True, "FA4": False, "flashgen": False}
+CACHED = {"FlexAttention": True, "FA4": False, "flashgen": False, "flashgen, portable": False}
 
 #: Read by FlashAttention 4 when it is imported.
 FA4_CACHE = "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED"
@@ -47,7 +47,7 @@ def compile_all(
     """
     if jobs < 1:
         return []
-    calls = calls_to_compile(cells, with_fa4)
+    calls = calls_to_compile(cells, with_fa4, which)
     os.environ[FA4_CACHE] = "1"
     # A worker's kernels are compiled in the worker, not in a pool of its own.
     in_workers = patch.dict(os.environ, TORCHINDUCTOR_COMPILE_THREADS="1")
@@ -60,12 +60,14 @@ def compile_all(
     return [problem for problem in problems if problem]
 
 
-def calls_to_compile(cells: Sequence[Cell], with_fa4: bool) -> list[tuple[str, Cell]]:
+def calls_to_compile(
+    cells: Sequence[Cell], with_fa4: bool, which: str = "forward"
+) -> list[tuple[str, Cell]]:
     """The names of peers with cells whose kernels differ, those that take longest first."""
     calls = {}
     for name, each_length in CACHED.items():
         for cell in cells:
-            if name in peers_of(cell, with_fa4):
+            if name in peers_of(cell, with_fa4, which):
                 calls.setdefault((name, cell.module, each_length and cell.seq_len), cell)
     return [(name, cell) for (name, *_), cell in calls.items()]
 

@@ -16,7 +16,7 @@ from typing import Any
 RESULTS = Path(__file__).parent / "results"
 OWN, RIVAL, FA4 = "flashgen", "FlexAttention", "FA4"
 #: In the order of tables; any other peer comes after them.
-PEERS = (OWN, FA4, "SDPA cuDNN", RIVAL, "SDPA flash", "varlen_attn")
+PEERS = (OWN, FA4, "SDPA cuDNN", RIVAL, "SDPA flash", "varlen_attn", f"{OWN}, portable")
 TIMINGS = {"ms": "medians", "sustained_ms": "sustained"}
 
 Document = Mapping[str, Any]
@@ -40,6 +40,11 @@ def peers_of(rows: Iterable[Row]) -> list[str]:
     """Our own name and the peers that any row has a figure for, in the order of tables."""
     found = {peer for row in rows for peer in row["ms"]}
     return sorted(found, key=lambda peer: (PEERS.index(peer) if peer in PEERS else 9, peer))
+
+
+def is_own(peer: str) -> bool:
+    """Whether a figure is of flashgen, in one way or another, and no peer's."""
+    return peer.startswith(OWN)
 
 
 def rates(row: Row, peer: str, timing: str = "ms") -> list[float]:
@@ -67,7 +72,8 @@ def ratio(row: Row, peer: str | None, timing: str = "ms") -> float | None:
 
 def best_peer(row: Row, timing: str = "ms") -> str | None:
     """The quickest of the others; None where there is none."""
-    others = {peer: mean(ms) for peer, ms in row.get(timing, {}).items() if peer != OWN and ms}
+    times = row.get(timing, {}).items()
+    others = {peer: mean(ms) for peer, ms in times if ms and not is_own(peer)}
     return min(others, key=lambda peer: others[peer]) if others else None
 
 

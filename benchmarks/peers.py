@@ -12,11 +12,12 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch._dynamo.config
@@ -55,6 +56,19 @@ def flashgen(cell: Cell, attention: Attention, inputs: Inputs) -> Iterator[Call]
     """The generated module's own call, checks and tables of bounds included."""
     call = load_module(cell.module).attention
     yield lambda: call(*inputs, **attention.parameters)
+
+
+@contextmanager
+def portable(cell: Cell, attention: Attention, inputs: Inputs) -> Iterator[Call]:
+    """The same without Gluon kernels, as on another GPU or where TMA cannot read the tensors."""
+    module = load_module(cell.module)
+    with ExitStack() as patches:
+        for runs in ("_runs_hopper", "_runs_hopper_backward"):
+            if hasattr(module, runs):
+                patches.enter_context(patch.object(module, runs, lambda q, k, v: False))
+        module._LAUNCHES.clear()  # a launch that is kept knows its kernel
+        patches.callback(module._LAUNCHES.clear)
+        yield lambda: module.attention(*inputs, **attention.parameters)
 
 
 @contextmanager
@@ -102,6 +116,7 @@ def varlen(cell: Cell, attention: Attention, inputs: Inputs) -> Iterator[Call]:
 
 PEERS: dict[str, Peer] = {
     "flashgen": flashgen,
+    "flashgen, portable": portable,
     "FlexAttention": flex,
     "SDPA cuDNN": sdpa(SDPBackend.CUDNN_ATTENTION),
     "SDPA flash": sdpa(SDPBackend.FLASH_ATTENTION),
@@ -112,8 +127,11 @@ PEERS: dict[str, Peer] = {
 }
 
 
-def peers_of(cell: Cell, with_fa4: bool = False) -> tuple[str, ...]:
-    """The names of the peers to try on a cell: those that have its attention and take its dtype."""
+def peers_of(cell: Cell, with_fa4: bool = False, which: str = "forward") -> tuple[str, ...]:
+    """The names of the peers to try on a cell: those that have its attention and take its dtype.
+
+    Of the backward pass, `which`, the portable kernels are measured too in the cells of the grid.
+    """
     others: tuple[str, ...] = ()
     is_float32 = cell.dtype == "float32"
     if cell.attention == "dropout":  # FlexAttention and FlashAttention 4 have none
@@ -124,6 +142,8 @@ def peers_of(cell: Cell, with_fa4: bool = False) -> tuple[str, ...]:
         others = ("varlen_attn",)
     if with_fa4 and not is_float32:
         others += ("FA4", "FA4 mask_mod") if cell.attention == "chunked" else ("FA4",)
+    if which == "backward" and cell.in_grid:
+        others += ("flashgen, portable",)
     return ("flashgen", "FlexAttention", *others)
 
 

@@ -30,7 +30,11 @@ from benchmarks.figures import (
 PICTURES = Path(__file__).parent.parent / "docs" / "pictures"
 #: Seen well on white and on black.
 COLOURS = dict(
-    zip(PEERS, ("#e8590c", "#3b82c4", "#5a9e3a", "#9b6fc9", "#8a8f98", "#c9a227"), strict=True)
+    zip(
+        PEERS,
+        ("#e8590c", "#3b82c4", "#5a9e3a", "#9b6fc9", "#8a8f98", "#c9a227", "#f2b48c"),
+        strict=True,
+    )
 )
 INK = "#808488"
 

@@ -31,6 +31,7 @@ from benchmarks.figures import (
     best_peer,
     caption,
     geometric_mean,
+    is_own,
     newest_results,
     of_causal,
     peers_of,
@@ -75,7 +76,7 @@ def _summary(rows: Sequence[Row], timing: str) -> str:
     least = min(best, key=lambda cell: best[cell])
     means = []
     for peer in peers_of(rows):
-        ratios = [value for row in rows if peer != OWN and (value := ratio(row, peer, timing))]
+        ratios = [value for row in rows if not is_own(peer) and (value := ratio(row, peer, timing))]
         if ratios:
             missing = f" in {len(ratios)} of them" if len(ratios) < len(rows) else ""
             means.append(f"{peer} {geometric_mean(ratios):.2f}{missing}")
