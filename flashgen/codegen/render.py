@@ -30,6 +30,7 @@ from flashgen.plan.backward import BackwardPlan, backward_plan
 from flashgen.plan.hopper import HEADROOM, MOST_WEIGHT, OUT_COLUMNS, HopperNames, hopper_shape
 from flashgen.plan.hopper_backward import HopperBackward
 from flashgen.plan.seen import Seen
+from flashgen.plan.text import mentioned
 
 #: Of a module that holds the portable kernel alone.
 NO_HOPPER = HopperChoice()
@@ -257,4 +258,5 @@ def _environment(*, gluons: Callable[[str], str] | None = None) -> jinja2.Enviro
     environment.filters["unpacking"] = unpacking
     environment.filters["dedent"] = lambda text: re.sub(r"^ {4}", "", text, flags=re.MULTILINE)
     environment.filters["prefix"] = lambda text, prefix: prefix + text
+    environment.tests["read_in"] = lambda name, text: bool(mentioned([name], [text]))
     return environment

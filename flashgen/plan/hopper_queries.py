@@ -133,11 +133,6 @@ class HopperQueries:
         code = self.text.code
         return bool(mentioned(["q_idx"], (line.code for line in (*code.scalars, *code.rows))))
 
-    @property
-    def scores_read_kv_idx(self) -> bool:
-        """Whether the score, or its slope, reads the position of each key."""
-        return bool(mentioned(["kv_idx"], self._score_texts))
-
     @cached_property
     def gathers(self) -> tuple[int, ...]:
         """The numbers of dimensions that tensors are indexed by."""

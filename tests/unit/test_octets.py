@@ -11,7 +11,10 @@ import pytest
 import sympy
 from hypothesis import given, settings
 
+from flashgen import AttentionSpec, causal, sliding_window
+from flashgen.codegen.render import render_backward_hopper, render_hopper
 from flashgen.plan import lower
+from flashgen.plan.backward import backward_plan
 from flashgen.plan.hopper import HopperNames
 from flashgen.plan.seen import Seen, columns_end, least_comparisons, rows_end, seen
 from flashgen.symbolic.octets import octet_source
@@ -212,3 +215,18 @@ def test_the_forward_kernel_takes_bits_for_masks_of_two_comparisons(
         len(re.findall(r"_below|_at_least", " ".join(HopperNames(plan).hidden.octets)))
         == comparisons
     )
+
+
+def test_positions_that_nothing_reads_are_not_computed() -> None:
+    """A score that is linear in the distance takes columns of its own; the mask's are octets."""
+    spec = AttentionSpec(
+        head_dim=128,
+        mask=causal() & sliding_window(64, 0),
+        score=lambda score, b, h, q_idx, kv_idx: score + 0.5 * (kv_idx - q_idx),
+        deterministic=True,
+    )
+    plan = lower(spec, "linear")
+    over_queries = render_backward_hopper(backward_plan(plan), after_forward=False)
+    for kernel, columns in ((render_hopper(plan), "_columns"), (over_queries, "_key_columns")):
+        assert f" = {columns}(scores, start_n - q_first, gl.float32)" in kernel
+        assert f"kv_idx = {columns}(" not in kernel

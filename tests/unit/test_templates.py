@@ -14,6 +14,7 @@ from flashgen.paths import template_dir
 ENVIRONMENT = _environment(gluons=gluon)
 BUILT_IN = {"range", "loop", "caller"}
 FILTERS = {"fold", "gluon", "unpacking", "wrap", "indented", "dedent", "prefix"}
+TESTS = {"read_in"}
 TEMPLATES = sorted(path.name for path in template_dir().glob("*.jinja"))
 
 
@@ -49,12 +50,13 @@ def glossary(name: str) -> list[list[str]]:
 
 
 def filters_of(tree: nodes.Template) -> set[str]:
-    """The house's own filters, also those that are handed to `map`."""
+    """The house's own filters, also those that are handed to `map`, and its tests."""
     filters = list(tree.find_all(nodes.Filter))
     names = {part.name for part in filters}
+    tests = {part.name for part in tree.find_all(nodes.Test)}
     for part in filters:
         names |= {arg.value for arg in part.args if isinstance(arg, nodes.Const)} & FILTERS
-    return names & FILTERS
+    return (names & FILTERS) | (tests & TESTS)
 
 
 @pytest.mark.parametrize("name", TEMPLATES)

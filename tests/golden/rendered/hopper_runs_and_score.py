@@ -386,7 +386,6 @@ def _scores(scores, start_n, masked, place, queries, call, NUMBER: gl.constexpr)
     """What the softmax sees of the products q @ k.T of 64 queries and the keys from start_n on."""
     scalar_0, _ = queries
     q_first = _q_first(place, NUMBER)
-    kv_idx = _columns(scores, start_n, gl.int32)
     col_0 = _columns(scores, start_n - q_first, gl.float32)
     col_1 = col_0 * scalar_0
     # score + (kv_idx - q_idx) * exp2(-(0.5 * h) - 0.5), over qk_scale and without what the row
