@@ -15,6 +15,7 @@ from flashgen.errors import FlashgenError, ValidationError, Violation
 from flashgen.files import lock
 from flashgen.loader import Variant, load
 from flashgen.plan import KernelPlan, lower
+from flashgen.plan.backward import backward_plan
 from flashgen.publish import Place, Seal, build_digest, publish, read_seal, sealed
 from flashgen.spec import Blocks
 from flashgen.tuning.choose import choose
@@ -79,7 +80,7 @@ class Built:
         variant: its name.
         chosen: the configurations; None if nothing had to be done.
         spaces: what they were chosen from.
-        notes: where the tile bounds are wider than the mask, and why.
+        notes: where tiles are visited that the mask hides, and why.
         seconds: what building it took.
     """
 
@@ -147,7 +148,9 @@ def build(paths: Iterable[Path], options: Options, progress: Progress) -> Iterat
             # 7. publish: source and configurations -> generated/<name>.py.
             progress.step(variant.name, "publish")
             publish(place, module_text(variant, plan, kernels, chosen, place))
-        yield Built(variant.name, chosen, space, plan.bounds.notes, perf_counter() - started)
+        yield Built(
+            variant.name, chosen, space, backward_plan(plan).notes, perf_counter() - started
+        )
         if interrupted:
             raise KeyboardInterrupt
 

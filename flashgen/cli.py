@@ -135,7 +135,7 @@ def _report(results: list[Built], verbose: bool) -> None:
         make_console().print(build_table(built))
     for result in built:
         for note in result.notes:
-            typer.echo(f"note: {result.variant}: no exact range of keys: {note}")
+            typer.echo(f"note: {result.variant}: {note}")
     if current:
         typer.echo(f"up to date, nothing to do: {', '.join(current)}")
 

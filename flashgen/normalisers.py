@@ -110,6 +110,7 @@ def sigmoid_attention() -> Normaliser:
 
     Ramapuram et al. 2024 (https://arxiv.org/abs/2409.04431). Its bias of -log(kv_len) is a score
     function: ``lambda score, b, h, q_idx, kv_idx: score - log(kv_len)``. The log-sum-exp that
-    ``attention`` returns is the logarithm of the sum of a row's weights, -inf where none is seen.
+    ``attention`` returns is the logarithm of the sum of a row's weights, -inf where none is seen
+    or all are 0 in float32: where scores are below -88.
     """
     return Normaliser("sigmoid", "sigmoid_attention()")

@@ -261,7 +261,12 @@ def _mfma(layout: BackwardLayout, tiles: Tiles) -> tuple[Phase, ...]:
     stay in registers if each warp has 32 rows of its own and every product is one of 32 x 32
     instructions. The gradients are stored as they lie.
     """
-    one_product = sympy.And(BLOCK_M <= _MFMA_ROWS, BLOCK_N <= _MFMA_ROWS)  # every warp has it all
+    # Every warp has all of a small product. One of fewer visited rows than held ones, or of float32
+    # with a side of 16, is of other instructions than the next.
+    held, visited = tiles.rows, BLOCK_M if layout.kernel == "keys" else BLOCK_N
+    full_sides = sympy.And(sympy.Eq(BLOCK_M, _MFMA_ROWS), sympy.Eq(BLOCK_N, _MFMA_ROWS))
+    alike = sympy.Or(full_sides, sympy.And(ITEMSIZE < 4, visited >= held))
+    one_product = sympy.And(BLOCK_M <= _MFMA_ROWS, BLOCK_N <= _MFMA_ROWS, alike)
     few_rows = sympy.And(tiles.rows < _MFMA_ROWS * NUM_WARPS, sympy.Not(one_product))
     narrow = tiles.narrowest < _MFMA_ROWS
     weights = sympy.Piecewise((tiles.weights, sympy.Or(few_rows, narrow)), (sympy.Integer(0), True))

@@ -12,7 +12,7 @@ from flashgen.budget.elements import KEPT_APART
 from flashgen.budget.quantities import BLOCK_M, BLOCK_N, NUM_WARPS, Unit
 from flashgen.config import BackwardKernel
 from flashgen.plan import KernelPlan
-from flashgen.plan.inner import tile_loads
+from flashgen.plan.inner import shift_itemsizes, tile_loads
 from flashgen.plan.learned import learned_elements
 from flashgen.symbols import FloorDiv
 
@@ -20,8 +20,8 @@ _LOAD = re.compile(r"\b_at_\d+d\(")
 _SKIPPED = 1016
 _PADDED = 8  # bytes of what is exchanged by one, to which at most one of padding is added
 _GROUP = 4  # warps
-_SHARED_COLUMNS = 64  # from which on two groups divide a product's columns between them
 _SCORE = 4  # bytes of a score; and what an asynchronous copy moves at least
+_SCALAR = 8  # bytes of one that is copied, with what aligns the next
 
 
 @dataclass(frozen=True)
@@ -86,25 +86,25 @@ def visited_elements(
     if kernel == "keys" and plan.code.tables:
         # It reads tables of blocks by elements: what they show is exchanged, with some padding.
         exchanged += BLOCK_M * BLOCK_N + FloorDiv(BLOCK_M * BLOCK_N, _PADDED)
-    if kernel == "keys" and unit == "tcgen05" and copied:
+    if kernel == "keys" and copied:
+        ahead += sum(visited * size for size in shift_itemsizes(plan) if size >= _SCORE)
         # What is read once for a head of the group is copied as well.
         scalars = " ".join(line.code for line in plan.code.scalars)
-        ahead += len(_LOAD.findall(scalars)) * _SCORE
+        ahead += len(_LOAD.findall(scalars)) * (_SCORE if unit == "tcgen05" else _SCALAR)
     if conditions:  # of several vectors they are put together before that
         exchanged += BLOCK_M * _SCORE * (1 if conditions == 1 else _SCORE)
     kept = sympy.Integer(0)
     if plan.dropout and unit in KEPT_APART:  # words; where keys are rows, one for each of the two
         kept = BLOCK_M * BLOCK_N * (4 if kernel == "keys" else 2)
-    return VisitedElements(ahead, exchanged, skipped, _summed(plan, kernel, visited), kept)
+    return VisitedElements(ahead, exchanged, skipped, _summed(plan, kernel), kept)
 
 
-def _summed(plan: KernelPlan, kernel: BackwardKernel, visited: Any) -> Any:
+def _summed(plan: KernelPlan, kernel: BackwardKernel) -> Any:
     sums = any(
         item.kernel == kernel and item.over in ("heads", "rows", "columns")
         for item in learned_elements(plan)
     )
     if not sums:
         return sympy.Integer(0)
-    shared = sympy.And(NUM_WARPS > _GROUP, visited >= _SHARED_COLUMNS)
     rows = BLOCK_N if kernel == "keys" else BLOCK_M
-    return sympy.Piecewise((2 * rows * _SCORE, shared), (sympy.Integer(0), True))
+    return sympy.Piecewise((2 * rows * _SCORE, NUM_WARPS > _GROUP), (sympy.Integer(0), True))

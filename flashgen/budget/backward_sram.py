@@ -13,7 +13,9 @@ compiler's figure
 - on CDNA3 for tiles of 16 rows, and for tiles so small that a thread's share is under 4 bytes: they
   are not copied asynchronously and have no buffers;
 - where the loop reads elements of tensors for each score or for each key, and rows of two bytes:
-  all of them are counted, and what is exchanged is counted whole.
+  all of them are counted, and what is exchanged is counted whole;
+- by a few bytes for each number that it reads of a head;
+- where scores are of positions alone: tiles of q and k are counted that no product reads.
 """
 
 from __future__ import annotations

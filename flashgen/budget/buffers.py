@@ -12,7 +12,7 @@ tests/compile/test_sram_sweep.py holds the sums to the compiler's figure.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import sympy
@@ -54,6 +54,10 @@ MEANINGS = {
     "growth": "votes of rows, and which tiles of queries outgrew their maxima",
     "output": "a tile of the output on its way to rows that a warp can store at once",
 }
+
+
+#: Phases without scores.
+_BESIDE_WEIGHTS = ("read Q", "read tiles", "output")
 
 
 @dataclass(frozen=True)
@@ -126,6 +130,21 @@ class Tiles:
             for when in (True, False)
         )
         self.exchanged = sympy.Max(self.before, self.after)
+
+
+def with_weights(phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
+    """The phases of a kernel whose scores are not of products of q and k, but of positions alone.
+
+    Such weights do not lie as a product's results do, and pass through shared memory to the next
+    product. What q and k need stays counted: the compiler leaves it out.
+    """
+    p = ("P", BLOCK_M * BLOCK_N * ITEMSIZE)
+    return tuple(
+        phase
+        if phase.name in _BESIDE_WEIGHTS
+        else replace(phase, parts=(*(part for part in phase.parts if part[0] != "P"), p))
+        for phase in phases
+    )
 
 
 def barrier_arrays(arrays: int, length: Any) -> Any:

@@ -14,7 +14,8 @@ above the compiler's figure
 - for one stage of mma.sync, and of CDNA3 with several segments: K may go straight to registers;
 - for tiles so small that a thread's share is under 4 bytes: they are not copied asynchronously and
   have no buffers;
-- where the output alone is larger than the loop (v wider than q and k): it may be stored in turns.
+- where the output alone is larger than the loop (v wider than q and k): it may be stored in turns;
+- where scores are of positions alone: tiles of q and k are counted that no product reads.
 
 And where the loop reads elements of tensors (`flashgen.budget.elements`)
 
@@ -36,7 +37,7 @@ from typing import Any
 
 import sympy
 
-from flashgen.budget.buffers import MEANINGS, Layout, Phase, Tiles
+from flashgen.budget.buffers import MEANINGS, Layout, Phase, Tiles, with_weights
 from flashgen.budget.elements import elements_of
 from flashgen.budget.quantities import Unit, widths
 from flashgen.budget.registers import by_pointers, by_tma, mfma
@@ -120,6 +121,8 @@ def usage_of(
     phases: tuple[Phase, ...], plan: KernelPlan, config: KernelConfig, target: Target
 ) -> SramUsage:
     """What a block needs whose phases are these, of a configuration and a plan's widths."""
+    if not plan.code.of_products:
+        phases = with_weights(phases)
     values = values_of(plan, config)
     sizes = {
         phase: [(name, evaluate(size, values)) for name, size in phase.parts] for phase in phases

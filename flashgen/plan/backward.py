@@ -55,6 +55,19 @@ class BackwardPlan:
 
     rows_multiple = ROWS
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Where tiles are visited that the mask hides, and why: of the forward pass, then of this.
+
+        What holds for both is said once.
+        """
+        of_keys = self.plan.bounds.notes
+        of_queries = [note for note in self.q_bounds.notes if note not in of_keys]
+        return (
+            *(f"no exact range of keys: {note}" for note in of_keys),
+            *(f"for gradients, no exact range of queries: {note}" for note in of_queries),
+        )
+
     @cached_property
     def of_keys(self) -> BackwardCode:
         """The text of the kernel that goes over tiles of keys."""

@@ -30,6 +30,7 @@ class KernelCode:
     Attributes:
         score: what an element computes of the raw products ``scores``; ``""`` where it is them.
         scaled: the scores of the softmax in base 2 are those times a positive ``qk_scale``.
+        of_products: whether the scores are of products of q and k at all, not of positions alone.
         comment: the score function for a reader; ``""`` where there is none.
         shift: what was left out of the score, (BLOCK_M,), in base 2; ``""`` for nothing.
         scalars: assignments once a program.
@@ -51,6 +52,7 @@ class KernelCode:
 
     score: str
     scaled: bool
+    of_products: bool
     comment: str
     shift: str
     scalars: tuple[Assignment, ...]
@@ -121,7 +123,7 @@ def code_with(
         scalars = (*scalars, Assignment("qk_scale", text(scale)))
     columns = tuple(a for a in placed.columns if everywhere & {*a.used_by})
     inner = placed.results[0] if of_score else ""
-    if of_score and SCORES not in score.free_symbols:
+    if SCORES not in score.free_symbols:
         inner = f"tl.zeros_like(scores) + ({inner})"
     sink = spec.normaliser.traced_sink
     sink_code = "" if sink is None else text(sink.sym * LOG2E)
@@ -132,6 +134,7 @@ def code_with(
     code = KernelCode(
         score=inner,
         scaled=scale != 1,
+        of_products=SCORES in score.free_symbols,
         comment=plain_source(finite_score(spec.score)[0]) if spec.score else "",
         shift=shift_code,
         scalars=scalars,

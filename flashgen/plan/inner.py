@@ -16,6 +16,7 @@ from flashgen.plan.arguments import KernelTensor
 from flashgen.plan.code import KernelCode
 from flashgen.plan.dtypes import ITEMSIZES
 from flashgen.plan.kernel import KernelPlan
+from flashgen.plan.text import mentioned
 from flashgen.symbolic.placement import Assignment
 
 _GATHER = re.compile(r"_at_\d+d")
@@ -66,6 +67,18 @@ class ScoreWork:
 def tile_loads(plan: KernelPlan) -> tuple[TileLoad, ...]:
     """The loads of a step: those of the score, then those of the mask alone."""
     return _tile_loads(plan.code, plan.kernel_arguments.tensors)
+
+
+def shift_itemsizes(plan: KernelPlan) -> tuple[int, ...]:
+    """Bytes of an element of each load that the shift makes of rows."""
+    shift = plan.code.shift
+    sizes = {tensor.name: ITEMSIZES[tensor.dtype] for tensor in plan.kernel_arguments.tensors}
+    calls = {ast.unparse(call): call for call in _gathers([_parse(shift)] if shift else [], {})}
+    return tuple(
+        sizes[ast.unparse(call.args[0])]
+        for text, call in calls.items()
+        if mentioned(["offs_m"], [text])
+    )
 
 
 @lru_cache(maxsize=256)

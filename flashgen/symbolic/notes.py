@@ -8,6 +8,7 @@ from flashgen.symbolic.blocks import block_table
 from flashgen.symbolic.context import Context
 from flashgen.symbolic.logic import Conjunction
 from flashgen.symbolic.printer import plain_source
+from flashgen.symbolic.roles import ROWS_OF_KEYS
 from flashgen.symbols import Load
 
 
@@ -38,9 +39,11 @@ def _could_be_sorted(part: Any, context: Context) -> bool:
 
 
 def why_too_wide(case: Conjunction, context: Context) -> str:
-    """Why the interval of a conjunction may hold keys that no row of the tile sees."""
+    """Why an interval may hold keys that no row of the tile sees, or rows that see none of it."""
     sources = context.read.sources
     found = [sources[atom] for atom in case.atoms if atom in sources]
     parts = dict.fromkeys(context.origins.get(part, part) for part in found)
     shown = " & ".join(f"({plain_source(part)})" for part in parts)
+    if context.roles == ROWS_OF_KEYS:
+        return f"queries between those that see keys of one tile are visited too: {shown}"
     return f"keys between those that rows of one tile see are visited too: {shown}"

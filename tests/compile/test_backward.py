@@ -142,6 +142,7 @@ _by_key = Tensor("by_key", ("batch", "kv_len"), "bfloat16")
 LEARNING = {
     "heads": alibi(Tensor("slopes", ("num_q_heads",))),
     "rows": lambda s, b, h, q, kv: s * _by_row[h, q],
+    "rows_alone": lambda s, b, h, q, kv: s + _by_row[h, q],  # left to the log-sum-exp
     "columns": lambda s, b, h, q, kv: s * _by_key[b, kv],
     "diagonals": relative_bias(64),
     "buckets": t5_bias(),
@@ -154,8 +155,21 @@ TABLES = {
 }
 LEARNING_CONFIGS: dict[BackwardKernel, tuple[KernelConfig, ...]] = {
     "keys": (KernelConfig(64, 128, 8, 2), KernelConfig(32, 64, 4, 3)),
-    "queries": (KernelConfig(128, 64, 8, 2), KernelConfig(64, 64, 4, 1)),
+    "queries": (
+        KernelConfig(128, 64, 8, 2),
+        KernelConfig(64, 64, 4, 1),
+        KernelConfig(128, 32, 8, 3),
+    ),
 }
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("kernel", BACKWARD_KERNELS)
+def test_small_tiles_of_cdna3_are_never_below_either(kernel: BackwardKernel, dtype: str) -> None:
+    """Products with a side of 16 are of other instructions than those of 32 x 32."""
+    plan = lower(AttentionSpec(64, dtype, mask=causal()), "small")  # type: ignore[arg-type]
+    configs = [KernelConfig(m, n, 4, 2) for m in (16, 32) for n in (16, 32)]
+    hold_never_below(plan, kernel, "gfx942", configs)
 
 
 @pytest.mark.parametrize("target", TARGETS)

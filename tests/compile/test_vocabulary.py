@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import pytest
 
+from flashgen.budget.backward_sram import backward_usage
 from flashgen.budget.sram import sram_usage
 from flashgen.budget.targets import get_target
-from flashgen.config import KernelConfig
+from flashgen.config import BACKWARD_KERNELS, KernelConfig
 from flashgen.plan import lower
+from flashgen.plan.backward import backward_plan
 from flashgen.tuning.compiled import compile_kernel, shared_bytes
+from flashgen.tuning.compiled_backward import backward_shared_bytes
 from support.variety import SCORE_SPECS
 from support.vocabulary import VOCABULARY
 
 SPECS = {name: entry.spec("bfloat16", 64) for name, entry in VOCABULARY.items()}
+SM_90 = get_target("sm_90")
 HOPPER = KernelConfig(BLOCK_M=128, BLOCK_N=64, num_warps=8, num_stages=2)
 
 
@@ -28,7 +32,7 @@ def _fresh_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.M
 def test_machine_code(name: str) -> None:
     plan = lower(SPECS[name], name)
     compiled = compile_kernel(plan, HOPPER, "sm_90")
-    assert compiled.shared <= sram_usage(plan, HOPPER, get_target("sm_90")).total
+    assert compiled.shared <= sram_usage(plan, HOPPER, SM_90).total
 
 
 # One for each way to reach memory: none, numbers, rows' tables, elements of each width.
@@ -47,5 +51,19 @@ def test_other_targets(name: str, target: str) -> None:
 
 @pytest.mark.parametrize("name", SCORE_SPECS)
 def test_odd_scores(name: str) -> None:
+    config = KernelConfig(64, 32, num_warps=4, num_stages=2)
     plan = lower(SCORE_SPECS[name], name)
-    assert shared_bytes(plan, KernelConfig(64, 32, num_warps=4, num_stages=2), "sm_90") > 0
+    assert shared_bytes(plan, config, "sm_90") <= sram_usage(plan, config, SM_90).total
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_100", "gfx942"])
+def test_scores_of_positions_alone(target: str) -> None:
+    """No product gives the weights a layout: they pass through shared memory to the next one."""
+    config = KernelConfig(128, 128, num_warps=8, num_stages=2)
+    plan = lower(SCORE_SPECS["positions_alone"], "positions_alone")
+    predicted = sram_usage(plan, config, get_target(target))
+    assert shared_bytes(plan, config, target) <= predicted.total
+    assert ("P", 128 * 128 * 2) in predicted.parts
+    for kernel in BACKWARD_KERNELS:
+        needed = backward_shared_bytes(backward_plan(plan), kernel, config, target, tma=None)
+        assert needed <= backward_usage(plan, kernel, config, get_target(target)).total, kernel
