@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import re
 import textwrap
+from collections.abc import Iterator
 
 from flashgen.codegen.layout import (
     LINE_LENGTH,
@@ -40,7 +41,7 @@ _OPERATOR = re.compile(f" ({'|'.join(map(re.escape, sorted(_RANK, key=len, rever
 _STRING = re.compile(r"""(["'])(?:(?!\1)[^\\]|\\.)*\1""")
 _STATEMENT = re.compile(
     r"(?P<head> *(?:return |\) -> |(?:el)?if |while |for [\w, ]+ in |"
-    r"(?P<target>[\w., ]+) [-+*/&|^]*= )?)"
+    r"(?P<target>[\w., ]+(?:: [\w.]+)?) [-+*/&|^]*= )?)"
     r"(?P<value>.*?)(?P<end>:?)$"
 )
 _PIECE = re.compile(r"[(\[{]_*[)\]}]|\.{3}|\.?[^.(\[{]+")
@@ -67,17 +68,45 @@ def fold(line: str) -> str:
 
 
 def indented(text: str, width: int) -> str:
-    """Lines with so many spaces before each: a statement a line, folded where it is too long."""
-    return "\n".join(map(_fitted, textwrap.indent(text, " " * width).split("\n")))
+    """Statements with so many spaces before each line, folded anew where one is then too long."""
+    return "\n".join(map(_fitted, _statements(textwrap.indent(text, " " * width))))
 
 
-def _fitted(line: str) -> str:
-    if len(line) <= LINE_LENGTH:
-        return line
-    before, is_comment, comment = line.partition("# ")
+def _statements(text: str) -> Iterator[str]:
+    """The text's statements, comments and empty lines, each on as many lines as it is."""
+    lines: list[str] = []
+    depth = 0
+    for line in text.split("\n"):
+        lines.append(line)
+        code = _STRING.sub("", line).partition("# ")[0]
+        depth += sum(map(code.count, "([{")) - sum(map(code.count, ")]}"))
+        if not depth:
+            yield "\n".join(lines)
+            lines = []
+    if lines:
+        yield "\n".join(lines)
+
+
+def _fitted(statement: str) -> str:
+    lines = statement.split("\n")
+    if all(len(line) <= LINE_LENGTH for line in lines):
+        return statement
+    before, is_comment, comment = statement.partition("# ")
     if is_comment and not before.strip():
         return wrap(before + comment, 0, "# ")
-    return fold(line).rstrip("\n")
+    return fold(_joined(lines)).rstrip("\n")
+
+
+def _joined(lines: list[str]) -> str:
+    """A statement that was folded for fewer spaces, on one line again."""
+    text = lines[0]
+    for line in map(str.strip, lines[1:]):
+        if line[0] in ")]}":
+            text = text.removesuffix(",")
+        follows = line[0] in ")]}" or (line[0] == "." and line[1] != ".")
+        tight = follows or text[-1] in "([{"
+        text += line if tight else f" {line}"
+    return text
 
 
 def wrap(text: str, hanging: int = 4, prefix: str = "") -> str:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import sympy
+from sympy.core.relational import Relational
 
 from flashgen.symbolic.affine import summands
 from flashgen.symbolic.blocks import BlockTable, block_table
@@ -116,7 +117,7 @@ def _answers(expr: Any, tables: dict[Any, TileTable], context: Context) -> tuple
         if isinstance(expr, sympy.Ne):
             return some, every
         return sympy.Not(every), sympy.Not(some)
-    if isinstance(expr, sympy.core.relational.Relational):
+    if isinstance(expr, Relational):
         ends = _extremes(expr.lhs - expr.rhs, context) if _is_whole(expr) else None
         if ends is not None:
             return _compared(expr.func, *ends)
@@ -131,11 +132,13 @@ def _compared(relation: Any, least: Any, most: Any) -> tuple[Any, Any]:
     """(seen, full) of ``x <relation> 0`` for an x in a tile from ``least`` to ``most``."""
 
     def holds(comparison: Any, x: Any) -> Any:
-        """The terms that are taken away on the other side."""
+        """The terms that are taken away on the other side, a number alone on the right."""
         parts = sympy.Add.make_args(x)
         right = [-part for part in parts if part.as_coeff_Mul()[0] < 0]
         left = [part for part in parts if part.as_coeff_Mul()[0] >= 0]
-        return comparison(sympy.Add(*left), sympy.Add(*right))
+        holding = comparison(sympy.Add(*left), sympy.Add(*right))
+        is_turned = isinstance(holding, Relational) and holding.lhs.is_number
+        return holding.reversed if is_turned else holding
 
     if relation in (sympy.Ge, sympy.Gt):
         return holds(relation, most), holds(relation, least)

@@ -10,7 +10,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from flashgen.codegen.folding import fold, wrap
+from flashgen.codegen.folding import fold, indented, wrap
 from flashgen.codegen.layout import LINE_LENGTH
 
 # A statement, and the lines that it is broken into.
@@ -158,6 +158,15 @@ STATEMENTS = {
         first_of_all_the_lengths
         if first_of_all_the_lengths > second_of_all_the_lengths
         else second_of_all
+    )
+""",
+    ),
+    "an annotated name": (
+        "    BYTES: gl.constexpr = descs[0].block_type.nbytes + descs[1].block_type.nbytes +"
+        " descs[2].block_type.nbytes",
+        """\
+    BYTES: gl.constexpr = (
+        descs[0].block_type.nbytes + descs[1].block_type.nbytes + descs[2].block_type.nbytes
     )
 """,
     ),
@@ -331,6 +340,19 @@ def test_fold_agrees_with_ruff(statements: list[str]) -> None:
             ast.parse(function_of(statement))
         )
         assert all(len(line) <= LINE_LENGTH for line in lines.splitlines())
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(SIMPLE.map("    {}".format), min_size=5, max_size=20), st.sampled_from((4, 8)))
+def test_statements_are_folded_anew_for_more_spaces(statements: list[str], width: int) -> None:
+    text = "".join(fold(statement + "\n") for statement in statements)
+    wider = "".join(fold(" " * width + statement + "\n") for statement in statements)
+    assert indented(text, width) == wider
+
+
+def test_what_is_no_statement_is_indented_alone() -> None:
+    text = "# of (all\n\nx = f(y)  # ends ]\n    if x:\n"
+    assert indented(text, 4) == "    # of (all\n\n    x = f(y)  # ends ]\n        if x:\n"
 
 
 def as_ruff_formats(statements: list[str]) -> list[str]:
