@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import sympy
@@ -12,6 +13,7 @@ from flashgen.budget.elements import KEPT_APART
 from flashgen.budget.quantities import BLOCK_M, BLOCK_N, NUM_WARPS, Unit
 from flashgen.config import BackwardKernel
 from flashgen.plan import KernelPlan
+from flashgen.plan.backward import backward_plan, has_element_slopes
 from flashgen.plan.inner import shift_itemsizes, tile_loads
 from flashgen.plan.learned import learned_elements
 from flashgen.symbols import FloorDiv
@@ -83,9 +85,16 @@ def visited_elements(
         elif load.masked and pipelined and not few_rows and unit in ("mma.sync", "wgmma"):
             # What the mask reads of held queries changes layout in its branch.
             conditions += 1
+    if tile_loads(plan) and has_element_slopes(plan):
+        number = _loads_of_slopes(plan)
+        ahead += number * scores if copied else 0
+        exchanged += number * scores
+    if plan.code.tables and not pipelined:
+        skipped = sympy.Integer(_SKIPPED)
     if kernel == "keys" and plan.code.tables:
         # It reads tables of blocks by elements: what they show is exchanged, with some padding.
         exchanged += BLOCK_M * BLOCK_N + FloorDiv(BLOCK_M * BLOCK_N, _PADDED)
+        ahead += visited * _SCORE if copied else 0
     if kernel == "keys" and copied:
         ahead += sum(visited * size for size in shift_itemsizes(plan) if size >= _SCORE)
         # What is read once for a head of the group is copied as well.
@@ -97,6 +106,14 @@ def visited_elements(
     if plan.dropout and unit in KEPT_APART:  # words; where keys are rows, one for each of the two
         kept = BLOCK_M * BLOCK_N * (4 if kernel == "keys" else 2)
     return VisitedElements(ahead, exchanged, skipped, _summed(plan, kernel), kept)
+
+
+@lru_cache(maxsize=64)
+def _loads_of_slopes(plan: KernelPlan) -> int:
+    """Elements of the score's tensors that its slope reads, choices taken apart."""
+    text = backward_plan(plan).of_keys
+    lines = (*(line.code for line in text.code.elements), text.slope)
+    return sum(len(_LOAD.findall(line)) for line in lines)
 
 
 def _summed(plan: KernelPlan, kernel: BackwardKernel) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import islice
 from typing import Any
 
@@ -22,6 +22,7 @@ from flashgen.plan.learned import (
 )
 from flashgen.plan.loops import KeyTiles, key_tiles
 from flashgen.plan.text import gathered_dimensions, mentioned
+from flashgen.scores import Score
 from flashgen.symbolic.bounds import TileBounds, derive_q_bounds
 from flashgen.symbolic.evaluated import evaluated_conditions
 from flashgen.symbolic.gathers import with_row_tables
@@ -268,20 +269,17 @@ class BackwardPlan:
     @property
     def leaves_products_out(self) -> bool:
         """Whether the score function makes nothing of the products: q and k have gradients of 0."""
-        score = self.plan.spec.score
-        return score is not None and SCORE not in finite_score(score)[0].free_symbols
+        return not self.plan.code.of_products
 
     @cached_property
     def _slope(self) -> Any:
-        if self.plan.spec.score is None:
-            return sympy.Integer(1)
-        return score_derivative(finite_score(self.plan.spec.score)[0])
+        score = self.plan.spec.score
+        return sympy.Integer(1) if score is None else _derivative(score)
 
     @property
     def _element_slope(self) -> tuple[Any, ...]:
         """The derivative where elements differ in it."""
-        of_head = place_of(self._slope) == Place.SCALAR
-        return () if of_head else (_by_products(self._slope),)
+        return (_by_products(self._slope),) if has_element_slopes(self.plan) else ()
 
     def _arguments(self, exprs: Iterable[Any]) -> KernelArguments:
         score = self.plan.spec.score
@@ -295,6 +293,17 @@ class BackwardPlan:
 def backward_plan(plan: KernelPlan) -> BackwardPlan:
     """The backward pass of a forward kernel's plan."""
     return BackwardPlan(plan, derive_q_bounds(plan.predicate))
+
+
+def has_element_slopes(plan: KernelPlan) -> bool:
+    """Whether the score's slope differs between elements of a tile."""
+    score = plan.spec.score
+    return score is not None and place_of(_derivative(score)) != Place.SCALAR
+
+
+@lru_cache(maxsize=64)
+def _derivative(score: Score) -> Any:
+    return score_derivative(finite_score(score)[0])
 
 
 def _by_products(expr: Any) -> Any:

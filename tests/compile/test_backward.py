@@ -147,6 +147,7 @@ LEARNING = {
     "diagonals": relative_bias(64),
     "buckets": t5_bias(),
     "pairs": additive_bias(),
+    "buckets_with_slopes": t5_bias().then(lambda s, b, h, q, kv: abs(s)),
 }
 TABLES = {
     "by_head": causal() & block_sparse(block=64),
@@ -185,11 +186,13 @@ def test_what_is_learned_is_never_below_either(
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("kernel", BACKWARD_KERNELS)
 @pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("dropout", [False, True], ids=["", "dropout"])
 def test_tables_of_blocks_are_never_below_either(
-    name: str, kernel: BackwardKernel, target: str
+    name: str, kernel: BackwardKernel, target: str, dropout: bool
 ) -> None:
-    plan = lower(AttentionSpec(64, mask=TABLES[name]), name)
-    hold_never_below(plan, kernel, target, LEARNING_CONFIGS[kernel])
+    plan = lower(AttentionSpec(64, mask=TABLES[name], dropout=dropout), name)
+    configs = (*LEARNING_CONFIGS[kernel], KernelConfig(64, 128, 8, 1))
+    hold_never_below(plan, kernel, target, configs)
 
 
 def hold_never_below(

@@ -29,6 +29,10 @@ SPECS = {
     "segments": AttentionSpec(80, "float16", causal(), dropout=True),
     "unequal": AttentionSpec((32, 48), "float16", causal(align="top_left"), dropout=True),
     "softcap": AttentionSpec(32, "float16", causal(), softcap(20.0), dropout=True),
+    # Whose slope turns the sign that says what was kept.
+    "negated": AttentionSpec(
+        32, "float16", causal(), lambda score, b, h, q, kv: -0.5 * score, dropout=True
+    ),
     "alibi": AttentionSpec(32, "float32", causal(), alibi(8), dropout=True),
     "learned": AttentionSpec(
         16,
