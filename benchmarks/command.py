@@ -51,7 +51,7 @@ def run(
     torch.set_float32_matmul_precision("high")  # float32 may use the tf32 units
     device = torch.device("cuda")
     cells = _chosen(every_cell, options.cells)
-    _build_missing_modules(cells, which)
+    _build_missing_modules(cells, which, tune=not options.no_tune)
     started = time.perf_counter()
     for problem in compile_all(cells, options.jobs, which.name, with_fa4=options.fa4):
         print(f"compiling beforehand: {problem}", file=sys.stderr)
@@ -79,11 +79,13 @@ def run(
     return 1 if wrong else 0
 
 
-def _build_missing_modules(cells: Sequence[Cell], which: Pass = FORWARD_PASS) -> None:
-    """Builds and tunes what the cells need of benchmarks/specs, unless it is up to date."""
+def _build_missing_modules(
+    cells: Sequence[Cell], which: Pass = FORWARD_PASS, *, tune: bool = True
+) -> None:
+    """Builds, and tunes, what the cells need of benchmarks/specs, unless it is up to date."""
     files = [SPECS / f"{name}.py" for name in {cell.module: None for cell in cells}]
     paths = [file for file in files if file.exists()]
-    options = Options(BENCHMARK_MODULES, (target(),), forms=which.forms)
+    options = Options(BENCHMARK_MODULES, (target(),), tune=tune, forms=which.forms)
     for built in build(paths, options, Progress()):
         print(f"{built.variant}: {'built' if built.chosen else 'up to date'}", flush=True)
 
@@ -127,6 +129,11 @@ def _arguments(
         type=int,
         default=min(8, (os.cpu_count() or 2) // 2),
         help="processes that compile beforehand; 0 compiles while measuring",
+    )
+    parser.add_argument(
+        "--no-tune",
+        action="store_true",
+        help="modules that are not shipped: what was measured before, or the model's choice",
     )
     parser.add_argument("--fa4", action="store_true", help="FlashAttention 4 too, if installed")
     options = parser.parse_args()

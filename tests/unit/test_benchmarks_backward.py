@@ -219,19 +219,20 @@ def test_the_benchmarks_own_modules_are_tuned_for_the_pass(monkeypatch):
     asked = []
 
     def build(paths, options, progress):
-        asked.append(([path.stem for path in paths], options.forms))
+        asked.append(([path.stem for path in paths], options.forms, options.tune))
         return ()
 
     monkeypatch.setattr(command, "build", build)
     monkeypatch.setattr(command, "target", lambda: "sm_90")
     command._build_missing_modules(BACKWARD, BACKWARD_PASS)
-    command._build_missing_modules(GRID, FORWARD_PASS)
+    command._build_missing_modules(GRID, FORWARD_PASS, tune=False)
     assert asked == [
         (
             ["full_d256", "alibi_slopes_d128"],
             ("hopper_backward", "backward_keys", "backward_queries"),
+            True,
         ),
-        (["full_d256"], ("hopper", "portable")),
+        (["full_d256"], ("hopper", "portable"), False),
     ]
 
 
@@ -360,11 +361,11 @@ def test_cells_are_chosen_by_parts_of_their_names(monkeypatch):
     def chosen(*words):
         monkeypatch.setattr("sys.argv", ["benchmarks.backward", "--json", "x.json", *words])
         options = command._arguments("backward", BACKWARD, None, 1)
-        assert options.repeat == 1
+        assert options.repeat == 1 and options.no_tune == ("--no-tune" in words)
         return [c.name for c in command._chosen(BACKWARD, options.cells)]
 
     assert chosen() == [c.name for c in BACKWARD]
-    assert chosen("--cells", "causal_d64 S=2048", "alibi") == [
+    assert chosen("--no-tune", "--cells", "causal_d64 S=2048", "alibi") == [
         "causal_d64 S=2048",
         "alibi_slopes_d128 S=16384",
     ]
