@@ -62,6 +62,7 @@ NOT_IN_MODULES = frozenset(
         "explain/kernels.py",
         "explain/lengths.py",
         "explain/limits.py",
+        "explain/numbers.py",
         "explain/page.py",
         "explain/picture.py",
         "explain/png.py",

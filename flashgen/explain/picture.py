@@ -7,19 +7,23 @@ or unmasked. The first head of the first sequence stands for all.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import product
 from typing import Any
 
 from flashgen.budget.traffic import Visit, Workload, tile_runs
 from flashgen.config import KernelConfig
+from flashgen.explain.numbers import python_function
 from flashgen.plan import KernelPlan
 from flashgen.symbolic import TileBounds
+from flashgen.symbolic.blocks import BLOCK_COLUMN, BLOCK_ROW
 from flashgen.symbolic.tile_logic import TileLogic, tile_logic
-from flashgen.symbols import evaluate
+from flashgen.symbols import KV_FIRST, KV_LAST, Q_FIRST, Q_LAST
 
 Values = Mapping[str, Any]
+
+#: What tells tiles apart.
+_TILE = (Q_FIRST, Q_LAST, KV_FIRST, KV_LAST)
 
 SKIPPED, MASKED, UNMASKED = ".", "x", "#"
 
@@ -117,26 +121,20 @@ def picture(
         values: of parameters, row tables and constants; what a tensor's name stands for gives its
             elements for tuples of indices, 0 outside.
     """
-    row = _by_bounds(derived) if isinstance(derived, TileBounds) else _by_list(derived)
-    rows = []
-    for q_first in range(0, q_len, block_m):
-        at = {
-            **values,
-            "q_len": q_len,
-            "kv_len": kv_len,
-            "q_first": q_first,
-            "q_last": min(q_first + block_m, q_len) - 1,
-            "b": 0,
-            "h": 0,
-        }
-        rows.append(row(at, block_n))
-    return Picture(q_len, kv_len, block_m, block_n, tuple(rows))
+    fixed = {**values, "q_len": q_len, "kv_len": kv_len, "b": 0, "h": 0}
+    row = (
+        _by_bounds(derived, fixed) if isinstance(derived, TileBounds) else _by_list(derived, fixed)
+    )
+    ends = [(first, min(first + block_m, q_len) - 1) for first in range(0, q_len, block_m)]
+    rows = tuple(row(first, last, block_n) for first, last in ends)
+    return Picture(q_len, kv_len, block_m, block_n, rows)
 
 
-def _by_bounds(bounds: TileBounds) -> Callable[[Values, int], str]:
+def _by_bounds(bounds: TileBounds, values: Values) -> Callable[[int, int, int], str]:
     """A row of tiles of keys, as a loop over the derived runs visits them."""
 
-    def row(at: Values, block: int) -> str:
+    def row(q_first: int, q_last: int, block: int) -> str:
+        at = {**values, "q_first": q_first, "q_last": q_last}
         kinds = [SKIPPED] * -(-at["kv_len"] // block)
         for run in tile_runs(bounds, at, block):
             kinds[run.begin : run.end] = MASKED * (run.end - run.begin)
@@ -146,34 +144,35 @@ def _by_bounds(bounds: TileBounds) -> Callable[[Values, int], str]:
     return row
 
 
-def _by_list(logic: TileLogic) -> Callable[[Values, int], str]:
-    """What is done with a tile, where a kernel lists tiles by what block tables say."""
+def _by_list(logic: TileLogic, values: Values) -> Callable[[int, int, int], str]:
+    """What is done with tiles, where a kernel lists them by what block tables say."""
+    tables = [named.table for named in logic.tables]
+    shown = [symbol for named in logic.tables for symbol in (named.some, named.every)]
+    touched = [python_function(_TILE, (*table.rows, *table.columns), values) for table in tables]
+    entries = [
+        python_function((BLOCK_ROW, BLOCK_COLUMN), (table.entry,), values) for table in tables
+    ]
+    answers = python_function((*_TILE, *shown), (logic.seen, logic.full), values)
+    kv_len = values["kv_len"]
 
-    def row(at: Values, block: int) -> str:
-        return "".join(_listed(logic, at, first, block) for first in range(0, at["kv_len"], block))
+    def kind(tile: tuple[int, int, int, int], whole: bool) -> str:
+        found: list[bool] = []
+        for ends, entry in zip(touched, entries, strict=True):
+            first_row, last_row, first_column, last_column = ends(*tile)
+            some = [
+                entry(i, j)[0] != 0
+                for i in range(first_row, last_row + 1)
+                for j in range(first_column, last_column + 1)
+            ]
+            found += [any(some), all(some)]
+        seen, full = answers(*tile, *found)
+        return (UNMASKED if whole and full else MASKED) if seen else SKIPPED
+
+    def row(q_first: int, q_last: int, block: int) -> str:
+        firsts = range(0, kv_len, block)
+        return "".join(
+            kind((q_first, q_last, first, min(first + block, kv_len) - 1), first + block <= kv_len)
+            for first in firsts
+        )
 
     return row
-
-
-def _listed(logic: TileLogic, at: Values, kv_first: int, block: int) -> str:
-    kv_last = min(kv_first + block, at["kv_len"]) - 1
-    known: dict[str, Any] = {**at, "kv_first": kv_first, "kv_last": kv_last}
-    for named in logic.tables:
-        shown = _entries(named.table, known)
-        known |= {named.some.name: any(shown), named.every.name: all(shown)}
-    if not evaluate(logic.seen, known):
-        return SKIPPED
-    whole = kv_first + block <= at["kv_len"]
-    return UNMASKED if whole and evaluate(logic.full, known) else MASKED
-
-
-def _entries(table: Any, known: Values) -> Sequence[bool]:
-    """The elements of a block table that a tile touches, as conditions."""
-    rows, columns = (
-        range(evaluate(first, known), evaluate(last, known) + 1)
-        for first, last in (table.rows, table.columns)
-    )
-    return [
-        evaluate(table.entry, {**known, "block_row": i, "block_column": j}) != 0
-        for i, j in product(rows, columns)
-    ]

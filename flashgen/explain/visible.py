@@ -2,33 +2,20 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import sympy
 
 from flashgen.budget.traffic import Workload
+from flashgen.explain.numbers import python_function
 from flashgen.explain.picture import MASKED, UNMASKED, Picture
 from flashgen.plan import KernelPlan
-from flashgen.symbolic.printer import RULES
-from flashgen.symbolic.printer.core import Printer
-from flashgen.symbolic.printer.dialects import Torch
 from flashgen.symbols import KV_IDX, Q_FIRST, Q_IDX, Q_LAST, RowMax, RowMin
 
 #: Where the mask has to be asked of each element, it is asked of about so many: a second or two.
 MOST_ELEMENTS = 2**20
-
-
-class _Python(Torch):
-    """Python's own numbers, of which elements are some too."""
-
-    loads_are_tensors = False
-
-    def load(self, tensor: str, indices: Sequence[str], integral: bool) -> str:
-        """By a tuple, of one index too."""
-        return f"{tensor}[{', '.join(indices)},]"
 
 
 @dataclass(frozen=True)
@@ -53,10 +40,10 @@ def visible_share(plan: KernelPlan, work: Workload, tiles: Picture) -> Share:
     """
     values = {**dict(work.params), "q_len": work.q_len, "kv_len": work.kv_len, "b": 0, "h": 0}
     runs = [
-        _function((Q_IDX,), map(_of_one_row, run.expressions), values)
+        python_function((Q_IDX,), map(_of_one_row, run.expressions), values)
         for run in plan.bounds.intervals
     ]
-    [sees] = [_function((Q_IDX, KV_IDX), (plan.predicate.expr,), values)]
+    [sees] = [python_function((Q_IDX, KV_IDX), (plan.predicate.expr,), values)]
     counted: int = 0
     unsure: list[int] = []
     for q_idx in range(work.q_len):
@@ -104,18 +91,3 @@ def _union(
             apart.append((max(begin, done), end, full))
             done = end
     return apart
-
-
-def _function(
-    arguments: tuple[Any, ...], exprs: Iterable[Any], values: dict[str, Any]
-) -> Callable[..., tuple[Any, ...]]:
-    """The expressions as Python, which runs a hundred times as fast as `evaluate`."""
-    known = tuple(map(sympy.sympify, exprs))
-    names = {symbol.name for expr in known for symbol in expr.free_symbols}
-    given = sorted(names - {symbol.name for symbol in arguments})
-    printer = Printer(_Python(), RULES, {}, frozenset(), frozenset())
-    results = "".join(f"{printer.text(expr)}, " for expr in known)
-    parameters = ", ".join([*(symbol.name for symbol in arguments), *given])
-    function = eval(f"lambda {parameters}: ({results})", {"math": math})
-    rest = tuple(values[name] for name in given)
-    return lambda *numbers: function(*numbers, *rest)

@@ -1,0 +1,52 @@
+"""python_function: expressions as Python, which runs a hundred times as fast as `evaluate`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import sympy
+
+from flashgen.symbolic.printer import RULES
+from flashgen.symbolic.printer.core import Printer
+from flashgen.symbolic.printer.dialects import Torch
+from flashgen.symbols import RowMax, RowMin, evaluate
+
+
+class _Python(Torch):
+    """Python's own numbers, of which elements are some too."""
+
+    loads_are_tensors = False
+
+    def load(self, tensor: str, indices: Sequence[str], integral: bool) -> str:
+        """By a tuple, of one index too."""
+        return f"{tensor}[{', '.join(indices)},]"
+
+
+def python_function(
+    arguments: Sequence[Any], exprs: Iterable[Any], values: Mapping[str, Any]
+) -> Callable[..., tuple[Any, ...]]:
+    """A function of the arguments that returns what the expressions come to.
+
+    Args:
+        arguments: symbols.
+        exprs: expressions or conditions of them and of what has a value. The least and the greatest
+            element of a tile are looked for by `evaluate`.
+        values: of all other symbols, by name; what a tensor's name stands for is indexed by tuples.
+    """
+    known = tuple(map(sympy.sympify, exprs))
+    names = tuple(symbol.name for symbol in arguments)
+    if any(expr.has(RowMin, RowMax) for expr in known):
+
+        def slowly(*numbers: Any) -> tuple[Any, ...]:
+            at = {**values, **dict(zip(names, numbers, strict=True))}
+            return tuple(evaluate(expr, at) for expr in known)
+
+        return slowly
+    given = sorted({s.name for expr in known for s in expr.free_symbols}.difference(names))
+    printer = Printer(_Python(), RULES, {}, frozenset(), frozenset())
+    results = "".join(f"{printer.text(expr)}, " for expr in known)
+    function = eval(f"lambda {', '.join([*names, *given])}: ({results})", {"math": math})
+    rest = tuple(values[name] for name in given)
+    return lambda *numbers: function(*numbers, *rest)
