@@ -13,9 +13,10 @@ from flashgen.budget.elements import KEPT_APART
 from flashgen.budget.quantities import BLOCK_M, BLOCK_N, NUM_WARPS, Unit
 from flashgen.config import BackwardKernel
 from flashgen.plan import KernelPlan
-from flashgen.plan.backward import backward_plan, has_element_slopes
+from flashgen.plan.backward import backward_plan
 from flashgen.plan.inner import shift_itemsizes, tile_loads
 from flashgen.plan.learned import learned_elements
+from flashgen.plan.slopes import has_element_slopes
 from flashgen.symbols import FloorDiv
 
 _LOAD = re.compile(r"\b_at_\d+d\(")

@@ -79,7 +79,7 @@ def _statements(text: str) -> Iterator[str]:
     for line in text.split("\n"):
         lines.append(line)
         code = _STRING.sub("", line).partition("# ")[0]
-        depth += sum(map(code.count, "([{")) - sum(map(code.count, ")]}"))
+        depth = max(depth + sum(map(code.count, "([{")) - sum(map(code.count, ")]}")), 0)
         if not depth:
             yield "\n".join(lines)
             lines = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import islice
 from typing import Any
 
@@ -21,17 +21,16 @@ from flashgen.plan.learned import (
     learned_of_sink,
 )
 from flashgen.plan.loops import KeyTiles, key_tiles
+from flashgen.plan.slopes import derivative, has_element_slopes, is_finite
 from flashgen.plan.text import gathered_dimensions, mentioned
-from flashgen.scores import Score
 from flashgen.symbolic.bounds import TileBounds, derive_q_bounds
 from flashgen.symbolic.evaluated import evaluated_conditions
 from flashgen.symbolic.gathers import with_row_tables
-from flashgen.symbolic.gradient import score_derivative
-from flashgen.symbolic.places import SCALE, SCORES, Place, is_integral, place_of
+from flashgen.symbolic.places import SCALE, SCORES, Place
 from flashgen.symbolic.printer import triton_source
 from flashgen.symbolic.roles import ROWS_OF_KEYS
 from flashgen.symbolic.tables import RowTable
-from flashgen.symbols import KV_LAST, KV_LEN, SCORE, Load
+from flashgen.symbols import KV_LAST, KV_LEN, SCORE
 
 #: What the kernels read of rows of queries is padded to a multiple of it, which all tiles divide:
 #: a load without a mask takes no registers for one.
@@ -121,7 +120,7 @@ class BackwardPlan:
         pairs = zip(held, parts, strict=True)
         learned = tuple(item.as_text(tuple(islice(rest, len(part)))) for item, part in pairs)
         slopes = (self._slope, *(item.derivative.slope for item in held))
-        return BackwardCode(code, slope, not all(map(_is_finite, slopes)), learned)
+        return BackwardCode(code, slope, not all(map(is_finite, slopes)), learned)
 
     @property
     def conditions_of_keys(self) -> tuple[Any, ...]:
@@ -162,7 +161,7 @@ class BackwardPlan:
         Their log-sum-exp is infinite, so that their weights are 0 unless scores are no numbers.
         """
         score = self.plan.spec.score
-        return score is not None and not all(map(_is_finite, (finite_score(score)[0], self._slope)))
+        return score is not None and not all(map(is_finite, (finite_score(score)[0], self._slope)))
 
     @cached_property
     def reads_kv_last(self) -> bool:
@@ -274,7 +273,7 @@ class BackwardPlan:
     @cached_property
     def _slope(self) -> Any:
         score = self.plan.spec.score
-        return sympy.Integer(1) if score is None else _derivative(score)
+        return sympy.Integer(1) if score is None else derivative(score)
 
     @property
     def _element_slope(self) -> tuple[Any, ...]:
@@ -295,31 +294,6 @@ def backward_plan(plan: KernelPlan) -> BackwardPlan:
     return BackwardPlan(plan, derive_q_bounds(plan.predicate))
 
 
-def has_element_slopes(plan: KernelPlan) -> bool:
-    """Whether the score's slope differs between elements of a tile."""
-    score = plan.spec.score
-    return score is not None and place_of(_derivative(score)) != Place.SCALAR
-
-
-@lru_cache(maxsize=64)
-def _derivative(score: Score) -> Any:
-    return score_derivative(finite_score(score)[0])
-
-
 def _by_products(expr: Any) -> Any:
     """An expression of the score as one of the raw products."""
     return expr.xreplace({SCORE: SCALE * SCORES})
-
-
-def _is_finite(expr: Any) -> bool:
-    """Whether an expression is finite wherever what it is of is, by its form alone."""
-    if not expr.args or isinstance(expr, Load) or is_integral(expr):
-        return True
-    if isinstance(expr, sympy.Pow):
-        whole = bool(expr.exp.is_Integer and expr.exp > 0)
-        return expr.is_number or (whole and _is_finite(expr.base)) or place_of(expr) == Place.SCALAR
-    if isinstance(expr, sympy.Piecewise):
-        return all(_is_finite(value) for value, _ in expr.args)
-    plain = sympy.Add | sympy.Mul | sympy.Abs | sympy.Min | sympy.Max
-    bounded = sympy.tanh | sympy.sin | sympy.cos
-    return expr.is_number or (isinstance(expr, plain | bounded) and all(map(_is_finite, expr.args)))
