@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
 
 import pytest
 
+from compile.usage import hold_never_below
 from flashgen import (
     AttentionSpec,
     Tensor,
@@ -125,13 +125,7 @@ UNUSUAL_CONFIGS: dict[BackwardKernel, tuple[KernelConfig, ...]] = {
 @pytest.mark.parametrize("kernel", BACKWARD_KERNELS)
 @pytest.mark.parametrize("name", UNUSUAL)
 def test_the_prediction_is_never_below(name: str, kernel: BackwardKernel, target: str) -> None:
-    plan = UNUSUAL[name]
-    backward = backward_plan(plan)
-    for config in UNUSUAL_CONFIGS[kernel]:
-        for tma in {plan.uses_tma(target), False}:
-            predicted = backward_usage(plan, kernel, config, get_target(target), tma=tma)
-            needed = backward_shared_bytes(backward, kernel, config, target, tma=tma)
-            assert predicted.total >= needed, (config, tma, predicted.breakdown)
+    hold_never_below(UNUSUAL[name], kernel, target, UNUSUAL_CONFIGS[kernel])
 
 
 _layout = Tensor("other", ("num_q_heads", None, None), "bool")
@@ -193,20 +187,6 @@ def test_tables_of_blocks_are_never_below_either(
     plan = lower(AttentionSpec(64, mask=TABLES[name], dropout=dropout), name)
     configs = (*LEARNING_CONFIGS[kernel], KernelConfig(64, 128, 8, 1))
     hold_never_below(plan, kernel, target, configs)
-
-
-def hold_never_below(
-    plan: KernelPlan,
-    kernel: BackwardKernel,
-    target: str,
-    configs: Iterable[KernelConfig],
-) -> None:
-    backward = backward_plan(plan)
-    for config in configs:
-        for tma in {plan.uses_tma(target), False}:
-            predicted = backward_usage(plan, kernel, config, get_target(target), tma=tma)
-            needed = backward_shared_bytes(backward, kernel, config, target, tma=tma)
-            assert predicted.total >= needed, (config, tma, predicted.breakdown)
 
 
 @pytest.mark.parametrize("target", TARGETS)

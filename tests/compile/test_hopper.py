@@ -10,15 +10,14 @@ from __future__ import annotations
 import functools
 
 import pytest
-import triton
 
+from compile.usage import check_usage, predicted_usage
 from flashgen import AttentionSpec, full
-from flashgen.budget.hopper import hopper_usage, spills
-from flashgen.budget.sram import SramUsage
+from flashgen.budget.hopper import spills
 from flashgen.codegen.render import render_hopper
 from flashgen.config import KernelConfig
 from flashgen.plan import KernelPlan, lower
-from flashgen.tuning.compiled_hopper import compile_hopper, hopper_shared_bytes
+from flashgen.tuning.compiled_hopper import compile_hopper
 from flashgen.tuning.hopper_space import hopper_space, rank_hopper, why_not
 from support.loads import kernel_spec
 from support.sass import unset_uniform_registers
@@ -27,14 +26,6 @@ from support.variants import shipped_specs
 from support.vocabulary import VOCABULARY
 
 SHIPPED = tuple(name for name, spec in shipped_specs().items() if spec.dtype != "float32")
-
-
-OLDER = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 7)
-
-
-def predicted_usage(plan: KernelPlan, config: KernelConfig) -> SramUsage:
-    """Of the Triton that is here."""
-    return hopper_usage(plan, config, ones=OLDER)
 
 
 @functools.cache
@@ -63,8 +54,7 @@ SPACES = [
 @pytest.mark.parametrize(("name", "config"), SPACES)
 def test_every_candidate_needs_exactly_what_is_predicted(name: str, config: KernelConfig) -> None:
     plan = shipped_plan(name)
-    predicted = predicted_usage(plan, config)
-    assert predicted.total == hopper_shared_bytes(plan, config), predicted.breakdown
+    check_usage(plan, config)
 
 
 # Bytes of a thread's numbers that may rest in memory from one tile of queries to the next: up to
@@ -117,16 +107,14 @@ def test_masks_scores_and_normalisers_need_what_is_predicted(number: int) -> Non
     plan = lower(entry.spec(dtype, head_dim), name)
     candidates = hopper_space(plan).candidates
     config = candidates[number % len(candidates)]
-    predicted = predicted_usage(plan, config)
-    assert predicted.total == hopper_shared_bytes(plan, config), (config, predicted.breakdown)
+    check_usage(plan, config)
 
 
 @pytest.mark.parametrize("name", CUT)
 def test_tiles_that_start_at_segments_need_what_is_predicted(name: str) -> None:
     plan = lower(CUT[name], name)
     for config in {c.BLOCK_M: c for c in hopper_space(plan).candidates}.values():
-        predicted = predicted_usage(plan, config)
-        assert predicted.total == hopper_shared_bytes(plan, config), (config, predicted.breakdown)
+        check_usage(plan, config)
 
 
 # Numbers that a spec can pin, and the scratch of consumers that reduce over their rows.
@@ -149,8 +137,7 @@ def test_the_unusual_is_predicted_too(
     name: str, head_dim: int | tuple[int, int], config: KernelConfig
 ) -> None:
     plan = lower(kernel_spec(name, head_dim), name)
-    predicted = predicted_usage(plan, config)
-    assert predicted.total == hopper_shared_bytes(plan, config), predicted.breakdown
+    check_usage(plan, config)
 
 
 def test_what_is_turned_down_for_its_registers_does_spill() -> None:

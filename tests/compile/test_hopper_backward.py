@@ -12,20 +12,16 @@ import functools
 from dataclasses import replace
 
 import pytest
-import triton
 
+from compile.usage import OLDER, check_backward_usage
 from flashgen import AttentionSpec, Mask, Tensor, block_sparse, causal
-from flashgen.budget.hopper_backward import hopper_backward_usage, queries_usage
-from flashgen.budget.sram import SramUsage
 from flashgen.config import KernelConfig
 from flashgen.plan import lower
 from flashgen.plan.backward import backward_plan
 from flashgen.plan.hopper_backward import HopperBackward
 from flashgen.tuning.compiled_backward_hopper import (
-    backward_hopper_shared_bytes,
     compile_backward_hopper,
     compile_queries,
-    queries_shared_bytes,
 )
 from flashgen.tuning.compiled_hopper import HopperCompiled
 from flashgen.tuning.hopper_backward_space import (
@@ -37,23 +33,6 @@ from support.loads import kernel_spec
 from support.sass import opcodes, unset_uniform_registers
 from support.variants import shipped_specs
 from support.vocabulary import VOCABULARY
-
-OLDER = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 7)
-
-
-def predicted_usage(names: HopperBackward, config: KernelConfig) -> SramUsage:
-    """Of the Triton that is here."""
-    return hopper_backward_usage(names, config, ones=OLDER)
-
-
-def check_usage(names: HopperBackward, config: KernelConfig) -> None:
-    """The compiler allots what is predicted for each kernel that there is."""
-    predicted = predicted_usage(names, config)
-    needed = backward_hopper_shared_bytes(names.backward, config)
-    assert predicted.total == needed, (config, predicted.breakdown)
-    if names.both_in_gluon:
-        predicted = queries_usage(names, ones=OLDER)
-        assert predicted.total == queries_shared_bytes(names.backward), predicted.breakdown
 
 
 def machine_code(names: HopperBackward) -> list[HopperCompiled]:
@@ -94,7 +73,7 @@ def test_which_shipped_variants_have_one(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "config"), SPACES)
 def test_every_candidate_needs_exactly_what_is_predicted(name: str, config: KernelConfig) -> None:
-    check_usage(shipped(name), config)
+    check_backward_usage(shipped(name), config)
 
 
 #: Bytes of a thread's numbers that may have no room in registers. A few rest between tiles, or are
@@ -139,7 +118,7 @@ DETERMINISTIC = tuple(name for name in SHIPPED if not shipped_specs()[name].drop
 def test_so_is_what_deterministic_gradients_take(name: str) -> None:
     names = of(replace(shipped_specs()[name], deterministic=True))
     for config in hopper_backward_space(names).candidates:
-        check_usage(names, config)
+        check_backward_usage(names, config)
     for compiled in machine_code(names):
         assert compiled.spilled <= FEW
         assert compiled.warnings == ()
@@ -152,7 +131,7 @@ def test_masks_scores_and_normalisers_need_what_is_predicted(number: int) -> Non
     names = HopperBackward(backward_plan(lower(entry.spec(dtype, head_dim), name)))
     assert why_no_backward(names) == ""
     for config in hopper_backward_space(names).candidates:
-        check_usage(names, config)
+        check_backward_usage(names, config)
 
 
 @pytest.mark.parametrize("number", range(len(VOCABULARY)), ids=list(VOCABULARY))
@@ -165,7 +144,7 @@ def test_so_do_two_kernels(number: int) -> None:
     refused = f"no consumer has both factors of what {learned} learns" if wide and learned else ""
     assert why_no_backward(names) == refused
     for config in hopper_backward_space(names).candidates:
-        check_usage(names, config)
+        check_backward_usage(names, config)
 
 
 #: Of the vocabulary, what differs in more than where a run of queries starts: several runs, tables,
@@ -221,7 +200,7 @@ def test_the_unusual_is_predicted_too(name: str, head_dim: int | tuple[int, int]
     names = HopperBackward(backward_plan(lower(kernel_spec(name, head_dim), name)))
     assert why_no_backward(names) == ""
     for config in hopper_backward_space(names).candidates:
-        check_usage(names, config)
+        check_backward_usage(names, config)
 
 
 _SHARED = Tensor("layout", (None, None), "bool")
@@ -231,4 +210,4 @@ _SHARED = Tensor("layout", (None, None), "bool")
 @pytest.mark.parametrize(("head_dim", "deterministic"), [(64, False), (64, True), (256, False)])
 def test_so_are_lists_that_all_heads_share(mask: Mask, head_dim: int, deterministic: bool) -> None:
     names = of(AttentionSpec(head_dim, mask=mask, deterministic=deterministic))
-    check_usage(names, hopper_backward_space(names).candidates[0])
+    check_backward_usage(names, hopper_backward_space(names).candidates[0])

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import pytest
 
-from flashgen.budget.backward_sram import backward_usage
+from compile.usage import hold_never_below
 from flashgen.budget.sram import sram_usage
 from flashgen.budget.targets import get_target
 from flashgen.config import BACKWARD_KERNELS, KernelConfig
 from flashgen.plan import lower
-from flashgen.plan.backward import backward_plan
 from flashgen.tuning.compiled import compile_kernel, shared_bytes
-from flashgen.tuning.compiled_backward import backward_shared_bytes
 from support.variety import SCORE_SPECS
 from support.vocabulary import VOCABULARY
 
@@ -65,5 +63,4 @@ def test_scores_of_positions_alone(target: str) -> None:
     assert shared_bytes(plan, config, target) <= predicted.total
     assert ("P", 128 * 128 * 2) in predicted.parts
     for kernel in BACKWARD_KERNELS:
-        needed = backward_shared_bytes(backward_plan(plan), kernel, config, target, tma=None)
-        assert needed <= backward_usage(plan, kernel, config, get_target(target)).total, kernel
+        hold_never_below(plan, kernel, target, [config])

@@ -1,0 +1,66 @@
+"""Shared memory as it is predicted, held to what the compiler of the Triton that is here allots."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import triton
+
+from flashgen.budget.backward_sram import backward_usage
+from flashgen.budget.hopper import hopper_usage
+from flashgen.budget.hopper_backward import hopper_backward_usage, queries_usage
+from flashgen.budget.sram import SramUsage
+from flashgen.budget.targets import get_target
+from flashgen.config import BackwardKernel, KernelConfig
+from flashgen.plan import KernelPlan
+from flashgen.plan.backward import backward_plan
+from flashgen.plan.hopper_backward import HopperBackward
+from flashgen.tuning.compiled_backward import backward_shared_bytes
+from flashgen.tuning.compiled_backward_hopper import (
+    backward_hopper_shared_bytes,
+    queries_shared_bytes,
+)
+from flashgen.tuning.compiled_hopper import hopper_shared_bytes
+
+OLDER = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 7)
+
+
+def predicted_usage(plan: KernelPlan, config: KernelConfig) -> SramUsage:
+    """Of the Gluon forward kernel."""
+    return hopper_usage(plan, config, ones=OLDER)
+
+
+def check_usage(plan: KernelPlan, config: KernelConfig) -> None:
+    """The compiler allots what is predicted for the Gluon forward kernel."""
+    predicted = predicted_usage(plan, config)
+    assert predicted.total == hopper_shared_bytes(plan, config), (config, predicted.breakdown)
+
+
+def predicted_backward_usage(names: HopperBackward, config: KernelConfig) -> SramUsage:
+    """Of the Gluon backward kernel, or of the one over tiles of keys."""
+    return hopper_backward_usage(names, config, ones=OLDER)
+
+
+def check_backward_usage(names: HopperBackward, config: KernelConfig) -> None:
+    """The compiler allots what is predicted for each Gluon backward kernel that there is."""
+    predicted = predicted_backward_usage(names, config)
+    needed = backward_hopper_shared_bytes(names.backward, config)
+    assert predicted.total == needed, (config, predicted.breakdown)
+    if names.both_in_gluon:
+        predicted = queries_usage(names, ones=OLDER)
+        assert predicted.total == queries_shared_bytes(names.backward), predicted.breakdown
+
+
+def hold_never_below(
+    plan: KernelPlan,
+    kernel: BackwardKernel,
+    target: str,
+    configs: Iterable[KernelConfig],
+) -> None:
+    """No portable backward kernel needs more than is predicted, however tiles are copied."""
+    backward = backward_plan(plan)
+    for config in configs:
+        for tma in {plan.uses_tma(target), False}:
+            predicted = backward_usage(plan, kernel, config, get_target(target), tma=tma)
+            needed = backward_shared_bytes(backward, kernel, config, target, tma=tma)
+            assert predicted.total >= needed, (config, tma, predicted.breakdown)
