@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from flashgen import AttentionSpec, full
+from flashgen import AttentionSpec, causal, full
 from flashgen.philox import kept
 from flashgen.plan import lower
 from gpu.launch import hopper_candidates, on_hopper
@@ -138,6 +138,36 @@ def test_the_gluon_kernel_of_the_backward_pass(head_dim: int, dtype: str) -> Non
             return module._backward_kernels_hopper(q, k, v, 1.0, P, seed, *saved)
 
         _hold_to(keeps, gradients, zeros, eye)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_gradients_of_scores_turned_around(head_dim: int, form: str) -> None:
+    """The sign of a weight says whether it was dropped: that of its score must not change it."""
+    spec = AttentionSpec(head_dim, mask=causal(), score=_turned_around, dropout=True)
+    module = rendered_module(spec, hopper=form == "hopper")
+    shape = (2, 4, 300, head_dim)
+    *leaves, grad_out = (torch.randn(shape, device="cuda").bfloat16() for _ in range(4))
+    seed = torch.tensor([SEED], device="cuda")
+    found = _gradients(module.attention, leaves, grad_out, dropout_p=P, seed=seed)
+    wide = [x.double() for x in leaves]
+    right = _gradients(module.reference, wide, grad_out.double(), dropout_p=P, seed=seed)
+    for ours, exact in zip(found, right, strict=True):
+        error = (ours.double() - exact).norm() / exact.norm()
+        assert error < 0.01, error
+
+
+def _turned_around(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return -score
+
+
+def _gradients(
+    attention: Callable[..., Any],
+    tensors: list[torch.Tensor],
+    grad_out: torch.Tensor,
+    **options: Any,
+) -> tuple[torch.Tensor, ...]:
+    leaves = [x.clone().requires_grad_() for x in tensors]
+    return torch.autograd.grad(attention(*leaves, **options), leaves, grad_out)
 
 
 def test_a_graph_draws_anew_in_each_replay() -> None:
