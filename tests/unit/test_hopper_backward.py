@@ -77,10 +77,17 @@ def test_which_plans_have_it(spec: AttentionSpec, reason: str) -> None:
     assert of(spec).why_not == reason
 
 
+def test_dropout_takes_tiles_of_fewer_queries() -> None:
+    """Of 64 x 64 elements of dq there is no half that a consumer could compute."""
+    narrow, wide = of(AttentionSpec(64, dropout=True)), of(AttentionSpec(128, dropout=True))
+    assert (narrow.block_m, narrow.divides, narrow.consumers_meet) == (64, "keys", False)
+    assert (wide.block_m, wide.divides, wide.consumers_meet) == (64, "columns", True)
+
+
 def test_tiles_of_the_widths() -> None:
     narrow, wide = of(AttentionSpec((56, 16))), of(AttentionSpec((56, 72)))
     assert (narrow.width, wide.width) == (64, 128)
-    assert (narrow.divides_columns, wide.divides_columns) == (False, True)
+    assert (narrow.divides, wide.divides) == ("queries", "columns")
     assert (wide.qk_width, wide.v_width, wide.block_n) == (128, 128, 128)
     widest = of(AttentionSpec((192, 72)))
     assert (widest.qk_width, widest.v_width, widest.block_n) == (256, 128, 64)
