@@ -127,8 +127,8 @@ def test_the_arguments(name: str, q_len: int, monkeypatch: pytest.MonkeyPatch) -
     assert grid == ((NUM_SMS if given.get("num_shared") else num_tiles),)
     sizes = ("num_q_heads", "num_kv_heads", "q_len", "kv_len", "rows_len")
     assert [given[size] for size in sizes] == [4, 2, q_len, kv_len, rows_len]
-    sloped = names.queries_portable and bool(names.text.slope)
-    assert given["BLOCK_M"] == (64 if sloped else {64: 128, 128: 64, 256: 64}[names.width])
+    fewer = spec.dropout or (names.queries_portable and bool(names.text.slope))
+    assert given["BLOCK_M"] == (64 if fewer else {64: 128, 128: 64, 256: 64}[names.width])
     assert (given["BLOCK_N"], given["NUM_STAGES"]) == (block_n, 2)
     if not names.divided:
         assert given["counter_ptr"].tolist() == [0] and given["num_tiles"] == num_tiles
