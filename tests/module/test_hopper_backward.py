@@ -18,7 +18,7 @@ from flashgen.plan.backward import backward_plan
 from flashgen.plan.hopper_backward import HopperBackward
 from support.cases import LAYOUTS, Case
 from support.contract import native_inputs
-from support.fake_gpu import fake_gpu, module_on
+from support.fake_gpu import fake_gpu, is_address, module_on
 from support.specialised import NUM_SMS, Specialisations, watch, watch_hopper
 from support.variants import rendered_module, shipped_specs
 from support.vocabulary import VOCABULARY
@@ -412,7 +412,7 @@ def _addresses(x: Any) -> set[int]:
     """All that a launch was given: tensors are at large numbers."""
     if isinstance(x, tuple):
         return set().union(*map(_addresses, x))
-    return {x} if isinstance(x, int) and x > 2**32 else set()
+    return {x} if is_address(x) else set()
 
 
 @pytest.mark.parametrize("name", ["listed", "listed_twice"])

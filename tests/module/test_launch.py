@@ -13,7 +13,7 @@ from triton.knobs import HookChain
 from flashgen import AttentionSpec, Constant, Int, Tensor, alibi, block_sparse, causal
 from support.cases import LAYOUTS, Case
 from support.contract import native_inputs
-from support.fake_gpu import FakeGpu, fake_gpu, module_on
+from support.fake_gpu import FakeGpu, fake_gpu, is_address, module_on
 from support.variants import shipped_specs
 
 SPECS = {
@@ -88,8 +88,8 @@ class Calls:
 def _named(x: Any, names: dict[int, str]) -> Any:
     if isinstance(x, tuple):
         return tuple(_named(y, names) for y in x)
-    if isinstance(x, int) and x > 2**32:  # an address: what the launcher made has no name
-        return names.get(x, "its own")
+    if is_address(x):
+        return names.get(x, "its own")  # what the launcher made has no name
     return x
 
 

@@ -56,6 +56,14 @@ class FakeGpu:
         return "module", f"function {name}", 100, 0, 1024
 
 
+def is_address(x: Any) -> bool:
+    """Whether a note has it from a tensor: beyond the sizes in tests, where no program begins yet.
+
+    A Python that is not position-independent has its heap below 2^32.
+    """
+    return isinstance(x, int) and x >= 2**22
+
+
 def _plain(x: Any) -> Any:
     if isinstance(x, torch.Tensor):
         return x.data_ptr()
