@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import itertools
 import math
 import re
 import textwrap
@@ -29,6 +30,7 @@ from flashgen.loader import load
 from flashgen.plan import lower
 from flashgen.reference import weigh
 from flashgen.validate import validate
+from support.variants import shipped_module
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -99,6 +101,24 @@ def test_the_example_builds_and_is_right(tmp_path):
     )
     assert (out - expected).abs().max() < 1e-3
     assert lse.shape == (1, 2, 100)
+
+
+def test_sequences_packed_by_their_ends_are_documents():
+    """The lines shown, one sequence empty, beside each sequence by itself."""
+    [shown] = re.findall(r"<!-- varlen -->\n```python\n(.*?)```", README, re.DOTALL)
+    ends = [0, 3, 4, 44, 44, 64]
+    q, k, v = (torch.randn(ends[-1], 2, 128) for _ in range(3))
+    names = {"torch": torch, "cu_seqlens": torch.tensor(ends, dtype=torch.int32)}
+    names |= {"q": q, "k": k, "v": v}
+    exec(shown, names)
+    packed = shipped_module("documents_d128").reference(
+        names["q"], names["k"], names["v"], document_ids=names["ids"]
+    )
+    assert names["q"].data_ptr() == q.data_ptr(), "a copy"
+    for begin, end in itertools.pairwise(ends):
+        alone = (x[begin:end].transpose(0, 1) for x in (q, k, v))
+        right = torch.nn.functional.scaled_dot_product_attention(*alone, is_causal=True)
+        torch.testing.assert_close(packed[0, :, begin:end], right)
 
 
 def test_the_spec_is_one(tmp_path):
