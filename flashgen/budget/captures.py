@@ -14,6 +14,7 @@ from flashgen.plan import KernelPlan
 from flashgen.plan.arguments import KernelArguments
 from flashgen.plan.cuts import cut_table
 from flashgen.plan.hopper_backward import HopperBackward
+from flashgen.plan.hopper_shape import hopper_shape
 from flashgen.plan.text import mentioned
 
 # Bytes of what is passed: numbers, addresses (of tensors and of their descriptors), and views of
@@ -50,8 +51,9 @@ def captured_bytes(plan: KernelPlan, *, contiguous: bool = True, ones: bool = Fa
             Triton 3.6 does and 3.7 does not.
     """
     read = _Read((*_bounds(plan), *_expressions(plan)))
-    parts = 2 * (len(plan.qk_parts) + len(plan.v_parts))
-    size = parts * (ADDRESS + TILES) + ADDRESS  # descriptors and tiles of q, k, v, out; lse
+    parts = 2 * (len(plan.qk_parts) + len(plan.v_parts))  # of q, k, v, out
+    tiles = parts - len(plan.v_parts) * hopper_shape(plan).out_in_queries
+    size = parts * ADDRESS + tiles * TILES + ADDRESS  # descriptors, tiles, lse
     size += BARRIER_ARRAYS * BARRIERS + NUMBERS + NUMBERS_OF_A_CALL * NUMBER
     if plan.normaliser == "softmax":  # votes, outgrown, checked
         size += 2 * NUMBERS + BARRIER

@@ -33,7 +33,8 @@ from flashgen.budget.sram import WARP_GROUP, WARP_GROUP_ROWS, SramUsage, values_
 from flashgen.budget.targets import get_target
 from flashgen.config import HOPPER, KernelConfig
 from flashgen.plan import KernelPlan
-from flashgen.plan.hopper import OUT_COLUMNS, HopperNames, hopper_shape
+from flashgen.plan.hopper import OUT_COLUMNS, HopperNames
+from flashgen.plan.hopper_shape import hopper_shape
 from flashgen.symbols import FloorDiv
 
 TARGET = get_target(HOPPER)
@@ -47,7 +48,10 @@ CONSUMER_REGISTERS: Mapping[int, int] = {2: 240, 3: 160}
 PRODUCER_REGISTERS: Mapping[int, int] = {2: 24, 3: 32}
 
 #: The share of them that values can take which are live all the time; see `spills`.
-LIVE_SHARE = 0.85
+LIVE_SHARE = 0.8
+
+#: Registers of dropout: the four words of a call of Philox, and what it mixes into them.
+DROPOUT_REGISTERS = 8
 
 _BARRIER = 8
 _NUMBER = 4  # of what the producer hands over
@@ -117,7 +121,7 @@ def live_registers(plan: KernelPlan, config: KernelConfig) -> int:
     """Registers that a consumer's thread cannot do without, of those that `partitions` gives it.
 
     The accumulator, the scores of a step, the weights of the step before it in pairs of 16 bits,
-    and the queries where they stay in registers.
+    the queries where they stay in registers, and what dropout computes with.
     """
     threads = WARP_GROUP * TARGET.warp_size
     pairs = 4 // plan.itemsize
@@ -125,14 +129,15 @@ def live_registers(plan: KernelPlan, config: KernelConfig) -> int:
     scores = CONSUMER_ROWS * config.BLOCK_N // threads
     queries = CONSUMER_ROWS * sum(plan.qk_segments) // threads // pairs
     kept = queries if hopper_shape(plan).q_in_registers else 0
-    return accumulator + scores + scores // pairs + kept
+    dropped = DROPOUT_REGISTERS if plan.dropout else 0
+    return accumulator + scores + scores // pairs + kept + dropped
 
 
 def spills(plan: KernelPlan, config: KernelConfig) -> bool:
     """Whether a consumer's values would not have room, by what ptxas made of 50 kernels.
 
     Up to 0.8 of its registers live, none spilled more than a few values that rest between two tiles
-    of queries; from 0.9 on all spilled inside the loop, and ptxas made products wait (C7512).
+    of queries; from 0.85 on all spilled inside the loop, and ptxas made products wait (C7512).
 
     Raises:
         KeyError: the kernel has no such BLOCK_M.
@@ -146,7 +151,7 @@ def _tiles(plan: KernelPlan) -> list[Buffer]:
     shape = hopper_shape(plan)
     q_rows, out_rows = shape.q_stages * _CONSUMERS * CONSUMER_ROWS, _CONSUMERS * CONSUMER_ROWS
     k_rows, v_rows = (NUM_STAGES + shape.k_extra) * BLOCK_N, NUM_STAGES * BLOCK_N
-    columns = [sympy.Min(width, OUT_COLUMNS) for width in v]
+    columns = [] if shape.out_in_queries else [sympy.Min(width, OUT_COLUMNS) for width in v]
     return [
         *(Buffer("Q", q_rows * width * ITEMSIZE) for width in qk),
         *(Buffer("K", k_rows * width * ITEMSIZE) for width in qk),

@@ -27,8 +27,9 @@ from flashgen.config import (
 from flashgen.paths import template_dir
 from flashgen.plan import KernelPlan
 from flashgen.plan.backward import BackwardPlan, backward_plan
-from flashgen.plan.hopper import HEADROOM, MOST_WEIGHT, OUT_COLUMNS, HopperNames, hopper_shape
+from flashgen.plan.hopper import HEADROOM, MOST_WEIGHT, OUT_COLUMNS, HopperNames
 from flashgen.plan.hopper_backward import HopperBackward
+from flashgen.plan.hopper_shape import hopper_shape
 from flashgen.plan.seen import Seen
 from flashgen.plan.text import mentioned
 

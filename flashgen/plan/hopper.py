@@ -1,4 +1,4 @@
-"""HopperShape and HopperNames: what the Gluon template for Hopper needs besides the KernelPlan."""
+"""HopperNames: what the Gluon template for Hopper needs besides the KernelPlan."""
 
 from __future__ import annotations
 
@@ -7,15 +7,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from flashgen.plan.cuts import cut_table
+from flashgen.plan.hopper_shape import HopperShape, hopper_shape
 from flashgen.plan.kernel import KernelPlan
 from flashgen.plan.seen import Seen, columns_end, seen
 from flashgen.plan.text import mentioned
 from flashgen.symbolic.tables import RowTable
 from flashgen.symbols import H
-
-#: Head dimensions up to which the scores of a step are computed in one piece, or the queries stay
-#: in registers.
-NARROW, WIDE = 64, 128
 
 #: Comparisons of the mask from which on bits of octets pay in the steps. With one, an H200 took 0.2
 #: to 2% longer (causal, d=64 and 80); with two or three, 0.4 to 6% less.
@@ -30,47 +27,6 @@ OUT_COLUMNS = 128
 #: weights digits.
 MOST_WEIGHT = {"bfloat16": 60, "float16": 15}
 HEADROOM = {"bfloat16": 0, "float16": 6}
-
-
-@dataclass(frozen=True)
-class HopperShape:
-    """The structure that the head dimensions ask for.
-
-    Attributes:
-        halves: pieces that the scores of a step are computed in, 1 or 2. Score function
-            and mask of the first run beside the product of the second.
-        q_in_registers: whether wgmma takes the queries from registers: their buffer is then free
-            for those of the next tile.
-        q_stages: buffers for tiles of queries.
-        k_extra: buffers for tiles of keys beyond those for values, which are needed a step later.
-        flat: whether a tile's first step runs beside the last one of the tile before.
-    """
-
-    halves: int
-    q_in_registers: bool
-    q_stages: int
-    k_extra: int
-    flat: bool
-
-    @property
-    def loads_early(self) -> bool:
-        """Whether there is a buffer for the next tile's queries while this tile is computed."""
-        return self.q_in_registers or self.q_stages > 1
-
-    @property
-    def splits(self) -> bool:
-        """Whether there are registers for two kinds of steps."""
-        return self.halves == 2 or not self.flat
-
-
-def hopper_shape(plan: KernelPlan) -> HopperShape:
-    """The structure for a plan."""
-    widest = max(sum(plan.qk_segments), sum(plan.v_segments))
-    if widest <= NARROW:
-        return HopperShape(halves=1, q_in_registers=False, q_stages=2, k_extra=0, flat=True)
-    if widest <= WIDE:
-        return HopperShape(halves=2, q_in_registers=True, q_stages=1, k_extra=1, flat=True)
-    return HopperShape(halves=1, q_in_registers=False, q_stages=1, k_extra=0, flat=False)
 
 
 @dataclass(frozen=True)

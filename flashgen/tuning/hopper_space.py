@@ -48,6 +48,10 @@ WIDEST_SEGMENT = 256
 STEP_CLOCKS = 200
 TILE_CLOCKS = 1000
 
+# How sharply the busiest unit decides, by the number of consumers: with a third one another unit
+# rarely waits for its turn.
+CONSUMER_SHARPNESS = {2: SHARPNESS, 3: 3.5}
+
 
 def why_not(plan: KernelPlan) -> str:
     """Why a kernel has no Gluon form; ``""`` where it has one."""
@@ -109,7 +113,8 @@ def predict_hopper(plan: KernelPlan, config: KernelConfig, work: Workload) -> fl
     heads = heads_of_a_tile(plan, config, TARGET, work)
     account = traffic(plan, config, TARGET, work, heads_of_a_tile=heads)
     costs = vars(step_clocks(plan, config, TARGET, account)).values()
-    mean = float(sum(cost**SHARPNESS for cost in costs) ** (1 / SHARPNESS))
+    sharpness = CONSUMER_SHARPNESS[config.BLOCK_M // CONSUMER_ROWS]
+    mean = float(sum(cost**sharpness for cost in costs) ** (1 / sharpness))
     steps = account.full_tiles + account.masked_tiles
     clocks = steps * (mean + STEP_CLOCKS) + account.programs * TILE_CLOCKS
     seconds = clocks / TARGET.num_sms / (TARGET.clock_ghz * 1e9)

@@ -140,8 +140,9 @@ def test_the_unusual_is_predicted_too(
     check_usage(plan, config)
 
 
-def test_what_is_turned_down_for_its_registers_does_spill() -> None:
-    plan, config = shipped_plan("causal_d128"), KernelConfig(192, 64, num_warps=12, num_stages=2)
+@pytest.mark.parametrize(("name", "block_n"), [("window_d128", 64), ("causal_d80", 128)])
+def test_what_is_turned_down_for_its_registers_does_spill(name: str, block_n: int) -> None:
+    plan, config = shipped_plan(name), KernelConfig(192, block_n, num_warps=12, num_stages=2)
     assert spills(plan, config)
     compiled = compile_hopper(plan, config)
     assert compiled.spilled > 128

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flashgen import AttentionSpec, Tensor, additive_bias, causal, full, softcap
+from flashgen import AttentionSpec, Tensor, additive_bias, causal, full, sliding_window, softcap
 from flashgen.budget.buffers import MEANINGS
 from flashgen.budget.captures import captured_bytes
 from flashgen.budget.hopper import (
@@ -21,7 +21,7 @@ from flashgen.budget.hopper import (
 )
 from flashgen.config import KernelConfig
 from flashgen.plan import KernelPlan, lower
-from flashgen.plan.hopper import hopper_shape
+from flashgen.plan.hopper_shape import hopper_shape
 from flashgen.symbols import evaluate
 from support.loads import kernel_spec
 from support.vocabulary import VOCABULARY
@@ -33,6 +33,7 @@ def plan(head_dim: int | tuple[int, int] = 128, **fields: object) -> KernelPlan:
 
 
 LATE = causal(align="bottom_right")
+WINDOW = plan(mask=sliding_window(1024, 0))
 
 
 def config(block_m: int, block_n: int, stages: int) -> KernelConfig:
@@ -44,6 +45,8 @@ PLANS = {
     "d64": plan(64),
     "d80": plan(80),
     "d128": plan(128),
+    "window": WINDOW,
+    "d128_v64": plan((128, 64)),
     "d256": plan(256),
     "d192_v128": plan((192, 128)),
     **{name: lower(kernel_spec(name), "x") for name in ("ends", "two_biases")},
@@ -60,24 +63,45 @@ A_PLAN = st.sampled_from(sorted(PLANS)).map(PLANS.get)
 
 
 def test_causal_by_hand() -> None:
-    usage = hopper_usage(plan(), config(128, 128, 2))
-    # Four descriptors and four tiles, lse, eight arrays of barriers and what is handed over; of the
-    # call six numbers and qk_scale; votes, outgrown, checked; the counter, heads_together.
-    captures = 4 * 8 + 4 * 28 + 8 + 8 * 16 + 16 + 6 * 4 + 4 + 16 + 16 + 12 + 8 + 4
-    assert captures == captured_bytes(plan()) == 380
+    usage = hopper_usage(plan(), config(192, 64, 4))
+    # Four descriptors and three tiles, as the output has those of the queries; lse, eight arrays of
+    # barriers and what is handed over; of the call six numbers and qk_scale; votes, outgrown,
+    # checked; the counter, heads_together.
+    captures = 4 * 8 + 3 * 28 + 8 + 8 * 16 + 16 + 6 * 4 + 4 + 16 + 16 + 12 + 8 + 4
+    assert captures == captured_bytes(plan()) == 352
+    assert dict(usage.parts) == {
+        "Q": 2 * 192 * 128 * 2,
+        "K": 4 * 64 * 128 * 2,
+        "V": 4 * 64 * 128 * 2,
+        "captures": captures + 12,  # the bytes of twelve warps
+        "tiles handed over": 2 * (5 + 3 * 3) * 4,  # twice five numbers, and three of each consumer
+        # Votes of 192 rows, six numbers, and a barrier, from a multiple of 16 on.
+        "growth": 192 + 6 * 4 + 8 + 4,
+        # Two arrays of six, four of four and two of two, each from a multiple of 16 on.
+        "barriers": 2 * 48 + 4 * 32 + 2 * 16 + 8,
+    }
+    assert usage.total == 230344
+    assert usage.limit == 232448
+
+
+def test_a_window_by_hand() -> None:
+    usage = hopper_usage(WINDOW, config(128, 128, 2))
+    # Four tiles, and the rest as above.
+    captures = captured_bytes(WINDOW)
+    assert captures == captured_bytes(plan()) + 28
     assert dict(usage.parts) == {
         "Q": 128 * 128 * 2,
         "K": 3 * 128 * 128 * 2,
         "V": 2 * 128 * 128 * 2,
         "output": 128 * 128 * 2,
         "captures": captures + 8,  # the bytes of eight warps
-        "tiles handed over": 2 * 6 * 4,  # twice six numbers
+        "tiles handed over": 2 * 8 * 4,  # twice eight numbers
         # Votes of 128 rows, four numbers, and a barrier, which starts at a multiple of 16.
         "growth": 128 + 4 * 4 + 8 + 4,
         # Six arrays of two and two of three, each from a multiple of 16 on.
         "barriers": 6 * 16 + 2 * 32,
     }
-    assert usage.total == 230128
+    assert usage.total == 230144
     assert usage.limit == 232448
 
 
@@ -87,8 +111,10 @@ def test_causal_by_hand() -> None:
         (plan(64, mask=full()), (192, 128, 2), 140136),
         (plan(64, mask=LATE), (192, 128, 2), 140200),
         (plan(64, mask=LATE), (192, 128, 4), 205800),
-        (plan(80, mask=causal(align="top_left")), (128, 128, 2), 144256),
-        (plan(mask=full()), (128, 128, 2), 230128),
+        (plan(80, mask=causal(align="top_left")), (192, 64, 4), 144456),
+        (plan(mask=full()), (192, 64, 4), 230280),
+        (plan((128, 64)), (192, 64, 4), 222184),
+        (WINDOW, (128, 128, 2), 230144),
         (plan(256, mask=LATE), (128, 64, 2), 230096),
         (plan((192, 128), mask=LATE), (128, 64, 2), 164640),
         (lower(kernel_spec("softcap", 64), "x"), (128, 128, 2), 115488),
@@ -179,20 +205,23 @@ def test_partitions_share_the_registers_of_an_sm(block_m: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("head_dim", "numbers", "live", "spilled"),
+    ("kernel", "numbers", "live", "spilled"),
     [
-        (64, (192, 128, 2), 32 + 64 + 32, False),
-        (128, (128, 128, 2), 64 + 64 + 32 + 32, False),
-        (128, (192, 64, 2), 64 + 32 + 16 + 32, True),
-        (256, (128, 64, 2), 128 + 32 + 16, False),
-        (256, (128, 128, 2), 128 + 64 + 32, True),
+        (plan(64), (192, 128, 2), 32 + 64 + 32, False),
+        (plan(64, dropout=True), (192, 128, 2), 32 + 64 + 32 + 8, True),
+        (plan(80), (192, 128, 2), 40 + 64 + 32, True),
+        (plan(), (192, 64, 2), 64 + 32 + 16, False),
+        (WINDOW, (128, 128, 2), 64 + 64 + 32 + 32, False),
+        (WINDOW, (192, 64, 2), 64 + 32 + 16 + 32, True),
+        (plan(256), (128, 64, 2), 128 + 32 + 16, False),
+        (plan(256), (128, 128, 2), 128 + 64 + 32, True),
     ],
 )
 def test_live_registers(
-    head_dim: int, numbers: tuple[int, int, int], live: int, spilled: bool
+    kernel: KernelPlan, numbers: tuple[int, int, int], live: int, spilled: bool
 ) -> None:
-    assert live_registers(plan(head_dim), config(*numbers)) == live
-    assert spills(plan(head_dim), config(*numbers)) is spilled
+    assert live_registers(kernel, config(*numbers)) == live
+    assert spills(kernel, config(*numbers)) is spilled
 
 
 def test_there_are_two_or_three_consumers() -> None:

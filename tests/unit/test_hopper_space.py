@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flashgen import AttentionSpec, Blocks, block_sparse, causal, document, full
+from flashgen import AttentionSpec, Blocks, block_sparse, causal, document, full, sliding_window
 from flashgen.config import KernelConfig
 from flashgen.plan import KernelPlan, lower
 from flashgen.tuning.hopper_space import hopper_space, rank_hopper, why_not
@@ -23,9 +23,12 @@ def rejected(kernel: KernelPlan, *numbers: int) -> str:
     [
         (plan(64), (192, 128, 12, 4)),
         (plan(64, mask=full()), (192, 128, 12, 4)),
-        (plan(), (128, 128, 8, 2)),
-        (plan(mask=full()), (128, 128, 8, 2)),
-        (plan(dtype="float16"), (128, 128, 8, 2)),
+        (plan(80), (192, 64, 12, 4)),
+        (plan(), (192, 64, 12, 4)),
+        (plan(mask=full()), (192, 64, 12, 4)),
+        (plan(dtype="float16"), (192, 64, 12, 4)),
+        (plan(mask=sliding_window(1024, 0)), (128, 128, 8, 2)),
+        (plan(mask=document()), (128, 128, 8, 2)),
         (plan(256), (128, 64, 8, 2)),
     ],
 )
@@ -48,8 +51,8 @@ def test_what_does_not_fit_says_what_it_consists_of() -> None:
 
 
 def test_what_would_spill_says_how_much() -> None:
-    assert rejected(plan(), 192, 64, 12, 2) == (
-        "a step keeps 144 of a consumer's 160 registers busy: it would spill"
+    assert rejected(plan(), 192, 128, 12, 2) == (
+        "a step keeps 160 of a consumer's 160 registers busy: it would spill"
     )
 
 

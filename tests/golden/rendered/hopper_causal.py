@@ -141,41 +141,73 @@ def _work(index, careful, call, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
     head = batch_head % (num_q_heads // PACKED) * PACKED
     q_first = tile_m * LENGTH
     q_last = min(q_first + LENGTH, q_len) - 1
-    # Keys that some of these queries see, and keys that all of them see, derived from the mask.
+    # Keys that some of these queries see, derived from the mask.
     some_end = q_last + 1
-    all_end = q_first + 1
     # The same in tiles.
     kv_end = gl.cdiv(some_end, BLOCK_N)
-    full_end = all_end // BLOCK_N
     # Where there is nothing to see, one tile of keys is visited all the same, and all of it masked.
     visits = gl.where(is_tile, max(kv_end, 1), 0)
-    return visits, batch, head, q_first, full_end, careful
+    return visits, batch, head, q_first, careful
+
+
+@gluon.jit
+def _seen(work, NUMBER: gl.constexpr, call, BLOCK_N: gl.constexpr, NUM_STAGES: gl.constexpr):
+    """(first visit, last visit, keys that all see ...) of one consumer's queries.
+
+    Visits count down. A consumer leaves out those at both ends at which its queries see nothing,
+    as many as the others can go on without it.
+    """
+    PACKED: gl.constexpr = call[0]
+    _, _, q_len, _, _, _, _, _, _ = call[1]
+    visits, _, _, q_first, _ = work
+    top = max(visits - 1, 0)
+    q_first = min(q_first + 64 // PACKED * NUMBER, q_len - 1)
+    q_last = min(q_first + 64 // PACKED, q_len) - 1
+    some_end = q_last + 1
+    all_end = q_first + 1
+    last = 0
+    first = min(gl.cdiv(some_end, BLOCK_N) - 1, top)
+    first = max(first, max(last, top - NUM_STAGES // 2))
+    return first, last, all_end
 
 
 @gluon.jit
 def _key_tile(visit, work, call, BLOCK_N: gl.constexpr):
-    """(tile of keys, whether it needs the mask) of a visit."""
-    _, _, _, _, full_end, _ = work
+    """The tile of keys of a visit."""
     tile = visit
-    masked = tile >= full_end
-    return tile, masked
+    return tile
 
 
 @gluon.jit
-def _hand_over(work, q_count, slots, full, empty):
+def _hand_over(
+    work,
+    q_count,
+    slots,
+    full,
+    empty,
+    call,
+    CONSUMERS: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    NUM_STAGES: gl.constexpr,
+):
     """Tells the consumers the tile of queries that comes after `q_count` others."""
     slot, phase = _stage(q_count, 2)
     mbarrier.wait(empty.index(slot), phase ^ 1)
-    for i in gl.static_range(6):
+    for i in gl.static_range(5):
         number = gl.full([1], work[i], gl.int32, gl.BlockedLayout([1], [32], [1], [0]))
-        slots.index(6 * slot + i).store(number)
+        slots.index(slots.shape[0] // 2 * slot + i).store(number)
+    for consumer in gl.static_range(CONSUMERS):
+        seen = _seen(work, consumer, call, BLOCK_N, NUM_STAGES)
+        for i in gl.static_range(3):
+            number = gl.full([1], seen[i], gl.int32, gl.BlockedLayout([1], [32], [1], [0]))
+            slots.index(slots.shape[0] // 2 * slot + 3 * consumer + 5 + i).store(number)
     mbarrier.arrive(full.index(slot), count=1)
 
 
 @gluon.jit
 def _handed_over(number, q_count, slots):
     """One number of the work handed over. It is read where it is used: registers are scarce."""
-    slot = slots.index(6 * (q_count % 2) + number)
+    slot = slots.index(slots.shape[0] // 2 * (q_count % 2) + number)
     return gl.max(slot.load(gl.BlockedLayout([1], [32], [4], [0])), 0)
 
 
@@ -218,12 +250,13 @@ def _heads(head, PACKED: gl.constexpr, LAYOUT: gl.constexpr):
 
 
 @gluon.jit
-def _visited_tile(visit, place, call, BLOCK_N: gl.constexpr):
-    """`_key_tile` of what was handed over."""
+def _visited_tile(visit, place, call, NUMBER: gl.constexpr, BLOCK_N: gl.constexpr):
+    """(tile of keys, whether it needs the mask) of a visit."""
     slots, q_count = place
-    full_end = _handed_over(4, q_count, slots)
-    work = (0, 0, 0, 0, full_end, 0)
-    return _key_tile(visit, work, call, BLOCK_N)
+    work = (0, 0, 0, 0, 0)
+    tile = _key_tile(visit, work, call, BLOCK_N)
+    all_end = _handed_over(3 * NUMBER + 7, q_count, slots)
+    return tile, (tile + 1) * BLOCK_N > all_end
 
 
 @gluon.jit
@@ -301,7 +334,6 @@ def _producer(
 ):
     """Finds the tiles of queries for the consumers, and loads what they need."""
     CONSUMERS: gl.constexpr = BLOCK_M // 64
-    K_STAGES: gl.constexpr = NUM_STAGES + 1
     PACKED: gl.constexpr = call[0]
     num_q_heads, num_kv_heads, _, _, _, num_tiles, _, _, _ = call[1]
     q_descs, k_descs, v_descs, counter_ptr = sources
@@ -316,26 +348,26 @@ def _producer(
     work = _work(index, 0, call, BLOCK_M, BLOCK_N)
     q_count = 0  # tiles of queries
     kv_count = 0  # tiles of keys
-    _hand_over(work, q_count, slots, work_full, work_empty)
+    _hand_over(work, q_count, slots, work_full, work_empty, call, CONSUMERS, BLOCK_N, NUM_STAGES)
     visits = work[0]
-    q_stage, q_phase = _stage(q_count, 1)
+    q_stage, q_phase = _stage(q_count, 2)
     for c in gl.static_range(CONSUMERS):
         number = q_stage * CONSUMERS + c
         rows = (work[1], work[2], work[3] + 64 // PACKED * c)
         _load_qk(q_descs, q_tiles, number, rows, q_full, q_empty, q_phase ^ 1)
     while visits > 0:
         kv_head = work[2] // (num_q_heads // num_kv_heads)
-        tile = _key_tile(visits - 1, work, call, BLOCK_N)[0]
+        tile = _key_tile(visits - 1, work, call, BLOCK_N)
         place = (work[1], kv_head, tile * BLOCK_N)
-        stage, phase = _stage(kv_count, K_STAGES)
+        stage, phase = _stage(kv_count, NUM_STAGES)
         _load_qk(k_descs, k_tiles, stage, place, k_full, k_empty, phase ^ 1)
         for visit in range(visits - 2, -1, -1):
             v_place = place
             v_stage, v_phase = _stage(kv_count, NUM_STAGES)
             kv_count += 1
-            tile = _key_tile(visit, work, call, BLOCK_N)[0]
+            tile = _key_tile(visit, work, call, BLOCK_N)
             place = (work[1], kv_head, tile * BLOCK_N)
-            stage, phase = _stage(kv_count, K_STAGES)
+            stage, phase = _stage(kv_count, NUM_STAGES)
             _load_qk(k_descs, k_tiles, stage, place, k_full, k_empty, phase ^ 1)
             _load_v(v_descs, v_tiles, v_stage, v_place, v_full, v_empty, v_phase ^ 1)
         # The next tile, after the loads, which must not wait for it.
@@ -359,10 +391,12 @@ def _producer(
         before = last
         last = following
         work = _work(following, careful, call, BLOCK_M, BLOCK_N)
-        _hand_over(work, q_count, slots, work_full, work_empty)
+        _hand_over(
+            work, q_count, slots, work_full, work_empty, call, CONSUMERS, BLOCK_N, NUM_STAGES
+        )
         visits = work[0]
         if visits > 0:
-            q_stage, q_phase = _stage(q_count, 1)
+            q_stage, q_phase = _stage(q_count, 2)
             for c in gl.static_range(CONSUMERS):
                 number = q_stage * CONSUMERS + c
                 rows = (work[1], work[2], work[3] + 64 // PACKED * c)
@@ -373,20 +407,18 @@ def _producer(
 
 
 @gluon.jit
-def _queries_of(q_tiles, number, SCORES: gl.constexpr):
-    """The queries as operands of wgmma in registers."""
-    OPERAND: gl.constexpr = gl.DotOperandLayout(0, SCORES, 2)
-    q = q_tiles[0].index(number).reshape([64, 128]).load(OPERAND)
+def _queries_of(q_tiles, number):
+    """The queries as operands of wgmma in shared memory."""
+    q = q_tiles[0].index(number).reshape([64, 128])
     return (q,)
 
 
 @gluon.jit
 def _start_scores(q, k_tiles, stage, HALF: gl.constexpr, SCORES: gl.constexpr):
-    """Starts q @ k.T for half of a tile of keys."""
+    """Starts q @ k.T for a tile of keys."""
     COLUMNS: gl.constexpr = SCORES.instr_shape[1]
     scores = gl.zeros([64, COLUMNS], gl.float32, SCORES)
-    k = k_tiles[0].index(stage).reshape([2 * COLUMNS, 128])
-    k = k.slice(HALF * COLUMNS, COLUMNS)
+    k = k_tiles[0].index(stage).reshape([COLUMNS, 128])
     scores = warpgroup_mma(q[0], k.permute((1, 0)), scores, use_acc=False, is_async=True)
     return scores
 
@@ -396,11 +428,8 @@ def _start_values(weights, v_tiles, stage, acc):
     """Starts acc += p @ v for a tile of keys."""
     OPERAND: gl.constexpr = gl.DotOperandLayout(0, OUT, 2)
     COLUMNS: gl.constexpr = 2 * weights[0].shape[1]
-    v = v_tiles[0].index(stage).reshape([2 * COLUMNS, 128])
-    for half in gl.static_range(2):
-        p = _unpack(weights[half], OPERAND)
-        acc = warpgroup_mma(p, v.slice(half * COLUMNS, COLUMNS), acc, is_async=True)
-    return acc
+    v = v_tiles[0].index(stage).reshape([COLUMNS, 128])
+    return warpgroup_mma(_unpack(weights[0], OPERAND), v, acc, is_async=True)
 
 
 @gluon.jit
@@ -412,7 +441,6 @@ def _queries(place, call, NUMBER: gl.constexpr, ROWS: gl.constexpr):
 @gluon.jit
 def _first_weights(
     scores_0,
-    scores_1,
     start_n,
     masked,
     place,
@@ -425,20 +453,17 @@ def _first_weights(
 ):
     """(row maxima, lanes' row sums, weights) of the first tile of keys."""
     _, _, _, _, _, _, _, _, qk_scale = call[1]
-    HALF: gl.constexpr = scores_0.shape[1]
     scores_0 = _scores(scores_0, start_n, masked, place, queries, call, NUMBER)
-    scores_1 = _scores(scores_1, start_n + HALF, masked, place, queries, call, NUMBER)
     growing = careful
-    top = gl.maximum(_lane_max(scores_0), _lane_max(scores_1))
+    top = _lane_max(scores_0)
     # Finite, so a row that has seen no key yet has weights of exactly 0 instead of NaN.
     m_i = gl.maximum(_row_max(top, ROWS), -1.0e30)
     m_scaled = (m_i * qk_scale)[:, None]
     if masked:
         growing |= _any(_unseen(m_i), votes)
     p_0 = gl.exp2(scores_0 * qk_scale - m_scaled)
-    p_1 = gl.exp2(scores_1 * qk_scale - m_scaled)
-    l_i = _lane_sum(p_0) + _lane_sum(p_1)
-    weights = (_pack(p_0), _pack(p_1))
+    l_i = _lane_sum(p_0)
+    weights = (_pack(p_0),)
     return m_i, l_i, weights, growing
 
 
@@ -461,12 +486,20 @@ def _finish(
 
 @gluon.jit
 def _store_out(
-    acc, place, redone, q_len, out_tiles, out_descs, NUMBER: gl.constexpr, PACKED: gl.constexpr
+    acc,
+    place,
+    redone,
+    q_len,
+    out_tiles,
+    out_descs,
+    number,
+    NUMBER: gl.constexpr,
+    PACKED: gl.constexpr,
 ):
     """Has TMA store the output, which passes through shared memory."""
     batch, head, q_first = _batch(place), _head(place), _q_first(place, NUMBER, PACKED)
     q_first = gl.where(redone > 0, q_len, q_first)
-    tile = out_tiles[0].index(NUMBER)
+    tile = out_tiles[0].index(number)
     tile.reshape([64, 128]).store(acc.to(gl.bfloat16))
     fence_async_shared()
     where = [batch, head, q_first, 0]
@@ -481,6 +514,7 @@ def _step(
     l_i,
     weights,
     careful,
+    v_count,
     kv_count,
     more,
     start_n,
@@ -505,44 +539,61 @@ def _step(
     votes, _, _ = growth
     _, k_tiles, v_tiles, _ = tiles
     _, _, k_full, k_empty, v_full, v_empty = barriers
-    HALF: gl.constexpr = SCORES.instr_shape[1]
     ROWS: gl.constexpr = gl.SliceLayout(1, SCORES)
-    K_STAGES: gl.constexpr = NUM_STAGES + 1
-    v_stage, v_phase = _stage(kv_count - 1, NUM_STAGES)
-    k_stage, _ = _stage(kv_count, K_STAGES)
-    next_stage, next_phase = _stage(kv_count + 1, K_STAGES)
+    v_stage, v_phase = _stage(v_count, NUM_STAGES)
+    k_stage, _ = _stage(kv_count, NUM_STAGES)
+    next_stage, next_phase = _stage(kv_count + 1, NUM_STAGES)
     _take_turn(NUMBER)
     scores_0 = _start_scores(q, k_tiles, k_stage, 0, SCORES)
-    scores_1 = _start_scores(q, k_tiles, k_stage, 1, SCORES)
-    scores_0 = warpgroup_mma_wait(1, deps=(scores_0,))
-    scores_0 = _scores(scores_0, start_n, masked, place, queries, call, NUMBER)
     mbarrier.wait(v_full.index(v_stage), v_phase)
     acc = _start_values(weights, v_tiles, v_stage, acc)
     _pass_turn((NUMBER + 1) % CONSUMERS)
-    scores_1 = warpgroup_mma_wait(2, deps=(scores_1,))
+    scores_0 = warpgroup_mma_wait(1, deps=(scores_0,))
     mbarrier.arrive(k_empty.index(k_stage), count=1)
-    scores_1 = _scores(scores_1, start_n + HALF, masked, place, queries, call, NUMBER)
+    scores_0 = _scores(scores_0, start_n, masked, place, queries, call, NUMBER)
     if GROWS:
-        top = gl.maximum(_lane_max(scores_0), _lane_max(scores_1))
+        top = _lane_max(scores_0)
         m_new = gl.maximum(m_i, _row_max(top, ROWS))
         factor = gl.exp2((m_i - m_new) * qk_scale)
         m_i = m_new
     m_scaled = (m_i * qk_scale)[:, None]
-    p_0 = gl.exp2(scores_0 * qk_scale - m_scaled)
-    mbarrier.wait(k_full.index(next_stage), next_phase, pred=more)
     acc = warpgroup_mma_wait(0, deps=(acc,))
     mbarrier.arrive(v_empty.index(v_stage), count=1)
     if GROWS:
         acc *= gl.convert_layout(factor, gl.SliceLayout(1, OUT), assert_trivial=True)[:, None]
         l_i = _scale_lanes(l_i, factor)
-    p_1 = gl.exp2(scores_1 * qk_scale - m_scaled)
-    l_i += _lane_sum(p_0) + _lane_sum(p_1)
-    weights = (_pack(p_0), _pack(p_1))
+    p_0 = gl.exp2(scores_0 * qk_scale - m_scaled)
+    l_i += _lane_sum(p_0)
+    weights = (_pack(p_0),)
+    mbarrier.wait(k_full.index(next_stage), next_phase, pred=more)
     if GROWS:
         growing = careful | _any(_unseen(m_i), votes.index(NUMBER))
         return acc, m_i, l_i, weights, growing
     else:
         return acc, m_i, l_i, weights
+
+
+@gluon.jit
+def _skip_keys(
+    kv_count, barriers, NUMBER: gl.constexpr, CONSUMERS: gl.constexpr, NUM_STAGES: gl.constexpr
+):
+    """Of a tile of keys that its queries do not see a consumer takes the turn and nothing else."""
+    _, _, k_full, k_empty, _, _ = barriers
+    stage, phase = _stage(kv_count, NUM_STAGES)
+    mbarrier.wait(k_full.index(stage), phase)
+    _take_turn(NUMBER)
+    _pass_turn((NUMBER + 1) % CONSUMERS)
+    mbarrier.arrive(k_empty.index(stage), count=1)
+
+
+@gluon.jit
+def _skip_values(begin, end, barriers, NUM_STAGES: gl.constexpr):
+    """The values of such tiles are passed on once the consumer has multiplied with those before."""
+    _, _, _, _, v_full, v_empty = barriers
+    for count in range(begin, end):
+        stage, phase = _stage(count, NUM_STAGES)
+        mbarrier.wait(v_full.index(stage), phase)
+        mbarrier.arrive(v_empty.index(stage), count=1)
 
 
 @gluon.jit
@@ -561,11 +612,10 @@ def _consumer(
     outgrow it, the tile of queries is handed over again, and each step takes new maxima.
     """
     CONSUMERS: gl.constexpr = BLOCK_M // 64
-    HALF: gl.constexpr = BLOCK_N // 2
+    HALF: gl.constexpr = BLOCK_N
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16])
     ROWS: gl.constexpr = gl.SliceLayout(1, SCORES)
     NEXT: gl.constexpr = (NUMBER + 1) % CONSUMERS
-    K_STAGES: gl.constexpr = NUM_STAGES + 1
     PACKED: gl.constexpr = call[0]
     _, _, q_len, _, _, _, _, _, _ = call[1]
     out_descs, lse_ptr = results
@@ -579,54 +629,55 @@ def _consumer(
     mbarrier.wait(work_full.index(0), 0)
     visits = _handed_over(0, q_count, slots)
     place = (slots, q_count)
-    careful = _handed_over(5, q_count, slots)
+    careful = _handed_over(4, q_count, slots)
     queries = _queries(place, call, NUMBER, ROWS)
     if NUMBER == CONSUMERS - 1:
         _pass_turn(0)
+    first = _handed_over(3 * NUMBER + 5, q_count, slots)
+    last = _handed_over(3 * NUMBER + 6, q_count, slots)
+    for _ in range(visits - 1 - first):
+        _skip_keys(kv_count, barriers, NUMBER, CONSUMERS, NUM_STAGES)
+        kv_count += 1
     mbarrier.wait(q_full.index(NUMBER), 0)
-    q = _queries_of(q_tiles, NUMBER, SCORES)
-    mbarrier.wait(k_full.index(0), 0)
+    number = NUMBER
+    q = _queries_of(q_tiles, NUMBER)
+    k_stage, k_phase = _stage(kv_count, NUM_STAGES)
+    mbarrier.wait(k_full.index(k_stage), k_phase)
     _take_turn(NUMBER)
-    scores_0 = _start_scores(q, k_tiles, 0, 0, SCORES)
-    scores_1 = _start_scores(q, k_tiles, 0, 1, SCORES)
+    scores_0 = _start_scores(q, k_tiles, k_stage, 0, SCORES)
     _pass_turn(NEXT)
-    scores_0, scores_1 = warpgroup_mma_wait(0, deps=(scores_0, scores_1))
-    mbarrier.arrive(k_empty.index(0), count=1)
-    mbarrier.arrive(q_empty.index(NUMBER), count=1)  # not before products have taken them
-    tile, masked = _visited_tile(visits - 1, place, call, BLOCK_N)
+    scores_0 = warpgroup_mma_wait(0, deps=(scores_0,))
+    mbarrier.arrive(k_empty.index(k_stage), count=1)
+    _skip_values(0, kv_count, barriers, NUM_STAGES)
+    tile, masked = _visited_tile(first, place, call, NUMBER, BLOCK_N)
     start_n = tile * BLOCK_N
     m_i, l_i, weights, growing = _first_weights(
-        scores_0,
-        scores_1,
-        start_n,
-        masked,
-        place,
-        queries,
-        call,
-        careful,
-        votes.index(NUMBER),
-        NUMBER,
-        ROWS,
+        scores_0, start_n, masked, place, queries, call, careful, votes.index(NUMBER), NUMBER, ROWS
     )
     acc = gl.zeros([64, 128], gl.float32, OUT)
     while visits > 0:
         place = (slots, q_count)
+        v_count = kv_count  # the tile of keys before, of those that its queries see
         kv_count += 1
-        k_stage, k_phase = _stage(kv_count, K_STAGES)
-        mbarrier.wait(k_full.index(k_stage), k_phase, pred=visits > 1)
-        rest = visits - 2
-        while (growing > 0) & (rest >= 0):
-            tile, masked = _visited_tile(rest, place, call, BLOCK_N)
+        k_stage, k_phase = _stage(kv_count, NUM_STAGES)
+        mbarrier.wait(k_full.index(k_stage), k_phase, pred=first > last)
+        rest = first - 1
+        while (growing > 0) & (rest >= last):
+            # growing is 1: these are the same queries. ptxas must not see it: what both loops
+            # need of their addresses it would compute on the way to this one alone.
+            q_again = _queries_of(q_tiles, number + growing // 2)
+            tile, masked = _visited_tile(rest, place, call, NUMBER, BLOCK_N)
             start_n = tile * BLOCK_N
             acc, m_i, l_i, weights, growing = _step(
-                q,
+                q_again,
                 acc,
                 m_i,
                 l_i,
                 weights,
                 careful,
+                v_count,
                 kv_count,
-                rest > 0,
+                rest > last,
                 start_n,
                 masked,
                 place,
@@ -639,10 +690,11 @@ def _consumer(
                 NUM_STAGES,
                 True,
             )
+            v_count = kv_count
             kv_count += 1
             rest -= 1
-        for visit in range(rest, -1, -1):
-            tile, masked = _visited_tile(visit, place, call, BLOCK_N)
+        for visit in range(rest, last - 1, -1):
+            tile, masked = _visited_tile(visit, place, call, NUMBER, BLOCK_N)
             start_n = tile * BLOCK_N
             acc, m_i, l_i, weights = _step(
                 q,
@@ -651,8 +703,9 @@ def _consumer(
                 l_i,
                 weights,
                 careful,
+                v_count,
                 kv_count,
-                visit > 0,
+                visit > last,
                 start_n,
                 masked,
                 place,
@@ -665,6 +718,7 @@ def _consumer(
                 NUM_STAGES,
                 False,
             )
+            v_count = kv_count
             kv_count += 1
 
         # The tile's end, beside the start of the next one.
@@ -675,36 +729,43 @@ def _consumer(
         if redone > 0:
             _tell(1, outgrown, NUMBER, q_count % 2)
         mbarrier.arrive(checked, count=1)
-        v_stage, v_phase = _stage(kv_count - 1, NUM_STAGES)
-        k_stage, k_phase = _stage(kv_count, K_STAGES)
+        v_stage, v_phase = _stage(v_count, NUM_STAGES)
+        out_number = q_count % 2 * CONSUMERS + NUMBER
+        for _ in range(last):
+            _skip_keys(kv_count, barriers, NUMBER, CONSUMERS, NUM_STAGES)
+            kv_count += 1
         q_count += 1
         slot, phase = _stage(q_count, 2)
         mbarrier.wait(work_full.index(slot), phase)
         visits = _handed_over(0, q_count, slots)
         place = (slots, q_count)
-        careful = _handed_over(5, q_count, slots)
+        careful = _handed_over(4, q_count, slots)
         queries = _queries(place, call, NUMBER, ROWS)
-        q_stage, q_phase = _stage(q_count, 1)
+        first = _handed_over(3 * NUMBER + 5, q_count, slots)
+        last = _handed_over(3 * NUMBER + 6, q_count, slots)
+        for _ in range(visits - 1 - first):
+            _skip_keys(kv_count, barriers, NUMBER, CONSUMERS, NUM_STAGES)
+            kv_count += 1
+
+        k_stage, k_phase = _stage(kv_count, NUM_STAGES)
+        q_stage, q_phase = _stage(q_count, 2)
         number = q_stage * CONSUMERS + NUMBER
         mbarrier.wait(q_full.index(number), q_phase, pred=visits > 0)
-        q = _queries_of(q_tiles, number, SCORES)
+        q = _queries_of(q_tiles, number)
         mbarrier.wait(k_full.index(k_stage), k_phase, pred=visits > 0)
         _take_turn(NUMBER)
         # After the last tile this multiplies what there is, once more and harmlessly.
         scores_0 = _start_scores(q, k_tiles, k_stage, 0, SCORES)
-        scores_1 = _start_scores(q, k_tiles, k_stage, 1, SCORES)
         mbarrier.wait(v_full.index(v_stage), v_phase)
         acc = _start_values(weights, v_tiles, v_stage, acc)
         _pass_turn(NEXT)
         scale_out = _finish(m_i, total, redone, done, done_queries, call, lse_ptr, NUMBER, ROWS)
-        scores_0, scores_1 = warpgroup_mma_wait(2, deps=(scores_0, scores_1))
+        scores_0 = warpgroup_mma_wait(1, deps=(scores_0,))
         mbarrier.arrive(k_empty.index(k_stage), count=1, pred=visits > 0)
-        mbarrier.arrive(q_empty.index(number), count=1)
-        tile, masked = _visited_tile(visits - 1, place, call, BLOCK_N)
+        tile, masked = _visited_tile(first, place, call, NUMBER, BLOCK_N)
         start_n = tile * BLOCK_N
         m_i, l_i, weights, growing = _first_weights(
             scores_0,
-            scores_1,
             start_n,
             masked,
             place,
@@ -716,14 +777,15 @@ def _consumer(
             ROWS,
         )
         acc = warpgroup_mma_wait(0, deps=(acc,))
-        # One thread waits until its last store has been read; the arrival holds up the others.
-        tma.store_wait(0)
         mbarrier.arrive(v_empty.index(v_stage), count=1)
         acc *= gl.convert_layout(scale_out, gl.SliceLayout(1, OUT), assert_trivial=True)[:, None]
-        _store_out(acc, done, redone, q_len, out_tiles, out_descs, NUMBER, PACKED)
+        _store_out(acc, done, redone, q_len, out_tiles, out_descs, out_number, NUMBER, PACKED)
+        # Until the store has been read, which one thread waits for, no other queries may come in.
+        tma.store_wait(0)
+        mbarrier.arrive(q_empty.index(out_number), count=1)
         mbarrier.arrive(work_empty.index((q_count - 1) % 2), count=1)
+        _skip_values(v_count + 1, kv_count, barriers, NUM_STAGES)
         acc = gl.zeros([64, 128], gl.float32, OUT)
-    tma.store_wait(0)
     if NUMBER == 0:
         _take_turn(0)  # the one that is left over
 
@@ -771,8 +833,7 @@ def _attention_hopper(
 
     """
     CONSUMERS: gl.constexpr = BLOCK_M // 64
-    Q_TILES: gl.constexpr = 1 * CONSUMERS
-    K_STAGES: gl.constexpr = NUM_STAGES + 1  # keys are needed a step before values
+    Q_TILES: gl.constexpr = 2 * CONSUMERS
     call = (
         num_q_heads,
         num_kv_heads,
@@ -787,32 +848,31 @@ def _attention_hopper(
     q_tiles = gl.allocate_shared_memory(
         gl.bfloat16, [Q_TILES, 1, PACKED, 64 // PACKED, 128], q_desc.layout
     )
-    k_tiles = gl.allocate_shared_memory(gl.bfloat16, [K_STAGES, 1, 1, BLOCK_N, 128], k_desc.layout)
+    k_tiles = gl.allocate_shared_memory(
+        gl.bfloat16, [NUM_STAGES, 1, 1, BLOCK_N, 128], k_desc.layout
+    )
     v_tiles = gl.allocate_shared_memory(
         gl.bfloat16, [NUM_STAGES, 1, 1, BLOCK_N, 128], v_desc.layout
-    )
-    out_tiles = gl.allocate_shared_memory(
-        gl.bfloat16, [CONSUMERS, 1, PACKED, 64 // PACKED, 128], out_desc.layout
     )
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
     q_full = gl.allocate_shared_memory(gl.int64, [Q_TILES, 1], BARRIER)
     q_empty = gl.allocate_shared_memory(gl.int64, [Q_TILES, 1], BARRIER)
-    k_full = gl.allocate_shared_memory(gl.int64, [K_STAGES, 1], BARRIER)
-    k_empty = gl.allocate_shared_memory(gl.int64, [K_STAGES, 1], BARRIER)
+    k_full = gl.allocate_shared_memory(gl.int64, [NUM_STAGES, 1], BARRIER)
+    k_empty = gl.allocate_shared_memory(gl.int64, [NUM_STAGES, 1], BARRIER)
     v_full = gl.allocate_shared_memory(gl.int64, [NUM_STAGES, 1], BARRIER)
     v_empty = gl.allocate_shared_memory(gl.int64, [NUM_STAGES, 1], BARRIER)
     for i in gl.static_range(Q_TILES):
         mbarrier.init(q_full.index(i), count=1)
         mbarrier.init(q_empty.index(i), count=1)
-    for i in gl.static_range(K_STAGES):
-        mbarrier.init(k_full.index(i), count=1)
-        mbarrier.init(k_empty.index(i), count=CONSUMERS)
     for i in gl.static_range(NUM_STAGES):
+        mbarrier.init(k_full.index(i), count=1)
         mbarrier.init(v_full.index(i), count=1)
+        mbarrier.init(k_empty.index(i), count=CONSUMERS)
         mbarrier.init(v_empty.index(i), count=CONSUMERS)
     # Tiles of queries that the producer hands over to the consumers: the present and the next.
     scalar: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    slots = gl.allocate_shared_memory(gl.int32, [12, 1], scalar)
+    NUMBERS: gl.constexpr = 5 + 3 * CONSUMERS
+    slots = gl.allocate_shared_memory(gl.int32, [2 * NUMBERS, 1], scalar)
     work_full = gl.allocate_shared_memory(gl.int64, [2, 1], BARRIER)
     work_empty = gl.allocate_shared_memory(gl.int64, [2, 1], BARRIER)
     for i in gl.static_range(2):
@@ -820,7 +880,7 @@ def _attention_hopper(
         mbarrier.init(work_empty.index(i), count=CONSUMERS)
 
     q_tiles, k_tiles = (q_tiles,), (k_tiles,)
-    v_tiles, out_tiles = (v_tiles,), (out_tiles,)
+    v_tiles, out_tiles = (v_tiles,), q_tiles  # free once they are multiplied
     tiles = (q_tiles, k_tiles, v_tiles, out_tiles)
     barriers = (q_full, q_empty, k_full, k_empty, v_full, v_empty)
     votes = gl.allocate_shared_memory(gl.int8, [CONSUMERS, 64], scalar)

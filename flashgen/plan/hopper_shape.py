@@ -1,0 +1,97 @@
+"""HopperShape: the structure of the Gluon forward kernel for Hopper."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from flashgen.plan.kernel import KernelPlan
+
+#: Head dimensions up to which scores of 128 keys fit beside the output in the registers of three
+#: consumers, and up to which those of 64 keys do.
+NARROW, WIDE = 64, 128
+
+#: Columns of keys up to which shared memory holds the queries of two tiles, if the output takes
+#: their place.
+WIDEST_KEYS = 192
+
+
+@dataclass(frozen=True)
+class HopperShape:
+    """The structure that the head dimensions and the length of a tile's work ask for.
+
+    Attributes:
+        halves: pieces that the scores of a step are computed in, 1 or 2. Score function
+            and mask of the first run beside the product of the second.
+        q_in_registers: whether wgmma takes the queries from registers: their buffer is then free
+            for those of the next tile.
+        q_stages: buffers for tiles of queries.
+        k_extra: buffers for tiles of keys beyond those for values, which are needed a step later.
+        flat: whether a tile's first step runs beside the last one of the tile before.
+        out_in_queries: whether the output passes through the buffer of its tile's queries.
+        splits: whether there are registers for two kinds of steps.
+    """
+
+    halves: int
+    q_in_registers: bool
+    q_stages: int
+    k_extra: int
+    flat: bool
+    out_in_queries: bool
+    splits: bool
+
+    @property
+    def loads_early(self) -> bool:
+        """Whether there is a buffer for the next tile's queries while this tile is computed."""
+        return self.q_in_registers or self.q_stages > 1
+
+
+#: Where scores of 128 keys fit beside the output in the registers of three consumers.
+_OF_NARROW = HopperShape(
+    halves=1,
+    q_in_registers=False,
+    q_stages=2,
+    k_extra=0,
+    flat=True,
+    out_in_queries=False,
+    splits=False,
+)
+
+#: Three consumers with scores of 64 keys; shared memory for four stages of them.
+_OF_LONG_TILES = replace(_OF_NARROW, out_in_queries=True, splits=True)
+
+#: Two consumers with scores of 128 keys, for tiles of fewer rows.
+_OF_SHORT_TILES = HopperShape(
+    halves=2,
+    q_in_registers=True,
+    q_stages=1,
+    k_extra=1,
+    flat=True,
+    out_in_queries=False,
+    splits=True,
+)
+
+#: Where neither registers nor shared memory hold anything of a second tile.
+_OF_WIDEST = HopperShape(
+    halves=1,
+    q_in_registers=False,
+    q_stages=1,
+    k_extra=0,
+    flat=False,
+    out_in_queries=False,
+    splits=True,
+)
+
+
+def hopper_shape(plan: KernelPlan) -> HopperShape:
+    """The structure for a plan."""
+    qk, v = sum(plan.qk_segments), sum(plan.v_segments)
+    if max(qk, v) <= NARROW:
+        return _OF_NARROW
+    # Tiles of queries that see keys from the first one on have many to visit.
+    if plan.tiles.from_key_0 and not plan.tiles.listed and v <= WIDE:
+        alike = plan.v_segments == plan.qk_segments[: len(plan.v_segments)]
+        if alike and qk <= WIDEST_KEYS:
+            return _OF_LONG_TILES
+        if qk <= WIDE:
+            return replace(_OF_LONG_TILES, out_in_queries=False)
+    return _OF_SHORT_TILES if max(qk, v) <= WIDE else _OF_WIDEST
