@@ -1,11 +1,16 @@
-"""heads_of_a_tile: how many heads have rows in one tile of the Gluon forward kernel."""
+"""heads_of_a_tile, launched: what the launcher of the Gluon forward kernel makes of a call."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from flashgen.budget.hopper import CONSUMER_ROWS
+from flashgen.budget.sram import WARP_GROUP
 from flashgen.budget.targets import Target
 from flashgen.budget.traffic import Workload
 from flashgen.config import KernelConfig
 from flashgen.plan import KernelPlan
+from flashgen.plan.cuts import cut_table
 from flashgen.plan.hopper import HopperNames
 
 
@@ -23,7 +28,29 @@ def heads_of_a_tile(plan: KernelPlan, config: KernelConfig, target: Target, work
     return most if 10 * together <= 9 * apart else 1
 
 
+def launched(plan: KernelPlan, config: KernelConfig, work: Workload, heads: int) -> KernelConfig:
+    """The configuration of a call: of two consumers where a third one would save no tile.
+
+    Args:
+        plan: the kernel.
+        config: what the module has.
+        work: the call.
+        heads: `heads_of_a_tile` of them.
+    """
+    rows = 2 * CONSUMER_ROWS
+    if cut_table(plan) or rows >= config.BLOCK_M:
+        return config
+    if _tiles(work, rows // heads) > _tiles(work, config.BLOCK_M // heads):
+        return config
+    return replace(config, BLOCK_M=rows, num_warps=2 * WARP_GROUP)
+
+
 def _rounds(config: KernelConfig, target: Target, work: Workload, heads: int) -> int:
     """Tiles that a program computes one after another."""
-    tiles = -(-work.q_len // (config.BLOCK_M // heads))
+    tiles = _tiles(work, config.BLOCK_M // heads)
     return -(-tiles * work.batch * (work.num_q_heads // heads) // target.num_sms)
+
+
+def _tiles(work: Workload, rows: int) -> int:
+    """Tiles of a head's queries, of which each has so many."""
+    return -(-work.q_len // rows)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from flashgen.budget.grouped_heads import heads_of_a_tile
+from flashgen.budget.grouped_heads import heads_of_a_tile, launched
 from flashgen.budget.targets import TARGETS, get_target
 from flashgen.budget.traffic import Workload
 from flashgen.config import HOPPER
@@ -121,9 +121,12 @@ def account_of(prepared: Prepared, asked: Asked) -> Account:
         form: heads_of_a_tile(plan, choice.config, target, work) if form == "hopper" else 1
         for form, choice in chosen.forms.items()
     }
+    forms = dict(chosen.forms)
+    if hopper := forms.get("hopper"):
+        config = launched(plan, hopper.config, work, heads["hopper"])
+        forms["hopper"] = replace(hopper, config=config)
     pictures = {
-        form: picture_of(plan, work, choice.config, heads[form])
-        for form, choice in chosen.forms.items()
+        form: picture_of(plan, work, choice.config, heads[form]) for form, choice in forms.items()
     }
     visits = {form: shown.visits for form, shown in pictures.items()}
     first = next(iter(chosen.forms))
@@ -139,10 +142,8 @@ def account_of(prepared: Prepared, asked: Asked) -> Account:
         mask=_mask(plan, work, pictures[first]),
         kernels=kernel_accounts(plan, target.name, chosen, work),
         without=chosen.without,
-        works=works(plan, target, work, chosen.forms, visits, heads),
-        training=training(
-            plan, target, work, chosen.forms[first].config, visits[first], heads[first]
-        ),
+        works=works(plan, target, work, forms, visits, heads),
+        training=training(plan, target, work, forms[first].config, visits[first], heads[first]),
         measured=prepared.measured,
         remarks=tuple(_remarks(plan, first)),
     )

@@ -13,7 +13,9 @@ import pytest
 
 from compile.usage import check_usage, predicted_usage
 from flashgen import AttentionSpec, full
+from flashgen.budget.grouped_heads import launched
 from flashgen.budget.hopper import spills
+from flashgen.budget.traffic import Workload
 from flashgen.codegen.render import render_hopper
 from flashgen.config import KernelConfig
 from flashgen.plan import KernelPlan, lower
@@ -152,11 +154,15 @@ def test_what_is_turned_down_for_its_registers_does_spill(name: str, block_n: in
 @pytest.mark.parametrize("packed", [2, 64])
 @pytest.mark.parametrize("name", ["causal_d64", "window_d128", "softcap_d128", "causal_d192_v128"])
 def test_rows_of_several_heads_take_no_more(name: str, packed: int) -> None:
+    """Nor do the two consumers that few rows have in the place of three."""
     plan = shipped_plan(name)
     config = rank_hopper(plan, hopper_space(plan).candidates)[0]
-    compiled = compile_hopper(plan, config, packed)
-    assert (compiled.shared, compiled.warnings) == (predicted_usage(plan, config).total, ())
-    assert compiled.spilled <= 64
+    few = launched(plan, config, Workload(1, packed, 1, q_len=1, kv_len=1), packed)
+    assert few.BLOCK_M == 128
+    for used in {config, few}:
+        compiled = compile_hopper(plan, used, packed)
+        assert (compiled.shared, compiled.warnings) == (predicted_usage(plan, used).total, ())
+        assert compiled.spilled <= 64
 
 
 @pytest.mark.parametrize("name", SHIPPED)

@@ -19,14 +19,14 @@ from flashgen import (
     softcap,
     softmax,
 )
-from flashgen.budget.grouped_heads import heads_of_a_tile
+from flashgen.budget.grouped_heads import heads_of_a_tile, launched
 from flashgen.budget.targets import get_target
 from flashgen.budget.traffic import Workload
 from flashgen.config import KernelConfig
 from flashgen.plan import lower
 from flashgen.plan.hopper import HopperNames
 from support.specialised import watch_hopper
-from support.variants import rendered_module, shipped_specs
+from support.variants import rendered_module, shipped_module, shipped_specs
 
 SPEC = AttentionSpec(128, "bfloat16", causal(align="bottom_right"))
 CONFIG = {"BLOCK_M": 128, "BLOCK_N": 128, "num_stages": 2}
@@ -84,6 +84,40 @@ def test_where_it_pays(batch: int, heads: int, kv_heads: int, q_len: int, expect
     work = Workload(batch, heads, kv_heads, q_len, 1)
     config = KernelConfig(128, 128, 8, 2)
     assert heads_of_a_tile(lower(SPEC, "x"), config, get_target("sm_90"), work) == expected
+
+
+@pytest.mark.parametrize(
+    ("q_heads", "q_len", "block_m"),
+    [
+        (1, 1, 128),
+        (1, 128, 128),
+        (1, 129, 192),  # one tile in place of two
+        (1, 193, 128),  # two either way
+        (1, 257, 192),
+        (1, 4096, 192),
+        (4, 32, 128),  # of four heads
+        (4, 33, 192),
+        (4, 49, 128),
+    ],
+)
+@pytest.mark.parametrize("name", ["causal_d64", "full_d128"])
+def test_a_third_consumer_where_it_saves_tiles(
+    name: str, q_heads: int, q_len: int, block_m: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, module = lower(shipped_specs()[name], name), shipped_module(name)
+    chosen = KernelConfig(**module.HOPPER_CONFIG)
+    assert chosen.BLOCK_M == 192
+    hopper = watch_hopper(module, monkeypatch)
+    head_dim = plan.qk_head_dim
+    q = torch.zeros(200, q_heads, q_len, head_dim, dtype=torch.bfloat16)
+    k = torch.zeros(200, 1, q_len, head_dim, dtype=torch.bfloat16)
+    module._launch_hopper(q, k, k, 0.1, module.HOPPER_CONFIG)
+    found = hopper.arguments[-1]
+    assert (found["BLOCK_M"], found["PACKED"]) == (block_m, q_heads)
+    assert found["num_tiles"] == 200 * -(-q_len // (block_m // q_heads))
+    work = Workload(200, q_heads, 1, q_len, q_len)
+    heads = heads_of_a_tile(plan, chosen, get_target("sm_90"), work)
+    assert (launched(plan, chosen, work, heads).BLOCK_M, heads) == (block_m, q_heads)
 
 
 def test_what_is_launched(monkeypatch: pytest.MonkeyPatch) -> None:
