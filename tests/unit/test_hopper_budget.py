@@ -116,7 +116,7 @@ def test_a_window_by_hand() -> None:
         (plan((128, 64)), (192, 64, 4), 222184),
         (WINDOW, (128, 128, 2), 230144),
         (plan(256, mask=LATE), (128, 64, 2), 230096),
-        (plan((192, 128), mask=LATE), (128, 64, 2), 164640),
+        (plan((192, 128), mask=LATE), (128, 64, 2), 181072),
         (lower(kernel_spec("softcap", 64), "x"), (128, 128, 2), 115488),
         (lower(kernel_spec("ends", 64), "x"), (128, 128, 2), 115568),
         # Three consumers that reduce over rows leave no room for the producer's atomic.
