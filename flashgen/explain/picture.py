@@ -7,8 +7,9 @@ or unmasked. The first head of the first sequence stands for all.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 from flashgen.budget.traffic import Visit, Workload, tile_runs
@@ -159,12 +160,8 @@ def _by_list(logic: TileLogic, values: Values) -> Callable[[int, int, int], str]
         found: list[bool] = []
         for ends, entry in zip(touched, entries, strict=True):
             first_row, last_row, first_column, last_column = ends(*tile)
-            some = [
-                entry(i, j)[0] != 0
-                for i in range(first_row, last_row + 1)
-                for j in range(first_column, last_column + 1)
-            ]
-            found += [any(some), all(some)]
+            cells = product(range(first_row, last_row + 1), range(first_column, last_column + 1))
+            found += _some_and_every(bool(entry(*cell)[0]) for cell in cells)
         seen, full = answers(*tile, *found)
         return (UNMASKED if whole and full else MASKED) if seen else SKIPPED
 
@@ -176,3 +173,13 @@ def _by_list(logic: TileLogic, values: Values) -> Callable[[int, int, int], str]
         )
 
     return row
+
+
+def _some_and_every(conditions: Iterable[bool]) -> tuple[bool, bool]:
+    """Whether one holds, and whether all do; no more of them are asked for than it takes."""
+    some, every = False, True
+    for condition in conditions:
+        some, every = some or condition, every and condition
+        if some and not every:
+            break
+    return some, every

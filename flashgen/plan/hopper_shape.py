@@ -56,7 +56,7 @@ _OF_NARROW = HopperShape(
     splits=False,
 )
 
-#: Three consumers with scores of 64 keys; shared memory for four stages of them.
+#: Three consumers with scores of 64 keys; the output leaves through the buffer of its queries.
 _OF_LONG_TILES = replace(_OF_NARROW, out_in_queries=True, splits=True)
 
 #: Two consumers with scores of 128 keys, for tiles of fewer rows.
