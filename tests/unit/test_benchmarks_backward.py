@@ -153,6 +153,25 @@ def test_the_modules_compute_it(small, monkeypatch, c, tmp_path):
     assert accuracy.relative_error(results, exact) < 2e-2
 
 
+@pytest.mark.filterwarnings("ignore:.*eager reference")
+def test_the_portable_peer_runs_no_gluon_kernel_and_leaves_no_trace(small, monkeypatch):
+    module = peers.load_module("causal_d128")
+    chooses = ("_runs_hopper", "_runs_hopper_backward")
+    for name in chooses:
+        monkeypatch.setattr(module, name, lambda q, k, v: True)
+    monkeypatch.setattr(module, "_LAUNCHES", {"of Gluon": None})
+    attention = attentions.Attention()
+    c = replace(cell(), module="causal_d128")
+    inputs = [torch.randn(1, 2, 32, 128, dtype=torch.bfloat16) for _ in range(3)]
+    with peers.portable(c, attention, inputs) as call:
+        assert not any(getattr(module, name)(*inputs) for name in chooses)
+        assert module._LAUNCHES == {}
+        module._LAUNCHES["portable"] = None
+        assert torch.equal(call(), module.reference(*inputs))
+    assert all(getattr(module, name)(*inputs) for name in chooses)
+    assert module._LAUNCHES == {}
+
+
 @pytest.mark.parametrize("name", ["full", "causal"])
 def test_sdpa(small, name):
     sdpa = peers.sdpa(SDPBackend.FLASH_ATTENTION)
