@@ -167,7 +167,7 @@ def main() -> int:
         "environment": environment(device),
         "protocol": protocol(),
         "module": MODULE,
-        **kernels_of(MODULE),
+        **kernels_of(load_module(MODULE)),
         "cells": rows,
     }
     tell(document, decoding_table, options.json)

@@ -43,7 +43,12 @@ def load_module(name: str) -> ModuleType:
     path = BENCHMARK_MODULES / f"{name}.py"
     if not path.exists():
         return importlib.import_module(f"generated.{name}")
-    spec = importlib.util.spec_from_file_location(f"benchmarks.generated.{name}", path)
+    return load_file(path, f"benchmarks.generated.{name}")
+
+
+def load_file(path: Path, name: str) -> ModuleType:
+    """A module that lies in a file, under a name of its own."""
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module

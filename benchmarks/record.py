@@ -50,10 +50,17 @@ def protocol(which: Pass = FORWARD_PASS) -> dict[str, Any]:
     }
 
 
-def kernels_of(name: str, which: Pass = FORWARD_PASS) -> dict[str, Any]:
-    """The kernels of a module that run here: form, digests of their code, configurations."""
-    module = load_module(name)
-    seal = read_seal(Path(str(module.__file__)))
+def kernels_of(
+    module: ModuleType, which: Pass = FORWARD_PASS, published: Path | None = None
+) -> dict[str, Any]:
+    """The kernels of a module that run here: form, digests of their code, configurations.
+
+    Args:
+        module: the module.
+        which: the pass.
+        published: its file; None is the one that it was loaded from.
+    """
+    seal = read_seal(published or Path(str(module.__file__)))
     return (_kernel if which is FORWARD_PASS else _backward_kernels)(module, seal)
 
 
@@ -70,7 +77,7 @@ def new_row(cell: Cell, which: Pass = FORWARD_PASS) -> dict[str, Any]:
         "batch": cell.batch,
         "num_heads": cell.num_heads,
         "in_grid": cell.in_grid,
-        **kernels_of(cell.module, which),
+        **kernels_of(load_module(cell.module), which),
         "ms": {},
         "tflops": {},
         "sustained_ms": {},
