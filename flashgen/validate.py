@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, replace
 from itertools import chain
 
+import sympy
+
 from flashgen.budget.sram import fits, largest_fitting, worst_usage
 from flashgen.budget.targets import TARGETS, get_target
 from flashgen.codegen.names import is_taken
@@ -21,7 +23,7 @@ from flashgen.plan.code import finite_score
 from flashgen.plan.learned import meeting_tensors
 from flashgen.scores import Score
 from flashgen.spec import DTYPES, INPUT_PRECISIONS, AttentionSpec, Blocks
-from flashgen.symbolic.trace import trace
+from flashgen.symbolic.trace import Predicate, trace
 
 HEAD_DIMS = range(16, 513, 8)
 TILE_SIDES = (16, 32, 64, 128, 256)
@@ -146,7 +148,19 @@ def _mask(name: str, spec: AttentionSpec) -> Iterator[Finding]:
         remedy = "give a mask of flashgen's, or a function (b, h, q_idx, kv_idx) -> bool"
         yield "mask", spec.mask, "not a mask", remedy
         return
-    yield from _untraceable("mask", spec.mask, lambda: trace(spec.mask))
+    yield from _untraceable("mask", spec.mask, lambda: _seen_by(spec.mask))
+
+
+def _seen_by(mask: Mask) -> Predicate:
+    """What a mask shows.
+
+    Raises:
+        MaskError: it cannot be traced, or shows nothing.
+    """
+    predicate = trace(mask)
+    if predicate.expr == sympy.false:
+        raise MaskError("no query sees a key; mend its conditions, which exclude each other")
+    return predicate
 
 
 def _score(name: str, spec: AttentionSpec) -> Iterator[Finding]:
