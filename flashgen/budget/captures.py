@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from flashgen.plan import KernelPlan
 from flashgen.plan.arguments import KernelArguments
 from flashgen.plan.cuts import cut_table
+from flashgen.plan.hopper import HopperNames
 from flashgen.plan.hopper_backward import HopperBackward
 from flashgen.plan.hopper_shape import hopper_shape
 from flashgen.plan.text import mentioned
@@ -56,9 +57,9 @@ def captured_bytes(plan: KernelPlan, *, contiguous: bool = True, ones: bool = Fa
     size = parts * ADDRESS + tiles * TILES + ADDRESS  # descriptors, tiles, lse
     size += BARRIER_ARRAYS * BARRIERS + NUMBERS + NUMBERS_OF_A_CALL * NUMBER
     if plan.normaliser == "softmax":  # votes, outgrown, checked
-        size += 2 * NUMBERS + BARRIER
-    if plan.tiles.uneven:  # the counter, heads_together
-        size += ADDRESS + NUMBER
+        size += 2 * NUMBERS + BARRIER * hopper_shape(plan).flat
+    size += ADDRESS * HopperNames(plan).counts  # the counter
+    size += NUMBER * plan.tiles.uneven  # heads_together
     if plan.listing:
         size += ADDRESS
     if plan.dropout:  # threshold, kept_scale; the seed, of 64 bits

@@ -171,23 +171,23 @@ def _others(plan: KernelPlan, captures: int) -> list[Buffer]:
         *(of_queries, of_queries, of_keys, of_keys, of_values, of_values),
         Buffer("tiles handed over", sympy.sympify(handed_over)),
         *2 * (Buffer("barriers", sympy.Integer(2 * _BARRIER)),),
-        *(_growth() if plan.normaliser == "softmax" else ()),
+        *(_growth(shape.flat) if plan.normaliser == "softmax" else ()),
         Buffer("captures", sympy.Integer(captures), alignment=8),
         Buffer("captures", WARP_GROUP * _CONSUMERS, alignment=4),
     ]
 
 
-def _growth() -> list[Buffer]:
+def _growth(has_barrier: bool) -> list[Buffer]:
     return [
         Buffer("growth", CONSUMER_ROWS * _CONSUMERS),
         Buffer("growth", 2 * _NUMBER * _CONSUMERS),
-        Buffer("growth", sympy.Integer(_BARRIER)),
+        *([Buffer("growth", sympy.Integer(_BARRIER))] if has_barrier else []),
     ]
 
 
 def _scratch_at_the_end(plan: KernelPlan, config: KernelConfig, captures: int) -> bool:
     """Whether what the producer's atomic returned finds no room in the captures' place."""
-    if not (plan.tiles.uneven and plan.tiles.reduce_rows):
+    if not (HopperNames(plan).counts and plan.tiles.reduce_rows):
         return False
     of_consumers = _SCRATCH * (config.BLOCK_M // CONSUMER_ROWS)
     return captures < of_consumers + _NUMBER

@@ -229,6 +229,7 @@ def render_module(
         hopper_limit=get_target(HOPPER).max_shared,
         out_columns=OUT_COLUMNS,
         cut_by=HopperNames(plan).cut_by if hopper.config else None,
+        counts=hopper.config is not None and HopperNames(plan).counts,
         packs=hopper.config is not None and HopperNames(plan).packs,
         package=package,
     )

@@ -133,16 +133,17 @@ class HopperNames:
         for each consumer what it visits.
         """
         tiles = self.plan.tiles
-        narrow = self.shape.flat and self.shape.halves == 1
-        return narrow and self.plan.masks and not tiles.listed and len(tiles.runs) == 1
+        apart = self.shape.loads_early and not self.shape.flat
+        return apart and self.plan.masks and not tiles.listed and tiles.sorted
 
     @cached_property
     def seen(self) -> tuple[str, ...]:
         """A consumer that skips tiles: its first and last visit; keys that all its queries see."""
         if not self.skips:
             return ()
-        ends = ("all_end",) if self.plan.tiles.from_key_0 else ("all_begin", "all_end")
-        return ("first", "last", *ends)
+        tiles = self.plan.tiles
+        ends = ("all_end",) if tiles.from_key_0 else ("all_begin", "all_end")
+        return ("first", "last", *(f"{end}{run.suffix}" for run in tiles.runs for end in ends))
 
     @cached_property
     def seen_reads(self) -> frozenset[str]:
@@ -166,6 +167,21 @@ class HopperNames:
         if self.plan.tiles.reduce_rows:
             return frozenset({"q_first", "q_last"})
         return mentioned(("q_first", "q_last"), texts)
+
+    @property
+    def counts(self) -> bool:
+        """Whether programs take their tiles of queries from a counter.
+
+        Elsewhere each has every so many of them, where no tile takes longer than another.
+        """
+        # The first tiles of a window end where keys begin, and consumers leave out what they can.
+        return self.plan.tiles.uneven or self.skips
+
+    @property
+    def growth(self) -> tuple[str, ...]:
+        """Where a softmax notes that weights have outgrown their maxima."""
+        # A tile that ends by itself says so by the barrier that frees its numbers.
+        return ("votes", "outgrown", *(("checked",) if self.shape.flat else ()))
 
     @cached_property
     def visits(self) -> str:

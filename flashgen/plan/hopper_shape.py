@@ -26,6 +26,7 @@ class HopperShape:
             for those of the next tile.
         q_stages: buffers for tiles of queries.
         k_extra: buffers for tiles of keys beyond those for values, which are needed a step later.
+        turns: whether one consumer after another has its products with the matrix units.
         flat: whether a tile's first step runs beside the last one of the tile before.
         out_in_queries: whether the output passes through the buffer of its tile's queries.
         splits: whether there are registers for two kinds of steps.
@@ -35,6 +36,7 @@ class HopperShape:
     q_in_registers: bool
     q_stages: int
     k_extra: int
+    turns: bool
     flat: bool
     out_in_queries: bool
     splits: bool
@@ -51,13 +53,15 @@ _OF_NARROW = HopperShape(
     q_in_registers=False,
     q_stages=2,
     k_extra=0,
-    flat=True,
+    turns=True,
+    flat=False,
     out_in_queries=False,
     splits=False,
 )
 
-#: Three consumers with scores of 64 keys; the output leaves through the buffer of its queries.
-_OF_LONG_TILES = replace(_OF_NARROW, out_in_queries=True, splits=True)
+#: Three consumers with scores of 64 keys. Two keep the matrix units busy while one ends its tile,
+#: so that none has to wait for its turn. The output leaves through the buffer of its queries.
+_OF_LONG_TILES = replace(_OF_NARROW, turns=False, out_in_queries=True, splits=True)
 
 #: Two consumers with scores of 128 keys, for tiles of fewer rows.
 _OF_SHORT_TILES = HopperShape(
@@ -65,6 +69,7 @@ _OF_SHORT_TILES = HopperShape(
     q_in_registers=True,
     q_stages=1,
     k_extra=1,
+    turns=True,
     flat=True,
     out_in_queries=False,
     splits=True,
@@ -76,6 +81,7 @@ _OF_WIDEST = HopperShape(
     q_in_registers=False,
     q_stages=1,
     k_extra=0,
+    turns=True,
     flat=False,
     out_in_queries=False,
     splits=True,
@@ -87,8 +93,7 @@ def hopper_shape(plan: KernelPlan) -> HopperShape:
     qk, v = sum(plan.qk_segments), sum(plan.v_segments)
     if max(qk, v) <= NARROW:
         return _OF_NARROW
-    # Tiles of queries that see keys from the first one on have many to visit.
-    if plan.tiles.from_key_0 and not plan.tiles.listed and v <= WIDE:
+    if plan.tiles.sorted and not plan.tiles.listed and v <= WIDE:
         alike = plan.v_segments == plan.qk_segments[: len(plan.v_segments)]
         if alike and qk <= WIDEST_KEYS:
             return _OF_LONG_TILES

@@ -126,7 +126,7 @@ def _source(plan: KernelPlan, config: KernelConfig, packed: int = 1) -> Any:
 def _argument_types(plan: KernelPlan, config: KernelConfig, packed: int) -> dict[str, str]:
     """Triton's types of the arguments that are no integers, but for those of parameters."""
     types = {"lse_ptr": "*fp32", "qk_scale": "fp32", "scale": "fp32", "tiles_ptr": "*i32"}
-    types["counter_ptr"] = "*i32" if plan.tiles.uneven else "*fp32"
+    types["counter_ptr"] = "*i32" if HopperNames(plan).counts else "*fp32"
     types |= {"cuts_ptr": "*i32", "out_ptr": f"*{plan.triton_dtype}"} | DROPOUT_TYPES
     tensors = (
         ("q", (packed, 64 // packed), plan.qk_parts),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import product
 
 from flashgen.budget.grouped_heads import heads_of_a_tile
@@ -25,6 +26,7 @@ from flashgen.budget.traffic import Workload, traffic
 from flashgen.config import KernelConfig
 from flashgen.plan import KernelPlan
 from flashgen.plan.cuts import cut_table
+from flashgen.plan.hopper import HopperNames
 from flashgen.tuning.rank import typical_workload
 from flashgen.tuning.space import Space
 from flashgen.tuning.workload import usual_lengths
@@ -115,10 +117,17 @@ def predict_hopper(plan: KernelPlan, config: KernelConfig, work: Workload) -> fl
     costs = vars(step_clocks(plan, config, TARGET, account)).values()
     sharpness = CONSUMER_SHARPNESS[config.BLOCK_M // CONSUMER_ROWS]
     mean = float(sum(cost**sharpness for cost in costs) ** (1 / sharpness))
-    steps = account.full_tiles + account.masked_tiles
+    steps = _steps(plan, config, work, heads)
     clocks = steps * (mean + STEP_CLOCKS) + account.programs * TILE_CLOCKS
     seconds = clocks / TARGET.num_sms / (TARGET.clock_ghz * 1e9)
     return max(seconds, account.dram_bytes / (TARGET.dram_gbps * 1e9))
+
+
+def _steps(plan: KernelPlan, config: KernelConfig, work: Workload, heads: int) -> float:
+    """Steps of all programs: a consumer that leaves tiles of keys out has fewer of its own."""
+    rows = CONSUMER_ROWS if HopperNames(plan).skips else config.BLOCK_M
+    account = traffic(plan, replace(config, BLOCK_M=rows), TARGET, work, heads_of_a_tile=heads)
+    return (account.full_tiles + account.masked_tiles) * rows / config.BLOCK_M
 
 
 def _all(plan: KernelPlan) -> Iterator[KernelConfig]:

@@ -17,26 +17,6 @@ MOST_WEIGHT: gl.constexpr = gl.constexpr(2.0**60)
 
 
 @gluon.jit
-def _take_turn(CONSUMER: gl.constexpr):
-    """Waits until this consumer's turn has been passed to it."""
-    lanes = gl.full([128], 0, gl.int32, gl.BlockedLayout([1], [32], [4], [0]))
-    gl.inline_asm_elementwise(
-        f"bar.sync {8 + CONSUMER}, 256; mov.b32 $0, $1;", "=r,r", [lanes],
-        dtype=gl.int32, is_pure=False, pack=1,
-    )  # fmt: skip
-
-
-@gluon.jit
-def _pass_turn(CONSUMER: gl.constexpr):
-    """Lets this consumer go on. It has a hardware barrier; Triton takes the first ones itself."""
-    lanes = gl.full([128], 0, gl.int32, gl.BlockedLayout([1], [32], [4], [0]))
-    gl.inline_asm_elementwise(
-        f"bar.arrive {8 + CONSUMER}, 256; mov.b32 $0, $1;", "=r,r", [lanes],
-        dtype=gl.int32, is_pure=False, pack=1,
-    )  # fmt: skip
-
-
-@gluon.jit
 def _stage(count, NUM_STAGES: gl.constexpr):
     """(buffer, phase of its barriers) of what comes after so many others; buffers take turns."""
     return count % NUM_STAGES, count // NUM_STAGES % 2
@@ -151,11 +131,11 @@ def _work(index, careful, call, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
 
 
 @gluon.jit
-def _seen(work, NUMBER: gl.constexpr, call, BLOCK_N: gl.constexpr, NUM_STAGES: gl.constexpr):
+def _seen(work, NUMBER: gl.constexpr, call, BLOCK_N: gl.constexpr):
     """(first visit, last visit, keys that all see ...) of one consumer's queries.
 
     Visits count down. A consumer leaves out those at both ends at which its queries see nothing,
-    as many as the others can go on without it.
+    and all but one if it has no queries. Between them it computes all.
     """
     PACKED: gl.constexpr = call[0]
     _, _, q_len, _, _, _, _, _, _ = call[1]
@@ -166,8 +146,10 @@ def _seen(work, NUMBER: gl.constexpr, call, BLOCK_N: gl.constexpr, NUM_STAGES: g
     some_end = q_last + 1
     all_end = q_first + 1
     last = 0
-    first = min(gl.cdiv(some_end, BLOCK_N) - 1, top)
-    first = max(first, max(last, top - NUM_STAGES // 2))
+    first = gl.cdiv(some_end, BLOCK_N) - 1
+    first = max(min(first, top), last)
+    none = work[3] + 64 // PACKED * NUMBER >= q_len
+    first, last = gl.where(none, 0, first), gl.where(none, 0, last)
     return first, last, all_end
 
 
@@ -180,15 +162,7 @@ def _key_tile(visit, work, call, BLOCK_N: gl.constexpr):
 
 @gluon.jit
 def _hand_over(
-    work,
-    q_count,
-    slots,
-    full,
-    empty,
-    call,
-    CONSUMERS: gl.constexpr,
-    BLOCK_N: gl.constexpr,
-    NUM_STAGES: gl.constexpr,
+    work, q_count, slots, full, empty, call, CONSUMERS: gl.constexpr, BLOCK_N: gl.constexpr
 ):
     """Tells the consumers the tile of queries that comes after `q_count` others."""
     slot, phase = _stage(q_count, 2)
@@ -197,7 +171,7 @@ def _hand_over(
         number = gl.full([1], work[i], gl.int32, gl.BlockedLayout([1], [32], [1], [0]))
         slots.index(slots.shape[0] // 2 * slot + i).store(number)
     for consumer in gl.static_range(CONSUMERS):
-        seen = _seen(work, consumer, call, BLOCK_N, NUM_STAGES)
+        seen = _seen(work, consumer, call, BLOCK_N)
         for i in gl.static_range(3):
             number = gl.full([1], seen[i], gl.int32, gl.BlockedLayout([1], [32], [1], [0]))
             slots.index(slots.shape[0] // 2 * slot + 3 * consumer + 5 + i).store(number)
@@ -340,7 +314,7 @@ def _producer(
     tiles, barriers, handover, growth = buffers
     q_tiles, k_tiles, v_tiles, _ = tiles
     q_full, q_empty, k_full, k_empty, v_full, v_empty = barriers
-    _, outgrown, checked = growth
+    _, outgrown = growth
     slots, work_full, work_empty = handover
     # A buffer is empty in the phase before the one that it is full in.
     index = gl.program_id(0)
@@ -348,10 +322,11 @@ def _producer(
     work = _work(index, 0, call, BLOCK_M, BLOCK_N)
     q_count = 0  # tiles of queries
     kv_count = 0  # tiles of keys
-    _hand_over(work, q_count, slots, work_full, work_empty, call, CONSUMERS, BLOCK_N, NUM_STAGES)
+    _hand_over(work, q_count, slots, work_full, work_empty, call, CONSUMERS, BLOCK_N)
     visits = work[0]
     q_stage, q_phase = _stage(q_count, 2)
-    for c in gl.static_range(CONSUMERS):
+    for i in gl.static_range(CONSUMERS):
+        c = CONSUMERS - 1 - i  # the last queries often see keys first
         number = q_stage * CONSUMERS + c
         rows = (work[1], work[2], work[3] + 64 // PACKED * c)
         _load_qk(q_descs, q_tiles, number, rows, q_full, q_empty, q_phase ^ 1)
@@ -370,6 +345,9 @@ def _producer(
             stage, phase = _stage(kv_count, NUM_STAGES)
             _load_qk(k_descs, k_tiles, stage, place, k_full, k_empty, phase ^ 1)
             _load_v(v_descs, v_tiles, v_stage, v_place, v_full, v_empty, v_phase ^ 1)
+        stage, phase = _stage(kv_count, NUM_STAGES)
+        _load_v(v_descs, v_tiles, stage, place, v_full, v_empty, phase ^ 1)
+        kv_count += 1
         # The next tile, after the loads, which must not wait for it.
         q_count += 1
         slot, phase = _stage(q_count, 2)
@@ -385,25 +363,21 @@ def _producer(
             following = index
             if index >= num_tiles:
                 # That of the last tile has to be known before the end.
-                mbarrier.wait(checked, (q_count - 1) % 2)
+                mbarrier.wait(work_empty.index(1 - slot), (q_count - 1) // 2 % 2)
                 careful = _told(outgrown, 1 - slot, CONSUMERS)
                 following = gl.where(careful > 0, last, index)
         before = last
         last = following
         work = _work(following, careful, call, BLOCK_M, BLOCK_N)
-        _hand_over(
-            work, q_count, slots, work_full, work_empty, call, CONSUMERS, BLOCK_N, NUM_STAGES
-        )
+        _hand_over(work, q_count, slots, work_full, work_empty, call, CONSUMERS, BLOCK_N)
         visits = work[0]
         if visits > 0:
             q_stage, q_phase = _stage(q_count, 2)
-            for c in gl.static_range(CONSUMERS):
+            for i in gl.static_range(CONSUMERS):
+                c = CONSUMERS - 1 - i  # the last queries often see keys first
                 number = q_stage * CONSUMERS + c
                 rows = (work[1], work[2], work[3] + 64 // PACKED * c)
                 _load_qk(q_descs, q_tiles, number, rows, q_full, q_empty, q_phase ^ 1)
-        stage, phase = _stage(kv_count, NUM_STAGES)
-        _load_v(v_descs, v_tiles, stage, place, v_full, v_empty, phase ^ 1)
-        kv_count += 1
 
 
 @gluon.jit
@@ -514,7 +488,6 @@ def _step(
     l_i,
     weights,
     careful,
-    v_count,
     kv_count,
     more,
     start_n,
@@ -536,18 +509,16 @@ def _step(
     """
     _, _, _, _, _, _, _, _, qk_scale = call[1]
     tiles, barriers, _, growth = buffers
-    votes, _, _ = growth
+    votes, _ = growth
     _, k_tiles, v_tiles, _ = tiles
     _, _, k_full, k_empty, v_full, v_empty = barriers
     ROWS: gl.constexpr = gl.SliceLayout(1, SCORES)
-    v_stage, v_phase = _stage(v_count, NUM_STAGES)
+    v_stage, v_phase = _stage(kv_count - 1, NUM_STAGES)
     k_stage, _ = _stage(kv_count, NUM_STAGES)
     next_stage, next_phase = _stage(kv_count + 1, NUM_STAGES)
-    _take_turn(NUMBER)
     scores_0 = _start_scores(q, k_tiles, k_stage, 0, SCORES)
     mbarrier.wait(v_full.index(v_stage), v_phase)
     acc = _start_values(weights, v_tiles, v_stage, acc)
-    _pass_turn((NUMBER + 1) % CONSUMERS)
     scores_0 = warpgroup_mma_wait(1, deps=(scores_0,))
     mbarrier.arrive(k_empty.index(k_stage), count=1)
     scores_0 = _scores(scores_0, start_n, masked, place, queries, call, NUMBER)
@@ -574,26 +545,14 @@ def _step(
 
 
 @gluon.jit
-def _skip_keys(
-    kv_count, barriers, NUMBER: gl.constexpr, CONSUMERS: gl.constexpr, NUM_STAGES: gl.constexpr
-):
-    """Of a tile of keys that its queries do not see a consumer takes the turn and nothing else."""
-    _, _, k_full, k_empty, _, _ = barriers
+def _skip(kv_count, barriers, NUM_STAGES: gl.constexpr):
+    """Passes on a tile of keys and values that a consumer's queries do not see, as it comes."""
+    _, _, k_full, k_empty, v_full, v_empty = barriers
     stage, phase = _stage(kv_count, NUM_STAGES)
     mbarrier.wait(k_full.index(stage), phase)
-    _take_turn(NUMBER)
-    _pass_turn((NUMBER + 1) % CONSUMERS)
     mbarrier.arrive(k_empty.index(stage), count=1)
-
-
-@gluon.jit
-def _skip_values(begin, end, barriers, NUM_STAGES: gl.constexpr):
-    """The values of such tiles are passed on once the consumer has multiplied with those before."""
-    _, _, _, _, v_full, v_empty = barriers
-    for count in range(begin, end):
-        stage, phase = _stage(count, NUM_STAGES)
-        mbarrier.wait(v_full.index(stage), phase)
-        mbarrier.arrive(v_empty.index(stage), count=1)
+    mbarrier.wait(v_full.index(stage), phase)
+    mbarrier.arrive(v_empty.index(stage), count=1)
 
 
 @gluon.jit
@@ -615,12 +574,11 @@ def _consumer(
     HALF: gl.constexpr = BLOCK_N
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16])
     ROWS: gl.constexpr = gl.SliceLayout(1, SCORES)
-    NEXT: gl.constexpr = (NUMBER + 1) % CONSUMERS
     PACKED: gl.constexpr = call[0]
     _, _, q_len, _, _, _, _, _, _ = call[1]
     out_descs, lse_ptr = results
     tiles, barriers, handover, growth = buffers
-    votes, outgrown, checked = growth
+    votes, outgrown = growth
     q_tiles, k_tiles, v_tiles, out_tiles = tiles
     q_full, q_empty, k_full, k_empty, v_full, v_empty = barriers
     slots, work_full, work_empty = handover
@@ -631,24 +589,19 @@ def _consumer(
     place = (slots, q_count)
     careful = _handed_over(4, q_count, slots)
     queries = _queries(place, call, NUMBER, ROWS)
-    if NUMBER == CONSUMERS - 1:
-        _pass_turn(0)
     first = _handed_over(3 * NUMBER + 5, q_count, slots)
     last = _handed_over(3 * NUMBER + 6, q_count, slots)
     for _ in range(visits - 1 - first):
-        _skip_keys(kv_count, barriers, NUMBER, CONSUMERS, NUM_STAGES)
+        _skip(kv_count, barriers, NUM_STAGES)
         kv_count += 1
     mbarrier.wait(q_full.index(NUMBER), 0)
     number = NUMBER
     q = _queries_of(q_tiles, NUMBER)
     k_stage, k_phase = _stage(kv_count, NUM_STAGES)
     mbarrier.wait(k_full.index(k_stage), k_phase)
-    _take_turn(NUMBER)
     scores_0 = _start_scores(q, k_tiles, k_stage, 0, SCORES)
-    _pass_turn(NEXT)
     scores_0 = warpgroup_mma_wait(0, deps=(scores_0,))
     mbarrier.arrive(k_empty.index(k_stage), count=1)
-    _skip_values(0, kv_count, barriers, NUM_STAGES)
     tile, masked = _visited_tile(first, place, call, NUMBER, BLOCK_N)
     start_n = tile * BLOCK_N
     m_i, l_i, weights, growing = _first_weights(
@@ -657,7 +610,6 @@ def _consumer(
     acc = gl.zeros([64, 128], gl.float32, OUT)
     while visits > 0:
         place = (slots, q_count)
-        v_count = kv_count  # the tile of keys before, of those that its queries see
         kv_count += 1
         k_stage, k_phase = _stage(kv_count, NUM_STAGES)
         mbarrier.wait(k_full.index(k_stage), k_phase, pred=first > last)
@@ -675,7 +627,6 @@ def _consumer(
                 l_i,
                 weights,
                 careful,
-                v_count,
                 kv_count,
                 rest > last,
                 start_n,
@@ -690,9 +641,12 @@ def _consumer(
                 NUM_STAGES,
                 True,
             )
-            v_count = kv_count
             kv_count += 1
             rest -= 1
+        # The output of the tile before has been read by now, which one thread waits for.
+        tma.store_wait(0)
+        other = (q_count + 1) % 2 * CONSUMERS + NUMBER
+        mbarrier.arrive(q_empty.index(other), count=1, pred=q_count > 0)
         for visit in range(rest, last - 1, -1):
             tile, masked = _visited_tile(visit, place, call, NUMBER, BLOCK_N)
             start_n = tile * BLOCK_N
@@ -703,7 +657,6 @@ def _consumer(
                 l_i,
                 weights,
                 careful,
-                v_count,
                 kv_count,
                 visit > last,
                 start_n,
@@ -718,21 +671,26 @@ def _consumer(
                 NUM_STAGES,
                 False,
             )
-            v_count = kv_count
             kv_count += 1
 
-        # The tile's end, beside the start of the next one.
-        done, done_queries = place, queries
+        # The tile's end.
         total = _row_sum(l_i, ROWS)
         redone = 0  # whether the producer has to hand this tile over again
         redone = _any(gl.where(total <= MOST_WEIGHT, 0, 1 - careful), votes.index(NUMBER))
         if redone > 0:
             _tell(1, outgrown, NUMBER, q_count % 2)
-        mbarrier.arrive(checked, count=1)
-        v_stage, v_phase = _stage(v_count, NUM_STAGES)
+        v_stage, v_phase = _stage(kv_count - 1, NUM_STAGES)
+        mbarrier.wait(v_full.index(v_stage), v_phase)
+        acc = _start_values(weights, v_tiles, v_stage, acc)
+        scale_out = _finish(m_i, total, redone, place, queries, call, lse_ptr, NUMBER, ROWS)
+        acc = warpgroup_mma_wait(0, deps=(acc,))
+        mbarrier.arrive(v_empty.index(v_stage), count=1)
         out_number = q_count % 2 * CONSUMERS + NUMBER
+        acc *= gl.convert_layout(scale_out, gl.SliceLayout(1, OUT), assert_trivial=True)[:, None]
+        _store_out(acc, place, redone, q_len, out_tiles, out_descs, out_number, NUMBER, PACKED)
+        mbarrier.arrive(work_empty.index(q_count % 2), count=1)
         for _ in range(last):
-            _skip_keys(kv_count, barriers, NUMBER, CONSUMERS, NUM_STAGES)
+            _skip(kv_count, barriers, NUM_STAGES)
             kv_count += 1
         q_count += 1
         slot, phase = _stage(q_count, 2)
@@ -744,23 +702,16 @@ def _consumer(
         first = _handed_over(3 * NUMBER + 5, q_count, slots)
         last = _handed_over(3 * NUMBER + 6, q_count, slots)
         for _ in range(visits - 1 - first):
-            _skip_keys(kv_count, barriers, NUMBER, CONSUMERS, NUM_STAGES)
+            _skip(kv_count, barriers, NUM_STAGES)
             kv_count += 1
-
         k_stage, k_phase = _stage(kv_count, NUM_STAGES)
         q_stage, q_phase = _stage(q_count, 2)
         number = q_stage * CONSUMERS + NUMBER
         mbarrier.wait(q_full.index(number), q_phase, pred=visits > 0)
         q = _queries_of(q_tiles, number)
         mbarrier.wait(k_full.index(k_stage), k_phase, pred=visits > 0)
-        _take_turn(NUMBER)
-        # After the last tile this multiplies what there is, once more and harmlessly.
         scores_0 = _start_scores(q, k_tiles, k_stage, 0, SCORES)
-        mbarrier.wait(v_full.index(v_stage), v_phase)
-        acc = _start_values(weights, v_tiles, v_stage, acc)
-        _pass_turn(NEXT)
-        scale_out = _finish(m_i, total, redone, done, done_queries, call, lse_ptr, NUMBER, ROWS)
-        scores_0 = warpgroup_mma_wait(1, deps=(scores_0,))
+        scores_0 = warpgroup_mma_wait(0, deps=(scores_0,))
         mbarrier.arrive(k_empty.index(k_stage), count=1, pred=visits > 0)
         tile, masked = _visited_tile(first, place, call, NUMBER, BLOCK_N)
         start_n = tile * BLOCK_N
@@ -776,18 +727,8 @@ def _consumer(
             NUMBER,
             ROWS,
         )
-        acc = warpgroup_mma_wait(0, deps=(acc,))
-        mbarrier.arrive(v_empty.index(v_stage), count=1)
-        acc *= gl.convert_layout(scale_out, gl.SliceLayout(1, OUT), assert_trivial=True)[:, None]
-        _store_out(acc, done, redone, q_len, out_tiles, out_descs, out_number, NUMBER, PACKED)
-        # Until the store has been read, which one thread waits for, no other queries may come in.
-        tma.store_wait(0)
-        mbarrier.arrive(q_empty.index(out_number), count=1)
-        mbarrier.arrive(work_empty.index((q_count - 1) % 2), count=1)
-        _skip_values(v_count + 1, kv_count, barriers, NUM_STAGES)
         acc = gl.zeros([64, 128], gl.float32, OUT)
-    if NUMBER == 0:
-        _take_turn(0)  # the one that is left over
+    tma.store_wait(0)
 
 
 # Lengths, head counts and the mask's parameters never cause a recompile.
@@ -861,36 +802,34 @@ def _attention_hopper(
     k_empty = gl.allocate_shared_memory(gl.int64, [NUM_STAGES, 1], BARRIER)
     v_full = gl.allocate_shared_memory(gl.int64, [NUM_STAGES, 1], BARRIER)
     v_empty = gl.allocate_shared_memory(gl.int64, [NUM_STAGES, 1], BARRIER)
-    for i in gl.static_range(Q_TILES):
-        mbarrier.init(q_full.index(i), count=1)
-        mbarrier.init(q_empty.index(i), count=1)
-    for i in gl.static_range(NUM_STAGES):
-        mbarrier.init(k_full.index(i), count=1)
-        mbarrier.init(v_full.index(i), count=1)
-        mbarrier.init(k_empty.index(i), count=CONSUMERS)
-        mbarrier.init(v_empty.index(i), count=CONSUMERS)
     # Tiles of queries that the producer hands over to the consumers: the present and the next.
     scalar: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     NUMBERS: gl.constexpr = 5 + 3 * CONSUMERS
     slots = gl.allocate_shared_memory(gl.int32, [2 * NUMBERS, 1], scalar)
     work_full = gl.allocate_shared_memory(gl.int64, [2, 1], BARRIER)
     work_empty = gl.allocate_shared_memory(gl.int64, [2, 1], BARRIER)
-    for i in gl.static_range(2):
-        mbarrier.init(work_full.index(i), count=1)
-        mbarrier.init(work_empty.index(i), count=CONSUMERS)
-
     q_tiles, k_tiles = (q_tiles,), (k_tiles,)
     v_tiles, out_tiles = (v_tiles,), q_tiles  # free once they are multiplied
     tiles = (q_tiles, k_tiles, v_tiles, out_tiles)
     barriers = (q_full, q_empty, k_full, k_empty, v_full, v_empty)
     votes = gl.allocate_shared_memory(gl.int8, [CONSUMERS, 64], scalar)
     outgrown = gl.allocate_shared_memory(gl.int32, [2 * CONSUMERS, 1], scalar)
-    for c in gl.static_range(CONSUMERS):
-        _tell(0, outgrown, c, 0)
-        _tell(0, outgrown, c, 1)
-    checked = gl.allocate_shared_memory(gl.int64, [1], BARRIER)
-    mbarrier.init(checked, count=CONSUMERS)
-    buffers = (tiles, barriers, (slots, work_full, work_empty), (votes, outgrown, checked))
+    # One of each array after the other: between two of one array Triton has all warps meet.
+    for i in gl.static_range(Q_TILES + NUM_STAGES):
+        if i < Q_TILES:
+            mbarrier.init(q_full.index(i), count=1)
+            mbarrier.init(q_empty.index(i), count=1)
+        if i < NUM_STAGES:
+            mbarrier.init(k_full.index(i), count=1)
+            mbarrier.init(k_empty.index(i), count=CONSUMERS)
+            mbarrier.init(v_full.index(i), count=1)
+            mbarrier.init(v_empty.index(i), count=CONSUMERS)
+        if i < 2:
+            mbarrier.init(work_full.index(i), count=1)
+            mbarrier.init(work_empty.index(i), count=CONSUMERS)
+        if i < 2 * CONSUMERS:
+            _tell(0, outgrown, i // 2, i % 2)
+    buffers = (tiles, barriers, (slots, work_full, work_empty), (votes, outgrown))
     q_descs, k_descs = (q_desc,), (k_desc,)
     v_descs, out_descs = (v_desc,), (out_desc,)
     sources = (q_descs, k_descs, v_descs, counter_ptr)

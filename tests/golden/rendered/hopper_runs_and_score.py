@@ -139,24 +139,16 @@ def _work(index, careful, call, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
     head = batch_head % num_q_heads
     q_first = tile_m * BLOCK_M
     q_last = min(q_first + BLOCK_M, q_len) - 1
-    # Keys that some of these queries see, and keys that all of them see, derived from the mask.
+    # Keys that some of these queries see, derived from the mask.
     some_begin_0 = 0
     some_end_0 = min(4, q_last + 1)
-    all_begin_0 = 0
-    all_end_0 = min(4, q_first + 1)
     some_begin_1 = max(0, q_first - left)
     some_end_1 = q_last + 1
-    all_begin_1 = max(0, q_last - left)
-    all_end_1 = q_first + 1
     # The same in tiles.
     kv_begin_0 = some_begin_0 // BLOCK_N
     kv_end_0 = gl.cdiv(some_end_0, BLOCK_N)
-    full_begin_0 = gl.cdiv(all_begin_0, BLOCK_N)
-    full_end_0 = all_end_0 // BLOCK_N
     kv_begin_1 = some_begin_1 // BLOCK_N
     kv_end_1 = gl.cdiv(some_end_1, BLOCK_N)
-    full_begin_1 = gl.cdiv(all_begin_1, BLOCK_N)
-    full_end_1 = all_end_1 // BLOCK_N
     # Runs can overlap: each starts where the one before it ended. They are visited as one.
     visits_0 = kv_end_0 - kv_begin_0
     kv_begin_1 = max(kv_begin_1, kv_end_0)
@@ -164,63 +156,69 @@ def _work(index, careful, call, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
     visits_1 = visits_0 + kv_end_1 - kv_begin_1
     # Where there is nothing to see, one tile of keys is visited all the same, and all of it masked.
     visits = gl.where(is_tile, max(visits_1, 1), 0)
-    return (
-        visits,
-        batch,
-        head,
-        q_first,
-        kv_begin_0,
-        visits_0,
-        kv_begin_1,
-        visits_1,
-        full_begin_0,
-        full_end_0,
-        full_begin_1,
-        full_end_1,
-        careful,
-    )
+    return visits, batch, head, q_first, kv_begin_0, visits_0, kv_begin_1, visits_1, careful
+
+
+@gluon.jit
+def _seen(work, NUMBER: gl.constexpr, call, BLOCK_N: gl.constexpr):
+    """(first visit, last visit, keys that all see ...) of one consumer's queries.
+
+    Visits count down. A consumer leaves out those at both ends at which its queries see nothing,
+    and all but one if it has no queries. Between runs it computes all.
+    """
+    _, _, q_len, _, _, _, _, _, _, left = call
+    visits, _, _, q_first, kv_begin_0, visits_0, kv_begin_1, _, _ = work
+    top = max(visits - 1, 0)
+    q_first = min(q_first + 64 * NUMBER, q_len - 1)
+    q_last = min(q_first + 64, q_len) - 1
+    some_begin_0 = 0
+    some_end_0 = min(4, q_last + 1)
+    all_begin_0 = 0
+    all_end_0 = min(4, q_first + 1)
+    some_end_1 = q_last + 1
+    all_begin_1 = max(0, q_last - left)
+    all_end_1 = q_first + 1
+    last = min(max(some_begin_0 // BLOCK_N - kv_begin_0, 0), visits_0, top)
+    own_end = some_end_0
+    own_end = max(own_end, some_end_1)
+    first = visits_0 + max(gl.cdiv(own_end, BLOCK_N) - kv_begin_1, 0) - 1
+    first = max(min(first, top), last)
+    none = work[3] + 64 * NUMBER >= q_len
+    first, last = gl.where(none, 0, first), gl.where(none, 0, last)
+    return first, last, all_begin_0, all_end_0, all_begin_1, all_end_1
 
 
 @gluon.jit
 def _key_tile(visit, work, call, BLOCK_N: gl.constexpr):
-    """(tile of keys, whether it needs the mask) of a visit."""
-    (
-        _,
-        _,
-        _,
-        _,
-        kv_begin_0,
-        visits_0,
-        kv_begin_1,
-        _,
-        full_begin_0,
-        full_end_0,
-        full_begin_1,
-        full_end_1,
-        _,
-    ) = work
+    """The tile of keys of a visit."""
+    _, _, _, _, kv_begin_0, visits_0, kv_begin_1, _, _ = work
     tile = kv_begin_0 + visit
     tile = gl.where(visit < visits_0, tile, kv_begin_1 + visit - visits_0)
-    masked = (tile < full_begin_0) | (tile >= full_end_0)
-    masked &= (tile < full_begin_1) | (tile >= full_end_1)
-    return tile, masked
+    return tile
 
 
 @gluon.jit
-def _hand_over(work, q_count, slots, full, empty):
+def _hand_over(
+    work, q_count, slots, full, empty, call, CONSUMERS: gl.constexpr, BLOCK_N: gl.constexpr
+):
     """Tells the consumers the tile of queries that comes after `q_count` others."""
     slot, phase = _stage(q_count, 2)
     mbarrier.wait(empty.index(slot), phase ^ 1)
-    for i in gl.static_range(13):
+    for i in gl.static_range(9):
         number = gl.full([1], work[i], gl.int32, gl.BlockedLayout([1], [32], [1], [0]))
-        slots.index(13 * slot + i).store(number)
+        slots.index(slots.shape[0] // 2 * slot + i).store(number)
+    for consumer in gl.static_range(CONSUMERS):
+        seen = _seen(work, consumer, call, BLOCK_N)
+        for i in gl.static_range(6):
+            number = gl.full([1], seen[i], gl.int32, gl.BlockedLayout([1], [32], [1], [0]))
+            slots.index(slots.shape[0] // 2 * slot + 6 * consumer + 9 + i).store(number)
     mbarrier.arrive(full.index(slot), count=1)
 
 
 @gluon.jit
 def _handed_over(number, q_count, slots):
     """One number of the work handed over. It is read where it is used: registers are scarce."""
-    slot = slots.index(13 * (q_count % 2) + number)
+    slot = slots.index(slots.shape[0] // 2 * (q_count % 2) + number)
     return gl.max(slot.load(gl.BlockedLayout([1], [32], [4], [0])), 0)
 
 
@@ -246,33 +244,22 @@ def _q_first(place, NUMBER: gl.constexpr):
 
 
 @gluon.jit
-def _visited_tile(visit, place, call, BLOCK_N: gl.constexpr):
-    """`_key_tile` of what was handed over."""
+def _visited_tile(visit, place, call, NUMBER: gl.constexpr, BLOCK_N: gl.constexpr):
+    """(tile of keys, whether it needs the mask) of a visit."""
     slots, q_count = place
     kv_begin_0 = _handed_over(4, q_count, slots)
     visits_0 = _handed_over(5, q_count, slots)
     kv_begin_1 = _handed_over(6, q_count, slots)
     visits_1 = _handed_over(7, q_count, slots)
-    full_begin_0 = _handed_over(8, q_count, slots)
-    full_end_0 = _handed_over(9, q_count, slots)
-    full_begin_1 = _handed_over(10, q_count, slots)
-    full_end_1 = _handed_over(11, q_count, slots)
-    work = (
-        0,
-        0,
-        0,
-        0,
-        kv_begin_0,
-        visits_0,
-        kv_begin_1,
-        visits_1,
-        full_begin_0,
-        full_end_0,
-        full_begin_1,
-        full_end_1,
-        0,
-    )
-    return _key_tile(visit, work, call, BLOCK_N)
+    work = (0, 0, 0, 0, kv_begin_0, visits_0, kv_begin_1, visits_1, 0)
+    tile = _key_tile(visit, work, call, BLOCK_N)
+    all_begin_0 = _handed_over(6 * NUMBER + 11, q_count, slots)
+    all_end_0 = _handed_over(6 * NUMBER + 12, q_count, slots)
+    all_begin_1 = _handed_over(6 * NUMBER + 13, q_count, slots)
+    all_end_1 = _handed_over(6 * NUMBER + 14, q_count, slots)
+    masked = (tile * BLOCK_N < all_begin_0) | ((tile + 1) * BLOCK_N > all_end_0)
+    masked &= (tile * BLOCK_N < all_begin_1) | ((tile + 1) * BLOCK_N > all_end_1)
+    return tile, masked
 
 
 @gluon.constexpr_function
@@ -443,7 +430,7 @@ def _producer(
     tiles, barriers, handover, growth = buffers
     q_tiles, k_tiles, v_tiles, _ = tiles
     q_full, q_empty, k_full, k_empty, v_full, v_empty = barriers
-    _, outgrown, checked = growth
+    _, outgrown = growth
     slots, work_full, work_empty = handover
     # A buffer is empty in the phase before the one that it is full in.
     index = gl.program_id(0)
@@ -451,16 +438,17 @@ def _producer(
     work = _work(index, 0, call, BLOCK_M, BLOCK_N)
     q_count = 0  # tiles of queries
     kv_count = 0  # tiles of keys
-    _hand_over(work, q_count, slots, work_full, work_empty)
+    _hand_over(work, q_count, slots, work_full, work_empty, call, CONSUMERS, BLOCK_N)
     visits = work[0]
     q_stage, q_phase = _stage(q_count, 2)
-    for c in gl.static_range(CONSUMERS):
+    for i in gl.static_range(CONSUMERS):
+        c = CONSUMERS - 1 - i  # the last queries often see keys first
         number = q_stage * CONSUMERS + c
         rows = (work[1], work[2], work[3] + 64 * c)
         _load_qk(q_descs, q_tiles, number, rows, q_full, q_empty, q_phase ^ 1)
     while visits > 0:
         kv_head = work[2] // (num_q_heads // num_kv_heads)
-        tile = _key_tile(visits - 1, work, call, BLOCK_N)[0]
+        tile = _key_tile(visits - 1, work, call, BLOCK_N)
         place = (work[1], kv_head, tile * BLOCK_N)
         stage, phase = _stage(kv_count, NUM_STAGES)
         _load_qk(k_descs, k_tiles, stage, place, k_full, k_empty, phase ^ 1)
@@ -468,11 +456,14 @@ def _producer(
             v_place = place
             v_stage, v_phase = _stage(kv_count, NUM_STAGES)
             kv_count += 1
-            tile = _key_tile(visit, work, call, BLOCK_N)[0]
+            tile = _key_tile(visit, work, call, BLOCK_N)
             place = (work[1], kv_head, tile * BLOCK_N)
             stage, phase = _stage(kv_count, NUM_STAGES)
             _load_qk(k_descs, k_tiles, stage, place, k_full, k_empty, phase ^ 1)
             _load_v(v_descs, v_tiles, v_stage, v_place, v_full, v_empty, v_phase ^ 1)
+        stage, phase = _stage(kv_count, NUM_STAGES)
+        _load_v(v_descs, v_tiles, stage, place, v_full, v_empty, phase ^ 1)
+        kv_count += 1
         # The next tile, after the loads, which must not wait for it.
         q_count += 1
         slot, phase = _stage(q_count, 2)
@@ -488,23 +479,21 @@ def _producer(
             following = index
             if index >= num_tiles:
                 # That of the last tile has to be known before the end.
-                mbarrier.wait(checked, (q_count - 1) % 2)
+                mbarrier.wait(work_empty.index(1 - slot), (q_count - 1) // 2 % 2)
                 careful = _told(outgrown, 1 - slot, CONSUMERS)
                 following = gl.where(careful > 0, last, index)
         before = last
         last = following
         work = _work(following, careful, call, BLOCK_M, BLOCK_N)
-        _hand_over(work, q_count, slots, work_full, work_empty)
+        _hand_over(work, q_count, slots, work_full, work_empty, call, CONSUMERS, BLOCK_N)
         visits = work[0]
         if visits > 0:
             q_stage, q_phase = _stage(q_count, 2)
-            for c in gl.static_range(CONSUMERS):
+            for i in gl.static_range(CONSUMERS):
+                c = CONSUMERS - 1 - i  # the last queries often see keys first
                 number = q_stage * CONSUMERS + c
                 rows = (work[1], work[2], work[3] + 64 * c)
                 _load_qk(q_descs, q_tiles, number, rows, q_full, q_empty, q_phase ^ 1)
-        stage, phase = _stage(kv_count, NUM_STAGES)
-        _load_v(v_descs, v_tiles, stage, place, v_full, v_empty, phase ^ 1)
-        kv_count += 1
 
 
 @gluon.jit
@@ -635,7 +624,7 @@ def _step(
     """
     _, qk_scale = queries
     tiles, barriers, _, growth = buffers
-    votes, _, _ = growth
+    votes, _ = growth
     _, k_tiles, v_tiles, _ = tiles
     _, _, k_full, k_empty, v_full, v_empty = barriers
     ROWS: gl.constexpr = gl.SliceLayout(1, SCORES)
@@ -673,6 +662,21 @@ def _step(
 
 
 @gluon.jit
+def _skip(
+    kv_count, barriers, NUMBER: gl.constexpr, CONSUMERS: gl.constexpr, NUM_STAGES: gl.constexpr
+):
+    """Passes on a tile of keys and values that a consumer's queries do not see, as it comes."""
+    _, _, k_full, k_empty, v_full, v_empty = barriers
+    stage, phase = _stage(kv_count, NUM_STAGES)
+    mbarrier.wait(k_full.index(stage), phase)
+    _take_turn(NUMBER)
+    _pass_turn((NUMBER + 1) % CONSUMERS)
+    mbarrier.arrive(k_empty.index(stage), count=1)
+    mbarrier.wait(v_full.index(stage), phase)
+    mbarrier.arrive(v_empty.index(stage), count=1)
+
+
+@gluon.jit
 def _consumer(
     results,
     buffers,
@@ -695,7 +699,7 @@ def _consumer(
     _, _, q_len, _, _, _, _, _, _, _ = call
     out_descs, lse_ptr = results
     tiles, barriers, handover, growth = buffers
-    votes, outgrown, checked = growth
+    votes, outgrown = growth
     q_tiles, k_tiles, v_tiles, out_tiles = tiles
     q_full, q_empty, k_full, k_empty, v_full, v_empty = barriers
     slots, work_full, work_empty = handover
@@ -704,20 +708,26 @@ def _consumer(
     mbarrier.wait(work_full.index(0), 0)
     visits = _handed_over(0, q_count, slots)
     place = (slots, q_count)
-    careful = _handed_over(12, q_count, slots)
+    careful = _handed_over(8, q_count, slots)
     queries = _queries(place, call, NUMBER, ROWS)
     if NUMBER == CONSUMERS - 1:
         _pass_turn(0)
+    first = _handed_over(6 * NUMBER + 9, q_count, slots)
+    last = _handed_over(6 * NUMBER + 10, q_count, slots)
+    for _ in range(visits - 1 - first):
+        _skip(kv_count, barriers, NUMBER, CONSUMERS, NUM_STAGES)
+        kv_count += 1
     mbarrier.wait(q_full.index(NUMBER), 0)
     number = NUMBER
     q = _queries_of(q_tiles, NUMBER)
-    mbarrier.wait(k_full.index(0), 0)
+    k_stage, k_phase = _stage(kv_count, NUM_STAGES)
+    mbarrier.wait(k_full.index(k_stage), k_phase)
     _take_turn(NUMBER)
-    scores_0 = _start_scores(q, k_tiles, 0, 0, SCORES)
+    scores_0 = _start_scores(q, k_tiles, k_stage, 0, SCORES)
     _pass_turn(NEXT)
     scores_0 = warpgroup_mma_wait(0, deps=(scores_0,))
-    mbarrier.arrive(k_empty.index(0), count=1)
-    tile, masked = _visited_tile(visits - 1, place, call, BLOCK_N)
+    mbarrier.arrive(k_empty.index(k_stage), count=1)
+    tile, masked = _visited_tile(first, place, call, NUMBER, BLOCK_N)
     start_n = tile * BLOCK_N
     m_i, l_i, weights, growing = _first_weights(
         scores_0, start_n, masked, place, queries, call, careful, votes.index(NUMBER), NUMBER, ROWS
@@ -727,13 +737,13 @@ def _consumer(
         place = (slots, q_count)
         kv_count += 1
         k_stage, k_phase = _stage(kv_count, NUM_STAGES)
-        mbarrier.wait(k_full.index(k_stage), k_phase, pred=visits > 1)
-        rest = visits - 2
-        while (growing > 0) & (rest >= 0):
+        mbarrier.wait(k_full.index(k_stage), k_phase, pred=first > last)
+        rest = first - 1
+        while (growing > 0) & (rest >= last):
             # growing is 1: these are the same queries. ptxas must not see it: what both loops
             # need of their addresses it would compute on the way to this one alone.
             q_again = _queries_of(q_tiles, number + growing // 2)
-            tile, masked = _visited_tile(rest, place, call, BLOCK_N)
+            tile, masked = _visited_tile(rest, place, call, NUMBER, BLOCK_N)
             start_n = tile * BLOCK_N
             acc, m_i, l_i, weights, growing = _step(
                 q_again,
@@ -743,7 +753,7 @@ def _consumer(
                 weights,
                 careful,
                 kv_count,
-                rest > 0,
+                rest > last,
                 start_n,
                 masked,
                 place,
@@ -758,8 +768,8 @@ def _consumer(
             )
             kv_count += 1
             rest -= 1
-        for visit in range(rest, -1, -1):
-            tile, masked = _visited_tile(visit, place, call, BLOCK_N)
+        for visit in range(rest, last - 1, -1):
+            tile, masked = _visited_tile(visit, place, call, NUMBER, BLOCK_N)
             start_n = tile * BLOCK_N
             acc, m_i, l_i, weights = _step(
                 q,
@@ -769,7 +779,7 @@ def _consumer(
                 weights,
                 careful,
                 kv_count,
-                visit > 0,
+                visit > last,
                 start_n,
                 masked,
                 place,
@@ -784,39 +794,53 @@ def _consumer(
             )
             kv_count += 1
 
-        # The tile's end, beside the start of the next one.
-        done, done_queries = place, queries
+        # The tile's end.
         total = _row_sum(l_i, ROWS)
         redone = 0  # whether the producer has to hand this tile over again
         redone = _any(gl.where(total <= MOST_WEIGHT, 0, 1 - careful), votes.index(NUMBER))
         if redone > 0:
             _tell(1, outgrown, NUMBER, q_count % 2)
-        mbarrier.arrive(checked, count=1)
         v_stage, v_phase = _stage(kv_count - 1, NUM_STAGES)
-        k_stage, k_phase = _stage(kv_count, NUM_STAGES)
         mbarrier.arrive(q_empty.index(q_count % 2 * CONSUMERS + NUMBER), count=1)
+        _take_turn(NUMBER)
+        mbarrier.wait(v_full.index(v_stage), v_phase)
+        acc = _start_values(weights, v_tiles, v_stage, acc)
+        _pass_turn(NEXT)
+        scale_out = _finish(m_i, total, redone, place, queries, call, lse_ptr, NUMBER, ROWS)
+        acc = warpgroup_mma_wait(0, deps=(acc,))
+        # One thread waits until its last store has been read; the arrival holds up the others.
+        tma.store_wait(0)
+        mbarrier.arrive(v_empty.index(v_stage), count=1)
+        acc *= gl.convert_layout(scale_out, gl.SliceLayout(1, OUT), assert_trivial=True)[:, None]
+        _store_out(acc, place, redone, q_len, out_tiles, out_descs, NUMBER)
+        mbarrier.arrive(work_empty.index(q_count % 2), count=1)
+        for _ in range(last):
+            _skip(kv_count, barriers, NUMBER, CONSUMERS, NUM_STAGES)
+            kv_count += 1
         q_count += 1
         slot, phase = _stage(q_count, 2)
         mbarrier.wait(work_full.index(slot), phase)
         visits = _handed_over(0, q_count, slots)
         place = (slots, q_count)
-        careful = _handed_over(12, q_count, slots)
+        careful = _handed_over(8, q_count, slots)
         queries = _queries(place, call, NUMBER, ROWS)
+        first = _handed_over(6 * NUMBER + 9, q_count, slots)
+        last = _handed_over(6 * NUMBER + 10, q_count, slots)
+        for _ in range(visits - 1 - first):
+            _skip(kv_count, barriers, NUMBER, CONSUMERS, NUM_STAGES)
+            kv_count += 1
+        k_stage, k_phase = _stage(kv_count, NUM_STAGES)
         q_stage, q_phase = _stage(q_count, 2)
         number = q_stage * CONSUMERS + NUMBER
         mbarrier.wait(q_full.index(number), q_phase, pred=visits > 0)
         q = _queries_of(q_tiles, number)
         mbarrier.wait(k_full.index(k_stage), k_phase, pred=visits > 0)
         _take_turn(NUMBER)
-        # After the last tile this multiplies what there is, once more and harmlessly.
         scores_0 = _start_scores(q, k_tiles, k_stage, 0, SCORES)
-        mbarrier.wait(v_full.index(v_stage), v_phase)
-        acc = _start_values(weights, v_tiles, v_stage, acc)
         _pass_turn(NEXT)
-        scale_out = _finish(m_i, total, redone, done, done_queries, call, lse_ptr, NUMBER, ROWS)
-        scores_0 = warpgroup_mma_wait(1, deps=(scores_0,))
+        scores_0 = warpgroup_mma_wait(0, deps=(scores_0,))
         mbarrier.arrive(k_empty.index(k_stage), count=1, pred=visits > 0)
-        tile, masked = _visited_tile(visits - 1, place, call, BLOCK_N)
+        tile, masked = _visited_tile(first, place, call, NUMBER, BLOCK_N)
         start_n = tile * BLOCK_N
         m_i, l_i, weights, growing = _first_weights(
             scores_0,
@@ -830,13 +854,6 @@ def _consumer(
             NUMBER,
             ROWS,
         )
-        acc = warpgroup_mma_wait(0, deps=(acc,))
-        # One thread waits until its last store has been read; the arrival holds up the others.
-        tma.store_wait(0)
-        mbarrier.arrive(v_empty.index(v_stage), count=1)
-        acc *= gl.convert_layout(scale_out, gl.SliceLayout(1, OUT), assert_trivial=True)[:, None]
-        _store_out(acc, done, redone, q_len, out_tiles, out_descs, NUMBER)
-        mbarrier.arrive(work_empty.index((q_count - 1) % 2), count=1)
         acc = gl.zeros([64, 64], gl.float32, OUT)
     tma.store_wait(0)
     if NUMBER == 0:
@@ -910,35 +927,34 @@ def _attention_hopper(
     k_empty = gl.allocate_shared_memory(gl.int64, [NUM_STAGES, 1], BARRIER)
     v_full = gl.allocate_shared_memory(gl.int64, [NUM_STAGES, 1], BARRIER)
     v_empty = gl.allocate_shared_memory(gl.int64, [NUM_STAGES, 1], BARRIER)
-    for i in gl.static_range(Q_TILES):
-        mbarrier.init(q_full.index(i), count=1)
-        mbarrier.init(q_empty.index(i), count=1)
-    for i in gl.static_range(NUM_STAGES):
-        mbarrier.init(k_full.index(i), count=1)
-        mbarrier.init(v_full.index(i), count=1)
-        mbarrier.init(k_empty.index(i), count=CONSUMERS)
-        mbarrier.init(v_empty.index(i), count=CONSUMERS)
     # Tiles of queries that the producer hands over to the consumers: the present and the next.
     scalar: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    slots = gl.allocate_shared_memory(gl.int32, [26, 1], scalar)
+    NUMBERS: gl.constexpr = 9 + 6 * CONSUMERS
+    slots = gl.allocate_shared_memory(gl.int32, [2 * NUMBERS, 1], scalar)
     work_full = gl.allocate_shared_memory(gl.int64, [2, 1], BARRIER)
     work_empty = gl.allocate_shared_memory(gl.int64, [2, 1], BARRIER)
-    for i in gl.static_range(2):
-        mbarrier.init(work_full.index(i), count=1)
-        mbarrier.init(work_empty.index(i), count=CONSUMERS)
-
     q_tiles, k_tiles = (q_tiles,), (k_tiles,)
     v_tiles, out_tiles = (v_tiles,), (out_tiles,)
     tiles = (q_tiles, k_tiles, v_tiles, out_tiles)
     barriers = (q_full, q_empty, k_full, k_empty, v_full, v_empty)
     votes = gl.allocate_shared_memory(gl.int8, [CONSUMERS, 64], scalar)
     outgrown = gl.allocate_shared_memory(gl.int32, [2 * CONSUMERS, 1], scalar)
-    for c in gl.static_range(CONSUMERS):
-        _tell(0, outgrown, c, 0)
-        _tell(0, outgrown, c, 1)
-    checked = gl.allocate_shared_memory(gl.int64, [1], BARRIER)
-    mbarrier.init(checked, count=CONSUMERS)
-    buffers = (tiles, barriers, (slots, work_full, work_empty), (votes, outgrown, checked))
+    # One of each array after the other: between two of one array Triton has all warps meet.
+    for i in gl.static_range(Q_TILES + NUM_STAGES):
+        if i < Q_TILES:
+            mbarrier.init(q_full.index(i), count=1)
+            mbarrier.init(q_empty.index(i), count=1)
+        if i < NUM_STAGES:
+            mbarrier.init(k_full.index(i), count=1)
+            mbarrier.init(k_empty.index(i), count=CONSUMERS)
+            mbarrier.init(v_full.index(i), count=1)
+            mbarrier.init(v_empty.index(i), count=CONSUMERS)
+        if i < 2:
+            mbarrier.init(work_full.index(i), count=1)
+            mbarrier.init(work_empty.index(i), count=CONSUMERS)
+        if i < 2 * CONSUMERS:
+            _tell(0, outgrown, i // 2, i % 2)
+    buffers = (tiles, barriers, (slots, work_full, work_empty), (votes, outgrown))
     q_descs, k_descs = (q_desc,), (k_desc,)
     v_descs, out_descs = (v_desc,), (out_desc,)
     sources = (q_descs, k_descs, v_descs, counter_ptr)
