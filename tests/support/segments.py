@@ -62,11 +62,20 @@ def tile_starts(ids: list[int], block_m: int) -> list[int]:
     return [
         row
         for row in range(len(ids))
-        if (own[row] and (row - begin[row]) % block_m == 0)
+        if (own[row] and row - begin[row] in _own_starts(counts[ids[row]], block_m))
         or (not own[row] and (row % block_m == 0 or own[row - 1]))
     ]
 
 
 def _starts_tiles(rows: int, block_m: int) -> bool:
     tiles = -(-rows // block_m)
-    return tiles > 1 and (tiles * block_m - rows) * (tiles + 2) < tiles * block_m
+    return tiles > 1 and 5 * (tiles * block_m - rows) < 2 * tiles * block_m
+
+
+def _own_starts(rows: int, block_m: int) -> set[int]:
+    """Where the tiles of a segment that has its own start: the first is the short one."""
+    rest = rows % block_m
+    starts = {0, *range(rest + block_m, rows, block_m)}
+    if rest:
+        starts.add(rest + 64 if rest <= block_m - 128 else rest)
+    return starts

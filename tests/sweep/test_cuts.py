@@ -13,8 +13,8 @@ from support.variants import rendered_module
 
 BLOCK_M = 16
 
-#: Segments of 25 to 32 rows start tiles, of 39 to 48, of 54 to 64...
-LENGTHS = (1, 2, 7, 15, 16, 17, 24, 25, 26, 32, 33, 38, 39, 53, 54, 100)
+#: Segments of 20 rows and more start tiles.
+LENGTHS = (1, 2, 7, 15, 16, 17, 19, 20, 26, 32, 33, 38, 47, 48, 54, 100)
 
 
 @functools.cache
@@ -56,11 +56,11 @@ def test_segments_of_one_length(segment: int) -> None:
     _check(ids_of([segment], 2, 150), 2)
 
 
-@pytest.mark.parametrize("block_m", [48, 64])
+@pytest.mark.parametrize("block_m", [48, 64, 128, 192])
 def test_other_tiles(block_m: int) -> None:
-    """Those of three consumers are of no power of two."""
+    """Those of three consumers are of no power of two; a first tile takes 64 rows of the second."""
     lengths = [5, block_m + 1, 3 * block_m // 2, 2 * block_m, 5 * block_m + 3, 6 * block_m - 9]
-    _check(ids_of(lengths, 3, 700), 3, chunk=32, block_m=block_m)
+    _check(ids_of(lengths, 3, 12 * block_m), 3, chunk=32, block_m=block_m)
 
 
 def test_ids_of_all_batch_entries_alike() -> None:
