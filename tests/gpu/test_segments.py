@@ -21,7 +21,7 @@ from support.variants import rendered_module
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper")]
 
 #: Of segments: at and beside the sizes of tiles, of their halves, and from which on they are cut.
-LENGTHS = [1, 2, 63, 64, 65, 127, 128, 129, 192, 193, 255, 256, 257, 288, 289, 307, 308, 777]
+LENGTHS = [1, 2, 63, 64, 65, 127, 128, 129, 153, 154, 192, 193, 230, 231, 256, 257, 448, 449, 777]
 
 CASES = (
     Case(1777, 1777, batch=3, q_heads=6, kv_heads=2),
