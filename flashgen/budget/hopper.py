@@ -22,7 +22,7 @@ number more where tensors are parameters (`ones`), for which every candidate has
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import sympy
 
@@ -115,6 +115,11 @@ def partitions(config: KernelConfig) -> tuple[Partition, ...]:
     names = (f"consumer {i}" for i in range(consumers))
     several = tuple(Partition(name, WARP_GROUP, registers) for name in names)
     return (*several, Partition("producer", 1, PRODUCER_REGISTERS[consumers]))
+
+
+def visiting_rows(plan: KernelPlan, config: KernelConfig) -> KernelConfig:
+    """The configuration with the queries that go by the keys they see: a consumer's, or all."""
+    return replace(config, BLOCK_M=CONSUMER_ROWS) if HopperNames(plan).skips else config
 
 
 def live_registers(plan: KernelPlan, config: KernelConfig) -> int:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+from flashgen.budget.hopper import visiting_rows
 from flashgen.budget.sram import SMALLEST_SIDE
 from flashgen.budget.targets import Target, get_target
 from flashgen.budget.traffic import Traffic, Visit, Workload, traffic
@@ -46,7 +48,7 @@ def works(
         heads: how many have rows in a tile of it.
     """
     own = {
-        form: traffic(plan, choice.config, target, work, visits[form], heads[form])
+        form: _own(plan, target, work, form, choice.config, visits[form], heads[form])
         for form, choice in chosen.items()
     }
     first = next(iter(chosen))
@@ -93,7 +95,7 @@ def measured(
                 continue  # the module's constants have become too short for that call
             work = workload(plan, Asked(q_len=length))
             visits = picture_of(plan, work, measurement.config).visits
-            account = traffic(plan, measurement.config, get_target(target), work, visits)
+            account = _own(plan, get_target(target), work, form, measurement.config, visits, 1)
             seconds = _seconds(plan, get_target(target), account)
             bound = bound_of(seconds)
             least = 1e3 * seconds[bound]
@@ -113,6 +115,25 @@ def measured(
                 )
             )
     return tuple(found)
+
+
+def _own(
+    plan: KernelPlan,
+    target: Target,
+    work: Workload,
+    form: Form,
+    config: KernelConfig,
+    visits: Sequence[Visit],
+    heads: int,
+) -> Traffic:
+    """The account of one of the module's kernels."""
+    account = traffic(plan, config, target, work, visits, heads)
+    rows = visiting_rows(plan, config) if form == "hopper" else config
+    if rows == config:
+        return account
+    # All of a tile's keys come in; each consumer computes with those that its own queries see.
+    computed = traffic(plan, rows, target, work, heads_of_a_tile=heads)
+    return replace(account, flops=computed.flops, exponentials=computed.exponentials)
 
 
 def _values(

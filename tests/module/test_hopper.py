@@ -138,9 +138,9 @@ def test_the_arguments(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert grid == (min(NUM_SMS, 36 * (3 if cut_table(plan) else 1)),)
     assert given["heads_together"] == (4 if plan.tiles.uneven else 1)
     assert given["lse_ptr"].shape == (3, 4, 500)
-    kind = torch.int32 if plan.tiles.uneven else torch.float32
-    assert given["counter_ptr"].dtype == kind
-    if plan.tiles.uneven:
+    counts = HopperNames(plan).counts
+    assert given["counter_ptr"].dtype == (torch.int32 if counts else torch.float32)
+    if counts:
         assert given["counter_ptr"].tolist() == [0]
     for descriptor in HopperNames(plan).descriptors:
         tensor = descriptor.split("_")[0]

@@ -46,7 +46,8 @@ def test_masks_whose_keys_begin_with_a_segment(mask: Mask, name: str) -> None:
     names = HopperNames(_plan(mask))
     assert names.cut_by is not None and names.cut_by.name == name
     assert names.work[:5] == ("visits", "batch", "head", "q_first", "q_last")
-    assert names.runs == ("kv_first", "all_begin", "all_end")
+    assert names.runs == ("kv_first",)
+    assert names.seen == ("first", "last", "all_begin", "all_end")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flashgen import AttentionSpec, Tensor, additive_bias, causal, full, sliding_window, softcap
+from flashgen import (
+    AttentionSpec,
+    Tensor,
+    additive_bias,
+    block_sparse,
+    causal,
+    full,
+    sliding_window,
+    softcap,
+)
 from flashgen.budget.buffers import MEANINGS
 from flashgen.budget.captures import captured_bytes
 from flashgen.budget.hopper import (
@@ -34,6 +43,8 @@ def plan(head_dim: int | tuple[int, int] = 128, **fields: object) -> KernelPlan:
 
 LATE = causal(align="bottom_right")
 WINDOW = plan(mask=sliding_window(1024, 0))
+#: Of listed tiles of keys, two consumers compute tiles of queries one beside the other.
+LISTED = plan(mask=block_sparse() & causal())
 
 
 def config(block_m: int, block_n: int, stages: int) -> KernelConfig:
@@ -46,6 +57,7 @@ PLANS = {
     "d80": plan(80),
     "d128": plan(128),
     "window": WINDOW,
+    "listed": LISTED,
     "d128_v64": plan((128, 64)),
     "d256": plan(256),
     "d192_v128": plan((192, 128)),
@@ -65,62 +77,73 @@ A_PLAN = st.sampled_from(sorted(PLANS)).map(PLANS.get)
 def test_causal_by_hand() -> None:
     usage = hopper_usage(plan(), config(192, 64, 4))
     # Four descriptors and three tiles, as the output has those of the queries; lse, eight arrays of
-    # barriers and what is handed over; of the call six numbers and qk_scale; votes, outgrown,
-    # checked; the counter, heads_together.
-    captures = 4 * 8 + 3 * 28 + 8 + 8 * 16 + 16 + 6 * 4 + 4 + 16 + 16 + 12 + 8 + 4
-    assert captures == captured_bytes(plan()) == 352
+    # barriers and what is handed over; of the call six numbers and qk_scale; votes, outgrown; the
+    # counter, heads_together.
+    captures = 4 * 8 + 3 * 28 + 8 + 8 * 16 + 16 + 6 * 4 + 4 + 16 + 16 + 8 + 4
+    assert captures == captured_bytes(plan()) == 340
     assert dict(usage.parts) == {
         "Q": 2 * 192 * 128 * 2,
         "K": 4 * 64 * 128 * 2,
         "V": 4 * 64 * 128 * 2,
         "captures": captures + 12,  # the bytes of twelve warps
         "tiles handed over": 2 * (5 + 3 * 3) * 4,  # twice five numbers, and three of each consumer
-        # Votes of 192 rows, six numbers, and a barrier, from a multiple of 16 on.
-        "growth": 192 + 6 * 4 + 8 + 4,
+        "growth": 192 + 6 * 4 + 12,  # votes of 192 rows, six numbers; what follows is aligned
         # Two arrays of six, four of four and two of two, each from a multiple of 16 on.
         "barriers": 2 * 48 + 4 * 32 + 2 * 16 + 8,
     }
-    assert usage.total == 230344
+    assert usage.total == 230332
     assert usage.limit == 232448
 
 
 def test_a_window_by_hand() -> None:
-    usage = hopper_usage(WINDOW, config(128, 128, 2))
-    # Four tiles, and the rest as above.
-    captures = captured_bytes(WINDOW)
-    assert captures == captured_bytes(plan()) + 28
+    usage = hopper_usage(WINDOW, config(192, 64, 4))
+    # As above, but for heads_together, and left.
+    assert captured_bytes(WINDOW) == captured_bytes(plan())
+    causal_usage = dict(hopper_usage(plan(), config(192, 64, 4)).parts)
+    # A tile begins somewhere; each consumer has one end more of the keys that all its queries see.
+    more = {"tiles handed over": 2 * (1 + 3) * 4}
+    assert dict(usage.parts) == {name: n + more.get(name, 0) for name, n in causal_usage.items()}
+    assert usage.total == 230364
+
+
+def test_listed_tiles_by_hand() -> None:
+    usage = hopper_usage(LISTED, config(128, 128, 2))
+    # Four tiles and one barrier more than above; four sizes and strides of the table, its address
+    # and that of the list.
+    captures = captured_bytes(LISTED)
+    assert captures == captured_bytes(plan()) + 28 + 12 + 8 + 8 + 6 * 4
     assert dict(usage.parts) == {
         "Q": 128 * 128 * 2,
         "K": 3 * 128 * 128 * 2,
         "V": 2 * 128 * 128 * 2,
         "output": 128 * 128 * 2,
         "captures": captures + 8,  # the bytes of eight warps
-        "tiles handed over": 2 * 8 * 4,  # twice eight numbers
+        "tiles handed over": 2 * 7 * 4,  # twice seven numbers
         # Votes of 128 rows, four numbers, and a barrier, which starts at a multiple of 16.
-        "growth": 128 + 4 * 4 + 8 + 4,
+        "growth": 128 + 4 * 4 + 8 + 12,
         # Six arrays of two and two of three, each from a multiple of 16 on.
-        "barriers": 6 * 16 + 2 * 32,
+        "barriers": 6 * 16 + 2 * 32 + 8,
     }
-    assert usage.total == 230144
+    assert usage.total == 230192
     assert usage.limit == 232448
 
 
 @pytest.mark.parametrize(
     ("kernel", "numbers", "figure"),
     [
-        (plan(64, mask=full()), (192, 128, 2), 140136),
-        (plan(64, mask=LATE), (192, 128, 2), 140200),
-        (plan(64, mask=LATE), (192, 128, 4), 205800),
-        (plan(80, mask=causal(align="top_left")), (192, 64, 4), 144456),
-        (plan(mask=full()), (192, 64, 4), 230280),
-        (plan((128, 64)), (192, 64, 4), 222184),
-        (WINDOW, (128, 128, 2), 230144),
-        (plan(256, mask=LATE), (128, 64, 2), 230096),
-        (plan((192, 128), mask=LATE), (128, 64, 2), 181072),
-        (lower(kernel_spec("softcap", 64), "x"), (128, 128, 2), 115488),
-        (lower(kernel_spec("ends", 64), "x"), (128, 128, 2), 115568),
+        (plan(64, mask=full()), (192, 128, 2), 140108),
+        (plan(64, mask=LATE), (192, 128, 2), 140188),
+        (plan(64, mask=LATE), (192, 128, 4), 205788),
+        (plan(80, mask=causal(align="top_left")), (192, 64, 4), 144428),
+        (plan(mask=full()), (192, 64, 4), 230252),
+        (plan((128, 64)), (192, 64, 4), 222156),
+        (WINDOW, (128, 128, 2), 197384),
+        (plan(256, mask=LATE), (128, 64, 2), 230088),
+        (plan((192, 128), mask=LATE), (128, 64, 2), 181048),
+        (lower(kernel_spec("softcap", 64), "x"), (128, 128, 2), 115464),
+        (lower(kernel_spec("ends", 64), "x"), (128, 128, 2), 115608),
         # Three consumers that reduce over rows leave no room for the producer's atomic.
-        (lower(kernel_spec("ends", 64), "x"), (192, 128, 3), 173096),
+        (lower(kernel_spec("ends", 64), "x"), (192, 128, 3), 173180),
     ],
 )
 def test_figures_that_the_compiler_gave(
@@ -211,8 +234,9 @@ def test_partitions_share_the_registers_of_an_sm(block_m: int) -> None:
         (plan(64, dropout=True), (192, 128, 2), 32 + 64 + 32 + 8, True),
         (plan(80), (192, 128, 2), 40 + 64 + 32, True),
         (plan(), (192, 64, 2), 64 + 32 + 16, False),
-        (WINDOW, (128, 128, 2), 64 + 64 + 32 + 32, False),
-        (WINDOW, (192, 64, 2), 64 + 32 + 16 + 32, True),
+        (WINDOW, (192, 64, 2), 64 + 32 + 16, False),
+        (LISTED, (128, 128, 2), 64 + 64 + 32 + 32, False),
+        (LISTED, (192, 64, 2), 64 + 32 + 16 + 32, True),
         (plan(256), (128, 64, 2), 128 + 32 + 16, False),
         (plan(256), (128, 128, 2), 128 + 64 + 32, True),
     ],
