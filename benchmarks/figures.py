@@ -24,10 +24,17 @@ Row = Mapping[str, Any]
 
 
 def newest_results(folder: Path = RESULTS) -> dict[str, Document]:
-    """Of each benchmark that a folder has results of, those with the latest date."""
-    documents = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
-    by_date = sorted(documents, key=lambda document: str(document["environment"]["date"]))
-    return {document["benchmark"]: document for document in by_date}
+    """Of each benchmark that a folder has results of, those with the latest date.
+
+    Of one date, the latest is the one whose file has the last letter behind it.
+    """
+    found = [(path.stem, json.loads(path.read_text())) for path in sorted(folder.glob("*.json"))]
+
+    def age(named: tuple[str, Document]) -> tuple[str, str]:
+        date = str(named[1]["environment"]["date"])
+        return date, named[0].rpartition(date)[2]
+
+    return {document["benchmark"]: document for _, document in sorted(found, key=age)}
 
 
 def timings(rows: Iterable[Row]) -> list[str]:

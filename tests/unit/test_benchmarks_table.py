@@ -255,17 +255,19 @@ def test_a_table_fills_its_place_and_nothing_else():
 
 def test_the_newest_results_of_each_benchmark_are_taken(tmp_path):
     assert figures.newest_results(tmp_path) == {}
-    for name, benchmark, date in (
-        ("a", "forward", "2026-02-01"),
-        ("b", "forward", "2026-01-31"),
-        ("c", "variants", "2026-01-01"),
+    for name, benchmark, date, gpu in (
+        ("a", "forward", "2026-02-01", "H200"),
+        ("b", "forward", "2026-01-31", "H200"),
+        ("variants-h100-2026-01-01b", "variants", "2026-01-01", "H100"),
+        ("variants-h200-2026-01-01", "variants", "2026-01-01", "H200"),
     ):
-        environment = ENVIRONMENT | {"date": date}
+        environment = ENVIRONMENT | {"date": date, "gpu": gpu}
         content = results_of(benchmark, []) | {"environment": environment}
         (tmp_path / f"{name}.json").write_text(record.layout(content))
     newest = figures.newest_results(tmp_path)
     dates = {name: results["environment"]["date"] for name, results in newest.items()}
     assert dates == {"forward": "2026-02-01", "variants": "2026-01-01"}
+    assert newest["variants"]["environment"]["gpu"] == "H100"  # the second one of that day
 
 
 def test_results_are_json_with_a_cell_a_line():
