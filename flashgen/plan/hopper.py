@@ -172,9 +172,9 @@ class HopperNames:
     def counts(self) -> bool:
         """Whether programs take their tiles of queries from a counter.
 
-        Elsewhere each has every so many of them, where no tile takes longer than another.
+        Elsewhere each has every so many of them: no tile takes longer than another. Of a window's,
+        those where keys begin are shorter.
         """
-        # The first tiles of a window end where keys begin, and consumers leave out what they can.
         return self.plan.tiles.uneven or self.skips
 
     @property

@@ -27,7 +27,8 @@ class HopperShape:
         q_stages: buffers for tiles of queries.
         k_extra: buffers for tiles of keys beyond those for values, which are needed a step later.
         turns: whether one consumer after another has its products with the matrix units.
-        flat: whether a tile's first step runs beside the last one of the tile before.
+        flat: whether a tile's first step runs beside the last one of the tile before. Queries are
+            then in registers, and consumers skip no tiles of keys.
         out_in_queries: whether the output passes through the buffer of its tile's queries.
         splits: whether there are registers for two kinds of steps.
     """
