@@ -37,6 +37,14 @@ CASES = (
     Case(600, 600, 2, 2, 2, scale=4.0),
 )
 
+#: With tiles of few keys, whose weights outgrow the first ones: what the producer asks too early it
+#: seldom asks too early elsewhere, and here not every time.
+SHORT = (
+    Case(586, 586, 2, 2, 2, params={"left": 20}, scale=8.0),
+    Case(400, 400, 3, 2, 2, params={"left": 60}, scale=8.0),
+    Case(200, 200, 1, 1, 1, params={"left": 100}, scale=4.0),
+)
+
 #: The kernels that one is taken out of: the variants whose they are.
 KERNELS = {
     "forward": "window_d128",
@@ -53,6 +61,8 @@ WITHIN = {"parts": "def _add_part(", "forward, long tiles": "def _consumer("}
 UNSEEN = {
     "mbarrier.wait(empty.index(slot), phase ^ 1)": "its role has waited already: to be read alone",
     "mbarrier.wait(keys_arrived, count // 2 % 2)": "copies into one buffer rarely pass each other",
+    "mbarrier.wait(k_full.index(k_stage), k_phase)": "a tile whose first keys were none is redone",
+    "mbarrier.wait(k_full.index(stage), phase)": "values skipped next are asked for after the keys",
 }
 
 
@@ -102,7 +112,8 @@ def _mutants() -> Iterator[object]:
 def _fails(form: str, module: ModuleType) -> bool:
     name = KERNELS[form]
     spec = SPECS[name]
-    for case in 2 * CASES:  # the order that roles run in is another each time
+    often = 16 * SHORT if form == "forward" else ()
+    for case in (*2 * CASES, *often):  # the order that roles run in is another each time
         if case.params and name != "window_d128":
             continue
         if spec.equal_lengths and case.q_len != case.kv_len:
