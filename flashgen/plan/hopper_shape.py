@@ -60,9 +60,12 @@ _OF_NARROW = HopperShape(
     splits=False,
 )
 
-#: Three consumers with scores of 64 keys. Two keep the matrix units busy while one ends its tile,
-#: so that none has to wait for its turn. The output leaves through the buffer of its queries.
-_OF_LONG_TILES = replace(_OF_NARROW, turns=False, out_in_queries=True, splits=True)
+#: Three consumers with scores of 64 keys. The output leaves through the buffer of its queries.
+_OF_LONG_TILES = replace(_OF_NARROW, out_in_queries=True, splits=True)
+
+#: The same where products last longer than a step's instructions take to be issued: two consumers
+#: keep the matrix units busy while one ends its tile, so that none has to wait for its turn.
+_OF_LONG_PRODUCTS = replace(_OF_LONG_TILES, turns=False)
 
 #: Two consumers with scores of 128 keys, for tiles of fewer rows.
 _OF_SHORT_TILES = HopperShape(
@@ -95,9 +98,10 @@ def hopper_shape(plan: KernelPlan) -> HopperShape:
     if max(qk, v) <= NARROW:
         return _OF_NARROW
     if plan.tiles.sorted and not plan.tiles.listed and v <= WIDE:
+        shape = _OF_LONG_PRODUCTS if max(qk, v) >= WIDE else _OF_LONG_TILES
         alike = plan.v_segments == plan.qk_segments[: len(plan.v_segments)]
         if alike and qk <= WIDEST_KEYS:
-            return _OF_LONG_TILES
+            return shape
         if qk <= WIDE:
-            return replace(_OF_LONG_TILES, out_in_queries=False)
+            return replace(shape, out_in_queries=False)
     return _OF_SHORT_TILES if max(qk, v) <= WIDE else _OF_WIDEST

@@ -1,0 +1,37 @@
+"""Which structure the Gluon forward kernel has."""
+
+from __future__ import annotations
+
+import pytest
+
+from flashgen import AttentionSpec, block_sparse, causal, sliding_window
+from flashgen.plan import lower
+from flashgen.plan.hopper_shape import HopperShape, hopper_shape
+
+
+def _shape(head_dim: int | tuple[int, int], mask: object = None) -> HopperShape:
+    spec = AttentionSpec(head_dim, "bfloat16", mask=causal() if mask is None else mask)
+    return hopper_shape(lower(spec, "x"))
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "turns"),
+    [
+        (64, True),
+        (80, True),
+        (96, True),
+        (128, False),
+        ((80, 128), False),
+        ((192, 128), False),
+        (256, True),
+    ],
+)
+def test_consumers_take_turns_unless_products_last_longest(head_dim, turns) -> None:
+    assert _shape(head_dim).turns is turns
+
+
+@pytest.mark.parametrize("head_dim", [80, 128])
+def test_lists_of_tiles_have_two_consumers(head_dim) -> None:
+    listed, sorted_runs = _shape(head_dim, block_sparse()), _shape(head_dim, sliding_window(256, 0))
+    assert listed.flat and listed.q_in_registers and listed.turns
+    assert not sorted_runs.flat and not sorted_runs.q_in_registers
