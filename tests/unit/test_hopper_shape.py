@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from flashgen import AttentionSpec, block_sparse, causal, sliding_window
+from flashgen import AttentionSpec, Mask, block_sparse, causal, sliding_window
 from flashgen.plan import lower
 from flashgen.plan.hopper_shape import HopperShape, hopper_shape
 
 
-def _shape(head_dim: int | tuple[int, int], mask: object = None) -> HopperShape:
-    spec = AttentionSpec(head_dim, "bfloat16", mask=causal() if mask is None else mask)
-    return hopper_shape(lower(spec, "x"))
+def _shape(head_dim: int | tuple[int, int], mask: Mask) -> HopperShape:
+    return hopper_shape(lower(AttentionSpec(head_dim, "bfloat16", mask=mask), "x"))
 
 
 @pytest.mark.parametrize(
@@ -20,6 +19,8 @@ def _shape(head_dim: int | tuple[int, int], mask: object = None) -> HopperShape:
         (64, True),
         (80, True),
         (96, True),
+        (112, True),
+        (120, False),  # padded to 128 columns
         (128, False),
         ((80, 128), False),
         ((192, 128), False),
@@ -27,7 +28,7 @@ def _shape(head_dim: int | tuple[int, int], mask: object = None) -> HopperShape:
     ],
 )
 def test_consumers_take_turns_unless_products_last_longest(head_dim, turns) -> None:
-    assert _shape(head_dim).turns is turns
+    assert _shape(head_dim, causal()).turns is turns
 
 
 @pytest.mark.parametrize("head_dim", [80, 128])
