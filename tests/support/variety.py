@@ -66,7 +66,7 @@ MASK_SPECS: dict[str, AttentionSpec] = {
 _factor = Float("factor", -1.5)
 _signs = Tensor("signs", ("num_q_heads",))
 _tilt = Tensor("tilt", ("batch", "q_len"), "float16")
-_near = Tensor("near", ("num_q_heads", 256))
+_near = Tensor("near", ("num_q_heads", 640))
 _gone = Tensor("gone", ("batch", "kv_len"), "bool")
 
 
@@ -96,7 +96,7 @@ SCORE_SPECS: dict[str, AttentionSpec] = {
     ),
     "distances_twice": _score_spec(
         lambda s, b, h, q_idx, kv_idx: (
-            s * _near[h, kv_idx - q_idx + 90] + _near[h, kv_idx - q_idx + 90]
+            s * _near[h, kv_idx - q_idx + 320] + _near[h, kv_idx - q_idx + 320]
         )
     ),
     "length_logarithm": _score_spec(lambda s, b, h, q_idx, kv_idx: s * log(kv_len) / 3),
