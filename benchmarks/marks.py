@@ -1,0 +1,172 @@
+"""Marks in the Gluon forward kernel: what each role passes, by the clock of its SM.
+
+A marked kernel writes, for one of its programs, when it has passed each statement that waits for
+something or does much. A mark is known by its statement and by how many tiles of keys its role has
+been through.
+"""
+
+from __future__ import annotations
+
+import ast
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+#: The functions that have marks, and the role that each is of, as source.
+ROLES: Mapping[str, str] = {"_consumer": "NUMBER", "_step": "NUMBER", "_producer": "CONSUMERS"}
+
+#: Calls behind which there is a mark; in a step, which is short, behind waits for products alone.
+CALLS = ("mbarrier.wait", "tma.store_wait", "_take_turn", "_first_weights", "_finish", "_work")
+CALLS += ("_hand_over", "_load_qk", "_load_v", "_told", "warpgroup_mma_wait")
+CALLS_OF_A_STEP = ("warpgroup_mma_wait",)
+
+#: Tiles of keys of a role that there is room for, and what stands where nothing was passed. A mark
+#: whose clock is that by chance is lost.
+MOST_TILES = 1 << 14
+NEVER = -(1 << 31)
+
+#: A program has three consumers at most, and a producer.
+MOST_ROLES = 4
+
+_MARK = '''\
+MARKS: gl.constexpr = gl.constexpr({address})
+
+
+@gluon.jit
+def _mark(STATEMENT: gl.constexpr, kv_count, ROLE: gl.constexpr):
+    """Notes when a role of one program is here."""
+    LANES: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+    count = gl.full([1], kv_count, gl.int32, LANES)
+    now = gl.inline_asm_elementwise(
+        "mov.u32 $0, %clock;", "=r,r", [count], dtype=gl.int32, is_pure=False, pack=1
+    )
+    number = (ROLE * {tiles} + count) * {statements} + STATEMENT
+    address = (MARKS + 4 * number.to(gl.int64)).to(gl.pointer_type(gl.int32))
+    gl.store(address, now, mask=(count < {tiles}) & (gl.program_id(0) == {program}))
+
+
+'''
+
+
+@dataclass(frozen=True)
+class Interval:
+    """What lies between two marks that a role passed one after the other.
+
+    Attributes:
+        role: its number; the producer's is the last.
+        begin: the statement behind which it begins, by its number.
+        end: likewise.
+        times: how often.
+        cycles: in all.
+    """
+
+    role: int
+    begin: int
+    end: int
+    times: int
+    cycles: int
+
+
+def statements_of(text: str) -> list[str]:
+    """The statements of a module that marks stand behind: the lines that they begin with."""
+    lines = text.splitlines()
+    return [
+        f"{statement.lineno}: {lines[statement.lineno - 1].strip()}"
+        for _, statement in _marked_statements(text)
+    ]
+
+
+def marked(text: str, address: int, program: int) -> str:
+    """A module with marks.
+
+    Args:
+        text: its source, which has a Gluon forward kernel.
+        address: where `memory_for` lies.
+        program: which one writes its marks.
+    """
+    lines = text.splitlines()
+    found = list(_marked_statements(text))
+    for number, (function, statement) in reversed([*enumerate(found)]):
+        mark = f"_mark({number}, kv_count, {ROLES[function]})"
+        lines.insert(statement.end_lineno or 0, " " * statement.col_offset + mark)
+    functions = [i for i, line in enumerate(lines) if line.startswith(tuple(map(_head, ROLES)))]
+    before = max(i for i in range(functions[0]) if lines[i].startswith("@gluon.jit"))
+    mark = _MARK.format(address=address, program=program, statements=len(found), tiles=MOST_TILES)
+    return "\n".join([*lines[:before], *mark.splitlines(), *lines[before:], ""])
+
+
+def memory_for(text: str, device: torch.device) -> torch.Tensor:
+    """Room for a program's marks, (role, tile of keys, statement), where nothing was passed."""
+    shape = (MOST_ROLES, MOST_TILES, len(statements_of(text)))
+    return torch.full(shape, NEVER, dtype=torch.int32, device=device)
+
+
+def intervals(marks: torch.Tensor) -> list[Interval]:
+    """Of each role, the pairs of marks that it passed one after the other, the longest first."""
+    found: dict[tuple[int, int, int], list[int]] = {}
+    for role, passed in enumerate(passages(marks)):
+        for (begin, before), (end, after) in itertools.pairwise(passed):
+            found.setdefault((role, begin, end), []).append(after - before)
+    rows = [Interval(*key, len(cycles), sum(cycles)) for key, cycles in found.items()]
+    return sorted(rows, key=lambda row: (row.role, -row.cycles))
+
+
+def passages(marks: torch.Tensor) -> list[list[tuple[int, int]]]:
+    """Of each role, (statement, cycle) in order; cycles are counted from the program's first mark.
+
+    The clock has 32 bits and may pass its end meanwhile.
+    """
+    noted = (marks != NEVER).nonzero().tolist()
+    if not noted:
+        return [[] for _ in marks]
+    clocks = [int(marks[tuple(place)]) for place in noted]
+    since = [_wrapped(clock - clocks[0]) for clock in clocks]
+    passed: list[list[tuple[int, int]]] = [[] for _ in marks]
+    for (role, _, statement), cycle in zip(noted, since, strict=True):
+        passed[role].append((statement, cycle - min(since)))
+    return [sorted(of_role, key=lambda mark: mark[1]) for of_role in passed]
+
+
+def _wrapped(difference: int) -> int:
+    """The difference of two clocks of 32 bits that are less than half a turn apart."""
+    return (difference + (1 << 31)) % (1 << 32) - (1 << 31)
+
+
+def _head(function: str) -> str:
+    return f"def {function}("
+
+
+def _marked_statements(text: str) -> Iterator[tuple[str, ast.stmt]]:
+    """(function, statement) in the order of the source."""
+    for function in ast.parse(text).body:
+        if isinstance(function, ast.FunctionDef) and function.name in ROLES:
+            calls = CALLS_OF_A_STEP if function.name == "_step" else CALLS
+            # A role has been through no tile of keys before it says so.
+            starts = [s.lineno for s in function.body if _assigns(s, "kv_count")]
+            after = 0 if function.name == "_step" else starts[0]
+            for statement in _simple_statements(function.body):
+                if statement.lineno > after and _calls(statement, calls):
+                    yield function.name, statement
+
+
+def _simple_statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+    for statement in body:
+        inner = [*getattr(statement, "body", ()), *getattr(statement, "orelse", ())]
+        if inner:
+            yield from _simple_statements(inner)
+        else:
+            yield statement
+
+
+def _assigns(statement: ast.stmt, name: str) -> bool:
+    return isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == name
+
+
+def _calls(statement: ast.stmt, names: Sequence[str]) -> bool:
+    value = getattr(statement, "value", None)
+    if not isinstance(value, ast.Call):
+        return False
+    name = ast.unparse(value.func)
+    return name in names or (name.startswith("_store_out") and "_finish" in names)

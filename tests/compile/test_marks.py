@@ -1,0 +1,29 @@
+"""Gluon forward kernels with marks compile, and read the clock wherever a mark stands."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.marks import marked, statements_of
+from flashgen.codegen.render import render_hopper
+from flashgen.plan import lower
+from flashgen.tuning import compiled_hopper
+from flashgen.tuning.compiled_hopper import compile_hopper
+from flashgen.tuning.hopper_space import hopper_space, rank_hopper
+from support.sass import opcodes
+from support.variants import shipped_specs
+
+
+@pytest.mark.parametrize("name", ["causal_d64", "documents_d128", "causal_d256", "causal_d80"])
+def test_they_compile(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = lower(shipped_specs()[name], name)
+    config = rank_hopper(plan, hopper_space(plan).candidates)[0]
+    plain = compile_hopper(plan, config)
+    text = render_hopper(plan)
+    monkeypatch.setattr(compiled_hopper, "render_hopper", lambda _: marked(text, 1 << 40, 7))
+    with_marks = compile_hopper(plan, config)
+    assert with_marks.shared == plain.shared and with_marks.warnings == ()
+    marks = opcodes(with_marks.code)["STG"] - opcodes(plain.code)["STG"]
+    of_steps = sum("warpgroup_mma_wait" in statement for statement in statements_of(text))
+    roles = config.BLOCK_M // 64 + 1
+    assert marks >= len(statements_of(text)) + of_steps * (roles - 2)
