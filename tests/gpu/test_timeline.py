@@ -1,0 +1,24 @@
+"""Marks on a GPU: every role of a program passes some, and the clock goes on."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from benchmarks.timeline import CELLS, timeline
+from gpu.launch import on_hopper
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("name", ["window_d128", "documents_d128", "causal_d256"])
+def test_every_role_passes_marks(name: str) -> None:
+    if not on_hopper():
+        pytest.skip("the Gluon kernel needs a Hopper GPU")
+    found = timeline(CELLS[name, 16384], 3, torch.device("cuda"))
+    consumers = 2 if name == "causal_d256" else 3
+    assert {row["role"] for row in found["intervals"]} == {*range(consumers + 1)}
+    assert 10_000 < found["cycles"] < 100_000_000
+    for role in range(consumers + 1):
+        rows = [row for row in found["intervals"] if row["role"] == role]
+        assert 0 < sum(row["cycles"] for row in rows) <= found["cycles"]
