@@ -24,10 +24,10 @@ from flashgen.tuning.hopper_space import hopper_space, rank_hopper, why_not
 from support.loads import kernel_spec
 from support.sass import unset_uniform_registers
 from support.segments import CUT
-from support.variants import shipped_specs
+from support.variants import gluon_specs, shipped_specs
 from support.vocabulary import VOCABULARY
 
-SHIPPED = tuple(name for name, spec in shipped_specs().items() if spec.dtype != "float32")
+SHIPPED = tuple(gluon_specs())
 
 
 @functools.cache

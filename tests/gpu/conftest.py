@@ -11,11 +11,18 @@ import torch
 from gpu.launch import on_hopper
 
 
+@pytest.fixture
+def hopper() -> None:
+    """Skips a test of the Gluon kernel where the GPU is of another kind."""
+    if not on_hopper():
+        pytest.skip("the Gluon kernel needs a Hopper GPU")
+
+
 @pytest.fixture(params=["hopper", "portable"])
 def form(request: pytest.FixtureRequest) -> str:
     """Which of them a test is about; the Gluon kernel where the GPU is of Hopper."""
-    if request.param == "hopper" and not on_hopper():
-        pytest.skip("the Gluon kernel needs a Hopper GPU")
+    if request.param == "hopper":
+        request.getfixturevalue("hopper")
     return str(request.param)
 
 

@@ -18,16 +18,15 @@ from gpu.launch import (
     check_hopper,
     module_of,
     native,
-    on_hopper,
     poison,
 )
 from support.cases import LAYOUTS, Case, inputs
 from support.oracle import check
-from support.variants import rendered_module, shipped_specs
+from support.variants import gluon_specs, rendered_module
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper")]
 
-SPECS = {name: spec for name, spec in shipped_specs().items() if spec.dtype != "float32"}
+SPECS = gluon_specs()
 
 # Lengths beside the tiles' multiples, one tile and many, heads in groups and of no power of two.
 CASES = (
@@ -51,12 +50,6 @@ GROUPED = (
     Case(9, 9, batch=20, q_heads=64, kv_heads=1),
 )
 PACKING = [name for name, spec in SPECS.items() if HopperNames(lower(spec, name)).packs]
-
-
-@pytest.fixture
-def hopper() -> None:
-    if not on_hopper():
-        pytest.skip("the Gluon kernel needs a Hopper GPU")
 
 
 def _call(name: str, case: Case) -> tuple[tuple[torch.Tensor, ...], dict[str, Any]]:

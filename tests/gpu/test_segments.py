@@ -12,7 +12,7 @@ import torch
 
 from flashgen import Tensor
 from flashgen.plan import lower
-from gpu.launch import check_hopper, hopper_candidates, native, on_hopper, poison
+from gpu.launch import check_hopper, hopper_candidates, native, poison
 from support.cases import Case, inputs
 from support.oracle import check
 from support.segments import CUT, begins, ids_of, tile_starts
@@ -29,12 +29,6 @@ CASES = (
     Case(70, 70, batch=4, q_heads=3, kv_heads=1),
     Case(1, 1, batch=2, q_heads=1, kv_heads=1),
 )
-
-
-@pytest.fixture
-def hopper() -> None:
-    if not on_hopper():
-        pytest.skip("the Gluon kernel needs a Hopper GPU")
 
 
 @functools.cache

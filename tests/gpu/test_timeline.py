@@ -6,15 +6,12 @@ import pytest
 import torch
 
 from benchmarks.timeline import CELLS, timeline
-from gpu.launch import on_hopper
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper")]
 
 
 @pytest.mark.parametrize("name", ["window_d128", "documents_d128", "causal_d256"])
 def test_every_role_passes_marks(name: str) -> None:
-    if not on_hopper():
-        pytest.skip("the Gluon kernel needs a Hopper GPU")
     found = timeline(CELLS[name, 16384], 3, torch.device("cuda"))
     consumers = 2 if name == "causal_d256" else 3
     assert {row["role"] for row in found["intervals"]} == {*range(consumers + 1)}

@@ -33,9 +33,9 @@ from flashgen.tuning.workload import typical_params
 from support.cases import LAYOUTS, Case
 from support.contract import native_inputs
 from support.specialised import NUM_SMS, watch, watch_hopper
-from support.variants import rendered_module, shipped_specs
+from support.variants import gluon_specs, rendered_module
 
-SPECS = {name: spec for name, spec in shipped_specs().items() if spec.dtype != "float32"}
+SPECS = gluon_specs()
 SPECS["blocks_d64"] = AttentionSpec(
     64, mask=block_sparse(Tensor("layout", ("num_q_heads", None, None), "bool"), 16)
 )

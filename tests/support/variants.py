@@ -35,6 +35,11 @@ def shipped_specs() -> dict[str, AttentionSpec]:
     return {variant.name: variant.spec for variant in load([ROOT / "specs"])}
 
 
+def gluon_specs() -> dict[str, AttentionSpec]:
+    """Those of them that have Gluon kernels: the ones of 16 bits."""
+    return {name: spec for name, spec in shipped_specs().items() if spec.dtype != "float32"}
+
+
 @functools.cache
 def shipped_module(name: str) -> ModuleType:
     """The committed module of a shipped variant, the one that anything else imports too."""
