@@ -17,9 +17,10 @@ import torch
 #: The functions that have marks, and the role that each is of, as source.
 ROLES: Mapping[str, str] = {"_consumer": "NUMBER", "_step": "NUMBER", "_producer": "CONSUMERS"}
 
-#: Calls behind which there is a mark; in a step, which is short, behind waits for products alone.
+#: How calls begin behind which there is a mark; in a step, which is short, those are waits for
+#: products alone.
 CALLS = ("mbarrier.wait", "tma.store_wait", "_take_turn", "_first_weights", "_finish", "_work")
-CALLS += ("_hand_over", "_load_qk", "_load_v", "_told", "warpgroup_mma_wait")
+CALLS += ("_hand_over", "_load_qk", "_load_v", "_told", "warpgroup_mma_wait", "_store_out")
 CALLS_OF_A_STEP = ("warpgroup_mma_wait",)
 
 #: Tiles of keys of a role that there is room for, and what stands where nothing was passed. A mark
@@ -90,24 +91,24 @@ def marked(text: str, address: int, program: int) -> str:
     found = list(_marked_statements(text))
     for number, (function, statement) in reversed([*enumerate(found)]):
         mark = f"_mark({number}, kv_count, {ROLES[function]})"
-        lines.insert(statement.end_lineno or 0, " " * statement.col_offset + mark)
-    functions = [i for i, line in enumerate(lines) if line.startswith(tuple(map(_head, ROLES)))]
-    before = max(i for i in range(functions[0]) if lines[i].startswith("@gluon.jit"))
+        assert statement.end_lineno is not None
+        lines.insert(statement.end_lineno, " " * statement.col_offset + mark)
+    before = _functions(text)[0].decorator_list[0].lineno - 1
     mark = _MARK.format(address=address, program=program, statements=len(found), tiles=MOST_TILES)
     return "\n".join([*lines[:before], *mark.splitlines(), *lines[before:], ""])
 
 
-def memory_for(text: str, device: torch.device) -> torch.Tensor:
+def memory_for(statements: int, device: torch.device) -> torch.Tensor:
     """Room for a program's marks, (role, tile of keys, statement), where nothing was passed."""
-    shape = (MOST_ROLES, MOST_TILES, len(statements_of(text)))
+    shape = (MOST_ROLES, MOST_TILES, statements)
     return torch.full(shape, NEVER, dtype=torch.int32, device=device)
 
 
-def intervals(marks: torch.Tensor) -> list[Interval]:
-    """Of each role, the pairs of marks that it passed one after the other, the longest first."""
+def intervals(passed: Sequence[Sequence[tuple[int, int]]]) -> list[Interval]:
+    """Of each role's `passages`, the pairs that came one after the other, the longest first."""
     found: dict[tuple[int, int, int], list[int]] = {}
-    for role, passed in enumerate(passages(marks)):
-        for (begin, before), (end, after) in itertools.pairwise(passed):
+    for role, of_role in enumerate(passed):
+        for (begin, before), (end, after) in itertools.pairwise(of_role):
             found.setdefault((role, begin, end), []).append(after - before)
     rows = [Interval(*key, len(cycles), sum(cycles)) for key, cycles in found.items()]
     return sorted(rows, key=lambda row: (row.role, -row.cycles))
@@ -118,37 +119,34 @@ def passages(marks: torch.Tensor) -> list[list[tuple[int, int]]]:
 
     The clock has 32 bits and may pass its end meanwhile.
     """
-    noted = (marks != NEVER).nonzero().tolist()
-    if not noted:
-        return [[] for _ in marks]
-    clocks = [int(marks[tuple(place)]) for place in noted]
-    since = [_wrapped(clock - clocks[0]) for clock in clocks]
+    noted = marks != NEVER
     passed: list[list[tuple[int, int]]] = [[] for _ in marks]
-    for (role, _, statement), cycle in zip(noted, since, strict=True):
-        passed[role].append((statement, cycle - min(since)))
+    if not noted.any():
+        return passed
+    clocks = marks[noted]
+    # 32 bits wrap as the clock does. A program takes less than half a turn.
+    since = clocks - clocks[0]
+    cycles = (since - since.min()).tolist()
+    for (role, _, statement), cycle in zip(noted.nonzero().tolist(), cycles, strict=True):
+        passed[role].append((statement, cycle))
     return [sorted(of_role, key=lambda mark: mark[1]) for of_role in passed]
 
 
-def _wrapped(difference: int) -> int:
-    """The difference of two clocks of 32 bits that are less than half a turn apart."""
-    return (difference + (1 << 31)) % (1 << 32) - (1 << 31)
-
-
-def _head(function: str) -> str:
-    return f"def {function}("
+def _functions(text: str) -> list[ast.FunctionDef]:
+    """Those of `ROLES`, in the order of the source."""
+    body = ast.parse(text).body
+    return [f for f in body if isinstance(f, ast.FunctionDef) and f.name in ROLES]
 
 
 def _marked_statements(text: str) -> Iterator[tuple[str, ast.stmt]]:
     """(function, statement) in the order of the source."""
-    for function in ast.parse(text).body:
-        if isinstance(function, ast.FunctionDef) and function.name in ROLES:
-            calls = CALLS_OF_A_STEP if function.name == "_step" else CALLS
-            # A role has been through no tile of keys before it says so.
-            starts = [s.lineno for s in function.body if _assigns(s, "kv_count")]
-            after = 0 if function.name == "_step" else starts[0]
-            for statement in _simple_statements(function.body):
-                if statement.lineno > after and _calls(statement, calls):
-                    yield function.name, statement
+    for function in _functions(text):
+        calls = CALLS_OF_A_STEP if function.name == "_step" else CALLS
+        # Where kv_count is no parameter, there are no marks before it is set.
+        after = next((s.lineno for s in function.body if _assigns(s, "kv_count")), 0)
+        for statement in _simple_statements(function.body):
+            if statement.lineno > after and _calls(statement, calls):
+                yield function.name, statement
 
 
 def _simple_statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
@@ -164,9 +162,6 @@ def _assigns(statement: ast.stmt, name: str) -> bool:
     return isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == name
 
 
-def _calls(statement: ast.stmt, names: Sequence[str]) -> bool:
+def _calls(statement: ast.stmt, names: tuple[str, ...]) -> bool:
     value = getattr(statement, "value", None)
-    if not isinstance(value, ast.Call):
-        return False
-    name = ast.unparse(value.func)
-    return name in names or (name.startswith("_store_out") and "_finish" in names)
+    return isinstance(value, ast.Call) and ast.unparse(value.func).startswith(names)

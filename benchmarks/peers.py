@@ -56,6 +56,21 @@ def load_file(path: Path, name: str) -> ModuleType:
     return module
 
 
+def load_copy(label: str, text: str, name: str, scratch: Path) -> ModuleType:
+    """A generated module from its text, with operators of its own: torch knows one of each name.
+
+    Args:
+        label: what tells it from others of its name.
+        text: its source.
+        name: its own.
+        scratch: a folder that is there until the end, for the file that is loaded.
+    """
+    copy = scratch / label / f"{name}.py"
+    copy.parent.mkdir(exist_ok=True)
+    copy.write_text(text.replace('"flashgen::', f'"flashgen_{label}::'))
+    return load_file(copy, f"benchmarks.copies.{label}.{name}")
+
+
 @contextmanager
 def flashgen(cell: Cell, attention: Attention, inputs: Inputs) -> Iterator[Call]:
     """The generated module's own call, checks and tables of bounds included."""

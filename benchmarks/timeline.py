@@ -25,7 +25,7 @@ from benchmarks.figures import Document, machine
 from benchmarks.markdown import header, line
 from benchmarks.marks import NEVER, intervals, marked, memory_for, passages, statements_of
 from benchmarks.measuring import make_inputs
-from benchmarks.peers import Call, load_file, load_module
+from benchmarks.peers import Call, load_copy, load_module
 from benchmarks.record import environment
 from benchmarks.script import make_parser, sees_gpu, tell
 from benchmarks.timing import mean_ms
@@ -52,7 +52,7 @@ def timeline(cell: Cell, program: int, device: torch.device) -> dict[str, Any]:
     text = Path(str(shipped.__file__)).read_text()
     if not (statements := statements_of(text)):
         raise ValueError(f"{cell.module} has no Gluon forward kernel")
-    marks = memory_for(text, device)
+    marks = memory_for(len(statements), device)
     attention = ATTENTIONS[cell.attention](cell.seq_len, device)
     inputs = make_inputs(cell, device)
 
@@ -60,24 +60,21 @@ def timeline(cell: Cell, program: int, device: torch.device) -> dict[str, Any]:
         return lambda: module.attention(*inputs, **attention.parameters)
 
     with tempfile.TemporaryDirectory() as scratch, torch.no_grad():
-        path = Path(scratch) / f"{cell.module}.py"
         changed = marked(text, marks.data_ptr(), program)
-        path.write_text(changed.replace('"flashgen::', '"flashgen_marked::'))
-        call = call_of(load_file(path, f"benchmarks.marked.{cell.module}"))
+        call = call_of(load_copy("marked", changed, cell.module, Path(scratch)))
         ms = {"shipped": warm_ms(call_of(shipped)), "marked": warm_ms(call)}
         marks.fill_(NEVER)
         call()
-    found = marks.cpu()
-    passed = [mark for role in passages(found) for mark in role]
-    if not passed:
+    passed = passages(marks.cpu())
+    if not any(passed):
         raise ValueError(f"{cell.name}: program {program} passed nothing; are there so many?")
     return {
         "cell": cell.name,
         "program": program,
         "call_ms": ms,
-        "cycles": max(cycle for _, cycle in passed),
+        "cycles": max(cycle for of_role in passed for _, cycle in of_role),
         "statements": statements,
-        "intervals": [asdict(interval) for interval in intervals(found)],
+        "intervals": [asdict(interval) for interval in intervals(passed)],
     }
 
 

@@ -30,7 +30,7 @@ from benchmarks.figures import TIMINGS, Document, caption, rates, timings
 from benchmarks.markdown import header, line
 from benchmarks.measuring import measure
 from benchmarks.passes import BACKWARD_PASS, PASSES, Pass, differentiated
-from benchmarks.peers import Call, Peer, load_file
+from benchmarks.peers import Call, Peer, load_copy
 from benchmarks.record import environment, kernels_of, protocol
 from benchmarks.script import make_parser, sees_gpu, tell
 from benchmarks.timing import TIMERS
@@ -39,19 +39,8 @@ CELLS = {"forward": (*FORWARD, *VARIANTS), "backward": BACKWARD}
 
 
 def load_version(label: str, folder: Path, name: str, scratch: Path) -> ModuleType:
-    """A module of a folder, with operators of its own: torch knows one of each name.
-
-    Args:
-        label: what its folder is called here.
-        folder: where it lies.
-        name: its own.
-        scratch: a folder that is there until the end, for the file that is loaded.
-    """
-    text = (folder / f"{name}.py").read_text()
-    copy = scratch / label / f"{name}.py"
-    copy.parent.mkdir(exist_ok=True)
-    copy.write_text(text.replace('"flashgen::', f'"flashgen_{label}::'))
-    return load_file(copy, f"benchmarks.versions.{label}.{name}")
+    """A module of a folder, which has this label here; see `load_copy`."""
+    return load_copy(label, (folder / f"{name}.py").read_text(), name, scratch)
 
 
 def version_of(module: ModuleType, which: Pass) -> Peer:

@@ -18,9 +18,9 @@ from benchmarks.marks import (
     passages,
     statements_of,
 )
-from support.variants import GENERATED, shipped_specs
+from support.variants import GENERATED, gluon_specs
 
-GLUON = [name for name, spec in shipped_specs().items() if spec.dtype != "float32"]
+GLUON = [*gluon_specs()]
 CPU = torch.device("cpu")
 
 
@@ -77,9 +77,8 @@ def test_a_module_without_a_gluon_kernel_has_none() -> None:
 
 
 def test_the_room_for_marks() -> None:
-    text = text_of("window_d128")
-    memory = memory_for(text, CPU)
-    assert memory.shape == (4, MOST_TILES, len(statements_of(text)))
+    memory = memory_for(33, CPU)
+    assert memory.shape == (4, MOST_TILES, 33)
     assert memory.dtype == torch.int32 and (memory == NEVER).all()
 
 
@@ -98,7 +97,7 @@ def test_intervals_of_a_clock_that_turns(start: int) -> None:
         note(0, tile, 2, cycle)
         note(0, tile, 3, cycle + 20)
     assert passages(memory) == [[(2, 10), (3, 30), (2, 60), (3, 80)], [], [], [(1, 0), (0, 100)]]
-    assert intervals(memory) == [
+    assert intervals(passages(memory)) == [
         Interval(0, 2, 3, times=2, cycles=40),
         Interval(0, 3, 2, times=1, cycles=30),
         Interval(3, 1, 0, times=1, cycles=100),
