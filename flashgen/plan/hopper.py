@@ -133,8 +133,7 @@ class HopperNames:
         for each consumer what it visits.
         """
         tiles = self.plan.tiles
-        apart = self.shape.loads_early and not self.shape.flat
-        return apart and self.plan.masks and not tiles.listed and tiles.sorted
+        return self.shape.long_tiles and self.plan.masks and not tiles.listed and tiles.sorted
 
     @cached_property
     def seen(self) -> tuple[str, ...]:
@@ -176,6 +175,16 @@ class HopperNames:
         those where keys begin are shorter.
         """
         return self.plan.tiles.uneven or self.skips
+
+    @property
+    def shortest_last(self) -> bool:
+        """Whether the shortest tiles of queries, of all heads, come after all others.
+
+        They fill up the time of programs that wait for the last long ones. Shorter tiles are so
+        many that a group of heads leaves little; of lists and segments none knows which are short.
+        """
+        known = not (self.plan.listing or self.cut_by)
+        return known and self.shape.long_tiles and self.plan.bounds.longest_first != "even"
 
     @property
     def growth(self) -> tuple[str, ...]:

@@ -47,6 +47,11 @@ class HopperShape:
         """Whether there is a buffer for the next tile's queries while this tile is computed."""
         return self.q_in_registers or self.q_stages > 1
 
+    @property
+    def long_tiles(self) -> bool:
+        """Whether a tile has rows for three consumers, each of which ends it by itself."""
+        return self.loads_early and not self.flat
+
 
 #: Where scores of 128 keys fit beside the output in the registers of three consumers.
 _OF_NARROW = HopperShape(

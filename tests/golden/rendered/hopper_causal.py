@@ -102,6 +102,24 @@ def _unpack(pairs, OPERAND: gl.constexpr):
 
 
 @gluon.jit
+def _in_order(index, num_tiles_m, num_tiles, heads_together):
+    """(tile, head): heads in groups whose keys L2 holds, in a group the longest tiles first.
+
+    The shortest quarter of all heads' tiles comes last, so that programs end at the same time.
+    """
+    heads = num_tiles // num_tiles_m
+    early = num_tiles_m - num_tiles_m // 4
+    is_late = index >= early * heads
+    index -= gl.where(is_late, early * heads, 0)
+    together = gl.where(is_late, heads, heads_together)
+    of_group = together * gl.where(is_late, num_tiles_m - early, early)
+    within = index % of_group
+    rank = within // together + gl.where(is_late, early, 0)
+    head = index // of_group * together + within % together
+    return num_tiles_m - 1 - rank, head
+
+
+@gluon.jit
 def _work(index, careful, call, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
     """(visits, batch, head, q_first, ...): a tile of queries, and what `_key_tile` goes by.
 
@@ -112,11 +130,7 @@ def _work(index, careful, call, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
     LENGTH: gl.constexpr = BLOCK_M // PACKED
     is_tile = index < num_tiles
     index = min(index, num_tiles - 1)
-    # Heads come in groups whose keys and values L2 holds, and in a group the longest tiles first.
-    group = index // (heads_together * num_tiles_m)
-    within = index % (heads_together * num_tiles_m)
-    tile_m = num_tiles_m - 1 - within // heads_together
-    batch_head = group * heads_together + within % heads_together
+    tile_m, batch_head = _in_order(index, num_tiles_m, num_tiles, heads_together)
     batch = batch_head // (num_q_heads // PACKED)
     head = batch_head % (num_q_heads // PACKED) * PACKED
     q_first = tile_m * LENGTH
@@ -398,12 +412,12 @@ def _start_scores(q, k_tiles, stage, HALF: gl.constexpr, SCORES: gl.constexpr):
 
 
 @gluon.jit
-def _start_values(weights, v_tiles, stage, acc):
+def _start_values(weights, v_tiles, stage, acc, begun):
     """Starts acc += p @ v for a tile of keys."""
     OPERAND: gl.constexpr = gl.DotOperandLayout(0, OUT, 2)
     COLUMNS: gl.constexpr = 2 * weights[0].shape[1]
     v = v_tiles[0].index(stage).reshape([COLUMNS, 128])
-    return warpgroup_mma(_unpack(weights[0], OPERAND), v, acc, is_async=True)
+    return warpgroup_mma(_unpack(weights[0], OPERAND), v, acc, use_acc=begun > 0, is_async=True)
 
 
 @gluon.jit
@@ -451,10 +465,10 @@ def _finish(
     batch, head, q_first = _batch(place), _head(place), _q_first(place, NUMBER, PACKED)
     offs_m = q_first + _positions(PACKED, ROWS)
     base = m_i * qk_scale
-    lse = (base + gl.log2(total)) * 0.6931471805599453  # ln 2: back to the natural logarithm
-    head = _heads(head, PACKED, ROWS)
-    row = (batch * num_q_heads + head).to(gl.int64) * q_len
-    gl.store(lse_ptr + row + offs_m, lse, mask=offs_m < gl.where(redone > 0, 0, lse_rows))
+    if lse_rows > 0:
+        lse = (base + gl.log2(total)) * 0.6931471805599453  # ln 2: back to the natural logarithm
+        row = (batch * num_q_heads + _heads(head, PACKED, ROWS)).to(gl.int64) * q_len
+        gl.store(lse_ptr + row + offs_m, lse, mask=offs_m < gl.where(redone > 0, 0, lse_rows))
     return 1.0 / total
 
 
@@ -489,6 +503,7 @@ def _step(
     weights,
     careful,
     kv_count,
+    begun,
     more,
     start_n,
     masked,
@@ -518,7 +533,7 @@ def _step(
     next_stage, next_phase = _stage(kv_count + 1, NUM_STAGES)
     scores_0 = _start_scores(q, k_tiles, k_stage, 0, SCORES)
     mbarrier.wait(v_full.index(v_stage), v_phase)
-    acc = _start_values(weights, v_tiles, v_stage, acc)
+    acc = _start_values(weights, v_tiles, v_stage, acc, begun)
     scores_0 = warpgroup_mma_wait(1, deps=(scores_0,))
     mbarrier.arrive(k_empty.index(k_stage), count=1)
     scores_0 = _scores(scores_0, start_n, masked, place, queries, call, NUMBER)
@@ -610,6 +625,7 @@ def _consumer(
     acc = gl.zeros([64, 128], gl.float32, OUT)
     while visits > 0:
         place = (slots, q_count)
+        begun = 0  # whether values of this tile are in acc, or still those of another
         kv_count += 1
         k_stage, k_phase = _stage(kv_count, NUM_STAGES)
         mbarrier.wait(k_full.index(k_stage), k_phase, pred=first > last)
@@ -628,6 +644,7 @@ def _consumer(
                 weights,
                 careful,
                 kv_count,
+                begun,
                 rest > last,
                 start_n,
                 masked,
@@ -642,6 +659,7 @@ def _consumer(
                 True,
             )
             kv_count += 1
+            begun = 1
             rest -= 1
         # The output of the tile before has been read by now, which one thread waits for.
         tma.store_wait(0)
@@ -658,6 +676,7 @@ def _consumer(
                 weights,
                 careful,
                 kv_count,
+                begun,
                 visit > last,
                 start_n,
                 masked,
@@ -672,6 +691,7 @@ def _consumer(
                 False,
             )
             kv_count += 1
+            begun = 1
 
         # The tile's end.
         total = _row_sum(l_i, ROWS)
@@ -681,7 +701,7 @@ def _consumer(
             _tell(1, outgrown, NUMBER, q_count % 2)
         v_stage, v_phase = _stage(kv_count - 1, NUM_STAGES)
         mbarrier.wait(v_full.index(v_stage), v_phase)
-        acc = _start_values(weights, v_tiles, v_stage, acc)
+        acc = _start_values(weights, v_tiles, v_stage, acc, begun)
         scale_out = _finish(m_i, total, redone, place, queries, call, lse_ptr, NUMBER, ROWS)
         acc = warpgroup_mma_wait(0, deps=(acc,))
         mbarrier.arrive(v_empty.index(v_stage), count=1)
@@ -727,7 +747,6 @@ def _consumer(
             NUMBER,
             ROWS,
         )
-        acc = gl.zeros([64, 128], gl.float32, OUT)
     tma.store_wait(0)
 
 
