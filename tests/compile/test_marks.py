@@ -1,10 +1,11 @@
-"""Gluon forward kernels with marks compile, and read the clock wherever a mark stands."""
+"""Gluon forward kernels with marks, or with notes of programs, compile, and read their clocks."""
 
 from __future__ import annotations
 
 import pytest
 
 from benchmarks.marks import marked, statements_of
+from benchmarks.programs import noted
 from flashgen.codegen.render import render_hopper
 from flashgen.plan import lower
 from flashgen.tuning import compiled_hopper
@@ -27,3 +28,15 @@ def test_they_compile(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     of_steps = sum("warpgroup_mma_wait" in statement for statement in statements_of(text))
     roles = config.BLOCK_M // 64 + 1
     assert marks >= len(statements_of(text)) + of_steps * (roles - 2)
+
+
+@pytest.mark.parametrize("name", ["documents_d128", "causal_d256"])
+def test_so_do_those_with_notes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = lower(shipped_specs()[name], name)
+    config = rank_hopper(plan, hopper_space(plan).candidates)[0]
+    plain = compile_hopper(plan, config)
+    text = render_hopper(plan)
+    monkeypatch.setattr(compiled_hopper, "render_hopper", lambda _: noted(text, 1 << 40))
+    with_notes = compile_hopper(plan, config)
+    assert with_notes.shared == plain.shared and with_notes.warnings == ()
+    assert opcodes(with_notes.code)["STG"] - opcodes(plain.code)["STG"] >= 3 * config.BLOCK_M // 64
