@@ -413,7 +413,10 @@ def _start_scores(q, k_tiles, stage, HALF: gl.constexpr, SCORES: gl.constexpr):
 
 @gluon.jit
 def _start_values(weights, v_tiles, stage, acc, begun):
-    """Starts acc += p @ v for a tile of keys."""
+    """Starts acc += p @ v for a tile of keys.
+
+    What acc holds counts only where this tile of queries has begun.
+    """
     OPERAND: gl.constexpr = gl.DotOperandLayout(0, OUT, 2)
     COLUMNS: gl.constexpr = 2 * weights[0].shape[1]
     v = v_tiles[0].index(stage).reshape([COLUMNS, 128])
