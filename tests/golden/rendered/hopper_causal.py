@@ -468,9 +468,10 @@ def _finish(
     batch, head, q_first = _batch(place), _head(place), _q_first(place, NUMBER, PACKED)
     offs_m = q_first + _positions(PACKED, ROWS)
     base = m_i * qk_scale
+    head = _heads(head, PACKED, ROWS)
     if lse_rows > 0:
         lse = (base + gl.log2(total)) * 0.6931471805599453  # ln 2: back to the natural logarithm
-        row = (batch * num_q_heads + _heads(head, PACKED, ROWS)).to(gl.int64) * q_len
+        row = (batch * num_q_heads + head).to(gl.int64) * q_len
         gl.store(lse_ptr + row + offs_m, lse, mask=offs_m < gl.where(redone > 0, 0, lse_rows))
     return 1.0 / total
 
