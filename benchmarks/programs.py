@@ -26,7 +26,7 @@ from benchmarks.measuring import make_inputs
 from benchmarks.peers import load_copy, load_module
 from benchmarks.record import environment
 from benchmarks.script import make_parser, sees_gpu, tell
-from benchmarks.timeline import CELLS, WARM_CALLS, warm_ms
+from benchmarks.timeline import cell_asked, warm_ms
 
 #: What a consumer notes.
 MOMENTS = ("begin", "first scores", "end")
@@ -123,12 +123,11 @@ def programs(cell: Cell, device: torch.device) -> dict[str, Any]:
     inputs = make_inputs(cell, device)
     with tempfile.TemporaryDirectory() as scratch, torch.no_grad():
         copy = load_copy("noted", noted(text, notes.data_ptr()), cell.module, Path(scratch))
+        # The module with notes comes last: its last call's are there.
         ms = {
             name: warm_ms(lambda module=module: module.attention(*inputs, **attention.parameters))
             for name, module in (("shipped", shipped), ("noted", copy))
         }
-        for _ in range(WARM_CALLS):
-            copy.attention(*inputs, **attention.parameters)
     return {"cell": cell.name, "call_ms": ms, **summary(notes.cpu())}
 
 
@@ -149,12 +148,7 @@ def programs_table(document: Document) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Looks at one call, and shows the table."""
-    parser = make_parser("programs", __doc__)
-    parser.add_argument("module", metavar="NAME", help="of a cell's module")
-    parser.add_argument("--length", type=int, default=16384, metavar="S")
-    options = parser.parse_args(arguments)
-    if (cell := CELLS.get((options.module, options.length))) is None:
-        parser.error(f"no cell has {options.module} at {options.length}")
+    cell, options = cell_asked(make_parser("programs", __doc__), arguments)
     if not sees_gpu("programs"):
         return 2
     device = torch.device("cuda")

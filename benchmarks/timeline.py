@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -103,15 +104,21 @@ def timeline_table(document: Document) -> str:
     return "\n\n".join([said, "\n".join(rows)])
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Looks at one call, and shows the table."""
-    parser = make_parser("timeline", __doc__)
+def cell_asked(parser: ArgumentParser, arguments: Sequence[str] | None) -> tuple[Cell, Namespace]:
+    """The forward cell that a command line names by its module and a length, and all options."""
     parser.add_argument("module", metavar="NAME", help="of a cell's module")
     parser.add_argument("--length", type=int, default=16384, metavar="S")
-    parser.add_argument("--program", type=int, default=PROGRAM, metavar="N")
     options = parser.parse_args(arguments)
     if (cell := CELLS.get((options.module, options.length))) is None:
         parser.error(f"no cell has {options.module} at {options.length}")
+    return cell, options
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Looks at one call, and shows the table."""
+    parser = make_parser("timeline", __doc__)
+    parser.add_argument("--program", type=int, default=PROGRAM, metavar="N")
+    cell, options = cell_asked(parser, arguments)
     if not sees_gpu("timeline"):
         return 2
     device = torch.device("cuda")
