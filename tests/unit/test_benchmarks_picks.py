@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -148,16 +149,22 @@ def test_the_table(kernel):
     )
 
 
-def test_a_kept_result_waits_for_a_build(kernel, tmp_path, capsys):
+def test_a_kept_result_waits_for_a_build(kernel, tmp_path, monkeypatch):
     """One that is under way would write its own results over it, or the other way round."""
-    place = Place(tmp_path, "mine")
+    place, said, waiting = Place(tmp_path, "mine"), [], threading.Event()
+
+    def say(line):
+        said.append(line)
+        waiting.set()
+
+    monkeypatch.setattr(picks, "print", say, raising=False)
     with ThreadPoolExecutor(1) as pool:
-        with lock(place.lock, on_wait=print):
+        with lock(place.lock, on_wait=lambda: None):
             kept = pool.submit(picks.keep, place, result(kernel, 400.0))
-            while "a build has the lock" not in capsys.readouterr().out:
-                assert not kept.done()
+            assert waiting.wait(60) and not kept.done()
             save_results(place.tuning, [result(kernel, 300.0, gpu="Another GPU")])
         kept.result()
+    assert said == ["mine: a build has the lock"]
     gpus = [one.gpu for one in load_results(place.tuning)]
     assert gpus == ["A GPU", "Another GPU"]
 
