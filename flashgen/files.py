@@ -18,8 +18,9 @@ ANOTHER_FOLDER = "choose another folder with --out"
 def write_atomically(path: Path, content: str | bytes, remedy: str = ANOTHER_FOLDER) -> None:
     """Replaces ``path`` whole: a reader, a crash or a full disk sees the old file or the new.
 
-    The caller holds the lock of what it writes: the temporary file's name is fixed, so that one
-    left by a killed process is overwritten by the next.
+    The temporary file's name is fixed, so that one left by a killed process is overwritten by the
+    next: of what several processes may write at once, the caller holds a lock. Where ``path`` is a
+    link its file is replaced; a device or a pipe, which holds nothing, is written to.
 
     Args:
         path: the file; its folder is made if it is not there.
@@ -29,21 +30,26 @@ def write_atomically(path: Path, content: str | bytes, remedy: str = ANOTHER_FOL
     Raises:
         OutputError: the folder or the file cannot be written; the old file stands.
     """
-    temporary = path.with_name(f".{path.name}.tmp")
+    data = content.encode() if isinstance(content, str) else content
     with _explained(path, remedy):
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            path.write_bytes(data)
+            return
         path.parent.mkdir(parents=True, exist_ok=True)
+        file_path = path.resolve()
+        temporary = file_path.with_name(f".{file_path.name}.tmp")
         try:
             with temporary.open("wb") as file:
-                file.write(content.encode() if isinstance(content, str) else content)
+                file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-            _outdate_bytecode(path, temporary)
-            temporary.replace(path)
+            _outdate_bytecode(file_path, temporary)
+            temporary.replace(file_path)
         except BaseException:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
             raise
-        _sync_folder(path.parent)
+        _sync_folder(file_path.parent)
 
 
 def _outdate_bytecode(old: Path, new: Path) -> None:

@@ -47,10 +47,22 @@ def check_kinds(name: str, takes: str, operands: list[Any]) -> None:
                 f"`{name}` takes whole numbers and was given `{operand}`",
                 "write / for a quotient with a fraction, and .int() to cut one off",
             )
+    if name == "**":
+        _check_power(*operands)
     if name == "/" and operands[1] == 0:
         raise mistake(f"`{operands[0]}` is divided by zero", "divide by something else")
-    if name in ("<<", ">>") and not (operands[1].is_Integer and operands[1] >= 0):
-        raise mistake(f"`{name}` shifts by `{operands[1]}`", "shift by a number from 0 up")
+    if name in ("<<", ">>") and not (operands[1].is_Integer and 0 <= operands[1] < 31):
+        raise mistake(f"`{name}` shifts by `{operands[1]}`", "shift by a number from 0 to 30")
+
+
+def _check_power(base: Any, exponent: Any) -> None:
+    in_eighths = exponent.is_number and (8 * float(exponent)).is_integer()
+    if not in_eighths and not (base.is_number and base > 0):
+        raise mistake(
+            f"`{sympy.Pow(base, exponent, evaluate=False)}` is no power that kernels compute",
+            "raise to a whole number, halves, quarters or eighths; of a base that is always "
+            "positive write exp2(exponent * log2(base))",
+        )
 
 
 def _check_choice(when: Any, a: Any, b: Any) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import ModuleType
@@ -114,7 +114,8 @@ def _importable(module: ModuleType, folder: Path) -> Iterator[None]:
         yield
     finally:
         sys.dont_write_bytecode = writes_bytecode
-        sys.path.remove(str(folder))
+        with suppress(ValueError):  # the file may have changed it
+            sys.path.remove(str(folder))
         new = {name for name in set(sys.modules) - known if name.partition(".")[0] not in known}
         for name in [name for name in new if _lies_in(folder, name.partition(".")[0])]:
             del sys.modules[name]

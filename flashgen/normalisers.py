@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import sympy
+
 from flashgen.arguments import per_head
 from flashgen.declared import Param
 from flashgen.errors import MaskError
@@ -40,13 +42,18 @@ class Normaliser:
         """The sink's logit for symbols b and h; None where there is none.
 
         Raises:
-            MaskError: the function fails on symbols or does not return a number.
+            MaskError: the function fails on symbols or does not return a finite number.
         """
         if self.sink is None:
             return None
         logit = traced_call(self.sink, (B, H), f"sink {self.label}")
         if not isinstance(logit, Expr) or logit.kind == CONDITION:
             raise MaskError(f"{self.label}: its sink is {logit!r}, not a number; return a logit")
+        if logit.sym.has(sympy.oo, -sympy.oo, sympy.nan, sympy.zoo):
+            raise MaskError(
+                f"{self.label}: its sink may become infinite; return a finite logit, "
+                "such as -1e30 for a head without a sink"
+            )
         return logit
 
     @property

@@ -222,7 +222,7 @@ def _dimension(name: str, dim: str | int | Expr | None) -> Expr | None:
         return Expr(DIMENSIONS[dim])
     if isinstance(dim, int) and not isinstance(dim, bool) and dim > 0:
         return Expr(sympy.Integer(dim))
-    if isinstance(dim, Expr) and dim.kind == INTEGER:
+    if isinstance(dim, Expr) and dim.kind == INTEGER and not dim.sym.has(Load):
         return dim
     raise MaskError(
         f"Tensor({name!r}): a dimension is {dim!r}; write one of "

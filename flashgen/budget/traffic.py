@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -136,7 +136,7 @@ def traffic(
         heads_of_a_tile: how many have rows in one, as many of each.
     """
     if visits is None:
-        visits = visited_tiles(plan, of_one_head(config, heads_of_a_tile), work)
+        visits = visited_tiles(plan, config.BLOCK_M // heads_of_a_tile, config.BLOCK_N, work)
     heads = work.batch * work.num_q_heads
     tiled = heads // heads_of_a_tile
     full = tiled * sum(visit.full for visit in visits)
@@ -170,34 +170,37 @@ def traffic(
     )
 
 
-def of_one_head(config: KernelConfig, heads_of_a_tile: int) -> KernelConfig:
-    """The configuration with the queries that a tile has of one of its heads."""
-    return replace(config, BLOCK_M=config.BLOCK_M // heads_of_a_tile)
-
-
-@lru_cache(maxsize=64)  # configurations that differ in warps and stages alone share this
-def visited_tiles(plan: KernelPlan, config: KernelConfig, work: Workload) -> tuple[Visit, ...]:
+@lru_cache(maxsize=256)  # for configurations that differ in warps and stages alone
+def visited_tiles(
+    plan: KernelPlan, block_m: int, block_n: int, work: Workload
+) -> tuple[Visit, ...]:
     """For each query tile of a head, the key tiles it visits, as the kernel finds them.
 
     A mask that differs between batch entries or heads is taken at the first of each.
+
+    Args:
+        plan: whose bounds they go by.
+        block_m: queries of one head in a tile.
+        block_n: keys of a tile.
+        work: the call.
     """
-    return tuple(
-        _visit(plan, config, work, q_first) for q_first in range(0, work.q_len, config.BLOCK_M)
-    )
-
-
-def _visit(plan: KernelPlan, config: KernelConfig, work: Workload, q_first: int) -> Visit:
     values = {
         **dict(work.params),
         "q_len": work.q_len,
         "kv_len": work.kv_len,
-        "q_first": q_first,
-        "q_last": min(q_first + config.BLOCK_M, work.q_len) - 1,
         "b": 0,
         "h": 0,
     }
+    visits = []
+    for q_first in range(0, work.q_len, block_m):
+        rows = {"q_first": q_first, "q_last": min(q_first + block_m, work.q_len) - 1}
+        visits.append(_visit(plan.bounds, {**values, **rows}, block_n))
+    return tuple(visits)
+
+
+def _visit(bounds: TileBounds, values: Mapping[str, Any], block_n: int) -> Visit:
     full = masked = 0
-    for run in tile_runs(plan.bounds, values, config.BLOCK_N):
+    for run in tile_runs(bounds, values, block_n):
         unmasked = run.full_end - run.full_begin
         full += unmasked
         masked += run.end - run.begin - unmasked

@@ -35,6 +35,8 @@ def document(
         align: without ``kv_ids``, which key is at a query's own position when q_len and kv_len
             differ; see `causal`. A query outside the keys sees nothing.
     """
+    if kv_ids is not None and ids is None:
+        raise MaskError(f"document: kv_ids={kv_ids!r} without ids; give ids too, of the queries")
     keys = kv_ids or ids
     if keys is None:
         keys = Tensor(

@@ -104,7 +104,8 @@ def summands(expr: Any) -> Iterator[Any]:
         for arg in inner.args:
             yield from summands(arg * rest)
     elif expr.is_Pow and expr.base.is_Add and expr.exp.is_Integer and expr.exp > 0:
-        yield from summands(expr.base * expr.base ** (expr.exp - 1))
+        for arg in sympy.expand_multinomial(expr, deep=False).args:
+            yield from summands(arg)
     else:
         yield expr
 

@@ -372,6 +372,22 @@ def test_sizes_that_depend_on_a_number_are_checked_for_each(
     assert calls.made(tensors, size=64) == first
 
 
+def test_a_launch_is_kept_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread may repeat it from the moment that it is kept, with that of the cuts."""
+
+    class Kept(dict[Any, Any]):
+        def __setitem__(self, key: Any, launch: Any) -> None:
+            whole.append(hasattr(launch, "cut"))
+            super().__setitem__(key, launch)
+
+    whole: list[bool] = []
+    calls = Calls("documents_d128", monkeypatch)
+    monkeypatch.setattr(calls.module, "_LAUNCHES", Kept())
+    tensors, params = calls.inputs()
+    calls.made(tensors, **params)
+    assert whole == [True]
+
+
 def test_few_launches_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = Calls("full_d64", monkeypatch)
     launches = calls.module._LAUNCHES

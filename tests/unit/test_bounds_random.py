@@ -84,7 +84,8 @@ GATHERS: list[Pair] = [
 @st.composite
 def terms(draw: st.DrawFn, depth: int = 2) -> Pair:
     """Integer expressions of every operator that traces, most of them not affine."""
-    kinds = ["leaf", "number", "+", "-", "*", "//", "%", "abs", "min", "max", "where", "clamp"]
+    kinds = ["leaf", "number", "+", "-", "*", "//", "%", "abs", "min", "max"]
+    kinds += ["where", "clamp", "square"]
     kind = draw(st.sampled_from(kinds)) if depth else draw(st.sampled_from(["leaf", "number"]))
     if kind == "leaf":
         return draw(st.sampled_from(LEAVES))
@@ -94,6 +95,8 @@ def terms(draw: st.DrawFn, depth: int = 2) -> Pair:
     a = draw(terms(depth=depth - 1))
     if kind == "abs":
         return lambda q, kv: abs(a(q, kv))
+    if kind == "square":
+        return lambda q, kv: a(q, kv) * a(q, kv)
     if kind == "clamp":
         low, high = draw(st.integers(-3, 9)), draw(st.sampled_from([5, 12, LEFT]))
         return lambda q, kv: clamp(a(q, kv), low, high)

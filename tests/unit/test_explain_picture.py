@@ -15,7 +15,6 @@ from flashgen import (
     sliding_window,
 )
 from flashgen.budget.traffic import Workload, visited_tiles
-from flashgen.config import KernelConfig
 from flashgen.explain.picture import FOR_NOTHING, MASKED, SKIPPED, UNMASKED, Picture, picture
 from flashgen.explain.svg import COLOURS, svg
 from flashgen.plan import lower
@@ -90,7 +89,7 @@ def test_its_visits_are_those_of_the_tuner() -> None:
     plan = lower(AttentionSpec(64, mask=MASKS["window"]), "x")
     shown = picture(plan.bounds, 300, 500, 32, 64, {"left": 20})
     work = Workload(1, 1, 1, 300, 500, (("left", 20),))
-    assert shown.visits == visited_tiles(plan, KernelConfig(32, 64, 4, 2), work)
+    assert shown.visits == visited_tiles(plan, 32, 64, work)
 
 
 def test_a_tile_of_two_runs_is_what_the_first_makes_of_it() -> None:

@@ -51,6 +51,24 @@ def test_a_folder_that_cannot_be_made_says_so(tmp_path):
     )
 
 
+def test_of_a_link_its_file_is_replaced(tmp_path):
+    (tmp_path / "a.py").write_text("old")
+    (tmp_path / "b.py").symlink_to("a.py")
+    write_atomically(tmp_path / "b.py", "new")
+    assert (tmp_path / "b.py").is_symlink()
+    assert (tmp_path / "a.py").read_text() == "new"
+
+
+def test_a_pipe_is_written_to(tmp_path):
+    """As a device is: /dev/stdout stays one."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with os.fdopen(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)) as reader:
+        write_atomically(pipe, "new")
+        assert reader.read() == "new"
+    assert pipe.is_fifo() and contents(tmp_path) == ["pipe"]
+
+
 def test_bytes_are_written_as_they_are(tmp_path):
     write_atomically(tmp_path / "a.png", b"\x89PNG\r\n")
     assert (tmp_path / "a.png").read_bytes() == b"\x89PNG\r\n"

@@ -55,7 +55,7 @@ def test_visited_tiles_are_those_that_the_mask_shows(name, blocks, lengths) -> N
     mask, sees = MASKS[name]
     config = KernelConfig(*blocks, num_warps=4, num_stages=2)
     work = Workload(1, 1, 1, *lengths)
-    assert list(visited_tiles(plan(mask), config, work)) == counted(sees, config, *lengths)
+    assert list(visited_tiles(plan(mask), *blocks, work)) == counted(sees, config, *lengths)
 
 
 def test_a_full_square_takes_4_s_s_d_flops() -> None:

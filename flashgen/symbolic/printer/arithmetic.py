@@ -109,10 +109,10 @@ def _inverse(power: Any) -> Any:
 
 
 def print_power(printer: Printer, expr: Any) -> str:
-    """Whole powers as the products they are, square roots, and powers of positive numbers."""
+    """Whole powers as the products they are, roots of roots, and powers of positive numbers."""
     base, exponent = expr.args
-    if exponent.is_Float and (2 * float(exponent)).is_integer():
-        exponent = sympy.Rational(int(2 * float(exponent)), 2)
+    if exponent.is_Float and (8 * float(exponent)).is_integer():
+        exponent = sympy.Rational(int(8 * float(exponent)), 8)
     if exponent.is_Integer and exponent > 0:
         write = printer.operand if is_integral(base) else printer.real_operand
         return " * ".join([write(base)] * int(exponent))
@@ -120,13 +120,13 @@ def print_power(printer: Printer, expr: Any) -> str:
         return f"1 / {closed(print_power(printer, sympy.Pow(base, -exponent, evaluate=False)))}"
     if exponent.is_Rational and exponent.q == 2:
         return _half_power(printer, base, exponent)
+    if exponent.is_Rational and exponent.q in (4, 8):
+        return _call(printer, "sqrt", sympy.Pow(base, 2 * exponent, evaluate=False))
     if base.is_number and base > 0:
         if base != 2:
             exponent = sympy.Float(math.log2(float(base))) * exponent
         return _call(printer, "exp2", exponent)
-    raise TypeError(
-        f"the printer knows whole powers, square roots and powers of positive numbers only: {expr}"
-    )
+    raise TypeError(f"the printer knows powers by eighths and of positive numbers only: {expr}")
 
 
 def _half_power(printer: Printer, base: Any, exponent: Any) -> str:

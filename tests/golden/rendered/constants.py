@@ -1328,9 +1328,10 @@ def _keep(key, kernel, grid, before, numbers, after, config):
     steps = None if key is None else _triton_launch(kernel, grid)
     if steps is None:
         return
+    launch = _Launch(kernel, steps, before, numbers, after, config)
     if len(_LAUNCHES) >= 256:
         _LAUNCHES.clear()
-    _LAUNCHES[key] = _Launch(kernel, steps, before, numbers, after, config)
+    _LAUNCHES[key] = launch  # whole: another thread may take it at once
 
 
 class _Launch:
