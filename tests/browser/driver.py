@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Timer
 from typing import Any
 from urllib.error import HTTPError
 from urllib.request import ProxyHandler, Request, build_opener
@@ -102,6 +103,8 @@ def browser(folder: Path) -> Iterator[Browser]:
     driver = subprocess.Popen(
         ["chromedriver", "--port=0"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
+    hanging = Timer(60, driver.kill)
+    hanging.start()
     try:
         said = ""
         assert driver.stdout is not None
@@ -111,12 +114,14 @@ def browser(folder: Path) -> Iterator[Browser]:
                 break
         else:
             raise RuntimeError(f"chromedriver did not start:\n{said}")
+        hanging.cancel()
         session = Browser(f"http://127.0.0.1:{found[1]}", folder / "profile")
         try:
             yield session
         finally:
             session.quit()
     finally:
+        hanging.cancel()
         driver.terminate()
         driver.wait(timeout=30)
         driver.stdout.close()

@@ -8,6 +8,7 @@ goldens are linted and formatted as any other file is.
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
@@ -153,6 +154,7 @@ def _modules() -> dict[str, str]:
     }
 
 
+@functools.cache
 def _rendered() -> dict[str, str]:
     kernels = {name: HEAD + render_kernel(lower(spec, name)) for name, spec in KERNELS.items()}
     for name, spec in HOPPER_KERNELS.items():
