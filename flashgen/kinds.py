@@ -6,7 +6,7 @@ from typing import Any
 
 import sympy
 
-from flashgen.symbols import KV_LEN, Q_LEN
+from flashgen.symbols import KV_LEN, Q_LEN, Load
 from flashgen.user_code import mistake
 
 INTEGER, NUMBER, CONDITION = "integer", "number", "condition"
@@ -56,12 +56,14 @@ def check_kinds(name: str, takes: str, operands: list[Any]) -> None:
 
 
 def _check_power(base: Any, exponent: Any) -> None:
-    in_eighths = exponent.is_number and (8 * float(exponent)).is_integer()
-    if not in_eighths and not (base.is_number and base > 0):
+    """What has no value in general, or no slope where the base is 0 and the exponent learns."""
+    if exponent.is_number or (base.is_number and base > 0):
+        return
+    if base.is_number or (base.is_integer and exponent.is_integer) or exponent.has(Load):
         raise mistake(
             f"`{sympy.Pow(base, exponent, evaluate=False)}` is no power that kernels compute",
-            "raise to a whole number, halves, quarters or eighths; of a base that is always "
-            "positive write exp2(exponent * log2(base))",
+            "raise to a number, or a positive number to anything; of a base that is always above "
+            "0 write exp2(exponent * log2(base))",
         )
 
 

@@ -202,30 +202,39 @@ def render_module(
     of_backward = backward_plan(plan)
     names = HopperBackward(of_backward)
     two = hopper_backward.config is not None and names.both_in_gluon
+    kernels = {
+        "kernel": render_kernel(plan),
+        "backward_kernels": render_backward(of_backward),
+        "hopper_kernel": render_hopper(plan) if hopper.config else "",
+        "hopper_backward_kernel": (
+            render_backward_hopper(of_backward, after_forward=hopper.config is not None)
+            if hopper_backward.config
+            else ""
+        ),
+    }
+    configs = (
+        {name: one.config for name, one in chosen.items()},
+        backward,
+        hopper.config,
+        hopper_backward.config,
+    )
     return template.render(
         plan=plan,
         chosen=chosen,
         targets={name: get_target(name) for name in chosen},
         sizing=plan.sizing_numbers,
-        op_digest=_op_digest(plan),
-        kernel=render_kernel(plan),
+        op_digest=_op_digest(plan, kernels, configs),
+        **kernels,
         backward=of_backward,
-        backward_kernels=render_backward(of_backward),
         backward_configs={
             name: {kernel: getattr(backward[name], kernel) for kernel in BACKWARD_KERNELS}
             for name in chosen
             if name in backward
         },
         hopper=hopper,
-        hopper_kernel=render_hopper(plan) if hopper.config else "",
         hopper_backward=hopper_backward,
         hopper_backward_names=names,
         queries_shared=queries_usage(names).total if two else 0,
-        hopper_backward_kernel=(
-            render_backward_hopper(of_backward, after_forward=hopper.config is not None)
-            if hopper_backward.config
-            else ""
-        ),
         hopper_limit=get_target(HOPPER).max_shared,
         out_columns=OUT_COLUMNS,
         cut_by=HopperNames(plan).cut_by if hopper.config else None,
@@ -235,11 +244,14 @@ def render_module(
     )
 
 
-def _op_digest(plan: KernelPlan) -> str:
-    """The kernel's; with constants another one: modules that compute unlike have unlike ops."""
-    digest = kernel_digest(plan)
+def _op_digest(plan: KernelPlan, kernels: Mapping[str, str], configs: object) -> str:
+    """Of all that an op runs: modules of one name that run anything else have ops of their own.
+
+    torch has one op of a name, and runs that of the module that was imported last.
+    """
     elements = [constant.elements.digest for constant in plan.spec.constants]
-    return sha256(repr((digest, elements)).encode()).hexdigest() if elements else digest
+    text = repr((kernels, configs, plan.torch_dtype, elements))
+    return sha256(text.encode()).hexdigest()
 
 
 @functools.cache

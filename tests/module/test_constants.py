@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import inspect
 import re
-from types import ModuleType
-from typing import Any
 
 import pytest
 import torch
@@ -184,24 +182,6 @@ def test_opcheck(name: str) -> None:
     case = Case(70, 70, batch=2, q_heads=4, kv_heads=2)
     tensors = [x.detach().requires_grad_() for x in native_inputs(case, SPECS[name])]
     torch.library.opcheck(MODULES[name]._attention_op, (*tensors, 0.1))
-
-
-def test_modules_of_other_elements_have_other_ops() -> None:
-    """Of one name and one kernel: the later must not run in the earlier's place."""
-    one, other = (_first_key_seen(first) for first in (0, 1))
-    q = torch.zeros(1, 1, 2, 16)
-    v = torch.arange(2.0)[:, None].expand(1, 1, 2, 16).contiguous()
-    assert [_of_op(module, q, v) for module in (one, other)] == [0.0, 1.0]
-
-
-def _first_key_seen(first: int) -> ModuleType:
-    layout = [[int(j == first) for j in range(2)]] * 2
-    return rendered_module(AttentionSpec(16, "float32", mask=block_sparse(layout, 1)), name="same")
-
-
-def _of_op(module: ModuleType, q: Any, v: Any) -> float:
-    out, _ = module._attention_op(q, q, v, 1.0)
-    return float(out.max())
 
 
 def test_a_constant_beside_a_tensor() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.autograd import forward_ad
 
-from flashgen import AttentionSpec, Constant, causal
+from flashgen import AttentionSpec, Constant, Tensor, causal, softmax
 from support.cases import Case
 from support.contract import check_gradients, native_inputs
 from support.oracle import error_and_bound
@@ -104,14 +104,63 @@ def test_gradients_of_gradients() -> None:
         assert error <= allowed
 
 
-def test_forward_mode() -> None:
+@pytest.mark.parametrize("made", ["the same", "of one another", "of what they are made of"])
+def test_gradients_with_a_graph_of_inputs_that_depend_on_one_another(made: str) -> None:
+    """As values that are a part of keys: `create_graph=True` counts no path twice."""
+    module, spec = shipped_module("causal_fp32_d64"), SPECS["causal_fp32_d64"]
+    start = native_inputs(Case(7, 7), spec)[0]
+
+    def gradients(create_graph: bool) -> tuple[torch.Tensor, ...]:
+        x = start.clone().requires_grad_()
+        q = x * 1.5 if made == "of what they are made of" else x
+        k, v = (q, q) if made == "the same" else (q.flip(-1), 2 * q)
+        loss = _loss(module, q, k, v)
+        return torch.autograd.grad(loss, (x, q), create_graph=create_graph)
+
+    for with_graph, plain in zip(gradients(True), gradients(False), strict=True):
+        torch.testing.assert_close(with_graph, plain)
+
+
+def test_a_learned_tensor_in_two_places_and_a_graph() -> None:
+    slopes, sinks = Tensor("slopes", ("num_q_heads",)), Tensor("sinks", ("num_q_heads",))
+    score = lambda s, b, h, q, k: s + slopes[h] * (k - q)  # noqa: E731
+    spec = AttentionSpec(16, "float32", causal(), score, normaliser=softmax(sink=sinks))
+    module, learned = rendered_module(spec), torch.tensor([0.5, 0.25], requires_grad=True)
+    out = module.attention(*(x[0][None] for x in _OF_FUNC), slopes=learned, sinks=learned)
+    (plain,) = torch.autograd.grad(out.sum(), learned, retain_graph=True)
+    (with_graph,) = torch.autograd.grad(out.sum(), learned, create_graph=True)
+    torch.testing.assert_close(with_graph, plain)
+
+
+def test_a_backward_pass_in_autocast() -> None:
+    """Its reference computes in the module's own precision, as the forward pass did."""
+    module, spec = shipped_module("causal_fp32_d64"), SPECS["causal_fp32_d64"]
+    tensors = [x.requires_grad_() for x in native_inputs(Case(40, 40), spec)]
+    loss = _loss(module, *tensors)
+    plain = torch.autograd.grad(loss, tensors, retain_graph=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        got = torch.autograd.grad(loss, tensors)
+    for one, other in zip(got, plain, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("how", ["of constants", "beside keys that learn", "compiled"])
+def test_forward_mode(how: str) -> None:
     """A tangent is carried through, not dropped."""
     module, spec = shipped_module("causal_fp32_d64"), SPECS["causal_fp32_d64"]
     q, k, v = native_inputs(Case(7, 7), spec)
     tangent = torch.randn(q.shape, generator=torch.Generator().manual_seed(0))
-    with forward_ad.dual_level():
-        out = module.attention(forward_ad.make_dual(q, tangent), k, v)
-        derivative = forward_ad.unpack_dual(out).tangent
+    keys = k.clone().requires_grad_(how == "beside keys that learn")
+
+    def derivative_of(q: torch.Tensor, tangent: torch.Tensor) -> torch.Tensor:
+        with forward_ad.dual_level():
+            out = module.attention(forward_ad.make_dual(q, tangent), keys, v)
+            return forward_ad.unpack_dual(out).tangent
+
+    torch._dynamo.reset()
+    if how == "compiled":
+        derivative_of = torch.compile(derivative_of, backend="eager", fullgraph=True)
+    derivative = derivative_of(q, tangent).detach()
     step = 1e-6 * tangent.double()
     doubles = (k.double(), v.double())
     ends = [module.reference(q.double() + sign * step, *doubles) for sign in (1, -1)]

@@ -100,8 +100,8 @@ REFUSED = [
         ValueError,
         "dropout_p: got nan; pass a number from 0 to before 1",
     ),
-    ({"dropout_p": True}, TypeError, "dropout_p: got bool; pass a number"),
-    ({"dropout_p": None}, TypeError, "dropout_p: got NoneType; pass a number"),
+    ({"dropout_p": True}, TypeError, "dropout_p: got bool; pass an int or a float"),
+    ({"dropout_p": None}, TypeError, "dropout_p: got NoneType; pass an int or a float"),
     (
         {"seed": 1.5},
         TypeError,
@@ -118,7 +118,7 @@ REFUSED = [
         TypeError,
         "seed: got torch.int32; pass torch.int64",
     ),
-    ({"seed": torch.tensor([1, 2])}, ValueError, "seed: got shape (2,); pass (1)"),
+    ({"seed": torch.tensor([1, 2])}, ValueError, "seed: got shape (2,); pass (1,)"),
     (
         {"seed": torch.tensor([1], device="meta")},
         ValueError,

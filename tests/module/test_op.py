@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import re
+import warnings
+
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from flashgen import AttentionSpec, Constant, alibi, causal
+from flashgen.codegen.render import render_module
+from flashgen.config import ChosenConfig, KernelConfig
+from flashgen.plan import lower
 from support.cases import Case
 from support.contract import check_compiled, native_inputs
-from support.variants import shipped_module, shipped_specs
+from support.variants import (
+    any_backward,
+    any_hopper,
+    any_hopper_backward,
+    shipped_module,
+    shipped_specs,
+)
 
 SPECS = shipped_specs()
 pytestmark = pytest.mark.filterwarnings("ignore:.*eager reference")
@@ -82,3 +97,76 @@ def test_export() -> None:
     program = torch.export.export(Layer(), native_inputs(CASE, spec), dynamic_shapes=shapes)
     tensors = native_inputs(Case(37, 37, q_heads=4, kv_heads=2, batch=2), spec)
     assert torch.equal(program.module()(*tensors), module.attention(*tensors))
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_export_of_a_number_that_depends_on_a_length(strict: bool) -> None:
+    module, spec = shipped_module("window_d128"), SPECS["window_d128"]
+
+    class Layer(torch.nn.Module):
+        def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            return module.attention(q, k, v, left=q.shape[2] // 2)
+
+    shapes = ({2: torch.export.Dim("length", min=2, max=4096)},) * 3
+    inputs = native_inputs(CASE, spec)
+    program = torch.export.export(Layer(), inputs, dynamic_shapes=shapes, strict=strict)
+    tensors = native_inputs(Case(37, 37, q_heads=4, kv_heads=2, batch=2), spec)
+    assert torch.equal(program.module()(*tensors), module.attention(*tensors, left=18))
+
+
+class _Seen(TorchDispatchMode):
+    """Notes the operators that it meets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+def test_what_watches_or_traces_sees_the_op() -> None:
+    """Not what it is made of: a launch of a kernel leaves nothing to see."""
+    module, spec = shipped_module("causal_d64"), SPECS["causal_d64"]
+    tensors = native_inputs(CASE, spec)
+    name = module._attention_op._qualname
+    with _Seen() as seen:
+        module.attention(*tensors)
+    assert seen.names[0] == name
+    graph = make_fx(lambda q, k, v: module.attention(q, k, v))(*tensors).graph
+    assert name.split("::")[1] in str(graph)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        traced = torch.jit.trace(lambda q, k, v: module.attention(q, k, v), tensors)
+    assert name in str(traced.graph)
+
+
+def _op_of(spec: AttentionSpec, config: KernelConfig) -> str:
+    plan = lower(spec, "same")
+    chosen = {target: ChosenConfig(config, "model", shared=4096) for target in plan.targets}
+    source = render_module(
+        plan,
+        chosen,
+        any_hopper(plan),
+        backward=any_backward(plan),
+        hopper_backward=any_hopper_backward(plan),
+    )
+    return re.findall(r'custom_op\(\s*"flashgen::(\w+)"', source)[0]
+
+
+def test_modules_that_run_anything_else_have_other_ops() -> None:
+    """Of one name, as a variant's in two folders is: torch keeps the last one's of each."""
+    one, wide = KernelConfig(32, 16, 4, 2), KernelConfig(64, 16, 4, 2)
+    elements = [Constant("slopes", [slope], dims=("num_q_heads",)) for slope in (0.5, 0.25)]
+    specs = [
+        AttentionSpec(64, mask=causal()),
+        AttentionSpec(64, "float16", mask=causal()),
+        AttentionSpec(64, mask=causal(), deterministic=True),
+        AttentionSpec(64, mask=causal(), targets=("sm_90",)),
+        AttentionSpec(64, mask=causal(align="top_left")),
+        *(AttentionSpec(64, mask=causal(), score=alibi(slopes)) for slopes in elements),
+    ]
+    ops = [_op_of(spec, one) for spec in specs]
+    assert len({*ops, _op_of(specs[0], wide)}) == len(specs) + 1
+    assert _op_of(specs[0], one) == ops[0]

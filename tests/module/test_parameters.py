@@ -52,16 +52,16 @@ GOOD: dict[str, Any] = {
 
 TYPE, VALUE = TypeError, ValueError
 REFUSED = [
-    ("cap", "3", TYPE, "cap: got str; pass a number"),
-    ("cap", True, TYPE, "cap: got bool; pass a number"),
-    ("cap", None, TYPE, "cap: got NoneType; pass a number"),
-    ("cap", torch.tensor(3.0), TYPE, "cap: got Tensor; pass a number"),
+    ("cap", "3", TYPE, "cap: got str; pass an int or a float"),
+    ("cap", True, TYPE, "cap: got bool; pass an int or a float"),
+    ("cap", None, TYPE, "cap: got NoneType; pass an int or a float"),
+    ("cap", torch.tensor(3.0), TYPE, "cap: got Tensor; pass an int or a float"),
     ("cap", 0.0, VALUE, "cap: got 0.0; pass a finite number of 32 bits above 0.0"),
     ("cap", -1, VALUE, "cap: got -1; pass a finite number of 32 bits above 0.0"),
     ("cap", float("inf"), VALUE, "cap: got inf; pass a finite number of 32 bits above 0.0"),
     ("cap", float("nan"), VALUE, "cap: got nan; pass a finite number of 32 bits above 0.0"),
     ("sink", float("-inf"), VALUE, "sink: got -inf; pass a finite number of 32 bits"),
-    ("sink", "0", TYPE, "sink: got str; pass a number"),
+    ("sink", "0", TYPE, "sink: got str; pass an int or a float"),
     ("ids", [0] * 6, TYPE, "ids: got list; pass a torch.Tensor"),
     ("ids", GOOD["ids"].long(), TYPE, "ids: got torch.int64; pass torch.int32"),
     ("ids", GOOD["ids"][0], VALUE, "ids: got shape (6,); pass (2, 6)"),

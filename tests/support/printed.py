@@ -53,6 +53,7 @@ def language(real: type) -> SimpleNamespace:
         abs=np.abs,
         exp=of_floats(np.exp),
         log=of_floats(np.log),
+        log2=of_floats(np.log2),
         sin=of_floats(np.sin),
         cos=of_floats(np.cos),
         sqrt=of_floats(np.sqrt),

@@ -61,6 +61,8 @@ MASK_SPECS: dict[str, AttentionSpec] = {
     "later_half": _spec(lambda b, h, q_idx, kv_idx: 2 * kv_idx >= q_idx + q_len // 2),
     "distance": _spec(lambda b, h, q_idx, kv_idx: abs(q_idx - kv_idx) <= 7),
     "antidiagonal": _spec(lambda b, h, q_idx, kv_idx: q_idx + kv_idx < 40),
+    "bits": _spec(lambda b, h, q_idx, kv_idx: abs((kv_idx & 7) - (q_idx & 7)) <= 2),
+    "square_of_a_distance": _spec(lambda b, h, q_idx, kv_idx: (q_idx - kv_idx) ** 2 < 90),
 }
 
 _factor = Float("factor", -1.5)
@@ -90,6 +92,12 @@ SCORE_SPECS: dict[str, AttentionSpec] = {
     ),
     "positions_alone": _score_spec(lambda s, b, h, q_idx, kv_idx: sin(0.3 * (q_idx - kv_idx))),
     "absolute": _score_spec(lambda s, b, h, q_idx, kv_idx: abs(s) - 0.5 * abs(q_idx - kv_idx)),
+    "power_of_a_distance": _score_spec(
+        lambda s, b, h, q_idx, kv_idx: s - abs(q_idx - kv_idx) ** 0.3
+    ),
+    "elements_by_bits": _score_spec(
+        lambda s, b, h, q_idx, kv_idx: s + _near[h, (q_idx & 3) + (kv_idx ^ 1)]
+    ),
     "squared": _score_spec(lambda s, b, h, q_idx, kv_idx: s * s / 4 - exp(-s)),
     "distance_logarithm": _score_spec(
         lambda s, b, h, q_idx, kv_idx: s - log(1.0 + abs(q_idx - kv_idx))

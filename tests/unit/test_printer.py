@@ -149,6 +149,16 @@ def test_both_printers_write_what_a_person_would(expr: Any, expected: str) -> No
         (min_of(CAP, WIDTH), "tl.minimum(cap, tl.cast(width, tl.float32))", "min(cap, width)"),
         (BitAnd(KV_IDX, 3), "kv_idx & 3", "kv_idx & 3"),
         (
+            BitAnd(Q_IDX, 7) - BitAnd(KV_IDX, 7) + BitAnd(KV_IDX, 1),
+            "(q_idx & 7) + (kv_idx & 1) - (kv_idx & 7)",
+            "(q_idx & 7) + (kv_idx & 1) - (kv_idx & 7)",
+        ),
+        (
+            sympy.Abs(Q_IDX - KV_IDX) ** sympy.Float(0.3),
+            "tl.math.exp2(0.3 * tl.log2(tl.cast(tl.abs(kv_idx - q_idx), tl.float32)))",
+            "abs(kv_idx - q_idx).to(dtype) ** 0.3",
+        ),
+        (
             sympy.Not((KV_IDX > 3) & (Q_IDX > 3)),
             "~((kv_idx > 3) & (q_idx > 3))",
             "~((kv_idx > 3) & (q_idx > 3))",
@@ -222,8 +232,7 @@ def test_symbols_take_the_names_of_the_place_they_are_printed_in() -> None:
     "expr",
     [
         sympy.tan(Q_IDX),
-        sympy.Symbol("x") ** LEFT,
-        sympy.Symbol("x") ** sympy.Rational(1, 3),
+        sympy.Pow(-2, LEFT),
         sympy.oo,
         sympy.floor(Q_IDX / 2),
         sympy.Xor(Q_IDX > 1, KV_IDX > 1, evaluate=False),

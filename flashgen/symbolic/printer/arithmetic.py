@@ -16,7 +16,11 @@ from flashgen.symbolic.printer.text import (
     negated,
     rank,
 )
-from flashgen.symbols import SCORE
+from flashgen.symbols import SCORE, BitAnd, BitOr, BitXor
+
+# Operations on bits bind less than a sum; a sum behind a minus sign needs parentheses too.
+_BITS = BitAnd | BitOr | BitXor
+_LOOSER = sympy.Add | _BITS
 
 
 def print_sum(printer: Printer, expr: Any) -> str:
@@ -30,11 +34,11 @@ def print_sum(printer: Printer, expr: Any) -> str:
     if is_negative(terms[0]) and terms[-1].is_Number and terms[-1] > 0:
         terms = [terms[-1], *terms[:-1]]
     write = printer.matching(expr)
-    text = write(terms[0])
+    text = closed(write(terms[0])) if isinstance(terms[0], _BITS) else write(terms[0])
     for term in terms[1:]:
         negative = is_negative(term)
         term = negated(term) if negative else term
-        written = closed(write(term)) if term.is_Add else write(term)
+        written = closed(write(term)) if isinstance(term, _LOOSER) else write(term)
         text += f" - {written}" if negative else f" + {written}"
     return text
 
@@ -109,10 +113,10 @@ def _inverse(power: Any) -> Any:
 
 
 def print_power(printer: Printer, expr: Any) -> str:
-    """Whole powers as the products they are, roots of roots, and powers of positive numbers."""
+    """Whole powers as the products they are, square roots, and what is left as the dialect does."""
     base, exponent = expr.args
-    if exponent.is_Float and (8 * float(exponent)).is_integer():
-        exponent = sympy.Rational(int(8 * float(exponent)), 8)
+    if exponent.is_Float and (2 * float(exponent)).is_integer():
+        exponent = sympy.Rational(int(2 * float(exponent)), 2)
     if exponent.is_Integer and exponent > 0:
         write = printer.operand if is_integral(base) else printer.real_operand
         return " * ".join([write(base)] * int(exponent))
@@ -120,13 +124,13 @@ def print_power(printer: Printer, expr: Any) -> str:
         return f"1 / {closed(print_power(printer, sympy.Pow(base, -exponent, evaluate=False)))}"
     if exponent.is_Rational and exponent.q == 2:
         return _half_power(printer, base, exponent)
-    if exponent.is_Rational and exponent.q in (4, 8):
-        return _call(printer, "sqrt", sympy.Pow(base, 2 * exponent, evaluate=False))
-    if base.is_number and base > 0:
-        if base != 2:
-            exponent = sympy.Float(math.log2(float(base))) * exponent
-        return _call(printer, "exp2", exponent)
-    raise TypeError(f"the printer knows powers by eighths and of positive numbers only: {expr}")
+    if not base.is_number:
+        return printer.dialect.power(printer.real(base), printer.real(exponent))
+    if base < 0:
+        raise TypeError(f"the printer knows whole powers of a negative number only: {expr}")
+    if base != 2:
+        exponent = sympy.Float(math.log2(float(base))) * exponent
+    return _call(printer, "exp2", exponent)
 
 
 def _half_power(printer: Printer, base: Any, exponent: Any) -> str:

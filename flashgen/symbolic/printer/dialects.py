@@ -22,6 +22,9 @@ class Dialect(Protocol):
     def call(self, function: str, x: str, tensor: bool, approximate: bool) -> str:
         """``exp``, ``exp2``, ``log``, ``tanh``, ``sin``, ``cos``, ``sqrt``, ``rsqrt``, ``abs``."""
 
+    def power(self, x: str, exponent: str) -> str:
+        """``x`` from 0 on to any power."""
+
     def to_float(self, x: str, tensor: bool) -> str:
         """An integer as a float."""
 
@@ -57,6 +60,10 @@ class Triton:
         if function == "tanh":
             return f"_tanh({x}, {'APPROX' if approximate else False})"
         return f"tl.math.exp2({x})" if function == "exp2" else f"tl.{function}({x})"
+
+    def power(self, x: str, exponent: str) -> str:
+        """Of 0, whose logarithm is -inf, it is 0, as it should be."""
+        return f"tl.math.exp2({closed(exponent)} * tl.log2({x}))"
 
     def to_float(self, x: str, tensor: bool) -> str:
         """An int32 as a float32: exact below 2^24."""
@@ -109,6 +116,10 @@ class Torch:
             return f"(1 / math.sqrt({x}))"
         return f"{'torch' if tensor else 'math'}.{function}({x})"
 
+    def power(self, x: str, exponent: str) -> str:
+        """Python's operator, of tensors too."""
+        return f"{closed(x)} ** {closed(exponent)}"
+
     def to_float(self, x: str, tensor: bool) -> str:
         """Python's numbers need no conversion."""
         return f"{closed(x)}.to(dtype)" if tensor else x
@@ -158,6 +169,10 @@ class Plain:
     def call(self, function: str, x: str, tensor: bool, approximate: bool) -> str:
         """``exp(x)``."""
         return f"{function}({x})"
+
+    def power(self, x: str, exponent: str) -> str:
+        """``x ** y``."""
+        return f"{closed(x)} ** {closed(exponent)}"
 
     def to_float(self, x: str, tensor: bool) -> str:
         """Nothing: numbers are real."""

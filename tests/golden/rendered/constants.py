@@ -863,13 +863,12 @@ def attention(
     if not plain and _is_transformed(q, k, v):
         _warn_once("under torch.func's transforms the eager reference runs")
         out, lse = reference(q, k, v, scale=scale, return_lse=True, size=size)
+    elif _has_tangents(q, k, v):
+        if not torch.compiler.is_compiling():
+            _warn_once("forward-mode derivatives come from the eager reference")
+        out, lse = reference(q, k, v, scale=scale, return_lse=True, size=size)
     elif not plain:
         out, lse = _attention_op(q, k, v, scale, size)
-    elif forward_ad._current_level >= 0 and any(
-        forward_ad.unpack_dual(x).tangent is not None for x in (q, k, v)
-    ):
-        _warn_once("forward-mode derivatives come from the eager reference")
-        out, lse = reference(q, k, v, scale=scale, return_lse=True, size=size)
     else:
         out, lse = _forward(q, k, v, scale, size, key, known, return_lse)
     return (out, lse) if return_lse else out
@@ -926,6 +925,8 @@ def _check_tensors(q, k, v, size):
     for name, x, head_dim in (("q", q, 16), ("k", k, 16), ("v", v, 16)):
         if not isinstance(x, torch.Tensor):
             raise TypeError(f"{name}: got {type(x).__name__}; pass a torch.Tensor")
+        if x.is_nested or x.layout != torch.strided:
+            raise TypeError(f"{name}: got a nested or sparse tensor; pass a dense one")
         if x.dtype != torch.bfloat16:
             raise TypeError(f"{name}: got {x.dtype}; constants was built for torch.bfloat16")
         if x.dim() != 4:
@@ -969,13 +970,17 @@ def _check_tensors(q, k, v, size):
         raise ValueError(f"q: got {q.shape[1]} heads; slopes of constants is for 2")
 
 
+# Where torch.export traces, a number may stand for one that is not known yet.
+_NUMBERS = (int, float, torch.SymInt, torch.SymFloat)
+
+
 def _check_numbers(scale, size):
     """Raises for a number that the kernel cannot take, naming it."""
-    if isinstance(scale, bool) or not isinstance(scale, (int, float)):
-        raise TypeError(f"scale: got {type(scale).__name__}; pass a number")
+    if isinstance(scale, bool) or not isinstance(scale, _NUMBERS):
+        raise TypeError(f"scale: got {type(scale).__name__}; pass an int or a float")
     if not 2.0**-126 <= scale < 2.0**128:  # a normal float32
         raise ValueError(f"scale: got {scale}; pass a positive finite number of 32 bits")
-    if isinstance(size, bool) or not isinstance(size, int):
+    if isinstance(size, bool) or not isinstance(size, (int, torch.SymInt)):
         raise TypeError(f"size: got {type(size).__name__}; pass an int")
     # Sums with positions stay 32-bit.
     if not 1 <= size <= 2**30:
@@ -1437,6 +1442,9 @@ def _is_plain(*tensors):
             return False
     if torch._C._functorch.peek_interpreter_stack() is not None:  # one of torch.func's transforms
         return False
+    # What traces, or counts, or only works out shapes, is to see the op.
+    if torch._C._len_torch_dispatch_stack() > 0 or torch._C._get_tracing_state() is not None:
+        return False
     return not tensors[0].is_meta  # tensors of several devices are refused
 
 
@@ -1447,7 +1455,14 @@ def _is_transformed(*tensors):
     return any(torch._C._functorch.is_functorch_wrapped_tensor(x) for x in tensors)
 
 
-@torch.library.custom_op("flashgen::constants_da8dac5f", mutates_args=())
+def _has_tangents(*tensors):
+    """Whether forward-mode derivatives are asked for, with the op or without."""
+    if forward_ad._current_level < 0:
+        return False
+    return any(forward_ad.unpack_dual(x).tangent is not None for x in tensors)
+
+
+@torch.library.custom_op("flashgen::constants_31f79d70", mutates_args=())
 def _attention_op(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -1488,7 +1503,7 @@ def _has_backward(q, k):
     return q.is_cuda or triton.knobs.runtime.interpret
 
 
-@torch.library.custom_op("flashgen::constants_da8dac5f_backward", mutates_args=())
+@torch.library.custom_op("flashgen::constants_31f79d70_backward", mutates_args=())
 def _backward_op(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -1513,15 +1528,19 @@ def _(q, k, v, scale, size, out, lse, grad_out, grad_lse):
 
 def _reference_gradients(q, k, v, scale, size, grad_out, grad_lse, twice=False):
     """Gradients by the reference's autograd; twice: they can be differentiated themselves."""
-    with torch.enable_grad():
+    # The backward pass may run where the forward pass did not: in autocast, too.
+    with torch.enable_grad(), torch.autocast(q.device.type, enabled=False):
         q, k, v = (_leaf(x, twice) for x in (q, k, v))
         outputs = reference(q, k, v, scale=scale, return_lse=True, size=size)
         return torch.autograd.grad(outputs, (q, k, v), (grad_out, grad_lse), create_graph=twice)
 
 
 def _leaf(x, twice):
-    """A leaf to differentiate by: x itself where its gradient will be differentiated again."""
-    return x if twice and x.requires_grad else x.detach().requires_grad_()
+    """What to differentiate by; with what made x where its gradient will be differentiated again.
+
+    A view of its own, since an argument may be made of another, or be the same tensor.
+    """
+    return x.view_as(x) if twice and x.requires_grad else x.detach().requires_grad_()
 
 
 _attention_op.register_autograd(_backward, setup_context=_save_for_backward)

@@ -546,13 +546,12 @@ def attention(
     if not plain and _is_transformed(q, k, v):
         _warn_once("under torch.func's transforms the eager reference runs")
         out, lse = reference(q, k, v, scale=scale, return_lse=True, left=left)
+    elif _has_tangents(q, k, v):
+        if not torch.compiler.is_compiling():
+            _warn_once("forward-mode derivatives come from the eager reference")
+        out, lse = reference(q, k, v, scale=scale, return_lse=True, left=left)
     elif not plain:
         out, lse = _attention_op(q, k, v, scale, left)
-    elif forward_ad._current_level >= 0 and any(
-        forward_ad.unpack_dual(x).tangent is not None for x in (q, k, v)
-    ):
-        _warn_once("forward-mode derivatives come from the eager reference")
-        out, lse = reference(q, k, v, scale=scale, return_lse=True, left=left)
     else:
         out, lse = _forward(q, k, v, scale, left, key, known, return_lse)
     return (out, lse) if return_lse else out
@@ -606,6 +605,8 @@ def _check_tensors(q, k, v):
     for name, x, head_dim in (("q", q, 16), ("k", k, 16), ("v", v, 16)):
         if not isinstance(x, torch.Tensor):
             raise TypeError(f"{name}: got {type(x).__name__}; pass a torch.Tensor")
+        if x.is_nested or x.layout != torch.strided:
+            raise TypeError(f"{name}: got a nested or sparse tensor; pass a dense one")
         if x.dtype != torch.float16:
             raise TypeError(f"{name}: got {x.dtype}; module was built for torch.float16")
         if x.dim() != 4:
@@ -635,13 +636,17 @@ def _check_tensors(q, k, v):
         raise ValueError(f"k: got {k.shape[1]} heads for {q.shape[1]} of q; pass a divisor of q's")
 
 
+# Where torch.export traces, a number may stand for one that is not known yet.
+_NUMBERS = (int, float, torch.SymInt, torch.SymFloat)
+
+
 def _check_numbers(scale, left):
     """Raises for a number that the kernel cannot take, naming it."""
-    if isinstance(scale, bool) or not isinstance(scale, (int, float)):
-        raise TypeError(f"scale: got {type(scale).__name__}; pass a number")
+    if isinstance(scale, bool) or not isinstance(scale, _NUMBERS):
+        raise TypeError(f"scale: got {type(scale).__name__}; pass an int or a float")
     if not 2.0**-126 <= scale < 2.0**128:  # a normal float32
         raise ValueError(f"scale: got {scale}; pass a positive finite number of 32 bits")
-    if isinstance(left, bool) or not isinstance(left, int):
+    if isinstance(left, bool) or not isinstance(left, (int, torch.SymInt)):
         raise TypeError(f"left: got {type(left).__name__}; pass an int")
     # Sums with positions stay 32-bit.
     if not 0 <= left <= 2**30:
@@ -1007,6 +1012,9 @@ def _is_plain(*tensors):
             return False
     if torch._C._functorch.peek_interpreter_stack() is not None:  # one of torch.func's transforms
         return False
+    # What traces, or counts, or only works out shapes, is to see the op.
+    if torch._C._len_torch_dispatch_stack() > 0 or torch._C._get_tracing_state() is not None:
+        return False
     return not tensors[0].is_meta  # tensors of several devices are refused
 
 
@@ -1017,7 +1025,14 @@ def _is_transformed(*tensors):
     return any(torch._C._functorch.is_functorch_wrapped_tensor(x) for x in tensors)
 
 
-@torch.library.custom_op("flashgen::module_bbda6bd4", mutates_args=())
+def _has_tangents(*tensors):
+    """Whether forward-mode derivatives are asked for, with the op or without."""
+    if forward_ad._current_level < 0:
+        return False
+    return any(forward_ad.unpack_dual(x).tangent is not None for x in tensors)
+
+
+@torch.library.custom_op("flashgen::module_7523288e", mutates_args=())
 def _attention_op(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -1058,7 +1073,7 @@ def _has_backward(q, k):
     return q.is_cuda or triton.knobs.runtime.interpret
 
 
-@torch.library.custom_op("flashgen::module_bbda6bd4_backward", mutates_args=())
+@torch.library.custom_op("flashgen::module_7523288e_backward", mutates_args=())
 def _backward_op(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -1083,15 +1098,19 @@ def _(q, k, v, scale, left, out, lse, grad_out, grad_lse):
 
 def _reference_gradients(q, k, v, scale, left, grad_out, grad_lse, twice=False):
     """Gradients by the reference's autograd; twice: they can be differentiated themselves."""
-    with torch.enable_grad():
+    # The backward pass may run where the forward pass did not: in autocast, too.
+    with torch.enable_grad(), torch.autocast(q.device.type, enabled=False):
         q, k, v = (_leaf(x, twice) for x in (q, k, v))
         outputs = reference(q, k, v, scale=scale, return_lse=True, left=left)
         return torch.autograd.grad(outputs, (q, k, v), (grad_out, grad_lse), create_graph=twice)
 
 
 def _leaf(x, twice):
-    """A leaf to differentiate by: x itself where its gradient will be differentiated again."""
-    return x if twice and x.requires_grad else x.detach().requires_grad_()
+    """What to differentiate by; with what made x where its gradient will be differentiated again.
+
+    A view of its own, since an argument may be made of another, or be the same tensor.
+    """
+    return x.view_as(x) if twice and x.requires_grad else x.detach().requires_grad_()
 
 
 _attention_op.register_autograd(_backward, setup_context=_save_for_backward)
