@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import sympy
+from sympy.core.relational import Relational
 
 from flashgen.declared import Param
 from flashgen.masks import Mask
 from flashgen.symbolic.affine import linearise
 from flashgen.symbolic.logic import negation_normal_form
 from flashgen.symbolic.tables import RowTable
-from flashgen.symbols import KV_IDX, Q_IDX
+from flashgen.symbols import KV_IDX, Q_IDX, Load
 
 POSITIONS = frozenset((Q_IDX, KV_IDX))
 
@@ -47,15 +48,45 @@ def trace(mask: Mask) -> Predicate:
     return Predicate(expr, mask.params, mask.equal_lengths, mask.label)
 
 
+def _with_equals(parts: tuple[Any, ...]) -> list[Any]:
+    """Parts of a conjunction, with one of two elements for both that another part says are equal.
+
+    That is for comparisons that are affine with it: ``ids[q] == ids[kv]`` makes ``q - start[ids[q]]
+    >= kv - start[ids[kv]]`` of ``q >= kv``.
+    """
+    equal = [
+        part
+        for part in parts
+        if isinstance(part, sympy.Eq) and all(isinstance(side, Load) for side in part.args)
+    ]
+    found = []
+    for part in parts:
+        is_other = isinstance(part, Relational) and part not in equal
+        if is_other and not _is_affine(part.lhs - part.rhs):
+            for one, other in (pair.args for pair in equal):
+                difference = (part.lhs - part.rhs).xreplace({one: other})
+                if _is_affine(difference):
+                    part = part.func(difference, 0, evaluate=False)
+                    break
+        found.append(part)
+    return found
+
+
+def _is_affine(expr: Any) -> bool:
+    return linearise(expr, POSITIONS) is not None
+
+
 def _arranged(expr: Any) -> Any:
     """Every comparison with kv_idx alone on one side: ``q_idx + ... >= kv_idx``, ``kv_idx < ...``.
 
     A kernel then adds to the rows' vector, once, and compares with the columns' vector: one
     operation an element. Strictness stays as the user wrote it.
     """
-    if isinstance(expr, sympy.And | sympy.Or):
-        return expr.func(*map(_arranged, expr.args))
-    if not isinstance(expr, sympy.core.relational.Relational):
+    if isinstance(expr, sympy.And):
+        return sympy.And(*map(_arranged, _with_equals(expr.args)))
+    if isinstance(expr, sympy.Or):
+        return sympy.Or(*map(_arranged, expr.args))
+    if not isinstance(expr, Relational):
         return expr
     difference = linearise(expr.lhs - expr.rhs, POSITIONS)
     if difference is None:

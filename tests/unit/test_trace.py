@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import sympy
 
-from flashgen import Int, Mask, causal, full, kv_len, q_len, sliding_window, truncate
+from flashgen import Int, Mask, Tensor, causal, full, kv_len, q_len, sliding_window, truncate
 from flashgen.errors import MaskError
 from flashgen.expr import apply
 from flashgen.operations import OPERATIONS
@@ -71,6 +71,28 @@ def test_kv_idx_stands_alone_on_one_side(mask_mod: Callable[..., Any], expected:
 )
 def test_the_shipped_masks_read_well(mask: Mask, expected: str) -> None:
     assert torch_source(trace(mask).expr) == expected
+
+
+def test_what_documents_have_in_common_cancels() -> None:
+    """Positions within a document, as attention-gym's mask of documents counts them."""
+    ids = Tensor("ids", ("kv_len",), "int32", sorted=True)
+    starts = Tensor("starts", (None,), "int32")
+
+    def within(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        q_logical = q_idx - starts[ids[q_idx]]
+        kv_logical = kv_idx - starts[ids[kv_idx]]
+        return (ids[q_idx] == ids[kv_idx]) & (q_logical >= kv_logical)
+
+    plain = full() & (lambda b, h, q, k: (ids[q] == ids[k]) & (q >= k))
+    assert trace(full() & within).expr == trace(plain).expr
+
+
+def test_elements_that_need_not_be_equal_stay() -> None:
+    ids, kinds = (Tensor(name, ("kv_len",), "int32") for name in ("ids", "kinds"))
+    either = full() & (lambda b, h, q, k: (ids[q] == ids[k]) | (q - ids[q] >= k - ids[k]))
+    other = full() & (lambda b, h, q, k: (ids[q] == ids[k]) & (q - kinds[q] >= k - kinds[k]))
+    assert "ids[q_idx]" in torch_source(trace(either).expr).split("|")[1]
+    assert "kinds[q_idx]" in torch_source(trace(other).expr)
 
 
 def test_quotients_are_cut_towards_zero() -> None:
