@@ -14,10 +14,10 @@ import triton
 from flashgen import AttentionSpec, Blocks
 from flashgen.config import KernelConfig
 from flashgen.plan import lower
-from flashgen.tuning.compiled import _source, options_of
-from flashgen.tuning.compiler import gpu_target
 from flashgen.tuning.rank import rank
 from flashgen.tuning.space import search_space
+from support.compiling.compiler import gpu_target
+from support.compiling.portable import _source, options_of
 from support.sass import unset_uniform_registers
 from support.variants import shipped_module, shipped_specs
 from support.variety import HEAD_DIM_SPECS

@@ -28,9 +28,9 @@ from flashgen.plan.backward import BackwardPlan, backward_plan
 from flashgen.plan.inner import tile_loads
 from flashgen.tuning.backward_rank import rank_backward
 from flashgen.tuning.backward_space import backward_space
-from flashgen.tuning.compiled import IMPORTS
-from flashgen.tuning.compiled_backward import backward_shared_bytes, compile_backward
-from flashgen.tuning.compiler import function_in, gpu_target
+from support.compiling.backward import backward_shared_bytes, compile_backward
+from support.compiling.compiler import function_in, gpu_target
+from support.compiling.portable import IMPORTS
 from support.loads import kernel_spec
 from support.variants import shipped_specs
 

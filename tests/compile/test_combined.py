@@ -11,11 +11,11 @@ from flashgen.config import BACKWARD_KERNELS
 from flashgen.plan.backward import backward_plan
 from flashgen.plan.hopper_backward import HopperBackward
 from flashgen.tuning.backward_space import backward_space
-from flashgen.tuning.compiled import shared_bytes
 from flashgen.tuning.hopper_backward_space import hopper_backward_space
 from flashgen.tuning.hopper_space import hopper_space, why_not
 from flashgen.tuning.space import search_space
 from support.combined import combined
+from support.compiling.portable import shared_bytes
 
 NUMBERS = range(24)
 TARGETS = ("sm_80", "sm_90", "sm_100", "gfx942")

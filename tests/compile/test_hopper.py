@@ -19,8 +19,8 @@ from flashgen.budget.traffic import Workload
 from flashgen.codegen.render import render_hopper
 from flashgen.config import KernelConfig
 from flashgen.plan import KernelPlan, lower
-from flashgen.tuning.compiled_hopper import compile_hopper
 from flashgen.tuning.hopper_space import hopper_space, rank_hopper, why_not
+from support.compiling.hopper import compile_hopper
 from support.loads import kernel_spec
 from support.sass import unset_uniform_registers
 from support.segments import CUT
@@ -97,7 +97,7 @@ def test_two_loops_that_share_addresses_would_be_miscompiled(
     text = render_hopper(plan)
     plain = text.replace("q_again,", "q,")
     assert plain != text
-    monkeypatch.setattr("flashgen.tuning.compiled_hopper.render_hopper", lambda _: plain)
+    monkeypatch.setattr("support.compiling.hopper.render_hopper", lambda _: plain)
     unset = unset_uniform_registers(compile_hopper(plan, config).code)
     assert any("HGMMA" in line for line in unset)
 

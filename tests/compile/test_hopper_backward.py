@@ -19,16 +19,16 @@ from flashgen.config import KernelConfig
 from flashgen.plan import lower
 from flashgen.plan.backward import backward_plan
 from flashgen.plan.hopper_backward import HopperBackward
-from flashgen.tuning.compiled_backward_hopper import (
-    compile_backward_hopper,
-    compile_queries,
-)
-from flashgen.tuning.compiled_hopper import HopperCompiled
 from flashgen.tuning.hopper_backward_space import (
     hopper_backward_space,
     rank_hopper_backward,
     why_no_backward,
 )
+from support.compiling.backward_hopper import (
+    compile_backward_hopper,
+    compile_queries,
+)
+from support.compiling.hopper import HopperCompiled
 from support.loads import kernel_spec
 from support.sass import opcodes, unset_uniform_registers
 from support.variants import shipped_specs

@@ -11,9 +11,9 @@ from flashgen.budget.sram import sram_usage
 from flashgen.budget.targets import get_target
 from flashgen.config import KernelConfig
 from flashgen.plan import KernelPlan, lower
-from flashgen.tuning.compiled import compile_kernel
 from flashgen.tuning.rank import rank
 from flashgen.tuning.space import search_space
+from support.compiling.portable import compile_kernel
 from support.variants import shipped_specs
 
 # Variants whose kernels differ in more than the mask.

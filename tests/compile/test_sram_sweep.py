@@ -17,9 +17,9 @@ from flashgen.budget.targets import get_target
 from flashgen.config import KernelConfig
 from flashgen.plan import KernelPlan, lower
 from flashgen.plan.inner import tile_loads
-from flashgen.tuning.compiled import shared_bytes
 from flashgen.tuning.rank import rank
 from flashgen.tuning.space import search_space
+from support.compiling.portable import shared_bytes
 from support.loads import kernel_spec
 from support.variants import shipped_specs
 

@@ -12,7 +12,7 @@ from flashgen.budget.sram import sram_usage
 from flashgen.budget.targets import DEFAULT_TARGETS, get_target
 from flashgen.config import KernelConfig
 from flashgen.plan import TRITON_DTYPES, KernelPlan, lower
-from flashgen.tuning.compiled import compile_kernel
+from support.compiling.portable import compile_kernel
 from support.variants import rendered_module
 
 LIMITS = Tensor("limits", ("q_len",), "int32")

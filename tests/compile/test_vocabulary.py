@@ -12,7 +12,7 @@ from flashgen.budget.sram import sram_usage
 from flashgen.budget.targets import get_target
 from flashgen.config import BACKWARD_KERNELS, KernelConfig
 from flashgen.plan import lower
-from flashgen.tuning.compiled import compile_kernel, shared_bytes
+from support.compiling.portable import compile_kernel, shared_bytes
 from support.variety import SCORE_SPECS
 from support.vocabulary import VOCABULARY
 

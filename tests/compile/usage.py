@@ -15,12 +15,12 @@ from flashgen.config import BackwardKernel, KernelConfig
 from flashgen.plan import KernelPlan
 from flashgen.plan.backward import backward_plan
 from flashgen.plan.hopper_backward import HopperBackward
-from flashgen.tuning.compiled_backward import backward_shared_bytes
-from flashgen.tuning.compiled_backward_hopper import (
+from support.compiling.backward import backward_shared_bytes
+from support.compiling.backward_hopper import (
     backward_hopper_shared_bytes,
     queries_shared_bytes,
 )
-from flashgen.tuning.compiled_hopper import hopper_shared_bytes
+from support.compiling.hopper import hopper_shared_bytes
 
 OLDER = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 7)
 

@@ -11,7 +11,7 @@ from flashgen.budget.targets import get_target
 from flashgen.codegen.render import render_kernel
 from flashgen.config import KernelConfig
 from flashgen.plan import KernelPlan
-from flashgen.tuning.compiler import (
+from support.compiling.compiler import (
     Compiled,
     allotted_bytes,
     call_of,
@@ -49,14 +49,11 @@ def shared_bytes(
     return allotted_bytes(source, target, options_of(config))
 
 
-def compile_kernel(
-    plan: KernelPlan, config: KernelConfig, target: str, *, tma: bool | None = None
-) -> Compiled:
+def compile_kernel(plan: KernelPlan, config: KernelConfig, target: str) -> Compiled:
     """Everything the compiler says, down to machine code. Arguments as of `shared_bytes`."""
     import triton
 
-    uses_tma = plan.uses_tma(target) if tma is None else tma
-    source = _source(plan, config, target, uses_tma, aligned=True)
+    source = _source(plan, config, target, plan.uses_tma(target), aligned=True)
     kernel = triton.compile(source, target=gpu_target(target), options=options_of(config))
     return figures(kernel, target)
 

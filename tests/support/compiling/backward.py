@@ -8,7 +8,8 @@ from flashgen.codegen.render import BACKWARD_FUNCTIONS, render_backward, render_
 from flashgen.config import BackwardKernel, KernelConfig
 from flashgen.plan import KernelPlan
 from flashgen.plan.backward import BackwardPlan
-from flashgen.tuning.compiled import (
+from support.compiling.compiler import Compiled, allotted_bytes, call_of, function_in, gpu_target
+from support.compiling.portable import (
     DROPOUT_TYPES,
     IMPORTS,
     constants_of,
@@ -16,7 +17,6 @@ from flashgen.tuning.compiled import (
     options_of,
     source_types,
 )
-from flashgen.tuning.compiler import Compiled, allotted_bytes, call_of, function_in, gpu_target
 
 
 def backward_shared_bytes(

@@ -9,8 +9,8 @@ from flashgen.config import HOPPER, KernelConfig
 from flashgen.plan.arguments import KernelArguments
 from flashgen.plan.backward import BackwardPlan
 from flashgen.plan.hopper_backward import HopperBackward
-from flashgen.tuning.compiled import DROPOUT_TYPES
-from flashgen.tuning.compiled_hopper import (
+from support.compiling.compiler import allotted_bytes, call_of, function_in
+from support.compiling.hopper import (
     IMPORTS,
     OPTIONS,
     HopperCompiled,
@@ -18,7 +18,7 @@ from flashgen.tuning.compiled_hopper import (
     descriptor,
     figures_of,
 )
-from flashgen.tuning.compiler import allotted_bytes, call_of, function_in
+from support.compiling.portable import DROPOUT_TYPES
 
 # Tensors whose rows are as wide as those of v.
 OF_VALUES = ("v", "grad_v", "grad_out")

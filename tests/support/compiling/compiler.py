@@ -1,8 +1,7 @@
-"""Triton's compiler as flashgen asks it, for any target and without a GPU.
+"""Triton's compiler as the tests ask it, for any target and without a GPU.
 
-The budget predicts; this is what it is held to. Only here does flashgen use that compiler, and only
-when one of these functions is called: `flashgen.tuning.compiled` for the portable kernel,
-`flashgen.tuning.compiled_hopper` for the one in Gluon.
+Budgets predict; this is what they are held to. `portable`, `hopper` and the others beside this
+module say what each kernel is compiled with.
 """
 
 from __future__ import annotations

@@ -12,8 +12,7 @@ from flashgen.codegen.render import render_hopper
 from flashgen.config import HOPPER, KernelConfig
 from flashgen.plan import KernelPlan
 from flashgen.plan.hopper import OUT_COLUMNS, HopperNames
-from flashgen.tuning.compiled import DROPOUT_TYPES
-from flashgen.tuning.compiler import (
+from support.compiling.compiler import (
     Compiled,
     allotted_bytes,
     call_of,
@@ -21,6 +20,7 @@ from flashgen.tuning.compiler import (
     function_in,
     number_in,
 )
+from support.compiling.portable import DROPOUT_TYPES
 
 KERNEL = "_attention_hopper"
 IMPORTS = """\
