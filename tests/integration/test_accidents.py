@@ -52,7 +52,7 @@ def right(flashgen, project):
 
 
 def status_of(child, deadline):
-    """What `os.waitpid` says of a forked process, which a lock held at the fork may stop for ever."""
+    """What `os.waitpid` says of a forked process, which a lock held at the fork may stop."""
     while not (ended := os.waitpid(child, os.WNOHANG))[0]:
         if time.monotonic() > deadline:
             os.kill(child, signal.SIGKILL)
