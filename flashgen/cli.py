@@ -29,7 +29,7 @@ from flashgen.console import (
     rejection_lines,
 )
 from flashgen.errors import FlashgenError
-from flashgen.explain.call import Asked, named_values
+from flashgen.explain.call import LONGEST, Asked, named_values
 from flashgen.explain.document import to_json
 from flashgen.explain.lengths import explain_lengths
 from flashgen.explain.page import write_page
@@ -168,12 +168,13 @@ def explain(
     q_len: Annotated[
         int | None,
         typer.Option(
-            "--q-len", help="Queries, at most 1048576; by default 16384, or what constants allow."
+            "--q-len",
+            help=f"Queries, at most {LONGEST}; by default 16384, or what constants allow.",
         ),
     ] = None,
     kv_len: Annotated[
         int | None,
-        typer.Option("--kv-len", help="Keys, at most 1048576; by default as many as queries."),
+        typer.Option("--kv-len", help=f"Keys, at most {LONGEST}; by default as many as queries."),
     ] = None,
     batch: Annotated[
         int | None,
