@@ -26,10 +26,11 @@ def sizes(account: Account) -> Iterator[str]:
     total = ["together", f"{kernel.shared:,}", f"of {kernel.limit:,}"]
     yield _table(("buffer", "bytes", "formula"), [*buffers, total], right=1, of=1)
     yield (
-        f"That was chosen from {kernel.candidates} candidates ({kernel.chosen}). "
+        f"Of {kernel.looked_at} configurations that were looked at, {kernel.candidates} were left "
+        f"to choose from, and that one was chosen ({kernel.chosen}). "
         + (
-            f"{len(kernel.rejected)} were turned down, by these formulas and by what is known of "
-            "registers:"
+            f"The other {len(kernel.rejected)} were turned down, by these formulas and by what is "
+            "known of registers:"
             if kernel.rejected
             else "None was turned down."
         )

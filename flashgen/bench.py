@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from flashgen.build import Options, is_current
 from flashgen.errors import FlashgenError, first_line
-from flashgen.files import write_atomically
 from flashgen.loader import Variant, load
 from flashgen.normalisers import softmax
 from flashgen.plan import KernelPlan, lower
@@ -79,14 +78,9 @@ def bench(name: str, specs: Path, out: Path) -> list[Timing]:
     return [timing for length in lengths for timing in _timings(plan, module, length)]
 
 
-def write_json(path: Path, timings: list[Timing]) -> None:
-    """Writes the timings as a JSON list, an object each.
-
-    Raises:
-        OutputError: the file cannot be written.
-    """
-    text = json.dumps([asdict(timing) for timing in timings], indent=1) + "\n"
-    write_atomically(path, text, "choose another place with --json")
+def to_json(timings: list[Timing]) -> str:
+    """The timings as a JSON list, an object each."""
+    return json.dumps([asdict(timing) for timing in timings], indent=1) + "\n"
 
 
 def _variant(name: str, specs: Path) -> Variant:

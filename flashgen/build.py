@@ -80,7 +80,7 @@ class Built:
         variant: its name.
         chosen: the configurations; None if nothing had to be done.
         spaces: what they were chosen from.
-        notes: where tiles are visited that the mask hides, and why.
+        notes: where tiles are visited that the mask hides, and why; and what else to be told.
         seconds: what building it took.
     """
 
@@ -108,7 +108,7 @@ def build(paths: Iterable[Path], options: Options, progress: Progress) -> Iterat
     _refuse(finding for variant in variants for finding in validate(variant))
 
     gpu = detect_gpu() if options.tune else None
-    stale = [v for v in variants if options.force or not is_current(v, options, gpu)]
+    stale = [v for v in variants if not is_current(v, options, gpu) or options.force]
     yield from (Built(variant.name) for variant in variants if variant not in stale)
 
     # 3. lower: spec -> plan, which holds all that sympy derives from the mask.
@@ -147,10 +147,9 @@ def build(paths: Iterable[Path], options: Options, progress: Progress) -> Iterat
 
             # 7. publish: source and configurations -> generated/<name>.py.
             progress.step(variant.name, "publish")
-            publish(place, module_text(variant, plan, kernels, chosen, place))
-        yield Built(
-            variant.name, chosen, space, backward_plan(plan).notes, perf_counter() - started
-        )
+            said = publish(place, module_text(variant, plan, kernels, chosen, place))
+        notes = (*said, *backward_plan(plan).notes)
+        yield Built(variant.name, chosen, space, notes, perf_counter() - started)
         if interrupted:
             raise KeyboardInterrupt
 
@@ -206,7 +205,7 @@ def with_targets(variants: list[Variant], targets: tuple[str, ...]) -> list[Vari
             )
     if not targets:
         return variants
-    asked = tuple(dict.fromkeys(targets))
+    asked = tuple(name for name in TARGETS if name in targets)  # their order says nothing
     return [replace(v, spec=replace(v.spec, targets=asked)) for v in variants]
 
 

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from flashgen.build import module_text, with_targets, without_candidates
-from flashgen.errors import ValidationError
+from flashgen.errors import OutputError, ValidationError
 from flashgen.loader import Variant, load
 from flashgen.plan import lower
-from flashgen.publish import Place, is_generated, read_bytes
+from flashgen.publish import Place, is_generated, read_bytes, read_seal
 from flashgen.tuning.forms import choices, digests, search_spaces
 from flashgen.tuning.store import load_results
 from flashgen.validate import validate
@@ -49,7 +49,18 @@ def _differences(variants: Iterable[Variant], out: Path) -> Iterator[str]:
         if not found:
             yield f"{place.module}: missing; build {variant.file}"
         elif found != expected_text(variant, place).encode():
-            yield f"{place.module}: not what {variant.file} renders to; build it again"
+            yield f"{place.module}: {_problem(place.module, variant)}"
+
+
+def _problem(module: Path, variant: Variant) -> str:
+    """What a module is that is not as expected."""
+    try:
+        edited = read_seal(module) is None
+    except OutputError:
+        return f"not written by flashgen, so not replaced; move it away, and build {variant.file}"
+    if edited:
+        return "damaged or edited by hand; build it again, after moving the edit to its spec"
+    return f"not what {variant.file} renders to; build it again"
 
 
 def expected_text(variant: Variant, place: Place) -> str:

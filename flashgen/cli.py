@@ -5,6 +5,7 @@ Exit status: 0 done; 1 `check` found something; 2 the user has to mend something
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Annotated
 import typer
 
 from flashgen.bench import bench as run_bench
-from flashgen.bench import write_json
+from flashgen.bench import to_json as bench_json
 from flashgen.budget.targets import TARGETS
 from flashgen.build import Built, Options
 from flashgen.build import build as run_build
@@ -28,7 +29,7 @@ from flashgen.console import (
     rejection_lines,
 )
 from flashgen.errors import FlashgenError
-from flashgen.explain.call import Asked, named_values
+from flashgen.explain.call import LONGEST, Asked, named_values
 from flashgen.explain.document import to_json
 from flashgen.explain.lengths import explain_lengths
 from flashgen.explain.page import write_page
@@ -40,11 +41,15 @@ from flashgen.files import write_atomically
 from flashgen.inventory import list_modules, remove_modules
 from flashgen.version import __version__
 
+#: What names stdout in place of a file.
+STDOUT = Path("-")
+
 app = typer.Typer(
     help="Compile attention variants, declared in a few lines, to tuned Triton modules.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # rich's help shows a type beside each flag
 )
 
 Out = Annotated[Path, typer.Option("--out", help="Folder of the generated modules.")]
@@ -62,8 +67,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         app(args=arguments, prog_name="flashgen")
     except FlashgenError as error:
+        colour = None if os.environ.get("NO_COLOR") else "red"
         for line in str(error).splitlines():
-            typer.secho(f"error: {line}", err=True, fg="red")
+            typer.secho(f"error: {line}", err=True, fg=colour)
         sys.exit(2)
 
 
@@ -99,7 +105,7 @@ def build(
         bool, typer.Option("-v", "--verbose", help="Report each step and each rejected candidate.")
     ] = False,
 ) -> None:
-    """Build the modules of these specs; those that are up to date are left alone."""
+    """Build the modules of these specs. Those that are up to date are left alone."""
     options = Options(
         out=out,
         targets=tuple(target or ()),
@@ -146,7 +152,7 @@ def check(
     target: Targets = None,
     out: Out = Path("generated"),
 ) -> None:
-    """List the modules that are not what their specs render to; exit with 1 if there are any."""
+    """List the modules that are not what their specs render to. Exit with 1 if there are any."""
     differences = run_check(paths, out, tuple(target or ()))
     for line in differences:
         typer.echo(line)
@@ -161,10 +167,14 @@ def explain(
     paths: Specs,
     q_len: Annotated[
         int | None,
-        typer.Option("--q-len", help="Queries; by default 16384, or what constants allow."),
+        typer.Option(
+            "--q-len",
+            help=f"Queries, at most {LONGEST}; by default 16384, or what constants allow.",
+        ),
     ] = None,
     kv_len: Annotated[
-        int | None, typer.Option("--kv-len", help="Keys; by default as many as queries.")
+        int | None,
+        typer.Option("--kv-len", help=f"Keys, at most {LONGEST}; by default as many as queries."),
     ] = None,
     batch: Annotated[
         int | None,
@@ -211,7 +221,10 @@ def explain(
         Path | None, typer.Option("--png", help="Write the picture of the mask here, as PNG.")
     ] = None,
 ) -> None:
-    """Show a variant's mask, tile bounds, shared memory, traffic and roofline, without a GPU."""
+    """Show a variant's mask, bounds, memory, traffic and roofline. No GPU is needed."""
+    for option, place in (("--html", html), ("--svg", svg), ("--png", png)):
+        if place == STDOUT:
+            raise FlashgenError(f"{option}=-: only --json writes to stdout; name a file")
     asked = Asked(q_len, kv_len, batch, heads, kv_heads, named_values(param or ()))
     if html is None:
         accounts = list(run_explain(paths, target, asked, out))
@@ -223,14 +236,12 @@ def explain(
         write_svg(svg, accounts)
     if png is not None:
         write_png(png, accounts)
-    if json == Path("-"):
-        typer.echo(to_json(accounts), nl=False)
-        return
     if json is not None:
-        write_atomically(json, to_json(accounts), "choose another place with --json")
-    console = make_console()
-    for account in accounts:
-        print_account(console, account)
+        _write_json(json, to_json(accounts))
+    if json != STDOUT:
+        console = make_console()
+        for account in accounts:
+            print_account(console, account)
 
 
 @app.command("list")
@@ -259,11 +270,23 @@ def bench(
     ),
     out: Out = Path("generated"),
     json: Annotated[
-        Path | None, typer.Option("--json", help="Write the figures here as well.")
+        Path | None,
+        typer.Option(
+            "--json", help="Write the figures here; - writes them, and nothing else, to stdout."
+        ),
     ] = None,
 ) -> None:
-    """Time a module beside torch's SDPA backends and FlexAttention on this machine's GPU."""
+    """Time a module beside SDPA and FlexAttention. It takes a GPU."""
     rows = run_bench(name, specs, out)
-    make_console().print(bench_table(rows))
+    if json != STDOUT:
+        make_console().print(bench_table(rows))
     if json is not None:
-        write_json(json, rows)
+        _write_json(json, bench_json(rows))
+
+
+def _write_json(path: Path, text: str) -> None:
+    """Writes the data that a command was asked for, to stdout or to a file."""
+    if path == STDOUT:
+        typer.echo(text, nl=False)
+    else:
+        write_atomically(path, text, "choose another place with --json")

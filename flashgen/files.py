@@ -6,7 +6,7 @@ import fcntl
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from errno import EDQUOT, ENOSPC
+from errno import EDQUOT, EISDIR, ENOSPC
 from pathlib import Path
 
 from flashgen.errors import OutputError
@@ -32,7 +32,9 @@ def write_atomically(path: Path, content: str | bytes, remedy: str = ANOTHER_FOL
     """
     data = content.encode() if isinstance(content, str) else content
     with _explained(path, remedy):
-        if path.exists() and not (path.is_file() or path.is_dir()):
+        if path.is_dir():
+            raise IsADirectoryError(EISDIR, os.strerror(EISDIR))
+        if path.exists() and not path.is_file():
             path.write_bytes(data)
             return
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import chdir, contextmanager, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import ModuleType
@@ -82,13 +82,16 @@ def _run(file: Path) -> ModuleType:
     """Executes a spec file as a module of its own; writes no bytecode beside it."""
     module = ModuleType(f"flashgen_spec_{file.stem}")
     module.__file__ = str(file.resolve())
+    if file.exists() and not file.is_file():  # reading a pipe would wait for a writer
+        raise SpecFileError(f"{file}: not a regular file; move it away, or name spec files alone")
     try:
         source = file.read_bytes()
     except OSError as error:
         raise SpecFileError(f"{file}: cannot be read: {error.strerror}; mend that") from error
     try:
         code = compile(source, str(file), "exec", dont_inherit=True)
-        with _importable(module, file.resolve().parent):
+        # A spec that changes the folder would change what the other paths mean.
+        with chdir("."), _importable(module, file.resolve().parent):
             exec(code, module.__dict__)
     except SyntaxError as error:
         where = Path(error.filename or file)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from errno import EINVAL
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -217,6 +218,8 @@ def is_generated(path: Path) -> bool:
 def read_bytes(path: Path) -> bytes:
     """The file's content, empty where there is none."""
     try:
+        if path.is_fifo():  # reading it would wait for a writer
+            raise OSError(EINVAL, "Is a pipe")
         return path.read_bytes()
     except FileNotFoundError:
         return b""
@@ -226,13 +229,18 @@ def read_bytes(path: Path) -> bytes:
         ) from error
 
 
-def publish(place: Place, text: str) -> None:
+def publish(place: Place, text: str) -> tuple[str, ...]:
     """Writes a sealed module, and makes its folder a package that ``from generated import`` finds.
+
+    Returns:
+        What to say of the module that stood there.
 
     Raises:
         OutputError: the folder cannot be written; a module that stood there still does.
     """
+    edited = place.module.exists() and read_seal(place.module) is None
     if not place.package_file.exists():
         with lock(place.package_lock, on_wait=lambda: None):
             write_atomically(place.package_file, PACKAGE_DOCSTRING)
     write_atomically(place.module, text)
+    return (f"{place.module} was damaged or edited by hand, and is replaced",) if edited else ()

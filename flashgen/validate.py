@@ -6,6 +6,7 @@ import keyword
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, replace
 from itertools import chain
+from traceback import extract_tb
 
 import sympy
 
@@ -24,6 +25,7 @@ from flashgen.plan.learned import meeting_tensors
 from flashgen.scores import Score
 from flashgen.spec import DTYPES, INPUT_PRECISIONS, AttentionSpec, Blocks
 from flashgen.symbolic.trace import Predicate, trace
+from flashgen.user_code import users_line
 
 HEAD_DIMS = range(16, 513, 8)
 TILE_SIDES = (16, 32, 64, 128, 256)
@@ -187,7 +189,7 @@ def _params(name: str, spec: AttentionSpec) -> Iterator[Finding]:
     """What is wrong with the parameters of functions that trace."""
     try:
         declared = spec.declared
-    except MaskError as error:
+    except (MaskError, SystemExit) as error:
         if not any(chain(_mask(name, spec), _score(name, spec), _normaliser(name, spec))):
             problem, _, remedy = str(error).rpartition("; ")
             yield "params", name, problem, remedy
@@ -221,6 +223,9 @@ def _deterministic(name: str, spec: AttentionSpec) -> Iterator[Finding]:
 def _untraceable(field: str, value: object, trace: Callable[[], object]) -> Iterator[Finding]:
     try:
         trace()
+    except SystemExit as error:
+        where = users_line(extract_tb(error.__traceback__)) or field
+        yield field, value, f"{where}: SystemExit: {error}", "let the function return"
     except MaskError as error:
         problem, _, remedy = " ".join(str(error).split()).rpartition("; ")
         yield field, value, problem, remedy

@@ -117,7 +117,7 @@ class Kernel:
         phase: of the kernel, the one that needs so much.
         buffers: those of this phase; they add up to `shared`.
         candidates: how many configurations there were to choose from, this one among them.
-        rejected: the others.
+        rejected: those that were looked at besides, and turned down.
         seconds: of the call, by the model that ranks candidates; None where the model does not see
             which tiles are visited.
         waits_for: what the model says the kernel waits for; ``""`` where it does not say.
@@ -134,6 +134,11 @@ class Kernel:
     rejected: tuple[Rejection, ...]
     seconds: float | None
     waits_for: str
+
+    @property
+    def looked_at(self) -> int:
+        """Configurations that were turned down, or left to choose from."""
+        return len(self.rejected) + self.candidates
 
 
 @dataclass(frozen=True)

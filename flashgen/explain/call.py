@@ -25,6 +25,9 @@ from flashgen.tuning.typical import (
 )
 from flashgen.tuning.workload import TOKENS, usual_heads, usual_lengths
 
+#: The account looks at each query: of so many, and as many keys, it takes some seconds.
+LONGEST = 2**20
+
 
 @dataclass(frozen=True)
 class Asked:
@@ -99,6 +102,11 @@ def workload(plan: KernelPlan, asked: Asked) -> Workload:
             raise FlashgenError(f"--{option}={size}: not a size; write a whole number from 1 on")
     q_len = asked.q_len or usual_lengths(plan)[-1]
     kv_len = asked.kv_len or q_len
+    for option, length in (("q-len", q_len), ("kv-len", kv_len)):
+        if length > LONGEST:
+            raise FlashgenError(
+                f"--{option}={length}: too long for an account; write at most {LONGEST}"
+            )
     heads = asked.heads or usual_heads(plan)
     kv_heads = asked.kv_heads or heads
     batch = asked.batch or max(1, TOKENS // q_len)

@@ -10,10 +10,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import product
+from math import isqrt
 from typing import Any
 
 from flashgen.budget.traffic import Visit, Workload, tile_runs
 from flashgen.config import KernelConfig
+from flashgen.errors import FlashgenError
 from flashgen.explain.numbers import python_function
 from flashgen.plan import KernelPlan
 from flashgen.symbolic import TileBounds
@@ -22,6 +24,10 @@ from flashgen.symbolic.tile_logic import TileLogic, tile_logic
 from flashgen.symbols import KV_FIRST, KV_LAST, Q_FIRST, Q_LAST
 
 Values = Mapping[str, Any]
+
+#: A picture of so many tiles takes some seconds; where tiles are listed one by one, it does so for
+#: so many pairs of a query and a key.
+MOST_TILES, MOST_LISTED_PAIRS = 2**28, 2**34
 
 #: What tells tiles apart.
 _TILE = (Q_FIRST, Q_LAST, KV_FIRST, KV_LAST)
@@ -58,8 +64,9 @@ class Picture:
     @property
     def counts(self) -> Counter[str]:
         """How many cells there are of each of `KINDS`, by name."""
-        found = Counter("".join(self.rows))
-        return Counter({name: found[kind] for kind, name in KINDS.items()})
+        return Counter(
+            {name: sum(row.count(kind) for row in self.rows) for kind, name in KINDS.items()}
+        )
 
     @property
     def visits(self) -> tuple[Visit, ...]:
@@ -97,10 +104,29 @@ def _together(tiles: str) -> str:
 def picture_of(
     plan: KernelPlan, work: Workload, config: KernelConfig, heads_of_a_tile: int = 1
 ) -> Picture:
-    """The tiles of a kernel of this configuration, whose rows are of so many heads."""
+    """The tiles of a kernel of this configuration, whose rows are of so many heads.
+
+    Raises:
+        FlashgenError: more of them than can be looked at in a few seconds.
+    """
     derived = tile_logic(plan.predicate) or plan.bounds  # the former of masks that read tables
     blocks = (config.BLOCK_M // heads_of_a_tile, config.BLOCK_N)
+    listed = isinstance(derived, TileLogic)
+    _refuse_more(MOST_LISTED_PAIRS if listed else MOST_TILES * blocks[0] * blocks[1], work, blocks)
     return picture(derived, work.q_len, work.kv_len, *blocks, dict(work.params))
+
+
+def _refuse_more(pairs: int, work: Workload, blocks: tuple[int, int]) -> None:
+    """Refuses a call of more pairs of a query and a key."""
+    if work.q_len * work.kv_len <= pairs:
+        return
+    shorter, longer = sorted((work.q_len, work.kv_len))
+    option = "--q-len" if work.q_len == longer else "--kv-len"
+    most = isqrt(pairs) if shorter == longer else pairs // shorter
+    raise FlashgenError(
+        f"{option}={longer}: in tiles of {blocks[0]} x {blocks[1]} too many to look at; "
+        f"write {option}={most} or less"
+    )
 
 
 def picture(

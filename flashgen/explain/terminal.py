@@ -22,10 +22,10 @@ from flashgen.explain.words import (
     training_text,
 )
 
-#: Cells of a picture in a terminal, whose letters are about twice as high as wide.
-ROWS, COLUMNS = 32, 64
+#: Letters of a picture's row, at most, which are about twice as high as wide.
+COLUMNS = 64
 
-_BAR = 24
+_BAR, _INDENT = 24, 2
 
 #: What cells are drawn with, for consoles that have more than ASCII and for others, and in colour.
 _CELLS: Mapping[str, tuple[str, str, str]] = {
@@ -40,21 +40,24 @@ def print_account(console: Console, account: Account) -> None:
     """Everything that an account says, section by section."""
     plain = not console.encoding.lower().startswith("utf")
     with console.capture() as captured:
-        for title, body in _sections(account, plain):
+        columns = max(1, min(COLUMNS, console.width - _INDENT))
+        for title, body in _sections(account, columns, plain):
             console.print(Text(title, style="bold"))
-            console.print(Padding(Group(*body), (0, 0, 1, 2), expand=False))
+            console.print(Padding(Group(*body), (0, 0, 1, _INDENT), expand=False))
     # rich fills lines up with spaces, which a pipe has no use for.
     for line in captured.get().splitlines():
         console.file.write(line.rstrip() + "\n")
 
 
-def _sections(account: Account, plain: bool) -> Iterator[tuple[str, Iterable[RenderableType]]]:
+def _sections(
+    account: Account, columns: int, plain: bool
+) -> Iterator[tuple[str, Iterable[RenderableType]]]:
     said = [
         call_text(account),
         *(f"{name}: {value}" for name, value in account.call.params),
     ]
     yield f"{account.variant} on {account.target} ({account.gpu})", map(Text, said)
-    yield f"Mask: {account.mask.label}", _mask(account.mask, plain)
+    yield f"Mask: {account.mask.label}", _mask(account.mask, columns, plain)
     for kernel in account.kernels:
         yield _heading(kernel), _kernel(kernel, plain)
     if account.without:
@@ -66,7 +69,7 @@ def _sections(account: Account, plain: bool) -> Iterator[tuple[str, Iterable[Ren
         yield "Not in this account", map(Text, account.remarks)
 
 
-def _mask(mask: MaskAccount, plain: bool) -> Iterator[RenderableType]:
+def _mask(mask: MaskAccount, columns: int, plain: bool) -> Iterator[RenderableType]:
     if mask.conditions:
         yield Text("A query sees the keys where")
         yield from (Text(f"    {condition}") for condition in mask.conditions)
@@ -88,16 +91,16 @@ def _mask(mask: MaskAccount, plain: bool) -> Iterator[RenderableType]:
         yield Text("A query may be left without a key: the kernel has a guard.")
     yield from (Text(f"No exact range of keys: {note}") for note in mask.notes)
     yield Text()
-    small = mask.picture.scaled(ROWS, COLUMNS)
-    yield from _picture(small, plain)
+    small = mask.picture.scaled(max(1, columns // 2), columns)
+    yield from _picture(small, columns, plain)
     yield Text()
     yield _legend(mask, small, plain)
     yield Text(_visible(mask))
 
 
-def _picture(picture: Picture, plain: bool) -> Iterator[Text]:
+def _picture(picture: Picture, columns: int, plain: bool) -> Iterator[Text]:
     """Two letters for each cell where there is room: a cell is about as high as wide then."""
-    letters = 2 if 2 * len(picture.rows[0]) <= COLUMNS else 1
+    letters = 2 if 2 * len(picture.rows[0]) <= columns else 1
     for row in picture.rows:
         line = Text()
         for kind in row:
@@ -144,8 +147,8 @@ def _kernel(kernel: Kernel, plain: bool) -> Iterator[RenderableType]:
         waits = f", waiting for {kernel.waits_for}" if kernel.waits_for else ""
         yield Text(f"The model that ranks candidates expects {time_text(kernel.seconds)}{waits}.")
     yield Text(
-        f"{kernel.candidates} candidates; {len(kernel.rejected)} turned down"
-        f"{':' if kernel.rejected else '.'}"
+        f"{kernel.looked_at} configurations looked at, {kernel.candidates} left to choose from, "
+        f"{len(kernel.rejected)} turned down{':' if kernel.rejected else '.'}"
     )
     for reason, configs in by_reason(kernel):
         yield Text(f"    {reason}", style="bright_black")

@@ -127,7 +127,7 @@ def test_a_build_waits_for_another_and_takes_its_module(flashgen, project, right
         "import flashgen.build as b, sys\n"
         "publish = b.publish\n"
         "def paused(*arguments):\n"
-        "    print('holding', flush=True); sys.stdin.readline(); publish(*arguments)\n"
+        "    print('holding', flush=True); sys.stdin.readline(); return publish(*arguments)\n"
         "b.publish = paused\n"
     )
     first = start(before=pause, stdin=subprocess.PIPE)

@@ -1,5 +1,6 @@
 """Builds from end to end, on a spec of one target: what they publish, and when they do nothing."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -130,6 +131,13 @@ def test_target_replaces_the_specs_own(flashgen, project):
     assert rows == [["tiny", target, form] for target in ("sm_80", "gfx942") for form in forms]
     assert flashgen("build", "specs") != UP_TO_DATE
     assert flashgen("build", "specs") == UP_TO_DATE
+
+
+def test_targets_may_be_named_in_any_order(flashgen):
+    flashgen("build", "specs", "--target", "sm_90", "--target", "sm_80")
+    swapped = ("specs", "--target", "sm_80", "--target", "sm_90", "--target", "sm_80")
+    assert flashgen("check", *swapped)[0] == 0
+    assert flashgen("build", *swapped) == UP_TO_DATE
 
 
 def test_several_files_and_a_family(flashgen, project):
@@ -277,21 +285,51 @@ def test_check_of_modules_for_one_target(flashgen):
 
 def test_check_lists_what_differs(flashgen, project):
     flashgen("build", "specs")
-    for name in ("edited", "missing", "orphan"):
+    for name in ("changed", "edited", "mine", "missing", "orphan"):
         shutil.copy("specs/tiny.py", f"specs/{name}.py")
     flashgen("build", "specs")
     generated = project / "generated"
     (generated / "missing.py").unlink()
     (project / "specs" / "orphan.py").unlink()
     (generated / "edited.py").write_text((generated / "edited.py").read_text() + "\n")
+    (generated / "mine.py").write_text("X = 1\n")
+    edit(project / "specs" / "changed.py", "head_dim=64", "head_dim=128")
     assert flashgen("check", "specs", "--out", "generated") == (
         1,
         [
-            "generated/edited.py: not what specs/edited.py renders to; build it again",
+            "generated/changed.py: not what specs/changed.py renders to; build it again",
+            "generated/edited.py: damaged or edited by hand; build it again, after moving the edit "
+            "to its spec",
+            "generated/mine.py: not written by flashgen, so not replaced; move it away, and build "
+            "specs/mine.py",
             "generated/missing.py: missing; build specs/missing.py",
             "generated/orphan.py: no spec declares it; delete it, or restore its spec",
         ],
     )
+
+
+def test_a_build_says_that_it_replaces_an_edit(flashgen, project):
+    flashgen("build", "specs")
+    module = project / "generated" / "tiny.py"
+    right = module.read_text()
+    note = "note: tiny: generated/tiny.py was damaged or edited by hand, and is replaced"
+    module.write_text(right + "X = 1\n")
+    assert flashgen("build", "specs")[1][-1] == note
+    assert module.read_text() == right
+    edit(project / "specs" / "tiny.py", "head_dim=64", "head_dim=128")
+    assert note not in flashgen("build", "specs")[1]
+
+
+def test_a_module_of_the_users_own_is_not_replaced_by_force(flashgen, project):
+    module = project / "generated" / "tiny.py"
+    module.parent.mkdir()
+    module.write_text("X = 1\n")
+    answer = (
+        "error: generated/tiny.py: not written by flashgen, so not replaced; move it away, "
+        "or choose another folder with --out"
+    )
+    assert flashgen("build", "specs", "--force") == (2, [answer])
+    assert module.read_text() == "X = 1\n"
 
 
 def test_check_says_of_blocks_that_do_not_fit_any_more_what_a_build_does(flashgen, project):
@@ -346,6 +384,27 @@ def test_python_m_flashgen():
         [sys.executable, "-m", "flashgen", "--version"], capture_output=True, text=True, check=True
     )
     assert done.stdout == "flashgen 0.1.0\n"
+
+
+def test_help_gives_flags_no_type(flashgen):
+    status, lines = flashgen("build", "--help")
+    assert status == 0
+    assert "--force Build and measure again what is up to date." in " ".join(
+        word for line in lines for word in line.split()
+    )
+
+
+@pytest.mark.parametrize(("no_color", "red"), [("", True), ("1", False)])
+def test_errors_are_red_in_a_terminal_unless_it_is_not_wanted(project, no_color, red):
+    terminal, end = os.openpty()
+    environment = {**os.environ, "NO_COLOR": no_color}
+    command = [sys.executable, "-m", "flashgen", "build", "missing.py"]
+    done = subprocess.run(command, stderr=end, stdout=end, env=environment)
+    os.close(end)
+    with open(terminal, "rb") as screen:
+        said = screen.read1()
+    assert done.returncode == 2
+    assert b"error: missing.py: no such file" in said and (b"\x1b[31m" in said) == red
 
 
 def test_bench_without_a_gpu(flashgen, monkeypatch):

@@ -138,13 +138,37 @@ def test_a_parameter_of_the_call(flashgen, project):
             )
             for option in ("--json", "--html", "--svg", "--png")
         ),
+        *(
+            (
+                ["specs/tiny.py", option, folder],
+                f"error: {folder}: cannot be written: Is a directory; "
+                f"choose another place with {option}",
+            )
+            for option in ("--json", "--html", "--svg", "--png")
+            for folder in ("/", ".", "specs")
+        ),
+        *(
+            (
+                ["specs/tiny.py", option, "-"],
+                f"error: {option}=-: only --json writes to stdout; name a file",
+            )
+            for option in ("--html", "--svg", "--png")
+        ),
+        (
+            ["specs/tiny.py", "--q-len", "100000000"],
+            "error: --q-len=100000000: too long for an account; write at most 1048576",
+        ),
+        (
+            ["specs/tiny.py", "--q-len", "5", "--kv-len", "99999999999999"],
+            "error: --kv-len=99999999999999: too long for an account; write at most 1048576",
+        ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_what_it_refuses(flashgen, project, arguments, answer):
     (project / "specs" / "family.py").write_text(FAMILY)
     assert flashgen("explain", *arguments) == (2, [answer])
-    assert not (project / "x.svg").exists()
+    assert not (project / "x.svg").exists() and not (project / "-").exists()
 
 
 def test_a_wrong_spec_gets_the_answer_of_a_build(flashgen, project):

@@ -9,8 +9,9 @@ import triton
 
 from flashgen import Int, causal, full, sliding_window
 from flashgen import bench as benching
-from flashgen.bench import OWN, Timing, bench, torch_mask_mod, write_json
+from flashgen.bench import OWN, Timing, bench, torch_mask_mod
 from flashgen.build import Options, Progress, build
+from flashgen.cli import main
 from flashgen.console import bench_table, make_console
 from flashgen.errors import FlashgenError
 from flashgen.plan import lower
@@ -144,9 +145,19 @@ def test_the_table(capsys):
     ]
 
 
-def test_the_json(tmp_path):
-    write_json(tmp_path / "bench.json", TIMINGS)
-    first, _, last = json.loads((tmp_path / "bench.json").read_text())
+@pytest.mark.parametrize("place", ["bench.json", "-"])
+def test_the_json(tmp_path, monkeypatch, capsys, place):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("flashgen.cli.run_bench", lambda *_: TIMINGS)
+    with pytest.raises(SystemExit) as stop:
+        main(["bench", "tiny", "--json", place])
+    assert not stop.value.code
+    shown = capsys.readouterr().out
+    if place != "-":
+        assert "TFLOP/s" in shown
+        shown = (tmp_path / place).read_text()
+    assert [path.name for path in tmp_path.iterdir()] == ([] if place == "-" else [place])
+    first, _, last = json.loads(shown)
     assert first == {
         "length": 2048, "kernel": "flashgen", "ms": 0.5, "tflops": 400.0, "ratio": 1.0,
         "problem": "",

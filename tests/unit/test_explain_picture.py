@@ -15,7 +15,17 @@ from flashgen import (
     sliding_window,
 )
 from flashgen.budget.traffic import Workload, visited_tiles
-from flashgen.explain.picture import FOR_NOTHING, MASKED, SKIPPED, UNMASKED, Picture, picture
+from flashgen.config import KernelConfig
+from flashgen.errors import FlashgenError
+from flashgen.explain.picture import (
+    FOR_NOTHING,
+    MASKED,
+    SKIPPED,
+    UNMASKED,
+    Picture,
+    picture,
+    picture_of,
+)
 from flashgen.explain.svg import COLOURS, svg
 from flashgen.plan import lower
 from flashgen.reference import visibility
@@ -150,3 +160,37 @@ def test_a_large_picture_has_letters_that_can_be_read() -> None:
     box = float(re.search(r'viewBox="\S+ \S+ (\S+)', svg(large, ""))[1])
     assert width < 700
     assert font * width / box == pytest.approx(4.2 * 4, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("mask", "lengths", "blocks", "answer"),
+    [
+        (
+            causal(),
+            (2**20, 2**20),
+            (16, 64),
+            "--q-len=1048576: in tiles of 16 x 64 too many to look at; "
+            "write --q-len=524288 or less",
+        ),
+        (
+            sliding_window(64, 0, align="top_left"),
+            (2**18, 2**20),
+            (16, 16),
+            "--kv-len=1048576: in tiles of 16 x 16 too many to look at; "
+            "write --kv-len=262144 or less",
+        ),
+        (
+            block_sparse(),
+            (2**18, 2**18),
+            (128, 128),
+            "--q-len=262144: in tiles of 128 x 128 too many to look at; "
+            "write --q-len=131072 or less",
+        ),
+    ],
+    ids=["many", "many of keys", "listed"],
+)
+def test_more_tiles_than_end_in_seconds_are_refused(mask, lengths, blocks, answer) -> None:
+    plan = lower(AttentionSpec(64, mask=mask), "x")
+    with pytest.raises(FlashgenError) as caught:
+        picture_of(plan, Workload(1, 1, 1, *lengths), KernelConfig(*blocks, 4, 2))
+    assert str(caught.value) == answer

@@ -62,6 +62,32 @@ def test_a_long_picture_fits(window) -> None:
     assert all(32 <= len(line) <= 64 for line in drawn)
 
 
+@pytest.fixture(scope="module")
+def long():
+    return account(q_len=16384)
+
+
+@pytest.mark.parametrize("width", [4, 20, 40, 70])
+def test_a_picture_is_no_wider_than_the_console(long, width) -> None:
+    rows = long.mask.picture.scaled(min(32, (width - 2) // 2), min(64, width - 2)).rows
+    wide = 2 if 2 * len(rows[0]) <= min(64, width - 2) else 1
+    letters = {".": "·", "x": "▒", "#": "█"}
+    drawn = ["".join(letters[kind] * wide for kind in row) for row in rows]
+    lines = [line.strip() for line in shown(long, width=width).splitlines()]
+    start = lines.index(drawn[0])
+    assert lines[start - 1 : start + len(rows) + 1] == ["", *drawn, ""]
+
+
+def test_what_was_looked_at_is_what_is_left_and_what_was_turned_down(window) -> None:
+    lines = [line.strip() for line in shown(window).splitlines()]
+    for kernel in window.kernels:
+        left, rejected = kernel.candidates, len(kernel.rejected)
+        assert (
+            f"{left + rejected} configurations looked at, {left} left to choose from, "
+            f"{rejected} turned down{':' if rejected else '.'}"
+        ) in lines
+
+
 def test_a_console_of_ascii_gets_ascii(window) -> None:
     text = shown(window, encoding="ascii")
     assert text.isascii()

@@ -1,3 +1,4 @@
+import os
 import sys
 from pathlib import Path
 
@@ -103,6 +104,23 @@ def test_an_error_in_a_function_of_the_spec_names_the_innermost_line_of_the_file
 def test_exit_in_a_spec_file_is_a_mistake_of_the_file():
     write("a.py", "import sys\nsys.exit('no')\n")
     assert mistakes("a.py") == ["a.py:2: SystemExit: no; a spec file must run as it stands"]
+
+
+def test_a_spec_that_changes_the_folder_changes_it_for_itself_alone(tmp_path):
+    for name in "ab":
+        write(f"{name}.py", f"import os\nos.chdir('/')\n{SPEC}spec = AttentionSpec(head_dim=64)")
+    assert [variant.name for variant in load([Path("a.py"), Path("b.py")])] == ["a", "b"]
+    assert Path.cwd() == tmp_path
+
+
+@pytest.mark.parametrize("path", ["specs", "specs/a.py"])
+def test_a_pipe_is_no_spec_file(path):
+    """Reading one would wait for ever."""
+    Path("specs").mkdir()
+    os.mkfifo("specs/a.py")
+    assert mistakes(path) == [
+        "specs/a.py: not a regular file; move it away, or name spec files alone"
+    ]
 
 
 def test_a_syntax_error_in_a_helper_names_the_helper():

@@ -1,3 +1,4 @@
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -123,6 +124,12 @@ def test_a_file_of_the_users_own_is_not_replaced(tmp_path):
         "move it away, or choose another folder with --out"
     )
     assert not is_generated(path)
+
+
+def test_a_pipe_in_the_place_of_the_module_says_so(tmp_path):
+    os.mkfifo(tmp_path / "tiny.py")
+    with pytest.raises(OutputError, match=r"tiny\.py: cannot be read: Is a pipe; choose another"):
+        read_seal(tmp_path / "tiny.py")
 
 
 def test_a_folder_in_the_place_of_the_module_says_so(tmp_path):
