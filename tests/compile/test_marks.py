@@ -8,8 +8,8 @@ from benchmarks.marks import marked, statements_of
 from benchmarks.programs import noted
 from flashgen.codegen.render import render_hopper
 from flashgen.plan import lower
-from flashgen.tuning import compiled_hopper
 from flashgen.tuning.hopper_space import hopper_space, rank_hopper
+from support.compiling import hopper as compiled_hopper
 from support.compiling.hopper import compile_hopper
 from support.sass import opcodes
 from support.variants import shipped_specs
