@@ -236,7 +236,15 @@ def publish(place: Place, text: str) -> None:
 
     Raises:
         OutputError: the folder cannot be written; a module that stood there still does.
+        RuntimeError: Python cannot compile the text, which is flashgen's fault.
     """
+    try:
+        compile(text, str(place.module), "exec", dont_inherit=True)
+    except (SyntaxError, ValueError) as error:
+        raise RuntimeError(
+            f"{place.module}: not published, since Python cannot compile what flashgen rendered: "
+            f"{error}"
+        ) from error
     if not place.package_file.exists():
         with lock(place.package_lock, on_wait=lambda: None):
             write_atomically(place.package_file, PACKAGE_DOCSTRING)
