@@ -280,7 +280,7 @@ class KernelPlan(Heads):
     @property
     def _score_and_sink(self) -> tuple[Any, ...]:
         sink = self.spec.normaliser.traced_sink
-        score = (finite_score(self.spec.score)[0],) if self.spec.score else ()
+        score = (finite_score(self.spec.score)[0],) if self.spec.score is not None else ()
         return score if sink is None else (*score, sink.sym)
 
 
