@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
-from flashgen.errors import MaskError
+from flashgen.errors import MaskError, shown
 from flashgen.expr import Expr, kv_len, q_len
 from flashgen.kinds import INTEGER
 from flashgen.params import Float, Int, Tensor
@@ -34,7 +33,24 @@ def shift(align: str | None) -> int | Expr:
     return kv_len - q_len if align == "bottom_right" else 0
 
 
-def whole(owner: str, name: str, value: Any) -> PerHead:
+def declared(owner: str, name: str, value: Any, example: str) -> Tensor:
+    """A declared `Tensor`, which may be a `Constant`.
+
+    Args:
+        owner: the mask or score that takes it, for the error.
+        name: the argument's name.
+        value: what was given for it.
+        example: how one is declared, for the error.
+
+    Raises:
+        MaskError: it is something else.
+    """
+    if isinstance(value, Tensor):
+        return value
+    raise MaskError(f"{owner}: {name}={shown(value)}; give a declared tensor, as {example}")
+
+
+def whole(owner: str, name: str, value: Any, least: int | None = None) -> PerHead:
     """A whole number: as it is given, an expression, or an element of an int32 tensor.
 
     Args:
@@ -42,6 +58,7 @@ def whole(owner: str, name: str, value: Any) -> PerHead:
         name: the argument's name.
         value: an int; an `Int`, or an expression of such and the lengths; a `Tensor` of dims
             ``("batch",)``, ``("num_q_heads",)`` or both.
+        least: what a number is at least.
 
     Raises:
         MaskError: it is none of these.
@@ -53,6 +70,8 @@ def whole(owner: str, name: str, value: Any) -> PerHead:
         raise MaskError(
             f"{owner}: {name}={value!r}; give a whole number, an Int or a Tensor of dtype 'int32'"
         )
+    if is_number and least is not None and value < least:
+        raise MaskError(f"{owner}: {name}={value}; give a number from {least} up, or an Int")
     return lambda b, h: value
 
 
@@ -72,7 +91,7 @@ def divisor(owner: str, name: str, value: Any) -> int | Int:
 
 
 def positive(owner: str, name: str, value: Any) -> PerHead:
-    """A positive number: as it is given, a `Float`, or an element of a float tensor.
+    """A positive number: as it is given, a `Float` above 0, or an element of a float tensor.
 
     Raises:
         MaskError: it is none of these.
@@ -80,9 +99,11 @@ def positive(owner: str, name: str, value: Any) -> PerHead:
     if isinstance(value, Tensor) and value.is_float:
         return per_head(owner, name, value)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not isinstance(value, Float) and not (is_number and 0 < value < math.inf):
+    is_above_0 = isinstance(value, Float) and value.above is not None and value.above >= 0
+    if not is_above_0 and not (is_number and 2.0**-126 <= value < 2.0**128):  # a normal float32
         raise MaskError(
-            f"{owner}: {name}={value!r}; give a positive number, a Float or a Tensor of floats"
+            f"{owner}: {name}={value!r}; give a positive number of 32 bits, a Float declared with "
+            "above=0 or a Tensor of floats"
         )
     return lambda b, h: value
 

@@ -112,11 +112,11 @@ class Constant(Tensor):
         self.sorted = dtype == "int32" and all(
             a <= b for row in self.elements.rows for a, b in pairwise(row)
         )
-        dims = (None,) * len(elements.shape) if dims is None else tuple(dims)
-        if len(dims) != len(elements.shape):
+        dims = (None,) * len(elements.shape) if dims is None else dims
+        if not isinstance(dims, tuple | list) or len(dims) != len(elements.shape):
             raise MaskError(
                 f"Constant({name!r}): dims={dims!r}; give one for each of the sizes "
-                f"{elements.shape}"
+                f"{elements.shape}, in a tuple"
             )
         #: What ``attention`` checks: the name of a size of the call, and what it may be.
         self.limits = tuple(

@@ -24,7 +24,7 @@ from flashgen.kinds import CONDITION, INTEGER, check_divisor, check_kinds, check
 from flashgen.operations import BITWISE, OPERATIONS
 from flashgen.symbols import KV_LEN, Q_LEN, evaluate
 from flashgen.torch_names import KNOWN, call
-from flashgen.user_code import mistake, untraceable
+from flashgen.user_code import mistake, undecided, untraceable
 
 _VALUES: ContextVar[Mapping[str, Any] | None] = ContextVar("flashgen_values", default=None)
 
@@ -148,12 +148,7 @@ class Expr:
     def __bool__(self) -> bool:
         if self.sym in (sympy.true, sympy.false):
             return bool(self.sym)
-        raise mistake(
-            f"the truth of `{self}` is not known while the function is traced",
-            "write & for `and`, | for `or`, ~ for `not`, where(condition, a, b) for `if`, "
-            "minimum and maximum for `min` and `max`, "
-            "and (a <= x) & (x < b) for a chained comparison",
-        )
+        raise undecided(self.sym)
 
     def __index__(self) -> NoReturn:
         raise mistake(

@@ -7,6 +7,7 @@ start with an underscore are helpers that spec files may import.
 
 from __future__ import annotations
 
+import re
 import sys
 import traceback
 from collections.abc import Iterable, Iterator
@@ -18,6 +19,9 @@ from typing import Any
 
 from flashgen.errors import FlashgenError, SpecFileError, shown
 from flashgen.spec import AttentionSpec
+
+#: What Python says where functions are joined as masks are.
+_JOINED_FUNCTIONS = re.compile(r"(unsupported|bad) operand type.* [&|^~-]: .*'function'")
 
 HOW_TO_DECLARE = "write spec = AttentionSpec(...), or specs = [AttentionSpec(..., name='...'), ...]"
 
@@ -137,10 +141,14 @@ def _blame(file: Path, error: BaseException) -> str:
     where = f"{file}:{lines[-1]}" if lines else str(file)
     message = " ".join(str(error).split())
     if isinstance(error, FlashgenError):
-        return f"{where}: {message}"
+        return message if message.startswith(f"{where}: ") else f"{where}: {message}"
     remedy = "a spec file must run as it stands"
     if isinstance(error, TypeError) and "AttentionSpec" in message:
         remedy = f"its fields are {', '.join(f.name for f in fields(AttentionSpec))}"
+    if isinstance(error, TypeError) and _JOINED_FUNCTIONS.match(message):
+        remedy = (
+            "write full() & a & b, (full() & a) | b or ~(full() & a) of functions that are masks"
+        )
     return f"{where}: {type(error).__name__}: {message}; {remedy}"
 
 

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import sympy
 
 from flashgen.declared import Param
-from flashgen.errors import MaskError
+from flashgen.errors import MaskError, shown
 from flashgen.expr import Expr, apply, concrete, is_bound, merged_params
 from flashgen.kinds import INTEGER
 from flashgen.symbols import BATCH, KV_HEADS, KV_LEN, Q_HEADS, Q_LEN, SCORE, SYMBOLS, Load
@@ -43,10 +43,10 @@ class Int(Expr, Param):
     def __init__(
         self, name: str, default: int | None = None, *, min: int = 0, doc: str = ""
     ) -> None:
-        _check_name("Int", name)
-        for field, value in (("min", min), ("default", default)):
+        _check_words("Int", name, doc)
+        for field, value in (("min", min), ("default", min if default is None else default)):
             is_whole = isinstance(value, int) and not isinstance(value, bool)
-            if value is not None and not (is_whole and abs(value) <= 2**30):
+            if not (is_whole and abs(value) <= 2**30):
                 raise MaskError(
                     f"Int({name!r}): {field}={value!r}; give a whole number from -2**30 to 2**30"
                 )
@@ -84,7 +84,7 @@ class Float(Expr, Param):
         above: float | None = None,
         doc: str = "",
     ) -> None:
-        _check_name("Float", name)
+        _check_words("Float", name, doc)
         for field, value in (("above", above), ("default", default)):
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
             if value is not None and not (is_number and abs(value) < math.inf):
@@ -138,11 +138,11 @@ class Tensor(Param):
         doc: str = "",
     ) -> None:
         kind = type(self).__name__
-        _check_name(kind, name)
+        _check_words(kind, name, doc)
         if dtype not in INTEGER_DTYPES + FLOAT_DTYPES:
             known = ", ".join(INTEGER_DTYPES + FLOAT_DTYPES)
             raise MaskError(f"{kind}({name!r}): dtype={dtype!r} is unknown; take one of {known}")
-        if isinstance(dims, str) or not 1 <= len(dims) <= 4:
+        if not isinstance(dims, tuple | list) or not 1 <= len(dims) <= 4:
             raise MaskError(f"{kind}({name!r}): dims={dims!r}; give a tuple of 1 to 4 sizes")
         if sorted and dtype != "int32":
             raise MaskError(f"Tensor({name!r}): sorted=True is for dtype='int32'; leave it out")
@@ -180,14 +180,32 @@ class Tensor(Param):
             tensor = concrete(Expr(self.sym))
             return tensor[tuple(map(concrete, indices))]
         exprs = [apply("+", i, 0) for i in indices]
-        for expr in exprs:
+        for expr, size in zip(exprs, self.dims, strict=True):
             if expr.kind != INTEGER:
                 raise mistake(f"{self.name} is indexed by `{expr}`", "cut the fraction with .int()")
+            if expr.sym.is_Integer and expr.sym < 0:
+                raise mistake(
+                    f"{self.name} is indexed by {expr}, which does not count from the end",
+                    _from_the_start(size, expr.sym),
+                )
         element = Load(self.sym, *(expr.sym for expr in exprs))
         if self.dtype == "bool":
             element = sympy.Ne(element, 0, evaluate=False)
         sizes = [dim for dim in self.dims if dim is not None]
         return Expr(element, merged_params([Expr(self.sym, (self,)), *exprs, *sizes]))
+
+    # Without it Python would iterate by __getitem__, whose indices never end.
+    def __iter__(self) -> NoReturn:
+        raise mistake(
+            f"{self.name} is iterated over, as by `for`, `in`, sum and list",
+            "write out the elements that are meant, each by its index",
+        )
+
+    def __bool__(self) -> NoReturn:
+        raise mistake(
+            f"{self.name} is neither true nor false",
+            "compare its elements, and write `is None` to ask whether there is a tensor",
+        )
 
     def __getattr__(self, name: str) -> NoReturn:
         """Torch's attributes and methods, as in ``ids.shape[1]``: there is no tensor yet."""
@@ -201,13 +219,25 @@ class Tensor(Param):
         return f"Tensor({self.name!r}, ({dims}), {self.dtype!r}, sorted={self.sorted})"
 
 
-def _check_name(kind: str, name: str) -> None:
+def _check_words(kind: str, name: str, doc: str) -> None:
+    """Raises MaskError for a name that is none, or a doc that is not one line of text."""
     is_identifier = isinstance(name, str) and name.isidentifier() and name.isascii()
     if not is_identifier or keyword.iskeyword(name) or name in RESERVED_NAMES:
         raise MaskError(
             f"{kind}({name!r}): not usable as an argument's name; "
             f"take an ASCII identifier that is no keyword and none of {sorted(RESERVED_NAMES)}"
         )
+    if not isinstance(doc, str) or not doc.isprintable():
+        raise MaskError(f"{kind}({name!r}): doc={shown(doc)}; give one line of printable text")
+
+
+def _from_the_start(size: Expr | None, index: Any) -> str:
+    """What to write for a negative index."""
+    of_call = size is not None and {BATCH, Q_HEADS, KV_HEADS} & size.sym.free_symbols
+    meant = None if size is None or of_call else size.sym + index
+    if meant is None or (meant.is_Integer and meant < 0):
+        return "write an index from 0 up"
+    return f"write an index from 0 up: {meant} for the one meant"
 
 
 def _exceeds(value: float, bound: float | None) -> bool:

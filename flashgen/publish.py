@@ -237,7 +237,15 @@ def publish(place: Place, text: str) -> tuple[str, ...]:
 
     Raises:
         OutputError: the folder cannot be written; a module that stood there still does.
+        RuntimeError: Python cannot compile the text, which is flashgen's fault.
     """
+    try:
+        compile(text, str(place.module), "exec", dont_inherit=True)
+    except (SyntaxError, ValueError) as error:
+        raise RuntimeError(
+            f"{place.module}: not published, since Python cannot compile what flashgen rendered: "
+            f"{error}"
+        ) from error
     edited = place.module.exists() and read_seal(place.module) is None
     if not place.package_file.exists():
         with lock(place.package_lock, on_wait=lambda: None):

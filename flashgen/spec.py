@@ -144,7 +144,7 @@ class AttentionSpec:
         Raises:
             MaskError: one name is declared in two ways.
         """
-        score = self.score.traced if self.score else None
+        score = self.score.traced if self.score is not None else None
         traced = (self.mask.traced, score, self.normaliser.traced_sink)
         return merged_params(expr for expr in traced if expr is not None)
 
@@ -157,7 +157,9 @@ class AttentionSpec:
     def digest(self) -> str:
         """sha256 over every field, functions by label and expression: equal in every process."""
         functions = {"mask": self.mask, "score": self.score, "normaliser": self.normaliser}
-        shown = {name: f and (f.label, f.canonical()) for name, f in functions.items()}
+        shown = {
+            name: f if f is None else (f.label, f.canonical()) for name, f in functions.items()
+        }
         fields = {**self.__dict__, **shown}
         for name in ("dropout", "deterministic"):  # younger than digests that files go by
             if not fields[name]:

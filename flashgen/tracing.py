@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from inspect import signature
 from traceback import extract_tb
 from typing import Any
 
@@ -11,6 +12,10 @@ import sympy
 from flashgen.errors import FlashgenError, MaskError
 from flashgen.expr import Expr, bound
 from flashgen.user_code import users_line
+
+#: What an argument may be called, flashgen's own names first, then those of FlexAttention.
+_SPELLINGS = {"score": "score", "b": "b", "h": "h", "q_idx": "q_idx", "kv_idx": "kv_idx"}
+_SPELLINGS |= {"batch": "b", "head": "h", "token_q": "q_idx", "token_kv": "kv_idx"}
 
 
 def called(kind: str, label: str) -> str:
@@ -31,6 +36,7 @@ def traced_call(function: Callable[..., Any], symbols: tuple[Any, ...], label: s
     """
     kind, _, _ = label.partition(" ")
     arguments = ", ".join(symbol.name for symbol in symbols)
+    check_order(function, symbols, label)
     try:
         with bound(None):
             result = function(*map(Expr, symbols))
@@ -41,12 +47,36 @@ def traced_call(function: Callable[..., Any], symbols: tuple[Any, ...], label: s
         remedy = f"a {kind} is a function ({arguments}) of symbols"
         if _makes_one(function):
             remedy = f"call it, as {function.__name__}(...): what it returns is the {kind}"
+        for owner, attribute in (("Mask", "mask_mod"), ("Score", "score_mod")):
+            if str(error) == f"'{owner}' object is not callable":
+                remedy = f"call its .{attribute}, or join it to others outside of the function"
         raise MaskError(f"{where}: {type(error).__name__}: {error}; {remedy}") from error
     if isinstance(result, bool):
         return Expr(sympy.true if result else sympy.false)
     if isinstance(result, int | float):
         return Expr(sympy.sympify(result))
     return result
+
+
+def check_order(function: Callable[..., Any], symbols: tuple[Any, ...], label: str) -> None:
+    """Raises MaskError where an argument is called what another one is: they go by position.
+
+    Args:
+        function: the user's.
+        symbols: what it is called with.
+        label: what to call the function, ``"mask near"``.
+    """
+    try:
+        given = signature(function, follow_wrapped=False).bind(*symbols).arguments
+    except (TypeError, ValueError):
+        return  # it has no signature, or a call fails and says why
+    for name, symbol in given.items():
+        if name in _SPELLINGS and symbol in symbols and symbol.name != _SPELLINGS[name]:
+            raise MaskError(
+                f"{label} takes ({', '.join(given)}), and its argument `{name}` would be "
+                f"{symbol.name}; name them in the order "
+                f"({', '.join(symbol.name for symbol in symbols)})"
+            )
 
 
 def _makes_one(function: Callable[..., Any]) -> bool:

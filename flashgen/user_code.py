@@ -10,6 +10,7 @@ from traceback import FrameSummary, extract_stack
 from typing import Any
 
 from flashgen.errors import MaskError
+from flashgen.symbols import BitAnd, BitOr, BitXor
 from flashgen.torch_names import KNOWN
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
@@ -42,6 +43,22 @@ def mistake(problem: str, remedy: str) -> MaskError:
     """A `MaskError` that shows the line of the user's own code that is being run."""
     where = users_line(extract_stack())
     return MaskError(f"{where + ': ' if where else ''}{problem}; {remedy}")
+
+
+def undecided(sym: Any) -> MaskError:
+    """The mistake of asking for the truth of a sympy expression, as `and` and `if` do."""
+    remedy = (
+        "write & for `and`, | for `or`, ~ for `not`, where(condition, a, b) for `if`, "
+        "minimum and maximum for `min` and `max`, "
+        "and (a <= x) & (x < b) for a chained comparison"
+    )
+    if any(node.free_symbols for node in sym.atoms(BitAnd, BitOr, BitXor)):
+        # Python reads `a >= b & c > d` as `a >= (b & c) > d`.
+        remedy = (
+            "put parentheses around comparisons beside &, | and ^, which bind first, as in "
+            "(a >= b) & (c > d), and write where(condition, a, b) for `if`"
+        )
+    return mistake(f"the truth of `{sym}` is not known while the function is traced", remedy)
 
 
 def untraceable(name: str, arguments: Sequence[Any]) -> MaskError:

@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NoReturn
 
 from flashgen.declared import Param
 from flashgen.errors import MaskError
 from flashgen.expr import Expr
 from flashgen.kinds import CONDITION
 from flashgen.symbols import KV_IDX, Q_IDX, B, H
-from flashgen.tracing import called, traced_call
+from flashgen.tracing import called, check_order, traced_call
+from flashgen.user_code import mistake
 
 MaskMod = Callable[[Any, Any, Any, Any], Any]
+
+_ARGUMENTS = (B, H, Q_IDX, KV_IDX)
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,11 +50,30 @@ class Mask:
         return as_mask(other) | self
 
     def __invert__(self) -> Mask:
+        _check(self)
+
         def inverted(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
             seen = self.mask_mod(b, h, q_idx, kv_idx)
             return not seen if isinstance(seen, bool) else ~seen
 
         return Mask(inverted, f"~{_parenthesised(self.label)}", self.equal_lengths)
+
+    def __bool__(self) -> NoReturn:
+        raise mistake(
+            f"the mask {self.label} is neither true nor false",
+            "write & for `and`, | for `or`, ~ for `not`, with parentheses around what belongs "
+            "together",
+        )
+
+    def _refuse(self, other: object) -> NoReturn:
+        """What other operators do."""
+        raise mistake(
+            f"the mask {self.label} is given to an operator that masks do not have",
+            "join masks by & and | and invert them by ~: a & ~b is a without b, "
+            "(a & ~b) | (~a & b) one of the two",
+        )
+
+    __xor__ = __rxor__ = __sub__ = __rsub__ = __add__ = __radd__ = __mul__ = __rmul__ = _refuse
 
     @cached_property
     def traced(self) -> Expr:
@@ -61,7 +83,7 @@ class Mask:
             MaskError: `mask_mod` fails on symbols or does not return a boolean.
         """
         name = called("mask", self.label)
-        seen = traced_call(self.mask_mod, (B, H, Q_IDX, KV_IDX), name)
+        seen = traced_call(self.mask_mod, _ARGUMENTS, name)
         if not isinstance(seen, Expr) or seen.kind != CONDITION:
             shown = f"the {seen.kind} `{seen}`" if isinstance(seen, Expr) else repr(seen)
             raise MaskError(
@@ -101,7 +123,15 @@ def as_mask(mask: Mask | MaskMod) -> Mask:
     return Mask(mask, "mask" if name == "<lambda>" else name)
 
 
+def _check(mask: Mask) -> None:
+    """Of a part of a mask, what tracing the whole would not see."""
+    check_order(mask.mask_mod, _ARGUMENTS, called("mask", mask.label))
+
+
 def _combine(a: Mask, b: Mask, symbol: str, join: Callable[[Any, Any], Any]) -> Mask:
+    _check(a)
+    _check(b)
+
     def mask_mod(batch: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         return join(a.mask_mod(batch, h, q_idx, kv_idx), b.mask_mod(batch, h, q_idx, kv_idx))
 

@@ -77,7 +77,7 @@ def prefix_lm(prefix: int | Expr | Tensor, *, align: str | None = None) -> Mask:
             ``("batch",)``, a prefix for each sequence.
         align: which key is at a query's own position when q_len and kv_len differ; see `causal`.
     """
-    keys = whole("prefix_lm", "prefix", prefix)
+    keys = whole("prefix_lm", "prefix", prefix, least=0)
     offset = shift(align)
 
     def mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
@@ -116,7 +116,7 @@ def sink_tokens(n: int | Expr | Tensor) -> Mask:
         n: a number, an `Int` that the call chooses, or an int32 `Tensor` of dims ``("batch",)`` or
             ``("num_q_heads",)``.
     """
-    keys = whole("sink_tokens", "n", n)
+    keys = whole("sink_tokens", "n", n, least=1)
 
     def mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         return kv_idx < keys(b, h)
@@ -135,7 +135,7 @@ def global_tokens(n: int | Expr | Tensor, *, align: str | None = None) -> Mask:
             ``("num_q_heads",)``.
         align: which key is at a query's own position when q_len and kv_len differ; see `causal`.
     """
-    tokens = whole("global_tokens", "n", n)
+    tokens = whole("global_tokens", "n", n, least=1)
     offset = shift(align)
 
     def mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:

@@ -79,9 +79,9 @@ def natten_2d(
     sides = kernel if isinstance(kernel, tuple) else (kernel, kernel)
     if len(sides) != 2:
         raise MaskError(f"natten_2d: kernel={kernel!r}; give one side, or (rows, columns)")
-    rows, columns = (whole("natten_2d", "kernel", side) for side in sides)
+    rows, columns = (whole("natten_2d", "kernel", side, least=1) for side in sides)
     image_rows, row_pixels = (
-        whole("natten_2d", "height", height),
+        whole("natten_2d", "height", height, least=1),
         divisor("natten_2d", "width", width),
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from flashgen.arguments import check_dims, divisor, entry, label, shift, whole
+from flashgen.arguments import check_dims, declared, divisor, entry, label, shift, whole
 from flashgen.constants import Constant, elements_of
 from flashgen.errors import MaskError
 from flashgen.expr import Expr, kv_len, q_len
@@ -37,7 +37,7 @@ def document(
     """
     if kv_ids is not None and ids is None:
         raise MaskError(f"document: kv_ids={kv_ids!r} without ids; give ids too, of the queries")
-    keys = kv_ids or ids
+    keys = ids if kv_ids is None else kv_ids
     if keys is None:
         keys = Tensor(
             "document_ids",
@@ -48,7 +48,10 @@ def document(
         )
     queries = keys if kv_ids is None or ids is None else ids
     length = "kv_len" if queries is keys else "q_len"
-    for name, tensor, along in (("ids", queries, length), ("kv_ids", keys, "kv_len")):
+    for name, given, along in (("ids", queries, length), ("kv_ids", keys, "kv_len")):
+        tensor = declared(
+            "document", name, given, "Tensor('ids', ('batch', 'kv_len'), 'int32', sorted=True)"
+        )
         if tensor.dtype != "int32":
             raise MaskError(f"document: {name}={tensor!r}; declare it with dtype='int32'")
         check_dims("document", name, tensor, ("batch", along))
@@ -65,10 +68,9 @@ def document(
         mine = entry(queries, batch=b, q_len=position, kv_len=position)
         return inside & (mine == entry(keys, batch=b, kv_len=kv_idx))
 
-    names = (ids and ids.name, kv_ids and kv_ids.name)
     return Mask(
         mask_mod,
-        label("document", *names, align=align),
+        label("document", ids, kv_ids, align=align),
         equal_lengths=align is None and queries is keys,
     )
 
@@ -86,12 +88,16 @@ def tree(ancestors: Tensor | None = None) -> Mask:
             dims ``("batch", "q_len", "q_len")``, or ``("q_len", "q_len")`` where all sequences
             draft the same tree. None declares the former, named ``ancestors``.
     """
-    table = ancestors or Tensor(
-        "ancestors",
-        ("batch", "q_len", "q_len"),
-        "bool",
-        doc="Whether a drafted token sees another: itself and its ancestors.",
-    )
+    if ancestors is None:
+        table = Tensor(
+            "ancestors",
+            ("batch", "q_len", "q_len"),
+            "bool",
+            doc="Whether a drafted token sees another: itself and its ancestors.",
+        )
+    else:
+        example = "Tensor('ancestors', ('batch', 'q_len', 'q_len'), 'bool')"
+        table = declared("tree", "ancestors", ancestors, example)
     dims = tuple(map(str, table.dims))
     if table.dtype != "bool" or dims not in (("q_len", "q_len"), ("batch", "q_len", "q_len")):
         raise MaskError(
@@ -172,7 +178,7 @@ def bigbird(
     """
     size = divisor("bigbird", "block", block)
     around = whole("bigbird", "window", window)
-    first = whole("bigbird", "global_blocks", global_blocks)
+    first = whole("bigbird", "global_blocks", global_blocks, least=0)
     if isinstance(window, int) and (window < 1 or window % 2 == 0):
         raise MaskError(f"bigbird: window={window}; give an odd number of blocks from 1 up")
     doc = "Whether a block of queries sees a block of keys beside the others."

@@ -12,6 +12,7 @@ from flashgen.expr import Expr
 from flashgen.params import Float, Int, Tensor
 from flashgen.plan.constants import PrintedConstant
 from flashgen.plan.sizes import SIZES
+from flashgen.plan.text import quoted
 from flashgen.plan.wholes import LargeWhole
 from flashgen.symbolic.printer import torch_source
 from flashgen.symbolic.tables import RowTable
@@ -27,7 +28,7 @@ class Argument:
         default: what follows the name in a signature: ``"=1024"``, or ``""`` where it is required.
         accepts: what it takes, for the docstring.
         annotation: its type, for the operator's schema.
-        doc: the user's own line about it.
+        doc: the user's own line about it, as it stands in a docstring.
         least: of an int, the smallest value; of a float, what it has to exceed, ``""`` for nothing.
         dtype: of a tensor, torch's name of it.
         sizes: of a tensor, for each dimension its size as an expression of q and k, or ``"None"``.
@@ -130,20 +131,21 @@ def argument(param: Param) -> Argument:
         TypeError: a kind that is not known.
     """
     default = "" if param.default is None else f"={param.default}"
+    doc = quoted(param.doc)
     match param:
         case Int():
             accepts = f"an integer of the mask, from {param.min} to 2**30"
-            return Argument(param.name, "int", default, accepts, "int", param.doc, str(param.min))
+            return Argument(param.name, "int", default, accepts, "int", doc, str(param.min))
         case Float():
             least = "" if param.above is None else str(param.above)
             accepts = "a finite number of 32 bits" + (f" above {least}" if least else "")
-            return Argument(param.name, "float", default, accepts, "float", param.doc, least)
+            return Argument(param.name, "float", default, accepts, "float", doc, least)
         case Tensor():
             shape = ", ".join("any" if dim is None else torch_source(dim.sym) for dim in param.dims)
             order = ", ascending along its last dimension" if param.sorted else ""
             accepts = f"({shape}{',' if len(param.dims) == 1 else ''}) {param.dtype}{order}"
             return Argument(
-                param.name, "tensor", default, accepts, "torch.Tensor", param.doc,
+                param.name, "tensor", default, accepts, "torch.Tensor", doc,
                 dtype=param.dtype, sizes=tuple(map(_size, param.dims)),
             )  # fmt: skip
         case DropoutP():

@@ -282,7 +282,7 @@ class BackwardPlan:
 
     def _arguments(self, exprs: Iterable[Any]) -> KernelArguments:
         score = self.plan.spec.score
-        of_score = (finite_score(score)[0], self._slope) if score else ()
+        of_score = (finite_score(score)[0], self._slope) if score is not None else ()
         names = {s.name for e in (*exprs, *of_score) for s in e.free_symbols}
         tables = {table.name: table for table in self._every_table}
         plan = self.plan

@@ -135,7 +135,7 @@ def code_with(
         score=inner,
         scaled=scale != 1,
         of_products=SCORES in score.free_symbols,
-        comment=plain_source(finite_score(spec.score)[0]) if spec.score else "",
+        comment=plain_source(finite_score(spec.score)[0]) if spec.score is not None else "",
         shift=shift_code,
         scalars=scalars,
         rows=placed.rows,

@@ -55,7 +55,7 @@ class HopperNames:
         if self.plan.listing or self.cut_by or self.plan.dropout:
             return False
         spec = self.plan.spec
-        score = spec.score.traced if spec.score else None
+        score = spec.score.traced if spec.score is not None else None
         parts = (spec.mask.traced, score, spec.normaliser.traced_sink)
         return not any(part is not None and H in part.sym.free_symbols for part in parts)
 

@@ -96,7 +96,7 @@ class KernelPlan(Heads):
     def large_wholes(self) -> tuple[LargeWhole, ...]:
         """What `attention` checks that 32 bits hold."""
         score = self.spec.score
-        exprs = [self.predicate.expr] + ([finite_score(score)[0]] if score else [])
+        exprs = [self.predicate.expr] + ([finite_score(score)[0]] if score is not None else [])
         return printed_wholes(exprs, self.params)
 
     @property
@@ -177,7 +177,7 @@ class KernelPlan(Heads):
     def keys_can_be_hidden(self) -> bool:
         """Whether a query may see no key: by the mask, or by a bias of -inf."""
         score = self.spec.score
-        loads = score.traced.sym.atoms(Load) if score else ()
+        loads = score.traced.sym.atoms(Load) if score is not None else ()
         biased = any(KV_IDX in load.free_symbols for load in loads if not load.is_integer)
         return self.bounds.rows_can_be_empty or biased
 
@@ -280,7 +280,7 @@ class KernelPlan(Heads):
     @property
     def _score_and_sink(self) -> tuple[Any, ...]:
         sink = self.spec.normaliser.traced_sink
-        score = (finite_score(self.spec.score)[0],) if self.spec.score else ()
+        score = (finite_score(self.spec.score)[0],) if self.spec.score is not None else ()
         return score if sink is None else (*score, sink.sym)
 
 

@@ -8,6 +8,11 @@ from collections.abc import Iterable
 _GATHER = re.compile(r"\b_at_(\d+)d\(")
 
 
+def quoted(line: str) -> str:
+    """A user's line as it stands in a docstring, which it neither ends nor escapes from."""
+    return line.replace("\\", r"\\").replace('"""', r"\"\"\"")
+
+
 def mentioned(names: Iterable[str], texts: Iterable[str]) -> frozenset[str]:
     """The names that occur, as whole words, in any of the texts."""
     words = set(re.findall(r"\w+", " ".join(texts)))

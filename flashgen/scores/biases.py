@@ -6,7 +6,17 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from flashgen.arguments import PER_HEAD, PerHead, check_dims, entry, label, per_head, shift, whole
+from flashgen.arguments import (
+    PER_HEAD,
+    PerHead,
+    check_dims,
+    declared,
+    entry,
+    label,
+    per_head,
+    shift,
+    whole,
+)
 from flashgen.errors import MaskError
 from flashgen.expr import Expr
 from flashgen.functions import clamp, exp2, log, maximum, minimum, truncate, where
@@ -29,12 +39,14 @@ def alibi(slopes: int | Tensor, *, bidirectional: bool = False, align: str | Non
         align: which key is at a query's own position when q_len and kv_len differ; see
             `flashgen.masks.causal`.
     """
-    if isinstance(slopes, Tensor):
+    if isinstance(slopes, Tensor) and slopes.is_float:
         slope = per_head("alibi", "slopes", slopes)
     elif isinstance(slopes, int) and not isinstance(slopes, bool) and slopes >= 1:
         slope = _alibi_slope(slopes)
     else:
-        raise MaskError(f"alibi: slopes={slopes!r}; give the number of query heads or a Tensor")
+        raise MaskError(
+            f"alibi: slopes={slopes!r}; give the number of query heads or a Tensor of floats"
+        )
     offset = shift(align)
 
     def score_mod(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
@@ -75,13 +87,11 @@ def relative_bias(
     """
     if isinstance(max_distance, Tensor):
         raise MaskError(f"relative_bias: max_distance={max_distance!r}; give a number or an Int")
-    reach = whole("relative_bias", "max_distance", max_distance)
-    declared = table or Tensor(
-        "relative_bias",
-        ("num_q_heads", 2 * max_distance + 1),
-        doc="The bias of each head and distance kv - q, from -max_distance up.",
-    )
-    bias = _lookup("relative_bias", declared)
+    reach = whole("relative_bias", "max_distance", max_distance, least=1)
+    size = 2 * max_distance + 1
+    doc = "The bias of each head and distance kv - q, from -max_distance up."
+    own = Tensor("relative_bias", ("num_q_heads", size), doc=doc) if table is None else table
+    bias = _lookup("relative_bias", own, size)
     offset = shift(align)
 
     def score_mod(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
@@ -117,18 +127,17 @@ def t5_bias(
         align: which key is at a query's own position when q_len and kv_len differ; see
             `flashgen.masks.causal`.
     """
-    buckets = num_buckets // 2 if bidirectional else num_buckets
+    known = all(type(number) is int for number in (num_buckets, max_distance))
+    buckets = (num_buckets // 2 if bidirectional else num_buckets) if known else 0
     if buckets < 2 or (bidirectional and num_buckets % 2) or max_distance <= buckets // 2:
         raise MaskError(
-            f"t5_bias: num_buckets={num_buckets} max_distance={max_distance}; give an even number "
-            "of buckets from 4 up, and a distance above a quarter of it (bidirectional) or a half"
+            f"t5_bias: num_buckets={num_buckets!r} max_distance={max_distance!r}; give an even "
+            "number of buckets from 4 up, and a distance above a quarter of it (bidirectional) or "
+            "a half"
         )
-    declared = table or Tensor(
-        "relative_attention_bias",
-        (num_buckets, "num_q_heads"),
-        doc="The bias of each bucket of distances and each head.",
-    )
-    bias = _lookup("t5_bias", declared)
+    doc = "The bias of each bucket of distances and each head."
+    own = Tensor("relative_attention_bias", (num_buckets, "num_q_heads"), doc=doc)
+    bias = _lookup("t5_bias", own if table is None else table, num_buckets)
     offset = shift(align)
 
     def score_mod(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
@@ -168,7 +177,9 @@ def additive_bias(bias: Tensor | None = None) -> Score:
             "kv_len")``. None declares ``bias`` with all four.
     """
     names = ("batch", "num_q_heads", "q_len", "kv_len")
-    tensor = bias or Tensor("bias", names, doc="Added to the scores.")
+    example = f"Tensor('bias', {names})"
+    given = Tensor("bias", names, doc="Added to the scores.") if bias is None else bias
+    tensor = declared("additive_bias", "bias", given, example)
     if not tensor.is_float:
         raise MaskError(f"additive_bias: bias={tensor!r}; declare it with a float dtype")
     check_dims("additive_bias", "bias", tensor, names)
@@ -179,14 +190,30 @@ def additive_bias(bias: Tensor | None = None) -> Score:
     return Score(score_mod, label("additive_bias", bias))
 
 
-def _lookup(owner: str, table: Tensor) -> Callable[[Any, Any, Any], Any]:
-    """``(b, h, index) -> element`` of a table whose only dimension of no name is the index's."""
+def _lookup(owner: str, given: Any, size: int | Expr) -> Callable[[Any, Any, Any], Any]:
+    """``(b, h, index) -> element`` of a table whose only dimension of no name is the index's.
+
+    Args:
+        owner: the score that looks it up, for the error.
+        given: the table.
+        size: how many entries the index goes through.
+
+    Raises:
+        MaskError: it is no such table, or is known to be of another size.
+    """
+    table = declared(owner, "table", given, f"Tensor('bias', ('num_q_heads', {size}))")
     names = table.names
     others = [i for i, name in enumerate(names) if name not in (*PER_HEAD, "1")]
     if not table.is_float or len(others) != 1 or len(set(names)) < len(names):
         raise MaskError(
             f"{owner}: table={table!r}; declare it with a float dtype, one dimension for the "
             f"distances, and {' or '.join(PER_HEAD)} beside it"
+        )
+    entries = table.dims[others[0]]
+    known = isinstance(size, int) and entries is not None and entries.sym.is_Integer
+    if known and str(entries) != str(size):
+        raise MaskError(
+            f"{owner}: table={table!r}; declare it with {size} entries in place of {entries}"
         )
 
     def element(b: Any, h: Any, index: Any) -> Any:

@@ -16,8 +16,8 @@ def softcap(cap: float | Float | Tensor) -> Score:
     Gemma 2 (https://arxiv.org/abs/2408.00118) caps at 50, Grok-1 at 30.
 
     Args:
-        cap: a positive number, a `Float` that the call chooses, or a float `Tensor` of dims
-            ``("num_q_heads",)``.
+        cap: a positive number, a `Float` with above=0 that the call chooses, or a float `Tensor`
+            of dims ``("num_q_heads",)``.
     """
     limit = positive("softcap", "cap", cap)
 
@@ -31,8 +31,8 @@ def temperature(value: float | Float | Tensor) -> Score:
     """Scores divided by a temperature: above 1 the weights are more even.
 
     Args:
-        value: a positive number, a `Float` that the call chooses, or a float `Tensor` of dims
-            ``("num_q_heads",)``, ``("batch",)`` or both.
+        value: a positive number, a `Float` with above=0 that the call chooses, or a float `Tensor`
+            of dims ``("num_q_heads",)``, ``("batch",)`` or both.
     """
     heat = positive("temperature", "value", value)
 

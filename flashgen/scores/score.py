@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NoReturn
 
 from flashgen.declared import Param
 from flashgen.errors import MaskError
 from flashgen.expr import Expr
 from flashgen.kinds import CONDITION
 from flashgen.symbols import KV_IDX, Q_IDX, SCORE, B, H
-from flashgen.tracing import called, traced_call
+from flashgen.tracing import called, check_order, traced_call
+from flashgen.user_code import mistake
 
 ScoreMod = Callable[[Any, Any, Any, Any, Any], Any]
+
+_ARGUMENTS = (SCORE, B, H, Q_IDX, KV_IDX)
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +40,8 @@ class Score:
     def then(self, other: Score | ScoreMod) -> Score:
         """The score function that applies this one first and ``other`` to what it returns."""
         after = as_score(other)
+        for part in (self, after):  # tracing sees the whole alone
+            check_order(part.score_mod, _ARGUMENTS, called("score", part.label))
 
         def score_mod(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
             first = self.score_mod(score, b, h, q_idx, kv_idx)
@@ -45,6 +50,24 @@ class Score:
         equal_lengths = self.equal_lengths or after.equal_lengths
         return Score(score_mod, f"{self.label}.then({after.label})", equal_lengths)
 
+    def __bool__(self) -> NoReturn:
+        raise mistake(
+            f"the score {self.label} is neither true nor false",
+            "write first.then(second) to apply both, and `is None` to ask whether there is one",
+        )
+
+    def _refuse(self, other: object) -> NoReturn:
+        """What operators do."""
+        raise mistake(
+            f"the score {self.label} is given to an operator, and scores have none",
+            "write first.then(second), where second is given what first returns",
+        )
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = (
+        _refuse
+    )
+    __and__ = __rand__ = __or__ = __ror__ = _refuse
+
     @cached_property
     def traced(self) -> Expr:
         """The number that `score_mod` returns for symbols.
@@ -52,9 +75,8 @@ class Score:
         Raises:
             MaskError: `score_mod` fails on symbols or does not return a number.
         """
-        symbols = (SCORE, B, H, Q_IDX, KV_IDX)
         name = called("score", self.label)
-        result = traced_call(self.score_mod, symbols, name)
+        result = traced_call(self.score_mod, _ARGUMENTS, name)
         if not isinstance(result, Expr) or result.kind == CONDITION:
             shown = f"the condition `{result}`" if isinstance(result, Expr) else repr(result)
             raise MaskError(

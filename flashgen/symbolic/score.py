@@ -154,10 +154,16 @@ def split_infinite(score: Any) -> tuple[Any, Any]:
         (score, condition); the condition is ``sympy.true`` where nothing is hidden.
 
     Raises:
-        ValueError: any other infinity. The message says what it is and what to write, in the
-            user's terms.
+        ValueError: any other infinity, or a condition on the score itself, of which a mask knows
+            nothing. The message says what it is and what to write, in the user's terms.
     """
     finite, condition = _split(score)
+    if SCORE in condition.free_symbols:
+        raise ValueError(
+            f"the score is -inf or not by its own value, as `{condition}`, and a key is hidden by "
+            "positions, tensors and parameters alone; give it a low number, as "
+            "where(score > 0, score, -1e30)"
+        )
     for infinity in _INFINITIES:
         if finite.has(infinity) or condition.has(infinity):
             raise ValueError(

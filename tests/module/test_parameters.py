@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -13,12 +14,15 @@ from torch.autograd import forward_ad
 
 from flashgen import (
     AttentionSpec,
+    Constant,
     Float,
     Int,
     Tensor,
+    alibi,
     causal,
     document,
     relative_bias,
+    sliding_window,
     softcap,
     softmax,
     temperature,
@@ -249,3 +253,21 @@ def test_whole_numbers_that_32_bits_may_not_hold_are_refused() -> None:
         module.attention(q, k, k, stride=most + 1)
     with pytest.raises(ValueError, match="kv_len 300000, q_len 8, stride 1,"):
         module.attention(q, *(torch.zeros(1, 1, 300_000, 16) for _ in "kv"), stride=1)
+
+
+@pytest.mark.parametrize(
+    "doc", ['ends """ here', '"""', '""""', "C:\\new\\", r"\N{DASH} \x \d", '"', "an é, a 窓"]
+)
+def test_a_doc_stands_in_the_docstring_as_it_was_written(doc: str) -> None:
+    spec = AttentionSpec(
+        16,
+        mask=sliding_window(Int("left", doc=doc), 0),
+        score=softcap(Float("cap", above=0, doc=doc)).then(
+            alibi(Constant("slopes", [0.5, 0.25], dims=("num_q_heads",), doc=doc))
+        ),
+        normaliser=softmax(sink=Tensor("sinks", ("num_q_heads",), doc=doc)),
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", SyntaxWarning)
+        module = rendered_module(spec, name="documented")
+    assert module.attention.__doc__.count(f": {doc}.") == 3

@@ -24,7 +24,7 @@ from flashgen.spec import AttentionSpec
 # tables, documents, scores and sinks, tensors that learn by query, key and distance, the parameters
 # of each kind and a constant; and the backward passes that are divided.
 _PROBE = Int("probe")
-_DEGREES = Float("probe", 1.0)
+_DEGREES = Float("probe", 1.0, above=0)
 _TABLE = Tensor("probe", ("num_q_heads",), "bfloat16")
 _NEAR = Tensor("probe", ("num_q_heads", None))
 _BLOCKS = Tensor("probe", ("batch", "num_q_heads", None, None), "bool")

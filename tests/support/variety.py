@@ -73,7 +73,8 @@ _gone = Tensor("gone", ("batch", "kv_len"), "bool")
 
 
 def _score_spec(score, mask=None, **fields) -> AttentionSpec:
-    mask = mask or sliding_window(20, 4, align="bottom_right")
+    if mask is None:
+        mask = sliding_window(20, 4, align="bottom_right")
     return _spec(mask, score=score, **fields)
 
 

@@ -18,7 +18,8 @@ from support.variants import shipped_specs
 
 
 def plan(head_dim=128, dtype="bfloat16", mask=None, **fields) -> KernelPlan:
-    return lower(AttentionSpec(head_dim, dtype, mask or causal(), **fields), "x")
+    mask = causal() if mask is None else mask
+    return lower(AttentionSpec(head_dim, dtype, mask, **fields), "x")
 
 
 def first(kernel_plan: KernelPlan, kernel, target: str = "sm_90") -> KernelConfig:

@@ -250,6 +250,15 @@ def test_a_taken_name_is_refused() -> None:
             "Constant('t'): dims=('q_len', 'kv_len'); give one for each of the sizes (1,)",
         ),
         (
+            lambda: Constant("t", [1], dims="num_q_heads"),
+            "Constant('t'): dims='num_q_heads'; give one for each of the sizes (1,), in a tuple",
+        ),
+        (lambda: Constant("t", [1], dims=3), "Constant('t'): dims=3; give one for each of the"),
+        (lambda: Constant("t", [1], doc="a\nb"), "Constant('t'): doc='a\\nb'; give one line of"),
+        (lambda: Constant("t", [1, 2])[-1], "t is indexed by -1, which does not count from the"),
+        (lambda: Constant("t", [1, 2])[-1], "write an index from 0 up: 1 for the one meant"),
+        (lambda: list(Constant("t", [1, 2])), "t is iterated over, as by `for`, `in`, sum and"),
+        (
             lambda: Constant("t", [1], dims=("batch",)),
             "Constant('t'): a dimension is 'batch'; write one of num_q_heads, q_len, kv_len, "
             "('q_len', 128) for an entry each 128 positions, or None",

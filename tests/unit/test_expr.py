@@ -33,6 +33,7 @@ LEFT = Int("left", 4)
 CAP = Float("cap", 30.0, above=0)
 DOC = Tensor("doc", ("batch", "kv_len"), "int32", sorted=True)
 SLOPES = Tensor("slopes", ("num_q_heads",))
+THREE = Tensor("three", (3,))
 
 
 def test_importing_flashgen_imports_neither_torch_nor_triton() -> None:
@@ -136,6 +137,18 @@ MISTAKES: list[tuple[Callable[[], Any], str]] = [
     (lambda: min(Q, KV), "minimum and maximum for `min` and `max`"),
     (lambda: where(Q, 1, 2), "`where` was given `q_idx` to decide by; give it a comparison"),
     (lambda: where(Q > 1, Q > 2, 2), "give it two numbers or two conditions"),
+    (lambda: Q >= KV & KV > 3, "put parentheses around comparisons beside &, | and ^"),
+    (lambda: (Q & 1) == 0 or Q > 3, "write where(condition, a, b) for `if`"),
+    (lambda: DOC[0, -1], "doc is indexed by -1, which does not count from the end; write an index"),
+    (lambda: DOC[0, -1], "write an index from 0 up: kv_len - 1 for the one meant"),
+    (lambda: DOC[Q - Q - 1, KV], "doc is indexed by -1, which does not count from the end"),
+    (lambda: THREE[-1], "write an index from 0 up: 2 for the one meant"),
+    (lambda: sum(SLOPES), "slopes is iterated over, as by `for`, `in`, sum and list; write out"),
+    (lambda: list(SLOPES), "slopes is iterated over"),
+    (lambda: [x for x in SLOPES], "slopes is iterated over"),
+    (lambda: Q in DOC, "doc is iterated over"),
+    (lambda: SLOPES or DOC, "slopes is neither true nor false; compare its elements"),
+    (lambda: not SLOPES, "write `is None` to ask whether there is a tensor"),
     (lambda: DOC[Q], "doc has 2 dimensions and was given 1 indices; give one for each"),
     (lambda: DOC[0, Q / 2], "doc is indexed by `q_idx/2`; cut the fraction with .int()"),
     (lambda: Q // 0, "the divisor `0` may be zero or negative"),
@@ -227,11 +240,30 @@ def test_methods_and_functions_run_on_values_too() -> None:
         assert maximum(LEFT, 7) == 7
 
 
+@pytest.mark.parametrize("doc", ["a\nb", "a\tb", "a\x00b", "a\u2028b", "\ud800", 3, None, b"a"])
+def test_a_doc_is_one_line_of_text(doc: Any) -> None:
+    for declare in (Int, Float, lambda name, doc: Tensor(name, ("batch",), doc=doc)):
+        with pytest.raises(MaskError) as caught:
+            declare("p", doc=doc)
+        said = str(caught.value)
+        assert said.endswith(f"('p'): doc={doc!r}; give one line of printable text")
+
+
+def test_an_integer_has_a_least_value() -> None:
+    with pytest.raises(MaskError, match=r"Int\('w'\): min=None; give a whole number from -2\*\*30"):
+        Int("w", 5, min=None)  # type: ignore[arg-type]
+
+
 def test_a_tensor_says_what_is_wrong_with_its_declaration() -> None:
     with pytest.raises(MaskError, match="dtype='int8' is unknown; take one of int32"):
         Tensor("t", ("batch",), "int8")
     with pytest.raises(MaskError, match="give a tuple of 1 to 4 sizes"):
         Tensor("t", "batch")
+    for dims in (5, None, {"batch"}):
+        with pytest.raises(
+            MaskError, match=r"Tensor\('t'\): dims=.*; give a tuple of 1 to 4 sizes"
+        ):
+            Tensor("t", dims)  # type: ignore[arg-type]
     with pytest.raises(MaskError, match="a dimension is 'rows'; write one of batch, num_q_heads"):
         Tensor("t", ("rows",))
     with pytest.raises(MaskError, match="sorted=True is for dtype='int32'"):

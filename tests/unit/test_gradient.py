@@ -69,7 +69,7 @@ def _values(expr: Any, turn: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("turn", range(10))
-@pytest.mark.parametrize("name", [name for name, e in VOCABULARY.items() if e.score])
+@pytest.mark.parametrize("name", [name for name, e in VOCABULARY.items() if e.score is not None])
 def test_every_score_of_the_vocabulary(name: str, turn: int) -> None:
     spec = VOCABULARY[name].spec("float32")
     expr = finite_score(spec.score)[0]

@@ -101,6 +101,22 @@ def test_an_error_in_a_function_of_the_spec_names_the_innermost_line_of_the_file
     ]
 
 
+@pytest.mark.parametrize("joined", ["f & f", "f | f", "f ^ f", "f - f", "~f"])
+def test_functions_joined_as_masks_are_told_how(joined):
+    write("a.py", f"def f(b, h, q_idx, kv_idx):\n    return True\n\n\nspec = {joined}\n")
+    (line,) = mistakes("a.py")
+    assert line.startswith("a.py:5: TypeError: ")
+    assert line.endswith(
+        "; write full() & a & b, (full() & a) | b or ~(full() & a) of functions that are masks"
+    )
+
+
+def test_a_line_that_a_mistake_names_itself_is_named_once():
+    write("a.py", "from flashgen import causal, full\n\nspec = causal() and full()\n")
+    (line,) = mistakes("a.py")
+    assert line.startswith("a.py:3: `spec = causal() and full()`: the mask causal() is neither")
+
+
 def test_exit_in_a_spec_file_is_a_mistake_of_the_file():
     write("a.py", "import sys\nsys.exit('no')\n")
     assert mistakes("a.py") == ["a.py:2: SystemExit: no; a spec file must run as it stands"]

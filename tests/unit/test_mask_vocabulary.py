@@ -322,6 +322,28 @@ def test_random_blocks_are_drawn_beside_what_is_seen_anyway() -> None:
             "declare it with dtype='bool' and a dimension each for the blocks of queries and of "
             "keys",
         ),
+        (lambda: sink_tokens(0), "sink_tokens: n=0; give a number from 1 up, or an Int"),
+        (lambda: sink_tokens(-4), "sink_tokens: n=-4; give a number from 1 up, or an Int"),
+        (lambda: global_tokens(0), "global_tokens: n=0; give a number from 1 up, or an Int"),
+        (lambda: prefix_lm(-1), "prefix_lm: prefix=-1; give a number from 0 up, or an Int"),
+        (lambda: natten_2d(8, 8, (3, 0)), "natten_2d: kernel=0; give a number from 1 up"),
+        (lambda: natten_2d(0, 8, 3), "natten_2d: height=0; give a number from 1 up, or an Int"),
+        (lambda: bigbird(64, global_blocks=-1), "bigbird: global_blocks=-1; give a number from 0"),
+        (
+            lambda: document(3),
+            "document: ids=3; give a declared tensor, as Tensor('ids', ('batch', 'kv_len'), "
+            "'int32', sorted=True)",
+        ),
+        (lambda: document("ids"), "document: ids='ids'; give a declared tensor, as Tensor('ids'"),
+        (
+            lambda: document(Tensor("ids", ("batch", "q_len"), "int32"), 3),
+            "document: kv_ids=3; give a declared tensor",
+        ),
+        (
+            lambda: tree(3),
+            "tree: ancestors=3; give a declared tensor, as "
+            "Tensor('ancestors', ('batch', 'q_len', 'q_len'), 'bool')",
+        ),
         (lambda: block_sparse([]), "block_sparse: values of layout are empty; give an element"),
         (
             lambda: block_sparse([[1, 0], [1]]),

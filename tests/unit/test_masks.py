@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
@@ -29,7 +30,9 @@ from flashgen import (
     tree,
 )
 from flashgen.errors import MaskError
+from flashgen.expr import Expr
 from flashgen.masks import as_mask
+from flashgen.symbols import KV_IDX, Q_IDX
 from support.pictures import picture
 
 LEFT = Int("left", 2)
@@ -178,6 +181,10 @@ def own_bug(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
     return {}["missing"]
 
 
+def calls_a_mask(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return causal()(b, h, q_idx, kv_idx)
+
+
 def two_arguments(q_idx: Any, kv_idx: Any) -> Any:
     return q_idx >= kv_idx
 
@@ -208,6 +215,12 @@ def two_arguments(q_idx: Any, kv_idx: Any) -> Any:
             "a mask is a function (b, h, q_idx, kv_idx) of symbols",
         ),
         (
+            calls_a_mask,
+            "test_masks.py:{line+1}: `return causal()(b, h, q_idx, kv_idx)`: TypeError: 'Mask' "
+            "object is not callable; call its .mask_mod, or join it to others outside of the "
+            "function",
+        ),
+        (
             two_arguments,
             "mask two_arguments: TypeError: two_arguments() takes 2 positional arguments but 4 "
             "were given; a mask is a function (b, h, q_idx, kv_idx) of symbols",
@@ -229,6 +242,83 @@ def test_what_is_no_mask_is_refused() -> None:
         as_mask(7)  # type: ignore[arg-type]
     with pytest.raises(MaskError, match=r"align='left': unknown; choose None, 'top_left' or"):
         causal(align="left")
+
+
+def turned(b: Any, h: Any, kv_idx: Any, q_idx: Any) -> Any:
+    return kv_idx >= q_idx
+
+
+@pytest.mark.parametrize(
+    "declare",
+    [
+        lambda: as_mask(turned).traced,
+        lambda: Mask(turned, "turned").traced,
+        lambda: causal() & turned,
+        lambda: turned | causal(),
+        lambda: ~Mask(turned, "turned"),
+    ],
+)
+def test_arguments_in_another_order_are_refused(declare: Callable[[], Any]) -> None:
+    with pytest.raises(MaskError) as caught:
+        declare()
+    assert str(caught.value) == (
+        "mask turned takes (b, h, kv_idx, q_idx), and its argument `kv_idx` would be q_idx; "
+        "name them in the order (b, h, q_idx, kv_idx)"
+    )
+
+
+def test_arguments_of_other_names_go_by_position() -> None:
+    def flex(batch: Any, head: Any, token_q: Any, token_kv: Any) -> Any:
+        return token_q >= token_kv
+
+    def any_number(*at: Any) -> Any:
+        return at[2] >= at[3]
+
+    @functools.wraps(turned)
+    def adapted(b: Any, h: Any, i: Any, j: Any, q_idx: Any = 0) -> Any:
+        return turned(b, h, j, i)
+
+    for function in (flex, any_number, lambda b, h, k, q: k >= q):
+        assert as_mask(function) == causal(align="top_left")
+    assert as_mask(adapted).traced.sym == (Expr(KV_IDX) >= Expr(Q_IDX)).sym
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda: causal() and full(),
+        lambda: causal() or full(),
+        lambda: not causal(),
+        lambda: 1 if causal() else 2,
+    ],
+)
+def test_a_mask_is_neither_true_nor_false(ask: Callable[[], Any]) -> None:
+    with pytest.raises(MaskError) as caught:
+        ask()
+    assert f"test_masks.py:{ask.__code__.co_firstlineno}: " in str(caught.value)
+    assert str(caught.value).endswith(
+        "the mask causal() is neither true nor false; write & for `and`, | for `or`, ~ for `not`, "
+        "with parentheses around what belongs together"
+    )
+
+
+@pytest.mark.parametrize(
+    "join",
+    [
+        lambda a: a - full(),
+        lambda a: a ^ full(),
+        lambda a: own_bug ^ a,
+        lambda a: a + 1,
+        lambda a: 2 * a,
+    ],
+)
+def test_masks_have_no_other_operators(join: Callable[[Mask], Any]) -> None:
+    with pytest.raises(MaskError) as caught:
+        join(causal())
+    assert str(caught.value).endswith(
+        "the mask causal() is given to an operator that masks do not have; join masks by & and | "
+        "and invert them by ~: a & ~b is a without b, (a & ~b) | (~a & b) one of the two"
+    )
 
 
 def test_lengths_and_batch_and_head_are_there_to_be_used() -> None:

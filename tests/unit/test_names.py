@@ -81,7 +81,9 @@ OTHERS = {
     "wide": AttentionSpec(256, mask=block_sparse(block=Int("user", 16, min=1))),
     "two_head_dims": AttentionSpec((192, 128), mask=causal(), score=alibi(_SLOPES)),
     "learned": AttentionSpec(128, mask=causal(), score=alibi(_SLOPES)),
-    "padded": AttentionSpec(40, "float16", score=softcap(Float("user")), deterministic=True),
+    "padded": AttentionSpec(
+        40, "float16", score=softcap(Float("user", above=0)), deterministic=True
+    ),
 }
 
 

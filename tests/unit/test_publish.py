@@ -132,6 +132,14 @@ def test_a_pipe_in_the_place_of_the_module_says_so(tmp_path):
         read_seal(tmp_path / "tiny.py")
 
 
+@pytest.mark.parametrize("text", ['"""A module."""\nX = "\n', "X = 1\0"])
+def test_what_python_cannot_compile_is_not_published(tmp_path, text):
+    place = Place(tmp_path / "generated", "tiny")
+    with pytest.raises(RuntimeError, match=r"tiny\.py: not published, since Python cannot compile"):
+        publish(place, sealed(text, SEAL))
+    assert not place.out.exists()
+
+
 def test_a_folder_in_the_place_of_the_module_says_so(tmp_path):
     with pytest.raises(OutputError) as caught:
         read_seal(tmp_path)

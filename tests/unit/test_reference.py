@@ -173,7 +173,7 @@ def test_what_it_is_not_given_is_named() -> None:
     with pytest.raises(ValueError, match=r"causal\(\) needs q_len == kv_len, got 4 and 5"):
         attention_reference(q[:, :, :4], k, v, causal())
     with pytest.raises(ValueError, match=r"softcap\(cap\) needs a value for cap"):
-        attention_reference(q, k, v, full(), score=softcap(Float("cap")))
+        attention_reference(q, k, v, full(), score=softcap(Float("cap", above=0)))
     with pytest.raises(ValueError, match=r"softmax\(sink=sinks\) needs a value for sinks"):
         attention_reference(
             q, k, v, full(), normaliser=softmax(sink=Tensor("sinks", ("num_q_heads",)))
@@ -185,7 +185,7 @@ def test_what_it_is_not_given_is_named() -> None:
 def test_a_score_function_comes_after_the_scale_and_before_the_mask() -> None:
     q, k, v = tensors(dims=(8, 3), batch=1)
     slopes = torch.tensor([0.5, 0.25])
-    score = softcap(Float("cap", 2.0)).then(alibi(Tensor("slopes", ("num_q_heads",))))
+    score = softcap(Float("cap", 2.0, above=0)).then(alibi(Tensor("slopes", ("num_q_heads",))))
     out, lse = attention_reference(
         q, k, v, causal(), score=score, scale=0.3, params={"slopes": slopes}, return_lse=True
     )

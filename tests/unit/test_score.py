@@ -254,6 +254,21 @@ def test_a_choice_of_three_keeps_those_that_are_finite() -> None:
 @pytest.mark.parametrize(
     "score_mod",
     [
+        lambda s, b, h, q, k: where(s > 0, s, MINUS_INF),
+        lambda s, b, h, q, k: where((q >= k) & (s + q > 0), s, MINUS_INF) * 2,
+        lambda s, b, h, q, k: where(q >= k, where(tanh(s) > 0.5, MINUS_INF, s), s),
+    ],
+)
+def test_what_is_hidden_by_its_own_score_is_refused(score_mod: Any) -> None:
+    with pytest.raises(
+        ValueError, match=r"by its own value, as `.*score.*`.*; give it a low number"
+    ):
+        split_infinite(traced(score_mod))
+
+
+@pytest.mark.parametrize(
+    "score_mod",
+    [
         lambda s, b, h, q, k: where(q >= k, s, float("inf")),
         lambda s, b, h, q, k: -where(q >= k, s, MINUS_INF),
         lambda s, b, h, q, k: tanh(where(q >= k, s, MINUS_INF)),

@@ -11,6 +11,7 @@ import torch
 
 from flashgen import (
     AttentionSpec,
+    Constant,
     Float,
     Int,
     Score,
@@ -57,7 +58,7 @@ def test_softcap_squashes_into_its_cap() -> None:
 def test_a_temperature_divides() -> None:
     assert applied(temperature(4), 3.0) == 0.75
     assert applied(temperature(SLOPES), 3.0, slopes=torch.tensor([1.5])) == 2.0
-    assert applied(temperature(Float("t")), 3.0, t=2.0) == 1.5
+    assert applied(temperature(Float("t", above=0)), 3.0, t=2.0) == 1.5
 
 
 @pytest.mark.parametrize("heads", [1, 2, 3, 6, 8, 12, 20])
@@ -235,7 +236,21 @@ def test_a_label_is_what_a_person_writes(score: Score, label: str) -> None:
     [
         (
             lambda: softcap(0),
-            "softcap: cap=0; give a positive number, a Float or a Tensor of floats",
+            "softcap: cap=0; give a positive number of 32 bits, a Float declared with above=0 or a "
+            "Tensor of floats",
+        ),
+        (lambda: softcap(1e-39), "softcap: cap=1e-39; give a positive number of 32 bits"),
+        (lambda: softcap(1e39), "softcap: cap=1e+39; give a positive number of 32 bits"),
+        (lambda: softcap(10**400), "give a positive number of 32 bits"),
+        (lambda: temperature(1e-39), "temperature: value=1e-39; give a positive number of 32 bits"),
+        (
+            lambda: softcap(Float("cap", 30.0)),
+            "softcap: cap=Float('cap', 30.0, above=None); give a positive number of 32 bits, a "
+            "Float declared with above=0",
+        ),
+        (
+            lambda: temperature(Float("t", above=-1)),
+            "a Float declared with above=0 or a Tensor of floats",
         ),
         (lambda: softcap(math.inf), "softcap: cap=inf; give a positive number"),
         (
@@ -249,6 +264,40 @@ def test_a_label_is_what_a_person_writes(score: Score, label: str) -> None:
         ),
         (lambda: alibi(0), "alibi: slopes=0; give the number of query heads or a Tensor"),
         (lambda: alibi(8, align="right"), "align='right': unknown; choose None, 'top_left' or"),
+        (
+            lambda: alibi(Tensor("slopes", ("num_q_heads",), "int32")),
+            "sorted=False); give the number of query heads or a Tensor of floats",
+        ),
+        (lambda: relative_bias(0), "relative_bias: max_distance=0; give a number from 1 up, or an"),
+        (lambda: relative_bias(-3), "relative_bias: max_distance=-3; give a number from 1 up, or"),
+        (
+            lambda: relative_bias(8, 3),
+            "relative_bias: table=3; give a declared tensor, as "
+            "Tensor('bias', ('num_q_heads', 17))",
+        ),
+        (
+            lambda: relative_bias(8, Tensor("table", ("num_q_heads", 16))),
+            "relative_bias: table=Tensor('table', (num_q_heads, 16), 'float32', sorted=False); "
+            "declare it with 17 entries in place of 16",
+        ),
+        (
+            lambda: relative_bias(1, Constant("near", [0.5, 1.0, 2.0, 3.0])),
+            "declare it with 3 entries in place of 4",
+        ),
+        (
+            lambda: t5_bias(Tensor("table", (64, "num_q_heads"))),
+            "declare it with 32 entries in place of 64",
+        ),
+        (lambda: t5_bias(3), "t5_bias: table=3; give a declared tensor, as Tensor("),
+        (lambda: t5_bias(num_buckets="a"), "t5_bias: num_buckets='a' max_distance=128; give an"),
+        (lambda: t5_bias(max_distance="a"), "t5_bias: num_buckets=32 max_distance='a'; give an"),
+        (
+            lambda: additive_bias(3),
+            "additive_bias: bias=3; give a declared tensor, as "
+            "Tensor('bias', ('batch', 'num_q_heads', 'q_len', 'kv_len'))",
+        ),
+        (lambda: additive_bias("b"), "additive_bias: bias='b'; give a declared tensor"),
+        (lambda: additive_bias([[1.0]]), "additive_bias: bias=[[1.0]]; give a declared tensor"),
         (lambda: relative_bias(2.5), "relative_bias: max_distance=2.5; give a whole number"),
         (
             lambda: relative_bias(Tensor("reach", ("batch",), "int32")),
@@ -284,6 +333,63 @@ def test_what_a_score_cannot_be_made_of_is_refused(
     with pytest.raises(MaskError) as caught:
         declare()
     assert message in str(caught.value)
+
+
+def test_tables_of_unknown_size_are_taken() -> None:
+    relative_bias(8, Tensor("table", ("num_q_heads", None)))
+    relative_bias(Int("reach"), Tensor("table", ("num_q_heads", 17)))
+    t5_bias(Tensor("table", ("num_q_heads", None)))
+
+
+@pytest.mark.parametrize(
+    "join",
+    [
+        lambda a, b: a + b,
+        lambda a, b: a * b,
+        lambda a, b: a & b,
+        lambda a, b: a - 1,
+        lambda a, b: (lambda score, *at: score) + a,
+    ],
+)
+def test_scores_are_joined_by_then_alone(join: Callable[..., Any]) -> None:
+    with pytest.raises(MaskError) as caught:
+        join(softcap(30.0), alibi(8))
+    assert str(caught.value).endswith(
+        "the score softcap(30.0) is given to an operator, and scores have none; "
+        "write first.then(second), where second is given what first returns"
+    )
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [lambda a, b: a and b, lambda a, b: a or b, lambda a, b: not a, lambda a, b: 1 if a else b],
+)
+def test_a_score_is_neither_true_nor_false(ask: Callable[..., Any]) -> None:
+    with pytest.raises(MaskError) as caught:
+        ask(softcap(30.0), alibi(8))
+    assert str(caught.value).endswith(
+        "the score softcap(30.0) is neither true nor false; write first.then(second) to apply "
+        "both, and `is None` to ask whether there is one"
+    )
+
+
+def test_arguments_in_another_order_are_refused() -> None:
+    def turned(score: Any, b: Any, h: Any, kv_idx: Any, q_idx: Any) -> Any:
+        return score - (q_idx - kv_idx)
+
+    said = (
+        r"score turned takes \(score, b, h, kv_idx, q_idx\), and its argument `kv_idx` would be "
+        r"q_idx; name them in the order \(score, b, h, q_idx, kv_idx\)"
+    )
+    for declare in (lambda: as_score(turned).traced, lambda: softcap(30.0).then(turned)):
+        with pytest.raises(MaskError, match=said):
+            declare()
+    with pytest.raises(MaskError, match=r"score late takes .*, and its argument `batch` would be"):
+        as_score(late).traced  # noqa: B018
+
+
+def late(batch: Any, head: Any, token_q: Any, token_kv: Any, score: Any) -> Any:
+    return score
 
 
 @pytest.mark.parametrize(

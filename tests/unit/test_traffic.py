@@ -12,7 +12,7 @@ H200 = get_target("sm_90")
 
 
 def plan(mask=None, head_dim=64) -> KernelPlan:
-    return lower(AttentionSpec(head_dim, mask=mask or full()), "x")
+    return lower(AttentionSpec(head_dim, mask=full() if mask is None else mask), "x")
 
 
 def square(length: int) -> Workload:
@@ -116,7 +116,7 @@ LEVELS = Tensor("levels", ("q_len", "kv_len"), "int32")
 
 
 def biased(score, mask=None) -> KernelPlan:
-    return lower(AttentionSpec(64, mask=mask or full(), score=score), "x")
+    return lower(AttentionSpec(64, mask=full() if mask is None else mask, score=score), "x")
 
 
 @pytest.mark.parametrize(
