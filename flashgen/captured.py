@@ -33,7 +33,8 @@ def captured(value: Any, operation: str) -> Any:
         if hasattr(value, "__float__"):
             if math.isnan(float(value)):
                 raise mistake(f"`{operation}` was given NaN", "give it a number")
-            return sympy.Float(float(value))
+            whole = operation in ("//", "%") and float(value).is_integer()
+            return sympy.Integer(int(value)) if whole else sympy.Float(float(value))
     raise mistake(
         f"`{operation}` was given a {type(value).__module__}.{type(value).__qualname__}",
         "such a function works on its arguments, plain numbers, q_len, kv_len and declared Int, "

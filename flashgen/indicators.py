@@ -52,15 +52,12 @@ def spread(of: Callable[..., Any]) -> Callable[..., Any]:
         if len(others) != len(operands) - 1 or not all(x.is_Number for x in others):
             return of(*operands)
         (condition,) = (choice[0] for choice in choices if choice is not None)
-        a, b = (
-            of(
-                *(
-                    x if choice is None else choice[way]
-                    for x, choice in zip(operands, choices, strict=True)
-                )
-            )
-            for way in (1, 2)
-        )
+        pairs = [
+            choice[1:] if choice else (x, x) for x, choice in zip(operands, choices, strict=True)
+        ]
+        a, b = (of(*each) for each in zip(*pairs, strict=True))
+        if sympy.zoo in (a, b):  # a number by 0
+            return of(*operands)
         if sympy.nan in (a, b):
             raise mistake(
                 f"`{shown(condition)}` as a number, 1 or 0, makes NaN of an infinite one",

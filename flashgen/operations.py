@@ -12,7 +12,7 @@ import sympy
 
 from flashgen.indicators import product, spread
 from flashgen.kinds import CONDITION, INTEGER, NUMBER
-from flashgen.relations import quotient, relation
+from flashgen.relations import exact, quotient, relation
 from flashgen.shown import shown
 from flashgen.symbols import SYMBOLS, BitAnd, BitOr, BitXor, FloorDiv, FloorMod, Truncate
 from flashgen.user_code import mistake
@@ -50,7 +50,7 @@ def _rounded(name: str) -> Callable[..., Any]:
     """Down or up: of a quotient of whole numbers, which is all that is rounded these ways."""
 
     def build(x: Any, positive: Collection[Any] = ()) -> Any:
-        above, below = quotient(x, positive)
+        above, below = quotient(exact(x), positive)
         if not above.is_integer:
             raise mistake(
                 f"`{name}` is traced of quotients of whole numbers and was given `{shown(x)}`",

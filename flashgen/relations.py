@@ -26,7 +26,12 @@ def relation(cls: Any) -> Callable[..., Any]:
     """
 
     def build(a: Any, b: Any, positive: Collection[Any] = ()) -> Any:
-        of_conditions = compared(lambda a, b: build(a, b, positive), a, b)
+        def told(a: Any, b: Any) -> Any:
+            if a.is_Number and not b.is_Number:
+                return relation(_TURNED.get(cls, cls))(b, a, positive)
+            return build(a, b, positive)
+
+        of_conditions = compared(told, a, b)
         if of_conditions is not None:
             return of_conditions
         for turned, x, other in ((cls, a, b), (_TURNED.get(cls, cls), b, a)):
@@ -96,6 +101,11 @@ def _apart(x: Any) -> tuple[Any, Any]:
     numbers = [_exact(term) for term in sympy.Add.make_args(x) if term.is_Number]
     factors = (term.as_coeff_Mul() for term in sympy.Add.make_args(x) if not term.is_Number)
     return sympy.Add(*(_exact(c) * rest for c, rest in factors)), sympy.Add(*numbers)
+
+
+def exact(x: Any) -> Any:
+    """X with the floats that it is a sum of, or that its terms are multiples by, as fractions."""
+    return sympy.Add(*_apart(x))
 
 
 def _exact(number: Any) -> Any:

@@ -49,7 +49,7 @@ def kind_of_dtype(dtype: Any) -> str:
     Raises:
         MaskError: whole numbers of so few bits wrap around, or there is no such kind.
     """
-    if hasattr(dtype, "kind"):
+    if getattr(dtype, "kind", None) in ("condition", "integer", "number"):
         return str(dtype.kind)
     name = str(getattr(dtype, "dtype", None) or getattr(dtype, "__name__", dtype))
     name = name.rpartition(".")[2].removesuffix("Tensor").lower()
