@@ -56,8 +56,10 @@ def spread(of: Callable[..., Any]) -> Callable[..., Any]:
             choice[1:] if choice else (x, x) for x, choice in zip(operands, choices, strict=True)
         ]
         a, b = (of(*each) for each in zip(*pairs, strict=True))
-        if sympy.zoo in (a, b):  # a number by 0
-            return of(*operands)
+        if sympy.zoo in (a, b):
+            raise mistake(
+                f"`{shown(operands[1])}` may be 0 and divides", "divide by something else"
+            )
         if sympy.nan in (a, b):
             raise mistake(
                 f"`{shown(condition)}` as a number, 1 or 0, makes NaN of an infinite one",

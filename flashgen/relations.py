@@ -36,8 +36,8 @@ def relation(cls: Any) -> Callable[..., Any]:
             return of_conditions
         for turned, x, other in ((cls, a, b), (_TURNED.get(cls, cls), b, a)):
             above, below = quotient(x, positive)
-            if below.free_symbols and other.is_integer:
-                return _quotient_compared(turned, above, below, other)
+            if below.free_symbols and (whole := exact(other)).is_integer:
+                return _quotient_compared(turned, above, below, whole)
         if a.has(sympy.Float) or b.has(sympy.Float):
             a, b = _without_floats(cls, a, b)
         (a, below_a), (b, below_b) = quotient(a), quotient(b)

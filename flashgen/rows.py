@@ -120,6 +120,11 @@ def indexed(tensor: Any, index: Any, element: Callable[[tuple[Any, ...]], Any]) 
         MaskError: there are more indices than dimensions.
     """
     indices = index_tuple(index)
+    if any(i is None or i is Ellipsis or isinstance(i, slice) for i in indices):
+        raise mistake(
+            f"{tensor.name} is indexed by a range, or by `None`",
+            "give one position for each dimension",
+        )
     if len(indices) < len(tensor.dims):
         return Row(tensor, indices)
     if len(indices) > len(tensor.dims):
