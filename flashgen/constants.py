@@ -146,12 +146,11 @@ class Constant(Tensor):
         flat = torch.tensor(self.elements.flat, dtype=getattr(torch, self.dtype), device=device)
         return flat.reshape(self.elements.shape)
 
-    def __getitem__(self, index: Any) -> Any:
-        """The element at one index a dimension."""
+    def _element(self, indices: tuple[Any, ...]) -> Any:
         if not is_bound():
-            expr = super().__getitem__(index)
+            expr = super()._element(indices)
             return Expr(expr.sym, merged_params([expr, *(size for _, size in self.limits)]))
-        indices = tuple(map(concrete, index if isinstance(index, tuple) else (index,)))
+        indices = tuple(map(concrete, indices))
         device = next((i.device for i in indices if hasattr(i, "device")), None)
         if device is None:
             return self.elements[indices]

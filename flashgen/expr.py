@@ -9,8 +9,6 @@ imported.
 
 from __future__ import annotations
 
-import math
-import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -18,13 +16,16 @@ from typing import Any, NoReturn, cast
 
 import sympy
 
+from flashgen.captured import captured
 from flashgen.declared import Param
 from flashgen.errors import MaskError
+from flashgen.indicators import as_number, is_condition
 from flashgen.kinds import CONDITION, INTEGER, check_divisor, check_kinds, check_size, kind_of
-from flashgen.operations import BITWISE, OPERATIONS
+from flashgen.operations import BITWISE, COMPARISONS, JOINS, OPERATIONS
+from flashgen.shown import shown
 from flashgen.symbols import KV_LEN, Q_LEN, evaluate
-from flashgen.torch_names import KNOWN, call
-from flashgen.user_code import mistake, undecided, untraceable
+from flashgen.torch_names import ATTRIBUTES, KNOWN, call
+from flashgen.user_code import instead_of, mistake, undecided, untraceable
 
 _VALUES: ContextVar[Mapping[str, Any] | None] = ContextVar("flashgen_values", default=None)
 
@@ -166,19 +167,21 @@ class Expr:
     __int__ = __float__
 
     def __getattr__(self, name: str) -> Any:
-        """A tensor's methods, as in ``(q_idx - kv_idx).abs()``."""
+        """A tensor's methods and attributes, as in ``(q_idx - kv_idx).abs()``."""
+        if name in ATTRIBUTES:
+            return ATTRIBUTES[name](self.kind)
         if name.startswith("_") or name not in KNOWN:
-            raise AttributeError(f"a symbolic value has no `{name}`; known are {', '.join(KNOWN)}")
+            raise AttributeError(f"a symbolic value has no `{name}`; {instead_of(name)}")
         return lambda *args, **kwargs: call(name, apply, (self, *args), kwargs)
 
     def __hash__(self) -> int:
         return hash(self.sym)
 
     def __str__(self) -> str:
-        return str(self.sym)
+        return shown(self.sym)
 
     def __repr__(self) -> str:
-        return f"Expr({self.sym})"
+        return f"Expr({self})"
 
     @classmethod
     def __torch_function__(
@@ -240,23 +243,37 @@ def apply(name: str, *operands: Any) -> Expr:
     if is_bound():
         result = operation.concrete(*map(concrete, operands))
         # `~` of a plain bool would be an integer.
-        return _constant(result) if isinstance(result, bool) else cast(Expr, result)
+        return (
+            Expr(sympy.true if result else sympy.false)
+            if isinstance(result, bool)
+            else cast(Expr, result)
+        )
     exprs = [_expr(operand, name) for operand in operands]
     if name in BITWISE and all(expr.kind == INTEGER for expr in exprs):
         operation = BITWISE[name]
-    check_kinds(name, operation.takes, [expr.sym for expr in exprs])
-    check_size(name, [expr.sym for expr in exprs])
+    syms = [expr.sym for expr in exprs]
+    check_kinds(name, operation.takes, syms)
+    check_size(name, syms)
     if name in ("//", "%"):
-        check_divisor(exprs[1].sym, getattr(exprs[1], "min", 0))
+        check_divisor(as_number(syms[1]), _least(exprs[1]))
     params = merged_params(exprs)
     if name == "where" and exprs[1].kind == CONDITION:
-        when, a, b = (expr.sym for expr in exprs)
+        when, a, b = syms
         return Expr((when & a) | (~when & b), params)
-    syms = [expr.sym for expr in exprs]
+    if name in JOINS and all(map(is_condition, syms)):
+        return Expr(JOINS[name](*syms), params)
+    if operation.takes != CONDITION and name != "where" and name not in COMPARISONS:
+        syms = [as_number(sym) for sym in syms]
     if operation.divides:
-        names = {param.name for param in params if getattr(param, "min", 0) >= 1}
+        names = {param.name for param in params if _least(param) >= 1}
         syms.append({s for s in sympy.Tuple(*syms).free_symbols if s.name in names})
     return Expr(operation.symbolic(*syms), params)
+
+
+def _least(value: Any) -> int:
+    """The least value of an `Int`; of anything else, of which none is known, 0."""
+    least = getattr(value, "min", 0)  # of an `Expr` that is no `Int` it is torch's method
+    return least if isinstance(least, int) else 0
 
 
 def merged_params(exprs: Iterable[Expr]) -> tuple[Param, ...]:
@@ -279,22 +296,4 @@ def merged_params(exprs: Iterable[Expr]) -> tuple[Param, ...]:
 
 def _expr(value: Any, operation: str) -> Expr:
     """An operand as an `Expr`."""
-    if isinstance(value, Expr):
-        return value
-    if isinstance(value, bool):
-        return _constant(value)
-    if not hasattr(value, "__torch_function__"):
-        if hasattr(value, "__index__"):
-            return Expr(sympy.Integer(operator.index(value)))
-        if hasattr(value, "__float__") and not math.isnan(float(value)):
-            return Expr(sympy.Float(float(value)))
-    raise mistake(
-        f"`{operation}` was given a {type(value).__module__}.{type(value).__qualname__}",
-        "such a function works on its arguments, plain numbers, q_len, kv_len and declared Int, "
-        "Float and Tensor parameters: declare what it captures, as a Constant where it never "
-        "changes, or take a number out with .item()",
-    )
-
-
-def _constant(value: bool) -> Expr:
-    return Expr(sympy.true if value else sympy.false)
+    return value if isinstance(value, Expr) else Expr(captured(value, operation))

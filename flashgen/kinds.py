@@ -6,6 +6,8 @@ from typing import Any
 
 import sympy
 
+from flashgen.indicators import as_number, is_condition
+from flashgen.shown import shown
 from flashgen.symbols import KV_LEN, Q_LEN, Load
 from flashgen.user_code import mistake
 
@@ -14,7 +16,7 @@ INTEGER, NUMBER, CONDITION = "integer", "number", "condition"
 
 def kind_of(sym: Any) -> str:
     """The kind of a sympy expression."""
-    if isinstance(sym, sympy.logic.boolalg.Boolean) and not sym.is_Symbol:
+    if is_condition(sym):
         return CONDITION
     return INTEGER if sym.is_integer else NUMBER
 
@@ -32,27 +34,30 @@ def check_kinds(name: str, takes: str, operands: list[Any]) -> None:
         return
     for operand in operands:
         kind = kind_of(operand)
-        if takes != CONDITION and kind == CONDITION:
+        if name in ("-", "neg") and kind == CONDITION:
             raise mistake(
-                f"`{name}` takes numbers and was given the condition `{operand}`",
-                "combine conditions with &, | and ~, or choose numbers with where",
+                f"`-` was given the condition `{shown(operand)}`, of which torch takes none",
+                "write ~ for the opposite, ^ for what differs, or where(c, 1, 0) for a number",
             )
         if takes == CONDITION and kind != CONDITION:
             raise mistake(
-                f"`{name}` takes conditions and was given the {kind} `{operand}`",
+                f"`{name}` takes conditions and was given the {kind} `{shown(operand)}`",
                 "compare it first, as in `x != 0`; comparisons beside & and | need parentheses",
             )
-        if takes == INTEGER and kind != INTEGER:
+        if takes == INTEGER and kind == NUMBER:
             raise mistake(
-                f"`{name}` takes whole numbers and was given `{operand}`",
+                f"`{name}` takes whole numbers and was given `{shown(operand)}`",
                 "write / for a quotient with a fraction, and .int() to cut one off",
             )
+    operands = [as_number(operand) for operand in operands]
     if name == "**":
         _check_power(*operands)
     if name == "/" and operands[1] == 0:
-        raise mistake(f"`{operands[0]}` is divided by zero", "divide by something else")
+        raise mistake(f"`{shown(operands[0])}` is divided by zero", "divide by something else")
     if name in ("<<", ">>") and not (operands[1].is_Integer and 0 <= operands[1] < 31):
-        raise mistake(f"`{name}` shifts by `{operands[1]}`", "shift by a number from 0 to 30")
+        raise mistake(
+            f"`{name}` shifts by `{shown(operands[1])}`", "shift by a number from 0 to 30"
+        )
 
 
 def _check_power(base: Any, exponent: Any) -> None:
@@ -60,8 +65,9 @@ def _check_power(base: Any, exponent: Any) -> None:
     if exponent.is_number or (base.is_number and base > 0):
         return
     if base.is_number or (base.is_integer and exponent.is_integer) or exponent.has(Load):
+        power = shown(sympy.Pow(base, exponent, evaluate=False))
         raise mistake(
-            f"`{sympy.Pow(base, exponent, evaluate=False)}` is no power that kernels compute",
+            f"`{power}` is no power that kernels compute",
             "raise to a number, or a positive number to anything; of a base that is always above "
             "0 write exp2(exponent * log2(base))",
         )
@@ -69,10 +75,11 @@ def _check_power(base: Any, exponent: Any) -> None:
 
 def _check_choice(when: Any, a: Any, b: Any) -> None:
     if kind_of(when) != CONDITION:
-        raise mistake(f"`where` was given `{when}` to decide by", "give it a comparison")
+        raise mistake(f"`where` was given `{shown(when)}` to decide by", "give it a comparison")
     if (kind_of(a) == CONDITION) != (kind_of(b) == CONDITION):
         raise mistake(
-            f"`where` chooses between `{a}` and `{b}`", "give it two numbers or two conditions"
+            f"`where` chooses between `{shown(a)}` and `{shown(b)}`",
+            "give it two numbers or two conditions",
         )
 
 
@@ -93,6 +100,6 @@ def check_divisor(divisor: Any, at_least: int) -> None:
     at_least = divisor if divisor.is_Integer else at_least
     if divisor not in (Q_LEN, KV_LEN) and at_least < 1:
         raise mistake(
-            f"the divisor `{divisor}` may be zero or negative",
+            f"the divisor `{shown(divisor)}` may be zero or negative",
             "divide by a positive number or by an Int declared with min=1",
         )

@@ -10,11 +10,12 @@ from typing import Any
 
 import sympy
 
+from flashgen.indicators import product, spread
 from flashgen.kinds import CONDITION, INTEGER, NUMBER
+from flashgen.relations import exact, quotient, relation
+from flashgen.shown import shown
 from flashgen.symbols import SYMBOLS, BitAnd, BitOr, BitXor, FloorDiv, FloorMod, Truncate
-
-#: What 32 bits leave room for beside positions.
-_LARGEST_DIVISOR = 2**12
+from flashgen.user_code import mistake
 
 
 @dataclass(frozen=True)
@@ -34,62 +35,40 @@ class Operation:
     divides: bool = False
 
 
-def _relation(cls: Any) -> Callable[..., Any]:
-    """A comparison that keeps the two sides as written, folded only when it is constant.
-
-    But for quotients of whole numbers, which floats would round: ``q / 41 >= kv`` becomes
-    ``q >= 41 * kv``, and ``q / n >= kv`` becomes ``q // n >= kv``, which no length makes overflow.
-    """
-
-    def build(a: Any, b: Any, positive: Collection[Any] = ()) -> Any:
-        for turned, x, other in ((cls, a, b), (_TURNED.get(cls, cls), b, a)):
-            above, below = _quotient(x, positive)
-            if below.free_symbols and other.is_integer:
-                return _quotient_compared(turned, above, below, other)
-        (a, below_a), (b, below_b) = _quotient(a), _quotient(b)
-        common = sympy.ilcm(below_a, below_b)
-        a, b = a * (common // below_a), b * (common // below_b)
-        difference = a - b
-        if difference.is_number:
-            return cls(difference, 0)
-        return cls(a, b, evaluate=False)
-
-    return build
-
-
-_TURNED = {sympy.Ge: sympy.Le, sympy.Le: sympy.Ge, sympy.Gt: sympy.Lt, sympy.Lt: sympy.Gt}
-
-
-def _quotient_compared(cls: Any, above: Any, below: Any, other: Any) -> Any:
-    """``above / below`` beside a whole number: what is rounded down, or up, decides."""
-    build = _relation(cls)
-    if cls in (sympy.Ge, sympy.Lt):
-        return build(FloorDiv(above, below), other)
-    if cls in (sympy.Gt, sympy.Le):
-        return build(FloorDiv(above + below - 1, below), other)
-    joint = sympy.And if cls is sympy.Eq else sympy.Or
-    return joint(build(FloorDiv(above, below), other), build(FloorMod(above, below), sympy.S.Zero))
-
-
-def _quotient(x: Any, positive: Collection[Any] = ()) -> tuple[Any, Any]:
-    """Whole numbers that x is the quotient of, by numbers and by what is positive; else x and 1."""
-    one = sympy.S.One
-    above, below = (x, one) if x.is_integer else sympy.fraction(sympy.together(x))
-    divides = all(f in positive or f.is_Integer for f in sympy.Mul.make_args(below))
-    if above.is_integer and divides and (below.free_symbols or below <= _LARGEST_DIVISOR):
-        return above, below
-    return x, one
-
-
 def _truncate(x: Any, positive: Collection[Any] = ()) -> Any:
     """Towards zero: a quotient of whole numbers as such, since floats would round it first."""
-    above, below = _quotient(x, positive)
+    above, below = quotient(x, positive)
     if below == 1:
         return Truncate(x)
     towards_zero = FloorDiv(above, below)
     if _is_nonnegative(above):
         return towards_zero
     return _piecewise(sympy.Ge(above, 0, evaluate=False), towards_zero, -FloorDiv(-above, below))
+
+
+def _rounded(name: str) -> Callable[..., Any]:
+    """Down or up: of a quotient of whole numbers, which is all that is rounded these ways."""
+
+    def build(x: Any, positive: Collection[Any] = ()) -> Any:
+        above, below = quotient(exact(x), positive)
+        if not above.is_integer:
+            raise mistake(
+                f"`{name}` is traced of quotients of whole numbers and was given `{shown(x)}`",
+                "write x.int() to cut a fraction off, towards zero",
+            )
+        return FloorDiv(above if name == "floor" else above + below - 1, below)
+
+    return build
+
+
+def _of_bools(join: Callable[..., Any], otherwise: Callable[..., Any]) -> Callable[..., Any]:
+    """An operation on values that is another one on two bools, as it is on tensors of them."""
+
+    def apply(a: Any, b: Any) -> Any:
+        both = isinstance(a, bool) and isinstance(b, bool)
+        return join(a, b) if both else otherwise(a, b)
+
+    return apply
 
 
 def _is_nonnegative(x: Any) -> bool:
@@ -145,20 +124,30 @@ def _sigmoid(x: Any) -> Any:
 def _truncated(x: Any) -> Any:
     if not hasattr(x, "dtype"):
         return math.trunc(x)
-    return x if not x.dtype.is_floating_point else x.long()
+    keeps = not x.dtype.is_floating_point and str(x.dtype) != "torch.bool"
+    return x if keeps else x.long()
+
+
+def _whole(name: str) -> Callable[[Any], Any]:
+    """``math``'s function of that name, or the tensor method as whole numbers."""
+
+    def apply(x: Any) -> Any:
+        return getattr(x, name)().long() if hasattr(x, "dtype") else getattr(math, name)(x)
+
+    return apply
 
 
 OPERATIONS = {
-    "+": Operation(operator.add, operator.add),
-    "-": Operation(operator.sub, operator.sub),
-    "*": Operation(operator.mul, operator.mul),
-    "/": Operation(operator.truediv, operator.truediv),
+    "+": Operation(_of_bools(operator.or_, operator.add), spread(operator.add)),
+    "-": Operation(operator.sub, spread(operator.sub)),
+    "*": Operation(_of_bools(operator.and_, operator.mul), spread(product)),
+    "/": Operation(operator.truediv, spread(operator.truediv)),
     "**": Operation(operator.pow, operator.pow),
     "//": Operation(operator.floordiv, FloorDiv, INTEGER),
     "%": Operation(operator.mod, FloorMod, INTEGER),
     "<<": Operation(operator.lshift, lambda a, n: a * 2**n, INTEGER),
     ">>": Operation(operator.rshift, lambda a, n: FloorDiv(a, 2**n), INTEGER),
-    "neg": Operation(operator.neg, operator.neg),
+    "neg": Operation(operator.neg, spread(operator.neg)),
     "abs": Operation(abs, sympy.Abs),
     "minimum": Operation(_extreme("minimum", min), sympy.Min),
     "maximum": Operation(_extreme("maximum", max), sympy.Max),
@@ -173,18 +162,25 @@ OPERATIONS = {
     "cos": Operation(_method("cos"), sympy.cos),
     "sigmoid": Operation(_sigmoid, lambda x: 1 / (1 + sympy.exp(-x))),
     "truncate": Operation(_truncated, _truncate, divides=True),
-    ">=": Operation(operator.ge, _relation(sympy.Ge), divides=True),
-    ">": Operation(operator.gt, _relation(sympy.Gt), divides=True),
-    "<=": Operation(operator.le, _relation(sympy.Le), divides=True),
-    "<": Operation(operator.lt, _relation(sympy.Lt), divides=True),
-    "==": Operation(operator.eq, _relation(sympy.Eq), divides=True),
-    "!=": Operation(operator.ne, _relation(sympy.Ne), divides=True),
+    "floor": Operation(_whole("floor"), _rounded("floor"), divides=True),
+    "ceil": Operation(_whole("ceil"), _rounded("ceil"), divides=True),
+    ">=": Operation(operator.ge, relation(sympy.Ge), divides=True),
+    ">": Operation(operator.gt, relation(sympy.Gt), divides=True),
+    "<=": Operation(operator.le, relation(sympy.Le), divides=True),
+    "<": Operation(operator.lt, relation(sympy.Lt), divides=True),
+    "==": Operation(operator.eq, relation(sympy.Eq), divides=True),
+    "!=": Operation(operator.ne, relation(sympy.Ne), divides=True),
     "&": Operation(operator.and_, sympy.And, CONDITION),
     "|": Operation(operator.or_, sympy.Or, CONDITION),
     "^": Operation(operator.xor, lambda a, b: (a & ~b) | (~a & b), CONDITION),
     "~": Operation(lambda a: not a if isinstance(a, bool) else ~a, sympy.Not, CONDITION),
     "where": Operation(_choice, _piecewise),
 }
+
+COMPARISONS = frozenset((">=", ">", "<=", "<", "==", "!="))
+
+#: What operations on numbers are where their operands are conditions: what torch makes of bools.
+JOINS = {"+": sympy.Or, "*": sympy.And, "minimum": sympy.And, "maximum": sympy.Or}
 
 #: What `& | ^ ~` do where their operands are integers.
 BITWISE = {

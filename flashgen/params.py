@@ -12,6 +12,7 @@ from flashgen.declared import Param
 from flashgen.errors import MaskError, shown
 from flashgen.expr import Expr, apply, concrete, is_bound, merged_params
 from flashgen.kinds import INTEGER
+from flashgen.rows import indexed
 from flashgen.symbols import BATCH, KV_HEADS, KV_LEN, Q_HEADS, Q_LEN, SCORE, SYMBOLS, Load
 from flashgen.user_code import mistake
 
@@ -169,13 +170,10 @@ class Tensor(Param):
         return ("Tensor", self.name, dims, self.dtype, self.sorted)
 
     def __getitem__(self, index: Any) -> Any:
-        """The element at one index a dimension."""
-        indices = index if isinstance(index, tuple) else (index,)
-        if len(indices) != len(self.dims):
-            raise mistake(
-                f"{self.name} has {len(self.dims)} dimensions and was given {len(indices)} indices",
-                "give one for each",
-            )
+        """The element at one index a dimension; with fewer, a `Row` to be indexed further."""
+        return indexed(self, index, self._element)
+
+    def _element(self, indices: tuple[Any, ...]) -> Any:
         if is_bound():
             tensor = concrete(Expr(self.sym))
             return tensor[tuple(map(concrete, indices))]

@@ -54,25 +54,35 @@ class FloorMod(sympy.Function):  # type: ignore[misc]
         return sympy.Integer(a % b) if a.is_Integer and b.is_Integer else None
 
 
-class BitAnd(sympy.Function):  # type: ignore[misc]
+class _Bits(sympy.Function):  # type: ignore[misc]
+    """An operation on the bits of two integers."""
+
+    nargs = 2
+    is_integer = True
+    of: Callable[[int, int], int]
+
+    @classmethod
+    def eval(cls, a: Any, b: Any) -> Any:
+        """Fold numbers; anything else stays as written."""
+        return sympy.Integer(cls.of(int(a), int(b))) if a.is_Integer and b.is_Integer else None
+
+
+class BitAnd(_Bits):
     """``a & b`` on the bits of two integers."""
 
-    nargs = 2
-    is_integer = True
+    of = staticmethod(operator.and_)
 
 
-class BitOr(sympy.Function):  # type: ignore[misc]
+class BitOr(_Bits):
     """``a | b`` on the bits of two integers."""
 
-    nargs = 2
-    is_integer = True
+    of = staticmethod(operator.or_)
 
 
-class BitXor(sympy.Function):  # type: ignore[misc]
+class BitXor(_Bits):
     """``a ^ b`` on the bits of two integers."""
 
-    nargs = 2
-    is_integer = True
+    of = staticmethod(operator.xor)
 
 
 class Truncate(sympy.Function):  # type: ignore[misc]

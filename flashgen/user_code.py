@@ -10,8 +10,8 @@ from traceback import FrameSummary, extract_stack
 from typing import Any
 
 from flashgen.errors import MaskError
+from flashgen.shown import shown
 from flashgen.symbols import BitAnd, BitOr, BitXor
-from flashgen.torch_names import KNOWN
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 #: What calls the user's functions, or looks at what they returned: its callers are not at fault.
@@ -58,7 +58,7 @@ def undecided(sym: Any) -> MaskError:
             "put parentheses around comparisons beside &, | and ^, which bind first, as in "
             "(a >= b) & (c > d), and write where(condition, a, b) for `if`"
         )
-    return mistake(f"the truth of `{sym}` is not known while the function is traced", remedy)
+    return mistake(f"the truth of `{shown(sym)}` is not known while the function is traced", remedy)
 
 
 def untraceable(name: str, arguments: Sequence[Any]) -> MaskError:
@@ -76,6 +76,46 @@ def untraceable(name: str, arguments: Sequence[Any]) -> MaskError:
             "and index that: the call passes the tensor, or declare it as Constant('ids', ids), "
             "and the module holds it",
         )
-    return mistake(
-        f"torch's `{name}` cannot be traced", f"known are the operators and {', '.join(KNOWN)}"
-    )
+    return mistake(f"torch's `{name}` cannot be traced", instead_of(name))
+
+
+#: What to write for functions of torch that mean something of single values.
+_INSTEAD = {
+    "all": "join conditions by &",
+    "any": "join conditions by |",
+    "isin": "write (x == 1) | (x == 2)",
+    "isclose": "write abs(a - b) <= tolerance",
+    "round": "write (x + 0.5).int() of an x that is not negative",
+    "fmod": "write % of whole numbers that are not negative",
+    "frac": "write x - x.int()",
+    "expm1": "write exp(x) - 1",
+    "log10": "write log(x) / log(10)",
+    "tan": "write sin(x) / cos(x)",
+    "hardtanh": "write clamp(x, -1, 1)",
+    "leaky_relu": "write where(x > 0, x, slope * x)",
+    "elu": "write where(x > 0, x, exp(x) - 1)",
+    "gelu": "write x * sigmoid(1.702 * x), which is near it",
+    "lerp": "write a + weight * (b - a)",
+    "item": "leave it out: a symbolic value is a single one",
+    **dict.fromkeys(
+        ("view", "reshape", "squeeze", "unsqueeze", "expand", "expand_as", "flatten"),
+        "leave it out: a symbolic value is a single one",
+    ),
+    **dict.fromkeys(
+        ("sum", "dot", "inner", "matmul", "mm", "mv", "bmm", "einsum", "mean"),
+        "write the terms, as x[i, 0] * y[j, 0] + x[i, 1] * y[j, 1]",
+    ),
+    **dict.fromkeys(
+        ("shape", "size", "numel", "ndim", "dim"),
+        "sizes are q_len, kv_len, numbers and Int parameters",
+    ),
+    **dict.fromkeys(
+        ("gather", "take", "index_select", "embedding"), "index a declared Tensor, as in t[b, i]"
+    ),
+}
+
+
+def instead_of(name: str) -> str:
+    """What to write where a function or method of torch is not known."""
+    known = "known are the operators and functions of single values, as where, clamp, exp, sigmoid"
+    return _INSTEAD.get(name, known)

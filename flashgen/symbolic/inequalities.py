@@ -15,6 +15,7 @@ from typing import Any
 
 import sympy
 
+from flashgen.indicators import indicator
 from flashgen.symbolic.affine import Affine, summands
 from flashgen.symbolic.known import Known
 from flashgen.symbolic.logic import Conjunction, distribute, negation_normal_form
@@ -178,11 +179,6 @@ class Reader:
                 else:
                     coefficients[term] = coefficients.get(term, 0) + int(number)
         return [Conjunction((Affine.of(coefficients, const).tightened(),))]
-
-
-def indicator(condition: Any) -> Any:
-    """1 where the condition holds, else 0."""
-    return sympy.Piecewise((1, condition), (0, True), evaluate=False)
 
 
 def _all_hold(choice: Any, sign: int | None) -> bool:

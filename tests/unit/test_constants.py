@@ -129,12 +129,15 @@ def test_elements_are_what_kernels_read() -> None:
 def test_indexed_by_symbols_numbers_and_tensors() -> None:
     table = Constant("table", [[1.5, 2.5], [3.5, 4.5]])
     traced = table[Expr(H), Expr(Q_IDX) - Expr(KV_IDX)]
-    assert str(traced) == "Load(table, h, -kv_idx + q_idx)" and traced.params == (table,)
+    assert str(traced) == "table[h, q_idx - kv_idx]" and traced.params == (table,)
     with bound({}):
         assert table[1, 0] == 3.5
         assert table[torch.tensor([0, 1]), torch.tensor([1, 1])].tolist() == [2.5, 4.5]
-    with pytest.raises(MaskError, match="table has 2 dimensions and was given 1 indices"):
-        table[Expr(H)]
+        assert table[1][0] == 3.5
+        assert table[torch.tensor([0, 1])][torch.tensor([1, 1])].tolist() == [2.5, 4.5]
+    assert table[Expr(H)][Expr(Q_IDX)].sym == table[Expr(H), Expr(Q_IDX)].sym
+    with pytest.raises(MaskError, match="table has 2 dimensions and was given 3 indices"):
+        table[Expr(H), 0, 0]
 
 
 def test_the_oracle_needs_no_value_for_it() -> None:

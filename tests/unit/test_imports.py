@@ -16,9 +16,9 @@ REPOSITORY = Path(__file__).parents[2]
 
 # A module imports its own layer and those above it. Every module has a layer: the first that fits.
 LAYERS = """
-    errors version paths files config declared dropout philox symbols torch_names budget.targets
-    user_code
-    kinds
+    errors version paths files config declared dropout philox symbols budget.targets
+    user_code shown indicators
+    kinds relations rows captured torch_types torch_names
     operations
     expr
     functions params constants tracing

@@ -194,7 +194,7 @@ def two_arguments(q_idx: Any, kv_idx: Any) -> Any:
     [
         (
             not_a_condition,
-            "mask not_a_condition returned the integer `-kv_idx + q_idx`, not a condition; "
+            "mask not_a_condition returned the integer `q_idx - kv_idx`, not a condition; "
             "return a comparison, or several joined by & and |",
         ),
         (

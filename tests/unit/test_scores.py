@@ -407,12 +407,12 @@ def late(batch: Any, head: Any, token_q: Any, token_kv: Any, score: Any) -> Any:
             "the truth of `q_idx >= kv_idx` is not known while the function is traced",
         ),
         (
-            lambda score, b, h, q_idx, kv_idx: score * torch.tensor([1.0, 2.0])[0],
+            lambda score, b, h, q_idx, kv_idx: score * torch.tensor([1.0, 2.0]),
             "`*` was given a torch.Tensor",
         ),
         (
             lambda score, b, h, q_idx, kv_idx: torch.erf(score),
-            "torch's `erf` cannot be traced; known are the operators and ",
+            "torch's `erf` cannot be traced; known are the operators and functions of ",
         ),
     ],
 )

@@ -20,7 +20,7 @@ from flashgen.operations import OPERATIONS
 from flashgen.symbolic import torch_source, trace
 from flashgen.symbols import KV_IDX, Q_IDX, evaluate
 
-LEFT, RIGHT = Int("left", 4), Int("right", 0)
+LEFT, RIGHT, COUNT = Int("left", 4), Int("right", 0), Int("count", 4, min=1)
 
 
 @pytest.mark.parametrize(
@@ -46,6 +46,7 @@ LEFT, RIGHT = Int("left", 4), Int("right", 0)
             lambda b, h, q, kv: q / LEFT >= 1.5 * kv,
             "q_idx.to(dtype) / left >= 1.5 * kv_idx.to(dtype)",
         ),
+        (lambda b, h, q, kv: q / COUNT >= 2.0, "q_idx // count >= 2"),
         (lambda b, h, q, kv: (kv / 3).int() <= q, "kv_idx // 3 <= q_idx"),
         (lambda b, h, q, kv: abs(q - kv) <= q_len, "abs(kv_idx - q_idx) <= q_len"),
         (lambda b, h, q, kv: ~((q >= kv) & (kv >= 4)), "(kv_idx < 4) | (kv_idx > q_idx)"),

@@ -137,7 +137,7 @@ def test_a_bad_name(name, problem):
 def test_a_mask_that_returns_no_condition():
     (message,) = findings(mask=lambda b, h, q_idx, kv_idx: q_idx - kv_idx)
     assert message == (
-        IN_TINY + "mask=mask: mask returned the integer `-kv_idx + q_idx`, not a condition; "
+        IN_TINY + "mask=mask: mask returned the integer `q_idx - kv_idx`, not a condition; "
         "return a comparison, or several joined by & and |"
     )
 

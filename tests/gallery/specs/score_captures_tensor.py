@@ -6,7 +6,7 @@ slopes = torch.ones(16)
 
 
 def alibi(score, b, h, q_idx, kv_idx):
-    return score + slopes[0] * (kv_idx - q_idx)
+    return score + slopes * (kv_idx - q_idx)
 
 
 spec = AttentionSpec(head_dim=64, score=alibi)

@@ -1,0 +1,62 @@
+"""Devices and dtypes: what of torch's is asked of a symbolic value, and what it is cast to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flashgen.user_code import mistake
+
+#: Numbers are real until a kernel prints them, whatever the float type.
+_KINDS = {
+    **dict.fromkeys(("bool",), "condition"),
+    **dict.fromkeys(("int", "int32", "int64", "long"), "integer"),
+    **dict.fromkeys(
+        ("float", "float16", "float32", "float64", "half", "double", "bfloat16"), "number"
+    ),
+}
+
+
+class Device(str):
+    """A symbolic value's device: it has none, and any will do."""
+
+    __slots__ = ()
+
+    type = "cpu"
+    index = None  # type: ignore[assignment]
+
+    def __new__(cls) -> Device:
+        """As torch's own functions take it for ``device=``."""
+        return super().__new__(cls, cls.type)
+
+
+def is_device(target: Any) -> bool:
+    """Whether an argument of ``.to`` is a device: torch's, ``"cuda:0"`` or a number."""
+    if isinstance(target, str | int):
+        return True
+    return hasattr(target, "type") and hasattr(target, "index") and not hasattr(target, "kind")
+
+
+def dtype_of(kind: str) -> Any:
+    """Torch's dtype for a value of a kind."""
+    import torch
+
+    return {"condition": torch.bool, "integer": torch.int32}.get(kind, torch.float32)
+
+
+def kind_of_dtype(dtype: Any) -> str:
+    """The kind of values of a dtype, or of another symbolic value or tensor.
+
+    Raises:
+        MaskError: whole numbers of so few bits wrap around, or there is no such kind.
+    """
+    if getattr(dtype, "kind", None) in ("condition", "integer", "number"):
+        return str(dtype.kind)
+    name = str(getattr(dtype, "dtype", None) or getattr(dtype, "__name__", dtype))
+    name = name.rpartition(".")[2].removesuffix("Tensor").lower()
+    if name not in _KINDS:
+        raise mistake(
+            f"`{dtype}` is no type of symbolic values, which are whole numbers of 32 bits, "
+            "floats and conditions",
+            "cast to torch.int32, torch.float32 or torch.bool",
+        )
+    return _KINDS[name]
