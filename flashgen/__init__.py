@@ -1,7 +1,6 @@
 """flashgen: a compiler for attention kernels. These are the names that a spec file uses."""
 
 from flashgen.constants import Constant
-from flashgen.expr import kv_len, q_len
 from flashgen.functions import (
     clamp,
     cos,
@@ -48,6 +47,7 @@ from flashgen.scores import (
     temperature,
 )
 from flashgen.spec import AttentionSpec, Blocks
+from flashgen.tracing.expr import kv_len, q_len
 
 __all__ = [
     "AttentionSpec",

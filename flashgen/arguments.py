@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from flashgen.errors import MaskError, shown
-from flashgen.expr import Expr, kv_len, q_len
-from flashgen.kinds import INTEGER
 from flashgen.params import Float, Int, Tensor
+from flashgen.tracing.expr import Expr, kv_len, q_len
+from flashgen.tracing.kinds import INTEGER
 
 #: ``(b, h) -> number``: an argument that may differ from sequence to sequence or head to head.
 PerHead = Callable[[Any, Any], Any]

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import sympy
 
 from flashgen.errors import MaskError
-from flashgen.expr import Expr, concrete, is_bound, merged_params
 from flashgen.params import Int, Tensor
+from flashgen.tracing.expr import Expr, concrete, is_bound, merged_params
 
 if TYPE_CHECKING:
     import torch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from flashgen.expr import apply
+from flashgen.tracing.expr import apply
 
 
 def where(condition: Any, a: Any, b: Any) -> Any:

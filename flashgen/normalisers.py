@@ -13,11 +13,11 @@ import sympy
 from flashgen.arguments import per_head
 from flashgen.declared import Param
 from flashgen.errors import MaskError
-from flashgen.expr import Expr
-from flashgen.kinds import CONDITION
 from flashgen.params import Float, Tensor
 from flashgen.symbols import B, H
-from flashgen.tracing import traced_call
+from flashgen.tracing.calls import traced_call
+from flashgen.tracing.expr import Expr
+from flashgen.tracing.kinds import CONDITION
 
 #: ``(b, h) -> logit``.
 SinkMod = Callable[[Any, Any], Any]

@@ -10,11 +10,11 @@ import sympy
 
 from flashgen.declared import Param
 from flashgen.errors import MaskError, shown
-from flashgen.expr import Expr, apply, concrete, is_bound, merged_params
-from flashgen.kinds import INTEGER
-from flashgen.rows import indexed
 from flashgen.symbols import BATCH, KV_HEADS, KV_LEN, Q_HEADS, Q_LEN, SCORE, SYMBOLS, Load
-from flashgen.user_code import mistake
+from flashgen.tracing.expr import Expr, apply, concrete, is_bound, merged_params
+from flashgen.tracing.kinds import INTEGER
+from flashgen.tracing.rows import indexed
+from flashgen.tracing.user_code import mistake
 
 #: Names a declared parameter cannot take: flashgen's own symbols and the arguments of `attention`.
 RESERVED_NAMES = frozenset(

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from flashgen.constants import Constant
 from flashgen.declared import Param
-from flashgen.expr import bound, concrete
 from flashgen.masks import Mask, MaskMod, as_mask
 from flashgen.normalisers import Normaliser, softmax
 from flashgen.philox import kept, kept_scale
 from flashgen.scores import Score, ScoreMod, as_score
+from flashgen.tracing.expr import bound, concrete
 
 if TYPE_CHECKING:
     import torch

@@ -14,10 +14,10 @@ from flashgen.config import KernelConfig
 from flashgen.constants import Constant
 from flashgen.declared import Param
 from flashgen.dropout import DROPOUT
-from flashgen.expr import merged_params
 from flashgen.masks import Mask, as_mask, full
 from flashgen.normalisers import Normaliser, softmax
 from flashgen.scores import Score, as_score
+from flashgen.tracing.expr import merged_params
 
 DTYPES = ("float16", "bfloat16", "float32")
 INPUT_PRECISIONS = ("tf32", "ieee")

@@ -25,7 +25,7 @@ from flashgen.plan.learned import meeting_tensors
 from flashgen.scores import Score
 from flashgen.spec import DTYPES, INPUT_PRECISIONS, AttentionSpec, Blocks
 from flashgen.symbolic.trace import Predicate, trace
-from flashgen.user_code import users_line
+from flashgen.tracing.user_code import users_line
 
 HEAD_DIMS = range(16, 513, 8)
 TILE_SIDES = (16, 32, 64, 128, 256)

@@ -9,11 +9,11 @@ from typing import Any, NoReturn
 
 from flashgen.declared import Param
 from flashgen.errors import MaskError
-from flashgen.expr import Expr
-from flashgen.kinds import CONDITION
 from flashgen.symbols import KV_IDX, Q_IDX, B, H
-from flashgen.tracing import called, check_order, traced_call
-from flashgen.user_code import mistake
+from flashgen.tracing.calls import called, check_order, traced_call
+from flashgen.tracing.expr import Expr
+from flashgen.tracing.kinds import CONDITION
+from flashgen.tracing.user_code import mistake
 
 MaskMod = Callable[[Any, Any, Any, Any], Any]
 

@@ -6,9 +6,9 @@ from typing import Any
 
 from flashgen.arguments import divisor, label, shift, whole
 from flashgen.errors import MaskError
-from flashgen.expr import Expr
 from flashgen.masks.mask import Mask
 from flashgen.params import Int, Tensor
+from flashgen.tracing.expr import Expr
 
 
 def full() -> Mask:

@@ -6,10 +6,10 @@ from typing import Any
 
 from flashgen.arguments import divisor, label, shift, whole
 from flashgen.errors import MaskError
-from flashgen.expr import Expr
 from flashgen.functions import maximum, minimum
 from flashgen.masks.mask import Mask
 from flashgen.params import Int
+from flashgen.tracing.expr import Expr
 
 
 def dilated(step: int | Int, *, align: str | None = None) -> Mask:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 from flashgen.arguments import check_dims, declared, divisor, entry, label, shift, whole
 from flashgen.constants import Constant, elements_of
 from flashgen.errors import MaskError
-from flashgen.expr import Expr, kv_len, q_len
 from flashgen.functions import maximum, minimum
 from flashgen.masks.mask import Mask
 from flashgen.params import Int, Tensor
+from flashgen.tracing.expr import Expr, kv_len, q_len
 
 if TYPE_CHECKING:
     import torch

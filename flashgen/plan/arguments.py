@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from flashgen.declared import Param
 from flashgen.dropout import DropoutP, Seed
-from flashgen.expr import Expr
 from flashgen.params import Float, Int, Tensor
 from flashgen.plan.constants import PrintedConstant
 from flashgen.plan.sizes import SIZES
@@ -16,6 +15,7 @@ from flashgen.plan.text import quoted
 from flashgen.plan.wholes import LargeWhole
 from flashgen.symbolic.printer import torch_source
 from flashgen.symbolic.tables import RowTable
+from flashgen.tracing.expr import Expr
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from typing import Any
 import sympy
 
 from flashgen.errors import MaskError
-from flashgen.expr import Expr
 from flashgen.masks import Mask
 from flashgen.params import Float, Int
 from flashgen.plan.block_tables import BlockBits, BlockLoads, block_bits, with_block_loads
@@ -21,6 +20,7 @@ from flashgen.symbolic.places import SCALE, SCORES, Place, place_of
 from flashgen.symbolic.printer import plain_source, triton_source
 from flashgen.symbolic.score import LOG2E, fold_score, split_infinite
 from flashgen.symbols import Load
+from flashgen.tracing.expr import Expr
 
 
 @dataclass(frozen=True)

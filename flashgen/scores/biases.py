@@ -18,10 +18,10 @@ from flashgen.arguments import (
     whole,
 )
 from flashgen.errors import MaskError
-from flashgen.expr import Expr
 from flashgen.functions import clamp, exp2, log, maximum, minimum, truncate, where
 from flashgen.params import Tensor
 from flashgen.scores.score import Score
+from flashgen.tracing.expr import Expr
 
 
 def alibi(slopes: int | Tensor, *, bidirectional: bool = False, align: str | None = None) -> Score:

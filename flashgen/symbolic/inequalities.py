@@ -15,13 +15,13 @@ from typing import Any
 
 import sympy
 
-from flashgen.indicators import indicator
 from flashgen.symbolic.affine import Affine, summands
 from flashgen.symbolic.known import Known
 from flashgen.symbolic.logic import Conjunction, distribute, negation_normal_form
 from flashgen.symbolic.quotients import floor_div, without_remainders
 from flashgen.symbolic.roles import Roles
 from flashgen.symbols import FloorDiv
+from flashgen.tracing.indicators import indicator
 
 #: More choices than this in one comparison are not told apart.
 MAX_CHOICES = 5

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from flashgen import Mask
-from flashgen.expr import bound
+from flashgen.tracing.expr import bound
 
 
 def picture(

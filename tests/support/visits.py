@@ -12,7 +12,6 @@ import sympy
 from hypothesis import HealthCheck, settings
 
 from flashgen import Mask
-from flashgen.expr import bound
 from flashgen.symbolic import (
     RowTable,
     TileBounds,
@@ -23,6 +22,7 @@ from flashgen.symbolic import (
     with_row_tables,
 )
 from flashgen.symbols import evaluate
+from flashgen.tracing.expr import bound
 
 
 def sweep(examples: int) -> settings:

@@ -22,11 +22,11 @@ from flashgen import (
     softmax,
 )
 from flashgen.errors import MaskError
-from flashgen.expr import Expr, bound
 from flashgen.loader import Variant
 from flashgen.plan import lower
 from flashgen.reference import final_scores, visibility
 from flashgen.symbols import KV_IDX, Q_IDX, H
+from flashgen.tracing.expr import Expr, bound
 from flashgen.tuning import hopper_space
 from flashgen.tuning.rank import rank, typical_workload
 from flashgen.tuning.space import search_space

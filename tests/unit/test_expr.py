@@ -15,7 +15,6 @@ import torch
 
 from flashgen import Float, Int, Tensor, kv_len, maximum, q_len, tanh, where
 from flashgen.errors import MaskError
-from flashgen.expr import Expr, bound, concrete
 from flashgen.params import RESERVED_NAMES
 from flashgen.symbols import (
     KV_IDX,
@@ -27,6 +26,7 @@ from flashgen.symbols import (
     Truncate,
     evaluate,
 )
+from flashgen.tracing.expr import Expr, bound, concrete
 
 Q, KV = Expr(Q_IDX), Expr(KV_IDX)
 LEFT = Int("left", 4)

@@ -17,11 +17,11 @@ REPOSITORY = Path(__file__).parents[2]
 # A module imports its own layer and those above it. Every module has a layer: the first that fits.
 LAYERS = """
     errors version paths files config declared dropout philox symbols budget.targets
-    user_code shown indicators
-    kinds relations rows captured torch_types torch_names
-    operations
-    expr
-    functions params constants tracing
+    tracing tracing.user_code tracing.shown tracing.indicators
+    tracing.kinds tracing.relations tracing.rows tracing.captured tracing.torch_*
+    tracing.operations
+    tracing.expr
+    functions params constants tracing.calls
     arguments
     masks masks.* scores scores.* normalisers
     spec loader __init__

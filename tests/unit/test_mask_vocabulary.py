@@ -29,7 +29,7 @@ from flashgen import (
     tree,
 )
 from flashgen.errors import MaskError
-from flashgen.expr import bound
+from flashgen.tracing.expr import bound
 from support.pictures import picture
 
 LEFT = Int("left", 2)

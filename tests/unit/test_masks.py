@@ -30,9 +30,9 @@ from flashgen import (
     tree,
 )
 from flashgen.errors import MaskError
-from flashgen.expr import Expr
 from flashgen.masks import as_mask
 from flashgen.symbols import KV_IDX, Q_IDX
+from flashgen.tracing.expr import Expr
 from support.pictures import picture
 
 LEFT = Int("left", 2)

@@ -10,13 +10,13 @@ import torch
 
 from flashgen import Int, Mask
 from flashgen.constants import elements_of
-from flashgen.expr import Expr, bound, concrete
 from flashgen.loader import Variant
 from flashgen.masks import as_mask
 from flashgen.reference import visibility
 from flashgen.spec import AttentionSpec
 from flashgen.symbolic import derive_bounds, torch_source, trace
 from flashgen.symbols import KV_IDX, Q_IDX, SCORE, evaluate
+from flashgen.tracing.expr import Expr, bound, concrete
 from flashgen.validate import validate
 from support.idioms import LENGTH, MASKS, OURS, SCORES, THEIRS, VALUES
 from support.visits import Call, check

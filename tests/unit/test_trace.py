@@ -15,10 +15,10 @@ import sympy
 
 from flashgen import Int, Mask, Tensor, causal, full, kv_len, q_len, sliding_window, truncate
 from flashgen.errors import MaskError
-from flashgen.expr import apply
-from flashgen.operations import OPERATIONS
 from flashgen.symbolic import torch_source, trace
 from flashgen.symbols import KV_IDX, Q_IDX, evaluate
+from flashgen.tracing.expr import apply
+from flashgen.tracing.operations import OPERATIONS
 
 LEFT, RIGHT, COUNT = Int("left", 4), Int("right", 0), Int("count", 4, min=1)
 

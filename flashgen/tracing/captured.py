@@ -8,8 +8,8 @@ from typing import Any
 
 import sympy
 
-from flashgen.rows import Row
-from flashgen.user_code import mistake
+from flashgen.tracing.rows import Row
+from flashgen.tracing.user_code import mistake
 
 
 def captured(value: Any, operation: str) -> Any:

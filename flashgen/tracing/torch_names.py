@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from flashgen.torch_types import Device, dtype_of, is_device, kind_of_dtype
-from flashgen.user_code import mistake
+from flashgen.tracing.torch_types import Device, dtype_of, is_device, kind_of_dtype
+from flashgen.tracing.user_code import mistake
 
 Apply = Callable[..., Any]
 

@@ -16,16 +16,23 @@ from typing import Any, NoReturn, cast
 
 import sympy
 
-from flashgen.captured import captured
 from flashgen.declared import Param
 from flashgen.errors import MaskError
-from flashgen.indicators import as_number, is_condition
-from flashgen.kinds import CONDITION, INTEGER, check_divisor, check_kinds, check_size, kind_of
-from flashgen.operations import BITWISE, COMPARISONS, JOINS, OPERATIONS
-from flashgen.shown import shown
 from flashgen.symbols import KV_LEN, Q_LEN, evaluate
-from flashgen.torch_names import ATTRIBUTES, KNOWN, call
-from flashgen.user_code import instead_of, mistake, undecided, untraceable
+from flashgen.tracing.captured import captured
+from flashgen.tracing.indicators import as_number, is_condition
+from flashgen.tracing.kinds import (
+    CONDITION,
+    INTEGER,
+    check_divisor,
+    check_kinds,
+    check_size,
+    kind_of,
+)
+from flashgen.tracing.operations import BITWISE, COMPARISONS, JOINS, OPERATIONS
+from flashgen.tracing.shown import shown
+from flashgen.tracing.torch_names import ATTRIBUTES, KNOWN, call
+from flashgen.tracing.user_code import instead_of, mistake, undecided, untraceable
 
 _VALUES: ContextVar[Mapping[str, Any] | None] = ContextVar("flashgen_values", default=None)
 
@@ -238,7 +245,7 @@ def concrete(value: Any) -> Any:
 
 
 def apply(name: str, *operands: Any) -> Expr:
-    """One operation of `flashgen.operations`: on values inside `bound`, otherwise on symbols."""
+    """One of `OPERATIONS`: on values inside `bound`, otherwise on symbols."""
     operation = OPERATIONS[name]
     if is_bound():
         result = operation.concrete(*map(concrete, operands))

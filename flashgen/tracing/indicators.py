@@ -7,8 +7,8 @@ from typing import Any
 
 import sympy
 
-from flashgen.shown import shown
-from flashgen.user_code import mistake
+from flashgen.tracing.shown import shown
+from flashgen.tracing.user_code import mistake
 
 #: A comparison of more conditions than this is left as it is.
 _MAX_EXPANDED = 6

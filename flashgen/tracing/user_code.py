@@ -10,12 +10,12 @@ from traceback import FrameSummary, extract_stack
 from typing import Any
 
 from flashgen.errors import MaskError
-from flashgen.shown import shown
 from flashgen.symbols import BitAnd, BitOr, BitXor
+from flashgen.tracing.shown import shown
 
-_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 #: What calls the user's functions, or looks at what they returned: its callers are not at fault.
-_CALLERS = (f"{_PACKAGE}tracing.py", f"{_PACKAGE}spec.py")
+_CALLERS = (os.path.join(_PACKAGE, "tracing", "calls.py"), f"{_PACKAGE}spec.py")
 
 
 def users_line(frames: Sequence[FrameSummary]) -> str:

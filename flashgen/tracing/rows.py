@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
-from flashgen.user_code import mistake
+from flashgen.tracing.user_code import mistake
 
 #: What a dimension is indexed by in an example.
 _INDICES = {

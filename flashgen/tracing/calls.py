@@ -10,8 +10,8 @@ from typing import Any
 import sympy
 
 from flashgen.errors import FlashgenError, MaskError
-from flashgen.expr import Expr, bound
-from flashgen.user_code import users_line
+from flashgen.tracing.expr import Expr, bound
+from flashgen.tracing.user_code import users_line
 
 #: What an argument may be called, flashgen's own names first, then those of FlexAttention.
 _SPELLINGS = {"score": "score", "b": "b", "h": "h", "q_idx": "q_idx", "kv_idx": "kv_idx"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from flashgen.user_code import mistake
+from flashgen.tracing.user_code import mistake
 
 #: Numbers are real until a kernel prints them, whatever the float type.
 _KINDS = {

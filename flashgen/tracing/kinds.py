@@ -6,10 +6,10 @@ from typing import Any
 
 import sympy
 
-from flashgen.indicators import as_number, is_condition
-from flashgen.shown import shown
 from flashgen.symbols import KV_LEN, Q_LEN, Load
-from flashgen.user_code import mistake
+from flashgen.tracing.indicators import as_number, is_condition
+from flashgen.tracing.shown import shown
+from flashgen.tracing.user_code import mistake
 
 INTEGER, NUMBER, CONDITION = "integer", "number", "condition"
 

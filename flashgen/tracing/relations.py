@@ -7,8 +7,8 @@ from typing import Any
 
 import sympy
 
-from flashgen.indicators import compared
 from flashgen.symbols import FloorDiv, FloorMod
+from flashgen.tracing.indicators import compared
 
 #: What 32 bits leave room for beside positions.
 _LARGEST_DIVISOR = 2**12

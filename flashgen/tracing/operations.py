@@ -10,12 +10,12 @@ from typing import Any
 
 import sympy
 
-from flashgen.indicators import product, spread
-from flashgen.kinds import CONDITION, INTEGER, NUMBER
-from flashgen.relations import exact, quotient, relation
-from flashgen.shown import shown
 from flashgen.symbols import SYMBOLS, BitAnd, BitOr, BitXor, FloorDiv, FloorMod, Truncate
-from flashgen.user_code import mistake
+from flashgen.tracing.indicators import product, spread
+from flashgen.tracing.kinds import CONDITION, INTEGER, NUMBER
+from flashgen.tracing.relations import exact, quotient, relation
+from flashgen.tracing.shown import shown
+from flashgen.tracing.user_code import mistake
 
 
 @dataclass(frozen=True)
