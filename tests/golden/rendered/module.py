@@ -546,7 +546,7 @@ def attention(
     if not plain and _is_transformed(q, k, v):
         _warn_once("under torch.func's transforms the eager reference runs")
         out, lse = reference(q, k, v, scale=scale, return_lse=True, left=left)
-    elif _has_tangents(q, k, v):
+    elif forward_ad._current_level >= 0 and _has_tangents(q, k, v):
         if not torch.compiler.is_compiling():
             _warn_once("forward-mode derivatives come from the eager reference")
         out, lse = reference(q, k, v, scale=scale, return_lse=True, left=left)
@@ -1026,9 +1026,7 @@ def _is_transformed(*tensors):
 
 
 def _has_tangents(*tensors):
-    """Whether forward-mode derivatives are asked for, with the op or without."""
-    if forward_ad._current_level < 0:
-        return False
+    """Whether forward-mode derivatives are asked for: neither the op nor a kernel has any."""
     return any(forward_ad.unpack_dual(x).tangent is not None for x in tensors)
 
 
