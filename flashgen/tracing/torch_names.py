@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from flashgen.symbols import SCORE
 from flashgen.tracing.torch_types import Device, dtype_of, is_device, kind_of_dtype
 from flashgen.tracing.user_code import mistake
 
@@ -109,6 +110,18 @@ def _to(
 
 def _same(apply: Apply, x: Any, *arguments: Any, **options: Any) -> Any:
     """What changes how a tensor lies in memory, and none of its values."""
+    return x
+
+
+def _detach(apply: Apply, x: Any) -> Any:
+    """Nothing, of what has no gradient."""
+    tensors = (param for param in x.params if not hasattr(param, "elements"))  # but for constants
+    learns = any(getattr(tensor, "is_float", False) for tensor in tensors)
+    if learns or SCORE in x.sym.free_symbols:
+        raise mistake(
+            "`detach` cuts a gradient off, and gradients are derived of whole score functions",
+            "leave it out; of positions and whole numbers it does nothing",
+        )
     return x
 
 
@@ -228,7 +241,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "short": _narrow("short"),
     "char": _narrow("char"),
     "byte": _narrow("byte"),
-    **dict.fromkeys(("detach", "contiguous", "clone", "cpu", "cuda"), _same),
+    "detach": _detach,
+    **dict.fromkeys(("contiguous", "clone", "cpu", "cuda"), _same),
 }
 
 KNOWN = OPERATORS.keys() | FUNCTIONS.keys()

@@ -19,6 +19,7 @@ from flashgen.params import RESERVED_NAMES
 from flashgen.symbols import (
     KV_IDX,
     Q_IDX,
+    SCORE,
     BitAnd,
     FloorDiv,
     FloorMod,
@@ -132,6 +133,8 @@ MISTAKES: list[tuple[Callable[[], Any], str]] = [
     (lambda: (Q / 2) // 3, "`//` takes whole numbers and was given `q_idx/2`"),
     (lambda: 1 / (Q > 2), "`where(q_idx > 2, 1, 0)` may be 0 and divides"),
     (lambda: Q << KV, "`<<` shifts by `kv_idx`"),
+    (lambda: SLOPES[Q].detach(), "`detach` cuts a gradient off"),
+    (lambda: Expr(SCORE).detach() + 1, "leave it out; of positions and whole numbers it does"),
     (lambda: math.tanh(Q), "write torch's function, or flashgen's, for one of `math`'s"),
     (lambda: [1, 2][Q], "`q_idx` picks from a list or a tensor"),
     (lambda: torch.arange(4)[Q], "`q_idx` picks from a list or a tensor"),
