@@ -186,6 +186,13 @@ class Tensor(Param):
                     f"{self.name} is indexed by {expr}, which does not count from the end",
                     _from_the_start(size, expr.sym),
                 )
+            if size is None or not (size.sym.is_Integer and expr.sym.is_Integer):
+                continue
+            if expr.sym >= size.sym:
+                raise mistake(
+                    f"{self.name} is indexed by {expr} along a dimension of {size}",
+                    f"write an index up to {size.sym - 1}",
+                )
         element = Load(self.sym, *(expr.sym for expr in exprs))
         if self.dtype == "bool":
             element = sympy.Ne(element, 0, evaluate=False)

@@ -138,6 +138,7 @@ def test_what_watches_or_traces_sees_the_op() -> None:
     assert name.split("::")[1] in str(graph)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.simplefilter("ignore", torch.jit.TracerWarning)  # of checks of shapes
         traced = torch.jit.trace(lambda q, k, v: module.attention(q, k, v), tensors)
     assert name in str(traced.graph)
 

@@ -147,6 +147,7 @@ MISTAKES: list[tuple[Callable[[], Any], str]] = [
     (lambda: DOC[0, -1], "write an index from 0 up: kv_len - 1 for the one meant"),
     (lambda: DOC[Q - Q - 1, KV], "doc is indexed by -1, which does not count from the end"),
     (lambda: THREE[-1], "write an index from 0 up: 2 for the one meant"),
+    (lambda: THREE[3], "is indexed by 3 along a dimension of 3; write an index up to 2"),
     (lambda: sum(SLOPES), "slopes is iterated over, as by `for`, `in`, sum and list; write out"),
     (lambda: list(SLOPES), "slopes is iterated over"),
     (lambda: [x for x in SLOPES], "slopes is iterated over"),
