@@ -52,7 +52,7 @@ class Normaliser:
         if logit.sym.has(sympy.oo, -sympy.oo, sympy.nan, sympy.zoo):
             raise MaskError(
                 f"{self.label}: its sink may become infinite; return a finite logit, "
-                "such as -1e30 for a head without a sink"
+                "such as -1e9 for a head without a sink"
             )
         return logit
 

@@ -16,6 +16,8 @@ from flashgen.symbols import Q_FIRST, Q_IDX, SCORE
 LOG2E = 1 / sympy.log(2)
 
 _INFINITIES = (sympy.oo, -sympy.oo, sympy.nan, sympy.zoo)
+#: A score from here down stands for -inf: with the scale, float32 may not hold it in base 2.
+_LEAST = sympy.Float(-1e20)
 
 
 @dataclass(frozen=True)
@@ -148,7 +150,7 @@ def split_infinite(score: Any) -> tuple[Any, Any]:
     """A score function without its infinities, and the condition under which it had none.
 
     ``where(c, x, -inf)``, by itself, in a sum or times a positive number, hides what ``c`` does
-    not hold for: it is a mask.
+    not hold for: it is a mask. So does a number of -1e20 or below, as torch.finfo's.
 
     Returns:
         (score, condition); the condition is ``sympy.true`` where nothing is hidden.
@@ -162,7 +164,7 @@ def split_infinite(score: Any) -> tuple[Any, Any]:
         raise ValueError(
             f"the score is -inf or not by its own value, as `{condition}`, and a key is hidden by "
             "positions, tensors and parameters alone; give it a low number, as "
-            "where(score > 0, score, -1e30)"
+            "where(score > 0, score, -1e9)"
         )
     for infinity in _INFINITIES:
         if finite.has(infinity) or condition.has(infinity):
@@ -177,10 +179,14 @@ def _in_words(infinity: Any) -> str:
     return {sympy.oo: "+inf", -sympy.oo: "-inf within a formula"}.get(infinity, "undefined")
 
 
+def _hides(expr: Any) -> bool:
+    return bool(expr.is_Number and expr.is_comparable and expr <= _LEAST) or expr == -sympy.oo
+
+
 def _split(expr: Any) -> tuple[Any, Any]:
-    if expr == -sympy.oo:
+    if _hides(expr):
         return sympy.Integer(0), sympy.false
-    if not expr.has(-sympy.oo):
+    if not any(map(_hides, expr.atoms(sympy.Number))):
         return expr, sympy.true
     if isinstance(expr, sympy.Piecewise):
         return _split_choice(expr)

@@ -113,6 +113,9 @@ SCORE_SPECS: dict[str, AttentionSpec] = {
     "hides_keys": _score_spec(
         lambda s, b, h, q_idx, kv_idx: where(_gone[b, kv_idx], float("-inf"), s)
     ),
+    "hides_keys_by_a_number": _score_spec(
+        lambda s, b, h, q_idx, kv_idx: where(_gone[b, kv_idx], -3.0e38, s)
+    ),
     "hides_rows": _score_spec(
         lambda s, b, h, q_idx, kv_idx: where(q_idx % 5 < 2, float("-inf"), s), full()
     ),

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import sympy
+import torch
 from hypothesis import given, settings
 
 from flashgen import Float, Tensor
@@ -229,6 +230,9 @@ SEEN, ALSO = sympy.Ge(Q_IDX, KV_IDX), sympy.Lt(KV_IDX, 8)
             SEEN & ALSO,
         ),
         (lambda s, b, h, q, k: s + MINUS_INF, 0, sympy.false),
+        (lambda s, b, h, q, k: where(q >= k, s, torch.finfo(torch.float32).min), SCORE, SEEN),
+        (lambda s, b, h, q, k: s + where(q >= k, 0.0, -1e30), SCORE, SEEN),
+        (lambda s, b, h, q, k: s - 1e30 * (q - k), SCORE - 1e30 * (Q_IDX - KV_IDX), sympy.true),
     ],
 )
 def test_what_is_minus_infinity_is_masked(score_mod: Any, score: Any, condition: Any) -> None:
