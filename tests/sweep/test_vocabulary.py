@@ -154,7 +154,7 @@ def test_the_vocabulary_is_all_there() -> None:
         "softmax", "softmax_off_by_one", "sigmoid_attention",
     } - functions  # fmt: skip
     labels = " ".join(
-        f"{spec.mask.label} {'' if spec.score is None else spec.score.label} {spec.normaliser.label}"
+        f"{spec.mask.label} {getattr(spec.score, 'label', '')} {spec.normaliser.label}"
         for spec in (entry.spec() for entry in VOCABULARY.values())
     )
     assert [name for name in sorted(names) if f"{name}(" not in labels] == []
