@@ -212,18 +212,16 @@ def render_module(
             else ""
         ),
     }
-    configs = (
-        {name: one.config for name, one in chosen.items()},
-        backward,
-        hopper.config,
-        hopper_backward.config,
-    )
+    # How they were chosen changes nothing of what runs.
+    of_targets = [(name, one.config) for name, one in chosen.items()]
+    of_gradients = [(name, one.keys.config, one.queries.config) for name, one in backward.items()]
+    of_gluon = [one.config and one.config.config for one in (hopper, hopper_backward)]
     return template.render(
         plan=plan,
         chosen=chosen,
         targets={name: get_target(name) for name in chosen},
         sizing=plan.sizing_numbers,
-        op_digest=_op_digest(plan, kernels, configs),
+        op_digest=_op_digest(plan, kernels, (of_targets, of_gradients, of_gluon)),
         **kernels,
         backward=of_backward,
         backward_configs={

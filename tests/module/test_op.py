@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -143,13 +144,14 @@ def test_what_watches_or_traces_sees_the_op() -> None:
     assert name in str(traced.graph)
 
 
-def _op_of(spec: AttentionSpec, config: KernelConfig) -> str:
+def _op_of(spec: AttentionSpec, config: KernelConfig, tflops: float | None = None) -> str:
     plan = lower(spec, "same")
-    chosen = {target: ChosenConfig(config, "model", shared=4096) for target in plan.targets}
+    one = ChosenConfig(config, "model" if tflops is None else "measured", 4096, tflops=tflops)
+    chosen = dict.fromkeys(plan.targets, one)
     source = render_module(
         plan,
         chosen,
-        any_hopper(plan),
+        replace(any_hopper(plan), config=one),
         backward=any_backward(plan),
         hopper_backward=any_hopper_backward(plan),
     )
@@ -170,4 +172,4 @@ def test_modules_that_run_anything_else_have_other_ops() -> None:
     ]
     ops = [_op_of(spec, one) for spec in specs]
     assert len({*ops, _op_of(specs[0], wide)}) == len(specs) + 1
-    assert _op_of(specs[0], one) == ops[0]
+    assert _op_of(specs[0], one) == _op_of(specs[0], one, tflops=500.0) == ops[0]

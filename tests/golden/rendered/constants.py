@@ -1460,7 +1460,7 @@ def _has_tangents(*tensors):
     return any(forward_ad.unpack_dual(x).tangent is not None for x in tensors)
 
 
-@torch.library.custom_op("flashgen::constants_31f79d70", mutates_args=())
+@torch.library.custom_op("flashgen::constants_650143c1", mutates_args=())
 def _attention_op(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -1501,7 +1501,7 @@ def _has_backward(q, k):
     return q.is_cuda or triton.knobs.runtime.interpret
 
 
-@torch.library.custom_op("flashgen::constants_31f79d70_backward", mutates_args=())
+@torch.library.custom_op("flashgen::constants_650143c1_backward", mutates_args=())
 def _backward_op(
     q: torch.Tensor,
     k: torch.Tensor,
