@@ -125,17 +125,21 @@ def test_no_length_compiles_a_kernel_again(
 
 @pytest.mark.parametrize("name", SPECS)
 def test_a_mask_takes_memory_in_proportion_to_the_length(name: str, form: str) -> None:
-    """At its peak, beyond the output and the log-sum-exp: where documents begin, and the like."""
+    """At its peak, beyond the output and the log-sum-exp: where documents begin, and the like.
+
+    By what is asked for: a block that torch has kept may be larger than that by up to a megabyte.
+    """
     for length in (4096, 16384):
         case = Case(length, length, q_heads=16, kv_heads=16)
         tensors, params = _inputs(name, case), _params(name, case)
         for _ in range(2):  # the first call compiles
             torch.cuda.synchronize()
-            before = torch.cuda.memory_allocated()
+            before = torch.cuda.memory_stats()["requested_bytes.all.current"]
             torch.cuda.reset_peak_memory_stats()
             out, lse = module_of(name, form).attention(*tensors, return_lse=True, **params)
             torch.cuda.synchronize()
-            extra = torch.cuda.max_memory_allocated() - before - out.nbytes - lse.nbytes
+            peak = torch.cuda.memory_stats()["requested_bytes.all.peak"]
+            extra = peak - before - out.nbytes - lse.nbytes
             del out, lse
         assert extra <= 16 * length, f"{extra} bytes at {length}"
 
