@@ -19,7 +19,11 @@ MOST_WEIGHT: gl.constexpr = gl.constexpr(2.0**60)
 @gluon.jit
 def _stage(count, NUM_STAGES: gl.constexpr):
     """(buffer, phase of its barriers) of what comes after so many others; buffers take turns."""
-    return count % NUM_STAGES, count // NUM_STAGES % 2
+    if NUM_STAGES & (NUM_STAGES - 1) == 0:
+        # Of numbers that the compiler does not know to be positive, quotients are longer.
+        return count & (NUM_STAGES - 1), (count & NUM_STAGES) // NUM_STAGES
+    else:
+        return count % NUM_STAGES, count // NUM_STAGES % 2
 
 
 @gluon.jit
