@@ -140,8 +140,8 @@ def measured(cell: Cell, scratch: Path, repeat: int) -> dict[str, Any]:
                 with torch.no_grad():
                     ms = time_ms(partial(versions[name].attention, *inputs, **attention.parameters))
                 row[key].setdefault(name, []).append(float(f"{ms:.4g}"))
-                rates = row.setdefault(key.replace("ms", "tflops"), {})
-                rates.setdefault(name, []).append(round(flops / ms / 1e9, 1))
+                tflops = row.setdefault(key.replace("ms", "tflops"), {})
+                tflops.setdefault(name, []).append(round(flops / ms / 1e9, 1))
     return row
 
 
@@ -155,7 +155,7 @@ def products_table(document: Document) -> str:
         lines = header(["cell", "kernel", *(f"{what} alone" for what in copies), *copies])
         for row in rows:
             found = {name: rates(row, name, timing) for name in (OWN, *copies)}
-            shown = (" ".join(f"{x:.0f}" for x in rates) for rates in found.values())
+            shown = (" ".join(f"{x:.0f}" for x in twice) for twice in found.values())
             shares = (f"{mean(found[OWN]) / mean(found[what]):.2f}" for what in copies)
             lines.append(line([row["cell"], *shown, *shares]))
         parts += [f"By {TIMINGS[timing]}; the last columns: the kernel to each.", "\n".join(lines)]
