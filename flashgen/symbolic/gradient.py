@@ -72,7 +72,8 @@ def derivative(expr: Any, variable: Any) -> Any:
     """The derivative of expr by a variable, where a choice counts as the branch that is taken.
 
     What is cut to an integer is constant but for jumps. As with torch's clamp, a value that equals
-    its limit moves; and as with its abs, |x| has the slope 0 at 0.
+    its limit moves; and as with its abs, |x| has the slope 0 at 0. A branch without a slope, as
+    that of log(0), which hides its key, has the slope 0: nothing follows from the key.
 
     Args:
         expr: an expression of flashgen's vocabulary.
@@ -107,6 +108,7 @@ def derivative(expr: Any, variable: Any) -> Any:
         return node.func(*map(smooth, node.args))
 
     slope = sympy.diff(smooth(expr), x).replace(_Logistic, lambda u: 1 / (1 + sympy.exp(-u)))
+    slope = slope.xreplace({sympy.zoo: sympy.S.Zero, sympy.nan: sympy.S.Zero})
     return slope.xreplace({symbol: node for node, symbol in held.items()} | {x: variable})
 
 

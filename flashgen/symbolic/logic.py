@@ -12,7 +12,7 @@ from flashgen.symbolic.affine import Affine
 from flashgen.symbolic.facts import Facts
 
 #: More ways than this to satisfy a part of a predicate are not told apart.
-MAX_CONJUNCTIONS = 32
+MAX_CONJUNCTIONS = 64
 
 #: Up to this many conjunctions are weakened against one another.
 MAX_WEAKENED = 6

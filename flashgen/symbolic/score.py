@@ -11,6 +11,7 @@ import sympy
 from flashgen.symbolic.places import SCALE, SCORES, Place, is_integral, place_of
 from flashgen.symbolic.regroup import with_exact_differences
 from flashgen.symbols import Q_FIRST, Q_IDX, SCORE
+from flashgen.tracing.shown import shown
 
 #: sympy keeps it exact; it prints as 1.4426950408889634.
 LOG2E = 1 / sympy.log(2)
@@ -162,8 +163,8 @@ def split_infinite(score: Any) -> tuple[Any, Any]:
     finite, condition = _split(score)
     if SCORE in condition.free_symbols:
         raise ValueError(
-            f"the score is -inf or not by its own value, as `{condition}`, and a key is hidden by "
-            "positions, tensors and parameters alone; give it a low number, as "
+            f"the score is -inf or not by its own value, as `{shown(condition)}`, and a key is "
+            "hidden by positions, tensors and parameters alone; give it a low number, as "
             "where(score > 0, score, -1e9)"
         )
     for infinity in _INFINITIES:

@@ -100,6 +100,6 @@ def check_divisor(divisor: Any, at_least: int) -> None:
     at_least = divisor if divisor.is_Integer else at_least
     if divisor not in (Q_LEN, KV_LEN) and at_least < 1:
         raise mistake(
-            f"the divisor `{shown(divisor)}` may be zero or negative",
+            f"the divisor `{shown(divisor)}` is not known to be positive",
             "divide by a positive number or by an Int declared with min=1",
         )

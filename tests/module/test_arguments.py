@@ -79,12 +79,38 @@ REFUSED = [
     ("v", _zeros(2, 2, 7, D), ValueError, "v: got kv_len 7, k has 6; pass equal lengths"),
     ("scale", "0.1", TypeError, "scale: got str; pass an int or a float"),
     ("scale", True, TypeError, "scale: got bool; pass an int or a float"),
-    ("scale", 0, ValueError, "scale: got 0; pass a positive finite number of 32 bits"),
-    ("scale", -0.5, ValueError, "scale: got -0.5; pass a positive finite number of 32 bits"),
-    ("scale", float("nan"), ValueError, "scale: got nan; pass a positive finite number of 32 bits"),
-    ("scale", 1e-40, ValueError, "scale: got 1e-40; pass a positive finite number of 32 bits"),
-    ("scale", 1e39, ValueError, "scale: got 1e+39; pass a positive finite number of 32 bits"),
-    ("scale", float("inf"), ValueError, "scale: got inf; pass a positive finite number of 32 bits"),
+    ("scale", 0, ValueError, "scale: got 0; pass a positive number of 32 bits, below 2**127"),
+    ("scale", -0.5, ValueError, "scale: got -0.5; pass a positive number of 32 bits, below 2**127"),
+    (
+        "scale",
+        float("nan"),
+        ValueError,
+        "scale: got nan; pass a positive number of 32 bits, below 2**127",
+    ),
+    (
+        "scale",
+        1e-40,
+        ValueError,
+        "scale: got 1e-40; pass a positive number of 32 bits, below 2**127",
+    ),
+    (
+        "scale",
+        1e39,
+        ValueError,
+        "scale: got 1e+39; pass a positive number of 32 bits, below 2**127",
+    ),
+    (
+        "scale",
+        3e38,
+        ValueError,
+        "scale: got 3e+38; pass a positive number of 32 bits, below 2**127",
+    ),
+    (
+        "scale",
+        float("inf"),
+        ValueError,
+        "scale: got inf; pass a positive number of 32 bits, below 2**127",
+    ),
 ]
 
 

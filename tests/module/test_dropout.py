@@ -118,6 +118,11 @@ REFUSED = [
         TypeError,
         "seed: got torch.int32; pass torch.int64",
     ),
+    (
+        {"seed": torch.tensor([1]).to_sparse()},
+        TypeError,
+        "seed: got a nested or sparse tensor; pass a dense one",
+    ),
     ({"seed": torch.tensor([1, 2])}, ValueError, "seed: got shape (2,); pass (1,)"),
     (
         {"seed": torch.tensor([1], device="meta")},

@@ -71,6 +71,7 @@ REFUSED = [
     ("ids", GOOD["ids"][0], VALUE, "ids: got shape (6,); pass (2, 6)"),
     ("ids", GOOD["ids"][:, :5], VALUE, "ids: got shape (2, 5); pass (2, 6)"),
     ("ids", GOOD["ids"].to("meta"), VALUE, "ids: is on meta, q on cpu; pass one device"),
+    ("ids", GOOD["ids"].to_sparse(), TYPE, "ids: got a nested or sparse tensor; pass a dense one"),
     ("heat", None, TYPE, "heat: got NoneType; pass a torch.Tensor"),
     ("heat", GOOD["heat"].float(), TYPE, "heat: got torch.float32; pass torch.bfloat16"),
     ("heat", GOOD["heat"].mT, VALUE, "heat: got shape (4, 2); pass (2, 4)"),

@@ -296,3 +296,19 @@ def test_a_comparison_shows_nothing_outside_of_a_tensor() -> None:
     assert torch_source(shown) == "(q_idx - 3 >= 0) & (kv_idx >= doc_begin[b, q_idx - 3])"
     begin = "_at_2d(doc_begin, b, max(0, q_first - 3))"
     assert source(bounds_of(mask))[0][:2] == (begin, "kv_len")
+
+
+def test_block_diffusion_as_its_authors_wrote_it() -> None:
+    """Noised tokens before clean ones: three clauses, of which each is bounded by itself."""
+
+    def block_diffusion(b: Any, h: Any, q: Any, kv: Any) -> Any:
+        clean_q, clean_kv = q >= WIDTH, kv >= WIDTH
+        block_q = where(clean_q, (q - WIDTH) // CHUNK, q // CHUNK)
+        block_kv = where(clean_kv, (kv - WIDTH) // CHUNK, kv // CHUNK)
+        diagonal = (block_q == block_kv) & (clean_q == clean_kv)
+        offset = (block_q > block_kv) & clean_kv & ~clean_q
+        return diagonal | offset | ((block_q >= block_kv) & clean_kv & clean_q)
+
+    bounds = of_any_lengths(block_diffusion)
+    assert len(bounds.intervals) == 3
+    assert not any(note.startswith("not affine") for note in bounds.notes)

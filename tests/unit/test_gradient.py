@@ -12,6 +12,7 @@ import sympy
 from flashgen import (
     AttentionSpec,
     Tensor,
+    clamp,
     exp,
     full,
     log,
@@ -158,6 +159,14 @@ def test_at_a_kink() -> None:
     for limit in (maximum, minimum):
         limited = traced(lambda s, b, h, q, kv: limit(s, 0))  # noqa: B023
         assert evaluate(score_derivative(limited), at) == 1
+
+
+def test_a_key_that_the_logarithm_of_0_hides_has_no_slope() -> None:
+    for cut in (lambda s: maximum(s, 0), lambda s: where(s > 0, s, 0), lambda s: clamp(s, 0, 1)):
+        slope = score_derivative(traced(lambda s, b, h, q, kv: s + log(cut(s))))  # noqa: B023
+        at = SIZES | {"q_idx": 0, "kv_idx": 0}
+        assert evaluate(slope, at | {"score": -0.5}) == 1
+        assert evaluate(slope, at | {"score": 0.5}) == 3
 
 
 def test_a_choice_is_constant_in_its_condition() -> None:

@@ -978,8 +978,8 @@ def _check_numbers(scale, size):
     """Raises for a number that the kernel cannot take, naming it."""
     if isinstance(scale, bool) or not isinstance(scale, _NUMBERS):
         raise TypeError(f"scale: got {type(scale).__name__}; pass an int or a float")
-    if not 2.0**-126 <= scale < 2.0**128:  # a normal float32
-        raise ValueError(f"scale: got {scale}; pass a positive finite number of 32 bits")
+    if not 2.0**-126 <= scale < 2.0**127:  # a normal float32, times log2(e) too
+        raise ValueError(f"scale: got {scale}; pass a positive number of 32 bits, below 2**127")
     if isinstance(size, bool) or not isinstance(size, (int, torch.SymInt)):
         raise TypeError(f"size: got {type(size).__name__}; pass an int")
     # Sums with positions stay 32-bit.
