@@ -38,17 +38,20 @@ def measure(
     inputs = make_inputs(cell, device)
     if repetition == 0:
         _look_at(cell, row, peers, attention, inputs, which)
-    names = list(peers)[:: -1 if repetition % 2 else 1]
     flops = which.work * cell.flops(row["visible_pairs"])
     for key, time_ms in timers.items():
-        for name in names:
+        for name in list(peers)[:: -1 if repetition % 2 else 1]:
             if name in row["unavailable"]:
                 continue
             with torch.no_grad(), noted(row, name), peers[name](cell, attention, inputs) as call:
-                ms = time_ms(call)
-                row.setdefault(key, {}).setdefault(name, []).append(float(f"{ms:.4g}"))
-                rates = row.setdefault(key.replace("ms", "tflops"), {})
-                rates.setdefault(name, []).append(round(flops / ms / 1e9, 1))
+                add_time(row, key, name, time_ms(call), flops)
+
+
+def add_time(row: dict[str, Any], key: str, name: str, ms: float, flops: float) -> None:
+    """Adds a time to a row, and the rate that it is."""
+    row.setdefault(key, {}).setdefault(name, []).append(float(f"{ms:.4g}"))
+    rates = row.setdefault(key.replace("ms", "tflops"), {})
+    rates.setdefault(name, []).append(round(flops / ms / 1e9, 1))
 
 
 def _look_at(

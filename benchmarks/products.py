@@ -12,6 +12,7 @@ this chip, under its power limit, is no more than the lower of both.
 from __future__ import annotations
 
 import ast
+import re
 import sys
 import tempfile
 from collections.abc import Iterable, Sequence
@@ -26,7 +27,7 @@ from benchmarks.attentions import ATTENTIONS, visible_pairs
 from benchmarks.cells import Cell
 from benchmarks.figures import OWN, TIMINGS, Document, machine, rates, timings
 from benchmarks.markdown import header, line
-from benchmarks.measuring import make_inputs
+from benchmarks.measuring import add_time, make_inputs
 from benchmarks.passes import FORWARD_PASS
 from benchmarks.peers import load_copy, load_module
 from benchmarks.record import environment, protocol
@@ -88,7 +89,7 @@ def alone(text: str, what: str) -> str:
         ]
     for (begin, end), new in sorted(edits, reverse=True):
         lines[begin:end] = [new]
-    return "".join(lines).replace("cvt.rn.bf16x2", "cvt.rn.relu.bf16x2")
+    return re.sub(r"cvt\.rn\.(b?f16x2)", r"cvt.rn.relu.\1", "".join(lines))
 
 
 def _arguments(function: ast.FunctionDef) -> list[str]:
@@ -133,15 +134,13 @@ def measured(cell: Cell, scratch: Path, repeat: int) -> dict[str, Any]:
     attention = ATTENTIONS[cell.attention](cell.seq_len, device)
     inputs = make_inputs(cell, device)
     flops = cell.flops(visible_pairs(attention, cell.seq_len, device))
-    row: dict[str, Any] = {"cell": cell.name, "module": cell.module, "ms": {}, "sustained_ms": {}}
+    row: dict[str, Any] = {"cell": cell.name, "module": cell.module}
     for repetition in range(repeat):
         for key, time_ms in TIMERS.items():
             for name in list(versions)[:: -1 if repetition % 2 else 1]:
                 with torch.no_grad():
                     ms = time_ms(partial(versions[name].attention, *inputs, **attention.parameters))
-                row[key].setdefault(name, []).append(float(f"{ms:.4g}"))
-                tflops = row.setdefault(key.replace("ms", "tflops"), {})
-                tflops.setdefault(name, []).append(round(flops / ms / 1e9, 1))
+                add_time(row, key, name, ms, flops)
     return row
 
 
