@@ -4,7 +4,8 @@
 
 Batch 1, 16 heads, 128 tokens, no gradient, no CUDA graph: the GPU is done sooner than the CPU. A
 figure is the median over many batches of calls, each batch timed without waiting for the GPU, which
-is waited for between batches so that its queue never fills. A second table divides flashgen's call.
+is waited for between batches so that its queue never fills. All of a case take turns, batch by
+batch: the speed of a CPU drifts. A second table divides flashgen's call.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ import importlib
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -25,6 +27,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.call_tables import launch_table
+from benchmarks.figures import OWN
 from benchmarks.record import environment
 from benchmarks.script import make_parser, sees_gpu, tell
 from flashgen.errors import first_line
@@ -33,6 +36,8 @@ HEADS, TOKENS = 16, 128
 CALLS, BATCHES = 50, 200
 
 Call = Callable[[], Any]
+#: What a call is made in, anew for each batch.
+Context = Callable[[], AbstractContextManager[Any]]
 
 
 @dataclass(frozen=True)
@@ -77,31 +82,31 @@ def cases(device: torch.device) -> Iterator[Case]:
     yield Case("documents_d128", 128, document, None, None, document_ids)
 
 
-def calls(case: Case, qkv: tuple[torch.Tensor, ...]) -> Iterator[tuple[str, Any, Call]]:
+def calls(case: Case, qkv: tuple[torch.Tensor, ...]) -> Iterator[tuple[str, Context, Call]]:
     """(name, a context to time it in, the call) of everything that computes a case."""
     attention = importlib.import_module(f"generated.{case.module}").attention
     params = dict(case.params)
-    yield "flashgen", nullcontext(), lambda: attention(*qkv, **params)
+    yield OWN, nullcontext, lambda: attention(*qkv, **params)
     if case.sdpa is not None:
         keywords = dict(case.sdpa)
         backends = {"cuDNN": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
         for name, context in {
-            "SDPA": nullcontext(),
-            **{f"SDPA {name}": sdpa_kernel(backend) for name, backend in backends.items()},
+            "SDPA": nullcontext,
+            **{f"SDPA {name}": partial(sdpa_kernel, which) for name, which in backends.items()},
         }.items():
             yield name, context, lambda: scaled_dot_product_attention(*qkv, **keywords)
     compiled: Any = torch.compile(flex_attention, dynamic=False)
     mask = None
     if case.mask is not None:
         mask = create_block_mask(case.mask, 1, None, TOKENS, TOKENS, device=qkv[0].device)
-    yield "FlexAttention", nullcontext(), lambda: compiled(*qkv, block_mask=mask)
+    yield "FlexAttention", nullcontext, lambda: compiled(*qkv, block_mask=mask)
     if case.fa4 is not None:
         try:
             from flash_attn.cute import flash_attn_func  # type: ignore[import-not-found]
         except ImportError:
             return
         rows = [x.transpose(1, 2).contiguous() for x in qkv]
-        yield "FlashAttention-4", nullcontext(), lambda: flash_attn_func(*rows, **case.fa4)
+        yield "FlashAttention-4", nullcontext, lambda: flash_attn_func(*rows, **case.fa4)
 
 
 def parts(case: Case, qkv: tuple[torch.Tensor, ...]) -> Iterator[tuple[str, Call]]:
@@ -117,7 +122,7 @@ def parts(case: Case, qkv: tuple[torch.Tensor, ...]) -> Iterator[tuple[str, Call
     yield "_check_numbers", lambda: module._check_numbers(scale, *numbers)
     yield "_is_plain", lambda: module._is_plain(q, k, v, *tables)
     yield "_known", lambda: module._known(q, k, v, *tables)
-    yield "out", lambda: q.new_empty(q.shape)
+    yield "out", lambda: q.new_empty(1, HEADS, TOKENS, case.head_dim)
     yield "lse, where asked for", lambda: q.new_empty(1, 2, 3, dtype=torch.float32)
     yield from _launches(module, (q, k, v, out, lse), tables)
     if hasattr(module, "_counter"):
@@ -157,20 +162,42 @@ def _launches(
         yield "searchsorted", lambda: torch.searchsorted(x, x, out_int32=True)
 
 
-def microseconds(call: Call, context: Any) -> float:
-    """The median of a call, on the CPU."""
-    taken = []
-    with context, torch.no_grad():
+def possible(case: Case, qkv: tuple[torch.Tensor, ...]) -> Iterator[tuple[str, Context, Call]]:
+    """Those of the `calls` that work here; of the others it is told why.
+
+    Raises:
+        Exception: what flashgen's own call raised.
+    """
+    for name, context, call in calls(case, qkv):
+        try:
+            _batch(context, call)
+        except Exception as error:  # a backend that this machine lacks, say
+            if name == OWN:
+                raise
+            print(f"{case.module}, {name}: {first_line(error)}", file=sys.stderr)
+        else:
+            yield name, context, call
+
+
+def microseconds(named: Iterable[tuple[str, Context, Call]]) -> dict[str, float]:
+    """The median of each call, on the CPU, which batches of all take turns on."""
+    held = list(named)
+    taken: dict[str, list[float]] = {name: [] for name, _, _ in held}
+    for _ in range(BATCHES):
+        for name, context, call in held:
+            taken[name].append(_batch(context, call))
+    return {name: round(statistics.median(found) / 1000, 2) for name, found in taken.items()}
+
+
+def _batch(context: Context, call: Call) -> float:
+    """Nanoseconds of the CPU for each of some calls."""
+    with context(), torch.no_grad():
+        torch.cuda.synchronize()
+        call()  # what comes first after another's calls finds the caches cold
+        started = time.perf_counter_ns()
         for _ in range(CALLS):
             call()
-        for _ in range(BATCHES):
-            torch.cuda.synchronize()
-            started = time.perf_counter_ns()
-            for _ in range(CALLS):
-                call()
-            taken.append((time.perf_counter_ns() - started) / CALLS)
-    torch.cuda.synchronize()
-    return round(statistics.median(taken) / 1000, 2)
+        return (time.perf_counter_ns() - started) / CALLS
 
 
 def main() -> int:
@@ -188,17 +215,9 @@ def main() -> int:
     for case in cases(device):
         shape = (1, HEADS, TOKENS, case.head_dim)
         q, k, v = (torch.randn(shape, dtype=torch.bfloat16, device=device) for _ in range(3))
-        row = found["calls"].setdefault(case.module, {})
-        for name, context, call in calls(case, (q, k, v)):
-            try:
-                row[name] = microseconds(call, context)
-            except Exception as error:  # of others: a backend that this machine lacks, say
-                if name == "flashgen":
-                    raise
-                print(f"{case.module}, {name}: {first_line(error)}", file=sys.stderr)
-        found["parts"][case.module] = {
-            name: microseconds(call, nullcontext()) for name, call in parts(case, (q, k, v))
-        }
+        found["calls"][case.module] = microseconds(possible(case, (q, k, v)))
+        alone = ((name, nullcontext, call) for name, call in parts(case, (q, k, v)))
+        found["parts"][case.module] = microseconds(alone)
     tell(found, launch_table, options.json)
     return 0
 

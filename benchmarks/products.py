@@ -6,7 +6,8 @@ Beside each module two copies are timed that visit the same tiles of keys. One m
 products, without masks, score functions, exponentials and sums: values are multiplied by the
 products of queries and keys themselves, 0 where they are negative. The other loads the same and
 multiplies nothing. The output of neither is attention. What a kernel with these tiles can reach on
-this chip, under its power limit, is no more than the lower of both.
+this chip, under its power limit, is no more than the lower of both. With ``--power`` the watts that
+each draws are measured too, and so what a visible FLOP takes of energy.
 """
 
 from __future__ import annotations
@@ -25,11 +26,12 @@ import torch
 
 from benchmarks.attentions import ATTENTIONS, visible_pairs
 from benchmarks.cells import Cell
-from benchmarks.figures import OWN, TIMINGS, Document, machine, rates, timings
+from benchmarks.figures import OWN, TIMINGS, Document, Row, machine, rates, timings
 from benchmarks.markdown import header, line
 from benchmarks.measuring import add_time, make_inputs
 from benchmarks.passes import FORWARD_PASS
 from benchmarks.peers import load_copy, load_module
+from benchmarks.power import watts
 from benchmarks.record import environment, protocol
 from benchmarks.script import make_parser, sees_gpu, tell
 from benchmarks.timeline import CELLS
@@ -124,8 +126,11 @@ def _votes(consumer: ast.FunctionDef) -> Iterable[tuple[tuple[int, int], str]]:
             yield (node.lineno - 1, node.end_lineno), never
 
 
-def measured(cell: Cell, scratch: Path, repeat: int) -> dict[str, Any]:
-    """TFLOP/s on visible elements of a cell's module and of its copies, by each timing."""
+def measured(cell: Cell, scratch: Path, repeat: int, power: bool = False) -> dict[str, Any]:
+    """TFLOP/s on visible elements of a cell's module and of its copies, by each timing.
+
+    With `power` also the watts of each, under load that lasts.
+    """
     device = torch.device("cuda")
     shipped = load_module(cell.module)
     text = Path(str(shipped.__file__)).read_text()
@@ -135,12 +140,18 @@ def measured(cell: Cell, scratch: Path, repeat: int) -> dict[str, Any]:
     inputs = make_inputs(cell, device)
     flops = cell.flops(visible_pairs(attention, cell.seq_len, device))
     row: dict[str, Any] = {"cell": cell.name, "module": cell.module}
-    for repetition in range(repeat):
-        for key, time_ms in TIMERS.items():
-            for name in list(versions)[:: -1 if repetition % 2 else 1]:
-                with torch.no_grad():
-                    ms = time_ms(partial(versions[name].attention, *inputs, **attention.parameters))
-                add_time(row, key, name, ms, flops)
+    calls = {
+        name: partial(version.attention, *inputs, **attention.parameters)
+        for name, version in versions.items()
+    }
+    with torch.no_grad():
+        for repetition in range(repeat):
+            order = list(calls)[:: -1 if repetition % 2 else 1]
+            for key, time_ms in TIMERS.items():
+                for name in order:
+                    add_time(row, key, name, time_ms(calls[name]), flops)
+            for name in order if power else ():
+                row.setdefault("watts", {}).setdefault(name, []).append(round(watts(calls[name])))
     return row
 
 
@@ -158,7 +169,20 @@ def products_table(document: Document) -> str:
             shares = (f"{mean(found[OWN]) / mean(found[what]):.2f}" for what in copies)
             lines.append(line([row["cell"], *shown, *shares]))
         parts += [f"By {TIMINGS[timing]}; the last columns: the kernel to each.", "\n".join(lines)]
+    if any("watts" in row for row in rows):
+        lines = header(["cell", "kernel", *(f"{what} alone" for what in copies)])
+        lines += [line([row["cell"], *(_energy(row, x) for x in (OWN, *copies))]) for row in rows]
+        parts += ["W under load that lasts, and pJ for a visible FLOP.", "\n".join(lines)]
     return "\n\n".join(parts)
+
+
+def _energy(row: Row, name: str) -> str:
+    """As ``"690 690 W, 0.95 pJ"``."""
+    drawn = row.get("watts", {}).get(name)
+    if not drawn:
+        return "-"
+    joules = mean(drawn) / mean(rates(row, name, "sustained_ms"))
+    return f"{' '.join(map(str, drawn))} W, {joules:.3f} pJ"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -167,6 +191,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("modules", nargs="+", metavar="NAME", help="of a cell's module")
     parser.add_argument("--length", type=int, default=16384, metavar="S")
     parser.add_argument("--repeat", type=int, default=2, help="times to measure; 2 unless given")
+    parser.add_argument("--power", action="store_true", help="watts too; needs nvidia-ml-py")
     options = parser.parse_args(arguments)
     for name in options.modules:
         if (name, options.length) not in CELLS:
@@ -177,7 +202,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as scratch:
         for name in options.modules:
             try:
-                rows.append(measured(CELLS[name, options.length], Path(scratch), options.repeat))
+                cell = CELLS[name, options.length]
+                rows.append(measured(cell, Path(scratch), options.repeat, options.power))
             except ValueError as error:
                 print(f"benchmarks.products: {name}: {error}", file=sys.stderr)
                 return 1

@@ -140,8 +140,8 @@ def _scale(name: str, spec: AttentionSpec) -> Iterator[Finding]:
     if scale is None:
         return
     is_number = isinstance(scale, int | float) and not isinstance(scale, bool)
-    if not is_number or not 2.0**-126 <= scale < 2.0**128:  # a normal float32
-        problem = "not a positive finite number of 32 bits"
+    if not is_number or not 2.0**-126 <= scale < 2.0**127:  # a normal float32, times log2(e) too
+        problem = "not a positive number of 32 bits, below 2**127"
         yield "scale", scale, problem, "write one, or leave it out"
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+from benchmarks import power
 from benchmarks.products import COPIES, LOADS, PRODUCTS, alone, products_table
 from support.variants import GENERATED, gluon_specs
 
@@ -44,3 +46,36 @@ def test_the_table() -> None:
     assert "| cell | kernel | products alone | products |" in table
     assert "| window_d128 S=16384 | 400 404 | 500 505 | 0.80 |" in table
     assert LOADS not in table
+    assert "pJ" not in table
+
+
+def test_energy_goes_by_the_rates_under_load() -> None:
+    row = {
+        "cell": "window_d128 S=16384",
+        "ms": {"flashgen": [2.0], PRODUCTS: [1.6]},
+        "tflops": {"flashgen": [400.0], PRODUCTS: [500.0]},
+        "sustained_ms": {"flashgen": [2.2], PRODUCTS: [1.8]},
+        "sustained_tflops": {"flashgen": [340.0, 360.0], PRODUCTS: [450.0]},
+        "watts": {"flashgen": [698, 702]},
+    }
+    environment = {"gpu": "G", "torch": "1", "triton": "2", "cudnn": "3", "date": "2026-01-31"}
+    table = products_table({"environment": environment, "cells": [row]})
+    assert "| window_d128 S=16384 | 698 702 W, 2.000 pJ | - |" in table
+
+
+def test_power_is_read_once_the_load_has_lasted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NVML's mean of a second says nothing of a call before it has run for one."""
+    clock, made = [0.0], []
+
+    def call() -> None:
+        made.append(clock[0])
+        clock[0] += 0.01
+
+    def drawn() -> int:
+        return 700_000 if clock[0] > 1.0 else 90_000
+
+    monkeypatch.setattr(power.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(torch.cuda, "power_draw", drawn)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    assert power.watts(call) == 700
+    assert made[-1] > 1.5

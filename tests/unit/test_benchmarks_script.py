@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -57,13 +59,13 @@ def test_a_peer_that_says_nothing_is_left_out(
         raise AssertionError
 
     case = launch.Case("full_d64", 64, None, {}, {})
-    made = [("flashgen", None, lambda: 1.0), ("a peer", None, fails)]
+    made = [("flashgen", nullcontext, lambda: 1.0), ("a peer", nullcontext, fails)]
     monkeypatch.setattr(launch, "sees_gpu", lambda benchmark: True)
     monkeypatch.setattr(launch, "environment", lambda device: {})
     monkeypatch.setattr(launch, "cases", lambda device: [case])
     monkeypatch.setattr(launch, "calls", lambda case, qkv: made)
     monkeypatch.setattr(launch, "parts", lambda case, qkv: [("a part", lambda: 0.5)])
-    monkeypatch.setattr(launch, "microseconds", lambda call, context: call())
+    monkeypatch.setattr(launch, "_batch", lambda context, call: 1000 * call())
     monkeypatch.setattr(launch, "launch_table", str)
     monkeypatch.setattr(launch.torch, "device", lambda kind, device=torch.device: device("cpu"))
     monkeypatch.setattr("sys.argv", ["launch", "--json", str(tmp_path / "launch.json")])
@@ -72,3 +74,24 @@ def test_a_peer_that_says_nothing_is_left_out(
     found = json.loads((tmp_path / "launch.json").read_text())
     assert found["calls"] == {"full_d64": {"flashgen": 1.0}}
     assert found["parts"] == {"full_d64": {"a part": 0.5}}
+
+
+def test_calls_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever slows the CPU for a while slows all of them."""
+    entered, called = [], []
+
+    @contextmanager
+    def context() -> Iterator[None]:
+        entered.append(len(called))
+        yield
+
+    monkeypatch.setattr(launch, "CALLS", 2)
+    monkeypatch.setattr(launch, "BATCHES", 3)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    named = [
+        ("a", nullcontext, lambda: called.append("a")),
+        ("b", context, lambda: called.append("b")),
+    ]
+    taken = launch.microseconds(named)
+    assert called == 3 * [*"aaabbb"] and entered == [3, 9, 15]
+    assert taken.keys() == {"a", "b"} and all(us > 0 for us in taken.values())

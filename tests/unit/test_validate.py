@@ -79,15 +79,17 @@ IN_TINY = "specs/tiny.py: tiny: "
          "and dtype is 'bfloat16'; leave it out"),
         ({"dtype": "float32", "input_precision": "tf32x3"}, "input_precision='tf32x3': "
          "not a precision of float32 products; write one of 'tf32', 'ieee', None"),
-        ({"scale": 0}, "scale=0: not a positive finite number of 32 bits; "
+        ({"scale": 0}, "scale=0: not a positive number of 32 bits, below 2**127; "
          "write one, or leave it out"),
-        ({"scale": 1e-40}, "scale=1e-40: not a positive finite number of 32 bits; "
+        ({"scale": 1e-40}, "scale=1e-40: not a positive number of 32 bits, below 2**127; "
          "write one, or leave it out"),
-        ({"scale": float("inf")}, "scale=inf: not a positive finite number of 32 bits; "
+        ({"scale": float("inf")}, "scale=inf: not a positive number of 32 bits, below 2**127; "
          "write one, or leave it out"),
-        ({"scale": "0.1"}, "scale='0.1': not a positive finite number of 32 bits; "
+        ({"scale": 2.0**127}, f"scale={2.0**127}: not a positive number of 32 bits, below 2**127; "
          "write one, or leave it out"),
-        ({"scale": True}, "scale=True: not a positive finite number of 32 bits; "
+        ({"scale": "0.1"}, "scale='0.1': not a positive number of 32 bits, below 2**127; "
+         "write one, or leave it out"),
+        ({"scale": True}, "scale=True: not a positive number of 32 bits, below 2**127; "
          "write one, or leave it out"),
         ({"mask": "causal"}, "mask='causal': not a mask; "
          "give a mask of flashgen's, or a function (b, h, q_idx, kv_idx) -> bool"),

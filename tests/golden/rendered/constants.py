@@ -1013,8 +1013,9 @@ def _launch(q, k, v, scale, size, config, key=None, known=None):
         return out.to(q.dtype), lse
     layout = _constant("layout", q)
     slopes = _constant("slopes", q)
-    out = torch.empty_like(q, memory_format=torch.contiguous_format)
-    lse = q.new_empty(q.shape[:3], dtype=torch.float32)
+    batch, num_q_heads, q_len, _ = q.shape
+    out = q.new_empty(batch, num_q_heads, q_len, 16)
+    lse = q.new_empty(batch, num_q_heads, q_len, dtype=torch.float32)
     # Launches are kept only of calls that have queries and keys.
     if known is None and (out.numel() == 0 or k.shape[2] == 0):
         return out.zero_(), q.new_full(q.shape[:3], -math.inf, dtype=torch.float32)
@@ -1023,7 +1024,6 @@ def _launch(q, k, v, scale, size, config, key=None, known=None):
         tiles = _listed(q, k.shape[2], config["BLOCK_M"], config["BLOCK_N"], size, layout)
         known.repeat((q, k, v, out, lse, layout, slopes, tiles), numbers)
         return out, lse
-    batch, num_q_heads, q_len, _ = q.shape
     num_kv_heads, kv_len = k.shape[1:3]
     block_m, block_n = config["BLOCK_M"], config["BLOCK_N"]
     use_tma = config["USE_TMA"] and _tma_reads(q) and _tma_reads(k) and _tma_reads(v)

@@ -673,8 +673,9 @@ def _launch(q, k, v, scale, left, config, key=None, known=None):
 
     It repeats the launch `known`, or else keeps its own under the key, if there is one.
     """
-    out = torch.empty_like(q, memory_format=torch.contiguous_format)
-    lse = q.new_empty(q.shape[:3], dtype=torch.float32)
+    batch, num_q_heads, q_len, _ = q.shape
+    out = q.new_empty(batch, num_q_heads, q_len, 16)
+    lse = q.new_empty(batch, num_q_heads, q_len, dtype=torch.float32)
     # Launches are kept only of calls that have queries and keys.
     if known is None and (out.numel() == 0 or k.shape[2] == 0):
         return out.zero_(), q.new_full(q.shape[:3], -math.inf, dtype=torch.float32)
@@ -683,7 +684,6 @@ def _launch(q, k, v, scale, left, config, key=None, known=None):
     if known is not None and known.config == config:
         known.repeat((q, k, v, out, lse), numbers)
         return out, lse
-    batch, num_q_heads, q_len, _ = q.shape
     num_kv_heads, kv_len = k.shape[1:3]
     block_m, block_n = config["BLOCK_M"], config["BLOCK_N"]
     use_tma = config["USE_TMA"] and _tma_reads(q) and _tma_reads(k) and _tma_reads(v)
