@@ -11,7 +11,8 @@ import sympy
 from flashgen.declared import Param
 from flashgen.params import Int, Tensor
 from flashgen.symbolic.tables import RowTable, last_size
-from flashgen.symbols import KV_LEN, Q_LEN, SYMBOLS, FloorDiv, FloorMod, Load, RowMax, RowMin
+from flashgen.symbols import FloorDiv, Load
+from flashgen.tracing.signs import LEAST, at_least
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,40 +33,16 @@ class Known:
     def of(cls, params: Iterable[Param], tables: Iterable[RowTable] = ()) -> Known:
         """From declarations; lengths are positive, indices are not negative."""
         params = tuple(params)
-        least = {**dict.fromkeys(SYMBOLS, 0), Q_LEN: 1, KV_LEN: 1}
-        least |= {param.sym: param.min for param in params if isinstance(param, Int)}
+        least = {**LEAST, **{param.sym: param.min for param in params if isinstance(param, Int)}}
         tensors = {param.sym: param for param in params if isinstance(param, Tensor)}
         return cls(least, tensors, {table.sym: table for table in tables})
 
     def at_least(self, expr: Any, bound: int) -> bool:
         """Whether ``expr >= bound``, for a bound of 0 or 1, by its form alone. False: unknown."""
-        if expr.is_Number:
-            return bool(expr >= bound)
-        if expr.is_Symbol:
-            return self.least.get(expr, bound - 1) >= bound
-        if expr.is_Mul:
-            return all(self.at_least(arg, bound) for arg in expr.args)
-        if expr.is_Add:
-            enough = any(self.at_least(arg, bound) for arg in expr.args)
-            return enough and all(self.at_least(arg, 0) for arg in expr.args)
-        if isinstance(expr, sympy.Min):
-            return all(self.at_least(arg, bound) for arg in expr.args)
-        if isinstance(expr, sympy.Max):
-            return any(self.at_least(arg, bound) for arg in expr.args)
-        if isinstance(expr, sympy.Piecewise):
-            return all(self.at_least(value, bound) for value, _ in expr.args)
-        if isinstance(expr, RowMin | RowMax):
-            return self.at_least(expr.args[0], bound)
-        if bound > 0:
-            return False
-        if isinstance(expr, FloorDiv):
-            return self.at_least(expr.args[0], 0)
-        return isinstance(expr, FloorMod | sympy.Abs) or self._counts(expr)
+        return at_least(expr, bound, self.least, self._counts)
 
     def _counts(self, expr: Any) -> bool:
-        """Whether it is an element of a row table or of a tensor of conditions."""
-        if not isinstance(expr, Load):
-            return False
+        """Whether an element is of a row table or of a tensor of conditions."""
         tensor = expr.args[0]
         return tensor in self.tables or self.is_condition(tensor)
 

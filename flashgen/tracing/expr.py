@@ -261,9 +261,10 @@ def apply(name: str, *operands: Any) -> Expr:
     syms = [expr.sym for expr in exprs]
     check_kinds(name, operation.takes, syms)
     check_size(name, syms)
-    if name in ("//", "%"):
-        check_divisor(as_number(syms[1]), _least(exprs[1]))
     params = merged_params(exprs)
+    least = _least_values(params, syms)
+    if name in ("//", "%"):
+        check_divisor(as_number(syms[1]), least)
     if name == "where" and exprs[1].kind == CONDITION:
         when, a, b = syms
         return Expr((when & a) | (~when & b), params)
@@ -272,15 +273,15 @@ def apply(name: str, *operands: Any) -> Expr:
     if operation.takes != CONDITION and name != "where" and name not in COMPARISONS:
         syms = [as_number(sym) for sym in syms]
     if operation.divides:
-        names = {param.name for param in params if _least(param) >= 1}
-        syms.append({s for s in sympy.Tuple(*syms).free_symbols if s.name in names})
+        syms.append({symbol for symbol, value in least.items() if value >= 1})
     return Expr(operation.symbolic(*syms), params)
 
 
-def _least(value: Any) -> int:
-    """The least value of an `Int`; of anything else, of which none is known, 0."""
-    least = getattr(value, "min", 0)  # of an `Expr` that is no `Int` it is torch's method
-    return least if isinstance(least, int) else 0
+def _least_values(params: Iterable[Param], syms: Iterable[Any]) -> dict[Any, int]:
+    """Of each `Int` among the parameters its least value, by its symbol in these expressions."""
+    named = {param.name: getattr(param, "min", None) for param in params}
+    symbols = {s: named.get(s.name) for sym in syms for s in sym.free_symbols}
+    return {s: least for s, least in symbols.items() if isinstance(least, int)}
 
 
 def merged_params(exprs: Iterable[Expr]) -> tuple[Param, ...]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import sympy
 
-from flashgen.symbols import KV_LEN, Q_LEN, Load
+from flashgen.symbols import Load
 from flashgen.tracing.indicators import as_number, is_condition
 from flashgen.tracing.shown import shown
+from flashgen.tracing.signs import LEAST, at_least
 from flashgen.tracing.user_code import mistake
 
 INTEGER, NUMBER, CONDITION = "integer", "number", "condition"
@@ -95,11 +97,15 @@ def check_size(name: str, operands: list[Any]) -> None:
             )
 
 
-def check_divisor(divisor: Any, at_least: int) -> None:
-    """Integer division is defined here for divisors known to be positive."""
-    at_least = divisor if divisor.is_Integer else at_least
-    if divisor not in (Q_LEN, KV_LEN) and at_least < 1:
+def check_divisor(divisor: Any, least: Mapping[Any, int]) -> None:
+    """Integer division is defined here for divisors known to be positive.
+
+    Args:
+        divisor: a sympy expression.
+        least: the least values of parameters in it, by their symbols.
+    """
+    if not at_least(divisor, 1, {**LEAST, **least}):
         raise mistake(
             f"the divisor `{shown(divisor)}` is not known to be positive",
-            "divide by a positive number or by an Int declared with min=1",
+            "divide by a positive number, by an Int declared with min=1, or by maximum(x, 1)",
         )

@@ -56,6 +56,10 @@ MASKS: dict[str, Callable[..., Any]] = {
     "below": lambda t, b, h, q, kv: (q >= kv) < t.flags[b, kv],
     "at most": lambda t, b, h, q, kv: (q >= kv) <= t.flags[b, kv],
     "half": lambda t, b, h, q, kv: t.flags[b, kv].float() > 0.5,
+    "divided by a number of the head": lambda t, b, h, q, kv: q // (2 * h + 1) == kv // (2 * h + 1),
+    "divided by an element": lambda t, b, h, q, kv: (
+        (q - kv) % torch.clamp(t.spans[b, h % 2], min=1) == 0
+    ),
     "same flags": lambda t, b, h, q, kv: t.marked[q] == t.marked[kv],
     "other flags": lambda t, b, h, q, kv: t.marked[q] != t.marked[kv],
     "beside a number": lambda t, b, h, q, kv: (q % 2 == 0) == kv % 2,

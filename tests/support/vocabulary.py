@@ -29,6 +29,7 @@ from flashgen import (
     global_tokens,
     kv_len,
     log,
+    maximum,
     natten_2d,
     prefix_lm,
     q_len,
@@ -132,6 +133,13 @@ def _drafts(case: Case) -> dict[str, torch.Tensor]:
             parent = int(torch.randint(max(0, i - 4), i, (), generator=generator))
             seen[b, i] |= seen[b, parent]
     return {"ancestors": seen}
+
+
+def _far_heads(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    """A window of eight keys for each head, further apart the further that head is to look."""
+    gap = maximum(_widths[h], 1)
+    distance = q_idx - kv_idx
+    return (distance >= 0) & (distance < 8 * gap) & (distance % gap == 0)
 
 
 _minus_log_keys = Score(lambda score, b, h, q_idx, kv_idx: score - log(kv_len), "minus_log_keys")
@@ -245,4 +253,7 @@ NORMALISERS: dict[str, Entry] = {
     "sink_and_softcap": Entry(document() & causal(), softcap(5.0), softmax_off_by_one()),
 }
 
-VOCABULARY = MASKS | SCORES | NORMALISERS
+#: Functions of users' own, with what no entry above has: a divisor that is an element.
+OTHERS = {"dilated_by_head": Entry(Mask(_far_heads, "dilated_by_head"))}
+
+VOCABULARY = MASKS | SCORES | NORMALISERS | OTHERS

@@ -13,7 +13,7 @@ import pytest
 import sympy
 import torch
 
-from flashgen import Float, Int, Tensor, kv_len, maximum, q_len, tanh, where
+from flashgen import Float, Int, Tensor, kv_len, maximum, minimum, q_len, tanh, where
 from flashgen.errors import MaskError
 from flashgen.params import RESERVED_NAMES
 from flashgen.symbols import (
@@ -23,14 +23,16 @@ from flashgen.symbols import (
     BitAnd,
     FloorDiv,
     FloorMod,
+    H,
     Load,
     Truncate,
     evaluate,
 )
 from flashgen.tracing.expr import Expr, bound, concrete
 
-Q, KV = Expr(Q_IDX), Expr(KV_IDX)
+Q, KV, HEAD = Expr(Q_IDX), Expr(KV_IDX), Expr(H)
 LEFT = Int("left", 4)
+SIZE = Int("size", 4, min=1)
 CAP = Float("cap", 30.0, above=0)
 DOC = Tensor("doc", ("batch", "kv_len"), "int32", sorted=True)
 SLOPES = Tensor("slopes", ("num_q_heads",))
@@ -105,6 +107,51 @@ def test_integer_division_rounds_down_as_python_does() -> None:
         for b in range(1, 5):
             assert FloorDiv(sympy.Integer(a), sympy.Integer(b)) == a // b
             assert FloorMod(sympy.Integer(a), sympy.Integer(b)) == a % b
+
+
+@pytest.mark.parametrize(
+    "divisor",
+    [
+        kv_len,
+        KV + 1,
+        2 * HEAD + 3,
+        SIZE * kv_len,
+        SIZE * SIZE + LEFT,
+        maximum(DOC[0, HEAD], 1),
+        torch.clamp(LEFT, min=2),
+        minimum(SIZE, kv_len),
+        where(Q > KV, SIZE, 4),
+    ],
+    ids=str,
+)
+def test_divisors_that_are_positive_by_their_form(divisor: Expr) -> None:
+    assert (Q // divisor).sym == FloorDiv(Q_IDX, divisor.sym)
+    assert (Q % divisor).sym == FloorMod(Q_IDX, divisor.sym)
+
+
+@pytest.mark.parametrize(
+    "divisor",
+    [
+        LEFT,
+        LEFT * SIZE,
+        LEFT + HEAD,
+        Q - KV,
+        SIZE - 1,
+        1 - LEFT,
+        DOC[0, KV],
+        DOC[0, KV] + 1,
+        minimum(SIZE, LEFT),
+        maximum(DOC[0, KV], 0),
+        where(Q > KV, SIZE, LEFT),
+        SIZE // 2,
+    ],
+    ids=str,
+)
+def test_other_divisors_are_refused(divisor: Expr) -> None:
+    with pytest.raises(MaskError, match="is not known to be positive; divide by a positive number"):
+        Q // divisor
+    with pytest.raises(MaskError, match=r"or by maximum\(x, 1\)"):
+        Q % divisor
 
 
 def test_exclusive_or_is_true_for_exactly_one() -> None:

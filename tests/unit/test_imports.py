@@ -17,7 +17,7 @@ REPOSITORY = Path(__file__).parents[2]
 # A module imports its own layer and those above it. Every module has a layer: the first that fits.
 LAYERS = """
     errors version paths files config declared dropout philox symbols budget.targets
-    tracing tracing.user_code tracing.shown tracing.indicators
+    tracing tracing.user_code tracing.shown tracing.indicators tracing.signs
     tracing.kinds tracing.relations tracing.rows tracing.captured tracing.torch_*
     tracing.operations
     tracing.expr
