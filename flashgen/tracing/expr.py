@@ -262,9 +262,8 @@ def apply(name: str, *operands: Any) -> Expr:
     check_kinds(name, operation.takes, syms)
     check_size(name, syms)
     params = merged_params(exprs)
-    least = _least_values(params, syms)
     if name in ("//", "%"):
-        check_divisor(as_number(syms[1]), least)
+        check_divisor(as_number(syms[1]), _least_values(params, syms[1]))
     if name == "where" and exprs[1].kind == CONDITION:
         when, a, b = syms
         return Expr((when & a) | (~when & b), params)
@@ -273,15 +272,16 @@ def apply(name: str, *operands: Any) -> Expr:
     if operation.takes != CONDITION and name != "where" and name not in COMPARISONS:
         syms = [as_number(sym) for sym in syms]
     if operation.divides:
+        least = _least_values(params, *syms)
         syms.append({symbol for symbol, value in least.items() if value >= 1})
     return Expr(operation.symbolic(*syms), params)
 
 
-def _least_values(params: Iterable[Param], syms: Iterable[Any]) -> dict[Any, int]:
+def _least_values(params: Iterable[Param], *syms: Any) -> dict[Any, int]:
     """Of each `Int` among the parameters its least value, by its symbol in these expressions."""
     named = {param.name: getattr(param, "min", None) for param in params}
-    symbols = {s: named.get(s.name) for sym in syms for s in sym.free_symbols}
-    return {s: least for s, least in symbols.items() if isinstance(least, int)}
+    found = {symbol: named.get(symbol.name) for sym in syms for symbol in sym.free_symbols}
+    return {symbol: least for symbol, least in found.items() if isinstance(least, int)}
 
 
 def merged_params(exprs: Iterable[Expr]) -> tuple[Param, ...]:
