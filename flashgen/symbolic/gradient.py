@@ -108,8 +108,8 @@ def derivative(expr: Any, variable: Any) -> Any:
         return node.func(*map(smooth, node.args))
 
     slope = sympy.diff(smooth(expr), x).replace(_Logistic, lambda u: 1 / (1 + sympy.exp(-u)))
-    slope = slope.xreplace({sympy.zoo: sympy.S.Zero, sympy.nan: sympy.S.Zero})
-    return slope.xreplace({symbol: node for node, symbol in held.items()} | {x: variable})
+    meant = {symbol: node for node, symbol in held.items()} | {x: variable}
+    return slope.xreplace(meant | {sympy.zoo: sympy.S.Zero, sympy.nan: sympy.S.Zero})
 
 
 def _values(expr: Any) -> set[Any]:

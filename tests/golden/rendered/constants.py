@@ -1304,9 +1304,9 @@ def _known(q, k, v, size):
     if (q.data_ptr() | k.data_ptr() | v.data_ptr()) % 16 != 0:
         return None, None  # Triton tells addresses by this
     key = (
-        (q.dtype, q.get_device(), q.shape, q.stride()),
-        (k.dtype, k.get_device(), k.shape, k.stride()),
-        (v.dtype, v.get_device(), v.shape, v.stride()),
+        (q.dtype, q.device, q.shape, q.stride()),
+        (k.dtype, k.device, k.shape, k.stride()),
+        (v.dtype, v.device, v.shape, v.stride()),
         size,
     )
     return key, _LAUNCHES.get(key)
