@@ -1,0 +1,51 @@
+"""What benchmarks.units repeats is what its names say, whatever ptxas makes of it."""
+
+from __future__ import annotations
+
+import pytest
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from benchmarks import units
+from support.sass import opcodes
+
+#: Of a pair of elements: instructions by their names in machine code.
+OF_A_PAIR = {
+    "exp2": {"MUFU": 2},
+    "tanh": {"MUFU": 2},
+    "tanh, exp2": {"MUFU": 4},
+    "pack two": {"F2FP": 1},
+    "exp2, pack two": {"MUFU": 2, "F2FP": 1},
+    "softmax": {"FFMA": 2, "MUFU": 2, "F2FP": 1, "FADD": 1},
+    "softcap and softmax": {"FMUL": 2, "MUFU": 4, "FFMA": 2, "F2FP": 1, "FADD": 1},
+}
+
+
+@pytest.mark.parametrize("name", units.SEQUENCES)
+def test_machine_code(name: str) -> None:
+    signature = {"values": "*fp32", "cycles": "*i32"}
+    constants = {
+        "ROUNDS": units.ROUNDS,
+        "SIZE": 32 * units.WARPS * units.ELEMENTS,
+        "SEQUENCE": units.asm(units.SEQUENCES[name]),
+    }
+    source = ASTSource(units._repeat, signature | dict.fromkeys(constants, "constexpr"), constants)
+    target = GPUTarget("cuda", 90, 32)
+    compiled = triton.compile(source, target=target, options={"num_warps": units.WARPS})
+    found = opcodes(compiled.asm["cubin"])
+    pairs = units.ELEMENTS // 2
+    # The loop may be unrolled, by as much for all.
+    (times,) = {found[code] / (count * pairs) for code, count in OF_A_PAIR[name].items()}
+    assert times >= 1 and times == int(times)
+    for code in {"MUFU", "F2FP", "FFMA", "FMUL", "FADD"} - OF_A_PAIR[name].keys():
+        assert found[code] == 0
+    # Each element reads the clock twice, and nothing is put away meanwhile.
+    assert found["CS2R"] + found["S2UR"] >= 2 * units.ELEMENTS
+    assert found["STL"] == found["LDL"] == 0
+
+
+def test_the_table() -> None:
+    environment = {"gpu": "G", "torch": "1", "triton": "2", "cudnn": "3", "date": "2026-01-31"}
+    table = units.units_table({"environment": environment, "rates": {"exp2": 16.0, "tanh": 8.0}})
+    assert "| exp2 | 16.00 | 256 |" in table and "| tanh | 8.00 | 512 |" in table
