@@ -263,7 +263,7 @@ def apply(name: str, *operands: Any) -> Expr:
     check_size(name, syms)
     params = merged_params(exprs)
     if name in ("//", "%"):
-        check_divisor(as_number(syms[1]), _least_values(params, syms[1]))
+        check_divisor(as_number(syms[1]), _least_values(params))
     if name == "where" and exprs[1].kind == CONDITION:
         when, a, b = syms
         return Expr((when & a) | (~when & b), params)
@@ -272,16 +272,14 @@ def apply(name: str, *operands: Any) -> Expr:
     if operation.takes != CONDITION and name != "where" and name not in COMPARISONS:
         syms = [as_number(sym) for sym in syms]
     if operation.divides:
-        least = _least_values(params, *syms)
-        syms.append({symbol for symbol, value in least.items() if value >= 1})
+        syms.append({symbol for symbol, least in _least_values(params).items() if least >= 1})
     return Expr(operation.symbolic(*syms), params)
 
 
-def _least_values(params: Iterable[Param], *syms: Any) -> dict[Any, int]:
-    """Of each `Int` among the parameters its least value, by its symbol in these expressions."""
-    named = {param.name: getattr(param, "min", None) for param in params}
-    found = {symbol: named.get(symbol.name) for sym in syms for symbol in sym.free_symbols}
-    return {symbol: least for symbol, least in found.items() if isinstance(least, int)}
+def _least_values(params: Iterable[Param]) -> dict[Any, int]:
+    """The least value of each `Int` among the parameters, by its symbol."""
+    # Of an `Expr` that is no `Int`, min is torch's method.
+    return {p.sym: p.min for p in params if isinstance(p, Expr) and isinstance(p.min, int)}
 
 
 def merged_params(exprs: Iterable[Expr]) -> tuple[Param, ...]:
