@@ -20,7 +20,15 @@ ROLES: Mapping[str, str] = {"_consumer": "NUMBER", "_step": "NUMBER", "_producer
 #: How calls begin behind which there is a mark; in a step, which is short, those are waits for
 #: products alone.
 CALLS = ("mbarrier.wait", "tma.store_wait", "_take_turn", "_first_weights", "_finish", "_work")
-CALLS += ("_hand_over", "_load_qk", "_load_v", "_told", "warpgroup_mma_wait", "_store_out")
+CALLS += (
+    "_hand_over",
+    "_load_qk",
+    "_load_v",
+    "_load_pair",
+    "_told",
+    "warpgroup_mma_wait",
+    "_store_out",
+)
 CALLS_OF_A_STEP = ("warpgroup_mma_wait",)
 
 #: Tiles of keys of a role that there is room for, and what stands where nothing was passed. A mark

@@ -24,7 +24,8 @@ NUMBER, ADDRESS = 4, 8
 TILES, BARRIERS, NUMBERS, BARRIER = (ADDRESS + NUMBER * rank for rank in (5, 2, 2, 1))
 ROWS, MADE, FACTORS = (ADDRESS + NUMBER * rank for rank in (4, 3, 2))
 
-# Arrays of barriers: full and empty, of queries, keys, values and what is handed over.
+# Arrays of barriers: full and empty, of queries, keys, values and what is handed over; keys and
+# values may share theirs.
 BARRIER_ARRAYS = 8
 
 # Whatever the mask: num_q_heads, num_kv_heads, q_len, num_tiles_m, num_tiles, lse_rows.
@@ -55,7 +56,8 @@ def captured_bytes(plan: KernelPlan, *, contiguous: bool = True, ones: bool = Fa
     parts = 2 * (len(plan.qk_parts) + len(plan.v_parts))  # of q, k, v, out
     tiles = parts - len(plan.v_parts) * hopper_shape(plan).out_in_queries
     size = parts * ADDRESS + tiles * TILES + ADDRESS  # descriptors, tiles, lse
-    size += BARRIER_ARRAYS * BARRIERS + NUMBERS + NUMBERS_OF_A_CALL * NUMBER
+    arrays = BARRIER_ARRAYS - 2 * hopper_shape(plan).paired
+    size += arrays * BARRIERS + NUMBERS + NUMBERS_OF_A_CALL * NUMBER
     if plan.normaliser == "softmax":  # votes, outgrown, checked
         size += 2 * NUMBERS + BARRIER * hopper_shape(plan).flat
     size += ADDRESS * HopperNames(plan).counts  # the counter

@@ -26,6 +26,8 @@ class HopperShape:
             for those of the next tile.
         q_stages: buffers for tiles of queries.
         k_extra: buffers for tiles of keys beyond those for values, which are needed a step later.
+        paired: whether a tile of keys and the values of the one before, which one step multiplies,
+            are loaded and passed on together: a step waits once, and arrives once.
         turns: whether one consumer after another has its products with the matrix units.
         flat: whether a tile's first step runs beside the last one of the tile before. Queries are
             then in registers, and consumers skip no tiles of keys.
@@ -37,6 +39,7 @@ class HopperShape:
     q_in_registers: bool
     q_stages: int
     k_extra: int
+    paired: bool
     turns: bool
     flat: bool
     out_in_queries: bool
@@ -59,6 +62,7 @@ _OF_NARROW = HopperShape(
     q_in_registers=False,
     q_stages=2,
     k_extra=0,
+    paired=False,
     turns=True,
     flat=False,
     out_in_queries=False,
@@ -66,7 +70,8 @@ _OF_NARROW = HopperShape(
 )
 
 #: Three consumers with scores of 64 keys. The output leaves through the buffer of its queries.
-_OF_LONG_TILES = replace(_OF_NARROW, out_in_queries=True, splits=True)
+#: Narrow heads, whose steps are longer, lost 1% by pairs.
+_OF_LONG_TILES = replace(_OF_NARROW, paired=True, out_in_queries=True, splits=True)
 
 #: The same where products last longer than a step's instructions take to be issued: two consumers
 #: keep the matrix units busy while one ends its tile, so that none has to wait for its turn.
@@ -78,6 +83,7 @@ _OF_SHORT_TILES = HopperShape(
     q_in_registers=True,
     q_stages=1,
     k_extra=1,
+    paired=False,
     turns=True,
     flat=True,
     out_in_queries=False,
@@ -90,6 +96,7 @@ _OF_WIDEST = HopperShape(
     q_in_registers=False,
     q_stages=1,
     k_extra=0,
+    paired=False,
     turns=True,
     flat=False,
     out_in_queries=False,

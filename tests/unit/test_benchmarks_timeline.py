@@ -60,13 +60,14 @@ def test_every_role_has_marks(name: str) -> None:
     for awaited in (
         "work_full",
         "q_full",
-        "k_full",
-        "v_full",
         "work_empty",
         "_load_qk(",
         "_load_v(",
     ):
         assert awaited in calls
+    pairs = {"kv_full", "_load_pair("}
+    apart = {"wait(k_full", "wait(v_full"}
+    assert any(all(x in calls for x in of_keys) for of_keys in (pairs, apart))
     text = marked(text_of(name), 1 << 40, 7)
     roles = re.findall(r"_mark\(\d+, kv_count, (\w+)\)", text)
     assert {"NUMBER", "CONSUMERS"} == {*roles}

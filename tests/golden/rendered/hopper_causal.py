@@ -310,6 +310,23 @@ def _load_v(descs, buffers, number, place, full, empty, phase):
 
 
 @gluon.jit
+def _load_pair(descs, buffers, number, place, v_row, full, empty, phase):
+    """The same for keys and, from v_row on, values: what one step multiplies."""
+    k_descs, v_descs = descs
+    k_tiles, v_tiles = buffers
+    batch, head, row = place
+    BYTES: gl.constexpr = k_descs[0].block_type.nbytes + v_descs[0].block_type.nbytes
+    mbarrier.wait(empty.index(number), phase)
+    mbarrier.expect(full.index(number), BYTES)
+    tma.async_copy_global_to_shared(
+        k_descs[0], [batch, head, row, 0], full.index(number), k_tiles[0].index(number)
+    )
+    tma.async_copy_global_to_shared(
+        v_descs[0], [batch, head, v_row, 0], full.index(number), v_tiles[0].index(number)
+    )
+
+
+@gluon.jit
 def _told(outgrown, slot, CONSUMERS: gl.constexpr):
     """Whether `_tell` has noted that of a consumer; forgets it."""
     LANES: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
@@ -331,7 +348,7 @@ def _producer(
     q_descs, k_descs, v_descs, counter_ptr = sources
     tiles, barriers, handover, growth = buffers
     q_tiles, k_tiles, v_tiles, _ = tiles
-    q_full, q_empty, k_full, k_empty, v_full, v_empty = barriers
+    q_full, q_empty, kv_full, kv_empty = barriers
     _, outgrown = growth
     slots, work_full, work_empty = handover
     # A buffer is empty in the phase before the one that it is full in.
@@ -353,18 +370,26 @@ def _producer(
         tile = _key_tile(visits - 1, work, call, BLOCK_N)
         place = (work[1], kv_head, tile * BLOCK_N)
         stage, phase = _stage(kv_count, NUM_STAGES)
-        _load_qk(k_descs, k_tiles, stage, place, k_full, k_empty, phase ^ 1)
+        _load_qk(k_descs, k_tiles, stage, place, kv_full, kv_empty, phase ^ 1)
         for visit in range(visits - 2, -1, -1):
-            v_place = place
-            v_stage, v_phase = _stage(kv_count, NUM_STAGES)
+            v_row = place[2]
             kv_count += 1
             tile = _key_tile(visit, work, call, BLOCK_N)
             place = (work[1], kv_head, tile * BLOCK_N)
             stage, phase = _stage(kv_count, NUM_STAGES)
-            _load_qk(k_descs, k_tiles, stage, place, k_full, k_empty, phase ^ 1)
-            _load_v(v_descs, v_tiles, v_stage, v_place, v_full, v_empty, v_phase ^ 1)
+            _load_pair(
+                (k_descs, v_descs),
+                (k_tiles, v_tiles),
+                stage,
+                place,
+                v_row,
+                kv_full,
+                kv_empty,
+                phase ^ 1,
+            )
+        kv_count += 1
         stage, phase = _stage(kv_count, NUM_STAGES)
-        _load_v(v_descs, v_tiles, stage, place, v_full, v_empty, phase ^ 1)
+        _load_v(v_descs, v_tiles, stage, place, kv_full, kv_empty, phase ^ 1)
         kv_count += 1
         # The next tile, after the loads, which must not wait for it.
         q_count += 1
@@ -512,7 +537,6 @@ def _step(
     careful,
     kv_count,
     begun,
-    more,
     start_n,
     masked,
     place,
@@ -534,16 +558,13 @@ def _step(
     tiles, barriers, _, growth = buffers
     votes, _ = growth
     _, k_tiles, v_tiles, _ = tiles
-    _, _, k_full, k_empty, v_full, v_empty = barriers
+    _, _, kv_full, kv_empty = barriers
     ROWS: gl.constexpr = gl.SliceLayout(1, SCORES)
-    v_stage, v_phase = _stage(kv_count - 1, NUM_STAGES)
-    k_stage, _ = _stage(kv_count, NUM_STAGES)
+    stage, _ = _stage(kv_count, NUM_STAGES)
     next_stage, next_phase = _stage(kv_count + 1, NUM_STAGES)
-    scores_0 = _start_scores(q, k_tiles, k_stage, 0, SCORES)
-    mbarrier.wait(v_full.index(v_stage), v_phase)
-    acc = _start_values(weights, v_tiles, v_stage, acc, begun)
+    scores_0 = _start_scores(q, k_tiles, stage, 0, SCORES)
+    acc = _start_values(weights, v_tiles, stage, acc, begun)
     scores_0 = warpgroup_mma_wait(1, deps=(scores_0,))
-    mbarrier.arrive(k_empty.index(k_stage), count=1)
     scores_0 = _scores(scores_0, start_n, masked, place, queries, call, NUMBER)
     if GROWS:
         top = _lane_max(scores_0)
@@ -552,14 +573,14 @@ def _step(
         m_i = m_new
     m_scaled = (m_i * qk_scale)[:, None]
     acc = warpgroup_mma_wait(0, deps=(acc,))
-    mbarrier.arrive(v_empty.index(v_stage), count=1)
+    mbarrier.arrive(kv_empty.index(stage), count=1)
     if GROWS:
         acc *= gl.convert_layout(factor, gl.SliceLayout(1, OUT), assert_trivial=True)[:, None]
         l_i = _scale_lanes(l_i, factor)
     p_0 = gl.exp2(scores_0 * qk_scale - m_scaled)
     l_i += _lane_sum(p_0)
     weights = (_pack(p_0),)
-    mbarrier.wait(k_full.index(next_stage), next_phase, pred=more)
+    mbarrier.wait(kv_full.index(next_stage), next_phase)
     if GROWS:
         growing = careful | _any(_unseen(m_i), votes.index(NUMBER))
         return acc, m_i, l_i, weights, growing
@@ -570,12 +591,10 @@ def _step(
 @gluon.jit
 def _skip(kv_count, barriers, NUM_STAGES: gl.constexpr):
     """Passes on a tile of keys and values that a consumer's queries do not see, as it comes."""
-    _, _, k_full, k_empty, v_full, v_empty = barriers
+    _, _, kv_full, kv_empty = barriers
     stage, phase = _stage(kv_count, NUM_STAGES)
-    mbarrier.wait(k_full.index(stage), phase)
-    mbarrier.arrive(k_empty.index(stage), count=1)
-    mbarrier.wait(v_full.index(stage), phase)
-    mbarrier.arrive(v_empty.index(stage), count=1)
+    mbarrier.wait(kv_full.index(stage), phase)
+    mbarrier.arrive(kv_empty.index(stage), count=1)
 
 
 @gluon.jit
@@ -603,7 +622,7 @@ def _consumer(
     tiles, barriers, handover, growth = buffers
     votes, outgrown = growth
     q_tiles, k_tiles, v_tiles, out_tiles = tiles
-    q_full, q_empty, k_full, k_empty, v_full, v_empty = barriers
+    q_full, q_empty, kv_full, kv_empty = barriers
     slots, work_full, work_empty = handover
     q_count = 0  # tiles of queries
     kv_count = 0  # tiles of keys
@@ -621,10 +640,10 @@ def _consumer(
     number = NUMBER
     q = _queries_of(q_tiles, NUMBER)
     k_stage, k_phase = _stage(kv_count, NUM_STAGES)
-    mbarrier.wait(k_full.index(k_stage), k_phase)
+    mbarrier.wait(kv_full.index(k_stage), k_phase)
     scores_0 = _start_scores(q, k_tiles, k_stage, 0, SCORES)
     scores_0 = warpgroup_mma_wait(0, deps=(scores_0,))
-    mbarrier.arrive(k_empty.index(k_stage), count=1)
+    mbarrier.arrive(kv_empty.index(k_stage), count=1)
     tile, masked = _visited_tile(first, place, call, NUMBER, BLOCK_N)
     start_n = tile * BLOCK_N
     m_i, l_i, weights, growing = _first_weights(
@@ -636,7 +655,7 @@ def _consumer(
         begun = 0  # whether values of this tile are in acc, or still those of another
         kv_count += 1
         k_stage, k_phase = _stage(kv_count, NUM_STAGES)
-        mbarrier.wait(k_full.index(k_stage), k_phase, pred=first > last)
+        mbarrier.wait(kv_full.index(k_stage), k_phase)
         rest = first - 1
         while (growing > 0) & (rest >= last):
             # growing is 1: these are the same queries. ptxas must not see it: what both loops
@@ -653,7 +672,6 @@ def _consumer(
                 careful,
                 kv_count,
                 begun,
-                rest > last,
                 start_n,
                 masked,
                 place,
@@ -685,7 +703,6 @@ def _consumer(
                 careful,
                 kv_count,
                 begun,
-                visit > last,
                 start_n,
                 masked,
                 place,
@@ -707,12 +724,12 @@ def _consumer(
         redone = _any(gl.where(total <= MOST_WEIGHT, 0, 1 - careful), votes.index(NUMBER))
         if redone > 0:
             _tell(1, outgrown, NUMBER, q_count % 2)
-        v_stage, v_phase = _stage(kv_count - 1, NUM_STAGES)
-        mbarrier.wait(v_full.index(v_stage), v_phase)
+        v_stage = _stage(kv_count, NUM_STAGES)[0]
+        kv_count += 1
         acc = _start_values(weights, v_tiles, v_stage, acc, begun)
         scale_out = _finish(m_i, total, redone, place, queries, call, lse_ptr, NUMBER, ROWS)
         acc = warpgroup_mma_wait(0, deps=(acc,))
-        mbarrier.arrive(v_empty.index(v_stage), count=1)
+        mbarrier.arrive(kv_empty.index(v_stage), count=1)
         out_number = q_count % 2 * CONSUMERS + NUMBER
         acc *= gl.convert_layout(scale_out, gl.SliceLayout(1, OUT), assert_trivial=True)[:, None]
         _store_out(acc, place, redone, q_len, out_tiles, out_descs, out_number, NUMBER, PACKED)
@@ -737,10 +754,10 @@ def _consumer(
         number = q_stage * CONSUMERS + NUMBER
         mbarrier.wait(q_full.index(number), q_phase, pred=visits > 0)
         q = _queries_of(q_tiles, number)
-        mbarrier.wait(k_full.index(k_stage), k_phase, pred=visits > 0)
+        mbarrier.wait(kv_full.index(k_stage), k_phase, pred=visits > 0)
         scores_0 = _start_scores(q, k_tiles, k_stage, 0, SCORES)
         scores_0 = warpgroup_mma_wait(0, deps=(scores_0,))
-        mbarrier.arrive(k_empty.index(k_stage), count=1, pred=visits > 0)
+        mbarrier.arrive(kv_empty.index(k_stage), count=1, pred=visits > 0)
         tile, masked = _visited_tile(first, place, call, NUMBER, BLOCK_N)
         start_n = tile * BLOCK_N
         m_i, l_i, weights, growing = _first_weights(
@@ -825,10 +842,8 @@ def _attention_hopper(
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
     q_full = gl.allocate_shared_memory(gl.int64, [Q_TILES, 1], BARRIER)
     q_empty = gl.allocate_shared_memory(gl.int64, [Q_TILES, 1], BARRIER)
-    k_full = gl.allocate_shared_memory(gl.int64, [NUM_STAGES, 1], BARRIER)
-    k_empty = gl.allocate_shared_memory(gl.int64, [NUM_STAGES, 1], BARRIER)
-    v_full = gl.allocate_shared_memory(gl.int64, [NUM_STAGES, 1], BARRIER)
-    v_empty = gl.allocate_shared_memory(gl.int64, [NUM_STAGES, 1], BARRIER)
+    kv_full = gl.allocate_shared_memory(gl.int64, [NUM_STAGES, 1], BARRIER)
+    kv_empty = gl.allocate_shared_memory(gl.int64, [NUM_STAGES, 1], BARRIER)
     # Tiles of queries that the producer hands over to the consumers: the present and the next.
     scalar: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     NUMBERS: gl.constexpr = 5 + 3 * CONSUMERS
@@ -838,7 +853,7 @@ def _attention_hopper(
     q_tiles, k_tiles = (q_tiles,), (k_tiles,)
     v_tiles, out_tiles = (v_tiles,), q_tiles  # free once they are multiplied
     tiles = (q_tiles, k_tiles, v_tiles, out_tiles)
-    barriers = (q_full, q_empty, k_full, k_empty, v_full, v_empty)
+    barriers = (q_full, q_empty, kv_full, kv_empty)
     votes = gl.allocate_shared_memory(gl.int8, [CONSUMERS, 64], scalar)
     outgrown = gl.allocate_shared_memory(gl.int32, [2 * CONSUMERS, 1], scalar)
     # One of each array after the other: between two of one array Triton has all warps meet.
@@ -847,10 +862,8 @@ def _attention_hopper(
             mbarrier.init(q_full.index(i), count=1)
             mbarrier.init(q_empty.index(i), count=1)
         if i < NUM_STAGES:
-            mbarrier.init(k_full.index(i), count=1)
-            mbarrier.init(k_empty.index(i), count=CONSUMERS)
-            mbarrier.init(v_full.index(i), count=1)
-            mbarrier.init(v_empty.index(i), count=CONSUMERS)
+            mbarrier.init(kv_full.index(i), count=1)
+            mbarrier.init(kv_empty.index(i), count=CONSUMERS)
         if i < 2:
             mbarrier.init(work_full.index(i), count=1)
             mbarrier.init(work_empty.index(i), count=CONSUMERS)
