@@ -4,13 +4,15 @@
 
 Eight warps of each SM repeat a few instructions on 32 elements a thread, which do not wait for one
 another, and read the clock of their SM before and after. Beside it: cycles for a tile of 64 x 64,
-whose products at head_dim 128, with queries and keys and with values, take 512.
+whose products at head_dim 128, with queries and keys and with values, take 512; and on Hopper what
+both take while the matrix units are at work as well (`benchmarks.beside`).
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from statistics import median
 from typing import Any
 
@@ -18,6 +20,7 @@ import torch
 import triton
 import triton.language as tl
 
+from benchmarks.beside import Beside, beside
 from benchmarks.figures import Document, machine
 from benchmarks.markdown import header, line
 from benchmarks.record import environment
@@ -99,7 +102,14 @@ def units_table(document: Document) -> str:
     lines = header(["of an element", "elements a cycle", "cycles for 64 x 64"])
     for name, rate in document["rates"].items():
         lines.append(line([name, f"{rate:.2f}", f"{64 * 64 / rate:,.0f}"]))
-    return f"What an SM takes; {machine(document)}.\n\n" + "\n".join(lines)
+    tables = [f"What an SM takes; {machine(document)}.", "\n".join(lines)]
+    if found := document["beside"]:
+        names = ["alone", "beside products", "products meanwhile"]
+        lines = header(["cycles for 64 x 64", *names])
+        for name, cycles in found.items():
+            lines.append(line([name, *(f"{x:,.0f}" for x in vars(Beside(**cycles)).values())]))
+        tables.append("\n".join(lines))
+    return "\n\n".join(tables)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -112,7 +122,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "benchmark": "units",
         "environment": environment(device),
         "rates": {name: round(elements_a_cycle(name, device), 3) for name in SEQUENCES},
+        "beside": {},
     }
+    if torch.cuda.get_device_capability(device) == (9, 0):
+        document["beside"] = {
+            name: asdict(beside(asm(sequence), device)) for name, sequence in SEQUENCES.items()
+        }
     tell(document, units_table, options.json)
     return 0
 

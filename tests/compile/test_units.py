@@ -6,8 +6,9 @@ import pytest
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource
 
-from benchmarks import units
+from benchmarks import beside, units
 from support.sass import opcodes
 
 #: Of a pair of elements: instructions by their names in machine code.
@@ -45,7 +46,30 @@ def test_machine_code(name: str) -> None:
     assert found["STL"] == found["LDL"] == 0
 
 
+def test_products_and_weights_are_on_their_way_together() -> None:
+    signature = {"cycles": "*i32", "products": "i32", "tiles": "i32", "SEQUENCE": "constexpr"}
+    name = "softcap and softmax"
+    constants = {"SEQUENCE": units.asm(units.SEQUENCES[name])}
+    source = GluonASTSource(beside._both, signature, constants)
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
+    found = opcodes(compiled.asm["cubin"])
+    # Eight pieces of the queries' columns and four of the keys; each group weighs by itself.
+    assert found["HGMMA"] % 12 == 0 < found["HGMMA"]
+    pairs = beside.GROUPS * 64 * 64 // 128 // 2
+    for code, count in OF_A_PAIR[name].items():
+        if code.startswith("MUFU"):
+            assert found[code] % (count * pairs) == 0 < found[code]
+    assert found["STL"] == found["LDL"] == 0
+    # One wait in the loop, for what came two before: products are not waited for one by one.
+    assert found["WARPGROUP"] < found["HGMMA"]
+
+
 def test_the_table() -> None:
     environment = {"gpu": "G", "torch": "1", "triton": "2", "cudnn": "3", "date": "2026-01-31"}
-    table = units.units_table({"environment": environment, "rates": {"exp2": 16.0, "tanh": 8.0}})
+    rates = {"exp2": 16.0, "tanh": 8.0}
+    document = {"environment": environment, "rates": rates, "beside": {}}
+    table = units.units_table(document)
     assert "| exp2 | 16.00 | 256 |" in table and "| tanh | 8.00 | 512 |" in table
+    assert "products" not in table
+    document["beside"] = {"exp2": {"alone": 257.1, "beside": 380.0, "products": 516.4}}
+    assert "| exp2 | 257 | 380 | 516 |" in units.units_table(document)
