@@ -60,9 +60,8 @@ WITHIN = {"parts": "def _add_part(", "forward, long tiles": "def _consumer("}
 #: Those that nothing comes of here, and why.
 UNSEEN = {
     "mbarrier.wait(empty.index(slot), phase ^ 1)": "its role has waited already: to be read alone",
+    "mbarrier.wait(work_empty.index(slot), phase ^ 1)": "four pairs later consumers have told it",
     "mbarrier.wait(keys_arrived, count // 2 % 2)": "copies into one buffer rarely pass each other",
-    "mbarrier.wait(k_full.index(k_stage), k_phase)": "a tile whose first keys were none is redone",
-    "mbarrier.wait(k_full.index(stage), phase)": "values skipped next are asked for after the keys",
 }
 
 
