@@ -44,6 +44,7 @@ COPIES = PRODUCTS, LOADS = "products", "loads"
 _KEPT = (
     "v_stage, v_phase =",
     "k_stage, _ =",
+    "stage, _ =",
     "next_stage, next_phase =",
     "_take_turn(",
     "_pass_turn(",

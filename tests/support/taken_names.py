@@ -20,9 +20,9 @@ from flashgen.scores import Score, softcap
 from flashgen.spec import AttentionSpec
 
 # Between them these print every line of every template: one run of keys and several in any order,
-# heads of one segment and of several, a mask that differs between heads and batch entries, block
-# tables, documents, scores and sinks, tensors that learn by query, key and distance, the parameters
-# of each kind and a constant; and the backward passes that are divided.
+# heads of one segment and of several, narrow ones and others, a mask that differs between heads and
+# batch entries, block tables, documents, scores and sinks, tensors that learn by query, key and
+# distance, the parameters of each kind and a constant; and the backward passes that are divided.
 _PROBE = Int("probe")
 _DEGREES = Float("probe", 1.0, above=0)
 _TABLE = Tensor("probe", ("num_q_heads",), "bfloat16")
@@ -57,6 +57,7 @@ EVERYTHING = (
         ),
     ),
     AttentionSpec(64, mask=document(_IDS) & causal()),
+    AttentionSpec(80, mask=sliding_window(_PROBE, 0)),
     AttentionSpec(64, mask=sliding_window(_PROBE, 0), score=_TILTED, deterministic=True),
     AttentionSpec(256, mask=sliding_window(_PROBE, 0), score=_TILTED),
 )
