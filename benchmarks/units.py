@@ -20,7 +20,7 @@ import torch
 import triton
 import triton.language as tl
 
-from benchmarks.beside import Beside, beside
+from benchmarks.beside import beside
 from benchmarks.figures import Document, machine
 from benchmarks.markdown import header, line
 from benchmarks.record import environment
@@ -107,7 +107,7 @@ def units_table(document: Document) -> str:
         names = ["alone", "beside products", "products meanwhile"]
         lines = header(["cycles for 64 x 64", *names])
         for name, cycles in found.items():
-            lines.append(line([name, *(f"{x:,.0f}" for x in vars(Beside(**cycles)).values())]))
+            lines.append(line([name, *(f"{x:,.0f}" for x in cycles.values())]))
         tables.append("\n".join(lines))
     return "\n\n".join(tables)
 
