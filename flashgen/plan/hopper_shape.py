@@ -56,7 +56,8 @@ class HopperShape:
         return self.loads_early and not self.flat
 
 
-#: Where scores of 128 keys fit beside the output in the registers of three consumers.
+#: Where scores of 128 keys fit beside the output in the registers of three consumers. Pairs would
+#: cost 1% there, where a step lasts long.
 _OF_NARROW = HopperShape(
     halves=1,
     q_in_registers=False,
@@ -70,7 +71,6 @@ _OF_NARROW = HopperShape(
 )
 
 #: Three consumers with scores of 64 keys. The output leaves through the buffer of its queries.
-#: Narrow heads, whose steps are longer, lost 1% by pairs.
 _OF_LONG_TILES = replace(_OF_NARROW, paired=True, out_in_queries=True, splits=True)
 
 #: The same where products last longer than a step's instructions take to be issued: two consumers
@@ -96,7 +96,7 @@ _OF_WIDEST = HopperShape(
     q_in_registers=False,
     q_stages=1,
     k_extra=0,
-    paired=False,
+    paired=True,
     turns=True,
     flat=False,
     out_in_queries=False,

@@ -138,7 +138,7 @@ def test_listed_tiles_by_hand() -> None:
         (plan(mask=full()), (192, 64, 4), 230156),
         (plan((128, 64)), (192, 64, 4), 222060),
         (WINDOW, (128, 128, 2), 197320),
-        (plan(256, mask=LATE), (128, 64, 2), 230088),
+        (plan(256, mask=LATE), (128, 64, 2), 230024),
         (plan((192, 128), mask=LATE), (128, 64, 2), 180984),
         (lower(kernel_spec("softcap", 64), "x"), (128, 128, 2), 115464),
         (lower(kernel_spec("ends", 64), "x"), (128, 128, 2), 115608),
