@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterable, Sequence
+from statistics import median
 from time import monotonic
 
 from flashgen.codegen.render import kernel_digest
@@ -20,10 +21,14 @@ from flashgen.tuning.forward_bench import ForwardBench
 from flashgen.tuning.store import Ending, Measurement, TuneResult
 from flashgen.tuning.workload import usual_lengths
 
-# Milliseconds of one timing: a first look at every candidate, a closer one at the best few.
+# Milliseconds of one timing: a first look at every candidate, closer ones at the best few.
 FIRST_LOOK = {"warmup": 10, "rep": 40}
-CLOSER_LOOK = {"warmup": 25, "rep": 150}
+CLOSER_LOOK = {"warmup": 25, "rep": 50}
 FINALISTS = 3
+
+# Closer looks at each of the best few, which take turns, every second time in the reverse order: a
+# GPU that has rested is faster by up to a tenth, and one that is limited by its power slows down.
+ROUNDS = 4
 
 # Candidates that are compiled side by side before they are timed one by one.
 WAVE = min(16, os.cpu_count() or 1)
@@ -47,7 +52,7 @@ def measure(
     finalists: int = FINALISTS,
     report: Report = lambda done, total: None,
 ) -> TuneResult:
-    """Times candidates in the given order, then the best few again and more closely.
+    """Times candidates in the given order, then the best few again in turns.
 
     Args:
         plan: the kernel.
@@ -58,7 +63,7 @@ def measure(
         form: which kernel they are configurations of.
         forward: for a backward kernel, what the portable forward kernel runs before it with.
         seconds: when to stop looking at further candidates; at least one is measured.
-        finalists: how many of the best get a closer look.
+        finalists: how many of the best get closer looks.
         report: called with (candidates looked at, candidates) as it goes.
 
     Returns:
@@ -76,7 +81,7 @@ def measure(
     assert candidates or form in GRADIENT_FORMS, "no forward kernel is done without"
     turned_down = list(rejected)
     measured: dict[KernelConfig, Measurement] = {}
-    finals: dict[KernelConfig, Measurement] = {}
+    looks: dict[KernelConfig, list[Measurement]] = {}
     ended: Ending = "complete"
     if candidates:
         try:
@@ -101,14 +106,11 @@ def measure(
             except Exception as error:  # whatever Triton, its compilers or the driver raise
                 turned_down.append((config, first_line(error)[:LONGEST_REASON]))
         report(len(candidates), len(candidates))
-        for config in sorted(measured, key=lambda c: -_rate(measured[c]))[:finalists]:
-            try:
-                finals[config] = bench.time(config, CLOSER_LOOK)
-            except Exception as error:  # a fault that a later candidate left behind, as a rule
-                raise TuneError(
-                    f"{plan.name}: {config} ran once on {gpu} and then no more "
-                    f"({first_line(error)}); free the GPU, or build with --no-tune"
-                ) from error
+        best = sorted(measured, key=lambda c: -_rate(measured[c]))[:finalists]
+        for number in range(ROUNDS):
+            for config in best if number % 2 == 0 else reversed(best):
+                look = _closer_look(bench, config, plan.name, gpu)
+                looks.setdefault(config, []).append(look)
     except KeyboardInterrupt:
         if not measured:
             raise
@@ -119,7 +121,8 @@ def measure(
             f"{plan.name}: none of {len(candidates)} candidates ran on {gpu} "
             f"(the last, {config}: {reason}); free the GPU, or build with --no-tune"
         )
-    rest = (measured[config] for config in measured if config not in finals)
+    finals = map(_median, looks.values())
+    rest = (measured[config] for config in measured if config not in looks)
     return TuneResult(
         target=target,
         gpu=gpu,
@@ -127,7 +130,7 @@ def measure(
         kernel=kernel_digest(plan, form),
         lengths=usual_lengths(plan),
         # A closer look on a warm GPU is slower: it is compared with other closer looks alone.
-        measured=(*_best_first(finals.values()), *_best_first(rest)),
+        measured=(*_best_first(finals), *_best_first(rest)),
         rejected=tuple(turned_down),
         ended=ended,
         form=form,
@@ -145,6 +148,27 @@ def _bench(
         assert forward is not None
         return BackwardBench(plan, target, form, forward)
     return ForwardBench(plan, target, candidates, form)
+
+
+def _closer_look(
+    bench: ForwardBench | BackwardBench, config: KernelConfig, variant: str, gpu: str
+) -> Measurement:
+    """Another timing of a candidate that has run before."""
+    try:
+        return bench.time(config, CLOSER_LOOK)
+    except Exception as error:  # a fault that a later candidate left behind, as a rule
+        raise TuneError(
+            f"{variant}: {config} ran once on {gpu} and then no more "
+            f"({first_line(error)}); free the GPU, or build with --no-tune"
+        ) from error
+
+
+def _median(looks: Sequence[Measurement]) -> Measurement:
+    """The median times of a candidate's looks, and their rates."""
+    first = looks[0]
+    ms = tuple(median(times) for times in zip(*(look.ms for look in looks), strict=True))
+    work = (rate * t for rate, t in zip(first.tflops, first.ms, strict=True))
+    return Measurement(first.config, ms, tuple(w / t for w, t in zip(work, ms, strict=True)))
 
 
 def _rate(measurement: Measurement) -> float:

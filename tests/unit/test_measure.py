@@ -56,20 +56,71 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., TuneResult]:
     return call
 
 
-def test_the_fastest_comes_first_and_the_best_few_are_timed_twice(
+def test_the_fastest_comes_first_and_the_best_few_are_timed_again_in_turns(
     run: Callable[..., TuneResult],
 ) -> None:
     result = run()
     assert [m.config for m in result.measured] == [FAST, MEDIUM, SLOW]
     assert result.ended == "complete"
-    assert StandIn.timed == [SLOW, FAST, MEDIUM, FAST, MEDIUM, SLOW]
+    there_and_back = [FAST, MEDIUM, SLOW, SLOW, MEDIUM, FAST]
+    assert StandIn.timed == [SLOW, FAST, MEDIUM, *2 * there_and_back]
     assert sorted(StandIn.compiled) == sorted(SPEEDS)
 
 
-def test_how_many_are_timed_twice_can_be_said(run: Callable[..., TuneResult]) -> None:
+def test_how_many_are_timed_again_can_be_said(run: Callable[..., TuneResult]) -> None:
     result = run(finalists=1)
-    assert StandIn.timed == [SLOW, FAST, MEDIUM, FAST]
+    assert StandIn.timed == [SLOW, FAST, MEDIUM, *4 * [FAST]]
     assert [m.config for m in result.measured] == [FAST, MEDIUM, SLOW]
+
+
+def test_a_gpu_that_slows_down_favours_nobody(
+    run: Callable[..., TuneResult], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One after the other, the slower of two that are 2% apart would be ahead."""
+    speeds = {FAST: 300.0, MEDIUM: 294.0, SLOW: 200.0}
+    calls = 0
+
+    def time(self: StandIn, config: KernelConfig, effort: dict[str, int]) -> Measurement:
+        nonlocal calls
+        calls += 1
+        if effort is tuning.FIRST_LOOK:  # which MEDIUM is ahead in, and so first afterwards
+            return Measurement(config, (1.0,), ({MEDIUM: 301.0}.get(config, speeds[config]),))
+        rate = speeds[config] * (1 - 0.03 * calls)
+        return Measurement(config, (3.0 / rate,), (rate,))
+
+    monkeypatch.setattr(StandIn, "time", time)
+    result = run(finalists=2)
+    assert [m.config for m in result.measured] == [FAST, MEDIUM, SLOW]
+
+
+def test_of_several_looks_the_median_counts(
+    run: Callable[..., TuneResult], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = iter([1.0, *[9.0] * 2, 4.0, 2.0, 1.0, 40.0])
+
+    def time(self: StandIn, config: KernelConfig, effort: dict[str, int]) -> Measurement:
+        ms = next(times)
+        return Measurement(config, (ms, 2 * ms), (12 / ms, 12 / ms))
+
+    monkeypatch.setattr(StandIn, "time", time)
+    first, *_ = run(finalists=1).measured
+    assert first == Measurement(SLOW, (3.0, 6.0), (4.0, 4.0))
+
+
+def test_an_interrupt_of_closer_looks_keeps_those_that_were_had(
+    run: Callable[..., TuneResult], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    time = StandIn.time
+
+    def gone(self: StandIn, config: KernelConfig, effort: dict[str, int]) -> Measurement:
+        if len(self.timed) == 5:
+            raise KeyboardInterrupt
+        return time(self, config, effort)
+
+    monkeypatch.setattr(StandIn, "time", gone)
+    result = run()
+    assert [m.config for m in result.measured] == [FAST, MEDIUM, SLOW]
+    assert result.ended == "interrupt"
 
 
 @pytest.mark.parametrize("form", FORMS)
