@@ -45,8 +45,8 @@ def test_all_are_looked_at_once() -> None:
 
 def test_what_does_not_fit_says_what_it_consists_of() -> None:
     assert rejected(plan(256), 128, 64, 8, 3) == (
-        "needs 295,672 B of shared memory, sm_90 has 232,448 B (Q 65,536 + K 98,304 + V 98,304 + "
-        "output 32,768 + captures 376 + growth 144 + tiles handed over 48 + barriers 192)"
+        "needs 295,576 B of shared memory, sm_90 has 232,448 B (Q 65,536 + K 98,304 + V 98,304 + "
+        "output 32,768 + captures 344 + growth 144 + tiles handed over 48 + barriers 128)"
     )
 
 
