@@ -371,7 +371,7 @@ def test_a_build_says_that_it_replaces_an_edit(flashgen, project):
     right = module.read_text()
     note = "note: tiny: generated/tiny.py was damaged or edited by hand, and is replaced"
     module.write_text(right + "X = 1\n")
-    assert flashgen("build", "specs")[1][-1] == note
+    assert note in flashgen("build", "specs")[1]
     assert module.read_text() == right
     edit(project / "specs" / "tiny.py", "head_dim=64", "head_dim=128")
     assert note not in flashgen("build", "specs")[1]
