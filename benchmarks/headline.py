@@ -23,21 +23,18 @@ def headline_table(results: Mapping[str, Document]) -> str:
         row for row in results["variants"]["cells"] if row["mask"] not in ("full", "causal")
     ]
     backward = {row["cell"]: row for row in results["backward"]["cells"]}
-    columns = [f"{of} {column}" for of in PASSES for column in _COLUMNS]
+    columns = [name for of in PASSES for name in (f"{of} TFLOP/s", "vs Flex", "vs best other")]
     lines = header(["attention", *columns])
     for title, row in (*_named(grid), *((row["title"], row) for row in variants)):
         figures = [*_figures(row), *_figures(backward.get(row["cell"]))]
         lines.append(line([title, *figures]))
     said = (
         f"Rates are TFLOP/s on visible elements; ratios say how many times as fast as "
-        f"{RIVAL}, and as the fastest other library, flashgen is. {grid[0]['seq_len']} tokens, "
+        f"{RIVAL} (Flex), and as the best other library, {OWN} is. {grid[0]['seq_len']} tokens, "
         f"{grid[0]['dtype']}, medians; head_dim {variants[0]['head_dim'][0]} where none is named. "
         f"{_machines(results)}."
     )
     return "\n".join([*lines, "", said])
-
-
-_COLUMNS = ("TFLOP/s", f"vs {RIVAL}", "vs best other")
 
 
 def _machines(results: Mapping[str, Document]) -> str:
