@@ -1,4 +1,4 @@
-"""The pictures of README.md, made from committed files of results by matplotlib.
+"""The pictures of docs/performance.md, made from committed files of results by matplotlib.
 
     python -m benchmarks.plot --write      draws docs/pictures from the newest results
 

@@ -1,10 +1,10 @@
-"""The tables of README.md and docs/performance.md, made from committed files of results.
+"""The tables of README.md and docs/, made from committed files of results.
 
     python -m benchmarks.table FILE.json    prints them
     python -m benchmarks.table --write      puts the newest results' into the documents
 
-A document says where a table goes with <!-- benchmark: NAME -->, a name of `TABLES`, and where it
-ends with <!-- /benchmark -->.
+A document says where a table goes with <!-- benchmark: NAME -->, a name of `TABLES` or `JOINED`,
+and where it ends with <!-- /benchmark -->.
 """
 
 from __future__ import annotations
@@ -40,10 +40,11 @@ from benchmarks.figures import (
     ratio,
     timings,
 )
+from benchmarks.headline import headline_table
 from benchmarks.markdown import header, line
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "performance.md")
+DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "performance.md", ROOT / "docs" / "figures.md")
 
 _BLOCK = re.compile(r"(<!-- benchmark: (\w+) -->\n).*?(<!-- /benchmark -->)", re.DOTALL)
 
@@ -156,7 +157,7 @@ def backward_table(document: Document) -> str:
 def backward_summary(document: Document) -> str:
     """That beneath its picture."""
     alt = "Bars: backward TFLOP/s of flashgen and its peers, full and causal"
-    return f"![{alt}](docs/pictures/backward.svg)\n\n{backward_table(document)}"
+    return f"![{alt}](pictures/backward.svg)\n\n{backward_table(document)}"
 
 
 #: By name: the benchmark that a table is of, and what makes it.
@@ -173,14 +174,21 @@ TABLES: dict[str, tuple[str, Callable[[Document], str]]] = {
     "picks": ("picks", picks_table),
 }
 
+#: Those of several benchmarks, made of the results of each by its name; empty if some are missing.
+JOINED: dict[str, Callable[[Mapping[str, Document]], str]] = {"headline": headline_table}
+
 
 def fill(text: str, results: Mapping[str, Document]) -> str:
     """``text`` with the tables of these results between its marks; of no results nothing."""
 
     def block(match: re.Match[str]) -> str:
-        benchmark, table = TABLES[match[2]]
-        shown = f"{table(results[benchmark])}\n" if benchmark in results else ""
-        return f"{match[1]}{shown}{match[3]}"
+        name = match[2]
+        if name in JOINED:
+            shown = JOINED[name](results)
+        else:
+            benchmark, table = TABLES[name]
+            shown = table(results[benchmark]) if benchmark in results else ""
+        return f"{match[1]}{shown}\n{match[3]}" if shown else f"{match[1]}{match[3]}"
 
     return _BLOCK.sub(block, text)
 

@@ -214,8 +214,8 @@ def _own(account: Account) -> Iterator[str]:
     )
     yield (
         "The last one writes this account as a page with a slider over the length. The formulas "
-        "are those that prune the tuner's candidates; flashgen's docs/design.md says which "
-        "published figures they meet."
+        "are those that prune the tuner's candidates; flashgen's docs/design/explain.md says "
+        "which published figures they meet."
     )
 
 

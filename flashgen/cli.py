@@ -23,10 +23,11 @@ from flashgen.check import names_all
 from flashgen.console import (
     ProgressBar,
     bench_table,
-    build_table,
+    build_tables,
     list_table,
     make_console,
     rejection_lines,
+    where_lines,
 )
 from flashgen.errors import FlashgenError
 from flashgen.explain.call import LONGEST, Asked, named_values
@@ -123,27 +124,30 @@ def build(
     except KeyboardInterrupt:
         interrupted = True
     finally:
-        _report(results, verbose)
+        _report(results, out, verbose)
     if interrupted:
         typer.echo("interrupted: what is listed is published, the rest was not built", err=True)
         raise typer.Exit(130)
 
 
-def _report(results: list[Built], verbose: bool) -> None:
-    """Shows what was built, also where a later variant failed."""
+def _report(results: list[Built], out: Path, verbose: bool) -> None:
+    """Shows what was built, where it is and how to import it, also where a later variant failed."""
     built = [result for result in results if result.chosen]
     current = [result.variant for result in results if not result.chosen]
     if verbose:
         for result in built:
             for line in rejection_lines(result):
                 typer.echo(line)
-    if built:
-        make_console().print(build_table(built))
+    console = make_console()
+    for table in build_tables(built, console.width) if built else ():
+        console.print(table)
     for result in built:
         for note in result.notes:
             typer.echo(f"note: {result.variant}: {note}")
     if current:
         typer.echo(f"up to date, nothing to do: {', '.join(current)}")
+    for line in where_lines(built, out):
+        typer.echo(line)
 
 
 @app.command()

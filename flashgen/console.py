@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from types import TracebackType
 
 from rich import box
@@ -15,11 +16,15 @@ from flashgen.bench import Timing
 from flashgen.budget.targets import get_target
 from flashgen.build import Built, Progress
 from flashgen.config import BACKWARD_FORMS, HOPPER, ChosenConfig, Form
+from flashgen.publish import Place
 from flashgen.tuning.forms import Choices
 from flashgen.tuning.space import Space
 
 # In a pipe or a log there is no width to keep to: rows stay whole.
 UNWATCHED_WIDTH = 220
+
+#: Columns that the table of a build takes with a variant and a GPU of ordinary names.
+_WIDE = 140
 
 
 def make_console(*, stderr: bool = False) -> Console:
@@ -83,8 +88,20 @@ class ProgressBar(Progress):
         self._bars.advance(self._variants)
 
 
-def build_table(built: Iterable[Built]) -> Table:
-    """A row for each variant, target and kernel that a configuration was chosen for."""
+def build_tables(built: Iterable[Built], width: int) -> Iterator[Table]:
+    """What was chosen: a row for each variant, target and kernel.
+
+    One table, or, where its rows would not fit into ``width`` columns, a narrow one a variant.
+    """
+    results = list(built)
+    if width >= _WIDE:
+        yield _wide_table(results)
+        return
+    for result in results:
+        yield _narrow_table(result)
+
+
+def _wide_table(built: Iterable[Built]) -> Table:
     table = plain_table("variant", "target", "form", "blocks", "warps", "stages", "SRAM used, KiB")
     table.add_column("chosen")  # the one that may wrap
     table.add_column("time", justify="right", no_wrap=True)
@@ -92,7 +109,6 @@ def build_table(built: Iterable[Built]) -> Table:
         time = f"{result.seconds:.1f} s"
         for target, form, choice, remark in _chosen(result):
             config = choice.config
-            limit = get_target(target).max_shared
             table.add_row(
                 result.variant,
                 target,
@@ -100,12 +116,50 @@ def build_table(built: Iterable[Built]) -> Table:
                 f"{config.BLOCK_M} x {config.BLOCK_N}",
                 str(config.num_warps),
                 str(config.num_stages),
-                f"{choice.shared / 1024:.1f} of {limit / 1024:.0f}",
+                _used(choice, target),
                 how_chosen(choice) + remark,
                 time,
             )
             time = ""
     return table
+
+
+def _narrow_table(result: Built) -> Table:
+    """Warps and stages stand beside the blocks; when a kernel runs is left to the wide table."""
+    table = plain_table("target", "form", "blocks, warps, stages", "SRAM, KiB")
+    table.title = f"{result.variant}, built in {result.seconds:.1f} s"
+    table.title_justify = "left"
+    table.title_style = ""
+    table.add_column("chosen")
+    for target, form, choice, _ in _chosen(result):
+        config = choice.config
+        blocks = f"{config.BLOCK_M} x {config.BLOCK_N}, {config.num_warps}, {config.num_stages}"
+        table.add_row(target, form, blocks, _used(choice, target), how_chosen(choice))
+    return table
+
+
+def _used(choice: ChosenConfig, target: str) -> str:
+    return f"{choice.shared / 1024:.1f} of {get_target(target).max_shared / 1024:.0f}"
+
+
+def where_lines(built: Sequence[Built], out: Path) -> Iterator[str]:
+    """Where the modules that were built are, and how they are imported: lines of 80 columns."""
+    if not built:
+        return
+    names = [result.variant for result in built]
+    place = Place(out, names[0])
+    [name, what] = [names[0], "module"] if len(names) == 1 else ["NAME", f"{len(names)} modules"]
+    yield f"{what}: {place.module if len(names) == 1 else out}"
+    yield f"import: from {place.package} import {name}"
+    parent = out.resolve().parent
+    if parent != Path.cwd():
+        yield f"        where {_short(parent)} is on sys.path"
+
+
+def _short(folder: Path) -> Path:
+    """The folder as seen from the current one, if it lies inside."""
+    here = Path.cwd()
+    return folder.relative_to(here) if folder.is_relative_to(here) else folder
 
 
 def _chosen(built: Built) -> Iterator[tuple[str, Form, ChosenConfig, str]]:

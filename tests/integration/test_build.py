@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from rich.console import Console
 
 from flashgen.config import FORMS
 from flashgen.publish import FIRST_LINE
@@ -37,6 +38,58 @@ def test_a_build_publishes_a_module_and_shows_what_was_chosen(flashgen, project)
     assert portable[:3] == ["tiny", "sm_90", "portable"]
     assert portable[7] == "by model; runs where TMA cannot read q, k or v"
     assert (project / "generated" / "tiny.py").read_text().startswith(FIRST_LINE)
+
+
+@pytest.mark.parametrize(
+    ("out", "expected"),
+    [
+        ("generated", ["module: generated/tiny.py", "import: from generated import tiny"]),
+        (
+            "my/kernels",
+            [
+                "module: my/kernels/tiny.py",
+                "import: from kernels import tiny",
+                "        where my is on sys.path",
+            ],
+        ),
+    ],
+)
+def test_a_build_ends_with_where_the_module_is_and_how_to_import_it(flashgen, out, expected):
+    _, lines = flashgen("build", "specs", "--out", out)
+    assert lines[-len(expected) :] == expected
+    assert flashgen("build", "specs", "--out", out) == UP_TO_DATE
+
+
+def test_of_several_modules_it_says_the_folder(flashgen, project):
+    shutil.copy("specs/tiny.py", "specs/other.py")
+    assert flashgen("build", "specs")[1][-2:] == [
+        "2 modules: generated",
+        "import: from generated import NAME",
+    ]
+
+
+def test_the_import_that_a_build_shows_works(flashgen, project):
+    _, lines = flashgen("build", "specs", "--out", "my/kernels")
+    statement = lines[-2].removeprefix("import: ")
+    code = f"import sys; sys.path.insert(0, 'my'); {statement}; print(tiny.__name__)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "kernels.tiny\n"
+
+
+def test_what_a_build_shows_fits_a_terminal_of_80_columns(flashgen, project, monkeypatch):
+    """Nothing is cut off: each kernel has its row, and a rule says where the header ends."""
+    monkeypatch.setattr("flashgen.cli.make_console", lambda **_: Console(width=80))
+    (project / "specs" / "tiny.py").write_text(
+        "from flashgen import AttentionSpec, causal\n\n"
+        "spec = AttentionSpec(head_dim=64, mask=causal())\n"
+    )
+    _, lines = flashgen("build", "specs")
+    assert max(map(len, lines)) <= 80
+    assert not any("…" in line for line in lines)
+    assert re.fullmatch(r"tiny, built in \d+\.\d s", lines[0].strip())
+    rows = [line.split() for line in lines if "by model" in line]
+    assert {row[1] for row in rows} == set(FORMS)
+    assert len(rows) == 20
 
 
 def test_the_published_module_is_imported_from_its_folder(flashgen, project):
@@ -157,7 +210,11 @@ def test_only_what_changed_is_built(flashgen, project):
     shutil.copy("specs/tiny.py", "specs/other.py")
     _, lines = flashgen("build", "specs")
     assert {line.split()[0] for line in lines if "by model" in line} == {"other"}
-    assert lines[-1] == "up to date, nothing to do: tiny"
+    assert lines[-3:] == [
+        "up to date, nothing to do: tiny",
+        "module: generated/other.py",
+        "import: from generated import other",
+    ]
 
 
 def test_a_bad_spec_among_good_ones_writes_nothing(flashgen, project):
@@ -314,7 +371,7 @@ def test_a_build_says_that_it_replaces_an_edit(flashgen, project):
     right = module.read_text()
     note = "note: tiny: generated/tiny.py was damaged or edited by hand, and is replaced"
     module.write_text(right + "X = 1\n")
-    assert flashgen("build", "specs")[1][-1] == note
+    assert note in flashgen("build", "specs")[1]
     assert module.read_text() == right
     edit(project / "specs" / "tiny.py", "head_dim=64", "head_dim=128")
     assert note not in flashgen("build", "specs")[1]

@@ -16,6 +16,10 @@ from sweep.launch import check_kernel
 
 CASES = {
     "bigbird_drawn": [Case(n, n, 2, 2, 1) for n in (1, 64, 70, 400)],
+    "capped_window": [
+        Case(n, n, 2, 4, 2, params={"window": window, "cap": 3.0})
+        for n, window in ((1, 0), (33, 9), (64, 64), (70, 1000))
+    ],
     "chunks_with_sinks": [
         Case(n, n, 2, 4, 2, layout="padded", params={"chunk": chunk})
         for n, chunk in ((1, 9), (33, 9), (48, 48), (70, 25))
@@ -59,7 +63,7 @@ CASES = {
 
 @functools.cache
 def specs() -> dict[str, AttentionSpec]:
-    return {v.name: v.spec for v in load([ROOT / "examples" / "variants"])}
+    return {v.name: v.spec for v in load([ROOT / "examples" / "specs"])}
 
 
 @functools.cache

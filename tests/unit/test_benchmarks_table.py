@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from benchmarks import figures, plot, record, table
+from benchmarks import figures, headline, plot, record, table
 from benchmarks.cells import Cell
 
 
@@ -188,7 +188,7 @@ def test_the_tables_of_the_backward_pass():
         assert text.count("Backward TFLOP/s") == 1
         assert shown in text
     block = table.fill("<!-- benchmark: backward -->\n<!-- /benchmark -->", {"backward": results})
-    assert f"(docs/pictures/backward.svg)\n\n{grid}" in block
+    assert f"(pictures/backward.svg)\n\n{grid}" in block
     full = table.full_table(results)
     assert "module takes beside its gradients," in full
     assert (
@@ -228,6 +228,33 @@ def test_the_variants_stand_beside_the_quicker_way_of_fa4():
         "| documents | 7.5% | 251 | 401 | 999 | 1.48 / 2.95 | 0.48 / 0.48 | 0.50 / 0.50 |" in text
     )
     assert figures.best_fa4(slow) == "FA4"
+
+
+def test_the_headline_table():
+    """The longest cells of the grid, then the variants; what one pass lacks is a dash."""
+    results = {
+        "forward": forward_results(),
+        "variants": variant_results(),
+        "backward": backward_results() | {"environment": ENVIRONMENT | {"date": "2026-02-01"}},
+    }
+    lines = headline.headline_table(results).splitlines()
+    assert lines[0] == (
+        "| attention | forward TFLOP/s | vs Flex | vs best other "
+        "| backward TFLOP/s | vs Flex | vs best other |"
+    )
+    assert lines[2:4] == [
+        "| full, head_dim 64 | 2049 | 1.48 | 0.50 | 2049 | 1.48 | 0.50 |",
+        "| documents | 251 | 1.48 | - | - | - | - |",
+    ]
+    assert "8192 tokens, bfloat16, medians; head_dim 128 where none is named." in lines[-1]
+    assert lines[-1].endswith("cuDNN 9.19.0, forward 2026-01-31, backward 2026-02-01.")
+    other = {"environment": ENVIRONMENT | {"gpu": "Another"}}
+    said = headline.headline_table(results | {"backward": backward_results() | other})
+    assert "forward 2026-01-31; Another, torch 2.11.0" in said
+    assert headline.headline_table({"forward": forward_results()}) == ""
+    text = "<!-- benchmark: headline -->\nold\n<!-- /benchmark -->"
+    assert table.fill(text, results).splitlines()[1:-1] == lines
+    assert table.fill(text, {}) == "<!-- benchmark: headline -->\n<!-- /benchmark -->"
 
 
 def test_figures_of_rows():
@@ -278,7 +305,7 @@ def test_results_are_json_with_a_cell_a_line():
 
 def test_the_documents_show_the_committed_results():
     shown = "".join(path.read_text() for path in table.DOCUMENTS)
-    for name in table.TABLES:
+    for name in (*table.TABLES, *table.JOINED):
         assert f"<!-- benchmark: {name} -->" in shown, name
     for path in table.DOCUMENTS:
         text = path.read_text()
@@ -292,9 +319,9 @@ def test_the_pictures_are_of_the_committed_results():
     shown = "".join(path.read_text() for path in table.DOCUMENTS)
     for name, (benchmark, show, _) in plot.DRAWN.items():
         if benchmark not in results:
-            assert f"docs/pictures/{name})" not in shown
+            assert f"(pictures/{name})" not in shown
             continue
-        assert f"docs/pictures/{name})" in shown
+        assert f"(pictures/{name})" in shown
         text = (plot.PICTURES / name).read_text()
         assert plot.digest(show(results[benchmark])) in text, (
             f"docs/pictures/{name}: run python -m benchmarks.plot --write"

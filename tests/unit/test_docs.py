@@ -8,7 +8,7 @@ import itertools
 import math
 import re
 import textwrap
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -16,11 +16,13 @@ import torch
 from rich.console import Console
 
 import flashgen
+from benchmarks import figures
+from benchmarks.headline import headline_table
 from docs import make_vocabulary, vocabulary_entries
 from docs.tile_pictures import checked_picture
 from flashgen.budget.targets import TARGETS
 from flashgen.build import Options, Progress, build
-from flashgen.cli import app
+from flashgen.cli import app, main
 from flashgen.console import UNWATCHED_WIDTH
 from flashgen.errors import FlashgenError
 from flashgen.explain.call import Asked
@@ -34,29 +36,109 @@ from support.variants import shipped_module
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
+GUIDE = {path.stem: path.read_text() for path in sorted((ROOT / "docs" / "guide").glob("*.md"))}
+#: README.md and the guide: what shows a user how to use flashgen.
+SHOWN = "\n".join([README, *GUIDE.values()])
+
+#: The most words that README.md may have, as ``wc -w`` counts them.
+WORDS = 1500
+
+
+def documents():
+    """Every document, by its path from the root."""
+    found = [ROOT / "benchmarks" / "README.md", ROOT / "examples" / "README.md"]
+    found += [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    return {path.relative_to(ROOT).as_posix(): path.read_text() for path in sorted(found)}
+
+
+DOCUMENTS = documents()
 
 
 def blocks(mark):
-    """The code blocks under ``<!-- mark: PATH -->`` with their paths."""
-    found = re.findall(rf"<!-- {mark}: (\S+) -->\n```\w+\n(.*?)```", README, re.DOTALL)
-    assert found, f"README.md has no {mark}"
-    return found
+    """The code blocks under ``<!-- mark: WHAT -->`` of README.md and the guide, with what it says.
+
+    Each once: one that stands in two documents is the same in both.
+    """
+    found = re.findall(rf"<!-- {mark}: ([^\n]+) -->\n```\w+\n(.*?)```", SHOWN, re.DOTALL)
+    assert found, f"neither README.md nor docs/guide has {mark}"
+    return list(dict.fromkeys(found))
+
+
+def prose(text):
+    """A document without its code, whose brackets and comments are no links and headings."""
+    return re.sub(r"^(```|~~~).*?^\1$", "", text, flags=re.DOTALL | re.MULTILINE)
 
 
 def links():
-    """Every relative link with the document it stands in."""
-    folders = (ROOT, ROOT / "docs", ROOT / "benchmarks", ROOT / "examples")
-    return [
-        (document.relative_to(ROOT).as_posix(), link)
-        for folder in folders
-        for document in sorted(folder.glob("*.md"))
-        for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", document.read_text())
-    ]
+    """Every relative link with the document it stands in, its file and its anchor."""
+    found = []
+    for document, text in DOCUMENTS.items():
+        for file, anchor in re.findall(r"\]\(([^)#:\s]*)(?:#([^)\s]*))?\)", prose(text)):
+            found.append((document, file, anchor))
+    return list(dict.fromkeys(found))
+
+
+def anchors(text):
+    """Those that GitHub gives to the headings of a document."""
+    found = []
+    for heading in re.findall(r"^#+ (.*)$", prose(text), re.MULTILINE):
+        plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()
+        slug = re.sub(r"[^\w\- ]", "", plain).replace(" ", "-")
+        count = sum(
+            re.fullmatch(rf"{re.escape(slug)}(-\d+)?", other) is not None for other in found
+        )
+        found.append(f"{slug}-{count}" if count else slug)
+    return found
+
+
+def test_the_readme_is_short():
+    words = len(README.split())
+    assert words <= WORDS, f"README.md has {words} words: move some of them to docs/"
+
+
+def test_what_the_readme_counts():
+    """Of what ships, of FlexAttention's rate, and of a BlockMask's memory."""
+    numbers = [14, 6, 3]
+    assert "Fourteen masks, six score functions and three normalisers ship" in README
+    shown = re.search(r"<!-- vocabulary -->\n(.*?)<!-- /vocabulary -->", GUIDE["spec"], re.DOTALL)
+    rows = [line for line in shown[1].splitlines() if "`" in line]
+    assert [len(re.findall(r"`\w+`", row)) for row in rows] == numbers
+    rows = headline_table(figures.newest_results()).splitlines()[2:-2]
+    ratios = [float(cell) for row in rows for cell in row.split(" | ")[2::3] if cell != "-"]
+    assert f"runs at {min(ratios):.1f} to {max(ratios):.1f} times its rate" in README
+    forward = figures.newest_results()["forward"]
+    [cost] = [r["block_mask"] for r in forward["cells"] if r["cell"] == "causal_d128 S=16384"]
+    assert f"A BlockMask of 16,384 tokens takes {cost['peak_mib'] / 1024:.1f} GiB" in README
+
+
+@pytest.mark.parametrize("folder", ["docs", "docs/lab"])
+def test_an_index_lists_every_page(folder):
+    """docs/README.md all but the lab, which has an index of its own."""
+    text = DOCUMENTS[f"{folder}/README.md"]
+    pages = ROOT / folder
+    found = pages.rglob("*.md") if folder == "docs" else pages.glob("*.md")
+    expected = {
+        path.relative_to(pages).as_posix()
+        for path in found
+        if folder == "docs/lab" or path.parent.name != "lab" or path.name == "README.md"
+    } - {"README.md"}
+    assert expected <= {file for file, _ in re.findall(r"\]\(([^)#]+)(#[^)]*)?\)", text)}
+
+
+def test_the_index_of_the_lab_has_every_series():
+    named = {
+        number
+        for path, text in DOCUMENTS.items()
+        if path.startswith("docs/lab/")
+        for number in re.findall(r"[Ss]eries (\d+b?)\b", text)
+    }
+    listed = set(re.findall(r"^- \*\*Series (\w+)\*\*", DOCUMENTS["docs/lab/README.md"], re.M))
+    assert named == listed
 
 
 @pytest.mark.parametrize(("path", "source"), blocks("excerpt"))
 def test_an_excerpt_is_in_its_file(path, source):
-    assert source in (ROOT / path).read_text(), f"README.md: copy the lines of {path} anew"
+    assert source in (ROOT / path).read_text(), f"docs/guide: copy the lines of {path} anew"
 
 
 def test_the_layers_are_those_that_imports_are_held_to():
@@ -64,7 +146,7 @@ def test_the_layers_are_those_that_imports_are_held_to():
     layers = re.search(r'^LAYERS = """\n(.*?)"""', source, re.MULTILINE | re.DOTALL)
     assert layers is not None
     shown = f"```text\n{textwrap.dedent(layers[1])}```\n"
-    assert shown in (ROOT / "docs" / "design.md").read_text()
+    assert shown in DOCUMENTS["docs/design.md"]
 
 
 def test_the_first_spec_is_the_shipped_one():
@@ -105,7 +187,7 @@ def test_the_example_builds_and_is_right(tmp_path):
 
 def test_sequences_packed_by_their_ends_are_documents():
     """The lines shown, one sequence empty, beside each sequence by itself."""
-    [shown] = re.findall(r"<!-- varlen -->\n```python\n(.*?)```", README, re.DOTALL)
+    [shown] = re.findall(r"<!-- varlen -->\n```python\n(.*?)```", GUIDE["spec"], re.DOTALL)
     ends = [0, 3, 4, 44, 44, 64]
     q, k, v = (torch.randn(ends[-1], 2, 128) for _ in range(3))
     names = {"torch": torch, "cu_seqlens": torch.tensor(ends, dtype=torch.int32)}
@@ -131,19 +213,19 @@ def test_the_spec_is_one(tmp_path):
     plan = lower(variant.spec, variant.name)
     assert plan.bounds.exact and plan.bounds.tables
     call = ", ".join(f"{param.name}={param.name}" for param in plan.params)
-    assert f"out = {variant.name}.attention(q, k, v, {call})\n" in README
+    assert f"out = {variant.name}.attention(q, k, v, {call})\n" in GUIDE["spec"]
 
 
 def test_the_error_is_the_one_that_its_spec_gets(tmp_path, monkeypatch):
-    shown = re.search(r"<!-- error: (.*) -->\n```text\n(.*)\n```", README)
-    assert shown is not None
+    """In README.md its line is broken as a terminal breaks it."""
+    [(declared, shown)] = {(spec, " ".join(text.split())) for spec, text in blocks("error")}
     monkeypatch.chdir(tmp_path)
     Path("specs").mkdir()
     spec_file = Path("specs/causal_d256.py")
-    spec_file.write_text(f"from flashgen import *\n\nspec = {shown[1]}\n")
+    spec_file.write_text(f"from flashgen import *\n\nspec = {declared}\n")
     with pytest.raises(FlashgenError) as caught:
         list(build([spec_file], Options(tune=False), Progress()))
-    assert str(caught.value) == shown[2]
+    assert str(caught.value) == shown
     assert not Path("generated").exists()
 
 
@@ -154,7 +236,26 @@ def test_what_explain_is_shown_to_say():
     print_account(console, account)
     said = textwrap.dedent(re.sub(r"^\S.*\n", "", console.file.getvalue(), flags=re.MULTILINE))
     for part in shown.strip().split("\n\n"):
-        assert part in said, f"README.md: copy what flashgen explain {path} says anew"
+        assert part in said, f"docs/guide: copy what flashgen explain {path} says anew"
+
+
+def test_a_build_ends_as_it_is_shown_to(tmp_path, monkeypatch, capsys):
+    [(arguments, shown)] = blocks("build")
+    assert f"flashgen build {arguments} " in README and shown in README
+    path = Path(arguments.split()[0])
+    monkeypatch.chdir(tmp_path)
+    path.parent.mkdir(parents=True)
+    path.write_text((ROOT / path).read_text())
+    with pytest.raises(SystemExit) as stop:
+        main(["build", *arguments.split(), "--no-tune"])
+    assert not stop.value.code
+    assert capsys.readouterr().out.endswith(shown)
+
+
+def test_the_fields_of_a_spec():
+    shown = re.search(r"<!-- fields -->\n(.*?)<!-- /fields -->", GUIDE["spec"], re.DOTALL)
+    listed = re.findall(r"^\| `(\w+)` \|", shown[1], re.MULTILINE)
+    assert sorted(listed) == sorted(field.name for field in fields(flashgen.AttentionSpec))
 
 
 def test_the_targets_table():
@@ -164,19 +265,23 @@ def test_the_targets_table():
     ]
     header = "| target | GPUs | shared memory of a block |\n| --- | --- | ---: |"
     expected = "\n".join(["<!-- targets -->", header, *rows, "<!-- /targets -->"])
-    assert expected in README
+    assert expected in DOCUMENTS["docs/targets.md"]
 
 
 def test_the_commands_exist():
     known = {command.name or command.callback.__name__ for command in app.registered_commands}
-    shown = set(re.findall(r"^(?:\$ |.*\.venv/bin/)flashgen (\w+)", README, re.MULTILINE))
+    shown = set(re.findall(r"^(?:\$ |.*\.venv/bin/)flashgen (\w+)", SHOWN, re.MULTILINE))
     assert {"build", "check", "list", "bench"} <= shown
     assert shown <= known
 
 
-@pytest.mark.parametrize(("document", "link"), links())
-def test_links_lead_somewhere(document, link):
-    assert ((ROOT / document).parent / link).exists(), f"{document}: {link}"
+@pytest.mark.parametrize(("document", "file", "anchor"), links())
+def test_links_lead_somewhere(document, file, anchor):
+    target = ROOT / document if not file else ((ROOT / document).parent / file).resolve()
+    assert target.exists(), f"{document}: {file}"
+    if anchor:
+        name = target.relative_to(ROOT).as_posix()
+        assert anchor in anchors(DOCUMENTS[name]), f"{document}: {file}#{anchor}"
 
 
 @pytest.fixture(scope="module")
@@ -202,7 +307,7 @@ def test_the_vocabulary_page_holds_every_name(made):
     names = {name for name in public if name.islower()} - helpers
     headings = set(re.findall(r"^### (\w+)$", made["vocabulary.md"], re.MULTILINE))
     assert names <= headings
-    shown = re.search(r"<!-- vocabulary -->\n(.*?)<!-- /vocabulary -->", README, re.DOTALL)
+    shown = re.search(r"<!-- vocabulary -->\n(.*?)<!-- /vocabulary -->", GUIDE["spec"], re.DOTALL)
     assert names == set(re.findall(r"`(\w+)`", shown[1]))
 
 

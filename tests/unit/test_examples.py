@@ -8,6 +8,7 @@ import json
 import math
 import os
 import re
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -22,7 +23,7 @@ from flashgen.reference import attention_reference
 from support.variants import import_file
 
 ROOT = Path(__file__).parents[2]
-VARIANTS = sorted((ROOT / "examples" / "variants").glob("*.py"))
+VARIANTS = sorted((ROOT / "examples" / "specs").glob("*.py"))
 
 
 @pytest.fixture(scope="module")
@@ -161,20 +162,31 @@ def test_two_attentions_train_alike(tmp_path, device):
     assert picture.startswith("<?xml") and "flashgen, seed 1" in picture
 
 
-def test_quickstart():
+def test_quickstart(tmp_path):
+    """A copy of it, beside a module that is built for this test."""
+    shutil.copy(ROOT / "examples" / "quickstart.py", tmp_path)
+    file = ROOT / "examples" / "specs" / "capped_window.py"
+    assert list(build([file], Options(out=tmp_path / "built", tune=False), Progress()))
     run = subprocess.run(
-        [sys.executable, ROOT / "examples" / "quickstart.py"],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
+        [sys.executable, tmp_path / "quickstart.py"], capture_output=True, text=True
     )
     assert run.returncode == 0, run.stderr
-    assert "causal_d128 is right on this" in run.stdout
+    assert "capped_window is right on this" in run.stdout
+
+
+def test_what_examples_build_is_not_committed():
+    """So the set-up command has something to build, and `flashgen check` nothing to object to."""
+    ignored = (ROOT / ".gitignore").read_text().splitlines()
+    assert "/examples/built/" in ignored
+    names = {path.stem for path in VARIANTS}
+    assert not names & {path.stem for path in (ROOT / "generated").glob("*.py")}
+    assert not names & {path.stem for path in (ROOT / "specs").glob("*.py")}
 
 
 #: What the call in each docstring reads, besides q, k and v; and the keys, for 64 queries.
 CALLS = {
     "bigbird_drawn": {},
+    "capped_window": {"sinks": torch.tensor([0.0, 1.0])},
     "chunks_with_sinks": {"slopes": torch.tensor([0.1, 0.5]), "sinks": torch.tensor([0.0, 1.0])},
     "images_in_text": {"tokens": torch.arange(64).repeat(2, 1) % 9 // 4, "IMAGE_TOKEN": 1},
     "packed_windows": {"ids": (torch.arange(64).repeat(2, 1) // 25).int()},
@@ -186,7 +198,7 @@ CALLS = {
 
 @pytest.fixture(scope="module", params=VARIANTS, ids=lambda path: path.stem)
 def variant(request, tmp_path_factory):
-    """A spec file of examples/variants, its spec, and the module that it builds."""
+    """A spec file of examples/specs, its spec, and the module that it builds."""
     out, file = tmp_path_factory.mktemp("generated"), request.param
     options = Options(out=out, targets=("sm_90",), tune=False)
     [built] = build([file], options, Progress())
@@ -202,7 +214,7 @@ def test_a_variant_is_short(variant):
 
 def test_the_examples_are_listed():
     shown = (ROOT / "examples" / "README.md").read_text()
-    listed = re.findall(r"\(variants/(\w+)\.py\)", shown)
+    listed = re.findall(r"\(specs/(\w+)\.py\)", shown)
     assert sorted(listed) == [path.stem for path in VARIANTS]
     assert CALLS.keys() == {path.stem for path in VARIANTS}
 
@@ -236,9 +248,7 @@ def test_a_variant_is_called_as_it_says(variant):
 
 
 @pytest.mark.filterwarnings("ignore:.*the eager reference")
-@pytest.mark.parametrize(
-    "variant", [ROOT / "examples/variants/chunks_with_sinks.py"], indirect=True
-)
+@pytest.mark.parametrize("variant", [ROOT / "examples/specs/chunks_with_sinks.py"], indirect=True)
 def test_what_a_variant_learns_has_gradients(variant):
     learned = {name: x.clone().requires_grad_() for name, x in CALLS["chunks_with_sinks"].items()}
     q, k, v = torch.randn(3, 1, 2, 16, 128, generator=torch.Generator().manual_seed(0)).bfloat16()
