@@ -17,7 +17,7 @@ from flashgen.plan import lower
 from flashgen.tuning.rank import rank
 from flashgen.tuning.space import search_space
 from support.compiling.compiler import gpu_target
-from support.compiling.portable import _source, options_of
+from support.compiling.portable import forward_kernel, options_of
 from support.sass import unset_uniform_registers
 from support.variants import shipped_module, shipped_specs
 from support.variety import HEAD_DIM_SPECS
@@ -29,9 +29,10 @@ SPECS = shipped_specs()
 def _machine_code(
     spec: AttentionSpec, config: KernelConfig, *, tma: bool, aligned: bool = True
 ) -> bytes:
-    source = _source(lower(spec, "kernel"), config, "sm_90", tma, aligned)
+    kernel = forward_kernel(lower(spec, "kernel"), config, "sm_90", tma=tma, aligned=aligned)
     options = options_of(config)
-    cubin: bytes = triton.compile(source, target=gpu_target(TARGET), options=options).asm["cubin"]
+    target = gpu_target(TARGET)
+    cubin: bytes = triton.compile(kernel.source(), target=target, options=options).asm["cubin"]
     return cubin
 
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import pytest
 
-from compile.usage import OLDER, check_backward_usage
+from compile.usage import check_backward_usage
 from flashgen import AttentionSpec, Mask, Tensor, block_sparse, causal
 from flashgen.config import KernelConfig
 from flashgen.plan import lower
@@ -29,6 +29,7 @@ from support.compiling.backward_hopper import (
     compile_queries,
 )
 from support.compiling.hopper import HopperCompiled
+from support.compiling.predicted import OLDER
 from support.loads import kernel_spec
 from support.sass import opcodes, unset_uniform_registers
 from support.variants import shipped_specs
