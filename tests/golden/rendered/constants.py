@@ -183,7 +183,8 @@ def _at_3d(tensor, i_0, i_1, i_2):
     ptr += tl.cast(i_0, tl.int64) * stride_0
     ptr += tl.cast(i_1, tl.int64) * stride_1
     ptr += tl.cast(i_2, tl.int64) * stride_2
-    return tl.load(ptr, mask=inside, other=0)
+    # != 0: a scalar's condition and a tile's make integers in Triton's interpreter, and no mask.
+    return tl.load(ptr, mask=inside != 0, other=0)
 
 
 @triton.jit
@@ -1475,7 +1476,7 @@ def _has_tangents(*tensors):
     return any(forward_ad.unpack_dual(x).tangent is not None for x in tensors)
 
 
-@torch.library.custom_op("flashgen::constants_650143c1", mutates_args=())
+@torch.library.custom_op("flashgen::constants_1957a70f", mutates_args=())
 def _attention_op(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -1516,7 +1517,7 @@ def _has_backward(q, k):
     return q.is_cuda or triton.knobs.runtime.interpret
 
 
-@torch.library.custom_op("flashgen::constants_650143c1_backward", mutates_args=())
+@torch.library.custom_op("flashgen::constants_1957a70f_backward", mutates_args=())
 def _backward_op(
     q: torch.Tensor,
     k: torch.Tensor,

@@ -46,7 +46,8 @@ def _at_3d_hopper(tensor, i_0, i_1, i_2):
     ptr += gl.cast(i_0, gl.int64) * stride_0
     ptr += gl.cast(i_1, gl.int64) * stride_1
     ptr += gl.cast(i_2, gl.int64) * stride_2
-    return gl.load(ptr, mask=inside, other=0)
+    # != 0: a scalar's condition and a tile's make integers in Triton's interpreter, and no mask.
+    return gl.load(ptr, mask=inside != 0, other=0)
 
 
 @gluon.jit
