@@ -11,6 +11,7 @@ from __future__ import annotations
 import pytest
 import triton
 
+from compile.usage import AS_PTXAS_12_8_DOES
 from flashgen import AttentionSpec, Blocks
 from flashgen.config import KernelConfig
 from flashgen.plan import lower
@@ -61,6 +62,7 @@ def test_the_models_first_choice(name: str) -> None:
     assert not unset_uniform_registers(_machine_code(spec, config, tma=True))
 
 
+@AS_PTXAS_12_8_DOES
 def test_the_compiler_still_does_it() -> None:
     """When this fails, the copies of the launcher and the rule of the search space can go."""
     config = KernelConfig(BLOCK_M=64, BLOCK_N=64, num_warps=4, num_stages=2)

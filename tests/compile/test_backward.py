@@ -6,7 +6,7 @@ import functools
 
 import pytest
 
-from compile.usage import hold_never_below
+from compile.usage import AS_PTXAS_12_8_DOES, hold_never_below
 from flashgen import (
     AttentionSpec,
     Tensor,
@@ -255,6 +255,7 @@ SPILLED: dict[tuple[str, BackwardKernel, str], int] = {
 }
 
 
+@AS_PTXAS_12_8_DOES
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("kernel", BACKWARD_KERNELS)
 @pytest.mark.parametrize("name", VARIANTS)
