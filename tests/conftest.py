@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from browser.driver import why_no_browser
@@ -13,6 +15,33 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="write the rendered source that tests/golden compares with, instead of comparing",
     )
+    parser.addoption(
+        "--fresh",
+        action="store_true",
+        help="compile what tests/data/allotted has figures of, and hold these to it",
+    )
+    parser.addoption(
+        "--update-figures",
+        action="store_true",
+        help="add what is compiled to the figures of tests/data/allotted",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Tells the processes of a run, which share the environment, how figures are used."""
+    for option in ("--fresh", "--update-figures"):
+        if config.getoption(option):
+            from support.compiling import figures
+
+            os.environ[figures.VARIABLES[option]] = "1"
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Leaves new figures in order: in the process that started the others, which are done."""
+    if session.config.getoption("--update-figures") and not hasattr(session.config, "workerinput"):
+        from support.compiling import figures
+
+        figures.in_order()
 
 
 @pytest.fixture(autouse=True)

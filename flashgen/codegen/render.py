@@ -83,6 +83,15 @@ def render_hopper(plan: KernelPlan) -> str:
     return (cuts + "\n\n" + text.strip("\n")).strip("\n") + "\n"
 
 
+def render_names(*, adds: bool) -> str:
+    """Under one name each what Tritons call differently: it stands before the Gluon kernels.
+
+    Args:
+        adds: whether one of them computes all three gradients.
+    """
+    return _environment().get_template("parts/names.py.jinja").render(adds=adds)
+
+
 def render_backward_hopper(backward: BackwardPlan, *, after_forward: bool) -> str:
     """The functions of the backward kernels for Hopper: `_backward_hopper`, then `_place_sums`.
 

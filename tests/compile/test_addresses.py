@@ -11,13 +11,14 @@ from __future__ import annotations
 import pytest
 import triton
 
+from compile.usage import AS_PTXAS_12_8_DOES
 from flashgen import AttentionSpec, Blocks
 from flashgen.config import KernelConfig
 from flashgen.plan import lower
 from flashgen.tuning.rank import rank
 from flashgen.tuning.space import search_space
 from support.compiling.compiler import gpu_target
-from support.compiling.portable import _source, options_of
+from support.compiling.portable import forward_kernel, options_of
 from support.sass import unset_uniform_registers
 from support.variants import shipped_module, shipped_specs
 from support.variety import HEAD_DIM_SPECS
@@ -29,9 +30,10 @@ SPECS = shipped_specs()
 def _machine_code(
     spec: AttentionSpec, config: KernelConfig, *, tma: bool, aligned: bool = True
 ) -> bytes:
-    source = _source(lower(spec, "kernel"), config, "sm_90", tma, aligned)
+    kernel = forward_kernel(lower(spec, "kernel"), config, "sm_90", tma=tma, aligned=aligned)
     options = options_of(config)
-    cubin: bytes = triton.compile(source, target=gpu_target(TARGET), options=options).asm["cubin"]
+    target = gpu_target(TARGET)
+    cubin: bytes = triton.compile(kernel.source(), target=target, options=options).asm["cubin"]
     return cubin
 
 
@@ -60,6 +62,7 @@ def test_the_models_first_choice(name: str) -> None:
     assert not unset_uniform_registers(_machine_code(spec, config, tma=True))
 
 
+@AS_PTXAS_12_8_DOES
 def test_the_compiler_still_does_it() -> None:
     """When this fails, the copies of the launcher and the rule of the search space can go."""
     config = KernelConfig(BLOCK_M=64, BLOCK_N=64, num_warps=4, num_stages=2)

@@ -6,7 +6,7 @@ import functools
 
 import pytest
 
-from compile.usage import hold_never_below
+from compile.usage import AS_PTXAS_12_8_DOES, hold_never_below
 from flashgen import (
     AttentionSpec,
     Tensor,
@@ -29,7 +29,8 @@ from flashgen.plan.inner import tile_loads
 from flashgen.tuning.backward_rank import rank_backward
 from flashgen.tuning.backward_space import backward_space
 from support.compiling.backward import backward_shared_bytes, compile_backward
-from support.compiling.compiler import function_in, gpu_target
+from support.compiling.compiler import FUSED, gpu_target
+from support.compiling.kernel import function_in
 from support.compiling.portable import IMPORTS
 from support.loads import kernel_spec
 from support.variants import shipped_specs
@@ -200,7 +201,8 @@ def test_the_lists_that_are_turned_compile(target: str) -> None:
     types = {"turned_ptr": "*i32", "tiles_ptr": "*i32"} | dict.fromkeys(constants, "constexpr")
     signature = {name: types.get(name, "i32") for name in function.arg_names}
     source = ASTSource(function, signature, constexprs=constants)
-    assert triton.compile(source, target=gpu_target(target)).metadata.shared <= 1024
+    compiled = triton.compile(source, target=gpu_target(target), options=FUSED)
+    assert compiled.metadata.shared <= 1024
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -215,7 +217,8 @@ def test_the_sums_of_diagonals_compile(target: str) -> None:
     types = {"sums_ptr": "*fp32", "tiles_ptr": "*fp32"} | dict.fromkeys(constants, "constexpr")
     signature = {name: types.get(name, "i32") for name in function.arg_names}
     source = ASTSource(function, signature, constexprs=constants)
-    assert triton.compile(source, target=gpu_target(target)).metadata.shared <= 16 * 1024
+    compiled = triton.compile(source, target=gpu_target(target), options=FUSED)
+    assert compiled.metadata.shared <= 16 * 1024
 
 
 # Variants whose kernels differ in more than the mask.
@@ -252,6 +255,7 @@ SPILLED: dict[tuple[str, BackwardKernel, str], int] = {
 }
 
 
+@AS_PTXAS_12_8_DOES
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("kernel", BACKWARD_KERNELS)
 @pytest.mark.parametrize("name", VARIANTS)

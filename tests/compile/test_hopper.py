@@ -11,7 +11,7 @@ import functools
 
 import pytest
 
-from compile.usage import check_usage, predicted_usage
+from compile.usage import AS_PTXAS_12_8_DOES, check_usage, predicted_usage
 from flashgen import AttentionSpec, full
 from flashgen.budget.grouped_heads import launched
 from flashgen.budget.hopper import spills
@@ -64,6 +64,7 @@ def test_every_candidate_needs_exactly_what_is_predicted(name: str, config: Kern
 BETWEEN_TILES = 32
 
 
+@AS_PTXAS_12_8_DOES
 @pytest.mark.parametrize("name", SHIPPED)
 def test_what_would_be_shipped_is_fast_machine_code(name: str) -> None:
     plan = shipped_plan(name)
@@ -75,6 +76,7 @@ def test_what_would_be_shipped_is_fast_machine_code(name: str) -> None:
     assert unset_uniform_registers(compiled.code) == [], config
 
 
+@AS_PTXAS_12_8_DOES
 @pytest.mark.parametrize("head_dim", [64, 256])
 def test_steps_that_only_drop_weights(head_dim: int) -> None:
     """With dropout a step reads where its keys are, though no mask and no score function does."""
@@ -142,6 +144,7 @@ def test_the_unusual_is_predicted_too(
     check_usage(plan, config)
 
 
+@AS_PTXAS_12_8_DOES
 @pytest.mark.parametrize(("name", "block_n"), [("window_d128", 128), ("causal_d80", 128)])
 def test_what_is_turned_down_for_its_registers_does_spill(name: str, block_n: int) -> None:
     plan, config = shipped_plan(name), KernelConfig(192, block_n, num_warps=12, num_stages=2)
@@ -151,6 +154,7 @@ def test_what_is_turned_down_for_its_registers_does_spill(name: str, block_n: in
     assert any("C7512" in line for line in compiled.warnings)
 
 
+@AS_PTXAS_12_8_DOES
 @pytest.mark.parametrize("packed", [2, 64])
 @pytest.mark.parametrize("name", ["causal_d64", "window_d128", "softcap_d128", "causal_d192_v128"])
 def test_rows_of_several_heads_take_no_more(name: str, packed: int) -> None:

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import pytest
 
-from compile.usage import OLDER, check_backward_usage
+from compile.usage import AS_PTXAS_12_8_DOES, check_backward_usage
 from flashgen import AttentionSpec, Mask, Tensor, block_sparse, causal
 from flashgen.config import KernelConfig
 from flashgen.plan import lower
@@ -29,6 +29,7 @@ from support.compiling.backward_hopper import (
     compile_queries,
 )
 from support.compiling.hopper import HopperCompiled
+from support.compiling.predicted import OLDER
 from support.loads import kernel_spec
 from support.sass import opcodes, unset_uniform_registers
 from support.variants import shipped_specs
@@ -85,6 +86,7 @@ FEW = 256
 SPILLED = {"dropout_causal_d64": 856 if OLDER else 740}
 
 
+@AS_PTXAS_12_8_DOES
 @pytest.mark.parametrize("name", SHIPPED)
 def test_what_would_be_shipped_is_fast_machine_code(name: str) -> None:
     for compiled in machine_code(shipped(name)):
@@ -114,6 +116,7 @@ def test_one_instruction_takes_several_bits(name: str) -> None:
 DETERMINISTIC = tuple(name for name in SHIPPED if not shipped_specs()[name].dropout)
 
 
+@AS_PTXAS_12_8_DOES
 @pytest.mark.parametrize("name", DETERMINISTIC)
 def test_so_is_what_deterministic_gradients_take(name: str) -> None:
     names = of(replace(shipped_specs()[name], deterministic=True))
@@ -155,6 +158,7 @@ DIFFERENT = ("document_cross", "longformer", "natten_2d", "sink_by_head", "alibi
              "block_sparse", "causal_blocks", "bigbird_run_time")  # fmt: skip
 
 
+@AS_PTXAS_12_8_DOES
 @pytest.mark.parametrize("head_dim", [64, 128, 192])
 @pytest.mark.parametrize("name", DIFFERENT)
 def test_what_differs_becomes_machine_code(name: str, head_dim: int) -> None:
@@ -172,6 +176,7 @@ LEARNED = ("relative_bias", "t5_bias_causal", "additive_bias", "temperature", "s
            "composed")  # fmt: skip
 
 
+@AS_PTXAS_12_8_DOES
 @pytest.mark.parametrize("head_dim", [64, 128, 192])
 @pytest.mark.parametrize("name", LEARNED)
 def test_what_is_learned_elsewhere_takes_no_registers(name: str, head_dim: int) -> None:
@@ -183,6 +188,7 @@ def test_what_is_learned_elsewhere_takes_no_registers(name: str, head_dim: int) 
     assert unset_uniform_registers(compiled.code) == []
 
 
+@AS_PTXAS_12_8_DOES
 def test_a_narrow_sigmoid_has_too_few_registers() -> None:
     """Known: p is needed again after the product of weights, and ptxas makes products wait."""
     spec = VOCABULARY["sigmoid"].spec("bfloat16", 64)

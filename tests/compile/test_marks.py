@@ -6,6 +6,7 @@ import pytest
 
 from benchmarks.marks import marked, statements_of
 from benchmarks.programs import noted
+from compile.usage import AS_PTXAS_12_8_DOES
 from flashgen.codegen.render import render_hopper
 from flashgen.plan import lower
 from flashgen.tuning.hopper_space import hopper_space, rank_hopper
@@ -15,6 +16,7 @@ from support.sass import opcodes
 from support.variants import shipped_specs
 
 
+@AS_PTXAS_12_8_DOES
 @pytest.mark.parametrize("name", ["causal_d64", "documents_d128", "causal_d256", "causal_d80"])
 def test_they_compile(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = lower(shipped_specs()[name], name)
@@ -30,6 +32,7 @@ def test_they_compile(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert marks >= len(statements_of(text)) + of_steps * (roles - 2)
 
 
+@AS_PTXAS_12_8_DOES
 @pytest.mark.parametrize("name", ["documents_d128", "causal_d256"])
 def test_so_do_those_with_notes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = lower(shipped_specs()[name], name)

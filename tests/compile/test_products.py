@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.products import LOADS, PRODUCTS, alone
+from compile.usage import AS_PTXAS_12_8_DOES
 from flashgen.codegen.render import render_hopper
 from flashgen.plan import lower
 from flashgen.tuning.hopper_space import hopper_space, rank_hopper
@@ -14,6 +15,7 @@ from support.sass import opcodes
 from support.variants import shipped_specs
 
 
+@AS_PTXAS_12_8_DOES
 @pytest.mark.parametrize("name", ["causal_d80", "documents_d128", "causal_d192_v128"])
 def test_what_is_left_of_them(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """ptxas drops what is not used: all of the products are, and exponentials are gone."""

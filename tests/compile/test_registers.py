@@ -6,6 +6,7 @@ import functools
 
 import pytest
 
+from compile.usage import AS_PTXAS_12_8_DOES
 from flashgen.budget.occupancy import register_limit
 from flashgen.budget.sram import sram_usage
 from flashgen.budget.targets import get_target
@@ -35,6 +36,7 @@ def chosen(name: str, target: str) -> tuple[KernelPlan, KernelConfig]:
     return plan, rank(plan, target, search_space(plan, target).candidates)[0][0]
 
 
+@AS_PTXAS_12_8_DOES
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", VARIANTS)
 def test_the_models_choice_compiles_without_spilling(

@@ -33,6 +33,7 @@ from flashgen.codegen.render import (
     render_hopper,
     render_kernel,
     render_module,
+    render_names,
 )
 from flashgen.config import ChosenConfig, KernelConfig
 from flashgen.plan import lower
@@ -87,7 +88,7 @@ HOPPER_BACKWARD_KERNELS = {
 
 HEAD = '"""A golden."""\n\nimport triton\nimport triton.language as tl\n\n\n'
 
-HOPPER_HEAD = '''"""A golden."""
+HOPPER_HEAD = f'''"""A golden."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -99,10 +100,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+
+{render_names(adds=False)}
 '''
 
 
-HOPPER_BACKWARD_HEAD = '''"""A golden."""
+HOPPER_BACKWARD_HEAD = f'''"""A golden."""
 
 import triton
 import triton.language as tl
@@ -118,6 +121,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+
+{render_names(adds=True)}
 
 '''
 

@@ -420,10 +420,22 @@ def _held(x: Any) -> list[Any]:
     return [x, *(y for part in parts for y in _held(part))]
 
 
-def test_a_triton_that_is_not_known_launches_ordinarily(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("version", ["3.10.0", "3.99.0", "4.0.0"])
+def test_a_triton_that_is_not_known_launches_ordinarily(
+    version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls = Calls("full_d64", monkeypatch)
     tensors, _ = calls.inputs()
-    monkeypatch.setattr(triton, "__version__", "3.99.0")
-    first = calls.made(tensors)
-    assert calls.made(tensors) == first
+    monkeypatch.setattr(triton, "__version__", version)
+    with pytest.warns(UserWarning, match="not known how Triton .* launches") as warned:
+        first = calls.made(tensors)
+        assert calls.made(tensors) == first
+    assert len(warned) == 1
     assert calls.gpu.binds == 2 and not calls.module._LAUNCHES
+
+
+def test_a_sanitized_launch_is_an_ordinary_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton 3.8's gsan gives each launch arguments that no other has."""
+    module = Calls("full_d64", monkeypatch).module
+    run = SimpleNamespace(global_scratch_size=0, profile_scratch_size=0, gsan_enabled=True)
+    assert module._triton_launch(SimpleNamespace(run=run), (1,)) is None

@@ -82,6 +82,7 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
         get_device_properties=lambda device: {"max_shared_mem": 232448},
         fill_tma_descriptor=gpu.make_map,  # Triton 3.6
         fill_tma_descriptor_tiled=gpu.make_map,  # Triton 3.7, like the two after it
+        unload_module=lambda module: None,  # Triton 3.8
         launch=gpu.launch,
         build_signature_metadata=tuple,
     )
@@ -94,7 +95,7 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     )
     monkeypatch.setattr(triton.runtime.driver, "_active", driver)
     module = SimpleNamespace(launch=gpu.launch)
-    monkeypatch.setattr(nvidia, "compile_module_from_src", lambda **_: module)
+    monkeypatch.setattr(nvidia, "compile_module_from_src", lambda **_: module, raising=False)
     monkeypatch.setattr(nvidia, "library_dirs", lambda: [])
     monkeypatch.setattr(nvidia, "PyKernelArg", SimpleNamespace, raising=False)
     return gpu

@@ -51,7 +51,7 @@ def _at_1d(tensor, i):
 def _at_2d(tensor, i, j):
     ptr, rows, columns = tensor
     inside = (i >= 0) & (i < rows) & (j >= 0) & (j < columns)
-    return tl.load(ptr + (i * columns + j), mask=inside, other=0)
+    return tl.load(ptr + (i * columns + j), mask=inside != 0, other=0)
 
 
 @triton.jit

@@ -64,7 +64,7 @@ def test_a_load_has_to_be_waited_for(waits: bool) -> None:
     def kernel() -> None:
         tile, full = _memory().index(0), _barrier()
         mbarrier.expect(full, 512)
-        tma.async_copy_global_to_shared(_tiles(), [16, 0], full, tile)
+        tma.async_load(_tiles(), [16, 0], full, tile)
         mbarrier.wait(full, 0, pred=waits)
         _is(tile.load(), DATA[16:32])
 
@@ -75,7 +75,7 @@ def test_a_load_past_the_end_is_zero() -> None:
     def kernel() -> None:
         tile, full = _memory().index(0), _barrier()
         mbarrier.expect(full, 512)
-        tma.async_copy_global_to_shared(_tiles(), [56, -8], full, tile)
+        tma.async_load(_tiles(), [56, -8], full, tile)
         mbarrier.wait(full, 0)
         _is(tile.load(), torch.nn.functional.pad(DATA[56:, :8], (8, 0, 0, 8)))
 
@@ -89,7 +89,7 @@ def test_a_phase_ends_when_all_is_there(fault: str) -> None:
         mbarrier.expect(full, 512 + 2 * (fault == "too few bytes"))
         if fault == "two arrivals":
             mbarrier.arrive(full)
-        tma.async_copy_global_to_shared(_tiles(), [0, 0], full, tile)
+        tma.async_load(_tiles(), [0, 0], full, tile)
         mbarrier.wait(full, 0)
 
     if not fault:
@@ -153,7 +153,7 @@ def test_what_threads_write_needs_a_fence(reader: str, fences: bool) -> None:
             warpgroup_mma(tiles.index(1), tiles.index(0), acc)
         else:
             where = hopper.TensorDescriptor(out, [64, 16], [16, 1], [16, 16], SHARED)
-            tma.async_copy_shared_to_global(where, [48, 0], tiles.index(0))
+            tma.async_store(where, [48, 0], tiles.index(0))
             tma.store_wait(0)
             _is(Block(out[48:]), DATA[16:32])
 
@@ -169,7 +169,7 @@ def test_a_store_reads_shared_memory_until_it_is_waited_for(fault: str) -> None:
         tile.store(Block(DATA[:16]))
         fence_async_shared()
         where = hopper.TensorDescriptor(out, [64, 16], [16, 1], [16, 16], SHARED)
-        tma.async_copy_shared_to_global(where, [56, 0], tile)  # past the end there is nothing
+        tma.async_store(where, [56, 0], tile)  # past the end there is nothing
         if fault == "overwritten":
             tile.store(Block(DATA[16:32]))
         if fault != "left behind":

@@ -14,7 +14,8 @@ def _at_3d(tensor, i_0, i_1, i_2):
     ptr += tl.cast(i_0, tl.int64) * stride_0
     ptr += tl.cast(i_1, tl.int64) * stride_1
     ptr += tl.cast(i_2, tl.int64) * stride_2
-    return tl.load(ptr, mask=inside, other=0)
+    # != 0: a scalar's condition and a tile's make integers in Triton's interpreter, and no mask.
+    return tl.load(ptr, mask=inside != 0, other=0)
 
 
 @triton.jit

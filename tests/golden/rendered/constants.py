@@ -36,6 +36,9 @@ import triton.language as tl
 from torch.autograd import forward_ad
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+# A product and a sum become one operation: Triton's default until 3.9, which wants to be told.
+_FUSED = {"enable_fp_fusion": True}
+
 # One configuration for each GPU architecture. USE_TMA: tiles come through tensor descriptors.
 CONFIGS = {
     # A100: chosen by model;
@@ -180,7 +183,8 @@ def _at_3d(tensor, i_0, i_1, i_2):
     ptr += tl.cast(i_0, tl.int64) * stride_0
     ptr += tl.cast(i_1, tl.int64) * stride_1
     ptr += tl.cast(i_2, tl.int64) * stride_2
-    return tl.load(ptr, mask=inside, other=0)
+    # != 0: a scalar's condition and a tile's make integers in Triton's interpreter, and no mask.
+    return tl.load(ptr, mask=inside != 0, other=0)
 
 
 @triton.jit
@@ -1064,6 +1068,7 @@ def _launch(q, k, v, scale, size, config, key=None, known=None):
         **constants,
         num_warps=config["num_warps"],
         num_stages=config["num_stages"],
+        **_FUSED,
     )
     after = (*tables, *constants.values())
     _keep(key, kernel, grid, args, numbers, after, config)
@@ -1088,7 +1093,7 @@ def _rows(out, lse, grad_out, grad_lse):
         rows_len,
     )
     grid = (triton.cdiv(rows_len, 32) * batch * num_q_heads,)
-    _backward_rows[grid](*args, ROWS=32)
+    _backward_rows[grid](*args, ROWS=32, **_FUSED)
     return rows
 
 
@@ -1164,6 +1169,7 @@ def _backward_kernels(q, k, v, scale, size, out, lse, grad_out, grad_lse, of_key
         USE_TMA=use_tma,
         num_warps=config["num_warps"],
         num_stages=config["num_stages"],
+        **_FUSED,
     )
 
     config = of_queries
@@ -1191,6 +1197,7 @@ def _backward_kernels(q, k, v, scale, size, out, lse, grad_out, grad_lse, of_key
         USE_TMA=use_tma,
         num_warps=config["num_warps"],
         num_stages=config["num_stages"],
+        **_FUSED,
     )
     return grad_q, grad_k, grad_v
 
@@ -1208,6 +1215,7 @@ def _turned(q, tiles, block_m):
         num_tiles_n.bit_length(),
         BLOCK_M=block_m,
         CHUNK=128,
+        **_FUSED,
     )
     return turned
 
@@ -1231,6 +1239,7 @@ def _listed(q, kv_len, block_m, block_n, size, layout):
         BLOCK_M=block_m,
         BLOCK_N=block_n,
         CHUNK=128,
+        **_FUSED,
     )
     return tiles
 
@@ -1402,13 +1411,18 @@ def _triton_launch(kernel, grid):
     map, sizes and strides, which describe lists. These are Triton's internals, and of the versions
     here alone it is known how they are called: with any other, every launch is an ordinary one.
     """
+    if torch.version.hip:
+        return None
     version = ".".join(triton.__version__.split(".")[:2])
-    if torch.version.hip or version not in ("3.6", "3.7"):
+    if version not in ("3.6", "3.7", "3.8", "3.9"):
+        _warn_once(f"it is not known how Triton {version} launches: launches take a little longer")
         return None
     from triton.backends.nvidia.driver import make_tensordesc_arg
 
     run = kernel.run
     if run.global_scratch_size or run.profile_scratch_size:  # memory that each launch needs anew
+        return None
+    if getattr(run, "gsan_enabled", False):  # Triton's sanitizer passes arguments of its own
         return None
     bare = run.launch
     if inspect.isfunction(bare):  # one that makes descriptors' tensor maps, around the bare one
@@ -1429,7 +1443,9 @@ def _triton_launch(kernel, grid):
         def launch(stream, args):
             bare(*before, stream, *fixed, args)
 
-    return launch, make_tensordesc_arg
+    # From 3.8 on it takes the launch's own arguments too, and has no use for them.
+    unused = () if version in ("3.6", "3.7") else (None,)
+    return launch, lambda descriptor, metadata: make_tensordesc_arg(descriptor, metadata, *unused)
 
 
 def _is_plain(*tensors):
@@ -1460,7 +1476,7 @@ def _has_tangents(*tensors):
     return any(forward_ad.unpack_dual(x).tangent is not None for x in tensors)
 
 
-@torch.library.custom_op("flashgen::constants_650143c1", mutates_args=())
+@torch.library.custom_op("flashgen::constants_1957a70f", mutates_args=())
 def _attention_op(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -1501,7 +1517,7 @@ def _has_backward(q, k):
     return q.is_cuda or triton.knobs.runtime.interpret
 
 
-@torch.library.custom_op("flashgen::constants_650143c1_backward", mutates_args=())
+@torch.library.custom_op("flashgen::constants_1957a70f_backward", mutates_args=())
 def _backward_op(
     q: torch.Tensor,
     k: torch.Tensor,

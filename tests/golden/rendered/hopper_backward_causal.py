@@ -15,6 +15,27 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 
+def _named(owner, name, before):
+    """What owner has by a name or, in a Triton that does not have it yet, by the one before."""
+    return getattr(owner, name if hasattr(owner, name) else before)
+
+
+_async_load = _named(tma, "async_load", "async_copy_global_to_shared")  # before Triton 3.8
+_async_store = _named(tma, "async_store", "async_copy_shared_to_global")  # before 3.8
+_reinterpret = _named(gl.shared_memory_descriptor, "reinterpret", "_reinterpret")  # before 3.9
+
+
+@builtin
+def _async_add(tensor_desc, coord, src, _semantic=None):
+    """Has TMA add a tile to what is in memory: Triton 3.8's `tma.async_atomic_add`."""
+    coord = _semantic._convert_to_ir_values(coord, require_i64=False)
+    kind = ir.DESCRIPTOR_REDUCE_KIND.ADD
+    _semantic.builder.create_async_tma_reduce(kind, tensor_desc.handle, coord, src.handle)
+
+
+_async_add = getattr(tma, "async_atomic_add", _async_add)
+
+
 @gluon.jit
 def _next_stage(stage, phase, NUM_STAGES: gl.constexpr):
     """(buffer, phase of its barriers) of what comes next; buffers take turns."""
@@ -174,14 +195,6 @@ def _start_scores_of_keys(keys, q_tiles, stage, SCORES: gl.constexpr):
     return warpgroup_mma(keys, q.permute((1, 0)), scores, use_acc=False, is_async=True)
 
 
-@builtin
-def _add_tile(descriptor, place, tile, _semantic=None):
-    """Has TMA add a tile to what is in memory: Gluon has no name for it yet."""
-    place = _semantic._convert_to_ir_values(place, require_i64=False)
-    kind = ir.DESCRIPTOR_REDUCE_KIND.ADD
-    _semantic.builder.create_async_tma_reduce(kind, descriptor.handle, place, tile.handle)
-
-
 @gluon.jit
 def _in_registers_order(sums):
     """64 x 64 sums in the order of registers, which spares shared memory; see `_place_sums`."""
@@ -218,7 +231,7 @@ def _keys_of(index, call, BLOCK_N: gl.constexpr):
 def _load_values(v_desc, place, arrived, v_tiles, free, phase):
     """Loads values once nothing reads those that are there: `free` completes that phase."""
     mbarrier.wait(free, phase)
-    tma.async_copy_global_to_shared(v_desc, place, arrived, v_tiles.index(0))
+    _async_load(v_desc, place, arrived, v_tiles.index(0))
 
 
 @gluon.jit
@@ -245,7 +258,7 @@ def _backward_producer(
         _announce(index, slots, number)
         mbarrier.expect(keys_arrived, k_desc.block_type.nbytes + v_desc.block_type.nbytes)
         keys_place = [batch, kv_head, kv_first, 0]
-        tma.async_copy_global_to_shared(k_desc, keys_place, keys_arrived, k_tiles.index(number))
+        _async_load(k_desc, keys_place, keys_arrived, k_tiles.index(number))
         # Values have one buffer, free after the last visit: the first queries are loaded before.
         free, free_phase, due = empty.index(last_stage), last_phase, True
         for member in range(group):
@@ -259,16 +272,12 @@ def _backward_producer(
                 arrived = full.index(stage)
                 mbarrier.expect(arrived, BYTES)
                 place = [batch, head, q_first, 0]
-                tma.async_copy_global_to_shared(q_desc, place, arrived, q_tiles.index(stage))
-                tma.async_copy_global_to_shared(
-                    rows_desc, [0, row, q_first], arrived, rows_tiles.index(stage)
-                )
+                _async_load(q_desc, place, arrived, q_tiles.index(stage))
+                _async_load(rows_desc, [0, row, q_first], arrived, rows_tiles.index(stage))
                 arrived = grad_out_full.index(stage)
                 mbarrier.expect(arrived, GRAD_OUT_BYTES)
-                tma.async_copy_global_to_shared(
-                    grad_out_desc, place, arrived, grad_out_tiles.index(stage)
-                )
-                tma.async_copy_global_to_shared(
+                _async_load(grad_out_desc, place, arrived, grad_out_tiles.index(stage))
+                _async_load(
                     rows_desc, [1, row, q_first], arrived, rows_tiles.index(NUM_STAGES + stage)
                 )
                 last_stage, last_phase = stage, phase ^ 1
@@ -367,7 +376,7 @@ def _backward_step(
     grad_q_tile = grad_q_tiles.index(NUMBER + zero)
     grad_q_tile.store(_in_registers_order(grad_q))
     fence_async_shared()
-    _add_tile(grad_q_desc, [head_row + q_first * 4, 0], grad_q_tile)
+    _async_add(grad_q_desc, [head_row + q_first * 4, 0], grad_q_tile)
     scores = warpgroup_mma_wait(0, deps=(scores,))
     return grad_k, grad_v, scores, next_stage, next_phase, parity ^ 1
 
@@ -468,17 +477,17 @@ def _backward_consumer(
         mbarrier.arrive(keys_empty.index(k_number), count=1)
         # Gradients leave through this consumer's buffer of dq: the next keys arrive meanwhile.
         place = [batch, kv_head, kv_first + 64 * NUMBER, 0]
-        leaving = grad_q_tiles.index(NUMBER)._reinterpret(
-            gl.bfloat16, [1, 1, 1, 64, 128], grad_k_desc.layout
+        leaving = _reinterpret(
+            grad_q_tiles.index(NUMBER), gl.bfloat16, [1, 1, 1, 64, 128], grad_k_desc.layout
         )
         tma.store_wait(0)
         leaving.index(0).reshape([64, 128]).store(grad_v.to(gl.bfloat16))
         fence_async_shared()
-        tma.async_copy_shared_to_global(grad_v_desc, place, leaving.index(0))
+        _async_store(grad_v_desc, place, leaving.index(0))
         tma.store_wait(0)
         leaving.index(0).reshape([64, 128]).store((grad_k * scale).to(gl.bfloat16))
         fence_async_shared()
-        tma.async_copy_shared_to_global(grad_k_desc, place, leaving.index(0))
+        _async_store(grad_k_desc, place, leaving.index(0))
         count += 1
         mbarrier.wait(keys_full.index(count % 2), count // 2 % 2)
     tma.store_wait(0)

@@ -11,6 +11,15 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 
+def _named(owner, name, before):
+    """What owner has by a name or, in a Triton that does not have it yet, by the one before."""
+    return getattr(owner, name if hasattr(owner, name) else before)
+
+
+_async_load = _named(tma, "async_load", "async_copy_global_to_shared")  # before Triton 3.8
+_async_store = _named(tma, "async_store", "async_copy_shared_to_global")  # before 3.8
+
+
 @gluon.jit
 def _next_stage(stage, phase, NUM_STAGES: gl.constexpr):
     """(buffer, phase of its barriers) of what comes next; buffers take turns."""
@@ -198,8 +207,8 @@ def _backward_producer(
     BYTES: gl.constexpr = TILES + 2 * rows_desc.block_type.nbytes
     mbarrier.expect(keys_full, k_desc.block_type.nbytes + v_desc.block_type.nbytes)
     place = [batch, kv_head, kv_first, 0]
-    tma.async_copy_global_to_shared(k_desc, place, keys_full, k_tile.index(0))
-    tma.async_copy_global_to_shared(v_desc, place, keys_full, v_tile.index(0))
+    _async_load(k_desc, place, keys_full, k_tile.index(0))
+    _async_load(v_desc, place, keys_full, v_tile.index(0))
     group = num_q_heads // num_kv_heads
     stage, phase = 0, 1  # a buffer is empty in the phase before the one that it is full in
     for member in range(group):
@@ -213,16 +222,10 @@ def _backward_producer(
             arrived = full.index(stage)
             mbarrier.expect(arrived, BYTES)
             place = [batch, head, q_first, 0]
-            tma.async_copy_global_to_shared(q_desc, place, arrived, q_tiles.index(stage))
-            tma.async_copy_global_to_shared(
-                rows_desc, [0, row, q_first], arrived, rows_tiles.index(stage)
-            )
-            tma.async_copy_global_to_shared(
-                grad_out_desc, place, arrived, grad_out_tiles.index(stage)
-            )
-            tma.async_copy_global_to_shared(
-                rows_desc, [1, row, q_first], arrived, rows_tiles.index(NUM_STAGES + stage)
-            )
+            _async_load(q_desc, place, arrived, q_tiles.index(stage))
+            _async_load(rows_desc, [0, row, q_first], arrived, rows_tiles.index(stage))
+            _async_load(grad_out_desc, place, arrived, grad_out_tiles.index(stage))
+            _async_load(rows_desc, [1, row, q_first], arrived, rows_tiles.index(NUM_STAGES + stage))
             stage, phase = _next_stage(stage, phase, NUM_STAGES)
 
 
@@ -380,7 +383,7 @@ def _values_consumer(
     v_tile.index(0).reshape([BLOCK_N, 256]).store(grad_v.to(gl.bfloat16))
     fence_async_shared()
     place = [batch, kv_head, kv_first, 0]
-    tma.async_copy_shared_to_global(grad_v_desc, place, v_tile.index(0))
+    _async_store(grad_v_desc, place, v_tile.index(0))
     tma.store_wait(0)
 
 
@@ -464,7 +467,7 @@ def _keys_consumer(
     k_tile.index(0).reshape([BLOCK_N, 256]).store((grad_k * scale).to(gl.bfloat16))
     fence_async_shared()
     place = [batch, kv_head, kv_first, 0]
-    tma.async_copy_shared_to_global(grad_k_desc, place, k_tile.index(0))
+    _async_store(grad_k_desc, place, k_tile.index(0))
     tma.store_wait(0)
 
 
@@ -603,8 +606,8 @@ def _queries_producer(
     queries_full, k_full, k_empty, v_full, v_empty = barriers
     mbarrier.expect(queries_full, q_desc.block_type.nbytes + grad_out_desc.block_type.nbytes)
     place = [batch, head, q_first, 0]
-    tma.async_copy_global_to_shared(q_desc, place, queries_full, q_tile.index(0))
-    tma.async_copy_global_to_shared(grad_out_desc, place, queries_full, grad_out_tile.index(0))
+    _async_load(q_desc, place, queries_full, q_tile.index(0))
+    _async_load(grad_out_desc, place, queries_full, grad_out_tile.index(0))
     kv_head = head // (num_q_heads // num_kv_heads)
     runs = _visits_of_queries(batch, head, q_first, call, BLOCK_M, BLOCK_N)
     k_stage, v_stage = 0, 0
@@ -615,11 +618,11 @@ def _queries_producer(
         mbarrier.wait(k_empty.index(k_stage), k_phase)
         arrived = k_full.index(k_stage)
         mbarrier.expect(arrived, k_desc.block_type.nbytes)
-        tma.async_copy_global_to_shared(k_desc, place, arrived, k_tiles.index(k_stage))
+        _async_load(k_desc, place, arrived, k_tiles.index(k_stage))
         mbarrier.wait(v_empty.index(v_stage), v_phase)
         arrived = v_full.index(v_stage)
         mbarrier.expect(arrived, v_desc.block_type.nbytes)
-        tma.async_copy_global_to_shared(v_desc, place, arrived, v_tiles.index(v_stage))
+        _async_load(v_desc, place, arrived, v_tiles.index(v_stage))
         k_stage, k_phase = _next_stage(k_stage, k_phase, K_STAGES)
         v_stage, v_phase = _next_stage(v_stage, v_phase, V_STAGES)
 
@@ -774,7 +777,7 @@ def _queries_consumer(
     own_q.store((grad_q * scale).to(gl.bfloat16))
     fence_async_shared()
     grad_q_tile = q_tile.index(0).slice(64 * NUMBER, 64, 2)
-    tma.async_copy_shared_to_global(grad_q_desc, [batch, head, q_first, 0], grad_q_tile)
+    _async_store(grad_q_desc, [batch, head, q_first, 0], grad_q_tile)
     tma.store_wait(0)
 
 

@@ -10,6 +10,15 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+
+def _named(owner, name, before):
+    """What owner has by a name or, in a Triton that does not have it yet, by the one before."""
+    return getattr(owner, name if hasattr(owner, name) else before)
+
+
+_async_load = _named(tma, "async_load", "async_copy_global_to_shared")  # before Triton 3.8
+_async_store = _named(tma, "async_store", "async_copy_shared_to_global")  # before 3.8
+
 # Where the results of wgmma lie in registers: the output's.
 OUT: gl.constexpr = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16]))
 # What the weights of a row, relative to its first maximum, may add up to.
@@ -409,9 +418,7 @@ def _load_qk(descs, buffers, number, place, full, empty, phase):
     BYTES: gl.constexpr = descs[0].block_type.nbytes
     mbarrier.wait(empty.index(number), phase)
     mbarrier.expect(full.index(number), BYTES)
-    tma.async_copy_global_to_shared(
-        descs[0], [batch, head, row, 0], full.index(number), buffers[0].index(number)
-    )
+    _async_load(descs[0], [batch, head, row, 0], full.index(number), buffers[0].index(number))
 
 
 @gluon.jit
@@ -421,9 +428,7 @@ def _load_v(descs, buffers, number, place, full, empty, phase):
     BYTES: gl.constexpr = descs[0].block_type.nbytes
     mbarrier.wait(empty.index(number), phase)
     mbarrier.expect(full.index(number), BYTES)
-    tma.async_copy_global_to_shared(
-        descs[0], [batch, head, row, 0], full.index(number), buffers[0].index(number)
-    )
+    _async_load(descs[0], [batch, head, row, 0], full.index(number), buffers[0].index(number))
 
 
 @gluon.jit
@@ -614,7 +619,7 @@ def _store_out(acc, place, redone, q_len, out_tiles, out_descs, NUMBER: gl.const
     tile.reshape([64, 64]).store(acc.to(gl.bfloat16))
     fence_async_shared()
     where = [batch, head, q_first, 0]
-    tma.async_copy_shared_to_global(out_descs[0], where, tile)
+    _async_store(out_descs[0], where, tile)
 
 
 @gluon.jit

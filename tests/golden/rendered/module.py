@@ -34,6 +34,9 @@ import triton.language as tl
 from torch.autograd import forward_ad
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+# A product and a sum become one operation: Triton's default until 3.9, which wants to be told.
+_FUSED = {"enable_fp_fusion": True}
+
 # One configuration for each GPU architecture. USE_TMA: tiles come through tensor descriptors.
 CONFIGS = {
     # A100: chosen by model;
@@ -708,7 +711,12 @@ def _launch(q, k, v, scale, left, config, key=None, known=None):
         "USE_TMA": use_tma,
     }
     kernel = _attention_forward[grid](
-        *args, *numbers, **constants, num_warps=config["num_warps"], num_stages=config["num_stages"]
+        *args,
+        *numbers,
+        **constants,
+        num_warps=config["num_warps"],
+        num_stages=config["num_stages"],
+        **_FUSED,
     )
     after = (*constants.values(),)
     _keep(key, kernel, grid, args, numbers, after, config)
@@ -733,7 +741,7 @@ def _rows(out, lse, grad_out, grad_lse):
         rows_len,
     )
     grid = (triton.cdiv(rows_len, 32) * batch * num_q_heads,)
-    _backward_rows[grid](*args, ROWS=32)
+    _backward_rows[grid](*args, ROWS=32, **_FUSED)
     return rows
 
 
@@ -783,6 +791,7 @@ def _backward_kernels(q, k, v, scale, left, out, lse, grad_out, grad_lse, of_key
         USE_TMA=use_tma,
         num_warps=config["num_warps"],
         num_stages=config["num_stages"],
+        **_FUSED,
     )
 
     config = of_queries
@@ -802,6 +811,7 @@ def _backward_kernels(q, k, v, scale, left, out, lse, grad_out, grad_lse, of_key
         USE_TMA=use_tma,
         num_warps=config["num_warps"],
         num_stages=config["num_stages"],
+        **_FUSED,
     )
     return grad_q, grad_k, grad_v
 
@@ -972,13 +982,18 @@ def _triton_launch(kernel, grid):
     map, sizes and strides, which describe lists. These are Triton's internals, and of the versions
     here alone it is known how they are called: with any other, every launch is an ordinary one.
     """
+    if torch.version.hip:
+        return None
     version = ".".join(triton.__version__.split(".")[:2])
-    if torch.version.hip or version not in ("3.6", "3.7"):
+    if version not in ("3.6", "3.7", "3.8", "3.9"):
+        _warn_once(f"it is not known how Triton {version} launches: launches take a little longer")
         return None
     from triton.backends.nvidia.driver import make_tensordesc_arg
 
     run = kernel.run
     if run.global_scratch_size or run.profile_scratch_size:  # memory that each launch needs anew
+        return None
+    if getattr(run, "gsan_enabled", False):  # Triton's sanitizer passes arguments of its own
         return None
     bare = run.launch
     if inspect.isfunction(bare):  # one that makes descriptors' tensor maps, around the bare one
@@ -999,7 +1014,9 @@ def _triton_launch(kernel, grid):
         def launch(stream, args):
             bare(*before, stream, *fixed, args)
 
-    return launch, make_tensordesc_arg
+    # From 3.8 on it takes the launch's own arguments too, and has no use for them.
+    unused = () if version in ("3.6", "3.7") else (None,)
+    return launch, lambda descriptor, metadata: make_tensordesc_arg(descriptor, metadata, *unused)
 
 
 def _is_plain(*tensors):

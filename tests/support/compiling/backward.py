@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from flashgen.codegen.render import BACKWARD_FUNCTIONS, render_backward, render_kernel
 from flashgen.config import BackwardKernel, KernelConfig
 from flashgen.plan import KernelPlan
 from flashgen.plan.backward import BackwardPlan
-from support.compiling.compiler import Compiled, allotted_bytes, call_of, function_in, gpu_target
+from support.compiling.compiler import Compiled, gpu_target
+from support.compiling.figures import allotted_bytes
+from support.compiling.kernel import Kernel, call_of, function_in
 from support.compiling.portable import (
     DROPOUT_TYPES,
     IMPORTS,
@@ -36,8 +36,8 @@ def backward_shared_bytes(
         target: the architecture, which need not be here.
         tma: how tiles are copied; None is the target's own way.
     """
-    source = _source(backward, kernel, config, target, tma)
-    return allotted_bytes(source, target, options_of(config))
+    of_call = portable_backward_kernel(backward, kernel, config, target, tma)
+    return allotted_bytes(of_call, target, options_of(config))
 
 
 def compile_backward(
@@ -51,31 +51,29 @@ def compile_backward(
     """Everything the compiler says, down to machine code. As of `backward_shared_bytes`."""
     import triton
 
-    source = _source(backward, kernel, config, target, tma)
+    source = portable_backward_kernel(backward, kernel, config, target, tma).source()
     compiled = triton.compile(source, target=gpu_target(target), options=options_of(config))
     return figures(compiled, target)
 
 
-def _source(
+def portable_backward_kernel(
     backward: BackwardPlan,
     kernel: BackwardKernel,
     config: KernelConfig,
     target: str,
     tma: bool | None,
-) -> Any:
+) -> Kernel:
     """The kernel with the types and the alignment of a call's arguments."""
-    from triton.compiler import ASTSource
-
     plan = backward.plan
     uses_tma = plan.uses_tma(target) if tma is None else tma
     text = IMPORTS + render_kernel(plan) + "\n\n" + render_backward(backward)
-    function = function_in(text, BACKWARD_FUNCTIONS[kernel])
+    name = BACKWARD_FUNCTIONS[kernel]
     constants = constants_of(plan, config, target, uses_tma)
     arguments = backward.keys_arguments if kernel == "keys" else backward.queries_arguments
     types = _argument_types(plan, config, uses_tma)
     types |= {f"{item.variable}_ptr": "*fp32" for item in backward.learned}
-    call = call_of(plan, function, types, constants, arguments=arguments)
-    return ASTSource(function, call.signature, constexprs=call.constants, attrs=call.attributes)
+    call = call_of(plan, function_in(text, name), types, constants, arguments=arguments)
+    return Kernel(text, name, call, gluon=False)
 
 
 def _argument_types(plan: KernelPlan, config: KernelConfig, tma: bool) -> dict[str, str]:

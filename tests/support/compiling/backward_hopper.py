@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from flashgen.codegen.render import render_backward_hopper
 from flashgen.config import HOPPER, KernelConfig
 from flashgen.plan.arguments import KernelArguments
 from flashgen.plan.backward import BackwardPlan
 from flashgen.plan.hopper_backward import HopperBackward
-from support.compiling.compiler import allotted_bytes, call_of, function_in
+from support.compiling.figures import allotted_bytes
 from support.compiling.hopper import (
     IMPORTS,
     OPTIONS,
@@ -18,6 +16,7 @@ from support.compiling.hopper import (
     descriptor,
     figures_of,
 )
+from support.compiling.kernel import Kernel, call_of, function_in
 from support.compiling.portable import DROPOUT_TYPES
 
 # Tensors whose rows are as wide as those of v.
@@ -28,25 +27,25 @@ KERNEL, OF_QUERIES = "_backward_hopper", "_backward_queries_hopper"
 
 def backward_hopper_shared_bytes(backward: BackwardPlan, config: KernelConfig) -> int:
     """The shared memory of a block; stops before machine code is made."""
-    return allotted_bytes(_source(backward, config), HOPPER, OPTIONS)
+    return allotted_bytes(backward_kernel(backward, config), HOPPER, OPTIONS)
 
 
 def compile_backward_hopper(backward: BackwardPlan, config: KernelConfig) -> HopperCompiled:
     """Everything that the compiler and ptxas say, down to machine code."""
-    return figures_of(_source(backward, config))
+    return figures_of(backward_kernel(backward, config).source())
 
 
 def queries_shared_bytes(backward: BackwardPlan) -> int:
     """The shared memory of a block of the Gluon kernel that computes the gradient of q."""
-    return allotted_bytes(_source_of_queries(backward), HOPPER, OPTIONS)
+    return allotted_bytes(queries_kernel(backward), HOPPER, OPTIONS)
 
 
 def compile_queries(backward: BackwardPlan) -> HopperCompiled:
     """What compiler and ptxas say of the Gluon kernel that computes the gradient of q."""
-    return figures_of(_source_of_queries(backward))
+    return figures_of(queries_kernel(backward).source())
 
 
-def _source(backward: BackwardPlan, config: KernelConfig) -> Any:
+def backward_kernel(backward: BackwardPlan, config: KernelConfig) -> Kernel:
     """The kernel with the types and the alignment of a call's arguments."""
     names = HopperBackward(backward)
     tiles = dict.fromkeys(("q", "grad_out"), config.BLOCK_M)
@@ -58,33 +57,31 @@ def _source(backward: BackwardPlan, config: KernelConfig) -> Any:
         types["counter_ptr"] = "*i32"
     types |= {f"{item.variable}_ptr": "*fp32" for item in names.text.learned}
     constants = constants_of(config, drops=backward.plan.dropout)
-    return _compiled(backward, KERNEL, types, constants, backward.both_arguments)
+    return _kernel(backward, KERNEL, types, constants, backward.both_arguments)
 
 
-def _source_of_queries(backward: BackwardPlan) -> Any:
-    """The source and arguments of the Gluon kernel that computes the gradient of q."""
+def queries_kernel(backward: BackwardPlan) -> Kernel:
+    """The one that computes the gradient of q alone, likewise."""
     names = HopperBackward(backward)
     constants = names.of_queries.constants
     tiles = dict.fromkeys(("q", "grad_out"), constants["BLOCK_M"])
     tiles |= dict.fromkeys(("k", "v"), constants["BLOCK_N"])
     types = _descriptors(names, tiles | {"grad_q": 64}) | {"rows_ptr": "*fp32"}
-    return _compiled(backward, OF_QUERIES, types, constants, backward.queries_arguments)
+    return _kernel(backward, OF_QUERIES, types, constants, backward.queries_arguments)
 
 
-def _compiled(
+def _kernel(
     backward: BackwardPlan,
-    function: str,
+    name: str,
     types: dict[str, str],
     constants: dict[str, int],
     arguments: KernelArguments,
-) -> Any:
-    from triton.experimental.gluon._runtime import GluonASTSource
-
+) -> Kernel:
     text = IMPORTS + render_backward_hopper(backward, after_forward=False)
-    kernel = function_in(text, function)
     types = types | {"scale": "fp32", "tiles_ptr": "*i32"} | DROPOUT_TYPES
-    call = call_of(backward.plan, kernel, types, constants, arguments=arguments)
-    return GluonASTSource(kernel, call.signature, call.constants, call.attributes)
+    function = function_in(text, name)
+    call = call_of(backward.plan, function, types, constants, arguments=arguments)
+    return Kernel(text, name, call, gluon=True)
 
 
 def _descriptors(names: HopperBackward, tiles: dict[str, int]) -> dict[str, str]:

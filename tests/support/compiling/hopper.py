@@ -5,25 +5,21 @@ from __future__ import annotations
 import contextlib
 import io
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from flashgen.codegen.render import render_hopper
+from flashgen.codegen.render import render_hopper, render_names
 from flashgen.config import HOPPER, KernelConfig
 from flashgen.plan import KernelPlan
 from flashgen.plan.hopper import OUT_COLUMNS, HopperNames
-from support.compiling.compiler import (
-    Compiled,
-    allotted_bytes,
-    call_of,
-    compile_until,
-    function_in,
-    number_in,
-)
+from support.compiling.compiler import FUSED, Compiled, compile_until, number_in
+from support.compiling.figures import allotted_bytes
+from support.compiling.kernel import Kernel, call_of, function_in
 from support.compiling.portable import DROPOUT_TYPES
 
 KERNEL = "_attention_hopper"
-IMPORTS = """\
+IMPORTS = f"""\
 import triton
 import triton.language as tl
 from triton._C.libtriton import ir
@@ -39,13 +35,15 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 
+{render_names(adds=True)}
+
 """
 
 # What ptxas calls mere information about where it put waits and arrivals is not among them.
 WARNING = re.compile(r"warning|Performance Loss", re.IGNORECASE)
 
 # Triton counts the warps of the first partition: one warp group.
-OPTIONS = {"num_warps": 4}
+OPTIONS = {"num_warps": 4, **FUSED}
 
 
 @dataclass(frozen=True)
@@ -64,7 +62,7 @@ class HopperCompiled(Compiled):
 
 def hopper_shared_bytes(plan: KernelPlan, config: KernelConfig) -> int:
     """The shared memory of a block, from the compiler; stops before machine code is made."""
-    return allotted_bytes(_source(plan, config), HOPPER, OPTIONS)
+    return allotted_bytes(hopper_kernel(plan, config), HOPPER, OPTIONS)
 
 
 def compile_hopper(plan: KernelPlan, config: KernelConfig, packed: int = 1) -> HopperCompiled:
@@ -75,17 +73,17 @@ def compile_hopper(plan: KernelPlan, config: KernelConfig, packed: int = 1) -> H
         config: its configuration.
         packed: heads of a tile, a power of two up to 64; 1 where the kernel packs none.
     """
-    return figures_of(_source(plan, config, packed))
+    return figures_of(hopper_kernel(plan, config, packed).source())
 
 
-def figures_of(source: Any) -> HopperCompiled:
-    """What becomes of a Gluon kernel, as Triton takes it, down to machine code."""
+def figures_of(source: Any, options: Mapping[str, Any] = OPTIONS) -> HopperCompiled:
+    """What becomes of a kernel, as Triton takes it, down to machine code for Hopper."""
     from triton import knobs
 
     printed = io.StringIO()
     with knobs.nvidia.scope(), contextlib.redirect_stdout(printed):
         knobs.nvidia.dump_ptxas_log = True
-        compiled = compile_until("cubin", source, HOPPER, OPTIONS)
+        compiled = compile_until("cubin", source, HOPPER, options)
     log = printed.getvalue()
     return HopperCompiled(
         shared=int(compiled.metadata["shared"]),
@@ -111,16 +109,15 @@ def constants_of(config: KernelConfig, *, drops: bool = False) -> dict[str, int]
     }
 
 
-def _source(plan: KernelPlan, config: KernelConfig, packed: int = 1) -> Any:
+def hopper_kernel(plan: KernelPlan, config: KernelConfig, packed: int = 1) -> Kernel:
     """The kernel with the types and the alignment of a call's arguments."""
-    from triton.experimental.gluon._runtime import GluonASTSource
-
-    kernel = function_in(IMPORTS + render_hopper(plan), KERNEL)
+    text = IMPORTS + render_hopper(plan)
     constants = constants_of(config, drops=plan.dropout)
     if HopperNames(plan).packs:
         constants["PACKED"] = packed
-    call = call_of(plan, kernel, _argument_types(plan, config, packed), constants)
-    return GluonASTSource(kernel, call.signature, call.constants, call.attributes)
+    types = _argument_types(plan, config, packed)
+    call = call_of(plan, function_in(text, KERNEL), types, constants)
+    return Kernel(text, KERNEL, call, gluon=True)
 
 
 def _argument_types(plan: KernelPlan, config: KernelConfig, packed: int) -> dict[str, str]:

@@ -11,14 +11,9 @@ from flashgen.budget.targets import get_target
 from flashgen.codegen.render import render_kernel
 from flashgen.config import KernelConfig
 from flashgen.plan import KernelPlan
-from support.compiling.compiler import (
-    Compiled,
-    allotted_bytes,
-    call_of,
-    function_in,
-    gpu_target,
-    number_in,
-)
+from support.compiling.compiler import FUSED, Compiled, gpu_target, number_in
+from support.compiling.figures import allotted_bytes
+from support.compiling.kernel import Kernel, call_of, function_in
 
 #: Triton's types of what kernels take of dropout, but for integers.
 DROPOUT_TYPES = {"seed_ptr": "*i64", "kept_scale": "fp32"}
@@ -45,17 +40,18 @@ def shared_bytes(
         aligned: every stride is a multiple of 16, as the compiler likes it.
     """
     uses_tma = plan.uses_tma(target) if tma is None else tma
-    source = _source(plan, config, target, uses_tma, aligned)
-    return allotted_bytes(source, target, options_of(config))
+    kernel = forward_kernel(plan, config, target, tma=uses_tma, aligned=aligned)
+    return allotted_bytes(kernel, target, options_of(config))
 
 
 def compile_kernel(plan: KernelPlan, config: KernelConfig, target: str) -> Compiled:
     """Everything the compiler says, down to machine code. Arguments as of `shared_bytes`."""
     import triton
 
-    source = _source(plan, config, target, plan.uses_tma(target), aligned=True)
-    kernel = triton.compile(source, target=gpu_target(target), options=options_of(config))
-    return figures(kernel, target)
+    kernel = forward_kernel(plan, config, target, tma=plan.uses_tma(target))
+    options = options_of(config)
+    compiled = triton.compile(kernel.source(), target=gpu_target(target), options=options)
+    return figures(compiled, target)
 
 
 def figures(kernel: Any, target: str) -> Compiled:
@@ -67,19 +63,20 @@ def figures(kernel: Any, target: str) -> Compiled:
     return Compiled(int(kernel.metadata.shared), registers, spilled)
 
 
-def options_of(config: KernelConfig) -> dict[str, int]:
+def options_of(config: KernelConfig) -> dict[str, Any]:
     """What the compiler takes of a configuration."""
-    return {"num_warps": config.num_warps, "num_stages": config.num_stages}
+    return {"num_warps": config.num_warps, "num_stages": config.num_stages, **FUSED}
 
 
-def _source(plan: KernelPlan, config: KernelConfig, target: str, tma: bool, aligned: bool) -> Any:
-    """The kernel with the types and the alignment of a call's arguments."""
-    from triton.compiler import ASTSource
-
-    kernel = function_in(IMPORTS + render_kernel(plan), KERNEL)
+def forward_kernel(
+    plan: KernelPlan, config: KernelConfig, target: str, *, tma: bool, aligned: bool = True
+) -> Kernel:
+    """The kernel with the types and the alignment of a call's arguments, as of `shared_bytes`."""
+    text = IMPORTS + render_kernel(plan)
     constants = constants_of(plan, config, target, tma)
-    call = call_of(plan, kernel, _argument_types(plan, config, tma), constants, aligned)
-    return ASTSource(kernel, call.signature, constexprs=call.constants, attrs=call.attributes)
+    types = _argument_types(plan, config, tma)
+    call = call_of(plan, function_in(text, KERNEL), types, constants, aligned)
+    return Kernel(text, KERNEL, call, gluon=False)
 
 
 def constants_of(plan: KernelPlan, config: KernelConfig, target: str, tma: bool) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -89,16 +90,8 @@ def init(barrier: Barriers, count: int) -> None:
 
 
 def builtin(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that asks the compiler for an instruction: of those, TMA's addition is known."""
-
-    def add(kind: Any, descriptor: Descriptor, place: Any, tile: Shared) -> None:
-        copy_out(descriptor, place, tile, add=True)
-
-    semantic = SimpleNamespace(
-        _convert_to_ir_values=lambda place, require_i64: place,
-        builder=SimpleNamespace(create_async_tma_reduce=add),
-    )
-    return lambda *args: function(*args, _semantic=semantic)
+    """A function that asks the compiler for an instruction, where Gluon has no name for it yet."""
+    return function
 
 
 class constexpr:
@@ -138,6 +131,7 @@ gl = SimpleNamespace(
     convert_layout=convert_layout,
     inline_asm_elementwise=inline_asm,
     allocate_shared_memory=allocate_shared_memory,
+    shared_memory_descriptor=Shared,
     warp_specialize=warp_specialize,
     load=Pointer.load,
     store=Pointer.store,
@@ -146,9 +140,11 @@ gl = SimpleNamespace(
 mbarrier = SimpleNamespace(
     MBarrierLayout=BarrierLayout, init=init, wait=wait, arrive=arrive, expect=expect
 )
+# By the names of the newest Triton.
 tma = SimpleNamespace(
-    async_copy_global_to_shared=copy_in,
-    async_copy_shared_to_global=copy_out,
+    async_load=copy_in,
+    async_store=copy_out,
+    async_atomic_add=functools.partial(copy_out, add=True),
     store_wait=wait_for_stores,
 )
 hopper = SimpleNamespace(TensorDescriptor=Descriptor)

@@ -50,7 +50,7 @@ class Shared:
         """Row-major, of the same memory."""
         return Shared(self.data.view(list(shape)))
 
-    def _reinterpret(self, dtype: torch.dtype, shape: Sequence[int], layout: Layout) -> Shared:
+    def reinterpret(self, dtype: torch.dtype, shape: Sequence[int], layout: Layout) -> Shared:
         """The same bytes as something else: what was in them means nothing any more."""
         data = self.data.reshape(-1).view(dtype)
         assert data.numel() == torch.Size(shape).numel(), f"{self.shape} as {dtype} {shape}"

@@ -52,7 +52,9 @@ class Kernel:
         return self.function(*args)
 
     def __getitem__(self, grid: tuple[int]) -> Callable[..., None]:
-        def launch(*args: Any, num_warps: int, **constants: Any) -> None:
+        def launch(
+            *args: Any, num_warps: int, enable_fp_fusion: bool = True, **constants: Any
+        ) -> None:
             constant = set(constants) | _constants(self.function)
             names = self.function.__code__.co_varnames
             given = [
