@@ -61,16 +61,17 @@ class Normaliser:
         """The parameters and constants it mentions, in the order of first use."""
         return () if self.traced_sink is None else self.traced_sink.params
 
+    @cached_property
     def canonical(self) -> str:
         """One string for every normaliser that does the same: stable across processes."""
         sink = "" if self.traced_sink is None else f" sink={self.traced_sink.sym}"
         return f"{self.kind}{sink} params={[param.declaration for param in self.params]}"
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Normaliser) and self.canonical() == other.canonical()
+        return isinstance(other, Normaliser) and self.canonical == other.canonical
 
     def __hash__(self) -> int:
-        return hash(self.canonical())
+        return hash(self.canonical)
 
     def __repr__(self) -> str:
         return self.label

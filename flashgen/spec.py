@@ -157,9 +157,7 @@ class AttentionSpec:
     def digest(self) -> str:
         """sha256 over every field, functions by label and expression: equal in every process."""
         functions = {"mask": self.mask, "score": self.score, "normaliser": self.normaliser}
-        shown = {
-            name: f if f is None else (f.label, f.canonical()) for name, f in functions.items()
-        }
+        shown = {name: f if f is None else (f.label, f.canonical) for name, f in functions.items()}
         fields = {**self.__dict__, **shown}
         for name in ("dropout", "deterministic"):  # younger than digests that files go by
             if not fields[name]:

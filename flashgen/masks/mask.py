@@ -98,16 +98,17 @@ class Mask:
         """The parameters and constants it mentions, in the order of first use."""
         return self.traced.params
 
+    @cached_property
     def canonical(self) -> str:
         """One string for every mask that means the same: stable across processes."""
         declared = [param.declaration for param in self.params]
         return f"{self.traced.sym} params={declared} equal_lengths={self.equal_lengths}"
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Mask) and self.canonical() == other.canonical()
+        return isinstance(other, Mask) and self.canonical == other.canonical
 
     def __hash__(self) -> int:
-        return hash(self.canonical())
+        return hash(self.canonical)
 
     def __repr__(self) -> str:
         return self.label

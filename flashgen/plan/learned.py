@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Literal
 
 import sympy
@@ -76,9 +76,9 @@ class LearnedElement:
     derivative: ElementDerivative
     variable: str
 
-    @property
+    @cached_property
     def over(self) -> Over:
-        """What its sums are told apart by."""
+        """What its sums are told apart by; asked for each candidate of the tuner."""
         return sum_over(self.derivative.indices)
 
     @property

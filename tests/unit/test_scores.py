@@ -418,5 +418,5 @@ def late(batch: Any, head: Any, token_q: Any, token_kv: Any, score: Any) -> Any:
 )
 def test_a_score_that_does_not_trace_says_why(score_mod: Callable[..., Any], message: str) -> None:
     with pytest.raises(MaskError) as caught:
-        as_score(score_mod).canonical()
+        assert as_score(score_mod).canonical
     assert message in str(caught.value)
