@@ -1,19 +1,39 @@
-"""What every folder of tests shares: the options, random numbers, and where some tests run."""
+"""What every folder of tests shares: the options, random numbers, and which tests run where."""
 
 from __future__ import annotations
 
 import os
+from collections import Counter
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from browser.driver import why_no_browser
+from support.sessions import pytest_cmdline_main, pytest_ignore_collect
+from support.turns import FULL_VARIABLE
+
+__all__ = ["pytest_cmdline_main", "pytest_ignore_collect"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
+        "--full",
+        action="store_true",
+        help="run the tests marked full too, which the fast run leaves out",
+    )
+    parser.addoption(
         "--update-golden",
         action="store_true",
         help="write the rendered source that tests/golden compares with, instead of comparing",
+    )
+    parser.addoption(
+        "--update-kills",
+        nargs="?",
+        const="full",
+        choices=["fast", "full"],
+        help="write which calls find mutants: of the fast set, anew; or of the full set too, of "
+        "mutants that tests/sweep/kills.json has not",
     )
     parser.addoption(
         "--fresh",
@@ -28,7 +48,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Tells the processes of a run, which share the environment, how figures are used."""
+    """Tells all processes of a run what is asked for."""
+    if config.getoption("--full"):
+        os.environ[FULL_VARIABLE] = "1"
     for option in ("--fresh", "--update-figures"):
         if config.getoption(option):
             from support.compiling import figures
@@ -52,8 +74,14 @@ def the_same_numbers_each_time() -> None:
     torch.manual_seed(0)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skips tests, with the reason, where torch sees no GPU or no browser is installed."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out what only a full run runs; skips, with the reason, what cannot run here."""
+    by_name = any("::" in arg for arg in config.args)
+    if not config.getoption("--full") and not by_name:
+        left_out = [item for item in items if item.get_closest_marker("full")]
+        if left_out:
+            config.hook.pytest_deselected(items=left_out)
+            items[:] = [item for item in items if not item.get_closest_marker("full")]
     if missing := why_no_browser():
         for item in items:
             if item.get_closest_marker("browser"):
@@ -66,3 +94,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in on_gpu:
             item.add_marker(pytest.mark.skip(reason="needs a GPU, and torch sees none here"))
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """The seconds that each folder of tests took, over all processes."""
+    seconds: Counter[str] = Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if hasattr(report, "duration"):
+                seconds[Path(report.nodeid).parts[1]] += report.duration
+    words = (f"{folder} {spent:.0f} s" for folder, spent in seconds.most_common() if spent >= 1)
+    if line := ", ".join(words):
+        terminalreporter.write_line(f"of test processes: {line}")

@@ -23,7 +23,7 @@ class Case:
     """One call of a variant.
 
     Attributes:
-        layout: how q, k and v lie in memory, a key of `LAYOUTS`.
+        layout: how q, k and v lie in memory, a key of `LAYOUTS`; or `MIXED`, each in its own way.
         scale: None leaves it to the variant.
         params: values of run-time parameters; the others keep their defaults, and what has none
             is drawn. Where nothing is said of dropout, some weights are dropped.
@@ -114,6 +114,12 @@ LAYOUTS = {
 }
 
 
+#: As where keys come from a cache and queries from a projection: a kernel that takes the strides of
+#: one for those of another is right as long as all lie alike.
+MIXED = "mixed"
+_OF_MIXED = ("transposed", "padded", "contiguous")
+
+
 def drawn(param: Param, case: Case, given: dict[str, Any]) -> Any:
     """A random value of a parameter without a default, the same for the same case.
 
@@ -164,19 +170,21 @@ def inputs(
     seed = zlib.crc32(f"{case}{spec.digest}{dtype}".encode())
     generator = torch.Generator(device).manual_seed(seed)
 
-    def tensor(heads: int, length: int, head_dim: int) -> torch.Tensor:
+    layouts = _OF_MIXED if case.layout == MIXED else (case.layout,) * 3
+
+    def tensor(layout: str, heads: int, length: int, head_dim: int) -> torch.Tensor:
         shape = (case.batch, heads, length, head_dim)
         room = case.batch * heads * (2 * length + 3) * (head_dim + 32) + 4096
         nan = torch.full((room,), torch.nan, dtype=dtype, device=device)
-        view = LAYOUTS[case.layout](*shape, nan)
+        view = LAYOUTS[layout](*shape, nan)
         # Half precision's own generator differs between versions of torch: round instead.
         view.copy_(torch.randn(view.shape, generator=generator, device=device))
         return view.expand(shape)
 
     return (
-        tensor(case.q_heads, case.q_len, spec.qk_head_dim),
-        tensor(case.kv_heads, case.kv_len, spec.qk_head_dim),
-        tensor(case.kv_heads, case.kv_len, spec.v_head_dim),
+        tensor(layouts[0], case.q_heads, case.q_len, spec.qk_head_dim),
+        tensor(layouts[1], case.kv_heads, case.kv_len, spec.qk_head_dim),
+        tensor(layouts[2], case.kv_heads, case.kv_len, spec.v_head_dim),
     )
 
 

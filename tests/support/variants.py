@@ -51,7 +51,7 @@ def shipped_module_anew(name: str) -> ModuleType:
 
     Where two modules register one operator, torch drops the first one's, which may still be called.
     """
-    return _imported(name, (GENERATED / f"{name}.py").read_text())
+    return imported(name, (GENERATED / f"{name}.py").read_text())
 
 
 def rendered_module(
@@ -68,10 +68,10 @@ def rendered_module(
     """
     plan = edit_plan(lower(spec, name))
     choices = (any_hopper(plan), any_hopper_backward(plan)) if hopper else ()
-    return _imported(name, edit_source(rendered(plan, *choices)))
+    return imported(name, edit_source(rendered(plan, *choices)))
 
 
-def _imported(name: str, source: str) -> ModuleType:
+def imported(name: str, source: str) -> ModuleType:
     """A module's source as a module, with an operator of its own."""
     number = next(_serial)
     path = _scratch() / f"{name}_{number}.py"

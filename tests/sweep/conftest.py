@@ -1,18 +1,18 @@
-"""The sweep runs kernels in Triton's interpreter, which a process chooses before it imports Triton.
-
-TRITON_INTERPRET=1 pytest tests/sweep
-"""
+"""The sweep runs kernels in Triton's interpreter: see `support.sessions`."""
 
 import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 if os.environ.get("TRITON_INTERPRET") != "1":
-    raise pytest.UsageError(
-        "tests/sweep runs in Triton's interpreter: TRITON_INTERPRET=1 pytest tests/sweep"
-    )
+    if "triton" in sys.modules:
+        raise pytest.UsageError(
+            "tests/sweep has a session of its own: ask for it alone, or for all"
+        )
+    os.environ["TRITON_INTERPRET"] = "1"
 # A tile is too small to share between threads: they would only wait for one another.
 for _library in ("OMP", "OPENBLAS", "MKL"):
     os.environ.setdefault(f"{_library}_NUM_THREADS", "1")

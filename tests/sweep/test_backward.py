@@ -1,4 +1,4 @@
-"""The backward kernels against float64 autograd, in every way that a call can differ."""
+"""The backward kernels against float64 autograd: what other sweeps leave out."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ from flashgen import (
     sliding_window,
     softmax,
 )
-from support.cases import LAYOUTS, Case, around_tiles, inputs
+from support.cases import LAYOUTS, Case, inputs
 from support.contract import check_gradients
+from support.turns import in_turns
 from support.variants import rendered_module, shipped_module, shipped_specs
 from support.vocabulary import VOCABULARY, Entry
 from sweep.backward import check_backward
@@ -34,28 +35,6 @@ SPECS = shipped_specs()
 TILES = ((32, 16), (16, 32))
 HEADS = ((1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 4, 2), (2, 2, 2))  # batch, of q, of k and v
 DTYPES = ("float16", "float32")
-
-
-def _lengths() -> Iterator[tuple[str, Case, int, int, bool]]:
-    for name, spec in SPECS.items():
-        for turn, (m, n) in enumerate(TILES):
-            for i, case in enumerate(around_tiles(m, n, equal_lengths=spec.equal_lengths)):
-                yield name, case, m, n, (i + turn) % 2 == 0
-
-
-@pytest.mark.parametrize(("name", "case", "block_m", "block_n", "tma"), [*_lengths()], ids=str)
-def test_lengths(name: str, case: Case, block_m: int, block_n: int, tma: bool) -> None:
-    module = shipped_module(name)
-    check_backward(module, SPECS[name], case, BLOCK_M=block_m, BLOCK_N=block_n, USE_TMA=tma)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("name", SPECS)
-def test_layouts_and_heads(name: str, layout: str) -> None:
-    tma = len(layout) % 2 == 0
-    for batch, q_heads, kv_heads in HEADS[2:]:
-        case = Case(35, 35, batch, q_heads, kv_heads, layout)
-        check_backward(shipped_module(name), SPECS[name], case, USE_TMA=tma)
 
 
 @functools.cache
@@ -73,6 +52,7 @@ def _trials(entry: Entry) -> Iterator[tuple[Case, str, tuple[int, int], bool]]:
         yield entry.case(case), DTYPES[r % 3 % 2], TILES[r // 2 % 2], r % 2 == 0
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", VOCABULARY)
 def test_the_vocabulary(name: str) -> None:
     entry = VOCABULARY[name]
@@ -85,7 +65,13 @@ def test_the_vocabulary(name: str) -> None:
             raise
 
 
-@pytest.mark.parametrize("name", SPECS)
+#: One of each way to sum up what a row adds; the others are for a full run.
+ROWS = ("causal_d64", "documents_d128", "sinks_softmax_d64")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(x, marks=() if x in ROWS else pytest.mark.full) for x in SPECS]
+)
 def test_the_lse_alone(name: str) -> None:
     case = Case(21, 21, batch=2, q_heads=4, kv_heads=2)
     check_backward(shipped_module(name), SPECS[name], case, lse_only=True)
@@ -106,7 +92,10 @@ def test_through_the_public_call(name: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*not a double precision")
-@pytest.mark.parametrize("name", ["causal", "softcap", "sink"])
+@pytest.mark.parametrize(
+    "name",
+    ["softcap", *(pytest.param(name, marks=pytest.mark.full) for name in ("causal", "sink"))],
+)
 def test_gradcheck(name: str) -> None:
     """By torch's own differences, of float32 kernels."""
     entry = VOCABULARY[name]
@@ -147,8 +136,7 @@ WITHOUT_PRODUCTS = {
 }
 
 
-@pytest.mark.parametrize("dropout", [False, True])
-@pytest.mark.parametrize("name", WITHOUT_PRODUCTS)
+@pytest.mark.parametrize(("name", "dropout"), in_turns(WITHOUT_PRODUCTS, [False, True], every=2))
 def test_scores_that_leave_the_products_out(name: str, dropout: bool) -> None:
     """Tiles that are no squares: their scores lie the other way round where keys are rows."""
     score = WITHOUT_PRODUCTS[name]

@@ -5,6 +5,9 @@ The vocabulary has the usual ones; here two kernels share a score function, or n
 
 from __future__ import annotations
 
+import functools
+from types import ModuleType
+
 import pytest
 
 from flashgen import (
@@ -28,6 +31,7 @@ from flashgen.plan.backward import backward_plan
 from flashgen.plan.hopper_backward import HopperBackward
 from support.cases import Case
 from support.gluon import interpreted
+from support.turns import in_turns
 from support.variants import rendered_module
 from sweep.hopper import check_hopper_backward
 
@@ -108,14 +112,16 @@ SPECS = {
 CASES = (Case(256, 256, 2, 4, 2), Case(130, 300, 1, 3, 1), Case(200, 70, 2, 2, 2))
 
 
-@pytest.mark.parametrize("name", SPECS)
-def test_backward(name: str) -> None:
-    spec = SPECS[name]
-    names = HopperBackward(backward_plan(lower(spec, name)))
+@functools.cache
+def _module(name: str) -> ModuleType:
+    return rendered_module(SPECS[name], hopper=True, edit_source=interpreted)
+
+
+@pytest.mark.parametrize(("name", "case"), in_turns(SPECS, CASES, every=3), ids=str)
+def test_backward(name: str, case: Case) -> None:
+    names = HopperBackward(backward_plan(lower(SPECS[name], name)))
     assert names.queries_portable and not names.why_not
-    module = rendered_module(spec, hopper=True, edit_source=interpreted)
-    for case in CASES:
-        check_hopper_backward(module, spec, case)
+    check_hopper_backward(_module(name), SPECS[name], case)
 
 
 def test_which_have_shorter_tiles() -> None:

@@ -24,6 +24,7 @@ from flashgen.plan.hopper import HopperNames
 from flashgen.tuning.hopper_space import hopper_space, rank_hopper
 from support.cases import Case
 from support.gluon import interpreted
+from support.turns import in_turns
 from support.variants import rendered_module
 from sweep.hopper import check_hopper
 
@@ -64,9 +65,11 @@ def _config(name: str) -> KernelConfig:
     return rank_hopper(plan, hopper_space(plan).candidates)[0]
 
 
-@pytest.mark.parametrize("packed", [2, 4, 16, 64])
-@pytest.mark.parametrize("name", SPECS)
-def test_values(name: str, packed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+CALLS = [(packed, turn) for turn in range(5) for packed in (2, 4, 16, 64)]
+
+
+@pytest.mark.parametrize(("name", "packed", "turn"), in_turns(SPECS, CALLS, every=7))
+def test_values(name: str, packed: int, turn: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of as many heads as a tile is told to hold, over lengths that fill tiles and do not."""
     module, spec = _module(name), SPECS[name]
     monkeypatch.setattr(module, "_packed_heads", lambda q, k, block_m: packed)
@@ -74,8 +77,8 @@ def test_values(name: str, packed: int, monkeypatch: pytest.MonkeyPatch) -> None
     lengths = [(1, 1), (1, 200), (length, 300), (length + 1, length + 1), (2 * length + 3, 150)]
     if spec.equal_lengths:
         lengths = [(q_len, q_len) for q_len, _ in lengths]
-    for turn, (q_len, kv_len) in enumerate(lengths):
-        kv_heads = 1 if packed > 4 else 1 + turn % 2
-        layout = ("contiguous", "transposed", "padded")[turn % 3]
-        case = Case(q_len, kv_len, 1 + turn % 2, packed * kv_heads, kv_heads, layout)
-        check_hopper(module, spec, case, _config(name))
+    q_len, kv_len = lengths[turn]
+    kv_heads = 1 if packed > 4 else 1 + turn % 2
+    layout = ("contiguous", "transposed", "padded")[turn % 3]
+    case = Case(q_len, kv_len, 1 + turn % 2, packed * kv_heads, kv_heads, layout)
+    check_hopper(module, spec, case, _config(name))

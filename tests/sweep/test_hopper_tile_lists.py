@@ -12,6 +12,7 @@ import torch
 from flashgen import AttentionSpec, Mask, Tensor, block_sparse, causal
 from support.cases import Case, inputs
 from support.gluon import interpreted
+from support.turns import in_turns
 from support.variants import rendered_module
 from sweep.hopper import check_hopper_backward
 from sweep.test_tile_lists import MASKS
@@ -41,13 +42,12 @@ PASSED = {
 }
 
 
-@pytest.mark.parametrize("number", range(len(PASSED)), ids=list(PASSED))
-def test_tables_of_all_kinds(number: int) -> None:
+@pytest.mark.parametrize(("name", "i"), in_turns(PASSED, range(len(CASES)), every=2))
+def test_tables_of_all_kinds(name: str, i: int) -> None:
     """Each by two ways, in turn."""
-    mask, ways = list(PASSED.values())[number], list(WAYS)
-    for i, case in enumerate(CASES):
-        spec = _spec(mask, ways[(number + 2 * i) % len(ways)])
-        check_hopper_backward(_module(spec), spec, case)
+    number, ways = list(PASSED).index(name), list(WAYS)
+    spec = _spec(PASSED[name], ways[(number + 2 * i) % len(ways)])
+    check_hopper_backward(_module(spec), spec, CASES[i])
 
 
 SHARED = block_sparse(Tensor("layout", (None, None), "bool"), 64)

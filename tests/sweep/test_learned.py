@@ -33,6 +33,7 @@ from flashgen.plan import lower
 from flashgen.plan.backward import backward_plan
 from support.cases import Case, inputs
 from support.contract import check_gradients
+from support.turns import in_turns
 from support.variants import rendered_module
 from sweep.backward import check_backward
 
@@ -94,14 +95,15 @@ def _module(name: str, mask: str = "causal") -> ModuleType:
     return rendered_module(_spec(name, mask))
 
 
-@pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("name", LEARNING)
-def test_every_sum_and_mask(name: str, mask: str) -> None:
-    spec = _spec(name, mask)
+MASKED_CALLS = [(mask, i) for i in range(len(CALLS)) for mask in MASKS]
+
+
+@pytest.mark.parametrize(("name", "mask", "i"), in_turns(LEARNING, MASKED_CALLS, every=7))
+def test_every_sum_and_mask(name: str, mask: str, i: int) -> None:
+    spec, (case, m, n) = _spec(name, mask), CALLS[i]
     backward = backward_plan(lower(spec, "learning"))
     assert sorted(item.over for item in backward.learned) == sorted(LEARNING[name][0])
-    for case, m, n in CALLS:
-        check_backward(_module(name, mask), spec, case, BLOCK_M=m, BLOCK_N=n, USE_TMA=m == n)
+    check_backward(_module(name, mask), spec, case, BLOCK_M=m, BLOCK_N=n, USE_TMA=m == n)
 
 
 @pytest.mark.parametrize("name", ["rows", "columns", "diagonals", "pairs"])

@@ -1,4 +1,7 @@
-"""Every shipped variant against float64, in every way that a call can differ from another."""
+"""Every shipped variant against float64, in every way that a call can differ from another.
+
+`support.trials` has the calls: those by pairs, and, marked `full`, all that were ever tried.
+"""
 
 from __future__ import annotations
 
@@ -8,72 +11,53 @@ from types import ModuleType
 import pytest
 import torch
 
-from flashgen import Int
-from support.cases import LAYOUTS, Case, around_tiles, every_remainder, inputs
+from support.cases import LAYOUTS, MIXED, Case, every_remainder, inputs
 from support.oracle import check
-from support.variants import shipped_module, shipped_specs
+from support.pairs import LENGTHS
+from support.trials import FULL, GLUON, HOPPER_BACKWARD, SPECS, TILES, Kernel, Trial, fast, full
+from support.variants import shipped_module
 from sweep.launch import check_kernel, sweep_dtype
+from sweep.run import check_trial
 
-SPECS = shipped_specs()
 MODULES: dict[str, ModuleType] = {name: shipped_module(name) for name in SPECS}
 
-# The kernel once in each shape of tile, with descriptors for every other length in turn.
-TILES = ((32, 16), (16, 32))
+
+@pytest.mark.parametrize("trial", [trial for kernel in FULL for trial in fast(kernel)], ids=str)
+def test_pairs(trial: Trial) -> None:
+    check_trial(trial)
 
 
-def _shipped_tiles(name: str) -> set[tuple[int, int, bool]]:
-    """The different tiles that the module's configurations name."""
-    configs = MODULES[name].CONFIGS.values()
-    return {(config["BLOCK_M"], config["BLOCK_N"], config["USE_TMA"]) for config in configs}
+@pytest.mark.full
+@pytest.mark.parametrize("trial", [trial for kernel in FULL for trial in full(kernel)], ids=str)
+def test_everything(trial: Trial) -> None:
+    check_trial(trial)
 
 
-def _remainders():
-    for name, spec in SPECS.items():
-        for turn, (m, n) in enumerate(TILES):
-            cases = every_remainder(m, n, equal_lengths=spec.equal_lengths)
-            for i, case in enumerate(cases):
-                tma = (i + turn) % 2 == 0
-                label = f"{name}-{m}x{n}-{case}{'-tma' * tma}"
-                yield pytest.param(name, case, m, n, tma, id=label)
+def test_no_variant_is_left_out() -> None:
+    without_gluon = {"causal_fp32_d64"}
+    assert set(SPECS) - set(GLUON) == without_gluon
+    assert not any(names.why_not for names in HOPPER_BACKWARD.values())
+    for kernel in FULL:
+        named = set(SPECS) - (without_gluon if kernel.endswith("hopper") else set())
+        assert {trial.spec for trial in fast(kernel)} == named
+        assert {trial.spec for trial in full(kernel)} == named
 
 
-def _own_tiles():
-    for name, spec in SPECS.items():
-        for m, n, tma in sorted(_shipped_tiles(name)):
-            for case in around_tiles(m, n, equal_lengths=spec.equal_lengths):
-                label = f"{name}-{m}x{n}-{case}{'-tma' * tma}"
-                yield pytest.param(name, case, m, n, tma, id=label)
-
-
-@pytest.mark.parametrize(("name", "case", "block_m", "block_n", "tma"), [*_remainders()])
-def test_every_remainder(name: str, case: Case, block_m: int, block_n: int, tma: bool) -> None:
-    check_kernel(MODULES[name], SPECS[name], case, BLOCK_M=block_m, BLOCK_N=block_n, USE_TMA=tma)
-
-
-@pytest.mark.parametrize(("name", "case", "block_m", "block_n", "tma"), [*_own_tiles()])
-def test_shipped_tiles(name: str, case: Case, block_m: int, block_n: int, tma: bool) -> None:
-    check_kernel(MODULES[name], SPECS[name], case, BLOCK_M=block_m, BLOCK_N=block_n, USE_TMA=tma)
-
-
-HEADS = [
-    Case(37, 37, batch=batch, q_heads=q_heads, kv_heads=kv_heads)
-    for batch, q_heads, kv_heads in ((1, 2, 2), (2, 4, 2), (2, 4, 1), (1, 6, 2), (3, 1, 1))
-]
-
-
-@pytest.mark.parametrize("tma", [False, True], ids=["pointers", "tma"])
-@pytest.mark.parametrize("case", HEADS, ids=str)
-@pytest.mark.parametrize("name", SPECS)
-def test_heads(name: str, case: Case, tma: bool) -> None:
-    check_kernel(MODULES[name], SPECS[name], case, USE_TMA=tma)
-
-
-@pytest.mark.parametrize("tma", [False, True], ids=["pointers", "tma"])
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("name", SPECS)
-def test_layouts(name: str, layout: str, tma: bool) -> None:
-    case = Case(35, 35, batch=2, q_heads=4, kv_heads=2, layout=layout)
-    check_kernel(MODULES[name], SPECS[name], case, USE_TMA=tma)
+@pytest.mark.parametrize("kernel", ["forward", "backward"])
+def test_the_fast_set_has_each_pair(kernel: Kernel) -> None:
+    """Of the things that matter most: the variant, and where lengths end inside of tiles."""
+    of_spec: dict[str, set[str]] = {name: set() for name in SPECS}
+    ends: set[tuple[str, int, int, bool]] = set()
+    for trial in fast(kernel):
+        of_spec[trial.spec].add(trial.case.layout)
+        m, n = trial.config.BLOCK_M, trial.config.BLOCK_N
+        ends.add((trial.case.layout, trial.case.q_len % m, trial.case.kv_len % n, trial.tma))
+    assert all(layouts == {*LAYOUTS, MIXED} for layouts in of_spec.values())
+    for layout, tma in itertools.product((*LAYOUTS, MIXED), (False, True)):
+        assert any(end[0] == layout and end[3] == tma for end in ends)
+    for side, index in ((32, 1), (16, 1), (32, 2), (16, 2)):
+        remainders = {length(side) % side for length in LENGTHS.values()}
+        assert remainders <= {end[index] for end in ends}
 
 
 EMPTY = [
@@ -95,30 +79,6 @@ def test_nothing_to_do(name: str, case: Case) -> None:
         check_kernel(MODULES[name], SPECS[name], case)
 
 
-@pytest.mark.parametrize("scale", [1e-3, 0.3, 2.0])
-@pytest.mark.parametrize("name", SPECS)
-def test_scale(name: str, scale: float) -> None:
-    check_kernel(MODULES[name], SPECS[name], Case(33, 33, scale=scale))
-
-
-PARAMS = [
-    (name, param.name, value)
-    for name, spec in SPECS.items()
-    for param in spec.params
-    if isinstance(param, Int)
-    for value in (param.min, param.min + 1, 5, 16, 10**6)
-]
-LENGTHS = [(40, 40), (17, 61), (61, 17), (1, 50)]
-
-
-@pytest.mark.parametrize(("q_len", "kv_len"), LENGTHS, ids=lambda length: f"{length}")
-@pytest.mark.parametrize(("name", "param", "value"), PARAMS)
-def test_params(name: str, param: str, value: int, q_len: int, kv_len: int) -> None:
-    if SPECS[name].equal_lengths:
-        kv_len = q_len
-    check_kernel(MODULES[name], SPECS[name], Case(q_len, kv_len, params={param: value}))
-
-
 @pytest.mark.parametrize("name", SPECS)
 def test_attention_runs_the_kernel(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The public call, with the variant's own dtype and configuration."""
@@ -134,7 +94,7 @@ def test_attention_runs_the_kernel(name: str, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("name", SPECS)
 def test_descriptors_are_used_where_they_can_be(name: str) -> None:
-    """test_layouts takes both paths: TMA reads these layouts and no others."""
+    """TMA reads these layouts and no others: trials of the rest take pointers."""
     case = dict(q_len=9, kv_len=9, batch=2, q_heads=2, kv_heads=2)
     read = {
         layout: MODULES[name]._tma_reads(
@@ -146,7 +106,7 @@ def test_descriptors_are_used_where_they_can_be(name: str) -> None:
     assert read == {layout: layout not in no for layout in LAYOUTS}
 
 
-def test_the_sweep_covers_every_remainder() -> None:
+def test_the_full_set_covers_every_remainder() -> None:
     for (m, n), equal in itertools.product(TILES, (True, False)):
         cases = list(every_remainder(m, n, equal_lengths=equal))
         pairs = [cases] if equal else [[c for c in cases if c.q_len != c.kv_len], cases]
@@ -154,6 +114,7 @@ def test_the_sweep_covers_every_remainder() -> None:
             assert {case.q_len % m for case in some} == set(range(m))
             assert {case.kv_len % n for case in some} == set(range(n))
         if not equal:
-            full = [c for c in cases if c.q_len >= m and c.kv_len >= n]
-            assert {(c.kv_len - c.q_len) % n for c in full if c.kv_len > c.q_len} == set(range(n))
-            assert {(c.kv_len - c.q_len) % n for c in full if c.kv_len < c.q_len} == set(range(n))
+            full_tiles = [c for c in cases if c.q_len >= m and c.kv_len >= n]
+            shifts = [c.kv_len - c.q_len for c in full_tiles]
+            assert {shift % n for shift in shifts if shift > 0} == set(range(n))
+            assert {shift % n for shift in shifts if shift < 0} == set(range(n))

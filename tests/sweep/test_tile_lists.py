@@ -27,6 +27,7 @@ from flashgen import (
 )
 from support.cases import Case, inputs
 from support.oracle import check
+from support.turns import in_turns
 from support.variants import rendered_module
 from sweep.backward import check_backward
 from sweep.launch import check_kernel
@@ -89,24 +90,27 @@ def _spec(name: str, dtype: str = "float32") -> AttentionSpec:
 LENGTHS = [(1, 1), (33, 50), (50, 33), (64, 64), (1, 90)]
 
 
-@pytest.mark.parametrize(("block_m", "block_n"), [(32, 16), (16, 32)])
-@pytest.mark.parametrize("name", MASKS)
-def test_kernels(name: str, block_m: int, block_n: int) -> None:
-    for i, lengths in enumerate(LENGTHS):
-        layout = ("contiguous", "padded")[i % 2]
-        case = Case(*lengths, batch=2, q_heads=2, kv_heads=1, layout=layout)
-        check_kernel(_module(name), _spec(name), case, BLOCK_M=block_m, BLOCK_N=block_n)
+CALLS = [(i, *tile) for i in range(len(LENGTHS)) for tile in ((32, 16), (16, 32))]
+
+
+@pytest.mark.parametrize(("name", "i", "block_m", "block_n"), in_turns(MASKS, CALLS, every=7))
+def test_kernels(name: str, i: int, block_m: int, block_n: int) -> None:
+    layout = ("contiguous", "padded")[i % 2]
+    case = Case(*LENGTHS[i], batch=2, q_heads=2, kv_heads=1, layout=layout)
+    check_kernel(_module(name), _spec(name), case, BLOCK_M=block_m, BLOCK_N=block_n)
 
 
 def test_more_tiles_than_are_listed_at_a_time() -> None:
     check_kernel(_module("causal"), _spec("causal"), Case(3, 128 * 16 + 40))
 
 
-@pytest.mark.parametrize("name", MASKS)
-def test_backward_kernels(name: str) -> None:
-    for lengths, (m, n) in (((33, 50), (32, 16)), ((50, 33), (16, 32)), ((64, 64), (16, 32))):
-        case = Case(*lengths, batch=2, q_heads=2, kv_heads=1)
-        check_backward(_module(name), _spec(name), case, BLOCK_M=m, BLOCK_N=n)
+GRADIENTS = [(33, 50, 32, 16), (50, 33, 16, 32), (64, 64, 16, 32)]
+
+
+@pytest.mark.parametrize(("name", "q_len", "kv_len", "m", "n"), in_turns(MASKS, GRADIENTS, every=3))
+def test_backward_kernels(name: str, q_len: int, kv_len: int, m: int, n: int) -> None:
+    case = Case(q_len, kv_len, batch=2, q_heads=2, kv_heads=1)
+    check_backward(_module(name), _spec(name), case, BLOCK_M=m, BLOCK_N=n)
 
 
 def test_more_tiles_of_queries_than_are_turned_at_a_time() -> None:

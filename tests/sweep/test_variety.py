@@ -8,6 +8,7 @@ from types import ModuleType
 import pytest
 
 from support.cases import LAYOUTS, Case
+from support.turns import in_turns
 from support.variants import rendered_module
 from support.variety import HEAD_DIM_SPECS, MASK_SPECS, SCORE_SPECS
 from sweep.launch import check_kernel
@@ -21,16 +22,21 @@ def _module(kind: str, name: str) -> ModuleType:
     return rendered_module(specs[kind][name])
 
 
-@pytest.mark.parametrize(("block_m", "block_n"), [(32, 16), (16, 32)])
-@pytest.mark.parametrize(("q_len", "kv_len"), LENGTHS)
-@pytest.mark.parametrize("name", MASK_SPECS)
+CALLS = [(*lengths, *tile) for tile in ((32, 16), (16, 32)) for lengths in LENGTHS]
+
+
+@pytest.mark.parametrize(
+    ("name", "q_len", "kv_len", "block_m", "block_n"), in_turns(MASK_SPECS, CALLS, every=7)
+)
 def test_masks(name: str, q_len: int, kv_len: int, block_m: int, block_n: int) -> None:
     case = Case(q_len, kv_len, batch=2, q_heads=4, kv_heads=2)
     check_kernel(_module("mask", name), MASK_SPECS[name], case, BLOCK_M=block_m, BLOCK_N=block_n)
 
 
-@pytest.mark.parametrize(("q_len", "kv_len"), [(1, 1), (33, 33), (19, 75), (75, 19)])
-@pytest.mark.parametrize("name", SCORE_SPECS)
+@pytest.mark.parametrize(
+    ("name", "q_len", "kv_len"),
+    in_turns(SCORE_SPECS, [(33, 33), (19, 75), (75, 19), (1, 1)], every=2),
+)
 def test_scores(name: str, q_len: int, kv_len: int) -> None:
     case = Case(q_len, kv_len, batch=2, q_heads=4, kv_heads=2)
     check_kernel(_module("score", name), SCORE_SPECS[name], case)
@@ -51,9 +57,10 @@ def test_run_time_parameters(name: str, left: int) -> None:
         check_kernel(_module("mask", name), MASK_SPECS[name], case)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("tma", [False, True], ids=["pointers", "tma"])
-@pytest.mark.parametrize("name", HEAD_DIM_SPECS)
+READS = [(tma, layout) for tma in (False, True) for layout in LAYOUTS]
+
+
+@pytest.mark.parametrize(("name", "tma", "layout"), in_turns(HEAD_DIM_SPECS, READS, every=5))
 def test_head_dims(name: str, tma: bool, layout: str) -> None:
     case = Case(21, 37, batch=2, q_heads=2, kv_heads=1, layout=layout)
     check_kernel(_module("dim", name), HEAD_DIM_SPECS[name], case, USE_TMA=tma)

@@ -1,7 +1,8 @@
 """Every mask, score function and normaliser that flashgen ships, against float64.
 
-For each, every remainder of both lengths by both sides of a tile; dtypes, layouts of q, k, v and
-the parameters, heads and descriptors take turns, at rates that make each meet each.
+Each by pairs of what calls differ in, and its gradients by every other of those. A full run has for
+each every remainder of both lengths by both sides of a tile; dtypes, layouts of q, k, v and the
+parameters, heads and descriptors take turns, at rates that make each meet each.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ import pytest
 import torch
 
 from flashgen import Int
-from support.cases import LAYOUTS, Case, inputs
+from support.cases import LAYOUTS, MIXED, Case, inputs
 from support.oracle import check
+from support.pairs import LENGTHS, Row, all_pairs
 from support.variants import rendered_module
 from support.vocabulary import MASKS, VOCABULARY, Entry
+from sweep.backward import check_backward
 from sweep.launch import check_kernel
 
 TILES = ((32, 16), (16, 32))
@@ -65,6 +68,53 @@ def _try(name: str, trial: Trial, block_m: int = 32, block_n: int = 16) -> None:
         raise
 
 
+@functools.cache
+def _rows() -> list[Row]:
+    """The fast set: each entry with each length, layout, number of heads and the rest."""
+    kinds, whole = tuple(LENGTHS), {name: entry.equal_lengths for name, entry in VOCABULARY.items()}
+    factors = {
+        "name": list(VOCABULARY),
+        "q_len": kinds,
+        "kv_len": kinds,
+        "layout": (*LAYOUTS, MIXED),
+        "heads": HEADS,
+        "tile": TILES,
+        "tma": (False, True),
+        "number": (None, 0, 1, 16, 10**5),
+    }
+
+    def allowed(row: Row) -> bool:
+        return "kv_len" not in row or not whole[row["name"]] or row["q_len"] == row["kv_len"]
+
+    return all_pairs(factors, allowed)
+
+
+def _case_of(row: Row) -> Case:
+    """The call; whole numbers are their default, the least, one more, some or more than enough."""
+    entry, (m, n) = VOCABULARY[row["name"]], row["tile"]
+    q_len, kv_len = LENGTHS[row["q_len"]](m), LENGTHS[row["kv_len"]](n)
+    case = Case(q_len, q_len if entry.equal_lengths else kv_len, *row["heads"], row["layout"])
+    free = [param for param in _whole_numbers(entry) if row["number"] is not None]
+    return entry.case(replace(case, params={p.name: p.min + row["number"] for p in free}))
+
+
+def _whole_numbers(entry: Entry) -> list[Int]:
+    """The entry's integers that may be anything from their least."""
+    given = entry.values(Case(1, 1))
+    return [p for p in entry.spec().params if isinstance(p, Int) and p.name not in given]
+
+
+@pytest.mark.parametrize("name", VOCABULARY)
+def test_pairs(name: str) -> None:
+    dtype = DTYPES[list(VOCABULARY).index(name) % len(DTYPES)]
+    for i, row in enumerate(row for row in _rows() if row["name"] == name):
+        case, (m, n), tma = _case_of(row), row["tile"], row["tma"]
+        _try(name, (case, dtype, tma), m, n)
+        if i % 2:
+            spec, module = VOCABULARY[name].spec(dtype), _module(name, dtype)
+            check_backward(module, spec, case, BLOCK_M=m, BLOCK_N=n, USE_TMA=tma)
+
+
 # Scores and normalisers work on whatever tile there is: for them the shapes take turns.
 TURNS = [
     (name, turn)
@@ -73,6 +123,7 @@ TURNS = [
 ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("name", "turn"), TURNS)
 def test_every_remainder(name: str, turn: int) -> None:
     for trial in trials(VOCABULARY[name], turn):
@@ -82,11 +133,11 @@ def test_every_remainder(name: str, turn: int) -> None:
 NUMBERS = [
     (name, param.name, param.min)
     for name, entry in VOCABULARY.items()
-    for param in entry.spec().params
-    if isinstance(param, Int) and param.name not in entry.values(Case(1, 1))
+    for param in _whole_numbers(entry)
 ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("name", "param", "least"), NUMBERS)
 def test_whole_numbers(name: str, param: str, least: int) -> None:
     entry = VOCABULARY[name]
@@ -100,7 +151,14 @@ def test_whole_numbers(name: str, param: str, least: int) -> None:
 EMPTY = [Case(5, 5, batch=0), Case(0, 0), Case(0, 9, batch=2), Case(7, 0, q_heads=2, kv_heads=2)]
 
 
-@pytest.mark.parametrize("name", VOCABULARY)
+#: A third of them in a fast run, with each dtype.
+SOME = [
+    pytest.param(name, marks=() if i % 3 == i // 3 % 3 else pytest.mark.full)
+    for i, name in enumerate(VOCABULARY)
+]
+
+
+@pytest.mark.parametrize("name", SOME)
 def test_nothing_to_do(name: str) -> None:
     entry = VOCABULARY[name]
     for case in EMPTY:
@@ -108,14 +166,15 @@ def test_nothing_to_do(name: str) -> None:
             _try(name, (entry.case(case), "float16", False))
 
 
-@pytest.mark.parametrize("name", VOCABULARY)
+@pytest.mark.parametrize("name", SOME)
 def test_the_public_call(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its checks accept what the sweep gives, and it runs the kernel."""
-    entry = VOCABULARY[name]
-    spec, module = entry.spec("bfloat16"), _module(name, "bfloat16")
+    entry, number = VOCABULARY[name], list(VOCABULARY).index(name)
+    dtype = DTYPES[number % len(DTYPES)]
+    spec, module = entry.spec(dtype), _module(name, dtype)
     monkeypatch.delattr(module, "reference")  # what it would run instead
     case = entry.case(Case(40, 40, batch=2, q_heads=4, kv_heads=2, layout="padded", scale=0.3))
-    tensors = inputs(case, spec, torch.bfloat16)
+    tensors = inputs(case, spec, getattr(torch, dtype))
     arguments = case.arguments(spec)
     out, lse = module.attention(*tensors, scale=0.3, return_lse=True, **arguments)
     check(out, lse, tensors, spec, case)
