@@ -374,7 +374,11 @@ BEFORE = {
 }
 
 
-@pytest.mark.parametrize("name", NAMED)
+# Machine code takes seconds: a fast run has one of eight.
+COMPILED = [pytest.param(x, marks=pytest.mark.full if i % 8 else ()) for i, x in enumerate(NAMED)]
+
+
+@pytest.mark.parametrize("name", COMPILED)
 def test_it_is_compiled_once_and_launched_again(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of Triton that is in Python runs, and ptxas; what it would launch is noted."""
     gpu = fake_gpu(monkeypatch)

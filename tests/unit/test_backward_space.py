@@ -14,6 +14,7 @@ from flashgen.symbols import evaluate
 from flashgen.tuning.backward_rank import rank_backward
 from flashgen.tuning.backward_space import SHAPES, SMALL, STAGES, backward_space
 from flashgen.tuning.choose import choose_backward
+from support.turns import in_turns
 from support.variants import shipped_specs
 
 
@@ -27,9 +28,10 @@ def first(kernel_plan: KernelPlan, kernel, target: str = "sm_90") -> KernelConfi
     return rank_backward(kernel_plan, kernel, target, candidates)[0]
 
 
-@pytest.mark.parametrize("target", DEFAULT_TARGETS)
-@pytest.mark.parametrize("kernel", BACKWARD_KERNELS)
-@pytest.mark.parametrize("name", shipped_specs())
+EACH = [(kernel, target) for target in DEFAULT_TARGETS for kernel in BACKWARD_KERNELS]
+
+
+@pytest.mark.parametrize(("name", "kernel", "target"), in_turns(shipped_specs(), EACH, every=4))
 def test_every_shipped_variant_has_a_handful_of_candidates(name, kernel, target):
     kernel_plan = lower(shipped_specs()[name], name)
     architecture = get_target(target)

@@ -177,7 +177,10 @@ CALLS = (
 )
 
 
-@pytest.mark.parametrize("name", ENTRIES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(x, marks=pytest.mark.full if i % 3 else ()) for i, x in enumerate(ENTRIES)],
+)
 def test_the_vocabulary_visits_each_tile_once(name: str) -> None:
     entry = ENTRIES[name]
     spec = entry.spec("bfloat16", 64)
@@ -232,7 +235,9 @@ def _random_mask(random: Random, depth: int) -> Mask:
 SEEDS = range(60)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(
+    "seed", [pytest.param(i, marks=pytest.mark.full if i % 3 else ()) for i in SEEDS]
+)
 def test_random_masks_visit_each_tile_once(seed: int) -> None:
     random = Random(seed)
     mask = _random_mask(random, 3)
