@@ -25,6 +25,7 @@ from flashgen import (
 )
 from support.cases import LAYOUTS, Case, inputs
 from support.contract import check_gradients
+from support.trials import TILES
 from support.turns import in_turns
 from support.variants import rendered_module, shipped_module, shipped_specs
 from support.vocabulary import VOCABULARY, Entry
@@ -32,7 +33,6 @@ from sweep.backward import check_backward
 
 SPECS = shipped_specs()
 
-TILES = ((32, 16), (16, 32))
 HEADS = ((1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 4, 2), (2, 2, 2))  # batch, of q, of k and v
 DTYPES = ("float16", "float32")
 
