@@ -32,6 +32,8 @@ environment() {
   # itself goes by OMP_NUM_THREADS, so it comes first.)
   in_parallel=(-n "$(nproc)" --dist worksteal -q --durations=20)
   export OMP_NUM_THREADS=1
+  # Bytecode of the tests and of flashgen is kept for the many processes that import them.
+  unset PYTHONDONTWRITEBYTECODE
 }
 
 # Other Tritons than the one that is pinned, each in a folder that PYTHONPATH names.

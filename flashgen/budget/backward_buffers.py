@@ -259,7 +259,9 @@ def _mfma(layout: BackwardLayout, tiles: Tiles) -> tuple[Phase, ...]:
 
     Visited ones go from registers to shared memory and back, ``num_stages - 1`` of each. Weights
     stay in registers if each warp has 32 rows of its own and every product is one of 32 x 32
-    instructions. The gradients are stored as they lie.
+    instructions. The gradients are stored as they lie. A kernel over
+    keys has both p and ds there; up to Triton 3.8 one after the other in the same place, with 3.9
+    it may be each in its own.
     """
     # Every warp has all of a small product. One of fewer visited rows than held ones, or of float32
     # with a side of 16, is of other instructions than the next.
@@ -270,8 +272,8 @@ def _mfma(layout: BackwardLayout, tiles: Tiles) -> tuple[Phase, ...]:
     few_rows = sympy.And(tiles.rows < _MFMA_ROWS * NUM_WARPS, sympy.Not(one_product))
     narrow = tiles.narrowest < _MFMA_ROWS
     weights = sympy.Piecewise((tiles.weights, sympy.Or(few_rows, narrow)), (sympy.Integer(0), True))
-    if layout.sigmoid and layout.kernel == "keys":  # ds needs p once more
-        weights *= 2
+    if layout.kernel == "keys" and (layout.sigmoid or layout.pipelined):
+        weights *= 2  # p and ds; of sigmoids ds needs p once more
     read = Phase("read tiles", (("tile", sympy.Max(*tiles.held[0], *tiles.held[1])),))
     exchanged = layout.elements.exchanged
     if layout.pipelined:

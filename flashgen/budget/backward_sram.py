@@ -2,7 +2,7 @@
 
 A program holds one tile of keys and values, or of queries and gradients of the output, and visits
 tiles of the others. The figure equals the compiler's own over every candidate that flashgen
-proposes for the shipped variants (tests/compile), with Triton 3.6 and 3.7 alike. It is above the
+proposes for the shipped variants (tests/compile), with Triton 3.6 to 3.9 alike. It is above the
 compiler's figure
 
 - for one stage of mma.sync: what changes from the layout of its load to that of a product may do
@@ -10,6 +10,8 @@ compiler's figure
 - for float32 as tf32 on mma.sync where heads are wide, for the same reason, and in several
   segments on wgmma by a few barriers;
 - for float32 in full precision by TMA in several segments, and with one stage;
+- on CDNA3 for kernels over keys with several stages, up to Triton 3.8: p and ds are both counted,
+  each of which 3.9 may give a place of its own;
 - on CDNA3 for tiles of 16 rows, and for tiles so small that a thread's share is under 4 bytes: they
   are not copied asynchronously and have no buffers;
 - where the loop reads elements of tensors for each score or for each key, and rows of two bytes:

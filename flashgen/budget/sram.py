@@ -1,7 +1,7 @@
 """sram_usage: the shared memory that a block of a kernel needs, without compiling it.
 
 The figure equals the compiler's own over every candidate that flashgen proposes for the shipped
-variants (tests/compile), with Triton 3.6 and 3.7 alike, and is not below it for anything that a
+variants (tests/compile), with Triton 3.6 to 3.9 alike, and is not below it for anything that a
 spec can pin (10,000 kernels were compiled to see; tests/data/shared_bytes.json is a sample). It is
 above the compiler's figure
 

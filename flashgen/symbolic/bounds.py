@@ -76,6 +76,7 @@ class TileBounds:
     tables: tuple[RowTable, ...] = ()
 
 
+@lru_cache(maxsize=1024)  # a build asks for the same ones at several steps, of every spec
 def derive_bounds(predicate: Predicate, max_intervals: int = MAX_INTERVALS) -> TileBounds:
     """The keys that a tile of rows visits, with lengths and parameters as symbols.
 
@@ -84,7 +85,7 @@ def derive_bounds(predicate: Predicate, max_intervals: int = MAX_INTERVALS) -> T
     return _derive(predicate, KEYS_OF_ROWS, max_intervals)
 
 
-@lru_cache(maxsize=8)  # a build asks for the same ones at several steps
+@lru_cache(maxsize=1024)  # a build asks for the same ones at several steps, of every spec
 def derive_q_bounds(predicate: Predicate, max_intervals: int = MAX_INTERVALS) -> TileBounds:
     """The rows that visit a tile of keys: what `derive_bounds` says with the two exchanged.
 

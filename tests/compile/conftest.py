@@ -6,12 +6,12 @@ from collections import Counter
 
 import pytest
 
-#: Of a test with more cases than this, a fast run has one of so many. It is a prime, so that it
-#: goes through all variants, kernels and targets.
-ONE_OF = 11
+from support.turns import ONE_OF
 
-#: Tests whose few cases take long each: (what is in the name, one of so many).
+#: Tests whose cases take long each, or of which a fast run has a share of the work already: one
+#: case of so many, by name.
 SLOW = {
+    "test_the_space_needs_exactly_what_is_predicted": 3,
     "test_rows_of_several_heads_take_no_more": 8,
     "test_tiles_that_start_at_segments_need_what_is_predicted": 5,
     "test_the_unusual_is_predicted_too": 3,

@@ -33,7 +33,8 @@ from support.compiling.compiler import FUSED, gpu_target
 from support.compiling.kernel import function_in
 from support.compiling.portable import IMPORTS
 from support.loads import kernel_spec
-from support.variants import shipped_specs
+from support.turns import numbered, share
+from support.variants import shipped_plan, shipped_specs
 
 TARGETS = ("sm_80", "sm_90", "sm_100", "gfx942")
 
@@ -43,7 +44,7 @@ COUSINS = ("sm_86", "sm_89")
 
 @functools.cache
 def shipped(name: str) -> BackwardPlan:
-    return backward_plan(lower(shipped_specs()[name], name))
+    return backward_plan(shipped_plan(name))
 
 
 @functools.cache
@@ -69,28 +70,21 @@ def sweep(name: str, kernel: BackwardKernel, target: str) -> tuple[KernelConfig,
     return (chosen(name, kernel, target),)
 
 
-def config_id(config: KernelConfig) -> str:
-    return "{BLOCK_M}x{BLOCK_N}w{num_warps}s{num_stages}".format(**config.as_dict())
-
-
-SPACES = [
-    pytest.param(name, kernel, target, config, id=f"{name}-{kernel}-{target}-{config_id(config)}")
-    for name in shipped_specs()
-    for kernel in BACKWARD_KERNELS
-    for target in TARGETS
-    for config in sweep(name, kernel, target)
-]
-
-
-@pytest.mark.parametrize(("name", "kernel", "target", "config"), SPACES)
-def test_every_candidate_needs_exactly_what_is_predicted(
-    name: str, kernel: BackwardKernel, target: str, config: KernelConfig
+@pytest.mark.parametrize(
+    ("turn", "name", "kernel", "target"), numbered(shipped_specs(), BACKWARD_KERNELS, TARGETS)
+)
+def test_the_space_needs_exactly_what_is_predicted(
+    turn: int, name: str, kernel: BackwardKernel, target: str
 ) -> None:
     backward = shipped(name)
-    for tma in {backward.plan.uses_tma(target), False}:
-        predicted = backward_usage(backward.plan, kernel, config, get_target(target), tma=tma)
-        needed = backward_shared_bytes(backward, kernel, config, target, tma=tma)
-        assert predicted.total == needed, (tma, predicted.breakdown)
+    for config in share(sweep(name, kernel, target), turn):
+        for tma in {backward.plan.uses_tma(target), False}:
+            predicted = backward_usage(backward.plan, kernel, config, get_target(target), tma=tma)
+            needed = backward_shared_bytes(backward, kernel, config, target, tma=tma)
+            # Triton 3.9 may give p and ds a place each, which others give one (budget.backward_sram).
+            twice = target == "gfx942" and kernel == "keys" and config.num_stages > 1
+            more = config.BLOCK_M * config.BLOCK_N * backward.plan.itemsize if twice else 0
+            assert 0 <= predicted.total - needed <= more, (config, tma, predicted.breakdown)
 
 
 @pytest.mark.parametrize("target", COUSINS)

@@ -7,8 +7,6 @@ without a measurement becomes machine code.
 
 from __future__ import annotations
 
-import functools
-
 import pytest
 
 from compile.usage import AS_PTXAS_12_8_DOES, check_usage, predicted_usage
@@ -18,21 +16,16 @@ from flashgen.budget.hopper import spills
 from flashgen.budget.traffic import Workload
 from flashgen.codegen.render import render_hopper
 from flashgen.config import KernelConfig
-from flashgen.plan import KernelPlan, lower
+from flashgen.plan import lower
 from flashgen.tuning.hopper_space import hopper_space, rank_hopper, why_not
 from support.compiling.hopper import compile_hopper
 from support.loads import kernel_spec
 from support.sass import unset_uniform_registers
 from support.segments import CUT
-from support.variants import gluon_specs, shipped_specs
+from support.variants import gluon_specs, shipped_plan
 from support.vocabulary import VOCABULARY
 
 SHIPPED = tuple(gluon_specs())
-
-
-@functools.cache
-def shipped_plan(name: str) -> KernelPlan:
-    return lower(shipped_specs()[name], name)
 
 
 def config_id(config: KernelConfig) -> str:

@@ -32,7 +32,7 @@ from support.compiling.hopper import HopperCompiled
 from support.compiling.predicted import OLDER
 from support.loads import kernel_spec
 from support.sass import opcodes, unset_uniform_registers
-from support.variants import shipped_specs
+from support.variants import shipped_plan, shipped_specs
 from support.vocabulary import VOCABULARY
 
 
@@ -49,7 +49,7 @@ def of(spec: AttentionSpec) -> HopperBackward:
 
 @functools.cache
 def shipped(name: str) -> HopperBackward:
-    return HopperBackward(backward_plan(lower(shipped_specs()[name], name)))
+    return HopperBackward(backward_plan(shipped_plan(name)))
 
 
 SHIPPED = tuple(name for name in shipped_specs() if not why_no_backward(shipped(name)))

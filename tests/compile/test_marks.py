@@ -8,18 +8,17 @@ from benchmarks.marks import marked, statements_of
 from benchmarks.programs import noted
 from compile.usage import AS_PTXAS_12_8_DOES
 from flashgen.codegen.render import render_hopper
-from flashgen.plan import lower
 from flashgen.tuning.hopper_space import hopper_space, rank_hopper
 from support.compiling import hopper as compiled_hopper
 from support.compiling.hopper import compile_hopper
 from support.sass import opcodes
-from support.variants import shipped_specs
+from support.variants import shipped_plan
 
 
 @AS_PTXAS_12_8_DOES
 @pytest.mark.parametrize("name", ["causal_d64", "documents_d128", "causal_d256", "causal_d80"])
 def test_they_compile(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = lower(shipped_specs()[name], name)
+    plan = shipped_plan(name)
     config = rank_hopper(plan, hopper_space(plan).candidates)[0]
     plain = compile_hopper(plan, config)
     text = render_hopper(plan)
@@ -35,7 +34,7 @@ def test_they_compile(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 @AS_PTXAS_12_8_DOES
 @pytest.mark.parametrize("name", ["documents_d128", "causal_d256"])
 def test_so_do_those_with_notes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = lower(shipped_specs()[name], name)
+    plan = shipped_plan(name)
     config = rank_hopper(plan, hopper_space(plan).candidates)[0]
     plain = compile_hopper(plan, config)
     text = render_hopper(plan)

@@ -7,19 +7,18 @@ import pytest
 from benchmarks.products import LOADS, PRODUCTS, alone
 from compile.usage import AS_PTXAS_12_8_DOES
 from flashgen.codegen.render import render_hopper
-from flashgen.plan import lower
 from flashgen.tuning.hopper_space import hopper_space, rank_hopper
 from support.compiling import hopper as compiled_hopper
 from support.compiling.hopper import compile_hopper
 from support.sass import opcodes
-from support.variants import shipped_specs
+from support.variants import shipped_plan
 
 
 @AS_PTXAS_12_8_DOES
 @pytest.mark.parametrize("name", ["causal_d80", "documents_d128", "causal_d192_v128"])
 def test_what_is_left_of_them(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """ptxas drops what is not used: all of the products are, and exponentials are gone."""
-    plan = lower(shipped_specs()[name], name)
+    plan = shipped_plan(name)
     config = rank_hopper(plan, hopper_space(plan).candidates)[0]
     whole = opcodes(compile_hopper(plan, config).code)
     text, counts = render_hopper(plan), {}

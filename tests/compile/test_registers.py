@@ -11,11 +11,11 @@ from flashgen.budget.occupancy import register_limit
 from flashgen.budget.sram import sram_usage
 from flashgen.budget.targets import get_target
 from flashgen.config import KernelConfig
-from flashgen.plan import KernelPlan, lower
+from flashgen.plan import KernelPlan
 from flashgen.tuning.rank import rank
 from flashgen.tuning.space import search_space
 from support.compiling.portable import compile_kernel
-from support.variants import shipped_specs
+from support.variants import shipped_plan
 
 # Variants whose kernels differ in more than the mask.
 VARIANTS = (
@@ -32,7 +32,7 @@ HARMLESS_BYTES = 256
 @functools.cache
 def chosen(name: str, target: str) -> tuple[KernelPlan, KernelConfig]:
     """A variant and the configuration that its module would ship without any measurement."""
-    plan = lower(shipped_specs()[name], name)
+    plan = shipped_plan(name)
     return plan, rank(plan, target, search_space(plan, target).candidates)[0][0]
 
 

@@ -21,7 +21,8 @@ from flashgen.tuning.rank import rank
 from flashgen.tuning.space import search_space
 from support.compiling.portable import shared_bytes
 from support.loads import kernel_spec
-from support.variants import shipped_specs
+from support.turns import numbered, share
+from support.variants import shipped_plan, shipped_specs
 
 TARGETS = ("sm_80", "sm_90", "sm_100", "gfx942")
 
@@ -30,19 +31,10 @@ COUSINS = ("sm_86", "sm_89")
 
 
 @functools.cache
-def shipped_plan(name: str) -> KernelPlan:
-    return lower(shipped_specs()[name], name)
-
-
-@functools.cache
 def chosen(name: str, target: str) -> KernelConfig:
     """What a module would ship without any measurement."""
     plan = shipped_plan(name)
     return rank(plan, target, search_space(plan, target).candidates)[0][0]
-
-
-def config_id(config: KernelConfig) -> str:
-    return "{BLOCK_M}x{BLOCK_N}w{num_warps}s{num_stages}".format(**config.as_dict())
 
 
 def structure(name: str) -> tuple[object, ...]:
@@ -60,21 +52,13 @@ def sweep(name: str, target: str) -> tuple[KernelConfig, ...]:
     return (chosen(name, target),)
 
 
-SPACES = [
-    pytest.param(name, target, config, id=f"{name}-{target}-{config_id(config)}")
-    for name in shipped_specs()
-    for target in TARGETS
-    for config in sweep(name, target)
-]
-
-
-@pytest.mark.parametrize(("name", "target", "config"), SPACES)
-def test_every_candidate_needs_exactly_what_is_predicted(
-    name: str, target: str, config: KernelConfig
-) -> None:
+@pytest.mark.parametrize(("turn", "name", "target"), numbered(shipped_specs(), TARGETS))
+def test_the_space_needs_exactly_what_is_predicted(turn: int, name: str, target: str) -> None:
     plan = shipped_plan(name)
-    predicted = sram_usage(plan, config, get_target(target))
-    assert predicted.total == shared_bytes(plan, config, target), predicted.breakdown
+    for config in share(sweep(name, target), turn):
+        predicted = sram_usage(plan, config, get_target(target))
+        needed = shared_bytes(plan, config, target)
+        assert predicted.total == needed, (config, predicted.breakdown)
 
 
 @pytest.mark.parametrize("target", COUSINS)

@@ -26,7 +26,7 @@ from flashgen.config import KernelConfig
 from flashgen.plan import lower
 from flashgen.plan.hopper import HopperNames
 from support.specialised import watch_hopper
-from support.variants import rendered_module, shipped_module, shipped_specs
+from support.variants import rendered_module, shipped_module, shipped_plan, shipped_specs
 
 SPEC = AttentionSpec(128, "bfloat16", causal(align="bottom_right"))
 CONFIG = {"BLOCK_M": 128, "BLOCK_N": 128, "num_stages": 2}
@@ -104,7 +104,7 @@ def test_where_it_pays(batch: int, heads: int, kv_heads: int, q_len: int, expect
 def test_a_third_consumer_where_it_saves_tiles(
     name: str, q_heads: int, q_len: int, block_m: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan, module = lower(shipped_specs()[name], name), shipped_module(name)
+    plan, module = shipped_plan(name), shipped_module(name)
     chosen = KernelConfig(**module.HOPPER_CONFIG)
     assert chosen.BLOCK_M == 192
     hopper = watch_hopper(module, monkeypatch)

@@ -35,6 +35,12 @@ def shipped_specs() -> dict[str, AttentionSpec]:
     return {variant.name: variant.spec for variant in load([ROOT / "specs"])}
 
 
+@functools.cache
+def shipped_plan(name: str) -> KernelPlan:
+    """A shipped variant's plan, made once: what it derives is kept with it."""
+    return lower(shipped_specs()[name], name)
+
+
 def gluon_specs() -> dict[str, AttentionSpec]:
     """Those of them that have Gluon kernels: the ones of 16 bits."""
     return {name: spec for name, spec in shipped_specs().items() if spec.dtype != "float32"}

@@ -18,6 +18,7 @@ from flashgen.plan.hopper_backward import HopperBackward
 from flashgen.tuning.hopper_space import why_not
 from support.cases import Case, inputs
 from support.gluon import interpreted
+from support.turns import in_turns
 from support.variants import rendered_module
 from sweep.dropout import SPECS, case_of
 from sweep.hopper import check_hopper, check_hopper_backward
@@ -54,8 +55,7 @@ def test_the_same_is_kept_whatever_the_tiles(config: KernelConfig) -> None:
     torch.testing.assert_close(lse, torch.full_like(lse, kv_len).log())  # of all weights
 
 
-@pytest.mark.parametrize("dropout_p", [0.02, 0.5, 0.97])
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize(("name", "dropout_p"), in_turns(SPECS, [0.02, 0.5, 0.97], every=3))
 def test_values(name: str, dropout_p: float) -> None:
     """Against float64 with the oracle's numbers, over several tiles of queries and of keys."""
     spec = _of_16_bits(name)
@@ -92,8 +92,9 @@ def test_whose_gradients_have_a_gluon_kernel() -> None:
     assert set(SPECS) - set(GRADIENTS) == {"softcap", "learned"}
 
 
-@pytest.mark.parametrize("dropout_p", [0.0, 0.02, 0.5, 0.97])
-@pytest.mark.parametrize("name", GRADIENTS)
+@pytest.mark.parametrize(
+    ("name", "dropout_p"), in_turns(GRADIENTS, [0.0, 0.02, 0.5, 0.97], every=4)
+)
 def test_gradients(name: str, dropout_p: float) -> None:
     """By autograd, against float64 with the oracle's numbers."""
     spec = _of_16_bits(name)

@@ -15,7 +15,7 @@ from flashgen.tuning.backward_rank import rank_backward
 from flashgen.tuning.backward_space import SHAPES, SMALL, STAGES, backward_space
 from flashgen.tuning.choose import choose_backward
 from support.turns import in_turns
-from support.variants import shipped_specs
+from support.variants import shipped_plan, shipped_specs
 
 
 def plan(head_dim=128, dtype="bfloat16", mask=None, **fields) -> KernelPlan:
@@ -33,7 +33,7 @@ EACH = [(kernel, target) for target in DEFAULT_TARGETS for kernel in BACKWARD_KE
 
 @pytest.mark.parametrize(("name", "kernel", "target"), in_turns(shipped_specs(), EACH, every=4))
 def test_every_shipped_variant_has_a_handful_of_candidates(name, kernel, target):
-    kernel_plan = lower(shipped_specs()[name], name)
+    kernel_plan = shipped_plan(name)
     architecture = get_target(target)
     space = backward_space(kernel_plan, kernel, target)
     assert 1 <= len(space.candidates) <= 14

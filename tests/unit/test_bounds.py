@@ -272,5 +272,5 @@ def test_lowering_a_mask_takes_a_moment() -> None:
     mask = sliding_window(LONG, Int("right"), align="bottom_right") | ~causal(align="top_left")
     bounds_of(mask)
     start = time.process_time()
-    bounds_of(mask)
+    derive_bounds.__wrapped__(trace(mask))  # what was derived before is kept
     assert time.process_time() - start < 0.5

@@ -91,7 +91,8 @@ def test_ends_of_which_one_has_all_parts_of_the_other() -> None:
 def test_deriving_takes_a_moment(name: str) -> None:
     predicate = trace(MASKS[name].mask)
     for derive in (derive_bounds, derive_q_bounds):
-        assert min(_seconds(derive, predicate) for _ in range(3)) < 0.5
+        anew = derive.__wrapped__  # what was derived before is kept
+        assert min(_seconds(anew, predicate) for _ in range(3)) < 0.5
 
 
 def _seconds(derive: Callable[[Predicate], TileBounds], predicate: Predicate) -> float:

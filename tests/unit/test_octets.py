@@ -22,7 +22,7 @@ from flashgen.symbolic.places import Place, place_of
 from flashgen.symbolic.printer import triton_source
 from flashgen.symbols import KV_IDX, KV_LEN, Q_IDX, Q_LEN, B, FloorMod
 from support.expressions import LEFT, conditions, integers
-from support.variants import shipped_specs
+from support.variants import shipped_plan
 
 COLUMNS, ROWS = 128, 64
 MOST = 2**31 - 1
@@ -210,7 +210,7 @@ def test_the_forward_kernel_takes_bits_for_masks_of_two_comparisons(
     name: str, comparisons: int
 ) -> None:
     """Whether a key is one, which all masks with another kv_len ask, is not among them."""
-    plan = lower(shipped_specs()[name], name)
+    plan = shipped_plan(name)
     assert (
         len(re.findall(r"_below|_at_least", " ".join(HopperNames(plan).hidden.octets)))
         == comparisons

@@ -20,7 +20,7 @@ from flashgen.tuning.hopper_space import hopper_space, rank_hopper
 from flashgen.tuning.rank import rank
 from flashgen.tuning.space import search_space
 from flashgen.tuning.store import TuneResult, load_results
-from support.variants import GENERATED, shipped_specs
+from support.variants import GENERATED, shipped_plan, shipped_specs
 
 PROBE = json.loads((Path(__file__).parents[1] / "data" / "probe_h200.json").read_text())
 H200 = get_target("sm_90")
@@ -88,7 +88,7 @@ def test_nine_of_ten_shipped_variants_get_a_pick_near_the_best_that_tuning_found
 @pytest.mark.parametrize("target", DEFAULT_TARGETS)
 @pytest.mark.parametrize("name", ["causal_d128", "window_d128", "causal_fp32_d64"])
 def test_every_candidate_is_ranked_fastest_first(name: str, target: str) -> None:
-    kernel = lower(shipped_specs()[name], name)
+    kernel = shipped_plan(name)
     candidates = search_space(kernel, target).candidates
     ranked = rank(kernel, target, candidates)
     seconds = [time for _, time in ranked]

@@ -13,7 +13,7 @@ from flashgen.config import KernelConfig
 from flashgen.plan import KernelPlan, lower
 from flashgen.tuning.space import SMALL, USUAL, search_space
 from support.loads import kernel_spec
-from support.variants import shipped_specs
+from support.variants import shipped_plan, shipped_specs
 
 
 def plan(head_dim=128, dtype="bfloat16", blocks=None, precision=None) -> KernelPlan:
@@ -30,7 +30,7 @@ def reason(plan: KernelPlan, target: str, *numbers: int) -> str:
 @pytest.mark.parametrize("target", DEFAULT_TARGETS)
 @pytest.mark.parametrize("name", shipped_specs())
 def test_every_shipped_variant_has_a_handful_of_candidates(name: str, target: str) -> None:
-    kernel = lower(shipped_specs()[name], name)
+    kernel = shipped_plan(name)
     space = search_space(kernel, target)
     assert 1 <= len(space.candidates) <= 20
     assert all(fits(kernel, config, get_target(target)) for config in space.candidates)

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from docs import make_versions
 from flashgen.codegen.render import render_module
-from flashgen.plan import lower
-from support.variants import any_configs, shipped_specs
+from support.variants import any_configs, shipped_plan
 
 ROOT = Path(__file__).parents[2]
 RECORD = json.loads(make_versions.RECORD.read_text())
@@ -33,7 +32,7 @@ def test_an_unequal_figure_is_shown() -> None:
 
 
 def test_every_minor_version_is_recorded_that_a_launch_knows() -> None:
-    plan = lower(shipped_specs()["full_d64"], "full_d64")
+    plan = shipped_plan("full_d64")
     module = render_module(plan, any_configs(plan))
     minors = [".".join(version.split(".")[:2]) for version in RECORD]
     known = ", ".join(f'"{minor}"' for minor in minors)

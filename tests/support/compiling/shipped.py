@@ -12,7 +12,6 @@ from flashgen.budget.sram import sram_usage
 from flashgen.budget.targets import get_target
 from flashgen.codegen.render import BACKWARD_FUNCTIONS
 from flashgen.config import BACKWARD_KERNELS, HOPPER, KernelConfig
-from flashgen.plan import lower
 from flashgen.plan.backward import backward_plan
 from flashgen.plan.hopper_backward import HopperBackward
 from support.compiling import backward_hopper, hopper, portable
@@ -24,7 +23,7 @@ from support.compiling.predicted import (
     predicted_queries_usage,
     predicted_usage,
 )
-from support.variants import shipped_module, shipped_specs
+from support.variants import shipped_module, shipped_plan
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ class Shipped:
 
 def shipped_kernels(name: str) -> dict[str, Shipped]:
     """The main kernels of a module by their functions' names, configured as it configures them."""
-    module, plan = shipped_module(name), lower(shipped_specs()[name], name)
+    module, plan = shipped_module(name), shipped_plan(name)
     backward, target, tma = backward_plan(plan), get_target(HOPPER), plan.uses_tma(HOPPER)
     kernels = {}
 
