@@ -34,6 +34,14 @@ def numbered(*factors: Iterable[Any]) -> list[Any]:
     return [pytest.param(i, *row, id="-".join(row)) for i, row in enumerate(product(*factors))]
 
 
+def some(names: Iterable[Any], every: int) -> list[Any]:
+    """Parameters of all names; all but one of ``every`` so many are for the full run alone."""
+    return [
+        pytest.param(name, marks=pytest.mark.full if i % every else ())
+        for i, name in enumerate(names)
+    ]
+
+
 def in_turns(names: Iterable[Any], others: Sequence[Any], every: int) -> list[Any]:
     """Parameters of all (name, other); all but one of ``every`` are for the full run alone.
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from support.segments import CUT, begins, ids_of, tile_starts
+from support.turns import in_turns, some
 from support.variants import rendered_module
 
 BLOCK_M = 16
@@ -44,8 +45,9 @@ def _check(ids: torch.Tensor, batch: int, chunk: int = 32, block_m: int = BLOCK_
     assert all(0 < end - start <= block_m for start, end in zip(starts, ends, strict=True))
 
 
-@pytest.mark.parametrize("length", [1, 2, 15, 16, 17, 31, 48, 100, 333])
-@pytest.mark.parametrize("batch", [1, 2, 5])
+@pytest.mark.parametrize(
+    ("length", "batch"), in_turns([1, 2, 15, 16, 17, 31, 48, 100, 333], [1, 2, 5], every=3)
+)
 def test_segments_of_many_lengths(batch: int, length: int) -> None:
     for seed in range(2):
         _check(ids_of(LENGTHS, batch, length, seed), batch, chunk=(8, 64)[seed])
@@ -56,7 +58,7 @@ def test_segments_of_one_length(segment: int) -> None:
     _check(ids_of([segment], 2, 150), 2)
 
 
-@pytest.mark.parametrize("block_m", [48, 64, 128, 192])
+@pytest.mark.parametrize("block_m", some([192, 48, 64, 128], every=2))
 def test_other_tiles(block_m: int) -> None:
     """Those of three consumers are of no power of two; a first tile takes 64 rows of the second."""
     lengths = [5, block_m + 1, 3 * block_m // 2, 2 * block_m, 5 * block_m + 3, 6 * block_m - 9]

@@ -75,8 +75,15 @@ def test_each_has_cases() -> None:
     assert specs().keys() == CASES.keys()
 
 
+# The first of each in a fast run, and some others.
 @pytest.mark.parametrize(
-    ("name", "case"), [(name, case) for name, cases in CASES.items() for case in cases], ids=str
+    ("name", "case"),
+    [
+        pytest.param(name, case, marks=pytest.mark.full if i % 3 else ())
+        for name, cases in CASES.items()
+        for i, case in enumerate(cases)
+    ],
+    ids=str,
 )
 def test_values(name: str, case: Case) -> None:
     for block_m, block_n in ((32, 16), (16, 32)):

@@ -117,7 +117,7 @@ def _module(name: str) -> ModuleType:
     return rendered_module(SPECS[name], hopper=True, edit_source=interpreted)
 
 
-@pytest.mark.parametrize(("name", "case"), in_turns(SPECS, CASES, every=3), ids=str)
+@pytest.mark.parametrize(("name", "case"), in_turns(SPECS, CASES, every=6), ids=str)
 def test_backward(name: str, case: Case) -> None:
     names = HopperBackward(backward_plan(lower(SPECS[name], name)))
     assert names.queries_portable and not names.why_not

@@ -42,7 +42,7 @@ PASSED = {
 }
 
 
-@pytest.mark.parametrize(("name", "i"), in_turns(PASSED, range(len(CASES)), every=2))
+@pytest.mark.parametrize(("name", "i"), in_turns(PASSED, range(len(CASES)), every=4))
 def test_tables_of_all_kinds(name: str, i: int) -> None:
     """Each by two ways, in turn."""
     number, ways = list(PASSED).index(name), list(WAYS)

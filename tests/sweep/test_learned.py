@@ -33,7 +33,7 @@ from flashgen.plan import lower
 from flashgen.plan.backward import backward_plan
 from support.cases import Case, inputs
 from support.contract import check_gradients
-from support.turns import in_turns
+from support.turns import in_turns, some
 from support.variants import rendered_module
 from sweep.backward import check_backward
 
@@ -98,7 +98,7 @@ def _module(name: str, mask: str = "causal") -> ModuleType:
 MASKED_CALLS = [(mask, i) for i in range(len(CALLS)) for mask in MASKS]
 
 
-@pytest.mark.parametrize(("name", "mask", "i"), in_turns(LEARNING, MASKED_CALLS, every=7))
+@pytest.mark.parametrize(("name", "mask", "i"), in_turns(LEARNING, MASKED_CALLS, every=13))
 def test_every_sum_and_mask(name: str, mask: str, i: int) -> None:
     spec, (case, m, n) = _spec(name, mask), CALLS[i]
     backward = backward_plan(lower(spec, "learning"))
@@ -106,8 +106,12 @@ def test_every_sum_and_mask(name: str, mask: str, i: int) -> None:
     check_backward(_module(name, mask), spec, case, BLOCK_M=m, BLOCK_N=n, USE_TMA=m == n)
 
 
-@pytest.mark.parametrize("name", ["rows", "columns", "diagonals", "pairs"])
-@pytest.mark.parametrize("kind", ["half", "sigmoid", "sink", "capped"])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    in_turns(
+        ["rows", "columns", "diagonals", "pairs"], ["half", "sigmoid", "sink", "capped"], every=2
+    ),
+)
 def test_other_kernels(name: str, kind: str) -> None:
     score = LEARNING[name][1]
     sinks = Tensor("sinks", ("num_q_heads",), "float32")
@@ -176,7 +180,7 @@ DECIDING = {
 }
 
 
-@pytest.mark.parametrize("name", DECIDING)
+@pytest.mark.parametrize("name", some(DECIDING, every=2))
 def test_tensors_that_only_decide(name: str) -> None:
     tensor, spec = DECIDING[name]
     module = rendered_module(spec)
@@ -207,7 +211,7 @@ SINKS = {
 }
 
 
-@pytest.mark.parametrize("name", SINKS)
+@pytest.mark.parametrize("name", some(SINKS, every=2))
 def test_sinks_of_more_than_learned_tensors(name: str) -> None:
     spec = AttentionSpec(16, "float32", MASKS["causal"], normaliser=softmax(sink=SINKS[name]))
     module = rendered_module(spec)
@@ -234,7 +238,7 @@ def _run_backwards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(InterpreterBuilder, "set_grid_idx", reversed_idx)
 
 
-@pytest.mark.parametrize("name", LEARNING)
+@pytest.mark.parametrize("name", some(LEARNING, every=3))
 def test_the_same_bits_in_whatever_order_programs_run(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

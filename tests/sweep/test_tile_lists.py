@@ -93,7 +93,7 @@ LENGTHS = [(1, 1), (33, 50), (50, 33), (64, 64), (1, 90)]
 CALLS = [(i, *tile) for i in range(len(LENGTHS)) for tile in ((32, 16), (16, 32))]
 
 
-@pytest.mark.parametrize(("name", "i", "block_m", "block_n"), in_turns(MASKS, CALLS, every=7))
+@pytest.mark.parametrize(("name", "i", "block_m", "block_n"), in_turns(MASKS, CALLS, every=13))
 def test_kernels(name: str, i: int, block_m: int, block_n: int) -> None:
     layout = ("contiguous", "padded")[i % 2]
     case = Case(*LENGTHS[i], batch=2, q_heads=2, kv_heads=1, layout=layout)
@@ -107,7 +107,7 @@ def test_more_tiles_than_are_listed_at_a_time() -> None:
 GRADIENTS = [(33, 50, 32, 16), (50, 33, 16, 32), (64, 64, 16, 32)]
 
 
-@pytest.mark.parametrize(("name", "q_len", "kv_len", "m", "n"), in_turns(MASKS, GRADIENTS, every=3))
+@pytest.mark.parametrize(("name", "q_len", "kv_len", "m", "n"), in_turns(MASKS, GRADIENTS, every=6))
 def test_backward_kernels(name: str, q_len: int, kv_len: int, m: int, n: int) -> None:
     case = Case(q_len, kv_len, batch=2, q_heads=2, kv_heads=1)
     check_backward(_module(name), _spec(name), case, BLOCK_M=m, BLOCK_N=n)

@@ -26,7 +26,7 @@ CALLS = [(*lengths, *tile) for tile in ((32, 16), (16, 32)) for lengths in LENGT
 
 
 @pytest.mark.parametrize(
-    ("name", "q_len", "kv_len", "block_m", "block_n"), in_turns(MASK_SPECS, CALLS, every=7)
+    ("name", "q_len", "kv_len", "block_m", "block_n"), in_turns(MASK_SPECS, CALLS, every=13)
 )
 def test_masks(name: str, q_len: int, kv_len: int, block_m: int, block_n: int) -> None:
     case = Case(q_len, kv_len, batch=2, q_heads=4, kv_heads=2)
@@ -35,7 +35,7 @@ def test_masks(name: str, q_len: int, kv_len: int, block_m: int, block_n: int) -
 
 @pytest.mark.parametrize(
     ("name", "q_len", "kv_len"),
-    in_turns(SCORE_SPECS, [(33, 33), (19, 75), (75, 19), (1, 1)], every=2),
+    in_turns(SCORE_SPECS, [(33, 33), (19, 75), (75, 19), (1, 1)], every=3),
 )
 def test_scores(name: str, q_len: int, kv_len: int) -> None:
     case = Case(q_len, kv_len, batch=2, q_heads=4, kv_heads=2)

@@ -13,7 +13,7 @@ import sympy
 from hypothesis import given
 
 from flashgen import Int, Mask, causal, full, sliding_window
-from flashgen.symbolic import trace, triton_source
+from flashgen.symbolic import derive_bounds, trace, triton_source
 from support.visits import Call, bounds_of, check, is_conjunction, sweep
 
 LEFT = Int("left", 3)
