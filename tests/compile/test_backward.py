@@ -70,6 +70,15 @@ def sweep(name: str, kernel: BackwardKernel, target: str) -> tuple[KernelConfig,
     return (chosen(name, kernel, target),)
 
 
+def counted_twice(
+    plan: KernelPlan, kernel: BackwardKernel, config: KernelConfig, target: str
+) -> int:
+    """Bytes of p and ds of CDNA3, of which Triton 3.9 may need twice as many as others do."""
+    if (target, kernel) != ("gfx942", "keys") or config.num_stages == 1:
+        return 0
+    return config.BLOCK_M * config.BLOCK_N * plan.itemsize
+
+
 @pytest.mark.parametrize(
     ("turn", "name", "kernel", "target"), numbered(shipped_specs(), BACKWARD_KERNELS, TARGETS)
 )
@@ -81,9 +90,7 @@ def test_the_space_needs_exactly_what_is_predicted(
         for tma in {backward.plan.uses_tma(target), False}:
             predicted = backward_usage(backward.plan, kernel, config, get_target(target), tma=tma)
             needed = backward_shared_bytes(backward, kernel, config, target, tma=tma)
-            # Triton 3.9 may give p and ds a place each, which others give one .
-            twice = target == "gfx942" and kernel == "keys" and config.num_stages > 1
-            more = config.BLOCK_M * config.BLOCK_N * backward.plan.itemsize if twice else 0
+            more = counted_twice(backward.plan, kernel, config, target)
             assert 0 <= predicted.total - needed <= more, (config, tma, predicted.breakdown)
 
 
@@ -266,4 +273,5 @@ def test_the_choice_spills_no_more_than_is_known(
     assert compiled.spilled <= SPILLED.get((name, kernel, target), 0), config
     assert compiled.registers <= register_limit(config, get_target(target))
     predicted = backward_usage(backward.plan, kernel, config, get_target(target))
-    assert compiled.shared == predicted.total, predicted.breakdown
+    more = counted_twice(backward.plan, kernel, config, target)
+    assert 0 <= predicted.total - compiled.shared <= more, predicted.breakdown

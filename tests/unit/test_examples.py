@@ -116,6 +116,7 @@ def test_differences_are_step_by_step(train_gpt):
     assert train_gpt.smoothed([1.0, 2.0, 6.0]) == [1.0, 1.5, 3.0]
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore:causal_d64")
 def test_an_attention_that_is_not_causal_is_told_apart(train_gpt):
     """By more than another seed."""

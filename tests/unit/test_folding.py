@@ -12,6 +12,7 @@ from hypothesis import given, settings
 
 from flashgen.codegen.folding import fold, indented, wrap
 from flashgen.codegen.layout import LINE_LENGTH
+from support.turns import is_full
 
 # A statement, and the lines that it is broken into.
 STATEMENTS = {
@@ -330,7 +331,7 @@ SIMPLE = st.one_of(
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50 if is_full() else 15, deadline=None)
 @given(st.lists(SIMPLE.map("    {}".format), min_size=5, max_size=20))
 def test_fold_agrees_with_ruff(statements: list[str]) -> None:
     folded = [fold(statement + "\n") for statement in statements]
@@ -342,7 +343,7 @@ def test_fold_agrees_with_ruff(statements: list[str]) -> None:
         assert all(len(line) <= LINE_LENGTH for line in lines.splitlines())
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50 if is_full() else 15, deadline=None)
 @given(st.lists(SIMPLE.map("    {}".format), min_size=5, max_size=20), st.sampled_from((4, 8)))
 def test_statements_are_folded_anew_for_more_spaces(statements: list[str], width: int) -> None:
     text = "".join(fold(statement + "\n") for statement in statements)

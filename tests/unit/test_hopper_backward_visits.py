@@ -29,6 +29,7 @@ from flashgen.plan.hopper_backward import HopperBackward
 from flashgen.plan.hopper_queries import HopperQueries
 from flashgen.plan.hopper_visits import HopperVisits
 from support.cases import Case
+from support.turns import some
 from support.visits import Call, Elements, visit
 from support.vocabulary import VOCABULARY
 
@@ -169,10 +170,6 @@ NOT_DERIVED = {
     *("causal_blocks", "outside_blocks"),
 }
 
-#: A third of them in a fast run.
-SOME = [
-    pytest.param(name, marks=pytest.mark.full if i % 3 else ()) for i, name in enumerate(VOCABULARY)
-]
 #: Lengths and tiles.
 CALLS = (
     ((37, 37), (8, 16)),
@@ -185,7 +182,7 @@ CALLS = (
 )
 
 
-@pytest.mark.parametrize("name", SOME)
+@pytest.mark.parametrize("name", some(VOCABULARY, every=5))
 def test_the_vocabulary_visits_each_tile_once(name: str) -> None:
     entry = VOCABULARY[name]
     spec = entry.spec("bfloat16", 64)
@@ -243,9 +240,7 @@ def _random_mask(random: Random, depth: int) -> Mask:
 SEEDS = range(60)
 
 
-@pytest.mark.parametrize(
-    "seed", [pytest.param(i, marks=pytest.mark.full if i % 3 else ()) for i in SEEDS]
-)
+@pytest.mark.parametrize("seed", some(SEEDS, every=5))
 def test_random_masks_visit_each_tile_once(seed: int) -> None:
     random = Random(seed)
     mask = _random_mask(random, 3)
