@@ -27,7 +27,7 @@ from flashgen.config import (
 from flashgen.paths import template_dir
 from flashgen.plan import KernelPlan
 from flashgen.plan.backward import BackwardPlan, backward_plan
-from flashgen.plan.hopper import HEADROOM, MOST_WEIGHT, OUT_COLUMNS, HopperNames
+from flashgen.plan.hopper import OUT_COLUMNS, RANGES, HopperNames
 from flashgen.plan.hopper_backward import HopperBackward
 from flashgen.plan.hopper_shape import hopper_shape
 from flashgen.plan.seen import Seen
@@ -76,8 +76,7 @@ def render_hopper(plan: KernelPlan) -> str:
         plan=plan,
         shape=shape,
         names=names,
-        most_weight=f"2.0**{MOST_WEIGHT[plan.torch_dtype]}",
-        headroom=HEADROOM[plan.torch_dtype],
+        weights=RANGES[plan.torch_dtype],
     )
     cuts = _environment().get_template("cuts.triton.py.jinja").render() if names.cut_by else ""
     return (cuts + "\n\n" + text.strip("\n")).strip("\n") + "\n"

@@ -22,11 +22,35 @@ LEAST_COMPARISONS = 2
 OUT_COLUMNS = 128
 
 
-#: Powers of 2: what the weights of a row may add up to before it needs a new maximum, and how far
-#: below 1 the largest of the first ones is. float16 ends at 2^16; more headroom would cost small
-#: weights digits.
-MOST_WEIGHT = {"bfloat16": 60, "float16": 15}
-HEADROOM = {"bfloat16": 0, "float16": 6}
+@dataclass(frozen=True)
+class Range:
+    """The weights that a softmax computes with, in powers of 2.
+
+    Attributes:
+        first: the largest weight of a row's first tile of keys.
+        outgrown: what the weights of a row may add up to before its reference is raised.
+        most: what they may add up to at all: beyond, the tile of queries is computed again.
+        usual: what is left of a sum where the reference is raised.
+        steep: the spread of the scores in a row's first tile from which every step looks for new
+            maxima. At half of that one step does, after tiles that hide keys.
+        look: steps from one look at the sums to the next, at first.
+    """
+
+    first: int
+    outgrown: int
+    most: int
+    usual: int
+    steep: int
+    look: int
+
+
+#: bfloat16 has the exponents of float32: the first weights leave room for others to be 2^152 times
+#: as large, and values up to 2^38, or for others to be 2^-62 of them. float16 ends at 2^16, and
+#: loses digits below 2^-14.
+RANGES = {
+    "bfloat16": Range(first=-64, outgrown=-40, most=88, usual=-56, steep=150, look=16),
+    "float16": Range(first=0, outgrown=10, most=15, usual=8, steep=20, look=4),
+}
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ def check_hopper(module: ModuleType, spec: AttentionSpec, case: Case, config: Ke
     scale = case.scale or spec.scale or spec.qk_head_dim**-0.5
     params = case.arguments(spec).values()
     out, lse = module._launch_hopper(*tensors, scale, *params, config.as_dict())
-    check(out, lse, tensors, spec, case)
+    check(out, lse, tensors, spec, case, gluon=True)
 
 
 def check_hopper_backward(module: ModuleType, spec: AttentionSpec, case: Case) -> None:

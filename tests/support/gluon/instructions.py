@@ -34,9 +34,10 @@ def inline_asm(
     if text == "mov.b32 {$0, $1}, $2;":
         halves = args[0].data.contiguous().view(dtype[0]).unflatten(-1, (-1, 2))
         return Block(halves[..., 0]), Block(halves[..., 1])
-    if "vote.sync.any" in text:
-        # Each warp has 16 of the rows.
-        warps = (args[0].data != 0).reshape(-1, 16).any(1)
+    if "redux.sync.or" in text:
+        # Each warp has 16 of the rows, and each row up to two bits.
+        rows = args[0].data.reshape(-1, 16)
+        warps = (rows & 1).amax(1) | (rows & 2).amax(1)
         return Block(warps.repeat_interleave(16).to(torch.int32))
     if text.lstrip().startswith("{"):
         return Block(ptx.run(text, [of(x) for x in args], dtype))
