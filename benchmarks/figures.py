@@ -48,15 +48,14 @@ def newest_results(folder: Path = RESULTS) -> dict[str, Document]:
 
 
 def _newest(documents: Sequence[Document]) -> Document:
-    whole = [document for document in documents if not _has_no_normal(document)]
-    newest = (whole or documents)[-1]
-    has_others = any(inputs_of(row) != NORMAL for d in documents for row in d.get("cells", ()))
-    return of_normal(newest, *documents) if has_others else newest
+    whole = [document for document in documents if NORMAL in _inputs(document)]
+    return of_normal((whole or documents)[-1], *documents)
 
 
-def _has_no_normal(document: Document) -> bool:
-    rows = document.get("cells", ())
-    return bool(rows) and all(inputs_of(row) != NORMAL for row in rows)
+def _inputs(document: Document) -> Sequence[str]:
+    """Those that its cells were measured with; old files do not say."""
+    names: Sequence[str] = document.get("inputs", [NORMAL])
+    return names
 
 
 def inputs_of(row: Row) -> str:
@@ -76,8 +75,8 @@ def of_normal(document: Document, *more: Document) -> Document:
         more: all documents of the benchmark, the newest last, instead of this one alone: the
             newest row of each cell and each inputs is taken.
     """
-    normal = [row for row in document["cells"] if inputs_of(row) == NORMAL]
-    if not normal:
+    others = {name for one in (document, *more) for name in _inputs(one)} - {NORMAL}
+    if not others or NORMAL not in _inputs(document):
         return document
     found: dict[tuple[Any, str], Row] = {}
     for one in more or (document,):
@@ -88,6 +87,7 @@ def of_normal(document: Document, *more: Document) -> Document:
                     **row,
                     OF_NORMAL: _of_normal(row, plain.get(row["cell"], {})),
                 }
+    normal = [row for row in document["cells"] if inputs_of(row) == NORMAL]
     return {**document, "cells": normal, OTHERS: list(found.values())}
 
 

@@ -20,6 +20,7 @@ from typing import Any
 
 from benchmarks.account_tables import counters_table, picks_table
 from benchmarks.call_tables import decoding_table, launch_table
+from benchmarks.drawn_tables import drawn_table
 from benchmarks.figures import (
     FA4,
     OWN,
@@ -185,6 +186,7 @@ TABLES: dict[str, tuple[str, Callable[[Document], str]]] = {
     "decoding": ("decoding", decoding_table),
     "counters": ("counters", counters_table),
     "picks": ("picks", picks_table),
+    "anywhere": ("anywhere", drawn_table),
 }
 
 #: Those of several benchmarks, made of the results of each by its name; empty if some are missing.

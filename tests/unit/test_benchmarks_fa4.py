@@ -95,7 +95,6 @@ def stand_in(monkeypatch):
     for name, value in SMALL.items():
         monkeypatch.setattr(attentions, name, value)
         monkeypatch.setattr(fa4, name, value)
-    monkeypatch.setitem(fa4.ARGUMENTS["window"], "window_size", (SMALL["WINDOW"], 0))
     yield
     sys.modules.pop("benchmarks.fa4_mods", None)  # made of the stand-in
 

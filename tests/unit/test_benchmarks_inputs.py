@@ -186,7 +186,9 @@ def row(name, inputs, own, best, **fields):
 
 def results(rows, date="2026-01-31", benchmark="forward"):
     env = {"date": date, "gpu": "Some GPU", "torch": "2", "triton": "3", "cudnn": "9"}
-    return {"benchmark": benchmark, "environment": env, "protocol": {}, "cells": rows}
+    head = {"benchmark": benchmark, "environment": env, "protocol": {}}
+    names = list(dict.fromkeys(row["inputs"] for row in rows if "inputs" in row))
+    return head | ({"inputs": names} if names else {}) | {"cells": rows}
 
 
 STEEP = [
@@ -234,8 +236,9 @@ def test_the_newest_row_of_each_inputs_joins_the_newest_normal_ones(tmp_path):
         "2026-01-03": [row("full", "encoder", 3.0, 3.3)],
     }.items():
         (tmp_path / f"forward-{date}.json").write_text(record.layout(results(rows, date)))
-    (tmp_path / "launch.json").write_text(json.dumps({"benchmark": "launch", **results([])} | {
-        "benchmark": "launch", "cells": []}))  # fmt: skip
+    launch = {"benchmark": "launch", "environment": results([])["environment"], "calls": {}}
+    (tmp_path / "launch.json").write_text(record.layout(launch))
+    assert figures.newest_results(tmp_path)["launch"] == launch == of_normal(launch)
     newest = figures.newest_results(tmp_path)["forward"]
     assert newest["environment"]["date"] == "2026-01-02"
     others = {r["inputs"]: (r["ms"]["flashgen"], r["of_normal"]) for r in newest["other_inputs"]}
