@@ -132,5 +132,5 @@ def wrong_cells(rows: Iterable[Mapping[str, Any]]) -> list[str]:
         # Where no peer has the variant, it is held to what is wrong of anybody. NaN is wrong too.
         most = 2 * max(errors.values()) if errors else WRONG
         if not (own <= most and of_sums <= WRONG_SUM):
-            wrong.append(row["cell"])
+            wrong.append(" ".join([row["cell"], *([row["inputs"]] if "inputs" in row else [])]))
     return wrong

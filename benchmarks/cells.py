@@ -41,8 +41,13 @@ class Cell:
 
     @property
     def num_heads(self) -> int:
-        """Heads, as many of the keys as of the queries."""
+        """Heads of queries."""
         return WIDTH // self.qk_head_dim
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Heads of keys and values: as many."""
+        return self.num_heads
 
     @property
     def name(self) -> str:
@@ -75,6 +80,9 @@ FORWARD = (
     Cell("causal_d192_v128", "causal", 16384, 192, 128),
     DROPOUT,
 )
+
+#: Where the encoder's q and k, `benchmarks.inputs`, need no lift.
+AS_CAPTURED = Cell("full_d32", "full", 512, 32, 32)
 
 
 def _variant(attention: str, title: str) -> Cell:

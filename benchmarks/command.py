@@ -14,8 +14,10 @@ from typing import Any
 import torch
 
 from benchmarks.accuracy import wrong_cells
-from benchmarks.cells import Cell
+from benchmarks.cells import AS_CAPTURED, Cell
 from benchmarks.compiling import compile_all
+from benchmarks.figures import NORMAL, of_normal
+from benchmarks.inputs import ENCODER, named_inputs
 from benchmarks.measuring import measure
 from benchmarks.passes import FORWARD_PASS, Pass
 from benchmarks.peers import BENCHMARK_MODULES, peers_of
@@ -51,29 +53,36 @@ def run(
     torch.set_float32_matmul_precision("high")  # float32 may use the tf32 units
     device = torch.device("cuda")
     cells = _chosen(every_cell, options.cells)
+    if ENCODER not in options.inputs:
+        cells = [cell for cell in cells if cell is not AS_CAPTURED]
     _build_missing_modules(cells, which, tune=not options.no_tune)
     started = time.perf_counter()
     for problem in compile_all(cells, options.jobs, which.name, with_fa4=options.fa4):
         print(f"compiling beforehand: {problem}", file=sys.stderr)
     print(f"compiled beforehand in {time.perf_counter() - started:.0f} s", flush=True)
-    rows = [new_row(cell, which) for cell in cells]
+    rows = [
+        (cell, {**new_row(cell, which), "inputs": name})
+        for cell in cells
+        for name in options.inputs
+    ]
     head = {
         "benchmark": benchmark,
         "environment": environment(device),
         "protocol": protocol(which),
+        "inputs": options.inputs,
     }
     for repetition in range(options.repeat):
-        for cell, row in zip(cells, rows, strict=True):
+        for cell, row in rows:
             names = peers_of(cell, options.fa4, which.name)
             peers = {name: which.peers[name] for name in names}
             measure(cell, row, peers, repetition, device, TIMERS, which)
             seconds = time.perf_counter() - started
             print(f"{seconds:4.0f} s {_progress(repetition, row)}", flush=True)
             # After every cell: a run that is cut off keeps them.
-            measured = [row for row in rows if row["ms"]]
+            measured = [row for _, row in rows if row["ms"]]
             write_results(head | {"cells": measured}, options.json)
-    print(f"\n{show(json.loads(options.json.read_text()))}")
-    wrong = wrong_cells(rows)
+    print(f"\n{show(of_normal(json.loads(options.json.read_text())))}")
+    wrong = wrong_cells(row for _, row in rows)
     if wrong:
         print(f"WRONG RESULTS of flashgen's module: {', '.join(wrong)}", file=sys.stderr)
     return 1 if wrong else 0
@@ -98,7 +107,8 @@ def _progress(repetition: int, row: Mapping[str, Any]) -> str:
         for name in rates
         if name in sustained
     )
-    return f"[{repetition + 1}] {row['cell']:28} {shown}"
+    inputs = "" if row["inputs"] == NORMAL else f"{row['inputs']}  "
+    return f"[{repetition + 1}] {row['cell']:28} {inputs}{shown}"
 
 
 def _chosen(cells: Sequence[Cell], parts: Sequence[str]) -> list[Cell]:
@@ -136,6 +146,15 @@ def _arguments(
         help="modules that are not shipped: what was measured before, or the model's choice",
     )
     parser.add_argument("--fa4", action="store_true", help="FlashAttention 4 too, if installed")
+    parser.add_argument(
+        "--inputs",
+        nargs="+",
+        type=named_inputs,
+        default=[NORMAL],
+        metavar="NAME",
+        help="what q, k and v hold, each cell with one after the other: normal, scaled:N, growing,"
+        " spike, spike:first, spike:last, encoder",
+    )
     options = parser.parse_args()
     if options.repeat < 1:
         parser.error("--repeat: at least 1")

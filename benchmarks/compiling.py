@@ -19,7 +19,7 @@ import torch
 
 from benchmarks.attentions import ATTENTIONS
 from benchmarks.cells import Cell
-from benchmarks.measuring import make_inputs
+from benchmarks.inputs import make_inputs
 from benchmarks.passes import PASSES
 from benchmarks.peers import peers_of
 

@@ -28,7 +28,7 @@ from benchmarks.account_tables import counters_table
 from benchmarks.attentions import ATTENTIONS
 from benchmarks.cells import FORWARD, Cell
 from benchmarks.compiling import compile_call
-from benchmarks.measuring import make_inputs
+from benchmarks.inputs import make_inputs
 from benchmarks.peers import load_module
 from benchmarks.record import environment, layout, new_row
 from benchmarks.script import make_parser, sees_gpu, tell

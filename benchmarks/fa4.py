@@ -25,7 +25,6 @@ Call = Callable[[], torch.Tensor]
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "full": {"causal": False},
     "causal": {"causal": True},
-    "window": {"causal": True, "window_size": (WINDOW, 0)},
     "softcap": {"causal": True, "softcap": CAP},
     "chunked": {"causal": True},
 }
@@ -50,17 +49,21 @@ def fa4(cell: Cell, attention: Attention, inputs: Inputs) -> Iterator[Call]:
     name, length = cell.attention, cell.seq_len
     tensors = tuple(x.transpose(1, 2).contiguous() for x in inputs)
     function: Callable[..., Any]
-    if name == "documents" and cell.batch == 1:
+    if name == "documents":
         tensors = tuple(x.flatten(0, 1) for x in tensors)
-        ends = document_ends(length, inputs[0].device)
+        ends = ends_of(attention.parameters["document_ids"])
+        longest = int(ends.diff().max())
         function = partial(
             flash_attn_varlen_func,
             cu_seqlens_q=ends,
             cu_seqlens_k=ends,
-            max_seqlen_q=DOCUMENT,
-            max_seqlen_k=DOCUMENT,
+            max_seqlen_q=longest,
+            max_seqlen_k=longest,
             causal=True,
         )
+    elif name == "window":
+        left = attention.parameters["left"]
+        function = partial(flash_attn_func, causal=True, window_size=(left, 0))
     elif name == "chunked" and length % CHUNK == 0:
         tensors = tuple(x.reshape(-1, CHUNK, *x.shape[2:]) for x in tensors)
         function = partial(flash_attn_func, **ARGUMENTS[name])
@@ -98,6 +101,14 @@ def document_ends(length: int, device: torch.device) -> torch.Tensor:
     """0 and the end of each packed document of `DOCUMENT` tokens, int32."""
     ends = torch.arange(0, length, DOCUMENT, dtype=torch.int32)
     return torch.cat([ends, torch.tensor([length], dtype=torch.int32)]).to(device)
+
+
+def ends_of(ids: torch.Tensor) -> torch.Tensor:
+    """0 and the end of each document of all sequences, by their ids (batch, seq_len), int32."""
+    begins = torch.ones_like(ids, dtype=torch.bool)
+    begins[:, 1:] = ids[:, 1:] != ids[:, :-1]
+    starts = begins.flatten().nonzero()[:, 0]
+    return torch.cat([starts, starts.new_tensor([ids.numel()])]).to(torch.int32)
 
 
 def _masked(

@@ -19,6 +19,12 @@ OWN, RIVAL, FA4 = "flashgen", "FlexAttention", "FA4"
 PEERS = (OWN, FA4, "SDPA cuDNN", RIVAL, "SDPA flash", "varlen_attn", f"{OWN}, portable")
 TIMINGS = {"ms": "medians", "sustained_ms": "sustained"}
 
+#: What tensors hold, by a name of `benchmarks.inputs`, where a row of results does not say it.
+NORMAL = "normal"
+#: In a document that `of_normal` made: the rows with other inputs, and in each of them `OF_NORMAL`,
+#: by timing, flashgen's rate over the one with normal inputs.
+OTHERS, OF_NORMAL = "other_inputs", "of_normal"
+
 Document = Mapping[str, Any]
 Row = Mapping[str, Any]
 
@@ -26,7 +32,8 @@ Row = Mapping[str, Any]
 def newest_results(folder: Path = RESULTS) -> dict[str, Document]:
     """Of each benchmark that a folder has results of, those with the latest date.
 
-    Of one date, the latest is the one whose file has the last letter behind it.
+    Of one date, the latest is the one whose file has the last letter behind it. A file that has no
+    normal inputs adds its rows to those of others that one with them shows; see `of_normal`.
     """
     found = [(path.stem, json.loads(path.read_text())) for path in sorted(folder.glob("*.json"))]
 
@@ -34,7 +41,64 @@ def newest_results(folder: Path = RESULTS) -> dict[str, Document]:
         date = str(named[1]["environment"]["date"])
         return date, named[0].rpartition(date)[2]
 
-    return {document["benchmark"]: document for _, document in sorted(found, key=age)}
+    by_benchmark: dict[str, list[Document]] = {}
+    for _, document in sorted(found, key=age):
+        by_benchmark.setdefault(document["benchmark"], []).append(document)
+    return {name: _newest(documents) for name, documents in by_benchmark.items()}
+
+
+def _newest(documents: Sequence[Document]) -> Document:
+    whole = [document for document in documents if NORMAL in _inputs(document)]
+    return of_normal((whole or documents)[-1], *documents)
+
+
+def _inputs(document: Document) -> Sequence[str]:
+    """Those that its cells were measured with; old files do not say."""
+    names: Sequence[str] = document.get("inputs", [NORMAL])
+    return names
+
+
+def inputs_of(row: Row) -> str:
+    """The name of what the tensors held."""
+    name: str = row.get("inputs", NORMAL)
+    return name
+
+
+def of_normal(document: Document, *more: Document) -> Document:
+    """A document with its rows of normal inputs as its cells, and all others in `OTHERS`.
+
+    Rates with other inputs are compared with those of the same file alone: of the same run, on the
+    same GPU. A run without normal inputs keeps its cells as they are.
+
+    Args:
+        document: whose cells are shown.
+        more: all documents of the benchmark, the newest last, instead of this one alone: the
+            newest row of each cell and each inputs is taken.
+    """
+    others = {name for one in (document, *more) for name in _inputs(one)} - {NORMAL}
+    if not others or NORMAL not in _inputs(document):
+        return document
+    found: dict[tuple[Any, str], Row] = {}
+    for one in more or (document,):
+        plain = {row["cell"]: row for row in one["cells"] if inputs_of(row) == NORMAL}
+        for row in one["cells"]:
+            if inputs_of(row) != NORMAL:
+                found[row["cell"], inputs_of(row)] = {
+                    **row,
+                    OF_NORMAL: _of_normal(row, plain.get(row["cell"], {})),
+                }
+    normal = [row for row in document["cells"] if inputs_of(row) == NORMAL]
+    return {**document, "cells": normal, OTHERS: list(found.values())}
+
+
+def _of_normal(row: Row, plain: Row) -> Mapping[str, float]:
+    """A row's rate over that of another one, by each timing that both have."""
+    both: Mapping[str, Mapping[str, list[float]]] = {
+        timing: {OWN: row[timing].get(OWN, []), NORMAL: plain.get(timing, {}).get(OWN, [])}
+        for timing in timings([row])
+    }
+    found = {timing: ratio(both, NORMAL, timing) for timing in both}
+    return {timing: value for timing, value in found.items() if value is not None}
 
 
 def timings(rows: Iterable[Row]) -> list[str]:

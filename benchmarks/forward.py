@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import sys
 
-from benchmarks.cells import FORWARD
+from benchmarks.cells import AS_CAPTURED, FORWARD
 from benchmarks.command import run
 from benchmarks.table import full_table
 
 if __name__ == "__main__":
-    sys.exit(run("forward", FORWARD, __doc__, full_table))
+    sys.exit(run("forward", (*FORWARD, AS_CAPTURED), __doc__, full_table))

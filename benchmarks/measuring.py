@@ -12,6 +12,8 @@ import triton
 from benchmarks.accuracy import WRONG, WRONG_SUM_OF_PEER, Inputs, relative_error
 from benchmarks.attentions import ATTENTIONS, Attention, visible_pairs
 from benchmarks.cells import Cell
+from benchmarks.figures import NORMAL
+from benchmarks.inputs import make_inputs
 from benchmarks.passes import FORWARD_PASS, Pass, as_results
 from benchmarks.peers import Call, Peer, make_block_mask
 from benchmarks.timing import Timer
@@ -30,12 +32,13 @@ def measure(
     """Measures every peer on a cell, by one timer after the other, and adds the figures to its row.
 
     A timer's name is that of its figures: those of ``ms`` stand there and, as rates, in ``tflops``.
+    The row says what the tensors hold, by a name of `benchmarks.inputs`; normal where it does not.
     The peers are those of the pass that is measured. Results and memory are looked at in the first
     repetition alone. A peer that raises is noted with its reason and left out from then on;
     flashgen's may not.
     """
     attention = ATTENTIONS[cell.attention](cell.seq_len, device)
-    inputs = make_inputs(cell, device)
+    inputs = make_inputs(cell, device, row.get("inputs", NORMAL))
     if repetition == 0:
         _look_at(cell, row, peers, attention, inputs, which)
     flops = which.work * cell.flops(row["visible_pairs"])
@@ -95,17 +98,6 @@ def noted(row: dict[str, Any], name: str) -> Iterator[None]:
         if name.startswith("flashgen"):
             raise
         row["unavailable"][name] = first_line(error)
-
-
-def make_inputs(cell: Cell, device: torch.device) -> Inputs:
-    """q, k and v from the standard normal distribution, the same in every repetition."""
-    torch.manual_seed(0)
-
-    def tensor(head_dim: int) -> torch.Tensor:
-        shape = (cell.batch, cell.num_heads, cell.seq_len, head_dim)
-        return torch.randn(shape, dtype=getattr(torch, cell.dtype), device=device)
-
-    return tensor(cell.qk_head_dim), tensor(cell.qk_head_dim), tensor(cell.v_head_dim)
 
 
 def extra_bytes(call: Call) -> int:

@@ -96,7 +96,8 @@ def flex(cell: Cell, attention: Attention, inputs: Inputs) -> Iterator[Call]:
     """FlexAttention under torch.compile for this shape; its BlockMask is made beforehand."""
     compiled = compiled_flex()
     block_mask = make_block_mask(cell, attention, inputs[0].device)
-    yield lambda: compiled(*inputs, score_mod=attention.score_mod, block_mask=block_mask)
+    given = {"score_mod": attention.score_mod, "block_mask": block_mask, **_grouped(cell)}
+    yield lambda: compiled(*inputs, **given)
 
 
 def sdpa(backend: SDPBackend) -> Peer:
@@ -106,11 +107,17 @@ def sdpa(backend: SDPBackend) -> Peer:
     def peer(cell: Cell, attention: Attention, inputs: Inputs) -> Iterator[Call]:
         if cell.attention not in ("full", "causal", "dropout"):
             raise NotImplementedError(f"no {cell.attention}")
-        given = {"is_causal": cell.attention != "full", "dropout_p": attention.dropout_p}
+        given: dict[str, Any] = {"is_causal": cell.attention != "full", **_grouped(cell)}
+        given["dropout_p"] = attention.dropout_p
         with sdpa_kernel(backend):
             yield lambda: scaled_dot_product_attention(*inputs, **given)
 
     return peer
+
+
+def _grouped(cell: Cell) -> dict[str, Any]:
+    """How torch is told that heads of queries share those of keys."""
+    return {"enable_gqa": True} if cell.num_heads != cell.num_kv_heads else {}
 
 
 @contextmanager

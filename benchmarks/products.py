@@ -27,8 +27,9 @@ import torch
 from benchmarks.attentions import ATTENTIONS, visible_pairs
 from benchmarks.cells import Cell
 from benchmarks.figures import OWN, TIMINGS, Document, Row, machine, rates, timings
+from benchmarks.inputs import make_inputs
 from benchmarks.markdown import header, line
-from benchmarks.measuring import add_time, make_inputs
+from benchmarks.measuring import add_time
 from benchmarks.passes import FORWARD_PASS
 from benchmarks.peers import load_copy, load_module
 from benchmarks.power import watts

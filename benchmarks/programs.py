@@ -21,8 +21,8 @@ import torch
 from benchmarks.attentions import ATTENTIONS
 from benchmarks.cells import Cell
 from benchmarks.figures import Document, machine
+from benchmarks.inputs import make_inputs
 from benchmarks.markdown import header, line
-from benchmarks.measuring import make_inputs
 from benchmarks.peers import load_copy, load_module
 from benchmarks.record import environment
 from benchmarks.script import make_parser, sees_gpu, tell

@@ -20,6 +20,7 @@ from typing import Any
 
 from benchmarks.account_tables import counters_table, picks_table
 from benchmarks.call_tables import decoding_table, launch_table
+from benchmarks.drawn_tables import drawn_table
 from benchmarks.figures import (
     FA4,
     OWN,
@@ -34,6 +35,7 @@ from benchmarks.figures import (
     is_own,
     newest_results,
     of_causal,
+    of_normal,
     peers_of,
     rate,
     rates,
@@ -42,6 +44,12 @@ from benchmarks.figures import (
 )
 from benchmarks.headline import headline_table
 from benchmarks.markdown import header, line
+from benchmarks.worst import (
+    inputs_table,
+    worst_columns,
+    worst_fields,
+    worst_line,
+)
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "performance.md", ROOT / "docs" / "figures.md")
@@ -59,14 +67,16 @@ def summary_table(document: Document) -> str:
         f"{_rate_of(document)} at sequence lengths {lengths}, and {OWN}'s ratio to the best peer; "
         f"{caption(document)}.",
         "",
-        *header(["head_dim", "mask", *peers, *against], left=2),
+        *header(["head_dim", "mask", *peers, *against, *worst_columns(document)], left=2),
     ]
     for (head_dim, mask), group in groupby(rows, lambda row: (row["head_dim"][0], row["mask"])):
         cells = list(group)
         shown = [" / ".join(_whole(rate(row, peer)) for row in cells) for peer in peers]
         ratios = [" / ".join(_times(_to_best(row, t)) for row in cells) for t in by]
-        lines.append(line([str(head_dim), mask, *shown, *ratios]))
-    return "\n".join([*lines, "", *(_summary(rows, timing) for timing in by)])
+        worst = worst_fields(document, cells)
+        lines.append(line([str(head_dim), mask, *shown, *ratios, *worst]))
+    summaries = (_summary(rows, timing) for timing in by)
+    return "\n".join([*lines, "", *summaries, *worst_line(document, rows)])
 
 
 def _summary(rows: Sequence[Row], timing: str) -> str:
@@ -97,6 +107,8 @@ def full_table(document: Document) -> str:
     if any(row["in_grid"] for row in rows):
         grid = [row for row in rows if row["in_grid"]]
         parts.append("\n".join(_summary(grid, timing) for timing in timings(grid)))
+    if others := inputs_table(document):
+        parts += ["With other inputs:", others]
     parts += [
         "Error relative to float64 (Frobenius norm over two heads):",
         _error_table(rows),
@@ -117,12 +129,13 @@ def variants_table(document: Document) -> str:
     rows, by = document["cells"], timings(document["cells"])
     has_fa4 = any(peer.startswith(FA4) for peer in peers_of(rows))
     over = [RIVAL, *([FA4] if has_fa4 else []), "own causal"]
+    columns = ["attention", "visible", OWN, *over[:-1], *(f"to {name}" for name in over)]
     lines = [
         f"{_rate_of(document)} on visible elements: head_dim {rows[0]['head_dim'][0]}, "
         f"{rows[0]['num_heads']} heads, {rows[0]['seq_len']} tokens, {rows[0]['dtype']}; "
         f"{caption(document)}. Ratios are {OWN}'s, by {' / '.join(TIMINGS[t] for t in by)}.",
         "",
-        *header(["attention", "visible", OWN, *over[:-1], *(f"to {name}" for name in over)]),
+        *header([*columns, *worst_columns(document)]),
     ]
     for row in rows:
         visible = f"{100 * row['visible_pairs'] / row['seq_len'] ** 2:.1f}%"
@@ -133,7 +146,8 @@ def variants_table(document: Document) -> str:
             ratios.append([ratio(row, best_fa4(row, timing), timing) for timing in by])
         ratios.append([of_causal(row, rows, timing) for timing in by])
         joined = [" / ".join(map(_times, values)) if any(values) else "-" for values in ratios]
-        lines.append(line([row["title"] or row["mask"], visible, *shown, *joined]))
+        worst = worst_fields(document, [row])
+        lines.append(line([row["title"] or row["mask"], visible, *shown, *joined, *worst]))
     return "\n".join(lines)
 
 
@@ -172,6 +186,7 @@ TABLES: dict[str, tuple[str, Callable[[Document], str]]] = {
     "decoding": ("decoding", decoding_table),
     "counters": ("counters", counters_table),
     "picks": ("picks", picks_table),
+    "anywhere": ("anywhere", drawn_table),
 }
 
 #: Those of several benchmarks, made of the results of each by its name; empty if some are missing.
@@ -273,7 +288,7 @@ def main() -> None:
         for path in DOCUMENTS:
             path.write_text(fill(path.read_text(), newest_results()))
         return
-    document = json.loads(options.file.read_text())
+    document = of_normal(json.loads(options.file.read_text()))
     tables = [table(document) for name, table in TABLES.values() if name == document["benchmark"]]
     sys.stdout.write("\n\n".join(tables) + "\n")
 

@@ -23,9 +23,9 @@ import torch
 from benchmarks.attentions import ATTENTIONS
 from benchmarks.cells import FORWARD, VARIANTS, Cell
 from benchmarks.figures import Document, machine
+from benchmarks.inputs import make_inputs
 from benchmarks.markdown import header, line
 from benchmarks.marks import NEVER, intervals, marked, memory_for, passages, statements_of
-from benchmarks.measuring import make_inputs
 from benchmarks.peers import Call, load_copy, load_module
 from benchmarks.record import environment
 from benchmarks.script import make_parser, sees_gpu, tell

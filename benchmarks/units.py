@@ -20,7 +20,7 @@ import torch
 import triton
 import triton.language as tl
 
-from benchmarks.beside import beside
+from benchmarks.beside import FUSED, beside
 from benchmarks.figures import Document, machine
 from benchmarks.markdown import header, line
 from benchmarks.record import environment
@@ -92,7 +92,8 @@ def elements_a_cycle(name: str, device: torch.device) -> float:
     values = torch.randn(programs * size, device=device)
     cycles = torch.empty(programs * size, dtype=torch.int32, device=device)
     for _ in range(REPEATS):  # the last one's count: the first ones load the code
-        _repeat[programs,](values, cycles, ROUNDS, size, asm(SEQUENCES[name]), num_warps=WARPS)
+        sequence = asm(SEQUENCES[name])
+        _repeat[programs,](values, cycles, ROUNDS, size, sequence, num_warps=WARPS, **FUSED)
     taken = cycles.view(programs, size).amax(1).tolist()
     return ROUNDS * size / float(median(taken))
 

@@ -26,7 +26,8 @@ import torch
 from benchmarks.accuracy import Inputs
 from benchmarks.attentions import Attention
 from benchmarks.cells import BACKWARD, FORWARD, TOKENS, VARIANTS, Cell
-from benchmarks.figures import TIMINGS, Document, caption, rates, timings
+from benchmarks.figures import NORMAL, TIMINGS, Document, caption, inputs_of, rates, timings
+from benchmarks.inputs import named_inputs
 from benchmarks.markdown import header, line
 from benchmarks.measuring import measure
 from benchmarks.passes import BACKWARD_PASS, PASSES, Pass, differentiated
@@ -79,7 +80,8 @@ def versions_table(document: Document) -> str:
     """Of each cell the rates of all versions, and theirs to the first one's."""
     rows = document["cells"]
     first, *others = labels = document["versions"]
-    said = f"TFLOP/s of the {document['pass']} pass, the repetitions one after the other"
+    inputs = next((f", inputs {row['inputs']}" for row in rows if inputs_of(row) != NORMAL), "")
+    said = f"TFLOP/s of the {document['pass']} pass{inputs}, the repetitions one after the other"
     parts = [f"{said}; {caption(document)}."]
     for timing in timings(rows):
         lines = header(["cell", *labels, *(f"{label} / {first}" for label in others)])
@@ -112,6 +114,9 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--lengths", nargs="+", type=int, default=[2048, 16384], metavar="S")
     parser.add_argument("--pass", dest="which", choices=PASSES, default="forward")
     parser.add_argument("--repeat", type=int, default=2, help="times to measure; 2 unless given")
+    parser.add_argument(
+        "--inputs", type=named_inputs, default=NORMAL, metavar="NAME", help="what q, k and v hold"
+    )
     options = parser.parse_args(arguments)
     options.folders = {}
     for text in options.named:
@@ -152,7 +157,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             }
             for name in options.modules
         }
-        rows = [new_row(cell, options.folders, versions[cell.module], which) for cell in cells]
+        rows = [
+            {
+                **new_row(cell, options.folders, versions[cell.module], which),
+                "inputs": options.inputs,
+            }
+            for cell in cells
+        ]
         for repetition in range(options.repeat):
             for cell, row in zip(cells, rows, strict=True):
                 loaded = versions[cell.module].items()

@@ -16,6 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from benchmarks import accuracy, attentions, cells, fa4, measuring, peers, record
 from benchmarks.attentions import ATTENTIONS, Attention, visible_pairs
 from benchmarks.cells import BACKWARD, DROPOUT, FORWARD, GRID, VARIANTS, Cell
+from benchmarks.inputs import make_inputs
 from benchmarks.passes import as_results
 from flashgen.publish import Seal
 from flashgen.reference import dropped
@@ -179,7 +180,7 @@ def test_flops_of_known_cells():
 @pytest.mark.parametrize("name", ATTENTIONS)
 def test_exact_heads_are_what_torch_computes(small, name):
     c = cell(name)
-    attention, inputs = ATTENTIONS[name](32, CPU), measuring.make_inputs(c, CPU)
+    attention, inputs = ATTENTIONS[name](32, CPU), make_inputs(c, CPU)
     shape = (c.batch, c.num_heads, 32, 32)
     q, k, v = (x.double() for x in inputs)
     scores = q @ k.mT / 4
@@ -203,7 +204,7 @@ def test_flex_attention_computes_it(small, name, monkeypatch):
     peers.compiled_flex.cache_clear()
     c = cell(name, seq_len=128)
     monkeypatch.setattr(cells, "TOKENS", 128)
-    attention, inputs = ATTENTIONS[name](128, CPU), measuring.make_inputs(c, CPU)
+    attention, inputs = ATTENTIONS[name](128, CPU), make_inputs(c, CPU)
     with torch.no_grad(), peers.flex(c, attention, inputs) as call:
         error = accuracy.relative_error(
             as_results(call()), accuracy.exact_heads(c, attention, inputs)
@@ -219,7 +220,7 @@ def test_the_modules_compute_it(small, monkeypatch, c):
     monkeypatch.setattr(cells, "TOKENS", 64)
     monkeypatch.setattr(cells, "WIDTH", 2048)
     c = replace(c, seq_len=64)
-    attention, inputs = ATTENTIONS[c.attention](64, CPU), measuring.make_inputs(c, CPU)
+    attention, inputs = ATTENTIONS[c.attention](64, CPU), make_inputs(c, CPU)
     with peers.flashgen(c, attention, inputs) as call:
         error = accuracy.relative_error(
             as_results(call()), accuracy.exact_heads(c, attention, inputs)
@@ -262,7 +263,7 @@ def test_varlen_attn_is_given_the_documents(small, monkeypatch):
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen_attn)
     monkeypatch.setattr(cells, "TOKENS", 32)
     c = cell("documents")
-    inputs = measuring.make_inputs(c, CPU)
+    inputs = make_inputs(c, CPU)
     with peers.varlen(c, ATTENTIONS["documents"](32, CPU), inputs) as call:
         assert torch.equal(call(), inputs[0])
     assert given == [[0, 10, 20, 30, 32], [0, 10, 20, 30, 32], 10, 10, (-1, 0), (32, 2, 16)]

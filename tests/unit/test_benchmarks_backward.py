@@ -14,6 +14,7 @@ from torch.nn.attention import SDPBackend
 from benchmarks import accuracy, attentions, cells, command, measuring, passes, peers, record, table
 from benchmarks.attentions import ATTENTIONS
 from benchmarks.cells import BACKWARD, GRID, Cell
+from benchmarks.inputs import make_inputs
 from benchmarks.passes import BACKWARD_PASS, FORWARD_PASS, differentiated
 from flashgen import AttentionSpec, causal, relative_bias
 from flashgen.publish import Seal
@@ -45,7 +46,7 @@ def row_of(cell):
 
 
 def given_to(c):
-    return c, ATTENTIONS[c.attention](c.seq_len, CPU), measuring.make_inputs(c, CPU)
+    return c, ATTENTIONS[c.attention](c.seq_len, CPU), make_inputs(c, CPU)
 
 
 def dense(cell, attention, inputs):

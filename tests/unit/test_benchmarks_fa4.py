@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from benchmarks import accuracy, attentions, cells, fa4, measuring
+from benchmarks import accuracy, attentions, cells, fa4
 from benchmarks.attentions import ATTENTIONS
 from benchmarks.cells import Cell
+from benchmarks.inputs import make_inputs
 
 CPU = torch.device("cpu")
 LENGTH, SMALL = 256, {"WINDOW": 50, "DOCUMENT": 100, "PREFIX": 70, "CHUNK": 128, "SINKS": 2}
@@ -94,14 +95,13 @@ def stand_in(monkeypatch):
     for name, value in SMALL.items():
         monkeypatch.setattr(attentions, name, value)
         monkeypatch.setattr(fa4, name, value)
-    monkeypatch.setitem(fa4.ARGUMENTS["window"], "window_size", (SMALL["WINDOW"], 0))
     yield
     sys.modules.pop("benchmarks.fa4_mods", None)  # made of the stand-in
 
 
 def error_of(peer, name):
     c = Cell(f"{name}_d16", name, LENGTH, 16, 16, "float32")
-    attention, inputs = ATTENTIONS[name](LENGTH, CPU), measuring.make_inputs(c, CPU)
+    attention, inputs = ATTENTIONS[name](LENGTH, CPU), make_inputs(c, CPU)
     with torch.no_grad(), peer(c, attention, inputs) as call:
         return accuracy.relative_error([call()], accuracy.exact_heads(c, attention, inputs))
 

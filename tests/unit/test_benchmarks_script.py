@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -74,6 +75,14 @@ def test_a_peer_that_says_nothing_is_left_out(
     found = json.loads((tmp_path / "launch.json").read_text())
     assert found["calls"] == {"full_d64": {"flashgen": 1.0}}
     assert found["parts"] == {"full_d64": {"a part": 0.5}}
+
+
+@pytest.mark.parametrize("name", ["units", "beside"])
+def test_kernels_are_launched_as_those_of_modules(name: str) -> None:
+    """Triton 3.9 warns where a launch does not say whether products and sums fuse."""
+    source = (Path(launch.__file__).parent / f"{name}.py").read_text()
+    launches = re.findall(r"^ +_\w+\[programs,\]\((.*)\)$", source, re.MULTILINE)
+    assert len(launches) == 1 and launches[0].endswith("**FUSED")
 
 
 def test_calls_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:

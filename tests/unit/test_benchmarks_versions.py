@@ -80,6 +80,7 @@ def test_they_are_measured_and_shown(
     file = tmp_path / "versions.json"
     asked = [f"before={GENERATED}", f"after={changed}", "--modules", "causal_d128"]
     asked += ["--lengths", "32", "--pass", which.name, "--json", str(file)]
+    asked += ["--inputs", "scaled:3"]
     assert versions.main(asked) == 0
     document = json.loads(file.read_text())
     [row] = document["cells"]
@@ -93,7 +94,8 @@ def test_they_are_measured_and_shown(
     # 2 sequences x 2 heads x 528 pairs x 4 x 128 FLOPs in 100 ns, 2.5 times as many backward.
     full, half, quarter = (2 * 2 * 528 * 4 * 128 * which.work / ns / 1e3 for ns in (100, 200, 400))
     shown = capsys.readouterr().out
-    assert f"TFLOP/s of the {which.name} pass" in shown
+    assert f"TFLOP/s of the {which.name} pass, inputs scaled:3, the repetitions" in shown
+    assert row["inputs"] == "scaled:3"
     rates = f"{full:.0f} {half:.0f} | {half:.0f} {quarter:.0f}"
     assert f"| causal_d128 S=32 | {rates} | 0.500 |" in shown
 

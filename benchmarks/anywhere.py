@@ -1,0 +1,285 @@
+"""Cells drawn at random, forward: flashgen beside the best peer that each has, on one GPU.
+
+    python -m benchmarks.anywhere --seed 1 --cells 40 --json anywhere.json
+    python -m benchmarks.anywhere --show one.json two.json --json joined.json
+
+`benchmarks.drawing` draws kinds, head dims, lengths, groups of heads, batches and inputs. Modules
+are built as the model chooses them, without tuning. Peers are FlashAttention 4, SDPA's cuDNN and
+FlexAttention; one that cannot run a cell, or computes something else, is left out of it. Calls take
+turns (`benchmarks.pairs`); a cell below the limit is measured again, all its contenders, and all
+turns count. Nothing else is left out. A wrong output is reported, counts as behind, and ends the
+run with status 1.
+
+The cells are drawn first, whatever is measured of them: --kinds and --head-dims choose some, and
+--limit-seconds ends the run with what it has.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from benchmarks.attentions import Attention, visible_pairs
+from benchmarks.beforehand import Workers, own_module
+from benchmarks.drawing import KINDS, Drawn, attention_of, draw
+from benchmarks.drawn_tables import drawn_table, joined
+from benchmarks.figures import OWN
+from benchmarks.inputs import make_inputs
+from benchmarks.measuring import noted
+from benchmarks.pairs import best, first_turn, rivals, rounds
+from benchmarks.passes import as_results
+from benchmarks.peers import PEERS, Call, Peer
+from benchmarks.record import environment, kernels_of, target
+from benchmarks.script import make_parser, sees_gpu, tell, write_results
+from benchmarks.slices import Slices
+from flashgen.errors import first_line
+
+#: Cells that are compiled together before they are measured, in whole groups of one module.
+TOGETHER = 12
+
+
+def grouped(cells: Sequence[Drawn]) -> list[list[Drawn]]:
+    """Cells in lots of `TOGETHER`, those of one module in one lot; modules as they were drawn."""
+    modules: dict[str, list[Drawn]] = {}
+    for cell in cells:
+        modules.setdefault(cell.module, []).append(cell)
+    lots: list[list[Drawn]] = []
+    for of_one in modules.values():
+        if not lots or len(lots[-1]) >= TOGETHER:
+            lots.append([])
+        lots[-1] += of_one
+    return lots
+
+
+def new_row(cell: Drawn, seed: int, number: int) -> dict[str, Any]:
+    """A cell before it is measured."""
+    return {
+        "cell": cell.name,
+        "seed": seed,
+        "number": number,
+        "kind": cell.kind,
+        "module": cell.module,
+        "seq_len": cell.seq_len,
+        "head_dim": [cell.qk_head_dim, cell.v_head_dim],
+        "dtype": cell.dtype,
+        "batch": cell.batch,
+        "num_heads": cell.num_heads,
+        "num_kv_heads": cell.num_kv_heads,
+        "width": cell.width,
+        "starts": list(cell.starts),
+        "inputs": cell.inputs,
+        "first_ms": {},
+        "ms": {},
+        "median_ms": {},
+        "error": {},
+        "error_limit": None,
+        "unavailable": {},
+        "wrong": "",
+        "again": False,
+        "best": None,
+        "ratio": None,
+    }
+
+
+def own_peer(folder: Path) -> Peer:
+    """The module of a cell that was built there, or is built now."""
+
+    @contextmanager
+    def entered(cell: Any, attention: Attention, inputs: Any) -> Iterator[Call]:
+        module = own_module(cell, folder, target())
+        yield lambda: module.attention(*inputs, **attention.parameters)
+
+    return entered
+
+
+def measure(
+    cell: Drawn, row: dict[str, Any], peers: dict[str, Peer], device: torch.device, limit: float
+) -> None:
+    """Checks every contender, then times flashgen beside those that may be the best."""
+    attention = attention_of(cell, device)
+    inputs = make_inputs(cell, device, cell.inputs)
+    slices = Slices(cell, attention, inputs)
+    with ExitStack() as entered, torch.no_grad():
+        calls: dict[str, Call] = {}
+        for name, peer in peers.items():
+            with _told(row, name):
+                call = entered.enter_context(peer(cell, attention, inputs))
+                [out] = as_results(call())
+                row["error"][name] = float(f"{slices.error(out):.3g}")
+                calls[name] = call
+        _judge(row, calls, slices)
+        if row["wrong"]:
+            return
+        row["visible_pairs"] = visible_pairs(attention, cell.seq_len, device)
+        for name in list(calls):
+            with _told(row, name):
+                row["first_ms"][name] = first_turn(calls[name])
+        names = rivals(row["first_ms"], OWN)
+        if row["wrong"] or not names:
+            return
+        chosen = {name: calls[name] for name in (OWN, *names)}
+        _take(row, rounds(chosen, row["first_ms"]))
+        if row["ratio"] < limit:
+            row["again"] = True
+            _take(row, rounds(chosen, row["first_ms"]))
+
+
+@contextmanager
+def _told(row: dict[str, Any], name: str) -> Iterator[None]:
+    """As `noted`; of flashgen a reason is a wrong answer, and the run goes on."""
+    try:
+        with noted(row, name):
+            yield
+    except Exception as error:
+        row["wrong"] = first_line(error)
+
+
+def _judge(row: dict[str, Any], calls: dict[str, Call], slices: Slices) -> None:
+    """Leaves out peers that compute something else, and says whether flashgen does."""
+    others = [error for name, error in row["error"].items() if name != OWN]
+    row["error_limit"] = most = float(f"{slices.limit(others):.3g}")
+    for name, error in row["error"].items():
+        if name == OWN and not error <= most:
+            row["wrong"] = f"{error:.2g} off, at most {most:.2g} was expected"
+        elif name != OWN and not error <= most:
+            del calls[name]
+            row["unavailable"][name] = f"wrong output, {error:.2g} off"
+
+
+def _take(row: dict[str, Any], ms: dict[str, list[float]]) -> None:
+    """Adds turns to a row, and says what all of them come to."""
+    for name, times in ms.items():
+        row["ms"].setdefault(name, []).extend(times)
+    row["median_ms"] = {name: float(f"{median(times):.4g}") for name, times in row["ms"].items()}
+    row["best"], ratio = best(row["ms"], OWN)
+    row["ratio"] = round(ratio, 4)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Draws, builds, compiles, measures, and shows the tables; status 1 where one is wrong."""
+    options = _arguments(arguments)
+    if options.show:
+        tell(
+            joined([json.loads(path.read_text()) for path in options.show]),
+            drawn_table,
+            options.json,
+        )
+        return 0
+    if not sees_gpu("anywhere"):
+        return 2
+    started = time.perf_counter()
+    torch.set_float32_matmul_precision("high")  # part of FlexAttention's cache keys
+    device = torch.device("cuda")
+    drawn = draw(options.seed, options.cells)
+    numbers = {id(cell): number for number, cell in enumerate(drawn)}
+    wanted = [cell for cell in drawn if _is_asked(cell, options)]
+    document: dict[str, Any] = {
+        "benchmark": "anywhere",
+        "environment": environment(device),
+        "seeds": {str(options.seed): options.cells},
+        "drawn": len(drawn),
+        "left": len(drawn),
+        "limit": options.limit,
+        "cells": [],
+    }
+
+    def seconds_left() -> float:
+        return float(options.limit_seconds - (time.perf_counter() - started))
+
+    with tempfile.TemporaryDirectory() as scratch, Workers(options.jobs) as workers:
+        peers = {OWN: own_peer(Path(scratch)), **{name: PEERS[name] for name in options.peers}}
+        for lot in grouped(wanted):
+            for problem in workers.compile(lot, options.peers, Path(scratch), seconds_left()):
+                print(f"compiling beforehand: {problem}", file=sys.stderr)
+            for cell in lot:
+                if seconds_left() <= 0:
+                    break
+                row = new_row(cell, options.seed, numbers[id(cell)])
+                measure(cell, row, peers, device, options.limit)
+                _note_kernel(row, cell, Path(scratch))
+                document["cells"].append(row)
+                document["left"] = len(drawn) - len(document["cells"])
+                print(f"{time.perf_counter() - started:4.0f} s {_progress(cell, row)}", flush=True)
+                if options.json:  # after every cell: a run that is cut off keeps them
+                    write_results(document, options.json)
+                torch.cuda.empty_cache()
+                torch.compiler.reset()  # FlexAttention's kernels of this shape; there is a limit
+    print()
+    tell(document, drawn_table, options.json)
+    return 1 if any(row["wrong"] for row in document["cells"]) else 0
+
+
+def _note_kernel(row: dict[str, Any], cell: Drawn, folder: Path) -> None:
+    """The form, the digest and the configuration of the kernel that ran."""
+    try:
+        row |= kernels_of(own_module(cell, folder, target()))
+    except Exception as error:  # it could not be built, which is said
+        row["wrong"] = row["wrong"] or first_line(error)
+
+
+def _is_asked(cell: Drawn, options: argparse.Namespace) -> bool:
+    head_dim = cell.module.partition("_d")[2]
+    of_dim = not options.head_dims or head_dim.replace("_v", ",") in options.head_dims
+    return cell.kind in options.kinds and of_dim
+
+
+def _progress(cell: Drawn, row: dict[str, Any]) -> str:
+    """One line: what was found, and the rate that it is."""
+    if row["wrong"]:
+        return f"{cell.name}: WRONG, {row['wrong']}"
+    if row["ratio"] is None:
+        return f"{cell.name}: no peer has it"
+    tflops = cell.flops(row["visible_pairs"]) / row["median_ms"][OWN] / 1e9
+    again = ", measured again" if row["again"] else ""
+    return f"{cell.name}: {row['ratio']:.3f} of {row['best']}, {tflops:.0f} TFLOP/s{again}"
+
+
+def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = make_parser("anywhere", __doc__)
+    parser.add_argument("--seed", type=int, help="of the draw; one of chance if none is given")
+    parser.add_argument("--cells", type=int, default=40, help="to draw; 40 unless given")
+    parser.add_argument("--kinds", nargs="+", choices=sorted({*KINDS}), default=sorted({*KINDS}))
+    parser.add_argument(
+        "--head-dims", nargs="+", default=[], metavar="D", help="as 128, or 192,128 for both"
+    )
+    parser.add_argument(
+        "--peers",
+        nargs="+",
+        default=["FA4", "SDPA cuDNN", "FlexAttention"],
+        choices=["FA4", "SDPA cuDNN", "SDPA flash", "FlexAttention"],
+    )
+    parser.add_argument(
+        "--limit", type=float, default=1.0, help="below it a cell is measured again; 1 unless given"
+    )
+    parser.add_argument(
+        "--limit-seconds", type=float, default=float("inf"), help="after which no cell is begun"
+    )
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=min(14, (os.cpu_count() or 2) - 1),
+        help="processes that build and compile beforehand; 0 does it while measuring",
+    )
+    parser.add_argument("--show", nargs="+", type=Path, metavar="FILE", help="results to join")
+    options = parser.parse_args(arguments)
+    if options.cells < 1:
+        parser.error("--cells: at least 1")
+    if options.seed is None:
+        options.seed = random.SystemRandom().randrange(10**6)
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,139 @@
+"""Building and compiling what drawn cells need, by several processes, before they are measured.
+
+Kernels land in the caches on disk of Triton, FlexAttention and FlashAttention 4, modules in a
+folder; the process that measures finds both. Nothing runs while it measures.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import active_children, get_context
+from pathlib import Path
+from types import ModuleType, TracebackType
+from unittest.mock import patch
+
+import torch
+
+from benchmarks.compiling import FA4_CACHE
+from benchmarks.drawing import Drawn, attention_of
+from benchmarks.figures import OWN
+from benchmarks.inputs import make_inputs
+from benchmarks.peers import PEERS, load_file
+from benchmarks.record import target
+from flashgen.build import Options, Progress, build
+
+#: Peers that compile for a cell; SDPA has its kernels.
+COMPILED = ("FlexAttention", "FA4")
+
+_LOADED: dict[Path, ModuleType] = {}
+
+
+def own_module(cell: Drawn, folder: Path, gpu: str) -> ModuleType:
+    """The module of a cell, as the model chooses its configuration; built once, and loaded once.
+
+    Args:
+        cell: whose.
+        folder: where specs and modules are.
+        gpu: the architecture, ``"sm_90"``.
+
+    Raises:
+        FlashgenError: it cannot be built.
+    """
+    published = folder / "generated" / f"{cell.module}.py"
+    if published not in _LOADED:
+        if not published.exists():
+            spec = folder / "specs" / f"{os.getpid()}" / f"{cell.module}.py"
+            spec.parent.mkdir(parents=True, exist_ok=True)
+            spec.write_text(cell.spec)
+            list(build([spec], Options(published.parent, (gpu,), tune=False), Progress()))
+        _LOADED[published] = load_file(published, f"benchmarks.drawn.{cell.module}")
+    return _LOADED[published]
+
+
+def prepare(cells: Sequence[Drawn], peer: str, folder: Path, device_type: str = "cuda") -> str:
+    """Calls a peer once on each of these cells, in this process; what went wrong, or nothing."""
+    torch.set_float32_matmul_precision("high")  # as where it is measured
+    device = torch.device(device_type)
+    for cell in cells:
+        try:
+            attention, inputs = attention_of(cell, device), make_inputs(cell, device)
+            with torch.no_grad():
+                if peer == OWN:
+                    own_module(cell, folder, target()).attention(*inputs, **attention.parameters)
+                    continue
+                with PEERS[peer](cell, attention, inputs) as call:
+                    call()
+        except Exception as error:
+            return f"{cell.name}, {peer}: {type(error).__name__}: {error}".splitlines()[0]
+        finally:
+            if device_type == "cuda":
+                torch.cuda.empty_cache()
+    return ""
+
+
+def tasks(lot: Sequence[Drawn], peers: Sequence[str]) -> list[tuple[list[Drawn], str]]:
+    """What one process does at a time: a module's cells, or one cell of a peer that compiles."""
+    modules: dict[str, list[Drawn]] = {}
+    for cell in lot:
+        modules.setdefault(cell.module, []).append(cell)
+    others = [([cell], name) for name in COMPILED if name in peers for cell in lot]
+    return [*((cells, OWN) for cells in modules.values()), *others]
+
+
+class Workers:
+    """Processes that prepare lots of cells, kept between lots; a context manager."""
+
+    def __init__(self, jobs: int) -> None:
+        self._jobs = jobs
+        self._pool: ProcessPoolExecutor | None = None
+
+    def __enter__(self) -> Workers:
+        os.environ[FA4_CACHE] = "1"
+        return self
+
+    def compile(
+        self, lot: Sequence[Drawn], peers: Sequence[str], folder: Path, seconds: float
+    ) -> list[str]:
+        """Prepares a lot; what went wrong, a line each, which the measuring meets again."""
+        if self._jobs < 1 or seconds <= 0:
+            return []
+        until = time.perf_counter() + seconds
+        # A worker's kernels are compiled in the worker, not in a pool of its own.
+        with patch.dict(os.environ, TORCHINDUCTOR_COMPILE_THREADS="1"):
+            if self._pool is None:
+                self._pool = ProcessPoolExecutor(self._jobs, mp_context=get_context("spawn"))
+            futures = [self._pool.submit(prepare, *task, folder) for task in tasks(lot, peers)]
+            _, late = wait(
+                futures, None if seconds == float("inf") else until - time.perf_counter()
+            )
+        if late:
+            self._end()
+            return [f"{len(late)} were not compiled in time"]
+        return [problem for problem in map(self._problem, futures) if problem]
+
+    def _problem(self, future: Future[str]) -> str:
+        try:
+            return future.result()
+        except BrokenProcessPool as error:
+            self._end()
+            return f"a compiling process died: {error}"
+
+    def _end(self) -> None:
+        """Ends the processes, whatever they do; the next lot has new ones."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+            for child in active_children():
+                child.kill()
+            self._pool = None
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._end()
