@@ -49,7 +49,7 @@ class Range:
 #: loses digits below 2^-14.
 RANGES = {
     "bfloat16": Range(first=-64, outgrown=-40, most=88, usual=-56, steep=150, look=16),
-    "float16": Range(first=0, outgrown=10, most=15, usual=8, steep=20, look=4),
+    "float16": Range(first=0, outgrown=10, most=15, usual=8, steep=20, look=16),
 }
 
 

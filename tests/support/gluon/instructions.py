@@ -35,9 +35,9 @@ def inline_asm(
         halves = args[0].data.contiguous().view(dtype[0]).unflatten(-1, (-1, 2))
         return Block(halves[..., 0]), Block(halves[..., 1])
     if "redux.sync.or" in text:
-        # Each warp has 16 of the rows, and each row up to two bits.
+        # Each warp has 16 of the rows, and each row up to three bits.
         rows = args[0].data.reshape(-1, 16)
-        warps = (rows & 1).amax(1) | (rows & 2).amax(1)
+        warps = (rows & 1).amax(1) | (rows & 2).amax(1) | (rows & 4).amax(1)
         return Block(warps.repeat_interleave(16).to(torch.int32))
     if text.lstrip().startswith("{"):
         return Block(ptx.run(text, [of(x) for x in args], dtype))
