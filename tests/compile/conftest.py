@@ -12,11 +12,21 @@ from support.turns import ONE_OF
 #: case of so many, by name.
 SLOW = {
     "test_the_space_needs_exactly_what_is_predicted": 3,
-    "test_rows_of_several_heads_take_no_more": 8,
     "test_tiles_that_start_at_segments_need_what_is_predicted": 5,
     "test_the_unusual_is_predicted_too": 3,
-    "test_what_is_turned_down_for_its_registers_does_spill": 2,
-    "test_steps_that_only_drop_weights": 2,
+}
+
+#: Tests that only a full run has: each compiles whole kernels, and what most of them show is about
+#: the compiler, or about copies of kernels that benchmarks make.
+FULL = {
+    "test_rows_of_several_heads_take_no_more",
+    "test_what_is_turned_down_for_its_registers_does_spill",
+    "test_steps_that_only_drop_weights",
+    "test_two_loops_that_share_addresses_would_be_miscompiled",
+    "test_they_compile",
+    "test_so_do_those_with_notes",
+    "test_a_narrow_sigmoid_has_too_few_registers",
+    "test_what_is_learned_elsewhere_takes_no_registers",
 }
 
 #: Tests with many cases that compile nothing.
@@ -39,6 +49,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         kind = _kind(item)
         name = kind.split("::")[1]
         every = SLOW.get(name, ONE_OF if cases[kind] > ONE_OF and name not in QUICK else 1)
-        if seen[kind] % every:
+        if name in FULL or seen[kind] % every:
             item.add_marker(pytest.mark.full)
         seen[kind] += 1

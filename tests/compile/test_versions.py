@@ -20,11 +20,9 @@ from support.variants import shipped_specs
 
 RECORD = json.loads(FILE.read_text())
 
-#: Between them: pairs of keys and values, TMA's additions, a divided pass, cut tiles of queries and
+#: Between them: TMA's additions, a divided pass, pairs of keys and values, cut tiles of queries and
 #: loads at several indices, float32.
 FEW = (
-    ("causal_d128", "_attention_forward"),
-    ("causal_d128", "_attention_hopper"),
     ("causal_d128", "_backward_hopper"),
     ("causal_d256", "_backward_queries_hopper"),
     ("documents_d128", "_attention_hopper"),

@@ -104,6 +104,7 @@ def test_gradients(name: str, dropout_p: float) -> None:
         check_hopper_backward(_module(name), spec, case)
 
 
+@pytest.mark.full
 def test_gradients_of_wider_heads_and_of_documents() -> None:
     """Tiles of 64 queries; and tiles of keys that start at multiples of 128 all the same."""
     for spec in (

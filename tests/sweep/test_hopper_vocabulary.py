@@ -30,7 +30,9 @@ WAYS = {
 }
 
 LENGTHS = ((300, 300), (130, 470), (470, 130), (1, 200), (64, 128), (200, 1))
+#: (batch, heads of q, of k and v); constants may be of four heads.
 HEADS = ((2, 2, 1), (1, 4, 2), (1, 2, 2))
+FOUR = ((1, 4, 1), (1, 4, 2), (1, 4, 4))
 LAYOUTS = ("contiguous", "transposed", "padded")
 
 
@@ -50,8 +52,9 @@ def _cases(name: str, turn: int) -> list[Case]:
     entry = VOCABULARY[name]
     lengths = [(q, q) for q in (300, 129, 500)] if entry.equal_lengths else list(LENGTHS)
     chosen = [lengths[(turn + i) % len(lengths)] for i in (0, len(lengths) // 2)]
+    heads = FOUR if entry.spec().constants else HEADS
     return [
-        entry.case(Case(q, kv, *HEADS[(turn + i) % 3], LAYOUTS[(turn + 2 * i) % 3]))
+        entry.case(Case(q, kv, *heads[(turn + i) % 3], LAYOUTS[(turn + 2 * i) % 3]))
         for i, (q, kv) in enumerate(chosen)
     ]
 

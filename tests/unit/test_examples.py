@@ -146,6 +146,7 @@ def _train(out, steps, device):
     return run.stdout, json.loads((out / "losses.json").read_text())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_two_attentions_train_alike(tmp_path, device):
     pytest.importorskip("matplotlib", reason="pip install 'flashgen[bench]' brings matplotlib")

@@ -230,6 +230,7 @@ def test_the_portable_kernels_where_their_times_add_up_to_less() -> None:
         assert found is not None and found.source == "measured"
 
 
+@pytest.mark.full
 def test_beside_the_portable_kernel_over_queries_it_is_compared_with_the_other_one() -> None:
     plan = lower(VOCABULARY["t5_bias"].spec("bfloat16", 64), "t5_bias")
     gluon, keys, slower, queries = (

@@ -262,6 +262,7 @@ def test_random_masks_visit_each_tile_once(seed: int) -> None:
             check_visits_of_queries(apart, call.matrix(mask), call)
 
 
+@pytest.mark.full
 def test_the_random_masks_are_of_all_kinds() -> None:
     kinds: dict[str, set[tuple[bool, ...]]] = {"q": set(), "kv": set()}
     for seed in SEEDS:
