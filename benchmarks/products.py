@@ -115,16 +115,17 @@ def _step(step: ast.FunctionDef) -> str:
             kept.append(said.replace("_pack(p_0)", "_pack(scores_0)"))
     results = ", ".join(x for x in _arguments(step) if x.startswith("acc"))
     results += ", m_i, l_i, weights"
-    kept += ["if GROWS:", f"    return {results}, careful", "else:", f"    return {results}"]
+    kept += ["if GROWS:", f"    return {results}, growing", "else:", f"    return {results}"]
     return "".join(f"    {said}\n" for said in kept)
 
 
 def _votes(consumer: ast.FunctionDef) -> Iterable[tuple[tuple[int, int], str]]:
-    """No tile is handed over again."""
+    """No tile is handed over again, and no step looks for maxima."""
     for node in ast.walk(consumer):
-        if isinstance(node, ast.Assign) and ast.unparse(node).startswith("redone = _any("):
+        said = ast.unparse(node) if isinstance(node, ast.Assign) else ""
+        if said.startswith(("redone = _any(", "growing = _any(")):
             assert node.end_lineno is not None
-            never = " " * node.col_offset + "redone = careful * 0\n"
+            never = " " * node.col_offset + said.split("=")[0] + "= careful * 0\n"
             yield (node.lineno - 1, node.end_lineno), never
 
 

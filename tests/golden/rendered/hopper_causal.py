@@ -21,8 +21,13 @@ _async_store = _named(tma, "async_store", "async_copy_shared_to_global")  # befo
 
 # Where the results of wgmma lie in registers: the output's.
 OUT: gl.constexpr = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16]))
-# What the weights of a row, relative to its first maximum, may add up to.
-MOST_WEIGHT: gl.constexpr = gl.constexpr(2.0**60)
+# What the weights of a row may add up to: before its reference is raised, and at all.
+OUTGROWN: gl.constexpr = gl.constexpr(2.0**-40)
+MOST_WEIGHT: gl.constexpr = gl.constexpr(2.0**88)
+# Below all scores: the reference of a row that has seen no key yet.
+UNSEEN: gl.constexpr = gl.constexpr(-1.0e30)
+# Steps between two looks at the sums, at first.
+LOOK: gl.constexpr = gl.constexpr(16)
 
 
 @gluon.jit
@@ -60,6 +65,13 @@ def _row_max(lanes, ROWS: gl.constexpr):
 
 
 @gluon.jit
+def _reference(top, ROWS: gl.constexpr, qk_scale):
+    """What weights are relative to, in base 2, where lanes have seen scores up to these."""
+    # Finite, so a row that has seen no key yet has weights of exactly 0 instead of NaN.
+    return gl.maximum(_row_max(top, ROWS) * qk_scale, UNSEEN) + 64.0
+
+
+@gluon.jit
 def _scale_lanes(lanes, factor):
     """What lanes hold of each row times the row's factor."""
     ROWS: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, lanes.type.layout))
@@ -68,22 +80,33 @@ def _scale_lanes(lanes, factor):
 
 
 @gluon.jit
-def _unseen(m_i):
-    """1 for each row that has seen no key yet."""
-    return gl.where(m_i > -1.0e30, 0, 1)
+def _raised(m_i, m_new, sums):
+    """(references, what sums are times) of rows with larger scores, or sums that have outgrown."""
+    # By no more than 2^-126 can take back. What is beyond its range stays so, for all to see.
+    grown = gl.minimum(gl.maximum(m_new, m_i + gl.log2(sums) + 56.0), m_i + 120.0)
+    m_new = gl.where(sums <= OUTGROWN, m_new, grown)
+    return m_new, gl.where(sums <= MOST_WEIGHT, gl.exp2(m_i - m_new), float("inf"))
+
+
+@gluon.jit
+def _steep(top, m_i, ROWS: gl.constexpr, qk_scale):
+    """How far apart scores of a row are: 2 for very far, 1 for far or if it has seen no key."""
+    seen = gl.where(top == float("-inf"), float("inf"), top)
+    low = gl.convert_layout(gl.min(gl.min(seen, 2), 1), ROWS, assert_trivial=True)
+    spread = m_i - low * qk_scale
+    return gl.where(spread > 214.0, 2, 0) | gl.where((spread > 139.0) | (m_i <= UNSEEN), 1, 0)
 
 
 @gluon.jit
 def _any(rows, votes):
-    """1 if one of a consumer's rows has a 1, else 0: a vote of each warp, then of the warps."""
+    """The bits, of three, that any of a consumer's rows has: of each warp, then of the warps."""
     rows = gl.inline_asm_elementwise(
-        "{.reg .pred p; .reg .b32 x; or.b32 x, $2, $3; setp.ne.b32 p, x, 0;"
-        " vote.sync.any.pred p, p, 0xffffffff; selp.b32 $0, 1, 0, p; mov.b32 $1, $0;}",
+        "{.reg .b32 x; or.b32 x, $2, $3; redux.sync.or.b32 $0, x, 0xffffffff; mov.b32 $1, $0;}",
         "=r,=r,r,r", [rows], dtype=gl.int32, is_pure=False, pack=2,
     )  # fmt: skip
     votes.store(rows.to(gl.int8).reshape([4, 16]).permute((1, 0)).reshape([64]))
-    warps = votes.slice(0, 4).load(gl.BlockedLayout([4], [32], [4], [0]))
-    return gl.max(warps.to(gl.int32), 0)
+    warps = votes.slice(0, 4).load(gl.BlockedLayout([4], [32], [4], [0])).to(gl.int32)
+    return gl.max(warps & 1, 0) | gl.max(warps & 2, 0) | gl.max(warps & 4, 0)
 
 
 @gluon.jit
@@ -475,13 +498,11 @@ def _first_weights(
     """(row maxima, lanes' row sums, weights) of the first tile of keys."""
     _, _, _, _, _, _, _, _, qk_scale = call[1]
     scores_0 = _scores(scores_0, start_n, masked, place, queries, call, NUMBER)
-    growing = careful
     top = _lane_max(scores_0)
-    # Finite, so a row that has seen no key yet has weights of exactly 0 instead of NaN.
-    m_i = gl.maximum(_row_max(top, ROWS), -1.0e30)
-    m_scaled = (m_i * qk_scale)[:, None]
-    if masked:
-        growing |= _any(_unseen(m_i), votes)
+    m_i = _reference(top, ROWS, qk_scale)
+    m_scaled = m_i[:, None]
+    # The second bit stays: each step then takes new maxima.
+    growing = 2 * careful | _any(_steep(top, m_i, ROWS, qk_scale), votes)
     p_0 = gl.exp2(scores_0 * qk_scale - m_scaled)
     l_i = _lane_sum(p_0)
     weights = (_pack(p_0),)
@@ -494,16 +515,20 @@ def _finish(
 ):
     """Stores the LSE of rows that have seen all their keys; returns what their output is times."""
     PACKED: gl.constexpr = call[0]
-    num_q_heads, _, q_len, _, _, _, _, lse_rows, qk_scale = call[1]
+    num_q_heads, _, q_len, _, _, _, _, lse_rows, _ = call[1]
     batch, head, q_first = _batch(place), _head(place), _q_first(place, NUMBER, PACKED)
     offs_m = q_first + _positions(PACKED, ROWS)
-    base = m_i * qk_scale
+    # Sums of usual weights are brought back near 1, which keeps the digits of their logarithm.
+    usual = total < 1.0
+    unit = gl.where(usual, 2.0**64, 1.0)
+    base = m_i - gl.where(usual, 64.0, 0.0)
+    total *= unit
     head = _heads(head, PACKED, ROWS)
     if lse_rows > 0:
         lse = (base + gl.log2(total)) * 0.6931471805599453  # ln 2: back to the natural logarithm
         row = (batch * num_q_heads + head).to(gl.int64) * q_len
         gl.store(lse_ptr + row + offs_m, lse, mask=offs_m < gl.where(redone > 0, 0, lse_rows))
-    return 1.0 / total
+    return unit / total
 
 
 @gluon.jit
@@ -535,7 +560,7 @@ def _step(
     m_i,
     l_i,
     weights,
-    careful,
+    growing,
     kv_count,
     begun,
     start_n,
@@ -569,21 +594,27 @@ def _step(
     scores_0 = _scores(scores_0, start_n, masked, place, queries, call, NUMBER)
     if GROWS:
         top = _lane_max(scores_0)
-        m_new = gl.maximum(m_i, _row_max(top, ROWS))
-        factor = gl.exp2((m_i - m_new) * qk_scale)
-        m_i = m_new
-    m_scaled = (m_i * qk_scale)[:, None]
+        sums = _row_sum(l_i, ROWS)
+        m_new = gl.maximum(m_i, _reference(top, ROWS, qk_scale))
+        grown = (m_new > m_i + 24.0) | ~(sums <= OUTGROWN)
+        fresh = gl.where(m_i > UNSEEN, 0, _steep(top, m_new, ROWS, qk_scale))
+        found = _any(grown.to(gl.int32) | 2 * fresh, votes.index(NUMBER))
+        growing = growing & 2 | found // 2
+        factor = gl.full([64], 1.0, gl.float32, ROWS)
+        if found & 1 > 0:
+            m_i, factor = _raised(m_i, m_new, sums)
+    m_scaled = m_i[:, None]
     acc = warpgroup_mma_wait(0, deps=(acc,))
     mbarrier.arrive(kv_empty.index(stage), count=1)
     if GROWS:
-        acc *= gl.convert_layout(factor, gl.SliceLayout(1, OUT), assert_trivial=True)[:, None]
+        if found & 1 > 0:
+            acc *= gl.convert_layout(factor, gl.SliceLayout(1, OUT), assert_trivial=True)[:, None]
         l_i = _scale_lanes(l_i, factor)
     p_0 = gl.exp2(scores_0 * qk_scale - m_scaled)
     l_i += _lane_sum(p_0)
     weights = (_pack(p_0),)
     mbarrier.wait(kv_full.index(next_stage), next_phase)
     if GROWS:
-        growing = careful | _any(_unseen(m_i), votes.index(NUMBER))
         return acc, m_i, l_i, weights, growing
     else:
         return acc, m_i, l_i, weights
@@ -611,7 +642,7 @@ def _consumer(
     """Computes the rows [64 * NUMBER, 64 * NUMBER + 64) of each tile of queries.
 
     Weights are relative to a row's maximum over the first tile of keys that it sees. Where some
-    outgrow it, the tile of queries is handed over again, and each step takes new maxima.
+    outgrow it, it is raised; where that comes too late, the tile of queries is handed over again.
     """
     CONSUMERS: gl.constexpr = BLOCK_M // 64
     HALF: gl.constexpr = BLOCK_N
@@ -658,66 +689,74 @@ def _consumer(
         k_stage, k_phase = _stage(kv_count, NUM_STAGES)
         mbarrier.wait(kv_full.index(k_stage), k_phase)
         rest = first - 1
-        while (growing > 0) & (rest >= last):
-            # growing is 1: these are the same queries. ptxas must not see it: what both loops
-            # need of their addresses it would compute on the way to this one alone.
-            q_again = _queries_of(q_tiles, number + growing // 2)
-            tile, masked = _visited_tile(rest, place, call, NUMBER, BLOCK_N)
-            start_n = tile * BLOCK_N
-            acc, m_i, l_i, weights, growing = _step(
-                q_again,
-                acc,
-                m_i,
-                l_i,
-                weights,
-                careful,
-                kv_count,
-                begun,
-                start_n,
-                masked,
-                place,
-                queries,
-                buffers,
-                call,
-                NUMBER,
-                CONSUMERS,
-                SCORES,
-                NUM_STAGES,
-                True,
-            )
-            kv_count += 1
-            begun = 1
-            rest -= 1
         # The output of the tile before has been read by now, which one thread waits for.
         tma.store_wait(0)
         other = (q_count + 1) % 2 * CONSUMERS + NUMBER
         mbarrier.arrive(q_empty.index(other), count=1, pred=q_count > 0)
-        for visit in range(rest, last - 1, -1):
-            tile, masked = _visited_tile(visit, place, call, NUMBER, BLOCK_N)
-            start_n = tile * BLOCK_N
-            acc, m_i, l_i, weights = _step(
-                q,
-                acc,
-                m_i,
-                l_i,
-                weights,
-                careful,
-                kv_count,
-                begun,
-                start_n,
-                masked,
-                place,
-                queries,
-                buffers,
-                call,
-                NUMBER,
-                CONSUMERS,
-                SCORES,
-                NUM_STAGES,
-                False,
-            )
-            kv_count += 1
-            begun = 1
+        until = LOOK  # steps before the sums are looked at
+        while rest >= last:
+            while (growing > 0) & (rest >= last):
+                # growing is up to 3: these are the same queries. ptxas must not see it: what both
+                # loops need of their addresses it would compute on the way to this one alone.
+                q_again = _queries_of(q_tiles, number + growing // 4)
+                tile, masked = _visited_tile(rest, place, call, NUMBER, BLOCK_N)
+                start_n = tile * BLOCK_N
+                acc, m_i, l_i, weights, growing = _step(
+                    q_again,
+                    acc,
+                    m_i,
+                    l_i,
+                    weights,
+                    growing,
+                    kv_count,
+                    begun,
+                    start_n,
+                    masked,
+                    place,
+                    queries,
+                    buffers,
+                    call,
+                    NUMBER,
+                    CONSUMERS,
+                    SCORES,
+                    NUM_STAGES,
+                    True,
+                )
+                kv_count += 1
+                begun = 1
+                rest -= 1
+            stop = max(last, rest - until + 1)
+            for visit in range(rest, stop - 1, -1):
+                tile, masked = _visited_tile(visit, place, call, NUMBER, BLOCK_N)
+                start_n = tile * BLOCK_N
+                acc, m_i, l_i, weights = _step(
+                    q,
+                    acc,
+                    m_i,
+                    l_i,
+                    weights,
+                    growing,
+                    kv_count,
+                    begun,
+                    start_n,
+                    masked,
+                    place,
+                    queries,
+                    buffers,
+                    call,
+                    NUMBER,
+                    CONSUMERS,
+                    SCORES,
+                    NUM_STAGES,
+                    False,
+                )
+                kv_count += 1
+                begun = 1
+            rest = min(rest, stop - 1)
+            until = min(2 * until, 64)
+            if rest >= last:
+                sums = _row_sum(l_i, ROWS)
+                growing = _any(gl.where(sums <= OUTGROWN, 0, 1), votes.index(NUMBER))
 
         # The tile's end.
         total = _row_sum(l_i, ROWS)
