@@ -31,6 +31,7 @@ class Range:
         outgrown: what the weights of a row may add up to before its reference is raised.
         most: what they may add up to at all: beyond, the tile of queries is computed again.
         usual: what is left of a sum where the reference is raised.
+        slack: how far scores may rise past the reference before a step that looks raises it.
         steep: the spread of the scores in a row's first tile from which every step looks for new
             maxima. At half of that one step does, after tiles that hide keys.
         look: steps from one look at the sums to the next, at first.
@@ -40,6 +41,7 @@ class Range:
     outgrown: int
     most: int
     usual: int
+    slack: int
     steep: int
     look: int
 
@@ -48,8 +50,8 @@ class Range:
 #: as large, and values up to 2^38, or for others to be 2^-62 of them. float16 ends at 2^16, and
 #: loses digits below 2^-14.
 RANGES = {
-    "bfloat16": Range(first=-64, outgrown=-40, most=88, usual=-56, steep=150, look=16),
-    "float16": Range(first=0, outgrown=10, most=15, usual=8, steep=20, look=16),
+    "bfloat16": Range(first=-64, outgrown=-40, most=88, usual=-56, slack=24, steep=150, look=16),
+    "float16": Range(first=0, outgrown=10, most=15, usual=8, slack=1, steep=26, look=4),
 }
 
 

@@ -27,6 +27,7 @@ class Case:
         scale: None leaves it to the variant.
         params: values of run-time parameters; the others keep their defaults, and what has none
             is drawn. Where nothing is said of dropout, some weights are dropped.
+        outlier: what one key in the middle, shortly before a multiple of 64, is times.
     """
 
     q_len: int
@@ -37,6 +38,7 @@ class Case:
     layout: str = "contiguous"
     scale: float | None = None
     params: dict[str, Any] = field(default_factory=dict, hash=False)
+    outlier: float = 1.0
 
     def __str__(self) -> str:
         words = [f"q{self.q_len}", f"kv{self.kv_len}"]
@@ -44,6 +46,7 @@ class Case:
         words += [f"heads{self.q_heads}of{self.kv_heads}"] if self.q_heads != 1 else []
         words += [self.layout] if self.layout != "contiguous" else []
         words += [f"scale{self.scale}"] if self.scale is not None else []
+        words += [f"outlier{self.outlier}"] if self.outlier != 1.0 else []
         for name, value in self.params.items():
             is_tensor = isinstance(value, torch.Tensor)
             words.append(f"{name}{list(value.shape) if is_tensor else value}")
@@ -181,11 +184,14 @@ def inputs(
         view.copy_(torch.randn(view.shape, generator=generator, device=device))
         return view.expand(shape)
 
-    return (
+    q, k, v = (
         tensor(layouts[0], case.q_heads, case.q_len, spec.qk_head_dim),
         tensor(layouts[1], case.kv_heads, case.kv_len, spec.qk_head_dim),
         tensor(layouts[2], case.kv_heads, case.kv_len, spec.v_head_dim),
     )
+    if case.outlier != 1.0:
+        k[:, :, case.kv_len // 2 // 64 * 64 - 3] *= case.outlier
+    return q, k, v
 
 
 def every_remainder(block_m: int, block_n: int, *, equal_lengths: bool) -> Iterator[Case]:

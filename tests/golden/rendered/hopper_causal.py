@@ -82,9 +82,11 @@ def _scale_lanes(lanes, factor):
 @gluon.jit
 def _raised(m_i, m_new, sums):
     """(references, what sums are times) of rows with larger scores, or sums that have outgrown."""
-    # By no more than 2^-126 can take back. What is beyond its range stays so, for all to see.
-    grown = gl.minimum(gl.maximum(m_new, m_i + gl.log2(sums) + 56.0), m_i + 120.0)
+    grown = gl.maximum(m_new, m_i + gl.log2(sums) + 56.0)
     m_new = gl.where(sums <= OUTGROWN, m_new, grown)
+    # Large sums are not lost: 2^-120 is the least that they are times.
+    m_new = gl.where(sums <= 2.0**24, m_new, gl.minimum(m_new, m_i + 120.0))
+    # What is beyond its range stays so, for all to see.
     return m_new, gl.where(sums <= MOST_WEIGHT, gl.exp2(m_i - m_new), float("inf"))
 
 
