@@ -27,6 +27,7 @@ from flashgen.plan.dtypes import TRITON_DTYPES
 from flashgen.plan.head_dims import Heads
 from flashgen.plan.listing import TileListing, tile_listing
 from flashgen.plan.loops import KeyTiles, PrintedInterval, key_tiles, print_interval
+from flashgen.plan.promise import Promise, promise_of
 from flashgen.plan.wholes import LargeWhole, printed_wholes
 from flashgen.spec import AttentionSpec
 from flashgen.symbolic.bounds import TileBounds, derive_bounds
@@ -34,6 +35,7 @@ from flashgen.symbolic.evaluated import evaluated_conditions
 from flashgen.symbolic.gathers import with_row_tables
 from flashgen.symbolic.logic import conditions
 from flashgen.symbolic.printer import plain_source, torch_source
+from flashgen.symbolic.roles import KEYS_OF_ROWS, ROWS_OF_KEYS
 from flashgen.symbolic.tables import RowTable
 from flashgen.symbolic.trace import Predicate, trace
 from flashgen.symbols import KV_IDX, Q_IDX, SCORE, B, H, Load
@@ -189,7 +191,12 @@ class KernelPlan(Heads):
     @cached_property
     def code(self) -> KernelCode:
         """Mask, score and sink as the kernel's text."""
-        return kernel_code(self.spec, self.conditions)
+        return kernel_code(self.spec, self.conditions, self.promise)
+
+    @cached_property
+    def promise(self) -> Promise | None:
+        """What mask and bounds trust of the call's tensors."""
+        return promise_of(self.predicate, KEYS_OF_ROWS)
 
     @property
     def conditions(self) -> tuple[Any, ...]:
@@ -208,7 +215,7 @@ class KernelPlan(Heads):
     @cached_property
     def tiles(self) -> KeyTiles:
         """The key tiles that a query tile visits, as text."""
-        return key_tiles(self.bounds, listed=self.listing is not None)
+        return key_tiles(self.bounds, self.promise, listed=self.listing is not None)
 
     @property
     def described_intervals(self) -> tuple[PrintedInterval, ...]:
@@ -252,7 +259,14 @@ class KernelPlan(Heads):
     @cached_property
     def every_row_table(self) -> tuple[RowTable, ...]:
         """All row tables that the mask can be written with, used by a kernel or not."""
-        return with_row_tables(self.predicate).tables
+        made = with_row_tables(self.predicate)
+        return (*made.tables, *made.flags)
+
+    @cached_property
+    def looks_rows_up(self) -> bool:
+        """Whether there are any, in the backward pass included."""
+        of_keys = with_row_tables(self.predicate, ROWS_OF_KEYS)
+        return bool(self.every_row_table or of_keys.tables or of_keys.flags)
 
     @property
     def loop_bounds(self) -> tuple[Any, ...]:
@@ -275,7 +289,8 @@ class KernelPlan(Heads):
 
     @cached_property
     def _kernel_names(self) -> frozenset[str]:
-        return _symbols(*self.conditions, *self._score_and_sink, *self.loop_bounds)
+        names = _symbols(*self.conditions, *self._score_and_sink, *self.loop_bounds)
+        return names if self.promise is None else names | self.promise.names
 
     @property
     def _score_and_sink(self) -> tuple[Any, ...]:
