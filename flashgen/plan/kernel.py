@@ -186,7 +186,15 @@ class KernelPlan(Heads):
     @property
     def rows_can_be_empty(self) -> bool:
         """Whether a query's weights may add up to nothing."""
-        return self.keys_can_be_hidden and not self.sink_torch
+        return self.keys_can_be_hidden and (not self.sink_torch or self.sink_can_be_infinite)
+
+    @cached_property
+    def sink_can_be_infinite(self) -> bool:
+        """Whether a sink's logit may be -inf: that of an argument's element, as numbers are not."""
+        sink = self.spec.normaliser.traced_sink
+        constants = {constant.sym for constant in self.spec.constants}
+        loads = sink.sym.atoms(Load) if sink is not None else ()
+        return any(load.args[0] not in constants for load in loads)
 
     @cached_property
     def code(self) -> KernelCode:

@@ -44,7 +44,7 @@ class Predicate:
 
 
 def trace(mask: Mask) -> Predicate:
-    """Call the mask's function once, with symbols.
+    """Call the mask's function with symbols.
 
     Raises:
         MaskError: the function fails on symbols or does not return a boolean.

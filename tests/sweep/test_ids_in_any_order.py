@@ -72,7 +72,7 @@ MASKS = {
     "of_two_tensors": document(_q_ids, _entries),
     "compared": Mask(_not_below, "not_below", equal_lengths=True),
     "as_a_limit": Mask(_from_start, "from_start", equal_lengths=True),
-    "listed": document(ids) & block_sparse(block=64),
+    "listed": document(_entries) & block_sparse(block=64),
 }
 
 #: Those of them whose gradients have Gluon kernels that ask for nothing more than others.
