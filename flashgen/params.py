@@ -123,8 +123,7 @@ class Tensor(Param):
             the largest, up to the first: 1, 2, 3, then padding of 0 or -1.
         doc: one line for the generated docstring.
 
-    An index is from 0 to the size less one, for every pair of positions that the mask shows;
-    negative ones do not count from the end.
+    An index outside of it, or below 0, reads 0, or False: none counts from the end.
     """
 
     __slots__ = ("_names", "dims", "doc", "dtype", "name", "sorted", "sym")

@@ -14,6 +14,7 @@ import sympy
 
 from flashgen.budget.targets import get_target
 from flashgen.declared import Param
+from flashgen.params import Tensor
 from flashgen.plan.arguments import (
     Argument,
     KernelArguments,
@@ -27,6 +28,7 @@ from flashgen.plan.dtypes import TRITON_DTYPES
 from flashgen.plan.head_dims import Heads
 from flashgen.plan.listing import TileListing, tile_listing
 from flashgen.plan.loops import KeyTiles, PrintedInterval, key_tiles, print_interval
+from flashgen.plan.outside import left_by
 from flashgen.plan.promise import Promise, promise_of
 from flashgen.plan.wholes import LargeWhole, printed_wholes
 from flashgen.spec import AttentionSpec
@@ -275,6 +277,14 @@ class KernelPlan(Heads):
         """Whether there are any, in the backward pass included."""
         of_keys = with_row_tables(self.predicate, ROWS_OF_KEYS)
         return bool(self.every_row_table or of_keys.tables or of_keys.flags)
+
+    @cached_property
+    def read_outside(self) -> tuple[str, ...]:
+        """Tensors that an index of mask, score or sink may lie outside of."""
+        spec = self.spec
+        tensors = [x for x in (*self.params, *spec.constants) if isinstance(x, Tensor)]
+        exprs = (self.predicate.expr, *self._score_and_sink)
+        return left_by(exprs, tensors, equal_lengths=self.equal_lengths)
 
     @property
     def loop_bounds(self) -> tuple[Any, ...]:

@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from flashgen import AttentionSpec, Mask, Tensor, causal, softmax
+from flashgen import AttentionSpec, Constant, Mask, Tensor, causal, softmax
 from flashgen.plan import lower
 from flashgen.tuning.hopper_space import hopper_space, rank_hopper
 from support.cases import Case, inputs
@@ -110,3 +110,48 @@ def test_a_gradient_of_the_output_whose_rows_are_far_apart() -> None:
     assert spec.head_dim == 64
     for of_far, of_near in zip(*grads, strict=True):
         assert torch.equal(of_far, of_near)
+
+
+_SHOWN = Tensor("shown", (None,), "bool")
+_BIAS = Tensor("bias", ("num_q_heads", None))
+_KNOWN = Constant("by_distance", [0.5, -0.5, 1.0])
+
+
+def _outside(score, b, h, q_idx, kv_idx):  # type: ignore[no-untyped-def]
+    return score + _BIAS[h, kv_idx - 3] + _KNOWN[q_idx - kv_idx]
+
+
+#: Of 40 keys 30 have an element of the mask's table, and 24 one of the bias.
+OUTSIDE = AttentionSpec(
+    64, "float16", Mask(lambda b, h, q_idx, kv_idx: ~_SHOWN[kv_idx], "hidden"), score=_outside
+)
+
+
+@pytest.mark.parametrize("kernel", ["portable", "gluon", "reference"])
+def test_elements_outside_of_a_table_are_0(kernel: str) -> None:
+    module = rendered_module(OUTSIDE, hopper=True, edit_source=interpreted)
+    case = Case(40, 40, q_heads=2, kv_heads=2)
+    q, k, v = inputs(case, OUTSIDE, torch.float16)
+    generator = torch.Generator().manual_seed(0)
+    bias = torch.randn(2, 24, generator=generator)
+    shown = torch.rand(30, generator=generator) < 0.5
+    of_key, of_pair = torch.zeros(2, 1, 40), torch.zeros(40, 40)
+    of_key[:, 0, 3:27] = bias
+    for step, known in enumerate((0.5, -0.5, 1.0)):
+        of_pair += known * torch.ones(40 - step).diag(-step)
+    scores = q.double() @ k.double().mT * 64**-0.5 + of_key + of_pair
+    scores[..., :30].masked_fill_(shown, -torch.inf)
+    expected, expected_lse = scores.softmax(-1) @ v.double(), scores.logsumexp(-1)
+    given = {"bias": bias, "shown": shown}
+    values = [given[param.name] for param in OUTSIDE.params]
+    if kernel == "reference":
+        out, lse = module.reference(q, k, v, **given, return_lse=True)
+    elif kernel == "gluon":
+        plan = lower(OUTSIDE, "outside")
+        config = rank_hopper(plan, hopper_space(plan).candidates)[0].as_dict()
+        out, lse = module._launch_hopper(q, k, v, 64**-0.5, *values, config)
+    else:
+        config = module.CONFIGS["sm_90"]
+        out, lse = rendered_module(OUTSIDE)._launch(q, k, v, 64**-0.5, *values, config)
+    assert torch.allclose(out.double(), expected, atol=4e-3)
+    assert torch.allclose(lse.double(), expected_lse, atol=4e-3)

@@ -900,6 +900,7 @@ def reference(
     dtype = torch.promote_types(q.dtype, torch.float32)
     layout = _constant("layout", q)
     slopes = _constant("slopes", q)
+    layout = _Table(layout)
     group = q.shape[1] // k.shape[1]
     keys = k.to(dtype).repeat_interleave(group, dim=1)
     values = v.to(dtype).repeat_interleave(group, dim=1)
@@ -922,6 +923,24 @@ def reference(
     lse = (m + torch.log(total)).squeeze(-1)
     lse = lse.masked_fill(empty.squeeze(-1), -math.inf)
     return (out, lse) if return_lse else out
+
+
+class _Table:
+    """A tensor that is 0, or False, outside of itself and below 0, as kernels read it."""
+
+    def __init__(self, x):
+        self.x = x
+
+    def __getitem__(self, indices):
+        indices = indices if isinstance(indices, tuple) else (indices,)
+        inside, places = torch.ones((), dtype=torch.bool, device=self.x.device), []
+        for index, size in zip(indices, self.x.shape, strict=True):
+            index = torch.as_tensor(index, device=self.x.device)
+            inside = inside & (index >= 0) & (index < size)
+            places.append(index.clamp(0, max(size - 1, 0)))
+        if self.x.numel() == 0:
+            return self.x.new_zeros(inside.shape)
+        return self.x[tuple(places)].masked_fill(~inside, 0)
 
 
 def _check_tensors(q, k, v, size):
