@@ -126,3 +126,25 @@ def test_forward_in_gluon(mask: str, name: str) -> None:
 def test_backward_in_gluon(mask: str, name: str) -> None:
     case = _case(_spec(mask), name, batch=2, q_heads=2, kv_heads=1)
     check_hopper_backward(_module(mask, gluon=True), _spec(mask), case)
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("some_begin = tl.where(unordered, 0, some_begin)", "pass"),
+        ("some_end = tl.where(unordered, kv_len, some_end)", "pass"),
+        ("all_end = tl.where(unordered, 0, all_end)", "pass"),
+        ("            if unordered:", "            if False:"),
+        ("falls |= both & (following < rank)", "falls |= both & (following > rank) & False"),
+    ],
+)
+def test_wrong_source_is_caught(right: str, wrong: str) -> None:
+    def edit(source: str) -> str:
+        assert right in source, "it no longer reads so: bring this test up to date"
+        return source.replace(right, wrong)
+
+    spec = _spec("both_sides")
+    module = rendered_module(spec, edit_source=edit)
+    with pytest.raises(AssertionError):
+        for name in ("two_runs_of_an_id", "three_that_fall"):
+            check_kernel(module, spec, _case(spec, name))
