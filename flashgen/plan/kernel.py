@@ -26,6 +26,7 @@ from flashgen.plan.code import KernelCode, finite_score, kernel_code, with_hidde
 from flashgen.plan.constants import PrintedConstant, printed_constant
 from flashgen.plan.dtypes import TRITON_DTYPES
 from flashgen.plan.head_dims import Heads
+from flashgen.plan.hidden import HiddenRows, hidden_rows
 from flashgen.plan.listing import TileListing, tile_listing
 from flashgen.plan.loops import KeyTiles, PrintedInterval, key_tiles, print_interval
 from flashgen.plan.outside import left_by
@@ -204,6 +205,11 @@ class KernelPlan(Heads):
         return kernel_code(self.spec, self.conditions, self.promise)
 
     @cached_property
+    def hidden(self) -> HiddenRows:
+        """What of q, k, v and the output's gradient is hidden by its position alone."""
+        return hidden_rows(self.spec, self.predicate)
+
+    @cached_property
     def promise(self) -> Promise | None:
         """What mask and bounds trust of the call's tensors."""
         return promise_of(self.predicate, KEYS_OF_ROWS)
@@ -258,7 +264,8 @@ class KernelPlan(Heads):
     @property
     def gathers(self) -> tuple[int, ...]:
         """The numbers of dimensions that tensors are indexed by."""
-        return tuple(sorted({*self.code.gathers, *(self.listing.gathers if self.listing else ())}))
+        listed = self.listing.gathers if self.listing else ()
+        return tuple(sorted({*self.code.gathers, *self.hidden.gathers, *listed}))
 
     @cached_property
     def row_tables(self) -> tuple[RowTable, ...]:
@@ -308,6 +315,7 @@ class KernelPlan(Heads):
     @cached_property
     def _kernel_names(self) -> frozenset[str]:
         names = _symbols(*self.conditions, *self._score_and_sink, *self.loop_bounds)
+        names |= self.hidden.names
         return names if self.promise is None else names | self.promise.names
 
     @property
