@@ -143,12 +143,15 @@ def _launches(
     if getattr(known, "hopper", False):
         counts = hasattr(module, "_counter")
         memory += (module._counter(memory[0].device) if counts else memory[4],)
-    made = tuple(torch.searchsorted(x, x, out_int32=True) for x in tables)  # documents' row table
+    made: tuple[torch.Tensor, ...] = ()
     cuts = hasattr(known, "cut")
-    if cuts:  # a kernel of the module's makes that table, and tells where tiles of queries start
+    if cuts:  # a kernel makes documents' row tables, and tells where tiles of queries start
         q, _, _, out, *others = memory
-        begin, starts, _ = module._cut(q, tables[0], known.config, known)
-        memory, made = (*memory[:4], out, *others, starts), (begin,)
+        begin, unordered, starts, _ = module._cut(q, tables[0], known.config, known)
+        memory, made = (*memory[:4], out, *others, starts), (tables[0], begin, unordered)
+    elif tables:
+        begin, _, unordered = module._row_tables(tables[0], tables[0], True, False, True, 1)
+        made = (tables[0], begin, unordered)
     numbers = tuple(known.args[known.numbers])
     yield "repeat", lambda: known.repeat((*memory, *made), numbers)
     filled = known.args.copy()
@@ -159,7 +162,7 @@ def _launches(
         yield "_cut", lambda: module._cut(q, tables[0], known.config, known)
     elif tables:
         x = tables[0]
-        yield "searchsorted", lambda: torch.searchsorted(x, x, out_int32=True)
+        yield "_row_tables", lambda: module._row_tables(x, x, True, False, True, 1)
 
 
 def possible(case: Case, qkv: tuple[torch.Tensor, ...]) -> Iterator[tuple[str, Context, Call]]:

@@ -117,12 +117,13 @@ class Tensor(Param):
             `Int` parameters, or None for any size.
         dtype: ``"int32"``, ``"bool"``, ``"float32"``, ``"float16"`` or ``"bfloat16"``.
         sorted: its values never fall along the last dimension, as the ids of packed documents.
-            Loop bounds are then derived from comparisons of its elements. Nobody checks it at run
-            time: of a tensor that is not sorted some visible keys are left out.
+            Loop bounds are then derived from comparisons of its elements. Each call looks whether
+            it is so: of a tensor that is not sorted it visits everything, which takes longer.
+            Where elements are only asked whether they are equal, they may also start over behind
+            the largest, up to the first: 1, 2, 3, then padding of 0 or -1.
         doc: one line for the generated docstring.
 
-    An index is from 0 to the size less one, for every pair of positions that the mask shows;
-    negative ones do not count from the end.
+    An index outside of it, or below 0, reads 0, or False: none counts from the end.
     """
 
     __slots__ = ("_names", "dims", "doc", "dtype", "name", "sorted", "sym")

@@ -16,6 +16,7 @@ from flashgen.plan import KernelPlan
 from flashgen.plan.backward import backward_plan
 from flashgen.plan.inner import shift_itemsizes, tile_loads
 from flashgen.plan.learned import learned_elements
+from flashgen.plan.promise import UNORDERED
 from flashgen.plan.slopes import has_element_slopes
 from flashgen.symbols import FloorDiv
 
@@ -99,7 +100,9 @@ def visited_elements(
     if kernel == "keys" and copied:
         ahead += sum(visited * size for size in shift_itemsizes(plan) if size >= _SCORE)
         # What is read once for a head of the group is copied as well.
-        scalars = " ".join(line.code for line in plan.code.scalars)
+        # Whether ids are in order is read for the bounds, where there are any.
+        known = () if plan.listing else (UNORDERED,)
+        scalars = " ".join(line.code for line in plan.code.scalars if line.name not in known)
         ahead += len(_LOAD.findall(scalars)) * (_SCORE if unit == "tcgen05" else _SCALAR)
     if conditions:  # of several vectors they are put together before that
         exchanged += BLOCK_M * _SCORE * (1 if conditions == 1 else _SCORE)

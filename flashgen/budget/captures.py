@@ -193,6 +193,8 @@ def _bounds(plan: KernelPlan) -> Iterator[str]:
     tiles = plan.tiles
     if tiles.listed:
         return
+    if tiles.unordered:
+        yield from (tiles.unordered, "kv_len")
     masks = bool(plan.code.conditions or plan.checks_kv_len)
     for run in tiles.runs:
         yield from (run.end, run.condition)
@@ -208,6 +210,8 @@ def _expressions(plan: KernelPlan) -> Iterator[str]:
     for a in (*code.scalars, *code.rows, *code.columns, *code.elements, *code.masked):
         yield a.code
     yield from (code.score, code.shift, code.sink, *code.conditions)
+    if code.promise is not None:
+        yield from ("kv_len", *code.promise.conditions)
     for table in code.tables:
         yield from (table.entry, table.row, table.column, table.first_row, table.first_column)
 
@@ -218,6 +222,8 @@ def _backward_expressions(names: HopperBackward) -> Iterator[str]:
     lines = {a.name: a.code for a in (*text.lines_of_head, *text.lines_of_tile)}
     texts = [code.score, code.shift, text.slope, names.backward.slope_scale, *names.conditions]
     texts += [*(a.code for a in code.elements), *(item.slope for item in text.learned)]
+    if code.promise is not None:
+        texts += ("q_len", "kv_len", code.promise.broken, *code.promise.conditions)
     while texts:
         yield from texts
         read = mentioned(lines, texts)
@@ -232,3 +238,5 @@ def _queries_expressions(names: HopperBackward) -> Iterator[str]:
         yield a.code
     conditions = names.of_queries.conditions
     yield from (code.score, code.shift, text.slope, names.backward.slope_scale, *conditions)
+    if code.promise is not None:
+        yield from ("kv_len", *code.promise.conditions)

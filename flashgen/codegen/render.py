@@ -27,6 +27,7 @@ from flashgen.config import (
 from flashgen.paths import template_dir
 from flashgen.plan import KernelPlan
 from flashgen.plan.backward import BackwardPlan, backward_plan
+from flashgen.plan.cuts import cut_makes
 from flashgen.plan.hopper import OUT_COLUMNS, RANGES, HopperNames
 from flashgen.plan.hopper_backward import HopperBackward
 from flashgen.plan.hopper_shape import hopper_shape
@@ -107,7 +108,7 @@ def render_backward_hopper(backward: BackwardPlan, *, after_forward: bool) -> st
     gathers = sorted(used.difference(backward.plan.gathers if after_forward else ()))
     over_keys = "backward_keys.hopper.py.jinja" if names.divided else "backward.hopper.py.jinja"
     template = _environment(gluons=gluon_backward).get_template(over_keys)
-    before = HopperNames(backward.plan).hidden if after_forward else Seen(())
+    before = HopperNames(backward.plan).of_octets if after_forward else Seen(())
     parts = [template.render(after_forward=after_forward, before=before, gathers=gathers, **given)]
     if names.both_in_gluon:
         over_queries = "backward_queries.hopper.py.jinja"
@@ -209,6 +210,7 @@ def render_module(
     template = _environment().get_template("module.py.jinja")
     of_backward = backward_plan(plan)
     names = HopperBackward(of_backward)
+    cut_by = HopperNames(plan).cut_by if hopper.config else None
     two = hopper_backward.config is not None and names.both_in_gluon
     kernels = {
         "kernel": render_kernel(plan),
@@ -243,7 +245,8 @@ def render_module(
         queries_shared=queries_usage(names).total if two else 0,
         hopper_limit=get_target(HOPPER).max_shared,
         out_columns=OUT_COLUMNS,
-        cut_by=HopperNames(plan).cut_by if hopper.config else None,
+        cut_by=cut_by,
+        cut_makes=cut_makes(plan, cut_by) if cut_by is not None else (),
         counts=hopper.config is not None and HopperNames(plan).counts,
         packs=hopper.config is not None and HopperNames(plan).packs,
         package=package,

@@ -27,8 +27,8 @@ def document(
     Args:
         ids: the document that each key position belongs to: int32 of dims ``("batch", "kv_len")``,
             or ``("kv_len",)`` for all sequences alike, declared with ``sorted=True`` so that loop
-            bounds follow. None declares ``Tensor("document_ids", ("batch", "kv_len"), "int32",
-            sorted=True)``.
+            bounds follow: ids in another order are right too, and slower. None declares
+            ``Tensor("document_ids", ("batch", "kv_len"), "int32", sorted=True)``.
         kv_ids: where queries and keys are packed each in their own way (cross attention): ``ids``
             is then of dims ``("batch", "q_len")``, this of ``("batch", "kv_len")``, and the lengths
             may differ.

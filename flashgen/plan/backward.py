@@ -21,6 +21,7 @@ from flashgen.plan.learned import (
     learned_of_sink,
 )
 from flashgen.plan.loops import KeyTiles, key_tiles
+from flashgen.plan.promise import Promise, promise_of
 from flashgen.plan.slopes import derivative, has_element_slopes, is_finite
 from flashgen.plan.text import gathered_dimensions, mentioned
 from flashgen.symbolic.bounds import TileBounds, derive_q_bounds
@@ -28,7 +29,7 @@ from flashgen.symbolic.evaluated import evaluated_conditions
 from flashgen.symbolic.gathers import with_row_tables
 from flashgen.symbolic.places import SCALE, SCORES, Place
 from flashgen.symbolic.printer import triton_source
-from flashgen.symbolic.roles import ROWS_OF_KEYS
+from flashgen.symbolic.roles import KEYS_OF_ROWS, ROWS_OF_KEYS
 from flashgen.symbolic.tables import RowTable
 from flashgen.symbols import KV_LAST, KV_LEN, SCORE
 
@@ -72,30 +73,30 @@ class BackwardPlan:
     def of_keys(self) -> BackwardCode:
         """The text of the kernel that goes over tiles of keys."""
         held = [item for item in learned_elements(self.plan) if item.kernel == "keys"]
-        return self._code_with(held, self.plan.conditions)
+        return self._code_with(held, self.plan.conditions, self.promise)
 
     @cached_property
     def of_queries(self) -> BackwardCode:
         """The text of the kernel that goes over tiles of queries."""
         held = [item for item in learned_elements(self.plan) if item.kernel == "queries"]
-        return self._code_with(held, self.plan.conditions, by_blocks=True)
+        return self._code_with(held, self.plan.conditions, self.plan.promise, by_blocks=True)
 
     @cached_property
     def of_both(self) -> BackwardCode:
         """The text of a kernel over tiles of keys that computes all gradients."""
         learned = learned_elements(self.plan)
-        return self._code_with(learned, self.conditions_of_keys, along=Place.ROW)
+        return self._code_with(learned, self.conditions_of_keys, self.promise, along=Place.ROW)
 
     @cached_property
     def of_grad_kv(self) -> BackwardCode:
         """The text of one that leaves the gradient of q to `of_queries`, and what that learns."""
         held = [item for item in learned_elements(self.plan) if item.kernel == "keys"]
-        return self._code_with(held, self.conditions_of_keys, along=Place.ROW)
+        return self._code_with(held, self.conditions_of_keys, self.promise, along=Place.ROW)
 
     @cached_property
     def of_grad_q(self) -> BackwardCode:
         """The text of a kernel over tiles of queries that computes the gradient of q alone."""
-        return self._code_with((), self.plan.conditions, along=Place.COLUMN)
+        return self._code_with((), self.plan.conditions, self.plan.promise, along=Place.COLUMN)
 
     @cached_property
     def learned(self) -> tuple[ElementSlope, ...]:
@@ -106,6 +107,7 @@ class BackwardPlan:
         self,
         held: Sequence[LearnedElement],
         conditions: tuple[Any, ...],
+        promise: Promise | None,
         *,
         by_blocks: bool = False,
         along: Place | None = None,
@@ -113,7 +115,7 @@ class BackwardPlan:
         parts = [tuple(map(_by_products, item.by_kernel)) for item in held]
         others = (*self._element_slope, *(expr for part in parts for expr in part))
         code, texts = code_with(
-            self.plan.spec, conditions, others, by_blocks=by_blocks, along=along
+            self.plan.spec, conditions, others, promise=promise, by_blocks=by_blocks, along=along
         )
         rest = iter(texts)
         slope = next(rest) if self._element_slope else ""
@@ -136,10 +138,16 @@ class BackwardPlan:
     def _evaluated(self) -> tuple[tuple[Any, ...], bool]:
         return evaluated_conditions(self.plan.predicate, ROWS_OF_KEYS)
 
+    @cached_property
+    def promise(self) -> Promise | None:
+        """What kernels over tiles of keys trust: in masks as in the forward pass, and in bounds."""
+        return promise_of(self.plan.predicate, KEYS_OF_ROWS, ROWS_OF_KEYS)
+
     @property
     def _every_table(self) -> tuple[RowTable, ...]:
-        of_keys = with_row_tables(self.plan.predicate, ROWS_OF_KEYS).tables
-        return (*self.plan.every_row_table, *self.q_bounds.tables, *of_keys)
+        of_keys = with_row_tables(self.plan.predicate, ROWS_OF_KEYS)
+        of_rows = (*self.plan.every_row_table, *self.q_bounds.tables)
+        return (*of_rows, *of_keys.tables, *of_keys.flags)
 
     @cached_property
     def slope_scale(self) -> str:
@@ -152,7 +160,7 @@ class BackwardPlan:
     @cached_property
     def q_tiles(self) -> KeyTiles:
         """The tiles of queries that a tile of keys visits, as text."""
-        return key_tiles(self.q_bounds, listed=self.plan.listing is not None)
+        return key_tiles(self.q_bounds, self.promise, listed=self.plan.listing is not None)
 
     @cached_property
     def checks_q_len(self) -> bool:
@@ -171,12 +179,12 @@ class BackwardPlan:
     @cached_property
     def keys_arguments(self) -> KernelArguments:
         """What the kernel over tiles of keys takes of the parameters."""
-        return self._arguments((*self.plan.conditions, *self._loop_bounds))
+        return self._arguments((*self.plan.conditions, *self._loop_bounds), self.promise)
 
     @cached_property
     def both_arguments(self) -> KernelArguments:
         """What the kernel of `of_both` takes of them."""
-        return self._arguments((*self.conditions_of_keys, *self._loop_bounds))
+        return self._arguments((*self.conditions_of_keys, *self._loop_bounds), self.promise)
 
     @property
     def _loop_bounds(self) -> tuple[Any, ...]:
@@ -187,7 +195,8 @@ class BackwardPlan:
     @cached_property
     def queries_arguments(self) -> KernelArguments:
         """What the kernel over tiles of queries takes of them."""
-        return self._arguments((*self.plan.conditions, *self.plan.loop_bounds))
+        exprs = (*self.plan.conditions, *self.plan.loop_bounds)
+        return self._arguments(exprs, self.plan.promise)
 
     @property
     def queries_names(self) -> tuple[str, ...]:
@@ -280,10 +289,12 @@ class BackwardPlan:
         """The derivative where elements differ in it."""
         return (_by_products(self._slope),) if has_element_slopes(self.plan) else ()
 
-    def _arguments(self, exprs: Iterable[Any]) -> KernelArguments:
+    def _arguments(self, exprs: Iterable[Any], promise: Promise | None) -> KernelArguments:
         score = self.plan.spec.score
         of_score = (finite_score(score)[0], self._slope) if score is not None else ()
         names = {s.name for e in (*exprs, *of_score) for s in e.free_symbols}
+        names |= promise.names if promise is not None else set()
+        names |= self.plan.hidden.names
         tables = {table.name: table for table in self._every_table}
         plan = self.plan
         return kernel_arguments(plan.arguments, plan.constants, tables.values(), names)

@@ -42,6 +42,7 @@ class BackwardCode:
         lines = (*code.scalars, *code.rows, *code.columns, *code.elements, *code.masked)
         texts = [*(line.code for line in lines), code.score, *code.conditions, self.slope]
         texts += [text for table in code.tables for text in vars(table).values()]
+        texts += code.promise.conditions if code.promise is not None else ()
         texts += [text for item in self.learned for text in (*item.indices, item.slope)]
         return bool(mentioned([name], texts))
 

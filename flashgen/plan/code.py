@@ -12,6 +12,7 @@ from flashgen.masks import Mask
 from flashgen.params import Float, Int
 from flashgen.plan.block_tables import BlockBits, BlockLoads, block_bits, with_block_loads
 from flashgen.plan.loops import KERNEL_NAMES
+from flashgen.plan.promise import UNORDERED, PrintedPromise, Promise
 from flashgen.plan.text import gathered_dimensions, mentioned
 from flashgen.scores import Score
 from flashgen.spec import AttentionSpec
@@ -48,6 +49,8 @@ class KernelCode:
         sink: the sink's logit in base 2; ``""`` where there is none.
         gathers: the numbers of dimensions that tensors are indexed by.
         uses_tanh: whether ``_tanh`` is called.
+        promise: what is done where ids are in another order than promised: where the scalar
+            ``unordered`` holds, its conditions count instead. None where nothing is promised.
     """
 
     score: str
@@ -70,16 +73,20 @@ class KernelCode:
     sink: str
     gathers: tuple[int, ...]
     uses_tanh: bool
+    promise: PrintedPromise | None
 
 
-def kernel_code(spec: AttentionSpec, conditions: tuple[Any, ...]) -> KernelCode:
+def kernel_code(
+    spec: AttentionSpec, conditions: tuple[Any, ...], promise: Promise | None
+) -> KernelCode:
     """The text of a spec's mask, score and sink.
 
     Args:
         spec: whose score and sink they are.
         conditions: those of the mask that the kernel evaluates.
+        promise: what they trust.
     """
-    return code_with(spec, conditions, along=Place.COLUMN)[0]
+    return code_with(spec, conditions, promise=promise, along=Place.COLUMN)[0]
 
 
 def code_with(
@@ -87,6 +94,7 @@ def code_with(
     conditions: tuple[Any, ...],
     others: tuple[Any, ...] = (),
     *,
+    promise: Promise | None,
     by_blocks: bool = True,
     along: Place | None = None,
 ) -> tuple[KernelCode, tuple[str, ...]]:
@@ -97,6 +105,7 @@ def code_with(
         conditions: those of the mask that the kernel evaluates.
         others: expressions over raw products, `SCALE`, indices and parameters, computed of the same
             elements before the score is.
+        promise: what the conditions trust.
         by_blocks: whether tables of blocks are read a block at a time, by tiles of queries x keys.
         along: what the columns of a tile are of, where conditions are printed as bits, too.
     """
@@ -106,8 +115,13 @@ def code_with(
         return triton_source(expr, KERNEL_NAMES | names, nonnegative)
 
     tables: tuple[BlockLoads, ...] = ()
+    as_written = promise.as_written if promise is not None else ()
     if by_blocks:
-        conditions, tables = with_block_loads(conditions, spec.declared, nonnegative)
+        count = len(conditions)
+        conditions, tables = with_block_loads(
+            (*conditions, *as_written), spec.declared, nonnegative
+        )
+        conditions, as_written = conditions[:count], conditions[count:]
     score, scale, shift = _softmax_parts(spec)
     of_score = () if score == SCORES else (score,)
     exprs = (*of_score, *conditions, *others)
@@ -121,6 +135,10 @@ def code_with(
     scalars = placed.scalars
     if spec.score is not None and scale != 1:
         scalars = (*scalars, Assignment("qk_scale", text(scale)))
+    printed = None
+    if promise is not None:
+        printed = PrintedPromise(text(promise.broken), tuple(map(text, as_written)))
+        scalars = (*scalars, Assignment(UNORDERED, printed.broken))
     columns = tuple(a for a in placed.columns if everywhere & {*a.used_by})
     inner = placed.results[0] if of_score else ""
     if SCORES not in score.free_symbols:
@@ -131,6 +149,7 @@ def code_with(
     hoisted = (*scalars, *placed.rows, *placed.columns, *placed.elements)
     everything = (*(a.code for a in hoisted), *placed.results, sink_code, shift_code)
     everything += tuple(table.entry for table in tables)
+    everything += () if printed is None else printed.conditions
     code = KernelCode(
         score=inner,
         scaled=scale != 1,
@@ -149,7 +168,7 @@ def code_with(
         loads_elements=any(
             place_of(load) == Place.ELEMENT for c in conditions for load in c.atoms(Load)
         ),
-        reads_q_idx=bool(tables) or "q_idx" in placed.carried,
+        reads_q_idx=bool(tables or printed) or "q_idx" in placed.carried,
         score_reads_kv_idx=bool(
             mentioned(
                 ["kv_idx"],
@@ -159,6 +178,7 @@ def code_with(
         sink=sink_code,
         gathers=gathered_dimensions(everything),
         uses_tanh=bool(mentioned(["_tanh"], everything)),
+        promise=printed,
     )
     return code, placed.results[first:]
 

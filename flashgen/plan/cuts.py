@@ -32,3 +32,12 @@ def cut_table(plan: KernelPlan) -> RowTable | None:
         if entry is not None and Load(table.sym, *entry, Q_FIRST) in limits:
             return table
     return None
+
+
+def cut_makes(plan: KernelPlan, table: RowTable) -> tuple[RowTable, ...]:
+    """The row tables that the kernel which lists starts of tiles makes on the way.
+
+    Those are `table`, which it cuts by, and then the one that says whether its ids are in order.
+    """
+    flags = (t for t in plan.row_tables if (*t.pair, t.side) == (*table.pair, "unordered"))
+    return (table, *flags)

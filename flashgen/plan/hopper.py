@@ -9,7 +9,7 @@ from functools import cached_property
 from flashgen.plan.cuts import cut_table
 from flashgen.plan.hopper_shape import HopperShape, hopper_shape
 from flashgen.plan.kernel import KernelPlan
-from flashgen.plan.seen import Seen, columns_end, seen
+from flashgen.plan.seen import Seen, columns_end, helped, seen
 from flashgen.plan.text import mentioned
 from flashgen.symbolic.tables import RowTable
 from flashgen.symbols import H
@@ -117,6 +117,12 @@ class HopperNames:
         tables = [text for table in code.tables for text in vars(table).values()]
         names = _read((*code.conditions, *(a.code for a in code.masked), *tables))
         return tuple(name for name in names if name not in self.score_reads)
+
+    @cached_property
+    def promise_reads(self) -> tuple[str, ...]:
+        """Of a tile's place and positions, what the mask depends on as it was written."""
+        promise = self.plan.code.promise
+        return _read(("q_idx", *promise.conditions) if promise is not None else ())
 
     @cached_property
     def rows_read(self) -> tuple[str, ...]:
@@ -250,6 +256,12 @@ class HopperNames:
         rows = ("q_idx", *(line.name for line in code.rows))
         least = LEAST_COMPARISONS + self.plan.checks_kv_len  # which hides in the last tile alone
         return seen(conditions, "kv_idx", rows, least=least)
+
+    @property
+    def of_octets(self) -> Seen:
+        """What is computed for octets of columns: of that, and of the mask as it was written."""
+        code = self.plan.code
+        return self.hidden if code.tables else helped(self.hidden, "q_idx", code.promise)
 
     @cached_property
     def hidden_reads(self) -> tuple[str, ...]:

@@ -10,7 +10,8 @@ from functools import cached_property
 from flashgen.plan.hopper_division import BLOCK_M, HopperDivision
 from flashgen.plan.hopper_queries import CALL
 from flashgen.plan.hopper_visits import HopperVisits
-from flashgen.plan.seen import Seen, columns_end, least_comparisons, rows_end, seen
+from flashgen.plan.promise import UNORDERED
+from flashgen.plan.seen import Seen, columns_end, helped, least_comparisons, rows_end, seen
 from flashgen.plan.text import gathered_dimensions, mentioned
 from flashgen.symbolic.placement import Assignment
 
@@ -156,7 +157,8 @@ class HopperBackward(HopperDivision):
     def reads_kv_idx(self) -> bool:
         """Whether positions of keys are read."""
         lines = (line.code for line in self.text.lines_of_head)
-        return bool(mentioned(["kv_idx"], (*self._texts, *lines)))
+        promised = self.text.code.promise is not None
+        return promised or bool(mentioned(["kv_idx"], (*self._texts, *lines)))
 
     @cached_property
     def conditions(self) -> tuple[str, ...]:
@@ -170,6 +172,11 @@ class HopperBackward(HopperDivision):
         rows = ("kv_idx", *(line.name for line in (*code.columns, *code.masked)))
         least = least_comparisons(self.block_m, scored=bool(code.score))
         return seen(self._conditions, "q_idx", rows, least=least, tables=code.bits)
+
+    @property
+    def of_octets(self) -> Seen:
+        """What is computed for octets of columns: of that, and of the mask as it was written."""
+        return helped(self.seen, "kv_idx", self.text.code.promise)
 
     @cached_property
     def _conditions(self) -> tuple[tuple[str, str], ...]:
@@ -238,7 +245,9 @@ class HopperBackward(HopperDivision):
         """Of all that is computed for a tile."""
         lines = self.text.lines_of_tile
         codes = (line.code for line in lines)
-        return (*self._score_texts, *self.conditions, *codes, *self._slopes_learned)
+        promise = self.text.code.promise
+        of_promise = (UNORDERED, *promise.conditions) if promise is not None else ()
+        return (*self._score_texts, *self.conditions, *codes, *self._slopes_learned, *of_promise)
 
     @cached_property
     def _score_names(self) -> frozenset[str]:

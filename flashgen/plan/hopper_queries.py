@@ -8,7 +8,8 @@ from functools import cached_property
 from flashgen.plan.backward import BackwardPlan
 from flashgen.plan.backward_code import BackwardCode
 from flashgen.plan.hopper_visits import HopperVisits
-from flashgen.plan.seen import Seen, columns_end, least_comparisons, seen
+from flashgen.plan.promise import UNORDERED
+from flashgen.plan.seen import Seen, columns_end, helped, least_comparisons, seen
 from flashgen.plan.text import gathered_dimensions, mentioned
 
 #: Queries of a program, of which each of two consumers has 64.
@@ -98,6 +99,11 @@ class HopperQueries:
         least = least_comparisons(BLOCK_N[self.width], scored=bool(code.score))
         return seen(self._conditions, "kv_idx", rows, least=least, tables=code.bits)
 
+    @property
+    def of_octets(self) -> Seen:
+        """What is computed for octets of columns: of that, and of the mask as it was written."""
+        return helped(self.seen, "q_idx", self.text.code.promise)
+
     @cached_property
     def _conditions(self) -> tuple[tuple[str, str], ...]:
         """Each condition with the text of its bits."""
@@ -150,5 +156,7 @@ class HopperQueries:
     @cached_property
     def _texts(self) -> tuple[str, ...]:
         """The text of all that is computed for a tile."""
-        masked = (line.code for line in self.text.code.masked)
-        return (*self._score_texts, *self.conditions, *masked)
+        code = self.text.code
+        masked = (line.code for line in code.masked)
+        of_promise = (UNORDERED, *code.promise.conditions) if code.promise is not None else ()
+        return (*self._score_texts, *self.conditions, *masked, *of_promise)

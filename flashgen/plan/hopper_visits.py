@@ -71,7 +71,9 @@ class HopperVisits:
         """The printed bounds of where visits begin and end."""
         runs = () if self.tiles.listed else self.tiles.runs
         begins = () if self.tiles.from_key_0 else (run.begin for run in runs)
-        return (*begins, *(text for run in runs for text in (run.end, run.condition)))
+        given = bool(self.tiles.unordered) and not self.tiles.listed
+        trusted = (self.tiles.unordered, f"{self.of}_len") if given else ()
+        return (*begins, *(text for run in runs for text in (run.end, run.condition)), *trusted)
 
     @property
     def _full(self) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ import sympy
 
 from flashgen.budget.targets import get_target
 from flashgen.declared import Param
+from flashgen.params import Tensor
 from flashgen.plan.arguments import (
     Argument,
     KernelArguments,
@@ -25,8 +26,11 @@ from flashgen.plan.code import KernelCode, finite_score, kernel_code, with_hidde
 from flashgen.plan.constants import PrintedConstant, printed_constant
 from flashgen.plan.dtypes import TRITON_DTYPES
 from flashgen.plan.head_dims import Heads
+from flashgen.plan.hidden import HiddenRows, hidden_rows
 from flashgen.plan.listing import TileListing, tile_listing
 from flashgen.plan.loops import KeyTiles, PrintedInterval, key_tiles, print_interval
+from flashgen.plan.outside import left_by
+from flashgen.plan.promise import Promise, promise_of
 from flashgen.plan.wholes import LargeWhole, printed_wholes
 from flashgen.spec import AttentionSpec
 from flashgen.symbolic.bounds import TileBounds, derive_bounds
@@ -34,6 +38,7 @@ from flashgen.symbolic.evaluated import evaluated_conditions
 from flashgen.symbolic.gathers import with_row_tables
 from flashgen.symbolic.logic import conditions
 from flashgen.symbolic.printer import plain_source, torch_source
+from flashgen.symbolic.roles import KEYS_OF_ROWS, ROWS_OF_KEYS
 from flashgen.symbolic.tables import RowTable
 from flashgen.symbolic.trace import Predicate, trace
 from flashgen.symbols import KV_IDX, Q_IDX, SCORE, B, H, Load
@@ -184,12 +189,30 @@ class KernelPlan(Heads):
     @property
     def rows_can_be_empty(self) -> bool:
         """Whether a query's weights may add up to nothing."""
-        return self.keys_can_be_hidden and not self.sink_torch
+        return self.keys_can_be_hidden and (not self.sink_torch or self.sink_can_be_infinite)
+
+    @cached_property
+    def sink_can_be_infinite(self) -> bool:
+        """Whether a sink's logit may be -inf: that of an argument's element, as numbers are not."""
+        sink = self.spec.normaliser.traced_sink
+        constants = {constant.sym for constant in self.spec.constants}
+        loads = sink.sym.atoms(Load) if sink is not None else ()
+        return any(load.args[0] not in constants for load in loads)
 
     @cached_property
     def code(self) -> KernelCode:
         """Mask, score and sink as the kernel's text."""
-        return kernel_code(self.spec, self.conditions)
+        return kernel_code(self.spec, self.conditions, self.promise)
+
+    @cached_property
+    def hidden(self) -> HiddenRows:
+        """What of q, k, v and the output's gradient is hidden by its position alone."""
+        return hidden_rows(self.spec, self.predicate)
+
+    @cached_property
+    def promise(self) -> Promise | None:
+        """What mask and bounds trust of the call's tensors."""
+        return promise_of(self.predicate, KEYS_OF_ROWS)
 
     @property
     def conditions(self) -> tuple[Any, ...]:
@@ -208,7 +231,7 @@ class KernelPlan(Heads):
     @cached_property
     def tiles(self) -> KeyTiles:
         """The key tiles that a query tile visits, as text."""
-        return key_tiles(self.bounds, listed=self.listing is not None)
+        return key_tiles(self.bounds, self.promise, listed=self.listing is not None)
 
     @property
     def described_intervals(self) -> tuple[PrintedInterval, ...]:
@@ -241,7 +264,8 @@ class KernelPlan(Heads):
     @property
     def gathers(self) -> tuple[int, ...]:
         """The numbers of dimensions that tensors are indexed by."""
-        return tuple(sorted({*self.code.gathers, *(self.listing.gathers if self.listing else ())}))
+        listed = self.listing.gathers if self.listing else ()
+        return tuple(sorted({*self.code.gathers, *self.hidden.gathers, *listed}))
 
     @cached_property
     def row_tables(self) -> tuple[RowTable, ...]:
@@ -252,7 +276,22 @@ class KernelPlan(Heads):
     @cached_property
     def every_row_table(self) -> tuple[RowTable, ...]:
         """All row tables that the mask can be written with, used by a kernel or not."""
-        return with_row_tables(self.predicate).tables
+        made = with_row_tables(self.predicate)
+        return (*made.tables, *made.flags)
+
+    @cached_property
+    def looks_rows_up(self) -> bool:
+        """Whether there are any, in the backward pass included."""
+        of_keys = with_row_tables(self.predicate, ROWS_OF_KEYS)
+        return bool(self.every_row_table or of_keys.tables or of_keys.flags)
+
+    @cached_property
+    def read_outside(self) -> tuple[str, ...]:
+        """Tensors that an index of mask, score or sink may lie outside of."""
+        spec = self.spec
+        tensors = [x for x in (*self.params, *spec.constants) if isinstance(x, Tensor)]
+        exprs = (self.predicate.expr, *self._score_and_sink)
+        return left_by(exprs, tensors, equal_lengths=self.equal_lengths)
 
     @property
     def loop_bounds(self) -> tuple[Any, ...]:
@@ -275,7 +314,9 @@ class KernelPlan(Heads):
 
     @cached_property
     def _kernel_names(self) -> frozenset[str]:
-        return _symbols(*self.conditions, *self._score_and_sink, *self.loop_bounds)
+        names = _symbols(*self.conditions, *self._score_and_sink, *self.loop_bounds)
+        names |= self.hidden.names
+        return names if self.promise is None else names | self.promise.names
 
     @property
     def _score_and_sink(self) -> tuple[Any, ...]:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from flashgen.plan.promise import Promise
 from flashgen.symbolic.bounds import TileBounds
 from flashgen.symbolic.intervals import Interval
 from flashgen.symbolic.printer import triton_source
@@ -49,6 +50,8 @@ class KeyTiles:
         read_q_last: whether they depend on the last query of the tile.
         reduce_rows: whether they are those of an extreme over the tile's rows.
         listed: whether the tiles come from a list that another kernel has made, not from `runs`.
+        unordered: where this holds, all of them are visited, and all masked: what `runs` trust is
+            not so. ``""`` where they trust nothing.
     """
 
     runs: tuple[PrintedInterval, ...]
@@ -57,6 +60,7 @@ class KeyTiles:
     read_q_last: bool
     reduce_rows: bool
     listed: bool
+    unordered: str
 
     @property
     def from_key_0(self) -> bool:
@@ -64,7 +68,9 @@ class KeyTiles:
         return len(self.runs) == 1 and self.runs[0].starts_full
 
 
-def key_tiles(bounds: TileBounds, *, listed: bool = False) -> KeyTiles:
+def key_tiles(
+    bounds: TileBounds, promise: Promise | None = None, *, listed: bool = False
+) -> KeyTiles:
     """The bounds as text. With ``listed`` the kernel has a list of tiles in their place."""
     several = len(bounds.intervals) > 1
     runs = tuple(
@@ -81,6 +87,7 @@ def key_tiles(bounds: TileBounds, *, listed: bool = False) -> KeyTiles:
         read_q_last=not listed and any(Q_LAST in expr.free_symbols for expr in exprs),
         reduce_rows=not listed and any(expr.has(RowMin, RowMax) for expr in exprs),
         listed=listed,
+        unordered="" if promise is None else triton_source(promise.broken, KERNEL_NAMES),
     )
 
 

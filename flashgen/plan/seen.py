@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flashgen.plan.block_tables import BlockBits
+from flashgen.plan.promise import PrintedPromise
 from flashgen.plan.text import mentioned
 
 #: Columns of a tile that LLVM compares one by one: the outcomes of more it packs into bits.
@@ -65,6 +66,19 @@ def seen(
     names = tuple(rows)
     read = mentioned(names, (*octets, *(table.entry for table in tables)))
     return Seen((), octets, tuple(name for name in names if name in read), tables)
+
+
+def helped(seen: Seen, row: str, promise: PrintedPromise | None) -> Seen:
+    """What has octets in a kernel: `seen`, and where ids are out of order the mask as written.
+
+    Args:
+        seen: what a masked tile asks.
+        row: the position of a row.
+        promise: what that trusts.
+    """
+    if promise is None:
+        return seen
+    return replace(seen, octets=(*seen.octets, *promise.conditions), rows=seen.rows or (row,))
 
 
 def least_comparisons(columns: int, *, scored: bool) -> int:

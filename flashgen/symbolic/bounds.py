@@ -118,7 +118,7 @@ def _derive(predicate: Predicate, roles: Roles, max_intervals: int) -> TileBound
     read = {s for i in intervals for e in i.expressions for s in e.free_symbols}
     return TileBounds(
         intervals=tuple(with_proofs(i, tile) for i in intervals) or (Interval.nothing(),),
-        rows_can_be_empty=not _every_row_sees_a_key(cases, context),
+        rows_can_be_empty=_can_be_empty(cases, predicate, context),
         exact=not notes,
         notes=tuple(dict.fromkeys(notes)),
         longest_first=longest_end(intervals, roles, context.known),
@@ -166,6 +166,17 @@ def _hull(intervals: list[Interval], context: Context) -> Interval:
         begin = most(sympy.Min, begin, other.begin, context.tile)
         end = most(sympy.Max, end, other.end, context.tile)
     return Interval(begin, end, first.full_begin, first.full_end)
+
+
+def _can_be_empty(cases: list[Conjunction], predicate: Predicate, context: Context) -> bool:
+    """Whether some row may see no key, in whatever order ids come."""
+    if not _every_row_sees_a_key(cases, context):
+        return True
+    if context.predicate.unordered is sympy.false:
+        return False
+    # The proof trusts the order. Without it a row is known to see a key where it sees its own.
+    alone = predicate.expr.xreplace({context.roles.solved: context.roles.tile})
+    return not (predicate.equal_lengths and alone.doit() == True)  # noqa: E712
 
 
 def _every_row_sees_a_key(cases: list[Conjunction], context: Context) -> bool:

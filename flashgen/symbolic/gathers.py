@@ -3,6 +3,9 @@
 Of a tensor T that ascends along its last dimension, the keys with ``T[kv_idx] == x`` are the
 positions from the first one with ``T[j] >= x`` to the first one with ``T[j] > x``. Where x is an
 element that the row alone decides, both are looked up in a `RowTable`, made once a call.
+
+That ids are sorted is the caller's promise. Each call looks, and a kernel whose ids are in another
+order goes by none of this: `Predicate.unordered` says so when it runs.
 """
 
 from __future__ import annotations
@@ -12,9 +15,10 @@ from typing import Any
 
 import sympy
 
+from flashgen.constants import Constant
 from flashgen.params import Tensor
 from flashgen.symbolic.context import Context
-from flashgen.symbolic.roles import KEYS_OF_ROWS, Roles
+from flashgen.symbolic.roles import KEYS_OF_ROWS, Roles, is_of_tile
 from flashgen.symbolic.tables import RowTable
 from flashgen.symbolic.trace import Predicate
 from flashgen.symbols import Load
@@ -29,8 +33,9 @@ def with_row_tables(predicate: Predicate, roles: Roles = KEYS_OF_ROWS) -> Predic
     """The predicate with every comparison that row tables can stand for rewritten to read them.
 
     It says the same (of pairs whose indices lie outside of a tensor, which a mask never shows, it
-    shows none); its `tables` are those it reads now. What the kernel prints is this one, so
-    that a tile's mask reads a row's range once and compares it with positions.
+    shows none) while its tensors keep their promises, and `unordered` says whether they do; its
+    `tables` are those it reads now. What the kernel prints is this one, so that a tile's mask reads
+    a row's range once and compares it with positions.
     """
     return rewritten(predicate, roles)[0]
 
@@ -42,16 +47,20 @@ def rewritten(predicate: Predicate, roles: Roles) -> tuple[Predicate, dict[Any, 
     tables: dict[str, RowTable] = {table.name: table for table in predicate.tables}
     tensors = {param.sym: param for param in predicate.params if isinstance(param, Tensor)}
     names = {param.name for param in predicate.params}
+    in_order = _ordered(predicate.expr)
+    promises: dict[Any, None] = {}  # elements that say whether one is broken
 
-    def table(keys: Tensor, values: Tensor, side: str) -> RowTable:
+    def table(keys: Tensor, values: Tensor, side: str, cyclic: bool | None = None) -> RowTable:
+        if cyclic is None:
+            cyclic = not {keys.sym, values.sym} & in_order
         for known in tables.values():
-            if (known.keys.name, known.values.name, known.side) == (keys.name, values.name, side):
+            if (*known.pair, known.side) == (keys.name, values.name, cyclic, side):
                 return known
-        name = f"{keys.name}_{'begin' if side == 'left' else 'end'}"
+        name = f"{keys.name}_{_NAMES[side]}"
         name += "" if keys.name == values.name else f"_of_{values.name}"
         while name in names or name in tables:
             name += "_"
-        tables[name] = RowTable(name, keys, values, side)
+        tables[name] = RowTable(name, keys, values, side, cyclic)
         return tables[name]
 
     def visit(expr: Any) -> Any:
@@ -70,6 +79,9 @@ def rewritten(predicate: Predicate, roles: Roles) -> tuple[Predicate, dict[Any, 
                 def place(side: str) -> Any:
                     return Load(table(keys, values, side).sym, *at)  # noqa: B023
 
+                if _promises(keys) or _promises(values):
+                    promises[Load(table(keys, values, "unordered").sym, *at[:-1], 0)] = None
+
                 found = _range(relation, key.args[-1], place)
                 origins.update(dict.fromkeys((found, *found.args), expr))
                 if relation is sympy.Eq:
@@ -79,7 +91,38 @@ def rewritten(predicate: Predicate, roles: Roles) -> tuple[Predicate, dict[Any, 
         return expr
 
     expr = visit(predicate.expr)
-    return replace(predicate, expr=expr, tables=tuple(tables.values())), origins
+    for element in sorted(expr.atoms(Load), key=str):
+        tensor, *lead, _ = element.args
+        if tensor in tensors and _promises(tensors[tensor]) and not any(map(is_of_tile, lead)):
+            itself = tensors[tensor]
+            promises[Load(table(itself, itself, "unordered", False).sym, *lead, 0)] = None
+    made = replace(
+        predicate,
+        expr=expr,
+        tables=tuple(table for table in tables.values() if table.side != "unordered"),
+        flags=tuple(table for table in tables.values() if table.side == "unordered"),
+        unordered=sympy.Or(*(sympy.Ne(flag, 0, evaluate=False) for flag in promises)),
+    )
+    return made, origins
+
+
+#: What a table of a side is called.
+_NAMES = {"left": "begin", "right": "end", "unordered": "unordered"}
+
+
+def _promises(tensor: Tensor) -> bool:
+    """Whether the caller says that it is sorted; of a constant a build sees that itself."""
+    return tensor.sorted and not isinstance(tensor, Constant)
+
+
+def _ordered(expr: Any) -> frozenset[Any]:
+    """Tensors of whose elements more is asked than whether two of them are equal."""
+    if isinstance(expr, sympy.And | sympy.Or):
+        return frozenset[Any]().union(*map(_ordered, expr.args))
+    if isinstance(expr, sympy.Eq | sympy.Ne) and all(isinstance(x, Load) for x in expr.args):
+        indices = [index for element in expr.args for index in element.args[1:]]
+        return frozenset(load.args[0] for index in indices for load in index.atoms(Load))
+    return frozenset(load.args[0] for load in expr.atoms(Load))
 
 
 def _is_lookup(key: Any, value: Any, roles: Roles, tensors: dict[Any, Tensor]) -> bool:

@@ -10,6 +10,7 @@ import sympy
 
 from flashgen.declared import Param
 from flashgen.params import Int, Tensor
+from flashgen.symbolic.roles import is_of_tile
 from flashgen.symbolic.tables import RowTable, last_size
 from flashgen.symbols import FloorDiv, Load
 from flashgen.tracing.signs import LEAST, at_least
@@ -77,7 +78,7 @@ class Known:
             return moves.pop() if len(moves) == 1 else None
         if isinstance(expr, Load):
             tensor, *lead, index = expr.args
-            fixed = all(position not in arg.free_symbols for arg in lead)
+            fixed = not any(map(is_of_tile, lead))  # where each call looks whether it is sorted
             steady = fixed and self.ascends(tensor) and self.size(tensor) is not None
             return self.direction(index, position) if steady else None
         return None

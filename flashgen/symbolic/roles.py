@@ -38,3 +38,11 @@ KEYS_OF_ROWS = Roles(Q_IDX, Q_FIRST, Q_LAST, Q_LEN, KV_IDX, KV_LEN)
 
 #: The rows that visit a tile of keys: what a backward kernel loops over.
 ROWS_OF_KEYS = Roles(KV_IDX, KV_FIRST, KV_LAST, KV_LEN, Q_IDX, Q_LEN)
+
+
+_OF_TILES = frozenset((Q_FIRST, Q_IDX, Q_LAST, KV_FIRST, KV_IDX, KV_LAST))
+
+
+def is_of_tile(expr: Any) -> bool:
+    """Whether ``expr`` depends on a position: on more than batch entry, head and numbers."""
+    return not _OF_TILES.isdisjoint(expr.free_symbols)

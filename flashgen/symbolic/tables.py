@@ -19,17 +19,27 @@ class RowTable:
     ``torch.searchsorted(keys, values, right=side == "right")``. It is the size of the last
     dimension of `keys` where there is none.
 
+    Where ids are only asked whether they are equal, any order does in which each is one run, and
+    a `cyclic` table takes all that can be told apart at no cost: ids ascend from the first one on,
+    past the largest to the smallest. So padding may have any id that no document has.
+
+    Of a tensor whose ids are in another order no table is right. Whether that is so says a table
+    of its own (`side` "unordered"): 1 or 0 for each of the leading dimensions, of which the last
+    is 1. Where it is 1, kernels read no other: see `Promise`.
+
     Attributes:
         name: of the variable that holds it; no parameter's name.
         keys: the tensor that is searched: sorted along its last dimension.
         values: the tensor that is looked up.
-        side: ``"left"`` or ``"right"``.
+        side: ``"left"``, ``"right"`` or ``"unordered"``.
+        cyclic: whether ids may go on at the smallest, up to the first.
     """
 
     name: str
     keys: Tensor
     values: Tensor
     side: str
+    cyclic: bool = False
 
     @property
     def sym(self) -> Any:
@@ -45,6 +55,11 @@ class RowTable:
     def most(self) -> Any | None:
         """The greatest element there can be, as a sympy expression; None where unknown."""
         return last_size(self.keys)
+
+    @property
+    def pair(self) -> tuple[str, str, bool]:
+        """What tables that are made together have in common."""
+        return self.keys.name, self.values.name, self.cyclic
 
     @property
     def of_itself(self) -> bool:

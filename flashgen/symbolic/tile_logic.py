@@ -94,12 +94,19 @@ def tile_logic(predicate: Predicate) -> TileLogic | None:
         for s in [f"_{i}" if len(found) > 1 else ""]
     }
     seen, full = _answers(expr, named, context)
+    # Of ids in no order nothing is known.
+    unordered = context.predicate.unordered
+    seen, full = sympy.Or(unordered, seen), sympy.And(sympy.Not(unordered), full)
     read = seen.free_symbols | full.free_symbols
     return TileLogic(
         seen=seen,
         full=full,
         tables=tuple(t for t in named.values() if {t.some, t.every} & read),
-        row_tables=tuple(table for table in context.predicate.tables if table.sym in read),
+        row_tables=tuple(
+            table
+            for table in (*context.predicate.tables, *context.predicate.flags)
+            if table.sym in read
+        ),
     )
 
 

@@ -29,6 +29,9 @@ class Predicate:
         equal_lengths: defined for q_len == kv_len only.
         label: how the user wrote the mask.
         tables: the row tables that `expr` reads: see `flashgen.symbolic.gathers`.
+        flags: those that say whether ids are out of order.
+        unordered: sympy Boolean over elements of these: `expr`, and bounds derived of it, are not
+            to be trusted.
     """
 
     expr: Any
@@ -36,10 +39,12 @@ class Predicate:
     equal_lengths: bool = False
     label: str = "mask"
     tables: tuple[RowTable, ...] = ()
+    flags: tuple[RowTable, ...] = ()
+    unordered: Any = sympy.false
 
 
 def trace(mask: Mask) -> Predicate:
-    """Call the mask's function once, with symbols.
+    """Call the mask's function with symbols.
 
     Raises:
         MaskError: the function fails on symbols or does not return a boolean.

@@ -1,4 +1,4 @@
-"""Calls a user's function once, with symbols."""
+"""Calls a user's function with symbols."""
 
 from __future__ import annotations
 
@@ -26,20 +26,22 @@ def called(kind: str, label: str) -> str:
 def traced_call(function: Callable[..., Any], symbols: tuple[Any, ...], label: str) -> Any:
     """What the function returns for symbols: an `Expr`, or whatever it is.
 
+    It is called twice, to see that it returns the same.
+
     Args:
         function: the user's.
         symbols: sympy symbols, one an argument.
         label: what to call the function where none of its lines is at fault, ``"mask near"``.
 
     Raises:
-        MaskError: it fails on symbols.
+        MaskError: it fails on symbols, or returns another expression the second time.
     """
     kind, _, _ = label.partition(" ")
     arguments = ", ".join(symbol.name for symbol in symbols)
     check_order(function, symbols, label)
     try:
         with bound(None):
-            result = function(*map(Expr, symbols))
+            result, again = (function(*map(Expr, symbols)) for _ in range(2))
     except FlashgenError:
         raise
     except Exception as error:
@@ -51,6 +53,12 @@ def traced_call(function: Callable[..., Any], symbols: tuple[Any, ...], label: s
             if str(error) == f"'{owner}' object is not callable":
                 remedy = f"call its .{attribute}, or join it to others outside of the function"
         raise MaskError(f"{where}: {type(error).__name__}: {error}; {remedy}") from error
+    if getattr(result, "sym", result) != getattr(again, "sym", again):
+        shown = " and then ".join(f"`{x}`" for x in (result, again))
+        raise MaskError(
+            f"{label} returned {shown} for the same arguments; a kernel holds one of them: draw "
+            "what is random beforehand, and declare it as a Tensor or a Constant"
+        )
     if isinstance(result, bool):
         return Expr(sympy.true if result else sympy.false)
     if isinstance(result, int | float):

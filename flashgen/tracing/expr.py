@@ -1,6 +1,6 @@
 """Expr: the symbolic number or condition that mask and score functions are called with.
 
-Such a function is called once, with an `Expr` for each of its arguments; what it returns is the
+Such a function is called with an `Expr` for each of its arguments; what it returns is the
 predicate or the score. The same function also runs on numbers and on torch tensors, which is what
 the eager oracle does: inside ``with bound({"left": 1024, "q_len": 5, "kv_len": 7})`` every `Expr`
 stands for its value, so that ``q_idx - left`` is tensor arithmetic. Neither torch nor triton is

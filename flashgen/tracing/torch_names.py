@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from flashgen.symbols import SCORE
-from flashgen.tracing.torch_types import Device, dtype_of, is_device, kind_of_dtype
+from flashgen.tracing.torch_types import Device, dtype_of, is_device, is_half, kind_of_dtype
 from flashgen.tracing.user_code import mistake
 
 Apply = Callable[..., Any]
@@ -104,7 +104,21 @@ def _to(
     dtypes = [dtype, other, *(a for a in arguments if not (isinstance(a, bool) or is_device(a)))]
     for target in dtypes:
         if target is not None:
-            return _cast(apply, x, kind_of_dtype(target))
+            return _cast(apply, _unrounded(x, target), kind_of_dtype(target))
+    return x
+
+
+def _unrounded(x: Any, dtype: Any) -> Any:
+    """x, of which a cast to this dtype changes nothing that a kernel would keep.
+
+    Raises:
+        MaskError: it rounds to 16 bits, which kernels, in float32 throughout, do not.
+    """
+    if is_half(dtype) and getattr(x, "kind", None) != "condition":
+        raise mistake(
+            f"a cast to {dtype} rounds to 16 bits, and kernels compute scores in float32",
+            "leave the cast out, or declare the tensor with that dtype",
+        )
     return x
 
 
@@ -229,12 +243,12 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "zeros_like": _filled(0),
     "full_like": lambda apply, x, fill_value, **options: _like(apply, x, fill_value, **options),
     "to": _to,
-    "type": lambda apply, x, dtype, non_blocking=False: _cast(apply, x, kind_of_dtype(dtype)),
+    "type": lambda apply, x, dtype, non_blocking=False: _to(apply, x, dtype=dtype),
     "type_as": lambda apply, x, other: _cast(apply, x, kind_of_dtype(other)),
     "float": lambda apply, x: apply("+", x, 0),
     "double": lambda apply, x: apply("+", x, 0),
-    "half": lambda apply, x: apply("+", x, 0),
-    "bfloat16": lambda apply, x: apply("+", x, 0),
+    "half": lambda apply, x: _to(apply, x, dtype="half"),
+    "bfloat16": lambda apply, x: _to(apply, x, dtype="bfloat16"),
     "int": lambda apply, x: apply("truncate", x),
     "long": lambda apply, x: apply("truncate", x),
     "bool": lambda apply, x: apply("!=", x, 0),

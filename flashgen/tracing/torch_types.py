@@ -51,8 +51,7 @@ def kind_of_dtype(dtype: Any) -> str:
     """
     if getattr(dtype, "kind", None) in ("condition", "integer", "number"):
         return str(dtype.kind)
-    name = str(getattr(dtype, "dtype", None) or getattr(dtype, "__name__", dtype))
-    name = name.rpartition(".")[2].removesuffix("Tensor").lower()
+    name = _name_of(dtype)
     if name not in _KINDS:
         raise mistake(
             f"`{dtype}` is no type of symbolic values, which are whole numbers of 32 bits, "
@@ -60,3 +59,13 @@ def kind_of_dtype(dtype: Any) -> str:
             "cast to torch.int32, torch.float32 or torch.bool",
         )
     return _KINDS[name]
+
+
+def is_half(dtype: Any) -> bool:
+    """Whether a dtype is a float type of 16 bits."""
+    return _name_of(dtype) in ("float16", "half", "bfloat16")
+
+
+def _name_of(dtype: Any) -> str:
+    name = str(getattr(dtype, "dtype", None) or getattr(dtype, "__name__", dtype))
+    return name.rpartition(".")[2].removesuffix("Tensor").lower()

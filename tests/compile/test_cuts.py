@@ -14,7 +14,7 @@ from support.variants import rendered_module
 @pytest.mark.parametrize("block_m", [128, 192])
 def test_it_becomes_machine_code(block_m: int) -> None:
     kernel = rendered_module(CUT["causal"], hopper=True)._cut_queries
-    constants = {"BLOCK_M": block_m, "CHUNK": 256}
+    constants = {"BLOCK_M": block_m, "CHUNK": 256, "CYCLIC": True, "LOOKS": True}
     signature = {
         name: "constexpr" if name in constants else "*i32" if name.endswith("_ptr") else "i32"
         for name in kernel.arg_names
@@ -22,3 +22,17 @@ def test_it_becomes_machine_code(block_m: int) -> None:
     source = ASTSource(kernel, signature, constexprs=constants)
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 8})
     assert compiled.metadata.shared <= 1024  # what the running sum passes on
+
+
+@pytest.mark.parametrize("looks", [0, 1, 2])
+@pytest.mark.parametrize("cyclic", [False, True])
+def test_so_does_the_one_that_makes_row_tables(cyclic: bool, looks: int) -> None:
+    kernel = rendered_module(CUT["causal"], hopper=True)._find_rows
+    constants = {"BEGINS": looks < 2, "ENDS": True, "CYCLIC": cyclic, "LOOKS": looks}
+    constants |= {"CHUNK": 256, "SPAN": 8192}
+    signature = {
+        name: "constexpr" if name in constants else "*i32" if name.endswith("_ptr") else "i32"
+        for name in kernel.arg_names
+    }
+    source = ASTSource(kernel, signature, constexprs=constants)
+    triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 8})

@@ -110,7 +110,9 @@ def test_one_instruction_takes_several_bits(name: str) -> None:
     elements = 2 * 64 * names.block_m // 128  # of a thread, in two consumers
     assert found["FSEL"] == elements
     assert found["R2P"] >= elements // 8
-    assert found["ISETP"] < elements
+    # Where ids are out of order, a branch of its own compares them, an octet at a time.
+    branches = 2 if names.text.code.promise is not None else 1
+    assert found["ISETP"] < branches * elements
 
 
 #: With dropout, gradients that are to be the same bits are the portable kernels'.

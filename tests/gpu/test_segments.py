@@ -99,7 +99,8 @@ def test_where_tiles_start() -> None:
     for batch, length in ((1, 100_000), (40, 2500)):
         ids = ids_of([1, 100, 192, 193, 5000], batch, length)
         q = torch.empty(batch, 1, length, 1, device="cuda")
-        begin, cuts, _ = module._cut(q, ids.cuda(), module.HOPPER_CONFIG, None)
+        begin, unordered, cuts, _ = module._cut(q, ids.cuda(), module.HOPPER_CONFIG, None)
+        assert not unordered.any()
         rows = ids.tolist()
         block_m = module.HOPPER_CONFIG["BLOCK_M"]
         starts = [b * length + r for b in range(batch) for r in tile_starts(rows[b], block_m)]
@@ -122,3 +123,33 @@ def test_documents_that_change_in_a_graph() -> None:
         graph.replay()
         assert torch.equal(out, module.attention(*tensors, **params))
         assert not out.isnan().any()
+
+
+def test_ids_out_of_order() -> None:
+    """By the GPU's own threads: of some entries, long and short ones, one neighbour each falls."""
+    module = _module("causal")
+    for batch, length in ((4, 100_000), (40, 2500), (70, 90)):
+        ids = (torch.arange(length) // 50).int().expand(batch, -1).clone()
+        fallen = torch.arange(batch) % 3 == 1
+        places = torch.randint(51, length, (batch,), generator=torch.Generator().manual_seed(0))
+        for entry in fallen.nonzero().flatten().tolist():
+            ids[entry, places[entry]] = ids[entry, places[entry]] // 2
+            ids[entry, 0] = -5  # and so no wrapped order either
+        q = torch.empty(batch, 1, length, 1, device="cuda")
+        found = module._cut(q, ids.cuda(), module.HOPPER_CONFIG, None)[1]
+        assert found.view(-1).tolist() == fallen.int().tolist()
+        tables = module._row_tables(ids.cuda(), ids.cuda(), True, True, True, 1)
+        assert tables[2].view(-1).tolist() == fallen.int().tolist()
+
+
+@pytest.mark.parametrize("name", CUT)
+def test_values_of_ids_in_any_order(name: str) -> None:
+    tensors = [param for param in CUT[name].params if isinstance(param, Tensor)]
+    case = CASES[1]
+    for seed in range(3):
+        generator = torch.Generator().manual_seed(seed)
+        ids = torch.randint(-1, 3, (case.batch, case.kv_len // 40), generator=generator)
+        ids = ids.int().repeat_interleave(40, 1)
+        params = {x.name: ids if len(x.dims) == 2 else ids[0] for x in tensors}
+        for config in hopper_candidates(lower(CUT[name], name))[:1]:
+            check_hopper(_module(name), CUT[name], replace(case, params=params), config)

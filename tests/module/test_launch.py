@@ -40,7 +40,7 @@ SIZED = AttentionSpec(
 CASE = Case(100, 100, batch=2, q_heads=2, kv_heads=2)
 
 #: Which launch a kernel before that of attention: one that lists tiles of keys, or of queries.
-SEVERAL = {("listed", "hopper"), ("listed", "portable"), ("documents_d128", "hopper")}
+SEVERAL = {(name, form) for name in ("listed", "documents_d128") for form in ("hopper", "portable")}
 
 
 class Calls:

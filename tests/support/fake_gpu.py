@@ -22,6 +22,12 @@ from flashgen import AttentionSpec
 from support.specialised import NUM_SMS
 from support.variants import rendered_module
 
+#: The kernels that a forward pass launches.
+KERNELS = (
+    *("_attention_hopper", "_attention_forward"),
+    *("_list_tiles", "_cut_queries", "_find_rows"),
+)
+
 
 @dataclass
 class FakeGpu:
@@ -121,7 +127,7 @@ def module_on(
         monkeypatch.setattr(module, "_is_hopper", lambda device: True)
         monkeypatch.setattr(module, "_num_sms", lambda device: NUM_SMS)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    for kernel in ("_attention_hopper", "_attention_forward", "_list_tiles", "_cut_queries"):
+    for kernel in KERNELS:
         if hasattr(module, kernel):
             _count_binds(gpu, getattr(module, kernel), monkeypatch)
     return module

@@ -32,7 +32,9 @@ _KNOWN = Constant("probe", [[True]])
 _IDS = Tensor("probe", ("batch", "kv_len"), "int32", sorted=True)
 _TILTED = Score(lambda score, b, h, q, kv: score + _PROBE * (kv - q), "tilted")
 EVERYTHING = (
-    AttentionSpec(64, mask=causal(align="bottom_right") & (lambda b, h, q, kv: kv < _PROBE)),
+    AttentionSpec(
+        64, mask=causal(align="bottom_right") & (lambda b, h, q, kv: (kv < _PROBE) & (q < _PROBE))
+    ),
     AttentionSpec(
         72,
         mask=(lambda b, h, q, kv: (kv < 2 * q - b) | (kv > _PROBE + h)) & ~sliding_window(4, 2),

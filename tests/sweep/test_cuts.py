@@ -29,14 +29,15 @@ def _cut(ids: torch.Tensor, batch: int, chunk: int, block_m: int) -> tuple[torch
     most = 3 * batch * -(-length // block_m)
     cuts, begin = torch.full((most + 2,), -7, dtype=torch.int32), torch.full_like(ids, -7)
     steps, programs = length.bit_length(), 1 + -(-ids.numel() // chunk)
-    _module()._cut_queries[(programs,)](
-        cuts, begin, ids, batch, length, ids.numel(), steps, BLOCK_M=block_m, CHUNK=chunk
-    )
-    return begin, cuts
+    unordered = torch.full((*ids.shape[:-1], 1), -7, dtype=torch.int32)
+    args = (cuts, begin, unordered, ids, batch, length, ids.numel(), steps)
+    _module()._cut_queries[(programs,)](*args, block_m, chunk, True, True)
+    return begin, unordered, cuts
 
 
 def _check(ids: torch.Tensor, batch: int, chunk: int = 32, block_m: int = BLOCK_M) -> None:
-    begin, cuts = _cut(ids, batch, chunk, block_m)
+    begin, unordered, cuts = _cut(ids, batch, chunk, block_m)
+    assert not unordered.any()
     rows, length = ids.expand(batch, -1).tolist(), ids.shape[-1]
     starts = [b * length + row for b in range(batch) for row in tile_starts(rows[b], block_m)]
     assert begin.view(-1, length).tolist() == [begins(row) for row in ids.view(-1, length).tolist()]
@@ -80,3 +81,28 @@ def test_as_many_tiles_as_there_can_be() -> None:
     lengths = [26, 3, 27] * 3
     ids = torch.repeat_interleave(torch.arange(9, dtype=torch.int32), torch.tensor(lengths))
     _check(ids[None], 1)
+
+
+def test_ids_out_of_order() -> None:
+    """An entry of such ids has the tiles of one segment, and the others have theirs."""
+    ids = ids_of([26, 3, 27], 3, 100)
+    ids[1, 99] = ids[1, 0]
+    _, unordered, cuts = _cut(ids, 3, 32, BLOCK_M)
+    assert unordered.view(-1).tolist() == [0, 1, 0]
+    starts = [row for b in (0, 2) for row in tile_starts(ids[b].tolist(), BLOCK_M)]
+    several = starts.index(0, 1)
+    first, last = starts[:several], [200 + row for row in starts[several:]]
+    between = [100 + row for row in tile_starts([0] * 100, BLOCK_M)]
+    expected = [*first, *between, *last]
+    assert cuts[: len(expected) + 2].tolist() == [len(expected), *expected, 300]
+
+
+def test_long_ids_out_of_order() -> None:
+    """Long entries are looked at one by one, in pieces, across whose ends ids may fall as well."""
+    length = 2 * 32 * 8 + 5000
+    ids = (torch.arange(length) // 600).int().expand(4, -1).clone()
+    for entry, at in enumerate((256, 255, length - 1), 1):
+        ids[entry, at] = 0 if at > 255 else 5
+    _, unordered, cuts = _cut(ids, 4, 8, 192)
+    assert unordered.view(-1).tolist() == [0, 0, 1, 1]
+    assert int(cuts[1]) == 0

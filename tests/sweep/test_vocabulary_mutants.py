@@ -195,14 +195,14 @@ def test_wrong_functions_are_caught(mistake: str) -> None:
 @pytest.mark.parametrize(
     ("name", "right", "wrong"),
     [
-        ("sink", "l_i = tl.full([BLOCK_M], 1.0", "l_i = tl.full([BLOCK_M], 0.0"),
+        ("sink", "l_i = tl.math.exp2(sink - m_i)", "l_i = tl.zeros([BLOCK_M], tl.float32)"),
         ("sink", "+ 1.4426950408889634 * _at_1d(sinks", "+ _at_1d(sinks"),
         ("sigmoid", "tl.math.exp2(-scores", "tl.math.exp2(scores"),
         ("sigmoid", "lse = tl.where(l_i == 0.0", "lse = tl.where(l_i != 0.0"),
         ("bias", "* stride_3", "* 1"),
         ("bias", "* stride_0", "* stride_1"),
         ("softcap", "scale / cap", "scale"),
-        ("documents", ", right=True", ""),
+        ("documents", "rank <= sought", "rank < sought"),
         ("static", 'cell == "x"', 'cell == "."'),
         ("static", ".reshape(sizes)", ".reshape(sizes).mT"),
         ("static", "shown_rows |= (q_idx // 16", "shown_rows |= (kv_idx // 16"),

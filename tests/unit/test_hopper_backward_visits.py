@@ -28,6 +28,8 @@ from flashgen.plan.backward import backward_plan
 from flashgen.plan.hopper_backward import HopperBackward
 from flashgen.plan.hopper_queries import HopperQueries
 from flashgen.plan.hopper_visits import HopperVisits
+from flashgen.symbolic.gathers import with_row_tables
+from flashgen.symbolic.roles import KEYS_OF_ROWS, ROWS_OF_KEYS
 from support.cases import Case
 from support.turns import some
 from support.visits import Call, Elements, visit
@@ -75,7 +77,11 @@ def visited(
     """(tile, whether it is masked) of each visit of a tile of keys, or of queries, in order."""
     visits = names.visits
     bounds = names.backward.plan.bounds if visits.of == "kv" else names.backward.q_bounds
-    known = {**call.values, **call.tables(bounds.tables)}
+    predicate = names.backward.plan.predicate
+    flags = (
+        f for role in (KEYS_OF_ROWS, ROWS_OF_KEYS) for f in with_row_tables(predicate, role).flags
+    )
+    known = {**call.values, **call.tables((*bounds.tables, *flags))}
     given = tuple(known.get(name) for name in names.call)
     if visits.of == "kv":
         counts, finds, block = kernel._visits_of_queries, kernel._tile_of_keys, call.block_m

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import product
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 
 from flashgen import Int, Mask
 from flashgen.constants import elements_of
+from flashgen.errors import MaskError
 from flashgen.loader import Variant
 from flashgen.masks import as_mask
 from flashgen.reference import visibility
@@ -96,7 +98,25 @@ def test_dtypes_and_devices_are_torchs() -> None:
     assert (Expr(SCORE).dtype, Expr(Q_IDX).dtype) == (torch.float32, torch.int32)
     assert (Expr(Q_IDX) > 0).dtype == torch.bool
     assert torch.zeros(2, device=Expr(Q_IDX).device).device.type == Expr(Q_IDX).device.type == "cpu"
-    assert (Expr(SCORE) * 1.5).to(torch.bfloat16).sym == SCORE * 1.5
+    assert (Expr(SCORE) * 1.5).to(torch.float64).sym == SCORE * 1.5
+
+
+HALVES: list[Callable[[Any], Any]] = [
+    lambda x: x.half(),
+    lambda x: x.bfloat16(),
+    lambda x: x.to(torch.float16),
+    lambda x: x.to(dtype=torch.bfloat16),
+    lambda x: x.type(torch.HalfTensor),
+]
+
+
+@pytest.mark.parametrize("cast", HALVES)
+def test_casts_to_16_bits_are_refused(cast: Callable[[Any], Any]) -> None:
+    """A kernel would leave them out, where torch rounds; a condition is as exact in 16 bits."""
+    for x in (Expr(SCORE) * 0.1, Expr(Q_IDX)):
+        with pytest.raises(MaskError, match=r"rounds to 16 bits.*leave the cast out, or declare"):
+            cast(x)
+    assert str(cast(Expr(Q_IDX) > 3)) == str((Expr(Q_IDX) > 3).float())
 
 
 def test_on_values_bools_are_added_and_multiplied_as_torch_does() -> None:

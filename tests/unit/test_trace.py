@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable
 from fractions import Fraction
 from itertools import product
@@ -15,6 +16,7 @@ import sympy
 
 from flashgen import Int, Mask, Tensor, causal, full, kv_len, q_len, sliding_window, truncate
 from flashgen.errors import MaskError
+from flashgen.masks import as_mask
 from flashgen.symbolic import torch_source, trace
 from flashgen.symbols import KV_IDX, Q_IDX, evaluate
 from flashgen.tracing.expr import apply
@@ -161,3 +163,13 @@ def test_a_predicate_carries_what_the_mask_declares() -> None:
 def test_a_mask_that_is_no_condition_is_refused() -> None:
     with pytest.raises(MaskError, match="not a condition"):
         trace(Mask(lambda b, h, q, kv: q + kv, "sum"))
+
+
+def test_a_function_that_draws_is_refused() -> None:
+    """Traced once it would build, and its module would never be up to date."""
+    numbers = random.Random(0)
+    mask = as_mask(lambda b, h, q_idx, kv_idx: q_idx - kv_idx <= numbers.randint(1, 2**30))
+    with pytest.raises(
+        MaskError, match=r"and then .* for the same arguments; .* draw what is random"
+    ):
+        trace(mask)

@@ -622,7 +622,7 @@ def _check_tensors(q, k, v):
             raise ValueError(
                 f"{name}: its last dimension has stride {x.stride(3)}; make it contiguous"
             )
-        if x.shape[2] > 1 and x.stride(2) >= 2**23:  # offsets inside a tile are 32-bit
+        if x.shape[2] > 1 and x.stride(2) >= MOST_STEP:
             raise ValueError(f"{name}: its rows are {x.stride(2)} elements apart; pass under 2**23")
         if x.device != q.device:
             raise ValueError(f"{name}: is on {x.device}, q on {q.device}; pass one device")
@@ -753,8 +753,7 @@ def _backward_kernels(q, k, v, scale, left, out, lse, grad_out, grad_lse, of_key
     """
     batch, num_q_heads, q_len, _ = q.shape
     num_kv_heads, kv_len = k.shape[1:3]
-    if grad_out.stride(3) != 1:
-        grad_out = grad_out.contiguous()
+    grad_out = _addressed(grad_out)
     rows = _rows(out, lse, grad_out, grad_lse)
     grad_q, grad_k, grad_v = (
         torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v)
@@ -821,6 +820,21 @@ def _tma_reads(x):
     strides = [stride for n, stride in zip(x.shape[:3], x.stride()[:3], strict=True) if n > 1]
     steps = [stride * x.element_size() for stride in strides]
     return x.data_ptr() % 16 == 0 and all(step > 0 and step % 16 == 0 for step in steps)
+
+
+# Rows that are so many elements apart are out of reach: offsets inside a tile are 32-bit.
+MOST_STEP = 2**23
+
+
+def _addressed(x):
+    """What kernels can read by pointers of a tensor that nobody has checked: x, or a copy of it.
+
+    Of all that they address by tiles that is the output's gradient: q, k and v are checked, what
+    launchers make is contiguous, and elements of parameters have offsets of 64 bits.
+    """
+    if x.stride(3) == 1 and (x.shape[2] == 1 or x.stride(2) < MOST_STEP):
+        return x
+    return x.clone(memory_format=torch.contiguous_format)
 
 
 def _source(x, rows, cols, use_tma):

@@ -1,0 +1,57 @@
+"""HiddenRows: what kernels put 0 in place of, as it may be anything: NaN, an infinity."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flashgen.params import Int
+from flashgen.plan.loops import KERNEL_NAMES
+from flashgen.plan.text import gathered_dimensions
+from flashgen.spec import AttentionSpec
+from flashgen.symbolic.alone import conditions_alone
+from flashgen.symbolic.printer import torch_source, triton_source
+from flashgen.symbolic.trace import Predicate
+from flashgen.symbols import KV_IDX, Q_IDX, H
+
+
+@dataclass(frozen=True)
+class HiddenRows:
+    """Rows of k, v, q and the output's gradient that a mask hides by their position alone.
+
+    Their weights are 0, but 0 times NaN is NaN.
+
+    Attributes:
+        keys: conditions on ``key_rows``, (BLOCK_N, 1) positions: all hold for a key that some query
+            may see; none where the mask says nothing of keys alone.
+        queries: the same of ``query_rows``, (BLOCK_M, 1) positions.
+        keys_torch, queries_torch: both for the index tensors of torch.
+        keys_by_head: whether those of keys differ between heads of queries.
+        names: what they read.
+    """
+
+    keys: tuple[str, ...]
+    queries: tuple[str, ...]
+    keys_torch: tuple[str, ...]
+    queries_torch: tuple[str, ...]
+    keys_by_head: bool
+    names: frozenset[str]
+
+    @property
+    def gathers(self) -> tuple[int, ...]:
+        """The numbers of dimensions that tensors are indexed by."""
+        return gathered_dimensions((*self.keys, *self.queries))
+
+
+def hidden_rows(spec: AttentionSpec, predicate: Predicate) -> HiddenRows:
+    """What a spec's mask, traced as ``predicate``, says of positions alone."""
+    nonnegative = [p.name for p in spec.params if isinstance(p, Int) and p.min >= 0]
+    names = KERNEL_NAMES | {"kv_idx": "key_rows", "q_idx": "query_rows"}
+    keys, queries = (conditions_alone(predicate, position) for position in (KV_IDX, Q_IDX))
+    return HiddenRows(
+        keys=tuple(triton_source(term, names, nonnegative) for term in keys),
+        queries=tuple(triton_source(term, names, nonnegative) for term in queries),
+        keys_torch=tuple(map(torch_source, keys)),
+        queries_torch=tuple(map(torch_source, queries)),
+        keys_by_head=any(H in term.free_symbols for term in keys),
+        names=frozenset(s.name for term in (*keys, *queries) for s in term.free_symbols),
+    )

@@ -1,0 +1,168 @@
+"""NaN and infinities in keys, values, queries and gradients that a mask hides by position alone."""
+
+from __future__ import annotations
+
+import functools
+from types import ModuleType
+
+import pytest
+import torch
+
+from flashgen import AttentionSpec, Mask, Tensor, block_sparse, causal, sigmoid_attention, softmax
+from support.cases import Case, inputs
+from support.turns import in_turns
+from support.variants import rendered_module
+from sweep.backward import check_backward
+from sweep.launch import check_kernel
+
+LENGTH = 100
+
+_KEYS = Tensor("keys_of", ("batch",), "int32")
+_QUERIES = Tensor("queries_of", ("batch",), "int32")
+_KEYS_BY_HEAD = Tensor("keys_by_head", ("num_q_heads",), "int32")
+_KEPT = Tensor("kept", ("batch", "kv_len"), "bool")
+_BIAS = Tensor("bias", ("num_q_heads", "kv_len"))
+_SINKS = Tensor("sinks", ("num_q_heads",))
+
+_keys = Mask(lambda b, h, q_idx, kv_idx: kv_idx < _KEYS[b], "keys")
+_queries = Mask(lambda b, h, q_idx, kv_idx: q_idx < _QUERIES[b], "queries")
+_by_head = Mask(lambda b, h, q_idx, kv_idx: kv_idx < _KEYS_BY_HEAD[h], "by_head")
+_kept = Mask(lambda b, h, q_idx, kv_idx: _KEPT[b, kv_idx], "kept")
+
+
+def _biased(score, b, h, q_idx, kv_idx):  # type: ignore[no-untyped-def]
+    return 20.0 * (score / 20.0).tanh() + _BIAS[h, kv_idx]
+
+
+SPECS = {
+    "keys": AttentionSpec(64, "float16", mask=_keys),
+    "causal": AttentionSpec(64, "float16", mask=causal() & _keys & _queries),
+    "by_head": AttentionSpec(64, "float32", mask=_by_head & _queries),
+    "kept": AttentionSpec(80, "float16", mask=causal() & _kept),
+    "wide": AttentionSpec((192, 128), "float16", mask=_keys & _queries),
+    "biased": AttentionSpec(64, "float32", mask=_keys & _queries, score=_biased),
+    "sinks": AttentionSpec(
+        64, "float16", mask=causal() & _keys & _queries, normaliser=softmax(sink=_SINKS)
+    ),
+    "sigmoid": AttentionSpec(64, "float32", mask=_keys & _queries, normaliser=sigmoid_attention()),
+    "listed": AttentionSpec(64, "float16", mask=_keys & _queries & block_sparse(block=16)),
+    "dropped": AttentionSpec(64, "float16", mask=causal() & _keys & _queries, dropout=True),
+}
+
+#: Of two entries the first shows 37 keys to 70 queries, the second all but the last 20.
+_LENGTHS = {"keys_of": [37, 80], "queries_of": [70, 80], "keys_by_head": [50, 83]}
+
+POISON = {"nan": torch.nan, "inf": torch.inf, "minus_inf": -torch.inf}
+
+
+def _case(spec: AttentionSpec) -> Case:
+    params = {p.name: _LENGTHS[p.name] for p in spec.params if p.name in _LENGTHS}
+    params = {name: torch.tensor(value, dtype=torch.int32) for name, value in params.items()}
+    return Case(LENGTH, LENGTH, batch=2, q_heads=2, kv_heads=1, params=params)
+
+
+@functools.cache
+def _module(name: str) -> ModuleType:
+    return rendered_module(SPECS[name])
+
+
+def _shown(params: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """(batch, 1, length, 1): queries, and keys, that something is shown of."""
+    at, everything = torch.arange(LENGTH), torch.ones(2, LENGTH, dtype=torch.bool)
+    queries = at < params["queries_of"][:, None] if "queries_of" in params else everything
+    keys = at < params["keys_of"][:, None] if "keys_of" in params else everything
+    if "kept" in params:
+        keys = params["kept"]
+    if "keys_by_head" in params:
+        keys = (at < params["keys_by_head"].max()).expand(2, LENGTH)
+    return queries[:, None, :, None], keys[:, None, :, None]
+
+
+def _config(**sizes: int | bool) -> dict[str, int | bool]:
+    return {"BLOCK_M": 32, "BLOCK_N": 16, "num_warps": 4, "num_stages": 2, "USE_TMA": False} | sizes
+
+
+@pytest.mark.parametrize(("name", "poison"), in_turns(SPECS, list(POISON), every=2))
+@pytest.mark.parametrize("tma", [False, True])
+def test_forward(name: str, poison: str, tma: bool) -> None:
+    """Bits are those of a call that hides ordinary numbers."""
+    spec, module, case = SPECS[name], _module(name), _case(SPECS[name])
+    params = case.arguments(spec)
+    queries, keys = _shown(params)
+    clean = inputs(case, spec, getattr(torch, spec.dtype))
+    dirty = [
+        x.where(shown, POISON[poison])
+        for x, shown in zip(clean, (queries, keys, keys), strict=True)
+    ]
+    expected, got = (
+        module._launch(*tensors, spec.qk_head_dim**-0.5, *params.values(), _config(USE_TMA=tma))
+        for tensors in (clean, dirty)
+    )
+    for x, y in zip(expected, got, strict=True):
+        assert torch.equal(x, y)
+
+
+@pytest.mark.parametrize(("name", "poison"), in_turns(SPECS, list(POISON), every=2))
+def test_backward(name: str, poison: str) -> None:
+    """The same of gradients, where those of the output are hidden as well."""
+    spec, module, case = SPECS[name], _module(name), _case(SPECS[name])
+    params = case.arguments(spec)
+    queries, keys = _shown(params)
+    dtype = getattr(torch, spec.dtype)
+    q, k, v = inputs(case, spec, dtype)
+    scale = spec.qk_head_dim**-0.5
+    out, lse = module._launch(q, k, v, scale, *params.values(), _config())
+    generator = torch.Generator().manual_seed(1)
+    grad_out = torch.randn(out.shape, generator=generator).to(dtype)
+    grad_lse = torch.randn(lse.shape, generator=generator)
+    found = []
+    for value in (0.0, POISON[poison]):
+        tensors = [x.where(shown, value) for x, shown in ((q, queries), (k, keys), (v, keys))]
+        grads = module._backward_kernels(
+            *tensors,
+            scale,
+            *params.values(),
+            out,
+            lse,
+            grad_out.where(queries, value),
+            grad_lse if name == "sinks" else grad_lse.where(queries[..., 0], value),
+            _config(),
+            _config(BLOCK_M=16, BLOCK_N=32),
+        )
+        if name == "sinks":
+            grads = module._with_sink(grads, lse, params["sinks"])
+        found.append(grads)
+    for x, y in zip(*found, strict=True):
+        assert torch.equal(x, y)
+    for x, shown in zip(found[1][:3], (queries, keys, keys), strict=True):
+        assert torch.equal(x.where(~shown, 0.0), torch.zeros_like(x))
+
+
+@pytest.mark.parametrize("name", ["causal", "by_head", "kept", "sinks", "sigmoid"])
+def test_reference(name: str) -> None:
+    """The same of what CPU tensors run, and of its gradients."""
+    spec, module, case = SPECS[name], _module(name), _case(SPECS[name])
+    params = case.arguments(spec)
+    queries, keys = _shown(params)
+    clean = [x.float() for x in inputs(case, spec, getattr(torch, spec.dtype))]
+    grad_out = torch.randn(
+        2, 2, LENGTH, spec.v_head_dim, generator=torch.Generator().manual_seed(1)
+    )
+    found = []
+    for value in (0.0, torch.nan):
+        tensors = [
+            x.where(shown, value).requires_grad_()
+            for x, shown in zip(clean, (queries, keys, keys), strict=True)
+        ]
+        out, lse = module.reference(*tensors, **params, return_lse=True)
+        grads = torch.autograd.grad(out, tensors, grad_out.where(queries, value))
+        found.append((out.detach(), lse.detach(), *grads))
+    for x, y in zip(*found, strict=True):
+        assert torch.equal(x, y)
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_ordinary_numbers(name: str) -> None:
+    check_kernel(_module(name), SPECS[name], _case(SPECS[name]))
+    if not SPECS[name].dropout:
+        check_backward(_module(name), SPECS[name], _case(SPECS[name]))
