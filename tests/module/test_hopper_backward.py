@@ -70,6 +70,10 @@ class Watched:
         self.module: ModuleType = rendered_module(self.spec, name=name, hopper=True)
         watch_hopper(self.module, monkeypatch)
         monkeypatch.setattr(self.module, "_target", lambda device: "sm_90")
+        if hasattr(self.module, "_find_rows"):
+            # Of the mask's tables, not of gradients: nothing of it is kept.
+            watch(self.module, monkeypatch, "_find_rows")
+            monkeypatch.setattr(self.module, "_triton_launch", lambda kernel, grid: None)
         names = (*KERNELS, *DIVIDED[2:], *PORTABLE, *LISTS, "_sum_diagonals")
         self.kernels: dict[str, Specialisations] = {
             kernel: watch(self.module, monkeypatch, kernel)

@@ -43,6 +43,8 @@ def _parameters(name: str, q: torch.Tensor, turn: int) -> dict[str, Any]:
 def test_one_compile(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     spec, module = SPECS[name], rendered_module(SPECS[name])
     kernel = watch(module, monkeypatch)
+    if hasattr(module, "_find_rows"):
+        watch(module, monkeypatch, "_find_rows")
     monkeypatch.setattr(module.triton.knobs.runtime, "interpret", True)  # to launch without a GPU
     for tma in (False, True):
         config = {**module.CONFIGS["sm_90"], "USE_TMA": tma}
