@@ -20,6 +20,7 @@ from support.cases import LAYOUTS, Case
 from support.contract import native_inputs
 from support.fake_gpu import fake_gpu, is_address, module_on
 from support.specialised import NUM_SMS, Specialisations, watch, watch_hopper
+from support.turns import some
 from support.variants import rendered_module, shipped_specs
 from support.vocabulary import VOCABULARY
 
@@ -379,7 +380,7 @@ BEFORE = {
 
 
 # Machine code takes seconds: a fast run has one.
-COMPILED = [pytest.param(x, marks=pytest.mark.full if i else ()) for i, x in enumerate(NAMED)]
+COMPILED = some(NAMED, every=len(NAMED))
 
 
 @pytest.mark.parametrize("name", COMPILED)

@@ -12,7 +12,7 @@ from flashgen.config import KernelConfig
 from support.cases import Case, inputs
 from support.contract import check_gradients
 from support.gluon import interpreted
-from support.oracle import check
+from support.oracle import Inputs, check
 from support.runs import noted
 from support.variants import rendered_module, shipped_specs
 
@@ -23,9 +23,18 @@ def shipped(name: str) -> ModuleType:
     return rendered_module(shipped_specs()[name], hopper=True, edit_source=interpreted)
 
 
-def check_hopper(module: ModuleType, spec: AttentionSpec, case: Case, config: KernelConfig) -> None:
-    """Out and LSE of a call by the Gluon kernel with a configuration, beside float64."""
-    tensors = inputs(case, spec, getattr(torch, spec.dtype))
+def check_hopper(
+    module: ModuleType,
+    spec: AttentionSpec,
+    case: Case,
+    config: KernelConfig,
+    tensors: Inputs | None = None,
+) -> None:
+    """Out and LSE of a call by the Gluon kernel with a configuration, beside float64.
+
+    Of q, k and v as the case draws them, unless they are given.
+    """
+    tensors = tensors or inputs(case, spec, getattr(torch, spec.dtype))
     assert all(map(module._tma_reads, tensors)), f"TMA cannot read {case}"
     scale = case.scale or spec.scale or spec.qk_head_dim**-0.5
     params = case.arguments(spec).values()

@@ -11,13 +11,14 @@ from flashgen.plan.hopper_backward import HopperBackward
 from flashgen.tuning.hopper_space import hopper_space, why_not
 from support.combined import combined
 from support.gluon import interpreted
+from support.turns import some
 from support.variants import rendered_module
 from sweep.backward import check_backward
 from sweep.hopper import check_hopper, check_hopper_backward
 from sweep.launch import check_kernel
 
 #: A fast run has a sixth of them.
-NUMBERS = [pytest.param(i, marks=() if i % 11 == 0 else pytest.mark.full) for i in range(24)]
+NUMBERS = some(range(24), every=11)
 LENGTHS = (1, 16, 17, 31, 40, 64, 70)
 LONG = (1, 63, 128, 130, 200, 257, 300)
 

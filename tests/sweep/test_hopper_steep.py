@@ -6,7 +6,6 @@ key that outweighs all others, the first layer of a sentence encoder.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -15,14 +14,11 @@ import pytest
 import torch
 
 from flashgen.plan.hopper import RANGES
-from flashgen.tuning.hopper_space import hopper_space, rank_hopper
 from support.cases import Case, inputs
-from support.gluon import interpreted
-from support.oracle import check
+from support.oracle import Inputs
+from support.trials import CONFIGS, SPECS
 from support.turns import in_turns
-from support.variants import rendered_module, shipped_plan, shipped_specs
-
-Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+from sweep.hopper import check_hopper, shipped
 
 #: Three consumers with scores of 64 and of 128 keys, two with queries in registers, wide heads;
 #: both types; rows whose first tiles hide all keys.
@@ -32,20 +28,20 @@ NAMES = (
 )
 
 
-def _times(factor: float) -> Callable[[Tensors], Tensors]:
+def _times(factor: float) -> Callable[[Inputs], Inputs]:
     return lambda given: (given[0] * factor, *given[1:])
 
 
-def _keys(factors: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Tensors], Tensors]:
-    def changed(given: Tensors) -> Tensors:
+def _keys(factors: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Inputs], Inputs]:
+    def changed(given: Inputs) -> Inputs:
         q, k, v = given
         return q, k * factors(torch.arange(k.shape[2]) / k.shape[2])[:, None], v
 
     return changed
 
 
-def _spike(place: int) -> Callable[[Tensors], Tensors]:
-    def changed(given: Tensors) -> Tensors:
+def _spike(place: int) -> Callable[[Inputs], Inputs]:
+    def changed(given: Inputs) -> Inputs:
         q, k, v = given
         k = k.clone()
         k[:, :, place] = 30.0
@@ -55,7 +51,7 @@ def _spike(place: int) -> Callable[[Tensors], Tensors]:
 
 
 #: What becomes of standard normal q, k and v.
-DATA: dict[str, Callable[[Tensors], Tensors]] = {
+DATA: dict[str, Callable[[Inputs], Inputs]] = {
     "x1": _times(1.0),
     "x3": _times(3.0),
     "x16": _times(16.0),
@@ -70,22 +66,12 @@ DATA: dict[str, Callable[[Tensors], Tensors]] = {
 }
 
 
-@functools.cache
-def _module(name: str) -> ModuleType:
-    return rendered_module(shipped_specs()[name], hopper=True, edit_source=interpreted)
-
-
 def _case(name: str) -> Case:
     return Case(400, 400, 1, 2, 1, params={"dropout_p": 0.2} if "dropout" in name else {})
 
 
-def _launched(module: ModuleType, name: str, tensors: Tensors, case: Case) -> list[torch.Tensor]:
-    plan = shipped_plan(name)
-    config = rank_hopper(plan, hopper_space(plan).candidates)[0]
-    scale = case.scale or plan.spec.qk_head_dim**-0.5
-    params = case.arguments(plan.spec).values()
-    found: list[torch.Tensor] = module._launch_hopper(*tensors, scale, *params, config.as_dict())
-    return found
+def _check(name: str, tensors: Inputs, case: Case) -> None:
+    check_hopper(shipped(name), SPECS[name], case, CONFIGS[name][0], tensors)
 
 
 @pytest.fixture
@@ -108,12 +94,11 @@ def redone(monkeypatch: pytest.MonkeyPatch) -> Callable[[ModuleType], list[int]]
 
 @pytest.mark.parametrize(("name", "data"), in_turns(NAMES, list(DATA), every=3))
 def test_values(name: str, data: str, redone: Callable[[ModuleType], list[int]]) -> None:
-    spec, case, module = shipped_specs()[name], _case(name), _module(name)
+    spec, case = SPECS[name], _case(name)
     dtype = getattr(torch, spec.dtype)
     q, k, v = (x.to(dtype) for x in DATA[data](inputs(case, spec, torch.float32)))
-    again = redone(module)
-    out, lse = _launched(module, name, (q, k, v), case)
-    check(out, lse, (q, k, v), spec, case, gluon=True)
+    again = redone(shipped(name))
+    _check(name, (q, k, v), case)
     once = {"x1", "x3", "values_of_one_sign"}
     if spec.dtype == "bfloat16":
         once |= {"x16", "x64", "growing", "shrinking"}
@@ -134,11 +119,9 @@ def test_a_small_rise_and_then_a_large_one(redone: Callable[[ModuleType], list[i
     q[..., 0] = 1.0
     k[:, :, 192:256, 0] = (slack - 0.5) / base_2  # 64 keys: together 2^(slack + 5.5)
     k[:, :, 100, 0] = 800.0 / base_2
-    tensors = tuple(x.bfloat16() for x in (q, k, v))
     case = Case(257, 257, 1, 1, 1, scale=base_2 / 1.4426950408889634)
-    again = redone(_module(name))
-    out, lse = _launched(_module(name), name, tensors, case)
-    check(out, lse, tensors, shipped_specs()[name], case, gluon=True)
+    again = redone(shipped(name))
+    _check(name, (q.bfloat16(), k.bfloat16(), v.bfloat16()), case)
     assert again
 
 
@@ -152,10 +135,7 @@ def test_small_weights_of_float16(above: float, place: int) -> None:
     k[:, :, place, 0] = above / 8.0
     v[:] = 1000.0
     v[:, :, place] = 0.0
-    tensors = tuple(x.half() for x in (q, k, v))
-    case = Case(256, 256, 1, 1, 1, scale=1.0)
-    out, lse = _launched(_module(name), name, tensors, case)
-    check(out, lse, tensors, shipped_specs()[name], case)
+    _check(name, (q.half(), k.half(), v.half()), Case(256, 256, 1, 1, 1, scale=1.0))
 
 
 def test_every_range_holds_what_it_says() -> None:
