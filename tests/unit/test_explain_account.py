@@ -39,10 +39,11 @@ from flashgen.explain.visible import visible_share
 from flashgen.explain.works import measured
 from flashgen.loader import Variant, load
 from flashgen.plan import lower
+from flashgen.publish import Place
 from flashgen.reference import visibility
 from flashgen.symbols import evaluate
 from flashgen.tuning.forms import choices, digests, search_spaces
-from flashgen.tuning.store import Measurement, TuneResult, load_results
+from flashgen.tuning.store import Measurement, TuneResult, load_results, save_results
 
 ROOT = Path(__file__).parents[2]
 SPECS, GENERATED = ROOT / "specs", ROOT / "generated"
@@ -138,8 +139,15 @@ def test_kernels_are_those_that_a_build_publishes(name) -> None:
         assert all(buffer.formula and buffer.meaning for buffer in kernel.buffers)
 
 
-def test_measured_rates_stand_beside_the_rooflines_of_their_calls() -> None:
-    found = shipped("causal_d256", q_len=1024)
+def test_measured_rates_stand_beside_the_rooflines_of_their_calls(tmp_path: Path) -> None:
+    # The shipped rates may be of kernels before today's: these say that they are of today's.
+    variant = load([SPECS / "causal_d256.py"])[0]
+    plan = lower(variant.spec, variant.name)
+    own = digests(plan, search_spaces(plan))
+    results = load_results(GENERATED / "tuning" / "causal_d256.json")
+    today = [replace(result, kernel=own[result.form]) for result in results]
+    save_results(Place(tmp_path, variant.name).tuning, today)
+    found = explain_variant(variant, None, Asked(q_len=1024), tmp_path)
     assert {(m.form, m.length) for m in found.measured} == {
         (form, length) for form in ("hopper", "portable") for length in (2048, 16384)
     }
