@@ -79,7 +79,8 @@ def render_hopper(plan: KernelPlan) -> str:
         names=names,
         weights=RANGES[plan.torch_dtype],
     )
-    cuts = _environment().get_template("cuts.triton.py.jinja").render() if names.cut_by else ""
+    template = _environment().get_template("cuts.triton.py.jinja")
+    cuts = template.render(cut_by=names.cut_by) if names.cut_by else ""
     return (cuts + "\n\n" + text.strip("\n")).strip("\n") + "\n"
 
 

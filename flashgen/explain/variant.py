@@ -173,7 +173,8 @@ def _table(table: RowTable) -> str:
     at = "[..., i]" if len(table.values.dims) > 1 else "[i]"
     relation = "above" if table.side == "right" else "not below"
     found, looked_up = f"{table.name}{at}", f"{table.values.name}{at}"
-    return f"{found} is the first key whose {table.keys.name} is {relation} {looked_up}"
+    but = "" if table.hidden is None else f", and the other way round for an id of {table.hidden}"
+    return f"{found} is the first key whose {table.keys.name} is {relation} {looked_up}{but}"
 
 
 def _remarks(plan: KernelPlan, first: str) -> Iterator[str]:

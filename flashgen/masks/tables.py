@@ -21,8 +21,8 @@ def document(
 ) -> Mask:
     """A query sees the keys of its own document, where several are packed into one sequence.
 
-    ``document() & causal()`` is causal within each. Padding is a document of its own: give it an
-    id that no other has.
+    ``document() & causal()`` is causal within each. Padding has the id -1, which is no document:
+    such queries and keys see nothing and are seen by none, and may hold anything.
 
     Args:
         ids: the document that each key position belongs to: int32 of dims ``("batch", "kv_len")``,
@@ -66,7 +66,8 @@ def document(
         elif align == "bottom_right":
             position, inside = maximum(position, 0), position >= 0
         mine = entry(queries, batch=b, q_len=position, kv_len=position)
-        return inside & (mine == entry(keys, batch=b, kv_len=kv_idx))
+        theirs = entry(keys, batch=b, kv_len=kv_idx)
+        return inside & (mine == theirs) & (theirs != -1)
 
     return Mask(
         mask_mod,

@@ -282,8 +282,17 @@ class KernelPlan(Heads):
     @cached_property
     def looks_rows_up(self) -> bool:
         """Whether there are any, in the backward pass included."""
+        return bool(self._looked_up)
+
+    @property
+    def hides_ids(self) -> bool:
+        """Whether some of them match an id with no key."""
+        return any(table.hidden is not None for table in self._looked_up)
+
+    @cached_property
+    def _looked_up(self) -> tuple[RowTable, ...]:
         of_keys = with_row_tables(self.predicate, ROWS_OF_KEYS)
-        return bool(self.every_row_table or of_keys.tables or of_keys.flags)
+        return (*self.every_row_table, *of_keys.tables, *of_keys.flags)
 
     @cached_property
     def read_outside(self) -> tuple[str, ...]:

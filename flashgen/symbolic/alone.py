@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import sympy
+
 from flashgen.symbolic.logic import conditions, negation_normal_form
 from flashgen.symbolic.trace import POSITIONS, Predicate
 
@@ -19,4 +21,9 @@ def conditions_alone(predicate: Predicate, position: Any) -> tuple[Any, ...]:
         position: `KV_IDX` or `Q_IDX`.
     """
     terms = conditions(negation_normal_form(predicate.expr))
-    return tuple(term for term in terms if POSITIONS & term.free_symbols == {position})
+    pairs = [term.args for term in terms if isinstance(term, sympy.Eq)]
+    same = {one: other for pair in pairs for one, other in (pair, pair[::-1])}
+    # Of two elements that are equal, what holds for one holds for the other.
+    others = (term.xreplace(same) for term in terms if not isinstance(term, sympy.Eq))
+    every = dict.fromkeys((*terms, *others))
+    return tuple(term for term in every if POSITIONS & term.free_symbols == {position})

@@ -117,7 +117,12 @@ def _derive(predicate: Predicate, roles: Roles, max_intervals: int) -> TileBound
         intervals = [_hull(intervals, context)]
     read = {s for i in intervals for e in i.expressions for s in e.free_symbols}
     return TileBounds(
-        intervals=tuple(with_proofs(i, tile) for i in intervals) or (Interval.nothing(),),
+        intervals=tuple(
+            # Of rows with a hidden id nothing is proved.
+            i if any(map(context.hides, i.expressions)) else with_proofs(i, tile)
+            for i in intervals
+        )
+        or (Interval.nothing(),),
         rows_can_be_empty=_can_be_empty(cases, predicate, context),
         exact=not notes,
         notes=tuple(dict.fromkeys(notes)),
@@ -172,9 +177,10 @@ def _can_be_empty(cases: list[Conjunction], predicate: Predicate, context: Conte
     """Whether some row may see no key, in whatever order ids come."""
     if not _every_row_sees_a_key(cases, context):
         return True
-    if context.predicate.unordered is sympy.false:
+    if context.predicate.unordered is sympy.false and not context.hides(context.predicate.expr):
         return False
-    # The proof trusts the order. Without it a row is known to see a key where it sees its own.
+    # The proof trusts the order, and that no id is hidden. Without that a row is known to see a key
+    # where it sees its own.
     alone = predicate.expr.xreplace({context.roles.solved: context.roles.tile})
     return not (predicate.equal_lengths and alone.doit() == True)  # noqa: E712
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain, combinations
 from typing import Any
 
 import sympy
@@ -100,6 +101,27 @@ class Context:
         places.append(within(self.roles.solved, self.roles.solved_len))
         atoms = (*self._declared, *(atom for place in places for atom in place))
         return Facts(atoms, links_of(self.known, lambda element: False))
+
+    def hides(self, expr: Any) -> bool:
+        """Whether it reads a row table in which some id matches no key."""
+        return bool(self._hiding(expr))
+
+    def _hiding(self, expr: Any) -> dict[tuple[Any, tuple[Any, ...]], None]:
+        """Where it reads them, as of `Places`."""
+        tables = self.known.tables
+        loads = [x for x in sorted(expr.atoms(Load), key=str) if x.args[0] in tables]
+        found = [(tables[x.args[0]], x.args[1:]) for x in loads]
+        return dict.fromkeys((table.pair, at) for table, at in found if table.hidden is not None)
+
+    def every_way(self, facts: Facts, expr: Any) -> tuple[Facts, ...]:
+        """The facts for each choice of places, of those that ``expr`` reads, with hidden ids.
+
+        Other proofs are of rows that see a key, whose ids are none of those.
+        """
+        places = self._hiding(expr)
+        chosen = chain(*(combinations(places, n) for n in range(1, len(places) + 1)))
+        links = (links_of(self.known, self.inside, frozenset(hidden)) for hidden in chosen)
+        return (facts, *(Facts(facts.atoms, of) for of in links))
 
     def inside(self, element: Any) -> bool:
         """Whether an element, a `Load`, is known to lie inside of its tensor."""

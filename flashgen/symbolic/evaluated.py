@@ -40,20 +40,22 @@ def evaluated_conditions(
     terms = [solved for term in terms for solved in _solved(term, context)]
     atoms = {term: _atoms(term, context) for term in terms}
     kept = list(terms)
+    ways = context.every_way(context.element, expr)
     for term in reversed(terms):
         others = [atom for other in kept if other != term for atom in atoms[other]]
-        if atoms[term] and context.element.given(*others).proves_all(atoms[term]):
+        if atoms[term] and all(way.given(*others).proves_all(atoms[term]) for way in ways):
             kept.remove(term)
     for i, term in enumerate(kept):
         others = [atom for other in kept if other is not term for atom in atoms.get(other, ())]
-        kept[i] = _lightened(term, context.element.given(*others), context)
+        kept[i] = _lightened(term, [way.given(*others) for way in ways], context)
         atoms[kept[i]] = atoms[term]
     row = context.scalars.given(*within(Q_IDX, Q_LEN), symbol(KV_IDX))
     known = row.given(*(atom for term in kept for atom in atoms[term]))
-    return tuple(kept), not known.proves(symbol(KV_LEN) - 1 - symbol(KV_IDX))
+    last = symbol(KV_LEN) - 1 - symbol(KV_IDX)
+    return tuple(kept), not all(way.proves(last) for way in context.every_way(known, expr))
 
 
-def _lightened(term: Any, facts: Facts, context: Context) -> Any:
+def _lightened(term: Any, every_way: list[Facts], context: Context) -> Any:
     """The term without what the facts prove of its alternatives' parts."""
     if not isinstance(term, sympy.Or):
         return term
@@ -61,7 +63,11 @@ def _lightened(term: Any, facts: Facts, context: Context) -> Any:
     for way in term.args:
         parts = way.args if isinstance(way, sympy.And) else (way,)
         known = {part: _atoms(part, context) for part in parts}
-        needed = [p for p in parts if not (known[p] and facts.proves_all(known[p]))]
+        needed = [
+            p
+            for p in parts
+            if not (known[p] and all(facts.proves_all(known[p]) for facts in every_way))
+        ]
         ways.append(sympy.And(*needed))
     return sympy.Or(*ways)
 

@@ -4,13 +4,17 @@ Of a tensor T that ascends along its last dimension, the keys with ``T[kv_idx] =
 positions from the first one with ``T[j] >= x`` to the first one with ``T[j] > x``. Where x is an
 element that the row alone decides, both are looked up in a `RowTable`, made once a call.
 
+Where another condition hides an id, ``doc[b, kv_idx] != -1``, the table does so instead.
+
 That ids are sorted is the caller's promise. Each call looks, and a kernel whose ids are in another
 order goes by none of this: `Predicate.unordered` says so when it runs.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from itertools import permutations
 from typing import Any
 
 import sympy
@@ -47,25 +51,32 @@ def rewritten(predicate: Predicate, roles: Roles) -> tuple[Predicate, dict[Any, 
     tables: dict[str, RowTable] = {table.name: table for table in predicate.tables}
     tensors = {param.sym: param for param in predicate.params if isinstance(param, Tensor)}
     names = {param.name for param in predicate.params}
-    in_order = _ordered(predicate.expr)
+
+    def looks_up(expr: Any) -> bool:
+        sides = ((expr.lhs, expr.rhs), (expr.rhs, expr.lhs))
+        return any(_is_lookup(key, value, roles, tensors) for key, value in sides)
+
+    in_order = _ordered(predicate.expr, looks_up)
     promises: dict[Any, None] = {}  # elements that say whether one is broken
 
-    def table(keys: Tensor, values: Tensor, side: str, cyclic: bool | None = None) -> RowTable:
+    def table(
+        keys: Tensor, values: Tensor, side: str, hidden: int | None, cyclic: bool | None = None
+    ) -> RowTable:
         if cyclic is None:
             cyclic = not {keys.sym, values.sym} & in_order
         for known in tables.values():
-            if (*known.pair, known.side) == (keys.name, values.name, cyclic, side):
+            if (*known.pair, known.side) == (keys.name, values.name, cyclic, hidden, side):
                 return known
         name = f"{keys.name}_{_NAMES[side]}"
         name += "" if keys.name == values.name else f"_of_{values.name}"
         while name in names or name in tables:
             name += "_"
-        tables[name] = RowTable(name, keys, values, side, cyclic)
+        tables[name] = RowTable(name, keys, values, side, cyclic, hidden)
         return tables[name]
 
-    def visit(expr: Any) -> Any:
+    def visit(expr: Any, hidden: int | None = None) -> Any:
         if isinstance(expr, sympy.And | sympy.Or):
-            return expr.func(*map(visit, expr.args))
+            return expr.func(*(visit(part, of) for part, of in _parts(expr, looks_up)))
         if not isinstance(expr, sympy.core.relational.Relational):
             return expr
         for relation, key, value in (
@@ -77,10 +88,10 @@ def rewritten(predicate: Predicate, roles: Roles) -> tuple[Predicate, dict[Any, 
                 at = value.args[1:]
 
                 def place(side: str) -> Any:
-                    return Load(table(keys, values, side).sym, *at)  # noqa: B023
+                    return Load(table(keys, values, side, hidden).sym, *at)  # noqa: B023
 
                 if _promises(keys) or _promises(values):
-                    promises[Load(table(keys, values, "unordered").sym, *at[:-1], 0)] = None
+                    promises[Load(table(keys, values, "unordered", hidden).sym, *at[:-1], 0)] = None
 
                 found = _range(relation, key.args[-1], place)
                 origins.update(dict.fromkeys((found, *found.args), expr))
@@ -95,7 +106,8 @@ def rewritten(predicate: Predicate, roles: Roles) -> tuple[Predicate, dict[Any, 
         tensor, *lead, _ = element.args
         if tensor in tensors and _promises(tensors[tensor]) and not any(map(is_of_tile, lead)):
             itself = tensors[tensor]
-            promises[Load(table(itself, itself, "unordered", False).sym, *lead, 0)] = None
+            flag = table(itself, itself, "unordered", None, cyclic=False)
+            promises[Load(flag.sym, *lead, 0)] = None
     made = replace(
         predicate,
         expr=expr,
@@ -115,10 +127,34 @@ def _promises(tensor: Tensor) -> bool:
     return tensor.sorted and not isinstance(tensor, Constant)
 
 
-def _ordered(expr: Any) -> frozenset[Any]:
+def _parts(expr: Any, looks_up: Callable[[Any], bool]) -> list[tuple[Any, int | None]]:
+    """What an And joins; and, of a lookup of equal elements, the id that another part hides.
+
+    That part, ``doc[b, kv_idx] != -1``, is left out. An Or is the same with both the other way
+    round.
+    """
+    equal, unequal = (sympy.Eq, sympy.Ne) if isinstance(expr, sympy.And) else (sympy.Ne, sympy.Eq)
+    hides: dict[Any, tuple[int, Any]] = {}
+    for part in expr.args:
+        for element, number in permutations(part.args) if isinstance(part, unequal) else ():
+            if isinstance(element, Load) and number.is_Integer and -(2**31) <= number < 2**31:
+                hides.setdefault(element, (int(number), part))
+    hidden: dict[Any, int] = {}
+    left_out: list[Any] = []
+    for part in expr.args:
+        if isinstance(part, equal) and looks_up(part):
+            for element in part.args:
+                if element in hides and part not in hidden:
+                    hidden[part], other = hides[element]
+                    left_out.append(other)
+    return [(part, hidden.get(part)) for part in expr.args if part not in left_out]
+
+
+def _ordered(expr: Any, looks_up: Callable[[Any], bool]) -> frozenset[Any]:
     """Tensors of whose elements more is asked than whether two of them are equal."""
     if isinstance(expr, sympy.And | sympy.Or):
-        return frozenset[Any]().union(*map(_ordered, expr.args))
+        parts = (part for part, _ in _parts(expr, looks_up))
+        return frozenset[Any]().union(*(_ordered(part, looks_up) for part in parts))
     if isinstance(expr, sympy.Eq | sympy.Ne) and all(isinstance(x, Load) for x in expr.args):
         indices = [index for element in expr.args for index in element.args[1:]]
         return frozenset(load.args[0] for index in indices for load in index.atoms(Load))

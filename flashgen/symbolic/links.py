@@ -30,22 +30,29 @@ from flashgen.symbols import (
 _TILE_ENDS = ((Q_FIRST, Q_LAST), (KV_FIRST, KV_LAST))
 
 
-def links_of(known: Known, inside: Callable[[Any], bool]) -> Links:
+#: Places in row tables, by what those have in common and the indices: see `RowTable.pair`.
+Places = frozenset[tuple[Any, tuple[Any, ...]]]
+
+
+def links_of(known: Known, inside: Callable[[Any], bool], hidden: Places = frozenset()) -> Links:
     """The links of a term, given what is declared.
 
     Args:
         known: the declarations.
         inside: whether an element of a tensor is known to lie inside of it.
+        hidden: where ids are hidden ones. Elsewhere they are not, as of each row that sees a key.
     """
 
     @cache
     def links(term: Any) -> tuple[Affine, ...]:
-        return tuple(_links(term, known, inside))
+        return tuple(_links(term, known, inside, hidden))
 
     return links
 
 
-def _links(term: Any, known: Known, inside: Callable[[Any], bool]) -> list[Affine]:
+def _links(
+    term: Any, known: Known, inside: Callable[[Any], bool], hidden: Places = frozenset()
+) -> list[Affine]:
     found = list(quotient_links(term))
     t = symbol(term)
     if known.at_least(term, 1):
@@ -59,7 +66,7 @@ def _links(term: Any, known: Known, inside: Callable[[Any], bool]) -> list[Affin
     if isinstance(term, RowMin | RowMax):
         return found + _of_rows(term, known, inside)
     if isinstance(term, Load):
-        return found + _of_element(term, known, inside)
+        return found + _of_element(term, known, inside, hidden)
     scalars, core = term.as_independent(FloorDiv, sympy.Min, sympy.Max, as_Add=False)
     if isinstance(core, FloorDiv):
         found += _of_quotient(t, scalars, core, known)
@@ -94,7 +101,9 @@ def _of_quotient(t: Affine, factor: Any, quotient: Any, known: Known) -> list[Af
     return [below[0] - t] if below and known.at_least(numerator * factor, 0) else []
 
 
-def _of_element(term: Any, known: Known, inside: Callable[[Any], bool]) -> list[Affine]:
+def _of_element(
+    term: Any, known: Known, inside: Callable[[Any], bool], hidden: Places
+) -> list[Affine]:
     """An element of a row table or of a tensor of conditions."""
     tensor, *_, index = term.args
     t = symbol(term)
@@ -104,12 +113,15 @@ def _of_element(term: Any, known: Known, inside: Callable[[Any], bool]) -> list[
         return []
     table = known.tables[tensor]
     found = [] if table.most is None else [most - t for most in _linear(table.most)]
+    exchanged = (table.pair, term.args[1:]) in hidden
     if table.of_itself and inside(term):
-        found += [i - t if table.side == "left" else t - i - 1 for i in _linear(index)]
+        begins = (table.side == "left") != exchanged
+        found += [i - t if begins else t - i - 1 for i in _linear(index)]
     if table.side == "left":
         for other in known.tables.values():
-            if (other.keys, other.values, other.side) == (table.keys, table.values, "right"):
-                found.append(symbol(Load(other.sym, *term.args[1:])) - t)
+            if (*other.pair, other.side) == (*table.pair, "right"):
+                length = symbol(Load(other.sym, *term.args[1:])) - t
+                found.append(-length if exchanged else length)
     return found
 
 

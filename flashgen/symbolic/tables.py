@@ -23,6 +23,9 @@ class RowTable:
     a `cyclic` table takes all that can be told apart at no cost: ids ascend from the first one on,
     past the largest to the smallest. So padding may have any id that no document has.
 
+    With a `hidden` id, rows of that id see nothing: "left" and "right" are exchanged for them. No
+    key is both from the one on and before the other, and rows still ascend.
+
     Of a tensor whose ids are in another order no table is right. Whether that is so says a table
     of its own (`side` "unordered"): 1 or 0 for each of the leading dimensions, of which the last
     is 1. Where it is 1, kernels read no other: see `Promise`.
@@ -33,6 +36,7 @@ class RowTable:
         values: the tensor that is looked up.
         side: ``"left"``, ``"right"`` or ``"unordered"``.
         cyclic: whether ids may go on at the smallest, up to the first.
+        hidden: an id whose rows match no key; None for none.
     """
 
     name: str
@@ -40,6 +44,7 @@ class RowTable:
     values: Tensor
     side: str
     cyclic: bool = False
+    hidden: int | None = None
 
     @property
     def sym(self) -> Any:
@@ -57,9 +62,9 @@ class RowTable:
         return last_size(self.keys)
 
     @property
-    def pair(self) -> tuple[str, str, bool]:
+    def pair(self) -> tuple[str, str, bool, int | None]:
         """What tables that are made together have in common."""
-        return self.keys.name, self.values.name, self.cyclic
+        return self.keys.name, self.values.name, self.cyclic, self.hidden
 
     @property
     def of_itself(self) -> bool:

@@ -79,7 +79,8 @@ def row_table(table: RowTable, values: Mapping[str, Any]) -> Elements:
     def looked_up(keys: Any, wanted: Any) -> Any:
         if wanted and isinstance(wanted[0], list):
             return [looked_up(k, w) for k, w in zip(keys, wanted, strict=True)]
-        return [find(keys, x) for x in wanted]
+        other = bisect_right if table.side == "left" else bisect_left
+        return [(other if x == table.hidden else find)(keys, x) for x in wanted]
 
     return Elements(looked_up(values[table.keys.name].rows, values[table.values.name].rows))
 

@@ -8,7 +8,16 @@ from types import ModuleType
 import pytest
 import torch
 
-from flashgen import AttentionSpec, Mask, Tensor, block_sparse, causal, sigmoid_attention, softmax
+from flashgen import (
+    AttentionSpec,
+    Mask,
+    Tensor,
+    block_sparse,
+    causal,
+    document,
+    sigmoid_attention,
+    softmax,
+)
 from support.cases import Case, inputs
 from support.turns import in_turns
 from support.variants import rendered_module
@@ -20,6 +29,11 @@ LENGTH = 100
 _KEYS = Tensor("keys_of", ("batch",), "int32")
 _QUERIES = Tensor("queries_of", ("batch",), "int32")
 _KEYS_BY_HEAD = Tensor("keys_by_head", ("num_q_heads",), "int32")
+_Q_IDS, _IDS = (
+    Tensor(name, ("batch", length), "int32", sorted=True)
+    for name, length in (("q_ids", "q_len"), ("ids", "kv_len"))
+)
+_ANY_IDS = Tensor("ids", ("batch", "kv_len"), "int32")
 _KEPT = Tensor("kept", ("batch", "kv_len"), "bool")
 _BIAS = Tensor("bias", ("num_q_heads", "kv_len"))
 _SINKS = Tensor("sinks", ("num_q_heads",))
@@ -46,19 +60,32 @@ SPECS = {
     ),
     "sigmoid": AttentionSpec(64, "float32", mask=_keys & _queries, normaliser=sigmoid_attention()),
     "listed": AttentionSpec(64, "float16", mask=_keys & _queries & block_sparse(block=16)),
+    "documents": AttentionSpec(64, "float16", mask=document() & causal()),
+    "documents_both_sides": AttentionSpec(64, "float16", mask=document()),
+    "documents_of_two": AttentionSpec(64, "float16", mask=document(_Q_IDS, _IDS)),
+    "documents_unsorted": AttentionSpec(64, "float16", mask=document(_ANY_IDS) & causal()),
     "dropped": AttentionSpec(64, "float16", mask=causal() & _keys & _queries, dropout=True),
 }
 
 #: Of two entries the first shows 37 keys to 70 queries, the second all but the last 20.
 _LENGTHS = {"keys_of": [37, 80], "queries_of": [70, 80], "keys_by_head": [50, 83]}
 
+#: Padding behind documents, and before them; then between them, and documents that come twice.
+IDS = {
+    "in_order": [[0] * 30 + [1] * 40 + [-1] * 30, [-1] * 35 + [3] * 65],
+    "in_none": [[4] * 30 + [-1] * 40 + [5] * 30, [2] * 30 + [1] * 30 + [-1] * 20 + [2] * 20],
+}
+
 POISON = {"nan": torch.nan, "inf": torch.inf, "minus_inf": -torch.inf}
 
 
-def _case(spec: AttentionSpec) -> Case:
+def _case(spec: AttentionSpec, order: str = "in_order") -> Case:
+    ids = {
+        p.name: torch.tensor(IDS[order], dtype=torch.int32) for p in spec.params if "ids" in p.name
+    }
     params = {p.name: _LENGTHS[p.name] for p in spec.params if p.name in _LENGTHS}
     params = {name: torch.tensor(value, dtype=torch.int32) for name, value in params.items()}
-    return Case(LENGTH, LENGTH, batch=2, q_heads=2, kv_heads=1, params=params)
+    return Case(LENGTH, LENGTH, batch=2, q_heads=2, kv_heads=1, params=params | ids)
 
 
 @functools.cache
@@ -75,6 +102,9 @@ def _shown(params: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]
         keys = params["kept"]
     if "keys_by_head" in params:
         keys = (at < params["keys_by_head"].max()).expand(2, LENGTH)
+    for name in params:
+        if "ids" in name:
+            queries = keys = params[name] != -1
     return queries[:, None, :, None], keys[:, None, :, None]
 
 
@@ -100,6 +130,28 @@ def test_forward(name: str, poison: str, tma: bool) -> None:
     )
     for x, y in zip(expected, got, strict=True):
         assert torch.equal(x, y)
+
+
+_DOCUMENTS = [name for name in SPECS if name.startswith("documents")]
+
+
+@pytest.mark.parametrize("order", IDS)
+@pytest.mark.parametrize("name", _DOCUMENTS)
+def test_padding_of_documents(name: str, order: str) -> None:
+    """Rows of an id of -1 are empty, and what they hold touches no other."""
+    spec, module, case = SPECS[name], _module(name), _case(SPECS[name], order)
+    check_kernel(module, spec, case)
+    check_backward(module, spec, case)
+    params = case.arguments(spec)
+    shown, _ = _shown(params)
+    tensors = [x.where(shown, torch.nan) for x in inputs(case, spec, torch.float16)]
+    out, lse = module._launch(*tensors, 0.125, *params.values(), _config())
+    expected, expected_lse = module.reference(*tensors, **params, return_lse=True)
+    empty = ~shown[..., 0].expand(lse.shape)
+    for rows, of in ((out, lse), (expected, expected_lse)):
+        assert torch.equal(rows[empty], torch.zeros_like(rows[empty]))
+        assert torch.equal(of == -torch.inf, empty)
+    assert torch.allclose(out, expected, atol=2e-3)
 
 
 @pytest.mark.parametrize(("name", "poison"), in_turns(SPECS, list(POISON), every=2))
@@ -138,7 +190,7 @@ def test_backward(name: str, poison: str) -> None:
         assert torch.equal(x.where(~shown, 0.0), torch.zeros_like(x))
 
 
-@pytest.mark.parametrize("name", ["causal", "by_head", "kept", "sinks", "sigmoid"])
+@pytest.mark.parametrize("name", ["causal", "by_head", "kept", "sinks", "sigmoid", "documents"])
 def test_reference(name: str) -> None:
     """The same of what CPU tensors run, and of its gradients."""
     spec, module, case = SPECS[name], _module(name), _case(SPECS[name])
