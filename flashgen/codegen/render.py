@@ -84,13 +84,14 @@ def render_hopper(plan: KernelPlan) -> str:
     return (cuts + "\n\n" + text.strip("\n")).strip("\n") + "\n"
 
 
-def render_names(*, adds: bool) -> str:
+def render_names(*, adds: bool, clears: bool) -> str:
     """Under one name each what Tritons call differently: it stands before the Gluon kernels.
 
     Args:
         adds: whether one of them computes all three gradients.
+        clears: whether they clear hidden rows.
     """
-    return _environment().get_template("parts/names.py.jinja").render(adds=adds)
+    return _environment().get_template("parts/names.py.jinja").render(adds=adds, clears=clears)
 
 
 def render_backward_hopper(backward: BackwardPlan, *, after_forward: bool) -> str:

@@ -134,8 +134,12 @@ class KernelPlan(Heads):
         return self.spec.targets
 
     def uses_tma(self, target: str) -> bool:
-        """Whether tiles come through tensor descriptors (TMA) on this target."""
-        return get_target(target).has_tma
+        """Whether tiles come through tensor descriptors (TMA) on this target.
+
+        TMA brings hidden rows, too, and what is zeroed in registers lies in shared memory late:
+        where a mask hides rows by their position, pointers leave them out.
+        """
+        return get_target(target).has_tma and not (self.hidden.keys or self.hidden.queries)
 
     @cached_property
     def masks(self) -> bool:

@@ -101,7 +101,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 
-{render_names(adds=False)}
+{render_names(adds=False, clears=False)}
 '''
 
 
@@ -122,7 +122,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 
-{render_names(adds=True)}
+{render_names(adds=True, clears=False)}
 
 '''
 
