@@ -95,7 +95,7 @@ def _floats(expr: Any) -> list[Any]:
 def _lifted(expr: Any) -> Any:
     """A score function whose biases are no lower than log2(e) may multiply.
 
-    What is above -2^127 stays, and so does -inf; what is between is brought near -2^127, in its
+    What is above -1.7e38 stays, and so does -inf; what is between is brought near -1.7e38, in its
     order.
     """
     if expr.is_Add:
@@ -104,7 +104,7 @@ def _lifted(expr: Any) -> Any:
         return sympy.Piecewise(*((_lifted(x), when) for x, when in expr.args), evaluate=False)
     if SCORE in expr.free_symbols or not reads_bias(expr):
         return expr
-    return sympy.Max(expr, expr / 8 - sympy.Float(0.875 * 2.0**127))
+    return sympy.Max(expr, expr / 8 - sympy.Float(1.5e38))
 
 
 def _is_scalar(expr: Any) -> bool:

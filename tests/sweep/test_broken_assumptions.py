@@ -218,9 +218,9 @@ def test_low_scores_are_scores(kernel: str) -> None:
     assert torch.equal(out[~seen], torch.zeros_like(out[~seen]))
     assert torch.allclose(out.double()[:, :, rows], expected[:, :, rows], atol=1e-2)
     assert torch.isfinite(out).all()
-    held = seen & (lse > -(2.0**127))
+    held = seen & (lse > -1.7e38)
     assert torch.allclose(got_lse.double()[held], lse[held], rtol=1e-5, atol=4e-3)
-    assert (got_lse[seen & ~held] <= -(2.0**127)).all()
+    assert (got_lse[seen & ~held] < -1.7e38).all()
 
 
 @pytest.mark.parametrize("kernel", ["portable", "gluon"])

@@ -172,7 +172,7 @@ def test_outer_inner_and_shift_make_up_the_score(score: Any, slope: Any, whole: 
             lambda s, b, h, q, k: s + SLOPES[q] - 2 * k,
             "1",
             "1.4426950408889634 * scale * scores + 1.4426950408889634 * "
-            "max(slopes[q_idx], 0.125 * slopes[q_idx] - 1.4887353552791058e+38) "
+            "max(slopes[q_idx], 0.125 * slopes[q_idx] - 1.5e38) "
             "- 2 * 1.4426950408889634 * kv_idx",
             "0",
         ),
