@@ -56,12 +56,12 @@ _STEPS_BACK = "gl.cast(q_first - offs_m, gl.float32)"
 
 def render_kernel(plan: KernelPlan) -> str:
     """The Triton functions of the forward kernel, `_attention_forward` last."""
-    return _environment().get_template("forward.triton.py.jinja").render(plan=plan)
+    return _environment().get_template("forward_triton/kernel.py.jinja").render(plan=plan)
 
 
 def render_backward(backward: BackwardPlan) -> str:
     """The Triton functions of the backward pass, which call those of `render_kernel`."""
-    template = _environment().get_template("backward.triton.py.jinja")
+    template = _environment().get_template("backward_triton/kernel.py.jinja")
     return template.render(plan=backward.plan, backward=backward).strip("\n") + "\n"
 
 
@@ -72,14 +72,14 @@ def render_hopper(plan: KernelPlan) -> str:
     """
     shape = hopper_shape(plan)
     names = HopperNames(plan)
-    template = _environment(gluons=gluon).get_template("forward.hopper.py.jinja")
+    template = _environment(gluons=gluon).get_template("forward_hopper/kernel.py.jinja")
     text = template.render(
         plan=plan,
         shape=shape,
         names=names,
         weights=RANGES[plan.torch_dtype],
     )
-    template = _environment().get_template("cuts.triton.py.jinja")
+    template = _environment().get_template("forward_hopper/segment_tiles.py.jinja")
     cuts = template.render(cut_by=names.cut_by) if names.cut_by else ""
     return (cuts + "\n\n" + text.strip("\n")).strip("\n") + "\n"
 
@@ -90,7 +90,7 @@ def render_names(*, adds: bool) -> str:
     Args:
         adds: whether one of them computes all three gradients.
     """
-    return _environment().get_template("parts/names.py.jinja").render(adds=adds)
+    return _environment().get_template("module/names.py.jinja").render(adds=adds)
 
 
 def render_backward_hopper(backward: BackwardPlan, *, after_forward: bool) -> str:
@@ -107,12 +107,12 @@ def render_backward_hopper(backward: BackwardPlan, *, after_forward: bool) -> st
     given = {"plan": backward.plan, "backward": backward, "names": names}
     used = {*names.gathers, *(names.of_queries.gathers if names.both_in_gluon else ())}
     gathers = sorted(used.difference(backward.plan.gathers if after_forward else ()))
-    over_keys = "backward_keys.hopper.py.jinja" if names.divided else "backward.hopper.py.jinja"
+    over_keys = f"backward_hopper{'_split/keys' if names.divided else '/kernel'}.py.jinja"
     template = _environment(gluons=gluon_backward).get_template(over_keys)
     before = HopperNames(backward.plan).of_octets if after_forward else Seen(())
     parts = [template.render(after_forward=after_forward, before=before, gathers=gathers, **given)]
     if names.both_in_gluon:
-        over_queries = "backward_queries.hopper.py.jinja"
+        over_queries = "backward_hopper_split/queries.py.jinja"
         template = _environment(gluons=gluon_queries).get_template(over_queries)
         parts.append(template.render(queries=names.of_queries, **given))
     return "\n\n\n".join(part.strip("\n") for part in parts) + "\n"
@@ -208,7 +208,7 @@ def render_module(
             those of the reference.
         hopper_backward: whether the Gluon kernels of the backward pass are in the module too.
     """
-    template = _environment().get_template("module.py.jinja")
+    template = _environment().get_template("module/module.py.jinja")
     of_backward = backward_plan(plan)
     names = HopperBackward(of_backward)
     cut_by = HopperNames(plan).cut_by if hopper.config else None
