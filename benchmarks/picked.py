@@ -12,11 +12,11 @@ from typing import Any
 from benchmarks.figures import Document
 from flashgen.codegen.render import kernel_digest
 from flashgen.config import HOPPER, Form
+from flashgen.kernels.base import Space
 from flashgen.loader import load
 from flashgen.plan import KernelPlan, lower
 from flashgen.publish import Place
 from flashgen.tuning.forms import ranked, search_spaces
-from flashgen.tuning.space import Space
 from flashgen.tuning.store import TuneResult, fields_of, load_results, result_of
 
 ROOT = Path(__file__).parent.parent

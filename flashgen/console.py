@@ -16,9 +16,9 @@ from flashgen.bench import Timing
 from flashgen.budget.targets import get_target
 from flashgen.build import Built, Progress
 from flashgen.config import BACKWARD_FORMS, HOPPER, ChosenConfig, Form
+from flashgen.kernels.base import Space
 from flashgen.publish import Place
 from flashgen.tuning.forms import Choices
-from flashgen.tuning.space import Space
 
 # In a pipe or a log there is no width to keep to: rows stay whole.
 UNWATCHED_WIDTH = 220

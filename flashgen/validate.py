@@ -10,12 +10,12 @@ from traceback import extract_tb
 
 import sympy
 
-from flashgen.budget.sram import fits, largest_fitting, worst_usage
 from flashgen.budget.targets import TARGETS, get_target
 from flashgen.codegen.names import is_taken
 from flashgen.config import KernelConfig
 from flashgen.constants import Constant
 from flashgen.errors import MaskError, SramViolation, Violation, shown
+from flashgen.kernels.forward_triton.shared_memory import fits, largest_fitting, worst_usage
 from flashgen.loader import Variant
 from flashgen.masks import Mask
 from flashgen.normalisers import Normaliser

@@ -10,7 +10,6 @@ from hashlib import sha256
 
 import jinja2
 
-from flashgen.budget.hopper_backward import queries_usage
 from flashgen.budget.targets import get_target
 from flashgen.codegen.folding import fold, indented, wrap
 from flashgen.codegen.unpacking import unpacking
@@ -24,14 +23,15 @@ from flashgen.config import (
     Form,
     HopperChoice,
 )
+from flashgen.kernels.backward_hopper_split.plan import HopperBackwardSplit
+from flashgen.kernels.backward_hopper_split.shared_memory import queries_usage
+from flashgen.kernels.forward_hopper.plan import OUT_COLUMNS, RANGES, HopperNames
+from flashgen.kernels.forward_hopper.segment_tiles import cut_makes
+from flashgen.kernels.forward_hopper.shape import hopper_shape
 from flashgen.paths import template_dir
 from flashgen.plan import KernelPlan
 from flashgen.plan.backward import BackwardPlan, backward_plan
-from flashgen.plan.cuts import cut_makes
-from flashgen.plan.hopper import OUT_COLUMNS, RANGES, HopperNames
-from flashgen.plan.hopper_backward import HopperBackward
-from flashgen.plan.hopper_shape import hopper_shape
-from flashgen.plan.seen import Seen
+from flashgen.plan.mask_code import Seen
 from flashgen.plan.text import mentioned
 
 #: Of a module that holds the portable kernel alone.
@@ -103,7 +103,7 @@ def render_backward_hopper(backward: BackwardPlan, *, after_forward: bool) -> st
         backward: the plan.
         after_forward: whether those of `render_hopper` stand before them, which they share.
     """
-    names = HopperBackward(backward)
+    names = HopperBackwardSplit(backward)
     given = {"plan": backward.plan, "backward": backward, "names": names}
     used = {*names.gathers, *(names.of_queries.gathers if names.both_in_gluon else ())}
     gathers = sorted(used.difference(backward.plan.gathers if after_forward else ()))
@@ -210,7 +210,7 @@ def render_module(
     """
     template = _environment().get_template("module/module.py.jinja")
     of_backward = backward_plan(plan)
-    names = HopperBackward(of_backward)
+    names = HopperBackwardSplit(of_backward)
     cut_by = HopperNames(plan).cut_by if hopper.config else None
     two = hopper_backward.config is not None and names.both_in_gluon
     kernels = {

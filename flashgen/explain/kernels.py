@@ -5,21 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from flashgen.budget.hopper import hopper_usage
-from flashgen.budget.roofline import predict
-from flashgen.budget.sram import SramUsage, sram_usage
 from flashgen.budget.targets import Target, get_target
 from flashgen.budget.traffic import Workload
+from flashgen.budget.usage import SramUsage
 from flashgen.codegen.render import kernel_digest
 from flashgen.config import HOPPER, ChosenConfig, Form, HopperChoice
 from flashgen.errors import ValidationError
 from flashgen.explain.account import Buffer, Kernel, Rejection
+from flashgen.kernels.base import Space
+from flashgen.kernels.forward_hopper.shared_memory import hopper_usage
+from flashgen.kernels.forward_hopper.space import hopper_space, predict_hopper
+from flashgen.kernels.forward_triton.rank import predict
+from flashgen.kernels.forward_triton.shared_memory import sram_usage
+from flashgen.kernels.forward_triton.space import search_space
 from flashgen.loader import Variant
 from flashgen.plan import KernelPlan
 from flashgen.symbolic.printer import plain_source
 from flashgen.tuning.choose import choose, choose_hopper
-from flashgen.tuning.hopper_space import hopper_space, predict_hopper
-from flashgen.tuning.space import Space, search_space
 from flashgen.tuning.store import TuneResult
 from flashgen.validate import unfit
 

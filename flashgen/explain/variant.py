@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from flashgen.budget.grouped_heads import heads_of_a_tile, launched
 from flashgen.budget.targets import TARGETS, get_target
 from flashgen.budget.traffic import Workload
 from flashgen.config import HOPPER
@@ -18,9 +17,10 @@ from flashgen.explain.limits import crossover, operand
 from flashgen.explain.picture import Picture, picture_of
 from flashgen.explain.visible import visible_share
 from flashgen.explain.works import measured, training, works
+from flashgen.kernels.forward_hopper.pack_gqa import heads_of_a_tile, launched
+from flashgen.kernels.forward_hopper.segment_tiles import cut_table
 from flashgen.loader import Variant, load
 from flashgen.plan import KernelPlan, lower
-from flashgen.plan.cuts import cut_table
 from flashgen.publish import Place
 from flashgen.symbolic import RowTable
 from flashgen.symbolic.logic import conditions

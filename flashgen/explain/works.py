@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from flashgen.budget.hopper import visiting_rows
-from flashgen.budget.sram import SMALLEST_SIDE
+from flashgen.budget.matrix_units import SMALLEST_SIDE
 from flashgen.budget.targets import Target, get_target
 from flashgen.budget.traffic import Traffic, Visit, Workload, traffic
 from flashgen.config import ChosenConfig, Form, KernelConfig
@@ -18,10 +17,11 @@ from flashgen.explain.kernels import Chosen
 from flashgen.explain.limits import bound_of, operand, seconds_of
 from flashgen.explain.picture import picture_of
 from flashgen.explain.training import FLASH_1_STEP, STANDARD_STEP
+from flashgen.kernels.forward_hopper.shared_memory import visiting_rows
+from flashgen.kernels.workload import usual_lengths
 from flashgen.plan import KernelPlan
 from flashgen.symbols import KV_LEN, evaluate
 from flashgen.tuning.store import TuneResult, best_for
-from flashgen.tuning.workload import usual_lengths
 
 #: What the kernels of a module are called.
 FORM_NAMES: Mapping[Form, str] = {"hopper": "this Gluon kernel", "portable": "this kernel"}

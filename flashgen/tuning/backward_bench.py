@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from flashgen.codegen.render import BACKWARD_FUNCTIONS, HOPPER_BACKWARD_FUNCTIONS
 from flashgen.config import BACKWARD_FORMS, Form, KernelConfig
+from flashgen.kernels.backward_hopper_split.plan import HopperBackwardSplit
 from flashgen.plan import KernelPlan
 from flashgen.plan.backward import backward_plan
-from flashgen.plan.hopper_backward import HopperBackward
 from flashgen.tuning.forward_bench import WRONG, ForwardBench, at_once, timed
 from flashgen.tuning.store import Measurement
 
@@ -57,7 +57,7 @@ class BackwardBench:
         self.backward = backward_plan(plan)
         # Whose gradients it makes.
         alone = {name: (kernel,) for kernel, name in BACKWARD_FORMS.items()}
-        self.kernels = alone.get(form) or HopperBackward(self.backward).replaces
+        self.kernels = alone.get(form) or HopperBackwardSplit(self.backward).replaces
         self.forward = ForwardBench(plan, target, [forward], form)
         self.module, self.lengths = self.forward.module, self.forward.lengths
         for kernel, function in BACKWARD_FUNCTIONS.items():

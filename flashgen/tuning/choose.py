@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from flashgen.budget.backward_sram import backward_usage
-from flashgen.budget.hopper import hopper_usage
-from flashgen.budget.hopper_backward import hopper_backward_usage
-from flashgen.budget.sram import sram_usage
 from flashgen.budget.targets import get_target
 from flashgen.config import (
     BACKWARD_FORMS,
@@ -20,15 +16,20 @@ from flashgen.config import (
     HopperChoice,
     KernelConfig,
 )
+from flashgen.kernels.backward_hopper.shared_memory import hopper_backward_usage
+from flashgen.kernels.backward_hopper.space import rank_hopper_backward
+from flashgen.kernels.backward_hopper_split.plan import HopperBackwardSplit
+from flashgen.kernels.backward_hopper_split.space import why_no_backward
+from flashgen.kernels.backward_triton.rank import rank_backward
+from flashgen.kernels.backward_triton.shared_memory import backward_usage
+from flashgen.kernels.base import Space
+from flashgen.kernels.forward_hopper.shared_memory import hopper_usage
+from flashgen.kernels.forward_hopper.space import rank_hopper, why_not
+from flashgen.kernels.forward_triton.rank import rank
+from flashgen.kernels.forward_triton.shared_memory import sram_usage
 from flashgen.plan import KernelPlan
 from flashgen.plan.backward import backward_plan
-from flashgen.plan.hopper_backward import HopperBackward
 from flashgen.spec import Blocks
-from flashgen.tuning.backward_rank import rank_backward
-from flashgen.tuning.hopper_backward_space import rank_hopper_backward, why_no_backward
-from flashgen.tuning.hopper_space import rank_hopper, why_not
-from flashgen.tuning.rank import rank
-from flashgen.tuning.space import Space
 from flashgen.tuning.store import Measurement, TuneResult, best_for
 
 
@@ -137,7 +138,7 @@ def choose_hopper_backward(
     results = tuple(results)
     if space is None:
         return HopperChoice()
-    names = HopperBackward(backward_plan(plan))
+    names = HopperBackwardSplit(backward_plan(plan))
     if not space.candidates:
         return HopperChoice(why_not=why_no_backward(names))
     best = best_for(results, HOPPER, kernels["hopper_backward"], Blocks())

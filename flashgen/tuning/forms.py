@@ -17,16 +17,18 @@ from flashgen.config import (
     Form,
     HopperChoice,
 )
+from flashgen.kernels.backward_hopper.space import rank_hopper_backward
+from flashgen.kernels.backward_hopper_split.plan import HopperBackwardSplit
+from flashgen.kernels.backward_hopper_split.space import split_space
+from flashgen.kernels.backward_triton.rank import rank_backward
+from flashgen.kernels.backward_triton.space import backward_space
+from flashgen.kernels.base import Space
+from flashgen.kernels.forward_hopper.space import hopper_space, rank_hopper
+from flashgen.kernels.forward_triton.rank import rank
+from flashgen.kernels.forward_triton.space import search_space
 from flashgen.plan import KernelPlan
 from flashgen.plan.backward import backward_plan
-from flashgen.plan.hopper_backward import HopperBackward
-from flashgen.tuning.backward_rank import rank_backward
-from flashgen.tuning.backward_space import backward_space
 from flashgen.tuning.choose import choose, choose_backward, choose_hopper, choose_hopper_backward
-from flashgen.tuning.hopper_backward_space import hopper_backward_space, rank_hopper_backward
-from flashgen.tuning.hopper_space import hopper_space, rank_hopper
-from flashgen.tuning.rank import rank
-from flashgen.tuning.space import Space, search_space
 from flashgen.tuning.store import TuneResult
 
 
@@ -69,7 +71,7 @@ def search_spaces(plan: KernelPlan) -> Spaces:
     hopper = hopper_backward = None
     if HOPPER in plan.targets:
         hopper = hopper_space(plan)
-        hopper_backward = hopper_backward_space(HopperBackward(backward_plan(plan)))
+        hopper_backward = split_space(HopperBackwardSplit(backward_plan(plan)))
     backward = {
         target: {kernel: backward_space(plan, kernel, target) for kernel in BACKWARD_KERNELS}
         for target in plan.targets

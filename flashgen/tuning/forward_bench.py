@@ -15,15 +15,15 @@ from typing import Any
 
 from flashgen.codegen.render import render_module
 from flashgen.config import ChosenConfig, Form, HopperChoice, KernelConfig
-from flashgen.plan import KernelPlan
-from flashgen.tuning.store import Measurement
-from flashgen.tuning.workload import (
+from flashgen.kernels.workload import (
     random_inputs,
     typical_params,
     usual_lengths,
     visible,
     visible_flops,
 )
+from flashgen.plan import KernelPlan
+from flashgen.tuning.store import Measurement
 
 # Largest relative error (Frobenius norm) of a candidate that is not broken: bfloat16 gives 0.004.
 WRONG = 0.02

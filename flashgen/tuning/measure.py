@@ -15,11 +15,11 @@ from time import monotonic
 from flashgen.codegen.render import kernel_digest
 from flashgen.config import GRADIENT_FORMS, Form, KernelConfig
 from flashgen.errors import TuneError, first_line
+from flashgen.kernels.workload import usual_lengths
 from flashgen.plan import KernelPlan
 from flashgen.tuning.backward_bench import BackwardBench
 from flashgen.tuning.forward_bench import ForwardBench
 from flashgen.tuning.store import Ending, Measurement, TuneResult
-from flashgen.tuning.workload import usual_lengths
 
 # Milliseconds of one timing: a first look at every candidate, closer ones at the best few.
 FIRST_LOOK = {"warmup": 10, "rep": 40}

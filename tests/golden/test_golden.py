@@ -36,9 +36,9 @@ from flashgen.codegen.render import (
     render_names,
 )
 from flashgen.config import ChosenConfig, KernelConfig
+from flashgen.kernels.backward_hopper.plan import HopperBackward
 from flashgen.plan import lower
 from flashgen.plan.backward import backward_plan
-from flashgen.plan.hopper_backward import HopperBackward
 from support.variants import any_backward, any_configs, rendered, shipped_specs
 from support.variety import HEAD_DIM_SPECS, MASK_SPECS
 

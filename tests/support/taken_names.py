@@ -10,12 +10,12 @@ from collections.abc import Iterable, Iterator
 from flashgen.codegen.render import render_module
 from flashgen.config import ChosenConfig, HopperChoice, KernelConfig
 from flashgen.constants import Constant
+from flashgen.kernels.backward_hopper.plan import HopperBackward
 from flashgen.masks import Mask, block_sparse, causal, document, sliding_window
 from flashgen.normalisers import sigmoid_attention, softmax
 from flashgen.params import Float, Int, Tensor
 from flashgen.plan import lower
 from flashgen.plan.backward import backward_plan
-from flashgen.plan.hopper_backward import HopperBackward
 from flashgen.scores import Score, softcap
 from flashgen.spec import AttentionSpec
 

@@ -13,11 +13,11 @@ from types import ModuleType
 from flashgen import AttentionSpec
 from flashgen.codegen.render import NO_HOPPER, render_module
 from flashgen.config import HOPPER, BackwardConfigs, ChosenConfig, HopperChoice, KernelConfig
+from flashgen.kernels.backward_hopper.plan import HopperBackward
+from flashgen.kernels.forward_hopper.space import without_form
 from flashgen.loader import load
 from flashgen.plan import KernelPlan, lower
 from flashgen.plan.backward import backward_plan
-from flashgen.plan.hopper_backward import HopperBackward
-from flashgen.tuning.hopper_space import without_form
 
 ROOT = Path(__file__).resolve().parents[2]
 GENERATED = ROOT / "generated"

@@ -19,9 +19,10 @@ from flashgen import (
     softmax,
 )
 from flashgen.config import BACKWARD_FORMS, BACKWARD_KERNELS, BackwardKernel, KernelConfig
+from flashgen.kernels import workload
 from flashgen.plan import lower
 from flashgen.plan.backward import ROWS
-from flashgen.tuning import backward_bench, forward_bench, workload
+from flashgen.tuning import backward_bench, forward_bench
 from flashgen.tuning.backward_bench import BackwardBench
 from support.variants import rendered_module
 

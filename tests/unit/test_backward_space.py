@@ -3,16 +3,16 @@
 import pytest
 
 from flashgen import AttentionSpec, Blocks, causal, full, softcap
-from flashgen.budget.backward import backward_blocks, backward_tensor_memory
-from flashgen.budget.backward_sram import backward_usage, worst_backward_usage
 from flashgen.budget.buffers import MEANINGS
 from flashgen.budget.targets import DEFAULT_TARGETS, get_target
 from flashgen.config import BACKWARD_FORMS, BACKWARD_KERNELS, KernelConfig
+from flashgen.kernels.backward_triton.occupancy import backward_blocks, backward_tensor_memory
+from flashgen.kernels.backward_triton.rank import rank_backward
+from flashgen.kernels.backward_triton.shared_memory import backward_usage, worst_backward_usage
+from flashgen.kernels.backward_triton.space import SHAPES, SMALL, STAGES, backward_space
 from flashgen.plan import KernelPlan, lower
 from flashgen.plan.backward import ROWS
 from flashgen.symbols import evaluate
-from flashgen.tuning.backward_rank import rank_backward
-from flashgen.tuning.backward_space import SHAPES, SMALL, STAGES, backward_space
 from flashgen.tuning.choose import choose_backward
 from support.turns import in_turns
 from support.variants import shipped_plan, shipped_specs

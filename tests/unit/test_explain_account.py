@@ -23,7 +23,6 @@ from flashgen import (
     full,
     sliding_window,
 )
-from flashgen.budget.hopper import visiting_rows
 from flashgen.budget.targets import get_target
 from flashgen.budget.traffic import Workload, traffic
 from flashgen.codegen.render import kernel_digest
@@ -37,6 +36,7 @@ from flashgen.explain.picture import picture_of
 from flashgen.explain.variant import explain, explain_variant
 from flashgen.explain.visible import visible_share
 from flashgen.explain.works import measured
+from flashgen.kernels.forward_hopper.shared_memory import visiting_rows
 from flashgen.loader import Variant, load
 from flashgen.plan import lower
 from flashgen.publish import Place

@@ -28,6 +28,7 @@ LAYERS = """
     symbolic symbolic.*
     plan plan.* reference
     budget budget.*
+    kernels kernels.*
     validate codegen codegen.*
     tuning tuning.* publish inventory
     build check
@@ -78,6 +79,17 @@ def test_imports_point_one_way(module):
 
 def test_no_import_is_circular():
     TopologicalSorter(GRAPH).prepare()
+
+
+def test_folders_of_kernels_import_one_way():
+    folders = {}
+    for module, imported in GRAPH.items():
+        match module.split("."):
+            case ["kernels", folder, _]:
+                others = {name.split(".")[1] for name in imported if name.count(".") == 2}
+                folders.setdefault(folder, set()).update(others - {folder})
+    assert len(folders) == 5
+    TopologicalSorter(folders).prepare()
 
 
 def test_what_renders_a_module_is_part_of_its_build_digest():

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 
 from flashgen import AttentionSpec, causal, sliding_window
 from flashgen.codegen.render import render_backward_hopper, render_hopper
+from flashgen.kernels.forward_hopper.plan import HopperNames
 from flashgen.plan import lower
 from flashgen.plan.backward import backward_plan
-from flashgen.plan.hopper import HopperNames
-from flashgen.plan.seen import Seen, columns_end, least_comparisons, rows_end, seen
+from flashgen.plan.mask_code import Seen, columns_end, least_comparisons, rows_end, seen
 from flashgen.symbolic.octets import octet_source
 from flashgen.symbolic.places import Place, place_of
 from flashgen.symbolic.printer import triton_source

@@ -193,7 +193,7 @@ def copied_sources(tmp_path, monkeypatch):
     (package / "plan").mkdir()
     (package / "explain" / "templates").mkdir(parents=True)
     page = "explain/templates/page.html.jinja"
-    for name in ("plan/kernel.py", "cli.py", "tuning/space.py", page):
+    for name in ("plan/kernel.py", "cli.py", "tuning/choose.py", page):
         path = package / name
         path.write_text("old\n")
     (templates / "module" / "module.py.jinja").write_text("old\n")
@@ -208,7 +208,7 @@ def copied_sources(tmp_path, monkeypatch):
     "source, matters",
     [
         ("flashgen/plan/kernel.py", True),
-        ("flashgen/tuning/space.py", True),
+        ("flashgen/tuning/choose.py", True),
         ("templates/module/module.py.jinja", True),
         ("flashgen/cli.py", False),
         ("flashgen/explain/templates/page.html.jinja", False),

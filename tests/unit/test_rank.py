@@ -6,19 +6,20 @@ from pathlib import Path
 import pytest
 
 from flashgen import AttentionSpec, additive_bias, causal, full, sigmoid_attention, softcap
-from flashgen.budget.roofline import EXCHANGED_BYTES, SHARED_BYTES_PER_CLOCK, predict, step_clocks
+from flashgen.budget.roofline import EXCHANGED_BYTES, SHARED_BYTES_PER_CLOCK, step_clocks
 from flashgen.budget.targets import DEFAULT_TARGETS, get_target
 from flashgen.budget.traffic import Workload, traffic
 from flashgen.config import BACKWARD_FORMS, KernelConfig
+from flashgen.kernels.backward_hopper.space import rank_hopper_backward
+from flashgen.kernels.backward_hopper_split.plan import HopperBackwardSplit
+from flashgen.kernels.backward_hopper_split.space import split_space
+from flashgen.kernels.backward_triton.rank import rank_backward
+from flashgen.kernels.backward_triton.space import backward_space
+from flashgen.kernels.forward_hopper.space import hopper_space, rank_hopper
+from flashgen.kernels.forward_triton.rank import predict, rank
+from flashgen.kernels.forward_triton.space import search_space
 from flashgen.plan import KernelPlan, lower
 from flashgen.plan.backward import backward_plan
-from flashgen.plan.hopper_backward import HopperBackward
-from flashgen.tuning.backward_rank import rank_backward
-from flashgen.tuning.backward_space import backward_space
-from flashgen.tuning.hopper_backward_space import hopper_backward_space, rank_hopper_backward
-from flashgen.tuning.hopper_space import hopper_space, rank_hopper
-from flashgen.tuning.rank import rank
-from flashgen.tuning.space import search_space
 from flashgen.tuning.store import TuneResult, load_results
 from support.variants import GENERATED, shipped_plan, shipped_specs
 
@@ -63,8 +64,8 @@ def _ranked(plan: KernelPlan, result: TuneResult) -> list[KernelConfig]:
     if form == "hopper":
         return rank_hopper(plan, hopper_space(plan).candidates)
     if form == "hopper_backward":
-        names = HopperBackward(backward_plan(plan))
-        return rank_hopper_backward(hopper_backward_space(names).candidates)
+        names = HopperBackwardSplit(backward_plan(plan))
+        return rank_hopper_backward(split_space(names).candidates)
     for kernel, of_kernel in BACKWARD_FORMS.items():
         if form == of_kernel:
             space = backward_space(plan, kernel, target)

@@ -6,12 +6,12 @@ import math
 import pytest
 
 from flashgen import AttentionSpec, Blocks, causal
-from flashgen.budget.occupancy import occupancy
-from flashgen.budget.sram import fits
 from flashgen.budget.targets import DEFAULT_TARGETS, get_target
 from flashgen.config import KernelConfig
+from flashgen.kernels.forward_triton.occupancy import occupancy
+from flashgen.kernels.forward_triton.shared_memory import fits
+from flashgen.kernels.forward_triton.space import SMALL, USUAL, search_space
 from flashgen.plan import KernelPlan, lower
-from flashgen.tuning.space import SMALL, USUAL, search_space
 from support.loads import kernel_spec
 from support.variants import shipped_plan, shipped_specs
 

@@ -11,9 +11,15 @@ from hypothesis import strategies as st
 
 from flashgen import AttentionSpec, causal
 from flashgen.budget.buffers import MEANINGS
-from flashgen.budget.sram import fits, largest_fitting, matrix_unit, sram_usage, worst_usage
+from flashgen.budget.matrix_units import matrix_unit
 from flashgen.budget.targets import TARGETS, get_target
 from flashgen.config import KernelConfig
+from flashgen.kernels.forward_triton.shared_memory import (
+    fits,
+    largest_fitting,
+    sram_usage,
+    worst_usage,
+)
 from flashgen.plan import KernelPlan, lower
 from flashgen.symbols import evaluate
 from support.loads import KERNELS, kernel_spec

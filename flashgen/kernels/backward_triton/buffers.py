@@ -12,18 +12,11 @@ from typing import Any
 
 import sympy
 
-from flashgen.budget.backward_elements import VisitedElements
 from flashgen.budget.buffers import Phase, barrier_arrays, round_up
-from flashgen.budget.quantities import (
-    BLOCK_M,
-    BLOCK_N,
-    ITEMSIZE,
-    NUM_STAGES,
-    NUM_WARPS,
-    Unit,
-    widths,
-)
+from flashgen.budget.matrix_units import Unit
+from flashgen.budget.quantities import BLOCK_M, BLOCK_N, ITEMSIZE, NUM_STAGES, NUM_WARPS, widths
 from flashgen.config import BackwardKernel
+from flashgen.kernels.backward_triton.elements import VisitedElements
 from flashgen.symbols import FloorDiv
 
 _MFMA_ROWS = 32

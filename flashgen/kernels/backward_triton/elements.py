@@ -9,8 +9,8 @@ from typing import Any
 
 import sympy
 
-from flashgen.budget.elements import KEPT_APART
-from flashgen.budget.quantities import BLOCK_M, BLOCK_N, NUM_WARPS, Unit
+from flashgen.budget.matrix_units import KEPT_APART, Unit
+from flashgen.budget.quantities import BLOCK_M, BLOCK_N, NUM_WARPS
 from flashgen.config import BackwardKernel
 from flashgen.plan import KernelPlan
 from flashgen.plan.backward import backward_plan

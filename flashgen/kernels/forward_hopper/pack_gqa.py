@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from flashgen.budget.hopper import CONSUMER_ROWS
-from flashgen.budget.sram import WARP_GROUP
+from flashgen.budget.matrix_units import WARP_GROUP
 from flashgen.budget.targets import Target
 from flashgen.budget.traffic import Workload
 from flashgen.config import KernelConfig
+from flashgen.kernels.forward_hopper.plan import HopperNames
+from flashgen.kernels.forward_hopper.segment_tiles import cut_table
+from flashgen.kernels.forward_hopper.shared_memory import CONSUMER_ROWS
 from flashgen.plan import KernelPlan
-from flashgen.plan.cuts import cut_table
-from flashgen.plan.hopper import HopperNames
 
 
 def heads_of_a_tile(plan: KernelPlan, config: KernelConfig, target: Target, work: Workload) -> int:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from flashgen.budget.backward_sram import backward_unit, backward_usage, held_rows
+from flashgen.budget.matrix_units import Unit
 from flashgen.budget.occupancy import held_at_once
-from flashgen.budget.quantities import Unit
 from flashgen.budget.targets import Target
 from flashgen.config import BackwardKernel, KernelConfig
+from flashgen.kernels.backward_triton.shared_memory import backward_unit, backward_usage, held_rows
 from flashgen.plan import KernelPlan
 
 # Rows of a matrix product of one warp.

@@ -6,8 +6,9 @@ from typing import Any
 
 import sympy
 
-from flashgen.budget.buffers import Layout, Phase, Tiles, barrier_arrays
+from flashgen.budget.buffers import Phase, barrier_arrays
 from flashgen.budget.quantities import BLOCK_M, BLOCK_N, NUM_STAGES, NUM_WARPS
+from flashgen.kernels.forward_triton.buffers import Layout, Tiles
 from flashgen.symbols import FloorDiv
 
 _ALIGNMENT = 1024

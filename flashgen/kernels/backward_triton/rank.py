@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from flashgen.budget.backward import backward_blocks
-from flashgen.budget.backward_sram import backward_unit, held_rows
 from flashgen.budget.targets import Target, get_target
 from flashgen.config import BackwardKernel, KernelConfig
+from flashgen.kernels.backward_triton.occupancy import backward_blocks
+from flashgen.kernels.backward_triton.shared_memory import backward_unit, held_rows
 from flashgen.plan import KernelPlan
 
 # Multiply-adds of one product, over all programs of an SM: more of them gain nothing.

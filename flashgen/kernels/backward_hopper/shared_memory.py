@@ -1,4 +1,4 @@
-"""hopper_backward_usage, queries_usage: what a block of the backward pass's Gluon kernels needs.
+"""hopper_backward_usage: what a block of the backward pass's Gluon kernel over keys needs.
 
 All of its buffers are alive throughout (`flashgen.budget.packing`):
 
@@ -11,9 +11,7 @@ All of its buffers are alive throughout (`flashgen.budget.packing`):
   places of the keys and the values themselves;
 - what one consumer hands to the other where they have roles, 64 x 64 numbers of float32;
 - which tiles of keys a program has, where it takes several;
-- captures, barriers, and a byte for each warp, as in the forward kernel (`flashgen.budget.hopper`).
-
-That of queries has those, in whose place their gradient leaves, and tiles of keys and of values.
+- captures, barriers, and a byte for each warp, as in the Gluon forward kernel.
 
 The figure equals what Triton allots (tests/compile/test_hopper_backward.py); Triton 3.6 captures
 what `ones` says.
@@ -23,15 +21,17 @@ from __future__ import annotations
 
 import sympy
 
-from flashgen.budget.captures import backward_captured_bytes, queries_captured_bytes
+from flashgen.budget.matrix_units import WARP_GROUP
 from flashgen.budget.packing import Buffer, packed
 from flashgen.budget.quantities import BLOCK_M, BLOCK_N, ITEMSIZE, NUM_STAGES, widths
-from flashgen.budget.sram import WARP_GROUP, SramUsage, values_of
+from flashgen.budget.usage import SramUsage, values_of
 from flashgen.config import KernelConfig
-from flashgen.plan.hopper_backward import HopperBackward
-from flashgen.plan.hopper_division import CONSUMERS
+from flashgen.kernels.backward_hopper.captures import backward_captured_bytes
+from flashgen.kernels.backward_hopper.division import CONSUMERS
+from flashgen.kernels.backward_hopper.plan import HopperBackward
 
-_BARRIER = 8
+#: Bytes of one.
+BARRIER = 8
 _NUMBER = 4  # float32
 
 
@@ -53,18 +53,8 @@ def worst_hopper_backward_usage(names: HopperBackward, config: KernelConfig) -> 
     return _usage(names, config, backward_captured_bytes(names, contiguous=False))
 
 
-def queries_usage(names: HopperBackward, *, ones: bool = False) -> SramUsage:
-    """The shared memory of the kernel that computes the gradient of q, where there is one."""
-    return _queries_usage(names, queries_captured_bytes(names, ones=ones))
-
-
-def worst_queries_usage(names: HopperBackward) -> SramUsage:
-    """The most that any Triton allots for it, of tensors of any strides."""
-    return _queries_usage(names, queries_captured_bytes(names, contiguous=False))
-
-
 def _usage(names: HopperBackward, config: KernelConfig, captures: int) -> SramUsage:
-    qk, v = _columns()
+    qk, v = columns_of_tiles()
     of_k = ("K tile", 1) if names.divided else ("K tiles", 2)
     of_v = ("V tiles", 2) if names.values_ahead else ("V tile", 1)
     tiles = [
@@ -78,55 +68,37 @@ def _usage(names: HopperBackward, config: KernelConfig, captures: int) -> SramUs
     if names.has_roles:
         tiles.append(Buffer("factors", BLOCK_N * BLOCK_M * _NUMBER))
     if names.divided:
-        of_keys = [Buffer("barriers", sympy.Integer(_BARRIER))]
+        of_keys = [Buffer("barriers", sympy.Integer(BARRIER))]
     else:
         tiles.append(Buffer("dS tiles", 2 * BLOCK_N * BLOCK_M * ITEMSIZE))
         tiles.append(Buffer("dQ tiles", sympy.Integer(CONSUMERS * 64 * 64 * _NUMBER)))
-        of_keys = 2 * [Buffer("barriers", sympy.Integer(2 * _BARRIER))]
+        of_keys = 2 * [Buffer("barriers", sympy.Integer(2 * BARRIER))]
         of_keys.append(Buffer("tiles handed over", sympy.Integer(2 * _NUMBER)))
     others = [
         Buffer("LSE, delta", 2 * NUM_STAGES * BLOCK_M * _NUMBER, alignment=128),
         *of_keys,
-        *(2 + names.grad_out_apart) * (Buffer("barriers", NUM_STAGES * _BARRIER),),
-        *_captures(captures),
+        *(2 + names.grad_out_apart) * (Buffer("barriers", NUM_STAGES * BARRIER),),
+        *captures_buffers(captures),
     ]
-    return packed(tiles, others, (), _values_of(names, config))
+    return packed(tiles, others, (), sizes_of(names, config))
 
 
-def _queries_usage(names: HopperBackward, captures: int) -> SramUsage:
-    qk, v = _columns()
-    shape = names.of_queries.constants
-    k_stages, v_stages = (sympy.Integer(shape[f"{x}_STAGES"]) for x in "KV")
-    tiles = [
-        Buffer("Q tile", BLOCK_M * qk * ITEMSIZE),
-        Buffer("dO tile", BLOCK_M * v * ITEMSIZE),
-        Buffer("K tiles", k_stages * BLOCK_N * qk * ITEMSIZE),
-        Buffer("V tiles", v_stages * BLOCK_N * v * ITEMSIZE),
-    ]
-    others = [
-        Buffer("barriers", sympy.Integer(_BARRIER)),
-        *2 * (Buffer("barriers", k_stages * _BARRIER),),
-        *2 * (Buffer("barriers", v_stages * _BARRIER),),
-        *_captures(captures),
-    ]
-    config = KernelConfig(shape["BLOCK_M"], shape["BLOCK_N"], 4 * CONSUMERS, shape["K_STAGES"])
-    return packed(tiles, others, (), _values_of(names, config))
-
-
-def _columns() -> tuple[sympy.Symbol, sympy.Symbol]:
+def columns_of_tiles() -> tuple[sympy.Symbol, sympy.Symbol]:
     """Columns of tiles of q and k, and of v and grad_out."""
     (qk,), (v,) = widths("qk", 1), widths("v", 1)
     return qk, v
 
 
-def _captures(captures: int) -> tuple[Buffer, ...]:
+def captures_buffers(captures: int) -> tuple[Buffer, ...]:
+    """Places of so many bytes of captures, and of a byte for each warp."""
     return (
         Buffer("captures", sympy.Integer(captures), alignment=8),
         Buffer("captures", sympy.Integer(WARP_GROUP * CONSUMERS), alignment=4),
     )
 
 
-def _values_of(names: HopperBackward, config: KernelConfig) -> dict[str, int]:
-    qk, v = _columns()
+def sizes_of(names: HopperBackward, config: KernelConfig) -> dict[str, int]:
+    """The number behind every symbol of a size."""
+    qk, v = columns_of_tiles()
     widths_of = {qk.name: names.qk_width, v.name: names.v_width}
     return {**values_of(names.backward.plan, config), **widths_of}

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+from flashgen.kernels.backward_hopper.division import CALL
+from flashgen.kernels.backward_hopper.visits import HopperVisits
 from flashgen.plan.backward import BackwardPlan
 from flashgen.plan.backward_code import BackwardCode
-from flashgen.plan.hopper_visits import HopperVisits
+from flashgen.plan.mask_code import Seen, columns_end, helped, least_comparisons, seen
 from flashgen.plan.promise import UNORDERED
-from flashgen.plan.seen import Seen, columns_end, helped, least_comparisons, seen
 from flashgen.plan.text import gathered_dimensions, mentioned
 
 #: Queries of a program, of which each of two consumers has 64.
@@ -19,9 +20,6 @@ BLOCK_M = 128
 #: with beside the gradient of 64 queries, and buffers for tiles of values, as many as fit.
 BLOCK_N = {64: 128, 128: 128, 256: 64}
 V_STAGES = {64: 2, 128: 2, 256: 1}
-
-#: What both kernels read of a call, whatever its parameters.
-CALL = ("num_q_heads", "num_kv_heads", "q_len", "kv_len", "rows_len", "scale")
 
 #: Buffers for tiles of keys, which are needed a step later than those of values.
 K_STAGES = 2
@@ -53,13 +51,6 @@ class HopperQueries:
     def text(self) -> BackwardCode:
         """What it computes, as text."""
         return self.backward.of_grad_q
-
-    @property
-    def why_not(self) -> str:
-        """Why a plan has no such kernel; ``""`` where it has one."""
-        if self.backward.plan.tiles.reduce_rows:
-            return "which keys a tile of queries sees depends on each of the queries"
-        return ""
 
     @cached_property
     def visits(self) -> HopperVisits:

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from flashgen.plan.hopper_division import BLOCK_M, HopperDivision
-from flashgen.plan.hopper_queries import CALL
-from flashgen.plan.hopper_visits import HopperVisits
+from flashgen.kernels.backward_hopper.division import BLOCK_M, CALL, HopperDivision
+from flashgen.kernels.backward_hopper.visits import HopperVisits
+from flashgen.plan.mask_code import Seen, columns_end, helped, least_comparisons, rows_end, seen
 from flashgen.plan.promise import UNORDERED
-from flashgen.plan.seen import Seen, columns_end, helped, least_comparisons, rows_end, seen
 from flashgen.plan.text import gathered_dimensions, mentioned
 from flashgen.symbolic.placement import Assignment
 

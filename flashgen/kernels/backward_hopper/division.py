@@ -8,8 +8,10 @@ from functools import cached_property
 from flashgen.config import BACKWARD_KERNELS, BackwardKernel
 from flashgen.plan.backward import BackwardPlan
 from flashgen.plan.backward_code import BackwardCode
-from flashgen.plan.hopper_queries import HopperQueries
 from flashgen.plan.text import mentioned
+
+#: What both kernels read of a call, whatever its parameters.
+CALL = ("num_q_heads", "num_kv_heads", "q_len", "kv_len", "rows_len", "scale")
 
 #: Columns of q, k and v that the kernel over tiles of keys is written for, and the queries of a
 #: tile of each: what registers hold beside the gradients of 64 keys.
@@ -50,7 +52,8 @@ class HopperDivision:
         """Whether the portable kernel makes the gradient of q, and sums up what is learned."""
         if self.why_not_learned(self.backward.of_both):
             return True
-        return self._adds_nothing_up and bool(self.of_queries.why_not)
+        # The Gluon kernel for the gradient of q asks a tile of queries, not each of them.
+        return self._adds_nothing_up and self.backward.plan.tiles.reduce_rows
 
     @property
     def both_in_gluon(self) -> bool:
@@ -61,11 +64,6 @@ class HopperDivision:
     def replaces(self) -> tuple[BackwardKernel, ...]:
         """The portable kernels in whose place those in Gluon run."""
         return ("keys",) if self.queries_portable else BACKWARD_KERNELS
-
-    @property
-    def of_queries(self) -> HopperQueries:
-        """The Gluon kernel over tiles of queries."""
-        return HopperQueries(self.backward, self.width)
 
     def why_not_learned(self, text: BackwardCode) -> str:
         """Why a kernel over tiles of keys cannot sum up all that a text learns; ``""``: it can."""

@@ -30,74 +30,23 @@ And where the loop reads elements of tensors (`flashgen.budget.elements`)
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
-from typing import Any
 
 import sympy
 
-from flashgen.budget.buffers import MEANINGS, Layout, Phase, Tiles, with_weights
-from flashgen.budget.elements import elements_of
-from flashgen.budget.quantities import Unit, widths
-from flashgen.budget.registers import by_pointers, by_tma, mfma
+from flashgen.budget.buffers import Phase
+from flashgen.budget.matrix_units import SMALLEST_SIDE, matrix_unit
 from flashgen.budget.targets import Target
-from flashgen.budget.warp_groups import warp_groups
+from flashgen.budget.usage import SramUsage, usage_of
 from flashgen.config import KernelConfig
+from flashgen.kernels.forward_triton.buffers import Layout, Tiles
+from flashgen.kernels.forward_triton.elements import elements_of
+from flashgen.kernels.forward_triton.registers import by_pointers, by_tma, mfma
+from flashgen.kernels.forward_triton.warp_groups import warp_groups
 from flashgen.plan import KernelPlan
 from flashgen.plan.inner import tile_loads
-from flashgen.symbols import evaluate
-
-# tcgen05 and wgmma work on 64 rows, by the four warps of a group.
-WARP_GROUP_ROWS = 64
-WARP_GROUP = 4
-
-# The shortest side of a tile that matrix units take.
-SMALLEST_SIDE = 16
-
-
-@dataclass(frozen=True)
-class SramUsage:
-    """Shared memory of one block, in bytes.
-
-    Attributes:
-        total: what the block asks for.
-        parts: the buffers of the phase that needs most, by name; they add up to `total`.
-        phase: that phase: ``"loop"``, ``"read Q"``, ``"output"``...
-        limit: what the target gives one block.
-        formula: `total` over BLOCK_M, BLOCK_N, num_warps, num_stages, itemsize and the widths of
-            the head dimensions' segments, ``qk_0``, ``v_0``...
-        formulas: for each part its bytes over the same, without those skipped before it.
-    """
-
-    total: int
-    parts: tuple[tuple[str, int], ...]
-    phase: str
-    limit: int
-    formula: Any
-    formulas: tuple[tuple[str, Any], ...]
-
-    @property
-    def fits(self) -> bool:
-        """Whether the target gives a block that much."""
-        return self.total <= self.limit
-
-    def shortage(self, target: str) -> str:
-        """Why a block is too large for a target of this name; ``""`` where it fits."""
-        if self.fits:
-            return ""
-        has = f"{target} has {self.limit:,} B"
-        return f"needs {self.total:,} B of shared memory, {has} ({self.breakdown})"
-
-    @property
-    def breakdown(self) -> str:
-        """The parts on one line: ``Q 32,768 + K 65,536 + V 65,536``."""
-        return " + ".join(f"{name} {size:,}" for name, size in self.parts)
-
-    @property
-    def meanings(self) -> Mapping[str, str]:
-        """What each part is, in plain words."""
-        return {name: MEANINGS[name] for name, _ in self.parts}
 
 
 def sram_usage(
@@ -115,28 +64,6 @@ def sram_usage(
     uses_tma = plan.uses_tma(target.name) if tma is None else tma
     layout = _layout(plan, config, target, uses_tma)
     return usage_of(_phases(layout), plan, config, target)
-
-
-def usage_of(
-    phases: tuple[Phase, ...], plan: KernelPlan, config: KernelConfig, target: Target
-) -> SramUsage:
-    """What a block needs whose phases are these, of a configuration and a plan's widths."""
-    if not plan.code.of_products:
-        phases = with_weights(phases)
-    values = values_of(plan, config)
-    sizes = {
-        phase: [(name, evaluate(size, values)) for name, size in phase.parts] for phase in phases
-    }
-    largest = max(sizes, key=lambda phase: sum(size for _, size in sizes[phase]))
-    parts = tuple((name, size) for name, size in sizes[largest] if size)
-    return SramUsage(
-        total=sum(size for _, size in sizes[largest]),
-        parts=parts,
-        phase=largest.name,
-        limit=target.max_shared,
-        formula=sympy.Max(*(phase.total for phase in sizes), evaluate=False),
-        formulas=tuple((name, dict(largest.parts)[name]) for name, _ in parts),
-    )
 
 
 def worst_usage(plan: KernelPlan, config: KernelConfig, target: Target) -> SramUsage:
@@ -157,20 +84,6 @@ def largest_fitting(plan: KernelPlan, config: KernelConfig, target: Target) -> K
     The largest BLOCK_N that fits; with fewer stages if none does; with fewer query rows at last.
     """
     return next((smaller for smaller in _smaller(config) if fits(plan, smaller, target)), None)
-
-
-def matrix_unit(plan: KernelPlan, config: KernelConfig, target: Target) -> Unit:
-    """The instruction that Triton multiplies the tiles with."""
-    if target.family == "cdna3":
-        return "mfma"
-    if plan.input_precision == "ieee":
-        return "fma"
-    if config.BLOCK_M >= WARP_GROUP_ROWS and config.num_warps >= WARP_GROUP:
-        if target.family == "hopper":
-            return "wgmma"
-        if target.family == "blackwell":
-            return "tcgen05"
-    return "mma.sync"
 
 
 @cache
@@ -212,16 +125,6 @@ def _layout(plan: KernelPlan, config: KernelConfig, target: Target, tma: bool) -
         sigmoid=plan.normaliser == "sigmoid",
         scored=bool(plan.code.score or tile_loads(plan)),
     )
-
-
-def values_of(plan: KernelPlan, config: KernelConfig) -> dict[str, int]:
-    """The number behind every symbol of a formula."""
-    return {
-        **config.as_dict(),
-        "itemsize": plan.itemsize,
-        **{s.name: n for s, n in zip(widths("qk", 9), plan.qk_segments, strict=False)},
-        **{s.name: n for s, n in zip(widths("v", 9), plan.v_segments, strict=False)},
-    }
 
 
 def _smaller(config: KernelConfig) -> Iterator[KernelConfig]:

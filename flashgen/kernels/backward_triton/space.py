@@ -9,17 +9,21 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import product
 
-from flashgen.budget.backward import (
+from flashgen.budget.occupancy import TENSOR_MEMORY_COLUMNS, register_limit
+from flashgen.budget.targets import Target, get_target
+from flashgen.config import BackwardKernel, KernelConfig
+from flashgen.kernels.backward_triton.occupancy import (
     backward_blocks,
     backward_live_values,
     backward_tensor_memory,
 )
-from flashgen.budget.backward_sram import backward_unit, held_rows, worst_backward_usage
-from flashgen.budget.occupancy import TENSOR_MEMORY_COLUMNS, register_limit
-from flashgen.budget.targets import Target, get_target
-from flashgen.config import BackwardKernel, KernelConfig
+from flashgen.kernels.backward_triton.shared_memory import (
+    backward_unit,
+    held_rows,
+    worst_backward_usage,
+)
+from flashgen.kernels.base import Space
 from flashgen.plan import KernelPlan
-from flashgen.tuning.space import Space
 
 #: BLOCK_M, BLOCK_N and warps: accumulators of two gradients leave room for few.
 SHAPES: dict[BackwardKernel, tuple[tuple[int, int, int], ...]] = {

@@ -7,20 +7,21 @@ down only numbers that flashgen itself proposed. What does not fit is out in any
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 
-from flashgen.budget.occupancy import (
-    TENSOR_MEMORY_COLUMNS,
+from flashgen.budget.matrix_units import matrix_unit
+from flashgen.budget.occupancy import TENSOR_MEMORY_COLUMNS, register_limit
+from flashgen.budget.targets import Target, get_target
+from flashgen.config import KernelConfig
+from flashgen.kernels.base import Space
+from flashgen.kernels.forward_triton.occupancy import (
     live_values,
     loads_elements,
     occupancy,
-    register_limit,
     tensor_memory_columns,
 )
-from flashgen.budget.sram import matrix_unit, worst_usage
-from flashgen.budget.targets import Target, get_target
-from flashgen.config import KernelConfig
+from flashgen.kernels.forward_triton.shared_memory import worst_usage
 from flashgen.plan import KernelPlan
 
 Lists = Mapping[str, tuple[int, ...]]
@@ -58,19 +59,6 @@ SMALL_PROGRAM, PROGRAMS_THAT_OVERLAP = 64, 2
 
 # A pipeline stage of 64 keys that takes this share of shared memory makes 32 keys worth trying.
 WIDE_STAGE = 0.25
-
-
-@dataclass(frozen=True)
-class Space:
-    """What to choose from for one target.
-
-    Attributes:
-        candidates: configurations worth trying; none where nothing fits.
-        rejected: the others that were looked at, each with the reason in words.
-    """
-
-    candidates: tuple[KernelConfig, ...]
-    rejected: tuple[tuple[KernelConfig, str], ...]
 
 
 def search_space(plan: KernelPlan, target: str) -> Space:

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from flashgen.plan.cuts import cut_table
-from flashgen.plan.hopper_shape import HopperShape, hopper_shape
+from flashgen.kernels.forward_hopper.segment_tiles import cut_table
+from flashgen.kernels.forward_hopper.shape import HopperShape, hopper_shape
 from flashgen.plan.kernel import KernelPlan
-from flashgen.plan.seen import Seen, columns_end, helped, seen
+from flashgen.plan.mask_code import Seen, columns_end, helped, seen
 from flashgen.plan.text import mentioned
 from flashgen.symbolic.tables import RowTable
 from flashgen.symbols import H

@@ -26,15 +26,16 @@ from dataclasses import dataclass, replace
 
 import sympy
 
-from flashgen.budget.captures import captured_bytes
+from flashgen.budget.matrix_units import WARP_GROUP, WARP_GROUP_ROWS
 from flashgen.budget.packing import Buffer, packed
 from flashgen.budget.quantities import BLOCK_M, BLOCK_N, ITEMSIZE, NUM_STAGES, widths
-from flashgen.budget.sram import WARP_GROUP, WARP_GROUP_ROWS, SramUsage, values_of
 from flashgen.budget.targets import get_target
+from flashgen.budget.usage import SramUsage, values_of
 from flashgen.config import HOPPER, KernelConfig
+from flashgen.kernels.forward_hopper.captures import captured_bytes
+from flashgen.kernels.forward_hopper.plan import OUT_COLUMNS, HopperNames
+from flashgen.kernels.forward_hopper.shape import hopper_shape
 from flashgen.plan import KernelPlan
-from flashgen.plan.hopper import OUT_COLUMNS, HopperNames
-from flashgen.plan.hopper_shape import hopper_shape
 from flashgen.symbols import FloorDiv
 
 TARGET = get_target(HOPPER)

@@ -25,12 +25,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from flashgen.budget.backward_buffers import BackwardLayout, backward_phases
-from flashgen.budget.backward_elements import visited_elements
-from flashgen.budget.quantities import Unit
-from flashgen.budget.sram import SramUsage, matrix_unit, usage_of
+from flashgen.budget.matrix_units import Unit, matrix_unit
 from flashgen.budget.targets import Target
+from flashgen.budget.usage import SramUsage, usage_of
 from flashgen.config import BackwardKernel, KernelConfig
+from flashgen.kernels.backward_triton.buffers import BackwardLayout, backward_phases
+from flashgen.kernels.backward_triton.elements import visited_elements
 from flashgen.plan import KernelPlan
 
 
@@ -42,7 +42,7 @@ def backward_usage(
     *,
     tma: bool | None = None,
 ) -> SramUsage:
-    """The shared memory of a backward kernel. Arguments as of `flashgen.budget.sram.sram_usage`.
+    """The shared memory of a backward kernel. Arguments as of `sram_usage`.
 
     Args:
         plan: the forward's.

@@ -5,12 +5,20 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from flashgen.budget.traffic import Workload
 from flashgen.dropout import Seed
+from flashgen.kernels.typical import (
+    DOCUMENT,
+    SHARE,
+    TYPICAL,
+    TypicalRowTable,
+    TypicalTensor,
+    typical_number,
+)
 from flashgen.params import Int, Tensor
 from flashgen.plan import KernelPlan
 from flashgen.reference import visibility
 from flashgen.symbols import evaluate
-from flashgen.tuning.typical import DOCUMENT, SHARE, TYPICAL, typical_number
 
 if TYPE_CHECKING:
     import torch
@@ -97,3 +105,15 @@ def visible_flops(plan: KernelPlan, q: torch.Tensor, seen: torch.Tensor) -> floa
     # Dimensions that the mask does not depend on are broadcast, not there.
     copies = batch * heads * length * length // math.prod(seen.shape)
     return 2.0 * copies * int(seen.sum()) * (plan.qk_head_dim + plan.v_head_dim)
+
+
+def typical_workload(plan: KernelPlan, length: int) -> Workload:
+    """Self-attention of a training step in sequences of one length."""
+    heads = usual_heads(plan)
+    values: dict[str, Any] = {
+        param.name: TypicalTensor(param) if isinstance(param, Tensor) else typical_number(param)
+        for param in plan.params
+    }
+    values |= {constant.name: constant.elements for constant in plan.spec.constants}
+    values |= {table.name: TypicalRowTable(table.side) for table in plan.row_tables}
+    return Workload(TOKENS // length, heads, heads, length, length, tuple(values.items()))

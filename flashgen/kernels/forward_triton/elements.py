@@ -22,20 +22,10 @@ from typing import Any
 
 import sympy
 
-from flashgen.budget.quantities import (
-    BLOCK_M,
-    BLOCK_N,
-    ITEMSIZE,
-    NUM_STAGES,
-    NUM_WARPS,
-    Unit,
-    widths,
-)
+from flashgen.budget.matrix_units import KEPT_APART, Unit
+from flashgen.budget.quantities import BLOCK_M, BLOCK_N, ITEMSIZE, NUM_STAGES, NUM_WARPS, widths
 from flashgen.plan.inner import TileLoad
 from flashgen.symbols import FloorDiv
-
-#: Units that leave scores of positions 8 apart with several threads.
-KEPT_APART: tuple[Unit, ...] = ("tcgen05", "mfma")
 
 _SCORE = 4  # bytes of a score; and what an asynchronous copy moves at least
 _CONDITION = 1

@@ -10,8 +10,13 @@ import math
 from collections.abc import Iterable, Iterator
 from itertools import product
 
-from flashgen.budget.grouped_heads import heads_of_a_tile
-from flashgen.budget.hopper import (
+from flashgen.budget.roofline import SHARPNESS, step_clocks
+from flashgen.budget.traffic import Workload, traffic
+from flashgen.config import KernelConfig
+from flashgen.kernels.base import Space
+from flashgen.kernels.forward_hopper.pack_gqa import heads_of_a_tile
+from flashgen.kernels.forward_hopper.segment_tiles import cut_table
+from flashgen.kernels.forward_hopper.shared_memory import (
     CONSUMER_REGISTERS,
     CONSUMER_ROWS,
     TARGET,
@@ -21,14 +26,8 @@ from flashgen.budget.hopper import (
     visiting_rows,
     worst_hopper_usage,
 )
-from flashgen.budget.roofline import SHARPNESS, step_clocks
-from flashgen.budget.traffic import Workload, traffic
-from flashgen.config import KernelConfig
+from flashgen.kernels.workload import typical_workload, usual_lengths
 from flashgen.plan import KernelPlan
-from flashgen.plan.cuts import cut_table
-from flashgen.tuning.rank import typical_workload
-from flashgen.tuning.space import Space
-from flashgen.tuning.workload import usual_lengths
 
 #: What a spec leaves open. A second buffer lets keys arrive while others are multiplied; more than
 #: four wait for nothing that would come.

@@ -1,18 +1,18 @@
 """hopper_backward_space, rank_hopper_backward: configurations of the Gluon kernel of the backward.
 
-Beside it there are always the portable ones: what the kernel is not made for is left to those.
-`why_no_backward` says so in words. A spec's pins are of the forward kernels.
+Beside it there are always the portable ones: what the kernel is not made for is left to those. A
+spec's pins are of the forward kernels.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from flashgen.budget.hopper_backward import worst_hopper_backward_usage, worst_queries_usage
 from flashgen.config import HOPPER, KernelConfig
-from flashgen.plan.hopper_backward import HopperBackward
-from flashgen.plan.hopper_division import CONSUMERS
-from flashgen.tuning.space import Space
+from flashgen.kernels.backward_hopper.division import CONSUMERS
+from flashgen.kernels.backward_hopper.plan import HopperBackward
+from flashgen.kernels.backward_hopper.shared_memory import worst_hopper_backward_usage
+from flashgen.kernels.base import Space
 
 #: Tiles of queries that are held at once. A second one arrives while the first is computed.
 STAGES = (2, 3)
@@ -21,27 +21,19 @@ STAGES = (2, 3)
 _WARPS = 4 * CONSUMERS
 
 
-def why_no_backward(names: HopperBackward) -> str:
-    """Why a backward pass has no Gluon kernel; ``""`` where it has one."""
-    if names.why_not:
-        return names.why_not
-    space = hopper_backward_space(names)
-    if space.candidates:
-        return ""
-    config, reason = space.rejected[0]
-    return f"{config}: {reason}"
-
-
-def hopper_backward_space(names: HopperBackward) -> Space:
+def hopper_backward_space(names: HopperBackward, beside: str = "") -> Space:
     """The candidates; none where a backward pass has no such kernel.
 
     Tiles are as the registers have it: beside the gradients of its 64 keys a consumer has room for
     the products with so many queries, and no more.
+
+    Args:
+        names: the kernel.
+        beside: why the kernel that shares the pass with it does not fit; ``""`` where it does.
     """
     if names.why_not:
         return Space((), ())
     shape = (names.block_m, names.block_n, _WARPS)
-    beside = worst_queries_usage(names).shortage(HOPPER) if names.both_in_gluon else ""
     reasons = {
         config: worst_hopper_backward_usage(names, config).shortage(HOPPER) or beside
         for config in (KernelConfig(*shape, num_stages=stages) for stages in STAGES)

@@ -6,8 +6,9 @@ from typing import Any
 
 import sympy
 
-from flashgen.budget.buffers import Layout, Phase, Tiles, barrier_arrays, round_up
+from flashgen.budget.buffers import Phase, barrier_arrays, round_up
 from flashgen.budget.quantities import BLOCK_M, ITEMSIZE, NUM_STAGES, NUM_WARPS
+from flashgen.kernels.forward_triton.buffers import Layout, Tiles
 from flashgen.symbols import FloorDiv
 
 _SWIZZLE_ROWS, _LARGEST_ALIGNMENT = 8, 1024  # a tile starts at a multiple of 8 of its rows
