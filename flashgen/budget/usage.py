@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import sympy
 
 from flashgen.budget.buffers import MEANINGS, Phase, with_weights
+from flashgen.budget.matrix_units import SMALLEST_SIDE
 from flashgen.budget.quantities import widths
 from flashgen.budget.targets import Target
 from flashgen.config import KernelConfig
@@ -90,3 +91,27 @@ def values_of(plan: KernelPlan, config: KernelConfig) -> dict[str, int]:
         **{s.name: n for s, n in zip(widths("qk", 9), plan.qk_segments, strict=False)},
         **{s.name: n for s, n in zip(widths("v", 9), plan.v_segments, strict=False)},
     }
+
+
+def largest_fitting(
+    config: KernelConfig, usage: Callable[[KernelConfig], SramUsage]
+) -> KernelConfig | None:
+    """The configuration nearest to one that does not fit; None where nothing smaller does.
+
+    The largest BLOCK_N that fits; with fewer stages if none does; with fewer query rows at last.
+    """
+    return next((smaller for smaller in _smaller(config) if usage(smaller).fits), None)
+
+
+def _smaller(config: KernelConfig) -> Iterator[KernelConfig]:
+    """This configuration and those below it, nearest first."""
+    for block_m in _halvings(config.BLOCK_M):
+        for stages in range(config.num_stages, 0, -1):
+            for block_n in _halvings(config.BLOCK_N):
+                yield replace(config, BLOCK_M=block_m, BLOCK_N=block_n, num_stages=stages)
+
+
+def _halvings(side: int) -> Iterator[int]:
+    while side >= SMALLEST_SIDE:
+        yield side
+        side //= 2

@@ -20,8 +20,8 @@ from flashgen import (
 )
 from flashgen.budget.occupancy import register_limit
 from flashgen.budget.targets import get_target
-from flashgen.codegen.render import render_backward
 from flashgen.config import BACKWARD_KERNELS, BackwardKernel, KernelConfig
+from flashgen.kernels.backward_triton.kernel import render_backward
 from flashgen.kernels.backward_triton.rank import rank_backward
 from flashgen.kernels.backward_triton.shared_memory import backward_usage
 from flashgen.kernels.backward_triton.space import backward_space

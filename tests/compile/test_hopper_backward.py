@@ -18,7 +18,7 @@ from flashgen import AttentionSpec, Mask, Tensor, block_sparse, causal
 from flashgen.config import KernelConfig
 from flashgen.kernels.backward_hopper.space import rank_hopper_backward
 from flashgen.kernels.backward_hopper_split.plan import HopperBackwardSplit
-from flashgen.kernels.backward_hopper_split.space import split_space, why_no_backward
+from flashgen.kernels.backward_hopper_split.space import split_space
 from flashgen.plan import lower
 from flashgen.plan.backward import backward_plan
 from support.compiling.backward_hopper import (
@@ -30,7 +30,7 @@ from support.compiling.predicted import OLDER
 from support.loads import kernel_spec
 from support.sass import opcodes, unset_uniform_registers
 from support.turns import some
-from support.variants import shipped_plan, shipped_specs
+from support.variants import shipped_plan, shipped_specs, why_no_backward
 from support.vocabulary import VOCABULARY
 
 

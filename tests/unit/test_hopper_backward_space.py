@@ -21,12 +21,12 @@ from flashgen.kernels.backward_hopper_split import queries as hopper_queries
 from flashgen.kernels.backward_hopper_split.captures import queries_captured_bytes
 from flashgen.kernels.backward_hopper_split.plan import HopperBackwardSplit
 from flashgen.kernels.backward_hopper_split.shared_memory import queries_usage, worst_queries_usage
-from flashgen.kernels.backward_hopper_split.space import split_space, why_no_backward
+from flashgen.kernels.backward_hopper_split.space import split_space
 from flashgen.plan import lower
 from flashgen.plan.backward import backward_plan
 from flashgen.symbols import evaluate
 from support.loads import kernel_spec
-from support.variants import any_hopper_backward, rendered
+from support.variants import any_hopper_backward, rendered, why_no_backward
 
 WIDEST = KernelConfig(64, 64, num_warps=8, num_stages=2)
 NARROW = {stages: KernelConfig(128, 128, num_warps=8, num_stages=stages) for stages in (2, 3)}
@@ -220,7 +220,7 @@ def test_the_kernel_of_queries_has_to_fit_too(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_module_says_what_both_kernels_need() -> None:
     plan = names(256).backward.plan
-    module = rendered(plan, hopper_backward=any_hopper_backward(plan))
+    module = rendered(plan, any_hopper_backward(plan))
     assert "bytes; that of the one over queries 229,728." in module.replace("\n# ", " ")
 
 

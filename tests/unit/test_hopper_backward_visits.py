@@ -22,7 +22,6 @@ from flashgen import (
     Mask,
     Tensor,
 )
-from flashgen.codegen.render import render_backward_hopper
 from flashgen.kernels.backward_hopper.visits import HopperVisits
 from flashgen.kernels.backward_hopper_split.plan import HopperBackwardSplit
 from flashgen.kernels.backward_hopper_split.queries import HopperQueries
@@ -32,6 +31,7 @@ from flashgen.symbolic.gathers import with_row_tables
 from flashgen.symbolic.roles import KEYS_OF_ROWS, ROWS_OF_KEYS
 from support.cases import Case
 from support.turns import some
+from support.variants import render_backward_hopper
 from support.visits import Call, Elements, visit
 from support.vocabulary import VOCABULARY
 
@@ -64,7 +64,7 @@ FUNCTIONS = (
 
 def functions(names: HopperBackwardSplit) -> SimpleNamespace:
     """Those of the rendered kernel, as functions of Python."""
-    tree = ast.parse(render_backward_hopper(names.backward, after_forward=False))
+    tree = ast.parse(render_backward_hopper(names.backward))
     tree.body = [f for f in tree.body if isinstance(f, ast.FunctionDef) and f.name in FUNCTIONS]
     found: dict[str, Any] = dict(GLUON)
     exec(compile(tree, "rendered", "exec"), found)

@@ -9,17 +9,11 @@ from flashgen import AttentionSpec, additive_bias, causal, full, sigmoid_attenti
 from flashgen.budget.roofline import EXCHANGED_BYTES, SHARED_BYTES_PER_CLOCK, step_clocks
 from flashgen.budget.targets import DEFAULT_TARGETS, get_target
 from flashgen.budget.traffic import Workload, traffic
-from flashgen.config import BACKWARD_FORMS, KernelConfig
-from flashgen.kernels.backward_hopper.space import rank_hopper_backward
-from flashgen.kernels.backward_hopper_split.plan import HopperBackwardSplit
-from flashgen.kernels.backward_hopper_split.space import split_space
-from flashgen.kernels.backward_triton.rank import rank_backward
-from flashgen.kernels.backward_triton.space import backward_space
-from flashgen.kernels.forward_hopper.space import hopper_space, rank_hopper
+from flashgen.config import KernelConfig
 from flashgen.kernels.forward_triton.rank import predict, rank
 from flashgen.kernels.forward_triton.space import search_space
 from flashgen.plan import KernelPlan, lower
-from flashgen.plan.backward import backward_plan
+from flashgen.tuning.choose import ranked, search_spaces
 from flashgen.tuning.store import TuneResult, load_results
 from support.variants import GENERATED, shipped_plan, shipped_specs
 
@@ -58,19 +52,9 @@ def test_the_space_holds_what_the_probe_found_best() -> None:
         assert inside >= 0.98 * max(rates.values()), cell_name(cell)
 
 
-def _ranked(plan: KernelPlan, result: TuneResult) -> list[KernelConfig]:
+def _ranked(plan: KernelPlan, result: TuneResult) -> tuple[KernelConfig, ...]:
     """A kernel's candidates on a target, in the order of what they promise."""
-    form, target = result.form, result.target
-    if form == "hopper":
-        return rank_hopper(plan, hopper_space(plan).candidates)
-    if form == "hopper_backward":
-        names = HopperBackwardSplit(backward_plan(plan))
-        return rank_hopper_backward(split_space(names).candidates)
-    for kernel, of_kernel in BACKWARD_FORMS.items():
-        if form == of_kernel:
-            space = backward_space(plan, kernel, target)
-            return rank_backward(plan, kernel, target, space.candidates)
-    return [config for config, _ in rank(plan, target, search_space(plan, target).candidates)]
+    return ranked(plan, result.form, result.target, search_spaces(plan, (result.target,)))
 
 
 def test_nine_of_ten_shipped_variants_get_a_pick_near_the_best_that_tuning_found() -> None:

@@ -8,13 +8,17 @@ from collections.abc import Iterator
 import pytest
 from jinja2 import meta, nodes
 
-from flashgen.codegen.render import _environment, gluon
+from flashgen.codegen.environment import environment
+from flashgen.kernels.forward_hopper.kernel import gluon
 from flashgen.paths import template_dir
 
-ENVIRONMENT = _environment(gluons=gluon)
+ENVIRONMENT = environment(gluon=gluon)
 BUILT_IN = {"range", "loop", "caller"}
 FILTERS = {"fold", "gluon", "unpacking", "wrap", "indented", "dedent", "prefix"}
 TESTS = {"read_in"}
+
+# What the module's templates call those that each kernel brings.
+BROUGHT = {"configuration": "configuration", "launcher": "launch", "dispatch": "dispatch"}
 
 
 def source(name: str) -> str:
@@ -28,7 +32,7 @@ def explaining() -> list[str]:
     }
     trees = map(ENVIRONMENT.parse, map(source, every))
     parts = [part for tree in trees for part in tree.find_all((nodes.Include, nodes.Import))]
-    rendered = every - {part.template.value for part in parts}
+    rendered = every.difference(*map(named, parts))
     return sorted(rendered | {name for name in every if "\n  Names\n" in source(name)})
 
 
@@ -37,9 +41,19 @@ def parts(name: str) -> Iterator[nodes.Template]:
     tree = ENVIRONMENT.parse(source(name))
     yield tree
     for part in tree.find_all((nodes.Include, nodes.Import)):
-        assert isinstance(part.template, nodes.Const)
         if isinstance(part, nodes.Include) or part.with_context:
-            yield from parts(part.template.value)
+            for included in named(part):
+                yield from parts(included)
+
+
+def named(part: nodes.Include | nodes.Import) -> list[str]:
+    """The templates that one includes or imports: by its name, or one of every kernel's."""
+    if isinstance(part.template, nodes.Const):
+        return [part.template.value]
+    assert isinstance(part.template, nodes.Name)
+    found = template_dir().glob(f"*/{BROUGHT[part.template.name]}.py.jinja")
+    # The module's own launch template is what includes them.
+    return [f"{x.parent.name}/{x.name}" for x in sorted(found) if x.parent.name != "module"]
 
 
 def made(tree: nodes.Template) -> set[str]:

@@ -1,4 +1,4 @@
-"""split_space, why_no_backward: configurations of a backward pass in Gluon, divided or not."""
+"""split_space: configurations of a backward pass in Gluon, divided or not."""
 
 from __future__ import annotations
 
@@ -7,15 +7,6 @@ from flashgen.kernels.backward_hopper.space import hopper_backward_space
 from flashgen.kernels.backward_hopper_split.plan import HopperBackwardSplit
 from flashgen.kernels.backward_hopper_split.shared_memory import worst_queries_usage
 from flashgen.kernels.base import Space
-
-
-def why_no_backward(names: HopperBackwardSplit) -> str:
-    """Why a backward pass has no Gluon kernel; ``""`` where it has one."""
-    space = split_space(names)
-    if names.why_not or space.candidates:
-        return names.why_not
-    config, reason = space.rejected[0]
-    return f"{config}: {reason}"
 
 
 def split_space(names: HopperBackwardSplit) -> Space:

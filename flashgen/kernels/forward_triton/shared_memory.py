@@ -30,14 +30,12 @@ And where the loop reads elements of tensors (`flashgen.budget.elements`)
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
 from functools import cache
 
 import sympy
 
 from flashgen.budget.buffers import Phase
-from flashgen.budget.matrix_units import SMALLEST_SIDE, matrix_unit
+from flashgen.budget.matrix_units import matrix_unit
 from flashgen.budget.targets import Target
 from flashgen.budget.usage import SramUsage, usage_of
 from flashgen.config import KernelConfig
@@ -71,19 +69,6 @@ def worst_usage(plan: KernelPlan, config: KernelConfig, target: Target) -> SramU
     ways = {plan.uses_tma(target.name), False}
     usages = (sram_usage(plan, config, target, tma=tma) for tma in sorted(ways, reverse=True))
     return max(usages, key=lambda usage: usage.total)
-
-
-def fits(plan: KernelPlan, config: KernelConfig, target: Target) -> bool:
-    """Whether a kernel gets the shared memory it needs, however its tiles are copied."""
-    return worst_usage(plan, config, target).fits
-
-
-def largest_fitting(plan: KernelPlan, config: KernelConfig, target: Target) -> KernelConfig | None:
-    """The configuration nearest to one that does not fit; None where nothing smaller does.
-
-    The largest BLOCK_N that fits; with fewer stages if none does; with fewer query rows at last.
-    """
-    return next((smaller for smaller in _smaller(config) if fits(plan, smaller, target)), None)
 
 
 @cache
@@ -125,17 +110,3 @@ def _layout(plan: KernelPlan, config: KernelConfig, target: Target, tma: bool) -
         sigmoid=plan.normaliser == "sigmoid",
         scored=bool(plan.code.score or tile_loads(plan)),
     )
-
-
-def _smaller(config: KernelConfig) -> Iterator[KernelConfig]:
-    """This configuration and those below it, nearest first."""
-    for block_m in _halvings(config.BLOCK_M):
-        for stages in range(config.num_stages, 0, -1):
-            for block_n in _halvings(config.BLOCK_N):
-                yield replace(config, BLOCK_M=block_m, BLOCK_N=block_n, num_stages=stages)
-
-
-def _halvings(side: int) -> Iterator[int]:
-    while side >= SMALLEST_SIDE:
-        yield side
-        side //= 2

@@ -1509,7 +1509,7 @@ def _has_tangents(*tensors):
     return any(forward_ad.unpack_dual(x).tangent is not None for x in tensors)
 
 
-@torch.library.custom_op("flashgen::constants_1957a70f", mutates_args=())
+@torch.library.custom_op("flashgen::constants_ca1c8cb4", mutates_args=())
 def _attention_op(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -1550,7 +1550,7 @@ def _has_backward(q, k):
     return q.is_cuda or triton.knobs.runtime.interpret
 
 
-@torch.library.custom_op("flashgen::constants_1957a70f_backward", mutates_args=())
+@torch.library.custom_op("flashgen::constants_ca1c8cb4_backward", mutates_args=())
 def _backward_op(
     q: torch.Tensor,
     k: torch.Tensor,

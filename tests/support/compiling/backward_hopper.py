@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from flashgen.codegen.render import render_backward_hopper
 from flashgen.config import HOPPER, KernelConfig
 from flashgen.kernels.backward_hopper_split.plan import HopperBackwardSplit
 from flashgen.plan.arguments import KernelArguments
@@ -18,6 +17,7 @@ from support.compiling.hopper import (
 )
 from support.compiling.kernel import Kernel, call_of, function_in
 from support.compiling.portable import DROPOUT_TYPES
+from support.variants import render_backward_hopper
 
 # Tensors whose rows are as wide as those of v.
 OF_VALUES = ("v", "grad_v", "grad_out")
@@ -77,7 +77,7 @@ def _kernel(
     constants: dict[str, int],
     arguments: KernelArguments,
 ) -> Kernel:
-    text = IMPORTS + render_backward_hopper(backward, after_forward=False)
+    text = IMPORTS + render_backward_hopper(backward)
     types = types | {"scale": "fp32", "tiles_ptr": "*i32"} | DROPOUT_TYPES
     function = function_in(text, name)
     call = call_of(backward.plan, function, types, constants, arguments=arguments)

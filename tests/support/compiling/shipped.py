@@ -8,9 +8,9 @@ from types import ModuleType
 from typing import Any
 
 from flashgen.budget.targets import get_target
-from flashgen.codegen.render import BACKWARD_FUNCTIONS
 from flashgen.config import BACKWARD_KERNELS, HOPPER, KernelConfig
 from flashgen.kernels.backward_hopper_split.plan import HopperBackwardSplit
+from flashgen.kernels.backward_triton.kernel import FUNCTIONS as BACKWARD_FUNCTIONS
 from flashgen.kernels.backward_triton.shared_memory import backward_usage
 from flashgen.kernels.forward_triton.shared_memory import sram_usage
 from flashgen.plan.backward import backward_plan

@@ -3,50 +3,54 @@
 from __future__ import annotations
 
 import ast
+import functools
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+import flashgen.kernels.backward_hopper.kernel
+import flashgen.kernels.backward_triton.kernel
 from flashgen import AttentionSpec, causal
-from flashgen.codegen import render as rendering
-from flashgen.codegen.render import kernel_digest
-from flashgen.config import (
-    BACKWARD_FORMS,
-    BACKWARD_KERNELS,
-    GRADIENT_FORMS,
-    BackwardConfigs,
-    BackwardKernel,
-    Form,
-    HopperChoice,
-    KernelConfig,
-)
+from flashgen.config import NO_CHOICE, ChosenConfig, KernelChoice, KernelConfig
+from flashgen.kernels.registry import keys, with_key
 from flashgen.plan import KernelPlan, lower
 from flashgen.spec import Blocks
-from flashgen.tuning.forms import choices, digests, ranked, search_spaces
+from flashgen.tuning.choose import choices, digests, ranked, search_spaces
 from flashgen.tuning.store import Measurement, TuneResult
+from support.variants import kernel_digest
 from support.vocabulary import VOCABULARY
+
+PORTABLE = ("backward_keys", "backward_queries")
+GRADIENTS = tuple(key for key in keys() if with_key(key).gradients)
 
 SPEC = AttentionSpec(128, mask=causal(), targets=("sm_80", "sm_90"))
 PLAN = lower(SPEC, "causal")
 NARROW = lower(replace(SPEC, head_dim=64), "narrow")
 
 
-def _measured(plan: KernelPlan, form: Form, gpu: str, *tflops: float) -> TuneResult:
+def _measured(plan: KernelPlan, key: str, gpu: str, *tflops: float) -> TuneResult:
     """Of as many candidates as there are rates, the model's last ones."""
     spaces = search_spaces(plan)
-    candidates = ranked(plan, form, "sm_90", spaces).candidates[-len(tflops) :]
+    candidates = ranked(plan, key, "sm_90", spaces)[-len(tflops) :]
     measured = tuple(
         Measurement(config, (1.0,), (rate,))
         for config, rate in zip(candidates, tflops, strict=True)
     )
-    kernel = digests(plan, spaces)[form]
-    return TuneResult("sm_90", gpu, "3.7.1", kernel, (2048,), measured, (), "complete", form)
+    kernel = digests(plan, spaces)[key]
+    return TuneResult("sm_90", gpu, "3.7.1", kernel, (2048,), measured, (), "complete", key)
 
 
-def _chosen(plan: KernelPlan, *results: TuneResult) -> tuple[dict[str, KernelConfig], HopperChoice]:
+def _choices(plan: KernelPlan, *results: TuneResult) -> dict[str, KernelChoice]:
     spaces = search_spaces(plan)
-    chosen = choices(plan, digests(plan, spaces), spaces, results)
-    return {target: c.config for target, c in chosen.portable.items()}, chosen.hopper
+    return choices(plan, digests(plan, spaces), spaces, results)
+
+
+def _chosen(plan: KernelPlan, *results: TuneResult) -> tuple[dict[str, KernelConfig], KernelChoice]:
+    chosen = _choices(plan, *results)
+    portable = {target: c.config for target, c in chosen["portable"].configs.items()}
+    return portable, chosen["hopper"]
 
 
 def test_the_gluon_kernel_comes_first() -> None:
@@ -60,9 +64,9 @@ def test_the_model_chooses_for_each_kernel() -> None:
     spaces = search_spaces(PLAN)
     portable, hopper = _chosen(PLAN)
     assert set(portable) == {"sm_80", "sm_90"}
-    assert portable["sm_90"] == ranked(PLAN, "portable", "sm_90", spaces).candidates[0]
+    assert portable["sm_90"] == ranked(PLAN, "portable", "sm_90", spaces)[0]
     assert hopper.config is not None and hopper.config.source == "model"
-    assert hopper.config.config == ranked(PLAN, "hopper", "sm_90", spaces).candidates[0]
+    assert hopper.config.config == ranked(PLAN, "hopper", "sm_90", spaces)[0]
     assert 0 < hopper.config.shared <= 232_448
 
 
@@ -107,69 +111,66 @@ def test_a_pin_is_of_both_kernels() -> None:
 
 def test_for_other_targets_nothing_is_said_of_hopper() -> None:
     plan = lower(replace(SPEC, targets=("sm_80",)), "causal")
-    assert search_spaces(plan).hopper is None
-    assert _chosen(plan)[1] == HopperChoice()
+    assert search_spaces(plan)["hopper"] == {}
+    assert _chosen(plan)[1] == NO_CHOICE
 
 
 def test_the_portable_kernel_alone_where_it_was_faster_on_one_gpu() -> None:
-    slow = _measured(PLAN, "hopper", "NVIDIA H200", 400.0)
-    fast = _measured(PLAN, "portable", "NVIDIA H200", 500.0)
+    slow = _timed("hopper", "NVIDIA H200", 2.5)
+    fast = _timed("portable", "NVIDIA H200", 2.0)
     _, hopper = _chosen(PLAN, slow, fast)
-    assert hopper.config is None
-    assert hopper.why_not == "on NVIDIA H200 it reached 400 TFLOP/s, the portable kernel 500"
+    assert hopper == KernelChoice(why_not="on NVIDIA H200 it took 2.5 ms, the portable kernel 2")
     for other in (
-        _measured(PLAN, "portable", "NVIDIA H200", 399.0),
-        _measured(PLAN, "portable", "NVIDIA H100", 500.0),
+        _timed("portable", "NVIDIA H200", 2.6),
+        _timed("portable", "NVIDIA H100", 2.0),
     ):
         assert _chosen(PLAN, slow, other)[1].config is not None
 
 
-def _backward(plan: KernelPlan, *results: TuneResult) -> BackwardConfigs:
-    spaces = search_spaces(plan)
-    return choices(plan, digests(plan, spaces), spaces, results).backward["sm_90"]
+def _backward(plan: KernelPlan, *results: TuneResult) -> dict[str, ChosenConfig]:
+    chosen = _choices(plan, *results)
+    return {key: chosen[key].configs["sm_90"] for key in PORTABLE}
 
 
-@pytest.mark.parametrize("kernel", BACKWARD_KERNELS)
-def test_a_backward_kernel_is_chosen_by_its_own_measurements(kernel: BackwardKernel) -> None:
-    form = BACKWARD_FORMS[kernel]
+@pytest.mark.parametrize("key", PORTABLE)
+def test_a_backward_kernel_is_chosen_by_its_own_measurements(key: str) -> None:
     by_model = _backward(PLAN)
-    first = ranked(PLAN, form, "sm_90", search_spaces(PLAN)).candidates[0]
-    assert (getattr(by_model, kernel).source, getattr(by_model, kernel).config) == ("model", first)
-    result = _measured(PLAN, form, "NVIDIA H200", 480.0, 470.0)
+    first = ranked(PLAN, key, "sm_90", search_spaces(PLAN))[0]
+    assert (by_model[key].source, by_model[key].config) == ("model", first)
+    result = _measured(PLAN, key, "NVIDIA H200", 480.0, 470.0)
     found = _backward(PLAN, result)
-    chosen = getattr(found, kernel)
+    chosen = found[key]
     assert chosen.config == result.measured[0].config != first
     assert (chosen.source, chosen.gpu, chosen.tflops) == ("measured", "NVIDIA H200", 480.0)
     assert 0 < chosen.shared <= 232_448
     # The other one, and those of another source, have nothing to do with it.
-    [other] = {"keys", "queries"} - {kernel}
-    assert getattr(found, other) == getattr(by_model, other)
+    [other] = set(PORTABLE) - {key}
+    assert found[other] == by_model[other]
     assert _backward(PLAN, replace(result, kernel="0" * 64)) == by_model
 
 
 def test_pins_say_nothing_of_backward_kernels() -> None:
     plan = lower(replace(SPEC, blocks=Blocks(BLOCK_M=128, BLOCK_N=32)), "causal")
     result = _measured(plan, "backward_keys", "NVIDIA H200", 480.0)
-    assert _backward(plan, result).keys.config == result.measured[0].config
+    assert _backward(plan, result)["backward_keys"].config == result.measured[0].config
 
 
-def test_a_result_without_candidates_settles_a_form_and_chooses_nothing() -> None:
+def test_a_result_without_candidates_settles_a_kernel_and_chooses_nothing() -> None:
     result = replace(_measured(PLAN, "backward_keys", "NVIDIA H200", 480.0), measured=())
     assert result.settles(result.kernel, Blocks())
     assert not result.settles("0" * 64, Blocks())
     assert _backward(PLAN, result) == _backward(PLAN)
 
 
-def _gluon(plan: KernelPlan, *results: TuneResult) -> HopperChoice:
-    spaces = search_spaces(plan)
-    return choices(plan, digests(plan, spaces), spaces, results).hopper_backward
+def _gluon(plan: KernelPlan, *results: TuneResult) -> KernelChoice:
+    return _choices(plan, *results)["hopper_backward"]
 
 
 def test_the_gluon_kernel_of_the_backward_pass_is_chosen_likewise() -> None:
     plan = lower(replace(SPEC, deterministic=True), "causal")  # it has room for a third stage
     by_model = _gluon(plan)
     spaces = search_spaces(plan)
-    first, *_, last = ranked(plan, "hopper_backward", "sm_90", spaces).candidates
+    first, *_, last = ranked(plan, "hopper_backward", "sm_90", spaces)
     assert by_model.config is not None and first != last
     assert (by_model.config.source, by_model.config.config) == ("model", first)
     assert 0 < by_model.config.shared <= 232_448
@@ -197,17 +198,17 @@ def test_without_a_gluon_kernel_gradients_are_the_portable_ones(
 ) -> None:
     plan = lower(replace(SPEC, **changes), "causal")
     assert "hopper_backward" not in digests(plan, search_spaces(plan))
-    assert _gluon(plan) == HopperChoice(why_not=reason)
+    assert _gluon(plan) == KernelChoice(why_not=reason)
 
 
 def _timed(
-    form: Form,
+    key: str,
     gpu: str,
     ms: float,
     lengths: tuple[int, ...] = (2048,),
     plan: KernelPlan = PLAN,
 ) -> TuneResult:
-    result = _measured(plan, form, gpu, 500.0)
+    result = _measured(plan, key, gpu, 500.0)
     [measurement] = result.measured
     return replace(result, measured=(replace(measurement, ms=(ms,)),), lengths=lengths)
 
@@ -216,8 +217,9 @@ def test_the_portable_kernels_where_their_times_add_up_to_less() -> None:
     gluon = _timed("hopper_backward", "NVIDIA H200", 2.0)
     keys = _timed("backward_keys", "NVIDIA H200", 1.1)
     queries = _timed("backward_queries", "NVIDIA H200", 0.85)
-    assert _gluon(PLAN, gluon, keys, queries) == HopperChoice(
-        why_not="on NVIDIA H200 it took 2 ms, the portable kernels 1.95"
+    assert _gluon(PLAN, gluon, keys, queries) == KernelChoice(
+        why_not="on NVIDIA H200 it took 2 ms, "
+        "the backward kernel over keys and the backward kernel over queries 1.95"
     )
     for others in (
         (keys,),
@@ -234,20 +236,20 @@ def test_the_portable_kernels_where_their_times_add_up_to_less() -> None:
 def test_beside_the_portable_kernel_over_queries_it_is_compared_with_the_other_one() -> None:
     plan = lower(VOCABULARY["t5_bias"].spec("bfloat16", 64), "t5_bias")
     gluon, keys, slower, queries = (
-        _timed(form, "NVIDIA H200", ms, plan=plan)
-        for form, ms in (
+        _timed(key, "NVIDIA H200", ms, plan=plan)
+        for key, ms in (
             ("hopper_backward", 1.2),
             ("backward_keys", 1.1),
             ("backward_keys", 1.3),
             ("backward_queries", 0.1),
         )
     )
-    assert _gluon(plan, gluon, keys) == HopperChoice(
-        why_not="on NVIDIA H200 it took 1.2 ms, the portable kernel 1.1"
+    assert _gluon(plan, gluon, keys) == KernelChoice(
+        why_not="on NVIDIA H200 it took 1.2 ms, the backward kernel over keys 1.1"
     )
     found = _gluon(plan, gluon, slower, queries)
     assert found.config is not None and found.config.source == "measured"
-    assert (found.replaces, _gluon(PLAN).replaces) == (("keys",), ("keys", "queries"))
+    assert (found.replaces, _gluon(PLAN).replaces) == (("backward_keys",), PORTABLE)
 
 
 def _digests_with(monkeypatch: pytest.MonkeyPatch, name: str) -> list[str]:
@@ -261,10 +263,21 @@ def _digests_with(monkeypatch: pytest.MonkeyPatch, name: str) -> list[str]:
         return ast.unparse(tree)
 
     with monkeypatch.context() as patch:
-        for render in ("render_kernel", "render_backward", "render_backward_hopper"):
-            original = getattr(rendering, render)
-            patch.setattr(rendering, render, lambda x, of=original, **how: edited(of(x, **how)))
-        return [kernel_digest(PLAN, form) for form in GRADIENT_FORMS]
+        for module, renders in (
+            (flashgen.kernels.backward_triton.kernel, ("render_kernel", "render_backward")),
+            (flashgen.kernels.backward_hopper.kernel, ("render_over_keys",)),
+        ):
+            for render in renders:
+                original = getattr(module, render)
+                given = functools.partial(_edited_by, edited, original)
+                patch.setattr(module, render, given)
+        return [kernel_digest(PLAN, key) for key in GRADIENTS]
+
+
+def _edited_by(
+    edited: Callable[[str], str], render: Callable[..., str], *of: Any, **how: Any
+) -> str:
+    return edited(render(*of, **how))
 
 
 @pytest.mark.parametrize(
@@ -283,11 +296,11 @@ def _digests_with(monkeypatch: pytest.MonkeyPatch, name: str) -> list[str]:
     ],
 )
 def test_a_backward_digest_is_of_what_the_kernel_calls(
-    monkeypatch: pytest.MonkeyPatch, name: str, changed: list[Form]
+    monkeypatch: pytest.MonkeyPatch, name: str, changed: list[str]
 ) -> None:
-    before = [kernel_digest(PLAN, form) for form in GRADIENT_FORMS]
-    after = zip(GRADIENT_FORMS, _digests_with(monkeypatch, name), before, strict=True)
-    assert [form for form, now, then in after if now != then] == changed
+    before = [kernel_digest(PLAN, key) for key in GRADIENTS]
+    after = zip(GRADIENTS, _digests_with(monkeypatch, name), before, strict=True)
+    assert [key for key, now, then in after if now != then] == changed
 
 
 def test_a_digest_does_not_depend_on_how_python_writes_f_strings(
