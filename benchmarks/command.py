@@ -16,11 +16,11 @@ import torch
 from benchmarks.accuracy import wrong_cells
 from benchmarks.cells import AS_CAPTURED, Cell
 from benchmarks.compiling import compile_all
-from benchmarks.figures import NORMAL, of_normal
+from benchmarks.figures import NORMAL, OWN, of_normal
 from benchmarks.inputs import ENCODER, named_inputs
 from benchmarks.measuring import measure
 from benchmarks.passes import FORWARD_PASS, Pass
-from benchmarks.peers import BENCHMARK_MODULES, peers_of
+from benchmarks.peers import BENCHMARK_MODULES, PEERS, peers_of
 from benchmarks.record import environment, new_row, protocol, target
 from benchmarks.script import make_parser, sees_gpu, write_results
 from benchmarks.timing import TIMERS
@@ -57,7 +57,9 @@ def run(
         cells = [cell for cell in cells if cell is not AS_CAPTURED]
     _build_missing_modules(cells, which, tune=not options.no_tune)
     started = time.perf_counter()
-    for problem in compile_all(cells, options.jobs, which.name, with_fa4=options.fa4):
+    for problem in compile_all(
+        cells, options.jobs, which.name, with_fa4=options.fa4, without=options.without
+    ):
         print(f"compiling beforehand: {problem}", file=sys.stderr)
     print(f"compiled beforehand in {time.perf_counter() - started:.0f} s", flush=True)
     rows = [
@@ -74,7 +76,7 @@ def run(
     for repetition in range(options.repeat):
         for cell, row in rows:
             names = peers_of(cell, options.fa4, which.name)
-            peers = {name: which.peers[name] for name in names}
+            peers = {name: which.peers[name] for name in names if name not in options.without}
             measure(cell, row, peers, repetition, device, TIMERS, which)
             seconds = time.perf_counter() - started
             print(f"{seconds:4.0f} s {_progress(repetition, row)}", flush=True)
@@ -146,6 +148,14 @@ def _arguments(
         help="modules that are not shipped: what was measured before, or the model's choice",
     )
     parser.add_argument("--fa4", action="store_true", help="FlashAttention 4 too, if installed")
+    parser.add_argument(
+        "--without",
+        nargs="+",
+        default=[],
+        choices=[name for name in PEERS if name != OWN],
+        metavar="PEER",
+        help="peers that are not measured, as FlexAttention, which compiles for each shape",
+    )
     parser.add_argument(
         "--inputs",
         nargs="+",

@@ -8,7 +8,7 @@ to, as long for each attention. One after the other that is longer than all the 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
@@ -32,7 +32,12 @@ FA4_CACHE = "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED"
 
 
 def compile_all(
-    cells: Sequence[Cell], jobs: int, which: str = "forward", *, with_fa4: bool = False
+    cells: Sequence[Cell],
+    jobs: int,
+    which: str = "forward",
+    *,
+    with_fa4: bool = False,
+    without: Collection[str] = (),
 ) -> list[str]:
     """Calls the peers of `CACHED` once on what they compile for, in so many processes.
 
@@ -41,13 +46,14 @@ def compile_all(
         jobs: processes; with 0 nothing is compiled beforehand.
         which: the name of the pass.
         with_fa4: whether FlashAttention 4 is there.
+        without: peers that are not measured.
 
     Returns:
         what went wrong, a line each; the measuring meets it again and says more.
     """
     if jobs < 1:
         return []
-    calls = calls_to_compile(cells, with_fa4, which)
+    calls = [call for call in calls_to_compile(cells, with_fa4, which) if call[0] not in without]
     os.environ[FA4_CACHE] = "1"
     # A worker's kernels are compiled in the worker, not in a pool of its own.
     in_workers = patch.dict(os.environ, TORCHINDUCTOR_COMPILE_THREADS="1")

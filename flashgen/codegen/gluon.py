@@ -18,10 +18,12 @@ def as_gluon(text: str) -> str:
     return text.replace(", APPROX)", ", True)")
 
 
-def render_names(*, adds: bool) -> str:
+def render_names(*, adds: bool, clears: bool) -> str:
     """Under one name each what Tritons call differently: it stands before the Gluon kernels.
 
     Args:
         adds: whether one of them has TMA add tiles.
+        clears: whether they clear hidden rows.
     """
-    return environment().get_template("module/names.py.jinja").render(adds=adds)
+    template = environment().get_template("module/names.py.jinja")
+    return template.render(adds=adds, clears=clears)

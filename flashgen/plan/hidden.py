@@ -11,7 +11,10 @@ from flashgen.spec import AttentionSpec
 from flashgen.symbolic.alone import conditions_alone
 from flashgen.symbolic.printer import torch_source, triton_source
 from flashgen.symbolic.trace import Predicate
-from flashgen.symbols import KV_IDX, Q_IDX, H
+from flashgen.symbols import KV_IDX, Q_IDX, B, H
+
+#: What a tile's place says.
+POSITIONS = tuple(symbol.name for symbol in (B, H, Q_IDX, KV_IDX))
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,11 @@ class HiddenRows:
     queries_torch: tuple[str, ...]
     keys_by_head: bool
     names: frozenset[str]
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Of what they read, parameters and lengths."""
+        return tuple(sorted(self.names.difference(POSITIONS)))
 
     @property
     def gathers(self) -> tuple[int, ...]:

@@ -39,6 +39,7 @@ from flashgen.symbolic.gathers import with_row_tables
 from flashgen.symbolic.logic import conditions
 from flashgen.symbolic.printer import plain_source, torch_source
 from flashgen.symbolic.roles import KEYS_OF_ROWS, ROWS_OF_KEYS
+from flashgen.symbolic.score import may_be_infinite
 from flashgen.symbolic.tables import RowTable
 from flashgen.symbolic.trace import Predicate, trace
 from flashgen.symbols import KV_IDX, Q_IDX, SCORE, B, H, Load
@@ -133,8 +134,12 @@ class KernelPlan(Heads):
         return self.spec.targets
 
     def uses_tma(self, target: str) -> bool:
-        """Whether tiles come through tensor descriptors (TMA) on this target."""
-        return get_target(target).has_tma
+        """Whether tiles come through tensor descriptors (TMA) on this target.
+
+        TMA brings hidden rows, too, and what is zeroed in registers lies in shared memory late:
+        where a mask hides rows by their position, pointers leave them out.
+        """
+        return get_target(target).has_tma and not (self.hidden.keys or self.hidden.queries)
 
     @cached_property
     def masks(self) -> bool:
@@ -182,8 +187,7 @@ class KernelPlan(Heads):
     def keys_can_be_hidden(self) -> bool:
         """Whether a query may see no key: by the mask, or by a bias of -inf."""
         score = self.spec.score
-        loads = score.traced.sym.atoms(Load) if score is not None else ()
-        biased = any(KV_IDX in load.free_symbols for load in loads if not load.is_integer)
+        biased = score is not None and may_be_infinite(score.traced.sym)
         return self.bounds.rows_can_be_empty or biased
 
     @property

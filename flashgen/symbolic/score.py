@@ -10,7 +10,7 @@ import sympy
 
 from flashgen.symbolic.places import SCALE, SCORES, Place, is_integral, place_of
 from flashgen.symbolic.regroup import with_exact_differences
-from flashgen.symbols import Q_FIRST, Q_IDX, SCORE
+from flashgen.symbols import KV_IDX, Q_FIRST, Q_IDX, SCORE, Load
 from flashgen.tracing.shown import shown
 
 #: sympy keeps it exact; it prints as 1.4426950408889634.
@@ -53,12 +53,14 @@ def fold_score(score: Any = SCORE, positive: Collection[str] = ()) -> FoldedScor
         score: f over `SCORE`, the indices and parameters; without infinities (`split_infinite`).
         positive: parameters known to be above 0.
     """
-    raw = times(score.xreplace({SCORE: SCALE * SCORES}), LOG2E)
+    raw = times(_lifted(score).xreplace({SCORE: SCALE * SCORES}), LOG2E)
     slope, rest = _linear(raw)
     expr = raw if slope is None else sympy.Add(sympy.Mul(slope, SCORES), rest)
     factor = slope if rest == 0 and slope is not None and _is_scalar(slope) else None
     terms, shift = _without_shift(expr)
-    outer = _positive_factor(terms, positive)
+    # What tensors add may be as low as float32 goes: 1 / outer would be too much for it.
+    low = any(map(reads_bias, terms))
+    outer = sympy.Integer(1) if low else _positive_factor(terms, positive)
     return FoldedScore(
         expr=expr,
         outer=outer,
@@ -67,6 +69,42 @@ def fold_score(score: Any = SCORE, positive: Collection[str] = ()) -> FoldedScor
         factor=factor,
         factor_is_positive=factor is not None and _is_positive(factor, positive),
     )
+
+
+def may_be_infinite(expr: Any) -> bool:
+    """Whether a score function, or a part of one, may be -inf by what it reads of tensors.
+
+    A slope of -inf, times a distance, has no meaning where the distance is 0.
+    """
+    terms = sympy.Add.make_args(expr)
+    if any(reads_bias(term) for term in terms):
+        return True
+    positions = {Q_IDX, KV_IDX, Q_FIRST, SCORE, SCORES}
+    return any(_floats(term) and not positions & term.free_symbols for term in terms)
+
+
+def reads_bias(expr: Any) -> bool:
+    """Whether it has elements of tensors that differ over a tile and may be any float."""
+    return any(place_of(load) != Place.SCALAR for load in _floats(expr))
+
+
+def _floats(expr: Any) -> list[Any]:
+    return [load for load in expr.atoms(Load) if not load.is_integer]
+
+
+def _lifted(expr: Any) -> Any:
+    """A score function whose biases are no lower than log2(e) may multiply.
+
+    What is above -1.7e38 stays, and so does -inf; what is between is brought near -1.7e38, in its
+    order.
+    """
+    if expr.is_Add:
+        return sympy.Add(*map(_lifted, expr.args))
+    if isinstance(expr, sympy.Piecewise):
+        return sympy.Piecewise(*((_lifted(x), when) for x, when in expr.args), evaluate=False)
+    if SCORE in expr.free_symbols or not reads_bias(expr):
+        return expr
+    return sympy.Max(expr, expr / 8 - sympy.Float(1.5e38))
 
 
 def _is_scalar(expr: Any) -> bool:
@@ -85,10 +123,12 @@ def _without_shift(expr: Any) -> tuple[list[Any], Any]:
     ``slope * (kv_idx - q_idx)`` is ``slope * (kv_idx - q_first)``, of the column alone, and
     ``slope * (q_first - q_idx)``. Both are products of exact differences, no larger than the first.
     """
-    kept, shift = [], []
+    kept: list[Any] = []
+    shift: list[Any] = []
     for term in with_exact_differences(sympy.Add.make_args(expr)):
         if place_of(term) in (Place.SCALAR, Place.ROW):
-            shift.append(term)
+            # One of -inf hides the row, and has to meet each score for that.
+            (kept if may_be_infinite(term) else shift).append(term)
             continue
         scalars, others = _scalar_factors(term)
         whole = others[0] if len(others) == 1 else sympy.Integer(0)

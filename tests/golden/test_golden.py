@@ -104,7 +104,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 
-{render_names(adds=False)}
+{render_names(adds=False, clears=False)}
 '''
 
 
@@ -125,7 +125,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 
-{render_names(adds=True)}
+{render_names(adds=True, clears=False)}
 
 '''
 

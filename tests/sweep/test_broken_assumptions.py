@@ -155,3 +155,89 @@ def test_elements_outside_of_a_table_are_0(kernel: str) -> None:
         out, lse = rendered_module(OUTSIDE)._launch(q, k, v, 64**-0.5, *values, config)
     assert torch.allclose(out.double(), expected, atol=4e-3)
     assert torch.allclose(lse.double(), expected_lse, atol=4e-3)
+
+
+_LEAST = torch.finfo(torch.float32).min
+_OF_PAIR = Tensor("of_pair", ("q_len", "kv_len"))
+_OF_KEY = Tensor("of_key", ("kv_len",))
+_OF_ROW = Tensor("of_row", ("q_len",))
+
+
+def _low(score, b, h, q_idx, kv_idx):  # type: ignore[no-untyped-def]
+    return score + _OF_PAIR[q_idx, kv_idx] + _OF_KEY[kv_idx] + _OF_ROW[q_idx]
+
+
+LOW = AttentionSpec(64, "bfloat16", mask=causal(), score=_low)
+
+
+@functools.cache
+def _low_module(*, gluon: bool) -> ModuleType:
+    return rendered_module(LOW, hopper=gluon, edit_source=interpreted if gluon else str)
+
+
+def _biases() -> dict[str, torch.Tensor]:
+    """Rows of the least float, of several low ones, of -1e9 and of -inf; hidden and low keys."""
+    of_pair, of_key, of_row = torch.zeros(150, 150), torch.zeros(150), torch.zeros(150)
+    of_pair[40] = _LEAST
+    of_pair[50], of_pair[50, 30:] = -1e38, _LEAST
+    of_pair[60], of_pair[60, ::2] = -1e38, -torch.inf
+    of_pair[70], of_pair[90], of_pair[100] = -torch.inf, -1e31, -1e9
+    of_pair[149, :149] = _LEAST
+    of_key[3], of_key[7] = -torch.inf, _LEAST
+    of_row[80], of_row[120] = _LEAST, -torch.inf
+    return {"of_pair": of_pair, "of_key": of_key, "of_row": of_row}
+
+
+@pytest.mark.parametrize("kernel", ["portable", "gluon", "reference"])
+def test_low_scores_are_scores(kernel: str) -> None:
+    """A row of them is what a softmax makes of it; one of -inf alone is empty."""
+    module = _low_module(gluon=kernel == "gluon")
+    case = Case(150, 150, q_heads=2, kv_heads=2)
+    q, k, v = inputs(case, LOW, torch.bfloat16)
+    biases = _biases()
+    values = [biases[param.name] for param in LOW.params]
+    # Beside such a bias nothing is left of q·k in float32, nor of a float32 as small as 1e9 is.
+    scores = (q.float() @ k.float().mT * 64**-0.5 + biases["of_pair"]) + biases["of_row"][:, None]
+    scores = (scores + biases["of_key"]).masked_fill(
+        ~torch.ones(150, 150).tril().bool(), -torch.inf
+    )
+    lse = scores.double().logsumexp(-1)
+    seen = lse > -torch.inf
+    expected = scores.double().softmax(-1).nan_to_num(0.0) @ v.double()
+    if kernel == "reference":
+        out, got_lse = module.reference(q, k, v, **biases, return_lse=True)
+    elif kernel == "gluon":
+        plan = lower(LOW, "low")
+        config = rank_hopper(plan, hopper_space(plan).candidates)[0].as_dict()
+        out, got_lse = module._launch_hopper(q, k, v, 64**-0.5, *values, config)
+    else:
+        out, got_lse = module._launch(q, k, v, 64**-0.5, *values, module.CONFIGS["sm_90"])
+    # Of 1e9 a row's scores differ by what float32 rounds.
+    rows = torch.arange(150) != 100
+    assert torch.equal(got_lse > -torch.inf, seen)
+    assert torch.equal(out[~seen], torch.zeros_like(out[~seen]))
+    assert torch.allclose(out.double()[:, :, rows], expected[:, :, rows], atol=1e-2)
+    assert torch.isfinite(out).all()
+    held = seen & (lse > -1.7e38)
+    assert torch.allclose(got_lse.double()[held], lse[held], rtol=1e-5, atol=4e-3)
+    assert (got_lse[seen & ~held] < -1.7e38).all()
+
+
+@pytest.mark.parametrize("kernel", ["portable", "gluon"])
+def test_rows_of_low_scores_pass_no_gradient(kernel: str) -> None:
+    """Their LSE has lost what their weights add up to; all other gradients are as they were."""
+    module = _low_module(gluon=kernel == "gluon")
+    q, k, v = inputs(Case(150, 150, q_heads=2, kv_heads=2), LOW, torch.bfloat16)
+    biases = _biases()
+    low = torch.tensor([40, 50, 60, 80, 90, 100])
+    grad_out = torch.randn(q.shape, generator=torch.Generator().manual_seed(1)).bfloat16()
+    without = grad_out.index_fill(2, low, 0.0)
+    found = []
+    for function, grad in ((module.attention, grad_out), (module.reference, without)):
+        tensors = [x.detach().requires_grad_() for x in (q, k, v)]
+        out = function(*tensors, **biases)
+        found.append(torch.autograd.grad(out, tensors, grad))
+    for got, expected in zip(*found, strict=True):
+        assert torch.isfinite(got).all()
+        assert torch.allclose(got.float(), expected.float(), atol=4e-2, rtol=2e-2)
+    assert torch.equal(found[0][0][:, :, low], torch.zeros_like(found[0][0][:, :, low]))

@@ -247,16 +247,17 @@ def test_the_newest_row_of_each_inputs_joins_the_newest_normal_ones(tmp_path):
 
 
 def test_a_run_measures_each_cell_with_each_inputs(tmp_path, monkeypatch, capsys):
-    measured = []
+    measured, names, compiled = [], [], []
 
     def measure(cell, row, peers, repetition, device, timers, which):
         measured.append((row["cell"], row["inputs"]))
+        names.append(set(peers))
         row |= {key: value for key, value in STEEP[0].items() if key not in ("cell", "inputs")}
         row["sustained_tflops"] = {}
 
     monkeypatch.setattr(command, "sees_gpu", lambda benchmark: True)
     monkeypatch.setattr(command, "_build_missing_modules", lambda *given, **options: None)
-    monkeypatch.setattr(command, "compile_all", lambda *given, **options: [])
+    monkeypatch.setattr(command, "compile_all", lambda *given, **to: compiled.append(to) or [])
     monkeypatch.setattr(command, "environment", lambda device: results([])["environment"])
     monkeypatch.setattr(command, "new_row", lambda c, which: {"cell": c.name, "ms": {}})
     monkeypatch.setattr(command, "measure", measure)
@@ -278,3 +279,8 @@ def test_a_run_measures_each_cell_with_each_inputs(tmp_path, monkeypatch, capsys
     assert "With other inputs:" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         run("--inputs", "steep")
+    run("--without", "FlexAttention", "SDPA flash")
+    assert names[-1] == {"flashgen", "SDPA cuDNN"}
+    assert compiled[-1] == {"with_fa4": False, "without": ["FlexAttention", "SDPA flash"]}
+    with pytest.raises(SystemExit):
+        run("--without", "flashgen")

@@ -162,10 +162,19 @@ def test_outer_inner_and_shift_make_up_the_score(score: Any, slope: Any, whole: 
             "1.4426950408889634 * (q_first - q_idx) * slopes[h]",
         ),
         (
-            lambda s, b, h, q, k: s + 0.5 * SLOPES[q] - 2 * k,
+            lambda s, b, h, q, k: s + 0.5 * q - 2 * k,
             "1.4426950408889634 * scale",
             "scores - 2 * kv_idx / scale",
-            "0.5 * 1.4426950408889634 * slopes[q_idx]",
+            "0.5 * 1.4426950408889634 * q_idx",
+        ),
+        # What a tensor adds may be -inf, which hides, or too low for log2(e) times 1 / scale.
+        (
+            lambda s, b, h, q, k: s + SLOPES[q] - 2 * k,
+            "1",
+            "1.4426950408889634 * scale * scores + 1.4426950408889634 * "
+            "max(slopes[q_idx], 0.125 * slopes[q_idx] - 1.5e38) "
+            "- 2 * 1.4426950408889634 * kv_idx",
+            "0",
         ),
         # A sign that is not known stays inside.
         (

@@ -45,6 +45,7 @@ def captured_bytes(plan: KernelPlan, *, contiguous: bool = True, ones: bool = Fa
     size += arrays * BARRIERS + NUMBERS + NUMBERS_OF_A_CALL * NUMBER
     if plan.normaliser == "softmax":  # votes, outgrown, checked
         size += 2 * NUMBERS + BARRIER * hopper_shape(plan).flat
+    size += NUMBERS * bool(plan.hidden.keys)  # where values are hidden
     size += ADDRESS * HopperNames(plan).counts  # the counter
     size += NUMBER * plan.tiles.uneven  # heads_together
     if plan.listing:
@@ -79,7 +80,7 @@ def _expressions(plan: KernelPlan) -> Iterator[str]:
     code = plan.code
     for a in (*code.scalars, *code.rows, *code.columns, *code.elements, *code.masked):
         yield a.code
-    yield from (code.score, code.shift, code.sink, *code.conditions)
+    yield from (code.score, code.shift, code.sink, *code.conditions, *plan.hidden.keys)
     if code.promise is not None:
         yield from ("kv_len", *code.promise.conditions)
     for table in code.tables:

@@ -8,6 +8,7 @@ first, each where its alignment allows. All of this kernel's are alive throughou
 - barriers, 8 bytes each; an array of them starts at a multiple of 16;
 - a byte for each warp of a partition that waits for its work;
 - the present tile of queries and the next one as the producer hands them over: numbers;
+- where a mask hides keys by their position alone, a number for each buffer of values;
 - of a softmax, a byte for each row of queries to vote with, and whether weights have outgrown their
   maxima, a number for each consumer and each of those two tiles.
 
@@ -178,6 +179,7 @@ def _others(plan: KernelPlan, captures: int) -> list[Buffer]:
         *(of_queries, of_queries, *of_visits),
         Buffer("tiles handed over", sympy.sympify(handed_over)),
         *2 * (Buffer("barriers", sympy.Integer(2 * _BARRIER)),),
+        *([Buffer("hidden values", _NUMBER * NUM_STAGES)] if plan.hidden.keys else ()),
         *(_growth(shape.flat) if plan.normaliser == "softmax" else ()),
         Buffer("captures", sympy.Integer(captures), alignment=8),
         Buffer("captures", WARP_GROUP * _CONSUMERS, alignment=4),

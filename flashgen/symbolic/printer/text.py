@@ -35,7 +35,7 @@ def number_text(number: Any) -> str:
         return str(int(number))
     if not number.is_finite:
         raise TypeError(f"the printer knows finite numbers only: {number}")
-    return repr(float(number))
+    return repr(float(number)).replace("e+", "e")  # as formatters write it
 
 
 def as_fraction(number: Any) -> tuple[Any, Any]:

@@ -25,7 +25,7 @@ OUT: gl.constexpr = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 
 OUTGROWN: gl.constexpr = gl.constexpr(2.0**-40)
 MOST_WEIGHT: gl.constexpr = gl.constexpr(2.0**88)
 # Below all scores: the reference of a row that has seen no key yet.
-UNSEEN: gl.constexpr = gl.constexpr(-1.0e30)
+UNSEEN: gl.constexpr = gl.constexpr(-3.0e38)
 # Steps between two looks at the sums, at first.
 LOOK: gl.constexpr = gl.constexpr(16)
 

@@ -266,8 +266,9 @@ def _backward_rows(
     inside = offs_m < q_len
     lse = tl.load(lse_ptr + rows, mask=inside, other=float("-inf"))
     grad_lse = tl.load(grad_lse_ptr + rows, mask=inside, other=0.0)
-    # A row that sees no key has no LSE to move, and gets weights of 0 by one above every score.
-    empty = lse == float("-inf")
+    # A row that sees no key has no LSE to move, and gets weights of 0 by one above every score. So
+    # does a row so low that its LSE has lost what its weights add up to.
+    empty = lse < -8388608.0  # 2^23: from there on, float32 has no halves
     batch, head = batch_head // num_q_heads, batch_head % num_q_heads
     grad_out_ptr += batch.to(tl.int64) * stride_ob + head.to(tl.int64) * stride_oh
     delta = tl.where(empty, 0.0, -grad_lse)
@@ -1061,7 +1062,7 @@ def _has_tangents(*tensors):
     return any(forward_ad.unpack_dual(x).tangent is not None for x in tensors)
 
 
-@torch.library.custom_op("flashgen::module_21227041", mutates_args=())
+@torch.library.custom_op("flashgen::module_4025bc22", mutates_args=())
 def _attention_op(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -1102,7 +1103,7 @@ def _has_backward(q, k):
     return q.is_cuda or triton.knobs.runtime.interpret
 
 
-@torch.library.custom_op("flashgen::module_21227041_backward", mutates_args=())
+@torch.library.custom_op("flashgen::module_4025bc22_backward", mutates_args=())
 def _backward_op(
     q: torch.Tensor,
     k: torch.Tensor,

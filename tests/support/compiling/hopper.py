@@ -36,7 +36,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 
-{render_names(adds=True)}
+{render_names(adds=True, clears=True)}
 
 """
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,6 +14,14 @@ from greenlet import greenlet
 
 class Deadlock(AssertionError):
     """Everyone waits."""
+
+
+@dataclass(eq=False)
+class Written:
+    """What roles have put into shared memory, at which addresses, and whether one has fenced it."""
+
+    addresses: range
+    fenced: bool = False
 
 
 class Role:
@@ -24,7 +33,7 @@ class Role:
         rank: which of two goes first, where that is not left to chance.
         products: those of its products that may not have been computed yet, oldest first.
         stores: its copies out of shared memory that may not have been made yet, likewise.
-        unfenced: addresses of what it has written, and TMA and matrix units may not see yet.
+        unfenced: what it has written, and TMA and matrix units may not see yet.
         ready: whether it can go on.
         course: what it does, a coroutine, if its program is divided into roles.
     """
@@ -34,7 +43,7 @@ class Role:
         self.num_warps = num_warps
         self.products: list[Any] = []
         self.stores: list[Callable[[], None]] = []
-        self.unfenced: list[range] = []
+        self.unfenced: list[Written] = []
         self.ready: Callable[[], bool] = lambda: True
         self.course: greenlet | None = None
         self.rank = program.random.random()

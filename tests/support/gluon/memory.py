@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from support.gluon.machine import pause, program, role
+from support.gluon.machine import Written, pause, program, role
 from support.gluon.values import Block, Layout, of
 
 
@@ -61,12 +61,27 @@ class Shared:
         return Block(self.data.clone())
 
     def store(self, value: Block) -> None:
-        """Puts a block there: TMA and matrix units see it after a fence."""
+        """Puts a block there: TMA and matrix units see it after a fence.
+
+        Where two roles write the same, as both clear the same rows, the fence of one will do.
+        """
         assert value.shape == self.shape, f"{value.shape} into {self.shape}"
         assert value.data.dtype == self.data.dtype, f"{value.data.dtype} into {self.data.dtype}"
+        before = _bits(self.data)
         self.data.copy_(value.data)
-        role().unfenced.append(self.addresses)
+        if not torch.equal(_bits(self.data), before):
+            role().unfenced.append(Written(self.addresses))
+        else:  # whose fence it is does not matter
+            role().unfenced += [w for w in _unfenced() if w.addresses == self.addresses]
         pause()
+
+
+def _unfenced() -> list[Written]:
+    return [w for one in program().roles for w in one.unfenced if not w.fenced]
+
+
+def _bits(data: torch.Tensor) -> torch.Tensor:
+    return data.clone().view(torch.uint8)
 
 
 def poison(data: torch.Tensor) -> None:
@@ -76,14 +91,16 @@ def poison(data: torch.Tensor) -> None:
 
 def fence() -> None:
     """What this role has written can be seen by TMA and matrix units."""
+    for written in role().unfenced:
+        written.fenced = True
     role().unfenced.clear()
 
 
 def seen(shared: Shared) -> torch.Tensor:
     """What TMA and matrix units find in shared memory."""
     mine = shared.addresses
-    for written in (w for one in program().roles for w in one.unfenced):
-        apart = mine.stop <= written.start or written.stop <= mine.start
+    for addresses in (written.addresses for written in _unfenced()):
+        apart = mine.stop <= addresses.start or addresses.stop <= mine.start
         assert apart, "written to, and read without a fence"
     return shared.data
 
