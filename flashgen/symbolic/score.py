@@ -53,14 +53,14 @@ def fold_score(score: Any = SCORE, positive: Collection[str] = ()) -> FoldedScor
         score: f over `SCORE`, the indices and parameters; without infinities (`split_infinite`).
         positive: parameters known to be above 0.
     """
-    raw = times(_lifted(score).xreplace({SCORE: SCALE * SCORES}), LOG2E)
+    lifted = _lifted(score)
+    raw = times(lifted.xreplace({SCORE: SCALE * SCORES}), LOG2E)
     slope, rest = _linear(raw)
     expr = raw if slope is None else sympy.Add(sympy.Mul(slope, SCORES), rest)
     factor = slope if rest == 0 and slope is not None and _is_scalar(slope) else None
     terms, shift = _without_shift(expr)
-    # What tensors add may be as low as float32 goes: 1 / outer would be too much for it.
-    low = any(map(reads_bias, terms))
-    outer = sympy.Integer(1) if low else _positive_factor(terms, positive)
+    # A bias may be as low as float32 goes: 1 / outer would be too much for it.
+    outer = sympy.Integer(1) if lifted != score else _positive_factor(terms, positive)
     return FoldedScore(
         expr=expr,
         outer=outer,
@@ -77,15 +77,10 @@ def may_be_infinite(expr: Any) -> bool:
     A slope of -inf, times a distance, has no meaning where the distance is 0.
     """
     terms = sympy.Add.make_args(expr)
-    if any(reads_bias(term) for term in terms):
+    if any(place_of(load) != Place.SCALAR for term in terms for load in _floats(term)):
         return True
     positions = {Q_IDX, KV_IDX, Q_FIRST, SCORE, SCORES}
     return any(_floats(term) and not positions & term.free_symbols for term in terms)
-
-
-def reads_bias(expr: Any) -> bool:
-    """Whether it has elements of tensors that differ over a tile and may be any float."""
-    return any(place_of(load) != Place.SCALAR for load in _floats(expr))
 
 
 def _floats(expr: Any) -> list[Any]:
@@ -95,14 +90,15 @@ def _floats(expr: Any) -> list[Any]:
 def _lifted(expr: Any) -> Any:
     """A score function whose biases are no lower than log2(e) may multiply.
 
-    What is above -1.7e38 stays, and so does -inf; what is between is brought near -1.7e38, in its
-    order.
+    A bias is what a tensor adds that differs over a tile, a number of times perhaps. What is above
+    -1.7e38 stays, and so does -inf; what is between is brought near -1.7e38, in its order.
     """
     if expr.is_Add:
         return sympy.Add(*map(_lifted, expr.args))
     if isinstance(expr, sympy.Piecewise):
         return sympy.Piecewise(*((_lifted(x), when) for x, when in expr.args), evaluate=False)
-    if SCORE in expr.free_symbols or not reads_bias(expr):
+    bias = expr.as_coeff_Mul()[1]
+    if not isinstance(bias, Load) or bias.is_integer or place_of(bias) == Place.SCALAR:
         return expr
     return sympy.Max(expr, expr / 8 - sympy.Float(1.5e38))
 

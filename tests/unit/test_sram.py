@@ -96,12 +96,11 @@ def test_the_record_has_every_kernel_that_reads_tensors() -> None:
 @pytest.mark.parametrize(
     ("name", "target", "part", "size"),
     [
-        ("bias", "sm_90", "scratch", 32768),  # 128 x 64 x 4: exchanged before the product
-        ("half", "sm_90", "scratch", 16384),
-        ("capped_bias", "sm_90", "elements", 65536),  # two tiles ahead
+        ("bias", "sm_90", "elements", 65536),  # 128 x 64 x 4, two tiles ahead
+        ("half", "sm_90", "scratch", 32768),  # exchanged in float32
         ("bias", "sm_100", "elements", 65536),  # sums there are not in registers
         ("capped_keys", "sm_90", "elements", 512),
-        ("backward", "sm_90", "scratch", 4096),  # eight columns of a row change threads
+        ("backward", "sm_90", "elements", 65536),
         ("shown", "sm_90", "scratch", 8192),  # a byte for each
         ("half", "gfx942", "P", 16384),  # the exchange takes its place
         ("ids", "sm_90", "scratch", 0),
