@@ -84,9 +84,10 @@ def backward_captured_bytes(
     if names.has_roles:
         # The first consumer alone has scores and mask, and captures nothing: its code is the
         # block's own. The others go by which tiles need the mask where these come first.
-        read = _Read(names.visits.bounds if names.visits.splits else names.visits.ends)
+        visits = names.visits.bounds if names.visits.splits else names.visits.ends
+        read = _Read((*visits, *_hidden(names)))
     else:
-        read = _Read((*names.visits.bounds, *_backward_expressions(names)))
+        read = _Read((*names.visits.bounds, *_backward_expressions(names), *_hidden(names)))
     size = BACKWARD_SOURCES * ADDRESS
     size += 4 * TILES + ROWS + 2 * BARRIERS  # q, grad_out, k, v; lse and delta; full and empty
     if names.divided:
@@ -107,6 +108,7 @@ def backward_captured_bytes(
     size += NUMBER * ("q_len" in read.names or names.visits.tiles.listed)
     size += ADDRESS * len(names.visits.reads)
     size += ADDRESS * len(names.text.learned)  # their sums
+    size += _notes(names)
     arguments = names.backward.both_arguments
     return size + _parameters(read, arguments, contiguous=contiguous, ones=ones)
 
@@ -135,10 +137,10 @@ def queries_captured_bytes(
 ) -> int:
     """Bytes that the Gluon kernel for the gradient of q captures."""
     queries = names.of_queries
-    read = _Read((*queries.visits.bounds, *_queries_expressions(names)))
+    read = _Read((*queries.visits.bounds, *_queries_expressions(names), *_hidden(names)))
     # Descriptors of q, k, v, grad_out and grad_q; the rows, and how many there are of a head.
     size = 6 * ADDRESS + (NUMBERS_OF_A_TILE + 1) * NUMBER
-    size += 4 * (TILES + BARRIERS) + BARRIER
+    size += 4 * (TILES + BARRIERS) + BARRIER + _notes(names)
     counts = _counts_lists(names)
     size += ADDRESS * len(queries.visits.reads)
     size += NUMBER * (counts or not read.names.isdisjoint({"q_len", "q_last"}))
@@ -215,6 +217,18 @@ def _expressions(plan: KernelPlan) -> Iterator[str]:
         yield from ("kv_len", *code.promise.conditions)
     for table in code.tables:
         yield from (table.entry, table.row, table.column, table.first_row, table.first_column)
+
+
+def _hidden(names: HopperBackward) -> tuple[str, ...]:
+    """Text of which rows are hidden by their position alone."""
+    hidden = names.backward.plan.hidden
+    return (*hidden.keys, *hidden.queries)
+
+
+def _notes(names: HopperBackward) -> int:
+    """Of the notes which tiles have such rows."""
+    hidden = names.backward.plan.hidden
+    return NUMBERS * (bool(hidden.keys) + bool(hidden.queries))
 
 
 def _backward_expressions(names: HopperBackward) -> Iterator[str]:

@@ -11,6 +11,7 @@ All of its buffers are alive throughout (`flashgen.budget.packing`):
   places of the keys and the values themselves;
 - what one consumer hands to the other where they have roles, 64 x 64 numbers of float32;
 - which tiles of keys a program has, where it takes several;
+- where a mask hides keys, or queries, by their position alone, a number for each buffer of them;
 - captures, barriers, and a byte for each warp, as in the forward kernel (`flashgen.budget.hopper`).
 
 That of queries has those, in whose place their gradient leaves, and tiles of keys and of values.
@@ -20,6 +21,8 @@ what `ones` says.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import sympy
 
@@ -87,6 +90,7 @@ def _usage(names: HopperBackward, config: KernelConfig, captures: int) -> SramUs
     others = [
         Buffer("LSE, delta", 2 * NUM_STAGES * BLOCK_M * _NUMBER, alignment=128),
         *of_keys,
+        *_notes(names, 1 if names.divided else 2, NUM_STAGES),
         *(2 + names.grad_out_apart) * (Buffer("barriers", NUM_STAGES * _BARRIER),),
         *_captures(captures),
     ]
@@ -107,6 +111,7 @@ def _queries_usage(names: HopperBackward, captures: int) -> SramUsage:
         Buffer("barriers", sympy.Integer(_BARRIER)),
         *2 * (Buffer("barriers", k_stages * _BARRIER),),
         *2 * (Buffer("barriers", v_stages * _BARRIER),),
+        *_notes(names, k_stages, sympy.Integer(1)),
         *_captures(captures),
     ]
     config = KernelConfig(shape["BLOCK_M"], shape["BLOCK_N"], 4 * CONSUMERS, shape["K_STAGES"])
@@ -117,6 +122,15 @@ def _columns() -> tuple[sympy.Symbol, sympy.Symbol]:
     """Columns of tiles of q and k, and of v and grad_out."""
     (qk,), (v,) = widths("qk", 1), widths("v", 1)
     return qk, v
+
+
+def _notes(names: HopperBackward, of_keys: int, of_queries: sympy.Expr) -> Iterator[Buffer]:
+    """Of so many buffers each, where some of their rows are hidden."""
+    hidden = names.backward.plan.hidden
+    if hidden.keys:
+        yield Buffer("hidden keys", sympy.Integer(_NUMBER) * of_keys)
+    if hidden.queries:
+        yield Buffer("hidden queries", _NUMBER * of_queries)
 
 
 def _captures(captures: int) -> tuple[Buffer, ...]:

@@ -13,7 +13,6 @@ from flashgen.symbolic.printer import torch_source, triton_source
 from flashgen.symbolic.trace import Predicate
 from flashgen.symbols import KV_IDX, Q_IDX, B, H
 
-
 #: What a tile's place says.
 POSITIONS = tuple(symbol.name for symbol in (B, H, Q_IDX, KV_IDX))
 
