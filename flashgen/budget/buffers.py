@@ -50,6 +50,8 @@ MEANINGS = {
     "captures": "what the partitions of a block are handed, and a byte for each of their warps",
     "tiles handed over": "what the producer found out of the present tile and the next",
     "hidden values": "which tiles of values have rows that the mask hides from every query",
+    "hidden keys": "which tiles of keys have rows that the mask hides from every query",
+    "hidden queries": "which tiles of queries have rows that see no key",
     "growth": "votes of rows, and which tiles of queries outgrew their maxima",
     "output": "a tile of the output on its way to rows that a warp can store at once",
 }

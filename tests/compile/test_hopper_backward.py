@@ -109,6 +109,8 @@ def test_one_instruction_takes_several_bits(name: str) -> None:
     assert found["R2P"] >= elements // 8
     # Where ids are out of order, a branch of its own compares them, an octet at a time.
     branches = 2 if names.text.code.promise is not None else 1
+    # So do those that clear hidden rows, a row at a time.
+    branches += 3 * bool(names.backward.plan.hidden.names)
     assert found["ISETP"] < branches * elements
 
 
@@ -204,6 +206,28 @@ def test_a_narrow_sigmoid_has_too_few_registers() -> None:
 )
 def test_the_unusual_is_predicted_too(name: str, head_dim: int | tuple[int, int]) -> None:
     names = HopperBackwardSplit(backward_plan(lower(kernel_spec(name, head_dim), name)))
+    assert why_no_backward(names) == ""
+    for config in split_space(names).candidates:
+        check_backward_usage(names, config)
+
+
+_LENGTHS = Tensor("lengths", ("batch",), "int32")
+_BY_HEAD = Tensor("lengths_by_head", ("num_q_heads",), "int32")
+
+#: Keys, queries or both that are hidden by their position alone.
+HIDDEN = {
+    "keys": lambda b, h, q, kv: kv < _LENGTHS[b],
+    "queries": lambda b, h, q, kv: q < _LENGTHS[b],
+    "both": lambda b, h, q, kv: (q < _LENGTHS[b]) & (kv < _LENGTHS[b]),
+    "by_head": lambda b, h, q, kv: (q < _LENGTHS[b]) & (kv < _BY_HEAD[h]),
+}
+
+
+@pytest.mark.parametrize("hidden", HIDDEN)
+@pytest.mark.parametrize(("head_dim", "deterministic"), [(64, False), (128, True), (256, False)])
+def test_so_are_hidden_rows(hidden: str, head_dim: int, deterministic: bool) -> None:
+    mask = causal() & Mask(HIDDEN[hidden], hidden)
+    names = of(AttentionSpec(head_dim, mask=mask, deterministic=deterministic))
     assert why_no_backward(names) == ""
     for config in split_space(names).candidates:
         check_backward_usage(names, config)

@@ -41,9 +41,11 @@ def backward_captured_bytes(
     if names.has_roles:
         # The first consumer alone has scores and mask, and captures nothing: its code is the
         # block's own. The others go by which tiles need the mask where these come first.
-        read = Read(names.visits.bounds if names.visits.splits else names.visits.ends)
+        visits = names.visits.bounds if names.visits.splits else names.visits.ends
+        read = Read((*visits, *hidden_conditions(names)))
     else:
-        read = Read((*names.visits.bounds, *_backward_expressions(names)))
+        expressions = (*_backward_expressions(names), *hidden_conditions(names))
+        read = Read((*names.visits.bounds, *expressions))
     size = BACKWARD_SOURCES * ADDRESS
     size += 4 * TILES + ROWS + 2 * BARRIERS  # q, grad_out, k, v; lse and delta; full and empty
     if names.divided:
@@ -64,6 +66,7 @@ def backward_captured_bytes(
     size += NUMBER * ("q_len" in read.names or names.visits.tiles.listed)
     size += ADDRESS * len(names.visits.reads)
     size += ADDRESS * len(names.text.learned)  # their sums
+    size += notes_captured(names)
     arguments = names.backward.both_arguments
     return size + captured_parameters(read, arguments, contiguous=contiguous, ones=ones)
 
@@ -83,6 +86,18 @@ def counts_lists(names: HopperBackward) -> bool:
     """Whether lists are counted by the tiles of a head, besides how long they are."""
     listing = names.backward.plan.listing
     return listing is not None and listing.several
+
+
+def hidden_conditions(names: HopperBackward) -> tuple[str, ...]:
+    """Text of which rows are hidden by their position alone."""
+    hidden = names.backward.plan.hidden
+    return (*hidden.keys, *hidden.queries)
+
+
+def notes_captured(names: HopperBackward) -> int:
+    """Bytes of the notes which tiles have such rows."""
+    hidden = names.backward.plan.hidden
+    return NUMBERS * (bool(hidden.keys) + bool(hidden.queries))
 
 
 def _backward_expressions(names: HopperBackward) -> Iterator[str]:

@@ -227,7 +227,8 @@ class HopperBackward(HopperDivision):
         """The numbers of dimensions that tensors are indexed by."""
         lines = (line.code for line in self.text.lines_of_head)
         texts = (*self._texts, *lines, *self.visits.bounds, self.backward.slope_scale)
-        return gathered_dimensions(texts)
+        of_hidden = self.backward.plan.hidden.gathers
+        return tuple(sorted({*gathered_dimensions(texts), *of_hidden}))
 
     @cached_property
     def _score_texts(self) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ All of its buffers are alive throughout (`flashgen.budget.packing`):
   places of the keys and the values themselves;
 - what one consumer hands to the other where they have roles, 64 x 64 numbers of float32;
 - which tiles of keys a program has, where it takes several;
+- where a mask hides keys, or queries, by their position alone, a number for each buffer of them;
 - captures, barriers, and a byte for each warp, as in the Gluon forward kernel.
 
 The figure equals what Triton allots (tests/compile/test_hopper_backward.py); Triton 3.6 captures
@@ -18,6 +19,9 @@ what `ones` says.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
 
 import sympy
 
@@ -77,6 +81,7 @@ def _usage(names: HopperBackward, config: KernelConfig, captures: int) -> SramUs
     others = [
         Buffer("LSE, delta", 2 * NUM_STAGES * BLOCK_M * _NUMBER, alignment=128),
         *of_keys,
+        *notes_buffers(names, 1 if names.divided else 2, NUM_STAGES),
         *(2 + names.grad_out_apart) * (Buffer("barriers", NUM_STAGES * BARRIER),),
         *captures_buffers(captures),
     ]
@@ -87,6 +92,15 @@ def columns_of_tiles() -> tuple[sympy.Symbol, sympy.Symbol]:
     """Columns of tiles of q and k, and of v and grad_out."""
     (qk,), (v,) = widths("qk", 1), widths("v", 1)
     return qk, v
+
+
+def notes_buffers(names: HopperBackward, of_keys: Any, of_queries: Any) -> Iterator[Buffer]:
+    """Of so many buffers of keys, and of queries, where some of their rows are hidden."""
+    hidden = names.backward.plan.hidden
+    if hidden.keys:
+        yield Buffer("hidden keys", sympy.Integer(_NUMBER) * of_keys)
+    if hidden.queries:
+        yield Buffer("hidden queries", sympy.Integer(_NUMBER) * of_queries)
 
 
 def captures_buffers(captures: int) -> tuple[Buffer, ...]:

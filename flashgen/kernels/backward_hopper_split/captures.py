@@ -13,7 +13,12 @@ from flashgen.budget.captures import (
     Read,
     captured_parameters,
 )
-from flashgen.kernels.backward_hopper.captures import NUMBERS_OF_A_TILE, counts_lists
+from flashgen.kernels.backward_hopper.captures import (
+    NUMBERS_OF_A_TILE,
+    counts_lists,
+    hidden_conditions,
+    notes_captured,
+)
 from flashgen.kernels.backward_hopper_split.plan import HopperBackwardSplit
 
 
@@ -22,10 +27,11 @@ def queries_captured_bytes(
 ) -> int:
     """Bytes that the Gluon kernel for the gradient of q captures."""
     queries = names.of_queries
-    read = Read((*queries.visits.bounds, *_queries_expressions(names)))
+    expressions = (*_queries_expressions(names), *hidden_conditions(names))
+    read = Read((*queries.visits.bounds, *expressions))
     # Descriptors of q, k, v, grad_out and grad_q; the rows, and how many there are of a head.
     size = 6 * ADDRESS + (NUMBERS_OF_A_TILE + 1) * NUMBER
-    size += 4 * (TILES + BARRIERS) + BARRIER
+    size += 4 * (TILES + BARRIERS) + BARRIER + notes_captured(names)
     counts = counts_lists(names)
     size += ADDRESS * len(queries.visits.reads)
     size += NUMBER * (counts or not read.names.isdisjoint({"q_len", "q_last"}))

@@ -136,7 +136,8 @@ class HopperQueries:
         code = self.text.code
         lines = (line.code for line in (*code.scalars, *code.rows))
         texts = (*self._texts, *lines, *self.visits.bounds, self.backward.slope_scale)
-        return gathered_dimensions(texts)
+        of_hidden = self.backward.plan.hidden.gathers
+        return tuple(sorted({*gathered_dimensions(texts), *of_hidden}))
 
     @cached_property
     def _score_texts(self) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from flashgen.kernels.backward_hopper.shared_memory import (
     BARRIER,
     captures_buffers,
     columns_of_tiles,
+    notes_buffers,
     sizes_of,
 )
 from flashgen.kernels.backward_hopper_split.captures import queries_captured_bytes
@@ -47,6 +48,7 @@ def _queries_usage(names: HopperBackwardSplit, captures: int) -> SramUsage:
         Buffer("barriers", sympy.Integer(BARRIER)),
         *2 * (Buffer("barriers", k_stages * BARRIER),),
         *2 * (Buffer("barriers", v_stages * BARRIER),),
+        *notes_buffers(names, k_stages, 1),
         *captures_buffers(captures),
     ]
     config = KernelConfig(shape["BLOCK_M"], shape["BLOCK_N"], 4 * CONSUMERS, shape["K_STAGES"])
