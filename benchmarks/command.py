@@ -96,7 +96,7 @@ def _build_missing_modules(
     """Builds, and tunes, what the cells need of benchmarks/specs, unless it is up to date."""
     files = [SPECS / f"{name}.py" for name in {cell.module: None for cell in cells}]
     paths = [file for file in files if file.exists()]
-    options = Options(BENCHMARK_MODULES, (target(),), tune=tune, forms=which.forms)
+    options = Options(BENCHMARK_MODULES, (target(),), tune=tune, kernels=which.kernels)
     for built in build(paths, options, Progress()):
         print(f"{built.variant}: {'built' if built.chosen else 'up to date'}", flush=True)
 

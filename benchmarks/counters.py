@@ -35,7 +35,8 @@ from benchmarks.script import make_parser, sees_gpu, tell
 from flashgen.explain.account import Account, Work
 from flashgen.explain.call import Asked
 from flashgen.explain.variant import explain
-from flashgen.explain.works import FORM_NAMES
+from flashgen.kernels.base import ForwardKernel
+from flashgen.kernels.registry import with_key
 
 ROOT = Path(__file__).parent.parent
 
@@ -130,8 +131,10 @@ def account_of(cell: Cell, form: str) -> dict[str, int]:
 
 
 def _work(account: Account, form: str) -> Work:
+    kernel = with_key(form)
+    assert isinstance(kernel, ForwardKernel), form
     for work in account.works:
-        if FORM_NAMES.get(form) == work.name:
+        if work.name == kernel.own:
             return work
     raise ValueError(f"{account.variant}: the account has no kernel of form {form!r}")
 

@@ -13,7 +13,7 @@ from benchmarks.accuracy import Inputs, Results, exact_gradients, exact_heads, m
 from benchmarks.attentions import Attention
 from benchmarks.cells import Cell
 from benchmarks.peers import PEERS, Call, Peer
-from flashgen.config import GRADIENT_FORMS, Form
+from flashgen.kernels.registry import keys, with_key
 
 #: Peers that take, and return, (batch, seq, heads, head_dim): their tensors lie so.
 SEQUENCE_FIRST = ("FA4", "varlen_attn")
@@ -28,14 +28,14 @@ class Pass:
         peers: those who can be asked for it, by name.
         exact: its results in float64, of the first and the last head of the batch.
         work: its FLOPs over those of the forward pass.
-        forms: the kernels that it runs, by which the benchmark's own modules are tuned.
+        kernels: those that it runs, by their keys, by which the benchmark's own modules are tuned.
     """
 
     name: str
     peers: Mapping[str, Peer]
     exact: Callable[[Cell, Attention, Inputs], list[torch.Tensor]]
     work: float
-    forms: tuple[Form, ...]
+    kernels: tuple[str, ...]
 
 
 def differentiated(name: str, peer: Peer) -> Peer:
@@ -77,7 +77,12 @@ def as_results(found: torch.Tensor | Results) -> Results:
     return [found] if isinstance(found, torch.Tensor) else found
 
 
-FORWARD_PASS = Pass("forward", PEERS, exact_heads, 1.0, ("hopper", "portable"))
+def _keys(*, gradients: bool) -> tuple[str, ...]:
+    """The kernels of a pass."""
+    return tuple(key for key in keys() if with_key(key).gradients == gradients)
+
+
+FORWARD_PASS = Pass("forward", PEERS, exact_heads, 1.0, _keys(gradients=False))
 
 #: It takes five products where the forward pass takes two.
 BACKWARD_PASS = Pass(
@@ -85,7 +90,7 @@ BACKWARD_PASS = Pass(
     {name: differentiated(name, peer) for name, peer in PEERS.items()},
     exact_gradients,
     2.5,
-    GRADIENT_FORMS,
+    _keys(gradients=True),
 )
 
 PASSES = {which.name: which for which in (FORWARD_PASS, BACKWARD_PASS)}

@@ -10,19 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.figures import Document
-from flashgen.codegen.render import kernel_digest
-from flashgen.config import HOPPER, Form
+from flashgen.config import HOPPER
+from flashgen.kernels.base import Space
+from flashgen.kernels.registry import kernels_of as flashgen_kernels
 from flashgen.loader import load
 from flashgen.plan import KernelPlan, lower
 from flashgen.publish import Place
-from flashgen.tuning.forms import ranked, search_spaces
-from flashgen.tuning.space import Space
+from flashgen.tuning.choose import ranked, search_spaces
 from flashgen.tuning.store import TuneResult, fields_of, load_results, result_of
 
 ROOT = Path(__file__).parent.parent
 SPECS, OUT = ROOT / "specs", ROOT / "generated"
 
-FORWARD_FORMS: tuple[Form, ...] = ("hopper", "portable")
+FORWARD_FORMS: tuple[str, ...] = ("hopper", "portable")
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Kernel:
     """
 
     plan: KernelPlan
-    form: Form
+    form: str
     digest: str
     space: Space
 
@@ -61,13 +61,15 @@ def _plan(name: str) -> KernelPlan:
 
 
 @cache
-def kernel_of(name: str, form: Form) -> Kernel | None:
+def kernel_of(name: str, form: str) -> Kernel | None:
     """That of a spec; None where its module has no such kernel."""
     plan = _plan(name)
-    spaces = search_spaces(plan)
-    if form == "hopper" and not (spaces.hopper and spaces.hopper.candidates):
+    spaces = search_spaces(plan, (HOPPER,), gradients=False)
+    space = spaces[form][HOPPER]
+    if not space.candidates:
         return None
-    return Kernel(plan, form, kernel_digest(plan, form), ranked(plan, form, HOPPER, spaces))
+    ordered = replace(space, candidates=ranked(plan, form, HOPPER, spaces))
+    return Kernel(plan, form, flashgen_kernels(plan)[form].digest(plan), ordered)
 
 
 def result_for(kernel: Kernel, results: Iterable[TuneResult]) -> TuneResult | None:

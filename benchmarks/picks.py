@@ -37,9 +37,10 @@ from benchmarks.picked import (
     row_of,
 )
 from benchmarks.script import make_parser, write_results
-from flashgen.config import HOPPER, Form
+from flashgen.config import HOPPER
 from flashgen.errors import TuneError
 from flashgen.files import lock
+from flashgen.kernels.registry import kernels_of as flashgen_kernels
 from flashgen.publish import Place
 from flashgen.tuning.device import Gpu, detect_gpu
 from flashgen.tuning.store import TuneResult, load_results, merged, save_results
@@ -57,14 +58,15 @@ def compile_all(kernels: Sequence[Kernel], jobs: int) -> None:
         print(f"a compiling process died: {error}", file=sys.stderr)
 
 
-def compile_candidate(name: str, form: Form, number: int) -> None:
+def compile_candidate(name: str, form: str, number: int) -> None:
     """Compiles a candidate in this process, as measuring it would."""
     from flashgen.tuning.forward_bench import ForwardBench
 
     kernel = kernel_of(name, form)
     assert kernel is not None
     candidates = kernel.space.candidates
-    ForwardBench(kernel.plan, HOPPER, candidates, form).compile(candidates[number : number + 1])
+    bench = ForwardBench(kernel.plan, HOPPER, candidates, flashgen_kernels(kernel.plan)[form])
+    bench.compile(candidates[number : number + 1])
 
 
 def measured_on(gpu: Gpu, kernel: Kernel) -> TuneResult:
@@ -82,7 +84,7 @@ def measured_on(gpu: Gpu, kernel: Kernel) -> TuneResult:
         gpu.name,
         space.candidates,
         space.rejected,
-        form=kernel.form,
+        kernel=flashgen_kernels(kernel.plan)[kernel.form],
         finalists=len(space.candidates),
     )
 

@@ -7,7 +7,7 @@ import re
 import textwrap
 from collections.abc import Callable, Iterator
 
-from flashgen.codegen.render import render_kernel
+from flashgen.kernels.forward_triton.kernel import render_kernel
 from flashgen.plan import KernelPlan
 
 _ENDS = re.compile(r"(some|all)_(begin|end)(_\d)?")

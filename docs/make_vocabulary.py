@@ -21,7 +21,7 @@ from docs import kernel_lines
 from docs.tile_pictures import BLOCK, checked_picture
 from docs.vocabulary_entries import MASKS, NORMALISERS, SCORES, Entry, Shown
 from flashgen import AttentionSpec, Normaliser, Score, causal, full
-from flashgen.codegen.render import render_module
+from flashgen.codegen.module import render_module
 from flashgen.explain.svg import COLOURS, svg
 from flashgen.masks import as_mask
 from flashgen.plan import KernelPlan, lower

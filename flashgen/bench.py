@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING, Any
 
 from flashgen.build import Options, is_current
 from flashgen.errors import FlashgenError, first_line
-from flashgen.loader import Variant, load
-from flashgen.normalisers import softmax
-from flashgen.plan import KernelPlan, lower
-from flashgen.publish import Place
-from flashgen.tuning.device import detect_gpu
-from flashgen.tuning.workload import (
+from flashgen.kernels.workload import (
     random_inputs,
     typical_params,
     usual_lengths,
     visible,
     visible_flops,
 )
+from flashgen.loader import Variant, load
+from flashgen.normalisers import softmax
+from flashgen.plan import KernelPlan, lower
+from flashgen.publish import Place
+from flashgen.tuning.device import detect_gpu
 
 if TYPE_CHECKING:
     import torch

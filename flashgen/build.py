@@ -9,29 +9,20 @@ from pathlib import Path
 from time import perf_counter
 
 from flashgen.budget.targets import TARGETS
-from flashgen.codegen.render import render_module
-from flashgen.config import FORMS, GRADIENT_FORMS, HOPPER, Form
+from flashgen.codegen.module import render_module
+from flashgen.config import KernelChoice
 from flashgen.errors import FlashgenError, ValidationError, Violation
 from flashgen.files import lock
+from flashgen.kernels.base import ForwardKernel
+from flashgen.kernels.registry import kernels_of, keys, with_key
 from flashgen.loader import Variant, load
 from flashgen.plan import KernelPlan, lower
 from flashgen.plan.backward import backward_plan
 from flashgen.publish import Place, Seal, build_digest, publish, read_seal, sealed
-from flashgen.spec import Blocks
-from flashgen.tuning.choose import choose
+from flashgen.tuning.choose import Spaces, choices, digests, pins, ranked, search_spaces
 from flashgen.tuning.device import Gpu, detect_gpu
-from flashgen.tuning.forms import Choices, Spaces, choices, digests, ranked, search_spaces
 from flashgen.tuning.store import TuneResult, load_results, merged, save_results
 from flashgen.validate import unfit, validate
-
-#: What a build calls the kernels.
-NAMES: Mapping[Form, str] = {
-    "portable": "the portable kernel",
-    "hopper": "the Gluon kernel",
-    "backward_keys": "the backward kernel over keys",
-    "backward_queries": "the backward kernel over queries",
-    "hopper_backward": "the Gluon kernel of the backward pass",
-}
 
 #: Of the time to measure a forward kernel for, what a backward kernel gets: it has few candidates.
 BACKWARD_SHARE = 0.5
@@ -48,7 +39,7 @@ class Options:
         tune_seconds: time to spend on measuring a forward kernel, of which a variant has two on
             Hopper; half of that each of the backward kernels gets.
         force: build, and measure, what is up to date as well.
-        forms: the kernels that may be measured.
+        kernels: the keys of those that may be measured; empty is all.
     """
 
     out: Path = Path("generated")
@@ -56,7 +47,7 @@ class Options:
     tune: bool = True
     tune_seconds: float = 60.0
     force: bool = False
-    forms: tuple[Form, ...] = FORMS
+    kernels: tuple[str, ...] = ()
 
 
 class Progress:
@@ -78,15 +69,15 @@ class Built:
 
     Attributes:
         variant: its name.
-        chosen: the configurations; None if nothing had to be done.
+        chosen: the configurations of each kernel, by its key; None if nothing had to be done.
         spaces: what they were chosen from.
         notes: where tiles are visited that the mask hides, and why; and what else to be told.
         seconds: what building it took.
     """
 
     variant: str
-    chosen: Choices | None = None
-    spaces: Spaces = field(default_factory=Spaces)
+    chosen: Mapping[str, KernelChoice] | None = None
+    spaces: Spaces = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
 
@@ -141,8 +132,8 @@ def build(paths: Iterable[Path], options: Options, progress: Progress) -> Iterat
             # 6. tune: candidates -> the configuration for each target and kernel.
             interrupted = False
             if gpu is not None:
-                forms = _to_measure(gpu, variant, kernels, place, options)
-                interrupted = _tune(plan, kernels, forms, gpu, space, place, options, progress)
+                keys = _to_measure(gpu, variant, kernels, place, options)
+                interrupted = _tune(plan, kernels, keys, gpu, space, place, options, progress)
             chosen = choices(plan, kernels, space, load_results(place.tuning))
 
             # 7. publish: source and configurations -> generated/<name>.py.
@@ -157,21 +148,13 @@ def build(paths: Iterable[Path], options: Options, progress: Progress) -> Iterat
 def module_text(
     variant: Variant,
     plan: KernelPlan,
-    kernels: Mapping[Form, str],
-    chosen: Choices,
+    kernels: Mapping[str, str],
+    chosen: Mapping[str, KernelChoice],
     place: Place,
 ) -> str:
     """What stands in ``generated/<name>.py``: a function of its arguments and the tuning file."""
     seal = Seal(variant.spec.digest, build_digest(variant.spec, place), kernels)
-    text = render_module(
-        plan,
-        chosen.portable,
-        chosen.hopper,
-        place.package,
-        chosen.backward,
-        chosen.hopper_backward,
-    )
-    return sealed(text, seal)
+    return sealed(render_module(plan, chosen, place.package), seal)
 
 
 def is_current(variant: Variant, options: Options, gpu: Gpu | None) -> bool:
@@ -186,10 +169,15 @@ def is_current(variant: Variant, options: Options, gpu: Gpu | None) -> bool:
 
 
 def without_candidates(variant: Variant, plan: KernelPlan, spaces: Spaces) -> Iterator[Violation]:
-    """What to say of each target that no configuration of the portable kernel fits."""
-    for target, space in spaces.portable.items():
-        if not space.candidates:
-            yield unfit(variant, plan, target, space.rejected)
+    """What to say of each target that no configuration of a kernel fits which it cannot do without.
+
+    Those are of the forward pass: gradients may be the reference's.
+    """
+    for key, kernel in kernels_of(plan).items():
+        if kernel.fallback and not kernel.gradients:
+            for target, space in spaces[key].items():
+                if not space.candidates:
+                    yield unfit(variant, plan, kernel, target, space.rejected)
 
 
 def with_targets(variants: list[Variant], targets: tuple[str, ...]) -> list[Variant]:
@@ -217,10 +205,10 @@ def _refuse(findings: Iterable[Violation]) -> None:
 def _to_measure(
     gpu: Gpu | None,
     variant: Variant,
-    kernels: Mapping[Form, str],
+    kernels: Mapping[str, str],
     place: Place,
     options: Options,
-) -> list[Form]:
+) -> list[str]:
     """The kernels that run on the GPU and of which it has measured no candidate that is admitted.
 
     With force, those too of which it has. None where it is of no listed target.
@@ -228,22 +216,20 @@ def _to_measure(
     if gpu is None or gpu.target not in variant.spec.targets:
         return []
     results = [result for result in load_results(place.tuning) if result.gpu == gpu.name]
-    # Pins are of the forward kernels.
-    blocks = dict.fromkeys(GRADIENT_FORMS, Blocks())
     return [
-        form
-        for form, kernel in kernels.items()
-        if form in options.forms
-        if form not in ("hopper", "hopper_backward") or gpu.target == HOPPER
+        key
+        for key, digest in kernels.items()
+        if key in (options.kernels or keys())
+        if with_key(key).runs_on(gpu.target)
         if options.force
-        or not any(r.settles(kernel, blocks.get(form, variant.spec.blocks)) for r in results)
+        or not any(r.settles(digest, pins(variant.spec, with_key(key))) for r in results)
     ]
 
 
 def _tune(
     plan: KernelPlan,
-    kernels: Mapping[Form, str],
-    forms: Iterable[Form],
+    kernels: Mapping[str, str],
+    to_measure: Iterable[str],
     gpu: Gpu,
     spaces: Spaces,
     place: Place,
@@ -255,10 +241,10 @@ def _tune(
     Raises:
         KeyboardInterrupt: before anything was measured.
     """
-    for number, form in enumerate(forms):
-        progress.step(plan.name, f"tune {NAMES[form]} on {gpu.name}")
+    for number, key in enumerate(to_measure):
+        progress.step(plan.name, f"tune the {with_key(key).title} on {gpu.name}")
         try:
-            measured = _measured(plan, kernels, form, gpu, spaces, place, options, progress)
+            measured = _measured(plan, kernels, key, gpu, spaces, place, options, progress)
         except KeyboardInterrupt:
             if number == 0:
                 raise
@@ -271,8 +257,8 @@ def _tune(
 
 def _measured(
     plan: KernelPlan,
-    kernels: Mapping[Form, str],
-    form: Form,
+    kernels: Mapping[str, str],
+    key: str,
     gpu: Gpu,
     spaces: Spaces,
     place: Place,
@@ -282,20 +268,21 @@ def _measured(
     """What measuring gives; torch and triton are imported for it alone."""
     from flashgen.tuning.measure import measure
 
-    space = ranked(plan, form, gpu.target, spaces)
+    of_plan = kernels_of(plan)
     seconds, forward = options.tune_seconds, None
-    if form in GRADIENT_FORMS:
+    if of_plan[key].gradients:
         seconds *= BACKWARD_SHARE
-        of_target = {gpu.target: spaces.portable[gpu.target]}
-        best = choose(plan, kernels["portable"], of_target, load_results(place.tuning))
-        forward = best[gpu.target].config
+        before = next(k for k in of_plan.values() if isinstance(k, ForwardKernel) and k.fallback)
+        one = {before.key: {gpu.target: spaces[before.key][gpu.target]}}
+        [best] = choices(plan, kernels, one, load_results(place.tuning)).values()
+        forward = before, best.configs[gpu.target].config
     return measure(
         plan,
         gpu.target,
         gpu.name,
-        space.candidates,
-        space.rejected,
-        form=form,
+        ranked(plan, key, gpu.target, spaces),
+        spaces[key][gpu.target].rejected,
+        kernel=of_plan[key],
         forward=forward,
         seconds=seconds,
         report=progress.measured,

@@ -10,7 +10,7 @@ from flashgen.errors import OutputError, ValidationError
 from flashgen.loader import Variant, load
 from flashgen.plan import lower
 from flashgen.publish import Place, is_generated, read_bytes, read_seal
-from flashgen.tuning.forms import choices, digests, search_spaces
+from flashgen.tuning.choose import choices, digests, search_spaces
 from flashgen.tuning.store import load_results
 from flashgen.validate import validate
 

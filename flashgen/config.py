@@ -1,32 +1,16 @@
-"""KernelConfig: the numbers a kernel is compiled with; ChosenConfig: one of them, and why."""
+"""KernelConfig: the numbers a kernel is compiled with; KernelChoice: which of them, and why."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Literal, get_args
-
-#: The kernels of a module, each of which is tuned by itself: the forward one in Triton for every
-#: target, that in Gluon, and those of the backward pass, likewise.
-Form = Literal["portable", "hopper", "backward_keys", "backward_queries", "hopper_backward"]
-
-#: All of them.
-FORMS: tuple[Form, ...] = get_args(Form)
+from dataclasses import asdict, dataclass, field
+from typing import Literal
 
 #: The backward kernels of a module: a program computes the gradients of keys, or of queries.
 BackwardKernel = Literal["keys", "queries"]
 
 #: Both, in the order that they run in.
 BACKWARD_KERNELS: tuple[BackwardKernel, ...] = ("keys", "queries")
-
-#: The forms of them.
-BACKWARD_FORMS: Mapping[BackwardKernel, Form] = {
-    "keys": "backward_keys",
-    "queries": "backward_queries",
-}
-
-#: The forms that compute gradients.
-GRADIENT_FORMS: tuple[Form, ...] = ("hopper_backward", *BACKWARD_FORMS.values())
 
 #: The target that the Gluon kernels are for.
 HOPPER = "sm_90"
@@ -40,7 +24,7 @@ class KernelConfig:
         BLOCK_M: query rows a program computes.
         BLOCK_N: key/value rows a loop step reads.
         num_warps: warps a program computes on (32 threads each on NVIDIA, 64 on AMD).
-        num_stages: depth of Triton's software pipeline over the KV loop; of the Gluon kernel, the
+        num_stages: depth of Triton's software pipeline over the KV loop; of Gluon kernels, the
             buffers for tiles of keys, and of values.
     """
 
@@ -82,29 +66,26 @@ class ChosenConfig:
 
 
 @dataclass(frozen=True)
-class HopperChoice:
-    """Whether a module holds a Gluon kernel for Hopper, the forward or the backward one; as what.
+class KernelChoice:
+    """As what a module holds a kernel, or why it does without.
 
     Attributes:
-        config: its configuration; None where the module does without it.
+        configs: its configuration for each target that it runs on, in the spec's order; none where
+            the module does without it.
         why_not: the reason for that, in a few words; empty where there is none to give: the module
-            holds the kernel, or is not for Hopper.
-        replaces: of the backward pass, the portable kernels in whose place it runs.
+            holds the kernel, or is for no target of it.
+        replaces: the keys of the kernels in whose place it runs.
     """
 
-    config: ChosenConfig | None = None
+    configs: Mapping[str, ChosenConfig] = field(default_factory=dict)
     why_not: str = ""
-    replaces: tuple[BackwardKernel, ...] = BACKWARD_KERNELS
+    replaces: tuple[str, ...] = ()
+
+    @property
+    def config(self) -> ChosenConfig | None:
+        """That of its only target; None where the module does without the kernel."""
+        return next(iter(self.configs.values()), None)
 
 
-@dataclass(frozen=True)
-class BackwardConfigs:
-    """The configurations of the backward kernels that a module ships for one target.
-
-    Attributes:
-        keys: of the kernel that goes over tiles of keys.
-        queries: of the one that goes over tiles of queries.
-    """
-
-    keys: ChosenConfig
-    queries: ChosenConfig
+#: Of a kernel that a module is not for.
+NO_CHOICE = KernelChoice()

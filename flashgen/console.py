@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -15,10 +15,9 @@ from rich.table import Table
 from flashgen.bench import Timing
 from flashgen.budget.targets import get_target
 from flashgen.build import Built, Progress
-from flashgen.config import BACKWARD_FORMS, HOPPER, ChosenConfig, Form
+from flashgen.config import ChosenConfig, KernelChoice
+from flashgen.kernels.registry import with_key
 from flashgen.publish import Place
-from flashgen.tuning.forms import Choices
-from flashgen.tuning.space import Space
 
 # In a pipe or a log there is no width to keep to: rows stay whole.
 UNWATCHED_WIDTH = 220
@@ -162,28 +161,26 @@ def _short(folder: Path) -> Path:
     return folder.relative_to(here) if folder.is_relative_to(here) else folder
 
 
-def _chosen(built: Built) -> Iterator[tuple[str, Form, ChosenConfig, str]]:
+def _chosen(built: Built) -> Iterator[tuple[str, str, ChosenConfig, str]]:
     """Each target and kernel with its configuration, and what else is to be said of it."""
     assert built.chosen is not None
-    hopper, of_backward = built.chosen.hopper, built.chosen.hopper_backward
-    for target, choice in built.chosen.portable.items():
-        remark = ""
-        if target == HOPPER and hopper.config:
-            yield target, "hopper", hopper.config, ""
-            remark = "; runs where TMA cannot read q, k or v"
-        elif target == HOPPER and hopper.why_not:
-            remark = f"; no Gluon kernel: {hopper.why_not}"
-        yield target, "portable", choice, remark
-        remark = ""
-        if target == HOPPER and of_backward.config:
-            yield target, "hopper_backward", of_backward.config, ""
-            remark = "; runs where TMA cannot read q, k, v or the output's gradient"
-        elif target == HOPPER and of_backward.why_not:
-            remark = f"; no Gluon kernel: {of_backward.why_not}"
-        if target in built.chosen.backward:
-            for kernel, form in BACKWARD_FORMS.items():
-                choice = getattr(built.chosen.backward[target], kernel)
-                yield target, form, choice, remark if kernel in of_backward.replaces else ""
+    targets = dict.fromkeys(target for of in built.chosen.values() for target in of.configs)
+    for target in targets:
+        for key, choice in built.chosen.items():
+            if target in choice.configs:
+                yield target, key, choice.configs[target], _remark(built.chosen, key, target)
+
+
+def _remark(chosen: Mapping[str, KernelChoice], key: str, target: str) -> str:
+    """Of a kernel that others could run in the place of, when it runs, or why they do not."""
+    for other, choice in chosen.items():
+        kernel = with_key(other)
+        if key in choice.replaces and target in choice.configs:
+            return f"; runs {kernel.elsewhere}"
+        of_one_pass = kernel.gradients == with_key(key).gradients
+        if choice.why_not and of_one_pass and kernel.runs_on(target):
+            return f"; no {kernel.title}: {choice.why_not}"
+    return ""
 
 
 def how_chosen(choice: ChosenConfig) -> str:
@@ -195,30 +192,18 @@ def how_chosen(choice: ChosenConfig) -> str:
 
 def rejection_lines(built: Built) -> Iterable[str]:
     """For each target and kernel, how many candidates there were, and why not the others."""
-    chosen = built.chosen or Choices()
-    gluon: tuple[tuple[Form, Space | None, str, str], ...] = (
-        ("hopper", built.spaces.hopper, chosen.hopper.why_not, "Gluon kernel"),
-        (
-            "hopper_backward",
-            built.spaces.hopper_backward,
-            chosen.hopper_backward.why_not,
-            "Gluon kernel of the backward pass",
-        ),
-    )
-    spaces = [(target, "portable", space) for target, space in built.spaces.portable.items()]
-    spaces += [(HOPPER, form, x) for form, x, why_not, _ in gluon if x and not why_not]
-    for target, of in built.spaces.backward.items():
-        spaces += [(target, BACKWARD_FORMS[kernel], space) for kernel, space in of.items()]
-    for target, form, space in spaces:
-        yield (
-            f"{built.variant}: {target}: {form}: {len(space.candidates)} candidates fit, "
-            f"{len(space.rejected)} turned down"
-        )
-        for config, reason in space.rejected:
-            yield f"  {config}: {reason}"
-    for _, _, why_not, name in gluon:
-        if why_not:
-            yield f"{built.variant}: {HOPPER}: no {name}: {why_not}"
+    missing = {key: of.why_not for key, of in (built.chosen or {}).items() if of.why_not}
+    for key, of_kernel in built.spaces.items():
+        for target, space in of_kernel.items():
+            if key in missing:
+                yield f"{built.variant}: {target}: no {with_key(key).title}: {missing[key]}"
+                continue
+            yield (
+                f"{built.variant}: {target}: {key}: {len(space.candidates)} candidates fit, "
+                f"{len(space.rejected)} turned down"
+            )
+            for config, reason in space.rejected:
+                yield f"  {config}: {reason}"
 
 
 def list_table(modules: Iterable[Sequence[str]]) -> Table:

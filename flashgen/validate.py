@@ -10,12 +10,13 @@ from traceback import extract_tb
 
 import sympy
 
-from flashgen.budget.sram import fits, largest_fitting, worst_usage
 from flashgen.budget.targets import TARGETS, get_target
+from flashgen.budget.usage import SramUsage, largest_fitting
 from flashgen.codegen.names import is_taken
 from flashgen.config import KernelConfig
 from flashgen.constants import Constant
 from flashgen.errors import MaskError, SramViolation, Violation, shown
+from flashgen.kernels.base import Kernel
 from flashgen.loader import Variant
 from flashgen.masks import Mask
 from flashgen.normalisers import Normaliser
@@ -54,17 +55,26 @@ def validate(variant: Variant) -> list[Violation]:
 
 
 def unfit(
-    variant: Variant, plan: KernelPlan, target: str, rejected: Sequence[tuple[KernelConfig, str]]
+    variant: Variant,
+    plan: KernelPlan,
+    kernel: Kernel,
+    target: str,
+    rejected: Sequence[tuple[KernelConfig, str]],
 ) -> Violation:
     """What to say where a target has no candidate: about the one that comes nearest to fitting.
 
     Args:
         variant: whose blocks they are.
-        plan: its kernel.
+        plan: what it computes.
+        kernel: the kernel that cannot be done without.
         target: the target without a candidate.
         rejected: all that was looked at, each with the reason.
     """
-    usages = {config: worst_usage(plan, config, get_target(target)) for config, _ in rejected}
+
+    def usage_of(config: KernelConfig) -> SramUsage:
+        return kernel.worst_usage(plan, config, get_target(target))
+
+    usages = {config: usage_of(config) for config, _ in rejected}
     config, reason = min(rejected, key=lambda entry: usages[entry[0]].total)
     usage = usages[config]
     if usage.fits:
@@ -75,20 +85,17 @@ def unfit(
         "blocks",
         f"{_tiles(config)}: {usage.breakdown}",
         f"SRAM budget exceeded on {target}: needs {usage.total:,} B, has {usage.limit:,} B",
-        _what_fits(plan, config, target),
+        _what_fits(config, usage_of) or f"No smaller blocks fit: leave {target} out of targets",
         variant.file,
     )
 
 
-def _what_fits(plan: KernelPlan, config: KernelConfig, target: str) -> str:
-    architecture = get_target(target)
+def _what_fits(config: KernelConfig, usage: Callable[[KernelConfig], SramUsage]) -> str:
     for block_n in reversed(TILE_SIDES):
-        if block_n < config.BLOCK_N and fits(plan, replace(config, BLOCK_N=block_n), architecture):
+        if block_n < config.BLOCK_N and usage(replace(config, BLOCK_N=block_n)).fits:
             return f"Largest BLOCK_N that fits: {block_n}"
-    nearest = largest_fitting(plan, config, architecture)
-    if nearest is None:
-        return f"No smaller blocks fit: leave {target} out of targets"
-    return f"Nearest blocks that fit: {_tiles(nearest)}"
+    nearest = largest_fitting(config, usage)
+    return "" if nearest is None else f"Nearest blocks that fit: {_tiles(nearest)}"
 
 
 def _tiles(config: KernelConfig) -> str:

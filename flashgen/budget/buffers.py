@@ -3,11 +3,10 @@
 Triton gives buffers that are alive together places of their own, so a block asks for the largest
 sum over the kernel's phases: reading Q, the loop over the keys, writing the output. Which buffers
 a phase has depends on the matrix unit that computes the tiles, on how tiles are copied, and on
-whether the loop is software-pipelined: `flashgen.budget.registers` and `.warp_groups` list them,
-`flashgen.budget.sram` adds them up.
+whether the loop is software-pipelined: each kernel's folder lists them.
 
 Every rule there was read off the compiler: its intermediate code names each buffer and its place.
-tests/compile/test_sram_sweep.py holds the sums to the compiler's figure.
+tests/compile holds the sums to the compiler's figure.
 """
 
 from __future__ import annotations
@@ -17,8 +16,7 @@ from typing import Any
 
 import sympy
 
-from flashgen.budget.elements import Elements, exchanged
-from flashgen.budget.quantities import BLOCK_M, BLOCK_N, ITEMSIZE, Unit, widths
+from flashgen.budget.quantities import BLOCK_M, BLOCK_N, ITEMSIZE
 from flashgen.symbols import FloorDiv
 
 #: What the parts of a phase are, in plain words.
@@ -52,6 +50,8 @@ MEANINGS = {
     "captures": "what the partitions of a block are handed, and a byte for each of their warps",
     "tiles handed over": "what the producer found out of the present tile and the next",
     "hidden values": "which tiles of values have rows that the mask hides from every query",
+    "hidden keys": "which tiles of keys have rows that the mask hides from every query",
+    "hidden queries": "which tiles of queries have rows that see no key",
     "growth": "votes of rows, and which tiles of queries outgrew their maxima",
     "output": "a tile of the output on its way to rows that a warp can store at once",
 }
@@ -59,36 +59,6 @@ MEANINGS = {
 
 #: Phases without scores.
 _BESIDE_WEIGHTS = ("read Q", "read tiles", "output")
-
-
-@dataclass(frozen=True)
-class Layout:
-    """What decides which buffers there are.
-
-    Attributes:
-        unit: the instruction that multiplies tiles.
-        tma: tiles come through descriptors, each copy with a barrier; otherwise by pointers.
-        pipelined: the loop loads ahead (``num_stages > 1``).
-        tf32: operands are float32, which the unit reads as tf32.
-        num_qk, num_v: segments of the head dimensions; the widths are symbols.
-        narrow: the narrowest segment has fewer than 32 columns.
-        elements: those of tensors that the loop reads.
-        as_output: a tile of scores has the shape of an output tile.
-        sigmoid: weights are sigmoids of the scores.
-        scored: something is computed of the scores, or loaded, before they become weights.
-    """
-
-    unit: Unit
-    tma: bool
-    pipelined: bool
-    tf32: bool
-    num_qk: int
-    num_v: int
-    narrow: bool
-    elements: Elements
-    as_output: bool
-    sigmoid: bool
-    scored: bool
 
 
 @dataclass(frozen=True)
@@ -102,35 +72,6 @@ class Phase:
     def total(self) -> Any:
         """Bytes of all parts."""
         return sympy.Add(*(size for _, size in self.parts))
-
-
-class Tiles:
-    """Bytes of one tile of each segment, and of what elements of tensors need.
-
-    Attributes:
-        q, k, v, out: a list with a size for each segment.
-        p: of the softmax weights.
-        rows: of a float32 for each query.
-        elements: of what is copied ahead.
-        before, after: of what is exchanged before the first product, and after it.
-        exchanged: of both, one after the other.
-    """
-
-    def __init__(self, layout: Layout) -> None:
-        self.qk_widths = widths("qk", layout.num_qk)
-        self.v_widths = widths("v", layout.num_v)
-        self.q = [BLOCK_M * width * ITEMSIZE for width in self.qk_widths]
-        self.k = [BLOCK_N * width * ITEMSIZE for width in self.qk_widths]
-        self.v = [BLOCK_N * width * ITEMSIZE for width in self.v_widths]
-        self.out = [BLOCK_M * width * ITEMSIZE for width in self.v_widths]
-        self.p = BLOCK_M * BLOCK_N * ITEMSIZE
-        self.rows = 4 * BLOCK_M
-        self.elements = layout.elements.copies()
-        self.before, self.after = (
-            exchanged(layout.elements, layout.unit, before=when, as_output=layout.as_output)
-            for when in (True, False)
-        )
-        self.exchanged = sympy.Max(self.before, self.after)
 
 
 def with_weights(phases: tuple[Phase, ...]) -> tuple[Phase, ...]:

@@ -12,8 +12,8 @@ from typing import Any
 import sympy
 
 from flashgen.budget.buffers import round_up
-from flashgen.budget.sram import SramUsage
 from flashgen.budget.targets import get_target
+from flashgen.budget.usage import SramUsage
 from flashgen.config import HOPPER
 from flashgen.symbols import evaluate
 

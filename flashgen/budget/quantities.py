@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import sympy
-
-#: The instructions that multiply tiles; ``"fma"`` are the ordinary ones.
-Unit = Literal["mma.sync", "wgmma", "tcgen05", "mfma", "fma"]
 
 BLOCK_M, BLOCK_N, NUM_WARPS, NUM_STAGES, ITEMSIZE = sympy.symbols(
     "BLOCK_M BLOCK_N num_warps num_stages itemsize", integer=True, positive=True

@@ -1,12 +1,9 @@
-"""predict: the time of a kernel from what an SM has to do for it.
+"""step_clocks: what a step of a forward kernel's loop asks of each unit of an SM.
 
-A step of the loop keeps the units of an SM busy: matrix units, exponentials, ordinary arithmetic,
-shared memory and the path to L2. Inside one program they take turns, products, then softmax, and
-a wait where the next keys are still on their way; other programs on the same SM fill the gaps. So a
-step costs what its busiest unit needs, or its turns divided by the programs that overlap, and a
-little more than either where several come close. L2 sets a floor to a step, DRAM to the whole.
+A step keeps the units of an SM busy: matrix units, exponentials, ordinary arithmetic, shared memory
+and the path to L2. How far they overlap is the kernel's own: its model ranks its candidates.
 
-The constants are of the kernel's instructions, not of a GPU. They were fitted once to the rates in
+The constants are of the kernels' instructions, not of a GPU. They were fitted once to the rates in
 tests/data/probe_h200.json and in generated/tuning, as round numbers; test_rank.py holds the ranking
 to those rates.
 """
@@ -15,10 +12,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flashgen.budget.occupancy import occupancy
-from flashgen.budget.sram import matrix_unit
+from flashgen.budget.matrix_units import matrix_unit
 from flashgen.budget.targets import Target
-from flashgen.budget.traffic import Traffic, Workload, traffic
+from flashgen.budget.traffic import Traffic
 from flashgen.config import KernelConfig
 from flashgen.plan import KernelPlan
 from flashgen.plan.inner import score_work, tile_loads
@@ -46,19 +42,12 @@ DIVISION_INSTRUCTIONS = 4
 ROW_INSTRUCTIONS = 60
 ROW_EXPONENTIALS = 4
 
-# Clocks from asking for a tile to having it, and of a program outside its loop.
-LOAD_CLOCKS = 1600
-PROGRAM_CLOCKS = 2500
-
 SHARED_BYTES_PER_CLOCK = 128
 # A matrix unit that reads its operands from shared memory itself gets this share of that.
 OPERAND_SHARE = 0.75
 
 # Warp groups read tf32 values transposed: the threads write them anew, with bank conflicts.
 TRANSPOSING = 8
-
-# Two warp groups of one program drift apart a little, as if there were so many programs.
-TWO_GROUPS = 1.5
 
 # How sharply the busiest unit decides: the power of the mean.
 SHARPNESS = 2.75
@@ -78,47 +67,6 @@ class Step:
     def turn(self) -> float:
         """A step of a program that has the SM to itself and its keys at hand."""
         return self.matrix + self.exponentials + self.arithmetic
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """The modelled time of one call.
-
-    Attributes:
-        seconds: of the call.
-        bound: what it waits for most: a field of `Step`, ``"turns"`` or ``"dram"``.
-        step: where the clocks of the loop go.
-        programs: query tiles that share an SM.
-    """
-
-    seconds: float
-    bound: str
-    step: Step
-    programs: int
-
-
-def predict(plan: KernelPlan, config: KernelConfig, target: Target, work: Workload) -> Prediction:
-    """The time of a kernel on a target, from its instructions and bytes.
-
-    Raises:
-        ValueError: the configuration does not fit the target.
-    """
-    programs = occupancy(plan, config, target).blocks
-    if not programs:
-        raise ValueError(f"{config} does not fit {target.name}")
-    account = traffic(plan, config, target, work)
-    overlap = programs * _drift(plan, config)
-    step = step_clocks(plan, config, target, account)
-    wait = max(0.0, LOAD_CLOCKS - (config.num_stages - 1) * step.turn)
-    costs = {**vars(step), "turns": (step.turn + wait) / overlap}
-    floor = costs.pop("l2")
-    mean = float(sum(cost**SHARPNESS for cost in costs.values()) ** (1 / SHARPNESS))
-    steps = account.full_tiles + account.masked_tiles
-    clocks = steps * max(floor, mean) + account.programs * PROGRAM_CLOCKS / overlap
-    seconds = clocks / target.num_sms / (target.clock_ghz * 1e9)
-    dram = account.dram_bytes / (target.dram_gbps * 1e9)
-    bound = "l2" if floor > mean else max(costs, key=lambda name: costs[name])
-    return Prediction(max(seconds, dram), "dram" if dram > seconds else bound, step, programs)
 
 
 def step_clocks(plan: KernelPlan, config: KernelConfig, target: Target, account: Traffic) -> Step:
@@ -154,11 +102,6 @@ def step_clocks(plan: KernelPlan, config: KernelConfig, target: Target, account:
         shared=shared / SHARED_BYTES_PER_CLOCK,
         l2=(keys + account.element_bytes / steps) / (target.l2_gbps / clock),
     )
-
-
-def _drift(plan: KernelPlan, config: KernelConfig) -> float:
-    """The programs that one program overlaps like; transposing keeps its warps together."""
-    return TWO_GROUPS if config.num_warps > 4 and plan.input_precision != "tf32" else 1.0
 
 
 def _operand_bytes(plan: KernelPlan, config: KernelConfig, target: Target) -> float:

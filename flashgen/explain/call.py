@@ -12,18 +12,12 @@ from flashgen.declared import Param
 from flashgen.dropout import DropoutP, Seed
 from flashgen.errors import FlashgenError
 from flashgen.explain.account import Call
+from flashgen.kernels.typical import DOCUMENT, SHARE, TypicalRowTable, TypicalTensor, typical_number
+from flashgen.kernels.workload import TOKENS, usual_heads, usual_lengths
 from flashgen.params import Float, Int, Tensor
 from flashgen.plan import KernelPlan
 from flashgen.symbolic import RowTable
 from flashgen.symbols import evaluate
-from flashgen.tuning.typical import (
-    DOCUMENT,
-    SHARE,
-    TypicalRowTable,
-    TypicalTensor,
-    typical_number,
-)
-from flashgen.tuning.workload import TOKENS, usual_heads, usual_lengths
 
 #: The account looks at each query: of so many, and as many keys, it takes some seconds.
 LONGEST = 2**20

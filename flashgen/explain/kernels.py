@@ -5,21 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from flashgen.budget.hopper import hopper_usage
-from flashgen.budget.roofline import predict
-from flashgen.budget.sram import SramUsage, sram_usage
 from flashgen.budget.targets import Target, get_target
 from flashgen.budget.traffic import Workload
-from flashgen.codegen.render import kernel_digest
-from flashgen.config import HOPPER, ChosenConfig, Form, HopperChoice
+from flashgen.budget.usage import SramUsage
+from flashgen.config import ChosenConfig
 from flashgen.errors import ValidationError
 from flashgen.explain.account import Buffer, Kernel, Rejection
+from flashgen.kernels.base import ForwardKernel, Space
+from flashgen.kernels.registry import kernels_of
 from flashgen.loader import Variant
 from flashgen.plan import KernelPlan
 from flashgen.symbolic.printer import plain_source
-from flashgen.tuning.choose import choose, choose_hopper
-from flashgen.tuning.hopper_space import hopper_space, predict_hopper
-from flashgen.tuning.space import Space, search_space
+from flashgen.tuning.choose import choices, digests, search_spaces
 from flashgen.tuning.store import TuneResult
 from flashgen.validate import unfit
 
@@ -40,15 +37,17 @@ class Chosen:
     """The forward kernels of a module for one target.
 
     Attributes:
-        forms: the configuration of each, that of the kernel that runs first in front.
+        kernels: those that it holds, by their keys, the one that runs first in front.
+        configs: the configuration of each.
         spaces: what each was chosen from.
         digests: of their sources, by which measurements go; none where nothing was measured.
-        without: why there is no Gluon kernel where the target could run one; ``""`` otherwise.
+        without: why one is missing that the target could run; ``""`` where none is.
     """
 
-    forms: Mapping[Form, ChosenConfig]
-    spaces: Mapping[Form, Space]
-    digests: Mapping[Form, str]
+    kernels: Mapping[str, ForwardKernel]
+    configs: Mapping[str, ChosenConfig]
+    spaces: Mapping[str, Space]
+    digests: Mapping[str, str]
     without: str
 
 
@@ -61,52 +60,42 @@ def chosen_kernels(
         ValidationError: no configuration fits the target.
     """
     results = tuple(results)
-    space = search_space(plan, target)
-    if not space.candidates:
-        raise ValidationError([unfit(variant, plan, target, space.rejected)])
-    gluon = hopper_space(plan) if target == HOPPER else None
-    digests: dict[Form, str] = {}
-    if results:  # a kernel is rendered for it
-        has_gluon = gluon is not None and gluon.candidates
-        forms: tuple[Form, ...] = ("hopper", "portable") if has_gluon else ("portable",)
-        digests = {form: kernel_digest(plan, form) for form in forms}
-    portable = digests.get("portable", "")
-    hopper = HopperChoice()
-    if gluon is not None:
-        hopper = choose_hopper(plan, digests.get("hopper", ""), portable, gluon, results)
-    chosen = choose(plan, portable, {target: space}, results)
-    forms_chosen: dict[Form, ChosenConfig] = {}
-    spaces: dict[Form, Space] = {}
-    if hopper.config and gluon is not None:
-        forms_chosen["hopper"], spaces["hopper"] = hopper.config, gluon
-    forms_chosen["portable"], spaces["portable"] = chosen[target], space
-    return Chosen(forms_chosen, spaces, digests, hopper.why_not)
+    kernels = {key: k for key, k in kernels_of(plan).items() if isinstance(k, ForwardKernel)}
+    spaces = search_spaces(plan, (target,), gradients=False)
+    for key, kernel in kernels.items():
+        if kernel.fallback and not spaces[key][target].candidates:
+            raise ValidationError(
+                [unfit(variant, plan, kernel, target, spaces[key][target].rejected)]
+            )
+    of_sources = digests(plan, spaces) if results else {}  # kernels are rendered for them
+    chosen = choices(plan, of_sources, spaces, results)
+    configs = {key: of.configs[target] for key, of in chosen.items() if target in of.configs}
+    return Chosen(
+        {key: kernels[key] for key in configs},
+        configs,
+        {key: spaces[key][target] for key in configs},
+        of_sources,
+        next((of.why_not for of in chosen.values() if of.why_not), ""),
+    )
 
 
 def kernel_accounts(
     plan: KernelPlan, target: str, chosen: Chosen, work: Workload
 ) -> tuple[Kernel, ...]:
     """Shared memory and modelled time of each, and what was not chosen."""
-    return tuple(
-        _account(plan, get_target(target), form, choice, chosen.spaces[form], work)
-        for form, choice in chosen.forms.items()
-    )
+    return tuple(_account(plan, get_target(target), key, chosen, work) for key in chosen.kernels)
 
 
-def _account(
-    plan: KernelPlan,
-    target: Target,
-    form: Form,
-    choice: ChosenConfig,
-    space: Space,
-    work: Workload,
-) -> Kernel:
-    config = choice.config
-    usage = hopper_usage(plan, config) if form == "hopper" else sram_usage(plan, config, target)
-    seconds, waits_for = _modelled(plan, target, form, choice, work)
+def _account(plan: KernelPlan, target: Target, key: str, chosen: Chosen, work: Workload) -> Kernel:
+    choice, space = chosen.configs[key], chosen.spaces[key]
+    usage = chosen.kernels[key].usage(plan, choice.config, target)
+    seconds, waits_for = None, ""
+    if not plan.listing:  # models go by the bounds alone
+        seconds, unit = chosen.kernels[key].predict(plan, choice.config, target, work)
+        waits_for = WAITS[unit] if unit else ""
     return Kernel(
-        form=form,
-        config=config,
+        form=key,
+        config=choice.config,
         chosen=_grounds(choice),
         shared=usage.total,
         limit=usage.limit,
@@ -117,18 +106,6 @@ def _account(
         seconds=seconds,
         waits_for=waits_for,
     )
-
-
-def _modelled(
-    plan: KernelPlan, target: Target, form: Form, choice: ChosenConfig, work: Workload
-) -> tuple[float | None, str]:
-    """Seconds and what is waited for, by the models that rank candidates."""
-    if plan.listing:  # they go by the bounds alone
-        return None, ""
-    if form == "hopper":
-        return predict_hopper(plan, choice.config, work), ""
-    prediction = predict(plan, choice.config, target, work)
-    return prediction.seconds, WAITS[prediction.bound]
 
 
 def _grounds(choice: ChosenConfig) -> str:

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from flashgen.budget.grouped_heads import heads_of_a_tile, launched
 from flashgen.budget.targets import TARGETS, get_target
 from flashgen.budget.traffic import Workload
 from flashgen.config import HOPPER
@@ -18,9 +17,9 @@ from flashgen.explain.limits import crossover, operand
 from flashgen.explain.picture import Picture, picture_of
 from flashgen.explain.visible import visible_share
 from flashgen.explain.works import measured, training, works
+from flashgen.kernels.base import ForwardKernel
 from flashgen.loader import Variant, load
 from flashgen.plan import KernelPlan, lower
-from flashgen.plan.cuts import cut_table
 from flashgen.publish import Place
 from flashgen.symbolic import RowTable
 from flashgen.symbolic.logic import conditions
@@ -117,19 +116,15 @@ def account_of(prepared: Prepared, asked: Asked) -> Account:
     """
     plan, chosen, target = prepared.plan, prepared.chosen, get_target(prepared.target)
     work = workload(plan, asked)
-    heads = {
-        form: heads_of_a_tile(plan, choice.config, target, work) if form == "hopper" else 1
-        for form, choice in chosen.forms.items()
+    launched = {
+        key: kernel.launched(plan, chosen.configs[key].config, target, work)
+        for key, kernel in chosen.kernels.items()
     }
-    forms = dict(chosen.forms)
-    if hopper := forms.get("hopper"):
-        config = launched(plan, hopper.config, work, heads["hopper"])
-        forms["hopper"] = replace(hopper, config=config)
-    pictures = {
-        form: picture_of(plan, work, choice.config, heads[form]) for form, choice in forms.items()
-    }
-    visits = {form: shown.visits for form, shown in pictures.items()}
-    first = next(iter(chosen.forms))
+    configs = {key: config for key, (config, _) in launched.items()}
+    heads = {key: number for key, (_, number) in launched.items()}
+    pictures = {key: picture_of(plan, work, c, heads[key]) for key, c in configs.items()}
+    visits = {key: shown.visits for key, shown in pictures.items()}
+    first = next(iter(chosen.kernels))
     return Account(
         variant=prepared.variant.name,
         file=prepared.variant.file,
@@ -142,10 +137,10 @@ def account_of(prepared: Prepared, asked: Asked) -> Account:
         mask=_mask(plan, work, pictures[first]),
         kernels=kernel_accounts(plan, target.name, chosen, work),
         without=chosen.without,
-        works=works(plan, target, work, forms, visits, heads),
-        training=training(plan, target, work, forms[first].config, visits[first], heads[first]),
+        works=works(plan, target, work, chosen.kernels, configs, visits, heads),
+        training=training(plan, target, work, configs[first], visits[first], heads[first]),
         measured=prepared.measured,
-        remarks=tuple(_remarks(plan, first)),
+        remarks=tuple(_remarks(plan, chosen.kernels[first])),
     )
 
 
@@ -177,13 +172,9 @@ def _table(table: RowTable) -> str:
     return f"{found} is the first key whose {table.keys.name} is {relation} {looked_up}{but}"
 
 
-def _remarks(plan: KernelPlan, first: str) -> Iterator[str]:
+def _remarks(plan: KernelPlan, first: ForwardKernel) -> Iterator[str]:
     """What the account leaves out."""
-    if first == "hopper" and cut_table(plan) is not None:
-        yield (
-            "the Gluon kernel starts tiles of queries where segments begin, where that saves tiles "
-            "of keys; the account has them at multiples of BLOCK_M"
-        )
+    yield from first.remarks(plan)
     read = plan.predicate.expr.free_symbols | {
         s
         for interval in plan.bounds.intervals

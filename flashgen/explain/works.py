@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from flashgen.budget.hopper import visiting_rows
-from flashgen.budget.sram import SMALLEST_SIDE
+from flashgen.budget.matrix_units import SMALLEST_SIDE
 from flashgen.budget.targets import Target, get_target
 from flashgen.budget.traffic import Traffic, Visit, Workload, traffic
-from flashgen.config import ChosenConfig, Form, KernelConfig
+from flashgen.config import KernelConfig
 from flashgen.explain.account import Measured, TrainingStep, Work
 from flashgen.explain.algorithms import ALGORITHMS, FLASH_1, SIDE, Algorithm, largest_side
 from flashgen.explain.call import Asked, workload
@@ -18,13 +17,12 @@ from flashgen.explain.kernels import Chosen
 from flashgen.explain.limits import bound_of, operand, seconds_of
 from flashgen.explain.picture import picture_of
 from flashgen.explain.training import FLASH_1_STEP, STANDARD_STEP
+from flashgen.kernels.base import ForwardKernel
+from flashgen.kernels.registry import kernels_of
+from flashgen.kernels.workload import usual_lengths
 from flashgen.plan import KernelPlan
 from flashgen.symbols import KV_LEN, evaluate
 from flashgen.tuning.store import TuneResult, best_for
-from flashgen.tuning.workload import usual_lengths
-
-#: What the kernels of a module are called.
-FORM_NAMES: Mapping[Form, str] = {"hopper": "this Gluon kernel", "portable": "this kernel"}
 
 _OWN = "2D tiles, online softmax, and no tile that the mask hides"
 
@@ -33,9 +31,10 @@ def works(
     plan: KernelPlan,
     target: Target,
     work: Workload,
-    chosen: Mapping[Form, ChosenConfig],
-    visits: Mapping[Form, Sequence[Visit]],
-    heads: Mapping[Form, int],
+    kernels: Mapping[str, ForwardKernel],
+    configs: Mapping[str, KernelConfig],
+    visits: Mapping[str, Sequence[Visit]],
+    heads: Mapping[str, int],
 ) -> tuple[Work, ...]:
     """The textbook's algorithms, then the module's kernels, the one that runs first at the end.
 
@@ -43,22 +42,23 @@ def works(
         plan: the variant.
         target: what it runs on.
         work: the call.
-        chosen: the configuration of each kernel.
+        kernels: those of the module, by their keys.
+        configs: as what each is launched.
         visits: for each query tile of a head the key tiles that a kernel visits.
         heads: how many have rows in a tile of it.
     """
     own = {
-        form: _own(plan, target, work, form, choice.config, visits[form], heads[form])
-        for form, choice in chosen.items()
+        key: _own(plan, target, work, kernel, configs[key], visits[key], heads[key])
+        for key, kernel in kernels.items()
     }
-    first = next(iter(chosen))
-    values = _values(plan, target, work, chosen[first].config, own[first])
+    first = next(iter(kernels))
+    values = _values(plan, target, work, configs[first], own[first])
     others = [_textbook(algorithm, plan, target, work, values) for algorithm in ALGORITHMS]
-    kernels = [
-        _kernel(plan, target, work, form, chosen[form].config, own[form], heads[form])
-        for form in reversed(list(chosen))
+    accounts = [
+        _kernel(plan, target, work, kernels[key], configs[key], own[key], heads[key])
+        for key in reversed(list(kernels))
     ]
-    return (*others, *kernels)
+    return (*others, *accounts)
 
 
 def training(
@@ -83,7 +83,9 @@ def measured(
 ) -> tuple[Measured, ...]:
     """The published configurations' rates at each length, beside the rooflines of those calls."""
     found = []
-    for form, digest in chosen.digests.items():
+    for key, digest in chosen.digests.items():
+        kernel = kernels_of(plan)[key]
+        assert isinstance(kernel, ForwardKernel)
         best = best_for(results, target, digest, plan.spec.blocks)
         if best is None:
             continue
@@ -95,13 +97,13 @@ def measured(
                 continue  # the module's constants have become too short for that call
             work = workload(plan, Asked(q_len=length))
             visits = picture_of(plan, work, measurement.config).visits
-            account = _own(plan, get_target(target), work, form, measurement.config, visits, 1)
+            account = _own(plan, get_target(target), work, kernel, measurement.config, visits, 1)
             seconds = _seconds(plan, get_target(target), account)
             bound = bound_of(seconds)
             least = 1e3 * seconds[bound]
             found.append(
                 Measured(
-                    form=form,
+                    form=key,
                     gpu=result.gpu,
                     triton=result.triton,
                     length=length,
@@ -121,14 +123,14 @@ def _own(
     plan: KernelPlan,
     target: Target,
     work: Workload,
-    form: Form,
+    kernel: ForwardKernel,
     config: KernelConfig,
     visits: Sequence[Visit],
     heads: int,
 ) -> Traffic:
     """The account of one of the module's kernels."""
     account = traffic(plan, config, target, work, visits, heads)
-    rows = visiting_rows(plan, config) if form == "hopper" else config
+    rows = kernel.visiting(plan, config)
     if rows == config:
         return account
     # All of a tile's keys come in; each consumer computes with those that its own queries see.
@@ -204,7 +206,7 @@ def _kernel(
     plan: KernelPlan,
     target: Target,
     work: Workload,
-    form: Form,
+    kernel: ForwardKernel,
     config: KernelConfig,
     own: Traffic,
     heads: int,
@@ -214,7 +216,7 @@ def _kernel(
     return _work(
         plan,
         target,
-        name=FORM_NAMES[form],
+        name=kernel.own,
         said=_OWN if heads == 1 else f"{_OWN}; a tile has rows of {heads} heads that share keys",
         tile=f"{config.BLOCK_M} x {config.BLOCK_N}",
         shared=None,

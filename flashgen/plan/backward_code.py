@@ -36,6 +36,11 @@ class BackwardCode:
         """What is learned by distance: its gradients are summed up along diagonals."""
         return tuple(item for item in self.learned if item.over == "diagonals")
 
+    @property
+    def slope_of_products(self) -> bool:
+        """Whether slopes of elements depend on the products, which may be no numbers."""
+        return bool(mentioned(["scores", *(a.name for a in self.code.elements)], [self.slope]))
+
     def reads(self, name: str) -> bool:
         """Whether a variable of the kernel is mentioned."""
         code = self.code

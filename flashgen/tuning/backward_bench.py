@@ -3,36 +3,19 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from flashgen.codegen.render import BACKWARD_FUNCTIONS, HOPPER_BACKWARD_FUNCTIONS
-from flashgen.config import BACKWARD_FORMS, Form, KernelConfig
+from flashgen.config import KernelConfig
+from flashgen.kernels.base import ForwardKernel, GradientKernel
 from flashgen.plan import KernelPlan
 from flashgen.plan.backward import backward_plan
-from flashgen.plan.hopper_backward import HopperBackward
 from flashgen.tuning.forward_bench import WRONG, ForwardBench, at_once, timed
 from flashgen.tuning.store import Measurement
 
 if TYPE_CHECKING:
     import torch
-
-#: What a form's kernel can consist of, in the order of the launches.
-FUNCTIONS: Mapping[Form, tuple[str, ...]] = {
-    **{BACKWARD_FORMS[kernel]: (name,) for kernel, name in BACKWARD_FUNCTIONS.items()},
-    "hopper_backward": HOPPER_BACKWARD_FUNCTIONS,
-}
-
-#: Its products, those as wide as q and k and those as wide as v: of scores and their gradients,
-#: then of v and k, or of q, or of all three. Where the Gluon form divides the pass, and makes those
-#: of scores and their gradients twice, they count once: rates are of what a pass has to do. Beside
-#: the portable kernel over queries it has those of the one over keys.
-PRODUCTS: Mapping[Form, tuple[int, int]] = {
-    "backward_keys": (2, 2),
-    "backward_queries": (2, 1),
-    "hopper_backward": (3, 2),
-}
 
 # The same of a learned tensor's gradient: its sums cancel, and what out was rounded by does not.
 WRONG_SUM = 0.1
@@ -41,40 +24,41 @@ WRONG_SUM = 0.1
 NOTHING = 1e-3
 
 
+#: What computes the output before a backward kernel is timed.
+Forward = tuple[ForwardKernel, KernelConfig]
+
+
 class BackwardBench:
     """What a forward pass made of inputs of every length, and the module to run on it.
 
-    A pass makes what the kernels read, and launches one of them: of the portable ones the other is
-    put out. With the Gluon kernel comes what brings the sums that it makes to their places, or the
-    one for the gradient of q, unless that is the portable one, which is timed by itself.
+    A pass makes what the kernels read, and launches one of them: the others are put out.
     """
 
-    def __init__(self, plan: KernelPlan, target: str, form: Form, forward: KernelConfig) -> None:
-        """Runs the forward pass, by the portable kernel with its configuration."""
+    def __init__(
+        self, plan: KernelPlan, target: str, kernel: GradientKernel, forward: Forward
+    ) -> None:
+        """Runs the forward pass."""
         import torch
 
-        self.plan, self.form = plan, form
+        self.plan, self.timing = plan, kernel.timing(plan)
         self.backward = backward_plan(plan)
-        # Whose gradients it makes.
-        alone = {name: (kernel,) for kernel, name in BACKWARD_FORMS.items()}
-        self.kernels = alone.get(form) or HopperBackward(self.backward).replaces
-        self.forward = ForwardBench(plan, target, [forward], form)
+        by, config = forward
+        self.forward = ForwardBench(plan, target, [config], by, kernel)
         self.module, self.lengths = self.forward.module, self.forward.lengths
-        for kernel, function in BACKWARD_FUNCTIONS.items():
-            if form != BACKWARD_FORMS[kernel]:
-                setattr(self.module, function, _PutOut())
+        for function in self.timing.others:
+            setattr(self.module, function, _PutOut())
         self.launched = []
-        for function in filter(self.module.__dict__.__contains__, FUNCTIONS[form]):
+        for function in filter(self.module.__dict__.__contains__, self.timing.functions):
             self.launched.append(_Noted(getattr(self.module, function)))
             setattr(self.module, function, self.launched[-1])
         self.saved: dict[int, list[torch.Tensor]] = {}
         for length, qkv in self.forward.inputs.items():
-            out, lse = self.forward.run(forward, length, qkv)
+            out, lse = self.forward.run(config, length, qkv)
             generator = torch.Generator(out.device).manual_seed(1)
             grad_out = torch.randn(out.shape, device=out.device, generator=generator)
             self.saved[length] = [*qkv, out, lse, grad_out.to(out.dtype), torch.zeros_like(lse)]
         qk, v = plan.qk_head_dim, plan.v_head_dim
-        of_qk, of_v = PRODUCTS["backward_keys" if self.kernels == ("keys",) else form]
+        of_qk, of_v = self.timing.products
         share = (of_qk * qk + of_v * v) / (qk + v)
         self.flops = {length: share * flops for length, flops in self.forward.flops.items()}
 
@@ -83,10 +67,8 @@ class BackwardBench:
         values = {**config.as_dict(), "USE_TMA": self.forward.use_tma}
         q, k, v, *others = saved
         given = (q, k, v, self.plan.scale, *self.forward.params[length].values(), *others)
-        if self.form == "hopper_backward":
-            beside = () if "queries" in self.kernels else (values,)
-            return self.module._backward_kernels_hopper(*given, values, *beside)
-        return self.module._backward_kernels(*given, values, values)
+        launch = getattr(self.module, self.timing.launcher)
+        return launch(*given, *[values] * self.timing.configurations)
 
     def compile(self, configs: Sequence[KernelConfig]) -> None:
         """Compiles these at once, each in a thread of its own; one that fails will again later."""
@@ -123,8 +105,8 @@ class BackwardBench:
         by_name = dict(zip(("q", "k", "v", *self.backward.score_tensors), gradients, strict=False))
         of_keys = {"k", "v", *(item.tensor for item in self.backward.of_keys.learned)}
         of_queries = {"q", *(item.tensor for item in self.backward.of_queries.learned)}
-        others = set() if "queries" in self.kernels else of_queries
-        others |= set() if "keys" in self.kernels else of_keys
+        others = set() if "queries" in self.timing.makes else of_queries
+        others |= set() if "keys" in self.timing.makes else of_keys
         return {name: gradient for name, gradient in by_name.items() if name not in others}
 
     def time(self, config: KernelConfig, effort: dict[str, int]) -> Measurement:

@@ -1,158 +1,123 @@
-"""Which configuration a module ships for each target and kernel, and on what grounds."""
+"""Which configuration a module ships for each kernel and target, and on what grounds."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
-from flashgen.budget.backward_sram import backward_usage
-from flashgen.budget.hopper import hopper_usage
-from flashgen.budget.hopper_backward import hopper_backward_usage
-from flashgen.budget.sram import sram_usage
 from flashgen.budget.targets import get_target
-from flashgen.config import (
-    BACKWARD_FORMS,
-    BACKWARD_KERNELS,
-    HOPPER,
-    BackwardConfigs,
-    BackwardKernel,
-    ChosenConfig,
-    Form,
-    HopperChoice,
-    KernelConfig,
-)
+from flashgen.config import ChosenConfig, KernelChoice, KernelConfig
+from flashgen.kernels.base import Kernel, Space
+from flashgen.kernels.registry import kernels_of
 from flashgen.plan import KernelPlan
-from flashgen.plan.backward import backward_plan
-from flashgen.plan.hopper_backward import HopperBackward
-from flashgen.spec import Blocks
-from flashgen.tuning.backward_rank import rank_backward
-from flashgen.tuning.hopper_backward_space import rank_hopper_backward, why_no_backward
-from flashgen.tuning.hopper_space import rank_hopper, why_not
-from flashgen.tuning.rank import rank
-from flashgen.tuning.space import Space
+from flashgen.spec import AttentionSpec, Blocks
 from flashgen.tuning.store import Measurement, TuneResult, best_for
 
+#: What to choose from: for each kernel, by its key, and for each target that it is for.
+Spaces = Mapping[str, Mapping[str, Space]]
 
-def choose(
-    plan: KernelPlan, kernel: str, spaces: Mapping[str, Space], results: Iterable[TuneResult]
-) -> dict[str, ChosenConfig]:
-    """The portable kernel's configurations: for each target the best measured, else the model's.
+_Best = tuple[TuneResult, Measurement]
+
+
+def search_spaces(
+    plan: KernelPlan, targets: Collection[str] = (), *, gradients: bool = True
+) -> Spaces:
+    """The configurations to choose from.
 
     Args:
-        plan: the kernel.
-        kernel: the digest of its source.
-        spaces: the candidates for each target, none of them empty.
-        results: what was measured, on any machine.
+        plan: what the kernels compute.
+        targets: those to look at; none are the plan's own.
+        gradients: whether kernels of the backward pass are looked at too.
     """
-    results = tuple(results)
     return {
-        target: _measured(plan, target, kernel, results) or _ranked(plan, target, space)
-        for target, space in spaces.items()
+        key: {
+            target: kernel.space(plan, target)
+            for target in targets or plan.targets
+            if kernel.runs_on(target)
+        }
+        for key, kernel in kernels_of(plan).items()
+        if gradients or not kernel.gradients
     }
 
 
-def choose_hopper(
-    plan: KernelPlan,
-    kernel: str,
-    portable: str,
-    space: Space | None,
-    results: Iterable[TuneResult],
-) -> HopperChoice:
-    """The Gluon kernel's configuration by the same rule, or why a module does without the kernel.
+def digests(plan: KernelPlan, spaces: Spaces) -> dict[str, str]:
+    """The digest of each kernel that the module holds, in the order that they are measured in.
 
-    Where both kernels were measured on one GPU, the portable one may turn out to be faster.
-
-    Args:
-        plan: what it computes.
-        kernel: the digest of the Gluon kernel's source.
-        portable: that of the portable kernel's.
-        space: its candidates, perhaps none; None where Hopper is no target.
-        results: what was measured, on any machine.
+    Measurements go by them.
     """
-    results = tuple(results)
-    if space is None:
-        return HopperChoice()
-    if not space.candidates:
-        return HopperChoice(why_not=why_not(plan))
-    best = best_for(results, HOPPER, kernel, plan.spec.blocks)
-    other = best_for(results, HOPPER, portable, plan.spec.blocks)
-    if best and other and _compares(best[0], other[0]):
-        rate, portable_rate = best[1].tflops[-1], other[1].tflops[-1]
-        if rate < portable_rate:
-            return HopperChoice(
-                why_not=f"on {best[0].gpu} it reached {rate:.0f} TFLOP/s, "
-                f"the portable kernel {portable_rate:.0f}"
-            )
-    config = best[1].config if best else rank_hopper(plan, space.candidates)[0]
-    return HopperChoice(_chosen(config, hopper_usage(plan, config).total, best))
-
-
-def choose_backward(
-    plan: KernelPlan,
-    kernels: Mapping[Form, str],
-    spaces: Mapping[str, Mapping[BackwardKernel, Space]],
-    results: Iterable[TuneResult],
-) -> dict[str, BackwardConfigs]:
-    """The backward kernels' configurations by the same rule, for targets with tiles for both.
-
-    Args:
-        plan: the forward's.
-        kernels: the digests of their sources.
-        spaces: the candidates for each target and kernel.
-        results: what was measured, on any machine.
-    """
-    results = tuple(results)
-
-    def best(kernel: BackwardKernel, target: str) -> ChosenConfig:
-        # A spec's pins are of the forward kernel.
-        found = best_for(results, target, kernels[BACKWARD_FORMS[kernel]], Blocks())
-        candidates = spaces[target][kernel].candidates
-        config = found[1].config if found else rank_backward(plan, kernel, target, candidates)[0]
-        shared = backward_usage(plan, kernel, config, get_target(target)).total
-        return _chosen(config, shared, found)
-
     return {
-        target: BackwardConfigs(keys=best("keys", target), queries=best("queries", target))
-        for target, of in spaces.items()
-        if all(of[kernel].candidates for kernel in BACKWARD_KERNELS)
+        key: kernel.digest(plan)
+        for key, kernel in kernels_of(plan).items()
+        if key in spaces
+        if kernel.fallback or any(space.candidates for space in spaces[key].values())
     }
 
 
-def choose_hopper_backward(
-    plan: KernelPlan,
-    kernels: Mapping[Form, str],
-    space: Space | None,
-    results: Iterable[TuneResult],
-) -> HopperChoice:
-    """The Gluon kernel of the backward pass by the same rule, or why a module does without it.
+def pins(spec: AttentionSpec, kernel: Kernel) -> Blocks:
+    """The blocks that a spec pins of a kernel: they are of the forward kernels."""
+    return Blocks() if kernel.gradients else spec.blocks
 
-    Where all were measured on one GPU, the portable kernels in whose place it runs may turn out to
-    be faster together.
+
+def choices(
+    plan: KernelPlan, digests: Mapping[str, str], spaces: Spaces, results: Iterable[TuneResult]
+) -> dict[str, KernelChoice]:
+    """The configurations to ship: the best measured, or the model's first where none was.
 
     Args:
-        plan: the forward's.
-        kernels: the digests of their sources.
-        space: its candidates, perhaps none; None where Hopper is no target.
+        plan: what the kernels compute.
+        digests: those of their sources; of none where nothing was measured.
+        spaces: their candidates.
         results: what was measured, on any machine.
     """
-    results = tuple(results)
-    if space is None:
-        return HopperChoice()
-    names = HopperBackward(backward_plan(plan))
-    if not space.candidates:
-        return HopperChoice(why_not=why_no_backward(names))
-    best = best_for(results, HOPPER, kernels["hopper_backward"], Blocks())
-    forms = [BACKWARD_FORMS[kernel] for kernel in names.replaces]
-    portable = [best_for(results, HOPPER, kernels[form], Blocks()) for form in forms]
-    if best and all(other and _compares(best[0], other[0]) for other in portable):
-        ms, portable_ms = best[1].ms[-1], sum(other[1].ms[-1] for other in portable if other)
-        if ms > portable_ms:
-            return HopperChoice(
-                why_not=f"on {best[0].gpu} it took {ms:.3g} ms, "
-                f"the portable kernel{'s' * (len(forms) > 1)} {portable_ms:.3g}"
-            )
-    config = best[1].config if best else rank_hopper_backward(space.candidates)[0]
-    shared = hopper_backward_usage(names, config).total
-    return HopperChoice(_chosen(config, shared, best), replaces=names.replaces)
+    results, kernels = tuple(results), kernels_of(plan)
+
+    def best(key: str, target: str) -> _Best | None:
+        return best_for(results, target, digests.get(key, ""), pins(plan.spec, kernels[key]))
+
+    found = {}
+    for key, of_kernel in spaces.items():
+        kernel, configs, why_not = kernels[key], {}, ""
+        fits = any(space.candidates for space in of_kernel.values())
+        replaces = kernel.replaces(plan) if fits else ()
+        for target, space in of_kernel.items():
+            together = (key, *kernel.beside)
+            if not all(spaces[other][target].candidates for other in together):
+                why_not = why_not or space.why_not
+                continue
+            measured = best(key, target)
+            others = [best(other, target) for other in replaces]
+            if slower := _slower(measured, others, [kernels[other].title for other in replaces]):
+                why_not = slower
+                continue
+            config = measured[1].config if measured else ranked(plan, key, target, spaces)[0]
+            shared = kernel.usage(plan, config, get_target(target)).total
+            configs[target] = _chosen(config, shared, measured)
+        found[key] = KernelChoice(configs, why_not, replaces if configs else ())
+    return found
+
+
+def ranked(plan: KernelPlan, key: str, target: str, spaces: Spaces) -> tuple[KernelConfig, ...]:
+    """One kernel's candidates on a target, most promising first."""
+    candidates = spaces[key][target].candidates
+    return tuple(kernels_of(plan)[key].rank(plan, target, candidates))
+
+
+def _slower(one: _Best | None, others: list[_Best | None], titles: list[str]) -> str:
+    """Why not a kernel whose place others take in less time, all measured on one GPU; ``""``: it.
+
+    Args:
+        one: what was measured of it.
+        others: of each kernel in whose place it runs.
+        titles: what those are called.
+    """
+    if one is None or not others:
+        return ""
+    measured = [other for other in others if other and _compares(one[0], other[0])]
+    if len(measured) < len(others):
+        return ""
+    ms, other_ms = one[1].ms[-1], sum(other[1].ms[-1] for other in measured)
+    if ms <= other_ms:
+        return ""
+    return f"on {one[0].gpu} it took {ms:.3g} ms, the {' and the '.join(titles)} {other_ms:.3g}"
 
 
 def _compares(one: TuneResult, other: TuneResult) -> bool:
@@ -160,24 +125,7 @@ def _compares(one: TuneResult, other: TuneResult) -> bool:
     return one.key[:2] == other.key[:2] and one.lengths == other.lengths
 
 
-def _measured(
-    plan: KernelPlan, target: str, kernel: str, results: tuple[TuneResult, ...]
-) -> ChosenConfig | None:
-    best = best_for(results, target, kernel, plan.spec.blocks)
-    if best is None:
-        return None
-    config = best[1].config
-    return _chosen(config, sram_usage(plan, config, get_target(target)).total, best)
-
-
-def _ranked(plan: KernelPlan, target: str, space: Space) -> ChosenConfig:
-    config, _ = rank(plan, target, space.candidates)[0]
-    return _chosen(config, sram_usage(plan, config, get_target(target)).total, None)
-
-
-def _chosen(
-    config: KernelConfig, shared: int, best: tuple[TuneResult, Measurement] | None
-) -> ChosenConfig:
+def _chosen(config: KernelConfig, shared: int, best: _Best | None) -> ChosenConfig:
     """With what was measured of the configuration, None where it is the model's choice."""
     if best is None:
         return ChosenConfig(config=config, source="model", shared=shared)

@@ -13,37 +13,36 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from flashgen.codegen.render import render_module
-from flashgen.config import ChosenConfig, Form, HopperChoice, KernelConfig
-from flashgen.plan import KernelPlan
-from flashgen.tuning.store import Measurement
-from flashgen.tuning.workload import (
+from flashgen.codegen.module import render_module
+from flashgen.config import ChosenConfig, KernelChoice, KernelConfig
+from flashgen.kernels.base import ForwardKernel, Kernel
+from flashgen.kernels.workload import (
     random_inputs,
     typical_params,
     usual_lengths,
     visible,
     visible_flops,
 )
+from flashgen.plan import KernelPlan
+from flashgen.tuning.store import Measurement
 
 # Largest relative error (Frobenius norm) of a candidate that is not broken: bfloat16 gives 0.004.
 WRONG = 0.02
 
 
 def load_rendered(
-    plan: KernelPlan, target: str, config: KernelConfig, form: Form = "portable"
+    plan: KernelPlan, target: str, config: KernelConfig, kernel: Kernel, *others: Kernel
 ) -> ModuleType:
     """The module of a plan with one configuration, imported from a file that is gone again.
 
-    With a configuration of the Gluon kernel, the portable one has none in it. Backward kernels are
+    It is that of a kernel, and of others that run before it. Backward kernels for every plan are
     passed theirs.
     """
-    choice = ChosenConfig(config, source="model", shared=0)
-    hopper = HopperChoice(choice if form == "hopper" else None)
-    hopper_backward = HopperChoice(choice if form == "hopper_backward" else None)
-    chosen = {} if form == "hopper" else {target: choice}
+    choice = KernelChoice({target: ChosenConfig(config, source="model", shared=0)})
+    held = [kernel, *others] if not (kernel.gradients and kernel.fallback) else others
     with tempfile.TemporaryDirectory(prefix="flashgen-") as folder:
         path = Path(folder) / f"{plan.name}.py"
-        text = render_module(plan, chosen, hopper, hopper_backward=hopper_backward)
+        text = render_module(plan, {one.key: choice for one in held})
         path.write_text(text, encoding="utf-8")
         spec = importlib.util.spec_from_file_location(f"flashgen_measured_{plan.name}", path)
         assert spec is not None and spec.loader is not None
@@ -57,12 +56,18 @@ class ForwardBench:
     """Inputs of every length, and the module to run on them."""
 
     def __init__(
-        self, plan: KernelPlan, target: str, candidates: Sequence[KernelConfig], form: Form
+        self,
+        plan: KernelPlan,
+        target: str,
+        candidates: Sequence[KernelConfig],
+        kernel: ForwardKernel,
+        *others: Kernel,
     ) -> None:
+        """Loads the module; the others are those that it holds besides."""
         self.plan = plan
         self.use_tma = plan.uses_tma(target)
-        self.module = load_rendered(plan, target, candidates[0], form)
-        self.launch = self.module._launch_hopper if form == "hopper" else self.module._launch
+        self.module = load_rendered(plan, target, candidates[0], kernel, *others)
+        self.launch = getattr(self.module, kernel.launcher)
         self.lengths = usual_lengths(plan)
         self.inputs = {length: random_inputs(plan, length) for length in self.lengths}
         self.params = {length: typical_params(plan, q) for length, (q, _, _) in self.inputs.items()}

@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterable, Sequence
 from statistics import median
 from time import monotonic
 
-from flashgen.codegen.render import kernel_digest
-from flashgen.config import GRADIENT_FORMS, Form, KernelConfig
+from flashgen.config import KernelConfig
 from flashgen.errors import TuneError, first_line
+from flashgen.kernels.base import ForwardKernel, GradientKernel, Kernel
+from flashgen.kernels.workload import usual_lengths
 from flashgen.plan import KernelPlan
-from flashgen.tuning.backward_bench import BackwardBench
+from flashgen.tuning.backward_bench import BackwardBench, Forward
 from flashgen.tuning.forward_bench import ForwardBench
 from flashgen.tuning.store import Ending, Measurement, TuneResult
-from flashgen.tuning.workload import usual_lengths
 
 # Milliseconds of one timing: a first look at every candidate, closer ones at the best few.
 FIRST_LOOK = {"warmup": 10, "rep": 40}
@@ -46,8 +46,8 @@ def measure(
     candidates: Sequence[KernelConfig],
     rejected: Sequence[tuple[KernelConfig, str]] = (),
     *,
-    form: Form = "portable",
-    forward: KernelConfig | None = None,
+    kernel: Kernel,
+    forward: Forward | None = None,
     seconds: float = math.inf,
     finalists: int = FINALISTS,
     report: Report = lambda done, total: None,
@@ -60,8 +60,8 @@ def measure(
         gpu: that GPU's name, for the record.
         candidates: most promising first.
         rejected: candidates turned down before, for the record.
-        form: which kernel they are configurations of.
-        forward: for a backward kernel, what the portable forward kernel runs before it with.
+        kernel: which kernel they are configurations of.
+        forward: for a backward kernel, the forward kernel that runs before it, and with what.
         seconds: when to stop looking at further candidates; at least one is measured.
         finalists: how many of the best get closer looks.
         report: called with (candidates looked at, candidates) as it goes.
@@ -78,14 +78,14 @@ def measure(
     """
     import triton
 
-    assert candidates or form in GRADIENT_FORMS, "no forward kernel is done without"
+    assert candidates or kernel.gradients, "no forward kernel is done without"
     turned_down = list(rejected)
     measured: dict[KernelConfig, Measurement] = {}
     looks: dict[KernelConfig, list[Measurement]] = {}
     ended: Ending = "complete"
     if candidates:
         try:
-            bench = _bench(plan, target, candidates, form, forward)
+            bench = _bench(plan, target, candidates, kernel, forward)
         except RuntimeError as error:  # no memory, or a GPU that a fault left unusable
             raise TuneError(
                 f"{plan.name}: {gpu} cannot run what is measured ({first_line(error)}); "
@@ -127,13 +127,13 @@ def measure(
         target=target,
         gpu=gpu,
         triton=triton.__version__,
-        kernel=kernel_digest(plan, form),
+        kernel=kernel.digest(plan),
         lengths=usual_lengths(plan),
         # A closer look on a warm GPU is slower: it is compared with other closer looks alone.
         measured=(*_best_first(finals), *_best_first(rest)),
         rejected=tuple(turned_down),
         ended=ended,
-        form=form,
+        form=kernel.key,
     )
 
 
@@ -141,13 +141,14 @@ def _bench(
     plan: KernelPlan,
     target: str,
     candidates: Sequence[KernelConfig],
-    form: Form,
-    forward: KernelConfig | None,
+    kernel: Kernel,
+    forward: Forward | None,
 ) -> ForwardBench | BackwardBench:
-    if form in GRADIENT_FORMS:
+    if isinstance(kernel, GradientKernel):
         assert forward is not None
-        return BackwardBench(plan, target, form, forward)
-    return ForwardBench(plan, target, candidates, form)
+        return BackwardBench(plan, target, kernel, forward)
+    assert isinstance(kernel, ForwardKernel)
+    return ForwardBench(plan, target, candidates, kernel)
 
 
 def _closer_look(

@@ -12,12 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from flashgen.config import Form, KernelConfig
+from flashgen.config import KernelConfig
 from flashgen.errors import OutputError
 from flashgen.files import write_atomically
 from flashgen.spec import Blocks
 
 WIDTH = 140  # of a line of the file: a candidate fits on one
+
+#: The key of a kernel whose results name none: they are as old as the portable forward kernel.
+UNNAMED = "portable"
 
 Ending = Literal["complete", "time", "interrupt"]
 
@@ -50,7 +53,7 @@ class TuneResult:
         measured: the candidates that ran, best first; none where no tiles of a backward kernel fit.
         rejected: the candidates that did not, each with the reason.
         ended: why measuring ended: every candidate looked at, time out, or an interrupt.
-        form: which of a module's kernels it is.
+        form: the key of the kernel.
     """
 
     target: str
@@ -61,10 +64,10 @@ class TuneResult:
     measured: tuple[Measurement, ...]
     rejected: tuple[tuple[KernelConfig, str], ...]
     ended: Ending
-    form: Form = "portable"
+    form: str = UNNAMED
 
     @property
-    def key(self) -> tuple[str, str, Form]:
+    def key(self) -> tuple[str, str, str]:
         """What a newer result replaces: the one of its GPU, Triton version and form."""
         return self.gpu, self.triton, self.form
 
@@ -143,13 +146,13 @@ def save_results(path: Path, results: Iterable[TuneResult]) -> None:
 def fields_of(result: TuneResult) -> dict[str, Any]:
     """A result as JSON holds it, figures rounded to what measuring can tell.
 
-    A candidate's four numbers stand beside its figures; of a portable kernel no form is named.
+    A candidate's four numbers stand beside its figures; no form is named of `UNNAMED`.
     """
     return {
         "target": result.target,
         "gpu": result.gpu,
         "triton": result.triton,
-        **({} if result.form == "portable" else {"form": result.form}),
+        **({} if result.form == UNNAMED else {"form": result.form}),
         "kernel": result.kernel,
         "ended": result.ended,
         "lengths": list(result.lengths),
@@ -184,7 +187,7 @@ def result_of(fields: Mapping[str, Any]) -> TuneResult:
             for row in fields["measured"]
         ),
         rejected=tuple((_config(row), row["reason"]) for row in fields["rejected"]),
-        form=fields.get("form", "portable"),
+        form=fields.get("form", UNNAMED),
     )
 
 

@@ -14,9 +14,9 @@ import triton
 from compile.usage import AS_PTXAS_12_8_DOES
 from flashgen import AttentionSpec, Blocks
 from flashgen.config import KernelConfig
+from flashgen.kernels.forward_triton.rank import rank
+from flashgen.kernels.forward_triton.space import search_space
 from flashgen.plan import lower
-from flashgen.tuning.rank import rank
-from flashgen.tuning.space import search_space
 from support.compiling.compiler import gpu_target
 from support.compiling.portable import forward_kernel, options_of
 from support.sass import unset_uniform_registers

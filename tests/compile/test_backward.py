@@ -18,16 +18,16 @@ from flashgen import (
     relative_bias,
     t5_bias,
 )
-from flashgen.budget.backward_sram import backward_usage
 from flashgen.budget.occupancy import register_limit
 from flashgen.budget.targets import get_target
-from flashgen.codegen.render import render_backward
 from flashgen.config import BACKWARD_KERNELS, BackwardKernel, KernelConfig
+from flashgen.kernels.backward_triton.kernel import render_backward
+from flashgen.kernels.backward_triton.rank import rank_backward
+from flashgen.kernels.backward_triton.shared_memory import backward_usage
+from flashgen.kernels.backward_triton.space import backward_space
 from flashgen.plan import KernelPlan, lower
 from flashgen.plan.backward import BackwardPlan, backward_plan
 from flashgen.plan.inner import tile_loads
-from flashgen.tuning.backward_rank import rank_backward
-from flashgen.tuning.backward_space import backward_space
 from support.compiling.backward import backward_shared_bytes, compile_backward
 from support.compiling.compiler import FUSED, gpu_target
 from support.compiling.kernel import function_in

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from compile.usage import check_backward_usage, check_usage, hold_never_below
-from flashgen.budget.sram import sram_usage
 from flashgen.budget.targets import get_target
 from flashgen.config import BACKWARD_KERNELS
+from flashgen.kernels.backward_hopper_split.plan import HopperBackwardSplit
+from flashgen.kernels.backward_hopper_split.space import split_space
+from flashgen.kernels.backward_triton.space import backward_space
+from flashgen.kernels.forward_hopper.space import hopper_space, why_not
+from flashgen.kernels.forward_triton.shared_memory import sram_usage
+from flashgen.kernels.forward_triton.space import search_space
 from flashgen.plan.backward import backward_plan
-from flashgen.plan.hopper_backward import HopperBackward
-from flashgen.tuning.backward_space import backward_space
-from flashgen.tuning.hopper_backward_space import hopper_backward_space
-from flashgen.tuning.hopper_space import hopper_space, why_not
-from flashgen.tuning.space import search_space
 from support.combined import combined
 from support.compiling.portable import shared_bytes
 
@@ -39,6 +39,6 @@ def test_gluon_needs_what_is_predicted(number: int) -> None:
     if not why_not(plan):
         candidates = hopper_space(plan).candidates
         check_usage(plan, candidates[number % len(candidates)])
-    names = HopperBackward(backward_plan(plan))
+    names = HopperBackwardSplit(backward_plan(plan))
     if not names.why_not:
-        check_backward_usage(names, hopper_backward_space(names).candidates[0])
+        check_backward_usage(names, split_space(names).candidates[0])

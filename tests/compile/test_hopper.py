@@ -11,13 +11,13 @@ import pytest
 
 from compile.usage import AS_PTXAS_12_8_DOES, check_usage, predicted_usage
 from flashgen import AttentionSpec, full
-from flashgen.budget.grouped_heads import launched
-from flashgen.budget.hopper import spills
 from flashgen.budget.traffic import Workload
-from flashgen.codegen.render import render_hopper
 from flashgen.config import KernelConfig
+from flashgen.kernels.forward_hopper.kernel import render_hopper
+from flashgen.kernels.forward_hopper.pack_gqa import launched
+from flashgen.kernels.forward_hopper.shared_memory import spills
+from flashgen.kernels.forward_hopper.space import hopper_space, rank_hopper, why_not
 from flashgen.plan import lower
-from flashgen.tuning.hopper_space import hopper_space, rank_hopper, why_not
 from support.compiling.hopper import compile_hopper
 from support.loads import kernel_spec
 from support.sass import unset_uniform_registers

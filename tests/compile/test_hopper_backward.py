@@ -16,14 +16,11 @@ import pytest
 from compile.usage import AS_PTXAS_12_8_DOES, check_backward_usage
 from flashgen import AttentionSpec, Mask, Tensor, block_sparse, causal
 from flashgen.config import KernelConfig
+from flashgen.kernels.backward_hopper.space import rank_hopper_backward
+from flashgen.kernels.backward_hopper_split.plan import HopperBackwardSplit
+from flashgen.kernels.backward_hopper_split.space import split_space
 from flashgen.plan import lower
 from flashgen.plan.backward import backward_plan
-from flashgen.plan.hopper_backward import HopperBackward
-from flashgen.tuning.hopper_backward_space import (
-    hopper_backward_space,
-    rank_hopper_backward,
-    why_no_backward,
-)
 from support.compiling.backward_hopper import (
     compile_backward_hopper,
     compile_queries,
@@ -33,24 +30,24 @@ from support.compiling.predicted import OLDER
 from support.loads import kernel_spec
 from support.sass import opcodes, unset_uniform_registers
 from support.turns import some
-from support.variants import shipped_plan, shipped_specs
+from support.variants import shipped_plan, shipped_specs, why_no_backward
 from support.vocabulary import VOCABULARY
 
 
-def machine_code(names: HopperBackward) -> list[HopperCompiled]:
+def machine_code(names: HopperBackwardSplit) -> list[HopperCompiled]:
     """Of each kernel, with the candidate that comes first."""
-    config = rank_hopper_backward(hopper_backward_space(names).candidates)[0]
+    config = rank_hopper_backward(split_space(names).candidates)[0]
     of_both = compile_backward_hopper(names.backward, config)
     return [of_both, compile_queries(names.backward)] if names.both_in_gluon else [of_both]
 
 
-def of(spec: AttentionSpec) -> HopperBackward:
-    return HopperBackward(backward_plan(lower(spec, "x")))
+def of(spec: AttentionSpec) -> HopperBackwardSplit:
+    return HopperBackwardSplit(backward_plan(lower(spec, "x")))
 
 
 @functools.cache
-def shipped(name: str) -> HopperBackward:
-    return HopperBackward(backward_plan(shipped_plan(name)))
+def shipped(name: str) -> HopperBackwardSplit:
+    return HopperBackwardSplit(backward_plan(shipped_plan(name)))
 
 
 SHIPPED = tuple(name for name in shipped_specs() if not why_no_backward(shipped(name)))
@@ -58,7 +55,7 @@ SHIPPED = tuple(name for name in shipped_specs() if not why_no_backward(shipped(
 SPACES = [
     pytest.param(name, config, id=f"{name}-s{config.num_stages}")
     for name in SHIPPED
-    for config in hopper_backward_space(shipped(name)).candidates
+    for config in split_space(shipped(name)).candidates
 ]
 
 #: Why shipped variants have none; of every other there is one.
@@ -112,6 +109,8 @@ def test_one_instruction_takes_several_bits(name: str) -> None:
     assert found["R2P"] >= elements // 8
     # Where ids are out of order, a branch of its own compares them, an octet at a time.
     branches = 2 if names.text.code.promise is not None else 1
+    # So do those that clear hidden rows, a row at a time.
+    branches += 3 * bool(names.backward.plan.hidden.names)
     assert found["ISETP"] < branches * elements
 
 
@@ -123,7 +122,7 @@ DETERMINISTIC = tuple(name for name in SHIPPED if not shipped_specs()[name].drop
 @pytest.mark.parametrize("name", DETERMINISTIC)
 def test_so_is_what_deterministic_gradients_take(name: str) -> None:
     names = of(replace(shipped_specs()[name], deterministic=True))
-    for config in hopper_backward_space(names).candidates:
+    for config in split_space(names).candidates:
         check_backward_usage(names, config)
     for compiled in machine_code(names):
         assert compiled.spilled <= FEW
@@ -134,9 +133,9 @@ def test_so_is_what_deterministic_gradients_take(name: str) -> None:
 def test_masks_scores_and_normalisers_need_what_is_predicted(number: int) -> None:
     name, entry = list(VOCABULARY.items())[number]
     head_dim, dtype = ((64, "bfloat16"), (128, "float16"))[number % 2]
-    names = HopperBackward(backward_plan(lower(entry.spec(dtype, head_dim), name)))
+    names = HopperBackwardSplit(backward_plan(lower(entry.spec(dtype, head_dim), name)))
     assert why_no_backward(names) == ""
-    for config in hopper_backward_space(names).candidates:
+    for config in split_space(names).candidates:
         check_backward_usage(names, config)
 
 
@@ -149,7 +148,7 @@ def test_so_do_two_kernels(number: int) -> None:
     learned = names.text.learned[0].tensor if names.text.learned else ""
     refused = f"no consumer has both factors of what {learned} learns" if wide and learned else ""
     assert why_no_backward(names) == refused
-    for config in hopper_backward_space(names).candidates:
+    for config in split_space(names).candidates:
         check_backward_usage(names, config)
 
 
@@ -195,8 +194,8 @@ def test_what_is_learned_elsewhere_takes_no_registers(name: str, head_dim: int) 
 def test_a_narrow_sigmoid_has_too_few_registers() -> None:
     """Known: p is needed again after the product of weights, and ptxas makes products wait."""
     spec = VOCABULARY["sigmoid"].spec("bfloat16", 64)
-    names = HopperBackward(backward_plan(lower(spec, "sigmoid")))
-    compiled = compile_backward_hopper(names.backward, hopper_backward_space(names).candidates[0])
+    names = HopperBackwardSplit(backward_plan(lower(spec, "sigmoid")))
+    compiled = compile_backward_hopper(names.backward, split_space(names).candidates[0])
     assert compiled.spilled <= 512
     assert all("C7512" in line for line in compiled.warnings)
 
@@ -206,9 +205,31 @@ def test_a_narrow_sigmoid_has_too_few_registers() -> None:
     ("name", "head_dim"), [("shown", 64), ("ends", 80), ("softcap", (56, 96)), ("half_keys", 128)]
 )
 def test_the_unusual_is_predicted_too(name: str, head_dim: int | tuple[int, int]) -> None:
-    names = HopperBackward(backward_plan(lower(kernel_spec(name, head_dim), name)))
+    names = HopperBackwardSplit(backward_plan(lower(kernel_spec(name, head_dim), name)))
     assert why_no_backward(names) == ""
-    for config in hopper_backward_space(names).candidates:
+    for config in split_space(names).candidates:
+        check_backward_usage(names, config)
+
+
+_LENGTHS = Tensor("lengths", ("batch",), "int32")
+_BY_HEAD = Tensor("lengths_by_head", ("num_q_heads",), "int32")
+
+#: Keys, queries or both that are hidden by their position alone.
+HIDDEN = {
+    "keys": lambda b, h, q, kv: kv < _LENGTHS[b],
+    "queries": lambda b, h, q, kv: q < _LENGTHS[b],
+    "both": lambda b, h, q, kv: (q < _LENGTHS[b]) & (kv < _LENGTHS[b]),
+    "by_head": lambda b, h, q, kv: (q < _LENGTHS[b]) & (kv < _BY_HEAD[h]),
+}
+
+
+@pytest.mark.parametrize("hidden", HIDDEN)
+@pytest.mark.parametrize(("head_dim", "deterministic"), [(64, False), (128, True), (256, False)])
+def test_so_are_hidden_rows(hidden: str, head_dim: int, deterministic: bool) -> None:
+    mask = causal() & Mask(HIDDEN[hidden], hidden)
+    names = of(AttentionSpec(head_dim, mask=mask, deterministic=deterministic))
+    assert why_no_backward(names) == ""
+    for config in split_space(names).candidates:
         check_backward_usage(names, config)
 
 
@@ -219,4 +240,4 @@ _SHARED = Tensor("layout", (None, None), "bool")
 @pytest.mark.parametrize(("head_dim", "deterministic"), [(64, False), (64, True), (256, False)])
 def test_so_are_lists_that_all_heads_share(mask: Mask, head_dim: int, deterministic: bool) -> None:
     names = of(AttentionSpec(head_dim, mask=mask, deterministic=deterministic))
-    check_backward_usage(names, hopper_backward_space(names).candidates[0])
+    check_backward_usage(names, split_space(names).candidates[0])

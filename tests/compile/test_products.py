@@ -6,8 +6,8 @@ import pytest
 
 from benchmarks.products import LOADS, PRODUCTS, alone
 from compile.usage import AS_PTXAS_12_8_DOES
-from flashgen.codegen.render import render_hopper
-from flashgen.tuning.hopper_space import hopper_space, rank_hopper
+from flashgen.kernels.forward_hopper.kernel import render_hopper
+from flashgen.kernels.forward_hopper.space import hopper_space, rank_hopper
 from support.compiling import hopper as compiled_hopper
 from support.compiling.hopper import compile_hopper
 from support.sass import opcodes

@@ -8,12 +8,12 @@ import pytest
 
 from compile.usage import AS_PTXAS_12_8_DOES
 from flashgen.budget.occupancy import register_limit
-from flashgen.budget.sram import sram_usage
 from flashgen.budget.targets import get_target
 from flashgen.config import KernelConfig
+from flashgen.kernels.forward_triton.rank import rank
+from flashgen.kernels.forward_triton.shared_memory import sram_usage
+from flashgen.kernels.forward_triton.space import search_space
 from flashgen.plan import KernelPlan
-from flashgen.tuning.rank import rank
-from flashgen.tuning.space import search_space
 from support.compiling.portable import compile_kernel
 from support.variants import shipped_plan
 

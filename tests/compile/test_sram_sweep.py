@@ -12,13 +12,13 @@ import functools
 import pytest
 
 from flashgen import AttentionSpec, Blocks, causal
-from flashgen.budget.sram import sram_usage
 from flashgen.budget.targets import get_target
 from flashgen.config import KernelConfig
+from flashgen.kernels.forward_triton.rank import rank
+from flashgen.kernels.forward_triton.shared_memory import sram_usage
+from flashgen.kernels.forward_triton.space import search_space
 from flashgen.plan import KernelPlan, lower
 from flashgen.plan.inner import tile_loads
-from flashgen.tuning.rank import rank
-from flashgen.tuning.space import search_space
 from support.compiling.portable import shared_bytes
 from support.loads import kernel_spec
 from support.turns import numbered, share
@@ -78,7 +78,7 @@ def test_the_way_by_pointers_is_predicted_too(name: str, target: str) -> None:
     assert predicted >= shared_bytes(plan, config, target, tma=False, aligned=False)
 
 
-# One for each way in which loads inside the loop need memory; see flashgen.budget.elements.
+# One for each way in which loads inside the loop need memory; see forward_triton/elements.py.
 READERS = (
     "bias", "half", "backward", "capped_bias", "capped_keys", "half_keys", "ids_of_rows", "ends",
     "shown", "two_biases", "shown_and_half", "sigmoid_keys",

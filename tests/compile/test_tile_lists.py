@@ -9,9 +9,9 @@ from triton.compiler import ASTSource
 
 from compile.usage import AS_PTXAS_12_8_DOES
 from flashgen import AttentionSpec, Mask, Tensor, bigbird, block_sparse, causal, document
-from flashgen.budget.sram import sram_usage
 from flashgen.budget.targets import DEFAULT_TARGETS, get_target
 from flashgen.config import KernelConfig
+from flashgen.kernels.forward_triton.shared_memory import sram_usage
 from flashgen.plan import TRITON_DTYPES, KernelPlan, lower
 from support.compiling.portable import compile_kernel
 from support.variants import rendered_module

@@ -8,9 +8,9 @@ from __future__ import annotations
 import pytest
 
 from compile.usage import hold_never_below
-from flashgen.budget.sram import sram_usage
 from flashgen.budget.targets import get_target
 from flashgen.config import BACKWARD_KERNELS, KernelConfig
+from flashgen.kernels.forward_triton.shared_memory import sram_usage
 from flashgen.plan import lower
 from support.compiling.portable import compile_kernel, shared_bytes
 from support.variety import SCORE_SPECS

@@ -7,12 +7,12 @@ from collections.abc import Iterable
 import pytest
 import triton
 
-from flashgen.budget.backward_sram import backward_usage
 from flashgen.budget.targets import get_target
 from flashgen.config import BackwardKernel, KernelConfig
+from flashgen.kernels.backward_hopper_split.plan import HopperBackwardSplit
+from flashgen.kernels.backward_triton.shared_memory import backward_usage
 from flashgen.plan import KernelPlan
 from flashgen.plan.backward import backward_plan
-from flashgen.plan.hopper_backward import HopperBackward
 from support.compiling.backward import backward_shared_bytes
 from support.compiling.backward_hopper import (
     backward_hopper_shared_bytes,
@@ -39,7 +39,7 @@ def check_usage(plan: KernelPlan, config: KernelConfig) -> None:
     assert predicted.total == hopper_shared_bytes(plan, config), (config, predicted.breakdown)
 
 
-def check_backward_usage(names: HopperBackward, config: KernelConfig) -> None:
+def check_backward_usage(names: HopperBackwardSplit, config: KernelConfig) -> None:
     """The compiler allots what is predicted for each Gluon backward kernel that there is."""
     predicted = predicted_backward_usage(names, config)
     needed = backward_hopper_shared_bytes(names.backward, config)

@@ -28,18 +28,21 @@ from flashgen import (
     sliding_window,
     softcap,
 )
-from flashgen.codegen.render import (
-    render_backward_hopper,
-    render_hopper,
-    render_kernel,
-    render_module,
-    render_names,
-)
-from flashgen.config import ChosenConfig, KernelConfig
+from flashgen.codegen.gluon import render_names
+from flashgen.codegen.module import render_module
+from flashgen.config import ChosenConfig, KernelChoice, KernelConfig
+from flashgen.kernels.backward_hopper.plan import HopperBackward
+from flashgen.kernels.forward_hopper.kernel import render_hopper
+from flashgen.kernels.forward_triton.kernel import render_kernel
 from flashgen.plan import lower
 from flashgen.plan.backward import backward_plan
-from flashgen.plan.hopper_backward import HopperBackward
-from support.variants import any_backward, any_configs, rendered, shipped_specs
+from support.variants import (
+    any_backward,
+    any_configs,
+    render_backward_hopper,
+    rendered,
+    shipped_specs,
+)
 from support.variety import HEAD_DIM_SPECS, MASK_SPECS
 
 MODULES = ("module", "constants")
@@ -154,7 +157,7 @@ def _modules() -> dict[str, str]:
     )
     constants = lower(_with_constants(), "constants")
     return {
-        "module": render_module(plan, chosen, backward=any_backward(plan)),
+        "module": render_module(plan, {"portable": KernelChoice(chosen), **any_backward(plan)}),
         "constants": rendered(constants),
     }
 
@@ -166,7 +169,7 @@ def _rendered() -> dict[str, str]:
         kernels[name] = HOPPER_HEAD + render_hopper(lower(spec, name)).lstrip("\n")
     for name, spec in HOPPER_BACKWARD_KERNELS.items():
         backward = backward_plan(lower(spec, name))
-        kernel = render_backward_hopper(backward, after_forward=False)
+        kernel = render_backward_hopper(backward)
         divided = HopperBackward(backward).divided
         kernels[name] = (HOPPER_HEAD + "\n" if divided else HOPPER_BACKWARD_HEAD) + kernel
     return {**kernels, **_modules()}

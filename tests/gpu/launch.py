@@ -13,11 +13,11 @@ import torch
 
 from flashgen import AttentionSpec
 from flashgen.config import HOPPER, KernelConfig
+from flashgen.kernels.backward_hopper.plan import HopperBackward
+from flashgen.kernels.forward_hopper.space import hopper_space, rank_hopper, why_not
 from flashgen.plan import KernelPlan, lower
 from flashgen.plan.backward import backward_plan
-from flashgen.plan.hopper_backward import HopperBackward
 from flashgen.tuning.device import detect_gpu
-from flashgen.tuning.hopper_space import hopper_space, rank_hopper, why_not
 from support.cases import Case, inputs
 from support.oracle import check
 from support.runs import noted

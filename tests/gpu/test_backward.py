@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from flashgen import AttentionSpec, Tensor, block_sparse, causal
+from flashgen.kernels.backward_hopper_split.plan import HopperBackwardSplit
+from flashgen.kernels.backward_hopper_split.space import split_space
 from flashgen.plan import lower
 from flashgen.plan.backward import backward_plan
-from flashgen.plan.hopper_backward import HopperBackward
-from flashgen.tuning.hopper_backward_space import hopper_backward_space
 from gpu.launch import (
     backward_module_of,
     native,
@@ -123,7 +123,7 @@ def test_layouts_of_the_gradient(name: str, form: str) -> None:
 HELD = [
     pytest.param(name, config.num_stages, id=f"{name}-s{config.num_stages}")
     for name, spec in SPECS.items()
-    for config in hopper_backward_space(HopperBackward(backward_plan(lower(spec, name)))).candidates
+    for config in split_space(HopperBackwardSplit(backward_plan(lower(spec, name)))).candidates
 ]
 
 
@@ -272,7 +272,7 @@ def _rendered(name: str, head_dim: int = 64, *, hopper: bool = False) -> ModuleT
     spec = VOCABULARY[name].spec("bfloat16", head_dim)
     if not hopper:
         return rendered_module(spec)
-    if reason := HopperBackward(backward_plan(lower(spec, name))).why_not:
+    if reason := HopperBackwardSplit(backward_plan(lower(spec, name))).why_not:
         pytest.skip(f"no Gluon kernel: {reason}")
     return noted(rendered_module(spec, hopper=True))
 
@@ -283,7 +283,7 @@ def test_the_vocabulary(name: str, form: str, monkeypatch: pytest.MonkeyPatch) -
     # All widths of the Gluon kernels' tiles, filled or not.
     for head_dim in (56, 128, 200) if form == "hopper" else (64,):
         spec = entry.spec("bfloat16", head_dim)
-        if head_dim == 200 and HopperBackward(backward_plan(lower(spec, name))).why_not:
+        if head_dim == 200 and HopperBackwardSplit(backward_plan(lower(spec, name))).why_not:
             continue  # what is learned of keys there, the portable kernels compute
         module = _rendered(name, head_dim, hopper=form == "hopper")
         for q_len, kv_len in ((150, 150), *(() if entry.equal_lengths else ((70, 210), (210, 70)))):

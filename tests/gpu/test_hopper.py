@@ -11,8 +11,8 @@ import torch
 
 from flashgen import AttentionSpec, Tensor, block_sparse, causal
 from flashgen.config import KernelConfig
+from flashgen.kernels.forward_hopper.plan import HopperNames
 from flashgen.plan import lower
-from flashgen.plan.hopper import HopperNames
 from gpu.launch import (
     check_attention,
     check_hopper,

@@ -10,9 +10,9 @@ import torch
 
 from flashgen import AttentionSpec
 from flashgen.config import KernelConfig
+from flashgen.kernels.forward_triton.space import search_space
 from flashgen.plan import lower
 from flashgen.tuning.device import detect_gpu
-from flashgen.tuning.space import search_space
 from gpu.launch import check_attention, check_config, check_hopper, hopper_candidates, module_of
 from support.cases import LAYOUTS, Case
 from support.variants import rendered_module, shipped_specs

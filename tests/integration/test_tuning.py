@@ -3,8 +3,8 @@
 import pytest
 
 from flashgen.build import Options, Progress, build
-from flashgen.codegen.render import kernel_digest
-from flashgen.config import FORMS, KernelConfig
+from flashgen.config import KernelConfig
+from flashgen.kernels.registry import keys
 from flashgen.tuning import measure as tuning
 from flashgen.tuning.device import Gpu
 from flashgen.tuning.measure import measure as whole
@@ -45,7 +45,7 @@ def machine(monkeypatch):
         measured = calls
 
         def __init__(self):
-            self.ended = dict.fromkeys(FORMS, "complete")
+            self.ended = dict.fromkeys(keys(), "complete")
 
             self.forward = {}
 
@@ -54,11 +54,12 @@ def machine(monkeypatch):
 
     machine = Machine()
 
-    def measure(plan, target, gpu, candidates, rejected=(), *, form, forward, seconds, report):
+    def measure(plan, target, gpu, candidates, rejected=(), *, kernel, forward, seconds, report):
+        form = kernel.key
         if machine.ended[form] == "at once":
             raise KeyboardInterrupt
         calls.append((plan.name, form, gpu, seconds))
-        machine.forward[form] = forward
+        machine.forward[form] = forward and (forward[0].key, forward[1])
         fast, slow, rate = KERNELS[form]
         assert fast in candidates and slow in candidates
         report(1, len(candidates))
@@ -66,7 +67,7 @@ def machine(monkeypatch):
             target=target,
             gpu=gpu,
             triton="3.7.1",
-            kernel=kernel_digest(plan, form),
+            kernel=kernel.digest(plan),
             lengths=(2048,),
             measured=tuple(
                 Measurement(config, (ms,), (rate / ms,))
@@ -125,9 +126,9 @@ def test_backward_kernels_run_after_the_best_forward_kernel(flashgen, machine):
     assert machine.forward == {
         "hopper": None,
         "portable": None,
-        "hopper_backward": FAST,
-        "backward_keys": FAST,
-        "backward_queries": FAST,
+        "hopper_backward": ("portable", FAST),
+        "backward_keys": ("portable", FAST),
+        "backward_queries": ("portable", FAST),
     }
 
 
@@ -147,15 +148,15 @@ def test_where_no_tiles_fit_a_build_finds_out_once(flashgen, project, machine, m
     spec.write_text(f"from flashgen import AttentionSpec, causal\n\nspec = {text}\n")
     machine.has(Gpu("NVIDIA RTX A6000", "sm_86"))
 
-    def measure(plan, *given, form, **options):
-        if form == "portable":
+    def measure(plan, *given, kernel, **options):
+        if kernel.key == "portable":
             config = given[2][0]
             measurement = (Measurement(config, (1.0,), (20.0,)),)
-            kernel = kernel_digest(plan)
+            digest = kernel.digest(plan)
             return TuneResult(
-                "sm_86", given[1], "3.7.1", kernel, (2048,), measurement, (), "complete"
+                "sm_86", given[1], "3.7.1", digest, (2048,), measurement, (), "complete"
             )
-        return whole(plan, *given, form=form, **options)
+        return whole(plan, *given, kernel=kernel, **options)
 
     monkeypatch.setattr(tuning, "measure", measure)
     assert flashgen("build", "specs")[0] == 0
@@ -239,15 +240,15 @@ def test_nothing_is_measured_if(flashgen, machine, option):
     assert machine.measured == []
 
 
-def test_forms_that_nobody_asks_for_are_not_measured(project, machine):
-    options = Options(forms=("backward_queries",))
+def test_kernels_that_nobody_asks_for_are_not_measured(project, machine):
+    options = Options(kernels=("backward_queries",))
     paths = [project / "specs"]
     assert [built.chosen is None for built in build(paths, options, Progress())] == [False]
     assert [form for _, form, *_ in machine.measured] == ["backward_queries"]
     # Nor missed, until somebody does.
     assert [built.chosen is None for built in build(paths, options, Progress())] == [True]
     assert [built.chosen is None for built in build(paths, Options(), Progress())] == [False]
-    assert sorted(form for _, form, *_ in machine.measured) == sorted(FORMS)
+    assert sorted(form for _, form, *_ in machine.measured) == sorted(keys())
 
 
 def test_a_gpu_of_no_listed_target_measures_nothing(flashgen, machine):
@@ -289,7 +290,7 @@ def test_a_pin_takes_the_best_measured_that_it_admits(flashgen, project, machine
         ({"hopper": "complete", "portable": "at once"}, ["hopper"]),
         ({"hopper": "complete", "portable": "interrupt"}, ["hopper", "portable"]),
         (
-            dict.fromkeys(FORMS, "complete") | {"backward_keys": "interrupt"},
+            dict.fromkeys(keys(), "complete") | {"backward_keys": "interrupt"},
             ["hopper", "portable", "hopper_backward", "backward_keys"],
         ),
     ],
@@ -304,7 +305,7 @@ def test_an_interrupt_keeps_the_best_and_stops(flashgen, project, machine, ended
     assert lines[-1] == "interrupted: what is listed is published, the rest was not built"
     assert [(name, form) for name, form, *_ in machine.measured] == [("tiny", f) for f in measured]
     assert not (project / "generated" / "zebra.py").exists()
-    machine.ended = dict.fromkeys(FORMS, "complete")
+    machine.ended = dict.fromkeys(keys(), "complete")
     flashgen("build", "specs")
     assert flashgen("build", "specs")[1][-1] == "up to date, nothing to do: tiny, zebra"
 

@@ -8,12 +8,15 @@ import pytest
 import torch
 
 from flashgen import AttentionSpec, Tensor, additive_bias, alibi, causal
-from flashgen.codegen.render import BACKWARD_FUNCTIONS, HOPPER_BACKWARD_FUNCTIONS
-from flashgen.config import BACKWARD_FORMS, BACKWARD_KERNELS, BackwardKernel, KernelConfig
+from flashgen.config import BACKWARD_KERNELS, BackwardKernel, KernelConfig
+from flashgen.kernels.backward_triton.kernel import FUNCTIONS as BACKWARD_FUNCTIONS
+from flashgen.kernels.backward_triton.kernel import KEYS
+from flashgen.kernels.registry import kernels_of
 from flashgen.plan import lower
 from flashgen.tuning import forward_bench
 from flashgen.tuning.backward_bench import BackwardBench
 from support.fake_gpu import fake_gpu, module_on
+from support.variants import HOPPER_BACKWARD_FUNCTIONS
 
 SPEC = AttentionSpec(64, mask=causal(), score=alibi(Tensor("slopes", ("num_q_heads",))))
 FORWARD = KernelConfig(BLOCK_M=64, BLOCK_N=32, num_warps=4, num_stages=2)
@@ -35,6 +38,12 @@ def measured(gpu: Any, spec: AttentionSpec, monkeypatch: pytest.MonkeyPatch) -> 
     return module
 
 
+def bench_of(spec: AttentionSpec, key: str) -> BackwardBench:
+    plan = lower(spec, "x")
+    kernels = kernels_of(plan)
+    return BackwardBench(plan, "sm_90", kernels[key], (kernels["portable"], FORWARD))
+
+
 @pytest.mark.parametrize("kernel", BACKWARD_KERNELS)
 def test_what_a_row_compiled_is_what_is_timed(
     monkeypatch: pytest.MonkeyPatch, kernel: BackwardKernel
@@ -47,7 +56,7 @@ def test_what_a_row_compiled_is_what_is_timed(
     def compiled(name: str) -> int:
         return sum(len(caches[0]) for caches in kernels[name].device_caches.values())
 
-    bench = BackwardBench(lower(SPEC, "x"), "sm_90", BACKWARD_FORMS[kernel], FORWARD)
+    bench = bench_of(SPEC, KEYS[kernel])
     assert compiled(kernel) == 0
     bench.compile(CONFIGS)
     assert compiled(kernel) == len(CONFIGS)
@@ -67,7 +76,7 @@ def test_the_gluon_kernel_is_timed_with_what_clears_and_places_its_sums(
 ) -> None:
     gpu = fake_gpu(monkeypatch)
     measured(gpu, SPEC, monkeypatch)
-    bench = BackwardBench(lower(SPEC, "x"), "sm_90", "hopper_backward", FORWARD)
+    bench = bench_of(SPEC, "hopper_backward")
     config = KernelConfig(BLOCK_M=128, BLOCK_N=128, num_warps=8, num_stages=2)
     bench.compile([config])
     timed = bench._launch(config, LENGTH)
@@ -89,7 +98,7 @@ def test_two_gluon_kernels_are_timed_together(monkeypatch: pytest.MonkeyPatch) -
     spec = AttentionSpec(64, mask=causal(), deterministic=True)
     gpu = fake_gpu(monkeypatch)
     measured(gpu, spec, monkeypatch)
-    bench = BackwardBench(lower(spec, "x"), "sm_90", "hopper_backward", FORWARD)
+    bench = bench_of(spec, "hopper_backward")
     config = KernelConfig(BLOCK_M=128, BLOCK_N=128, num_warps=8, num_stages=2)
     bench.compile([config])
     timed = bench._launch(config, LENGTH)
@@ -108,7 +117,7 @@ def test_beside_the_portable_kernel_over_queries_it_is_timed_alone(
     gpu = fake_gpu(monkeypatch)
     module = measured(gpu, spec, monkeypatch)
     kernel = module._backward_of_queries
-    bench = BackwardBench(lower(spec, "x"), "sm_90", "hopper_backward", FORWARD)
+    bench = bench_of(spec, "hopper_backward")
     config = KernelConfig(BLOCK_M=128, BLOCK_N=128, num_warps=8, num_stages=2)
     bench.compile([config])
     assert not any(caches[0] for caches in kernel.device_caches.values())

@@ -15,7 +15,6 @@ from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 from flashgen import AttentionSpec, softmax
-from flashgen.config import Form
 from flashgen.philox import kept
 from support.cases import Case
 from support.contract import check_gradients, native_inputs
@@ -265,7 +264,7 @@ def test_a_sink_without_keys() -> None:
 class _Launches:
     """A module on a GPU, and what its calls pass to Triton's C code."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, form: Form) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
         self.gpu: FakeGpu = fake_gpu(monkeypatch)
         self.module: ModuleType = module_on(self.gpu, SPEC, monkeypatch)
         if form == "portable":

@@ -26,10 +26,10 @@ from flashgen import (
     causal,
     document,
 )
+from flashgen.kernels.forward_hopper.plan import HopperNames
+from flashgen.kernels.forward_hopper.segment_tiles import cut_table
+from flashgen.kernels.workload import typical_params
 from flashgen.plan import KernelPlan, lower
-from flashgen.plan.cuts import cut_table
-from flashgen.plan.hopper import HopperNames
-from flashgen.tuning.workload import typical_params
 from support.cases import LAYOUTS, Case
 from support.contract import native_inputs
 from support.specialised import NUM_SMS, watch, watch_hopper

@@ -13,9 +13,9 @@ import torch
 import triton
 
 from flashgen import AttentionSpec, Tensor, alibi, block_sparse, causal
+from flashgen.kernels.backward_hopper_split.plan import HopperBackwardSplit
 from flashgen.plan import lower
 from flashgen.plan.backward import backward_plan
-from flashgen.plan.hopper_backward import HopperBackward
 from support.cases import LAYOUTS, Case
 from support.contract import native_inputs
 from support.fake_gpu import fake_gpu, is_address, module_on
@@ -28,8 +28,8 @@ LEARNS = AttentionSpec((56, 72), mask=causal(), score=alibi(Tensor("slopes", ("n
 
 
 @functools.cache
-def names_of(spec: AttentionSpec) -> HopperBackward:
-    return HopperBackward(backward_plan(lower(spec, "x")))
+def names_of(spec: AttentionSpec) -> HopperBackwardSplit:
+    return HopperBackwardSplit(backward_plan(lower(spec, "x")))
 
 
 SPECS = {name: spec for name, spec in shipped_specs().items() if not names_of(spec).why_not}

@@ -19,12 +19,12 @@ from flashgen import (
     softcap,
     softmax,
 )
-from flashgen.budget.grouped_heads import heads_of_a_tile, launched
 from flashgen.budget.targets import get_target
 from flashgen.budget.traffic import Workload
 from flashgen.config import KernelConfig
+from flashgen.kernels.forward_hopper.pack_gqa import heads_of_a_tile, launched
+from flashgen.kernels.forward_hopper.plan import HopperNames
 from flashgen.plan import lower
-from flashgen.plan.hopper import HopperNames
 from support.specialised import watch_hopper
 from support.variants import rendered_module, shipped_module, shipped_plan, shipped_specs
 

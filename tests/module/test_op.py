@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import warnings
-from dataclasses import replace
 
 import pytest
 import torch
@@ -14,15 +13,14 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from flashgen import AttentionSpec, Constant, alibi, causal
-from flashgen.codegen.render import render_module
-from flashgen.config import ChosenConfig, KernelConfig
+from flashgen.codegen.module import render_module
+from flashgen.config import ChosenConfig, KernelChoice, KernelConfig
 from flashgen.plan import lower
 from support.cases import Case
 from support.contract import check_compiled, native_inputs
 from support.turns import some
 from support.variants import (
     any_backward,
-    any_hopper,
     any_hopper_backward,
     shipped_module,
     shipped_specs,
@@ -149,13 +147,8 @@ def _op_of(spec: AttentionSpec, config: KernelConfig, tflops: float | None = Non
     plan = lower(spec, "same")
     one = ChosenConfig(config, "model" if tflops is None else "measured", 4096, tflops=tflops)
     chosen = dict.fromkeys(plan.targets, one)
-    source = render_module(
-        plan,
-        chosen,
-        replace(any_hopper(plan), config=one),
-        backward=any_backward(plan),
-        hopper_backward=any_hopper_backward(plan),
-    )
+    held = {"portable": KernelChoice(chosen), "hopper": KernelChoice({"sm_90": one})}
+    source = render_module(plan, held | any_backward(plan) | any_hopper_backward(plan))
     return re.findall(r'custom_op\(\s*"flashgen::(\w+)"', source)[0]
 
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from flashgen import Float, Int
+from flashgen.kernels.workload import typical_params
 from flashgen.plan import KernelPlan, lower
-from flashgen.tuning.workload import typical_params
 from support.cases import Case
 from support.contract import native_inputs
 from support.specialised import watch

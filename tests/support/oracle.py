@@ -11,8 +11,8 @@ from unittest.mock import patch
 import torch
 
 from flashgen import AttentionSpec, full
+from flashgen.kernels.forward_hopper.plan import RANGES
 from flashgen.philox import kept_scale
-from flashgen.plan.hopper import RANGES
 from flashgen.reference import attention_reference, dropped, final_scores, weigh
 from support.cases import Case
 

@@ -7,17 +7,18 @@ import builtins
 import re
 from collections.abc import Iterable, Iterator
 
-from flashgen.codegen.render import render_module
-from flashgen.config import ChosenConfig, HopperChoice, KernelConfig
+from flashgen.codegen.module import render_module
+from flashgen.config import KernelConfig
 from flashgen.constants import Constant
+from flashgen.kernels.backward_hopper.plan import HopperBackward
 from flashgen.masks import Mask, block_sparse, causal, document, sliding_window
 from flashgen.normalisers import sigmoid_attention, softmax
 from flashgen.params import Float, Int, Tensor
 from flashgen.plan import lower
 from flashgen.plan.backward import backward_plan
-from flashgen.plan.hopper_backward import HopperBackward
 from flashgen.scores import Score, softcap
 from flashgen.spec import AttentionSpec
+from support.variants import on_hopper
 
 # Between them these print every line of every template: one run of keys and several in any order,
 # heads of one segment and of several, narrow ones and others, a mask that differs between heads and
@@ -68,7 +69,7 @@ EVERYTHING = (
 DROPPING = (AttentionSpec(64, mask=sliding_window(_PROBE, 0), dropout=True),)
 
 # In each module both kernels, and that of the backward pass where there is one.
-_HOPPER = HopperChoice(ChosenConfig(KernelConfig(128, 64, 8, 2), "model", shared=0))
+_CHOICE = on_hopper(KernelConfig(128, 64, 8, 2))
 
 
 def taken_by(specs: tuple[AttentionSpec, ...]) -> frozenset[str]:
@@ -77,8 +78,8 @@ def taken_by(specs: tuple[AttentionSpec, ...]) -> frozenset[str]:
     for spec in specs:
         plan = lower(spec, "everything")
         has_backward = not HopperBackward(backward_plan(plan)).why_not
-        of_backward = _HOPPER if has_backward else HopperChoice()
-        module = ast.parse(render_module(plan, {}, _HOPPER, hopper_backward=of_backward))
+        held = ("hopper", "hopper_backward") if has_backward else ("hopper",)
+        module = ast.parse(render_module(plan, dict.fromkeys(held, _CHOICE)))
         for statement in module.body:
             inside = set(_bound(ast.walk(statement)))
             names.update(inside if "probe" in inside else _bound([statement]))

@@ -13,10 +13,10 @@ from typing import Literal
 
 from flashgen import Int
 from flashgen.config import KernelConfig
+from flashgen.kernels.backward_hopper.plan import HopperBackward
+from flashgen.kernels.forward_hopper.space import hopper_space, rank_hopper
 from flashgen.plan import lower
 from flashgen.plan.backward import backward_plan
-from flashgen.plan.hopper_backward import HopperBackward
-from flashgen.tuning.hopper_space import hopper_space, rank_hopper
 from support.cases import LAYOUTS, MIXED, Case, around_tiles, every_remainder
 from support.pairs import LENGTHS, Row, all_pairs
 from support.variants import gluon_specs, shipped_module, shipped_specs

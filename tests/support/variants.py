@@ -11,16 +11,24 @@ from pathlib import Path
 from types import ModuleType
 
 from flashgen import AttentionSpec
-from flashgen.codegen.render import NO_HOPPER, render_module
-from flashgen.config import HOPPER, BackwardConfigs, ChosenConfig, HopperChoice, KernelConfig
+from flashgen.codegen.module import render_module
+from flashgen.config import HOPPER, ChosenConfig, KernelChoice, KernelConfig
+from flashgen.kernels.backward_hopper.kernel import BackwardHopper
+from flashgen.kernels.backward_hopper.plan import HopperBackward
+from flashgen.kernels.backward_hopper_split.kernel import BackwardHopperSplit
+from flashgen.kernels.forward_hopper.space import without_form
+from flashgen.kernels.registry import kernels_of
 from flashgen.loader import load
 from flashgen.plan import KernelPlan, lower
-from flashgen.plan.backward import backward_plan
-from flashgen.plan.hopper_backward import HopperBackward
-from flashgen.tuning.hopper_space import without_form
+from flashgen.plan.backward import BackwardPlan, backward_plan
 
 ROOT = Path(__file__).resolve().parents[2]
 GENERATED = ROOT / "generated"
+
+#: What the Gluon kernels of a backward pass can consist of.
+HOPPER_BACKWARD_FUNCTIONS = tuple(
+    dict.fromkeys((*BackwardHopper.functions, *BackwardHopperSplit.functions))
+)
 
 _serial = itertools.count()
 
@@ -91,42 +99,60 @@ def any_configs(plan: KernelPlan) -> dict[str, ChosenConfig]:
     return {target: ChosenConfig(config, "model", shared=4096) for target in plan.targets}
 
 
-def rendered(
-    plan: KernelPlan, hopper: HopperChoice = NO_HOPPER, hopper_backward: HopperChoice = NO_HOPPER
-) -> str:
-    """A plan's module with some configuration of each kernel."""
-    return render_module(
-        plan,
-        any_configs(plan),
-        hopper,
-        backward=any_backward(plan),
-        hopper_backward=hopper_backward,
-    )
+def rendered(plan: KernelPlan, *gluon: dict[str, KernelChoice]) -> str:
+    """A plan's module with some configuration of each kernel in Triton, and of these in Gluon."""
+    choices = {"portable": KernelChoice(any_configs(plan))} | any_backward(plan)
+    for more in gluon:
+        choices |= more
+    return render_module(plan, choices)
 
 
-def any_backward(plan: KernelPlan) -> dict[str, BackwardConfigs]:
-    """Some configurations of the backward kernels for each target."""
+def any_backward(plan: KernelPlan) -> dict[str, KernelChoice]:
+    """Some configurations of the portable backward kernels for each target."""
     keys = KernelConfig(BLOCK_M=32, BLOCK_N=64, num_warps=4, num_stages=2)
     queries = KernelConfig(BLOCK_M=64, BLOCK_N=32, num_warps=4, num_stages=2)
-    of_keys, of_queries = (ChosenConfig(x, "model", shared=4096) for x in (keys, queries))
-    return {target: BackwardConfigs(of_keys, of_queries) for target in plan.targets}
+    return {
+        key: KernelChoice(dict.fromkeys(plan.targets, ChosenConfig(config, "model", shared=4096)))
+        for key, config in (("backward_keys", keys), ("backward_queries", queries))
+    }
 
 
-def any_hopper(plan: KernelPlan) -> HopperChoice:
+def any_hopper(plan: KernelPlan) -> dict[str, KernelChoice]:
     """Some configuration of the Gluon kernel, where the plan can have one."""
     if reason := without_form(plan):
-        return HopperChoice(why_not=reason)
-    config = KernelConfig(BLOCK_M=128, BLOCK_N=64, num_warps=8, num_stages=2)
-    return HopperChoice(ChosenConfig(config, "model", shared=4096))
+        return {"hopper": KernelChoice(why_not=reason)}
+    return {"hopper": on_hopper(KernelConfig(BLOCK_M=128, BLOCK_N=64, num_warps=8, num_stages=2))}
 
 
-def any_hopper_backward(plan: KernelPlan) -> HopperChoice:
+def any_hopper_backward(plan: KernelPlan) -> dict[str, KernelChoice]:
     """The same of the Gluon kernel of the backward pass, whose tiles are as they are."""
     names = HopperBackward(backward_plan(plan))
     if HOPPER not in plan.targets or names.why_not:
-        return HopperChoice(why_not=names.why_not)
+        return {"hopper_backward": KernelChoice(why_not=names.why_not)}
     config = KernelConfig(names.block_m, names.block_n, num_warps=8, num_stages=2)
-    return HopperChoice(ChosenConfig(config, "model", shared=4096))
+    return {"hopper_backward": on_hopper(config)}
+
+
+def on_hopper(config: KernelConfig) -> KernelChoice:
+    """A configuration of a Gluon kernel."""
+    return KernelChoice({HOPPER: ChosenConfig(config, "model", shared=4096)})
+
+
+def kernel_digest(plan: KernelPlan, key: str = "portable") -> str:
+    """The digest of a kernel's source."""
+    return kernels_of(plan)[key].digest(plan)
+
+
+def why_no_backward(names: HopperBackward) -> str:
+    """Why a backward pass has no Gluon kernel; ``""`` where it has one."""
+    plan = names.backward.plan
+    return kernels_of(plan)["hopper_backward"].space(plan, HOPPER).why_not
+
+
+def render_backward_hopper(backward: BackwardPlan) -> str:
+    """The source of the Gluon kernels of a backward pass."""
+    kernel = BackwardHopperSplit() if HopperBackward(backward).divided else BackwardHopper()
+    return kernel.source(backward.plan)
 
 
 def import_file(path: Path) -> ModuleType:

@@ -14,8 +14,8 @@ import torch
 
 from flashgen import Float, Int, Tensor
 from flashgen.declared import Param
+from flashgen.kernels.forward_hopper.space import hopper_space, rank_hopper
 from flashgen.plan import lower
-from flashgen.tuning.hopper_space import hopper_space, rank_hopper
 from support.cases import Case
 from support.variants import gluon_specs, rendered_module, shipped_specs
 from sweep.hopper import check_hopper, shipped

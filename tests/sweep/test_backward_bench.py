@@ -18,10 +18,13 @@ from flashgen import (
     relative_bias,
     softmax,
 )
-from flashgen.config import BACKWARD_FORMS, BACKWARD_KERNELS, BackwardKernel, KernelConfig
+from flashgen.config import BACKWARD_KERNELS, BackwardKernel, KernelConfig
+from flashgen.kernels import workload
+from flashgen.kernels.backward_triton.kernel import KEYS
+from flashgen.kernels.registry import kernels_of
 from flashgen.plan import lower
 from flashgen.plan.backward import ROWS
-from flashgen.tuning import backward_bench, forward_bench, workload
+from flashgen.tuning import backward_bench, forward_bench
 from flashgen.tuning.backward_bench import BackwardBench
 from support.variants import rendered_module
 
@@ -62,7 +65,9 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def bench_of(name: str, kernel: BackwardKernel) -> BackwardBench:
-    return BackwardBench(lower(SPECS[name], name), "sm_80", BACKWARD_FORMS[kernel], CONFIG)
+    plan = lower(SPECS[name], name)
+    kernels = kernels_of(plan)
+    return BackwardBench(plan, "sm_80", kernels[KEYS[kernel]], (kernels["portable"], CONFIG))
 
 
 @pytest.mark.parametrize("kernel", BACKWARD_KERNELS)

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from flashgen import AttentionSpec, Constant, Mask, Tensor, causal, softmax
+from flashgen.kernels.forward_hopper.space import hopper_space, rank_hopper
 from flashgen.plan import lower
-from flashgen.tuning.hopper_space import hopper_space, rank_hopper
 from support.cases import Case, inputs
 from support.gluon import interpreted
 from support.variants import rendered_module

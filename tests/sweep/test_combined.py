@@ -6,9 +6,9 @@ import dataclasses
 
 import pytest
 
+from flashgen.kernels.backward_hopper.plan import HopperBackward
+from flashgen.kernels.forward_hopper.space import hopper_space, why_not
 from flashgen.plan.backward import backward_plan
-from flashgen.plan.hopper_backward import HopperBackward
-from flashgen.tuning.hopper_space import hopper_space, why_not
 from support.combined import combined
 from support.gluon import interpreted
 from support.turns import some

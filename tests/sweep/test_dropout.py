@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from flashgen.config import KernelConfig
+from flashgen.kernels.forward_triton.kernel import ForwardTriton
 from flashgen.philox import kept, kept_scale
 from flashgen.plan import lower
 from flashgen.tuning import forward_bench
@@ -149,7 +150,7 @@ def test_candidates_are_measured_with_dropout(monkeypatch: pytest.MonkeyPatch) -
     qkv = torch.randn(3, 1, 2, 40, 64).half()
     monkeypatch.setattr(forward_bench, "random_inputs", lambda *_: qkv)
     spec = replace(SPECS["full"], dtype="float16")
-    bench = forward_bench.ForwardBench(lower(spec, "measured"), "sm_90", [config], "portable")
+    bench = forward_bench.ForwardBench(lower(spec, "measured"), "sm_90", [config], ForwardTriton())
     assert bench.params[40]["dropout_p"] > 0
     bench.check(config)
     before = bench.module._dropped

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from types import ModuleType
 
 import pytest
@@ -19,12 +20,19 @@ from flashgen import (
     sigmoid_attention,
     softmax,
 )
+from flashgen.kernels.forward_hopper.space import hopper_space, rank_hopper
 from flashgen.plan import lower
-from flashgen.tuning.hopper_space import hopper_space, rank_hopper
 from support.cases import Case, inputs
 from support.gluon import interpreted
-from support.turns import in_turns
-from support.variants import rendered_module
+from support.gluon.modules import start_over
+from support.turns import in_turns, some
+from support.variants import (
+    any_hopper,
+    any_hopper_backward,
+    imported,
+    rendered,
+    rendered_module,
+)
 from sweep.backward import check_backward
 from sweep.launch import check_kernel
 
@@ -55,10 +63,10 @@ def _biased(score, b, h, q_idx, kv_idx):  # type: ignore[no-untyped-def]
 SPECS = {
     "keys": AttentionSpec(64, "float16", mask=_keys),
     "causal": AttentionSpec(64, "float16", mask=causal() & _keys & _queries),
-    "by_head": AttentionSpec(64, "float32", mask=_by_head & _queries),
+    "by_head": AttentionSpec(64, "float16", mask=_by_head & _queries),
     "kept": AttentionSpec(80, "float16", mask=causal() & _kept),
     "wide": AttentionSpec((192, 128), "float16", mask=_keys & _queries),
-    "biased": AttentionSpec(64, "float32", mask=_keys & _queries, score=_biased),
+    "biased": AttentionSpec(64, "float16", mask=_keys & _queries, score=_biased),
     "sinks": AttentionSpec(
         64, "float16", mask=causal() & _keys & _queries, normaliser=softmax(sink=_SINKS)
     ),
@@ -83,13 +91,18 @@ IDS = {
 POISON = {"nan": torch.nan, "inf": torch.inf, "minus_inf": -torch.inf}
 
 
-def _case(spec: AttentionSpec, order: str = "in_order") -> Case:
+def _case(spec: AttentionSpec, order: str = "in_order", times: int = 1, kv_heads: int = 1) -> Case:
     ids = {
-        p.name: torch.tensor(IDS[order], dtype=torch.int32) for p in spec.params if "ids" in p.name
+        p.name: torch.tensor(IDS[order], dtype=torch.int32).repeat_interleave(times, 1)
+        for p in spec.params
+        if "ids" in p.name
     }
     params = {p.name: _LENGTHS[p.name] for p in spec.params if p.name in _LENGTHS}
-    params = {name: torch.tensor(value, dtype=torch.int32) for name, value in params.items()}
-    return Case(LENGTH, LENGTH, batch=2, q_heads=2, kv_heads=1, params=params | ids)
+    params = {
+        name: torch.tensor(value, dtype=torch.int32) * times for name, value in params.items()
+    }
+    length = times * LENGTH
+    return Case(length, length, batch=2, q_heads=2, kv_heads=kv_heads, params=params | ids)
 
 
 @functools.cache
@@ -97,15 +110,17 @@ def _module(name: str) -> ModuleType:
     return rendered_module(SPECS[name])
 
 
-def _shown(params: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+def _shown(
+    params: dict[str, torch.Tensor], length: int = LENGTH
+) -> tuple[torch.Tensor, torch.Tensor]:
     """(batch, 1, length, 1): queries, and keys, that something is shown of."""
-    at, everything = torch.arange(LENGTH), torch.ones(2, LENGTH, dtype=torch.bool)
+    at, everything = torch.arange(length), torch.ones(2, length, dtype=torch.bool)
     queries = at < params["queries_of"][:, None] if "queries_of" in params else everything
     keys = at < params["keys_of"][:, None] if "keys_of" in params else everything
     if "kept" in params:
         keys = params["kept"]
     if "keys_by_head" in params:
-        keys = (at < params["keys_by_head"].max()).expand(2, LENGTH)
+        keys = (at < params["keys_by_head"].max()).expand(2, length)
     for name in params:
         if "ids" in name:
             queries = keys = params[name] != -1
@@ -189,6 +204,131 @@ def test_slips_in_gluon_are_found(slip: str) -> None:
     except AssertionError:  # the machine's: read without a fence
         return
     assert held != [True, True]
+
+
+def _softcap(score, b, h, q_idx, kv_idx):  # type: ignore[no-untyped-def]
+    return 20.0 * (score / 20.0).tanh()
+
+
+#: What has Gluon kernels for gradients: one pass, of tiles of either width, or a divided one, whose
+#: consumers have their own keys or, of wide heads, roles; slopes of products.
+GRADIENTS = {
+    name: spec
+    for name, spec in SPECS.items()
+    if spec.dtype == "float16" and name not in ("kept", "documents_unsorted")
+} | {
+    "wider": AttentionSpec(128, "float16", mask=_keys & _queries),
+    "wider_documents": AttentionSpec(128, "float16", mask=document()),
+    "pair": replace(SPECS["causal"], deterministic=True),
+    "pair_of_documents": AttentionSpec(128, "float16", mask=document(), deterministic=True),
+    "capped": AttentionSpec(64, "float16", mask=_keys & _queries, score=_softcap),
+    "capped_wide": AttentionSpec((192, 128), "float16", mask=document(), score=_softcap),
+}
+
+Gradients = tuple[torch.Tensor, ...]
+
+
+def _case_of_gradients(name: str) -> Case:
+    """Of two tiles of keys, where a program may have one that no query sees before others."""
+    return _case(GRADIENTS[name], times=2, kv_heads=2 if name == "wider" else 1)
+
+
+@functools.cache
+def _source(name: str) -> tuple[str, dict[str, int | bool]]:
+    """A module with Gluon kernels, and the configuration of the backward ones."""
+    plan = lower(GRADIENTS[name], name)
+    chosen = any_hopper_backward(plan)
+    assert chosen.config is not None, chosen.why_not
+    return rendered(plan, any_hopper(plan), chosen), chosen.config.config.as_dict()
+
+
+def _gradients_in_gluon(name: str, hidden: float, edit: Callable[[str], str] = str) -> Gradients:
+    """Gradients where hidden rows hold a value."""
+    spec = GRADIENTS[name]
+    source, config = _source(name)
+    module = imported(name, interpreted(edit(source)))
+    case = _case_of_gradients(name)
+    params = case.arguments(spec)
+    queries, keys = _shown(params, case.q_len)
+    q, k, v = inputs(case, spec, torch.float16)
+    plain = (x.where(rows, 0.0).float() for x, rows in ((q, queries), (k, keys), (v, keys)))
+    out, lse = module.reference(*plain, **params, return_lse=True)
+    generator = torch.Generator().manual_seed(1)
+    grad_out = torch.randn(out.shape, generator=generator).half()
+    grad_lse = torch.randn(lse.shape, generator=generator)
+    if name != "sinks":
+        grad_lse = grad_lse.where(queries[..., 0], hidden)
+    start_over(1)  # sums may come in another order in another course
+    found = module._backward_kernels_hopper(
+        *(x.where(rows, hidden) for x, rows in ((q, queries), (k, keys), (v, keys))),
+        spec.qk_head_dim**-0.5,
+        *params.values(),
+        out.half(),
+        lse,
+        grad_out.where(queries, hidden),
+        grad_lse,
+        config,
+    )
+    assert isinstance(found, tuple)
+    return found
+
+
+@functools.cache
+def _clean_gradients_in_gluon(name: str) -> Gradients:
+    return _gradients_in_gluon(name, 0.0)
+
+
+def _hold_gradients(name: str, found: Gradients) -> None:
+    expected = _clean_gradients_in_gluon(name)
+    assert [torch.equal(x, y) for x, y in zip(found, expected, strict=True)] == [True] * len(found)
+    case = _case_of_gradients(name)
+    queries, keys = _shown(case.arguments(GRADIENTS[name]), case.q_len)
+    for x, shown in zip(found[:3], (queries, keys, keys), strict=True):
+        assert torch.equal(x.where(~shown, 0.0), torch.zeros_like(x))
+
+
+@pytest.mark.parametrize(("name", "poison"), in_turns(GRADIENTS, list(POISON), every=9))
+def test_backward_in_gluon(name: str, poison: str) -> None:
+    _hold_gradients(name, _gradients_in_gluon(name, POISON[poison]))
+
+
+#: The same of what notes and clears in the backward kernels.
+BACKWARD_SLIPS = {
+    "no keys are cleared": ("keys", "range(len(tiles))", "range(1, len(tiles))"),
+    "no values are cleared": ("keys", "range(len(tiles))", "range(1)"),
+    "no queries are cleared": ("causal", "tile = q_tiles", "tile = grad_out_tiles"),
+    "nor is the output's gradient": ("causal", "tile = grad_out_tiles", "tile = q_tiles"),
+    "no fence": ("causal", "  fence_async_shared()\n        _barrier()", "  _barrier()"),
+    "the other consumer still reads": ("causal", "        _meet()  # the other", "        #"),
+    "both clear the first rows": ("wider", "first + OFFSET", "first"),
+    "other keys are noted": ("wider", "key_notes.index(number), kv", "key_notes.index(0), kv"),
+    "other queries are noted": ("wider", "query_notes.index(stage)", "query_notes.index(0)"),
+    "the next values are cleared": ("wider", "if visits > 0:  # else", "if True:  #"),
+    "slopes of no numbers": ("capped", "-1e18), 1e18)", "-1e18), 1e18) + scores"),
+    "a pair clears no values": ("pair", "range(len(tiles))", "range(0)"),
+    "roles clear no values": ("wide", "_clear_own_keys((v,)", "_clear_own_keys(()"),
+    "one role clears": ("wide", "  if more:\n        _clear", "  if False:\n        _clear"),
+    "but for a head's first queries": (
+        "wide", "if visits > 0:\n            _clear", "if False:\n            _clear",
+    ),
+    "by queries, no keys are cleared": ("wide", "of_keys((k, v)", "of_keys((v,)"),
+    "by queries, no values are cleared": ("pair", "of_keys((k, v)", "of_keys((k,)"),
+    "by queries, no gradient is cleared": ("pair", "_noted(query_notes, 0) > ALL_SHOWN", "False"),
+    "slopes by queries": ("capped_wide", "-1e18), 1e18)", "-1e18), 1e18) + scores"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("slip", some(BACKWARD_SLIPS, every=2))
+def test_slips_in_gluon_gradients_are_found(slip: str) -> None:
+    name, right, wrong = BACKWARD_SLIPS[slip]
+
+    def edit(source: str) -> str:
+        if right not in source:
+            raise ValueError(f"the kernel no longer reads so: {right}")
+        return source.replace(right, wrong)
+
+    with pytest.raises(AssertionError):  # also the machine's: read without a fence, a deadlock
+        _hold_gradients(name, _gradients_in_gluon(name, torch.nan, edit))
 
 
 _DOCUMENTS = [name for name in SPECS if name.startswith("documents")]

@@ -11,11 +11,11 @@ import torch
 
 from flashgen import AttentionSpec, causal, document, full
 from flashgen.config import KernelConfig
+from flashgen.kernels.backward_hopper.plan import HopperBackward
+from flashgen.kernels.forward_hopper.space import why_not
 from flashgen.philox import kept
 from flashgen.plan import lower
 from flashgen.plan.backward import backward_plan
-from flashgen.plan.hopper_backward import HopperBackward
-from flashgen.tuning.hopper_space import why_not
 from support.cases import Case, inputs
 from support.gluon import interpreted
 from support.turns import in_turns

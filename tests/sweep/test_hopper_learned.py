@@ -26,9 +26,9 @@ from flashgen import (
     softmax,
     tanh,
 )
+from flashgen.kernels.backward_hopper.plan import HopperBackward
 from flashgen.plan import lower
 from flashgen.plan.backward import backward_plan
-from flashgen.plan.hopper_backward import HopperBackward
 from support.cases import Case
 from support.gluon import interpreted
 from support.turns import in_turns

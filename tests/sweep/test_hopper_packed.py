@@ -19,9 +19,9 @@ from flashgen import (
     softcap,
 )
 from flashgen.config import KernelConfig
+from flashgen.kernels.forward_hopper.plan import HopperNames
+from flashgen.kernels.forward_hopper.space import hopper_space, rank_hopper
 from flashgen.plan import lower
-from flashgen.plan.hopper import HopperNames
-from flashgen.tuning.hopper_space import hopper_space, rank_hopper
 from support.cases import Case
 from support.gluon import interpreted
 from support.turns import in_turns

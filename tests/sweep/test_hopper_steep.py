@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from flashgen.plan.hopper import RANGES
+from flashgen.kernels.forward_hopper.plan import RANGES
 from support.cases import Case, inputs
 from support.oracle import Inputs
 from support.trials import CONFIGS, SPECS

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from flashgen import AttentionSpec
+from flashgen.kernels.backward_hopper.plan import HopperBackward
+from flashgen.kernels.forward_hopper.space import hopper_space, rank_hopper, why_not
 from flashgen.plan import lower
 from flashgen.plan.backward import backward_plan
-from flashgen.plan.hopper_backward import HopperBackward
-from flashgen.tuning.hopper_space import hopper_space, rank_hopper, why_not
 from support.cases import Case
 from support.gluon import interpreted
 from support.variants import rendered_module

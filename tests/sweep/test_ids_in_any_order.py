@@ -10,8 +10,8 @@ import torch
 
 from flashgen import AttentionSpec, Mask, Tensor, block_sparse, causal, document, sink_tokens
 from flashgen.config import KernelConfig
+from flashgen.kernels.forward_hopper.space import hopper_space, rank_hopper
 from flashgen.plan import lower
-from flashgen.tuning.hopper_space import hopper_space, rank_hopper
 from support.cases import Case
 from support.gluon import interpreted
 from support.turns import in_turns

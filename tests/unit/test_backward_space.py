@@ -3,17 +3,18 @@
 import pytest
 
 from flashgen import AttentionSpec, Blocks, causal, full, softcap
-from flashgen.budget.backward import backward_blocks, backward_tensor_memory
-from flashgen.budget.backward_sram import backward_usage, worst_backward_usage
 from flashgen.budget.buffers import MEANINGS
 from flashgen.budget.targets import DEFAULT_TARGETS, get_target
-from flashgen.config import BACKWARD_FORMS, BACKWARD_KERNELS, KernelConfig
+from flashgen.config import BACKWARD_KERNELS, KernelConfig
+from flashgen.kernels.backward_triton.kernel import KEYS
+from flashgen.kernels.backward_triton.occupancy import backward_blocks, backward_tensor_memory
+from flashgen.kernels.backward_triton.rank import rank_backward
+from flashgen.kernels.backward_triton.shared_memory import backward_usage, worst_backward_usage
+from flashgen.kernels.backward_triton.space import SHAPES, SMALL, STAGES, backward_space
 from flashgen.plan import KernelPlan, lower
 from flashgen.plan.backward import ROWS
 from flashgen.symbols import evaluate
-from flashgen.tuning.backward_rank import rank_backward
-from flashgen.tuning.backward_space import SHAPES, SMALL, STAGES, backward_space
-from flashgen.tuning.choose import choose_backward
+from flashgen.tuning.choose import choices, search_spaces
 from support.turns import in_turns
 from support.variants import shipped_plan, shipped_specs
 
@@ -128,13 +129,10 @@ def test_small_tiles_where_no_others_fit():
 
 def test_a_target_that_no_tiles_fit_has_no_configuration():
     wide = plan(512, "float32", input_precision="ieee", targets=("sm_86", "sm_90"))
-    spaces = {
-        target: {kernel: backward_space(wide, kernel, target) for kernel in BACKWARD_KERNELS}
-        for target in wide.targets
-    }
-    digests = dict.fromkeys(BACKWARD_FORMS.values(), "")
-    assert list(choose_backward(wide, digests, spaces, ())) == ["sm_90"]
-    assert all("shared memory" in why for _, why in spaces["sm_86"]["keys"].rejected)
+    spaces = search_spaces(wide)
+    found = choices(wide, {}, {key: spaces[key] for key in KEYS.values()}, ())
+    assert [list(choice.configs) for choice in found.values()] == [["sm_90"]] * 2
+    assert all("shared memory" in why for _, why in spaces["backward_keys"]["sm_86"].rejected)
 
 
 def test_parts_add_up_and_have_a_meaning():

@@ -239,7 +239,7 @@ def test_the_benchmarks_own_modules_are_tuned_for_the_pass(monkeypatch):
     asked = []
 
     def build(paths, options, progress):
-        asked.append(([path.stem for path in paths], options.forms, options.tune))
+        asked.append(([path.stem for path in paths], options.kernels, options.tune))
         return ()
 
     monkeypatch.setattr(command, "build", build)

@@ -15,10 +15,10 @@ from benchmarks.account_tables import pick_share, picks_table
 from benchmarks.figures import newest_results
 from flashgen.config import KernelConfig
 from flashgen.files import lock
+from flashgen.kernels.base import Space
+from flashgen.kernels.forward_triton.rank import rank
 from flashgen.publish import Place
 from flashgen.tuning.device import Gpu
-from flashgen.tuning.rank import rank
-from flashgen.tuning.space import Space
 from flashgen.tuning.store import (
     Measurement,
     TuneResult,

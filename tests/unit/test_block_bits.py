@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from flashgen import AttentionSpec, Int, Mask, Tensor, block_sparse, causal, dilated, softcap
+from flashgen.kernels.backward_hopper_split.plan import HopperBackwardSplit
 from flashgen.plan import lower
 from flashgen.plan.backward import backward_plan
 from flashgen.plan.block_tables import BlockBits
-from flashgen.plan.hopper_backward import HopperBackward
-from flashgen.plan.seen import Seen
+from flashgen.plan.mask_code import Seen
 
 LAYOUT = Tensor("layout", (None, None), "bool")
 I32 = np.int32
@@ -23,7 +23,7 @@ ROWS = 64
 def seen_of(mask: Any, side: str, **fields: Any) -> Seen:
     """What the kernel over tiles of keys goes by, or that over tiles of queries."""
     spec = AttentionSpec(64, mask=mask, deterministic=True, **fields)
-    names = HopperBackward(backward_plan(lower(spec, "x")))
+    names = HopperBackwardSplit(backward_plan(lower(spec, "x")))
     assert not names.why_not
     return names.seen if side == "keys" else names.of_queries.seen
 

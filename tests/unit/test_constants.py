@@ -22,15 +22,15 @@ from flashgen import (
     softmax,
 )
 from flashgen.errors import MaskError
+from flashgen.kernels.forward_hopper import space as hopper_space
+from flashgen.kernels.forward_triton.rank import rank
+from flashgen.kernels.forward_triton.space import search_space
+from flashgen.kernels.workload import typical_params, typical_workload, usual_heads, usual_lengths
 from flashgen.loader import Variant
 from flashgen.plan import lower
 from flashgen.reference import final_scores, visibility
 from flashgen.symbols import KV_IDX, Q_IDX, H
 from flashgen.tracing.expr import Expr, bound
-from flashgen.tuning import hopper_space
-from flashgen.tuning.rank import rank, typical_workload
-from flashgen.tuning.space import search_space
-from flashgen.tuning.workload import typical_params, usual_heads, usual_lengths
 from flashgen.validate import validate
 
 ROWS = [[True, False, True], [False, True, True]]

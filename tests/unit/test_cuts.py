@@ -15,8 +15,8 @@ from flashgen import (
     sink_tokens,
     sliding_window,
 )
+from flashgen.kernels.forward_hopper.plan import HopperNames
 from flashgen.plan import KernelPlan, lower
-from flashgen.plan.hopper import HopperNames
 
 IDS = Tensor("ids", ("kv_len",), "int32", sorted=True)
 OTHER = Tensor("other", ("batch", "kv_len"), "int32", sorted=True)

@@ -162,7 +162,7 @@ def test_the_example_builds_and_is_right(tmp_path):
     spec_file.write_text(source)
     [built] = build([spec_file], Options(out=tmp_path / "generated", tune=False), Progress())
     assert built.variant == "prefix_d64"
-    assert built.chosen and set(built.chosen.portable) == set(TARGETS)
+    assert built.chosen and set(built.chosen["portable"].configs) == set(TARGETS)
     found = importlib.util.spec_from_file_location(
         "prefix_d64", tmp_path / "generated" / "prefix_d64.py"
     )

@@ -23,11 +23,9 @@ from flashgen import (
     full,
     sliding_window,
 )
-from flashgen.budget.hopper import visiting_rows
 from flashgen.budget.targets import get_target
 from flashgen.budget.traffic import Workload, traffic
-from flashgen.codegen.render import kernel_digest
-from flashgen.config import FORMS, KernelConfig
+from flashgen.config import KernelConfig
 from flashgen.errors import FlashgenError
 from flashgen.explain import visible
 from flashgen.explain.call import Asked, named_values, workload
@@ -37,13 +35,15 @@ from flashgen.explain.picture import picture_of
 from flashgen.explain.variant import explain, explain_variant
 from flashgen.explain.visible import visible_share
 from flashgen.explain.works import measured
+from flashgen.kernels.forward_hopper.shared_memory import visiting_rows
 from flashgen.loader import Variant, load
 from flashgen.plan import lower
 from flashgen.publish import Place
 from flashgen.reference import visibility
 from flashgen.symbols import evaluate
-from flashgen.tuning.forms import choices, digests, search_spaces
+from flashgen.tuning.choose import choices, digests, search_spaces
 from flashgen.tuning.store import Measurement, TuneResult, load_results, save_results
+from support.variants import kernel_digest
 
 ROOT = Path(__file__).parents[2]
 SPECS, GENERATED = ROOT / "specs", ROOT / "generated"
@@ -123,11 +123,13 @@ def test_kernels_are_those_that_a_build_publishes(name) -> None:
     spaces = search_spaces(plan)
     results = load_results(GENERATED / "tuning" / f"{name}.json")
     published = choices(plan, digests(plan, spaces), spaces, results)
-    expected = {"portable": (published.portable["sm_90"], spaces.portable["sm_90"])}
-    if published.hopper.config:
-        expected = {"hopper": (published.hopper.config, spaces.hopper), **expected}
+    expected = {
+        key: (published[key].configs["sm_90"], spaces[key]["sm_90"])
+        for key in ("hopper", "portable")
+        if published[key].configs
+    }
     assert [kernel.form for kernel in found.kernels] == list(expected)
-    assert found.without == published.hopper.why_not
+    assert found.without == published["hopper"].why_not
     for kernel in found.kernels:
         choice, space = expected[kernel.form]
         assert (kernel.config, kernel.shared) == (choice.config, choice.shared)
@@ -152,7 +154,7 @@ def test_measured_rates_stand_beside_the_rooflines_of_their_calls(tmp_path: Path
         (form, length) for form in ("hopper", "portable") for length in (2048, 16384)
     }
     for m in found.measured:
-        assert m.form in FORMS and m.batch * m.length == 16384
+        assert m.batch * m.length == 16384
         assert m.share == m.roofline_ms / m.ms
         # FLOPs of the visible elements in the measured time, and in the least.
         assert 0 < m.share < 1
@@ -173,7 +175,7 @@ def test_what_was_measured_of_longer_constants_is_left_out() -> None:
         rate = Measurement(config, (1.0, 2.0), (300.0, 400.0))
         lengths = (2048, 16384)
         result = TuneResult("sm_90", "GPU", "3.6.0", digest, lengths, (rate,), (), "complete")
-        chosen = Chosen({}, {}, {"portable": digest}, "")
+        chosen = Chosen({}, {}, {}, {"portable": digest}, "")
         return {m.length for m in measured(plan, "sm_90", chosen, [result])}
 
     assert rates(128) == {2048, 16384}

@@ -27,10 +27,10 @@ from flashgen.explain.picture import (
     picture_of,
 )
 from flashgen.explain.svg import COLOURS, svg
+from flashgen.kernels.typical import DOCUMENT, TypicalRowTable, TypicalTensor
 from flashgen.plan import lower
 from flashgen.reference import visibility
 from flashgen.symbolic.tile_logic import tile_logic
-from flashgen.tuning.typical import DOCUMENT, TypicalRowTable, TypicalTensor
 
 
 def elements(mask, q_len: int, kv_len: int, **params):

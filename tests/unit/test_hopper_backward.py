@@ -17,9 +17,9 @@ from flashgen import (
     sigmoid_attention,
     softcap,
 )
+from flashgen.kernels.backward_hopper_split.plan import HopperBackwardSplit
 from flashgen.plan import lower
 from flashgen.plan.backward import backward_plan
-from flashgen.plan.hopper_backward import HopperBackward
 from flashgen.symbols import evaluate
 from support.loads import kernel_spec
 from support.vocabulary import VOCABULARY
@@ -36,8 +36,8 @@ def heated_keys(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
     return score * HEATS[b, kv_idx]
 
 
-def of(spec: AttentionSpec) -> HopperBackward:
-    return HopperBackward(backward_plan(lower(spec, "x")))
+def of(spec: AttentionSpec) -> HopperBackwardSplit:
+    return HopperBackwardSplit(backward_plan(lower(spec, "x")))
 
 
 @pytest.mark.parametrize(

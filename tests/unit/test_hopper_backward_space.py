@@ -9,26 +9,24 @@ import pytest
 
 from flashgen import AttentionSpec, Blocks, Tensor, additive_bias, alibi, causal, full
 from flashgen.budget.buffers import MEANINGS
-from flashgen.budget.captures import backward_captured_bytes, queries_captured_bytes
-from flashgen.budget.hopper_backward import (
-    hopper_backward_usage,
-    queries_usage,
-    worst_hopper_backward_usage,
-    worst_queries_usage,
-)
 from flashgen.config import KernelConfig
-from flashgen.plan import hopper_queries, lower
-from flashgen.plan.backward import backward_plan
-from flashgen.plan.hopper_backward import HopperBackward
-from flashgen.symbols import evaluate
-from flashgen.tuning import hopper_backward_space as tuning
-from flashgen.tuning.hopper_backward_space import (
-    hopper_backward_space,
-    rank_hopper_backward,
-    why_no_backward,
+from flashgen.kernels.backward_hopper import space as tuning
+from flashgen.kernels.backward_hopper.captures import backward_captured_bytes
+from flashgen.kernels.backward_hopper.shared_memory import (
+    hopper_backward_usage,
+    worst_hopper_backward_usage,
 )
+from flashgen.kernels.backward_hopper.space import rank_hopper_backward
+from flashgen.kernels.backward_hopper_split import queries as hopper_queries
+from flashgen.kernels.backward_hopper_split.captures import queries_captured_bytes
+from flashgen.kernels.backward_hopper_split.plan import HopperBackwardSplit
+from flashgen.kernels.backward_hopper_split.shared_memory import queries_usage, worst_queries_usage
+from flashgen.kernels.backward_hopper_split.space import split_space
+from flashgen.plan import lower
+from flashgen.plan.backward import backward_plan
+from flashgen.symbols import evaluate
 from support.loads import kernel_spec
-from support.variants import any_hopper_backward, rendered
+from support.variants import any_hopper_backward, rendered, why_no_backward
 
 WIDEST = KernelConfig(64, 64, num_warps=8, num_stages=2)
 NARROW = {stages: KernelConfig(128, 128, num_warps=8, num_stages=stages) for stages in (2, 3)}
@@ -36,12 +34,12 @@ WIDE = {stages: KernelConfig(64, 128, num_warps=8, num_stages=stages) for stages
 
 
 @functools.cache
-def names(head_dim: int | tuple[int, int] = 128, dtype: str = "bfloat16") -> HopperBackward:
+def names(head_dim: int | tuple[int, int] = 128, dtype: str = "bfloat16") -> HopperBackwardSplit:
     return of(AttentionSpec(head_dim, dtype, mask=causal()))
 
 
-def of(spec: AttentionSpec) -> HopperBackward:
-    return HopperBackward(backward_plan(lower(spec, "x")))
+def of(spec: AttentionSpec) -> HopperBackwardSplit:
+    return HopperBackwardSplit(backward_plan(lower(spec, "x")))
 
 
 def captured(**fields: Any) -> int:
@@ -126,7 +124,7 @@ def test_queries_by_hand() -> None:
     ],
 )
 def test_figures_that_the_compiler_gave(
-    kernel: HopperBackward, config: KernelConfig, figure: int
+    kernel: HopperBackwardSplit, config: KernelConfig, figure: int
 ) -> None:
     assert hopper_backward_usage(kernel, config).total == figure
 
@@ -174,7 +172,7 @@ def test_what_may_be_needed_is_not_below_what_is() -> None:
 
 @pytest.mark.parametrize(("kernel", "configs"), [(names(), WIDE), (names(40), NARROW)])
 def test_parts_and_formula_say_the_same(
-    kernel: HopperBackward, configs: dict[int, KernelConfig]
+    kernel: HopperBackwardSplit, configs: dict[int, KernelConfig]
 ) -> None:
     for config in configs.values():
         usage = hopper_backward_usage(kernel, config)
@@ -192,15 +190,15 @@ def test_those_of_queries_too() -> None:
 
 
 def test_the_candidates() -> None:
-    assert hopper_backward_space(names()).candidates == (WIDE[2],)
-    assert hopper_backward_space(names(64)).candidates == (NARROW[2],)
-    assert hopper_backward_space(names(256)).candidates == (WIDEST,)
+    assert split_space(names()).candidates == (WIDE[2],)
+    assert split_space(names(64)).candidates == (NARROW[2],)
+    assert split_space(names(256)).candidates == (WIDEST,)
     assert rank_hopper_backward(WIDE.values()) == [WIDE[2], WIDE[3]]
     assert rank_hopper_backward([WIDE[3], WIDE[2]]) == [WIDE[2], WIDE[3]]
 
 
 def test_what_does_not_fit_says_what_it_consists_of() -> None:
-    assert hopper_backward_space(names(64)).rejected == (
+    assert split_space(names(64)).rejected == (
         (
             NARROW[3],
             "needs 265,696 B of shared memory, sm_90 has 232,448 B (Q tiles 49,152 + dO tiles "
@@ -212,7 +210,7 @@ def test_what_does_not_fit_says_what_it_consists_of() -> None:
 
 def test_pins_say_nothing_of_it() -> None:
     pinned = of(AttentionSpec(128, mask=causal(), blocks=Blocks(BLOCK_M=64, num_stages=4)))
-    assert hopper_backward_space(pinned) == hopper_backward_space(names())
+    assert split_space(pinned) == split_space(names())
 
 
 def test_the_kernel_of_queries_has_to_fit_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,7 +220,7 @@ def test_the_kernel_of_queries_has_to_fit_too(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_module_says_what_both_kernels_need() -> None:
     plan = names(256).backward.plan
-    module = rendered(plan, hopper_backward=any_hopper_backward(plan))
+    module = rendered(plan, any_hopper_backward(plan))
     assert "bytes; that of the one over queries 229,728." in module.replace("\n# ", " ")
 
 
@@ -230,7 +228,7 @@ def test_why_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     assert why_no_backward(names()) == ""
     wide = names(320)
     assert why_no_backward(wide) == wide.why_not != ""
-    assert hopper_backward_space(wide).candidates == hopper_backward_space(wide).rejected == ()
+    assert split_space(wide).candidates == split_space(wide).rejected == ()
     monkeypatch.setattr(tuning, "STAGES", (4,))
     assert why_no_backward(names()).startswith(
         "BLOCK_M=64 BLOCK_N=128 num_warps=8 num_stages=4: needs 297,488 B of shared memory"

@@ -22,22 +22,22 @@ from flashgen import (
     Mask,
     Tensor,
 )
-from flashgen.codegen.render import render_backward_hopper
+from flashgen.kernels.backward_hopper.visits import HopperVisits
+from flashgen.kernels.backward_hopper_split.plan import HopperBackwardSplit
+from flashgen.kernels.backward_hopper_split.queries import HopperQueries
 from flashgen.plan import lower
 from flashgen.plan.backward import backward_plan
-from flashgen.plan.hopper_backward import HopperBackward
-from flashgen.plan.hopper_queries import HopperQueries
-from flashgen.plan.hopper_visits import HopperVisits
 from flashgen.symbolic.gathers import with_row_tables
 from flashgen.symbolic.roles import KEYS_OF_ROWS, ROWS_OF_KEYS
 from support.cases import Case
 from support.turns import some
+from support.variants import render_backward_hopper
 from support.visits import Call, Elements, visit
 from support.vocabulary import VOCABULARY
 
 
-def of(spec: AttentionSpec) -> HopperBackward:
-    return HopperBackward(backward_plan(lower(spec, "x")))
+def of(spec: AttentionSpec) -> HopperBackwardSplit:
+    return HopperBackwardSplit(backward_plan(lower(spec, "x")))
 
 
 def _at(tensor: Elements, *indices: int) -> Any:
@@ -62,9 +62,9 @@ FUNCTIONS = (
 )
 
 
-def functions(names: HopperBackward) -> SimpleNamespace:
+def functions(names: HopperBackwardSplit) -> SimpleNamespace:
     """Those of the rendered kernel, as functions of Python."""
-    tree = ast.parse(render_backward_hopper(names.backward, after_forward=False))
+    tree = ast.parse(render_backward_hopper(names.backward))
     tree.body = [f for f in tree.body if isinstance(f, ast.FunctionDef) and f.name in FUNCTIONS]
     found: dict[str, Any] = dict(GLUON)
     exec(compile(tree, "rendered", "exec"), found)
@@ -72,7 +72,7 @@ def functions(names: HopperBackward) -> SimpleNamespace:
 
 
 def visited(
-    names: HopperBackward | HopperQueries, kernel: SimpleNamespace, call: Call, first: int
+    names: HopperBackwardSplit | HopperQueries, kernel: SimpleNamespace, call: Call, first: int
 ) -> list[tuple[int, bool]]:
     """(tile, whether it is masked) of each visit of a tile of keys, or of queries, in order."""
     visits = names.visits
@@ -108,7 +108,7 @@ def check_order(of: HopperVisits, visits: list[tuple[int, bool]], places: range)
         assert masks == sorted(masks, reverse=True), "those with the mask come first"
 
 
-def check_visits(names: HopperBackward, seen: list[list[bool]], call: Call) -> None:
+def check_visits(names: HopperBackwardSplit, seen: list[list[bool]], call: Call) -> None:
     """Each tile that holds a pair is visited once, those that bounds call full without a mask."""
     bounds, kernel = names.backward.q_bounds, functions(names)
     softmax = names.backward.plan.normaliser == "softmax"
@@ -134,7 +134,7 @@ def check_visits(names: HopperBackward, seen: list[list[bool]], call: Call) -> N
             assert masked or all(seen[i][j] for i in rows for j in keys), (tile, kv_first)
 
 
-def check_visits_of_queries(names: HopperBackward, seen: list[list[bool]], call: Call) -> None:
+def check_visits_of_queries(names: HopperBackwardSplit, seen: list[list[bool]], call: Call) -> None:
     """The same of the tiles of keys that a tile of queries visits for their gradient."""
     queries, kernel = names.of_queries, functions(names)
     bounds = names.backward.plan.bounds
@@ -154,7 +154,7 @@ def check_visits_of_queries(names: HopperBackward, seen: list[list[bool]], call:
             assert masked or whole, (tile, q_first)
 
 
-def divided(names: HopperBackward) -> HopperBackward:
+def divided(names: HopperBackwardSplit) -> HopperBackwardSplit:
     """The same with a kernel of its own for the gradient of q."""
     plan = names.backward.plan
     return of(replace(plan.spec, deterministic=True))
@@ -164,7 +164,7 @@ def _elements(value: Any) -> Any:
     return Elements(value.tolist()) if isinstance(value, torch.Tensor) else value
 
 
-def _derived(names: HopperBackward) -> bool:
+def _derived(names: HopperBackwardSplit) -> bool:
     """Whether visits follow from bounds: lists are another kernel's, see test_tile_lists.py."""
     return not (names.why_not or names.visits.tiles.listed)
 

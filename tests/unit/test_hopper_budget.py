@@ -19,8 +19,10 @@ from flashgen import (
     softcap,
 )
 from flashgen.budget.buffers import MEANINGS
-from flashgen.budget.captures import captured_bytes
-from flashgen.budget.hopper import (
+from flashgen.config import KernelConfig
+from flashgen.kernels.forward_hopper.captures import captured_bytes
+from flashgen.kernels.forward_hopper.shape import hopper_shape
+from flashgen.kernels.forward_hopper.shared_memory import (
     TARGET,
     hopper_usage,
     live_registers,
@@ -28,9 +30,7 @@ from flashgen.budget.hopper import (
     spills,
     worst_hopper_usage,
 )
-from flashgen.config import KernelConfig
 from flashgen.plan import KernelPlan, lower
-from flashgen.plan.hopper_shape import hopper_shape
 from flashgen.symbols import evaluate
 from support.loads import kernel_spec
 from support.vocabulary import VOCABULARY

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from flashgen import AttentionSpec, Mask, block_sparse, causal, sliding_window
+from flashgen.kernels.forward_hopper.shape import HopperShape, hopper_shape
 from flashgen.plan import lower
-from flashgen.plan.hopper_shape import HopperShape, hopper_shape
 
 
 def _shape(head_dim: int | tuple[int, int], mask: Mask) -> HopperShape:

@@ -6,8 +6,8 @@ import pytest
 
 from flashgen import AttentionSpec, Blocks, block_sparse, causal, document, full, sliding_window
 from flashgen.config import KernelConfig
+from flashgen.kernels.forward_hopper.space import hopper_space, rank_hopper, why_not
 from flashgen.plan import KernelPlan, lower
-from flashgen.tuning.hopper_space import hopper_space, rank_hopper, why_not
 
 
 def plan(head_dim=128, dtype="bfloat16", **fields) -> KernelPlan:

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from flashgen import AttentionSpec, causal
-from flashgen.codegen.render import kernel_digest
-from flashgen.config import FORMS, Form, KernelConfig
+from flashgen.config import KernelConfig
 from flashgen.errors import TuneError
+from flashgen.kernels.registry import kernels_of, keys
 from flashgen.plan import lower
 from flashgen.tuning import measure as tuning
 from flashgen.tuning.forward_bench import load_rendered
@@ -19,6 +19,8 @@ from flashgen.tuning.store import Measurement, TuneResult
 FAST, SLOW, MEDIUM = (KernelConfig(64, n, 4, 2) for n in (32, 64, 128))
 SPEEDS = {FAST: 300.0, MEDIUM: 200.0, SLOW: 100.0}
 PLAN = lower(AttentionSpec(64, mask=causal()), "causal")
+KERNELS = kernels_of(PLAN)
+FORWARD = KERNELS["portable"], MEDIUM
 
 
 class StandIn:
@@ -51,6 +53,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., TuneResult]:
         StandIn.faults = options.pop("faults", {})  # type: ignore[assignment]
         monkeypatch.setattr(tuning, "_bench", StandIn)
         order = (SLOW, FAST, MEDIUM)
+        options = {"kernel": KERNELS["portable"], **options}
         return tuning.measure(PLAN, "sm_90", "A GPU", order, **options)  # type: ignore[arg-type]
 
     return call
@@ -123,57 +126,48 @@ def test_an_interrupt_of_closer_looks_keeps_those_that_were_had(
     assert result.ended == "interrupt"
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("key", keys())
 def test_the_result_is_of_the_kernel_that_was_asked_for(
-    run: Callable[..., TuneResult], form: Form
+    run: Callable[..., TuneResult], key: str
 ) -> None:
-    result = run(form=form, forward=MEDIUM)
-    assert result.form == form
-    assert result.kernel == kernel_digest(PLAN, form)
-    assert StandIn.of == (PLAN, "sm_90", (SLOW, FAST, MEDIUM), form, MEDIUM)
+    result = run(kernel=KERNELS[key], forward=FORWARD)
+    assert result.form == key
+    assert result.kernel == KERNELS[key].digest(PLAN)
+    assert StandIn.of == (PLAN, "sm_90", (SLOW, FAST, MEDIUM), KERNELS[key], FORWARD)
 
 
-@pytest.mark.parametrize(
-    ("form", "made"),
-    [
-        ("portable", ("forward", PLAN, "sm_90", (SLOW, FAST), "portable")),
-        ("hopper", ("forward", PLAN, "sm_90", (SLOW, FAST), "hopper")),
-        ("backward_keys", ("backward", PLAN, "sm_90", "backward_keys", MEDIUM)),
-        ("backward_queries", ("backward", PLAN, "sm_90", "backward_queries", MEDIUM)),
-        ("hopper_backward", ("backward", PLAN, "sm_90", "hopper_backward", MEDIUM)),
-    ],
-)
-def test_who_measures_a_form(
-    monkeypatch: pytest.MonkeyPatch, form: Form, made: tuple[object, ...]
-) -> None:
+@pytest.mark.parametrize("key", keys())
+def test_who_measures_a_kernel(monkeypatch: pytest.MonkeyPatch, key: str) -> None:
     monkeypatch.setattr(tuning, "ForwardBench", lambda *given: ("forward", *given))
     monkeypatch.setattr(tuning, "BackwardBench", lambda *given: ("backward", *given))
-    assert tuning._bench(PLAN, "sm_90", (SLOW, FAST), form, MEDIUM) == made
+    kernel = KERNELS[key]
+    made: tuple[object, ...] = ("forward", PLAN, "sm_90", (SLOW, FAST), kernel)
+    if kernel.gradients:
+        made = ("backward", PLAN, "sm_90", kernel, FORWARD)
+    assert tuning._bench(PLAN, "sm_90", (SLOW, FAST), kernel, FORWARD) == made
 
 
 def test_the_kernels_have_digests_of_their_own() -> None:
-    assert kernel_digest(PLAN) == kernel_digest(PLAN, "portable")
-    assert len({kernel_digest(PLAN, form) for form in FORMS}) == len(FORMS)
+    assert len({kernel.digest(PLAN) for kernel in KERNELS.values()}) == len(KERNELS) == 5
 
 
 def test_where_nothing_fits_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which is kept, so that it is not tried again with each build."""
     monkeypatch.setattr(tuning, "_bench", None)
     rejected = ((FAST, "needs 1 B"),)
-    result = tuning.measure(
-        PLAN, "sm_90", "A GPU", (), rejected, form="backward_keys", forward=FAST
-    )
+    kernel = KERNELS["backward_keys"]
+    result = tuning.measure(PLAN, "sm_90", "A GPU", (), rejected, kernel=kernel, forward=FORWARD)
     assert (result.measured, result.rejected, result.ended) == ((), rejected, "complete")
 
 
 def test_a_module_rendered_to_be_measured_launches_the_configuration() -> None:
-    module = load_rendered(PLAN, "sm_90", FAST, "hopper")
+    module = load_rendered(PLAN, "sm_90", FAST, KERNELS["hopper"])
     assert FAST.as_dict() == module.HOPPER_CONFIG and module.CONFIGS == {}
-    module = load_rendered(PLAN, "sm_90", FAST)
+    module = load_rendered(PLAN, "sm_90", FAST, KERNELS["portable"])
     assert {**FAST.as_dict(), "USE_TMA": True} == module.CONFIGS["sm_90"]
     assert not hasattr(module, "HOPPER_CONFIG")
     assert not hasattr(module, "_backward_kernels_hopper")
-    module = load_rendered(PLAN, "sm_90", FAST, "hopper_backward")
+    module = load_rendered(PLAN, "sm_90", FAST, KERNELS["portable"], KERNELS["hopper_backward"])
     assert {**FAST.as_dict(), "USE_TMA": True} == module.CONFIGS["sm_90"]
     assert module._backward_kernels_hopper and not hasattr(module, "HOPPER_CONFIG")
 

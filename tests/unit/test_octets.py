@@ -12,17 +12,17 @@ import sympy
 from hypothesis import given, settings
 
 from flashgen import AttentionSpec, causal, sliding_window
-from flashgen.codegen.render import render_backward_hopper, render_hopper
+from flashgen.kernels.forward_hopper.kernel import render_hopper
+from flashgen.kernels.forward_hopper.plan import HopperNames
 from flashgen.plan import lower
 from flashgen.plan.backward import backward_plan
-from flashgen.plan.hopper import HopperNames
-from flashgen.plan.seen import Seen, columns_end, least_comparisons, rows_end, seen
+from flashgen.plan.mask_code import Seen, columns_end, least_comparisons, rows_end, seen
 from flashgen.symbolic.octets import octet_source
 from flashgen.symbolic.places import Place, place_of
 from flashgen.symbolic.printer import triton_source
 from flashgen.symbols import KV_IDX, KV_LEN, Q_IDX, Q_LEN, B, FloorMod
 from support.expressions import LEFT, conditions, integers
-from support.variants import shipped_plan
+from support.variants import render_backward_hopper, shipped_plan
 
 COLUMNS, ROWS = 128, 64
 MOST = 2**31 - 1
@@ -226,7 +226,7 @@ def test_positions_that_nothing_reads_are_not_computed() -> None:
         deterministic=True,
     )
     plan = lower(spec, "linear")
-    over_queries = render_backward_hopper(backward_plan(plan), after_forward=False)
+    over_queries = render_backward_hopper(backward_plan(plan))
     for kernel, columns in ((render_hopper(plan), "_columns"), (over_queries, "_key_columns")):
         assert f" = {columns}(scores, start_n - q_first, gl.float32)" in kernel
         assert f"kv_idx = {columns}(" not in kernel

@@ -189,14 +189,14 @@ def copied_sources(tmp_path, monkeypatch):
     """flashgen's sources and templates, free to be edited."""
     package, templates = tmp_path / "flashgen", tmp_path / "templates"
     (package / "tuning").mkdir(parents=True)
-    templates.mkdir()
+    (templates / "module").mkdir(parents=True)
     (package / "plan").mkdir()
     (package / "explain" / "templates").mkdir(parents=True)
     page = "explain/templates/page.html.jinja"
-    for name in ("plan/kernel.py", "cli.py", "tuning/space.py", page):
+    for name in ("plan/kernel.py", "cli.py", "tuning/choose.py", page):
         path = package / name
         path.write_text("old\n")
-    (templates / "module.py.jinja").write_text("old\n")
+    (templates / "module" / "module.py.jinja").write_text("old\n")
     monkeypatch.setattr(publishing, "PACKAGE", package)
     monkeypatch.setattr(publishing, "template_dir", lambda: templates)
     publishing._generator_digest.cache_clear()
@@ -208,8 +208,8 @@ def copied_sources(tmp_path, monkeypatch):
     "source, matters",
     [
         ("flashgen/plan/kernel.py", True),
-        ("flashgen/tuning/space.py", True),
-        ("templates/module.py.jinja", True),
+        ("flashgen/tuning/choose.py", True),
+        ("templates/module/module.py.jinja", True),
         ("flashgen/cli.py", False),
         ("flashgen/explain/templates/page.html.jinja", False),
     ],

@@ -6,19 +6,14 @@ from pathlib import Path
 import pytest
 
 from flashgen import AttentionSpec, additive_bias, causal, full, sigmoid_attention, softcap
-from flashgen.budget.roofline import EXCHANGED_BYTES, SHARED_BYTES_PER_CLOCK, predict, step_clocks
+from flashgen.budget.roofline import EXCHANGED_BYTES, SHARED_BYTES_PER_CLOCK, step_clocks
 from flashgen.budget.targets import DEFAULT_TARGETS, get_target
 from flashgen.budget.traffic import Workload, traffic
-from flashgen.config import BACKWARD_FORMS, KernelConfig
+from flashgen.config import KernelConfig
+from flashgen.kernels.forward_triton.rank import predict, rank
+from flashgen.kernels.forward_triton.space import search_space
 from flashgen.plan import KernelPlan, lower
-from flashgen.plan.backward import backward_plan
-from flashgen.plan.hopper_backward import HopperBackward
-from flashgen.tuning.backward_rank import rank_backward
-from flashgen.tuning.backward_space import backward_space
-from flashgen.tuning.hopper_backward_space import hopper_backward_space, rank_hopper_backward
-from flashgen.tuning.hopper_space import hopper_space, rank_hopper
-from flashgen.tuning.rank import rank
-from flashgen.tuning.space import search_space
+from flashgen.tuning.choose import ranked, search_spaces
 from flashgen.tuning.store import TuneResult, load_results
 from support.variants import GENERATED, shipped_plan, shipped_specs
 
@@ -57,19 +52,9 @@ def test_the_space_holds_what_the_probe_found_best() -> None:
         assert inside >= 0.98 * max(rates.values()), cell_name(cell)
 
 
-def _ranked(plan: KernelPlan, result: TuneResult) -> list[KernelConfig]:
+def _ranked(plan: KernelPlan, result: TuneResult) -> tuple[KernelConfig, ...]:
     """A kernel's candidates on a target, in the order of what they promise."""
-    form, target = result.form, result.target
-    if form == "hopper":
-        return rank_hopper(plan, hopper_space(plan).candidates)
-    if form == "hopper_backward":
-        names = HopperBackward(backward_plan(plan))
-        return rank_hopper_backward(hopper_backward_space(names).candidates)
-    for kernel, of_kernel in BACKWARD_FORMS.items():
-        if form == of_kernel:
-            space = backward_space(plan, kernel, target)
-            return rank_backward(plan, kernel, target, space.candidates)
-    return [config for config, _ in rank(plan, target, search_space(plan, target).candidates)]
+    return ranked(plan, result.form, result.target, search_spaces(plan, (result.target,)))
 
 
 def test_nine_of_ten_shipped_variants_get_a_pick_near_the_best_that_tuning_found() -> None:

@@ -6,12 +6,12 @@ import math
 import pytest
 
 from flashgen import AttentionSpec, Blocks, causal
-from flashgen.budget.occupancy import occupancy
-from flashgen.budget.sram import fits
 from flashgen.budget.targets import DEFAULT_TARGETS, get_target
 from flashgen.config import KernelConfig
+from flashgen.kernels.forward_triton.occupancy import occupancy
+from flashgen.kernels.forward_triton.shared_memory import worst_usage
+from flashgen.kernels.forward_triton.space import SMALL, USUAL, search_space
 from flashgen.plan import KernelPlan, lower
-from flashgen.tuning.space import SMALL, USUAL, search_space
 from support.loads import kernel_spec
 from support.variants import shipped_plan, shipped_specs
 
@@ -33,7 +33,8 @@ def test_every_shipped_variant_has_a_handful_of_candidates(name: str, target: st
     kernel = shipped_plan(name)
     space = search_space(kernel, target)
     assert 1 <= len(space.candidates) <= 20
-    assert all(fits(kernel, config, get_target(target)) for config in space.candidates)
+    usages = (worst_usage(kernel, config, get_target(target)) for config in space.candidates)
+    assert all(usage.fits for usage in usages)
     assert all(occupancy(kernel, c, get_target(target)).blocks >= 1 for c in space.candidates)
 
 
@@ -173,7 +174,8 @@ def test_pins_that_do_not_fit_leave_nothing() -> None:
 def test_wide_heads_get_small_tiles(target: str, head_dim, dtype: str) -> None:
     kernel = plan(head_dim, dtype, precision="tf32" if dtype == "float32" else None)
     space = search_space(kernel, target)
-    assert all(fits(kernel, config, get_target(target)) for config in space.candidates)
+    usages = (worst_usage(kernel, config, get_target(target)) for config in space.candidates)
+    assert all(usage.fits for usage in usages)
     if not space.candidates:
         assert {why.split()[0] for _, why in space.rejected} == {"needs"}
         smallest = dataclasses.replace(space.rejected[0][0], BLOCK_M=16, BLOCK_N=16, num_stages=1)

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,14 @@ from hypothesis import strategies as st
 
 from flashgen import AttentionSpec, causal
 from flashgen.budget.buffers import MEANINGS
-from flashgen.budget.sram import fits, largest_fitting, matrix_unit, sram_usage, worst_usage
+from flashgen.budget.matrix_units import matrix_unit
 from flashgen.budget.targets import TARGETS, get_target
+from flashgen.budget.usage import largest_fitting
 from flashgen.config import KernelConfig
+from flashgen.kernels.forward_triton.shared_memory import (
+    sram_usage,
+    worst_usage,
+)
 from flashgen.plan import KernelPlan, lower
 from flashgen.symbols import evaluate
 from support.loads import KERNELS, kernel_spec
@@ -131,16 +137,20 @@ def test_the_tiles_in_flight_are_a_lower_bound(kernel, config, target) -> None:
 @settings(deadline=None)
 @given(kernel=A_PLAN, config=CONFIGS, target=GPUS)
 def test_the_largest_that_fits_fits(kernel, config, target) -> None:
-    best = largest_fitting(kernel, config, target)
+    best = largest_fitting(config, partial(worst_usage, kernel, target=target))
     if best is None:
-        assert not fits(kernel, dataclasses.replace(config, BLOCK_M=16, BLOCK_N=16), target)
+        assert not worst_usage(
+            kernel, dataclasses.replace(config, BLOCK_M=16, BLOCK_N=16), target
+        ).fits
         return
-    assert fits(kernel, best, target)
+    assert worst_usage(kernel, best, target).fits
     assert best.num_warps == config.num_warps
-    if fits(kernel, config, target):
+    if worst_usage(kernel, config, target).fits:
         assert best == config
     elif best.BLOCK_N < config.BLOCK_N:
-        assert not fits(kernel, dataclasses.replace(best, BLOCK_N=2 * best.BLOCK_N), target)
+        assert not worst_usage(
+            kernel, dataclasses.replace(best, BLOCK_N=2 * best.BLOCK_N), target
+        ).fits
 
 
 def test_a_usage_that_does_not_fit_says_what_it_consists_of() -> None:
@@ -149,7 +159,8 @@ def test_a_usage_that_does_not_fit_says_what_it_consists_of() -> None:
     assert not usage.fits
     assert (usage.total, usage.limit) == (458808, 232448)
     assert usage.breakdown == "Q 65,536 + K 196,608 + V 196,608 + barriers 56"
-    nearest = largest_fitting(PLANS["d256"], config, get_target("sm_90"))
+    needed = partial(worst_usage, PLANS["d256"], target=get_target("sm_90"))
+    nearest = largest_fitting(config, needed)
     assert nearest == KernelConfig(128, 32, num_warps=8, num_stages=3)
 
 

@@ -8,18 +8,32 @@ from collections.abc import Iterator
 import pytest
 from jinja2 import meta, nodes
 
-from flashgen.codegen.render import _environment, gluon
+from flashgen.codegen.environment import environment
+from flashgen.kernels.forward_hopper.kernel import gluon
 from flashgen.paths import template_dir
 
-ENVIRONMENT = _environment(gluons=gluon)
+ENVIRONMENT = environment(gluon=gluon)
 BUILT_IN = {"range", "loop", "caller"}
 FILTERS = {"fold", "gluon", "unpacking", "wrap", "indented", "dedent", "prefix"}
 TESTS = {"read_in"}
-TEMPLATES = sorted(path.name for path in template_dir().glob("*.jinja"))
+
+# What the module's templates call those that each kernel brings.
+BROUGHT = {"configuration": "configuration", "launcher": "launch", "dispatch": "dispatch"}
 
 
 def source(name: str) -> str:
     return (template_dir() / name).read_text(encoding="utf-8")
+
+
+def explaining() -> list[str]:
+    """The templates that are rendered by themselves, and the parts that explain their own names."""
+    every = {
+        path.relative_to(template_dir()).as_posix() for path in template_dir().rglob("*.jinja")
+    }
+    trees = map(ENVIRONMENT.parse, map(source, every))
+    parts = [part for tree in trees for part in tree.find_all((nodes.Include, nodes.Import))]
+    rendered = every.difference(*map(named, parts))
+    return sorted(rendered | {name for name in every if "\n  Names\n" in source(name)})
 
 
 def parts(name: str) -> Iterator[nodes.Template]:
@@ -27,9 +41,19 @@ def parts(name: str) -> Iterator[nodes.Template]:
     tree = ENVIRONMENT.parse(source(name))
     yield tree
     for part in tree.find_all((nodes.Include, nodes.Import)):
-        assert isinstance(part.template, nodes.Const)
         if isinstance(part, nodes.Include) or part.with_context:
-            yield from parts(part.template.value)
+            for included in named(part):
+                yield from parts(included)
+
+
+def named(part: nodes.Include | nodes.Import) -> list[str]:
+    """The templates that one includes or imports: by its name, or one of every kernel's."""
+    if isinstance(part.template, nodes.Const):
+        return [part.template.value]
+    assert isinstance(part.template, nodes.Name)
+    found = template_dir().glob(f"*/{BROUGHT[part.template.name]}.py.jinja")
+    # The module's own launch template is what includes them.
+    return [f"{x.parent.name}/{x.name}" for x in sorted(found) if x.parent.name != "module"]
 
 
 def made(tree: nodes.Template) -> set[str]:
@@ -59,7 +83,7 @@ def filters_of(tree: nodes.Template) -> set[str]:
     return (names & FILTERS) | (tests & TESTS)
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("name", explaining())
 def test_a_template_explains_what_it_reads(name: str) -> None:
     trees = list(parts(name))
     read = {x for tree in trees for x in meta.find_undeclared_variables(tree)}

@@ -3,13 +3,13 @@ from dataclasses import replace
 import pytest
 
 from flashgen.errors import ValidationError
+from flashgen.kernels.forward_triton.space import search_space
 from flashgen.loader import Variant
 from flashgen.masks import causal, sliding_window
 from flashgen.params import Int, Tensor
 from flashgen.plan import lower
 from flashgen.scores import additive_bias, alibi
 from flashgen.spec import AttentionSpec, Blocks
-from flashgen.tuning.space import search_space
 from flashgen.validate import unfit, validate
 
 GOOD = AttentionSpec(head_dim=64, mask=causal())

@@ -7,7 +7,8 @@ import tomllib
 from pathlib import Path
 
 from docs import make_versions
-from flashgen.codegen.render import render_module
+from flashgen.codegen.module import render_module
+from flashgen.config import KernelChoice
 from support.variants import any_configs, shipped_plan
 
 ROOT = Path(__file__).parents[2]
@@ -33,7 +34,7 @@ def test_an_unequal_figure_is_shown() -> None:
 
 def test_every_minor_version_is_recorded_that_a_launch_knows() -> None:
     plan = shipped_plan("full_d64")
-    module = render_module(plan, any_configs(plan))
+    module = render_module(plan, {"portable": KernelChoice(any_configs(plan))})
     minors = [".".join(version.split(".")[:2]) for version in RECORD]
     known = ", ".join(f'"{minor}"' for minor in minors)
     assert f"if version not in ({known}):" in module

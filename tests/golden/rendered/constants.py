@@ -1510,7 +1510,7 @@ def _has_tangents(*tensors):
     return any(forward_ad.unpack_dual(x).tangent is not None for x in tensors)
 
 
-@torch.library.custom_op("flashgen::constants_738eef1d", mutates_args=())
+@torch.library.custom_op("flashgen::constants_aa6679c7", mutates_args=())
 def _attention_op(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -1551,7 +1551,7 @@ def _has_backward(q, k):
     return q.is_cuda or triton.knobs.runtime.interpret
 
 
-@torch.library.custom_op("flashgen::constants_738eef1d_backward", mutates_args=())
+@torch.library.custom_op("flashgen::constants_aa6679c7_backward", mutates_args=())
 def _backward_op(
     q: torch.Tensor,
     k: torch.Tensor,

@@ -1062,7 +1062,7 @@ def _has_tangents(*tensors):
     return any(forward_ad.unpack_dual(x).tangent is not None for x in tensors)
 
 
-@torch.library.custom_op("flashgen::module_c0676cdb", mutates_args=())
+@torch.library.custom_op("flashgen::module_4025bc22", mutates_args=())
 def _attention_op(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -1103,7 +1103,7 @@ def _has_backward(q, k):
     return q.is_cuda or triton.knobs.runtime.interpret
 
 
-@torch.library.custom_op("flashgen::module_c0676cdb_backward", mutates_args=())
+@torch.library.custom_op("flashgen::module_4025bc22_backward", mutates_args=())
 def _backward_op(
     q: torch.Tensor,
     k: torch.Tensor,

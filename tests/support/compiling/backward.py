@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from flashgen.codegen.render import BACKWARD_FUNCTIONS, render_backward, render_kernel
 from flashgen.config import BackwardKernel, KernelConfig
+from flashgen.kernels.backward_triton.kernel import FUNCTIONS as BACKWARD_FUNCTIONS
+from flashgen.kernels.backward_triton.kernel import render_backward
+from flashgen.kernels.forward_triton.kernel import render_kernel
 from flashgen.plan import KernelPlan
 from flashgen.plan.backward import BackwardPlan
 from support.compiling.compiler import Compiled, gpu_target

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from flashgen.codegen.render import render_backward_hopper
 from flashgen.config import HOPPER, KernelConfig
+from flashgen.kernels.backward_hopper_split.plan import HopperBackwardSplit
 from flashgen.plan.arguments import KernelArguments
 from flashgen.plan.backward import BackwardPlan
-from flashgen.plan.hopper_backward import HopperBackward
 from support.compiling.figures import allotted_bytes
 from support.compiling.hopper import (
     IMPORTS,
@@ -18,6 +17,7 @@ from support.compiling.hopper import (
 )
 from support.compiling.kernel import Kernel, call_of, function_in
 from support.compiling.portable import DROPOUT_TYPES
+from support.variants import render_backward_hopper
 
 # Tensors whose rows are as wide as those of v.
 OF_VALUES = ("v", "grad_v", "grad_out")
@@ -47,7 +47,7 @@ def compile_queries(backward: BackwardPlan) -> HopperCompiled:
 
 def backward_kernel(backward: BackwardPlan, config: KernelConfig) -> Kernel:
     """The kernel with the types and the alignment of a call's arguments."""
-    names = HopperBackward(backward)
+    names = HopperBackwardSplit(backward)
     tiles = dict.fromkeys(("q", "grad_out"), config.BLOCK_M)
     tiles |= {"k": config.BLOCK_N, "v": config.BLOCK_N, "grad_k": 64, "grad_v": 64}
     types = _descriptors(names, tiles)
@@ -62,7 +62,7 @@ def backward_kernel(backward: BackwardPlan, config: KernelConfig) -> Kernel:
 
 def queries_kernel(backward: BackwardPlan) -> Kernel:
     """The one that computes the gradient of q alone, likewise."""
-    names = HopperBackward(backward)
+    names = HopperBackwardSplit(backward)
     constants = names.of_queries.constants
     tiles = dict.fromkeys(("q", "grad_out"), constants["BLOCK_M"])
     tiles |= dict.fromkeys(("k", "v"), constants["BLOCK_N"])
@@ -77,14 +77,14 @@ def _kernel(
     constants: dict[str, int],
     arguments: KernelArguments,
 ) -> Kernel:
-    text = IMPORTS + render_backward_hopper(backward, after_forward=False)
+    text = IMPORTS + render_backward_hopper(backward)
     types = types | {"scale": "fp32", "tiles_ptr": "*i32"} | DROPOUT_TYPES
     function = function_in(text, name)
     call = call_of(backward.plan, function, types, constants, arguments=arguments)
     return Kernel(text, name, call, gluon=True)
 
 
-def _descriptors(names: HopperBackward, tiles: dict[str, int]) -> dict[str, str]:
+def _descriptors(names: HopperBackwardSplit, tiles: dict[str, int]) -> dict[str, str]:
     """Triton's types of the descriptors of tensors, by the rows of a tile."""
     plan = names.backward.plan
     widths = {name: names.v_width if name in OF_VALUES else names.qk_width for name in tiles}

@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from flashgen.codegen.render import render_hopper, render_names
+from flashgen.codegen.gluon import render_names
 from flashgen.config import HOPPER, KernelConfig
+from flashgen.kernels.forward_hopper.kernel import render_hopper
+from flashgen.kernels.forward_hopper.plan import OUT_COLUMNS, HopperNames
 from flashgen.plan import KernelPlan
-from flashgen.plan.hopper import OUT_COLUMNS, HopperNames
 from support.compiling.compiler import FUSED, Compiled, compile_until, number_in
 from support.compiling.figures import allotted_bytes
 from support.compiling.kernel import Kernel, call_of, function_in

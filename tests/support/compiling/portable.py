@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from flashgen.budget.targets import get_target
-from flashgen.codegen.render import render_kernel
 from flashgen.config import KernelConfig
+from flashgen.kernels.forward_triton.kernel import render_kernel
 from flashgen.plan import KernelPlan
 from support.compiling.compiler import FUSED, Compiled, gpu_target, number_in
 from support.compiling.figures import allotted_bytes

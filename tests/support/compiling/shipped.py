@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from flashgen.budget.backward_sram import backward_usage
-from flashgen.budget.sram import sram_usage
 from flashgen.budget.targets import get_target
-from flashgen.codegen.render import BACKWARD_FUNCTIONS
 from flashgen.config import BACKWARD_KERNELS, HOPPER, KernelConfig
+from flashgen.kernels.backward_hopper_split.plan import HopperBackwardSplit
+from flashgen.kernels.backward_triton.kernel import FUNCTIONS as BACKWARD_FUNCTIONS
+from flashgen.kernels.backward_triton.shared_memory import backward_usage
+from flashgen.kernels.forward_triton.shared_memory import sram_usage
 from flashgen.plan.backward import backward_plan
-from flashgen.plan.hopper_backward import HopperBackward
 from support.compiling import backward_hopper, hopper, portable
 from support.compiling.backward import portable_backward_kernel
 from support.compiling.hopper import OPTIONS, HopperCompiled, figures_of
@@ -71,7 +71,7 @@ def shipped_kernels(name: str) -> dict[str, Shipped]:
         config = _config(module.HOPPER_CONFIG)
         add(hopper.hopper_kernel(plan, config), OPTIONS, predicted_usage(plan, config).total)
     if hasattr(module, "BACKWARD_HOPPER"):
-        config, names = _config(module.BACKWARD_HOPPER), HopperBackward(backward)
+        config, names = _config(module.BACKWARD_HOPPER), HopperBackwardSplit(backward)
         predicted = predicted_backward_usage(names, config).total
         add(backward_hopper.backward_kernel(backward, config), OPTIONS, predicted)
         if names.both_in_gluon:

@@ -1,0 +1,105 @@
+"""render_module: a plan and what was chosen for it -> the published module's source.
+
+A kernel gives its functions and, in its folder of templates, three parts of the module: its
+``configuration``, what launches it (``launch``), and the statement that decides whether it runs a
+call (``dispatch``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import reduce
+from hashlib import sha256
+from operator import or_
+from typing import TypeVar
+
+from flashgen.budget.targets import get_target
+from flashgen.codegen.environment import environment
+from flashgen.config import NO_CHOICE, KernelChoice
+from flashgen.kernels.base import Kernel, Needs
+from flashgen.kernels.registry import kernels_of, module_order
+from flashgen.plan import KernelPlan
+from flashgen.plan.backward import backward_plan
+
+_T = TypeVar("_T")
+
+
+def render_module(
+    plan: KernelPlan, choices: Mapping[str, KernelChoice], package: str = "generated"
+) -> str:
+    """The published module's source.
+
+    Args:
+        plan: what it computes.
+        choices: by their keys, as what the module holds kernels, or why it does without. Those for
+            every plan are in it in any case, and gradients of targets that they have no
+            configuration for are the reference's.
+        package: the folder that users import the module from.
+    """
+    kernels = kernels_of(plan)
+    chosen = {key: choices.get(key, NO_CHOICE) for key in kernels}
+    listed = {key: kernels[key] for key in module_order()}
+    held = {key: k for key, k in listed.items() if k.fallback or chosen[key].configs}
+    needs = {key: kernel.needs(plan) for key, kernel in held.items()}
+    sources = _sources(plan, held)
+    everywhere = [kernel for kernel in listed.values() if kernel.fallback]
+    special = [kernel for kernel in listed.values() if not kernel.fallback]
+    preferred = [kernel for key, kernel in kernels.items() if key in held]
+    names = {
+        name: value
+        for key, kernel in listed.items()
+        for name, value in kernel.names(plan, chosen[key]).items()
+    }
+    folders = tuple(dict.fromkeys(k.templates for k in listed.values()))
+    template = environment(folders=folders).get_template("module/module.py.jinja")
+    return template.render(
+        plan=plan,
+        backward=backward_plan(plan),
+        targets={name: get_target(name) for name in plan.targets},
+        sizing=plan.sizing_numbers,
+        op_digest=_op_digest(plan, sources, chosen),
+        package=package,
+        needs=reduce(or_, needs.values(), Needs()),
+        sources=_distinct(text for key, text in sources.items() if not needs[key].gluon),
+        gluon_sources=_distinct(text for key, text in sources.items() if needs[key].gluon),
+        configurations=_distinct(_part(k, "configuration") for k in (*everywhere, *special[::-1])),
+        launchers=_distinct((_part(k, "launch"), needs[key].gluon) for key, k in held.items()),
+        forward_dispatch=_distinct(_part(k, "dispatch") for k in preferred if not k.gradients),
+        backward_dispatch=_distinct(_part(k, "dispatch") for k in preferred if k.gradients),
+        **names,
+    )
+
+
+def _sources(plan: KernelPlan, held: Mapping[str, Kernel]) -> dict[str, str]:
+    """The functions of each kernel, in the module's order: those for every plan come first."""
+    sources: dict[str, str] = {}
+    for key in sorted(held, key=lambda key: not held[key].fallback):
+        sources[key] = held[key].source(plan, tuple(sources))
+    return sources
+
+
+def _part(kernel: Kernel, part: str) -> str:
+    """The template of a kernel's part of the module."""
+    return f"{kernel.launchers}/{part}.py.jinja"
+
+
+def _distinct(items: Iterable[_T]) -> list[_T]:
+    """Each once: kernels of one folder share their parts."""
+    return list(dict.fromkeys(items))
+
+
+def _op_digest(
+    plan: KernelPlan, sources: Mapping[str, str], chosen: Mapping[str, KernelChoice]
+) -> str:
+    """Of all that an op runs: modules of one name that run anything else have ops of their own.
+
+    torch has one op of a name, and runs that of the module that was imported last.
+    """
+    # How they were chosen changes nothing of what runs.
+    configs = [
+        (key, [(target, one.config) for target, one in chosen[key].configs.items()])
+        for key in sources
+    ]
+    elements = [constant.elements.digest for constant in plan.spec.constants]
+    text = repr((sources, configs, plan.torch_dtype, elements))
+    return sha256(text.encode()).hexdigest()

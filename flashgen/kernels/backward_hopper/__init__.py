@@ -1,0 +1,1 @@
+"""The backward kernel for Hopper, in Gluon: all three gradients in one pass."""

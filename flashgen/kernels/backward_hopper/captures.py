@@ -1,0 +1,114 @@
+"""What the partitions of a Gluon kernel over tiles of keys capture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from flashgen.budget.captures import (
+    ADDRESS,
+    BARRIER,
+    BARRIERS,
+    FACTORS,
+    MADE,
+    NUMBER,
+    NUMBERS,
+    ROWS,
+    TILES,
+    Read,
+    captured_parameters,
+)
+from flashgen.kernels.backward_hopper.plan import HopperBackward
+from flashgen.plan.text import mentioned
+
+# Of tensors that backward kernels over tiles of keys load: q, k, v, grad_out, rows.
+BACKWARD_SOURCES = 5
+
+# Of the one pass: num_q_heads, num_kv_heads, kv_len, rows_len, num_tiles and scale.
+NUMBERS_OF_A_BACKWARD_CALL = 6
+
+# Where the pass is divided: num_q_heads, num_kv_heads and scale; batch, kv_head, kv_first, or
+# batch, head, q_first.
+NUMBERS_OF_A_TILE = 3 + 3
+
+
+def backward_captured_bytes(
+    names: HopperBackward, *, contiguous: bool = True, ones: bool = False
+) -> int:
+    """Bytes of all that the partitions of a kernel over tiles of keys capture.
+
+    It is that of the one pass, or of a divided one; see `captured_bytes`.
+    """
+    if names.has_roles:
+        # The first consumer alone has scores and mask, and captures nothing: its code is the
+        # block's own. The others go by which tiles need the mask where these come first.
+        visits = names.visits.bounds if names.visits.splits else names.visits.ends
+        read = Read((*visits, *hidden_conditions(names)))
+    else:
+        expressions = (*_backward_expressions(names), *hidden_conditions(names))
+        read = Read((*names.visits.bounds, *expressions))
+    size = BACKWARD_SOURCES * ADDRESS
+    size += 4 * TILES + ROWS + 2 * BARRIERS  # q, grad_out, k, v; lse and delta; full and empty
+    if names.divided:
+        size += NUMBERS_OF_A_TILE * NUMBER + BARRIER
+        # Factors and the descriptor of grad_k, or those of grad_k and grad_v.
+        size += FACTORS + ADDRESS if names.has_roles else 2 * ADDRESS
+        size += NUMBER * _reads_the_end_of_keys(names, read)
+    else:
+        size += 4 * ADDRESS  # descriptors of the gradients; the counter
+        size += NUMBERS_OF_A_BACKWARD_CALL * NUMBER
+        size += NUMBER * names.orders_heads  # heads_together
+        size += NUMBER * names.shares  # num_shared
+        if names.backward.plan.dropout:  # threshold, kept_scale; the seed, of 64 bits
+            size += 4 * NUMBER
+        size += 2 * MADE  # ds, grad_q
+        size += 2 * BARRIERS + NUMBERS  # full and empty, of keys; numbers of tiles
+        size += BARRIERS * names.grad_out_apart  # grad_out_full
+    size += NUMBER * ("q_len" in read.names or names.visits.tiles.listed)
+    size += ADDRESS * len(names.visits.reads)
+    size += ADDRESS * len(names.text.learned)  # their sums
+    size += notes_captured(names)
+    arguments = names.backward.both_arguments
+    return size + captured_parameters(read, arguments, contiguous=contiguous, ones=ones)
+
+
+def _reads_the_end_of_keys(names: HopperBackward, read: Read) -> bool:
+    """Whether partitions of a divided pass read kv_len: for masks, stores of sums, or visits."""
+    softmax = names.backward.plan.normaliser == "softmax"
+    # The end of the keys is masked in all tiles, or in none that see only what all of them see.
+    ends = names.masks and (softmax or not names.masks_queries)
+    if names.has_roles:
+        ends = ends and names.visits.splits
+    stores = bool(names.text.learned)
+    return ends or stores or counts_lists(names) or not read.names.isdisjoint({"kv_len", "kv_last"})
+
+
+def counts_lists(names: HopperBackward) -> bool:
+    """Whether lists are counted by the tiles of a head, besides how long they are."""
+    listing = names.backward.plan.listing
+    return listing is not None and listing.several
+
+
+def hidden_conditions(names: HopperBackward) -> tuple[str, ...]:
+    """Text of which rows are hidden by their position alone."""
+    hidden = names.backward.plan.hidden
+    return (*hidden.keys, *hidden.queries)
+
+
+def notes_captured(names: HopperBackward) -> int:
+    """Bytes of the notes which tiles have such rows."""
+    hidden = names.backward.plan.hidden
+    return NUMBERS * (bool(hidden.keys) + bool(hidden.queries))
+
+
+def _backward_expressions(names: HopperBackward) -> Iterator[str]:
+    """Text of scores, slopes and mask, with the lines that these read: others leave no code."""
+    text, code = names.text, names.text.code
+    lines = {a.name: a.code for a in (*text.lines_of_head, *text.lines_of_tile)}
+    texts = [code.score, code.shift, text.slope, names.backward.slope_scale, *names.conditions]
+    texts += [*(a.code for a in code.elements), *(item.slope for item in text.learned)]
+    if code.promise is not None:
+        texts += ("q_len", "kv_len", code.promise.broken, *code.promise.conditions)
+    while texts:
+        yield from texts
+        read = mentioned(lines, texts)
+        texts = [lines.pop(name) for name in read]

@@ -1,0 +1,175 @@
+"""BackwardHopper: the Gluon kernel that computes all gradients in one pass, on Hopper."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from flashgen.budget.targets import Target, get_target
+from flashgen.budget.usage import SramUsage
+from flashgen.codegen.digest import source_digest
+from flashgen.codegen.environment import environment
+from flashgen.codegen.gluon import as_gluon
+from flashgen.config import HOPPER, KernelChoice, KernelConfig
+from flashgen.kernels.backward_hopper.plan import HopperBackward
+from flashgen.kernels.backward_hopper.shared_memory import (
+    hopper_backward_usage,
+    worst_hopper_backward_usage,
+)
+from flashgen.kernels.backward_hopper.space import hopper_backward_space, rank_hopper_backward
+from flashgen.kernels.backward_triton.kernel import FUNCTIONS, KEYS, BackwardTritonKeys
+from flashgen.kernels.base import GradientKernel, Needs, Space, Timing
+from flashgen.kernels.forward_hopper.kernel import ForwardHopper
+from flashgen.kernels.forward_hopper.plan import HopperNames
+from flashgen.plan import KernelPlan
+from flashgen.plan.backward import backward_plan
+from flashgen.plan.mask_code import Seen
+
+# What scores that have queries as columns read most: see `flashgen.codegen.gluon`.
+_STEPS_BACK = "gl.cast(q_first - offs_m, gl.float32)"
+
+
+def gluon_backward(text: str) -> str:
+    """Triton source as Gluon's, in the backward kernel, where keys are rows."""
+    return as_gluon(text).replace(_STEPS_BACK, "-_query_columns(scores, 0, gl.float32)")
+
+
+def render_over_keys(
+    names: HopperBackward, template: str, *, after_forward: bool, gathers: Collection[int]
+) -> str:
+    """The functions of a kernel over tiles of keys, of one pass or of a divided one.
+
+    Args:
+        names: the kernel.
+        template: its own.
+        after_forward: whether those of the Gluon forward kernel, some of which it shares, stand
+            before them.
+        gathers: the numbers of dimensions of tensors that are read, by these and those that follow.
+    """
+    plan = names.backward.plan
+    before = HopperNames(plan).of_octets if after_forward else Seen(())
+    needed = sorted(set(gathers).difference(plan.gathers if after_forward else ()))
+    return (
+        environment(gluon=gluon_backward)
+        .get_template(template)
+        .render(
+            plan=plan,
+            backward=names.backward,
+            names=names,
+            after_forward=after_forward,
+            before=before,
+            gathers=needed,
+        )
+        .strip("\n")
+    )
+
+
+class BackwardHopper(GradientKernel):
+    """Five products; what tiles of keys add to gradients of queries, TMA sums up."""
+
+    name = "backward_hopper"
+    key = "hopper_backward"
+    seal = "grads"
+    title = "Gluon kernel of the backward pass"
+    elsewhere = "where TMA cannot read q, k, v or the output's gradient"
+
+    def names_of(self, plan: KernelPlan) -> HopperBackward:
+        """What its template needs besides the plan."""
+        return HopperBackward(backward_plan(plan))
+
+    def runs_on(self, target: str) -> bool:
+        """On Hopper alone."""
+        return target == HOPPER
+
+    def why_not(self, plan: KernelPlan) -> str:
+        """Of elements, columns, sums and scores that it is not made for, or of a divided pass."""
+        names = self.names_of(plan)
+        return names.why_not or ("two kernels divide the pass" if names.divided else "")
+
+    def replaces(self, plan: KernelPlan) -> tuple[str, ...]:
+        """The portable ones in whose place those in Gluon run."""
+        return tuple(KEYS[kernel] for kernel in self.names_of(plan).replaces)
+
+    def space(self, plan: KernelPlan, target: str) -> Space:
+        """Its tiles as registers have it, and stages."""
+        if reason := self.why_not(plan):
+            return Space((), (), reason)
+        space = self.space_of(plan)
+        if space.candidates:
+            return space
+        config, reason = space.rejected[0]
+        return replace(space, why_not=f"{config}: {reason}")
+
+    def space_of(self, plan: KernelPlan) -> Space:
+        """The configurations of a plan that it serves."""
+        return hopper_backward_space(self.names_of(plan))
+
+    def rank(
+        self, plan: KernelPlan, target: str, candidates: Sequence[KernelConfig]
+    ) -> list[KernelConfig]:
+        """The fewest stages first."""
+        return rank_hopper_backward(candidates)
+
+    def usage(self, plan: KernelPlan, config: KernelConfig, target: Target) -> SramUsage:
+        """Of parameters that are contiguous as usual."""
+        return hopper_backward_usage(self.names_of(plan), config)
+
+    def worst_usage(self, plan: KernelPlan, config: KernelConfig, target: Target) -> SramUsage:
+        """Of any strides and any Triton."""
+        return worst_hopper_backward_usage(self.names_of(plan), config)
+
+    def source(self, plan: KernelPlan, before: Collection[str] = ()) -> str:
+        """`_backward_hopper`, then `_place_sums`."""
+        names = self.names_of(plan)
+        return (
+            render_over_keys(
+                names,
+                "backward_hopper/kernel.py.jinja",
+                after_forward=ForwardHopper.key in before,
+                gathers=names.gathers,
+            )
+            + "\n"
+        )
+
+    def digest(self, plan: KernelPlan) -> str:
+        """Over the functions that its launches call."""
+        return source_digest(self.source(plan), self.functions)
+
+    #: What it can consist of, in the order of the launches.
+    functions: ClassVar[tuple[str, ...]] = ("_backward_hopper", "_place_sums")
+
+    def needs(self, plan: KernelPlan) -> Needs:
+        """Of one pass, what programs that stay on their SMs need, and sums by TMA."""
+        names = self.names_of(plan)
+        return Needs(
+            gluon=True,
+            sms=not names.divided,
+            counter=not names.divided,
+            l2=names.orders_heads,
+            tma_adds=not names.divided,
+        )
+
+    def names(self, plan: KernelPlan, choice: KernelChoice) -> Mapping[str, Any]:
+        """What the launchers of this kernel and of the portable ones know of it."""
+        names = self.names_of(plan)
+        return {
+            "hopper_backward": choice,
+            "hopper_backward_names": names,
+            "hopper_limit": get_target(HOPPER).max_shared,
+            "queries_shared": 0,
+            "shares_queries": bool(choice.configs) and names.queries_portable,
+        }
+
+    def timing(self, plan: KernelPlan) -> Timing:
+        """With what brings the sums that it makes to their places, or the other one in Gluon."""
+        names = self.names_of(plan)
+        over_keys = names.replaces == ("keys",)
+        return Timing(
+            launcher="_backward_kernels_hopper",
+            configurations=2 if names.queries_portable else 1,
+            functions=self.functions,
+            others=tuple(FUNCTIONS.values()),
+            makes=names.replaces,
+            products=BackwardTritonKeys.products if over_keys else (3, 2),
+        )

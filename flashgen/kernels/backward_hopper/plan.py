@@ -1,0 +1,264 @@
+"""HopperBackward: what the Gluon template of the backward pass needs besides the BackwardPlan."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from flashgen.kernels.backward_hopper.division import BLOCK_M, CALL, HopperDivision
+from flashgen.kernels.backward_hopper.visits import HopperVisits
+from flashgen.plan.mask_code import Seen, columns_end, helped, least_comparisons, rows_end, seen
+from flashgen.plan.promise import UNORDERED
+from flashgen.plan.text import gathered_dimensions, mentioned
+from flashgen.symbolic.placement import Assignment
+
+
+@dataclass(frozen=True)
+class HopperBackward(HopperDivision):
+    """What the kernel's functions hand to one another, as tuples of these names.
+
+    Attributes:
+        backward: the backward pass.
+    """
+
+    @property
+    def why_not(self) -> str:
+        """Why a plan has no such kernel; ``""`` where it has one."""
+        plan, backward = self.backward.plan, self.backward
+        if plan.itemsize != 2:
+            return f"{plan.torch_dtype}: its tiles are of 16-bit elements"
+        if max(plan.qk_head_dim, plan.v_head_dim) > max(BLOCK_M):
+            return f"its tiles have {max(BLOCK_M)} columns at most"
+        if plan.dropout and (self.divided or self.text.slope or self.text.learned):
+            return "with dropout it computes all gradients at once, and no slopes of scores"
+        if backward.q_tiles.reduce_rows:
+            return "which queries see a tile of keys depends on each of the keys"
+        if backward.leaves_products_out:
+            return "its score function leaves the products out"
+        return self.why_not_learned(self.text)
+
+    @property
+    def counts_in_floats(self) -> bool:
+        """Whether slopes of what is learned only add and multiply: positions may be float32."""
+        slopes = (item.slope for item in self.text.learned)
+        summed = all(re.fullmatch(r"[\w\s+\-*.()]*", slope) for slope in slopes)
+        return summed and not self.learned_lines
+
+    @property
+    def divides(self) -> str:
+        """Half of what a consumer computes dq of: ``"queries"``, ``"columns"`` or ``"keys"``.
+
+        A tile of 64 x 64 is as little as a product gives: there each consumer adds up what its own
+        keys bring.
+        """
+        if self.block_m == 128:
+            return "queries"
+        return "columns" if self.width == 128 else "keys"
+
+    @property
+    def consumers_meet(self) -> bool:
+        """Whether one consumer waits for what the other has made."""
+        return self.has_roles or not (self.divided or self.divides == "keys")
+
+    @cached_property
+    def visits(self) -> HopperVisits:
+        """Which tiles of queries a tile of keys is visited by."""
+        tiles = self.backward.q_tiles
+        return HopperVisits(tiles, "q", masks=self.masks, differ=self.masks_queries)
+
+    @property
+    def values_ahead(self) -> bool:
+        """Whether the values of the next tile of keys have room beside these, as its keys do."""
+        return self.width == 64 and not self.divided
+
+    @property
+    def grad_out_apart(self) -> bool:
+        """Whether the output's gradient arrives by a barrier that scores do not wait for.
+
+        At d=64 an H200 took 1 to 4% longer so, at d=128 1 to 2% less.
+        """
+        return self.width == 128 and not self.divided
+
+    @property
+    def starts_dv_early(self) -> bool:
+        """Whether registers hold the weights, as dv takes them, beside what ds is computed of.
+
+        With dropout they do not: at d=128 an H200 took 21% less time without.
+        """
+        return self.block_m == 64 and not self.backward.plan.dropout
+
+    @property
+    def shares(self) -> bool:
+        """Whether the last tiles of keys are divided among all programs: where all queries see all.
+
+        All tiles take as long then, and in their last round most programs could have nothing to do.
+        Of a window, whose tiles are short, that costs more than it brings.
+        """
+        return not (self.masks_queries or self.divided or self.text.learned)
+
+    @property
+    def orders_heads(self) -> bool:
+        """Whether the longest tiles of several heads come first, not those of each: of one pass."""
+        return self.backward.q_tiles.uneven and not self.divided
+
+    @cached_property
+    def call(self) -> tuple[str, ...]:
+        """What holds for the whole call."""
+        ordered = ("heads_together",) * self.orders_heads
+        shared = ("num_tiles", "num_shared") * self.shares
+        dropping = ("threshold", "kept_scale", "seed") * self.backward.plan.dropout
+        names = (*self.backward.both_arguments.names, *self.visits.reads)
+        return (*CALL, *ordered, *shared, *dropping, *names)
+
+    program = ("batch", "kv_head", "kv_first")
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """What the kernel writes to."""
+        sums = (f"{item.variable}_ptr" for item in self.text.learned)
+        of_queries = () if self.divided else ("grad_q_desc",)
+        return (*of_queries, "grad_k_desc", "grad_v_desc", *sums)
+
+    def learned_read(self, name: str) -> bool:
+        """Whether what is learned depends on this position."""
+        texts = (*self._slopes_learned, *(line.code for line in self.learned_lines))
+        return bool(mentioned([name], texts))
+
+    @cached_property
+    def learned_lines(self) -> tuple[Assignment, ...]:
+        """What slopes of what is learned read of a tile of queries."""
+        names = self._lines_read(self._slopes_learned)
+        return tuple(line for line in self.text.lines_of_tile if line.name in names)
+
+    @property
+    def _slopes_learned(self) -> tuple[str, ...]:
+        return tuple(item.slope for item in self.text.learned)
+
+    @cached_property
+    def keys(self) -> tuple[str, ...]:
+        """What a consumer computes once for its keys, or once a head, for all of their scores."""
+        backward = self.backward
+        code = self.text.code
+        found = [] if self.divided else ["head_row", "k_number"]
+        if self.reads_kv_idx:
+            found.append("kv_idx")
+        if not backward.plan.reads_scale:
+            found.append("qk_scale")
+        if backward.slope_scale:
+            found.append("head_scale")
+        names = [line.name for line in self.text.lines_of_head]
+        read = mentioned(names, (*self._texts, *("qk_scale",) * code.scaled))
+        return (*found, *(name for name in names if name in read))
+
+    @property
+    def reads_kv_idx(self) -> bool:
+        """Whether positions of keys are read."""
+        lines = (line.code for line in self.text.lines_of_head)
+        promised = self.text.code.promise is not None
+        return promised or bool(mentioned(["kv_idx"], (*self._texts, *lines)))
+
+    @cached_property
+    def conditions(self) -> tuple[str, ...]:
+        """Conditions, as text, that all hold for a pair that is seen."""
+        return tuple(text for text, _ in self._conditions)
+
+    @cached_property
+    def seen(self) -> Seen:
+        """Those conditions, pair by pair or by octets of columns."""
+        code = self.text.code
+        rows = ("kv_idx", *(line.name for line in (*code.columns, *code.masked)))
+        least = least_comparisons(self.block_m, scored=bool(code.score))
+        return seen(self._conditions, "q_idx", rows, least=least, tables=code.bits)
+
+    @property
+    def of_octets(self) -> Seen:
+        """What is computed for octets of columns: of that, and of the mask as it was written."""
+        return helped(self.seen, "kv_idx", self.text.code.promise)
+
+    @cached_property
+    def _conditions(self) -> tuple[tuple[str, str], ...]:
+        """Each condition with the text of its bits."""
+        of_queries = (columns_end("q"),) * self.backward.checks_q_len
+        of_keys = (rows_end("kv"),) * self.backward.checks_kv_len
+        code = self.text.code
+        return (*of_queries, *of_keys, *zip(code.conditions, code.octets, strict=True))
+
+    @property
+    def masks(self) -> bool:
+        """Whether there is something to compute for a masked tile."""
+        return bool(self.conditions)
+
+    @property
+    def masks_queries(self) -> bool:
+        """Whether a mask depends on the tile of queries: the end of the keys alone does not."""
+        return self.backward.checks_q_len or bool(self.text.code.conditions)
+
+    @property
+    def changes_scores(self) -> bool:
+        """Whether the softmax sees anything but the raw products."""
+        return self.masks or bool(self.text.code.score)
+
+    @cached_property
+    def mask_lines(self) -> tuple[Assignment, ...]:
+        """Assignments of a tile of queries that conditions alone read."""
+        return tuple(a for a in self.text.lines_of_tile if a.name not in self._score_names)
+
+    @cached_property
+    def score_lines(self) -> tuple[Assignment, ...]:
+        """Assignments of a tile of queries that the score, or its slope, reads."""
+        return tuple(a for a in self.text.lines_of_tile if a.name in self._score_names)
+
+    @property
+    def scores_read_q_idx(self) -> bool:
+        """Whether the score reads the position of each query."""
+        lines = (line.code for line in self.score_lines)
+        return bool(mentioned(["q_idx"], (*self._score_texts, *lines)))
+
+    @property
+    def masks_read_q_idx(self) -> bool:
+        """Whether the mask reads the position of each query, pair by pair."""
+        masked = (line.code for line in self.mask_lines)
+        return bool(mentioned(["q_idx"], (*self.seen.pairs, *masked)))
+
+    @cached_property
+    def gathers(self) -> tuple[int, ...]:
+        """The numbers of dimensions that tensors are indexed by."""
+        lines = (line.code for line in self.text.lines_of_head)
+        texts = (*self._texts, *lines, *self.visits.bounds, self.backward.slope_scale)
+        of_hidden = self.backward.plan.hidden.gathers
+        return tuple(sorted({*gathered_dimensions(texts), *of_hidden}))
+
+    @cached_property
+    def _score_texts(self) -> tuple[str, ...]:
+        text = self.text
+        return (
+            *(line.code for line in text.code.elements),
+            text.code.score,
+            text.slope,
+            text.code.shift,
+        )
+
+    @cached_property
+    def _texts(self) -> tuple[str, ...]:
+        """Of all that is computed for a tile."""
+        lines = self.text.lines_of_tile
+        codes = (line.code for line in lines)
+        promise = self.text.code.promise
+        of_promise = (UNORDERED, *promise.conditions) if promise is not None else ()
+        return (*self._score_texts, *self.conditions, *codes, *self._slopes_learned, *of_promise)
+
+    @cached_property
+    def _score_names(self) -> frozenset[str]:
+        """Lines of a tile that the score reads."""
+        return self._lines_read(self._score_texts)
+
+    def _lines_read(self, texts: Sequence[str]) -> frozenset[str]:
+        """Lines of a tile that these read, by others or themselves."""
+        lines = {line.name: line.code for line in self.text.lines_of_tile}
+        found: set[str] = set()
+        while new := mentioned(lines, texts) - found:
+            found |= new
+            texts = [lines[name] for name in new]
+        return frozenset(found)

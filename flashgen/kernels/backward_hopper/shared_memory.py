@@ -1,0 +1,118 @@
+"""hopper_backward_usage: what a block of the backward pass's Gluon kernel over keys needs.
+
+All of its buffers are alive throughout (`flashgen.budget.packing`):
+
+- tiles of queries and of the output's gradient, with two numbers for each query, for each stage;
+- the keys and the values; unless the pass is divided the next keys too, and the next values where
+  they have room;
+- two tiles of the scores' gradients, one for each of two tiles of queries in turn, and what each
+  consumer adds to the queries' gradient, 64 x 64 numbers of float32, in whose place the gradients
+  of its keys and values leave; none of these where the pass is divided: gradients leave through the
+  places of the keys and the values themselves;
+- what one consumer hands to the other where they have roles, 64 x 64 numbers of float32;
+- which tiles of keys a program has, where it takes several;
+- where a mask hides keys, or queries, by their position alone, a number for each buffer of them;
+- captures, barriers, and a byte for each warp, as in the Gluon forward kernel.
+
+The figure equals what Triton allots (tests/compile/test_hopper_backward.py); Triton 3.6 captures
+what `ones` says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import sympy
+
+from flashgen.budget.matrix_units import WARP_GROUP
+from flashgen.budget.packing import Buffer, packed
+from flashgen.budget.quantities import BLOCK_M, BLOCK_N, ITEMSIZE, NUM_STAGES, widths
+from flashgen.budget.usage import SramUsage, values_of
+from flashgen.config import KernelConfig
+from flashgen.kernels.backward_hopper.captures import backward_captured_bytes
+from flashgen.kernels.backward_hopper.division import CONSUMERS
+from flashgen.kernels.backward_hopper.plan import HopperBackward
+
+#: Bytes of one.
+BARRIER = 8
+_NUMBER = 4  # float32
+
+
+def hopper_backward_usage(
+    names: HopperBackward, config: KernelConfig, *, ones: bool = False
+) -> SramUsage:
+    """The shared memory of the kernel, for parameters that are contiguous as usual.
+
+    Args:
+        names: the kernel.
+        config: its tile sizes and stages.
+        ones: the compiler captures strides of 1, as Triton 3.6 does.
+    """
+    return _usage(names, config, backward_captured_bytes(names, ones=ones))
+
+
+def worst_hopper_backward_usage(names: HopperBackward, config: KernelConfig) -> SramUsage:
+    """The most that any Triton allots for tensors of any strides: a kernel has to fit with it."""
+    return _usage(names, config, backward_captured_bytes(names, contiguous=False))
+
+
+def _usage(names: HopperBackward, config: KernelConfig, captures: int) -> SramUsage:
+    qk, v = columns_of_tiles()
+    of_k = ("K tile", 1) if names.divided else ("K tiles", 2)
+    of_v = ("V tiles", 2) if names.values_ahead else ("V tile", 1)
+    tiles = [
+        Buffer("Q tiles", NUM_STAGES * BLOCK_M * qk * ITEMSIZE),
+        Buffer("dO tiles", NUM_STAGES * BLOCK_M * v * ITEMSIZE),
+        *(
+            Buffer(name, copies * BLOCK_N * columns * ITEMSIZE)
+            for (name, copies), columns in ((of_k, qk), (of_v, v))
+        ),
+    ]
+    if names.has_roles:
+        tiles.append(Buffer("factors", BLOCK_N * BLOCK_M * _NUMBER))
+    if names.divided:
+        of_keys = [Buffer("barriers", sympy.Integer(BARRIER))]
+    else:
+        tiles.append(Buffer("dS tiles", 2 * BLOCK_N * BLOCK_M * ITEMSIZE))
+        tiles.append(Buffer("dQ tiles", sympy.Integer(CONSUMERS * 64 * 64 * _NUMBER)))
+        of_keys = 2 * [Buffer("barriers", sympy.Integer(2 * BARRIER))]
+        of_keys.append(Buffer("tiles handed over", sympy.Integer(2 * _NUMBER)))
+    others = [
+        Buffer("LSE, delta", 2 * NUM_STAGES * BLOCK_M * _NUMBER, alignment=128),
+        *of_keys,
+        *notes_buffers(names, 1 if names.divided else 2, NUM_STAGES),
+        *(2 + names.grad_out_apart) * (Buffer("barriers", NUM_STAGES * BARRIER),),
+        *captures_buffers(captures),
+    ]
+    return packed(tiles, others, (), sizes_of(names, config))
+
+
+def columns_of_tiles() -> tuple[sympy.Symbol, sympy.Symbol]:
+    """Columns of tiles of q and k, and of v and grad_out."""
+    (qk,), (v,) = widths("qk", 1), widths("v", 1)
+    return qk, v
+
+
+def notes_buffers(names: HopperBackward, of_keys: Any, of_queries: Any) -> Iterator[Buffer]:
+    """Of so many buffers of keys, and of queries, where some of their rows are hidden."""
+    hidden = names.backward.plan.hidden
+    if hidden.keys:
+        yield Buffer("hidden keys", sympy.Integer(_NUMBER) * of_keys)
+    if hidden.queries:
+        yield Buffer("hidden queries", sympy.Integer(_NUMBER) * of_queries)
+
+
+def captures_buffers(captures: int) -> tuple[Buffer, ...]:
+    """Places of so many bytes of captures, and of a byte for each warp."""
+    return (
+        Buffer("captures", sympy.Integer(captures), alignment=8),
+        Buffer("captures", sympy.Integer(WARP_GROUP * CONSUMERS), alignment=4),
+    )
+
+
+def sizes_of(names: HopperBackward, config: KernelConfig) -> dict[str, int]:
+    """The number behind every symbol of a size."""
+    qk, v = columns_of_tiles()
+    widths_of = {qk.name: names.qk_width, v.name: names.v_width}
+    return {**values_of(names.backward.plan, config), **widths_of}

@@ -1,0 +1,49 @@
+"""hopper_backward_space, rank_hopper_backward: configurations of the Gluon kernel of the backward.
+
+Beside it there are always the portable ones: what the kernel is not made for is left to those. A
+spec's pins are of the forward kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from flashgen.config import HOPPER, KernelConfig
+from flashgen.kernels.backward_hopper.division import CONSUMERS
+from flashgen.kernels.backward_hopper.plan import HopperBackward
+from flashgen.kernels.backward_hopper.shared_memory import worst_hopper_backward_usage
+from flashgen.kernels.base import Space
+
+#: Tiles of queries that are held at once. A second one arrives while the first is computed.
+STAGES = (2, 3)
+
+# A consumer is a group of four.
+_WARPS = 4 * CONSUMERS
+
+
+def hopper_backward_space(names: HopperBackward, beside: str = "") -> Space:
+    """The candidates; none where a backward pass has no such kernel.
+
+    Tiles are as the registers have it: beside the gradients of its 64 keys a consumer has room for
+    the products with so many queries, and no more.
+
+    Args:
+        names: the kernel.
+        beside: why the kernel that shares the pass with it does not fit; ``""`` where it does.
+    """
+    if names.why_not:
+        return Space((), ())
+    shape = (names.block_m, names.block_n, _WARPS)
+    reasons = {
+        config: worst_hopper_backward_usage(names, config).shortage(HOPPER) or beside
+        for config in (KernelConfig(*shape, num_stages=stages) for stages in STAGES)
+    }
+    return Space(
+        candidates=tuple(config for config, reason in reasons.items() if not reason),
+        rejected=tuple((config, reason) for config, reason in reasons.items() if reason),
+    )
+
+
+def rank_hopper_backward(candidates: Iterable[KernelConfig]) -> list[KernelConfig]:
+    """The candidates, most promising first: the fewest stages, since nothing waits for a third."""
+    return sorted(candidates, key=lambda config: config.num_stages)

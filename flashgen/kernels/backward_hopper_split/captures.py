@@ -1,0 +1,52 @@
+"""What the partitions of the Gluon kernel for the gradient of q capture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from flashgen.budget.captures import (
+    ADDRESS,
+    BARRIER,
+    BARRIERS,
+    NUMBER,
+    TILES,
+    Read,
+    captured_parameters,
+)
+from flashgen.kernels.backward_hopper.captures import (
+    NUMBERS_OF_A_TILE,
+    counts_lists,
+    hidden_conditions,
+    notes_captured,
+)
+from flashgen.kernels.backward_hopper_split.plan import HopperBackwardSplit
+
+
+def queries_captured_bytes(
+    names: HopperBackwardSplit, *, contiguous: bool = True, ones: bool = False
+) -> int:
+    """Bytes that the Gluon kernel for the gradient of q captures."""
+    queries = names.of_queries
+    expressions = (*_queries_expressions(names), *hidden_conditions(names))
+    read = Read((*queries.visits.bounds, *expressions))
+    # Descriptors of q, k, v, grad_out and grad_q; the rows, and how many there are of a head.
+    size = 6 * ADDRESS + (NUMBERS_OF_A_TILE + 1) * NUMBER
+    size += 4 * (TILES + BARRIERS) + BARRIER + notes_captured(names)
+    counts = counts_lists(names)
+    size += ADDRESS * len(queries.visits.reads)
+    size += NUMBER * (counts or not read.names.isdisjoint({"q_len", "q_last"}))
+    size += NUMBER * (queries.visits.tiles.listed or "kv_len" in read.names)
+    arguments = names.backward.queries_arguments
+    return size + captured_parameters(read, arguments, contiguous=contiguous, ones=ones)
+
+
+def _queries_expressions(names: HopperBackwardSplit) -> Iterator[str]:
+    """The texts that the Gluon kernel for the gradient of q computes."""
+    text = names.of_queries.text
+    code = text.code
+    for a in (*code.scalars, *code.rows, *code.columns, *code.elements, *code.masked):
+        yield a.code
+    conditions = names.of_queries.conditions
+    yield from (code.score, code.shift, text.slope, names.backward.slope_scale, *conditions)
+    if code.promise is not None:
+        yield from ("kv_len", *code.promise.conditions)

@@ -1,0 +1,70 @@
+"""BackwardHopperSplit: the backward pass on Hopper where two kernels divide it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from flashgen.codegen.environment import environment
+from flashgen.codegen.gluon import DISTANCES, as_gluon
+from flashgen.config import KernelChoice
+from flashgen.kernels.backward_hopper.kernel import BackwardHopper, render_over_keys
+from flashgen.kernels.backward_hopper_split.plan import HopperBackwardSplit
+from flashgen.kernels.backward_hopper_split.shared_memory import queries_usage
+from flashgen.kernels.backward_hopper_split.space import split_space
+from flashgen.kernels.base import Space
+from flashgen.kernels.forward_hopper.kernel import ForwardHopper
+from flashgen.plan import KernelPlan
+from flashgen.plan.backward import backward_plan
+
+
+def gluon_queries(text: str) -> str:
+    """Triton source as Gluon's, in the kernel for the gradient of q, where queries are rows."""
+    return as_gluon(text).replace(DISTANCES, "_key_columns(scores, start_n - q_first, gl.float32)")
+
+
+class BackwardHopperSplit(BackwardHopper):
+    """A Gluon kernel over tiles of keys; over tiles of queries another, or the portable one."""
+
+    name = "backward_hopper_split"
+    functions = ("_backward_hopper", "_backward_queries_hopper")
+
+    @property
+    def launchers(self) -> str:
+        """Those of one pass launch both."""
+        return BackwardHopper.name
+
+    def names_of(self, plan: KernelPlan) -> HopperBackwardSplit:
+        """What its templates need besides the plan."""
+        return HopperBackwardSplit(backward_plan(plan))
+
+    def why_not(self, plan: KernelPlan) -> str:
+        """Of elements, columns, sums and scores that it is not made for, or of one pass."""
+        names = self.names_of(plan)
+        return names.why_not or ("" if names.divided else "one kernel computes all gradients")
+
+    def space_of(self, plan: KernelPlan) -> Space:
+        """The configurations of a plan that it serves."""
+        return split_space(self.names_of(plan))
+
+    def source(self, plan: KernelPlan, before: Collection[str] = ()) -> str:
+        """`_backward_hopper`, then, unless the portable one does its part, that over queries."""
+        names = self.names_of(plan)
+        both = names.both_in_gluon
+        used = {*names.gathers, *(names.of_queries.gathers if both else ())}
+        template = "backward_hopper_split/keys.py.jinja"
+        after_forward = ForwardHopper.key in before
+        parts = [render_over_keys(names, template, after_forward=after_forward, gathers=used)]
+        if both:
+            given = {"plan": plan, "backward": names.backward, "names": names}
+            over_queries = environment(gluon=gluon_queries).get_template(
+                "backward_hopper_split/queries.py.jinja"
+            )
+            parts.append(over_queries.render(queries=names.of_queries, **given).strip("\n"))
+        return "\n\n\n".join(parts) + "\n"
+
+    def names(self, plan: KernelPlan, choice: KernelChoice) -> Mapping[str, Any]:
+        """With the shared memory of the kernel over queries, if there is one in Gluon."""
+        names = self.names_of(plan)
+        shared = queries_usage(names).total if choice.configs and names.both_in_gluon else 0
+        return {**super().names(plan, choice), "queries_shared": shared}

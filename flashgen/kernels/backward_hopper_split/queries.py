@@ -1,0 +1,154 @@
+"""HopperQueries: what the Gluon kernel for the gradient of q needs besides the BackwardPlan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from flashgen.kernels.backward_hopper.division import CALL
+from flashgen.kernels.backward_hopper.visits import HopperVisits
+from flashgen.plan.backward import BackwardPlan
+from flashgen.plan.backward_code import BackwardCode
+from flashgen.plan.mask_code import Seen, columns_end, helped, least_comparisons, seen
+from flashgen.plan.promise import UNORDERED
+from flashgen.plan.text import gathered_dimensions, mentioned
+
+#: Queries of a program, of which each of two consumers has 64.
+BLOCK_M = 128
+
+#: Of the columns that the kernel is written for: keys of a tile, which registers hold the products
+#: with beside the gradient of 64 queries, and buffers for tiles of values, as many as fit.
+BLOCK_N = {64: 128, 128: 128, 256: 64}
+V_STAGES = {64: 2, 128: 2, 256: 1}
+
+#: Buffers for tiles of keys, which are needed a step later than those of values.
+K_STAGES = 2
+
+
+@dataclass(frozen=True)
+class HopperQueries:
+    """What the kernel's functions hand to one another, as tuples of these names.
+
+    Attributes:
+        backward: the backward pass.
+        width: columns that the kernel is written for.
+    """
+
+    backward: BackwardPlan
+    width: int
+
+    @property
+    def constants(self) -> dict[str, int]:
+        """What the kernel is compiled with."""
+        return {
+            "BLOCK_M": BLOCK_M,
+            "BLOCK_N": BLOCK_N[self.width],
+            "K_STAGES": K_STAGES,
+            "V_STAGES": V_STAGES[self.width],
+        }
+
+    @property
+    def text(self) -> BackwardCode:
+        """What it computes, as text."""
+        return self.backward.of_grad_q
+
+    @cached_property
+    def visits(self) -> HopperVisits:
+        """Which tiles of keys a tile of queries visits."""
+        masks = bool(self.conditions)
+        return HopperVisits(self.backward.plan.tiles, "kv", masks=masks, differ=masks)
+
+    @cached_property
+    def call(self) -> tuple[str, ...]:
+        """What holds for the whole call."""
+        return (*CALL, *self.backward.queries_arguments.names, *self.visits.reads)
+
+    program = ("batch", "head", "q_first")
+
+    @cached_property
+    def rows(self) -> tuple[str, ...]:
+        """What a consumer computes once for its queries."""
+        softmax = self.backward.plan.normaliser == "softmax"
+        found = ["lse", "delta"] if softmax else ["delta"]
+        if not self.backward.plan.reads_scale:
+            found.append("qk_scale")
+        code = self.text.code
+        names = [line.name for line in (*code.scalars, *code.rows)]
+        read = mentioned(names, (*self._texts, *("qk_scale",) * code.scaled))
+        return (*found, *(name for name in names if name in read))
+
+    @cached_property
+    def conditions(self) -> tuple[str, ...]:
+        """Conditions, as text, that all hold for a pair that is seen."""
+        return tuple(text for text, _ in self._conditions)
+
+    @cached_property
+    def seen(self) -> Seen:
+        """Those conditions, pair by pair or by octets of columns."""
+        code = self.text.code
+        rows = ("q_idx", *(line.name for line in code.rows))
+        least = least_comparisons(BLOCK_N[self.width], scored=bool(code.score))
+        return seen(self._conditions, "kv_idx", rows, least=least, tables=code.bits)
+
+    @property
+    def of_octets(self) -> Seen:
+        """What is computed for octets of columns: of that, and of the mask as it was written."""
+        return helped(self.seen, "q_idx", self.text.code.promise)
+
+    @cached_property
+    def _conditions(self) -> tuple[tuple[str, str], ...]:
+        """Each condition with the text of its bits."""
+        of_keys = (columns_end("kv"),) * self.backward.plan.checks_kv_len
+        code = self.text.code
+        return (*of_keys, *zip(code.conditions, code.octets, strict=True))
+
+    @property
+    def changes_scores(self) -> bool:
+        """Whether the softmax sees anything but the raw products."""
+        return bool(self.conditions or self.text.code.score)
+
+    @property
+    def scores_read_q_idx(self) -> bool:
+        """Whether the score reads the position of each query of each element."""
+        return bool(mentioned(["q_idx"], self._score_texts))
+
+    @property
+    def masks_read_q_idx(self) -> bool:
+        """Whether the mask reads the position of each query, pair by pair."""
+        masked = (line.code for line in self.text.code.masked)
+        return bool(mentioned(["q_idx"], (*self.seen.pairs, *masked)))
+
+    @property
+    def masks_read_kv_idx(self) -> bool:
+        """Whether the mask reads the position of each key, pair by pair."""
+        masked = (line.code for line in self.text.code.masked)
+        return bool(mentioned(["kv_idx"], (*self.seen.pairs, *masked)))
+
+    @property
+    def rows_read_q_idx(self) -> bool:
+        """Whether what is computed once for queries reads their positions."""
+        code = self.text.code
+        return bool(mentioned(["q_idx"], (line.code for line in (*code.scalars, *code.rows))))
+
+    @cached_property
+    def gathers(self) -> tuple[int, ...]:
+        """The numbers of dimensions that tensors are indexed by."""
+        code = self.text.code
+        lines = (line.code for line in (*code.scalars, *code.rows))
+        texts = (*self._texts, *lines, *self.visits.bounds, self.backward.slope_scale)
+        of_hidden = self.backward.plan.hidden.gathers
+        return tuple(sorted({*gathered_dimensions(texts), *of_hidden}))
+
+    @cached_property
+    def _score_texts(self) -> tuple[str, ...]:
+        code = self.text.code
+        lines = (line.code for line in (*code.columns, *code.elements))
+        return (*lines, code.score, self.text.slope)
+
+    @cached_property
+    def _texts(self) -> tuple[str, ...]:
+        """The text of all that is computed for a tile."""
+        code = self.text.code
+        masked = (line.code for line in code.masked)
+        of_promise = (UNORDERED, *code.promise.conditions) if code.promise is not None else ()
+        return (*self._score_texts, *self.conditions, *masked, *of_promise)

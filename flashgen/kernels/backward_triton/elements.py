@@ -1,0 +1,131 @@
+"""What a block of a backward kernel holds in shared memory for tensors that its loop reads."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import sympy
+
+from flashgen.budget.matrix_units import KEPT_APART, Unit
+from flashgen.budget.quantities import BLOCK_M, BLOCK_N, NUM_WARPS
+from flashgen.config import BackwardKernel
+from flashgen.plan import KernelPlan
+from flashgen.plan.backward import backward_plan
+from flashgen.plan.inner import shift_itemsizes, tile_loads
+from flashgen.plan.learned import learned_elements
+from flashgen.plan.promise import UNORDERED
+from flashgen.plan.slopes import has_element_slopes
+from flashgen.symbols import FloorDiv
+
+_LOAD = re.compile(r"\b_at_\d+d\(")
+_SKIPPED = 1016
+_PADDED = 8  # bytes of what is exchanged by one, to which at most one of padding is added
+_GROUP = 4  # warps
+_SCORE = 4  # bytes of a score; and what an asynchronous copy moves at least
+_SCALAR = 8  # bytes of one that is copied, with what aligns the next
+
+
+@dataclass(frozen=True)
+class VisitedElements:
+    """What the loads of a kernel come to.
+
+    Attributes:
+        ahead: bytes that are copied ahead for each stage.
+        exchanged: bytes that change from the layout of their load to that of the products.
+        skipped: bytes that one stage of tcgen05 loses by that, to alignment.
+        summed: bytes that several stages of tcgen05 need for what is learned: two groups of warps
+            that share the rows of a product exchange their sums.
+        kept: bytes that change layout because weights may be dropped.
+    """
+
+    ahead: Any
+    exchanged: Any
+    skipped: Any
+    summed: Any
+    kept: Any
+
+
+def visited_elements(
+    plan: KernelPlan,
+    kernel: BackwardKernel,
+    unit: Unit,
+    *,
+    pipelined: bool,
+    copied: bool,
+    few_rows: bool,
+) -> VisitedElements:
+    """What loads come to: exact for vectors of rows, an upper bound for all others.
+
+    Args:
+        plan: the forward's.
+        kernel: ``"keys"`` or ``"queries"``.
+        unit: what multiplies the tiles.
+        pipelined: the loop loads ahead.
+        copied: it does so by asynchronous copies, through shared memory.
+        few_rows: a tile has fewer queries than there are threads.
+    """
+    ahead = exchanged = skipped = sympy.Integer(0)
+    visited = BLOCK_M if kernel == "keys" else BLOCK_N
+    scores = BLOCK_M * BLOCK_N * _SCORE
+    conditions = 0
+    for load in tile_loads(plan):
+        copies = copied and load.itemsize >= _SCORE
+        if load.over == "scores":
+            ahead += BLOCK_M * BLOCK_N * load.itemsize if copies else 0
+        elif load.over == ("rows" if kernel == "keys" else "columns"):
+            ahead += visited * load.itemsize if copies else 0
+        if load.over != "rows":
+            # What they learn is exchanged as well, on its way to memory.
+            exchanged += scores * (2 if kernel == "queries" else 1)
+        elif kernel == "keys":
+            exchanged += 0 if load.itemsize >= _SCORE else scores
+            if not (few_rows or pipelined):
+                skipped = sympy.Integer(_SKIPPED)
+        elif load.masked and pipelined and not few_rows and unit in ("mma.sync", "wgmma"):
+            # What the mask reads of held queries changes layout in its branch.
+            conditions += 1
+    if tile_loads(plan) and has_element_slopes(plan):
+        number = _loads_of_slopes(plan)
+        ahead += number * scores if copied else 0
+        exchanged += number * scores
+    if plan.code.tables and not pipelined:
+        skipped = sympy.Integer(_SKIPPED)
+    if kernel == "keys" and plan.code.tables:
+        # It reads tables of blocks by elements: what they show is exchanged, with some padding.
+        exchanged += BLOCK_M * BLOCK_N + FloorDiv(BLOCK_M * BLOCK_N, _PADDED)
+        ahead += visited * _SCORE if copied else 0
+    if kernel == "keys" and copied:
+        ahead += sum(visited * size for size in shift_itemsizes(plan) if size >= _SCORE)
+        # What is read once for a head of the group is copied as well.
+        # Whether ids are in order is read for the bounds, where there are any.
+        known = () if plan.listing else (UNORDERED,)
+        scalars = " ".join(line.code for line in plan.code.scalars if line.name not in known)
+        ahead += len(_LOAD.findall(scalars)) * (_SCORE if unit == "tcgen05" else _SCALAR)
+    if conditions:  # of several vectors they are put together before that
+        exchanged += BLOCK_M * _SCORE * (1 if conditions == 1 else _SCORE)
+    kept = sympy.Integer(0)
+    if plan.dropout and unit in KEPT_APART:  # words; where keys are rows, one for each of the two
+        kept = BLOCK_M * BLOCK_N * (4 if kernel == "keys" else 2)
+    return VisitedElements(ahead, exchanged, skipped, _summed(plan, kernel), kept)
+
+
+@lru_cache(maxsize=64)
+def _loads_of_slopes(plan: KernelPlan) -> int:
+    """Elements of the score's tensors that its slope reads, choices taken apart."""
+    text = backward_plan(plan).of_keys
+    lines = (*(line.code for line in text.code.elements), text.slope)
+    return sum(len(_LOAD.findall(line)) for line in lines)
+
+
+def _summed(plan: KernelPlan, kernel: BackwardKernel) -> Any:
+    sums = any(
+        item.kernel == kernel and item.over in ("heads", "rows", "columns")
+        for item in learned_elements(plan)
+    )
+    if not sums:
+        return sympy.Integer(0)
+    rows = BLOCK_N if kernel == "keys" else BLOCK_M
+    return sympy.Piecewise((2 * rows * _SCORE, NUM_WARPS > _GROUP), (sympy.Integer(0), True))

@@ -1,0 +1,111 @@
+"""The portable backward kernels: one goes over tiles of keys, the other over tiles of queries."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, ClassVar
+
+from flashgen.budget.targets import Target
+from flashgen.budget.usage import SramUsage
+from flashgen.codegen.digest import source_digest
+from flashgen.codegen.environment import environment
+from flashgen.config import BACKWARD_KERNELS, BackwardKernel, KernelChoice, KernelConfig
+from flashgen.kernels.backward_triton.rank import rank_backward
+from flashgen.kernels.backward_triton.shared_memory import backward_usage, worst_backward_usage
+from flashgen.kernels.backward_triton.space import backward_space
+from flashgen.kernels.base import GradientKernel, Space, Timing
+from flashgen.kernels.forward_triton.kernel import render_kernel
+from flashgen.plan import KernelPlan
+from flashgen.plan.backward import BackwardPlan, backward_plan
+
+#: The kernels' keys.
+KEYS: Mapping[BackwardKernel, str] = {"keys": "backward_keys", "queries": "backward_queries"}
+
+#: Their functions.
+FUNCTIONS: Mapping[BackwardKernel, str] = {
+    "keys": "_backward_of_keys",
+    "queries": "_backward_of_queries",
+}
+
+
+def render_backward(backward: BackwardPlan) -> str:
+    """The Triton functions of the backward pass, which call those of the forward kernel."""
+    template = environment().get_template("backward_triton/kernel.py.jinja")
+    return template.render(plan=backward.plan, backward=backward).strip("\n") + "\n"
+
+
+class _BackwardTriton(GradientKernel):
+    """What both have in common.
+
+    Attributes:
+        of: whose gradients a program computes.
+    """
+
+    name = "backward_triton"
+    fallback = True
+    of: ClassVar[BackwardKernel]
+    products: ClassVar[tuple[int, int]]
+
+    def space(self, plan: KernelPlan, target: str) -> Space:
+        """The tiles that suit it."""
+        return backward_space(plan, self.of, target)
+
+    def rank(
+        self, plan: KernelPlan, target: str, candidates: Sequence[KernelConfig]
+    ) -> list[KernelConfig]:
+        """By what an SM has under way."""
+        return rank_backward(plan, self.of, target, candidates)
+
+    def usage(self, plan: KernelPlan, config: KernelConfig, target: Target) -> SramUsage:
+        """As the target copies tiles."""
+        return backward_usage(plan, self.of, config, target)
+
+    def worst_usage(self, plan: KernelPlan, config: KernelConfig, target: Target) -> SramUsage:
+        """Of both ways to copy tiles."""
+        return worst_backward_usage(plan, self.of, config, target)
+
+    def source(self, plan: KernelPlan, before: Collection[str] = ()) -> str:
+        """The functions of both kernels, and of the one over rows: they call one another's."""
+        return render_backward(backward_plan(plan))
+
+    def digest(self, plan: KernelPlan) -> str:
+        """Over the functions that it calls, the forward kernel's among them."""
+        text = render_kernel(plan) + "\n\n" + render_backward(backward_plan(plan))
+        return source_digest(text, (FUNCTIONS[self.of],))
+
+    def names(self, plan: KernelPlan, choice: KernelChoice) -> Mapping[str, Any]:
+        """Its configurations."""
+        return {f"chosen_of_{self.of}": choice.configs}
+
+    def timing(self, plan: KernelPlan) -> Timing:
+        """Alone: the other one is put out."""
+        return Timing(
+            launcher="_backward_kernels",
+            configurations=2,
+            functions=(FUNCTIONS[self.of],),
+            others=tuple(FUNCTIONS[other] for other in BACKWARD_KERNELS if other != self.of),
+            makes=(self.of,),
+            products=self.products,
+        )
+
+
+class BackwardTritonKeys(_BackwardTriton):
+    """Gradients of keys and values: weights are transposed, as a product's left operand."""
+
+    key = KEYS["keys"]
+    seal = "keys"
+    title = "backward kernel over keys"
+    beside = (KEYS["queries"],)
+    of = "keys"
+    products = (2, 2)  # of scores and their gradients, then of v and k
+
+
+class BackwardTritonQueries(_BackwardTriton):
+    """Gradients of queries, and most of what the score function learns."""
+
+    key = KEYS["queries"]
+    seal = "queries"
+    title = "backward kernel over queries"
+    beside = (KEYS["keys"],)
+    of = "queries"
+    products = (2, 1)  # of scores and their gradients, then of q

@@ -1,0 +1,1 @@
+"""The forward kernel for Hopper, in Gluon: warp-specialised, persistent, fed by TMA."""

@@ -1,0 +1,87 @@
+"""What the partitions of the Gluon forward kernel capture; see `flashgen.budget.captures`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from flashgen.budget.captures import (
+    ADDRESS,
+    BARRIER,
+    BARRIERS,
+    NUMBER,
+    NUMBERS,
+    TILES,
+    Read,
+    captured_parameters,
+)
+from flashgen.kernels.forward_hopper.plan import HopperNames
+from flashgen.kernels.forward_hopper.segment_tiles import cut_table
+from flashgen.kernels.forward_hopper.shape import hopper_shape
+from flashgen.plan import KernelPlan
+
+# Arrays of barriers: full and empty, of queries, keys, values and what is handed over; keys and
+# values may share theirs.
+BARRIER_ARRAYS = 8
+
+# Whatever the mask: num_q_heads, num_kv_heads, q_len, num_tiles_m, num_tiles, lse_rows.
+NUMBERS_OF_A_CALL = 6
+
+
+def captured_bytes(plan: KernelPlan, *, contiguous: bool = True, ones: bool = False) -> int:
+    """Bytes of all that the partitions capture.
+
+    Args:
+        plan: the kernel.
+        contiguous: tensors that are parameters are so along their last dimension, as they usually
+            are: the compiler then knows that stride.
+        ones: it captures such a stride all the same, those of all tensors as one number, as
+            Triton 3.6 does and 3.7 does not.
+    """
+    read = Read((*_bounds(plan), *_expressions(plan)))
+    parts = 2 * (len(plan.qk_parts) + len(plan.v_parts))  # of q, k, v, out
+    tiles = parts - len(plan.v_parts) * hopper_shape(plan).out_in_queries
+    size = parts * ADDRESS + tiles * TILES + ADDRESS  # descriptors, tiles, lse
+    arrays = BARRIER_ARRAYS - 2 * hopper_shape(plan).paired
+    size += arrays * BARRIERS + NUMBERS + NUMBERS_OF_A_CALL * NUMBER
+    if plan.normaliser == "softmax":  # votes, outgrown, checked
+        size += 2 * NUMBERS + BARRIER * hopper_shape(plan).flat
+    size += NUMBERS * bool(plan.hidden.keys)  # where values are hidden
+    size += ADDRESS * HopperNames(plan).counts  # the counter
+    size += NUMBER * plan.tiles.uneven  # heads_together
+    if plan.listing:
+        size += ADDRESS
+    if plan.dropout:  # threshold, kept_scale; the seed, of 64 bits
+        size += 4 * NUMBER
+    if cut_table(plan):  # the list of tiles, the output
+        size += 2 * ADDRESS
+    size += NUMBER * bool(plan.checks_kv_len or plan.listing or "kv_len" in read.names)
+    size += NUMBER * (not plan.reads_scale or "scale" in read.names)  # else qk_scale
+    return size + captured_parameters(read, plan.kernel_arguments, contiguous=contiguous, ones=ones)
+
+
+def _bounds(plan: KernelPlan) -> Iterator[str]:
+    """Text of which tiles of keys are visited, and which need the mask."""
+    tiles = plan.tiles
+    if tiles.listed:
+        return
+    if tiles.unordered:
+        yield from (tiles.unordered, "kv_len")
+    masks = bool(plan.code.conditions or plan.checks_kv_len)
+    for run in tiles.runs:
+        yield from (run.end, run.condition)
+        if not tiles.from_key_0:
+            yield run.begin
+        if masks:
+            yield from (run.full_end, "" if tiles.from_key_0 else run.full_begin)
+
+
+def _expressions(plan: KernelPlan) -> Iterator[str]:
+    """Text of scores, mask and sink."""
+    code = plan.code
+    for a in (*code.scalars, *code.rows, *code.columns, *code.elements, *code.masked):
+        yield a.code
+    yield from (code.score, code.shift, code.sink, *code.conditions, *plan.hidden.keys)
+    if code.promise is not None:
+        yield from ("kv_len", *code.promise.conditions)
+    for table in code.tables:
+        yield from (table.entry, table.row, table.column, table.first_row, table.first_column)

@@ -1,0 +1,152 @@
+"""ForwardHopper: the Gluon forward kernel for Hopper."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from flashgen.budget.targets import Target, get_target
+from flashgen.budget.traffic import Workload
+from flashgen.budget.usage import SramUsage
+from flashgen.codegen.digest import source_digest
+from flashgen.codegen.environment import environment
+from flashgen.codegen.gluon import DISTANCES, as_gluon
+from flashgen.config import HOPPER, KernelChoice, KernelConfig
+from flashgen.kernels.base import ForwardKernel, Needs, Space
+from flashgen.kernels.forward_hopper.pack_gqa import heads_of_a_tile, launched
+from flashgen.kernels.forward_hopper.plan import OUT_COLUMNS, RANGES, HopperNames
+from flashgen.kernels.forward_hopper.segment_tiles import cut_makes, cut_table
+from flashgen.kernels.forward_hopper.shape import hopper_shape
+from flashgen.kernels.forward_hopper.shared_memory import (
+    hopper_usage,
+    visiting_rows,
+    worst_hopper_usage,
+)
+from flashgen.kernels.forward_hopper.space import (
+    hopper_space,
+    predict_hopper,
+    rank_hopper,
+    why_not,
+    without_form,
+)
+from flashgen.plan import KernelPlan
+
+
+def gluon(text: str) -> str:
+    """Triton source as Gluon's, in the forward kernel, where queries are rows."""
+    return as_gluon(text).replace(DISTANCES, "_columns(scores, start_n - q_first, gl.float32)")
+
+
+def render_hopper(plan: KernelPlan) -> str:
+    """The functions of the forward kernel for Hopper: those in Gluon, `_attention_hopper` last.
+
+    Where tiles of queries start at segments, `_cut_queries` comes before them, in Triton.
+    """
+    names = HopperNames(plan)
+    template = environment(gluon=gluon).get_template("forward_hopper/kernel.py.jinja")
+    text = template.render(
+        plan=plan,
+        shape=hopper_shape(plan),
+        names=names,
+        weights=RANGES[plan.torch_dtype],
+    )
+    template = environment().get_template("forward_hopper/segment_tiles.py.jinja")
+    cuts = template.render(cut_by=names.cut_by) if names.cut_by else ""
+    return (cuts + "\n\n" + text.strip("\n")).strip("\n") + "\n"
+
+
+class ForwardHopper(ForwardKernel):
+    """Warp-specialised, persistent, fed by TMA."""
+
+    name = "forward_hopper"
+    key = "hopper"
+    seal = "hopper"
+    title = "Gluon kernel"
+    elsewhere = "where TMA cannot read q, k or v"
+    launcher = "_launch_hopper"
+    own = "this Gluon kernel"
+
+    def runs_on(self, target: str) -> bool:
+        """On Hopper alone."""
+        return target == HOPPER
+
+    def why_not(self, plan: KernelPlan) -> str:
+        """Of elements, columns and segments that its instructions and tiles are not for."""
+        return without_form(plan)
+
+    def replaces(self, plan: KernelPlan) -> tuple[str, ...]:
+        """The portable kernel."""
+        return ("portable",)
+
+    def space(self, plan: KernelPlan, target: str) -> Space:
+        """Tiles of two or three consumers, and stages."""
+        space = hopper_space(plan)
+        return space if space.candidates else replace(space, why_not=why_not(plan))
+
+    def rank(
+        self, plan: KernelPlan, target: str, candidates: Sequence[KernelConfig]
+    ) -> list[KernelConfig]:
+        """By their modelled time."""
+        return rank_hopper(plan, candidates)
+
+    def usage(self, plan: KernelPlan, config: KernelConfig, target: Target) -> SramUsage:
+        """Of parameters that are contiguous as usual."""
+        return hopper_usage(plan, config)
+
+    def worst_usage(self, plan: KernelPlan, config: KernelConfig, target: Target) -> SramUsage:
+        """Of any strides and any Triton."""
+        return worst_hopper_usage(plan, config)
+
+    def source(self, plan: KernelPlan, before: Collection[str] = ()) -> str:
+        """Functions that no other kernel's stand before."""
+        return render_hopper(plan)
+
+    def digest(self, plan: KernelPlan) -> str:
+        """Over the whole source."""
+        return source_digest(render_hopper(plan))
+
+    def needs(self, plan: KernelPlan) -> Needs:
+        """A counter, and L2 for heads side by side, where tiles of queries differ in length."""
+        counts = HopperNames(plan).counts
+        return Needs(gluon=True, sms=True, counter=counts, l2=plan.tiles.uneven)
+
+    def names(self, plan: KernelPlan, choice: KernelChoice) -> Mapping[str, Any]:
+        """What the launcher knows of the kernel."""
+        names, held = HopperNames(plan), bool(choice.configs)
+        cut_by = names.cut_by if held else None
+        return {
+            "hopper": choice,
+            "hopper_limit": get_target(HOPPER).max_shared,
+            "out_columns": OUT_COLUMNS,
+            "cut_by": cut_by,
+            "cut_makes": cut_makes(plan, cut_by) if cut_by is not None else (),
+            "counts": held and names.counts,
+            "packs": held and names.packs,
+        }
+
+    def predict(
+        self, plan: KernelPlan, config: KernelConfig, target: Target, work: Workload
+    ) -> tuple[float, str]:
+        """Where it is busy all the time, no unit is waited for by name."""
+        return predict_hopper(plan, config, work), ""
+
+    def launched(
+        self, plan: KernelPlan, config: KernelConfig, target: Target, work: Workload
+    ) -> tuple[KernelConfig, int]:
+        """Heads that share keys in one tile, and two consumers where a third saves no tile."""
+        heads = heads_of_a_tile(plan, config, target, work)
+        return launched(plan, config, work, heads), heads
+
+    def visiting(self, plan: KernelPlan, config: KernelConfig) -> KernelConfig:
+        """A consumer's rows, where it leaves out tiles of keys that only others see."""
+        return visiting_rows(plan, config)
+
+    def remarks(self, plan: KernelPlan) -> tuple[str, ...]:
+        """Where tiles start."""
+        if cut_table(plan) is None:
+            return ()
+        return (
+            "the Gluon kernel starts tiles of queries where segments begin, where that saves tiles "
+            "of keys; the account has them at multiples of BLOCK_M",
+        )

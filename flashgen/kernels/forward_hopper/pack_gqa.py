@@ -1,0 +1,56 @@
+"""heads_of_a_tile, launched: what the launcher of the Gluon forward kernel makes of a call."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from flashgen.budget.matrix_units import WARP_GROUP
+from flashgen.budget.targets import Target
+from flashgen.budget.traffic import Workload
+from flashgen.config import KernelConfig
+from flashgen.kernels.forward_hopper.plan import HopperNames
+from flashgen.kernels.forward_hopper.segment_tiles import cut_table
+from flashgen.kernels.forward_hopper.shared_memory import CONSUMER_ROWS
+from flashgen.plan import KernelPlan
+
+
+def heads_of_a_tile(plan: KernelPlan, config: KernelConfig, target: Target, work: Workload) -> int:
+    """What the launcher would say of a call: a power of two, 1 where heads have their own tiles.
+
+    Heads that share keys have rows in one tile where programs then compute at least a tenth fewer
+    tiles one after another.
+    """
+    group = work.num_q_heads // work.num_kv_heads
+    most = min(group & -group, 64)
+    if most == 1 or not HopperNames(plan).packs:
+        return 1
+    apart, together = (_rounds(config, target, work, heads) for heads in (1, most))
+    return most if 10 * together <= 9 * apart else 1
+
+
+def launched(plan: KernelPlan, config: KernelConfig, work: Workload, heads: int) -> KernelConfig:
+    """The configuration of a call: of two consumers where a third one would save no tile.
+
+    Args:
+        plan: the kernel.
+        config: what the module has.
+        work: the call.
+        heads: `heads_of_a_tile` of them.
+    """
+    rows = 2 * CONSUMER_ROWS
+    if cut_table(plan) or rows >= config.BLOCK_M:
+        return config
+    if _tiles(work, rows // heads) > _tiles(work, config.BLOCK_M // heads):
+        return config
+    return replace(config, BLOCK_M=rows, num_warps=2 * WARP_GROUP)
+
+
+def _rounds(config: KernelConfig, target: Target, work: Workload, heads: int) -> int:
+    """Tiles that a program computes one after another."""
+    tiles = _tiles(work, config.BLOCK_M // heads)
+    return -(-tiles * work.batch * (work.num_q_heads // heads) // target.num_sms)
+
+
+def _tiles(work: Workload, rows: int) -> int:
+    """Tiles of a head's queries, of which each has so many."""
+    return -(-work.q_len // rows)

@@ -1,0 +1,305 @@
+"""HopperNames: what the Gluon template for Hopper needs besides the KernelPlan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+from flashgen.kernels.forward_hopper.segment_tiles import cut_table
+from flashgen.kernels.forward_hopper.shape import HopperShape, hopper_shape
+from flashgen.plan.kernel import KernelPlan
+from flashgen.plan.mask_code import Seen, columns_end, helped, seen
+from flashgen.plan.text import mentioned
+from flashgen.symbolic.tables import RowTable
+from flashgen.symbols import H
+
+#: Comparisons of the mask from which on bits of octets pay in the steps. With one, an H200 took 0.2
+#: to 2% longer (causal, d=64 and 80); with two or three, 0.4 to 6% less.
+LEAST_COMPARISONS = 2
+
+#: Columns that a tile of the output is stored in.
+OUT_COLUMNS = 128
+
+
+@dataclass(frozen=True)
+class Range:
+    """The weights that a softmax computes with, in powers of 2.
+
+    Attributes:
+        first: the largest weight of a row's first tile of keys.
+        outgrown: what the weights of a row may add up to before its reference is raised.
+        most: what they may add up to at all: beyond, the tile of queries is computed again.
+        usual: what is left of a sum where the reference is raised.
+        slack: how far scores may rise past the reference before a step that looks raises it.
+        steep: the spread of the scores in a row's first tile from which every step looks for new
+            maxima. At half of that one step does, after tiles that hide keys.
+        look: steps from one look at the sums to the next, at first.
+    """
+
+    first: int
+    outgrown: int
+    most: int
+    usual: int
+    slack: int
+    steep: int
+    look: int
+
+
+#: bfloat16 has the exponents of float32: the first weights leave room for others to be 2^152 times
+#: as large, and values up to 2^38, or for others to be 2^-62 of them. float16 ends at 2^16, and
+#: loses digits below 2^-14.
+RANGES = {
+    "bfloat16": Range(first=-64, outgrown=-40, most=88, usual=-56, slack=24, steep=150, look=16),
+    "float16": Range(first=0, outgrown=10, most=15, usual=8, slack=1, steep=26, look=4),
+}
+
+
+@dataclass(frozen=True)
+class HopperNames:
+    """What the kernel's functions hand to one another, as tuples of these names."""
+
+    plan: KernelPlan
+
+    @cached_property
+    def shape(self) -> HopperShape:
+        """The structure of the kernel."""
+        return hopper_shape(self.plan)
+
+    @cached_property
+    def cut_by(self) -> RowTable | None:
+        """Whose segments tiles of queries start at; None where they start at each BLOCK_M."""
+        return cut_table(self.plan)
+
+    @cached_property
+    def packs(self) -> bool:
+        """Whether a tile may hold rows of several heads that share keys: nothing tells them apart.
+
+        Its rows are then of as many heads as the launcher says, one head's after another's. Random
+        numbers are a head's own, and lists and segments are of whole tiles of one.
+        """
+        if self.plan.listing or self.cut_by or self.plan.dropout:
+            return False
+        spec = self.plan.spec
+        score = spec.score.traced if spec.score is not None else None
+        parts = (spec.mask.traced, score, spec.normaliser.traced_sink)
+        return not any(part is not None and H in part.sym.free_symbols for part in parts)
+
+    @cached_property
+    def call(self) -> tuple[str, ...]:
+        """What holds for the whole call."""
+        return (
+            *(("PACKED",) if self.packs else ()),
+            *("num_q_heads", "num_kv_heads", "q_len", "kv_len"),
+            *("num_tiles_m", "num_tiles", "heads_together", "lse_rows"),
+            "scale" if self.plan.reads_scale else "qk_scale",
+            *(("threshold", "kept_scale", "seed") if self.plan.dropout else ()),
+            *self.plan.kernel_arguments.names,
+            *(("tiles_ptr",) if self.plan.listing else ()),
+            *(("cuts_ptr",) if self.cut_by else ()),
+        )
+
+    @cached_property
+    def queries(self) -> tuple[str, ...]:
+        """What a consumer computes once for its queries, for all of their scores."""
+        return tuple(a.name for a in self.plan.code.scalars + self.plan.code.rows)
+
+    @cached_property
+    def score_reads(self) -> tuple[str, ...]:
+        """Of a tile's place and positions, what the score function depends on."""
+        code = self.plan.code
+        return _read((code.score, *(a.code for a in code.columns + code.elements)))
+
+    @cached_property
+    def mask_reads(self) -> tuple[str, ...]:
+        """Of a tile's place and positions, what the mask alone depends on."""
+        code = self.plan.code
+        tables = [text for table in code.tables for text in vars(table).values()]
+        names = _read((*code.conditions, *(a.code for a in code.masked), *tables))
+        return tuple(name for name in names if name not in self.score_reads)
+
+    @cached_property
+    def promise_reads(self) -> tuple[str, ...]:
+        """Of a tile's place and positions, what the mask depends on as it was written."""
+        promise = self.plan.code.promise
+        return _read(("q_idx", *promise.conditions) if promise is not None else ())
+
+    @cached_property
+    def rows_read(self) -> tuple[str, ...]:
+        """Of a tile's place and positions, what `queries` depend on."""
+        return _read(tuple(a.code for a in self.plan.code.scalars + self.plan.code.rows))
+
+    @property
+    def work(self) -> tuple[str, ...]:
+        """What the producer finds out about a tile of queries."""
+        careful = ("careful",) if self.plan.normaliser == "softmax" else ()
+        return ("visits", *self.place, *self.runs, *careful)
+
+    @property
+    def place(self) -> tuple[str, ...]:
+        """Numbers that say where a tile of queries lies."""
+        return ("batch", "head", "q_first", *(("q_last",) if self.cut_by else ()))
+
+    @cached_property
+    def runs(self) -> tuple[str, ...]:
+        """Which tiles of keys a tile of queries visits, and which of them all its queries see."""
+        tiles = self.plan.tiles
+        if tiles.listed:
+            return ("listed", "num_visits")
+        if self.cut_by:
+            places, ends = ["kv_first"], ["all_begin", "all_end"]
+        elif tiles.from_key_0:
+            places, ends = [], ["full_end"]
+        elif len(tiles.runs) == 1:
+            places, ends = ["kv_begin"], ["full_begin", "full_end"]
+        else:
+            places = [f"{name}{r.suffix}" for r in tiles.runs for name in ("kv_begin", "visits")]
+            ends = [f"{name}{r.suffix}" for r in tiles.runs for name in ("full_begin", "full_end")]
+        return tuple(places if self.skips else places + ends)
+
+    @property
+    def skips(self) -> bool:
+        """Whether a consumer leaves out tiles of keys that its own queries do not see.
+
+        That pays where a tile of queries is longer than one of keys. The producer then finds out
+        for each consumer what it visits.
+        """
+        tiles = self.plan.tiles
+        return self.shape.long_tiles and self.plan.masks and not tiles.listed and tiles.sorted
+
+    @cached_property
+    def seen(self) -> tuple[str, ...]:
+        """A consumer that skips tiles: its first and last visit; keys that all its queries see."""
+        if not self.skips:
+            return ()
+        tiles = self.plan.tiles
+        ends = ("all_end",) if tiles.from_key_0 else ("all_begin", "all_end")
+        return ("first", "last", *(f"{end}{run.suffix}" for run in tiles.runs for end in ends))
+
+    @cached_property
+    def seen_reads(self) -> frozenset[str]:
+        """Of q_first and q_last, those that `seen` depends on."""
+        texts = [t for r in self.plan.tiles.runs for t in (r.full_begin, r.full_end)]
+        return self._ends_read((*texts, *self._visits_from))
+
+    @property
+    def work_reads(self) -> frozenset[str]:
+        """Of q_first and q_last, those that the visits of a tile of queries depend on."""
+        tiles = self.plan.tiles
+        if self.skips:
+            return self._ends_read(self._visits_from)
+        return frozenset({"q_last"} if tiles.read_q_last or tiles.reduce_rows else ())
+
+    @property
+    def _visits_from(self) -> tuple[str, ...]:
+        return tuple(t for r in self.plan.tiles.runs for t in (r.begin, r.end, r.condition))
+
+    def _ends_read(self, texts: Iterable[str]) -> frozenset[str]:
+        if self.plan.tiles.reduce_rows:
+            return frozenset({"q_first", "q_last"})
+        return mentioned(("q_first", "q_last"), texts)
+
+    @property
+    def counts(self) -> bool:
+        """Whether programs take their tiles of queries from a counter.
+
+        Elsewhere each has every so many of them: no tile takes longer than another. Of a window's,
+        those where keys begin are shorter.
+        """
+        return self.plan.tiles.uneven or self.skips
+
+    @property
+    def shortest_last(self) -> bool:
+        """Whether the shortest tiles of queries, of all heads, come after all others.
+
+        They fill up the time of programs that wait for the last long ones. Shorter tiles are so
+        many that a group of heads leaves little; of lists and segments none knows which are short.
+        """
+        known = not (self.plan.listing or self.cut_by)
+        return known and self.shape.long_tiles and self.plan.bounds.longest_first != "even"
+
+    @property
+    def growth(self) -> tuple[str, ...]:
+        """Where a softmax notes that weights have outgrown their maxima."""
+        # A tile that ends by itself says so by the barrier that frees its numbers.
+        return ("votes", "outgrown", *(("checked",) if self.shape.flat else ()))
+
+    @cached_property
+    def visits(self) -> str:
+        """How many tiles of keys a tile of queries visits, in terms of `runs`."""
+        tiles = self.plan.tiles
+        if tiles.listed:
+            return "num_visits"
+        if self.cut_by:
+            return "gl.cdiv(some_end - kv_first, BLOCK_N)"
+        if tiles.from_key_0:
+            return "kv_end"
+        if len(tiles.runs) == 1:
+            return "kv_end - kv_begin"
+        return f"visits{tiles.runs[-1].suffix}"
+
+    @cached_property
+    def masks(self) -> bool:
+        """Whether there is something to compute for a masked tile."""
+        return bool(self.plan.code.conditions or self.plan.checks_kv_len)
+
+    @cached_property
+    def hidden(self) -> Seen:
+        """What a masked tile shows, pair by pair or by octets of columns.
+
+        Tables of blocks are read pair by pair.
+        """
+        code = self.plan.code
+        of_keys = (columns_end("kv"),) * self.plan.checks_kv_len
+        octets = ("",) * len(code.octets) if code.tables else code.octets
+        conditions = (*of_keys, *zip(code.conditions, octets, strict=True))
+        rows = ("q_idx", *(line.name for line in code.rows))
+        least = LEAST_COMPARISONS + self.plan.checks_kv_len  # which hides in the last tile alone
+        return seen(conditions, "kv_idx", rows, least=least)
+
+    @property
+    def of_octets(self) -> Seen:
+        """What is computed for octets of columns: of that, and of the mask as it was written."""
+        code = self.plan.code
+        return self.hidden if code.tables else helped(self.hidden, "q_idx", code.promise)
+
+    @cached_property
+    def hidden_reads(self) -> tuple[str, ...]:
+        """Of a tile's place and positions, what bits of octets depend on."""
+        return tuple(n for n in _read(self.hidden.octets) if n != "q_idx" or n in self.hidden.rows)
+
+    @property
+    def changes_scores(self) -> bool:
+        """Whether the softmax sees anything but the raw products."""
+        return self.masks or bool(self.plan.code.score)
+
+    @property
+    def changes_steps(self) -> bool:
+        """Whether scores change beyond a tile's first step, which holds the end of the keys."""
+        return self.plan.masks or bool(self.plan.code.score)
+
+    @property
+    def steps_read_keys(self) -> bool:
+        """Whether a step has to know which keys it is of."""
+        return self.changes_steps or self.plan.dropout
+
+    @property
+    def splits_steps(self) -> bool:
+        """Whether masked steps have code of their own: it pays where the special unit is busy."""
+        return self.plan.masks and self.plan.code.uses_tanh and self.shape.splits
+
+    @cached_property
+    def descriptors(self) -> tuple[str, ...]:
+        """The kernel's tensor descriptors."""
+        qk, v = self.plan.qk_parts, self.plan.v_parts
+        tensors = (("q", qk), ("k", qk), ("v", v), ("out", v))
+        return tuple(f"{name}_desc{part.suffix}" for name, parts in tensors for part in parts)
+
+
+def _read(texts: Iterable[str]) -> tuple[str, ...]:
+    """Names of a tile's place and positions in texts; q_idx is made from q_first."""
+    names = ("batch", "head", "q_first", "q_idx")
+    found = mentioned(names, texts)
+    if "q_idx" in found:
+        found |= {"q_first"}
+    return tuple(name for name in names if name in found)

@@ -1,0 +1,198 @@
+"""hopper_space, rank_hopper: the configurations of the Gluon kernel for Hopper, the best first.
+
+Beside it there is always the portable kernel: what the Gluon kernel cannot do, or does badly, is
+left to that one. `why_not` says so in words.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from itertools import product
+
+from flashgen.budget.roofline import SHARPNESS, step_clocks
+from flashgen.budget.traffic import Workload, traffic
+from flashgen.config import KernelConfig
+from flashgen.kernels.base import Space
+from flashgen.kernels.forward_hopper.pack_gqa import heads_of_a_tile
+from flashgen.kernels.forward_hopper.segment_tiles import cut_table
+from flashgen.kernels.forward_hopper.shared_memory import (
+    CONSUMER_REGISTERS,
+    CONSUMER_ROWS,
+    TARGET,
+    live_registers,
+    partitions,
+    spills,
+    visiting_rows,
+    worst_hopper_usage,
+)
+from flashgen.kernels.workload import typical_workload, usual_lengths
+from flashgen.plan import KernelPlan
+
+#: What a spec leaves open. A second buffer lets keys arrive while others are multiplied; more than
+#: four wait for nothing that would come.
+USUAL = {
+    "BLOCK_M": tuple(CONSUMER_ROWS * consumers for consumers in CONSUMER_REGISTERS),
+    "BLOCK_N": (64, 128),
+    "num_stages": (2, 3, 4),
+}
+
+# Rows of 64 take a warp group, of four warps.
+ROWS_OF_A_WARP = CONSUMER_ROWS // 4
+
+# Columns that one wgmma computes, and that one copy by TMA has, at most.
+WIDEST_SEGMENT = 256
+
+# Instructions of a step that do not depend on its columns, by machine code: those of a consumer's
+# step over 64 and over 128 keys are 200 and 315 at d=128, 480 and 870 with dropout at d=64.
+STEP_INSTRUCTIONS = 85
+
+# Clocks of a step besides its instructions, in which consumers hand turns on and meet barriers; and
+# of a tile of queries outside its loop, most of which runs beside the loop of another consumer.
+STEP_CLOCKS = 200
+TILE_CLOCKS = 1000
+
+# How sharply the busiest unit decides, by the number of consumers: with a third one another unit
+# rarely waits for its turn.
+CONSUMER_SHARPNESS = {2: SHARPNESS, 3: 3.5}
+
+
+def why_not(plan: KernelPlan) -> str:
+    """Why a kernel has no Gluon form; ``""`` where it has one."""
+    if reason := without_form(plan):
+        return reason
+    space = hopper_space(plan)
+    if space.candidates:
+        return ""
+    # Of several, the one that the fewest numbers would have to change for: it fails last.
+    config, reason = max(space.rejected, key=lambda pair: _steps_passed(plan, pair[0]))
+    return f"{config}: {reason}"
+
+
+def without_form(plan: KernelPlan) -> str:
+    """Why no configuration would do; ``""`` where one might."""
+    if TARGET.name not in plan.targets:
+        return f"{TARGET.name} is not among the targets"
+    if plan.dropout and cut_table(plan):
+        return "with dropout, tiles start at multiples of 16, not at segments"
+    if plan.itemsize != 2:
+        return f"{plan.torch_dtype}: its tiles are of 16-bit elements"
+    widest = max(*plan.qk_segments, *plan.v_segments)
+    if widest > WIDEST_SEGMENT:
+        return f"{widest} columns in one piece: its instructions take {WIDEST_SEGMENT}"
+    return ""
+
+
+def hopper_space(plan: KernelPlan) -> Space:
+    """The candidates of the Gluon kernel; none where it has no such form."""
+    if without_form(plan):
+        return Space((), ())
+    reasons = {config: _rejects(plan, config) for config in _all(plan)}
+    return Space(
+        candidates=tuple(config for config, reason in reasons.items() if not reason),
+        rejected=tuple((config, reason) for config, reason in reasons.items() if reason),
+    )
+
+
+def rank_hopper(plan: KernelPlan, candidates: Iterable[KernelConfig]) -> list[KernelConfig]:
+    """The candidates, fastest first, by their modelled time over the workloads of measuring.
+
+    Of those that the model cannot tell apart, which differ in stages, the deepest loads first.
+    """
+    workloads = [typical_workload(plan, length) for length in usual_lengths(plan)]
+
+    def seconds(config: KernelConfig) -> float:
+        return math.prod(predict_hopper(plan, config, work) for work in workloads)
+
+    return sorted(candidates, key=lambda config: (seconds(config), -config.num_stages, config))
+
+
+def predict_hopper(plan: KernelPlan, config: KernelConfig, work: Workload) -> float:
+    """The time of the Gluon kernel in seconds, without what its launch takes.
+
+    One consumer computes while another waits, so a step costs what its busiest unit needs, and a
+    little more where several come close; nothing waits for loads. Larger tiles are faster, as they
+    have fewer steps, but for what they compute of keys that the mask hides.
+    """
+    heads = heads_of_a_tile(plan, config, TARGET, work)
+    account = traffic(plan, config, TARGET, work, heads_of_a_tile=heads)
+    costs = dict(vars(step_clocks(plan, config, TARGET, account)))
+    consumers = config.BLOCK_M // CONSUMER_ROWS
+    costs["arithmetic"] += STEP_INSTRUCTIONS * consumers  # one of its warps to a scheduler
+    sharpness = CONSUMER_SHARPNESS[consumers]
+    mean = float(sum(cost**sharpness for cost in costs.values()) ** (1 / sharpness))
+    steps = _steps(plan, config, work, heads)
+    clocks = steps * (mean + STEP_CLOCKS) + account.programs * TILE_CLOCKS
+    seconds = clocks / TARGET.num_sms / (TARGET.clock_ghz * 1e9)
+    return max(seconds, account.dram_bytes / (TARGET.dram_gbps * 1e9))
+
+
+def _steps(plan: KernelPlan, config: KernelConfig, work: Workload, heads: int) -> float:
+    """Steps of all programs: a consumer that leaves tiles of keys out has fewer of its own."""
+    own = visiting_rows(plan, config)
+    account = traffic(plan, own, TARGET, work, heads_of_a_tile=heads)
+    return (account.full_tiles + account.masked_tiles) * own.BLOCK_M / config.BLOCK_M
+
+
+def _all(plan: KernelPlan) -> Iterator[KernelConfig]:
+    """The product of the spec's choices and, where it makes none, of the usual numbers."""
+    chosen = {name: plan.spec.blocks.choices(name) or values for name, values in USUAL.items()}
+    for block_m, block_n, stages in product(*chosen.values()):
+        for warps in plan.spec.blocks.choices("num_warps") or (block_m // ROWS_OF_A_WARP,):
+            yield KernelConfig(block_m, block_n, warps, stages)
+
+
+def _rejects(plan: KernelPlan, config: KernelConfig) -> str:
+    """Why a configuration is no candidate, by the first rule that says so; ``""`` for none."""
+    return next(filter(None, (rule(plan, config) for rule in RULES)), "")
+
+
+def _steps_passed(plan: KernelPlan, config: KernelConfig) -> int:
+    """How many rules a rejected configuration passes before one turns it down."""
+    return next(i for i, rule in enumerate(RULES) if rule(plan, config))
+
+
+def _no_such_rows(plan: KernelPlan, config: KernelConfig) -> str:
+    if config.BLOCK_M not in USUAL["BLOCK_M"]:
+        rows = " or ".join(map(str, USUAL["BLOCK_M"]))
+        return f"it computes {rows} query rows at a time"
+    return ""
+
+
+def _no_such_warps(plan: KernelPlan, config: KernelConfig) -> str:
+    needed = config.BLOCK_M // ROWS_OF_A_WARP
+    return f"{config.BLOCK_M} query rows take {needed} warps" if config.num_warps != needed else ""
+
+
+def _no_second_stage(plan: KernelPlan, config: KernelConfig) -> str:
+    if config.num_stages < 2:
+        return "one stage loads no keys while others are multiplied"
+    return ""
+
+
+def _lists_powers_of_two(plan: KernelPlan, config: KernelConfig) -> str:
+    if plan.listing and config.BLOCK_M & (config.BLOCK_M - 1):
+        return "key tiles are listed for query tiles whose rows are a power of two"
+    return ""
+
+
+def _spills(plan: KernelPlan, config: KernelConfig) -> str:
+    if spills(plan, config):
+        live, limit = live_registers(plan, config), partitions(config)[0].registers
+        return f"a step keeps {live} of a consumer's {limit} registers busy: it would spill"
+    return ""
+
+
+def _does_not_fit(plan: KernelPlan, config: KernelConfig) -> str:
+    return worst_hopper_usage(plan, config).shortage(TARGET.name)
+
+
+#: Why not, from what the kernel is made for to what it needs.
+RULES = (
+    _no_such_rows,
+    _no_such_warps,
+    _no_second_stage,
+    _lists_powers_of_two,
+    _spills,
+    _does_not_fit,
+)

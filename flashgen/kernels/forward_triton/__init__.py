@@ -1,0 +1,1 @@
+"""The portable forward kernel, in Triton."""

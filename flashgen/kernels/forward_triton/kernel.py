@@ -1,0 +1,72 @@
+"""ForwardTriton: the portable forward kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from flashgen.budget.targets import Target
+from flashgen.budget.traffic import Workload
+from flashgen.budget.usage import SramUsage
+from flashgen.codegen.digest import source_digest
+from flashgen.codegen.environment import environment
+from flashgen.config import KernelChoice, KernelConfig
+from flashgen.kernels.base import ForwardKernel, Space
+from flashgen.kernels.forward_triton.rank import predict, rank
+from flashgen.kernels.forward_triton.shared_memory import sram_usage, worst_usage
+from flashgen.kernels.forward_triton.space import search_space
+from flashgen.plan import KernelPlan
+
+
+def render_kernel(plan: KernelPlan) -> str:
+    """The Triton functions of the forward kernel, `_attention_forward` last."""
+    return environment().get_template("forward_triton/kernel.py.jinja").render(plan=plan)
+
+
+class ForwardTriton(ForwardKernel):
+    """FlashAttention-2's order, for every target and plan."""
+
+    name = "forward_triton"
+    key = "portable"
+    seal = "kernel"
+    title = "portable kernel"
+    fallback = True
+    launcher = "_launch"
+    own = "this kernel"
+
+    def space(self, plan: KernelPlan, target: str) -> Space:
+        """Tiles, warps and stages that fit, but for those that a rule turns down."""
+        return search_space(plan, target)
+
+    def rank(
+        self, plan: KernelPlan, target: str, candidates: Sequence[KernelConfig]
+    ) -> list[KernelConfig]:
+        """By their modelled time."""
+        return [config for config, _ in rank(plan, target, candidates)]
+
+    def usage(self, plan: KernelPlan, config: KernelConfig, target: Target) -> SramUsage:
+        """As the target copies tiles."""
+        return sram_usage(plan, config, target)
+
+    def worst_usage(self, plan: KernelPlan, config: KernelConfig, target: Target) -> SramUsage:
+        """Of both ways to copy tiles."""
+        return worst_usage(plan, config, target)
+
+    def source(self, plan: KernelPlan, before: Collection[str] = ()) -> str:
+        """The functions that other kernels in Triton call too, then its own."""
+        return render_kernel(plan)
+
+    def digest(self, plan: KernelPlan) -> str:
+        """Over the whole source."""
+        return source_digest(render_kernel(plan))
+
+    def names(self, plan: KernelPlan, choice: KernelChoice) -> Mapping[str, Any]:
+        """Its configurations."""
+        return {"chosen": choice.configs}
+
+    def predict(
+        self, plan: KernelPlan, config: KernelConfig, target: Target, work: Workload
+    ) -> tuple[float, str]:
+        """From its instructions and bytes."""
+        prediction = predict(plan, config, target, work)
+        return prediction.seconds, prediction.bound

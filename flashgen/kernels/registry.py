@@ -1,0 +1,47 @@
+"""KERNELS: the kernels that there are. To add one is to add its folder and a line here."""
+
+from __future__ import annotations
+
+from flashgen.kernels.backward_hopper.kernel import BackwardHopper
+from flashgen.kernels.backward_hopper_split.kernel import BackwardHopperSplit
+from flashgen.kernels.backward_triton.kernel import BackwardTritonKeys, BackwardTritonQueries
+from flashgen.kernels.base import Kernel
+from flashgen.kernels.forward_hopper.kernel import ForwardHopper
+from flashgen.kernels.forward_triton.kernel import ForwardTriton
+from flashgen.plan import KernelPlan
+
+#: Of each pass, the one that runs where it can comes first: so they are measured, and shown.
+KERNELS: tuple[Kernel, ...] = (
+    ForwardHopper(),
+    ForwardTriton(),
+    BackwardHopper(),
+    BackwardHopperSplit(),
+    BackwardTritonKeys(),
+    BackwardTritonQueries(),
+)
+
+
+def keys() -> tuple[str, ...]:
+    """What the kernels are called in tables and results; some of them share a key."""
+    return tuple(dict.fromkeys(kernel.key for kernel in KERNELS))
+
+
+def kernels_of(plan: KernelPlan) -> dict[str, Kernel]:
+    """For each key the kernel that serves a plan, or else the first one, which says why not."""
+    found: dict[str, Kernel] = {}
+    for kernel in KERNELS:
+        other = found.setdefault(kernel.key, kernel)
+        if other is not kernel and other.why_not(plan) and not kernel.why_not(plan):
+            found[kernel.key] = kernel
+    return found
+
+
+def with_key(key: str) -> Kernel:
+    """The first kernel of a key: for what all that share it have in common."""
+    return next(kernel for kernel in KERNELS if kernel.key == key)
+
+
+def module_order() -> tuple[str, ...]:
+    """The keys as modules list them: of each pass, kernels for every plan before the others."""
+    order = {k.key: (k.gradients, not k.fallback) for k in reversed(KERNELS)}
+    return tuple(sorted(keys(), key=lambda key: order[key]))
