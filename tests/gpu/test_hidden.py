@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from types import ModuleType
 
 import pytest
@@ -39,20 +40,56 @@ def _ids() -> torch.Tensor:
     return ids.masked_fill(torch.arange(LENGTH) >= torch.tensor(SHOWN)[:, None], -1)
 
 
-@pytest.mark.parametrize("name", SPECS)
-def test_forward(name: str) -> None:
-    spec, module = SPECS[name], _module(name)
+def _call(name: str) -> tuple[list[torch.Tensor], dict[str, torch.Tensor], torch.Tensor]:
+    """(q, k, v and a gradient of the output, what the mask reads, rows that are shown)."""
+    spec = SPECS[name]
     generator = torch.Generator("cuda").manual_seed(0)
-    shape = (BATCH, HEADS, LENGTH, spec.qk_head_dim)
-    dtype = getattr(torch, spec.dtype)
-    q, k, v = (torch.randn(shape, generator=generator, device="cuda", dtype=dtype) for _ in "qkv")
+    shape, dtype = (BATCH, HEADS, LENGTH, spec.qk_head_dim), getattr(torch, spec.dtype)
+    tensors = [
+        torch.randn(shape, generator=generator, device="cuda", dtype=dtype) for _ in range(4)
+    ]
     lengths = torch.tensor(SHOWN, dtype=torch.int32, device="cuda")
     given = {"document_ids": _ids().cuda()} if name == "documents" else {"lengths": lengths}
-    shown = (torch.arange(LENGTH, device="cuda") < lengths[:, None])[:, None, :, None]
-    clean = module.attention(q, k, v, return_lse=True, **given)
-    # The mask of "keys" shows something to every query.
-    queries = q if name == "keys d64" else q.where(shown, torch.nan)
-    dirty = (queries, *(x.where(shown, torch.nan) for x in (k, v)))
-    found = module.attention(*dirty, return_lse=True, **given)
+    return (
+        tensors,
+        given,
+        (torch.arange(LENGTH, device="cuda") < lengths[:, None])[:, None, :, None],
+    )
+
+
+def _dirty(name: str, tensors: list[torch.Tensor], shown: torch.Tensor) -> list[torch.Tensor]:
+    """NaN in hidden rows; the mask of "keys" shows something to every query."""
+    q, k, v, grad_out = (x.where(shown, torch.nan) for x in tensors)
+    return [tensors[0], k, v, tensors[3]] if name == "keys d64" else [q, k, v, grad_out]
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_forward(name: str) -> None:
+    module, (tensors, given, shown) = _module(name), _call(name)
+    clean, found = (
+        module.attention(*x[:3], return_lse=True, **given)
+        for x in (tensors, _dirty(name, tensors, shown))
+    )
     for x, y in zip(clean, found, strict=True):
         assert torch.equal(x, y)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("name", SPECS)
+def test_backward(name: str, deterministic: bool) -> None:
+    spec = replace(SPECS[name], deterministic=deterministic)
+    module = rendered_module(spec, hopper=True)
+    tensors, given, shown = _call(name)
+    grads = []
+    for x in (tensors, _dirty(name, tensors, shown)):
+        leaves = [t.detach().requires_grad_() for t in x[:3]]
+        grads.append(torch.autograd.grad(module.attention(*leaves, **given), leaves, x[3]))
+    hidden = [name == "keys d64", False, False]
+    for clean, dirty, all_shown in zip(*grads, hidden, strict=True):
+        assert torch.isfinite(dirty).all()
+        if deterministic:
+            assert torch.equal(clean, dirty)
+        else:  # what TMA adds up comes in any order
+            assert torch.allclose(clean.float(), dirty.float(), atol=2e-2, rtol=2e-2)
+        if not all_shown:
+            assert (dirty.where(~shown, 0.0) == 0).all()
