@@ -417,3 +417,20 @@ def test_ordinary_numbers(name: str) -> None:
     check_kernel(_module(name), SPECS[name], _case(SPECS[name]))
     if not SPECS[name].dropout:
         check_backward(_module(name), SPECS[name], _case(SPECS[name]))
+
+
+def test_rows_behind_a_tile_of_documents_change_nothing() -> None:
+    """A tile of queries that ends with its document is loaded with rows behind it, here of NaN."""
+    spec = AttentionSpec(128, "bfloat16", mask=document() & causal())
+    module = rendered_module(spec, hopper=True, edit_source=interpreted)
+    ids = torch.arange(1000, dtype=torch.int32)[None] // 150
+    ids[:, 667:] = -1
+    tensors = inputs(Case(1000, 1000, params={"document_ids": ids}), spec, torch.bfloat16)
+    shown = (ids != -1)[:, None, :, None]
+    config = dict(module.HOPPER_CONFIG)
+    found = (
+        module._launch_hopper(*x, 128**-0.5, ids, config)
+        for x in (tensors, [x.where(shown, torch.nan) for x in tensors])
+    )
+    for x, y in zip(*found, strict=True):
+        assert torch.equal(x, y)
