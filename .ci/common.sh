@@ -29,8 +29,8 @@ environment() {
   fi
   command -v chromedriver >/dev/null || echo "no Chromium here: tests marked 'browser' are skipped"
   # A test process for each core; threads of their own would only wait for one another. (nproc
-  # itself goes by OMP_NUM_THREADS, so it comes first.)
-  in_parallel=(-n "$(nproc)" --dist worksteal -q --durations=20)
+  # itself goes by OMP_NUM_THREADS.)
+  in_parallel=(-n "$(env -u OMP_NUM_THREADS nproc)" --dist worksteal -q --durations=20)
   export OMP_NUM_THREADS=1
   # Bytecode of the tests and of flashgen is kept for the many processes that import them.
   unset PYTHONDONTWRITEBYTECODE
