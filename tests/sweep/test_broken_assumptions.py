@@ -112,7 +112,7 @@ def test_a_gradient_of_the_output_whose_rows_are_far_apart() -> None:
         assert torch.equal(of_far, of_near)
 
 
-_SHOWN = Tensor("shown", (None,), "bool")
+_SHOWN = Tensor("seen_keys", (None,), "bool")
 _BIAS = Tensor("bias", ("num_q_heads", None))
 _KNOWN = Constant("by_distance", [0.5, -0.5, 1.0])
 
@@ -142,7 +142,7 @@ def test_elements_outside_of_a_table_are_0(kernel: str) -> None:
     scores = q.double() @ k.double().mT * 64**-0.5 + of_key + of_pair
     scores[..., :30].masked_fill_(shown, -torch.inf)
     expected, expected_lse = scores.softmax(-1) @ v.double(), scores.logsumexp(-1)
-    given = {"bias": bias, "shown": shown}
+    given = {"bias": bias, "seen_keys": shown}
     values = [given[param.name] for param in OUTSIDE.params]
     if kernel == "reference":
         out, lse = module.reference(q, k, v, **given, return_lse=True)

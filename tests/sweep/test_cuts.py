@@ -31,7 +31,7 @@ def _cut(ids: torch.Tensor, batch: int, chunk: int, block_m: int) -> tuple[torch
     steps, programs = length.bit_length(), 1 + -(-ids.numel() // chunk)
     unordered = torch.full((*ids.shape[:-1], 1), -7, dtype=torch.int32)
     args = (cuts, begin, unordered, ids, batch, length, ids.numel(), steps)
-    _module()._cut_queries[(programs,)](*args, block_m, chunk, True, True)
+    _module()._cut_queries[(programs,)](*args, block_m, chunk, True, 12345, True)
     return begin, unordered, cuts
 
 

@@ -237,9 +237,9 @@ def _case_of_gradients(name: str) -> Case:
 def _source(name: str) -> tuple[str, dict[str, int | bool]]:
     """A module with Gluon kernels, and the configuration of the backward ones."""
     plan = lower(GRADIENTS[name], name)
-    chosen = any_hopper_backward(plan)
-    assert chosen.config is not None, chosen.why_not
-    return rendered(plan, any_hopper(plan), chosen), chosen.config.config.as_dict()
+    choice = any_hopper_backward(plan)
+    [chosen] = choice["hopper_backward"].configs.values()
+    return rendered(plan, any_hopper(plan), choice), chosen.config.as_dict()
 
 
 def _gradients_in_gluon(name: str, hidden: float, edit: Callable[[str], str] = str) -> Gradients:

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from flashgen.errors import ValidationError
-from flashgen.kernels.forward_triton.space import search_space
+from flashgen.kernels.registry import with_key
 from flashgen.loader import Variant
 from flashgen.masks import causal, sliding_window
 from flashgen.params import Int, Tensor
@@ -167,8 +167,9 @@ def refusal(target, **blocks):
     """What is said of blocks of a causal head_dim=256 that no target has room for."""
     spec = AttentionSpec(head_dim=256, mask=causal(), blocks=Blocks(**blocks))
     plan = lower(spec, "tiny")
-    rejected = search_space(plan, target).rejected
-    return str(unfit(Variant("tiny", spec, "specs/tiny.py"), plan, target, rejected))
+    kernel = with_key("portable")
+    rejected = kernel.space(plan, target).rejected
+    return str(unfit(Variant("tiny", spec, "specs/tiny.py"), plan, kernel, target, rejected))
 
 
 def test_blocks_that_do_not_fit_with_the_largest_that_do():
@@ -195,7 +196,7 @@ def test_where_no_block_n_helps_other_blocks_are_named():
 
 
 def test_where_nothing_fits_the_target_has_to_go(monkeypatch):
-    monkeypatch.setattr("flashgen.validate.fits", lambda *arguments: False)
+    monkeypatch.setattr("flashgen.validate.TILE_SIDES", ())
     monkeypatch.setattr("flashgen.validate.largest_fitting", lambda *arguments: None)
     message = refusal("sm_86", BLOCK_M=256, BLOCK_N=64, num_stages=2)
     assert message.endswith(". No smaller blocks fit: leave sm_86 out of targets.")
