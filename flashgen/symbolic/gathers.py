@@ -12,6 +12,7 @@ order goes by none of this: `Predicate.unordered` says so when it runs.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import permutations
@@ -33,6 +34,7 @@ _SWAPPED = {
 }  # fmt: skip
 
 
+@functools.lru_cache(1024)
 def with_row_tables(predicate: Predicate, roles: Roles = KEYS_OF_ROWS) -> Predicate:
     """The predicate with every comparison that row tables can stand for rewritten to read them.
 

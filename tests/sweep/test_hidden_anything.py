@@ -176,6 +176,17 @@ def test_forward_in_gluon(name: str, poison: str) -> None:
     assert _forward_in_gluon(name, POISON[poison]) == [True, True]
 
 
+def _slip(right: str, wrong: str) -> Callable[[str], str]:
+    """Puts a wrong text in the place of a right one; ValueError where there is none."""
+
+    def edit(source: str) -> str:
+        if right not in source:
+            raise ValueError(f"the kernel no longer reads so: {right}")
+        return source.replace(right, wrong)
+
+    return edit
+
+
 #: Slips in what notes and clears: (the variant, what stands there, what stands there instead).
 SLIPS = {
     "nothing is cleared": ("keys", "if first > ALL_SHOWN:", "if first > 2**30:"),
@@ -194,13 +205,8 @@ SLIPS = {
 def test_slips_in_gluon_are_found(slip: str) -> None:
     name, right, wrong = SLIPS[slip]
 
-    def edit(source: str) -> str:
-        if right not in source:
-            raise ValueError(f"the kernel no longer reads so: {right}")
-        return source.replace(right, wrong)
-
     try:
-        held = _forward_in_gluon(name, torch.nan, edit)
+        held = _forward_in_gluon(name, torch.nan, _slip(right, wrong))
     except AssertionError:  # the machine's: read without a fence
         return
     assert held != [True, True]
@@ -322,13 +328,8 @@ BACKWARD_SLIPS = {
 def test_slips_in_gluon_gradients_are_found(slip: str) -> None:
     name, right, wrong = BACKWARD_SLIPS[slip]
 
-    def edit(source: str) -> str:
-        if right not in source:
-            raise ValueError(f"the kernel no longer reads so: {right}")
-        return source.replace(right, wrong)
-
     with pytest.raises(AssertionError):  # also the machine's: read without a fence, a deadlock
-        _hold_gradients(name, _gradients_in_gluon(name, torch.nan, edit))
+        _hold_gradients(name, _gradients_in_gluon(name, torch.nan, _slip(right, wrong)))
 
 
 _DOCUMENTS = [name for name in SPECS if name.startswith("documents")]
