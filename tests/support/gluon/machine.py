@@ -43,7 +43,7 @@ class Role:
         self.num_warps = num_warps
         self.products: list[Any] = []
         self.stores: list[Callable[[], None]] = []
-        self.unfenced: list[Written] = []
+        self.unfenced: set[Written] = set()
         self.ready: Callable[[], bool] = lambda: True
         self.course: greenlet | None = None
         self.rank = program.random.random()

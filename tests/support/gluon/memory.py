@@ -69,15 +69,17 @@ class Shared:
         assert value.data.dtype == self.data.dtype, f"{value.data.dtype} into {self.data.dtype}"
         before = _bits(self.data)
         self.data.copy_(value.data)
-        if not torch.equal(_bits(self.data), before):
-            role().unfenced.append(Written(self.addresses))
-        else:  # whose fence it is does not matter
-            role().unfenced += [w for w in _unfenced() if w.addresses == self.addresses]
+        there = {w for w in _unfenced() if w.addresses == self.addresses}
+        if torch.equal(_bits(self.data), before):
+            role().unfenced |= there  # whose fence it is does not matter
+        else:
+            role().unfenced -= there
+            role().unfenced.add(Written(self.addresses))
         pause()
 
 
-def _unfenced() -> list[Written]:
-    return [w for one in program().roles for w in one.unfenced if not w.fenced]
+def _unfenced() -> set[Written]:
+    return {w for one in program().roles for w in one.unfenced if not w.fenced}
 
 
 def _bits(data: torch.Tensor) -> torch.Tensor:
