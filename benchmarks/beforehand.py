@@ -60,18 +60,20 @@ def prepare(cells: Sequence[Drawn], peer: str, folder: Path, device_type: str = 
     device = torch.device(device_type)
     for cell in cells:
         try:
+            if device_type == "cuda":  # also after a call that did not end well
+                torch.cuda.empty_cache()
             attention, inputs = attention_of(cell, device), make_inputs(cell, device)
             with torch.no_grad():
                 if peer == OWN:
                     own_module(cell, folder, target()).attention(*inputs, **attention.parameters)
-                    continue
-                with PEERS[peer](cell, attention, inputs) as call:
-                    call()
+                else:
+                    with PEERS[peer](cell, attention, inputs) as call:
+                        call()
+            if device_type == "cuda":  # what a kernel did wrong is told of this cell
+                torch.cuda.synchronize()
+                torch.cuda.empty_cache()
         except Exception as error:
             return f"{cell.name}, {peer}: {type(error).__name__}: {error}".splitlines()[0]
-        finally:
-            if device_type == "cuda":
-                torch.cuda.empty_cache()
     return ""
 
 
@@ -113,7 +115,10 @@ class Workers:
         if late:
             self._end()
             return [f"{len(late)} were not compiled in time"]
-        return [problem for problem in map(self._problem, futures) if problem]
+        problems = [problem for problem in map(self._problem, futures) if problem]
+        if any("CUDA error" in problem for problem in problems):  # its process is of no more use
+            self._end()
+        return problems
 
     def _problem(self, future: Future[str]) -> str:
         try:
