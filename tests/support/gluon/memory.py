@@ -57,7 +57,8 @@ class Shared:
         return Shared(data.view(list(shape)))
 
     def load(self, layout: Layout | None = None) -> Block:
-        """What is in it."""
+        """What is in it; somebody has to have written whole numbers."""
+        assert not (self.data == nobodys(self.data.dtype)).any(), "read before it was written to"
         return Block(self.data.clone())
 
     def store(self, value: Block) -> None:
@@ -86,9 +87,19 @@ def _bits(data: torch.Tensor) -> torch.Tensor:
     return data.clone().view(torch.uint8)
 
 
+def nobodys(dtype: torch.dtype) -> Any:
+    """What memory holds that nobody has written to: NaN, or an odd number.
+
+    Not -1, which `max(0, x)` would hide.
+    """
+    if dtype.is_floating_point:
+        return torch.nan
+    return dtype == torch.bool or torch.iinfo(dtype).max // 3 * 2
+
+
 def poison(data: torch.Tensor) -> None:
-    """Fills with what gives itself away: NaN, or -1."""
-    data.fill_(torch.nan if data.is_floating_point() else -1)
+    """Fills with what gives itself away."""
+    data.fill_(nobodys(data.dtype))
 
 
 def fence() -> None:
