@@ -662,30 +662,39 @@ def _consumer(
     kv_count = 0  # tiles of keys
     mbarrier.wait(work_full.index(0), 0)
     visits = _handed_over(0, q_count, slots)
-    place = (slots, q_count)
-    careful = _handed_over(4, q_count, slots)
-    queries = _queries(place, call, NUMBER, ROWS)
-    first = _handed_over(3 * NUMBER + 5, q_count, slots)
-    last = _handed_over(3 * NUMBER + 6, q_count, slots)
-    for _ in range(visits - 1 - first):
-        _skip(kv_count, barriers, NUM_STAGES)
-        kv_count += 1
-    mbarrier.wait(q_full.index(NUMBER), 0)
-    number = NUMBER
-    q = _queries_of(q_tiles, NUMBER)
-    k_stage, k_phase = _stage(kv_count, NUM_STAGES)
-    mbarrier.wait(kv_full.index(k_stage), k_phase)
-    scores_0 = _start_scores(q, k_tiles, k_stage, 0, SCORES)
-    scores_0 = warpgroup_mma_wait(0, deps=(scores_0,))
-    mbarrier.arrive(kv_empty.index(k_stage), count=1)
-    tile, masked = _visited_tile(first, place, call, NUMBER, BLOCK_N)
-    start_n = tile * BLOCK_N
-    m_i, l_i, weights, growing = _first_weights(
-        scores_0, start_n, masked, place, queries, call, careful, votes.index(NUMBER), NUMBER, ROWS
-    )
     acc = gl.zeros([64, 128], gl.float32, OUT)
     while visits > 0:
         place = (slots, q_count)
+        careful = _handed_over(4, q_count, slots)
+        queries = _queries(place, call, NUMBER, ROWS)
+        first = _handed_over(3 * NUMBER + 5, q_count, slots)
+        last = _handed_over(3 * NUMBER + 6, q_count, slots)
+        for _ in range(visits - 1 - first):
+            _skip(kv_count, barriers, NUM_STAGES)
+            kv_count += 1
+        k_stage, k_phase = _stage(kv_count, NUM_STAGES)
+        q_stage, q_phase = _stage(q_count, 2)
+        number = q_stage * CONSUMERS + NUMBER
+        mbarrier.wait(q_full.index(number), q_phase)
+        q = _queries_of(q_tiles, number)
+        mbarrier.wait(kv_full.index(k_stage), k_phase)
+        scores_0 = _start_scores(q, k_tiles, k_stage, 0, SCORES)
+        scores_0 = warpgroup_mma_wait(0, deps=(scores_0,))
+        mbarrier.arrive(kv_empty.index(k_stage), count=1)
+        tile, masked = _visited_tile(first, place, call, NUMBER, BLOCK_N)
+        start_n = tile * BLOCK_N
+        m_i, l_i, weights, growing = _first_weights(
+            scores_0,
+            start_n,
+            masked,
+            place,
+            queries,
+            call,
+            careful,
+            votes.index(NUMBER),
+            NUMBER,
+            ROWS,
+        )
         begun = 0  # whether values of this tile are in acc, or still those of another
         kv_count += 1
         k_stage, k_phase = _stage(kv_count, NUM_STAGES)
@@ -783,37 +792,6 @@ def _consumer(
         slot, phase = _stage(q_count, 2)
         mbarrier.wait(work_full.index(slot), phase)
         visits = _handed_over(0, q_count, slots)
-        place = (slots, q_count)
-        careful = _handed_over(4, q_count, slots)
-        queries = _queries(place, call, NUMBER, ROWS)
-        first = _handed_over(3 * NUMBER + 5, q_count, slots)
-        last = _handed_over(3 * NUMBER + 6, q_count, slots)
-        for _ in range(visits - 1 - first):
-            _skip(kv_count, barriers, NUM_STAGES)
-            kv_count += 1
-        k_stage, k_phase = _stage(kv_count, NUM_STAGES)
-        q_stage, q_phase = _stage(q_count, 2)
-        number = q_stage * CONSUMERS + NUMBER
-        mbarrier.wait(q_full.index(number), q_phase, pred=visits > 0)
-        q = _queries_of(q_tiles, number)
-        mbarrier.wait(kv_full.index(k_stage), k_phase, pred=visits > 0)
-        scores_0 = _start_scores(q, k_tiles, k_stage, 0, SCORES)
-        scores_0 = warpgroup_mma_wait(0, deps=(scores_0,))
-        mbarrier.arrive(kv_empty.index(k_stage), count=1, pred=visits > 0)
-        tile, masked = _visited_tile(first, place, call, NUMBER, BLOCK_N)
-        start_n = tile * BLOCK_N
-        m_i, l_i, weights, growing = _first_weights(
-            scores_0,
-            start_n,
-            masked,
-            place,
-            queries,
-            call,
-            careful,
-            votes.index(NUMBER),
-            NUMBER,
-            ROWS,
-        )
     tma.store_wait(0)
 
 
