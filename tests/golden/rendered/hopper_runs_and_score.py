@@ -776,7 +776,7 @@ def _consumer(
         queries = _queries(place, call, NUMBER, ROWS)
         first = _handed_over(6 * NUMBER + 9, q_count, slots)
         last = _handed_over(6 * NUMBER + 10, q_count, slots)
-        for _ in range(visits - 1 - first):
+        for _visit in range(visits - 1 - first):
             _skip(kv_count, barriers, NUMBER, CONSUMERS, NUM_STAGES)
             kv_count += 1
         k_stage, k_phase = _stage(kv_count, NUM_STAGES)
@@ -896,7 +896,7 @@ def _consumer(
         acc *= gl.convert_layout(scale_out, gl.SliceLayout(1, OUT), assert_trivial=True)[:, None]
         _store_out(acc, place, redone, q_len, out_tiles, out_descs, NUMBER)
         mbarrier.arrive(work_empty.index(q_count % 2), count=1)
-        for _ in range(last):
+        for _visit in range(last):
             _skip(kv_count, barriers, NUMBER, CONSUMERS, NUM_STAGES)
             kv_count += 1
         q_count += 1
