@@ -21,6 +21,7 @@ from flashgen.kernels.registry import kernels_of
 from flashgen.loader import load
 from flashgen.plan import KernelPlan, lower
 from flashgen.plan.backward import BackwardPlan, backward_plan
+from support.source_lines import quick_inspect
 
 ROOT = Path(__file__).resolve().parents[2]
 GENERATED = ROOT / "generated"
@@ -57,7 +58,8 @@ def gluon_specs() -> dict[str, AttentionSpec]:
 @functools.cache
 def shipped_module(name: str) -> ModuleType:
     """The committed module of a shipped variant, the one that anything else imports too."""
-    return importlib.import_module(f"generated.{name}")
+    with quick_inspect(GENERATED / f"{name}.py", f"generated.{name}"):
+        return importlib.import_module(f"generated.{name}")
 
 
 def shipped_module_anew(name: str) -> ModuleType:
@@ -68,21 +70,36 @@ def shipped_module_anew(name: str) -> ModuleType:
     return imported(name, (GENERATED / f"{name}.py").read_text())
 
 
+def _as_it_is(plan: KernelPlan) -> KernelPlan:
+    return plan
+
+
 def rendered_module(
     spec: AttentionSpec,
     *,
     name: str = "rendered",
     hopper: bool = False,
-    edit_plan: Callable[[KernelPlan], KernelPlan] = lambda plan: plan,
+    edit_plan: Callable[[KernelPlan], KernelPlan] = _as_it_is,
     edit_source: Callable[[str], str] = lambda source: source,
 ) -> ModuleType:
     """A spec's module as flashgen renders it now, with the Gluon kernels where they are asked for.
 
     It has an operator of its own. The edits are for mutants.
     """
-    plan = edit_plan(lower(spec, name))
-    choices = (any_hopper(plan), any_hopper_backward(plan)) if hopper else ()
-    return imported(name, edit_source(rendered(plan, *choices)))
+    if edit_plan is not _as_it_is:
+        return imported(name, edit_source(_rendered(edit_plan(lower(spec, name)), hopper)))
+    key = (id(spec), name, hopper)
+    if key not in _sources:
+        _sources[key] = (spec, _rendered(lower(spec, name), hopper))
+    return imported(name, edit_source(_sources[key][1]))
+
+
+def _rendered(plan: KernelPlan, hopper: bool) -> str:
+    return rendered(plan, *((any_hopper(plan), any_hopper_backward(plan)) if hopper else ()))
+
+
+#: What specs render to, which is the same each time; with a spec that is kept its id is its own.
+_sources: dict[tuple[int, str, bool], tuple[AttentionSpec, str]] = {}
 
 
 def imported(name: str, source: str) -> ModuleType:
@@ -160,7 +177,8 @@ def import_file(path: Path) -> ModuleType:
     module_spec = importlib.util.spec_from_file_location(path.stem, path)
     assert module_spec is not None and module_spec.loader is not None, path
     module = importlib.util.module_from_spec(module_spec)
-    module_spec.loader.exec_module(module)
+    with quick_inspect(path):
+        module_spec.loader.exec_module(module)
     return module
 
 
