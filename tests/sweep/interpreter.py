@@ -15,6 +15,10 @@ import triton.language as tl
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 
+from sweep.quick import OF_TENSORS, quicken_operators
+from sweep.quick_rewriting import keep_rewritten
+from sweep.quick_types import intern_types
+
 
 def quicken() -> None:
     """Replaces four of its functions, in this process."""
@@ -22,6 +26,9 @@ def quicken() -> None:
     interpreter._patch_builtin = _patch_builtin
     interpreter._get_np_dtype = _numpy_dtype(interpreter._get_np_dtype)
     TritonSemantic.binary_op_sanitize_overflow_impl = _check_overflow
+    keep_rewritten()
+    intern_types()
+    quicken_operators()
 
 
 def _patch_once(patch: Callable[..., Any]) -> Callable[..., Any]:
@@ -44,8 +51,26 @@ def _patch_once(patch: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _patch_builtin(package: Any, builder: Any, scope: Any) -> None:
+    of_tensors = isinstance(package, type) and issubclass(package, tl.tensor)
     for name, member in _builtins(package):
-        interpreter._patch_attr(package, name, member, builder, scope)
+        quick = OF_TENSORS.get(name) if of_tensors else None
+        scope.set_attr(package, name, quick or _with_semantic(member))
+
+
+@functools.cache
+def _with_semantic(member: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of Triton's that is told how to compute, whatever it is told."""
+    if member.__code__ is _OF_TRITON:
+        member = member.__wrapped__  # type: ignore[attr-defined]
+
+    def patched(*args: Any, **kwargs: Any) -> Any:
+        kwargs["_semantic"] = interpreter.interpreter_semantic
+        return member(*args, **kwargs)
+
+    return patched
+
+
+_OF_TRITON = tl.core.builtin(lambda: None).__code__
 
 
 @functools.cache
