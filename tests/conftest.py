@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from browser.driver import why_no_browser
+from support.kept import keep_folded
 from support.sessions import pytest_cmdline_main, pytest_ignore_collect
 from support.turns import FULL_VARIABLE
 
@@ -49,6 +50,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Tells all processes of a run what is asked for."""
+    keep_folded()
     if config.getoption("--full"):
         os.environ[FULL_VARIABLE] = "1"
     for option in ("--fresh", "--update-figures"):
