@@ -16,7 +16,7 @@ from flashgen.config import HOPPER, ChosenConfig, KernelChoice, KernelConfig
 from flashgen.kernels.backward_hopper.kernel import BackwardHopper
 from flashgen.kernels.backward_hopper.plan import HopperBackward
 from flashgen.kernels.backward_hopper_split.kernel import BackwardHopperSplit
-from flashgen.kernels.forward_hopper.space import without_form
+from flashgen.kernels.forward_hopper.space import hopper_space, rank_hopper, without_form
 from flashgen.kernels.registry import kernels_of
 from flashgen.loader import load
 from flashgen.plan import KernelPlan, lower
@@ -90,16 +90,35 @@ def rendered_module(
         return imported(name, edit_source(_rendered(edit_plan(lower(spec, name)), hopper)))
     key = (id(spec), name, hopper)
     if key not in _sources:
-        _sources[key] = (spec, _rendered(lower(spec, name), hopper))
-    return imported(name, edit_source(_sources[key][1]))
+        _sources[key] = _rendered(lowered(spec, name), hopper)
+    return imported(name, edit_source(_sources[key]))
+
+
+def lowered(spec: AttentionSpec, name: str = "rendered") -> KernelPlan:
+    """A spec's plan, the one that `rendered_module` renders: what it derives is kept with it."""
+    key = (id(spec), name)
+    if key not in _plans:
+        _plans[key] = lower(spec, name)
+    return _plans[key]
 
 
 def _rendered(plan: KernelPlan, hopper: bool) -> str:
     return rendered(plan, *((any_hopper(plan), any_hopper_backward(plan)) if hopper else ()))
 
 
-#: What specs render to, which is the same each time; with a spec that is kept its id is its own.
-_sources: dict[tuple[int, str, bool], tuple[AttentionSpec, str]] = {}
+def first_on_hopper(spec: AttentionSpec) -> KernelConfig:
+    """The configuration of the Gluon forward kernel that a build without measurements chooses."""
+    if id(spec) not in _firsts:
+        plan = lowered(spec)
+        _firsts[id(spec)] = rank_hopper(plan, hopper_space(plan).candidates)[0]
+    return _firsts[id(spec)]
+
+
+#: Of specs by their ids, which stay their own: a plan keeps its spec.
+_plans: dict[tuple[int, str], KernelPlan] = {}
+_firsts: dict[int, KernelConfig] = {}
+#: What they render to, which is the same each time.
+_sources: dict[tuple[int, str, bool], str] = {}
 
 
 def imported(name: str, source: str) -> ModuleType:
