@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections import Counter
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from browser.driver import why_no_browser
+from support.kept import keep_texts
 from support.sessions import pytest_cmdline_main, pytest_ignore_collect
 from support.turns import FULL_VARIABLE
 
@@ -49,6 +51,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Tells all processes of a run what is asked for."""
+    keep_texts()
     if config.getoption("--full"):
         os.environ[FULL_VARIABLE] = "1"
     for option in ("--fresh", "--update-figures"):
@@ -74,10 +77,21 @@ def the_same_numbers_each_time() -> None:
     torch.manual_seed(0)
 
 
+def _leaves_out(config: pytest.Config) -> bool:
+    """Whether tests marked full are left out: not where a test is asked for by its name."""
+    return not config.getoption("--full") and not any("::" in arg for arg in config.args)
+
+
+def pytest_pycollect_makeitem(collector: pytest.Collector, obj: object) -> list[pytest.Item] | None:
+    """Makes no items of a test that is left out with all its cases, which are ten thousand."""
+    marks = getattr(obj, "pytestmark", ()) if inspect.isfunction(obj) else ()
+    is_full = any(mark.name == "full" for mark in marks)
+    return [] if is_full and _leaves_out(collector.config) else None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves out what only a full run runs; skips, with the reason, what cannot run here."""
-    by_name = any("::" in arg for arg in config.args)
-    if not config.getoption("--full") and not by_name:
+    if _leaves_out(config):
         left_out = [item for item in items if item.get_closest_marker("full")]
         if left_out:
             config.hook.pytest_deselected(items=left_out)

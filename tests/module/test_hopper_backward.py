@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -20,7 +21,7 @@ from support.cases import LAYOUTS, Case
 from support.contract import native_inputs
 from support.fake_gpu import fake_gpu, is_address, module_on
 from support.specialised import NUM_SMS, Specialisations, watch, watch_hopper
-from support.turns import some
+from support.turns import in_turns, some
 from support.variants import rendered_module, shipped_specs
 from support.vocabulary import VOCABULARY
 
@@ -66,9 +67,16 @@ def lists_of(name: str) -> tuple[str, ...]:
 class Watched:
     """A module with a Hopper GPU made of the CPU, whose kernels launch nothing."""
 
-    def __init__(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(
+        self,
+        name: str,
+        monkeypatch: pytest.MonkeyPatch,
+        edit_source: Callable[[str], str] = lambda source: source,
+    ) -> None:
         self.spec = SPECS[name]
-        self.module: ModuleType = rendered_module(self.spec, name=name, hopper=True)
+        self.module: ModuleType = rendered_module(
+            self.spec, name=name, hopper=True, edit_source=edit_source
+        )
         watch_hopper(self.module, monkeypatch)
         monkeypatch.setattr(self.module, "_target", lambda device: "sm_90")
         if hasattr(self.module, "_find_rows"):
@@ -115,10 +123,56 @@ def test_one_compile(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(kernel.keys) == 1, "\n".join(sorted(kernel.keys))
 
 
-@pytest.mark.parametrize("q_len", [1, 127, 128, 129, 300])
-@pytest.mark.parametrize("name", SPECS)
+#: Variants whose passes launch the same kernels.
+ALIKE: dict[tuple[str, ...], list[str]] = {}
+for _name in SPECS:
+    ALIKE.setdefault(kernels_of(_name), []).append(_name)
+
+#: Of one row, beside a tile and of it. A fast run has one or two with each variant, and each with
+#: some variant of those that launch the same kernels.
+Q_LENGTHS = (1, 127, 128, 129, 300)
+ARGUMENTS = [
+    row for names in ALIKE.values() for row in in_turns(names, Q_LENGTHS, every=min(3, len(names)))
+]
+
+
+@pytest.mark.parametrize(("name", "q_len"), ARGUMENTS)
 def test_the_arguments(name: str, q_len: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    watched, spec = Watched(name, monkeypatch), SPECS[name]
+    check_arguments(Watched(name, monkeypatch), name, q_len)
+
+
+#: Slips of what launches the kernels: what stands there, and what instead.
+SLIPS = [
+    ("rows_len = triton.cdiv(q_len, 128) * 128", "rows_len = triton.cdiv(q_len, 64) * 64"),
+    ("rows_len = triton.cdiv(q_len, 128) * 128", "rows_len = triton.cdiv(q_len + 1, 128) * 128"),
+    ("_tiles_of(grad_k, 64, ", "_tiles_of(grad_k, 32, "),
+]
+
+
+@pytest.mark.parametrize("slip", SLIPS, ids=[wrong for _, wrong in SLIPS])
+@pytest.mark.parametrize("name", ["window_d128", "causal_d256", "softcap_by_head"])
+def test_slips_are_found(name: str, slip: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a length that the fast run has with some variant that launches the same kernels."""
+    alike = ALIKE[kernels_of(name)]
+    lengths = {row.values[1] for row in ARGUMENTS if row.values[0] in alike and not row.marks}
+
+    def edited(source: str) -> str:
+        assert slip[0] in source, "the launcher no longer reads so"
+        return source.replace(*slip)
+
+    def is_found(q_len: int) -> bool:
+        try:
+            check_arguments(Watched(name, monkeypatch, edited), name, q_len)
+        except AssertionError:
+            return True
+        return False
+
+    assert any(map(is_found, sorted(lengths)))
+
+
+def check_arguments(watched: Watched, name: str, q_len: int) -> None:
+    """What the kernels are launched with."""
+    spec = SPECS[name]
     kv_len = q_len if lower(spec, name).equal_lengths else 200
     results = watched.call(Case(q_len, kv_len, batch=3, q_heads=4, kv_heads=2))
     names, (qk, v) = names_of(spec), (spec.qk_head_dim, spec.v_head_dim)

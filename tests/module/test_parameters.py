@@ -30,7 +30,7 @@ from flashgen import (
 from support.cases import Case
 from support.contract import check_compiled, check_gradients, native_inputs
 from support.oracle import check
-from support.turns import some
+from support.turns import in_turns, some
 from support.variants import rendered_module
 from support.vocabulary import VOCABULARY
 
@@ -137,8 +137,7 @@ LEARNED = [
 ]
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("name", LEARNED)
+@pytest.mark.parametrize(("name", "dtype"), in_turns(LEARNED, ["bfloat16", "float32"], every=2))
 def test_gradients_of_float_tensors(name: str, dtype: str) -> None:
     spec = VOCABULARY[name].spec(dtype)
     case = VOCABULARY[name].case(CASE)

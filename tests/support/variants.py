@@ -16,11 +16,12 @@ from flashgen.config import HOPPER, ChosenConfig, KernelChoice, KernelConfig
 from flashgen.kernels.backward_hopper.kernel import BackwardHopper
 from flashgen.kernels.backward_hopper.plan import HopperBackward
 from flashgen.kernels.backward_hopper_split.kernel import BackwardHopperSplit
-from flashgen.kernels.forward_hopper.space import without_form
+from flashgen.kernels.forward_hopper.space import hopper_space, rank_hopper, without_form
 from flashgen.kernels.registry import kernels_of
 from flashgen.loader import load
 from flashgen.plan import KernelPlan, lower
 from flashgen.plan.backward import BackwardPlan, backward_plan
+from support.source_lines import quick_inspect
 
 ROOT = Path(__file__).resolve().parents[2]
 GENERATED = ROOT / "generated"
@@ -57,7 +58,8 @@ def gluon_specs() -> dict[str, AttentionSpec]:
 @functools.cache
 def shipped_module(name: str) -> ModuleType:
     """The committed module of a shipped variant, the one that anything else imports too."""
-    return importlib.import_module(f"generated.{name}")
+    with quick_inspect(GENERATED / f"{name}.py", f"generated.{name}"):
+        return importlib.import_module(f"generated.{name}")
 
 
 def shipped_module_anew(name: str) -> ModuleType:
@@ -68,21 +70,55 @@ def shipped_module_anew(name: str) -> ModuleType:
     return imported(name, (GENERATED / f"{name}.py").read_text())
 
 
+def _as_it_is(plan: KernelPlan) -> KernelPlan:
+    return plan
+
+
 def rendered_module(
     spec: AttentionSpec,
     *,
     name: str = "rendered",
     hopper: bool = False,
-    edit_plan: Callable[[KernelPlan], KernelPlan] = lambda plan: plan,
+    edit_plan: Callable[[KernelPlan], KernelPlan] = _as_it_is,
     edit_source: Callable[[str], str] = lambda source: source,
 ) -> ModuleType:
     """A spec's module as flashgen renders it now, with the Gluon kernels where they are asked for.
 
     It has an operator of its own. The edits are for mutants.
     """
-    plan = edit_plan(lower(spec, name))
-    choices = (any_hopper(plan), any_hopper_backward(plan)) if hopper else ()
-    return imported(name, edit_source(rendered(plan, *choices)))
+    if edit_plan is not _as_it_is:
+        return imported(name, edit_source(_rendered(edit_plan(lower(spec, name)), hopper)))
+    key = (id(spec), name, hopper)
+    if key not in _sources:
+        _sources[key] = _rendered(lowered(spec, name), hopper)
+    return imported(name, edit_source(_sources[key]))
+
+
+def lowered(spec: AttentionSpec, name: str = "rendered") -> KernelPlan:
+    """A spec's plan, the one that `rendered_module` renders: what it derives is kept with it."""
+    key = (id(spec), name)
+    if key not in _plans:
+        _plans[key] = lower(spec, name)
+    return _plans[key]
+
+
+def _rendered(plan: KernelPlan, hopper: bool) -> str:
+    return rendered(plan, *((any_hopper(plan), any_hopper_backward(plan)) if hopper else ()))
+
+
+def first_on_hopper(spec: AttentionSpec) -> KernelConfig:
+    """The configuration of the Gluon forward kernel that a build without measurements chooses."""
+    if id(spec) not in _firsts:
+        plan = lowered(spec)
+        _firsts[id(spec)] = rank_hopper(plan, hopper_space(plan).candidates)[0]
+    return _firsts[id(spec)]
+
+
+#: Of specs by their ids, which stay their own: a plan keeps its spec.
+_plans: dict[tuple[int, str], KernelPlan] = {}
+_firsts: dict[int, KernelConfig] = {}
+#: What they render to, which is the same each time.
+_sources: dict[tuple[int, str, bool], str] = {}
 
 
 def imported(name: str, source: str) -> ModuleType:
@@ -160,7 +196,8 @@ def import_file(path: Path) -> ModuleType:
     module_spec = importlib.util.spec_from_file_location(path.stem, path)
     assert module_spec is not None and module_spec.loader is not None, path
     module = importlib.util.module_from_spec(module_spec)
-    module_spec.loader.exec_module(module)
+    with quick_inspect(path):
+        module_spec.loader.exec_module(module)
     return module
 
 

@@ -7,10 +7,10 @@ from types import ModuleType
 import torch
 
 from flashgen import AttentionSpec
-from flashgen.plan import lower
 from flashgen.plan.backward import backward_plan
 from support.cases import Case, inputs
 from support.contract import hold_gradients
+from support.variants import lowered
 from sweep.launch import sweep_dtype
 
 
@@ -60,6 +60,6 @@ def check_backward(
         config,
     )
     if hasattr(module, "_with_sink"):
-        sinks = (params[name] for name in backward_plan(lower(spec, "swept")).sink_tensors)
+        sinks = (params[name] for name in backward_plan(lowered(spec, "swept")).sink_tensors)
         got = module._with_sink(got, lse.float(), *sinks)
     hold_gradients(got, tensors, params, spec, scale, grad_out, grad_lse)

@@ -11,17 +11,30 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import triton
 import triton.language as tl
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 
+from sweep.quick import OF_TENSORS, quicken_operators
+from sweep.quick_rewriting import keep_rewritten
+from sweep.quick_types import intern_types
+
+#: Whether operators of this Triton are those that `sweep.quick` has: 3.9 keeps the sign of zeros.
+KNOWN = triton.__version__.startswith("3.7.")
+
 
 def quicken() -> None:
-    """Replaces four of its functions, in this process."""
+    """Replaces functions of it, in this process."""
     interpreter._patch_lang = _patch_once(interpreter._patch_lang)
     interpreter._patch_builtin = _patch_builtin
     interpreter._get_np_dtype = _numpy_dtype(interpreter._get_np_dtype)
     TritonSemantic.binary_op_sanitize_overflow_impl = _check_overflow
+    if KNOWN:
+        interpreter._patch_builtin = _patch_quickly
+        keep_rewritten()
+        intern_types()
+        quicken_operators()
 
 
 def _patch_once(patch: Callable[..., Any]) -> Callable[..., Any]:
@@ -46,6 +59,29 @@ def _patch_once(patch: Callable[..., Any]) -> Callable[..., Any]:
 def _patch_builtin(package: Any, builder: Any, scope: Any) -> None:
     for name, member in _builtins(package):
         interpreter._patch_attr(package, name, member, builder, scope)
+
+
+def _patch_quickly(package: Any, builder: Any, scope: Any) -> None:
+    of_tensors = isinstance(package, type) and issubclass(package, tl.tensor)
+    for name, member in _builtins(package):
+        quick = OF_TENSORS.get(name) if of_tensors else None
+        scope.set_attr(package, name, quick or _with_semantic(member))
+
+
+@functools.cache
+def _with_semantic(member: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of Triton's that is told how to compute, whatever it is told."""
+    if member.__code__ is _OF_TRITON:
+        member = member.__wrapped__  # type: ignore[attr-defined]
+
+    def patched(*args: Any, **kwargs: Any) -> Any:
+        kwargs["_semantic"] = interpreter.interpreter_semantic
+        return member(*args, **kwargs)
+
+    return patched
+
+
+_OF_TRITON = tl.core.builtin(lambda: None).__code__
 
 
 @functools.cache

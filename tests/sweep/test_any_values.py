@@ -14,10 +14,8 @@ import torch
 
 from flashgen import Float, Int, Tensor
 from flashgen.declared import Param
-from flashgen.kernels.forward_hopper.space import hopper_space, rank_hopper
-from flashgen.plan import lower
 from support.cases import Case
-from support.variants import gluon_specs, rendered_module, shipped_specs
+from support.variants import first_on_hopper, gluon_specs, rendered_module, shipped_specs
 from sweep.hopper import check_hopper, shipped
 from sweep.launch import check_kernel
 
@@ -91,6 +89,4 @@ def test_portable(name: str, values: str) -> None:
 @pytest.mark.parametrize(("name", "values"), [x for x in CALLS if x[0] in gluon_specs()])
 def test_gluon(name: str, values: str) -> None:
     spec = gluon_specs()[name]
-    plan = lower(spec, name)
-    config = rank_hopper(plan, hopper_space(plan).candidates)[0]
-    check_hopper(shipped(name), spec, _case(name, values), config)
+    check_hopper(shipped(name), spec, _case(name, values), first_on_hopper(spec))

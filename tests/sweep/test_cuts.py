@@ -23,15 +23,23 @@ def _module() -> ModuleType:
     return rendered_module(CUT["causal"], hopper=True)
 
 
-def _cut(ids: torch.Tensor, batch: int, chunk: int, block_m: int) -> tuple[torch.Tensor, ...]:
-    """What the kernel makes of ids."""
+def _cut(
+    ids: torch.Tensor,
+    batch: int,
+    chunk: int,
+    block_m: int,
+    module: ModuleType | None = None,
+    *,
+    finds_segments: bool = True,
+) -> tuple[torch.Tensor, ...]:
+    """What the kernel makes of ids; without its other programs what the first one does."""
     length = ids.shape[-1]
     most = 3 * batch * -(-length // block_m)
     cuts, begin = torch.full((most + 2,), -7, dtype=torch.int32), torch.full_like(ids, -7)
-    steps, programs = length.bit_length(), 1 + -(-ids.numel() // chunk)
+    steps, programs = length.bit_length(), 1 + -(-ids.numel() // chunk) * finds_segments
     unordered = torch.full((*ids.shape[:-1], 1), -7, dtype=torch.int32)
     args = (cuts, begin, unordered, ids, batch, length, ids.numel(), steps)
-    _module()._cut_queries[(programs,)](*args, block_m, chunk, True, 12345, True)
+    (module or _module())._cut_queries[(programs,)](*args, block_m, chunk, True, 12345, True)
     return begin, unordered, cuts
 
 
@@ -97,12 +105,50 @@ def test_ids_out_of_order() -> None:
     assert cuts[: len(expected) + 2].tolist() == [len(expected), *expected, 300]
 
 
-def test_long_ids_out_of_order() -> None:
-    """Long entries are looked at one by one, in pieces, across whose ends ids may fall as well."""
-    length = 2 * 32 * 8 + 5000
+def _looks(module: ModuleType | None = None) -> tuple[list[int], int]:
+    """Which of four long entries are out of order, and the first tile, by the first program.
+
+    They are looked at one by one, in pieces of 256, across whose ends ids may fall as well.
+    """
+    length = 2 * 32 * 8 + 1800
     ids = (torch.arange(length) // 600).int().expand(4, -1).clone()
     for entry, at in enumerate((256, 255, length - 1), 1):
         ids[entry, at] = 0 if at > 255 else 5
-    _, unordered, cuts = _cut(ids, 4, 8, 192)
-    assert unordered.view(-1).tolist() == [0, 0, 1, 1]
-    assert int(cuts[1]) == 0
+    _, unordered, cuts = _cut(ids, 4, 8, 192, module, finds_segments=False)
+    return unordered.view(-1).tolist(), int(cuts[1])
+
+
+def test_long_ids_out_of_order() -> None:
+    assert _looks() == ([0, 0, 1, 1], 0)
+
+
+#: What is wrong with how the kernel looks at them, and what it finds then.
+SLIPS = {
+    "within_pieces": (
+        "both = is_entry & (position < length - 1)",
+        "both = is_entry & (position % SPAN < SPAN - 1) & (position < length - 1)",
+        [0, 0, 0, 1],
+    ),
+    "whole_pieces": (
+        "tl.range(0, length - 1, SPAN)",
+        "tl.range(0, length - SPAN, SPAN)",
+        [0, 0, 1, 0],
+    ),
+    "one_entry": (
+        "own_ptr = ids_ptr + tl.cast(looked_at, tl.int64) * length",
+        "own_ptr = ids_ptr",
+        [0, 0, 0, 0],
+    ),
+}
+
+
+@pytest.mark.parametrize("slip", SLIPS)
+def test_slips_are_found(slip: str) -> None:
+    right, wrong, found = SLIPS[slip]
+
+    def edited(source: str) -> str:
+        assert source.count(right) == 1, "the kernel no longer reads so"
+        return source.replace(right, wrong)
+
+    module = rendered_module(CUT["causal"], hopper=True, edit_source=edited)
+    assert _looks(module)[0] == found

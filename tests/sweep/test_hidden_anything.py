@@ -20,7 +20,6 @@ from flashgen import (
     sigmoid_attention,
     softmax,
 )
-from flashgen.kernels.forward_hopper.space import hopper_space, rank_hopper
 from flashgen.plan import lower
 from support.cases import Case, inputs
 from support.gluon import interpreted
@@ -29,6 +28,7 @@ from support.turns import in_turns, some
 from support.variants import (
     any_hopper,
     any_hopper_backward,
+    first_on_hopper,
     imported,
     rendered,
     rendered_module,
@@ -158,8 +158,7 @@ def _forward_in_gluon(name: str, poison: float, edit: Callable[[str], str] = str
     """Whether outputs, and LSEs, are those of a call that hides ordinary numbers."""
     spec = SPECS[name]
     module = rendered_module(spec, hopper=True, edit_source=lambda x: interpreted(edit(x)))
-    plan, case = lower(spec, name), _case(spec)
-    config = rank_hopper(plan, hopper_space(plan).candidates)[0].as_dict()
+    case, config = _case(spec), first_on_hopper(spec).as_dict()
     params = case.arguments(spec)
     shown = (*_shown(params), _shown(params)[1])
     clean = inputs(case, spec, torch.float16)

@@ -10,12 +10,12 @@ import pytest
 
 from flashgen import AttentionSpec
 from flashgen.kernels.backward_hopper.plan import HopperBackward
-from flashgen.kernels.forward_hopper.space import hopper_space, rank_hopper, why_not
+from flashgen.kernels.forward_hopper.space import why_not
 from flashgen.plan import lower
 from flashgen.plan.backward import backward_plan
 from support.cases import Case
 from support.gluon import interpreted
-from support.variants import rendered_module
+from support.variants import first_on_hopper, lowered, rendered_module
 from support.vocabulary import VOCABULARY
 from sweep.hopper import check_hopper, check_hopper_backward
 
@@ -90,10 +90,8 @@ WITHOUT_BACKWARD = {
 @pytest.mark.parametrize(("name", "way", "turn", "case"), _trials(every=4))
 def test_forward(name: str, way: str, turn: int, case: int) -> None:
     spec = _spec(name, way)
-    plan = lower(spec, name)
-    assert why_not(plan) == ""
-    config = rank_hopper(plan, hopper_space(plan).candidates)[0]
-    check_hopper(_module(name, way), spec, _cases(name, turn)[case], config)
+    assert why_not(lowered(spec)) == ""
+    check_hopper(_module(name, way), spec, _cases(name, turn)[case], first_on_hopper(spec))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -17,14 +18,18 @@ class Shared:
 
     def __init__(self, data: torch.Tensor) -> None:
         self.data = data
-        self.handle = self
+
+    @property
+    def handle(self) -> Shared:
+        """Itself."""
+        return self
 
     @property
     def shape(self) -> list[int]:
         """Of the view."""
         return list(self.data.shape)
 
-    @property
+    @functools.cached_property
     def addresses(self) -> range:
         """From its first byte to its last."""
         sides = zip(self.data.shape, self.data.stride(), strict=True)
@@ -68,12 +73,12 @@ class Shared:
         """
         assert value.shape == self.shape, f"{value.shape} into {self.shape}"
         assert value.data.dtype == self.data.dtype, f"{value.data.dtype} into {self.data.dtype}"
-        before = _bits(self.data)
-        self.data.copy_(value.data)
+        is_there = torch.equal(_bits(self.data), _bits(value.data))
         there = {w for w in _unfenced() if w.addresses == self.addresses}
-        if torch.equal(_bits(self.data), before):
+        if is_there:
             role().unfenced |= there  # whose fence it is does not matter
         else:
+            self.data.copy_(value.data)
             role().unfenced -= there
             role().unfenced.add(Written(self.addresses))
         pause()
@@ -84,7 +89,10 @@ def _unfenced() -> set[Written]:
 
 
 def _bits(data: torch.Tensor) -> torch.Tensor:
-    return data.clone().view(torch.uint8)
+    return data.view(_OF_SIZE[data.element_size()])
+
+
+_OF_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def nobodys(dtype: torch.dtype) -> Any:
@@ -186,7 +194,11 @@ class Descriptor:
         self.block, self.layout = list(block), layout
         size = torch.Size(block).numel() * x.element_size()
         self.block_type = SimpleNamespace(nbytes=size, shape=self.block)
-        self.handle = self
+
+    @property
+    def handle(self) -> Descriptor:
+        """Itself."""
+        return self
 
     def _parts(self, place: Sequence[Any]) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
         """Where a tile meets the tensor: in the tensor, and in the tile."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import itertools
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -83,22 +84,23 @@ def _argument(x: Any) -> Any:
 
 def interpreted(source: str) -> str:
     """A module's source with these in the place of Gluon, and with the CPU for a Hopper GPU."""
-    lines = source.splitlines(keepends=True)
-    for node in ast.parse(source).body:
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(_GLUON):
-            names = [alias.asname or alias.name for alias in node.names]
-            lines[node.lineno - 1 : node.end_lineno] = [
-                *(f"from {_HOME.get(name, _LANGUAGE)} import {name}\n" for name in names),
-                *[""] * (node.end_lineno - node.lineno + 1 - len(names)),
-            ]
-    text = "".join(lines)
+    text = _IMPORT.sub(_from_here, source)
     assert _NOT_HERE in text, "no Gluon kernel in it"
     text = text.replace(_NOT_HERE, "if False:")
     beside = _BESIDE if "def _launch_of_queries(" in text else ""
     return text + _MACHINE.format(num_sms=NUM_SMS) + beside
 
 
-_GLUON = "triton.experimental"
+def _from_here(statement: re.Match[str]) -> str:
+    """An import of Gluon as imports of what stands for it."""
+    (node,) = ast.parse(statement[0]).body
+    assert isinstance(node, ast.ImportFrom)
+    names = [alias.asname or alias.name for alias in node.names]
+    return "".join(f"from {_HOME.get(name, _LANGUAGE)} import {name}\n" for name in names)
+
+
+# A whole module takes a tenth of a second to parse, which has a thousand lines and more.
+_IMPORT = re.compile(r"^from triton\.experimental[\w.]* import (?:\([^)]*\)|[^(\n]*)\n", re.M)
 _LANGUAGE = "support.gluon.language"
 _HOME = {"gluon": "support.gluon.modules"}
 

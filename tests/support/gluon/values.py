@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
@@ -27,6 +28,8 @@ class Layout:
 class Block:
     """A tensor in registers; one without dimensions is a number of the program."""
 
+    __slots__ = ("data",)
+
     def __init__(self, data: torch.Tensor) -> None:
         self.data = data
 
@@ -38,8 +41,7 @@ class Block:
     @property
     def dtype(self) -> Any:
         """Of its elements, for kernels to ask."""
-        kind = self.data.dtype
-        return SimpleNamespace(torch=kind, is_floating=lambda: kind.is_floating_point)
+        return _dtype(self.data.dtype)
 
     @property
     def type(self) -> Any:
@@ -82,11 +84,19 @@ class Block:
     __hash__ = object.__hash__
 
 
+@functools.cache
+def _dtype(kind: torch.dtype) -> Any:
+    return SimpleNamespace(torch=kind, is_floating=lambda: kind.is_floating_point)
+
+
 def operands(a: Any, b: Any) -> tuple[Any, Any]:
     """Two values in the type that Triton computes with: Python's numbers take the other's."""
     if isinstance(a, Block) and isinstance(b, Block):
-        dtype = torch.promote_types(a.data.dtype, b.data.dtype)
-        return a.data.to(dtype), b.data.to(dtype)
+        first, second = a.data, b.data
+        if first.dtype is not second.dtype:
+            dtype = torch.promote_types(first.dtype, second.dtype)
+            first, second = first.to(dtype), second.to(dtype)
+        return first, second
     if isinstance(b, Block):
         data, number = operands(b, a)
         return number, data
@@ -138,9 +148,12 @@ def _tensor(x: Any) -> torch.Tensor:
     return x if isinstance(x, torch.Tensor) else torch.tensor(x, dtype=torch.int32)
 
 
+_OPERANDS = (Block, int, float)
+
+
 def _method(function: _Tensors, *, turned: bool = False) -> Callable[[Block, Any], Any]:
     def method(self: Block, other: Any) -> Any:
-        if not isinstance(other, Block | int | float):
+        if not isinstance(other, _OPERANDS):
             return NotImplemented
         return elementwise(other, self, function) if turned else elementwise(self, other, function)
 

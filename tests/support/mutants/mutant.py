@@ -82,12 +82,22 @@ def source_of(spec: str, *, hopper: bool) -> str:
 
 def function_lines(source: str, name: str) -> tuple[int, int]:
     """[first, last) lines of a function at the top of a module, from 0 on, decorators included."""
+    try:
+        return _functions(source)[name]
+    except KeyError:
+        raise ValueError(f"no function {name} in the module") from None
+
+
+@functools.cache
+def _functions(source: str) -> dict[str, tuple[int, int]]:
+    """Those lines of each function: of a source with many slips, which is parsed once."""
+    found = {}
     for node in ast.parse(source).body:
-        if isinstance(node, ast.FunctionDef) and node.name == name:
+        if isinstance(node, ast.FunctionDef):
             first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
             assert node.end_lineno is not None
-            return first - 1, node.end_lineno
-    raise ValueError(f"no function {name} in the module")
+            found.setdefault(node.name, (first - 1, node.end_lineno))
+    return found
 
 
 def slips(
