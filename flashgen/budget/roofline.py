@@ -17,7 +17,8 @@ from flashgen.budget.targets import Target
 from flashgen.budget.traffic import Traffic
 from flashgen.config import KernelConfig
 from flashgen.plan import KernelPlan
-from flashgen.plan.inner import score_work, tile_loads
+from flashgen.plan.inner import tile_loads
+from flashgen.plan.score_work import score_work
 
 # Instructions for an element of the scores besides its exponential: scale and subtract, maximum,
 # sum, conversion, addresses; and those of a masked tile: positions, comparisons, selection.

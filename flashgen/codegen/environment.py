@@ -1,30 +1,46 @@
-"""environment: the Jinja templates. Rendering is pure: no clock, no device, no output folder."""
+"""render: the Jinja templates. Rendering is pure: no clock, no device, no output folder."""
 
 from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jinja2
 
 from flashgen.codegen.folding import fold, indented, wrap
 from flashgen.codegen.unpacking import unpacking
 from flashgen.paths import template_dir
-from flashgen.plan.text import mentioned
+from flashgen.symbolic.printer import plain_source
+from flashgen.symbolic.printer.code import Code
+from flashgen.symbolic.printer.dialects import TRITON, Triton
+
+
+def render(template: str, dialect: Triton = TRITON, **given: Any) -> str:
+    """The text of one of flashgen's own templates, with no empty lines around it.
+
+    Args:
+        template: its name.
+        dialect: that of the kernel.
+        given: what it reads.
+    """
+    return environment(dialect).get_template(template).render(**given).strip("\n") + "\n"
 
 
 @functools.cache
-def environment(
-    *, gluon: Callable[[str], str] | None = None, folders: tuple[Path, ...] = ()
-) -> jinja2.Environment:
-    """The templates; those of Gluon break lines by the width that they have as Gluon's.
+def environment(dialect: Triton = TRITON, folders: tuple[Path, ...] = ()) -> jinja2.Environment:
+    """The templates, which print code in a dialect.
 
     Args:
-        gluon: of a kernel in Gluon, what makes Triton source Gluon's.
+        dialect: that of the kernel.
         folders: where templates lie besides flashgen's own folder.
     """
+
+    def printed(value: Any) -> Any:
+        """Code as text; anything else as it is."""
+        return value.text(dialect) if isinstance(value, Code) else value
+
     templates = jinja2.Environment(
         loader=jinja2.FileSystemLoader([template_dir(), *folders]),
         undefined=jinja2.StrictUndefined,
@@ -32,13 +48,16 @@ def environment(
         lstrip_blocks=True,
         keep_trailing_newline=True,
         autoescape=False,  # it is Python that is rendered
+        finalize=printed,
     )
-    templates.filters["fold"] = (lambda line: fold(gluon(line))) if gluon else fold
+    templates.globals |= {"tl": dialect.language, "jit": dialect.jit, "suffix": dialect.suffix}
+    templates.filters["fold"] = fold
     templates.filters["indented"] = indented
     templates.filters["wrap"] = wrap
-    templates.filters["gluon"] = gluon
     templates.filters["unpacking"] = unpacking
     templates.filters["dedent"] = lambda text: re.sub(r"^ {4}", "", text, flags=re.MULTILINE)
     templates.filters["prefix"] = lambda text, prefix: prefix + text
-    templates.tests["read_in"] = lambda name, text: bool(mentioned([name], [text]))
+    templates.filters["plain"] = plain_source
+    templates.filters["printed"] = printed
+    templates.tests["read_in"] = lambda name, text: re.search(rf"\b{name}\b", text) is not None
     return templates

@@ -22,6 +22,7 @@ from flashgen.loader import Variant, load
 from flashgen.plan import KernelPlan, lower
 from flashgen.publish import Place
 from flashgen.symbolic import RowTable
+from flashgen.symbolic.intervals import Interval
 from flashgen.symbolic.logic import conditions
 from flashgen.symbolic.printer import plain_source
 from flashgen.symbolic.tile_logic import tile_logic
@@ -148,11 +149,11 @@ def _mask(plan: KernelPlan, work: Workload, shown: Picture) -> MaskAccount:
     visible = visible_share(plan, work, shown)
     logic = tile_logic(plan.predicate)
     listed = () if logic is None else (plain_source(logic.seen), plain_source(logic.full))
-    runs = () if listed else plan.described_intervals
+    runs = () if listed else plan.bounds.intervals
     return MaskAccount(
         label=plan.predicate.label,
         conditions=tuple(map(plain_source, conditions(plan.predicate.expr))),
-        runs=tuple(Run(x.begin, x.end, x.full_begin, x.full_end, x.condition) for x in runs),
+        runs=tuple(map(_run, runs)),
         listed=listed,
         tables=tuple(map(_table, plan.row_tables)),
         notes=plan.bounds.notes,
@@ -162,6 +163,12 @@ def _mask(plan: KernelPlan, work: Workload, shown: Picture) -> MaskAccount:
         picture=shown.scaled(MOST_CELLS, MOST_CELLS),
         tiles={kind: n for kind, n in shown.counts.items() if kind != "for nothing"},
     )
+
+
+def _run(interval: Interval) -> Run:
+    begin, end, full_begin, full_end, condition = map(plain_source, interval.expressions)
+    always = interval.condition == True  # noqa: E712
+    return Run(begin, end, full_begin, full_end, "" if always else condition)
 
 
 def _table(table: RowTable) -> str:

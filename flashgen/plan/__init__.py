@@ -3,13 +3,13 @@
 from flashgen.plan.dtypes import TRITON_DTYPES
 from flashgen.plan.head_dims import Segment, split_head_dim
 from flashgen.plan.kernel import KernelPlan, lower
-from flashgen.plan.loops import KeyTiles, PrintedInterval
+from flashgen.plan.loops import KeyTiles, Run
 
 __all__ = [
     "TRITON_DTYPES",
     "KernelPlan",
     "KeyTiles",
-    "PrintedInterval",
+    "Run",
     "Segment",
     "lower",
     "split_head_dim",

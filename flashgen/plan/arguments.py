@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
+from flashgen.constants import Constant
 from flashgen.declared import Param
 from flashgen.dropout import DropoutP, Seed
 from flashgen.params import Float, Int, Tensor
 from flashgen.plan.constants import PrintedConstant
 from flashgen.plan.sizes import SIZES
-from flashgen.plan.text import quoted
 from flashgen.plan.wholes import LargeWhole
 from flashgen.symbolic.printer import torch_source
 from flashgen.symbolic.tables import RowTable
@@ -91,16 +90,16 @@ class KernelArguments:
 
 
 def sizing_numbers(
-    arguments: Collection[Argument],
-    constants: Iterable[PrintedConstant],
+    params: Collection[Param],
+    constants: Iterable[Constant],
     wholes: Iterable[LargeWhole],
 ) -> tuple[str, ...]:
     """Names of the numbers that sizes are checked with, in the parameters' order."""
-    texts = [size for argument in arguments for size in argument.sizes]
-    texts += [limit.accepted for constant in constants for limit in constant.limits]
-    texts += [whole.bound for whole in wholes]
-    words = set(re.findall(r"\w+", " ".join(texts)))
-    return tuple(a.name for a in arguments if a.kind != "tensor" and a.name in words)
+    sizes = [size for param in params if isinstance(param, Tensor) for size in param.dims]
+    sizes += [limit for constant in constants for _, limit in constant.limits]
+    names = {symbol.name for size in sizes if size is not None for symbol in size.sym.free_symbols}
+    names |= {name for whole in wholes for name in whole.names}
+    return tuple(p.name for p in params if not isinstance(p, Tensor) and p.name in names)
 
 
 def kernel_arguments(
@@ -131,7 +130,7 @@ def argument(param: Param) -> Argument:
         TypeError: a kind that is not known.
     """
     default = "" if param.default is None else f"={param.default}"
-    doc = quoted(param.doc)
+    doc = _quoted(param.doc)
     match param:
         case Int():
             accepts = f"an integer of the mask, from {param.min} to 2**30"
@@ -165,6 +164,11 @@ def argument(param: Param) -> Argument:
                 dtype="int64", sizes=("1",),
             )  # fmt: skip
     raise TypeError(f"no such parameter: {param!r}")
+
+
+def _quoted(line: str) -> str:
+    """A user's line as it stands in a docstring, which it neither ends nor escapes from."""
+    return line.replace("\\", r"\\").replace('"""', r"\"\"\"")
 
 
 def _size(dim: Expr | None) -> str:

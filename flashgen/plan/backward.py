@@ -1,4 +1,4 @@
-"""BackwardPlan: what the kernels of the backward pass print, derived from the forward's plan."""
+"""BackwardPlan: what the kernels of the backward pass do, derived from the forward's plan."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from flashgen.plan.learned import (
 from flashgen.plan.loops import KeyTiles, key_tiles
 from flashgen.plan.promise import Promise, promise_of
 from flashgen.plan.slopes import derivative, has_element_slopes, is_finite
-from flashgen.plan.text import gathered_dimensions, mentioned
 from flashgen.symbolic.bounds import TileBounds, derive_q_bounds
 from flashgen.symbolic.evaluated import evaluated_conditions
 from flashgen.symbolic.gathers import with_row_tables
 from flashgen.symbolic.places import SCALE, SCORES, Place
-from flashgen.symbolic.printer import triton_source
+from flashgen.symbolic.printer import triton_code
+from flashgen.symbolic.printer.code import Code, gathered_by
 from flashgen.symbolic.roles import KEYS_OF_ROWS, ROWS_OF_KEYS
 from flashgen.symbolic.tables import RowTable
 from flashgen.symbols import KV_LAST, KV_LEN, SCORE
@@ -71,31 +71,31 @@ class BackwardPlan:
 
     @cached_property
     def of_keys(self) -> BackwardCode:
-        """The text of the kernel that goes over tiles of keys."""
+        """The kernel that goes over tiles of keys."""
         held = [item for item in learned_elements(self.plan) if item.kernel == "keys"]
         return self._code_with(held, self.plan.conditions, self.promise)
 
     @cached_property
     def of_queries(self) -> BackwardCode:
-        """The text of the kernel that goes over tiles of queries."""
+        """The kernel that goes over tiles of queries."""
         held = [item for item in learned_elements(self.plan) if item.kernel == "queries"]
         return self._code_with(held, self.plan.conditions, self.plan.promise, by_blocks=True)
 
     @cached_property
     def of_both(self) -> BackwardCode:
-        """The text of a kernel over tiles of keys that computes all gradients."""
+        """A kernel over tiles of keys that computes all gradients."""
         learned = learned_elements(self.plan)
         return self._code_with(learned, self.conditions_of_keys, self.promise, along=Place.ROW)
 
     @cached_property
     def of_grad_kv(self) -> BackwardCode:
-        """The text of one that leaves the gradient of q to `of_queries`, and what that learns."""
+        """One that leaves the gradient of q to `of_queries`, and what that learns."""
         held = [item for item in learned_elements(self.plan) if item.kernel == "keys"]
         return self._code_with(held, self.conditions_of_keys, self.promise, along=Place.ROW)
 
     @cached_property
     def of_grad_q(self) -> BackwardCode:
-        """The text of a kernel over tiles of queries that computes the gradient of q alone."""
+        """A kernel over tiles of queries that computes the gradient of q alone."""
         return self._code_with((), self.plan.conditions, self.plan.promise, along=Place.COLUMN)
 
     @cached_property
@@ -114,13 +114,13 @@ class BackwardPlan:
     ) -> BackwardCode:
         parts = [tuple(map(_by_products, item.by_kernel)) for item in held]
         others = (*self._element_slope, *(expr for part in parts for expr in part))
-        code, texts = code_with(
+        code, further = code_with(
             self.plan.spec, conditions, others, promise=promise, by_blocks=by_blocks, along=along
         )
-        rest = iter(texts)
-        slope = next(rest) if self._element_slope else ""
+        rest = iter(further)
+        slope = next(rest) if self._element_slope else None
         pairs = zip(held, parts, strict=True)
-        learned = tuple(item.as_text(tuple(islice(rest, len(part)))) for item, part in pairs)
+        learned = tuple(item.with_code(tuple(islice(rest, len(part)))) for item, part in pairs)
         slopes = (self._slope, *(item.derivative.slope for item in held))
         return BackwardCode(code, slope, not all(map(is_finite, slopes)), learned)
 
@@ -150,16 +150,16 @@ class BackwardPlan:
         return (*of_rows, *of_keys.tables, *of_keys.flags)
 
     @cached_property
-    def slope_scale(self) -> str:
-        """The derivative where it is the same for all elements of a head; ``""`` where it is 1."""
+    def slope_scale(self) -> Code | None:
+        """The derivative where it is the same for all elements of a head; None where it is 1."""
         slope = self._slope
         if slope == 1 or self._element_slope:
-            return ""
-        return triton_source(slope, {"b": "batch", "h": "head"})
+            return None
+        return triton_code(slope, {"b": "batch", "h": "head"})
 
     @cached_property
     def q_tiles(self) -> KeyTiles:
-        """The tiles of queries that a tile of keys visits, as text."""
+        """The tiles of queries that a tile of keys visits."""
         return key_tiles(self.q_bounds, self.promise, listed=self.plan.listing is not None)
 
     @cached_property
@@ -231,9 +231,8 @@ class BackwardPlan:
         """The numbers of dimensions that tensors are indexed by."""
         codes = (self.of_keys.code, self.of_queries.code)
         runs = () if self.plan.listing else self.q_tiles.runs
-        texts = (t for run in runs for t in vars(run).values() if isinstance(t, str))
-        found = {*gathered_dimensions(texts), *(n for code in codes for n in code.gathers)}
-        return tuple(sorted(found))
+        of_runs = gathered_by(code for run in runs for code in run.codes)
+        return tuple(sorted({*of_runs, *(n for code in codes for n in code.gathers)}))
 
     @property
     def sums(self) -> tuple[tuple[int, bool], ...]:
@@ -249,8 +248,7 @@ class BackwardPlan:
 
     def launcher_reads(self, name: str) -> bool:
         """Whether a variable says which elements the launcher adds sums to."""
-        texts = (index for item in self.learned for index in item.torch_indices)
-        return bool(mentioned([name], texts))
+        return any(name in item.launcher_reads for item in self.learned)
 
     @cached_property
     def learned_tensors(self) -> tuple[str, ...]:

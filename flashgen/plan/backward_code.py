@@ -1,14 +1,14 @@
-"""BackwardCode: the text of one kernel of the backward pass."""
+"""BackwardCode: what one kernel of the backward pass computes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
 
-from flashgen.plan.code import KernelCode
+from flashgen.plan.code import KernelCode, codes_of
 from flashgen.plan.learned import ElementSlope
-from flashgen.plan.text import mentioned
 from flashgen.symbolic.placement import Assignment
+from flashgen.symbolic.printer.code import Code, read_by
 
 #: What a tile of queries changes: such lines stand inside the loop over them.
 _OF_QUERIES = ("q_first", "q_idx")
@@ -16,18 +16,18 @@ _OF_QUERIES = ("q_first", "q_idx")
 
 @dataclass(frozen=True)
 class BackwardCode:
-    """The text of one kernel.
+    """What one kernel computes.
 
     Attributes:
         code: mask and score.
-        slope: the derivative of the score by the scaled product, for each element; ``""`` where it
+        slope: the derivative of the score by the scaled product, for each element; None where it
             is the same for all.
         guarded: whether slopes may be infinite, or no number, of pairs that are hidden.
         learned: what it adds to gradients of tensors.
     """
 
     code: KernelCode
-    slope: str
+    slope: Code | None
     guarded: bool
     learned: tuple[ElementSlope, ...] = ()
 
@@ -39,17 +39,26 @@ class BackwardCode:
     @property
     def slope_of_products(self) -> bool:
         """Whether slopes of elements depend on the products, which may be no numbers."""
-        return bool(mentioned(["scores", *(a.name for a in self.code.elements)], [self.slope]))
+        return self.is_of_products(self.slope)
+
+    def is_of_products(self, slope: Code | None) -> bool:
+        """Whether a slope does."""
+        elements = {line.name for line in self.code.elements}
+        return not read_by((slope,)).isdisjoint({"scores", *elements})
 
     def reads(self, name: str) -> bool:
-        """Whether a variable of the kernel is mentioned."""
+        """Whether a variable of the kernel is read."""
+        return name in self._read
+
+    @cached_property
+    def _read(self) -> frozenset[str]:
         code = self.code
-        lines = (*code.scalars, *code.rows, *code.columns, *code.elements, *code.masked)
-        texts = [*(line.code for line in lines), code.score, *code.conditions, self.slope]
-        texts += [text for table in code.tables for text in vars(table).values()]
-        texts += code.promise.conditions if code.promise is not None else ()
-        texts += [text for item in self.learned for text in (*item.indices, item.slope)]
-        return bool(mentioned([name], texts))
+        lines = codes_of(code.scalars, code.rows, code.columns, code.elements, code.masked)
+        read = [*lines, code.score, *code.conditions, self.slope]
+        read += [found for table in code.tables for found in table.codes]
+        read += code.promise.conditions if code.promise is not None else ()
+        read += [found for item in self.learned for found in (*item.indices, item.slope)]
+        return read_by(read)
 
     @cached_property
     def lines_of_head(self) -> tuple[Assignment, ...]:
@@ -65,7 +74,7 @@ class BackwardCode:
     def _moving_lines(self) -> frozenset[str]:
         moving: set[str] = set()
         for line in _lines(self.code):
-            if mentioned((*_OF_QUERIES, *moving), [line.code]):
+            if not line.code.names.isdisjoint({*_OF_QUERIES, *moving}):
                 moving.add(line.name)
         return frozenset(moving)
 

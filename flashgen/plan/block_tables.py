@@ -22,8 +22,10 @@ from flashgen.symbolic.affine import Affine, linearise, symbol
 from flashgen.symbolic.blocks import BLOCK_COLUMN, BLOCK_ROW, BlockTable, block_table
 from flashgen.symbolic.known import Known
 from flashgen.symbolic.logic import leaves
+from flashgen.symbolic.nodes import OtherBits
 from flashgen.symbolic.places import Place
-from flashgen.symbolic.printer import triton_source
+from flashgen.symbolic.printer import triton_code
+from flashgen.symbolic.printer.code import Code
 from flashgen.symbols import KV_FIRST, KV_IDX, Q_FIRST, Q_IDX
 
 #: Of smaller blocks a tile holds too many to load one by one.
@@ -34,7 +36,7 @@ _FIRST = {Q_IDX: Q_FIRST, KV_IDX: KV_FIRST}
 
 @dataclass(frozen=True)
 class BlockLoads:
-    """What the elements of a tile read of a block table, as source text.
+    """What the elements of a tile read of a block table.
 
     Attributes:
         suffix: what tells its variables apart: ``""`` where there is one table, else ``"_0"``...
@@ -46,18 +48,23 @@ class BlockLoads:
     """
 
     suffix: str
-    row: str
-    column: str
-    first_row: str
-    first_column: str
+    row: Code
+    column: Code
+    first_row: Code
+    first_column: Code
     rows: str
     columns: str
-    entry: str
+    entry: Code
+
+    @property
+    def codes(self) -> tuple[Code, ...]:
+        """What depends on the call."""
+        return (self.entry, self.row, self.column, self.first_row, self.first_column)
 
 
 @dataclass(frozen=True)
 class BlockBits:
-    """What the rows of a tile read of a block table, as source text.
+    """What the rows of a tile read of a block table.
 
     Attributes:
         name: the variable that holds its bits.
@@ -71,11 +78,11 @@ class BlockBits:
 
     name: str
     block: str
-    first: str
+    first: Code
     count: str
-    begin: str
+    begin: Code
     size: int
-    entry: str
+    entry: Code
 
 
 @dataclass(frozen=True)
@@ -134,13 +141,13 @@ def with_block_loads(
         loads.append(
             BlockLoads(
                 suffix=suffix,
-                row=_text(table.row, nonnegative),
-                column=_text(table.column, nonnegative),
-                first_row=_text(rows.first, nonnegative),
-                first_column=_text(columns.first, nonnegative),
+                row=_code(table.row, nonnegative),
+                column=_code(table.column, nonnegative),
+                first_row=_code(rows.first, nonnegative),
+                first_column=_code(columns.first, nonnegative),
                 rows=rows.most("BLOCK_M"),
                 columns=columns.most("BLOCK_N"),
-                entry=_text(sympy.Ne(table.entry, 0, evaluate=False), nonnegative),
+                entry=_code(sympy.Ne(table.entry, 0, evaluate=False), nonnegative),
             )
         )
     return conditions, tuple(loads)
@@ -148,8 +155,8 @@ def with_block_loads(
 
 def block_bits(
     conditions: Iterable[Any], params: Iterable[Param], nonnegative: Collection[str], along: Place
-) -> tuple[tuple[BlockBits, ...], dict[Any, str]]:
-    """The tables that conditions read and that have bits, and the text of each comparison of one.
+) -> tuple[tuple[BlockBits, ...], dict[Any, Any]]:
+    """The tables that conditions read and that have bits, and those of each comparison of one.
 
     Tables whose blocks are small along the columns, or of a size that the call chooses, have none,
     nor those of which blocks and positions do not go at one pace.
@@ -163,7 +170,7 @@ def block_bits(
     of_queries = along == Place.ROW
     position, block = (Q_IDX, BLOCK_ROW) if of_queries else (KV_IDX, BLOCK_COLUMN)
     found: list[BlockBits] = []
-    texts: dict[Any, str] = {}
+    comparisons: dict[Any, Any] = {}
     tables = _block_tables(conditions, params)
     for i, table in enumerate(tables):
         side = _side(table.row if of_queries else table.column, position)
@@ -173,17 +180,18 @@ def block_bits(
         bits = BlockBits(
             name=f"shown_{i}" if len(tables) > 1 else "shown",
             block=block.name,
-            first=_text(side.first, nonnegative),
+            first=_code(side.first, nonnegative),
             count=side.most("COLUMNS"),
-            begin=_text(
+            begin=_code(
                 side.size * block - side.numerator.without(position).to_sympy(), nonnegative
             ),
             size=side.size,
-            entry=_text(sympy.Ne(entry, 0, evaluate=False), nonnegative),
+            entry=_code(sympy.Ne(entry, 0, evaluate=False), nonnegative),
         )
         found.append(bits)
-        texts |= zip(_comparisons(table), (bits.name, f"~{bits.name}"), strict=True)
-    return tuple(found), texts
+        shown = sympy.Symbol(bits.name)
+        comparisons |= zip(_comparisons(table), (shown, OtherBits(shown)), strict=True)
+    return tuple(found), comparisons
 
 
 def _block_tables(conditions: Iterable[Any], params: Iterable[Param]) -> list[BlockTable]:
@@ -211,5 +219,5 @@ def _side(index: Any, position: Any) -> _Side | None:
     return side if side.size >= SMALLEST_BLOCK * side.step else None
 
 
-def _text(expr: Any, nonnegative: Collection[str]) -> str:
-    return triton_source(expr, {**KERNEL_NAMES, "kv_first": "start_n"}, nonnegative)
+def _code(expr: Any, nonnegative: Collection[str]) -> Code:
+    return triton_code(expr, {**KERNEL_NAMES, "kv_first": "start_n"}, nonnegative)

@@ -1,8 +1,9 @@
-"""KernelCode: mask, score and sink as the kernel's text, each part where it is computed."""
+"""KernelCode: mask, score and sink as the kernel computes them, each part where it does."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import sympy
@@ -12,13 +13,14 @@ from flashgen.masks import Mask
 from flashgen.params import Float, Int
 from flashgen.plan.block_tables import BlockBits, BlockLoads, block_bits, with_block_loads
 from flashgen.plan.loops import KERNEL_NAMES
-from flashgen.plan.promise import UNORDERED, PrintedPromise, Promise
-from flashgen.plan.text import gathered_dimensions, mentioned
+from flashgen.plan.promise import UNORDERED, KeptPromise, Promise
 from flashgen.scores import Score
 from flashgen.spec import AttentionSpec
+from flashgen.symbolic.nodes import Spread
 from flashgen.symbolic.placement import Assignment, place
 from flashgen.symbolic.places import SCALE, SCORES, Place, place_of
-from flashgen.symbolic.printer import plain_source, triton_source
+from flashgen.symbolic.printer import plain_source, triton_code
+from flashgen.symbolic.printer.code import Code, gathered_by, read_by
 from flashgen.symbolic.score import LOG2E, fold_score, split_infinite
 from flashgen.symbols import Load
 from flashgen.tracing.expr import Expr
@@ -26,14 +28,14 @@ from flashgen.tracing.expr import Expr
 
 @dataclass(frozen=True)
 class KernelCode:
-    """Source text of what differs between variants of one structure.
+    """What differs between variants of one structure.
 
     Attributes:
-        score: what an element computes of the raw products ``scores``; ``""`` where it is them.
+        score: what an element computes of the raw products ``scores``; None where it is them.
         scaled: the scores of the softmax in base 2 are those times a positive ``qk_scale``.
         of_products: whether the scores are of products of q and k at all, not of positions alone.
         comment: the score function for a reader; ``""`` where there is none.
-        shift: what was left out of the score, (BLOCK_M,), in base 2; ``""`` for nothing.
+        shift: what was left out of the score, (BLOCK_M,), in base 2; None for nothing.
         scalars: assignments once a program.
         rows: then once a tile of queries, (BLOCK_M, 1) vectors.
         columns: of each tile of keys, (1, BLOCK_N) vectors that the score reads.
@@ -42,22 +44,22 @@ class KernelCode:
         tables: what the conditions read of block tables.
         bits: the same of what octets read of them.
         conditions: of the mask; all of them hold for a key that is seen.
-        octets: each of them as bits of octets of columns; ``""`` where it has none.
+        octets: each of them as bits of octets of columns; None where it has none.
         loads_elements: whether they load something for each query and key of a tile.
         reads_q_idx: whether the loop reads the rows' positions.
         score_reads_kv_idx: whether the score reads the columns' positions.
-        sink: the sink's logit in base 2; ``""`` where there is none.
+        sink: the sink's logit in base 2; None where there is none.
         gathers: the numbers of dimensions that tensors are indexed by.
         uses_tanh: whether ``_tanh`` is called.
         promise: what is done where ids are in another order than promised: where the scalar
             ``unordered`` holds, its conditions count instead. None where nothing is promised.
     """
 
-    score: str
+    score: Code | None
     scaled: bool
     of_products: bool
     comment: str
-    shift: str
+    shift: Code | None
     scalars: tuple[Assignment, ...]
     rows: tuple[Assignment, ...]
     columns: tuple[Assignment, ...]
@@ -65,21 +67,21 @@ class KernelCode:
     masked: tuple[Assignment, ...]
     tables: tuple[BlockLoads, ...]
     bits: tuple[BlockBits, ...]
-    conditions: tuple[str, ...]
-    octets: tuple[str, ...]
+    conditions: tuple[Code, ...]
+    octets: tuple[Code | None, ...]
     loads_elements: bool
     reads_q_idx: bool
     score_reads_kv_idx: bool
-    sink: str
+    sink: Code | None
     gathers: tuple[int, ...]
     uses_tanh: bool
-    promise: PrintedPromise | None
+    promise: KeptPromise | None
 
 
 def kernel_code(
     spec: AttentionSpec, conditions: tuple[Any, ...], promise: Promise | None
 ) -> KernelCode:
-    """The text of a spec's mask, score and sink.
+    """A spec's mask, score and sink.
 
     Args:
         spec: whose score and sink they are.
@@ -97,8 +99,8 @@ def code_with(
     promise: Promise | None,
     by_blocks: bool = True,
     along: Place | None = None,
-) -> tuple[KernelCode, tuple[str, ...]]:
-    """What `kernel_code` returns, and the text of other expressions beside it.
+) -> tuple[KernelCode, tuple[Code, ...]]:
+    """What `kernel_code` returns, and other expressions beside it.
 
     Args:
         spec: whose score and sink they are.
@@ -107,12 +109,12 @@ def code_with(
             elements before the score is.
         promise: what the conditions trust.
         by_blocks: whether tables of blocks are read a block at a time, by tiles of queries x keys.
-        along: what the columns of a tile are of, where conditions are printed as bits, too.
+        along: what the columns of a tile are of, where conditions are computed as bits, too.
     """
     nonnegative = [p.name for p in spec.params if isinstance(p, Int) and p.min >= 0]
 
-    def text(expr: Any, **names: str) -> str:
-        return triton_source(expr, KERNEL_NAMES | names, nonnegative)
+    def code_of(expr: Any, **names: str) -> Code:
+        return triton_code(expr, KERNEL_NAMES | names, nonnegative)
 
     tables: tuple[BlockLoads, ...] = ()
     as_written = promise.as_written if promise is not None else ()
@@ -123,37 +125,38 @@ def code_with(
         )
         conditions, as_written = conditions[:count], conditions[count:]
     score, scale, shift = _softmax_parts(spec)
+    of_products = SCORES in score.free_symbols
     of_score = () if score == SCORES else (score,)
     exprs = (*of_score, *conditions, *others)
     bits: tuple[BlockBits, ...] = ()
-    texts_of_bits: dict[Any, str] = {}
+    known_bits: dict[Any, Any] = {}
     if along is not None:
-        bits, texts_of_bits = block_bits(conditions, spec.declared, nonnegative, along)
-    placed = place(exprs, KERNEL_NAMES, nonnegative=nonnegative, along=along, bits=texts_of_bits)
+        bits, known_bits = block_bits(conditions, spec.declared, nonnegative, along)
+    placed = place(exprs, KERNEL_NAMES, nonnegative=nonnegative, along=along, bits=known_bits)
     first = len(of_score) + len(conditions)
     everywhere = {*range(len(of_score)), *range(first, len(exprs))}
     scalars = placed.scalars
     if spec.score is not None and scale != 1:
-        scalars = (*scalars, Assignment("qk_scale", text(scale)))
+        scalars = (*scalars, Assignment("qk_scale", code_of(scale)))
     printed = None
     if promise is not None:
-        printed = PrintedPromise(text(promise.broken), tuple(map(text, as_written)))
+        printed = KeptPromise(code_of(promise.broken), tuple(map(code_of, as_written)))
         scalars = (*scalars, Assignment(UNORDERED, printed.broken))
     columns = tuple(a for a in placed.columns if everywhere & {*a.used_by})
-    inner = placed.results[0] if of_score else ""
-    if SCORES not in score.free_symbols:
-        inner = f"tl.zeros_like(scores) + ({inner})"
+    inner = placed.results[0] if of_score else None
+    if inner is not None and not of_products:
+        inner = replace(inner, expr=Spread(inner.expr))
     sink = spec.normaliser.traced_sink
-    sink_code = "" if sink is None else text(sink.sym * LOG2E)
-    shift_code = "" if shift == 0 else text(shift, q_idx="offs_m")
-    hoisted = (*scalars, *placed.rows, *placed.columns, *placed.elements)
-    everything = (*(a.code for a in hoisted), *placed.results, sink_code, shift_code)
+    sink_code = None if sink is None else code_of(sink.sym * LOG2E)
+    shift_code = None if shift == 0 else code_of(shift, q_idx="offs_m")
+    hoisted = codes_of(scalars, placed.rows, placed.columns, placed.elements)
+    everything = (*hoisted, *placed.results, sink_code, shift_code)
     everything += tuple(table.entry for table in tables)
     everything += () if printed is None else printed.conditions
     code = KernelCode(
         score=inner,
         scaled=scale != 1,
-        of_products=SCORES in score.free_symbols,
+        of_products=of_products,
         comment=plain_source(finite_score(spec.score)[0]) if spec.score is not None else "",
         shift=shift_code,
         scalars=scalars,
@@ -169,18 +172,23 @@ def code_with(
             place_of(load) == Place.ELEMENT for c in conditions for load in c.atoms(Load)
         ),
         reads_q_idx=bool(tables or printed) or "q_idx" in placed.carried,
-        score_reads_kv_idx=bool(
-            mentioned(
-                ["kv_idx"],
-                (inner, *placed.results[first:], *(a.code for a in (*columns, *placed.elements))),
-            )
-        ),
+        score_reads_kv_idx="kv_idx"
+        in read_by((inner, *placed.results[first:], *codes_of(columns, placed.elements))),
         sink=sink_code,
-        gathers=gathered_dimensions(everything),
-        uses_tanh=bool(mentioned(["_tanh"], everything)),
+        gathers=gathered_by(everything),
+        uses_tanh=any(map(_calls_tanh, filter(None, everything))),
         promise=printed,
     )
     return code, placed.results[first:]
+
+
+def codes_of(*lines: Iterable[Assignment]) -> Iterator[Code]:
+    """What assignments compute."""
+    return (line.code for of_place in lines for line in of_place)
+
+
+def _calls_tanh(code: Code) -> bool:
+    return any(call.free_symbols for call in code.expr.atoms(sympy.tanh))  # others are numbers
 
 
 def _softmax_parts(spec: AttentionSpec) -> tuple[Any, Any, Any]:

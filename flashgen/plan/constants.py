@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from flashgen.constants import Constant
 from flashgen.symbolic.printer import torch_source
@@ -82,7 +83,7 @@ def printed_constant(constant: Constant) -> PrintedConstant:
         sizes=constant.elements.shape,
         lines=tuple(_lines(constant)),
         doc=constant.doc,
-        limits=tuple(_limit(of, torch_source(size.sym)) for of, size in constant.limits),
+        limits=tuple(_limit(of, size.sym) for of, size in constant.limits),
     )
 
 
@@ -96,10 +97,11 @@ def _lines(constant: Constant) -> Iterator[str]:
         yield from textwrap.wrap(text, WIDTH, subsequent_indent="    ")
 
 
-def _limit(of: str, accepted: str) -> PrintedLimit:
+def _limit(of: str, most: Any) -> PrintedLimit:
     argument, size, got = _SIZES[of]
+    accepted = torch_source(most)
     exact = of == "num_q_heads"
-    shown = accepted if accepted.isdecimal() else f"{{{accepted}}}"
+    shown = accepted if most.is_Integer else f"{{{accepted}}}"
     return PrintedLimit(
         argument=argument,
         size=size,

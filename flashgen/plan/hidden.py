@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from flashgen.params import Int
 from flashgen.plan.loops import KERNEL_NAMES
-from flashgen.plan.text import gathered_dimensions
 from flashgen.spec import AttentionSpec
 from flashgen.symbolic.alone import conditions_alone
-from flashgen.symbolic.printer import torch_source, triton_source
+from flashgen.symbolic.printer import torch_source, triton_code
+from flashgen.symbolic.printer.code import Code, gathered_by
 from flashgen.symbolic.trace import Predicate
 from flashgen.symbols import KV_IDX, Q_IDX, B, H
 
@@ -27,17 +27,24 @@ class HiddenRows:
         keys: conditions on ``key_rows``, (BLOCK_N, 1) positions: all hold for a key that some query
             may see; none where the mask says nothing of keys alone.
         queries: the same of ``query_rows``, (BLOCK_M, 1) positions.
-        keys_torch, queries_torch: both for the index tensors of torch.
         keys_by_head: whether those of keys differ between heads of queries.
         names: what they read.
     """
 
-    keys: tuple[str, ...]
-    queries: tuple[str, ...]
-    keys_torch: tuple[str, ...]
-    queries_torch: tuple[str, ...]
+    keys: tuple[Code, ...]
+    queries: tuple[Code, ...]
     keys_by_head: bool
     names: frozenset[str]
+
+    @property
+    def keys_torch(self) -> tuple[str, ...]:
+        """Those of keys as text for the index tensors of torch."""
+        return tuple(torch_source(code.expr) for code in self.keys)
+
+    @property
+    def queries_torch(self) -> tuple[str, ...]:
+        """Those of queries."""
+        return tuple(torch_source(code.expr) for code in self.queries)
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -47,7 +54,7 @@ class HiddenRows:
     @property
     def gathers(self) -> tuple[int, ...]:
         """The numbers of dimensions that tensors are indexed by."""
-        return gathered_dimensions((*self.keys, *self.queries))
+        return gathered_by((*self.keys, *self.queries))
 
 
 def hidden_rows(spec: AttentionSpec, predicate: Predicate) -> HiddenRows:
@@ -56,10 +63,8 @@ def hidden_rows(spec: AttentionSpec, predicate: Predicate) -> HiddenRows:
     names = KERNEL_NAMES | {"kv_idx": "key_rows", "q_idx": "query_rows"}
     keys, queries = (conditions_alone(predicate, position) for position in (KV_IDX, Q_IDX))
     return HiddenRows(
-        keys=tuple(triton_source(term, names, nonnegative) for term in keys),
-        queries=tuple(triton_source(term, names, nonnegative) for term in queries),
-        keys_torch=tuple(map(torch_source, keys)),
-        queries_torch=tuple(map(torch_source, queries)),
+        keys=tuple(triton_code(term, names, nonnegative) for term in keys),
+        queries=tuple(triton_code(term, names, nonnegative) for term in queries),
         keys_by_head=any(H in term.free_symbols for term in keys),
         names=frozenset(s.name for term in (*keys, *queries) for s in term.free_symbols),
     )

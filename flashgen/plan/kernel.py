@@ -1,7 +1,7 @@
 """KernelPlan: everything that a template prints, worked out beforehand; `lower` makes it of a spec.
 
 Templates do no arithmetic: what is symbolic in a plan is either a sympy expression that the budget
-evaluates, or text that `flashgen.symbolic.printer` has already printed.
+evaluates, or `Code`, which the templates have printed in their dialect.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from flashgen.plan.dtypes import TRITON_DTYPES
 from flashgen.plan.head_dims import Heads
 from flashgen.plan.hidden import HiddenRows, hidden_rows
 from flashgen.plan.listing import TileListing, tile_listing
-from flashgen.plan.loops import KeyTiles, PrintedInterval, key_tiles, print_interval
+from flashgen.plan.loops import KeyTiles, key_tiles
 from flashgen.plan.outside import left_by
 from flashgen.plan.promise import Promise, promise_of
 from flashgen.plan.wholes import LargeWhole, printed_wholes
@@ -37,7 +37,8 @@ from flashgen.symbolic.bounds import TileBounds, derive_bounds
 from flashgen.symbolic.evaluated import evaluated_conditions
 from flashgen.symbolic.gathers import with_row_tables
 from flashgen.symbolic.logic import conditions
-from flashgen.symbolic.printer import plain_source, torch_source
+from flashgen.symbolic.nodes import Spread
+from flashgen.symbolic.printer import torch_source
 from flashgen.symbolic.roles import KEYS_OF_ROWS, ROWS_OF_KEYS
 from flashgen.symbolic.score import may_be_infinite
 from flashgen.symbolic.tables import RowTable
@@ -108,7 +109,7 @@ class KernelPlan(Heads):
     @property
     def sizing_numbers(self) -> tuple[str, ...]:
         """Names of the numbers that `attention` checks sizes with."""
-        return sizing_numbers(self.arguments, self.constants, self.large_wholes)
+        return sizing_numbers(self.params, self.spec.constants, self.large_wholes)
 
     @property
     def dropout(self) -> bool:
@@ -163,8 +164,8 @@ class KernelPlan(Heads):
         if self.spec.score is None:
             return ""
         score = finite_score(self.spec.score)[0]
-        text = torch_source(score, {"score": "scores"})
-        return text if SCORE in score.free_symbols else f"torch.zeros_like(scores) + ({text})"
+        score = score if SCORE in score.free_symbols else Spread(score)
+        return torch_source(score, {"score": "scores"})
 
     @property
     def normaliser(self) -> str:
@@ -205,7 +206,7 @@ class KernelPlan(Heads):
 
     @cached_property
     def code(self) -> KernelCode:
-        """Mask, score and sink as the kernel's text."""
+        """Mask, score and sink as the kernel computes them."""
         return kernel_code(self.spec, self.conditions, self.promise)
 
     @cached_property
@@ -234,13 +235,8 @@ class KernelPlan(Heads):
 
     @cached_property
     def tiles(self) -> KeyTiles:
-        """The key tiles that a query tile visits, as text."""
+        """The key tiles that a query tile visits."""
         return key_tiles(self.bounds, self.promise, listed=self.listing is not None)
-
-    @property
-    def described_intervals(self) -> tuple[PrintedInterval, ...]:
-        """The bounds as text for a reader."""
-        return tuple(print_interval(i, text=plain_source) for i in self.bounds.intervals)
 
     @cached_property
     def listing(self) -> TileListing | None:

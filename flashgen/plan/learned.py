@@ -18,8 +18,9 @@ from flashgen.spec import AttentionSpec
 from flashgen.symbolic.affine import linearise, summands
 from flashgen.symbolic.gradient import ElementDerivative, element_derivatives
 from flashgen.symbolic.places import Place, place_of
-from flashgen.symbolic.printer import torch_source
-from flashgen.symbols import KV_IDX, Q_IDX, B, H
+from flashgen.symbolic.printer import torch_code
+from flashgen.symbolic.printer.code import Code, read_by
+from flashgen.symbols import KV_IDX, Q_IDX, B, H, Truncate
 
 #: What differs between elements of one head: nothing, their query, key or distance, or both.
 Over = Literal["heads", "rows", "columns", "diagonals", "elements"]
@@ -38,7 +39,7 @@ _DISTANCE = sympy.Dummy("distance", integer=True)
 
 @dataclass(frozen=True)
 class ElementSlope:
-    """What a learned tensor's element adds to the score, as text for a kernel and its launcher.
+    """What a learned tensor's element adds to the score, for a kernel and its launcher.
 
     But for ``"elements"`` each program has places of its own for what it sums up, and the launcher
     adds those to the elements: nobody adds to memory that others add to.
@@ -50,23 +51,33 @@ class ElementSlope:
             the query, ``"columns"`` by the key, ``"diagonals"`` by the distance between them. Of
             ``"elements"`` the kernel finds each pair's own.
         once: no element is that of two pairs.
-        indices: which element, as the kernel's text; of ``"elements"`` alone.
-        torch_indices: which element, for the launcher; of the others.
-        slope: the score's derivative by it; ``""`` where it is 1.
+        indices: which element, for the kernel; of ``"elements"`` alone.
+        launched: which element, for the launcher; of the others.
+        slope: the score's derivative by it; None where it is 1.
     """
 
     tensor: str
     variable: str
     over: Over
     once: bool
-    indices: tuple[str, ...]
-    torch_indices: tuple[str, ...]
-    slope: str
+    indices: tuple[Code, ...]
+    launched: tuple[Code, ...]
+    slope: Code | None
+
+    @property
+    def torch_indices(self) -> tuple[str, ...]:
+        """Which element, as text for the launcher."""
+        return tuple(index.text() for index in self.launched)
+
+    @property
+    def launcher_reads(self) -> frozenset[str]:
+        """The names in that text."""
+        return read_by(self.launched) | ({"dtype"} if any(map(_converts, self.launched)) else set())
 
 
 @dataclass(frozen=True)
 class LearnedElement:
-    """An element of a learned tensor that the score reads, before it is text.
+    """An element of a learned tensor that the score reads.
 
     Attributes:
         derivative: what the score changes by with it.
@@ -93,18 +104,19 @@ class LearnedElement:
         indices = self.derivative.indices if self.over == "elements" else ()
         return (*indices, *(() if slope == 1 else (slope,)))
 
-    def as_text(self, by_kernel: Sequence[str]) -> ElementSlope:
-        """With the text of what the kernel computes."""
+    def with_code(self, by_kernel: Sequence[Code]) -> ElementSlope:
+        """With the code of what the kernel computes."""
         indices = self.derivative.indices
         count = len(indices) if self.over == "elements" else 0
+        launched = () if count else tuple(map(_launched, indices))
         return ElementSlope(
             tensor=self.derivative.tensor,
             variable=self.variable,
             over=self.over,
             once=self.over == "elements" and is_one_to_one(indices),
             indices=tuple(by_kernel[:count]),
-            torch_indices=() if count else tuple(map(_launcher_source, indices)),
-            slope="".join(by_kernel[count:]),
+            launched=launched,
+            slope=next(iter(by_kernel[count:]), None),
         )
 
 
@@ -191,6 +203,11 @@ def _cancelled(node: Any) -> Any:
     return sympy.Add(*summands(node)) if node.is_Add else node
 
 
-def _launcher_source(index: Any) -> str:
+def _launched(index: Any) -> Code:
     distance = by_distance(index) if place_of(index) == Place.ELEMENT else None
-    return torch_source(index) if distance is None else torch_source(distance, {"kv_idx": DISTANCE})
+    return torch_code(index) if distance is None else torch_code(distance, {"kv_idx": DISTANCE})
+
+
+def _converts(code: Code) -> bool:
+    """Whether torch computes it in a dtype on the way to an integer."""
+    return any(map(code.printer.is_tensor, code.expr.atoms(Truncate)))

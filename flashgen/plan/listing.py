@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,9 +10,9 @@ import sympy
 
 from flashgen.params import Int
 from flashgen.plan.loops import KERNEL_NAMES
-from flashgen.plan.text import gathered_dimensions
 from flashgen.symbolic.logic import conditions
-from flashgen.symbolic.printer import triton_source
+from flashgen.symbolic.printer import triton_code
+from flashgen.symbolic.printer.code import Code, gathered_by
 from flashgen.symbolic.tables import RowTable
 from flashgen.symbolic.tile_logic import TileTable, tile_logic
 from flashgen.symbolic.trace import Predicate
@@ -22,8 +23,8 @@ _VECTORS = (KV_FIRST, KV_LAST)
 
 
 @dataclass(frozen=True)
-class PrintedTable:
-    """A block table as source text.
+class ListedTable:
+    """A block table as the kernel reads it.
 
     Attributes:
         entry: the element in row ``block_row`` and column ``block_column``, as a condition.
@@ -34,19 +35,24 @@ class PrintedTable:
         suffix: what tells its other variables apart: ``""`` where there is one table.
     """
 
-    entry: str
-    first_row: str
-    last_row: str
-    first_column: str
-    last_column: str
+    entry: Code
+    first_row: Code
+    last_row: Code
+    first_column: Code
+    last_column: Code
     some: str
     every: str
     suffix: str
 
+    @property
+    def codes(self) -> tuple[Code, ...]:
+        """What is computed of it."""
+        return (self.entry, self.first_row, self.last_row, self.first_column, self.last_column)
+
 
 @dataclass(frozen=True)
 class TileListing:
-    """What is printed for the kernel that lists the tiles.
+    """What the kernel does that lists the tiles.
 
     Attributes:
         tables: the block tables that it reads.
@@ -59,9 +65,9 @@ class TileListing:
         gathers: the numbers of dimensions that tensors are indexed by.
     """
 
-    tables: tuple[PrintedTable, ...]
-    seen: tuple[str, ...]
-    full: tuple[str, ...] | None
+    tables: tuple[ListedTable, ...]
+    seen: tuple[Code, ...]
+    full: tuple[Code, ...] | None
     by_batch: bool
     by_head: bool
     reduce_rows: bool
@@ -84,15 +90,14 @@ def tile_listing(predicate: Predicate) -> TileListing | None:
     answers = [symbol for table in logic.tables for symbol in (table.some, table.every)]
     vectors = [symbol.name for symbol in (*_VECTORS, *answers)]
 
-    def text(expr: Any) -> str:
-        return triton_source(expr, KERNEL_NAMES, nonnegative, vectors)
+    def code(expr: Any) -> Code:
+        return triton_code(expr, KERNEL_NAMES, nonnegative, vectors)
 
     several = len(logic.tables) > 1
     tables = tuple(
-        _printed(table, text, f"_{i}" if several else "") for i, table in enumerate(logic.tables)
+        _listed(table, code, f"_{i}" if several else "") for i, table in enumerate(logic.tables)
     )
-    seen, full = (tuple(map(text, conditions(expr))) for expr in (logic.seen, logic.full))
-    texts = (*seen, *full, *(t for table in tables for t in vars(table).values()))
+    seen, full = (tuple(map(code, conditions(expr))) for expr in (logic.seen, logic.full))
     symbols = {symbol for expr in logic.expressions for symbol in expr.free_symbols}
     return TileListing(
         tables=tables,
@@ -103,18 +108,18 @@ def tile_listing(predicate: Predicate) -> TileListing | None:
         reduce_rows=any(expr.has(RowMin, RowMax) for expr in logic.expressions),
         names=frozenset(s.name for s in symbols - {*answers, *_VECTORS, Q_FIRST, Q_LAST, Q_IDX}),
         row_tables=logic.row_tables,
-        gathers=gathered_dimensions(texts),
+        gathers=gathered_by((*seen, *full, *(code for table in tables for code in table.codes))),
     )
 
 
-def _printed(table: TileTable, text: Any, suffix: str) -> PrintedTable:
+def _listed(table: TileTable, code: Callable[[Any], Code], suffix: str) -> ListedTable:
     (first_row, last_row), (first_column, last_column) = table.table.rows, table.table.columns
-    return PrintedTable(
-        entry=text(sympy.Ne(table.table.entry, 0, evaluate=False)),
-        first_row=text(first_row),
-        last_row=text(last_row),
-        first_column=text(first_column),
-        last_column=text(last_column),
+    return ListedTable(
+        entry=code(sympy.Ne(table.table.entry, 0, evaluate=False)),
+        first_row=code(first_row),
+        last_row=code(last_row),
+        first_column=code(first_column),
+        last_column=code(last_column),
         some=table.some.name,
         every=table.every.name,
         suffix=suffix,

@@ -1,19 +1,26 @@
-"""Seen: conditions for a pair to be seen, as the Gluon kernels print them."""
+"""Seen: conditions for a pair to be seen, as the Gluon kernels compute them."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+import sympy
+
 from flashgen.plan.block_tables import BlockBits
-from flashgen.plan.promise import PrintedPromise
-from flashgen.plan.text import mentioned
+from flashgen.plan.promise import KeptPromise
+from flashgen.symbolic.nodes import AsBits, AtLeast, Below
+from flashgen.symbolic.printer import triton_code
+from flashgen.symbolic.printer.code import Code, read_by
+from flashgen.symbols import KV_IDX, KV_LEN, Q_IDX, Q_LEN
 
 #: Columns of a tile that LLVM compares one by one: the outcomes of more it packs into bits.
 FEW_COLUMNS = 64
 
-_COMPARISON = re.compile(r"\b(?:_at_least|_below)\(")
+#: A condition, and its bits, or None where it has none.
+Condition = tuple[Code, Code | None]
+
+_ENDS = {"q": sympy.Lt(Q_IDX, Q_LEN), "kv": sympy.Lt(KV_IDX, KV_LEN)}
 
 
 @dataclass(frozen=True)
@@ -21,20 +28,25 @@ class Seen:
     """Conditions that all have to hold, in one of two ways.
 
     Attributes:
-        pairs: the text of each, computed for every pair.
-        octets: the text of their bits, computed for octets of columns.
+        pairs: each, computed for every pair.
+        octets: their bits, computed for octets of columns.
         rows: vectors of rows that bits are made of.
         tables: what they read of block tables.
     """
 
-    pairs: tuple[str, ...]
-    octets: tuple[str, ...] = ()
+    pairs: tuple[Code, ...]
+    octets: tuple[Code, ...] = ()
     rows: tuple[str, ...] = ()
     tables: tuple[BlockBits, ...] = ()
 
+    @property
+    def asks_below(self) -> bool:
+        """Whether some bits say which positions are below something."""
+        return any(bits.expr.has(Below) for bits in self.octets)
+
 
 def seen(
-    conditions: Iterable[tuple[str, str]],
+    conditions: Iterable[Condition],
     position: str,
     rows: Iterable[str],
     *,
@@ -48,27 +60,30 @@ def seen(
     where they save few comparisons.
 
     Args:
-        conditions: the text of each, and of its bits, ``""`` where it has none.
+        conditions: each with its bits.
         position: what the columns of a tile are told apart by.
         rows: the names of vectors of rows.
         least: comparisons from which on bits pay.
         tables: what bits read of block tables: pairs would load an element each.
     """
     conditions = tuple(conditions)
-    pairs = tuple(text for text, _ in conditions)
-    octets = tuple(bits for _, bits in conditions)
+    pairs = tuple(condition for condition, _ in conditions)
+    octets = tuple(bits for _, bits in conditions if bits is not None)
     tables = tuple(tables)
-    if not all(octets) or not (tables or mentioned([position], octets)):
+    if len(octets) < len(pairs) or not (tables or position in read_by(octets)):
         return Seen(pairs)
-    comparisons = sum(len(_COMPARISON.findall(bits)) for bits in octets)
-    if comparisons < least and not tables:
+    if sum(map(_comparisons, octets)) < least and not tables:
         return Seen(pairs)
-    names = tuple(rows)
-    read = mentioned(names, (*octets, *(table.entry for table in tables)))
-    return Seen((), octets, tuple(name for name in names if name in read), tables)
+    read = read_by((*octets, *(table.entry for table in tables)))
+    return Seen((), octets, tuple(name for name in rows if name in read), tables)
 
 
-def helped(seen: Seen, row: str, promise: PrintedPromise | None) -> Seen:
+def _comparisons(bits: Code) -> int:
+    nodes = sympy.preorder_traversal(bits.expr)
+    return sum(isinstance(node, AtLeast | Below) for node in nodes)
+
+
+def helped(seen: Seen, row: str, promise: KeptPromise | None) -> Seen:
     """What has octets in a kernel: `seen`, and where ids are out of order the mask as written.
 
     Args:
@@ -89,12 +104,11 @@ def least_comparisons(columns: int, *, scored: bool) -> int:
     return 2 if scored and columns <= FEW_COLUMNS else 1
 
 
-def rows_end(of: str) -> tuple[str, str]:
-    """The condition that a row of the scores is one, of q or kv, and its bits."""
-    text = f"{of}_idx < {of}_len"
-    return text, f"tl.where({text}, -1, 0)"
+def rows_end(of: str) -> Condition:
+    """That a row of the scores is one, of q or kv."""
+    return triton_code(_ENDS[of]), triton_code(AsBits(_ENDS[of]))
 
 
-def columns_end(of: str) -> tuple[str, str]:
-    """The condition that a column of the scores is one, of q or kv, and its bits."""
-    return f"{of}_idx < {of}_len", f"_below({of}_idx, {of}_len)"
+def columns_end(of: str) -> Condition:
+    """That a column of the scores is one, of q or kv."""
+    return triton_code(_ENDS[of]), triton_code(Below(*_ENDS[of].args))

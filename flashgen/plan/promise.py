@@ -9,6 +9,7 @@ import sympy
 
 from flashgen.symbolic.gathers import with_row_tables
 from flashgen.symbolic.logic import conditions
+from flashgen.symbolic.printer.code import Code
 from flashgen.symbolic.roles import Roles
 from flashgen.symbolic.trace import Predicate
 
@@ -48,13 +49,13 @@ def promise_of(predicate: Predicate, *roles: Roles) -> Promise | None:
 
 
 @dataclass(frozen=True)
-class PrintedPromise:
-    """The same as text.
+class KeptPromise:
+    """The same as a kernel computes it.
 
     Attributes:
         broken: `Promise.broken`.
         conditions: `Promise.as_written`.
     """
 
-    broken: str
-    conditions: tuple[str, ...]
+    broken: Code
+    conditions: tuple[Code, ...]

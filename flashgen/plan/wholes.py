@@ -23,12 +23,14 @@ class LargeWhole:
         bound: what its magnitude stays within, of a call's q, k and numbers.
         argument: the argument that an error names.
         got: what the bound is made of in a message, an f-string's ``"kv_len {k.shape[2]}"``.
+        names: what the bound reads.
     """
 
     shown: str
     bound: str
     argument: str
     got: str
+    names: tuple[str, ...]
 
 
 def printed_wholes(exprs: Iterable[Any], params: Iterable[Param]) -> tuple[LargeWhole, ...]:
@@ -46,4 +48,5 @@ def _of(expr: Any, numbers: set[str]) -> Iterator[LargeWhole]:
             bound=torch_source(bound, SIZES),
             argument=next((name for name in names if name in numbers), argument),
             got=", ".join(f"{name} {{{SIZES.get(name, name)}}}" for name in names),
+            names=tuple(names),
         )

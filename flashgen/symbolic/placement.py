@@ -1,17 +1,17 @@
-"""place: source text for the kernel, each part of it where it is computed least often."""
+"""place: code of the kernel, each part of it where it is computed least often."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import sympy
 
-from flashgen.symbolic.octets import octet_source
+from flashgen.symbolic.octets import octets_of
 from flashgen.symbolic.places import SCORES, Place, is_integral
-from flashgen.symbolic.printer import triton_source
+from flashgen.symbolic.printer import triton_code
+from flashgen.symbolic.printer.code import Code
 from flashgen.symbolic.regroup import PREFIXES, Regrouper, is_condition, replaced
 from flashgen.symbols import KV_IDX, SCORE, SYMBOLS, Load
 
@@ -22,18 +22,18 @@ class Assignment:
 
     Attributes:
         name: a variable of the kernel.
-        code: Triton source.
+        code: what it is.
         used_by: which results, by their number, need it.
     """
 
     name: str
-    code: str
+    code: Code
     used_by: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class Placed:
-    """Expressions as Triton source, hoisted as far as they can be.
+    """Expressions as code, hoisted as far as they can be.
 
     Attributes:
         scalars: once a program.
@@ -43,16 +43,16 @@ class Placed:
         results: one for each expression that was placed, after the elements.
         carried: the names that columns, elements and results read besides kv_idx, the score and
             one another: symbols as the kernel calls them, then scalars, then rows.
-        octets: for each result that is a condition, its `octet_source`, else ``""``.
+        octets: for each result that is a condition, its `octets_of`; None where it has none.
     """
 
     scalars: tuple[Assignment, ...]
     rows: tuple[Assignment, ...]
     columns: tuple[Assignment, ...]
     elements: tuple[Assignment, ...]
-    results: tuple[str, ...]
+    results: tuple[Code, ...]
     carried: tuple[str, ...]
-    octets: tuple[str, ...]
+    octets: tuple[Code | None, ...]
 
 
 def place(
@@ -62,7 +62,7 @@ def place(
     nonnegative: Collection[str] = (),
     taken: Collection[str] = (),
     along: Place | None = None,
-    bits: Mapping[Any, str] | None = None,
+    bits: Mapping[Any, Any] | None = None,
 ) -> Placed:
     """Splits expressions by what needs them: a program, a tile of queries or keys, an element.
 
@@ -72,13 +72,10 @@ def place(
     Args:
         exprs: numbers and conditions over b, h, q_idx, kv_idx, the score and parameters.
         names: the text for a symbol, as in ``{"b": "batch"}``; others print their name.
-        nonnegative: parameters known to be >= 0; see `triton_source`.
+        nonnegative: parameters known to be >= 0; see `triton_code`.
         taken: names that the new variables must not have, besides those in the expressions.
-        along: what the columns of a tile are of, where conditions are printed as bits, too.
-        bits: of comparisons whose bits are at hand, the text of these.
-
-    Raises:
-        TypeError: a node that the printer does not know.
+        along: what the columns of a tile are of, where conditions are computed as bits, too.
+        bits: of comparisons whose bits are at hand, these.
     """
     names = dict(names or {})
     symbols = {symbol.name for expr in exprs for symbol in expr.free_symbols}
@@ -88,27 +85,27 @@ def place(
     definitions = regrouper.definitions
     tensors = [symbol.name for symbol, (where, _) in definitions.items() if where]
 
-    def source(form: Any, where: Place) -> str:
+    def code(form: Any, where: Place) -> Code:
         approximate = where == Place.ELEMENT
-        return triton_source(form, names, nonnegative, tensors, approximate=approximate)
+        return triton_code(form, names, nonnegative, tensors, approximate=approximate)
 
-    def octets(form: Any) -> str:
+    def octets(form: Any) -> Code | None:
         if along is None or not is_condition(form):
-            return ""
-        write = functools.partial(source, where=Place.ELEMENT)
-        return octet_source(form, along, regrouper.place, write, bits or {})
+            return None
+        found = octets_of(form, along, regrouper.place, bits or {})
+        return None if found is None else code(found, Place.ELEMENT)
 
     users = _users(forms, definitions)
     assignments: dict[Place, list[Assignment]] = {where: [] for where in PREFIXES}
     for symbol, (where, form) in definitions.items():
-        assignment = Assignment(symbol.name, source(form, where), users[symbol])
+        assignment = Assignment(symbol.name, code(form, where), users[symbol])
         assignments[where].append(assignment)
     return Placed(
         scalars=tuple(assignments[Place.SCALAR]),
         rows=tuple(assignments[Place.ROW]),
         columns=tuple(assignments[Place.COLUMN]),
         elements=tuple(assignments[Place.ELEMENT]),
-        results=tuple(source(form, Place.ELEMENT) for form in forms),
+        results=tuple(code(form, Place.ELEMENT) for form in forms),
         carried=_carried(forms, definitions, names),
         octets=tuple(map(octets, forms)),
     )

@@ -28,7 +28,6 @@ from flashgen import (
     sliding_window,
     softcap,
 )
-from flashgen.codegen.gluon import render_names
 from flashgen.codegen.module import render_module
 from flashgen.config import ChosenConfig, KernelChoice, KernelConfig
 from flashgen.kernels.backward_hopper.plan import HopperBackward
@@ -39,6 +38,7 @@ from flashgen.plan.backward import backward_plan
 from support.variants import (
     any_backward,
     any_configs,
+    names_of_gluon,
     render_backward_hopper,
     rendered,
     shipped_specs,
@@ -104,7 +104,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 
-{render_names(adds=False, clears=False)}
+{names_of_gluon(adds=False, clears=False)}
 '''
 
 
@@ -125,7 +125,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 
-{render_names(adds=True, clears=False)}
+{names_of_gluon(adds=True, clears=False)}
 
 '''
 

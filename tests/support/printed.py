@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from flashgen.symbolic.placement import Placed
+from flashgen.symbolic.printer.code import Code
 
 #: What the module brings along.
 _HELPER = re.compile(r"_at_\d+d|_tanh|tl|APPROX")
@@ -108,10 +109,10 @@ def run(placed: Placed, values: Mapping[str, Any], real: type = np.float64) -> l
     return [_evaluated(code, inner, real, (len(Q_IDX), KV_IDX.size)) for code in placed.results]
 
 
-def _evaluated(code: str, scope: dict[str, Any], real: type, shape: tuple[int, int]) -> Any:
-    value = eval(code, {}, scope)
+def _evaluated(code: Code, scope: dict[str, Any], real: type, shape: tuple[int, int]) -> Any:
+    value = eval(code.text(), {}, scope)
     dtype = np.asarray(value).dtype
     if not isinstance(value, int | float):
-        assert dtype.kind in "iub" or dtype == real, f"{code} is of {dtype}"
+        assert dtype.kind in "iub" or dtype == real, f"{code.text()} is of {dtype}"
     np.broadcast_to(value, shape)  # it has no dimension that its place lacks
     return value

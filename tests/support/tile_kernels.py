@@ -100,10 +100,10 @@ def kernel_of(placed: Placed, folder: Path) -> Any:
         ),
     ]
     for group in (placed.scalars, placed.rows, placed.columns, placed.elements):
-        lines += [f"{assignment.name} = {assignment.code}" for assignment in group]
+        lines += [f"{assignment.name} = {assignment.code.text()}" for assignment in group]
     for i, result in enumerate(placed.results):
         lines += [
-            f"result = tl.cast({result}, tl.float32) + tl.zeros_like(scores)",
+            f"result = tl.cast({result.text()}, tl.float32) + tl.zeros_like(scores)",
             f"tl.store(out_ptr + {i * BLOCK_M * BLOCK_N} + at, result)",
         ]
     parameters = ", ".join(["scores_ptr", "out_ptr", *arguments, "APPROX: tl.constexpr"])

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 from flashgen import AttentionSpec
+from flashgen.codegen.environment import render
 from flashgen.codegen.module import render_module
 from flashgen.config import HOPPER, ChosenConfig, KernelChoice, KernelConfig
 from flashgen.kernels.backward_hopper.kernel import BackwardHopper
@@ -172,6 +173,16 @@ def any_hopper_backward(plan: KernelPlan) -> dict[str, KernelChoice]:
 def on_hopper(config: KernelConfig) -> KernelChoice:
     """A configuration of a Gluon kernel."""
     return KernelChoice({HOPPER: ChosenConfig(config, "model", shared=4096)})
+
+
+def names_of_gluon(*, adds: bool, clears: bool) -> str:
+    """What stands before Gluon kernels: under one name each what Tritons call differently.
+
+    Args:
+        adds: whether one of them has TMA add tiles.
+        clears: whether they clear hidden rows.
+    """
+    return render("module/names.py.jinja", adds=adds, clears=clears)
 
 
 def kernel_digest(plan: KernelPlan, key: str = "portable") -> str:

@@ -54,11 +54,11 @@ def _found(table: BlockBits, side: str, columns: int, firsts: tuple[int, int], l
     }
     shown: Any = 0
     for i in range(eval(table.count, {}, scope)):
-        scope[table.block] = eval(table.first, {}, scope) + i
-        begin = eval(table.begin, {}, scope)
+        scope[table.block] = eval(table.first.text(), {}, scope) + i
+        begin = eval(table.begin.text(), {}, scope)
         position = column_first + first
         block = _at_least(position, begin) & ~_at_least(position, begin + table.size)
-        shown |= block & np.where(eval(table.entry, {}, scope), -1, 0)
+        shown |= block & np.where(eval(table.entry.text(), {}, scope), -1, 0)
     octets = np.arange(columns // 8)[None, :, None]
     return ((np.asarray(shown)[:, None, :] >> octets) & 1).reshape(ROWS, columns).astype(bool)
 
@@ -113,7 +113,7 @@ def test_what_has_bits(side: str) -> None:
 def test_beside_other_conditions(side: str) -> None:
     blocks = block_sparse(LAYOUT, 32)
     both = seen_of(~blocks & causal(align="top_left"), side, score=softcap(5.0))
-    assert len(both.tables) == 1 and any("~shown" in bits for bits in both.octets)
+    assert len(both.tables) == 1 and any("~shown" in bits.text() for bits in both.octets)
     assert not both.pairs
     either = seen_of(blocks | ~block_sparse(Tensor("other", (None, None), "bool"), 64), side)
     assert [table.name for table in either.tables] == ["shown_0", "shown_1"]

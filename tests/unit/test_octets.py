@@ -16,10 +16,18 @@ from flashgen.kernels.forward_hopper.kernel import render_hopper
 from flashgen.kernels.forward_hopper.plan import HopperNames
 from flashgen.plan import lower
 from flashgen.plan.backward import backward_plan
-from flashgen.plan.mask_code import Seen, columns_end, least_comparisons, rows_end, seen
-from flashgen.symbolic.octets import octet_source
+from flashgen.plan.mask_code import (
+    Condition,
+    Seen,
+    columns_end,
+    least_comparisons,
+    rows_end,
+    seen,
+)
+from flashgen.symbolic.nodes import AtLeast, Below
+from flashgen.symbolic.octets import octets_of
 from flashgen.symbolic.places import Place, place_of
-from flashgen.symbolic.printer import triton_source
+from flashgen.symbolic.printer import triton_code, triton_source
 from flashgen.symbols import KV_IDX, KV_LEN, Q_IDX, Q_LEN, B, FloorMod
 from support.expressions import LEFT, conditions, integers
 from support.variants import render_backward_hopper, shipped_plan
@@ -38,7 +46,8 @@ TL = SimpleNamespace(
 
 
 def source(condition: Any, along: Place = Place.ROW) -> str:
-    return octet_source(condition, along, place_of, triton_source)
+    bits = octets_of(condition, along, place_of)
+    return "" if bits is None else triton_source(bits)
 
 
 def at_least(column: Any, least: Any) -> Any:
@@ -168,9 +177,10 @@ def test_bits_mean_what_the_condition_means(condition: Any) -> None:
             )
 
 
-CAUSAL = ("q_idx >= kv_idx", "_at_least(q_idx, kv_idx)")
-TABLE = ("row_ids == col_ids", "")
-HEADS = ("q_idx < col_end", "_below(q_idx, col_end)")
+ROW_IDS, COL_IDS, COL_END = sympy.symbols("row_ids col_ids col_end", integer=True)
+CAUSAL = (triton_code(Q_IDX >= KV_IDX), triton_code(AtLeast(Q_IDX, KV_IDX)))
+TABLE = (triton_code(sympy.Eq(ROW_IDS, COL_IDS)), None)
+HEADS = (triton_code(Q_IDX < COL_END), triton_code(Below(Q_IDX, COL_END)))
 
 
 @pytest.mark.parametrize(
@@ -180,12 +190,12 @@ HEADS = ("q_idx < col_end", "_below(q_idx, col_end)")
         ([CAUSAL], 2, Seen((CAUSAL[0],))),
         ([CAUSAL, HEADS], 2, Seen((), (CAUSAL[1], HEADS[1]), ("kv_idx", "col_end"))),
         ([CAUSAL, TABLE], 1, Seen((CAUSAL[0], TABLE[0]))),
-        ([rows_end("kv")], 1, Seen(("kv_idx < kv_len",))),
-        ([columns_end("q")], 1, Seen((), ("_below(q_idx, q_len)",))),
+        ([rows_end("kv")], 1, Seen((triton_code(KV_IDX < KV_LEN),))),
+        ([columns_end("q")], 1, Seen((), (triton_code(Below(Q_IDX, Q_LEN)),))),
         ([], 1, Seen(())),
     ],
 )
-def test_which_way_pays(given: list[tuple[str, str]], least: int, expected: Seen) -> None:
+def test_which_way_pays(given: list[Condition], least: int, expected: Seen) -> None:
     assert seen(given, "q_idx", ("kv_idx", "col_end"), least=least) == expected
 
 
@@ -211,10 +221,8 @@ def test_the_forward_kernel_takes_bits_for_masks_of_two_comparisons(
 ) -> None:
     """Whether a key is one, which all masks with another kv_len ask, is not among them."""
     plan = shipped_plan(name)
-    assert (
-        len(re.findall(r"_below|_at_least", " ".join(HopperNames(plan).hidden.octets)))
-        == comparisons
-    )
+    bits = " ".join(octets.text() for octets in HopperNames(plan).hidden.octets)
+    assert len(re.findall(r"_below|_at_least", bits)) == comparisons
 
 
 def test_positions_that_nothing_reads_are_not_computed() -> None:

@@ -42,11 +42,11 @@ DISTANCE = KV_IDX - Q_IDX
 def shown(placed: Placed) -> str:
     """All of it as a person would write it down."""
     lines = [
-        f"{group}: {assignment.name} = {assignment.code}"
+        f"{group}: {assignment.name} = {assignment.code.text()}"
         for group in ("scalars", "rows", "columns", "elements")
         for assignment in getattr(placed, group)
     ]
-    return "\n".join([*lines, *placed.results])
+    return "\n".join([*lines, *(result.text() for result in placed.results)])
 
 
 @pytest.mark.parametrize(
@@ -280,7 +280,7 @@ def test_buckets_of_the_logarithm_are_those_of_python() -> None:
     scope = printed.scope_of(values, np.float32)
     for group in (placed.rows, placed.columns, placed.elements):
         for assignment in group:
-            scope[assignment.name] = eval(assignment.code, {}, scope)
-    found = eval(placed.results[0], {}, scope)
+            scope[assignment.name] = eval(assignment.code.text(), {}, scope)
+    found = eval(placed.results[0].text(), {}, scope)
     want = [evaluate(bucket(sympy.Integer(q)), {}) for q in range(600)]
     assert found.ravel().tolist() == want

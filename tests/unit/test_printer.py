@@ -225,7 +225,6 @@ def test_symbols_take_the_names_of_the_place_they_are_printed_in() -> None:
     assert triton_source(expr, TILE) == (
         "(offs_m[:, None] >= offs_n[None, :]) & (offs_n[None, :] >= offs_m[:, None] - left)"
     )
-    assert triton_source(2 * Q_LAST, {"q_last": "q_first + 127"}) == "2 * (q_first + 127)"
 
 
 @pytest.mark.parametrize(

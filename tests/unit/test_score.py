@@ -84,8 +84,8 @@ def test_scale_and_log2e_go_where_scalars_are(
 ) -> None:
     folded = fold_score(traced(score_mod))
     placed = place([folded.expr])
-    assert [scalar.code for scalar in placed.scalars] == scalars
-    assert placed.results == (result,)
+    assert [scalar.code.text() for scalar in placed.scalars] == scalars
+    assert [found.text() for found in placed.results] == [result]
     assert folded.factor is None
 
 

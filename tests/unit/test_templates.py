@@ -9,12 +9,12 @@ import pytest
 from jinja2 import meta, nodes
 
 from flashgen.codegen.environment import environment
-from flashgen.kernels.forward_hopper.kernel import gluon
+from flashgen.kernels.forward_hopper.plan import DIALECT
 from flashgen.paths import template_dir
 
-ENVIRONMENT = environment(gluon=gluon)
+ENVIRONMENT = environment(DIALECT)
 BUILT_IN = {"range", "loop", "caller"}
-FILTERS = {"fold", "gluon", "unpacking", "wrap", "indented", "dedent", "prefix"}
+FILTERS = {"fold", "printed", "plain", "unpacking", "wrap", "indented", "dedent", "prefix"}
 TESTS = {"read_in"}
 
 # What the module's templates call those that each kernel brings.

@@ -18,7 +18,8 @@ from flashgen.budget.captures import (
     captured_parameters,
 )
 from flashgen.kernels.backward_hopper.plan import HopperBackward
-from flashgen.plan.text import mentioned
+from flashgen.plan.code import codes_of
+from flashgen.symbolic.printer.code import Code, read_by
 
 # Of tensors that backward kernels over tiles of keys load: q, k, v, grad_out, rows.
 BACKWARD_SOURCES = 5
@@ -42,10 +43,11 @@ def backward_captured_bytes(
         # The first consumer alone has scores and mask, and captures nothing: its code is the
         # block's own. The others go by which tiles need the mask where these come first.
         visits = names.visits.bounds if names.visits.splits else names.visits.ends
-        read = Read((*visits, *hidden_conditions(names)))
+        read = Read((*visits, *hidden_conditions(names)), names.visits.lengths)
     else:
         expressions = (*_backward_expressions(names), *hidden_conditions(names))
-        read = Read((*names.visits.bounds, *expressions))
+        lengths = ("q_len", "kv_len") if names.text.code.promise is not None else ()
+        read = Read((*names.visits.bounds, *expressions), lengths)
     size = BACKWARD_SOURCES * ADDRESS
     size += 4 * TILES + ROWS + 2 * BARRIERS  # q, grad_out, k, v; lse and delta; full and empty
     if names.divided:
@@ -88,8 +90,8 @@ def counts_lists(names: HopperBackward) -> bool:
     return listing is not None and listing.several
 
 
-def hidden_conditions(names: HopperBackward) -> tuple[str, ...]:
-    """Text of which rows are hidden by their position alone."""
+def hidden_conditions(names: HopperBackward) -> tuple[Code, ...]:
+    """Which rows are hidden by their position alone."""
     hidden = names.backward.plan.hidden
     return (*hidden.keys, *hidden.queries)
 
@@ -100,15 +102,14 @@ def notes_captured(names: HopperBackward) -> int:
     return NUMBERS * (bool(hidden.keys) + bool(hidden.queries))
 
 
-def _backward_expressions(names: HopperBackward) -> Iterator[str]:
-    """Text of scores, slopes and mask, with the lines that these read: others leave no code."""
+def _backward_expressions(names: HopperBackward) -> Iterator[Code | None]:
+    """Scores, slopes and mask, with the lines that these read: others leave no code."""
     text, code = names.text, names.text.code
     lines = {a.name: a.code for a in (*text.lines_of_head, *text.lines_of_tile)}
-    texts = [code.score, code.shift, text.slope, names.backward.slope_scale, *names.conditions]
-    texts += [*(a.code for a in code.elements), *(item.slope for item in text.learned)]
+    codes = [code.score, code.shift, text.slope, names.backward.slope_scale, *names.conditions]
+    codes += [*codes_of(code.elements), *(item.slope for item in text.learned)]
     if code.promise is not None:
-        texts += ("q_len", "kv_len", code.promise.broken, *code.promise.conditions)
-    while texts:
-        yield from texts
-        read = mentioned(lines, texts)
-        texts = [lines.pop(name) for name in read]
+        codes += (code.promise.broken, *code.promise.conditions)
+    while codes:
+        yield from codes
+        codes = [lines.pop(name) for name in read_by(codes) & lines.keys()]

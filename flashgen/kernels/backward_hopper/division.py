@@ -8,7 +8,6 @@ from functools import cached_property
 from flashgen.config import BACKWARD_KERNELS, BackwardKernel
 from flashgen.plan.backward import BackwardPlan
 from flashgen.plan.backward_code import BackwardCode
-from flashgen.plan.text import mentioned
 
 #: What both kernels read of a call, whatever its parameters.
 CALL = ("num_q_heads", "num_kv_heads", "q_len", "kv_len", "rows_len", "scale")
@@ -70,7 +69,7 @@ class HopperDivision:
         for item in text.learned:
             if item.over not in ("heads", "columns"):
                 return f"elements of {item.tensor} are told apart by {item.over}"
-            if mentioned(["scores", *(a.name for a in text.code.elements)], [item.slope]):
+            if text.is_of_products(item.slope):
                 return f"what {item.tensor} learns depends on the scores"
             if self.has_roles:
                 return f"no consumer has both factors of what {item.tensor} learns"

@@ -9,10 +9,9 @@ from typing import Any, ClassVar
 from flashgen.budget.targets import Target, get_target
 from flashgen.budget.usage import SramUsage
 from flashgen.codegen.digest import source_digest
-from flashgen.codegen.environment import environment
-from flashgen.codegen.gluon import as_gluon
+from flashgen.codegen.environment import render
 from flashgen.config import HOPPER, KernelChoice, KernelConfig
-from flashgen.kernels.backward_hopper.plan import HopperBackward
+from flashgen.kernels.backward_hopper.plan import DIALECT, HopperBackward
 from flashgen.kernels.backward_hopper.shared_memory import (
     hopper_backward_usage,
     worst_hopper_backward_usage,
@@ -25,14 +24,6 @@ from flashgen.kernels.forward_hopper.plan import HopperNames
 from flashgen.plan import KernelPlan
 from flashgen.plan.backward import backward_plan
 from flashgen.plan.mask_code import Seen
-
-# What scores that have queries as columns read most: see `flashgen.codegen.gluon`.
-_STEPS_BACK = "gl.cast(q_first - offs_m, gl.float32)"
-
-
-def gluon_backward(text: str) -> str:
-    """Triton source as Gluon's, in the backward kernel, where keys are rows."""
-    return as_gluon(text).replace(_STEPS_BACK, "-_query_columns(scores, 0, gl.float32)")
 
 
 def render_over_keys(
@@ -50,18 +41,15 @@ def render_over_keys(
     plan = names.backward.plan
     before = HopperNames(plan).of_octets if after_forward else Seen(())
     needed = sorted(set(gathers).difference(plan.gathers if after_forward else ()))
-    return (
-        environment(gluon=gluon_backward)
-        .get_template(template)
-        .render(
-            plan=plan,
-            backward=names.backward,
-            names=names,
-            after_forward=after_forward,
-            before=before,
-            gathers=needed,
-        )
-        .strip("\n")
+    return render(
+        template,
+        DIALECT,
+        plan=plan,
+        backward=names.backward,
+        names=names,
+        after_forward=after_forward,
+        before=before,
+        gathers=needed,
     )
 
 
@@ -122,14 +110,11 @@ class BackwardHopper(GradientKernel):
     def source(self, plan: KernelPlan, before: Collection[str] = ()) -> str:
         """`_backward_hopper`, then `_place_sums`."""
         names = self.names_of(plan)
-        return (
-            render_over_keys(
-                names,
-                "backward_hopper/kernel.py.jinja",
-                after_forward=ForwardHopper.key in before,
-                gathers=names.gathers,
-            )
-            + "\n"
+        return render_over_keys(
+            names,
+            "backward_hopper/kernel.py.jinja",
+            after_forward=ForwardHopper.key in before,
+            gathers=names.gathers,
         )
 
     def digest(self, plan: KernelPlan) -> str:

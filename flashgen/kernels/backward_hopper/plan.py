@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
+
+import sympy
 
 from flashgen.kernels.backward_hopper.division import BLOCK_M, CALL, HopperDivision
 from flashgen.kernels.backward_hopper.visits import HopperVisits
-from flashgen.plan.mask_code import Seen, columns_end, helped, least_comparisons, rows_end, seen
+from flashgen.plan.code import codes_of
+from flashgen.plan.mask_code import (
+    Condition,
+    Seen,
+    columns_end,
+    helped,
+    least_comparisons,
+    rows_end,
+    seen,
+)
 from flashgen.plan.promise import UNORDERED
-from flashgen.plan.text import gathered_dimensions, mentioned
 from flashgen.symbolic.placement import Assignment
+from flashgen.symbolic.places import is_integral
+from flashgen.symbolic.printer.code import Code, gathered_by, read_by
+from flashgen.symbolic.printer.dialects import Gluon
+from flashgen.symbols import Q_FIRST, Q_IDX
+
+#: What scores that have queries as columns read most.
+DIALECT = Gluon({Q_FIRST - Q_IDX: "-_query_columns(scores, 0, gl.float32)"})
 
 
 @dataclass(frozen=True)
@@ -42,9 +59,8 @@ class HopperBackward(HopperDivision):
     @property
     def counts_in_floats(self) -> bool:
         """Whether slopes of what is learned only add and multiply: positions may be float32."""
-        slopes = (item.slope for item in self.text.learned)
-        summed = all(re.fullmatch(r"[\w\s+\-*.()]*", slope) for slope in slopes)
-        return summed and not self.learned_lines
+        slopes = (slope.expr for slope in self._slopes_learned if slope is not None)
+        return all(map(_is_of_one_type, slopes)) and not self.learned_lines
 
     @property
     def divides(self) -> str:
@@ -123,8 +139,7 @@ class HopperBackward(HopperDivision):
 
     def learned_read(self, name: str) -> bool:
         """Whether what is learned depends on this position."""
-        texts = (*self._slopes_learned, *(line.code for line in self.learned_lines))
-        return bool(mentioned([name], texts))
+        return name in read_by((*self._slopes_learned, *codes_of(self.learned_lines)))
 
     @cached_property
     def learned_lines(self) -> tuple[Assignment, ...]:
@@ -133,7 +148,7 @@ class HopperBackward(HopperDivision):
         return tuple(line for line in self.text.lines_of_tile if line.name in names)
 
     @property
-    def _slopes_learned(self) -> tuple[str, ...]:
+    def _slopes_learned(self) -> tuple[Code | None, ...]:
         return tuple(item.slope for item in self.text.learned)
 
     @cached_property
@@ -148,21 +163,20 @@ class HopperBackward(HopperDivision):
             found.append("qk_scale")
         if backward.slope_scale:
             found.append("head_scale")
-        names = [line.name for line in self.text.lines_of_head]
-        read = mentioned(names, (*self._texts, *("qk_scale",) * code.scaled))
-        return (*found, *(name for name in names if name in read))
+        read = read_by(self._codes).union(("qk_scale",) * code.scaled, self._reads_promise)
+        return (*found, *(line.name for line in self.text.lines_of_head if line.name in read))
 
     @property
     def reads_kv_idx(self) -> bool:
         """Whether positions of keys are read."""
-        lines = (line.code for line in self.text.lines_of_head)
+        lines = codes_of(self.text.lines_of_head)
         promised = self.text.code.promise is not None
-        return promised or bool(mentioned(["kv_idx"], (*self._texts, *lines)))
+        return promised or "kv_idx" in read_by((*self._codes, *lines))
 
     @cached_property
-    def conditions(self) -> tuple[str, ...]:
-        """Conditions, as text, that all hold for a pair that is seen."""
-        return tuple(text for text, _ in self._conditions)
+    def conditions(self) -> tuple[Code, ...]:
+        """Conditions that all hold for a pair that is seen."""
+        return tuple(condition for condition, _ in self._conditions)
 
     @cached_property
     def seen(self) -> Seen:
@@ -178,8 +192,8 @@ class HopperBackward(HopperDivision):
         return helped(self.seen, "kv_idx", self.text.code.promise)
 
     @cached_property
-    def _conditions(self) -> tuple[tuple[str, str], ...]:
-        """Each condition with the text of its bits."""
+    def _conditions(self) -> tuple[Condition, ...]:
+        """Each with its bits."""
         of_queries = (columns_end("q"),) * self.backward.checks_q_len
         of_keys = (rows_end("kv"),) * self.backward.checks_kv_len
         code = self.text.code
@@ -213,52 +227,64 @@ class HopperBackward(HopperDivision):
     @property
     def scores_read_q_idx(self) -> bool:
         """Whether the score reads the position of each query."""
-        lines = (line.code for line in self.score_lines)
-        return bool(mentioned(["q_idx"], (*self._score_texts, *lines)))
+        return "q_idx" in read_by((*self._score_codes, *codes_of(self.score_lines)))
+
+    @property
+    def shift_reads_positions(self) -> bool:
+        """Whether what rows add to their scores reads their positions besides distances."""
+        return "offs_m" in read_by((self.text.code.shift,), DIALECT)
 
     @property
     def masks_read_q_idx(self) -> bool:
         """Whether the mask reads the position of each query, pair by pair."""
-        masked = (line.code for line in self.mask_lines)
-        return bool(mentioned(["q_idx"], (*self.seen.pairs, *masked)))
+        return "q_idx" in read_by((*self.seen.pairs, *codes_of(self.mask_lines)))
 
     @cached_property
     def gathers(self) -> tuple[int, ...]:
         """The numbers of dimensions that tensors are indexed by."""
-        lines = (line.code for line in self.text.lines_of_head)
-        texts = (*self._texts, *lines, *self.visits.bounds, self.backward.slope_scale)
+        lines = codes_of(self.text.lines_of_head)
+        codes = (*self._codes, *lines, *self.visits.bounds, self.backward.slope_scale)
         of_hidden = self.backward.plan.hidden.gathers
-        return tuple(sorted({*gathered_dimensions(texts), *of_hidden}))
+        return tuple(sorted({*gathered_by(codes), *of_hidden}))
 
     @cached_property
-    def _score_texts(self) -> tuple[str, ...]:
-        text = self.text
-        return (
-            *(line.code for line in text.code.elements),
-            text.code.score,
-            text.slope,
-            text.code.shift,
-        )
+    def _score_codes(self) -> tuple[Code | None, ...]:
+        text, code = self.text, self.text.code
+        return (*codes_of(code.elements), code.score, text.slope, code.shift)
 
     @cached_property
-    def _texts(self) -> tuple[str, ...]:
-        """Of all that is computed for a tile."""
-        lines = self.text.lines_of_tile
-        codes = (line.code for line in lines)
+    def _codes(self) -> tuple[Code | None, ...]:
+        """All that is computed for a tile."""
+        lines = codes_of(self.text.lines_of_tile)
         promise = self.text.code.promise
-        of_promise = (UNORDERED, *promise.conditions) if promise is not None else ()
-        return (*self._score_texts, *self.conditions, *codes, *self._slopes_learned, *of_promise)
+        of_promise = promise.conditions if promise is not None else ()
+        return (*self._score_codes, *self.conditions, *lines, *self._slopes_learned, *of_promise)
+
+    @property
+    def _reads_promise(self) -> tuple[str, ...]:
+        return (UNORDERED,) if self.text.code.promise is not None else ()
 
     @cached_property
     def _score_names(self) -> frozenset[str]:
         """Lines of a tile that the score reads."""
-        return self._lines_read(self._score_texts)
+        return self._lines_read(self._score_codes)
 
-    def _lines_read(self, texts: Sequence[str]) -> frozenset[str]:
+    def _lines_read(self, codes: Iterable[Code | None]) -> frozenset[str]:
         """Lines of a tile that these read, by others or themselves."""
         lines = {line.name: line.code for line in self.text.lines_of_tile}
         found: set[str] = set()
-        while new := mentioned(lines, texts) - found:
+        while new := (read_by(codes) & lines.keys()) - found:
             found |= new
-            texts = [lines[name] for name in new]
+            codes = [lines[name] for name in new]
         return frozenset(found)
+
+
+def _is_of_one_type(expr: Any) -> bool:
+    """Whether an expression adds and multiplies, and converts nothing to float32."""
+    if not expr.args:
+        return True
+    if isinstance(expr, sympy.Pow):
+        return bool(expr.exp.is_Integer and expr.exp > 0) and _is_of_one_type(expr.base)
+    parts = expr.args if is_integral(expr) else [x for x in expr.args if not x.is_Integer]
+    alike = is_integral(expr) or not any(map(is_integral, parts))
+    return isinstance(expr, sympy.Add | sympy.Mul) and alike and all(map(_is_of_one_type, parts))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flashgen.plan.loops import KeyTiles
+from flashgen.symbolic.printer.code import Code
 
 
 @dataclass(frozen=True)
@@ -12,7 +13,7 @@ class HopperVisits:
     """What two functions hand to one another: the one that counts visits, and that of one's tile.
 
     Attributes:
-        tiles: those to visit, as text.
+        tiles: those to visit.
         of: ``"q"`` where they hold queries, ``"kv"`` where they hold keys.
         masks: whether there is something to compute for a masked tile.
         differ: whether it depends on the tile which need the mask: the end of the keys alone is the
@@ -62,21 +63,27 @@ class HopperVisits:
         return f"visits{tiles.runs[-1].suffix}"
 
     @property
-    def bounds(self) -> tuple[str, ...]:
-        """The printed bounds: where visits begin and end, and which tiles need no mask."""
+    def bounds(self) -> tuple[Code | None, ...]:
+        """The bounds: where visits begin and end, and which tiles need no mask."""
         return (*self.ends, *self._full)
 
     @property
-    def ends(self) -> tuple[str, ...]:
-        """The printed bounds of where visits begin and end."""
-        runs = () if self.tiles.listed else self.tiles.runs
-        begins = () if self.tiles.from_key_0 else (run.begin for run in runs)
-        given = bool(self.tiles.unordered) and not self.tiles.listed
-        trusted = (self.tiles.unordered, f"{self.of}_len") if given else ()
-        return (*begins, *(text for run in runs for text in (run.end, run.condition)), *trusted)
+    def ends(self) -> tuple[Code | None, ...]:
+        """The bounds of where visits begin and end, and where these do not hold."""
+        if self.tiles.listed:
+            return ()
+        begins = () if self.tiles.from_key_0 else (run.begin for run in self.tiles.runs)
+        ends = (code for run in self.tiles.runs for code in (run.end, run.condition))
+        return (*begins, *ends, self.tiles.unordered)
 
     @property
-    def _full(self) -> tuple[str, ...]:
+    def lengths(self) -> tuple[str, ...]:
+        """What visits end at where bounds do not hold."""
+        given = self.tiles.unordered is not None and not self.tiles.listed
+        return (f"{self.of}_len",) * given
+
+    @property
+    def _full(self) -> tuple[Code, ...]:
         if not self.differ or self.tiles.listed:
             return ()
         begins = () if self.tiles.from_key_0 else (run.full_begin for run in self.tiles.runs)

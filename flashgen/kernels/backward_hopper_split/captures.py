@@ -20,6 +20,8 @@ from flashgen.kernels.backward_hopper.captures import (
     notes_captured,
 )
 from flashgen.kernels.backward_hopper_split.plan import HopperBackwardSplit
+from flashgen.plan.code import codes_of
+from flashgen.symbolic.printer.code import Code
 
 
 def queries_captured_bytes(
@@ -28,7 +30,8 @@ def queries_captured_bytes(
     """Bytes that the Gluon kernel for the gradient of q captures."""
     queries = names.of_queries
     expressions = (*_queries_expressions(names), *hidden_conditions(names))
-    read = Read((*queries.visits.bounds, *expressions))
+    promises = queries.text.code.promise is not None
+    read = Read((*queries.visits.bounds, *expressions), ("kv_len",) * promises)
     # Descriptors of q, k, v, grad_out and grad_q; the rows, and how many there are of a head.
     size = 6 * ADDRESS + (NUMBERS_OF_A_TILE + 1) * NUMBER
     size += 4 * (TILES + BARRIERS) + BARRIER + notes_captured(names)
@@ -40,13 +43,12 @@ def queries_captured_bytes(
     return size + captured_parameters(read, arguments, contiguous=contiguous, ones=ones)
 
 
-def _queries_expressions(names: HopperBackwardSplit) -> Iterator[str]:
-    """The texts that the Gluon kernel for the gradient of q computes."""
+def _queries_expressions(names: HopperBackwardSplit) -> Iterator[Code | None]:
+    """What the Gluon kernel for the gradient of q computes."""
     text = names.of_queries.text
     code = text.code
-    for a in (*code.scalars, *code.rows, *code.columns, *code.elements, *code.masked):
-        yield a.code
+    yield from codes_of(code.scalars, code.rows, code.columns, code.elements, code.masked)
     conditions = names.of_queries.conditions
     yield from (code.score, code.shift, text.slope, names.backward.slope_scale, *conditions)
     if code.promise is not None:
-        yield from ("kv_len", *code.promise.conditions)
+        yield from code.promise.conditions

@@ -5,22 +5,17 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from flashgen.codegen.environment import environment
-from flashgen.codegen.gluon import DISTANCES, as_gluon
+from flashgen.codegen.environment import render
 from flashgen.config import KernelChoice
 from flashgen.kernels.backward_hopper.kernel import BackwardHopper, render_over_keys
 from flashgen.kernels.backward_hopper_split.plan import HopperBackwardSplit
+from flashgen.kernels.backward_hopper_split.queries import DIALECT
 from flashgen.kernels.backward_hopper_split.shared_memory import queries_usage
 from flashgen.kernels.backward_hopper_split.space import split_space
 from flashgen.kernels.base import Space
 from flashgen.kernels.forward_hopper.kernel import ForwardHopper
 from flashgen.plan import KernelPlan
 from flashgen.plan.backward import backward_plan
-
-
-def gluon_queries(text: str) -> str:
-    """Triton source as Gluon's, in the kernel for the gradient of q, where queries are rows."""
-    return as_gluon(text).replace(DISTANCES, "_key_columns(scores, start_n - q_first, gl.float32)")
 
 
 class BackwardHopperSplit(BackwardHopper):
@@ -54,14 +49,18 @@ class BackwardHopperSplit(BackwardHopper):
         used = {*names.gathers, *(names.of_queries.gathers if both else ())}
         template = "backward_hopper_split/keys.py.jinja"
         after_forward = ForwardHopper.key in before
-        parts = [render_over_keys(names, template, after_forward=after_forward, gathers=used)]
-        if both:
-            given = {"plan": plan, "backward": names.backward, "names": names}
-            over_queries = environment(gluon=gluon_queries).get_template(
-                "backward_hopper_split/queries.py.jinja"
-            )
-            parts.append(over_queries.render(queries=names.of_queries, **given).strip("\n"))
-        return "\n\n\n".join(parts) + "\n"
+        over_keys = render_over_keys(names, template, after_forward=after_forward, gathers=used)
+        if not both:
+            return over_keys
+        over_queries = render(
+            "backward_hopper_split/queries.py.jinja",
+            DIALECT,
+            plan=plan,
+            backward=names.backward,
+            names=names,
+            queries=names.of_queries,
+        )
+        return f"{over_keys}\n\n{over_queries}"
 
     def names(self, plan: KernelPlan, choice: KernelChoice) -> Mapping[str, Any]:
         """With the shared memory of the kernel over queries, if there is one in Gluon."""

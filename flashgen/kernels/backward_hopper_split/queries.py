@@ -9,9 +9,19 @@ from flashgen.kernels.backward_hopper.division import CALL
 from flashgen.kernels.backward_hopper.visits import HopperVisits
 from flashgen.plan.backward import BackwardPlan
 from flashgen.plan.backward_code import BackwardCode
-from flashgen.plan.mask_code import Seen, columns_end, helped, least_comparisons, seen
+from flashgen.plan.code import codes_of
+from flashgen.plan.mask_code import (
+    Condition,
+    Seen,
+    columns_end,
+    helped,
+    least_comparisons,
+    seen,
+)
 from flashgen.plan.promise import UNORDERED
-from flashgen.plan.text import gathered_dimensions, mentioned
+from flashgen.symbolic.printer.code import Code, gathered_by, read_by
+from flashgen.symbolic.printer.dialects import Gluon
+from flashgen.symbols import KV_IDX, Q_FIRST
 
 #: Queries of a program, of which each of two consumers has 64.
 BLOCK_M = 128
@@ -23,6 +33,10 @@ V_STAGES = {64: 2, 128: 2, 256: 1}
 
 #: Buffers for tiles of keys, which are needed a step later than those of values.
 K_STAGES = 2
+
+
+#: Distances are what scores read most: cheaper than converting every position.
+DIALECT = Gluon({KV_IDX - Q_FIRST: "_key_columns(scores, start_n - q_first, gl.float32)"})
 
 
 @dataclass(frozen=True)
@@ -49,7 +63,7 @@ class HopperQueries:
 
     @property
     def text(self) -> BackwardCode:
-        """What it computes, as text."""
+        """What it computes."""
         return self.backward.of_grad_q
 
     @cached_property
@@ -73,14 +87,15 @@ class HopperQueries:
         if not self.backward.plan.reads_scale:
             found.append("qk_scale")
         code = self.text.code
-        names = [line.name for line in (*code.scalars, *code.rows)]
-        read = mentioned(names, (*self._texts, *("qk_scale",) * code.scaled))
-        return (*found, *(name for name in names if name in read))
+        read = read_by(self._codes).union(("qk_scale",) * code.scaled)
+        read |= {UNORDERED} if code.promise is not None else set()
+        lines = (*code.scalars, *code.rows)
+        return (*found, *(line.name for line in lines if line.name in read))
 
     @cached_property
-    def conditions(self) -> tuple[str, ...]:
-        """Conditions, as text, that all hold for a pair that is seen."""
-        return tuple(text for text, _ in self._conditions)
+    def conditions(self) -> tuple[Code, ...]:
+        """Conditions that all hold for a pair that is seen."""
+        return tuple(condition for condition, _ in self._conditions)
 
     @cached_property
     def seen(self) -> Seen:
@@ -96,8 +111,8 @@ class HopperQueries:
         return helped(self.seen, "q_idx", self.text.code.promise)
 
     @cached_property
-    def _conditions(self) -> tuple[tuple[str, str], ...]:
-        """Each condition with the text of its bits."""
+    def _conditions(self) -> tuple[Condition, ...]:
+        """Each with its bits."""
         of_keys = (columns_end("kv"),) * self.backward.plan.checks_kv_len
         code = self.text.code
         return (*of_keys, *zip(code.conditions, code.octets, strict=True))
@@ -110,45 +125,44 @@ class HopperQueries:
     @property
     def scores_read_q_idx(self) -> bool:
         """Whether the score reads the position of each query of each element."""
-        return bool(mentioned(["q_idx"], self._score_texts))
+        return "q_idx" in read_by(self._score_codes)
+
+    @property
+    def scores_read_kv_idx(self) -> bool:
+        """Whether the score reads the keys' positions besides distances."""
+        return "kv_idx" in read_by(self._score_codes, DIALECT)
 
     @property
     def masks_read_q_idx(self) -> bool:
         """Whether the mask reads the position of each query, pair by pair."""
-        masked = (line.code for line in self.text.code.masked)
-        return bool(mentioned(["q_idx"], (*self.seen.pairs, *masked)))
+        return "q_idx" in read_by((*self.seen.pairs, *codes_of(self.text.code.masked)))
 
     @property
     def masks_read_kv_idx(self) -> bool:
         """Whether the mask reads the position of each key, pair by pair."""
-        masked = (line.code for line in self.text.code.masked)
-        return bool(mentioned(["kv_idx"], (*self.seen.pairs, *masked)))
+        return "kv_idx" in read_by((*self.seen.pairs, *codes_of(self.text.code.masked)))
 
     @property
     def rows_read_q_idx(self) -> bool:
         """Whether what is computed once for queries reads their positions."""
-        code = self.text.code
-        return bool(mentioned(["q_idx"], (line.code for line in (*code.scalars, *code.rows))))
+        return "q_idx" in read_by(codes_of(self.text.code.scalars, self.text.code.rows))
 
     @cached_property
     def gathers(self) -> tuple[int, ...]:
         """The numbers of dimensions that tensors are indexed by."""
-        code = self.text.code
-        lines = (line.code for line in (*code.scalars, *code.rows))
-        texts = (*self._texts, *lines, *self.visits.bounds, self.backward.slope_scale)
+        lines = codes_of(self.text.code.scalars, self.text.code.rows)
+        codes = (*self._codes, *lines, *self.visits.bounds, self.backward.slope_scale)
         of_hidden = self.backward.plan.hidden.gathers
-        return tuple(sorted({*gathered_dimensions(texts), *of_hidden}))
+        return tuple(sorted({*gathered_by(codes), *of_hidden}))
 
     @cached_property
-    def _score_texts(self) -> tuple[str, ...]:
+    def _score_codes(self) -> tuple[Code | None, ...]:
         code = self.text.code
-        lines = (line.code for line in (*code.columns, *code.elements))
-        return (*lines, code.score, self.text.slope)
+        return (*codes_of(code.columns, code.elements), code.score, self.text.slope)
 
     @cached_property
-    def _texts(self) -> tuple[str, ...]:
-        """The text of all that is computed for a tile."""
+    def _codes(self) -> tuple[Code | None, ...]:
+        """All that is computed for a tile."""
         code = self.text.code
-        masked = (line.code for line in code.masked)
-        of_promise = (UNORDERED, *code.promise.conditions) if code.promise is not None else ()
-        return (*self._score_texts, *self.conditions, *masked, *of_promise)
+        of_promise = code.promise.conditions if code.promise is not None else ()
+        return (*self._score_codes, *self.conditions, *codes_of(code.masked), *of_promise)

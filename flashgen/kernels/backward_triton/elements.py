@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -14,13 +13,14 @@ from flashgen.budget.quantities import BLOCK_M, BLOCK_N, NUM_WARPS
 from flashgen.config import BackwardKernel
 from flashgen.plan import KernelPlan
 from flashgen.plan.backward import backward_plan
+from flashgen.plan.code import codes_of
 from flashgen.plan.inner import shift_itemsizes, tile_loads
 from flashgen.plan.learned import learned_elements
 from flashgen.plan.promise import UNORDERED
 from flashgen.plan.slopes import has_element_slopes
-from flashgen.symbols import FloorDiv
+from flashgen.symbolic.printer.code import Code
+from flashgen.symbols import FloorDiv, Load
 
-_LOAD = re.compile(r"\b_at_\d+d\(")
 _SKIPPED = 1016
 _PADDED = 8  # bytes of what is exchanged by one, to which at most one of padding is added
 _GROUP = 4  # warps
@@ -102,8 +102,8 @@ def visited_elements(
         # What is read once for a head of the group is copied as well.
         # Whether ids are in order is read for the bounds, where there are any.
         known = () if plan.listing else (UNORDERED,)
-        scalars = " ".join(line.code for line in plan.code.scalars if line.name not in known)
-        ahead += len(_LOAD.findall(scalars)) * (_SCORE if unit == "tcgen05" else _SCALAR)
+        scalars = [line.code for line in plan.code.scalars if line.name not in known]
+        ahead += sum(map(_loads, scalars)) * (_SCORE if unit == "tcgen05" else _SCALAR)
     if conditions:  # of several vectors they are put together before that
         exchanged += BLOCK_M * _SCORE * (1 if conditions == 1 else _SCORE)
     kept = sympy.Integer(0)
@@ -116,8 +116,11 @@ def visited_elements(
 def _loads_of_slopes(plan: KernelPlan) -> int:
     """Elements of the score's tensors that its slope reads, choices taken apart."""
     text = backward_plan(plan).of_keys
-    lines = (*(line.code for line in text.code.elements), text.slope)
-    return sum(len(_LOAD.findall(line)) for line in lines)
+    return sum(map(_loads, filter(None, (*codes_of(text.code.elements), text.slope))))
+
+
+def _loads(code: Code) -> int:
+    return sum(isinstance(node, Load) for node in sympy.preorder_traversal(code.expr))
 
 
 def _summed(plan: KernelPlan, kernel: BackwardKernel) -> Any:

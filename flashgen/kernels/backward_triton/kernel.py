@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from flashgen.budget.targets import Target
 from flashgen.budget.usage import SramUsage
 from flashgen.codegen.digest import source_digest
-from flashgen.codegen.environment import environment
+from flashgen.codegen.environment import render
 from flashgen.config import BACKWARD_KERNELS, BackwardKernel, KernelChoice, KernelConfig
 from flashgen.kernels.backward_triton.rank import rank_backward
 from flashgen.kernels.backward_triton.shared_memory import backward_usage, worst_backward_usage
@@ -30,8 +30,7 @@ FUNCTIONS: Mapping[BackwardKernel, str] = {
 
 def render_backward(backward: BackwardPlan) -> str:
     """The Triton functions of the backward pass, which call those of the forward kernel."""
-    template = environment().get_template("backward_triton/kernel.py.jinja")
-    return template.render(plan=backward.plan, backward=backward).strip("\n") + "\n"
+    return render("backward_triton/kernel.py.jinja", plan=backward.plan, backward=backward)
 
 
 class _BackwardTriton(GradientKernel):

@@ -18,6 +18,8 @@ from flashgen.kernels.forward_hopper.plan import HopperNames
 from flashgen.kernels.forward_hopper.segment_tiles import cut_table
 from flashgen.kernels.forward_hopper.shape import hopper_shape
 from flashgen.plan import KernelPlan
+from flashgen.plan.code import codes_of
+from flashgen.symbolic.printer.code import Code
 
 # Arrays of barriers: full and empty, of queries, keys, values and what is handed over; keys and
 # values may share theirs.
@@ -37,7 +39,8 @@ def captured_bytes(plan: KernelPlan, *, contiguous: bool = True, ones: bool = Fa
         ones: it captures such a stride all the same, those of all tensors as one number, as
             Triton 3.6 does and 3.7 does not.
     """
-    read = Read((*_bounds(plan), *_expressions(plan)))
+    promises = plan.promise is not None
+    read = Read((*_bounds(plan), *_expressions(plan)), ("kv_len",) * promises)
     parts = 2 * (len(plan.qk_parts) + len(plan.v_parts))  # of q, k, v, out
     tiles = parts - len(plan.v_parts) * hopper_shape(plan).out_in_queries
     size = parts * ADDRESS + tiles * TILES + ADDRESS  # descriptors, tiles, lse
@@ -59,29 +62,27 @@ def captured_bytes(plan: KernelPlan, *, contiguous: bool = True, ones: bool = Fa
     return size + captured_parameters(read, plan.kernel_arguments, contiguous=contiguous, ones=ones)
 
 
-def _bounds(plan: KernelPlan) -> Iterator[str]:
-    """Text of which tiles of keys are visited, and which need the mask."""
+def _bounds(plan: KernelPlan) -> Iterator[Code | None]:
+    """Which tiles of keys are visited, and which need the mask."""
     tiles = plan.tiles
     if tiles.listed:
         return
-    if tiles.unordered:
-        yield from (tiles.unordered, "kv_len")
+    yield tiles.unordered
     masks = bool(plan.code.conditions or plan.checks_kv_len)
     for run in tiles.runs:
         yield from (run.end, run.condition)
         if not tiles.from_key_0:
             yield run.begin
         if masks:
-            yield from (run.full_end, "" if tiles.from_key_0 else run.full_begin)
+            yield from (run.full_end, None if tiles.from_key_0 else run.full_begin)
 
 
-def _expressions(plan: KernelPlan) -> Iterator[str]:
-    """Text of scores, mask and sink."""
+def _expressions(plan: KernelPlan) -> Iterator[Code | None]:
+    """Scores, mask and sink."""
     code = plan.code
-    for a in (*code.scalars, *code.rows, *code.columns, *code.elements, *code.masked):
-        yield a.code
+    yield from codes_of(code.scalars, code.rows, code.columns, code.elements, code.masked)
     yield from (code.score, code.shift, code.sink, *code.conditions, *plan.hidden.keys)
     if code.promise is not None:
-        yield from ("kv_len", *code.promise.conditions)
+        yield from code.promise.conditions
     for table in code.tables:
-        yield from (table.entry, table.row, table.column, table.first_row, table.first_column)
+        yield from table.codes

@@ -10,12 +10,11 @@ from flashgen.budget.targets import Target, get_target
 from flashgen.budget.traffic import Workload
 from flashgen.budget.usage import SramUsage
 from flashgen.codegen.digest import source_digest
-from flashgen.codegen.environment import environment
-from flashgen.codegen.gluon import DISTANCES, as_gluon
+from flashgen.codegen.environment import render
 from flashgen.config import HOPPER, KernelChoice, KernelConfig
 from flashgen.kernels.base import ForwardKernel, Needs, Space
 from flashgen.kernels.forward_hopper.pack_gqa import heads_of_a_tile, launched
-from flashgen.kernels.forward_hopper.plan import OUT_COLUMNS, RANGES, HopperNames
+from flashgen.kernels.forward_hopper.plan import DIALECT, OUT_COLUMNS, RANGES, HopperNames
 from flashgen.kernels.forward_hopper.segment_tiles import cut_makes, cut_table
 from flashgen.kernels.forward_hopper.shape import hopper_shape
 from flashgen.kernels.forward_hopper.shared_memory import (
@@ -33,27 +32,24 @@ from flashgen.kernels.forward_hopper.space import (
 from flashgen.plan import KernelPlan
 
 
-def gluon(text: str) -> str:
-    """Triton source as Gluon's, in the forward kernel, where queries are rows."""
-    return as_gluon(text).replace(DISTANCES, "_columns(scores, start_n - q_first, gl.float32)")
-
-
 def render_hopper(plan: KernelPlan) -> str:
     """The functions of the forward kernel for Hopper: those in Gluon, `_attention_hopper` last.
 
     Where tiles of queries start at segments, `_cut_queries` comes before them, in Triton.
     """
     names = HopperNames(plan)
-    template = environment(gluon=gluon).get_template("forward_hopper/kernel.py.jinja")
-    text = template.render(
+    kernel = render(
+        "forward_hopper/kernel.py.jinja",
+        DIALECT,
         plan=plan,
         shape=hopper_shape(plan),
         names=names,
         weights=RANGES[plan.torch_dtype],
     )
-    template = environment().get_template("forward_hopper/segment_tiles.py.jinja")
-    cuts = template.render(cut_by=names.cut_by) if names.cut_by else ""
-    return (cuts + "\n\n" + text.strip("\n")).strip("\n") + "\n"
+    if not names.cut_by:
+        return kernel
+    cuts = render("forward_hopper/segment_tiles.py.jinja", cut_by=names.cut_by)
+    return f"{cuts}\n\n{kernel}"
 
 
 class ForwardHopper(ForwardKernel):

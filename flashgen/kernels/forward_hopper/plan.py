@@ -8,11 +8,13 @@ from functools import cached_property
 
 from flashgen.kernels.forward_hopper.segment_tiles import cut_table
 from flashgen.kernels.forward_hopper.shape import HopperShape, hopper_shape
+from flashgen.plan.code import codes_of
 from flashgen.plan.kernel import KernelPlan
 from flashgen.plan.mask_code import Seen, columns_end, helped, seen
-from flashgen.plan.text import mentioned
+from flashgen.symbolic.printer.code import Code, read_by
+from flashgen.symbolic.printer.dialects import Gluon
 from flashgen.symbolic.tables import RowTable
-from flashgen.symbols import H
+from flashgen.symbols import KV_IDX, Q_FIRST, H
 
 #: Comparisons of the mask from which on bits of octets pay in the steps. With one, an H200 took 0.2
 #: to 2% longer (causal, d=64 and 80); with two or three, 0.4 to 6% less.
@@ -20,6 +22,10 @@ LEAST_COMPARISONS = 2
 
 #: Columns that a tile of the output is stored in.
 OUT_COLUMNS = 128
+
+
+#: Distances are what scores read most: cheaper than converting every position.
+DIALECT = Gluon({KV_IDX - Q_FIRST: "_columns(scores, start_n - q_first, gl.float32)"})
 
 
 @dataclass(frozen=True)
@@ -108,26 +114,37 @@ class HopperNames:
     def score_reads(self) -> tuple[str, ...]:
         """Of a tile's place and positions, what the score function depends on."""
         code = self.plan.code
-        return _read((code.score, *(a.code for a in code.columns + code.elements)))
+        return _read((code.score, *codes_of(code.columns, code.elements)))
+
+    @property
+    def scores_read_kv_idx(self) -> bool:
+        """Whether the score reads the keys' positions besides distances, or leaves them to masks.
+
+        A mask by octets has its own.
+        """
+        code = self.plan.code
+        if not self.hidden.octets:
+            return code.score_reads_kv_idx
+        return "kv_idx" in read_by((*codes_of(code.columns, code.elements), code.score), DIALECT)
 
     @cached_property
     def mask_reads(self) -> tuple[str, ...]:
         """Of a tile's place and positions, what the mask alone depends on."""
         code = self.plan.code
-        tables = [text for table in code.tables for text in vars(table).values()]
-        names = _read((*code.conditions, *(a.code for a in code.masked), *tables))
+        tables = (read for table in code.tables for read in table.codes)
+        names = _read((*code.conditions, *codes_of(code.masked), *tables))
         return tuple(name for name in names if name not in self.score_reads)
 
     @cached_property
     def promise_reads(self) -> tuple[str, ...]:
         """Of a tile's place and positions, what the mask depends on as it was written."""
         promise = self.plan.code.promise
-        return _read(("q_idx", *promise.conditions) if promise is not None else ())
+        return _read(promise.conditions, "q_idx") if promise is not None else ()
 
     @cached_property
     def rows_read(self) -> tuple[str, ...]:
         """Of a tile's place and positions, what `queries` depend on."""
-        return _read(tuple(a.code for a in self.plan.code.scalars + self.plan.code.rows))
+        return _read(codes_of(self.plan.code.scalars, self.plan.code.rows))
 
     @property
     def work(self) -> tuple[str, ...]:
@@ -179,8 +196,8 @@ class HopperNames:
     @cached_property
     def seen_reads(self) -> frozenset[str]:
         """Of q_first and q_last, those that `seen` depends on."""
-        texts = [t for r in self.plan.tiles.runs for t in (r.full_begin, r.full_end)]
-        return self._ends_read((*texts, *self._visits_from))
+        full = [end for run in self.plan.tiles.runs for end in (run.full_begin, run.full_end)]
+        return self._ends_read((*full, *self._visits_from))
 
     @property
     def work_reads(self) -> frozenset[str]:
@@ -191,13 +208,13 @@ class HopperNames:
         return frozenset({"q_last"} if tiles.read_q_last or tiles.reduce_rows else ())
 
     @property
-    def _visits_from(self) -> tuple[str, ...]:
-        return tuple(t for r in self.plan.tiles.runs for t in (r.begin, r.end, r.condition))
+    def _visits_from(self) -> tuple[Code | None, ...]:
+        return tuple(x for run in self.plan.tiles.runs for x in (run.begin, run.end, run.condition))
 
-    def _ends_read(self, texts: Iterable[str]) -> frozenset[str]:
+    def _ends_read(self, codes: Iterable[Code | None]) -> frozenset[str]:
         if self.plan.tiles.reduce_rows:
             return frozenset({"q_first", "q_last"})
-        return mentioned(("q_first", "q_last"), texts)
+        return read_by(codes) & {"q_first", "q_last"}
 
     @property
     def counts(self) -> bool:
@@ -251,7 +268,7 @@ class HopperNames:
         """
         code = self.plan.code
         of_keys = (columns_end("kv"),) * self.plan.checks_kv_len
-        octets = ("",) * len(code.octets) if code.tables else code.octets
+        octets = (None,) * len(code.octets) if code.tables else code.octets
         conditions = (*of_keys, *zip(code.conditions, octets, strict=True))
         rows = ("q_idx", *(line.name for line in code.rows))
         least = LEAST_COMPARISONS + self.plan.checks_kv_len  # which hides in the last tile alone
@@ -296,10 +313,9 @@ class HopperNames:
         return tuple(f"{name}_desc{part.suffix}" for name, parts in tensors for part in parts)
 
 
-def _read(texts: Iterable[str]) -> tuple[str, ...]:
-    """Names of a tile's place and positions in texts; q_idx is made from q_first."""
-    names = ("batch", "head", "q_first", "q_idx")
-    found = mentioned(names, texts)
+def _read(codes: Iterable[Code | None], *others: str) -> tuple[str, ...]:
+    """What code reads of a tile's place and positions; q_idx is made from q_first."""
+    found = read_by(codes).union(others)
     if "q_idx" in found:
         found |= {"q_first"}
-    return tuple(name for name in names if name in found)
+    return tuple(name for name in ("batch", "head", "q_first", "q_idx") if name in found)

@@ -9,7 +9,7 @@ from flashgen.budget.targets import Target
 from flashgen.budget.traffic import Workload
 from flashgen.budget.usage import SramUsage
 from flashgen.codegen.digest import source_digest
-from flashgen.codegen.environment import environment
+from flashgen.codegen.environment import render
 from flashgen.config import KernelChoice, KernelConfig
 from flashgen.kernels.base import ForwardKernel, Space
 from flashgen.kernels.forward_triton.rank import predict, rank
@@ -20,7 +20,7 @@ from flashgen.plan import KernelPlan
 
 def render_kernel(plan: KernelPlan) -> str:
     """The Triton functions of the forward kernel, `_attention_forward` last."""
-    return environment().get_template("forward_triton/kernel.py.jinja").render(plan=plan)
+    return render("forward_triton/kernel.py.jinja", plan=plan)
 
 
 class ForwardTriton(ForwardKernel):

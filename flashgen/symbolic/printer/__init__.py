@@ -13,10 +13,20 @@ from typing import Any
 
 import sympy
 
+from flashgen.symbolic.nodes import (
+    AsBits,
+    AtLeast,
+    Below,
+    BothBits,
+    EitherBits,
+    OtherBits,
+    Spread,
+)
 from flashgen.symbolic.places import SCORES, ToFloat
 from flashgen.symbolic.printer import arithmetic, functions
+from flashgen.symbolic.printer.code import Code
 from flashgen.symbolic.printer.core import Printer
-from flashgen.symbolic.printer.dialects import Plain, Torch, Triton
+from flashgen.symbolic.printer.dialects import TRITON, Plain, Torch
 from flashgen.symbols import (
     KV_IDX,
     Q_IDX,
@@ -57,6 +67,13 @@ RULES = {
     ToFloat: functions.print_converted,
     RowMin: functions.print_reduction("min"),
     RowMax: functions.print_reduction("max"),
+    Spread: functions.print_spread,
+    AsBits: functions.print_as_bits,
+    AtLeast: functions.print_bits_of("_at_least"),
+    Below: functions.print_bits_of("_below"),
+    BothBits: arithmetic.print_bits("&"),
+    EitherBits: arithmetic.print_bits("|"),
+    OtherBits: functions.print_other_bits,
     **dict.fromkeys(functions.FUNCTIONS, functions.print_function),
     **dict.fromkeys(functions.COMPARISONS, functions.print_comparison),
 }
@@ -65,15 +82,15 @@ TILE = frozenset(symbol.name for symbol in (Q_IDX, KV_IDX, SCORE, SCORES))
 _TENSORS = frozenset(symbol.name for symbol in (Q_IDX, KV_IDX, SCORE, B, H))
 
 
-def triton_source(
+def triton_code(
     expr: Any,
     names: Mapping[str, str] | None = None,
     nonnegative: Collection[str] = (),
     tensors: Collection[str] = (),
     *,
     approximate: bool = True,
-) -> str:
-    """``expr`` as Triton source.
+) -> Code:
+    """``expr`` as code of a kernel.
 
     Args:
         expr: a sympy expression: a number or a condition.
@@ -84,27 +101,39 @@ def triton_source(
             C's do: an operand that may be negative is printed with a correction.
         tensors: symbols, besides the indices and the score, that are tensors in the kernel.
         approximate: whether ``tanh`` may be the hardware's where the kernel's APPROX says so.
+    """
+    printer = Printer(
+        TRITON, RULES, names or {}, NONNEGATIVE | set(nonnegative), TILE | set(tensors),
+        approximate,
+    )  # fmt: skip
+    return Code(expr, printer)
+
+
+def triton_source(expr: Any, *args: Any, **knowledge: Any) -> str:
+    """``expr`` as Triton source; see `triton_code`.
 
     Raises:
         TypeError: a node that the printer does not know.
     """
-    printer = Printer(
-        Triton(), RULES, names or {}, NONNEGATIVE | set(nonnegative), TILE | set(tensors),
-        approximate,
-    )  # fmt: skip
-    return printer.text(expr)
+    return triton_code(expr, *args, **knowledge).text()
 
 
-def torch_source(expr: Any, names: Mapping[str, str] | None = None) -> str:
+def torch_code(expr: Any, names: Mapping[str, str] | None = None) -> Code:
     """``expr`` as eager PyTorch, computed in the ``dtype`` of the function it stands in.
 
     b, h, q_idx and kv_idx are integer tensors, the score is one of ``dtype``, tensors are what the
     user gave; lengths and other parameters are Python numbers. It reads ``torch`` and ``math``.
+    """
+    return Code(expr, Printer(Torch(), RULES, names or {}, frozenset(), _TENSORS))
+
+
+def torch_source(expr: Any, names: Mapping[str, str] | None = None) -> str:
+    """Its text; see `torch_code`.
 
     Raises:
         TypeError: a node that the printer does not know.
     """
-    return Printer(Torch(), RULES, names or {}, frozenset(), _TENSORS).text(expr)
+    return torch_code(expr, names).text()
 
 
 def plain_source(expr: Any, names: Mapping[str, str] | None = None) -> str:

@@ -10,9 +10,11 @@ import sympy
 from flashgen.symbolic.places import SCORES, is_integral
 from flashgen.symbolic.printer.core import Printer
 from flashgen.symbolic.printer.text import (
+    Operand,
     as_fraction,
     closed,
     is_negative,
+    joined,
     negated,
     rank,
 )
@@ -24,6 +26,19 @@ _LOOSER = sympy.Add | _BITS
 
 
 def print_sum(printer: Printer, expr: Any) -> str:
+    """Its `ordered_terms`, one after the other."""
+    terms = ordered_terms(expr)
+    write = printer.matching(expr)
+    text = closed(write(terms[0])) if isinstance(terms[0], _BITS) else write(terms[0])
+    for term in terms[1:]:
+        negative = is_negative(term)
+        term = negated(term) if negative else term
+        written = closed(write(term)) if isinstance(term, _LOOSER) else write(term)
+        text += f" - {written}" if negative else f" + {written}"
+    return text
+
+
+def ordered_terms(expr: Any) -> list[Any]:
     """Positive terms first, each sign in the order of `SYMBOLS`, the score ahead, numbers last."""
     terms = list(expr.args)
     if not is_integral(expr):
@@ -33,14 +48,7 @@ def print_sum(printer: Printer, expr: Any) -> str:
     )
     if is_negative(terms[0]) and terms[-1].is_Number and terms[-1] > 0:
         terms = [terms[-1], *terms[:-1]]
-    write = printer.matching(expr)
-    text = closed(write(terms[0])) if isinstance(terms[0], _BITS) else write(terms[0])
-    for term in terms[1:]:
-        negative = is_negative(term)
-        term = negated(term) if negative else term
-        written = closed(write(term)) if isinstance(term, _LOOSER) else write(term)
-        text += f" - {written}" if negative else f" + {written}"
-    return text
+    return terms
 
 
 def _has_score(term: Any) -> bool:
@@ -61,7 +69,7 @@ def print_product(printer: Printer, expr: Any) -> str:
         return f"-{printer.operand(negated(expr))}"
     factors = list(sympy.Mul.make_args(expr))
     if is_integral(expr):
-        return " * ".join(map(printer.operand, _ordered(factors)))
+        return joined(" * ", map(printer.operand, _ordered(factors)))
     factors = _with_one_integer_factor(factors)
     above = [factor for factor in factors if not _is_denominator(factor)]
     below = [_inverse(factor) for factor in factors if _is_denominator(factor)]
@@ -72,11 +80,12 @@ def print_product(printer: Printer, expr: Any) -> str:
         above = [factor for factor in above if not factor.is_Number]
         above += [] if number == 1 else [number]
         below += [] if denominator == 1 else [denominator]
-    text = " * ".join(map(printer.real_operand, _ordered(above, names_first=True))) or "1"
+    factors = _ordered(above, names_first=True)
+    text = joined(" * ", map(printer.real_operand, factors)) if factors else Operand(1)
     if not below:
         return text
-    divisor = " * ".join(map(printer.real_operand, _ordered(below, names_first=True)))
-    return f"{text} / {divisor if len(below) == 1 else f'({divisor})'}"
+    divisor = joined(" * ", map(printer.real_operand, _ordered(below, names_first=True)))
+    return f"{text} / {closed(divisor)}"
 
 
 def _ordered(factors: list[Any], names_first: bool = False) -> list[Any]:
@@ -119,7 +128,7 @@ def print_power(printer: Printer, expr: Any) -> str:
         exponent = sympy.Rational(int(2 * float(exponent)), 2)
     if exponent.is_Integer and exponent > 0:
         write = printer.operand if is_integral(base) else printer.real_operand
-        return " * ".join([write(base)] * int(exponent))
+        return joined(" * ", [write(base)] * int(exponent))
     if exponent.is_Integer:
         return f"1 / {closed(print_power(printer, sympy.Pow(base, -exponent, evaluate=False)))}"
     if exponent.is_Rational and exponent.q == 2:
@@ -138,7 +147,7 @@ def _half_power(printer: Printer, base: Any, exponent: Any) -> str:
         return _call(printer, "rsqrt", base)
     root = _call(printer, "sqrt", base)
     whole = int(abs(exponent) - sympy.S.Half)
-    product = " * ".join([root, *[printer.real_operand(base)] * whole])
+    product = joined(" * ", [root, *[printer.real_operand(base)] * whole])
     return product if exponent > 0 else f"1 / {closed(product)}"
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import sympy
 
 from flashgen.symbolic.places import REDUCTIONS, is_integral
 from flashgen.symbolic.printer.dialects import Dialect
-from flashgen.symbolic.printer.text import closed, number_text
+from flashgen.symbolic.printer.text import Operand, closed, number_text
 from flashgen.symbols import FloorDiv, FloorMod, Load
 
 #: The vectors that `RowMin` and `RowMax` reduce stand for q_idx and kv_idx under these names.
@@ -28,6 +28,7 @@ class Printer:
         nonnegative: names of symbols known to be >= 0.
         tensors: names of symbols that are tensors in this language, not plain numbers.
         approximate: whether ``tanh`` may be the hardware's, where the kernel's APPROX says so.
+        read: what symbols have been printed as.
     """
 
     dialect: Dialect
@@ -36,13 +37,16 @@ class Printer:
     nonnegative: frozenset[str]
     tensors: frozenset[str]
     approximate: bool = True
+    read: set[str] = field(default_factory=set)
 
     def text(self, expr: Any) -> str:
         """``expr`` where no parentheses are needed around it."""
         if expr.is_Symbol:
-            return closed(self.names.get(expr.name, expr.name))
+            name = self.names.get(expr.name, expr.name)
+            self.read.add(name)
+            return Operand(name)
         if expr in (sympy.true, sympy.false):
-            return str(bool(expr))
+            return Operand(bool(expr))
         if expr.is_Number:
             return number_text(expr)
         rule = self.rules.get(expr.func)
@@ -60,6 +64,12 @@ class Printer:
         """``expr`` among floats: an integer expression is converted as a whole."""
         if expr.is_Integer or not is_integral(expr):
             return self.text(expr)
+        return self.converted(expr)
+
+    def converted(self, expr: Any) -> str:
+        """An integer expression as a float."""
+        if expr in self.dialect.floats:
+            return Operand(self.dialect.floats[expr])
         return self.dialect.to_float(self.text(expr), self.is_tensor(expr))
 
     def real_operand(self, expr: Any) -> str:
@@ -73,9 +83,7 @@ class Printer:
     def over_rows(self) -> Printer:
         """A printer for which q_idx, or kv_idx, is the vector of a tile's positions."""
         rows = {**self.names, **{i: self.names.get(over, over) for i, over in OVER_TILE.items()}}
-        return Printer(
-            self.dialect, self.rules, rows, self.nonnegative, self.tensors, self.approximate
-        )
+        return replace(self, names=rows)
 
     def is_tensor(self, expr: Any) -> bool:
         """Whether ``expr`` is a tensor in this language, not a plain number."""

@@ -8,7 +8,7 @@ import sympy
 
 from flashgen.symbolic.places import is_integral
 from flashgen.symbolic.printer.core import Printer
-from flashgen.symbolic.printer.text import rank
+from flashgen.symbolic.printer.text import called, rank
 
 COMPARISONS = {
     sympy.Ge: ">=", sympy.Gt: ">", sympy.Le: "<=", sympy.Lt: "<", sympy.Eq: "==", sympy.Ne: "!=",
@@ -39,10 +39,16 @@ def print_extreme(printer: Printer, expr: Any) -> str:
         expr.args, key=lambda arg: (not arg.is_Number, arg.count_ops(), rank(arg))
     )
     inner = rest[0] if len(rest) == 1 else expr.func(*rest, evaluate=False)
-    write = printer.matching(expr)
     tensors = (printer.is_tensor(first), printer.is_tensor(inner))
     real = not is_integral(expr)
-    return printer.dialect.extreme(name, write(first), write(inner), tensors, real)
+    a, b = (_part(printer, part, real) for part in (first, inner))
+    return printer.dialect.extreme(name, a, b, tensors, real)
+
+
+def _part(printer: Printer, expr: Any, real: bool) -> str:
+    """A part of a choice, of a float if that is one."""
+    text = printer.real(expr) if real else printer.text(expr)
+    return f"{text}.0" if real and expr.is_Integer and printer.dialect.types_numbers else text
 
 
 def print_select(printer: Printer, expr: Any) -> str:
@@ -50,13 +56,12 @@ def print_select(printer: Printer, expr: Any) -> str:
     *branches, (otherwise, always) = expr.args
     if always is not sympy.true:
         raise TypeError(f"the printer knows choices with a last resort only: {expr}")
-    write = printer.matching(expr)
-    text, tensor = write(otherwise), printer.is_tensor(otherwise)
+    real = not is_integral(expr)
+    text, tensor = _part(printer, otherwise, real), printer.is_tensor(otherwise)
     for value, when in reversed(branches):
         tensors = (printer.is_tensor(when), printer.is_tensor(value), tensor)
-        text = printer.dialect.select(
-            printer.text(when), write(value), text, tensors, not is_integral(expr)
-        )
+        value_text = _part(printer, value, real)
+        text = printer.dialect.select(printer.text(when), value_text, text, tensors, real)
         tensor = any(tensors)
     return text
 
@@ -109,8 +114,33 @@ def print_truncated(printer: Printer, expr: Any) -> str:
 
 def print_converted(printer: Printer, expr: Any) -> str:
     """An integer as a float."""
-    x = expr.args[0]
-    return printer.dialect.to_float(printer.text(x), printer.is_tensor(x))
+    return printer.converted(expr.args[0])
+
+
+def print_spread(printer: Printer, expr: Any) -> str:
+    """A value for each element of a tile of scores."""
+    return printer.dialect.spread(printer.text(expr.args[0]))
+
+
+def print_as_bits(printer: Printer, expr: Any) -> str:
+    """All bits or none."""
+    condition = expr.args[0]
+    tensors = (printer.is_tensor(condition), False, False)
+    return printer.dialect.select(printer.text(condition), "-1", "0", tensors, False)
+
+
+def print_bits_of(function: str) -> Any:
+    """The rule for the bits of a comparison, which a function of the kernel's module makes."""
+
+    def rule(printer: Printer, expr: Any) -> str:
+        return called(function, *map(printer.text, expr.args))
+
+    return rule
+
+
+def print_other_bits(printer: Printer, expr: Any) -> str:
+    """``~bits``."""
+    return f"~{printer.operand(expr.args[0])}"
 
 
 def print_reduction(name: str) -> Any:

@@ -1,41 +1,44 @@
-"""Pieces of source text: parentheses, numbers, the order of terms."""
+"""Pieces of source text: what needs no parentheses, numbers, the order of terms."""
 
 from __future__ import annotations
 
-import re
+from collections.abc import Iterable
 from typing import Any
 
 import sympy
 
 from flashgen.symbols import SYMBOLS
 
-_NUMBER = re.compile(r"\d+(\.\d*)?(e[+-]?\d+)?")
+
+class Operand(str):
+    """Text that can be an operand of anything: a name, a number, a call, ``(...)``."""
+
+    __slots__ = ()
 
 
-def is_closed(text: str) -> bool:
-    """Whether ``text`` can be an operand of anything: a name, a number, a call, ``(...)``."""
-    if _NUMBER.fullmatch(text):
-        return True
-    depth, outside = 0, ""
-    for character in text:
-        depth -= character in ")]"
-        outside += character if depth == 0 else ""
-        depth += character in "(["
-    return re.fullmatch(r"[\w.()\[\]]+", outside) is not None
-
-
-def closed(text: str) -> str:
+def closed(text: str) -> Operand:
     """``text`` in parentheses, where it needs them to be an operand."""
-    return text if is_closed(text) else f"({text})"
+    return text if isinstance(text, Operand) else Operand(f"({text})")
+
+
+def called(function: str, *arguments: object) -> Operand:
+    """The call of a function."""
+    return Operand(f"{function}({', '.join(map(str, arguments))})")
+
+
+def joined(operator: str, operands: Iterable[str]) -> str:
+    """Operands with an operator between them; one alone stays one."""
+    first, *others = operands
+    return operator.join((first, *others)) if others else first
 
 
 def number_text(number: Any) -> str:
     """A real constant, as the float nearest to it; whole ones without a point."""
-    if number.is_Integer:
-        return str(int(number))
     if not number.is_finite:
         raise TypeError(f"the printer knows finite numbers only: {number}")
-    return repr(float(number)).replace("e+", "e")  # as formatters write it
+    value = int(number) if number.is_Integer else float(number)
+    text = repr(value).replace("e+", "e")  # as formatters write it
+    return text if value < 0 else Operand(text)
 
 
 def as_fraction(number: Any) -> tuple[Any, Any]:

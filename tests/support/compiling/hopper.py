@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from flashgen.codegen.gluon import render_names
 from flashgen.config import HOPPER, KernelConfig
 from flashgen.kernels.forward_hopper.kernel import render_hopper
 from flashgen.kernels.forward_hopper.plan import OUT_COLUMNS, HopperNames
@@ -18,6 +17,7 @@ from support.compiling.compiler import FUSED, Compiled, compile_until, number_in
 from support.compiling.figures import allotted_bytes
 from support.compiling.kernel import Kernel, call_of, function_in
 from support.compiling.portable import DROPOUT_TYPES
+from support.variants import names_of_gluon
 
 KERNEL = "_attention_hopper"
 IMPORTS = f"""\
@@ -36,7 +36,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 
-{render_names(adds=True, clears=True)}
+{names_of_gluon(adds=True, clears=True)}
 
 """
 
