@@ -70,14 +70,19 @@ def noted(text: str, address: int) -> str:
     consumer = next((f for f in functions if f.name == "_consumer"), None)
     if consumer is None:
         raise ValueError("no Gluon forward kernel")
-    first = next(s for s in consumer.body if "warpgroup_mma_wait" in ast.unparse(s))
+    waits = (s for s in ast.walk(consumer) if isinstance(s, ast.Assign))
+    first = min(s.lineno for s in waits if "warpgroup_mma_wait(" in ast.unparse(s))
     begin = next(s for s in consumer.body if ast.unparse(s).startswith("q_count = "))
     lines = text.splitlines()
-    # Behind the last line, before the first wait for scores, before the first count.
-    for moment, before in reversed([*enumerate((begin.lineno, first.lineno))]):
-        lines.insert(before - 1, f"    _note({moment}, NUMBER)")
     assert consumer.end_lineno is not None
-    lines.insert(consumer.end_lineno + 2, "    _note(2, NUMBER)")
+    # Behind the last line, before the wait for the first tile's scores, before the first count.
+    lines.insert(consumer.end_lineno, "    _note(2, NUMBER)")
+    indent = lines[first - 1][: -len(lines[first - 1].lstrip())]
+    lines[first - 1 : first - 1] = [
+        f"{indent}if q_count == 0:",
+        f"{indent}    _note(1, NUMBER)",
+    ]
+    lines.insert(begin.lineno - 1, "    _note(0, NUMBER)")
     before = consumer.decorator_list[0].lineno - 1
     note = _NOTE.format(address=address, consumers=MOST_CONSUMERS, moments=len(MOMENTS))
     return "\n".join([*lines[:before], *note.splitlines(), *lines[before:], ""])

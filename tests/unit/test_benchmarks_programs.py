@@ -15,16 +15,19 @@ def test_notes_stand_where_consumers_begin_and_end(name: str) -> None:
     text = (GENERATED / f"{name}.py").read_text()
     lines = noted(text, 1 << 40).splitlines()
     compile("\n".join(lines), name, "exec")
-    calls = [i for i, line in enumerate(lines) if line.startswith("    _note(")]
-    assert [lines[i] for i in calls] == [f"    _note({moment}, NUMBER)" for moment in range(3)]
+    calls = [i for i, line in enumerate(lines) if line.strip().startswith("_note(")]
+    assert [lines[i].strip() for i in calls] == [f"_note({n}, NUMBER)" for n in range(3)]
     begin, first, end = calls
+    assert lines[begin].startswith("    _note") and lines[end].startswith("    _note")
+    assert lines[first - 1].strip() == "if q_count == 0:"
     assert lines[begin + 1].startswith("    q_count = 0")
     waits = [i for i, line in enumerate(lines) if "= warpgroup_mma_wait(" in line and i > begin]
     assert first + 1 == waits[0]
     assert lines[end + 1 : end + 3] == ["", ""] and lines[end - 1].startswith("    ")
     definition = next(i for i, line in enumerate(lines) if line.startswith("NOTES: "))
     after = next(i for i in range(definition, len(lines)) if "gl.store(ptr + 1" in lines[i]) + 3
-    left = [x for i, x in enumerate(lines) if i not in calls and not definition <= i < after]
+    added = {*calls, first - 1, *range(definition, after)}
+    left = [x for i, x in enumerate(lines) if i not in added]
     assert left == text.splitlines()
 
 
