@@ -108,12 +108,15 @@ def test_ids_out_of_order() -> None:
 def _looks(module: ModuleType | None = None) -> tuple[list[int], int]:
     """Which of four long entries are out of order, and the first tile, by the first program.
 
-    They are looked at one by one, in pieces of 256, across whose ends ids may fall as well.
+    All of them are looked at in pieces of 128 positions. The second begins with another id than the
+    first, and ends with padding; of the third ids fall where a piece ends, of the fourth at its end.
     """
-    length = 2 * 32 * 8 + 1800
+    length = 2312
     ids = (torch.arange(length) // 600).int().expand(4, -1).clone()
-    for entry, at in enumerate((256, 255, length - 1), 1):
-        ids[entry, at] = 0 if at > 255 else 5
+    ids[1] += 1
+    ids[1, -1] = ids[3, -1] = 0
+    ids[2, 239] = 5
+    assert (2 * length + 239) % 128 == 127
     _, unordered, cuts = _cut(ids, 4, 8, 192, module, finds_segments=False)
     return unordered.view(-1).tolist(), int(cuts[1])
 
@@ -125,19 +128,20 @@ def test_long_ids_out_of_order() -> None:
 #: What is wrong with how the kernel looks at them, and what it finds then.
 SLIPS = {
     "within_pieces": (
-        "both = is_entry & (position < length - 1)",
-        "both = is_entry & (position % SPAN < SPAN - 1) & (position < length - 1)",
+        "both = place + 1 < whose * length + length",
+        "both = (place % (16 * CHUNK) < 16 * CHUNK - 1) & (place + 1 < whose * length + length)",
         [0, 0, 0, 1],
     ),
     "whole_pieces": (
-        "tl.range(0, length - 1, SPAN)",
-        "tl.range(0, length - SPAN, SPAN)",
+        "tl.range(0, num_ids - 1, 16 * CHUNK)",
+        "tl.range(0, num_ids - 16 * CHUNK, 16 * CHUNK)",
         [0, 0, 1, 0],
     ),
-    "one_entry": (
-        "own_ptr = ids_ptr + tl.cast(looked_at, tl.int64) * length",
-        "own_ptr = ids_ptr",
-        [0, 0, 0, 0],
+    "one_entry": ("own_ptr = ids_ptr + whose * length", "own_ptr = ids_ptr", [0, 1, 1, 1]),
+    "across_entries": (
+        "both = place + 1 < whose * length + length",
+        "both = place + 1 < num_ids",
+        [1, 0, 1, 1],
     ),
 }
 
