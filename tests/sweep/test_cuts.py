@@ -109,7 +109,8 @@ def _looks(module: ModuleType | None = None) -> tuple[list[int], int]:
     """Which of four long entries are out of order, and the first tile, by the first program.
 
     All of them are looked at in pieces of 128 positions. The second begins with another id than the
-    first, and ends with padding; of the third ids fall where a piece ends, of the fourth at its end.
+    first, and ends with padding. Of the third ids fall where a piece ends, of the fourth at its own
+    end.
     """
     length = 2312
     ids = (torch.arange(length) // 600).int().expand(4, -1).clone()
