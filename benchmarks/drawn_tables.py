@@ -100,6 +100,15 @@ def _worst_table(measured: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
+def _unavailable(rows: Iterable[Row]) -> dict[tuple[str, str], tuple[int, str]]:
+    """How many cells each peer cannot run for a reason, and one of them."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        for why in row["unavailable"].items():
+            found.setdefault(why, []).append(row["cell"])
+    return {why: (len(cells), cells[0]) for why, cells in found.items()}
+
+
 def _exceptions(document: Document) -> Iterable[str]:
     rows = document["cells"]
     for title, lines in {
@@ -110,9 +119,8 @@ def _exceptions(document: Document) -> Iterable[str]:
             f"- {row['cell']}" for row in rows if row["ratio"] is None and not row["wrong"]
         ],
         "Peers that cannot:": [
-            f"- {row['cell']}, {peer}: {reason}"
-            for row in rows
-            for peer, reason in row["unavailable"].items()
+            f"- {peer}, {reason}: {cells} cell{'s' * (cells > 1)}, such as {example}"
+            for (peer, reason), (cells, example) in _unavailable(rows).items()
         ],
     }.items():
         if lines:

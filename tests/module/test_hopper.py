@@ -169,7 +169,12 @@ def test_what_tiles_of_queries_are_cut_by(by_batch: bool, monkeypatch: pytest.Mo
     assert (made["batch"], made["length"], made["num_ids"]) == (3, 500, given.numel())
     assert 2 ** made["steps"] > 500 >= 2 ** (made["steps"] - 1)
     assert made["BLOCK_M"] == passed["BLOCK_M"]
-    assert grid == (1 + math.ceil(given.numel() / made["CHUNK"]),)
+    entries = given.numel() // 500
+    assert grid == (entries + math.ceil(given.numel() / made["CHUNK"]),)
+    starts = 3 * math.ceil(500 / made["BLOCK_M"])
+    assert made["cuts_ptr"].numel() == 3 * starts + 2  # of the batch, and how many, and the end
+    assert made["lists_ptr"].numel() == entries * (starts + 1)
+    assert made["counter_ptr"] is passed["counter_ptr"]
     assert passed["ids_begin_ptr"] is made["begin_ptr"] and passed["cuts_ptr"] is made["cuts_ptr"]
     assert made["begin_ptr"].shape == given.shape and made["begin_ptr"].is_contiguous()
     assert passed["heads_together"] == 2  # a power of two that divides 6, not 3 * 6

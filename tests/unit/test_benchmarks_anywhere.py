@@ -420,7 +420,7 @@ def test_the_report():
         "| c | 7 | 1 | FA4 | 0.5 | 0.500 |\n| b | 7 | 1 | FA4 | 0.96 | 0.960 |",
         "WRONG, and not timed:\n\n- d: 0.1 off",
         "No peer has them:\n\n- e",
-        "Peers that cannot:\n\n- e, FA4: no",
+        "Peers that cannot:\n\n- FA4, no: 1 cell, such as e",
         "4 cells of the draw were left",
     ):
         assert line in text, line
