@@ -142,7 +142,7 @@ def _report(results: list[Built], out: Path, verbose: bool) -> None:
     for table in build_tables(built, console.width) if built else ():
         console.print(table)
     for result in built:
-        for note in result.notes:
+        for note in result.diagnostics:
             typer.echo(f"note: {result.variant}: {note}")
     if current:
         typer.echo(f"up to date, nothing to do: {', '.join(current)}")

@@ -24,13 +24,13 @@ from flashgen.plan.loops import KeyTiles, key_tiles
 from flashgen.plan.promise import Promise, promise_of
 from flashgen.plan.slopes import derivative, has_element_slopes, is_finite
 from flashgen.symbolic.bounds import TileBounds, derive_q_bounds
-from flashgen.symbolic.evaluated import evaluated_conditions
 from flashgen.symbolic.gathers import with_row_tables
 from flashgen.symbolic.places import SCALE, SCORES, Place
 from flashgen.symbolic.printer import triton_code
 from flashgen.symbolic.printer.code import Code, gathered_by
-from flashgen.symbolic.roles import KEYS_OF_ROWS, ROWS_OF_KEYS
+from flashgen.symbolic.residual_conditions import residual_conditions
 from flashgen.symbolic.tables import RowTable
+from flashgen.symbolic.trace import KEYS_OF_ROWS, ROWS_OF_KEYS
 from flashgen.symbols import KV_LAST, KV_LEN, SCORE
 
 #: What the kernels read of rows of queries is padded to a multiple of it, which all tiles divide:
@@ -57,13 +57,13 @@ class BackwardPlan:
     rows_multiple = ROWS
 
     @property
-    def notes(self) -> tuple[str, ...]:
+    def diagnostics(self) -> tuple[str, ...]:
         """Where tiles are visited that the mask hides, and why: of the forward pass, then of this.
 
         What holds for both is said once.
         """
-        of_keys = self.plan.bounds.notes
-        of_queries = [note for note in self.q_bounds.notes if note not in of_keys]
+        of_keys = self.plan.bounds.diagnostics
+        of_queries = [note for note in self.q_bounds.diagnostics if note not in of_keys]
         return (
             *(f"no exact range of keys: {note}" for note in of_keys),
             *(f"for gradients, no exact range of queries: {note}" for note in of_queries),
@@ -136,7 +136,7 @@ class BackwardPlan:
 
     @cached_property
     def _evaluated(self) -> tuple[tuple[Any, ...], bool]:
-        return evaluated_conditions(self.plan.predicate, ROWS_OF_KEYS)
+        return residual_conditions(self.plan.predicate, ROWS_OF_KEYS)
 
     @cached_property
     def promise(self) -> Promise | None:

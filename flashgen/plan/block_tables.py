@@ -20,7 +20,7 @@ from flashgen.declared import Param
 from flashgen.plan.loops import KERNEL_NAMES
 from flashgen.symbolic.affine import Affine, linearise, symbol
 from flashgen.symbolic.blocks import BLOCK_COLUMN, BLOCK_ROW, BlockTable, block_table
-from flashgen.symbolic.known import Known
+from flashgen.symbolic.declarations import Declarations
 from flashgen.symbolic.logic import leaves
 from flashgen.symbolic.nodes import OtherBits
 from flashgen.symbolic.places import Place
@@ -196,10 +196,10 @@ def block_bits(
 
 def _block_tables(conditions: Iterable[Any], params: Iterable[Param]) -> list[BlockTable]:
     """The block tables that conditions read, by the text of their elements."""
-    known = Known.of(params)
+    declarations = Declarations.of(params)
     found: dict[Any, BlockTable] = {}
     for leaf in (leaf for condition in conditions for leaf in leaves(condition)):
-        table = block_table(leaf, known)
+        table = block_table(leaf, declarations)
         if table:
             found[table.element] = table
     return sorted(found.values(), key=lambda table: str(table.element))

@@ -34,15 +34,14 @@ from flashgen.plan.promise import Promise, promise_of
 from flashgen.plan.wholes import LargeWhole, printed_wholes
 from flashgen.spec import AttentionSpec
 from flashgen.symbolic.bounds import TileBounds, derive_bounds
-from flashgen.symbolic.evaluated import evaluated_conditions
 from flashgen.symbolic.gathers import with_row_tables
 from flashgen.symbolic.logic import conditions
 from flashgen.symbolic.nodes import Spread
 from flashgen.symbolic.printer import torch_source
-from flashgen.symbolic.roles import KEYS_OF_ROWS, ROWS_OF_KEYS
+from flashgen.symbolic.residual_conditions import residual_conditions
 from flashgen.symbolic.score import may_be_infinite
 from flashgen.symbolic.tables import RowTable
-from flashgen.symbolic.trace import Predicate, trace
+from flashgen.symbolic.trace import KEYS_OF_ROWS, ROWS_OF_KEYS, Predicate, trace
 from flashgen.symbols import KV_IDX, Q_IDX, SCORE, B, H, Load
 
 
@@ -231,7 +230,7 @@ class KernelPlan(Heads):
 
     @cached_property
     def _evaluated(self) -> tuple[tuple[Any, ...], bool]:
-        return evaluated_conditions(self.predicate)
+        return residual_conditions(self.predicate)
 
     @cached_property
     def tiles(self) -> KeyTiles:

@@ -99,7 +99,7 @@ PRINTED_BY = {
     "plan/kernel.py",
     "plan/learned.py",
     "plan/wholes.py",
-    "symbolic/notes.py",
+    "symbolic/bounds.py",
     "tuning/forward_bench.py",
 }
 PRINTER = "symbolic/printer/"
