@@ -25,12 +25,12 @@ from flashgen.plan.promise import Promise, promise_of
 from flashgen.plan.slopes import derivative, has_element_slopes, is_finite
 from flashgen.symbolic.bounds import TileBounds, derive_q_bounds
 from flashgen.symbolic.gathers import with_row_tables
-from flashgen.symbolic.places import SCALE, SCORES, Place
 from flashgen.symbolic.printer import triton_code
 from flashgen.symbolic.printer.code import Code, gathered_by
 from flashgen.symbolic.residual_conditions import residual_conditions
 from flashgen.symbolic.tables import RowTable
 from flashgen.symbolic.trace import KEYS_OF_ROWS, ROWS_OF_KEYS
+from flashgen.symbolic.varies_over import SCALE, SCORES, Axes
 from flashgen.symbols import KV_LAST, KV_LEN, SCORE
 
 #: What the kernels read of rows of queries is padded to a multiple of it, which all tiles divide:
@@ -85,18 +85,18 @@ class BackwardPlan:
     def of_both(self) -> BackwardCode:
         """A kernel over tiles of keys that computes all gradients."""
         learned = learned_elements(self.plan)
-        return self._code_with(learned, self.conditions_of_keys, self.promise, along=Place.ROW)
+        return self._code_with(learned, self.conditions_of_keys, self.promise, along=Axes.ROW)
 
     @cached_property
     def of_grad_kv(self) -> BackwardCode:
         """One that leaves the gradient of q to `of_queries`, and what that learns."""
         held = [item for item in learned_elements(self.plan) if item.kernel == "keys"]
-        return self._code_with(held, self.conditions_of_keys, self.promise, along=Place.ROW)
+        return self._code_with(held, self.conditions_of_keys, self.promise, along=Axes.ROW)
 
     @cached_property
     def of_grad_q(self) -> BackwardCode:
         """A kernel over tiles of queries that computes the gradient of q alone."""
-        return self._code_with((), self.plan.conditions, self.plan.promise, along=Place.COLUMN)
+        return self._code_with((), self.plan.conditions, self.plan.promise, along=Axes.COLUMN)
 
     @cached_property
     def learned(self) -> tuple[ElementSlope, ...]:
@@ -110,7 +110,7 @@ class BackwardPlan:
         promise: Promise | None,
         *,
         by_blocks: bool = False,
-        along: Place | None = None,
+        along: Axes | None = None,
     ) -> BackwardCode:
         parts = [tuple(map(_by_products, item.by_kernel)) for item in held]
         others = (*self._element_slope, *(expr for part in parts for expr in part))

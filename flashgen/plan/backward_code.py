@@ -7,7 +7,7 @@ from functools import cached_property
 
 from flashgen.plan.code import KernelCode, codes_of
 from flashgen.plan.learned import ElementSlope
-from flashgen.symbolic.placement import Assignment
+from flashgen.symbolic.hoisting import Assignment
 from flashgen.symbolic.printer.code import Code, read_by
 
 #: What a tile of queries changes: such lines stand inside the loop over them.

@@ -16,10 +16,10 @@ from flashgen.plan.arguments import KernelTensor
 from flashgen.plan.code import KernelCode
 from flashgen.plan.dtypes import ITEMSIZES
 from flashgen.plan.kernel import KernelPlan
-from flashgen.symbolic.placement import Assignment
-from flashgen.symbolic.places import SCORES
+from flashgen.symbolic.hoisting import Assignment
 from flashgen.symbolic.printer.arithmetic import ordered_terms
 from flashgen.symbolic.printer.text import is_negative
+from flashgen.symbolic.varies_over import SCORES
 from flashgen.symbols import KV_IDX, Q_IDX, Load
 
 Axis = Literal["rows", "columns", "scores"]

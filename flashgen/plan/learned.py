@@ -17,9 +17,9 @@ from flashgen.scores import Score
 from flashgen.spec import AttentionSpec
 from flashgen.symbolic.affine import linearise, summands
 from flashgen.symbolic.gradient import ElementDerivative, element_derivatives
-from flashgen.symbolic.places import Place, place_of
 from flashgen.symbolic.printer import torch_code
 from flashgen.symbolic.printer.code import Code, read_by
+from flashgen.symbolic.varies_over import Axes, varies_over
 from flashgen.symbols import KV_IDX, Q_IDX, B, H, Truncate
 
 #: What differs between elements of one head: nothing, their query, key or distance, or both.
@@ -28,10 +28,10 @@ Over = Literal["heads", "rows", "columns", "diagonals", "elements"]
 #: What the launcher calls the distance from a query to a key.
 DISTANCE = "kv_minus_q"
 
-_PLACES: dict[Place, Over] = {
-    Place.SCALAR: "heads",
-    Place.ROW: "rows",
-    Place.COLUMN: "columns",
+_AXES: dict[Axes, Over] = {
+    Axes.SCALAR: "heads",
+    Axes.ROW: "rows",
+    Axes.COLUMN: "columns",
 }
 _PAIR = frozenset({B, H, Q_IDX, KV_IDX})
 _DISTANCE = sympy.Dummy("distance", integer=True)
@@ -152,11 +152,11 @@ def meeting_tensors(spec: AttentionSpec) -> tuple[str, ...]:
 
 def sum_over(indices: Sequence[Any]) -> Over:
     """What the sums of an element with these indices are told apart by."""
-    place = Place.SCALAR
+    axes = Axes.SCALAR
     for index in indices:
-        place |= place_of(index)
-    if place in _PLACES:
-        return _PLACES[place]
+        axes |= varies_over(index)
+    if axes in _AXES:
+        return _AXES[axes]
     return "diagonals" if None not in map(by_distance, indices) else "elements"
 
 
@@ -204,7 +204,7 @@ def _cancelled(node: Any) -> Any:
 
 
 def _launched(index: Any) -> Code:
-    distance = by_distance(index) if place_of(index) == Place.ELEMENT else None
+    distance = by_distance(index) if varies_over(index) == Axes.ELEMENT else None
     return torch_code(index) if distance is None else torch_code(distance, {"kv_idx": DISTANCE})
 
 

@@ -11,7 +11,7 @@ from flashgen.plan.code import finite_score
 from flashgen.plan.kernel import KernelPlan
 from flashgen.scores import Score
 from flashgen.symbolic.gradient import score_derivative
-from flashgen.symbolic.places import Place, is_integral, place_of
+from flashgen.symbolic.varies_over import Axes, is_integral, varies_over
 from flashgen.symbols import Load
 
 
@@ -24,7 +24,7 @@ def derivative(score: Score) -> Any:
 def has_element_slopes(plan: KernelPlan) -> bool:
     """Whether the score's slope differs between elements of a tile."""
     score = plan.spec.score
-    return score is not None and place_of(derivative(score)) != Place.SCALAR
+    return score is not None and varies_over(derivative(score)) != Axes.SCALAR
 
 
 def is_finite(expr: Any) -> bool:
@@ -33,7 +33,9 @@ def is_finite(expr: Any) -> bool:
         return True
     if isinstance(expr, sympy.Pow):
         whole = bool(expr.exp.is_Integer and expr.exp > 0)
-        return expr.is_number or (whole and is_finite(expr.base)) or place_of(expr) == Place.SCALAR
+        return (
+            expr.is_number or (whole and is_finite(expr.base)) or varies_over(expr) == Axes.SCALAR
+        )
     if isinstance(expr, sympy.Piecewise):
         return all(is_finite(value) for value, _ in expr.args)
     plain = sympy.Add | sympy.Mul | sympy.Abs | sympy.Min | sympy.Max

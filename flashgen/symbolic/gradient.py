@@ -8,7 +8,7 @@ from typing import Any
 
 import sympy
 
-from flashgen.symbolic.regroup import is_condition
+from flashgen.symbolic.reassociate import is_condition
 from flashgen.symbols import SCORE, Load, Truncate
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import sympy
 
-from flashgen.symbolic.regroup import is_small
+from flashgen.symbolic.reassociate import is_small
 from flashgen.symbols import (
     BATCH,
     KV_IDX,

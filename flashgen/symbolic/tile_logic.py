@@ -25,9 +25,9 @@ from flashgen.symbolic.blocks import BlockTable, block_table
 from flashgen.symbolic.context import Context
 from flashgen.symbolic.gathers import with_row_tables
 from flashgen.symbolic.logic import leaves, negation_normal_form
-from flashgen.symbolic.places import is_integral
 from flashgen.symbolic.tables import RowTable
 from flashgen.symbolic.trace import KEYS_OF_ROWS, POSITIONS, Predicate
+from flashgen.symbolic.varies_over import is_integral
 from flashgen.symbols import (
     KV_FIRST,
     KV_IDX,

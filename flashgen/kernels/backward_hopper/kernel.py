@@ -23,7 +23,7 @@ from flashgen.kernels.forward_hopper.kernel import ForwardHopper
 from flashgen.kernels.forward_hopper.plan import HopperNames
 from flashgen.plan import KernelPlan
 from flashgen.plan.backward import backward_plan
-from flashgen.plan.mask_code import Seen
+from flashgen.plan.mask_code import MaskCode
 
 
 def render_over_keys(
@@ -39,7 +39,7 @@ def render_over_keys(
         gathers: the numbers of dimensions of tensors that are read, by these and those that follow.
     """
     plan = names.backward.plan
-    before = HopperNames(plan).of_octets if after_forward else Seen(())
+    before = HopperNames(plan).promised_mask_code if after_forward else MaskCode(())
     needed = sorted(set(gathers).difference(plan.gathers if after_forward else ()))
     return render(
         template,

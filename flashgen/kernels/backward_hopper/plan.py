@@ -14,18 +14,18 @@ from flashgen.kernels.backward_hopper.visits import HopperVisits
 from flashgen.plan.code import codes_of
 from flashgen.plan.mask_code import (
     Condition,
-    Seen,
+    MaskCode,
     columns_end,
-    helped,
     least_comparisons,
+    mask_code,
     rows_end,
-    seen,
+    with_promise,
 )
 from flashgen.plan.promise import UNORDERED
-from flashgen.symbolic.placement import Assignment
-from flashgen.symbolic.places import is_integral
+from flashgen.symbolic.hoisting import Assignment
 from flashgen.symbolic.printer.code import Code, gathered_by, read_by
 from flashgen.symbolic.printer.dialects import Gluon
+from flashgen.symbolic.varies_over import is_integral
 from flashgen.symbols import Q_FIRST, Q_IDX
 
 #: What scores that have queries as columns read most.
@@ -179,17 +179,17 @@ class HopperBackward(HopperDivision):
         return tuple(condition for condition, _ in self._conditions)
 
     @cached_property
-    def seen(self) -> Seen:
-        """Those conditions, pair by pair or by octets of columns."""
+    def mask_code(self) -> MaskCode:
+        """Those conditions, pair by pair or by column bitmasks."""
         code = self.text.code
         rows = ("kv_idx", *(line.name for line in (*code.columns, *code.masked)))
         least = least_comparisons(self.block_m, scored=bool(code.score))
-        return seen(self._conditions, "q_idx", rows, least=least, tables=code.bits)
+        return mask_code(self._conditions, "q_idx", rows, least=least, tables=code.bits)
 
     @property
-    def of_octets(self) -> Seen:
-        """What is computed for octets of columns: of that, and of the mask as it was written."""
-        return helped(self.seen, "kv_idx", self.text.code.promise)
+    def promised_mask_code(self) -> MaskCode:
+        """What is computed as column bitmasks: that, and the mask as it was written."""
+        return with_promise(self.mask_code, "kv_idx", self.text.code.promise)
 
     @cached_property
     def _conditions(self) -> tuple[Condition, ...]:
@@ -197,7 +197,7 @@ class HopperBackward(HopperDivision):
         of_queries = (columns_end("q"),) * self.backward.checks_q_len
         of_keys = (rows_end("kv"),) * self.backward.checks_kv_len
         code = self.text.code
-        return (*of_queries, *of_keys, *zip(code.conditions, code.octets, strict=True))
+        return (*of_queries, *of_keys, *zip(code.conditions, code.bitmasks, strict=True))
 
     @property
     def masks(self) -> bool:
@@ -237,7 +237,7 @@ class HopperBackward(HopperDivision):
     @property
     def masks_read_q_idx(self) -> bool:
         """Whether the mask reads the position of each query, pair by pair."""
-        return "q_idx" in read_by((*self.seen.pairs, *codes_of(self.mask_lines)))
+        return "q_idx" in read_by((*self.mask_code.pairs, *codes_of(self.mask_lines)))
 
     @cached_property
     def gathers(self) -> tuple[int, ...]:

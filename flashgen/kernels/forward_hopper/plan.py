@@ -10,14 +10,14 @@ from flashgen.kernels.forward_hopper.segment_tiles import cut_table
 from flashgen.kernels.forward_hopper.shape import HopperShape, hopper_shape
 from flashgen.plan.code import codes_of
 from flashgen.plan.kernel import KernelPlan
-from flashgen.plan.mask_code import Seen, columns_end, helped, seen
+from flashgen.plan.mask_code import MaskCode, columns_end, mask_code, with_promise
 from flashgen.symbolic.printer.code import Code, read_by
 from flashgen.symbolic.printer.dialects import Gluon
 from flashgen.symbolic.tables import RowTable
 from flashgen.symbols import KV_IDX, Q_FIRST, H
 
-#: Comparisons of the mask from which on bits of octets pay in the steps. With one, an H200 took 0.2
-#: to 2% longer (causal, d=64 and 80); with two or three, 0.4 to 6% less.
+#: Comparisons of the mask from which on column bitmasks pay in the steps. With one, an H200 took
+#: 0.2 to 2% longer (causal, d=64 and 80); with two or three, 0.4 to 6% less.
 LEAST_COMPARISONS = 2
 
 #: Columns that a tile of the output is stored in.
@@ -120,10 +120,10 @@ class HopperNames:
     def scores_read_kv_idx(self) -> bool:
         """Whether the score reads the keys' positions besides distances, or leaves them to masks.
 
-        A mask by octets has its own.
+        A column bitmask has its own.
         """
         code = self.plan.code
-        if not self.hidden.octets:
+        if not self.mask_code.bitmasks:
             return code.score_reads_kv_idx
         return "kv_idx" in read_by((*codes_of(code.columns, code.elements), code.score), DIALECT)
 
@@ -185,7 +185,7 @@ class HopperNames:
         return self.shape.long_tiles and self.plan.masks and not tiles.listed and tiles.sorted
 
     @cached_property
-    def seen(self) -> tuple[str, ...]:
+    def own_visits(self) -> tuple[str, ...]:
         """A consumer that skips tiles: its first and last visit; keys that all its queries see."""
         if not self.skips:
             return ()
@@ -194,8 +194,8 @@ class HopperNames:
         return ("first", "last", *(f"{end}{run.suffix}" for run in tiles.runs for end in ends))
 
     @cached_property
-    def seen_reads(self) -> frozenset[str]:
-        """Of q_first and q_last, those that `seen` depends on."""
+    def own_visits_read(self) -> frozenset[str]:
+        """Of q_first and q_last, those that `own_visits` depend on."""
         full = [end for run in self.plan.tiles.runs for end in (run.full_begin, run.full_end)]
         return self._ends_read((*full, *self._visits_from))
 
@@ -261,29 +261,33 @@ class HopperNames:
         return bool(self.plan.code.conditions or self.plan.checks_kv_len)
 
     @cached_property
-    def hidden(self) -> Seen:
-        """What a masked tile shows, pair by pair or by octets of columns.
+    def mask_code(self) -> MaskCode:
+        """What a masked tile shows, pair by pair or by column bitmasks.
 
         Tables of blocks are read pair by pair.
         """
         code = self.plan.code
         of_keys = (columns_end("kv"),) * self.plan.checks_kv_len
-        octets = (None,) * len(code.octets) if code.tables else code.octets
-        conditions = (*of_keys, *zip(code.conditions, octets, strict=True))
+        bitmasks = (None,) * len(code.bitmasks) if code.tables else code.bitmasks
+        conditions = (*of_keys, *zip(code.conditions, bitmasks, strict=True))
         rows = ("q_idx", *(line.name for line in code.rows))
         least = LEAST_COMPARISONS + self.plan.checks_kv_len  # which hides in the last tile alone
-        return seen(conditions, "kv_idx", rows, least=least)
+        return mask_code(conditions, "kv_idx", rows, least=least)
 
     @property
-    def of_octets(self) -> Seen:
-        """What is computed for octets of columns: of that, and of the mask as it was written."""
+    def promised_mask_code(self) -> MaskCode:
+        """What is computed as column bitmasks: that, and the mask as it was written."""
         code = self.plan.code
-        return self.hidden if code.tables else helped(self.hidden, "q_idx", code.promise)
+        return (
+            self.mask_code if code.tables else with_promise(self.mask_code, "q_idx", code.promise)
+        )
 
     @cached_property
     def hidden_reads(self) -> tuple[str, ...]:
-        """Of a tile's place and positions, what bits of octets depend on."""
-        return tuple(n for n in _read(self.hidden.octets) if n != "q_idx" or n in self.hidden.rows)
+        """Of a tile's place and positions, what column bitmasks depend on."""
+        return tuple(
+            n for n in _read(self.mask_code.bitmasks) if n != "q_idx" or n in self.mask_code.rows
+        )
 
     @property
     def changes_scores(self) -> bool:

@@ -174,7 +174,7 @@ def _others(plan: KernelPlan, captures: int) -> list[Buffer]:
     of_keys = Buffer("barriers", _BARRIER * (NUM_STAGES + shape.k_extra))
     of_values = Buffer("barriers", _BARRIER * NUM_STAGES)
     of_visits = 2 * (of_keys,) if shape.paired else (of_keys, of_keys, of_values, of_values)
-    handed_over = 2 * _NUMBER * (len(names.work) + len(names.seen) * _CONSUMERS)
+    handed_over = 2 * _NUMBER * (len(names.work) + len(names.own_visits) * _CONSUMERS)
     return [
         *(of_queries, of_queries, *of_visits),
         Buffer("tiles handed over", sympy.sympify(handed_over)),
