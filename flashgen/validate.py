@@ -22,7 +22,7 @@ from flashgen.masks import Mask
 from flashgen.normalisers import Normaliser
 from flashgen.plan import KernelPlan
 from flashgen.plan.code import finite_score
-from flashgen.plan.learned import meeting_tensors
+from flashgen.plan.score_gradient import meeting_tensors
 from flashgen.scores import Score
 from flashgen.spec import DTYPES, INPUT_PRECISIONS, AttentionSpec, Blocks
 from flashgen.symbolic.trace import Predicate, trace

@@ -17,8 +17,7 @@ from flashgen.budget.targets import Target
 from flashgen.budget.traffic import Traffic
 from flashgen.config import KernelConfig
 from flashgen.plan import KernelPlan
-from flashgen.plan.inner import tile_loads
-from flashgen.plan.score_work import score_work
+from flashgen.plan.step_cost import score_work, tile_loads
 
 # Instructions for an element of the scores besides its exponential: scale and subtract, maximum,
 # sum, conversion, addresses; and those of a masked tile: positions, comparisons, selection.

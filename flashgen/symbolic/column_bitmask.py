@@ -3,7 +3,7 @@
 A thread of Hopper's matrix units holds the same two of each eight columns of a tile. The condition
 at column 8 * i + j is bit i of a number for j, so eight numbers, the column bitmask, hold a row of
 256 columns. Here they are made from conditions on the first eight columns: kernels have `_at_least`
-    and `_below` for what a comparison gives.
+and `_below` for what a comparison gives.
 """
 
 from __future__ import annotations

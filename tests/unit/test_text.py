@@ -97,8 +97,8 @@ PRINTED_BY = {
     "plan/constants.py",
     "plan/hidden.py",
     "plan/kernel.py",
-    "plan/learned.py",
-    "plan/wholes.py",
+    "plan/score_gradient.py",
+    "plan/int32_overflow.py",
     "symbolic/bounds.py",
     "tuning/forward_bench.py",
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from flashgen.kernels.backward_hopper.division import CALL
+from flashgen.kernels.backward_hopper.split import CALL
 from flashgen.kernels.backward_hopper.visits import HopperVisits
 from flashgen.plan.backward import BackwardPlan
 from flashgen.plan.backward_code import BackwardCode
@@ -151,14 +151,14 @@ class HopperQueries:
     def gathers(self) -> tuple[int, ...]:
         """The numbers of dimensions that tensors are indexed by."""
         lines = codes_of(self.text.code.scalars, self.text.code.rows)
-        codes = (*self._codes, *lines, *self.visits.bounds, self.backward.slope_scale)
+        codes = (*self._codes, *lines, *self.visits.bounds, self.backward.gradient_scale)
         of_hidden = self.backward.plan.hidden.gathers
         return tuple(sorted({*gathered_by(codes), *of_hidden}))
 
     @cached_property
     def _score_codes(self) -> tuple[Code | None, ...]:
         code = self.text.code
-        return (*codes_of(code.columns, code.elements), code.score, self.text.slope)
+        return (*codes_of(code.columns, code.elements), code.score, self.text.score_gradient)
 
     @cached_property
     def _codes(self) -> tuple[Code | None, ...]:

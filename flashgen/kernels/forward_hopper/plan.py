@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from flashgen.kernels.forward_hopper.segment_tiles import cut_table
-from flashgen.kernels.forward_hopper.shape import HopperShape, hopper_shape
+from flashgen.kernels.forward_hopper.shape import HopperShape, hopper_shape, segment_table
 from flashgen.plan.code import codes_of
 from flashgen.plan.kernel import KernelPlan
 from flashgen.plan.mask_code import MaskCode, columns_end, mask_code, with_promise
@@ -73,9 +72,9 @@ class HopperNames:
         return hopper_shape(self.plan)
 
     @cached_property
-    def cut_by(self) -> RowTable | None:
+    def segments(self) -> RowTable | None:
         """Whose segments tiles of queries start at; None where they start at each BLOCK_M."""
-        return cut_table(self.plan)
+        return segment_table(self.plan)
 
     @cached_property
     def packs(self) -> bool:
@@ -84,7 +83,7 @@ class HopperNames:
         Its rows are then of as many heads as the launcher says, one head's after another's. Random
         numbers are a head's own, and lists and segments are of whole tiles of one.
         """
-        if self.plan.listing or self.cut_by or self.plan.dropout:
+        if self.plan.listing or self.segments or self.plan.dropout:
             return False
         spec = self.plan.spec
         score = spec.score.traced if spec.score is not None else None
@@ -102,7 +101,7 @@ class HopperNames:
             *(("threshold", "kept_scale", "seed") if self.plan.dropout else ()),
             *self.plan.kernel_arguments.names,
             *(("tiles_ptr",) if self.plan.listing else ()),
-            *(("cuts_ptr",) if self.cut_by else ()),
+            *(("cuts_ptr",) if self.segments else ()),
         )
 
     @cached_property
@@ -155,7 +154,7 @@ class HopperNames:
     @property
     def place(self) -> tuple[str, ...]:
         """Numbers that say where a tile of queries lies."""
-        return ("batch", "head", "q_first", *(("q_last",) if self.cut_by else ()))
+        return ("batch", "head", "q_first", *(("q_last",) if self.segments else ()))
 
     @cached_property
     def runs(self) -> tuple[str, ...]:
@@ -163,7 +162,7 @@ class HopperNames:
         tiles = self.plan.tiles
         if tiles.listed:
             return ("listed", "num_visits")
-        if self.cut_by:
+        if self.segments:
             places, ends = ["kv_first"], ["all_begin", "all_end"]
         elif tiles.from_key_0:
             places, ends = [], ["full_end"]
@@ -182,7 +181,7 @@ class HopperNames:
         for each consumer what it visits.
         """
         tiles = self.plan.tiles
-        return self.shape.long_tiles and self.plan.masks and not tiles.listed and tiles.sorted
+        return self.shape.three_consumers and self.plan.masks and not tiles.listed and tiles.sorted
 
     @cached_property
     def own_visits(self) -> tuple[str, ...]:
@@ -232,14 +231,14 @@ class HopperNames:
         They fill up the time of programs that wait for the last long ones. Shorter tiles are so
         many that a group of heads leaves little; of lists and segments none knows which are short.
         """
-        known = not (self.plan.listing or self.cut_by)
-        return known and self.shape.long_tiles and self.plan.bounds.longest_first != "even"
+        known = not (self.plan.listing or self.segments)
+        return known and self.shape.three_consumers and self.plan.bounds.longest_first != "even"
 
     @property
     def growth(self) -> tuple[str, ...]:
         """Where a softmax notes that weights have outgrown their maxima."""
         # A tile that ends by itself says so by the barrier that frees its numbers.
-        return ("votes", "outgrown", *(("checked",) if self.shape.flat else ()))
+        return ("votes", "outgrown", *(("checked",) if self.shape.overlapped_tiles else ()))
 
     @cached_property
     def visits(self) -> str:
@@ -247,7 +246,7 @@ class HopperNames:
         tiles = self.plan.tiles
         if tiles.listed:
             return "num_visits"
-        if self.cut_by:
+        if self.segments:
             return "gl.cdiv(some_end - kv_first, BLOCK_N)"
         if tiles.from_key_0:
             return "kv_end"

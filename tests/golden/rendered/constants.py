@@ -1165,7 +1165,7 @@ def _backward_kernels(q, k, v, scale, size, out, lse, grad_out, grad_lse, of_key
     config = of_keys
     block_m, block_n = config["BLOCK_M"], config["BLOCK_N"]
     use_tma = config["USE_TMA"] and reads_tma
-    tiles = _turned(q, _listed(q, kv_len, block_m, block_n, size, layout), block_m)
+    tiles = _transposed(q, _listed(q, kv_len, block_m, block_n, size, layout), block_m)
     _backward_of_keys[(triton.cdiv(kv_len, block_n) * batch * num_kv_heads,)](
         _source(q, block_m, 16, use_tma),
         _source(k, block_n, 16, use_tma),
@@ -1221,12 +1221,12 @@ def _backward_kernels(q, k, v, scale, size, out, lse, grad_out, grad_lse, of_key
     return grad_q, grad_k, grad_v
 
 
-def _turned(q, tiles, block_m):
-    """`_listed`'s lists turned: for each tile of keys, how many tiles of queries, and which."""
+def _transposed(q, tiles, block_m):
+    """`_listed`'s lists transposed: for each tile of keys, how many tiles of queries, and which."""
     num_tiles_m, num_tiles_n = triton.cdiv(q.shape[2], block_m), tiles.shape[1] - 1
-    turned = tiles.new_empty((tiles.shape[0] // num_tiles_m * num_tiles_n, num_tiles_m + 1))
-    _turn_lists[(turned.shape[0],)](
-        turned,
+    transposed = tiles.new_empty((tiles.shape[0] // num_tiles_m * num_tiles_n, num_tiles_m + 1))
+    _turn_lists[(transposed.shape[0],)](
+        transposed,
         tiles,
         q.shape[2],
         num_tiles_m,
@@ -1236,7 +1236,7 @@ def _turned(q, tiles, block_m):
         CHUNK=128,
         **_FUSED,
     )
-    return turned
+    return transposed
 
 
 def _listed(q, kv_len, block_m, block_n, size, layout):
