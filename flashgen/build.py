@@ -88,7 +88,7 @@ def build(paths: Iterable[Path], options: Options, progress: Progress) -> Iterat
     Yields what became of each variant once its module is published.
 
     Raises:
-        FlashgenError: what the user has to mend, a line each. Where that is a spec, nothing has
+        FlashgenError: what the user has to fix, a line each. Where that is a spec, nothing has
             been written.
         KeyboardInterrupt: after publishing the best of what was measured until then.
     """

@@ -168,7 +168,7 @@ def _seen_by(mask: Mask) -> Predicate:
     """
     predicate = trace(mask)
     if predicate.expr == sympy.false:
-        raise MaskError("no query sees a key; mend its conditions, which exclude each other")
+        raise MaskError("no query sees a key; fix its conditions, which exclude each other")
     return predicate
 
 

@@ -91,7 +91,7 @@ def step_clocks(plan: KernelPlan, config: KernelConfig, target: Target, account:
     if softmax:  # a rescaled accumulator has v columns
         instructions += config.BLOCK_M * (v + ROW_INSTRUCTIONS)
         functions += config.BLOCK_M * ROW_EXPONENTIALS
-    clock = target.clock_ghz * target.num_sms  # 10^9 clocks a second, of all SMs together
+    clock = target.clock_ghz * target.num_sms  # 10^9 clocks a second, of all SMs
     peak = target.peak_tflops(plan.input_precision or plan.triton_dtype) * 1e3 / clock
     keys = config.BLOCK_N * (plan.qk_head_dim + plan.v_head_dim) * plan.itemsize
     shared = _operand_bytes(plan, config, target) + gathers * elements * EXCHANGED_BYTES

@@ -1,4 +1,4 @@
-"""KernelCode: mask, score and sink as the kernel computes them, each part where it does."""
+"""KernelCode: mask, score and sink as a kernel computes them, each part hoisted."""
 
 from __future__ import annotations
 

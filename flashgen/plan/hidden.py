@@ -1,4 +1,4 @@
-"""HiddenRows: what kernels put 0 in place of, as it may be anything: NaN, an infinity."""
+"""HiddenRows: rows of tensors that a kernel replaces by 0, since they may be NaN or infinite."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LargeInteger: what a call must not let an integer of the mask or the score grow to."""
+"""LargeInteger: an integer of the mask or the score that 32 bits hold for some calls only."""
 
 from __future__ import annotations
 

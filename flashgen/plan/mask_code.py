@@ -1,4 +1,4 @@
-"""Seen: conditions for a pair to be seen, as the Gluon kernels compute them."""
+"""MaskCode: the conditions of a mask, as the Gluon kernels compute them."""
 
 from __future__ import annotations
 

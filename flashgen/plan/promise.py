@@ -1,4 +1,4 @@
-"""Promise: what a kernel does where ids are not in the order that they were promised in."""
+"""Promise: what a kernel does where ids are not in the promised order."""
 
 from __future__ import annotations
 

@@ -221,7 +221,7 @@ def _converts(code: Code) -> bool:
 
 @lru_cache(maxsize=64)
 def derivative(score: Score) -> Any:
-    """The derivative of a score by what it is of, where it is finite."""
+    """The derivative of a score by the scaled product, where it is finite."""
     return score_derivative(finite_score(score)[0])
 
 
@@ -232,7 +232,7 @@ def has_element_gradients(plan: KernelPlan) -> bool:
 
 
 def is_finite(expr: Any) -> bool:
-    """Whether an expression is finite wherever what it is of is, by its form alone."""
+    """Whether an expression is finite wherever its arguments are, by its form alone."""
     if not expr.args or isinstance(expr, Load) or is_integral(expr):
         return True
     if isinstance(expr, sympy.Pow):

@@ -1,4 +1,4 @@
-"""What the declarations say of an expression: its sign, and how it moves with a position."""
+"""What the declarations imply for an expression: its sign, and how it moves with a position."""
 
 from __future__ import annotations
 

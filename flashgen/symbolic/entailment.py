@@ -1,4 +1,4 @@
-"""What a system of affine inequalities proves.
+"""Entailment: what a system of affine inequalities proves.
 
 Eliminating every symbol from a system decides whether it has a rational solution at all, hence
 whether an inequality follows from the others.

@@ -1,4 +1,4 @@
-"""How large whole numbers of a mask or a score become: kernels have 32 bits for each."""
+"""Bounds on the integers of a mask or a score: kernels have 32 bits for each."""
 
 from __future__ import annotations
 

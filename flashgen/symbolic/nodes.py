@@ -1,4 +1,4 @@
-"""What code of kernels consists of besides what a user writes: column bitmasks, tiles of one value.
+"""Nodes of kernels' expressions besides a user's own: column bitmasks, tiles of one value.
 
 Bit i of a number for j says whether column 8 * i + j is seen: see `column_bitmask`.
 """

@@ -184,7 +184,7 @@ class Reassociation:
         return expr.func(*parts, evaluate=False) if len(parts) > 1 else parts[0]
 
     def _whole(self, expr: Any) -> Any:
-        """An integer as it is computed in integers: as it stands, but for what has to be loaded."""
+        """An integer as it is computed in integers: unchanged, but for what has to be loaded."""
         if isinstance(expr, REDUCTIONS) or not expr.has(Load, Truncate):
             return expr
         if isinstance(expr, Load | Truncate) and self.varies_over(expr) != Axes.ELEMENT:

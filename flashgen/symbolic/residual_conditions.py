@@ -1,4 +1,4 @@
-"""Which conditions of a predicate a kernel has to evaluate for a single query and key."""
+"""Residual conditions: those that a kernel has to evaluate for a single query and key."""
 
 from __future__ import annotations
 

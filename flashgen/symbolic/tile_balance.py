@@ -1,4 +1,4 @@
-"""Which tiles have the most work: decided from how the ends of their intervals move."""
+"""Tile balance: which tiles have the most work, by how the ends of their intervals move."""
 
 from __future__ import annotations
 

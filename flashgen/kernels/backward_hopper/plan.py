@@ -1,4 +1,4 @@
-"""HopperBackward: what the Gluon template of the backward pass needs besides the BackwardPlan."""
+"""HopperBackward: what the Gluon template of the backward pass reads besides the BackwardPlan."""
 
 from __future__ import annotations
 

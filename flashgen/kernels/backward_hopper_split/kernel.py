@@ -1,4 +1,4 @@
-"""BackwardHopperSplit: the backward pass on Hopper where two kernels divide it."""
+"""BackwardHopperSplit: the backward pass on Hopper, split between two kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HopperQueries: what the Gluon kernel for the gradient of q needs besides the BackwardPlan."""
+"""HopperQueries: what the Gluon kernel for the gradient of q reads besides the BackwardPlan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a block of a backward kernel holds in shared memory for tensors that its loop reads."""
+"""Shared memory of a block of a backward kernel for the tensors that its loop reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HopperNames: what the Gluon template for Hopper needs besides the KernelPlan."""
+"""HopperNames: what the Gluon template for Hopper reads besides the KernelPlan."""
 
 from __future__ import annotations
 
