@@ -40,6 +40,8 @@ class Range:
         steep: the spread of the scores in a row's first tile from which every step looks for new
             maxima. At half of that one step does, after tiles that hide keys.
         look: steps from one look at the sums to the next, at first.
+        last_grows: whether the last step takes new maxima. It sees the first keys, where models
+            put the one that all rows attend to, and little room is left for it.
     """
 
     first: int
@@ -49,6 +51,7 @@ class Range:
     slack: int
     steep: int
     look: int
+    last_grows: bool = False
 
 
 #: bfloat16 has the exponents of float32: the first weights leave room for others to be 2^152 times
@@ -56,7 +59,9 @@ class Range:
 #: loses digits below 2^-14.
 RANGES = {
     "bfloat16": Range(first=-64, outgrown=-40, most=88, usual=-56, slack=24, steep=150, look=16),
-    "float16": Range(first=0, outgrown=10, most=15, usual=8, slack=1, steep=26, look=4),
+    "float16": Range(
+        first=0, outgrown=10, most=15, usual=8, slack=1, steep=26, look=4, last_grows=True
+    ),
 }
 
 
