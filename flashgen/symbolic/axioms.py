@@ -30,7 +30,7 @@ from flashgen.symbols import (
 _TILE_ENDS = ((Q_FIRST, Q_LAST), (KV_FIRST, KV_LAST))
 
 
-#: Places in row tables, by what those have in common and the indices: see `RowTable.pair`.
+#: Places in row tables, by what those have in common and the indices: see `RowTable.search`.
 Places = frozenset[tuple[Any, tuple[Any, ...]]]
 
 
@@ -118,13 +118,13 @@ def _of_element(
         return []
     table = declarations.tables[tensor]
     found = [] if table.most is None else [most - t for most in _linear(table.most)]
-    exchanged = (table.pair, term.args[1:]) in hidden
+    exchanged = (table.search, term.args[1:]) in hidden
     if table.of_itself and inside(term):
         begins = (table.side == "left") != exchanged
         found += [i - t if begins else t - i - 1 for i in _linear(index)]
     if table.side == "left":
         for other in declarations.tables.values():
-            if (*other.pair, other.side) == (*table.pair, "right"):
+            if (*other.search, other.side) == (*table.search, "right"):
                 length = symbol(Load(other.sym, *term.args[1:])) - t
                 found.append(-length if exchanged else length)
     return found

@@ -112,7 +112,7 @@ class Context:
         tables = self.declarations.tables
         loads = [x for x in sorted(expr.atoms(Load), key=str) if x.args[0] in tables]
         found = [(tables[x.args[0]], x.args[1:]) for x in loads]
-        return dict.fromkeys((table.pair, at) for table, at in found if table.hidden is not None)
+        return dict.fromkeys((table.search, at) for table, at in found if table.hidden is not None)
 
     def every_way(self, facts: Facts, expr: Any) -> tuple[Facts, ...]:
         """The facts for each choice of places, of those that ``expr`` reads, with hidden ids.

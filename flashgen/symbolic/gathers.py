@@ -66,7 +66,7 @@ def rewritten(predicate: Predicate, orientation: Orientation) -> tuple[Predicate
         if cyclic is None:
             cyclic = not {keys.sym, values.sym} & in_order
         for known in tables.values():
-            if (*known.pair, known.side) == (keys.name, values.name, cyclic, hidden, side):
+            if (*known.search, known.side) == (keys.name, values.name, cyclic, hidden, side):
                 return known
         name = f"{keys.name}_{_NAMES[side]}"
         name += "" if keys.name == values.name else f"_of_{values.name}"

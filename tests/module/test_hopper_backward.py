@@ -486,7 +486,7 @@ def test_a_repeated_launch_goes_by_lists_of_its_own(
     module = module_on(gpu, spec, monkeypatch)
     monkeypatch.setattr(module, "_target", lambda device: "sm_90")
     lists: list[torch.Tensor] = []  # which keeps them: no two have one address
-    for made in ("_listed", "_turned"):
+    for made in ("_listed", "_transposed"):
         function = getattr(module, made)
 
         def noted(*args: Any, function: Any = function) -> torch.Tensor:

@@ -47,7 +47,7 @@ def test_masks_whose_keys_begin_with_a_segment(mask: Mask, name: str) -> None:
     assert names.segments is not None and names.segments.name == name
     assert names.work[:5] == ("visits", "batch", "head", "q_first", "q_last")
     assert names.runs == ("kv_first",)
-    assert names.seen == ("first", "last", "all_begin", "all_end")
+    assert names.own_visits == ("first", "last", "all_begin", "all_end")
 
 
 @pytest.mark.parametrize(

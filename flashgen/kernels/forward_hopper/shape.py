@@ -155,5 +155,5 @@ def tables_of_segments(plan: KernelPlan, table: RowTable) -> tuple[RowTable, ...
 
     Those are `table`, which it cuts by, and then the one that says whether its ids are in order.
     """
-    flags = (t for t in plan.row_tables if (*t.pair, t.side) == (*table.pair, "unordered"))
+    flags = (t for t in plan.row_tables if (*t.search, t.side) == (*table.search, "unordered"))
     return (table, *flags)
