@@ -21,7 +21,7 @@ def test_it_becomes_machine_code(block_m: int) -> None:
     }
     source = ASTSource(kernel, signature, constexprs=constants)
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 8})
-    assert compiled.metadata.shared <= 1024  # what the running sum passes on
+    assert compiled.metadata.shared <= 8192  # what sums pass on, and a change of layout
 
 
 @pytest.mark.parametrize("looks", [0, 1, 2])
