@@ -23,16 +23,16 @@ def sizes(account: Account) -> Iterator[str]:
     yield _table(("kernel", "queries x keys", "read from L2", "at its peak"), rows, right=2)
     yield f"What sets the limit is shared memory, and registers. With {kernel.config} a block holds"
     buffers = [[b.name, f"{b.bytes:,}", f"`{b.formula}`"] for b in kernel.buffers]
-    total = ["together", f"{kernel.shared:,}", f"of {kernel.limit:,}"]
+    total = ["total", f"{kernel.shared:,}", f"of {kernel.limit:,}"]
     yield _table(("buffer", "bytes", "formula"), [*buffers, total], right=1, of=1)
     yield (
         f"Of {kernel.looked_at} configurations that were looked at, {kernel.candidates} were left "
         f"to choose from, and that one was chosen ({kernel.chosen}). "
         + (
-            f"The other {len(kernel.rejected)} were turned down, by these formulas and by what is "
+            f"The other {len(kernel.rejected)} were rejected, by these formulas and by what is "
             "known of registers:"
             if kernel.rejected
-            else "None was turned down."
+            else "None was rejected."
         )
     )
     if kernel.rejected:

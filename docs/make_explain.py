@@ -87,7 +87,7 @@ def _problem(account: Account) -> Iterator[str]:
     yield (
         "Attention computes, for each head, `S = scale * Q @ K.T`, a score for each pair of a "
         "query and a key; `P`, the softmax of each row of S; and `O = P @ V`. "
-        f"Here there are {scores:,} scores. Q, K, V and O together are "
+        f"Here there are {scores:,} scores. Q, K, V and O are in total "
         f"{bytes_text(once.dram_read + once.dram_written)}; they grow with the length, and the "
         "scores with its square."
     )

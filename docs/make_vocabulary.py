@@ -170,7 +170,7 @@ def _verdict(plan: KernelPlan) -> str:
         for table in plan.row_tables
         for described in _described(plan, table.name)
     ]
-    notes = "; ".join(map(_as_code, bounds.notes)) + "."
+    notes = "; ".join(map(_as_code, bounds.diagnostics)) + "."
     exact = "Exact." if bounds.exact else ("" if plan.listing else "A hull: ") + notes
     exact = exact[0].upper() + exact[1:]
     empty = (

@@ -71,14 +71,14 @@ class Built:
         variant: its name.
         chosen: the configurations of each kernel, by its key; None if nothing had to be done.
         spaces: what they were chosen from.
-        notes: where tiles are visited that the mask hides, and why; and what else to be told.
+        diagnostics: where tiles are visited that the mask hides, and why; and what else to be told.
         seconds: what building it took.
     """
 
     variant: str
     chosen: Mapping[str, KernelChoice] | None = None
     spaces: Spaces = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+    diagnostics: tuple[str, ...] = ()
     seconds: float = 0.0
 
 
@@ -88,7 +88,7 @@ def build(paths: Iterable[Path], options: Options, progress: Progress) -> Iterat
     Yields what became of each variant once its module is published.
 
     Raises:
-        FlashgenError: what the user has to mend, a line each. Where that is a spec, nothing has
+        FlashgenError: what the user has to fix, a line each. Where that is a spec, nothing has
             been written.
         KeyboardInterrupt: after publishing the best of what was measured until then.
     """
@@ -139,8 +139,8 @@ def build(paths: Iterable[Path], options: Options, progress: Progress) -> Iterat
             # 7. publish: source and configurations -> generated/<name>.py.
             progress.step(variant.name, "publish")
             said = publish(place, module_text(variant, plan, kernels, chosen, place))
-        notes = (*said, *backward_plan(plan).notes)
-        yield Built(variant.name, chosen, space, notes, perf_counter() - started)
+        diagnostics = (*said, *backward_plan(plan).diagnostics)
+        yield Built(variant.name, chosen, space, diagnostics, perf_counter() - started)
         if interrupted:
             raise KeyboardInterrupt
 

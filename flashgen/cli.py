@@ -1,6 +1,6 @@
 """The command line: ``flashgen build | check | explain | list | clean | bench``.
 
-Exit status: 0 done; 1 `check` found something; 2 the user has to mend something; 130 interrupted.
+Exit status: 0 done; 1 `check` found something; 2 the user has to fix something; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ Targets = Annotated[
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs a command and exits; what the user has to mend goes to stderr, a line each."""
+    """Runs a command and exits; what the user has to fix goes to stderr, a line each."""
     try:
         app(args=arguments, prog_name="flashgen")
     except FlashgenError as error:
@@ -142,7 +142,7 @@ def _report(results: list[Built], out: Path, verbose: bool) -> None:
     for table in build_tables(built, console.width) if built else ():
         console.print(table)
     for result in built:
-        for note in result.notes:
+        for note in result.diagnostics:
             typer.echo(f"note: {result.variant}: {note}")
     if current:
         typer.echo(f"up to date, nothing to do: {', '.join(current)}")

@@ -200,7 +200,7 @@ def rejection_lines(built: Built) -> Iterable[str]:
                 continue
             yield (
                 f"{built.variant}: {target}: {key}: {len(space.candidates)} candidates fit, "
-                f"{len(space.rejected)} turned down"
+                f"{len(space.rejected)} rejected"
             )
             for config, reason in space.rejected:
                 yield f"  {config}: {reason}"

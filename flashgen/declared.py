@@ -1,4 +1,4 @@
-"""What everything declared has; `flashgen.params` and `flashgen.constants` have the kinds."""
+"""What every declaration has; `flashgen.params` and `flashgen.constants` have the kinds."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Every mistake flashgen can blame on someone, each saying where it is and what to do.
+"""The errors that a user can cause: each says where it is and what to do.
 
-A `FlashgenError` is the user's to mend: the command line prints its lines and exits with status 2.
+A `FlashgenError` is the user's to fix: the command line prints its lines and exits with status 2.
 Anything else that escapes is a bug in flashgen and keeps its traceback.
 """
 
@@ -13,7 +13,7 @@ from types import FunctionType
 
 
 class FlashgenError(Exception):
-    """Something the user can mend. `str(error)` is one line, or one line a mistake."""
+    """Something the user can fix. `str(error)` is one line, or one line a mistake."""
 
 
 class SpecFileError(FlashgenError):

@@ -1,4 +1,4 @@
-"""What stands in an output folder: list the generated modules, or remove them."""
+"""The generated modules of an output folder: list them, or remove them."""
 
 from __future__ import annotations
 

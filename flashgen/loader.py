@@ -91,7 +91,7 @@ def _run(file: Path) -> ModuleType:
     try:
         source = file.read_bytes()
     except OSError as error:
-        raise SpecFileError(f"{file}: cannot be read: {error.strerror}; mend that") from error
+        raise SpecFileError(f"{file}: cannot be read: {error.strerror}; fix that") from error
     try:
         code = compile(source, str(file), "exec", dont_inherit=True)
         # A spec that changes the folder would change what the other paths mean.
@@ -99,9 +99,7 @@ def _run(file: Path) -> ModuleType:
             exec(code, module.__dict__)
     except SyntaxError as error:
         where = Path(error.filename or file)
-        raise SpecFileError(
-            f"{where}:{error.lineno}: syntax error: {error.msg}; mend it"
-        ) from error
+        raise SpecFileError(f"{where}:{error.lineno}: syntax error: {error.msg}; fix it") from error
     except (Exception, SystemExit) as error:
         raise SpecFileError(_blame(file, error)) from error
     return module
@@ -142,7 +140,7 @@ def _blame(file: Path, error: BaseException) -> str:
     message = " ".join(str(error).split())
     if isinstance(error, FlashgenError):
         return message if message.startswith(f"{where}: ") else f"{where}: {message}"
-    remedy = "a spec file must run as it stands"
+    remedy = "a spec file must run by itself"
     if isinstance(error, TypeError) and "AttentionSpec" in message:
         remedy = f"its fields are {', '.join(f.name for f in fields(AttentionSpec))}"
     if isinstance(error, TypeError) and _JOINED_FUNCTIONS.match(message):

@@ -1,4 +1,4 @@
-"""Normalisers: how scores become the weights of the values."""
+"""Normalisers: how scores become weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where flashgen's own files lie, installed or in a checkout."""
+"""Where flashgen's own files are, installed or in a checkout."""
 
 from __future__ import annotations
 

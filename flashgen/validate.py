@@ -22,7 +22,7 @@ from flashgen.masks import Mask
 from flashgen.normalisers import Normaliser
 from flashgen.plan import KernelPlan
 from flashgen.plan.code import finite_score
-from flashgen.plan.learned import meeting_tensors
+from flashgen.plan.score_gradient import meeting_tensors
 from flashgen.scores import Score
 from flashgen.spec import DTYPES, INPUT_PRECISIONS, AttentionSpec, Blocks
 from flashgen.symbolic.trace import Predicate, trace
@@ -168,7 +168,7 @@ def _seen_by(mask: Mask) -> Predicate:
     """
     predicate = trace(mask)
     if predicate.expr == sympy.false:
-        raise MaskError("no query sees a key; mend its conditions, which exclude each other")
+        raise MaskError("no query sees a key; fix its conditions, which exclude each other")
     return predicate
 
 

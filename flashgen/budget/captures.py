@@ -1,4 +1,4 @@
-"""What the partitions of the Gluon kernels capture: the values that a block hands them.
+"""The values that the partitions of a Gluon kernel capture: what a block passes to its warps.
 
 Triton passes captures through shared memory, packed one after the other, and only what a partition
 reads. Of the call's values that is what the kernel's code reads, which the plan has: conditions

@@ -1,4 +1,4 @@
-"""What the budget's formulas are over."""
+"""The symbols of the budget's formulas."""
 
 from __future__ import annotations
 

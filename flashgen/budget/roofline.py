@@ -17,8 +17,7 @@ from flashgen.budget.targets import Target
 from flashgen.budget.traffic import Traffic
 from flashgen.config import KernelConfig
 from flashgen.plan import KernelPlan
-from flashgen.plan.inner import tile_loads
-from flashgen.plan.score_work import score_work
+from flashgen.plan.step_cost import score_work, tile_loads
 
 # Instructions for an element of the scores besides its exponential: scale and subtract, maximum,
 # sum, conversion, addresses; and those of a masked tile: positions, comparisons, selection.
@@ -92,7 +91,7 @@ def step_clocks(plan: KernelPlan, config: KernelConfig, target: Target, account:
     if softmax:  # a rescaled accumulator has v columns
         instructions += config.BLOCK_M * (v + ROW_INSTRUCTIONS)
         functions += config.BLOCK_M * ROW_EXPONENTIALS
-    clock = target.clock_ghz * target.num_sms  # 10^9 clocks a second, of all SMs together
+    clock = target.clock_ghz * target.num_sms  # 10^9 clocks a second, of all SMs
     peak = target.peak_tflops(plan.input_precision or plan.triton_dtype) * 1e3 / clock
     keys = config.BLOCK_N * (plan.qk_head_dim + plan.v_head_dim) * plan.itemsize
     shared = _operand_bytes(plan, config, target) + gathers * elements * EXCHANGED_BYTES

@@ -22,7 +22,7 @@ from flashgen.config import KernelConfig
 from flashgen.params import Tensor
 from flashgen.plan import KernelPlan
 from flashgen.plan.dtypes import ITEMSIZES
-from flashgen.plan.inner import tile_loads
+from flashgen.plan.step_cost import tile_loads
 from flashgen.symbolic import TileBounds
 from flashgen.symbols import FloorDiv, evaluate
 

@@ -1,4 +1,4 @@
-"""source_digest: what a measurement of a kernel is of."""
+"""source_digest: sha256 of a kernel's code, which its measurements belong to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""unpacking: the lines that take apart the tuples which a function's body reads."""
+"""unpacking: the assignments that unpack the tuples which a function's body reads."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ class Kernel:
         phase: of the kernel, the one that needs so much.
         buffers: those of this phase; they add up to `shared`.
         candidates: how many configurations there were to choose from, this one among them.
-        rejected: those that were looked at besides, and turned down.
+        rejected: those that were looked at besides, and rejected.
         seconds: of the call, by the model that ranks candidates; None where the model does not see
             which tiles are visited.
         waits_for: what the model says the kernel waits for; ``""`` where it does not say.
@@ -137,7 +137,7 @@ class Kernel:
 
     @property
     def looked_at(self) -> int:
-        """Configurations that were turned down, or left to choose from."""
+        """Configurations that were rejected, or left to choose from."""
         return len(self.rejected) + self.candidates
 
 
@@ -183,7 +183,7 @@ class Work:
 
 @dataclass(frozen=True)
 class TrainingStep:
-    """Forward and backward pass together: FLOPs of products, bytes that SMs read and write."""
+    """Both passes: FLOPs of products, bytes that SMs read and write."""
 
     name: str
     flops: int

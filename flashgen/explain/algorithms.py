@@ -50,7 +50,7 @@ _STATISTICS = 8
 
 _ROW_TILES = FloorDiv(Q_LEN + SIDE - 1, SIDE)
 
-# Rows that visited tiles have, all together.
+# Rows of all visited tiles.
 _VISITED_ROWS = TILES * BLOCK_M
 _ROWS = HEADS * Q_LEN
 

@@ -10,7 +10,7 @@ from flashgen.explain.account import Account
 from flashgen.explain.call import Asked, longest
 from flashgen.explain.variant import Prepared, account_of, prepare, valid_variants
 
-#: A few seconds a variant, all together.
+#: A few seconds a variant in total.
 LENGTHS = tuple(2**n for n in range(10, 18))
 
 

@@ -140,7 +140,7 @@ def _kernel(kernel: Kernel, plain: bool) -> Iterator[RenderableType]:
         bar = _bar(buffer.bytes / kernel.limit, plain)
         table.add_row(buffer.name, bar, f"{buffer.bytes:,}", buffer.formula)
     used = _bar(kernel.shared / kernel.limit, plain)
-    table.add_row("together", used, f"{kernel.shared:,}", f"of {kernel.limit:,} that a block gets")
+    table.add_row("total", used, f"{kernel.shared:,}", f"of {kernel.limit:,} that a block gets")
     yield table
     yield Text()
     if kernel.seconds is not None:
@@ -148,7 +148,7 @@ def _kernel(kernel: Kernel, plain: bool) -> Iterator[RenderableType]:
         yield Text(f"The model that ranks candidates expects {time_text(kernel.seconds)}{waits}.")
     yield Text(
         f"{kernel.looked_at} configurations looked at, {kernel.candidates} left to choose from, "
-        f"{len(kernel.rejected)} turned down{':' if kernel.rejected else '.'}"
+        f"{len(kernel.rejected)} rejected{':' if kernel.rejected else '.'}"
     )
     for reason, configs in by_reason(kernel):
         yield Text(f"    {reason}", style="bright_black")
@@ -172,7 +172,7 @@ def _traffic(account: Account) -> Iterator[RenderableType]:
         problem = f"; {work.problem}" if work.problem else ""
         yield Text(f"{work.name}: {work.said}{problem}")
     steps = training_text(account)
-    yield Text(f"Forward and backward pass together, between SMs and memory: {steps}.")
+    yield Text(f"Both passes, between SMs and memory: {steps}.")
 
 
 def _units(works: tuple[Work, ...]) -> Table:

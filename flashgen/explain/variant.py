@@ -156,7 +156,7 @@ def _mask(plan: KernelPlan, work: Workload, shown: Picture) -> MaskAccount:
         runs=tuple(map(_run, runs)),
         listed=listed,
         tables=tuple(map(_table, plan.row_tables)),
-        notes=plan.bounds.notes,
+        notes=plan.bounds.diagnostics,
         rows_can_be_empty=plan.bounds.rows_can_be_empty,
         share=visible.share,
         rows_counted=visible.rows_counted,

@@ -1,4 +1,4 @@
-"""What terminal and page say in the same words: figures with units, and what belongs together."""
+"""Words that terminal and page share: figures with units, and groups of configurations."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def training_text(account: Account) -> str:
 
 
 def by_reason(kernel: Kernel) -> Iterable[tuple[str, list[str]]]:
-    """Configurations turned down for the same reason together, as M x N, warps, stages."""
+    """Configurations rejected for the same reason together, as M x N, warps, stages."""
     grouped: dict[str, list[str]] = {}
     for rejection in kernel.rejected:
         c = rejection.config

@@ -1,4 +1,4 @@
-"""What each way to compute a call does on a target, the module's own kernels among them."""
+"""FLOPs, bytes and seconds of each way to compute a call, the module's kernels among them."""
 
 from __future__ import annotations
 

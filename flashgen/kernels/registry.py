@@ -1,4 +1,4 @@
-"""KERNELS: the kernels that there are. To add one is to add its folder and a line here."""
+"""KERNELS: the list of kernels. To add one, add its folder and a line here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What kernels are timed on: tensors of a training step, and the FLOPs that the mask asks for."""
+"""The tensors that kernels are timed with, and the FLOPs that the mask asks for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the templates print: everything about a kernel, worked out beforehand."""
+"""Plans: everything that a template prints about a kernel, computed beforehand."""
 
 from flashgen.plan.dtypes import TRITON_DTYPES
 from flashgen.plan.head_dims import Segment, split_head_dim

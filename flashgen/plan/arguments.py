@@ -10,8 +10,7 @@ from flashgen.declared import Param
 from flashgen.dropout import DropoutP, Seed
 from flashgen.params import Float, Int, Tensor
 from flashgen.plan.constants import PrintedConstant
-from flashgen.plan.sizes import SIZES
-from flashgen.plan.wholes import LargeWhole
+from flashgen.plan.int32_overflow import SIZES, LargeInteger
 from flashgen.symbolic.printer import torch_source
 from flashgen.symbolic.tables import RowTable
 from flashgen.tracing.expr import Expr
@@ -92,13 +91,13 @@ class KernelArguments:
 def sizing_numbers(
     params: Collection[Param],
     constants: Iterable[Constant],
-    wholes: Iterable[LargeWhole],
+    integers: Iterable[LargeInteger],
 ) -> tuple[str, ...]:
     """Names of the numbers that sizes are checked with, in the parameters' order."""
     sizes = [size for param in params if isinstance(param, Tensor) for size in param.dims]
     sizes += [limit for constant in constants for _, limit in constant.limits]
     names = {symbol.name for size in sizes if size is not None for symbol in size.sym.free_symbols}
-    names |= {name for whole in wholes for name in whole.names}
+    names |= {name for integer in integers for name in integer.names}
     return tuple(p.name for p in params if not isinstance(p, Tensor) and p.name in names)
 
 

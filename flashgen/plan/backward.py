@@ -14,23 +14,25 @@ from flashgen.plan.arguments import KernelArguments, kernel_arguments
 from flashgen.plan.backward_code import BackwardCode
 from flashgen.plan.code import code_with, finite_score
 from flashgen.plan.kernel import KernelPlan
-from flashgen.plan.learned import (
-    ElementSlope,
-    LearnedElement,
-    learned_elements,
-    learned_of_sink,
-)
 from flashgen.plan.loops import KeyTiles, key_tiles
 from flashgen.plan.promise import Promise, promise_of
-from flashgen.plan.slopes import derivative, has_element_slopes, is_finite
+from flashgen.plan.score_gradient import (
+    InputElement,
+    InputGradient,
+    derivative,
+    has_element_gradients,
+    input_elements,
+    inputs_of_sink,
+    is_finite,
+)
 from flashgen.symbolic.bounds import TileBounds, derive_q_bounds
-from flashgen.symbolic.evaluated import evaluated_conditions
 from flashgen.symbolic.gathers import with_row_tables
-from flashgen.symbolic.places import SCALE, SCORES, Place
 from flashgen.symbolic.printer import triton_code
 from flashgen.symbolic.printer.code import Code, gathered_by
-from flashgen.symbolic.roles import KEYS_OF_ROWS, ROWS_OF_KEYS
+from flashgen.symbolic.residual_conditions import residual_conditions
 from flashgen.symbolic.tables import RowTable
+from flashgen.symbolic.trace import KEYS_OF_ROWS, ROWS_OF_KEYS
+from flashgen.symbolic.varies_over import SCALE, SCORES, Axes
 from flashgen.symbols import KV_LAST, KV_LEN, SCORE
 
 #: What the kernels read of rows of queries is padded to a multiple of it, which all tiles divide:
@@ -44,7 +46,7 @@ class BackwardPlan:
 
     Two kernels recompute the weights from the log-sum-exp: one goes over tiles of keys, for the
     gradients of k, v and elements that are a key's own, and one over tiles of queries, for those
-    of q and of other elements of learned tensors.
+    of q and of other elements of tensors that have gradients.
 
     Attributes:
         plan: the forward's.
@@ -57,13 +59,13 @@ class BackwardPlan:
     rows_multiple = ROWS
 
     @property
-    def notes(self) -> tuple[str, ...]:
+    def diagnostics(self) -> tuple[str, ...]:
         """Where tiles are visited that the mask hides, and why: of the forward pass, then of this.
 
         What holds for both is said once.
         """
-        of_keys = self.plan.bounds.notes
-        of_queries = [note for note in self.q_bounds.notes if note not in of_keys]
+        of_keys = self.plan.bounds.diagnostics
+        of_queries = [note for note in self.q_bounds.diagnostics if note not in of_keys]
         return (
             *(f"no exact range of keys: {note}" for note in of_keys),
             *(f"for gradients, no exact range of queries: {note}" for note in of_queries),
@@ -72,57 +74,57 @@ class BackwardPlan:
     @cached_property
     def of_keys(self) -> BackwardCode:
         """The kernel that goes over tiles of keys."""
-        held = [item for item in learned_elements(self.plan) if item.kernel == "keys"]
+        held = [item for item in input_elements(self.plan) if item.kernel == "keys"]
         return self._code_with(held, self.plan.conditions, self.promise)
 
     @cached_property
     def of_queries(self) -> BackwardCode:
         """The kernel that goes over tiles of queries."""
-        held = [item for item in learned_elements(self.plan) if item.kernel == "queries"]
+        held = [item for item in input_elements(self.plan) if item.kernel == "queries"]
         return self._code_with(held, self.plan.conditions, self.plan.promise, by_blocks=True)
 
     @cached_property
     def of_both(self) -> BackwardCode:
         """A kernel over tiles of keys that computes all gradients."""
-        learned = learned_elements(self.plan)
-        return self._code_with(learned, self.conditions_of_keys, self.promise, along=Place.ROW)
+        inputs = input_elements(self.plan)
+        return self._code_with(inputs, self.conditions_of_keys, self.promise, along=Axes.ROW)
 
     @cached_property
     def of_grad_kv(self) -> BackwardCode:
         """One that leaves the gradient of q to `of_queries`, and what that learns."""
-        held = [item for item in learned_elements(self.plan) if item.kernel == "keys"]
-        return self._code_with(held, self.conditions_of_keys, self.promise, along=Place.ROW)
+        held = [item for item in input_elements(self.plan) if item.kernel == "keys"]
+        return self._code_with(held, self.conditions_of_keys, self.promise, along=Axes.ROW)
 
     @cached_property
     def of_grad_q(self) -> BackwardCode:
         """A kernel over tiles of queries that computes the gradient of q alone."""
-        return self._code_with((), self.plan.conditions, self.plan.promise, along=Place.COLUMN)
+        return self._code_with((), self.plan.conditions, self.plan.promise, along=Axes.COLUMN)
 
     @cached_property
-    def learned(self) -> tuple[ElementSlope, ...]:
+    def input_gradients(self) -> tuple[InputGradient, ...]:
         """What both kernels add to gradients of tensors."""
-        return (*self.of_queries.learned, *self.of_keys.learned)
+        return (*self.of_queries.input_gradients, *self.of_keys.input_gradients)
 
     def _code_with(
         self,
-        held: Sequence[LearnedElement],
+        held: Sequence[InputElement],
         conditions: tuple[Any, ...],
         promise: Promise | None,
         *,
         by_blocks: bool = False,
-        along: Place | None = None,
+        along: Axes | None = None,
     ) -> BackwardCode:
         parts = [tuple(map(_by_products, item.by_kernel)) for item in held]
-        others = (*self._element_slope, *(expr for part in parts for expr in part))
+        others = (*self._element_derivative, *(expr for part in parts for expr in part))
         code, further = code_with(
             self.plan.spec, conditions, others, promise=promise, by_blocks=by_blocks, along=along
         )
         rest = iter(further)
-        slope = next(rest) if self._element_slope else None
+        score_gradient = next(rest) if self._element_derivative else None
         pairs = zip(held, parts, strict=True)
-        learned = tuple(item.with_code(tuple(islice(rest, len(part)))) for item, part in pairs)
-        slopes = (self._slope, *(item.derivative.slope for item in held))
-        return BackwardCode(code, slope, not all(map(is_finite, slopes)), learned)
+        gradients = tuple(item.with_code(tuple(islice(rest, len(part)))) for item, part in pairs)
+        derivatives = (self._derivative, *(item.derivative.partial for item in held))
+        return BackwardCode(code, score_gradient, not all(map(is_finite, derivatives)), gradients)
 
     @property
     def conditions_of_keys(self) -> tuple[Any, ...]:
@@ -136,7 +138,7 @@ class BackwardPlan:
 
     @cached_property
     def _evaluated(self) -> tuple[tuple[Any, ...], bool]:
-        return evaluated_conditions(self.plan.predicate, ROWS_OF_KEYS)
+        return residual_conditions(self.plan.predicate, ROWS_OF_KEYS)
 
     @cached_property
     def promise(self) -> Promise | None:
@@ -150,12 +152,12 @@ class BackwardPlan:
         return (*of_rows, *of_keys.tables, *of_keys.flags)
 
     @cached_property
-    def slope_scale(self) -> Code | None:
+    def gradient_scale(self) -> Code | None:
         """The derivative where it is the same for all elements of a head; None where it is 1."""
-        slope = self._slope
-        if slope == 1 or self._element_slope:
+        derivative = self._derivative
+        if derivative == 1 or self._element_derivative:
             return None
-        return triton_code(slope, {"b": "batch", "h": "head"})
+        return triton_code(derivative, {"b": "batch", "h": "head"})
 
     @cached_property
     def q_tiles(self) -> KeyTiles:
@@ -169,7 +171,9 @@ class BackwardPlan:
         Their log-sum-exp is infinite, so that their weights are 0 unless scores are no numbers.
         """
         score = self.plan.spec.score
-        return score is not None and not all(map(is_finite, (finite_score(score)[0], self._slope)))
+        return score is not None and not all(
+            map(is_finite, (finite_score(score)[0], self._derivative))
+        )
 
     @cached_property
     def reads_kv_last(self) -> bool:
@@ -237,21 +241,21 @@ class BackwardPlan:
     @property
     def sums(self) -> tuple[tuple[int, bool], ...]:
         """Of tensors whose elements the kernel finds: how many dimensions, and once or not."""
-        learned = (item for item in self.of_queries.learned if item.over == "elements")
-        return tuple(sorted({(len(item.indices), item.once) for item in learned}))
+        summed = (item for item in self.of_queries.input_gradients if item.over == "elements")
+        return tuple(sorted({(len(item.indices), item.once) for item in summed}))
 
     @cached_property
     def score_tensors(self) -> tuple[str, ...]:
         """Learned tensors that the score reads, in the arguments' order."""
-        read = {item.tensor for item in self.learned}
+        read = {item.tensor for item in self.input_gradients}
         return tuple(a.name for a in self.plan.arguments if a.name in read)
 
     def launcher_reads(self, name: str) -> bool:
         """Whether a variable says which elements the launcher adds sums to."""
-        return any(name in item.launcher_reads for item in self.learned)
+        return any(name in item.launcher_reads for item in self.input_gradients)
 
     @cached_property
-    def learned_tensors(self) -> tuple[str, ...]:
+    def differentiable_tensors(self) -> tuple[str, ...]:
         """Tensors with a gradient, in that order; one that only decides what is seen has none."""
         found = {*self.score_tensors, *self.sink_tensors}
         return tuple(a.name for a in self.plan.arguments if a.name in found)
@@ -259,7 +263,7 @@ class BackwardPlan:
     @cached_property
     def sink_tensors(self) -> tuple[str, ...]:
         """Learned tensors that the sink's logit is made of."""
-        return learned_of_sink(self.plan)
+        return inputs_of_sink(self.plan)
 
     @cached_property
     def sink_arguments(self) -> tuple[str, ...]:
@@ -278,18 +282,18 @@ class BackwardPlan:
         return not self.plan.code.of_products
 
     @cached_property
-    def _slope(self) -> Any:
+    def _derivative(self) -> Any:
         score = self.plan.spec.score
         return sympy.Integer(1) if score is None else derivative(score)
 
     @property
-    def _element_slope(self) -> tuple[Any, ...]:
+    def _element_derivative(self) -> tuple[Any, ...]:
         """The derivative where elements differ in it."""
-        return (_by_products(self._slope),) if has_element_slopes(self.plan) else ()
+        return (_by_products(self._derivative),) if has_element_gradients(self.plan) else ()
 
     def _arguments(self, exprs: Iterable[Any], promise: Promise | None) -> KernelArguments:
         score = self.plan.spec.score
-        of_score = (finite_score(score)[0], self._slope) if score is not None else ()
+        of_score = (finite_score(score)[0], self._derivative) if score is not None else ()
         names = {s.name for e in (*exprs, *of_score) for s in e.free_symbols}
         names |= promise.names if promise is not None else set()
         names |= self.plan.hidden.names

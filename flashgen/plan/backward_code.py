@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from flashgen.plan.code import KernelCode, codes_of
-from flashgen.plan.learned import ElementSlope
-from flashgen.symbolic.placement import Assignment
+from flashgen.plan.score_gradient import InputGradient
+from flashgen.symbolic.hoisting import Assignment
 from flashgen.symbolic.printer.code import Code, read_by
 
 #: What a tile of queries changes: such lines stand inside the loop over them.
@@ -20,31 +20,31 @@ class BackwardCode:
 
     Attributes:
         code: mask and score.
-        slope: the derivative of the score by the scaled product, for each element; None where it
-            is the same for all.
-        guarded: whether slopes may be infinite, or no number, of pairs that are hidden.
-        learned: what it adds to gradients of tensors.
+        score_gradient: the derivative of the score by the scaled product, for each element; None
+            where it is the same for all.
+        guarded: whether derivatives may be infinite, or no number, of pairs that are hidden.
+        input_gradients: what it adds to gradients of tensors.
     """
 
     code: KernelCode
-    slope: Code | None
+    score_gradient: Code | None
     guarded: bool
-    learned: tuple[ElementSlope, ...] = ()
+    input_gradients: tuple[InputGradient, ...] = ()
 
     @property
-    def diagonals(self) -> tuple[ElementSlope, ...]:
-        """What is learned by distance: its gradients are summed up along diagonals."""
-        return tuple(item for item in self.learned if item.over == "diagonals")
+    def diagonals(self) -> tuple[InputGradient, ...]:
+        """Input gradients by distance: they are summed up along diagonals."""
+        return tuple(item for item in self.input_gradients if item.over == "diagonals")
 
     @property
-    def slope_of_products(self) -> bool:
-        """Whether slopes of elements depend on the products, which may be no numbers."""
-        return self.is_of_products(self.slope)
+    def gradient_of_products(self) -> bool:
+        """Whether derivatives of elements depend on the products, which may be no numbers."""
+        return self.is_of_products(self.score_gradient)
 
-    def is_of_products(self, slope: Code | None) -> bool:
-        """Whether a slope does."""
+    def is_of_products(self, derivative: Code | None) -> bool:
+        """Whether a derivative does."""
         elements = {line.name for line in self.code.elements}
-        return not read_by((slope,)).isdisjoint({"scores", *elements})
+        return not read_by((derivative,)).isdisjoint({"scores", *elements})
 
     def reads(self, name: str) -> bool:
         """Whether a variable of the kernel is read."""
@@ -54,10 +54,10 @@ class BackwardCode:
     def _read(self) -> frozenset[str]:
         code = self.code
         lines = codes_of(code.scalars, code.rows, code.columns, code.elements, code.masked)
-        read = [*lines, code.score, *code.conditions, self.slope]
+        read = [*lines, code.score, *code.conditions, self.score_gradient]
         read += [found for table in code.tables for found in table.codes]
         read += code.promise.conditions if code.promise is not None else ()
-        read += [found for item in self.learned for found in (*item.indices, item.slope)]
+        read += [found for item in self.input_gradients for found in (*item.indices, item.partial)]
         return read_by(read)
 
     @cached_property

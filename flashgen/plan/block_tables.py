@@ -5,7 +5,8 @@ maxima too: all scores move to it through shared memory, in tiles without a mask
 single blocks leave the scores where the matrix unit puts them.
 
 Gluon kernels of the backward pass read what a row sees of a block of columns; which columns the
-block has, a comparison of positions says for eight of them at once (`flashgen.symbolic.octets`).
+block has, a comparison of positions says for eight of them at once
+(`flashgen.symbolic.column_bitmask`).
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from flashgen.declared import Param
 from flashgen.plan.loops import KERNEL_NAMES
 from flashgen.symbolic.affine import Affine, linearise, symbol
 from flashgen.symbolic.blocks import BLOCK_COLUMN, BLOCK_ROW, BlockTable, block_table
-from flashgen.symbolic.known import Known
+from flashgen.symbolic.declarations import Declarations
 from flashgen.symbolic.logic import leaves
 from flashgen.symbolic.nodes import OtherBits
-from flashgen.symbolic.places import Place
 from flashgen.symbolic.printer import triton_code
 from flashgen.symbolic.printer.code import Code
+from flashgen.symbolic.varies_over import Axes
 from flashgen.symbols import KV_FIRST, KV_IDX, Q_FIRST, Q_IDX
 
 #: Of smaller blocks a tile holds too many to load one by one.
@@ -154,7 +155,7 @@ def with_block_loads(
 
 
 def block_bits(
-    conditions: Iterable[Any], params: Iterable[Param], nonnegative: Collection[str], along: Place
+    conditions: Iterable[Any], params: Iterable[Param], nonnegative: Collection[str], along: Axes
 ) -> tuple[tuple[BlockBits, ...], dict[Any, Any]]:
     """The tables that conditions read and that have bits, and those of each comparison of one.
 
@@ -167,7 +168,7 @@ def block_bits(
         nonnegative: parameters known to be >= 0.
         along: what the columns of a tile are of.
     """
-    of_queries = along == Place.ROW
+    of_queries = along == Axes.ROW
     position, block = (Q_IDX, BLOCK_ROW) if of_queries else (KV_IDX, BLOCK_COLUMN)
     found: list[BlockBits] = []
     comparisons: dict[Any, Any] = {}
@@ -196,10 +197,10 @@ def block_bits(
 
 def _block_tables(conditions: Iterable[Any], params: Iterable[Param]) -> list[BlockTable]:
     """The block tables that conditions read, by the text of their elements."""
-    known = Known.of(params)
+    declarations = Declarations.of(params)
     found: dict[Any, BlockTable] = {}
     for leaf in (leaf for condition in conditions for leaf in leaves(condition)):
-        table = block_table(leaf, known)
+        table = block_table(leaf, declarations)
         if table:
             found[table.element] = table
     return sorted(found.values(), key=lambda table: str(table.element))

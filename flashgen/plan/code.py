@@ -1,4 +1,4 @@
-"""KernelCode: mask, score and sink as the kernel computes them, each part where it does."""
+"""KernelCode: mask, score and sink as a kernel computes them, each part hoisted."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from flashgen.plan.loops import KERNEL_NAMES
 from flashgen.plan.promise import UNORDERED, KeptPromise, Promise
 from flashgen.scores import Score
 from flashgen.spec import AttentionSpec
+from flashgen.symbolic.hoisting import Assignment, hoist
 from flashgen.symbolic.nodes import Spread
-from flashgen.symbolic.placement import Assignment, place
-from flashgen.symbolic.places import SCALE, SCORES, Place, place_of
 from flashgen.symbolic.printer import plain_source, triton_code
 from flashgen.symbolic.printer.code import Code, gathered_by, read_by
 from flashgen.symbolic.score import LOG2E, fold_score, split_infinite
+from flashgen.symbolic.varies_over import SCALE, SCORES, Axes, varies_over
 from flashgen.symbols import Load
 from flashgen.tracing.expr import Expr
 
@@ -42,9 +42,9 @@ class KernelCode:
         elements: then what several parts of the score share.
         masked: of each masked tile, what the conditions alone read.
         tables: what the conditions read of block tables.
-        bits: the same of what octets read of them.
+        bits: the same of what bitmasks read of them.
         conditions: of the mask; all of them hold for a key that is seen.
-        octets: each of them as bits of octets of columns; None where it has none.
+        bitmasks: each of them as a column bitmask; None where it has none.
         loads_elements: whether they load something for each query and key of a tile.
         reads_q_idx: whether the loop reads the rows' positions.
         score_reads_kv_idx: whether the score reads the columns' positions.
@@ -68,7 +68,7 @@ class KernelCode:
     tables: tuple[BlockLoads, ...]
     bits: tuple[BlockBits, ...]
     conditions: tuple[Code, ...]
-    octets: tuple[Code | None, ...]
+    bitmasks: tuple[Code | None, ...]
     loads_elements: bool
     reads_q_idx: bool
     score_reads_kv_idx: bool
@@ -88,7 +88,7 @@ def kernel_code(
         conditions: those of the mask that the kernel evaluates.
         promise: what they trust.
     """
-    return code_with(spec, conditions, promise=promise, along=Place.COLUMN)[0]
+    return code_with(spec, conditions, promise=promise, along=Axes.COLUMN)[0]
 
 
 def code_with(
@@ -98,7 +98,7 @@ def code_with(
     *,
     promise: Promise | None,
     by_blocks: bool = True,
-    along: Place | None = None,
+    along: Axes | None = None,
 ) -> tuple[KernelCode, tuple[Code, ...]]:
     """What `kernel_code` returns, and other expressions beside it.
 
@@ -132,25 +132,25 @@ def code_with(
     known_bits: dict[Any, Any] = {}
     if along is not None:
         bits, known_bits = block_bits(conditions, spec.declared, nonnegative, along)
-    placed = place(exprs, KERNEL_NAMES, nonnegative=nonnegative, along=along, bits=known_bits)
+    hoisted = hoist(exprs, KERNEL_NAMES, nonnegative=nonnegative, along=along, bits=known_bits)
     first = len(of_score) + len(conditions)
     everywhere = {*range(len(of_score)), *range(first, len(exprs))}
-    scalars = placed.scalars
+    scalars = hoisted.scalars
     if spec.score is not None and scale != 1:
         scalars = (*scalars, Assignment("qk_scale", code_of(scale)))
     printed = None
     if promise is not None:
         printed = KeptPromise(code_of(promise.broken), tuple(map(code_of, as_written)))
         scalars = (*scalars, Assignment(UNORDERED, printed.broken))
-    columns = tuple(a for a in placed.columns if everywhere & {*a.used_by})
-    inner = placed.results[0] if of_score else None
+    columns = tuple(a for a in hoisted.columns if everywhere & {*a.used_by})
+    inner = hoisted.results[0] if of_score else None
     if inner is not None and not of_products:
         inner = replace(inner, expr=Spread(inner.expr))
     sink = spec.normaliser.traced_sink
     sink_code = None if sink is None else code_of(sink.sym * LOG2E)
     shift_code = None if shift == 0 else code_of(shift, q_idx="offs_m")
-    hoisted = codes_of(scalars, placed.rows, placed.columns, placed.elements)
-    everything = (*hoisted, *placed.results, sink_code, shift_code)
+    lines = codes_of(scalars, hoisted.rows, hoisted.columns, hoisted.elements)
+    everything = (*lines, *hoisted.results, sink_code, shift_code)
     everything += tuple(table.entry for table in tables)
     everything += () if printed is None else printed.conditions
     code = KernelCode(
@@ -160,26 +160,26 @@ def code_with(
         comment=plain_source(finite_score(spec.score)[0]) if spec.score is not None else "",
         shift=shift_code,
         scalars=scalars,
-        rows=placed.rows,
+        rows=hoisted.rows,
         columns=columns,
-        elements=placed.elements,
-        masked=tuple(a for a in placed.columns if a not in columns),
+        elements=hoisted.elements,
+        masked=tuple(a for a in hoisted.columns if a not in columns),
         tables=tables,
         bits=bits,
-        conditions=placed.results[len(of_score) : first],
-        octets=placed.octets[len(of_score) : first],
+        conditions=hoisted.results[len(of_score) : first],
+        bitmasks=hoisted.bitmasks[len(of_score) : first],
         loads_elements=any(
-            place_of(load) == Place.ELEMENT for c in conditions for load in c.atoms(Load)
+            varies_over(load) == Axes.ELEMENT for c in conditions for load in c.atoms(Load)
         ),
-        reads_q_idx=bool(tables or printed) or "q_idx" in placed.carried,
+        reads_q_idx=bool(tables or printed) or "q_idx" in hoisted.carried,
         score_reads_kv_idx="kv_idx"
-        in read_by((inner, *placed.results[first:], *codes_of(columns, placed.elements))),
+        in read_by((inner, *hoisted.results[first:], *codes_of(columns, hoisted.elements))),
         sink=sink_code,
         gathers=gathered_by(everything),
         uses_tanh=any(map(_calls_tanh, filter(None, everything))),
         promise=printed,
     )
-    return code, placed.results[first:]
+    return code, hoisted.results[first:]
 
 
 def codes_of(*lines: Iterable[Assignment]) -> Iterator[Code]:

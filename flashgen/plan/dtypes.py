@@ -1,4 +1,4 @@
-"""What a template and the budget have to know of dtypes."""
+"""Triton's names of dtypes, and their sizes."""
 
 from __future__ import annotations
 

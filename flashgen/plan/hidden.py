@@ -1,13 +1,16 @@
-"""HiddenRows: what kernels put 0 in place of, as it may be anything: NaN, an infinity."""
+"""HiddenRows: rows of tensors that a kernel replaces by 0, since they may be NaN or infinite."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
+
+import sympy
 
 from flashgen.params import Int
 from flashgen.plan.loops import KERNEL_NAMES
 from flashgen.spec import AttentionSpec
-from flashgen.symbolic.alone import conditions_alone
+from flashgen.symbolic.logic import conditions, negation_normal_form
 from flashgen.symbolic.printer import torch_source, triton_code
 from flashgen.symbolic.printer.code import Code, gathered_by
 from flashgen.symbolic.trace import Predicate
@@ -68,3 +71,22 @@ def hidden_rows(spec: AttentionSpec, predicate: Predicate) -> HiddenRows:
         keys_by_head=any(H in term.free_symbols for term in keys),
         names=frozenset(s.name for term in (*keys, *queries) for s in term.free_symbols),
     )
+
+
+def conditions_alone(predicate: Predicate, position: Any) -> tuple[Any, ...]:
+    """The conditions of a mask that read this position and not the other.
+
+    A key for which one of them does not hold is hidden from every query of its batch entry and
+    head, and a query sees no key.
+
+    Args:
+        predicate: the user's own, which trusts nothing.
+        position: `KV_IDX` or `Q_IDX`.
+    """
+    terms = conditions(negation_normal_form(predicate.expr))
+    pairs = [term.args for term in terms if isinstance(term, sympy.Eq)]
+    same = {one: other for pair in pairs for one, other in (pair, pair[::-1])}
+    # Of two elements that are equal, what holds for one holds for the other.
+    others = (term.xreplace(same) for term in terms if not isinstance(term, sympy.Eq))
+    every = dict.fromkeys((*terms, *others))
+    return tuple(term for term in every if {KV_IDX, Q_IDX} & term.free_symbols == {position})

@@ -27,22 +27,21 @@ from flashgen.plan.constants import PrintedConstant, printed_constant
 from flashgen.plan.dtypes import TRITON_DTYPES
 from flashgen.plan.head_dims import Heads
 from flashgen.plan.hidden import HiddenRows, hidden_rows
+from flashgen.plan.int32_overflow import LargeInteger, printed_integers
 from flashgen.plan.listing import TileListing, tile_listing
 from flashgen.plan.loops import KeyTiles, key_tiles
 from flashgen.plan.outside import left_by
 from flashgen.plan.promise import Promise, promise_of
-from flashgen.plan.wholes import LargeWhole, printed_wholes
 from flashgen.spec import AttentionSpec
 from flashgen.symbolic.bounds import TileBounds, derive_bounds
-from flashgen.symbolic.evaluated import evaluated_conditions
 from flashgen.symbolic.gathers import with_row_tables
 from flashgen.symbolic.logic import conditions
 from flashgen.symbolic.nodes import Spread
 from flashgen.symbolic.printer import torch_source
-from flashgen.symbolic.roles import KEYS_OF_ROWS, ROWS_OF_KEYS
+from flashgen.symbolic.residual_conditions import residual_conditions
 from flashgen.symbolic.score import may_be_infinite
 from flashgen.symbolic.tables import RowTable
-from flashgen.symbolic.trace import Predicate, trace
+from flashgen.symbolic.trace import KEYS_OF_ROWS, ROWS_OF_KEYS, Predicate, trace
 from flashgen.symbols import KV_IDX, Q_IDX, SCORE, B, H, Load
 
 
@@ -100,16 +99,16 @@ class KernelPlan(Heads):
         return tuple(map(printed_constant, self.spec.constants))
 
     @cached_property
-    def large_wholes(self) -> tuple[LargeWhole, ...]:
+    def large_integers(self) -> tuple[LargeInteger, ...]:
         """What `attention` checks that 32 bits hold."""
         score = self.spec.score
         exprs = [self.predicate.expr] + ([finite_score(score)[0]] if score is not None else [])
-        return printed_wholes(exprs, self.params)
+        return printed_integers(exprs, self.params)
 
     @property
     def sizing_numbers(self) -> tuple[str, ...]:
         """Names of the numbers that `attention` checks sizes with."""
-        return sizing_numbers(self.params, self.spec.constants, self.large_wholes)
+        return sizing_numbers(self.params, self.spec.constants, self.large_integers)
 
     @property
     def dropout(self) -> bool:
@@ -231,7 +230,7 @@ class KernelPlan(Heads):
 
     @cached_property
     def _evaluated(self) -> tuple[tuple[Any, ...], bool]:
-        return evaluated_conditions(self.predicate)
+        return residual_conditions(self.predicate)
 
     @cached_property
     def tiles(self) -> KeyTiles:

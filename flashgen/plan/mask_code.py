@@ -1,4 +1,4 @@
-"""Seen: conditions for a pair to be seen, as the Gluon kernels compute them."""
+"""MaskCode: the conditions of a mask, as the Gluon kernels compute them."""
 
 from __future__ import annotations
 
@@ -24,35 +24,35 @@ _ENDS = {"q": sympy.Lt(Q_IDX, Q_LEN), "kv": sympy.Lt(KV_IDX, KV_LEN)}
 
 
 @dataclass(frozen=True)
-class Seen:
+class MaskCode:
     """Conditions that all have to hold, in one of two ways.
 
     Attributes:
         pairs: each, computed for every pair.
-        octets: their bits, computed for octets of columns.
+        bitmasks: their column bitmasks.
         rows: vectors of rows that bits are made of.
         tables: what they read of block tables.
     """
 
     pairs: tuple[Code, ...]
-    octets: tuple[Code, ...] = ()
+    bitmasks: tuple[Code, ...] = ()
     rows: tuple[str, ...] = ()
     tables: tuple[BlockBits, ...] = ()
 
     @property
     def asks_below(self) -> bool:
         """Whether some bits say which positions are below something."""
-        return any(bits.expr.has(Below) for bits in self.octets)
+        return any(bits.expr.has(Below) for bits in self.bitmasks)
 
 
-def seen(
+def mask_code(
     conditions: Iterable[Condition],
     position: str,
     rows: Iterable[str],
     *,
     least: int,
     tables: Iterable[BlockBits] = (),
-) -> Seen:
+) -> MaskCode:
     """Conditions by how they are computed.
 
     Bits cost the same however many columns there are, and take less registers than comparisons that
@@ -68,14 +68,14 @@ def seen(
     """
     conditions = tuple(conditions)
     pairs = tuple(condition for condition, _ in conditions)
-    octets = tuple(bits for _, bits in conditions if bits is not None)
+    bitmasks = tuple(bits for _, bits in conditions if bits is not None)
     tables = tuple(tables)
-    if len(octets) < len(pairs) or not (tables or position in read_by(octets)):
-        return Seen(pairs)
-    if sum(map(_comparisons, octets)) < least and not tables:
-        return Seen(pairs)
-    read = read_by((*octets, *(table.entry for table in tables)))
-    return Seen((), octets, tuple(name for name in rows if name in read), tables)
+    if len(bitmasks) < len(pairs) or not (tables or position in read_by(bitmasks)):
+        return MaskCode(pairs)
+    if sum(map(_comparisons, bitmasks)) < least and not tables:
+        return MaskCode(pairs)
+    read = read_by((*bitmasks, *(table.entry for table in tables)))
+    return MaskCode((), bitmasks, tuple(name for name in rows if name in read), tables)
 
 
 def _comparisons(bits: Code) -> int:
@@ -83,17 +83,21 @@ def _comparisons(bits: Code) -> int:
     return sum(isinstance(node, AtLeast | Below) for node in nodes)
 
 
-def helped(seen: Seen, row: str, promise: KeptPromise | None) -> Seen:
-    """What has octets in a kernel: `seen`, and where ids are out of order the mask as written.
+def with_promise(mask_code: MaskCode, row: str, promise: KeptPromise | None) -> MaskCode:
+    """`mask_code`, and for ids out of order the mask as written: what a kernel has bitmasks for.
 
     Args:
-        seen: what a masked tile asks.
+        mask_code: what a masked tile asks.
         row: the position of a row.
         promise: what that trusts.
     """
     if promise is None:
-        return seen
-    return replace(seen, octets=(*seen.octets, *promise.conditions), rows=seen.rows or (row,))
+        return mask_code
+    return replace(
+        mask_code,
+        bitmasks=(*mask_code.bitmasks, *promise.conditions),
+        rows=mask_code.rows or (row,),
+    )
 
 
 def least_comparisons(columns: int, *, scored: bool) -> int:

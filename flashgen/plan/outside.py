@@ -1,4 +1,4 @@
-"""Which tensors an index may lie outside of: there kernels read 0, and so does `reference`."""
+"""Tensors that an index may leave: there kernels read 0, and so does `reference`."""
 
 from __future__ import annotations
 

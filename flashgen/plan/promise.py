@@ -1,4 +1,4 @@
-"""Promise: what a kernel does where ids are not in the order that they were promised in."""
+"""Promise: what a kernel does where ids are not in the promised order."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import sympy
 from flashgen.symbolic.gathers import with_row_tables
 from flashgen.symbolic.logic import conditions
 from flashgen.symbolic.printer.code import Code
-from flashgen.symbolic.roles import Roles
-from flashgen.symbolic.trace import Predicate
+from flashgen.symbolic.trace import Orientation, Predicate
 
 #: The variable that says so in a kernel: it then visits everything, and asks the mask as written.
 UNORDERED = "unordered"
@@ -36,15 +35,15 @@ class Promise:
         return frozenset(symbol.name for expr in exprs for symbol in expr.free_symbols)
 
 
-def promise_of(predicate: Predicate, *roles: Roles) -> Promise | None:
+def promise_of(predicate: Predicate, *orientations: Orientation) -> Promise | None:
     """What a predicate, solved for these, takes on trust; None where it is nothing.
 
     Args:
         predicate: the user's own.
-        roles: which index it is solved for; for both, where a kernel's mask is solved for one and
-            its bounds for the other.
+        orientations: which index it is solved for; for both, where a kernel's mask is solved for
+            one and its bounds for the other.
     """
-    broken = sympy.Or(*(with_row_tables(predicate, role).unordered for role in roles))
+    broken = sympy.Or(*(with_row_tables(predicate, one).unordered for one in orientations))
     return None if broken is sympy.false else Promise(broken, conditions(predicate.expr))
 
 

@@ -1,4 +1,4 @@
-"""Score functions of the score alone: what it is squashed or divided by."""
+"""Score functions of the score alone: softcap and temperature."""
 
 from __future__ import annotations
 

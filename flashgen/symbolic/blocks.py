@@ -7,7 +7,7 @@ from typing import Any
 
 import sympy
 
-from flashgen.symbolic.known import Known
+from flashgen.symbolic.declarations import Declarations
 from flashgen.symbols import KV_FIRST, KV_IDX, KV_LAST, Q_FIRST, Q_IDX, Q_LAST, FloorDiv, Load
 
 #: A row and a column of a block table.
@@ -44,7 +44,7 @@ class BlockTable:
         return self.column.xreplace({KV_IDX: KV_FIRST}), self.column.xreplace({KV_IDX: KV_LAST})
 
 
-def block_table(condition: Any, known: Known) -> BlockTable | None:
+def block_table(condition: Any, declarations: Declarations) -> BlockTable | None:
     """The block table that a comparison with 0 reads; None where it is something else.
 
     Of its indices one is the quotient of q_idx, or of what grows with it, and one that of kv_idx;
@@ -53,21 +53,23 @@ def block_table(condition: Any, known: Known) -> BlockTable | None:
     if not isinstance(condition, sympy.Ne | sympy.Eq):
         return None
     element, zero = condition.args
-    if not (zero == 0 and isinstance(element, Load) and known.is_condition(element.args[0])):
+    if not (zero == 0 and isinstance(element, Load) and declarations.is_condition(element.args[0])):
         return None
     rows = [index for index in element.args[1:] if Q_IDX in index.free_symbols]
     columns = [index for index in element.args[1:] if KV_IDX in index.free_symbols]
     if len(rows) != 1 or len(columns) != 1 or rows == columns:
         return None
     (row,), (column,) = rows, columns
-    if not (_counts_blocks(row, Q_IDX, known) and _counts_blocks(column, KV_IDX, known)):
+    if not (
+        _counts_blocks(row, Q_IDX, declarations) and _counts_blocks(column, KV_IDX, declarations)
+    ):
         return None
     return BlockTable(element, row, column)
 
 
-def _counts_blocks(index: Any, position: Any, known: Known) -> bool:
+def _counts_blocks(index: Any, position: Any, declarations: Declarations) -> bool:
     return (
         isinstance(index, FloorDiv)
         and not index.has(Load)
-        and known.direction(index, position) == 1
+        and declarations.direction(index, position) == 1
     )

@@ -23,6 +23,7 @@ from typing import Any
 import sympy
 
 from flashgen.symbolic.affine import eliminate
+from flashgen.symbolic.blocks import block_table
 from flashgen.symbolic.context import Context, within
 from flashgen.symbolic.contiguous import seen_without_gaps
 from flashgen.symbolic.gathers import rewritten
@@ -36,12 +37,12 @@ from flashgen.symbolic.intervals import (
     with_proofs,
 )
 from flashgen.symbolic.logic import Conjunction, conjunctions, independent
-from flashgen.symbolic.notes import why_opaque, why_too_wide
+from flashgen.symbolic.printer import plain_source
 from flashgen.symbolic.projection import seen_by_every_row, seen_by_some_row
-from flashgen.symbolic.roles import KEYS_OF_ROWS, ROWS_OF_KEYS, Roles
 from flashgen.symbolic.tables import RowTable
-from flashgen.symbolic.trace import Predicate
-from flashgen.symbolic.workload import longest_end
+from flashgen.symbolic.tile_balance import longest_end
+from flashgen.symbolic.trace import KEYS_OF_ROWS, ROWS_OF_KEYS, Orientation, Predicate
+from flashgen.symbols import Load
 
 #: A union of more intervals than this is replaced by its hull.
 MAX_INTERVALS = 4
@@ -60,7 +61,7 @@ class TileBounds:
         rows_can_be_empty: some row may see no key at all. False is a proof that none does, for
             lengths >= 1, parameters >= their min and, where demanded, equal lengths.
         exact: every key of an interval is visible to some row of the tile.
-        notes: what was not exact, and why.
+        diagnostics: what was not exact, and why.
         longest_first: the end of the query tiles that has the most work: ``"first"``, ``"last"``
             or, where neither always has, ``"even"``.
         sorted: the intervals' begins provably ascend in the order given.
@@ -70,7 +71,7 @@ class TileBounds:
     intervals: tuple[Interval, ...]
     rows_can_be_empty: bool
     exact: bool
-    notes: tuple[str, ...]
+    diagnostics: tuple[str, ...]
     longest_first: str
     sorted: bool
     tables: tuple[RowTable, ...] = ()
@@ -95,25 +96,27 @@ def derive_q_bounds(predicate: Predicate, max_intervals: int = MAX_INTERVALS) ->
     return _derive(predicate, ROWS_OF_KEYS, max_intervals)
 
 
-def _derive(predicate: Predicate, roles: Roles, max_intervals: int) -> TileBounds:
-    read_by_table, origins = rewritten(predicate, roles)
-    context = Context(read_by_table, roles, origins)
+def _derive(predicate: Predicate, orientation: Orientation, max_intervals: int) -> TileBounds:
+    read_by_table, origins = rewritten(predicate, orientation)
+    context = Context(read_by_table, orientation, origins)
     cases = [
         replace(case, atoms=case.atoms + context.ranges(case.atoms))
         for case in conjunctions(context.predicate.expr, context.element, context.read)
     ]
 
     tile = context.tile
-    notes: list[str] = []
+    diagnostics: list[str] = []
     intervals: list[Interval] = []
     for case in cases:
         interval, remarks = _interval(case, context)
-        notes += remarks
+        diagnostics += remarks
         if interval is not None:
             intervals.append(interval)
     intervals = sorted_by_begin(merged(intervals, tile), tile)
     if len(intervals) > max_intervals:
-        notes.append(f"{len(intervals)} separate intervals: replaced by the one around them all")
+        diagnostics.append(
+            f"{len(intervals)} separate intervals: replaced by the one around them all"
+        )
         intervals = [_hull(intervals, context)]
     read = {s for i in intervals for e in i.expressions for s in e.free_symbols}
     return TileBounds(
@@ -124,9 +127,9 @@ def _derive(predicate: Predicate, roles: Roles, max_intervals: int) -> TileBound
         )
         or (Interval.nothing(),),
         rows_can_be_empty=_can_be_empty(cases, predicate, context),
-        exact=not notes,
-        notes=tuple(dict.fromkeys(notes)),
-        longest_first=longest_end(intervals, roles, context.known),
+        exact=not diagnostics,
+        diagnostics=tuple(dict.fromkeys(diagnostics)),
+        longest_first=longest_end(intervals, orientation, context.declarations),
         sorted=all(at_least(b.begin, a.begin, tile) for a, b in pairwise(intervals)),
         tables=tuple(table for table in context.predicate.tables if table.sym in read),
     )
@@ -135,27 +138,27 @@ def _derive(predicate: Predicate, roles: Roles, max_intervals: int) -> TileBound
 def _interval(case: Conjunction, context: Context) -> tuple[Interval | None, list[str]]:
     """The visible and the full keys of one conjunction (None: it never holds), and remarks."""
     some_row, exact, loosened = seen_by_some_row(case.atoms, context)
-    begin, end, condition = solve(some_row, context.tile, context.roles)
+    begin, end, condition = solve(some_row, context.tile, context.orientation)
     if condition is sympy.false:
         return None, []
-    notes = []
+    diagnostics = []
     if _too_many(condition):
-        notes.append(
+        diagnostics.append(
             f"{len(condition.args)} conditions on a tile are too many to ask, and left out"
         )
         condition = sympy.true
     if case.opaque:
-        notes += [why_opaque(part, context) for part in case.opaque]
-        return Interval(begin, end, begin, begin, condition), notes
+        diagnostics += [_why_opaque(part, context) for part in case.opaque]
+        return Interval(begin, end, begin, begin, condition), diagnostics
     if loosened or not (exact or seen_without_gaps(case.atoms, context)):
-        notes.append(why_too_wide(case, context))
+        diagnostics.append(_why_too_wide(case, context))
     every_row = seen_by_every_row(case.atoms, context)
-    full_begin, full_end, full_condition = solve(every_row, context.tile, context.roles)
+    full_begin, full_end, full_condition = solve(every_row, context.tile, context.orientation)
     if full_condition.has(sympy.Piecewise) or _too_many(full_condition):
         full_end = full_begin  # sympy would take a condition's choices apart
     elif full_condition is not sympy.true:
         full_end = sympy.Piecewise((full_end, full_condition), (full_begin, True), evaluate=False)
-    return Interval(begin, end, full_begin, full_end, condition), notes
+    return Interval(begin, end, full_begin, full_end, condition), diagnostics
 
 
 def _too_many(condition: Any) -> bool:
@@ -181,7 +184,7 @@ def _can_be_empty(cases: list[Conjunction], predicate: Predicate, context: Conte
         return False
     # The proof trusts the order, and that no id is hidden. Without that a row is known to see a key
     # where it sees its own.
-    alone = predicate.expr.xreplace({context.roles.solved: context.roles.tile})
+    alone = predicate.expr.xreplace({context.orientation.solved: context.orientation.tile})
     return not (predicate.equal_lengths and alone.doit() == True)  # noqa: E712
 
 
@@ -192,9 +195,52 @@ def _every_row_sees_a_key(cases: list[Conjunction], context: Context) -> bool:
     A row outside all of them breaks an atom of each: refuting that is the proof.
     """
     clauses = []
-    solved, keys = context.roles.solved, within(context.roles.solved, context.roles.solved_len)
+    solved, keys = (
+        context.orientation.solved,
+        within(context.orientation.solved, context.orientation.solved_len),
+    )
     for case in cases:
         rows, doubts = eliminate((*case.atoms, *keys), solved)
         if not (doubts or case.opaque):
             clauses.append(tuple(a.negated() for a in independent(rows, context.element)))
     return context.element.refutes(tuple(clauses))
+
+
+# Diagnostics: what a user is told of a part of a mask that bounds do not follow exactly.
+
+
+def _why_opaque(part: Any, context: Context) -> str:
+    """Why a condition takes no part in the bounds."""
+    shown = plain_source(part)
+    elements = sorted(part.atoms(Load), key=str)
+    if not elements:
+        return f"not affine in q_idx and kv_idx: {shown}"
+    names = ", ".join(dict.fromkeys(str(element.args[0]) for element in elements))
+    if block_table(part, context.declarations):
+        return f"the tiles to visit are listed once a call, by the blocks of {names}: {shown}"
+    if _could_be_sorted(part, context):
+        return f"if {names} never falls, declare it with sorted=True to have bounds from: {shown}"
+    return f"only the elements of {names} tell: {shown}"
+
+
+def _could_be_sorted(part: Any, context: Context) -> bool:
+    """Whether it compares two elements as in ``doc[b, q_idx] == doc[b, kv_idx]``."""
+    if not all(isinstance(side, Load) for side in part.args):
+        return False
+    positions = {context.orientation.tile, context.orientation.solved}
+    whole = all(not context.declarations.is_condition(side.args[0]) for side in part.args)
+    return whole and all(
+        [i for i in side.args[1:] if positions & i.free_symbols] == [side.args[-1]]
+        for side in part.args
+    )
+
+
+def _why_too_wide(case: Conjunction, context: Context) -> str:
+    """Why an interval may hold keys that no row of the tile sees, or rows that see none of it."""
+    sources = context.read.sources
+    found = [sources[atom] for atom in case.atoms if atom in sources]
+    parts = dict.fromkeys(context.origins.get(part, part) for part in found)
+    shown = " & ".join(f"({plain_source(part)})" for part in parts)
+    if context.orientation == ROWS_OF_KEYS:
+        return f"queries between those that see keys of one tile are visited too: {shown}"
+    return f"keys between those that rows of one tile see are visited too: {shown}"

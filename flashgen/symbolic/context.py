@@ -12,16 +12,15 @@ import sympy
 
 from flashgen.params import Int
 from flashgen.symbolic.affine import Affine, linearise, symbol
-from flashgen.symbolic.facts import Facts, Links
+from flashgen.symbolic.axioms import axioms_of
+from flashgen.symbolic.declarations import Declarations
+from flashgen.symbolic.entailment import Axioms, Facts
 from flashgen.symbolic.inequalities import Reader
 from flashgen.symbolic.intervals import at_least
-from flashgen.symbolic.known import Known
-from flashgen.symbolic.links import links_of
-from flashgen.symbolic.roles import Roles
-from flashgen.symbolic.trace import Predicate
+from flashgen.symbolic.trace import Orientation, Predicate
 from flashgen.symbols import KV_LEN, Q_LEN, B, H, Load, RowMax, RowMin
 
-#: The position after `Roles.tile`.
+#: The position after `Orientation.tile`.
 NEXT = sympy.Symbol("next", integer=True)
 
 
@@ -34,33 +33,33 @@ class Context:
     """
 
     predicate: Predicate
-    roles: Roles
+    orientation: Orientation
     origins: Mapping[Any, Any] = field(default_factory=dict)
 
     @cached_property
-    def known(self) -> Known:
+    def declarations(self) -> Declarations:
         """What the predicate's parameters declare."""
-        return Known.of(self.predicate.params, self.predicate.tables)
+        return Declarations.of(self.predicate.params, self.predicate.tables)
 
     @cached_property
-    def links(self) -> Links:
+    def axioms(self) -> Axioms:
         """What is known of a term that is no symbol."""
-        return links_of(self.known, self.inside)
+        return axioms_of(self.declarations, self.inside)
 
     @cached_property
-    def links_of_seen(self) -> Links:
+    def axioms_of_seen(self) -> Axioms:
         """What is known besides where some key is seen: indices lie inside of their tensors."""
-        return links_of(self.known, lambda element: True)
+        return axioms_of(self.declarations, lambda element: True)
 
     @cached_property
     def read(self) -> Reader:
         """Reads comparisons."""
-        return Reader(self.roles, self.known)
+        return Reader(self.orientation, self.declarations)
 
     @cached_property
     def scalars(self) -> Facts:
         """What holds for the run-time scalars."""
-        return Facts(self._declared, self.links)
+        return Facts(self._declared, self.axioms)
 
     @cached_property
     def _declared(self) -> tuple[Affine, ...]:
@@ -76,31 +75,33 @@ class Context:
     @cached_property
     def tile(self) -> Facts:
         """What holds for a tile as a whole."""
-        first, last = symbol(self.roles.first), symbol(self.roles.last)
-        return self.scalars.given(first, last - first, symbol(self.roles.tile_len) - 1 - last)
+        first, last = symbol(self.orientation.first), symbol(self.orientation.last)
+        return self.scalars.given(first, last - first, symbol(self.orientation.tile_len) - 1 - last)
 
     @cached_property
     def row(self) -> Facts:
         """What holds for a tile and one position in it."""
-        row = symbol(self.roles.tile)
-        return self.tile.given(row - symbol(self.roles.first), symbol(self.roles.last) - row)
+        row = symbol(self.orientation.tile)
+        return self.tile.given(
+            row - symbol(self.orientation.first), symbol(self.orientation.last) - row
+        )
 
     @cached_property
     def element(self) -> Facts:
         """What holds for a row and a key of the whole matrix."""
         return self.scalars.given(
-            *within(self.roles.tile, self.roles.tile_len),
-            *within(self.roles.solved, self.roles.solved_len),
+            *within(self.orientation.tile, self.orientation.tile_len),
+            *within(self.orientation.solved, self.orientation.solved_len),
         )
 
     @cached_property
     def _anywhere(self) -> Facts:
         """What holds for each position that there is a name for, by declarations alone."""
-        rows = (self.roles.tile, self.roles.first, self.roles.last, NEXT)
-        places = [*(within(row, self.roles.tile_len) for row in rows)]
-        places.append(within(self.roles.solved, self.roles.solved_len))
+        rows = (self.orientation.tile, self.orientation.first, self.orientation.last, NEXT)
+        places = [*(within(row, self.orientation.tile_len) for row in rows)]
+        places.append(within(self.orientation.solved, self.orientation.solved_len))
         atoms = (*self._declared, *(atom for place in places for atom in place))
-        return Facts(atoms, links_of(self.known, lambda element: False))
+        return Facts(atoms, axioms_of(self.declarations, lambda element: False))
 
     def hides(self, expr: Any) -> bool:
         """Whether it reads a row table in which some id matches no key."""
@@ -108,10 +109,10 @@ class Context:
 
     def _hiding(self, expr: Any) -> dict[tuple[Any, tuple[Any, ...]], None]:
         """Where it reads them, as of `Places`."""
-        tables = self.known.tables
+        tables = self.declarations.tables
         loads = [x for x in sorted(expr.atoms(Load), key=str) if x.args[0] in tables]
         found = [(tables[x.args[0]], x.args[1:]) for x in loads]
-        return dict.fromkeys((table.pair, at) for table, at in found if table.hidden is not None)
+        return dict.fromkeys((table.search, at) for table, at in found if table.hidden is not None)
 
     def every_way(self, facts: Facts, expr: Any) -> tuple[Facts, ...]:
         """The facts for each choice of places, of those that ``expr`` reads, with hidden ids.
@@ -120,17 +121,17 @@ class Context:
         """
         places = self._hiding(expr)
         chosen = chain(*(combinations(places, n) for n in range(1, len(places) + 1)))
-        links = (links_of(self.known, self.inside, frozenset(hidden)) for hidden in chosen)
-        return (facts, *(Facts(facts.atoms, of) for of in links))
+        axioms = (axioms_of(self.declarations, self.inside, frozenset(hidden)) for hidden in chosen)
+        return (facts, *(Facts(facts.atoms, of) for of in axioms))
 
     def inside(self, element: Any) -> bool:
         """Whether an element, a `Load`, is known to lie inside of its tensor."""
-        sized = self.known.size(element.args[0]) is not None
+        sized = self.declarations.size(element.args[0]) is not None
         return sized and self._from_zero(element) and self._below_size(element)
 
     def inside_when(self, element: Any) -> tuple[Any, ...]:
         """The conditions on the last index of a `Load` that are not known to hold."""
-        index, size = element.args[-1], self.known.size(element.args[0])
+        index, size = element.args[-1], self.declarations.size(element.args[0])
         below = () if self._from_zero(element) else (sympy.Ge(index, 0, evaluate=False),)
         above = () if self._below_size(element) else (sympy.Lt(index, size, evaluate=False),)
         return below + above
@@ -139,7 +140,7 @@ class Context:
         return at_least(element.args[-1], sympy.Integer(0), self._anywhere)
 
     def _below_size(self, element: Any) -> bool:
-        size = self.known.size(element.args[0])
+        size = self.declarations.size(element.args[0])
         return size is None or at_least(size - 1, element.args[-1], self._anywhere)
 
     def ranges(self, atoms: Iterable[Affine]) -> tuple[Affine, ...]:
@@ -149,7 +150,7 @@ class Context:
             for atom in atoms
             for term, _ in self.moving(atom)
             for element in sorted(term.atoms(Load), key=str)
-            if self.roles.holds_tile(element)
+            if self.orientation.holds_tile(element)
         }
         needed: list[Affine] = []
         for element in elements:
@@ -157,30 +158,30 @@ class Context:
             if index is not None and not self._from_zero(element):
                 needed.append(index)
             if index is not None and not self._below_size(element):
-                size = linearise(self.known.size(element.args[0]))
+                size = linearise(self.declarations.size(element.args[0]))
                 needed += [size - 1 - index] if size is not None else []
         return tuple(dict.fromkeys(needed))
 
     def direction(self, term: Any) -> int | None:
-        """How a term moves with the position in the tile: see `Known.direction`."""
-        return self.known.direction(term, self.roles.tile)
+        """How a term moves with the position in the tile: see `Declarations.direction`."""
+        return self.declarations.direction(term, self.orientation.tile)
 
     def moving(self, atom: Affine) -> list[tuple[Any, int]]:
         """The terms of an atom that differ from row to row of the tile, with their factors."""
-        return [item for item in atom.terms if self.roles.holds_tile(item[0])]
+        return [item for item in atom.terms if self.orientation.holds_tile(item[0])]
 
     def at(self, term: Any, position: Any) -> Affine:
         """A term at one position of the tile; an index that may lie outside is clamped.
 
         Outside a kernel reads 0, which is not between the elements beside it.
         """
-        value = term.xreplace({self.roles.tile: position})
+        value = term.xreplace({self.orientation.tile: position})
         for element in value.atoms(Load):
             if position in element.args[-1].free_symbols:
                 *lead, index = element.args
                 if not self._from_zero(element):
                     index = sympy.Max(index, 0, evaluate=False)
-                size = self.known.size(element.args[0])
+                size = self.declarations.size(element.args[0])
                 if size is not None and not self._below_size(element):
                     index = sympy.Min(index, size - 1, evaluate=False)
                 value = value.xreplace({element: Load(*lead, index)})
@@ -193,7 +194,7 @@ class Context:
         direction = self.direction(term)
         if direction is None:
             return symbol(RowMin(term)), symbol(RowMax(term))
-        ends = self.at(term, self.roles.first), self.at(term, self.roles.last)
+        ends = self.at(term, self.orientation.first), self.at(term, self.orientation.last)
         return ends if direction >= 0 else (ends[1], ends[0])
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from flashgen.symbolic.affine import Affine, linearise, symbol
 from flashgen.symbolic.context import NEXT, Context
-from flashgen.symbolic.facts import Facts
+from flashgen.symbolic.entailment import Facts
 from flashgen.symbolic.intervals import at_least
 from flashgen.symbolic.projection import together
 from flashgen.symbols import Load
@@ -32,7 +32,10 @@ def seen_without_gaps(atoms: Iterable[Affine], context: Context) -> bool:
     upper: list[Affine] = []
     conditions: list[Affine] = []
     for atom in atoms:
-        c, rest = atom.coefficient(context.roles.solved), atom.without(context.roles.solved)
+        c, rest = (
+            atom.coefficient(context.orientation.solved),
+            atom.without(context.orientation.solved),
+        )
         if c and context.moving(rest):
             (lower if c > 0 else upper).append(rest * -c)
         elif context.moving(rest) and not context.row.proves(rest):
@@ -59,7 +62,7 @@ def _leave_a_tile(conditions: list[Affine], bounds: list[Affine], context: Conte
     `projection` finds exactly which rows meet conditions on the row itself, and whether the last
     (or the first) row meets those that only later (or earlier) ones do.
     """
-    row = context.roles.tile
+    row = context.orientation.tile
     simple = all(context.moving(c) in ([(row, 1)], [(row, -1)]) for c in conditions)
     one_way = {_direction(condition, context) for condition in conditions} in (set(), {1}, {-1})
     return (simple or one_way) and all(
@@ -75,9 +78,9 @@ def _rows_left_out_change_nothing(
 
     Of a bound that is the row itself, `projection` takes care if the conditions are `simple`.
     """
-    row = context.roles.tile
+    row = context.orientation.tile
     out = condition if _direction(condition, context) == 1 else _next_row(condition, context)
-    facts = Facts((*_next(context), out.negated()), context.links)
+    facts = Facts((*_next(context), out.negated()), context.axioms)
     return all(
         simple
         if term == row
@@ -97,8 +100,8 @@ def _same(a: Any, b: Any, facts: Facts) -> bool:
 
 def _next(context: Context) -> tuple[Affine, ...]:
     """What is known of a row of the tile and the next one."""
-    row, after = symbol(context.roles.tile), symbol(NEXT)
-    inside = symbol(context.roles.last) - after
+    row, after = symbol(context.orientation.tile), symbol(NEXT)
+    inside = symbol(context.orientation.last) - after
     return (*context.row.atoms, after - row - 1, row + 1 - after, inside)
 
 
@@ -112,20 +115,20 @@ def _two_rows(bounds: list[Affine], conditions: Iterable[Affine], context: Conte
     terms += [term for index in indices if index is not None for term, _ in context.moving(index)]
     for term in dict.fromkeys(terms):
         direction = context.direction(term)
-        if direction is None or term == context.roles.tile:
+        if direction is None or term == context.orientation.tile:
             continue
         moved = (_next_row(symbol(term), context) - symbol(term)) * direction
         facts.append(moved)
-        step = context.known.step(term, context.roles.tile)
+        step = context.declarations.step(term, context.orientation.tile)
         if step is not None and (most := linearise(step)) is not None:
             facts.append(most - moved)
-    return Facts(tuple(facts), context.links_of_seen)
+    return Facts(tuple(facts), context.axioms_of_seen)
 
 
 def _next_row(atom: Affine, context: Context) -> Affine:
     """An atom at the next row."""
     for term, c in context.moving(atom):
-        moved = linearise(term.xreplace({context.roles.tile: NEXT}))
+        moved = linearise(term.xreplace({context.orientation.tile: NEXT}))
         assert moved is not None, term
         atom = atom.without(term) + moved * c
     return atom

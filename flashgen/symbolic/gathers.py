@@ -23,9 +23,8 @@ import sympy
 from flashgen.constants import Constant
 from flashgen.params import Tensor
 from flashgen.symbolic.context import Context
-from flashgen.symbolic.roles import KEYS_OF_ROWS, Roles, is_of_tile
 from flashgen.symbolic.tables import RowTable
-from flashgen.symbolic.trace import Predicate
+from flashgen.symbolic.trace import KEYS_OF_ROWS, Orientation, Predicate, is_of_tile
 from flashgen.symbols import Load
 
 _SWAPPED = {
@@ -35,7 +34,7 @@ _SWAPPED = {
 
 
 @functools.lru_cache(1024)
-def with_row_tables(predicate: Predicate, roles: Roles = KEYS_OF_ROWS) -> Predicate:
+def with_row_tables(predicate: Predicate, orientation: Orientation = KEYS_OF_ROWS) -> Predicate:
     """The predicate with every comparison that row tables can stand for rewritten to read them.
 
     It says the same (of pairs whose indices lie outside of a tensor, which a mask never shows, it
@@ -43,20 +42,20 @@ def with_row_tables(predicate: Predicate, roles: Roles = KEYS_OF_ROWS) -> Predic
     `tables` are those it reads now. What the kernel prints is this one, so that a tile's mask reads
     a row's range once and compares it with positions.
     """
-    return rewritten(predicate, roles)[0]
+    return rewritten(predicate, orientation)[0]
 
 
-def rewritten(predicate: Predicate, roles: Roles) -> tuple[Predicate, dict[Any, Any]]:
+def rewritten(predicate: Predicate, orientation: Orientation) -> tuple[Predicate, dict[Any, Any]]:
     """What `with_row_tables` returns, and of each comparison in it that is new the user's own."""
     origins: dict[Any, Any] = {}
-    context = Context(predicate, roles)
+    context = Context(predicate, orientation)
     tables: dict[str, RowTable] = {table.name: table for table in predicate.tables}
     tensors = {param.sym: param for param in predicate.params if isinstance(param, Tensor)}
     names = {param.name for param in predicate.params}
 
     def looks_up(expr: Any) -> bool:
         sides = ((expr.lhs, expr.rhs), (expr.rhs, expr.lhs))
-        return any(_is_lookup(key, value, roles, tensors) for key, value in sides)
+        return any(_is_lookup(key, value, orientation, tensors) for key, value in sides)
 
     in_order = _ordered(predicate.expr, looks_up)
     promises: dict[Any, None] = {}  # elements that say whether one is broken
@@ -67,7 +66,7 @@ def rewritten(predicate: Predicate, roles: Roles) -> tuple[Predicate, dict[Any, 
         if cyclic is None:
             cyclic = not {keys.sym, values.sym} & in_order
         for known in tables.values():
-            if (*known.pair, known.side) == (keys.name, values.name, cyclic, hidden, side):
+            if (*known.search, known.side) == (keys.name, values.name, cyclic, hidden, side):
                 return known
         name = f"{keys.name}_{_NAMES[side]}"
         name += "" if keys.name == values.name else f"_of_{values.name}"
@@ -85,7 +84,7 @@ def rewritten(predicate: Predicate, roles: Roles) -> tuple[Predicate, dict[Any, 
             (expr.func, expr.lhs, expr.rhs),
             (_SWAPPED[expr.func], expr.rhs, expr.lhs),
         ):
-            if _is_lookup(key, value, roles, tensors):
+            if _is_lookup(key, value, orientation, tensors):
                 keys, values = tensors[key.args[0]], tensors[value.args[0]]
                 at = value.args[1:]
 
@@ -163,7 +162,7 @@ def _ordered(expr: Any, looks_up: Callable[[Any], bool]) -> frozenset[Any]:
     return frozenset(load.args[0] for load in expr.atoms(Load))
 
 
-def _is_lookup(key: Any, value: Any, roles: Roles, tensors: dict[Any, Tensor]) -> bool:
+def _is_lookup(key: Any, value: Any, orientation: Orientation, tensors: dict[Any, Tensor]) -> bool:
     """Whether ``key`` is an element of a sorted tensor, whose last index alone depends on the
     solved position, and ``value`` one of a tensor of the same leading dimensions, which does not.
     """
@@ -171,7 +170,7 @@ def _is_lookup(key: Any, value: Any, roles: Roles, tensors: dict[Any, Tensor]) -
         return False
     keys, *lead, index = key.args
     values, *lead_of_value, _ = value.args
-    positions = {roles.tile, roles.solved}
+    positions = {orientation.tile, orientation.solved}
     return (
         keys in tensors
         and values in tensors
@@ -179,8 +178,8 @@ def _is_lookup(key: Any, value: Any, roles: Roles, tensors: dict[Any, Tensor]) -
         and tensors[values].dtype == "int32"
         and lead == lead_of_value
         and _leading(tensors[keys]) == _leading(tensors[values])
-        and index.free_symbols & positions == {roles.solved}
-        and roles.solved not in value.free_symbols
+        and index.free_symbols & positions == {orientation.solved}
+        and orientation.solved not in value.free_symbols
         and not any(positions & i.free_symbols for i in lead)
     )
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import sympy
 
-from flashgen.symbolic.regroup import is_condition
+from flashgen.symbolic.reassociate import is_condition
 from flashgen.symbols import SCORE, Load, Truncate
 
 
@@ -18,11 +18,11 @@ class ElementDerivative:
 
     Attributes:
         element: the `Load` of it.
-        slope: the derivative, an expression of what the score is one of.
+        partial: the derivative, an expression of what the score is one of.
     """
 
     element: Any
-    slope: Any
+    partial: Any
 
     @property
     def tensor(self) -> str:
@@ -65,7 +65,7 @@ def element_derivatives(score: Any, tensors: Collection[str]) -> tuple[ElementDe
         for load in loads
         if str(load.args[0]) in tensors
     )
-    return tuple(element for element in found if element.slope != 0)
+    return tuple(element for element in found if element.partial != 0)
 
 
 def derivative(expr: Any, variable: Any) -> Any:

@@ -16,10 +16,10 @@ from typing import Any
 import sympy
 
 from flashgen.symbolic.affine import Affine, summands
-from flashgen.symbolic.known import Known
+from flashgen.symbolic.declarations import Declarations
 from flashgen.symbolic.logic import Conjunction, distribute, negation_normal_form
 from flashgen.symbolic.quotients import floor_div, without_remainders
-from flashgen.symbolic.roles import Roles
+from flashgen.symbolic.trace import Orientation
 from flashgen.symbols import FloorDiv
 from flashgen.tracing.indicators import indicator
 
@@ -32,14 +32,14 @@ _CHOICES = (sympy.Min, sympy.Max, sympy.Abs, sympy.Piecewise)
 
 @dataclass(frozen=True)
 class Reader:
-    """Reads comparisons for one of the two `Roles`, given what is declared.
+    """Reads comparisons for one of the two `Orientation`, given what is declared.
 
     Attributes:
         sources: of the inequalities read so far, the comparison that each came from first.
     """
 
-    roles: Roles
-    known: Known
+    orientation: Orientation
+    declarations: Declarations
     sources: dict[Affine, Any] = field(default_factory=dict)
 
     def __call__(self, relation: Any) -> list[Conjunction]:
@@ -74,7 +74,7 @@ class Reader:
 
     def _unread(self, relation: Any) -> Conjunction:
         """A comparison taken as it is: opaque, or a term of 0 or 1 if it is the same everywhere."""
-        if self.roles.holds_solved(relation) or self.roles.holds_tile(relation):
+        if self.orientation.holds_solved(relation) or self.orientation.holds_tile(relation):
             return Conjunction(opaque=(relation,))
         if isinstance(relation, sympy.Gt | sympy.Lt | sympy.Ne):
             return Conjunction((Affine.of({indicator(sympy.Not(relation)): -1}, 0),))
@@ -89,7 +89,7 @@ class Reader:
             factor = parts.pop(choice)
             rest = sympy.Add(*(x * c for x, c in parts.items()))
             return self._by_cases(choice, factor, rest, relation)
-        solved = [x for x in parts if self.roles.holds_solved(x)]
+        solved = [x for x in parts if self.orientation.holds_solved(x)]
         if not solved:
             return self._system(parts, relation)
         if len(solved) > 1:
@@ -97,14 +97,14 @@ class Reader:
         (x,) = solved
         factor = parts.pop(x)
         rest = sympy.Add(*(x * c for x, c in parts.items()))
-        if x == self.roles.solved and factor in (1, -1):
+        if x == self.orientation.solved and factor in (1, -1):
             return self._system({**parts, x: factor}, relation)
-        positive = self.known.at_least(factor, 1)
-        if not (positive or self.known.at_least(-factor, 1)):
+        positive = self.declarations.at_least(factor, 1)
+        if not (positive or self.declarations.at_least(-factor, 1)):
             return [Conjunction(opaque=(relation,))]
         # c * x + r >= 0 is x + r // c >= 0, and -c * x + r >= 0 is -x + r // c >= 0.
         rest = floor_div(rest, factor if positive else -factor)
-        if x == self.roles.solved:
+        if x == self.orientation.solved:
             return self._nonnegative(x * (1 if positive else -1) + rest, relation)
         if isinstance(x, FloorDiv) and self._is_divisor(x.args[1]):
             n, d = x.args
@@ -115,7 +115,7 @@ class Reader:
     def _parts(self, expr: Any) -> dict[Any, Any]:
         """The factor on each product of what depends on a position; on 1, the rest."""
         parts: dict[Any, Any] = {}
-        positions = {self.roles.tile, self.roles.solved}
+        positions = {self.orientation.tile, self.orientation.solved}
         for part in summands(expr):
             factors = sympy.Mul.make_args(part)
             x = sympy.Mul(*(arg for arg in factors if arg.free_symbols & positions))
@@ -125,8 +125,8 @@ class Reader:
 
     def _is_divisor(self, divisor: Any) -> bool:
         """Whether it is positive and the same for every row and key."""
-        fixed = not (self.roles.holds_tile(divisor) or self.roles.holds_solved(divisor))
-        return fixed and self.known.at_least(divisor, 1)
+        fixed = not (self.orientation.holds_tile(divisor) or self.orientation.holds_solved(divisor))
+        return fixed and self.declarations.at_least(divisor, 1)
 
     def _splits(self, choice: Any, factor: Any) -> bool:
         """Whether ``factor * choice`` is told apart by cases; otherwise it is a term.
@@ -136,12 +136,14 @@ class Reader:
         """
         if isinstance(choice, sympy.Piecewise):
             return True
-        sign = self.known.sign(factor)
-        if sign is None or self.roles.holds_solved(choice):
+        sign = self.declarations.sign(factor)
+        if sign is None or self.orientation.holds_solved(choice):
             return sign is not None
-        if self.known.direction(choice, self.roles.tile) is None:
+        if self.declarations.direction(choice, self.orientation.tile) is None:
             return True
-        affine = all(x in (self.roles.tile, 1) for arg in choice.args for x in self._parts(arg))
+        affine = all(
+            x in (self.orientation.tile, 1) for arg in choice.args for x in self._parts(arg)
+        )
         return affine and _all_hold(choice, sign)
 
     def _by_cases(self, choice: Any, factor: Any, rest: Any, relation: Any) -> list[Conjunction]:
@@ -158,7 +160,7 @@ class Reader:
         x = choice.args[0]
         options = (x, -x) if isinstance(choice, sympy.Abs) else choice.args
         cases = [self._nonnegative(rest + factor * option, relation) for option in options]
-        if not _all_hold(choice, self.known.sign(factor)):
+        if not _all_hold(choice, self.declarations.sign(factor)):
             return [way for case in cases for way in case]
         ways = [Conjunction()]
         for case in cases:

@@ -9,10 +9,10 @@ from typing import Any
 import sympy
 
 from flashgen.symbolic.affine import Affine, linearise, symbol
-from flashgen.symbolic.facts import Facts
+from flashgen.symbolic.entailment import Facts
 from flashgen.symbolic.logic import independent
 from flashgen.symbolic.quotients import ceil_div, floor_div
-from flashgen.symbolic.roles import Roles
+from flashgen.symbolic.trace import Orientation
 
 
 @dataclass(frozen=True)
@@ -48,16 +48,16 @@ class Interval:
         return cls(zero, zero, zero, zero)
 
 
-def solve(atoms: Iterable[Affine], facts: Facts, roles: Roles) -> tuple[Any, Any, Any]:
+def solve(atoms: Iterable[Affine], facts: Facts, orientation: Orientation) -> tuple[Any, Any, Any]:
     """The keys in [0, kv_len) that satisfy every atom, as ``(begin, end, condition)``.
 
     ``c*kv_idx + rest >= 0`` bounds kv_idx from below for c > 0, by ``ceil(-rest / c)``, and from
     above for c < 0. Atoms without kv_idx are the condition, apart from those that the facts prove.
     """
     zero, nothing = sympy.Integer(0), (sympy.Integer(0), sympy.Integer(0), sympy.false)
-    lower, upper, conditions = [Affine()], [symbol(roles.solved_len)], []
+    lower, upper, conditions = [Affine()], [symbol(orientation.solved_len)], []
     for atom in atoms:
-        c, rest = atom.coefficient(roles.solved), atom.without(roles.solved)
+        c, rest = atom.coefficient(orientation.solved), atom.without(orientation.solved)
         if c > 0:
             lower.append(_quotient(ceil_div, -rest, c))
         elif c < 0:
@@ -76,7 +76,7 @@ def solve(atoms: Iterable[Affine], facts: Facts, roles: Roles) -> tuple[Any, Any
     first = _one(sympy.Max, [item.to_sympy() for item in begin])
     last = _one(sympy.Min, [item.to_sympy() for item in end])
     return (
-        most(sympy.Min, roles.solved_len, first, facts),
+        most(sympy.Min, orientation.solved_len, first, facts),
         most(sympy.Max, zero, last, facts),
         sympy.And(*map(_condition, conditions)),
     )

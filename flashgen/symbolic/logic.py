@@ -9,7 +9,7 @@ from typing import Any
 import sympy
 
 from flashgen.symbolic.affine import Affine
-from flashgen.symbolic.facts import Facts
+from flashgen.symbolic.entailment import Facts
 
 #: More ways than this to satisfy a part of a predicate are not told apart.
 MAX_CONJUNCTIONS = 64

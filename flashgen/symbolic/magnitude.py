@@ -1,4 +1,4 @@
-"""How large whole numbers of a mask or a score become: kernels have 32 bits for each."""
+"""Bounds on the integers of a mask or a score: kernels have 32 bits for each."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import sympy
 
-from flashgen.symbolic.regroup import is_small
+from flashgen.symbolic.reassociate import is_small
 from flashgen.symbols import (
     BATCH,
     KV_IDX,
@@ -33,23 +33,23 @@ _WHOLE = (FloorDiv, FloorMod, BitAnd, BitOr, BitXor, Load, sympy.core.relational
 _BELOW = {Q_IDX: Q_LEN, KV_IDX: KV_LEN, B: BATCH, H: Q_HEADS}
 
 
-def large_wholes(expr: Any) -> dict[Any, Any]:
+def large_integers(expr: Any) -> dict[Any, Any]:
     """Parts of an expression that 32 bits may not hold, and of each a bound of its magnitude.
 
     Every partial sum and product of a part is within its bound, which is in terms of lengths,
     heads, batch and `Int` parameters. Elements of tensors count as 1: nothing is known of them.
     """
-    bounds = {part: magnitude(part) for part in _wholes(expr)}
+    bounds = {part: magnitude(part) for part in _integers(expr)}
     return {part: bound for part, bound in bounds.items() if not is_small(bound)}
 
 
-def _wholes(expr: Any, within: Any = None) -> Iterator[Any]:
+def _integers(expr: Any, within: Any = None) -> Iterator[Any]:
     if isinstance(expr, _ARITHMETIC) and expr.is_integer and isinstance(within, _WHOLE):
         yield expr
     # Of a sum within a sum, the outer one is what is computed as a whole number.
     inner = within if isinstance(expr, _ARITHMETIC) and not isinstance(within, _WHOLE) else expr
     for arg in expr.args:
-        yield from _wholes(arg, inner)
+        yield from _integers(arg, inner)
 
 
 def magnitude(expr: Any) -> Any:

@@ -1,6 +1,6 @@
-"""What code of kernels consists of besides what a user writes: bits of octets, tiles of one value.
+"""Nodes of kernels' expressions besides a user's own: column bitmasks, tiles of one value.
 
-Bit i of a number for j says whether column 8 * i + j is seen: see `flashgen.symbolic.octets`.
+Bit i of a number for j says whether column 8 * i + j is seen: see `column_bitmask`.
 """
 
 from __future__ import annotations

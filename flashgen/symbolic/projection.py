@@ -24,23 +24,26 @@ def seen_by_some_row(atoms: Iterable[Affine], context: Context) -> tuple[list[Af
     are eliminated by Fourier-Motzkin; one that would leave too many inequalities is replaced in
     each of them by its least or its greatest value, whichever satisfies it more easily.
     """
-    row, facts = context.roles.tile, context.tile
+    row, facts = context.orientation.tile, context.tile
     system = [together(atom, context) for atom in atoms]
     variables: list[Any] = [row]
-    for atom in system:  # grows while it is walked: links bring further terms
+    for atom in system:  # grows while it is walked: axioms bring further terms
         for term, _ in context.moving(atom):
             if term not in variables:
                 variables.append(term)
                 least, greatest = context.extremes(term)
                 system += [symbol(term) - least, greatest - symbol(term)]
-                system += [a for a in context.links_of_seen(term) if context.moving(a)]
-    system += [symbol(row) - symbol(context.roles.first), symbol(context.roles.last) - symbol(row)]
-    exact = all(_is_defined_by_links(term, variables) for term in variables[1:])
+                system += [a for a in context.axioms_of_seen(term) if context.moving(a)]
+    system += [
+        symbol(row) - symbol(context.orientation.first),
+        symbol(context.orientation.last) - symbol(row),
+    ]
+    exact = all(_is_defined_by_axioms(term, variables) for term in variables[1:])
     loosened = False
     while variables:
         term = variables[0] if row in variables else _cheapest(system, variables)
         variables.remove(term)
-        moving = {*variables, context.roles.solved}
+        moving = {*variables, context.orientation.solved}
         system = [_divided(atom, term, moving) for atom in system]
         if _pairs(system, term) > MAX_PAIRS:
             system, loosened = [_loosened(atom, term, context) for atom in system], True
@@ -76,8 +79,8 @@ def together(atom: Affine, context: Context) -> Affine:
     return atom + symbol(sympy.Add(*(c * term for term, c in moving)))
 
 
-def _is_defined_by_links(term: Any, variables: list[Any]) -> bool:
-    """Whether its links alone say what a term is: a quotient by a number of other variables."""
+def _is_defined_by_axioms(term: Any, variables: list[Any]) -> bool:
+    """Whether its axioms alone say what a term is: a quotient by a number of other variables."""
     if not (isinstance(term, FloorDiv) and term.args[1].is_Integer):
         return False
     numerator = linearise(term.args[0])

@@ -8,8 +8,8 @@ from typing import Any
 
 import sympy
 
-from flashgen.symbolic.places import SCALE, SCORES, Place, is_integral, place_of
-from flashgen.symbolic.regroup import with_exact_differences
+from flashgen.symbolic.reassociate import with_exact_differences
+from flashgen.symbolic.varies_over import SCALE, SCORES, Axes, is_integral, varies_over
 from flashgen.symbols import KV_IDX, Q_FIRST, Q_IDX, SCORE, Load
 from flashgen.tracing.shown import shown
 
@@ -77,7 +77,7 @@ def may_be_infinite(expr: Any) -> bool:
     A slope of -inf, times a distance, has no meaning where the distance is 0.
     """
     terms = sympy.Add.make_args(expr)
-    if any(place_of(load) != Place.SCALAR for term in terms for load in _floats(term)):
+    if any(varies_over(load) != Axes.SCALAR for term in terms for load in _floats(term)):
         return True
     positions = {Q_IDX, KV_IDX, Q_FIRST, SCORE, SCORES}
     return any(_floats(term) and not positions & term.free_symbols for term in terms)
@@ -98,13 +98,13 @@ def _lifted(expr: Any) -> Any:
     if isinstance(expr, sympy.Piecewise):
         return sympy.Piecewise(*((_lifted(x), when) for x, when in expr.args), evaluate=False)
     bias = expr.as_coeff_Mul()[1]
-    if not isinstance(bias, Load) or bias.is_integer or place_of(bias) == Place.SCALAR:
+    if not isinstance(bias, Load) or bias.is_integer or varies_over(bias) == Axes.SCALAR:
         return expr
     return sympy.Max(expr, expr / 8 - sympy.Float(1.5e38))
 
 
 def _is_scalar(expr: Any) -> bool:
-    return place_of(expr) == Place.SCALAR
+    return varies_over(expr) == Axes.SCALAR
 
 
 def _is_positive(expr: Any, positive: Collection[str]) -> bool:
@@ -122,16 +122,16 @@ def _without_shift(expr: Any) -> tuple[list[Any], Any]:
     kept: list[Any] = []
     shift: list[Any] = []
     for term in with_exact_differences(sympy.Add.make_args(expr)):
-        if place_of(term) in (Place.SCALAR, Place.ROW):
+        if varies_over(term) in (Axes.SCALAR, Axes.ROW):
             # One of -inf hides the row, and has to meet each score for that.
             (kept if may_be_infinite(term) else shift).append(term)
             continue
         scalars, others = _scalar_factors(term)
         whole = others[0] if len(others) == 1 else sympy.Integer(0)
         parts = sympy.Add.make_args(whole)
-        rows = sympy.Add(*(part for part in parts if place_of(part) == Place.ROW))
-        columns = [part for part in parts if place_of(part) == Place.COLUMN]
-        mixed = any(place_of(part) == Place.ELEMENT for part in parts)
+        rows = sympy.Add(*(part for part in parts if varies_over(part) == Axes.ROW))
+        columns = [part for part in parts if varies_over(part) == Axes.COLUMN]
+        mixed = any(varies_over(part) == Axes.ELEMENT for part in parts)
         if rows == 0 or not columns or mixed or not is_integral(whole):
             kept.append(term)
             continue

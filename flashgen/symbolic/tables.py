@@ -62,8 +62,8 @@ class RowTable:
         return last_size(self.keys)
 
     @property
-    def pair(self) -> tuple[str, str, bool, int | None]:
-        """What tables that are made together have in common."""
+    def search(self) -> tuple[str, str, bool, int | None]:
+        """The search that makes the table: those of one search are made by one kernel."""
         return self.keys.name, self.values.name, self.cyclic, self.hidden
 
     @property

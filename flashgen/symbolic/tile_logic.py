@@ -25,10 +25,9 @@ from flashgen.symbolic.blocks import BlockTable, block_table
 from flashgen.symbolic.context import Context
 from flashgen.symbolic.gathers import with_row_tables
 from flashgen.symbolic.logic import leaves, negation_normal_form
-from flashgen.symbolic.places import is_integral
-from flashgen.symbolic.roles import KEYS_OF_ROWS
 from flashgen.symbolic.tables import RowTable
-from flashgen.symbolic.trace import POSITIONS, Predicate
+from flashgen.symbolic.trace import KEYS_OF_ROWS, POSITIONS, Predicate
+from flashgen.symbolic.varies_over import is_integral
 from flashgen.symbols import (
     KV_FIRST,
     KV_IDX,
@@ -84,7 +83,9 @@ def tile_logic(predicate: Predicate) -> TileLogic | None:
     """What a predicate that reads block tables says of whole tiles; None for any other."""
     context = Context(with_row_tables(predicate), KEYS_OF_ROWS)
     expr = negation_normal_form(context.predicate.expr)
-    found = {table: None for leaf in leaves(expr) if (table := block_table(leaf, context.known))}
+    found = {
+        table: None for leaf in leaves(expr) if (table := block_table(leaf, context.declarations))
+    }
     if not found:
         return None
     # sympy keeps the parts of a condition in an order of its own.
@@ -118,7 +119,7 @@ def _answers(expr: Any, tables: dict[Any, TileTable], context: Context) -> tuple
         return expr.func(*seen), expr.func(*full)
     if not POSITIONS & expr.free_symbols:
         return expr, expr
-    table = block_table(expr, context.known)
+    table = block_table(expr, context.declarations)
     if table is not None:
         some, every = tables[table.element].some, tables[table.element].every
         if isinstance(expr, sympy.Ne):
@@ -167,7 +168,9 @@ def _extremes(expr: Any, context: Context) -> tuple[Any, Any] | None:
     least, most = _row_extremes(sympy.Add(*of_rows), context)
     low, high = [*rest, least], [*rest, most]
     for term in of_keys:
-        q_way, kv_way = (context.known.direction(term, position) for position in (Q_IDX, KV_IDX))
+        q_way, kv_way = (
+            context.declarations.direction(term, position) for position in (Q_IDX, KV_IDX)
+        )
         if q_way is None or kv_way is None or term.has(Load):
             return None
         q_low, q_high = (Q_FIRST, Q_LAST) if q_way >= 0 else (Q_LAST, Q_FIRST)
@@ -179,7 +182,7 @@ def _extremes(expr: Any, context: Context) -> tuple[Any, Any] | None:
 
 def _row_extremes(expr: Any, context: Context) -> tuple[Any, Any]:
     """The least and the greatest value of what q_idx alone moves."""
-    way = context.known.direction(expr, Q_IDX)
+    way = context.declarations.direction(expr, Q_IDX)
     # Outside of a tensor 0 is read, which is no part of its order.
     if way is None or not all(map(context.inside, expr.atoms(Load))):
         return RowMin(expr), RowMax(expr)

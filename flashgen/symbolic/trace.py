@@ -1,4 +1,7 @@
-"""trace: from a mask to the predicate that bounds are derived from and kernels print."""
+"""trace: from a mask to the predicate that bounds are derived from and kernels print.
+
+A predicate has two orientations: the keys of a tile of rows, and the rows of a tile of keys.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from flashgen.masks import Mask
 from flashgen.symbolic.affine import linearise
 from flashgen.symbolic.logic import negation_normal_form
 from flashgen.symbolic.tables import RowTable
-from flashgen.symbols import KV_IDX, Q_IDX, Load
+from flashgen.symbols import KV_FIRST, KV_IDX, KV_LAST, KV_LEN, Q_FIRST, Q_IDX, Q_LAST, Q_LEN, Load
 
 POSITIONS = frozenset((Q_IDX, KV_IDX))
 
@@ -104,3 +107,43 @@ def _arranged(expr: Any) -> Any:
             upper_bound = not isinstance(arranged, sympy.Ge | sympy.Gt)
             return arranged.reversed if upper_bound and rest.coefficient(Q_IDX) else arranged
     return expr
+
+
+@dataclass(frozen=True)
+class Orientation:
+    """Which position runs over a tile and which one is solved for.
+
+    Attributes:
+        tile: the position inside the tile, between `first` and `last`, below `tile_len`.
+        solved: the position whose intervals are derived, below `solved_len`.
+    """
+
+    tile: Any
+    first: Any
+    last: Any
+    tile_len: Any
+    solved: Any
+    solved_len: Any
+
+    def holds_tile(self, expr: Any) -> bool:
+        """Whether ``expr`` differs from row to row of the tile."""
+        return self.tile in expr.free_symbols
+
+    def holds_solved(self, expr: Any) -> bool:
+        """Whether ``expr`` depends on the position that is solved for."""
+        return self.solved in expr.free_symbols
+
+
+#: The keys that a tile of rows visits: what a forward kernel loops over.
+KEYS_OF_ROWS = Orientation(Q_IDX, Q_FIRST, Q_LAST, Q_LEN, KV_IDX, KV_LEN)
+
+#: The rows that visit a tile of keys: what a backward kernel loops over.
+ROWS_OF_KEYS = Orientation(KV_IDX, KV_FIRST, KV_LAST, KV_LEN, Q_IDX, Q_LEN)
+
+
+_OF_TILES = frozenset((Q_FIRST, Q_IDX, Q_LAST, KV_FIRST, KV_IDX, KV_LAST))
+
+
+def is_of_tile(expr: Any) -> bool:
+    """Whether ``expr`` depends on a position: on more than batch entry, head and numbers."""
+    return not _OF_TILES.isdisjoint(expr.free_symbols)

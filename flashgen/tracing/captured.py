@@ -1,4 +1,4 @@
-"""What a user's function captures and works with, as sympy's: plain numbers and bools."""
+"""What a user's function captures, plain numbers and bools, as sympy's."""
 
 from __future__ import annotations
 

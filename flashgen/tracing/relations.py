@@ -1,4 +1,4 @@
-"""Comparisons, as exact as they are meant: of whole numbers where floats would round."""
+"""Comparisons without rounding: of integers where floats would round."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Devices and dtypes: what of torch's is asked of a symbolic value, and what it is cast to."""
+"""torch's devices and dtypes of a symbolic value: what it is asked for, and cast to."""
 
 from __future__ import annotations
 

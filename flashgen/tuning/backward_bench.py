@@ -93,7 +93,9 @@ class BackwardBench:
             grad_out.float(),
             grad_lse,
         )
-        exact = dict(zip(["q", "k", "v", *self.backward.learned_tensors], expected, strict=True))
+        exact = dict(
+            zip(["q", "k", "v", *self.backward.differentiable_tensors], expected, strict=True)
+        )
         for name, gradient in found.items():
             difference = (gradient.float() - exact[name].float()).norm()
             error = (difference / exact[name].float().norm().clamp(min=NOTHING)).item()
@@ -103,8 +105,8 @@ class BackwardBench:
     def _by_name(self, gradients: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
         """The gradients that this kernel alone makes, by name."""
         by_name = dict(zip(("q", "k", "v", *self.backward.score_tensors), gradients, strict=False))
-        of_keys = {"k", "v", *(item.tensor for item in self.backward.of_keys.learned)}
-        of_queries = {"q", *(item.tensor for item in self.backward.of_queries.learned)}
+        of_keys = {"k", "v", *(item.tensor for item in self.backward.of_keys.input_gradients)}
+        of_queries = {"q", *(item.tensor for item in self.backward.of_queries.input_gradients)}
         others = set() if "queries" in self.timing.makes else of_queries
         others |= set() if "keys" in self.timing.makes else of_keys
         return {name: gradient for name, gradient in by_name.items() if name not in others}

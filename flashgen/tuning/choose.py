@@ -1,4 +1,4 @@
-"""Which configuration a module ships for each kernel and target, and on what grounds."""
+"""Which configuration a module ships for each kernel and target, and why."""
 
 from __future__ import annotations
 

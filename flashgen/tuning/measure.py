@@ -1,7 +1,7 @@
 """measure: candidates timed on this machine's GPU, on the mask itself.
 
-Every candidate runs the very module that would be published. One whose result is wrong is turned
-down as one that does not run.
+Every candidate runs the very module that would be published. One whose result is wrong is
+rejected, as is one that does not run.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def measure(
         target: the architecture of the GPU that torch sees as its current one.
         gpu: that GPU's name, for the record.
         candidates: most promising first.
-        rejected: candidates turned down before, for the record.
+        rejected: candidates rejected before, for the record.
         kernel: which kernel they are configurations of.
         forward: for a backward kernel, the forward kernel that runs before it, and with what.
         seconds: when to stop looking at further candidates; at least one is measured.
@@ -79,7 +79,7 @@ def measure(
     import triton
 
     assert candidates or kernel.gradients, "no forward kernel is done without"
-    turned_down = list(rejected)
+    rejected = list(rejected)
     measured: dict[KernelConfig, Measurement] = {}
     looks: dict[KernelConfig, list[Measurement]] = {}
     ended: Ending = "complete"
@@ -104,7 +104,7 @@ def measure(
                 bench.check(config)
                 measured[config] = bench.time(config, FIRST_LOOK)
             except Exception as error:  # whatever Triton, its compilers or the driver raise
-                turned_down.append((config, first_line(error)[:LONGEST_REASON]))
+                rejected.append((config, first_line(error)[:LONGEST_REASON]))
         report(len(candidates), len(candidates))
         best = sorted(measured, key=lambda c: -_rate(measured[c]))[:finalists]
         for number in range(ROUNDS):
@@ -116,7 +116,7 @@ def measure(
             raise
         ended = "interrupt"
     if candidates and not measured:
-        config, reason = turned_down[-1]
+        config, reason = rejected[-1]
         raise TuneError(
             f"{plan.name}: none of {len(candidates)} candidates ran on {gpu} "
             f"(the last, {config}: {reason}); free the GPU, or build with --no-tune"
@@ -131,7 +131,7 @@ def measure(
         lengths=usual_lengths(plan),
         # A closer look on a warm GPU is slower: it is compared with other closer looks alone.
         measured=(*_best_first(finals), *_best_first(rest)),
-        rejected=tuple(turned_down),
+        rejected=tuple(rejected),
         ended=ended,
         form=kernel.key,
     )

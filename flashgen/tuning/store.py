@@ -124,7 +124,7 @@ def load_results(path: Path) -> tuple[TuneResult, ...]:
     except FileNotFoundError:
         return ()
     except OSError as error:
-        raise OutputError(f"{path}: cannot be read: {error.strerror}; mend that") from error
+        raise OutputError(f"{path}: cannot be read: {error.strerror}; fix that") from error
     except (ValueError, KeyError, TypeError) as error:
         what = " ".join(f"{type(error).__name__}: {error}".split())
         raise OutputError(

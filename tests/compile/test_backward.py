@@ -27,7 +27,7 @@ from flashgen.kernels.backward_triton.shared_memory import backward_usage
 from flashgen.kernels.backward_triton.space import backward_space
 from flashgen.plan import KernelPlan, lower
 from flashgen.plan.backward import BackwardPlan, backward_plan
-from flashgen.plan.inner import tile_loads
+from flashgen.plan.step_cost import tile_loads
 from support.compiling.backward import backward_shared_bytes, compile_backward
 from support.compiling.compiler import FUSED, gpu_target
 from support.compiling.kernel import function_in

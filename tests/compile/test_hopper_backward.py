@@ -145,7 +145,7 @@ def test_so_do_two_kernels(number: int) -> None:
     entry = list(VOCABULARY.values())[number]
     wide = number % 2 == 0
     names = of(replace(entry.spec("bfloat16", 256 if wide else 128), deterministic=not wide))
-    learned = names.text.learned[0].tensor if names.text.learned else ""
+    learned = names.text.input_gradients[0].tensor if names.text.input_gradients else ""
     refused = f"no consumer has both factors of what {learned} learns" if wide and learned else ""
     assert why_no_backward(names) == refused
     for config in split_space(names).candidates:
@@ -165,7 +165,7 @@ DIFFERENT = ("document_cross", "longformer", "natten_2d", "sink_by_head", "alibi
 @pytest.mark.parametrize("name", DIFFERENT)
 def test_what_differs_becomes_machine_code(name: str, head_dim: int) -> None:
     names = of(VOCABULARY[name].spec("bfloat16", head_dim))
-    if head_dim == 192 and names.text.learned:
+    if head_dim == 192 and names.text.input_gradients:
         assert names.why_not.startswith("no consumer has both factors")
         return
     for compiled in machine_code(names):

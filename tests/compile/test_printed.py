@@ -11,7 +11,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from flashgen.symbolic.placement import place
+from flashgen.symbolic.hoisting import hoist
 from support.tile_kernels import EXPRESSIONS, NAMES, kernel_of, scalars, tensors
 
 TARGETS = [GPUTarget("cuda", 90, 32), GPUTarget("hip", "gfx942", 64)]
@@ -25,7 +25,7 @@ def test_every_expression_compiles_to_float32(target: GPUTarget, tmp_path: Path)
         signature[f"{name}_ptr"] = "*fp32" if tensor.dtype == torch.float32 else "*i32"
     signature["flag_ptr"] = "*i1"
     signature |= {name: _type(value) for name, value in scalars().items()}
-    kernel = kernel_of(place(exprs, NAMES), tmp_path)
+    kernel = kernel_of(hoist(exprs, NAMES), tmp_path)
     ordered = {name: signature[name] for name in kernel.arg_names}
     compiled = triton.compile(ASTSource(kernel, ordered, {"APPROX": True}), target=target)
     assert "f64" not in compiled.asm["ttir"]  # a double would cost 64 floats

@@ -18,7 +18,7 @@ from flashgen.kernels.forward_triton.rank import rank
 from flashgen.kernels.forward_triton.shared_memory import sram_usage
 from flashgen.kernels.forward_triton.space import search_space
 from flashgen.plan import KernelPlan, lower
-from flashgen.plan.inner import tile_loads
+from flashgen.plan.step_cost import tile_loads
 from support.compiling.portable import shared_bytes
 from support.loads import kernel_spec
 from support.turns import numbered, share

@@ -20,7 +20,7 @@ from support.variants import shipped_specs
 
 RECORD = json.loads(FILE.read_text())
 
-#: Between them: TMA's additions, a divided pass, pairs of keys and values, cut tiles of queries and
+#: Between them: TMA's additions, a split pass, pairs of keys and values, cut tiles of queries and
 #: loads at several indices, float32.
 FEW = (
     ("causal_d128", "_backward_hopper"),

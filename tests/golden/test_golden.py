@@ -170,7 +170,7 @@ def _rendered() -> dict[str, str]:
     for name, spec in HOPPER_BACKWARD_KERNELS.items():
         backward = backward_plan(lower(spec, name))
         kernel = render_backward_hopper(backward)
-        divided = HopperBackward(backward).divided
+        divided = HopperBackward(backward).split
         kernels[name] = (HOPPER_HEAD + "\n" if divided else HOPPER_BACKWARD_HEAD) + kernel
     return {**kernels, **_modules()}
 

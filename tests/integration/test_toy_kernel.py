@@ -76,7 +76,7 @@ def test_a_build_chooses_and_publishes_it(flashgen, toy):
     status, lines = flashgen("build", "specs", "-v")
     assert status == 0
     # The budget turned one configuration down, and the model chose among the others.
-    assert "plain: sm_90: toy: 2 candidates fit, 1 turned down" in lines
+    assert "plain: sm_90: toy: 2 candidates fit, 1 rejected" in lines
     [why] = [line for line in lines if line.startswith("  BLOCK_M=1 BLOCK_N=4096")]
     assert "needs 524,288 B of shared memory" in why
     assert rows(lines)["toy"][:3] == ["1", "x", "32"]

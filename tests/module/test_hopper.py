@@ -27,7 +27,7 @@ from flashgen import (
     document,
 )
 from flashgen.kernels.forward_hopper.plan import HopperNames
-from flashgen.kernels.forward_hopper.segment_tiles import cut_table
+from flashgen.kernels.forward_hopper.shape import segment_table
 from flashgen.kernels.workload import typical_params
 from flashgen.plan import KernelPlan, lower
 from support.cases import LAYOUTS, Case
@@ -130,12 +130,12 @@ def test_the_arguments(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (given["BLOCK_M"], given["BLOCK_N"], given["NUM_STAGES"]) == (192, 32, 3)
     assert (given["num_q_heads"], given["num_kv_heads"]) == (4, 2)
     assert (given["q_len"], given["kv_len"]) == lengths
-    if cut_table(plan):
+    if segment_table(plan):
         assert given["cuts_ptr"].shape == (3 * 3 * 3 + 2,)
         assert given["out_ptr"].shape == (3, 4, 500, plan.v_head_dim)
     else:
         assert (given["num_tiles_m"], given["num_tiles"]) == (3, 3 * 3 * 4)
-    assert grid == (min(NUM_SMS, 36 * (3 if cut_table(plan) else 1)),)
+    assert grid == (min(NUM_SMS, 36 * (3 if segment_table(plan) else 1)),)
     assert given["heads_together"] == (4 if plan.tiles.uneven else 1)
     assert given["lse_ptr"].shape == (3, 4, 500)
     counts = HopperNames(plan).counts

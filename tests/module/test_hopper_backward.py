@@ -56,7 +56,7 @@ def kernels_of(name: str) -> tuple[str, ...]:
     names = names_of(SPECS[name])
     if names.queries_portable:
         return (*BESIDE, *("_sum_diagonals",) * bool(names.backward.of_queries.diagonals))
-    return DIVIDED if names.divided else KERNELS
+    return DIVIDED if names.split else KERNELS
 
 
 def lists_of(name: str) -> tuple[str, ...]:
@@ -186,10 +186,10 @@ def check_arguments(watched: Watched, name: str, q_len: int) -> None:
     assert grid == ((NUM_SMS if given.get("num_shared") else num_tiles),)
     sizes = ("num_q_heads", "num_kv_heads", "q_len", "kv_len", "rows_len")
     assert [given[size] for size in sizes] == [4, 2, q_len, kv_len, rows_len]
-    fewer = spec.dropout or (names.queries_portable and bool(names.text.slope))
+    fewer = spec.dropout or (names.queries_portable and bool(names.text.score_gradient))
     assert given["BLOCK_M"] == (64 if fewer else {64: 128, 128: 64, 256: 64}[names.width])
     assert (given["BLOCK_N"], given["NUM_STAGES"]) == (block_n, 2)
-    if not names.divided:
+    if not names.split:
         assert given["counter_ptr"].tolist() == [0] and given["num_tiles"] == num_tiles
     rows = {"q": (q_len, qk), "k": (kv_len, qk), "v": (kv_len, v), "grad_out": (q_len, v)}
     rows |= {"grad_k": (kv_len, qk), "grad_v": (kv_len, v)}
@@ -205,7 +205,7 @@ def check_arguments(watched: Watched, name: str, q_len: int) -> None:
     assert given["rows_desc"].block_shape == [1, 1, given["BLOCK_M"]]
     if names.queries_portable:
         check_portable_queries(watched, given, results[0], q_len)
-    elif names.divided:
+    elif names.split:
         check_queries(watched, given, results[0], q_len)
     else:
         check_sums(watched, given, results)
@@ -467,7 +467,7 @@ def test_it_is_compiled_once_and_launched_again(name: str, monkeypatch: pytest.M
     if triton.__version__ >= "3.6":
         kept = {key[1] for key in module._LAUNCHES if isinstance(key[0], tuple) and len(key) == 2}
         names = names_of(spec)
-        last = {"queries"} if names.both_in_gluon else {"sums"} if not names.divided else set()
+        last = {"queries"} if names.both_in_gluon else {"sums"} if not names.split else set()
         assert kept == {"rows", "tiles", *last}
 
 
@@ -486,7 +486,7 @@ def test_a_repeated_launch_goes_by_lists_of_its_own(
     module = module_on(gpu, spec, monkeypatch)
     monkeypatch.setattr(module, "_target", lambda device: "sm_90")
     lists: list[torch.Tensor] = []  # which keeps them: no two have one address
-    for made in ("_listed", "_turned"):
+    for made in ("_listed", "_transposed"):
         function = getattr(module, made)
 
         def noted(*args: Any, function: Any = function) -> torch.Tensor:

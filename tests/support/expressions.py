@@ -9,7 +9,7 @@ import hypothesis.strategies as st
 import numpy as np
 import sympy
 
-from flashgen.symbolic.places import SCALE, SCORES
+from flashgen.symbolic.varies_over import SCALE, SCORES
 from flashgen.symbols import (
     KV_IDX,
     KV_LEN,

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from flashgen.symbolic.placement import Placed
+from flashgen.symbolic.hoisting import Hoisted
 from flashgen.symbolic.printer.code import Code
 
 #: What the module brings along.
@@ -88,7 +88,7 @@ def scope_of(values: Mapping[str, Any], real: type) -> dict[str, Any]:
     }
 
 
-def run(placed: Placed, values: Mapping[str, Any], real: type = np.float64) -> list[Any]:
+def run(hoisted: Hoisted, values: Mapping[str, Any], real: type = np.float64) -> list[Any]:
     """The results, after every assignment where it belongs.
 
     Only what `carried` lists reaches the inner part, as in the kernel.
@@ -97,16 +97,16 @@ def run(placed: Placed, values: Mapping[str, Any], real: type = np.float64) -> l
     shapes = {"scalars": (1, 1), "rows": (len(Q_IDX), 1), "columns": (1, KV_IDX.size)}
     outer = {name: value for name, value in scope.items() if name not in ("kv_idx", "scores")}
     for group in ("scalars", "rows"):
-        for assignment in getattr(placed, group):
+        for assignment in getattr(hoisted, group):
             outer[assignment.name] = _evaluated(assignment.code, outer, real, shapes[group])
-    given = {name: outer[name] for name in placed.carried}
+    given = {name: outer[name] for name in hoisted.carried}
     helpers = {name: value for name, value in outer.items() if _HELPER.fullmatch(name)}
     inner = {**given, **helpers, **{n: scope[n] for n in ("kv_idx", "scores") if n in scope}}
     for group in ("columns", "elements"):
-        for assignment in getattr(placed, group):
+        for assignment in getattr(hoisted, group):
             shape = shapes.get(group, (len(Q_IDX), KV_IDX.size))
             inner[assignment.name] = _evaluated(assignment.code, inner, real, shape)
-    return [_evaluated(code, inner, real, (len(Q_IDX), KV_IDX.size)) for code in placed.results]
+    return [_evaluated(code, inner, real, (len(Q_IDX), KV_IDX.size)) for code in hoisted.results]
 
 
 def _evaluated(code: Code, scope: dict[str, Any], real: type, shape: tuple[int, int]) -> Any:

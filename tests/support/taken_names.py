@@ -23,7 +23,7 @@ from support.variants import on_hopper
 # Between them these print every line of every template: one run of keys and several in any order,
 # heads of one segment and of several, narrow ones and others, a mask that differs between heads and
 # batch entries, block tables, documents, scores and sinks, tensors that learn by query, key and
-# distance, the parameters of each kind and a constant; and the backward passes that are divided.
+# distance, the parameters of each kind and a constant; and the backward passes that are split.
 _PROBE = Int("probe")
 _DEGREES = Float("probe", 1.0, above=0)
 _TABLE = Tensor("probe", ("num_q_heads",), "bfloat16")

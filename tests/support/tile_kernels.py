@@ -10,8 +10,8 @@ import numpy as np
 import sympy
 import torch
 
-from flashgen.symbolic.placement import Placed
-from flashgen.symbolic.places import SCALE, SCORES
+from flashgen.symbolic.hoisting import Hoisted
+from flashgen.symbolic.varies_over import SCALE, SCORES
 from flashgen.symbols import KV_IDX, Q_IDX, B, FloorDiv, FloorMod, H, Load, Truncate
 from support.expressions import (
     BIAS,
@@ -86,7 +86,7 @@ EXPRESSIONS: list[list[Any]] = [
 ]
 
 
-def kernel_of(placed: Placed, folder: Path) -> Any:
+def kernel_of(hoisted: Hoisted, folder: Path) -> Any:
     """A kernel of one tile that stores every result, as floats."""
     arguments = [*(f"{name}_ptr" for name in tensors()), *scalars()]
     lines = [
@@ -99,9 +99,9 @@ def kernel_of(placed: Placed, folder: Path) -> Any:
             for name, tensor in tensors().items()
         ),
     ]
-    for group in (placed.scalars, placed.rows, placed.columns, placed.elements):
+    for group in (hoisted.scalars, hoisted.rows, hoisted.columns, hoisted.elements):
         lines += [f"{assignment.name} = {assignment.code.text()}" for assignment in group]
-    for i, result in enumerate(placed.results):
+    for i, result in enumerate(hoisted.results):
         lines += [
             f"result = tl.cast({result.text()}, tl.float32) + tl.zeros_like(scores)",
             f"tl.store(out_ptr + {i * BLOCK_M * BLOCK_N} + at, result)",

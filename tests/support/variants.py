@@ -198,7 +198,7 @@ def why_no_backward(names: HopperBackward) -> str:
 
 def render_backward_hopper(backward: BackwardPlan) -> str:
     """The source of the Gluon kernels of a backward pass."""
-    kernel = BackwardHopperSplit() if HopperBackward(backward).divided else BackwardHopper()
+    kernel = BackwardHopperSplit() if HopperBackward(backward).split else BackwardHopper()
     return kernel.source(backward.plan)
 
 

@@ -144,7 +144,7 @@ def test_forward_and_backward_agree_on_a_seed_that_was_drawn() -> None:
 
 
 def test_candidates_are_measured_with_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And a candidate that drops others than it should is turned down."""
+    """And a candidate that drops others than it should is rejected."""
     config = KernelConfig(32, 32, 4, 2)
     monkeypatch.setattr(forward_bench, "usual_lengths", lambda plan: (40,))
     qkv = torch.randn(3, 1, 2, 40, 64).half()

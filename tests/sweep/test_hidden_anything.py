@@ -215,7 +215,7 @@ def _softcap(score, b, h, q_idx, kv_idx):  # type: ignore[no-untyped-def]
     return 20.0 * (score / 20.0).tanh()
 
 
-#: What has Gluon kernels for gradients: one pass, of tiles of either width, or a divided one, whose
+#: What has Gluon kernels for gradients: one pass, of tiles of either width, or a split one, whose
 #: consumers have their own keys or, of wide heads, roles; slopes of products.
 GRADIENTS = {
     name: spec

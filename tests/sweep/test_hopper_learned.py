@@ -133,6 +133,6 @@ def test_which_have_shorter_tiles() -> None:
 
 def test_of_all_kinds_has_each_in_its_place() -> None:
     names = HopperBackward(backward_plan(lower(SPECS["of_all_kinds"], "x")))
-    assert [item.over for item in names.text.learned] == ["columns"]
-    found = {item.over for item in names.backward.of_queries.learned}
+    assert [item.over for item in names.text.input_gradients] == ["columns"]
+    found = {item.over for item in names.backward.of_queries.input_gradients}
     assert found == {"heads", "rows", "diagonals"}

@@ -114,7 +114,7 @@ EDITS = {
     "another_head": ("listed = head * num_tiles_n", "listed = 0 * num_tiles_n"),
     "another_tile_of_keys": ("num_tiles_n + tile_n", "num_tiles_n + num_tiles_n - 1 - tile_n"),
     "no_place_for_the_count": ("(gl.cdiv(q_len, BLOCK_M) + 1)", "gl.cdiv(q_len, BLOCK_M)"),
-    "not_turned": ("tiles = _turned(q, tiles, block_m)", "pass"),
+    "not_turned": ("tiles = _transposed(q, tiles, block_m)", "pass"),
     "one_block_of_columns": ("gl.static_range((COLUMNS + 15) // 16)", "gl.static_range(1)"),
     "from_the_first_block": ("block_row = q_first // 16 + i", "block_row = i"),
     "blocks_begin_late": ("begin = 16 * block_row", "begin = 16 * block_row + 1"),

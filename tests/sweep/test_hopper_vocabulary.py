@@ -19,7 +19,7 @@ from support.variants import first_on_hopper, lowered, rendered_module
 from support.vocabulary import VOCABULARY
 from sweep.hopper import check_hopper, check_hopper_backward
 
-#: One for each structure that head dimensions ask for, and for a pass that is divided for its own
+#: One for each structure that head dimensions ask for, and for a pass that is split for its own
 #: sake: (head dimensions, dtype, deterministic).
 WAYS = {
     "d64": (64, "bfloat16", False),
@@ -63,7 +63,7 @@ ONE, DIVIDED = ("d64", "d128"), ("d256", "d192_v128", "d128_deterministic")
 
 
 def _trials(every: int) -> list[Any]:
-    """Each with a pass that is one and with one that is divided; which, takes turns.
+    """Each with a pass that is one and with one that is split; which, takes turns.
 
     Of each two cases. A fast run has one of ``every`` so many: 4 are all of one entry.
     """

@@ -102,7 +102,7 @@ MASKED_CALLS = [(mask, i) for i in range(len(CALLS)) for mask in MASKS]
 def test_every_sum_and_mask(name: str, mask: str, i: int) -> None:
     spec, (case, m, n) = _spec(name, mask), CALLS[i]
     backward = backward_plan(lower(spec, "learning"))
-    assert sorted(item.over for item in backward.learned) == sorted(LEARNING[name][0])
+    assert sorted(item.over for item in backward.input_gradients) == sorted(LEARNING[name][0])
     check_backward(_module(name, mask), spec, case, BLOCK_M=m, BLOCK_N=n, USE_TMA=m == n)
 
 

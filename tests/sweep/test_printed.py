@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from flashgen.symbolic.placement import place
+from flashgen.symbolic.hoisting import hoist
 from support.expressions import expected_of
 from support.tile_kernels import (
     BLOCK_M,
@@ -27,7 +27,7 @@ from support.tile_kernels import (
 def test_triton_computes_what_python_does(exprs: list[Any], tmp_path: Path) -> None:
     out = torch.full((len(exprs), BLOCK_M, BLOCK_N), float("nan"))
     scores = torch.from_numpy(TILE["scores"].astype("float32"))
-    kernel = kernel_of(place(exprs, NAMES), tmp_path)
+    kernel = kernel_of(hoist(exprs, NAMES), tmp_path)
     kernel[(1,)](scores, out, *tensors().values(), *scalars().values(), APPROX=False)
     # Out of range a kernel reads 0, and so does Python in this padding, from either end.
     padded = {

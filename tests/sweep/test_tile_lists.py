@@ -162,7 +162,7 @@ def test_turned_lists_hold_the_same_pairs_of_tiles(block: int, block_m: int, blo
     layout = case.arguments(spec)["layout"]
     q = inputs(case, spec, torch.float32)[0]
     tiles = module._listed(q, case.kv_len, block_m, block_n, layout)
-    turned = module._turned(q, tiles, block_m).tolist()
+    turned = module._transposed(q, tiles, block_m).tolist()
     num_tiles_m, num_tiles_n = -(-case.q_len // block_m), -(-case.kv_len // block_n)
     expected: list[list[int]] = [[] for _ in range(3 * num_tiles_n)]
     for i, (count, *entries) in enumerate(tiles.tolist()):

@@ -10,11 +10,11 @@ import sympy
 from hypothesis import given, settings
 
 from flashgen.symbolic.affine import Affine, eliminate, linearise, symbol
-from flashgen.symbolic.facts import Facts, infeasible
+from flashgen.symbolic.declarations import Declarations
+from flashgen.symbolic.entailment import Facts, infeasible
 from flashgen.symbolic.inequalities import Reader
-from flashgen.symbolic.known import Known
 from flashgen.symbolic.logic import Conjunction, conjunctions, negation_normal_form
-from flashgen.symbolic.roles import KEYS_OF_ROWS
+from flashgen.symbolic.trace import KEYS_OF_ROWS
 from flashgen.symbols import KV_IDX, Q_IDX, FloorDiv, evaluate
 
 X, Y, N = sympy.symbols("x y n", integer=True)
@@ -125,7 +125,7 @@ def test_negation_reaches_the_comparisons() -> None:
 
 def test_conjunctions_absorb_and_join() -> None:
     q, kv = symbol(Q_IDX), symbol(KV_IDX)
-    facts, read = Facts((q, kv)), Reader(KEYS_OF_ROWS, Known.of(()))
+    facts, read = Facts((q, kv)), Reader(KEYS_OF_ROWS, Declarations.of(()))
     causal, near = Q_IDX >= KV_IDX, KV_IDX >= Q_IDX - 3
     assert conjunctions(causal | (causal & near), facts, read) == [Conjunction((q - kv,))]
     assert conjunctions(causal | (KV_IDX > Q_IDX), facts, read) == [Conjunction()]

@@ -13,19 +13,19 @@ from flashgen.kernels.backward_hopper_split.plan import HopperBackwardSplit
 from flashgen.plan import lower
 from flashgen.plan.backward import backward_plan
 from flashgen.plan.block_tables import BlockBits
-from flashgen.plan.mask_code import Seen
+from flashgen.plan.mask_code import MaskCode
 
 LAYOUT = Tensor("layout", (None, None), "bool")
 I32 = np.int32
 ROWS = 64
 
 
-def seen_of(mask: Any, side: str, **fields: Any) -> Seen:
+def seen_of(mask: Any, side: str, **fields: Any) -> MaskCode:
     """What the kernel over tiles of keys goes by, or that over tiles of queries."""
     spec = AttentionSpec(64, mask=mask, deterministic=True, **fields)
     names = HopperBackwardSplit(backward_plan(lower(spec, "x")))
     assert not names.why_not
-    return names.seen if side == "keys" else names.of_queries.seen
+    return names.mask_code if side == "keys" else names.of_queries.mask_code
 
 
 def _at_least(column: Any, least: Any) -> Any:
@@ -35,7 +35,7 @@ def _at_least(column: Any, least: Any) -> Any:
 
 
 def _found(table: BlockBits, side: str, columns: int, firsts: tuple[int, int], layout: Any) -> Any:
-    """(ROWS, columns): what the lines of `octets.hide` come to, with queries or keys as rows."""
+    """(ROWS, columns): what the lines of `bitmasks.hide` come to, with queries or keys as rows."""
 
     def at(tensor: Any, i: Any, j: Any) -> Any:
         i, j = np.broadcast_arrays(i, j)
@@ -59,8 +59,8 @@ def _found(table: BlockBits, side: str, columns: int, firsts: tuple[int, int], l
         position = column_first + first
         block = _at_least(position, begin) & ~_at_least(position, begin + table.size)
         shown |= block & np.where(eval(table.entry.text(), {}, scope), -1, 0)
-    octets = np.arange(columns // 8)[None, :, None]
-    return ((np.asarray(shown)[:, None, :] >> octets) & 1).reshape(ROWS, columns).astype(bool)
+    bitmasks = np.arange(columns // 8)[None, :, None]
+    return ((np.asarray(shown)[:, None, :] >> bitmasks) & 1).reshape(ROWS, columns).astype(bool)
 
 
 MASKS: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any]]] = {
@@ -102,7 +102,7 @@ def test_what_has_bits(side: str) -> None:
     oblong = Mask(lambda b, h, q, kv: LAYOUT[q // 16, kv // 5], "oblong")
     fast = Mask(lambda b, h, q, kv: LAYOUT[3 * q // 48, 3 * kv // 48 + 0 * q], "fast")
     has = {
-        mask.label: bool(seen_of(mask, side).octets)
+        mask.label: bool(seen_of(mask, side).bitmasks)
         for mask in (block_sparse(LAYOUT, 16), small, chosen, oblong, fast)
     }
     assert list(has.values()) == [True, False, False, side == "keys", False]
@@ -113,7 +113,7 @@ def test_what_has_bits(side: str) -> None:
 def test_beside_other_conditions(side: str) -> None:
     blocks = block_sparse(LAYOUT, 32)
     both = seen_of(~blocks & causal(align="top_left"), side, score=softcap(5.0))
-    assert len(both.tables) == 1 and any("~shown" in bits.text() for bits in both.octets)
+    assert len(both.tables) == 1 and any("~shown" in bits.text() for bits in both.bitmasks)
     assert not both.pairs
     either = seen_of(blocks | ~block_sparse(Tensor("other", (None, None), "bool"), 64), side)
     assert [table.name for table in either.tables] == ["shown_0", "shown_1"]

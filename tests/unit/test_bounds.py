@@ -89,7 +89,7 @@ def test_every_combination_of_the_shipped_masks_is_exact(
     mask: Mask, q: int, kv: int, m: int, n: int, params: dict[str, int]
 ) -> None:
     bounds = bounds_of(mask)
-    assert bounds.exact or "separate intervals" in bounds.notes[0]
+    assert bounds.exact or "separate intervals" in bounds.diagnostics[0]
     call = Call(q, q if mask.equal_lengths else kv, m, n, params)
     check(mask, call, whole_tiles_too=bounds.exact and is_conjunction(mask))
 
@@ -152,7 +152,7 @@ def test_the_bounds_read_as_a_person_would_write_them(
     assert tuple(triton_source(end) for end in interval.expressions[:4]) == expected
     assert interval.condition is sympy.true
     assert (bounds.longest_first, bounds.rows_can_be_empty) == (longest, empty)
-    assert bounds.exact and bounds.notes == ()
+    assert bounds.exact and bounds.diagnostics == ()
 
 
 def test_a_causal_window_is_a_window_and_a_window_beside_causal_is_causal() -> None:
@@ -242,7 +242,7 @@ def test_what_is_not_affine_falls_back_to_a_hull_and_says_so() -> None:
     bounds = bounds_of(mask)
     (interval,) = bounds.intervals
     assert not bounds.exact
-    assert bounds.notes == ("not affine in q_idx and kv_idx: (q_idx - kv_idx) % 3 == 0",)
+    assert bounds.diagnostics == ("not affine in q_idx and kv_idx: (q_idx - kv_idx) % 3 == 0",)
     assert triton_source(interval.end) == "min(kv_len, q_last + 1)"
     assert interval.full_begin == interval.full_end == interval.begin
 
@@ -251,7 +251,7 @@ def test_many_intervals_become_one_around_them() -> None:
     stripes = [sliding_window(-10 * i, 10 * i + 3) for i in range(1, 7)]
     bounds = bounds_of(reduce(operator.or_, stripes))
     assert len(bounds.intervals) == 1
-    assert bounds.notes == ("6 separate intervals: replaced by the one around them all",)
+    assert bounds.diagnostics == ("6 separate intervals: replaced by the one around them all",)
     check(reduce(operator.or_, stripes), Call(40, 40, 4, 4, {}))
 
 

@@ -160,7 +160,7 @@ def test_exact_bounds(
     bounds = of_equal_lengths(mask_mod)
     assert only(bounds) == expected
     assert (bounds.longest_first, bounds.rows_can_be_empty) == (longest, empty)
-    assert bounds.exact and bounds.notes == ()
+    assert bounds.exact and bounds.diagnostics == ()
 
 
 def test_rows_of_a_neighborhood_are_exact_and_its_columns_are_not() -> None:
@@ -180,7 +180,7 @@ def test_rows_of_a_neighborhood_are_exact_and_its_columns_are_not() -> None:
     assert bounds.exact
     both = of_equal_lengths(lambda b, h, q, kv: rows(q, kv) & columns(q, kv))
     assert only(both)[:2] == only(bounds)[:2]
-    assert both.notes == (
+    assert both.diagnostics == (
         "not affine in q_idx and kv_idx: radius >= abs(kv_idx % width - "
         "min(max(radius, q_idx % width), width - radius - 1))",
     )
@@ -245,7 +245,7 @@ HULLS: list[tuple[MaskMod, str]] = [
 def test_what_is_not_exact_is_said_in_the_users_words(mask_mod: MaskMod, note: str) -> None:
     bounds = of_equal_lengths(mask_mod)
     assert not bounds.exact
-    assert bounds.notes == (note,)
+    assert bounds.diagnostics == (note,)
 
 
 def test_a_block_of_keys_for_each_block_of_rows_lies_between_extremes() -> None:
@@ -311,4 +311,4 @@ def test_block_diffusion_as_its_authors_wrote_it() -> None:
 
     bounds = of_any_lengths(block_diffusion)
     assert len(bounds.intervals) == 3
-    assert not any(note.startswith("not affine") for note in bounds.notes)
+    assert not any(note.startswith("not affine") for note in bounds.diagnostics)

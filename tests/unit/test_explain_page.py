@@ -56,7 +56,7 @@ def family(tmp_path_factory) -> list[Series]:
 
 
 def numbers(value: Any) -> Iterator[float]:
-    """Every number of a document, but for those of what is turned down."""
+    """Every number of a document, but for those of what is rejected."""
     if isinstance(value, dict):
         for name, part in value.items():
             if name != "rejected":

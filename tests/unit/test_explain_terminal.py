@@ -78,13 +78,13 @@ def test_a_picture_is_no_wider_than_the_console(long, width) -> None:
     assert lines[start - 1 : start + len(rows) + 1] == ["", *drawn, ""]
 
 
-def test_what_was_looked_at_is_what_is_left_and_what_was_turned_down(window) -> None:
+def test_what_was_looked_at_is_what_is_left_and_what_was_rejected(window) -> None:
     lines = [line.strip() for line in shown(window).splitlines()]
     for kernel in window.kernels:
         left, rejected = kernel.candidates, len(kernel.rejected)
         assert (
             f"{left + rejected} configurations looked at, {left} left to choose from, "
-            f"{rejected} turned down{':' if rejected else '.'}"
+            f"{rejected} rejected{':' if rejected else '.'}"
         ) in lines
 
 

@@ -91,7 +91,7 @@ def test_every_score_of_the_vocabulary(name: str, turn: int) -> None:
             elements.moved = {place: by}
             ends.append(evaluate(expr, values))
         elements.moved = {}
-        slope = evaluate(item.slope, values)
+        slope = evaluate(item.partial, values)
         assert slope == pytest.approx((ends[0] - ends[1]) / (2 * STEP), rel=1e-4, abs=1e-6)
 
 

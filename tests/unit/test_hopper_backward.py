@@ -98,7 +98,7 @@ def test_tiles_of_the_widths() -> None:
 
 def test_where_another_kernel_computes_the_gradient_of_q() -> None:
     found = {
-        spec: (of(spec).has_roles, of(spec).divided)
+        spec: (of(spec).has_roles, of(spec).split)
         for spec in (AttentionSpec(128), AttentionSpec(136), AttentionSpec(64, deterministic=True))
     }
     assert list(found.values()) == [(False, False), (True, True), (False, True)]
@@ -115,8 +115,8 @@ def test_where_another_kernel_computes_the_gradient_of_q() -> None:
 )
 def test_where_that_is_the_portable_one(spec: AttentionSpec) -> None:
     names = of(spec)
-    assert names.divided and names.queries_portable and not names.both_in_gluon
-    assert (names.why_not, names.replaces, names.text.learned) == ("", ("keys",), ())
+    assert names.split and names.queries_portable and not names.both_in_gluon
+    assert (names.why_not, names.replaces, names.text.input_gradients) == ("", ("keys",), ())
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_where_that_is_the_portable_one(spec: AttentionSpec) -> None:
 )
 def test_where_all_gradients_are_of_gluon_kernels(spec: AttentionSpec) -> None:
     names = of(spec)
-    assert not names.queries_portable and names.both_in_gluon == names.divided
+    assert not names.queries_portable and names.both_in_gluon == names.split
     assert (names.why_not, names.replaces) == ("", ("keys", "queries"))
     assert names.text is names.backward.of_both
 
@@ -142,11 +142,17 @@ def test_what_is_learned_of_keys_stays_with_their_tile() -> None:
     )
     names = of(spec)
     assert names.queries_portable and not names.why_not
-    assert [(item.tensor, item.over) for item in names.text.learned] == [("heats", "columns")]
-    of_queries = names.backward.of_queries.learned
+    assert [(item.tensor, item.over) for item in names.text.input_gradients] == [
+        ("heats", "columns")
+    ]
+    of_queries = names.backward.of_queries.input_gradients
     assert [(item.tensor, item.over) for item in of_queries] == [("slopes", "heads")]
-    assert {item.variable for item in names.backward.learned} == {"total_0", "total_1"}
-    assert names.results == ("grad_k_desc", "grad_v_desc", f"{names.text.learned[0].variable}_ptr")
+    assert {item.variable for item in names.backward.input_gradients} == {"total_0", "total_1"}
+    assert names.results == (
+        "grad_k_desc",
+        "grad_v_desc",
+        f"{names.text.input_gradients[0].variable}_ptr",
+    )
 
 
 def test_what_is_masked() -> None:

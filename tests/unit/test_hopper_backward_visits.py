@@ -28,7 +28,7 @@ from flashgen.kernels.backward_hopper_split.queries import HopperQueries
 from flashgen.plan import lower
 from flashgen.plan.backward import backward_plan
 from flashgen.symbolic.gathers import with_row_tables
-from flashgen.symbolic.roles import KEYS_OF_ROWS, ROWS_OF_KEYS
+from flashgen.symbolic.trace import KEYS_OF_ROWS, ROWS_OF_KEYS
 from support.cases import Case
 from support.turns import some
 from support.variants import render_backward_hopper

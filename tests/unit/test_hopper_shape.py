@@ -28,11 +28,11 @@ def _shape(head_dim: int | tuple[int, int], mask: Mask) -> HopperShape:
     ],
 )
 def test_consumers_take_turns_unless_products_last_longest(head_dim, turns) -> None:
-    assert _shape(head_dim, causal()).turns is turns
+    assert _shape(head_dim, causal()).ping_pong is turns
 
 
 @pytest.mark.parametrize("head_dim", [80, 128])
 def test_lists_of_tiles_have_two_consumers(head_dim) -> None:
     listed, sorted_runs = _shape(head_dim, block_sparse()), _shape(head_dim, sliding_window(256, 0))
-    assert listed.flat and listed.q_in_registers and listed.turns
-    assert not sorted_runs.flat and not sorted_runs.q_in_registers
+    assert listed.overlapped_tiles and listed.q_in_registers and listed.ping_pong
+    assert not sorted_runs.overlapped_tiles and not sorted_runs.q_in_registers

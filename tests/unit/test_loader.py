@@ -88,7 +88,7 @@ def test_every_mistake_is_reported_at_once():
     write("specs/b.py", "pass")
     assert mistakes("specs", "missing.py") == [
         "missing.py: no such file; name a spec file or a folder of them",
-        "specs/a.py:1: syntax error: '(' was never closed; mend it",
+        "specs/a.py:1: syntax error: '(' was never closed; fix it",
         "specs/b.py: no spec in it; "
         "write spec = AttentionSpec(...), or specs = [AttentionSpec(..., name='...'), ...]",
     ]
@@ -97,7 +97,7 @@ def test_every_mistake_is_reported_at_once():
 def test_an_error_in_a_function_of_the_spec_names_the_innermost_line_of_the_file():
     write("a.py", "def f():\n    return [][1]\n\n\nspec = f()\n")
     assert mistakes("a.py") == [
-        "a.py:2: IndexError: list index out of range; a spec file must run as it stands"
+        "a.py:2: IndexError: list index out of range; a spec file must run by itself"
     ]
 
 
@@ -119,7 +119,7 @@ def test_a_line_that_a_mistake_names_itself_is_named_once():
 
 def test_exit_in_a_spec_file_is_a_mistake_of_the_file():
     write("a.py", "import sys\nsys.exit('no')\n")
-    assert mistakes("a.py") == ["a.py:2: SystemExit: no; a spec file must run as it stands"]
+    assert mistakes("a.py") == ["a.py:2: SystemExit: no; a spec file must run by itself"]
 
 
 def test_a_spec_that_changes_the_folder_changes_it_for_itself_alone(tmp_path):
@@ -143,7 +143,7 @@ def test_a_syntax_error_in_a_helper_names_the_helper():
     write("_help.py", "x = = 1\n")
     write("a.py", "import _help\n")
     (line,) = mistakes("a.py")
-    assert line.endswith("_help.py:1: syntax error: invalid syntax; mend it")
+    assert line.endswith("_help.py:1: syntax error: invalid syntax; fix it")
 
 
 def test_an_unknown_field_lists_the_known_ones():

@@ -10,7 +10,7 @@ import sympy
 
 from flashgen import Int, Tensor, kv_len, minimum, where
 from flashgen.masks import as_mask
-from flashgen.symbolic.magnitude import large_wholes
+from flashgen.symbolic.magnitude import large_integers
 from flashgen.symbols import KV_IDX, KV_LEN, Q_IDX, Q_LEN, evaluate
 from support.variants import shipped_specs
 
@@ -36,7 +36,7 @@ SMALL = {
 
 
 def _large(mask_mod: Any) -> dict[Any, Any]:
-    return large_wholes(as_mask(mask_mod).traced.sym)
+    return large_integers(as_mask(mask_mod).traced.sym)
 
 
 @pytest.mark.parametrize("name", LARGE)
@@ -60,9 +60,9 @@ def test_a_bound_is_one(name: str) -> None:
 
 
 def test_floats_are_none_of_these() -> None:
-    assert not large_wholes(sympy.Symbol("score", real=True) + Q_IDX * KV_IDX)
+    assert not large_integers(sympy.Symbol("score", real=True) + Q_IDX * KV_IDX)
 
 
 def test_shipped_variants_need_no_check() -> None:
     for spec in shipped_specs().values():
-        assert not large_wholes(spec.mask.traced.sym)
+        assert not large_integers(spec.mask.traced.sym)

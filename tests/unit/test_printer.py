@@ -14,8 +14,8 @@ import torch
 from hypothesis import given, settings
 
 from flashgen.symbolic import torch_source, triton_source
-from flashgen.symbolic.places import SCORES
 from flashgen.symbolic.printer import plain_source
+from flashgen.symbolic.varies_over import SCORES
 from flashgen.symbols import (
     KV_IDX,
     KV_LEN,

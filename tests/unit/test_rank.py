@@ -43,7 +43,7 @@ def test_the_models_pick_is_within_10_percent_of_the_best_measured(cell: dict) -
 
 
 def test_the_space_holds_what_the_probe_found_best() -> None:
-    """No rule turned down a configuration that beats all candidates by more than 2%."""
+    """No rule rejected a configuration that beats all candidates by more than 2%."""
     for cell in PROBE["cells"]:
         kernel = lower(AttentionSpec(cell["head_dim"]), "x")
         candidates = set(search_space(kernel, "sm_90").candidates)

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from flashgen import Float, Tensor
 from flashgen.functions import tanh, where
 from flashgen.scores import as_score, softcap
-from flashgen.symbolic.placement import place
-from flashgen.symbolic.places import SCALE, SCORES, Place, place_of
+from flashgen.symbolic.hoisting import hoist
 from flashgen.symbolic.printer import plain_source
 from flashgen.symbolic.score import fold_score, split_infinite
+from flashgen.symbolic.varies_over import SCALE, SCORES, Axes, varies_over
 from flashgen.symbols import KV_IDX, Q_IDX, SCORE, H, Load
 from support import printed
 from support.expressions import LOG2E, VALUES, expected_of, integers, reals
@@ -83,9 +83,9 @@ def test_scale_and_log2e_go_where_scalars_are(
     score_mod: Any, scalars: list[str], result: str
 ) -> None:
     folded = fold_score(traced(score_mod))
-    placed = place([folded.expr])
-    assert [scalar.code.text() for scalar in placed.scalars] == scalars
-    assert [found.text() for found in placed.results] == [result]
+    hoisted = hoist([folded.expr])
+    assert [scalar.code.text() for scalar in hoisted.scalars] == scalars
+    assert [found.text() for found in hoisted.results] == [result]
     assert folded.factor is None
 
 
@@ -110,7 +110,7 @@ def test_a_score_that_is_only_scaled_is_a_factor(
     assert sympy.expand(folded.factor - factor) == 0
     assert folded.factor_is_positive == is_positive
     assert sympy.expand(folded.expr - factor * SCORES) == 0
-    assert len(place([folded.factor]).results) == 1
+    assert len(hoist([folded.factor]).results) == 1
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_others_have_no_factor(score_mod: Any) -> None:
 def test_folding_keeps_the_value(score: Any) -> None:
     score = score.xreplace({SCORES: SCORE})
     want = expected_of(score.xreplace({SCORE: SCALE * SCORES}), VALUES) / np.log(2)
-    (found,) = printed.run(place([fold_score(score).expr], {"b": "batch", "h": "head"}), VALUES)
+    (found,) = printed.run(hoist([fold_score(score).expr], {"b": "batch", "h": "head"}), VALUES)
     np.testing.assert_allclose(np.broadcast_to(found, want.shape), want, rtol=1e-9, atol=1e-9)
 
 
@@ -139,8 +139,8 @@ def test_folding_keeps_the_value(score: Any) -> None:
 @given(reals(3), reals(1), integers(1))
 def test_outer_inner_and_shift_make_up_the_score(score: Any, slope: Any, whole: Any) -> None:
     folded = fold_score((score + slope * whole).xreplace({SCORES: SCORE}), positive=["cap"])
-    assert place_of(folded.outer) == Place.SCALAR
-    assert place_of(folded.shift) in (Place.SCALAR, Place.ROW)
+    assert varies_over(folded.outer) == Axes.SCALAR
+    assert varies_over(folded.shift) in (Axes.SCALAR, Axes.ROW)
     want, outer, inner, shift = (
         expected_of(expr, VALUES).astype(float)
         for expr in (folded.expr, folded.outer, folded.inner, folded.shift)
@@ -211,8 +211,8 @@ def test_alibi_at_position_100000_is_as_exact_as_float32() -> None:
         "slopes": np.float32([0.1, 0.2, 0.3, 0.4]).astype(float),
     }
     folded = fold_score(traced(alibi))
-    placed = place([folded.outer, folded.inner, folded.shift], {"b": "batch", "h": "head"})
-    outer, inner, shift = printed.run(placed, values, np.float32)
+    hoisted = hoist([folded.outer, folded.inner, folded.shift], {"b": "batch", "h": "head"})
+    outer, inner, shift = printed.run(hoisted, values, np.float32)
     want = expected_of(folded.expr, values).astype(float)
     largest = np.maximum(np.abs(want), np.abs(values["slopes"][2] * 64))
     assert np.max(np.abs(outer.astype(float) * inner + shift - want) / largest) <= 4 * 2.0**-23

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from jinja2 import meta, nodes
@@ -12,6 +13,7 @@ from flashgen.codegen.environment import environment
 from flashgen.kernels.forward_hopper.plan import DIALECT
 from flashgen.paths import template_dir
 
+ROOT = Path(__file__).parents[2]
 ENVIRONMENT = environment(DIALECT)
 BUILT_IN = {"range", "loop", "caller"}
 FILTERS = {"fold", "printed", "plain", "unpacking", "wrap", "indented", "dedent", "prefix"}
@@ -94,3 +96,15 @@ def test_a_template_explains_what_it_reads(name: str) -> None:
     names = {part.name for tree in trees for part in tree.find_all(nodes.Name)}
     firsts = {entry[0].split(".")[0] for entry in glossary(name)}
     assert firsts <= names | filters | BUILT_IN.union(*map(made, trees)), "explained in vain"
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "generated").glob("[a-z]*.py")), ids=lambda p: p.stem
+)
+def test_a_module_opens_with_its_contents(path: Path) -> None:
+    """Each part that they list has a heading, in their order, and no other part has one."""
+    text = path.read_text(encoding="utf-8")
+    (block,) = re.findall(r'^"""\n\n# Contents: .*\n((?:#   .*\n)+)\n', text, re.M)
+    listed = re.findall(r"^#   (\w+) ", block, re.M)
+    headings = re.findall(r"^# --- (\w+)(?: in \w+)? -+$", text, re.M)
+    assert listed == list(dict.fromkeys(headings))

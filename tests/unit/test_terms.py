@@ -1,4 +1,4 @@
-"""What is known of terms that are no symbols holds for numbers: signs, directions, steps, links."""
+"""Signs, directions, steps and axioms of terms that are no symbols hold for numbers."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import sympy
 from hypothesis import given
 
 from flashgen import Int, Tensor
-from flashgen.symbolic.known import Known
-from flashgen.symbolic.links import links_of
+from flashgen.symbolic.axioms import axioms_of
+from flashgen.symbolic.declarations import Declarations
 from flashgen.symbolic.quotients import ceil_div, floor_div, without_remainders
 from flashgen.symbolic.tables import RowTable
 from flashgen.symbols import (
@@ -36,7 +36,7 @@ ENDS = Tensor("ends", ("kv_len",), "int32")
 FLAG = Tensor("flag", ("kv_len",), "bool")
 LOOSE = Tensor("loose", (None,), "int32", sorted=True)
 BEGIN, END = RowTable("begin", DOC, DOC, "left"), RowTable("end", DOC, DOC, "right")
-KNOWN = Known.of((CHUNK, ANYWHERE, DOC, ENDS, FLAG, LOOSE), (BEGIN, END))
+DECLARATIONS = Declarations.of((CHUNK, ANYWHERE, DOC, ENDS, FLAG, LOOSE), (BEGIN, END))
 
 LENGTH = 9
 IDS = {"doc": Elements([-3, -3, 0, 0, 0, 2, 7, 7, 7])}
@@ -82,12 +82,12 @@ def at(expr: Any, call: dict[str, Any], row: int) -> int:
 @sweep(300)
 @given(terms())
 def test_signs_directions_and_steps_are_those_of_numbers(term: Any) -> None:
-    sign, direction = KNOWN.sign(term), KNOWN.direction(term, Q_IDX)
-    step = KNOWN.step(term, Q_IDX)
+    sign, direction = DECLARATIONS.sign(term), DECLARATIONS.direction(term, Q_IDX)
+    step = DECLARATIONS.step(term, Q_IDX)
     for call in CALLS:
         values = [at(term, call, row) for row in range(LENGTH)]
         assert sign is None or all(sign * value >= 0 for value in values)
-        assert not KNOWN.at_least(term, 1) or min(values) >= 1
+        assert not DECLARATIONS.at_least(term, 1) or min(values) >= 1
         moves = [after - before for before, after in pairwise(values)]
         assert direction is None or all(direction * move >= 0 for move in moves)
         assert direction != 0 or not any(moves)
@@ -99,7 +99,7 @@ def test_signs_directions_and_steps_are_those_of_numbers(term: Any) -> None:
 def test_links_hold_for_numbers(term: Any, place: Any) -> None:
     if place is not None:
         term = place(term) if place in (RowMin, RowMax) else term.xreplace({Q_IDX: place})
-    inequalities = [atom.to_sympy() for atom in links_of(KNOWN, lambda element: True)(term)]
+    inequalities = [atom.to_sympy() for atom in axioms_of(DECLARATIONS, lambda element: True)(term)]
     for call, row in product(CALLS, range(LENGTH)):
         for inequality in inequalities:
             assert at(inequality, call, row) >= 0, (term, inequality, call, row)
@@ -107,7 +107,9 @@ def test_links_hold_for_numbers(term: Any, place: Any) -> None:
 
 def test_an_element_that_may_lie_outside_has_no_place_in_its_document() -> None:
     element = Load(BEGIN.sym, Q_IDX)
-    inside, outside = (links_of(KNOWN, lambda e, known=known: known) for known in (True, False))
+    inside, outside = (
+        axioms_of(DECLARATIONS, lambda e, known=known: known) for known in (True, False)
+    )
     assert len(outside(element)) < len(inside(element))
 
 
@@ -128,7 +130,7 @@ def test_an_element_that_may_lie_outside_has_no_place_in_its_document() -> None:
     ],
 )
 def test_directions(term: Any, direction: int | None) -> None:
-    assert KNOWN.direction(term, Q_IDX) == direction
+    assert DECLARATIONS.direction(term, Q_IDX) == direction
 
 
 @pytest.mark.parametrize(
@@ -142,7 +144,7 @@ def test_directions(term: Any, direction: int | None) -> None:
     ],
 )
 def test_steps(term: Any, step: Any) -> None:
-    assert KNOWN.step(term, Q_IDX) == step
+    assert DECLARATIONS.step(term, Q_IDX) == step
 
 
 NUMERATORS = st.tuples(st.integers(-9, 9), st.integers(-9, 9), st.integers(-30, 30))

@@ -27,7 +27,7 @@ BACKWARD_SOURCES = 5
 # Of the one pass: num_q_heads, num_kv_heads, kv_len, rows_len, num_tiles and scale.
 NUMBERS_OF_A_BACKWARD_CALL = 6
 
-# Where the pass is divided: num_q_heads, num_kv_heads and scale; batch, kv_head, kv_first, or
+# Where the pass is split: num_q_heads, num_kv_heads and scale; batch, kv_head, kv_first, or
 # batch, head, q_first.
 NUMBERS_OF_A_TILE = 3 + 3
 
@@ -37,7 +37,7 @@ def backward_captured_bytes(
 ) -> int:
     """Bytes of all that the partitions of a kernel over tiles of keys capture.
 
-    It is that of the one pass, or of a divided one; see `captured_bytes`.
+    It is that of the one pass, or of a split one; see `captured_bytes`.
     """
     if names.has_roles:
         # The first consumer alone has scores and mask, and captures nothing: its code is the
@@ -50,7 +50,7 @@ def backward_captured_bytes(
         read = Read((*names.visits.bounds, *expressions), lengths)
     size = BACKWARD_SOURCES * ADDRESS
     size += 4 * TILES + ROWS + 2 * BARRIERS  # q, grad_out, k, v; lse and delta; full and empty
-    if names.divided:
+    if names.split:
         size += NUMBERS_OF_A_TILE * NUMBER + BARRIER
         # Factors and the descriptor of grad_k, or those of grad_k and grad_v.
         size += FACTORS + ADDRESS if names.has_roles else 2 * ADDRESS
@@ -67,20 +67,20 @@ def backward_captured_bytes(
         size += BARRIERS * names.grad_out_apart  # grad_out_full
     size += NUMBER * ("q_len" in read.names or names.visits.tiles.listed)
     size += ADDRESS * len(names.visits.reads)
-    size += ADDRESS * len(names.text.learned)  # their sums
+    size += ADDRESS * len(names.text.input_gradients)  # their sums
     size += notes_captured(names)
     arguments = names.backward.both_arguments
     return size + captured_parameters(read, arguments, contiguous=contiguous, ones=ones)
 
 
 def _reads_the_end_of_keys(names: HopperBackward, read: Read) -> bool:
-    """Whether partitions of a divided pass read kv_len: for masks, stores of sums, or visits."""
+    """Whether partitions of a split pass read kv_len: for masks, stores of sums, or visits."""
     softmax = names.backward.plan.normaliser == "softmax"
     # The end of the keys is masked in all tiles, or in none that see only what all of them see.
     ends = names.masks and (softmax or not names.masks_queries)
     if names.has_roles:
         ends = ends and names.visits.splits
-    stores = bool(names.text.learned)
+    stores = bool(names.text.input_gradients)
     return ends or stores or counts_lists(names) or not read.names.isdisjoint({"kv_len", "kv_last"})
 
 
@@ -103,11 +103,17 @@ def notes_captured(names: HopperBackward) -> int:
 
 
 def _backward_expressions(names: HopperBackward) -> Iterator[Code | None]:
-    """Scores, slopes and mask, with the lines that these read: others leave no code."""
+    """Scores, derivatives and mask, with the lines that these read: others leave no code."""
     text, code = names.text, names.text.code
     lines = {a.name: a.code for a in (*text.lines_of_head, *text.lines_of_tile)}
-    codes = [code.score, code.shift, text.slope, names.backward.slope_scale, *names.conditions]
-    codes += [*codes_of(code.elements), *(item.slope for item in text.learned)]
+    codes = [
+        code.score,
+        code.shift,
+        text.score_gradient,
+        names.backward.gradient_scale,
+        *names.conditions,
+    ]
+    codes += [*codes_of(code.elements), *(item.partial for item in text.input_gradients)]
     if code.promise is not None:
         codes += (code.promise.broken, *code.promise.conditions)
     while codes:

@@ -23,13 +23,13 @@ from flashgen.kernels.forward_hopper.kernel import ForwardHopper
 from flashgen.kernels.forward_hopper.plan import HopperNames
 from flashgen.plan import KernelPlan
 from flashgen.plan.backward import backward_plan
-from flashgen.plan.mask_code import Seen
+from flashgen.plan.mask_code import MaskCode
 
 
 def render_over_keys(
     names: HopperBackward, template: str, *, after_forward: bool, gathers: Collection[int]
 ) -> str:
-    """The functions of a kernel over tiles of keys, of one pass or of a divided one.
+    """The functions of a kernel over tiles of keys, of one pass or of a split one.
 
     Args:
         names: the kernel.
@@ -39,7 +39,7 @@ def render_over_keys(
         gathers: the numbers of dimensions of tensors that are read, by these and those that follow.
     """
     plan = names.backward.plan
-    before = HopperNames(plan).of_octets if after_forward else Seen(())
+    before = HopperNames(plan).promised_mask_code if after_forward else MaskCode(())
     needed = sorted(set(gathers).difference(plan.gathers if after_forward else ()))
     return render(
         template,
@@ -71,9 +71,9 @@ class BackwardHopper(GradientKernel):
         return target == HOPPER
 
     def why_not(self, plan: KernelPlan) -> str:
-        """Of elements, columns, sums and scores that it is not made for, or of a divided pass."""
+        """Of elements, columns, sums and scores that it is not made for, or of a split pass."""
         names = self.names_of(plan)
-        return names.why_not or ("two kernels divide the pass" if names.divided else "")
+        return names.why_not or ("two kernels divide the pass" if names.split else "")
 
     def replaces(self, plan: KernelPlan) -> tuple[str, ...]:
         """The portable ones in whose place those in Gluon run."""
@@ -129,10 +129,10 @@ class BackwardHopper(GradientKernel):
         names = self.names_of(plan)
         return Needs(
             gluon=True,
-            sms=not names.divided,
-            counter=not names.divided,
+            sms=not names.split,
+            counter=not names.split,
             l2=names.orders_heads,
-            tma_adds=not names.divided,
+            tma_adds=not names.split,
         )
 
     def names(self, plan: KernelPlan, choice: KernelChoice) -> Mapping[str, Any]:

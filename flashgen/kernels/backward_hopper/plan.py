@@ -1,4 +1,4 @@
-"""HopperBackward: what the Gluon template of the backward pass needs besides the BackwardPlan."""
+"""HopperBackward: what the Gluon template of the backward pass reads besides the BackwardPlan."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from typing import Any
 
 import sympy
 
-from flashgen.kernels.backward_hopper.division import BLOCK_M, CALL, HopperDivision
+from flashgen.kernels.backward_hopper.split import BLOCK_M, CALL, HopperDivision
 from flashgen.kernels.backward_hopper.visits import HopperVisits
 from flashgen.plan.code import codes_of
 from flashgen.plan.mask_code import (
     Condition,
-    Seen,
+    MaskCode,
     columns_end,
-    helped,
     least_comparisons,
+    mask_code,
     rows_end,
-    seen,
+    with_promise,
 )
 from flashgen.plan.promise import UNORDERED
-from flashgen.symbolic.placement import Assignment
-from flashgen.symbolic.places import is_integral
+from flashgen.symbolic.hoisting import Assignment
 from flashgen.symbolic.printer.code import Code, gathered_by, read_by
 from flashgen.symbolic.printer.dialects import Gluon
+from flashgen.symbolic.varies_over import is_integral
 from flashgen.symbols import Q_FIRST, Q_IDX
 
 #: What scores that have queries as columns read most.
@@ -48,19 +48,19 @@ class HopperBackward(HopperDivision):
             return f"{plan.torch_dtype}: its tiles are of 16-bit elements"
         if max(plan.qk_head_dim, plan.v_head_dim) > max(BLOCK_M):
             return f"its tiles have {max(BLOCK_M)} columns at most"
-        if plan.dropout and (self.divided or self.text.slope or self.text.learned):
+        if plan.dropout and (self.split or self.text.score_gradient or self.text.input_gradients):
             return "with dropout it computes all gradients at once, and no slopes of scores"
         if backward.q_tiles.reduce_rows:
             return "which queries see a tile of keys depends on each of the keys"
         if backward.leaves_products_out:
             return "its score function leaves the products out"
-        return self.why_not_learned(self.text)
+        return self.why_not_inputs(self.text)
 
     @property
     def counts_in_floats(self) -> bool:
-        """Whether slopes of what is learned only add and multiply: positions may be float32."""
-        slopes = (slope.expr for slope in self._slopes_learned if slope is not None)
-        return all(map(_is_of_one_type, slopes)) and not self.learned_lines
+        """Whether derivatives by inputs only add and multiply: positions may be float32."""
+        partials = (partial.expr for partial in self._input_partials if partial is not None)
+        return all(map(_is_of_one_type, partials)) and not self.input_gradient_lines
 
     @property
     def divides(self) -> str:
@@ -76,7 +76,7 @@ class HopperBackward(HopperDivision):
     @property
     def consumers_meet(self) -> bool:
         """Whether one consumer waits for what the other has made."""
-        return self.has_roles or not (self.divided or self.divides == "keys")
+        return self.has_roles or not (self.split or self.divides == "keys")
 
     @cached_property
     def visits(self) -> HopperVisits:
@@ -87,7 +87,7 @@ class HopperBackward(HopperDivision):
     @property
     def values_ahead(self) -> bool:
         """Whether the values of the next tile of keys have room beside these, as its keys do."""
-        return self.width == 64 and not self.divided
+        return self.width == 64 and not self.split
 
     @property
     def grad_out_apart(self) -> bool:
@@ -95,7 +95,7 @@ class HopperBackward(HopperDivision):
 
         At d=64 an H200 took 1 to 4% longer so, at d=128 1 to 2% less.
         """
-        return self.width == 128 and not self.divided
+        return self.width == 128 and not self.split
 
     @property
     def starts_dv_early(self) -> bool:
@@ -112,12 +112,12 @@ class HopperBackward(HopperDivision):
         All tiles take as long then, and in their last round most programs could have nothing to do.
         Of a window, whose tiles are short, that costs more than it brings.
         """
-        return not (self.masks_queries or self.divided or self.text.learned)
+        return not (self.masks_queries or self.split or self.text.input_gradients)
 
     @property
     def orders_heads(self) -> bool:
         """Whether the longest tiles of several heads come first, not those of each: of one pass."""
-        return self.backward.q_tiles.uneven and not self.divided
+        return self.backward.q_tiles.uneven and not self.split
 
     @cached_property
     def call(self) -> tuple[str, ...]:
@@ -133,35 +133,35 @@ class HopperBackward(HopperDivision):
     @property
     def results(self) -> tuple[str, ...]:
         """What the kernel writes to."""
-        sums = (f"{item.variable}_ptr" for item in self.text.learned)
-        of_queries = () if self.divided else ("grad_q_desc",)
+        sums = (f"{item.variable}_ptr" for item in self.text.input_gradients)
+        of_queries = () if self.split else ("grad_q_desc",)
         return (*of_queries, "grad_k_desc", "grad_v_desc", *sums)
 
-    def learned_read(self, name: str) -> bool:
-        """Whether what is learned depends on this position."""
-        return name in read_by((*self._slopes_learned, *codes_of(self.learned_lines)))
+    def input_gradients_read(self, name: str) -> bool:
+        """Whether an input gradient depends on this position."""
+        return name in read_by((*self._input_partials, *codes_of(self.input_gradient_lines)))
 
     @cached_property
-    def learned_lines(self) -> tuple[Assignment, ...]:
-        """What slopes of what is learned read of a tile of queries."""
-        names = self._lines_read(self._slopes_learned)
+    def input_gradient_lines(self) -> tuple[Assignment, ...]:
+        """What derivatives by inputs read of a tile of queries."""
+        names = self._lines_read(self._input_partials)
         return tuple(line for line in self.text.lines_of_tile if line.name in names)
 
     @property
-    def _slopes_learned(self) -> tuple[Code | None, ...]:
-        return tuple(item.slope for item in self.text.learned)
+    def _input_partials(self) -> tuple[Code | None, ...]:
+        return tuple(item.partial for item in self.text.input_gradients)
 
     @cached_property
     def keys(self) -> tuple[str, ...]:
         """What a consumer computes once for its keys, or once a head, for all of their scores."""
         backward = self.backward
         code = self.text.code
-        found = [] if self.divided else ["head_row", "k_number"]
+        found = [] if self.split else ["head_row", "k_number"]
         if self.reads_kv_idx:
             found.append("kv_idx")
         if not backward.plan.reads_scale:
             found.append("qk_scale")
-        if backward.slope_scale:
+        if backward.gradient_scale:
             found.append("head_scale")
         read = read_by(self._codes).union(("qk_scale",) * code.scaled, self._reads_promise)
         return (*found, *(line.name for line in self.text.lines_of_head if line.name in read))
@@ -179,17 +179,17 @@ class HopperBackward(HopperDivision):
         return tuple(condition for condition, _ in self._conditions)
 
     @cached_property
-    def seen(self) -> Seen:
-        """Those conditions, pair by pair or by octets of columns."""
+    def mask_code(self) -> MaskCode:
+        """Those conditions, pair by pair or by column bitmasks."""
         code = self.text.code
         rows = ("kv_idx", *(line.name for line in (*code.columns, *code.masked)))
         least = least_comparisons(self.block_m, scored=bool(code.score))
-        return seen(self._conditions, "q_idx", rows, least=least, tables=code.bits)
+        return mask_code(self._conditions, "q_idx", rows, least=least, tables=code.bits)
 
     @property
-    def of_octets(self) -> Seen:
-        """What is computed for octets of columns: of that, and of the mask as it was written."""
-        return helped(self.seen, "kv_idx", self.text.code.promise)
+    def promised_mask_code(self) -> MaskCode:
+        """What is computed as column bitmasks: that, and the mask as it was written."""
+        return with_promise(self.mask_code, "kv_idx", self.text.code.promise)
 
     @cached_property
     def _conditions(self) -> tuple[Condition, ...]:
@@ -197,7 +197,7 @@ class HopperBackward(HopperDivision):
         of_queries = (columns_end("q"),) * self.backward.checks_q_len
         of_keys = (rows_end("kv"),) * self.backward.checks_kv_len
         code = self.text.code
-        return (*of_queries, *of_keys, *zip(code.conditions, code.octets, strict=True))
+        return (*of_queries, *of_keys, *zip(code.conditions, code.bitmasks, strict=True))
 
     @property
     def masks(self) -> bool:
@@ -221,7 +221,7 @@ class HopperBackward(HopperDivision):
 
     @cached_property
     def score_lines(self) -> tuple[Assignment, ...]:
-        """Assignments of a tile of queries that the score, or its slope, reads."""
+        """Assignments of a tile of queries that the score, or its derivative, reads."""
         return tuple(a for a in self.text.lines_of_tile if a.name in self._score_names)
 
     @property
@@ -237,20 +237,20 @@ class HopperBackward(HopperDivision):
     @property
     def masks_read_q_idx(self) -> bool:
         """Whether the mask reads the position of each query, pair by pair."""
-        return "q_idx" in read_by((*self.seen.pairs, *codes_of(self.mask_lines)))
+        return "q_idx" in read_by((*self.mask_code.pairs, *codes_of(self.mask_lines)))
 
     @cached_property
     def gathers(self) -> tuple[int, ...]:
         """The numbers of dimensions that tensors are indexed by."""
         lines = codes_of(self.text.lines_of_head)
-        codes = (*self._codes, *lines, *self.visits.bounds, self.backward.slope_scale)
+        codes = (*self._codes, *lines, *self.visits.bounds, self.backward.gradient_scale)
         of_hidden = self.backward.plan.hidden.gathers
         return tuple(sorted({*gathered_by(codes), *of_hidden}))
 
     @cached_property
     def _score_codes(self) -> tuple[Code | None, ...]:
         text, code = self.text, self.text.code
-        return (*codes_of(code.elements), code.score, text.slope, code.shift)
+        return (*codes_of(code.elements), code.score, text.score_gradient, code.shift)
 
     @cached_property
     def _codes(self) -> tuple[Code | None, ...]:
@@ -258,7 +258,7 @@ class HopperBackward(HopperDivision):
         lines = codes_of(self.text.lines_of_tile)
         promise = self.text.code.promise
         of_promise = promise.conditions if promise is not None else ()
-        return (*self._score_codes, *self.conditions, *lines, *self._slopes_learned, *of_promise)
+        return (*self._score_codes, *self.conditions, *lines, *self._input_partials, *of_promise)
 
     @property
     def _reads_promise(self) -> tuple[str, ...]:

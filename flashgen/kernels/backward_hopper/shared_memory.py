@@ -3,11 +3,11 @@
 All of its buffers are alive throughout (`flashgen.budget.packing`):
 
 - tiles of queries and of the output's gradient, with two numbers for each query, for each stage;
-- the keys and the values; unless the pass is divided the next keys too, and the next values where
+- the keys and the values; unless the pass is split the next keys too, and the next values where
   they have room;
 - two tiles of the scores' gradients, one for each of two tiles of queries in turn, and what each
   consumer adds to the queries' gradient, 64 x 64 numbers of float32, in whose place the gradients
-  of its keys and values leave; none of these where the pass is divided: gradients leave through the
+  of its keys and values leave; none of these where the pass is split: gradients leave through the
   places of the keys and the values themselves;
 - what one consumer hands to the other where they have roles, 64 x 64 numbers of float32;
 - which tiles of keys a program has, where it takes several;
@@ -31,8 +31,8 @@ from flashgen.budget.quantities import BLOCK_M, BLOCK_N, ITEMSIZE, NUM_STAGES, w
 from flashgen.budget.usage import SramUsage, values_of
 from flashgen.config import KernelConfig
 from flashgen.kernels.backward_hopper.captures import backward_captured_bytes
-from flashgen.kernels.backward_hopper.division import CONSUMERS
 from flashgen.kernels.backward_hopper.plan import HopperBackward
+from flashgen.kernels.backward_hopper.split import CONSUMERS
 
 #: Bytes of one.
 BARRIER = 8
@@ -59,7 +59,7 @@ def worst_hopper_backward_usage(names: HopperBackward, config: KernelConfig) -> 
 
 def _usage(names: HopperBackward, config: KernelConfig, captures: int) -> SramUsage:
     qk, v = columns_of_tiles()
-    of_k = ("K tile", 1) if names.divided else ("K tiles", 2)
+    of_k = ("K tile", 1) if names.split else ("K tiles", 2)
     of_v = ("V tiles", 2) if names.values_ahead else ("V tile", 1)
     tiles = [
         Buffer("Q tiles", NUM_STAGES * BLOCK_M * qk * ITEMSIZE),
@@ -71,7 +71,7 @@ def _usage(names: HopperBackward, config: KernelConfig, captures: int) -> SramUs
     ]
     if names.has_roles:
         tiles.append(Buffer("factors", BLOCK_N * BLOCK_M * _NUMBER))
-    if names.divided:
+    if names.split:
         of_keys = [Buffer("barriers", sympy.Integer(BARRIER))]
     else:
         tiles.append(Buffer("dS tiles", 2 * BLOCK_N * BLOCK_M * ITEMSIZE))
@@ -81,7 +81,7 @@ def _usage(names: HopperBackward, config: KernelConfig, captures: int) -> SramUs
     others = [
         Buffer("LSE, delta", 2 * NUM_STAGES * BLOCK_M * _NUMBER, alignment=128),
         *of_keys,
-        *notes_buffers(names, 1 if names.divided else 2, NUM_STAGES),
+        *notes_buffers(names, 1 if names.split else 2, NUM_STAGES),
         *(2 + names.grad_out_apart) * (Buffer("barriers", NUM_STAGES * BARRIER),),
         *captures_buffers(captures),
     ]

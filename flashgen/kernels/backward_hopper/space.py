@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from flashgen.config import HOPPER, KernelConfig
-from flashgen.kernels.backward_hopper.division import CONSUMERS
 from flashgen.kernels.backward_hopper.plan import HopperBackward
 from flashgen.kernels.backward_hopper.shared_memory import worst_hopper_backward_usage
+from flashgen.kernels.backward_hopper.split import CONSUMERS
 from flashgen.kernels.base import Space
 
 #: Tiles of queries that are held at once. A second one arrives while the first is computed.

@@ -1,1 +1,1 @@
-"""The backward pass for Hopper divided in two, in Gluon: wide heads, or sums in a fixed order."""
+"""The backward pass for Hopper as two kernels, in Gluon: wide heads, or sums in a fixed order."""

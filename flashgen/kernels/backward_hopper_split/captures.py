@@ -49,6 +49,12 @@ def _queries_expressions(names: HopperBackwardSplit) -> Iterator[Code | None]:
     code = text.code
     yield from codes_of(code.scalars, code.rows, code.columns, code.elements, code.masked)
     conditions = names.of_queries.conditions
-    yield from (code.score, code.shift, text.slope, names.backward.slope_scale, *conditions)
+    yield from (
+        code.score,
+        code.shift,
+        text.score_gradient,
+        names.backward.gradient_scale,
+        *conditions,
+    )
     if code.promise is not None:
         yield from code.promise.conditions

@@ -1,4 +1,4 @@
-"""BackwardHopperSplit: the backward pass on Hopper where two kernels divide it."""
+"""BackwardHopperSplit: the backward pass on Hopper, split between two kernels."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class BackwardHopperSplit(BackwardHopper):
     def why_not(self, plan: KernelPlan) -> str:
         """Of elements, columns, sums and scores that it is not made for, or of one pass."""
         names = self.names_of(plan)
-        return names.why_not or ("" if names.divided else "one kernel computes all gradients")
+        return names.why_not or ("" if names.split else "one kernel computes all gradients")
 
     def space_of(self, plan: KernelPlan) -> Space:
         """The configurations of a plan that it serves."""

@@ -1,4 +1,4 @@
-"""HopperBackwardSplit: what the Gluon templates of a divided backward pass need."""
+"""HopperBackwardSplit: what the Gluon templates of a split backward pass need."""
 
 from __future__ import annotations
 

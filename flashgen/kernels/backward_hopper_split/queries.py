@@ -1,22 +1,22 @@
-"""HopperQueries: what the Gluon kernel for the gradient of q needs besides the BackwardPlan."""
+"""HopperQueries: what the Gluon kernel for the gradient of q reads besides the BackwardPlan."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
 
-from flashgen.kernels.backward_hopper.division import CALL
+from flashgen.kernels.backward_hopper.split import CALL
 from flashgen.kernels.backward_hopper.visits import HopperVisits
 from flashgen.plan.backward import BackwardPlan
 from flashgen.plan.backward_code import BackwardCode
 from flashgen.plan.code import codes_of
 from flashgen.plan.mask_code import (
     Condition,
-    Seen,
+    MaskCode,
     columns_end,
-    helped,
     least_comparisons,
-    seen,
+    mask_code,
+    with_promise,
 )
 from flashgen.plan.promise import UNORDERED
 from flashgen.symbolic.printer.code import Code, gathered_by, read_by
@@ -98,24 +98,24 @@ class HopperQueries:
         return tuple(condition for condition, _ in self._conditions)
 
     @cached_property
-    def seen(self) -> Seen:
-        """Those conditions, pair by pair or by octets of columns."""
+    def mask_code(self) -> MaskCode:
+        """Those conditions, pair by pair or by column bitmasks."""
         code = self.text.code
         rows = ("q_idx", *(line.name for line in code.rows))
         least = least_comparisons(BLOCK_N[self.width], scored=bool(code.score))
-        return seen(self._conditions, "kv_idx", rows, least=least, tables=code.bits)
+        return mask_code(self._conditions, "kv_idx", rows, least=least, tables=code.bits)
 
     @property
-    def of_octets(self) -> Seen:
-        """What is computed for octets of columns: of that, and of the mask as it was written."""
-        return helped(self.seen, "q_idx", self.text.code.promise)
+    def promised_mask_code(self) -> MaskCode:
+        """What is computed as column bitmasks: that, and the mask as it was written."""
+        return with_promise(self.mask_code, "q_idx", self.text.code.promise)
 
     @cached_property
     def _conditions(self) -> tuple[Condition, ...]:
         """Each with its bits."""
         of_keys = (columns_end("kv"),) * self.backward.plan.checks_kv_len
         code = self.text.code
-        return (*of_keys, *zip(code.conditions, code.octets, strict=True))
+        return (*of_keys, *zip(code.conditions, code.bitmasks, strict=True))
 
     @property
     def changes_scores(self) -> bool:
@@ -135,12 +135,12 @@ class HopperQueries:
     @property
     def masks_read_q_idx(self) -> bool:
         """Whether the mask reads the position of each query, pair by pair."""
-        return "q_idx" in read_by((*self.seen.pairs, *codes_of(self.text.code.masked)))
+        return "q_idx" in read_by((*self.mask_code.pairs, *codes_of(self.text.code.masked)))
 
     @property
     def masks_read_kv_idx(self) -> bool:
         """Whether the mask reads the position of each key, pair by pair."""
-        return "kv_idx" in read_by((*self.seen.pairs, *codes_of(self.text.code.masked)))
+        return "kv_idx" in read_by((*self.mask_code.pairs, *codes_of(self.text.code.masked)))
 
     @property
     def rows_read_q_idx(self) -> bool:
@@ -151,14 +151,14 @@ class HopperQueries:
     def gathers(self) -> tuple[int, ...]:
         """The numbers of dimensions that tensors are indexed by."""
         lines = codes_of(self.text.code.scalars, self.text.code.rows)
-        codes = (*self._codes, *lines, *self.visits.bounds, self.backward.slope_scale)
+        codes = (*self._codes, *lines, *self.visits.bounds, self.backward.gradient_scale)
         of_hidden = self.backward.plan.hidden.gathers
         return tuple(sorted({*gathered_by(codes), *of_hidden}))
 
     @cached_property
     def _score_codes(self) -> tuple[Code | None, ...]:
         code = self.text.code
-        return (*codes_of(code.columns, code.elements), code.score, self.text.slope)
+        return (*codes_of(code.columns, code.elements), code.score, self.text.score_gradient)
 
     @cached_property
     def _codes(self) -> tuple[Code | None, ...]:

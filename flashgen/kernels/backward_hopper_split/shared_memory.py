@@ -12,7 +12,6 @@ from flashgen.budget.packing import Buffer, packed
 from flashgen.budget.quantities import BLOCK_M, BLOCK_N, ITEMSIZE
 from flashgen.budget.usage import SramUsage
 from flashgen.config import KernelConfig
-from flashgen.kernels.backward_hopper.division import CONSUMERS
 from flashgen.kernels.backward_hopper.shared_memory import (
     BARRIER,
     captures_buffers,
@@ -20,6 +19,7 @@ from flashgen.kernels.backward_hopper.shared_memory import (
     notes_buffers,
     sizes_of,
 )
+from flashgen.kernels.backward_hopper.split import CONSUMERS
 from flashgen.kernels.backward_hopper_split.captures import queries_captured_bytes
 from flashgen.kernels.backward_hopper_split.plan import HopperBackwardSplit
 

@@ -1,4 +1,4 @@
-"""split_space: configurations of a backward pass in Gluon, divided or not."""
+"""split_space: configurations of a backward pass in Gluon, in one kernel or two."""
 
 from __future__ import annotations
 

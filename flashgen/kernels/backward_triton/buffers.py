@@ -252,7 +252,7 @@ def _mfma(layout: BackwardLayout, tiles: Tiles) -> tuple[Phase, ...]:
 
     Visited ones go from registers to shared memory and back, ``num_stages - 1`` of each. Weights
     stay in registers if each warp has 32 rows of its own and every product is one of 32 x 32
-    instructions. The gradients are stored as they lie. A kernel over
+    instructions. The gradients are stored in the layout of the products. A kernel over
     keys has both p and ds there; up to Triton 3.8 one after the other in the same place, with 3.9
     it may be each in its own.
     """

@@ -1,4 +1,4 @@
-"""What a block of a backward kernel holds in shared memory for tensors that its loop reads."""
+"""Shared memory of a block of a backward kernel for the tensors that its loop reads."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from flashgen.config import BackwardKernel
 from flashgen.plan import KernelPlan
 from flashgen.plan.backward import backward_plan
 from flashgen.plan.code import codes_of
-from flashgen.plan.inner import shift_itemsizes, tile_loads
-from flashgen.plan.learned import learned_elements
 from flashgen.plan.promise import UNORDERED
-from flashgen.plan.slopes import has_element_slopes
+from flashgen.plan.score_gradient import has_element_gradients, input_elements
+from flashgen.plan.step_cost import shift_itemsizes, tile_loads
 from flashgen.symbolic.printer.code import Code
 from flashgen.symbols import FloorDiv, Load
 
@@ -36,7 +35,7 @@ class VisitedElements:
         ahead: bytes that are copied ahead for each stage.
         exchanged: bytes that change from the layout of their load to that of the products.
         skipped: bytes that one stage of tcgen05 loses by that, to alignment.
-        summed: bytes that several stages of tcgen05 need for what is learned: two groups of warps
+        summed: bytes that several stages of tcgen05 need for input gradients: two groups of warps
             that share the rows of a product exchange their sums.
         kept: bytes that change layout because weights may be dropped.
     """
@@ -87,8 +86,8 @@ def visited_elements(
         elif load.masked and pipelined and not few_rows and unit in ("mma.sync", "wgmma"):
             # What the mask reads of held queries changes layout in its branch.
             conditions += 1
-    if tile_loads(plan) and has_element_slopes(plan):
-        number = _loads_of_slopes(plan)
+    if tile_loads(plan) and has_element_gradients(plan):
+        number = _loads_of_derivative(plan)
         ahead += number * scores if copied else 0
         exchanged += number * scores
     if plan.code.tables and not pipelined:
@@ -113,10 +112,10 @@ def visited_elements(
 
 
 @lru_cache(maxsize=64)
-def _loads_of_slopes(plan: KernelPlan) -> int:
-    """Elements of the score's tensors that its slope reads, choices taken apart."""
+def _loads_of_derivative(plan: KernelPlan) -> int:
+    """Elements of the score's tensors that its derivative reads, choices taken apart."""
     text = backward_plan(plan).of_keys
-    return sum(map(_loads, filter(None, (*codes_of(text.code.elements), text.slope))))
+    return sum(map(_loads, filter(None, (*codes_of(text.code.elements), text.score_gradient))))
 
 
 def _loads(code: Code) -> int:
@@ -126,7 +125,7 @@ def _loads(code: Code) -> int:
 def _summed(plan: KernelPlan, kernel: BackwardKernel) -> Any:
     sums = any(
         item.kernel == kernel and item.over in ("heads", "rows", "columns")
-        for item in learned_elements(plan)
+        for item in input_elements(plan)
     )
     if not sums:
         return sympy.Integer(0)

@@ -17,7 +17,8 @@ compiler's figure
 - where the loop reads elements of tensors for each score or for each key, and rows of two bytes:
   all of them are counted, and what is exchanged is counted whole;
 - by a few bytes for each number that it reads of a head;
-- where the slope of a score reads elements: sympy takes choices apart, and each case is counted;
+- where the derivative of a score reads elements: sympy takes choices apart, and each case is
+  counted;
 - where scores are of positions alone: tiles of q and k are counted that no product reads.
 """
 

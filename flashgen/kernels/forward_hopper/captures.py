@@ -15,8 +15,7 @@ from flashgen.budget.captures import (
     captured_parameters,
 )
 from flashgen.kernels.forward_hopper.plan import HopperNames
-from flashgen.kernels.forward_hopper.segment_tiles import cut_table
-from flashgen.kernels.forward_hopper.shape import hopper_shape
+from flashgen.kernels.forward_hopper.shape import hopper_shape, segment_table
 from flashgen.plan import KernelPlan
 from flashgen.plan.code import codes_of
 from flashgen.symbolic.printer.code import Code
@@ -44,10 +43,10 @@ def captured_bytes(plan: KernelPlan, *, contiguous: bool = True, ones: bool = Fa
     parts = 2 * (len(plan.qk_parts) + len(plan.v_parts))  # of q, k, v, out
     tiles = parts - len(plan.v_parts) * hopper_shape(plan).out_in_queries
     size = parts * ADDRESS + tiles * TILES + ADDRESS  # descriptors, tiles, lse
-    arrays = BARRIER_ARRAYS - 2 * hopper_shape(plan).paired
+    arrays = BARRIER_ARRAYS - 2 * hopper_shape(plan).fused_kv_stages
     size += arrays * BARRIERS + NUMBERS + NUMBERS_OF_A_CALL * NUMBER
     if plan.normaliser == "softmax":  # votes, outgrown, checked
-        size += 2 * NUMBERS + BARRIER * hopper_shape(plan).flat
+        size += 2 * NUMBERS + BARRIER * hopper_shape(plan).overlapped_tiles
     size += NUMBERS * bool(plan.hidden.keys)  # where values are hidden
     size += ADDRESS * HopperNames(plan).counts  # the counter
     size += NUMBER * plan.tiles.uneven  # heads_together
@@ -55,7 +54,7 @@ def captured_bytes(plan: KernelPlan, *, contiguous: bool = True, ones: bool = Fa
         size += ADDRESS
     if plan.dropout:  # threshold, kept_scale; the seed, of 64 bits
         size += 4 * NUMBER
-    if cut_table(plan):  # the list of tiles, the output
+    if segment_table(plan):  # the list of tiles, the output
         size += 2 * ADDRESS
     size += NUMBER * bool(plan.checks_kv_len or plan.listing or "kv_len" in read.names)
     size += NUMBER * (not plan.reads_scale or "scale" in read.names)  # else qk_scale

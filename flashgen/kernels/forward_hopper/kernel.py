@@ -15,8 +15,7 @@ from flashgen.config import HOPPER, KernelChoice, KernelConfig
 from flashgen.kernels.base import ForwardKernel, Needs, Space
 from flashgen.kernels.forward_hopper.pack_gqa import heads_of_a_tile, launched
 from flashgen.kernels.forward_hopper.plan import DIALECT, OUT_COLUMNS, RANGES, HopperNames
-from flashgen.kernels.forward_hopper.segment_tiles import cut_makes, cut_table
-from flashgen.kernels.forward_hopper.shape import hopper_shape
+from flashgen.kernels.forward_hopper.shape import hopper_shape, segment_table, tables_of_segments
 from flashgen.kernels.forward_hopper.shared_memory import (
     hopper_usage,
     visiting_rows,
@@ -46,9 +45,9 @@ def render_hopper(plan: KernelPlan) -> str:
         names=names,
         weights=RANGES[plan.torch_dtype],
     )
-    if not names.cut_by:
+    if not names.segments:
         return kernel
-    cuts = render("forward_hopper/segment_tiles.py.jinja", cut_by=names.cut_by)
+    cuts = render("forward_hopper/segment_tiles.py.jinja", segments=names.segments)
     return f"{cuts}\n\n{kernel}"
 
 
@@ -110,13 +109,15 @@ class ForwardHopper(ForwardKernel):
     def names(self, plan: KernelPlan, choice: KernelChoice) -> Mapping[str, Any]:
         """What the launcher knows of the kernel."""
         names, held = HopperNames(plan), bool(choice.configs)
-        cut_by = names.cut_by if held else None
+        segments = names.segments if held else None
         return {
             "hopper": choice,
             "hopper_limit": get_target(HOPPER).max_shared,
             "out_columns": OUT_COLUMNS,
-            "cut_by": cut_by,
-            "cut_makes": cut_makes(plan, cut_by) if cut_by is not None else (),
+            "segments": segments,
+            "tables_of_segments": tables_of_segments(plan, segments)
+            if segments is not None
+            else (),
             "counts": held and names.counts,
             "packs": held and names.packs,
         }
@@ -140,7 +141,7 @@ class ForwardHopper(ForwardKernel):
 
     def remarks(self, plan: KernelPlan) -> tuple[str, ...]:
         """Where tiles start."""
-        if cut_table(plan) is None:
+        if segment_table(plan) is None:
             return ()
         return (
             "the Gluon kernel starts tiles of queries where segments begin, where that saves tiles "

@@ -9,7 +9,7 @@ from flashgen.budget.targets import Target
 from flashgen.budget.traffic import Workload
 from flashgen.config import KernelConfig
 from flashgen.kernels.forward_hopper.plan import HopperNames
-from flashgen.kernels.forward_hopper.segment_tiles import cut_table
+from flashgen.kernels.forward_hopper.shape import segment_table
 from flashgen.kernels.forward_hopper.shared_memory import CONSUMER_ROWS
 from flashgen.plan import KernelPlan
 
@@ -38,7 +38,7 @@ def launched(plan: KernelPlan, config: KernelConfig, work: Workload, heads: int)
         heads: `heads_of_a_tile` of them.
     """
     rows = 2 * CONSUMER_ROWS
-    if cut_table(plan) or rows >= config.BLOCK_M:
+    if segment_table(plan) or rows >= config.BLOCK_M:
         return config
     if _tiles(work, rows // heads) > _tiles(work, config.BLOCK_M // heads):
         return config

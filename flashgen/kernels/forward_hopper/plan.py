@@ -1,4 +1,4 @@
-"""HopperNames: what the Gluon template for Hopper needs besides the KernelPlan."""
+"""HopperNames: what the Gluon template for Hopper reads besides the KernelPlan."""
 
 from __future__ import annotations
 
@@ -6,18 +6,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from flashgen.kernels.forward_hopper.segment_tiles import cut_table
-from flashgen.kernels.forward_hopper.shape import HopperShape, hopper_shape
+from flashgen.kernels.forward_hopper.shape import HopperShape, hopper_shape, segment_table
 from flashgen.plan.code import codes_of
 from flashgen.plan.kernel import KernelPlan
-from flashgen.plan.mask_code import Seen, columns_end, helped, seen
+from flashgen.plan.mask_code import MaskCode, columns_end, mask_code, with_promise
 from flashgen.symbolic.printer.code import Code, read_by
 from flashgen.symbolic.printer.dialects import Gluon
 from flashgen.symbolic.tables import RowTable
 from flashgen.symbols import KV_IDX, Q_FIRST, H
 
-#: Comparisons of the mask from which on bits of octets pay in the steps. With one, an H200 took 0.2
-#: to 2% longer (causal, d=64 and 80); with two or three, 0.4 to 6% less.
+#: Comparisons of the mask from which on column bitmasks pay in the steps. With one, an H200 took
+#: 0.2 to 2% longer (causal, d=64 and 80); with two or three, 0.4 to 6% less.
 LEAST_COMPARISONS = 2
 
 #: Columns that a tile of the output is stored in.
@@ -74,9 +73,9 @@ class HopperNames:
         return hopper_shape(self.plan)
 
     @cached_property
-    def cut_by(self) -> RowTable | None:
+    def segments(self) -> RowTable | None:
         """Whose segments tiles of queries start at; None where they start at each BLOCK_M."""
-        return cut_table(self.plan)
+        return segment_table(self.plan)
 
     @cached_property
     def packs(self) -> bool:
@@ -85,7 +84,7 @@ class HopperNames:
         Its rows are then of as many heads as the launcher says, one head's after another's. Random
         numbers are a head's own, and lists and segments are of whole tiles of one.
         """
-        if self.plan.listing or self.cut_by or self.plan.dropout:
+        if self.plan.listing or self.segments or self.plan.dropout:
             return False
         spec = self.plan.spec
         score = spec.score.traced if spec.score is not None else None
@@ -103,7 +102,7 @@ class HopperNames:
             *(("threshold", "kept_scale", "seed") if self.plan.dropout else ()),
             *self.plan.kernel_arguments.names,
             *(("tiles_ptr",) if self.plan.listing else ()),
-            *(("cuts_ptr",) if self.cut_by else ()),
+            *(("cuts_ptr",) if self.segments else ()),
         )
 
     @cached_property
@@ -121,10 +120,10 @@ class HopperNames:
     def scores_read_kv_idx(self) -> bool:
         """Whether the score reads the keys' positions besides distances, or leaves them to masks.
 
-        A mask by octets has its own.
+        A column bitmask has its own.
         """
         code = self.plan.code
-        if not self.hidden.octets:
+        if not self.mask_code.bitmasks:
             return code.score_reads_kv_idx
         return "kv_idx" in read_by((*codes_of(code.columns, code.elements), code.score), DIALECT)
 
@@ -156,7 +155,7 @@ class HopperNames:
     @property
     def place(self) -> tuple[str, ...]:
         """Numbers that say where a tile of queries lies."""
-        return ("batch", "head", "q_first", *(("q_last",) if self.cut_by else ()))
+        return ("batch", "head", "q_first", *(("q_last",) if self.segments else ()))
 
     @cached_property
     def runs(self) -> tuple[str, ...]:
@@ -164,7 +163,7 @@ class HopperNames:
         tiles = self.plan.tiles
         if tiles.listed:
             return ("listed", "num_visits")
-        if self.cut_by:
+        if self.segments:
             places, ends = ["kv_first"], ["all_begin", "all_end"]
         elif tiles.from_key_0:
             places, ends = [], ["full_end"]
@@ -183,10 +182,10 @@ class HopperNames:
         for each consumer what it visits.
         """
         tiles = self.plan.tiles
-        return self.shape.long_tiles and self.plan.masks and not tiles.listed and tiles.sorted
+        return self.shape.three_consumers and self.plan.masks and not tiles.listed and tiles.sorted
 
     @cached_property
-    def seen(self) -> tuple[str, ...]:
+    def own_visits(self) -> tuple[str, ...]:
         """A consumer that skips tiles: its first and last visit; keys that all its queries see."""
         if not self.skips:
             return ()
@@ -195,8 +194,8 @@ class HopperNames:
         return ("first", "last", *(f"{end}{run.suffix}" for run in tiles.runs for end in ends))
 
     @cached_property
-    def seen_reads(self) -> frozenset[str]:
-        """Of q_first and q_last, those that `seen` depends on."""
+    def own_visits_read(self) -> frozenset[str]:
+        """Of q_first and q_last, those that `own_visits` depend on."""
         full = [end for run in self.plan.tiles.runs for end in (run.full_begin, run.full_end)]
         return self._ends_read((*full, *self._visits_from))
 
@@ -233,14 +232,14 @@ class HopperNames:
         They fill up the time of programs that wait for the last long ones. Shorter tiles are so
         many that a group of heads leaves little; of lists and segments none knows which are short.
         """
-        known = not (self.plan.listing or self.cut_by)
-        return known and self.shape.long_tiles and self.plan.bounds.longest_first != "even"
+        known = not (self.plan.listing or self.segments)
+        return known and self.shape.three_consumers and self.plan.bounds.longest_first != "even"
 
     @property
     def growth(self) -> tuple[str, ...]:
         """Where a softmax notes that weights have outgrown their maxima."""
         # A tile that ends by itself says so by the barrier that frees its numbers.
-        return ("votes", "outgrown", *(("checked",) if self.shape.flat else ()))
+        return ("votes", "outgrown", *(("checked",) if self.shape.overlapped_tiles else ()))
 
     @property
     def lowers_last(self) -> bool:
@@ -257,7 +256,7 @@ class HopperNames:
         tiles = self.plan.tiles
         if tiles.listed:
             return "num_visits"
-        if self.cut_by:
+        if self.segments:
             return "gl.cdiv(some_end - kv_first, BLOCK_N)"
         if tiles.from_key_0:
             return "kv_end"
@@ -271,29 +270,33 @@ class HopperNames:
         return bool(self.plan.code.conditions or self.plan.checks_kv_len)
 
     @cached_property
-    def hidden(self) -> Seen:
-        """What a masked tile shows, pair by pair or by octets of columns.
+    def mask_code(self) -> MaskCode:
+        """What a masked tile shows, pair by pair or by column bitmasks.
 
         Tables of blocks are read pair by pair.
         """
         code = self.plan.code
         of_keys = (columns_end("kv"),) * self.plan.checks_kv_len
-        octets = (None,) * len(code.octets) if code.tables else code.octets
-        conditions = (*of_keys, *zip(code.conditions, octets, strict=True))
+        bitmasks = (None,) * len(code.bitmasks) if code.tables else code.bitmasks
+        conditions = (*of_keys, *zip(code.conditions, bitmasks, strict=True))
         rows = ("q_idx", *(line.name for line in code.rows))
         least = LEAST_COMPARISONS + self.plan.checks_kv_len  # which hides in the last tile alone
-        return seen(conditions, "kv_idx", rows, least=least)
+        return mask_code(conditions, "kv_idx", rows, least=least)
 
     @property
-    def of_octets(self) -> Seen:
-        """What is computed for octets of columns: of that, and of the mask as it was written."""
+    def promised_mask_code(self) -> MaskCode:
+        """What is computed as column bitmasks: that, and the mask as it was written."""
         code = self.plan.code
-        return self.hidden if code.tables else helped(self.hidden, "q_idx", code.promise)
+        return (
+            self.mask_code if code.tables else with_promise(self.mask_code, "q_idx", code.promise)
+        )
 
     @cached_property
     def hidden_reads(self) -> tuple[str, ...]:
-        """Of a tile's place and positions, what bits of octets depend on."""
-        return tuple(n for n in _read(self.hidden.octets) if n != "q_idx" or n in self.hidden.rows)
+        """Of a tile's place and positions, what column bitmasks depend on."""
+        return tuple(
+            n for n in _read(self.mask_code.bitmasks) if n != "q_idx" or n in self.mask_code.rows
+        )
 
     @property
     def changes_scores(self) -> bool:

@@ -1,10 +1,14 @@
-"""HopperShape: the structure of the Gluon forward kernel for Hopper."""
+"""HopperShape and segment_table: the structure of the Gluon forward kernel for Hopper."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import sympy
+
 from flashgen.plan.kernel import KernelPlan
+from flashgen.symbolic.tables import RowTable
+from flashgen.symbols import BATCH, KV_LEN, Q_FIRST, Q_LEN, B, Load
 
 #: Head dimensions up to which scores of 128 keys fit beside the output in the registers of three
 #: consumers, and up to which those of 64 keys do.
@@ -26,11 +30,11 @@ class HopperShape:
             for those of the next tile.
         q_stages: buffers for tiles of queries.
         k_extra: buffers for tiles of keys beyond those for values, which are needed a step later.
-        paired: whether a tile of keys and the values of the one before, which one step multiplies,
-            are loaded and passed on together: a step waits once, and arrives once.
-        turns: whether one consumer after another has its products with the matrix units.
-        flat: whether a tile's first step runs beside the last one of the tile before. Queries are
-            then in registers, and consumers skip no tiles of keys.
+        fused_kv_stages: whether a tile of keys and the values of the one before, which one step
+            multiplies, are loaded and passed on together: a step waits once, and arrives once.
+        ping_pong: whether one consumer after another has its products with the matrix units.
+        overlapped_tiles: whether a tile's first step runs beside the last one of the tile before.
+            Queries are then in registers, and consumers skip no tiles of keys.
         out_in_queries: whether the output passes through the buffer of its tile's queries.
         splits: whether there are registers for two kinds of steps.
     """
@@ -39,9 +43,9 @@ class HopperShape:
     q_in_registers: bool
     q_stages: int
     k_extra: int
-    paired: bool
-    turns: bool
-    flat: bool
+    fused_kv_stages: bool
+    ping_pong: bool
+    overlapped_tiles: bool
     out_in_queries: bool
     splits: bool
 
@@ -51,41 +55,41 @@ class HopperShape:
         return self.q_in_registers or self.q_stages > 1
 
     @property
-    def long_tiles(self) -> bool:
+    def three_consumers(self) -> bool:
         """Whether a tile has rows for three consumers, each of which ends it by itself."""
-        return self.loads_early and not self.flat
+        return self.loads_early and not self.overlapped_tiles
 
 
-#: Where scores of 128 keys fit beside the output in the registers of three consumers. Pairs, which
-#: gain up to 3% elsewhere, lost 1% there.
+#: Where scores of 128 keys fit beside the output in the registers of three consumers. Fused
+#: K/V stages, which gain up to 3% elsewhere, lost 1% there.
 _OF_NARROW = HopperShape(
     halves=1,
     q_in_registers=False,
     q_stages=2,
     k_extra=0,
-    paired=False,
-    turns=True,
-    flat=False,
+    fused_kv_stages=False,
+    ping_pong=True,
+    overlapped_tiles=False,
     out_in_queries=False,
     splits=False,
 )
 
 #: Three consumers with scores of 64 keys. The output leaves through the buffer of its queries.
-_OF_LONG_TILES = replace(_OF_NARROW, paired=True, out_in_queries=True, splits=True)
+_THREE_CONSUMERS = replace(_OF_NARROW, fused_kv_stages=True, out_in_queries=True, splits=True)
 
 #: The same where products last longer than a step's instructions take to be issued: two consumers
 #: keep the matrix units busy while one ends its tile, so that none has to wait for its turn.
-_OF_LONG_PRODUCTS = replace(_OF_LONG_TILES, turns=False)
+_WITHOUT_PING_PONG = replace(_THREE_CONSUMERS, ping_pong=False)
 
 #: Two consumers with scores of 128 keys, for tiles of fewer rows.
-_OF_SHORT_TILES = HopperShape(
+_TWO_CONSUMERS = HopperShape(
     halves=2,
     q_in_registers=True,
     q_stages=1,
     k_extra=1,
-    paired=False,
-    turns=True,
-    flat=True,
+    fused_kv_stages=False,
+    ping_pong=True,
+    overlapped_tiles=True,
     out_in_queries=False,
     splits=True,
 )
@@ -96,9 +100,9 @@ _OF_WIDEST = HopperShape(
     q_in_registers=False,
     q_stages=1,
     k_extra=0,
-    paired=True,
-    turns=True,
-    flat=False,
+    fused_kv_stages=True,
+    ping_pong=True,
+    overlapped_tiles=False,
     out_in_queries=False,
     splits=True,
 )
@@ -110,10 +114,46 @@ def hopper_shape(plan: KernelPlan) -> HopperShape:
     if max(qk, v) <= NARROW:
         return _OF_NARROW
     if plan.tiles.sorted and not plan.tiles.listed and v <= WIDE:
-        shape = _OF_LONG_PRODUCTS if max(qk, v) >= WIDE else _OF_LONG_TILES
+        shape = _WITHOUT_PING_PONG if max(qk, v) >= WIDE else _THREE_CONSUMERS
         alike = plan.v_segments == plan.qk_segments[: len(plan.v_segments)]
         if alike and qk <= WIDEST_KEYS:
             return shape
         if qk <= WIDE:
             return replace(shape, out_in_queries=False)
-    return _OF_SHORT_TILES if max(qk, v) <= WIDE else _OF_WIDEST
+    return _TWO_CONSUMERS if max(qk, v) <= WIDE else _OF_WIDEST
+
+
+# Segment tiles: whether tiles of queries start where segments begin, not at multiples of BLOCK_M.
+#
+# A row table of a sorted tensor in itself says where the segment of each row begins: a document of
+# a packed sequence. A tile of queries that holds rows of two segments visits the keys of both, and
+# half of its scores are hidden. The kernel for Hopper, whose programs take one tile after another,
+# can take them from a list.
+
+
+def segment_table(plan: KernelPlan) -> RowTable | None:
+    """The row table whose segments tiles of queries start at, in the kernel for Hopper.
+
+    It bounds the one run of keys that a tile visits, and queries and keys have equal lengths.
+    """
+    if plan.listing or not plan.equal_lengths or len(plan.bounds.intervals) != 1:
+        return None
+    begin = plan.bounds.intervals[0].begin
+    limits = begin.args if isinstance(begin, sympy.Max) else (begin,)
+    for table in plan.row_tables:
+        *lead, length = [None if dim is None else dim.sym for dim in table.keys.dims]
+        entry = {(): (), (BATCH,): (B,)}.get(tuple(lead))  # segments of all entries, or of each
+        if table.side != "left" or not table.of_itself or length not in (Q_LEN, KV_LEN):
+            continue
+        if entry is not None and Load(table.sym, *entry, Q_FIRST) in limits:
+            return table
+    return None
+
+
+def tables_of_segments(plan: KernelPlan, table: RowTable) -> tuple[RowTable, ...]:
+    """The row tables that the kernel which lists starts of tiles makes on the way.
+
+    Those are `table`, which it cuts by, and then the one that says whether its ids are in order.
+    """
+    flags = (t for t in plan.row_tables if (*t.search, t.side) == (*table.search, "unordered"))
+    return (table, *flags)

@@ -173,14 +173,16 @@ def _others(plan: KernelPlan, captures: int) -> list[Buffer]:
     of_queries = Buffer("barriers", _BARRIER * shape.q_stages * _CONSUMERS)
     of_keys = Buffer("barriers", _BARRIER * (NUM_STAGES + shape.k_extra))
     of_values = Buffer("barriers", _BARRIER * NUM_STAGES)
-    of_visits = 2 * (of_keys,) if shape.paired else (of_keys, of_keys, of_values, of_values)
-    handed_over = 2 * _NUMBER * (len(names.work) + len(names.seen) * _CONSUMERS)
+    of_visits = (
+        2 * (of_keys,) if shape.fused_kv_stages else (of_keys, of_keys, of_values, of_values)
+    )
+    handed_over = 2 * _NUMBER * (len(names.work) + len(names.own_visits) * _CONSUMERS)
     return [
         *(of_queries, of_queries, *of_visits),
         Buffer("tiles handed over", sympy.sympify(handed_over)),
         *2 * (Buffer("barriers", sympy.Integer(2 * _BARRIER)),),
         *([Buffer("hidden values", _NUMBER * NUM_STAGES)] if plan.hidden.keys else ()),
-        *(_growth(shape.flat) if plan.normaliser == "softmax" else ()),
+        *(_growth(shape.overlapped_tiles) if plan.normaliser == "softmax" else ()),
         Buffer("captures", sympy.Integer(captures), alignment=8),
         Buffer("captures", WARP_GROUP * _CONSUMERS, alignment=4),
     ]

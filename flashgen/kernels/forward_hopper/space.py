@@ -15,7 +15,7 @@ from flashgen.budget.traffic import Workload, traffic
 from flashgen.config import KernelConfig
 from flashgen.kernels.base import Space
 from flashgen.kernels.forward_hopper.pack_gqa import heads_of_a_tile
-from flashgen.kernels.forward_hopper.segment_tiles import cut_table
+from flashgen.kernels.forward_hopper.shape import segment_table
 from flashgen.kernels.forward_hopper.shared_memory import (
     CONSUMER_REGISTERS,
     CONSUMER_ROWS,
@@ -73,7 +73,7 @@ def without_form(plan: KernelPlan) -> str:
     """Why no configuration would do; ``""`` where one might."""
     if TARGET.name not in plan.targets:
         return f"{TARGET.name} is not among the targets"
-    if plan.dropout and cut_table(plan):
+    if plan.dropout and segment_table(plan):
         return "with dropout, tiles start at multiples of 16, not at segments"
     if plan.itemsize != 2:
         return f"{plan.torch_dtype}: its tiles are of 16-bit elements"

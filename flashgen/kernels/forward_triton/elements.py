@@ -24,7 +24,7 @@ import sympy
 
 from flashgen.budget.matrix_units import KEPT_APART, Unit
 from flashgen.budget.quantities import BLOCK_M, BLOCK_N, ITEMSIZE, NUM_STAGES, NUM_WARPS, widths
-from flashgen.plan.inner import TileLoad
+from flashgen.plan.step_cost import TileLoad
 from flashgen.symbols import FloorDiv
 
 _SCORE = 4  # bytes of a score; and what an asynchronous copy moves at least

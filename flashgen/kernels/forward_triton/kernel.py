@@ -35,7 +35,7 @@ class ForwardTriton(ForwardKernel):
     own = "this kernel"
 
     def space(self, plan: KernelPlan, target: str) -> Space:
-        """Tiles, warps and stages that fit, but for those that a rule turns down."""
+        """Tiles, warps and stages that fit, but for those that a rule rejects."""
         return search_space(plan, target)
 
     def rank(

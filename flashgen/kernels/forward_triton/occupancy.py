@@ -8,7 +8,7 @@ from flashgen.budget.targets import Target
 from flashgen.config import KernelConfig
 from flashgen.kernels.forward_triton.shared_memory import sram_usage
 from flashgen.plan import KernelPlan
-from flashgen.plan.inner import tile_loads
+from flashgen.plan.step_cost import tile_loads
 
 # A thread also holds pointers, row statistics and operands on their way.
 SPARE_REGISTERS = 26

@@ -79,7 +79,7 @@ def mfma(layout: Layout, tiles: Tiles) -> tuple[Phase, ...]:
 
     Tiles of K and V go from registers to shared memory and back, ``num_stages - 1`` of each. P
     stays in registers if each warp has 32 rows of its own and every product is one of 32 x 32
-    instructions. The output is stored as it lies.
+    instructions. The output is stored in the layout of the product.
     """
     rows_shared = BLOCK_M < _MFMA_ROWS * NUM_WARPS
     small = layout.narrow or sympy.Lt(BLOCK_N, _MFMA_ROWS)

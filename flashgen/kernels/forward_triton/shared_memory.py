@@ -44,7 +44,7 @@ from flashgen.kernels.forward_triton.elements import elements_of
 from flashgen.kernels.forward_triton.registers import by_pointers, by_tma, mfma
 from flashgen.kernels.forward_triton.warp_groups import warp_groups
 from flashgen.plan import KernelPlan
-from flashgen.plan.inner import tile_loads
+from flashgen.plan.step_cost import tile_loads
 
 
 def sram_usage(

@@ -22,11 +22,11 @@ from flashgen.symbolic.nodes import (
     OtherBits,
     Spread,
 )
-from flashgen.symbolic.places import SCORES, ToFloat
 from flashgen.symbolic.printer import arithmetic, functions
 from flashgen.symbolic.printer.code import Code
 from flashgen.symbolic.printer.core import Printer
 from flashgen.symbolic.printer.dialects import TRITON, Plain, Torch
+from flashgen.symbolic.varies_over import SCORES, ToFloat
 from flashgen.symbols import (
     KV_IDX,
     Q_IDX,

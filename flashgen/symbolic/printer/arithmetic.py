@@ -7,7 +7,6 @@ from typing import Any
 
 import sympy
 
-from flashgen.symbolic.places import SCORES, is_integral
 from flashgen.symbolic.printer.core import Printer
 from flashgen.symbolic.printer.text import (
     Operand,
@@ -18,6 +17,7 @@ from flashgen.symbolic.printer.text import (
     negated,
     rank,
 )
+from flashgen.symbolic.varies_over import SCORES, is_integral
 from flashgen.symbols import SCORE, BitAnd, BitOr, BitXor
 
 # Operations on bits bind less than a sum; a sum behind a minus sign needs parentheses too.

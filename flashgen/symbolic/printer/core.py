@@ -8,9 +8,9 @@ from typing import Any
 
 import sympy
 
-from flashgen.symbolic.places import REDUCTIONS, is_integral
 from flashgen.symbolic.printer.dialects import Dialect
 from flashgen.symbolic.printer.text import Operand, closed, number_text
+from flashgen.symbolic.varies_over import REDUCTIONS, is_integral
 from flashgen.symbols import FloorDiv, FloorMod, Load
 
 #: The vectors that `RowMin` and `RowMax` reduce stand for q_idx and kv_idx under these names.

@@ -6,9 +6,9 @@ from typing import Any
 
 import sympy
 
-from flashgen.symbolic.places import is_integral
 from flashgen.symbolic.printer.core import Printer
 from flashgen.symbolic.printer.text import called, rank
+from flashgen.symbolic.varies_over import is_integral
 
 COMPARISONS = {
     sympy.Ge: ">=", sympy.Gt: ">", sympy.Le: "<=", sympy.Lt: "<", sympy.Eq: "==", sympy.Ne: "!=",

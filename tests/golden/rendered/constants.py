@@ -24,6 +24,16 @@ slopes is a constant of this module: (2,) float32, for calls of 2 heads.
 A query can be left without a key: its output is 0 and its LSE -inf.
 """
 
+# Contents: each part has a heading, in this order.
+#   configurations  what the kernels are compiled with on each GPU
+#   kernels         what runs on the GPU: in Triton
+#   attention       the function that users call
+#   reference       the same in eager torch: the oracle, and the way for CPU tensors
+#   checks          what a call refuses
+#   launchers       from checked arguments to running kernels, of both passes
+#   repeats         launches without what Triton does before the first one
+#   operator        what torch.compile, torch.export and autograd see
+
 import functools
 import inspect
 import math
@@ -35,6 +45,8 @@ import triton
 import triton.language as tl
 from torch.autograd import forward_ad
 from triton.tools.tensor_descriptor import TensorDescriptor
+
+# --- configurations -------------------------------------------------------------------------------
 
 # A product and a sum become one operation: Triton's default until 3.9, which wants to be told.
 _FUSED = {"enable_fp_fusion": True}
@@ -162,6 +174,9 @@ def _made_constant(name, device):
     else:
         elements = [int(x) if dtype == torch.int32 else float(x) for x in text.split()]
     return torch.tensor(elements, dtype=dtype, device=device).reshape(sizes)
+
+
+# --- kernels in Triton ----------------------------------------------------------------------------
 
 
 @triton.jit
@@ -827,6 +842,9 @@ def _backward_of_queries(
     tl.store(ptrs, (grad_q * scale).to(grad_q_ptr.dtype.element_ty), mask=in_rows[:, None])
 
 
+# --- attention ------------------------------------------------------------------------------------
+
+
 def attention(
     q,
     k,
@@ -877,6 +895,9 @@ def attention(
     else:
         out, lse = _forward(q, k, v, scale, size, key, known, return_lse)
     return (out, lse) if return_lse else out
+
+
+# --- reference ------------------------------------------------------------------------------------
 
 
 def reference(
@@ -944,6 +965,9 @@ class _Table:
         return self.x[tuple(places)].masked_fill(~inside, 0)
 
 
+# --- checks ---------------------------------------------------------------------------------------
+
+
 def _check_tensors(q, k, v, size):
     """Raises for a tensor that the kernel cannot take, naming it."""
     for name, x, head_dim in (("q", q, 16), ("k", k, 16), ("v", v, 16)):
@@ -1009,6 +1033,9 @@ def _check_numbers(scale, size):
     # Sums with positions stay 32-bit.
     if not 1 <= size <= 2**30:
         raise ValueError(f"size: got {size}; pass an int from 1 to 2**30")
+
+
+# --- launchers ------------------------------------------------------------------------------------
 
 
 def _forward(q, k, v, scale, size, key=None, known=None, return_lse=True):
@@ -1165,7 +1192,7 @@ def _backward_kernels(q, k, v, scale, size, out, lse, grad_out, grad_lse, of_key
     config = of_keys
     block_m, block_n = config["BLOCK_M"], config["BLOCK_N"]
     use_tma = config["USE_TMA"] and reads_tma
-    tiles = _turned(q, _listed(q, kv_len, block_m, block_n, size, layout), block_m)
+    tiles = _transposed(q, _listed(q, kv_len, block_m, block_n, size, layout), block_m)
     _backward_of_keys[(triton.cdiv(kv_len, block_n) * batch * num_kv_heads,)](
         _source(q, block_m, 16, use_tma),
         _source(k, block_n, 16, use_tma),
@@ -1221,12 +1248,12 @@ def _backward_kernels(q, k, v, scale, size, out, lse, grad_out, grad_lse, of_key
     return grad_q, grad_k, grad_v
 
 
-def _turned(q, tiles, block_m):
-    """`_listed`'s lists turned: for each tile of keys, how many tiles of queries, and which."""
+def _transposed(q, tiles, block_m):
+    """`_listed`'s lists transposed: for each tile of keys, how many tiles of queries, and which."""
     num_tiles_m, num_tiles_n = triton.cdiv(q.shape[2], block_m), tiles.shape[1] - 1
-    turned = tiles.new_empty((tiles.shape[0] // num_tiles_m * num_tiles_n, num_tiles_m + 1))
-    _turn_lists[(turned.shape[0],)](
-        turned,
+    transposed = tiles.new_empty((tiles.shape[0] // num_tiles_m * num_tiles_n, num_tiles_m + 1))
+    _turn_lists[(transposed.shape[0],)](
+        transposed,
         tiles,
         q.shape[2],
         num_tiles_m,
@@ -1236,7 +1263,7 @@ def _turned(q, tiles, block_m):
         CHUNK=128,
         **_FUSED,
     )
-    return turned
+    return transposed
 
 
 def _listed(q, kv_len, block_m, block_n, size, layout):
@@ -1330,6 +1357,9 @@ def _config(device):
 @functools.cache
 def _warn_once(message):
     warnings.warn(f"constants: {message}", stacklevel=4)
+
+
+# --- repeats --------------------------------------------------------------------------------------
 
 
 # Launches to repeat, by their keys; where there are too many, all are dropped.
@@ -1480,6 +1510,9 @@ def _triton_launch(kernel, grid):
     # From 3.8 on it takes the launch's own arguments too, and has no use for them.
     unused = () if version in ("3.6", "3.7") else (None,)
     return launch, lambda descriptor, metadata: make_tensordesc_arg(descriptor, metadata, *unused)
+
+
+# --- operator -------------------------------------------------------------------------------------
 
 
 def _is_plain(*tensors):

@@ -22,6 +22,16 @@ Tiles of keys outside the former are never visited; tiles inside the latter skip
 A query can be left without a key: its output is 0 and its LSE -inf.
 """
 
+# Contents: each part has a heading, in this order.
+#   configurations  what the kernels are compiled with on each GPU
+#   kernels         what runs on the GPU: in Triton
+#   attention       the function that users call
+#   reference       the same in eager torch: the oracle, and the way for CPU tensors
+#   checks          what a call refuses
+#   launchers       from checked arguments to running kernels, of both passes
+#   repeats         launches without what Triton does before the first one
+#   operator        what torch.compile, torch.export and autograd see
+
 import functools
 import inspect
 import math
@@ -33,6 +43,8 @@ import triton
 import triton.language as tl
 from torch.autograd import forward_ad
 from triton.tools.tensor_descriptor import TensorDescriptor
+
+# --- configurations -------------------------------------------------------------------------------
 
 # A product and a sum become one operation: Triton's default until 3.9, which wants to be told.
 _FUSED = {"enable_fp_fusion": True}
@@ -100,6 +112,9 @@ BACKWARD_OF_QUERIES = {
     # shared memory 4,096 of 65,536 bytes.
     "gfx942": {"BLOCK_M": 64, "BLOCK_N": 32, "num_warps": 4, "num_stages": 2, "USE_TMA": False},
 }
+
+
+# --- kernels in Triton ----------------------------------------------------------------------------
 
 
 @triton.jit
@@ -509,6 +524,9 @@ def _backward_of_queries(
     tl.store(ptrs, (grad_q * scale).to(grad_q_ptr.dtype.element_ty), mask=in_rows[:, None])
 
 
+# --- attention ------------------------------------------------------------------------------------
+
+
 def attention(
     q,
     k,
@@ -561,6 +579,9 @@ def attention(
     return (out, lse) if return_lse else out
 
 
+# --- reference ------------------------------------------------------------------------------------
+
+
 def reference(
     q,
     k,
@@ -602,6 +623,9 @@ def reference(
     lse = (m + torch.log(total)).squeeze(-1)
     lse = lse.masked_fill(empty.squeeze(-1), -math.inf)
     return (out, lse) if return_lse else out
+
+
+# --- checks ---------------------------------------------------------------------------------------
 
 
 def _check_tensors(q, k, v):
@@ -655,6 +679,9 @@ def _check_numbers(scale, left):
     # Sums with positions stay 32-bit.
     if not 0 <= left <= 2**30:
         raise ValueError(f"left: got {left}; pass an int from 0 to 2**30")
+
+
+# --- launchers ------------------------------------------------------------------------------------
 
 
 def _forward(q, k, v, scale, left, key=None, known=None, return_lse=True):
@@ -885,6 +912,9 @@ def _warn_once(message):
     warnings.warn(f"module: {message}", stacklevel=4)
 
 
+# --- repeats --------------------------------------------------------------------------------------
+
+
 # Launches to repeat, by their keys; where there are too many, all are dropped.
 _LAUNCHES = {}
 
@@ -1032,6 +1062,9 @@ def _triton_launch(kernel, grid):
     # From 3.8 on it takes the launch's own arguments too, and has no use for them.
     unused = () if version in ("3.6", "3.7") else (None,)
     return launch, lambda descriptor, metadata: make_tensordesc_arg(descriptor, metadata, *unused)
+
+
+# --- operator -------------------------------------------------------------------------------------
 
 
 def _is_plain(*tensors):

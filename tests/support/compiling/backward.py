@@ -73,7 +73,7 @@ def portable_backward_kernel(
     constants = constants_of(plan, config, target, uses_tma)
     arguments = backward.keys_arguments if kernel == "keys" else backward.queries_arguments
     types = _argument_types(plan, config, uses_tma)
-    types |= {f"{item.variable}_ptr": "*fp32" for item in backward.learned}
+    types |= {f"{item.variable}_ptr": "*fp32" for item in backward.input_gradients}
     call = call_of(plan, function_in(text, name), types, constants, arguments=arguments)
     return Kernel(text, name, call, gluon=False)
 

@@ -52,10 +52,10 @@ def backward_kernel(backward: BackwardPlan, config: KernelConfig) -> Kernel:
     tiles |= {"k": config.BLOCK_N, "v": config.BLOCK_N, "grad_k": 64, "grad_v": 64}
     types = _descriptors(names, tiles)
     types["rows_desc"] = descriptor("fp32", "float32", [1, 1, config.BLOCK_M])
-    if not names.divided:
+    if not names.split:
         types["grad_q_desc"] = descriptor("fp32", "float32", [128, 32])
         types["counter_ptr"] = "*i32"
-    types |= {f"{item.variable}_ptr": "*fp32" for item in names.text.learned}
+    types |= {f"{item.variable}_ptr": "*fp32" for item in names.text.input_gradients}
     constants = constants_of(config, drops=backward.plan.dropout)
     return _kernel(backward, KERNEL, types, constants, backward.both_arguments)
 

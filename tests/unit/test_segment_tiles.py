@@ -44,10 +44,10 @@ def _plan(mask: Mask) -> KernelPlan:
 )
 def test_masks_whose_keys_begin_with_a_segment(mask: Mask, name: str) -> None:
     names = HopperNames(_plan(mask))
-    assert names.cut_by is not None and names.cut_by.name == name
+    assert names.segments is not None and names.segments.name == name
     assert names.work[:5] == ("visits", "batch", "head", "q_first", "q_last")
     assert names.runs == ("kv_first",)
-    assert names.seen == ("first", "last", "all_begin", "all_end")
+    assert names.own_visits == ("first", "last", "all_begin", "all_end")
 
 
 @pytest.mark.parametrize(
@@ -69,4 +69,4 @@ def test_masks_whose_keys_begin_with_a_segment(mask: Mask, name: str) -> None:
     ids=lambda mask: mask.label,
 )
 def test_other_masks(mask: Mask) -> None:
-    assert HopperNames(_plan(mask)).cut_by is None
+    assert HopperNames(_plan(mask)).segments is None

@@ -1,4 +1,4 @@
-"""What the declarations say of an expression: its sign, and how it moves with a position."""
+"""What the declarations imply for an expression: its sign, and how it moves with a position."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import sympy
 
 from flashgen.declared import Param
 from flashgen.params import Int, Tensor
-from flashgen.symbolic.roles import is_of_tile
 from flashgen.symbolic.tables import RowTable, last_size
+from flashgen.symbolic.trace import is_of_tile
 from flashgen.symbols import FloorDiv, Load
 from flashgen.tracing.signs import LEAST, at_least
 
 
 @dataclass(frozen=True, eq=False)
-class Known:
+class Declarations:
     """What is declared of the symbols in a predicate.
 
     Attributes:
@@ -31,7 +31,7 @@ class Known:
     tables: Mapping[Any, RowTable] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, params: Iterable[Param], tables: Iterable[RowTable] = ()) -> Known:
+    def of(cls, params: Iterable[Param], tables: Iterable[RowTable] = ()) -> Declarations:
         """From declarations; lengths are positive, indices are not negative."""
         params = tuple(params)
         least = {**LEAST, **{param.sym: param.min for param in params if isinstance(param, Int)}}

@@ -8,7 +8,7 @@ import sympy
 from flashgen import AttentionSpec, Int, Tensor, alibi, causal, relative_bias, t5_bias
 from flashgen.plan import lower
 from flashgen.plan.backward import backward_plan
-from flashgen.plan.learned import by_distance, is_one_to_one, sum_over
+from flashgen.plan.score_gradient import by_distance, is_one_to_one, sum_over
 from flashgen.symbols import KV_IDX, KV_LEN, Q_IDX, Q_LEN, B, FloorDiv, H, Load, evaluate
 
 STEP = sympy.Symbol("step", integer=True)
@@ -101,4 +101,4 @@ _slopes = Tensor("slopes", ("num_q_heads",))
 )
 def test_the_vocabulary(score: object, over: str) -> None:
     backward = backward_plan(lower(AttentionSpec(64, mask=causal(), score=score), "learning"))  # type: ignore[arg-type]
-    assert [item.over for item in backward.learned] == [over]
+    assert [item.over for item in backward.input_gradients] == [over]

@@ -1,4 +1,4 @@
-"""Where an expression has to be computed, and whether it is whole: what placement turns on."""
+"""What an expression varies over, and whether it is an integer: what hoisting depends on."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ SCALE = sympy.Symbol("scale", positive=True)
 
 
 class ToFloat(sympy.Function):  # type: ignore[misc]
-    """An integer as a float32, where placement wants the conversion to happen."""
+    """An integer as a float32, where hoisting wants the conversion to happen."""
 
     nargs = 1
     is_real = True
 
 
-class Place(enum.IntFlag):
-    """The part of a tile that a value differs over."""
+class Axes(enum.IntFlag):
+    """The axes of a tile that a value varies over."""
 
     SCALAR = 0
     ROW = 1
@@ -46,30 +46,30 @@ class Place(enum.IntFlag):
 
 
 _INDICES = {
-    Q_IDX: Place.ROW,
-    KV_IDX: Place.COLUMN,
-    SCORE: Place.ELEMENT,
-    SCORES: Place.ELEMENT,
+    Q_IDX: Axes.ROW,
+    KV_IDX: Axes.COLUMN,
+    SCORE: Axes.ELEMENT,
+    SCORES: Axes.ELEMENT,
 }
-#: Reductions over the rows of a tile: one value, whatever it is of.
+#: Reductions over the rows of a tile: one value, whatever its argument is.
 REDUCTIONS = (RowMin, RowMax)
 _WHOLE = (FloorDiv, FloorMod, BitAnd, BitOr, BitXor, Truncate)
 _WHOLE_OF_WHOLE = (sympy.Add, sympy.Mul, sympy.Min, sympy.Max, sympy.Abs, *REDUCTIONS)
 
 
-def place_of(expr: Any, known: Mapping[Any, Place] | None = None) -> Place:
-    """What ``expr`` differs over.
+def varies_over(expr: Any, known: Mapping[Any, Axes] | None = None) -> Axes:
+    """What ``expr`` varies over.
 
     Args:
         expr: an expression or a condition.
-        known: places of symbols besides the indices and the score.
+        known: what symbols vary over, besides the indices and the score.
     """
     if expr.is_Symbol:
-        return _INDICES.get(expr) or (known or {}).get(expr, Place.SCALAR)
-    place = Place.SCALAR
+        return _INDICES.get(expr) or (known or {}).get(expr, Axes.SCALAR)
+    axes = Axes.SCALAR
     for arg in expr.args:
-        place |= place_of(arg, known)
-    return place & ~Place.ROW if isinstance(expr, REDUCTIONS) else place
+        axes |= varies_over(arg, known)
+    return axes & ~Axes.ROW if isinstance(expr, REDUCTIONS) else axes
 
 
 def is_integral(expr: Any) -> bool:

@@ -1,4 +1,7 @@
-"""How the gradient of a learned tensor is summed up: over the pairs that read the same element."""
+"""Gradients of a score: by the product of a query and a key, and by the tensors that it reads.
+
+An input gradient, of an element of such a tensor, is a sum over the pairs that read the element.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +19,11 @@ from flashgen.plan.kernel import KernelPlan
 from flashgen.scores import Score
 from flashgen.spec import AttentionSpec
 from flashgen.symbolic.affine import linearise, summands
-from flashgen.symbolic.gradient import ElementDerivative, element_derivatives
-from flashgen.symbolic.places import Place, place_of
+from flashgen.symbolic.gradient import ElementDerivative, element_derivatives, score_derivative
 from flashgen.symbolic.printer import torch_code
 from flashgen.symbolic.printer.code import Code, read_by
-from flashgen.symbols import KV_IDX, Q_IDX, B, H, Truncate
+from flashgen.symbolic.varies_over import Axes, is_integral, varies_over
+from flashgen.symbols import KV_IDX, Q_IDX, B, H, Load, Truncate
 
 #: What differs between elements of one head: nothing, their query, key or distance, or both.
 Over = Literal["heads", "rows", "columns", "diagonals", "elements"]
@@ -28,18 +31,18 @@ Over = Literal["heads", "rows", "columns", "diagonals", "elements"]
 #: What the launcher calls the distance from a query to a key.
 DISTANCE = "kv_minus_q"
 
-_PLACES: dict[Place, Over] = {
-    Place.SCALAR: "heads",
-    Place.ROW: "rows",
-    Place.COLUMN: "columns",
+_AXES: dict[Axes, Over] = {
+    Axes.SCALAR: "heads",
+    Axes.ROW: "rows",
+    Axes.COLUMN: "columns",
 }
 _PAIR = frozenset({B, H, Q_IDX, KV_IDX})
 _DISTANCE = sympy.Dummy("distance", integer=True)
 
 
 @dataclass(frozen=True)
-class ElementSlope:
-    """What a learned tensor's element adds to the score, for a kernel and its launcher.
+class InputGradient:
+    """The gradient of a tensor's element, for a kernel and its launcher.
 
     But for ``"elements"`` each program has places of its own for what it sums up, and the launcher
     adds those to the elements: nobody adds to memory that others add to.
@@ -53,7 +56,7 @@ class ElementSlope:
         once: no element is that of two pairs.
         indices: which element, for the kernel; of ``"elements"`` alone.
         launched: which element, for the launcher; of the others.
-        slope: the score's derivative by it; None where it is 1.
+        partial: the score's derivative by it; None where it is 1.
     """
 
     tensor: str
@@ -62,7 +65,7 @@ class ElementSlope:
     once: bool
     indices: tuple[Code, ...]
     launched: tuple[Code, ...]
-    slope: Code | None
+    partial: Code | None
 
     @property
     def torch_indices(self) -> tuple[str, ...]:
@@ -76,8 +79,8 @@ class ElementSlope:
 
 
 @dataclass(frozen=True)
-class LearnedElement:
-    """An element of a learned tensor that the score reads.
+class InputElement:
+    """An element of a float tensor that the score reads.
 
     Attributes:
         derivative: what the score changes by with it.
@@ -99,35 +102,35 @@ class LearnedElement:
 
     @property
     def by_kernel(self) -> tuple[Any, ...]:
-        """What the kernel has to compute of it: which element, the slope."""
-        slope = self.derivative.slope
+        """What the kernel has to compute of it: which element, and the derivative by it."""
+        partial = self.derivative.partial
         indices = self.derivative.indices if self.over == "elements" else ()
-        return (*indices, *(() if slope == 1 else (slope,)))
+        return (*indices, *(() if partial == 1 else (partial,)))
 
-    def with_code(self, by_kernel: Sequence[Code]) -> ElementSlope:
+    def with_code(self, by_kernel: Sequence[Code]) -> InputGradient:
         """With the code of what the kernel computes."""
         indices = self.derivative.indices
         count = len(indices) if self.over == "elements" else 0
         launched = () if count else tuple(map(_launched, indices))
-        return ElementSlope(
+        return InputGradient(
             tensor=self.derivative.tensor,
             variable=self.variable,
             over=self.over,
             once=self.over == "elements" and is_one_to_one(indices),
             indices=tuple(by_kernel[:count]),
             launched=launched,
-            slope=next(iter(by_kernel[count:]), None),
+            partial=next(iter(by_kernel[count:]), None),
         )
 
 
-def learned_elements(plan: KernelPlan) -> tuple[LearnedElement, ...]:
+def input_elements(plan: KernelPlan) -> tuple[InputElement, ...]:
     """The elements of float tensors that the score changes with."""
     if plan.spec.score is None:
         return ()
-    return _learned_elements(plan.spec.score, frozenset(_float_tensors(plan)))
+    return _input_elements(plan.spec.score, frozenset(_float_tensors(plan)))
 
 
-def learned_of_sink(plan: KernelPlan) -> tuple[str, ...]:
+def inputs_of_sink(plan: KernelPlan) -> tuple[str, ...]:
     """Tensors that the sink's logit changes with, in the arguments' order."""
     sink = plan.spec.normaliser.traced_sink
     if sink is None:
@@ -138,13 +141,13 @@ def learned_of_sink(plan: KernelPlan) -> tuple[str, ...]:
 
 
 def meeting_tensors(spec: AttentionSpec) -> tuple[str, ...]:
-    """Learned tensors whose gradients programs add to in the same place, in any order."""
+    """Tensors whose gradients programs add to in the same place, in any order."""
     if spec.score is None:
         return ()
     names = frozenset(param.name for param in spec.params if argument(param).is_float_tensor)
     meeting = [
         element.derivative.tensor
-        for element in _learned_elements(spec.score, names)
+        for element in _input_elements(spec.score, names)
         if element.over == "elements" and not is_one_to_one(element.derivative.indices)
     ]
     return tuple(dict.fromkeys(meeting))
@@ -152,11 +155,11 @@ def meeting_tensors(spec: AttentionSpec) -> tuple[str, ...]:
 
 def sum_over(indices: Sequence[Any]) -> Over:
     """What the sums of an element with these indices are told apart by."""
-    place = Place.SCALAR
+    axes = Axes.SCALAR
     for index in indices:
-        place |= place_of(index)
-    if place in _PLACES:
-        return _PLACES[place]
+        axes |= varies_over(index)
+    if axes in _AXES:
+        return _AXES[axes]
     return "diagonals" if None not in map(by_distance, indices) else "elements"
 
 
@@ -187,10 +190,10 @@ def _float_tensors(plan: KernelPlan) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=256)
-def _learned_elements(score: Score, names: frozenset[str]) -> tuple[LearnedElement, ...]:
+def _input_elements(score: Score, names: frozenset[str]) -> tuple[InputElement, ...]:
     found = element_derivatives(finite_score(score)[0], names)
     variables = (f"total_{i}" if len(found) > 1 else "total" for i in range(len(found)))
-    return tuple(map(LearnedElement, found, variables))
+    return tuple(map(InputElement, found, variables))
 
 
 def _cancelled(node: Any) -> Any:
@@ -204,10 +207,41 @@ def _cancelled(node: Any) -> Any:
 
 
 def _launched(index: Any) -> Code:
-    distance = by_distance(index) if place_of(index) == Place.ELEMENT else None
+    distance = by_distance(index) if varies_over(index) == Axes.ELEMENT else None
     return torch_code(index) if distance is None else torch_code(distance, {"kv_idx": DISTANCE})
 
 
 def _converts(code: Code) -> bool:
     """Whether torch computes it in a dtype on the way to an integer."""
     return any(map(code.printer.is_tensor, code.expr.atoms(Truncate)))
+
+
+# The derivative by the product of a query and a key.
+
+
+@lru_cache(maxsize=64)
+def derivative(score: Score) -> Any:
+    """The derivative of a score by the scaled product, where it is finite."""
+    return score_derivative(finite_score(score)[0])
+
+
+def has_element_gradients(plan: KernelPlan) -> bool:
+    """Whether the score's derivative differs between elements of a tile."""
+    score = plan.spec.score
+    return score is not None and varies_over(derivative(score)) != Axes.SCALAR
+
+
+def is_finite(expr: Any) -> bool:
+    """Whether an expression is finite wherever its arguments are, by its form alone."""
+    if not expr.args or isinstance(expr, Load) or is_integral(expr):
+        return True
+    if isinstance(expr, sympy.Pow):
+        whole = bool(expr.exp.is_Integer and expr.exp > 0)
+        return (
+            expr.is_number or (whole and is_finite(expr.base)) or varies_over(expr) == Axes.SCALAR
+        )
+    if isinstance(expr, sympy.Piecewise):
+        return all(is_finite(value) for value, _ in expr.args)
+    plain = sympy.Add | sympy.Mul | sympy.Abs | sympy.Min | sympy.Max
+    bounded = sympy.tanh | sympy.sin | sympy.cos
+    return expr.is_number or (isinstance(expr, plain | bounded) and all(map(is_finite, expr.args)))

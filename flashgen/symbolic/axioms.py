@@ -1,6 +1,6 @@
-"""Inequalities that hold between a term that is no symbol and what it is made of.
+"""Axioms: inequalities that hold between a term that is no symbol and the terms it consists of.
 
-Proofs treat such a term as a symbol of its own. These links are what they know of it besides.
+Proofs treat such a term as a symbol of its own. These axioms are what they know of it besides.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 import sympy
 
 from flashgen.symbolic.affine import Affine, linearise, symbol
-from flashgen.symbolic.facts import Links, quotient_links
-from flashgen.symbolic.known import Known
+from flashgen.symbolic.declarations import Declarations
+from flashgen.symbolic.entailment import Axioms, quotient_axioms
 from flashgen.symbols import (
     KV_FIRST,
     KV_IDX,
@@ -30,47 +30,52 @@ from flashgen.symbols import (
 _TILE_ENDS = ((Q_FIRST, Q_LAST), (KV_FIRST, KV_LAST))
 
 
-#: Places in row tables, by what those have in common and the indices: see `RowTable.pair`.
+#: Places in row tables, by what those have in common and the indices: see `RowTable.search`.
 Places = frozenset[tuple[Any, tuple[Any, ...]]]
 
 
-def links_of(known: Known, inside: Callable[[Any], bool], hidden: Places = frozenset()) -> Links:
-    """The links of a term, given what is declared.
+def axioms_of(
+    declarations: Declarations, inside: Callable[[Any], bool], hidden: Places = frozenset()
+) -> Axioms:
+    """The axioms of a term, given the declarations.
 
     Args:
-        known: the declarations.
+        declarations: the declarations.
         inside: whether an element of a tensor is known to lie inside of it.
         hidden: where ids are hidden ones. Elsewhere they are not, as of each row that sees a key.
     """
 
     @cache
-    def links(term: Any) -> tuple[Affine, ...]:
-        return tuple(_links(term, known, inside, hidden))
+    def axioms(term: Any) -> tuple[Affine, ...]:
+        return tuple(_axioms(term, declarations, inside, hidden))
 
-    return links
+    return axioms
 
 
-def _links(
-    term: Any, known: Known, inside: Callable[[Any], bool], hidden: Places = frozenset()
+def _axioms(
+    term: Any,
+    declarations: Declarations,
+    inside: Callable[[Any], bool],
+    hidden: Places = frozenset(),
 ) -> list[Affine]:
-    found = list(quotient_links(term))
+    found = list(quotient_axioms(term))
     t = symbol(term)
-    if known.at_least(term, 1):
+    if declarations.at_least(term, 1):
         found.append(t - 1)
-    elif known.at_least(term, 0):
+    elif declarations.at_least(term, 0):
         found.append(t)
     for first, last in _TILE_ENDS:
-        direction = known.direction(term, first)
+        direction = declarations.direction(term, first)
         if direction and last not in term.free_symbols and all(map(inside, term.atoms(Load))):
             found += [(a - t) * direction for a in _linear(term.xreplace({first: last}))]
     if isinstance(term, RowMin | RowMax):
-        return found + _of_rows(term, known, inside)
+        return found + _of_rows(term, declarations, inside)
     if isinstance(term, Load):
-        return found + _of_element(term, known, inside, hidden)
+        return found + _of_element(term, declarations, inside, hidden)
     scalars, core = term.as_independent(FloorDiv, sympy.Min, sympy.Max, as_Add=False)
     if isinstance(core, FloorDiv):
-        found += _of_quotient(t, scalars, core, known)
-    elif isinstance(core, sympy.Min | sympy.Max) and known.at_least(scalars, 0):
+        found += _of_quotient(t, scalars, core, declarations)
+    elif isinstance(core, sympy.Min | sympy.Max) and declarations.at_least(scalars, 0):
         sign = 1 if isinstance(core, sympy.Max) else -1
         found += [(t - arg) * sign for arg in _linear(*(scalars * arg for arg in core.args))]
     elif isinstance(term, sympy.Abs):
@@ -85,7 +90,7 @@ def _linear(*exprs: Any) -> list[Affine]:
     return [affine for expr in exprs if (affine := linearise(expr)) is not None]
 
 
-def _of_quotient(t: Affine, factor: Any, quotient: Any, known: Known) -> list[Affine]:
+def _of_quotient(t: Affine, factor: Any, quotient: Any, declarations: Declarations) -> list[Affine]:
     """``t = factor * (n // d)``: of a factor that divides d, ``0 <= n - d * (n // d) <= d - 1``."""
     numerator, divisor = quotient.args
     if divisor.is_Integer and factor == 1:
@@ -98,39 +103,39 @@ def _of_quotient(t: Affine, factor: Any, quotient: Any, known: Known) -> list[Af
         remainder = parts[0] - t * int(times)
         return [remainder, -remainder + parts[1] - 1]
     below = _linear(numerator * factor)
-    return [below[0] - t] if below and known.at_least(numerator * factor, 0) else []
+    return [below[0] - t] if below and declarations.at_least(numerator * factor, 0) else []
 
 
 def _of_element(
-    term: Any, known: Known, inside: Callable[[Any], bool], hidden: Places
+    term: Any, declarations: Declarations, inside: Callable[[Any], bool], hidden: Places
 ) -> list[Affine]:
     """An element of a row table or of a tensor of conditions."""
     tensor, *_, index = term.args
     t = symbol(term)
-    if known.is_condition(tensor):
+    if declarations.is_condition(tensor):
         return [-t + 1]
-    if tensor not in known.tables:
+    if tensor not in declarations.tables:
         return []
-    table = known.tables[tensor]
+    table = declarations.tables[tensor]
     found = [] if table.most is None else [most - t for most in _linear(table.most)]
-    exchanged = (table.pair, term.args[1:]) in hidden
+    exchanged = (table.search, term.args[1:]) in hidden
     if table.of_itself and inside(term):
         begins = (table.side == "left") != exchanged
         found += [i - t if begins else t - i - 1 for i in _linear(index)]
     if table.side == "left":
-        for other in known.tables.values():
-            if (*other.pair, other.side) == (*table.pair, "right"):
+        for other in declarations.tables.values():
+            if (*other.search, other.side) == (*table.search, "right"):
                 length = symbol(Load(other.sym, *term.args[1:])) - t
                 found.append(-length if exchanged else length)
     return found
 
 
-def _of_rows(term: Any, known: Known, inside: Callable[[Any], bool]) -> list[Affine]:
+def _of_rows(term: Any, declarations: Declarations, inside: Callable[[Any], bool]) -> list[Affine]:
     """The least or greatest of an expression: what bounds it in every row bounds this too."""
     inner = term.args[0]
     least, greatest = symbol(RowMin(inner)), symbol(RowMax(inner))
     found = [greatest - least]
-    for atom in _links(inner, known, inside) if not inner.is_Add else ():
+    for atom in _axioms(inner, declarations, inside) if not inner.is_Add else ():
         c, rest = atom.coefficient(inner), atom.without(inner)
         if c and not any({Q_IDX, KV_IDX} & other.free_symbols for other, _ in rest.terms):
             found.append(rest + symbol(term) * c)

@@ -1,4 +1,4 @@
-"""place: code of the kernel, each part of it where it is computed least often."""
+"""hoist: code of the kernel, each part of it where it is computed least often."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 import sympy
 
-from flashgen.symbolic.octets import octets_of
-from flashgen.symbolic.places import SCORES, Place, is_integral
+from flashgen.symbolic.column_bitmask import column_bitmask
 from flashgen.symbolic.printer import triton_code
 from flashgen.symbolic.printer.code import Code
-from flashgen.symbolic.regroup import PREFIXES, Regrouper, is_condition, replaced
+from flashgen.symbolic.reassociate import PREFIXES, Reassociation, is_condition, replaced
+from flashgen.symbolic.varies_over import SCORES, Axes, is_integral
 from flashgen.symbols import KV_IDX, SCORE, SYMBOLS, Load
 
 
@@ -32,7 +32,7 @@ class Assignment:
 
 
 @dataclass(frozen=True)
-class Placed:
+class Hoisted:
     """Expressions as code, hoisted as far as they can be.
 
     Attributes:
@@ -40,10 +40,10 @@ class Placed:
         rows: once a tile of queries, after the scalars; (BLOCK_M, 1) vectors, as q_idx is.
         columns: once a tile of keys; (1, BLOCK_N) vectors, as kv_idx is.
         elements: (BLOCK_M, BLOCK_N) values that occur several times, after the columns.
-        results: one for each expression that was placed, after the elements.
+        results: one for each expression that was hoisted, after the elements.
         carried: the names that columns, elements and results read besides kv_idx, the score and
             one another: symbols as the kernel calls them, then scalars, then rows.
-        octets: for each result that is a condition, its `octets_of`; None where it has none.
+        bitmasks: for each result that is a condition, its `column_bitmask`; None where it has none.
     """
 
     scalars: tuple[Assignment, ...]
@@ -52,18 +52,18 @@ class Placed:
     elements: tuple[Assignment, ...]
     results: tuple[Code, ...]
     carried: tuple[str, ...]
-    octets: tuple[Code | None, ...]
+    bitmasks: tuple[Code | None, ...]
 
 
-def place(
+def hoist(
     exprs: Sequence[Any],
     names: Mapping[str, str] | None = None,
     *,
     nonnegative: Collection[str] = (),
     taken: Collection[str] = (),
-    along: Place | None = None,
+    along: Axes | None = None,
     bits: Mapping[Any, Any] | None = None,
-) -> Placed:
+) -> Hoisted:
     """Splits expressions by what needs them: a program, a tile of queries or keys, an element.
 
     Of a condition only what is loaded is hoisted, and what is a float: comparisons of integers stay
@@ -79,46 +79,46 @@ def place(
     """
     names = dict(names or {})
     symbols = {symbol.name for expr in exprs for symbol in expr.free_symbols}
-    regrouper = Regrouper({*symbols, *names.values(), *taken})
-    forms = [regrouper.result(expr) for expr in exprs]
-    forms = _shared(forms, regrouper)
-    definitions = regrouper.definitions
+    reassociation = Reassociation({*symbols, *names.values(), *taken})
+    forms = [reassociation.result(expr) for expr in exprs]
+    forms = _shared(forms, reassociation)
+    definitions = reassociation.definitions
     tensors = [symbol.name for symbol, (where, _) in definitions.items() if where]
 
-    def code(form: Any, where: Place) -> Code:
-        approximate = where == Place.ELEMENT
+    def code(form: Any, where: Axes) -> Code:
+        approximate = where == Axes.ELEMENT
         return triton_code(form, names, nonnegative, tensors, approximate=approximate)
 
-    def octets(form: Any) -> Code | None:
+    def bitmasks(form: Any) -> Code | None:
         if along is None or not is_condition(form):
             return None
-        found = octets_of(form, along, regrouper.place, bits or {})
-        return None if found is None else code(found, Place.ELEMENT)
+        found = column_bitmask(form, along, reassociation.varies_over, bits or {})
+        return None if found is None else code(found, Axes.ELEMENT)
 
     users = _users(forms, definitions)
-    assignments: dict[Place, list[Assignment]] = {where: [] for where in PREFIXES}
+    assignments: dict[Axes, list[Assignment]] = {where: [] for where in PREFIXES}
     for symbol, (where, form) in definitions.items():
         assignment = Assignment(symbol.name, code(form, where), users[symbol])
         assignments[where].append(assignment)
-    return Placed(
-        scalars=tuple(assignments[Place.SCALAR]),
-        rows=tuple(assignments[Place.ROW]),
-        columns=tuple(assignments[Place.COLUMN]),
-        elements=tuple(assignments[Place.ELEMENT]),
-        results=tuple(code(form, Place.ELEMENT) for form in forms),
+    return Hoisted(
+        scalars=tuple(assignments[Axes.SCALAR]),
+        rows=tuple(assignments[Axes.ROW]),
+        columns=tuple(assignments[Axes.COLUMN]),
+        elements=tuple(assignments[Axes.ELEMENT]),
+        results=tuple(code(form, Axes.ELEMENT) for form in forms),
         carried=_carried(forms, definitions, names),
-        octets=tuple(map(octets, forms)),
+        bitmasks=tuple(map(bitmasks, forms)),
     )
 
 
-def _shared(forms: list[Any], regrouper: Regrouper) -> list[Any]:
+def _shared(forms: list[Any], reassociation: Reassociation) -> list[Any]:
     """The forms with a name for each float, and each load, that occurs in them more than once."""
     times: dict[Any, int] = {}
 
     def visit(node: Any) -> None:
         if not node.args:
             return
-        if _is_worth_a_name(node) and regrouper.place(node) == Place.ELEMENT:
+        if _is_worth_a_name(node) and reassociation.varies_over(node) == Axes.ELEMENT:
             times[node] = times.get(node, 0) + 1
             if times[node] > 1:
                 return
@@ -132,7 +132,7 @@ def _shared(forms: list[Any], regrouper: Regrouper) -> list[Any]:
     names: dict[Any, Any] = {}
     for node in sorted((node for node, n in times.items() if n > 1), key=_size):
         form = replaced(node, names)
-        names[node] = regrouper.define(node, form)
+        names[node] = reassociation.define(node, form)
     return [replaced(form, names) for form in forms]
 
 
@@ -165,7 +165,7 @@ def _users(forms: list[Any], definitions: Mapping[Any, Any]) -> dict[Any, tuple[
 def _carried(
     forms: Iterable[Any], definitions: Mapping[Any, Any], names: Mapping[str, str]
 ) -> tuple[str, ...]:
-    inside = (Place.COLUMN, Place.ELEMENT)
+    inside = (Axes.COLUMN, Axes.ELEMENT)
     read = {symbol for form in forms for symbol in form.free_symbols}
     for where, form in definitions.values():
         read |= form.free_symbols if where in inside else set()
@@ -174,7 +174,7 @@ def _carried(
     outside.sort(key=lambda s: (SYMBOLS.index(s) if s in SYMBOLS else len(SYMBOLS), s.name))
     hoisted = [
         symbol
-        for wanted in (Place.SCALAR, Place.ROW)
+        for wanted in (Axes.SCALAR, Axes.ROW)
         for symbol, (where, _) in definitions.items()
         if where == wanted and symbol in read
     ]

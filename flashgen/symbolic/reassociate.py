@@ -1,9 +1,9 @@
-"""Takes an expression apart by where its pieces have to be computed.
+"""Takes an expression apart by what its parts vary over, reassociating sums and products.
 
-A piece that depends on the row alone, on the column alone or on neither gets a name and is computed
-once for the tile; what is left of the expression then works on names. Sums and products are
-regrouped so that scalars meet scalars first and vectors vectors, and integers become floats while
-they are vectors: ``slope * (kv_idx - q_idx)`` is one subtraction and one multiplication an element.
+A part that depends on the row alone, on the column alone or on neither gets a name and is computed
+once for the tile; the rest of the expression then works on names. Sums and products are
+reassociated so that scalars meet scalars first and vectors vectors, and integers become floats as
+vectors: ``slope * (kv_idx - q_idx)`` is one subtraction and one multiplication an element.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import Any
 
 import sympy
 
-from flashgen.symbolic.places import REDUCTIONS, Place, ToFloat, is_integral, place_of
 from flashgen.symbolic.printer.functions import without_conditional
 from flashgen.symbolic.printer.text import is_negative, negated, rank
+from flashgen.symbolic.varies_over import REDUCTIONS, Axes, ToFloat, is_integral, varies_over
 from flashgen.symbols import FloorDiv, FloorMod, Load, Truncate
 
 PREFIXES = {
-    Place.SCALAR: "scalar",
-    Place.ROW: "row",
-    Place.COLUMN: "col",
-    Place.ELEMENT: "elem",
+    Axes.SCALAR: "scalar",
+    Axes.ROW: "row",
+    Axes.COLUMN: "col",
+    Axes.ELEMENT: "elem",
 }
 _KEEPING_ARGS = (
     sympy.Add, sympy.Mul, sympy.Pow, sympy.Min, sympy.Max, sympy.Piecewise, sympy.And, sympy.Or,
@@ -31,44 +31,44 @@ _KEEPING_ARGS = (
 )  # fmt: skip
 
 
-class Regrouper:
+class Reassociation:
     """Gives names to what can be computed outside the inner loop.
 
     Attributes:
-        definitions: of each name, in the order that they can be computed in: its place and what it
-            stands for, in terms of earlier names.
+        definitions: of each name, in the order that they can be computed in: what it varies over
+            and what it stands for, in terms of earlier names.
     """
 
     def __init__(self, taken: Collection[str]) -> None:
-        self.definitions: dict[Any, tuple[Place, Any]] = {}
+        self.definitions: dict[Any, tuple[Axes, Any]] = {}
         self._taken = set(taken)
         self._bound: dict[Any, Any] = {}
-        self._places: dict[Any, Place] = {}
+        self._axes: dict[Any, Axes] = {}
 
     def result(self, expr: Any) -> Any:
         """``expr`` as the inner loop computes it: a number, an integer or a condition."""
         if is_condition(expr):
             return self._condition(expr)
-        return self._whole(expr) if is_integral(expr) else self._part(expr, Place.ELEMENT)
+        return self._whole(expr) if is_integral(expr) else self._part(expr, Axes.ELEMENT)
 
-    def place(self, expr: Any) -> Place:
-        """Where ``expr``, in the user's symbols or in names, is computed."""
-        return place_of(expr, self._places)
+    def varies_over(self, expr: Any) -> Axes:
+        """What ``expr``, in the user's symbols or in names, varies over."""
+        return varies_over(expr, self._axes)
 
     def define(self, expr: Any, form: Any) -> Any:
         """A new name for ``expr``, which is computed as ``form``."""
-        place = self.place(expr)
+        axes = self.varies_over(expr)
         whole = {"integer": True} if is_integral(expr) else {"real": True}
-        symbol = sympy.Symbol(self._new_name(expr, place), **whole)
-        self.definitions[symbol] = (place, form)
-        self._places[symbol] = place
+        symbol = sympy.Symbol(self._new_name(expr, axes), **whole)
+        self.definitions[symbol] = (axes, form)
+        self._axes[symbol] = axes
         return symbol
 
-    def _new_name(self, expr: Any, place: Place) -> str:
+    def _new_name(self, expr: Any, axes: Axes) -> str:
         """After the tensor that is loaded or the symbol that is converted, else a number."""
-        stem = PREFIXES[place]
+        stem = PREFIXES[axes]
         of = expr.args[0] if isinstance(expr, Load | ToFloat) else None
-        if of is not None and of.is_Symbol and place != Place.ELEMENT:
+        if of is not None and of.is_Symbol and axes != Axes.ELEMENT:
             stem += f"_{of.name}"
         numbered = (f"{stem}_{i}" for i in itertools.count(int(stem not in PREFIXES.values())))
         names = numbered if stem in PREFIXES.values() else itertools.chain([stem], numbered)
@@ -77,39 +77,39 @@ class Regrouper:
         return name
 
     def _bind(self, expr: Any) -> Any:
-        """The name of what is computed at a place of its own."""
+        """The name of a part that varies over less than its expression."""
         if expr.is_Symbol:
             return expr
         if expr not in self._bound:
-            place = self.place(expr)
+            axes = self.varies_over(expr)
             if isinstance(expr, Load):
                 form = Load(expr.args[0], *map(self._whole, expr.args[1:]))
             elif isinstance(expr, ToFloat):
-                form = self._converted(expr.args[0], place)
+                form = self._converted(expr.args[0], axes)
             elif isinstance(expr, Truncate):
-                form = Truncate(self._part(expr.args[0], place))
+                form = Truncate(self._part(expr.args[0], axes))
             else:
-                form = self._form(expr, place)
+                form = self._form(expr, axes)
             self._bound[expr] = form if form.is_Symbol else self.define(expr, form)
         return self._bound[expr]
 
-    def _converted(self, expr: Any, within: Place) -> Any:
+    def _converted(self, expr: Any, within: Axes) -> Any:
         """An integer that is no element as a float: as a whole, unless 32 bits may overflow."""
         return ToFloat(self._whole(expr)) if is_small(expr) else self._form(expr, within)
 
-    def _part(self, expr: Any, within: Place) -> Any:
-        """``expr`` as a float in an expression that is computed at ``within``."""
+    def _part(self, expr: Any, within: Axes) -> Any:
+        """``expr`` as a float in an expression that varies over ``within``."""
         if expr.is_number:
             return expr
-        place = self.place(expr)
-        if is_integral(expr) and place != Place.ELEMENT:
-            scalar = within == Place.SCALAR
+        axes = self.varies_over(expr)
+        if is_integral(expr) and axes != Axes.ELEMENT:
+            scalar = within == Axes.SCALAR
             return self._converted(expr, within) if scalar else self._bind(ToFloat(expr))
-        loaded = isinstance(expr, Load) and place != Place.ELEMENT
-        return self._bind(expr) if place != within or loaded else self._form(expr, within)
+        loaded = isinstance(expr, Load) and axes != Axes.ELEMENT
+        return self._bind(expr) if axes != within or loaded else self._form(expr, within)
 
-    def _form(self, expr: Any, within: Place) -> Any:
-        """A float or a converted integer whose own place is ``within``, as it is computed there."""
+    def _form(self, expr: Any, within: Axes) -> Any:
+        """A float or a converted integer that varies over ``within``, as it is computed there."""
         if expr.is_Symbol:
             return expr
         if expr.is_Add:
@@ -129,20 +129,20 @@ class Regrouper:
             return self._whole(expr)
         return expr.func(*(self._part(arg, within) for arg in expr.args))
 
-    def _grouped(self, parts: Iterable[Any], within: Place) -> dict[Place, list[Any]]:
-        """``parts`` by place. Scalars join the vectors that are combined outside the element."""
-        groups: dict[Place, list[Any]] = {}
+    def _grouped(self, parts: Iterable[Any], within: Axes) -> dict[Axes, list[Any]]:
+        """``parts`` by axes. Scalars join the vectors that are combined outside the element."""
+        groups: dict[Axes, list[Any]] = {}
         for part in sorted(parts, key=rank):
-            groups.setdefault(self.place(part), []).append(part)
-        vectors = [p for p in (Place.ROW, Place.COLUMN) if p in groups and p != within]
-        if vectors and Place.SCALAR in groups:
-            groups[vectors[0]] += groups.pop(Place.SCALAR)
+            groups.setdefault(self.varies_over(part), []).append(part)
+        vectors = [p for p in (Axes.ROW, Axes.COLUMN) if p in groups and p != within]
+        if vectors and Axes.SCALAR in groups:
+            groups[vectors[0]] += groups.pop(Axes.SCALAR)
         return groups
 
-    def _sum(self, terms: Iterable[Any], within: Place) -> Any:
+    def _sum(self, terms: Iterable[Any], within: Axes) -> Any:
         parts = []
-        for place, group in self._grouped(with_exact_differences(terms), within).items():
-            if place == within:
+        for axes, group in self._grouped(with_exact_differences(terms), within).items():
+            if axes == within:
                 parts += [self._part(term, within) for term in group]
             elif all(map(is_negative, group)):
                 parts.append(negated(self._part(sympy.Add(*map(negated, group)), within)))
@@ -150,13 +150,13 @@ class Regrouper:
                 parts.append(self._part(sympy.Add(*group), within))
         return sympy.Add(*sorted(parts, key=rank), evaluate=False) if len(parts) > 1 else parts[0]
 
-    def _product(self, factors: Iterable[Any], within: Place) -> Any:
+    def _product(self, factors: Iterable[Any], within: Axes) -> Any:
         number = sympy.Mul(*(factor for factor in factors if factor.is_Number))
         others = [factor for factor in factors if not factor.is_Number]
         sign, number = (-1, -number) if number < 0 else (1, number)
         parts: list[Any] = []
-        for place, group in self._grouped([number, *others], within).items():
-            if place == within:
+        for axes, group in self._grouped([number, *others], within).items():
+            if axes == within:
                 parts += [self._part(factor, within) for factor in group]
             elif all(factor.is_number for factor in group):
                 parts += group
@@ -166,7 +166,7 @@ class Regrouper:
         parts = ([sympy.Integer(sign)] if sign < 0 else []) + sorted(parts, key=rank)
         return sympy.Mul(*parts, evaluate=False) if len(parts) > 1 else parts[0]
 
-    def _power(self, expr: Any, within: Place) -> Any:
+    def _power(self, expr: Any, within: Axes) -> Any:
         base, exponent = expr.args
         if exponent.is_number:
             return sympy.Pow(self._part(base, within), exponent, evaluate=False)
@@ -174,23 +174,23 @@ class Regrouper:
             return sympy.Pow(base, self._part(exponent, within), evaluate=False)
         return expr
 
-    def _extreme(self, expr: Any, within: Place) -> Any:
+    def _extreme(self, expr: Any, within: Axes) -> Any:
         parts: list[Any] = []
-        for place, group in self._grouped(expr.args, within).items():
-            if place == within:
+        for axes, group in self._grouped(expr.args, within).items():
+            if axes == within:
                 parts += [self._part(arg, within) for arg in group]
             else:
                 parts.append(self._part(expr.func(*group, evaluate=False), within))
         return expr.func(*parts, evaluate=False) if len(parts) > 1 else parts[0]
 
     def _whole(self, expr: Any) -> Any:
-        """An integer as it is computed in integers: as it stands, but for what has to be loaded."""
+        """An integer as it is computed in integers: unchanged, but for what has to be loaded."""
         if isinstance(expr, REDUCTIONS) or not expr.has(Load, Truncate):
             return expr
-        if isinstance(expr, Load | Truncate) and self.place(expr) != Place.ELEMENT:
+        if isinstance(expr, Load | Truncate) and self.varies_over(expr) != Axes.ELEMENT:
             return self._bind(expr)
         if isinstance(expr, Truncate):
-            return Truncate(self._part(expr.args[0], Place.ELEMENT))
+            return Truncate(self._part(expr.args[0], Axes.ELEMENT))
         if isinstance(expr, Load):
             return Load(expr.args[0], *map(self._whole, expr.args[1:]))
         if isinstance(expr, sympy.Piecewise):
@@ -199,7 +199,7 @@ class Regrouper:
         return rebuilt(expr, map(self._whole, expr.args))
 
     def _condition(self, expr: Any) -> Any:
-        """A condition; its integers stay where they are, its floats are regrouped."""
+        """A condition; its integers stay where they are, its floats are reassociated."""
         if isinstance(expr, sympy.ITE):
             return self._condition(without_conditional(expr))
         if isinstance(expr, sympy.And | sympy.Or | sympy.Not):
@@ -208,12 +208,12 @@ class Regrouper:
             return expr
         if is_integral(expr.lhs) and is_integral(expr.rhs):
             return rebuilt(expr, map(self._side, expr.args))
-        place = self.place(expr)
-        return rebuilt(expr, (self._part(side, place) for side in expr.args))
+        axes = self.varies_over(expr)
+        return rebuilt(expr, (self._part(side, axes) for side in expr.args))
 
     def _side(self, expr: Any) -> Any:
         """A side of a comparison of integers. A row's divisions are worth doing once."""
-        if not (expr.has(FloorDiv, FloorMod) and self.place(expr) == Place.ROW):
+        if not (expr.has(FloorDiv, FloorMod) and self.varies_over(expr) == Axes.ROW):
             return self._whole(expr)
         if expr not in self._bound:
             self._bound[expr] = self.define(expr, self._whole(expr))

@@ -1,4 +1,4 @@
-"""Which conditions of a predicate a kernel has to evaluate for a single query and key."""
+"""Residual conditions: those that a kernel has to evaluate for a single query and key."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ import sympy
 
 from flashgen.symbolic.affine import Affine, symbol
 from flashgen.symbolic.context import Context, within
-from flashgen.symbolic.facts import Facts
+from flashgen.symbolic.entailment import Facts
 from flashgen.symbolic.gathers import with_row_tables
-from flashgen.symbolic.roles import KEYS_OF_ROWS, Roles
-from flashgen.symbolic.trace import Predicate
+from flashgen.symbolic.trace import KEYS_OF_ROWS, Orientation, Predicate
 from flashgen.symbols import KV_IDX, KV_LEN, Q_IDX, Q_LEN, FloorDiv, FloorMod
 
 
-def evaluated_conditions(
-    predicate: Predicate, roles: Roles = KEYS_OF_ROWS
+def residual_conditions(
+    predicate: Predicate, orientation: Orientation = KEYS_OF_ROWS
 ) -> tuple[tuple[Any, ...], bool]:
     """The conditions of ``predicate``, solved for one index, without those that the others imply.
 
@@ -26,13 +25,13 @@ def evaluated_conditions(
 
     Args:
         predicate: the user's own.
-        roles: which index to solve for.
+        orientation: which index to solve for.
 
     Returns:
         The conditions, all of which hold for a visible key, and whether ``kv_idx < kv_len`` has to
         be checked besides. It follows from a causal mask of equal lengths, for one.
     """
-    context = Context(with_row_tables(predicate, roles), roles)
+    context = Context(with_row_tables(predicate, orientation), orientation)
     expr = context.predicate.expr
     if expr is sympy.true:
         return (), True
@@ -74,7 +73,7 @@ def _lightened(term: Any, every_way: list[Facts], context: Context) -> Any:
 
 def _solved(term: Any, context: Context) -> list[Any]:
     """Comparisons of the index to solve for with what a row knows, in place of a division's."""
-    solved = context.roles.solved
+    solved = context.orientation.solved
     atoms = _atoms(term, context) if term.has(FloorDiv, FloorMod) else ()
     if not atoms or any(abs(atom.coefficient(solved)) != 1 for atom in atoms):
         return [term]

@@ -1,8 +1,9 @@
-"""octets_of: a condition as bits, of which one comparison settles those of many columns.
+"""column_bitmask: a condition as bits, where one comparison decides for many columns.
 
-Columns of a tile come in octets, and a thread of Hopper's matrix units holds the same two of each.
-What is said of column 8 * i + j is bit i of a number for j. Such numbers are made here, of the
-first octet's columns: kernels have `_at_least` and `_below` for what a comparison gives.
+A thread of Hopper's matrix units holds the same two of each eight columns of a tile. The condition
+at column 8 * i + j is bit i of a number for j, so eight numbers, the column bitmask, hold a row of
+256 columns. Here they are made from conditions on the first eight columns: kernels have `_at_least`
+and `_below` for what a comparison gives.
 """
 
 from __future__ import annotations
@@ -13,20 +14,20 @@ from typing import Any
 import sympy
 
 from flashgen.symbolic.nodes import AsBits, AtLeast, Below, BothBits, EitherBits, OtherBits
-from flashgen.symbolic.places import Place, is_integral
 from flashgen.symbolic.printer.functions import without_conditional
+from flashgen.symbolic.varies_over import Axes, is_integral
 from flashgen.symbols import KV_IDX, Q_IDX
 
 #: What tells the columns of a tile apart.
-POSITIONS = {Place.ROW: Q_IDX, Place.COLUMN: KV_IDX}
+POSITIONS = {Axes.ROW: Q_IDX, Axes.COLUMN: KV_IDX}
 
 NOTHING: Mapping[Any, Any] = {}
 
 
-def octets_of(
+def column_bitmask(
     condition: Any,
-    along: Place,
-    place: Callable[[Any], Place],
+    along: Axes,
+    varies_over: Callable[[Any], Axes],
     known: Mapping[Any, Any] = NOTHING,
 ) -> Any:
     """The bits of a condition; None where they are not had at less cost.
@@ -37,28 +38,28 @@ def octets_of(
 
     Args:
         condition: over positions, parameters and names.
-        along: what the columns of a tile are of: `Place.ROW` for queries, `Place.COLUMN` for keys.
-        place: where an expression is computed.
+        along: whose columns a tile has: `Axes.ROW` for queries, `Axes.COLUMN` for keys.
+        varies_over: what an expression varies over.
         known: of comparisons whose bits are at hand, these.
     """
     if condition in known:
         return known[condition]
     if isinstance(condition, sympy.ITE):
         condition = without_conditional(condition)
-    if not place(condition) & along:
+    if not varies_over(condition) & along:
         return AsBits(condition)
     if isinstance(condition, sympy.Not):
-        inner = octets_of(condition.args[0], along, place, known)
+        inner = column_bitmask(condition.args[0], along, varies_over, known)
         return None if inner is None else OtherBits(inner)
     if isinstance(condition, sympy.And | sympy.Or):
         joint = BothBits if isinstance(condition, sympy.And) else EitherBits
         parts = sorted(condition.args, key=lambda part: (part.count_ops(), str(part)))
-        bits = [octets_of(part, along, place, known) for part in parts]
+        bits = [column_bitmask(part, along, varies_over, known) for part in parts]
         return None if None in bits else joint(*bits)
-    return _comparison(condition, along, place)
+    return _comparison(condition, along, varies_over)
 
 
-def _comparison(condition: Any, along: Place, place: Callable[[Any], Place]) -> Any:
+def _comparison(condition: Any, along: Axes, varies_over: Callable[[Any], Axes]) -> Any:
     """A column against what all of them share, whichever way it is written."""
     if not isinstance(condition, sympy.Ge | sympy.Gt | sympy.Le | sympy.Lt):
         return None
@@ -66,16 +67,16 @@ def _comparison(condition: Any, along: Place, place: Callable[[Any], Place]) -> 
     strict = int(isinstance(condition, sympy.Gt | sympy.Lt))
     if not (is_integral(greater) and is_integral(less)):
         return None
-    if _is_position(greater, along, place) and not place(less) & along:
+    if _is_position(greater, along, varies_over) and not varies_over(less) & along:
         return AtLeast(greater - strict, less)
-    if _is_position(less, along, place) and not place(greater) & along:
+    if _is_position(less, along, varies_over) and not varies_over(greater) & along:
         return Below(less - (1 - strict), greater)
     return None
 
 
-def _is_position(expr: Any, along: Place, place: Callable[[Any], Place]) -> bool:
+def _is_position(expr: Any, along: Axes, varies_over: Callable[[Any], Axes]) -> bool:
     """Whether an expression is a column's position, or a number of the program away from it."""
     position = POSITIONS[along]
     terms = sympy.Add.make_args(expr)
     rest = [term for term in terms if term != position]
-    return len(rest) == len(terms) - 1 and not any(map(place, rest))
+    return len(rest) == len(terms) - 1 and not any(map(varies_over, rest))

@@ -10,10 +10,10 @@ import pytest
 import sympy
 from hypothesis import given, settings
 
-from flashgen.symbolic.placement import Placed, place
-from flashgen.symbolic.places import SCALE, SCORES
+from flashgen.symbolic.hoisting import Hoisted, hoist
 from flashgen.symbolic.printer import triton_source
 from flashgen.symbolic.trace import trace
+from flashgen.symbolic.varies_over import SCALE, SCORES
 from flashgen.symbols import KV_IDX, Q_IDX, B, FloorMod, H, Load, Truncate, evaluate
 from support import printed
 from support.expressions import (
@@ -39,14 +39,14 @@ NAMES = {"b": "batch", "h": "head"}
 DISTANCE = KV_IDX - Q_IDX
 
 
-def shown(placed: Placed) -> str:
+def shown(hoisted: Hoisted) -> str:
     """All of it as a person would write it down."""
     lines = [
         f"{group}: {assignment.name} = {assignment.code.text()}"
         for group in ("scalars", "rows", "columns", "elements")
-        for assignment in getattr(placed, group)
+        for assignment in getattr(hoisted, group)
     ]
-    return "\n".join([*lines, *(result.text() for result in placed.results)])
+    return "\n".join([*lines, *(result.text() for result in hoisted.results)])
 
 
 @pytest.mark.parametrize(
@@ -153,55 +153,55 @@ def shown(placed: Placed) -> str:
 )
 def test_each_part_is_computed_where_it_costs_least(expr: Any, expected: str) -> None:
     lines = [line.strip() for line in expected.strip().splitlines()]
-    assert shown(place([expr], NAMES)).splitlines() == lines
+    assert shown(hoist([expr], NAMES)).splitlines() == lines
 
 
 def test_several_expressions_share_what_they_read() -> None:
     loaded = Load(DOC, B, Q_IDX)
     gathered = Load(BIAS, H, Q_IDX - KV_IDX + N)
     seen = (sympy.Eq(loaded, Load(DOC, B, KV_IDX)), gathered > 0)
-    placed = place([*seen, SCORES + gathered + CAP * loaded], NAMES)
+    hoisted = hoist([*seen, SCORES + gathered + CAP * loaded], NAMES)
     used_by = {
         assignment.name: assignment.used_by
-        for group in (placed.scalars, placed.rows, placed.columns, placed.elements)
+        for group in (hoisted.scalars, hoisted.rows, hoisted.columns, hoisted.elements)
         for assignment in group
     }
     assert used_by == {"row_doc": (0, 2), "row_0": (2,), "col_doc": (0,), "elem_0": (1, 2)} | {
         name: (2,) for name in used_by if name == "row_1"
     }
-    assert placed.carried[:4] == ("q_idx", "batch", "head", "bias")
+    assert hoisted.carried[:4] == ("q_idx", "batch", "head", "bias")
 
 
 def test_a_rows_division_is_done_once() -> None:
-    placed = place([trace(MASK_SPECS["chunks"].mask).expr], NAMES)
-    assert shown(placed).splitlines() == ["rows: row_0 = q_idx // 12", "row_0 == kv_idx // 12"]
+    hoisted = hoist([trace(MASK_SPECS["chunks"].mask).expr], NAMES)
+    assert shown(hoisted).splitlines() == ["rows: row_0 = q_idx // 12", "row_0 == kv_idx // 12"]
 
 
 @pytest.mark.parametrize("name", [name for name in MASK_SPECS if name != "chunks"])
 def test_masks_that_load_nothing_stay_as_they_are_printed(name: str) -> None:
     seen = trace(MASK_SPECS[name].mask).expr
-    placed = place([seen], NAMES)
-    assert shown(placed) == triton_source(seen, NAMES)
+    hoisted = hoist([seen], NAMES)
+    assert shown(hoisted) == triton_source(seen, NAMES)
 
 
 def test_new_names_are_nobody_elses() -> None:
     taken = sympy.symbols("scalar_0 row_q_idx", real=True)
     expr = SCORES * CAP * taken[0] + DISTANCE * taken[1]
-    placed = place([expr], {}, taken=["scalar_1", "col_kv_idx"])
-    assert [a.name for a in placed.scalars] == ["scalar_2"]
-    assert [a.name for a in (*placed.rows, *placed.columns)] == ["row_q_idx_1", "col_kv_idx_1"]
+    hoisted = hoist([expr], {}, taken=["scalar_1", "col_kv_idx"])
+    assert [a.name for a in hoisted.scalars] == ["scalar_2"]
+    assert [a.name for a in (*hoisted.rows, *hoisted.columns)] == ["row_q_idx_1", "col_kv_idx_1"]
 
 
 def test_the_same_expressions_give_the_same_text() -> None:
     expr = SCORES + Load(SLOPES, H) * DISTANCE + sympy.tanh(CAP * SCORES)
-    assert place([expr], NAMES) == place([expr], NAMES)
+    assert hoist([expr], NAMES) == hoist([expr], NAMES)
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(reals(3), conditions(integers(1)))
 def test_what_is_placed_means_what_sympy_means(expr: Any, seen: Any) -> None:
     values = VALUES
-    found = printed.run(place([seen, expr], NAMES), values)
+    found = printed.run(hoist([seen, expr], NAMES), values)
     for value, original in zip(found, (seen, expr), strict=True):
         want = expected_of(original, values)
         np.testing.assert_allclose(np.broadcast_to(value, want.shape), want, rtol=1e-9, atol=1e-9)
@@ -234,7 +234,7 @@ def test_positions_of_100000_lose_no_accuracy(expr: Any, bound: int) -> None:
         else value
         for name, value in values.items()
     }
-    (found,) = printed.run(place([expr], NAMES), values, np.float32)
+    (found,) = printed.run(hoist([expr], NAMES), values, np.float32)
     want = expected_of(expr, rounded)
     terms = [expected_of(term, rounded) for term in sympy.Add.make_args(expr)]
     largest = np.max(np.abs(terms), axis=0)
@@ -266,7 +266,7 @@ def bucket(distance: Any) -> Any:
     ids=str,
 )
 def test_the_usual_scores(expr: Any) -> None:
-    (found,) = printed.run(place([LOG2E * expr], NAMES), VALUES, np.float32)
+    (found,) = printed.run(hoist([LOG2E * expr], NAMES), VALUES, np.float32)
     want = expected_of(LOG2E * expr, VALUES)
     np.testing.assert_allclose(np.broadcast_to(found, want.shape), want, rtol=2e-6, atol=2e-6)
 
@@ -276,11 +276,11 @@ def test_buckets_of_the_logarithm_are_those_of_python() -> None:
     values = {**VALUES, "q_idx": np.arange(600)[:, None], "kv_idx": np.array([[0]])}
     values["scores"] = np.zeros((600, 1))
     expr = sympy.Add(SCORES, bucket(Q_IDX - KV_IDX))
-    placed = place([expr], NAMES)
+    hoisted = hoist([expr], NAMES)
     scope = printed.scope_of(values, np.float32)
-    for group in (placed.rows, placed.columns, placed.elements):
+    for group in (hoisted.rows, hoisted.columns, hoisted.elements):
         for assignment in group:
             scope[assignment.name] = eval(assignment.code.text(), {}, scope)
-    found = eval(placed.results[0].text(), {}, scope)
+    found = eval(hoisted.results[0].text(), {}, scope)
     want = [evaluate(bucket(sympy.Integer(q)), {}) for q in range(600)]
     assert found.ravel().tolist() == want

@@ -38,7 +38,7 @@ class HopperDivision:
         return self.backward.of_grad_kv if self.queries_portable else self.backward.of_both
 
     @property
-    def divided(self) -> bool:
+    def split(self) -> bool:
         """Whether another kernel computes the gradient of q: nothing is added up in any order.
 
         That takes 7 products of a tile in place of 5. Beside roles there is no room for this one's
@@ -48,28 +48,28 @@ class HopperDivision:
 
     @cached_property
     def queries_portable(self) -> bool:
-        """Whether the portable kernel makes the gradient of q, and sums up what is learned."""
-        if self.why_not_learned(self.backward.of_both):
+        """Whether the portable kernel makes the gradient of q, and sums up input gradients."""
+        if self.why_not_inputs(self.backward.of_both):
             return True
         # The Gluon kernel for the gradient of q asks a tile of queries, not each of them.
         return self._adds_nothing_up and self.backward.plan.tiles.reduce_rows
 
     @property
     def both_in_gluon(self) -> bool:
-        """Whether the pass is divided between two Gluon kernels."""
-        return self.divided and not self.queries_portable
+        """Whether the pass is split between two Gluon kernels."""
+        return self.split and not self.queries_portable
 
     @property
     def replaces(self) -> tuple[BackwardKernel, ...]:
         """The portable kernels in whose place those in Gluon run."""
         return ("keys",) if self.queries_portable else BACKWARD_KERNELS
 
-    def why_not_learned(self, text: BackwardCode) -> str:
+    def why_not_inputs(self, text: BackwardCode) -> str:
         """Why a kernel over tiles of keys cannot sum up all that a text learns; ``""``: it can."""
-        for item in text.learned:
+        for item in text.input_gradients:
             if item.over not in ("heads", "columns"):
                 return f"elements of {item.tensor} are told apart by {item.over}"
-            if text.is_of_products(item.slope):
+            if text.is_of_products(item.partial):
                 return f"what {item.tensor} learns depends on the scores"
             if self.has_roles:
                 return f"no consumer has both factors of what {item.tensor} learns"
@@ -82,7 +82,7 @@ class HopperDivision:
 
     @property
     def _adds_nothing_up(self) -> bool:
-        """Whether the pass is divided whatever it learns."""
+        """Whether the pass is split whatever it learns."""
         return self.has_roles or self.backward.plan.spec.deterministic
 
     @property
@@ -102,14 +102,14 @@ class HopperDivision:
 
     @property
     def block_m(self) -> int:
-        """Queries of a tile; fewer where registers have no room for slopes of all, or for dropout.
+        """Queries of a tile; fewer where registers lack room for all derivatives, or for dropout.
 
         With dropout at d=64 tiles of 128 spilled 740 bytes and tiles of 64 spill 16; an H200 takes
         0.6 times as long with these.
         """
         most = BLOCK_M[self.width]
-        slopes = self.queries_portable and self.text.slope
-        return min(most, 64) if slopes or self.backward.plan.dropout else most
+        differs = self.queries_portable and self.text.score_gradient
+        return min(most, 64) if differs or self.backward.plan.dropout else most
 
     @property
     def block_n(self) -> int:

@@ -1,4 +1,4 @@
-"""What a system of affine inequalities proves.
+"""Entailment: what a system of affine inequalities proves.
 
 Eliminating every symbol from a system decides whether it has a rational solution at all, hence
 whether an inequality follows from the others.
@@ -19,7 +19,7 @@ from flashgen.symbols import FloorDiv
 MAX_SYSTEM = 300
 
 
-def quotient_links(term: Any) -> tuple[Affine, ...]:
+def quotient_axioms(term: Any) -> tuple[Affine, ...]:
     """What defines a quotient ``t = a // d`` by a number: ``0 <= a - d * t <= d - 1``."""
     if not (isinstance(term, FloorDiv) and term.args[1].is_Integer):
         return ()
@@ -31,17 +31,17 @@ def quotient_links(term: Any) -> tuple[Affine, ...]:
 
 
 #: What is known of a term that is no symbol, as inequalities with other terms.
-Links = Callable[[Any], tuple[Affine, ...]]
+Axioms = Callable[[Any], tuple[Affine, ...]]
 
 
-def infeasible(system: Iterable[Affine], links: Links = quotient_links) -> bool:
+def infeasible(system: Iterable[Affine], axioms: Axioms = quotient_axioms) -> bool:
     """Whether no rational point satisfies the system. False also means "given up".
 
     Every term is eliminated, on numbered terms: this is where deriving bounds spends its time.
     """
     numbers: dict[Any, int] = {}
     rows: dict[_Row, int] = {}
-    for atom in linked(system, links):
+    for atom in with_axioms(system, axioms):
         row = sorted((numbers.setdefault(term, len(numbers)), c) for term, c in atom.terms)
         if not _keep(rows, tuple(row), atom.const):
             return True
@@ -103,7 +103,7 @@ def _keep(rows: dict[_Row, int], row: _Row, const: int) -> bool:
     return True
 
 
-def linked(system: Iterable[Affine], links: Links) -> list[Affine]:
+def with_axioms(system: Iterable[Affine], axioms: Axioms) -> list[Affine]:
     """The system and what is known of its terms."""
     atoms = list(system)
     known: set[Any] = set()
@@ -111,7 +111,7 @@ def linked(system: Iterable[Affine], links: Links) -> list[Affine]:
         for term, _ in atom.terms:
             if not term.is_Symbol and term not in known:
                 known.add(term)
-                atoms += links(term)
+                atoms += axioms(term)
     return atoms
 
 
@@ -121,27 +121,27 @@ class Facts:
 
     Attributes:
         atoms: each is >= 0.
-        links: what else is known of the terms that come up.
+        axioms: what else is known of the terms that come up.
     """
 
     atoms: tuple[Affine, ...]
-    links: Links = quotient_links
+    axioms: Axioms = quotient_axioms
 
     def given(self, *more: Affine) -> Facts:
         """These facts and some more."""
-        return Facts(self.atoms + more, self.links)
+        return Facts(self.atoms + more, self.axioms)
 
     @cached_property
     def contradictory(self) -> bool:
         """Whether they cannot all hold."""
-        return infeasible(self.atoms, self.links)
+        return infeasible(self.atoms, self.axioms)
 
     def proves(self, atom: Affine) -> bool:
         """Whether ``atom >= 0`` follows: its opposite contradicts the facts."""
         if not atom.terms:
             return atom.const >= 0
         if atom not in self._proved:
-            self._proved[atom] = infeasible((*self.atoms, atom.negated()), self.links)
+            self._proved[atom] = infeasible((*self.atoms, atom.negated()), self.axioms)
         return self._proved[atom]
 
     @cached_property

@@ -18,16 +18,16 @@ from flashgen.plan import lower
 from flashgen.plan.backward import backward_plan
 from flashgen.plan.mask_code import (
     Condition,
-    Seen,
+    MaskCode,
     columns_end,
     least_comparisons,
+    mask_code,
     rows_end,
-    seen,
 )
+from flashgen.symbolic.column_bitmask import column_bitmask
 from flashgen.symbolic.nodes import AtLeast, Below
-from flashgen.symbolic.octets import octets_of
-from flashgen.symbolic.places import Place, place_of
 from flashgen.symbolic.printer import triton_code, triton_source
+from flashgen.symbolic.varies_over import Axes, varies_over
 from flashgen.symbols import KV_IDX, KV_LEN, Q_IDX, Q_LEN, B, FloorMod
 from support.expressions import LEFT, conditions, integers
 from support.variants import render_backward_hopper, shipped_plan
@@ -45,8 +45,8 @@ TL = SimpleNamespace(
 )
 
 
-def source(condition: Any, along: Place = Place.ROW) -> str:
-    bits = octets_of(condition, along, place_of)
+def source(condition: Any, along: Axes = Axes.ROW) -> str:
+    bits = column_bitmask(condition, along, varies_over)
     return "" if bits is None else triton_source(bits)
 
 
@@ -57,10 +57,10 @@ def at_least(column: Any, least: Any) -> Any:
         return I32(-1) << ((least - column + I32(7)) >> I32(3))
 
 
-def by_bits(text: str, along: Place, values: dict[str, Any]) -> Any:
+def by_bits(text: str, along: Axes, values: dict[str, Any]) -> Any:
     """Of each row and column, by the numbers of rows and the first eight columns."""
     first, rows = np.arange(8, dtype=I32)[None, :], np.arange(ROWS, dtype=I32)[:, None]
-    columns_of, rows_of = ("q_idx", "kv_idx") if along == Place.ROW else ("kv_idx", "q_idx")
+    columns_of, rows_of = ("q_idx", "kv_idx") if along == Axes.ROW else ("kv_idx", "q_idx")
     values = {name: I32(value) for name, value in values.items()}
     scope = {
         **values,
@@ -71,14 +71,14 @@ def by_bits(text: str, along: Place, values: dict[str, Any]) -> Any:
         "tl": TL,
     }
     bits = np.broadcast_to(eval(text, {}, scope), (ROWS, 8))
-    octets = np.arange(COLUMNS // 8)[None, :, None]
-    return ((bits[:, None, :] >> octets) & 1).reshape(ROWS, COLUMNS).astype(bool)
+    bitmasks = np.arange(COLUMNS // 8)[None, :, None]
+    return ((bits[:, None, :] >> bitmasks) & 1).reshape(ROWS, COLUMNS).astype(bool)
 
 
-def by_pairs(condition: Any, along: Place, values: dict[str, Any]) -> Any:
+def by_pairs(condition: Any, along: Axes, values: dict[str, Any]) -> Any:
     """The same by the condition's own text, in 64 bits."""
     columns, rows = np.arange(COLUMNS)[None, :], np.arange(ROWS)[:, None]
-    q, kv = (columns, rows) if along == Place.ROW else (rows, columns)
+    q, kv = (columns, rows) if along == Axes.ROW else (rows, columns)
     scope = {
         **{name: np.int64(value) for name, value in values.items()},
         "tl": TL,
@@ -112,16 +112,16 @@ def test_a_comparison_either_way(text: str) -> None:
     symbols = {"q_idx": Q_IDX, "kv_idx": KV_IDX}
     condition = kinds[relation](symbols[a], symbols[b], evaluate=False)
     assert source(condition) == COMPARED[text]
-    for along in (Place.ROW, Place.COLUMN):
+    for along in (Axes.ROW, Axes.COLUMN):
         found = by_bits(source(condition, along), along, VALUES)
         np.testing.assert_array_equal(found, by_pairs(condition, along, VALUES))
 
 
 @pytest.mark.parametrize("left", [0, 40, 127, 128, 200, MOST])
 @pytest.mark.parametrize("first", [0, 192, 2**30])
-@pytest.mark.parametrize("along", [Place.ROW, Place.COLUMN])
+@pytest.mark.parametrize("along", [Axes.ROW, Axes.COLUMN])
 def test_nothing_overflows_that_does_not_in_the_comparison(
-    left: int, first: int, along: Place
+    left: int, first: int, along: Axes
 ) -> None:
     values = VALUES | {"left": left, "q_idx_first": first, "kv_idx_first": first}
     found = by_bits(source(WINDOW, along), along, values)
@@ -134,7 +134,7 @@ def test_bounds_may_be_anything(bound: int, relation: Any) -> None:
     condition = relation(Q_IDX, LEFT, evaluate=False)
     values = VALUES | {"left": bound}
     np.testing.assert_array_equal(
-        by_bits(source(condition), Place.ROW, values), by_pairs(condition, Place.ROW, values)
+        by_bits(source(condition), Axes.ROW, values), by_pairs(condition, Axes.ROW, values)
     )
 
 
@@ -169,7 +169,7 @@ def test_what_has_bits(condition: Any, expected: str) -> None:
 def test_bits_mean_what_the_condition_means(condition: Any) -> None:
     if condition in (sympy.true, sympy.false):
         return
-    for along in (Place.ROW, Place.COLUMN):
+    for along in (Axes.ROW, Axes.COLUMN):
         text = source(condition, along)
         if text and "_at_" not in text.replace("_at_least", ""):
             np.testing.assert_array_equal(
@@ -186,17 +186,17 @@ HEADS = (triton_code(Q_IDX < COL_END), triton_code(Below(Q_IDX, COL_END)))
 @pytest.mark.parametrize(
     ("given", "least", "expected"),
     [
-        ([CAUSAL], 1, Seen((), (CAUSAL[1],), ("kv_idx",))),
-        ([CAUSAL], 2, Seen((CAUSAL[0],))),
-        ([CAUSAL, HEADS], 2, Seen((), (CAUSAL[1], HEADS[1]), ("kv_idx", "col_end"))),
-        ([CAUSAL, TABLE], 1, Seen((CAUSAL[0], TABLE[0]))),
-        ([rows_end("kv")], 1, Seen((triton_code(KV_IDX < KV_LEN),))),
-        ([columns_end("q")], 1, Seen((), (triton_code(Below(Q_IDX, Q_LEN)),))),
-        ([], 1, Seen(())),
+        ([CAUSAL], 1, MaskCode((), (CAUSAL[1],), ("kv_idx",))),
+        ([CAUSAL], 2, MaskCode((CAUSAL[0],))),
+        ([CAUSAL, HEADS], 2, MaskCode((), (CAUSAL[1], HEADS[1]), ("kv_idx", "col_end"))),
+        ([CAUSAL, TABLE], 1, MaskCode((CAUSAL[0], TABLE[0]))),
+        ([rows_end("kv")], 1, MaskCode((triton_code(KV_IDX < KV_LEN),))),
+        ([columns_end("q")], 1, MaskCode((), (triton_code(Below(Q_IDX, Q_LEN)),))),
+        ([], 1, MaskCode(())),
     ],
 )
-def test_which_way_pays(given: list[Condition], least: int, expected: Seen) -> None:
-    assert seen(given, "q_idx", ("kv_idx", "col_end"), least=least) == expected
+def test_which_way_pays(given: list[Condition], least: int, expected: MaskCode) -> None:
+    assert mask_code(given, "q_idx", ("kv_idx", "col_end"), least=least) == expected
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ def test_the_forward_kernel_takes_bits_for_masks_of_two_comparisons(
 ) -> None:
     """Whether a key is one, which all masks with another kv_len ask, is not among them."""
     plan = shipped_plan(name)
-    bits = " ".join(octets.text() for octets in HopperNames(plan).hidden.octets)
+    bits = " ".join(bitmasks.text() for bitmasks in HopperNames(plan).mask_code.bitmasks)
     assert len(re.findall(r"_below|_at_least", bits)) == comparisons
 
 

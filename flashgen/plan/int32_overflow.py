@@ -1,4 +1,4 @@
-"""LargeWhole: what a call must not let a whole number of the mask or the score grow to."""
+"""LargeInteger: an integer of the mask or the score that 32 bits hold for some calls only."""
 
 from __future__ import annotations
 
@@ -8,14 +8,22 @@ from typing import Any
 
 from flashgen.declared import Param
 from flashgen.params import Int
-from flashgen.plan.sizes import SIZES
-from flashgen.symbolic.magnitude import large_wholes
+from flashgen.symbolic.magnitude import large_integers
 from flashgen.symbolic.printer import plain_source, torch_source
 from flashgen.symbols import KV_LEN
 
+#: What lengths, heads and the batch are called, in terms of the call's q and k.
+SIZES = {
+    "batch": "q.shape[0]",
+    "num_q_heads": "q.shape[1]",
+    "num_kv_heads": "k.shape[1]",
+    "q_len": "q.shape[2]",
+    "kv_len": "k.shape[2]",
+}
+
 
 @dataclass(frozen=True)
-class LargeWhole:
+class LargeInteger:
     """A part of a mask or a score that 32 bits hold for some calls only, as text.
 
     Attributes:
@@ -33,17 +41,17 @@ class LargeWhole:
     names: tuple[str, ...]
 
 
-def printed_wholes(exprs: Iterable[Any], params: Iterable[Param]) -> tuple[LargeWhole, ...]:
+def printed_integers(exprs: Iterable[Any], params: Iterable[Param]) -> tuple[LargeInteger, ...]:
     """The large integers of a mask and a score function, each once."""
     numbers = {param.name for param in params if isinstance(param, Int)}
-    return tuple(dict.fromkeys(whole for expr in exprs for whole in _of(expr, numbers)))
+    return tuple(dict.fromkeys(integer for expr in exprs for integer in _of(expr, numbers)))
 
 
-def _of(expr: Any, numbers: set[str]) -> Iterator[LargeWhole]:
-    for part, bound in large_wholes(expr).items():
+def _of(expr: Any, numbers: set[str]) -> Iterator[LargeInteger]:
+    for part, bound in large_integers(expr).items():
         names = sorted(symbol.name for symbol in bound.free_symbols)
         argument = "k" if KV_LEN in bound.free_symbols else "q"
-        yield LargeWhole(
+        yield LargeInteger(
             shown=plain_source(part),
             bound=torch_source(bound, SIZES),
             argument=next((name for name in names if name in numbers), argument),
