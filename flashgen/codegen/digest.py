@@ -19,7 +19,7 @@ def source_digest(text: str, functions: Iterable[str] = ()) -> str:
     if named := tuple(functions):
         tree.body = _called_by(named, tree)
     for function in ast.walk(tree):
-        if isinstance(function, ast.FunctionDef) and ast.get_docstring(function):
+        if isinstance(function, ast.FunctionDef | ast.ClassDef) and ast.get_docstring(function):
             function.body = function.body[1:]
     return sha256(ast.unparse(_Quoted(text).visit(tree)).encode()).hexdigest()
 

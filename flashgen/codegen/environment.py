@@ -10,7 +10,7 @@ from typing import Any
 import jinja2
 
 from flashgen.codegen.folding import fold, indented, wrap
-from flashgen.codegen.unpacking import unpacking
+from flashgen.codegen.unpacking import Fields, unpacking
 from flashgen.paths import template_dir
 from flashgen.symbolic.printer import plain_source
 from flashgen.symbolic.printer.code import Code
@@ -55,6 +55,7 @@ def environment(dialect: Triton = TRITON, folders: tuple[Path, ...] = ()) -> jin
     templates.filters["indented"] = indented
     templates.filters["wrap"] = wrap
     templates.filters["unpacking"] = unpacking
+    templates.filters["fields"] = Fields
     templates.filters["dedent"] = lambda text: re.sub(r"^ {4}", "", text, flags=re.MULTILINE)
     templates.filters["prefix"] = lambda text, prefix: prefix + text
     templates.filters["plain"] = plain_source

@@ -1,4 +1,4 @@
-"""unpacking: the assignments that unpack the tuples which a function's body reads."""
+"""unpacking: the assignments that read, ahead of a function's body, its tuples and aggregates."""
 
 from __future__ import annotations
 
@@ -8,8 +8,16 @@ from collections.abc import Iterable
 from flashgen.codegen.folding import fold
 
 
+class Fields(tuple[str, ...]):
+    """The names of an aggregate's fields."""
+
+    __slots__ = ()
+
+
 def unpacking(body: str, **tuples: Iterable[str]) -> str:
     """The body after a line for each tuple that it reads something of: ``_, q_len = call``.
+
+    Of an aggregate, whose names are `Fields`, it is a line for each field: ``q_len = call.q_len``.
 
     What is known at compile time would not be so behind an assignment. Such elements have names in
     capitals and come first, and the others are a tuple behind them: ``PACKED: gl.constexpr =
@@ -24,6 +32,10 @@ def unpacking(body: str, **tuples: Iterable[str]) -> str:
     for variable, elements in reversed(tuples.items()):
         code = re.sub(r"#.*", "", body)  # in which `name=` is a keyword
         read = {name for name in elements if re.search(rf"(?<!\.)\b{name}\b(?!=[^=])", code)}
+        if isinstance(elements, Fields):
+            lines = [_field(variable, name) for name in elements if name in read]
+            body = "".join(f"{indent}{line}\n" for line in lines) + body
+            continue
         known = [name for name in elements if name.isupper()]
         names = [name if name in read else "_" for name in elements if name not in known]
         held = f"{variable}[{len(known)}]" if known else variable
@@ -35,3 +47,7 @@ def unpacking(body: str, **tuples: Iterable[str]) -> str:
             if name in read:
                 body = f"{indent}{name}: gl.constexpr = {variable}[{i}]\n{body}"
     return body
+
+
+def _field(variable: str, name: str) -> str:
+    return f"{name}{': gl.constexpr' * name.isupper()} = {variable}.{name}"

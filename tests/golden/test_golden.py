@@ -93,6 +93,7 @@ HEAD = '"""A golden."""\n\nimport triton\nimport triton.language as tl\n\n\n'
 
 HOPPER_HEAD = f'''"""A golden."""
 
+import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (

@@ -16,7 +16,17 @@ from flashgen.paths import template_dir
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = environment(DIALECT)
 BUILT_IN = {"range", "loop", "caller"}
-FILTERS = {"fold", "printed", "plain", "unpacking", "wrap", "indented", "dedent", "prefix"}
+FILTERS = {
+    "fields",
+    "fold",
+    "printed",
+    "plain",
+    "unpacking",
+    "wrap",
+    "indented",
+    "dedent",
+    "prefix",
+}
 TESTS = {"read_in"}
 
 # What the module's templates call those that each kernel brings.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flashgen.codegen.unpacking import unpacking
+from flashgen.codegen.unpacking import Fields, unpacking
 
 CALL = ("q_len", "kv_len", "scale")
 
@@ -30,3 +30,10 @@ def test_long_lines_are_broken() -> None:
     names = [f"a_name_of_some_length_{i}" for i in range(5)]
     first = unpacking(f"    f({', '.join(names)})\n", call=names).splitlines()[0]
     assert first == "    ("
+
+
+def test_an_aggregate_is_read_field_by_field() -> None:
+    text = unpacking("    f(q_len, PACKED)\n", call=Fields(("PACKED", "q_len", "kv_len")))
+    assert text == (
+        "    PACKED: gl.constexpr = call.PACKED\n    q_len = call.q_len\n    f(q_len, PACKED)\n"
+    )

@@ -107,6 +107,8 @@ gl = SimpleNamespace(
     int64=torch.int64,
     int1=torch.bool,
     constexpr=constexpr,
+    tensor=Block,
+    tuple=tuple,
     static_range=range,
     program_id=lambda axis: Block(torch.tensor(program().number, dtype=torch.int32)),
     num_programs=lambda axis: Block(torch.tensor(program().count, dtype=torch.int32)),

@@ -7,6 +7,7 @@ import functools
 import itertools
 import re
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -35,6 +36,24 @@ class gluon:
     def constexpr_function(function: Callable[..., Any]) -> Callable[..., Any]:
         """A function of constants."""
         return function
+
+    @staticmethod
+    def aggregate(cls: type) -> type:
+        """State with named fields, of which none changes: as Triton 3.8 has it."""
+        fields = tuple(cls.__annotations__)
+
+        def initialise(self: Any, *values: Any) -> None:
+            made = SimpleNamespace()
+            cls.__init__(made, *values)
+            assert tuple(vars(made)) == fields, f"{cls.__name__} leaves a field out"
+            for name, value in vars(made).items():
+                object.__setattr__(self, name, value)
+
+        def refuse(self: Any, name: str, value: Any) -> None:
+            raise AttributeError(f"{cls.__name__}.{name} is assigned to: make a new one")
+
+        made = {"__slots__": fields, "__init__": initialise, "__setattr__": refuse}
+        return type(cls.__name__, (), made)
 
     @staticmethod
     def jit(function: Any = None, **options: Any) -> Any:
