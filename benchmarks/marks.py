@@ -19,13 +19,13 @@ ROLES: Mapping[str, str] = {"_consumer": "NUMBER", "_step": "NUMBER", "_producer
 
 #: How calls begin behind which there is a mark; in a step, which is short, those are waits for
 #: products alone.
-CALLS = ("mbarrier.wait", "tma.store_wait", "_take_turn", "_first_weights", "_finish", "_work")
+CALLS = ("mbarrier.wait", "tma.store_wait", "_ping_pong_wait", "_first_weights", "_finish", "_work")
 CALLS += (
     "_hand_over",
     "_load_qk",
     "_load_v",
-    "_load_pair",
-    "_told",
+    "_load_kv",
+    "_take_overflow",
     "warpgroup_mma_wait",
     "_store_out",
 )

@@ -47,8 +47,8 @@ _KEPT = (
     "k_stage, _ =",
     "stage, _ =",
     "next_stage, next_phase =",
-    "_take_turn(",
-    "_pass_turn(",
+    "_ping_pong_wait(",
+    "_ping_pong_arrive(",
     "scores_0 = _start_scores(",
     "scores_0 = warpgroup_mma_wait(",
     "acc",  # of each part of the values
@@ -58,7 +58,7 @@ _KEPT = (
 
 _FIRST = """\
     lanes = _lane_sum(scores_0)
-    return _row_sum(lanes, ROWS), lanes, (_pack(scores_0),), careful
+    return _row_sum(lanes, ROWS), lanes, (_pack(scores_0),), online_max
 """
 
 _NO_SCORES = """\
@@ -81,7 +81,7 @@ def alone(text: str, what: str) -> str:
     if "_first_weights" not in functions:
         raise ValueError("no Gluon forward kernel")
     first, step, consumer = (functions[f] for f in ("_first_weights", "_step", "_consumer"))
-    if "careful" not in _arguments(first) or "scores_1" in _arguments(first):
+    if "online_max" not in _arguments(first) or "scores_1" in _arguments(first):
         raise ValueError("a kernel of another kind")
     lines = text.splitlines(keepends=True)
     edits = [(_body(first), _FIRST), (_body(step), _step(step)), *_votes(consumer)]
@@ -125,7 +125,7 @@ def _votes(consumer: ast.FunctionDef) -> Iterable[tuple[tuple[int, int], str]]:
         said = ast.unparse(node) if isinstance(node, ast.Assign) else ""
         if said.startswith(("redone = _any(", "growing = _any(")):
             assert node.end_lineno is not None
-            never = " " * node.col_offset + said.split("=")[0] + "= careful * 0\n"
+            never = " " * node.col_offset + said.split("=")[0] + "= online_max * 0\n"
             yield (node.lineno - 1, node.end_lineno), never
 
 

@@ -13,7 +13,7 @@ from support.variants import rendered_module
 
 @pytest.mark.parametrize("block_m", [128, 192])
 def test_it_becomes_machine_code(block_m: int) -> None:
-    kernel = rendered_module(CUT["causal"], hopper=True)._cut_queries
+    kernel = rendered_module(CUT["causal"], hopper=True)._find_segment_tiles
     constants = {"BLOCK_M": block_m, "CHUNK": 256, "CYCLIC": True, "LOOKS": True}
     signature = {
         name: "constexpr" if name in constants else "*i32" if name.endswith("_ptr") else "i32"

@@ -115,8 +115,8 @@ def test_no_length_compiles_a_kernel_again(
     if form == "portable":
         kernels = ("_attention_forward", "_find_rows")
         launched = {kernel: 1 for kernel in kernels if hasattr(module, kernel)}
-    elif hasattr(module, "_cut_queries"):
-        launched = {"_attention_hopper": 1, "_cut_queries": 1}
+    elif hasattr(module, "_find_segment_tiles"):
+        launched = {"_attention_hopper": 1, "_find_segment_tiles": 1}
     else:  # few queries have two consumers
         launched = {"_attention_hopper": 2 if module.HOPPER_CONFIG["BLOCK_M"] > 128 else 1}
     counts = {name: len(getattr(module, name).device_caches[0][0]) for name in launched}

@@ -94,18 +94,20 @@ def test_other_documents_change_nothing() -> None:
 
 
 def test_where_tiles_start() -> None:
-    """As the GPU finds it, in one program and in several chunks."""
+    """As the GPU finds it, with one entry and with many."""
     module = _module("causal")
     for batch, length in ((1, 100_000), (40, 2500)):
         ids = ids_of([1, 100, 192, 193, 5000], batch, length)
         q = torch.empty(batch, 1, length, 1, device="cuda")
-        begin, unordered, cuts, _ = module._cut(q, ids.cuda(), module.HOPPER_CONFIG, None)
+        begin, unordered, starts_of_tiles, _ = module._segment_tiles(
+            q, ids.cuda(), module._counter(q.device), module.HOPPER_CONFIG, None
+        )
         assert not unordered.any()
         rows = ids.tolist()
         block_m = module.HOPPER_CONFIG["BLOCK_M"]
         starts = [b * length + r for b in range(batch) for r in tile_starts(rows[b], block_m)]
         assert begin.tolist() == [begins(row) for row in rows]
-        assert cuts[: len(starts) + 2].tolist() == [len(starts), *starts, batch * length]
+        assert starts_of_tiles[: len(starts) + 2].tolist() == [len(starts), *starts, batch * length]
 
 
 def test_documents_that_change_in_a_graph() -> None:
@@ -136,7 +138,9 @@ def test_ids_out_of_order() -> None:
             ids[entry, places[entry]] = ids[entry, places[entry]] // 2
             ids[entry, 0] = -5  # and so no wrapped order either
         q = torch.empty(batch, 1, length, 1, device="cuda")
-        found = module._cut(q, ids.cuda(), module.HOPPER_CONFIG, None)[1]
+        found = module._segment_tiles(
+            q, ids.cuda(), module._counter(q.device), module.HOPPER_CONFIG, None
+        )[1]
         assert found.view(-1).tolist() == fallen.int().tolist()
         tables = module._row_tables(ids.cuda(), ids.cuda(), True, True, True, 1)
         assert tables[2].view(-1).tolist() == fallen.int().tolist()

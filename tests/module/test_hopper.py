@@ -85,7 +85,7 @@ def _watched(
 ) -> tuple[ModuleType, Any, Any]:
     """A module with a Hopper GPU made of the CPU, and its two kernels, which launch nothing."""
     module = module or _module(name)
-    for kernel in ("_list_tiles", "_cut_queries"):
+    for kernel in ("_list_tiles", "_find_segment_tiles"):
         if hasattr(module, kernel):
             watch(module, monkeypatch, kernel)
     monkeypatch.setattr(module, "_config", lambda device: module.CONFIGS["sm_90"])
@@ -131,7 +131,7 @@ def test_the_arguments(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (given["num_q_heads"], given["num_kv_heads"]) == (4, 2)
     assert (given["q_len"], given["kv_len"]) == lengths
     if segment_table(plan):
-        assert given["cuts_ptr"].shape == (3 * 3 * 3 + 2,)
+        assert given["segment_tiles_ptr"].shape == (3 * 3 * 3 + 2,)
         assert given["out_ptr"].shape == (3, 4, 500, plan.v_head_dim)
     else:
         assert (given["num_tiles_m"], given["num_tiles"]) == (3, 3 * 3 * 4)
@@ -160,7 +160,10 @@ def test_what_tiles_of_queries_are_cut_by(by_batch: bool, monkeypatch: pytest.Mo
     shape = ("batch", "kv_len") if by_batch else ("kv_len",)
     ids = Tensor("ids", shape, "int32", sorted=True)
     module = rendered_module(AttentionSpec(128, mask=document(ids) & causal()), hopper=True)
-    hopper, cut = watch_hopper(module, monkeypatch), watch(module, monkeypatch, "_cut_queries")
+    hopper, cut = (
+        watch_hopper(module, monkeypatch),
+        watch(module, monkeypatch, "_find_segment_tiles"),
+    )
     q = torch.zeros(3, 6, 500, 128, dtype=torch.bfloat16).as_subclass(OnGpu)
     given = torch.zeros((3, 1000) if by_batch else (1000,), dtype=torch.int32)[..., ::2]
     module._forward(q, q, q, 0.1, given)
@@ -172,10 +175,15 @@ def test_what_tiles_of_queries_are_cut_by(by_batch: bool, monkeypatch: pytest.Mo
     entries = given.numel() // 500
     assert grid == (entries + math.ceil(given.numel() / made["CHUNK"]),)
     starts = 3 * math.ceil(500 / made["BLOCK_M"])
-    assert made["cuts_ptr"].numel() == 3 * starts + 2  # of the batch, and how many, and the end
+    assert (
+        made["segment_tiles_ptr"].numel() == 3 * starts + 2
+    )  # of the batch, and how many, and the end
     assert made["lists_ptr"].numel() == entries * (starts + 1)
     assert made["counter_ptr"] is passed["counter_ptr"]
-    assert passed["ids_begin_ptr"] is made["begin_ptr"] and passed["cuts_ptr"] is made["cuts_ptr"]
+    assert (
+        passed["ids_begin_ptr"] is made["begin_ptr"]
+        and passed["segment_tiles_ptr"] is made["segment_tiles_ptr"]
+    )
     assert made["begin_ptr"].shape == given.shape and made["begin_ptr"].is_contiguous()
     assert passed["heads_together"] == 2  # a power of two that divides 6, not 3 * 6
 

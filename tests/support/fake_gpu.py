@@ -25,7 +25,7 @@ from support.variants import rendered_module
 #: The kernels that a forward pass launches.
 KERNELS = (
     *("_attention_hopper", "_attention_forward"),
-    *("_list_tiles", "_cut_queries", "_find_rows"),
+    *("_list_tiles", "_find_segment_tiles", "_find_rows"),
 )
 
 

@@ -81,14 +81,14 @@ def redone(monkeypatch: pytest.MonkeyPatch) -> Callable[[ModuleType], list[int]]
     """Notes the consumers that ask for a tile of queries again."""
 
     def noted(module: ModuleType) -> list[int]:
-        tell, told = module._tell, []
+        tell, told = module._set_overflow, []
 
-        def told_too(number: Any, outgrown: Any, consumer: int, slot: Any) -> None:
+        def told_too(number: Any, overflowed: Any, consumer: int, slot: Any) -> None:
             if int(number) == 1:
                 told.append(consumer)
-            tell(number, outgrown, consumer, slot)
+            tell(number, overflowed, consumer, slot)
 
-        monkeypatch.setattr(module, "_tell", told_too)
+        monkeypatch.setattr(module, "_set_overflow", told_too)
         return told
 
     return noted
@@ -232,5 +232,5 @@ def test_every_range_holds_what_it_says() -> None:
     for dtype, weights in RANGES.items():
         largest = torch.finfo(getattr(torch, dtype)).max
         assert 2.0**weights.most < largest
-        assert weights.first < weights.usual + 1 <= weights.outgrown < weights.most
+        assert weights.first < weights.usual + 1 <= weights.raise_above < weights.most
         assert 2.0**weights.first >= torch.finfo(getattr(torch, dtype)).tiny * 2.0**14

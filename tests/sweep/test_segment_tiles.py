@@ -40,7 +40,7 @@ def _cut(
     steps, programs = length.bit_length(), entries + -(-ids.numel() // chunk) * finds_segments
     unordered = torch.full((*ids.shape[:-1], 1), -7, dtype=torch.int32)
     args = (cuts, begin, unordered, ids, lists, counter, batch, length, ids.numel(), steps)
-    (module or _module())._cut_queries[(programs,)](*args, block_m, chunk, True, 12345, True)
+    (module or _module())._find_segment_tiles[(programs,)](*args, block_m, chunk, True, 12345, True)
     assert counter.item() == 0
     return begin, unordered, cuts
 

@@ -65,7 +65,7 @@ def test_every_role_has_marks(name: str) -> None:
         "_load_v(",
     ):
         assert awaited in calls
-    pairs = {"kv_full", "_load_pair("}
+    pairs = {"kv_full", "_load_kv("}
     apart = {"wait(k_full", "wait(v_full"}
     assert any(all(x in calls for x in of_keys) for of_keys in (pairs, apart))
     text = marked(text_of(name), 1 << 40, 7)

@@ -45,7 +45,7 @@ def captured_bytes(plan: KernelPlan, *, contiguous: bool = True, ones: bool = Fa
     size = parts * ADDRESS + tiles * TILES + ADDRESS  # descriptors, tiles, lse
     arrays = BARRIER_ARRAYS - 2 * hopper_shape(plan).fused_kv_stages
     size += arrays * BARRIERS + NUMBERS + NUMBERS_OF_A_CALL * NUMBER
-    if plan.normaliser == "softmax":  # votes, outgrown, checked
+    if plan.normaliser == "softmax":  # votes, overflowed, checked
         size += 2 * NUMBERS + BARRIER * hopper_shape(plan).overlapped_tiles
     size += NUMBERS * bool(plan.hidden.keys)  # where values are hidden
     size += ADDRESS * HopperNames(plan).counts  # the counter

@@ -34,7 +34,7 @@ from flashgen.plan import KernelPlan
 def render_hopper(plan: KernelPlan) -> str:
     """The functions of the forward kernel for Hopper: those in Gluon, `_attention_hopper` last.
 
-    Where tiles of queries start at segments, `_cut_queries` comes before them, in Triton.
+    Where tiles of queries start at segments, `_find_segment_tiles` comes before them, in Triton.
     """
     names = HopperNames(plan)
     kernel = render(

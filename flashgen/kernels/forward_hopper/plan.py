@@ -33,7 +33,7 @@ class Range:
 
     Attributes:
         first: the largest weight of a row's first tile of keys.
-        outgrown: what the weights of a row may add up to before its reference is raised.
+        raise_above: what the weights of a row may add up to before its reference is raised.
         most: what they may add up to at all: beyond, the tile of queries is computed again.
         usual: what is left of a sum where the reference is raised.
         steep: the spread of the scores in a row's first tile from which every step looks for new
@@ -44,7 +44,7 @@ class Range:
     """
 
     first: int
-    outgrown: int
+    raise_above: int
     most: int
     usual: int
     steep: int
@@ -56,8 +56,8 @@ class Range:
 #: as large, and values up to 2^38, or for others to be 2^-62 of them. float16 ends at 2^16, and
 #: loses digits below 2^-14.
 RANGES = {
-    "bfloat16": Range(first=-64, outgrown=-40, most=88, usual=-56, steep=150, look=16),
-    "float16": Range(first=0, outgrown=10, most=15, usual=8, steep=22, look=8, last_grows=True),
+    "bfloat16": Range(first=-64, raise_above=-40, most=88, usual=-56, steep=150, look=16),
+    "float16": Range(first=0, raise_above=10, most=15, usual=8, steep=22, look=8, last_grows=True),
 }
 
 
@@ -102,7 +102,7 @@ class HopperNames:
             *(("threshold", "kept_scale", "seed") if self.plan.dropout else ()),
             *self.plan.kernel_arguments.names,
             *(("tiles_ptr",) if self.plan.listing else ()),
-            *(("cuts_ptr",) if self.segments else ()),
+            *(("segment_tiles_ptr",) if self.segments else ()),
         )
 
     @cached_property
@@ -149,8 +149,8 @@ class HopperNames:
     @property
     def work(self) -> tuple[str, ...]:
         """What the producer finds out about a tile of queries."""
-        careful = ("careful",) if self.plan.normaliser == "softmax" else ()
-        return ("visits", *self.place, *self.runs, *careful)
+        online_max = ("online_max",) if self.plan.normaliser == "softmax" else ()
+        return ("visits", *self.place, *self.runs, *online_max)
 
     @property
     def place(self) -> tuple[str, ...]:
@@ -239,7 +239,7 @@ class HopperNames:
     def growth(self) -> tuple[str, ...]:
         """Where a softmax notes that weights have outgrown their maxima."""
         # A tile that ends by itself says so by the barrier that frees its numbers.
-        return ("votes", "outgrown", *(("checked",) if self.shape.overlapped_tiles else ()))
+        return ("votes", "overflowed", *(("checked",) if self.shape.overlapped_tiles else ()))
 
     @property
     def lowers_last(self) -> bool:

@@ -1,5 +1,6 @@
 """A golden."""
 
+import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -16,6 +17,8 @@ def _named(owner, name, before):
     return getattr(owner, name if hasattr(owner, name) else before)
 
 
+# `gluon.aggregate` from Triton 3.8 on.
+_aggregate = gluon.aggregate if hasattr(gluon, "aggregate") else tl.core._aggregate
 _async_load = _named(tma, "async_load", "async_copy_global_to_shared")  # before Triton 3.8
 _async_store = _named(tma, "async_store", "async_copy_shared_to_global")  # before 3.8
 

@@ -1,5 +1,6 @@
 """A golden."""
 
+import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -16,13 +17,15 @@ def _named(owner, name, before):
     return getattr(owner, name if hasattr(owner, name) else before)
 
 
+# `gluon.aggregate` from Triton 3.8 on.
+_aggregate = gluon.aggregate if hasattr(gluon, "aggregate") else tl.core._aggregate
 _async_load = _named(tma, "async_load", "async_copy_global_to_shared")  # before Triton 3.8
 _async_store = _named(tma, "async_store", "async_copy_shared_to_global")  # before 3.8
 
 # Where the results of wgmma lie in registers: the output's.
 OUT: gl.constexpr = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16]))
 # What the weights of a row may add up to: before its reference is raised, and at all.
-OUTGROWN: gl.constexpr = gl.constexpr(2.0**-40)
+RAISE_ABOVE: gl.constexpr = gl.constexpr(2.0**-40)
 MOST_WEIGHT: gl.constexpr = gl.constexpr(2.0**88)
 # Below all scores: the reference of a row that has seen no key yet.
 UNSEEN: gl.constexpr = gl.constexpr(-3.0e38)
@@ -105,9 +108,9 @@ def _lowered_pairs(pairs, large):
 
 @gluon.jit
 def _raised(m_i, m_new, sums):
-    """(references, what sums are times) of rows with larger scores, or sums that have outgrown."""
+    """(references, factors of sums) of rows with larger scores, or sums above RAISE_ABOVE."""
     grown = gl.maximum(m_new, m_i + gl.log2(sums) + 56.0)
-    m_new = gl.where(sums <= OUTGROWN, m_new, grown)
+    m_new = gl.where(sums <= RAISE_ABOVE, m_new, grown)
     # Large sums are not lost: 2^-120 is the least that they are times.
     m_new = gl.where(sums <= 2.0**24, m_new, gl.minimum(m_new, m_i + 120.0))
     # What is beyond its range stays so, for all to see.
@@ -138,10 +141,10 @@ def _any(rows, votes):
 
 
 @gluon.jit
-def _tell(number, outgrown, NUMBER: gl.constexpr, slot):
+def _set_overflow(number, overflowed, NUMBER: gl.constexpr, slot):
     """Notes whether a consumer's weights have outgrown their maxima."""
     LANES: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
-    outgrown.index(2 * NUMBER + slot).store(gl.full([1], number, gl.int32, LANES))
+    overflowed.index(2 * NUMBER + slot).store(gl.full([1], number, gl.int32, LANES))
 
 
 @gluon.jit
@@ -165,6 +168,104 @@ def _unpack(pairs, OPERAND: gl.constexpr):
     return gl.convert_layout(weights, OPERAND, assert_trivial=True)
 
 
+@_aggregate
+class _Call:
+    """What holds for the whole call."""
+
+    PACKED: gl.constexpr
+    num_q_heads: gl.tensor
+    num_kv_heads: gl.tensor
+    q_len: gl.tensor
+    kv_len: gl.tensor
+    num_tiles_m: gl.tensor
+    num_tiles: gl.tensor
+    heads_together: gl.tensor
+    lse_rows: gl.tensor
+    qk_scale: gl.tensor
+
+    @gluon.constexpr_function
+    def __init__(
+        self,
+        PACKED,
+        num_q_heads,
+        num_kv_heads,
+        q_len,
+        kv_len,
+        num_tiles_m,
+        num_tiles,
+        heads_together,
+        lse_rows,
+        qk_scale,
+    ):
+        self.PACKED = gl.constexpr(PACKED)
+        self.num_q_heads = num_q_heads
+        self.num_kv_heads = num_kv_heads
+        self.q_len = q_len
+        self.kv_len = kv_len
+        self.num_tiles_m = num_tiles_m
+        self.num_tiles = num_tiles
+        self.heads_together = heads_together
+        self.lse_rows = lse_rows
+        self.qk_scale = qk_scale
+
+
+@_aggregate
+class _Tiles:
+    """Buffers of tiles: of each tensor a tuple, one for each segment of its columns."""
+
+    q_tiles: gl.tuple
+    k_tiles: gl.tuple
+    v_tiles: gl.tuple
+    out_tiles: gl.tuple
+
+    @gluon.constexpr_function
+    def __init__(self, q_tiles, k_tiles, v_tiles, out_tiles):
+        self.q_tiles = q_tiles
+        self.k_tiles = k_tiles
+        self.v_tiles = v_tiles
+        self.out_tiles = out_tiles
+
+
+@_aggregate
+class _Barriers:
+    """Arrays of barriers: a full and an empty one for each buffer."""
+
+    q_full: gl.shared_memory_descriptor
+    q_empty: gl.shared_memory_descriptor
+    kv_full: gl.shared_memory_descriptor
+    kv_empty: gl.shared_memory_descriptor
+    work_full: gl.shared_memory_descriptor
+    work_empty: gl.shared_memory_descriptor
+
+    @gluon.constexpr_function
+    def __init__(self, q_full, q_empty, kv_full, kv_empty, work_full, work_empty):
+        self.q_full = q_full
+        self.q_empty = q_empty
+        self.kv_full = kv_full
+        self.kv_empty = kv_empty
+        self.work_full = work_full
+        self.work_empty = work_empty
+
+
+@_aggregate
+class _Buffers:
+    """What producer and consumers share."""
+
+    tiles: _Tiles
+    barriers: _Barriers
+    slots: gl.shared_memory_descriptor
+    votes: gl.shared_memory_descriptor
+    overflowed: gl.shared_memory_descriptor
+
+    @gluon.constexpr_function
+    def __init__(self, tiles, barriers, slots, votes, overflowed):
+        self.tiles = tiles
+        self.barriers = barriers
+        self.slots = slots
+        self.votes = votes
+        self.overflowed = overflowed
+
+
 @gluon.jit
 def _in_order(index, num_tiles_m, num_tiles, heads_together):
     """(tile, head): heads in groups whose keys L2 holds, in a group the longest tiles first.
@@ -184,13 +285,17 @@ def _in_order(index, num_tiles_m, num_tiles, heads_together):
 
 
 @gluon.jit
-def _work(index, careful, call, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
-    """(visits, batch, head, q_first, ...): a tile of queries, and what `_key_tile` goes by.
+def _work(index, online_max, call, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
+    """(visits, batch, head, q_first, ...): a tile of queries.
 
     After the call's last tile of queries there are no visits.
     """
-    PACKED: gl.constexpr = call[0]
-    num_q_heads, _, q_len, _, num_tiles_m, num_tiles, heads_together, _, _ = call[1]
+    PACKED: gl.constexpr = call.PACKED
+    num_q_heads = call.num_q_heads
+    q_len = call.q_len
+    num_tiles_m = call.num_tiles_m
+    num_tiles = call.num_tiles
+    heads_together = call.heads_together
     LENGTH: gl.constexpr = BLOCK_M // PACKED
     is_tile = index < num_tiles
     index = min(index, num_tiles - 1)
@@ -205,7 +310,7 @@ def _work(index, careful, call, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
     kv_end = gl.cdiv(some_end, BLOCK_N)
     # Where there is nothing to see, one tile of keys is visited all the same, and all of it masked.
     visits = gl.where(is_tile, max(kv_end, 1), 0)
-    return visits, batch, head, q_first, careful
+    return visits, batch, head, q_first, online_max
 
 
 @gluon.jit
@@ -215,8 +320,8 @@ def _seen(work, NUMBER: gl.constexpr, call, BLOCK_N: gl.constexpr):
     Visits count down. A consumer leaves out those at both ends at which its queries see nothing,
     and all but one if it has no queries. Between them it computes all.
     """
-    PACKED: gl.constexpr = call[0]
-    _, _, q_len, _, _, _, _, _, _ = call[1]
+    PACKED: gl.constexpr = call.PACKED
+    q_len = call.q_len
     visits, _, _, q_first, _ = work
     top = max(visits - 1, 0)
     q_first = min(q_first + 64 // PACKED * NUMBER, q_len - 1)
@@ -229,13 +334,6 @@ def _seen(work, NUMBER: gl.constexpr, call, BLOCK_N: gl.constexpr):
     none = work[3] + 64 // PACKED * NUMBER >= q_len
     first, last = gl.where(none, 0, first), gl.where(none, 0, last)
     return first, last, all_end
-
-
-@gluon.jit
-def _key_tile(visit, work, call, BLOCK_N: gl.constexpr):
-    """The tile of keys of a visit."""
-    tile = visit
-    return tile
 
 
 @gluon.jit
@@ -305,10 +403,8 @@ def _heads(head, PACKED: gl.constexpr, LAYOUT: gl.constexpr):
 def _visited_tile(visit, place, call, NUMBER: gl.constexpr, BLOCK_N: gl.constexpr):
     """(tile of keys, whether it needs the mask) of a visit."""
     slots, q_count = place
-    work = (0, 0, 0, 0, 0)
-    tile = _key_tile(visit, work, call, BLOCK_N)
     all_end = _handed_over(3 * NUMBER + 7, q_count, slots)
-    return tile, (tile + 1) * BLOCK_N > all_end
+    return visit, (visit + 1) * BLOCK_N > all_end
 
 
 @gluon.jit
@@ -333,7 +429,7 @@ def _columns(scores, first, DTYPE: gl.constexpr):
 @gluon.jit
 def _scores(scores, start_n, masked, place, queries, call, NUMBER: gl.constexpr):
     """What the softmax sees of the products q @ k.T of 64 queries and the keys from start_n on."""
-    PACKED: gl.constexpr = call[0]
+    PACKED: gl.constexpr = call.PACKED
     LAYOUT: gl.constexpr = scores.type.layout
     # Only a tile that holds a hidden key, or reaches past kv_len, pays for the mask.
     if masked:
@@ -366,7 +462,7 @@ def _load_v(descs, buffers, number, place, full, empty, phase):
 
 
 @gluon.jit
-def _load_pair(descs, buffers, number, place, v_row, full, empty, phase):
+def _load_kv(descs, buffers, number, place, v_row, full, empty, phase):
     """The same for keys and, from v_row on, values: what one step multiplies."""
     k_descs, v_descs = descs
     k_tiles, v_tiles = buffers
@@ -379,13 +475,13 @@ def _load_pair(descs, buffers, number, place, v_row, full, empty, phase):
 
 
 @gluon.jit
-def _told(outgrown, slot, CONSUMERS: gl.constexpr):
-    """Whether `_tell` has noted that of a consumer; forgets it."""
+def _take_overflow(overflowed, slot, CONSUMERS: gl.constexpr):
+    """Whether `_set_overflow` has noted that of a consumer; forgets it."""
     LANES: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     told = 0
     for c in gl.static_range(CONSUMERS):
-        told = max(told, gl.max(outgrown.index(2 * c + slot).load(LANES), 0))
-        _tell(0, outgrown, c, slot)
+        told = max(told, gl.max(overflowed.index(2 * c + slot).load(LANES), 0))
+        _set_overflow(0, overflowed, c, slot)
     return told
 
 
@@ -395,14 +491,24 @@ def _producer(
 ):
     """Finds the tiles of queries for the consumers, and loads what they need."""
     CONSUMERS: gl.constexpr = BLOCK_M // 64
-    PACKED: gl.constexpr = call[0]
-    num_q_heads, num_kv_heads, _, _, _, num_tiles, _, _, _ = call[1]
+    PACKED: gl.constexpr = call.PACKED
+    num_q_heads = call.num_q_heads
+    num_kv_heads = call.num_kv_heads
+    num_tiles = call.num_tiles
     q_descs, k_descs, v_descs, counter_ptr = sources
-    tiles, barriers, handover, growth = buffers
-    q_tiles, k_tiles, v_tiles, _ = tiles
-    q_full, q_empty, kv_full, kv_empty = barriers
-    _, outgrown = growth
-    slots, work_full, work_empty = handover
+    tiles = buffers.tiles
+    barriers = buffers.barriers
+    slots = buffers.slots
+    overflowed = buffers.overflowed
+    q_tiles = tiles.q_tiles
+    k_tiles = tiles.k_tiles
+    v_tiles = tiles.v_tiles
+    q_full = barriers.q_full
+    q_empty = barriers.q_empty
+    kv_full = barriers.kv_full
+    kv_empty = barriers.kv_empty
+    work_full = barriers.work_full
+    work_empty = barriers.work_empty
     # A buffer is empty in the phase before the one that it is full in.
     index = gl.program_id(0)
     last, before = index, 0  # the last tiles handed over
@@ -419,17 +525,17 @@ def _producer(
         _load_qk(q_descs, q_tiles, number, rows, q_full, q_empty, q_phase ^ 1)
     while visits > 0:
         kv_head = work[2] // (num_q_heads // num_kv_heads)
-        tile = _key_tile(visits - 1, work, call, BLOCK_N)
+        tile = visits - 1
         place = (work[1], kv_head, tile * BLOCK_N)
         stage, phase = _stage(kv_count, NUM_STAGES)
         _load_qk(k_descs, k_tiles, stage, place, kv_full, kv_empty, phase ^ 1)
         for visit in range(visits - 2, -1, -1):
             v_row = place[2]
             kv_count += 1
-            tile = _key_tile(visit, work, call, BLOCK_N)
+            tile = visit
             place = (work[1], kv_head, tile * BLOCK_N)
             stage, phase = _stage(kv_count, NUM_STAGES)
-            _load_pair(
+            _load_kv(
                 (k_descs, v_descs),
                 (k_tiles, v_tiles),
                 stage,
@@ -447,9 +553,9 @@ def _producer(
         q_count += 1
         slot, phase = _stage(q_count, 2)
         mbarrier.wait(work_empty.index(slot), phase ^ 1)
-        careful = _told(outgrown, slot, CONSUMERS)  # of the tile before the last one
+        online_max = _take_overflow(overflowed, slot, CONSUMERS)  # of the tile before the last one
         following = before
-        if careful == 0:
+        if online_max == 0:
             if index < num_tiles:
                 taken = gl.atomic_add(counter_ptr, 1)
                 if taken == num_tiles - 1:
@@ -459,11 +565,11 @@ def _producer(
             if index >= num_tiles:
                 # That of the last tile has to be known before the end.
                 mbarrier.wait(work_empty.index(1 - slot), (q_count - 1) // 2 % 2)
-                careful = _told(outgrown, 1 - slot, CONSUMERS)
-                following = gl.where(careful > 0, last, index)
+                online_max = _take_overflow(overflowed, 1 - slot, CONSUMERS)
+                following = gl.where(online_max > 0, last, index)
         before = last
         last = following
-        work = _work(following, careful, call, BLOCK_M, BLOCK_N)
+        work = _work(following, online_max, call, BLOCK_M, BLOCK_N)
         _hand_over(work, q_count, slots, work_full, work_empty, call, CONSUMERS, BLOCK_N)
         visits = work[0]
         if visits > 0:
@@ -518,19 +624,19 @@ def _first_weights(
     place,
     queries,
     call,
-    careful,
+    online_max,
     votes,
     NUMBER: gl.constexpr,
     ROWS: gl.constexpr,
 ):
     """(row maxima, lanes' row sums, weights) of the first tile of keys."""
-    _, _, _, _, _, _, _, _, qk_scale = call[1]
+    qk_scale = call.qk_scale
     scores_0 = _scores(scores_0, start_n, masked, place, queries, call, NUMBER)
     top = _lane_max(scores_0)
     m_i = _reference(top, ROWS, qk_scale)
     m_scaled = m_i[:, None]
     # The second bit stays: each step then takes new maxima.
-    growing = 2 * careful | _any(_steep(top, m_i, ROWS, qk_scale), votes)
+    growing = 2 * online_max | _any(_steep(top, m_i, ROWS, qk_scale), votes)
     p_0 = gl.exp2(scores_0 * qk_scale - m_scaled)
     l_i = _lane_sum(p_0)
     weights = (_pack(p_0),)
@@ -542,8 +648,10 @@ def _finish(
     m_i, total, redone, place, queries, call, lse_ptr, NUMBER: gl.constexpr, ROWS: gl.constexpr
 ):
     """Stores the LSE of rows that have seen all their keys; returns what their output is times."""
-    PACKED: gl.constexpr = call[0]
-    num_q_heads, _, q_len, _, _, _, _, lse_rows, _ = call[1]
+    PACKED: gl.constexpr = call.PACKED
+    num_q_heads = call.num_q_heads
+    q_len = call.q_len
+    lse_rows = call.lse_rows
     batch, head, q_first = _batch(place), _head(place), _q_first(place, NUMBER, PACKED)
     offs_m = q_first + _positions(PACKED, ROWS)
     # Sums of usual weights are brought back near 1, which keeps the digits of their logarithm.
@@ -608,11 +716,14 @@ def _step(
     Returns the accumulators, row maxima, lanes' row sums and the weights. If it GROWS, it takes
     new maxima, and returns whether the next step has to.
     """
-    _, _, _, _, _, _, _, _, qk_scale = call[1]
-    tiles, barriers, _, growth = buffers
-    votes, _ = growth
-    _, k_tiles, v_tiles, _ = tiles
-    _, _, kv_full, kv_empty = barriers
+    qk_scale = call.qk_scale
+    tiles = buffers.tiles
+    barriers = buffers.barriers
+    votes = buffers.votes
+    k_tiles = tiles.k_tiles
+    v_tiles = tiles.v_tiles
+    kv_full = barriers.kv_full
+    kv_empty = barriers.kv_empty
     ROWS: gl.constexpr = gl.SliceLayout(1, SCORES)
     stage, _ = _stage(kv_count, NUM_STAGES)
     next_stage, next_phase = _stage(kv_count + 1, NUM_STAGES)
@@ -648,7 +759,8 @@ def _step(
 @gluon.jit
 def _skip(kv_count, barriers, NUM_STAGES: gl.constexpr):
     """Passes on a tile of keys and values that a consumer's queries do not see, as it comes."""
-    _, _, kv_full, kv_empty = barriers
+    kv_full = barriers.kv_full
+    kv_empty = barriers.kv_empty
     stage, phase = _stage(kv_count, NUM_STAGES)
     mbarrier.wait(kv_full.index(stage), phase)
     mbarrier.arrive(kv_empty.index(stage), count=1)
@@ -673,14 +785,24 @@ def _consumer(
     HALF: gl.constexpr = BLOCK_N
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16])
     ROWS: gl.constexpr = gl.SliceLayout(1, SCORES)
-    PACKED: gl.constexpr = call[0]
-    _, _, q_len, _, _, _, _, _, _ = call[1]
+    PACKED: gl.constexpr = call.PACKED
+    q_len = call.q_len
     out_descs, lse_ptr = results
-    tiles, barriers, handover, growth = buffers
-    votes, outgrown = growth
-    q_tiles, k_tiles, v_tiles, out_tiles = tiles
-    q_full, q_empty, kv_full, kv_empty = barriers
-    slots, work_full, work_empty = handover
+    tiles = buffers.tiles
+    barriers = buffers.barriers
+    slots = buffers.slots
+    votes = buffers.votes
+    overflowed = buffers.overflowed
+    q_tiles = tiles.q_tiles
+    k_tiles = tiles.k_tiles
+    v_tiles = tiles.v_tiles
+    out_tiles = tiles.out_tiles
+    q_full = barriers.q_full
+    q_empty = barriers.q_empty
+    kv_full = barriers.kv_full
+    kv_empty = barriers.kv_empty
+    work_full = barriers.work_full
+    work_empty = barriers.work_empty
     q_count = 0  # tiles of queries
     kv_count = 0  # tiles of keys
     mbarrier.wait(work_full.index(0), 0)
@@ -688,7 +810,7 @@ def _consumer(
     acc = gl.zeros([64, 128], gl.float32, OUT)
     while visits > 0:
         place = (slots, q_count)
-        careful = _handed_over(4, q_count, slots)
+        online_max = _handed_over(4, q_count, slots)
         queries = _queries(place, call, NUMBER, ROWS)
         first = _handed_over(3 * NUMBER + 5, q_count, slots)
         last = _handed_over(3 * NUMBER + 6, q_count, slots)
@@ -713,7 +835,7 @@ def _consumer(
             place,
             queries,
             call,
-            careful,
+            online_max,
             votes.index(NUMBER),
             NUMBER,
             ROWS,
@@ -790,7 +912,7 @@ def _consumer(
             until = min(2 * until, 64)
             if rest >= last:
                 sums = _row_sum(l_i, ROWS)
-                growing = _any(gl.where(sums <= OUTGROWN, 0, 1), votes.index(NUMBER))
+                growing = _any(gl.where(sums <= RAISE_ABOVE, 0, 1), votes.index(NUMBER))
 
         # The tile's end.
         total = _row_sum(l_i, ROWS)
@@ -804,9 +926,9 @@ def _consumer(
             m_i += gl.where(large, 120.0, 0.0)
             total *= gl.where(large, 2.0**-120, 1.0)
             weights = (_lowered_pairs(weights[0], large),)
-            redone = _any(gl.where(lost <= 2.0**126, 0, 1 - careful), votes.index(NUMBER))
+            redone = _any(gl.where(lost <= 2.0**126, 0, 1 - online_max), votes.index(NUMBER))
             if redone > 0:
-                _tell(1, outgrown, NUMBER, q_count % 2)
+                _set_overflow(1, overflowed, NUMBER, q_count % 2)
         v_stage = _stage(kv_count, NUM_STAGES)[0]
         kv_count += 1
         acc = _start_values(weights, v_tiles, v_stage, acc, begun)
@@ -871,7 +993,8 @@ def _attention_hopper(
     """
     CONSUMERS: gl.constexpr = BLOCK_M // 64
     Q_TILES: gl.constexpr = 2 * CONSUMERS
-    call = (
+    call = _Call(
+        PACKED,
         num_q_heads,
         num_kv_heads,
         q_len,
@@ -904,10 +1027,10 @@ def _attention_hopper(
     work_empty = gl.allocate_shared_memory(gl.int64, [2, 1], BARRIER)
     q_tiles, k_tiles = (q_tiles,), (k_tiles,)
     v_tiles, out_tiles = (v_tiles,), q_tiles  # free once they are multiplied
-    tiles = (q_tiles, k_tiles, v_tiles, out_tiles)
-    barriers = (q_full, q_empty, kv_full, kv_empty)
+    tiles = _Tiles(q_tiles, k_tiles, v_tiles, out_tiles)
+    barriers = _Barriers(q_full, q_empty, kv_full, kv_empty, work_full, work_empty)
     votes = gl.allocate_shared_memory(gl.int8, [CONSUMERS, 64], scalar)
-    outgrown = gl.allocate_shared_memory(gl.int32, [2 * CONSUMERS, 1], scalar)
+    overflowed = gl.allocate_shared_memory(gl.int32, [2 * CONSUMERS, 1], scalar)
     # One of each array after the other: between two of one array Triton has all warps meet.
     for i in gl.static_range(Q_TILES + NUM_STAGES):
         if i < Q_TILES:
@@ -920,8 +1043,8 @@ def _attention_hopper(
             mbarrier.init(work_full.index(i), count=1)
             mbarrier.init(work_empty.index(i), count=CONSUMERS)
         if i < 2 * CONSUMERS:
-            _tell(0, outgrown, i // 2, i % 2)
-    buffers = (tiles, barriers, (slots, work_full, work_empty), (votes, outgrown))
+            _set_overflow(0, overflowed, i // 2, i % 2)
+    buffers = _Buffers(tiles, barriers, slots, votes, overflowed)
     q_descs, k_descs = (q_desc,), (k_desc,)
     v_descs, out_descs = (v_desc,), (out_desc,)
     sources = (q_descs, k_descs, v_descs, counter_ptr)
@@ -930,9 +1053,9 @@ def _attention_hopper(
     if CONSUMERS == 2:
         gl.warp_specialize(
             [
-                (_consumer, (results, buffers, (PACKED, call), 0, BLOCK_M, BLOCK_N, NUM_STAGES)),
-                (_consumer, (results, buffers, (PACKED, call), 1, BLOCK_M, BLOCK_N, NUM_STAGES)),
-                (_producer, (sources, buffers, (PACKED, call), BLOCK_M, BLOCK_N, NUM_STAGES)),
+                (_consumer, (results, buffers, call, 0, BLOCK_M, BLOCK_N, NUM_STAGES)),
+                (_consumer, (results, buffers, call, 1, BLOCK_M, BLOCK_N, NUM_STAGES)),
+                (_producer, (sources, buffers, call, BLOCK_M, BLOCK_N, NUM_STAGES)),
             ],
             [4, 1],
             [240, 24],
@@ -940,10 +1063,10 @@ def _attention_hopper(
     elif CONSUMERS == 3:
         gl.warp_specialize(
             [
-                (_consumer, (results, buffers, (PACKED, call), 0, BLOCK_M, BLOCK_N, NUM_STAGES)),
-                (_consumer, (results, buffers, (PACKED, call), 1, BLOCK_M, BLOCK_N, NUM_STAGES)),
-                (_consumer, (results, buffers, (PACKED, call), 2, BLOCK_M, BLOCK_N, NUM_STAGES)),
-                (_producer, (sources, buffers, (PACKED, call), BLOCK_M, BLOCK_N, NUM_STAGES)),
+                (_consumer, (results, buffers, call, 0, BLOCK_M, BLOCK_N, NUM_STAGES)),
+                (_consumer, (results, buffers, call, 1, BLOCK_M, BLOCK_N, NUM_STAGES)),
+                (_consumer, (results, buffers, call, 2, BLOCK_M, BLOCK_N, NUM_STAGES)),
+                (_producer, (sources, buffers, call, BLOCK_M, BLOCK_N, NUM_STAGES)),
             ],
             [4, 4, 1],
             [160, 160, 32],

@@ -1,5 +1,6 @@
 """A golden."""
 
+import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -16,13 +17,15 @@ def _named(owner, name, before):
     return getattr(owner, name if hasattr(owner, name) else before)
 
 
+# `gluon.aggregate` from Triton 3.8 on.
+_aggregate = gluon.aggregate if hasattr(gluon, "aggregate") else tl.core._aggregate
 _async_load = _named(tma, "async_load", "async_copy_global_to_shared")  # before Triton 3.8
 _async_store = _named(tma, "async_store", "async_copy_shared_to_global")  # before 3.8
 
 # Where the results of wgmma lie in registers: the output's.
 OUT: gl.constexpr = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16]))
 # What the weights of a row may add up to: before its reference is raised, and at all.
-OUTGROWN: gl.constexpr = gl.constexpr(2.0**-40)
+RAISE_ABOVE: gl.constexpr = gl.constexpr(2.0**-40)
 MOST_WEIGHT: gl.constexpr = gl.constexpr(2.0**88)
 # Below all scores: the reference of a row that has seen no key yet.
 UNSEEN: gl.constexpr = gl.constexpr(-3.0e38)
@@ -31,7 +34,7 @@ LOOK: gl.constexpr = gl.constexpr(16)
 
 
 @gluon.jit
-def _take_turn(CONSUMER: gl.constexpr):
+def _ping_pong_wait(CONSUMER: gl.constexpr):
     """Waits until this consumer's turn has been passed to it."""
     lanes = gl.full([128], 0, gl.int32, gl.BlockedLayout([1], [32], [4], [0]))
     gl.inline_asm_elementwise(
@@ -41,7 +44,7 @@ def _take_turn(CONSUMER: gl.constexpr):
 
 
 @gluon.jit
-def _pass_turn(CONSUMER: gl.constexpr):
+def _ping_pong_arrive(CONSUMER: gl.constexpr):
     """Lets this consumer go on. It has a hardware barrier; Triton takes the first ones itself."""
     lanes = gl.full([128], 0, gl.int32, gl.BlockedLayout([1], [32], [4], [0]))
     gl.inline_asm_elementwise(
@@ -108,9 +111,9 @@ def _scale_rows(acc, factor):
 
 @gluon.jit
 def _raised(m_i, m_new, sums):
-    """(references, what sums are times) of rows with larger scores, or sums that have outgrown."""
+    """(references, factors of sums) of rows with larger scores, or sums above RAISE_ABOVE."""
     grown = gl.maximum(m_new, m_i + gl.log2(sums) + 56.0)
-    m_new = gl.where(sums <= OUTGROWN, m_new, grown)
+    m_new = gl.where(sums <= RAISE_ABOVE, m_new, grown)
     # Large sums are not lost: 2^-120 is the least that they are times.
     m_new = gl.where(sums <= 2.0**24, m_new, gl.minimum(m_new, m_i + 120.0))
     # What is beyond its range stays so, for all to see.
@@ -141,10 +144,10 @@ def _any(rows, votes):
 
 
 @gluon.jit
-def _tell(number, outgrown, NUMBER: gl.constexpr, slot):
+def _set_overflow(number, overflowed, NUMBER: gl.constexpr, slot):
     """Notes whether a consumer's weights have outgrown their maxima."""
     LANES: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
-    outgrown.index(2 * NUMBER + slot).store(gl.full([1], number, gl.int32, LANES))
+    overflowed.index(2 * NUMBER + slot).store(gl.full([1], number, gl.int32, LANES))
 
 
 @gluon.jit
@@ -168,6 +171,108 @@ def _unpack(pairs, OPERAND: gl.constexpr):
     return gl.convert_layout(weights, OPERAND, assert_trivial=True)
 
 
+@_aggregate
+class _Call:
+    """What holds for the whole call."""
+
+    num_q_heads: gl.tensor
+    num_kv_heads: gl.tensor
+    q_len: gl.tensor
+    kv_len: gl.tensor
+    num_tiles_m: gl.tensor
+    num_tiles: gl.tensor
+    heads_together: gl.tensor
+    lse_rows: gl.tensor
+    scale: gl.tensor
+    left: gl.tensor
+
+    @gluon.constexpr_function
+    def __init__(
+        self,
+        num_q_heads,
+        num_kv_heads,
+        q_len,
+        kv_len,
+        num_tiles_m,
+        num_tiles,
+        heads_together,
+        lse_rows,
+        scale,
+        left,
+    ):
+        self.num_q_heads = num_q_heads
+        self.num_kv_heads = num_kv_heads
+        self.q_len = q_len
+        self.kv_len = kv_len
+        self.num_tiles_m = num_tiles_m
+        self.num_tiles = num_tiles
+        self.heads_together = heads_together
+        self.lse_rows = lse_rows
+        self.scale = scale
+        self.left = left
+
+
+@_aggregate
+class _Tiles:
+    """Buffers of tiles: of each tensor a tuple, one for each segment of its columns."""
+
+    q_tiles: gl.tuple
+    k_tiles: gl.tuple
+    v_tiles: gl.tuple
+    out_tiles: gl.tuple
+
+    @gluon.constexpr_function
+    def __init__(self, q_tiles, k_tiles, v_tiles, out_tiles):
+        self.q_tiles = q_tiles
+        self.k_tiles = k_tiles
+        self.v_tiles = v_tiles
+        self.out_tiles = out_tiles
+
+
+@_aggregate
+class _Barriers:
+    """Arrays of barriers: a full and an empty one for each buffer."""
+
+    q_full: gl.shared_memory_descriptor
+    q_empty: gl.shared_memory_descriptor
+    k_full: gl.shared_memory_descriptor
+    k_empty: gl.shared_memory_descriptor
+    v_full: gl.shared_memory_descriptor
+    v_empty: gl.shared_memory_descriptor
+    work_full: gl.shared_memory_descriptor
+    work_empty: gl.shared_memory_descriptor
+
+    @gluon.constexpr_function
+    def __init__(self, q_full, q_empty, k_full, k_empty, v_full, v_empty, work_full, work_empty):
+        self.q_full = q_full
+        self.q_empty = q_empty
+        self.k_full = k_full
+        self.k_empty = k_empty
+        self.v_full = v_full
+        self.v_empty = v_empty
+        self.work_full = work_full
+        self.work_empty = work_empty
+
+
+@_aggregate
+class _Buffers:
+    """What producer and consumers share."""
+
+    tiles: _Tiles
+    barriers: _Barriers
+    slots: gl.shared_memory_descriptor
+    votes: gl.shared_memory_descriptor
+    overflowed: gl.shared_memory_descriptor
+
+    @gluon.constexpr_function
+    def __init__(self, tiles, barriers, slots, votes, overflowed):
+        self.tiles = tiles
+        self.barriers = barriers
+        self.slots = slots
+        self.votes = votes
+        self.overflowed = overflowed
+
+
 @gluon.jit
 def _in_order(index, num_tiles_m, num_tiles, heads_together):
     """(tile, head): heads in groups whose keys L2 holds, in a group the longest tiles first.
@@ -187,12 +292,17 @@ def _in_order(index, num_tiles_m, num_tiles, heads_together):
 
 
 @gluon.jit
-def _work(index, careful, call, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
-    """(visits, batch, head, q_first, ...): a tile of queries, and what `_key_tile` goes by.
+def _work(index, online_max, call, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
+    """(visits, batch, head, q_first, ...): a tile of queries, and what `_key_tile` reads.
 
     After the call's last tile of queries there are no visits.
     """
-    num_q_heads, _, q_len, _, num_tiles_m, num_tiles, heads_together, _, _, left = call
+    num_q_heads = call.num_q_heads
+    q_len = call.q_len
+    num_tiles_m = call.num_tiles_m
+    num_tiles = call.num_tiles
+    heads_together = call.heads_together
+    left = call.left
     is_tile = index < num_tiles
     index = min(index, num_tiles - 1)
     tile_m, batch_head = _in_order(index, num_tiles_m, num_tiles, heads_together)
@@ -217,7 +327,7 @@ def _work(index, careful, call, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
     visits_1 = visits_0 + kv_end_1 - kv_begin_1
     # Where there is nothing to see, one tile of keys is visited all the same, and all of it masked.
     visits = gl.where(is_tile, max(visits_1, 1), 0)
-    return visits, batch, head, q_first, kv_begin_0, visits_0, kv_begin_1, visits_1, careful
+    return visits, batch, head, q_first, kv_begin_0, visits_0, kv_begin_1, visits_1, online_max
 
 
 @gluon.jit
@@ -227,7 +337,8 @@ def _seen(work, NUMBER: gl.constexpr, call, BLOCK_N: gl.constexpr):
     Visits count down. A consumer leaves out those at both ends at which its queries see nothing,
     and all but one if it has no queries. Between runs it computes all.
     """
-    _, _, q_len, _, _, _, _, _, _, left = call
+    q_len = call.q_len
+    left = call.left
     visits, _, _, q_first, kv_begin_0, visits_0, kv_begin_1, _, _ = work
     top = max(visits - 1, 0)
     q_first = min(q_first + 64 * NUMBER, q_len - 1)
@@ -417,7 +528,7 @@ def _columns(scores, first, DTYPE: gl.constexpr):
 @gluon.jit
 def _hide(scores, start_n, place, queries, call, NUMBER: gl.constexpr):
     """Scores of 64 queries with the keys from start_n on, -inf where a comparison hides them."""
-    _, _, _, _, _, _, _, _, _, left = call
+    left = call.left
     LAYOUT: gl.constexpr = scores.type.layout
     q_first = _q_first(place, NUMBER)
     q_idx = (q_first + gl.arange(0, 64, layout=gl.SliceLayout(1, LAYOUT)))[:, None]
@@ -466,13 +577,13 @@ def _load_v(descs, buffers, number, place, full, empty, phase):
 
 
 @gluon.jit
-def _told(outgrown, slot, CONSUMERS: gl.constexpr):
-    """Whether `_tell` has noted that of a consumer; forgets it."""
+def _take_overflow(overflowed, slot, CONSUMERS: gl.constexpr):
+    """Whether `_set_overflow` has noted that of a consumer; forgets it."""
     LANES: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     told = 0
     for c in gl.static_range(CONSUMERS):
-        told = max(told, gl.max(outgrown.index(2 * c + slot).load(LANES), 0))
-        _tell(0, outgrown, c, slot)
+        told = max(told, gl.max(overflowed.index(2 * c + slot).load(LANES), 0))
+        _set_overflow(0, overflowed, c, slot)
     return told
 
 
@@ -482,13 +593,25 @@ def _producer(
 ):
     """Finds the tiles of queries for the consumers, and loads what they need."""
     CONSUMERS: gl.constexpr = BLOCK_M // 64
-    num_q_heads, num_kv_heads, _, _, _, num_tiles, _, _, _, _ = call
+    num_q_heads = call.num_q_heads
+    num_kv_heads = call.num_kv_heads
+    num_tiles = call.num_tiles
     q_descs, k_descs, v_descs, counter_ptr = sources
-    tiles, barriers, handover, growth = buffers
-    q_tiles, k_tiles, v_tiles, _ = tiles
-    q_full, q_empty, k_full, k_empty, v_full, v_empty = barriers
-    _, outgrown = growth
-    slots, work_full, work_empty = handover
+    tiles = buffers.tiles
+    barriers = buffers.barriers
+    slots = buffers.slots
+    overflowed = buffers.overflowed
+    q_tiles = tiles.q_tiles
+    k_tiles = tiles.k_tiles
+    v_tiles = tiles.v_tiles
+    q_full = barriers.q_full
+    q_empty = barriers.q_empty
+    k_full = barriers.k_full
+    k_empty = barriers.k_empty
+    v_full = barriers.v_full
+    v_empty = barriers.v_empty
+    work_full = barriers.work_full
+    work_empty = barriers.work_empty
     # A buffer is empty in the phase before the one that it is full in.
     index = gl.program_id(0)
     last, before = index, 0  # the last tiles handed over
@@ -525,9 +648,9 @@ def _producer(
         q_count += 1
         slot, phase = _stage(q_count, 2)
         mbarrier.wait(work_empty.index(slot), phase ^ 1)
-        careful = _told(outgrown, slot, CONSUMERS)  # of the tile before the last one
+        online_max = _take_overflow(overflowed, slot, CONSUMERS)  # of the tile before the last one
         following = before
-        if careful == 0:
+        if online_max == 0:
             if index < num_tiles:
                 taken = gl.atomic_add(counter_ptr, 1)
                 if taken == num_tiles - 1:
@@ -537,11 +660,11 @@ def _producer(
             if index >= num_tiles:
                 # That of the last tile has to be known before the end.
                 mbarrier.wait(work_empty.index(1 - slot), (q_count - 1) // 2 % 2)
-                careful = _told(outgrown, 1 - slot, CONSUMERS)
-                following = gl.where(careful > 0, last, index)
+                online_max = _take_overflow(overflowed, 1 - slot, CONSUMERS)
+                following = gl.where(online_max > 0, last, index)
         before = last
         last = following
-        work = _work(following, careful, call, BLOCK_M, BLOCK_N)
+        work = _work(following, online_max, call, BLOCK_M, BLOCK_N)
         _hand_over(work, q_count, slots, work_full, work_empty, call, CONSUMERS, BLOCK_N)
         visits = work[0]
         if visits > 0:
@@ -585,7 +708,7 @@ def _start_values(weights, v_tiles, stage, acc, begun):
 @gluon.jit
 def _queries(place, call, NUMBER: gl.constexpr, ROWS: gl.constexpr):
     """What the scores of a consumer's queries are computed with, besides the call's own."""
-    _, _, _, _, _, _, _, _, scale, _ = call
+    scale = call.scale
     head = _head(place)
     scalar_0 = gl.exp2(-(0.5 * gl.cast(head, gl.float32)) - 0.5) / scale
     qk_scale = 1.4426950408889634 * scale
@@ -600,7 +723,7 @@ def _first_weights(
     place,
     queries,
     call,
-    careful,
+    online_max,
     votes,
     NUMBER: gl.constexpr,
     ROWS: gl.constexpr,
@@ -612,7 +735,7 @@ def _first_weights(
     m_i = _reference(top, ROWS, qk_scale)
     m_scaled = m_i[:, None]
     # The second bit stays: each step then takes new maxima.
-    growing = 2 * careful | _any(_steep(top, m_i, ROWS, qk_scale), votes)
+    growing = 2 * online_max | _any(_steep(top, m_i, ROWS, qk_scale), votes)
     p_0 = gl.exp2(scores_0 * qk_scale - m_scaled)
     l_i = _lane_sum(p_0)
     weights = (_pack(p_0),)
@@ -624,7 +747,9 @@ def _finish(
     m_i, total, redone, place, queries, call, lse_ptr, NUMBER: gl.constexpr, ROWS: gl.constexpr
 ):
     """Stores the LSE of rows that have seen all their keys; returns what their output is times."""
-    num_q_heads, _, q_len, _, _, _, _, lse_rows, _, _ = call
+    num_q_heads = call.num_q_heads
+    q_len = call.q_len
+    lse_rows = call.lse_rows
     batch, head, q_first = _batch(place), _head(place), _q_first(place, NUMBER)
     offs_m = q_first + gl.arange(0, 64, layout=ROWS)
     # Sums of usual weights are brought back near 1, which keeps the digits of their logarithm.
@@ -686,19 +811,24 @@ def _step(
     new maxima, and returns whether the next step has to.
     """
     _, qk_scale = queries
-    tiles, barriers, _, growth = buffers
-    votes, _ = growth
-    _, k_tiles, v_tiles, _ = tiles
-    _, _, k_full, k_empty, v_full, v_empty = barriers
+    tiles = buffers.tiles
+    barriers = buffers.barriers
+    votes = buffers.votes
+    k_tiles = tiles.k_tiles
+    v_tiles = tiles.v_tiles
+    k_full = barriers.k_full
+    k_empty = barriers.k_empty
+    v_full = barriers.v_full
+    v_empty = barriers.v_empty
     ROWS: gl.constexpr = gl.SliceLayout(1, SCORES)
     v_stage, v_phase = _stage(kv_count - 1, NUM_STAGES)
     k_stage, _ = _stage(kv_count, NUM_STAGES)
     next_stage, next_phase = _stage(kv_count + 1, NUM_STAGES)
-    _take_turn(NUMBER)
+    _ping_pong_wait(NUMBER)
     scores_0 = _start_scores(q, k_tiles, k_stage, 0, SCORES)
     mbarrier.wait(v_full.index(v_stage), v_phase)
     acc = _start_values(weights, v_tiles, v_stage, acc, begun)
-    _pass_turn((NUMBER + 1) % CONSUMERS)
+    _ping_pong_arrive((NUMBER + 1) % CONSUMERS)
     scores_0 = warpgroup_mma_wait(1, deps=(scores_0,))
     mbarrier.arrive(k_empty.index(k_stage), count=1)
     scores_0 = _scores(scores_0, start_n, masked, place, queries, call, NUMBER)
@@ -732,11 +862,14 @@ def _skip(
     kv_count, barriers, NUMBER: gl.constexpr, CONSUMERS: gl.constexpr, NUM_STAGES: gl.constexpr
 ):
     """Passes on a tile of keys and values that a consumer's queries do not see, as it comes."""
-    _, _, k_full, k_empty, v_full, v_empty = barriers
+    k_full = barriers.k_full
+    k_empty = barriers.k_empty
+    v_full = barriers.v_full
+    v_empty = barriers.v_empty
     stage, phase = _stage(kv_count, NUM_STAGES)
     mbarrier.wait(k_full.index(stage), phase)
-    _take_turn(NUMBER)
-    _pass_turn((NUMBER + 1) % CONSUMERS)
+    _ping_pong_wait(NUMBER)
+    _ping_pong_arrive((NUMBER + 1) % CONSUMERS)
     mbarrier.arrive(k_empty.index(stage), count=1)
     mbarrier.wait(v_full.index(stage), phase)
     mbarrier.arrive(v_empty.index(stage), count=1)
@@ -762,23 +895,35 @@ def _consumer(
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16])
     ROWS: gl.constexpr = gl.SliceLayout(1, SCORES)
     NEXT: gl.constexpr = (NUMBER + 1) % CONSUMERS
-    _, _, q_len, _, _, _, _, _, _, _ = call
+    q_len = call.q_len
     out_descs, lse_ptr = results
-    tiles, barriers, handover, growth = buffers
-    votes, outgrown = growth
-    q_tiles, k_tiles, v_tiles, out_tiles = tiles
-    q_full, q_empty, k_full, k_empty, v_full, v_empty = barriers
-    slots, work_full, work_empty = handover
+    tiles = buffers.tiles
+    barriers = buffers.barriers
+    slots = buffers.slots
+    votes = buffers.votes
+    overflowed = buffers.overflowed
+    q_tiles = tiles.q_tiles
+    k_tiles = tiles.k_tiles
+    v_tiles = tiles.v_tiles
+    out_tiles = tiles.out_tiles
+    q_full = barriers.q_full
+    q_empty = barriers.q_empty
+    k_full = barriers.k_full
+    k_empty = barriers.k_empty
+    v_full = barriers.v_full
+    v_empty = barriers.v_empty
+    work_full = barriers.work_full
+    work_empty = barriers.work_empty
     q_count = 0  # tiles of queries
     kv_count = 0  # tiles of keys
     mbarrier.wait(work_full.index(0), 0)
     visits = _handed_over(0, q_count, slots)
     if NUMBER == CONSUMERS - 1:
-        _pass_turn(0)
+        _ping_pong_arrive(0)
     acc = gl.zeros([64, 64], gl.float32, OUT)
     while visits > 0:
         place = (slots, q_count)
-        careful = _handed_over(8, q_count, slots)
+        online_max = _handed_over(8, q_count, slots)
         queries = _queries(place, call, NUMBER, ROWS)
         first = _handed_over(6 * NUMBER + 9, q_count, slots)
         last = _handed_over(6 * NUMBER + 10, q_count, slots)
@@ -791,9 +936,9 @@ def _consumer(
         mbarrier.wait(q_full.index(number), q_phase)
         q = _queries_of(q_tiles, number)
         mbarrier.wait(k_full.index(k_stage), k_phase)
-        _take_turn(NUMBER)
+        _ping_pong_wait(NUMBER)
         scores_0 = _start_scores(q, k_tiles, k_stage, 0, SCORES)
-        _pass_turn(NEXT)
+        _ping_pong_arrive(NEXT)
         scores_0 = warpgroup_mma_wait(0, deps=(scores_0,))
         mbarrier.arrive(k_empty.index(k_stage), count=1)
         tile, masked = _visited_tile(first, place, call, NUMBER, BLOCK_N)
@@ -805,7 +950,7 @@ def _consumer(
             place,
             queries,
             call,
-            careful,
+            online_max,
             votes.index(NUMBER),
             NUMBER,
             ROWS,
@@ -880,20 +1025,20 @@ def _consumer(
             until = min(2 * until, 64)
             if rest >= last:
                 sums = _row_sum(l_i, ROWS)
-                growing = _any(gl.where(sums <= OUTGROWN, 0, 1), votes.index(NUMBER))
+                growing = _any(gl.where(sums <= RAISE_ABOVE, 0, 1), votes.index(NUMBER))
 
         # The tile's end.
         total = _row_sum(l_i, ROWS)
         redone = 0  # whether the producer has to hand this tile over again
-        redone = _any(gl.where(total <= MOST_WEIGHT, 0, 1 - careful), votes.index(NUMBER))
+        redone = _any(gl.where(total <= MOST_WEIGHT, 0, 1 - online_max), votes.index(NUMBER))
         if redone > 0:
-            _tell(1, outgrown, NUMBER, q_count % 2)
+            _set_overflow(1, overflowed, NUMBER, q_count % 2)
         v_stage, v_phase = _stage(kv_count - 1, NUM_STAGES)
         mbarrier.arrive(q_empty.index(q_count % 2 * CONSUMERS + NUMBER), count=1)
-        _take_turn(NUMBER)
+        _ping_pong_wait(NUMBER)
         mbarrier.wait(v_full.index(v_stage), v_phase)
         acc = _start_values(weights, v_tiles, v_stage, acc, begun)
-        _pass_turn(NEXT)
+        _ping_pong_arrive(NEXT)
         scale_out = _finish(m_i, total, redone, place, queries, call, lse_ptr, NUMBER, ROWS)
         acc = warpgroup_mma_wait(0, deps=(acc,))
         # One thread waits until its last store has been read; the arrival holds up the others.
@@ -911,7 +1056,7 @@ def _consumer(
         visits = _handed_over(0, q_count, slots)
     tma.store_wait(0)
     if NUMBER == 0:
-        _take_turn(0)  # the one that is left over
+        _ping_pong_wait(0)  # the one that is left over
 
 
 # Lengths, head counts and the mask's parameters never cause a recompile.
@@ -958,7 +1103,7 @@ def _attention_hopper(
     """
     CONSUMERS: gl.constexpr = BLOCK_M // 64
     Q_TILES: gl.constexpr = 2 * CONSUMERS
-    call = (
+    call = _Call(
         num_q_heads,
         num_kv_heads,
         q_len,
@@ -989,10 +1134,10 @@ def _attention_hopper(
     work_empty = gl.allocate_shared_memory(gl.int64, [2, 1], BARRIER)
     q_tiles, k_tiles = (q_tiles,), (k_tiles,)
     v_tiles, out_tiles = (v_tiles,), (out_tiles,)
-    tiles = (q_tiles, k_tiles, v_tiles, out_tiles)
-    barriers = (q_full, q_empty, k_full, k_empty, v_full, v_empty)
+    tiles = _Tiles(q_tiles, k_tiles, v_tiles, out_tiles)
+    barriers = _Barriers(q_full, q_empty, k_full, k_empty, v_full, v_empty, work_full, work_empty)
     votes = gl.allocate_shared_memory(gl.int8, [CONSUMERS, 64], scalar)
-    outgrown = gl.allocate_shared_memory(gl.int32, [2 * CONSUMERS, 1], scalar)
+    overflowed = gl.allocate_shared_memory(gl.int32, [2 * CONSUMERS, 1], scalar)
     # One of each array after the other: between two of one array Triton has all warps meet.
     for i in gl.static_range(Q_TILES + NUM_STAGES):
         if i < Q_TILES:
@@ -1007,8 +1152,8 @@ def _attention_hopper(
             mbarrier.init(work_full.index(i), count=1)
             mbarrier.init(work_empty.index(i), count=CONSUMERS)
         if i < 2 * CONSUMERS:
-            _tell(0, outgrown, i // 2, i % 2)
-    buffers = (tiles, barriers, (slots, work_full, work_empty), (votes, outgrown))
+            _set_overflow(0, overflowed, i // 2, i % 2)
+    buffers = _Buffers(tiles, barriers, slots, votes, overflowed)
     q_descs, k_descs = (q_desc,), (k_desc,)
     v_descs, out_descs = (v_desc,), (out_desc,)
     sources = (q_descs, k_descs, v_descs, counter_ptr)

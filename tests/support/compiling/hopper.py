@@ -125,7 +125,7 @@ def _argument_types(plan: KernelPlan, config: KernelConfig, packed: int) -> dict
     """Triton's types of the arguments that are no integers, but for those of parameters."""
     types = {"lse_ptr": "*fp32", "qk_scale": "fp32", "scale": "fp32", "tiles_ptr": "*i32"}
     types["counter_ptr"] = "*i32" if HopperNames(plan).counts else "*fp32"
-    types |= {"cuts_ptr": "*i32", "out_ptr": f"*{plan.triton_dtype}"} | DROPOUT_TYPES
+    types |= {"segment_tiles_ptr": "*i32", "out_ptr": f"*{plan.triton_dtype}"} | DROPOUT_TYPES
     tensors = (
         ("q", (packed, 64 // packed), plan.qk_parts),
         ("k", (1, config.BLOCK_N), plan.qk_parts),

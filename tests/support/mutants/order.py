@@ -11,8 +11,8 @@ from support.trials import Kernel
 
 #: What keeps roles apart, at the start of a line.
 SYNCHRONISES = re.compile(
-    r" +(mbarrier\.(wait|arrive|expect)\(|fence_async_shared\(|tma\.store_wait\(|_(meet|take_turn"
-    r"|pass_turn|wait_at|arrive_at|announce)\()"
+    r" +(mbarrier\.(wait|arrive|expect)\(|fence_async_shared\(|tma\.store_wait\(|_(meet|wait_at"
+    r"|ping_pong_wait|ping_pong_arrive|arrive_at|announce)\()"
 )
 
 #: The kernels that one is taken out of: (whose trials, the variant, the functions looked at; the
