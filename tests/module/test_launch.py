@@ -373,11 +373,11 @@ def test_sizes_that_depend_on_a_number_are_checked_for_each(
 
 
 def test_a_launch_is_kept_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another thread may repeat it from the moment that it is kept, with that of the cuts."""
+    """Another thread may repeat it from the moment that it is kept, with the one before it."""
 
     class Kept(dict[Any, Any]):
         def __setitem__(self, key: Any, launch: Any) -> None:
-            whole.append(hasattr(launch, "cut"))
+            whole.append(hasattr(launch, "prior"))
             super().__setitem__(key, launch)
 
     whole: list[bool] = []
