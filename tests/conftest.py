@@ -40,12 +40,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--fresh",
         action="store_true",
-        help="compile what tests/data/allotted has figures of, and hold these to it",
+        help="compile what tests/data has the compiler's figures of, and hold these to it",
     )
     parser.addoption(
         "--update-figures",
         action="store_true",
-        help="add what is compiled to the figures of tests/data/allotted",
+        help="add what is compiled to the figures of tests/data",
     )
 
 
