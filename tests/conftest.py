@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from browser.driver import why_no_browser
-from support.kept import keep_texts
 from support.sessions import pytest_cmdline_main, pytest_ignore_collect
 from support.turns import FULL_VARIABLE
 
@@ -51,7 +50,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Tells all processes of a run what is asked for."""
-    keep_texts()
     if config.getoption("--full"):
         os.environ[FULL_VARIABLE] = "1"
     for option in ("--fresh", "--update-figures"):

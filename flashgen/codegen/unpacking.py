@@ -7,6 +7,9 @@ from collections.abc import Iterable
 
 from flashgen.codegen.folding import fold
 
+#: Names that are read: behind no dot, before no `=`.
+_READ = re.compile(r"(?<!\.)\b\w+\b(?!=[^=])")
+
 
 def unpacking(body: str, **tuples: Iterable[str]) -> str:
     """The body after a line for each tuple that it reads something of: ``_, q_len = call``.
@@ -23,7 +26,7 @@ def unpacking(body: str, **tuples: Iterable[str]) -> str:
     indent = body[: len(body) - len(body.lstrip())].split("\n")[-1]
     for variable, elements in reversed(tuples.items()):
         code = re.sub(r"#.*", "", body)  # in which `name=` is a keyword
-        read = {name for name in elements if re.search(rf"(?<!\.)\b{name}\b(?!=[^=])", code)}
+        read = set(elements).intersection(_READ.findall(code))
         known = [name for name in elements if name.isupper()]
         names = [name if name in read else "_" for name in elements if name not in known]
         held = f"{variable}[{len(known)}]" if known else variable
