@@ -5,10 +5,11 @@
 
 `benchmarks.drawing` draws kinds, head dims, lengths, groups of heads, batches and inputs. Modules
 are built as the model chooses them, without tuning. Peers are FlashAttention 4, SDPA's cuDNN and
-FlexAttention; one that cannot run a cell, or computes something else, is left out of it. Calls take
-turns (`benchmarks.pairs`); a cell below the limit is measured again, all its contenders, and all
-turns count. Nothing else is left out. A wrong output is reported, counts as behind, and ends the
-run with status 1.
+FlexAttention; one that cannot run a cell, or computes something else, is left out of it, and so is
+FlexAttention where FlashAttention 4 runs and has been ahead of it (`beforehand.FA4_AHEAD`). Calls
+take turns (`benchmarks.pairs`); a cell below the limit is measured again, all its contenders, and
+all turns count. Nothing else is left out. A wrong output is reported, counts as behind, and ends
+the run with status 1.
 
 The cells are drawn first, whatever is measured of them: --kinds and --head-dims choose some, and
 --limit-seconds ends the run with what it has.
@@ -32,7 +33,7 @@ from typing import Any
 import torch
 
 from benchmarks.attentions import Attention, visible_pairs
-from benchmarks.beforehand import Workers, own_module
+from benchmarks.beforehand import Workers, own_module, takes_part
 from benchmarks.drawing import KINDS, Drawn, attention_of, draw
 from benchmarks.drawn_tables import drawn_table, joined
 from benchmarks.figures import OWN
@@ -47,7 +48,7 @@ from benchmarks.slices import Slices
 from flashgen.errors import first_line
 
 #: Cells that are compiled together before they are measured, in whole groups of one module.
-TOGETHER = 12
+TOGETHER = 40
 
 
 def grouped(cells: Sequence[Drawn]) -> list[list[Drawn]]:
@@ -114,6 +115,8 @@ def measure(
     with ExitStack() as entered, torch.no_grad():
         calls: dict[str, Call] = {}
         for name, peer in peers.items():
+            if not takes_part(name, cell, calls):
+                continue
             with _told(row, name):
                 call = entered.enter_context(peer(cell, attention, inputs))
                 [out] = as_results(call())

@@ -21,7 +21,7 @@ def test_it_becomes_machine_code(block_m: int) -> None:
     }
     source = ASTSource(kernel, signature, constexprs=constants)
     found = report_of(source, HOPPER, {"num_warps": 8})
-    assert found.shared <= 1024  # what the running sum passes on
+    assert found.shared <= 8192  # what sums pass on, and a change of layout
 
 
 @pytest.mark.parametrize("looks", [0, 1, 2])

@@ -32,14 +32,16 @@ def _cut(
     *,
     finds_segments: bool = True,
 ) -> tuple[torch.Tensor, ...]:
-    """What the kernel makes of ids; without its other programs what the first one does."""
+    """What the kernel makes of ids; without its last programs what those of entries do."""
     length = ids.shape[-1]
-    most = 3 * batch * -(-length // block_m)
-    cuts, begin = torch.full((most + 2,), -7, dtype=torch.int32), torch.full_like(ids, -7)
-    steps, programs = length.bit_length(), 1 + -(-ids.numel() // chunk) * finds_segments
+    entries, most = ids.numel() // length, 3 * -(-length // block_m)
+    cuts, begin = torch.full((batch * most + 2,), -7, dtype=torch.int32), torch.full_like(ids, -7)
+    lists, counter = torch.full((entries * (most + 1),), -7, dtype=torch.int32), ids.new_zeros(1)
+    steps, programs = length.bit_length(), entries + -(-ids.numel() // chunk) * finds_segments
     unordered = torch.full((*ids.shape[:-1], 1), -7, dtype=torch.int32)
-    args = (cuts, begin, unordered, ids, batch, length, ids.numel(), steps)
+    args = (cuts, begin, unordered, ids, lists, counter, batch, length, ids.numel(), steps)
     (module or _module())._cut_queries[(programs,)](*args, block_m, chunk, True, 12345, True)
+    assert counter.item() == 0
     return begin, unordered, cuts
 
 
@@ -106,7 +108,7 @@ def test_ids_out_of_order() -> None:
 
 
 def _looks(module: ModuleType | None = None) -> tuple[list[int], int]:
-    """Which of four long entries are out of order, and the first tile, by the first program.
+    """Which of four long entries are out of order, and the first tile, by the programs of entries.
 
     All of them are looked at in pieces of 128 positions. The second begins with another id than the
     first, and ends with padding. Of the third ids fall where a piece ends, of the fourth at its own
@@ -116,8 +118,8 @@ def _looks(module: ModuleType | None = None) -> tuple[list[int], int]:
     ids = (torch.arange(length) // 600).int().expand(4, -1).clone()
     ids[1] += 1
     ids[1, -1] = ids[3, -1] = 0
-    ids[2, 239] = 5
-    assert (2 * length + 239) % 128 == 127
+    ids[2, 255] = 5
+    assert 255 % 128 == 127
     _, unordered, cuts = _cut(ids, 4, 8, 192, module, finds_segments=False)
     return unordered.view(-1).tolist(), int(cuts[1])
 
@@ -129,19 +131,24 @@ def test_long_ids_out_of_order() -> None:
 #: What is wrong with how the kernel looks at them, and what it finds then.
 SLIPS = {
     "within_pieces": (
-        "both = place + 1 < whose * length + length",
-        "both = (place % (16 * CHUNK) < 16 * CHUNK - 1) & (place + 1 < whose * length + length)",
+        "falls |= following < _rank(tl.load(entry_ptr + position), least)",
+        "falls |= (position % SPAN < SPAN - 1)"
+        " & (following < _rank(tl.load(entry_ptr + position), least))",
         [0, 0, 0, 1],
     ),
     "whole_pieces": (
-        "tl.range(0, num_ids - 1, 16 * CHUNK)",
-        "tl.range(0, num_ids - 16 * CHUNK, 16 * CHUNK)",
+        "tl.range(0, length - 1, SPAN)",
+        "tl.range(0, length - SPAN, SPAN)",
         [0, 0, 1, 0],
     ),
-    "one_entry": ("own_ptr = ids_ptr + whose * length", "own_ptr = ids_ptr", [0, 1, 1, 1]),
+    "one_entry": (
+        "least = _least(entry_ptr, CYCLIC)\n        unordered",
+        "least = _least(ids_ptr, CYCLIC)\n        unordered",
+        [0, 1, 1, 1],
+    ),
     "across_entries": (
-        "both = place + 1 < whose * length + length",
-        "both = place + 1 < num_ids",
+        "tl.arange(0, SPAN), length - 2)",
+        "tl.arange(0, SPAN), length - 1)",
         [1, 0, 1, 1],
     ),
 }
@@ -157,3 +164,10 @@ def test_slips_are_found(slip: str) -> None:
 
     module = rendered_module(CUT["causal"], hopper=True, edit_source=edited)
     assert _looks(module)[0] == found
+
+
+def test_many_entries() -> None:
+    """More of them than are joined at a time, with more tiles than are copied at a time."""
+    length = 17 * BLOCK_M
+    ids = ids_of(LENGTHS, 131, length, 4)
+    _check(ids, 131, chunk=64)

@@ -15,9 +15,11 @@ import torch
 
 from flashgen.kernels.forward_hopper.plan import RANGES
 from support.cases import Case, inputs
+from support.gluon import interpreted
 from support.oracle import Inputs
 from support.trials import CONFIGS, SPECS
 from support.turns import in_turns
+from support.variants import rendered_module
 from sweep.hopper import check_hopper, shipped
 
 #: Three consumers with scores of 64 and of 128 keys, two with queries in registers, wide heads;
@@ -106,23 +108,110 @@ def test_values(name: str, data: str, redone: Callable[[ModuleType], list[int]])
         assert again == []
 
 
+def _with_keys(heights: dict[int, float], values: dict[int, float] | None = None) -> Inputs:
+    """q, k and v of `LADDER`: scores of these keys in base 2, which every second row sees at all.
+
+    Scores of all other pairs are 0. Values are normal, those of some keys so many times as large.
+    """
+    q, k, v = (torch.zeros(1, 1, LADDER.q_len, 128) for _ in range(3))
+    torch.manual_seed(0)
+    v.normal_()
+    q[:, :, ::2, 0] = 1.0
+    for key, height in heights.items():
+        k[:, :, key, 0] = height / BASE_2
+    for key, times in (values or {}).items():
+        v[:, :, key] *= times
+    return q.bfloat16(), k.bfloat16(), v.bfloat16()
+
+
+BASE_2 = 2.0**0.5  # of a score of 1, with the scale of these calls
+LADDER = Case(257, 257, 1, 1, 1, scale=BASE_2 / 1.4426950408889634)
+
+
 def test_a_small_rise_and_then_a_large_one(redone: Callable[[ModuleType], list[int]]) -> None:
-    """A rise below what raises the reference, whose weights add up to more; then one past all.
+    """64 weights that are far above the first ones; then one that is past all.
 
     The first pass cannot hold it; the second one, which looks at every step, has to.
     """
-    name, slack = "causal_d128", RANGES["bfloat16"].slack
-    q, k, v = (torch.zeros(1, 1, 257, 128) for _ in range(3))
-    torch.manual_seed(0)
-    v.normal_()
-    base_2 = 2.0**0.5  # of a score of 1, with this scale
-    q[..., 0] = 1.0
-    k[:, :, 192:256, 0] = (slack - 0.5) / base_2  # 64 keys: together 2^(slack + 5.5)
-    k[:, :, 100, 0] = 800.0 / base_2
-    case = Case(257, 257, 1, 1, 1, scale=base_2 / 1.4426950408889634)
+    name = "causal_d128"
     again = redone(shipped(name))
-    _check(name, (q.bfloat16(), k.bfloat16(), v.bfloat16()), case)
+    _check(name, _with_keys(dict.fromkeys(range(192, 256), 23.5) | {100: 800.0}), LADDER)
     assert again
+
+
+def test_float16_expects_the_first_key_to_be_far_above_the_others(
+    redone: Callable[[ModuleType], list[int]],
+) -> None:
+    """It has no room for such weights; the step that sees the first keys takes new maxima."""
+    name = "causal_fp16_d128"
+    again = redone(shipped(name))
+    q, k, v = (x.half() for x in _with_keys({0: 100.0}))
+    _check(name, (q, k, v), LADDER)
+    assert again == []
+
+
+#: Keys far above the others, of which the last step sees the first 64: the heights of some, what
+#: their values are times, and whether the tile is computed again. Weights begin at 2^-64.
+LATE: dict[str, tuple[dict[int, float], dict[int, float], bool]] = {
+    "one": ({3: 170.0}, {}, False),
+    "another before it, almost as large": ({100: 150.0, 3: 152.5}, {}, False),
+    "past float32": ({3: 200.0}, {}, True),
+    "values that were past float32 before": ({100: 185.0}, {100: 2.0**10}, True),
+}
+
+
+@pytest.mark.parametrize("late", LATE)
+@pytest.mark.parametrize("name", ["full_d128", "causal_d256"])
+def test_the_last_keys_are_far_above_the_others(
+    name: str, late: str, redone: Callable[[ModuleType], list[int]]
+) -> None:
+    """They are no reason to compute a tile of queries twice."""
+    heights, values, twice = LATE[late]
+    again = redone(shipped(name))
+    q, k, v = (
+        x.repeat(1, 1, 1, SPECS[name].qk_head_dim // 128) for x in _with_keys(heights, values)
+    )
+    q[..., 128:] = 0.0
+    _check(name, (q, k, v), LADDER)
+    assert bool(again) == twice
+
+
+#: What a kernel that lowers such weights could do wrong, and which of `LATE` shows it.
+SLIPS = {
+    "what was summed up before stays": (
+        "acc = _scale_rows(acc, gl.where(large, 2.0**-120, 1.0))\n            m_i",
+        "m_i",
+        "another before it, almost as large",
+    ),
+    "the weights stay": ("_lowered_pairs(weights[0], large)", "weights[0]", "one"),
+    "the reference stays": ("m_i += gl.where(large, 120.0, 0.0)", "m_i += 0.0", "one"),
+    "the sum stays": ("total *= gl.where(large, 2.0**-120, 1.0)", "total *= 1.0", "one"),
+    "nobody asks what was summed up": (
+        "lost += gl.where(begun > 0, _zeros_or_nan(acc, ROWS), 0.0)",
+        "lost += 0.0",
+        "values that were past float32 before",
+    ),
+    "all rows are lowered": (
+        "large, lost = ~(total <= MOST_WEIGHT), total",
+        "large, lost = total > 0.0, total",
+        "one",
+    ),
+}
+
+
+@pytest.mark.parametrize("slip", SLIPS)
+def test_slips_in_lowering_are_found(slip: str) -> None:
+    right, wrong, late = SLIPS[slip]
+
+    def slipped(source: str) -> str:
+        assert source.count(right) == 1
+        return interpreted(source.replace(right, wrong))
+
+    name = "full_d128"
+    module = rendered_module(SPECS[name], name=name, hopper=True, edit_source=slipped)
+    heights, values, _ = LATE[late]
+    with pytest.raises(AssertionError):
+        check_hopper(module, SPECS[name], LADDER, CONFIGS[name][0], _with_keys(heights, values))
 
 
 @pytest.mark.parametrize("above", [8.0, 12.0, 13.25])
@@ -143,6 +232,5 @@ def test_every_range_holds_what_it_says() -> None:
     for dtype, weights in RANGES.items():
         largest = torch.finfo(getattr(torch, dtype)).max
         assert 2.0**weights.most < largest
-        assert weights.first + weights.slack <= weights.outgrown < weights.most
-        assert weights.first < weights.usual + 1 <= weights.outgrown
+        assert weights.first < weights.usual + 1 <= weights.outgrown < weights.most
         assert 2.0**weights.first >= torch.finfo(getattr(torch, dtype)).tiny * 2.0**14

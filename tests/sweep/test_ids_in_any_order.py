@@ -135,7 +135,7 @@ def test_backward_in_gluon(mask: str, name: str) -> None:
         ("some_end = tl.where(unordered, kv_len, some_end)", "pass"),
         ("all_end = tl.where(unordered, 0, all_end)", "pass"),
         ("            if unordered:", "            if False:"),
-        ("falls |= both & (following < rank)", "falls |= both & (following > rank) & False"),
+        ("falls |= following < _rank(", "falls |= following < 0 * _rank("),
     ],
 )
 def test_wrong_source_is_caught(right: str, wrong: str) -> None:

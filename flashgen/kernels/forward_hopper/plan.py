@@ -37,27 +37,28 @@ class Range:
         outgrown: what the weights of a row may add up to before its reference is raised.
         most: what they may add up to at all: beyond, the tile of queries is computed again.
         usual: what is left of a sum where the reference is raised.
-        slack: how far scores may rise past the reference before a step that looks raises it.
         steep: the spread of the scores in a row's first tile from which every step looks for new
             maxima. At half of that one step does, after tiles that hide keys.
         look: steps from one look at the sums to the next, at first.
+        last_grows: whether the last step takes new maxima. It sees the first keys, where models
+            put the one that all rows attend to, and little room is left for it.
     """
 
     first: int
     outgrown: int
     most: int
     usual: int
-    slack: int
     steep: int
     look: int
+    last_grows: bool = False
 
 
 #: bfloat16 has the exponents of float32: the first weights leave room for others to be 2^152 times
 #: as large, and values up to 2^38, or for others to be 2^-62 of them. float16 ends at 2^16, and
 #: loses digits below 2^-14.
 RANGES = {
-    "bfloat16": Range(first=-64, outgrown=-40, most=88, usual=-56, slack=24, steep=150, look=16),
-    "float16": Range(first=0, outgrown=10, most=15, usual=8, slack=1, steep=26, look=4),
+    "bfloat16": Range(first=-64, outgrown=-40, most=88, usual=-56, steep=150, look=16),
+    "float16": Range(first=0, outgrown=10, most=15, usual=8, steep=22, look=8, last_grows=True),
 }
 
 
@@ -240,6 +241,15 @@ class HopperNames:
         """Where a softmax notes that weights have outgrown their maxima."""
         # A tile that ends by itself says so by the barrier that frees its numbers.
         return ("votes", "outgrown", *(("checked",) if self.shape.flat else ()))
+
+    @property
+    def lowers_last(self) -> bool:
+        """Whether weights that the last step's alone outgrow are lowered before they are used.
+
+        float16 has no room for them until then. Of narrow heads it is more code than it is worth.
+        """
+        wide = max(self.plan.qk_head_dim, self.plan.v_head_dim) > 64
+        return wide and RANGES[self.plan.torch_dtype].first < 0
 
     @cached_property
     def visits(self) -> str:

@@ -80,6 +80,30 @@ def _scale_lanes(lanes, factor):
 
 
 @gluon.jit
+def _scale_rows(acc, factor):
+    """Rows of an accumulator times their factors."""
+    OUT: gl.constexpr = acc.type.layout
+    return acc * gl.convert_layout(factor, gl.SliceLayout(1, OUT), assert_trivial=True)[:, None]
+
+
+@gluon.jit
+def _zeros_or_nan(acc, ROWS: gl.constexpr):
+    """0 for rows of an accumulator that are finite, NaN for others."""
+    return _row_sum(_lane_sum(acc * 0.0), ROWS)
+
+
+@gluon.jit
+def _lowered_pairs(pairs, large):
+    """Packed weights, those of large rows times 2^-120."""
+    factor = gl.where(large, 0x03800380, 0x3F803F80)  # that, or 1, twice in bfloat16
+    factor = gl.convert_layout(factor, gl.SliceLayout(1, pairs.type.layout), assert_trivial=True)
+    return gl.inline_asm_elementwise(
+        "mul.rn.bf16x2 $0, $1, $2;", "=r,r,r", [pairs, factor[:, None]],
+        dtype=gl.int32, is_pure=True, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
 def _raised(m_i, m_new, sums):
     """(references, what sums are times) of rows with larger scores, or sums that have outgrown."""
     grown = gl.maximum(m_new, m_i + gl.log2(sums) + 56.0)
@@ -92,11 +116,13 @@ def _raised(m_i, m_new, sums):
 
 @gluon.jit
 def _steep(top, m_i, ROWS: gl.constexpr, qk_scale):
-    """How far apart scores of a row are: 2 for very far, 1 for far or if it has seen no key."""
+    """How far apart scores of a row are: 2 for very far, 1 for far; 5 if it has seen no key."""
     seen = gl.where(top == float("-inf"), float("inf"), top)
     low = gl.convert_layout(gl.min(gl.min(seen, 2), 1), ROWS, assert_trivial=True)
     spread = m_i - low * qk_scale
-    return gl.where(spread > 214.0, 2, 0) | gl.where((spread > 139.0) | (m_i <= UNSEEN), 1, 0)
+    far = gl.where(spread > 139.0, 1, 0)
+    very_far = gl.where(spread > 214.0, 2, 0)
+    return gl.where(m_i > UNSEEN, far | very_far, 5)
 
 
 @gluon.jit
@@ -596,21 +622,18 @@ def _step(
     scores_0 = _scores(scores_0, start_n, masked, place, queries, call, NUMBER)
     if GROWS:
         top = _lane_max(scores_0)
-        sums = _row_sum(l_i, ROWS)
         m_new = gl.maximum(m_i, _reference(top, ROWS, qk_scale))
-        grown = (m_new > m_i + 24.0) | ~(sums <= OUTGROWN)
-        fresh = gl.where(m_i > UNSEEN, 0, _steep(top, m_new, ROWS, qk_scale))
-        found = _any(grown.to(gl.int32) | 2 * fresh, votes.index(NUMBER))
-        growing = growing & 2 | found // 2
-        factor = gl.full([64], 1.0, gl.float32, ROWS)
-        if found & 1 > 0:
-            m_i, factor = _raised(m_i, m_new, sums)
+        if growing & 6 == 4:
+            fresh = gl.where(m_i > UNSEEN, 0, _steep(top, m_new, ROWS, qk_scale))
+            growing = _any(fresh, votes.index(NUMBER))
+        else:
+            growing &= 2
+        m_i, factor = _raised(m_i, m_new, _row_sum(l_i, ROWS))
     m_scaled = m_i[:, None]
     acc = warpgroup_mma_wait(0, deps=(acc,))
     mbarrier.arrive(kv_empty.index(stage), count=1)
     if GROWS:
-        if found & 1 > 0:
-            acc *= gl.convert_layout(factor, gl.SliceLayout(1, OUT), assert_trivial=True)[:, None]
+        acc = _scale_rows(acc, factor)
         l_i = _scale_lanes(l_i, factor)
     p_0 = gl.exp2(scores_0 * qk_scale - m_scaled)
     l_i += _lane_sum(p_0)
@@ -707,9 +730,9 @@ def _consumer(
         until = LOOK  # steps before the sums are looked at
         while rest >= last:
             while (growing > 0) & (rest >= last):
-                # growing is up to 3: these are the same queries. ptxas must not see it: what both
+                # growing is up to 7: these are the same queries. ptxas must not see it: what both
                 # loops need of their addresses it would compute on the way to this one alone.
-                q_again = _queries_of(q_tiles, number + growing // 4)
+                q_again = _queries_of(q_tiles, number + growing // 8)
                 tile, masked = _visited_tile(rest, place, call, NUMBER, BLOCK_N)
                 start_n = tile * BLOCK_N
                 acc, m_i, l_i, weights, growing = _step(
@@ -772,9 +795,18 @@ def _consumer(
         # The tile's end.
         total = _row_sum(l_i, ROWS)
         redone = 0  # whether the producer has to hand this tile over again
-        redone = _any(gl.where(total <= MOST_WEIGHT, 0, 1 - careful), votes.index(NUMBER))
-        if redone > 0:
-            _tell(1, outgrown, NUMBER, q_count % 2)
+        if _any(gl.where(total <= MOST_WEIGHT, 0, 1), votes.index(NUMBER)) > 0:
+            # It is not too late where the last keys alone are so far above the others: their
+            # values come next.
+            large, lost = ~(total <= MOST_WEIGHT), total
+            lost += gl.where(begun > 0, _zeros_or_nan(acc, ROWS), 0.0)
+            acc = _scale_rows(acc, gl.where(large, 2.0**-120, 1.0))
+            m_i += gl.where(large, 120.0, 0.0)
+            total *= gl.where(large, 2.0**-120, 1.0)
+            weights = (_lowered_pairs(weights[0], large),)
+            redone = _any(gl.where(lost <= 2.0**126, 0, 1 - careful), votes.index(NUMBER))
+            if redone > 0:
+                _tell(1, outgrown, NUMBER, q_count % 2)
         v_stage = _stage(kv_count, NUM_STAGES)[0]
         kv_count += 1
         acc = _start_values(weights, v_tiles, v_stage, acc, begun)

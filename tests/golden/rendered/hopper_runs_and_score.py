@@ -100,6 +100,13 @@ def _scale_lanes(lanes, factor):
 
 
 @gluon.jit
+def _scale_rows(acc, factor):
+    """Rows of an accumulator times their factors."""
+    OUT: gl.constexpr = acc.type.layout
+    return acc * gl.convert_layout(factor, gl.SliceLayout(1, OUT), assert_trivial=True)[:, None]
+
+
+@gluon.jit
 def _raised(m_i, m_new, sums):
     """(references, what sums are times) of rows with larger scores, or sums that have outgrown."""
     grown = gl.maximum(m_new, m_i + gl.log2(sums) + 56.0)
@@ -112,11 +119,13 @@ def _raised(m_i, m_new, sums):
 
 @gluon.jit
 def _steep(top, m_i, ROWS: gl.constexpr, qk_scale):
-    """How far apart scores of a row are: 2 for very far, 1 for far or if it has seen no key."""
+    """How far apart scores of a row are: 2 for very far, 1 for far; 5 if it has seen no key."""
     seen = gl.where(top == float("-inf"), float("inf"), top)
     low = gl.convert_layout(gl.min(gl.min(seen, 2), 1), ROWS, assert_trivial=True)
     spread = m_i - low * qk_scale
-    return gl.where(spread > 214.0, 2, 0) | gl.where((spread > 139.0) | (m_i <= UNSEEN), 1, 0)
+    far = gl.where(spread > 139.0, 1, 0)
+    very_far = gl.where(spread > 214.0, 2, 0)
+    return gl.where(m_i > UNSEEN, far | very_far, 5)
 
 
 @gluon.jit
@@ -695,21 +704,18 @@ def _step(
     scores_0 = _scores(scores_0, start_n, masked, place, queries, call, NUMBER)
     if GROWS:
         top = _lane_max(scores_0)
-        sums = _row_sum(l_i, ROWS)
         m_new = gl.maximum(m_i, _reference(top, ROWS, qk_scale))
-        grown = (m_new > m_i + 24.0) | ~(sums <= OUTGROWN)
-        fresh = gl.where(m_i > UNSEEN, 0, _steep(top, m_new, ROWS, qk_scale))
-        found = _any(grown.to(gl.int32) | 2 * fresh, votes.index(NUMBER))
-        growing = growing & 2 | found // 2
-        factor = gl.full([64], 1.0, gl.float32, ROWS)
-        if found & 1 > 0:
-            m_i, factor = _raised(m_i, m_new, sums)
+        if growing & 6 == 4:
+            fresh = gl.where(m_i > UNSEEN, 0, _steep(top, m_new, ROWS, qk_scale))
+            growing = _any(fresh, votes.index(NUMBER))
+        else:
+            growing &= 2
+        m_i, factor = _raised(m_i, m_new, _row_sum(l_i, ROWS))
     m_scaled = m_i[:, None]
     acc = warpgroup_mma_wait(0, deps=(acc,))
     mbarrier.arrive(v_empty.index(v_stage), count=1)
     if GROWS:
-        if found & 1 > 0:
-            acc *= gl.convert_layout(factor, gl.SliceLayout(1, OUT), assert_trivial=True)[:, None]
+        acc = _scale_rows(acc, factor)
         l_i = _scale_lanes(l_i, factor)
     p_0 = gl.exp2(scores_0 * qk_scale - m_scaled)
     l_i += _lane_sum(p_0)
@@ -812,9 +818,9 @@ def _consumer(
         until = LOOK  # steps before the sums are looked at
         while rest >= last:
             while (growing > 0) & (rest >= last):
-                # growing is up to 3: these are the same queries. ptxas must not see it: what both
+                # growing is up to 7: these are the same queries. ptxas must not see it: what both
                 # loops need of their addresses it would compute on the way to this one alone.
-                q_again = _queries_of(q_tiles, number + growing // 4)
+                q_again = _queries_of(q_tiles, number + growing // 8)
                 tile, masked = _visited_tile(rest, place, call, NUMBER, BLOCK_N)
                 start_n = tile * BLOCK_N
                 acc, m_i, l_i, weights, growing = _step(

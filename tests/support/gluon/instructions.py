@@ -31,6 +31,10 @@ def inline_asm(
     if pair := re.fullmatch(r"cvt\.rn\.(bf16|f16)x2\.f32 \$0, \$2, \$1;", text):
         low, high = (x.data.to(_HALVES[pair[1]]) for x in args)
         return Block(torch.stack([low, high], -1).view(torch.int32)[..., 0])
+    if text == "mul.rn.bf16x2 $0, $1, $2;":
+        packed, factor = (x.data.contiguous() for x in args)
+        ones = factor.expand_as(packed).contiguous().view(torch.bfloat16)
+        return Block((packed.view(torch.bfloat16) * ones).view(torch.int32))
     if text == "mov.b32 {$0, $1}, $2;":
         halves = args[0].data.contiguous().view(dtype[0]).unflatten(-1, (-1, 2))
         return Block(halves[..., 0]), Block(halves[..., 1])
