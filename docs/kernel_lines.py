@@ -70,6 +70,7 @@ def _assigned(
     found = [node for node in ast.walk(kernel) if isinstance(node, ast.Assign | ast.AugAssign)]
     for node in sorted(found, key=lambda node: node.lineno):
         target = node.target if isinstance(node, ast.AugAssign) else node.targets[0]
-        value = ast.get_source_segment(source, node.value) or ""
-        if isinstance(target, ast.Name) and wanted(target.id) and not (but and but.match(value)):
+        if not (isinstance(target, ast.Name) and wanted(target.id)):
+            continue
+        if not (but and but.match(ast.get_source_segment(source, node.value) or "")):
             yield textwrap.dedent("\n".join(lines[node.lineno - 1 : node.end_lineno]))

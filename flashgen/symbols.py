@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any
 
 import sympy
@@ -169,23 +170,31 @@ def evaluate(expr: Any, values: Mapping[str, Any]) -> Any:
         KeyError: a symbol without a value.
         TypeError: a node outside flashgen's vocabulary.
     """
+    return _evaluator(expr)(values)
+
+
+@lru_cache(maxsize=1 << 14)  # one expression has many values; its nodes are looked at once
+def _evaluator(expr: Any) -> Callable[[Mapping[str, Any]], Any]:
+    """What `evaluate` does with the values."""
     if expr.is_Symbol:
-        return values[expr.name]
-    if expr.is_Integer:
-        return int(expr)
+        return operator.itemgetter(expr.name)
     if expr.is_Number:
-        return float(expr)
+        number = int(expr) if expr.is_Integer else float(expr)
+        return lambda values: number
     if isinstance(expr, Load):
-        tensor, *indices = expr.args
-        return values[tensor.name][tuple(evaluate(index, values) for index in indices)]
+        tensor, indices = expr.args[0].name, tuple(map(_evaluator, expr.args[1:]))
+        return lambda values: values[tensor][tuple(index(values) for index in indices)]
     if isinstance(expr, _OverTile):
-        return (min if isinstance(expr, RowMin) else max)(expr.over(values))
+        extreme = min if isinstance(expr, RowMin) else max
+        return lambda values: extreme(expr.over(values))
     if isinstance(expr, sympy.Piecewise):
-        return next(evaluate(e, values) for e, when in expr.args if evaluate(when, values))
+        # What is not chosen is not looked at.
+        return lambda values: next(evaluate(e, values) for e, c in expr.args if evaluate(c, values))
     rule = _VALUE_OF.get(expr.func)
     if rule is None:
         raise TypeError(f"{expr.func.__name__} is not in flashgen's vocabulary: {expr}")
-    return rule(*(evaluate(arg, values) for arg in expr.args))
+    parts = tuple(map(_evaluator, expr.args))
+    return lambda values: rule(*[part(values) for part in parts])
 
 
 _VALUE_OF: dict[Any, Callable[..., Any]] = {

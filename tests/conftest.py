@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from browser.driver import why_no_browser
-from support.kept import keep_texts
 from support.sessions import pytest_cmdline_main, pytest_ignore_collect
 from support.turns import FULL_VARIABLE
 
@@ -40,18 +39,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--fresh",
         action="store_true",
-        help="compile what tests/data/allotted has figures of, and hold these to it",
+        help="compile what tests/data has the compiler's figures of, and hold these to it",
     )
     parser.addoption(
         "--update-figures",
         action="store_true",
-        help="add what is compiled to the figures of tests/data/allotted",
+        help="add what is compiled to the figures of tests/data",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Tells all processes of a run what is asked for."""
-    keep_texts()
     if config.getoption("--full"):
         os.environ[FULL_VARIABLE] = "1"
     for option in ("--fresh", "--update-figures"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import sympy
@@ -78,9 +79,15 @@ def usage_of(
         parts=parts,
         phase=largest.name,
         limit=target.max_shared,
-        formula=sympy.Max(*(phase.total for phase in sizes), evaluate=False),
+        formula=_largest(tuple(sizes)),
         formulas=tuple((name, dict(largest.parts)[name]) for name, _ in parts),
     )
+
+
+@lru_cache(maxsize=1024)  # a space has hundreds of configurations of the same phases
+def _largest(phases: tuple[Phase, ...]) -> Any:
+    """The total of the phase that needs most, over the sizes of tiles."""
+    return sympy.Max(*(phase.total for phase in phases), evaluate=False)
 
 
 def values_of(plan: KernelPlan, config: KernelConfig) -> dict[str, int]:

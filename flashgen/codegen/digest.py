@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable
+from functools import lru_cache
 from hashlib import sha256
 
 
-def source_digest(text: str, functions: Iterable[str] = ()) -> str:
+@lru_cache(maxsize=128)  # a build asks for the same ones at several steps
+def source_digest(text: str, functions: tuple[str, ...] = ()) -> str:
     """sha256 over a kernel's code without comments and docstrings.
 
     Args:
@@ -16,8 +18,8 @@ def source_digest(text: str, functions: Iterable[str] = ()) -> str:
             others, they are what the digest is over; of none, it is over the whole source.
     """
     tree = ast.parse(text)
-    if named := tuple(functions):
-        tree.body = _called_by(named, tree)
+    if functions:
+        tree.body = _called_by(functions, tree)
     for function in ast.walk(tree):
         if isinstance(function, ast.FunctionDef | ast.ClassDef) and ast.get_docstring(function):
             function.body = function.body[1:]

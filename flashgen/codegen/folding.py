@@ -18,6 +18,7 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Iterator
+from functools import lru_cache
 
 from flashgen.codegen.layout import (
     LINE_LENGTH,
@@ -47,6 +48,7 @@ _STATEMENT = re.compile(
 _PIECE = re.compile(r"[(\[{]_*[)\]}]|\.{3}|\.?[^.(\[{]+")
 
 
+@lru_cache(maxsize=8192)  # modules have many lines in common
 def fold(line: str) -> str:
     """The statement, one line with its indentation, on as few lines as fit."""
     text = line.rstrip("\n")
@@ -87,6 +89,7 @@ def _statements(text: str) -> Iterator[str]:
         yield "\n".join(lines)
 
 
+@lru_cache(maxsize=8192)
 def _fitted(statement: str) -> str:
     lines = statement.split("\n")
     if all(len(line) <= LINE_LENGTH for line in lines):
@@ -272,6 +275,7 @@ def _split(text: str, separator: str) -> list[str]:
     return [text[start:end] for start, end in zip(starts, ends, strict=True)]
 
 
+@lru_cache(maxsize=8192)
 def _mask(text: str) -> str:
     """The text with what is in brackets or quotes made underscores."""
     text = _STRING.sub(lambda string: "_" * len(string[0]), text)

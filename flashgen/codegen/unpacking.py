@@ -7,6 +7,9 @@ from collections.abc import Iterable
 
 from flashgen.codegen.folding import fold
 
+#: Names that are read: behind no dot, before no `=`.
+_READ = re.compile(r"(?<!\.)\b\w+\b(?!=[^=])")
+
 
 class Fields(tuple[str, ...]):
     """The names of an aggregate's fields."""
@@ -31,7 +34,7 @@ def unpacking(body: str, **tuples: Iterable[str]) -> str:
     indent = body[: len(body) - len(body.lstrip())].split("\n")[-1]
     for variable, elements in reversed(tuples.items()):
         code = re.sub(r"#.*", "", body)  # in which `name=` is a keyword
-        read = {name for name in elements if re.search(rf"(?<!\.)\b{name}\b(?!=[^=])", code)}
+        read = set(elements).intersection(_READ.findall(code))
         if isinstance(elements, Fields):
             lines = [_field(variable, name) for name in elements if name in read]
             body = "".join(f"{indent}{line}\n" for line in lines) + body

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import sympy
@@ -76,8 +77,13 @@ class Flow:
 
     def of_dram(self, held: bool) -> Any:
         """Bytes between L2 and DRAM; ``held`` says whether L2 holds what is asked for again."""
-        again = sympy.Max(self.once, FloorDiv(self.again, SHARERS))
-        return self.streamed + (self.once if held else again)
+        return self.streamed + (self.once if held else _most(self.once, self.again))
+
+
+@lru_cache(maxsize=1024)  # sympy takes its time to compare them
+def _most(once: Any, again: Any) -> Any:
+    """Bytes that are asked for again, where L2 does not hold them."""
+    return sympy.Max(once, FloorDiv(again, SHARERS))
 
 
 @dataclass(frozen=True)

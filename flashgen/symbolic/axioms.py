@@ -94,7 +94,7 @@ def _of_quotient(t: Affine, factor: Any, quotient: Any, declarations: Declaratio
     """``t = factor * (n // d)``: of a factor that divides d, ``0 <= n - d * (n // d) <= d - 1``."""
     numerator, divisor = quotient.args
     if divisor.is_Integer and factor == 1:
-        return []  # quotient_links has it
+        return []  # quotient_axioms has it
     times = divisor / factor
     if times.is_Integer:
         parts = _linear(numerator, divisor)

@@ -175,6 +175,16 @@ class Context:
 
         Outside a kernel reads 0, which is not between the elements beside it.
         """
+        if (term, position) not in self._placed:
+            self._placed[term, position] = self._at(term, position)
+        return self._placed[term, position]
+
+    @cached_property
+    def _placed(self) -> dict[tuple[Any, Any], Affine]:
+        """What was asked before."""
+        return {}
+
+    def _at(self, term: Any, position: Any) -> Affine:
         value = term.xreplace({self.orientation.tile: position})
         for element in value.atoms(Load):
             if position in element.args[-1].free_symbols:

@@ -7,7 +7,7 @@ whether an inequality follows from the others.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import gcd
 from typing import Any
@@ -122,26 +122,33 @@ class Facts:
     Attributes:
         atoms: each is >= 0.
         axioms: what else is known of the terms that come up.
+        asked: whether systems are infeasible that were asked of before, with whatever was given.
     """
 
     atoms: tuple[Affine, ...]
     axioms: Axioms = quotient_axioms
+    asked: dict[tuple[Affine, ...], bool] = field(default_factory=dict, compare=False, repr=False)
 
     def given(self, *more: Affine) -> Facts:
         """These facts and some more."""
-        return Facts(self.atoms + more, self.axioms)
+        return Facts(self.atoms + more, self.axioms, self.asked)
 
     @cached_property
     def contradictory(self) -> bool:
         """Whether they cannot all hold."""
-        return infeasible(self.atoms, self.axioms)
+        return self._infeasible(self.atoms)
+
+    def _infeasible(self, system: tuple[Affine, ...]) -> bool:
+        if system not in self.asked:
+            self.asked[system] = infeasible(system, self.axioms)
+        return self.asked[system]
 
     def proves(self, atom: Affine) -> bool:
         """Whether ``atom >= 0`` follows: its opposite contradicts the facts."""
         if not atom.terms:
             return atom.const >= 0
         if atom not in self._proved:
-            self._proved[atom] = infeasible((*self.atoms, atom.negated()), self.axioms)
+            self._proved[atom] = self._infeasible((*self.atoms, atom.negated()))
         return self._proved[atom]
 
     @cached_property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import sympy
@@ -23,6 +24,11 @@ def indicator(condition: Any) -> Any:
     """1 where the condition holds, else 0."""
     if condition in (sympy.true, sympy.false):
         return sympy.Integer(int(bool(condition)))
+    return _choice(condition)
+
+
+@lru_cache(maxsize=4096)  # sympy takes its time to look through the condition
+def _choice(condition: Any) -> Any:
     return sympy.Piecewise((1, condition), (0, True), evaluate=False)
 
 

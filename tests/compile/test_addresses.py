@@ -9,7 +9,6 @@ values, or an illegal memory access.
 from __future__ import annotations
 
 import pytest
-import triton
 
 from compile.usage import AS_PTXAS_12_8_DOES
 from flashgen import AttentionSpec, Blocks
@@ -17,9 +16,7 @@ from flashgen.config import KernelConfig
 from flashgen.kernels.forward_triton.rank import rank
 from flashgen.kernels.forward_triton.space import search_space
 from flashgen.plan import lower
-from support.compiling.compiler import gpu_target
-from support.compiling.portable import forward_kernel, options_of
-from support.sass import unset_uniform_registers
+from support.compiling.portable import compile_kernel
 from support.variants import shipped_module, shipped_specs
 from support.variety import HEAD_DIM_SPECS
 
@@ -27,14 +24,11 @@ TARGET = "sm_90"
 SPECS = shipped_specs()
 
 
-def _machine_code(
+def _unset(
     spec: AttentionSpec, config: KernelConfig, *, tma: bool, aligned: bool = True
-) -> bytes:
-    kernel = forward_kernel(lower(spec, "kernel"), config, "sm_90", tma=tma, aligned=aligned)
-    options = options_of(config)
-    target = gpu_target(TARGET)
-    cubin: bytes = triton.compile(kernel.source(), target=target, options=options).asm["cubin"]
-    return cubin
+) -> list[str]:
+    plan = lower(spec, "kernel")
+    return compile_kernel(plan, config, TARGET, tma=tma, aligned=aligned).unset
 
 
 # Where tiles are of unequal widths, the launcher copies what TMA cannot read.
@@ -50,8 +44,7 @@ WAYS = [
 def test_shipped_configurations(name: str, aligned: bool) -> None:
     shipped = shipped_module(name).CONFIGS[TARGET]
     config = KernelConfig(**{key: shipped[key] for key in shipped if key != "USE_TMA"})
-    code = _machine_code(SPECS[name], config, tma=aligned, aligned=aligned)
-    assert not unset_uniform_registers(code)
+    assert not _unset(SPECS[name], config, tma=aligned, aligned=aligned)
 
 
 @pytest.mark.parametrize("name", HEAD_DIM_SPECS)
@@ -59,15 +52,14 @@ def test_the_models_first_choice(name: str) -> None:
     spec = HEAD_DIM_SPECS[name]
     plan = lower(spec, name)
     config, _ = rank(plan, TARGET, search_space(plan, TARGET).candidates)[0]
-    assert not unset_uniform_registers(_machine_code(spec, config, tma=True))
+    assert not _unset(spec, config, tma=True)
 
 
 @AS_PTXAS_12_8_DOES
 def test_the_compiler_still_does_it() -> None:
     """When this fails, the copies of the launcher and the rule of the search space can go."""
     config = KernelConfig(BLOCK_M=64, BLOCK_N=64, num_warps=4, num_stages=2)
-    code = _machine_code(HEAD_DIM_SPECS["96"], config, tma=False, aligned=False)
-    assert unset_uniform_registers(code)
+    assert _unset(HEAD_DIM_SPECS["96"], config, tma=False, aligned=False)
 
 
 def test_one_stage_is_left_out() -> None:

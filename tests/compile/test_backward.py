@@ -29,9 +29,10 @@ from flashgen.plan import KernelPlan, lower
 from flashgen.plan.backward import BackwardPlan, backward_plan
 from flashgen.plan.step_cost import tile_loads
 from support.compiling.backward import backward_shared_bytes, compile_backward
-from support.compiling.compiler import FUSED, gpu_target
+from support.compiling.compiler import FUSED
 from support.compiling.kernel import function_in
 from support.compiling.portable import IMPORTS
+from support.compiling.report import report_of
 from support.loads import kernel_spec
 from support.turns import numbered, share
 from support.variants import shipped_plan, shipped_specs
@@ -193,7 +194,6 @@ def test_tables_of_blocks_are_never_below_either(
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_the_lists_that_are_turned_compile(target: str) -> None:
-    import triton
     from triton.compiler import ASTSource
 
     backward = backward_plan(lower(AttentionSpec(64, mask=TABLES["by_head"]), "turned"))
@@ -202,13 +202,11 @@ def test_the_lists_that_are_turned_compile(target: str) -> None:
     types = {"turned_ptr": "*i32", "tiles_ptr": "*i32"} | dict.fromkeys(constants, "constexpr")
     signature = {name: types.get(name, "i32") for name in function.arg_names}
     source = ASTSource(function, signature, constexprs=constants)
-    compiled = triton.compile(source, target=gpu_target(target), options=FUSED)
-    assert compiled.metadata.shared <= 1024
+    assert report_of(source, target, FUSED).shared <= 1024
 
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_the_sums_of_diagonals_compile(target: str) -> None:
-    import triton
     from triton.compiler import ASTSource
 
     plan = lower(AttentionSpec(64, mask=causal(), score=relative_bias(64)), "diagonals")
@@ -218,8 +216,7 @@ def test_the_sums_of_diagonals_compile(target: str) -> None:
     types = {"sums_ptr": "*fp32", "tiles_ptr": "*fp32"} | dict.fromkeys(constants, "constexpr")
     signature = {name: types.get(name, "i32") for name in function.arg_names}
     source = ASTSource(function, signature, constexprs=constants)
-    compiled = triton.compile(source, target=gpu_target(target), options=FUSED)
-    assert compiled.metadata.shared <= 16 * 1024
+    assert report_of(source, target, FUSED).shared <= 16 * 1024
 
 
 # Variants whose kernels differ in more than the mask.

@@ -25,16 +25,15 @@ from support.compiling.backward_hopper import (
     compile_backward_hopper,
     compile_queries,
 )
-from support.compiling.hopper import HopperCompiled
 from support.compiling.predicted import OLDER
+from support.compiling.report import Report
 from support.loads import kernel_spec
-from support.sass import opcodes, unset_uniform_registers
 from support.turns import some
 from support.variants import shipped_plan, shipped_specs, why_no_backward
 from support.vocabulary import VOCABULARY
 
 
-def machine_code(names: HopperBackwardSplit) -> list[HopperCompiled]:
+def machine_code(names: HopperBackwardSplit) -> list[Report]:
     """Of each kernel, with the candidate that comes first."""
     config = rank_hopper_backward(split_space(names).candidates)[0]
     of_both = compile_backward_hopper(names.backward, config)
@@ -90,7 +89,7 @@ def test_what_would_be_shipped_is_fast_machine_code(name: str) -> None:
     for compiled in machine_code(shipped(name)):
         assert compiled.spilled <= SPILLED.get(name, FEW)
         assert compiled.warnings == ()
-        assert unset_uniform_registers(compiled.code) == []
+        assert compiled.unset == []
 
 
 #: Variants whose masks are comparisons of positions, with masked steps for both consumers.
@@ -103,7 +102,7 @@ def test_one_instruction_takes_several_bits(name: str) -> None:
     """An element has one selection and no comparison of its own."""
     names = shipped(name)
     (compiled,) = machine_code(names)
-    found = opcodes(compiled.code)
+    found = compiled.opcodes
     elements = 2 * 64 * names.block_m // 128  # of a thread, in two consumers
     assert found["FSEL"] == elements
     assert found["R2P"] >= elements // 8
@@ -170,7 +169,7 @@ def test_what_differs_becomes_machine_code(name: str, head_dim: int) -> None:
         return
     for compiled in machine_code(names):
         assert compiled.warnings == ()
-        assert unset_uniform_registers(compiled.code) == []
+        assert compiled.unset == []
 
 
 #: Scores that the portable kernel over queries learns, beside this one over keys.
@@ -187,7 +186,7 @@ def test_what_is_learned_elsewhere_takes_no_registers(name: str, head_dim: int) 
     assert names.queries_portable
     assert compiled.spilled <= FEW
     assert compiled.warnings == ()
-    assert unset_uniform_registers(compiled.code) == []
+    assert compiled.unset == []
 
 
 @AS_PTXAS_12_8_DOES

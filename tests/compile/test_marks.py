@@ -11,7 +11,6 @@ from flashgen.kernels.forward_hopper.kernel import render_hopper
 from flashgen.kernels.forward_hopper.space import hopper_space, rank_hopper
 from support.compiling import hopper as compiled_hopper
 from support.compiling.hopper import compile_hopper
-from support.sass import opcodes
 from support.variants import shipped_plan
 
 
@@ -25,7 +24,7 @@ def test_they_compile(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled_hopper, "render_hopper", lambda _: marked(text, 1 << 40, 7))
     with_marks = compile_hopper(plan, config)
     assert with_marks.shared == plain.shared and with_marks.warnings == ()
-    marks = opcodes(with_marks.code)["STG"] - opcodes(plain.code)["STG"]
+    marks = with_marks.opcodes["STG"] - plain.opcodes["STG"]
     of_steps = sum("warpgroup_mma_wait" in statement for statement in statements_of(text))
     roles = config.BLOCK_M // 64 + 1
     assert marks >= len(statements_of(text)) + of_steps * (roles - 2)
@@ -41,4 +40,4 @@ def test_so_do_those_with_notes(name: str, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(compiled_hopper, "render_hopper", lambda _: noted(text, 1 << 40))
     with_notes = compile_hopper(plan, config)
     assert with_notes.shared == plain.shared and with_notes.warnings == ()
-    assert opcodes(with_notes.code)["STG"] - opcodes(plain.code)["STG"] >= 3 * config.BLOCK_M // 64
+    assert with_notes.opcodes["STG"] - plain.opcodes["STG"] >= 3 * config.BLOCK_M // 64

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import pytest
-import triton
-from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 
 from benchmarks import beside, units
-from support.sass import opcodes
+from flashgen.config import HOPPER
+from support.compiling.report import report_of
 
 #: Of a pair of elements: instructions by their names in machine code.
 OF_A_PAIR = {
@@ -32,9 +31,7 @@ def test_machine_code(name: str) -> None:
         "SEQUENCE": units.asm(units.SEQUENCES[name]),
     }
     source = ASTSource(units._repeat, signature | dict.fromkeys(constants, "constexpr"), constants)
-    target = GPUTarget("cuda", 90, 32)
-    compiled = triton.compile(source, target=target, options={"num_warps": units.WARPS})
-    found = opcodes(compiled.asm["cubin"])
+    found = report_of(source, HOPPER, {"num_warps": units.WARPS}).opcodes
     pairs = units.ELEMENTS // 2
     # The loop may be unrolled, by as much for all.
     (times,) = {found[code] / (count * pairs) for code, count in OF_A_PAIR[name].items()}
@@ -51,8 +48,7 @@ def test_products_and_weights_are_on_their_way_together() -> None:
     name = "softcap and softmax"
     constants = {"SEQUENCE": units.asm(units.SEQUENCES[name])}
     source = GluonASTSource(beside._both, signature, constants)
-    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
-    found = opcodes(compiled.asm["cubin"])
+    found = report_of(source, HOPPER, {"num_warps": 4}).opcodes
     # Eight pieces of the queries' columns and four of the keys; each group weighs by itself.
     assert found["HGMMA"] % 12 == 0 < found["HGMMA"]
     pairs = beside.GROUPS * 64 * 64 // 128 // 2

@@ -15,13 +15,13 @@ from support.source_lines import lines_of
 def keep_rewritten() -> None:
     """Functions of one text, in however many modules, are parsed and compiled once.
 
-    Triton reads each back by `inspect`, twice.
+    Triton reads each back by `inspect`, twice. The options of `triton.jit`, which it holds beside a
+    function, are nothing that the function reads.
     """
     rewrite = FunctionRewriter.rewrite_ast
 
     def rewrite_ast(self: Any) -> Any:
-        text = _text(self.fn)
-        if text is None or self.kwargs:
+        if (text := _text(self.fn)) is None:
             return rewrite(self)
         for name, value in vars(interpreter).items():
             self.fn.__globals__.setdefault(name, value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from pathlib import Path
 from traceback import extract_tb
 from typing import Any
 
@@ -16,9 +17,11 @@ from triton.language.semantic import TritonSemantic
 from triton.runtime.errors import InterpreterError
 from triton.runtime.interpreter import TensorHandle, interpreter_semantic
 
+from support.variants import import_file
 from sweep.interpreter import KNOWN
 from sweep.quick import QUICK
 from sweep.quick_operands import PLAIN
+from sweep.quick_rewriting import _compiled
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore:tl.where"),
@@ -176,3 +179,30 @@ def test_an_error_says_its_line() -> None:
         one for one in extract_tb(failure.value.__cause__.__traceback__) if one.name == "_fails"
     ]
     assert [one.line for one in here] == ["tl.store(x_ptr + tl.arange(0, n), x[:, None])"]
+
+
+SHIFTED = """import triton
+import triton.language as tl
+
+
+@triton.jit
+def shift(x_ptr, N: tl.constexpr):
+    at = tl.arange(0, N)
+    tl.store(x_ptr + at, tl.load(x_ptr + at) + SHIFT)
+
+
+SHIFT = {}
+"""
+
+
+def test_functions_of_one_text_are_compiled_once(tmp_path: Path) -> None:
+    """And each reads the numbers of its own module."""
+    before = _compiled.cache_info()
+    for number in (1, 2):
+        path = tmp_path / f"shifted_by_{number}.py"
+        path.write_text(SHIFTED.format(number))
+        x = torch.zeros(4)
+        import_file(path).shift[(1,)](x, 4)
+        assert x.tolist() == [number] * 4
+    after = _compiled.cache_info()
+    assert (after.misses - before.misses, after.hits - before.hits) == (1, 1)

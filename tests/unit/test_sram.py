@@ -112,6 +112,7 @@ def test_what_elements_of_tensors_need(name: str, target: str, part: str, size: 
     assert dict(usage.parts).get(part, 0) == size
 
 
+@settings(deadline=None)
 @given(kernel=A_PLAN, config=CONFIGS, target=GPUS)
 def test_parts_and_formula_say_the_same(kernel, config, target) -> None:
     usage = sram_usage(kernel, config, target)
@@ -126,6 +127,7 @@ def test_parts_and_formula_say_the_same(kernel, config, target) -> None:
     assert tuple((name, evaluate(size, values)) for name, size in usage.formulas) == usage.parts
 
 
+@settings(deadline=None)
 @given(kernel=A_PLAN, config=CONFIGS, target=GPUS)
 def test_the_tiles_in_flight_are_a_lower_bound(kernel, config, target) -> None:
     """Whatever the unit, the loop holds num_stages - 1 tiles of keys and of values."""

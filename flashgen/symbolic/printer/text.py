@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any
 
 import sympy
@@ -74,6 +75,7 @@ def negated(expr: Any) -> Any:
     return sympy.Mul(coefficient, *rest, evaluate=False)
 
 
+@lru_cache(maxsize=4096)  # whatever is printed is sorted anew, and sympy takes its time to print
 def rank(term: Any) -> tuple[bool, bool, int, str]:
     """Where a factor stands, or a term of a sum: numbers last, then by sign, then by symbol."""
     places = [SYMBOLS.index(s) if s in SYMBOLS else len(SYMBOLS) for s in term.free_symbols]

@@ -8,17 +8,17 @@ from flashgen.kernels.backward_triton.kernel import render_backward
 from flashgen.kernels.forward_triton.kernel import render_kernel
 from flashgen.plan import KernelPlan
 from flashgen.plan.backward import BackwardPlan
-from support.compiling.compiler import Compiled, gpu_target
 from support.compiling.figures import allotted_bytes
 from support.compiling.kernel import Kernel, call_of, function_in
+from support.compiling.machine_code import by_triton
 from support.compiling.portable import (
     DROPOUT_TYPES,
     IMPORTS,
     constants_of,
-    figures,
     options_of,
     source_types,
 )
+from support.compiling.report import Report, report
 
 
 def backward_shared_bytes(
@@ -49,13 +49,10 @@ def compile_backward(
     target: str,
     *,
     tma: bool | None,
-) -> Compiled:
+) -> Report:
     """Everything the compiler says, down to machine code. As of `backward_shared_bytes`."""
-    import triton
-
-    source = portable_backward_kernel(backward, kernel, config, target, tma).source()
-    compiled = triton.compile(source, target=gpu_target(target), options=options_of(config))
-    return figures(compiled, target)
+    of_call = portable_backward_kernel(backward, kernel, config, target, tma)
+    return report(of_call, target, options_of(config), by_triton)
 
 
 def portable_backward_kernel(

@@ -10,13 +10,13 @@ from support.compiling.figures import allotted_bytes
 from support.compiling.hopper import (
     IMPORTS,
     OPTIONS,
-    HopperCompiled,
     constants_of,
     descriptor,
-    figures_of,
 )
 from support.compiling.kernel import Kernel, call_of, function_in
+from support.compiling.machine_code import by_stages
 from support.compiling.portable import DROPOUT_TYPES
+from support.compiling.report import Report, report
 from support.variants import render_backward_hopper
 
 # Tensors whose rows are as wide as those of v.
@@ -30,9 +30,9 @@ def backward_hopper_shared_bytes(backward: BackwardPlan, config: KernelConfig) -
     return allotted_bytes(backward_kernel(backward, config), HOPPER, OPTIONS)
 
 
-def compile_backward_hopper(backward: BackwardPlan, config: KernelConfig) -> HopperCompiled:
+def compile_backward_hopper(backward: BackwardPlan, config: KernelConfig) -> Report:
     """Everything that the compiler and ptxas say, down to machine code."""
-    return figures_of(backward_kernel(backward, config).source())
+    return report(backward_kernel(backward, config), HOPPER, OPTIONS, by_stages)
 
 
 def queries_shared_bytes(backward: BackwardPlan) -> int:
@@ -40,9 +40,9 @@ def queries_shared_bytes(backward: BackwardPlan) -> int:
     return allotted_bytes(queries_kernel(backward), HOPPER, OPTIONS)
 
 
-def compile_queries(backward: BackwardPlan) -> HopperCompiled:
+def compile_queries(backward: BackwardPlan) -> Report:
     """What compiler and ptxas say of the Gluon kernel that computes the gradient of q."""
-    return figures_of(queries_kernel(backward).source())
+    return report(queries_kernel(backward), HOPPER, OPTIONS, by_stages)
 
 
 def backward_kernel(backward: BackwardPlan, config: KernelConfig) -> Kernel:

@@ -18,21 +18,6 @@ FUSED = {"enable_fp_fusion": True}
 
 
 @dataclass(frozen=True)
-class Compiled:
-    """A compiled kernel's figures.
-
-    Attributes:
-        shared: bytes of shared memory of a block.
-        registers: of a thread.
-        spilled: bytes of a thread's values that had no room in registers.
-    """
-
-    shared: int
-    registers: int
-    spilled: int
-
-
-@dataclass(frozen=True)
 class Lowered:
     """A kernel on its way to machine code.
 

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
-
 from flashgen.config import HOPPER, KernelConfig
 from flashgen.kernels.forward_hopper.kernel import render_hopper
 from flashgen.kernels.forward_hopper.plan import OUT_COLUMNS, HopperNames
 from flashgen.plan import KernelPlan
-from support.compiling.compiler import FUSED, Compiled, compile_until, number_in
+from support.compiling.compiler import FUSED
 from support.compiling.figures import allotted_bytes
 from support.compiling.kernel import Kernel, call_of, function_in
+from support.compiling.machine_code import by_stages
 from support.compiling.portable import DROPOUT_TYPES
+from support.compiling.report import Report, report
 from support.variants import names_of_gluon
 
 KERNEL = "_attention_hopper"
@@ -40,25 +35,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 """
 
-# What ptxas calls mere information about where it put waits and arrivals is not among them.
-WARNING = re.compile(r"warning|Performance Loss", re.IGNORECASE)
-
 # Triton counts the warps of the first partition: one warp group.
 OPTIONS = {"num_warps": 4, **FUSED}
-
-
-@dataclass(frozen=True)
-class HopperCompiled(Compiled):
-    """The figures of a Gluon kernel; `registers` are those that a thread starts with.
-
-    Attributes:
-        warnings: lines of ptxas about lost speed: C7511, C7512 or C7514 where it lets matrix
-            products wait for one another.
-        code: machine code, as a cubin.
-    """
-
-    warnings: tuple[str, ...]
-    code: bytes = field(repr=False)
 
 
 def hopper_shared_bytes(plan: KernelPlan, config: KernelConfig) -> int:
@@ -66,7 +44,7 @@ def hopper_shared_bytes(plan: KernelPlan, config: KernelConfig) -> int:
     return allotted_bytes(hopper_kernel(plan, config), HOPPER, OPTIONS)
 
 
-def compile_hopper(plan: KernelPlan, config: KernelConfig, packed: int = 1) -> HopperCompiled:
+def compile_hopper(plan: KernelPlan, config: KernelConfig, packed: int = 1) -> Report:
     """Everything that the compiler and ptxas say, down to machine code.
 
     Args:
@@ -74,25 +52,7 @@ def compile_hopper(plan: KernelPlan, config: KernelConfig, packed: int = 1) -> H
         config: its configuration.
         packed: heads of a tile, a power of two up to 64; 1 where the kernel packs none.
     """
-    return figures_of(hopper_kernel(plan, config, packed).source())
-
-
-def figures_of(source: Any, options: Mapping[str, Any] = OPTIONS) -> HopperCompiled:
-    """What becomes of a kernel, as Triton takes it, down to machine code for Hopper."""
-    from triton import knobs
-
-    printed = io.StringIO()
-    with knobs.nvidia.scope(), contextlib.redirect_stdout(printed):
-        knobs.nvidia.dump_ptxas_log = True
-        compiled = compile_until("cubin", source, HOPPER, options)
-    log = printed.getvalue()
-    return HopperCompiled(
-        shared=int(compiled.metadata["shared"]),
-        registers=number_in(log, r"Used (\d+) registers"),
-        spilled=number_in(log, r"(\d+) bytes spill stores"),
-        warnings=tuple(line for line in log.splitlines() if WARNING.search(line)),
-        code=compiled.module,
-    )
+    return report(hopper_kernel(plan, config, packed), HOPPER, OPTIONS, by_stages)
 
 
 def constants_of(config: KernelConfig, *, drops: bool = False) -> dict[str, int]:

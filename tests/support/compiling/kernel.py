@@ -14,6 +14,7 @@ from typing import Any
 
 from flashgen.plan import TRITON_DTYPES, KernelPlan
 from flashgen.plan.arguments import KernelArguments
+from support.source_lines import quick_inspect
 
 # Arguments that a call usually aligns to 16: what Triton's launcher would find out about them.
 ALIGNED = [["tt.divisibility", 16]]
@@ -108,17 +109,17 @@ class Kernel:
         """Of all that the compiler's figures follow from, but for the compiler."""
         call = (sorted(self.call.signature.items()), sorted(self.call.constants.items()))
         call = (*call, sorted(self.call.attributes.items()), sorted(options.items()))
-        whole = repr((_code(self.text), self.name, call, target))
+        whole = repr((code_of(self.text), self.name, call, target))
         return sha256(whole.encode()).hexdigest()[:16]
 
 
 @lru_cache(maxsize=64)
-def _code(text: str) -> str:
+def code_of(text: str) -> str:
     """A source without comments and docstrings, which no compiler sees."""
-    tree = ast.parse(text)
-    for function in ast.walk(tree):
-        if isinstance(function, ast.FunctionDef) and ast.get_docstring(function):
-            function.body = function.body[1:] or [ast.Pass()]
+    tree, documented = ast.parse(text), ast.Module | ast.ClassDef | ast.FunctionDef
+    for node in ast.walk(tree):
+        if isinstance(node, documented) and ast.get_docstring(node):
+            node.body = node.body[1:] or [ast.Pass()]
     return ast.unparse(tree)
 
 
@@ -131,5 +132,6 @@ def function_in(source: str, name: str) -> Any:
         spec = importlib.util.spec_from_file_location("flashgen_compiled_kernel", path)
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+        with quick_inspect(path):
+            spec.loader.exec_module(module)
     return getattr(module, name)

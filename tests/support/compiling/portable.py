@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import tempfile
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,9 +9,11 @@ from flashgen.budget.targets import get_target
 from flashgen.config import KernelConfig
 from flashgen.kernels.forward_triton.kernel import render_kernel
 from flashgen.plan import KernelPlan
-from support.compiling.compiler import FUSED, Compiled, gpu_target, number_in
+from support.compiling.compiler import FUSED
 from support.compiling.figures import allotted_bytes
 from support.compiling.kernel import Kernel, call_of, function_in
+from support.compiling.machine_code import by_triton
+from support.compiling.report import Report, report
 
 #: Triton's types of what kernels take of dropout, but for integers.
 DROPOUT_TYPES = {"seed_ptr": "*i64", "kept_scale": "fp32"}
@@ -44,23 +44,18 @@ def shared_bytes(
     return allotted_bytes(kernel, target, options_of(config))
 
 
-def compile_kernel(plan: KernelPlan, config: KernelConfig, target: str) -> Compiled:
+def compile_kernel(
+    plan: KernelPlan,
+    config: KernelConfig,
+    target: str,
+    *,
+    tma: bool | None = None,
+    aligned: bool = True,
+) -> Report:
     """Everything the compiler says, down to machine code. Arguments as of `shared_bytes`."""
-    import triton
-
-    kernel = forward_kernel(plan, config, target, tma=plan.uses_tma(target))
-    options = options_of(config)
-    compiled = triton.compile(kernel.source(), target=gpu_target(target), options=options)
-    return figures(compiled, target)
-
-
-def figures(kernel: Any, target: str) -> Compiled:
-    """What a kernel that Triton has compiled for a target needs."""
-    if get_target(target).backend == "hip":
-        registers, spilled = _amd_registers(kernel.asm["amdgcn"])
-    else:
-        registers, spilled = _nvidia_registers(kernel.asm["cubin"])
-    return Compiled(int(kernel.metadata.shared), registers, spilled)
+    uses_tma = plan.uses_tma(target) if tma is None else tma
+    kernel = forward_kernel(plan, config, target, tma=uses_tma, aligned=aligned)
+    return report(kernel, target, options_of(config), by_triton)
 
 
 def options_of(config: KernelConfig) -> dict[str, Any]:
@@ -113,21 +108,3 @@ def source_types(plan: KernelPlan, rows: Mapping[str, int], tma: bool) -> dict[s
             descriptor = f"tensordesc<{dtype}[1, 1, {count}, {part.width}]>"
             types[f"{tensor}_src{part.suffix}"] = descriptor if tma else f"*{dtype}"
     return types
-
-
-def _nvidia_registers(cubin: bytes) -> tuple[int, int]:
-    """Registers and stack bytes of a thread; a Triton kernel has a stack for spills alone."""
-    from triton import knobs
-
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
-        usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return number_in(usage, r"REG:(\d+)"), number_in(usage, r"STACK:(\d+)")
-
-
-def _amd_registers(assembly: str) -> tuple[int, int]:
-    """Vector registers of a thread, accumulation registers among them, and bytes spilled."""
-    spilled = number_in(assembly, r"\.vgpr_spill_count:\s*(\d+)")
-    return number_in(assembly, r"\.vgpr_count:\s*(\d+)"), 4 * spilled

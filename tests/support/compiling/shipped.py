@@ -16,8 +16,9 @@ from flashgen.kernels.forward_triton.shared_memory import sram_usage
 from flashgen.plan.backward import backward_plan
 from support.compiling import backward_hopper, hopper, portable
 from support.compiling.backward import portable_backward_kernel
-from support.compiling.hopper import OPTIONS, HopperCompiled, figures_of
+from support.compiling.hopper import OPTIONS
 from support.compiling.kernel import Kernel
+from support.compiling.machine_code import MachineCode, by_stages
 from support.compiling.predicted import (
     predicted_backward_usage,
     predicted_queries_usage,
@@ -42,10 +43,10 @@ class Shipped:
     options: Mapping[str, Any]
     predicted: int
 
-    def compiled(self) -> HopperCompiled:
+    def compiled(self) -> MachineCode:
         """What the compiler and ptxas of the Triton that is here say of it."""
         function = getattr(self.module, self.kernel.name)
-        return figures_of(self.kernel.source(function), self.options)
+        return by_stages(self.kernel.source(function), HOPPER, self.options)
 
 
 def shipped_kernels(name: str) -> dict[str, Shipped]:
