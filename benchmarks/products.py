@@ -110,7 +110,9 @@ def _step(step: ast.FunctionDef) -> str:
     kept = []
     for statement in step.body[1:]:
         said = ast.unparse(statement)
-        unpacks = isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Name)
+        unpacks = isinstance(statement, ast.Assign) and isinstance(
+            statement.value, ast.Name | ast.Attribute
+        )
         if unpacks or isinstance(statement, ast.AnnAssign) or said.startswith(_KEPT):
             kept.append(said.replace("_pack(p_0)", "_pack(scores_0)"))
     results = ", ".join(x for x in _arguments(step) if x.startswith("acc"))
@@ -127,6 +129,10 @@ def _votes(consumer: ast.FunctionDef) -> Iterable[tuple[tuple[int, int], str]]:
             assert node.end_lineno is not None
             never = " " * node.col_offset + said.split("=")[0] + "= online_max * 0\n"
             yield (node.lineno - 1, node.end_lineno), never
+        if isinstance(node, ast.If) and ast.unparse(node.test).startswith("_any("):
+            assert node.test.end_lineno is not None
+            never = " " * node.col_offset + "if online_max < 0:\n"
+            yield (node.lineno - 1, node.test.end_lineno), never
 
 
 def measured(cell: Cell, scratch: Path, repeat: int, power: bool = False) -> dict[str, Any]:
