@@ -37,7 +37,7 @@ def unpacking(body: str, **tuples: Iterable[str]) -> str:
         read = set(elements).intersection(_READ.findall(code))
         if isinstance(elements, Fields):
             lines = [_field(variable, name) for name in elements if name in read]
-            body = "".join(f"{indent}{line}\n" for line in lines) + body
+            body = "".join(fold(f"{indent}{line}") for line in lines) + body
             continue
         known = [name for name in elements if name.isupper()]
         names = [name if name in read else "_" for name in elements if name not in known]
