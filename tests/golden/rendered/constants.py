@@ -913,7 +913,7 @@ def reference(
 
     It computes in float32 (float64 for float64 tensors) and holds the (q_len, kv_len) scores.
     """
-    device = q.device.type
+    device = q.device.type  # is_autocast_enabled raises for meta
     if device != "meta" and torch.is_autocast_enabled(device):
         with torch.autocast(device, enabled=False):  # it would compute in 16 bits
             return reference(q, k, v, scale=scale, return_lse=return_lse, size=size)
