@@ -28,7 +28,8 @@ def source_digest(text: str, functions: tuple[str, ...] = ()) -> str:
 
 def _called_by(names: Iterable[str], tree: ast.Module) -> list[ast.stmt]:
     """Functions of a source with the others of it that they call, in the source's order."""
-    functions = {f.name: f for f in tree.body if isinstance(f, ast.FunctionDef)}
+    kinds = ast.FunctionDef | ast.ClassDef
+    functions = {f.name: f for f in tree.body if isinstance(f, kinds)}
     called, waiting = set(), list(names)
     while waiting:
         at = waiting.pop()

@@ -52,20 +52,24 @@ GLUON = {
         minimum=min,
         maximum=max,
         constexpr=None,
+        tensor=None,
     ),
-    "gluon": SimpleNamespace(jit=lambda function: function),
+    "gluon": SimpleNamespace(jit=lambda f: f, constexpr_function=lambda f: f),
+    "_aggregate": lambda cls: cls,
     **{f"_at_{n}d_hopper": _at for n in range(1, 5)},
 }
 FUNCTIONS = (
     *("_backward_visits", "_query_tile", "_swap_if_hopper"),
     *("_visits_of_queries", "_tile_of_keys"),
+    *("_RunsOfQueries", "_RunsOfKeys"),
 )
 
 
 def functions(names: HopperBackwardSplit) -> SimpleNamespace:
     """Those of the rendered kernel, as functions of Python."""
     tree = ast.parse(render_backward_hopper(names.backward))
-    tree.body = [f for f in tree.body if isinstance(f, ast.FunctionDef) and f.name in FUNCTIONS]
+    defined = ast.FunctionDef | ast.ClassDef
+    tree.body = [f for f in tree.body if isinstance(f, defined) and f.name in FUNCTIONS]
     found: dict[str, Any] = dict(GLUON)
     exec(compile(tree, "rendered", "exec"), found)
     return SimpleNamespace(**found)
@@ -82,20 +86,16 @@ def visited(
         f for role in (KEYS_OF_ROWS, ROWS_OF_KEYS) for f in with_row_tables(predicate, role).flags
     )
     known = {**call.values, **call.tables((*bounds.tables, *flags))}
-    given = tuple(known.get(name) for name in names.call)
+    given = SimpleNamespace(**{name: known.get(name) for name in names.call})
     if visits.of == "kv":
         counts, finds, block = kernel._visits_of_queries, kernel._tile_of_keys, call.block_m
     else:
         counts, finds, block = kernel._backward_visits, kernel._query_tile, call.block_n
     runs = counts(0, 0, first, given, call.block_m, call.block_n)
     if visits.splits:
-        return [(finds(i, runs), i < runs[1]) for i in range(runs[0])]
-    return [
-        finds(i, runs, given, first, block) if visits.masks else (
-            finds(i, runs, given, first, block)[0], False
-        )
-        for i in range(runs[0])
-    ]  # fmt: skip
+        return [(finds(i, runs), i < runs.masked_visits) for i in range(runs.visits)]
+    found = [finds(i, runs, given, first, block) for i in range(runs.visits)]
+    return [(tile, visits.masks and masked) for tile, masked in found]
 
 
 def check_order(of: HopperVisits, visits: list[tuple[int, bool]], places: range) -> None:

@@ -34,7 +34,7 @@ DIALECT = Gluon({Q_FIRST - Q_IDX: "-_query_columns(scores, 0, gl.float32)"})
 
 @dataclass(frozen=True)
 class HopperBackward(HopperDivision):
-    """What the kernel's functions hand to one another, as tuples of these names.
+    """What the kernel's functions hand to one another, as aggregates with these fields.
 
     Attributes:
         backward: the backward pass.
@@ -128,7 +128,7 @@ class HopperBackward(HopperDivision):
         names = (*self.backward.both_arguments.names, *self.visits.reads)
         return (*CALL, *ordered, *shared, *dropping, *names)
 
-    program = ("batch", "kv_head", "kv_first")
+    work_tile = ("batch", "kv_head", "kv_first")
 
     @property
     def results(self) -> tuple[str, ...]:

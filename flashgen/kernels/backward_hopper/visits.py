@@ -37,13 +37,18 @@ class HopperVisits:
 
     @property
     def runs(self) -> tuple[str, ...]:
-        """Names of what a kernel knows of its visits: their number, begin, and which need no mask.
+        """What a kernel knows of its visits: their number, where they begin, which need no mask.
 
-        Of listed tiles: how many, and the list.
+        Of listed tiles: how many, and the list. Where those that need the mask come first: how many
+        these are, those before the others, and the others.
         """
         tiles, begin = self.tiles, f"{self.of}_begin"
         if tiles.listed:
             return ("visits", "listed_ptr")
+        if self.splits:
+            before = ("before",) * (self.differ and not tiles.from_key_0)
+            begins = (begin,) * (not tiles.from_key_0)
+            return ("visits", "masked_visits", *before, "unmasked", *begins)
         full = ("full_begin", "full_end") if self.differ else ()
         if tiles.from_key_0:
             return ("visits", *full[1:])

@@ -41,7 +41,7 @@ DIALECT = Gluon({KV_IDX - Q_FIRST: "_key_columns(scores, start_n - q_first, gl.f
 
 @dataclass(frozen=True)
 class HopperQueries:
-    """What the kernel's functions hand to one another, as tuples of these names.
+    """What the kernel's functions hand to one another, as aggregates with these fields.
 
     Attributes:
         backward: the backward pass.
@@ -77,7 +77,7 @@ class HopperQueries:
         """What holds for the whole call."""
         return (*CALL, *self.backward.queries_arguments.names, *self.visits.reads)
 
-    program = ("batch", "head", "q_first")
+    work_tile = ("batch", "head", "q_first")
 
     @cached_property
     def rows(self) -> tuple[str, ...]:

@@ -149,6 +149,7 @@ tma = SimpleNamespace(
     async_store=copy_out,
     async_atomic_add=functools.partial(copy_out, add=True),
     store_wait=wait_for_stores,
+    tensor_descriptor=Descriptor,
 )
 hopper = SimpleNamespace(TensorDescriptor=Descriptor)
 fence_async_shared = fence
