@@ -69,6 +69,11 @@ def fold(line: str) -> str:
     return render(indent, (*docs, end)) + "\n"
 
 
+def folded(text: str) -> str:
+    """A source with its statements and comments folded where they are too long."""
+    return indented(text, 0)
+
+
 def indented(text: str, width: int) -> str:
     """Statements with so many spaces before each line, folded anew where one is then too long."""
     return "\n".join(map(_fitted, _statements(textwrap.indent(text, " " * width))))

@@ -10,6 +10,7 @@ from flashgen.budget.targets import Target, get_target
 from flashgen.budget.usage import SramUsage
 from flashgen.codegen.digest import source_digest
 from flashgen.codegen.environment import render
+from flashgen.codegen.folding import folded
 from flashgen.config import HOPPER, KernelChoice, KernelConfig
 from flashgen.kernels.backward_hopper.plan import DIALECT, HopperBackward
 from flashgen.kernels.backward_hopper.shared_memory import (
@@ -41,7 +42,7 @@ def render_over_keys(
     plan = names.backward.plan
     before = HopperNames(plan).promised_mask_code if after_forward else MaskCode(())
     needed = sorted(set(gathers).difference(plan.gathers if after_forward else ()))
-    return render(
+    text = render(
         template,
         DIALECT,
         plan=plan,
@@ -51,6 +52,7 @@ def render_over_keys(
         before=before,
         gathers=needed,
     )
+    return folded(text)
 
 
 class BackwardHopper(GradientKernel):

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from flashgen.codegen.environment import render
+from flashgen.codegen.folding import folded
 from flashgen.config import KernelChoice
 from flashgen.kernels.backward_hopper.kernel import BackwardHopper, render_over_keys
 from flashgen.kernels.backward_hopper_split.plan import HopperBackwardSplit
@@ -60,7 +61,7 @@ class BackwardHopperSplit(BackwardHopper):
             names=names,
             queries=names.of_queries,
         )
-        return f"{over_keys}\n\n{over_queries}"
+        return f"{over_keys}\n\n{folded(over_queries)}"
 
     def names(self, plan: KernelPlan, choice: KernelChoice) -> Mapping[str, Any]:
         """With the shared memory of the kernel over queries, if there is one in Gluon."""
