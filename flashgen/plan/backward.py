@@ -220,7 +220,7 @@ class BackwardPlan:
         return self._tables_for(self.both_arguments, self.plan.listing_arguments)
 
     @cached_property
-    def row_tables_divided(self) -> tuple[RowTable, ...]:
+    def row_tables_split(self) -> tuple[RowTable, ...]:
         """Row tables for the kernel of `of_both` and one over tiles of queries."""
         kernels = (self.both_arguments, self.queries_arguments, self.plan.listing_arguments)
         return self._tables_for(*kernels)

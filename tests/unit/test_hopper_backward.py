@@ -25,7 +25,7 @@ from support.loads import kernel_spec
 from support.vocabulary import VOCABULARY
 
 ENDS = Tensor("ends", ("batch", "q_len"), "int32")
-DROPPING = "with dropout it computes all gradients at once, and no slopes of scores"
+DROPPING = "with dropout it computes all gradients at once, and no score gradient"
 SLOPES = Tensor("slopes", ("num_q_heads",))
 HEATS = Tensor("heats", ("batch", "kv_len"))
 EACH_ROW = Mask(lambda b, h, q, kv: kv < ENDS[b, q], "each row has its end")
@@ -80,14 +80,14 @@ def test_which_plans_have_it(spec: AttentionSpec, reason: str) -> None:
 def test_dropout_takes_tiles_of_fewer_queries() -> None:
     """Of 64 x 64 elements of dq there is no half that a consumer could compute."""
     narrow, wide = of(AttentionSpec(64, dropout=True)), of(AttentionSpec(128, dropout=True))
-    assert (narrow.block_m, narrow.divides, narrow.consumers_meet) == (64, "keys", False)
-    assert (wide.block_m, wide.divides, wide.consumers_meet) == (64, "columns", True)
+    assert (narrow.block_m, narrow.grad_q_by, narrow.consumers_meet) == (64, "keys", False)
+    assert (wide.block_m, wide.grad_q_by, wide.consumers_meet) == (64, "columns", True)
 
 
 def test_tiles_of_the_widths() -> None:
     narrow, wide = of(AttentionSpec((56, 16))), of(AttentionSpec((56, 72)))
     assert (narrow.width, wide.width) == (64, 128)
-    assert (narrow.divides, wide.divides) == ("queries", "columns")
+    assert (narrow.grad_q_by, wide.grad_q_by) == ("queries", "columns")
     assert (wide.qk_width, wide.v_width, wide.block_n) == (128, 128, 128)
     widest = of(AttentionSpec((192, 72)))
     assert (widest.qk_width, widest.v_width, widest.block_n) == (256, 128, 64)

@@ -75,7 +75,7 @@ class BackwardHopper(GradientKernel):
     def why_not(self, plan: KernelPlan) -> str:
         """Of elements, columns, sums and scores that it is not made for, or of a split pass."""
         names = self.names_of(plan)
-        return names.why_not or ("two kernels divide the pass" if names.split else "")
+        return names.why_not or ("two kernels split the pass" if names.split else "")
 
     def replaces(self, plan: KernelPlan) -> tuple[str, ...]:
         """The portable ones in whose place those in Gluon run."""

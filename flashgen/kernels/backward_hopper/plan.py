@@ -9,7 +9,7 @@ from typing import Any
 
 import sympy
 
-from flashgen.kernels.backward_hopper.split import BLOCK_M, CALL, HopperDivision
+from flashgen.kernels.backward_hopper.split import BLOCK_M, CALL, HopperSplit
 from flashgen.kernels.backward_hopper.visits import HopperVisits
 from flashgen.plan.code import codes_of
 from flashgen.plan.mask_code import (
@@ -33,7 +33,7 @@ DIALECT = Gluon({Q_FIRST - Q_IDX: "-_query_columns(scores, 0, gl.float32)"})
 
 
 @dataclass(frozen=True)
-class HopperBackward(HopperDivision):
+class HopperBackward(HopperSplit):
     """What the kernel's functions hand to one another, as aggregates with these fields.
 
     Attributes:
@@ -49,7 +49,7 @@ class HopperBackward(HopperDivision):
         if max(plan.qk_head_dim, plan.v_head_dim) > max(BLOCK_M):
             return f"its tiles have {max(BLOCK_M)} columns at most"
         if plan.dropout and (self.split or self.text.score_gradient or self.text.input_gradients):
-            return "with dropout it computes all gradients at once, and no slopes of scores"
+            return "with dropout it computes all gradients at once, and no score gradient"
         if backward.q_tiles.reduce_rows:
             return "which queries see a tile of keys depends on each of the keys"
         if backward.leaves_products_out:
@@ -63,7 +63,7 @@ class HopperBackward(HopperDivision):
         return all(map(_is_of_one_type, partials)) and not self.input_gradient_lines
 
     @property
-    def divides(self) -> str:
+    def grad_q_by(self) -> str:
         """Half of what a consumer computes dq of: ``"queries"``, ``"columns"`` or ``"keys"``.
 
         A tile of 64 x 64 is as little as a product gives: there each consumer adds up what its own
@@ -76,7 +76,7 @@ class HopperBackward(HopperDivision):
     @property
     def consumers_meet(self) -> bool:
         """Whether one consumer waits for what the other has made."""
-        return self.has_roles or not (self.split or self.divides == "keys")
+        return self.has_roles or not (self.split or self.grad_q_by == "keys")
 
     @cached_property
     def visits(self) -> HopperVisits:
@@ -107,7 +107,7 @@ class HopperBackward(HopperDivision):
 
     @property
     def shares(self) -> bool:
-        """Whether the last tiles of keys are divided among all programs: where all queries see all.
+        """Whether the last tiles of keys are split among all programs: where all queries see all.
 
         All tiles take as long then, and in their last round most programs could have nothing to do.
         Of a window, whose tiles are short, that costs more than it brings.

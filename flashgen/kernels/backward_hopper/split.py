@@ -1,4 +1,4 @@
-"""HopperDivision: which kernels a backward pass on Hopper consists of, and their widths."""
+"""HopperSplit: which kernels a backward pass on Hopper consists of, and their widths."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BLOCK_N = {64: 128, 128: 128, 256: 64}
 
 
 @dataclass(frozen=True)
-class HopperDivision:
+class HopperSplit:
     """One Gluon kernel for all gradients, or one for those of keys and another kernel.
 
     Attributes:

@@ -38,6 +38,156 @@ def _async_add(tensor_desc, coord, src, _semantic=None):
 _async_add = getattr(tma, "async_atomic_add", _async_add)
 
 
+@_aggregate
+class _BackwardCall:
+    """What holds for the whole call."""
+
+    num_q_heads: gl.tensor
+    num_kv_heads: gl.tensor
+    q_len: gl.tensor
+    kv_len: gl.tensor
+    rows_len: gl.tensor
+    scale: gl.tensor
+    heads_together: gl.tensor
+
+    @gluon.constexpr_function
+    def __init__(self, num_q_heads, num_kv_heads, q_len, kv_len, rows_len, scale, heads_together):
+        self.num_q_heads = num_q_heads
+        self.num_kv_heads = num_kv_heads
+        self.q_len = q_len
+        self.kv_len = kv_len
+        self.rows_len = rows_len
+        self.scale = scale
+        self.heads_together = heads_together
+
+
+@_aggregate
+class _KeysWorkTile:
+    """A tile of keys of one head."""
+
+    batch: gl.tensor
+    kv_head: gl.tensor
+    kv_first: gl.tensor
+
+    @gluon.constexpr_function
+    def __init__(self, batch, kv_head, kv_first):
+        self.batch = batch
+        self.kv_head = kv_head
+        self.kv_first = kv_first
+
+
+@_aggregate
+class _Keys:
+    """What a consumer computes once for its keys, or once a head."""
+
+    head_row: gl.tensor
+    k_number: gl.tensor
+    kv_idx: gl.tensor
+    qk_scale: gl.tensor
+
+    @gluon.constexpr_function
+    def __init__(self, head_row, k_number, kv_idx, qk_scale):
+        self.head_row = head_row
+        self.k_number = k_number
+        self.kv_idx = kv_idx
+        self.qk_scale = qk_scale
+
+
+@_aggregate
+class _BackwardTiles:
+    """Buffers of what is loaded."""
+
+    q_tiles: gl.shared_memory_descriptor
+    grad_out_tiles: gl.shared_memory_descriptor
+    k_tiles: gl.shared_memory_descriptor
+    v_tiles: gl.shared_memory_descriptor
+    rows_tiles: gl.shared_memory_descriptor
+
+    @gluon.constexpr_function
+    def __init__(self, q_tiles, grad_out_tiles, k_tiles, v_tiles, rows_tiles):
+        self.q_tiles = q_tiles
+        self.grad_out_tiles = grad_out_tiles
+        self.k_tiles = k_tiles
+        self.v_tiles = v_tiles
+        self.rows_tiles = rows_tiles
+
+
+@_aggregate
+class _BackwardBarriers:
+    """Arrays of barriers, one for each buffer."""
+
+    keys_full: gl.shared_memory_descriptor
+    keys_empty: gl.shared_memory_descriptor
+    full: gl.shared_memory_descriptor
+    empty: gl.shared_memory_descriptor
+    grad_out_full: gl.shared_memory_descriptor
+
+    @gluon.constexpr_function
+    def __init__(self, keys_full, keys_empty, full, empty, grad_out_full):
+        self.keys_full = keys_full
+        self.keys_empty = keys_empty
+        self.full = full
+        self.empty = empty
+        self.grad_out_full = grad_out_full
+
+
+@_aggregate
+class _BackwardBuffers:
+    """What producer and consumers share."""
+
+    tiles: _BackwardTiles
+    barriers: _BackwardBarriers
+    ds_tiles: gl.shared_memory_descriptor
+    grad_q_tiles: gl.shared_memory_descriptor
+    slots: gl.shared_memory_descriptor
+
+    @gluon.constexpr_function
+    def __init__(self, tiles, barriers, ds_tiles, grad_q_tiles, slots):
+        self.tiles = tiles
+        self.barriers = barriers
+        self.ds_tiles = ds_tiles
+        self.grad_q_tiles = grad_q_tiles
+        self.slots = slots
+
+
+@_aggregate
+class _Sources:
+    """What the producer reads."""
+
+    q_desc: tma.tensor_descriptor
+    grad_out_desc: tma.tensor_descriptor
+    k_desc: tma.tensor_descriptor
+    v_desc: tma.tensor_descriptor
+    rows_desc: tma.tensor_descriptor
+    counter_ptr: gl.tensor
+    num_tiles: gl.tensor
+
+    @gluon.constexpr_function
+    def __init__(self, q_desc, grad_out_desc, k_desc, v_desc, rows_desc, counter_ptr, num_tiles):
+        self.q_desc = q_desc
+        self.grad_out_desc = grad_out_desc
+        self.k_desc = k_desc
+        self.v_desc = v_desc
+        self.rows_desc = rows_desc
+        self.counter_ptr = counter_ptr
+        self.num_tiles = num_tiles
+
+
+@_aggregate
+class _Results:
+    """What the consumers write to."""
+
+    grad_q_desc: tma.tensor_descriptor
+    grad_k_desc: tma.tensor_descriptor
+    grad_v_desc: tma.tensor_descriptor
+
+    @gluon.constexpr_function
+    def __init__(self, grad_q_desc, grad_k_desc, grad_v_desc):
+        self.grad_q_desc = grad_q_desc
+        self.grad_k_desc = grad_k_desc
+        self.grad_v_desc = grad_v_desc
+
+
 @gluon.jit
 def _next_stage(stage, phase, NUM_STAGES: gl.constexpr):
     """(buffer, phase of its barriers) of what comes next; buffers take turns."""
@@ -52,8 +202,7 @@ def _next_stage(stage, phase, NUM_STAGES: gl.constexpr):
 def _unknown_zero():
     """0, which a compiler cannot see.
 
-    It would work out the address of each piece of a tile ahead of the loop, and keep more of them
-    than there are registers.
+    It would hoist the addresses of all parts of a tile out of the loop, more than registers hold.
     """
     return gl.inline_asm_elementwise(
         "mov.b32 $0, 0;", "=r,r", [0], dtype=gl.int32, is_pure=False, pack=1
@@ -70,10 +219,30 @@ def _meet():
     )  # fmt: skip
 
 
+@_aggregate
+class _RunsOfQueries:
+    """Which tiles of queries are visited, and what finds them."""
+
+    visits: gl.tensor
+    masked_visits: gl.tensor
+    before: gl.tensor
+    unmasked: gl.tensor
+    q_begin: gl.tensor
+
+    @gluon.constexpr_function
+    def __init__(self, visits, masked_visits, before, unmasked, q_begin):
+        self.visits = visits
+        self.masked_visits = masked_visits
+        self.before = before
+        self.unmasked = unmasked
+        self.q_begin = q_begin
+
+
 @gluon.jit
 def _backward_visits(batch, head, kv_first, call, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
-    """(visits, those of them that need the mask, ...): of a head's queries; see `_query_tile`."""
-    _, _, q_len, kv_len, _, _, _ = call
+    """Of a head's queries; see `_query_tile`."""
+    q_len = call.q_len
+    kv_len = call.kv_len
     kv_last = min(kv_first + BLOCK_N, kv_len) - 1
     # Queries that see some of these keys, and that see all of them, derived from the mask.
     some_begin = kv_first
@@ -91,13 +260,17 @@ def _backward_visits(batch, head, kv_first, call, BLOCK_M: gl.constexpr, BLOCK_N
     # Weights of keys past the end could overflow; their products with dp would be no numbers.
     if kv_first + BLOCK_N > kv_len:
         unmasked = 0
-    return visits, visits - unmasked, before, unmasked, q_begin
+    masked_visits = visits - unmasked
+    return _RunsOfQueries(visits, masked_visits, before, unmasked, q_begin)
 
 
 @gluon.jit
 def _query_tile(visit, runs):
     """The tile of queries of a visit: those that need the mask come first."""
-    _, masked_visits, before, unmasked, q_begin = runs
+    masked_visits = runs.masked_visits
+    before = runs.before
+    unmasked = runs.unmasked
+    q_begin = runs.q_begin
     masked = visit + gl.where(visit < before, 0, unmasked)
     tile = gl.where(visit < masked_visits, masked, visit - masked_visits + before)
     return q_begin + tile
@@ -170,9 +343,9 @@ def _seen_alone(scores, bits):
 
 
 @gluon.jit
-def _seen_by_keys(scores, q_first, head, keys, call, program):
+def _mask_scores(scores, q_first, head, keys, call, work_tile):
     """Scores of 64 keys with the queries from q_first on, -inf where a comparison hides them."""
-    _, _, kv_idx, _ = keys
+    kv_idx = keys.kv_idx
     q_idx = _first_octet(scores, q_first)
     kv_idx = _rows_of_octets(scores, kv_idx)
     seen = _at_least(q_idx, kv_idx)
@@ -180,11 +353,11 @@ def _seen_by_keys(scores, q_first, head, keys, call, program):
 
 
 @gluon.jit
-def _backward_scores(scores, q_first, head, keys, call, program, MASKED: gl.constexpr):
-    """What the softmax sees of 64 keys' products with the queries from q_first on."""
+def _backward_scores(scores, q_first, head, keys, call, work_tile, masked):
+    """What the softmax sees of 64 keys' products with queries from q_first on."""
     # Only a tile that holds a hidden pair, or reaches past an end, pays for the mask.
-    if MASKED:
-        scores = _seen_by_keys(scores, q_first, head, keys, call, program)
+    if masked:
+        scores = _mask_scores(scores, q_first, head, keys, call, work_tile)
     return scores
 
 
@@ -218,15 +391,17 @@ def _announced(slots, number):
 
 @gluon.jit
 def _keys_of(index, call, BLOCK_N: gl.constexpr):
-    """(batch, head, first key) of a tile of keys."""
-    _, num_kv_heads, _, kv_len, _, _, heads_together = call
+    """The tile of keys of this index: in which order they are computed."""
+    num_kv_heads = call.num_kv_heads
+    kv_len = call.kv_len
+    heads_together = call.heads_together
     num_tiles_n = gl.cdiv(kv_len, BLOCK_N)
     # Heads come in groups whose queries L2 holds, and in a group the longest tiles first.
     group = index // (heads_together * num_tiles_n)
     within = index % (heads_together * num_tiles_n)
     tile_n = within // heads_together
     batch_head = group * heads_together + within % heads_together
-    return batch_head // num_kv_heads, batch_head % num_kv_heads, tile_n * BLOCK_N
+    return _KeysWorkTile(batch_head // num_kv_heads, batch_head % num_kv_heads, tile_n * BLOCK_N)
 
 
 @gluon.jit
@@ -241,11 +416,28 @@ def _backward_producer(
     sources, buffers, call, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, NUM_STAGES: gl.constexpr
 ):
     """Takes tiles of keys, and loads what the consumers need for them."""
-    num_q_heads, num_kv_heads, _, _, _, _, _ = call
-    q_desc, grad_out_desc, k_desc, v_desc, rows_desc, counter_ptr, num_tiles = sources
-    loaded, barriers, _, slots = buffers
-    q_tiles, grad_out_tiles, k_tiles, v_tiles, rows_tiles = loaded
-    keys_full, keys_empty, full, empty, grad_out_full = barriers
+    num_q_heads = call.num_q_heads
+    num_kv_heads = call.num_kv_heads
+    q_desc = sources.q_desc
+    grad_out_desc = sources.grad_out_desc
+    k_desc = sources.k_desc
+    v_desc = sources.v_desc
+    rows_desc = sources.rows_desc
+    counter_ptr = sources.counter_ptr
+    num_tiles = sources.num_tiles
+    tiles = buffers.tiles
+    barriers = buffers.barriers
+    slots = buffers.slots
+    q_tiles = tiles.q_tiles
+    grad_out_tiles = tiles.grad_out_tiles
+    k_tiles = tiles.k_tiles
+    v_tiles = tiles.v_tiles
+    rows_tiles = tiles.rows_tiles
+    keys_full = barriers.keys_full
+    keys_empty = barriers.keys_empty
+    full = barriers.full
+    empty = barriers.empty
+    grad_out_full = barriers.grad_out_full
     BYTES: gl.constexpr = q_desc.block_type.nbytes + rows_desc.block_type.nbytes
     GRAD_OUT_BYTES: gl.constexpr = grad_out_desc.block_type.nbytes + rows_desc.block_type.nbytes
     group = num_q_heads // num_kv_heads
@@ -253,7 +445,8 @@ def _backward_producer(
     last_stage, last_phase = 0, 1  # the buffer of the last visit, and the phase that frees it
     index, count = gl.program_id(0), 0
     while index < num_tiles:
-        batch, kv_head, kv_first = _keys_of(index, call, BLOCK_N)
+        work_tile = _keys_of(index, call, BLOCK_N)
+        batch, kv_head, kv_first = work_tile.batch, work_tile.kv_head, work_tile.kv_first
         number = count % 2
         keys_arrived = keys_full.index(number)
         mbarrier.wait(keys_empty.index(number), count // 2 % 2 ^ 1)
@@ -267,7 +460,7 @@ def _backward_producer(
             head = kv_head * group + member
             row = batch * num_q_heads + head
             runs = _backward_visits(batch, head, kv_first, call, BLOCK_M, BLOCK_N)
-            for visit in range(runs[0]):
+            for visit in range(runs.visits):
                 tile = _query_tile(visit, runs)
                 q_first = tile * BLOCK_M
                 mbarrier.wait(empty.index(stage), phase)
@@ -302,11 +495,16 @@ def _backward_producer(
 
 @gluon.jit
 def _start_grad_q(ds_tile, k, NUMBER: gl.constexpr, BLOCK_M: gl.constexpr):
-    """Starts ds @ k for half of the columns."""
+    """Starts ds @ k, for half of the queries or of the columns; of 64 x 64 for 64 of the keys."""
     GRAD_Q: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
     grad_q = gl.zeros([64, 64], gl.float32, GRAD_Q)
-    ds, k = ds_tile.permute((1, 0)), k.slice(64 * NUMBER, 64, 1)
-    return warpgroup_mma(ds, k, grad_q, use_acc=False, is_async=True)
+    if BLOCK_M == 128:
+        ds_tile = ds_tile.slice(64 * NUMBER, 64, 1)
+    elif k.shape[1] == 128:
+        k = k.slice(64 * NUMBER, 64, 1)
+    else:
+        ds_tile, k = ds_tile.slice(64 * NUMBER, 64), k.slice(64 * NUMBER, 64)
+    return warpgroup_mma(ds_tile.permute((1, 0)), k, grad_q, use_acc=False, is_async=True)
 
 
 @gluon.jit
@@ -319,14 +517,14 @@ def _backward_step(
     parity,
     tile,
     more,
+    masked,
     head,
     keys,
     results,
     buffers,
     call,
-    program,
+    work_tile,
     NUMBER: gl.constexpr,
-    MASKED: gl.constexpr,
     BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
     NUM_STAGES: gl.constexpr,
@@ -336,12 +534,22 @@ def _backward_step(
     GRADS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16])
     WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, GRADS, 2)
     COLUMNS: gl.constexpr = gl.SliceLayout(0, SCORES)
-    head_row, k_number, _, qk_scale = keys
-    grad_q_desc, _, _ = results
-    loaded, barriers, made, _ = buffers
-    q_tiles, grad_out_tiles, k_tiles, v_tiles, rows_tiles = loaded
-    _, _, full, empty, grad_out_full = barriers
-    ds_tiles, grad_q_tiles = made
+    head_row = keys.head_row
+    k_number = keys.k_number
+    qk_scale = keys.qk_scale
+    grad_q_desc = results.grad_q_desc
+    tiles = buffers.tiles
+    barriers = buffers.barriers
+    ds_tiles = buffers.ds_tiles
+    grad_q_tiles = buffers.grad_q_tiles
+    q_tiles = tiles.q_tiles
+    grad_out_tiles = tiles.grad_out_tiles
+    k_tiles = tiles.k_tiles
+    v_tiles = tiles.v_tiles
+    rows_tiles = tiles.rows_tiles
+    full = barriers.full
+    empty = barriers.empty
+    grad_out_full = barriers.grad_out_full
     zero = _unknown_zero()
     k = k_tiles.index(k_number + zero).reshape([BLOCK_N, 128])
     v = v_tiles.index(zero).reshape([BLOCK_N, 128])
@@ -350,7 +558,7 @@ def _backward_step(
     mbarrier.wait(grad_out_full.index(stage), phase)
     dp = _start_scores_of_keys(own_v, grad_out_tiles, stage, SCORES)
     lse = rows_tiles.index(stage).reshape([BLOCK_M]).load(COLUMNS)
-    scores = _backward_scores(scores, q_first, head, keys, call, program, MASKED)
+    scores = _backward_scores(scores, q_first, head, keys, call, work_tile, masked)
     p = gl.exp2(scores * qk_scale - lse[None, :])
     weights = gl.convert_layout(p.to(gl.bfloat16), WEIGHTS, assert_trivial=True)
     delta = rows_tiles.index(NUM_STAGES + stage).reshape([BLOCK_M]).load(COLUMNS)
@@ -396,12 +604,21 @@ def _backward_consumer(
     """Computes the gradients of keys and values [64 * NUMBER, 64 * NUMBER + 64) of each tile."""
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
     GRADS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16])
-    num_q_heads, num_kv_heads, _, _, rows_len, scale, _ = call
-    _, grad_k_desc, grad_v_desc = results
-    loaded, barriers, made, slots = buffers
-    q_tiles, _, k_tiles, _, _ = loaded
-    keys_full, keys_empty, full, _, _ = barriers
-    _, grad_q_tiles = made
+    num_q_heads = call.num_q_heads
+    num_kv_heads = call.num_kv_heads
+    rows_len = call.rows_len
+    scale = call.scale
+    grad_k_desc = results.grad_k_desc
+    grad_v_desc = results.grad_v_desc
+    tiles = buffers.tiles
+    barriers = buffers.barriers
+    grad_q_tiles = buffers.grad_q_tiles
+    slots = buffers.slots
+    q_tiles = tiles.q_tiles
+    k_tiles = tiles.k_tiles
+    keys_full = barriers.keys_full
+    keys_empty = barriers.keys_empty
+    full = barriers.full
     ROWS: gl.constexpr = gl.SliceLayout(1, SCORES)
     qk_scale = scale * 1.4426950408889634  # log2(e)
     group = num_q_heads // num_kv_heads
@@ -413,21 +630,21 @@ def _backward_consumer(
         grad_v = gl.zeros([64, 128], gl.float32, GRADS)
         # Each query head of the group, one after the other: their gradients add up in registers.
         for member in range(group):
-            program = _keys_of(_announced(slots, k_number), call, BLOCK_N)
-            batch, kv_head, kv_first = program
+            work_tile = _keys_of(_announced(slots, k_number), call, BLOCK_N)
+            batch, kv_head, kv_first = work_tile.batch, work_tile.kv_head, work_tile.kv_first
             kv_idx = (kv_first + 64 * NUMBER + gl.arange(0, 64, layout=ROWS))[:, None]
             head = kv_head * group + member
             runs = _backward_visits(batch, head, kv_first, call, BLOCK_M, BLOCK_N)
-            visits = runs[0]
+            visits = runs.visits
             # Where this consumer's part of dq lies in its buffer, which has rows of 32.
             head_row = (batch * num_q_heads + head) * rows_len * 4 + 128 * NUMBER
-            keys = (head_row, k_number, kv_idx, qk_scale)
+            keys = _Keys(head_row, k_number, kv_idx, qk_scale)
             mbarrier.wait(full.index(stage), phase, pred=visits > 0)
             k = k_tiles.index(k_number + _unknown_zero()).reshape([BLOCK_N, 128])
             own_k = k.slice(64 * NUMBER, 64)
             following = _start_scores_of_keys(own_k, q_tiles, stage, SCORES)
             scores = warpgroup_mma_wait(0, deps=(following,))
-            masked_visits = runs[1]
+            masked_visits = runs.masked_visits
             for visit in range(masked_visits):
                 tile = _query_tile(visit, runs)
                 grad_k, grad_v, scores, stage, phase, parity = _backward_step(
@@ -439,14 +656,14 @@ def _backward_consumer(
                     parity,
                     tile,
                     visit + 1 < visits,
+                    True,
                     head,
                     keys,
                     results,
                     buffers,
                     call,
-                    program,
+                    work_tile,
                     NUMBER,
-                    True,
                     BLOCK_M,
                     BLOCK_N,
                     NUM_STAGES,
@@ -463,22 +680,22 @@ def _backward_consumer(
                     parity,
                     tile,
                     visit + 1 < visits,
+                    False,
                     head,
                     keys,
                     results,
                     buffers,
                     call,
-                    program,
+                    work_tile,
                     NUMBER,
-                    False,
                     BLOCK_M,
                     BLOCK_N,
                     NUM_STAGES,
                 )
-        batch, kv_head, kv_first = _keys_of(_announced(slots, k_number), call, BLOCK_N)
+        work_tile = _keys_of(_announced(slots, k_number), call, BLOCK_N)
         mbarrier.arrive(keys_empty.index(k_number), count=1)
         # Gradients leave through this consumer's buffer of dq: the next keys arrive meanwhile.
-        place = [batch, kv_head, kv_first + 64 * NUMBER, 0]
+        place = [work_tile.batch, work_tile.kv_head, work_tile.kv_first + 64 * NUMBER, 0]
         leaving = _reinterpret(
             grad_q_tiles.index(NUMBER), gl.bfloat16, [1, 1, 1, 64, 128], grad_k_desc.layout
         )
@@ -536,7 +753,7 @@ def _backward_hopper(
     were handed out. rows is what `_backward_rows` made, (2, batch * num_q_heads, rows_len); grad_q
     a buffer of zeros that `_place_sums` reads.
     """
-    call = (num_q_heads, num_kv_heads, q_len, kv_len, rows_len, scale, heads_together)
+    call = _BackwardCall(num_q_heads, num_kv_heads, q_len, kv_len, rows_len, scale, heads_together)
     q_tiles = gl.allocate_shared_memory(
         gl.bfloat16, [NUM_STAGES, 1, 1, BLOCK_M, 128], q_desc.layout
     )
@@ -566,11 +783,11 @@ def _backward_hopper(
         mbarrier.init(empty.index(i), count=2)
         mbarrier.init(grad_out_full.index(i), count=1)
 
-    loaded = (q_tiles, grad_out_tiles, k_tiles, v_tiles, rows_tiles)
-    barriers = (keys_full, keys_empty, full, empty, grad_out_full)
-    buffers = (loaded, barriers, (ds_tiles, grad_q_tiles), slots)
-    sources = (q_desc, grad_out_desc, k_desc, v_desc, rows_desc, counter_ptr, num_tiles)
-    results = (grad_q_desc, grad_k_desc, grad_v_desc)
+    tiles = _BackwardTiles(q_tiles, grad_out_tiles, k_tiles, v_tiles, rows_tiles)
+    barriers = _BackwardBarriers(keys_full, keys_empty, full, empty, grad_out_full)
+    buffers = _BackwardBuffers(tiles, barriers, ds_tiles, grad_q_tiles, slots)
+    sources = _Sources(q_desc, grad_out_desc, k_desc, v_desc, rows_desc, counter_ptr, num_tiles)
+    results = _Results(grad_q_desc, grad_k_desc, grad_v_desc)
     gl.warp_specialize(
         [
             (

@@ -52,6 +52,169 @@ def _at_3d_hopper(tensor, i_0, i_1, i_2):
     return gl.load(ptr, mask=inside != 0, other=0)
 
 
+@_aggregate
+class _BackwardCall:
+    """What holds for the whole call."""
+
+    num_q_heads: gl.tensor
+    num_kv_heads: gl.tensor
+    q_len: gl.tensor
+    kv_len: gl.tensor
+    rows_len: gl.tensor
+    scale: gl.tensor
+    heads_together: gl.tensor
+    layout: gl.tuple
+    tiles_ptr: gl.tensor
+
+    @gluon.constexpr_function
+    def __init__(
+        self,
+        num_q_heads,
+        num_kv_heads,
+        q_len,
+        kv_len,
+        rows_len,
+        scale,
+        heads_together,
+        layout,
+        tiles_ptr,
+    ):
+        self.num_q_heads = num_q_heads
+        self.num_kv_heads = num_kv_heads
+        self.q_len = q_len
+        self.kv_len = kv_len
+        self.rows_len = rows_len
+        self.scale = scale
+        self.heads_together = heads_together
+        self.layout = layout
+        self.tiles_ptr = tiles_ptr
+
+
+@_aggregate
+class _KeysWorkTile:
+    """A tile of keys of one head."""
+
+    batch: gl.tensor
+    kv_head: gl.tensor
+    kv_first: gl.tensor
+
+    @gluon.constexpr_function
+    def __init__(self, batch, kv_head, kv_first):
+        self.batch = batch
+        self.kv_head = kv_head
+        self.kv_first = kv_first
+
+
+@_aggregate
+class _Keys:
+    """What a consumer computes once for its keys, or once a head."""
+
+    head_row: gl.tensor
+    k_number: gl.tensor
+    kv_idx: gl.tensor
+    qk_scale: gl.tensor
+
+    @gluon.constexpr_function
+    def __init__(self, head_row, k_number, kv_idx, qk_scale):
+        self.head_row = head_row
+        self.k_number = k_number
+        self.kv_idx = kv_idx
+        self.qk_scale = qk_scale
+
+
+@_aggregate
+class _BackwardTiles:
+    """Buffers of what is loaded."""
+
+    q_tiles: gl.shared_memory_descriptor
+    grad_out_tiles: gl.shared_memory_descriptor
+    k_tiles: gl.shared_memory_descriptor
+    v_tiles: gl.shared_memory_descriptor
+    rows_tiles: gl.shared_memory_descriptor
+
+    @gluon.constexpr_function
+    def __init__(self, q_tiles, grad_out_tiles, k_tiles, v_tiles, rows_tiles):
+        self.q_tiles = q_tiles
+        self.grad_out_tiles = grad_out_tiles
+        self.k_tiles = k_tiles
+        self.v_tiles = v_tiles
+        self.rows_tiles = rows_tiles
+
+
+@_aggregate
+class _BackwardBarriers:
+    """Arrays of barriers, one for each buffer."""
+
+    keys_full: gl.shared_memory_descriptor
+    keys_empty: gl.shared_memory_descriptor
+    full: gl.shared_memory_descriptor
+    empty: gl.shared_memory_descriptor
+
+    @gluon.constexpr_function
+    def __init__(self, keys_full, keys_empty, full, empty):
+        self.keys_full = keys_full
+        self.keys_empty = keys_empty
+        self.full = full
+        self.empty = empty
+
+
+@_aggregate
+class _BackwardBuffers:
+    """What producer and consumers share."""
+
+    tiles: _BackwardTiles
+    barriers: _BackwardBarriers
+    ds_tiles: gl.shared_memory_descriptor
+    grad_q_tiles: gl.shared_memory_descriptor
+    slots: gl.shared_memory_descriptor
+
+    @gluon.constexpr_function
+    def __init__(self, tiles, barriers, ds_tiles, grad_q_tiles, slots):
+        self.tiles = tiles
+        self.barriers = barriers
+        self.ds_tiles = ds_tiles
+        self.grad_q_tiles = grad_q_tiles
+        self.slots = slots
+
+
+@_aggregate
+class _Sources:
+    """What the producer reads."""
+
+    q_desc: tma.tensor_descriptor
+    grad_out_desc: tma.tensor_descriptor
+    k_desc: tma.tensor_descriptor
+    v_desc: tma.tensor_descriptor
+    rows_desc: tma.tensor_descriptor
+    counter_ptr: gl.tensor
+    num_tiles: gl.tensor
+
+    @gluon.constexpr_function
+    def __init__(self, q_desc, grad_out_desc, k_desc, v_desc, rows_desc, counter_ptr, num_tiles):
+        self.q_desc = q_desc
+        self.grad_out_desc = grad_out_desc
+        self.k_desc = k_desc
+        self.v_desc = v_desc
+        self.rows_desc = rows_desc
+        self.counter_ptr = counter_ptr
+        self.num_tiles = num_tiles
+
+
+@_aggregate
+class _Results:
+    """What the consumers write to."""
+
+    grad_q_desc: tma.tensor_descriptor
+    grad_k_desc: tma.tensor_descriptor
+    grad_v_desc: tma.tensor_descriptor
+
+    @gluon.constexpr_function
+    def __init__(self, grad_q_desc, grad_k_desc, grad_v_desc):
+        self.grad_q_desc = grad_q_desc
+        self.grad_k_desc = grad_k_desc
+        self.grad_v_desc = grad_v_desc
+
+
 @gluon.jit
 def _next_stage(stage, phase, NUM_STAGES: gl.constexpr):
     """(buffer, phase of its barriers) of what comes next; buffers take turns."""
@@ -66,8 +229,7 @@ def _next_stage(stage, phase, NUM_STAGES: gl.constexpr):
 def _unknown_zero():
     """0, which a compiler cannot see.
 
-    It would work out the address of each piece of a tile ahead of the loop, and keep more of them
-    than there are registers.
+    It would hoist the addresses of all parts of a tile out of the loop, more than registers hold.
     """
     return gl.inline_asm_elementwise(
         "mov.b32 $0, 0;", "=r,r", [0], dtype=gl.int32, is_pure=False, pack=1
@@ -84,24 +246,38 @@ def _meet():
     )  # fmt: skip
 
 
+@_aggregate
+class _RunsOfQueries:
+    """Which tiles of queries are visited, and what finds them."""
+
+    visits: gl.tensor
+    listed_ptr: gl.tensor
+
+    @gluon.constexpr_function
+    def __init__(self, visits, listed_ptr):
+        self.visits = visits
+        self.listed_ptr = listed_ptr
+
+
 @gluon.jit
 def _backward_visits(batch, head, kv_first, call, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
-    """(visits, where their list is): of a head's queries; see `_query_tile`."""
-    _, _, q_len, kv_len, _, _, _, _, tiles_ptr = call
+    """Of a head's queries, by their list; see `_query_tile`."""
+    q_len = call.q_len
+    kv_len = call.kv_len
+    tiles_ptr = call.tiles_ptr
     tile_n = kv_first // BLOCK_N
     num_tiles_n = gl.cdiv(kv_len, BLOCK_N)
     # The tiles of queries to visit are listed: see _turn_lists.
     listed = head * num_tiles_n + tile_n
     listed_ptr = tiles_ptr + listed.to(gl.int64) * (gl.cdiv(q_len, BLOCK_M) + 1)
     num_visits = gl.load(listed_ptr)
-    return num_visits, listed_ptr
+    return _RunsOfQueries(num_visits, listed_ptr)
 
 
 @gluon.jit
 def _query_tile(visit, runs):
     """What is listed of a visit: 2 * tile of queries, and 1 more where it needs the mask."""
-    visits, listed_ptr = runs
-    return gl.load(listed_ptr + 1 + visit, mask=visit < visits, other=0)
+    return gl.load(runs.listed_ptr + 1 + visit, mask=visit < runs.visits, other=0)
 
 
 @gluon.constexpr_function
@@ -171,10 +347,10 @@ def _seen_alone(scores, bits):
 
 
 @gluon.jit
-def _seen_by_keys(scores, q_first, head, keys, call, program):
+def _mask_scores(scores, q_first, head, keys, call, work_tile):
     """Scores of 64 keys with the queries from q_first on, -inf where a comparison hides them."""
-    _, _, _, _, _, _, _, layout, _ = call
-    _, _, kv_idx, _ = keys
+    layout = call.layout
+    kv_idx = keys.kv_idx
     q_idx = _first_octet(scores, q_first)
     kv_idx = _rows_of_octets(scores, kv_idx)
     # Of each block of these columns, what the rows see.
@@ -193,11 +369,11 @@ def _seen_by_keys(scores, q_first, head, keys, call, program):
 
 
 @gluon.jit
-def _backward_scores(scores, q_first, head, keys, call, program, masked):
-    """What the softmax sees of 64 keys' products with the queries from q_first on."""
+def _backward_scores(scores, q_first, head, keys, call, work_tile, masked):
+    """What the softmax sees of 64 keys' products with queries from q_first on."""
     # Only a tile that holds a hidden pair, or reaches past an end, pays for the mask.
     if masked:
-        scores = _seen_by_keys(scores, q_first, head, keys, call, program)
+        scores = _mask_scores(scores, q_first, head, keys, call, work_tile)
     return scores
 
 
@@ -231,15 +407,17 @@ def _announced(slots, number):
 
 @gluon.jit
 def _keys_of(index, call, BLOCK_N: gl.constexpr):
-    """(batch, head, first key) of a tile of keys."""
-    _, num_kv_heads, _, kv_len, _, _, heads_together, _, _ = call
+    """The tile of keys of this index: in which order they are computed."""
+    num_kv_heads = call.num_kv_heads
+    kv_len = call.kv_len
+    heads_together = call.heads_together
     num_tiles_n = gl.cdiv(kv_len, BLOCK_N)
     # Heads come in groups whose queries L2 holds, and in a group the longest tiles first.
     group = index // (heads_together * num_tiles_n)
     within = index % (heads_together * num_tiles_n)
     tile_n = within // heads_together
     batch_head = group * heads_together + within % heads_together
-    return batch_head // num_kv_heads, batch_head % num_kv_heads, tile_n * BLOCK_N
+    return _KeysWorkTile(batch_head // num_kv_heads, batch_head % num_kv_heads, tile_n * BLOCK_N)
 
 
 @gluon.jit
@@ -247,18 +425,35 @@ def _backward_producer(
     sources, buffers, call, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, NUM_STAGES: gl.constexpr
 ):
     """Takes tiles of keys, and loads what the consumers need for them."""
-    num_q_heads, num_kv_heads, _, _, _, _, _, _, _ = call
-    q_desc, grad_out_desc, k_desc, v_desc, rows_desc, counter_ptr, num_tiles = sources
-    loaded, barriers, _, slots = buffers
-    q_tiles, grad_out_tiles, k_tiles, v_tiles, rows_tiles = loaded
-    keys_full, keys_empty, full, empty = barriers
+    num_q_heads = call.num_q_heads
+    num_kv_heads = call.num_kv_heads
+    q_desc = sources.q_desc
+    grad_out_desc = sources.grad_out_desc
+    k_desc = sources.k_desc
+    v_desc = sources.v_desc
+    rows_desc = sources.rows_desc
+    counter_ptr = sources.counter_ptr
+    num_tiles = sources.num_tiles
+    tiles = buffers.tiles
+    barriers = buffers.barriers
+    slots = buffers.slots
+    q_tiles = tiles.q_tiles
+    grad_out_tiles = tiles.grad_out_tiles
+    k_tiles = tiles.k_tiles
+    v_tiles = tiles.v_tiles
+    rows_tiles = tiles.rows_tiles
+    keys_full = barriers.keys_full
+    keys_empty = barriers.keys_empty
+    full = barriers.full
+    empty = barriers.empty
     TILES: gl.constexpr = q_desc.block_type.nbytes + grad_out_desc.block_type.nbytes
     BYTES: gl.constexpr = TILES + 2 * rows_desc.block_type.nbytes
     group = num_q_heads // num_kv_heads
     stage, phase = 0, 1  # a buffer is empty in the phase before the one that it is full in
     index, count = gl.program_id(0), 0
     while index < num_tiles:
-        batch, kv_head, kv_first = _keys_of(index, call, BLOCK_N)
+        work_tile = _keys_of(index, call, BLOCK_N)
+        batch, kv_head, kv_first = work_tile.batch, work_tile.kv_head, work_tile.kv_first
         number = count % 2
         keys_arrived = keys_full.index(number)
         mbarrier.wait(keys_empty.index(number), count // 2 % 2 ^ 1)
@@ -271,7 +466,7 @@ def _backward_producer(
             head = kv_head * group + member
             row = batch * num_q_heads + head
             runs = _backward_visits(batch, head, kv_first, call, BLOCK_M, BLOCK_N)
-            for visit in range(runs[0]):
+            for visit in range(runs.visits):
                 tile = _query_tile(visit, runs) >> 1
                 q_first = tile * BLOCK_M
                 mbarrier.wait(empty.index(stage), phase)
@@ -297,11 +492,16 @@ def _backward_producer(
 
 @gluon.jit
 def _start_grad_q(ds_tile, k, NUMBER: gl.constexpr, BLOCK_M: gl.constexpr):
-    """Starts ds @ k for half of the queries."""
+    """Starts ds @ k, for half of the queries or of the columns; of 64 x 64 for 64 of the keys."""
     GRAD_Q: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
     grad_q = gl.zeros([64, 64], gl.float32, GRAD_Q)
-    ds = ds_tile.slice(64 * NUMBER, 64, 1).permute((1, 0))
-    return warpgroup_mma(ds, k, grad_q, use_acc=False, is_async=True)
+    if BLOCK_M == 128:
+        ds_tile = ds_tile.slice(64 * NUMBER, 64, 1)
+    elif k.shape[1] == 128:
+        k = k.slice(64 * NUMBER, 64, 1)
+    else:
+        ds_tile, k = ds_tile.slice(64 * NUMBER, 64), k.slice(64 * NUMBER, 64)
+    return warpgroup_mma(ds_tile.permute((1, 0)), k, grad_q, use_acc=False, is_async=True)
 
 
 @gluon.jit
@@ -320,7 +520,7 @@ def _backward_step(
     results,
     buffers,
     call,
-    program,
+    work_tile,
     NUMBER: gl.constexpr,
     BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
@@ -331,12 +531,21 @@ def _backward_step(
     GRADS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
     WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, GRADS, 2)
     COLUMNS: gl.constexpr = gl.SliceLayout(0, SCORES)
-    head_row, k_number, _, qk_scale = keys
-    grad_q_desc, _, _ = results
-    loaded, barriers, made, _ = buffers
-    q_tiles, grad_out_tiles, k_tiles, v_tiles, rows_tiles = loaded
-    _, _, full, empty = barriers
-    ds_tiles, grad_q_tiles = made
+    head_row = keys.head_row
+    k_number = keys.k_number
+    qk_scale = keys.qk_scale
+    grad_q_desc = results.grad_q_desc
+    tiles = buffers.tiles
+    barriers = buffers.barriers
+    ds_tiles = buffers.ds_tiles
+    grad_q_tiles = buffers.grad_q_tiles
+    q_tiles = tiles.q_tiles
+    grad_out_tiles = tiles.grad_out_tiles
+    k_tiles = tiles.k_tiles
+    v_tiles = tiles.v_tiles
+    rows_tiles = tiles.rows_tiles
+    full = barriers.full
+    empty = barriers.empty
     zero = _unknown_zero()
     k = k_tiles.index(k_number + zero).reshape([BLOCK_N, 64])
     v = v_tiles.index(k_number + zero).reshape([BLOCK_N, 64])
@@ -344,7 +553,7 @@ def _backward_step(
     q_first = tile * BLOCK_M
     dp = _start_scores_of_keys(own_v, grad_out_tiles, stage, SCORES)
     lse = rows_tiles.index(stage).reshape([BLOCK_M]).load(COLUMNS)
-    scores = _backward_scores(scores, q_first, head, keys, call, program, masked)
+    scores = _backward_scores(scores, q_first, head, keys, call, work_tile, masked)
     p = gl.exp2(scores * qk_scale - lse[None, :])
     weights = gl.convert_layout(p.to(gl.bfloat16), WEIGHTS, assert_trivial=True)
     delta = rows_tiles.index(NUM_STAGES + stage).reshape([BLOCK_M]).load(COLUMNS)
@@ -390,12 +599,21 @@ def _backward_consumer(
     """Computes the gradients of keys and values [64 * NUMBER, 64 * NUMBER + 64) of each tile."""
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
     GRADS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
-    num_q_heads, num_kv_heads, _, _, rows_len, scale, _, _, _ = call
-    _, grad_k_desc, grad_v_desc = results
-    loaded, barriers, made, slots = buffers
-    q_tiles, _, k_tiles, _, _ = loaded
-    keys_full, keys_empty, full, _ = barriers
-    _, grad_q_tiles = made
+    num_q_heads = call.num_q_heads
+    num_kv_heads = call.num_kv_heads
+    rows_len = call.rows_len
+    scale = call.scale
+    grad_k_desc = results.grad_k_desc
+    grad_v_desc = results.grad_v_desc
+    tiles = buffers.tiles
+    barriers = buffers.barriers
+    grad_q_tiles = buffers.grad_q_tiles
+    slots = buffers.slots
+    q_tiles = tiles.q_tiles
+    k_tiles = tiles.k_tiles
+    keys_full = barriers.keys_full
+    keys_empty = barriers.keys_empty
+    full = barriers.full
     ROWS: gl.constexpr = gl.SliceLayout(1, SCORES)
     qk_scale = scale * 1.4426950408889634  # log2(e)
     group = num_q_heads // num_kv_heads
@@ -407,15 +625,15 @@ def _backward_consumer(
         grad_v = gl.zeros([64, 64], gl.float32, GRADS)
         # Each query head of the group, one after the other: their gradients add up in registers.
         for member in range(group):
-            program = _keys_of(_announced(slots, k_number), call, BLOCK_N)
-            batch, kv_head, kv_first = program
+            work_tile = _keys_of(_announced(slots, k_number), call, BLOCK_N)
+            batch, kv_head, kv_first = work_tile.batch, work_tile.kv_head, work_tile.kv_first
             kv_idx = (kv_first + 64 * NUMBER + gl.arange(0, 64, layout=ROWS))[:, None]
             head = kv_head * group + member
             runs = _backward_visits(batch, head, kv_first, call, BLOCK_M, BLOCK_N)
-            visits = runs[0]
+            visits = runs.visits
             # Where this consumer's part of dq lies in its buffer, which has rows of 32.
             head_row = (batch * num_q_heads + head) * rows_len * 2 + 128 * NUMBER
-            keys = (head_row, k_number, kv_idx, qk_scale)
+            keys = _Keys(head_row, k_number, kv_idx, qk_scale)
             mbarrier.wait(full.index(stage), phase, pred=visits > 0)
             k = k_tiles.index(k_number + _unknown_zero()).reshape([BLOCK_N, 64])
             own_k = k.slice(64 * NUMBER, 64)
@@ -440,16 +658,16 @@ def _backward_consumer(
                     results,
                     buffers,
                     call,
-                    program,
+                    work_tile,
                     NUMBER,
                     BLOCK_M,
                     BLOCK_N,
                     NUM_STAGES,
                 )
-        batch, kv_head, kv_first = _keys_of(_announced(slots, k_number), call, BLOCK_N)
+        work_tile = _keys_of(_announced(slots, k_number), call, BLOCK_N)
         mbarrier.arrive(keys_empty.index(k_number), count=1)
         # Gradients leave through this consumer's buffer of dq: the next keys arrive meanwhile.
-        place = [batch, kv_head, kv_first + 64 * NUMBER, 0]
+        place = [work_tile.batch, work_tile.kv_head, work_tile.kv_first + 64 * NUMBER, 0]
         leaving = _reinterpret(
             grad_q_tiles.index(NUMBER), gl.bfloat16, [2, 1, 1, 64, 64], grad_k_desc.layout
         )
@@ -528,16 +746,8 @@ def _backward_hopper(
         layout_stride_1,
         layout_stride_2,
     )
-    call = (
-        num_q_heads,
-        num_kv_heads,
-        q_len,
-        kv_len,
-        rows_len,
-        scale,
-        heads_together,
-        layout,
-        tiles_ptr,
+    call = _BackwardCall(
+        num_q_heads, num_kv_heads, q_len, kv_len, rows_len, scale, heads_together, layout, tiles_ptr
     )
     q_tiles = gl.allocate_shared_memory(gl.bfloat16, [NUM_STAGES, 1, 1, BLOCK_M, 64], q_desc.layout)
     grad_out_tiles = gl.allocate_shared_memory(
@@ -564,11 +774,11 @@ def _backward_hopper(
         mbarrier.init(full.index(i), count=1)
         mbarrier.init(empty.index(i), count=2)
 
-    loaded = (q_tiles, grad_out_tiles, k_tiles, v_tiles, rows_tiles)
-    barriers = (keys_full, keys_empty, full, empty)
-    buffers = (loaded, barriers, (ds_tiles, grad_q_tiles), slots)
-    sources = (q_desc, grad_out_desc, k_desc, v_desc, rows_desc, counter_ptr, num_tiles)
-    results = (grad_q_desc, grad_k_desc, grad_v_desc)
+    tiles = _BackwardTiles(q_tiles, grad_out_tiles, k_tiles, v_tiles, rows_tiles)
+    barriers = _BackwardBarriers(keys_full, keys_empty, full, empty)
+    buffers = _BackwardBuffers(tiles, barriers, ds_tiles, grad_q_tiles, slots)
+    sources = _Sources(q_desc, grad_out_desc, k_desc, v_desc, rows_desc, counter_ptr, num_tiles)
+    results = _Results(grad_q_desc, grad_k_desc, grad_v_desc)
     gl.warp_specialize(
         [
             (

@@ -23,6 +23,136 @@ _async_load = _named(tma, "async_load", "async_copy_global_to_shared")  # before
 _async_store = _named(tma, "async_store", "async_copy_shared_to_global")  # before 3.8
 
 
+@_aggregate
+class _BackwardCall:
+    """What holds for the whole call."""
+
+    num_q_heads: gl.tensor
+    num_kv_heads: gl.tensor
+    q_len: gl.tensor
+    kv_len: gl.tensor
+    rows_len: gl.tensor
+    scale: gl.tensor
+
+    @gluon.constexpr_function
+    def __init__(self, num_q_heads, num_kv_heads, q_len, kv_len, rows_len, scale):
+        self.num_q_heads = num_q_heads
+        self.num_kv_heads = num_kv_heads
+        self.q_len = q_len
+        self.kv_len = kv_len
+        self.rows_len = rows_len
+        self.scale = scale
+
+
+@_aggregate
+class _KeysWorkTile:
+    """A tile of keys of one head."""
+
+    batch: gl.tensor
+    kv_head: gl.tensor
+    kv_first: gl.tensor
+
+    @gluon.constexpr_function
+    def __init__(self, batch, kv_head, kv_first):
+        self.batch = batch
+        self.kv_head = kv_head
+        self.kv_first = kv_first
+
+
+@_aggregate
+class _Keys:
+    """What a consumer computes once for its keys, or once a head."""
+
+    kv_idx: gl.tensor
+    qk_scale: gl.tensor
+
+    @gluon.constexpr_function
+    def __init__(self, kv_idx, qk_scale):
+        self.kv_idx = kv_idx
+        self.qk_scale = qk_scale
+
+
+@_aggregate
+class _BackwardTiles:
+    """Buffers of what is loaded."""
+
+    q_tiles: gl.shared_memory_descriptor
+    grad_out_tiles: gl.shared_memory_descriptor
+    k_tile: gl.shared_memory_descriptor
+    v_tile: gl.shared_memory_descriptor
+    rows_tiles: gl.shared_memory_descriptor
+
+    @gluon.constexpr_function
+    def __init__(self, q_tiles, grad_out_tiles, k_tile, v_tile, rows_tiles):
+        self.q_tiles = q_tiles
+        self.grad_out_tiles = grad_out_tiles
+        self.k_tile = k_tile
+        self.v_tile = v_tile
+        self.rows_tiles = rows_tiles
+
+
+@_aggregate
+class _BackwardBarriers:
+    """Arrays of barriers, one for each buffer."""
+
+    keys_full: gl.shared_memory_descriptor
+    full: gl.shared_memory_descriptor
+    empty: gl.shared_memory_descriptor
+
+    @gluon.constexpr_function
+    def __init__(self, keys_full, full, empty):
+        self.keys_full = keys_full
+        self.full = full
+        self.empty = empty
+
+
+@_aggregate
+class _BackwardBuffers:
+    """What producer and consumers share."""
+
+    tiles: _BackwardTiles
+    barriers: _BackwardBarriers
+    factors_tile: gl.shared_memory_descriptor
+
+    @gluon.constexpr_function
+    def __init__(self, tiles, barriers, factors_tile):
+        self.tiles = tiles
+        self.barriers = barriers
+        self.factors_tile = factors_tile
+
+
+@_aggregate
+class _Sources:
+    """What the producer reads."""
+
+    q_desc: tma.tensor_descriptor
+    grad_out_desc: tma.tensor_descriptor
+    k_desc: tma.tensor_descriptor
+    v_desc: tma.tensor_descriptor
+    rows_desc: tma.tensor_descriptor
+
+    @gluon.constexpr_function
+    def __init__(self, q_desc, grad_out_desc, k_desc, v_desc, rows_desc):
+        self.q_desc = q_desc
+        self.grad_out_desc = grad_out_desc
+        self.k_desc = k_desc
+        self.v_desc = v_desc
+        self.rows_desc = rows_desc
+
+
+@_aggregate
+class _Results:
+    """What the consumers write to."""
+
+    grad_k_desc: tma.tensor_descriptor
+    grad_v_desc: tma.tensor_descriptor
+
+    @gluon.constexpr_function
+    def __init__(self, grad_k_desc, grad_v_desc):
+        self.grad_k_desc = grad_k_desc
+        self.grad_v_desc = grad_v_desc
+
+
 @gluon.jit
 def _next_stage(stage, phase, NUM_STAGES: gl.constexpr):
     """(buffer, phase of its barriers) of what comes next; buffers take turns."""
@@ -37,8 +167,7 @@ def _next_stage(stage, phase, NUM_STAGES: gl.constexpr):
 def _unknown_zero():
     """0, which a compiler cannot see.
 
-    It would work out the address of each piece of a tile ahead of the loop, and keep more of them
-    than there are registers.
+    It would hoist the addresses of all parts of a tile out of the loop, more than registers hold.
     """
     return gl.inline_asm_elementwise(
         "mov.b32 $0, 0;", "=r,r", [0], dtype=gl.int32, is_pure=False, pack=1
@@ -55,10 +184,30 @@ def _meet():
     )  # fmt: skip
 
 
+@_aggregate
+class _RunsOfQueries:
+    """Which tiles of queries are visited, and what finds them."""
+
+    visits: gl.tensor
+    masked_visits: gl.tensor
+    before: gl.tensor
+    unmasked: gl.tensor
+    q_begin: gl.tensor
+
+    @gluon.constexpr_function
+    def __init__(self, visits, masked_visits, before, unmasked, q_begin):
+        self.visits = visits
+        self.masked_visits = masked_visits
+        self.before = before
+        self.unmasked = unmasked
+        self.q_begin = q_begin
+
+
 @gluon.jit
 def _backward_visits(batch, head, kv_first, call, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
-    """(visits, those of them that need the mask, ...): of a head's queries; see `_query_tile`."""
-    _, _, q_len, kv_len, _, _ = call
+    """Of a head's queries; see `_query_tile`."""
+    q_len = call.q_len
+    kv_len = call.kv_len
     kv_last = min(kv_first + BLOCK_N, kv_len) - 1
     # Queries that see some of these keys, and that see all of them, derived from the mask.
     some_begin = max(0, kv_first + q_len - kv_len)
@@ -76,13 +225,17 @@ def _backward_visits(batch, head, kv_first, call, BLOCK_M: gl.constexpr, BLOCK_N
     # Weights of keys past the end could overflow; their products with dp would be no numbers.
     if kv_first + BLOCK_N > kv_len:
         unmasked = 0
-    return visits, visits - unmasked, before, unmasked, q_begin
+    masked_visits = visits - unmasked
+    return _RunsOfQueries(visits, masked_visits, before, unmasked, q_begin)
 
 
 @gluon.jit
 def _query_tile(visit, runs):
     """The tile of queries of a visit: those that need the mask come first."""
-    _, masked_visits, before, unmasked, q_begin = runs
+    masked_visits = runs.masked_visits
+    before = runs.before
+    unmasked = runs.unmasked
+    q_begin = runs.q_begin
     masked = visit + gl.where(visit < before, 0, unmasked)
     tile = gl.where(visit < masked_visits, masked, visit - masked_visits + before)
     return q_begin + tile
@@ -161,10 +314,11 @@ def _seen_alone(scores, bits):
 
 
 @gluon.jit
-def _seen_by_keys(scores, q_first, head, keys, call, program):
+def _mask_scores(scores, q_first, head, keys, call, work_tile):
     """Scores of 64 keys with the queries from q_first on, -inf where a comparison hides them."""
-    _, _, q_len, kv_len, _, _ = call
-    kv_idx, _ = keys
+    q_len = call.q_len
+    kv_len = call.kv_len
+    kv_idx = keys.kv_idx
     q_idx = _first_octet(scores, q_first)
     kv_idx = _rows_of_octets(scores, kv_idx)
     seen = _at_least(q_idx + kv_len - q_len, kv_idx)
@@ -172,11 +326,11 @@ def _seen_by_keys(scores, q_first, head, keys, call, program):
 
 
 @gluon.jit
-def _backward_scores(scores, q_first, head, keys, call, program, MASKED: gl.constexpr):
-    """What the softmax sees of 64 keys' products with the queries from q_first on."""
+def _backward_scores(scores, q_first, head, keys, call, work_tile, masked):
+    """What the softmax sees of 64 keys' products with queries from q_first on."""
     # Only a tile that holds a hidden pair, or reaches past an end, pays for the mask.
-    if MASKED:
-        scores = _seen_by_keys(scores, q_first, head, keys, call, program)
+    if masked:
+        scores = _mask_scores(scores, q_first, head, keys, call, work_tile)
     return scores
 
 
@@ -194,18 +348,32 @@ def _backward_producer(
     sources,
     buffers,
     call,
-    program,
+    work_tile,
     BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
     NUM_STAGES: gl.constexpr,
 ):
     """Loads what the consumers need."""
-    num_q_heads, num_kv_heads, _, _, _, _ = call
-    batch, kv_head, kv_first = program
-    q_desc, grad_out_desc, k_desc, v_desc, rows_desc = sources
-    loaded, barriers, _ = buffers
-    q_tiles, grad_out_tiles, k_tile, v_tile, rows_tiles = loaded
-    keys_full, full, empty = barriers
+    num_q_heads = call.num_q_heads
+    num_kv_heads = call.num_kv_heads
+    batch = work_tile.batch
+    kv_head = work_tile.kv_head
+    kv_first = work_tile.kv_first
+    q_desc = sources.q_desc
+    grad_out_desc = sources.grad_out_desc
+    k_desc = sources.k_desc
+    v_desc = sources.v_desc
+    rows_desc = sources.rows_desc
+    tiles = buffers.tiles
+    barriers = buffers.barriers
+    q_tiles = tiles.q_tiles
+    grad_out_tiles = tiles.grad_out_tiles
+    k_tile = tiles.k_tile
+    v_tile = tiles.v_tile
+    rows_tiles = tiles.rows_tiles
+    keys_full = barriers.keys_full
+    full = barriers.full
+    empty = barriers.empty
     TILES: gl.constexpr = q_desc.block_type.nbytes + grad_out_desc.block_type.nbytes
     BYTES: gl.constexpr = TILES + 2 * rows_desc.block_type.nbytes
     mbarrier.expect(keys_full, k_desc.block_type.nbytes + v_desc.block_type.nbytes)
@@ -218,7 +386,7 @@ def _backward_producer(
         head = kv_head * group + member
         row = batch * num_q_heads + head
         runs = _backward_visits(batch, head, kv_first, call, BLOCK_M, BLOCK_N)
-        for visit in range(runs[0]):
+        for visit in range(runs.visits):
             tile = _query_tile(visit, runs)
             q_first = tile * BLOCK_M
             mbarrier.wait(empty.index(stage), phase)
@@ -265,12 +433,12 @@ def _values_step(
     phase,
     tile,
     more,
+    masked,
     head,
     keys,
     buffers,
     call,
-    program,
-    MASKED: gl.constexpr,
+    work_tile,
     BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
     NUM_STAGES: gl.constexpr,
@@ -280,13 +448,19 @@ def _values_step(
     GRADS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 256, 16])
     WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, GRADS, 2)
     COLUMNS: gl.constexpr = gl.SliceLayout(0, SCORES)
-    _, qk_scale = keys
-    loaded, barriers, factors_tile = buffers
-    q_tiles, grad_out_tiles, k_tile, _, rows_tiles = loaded
-    _, full, empty = barriers
+    qk_scale = keys.qk_scale
+    tiles = buffers.tiles
+    barriers = buffers.barriers
+    factors_tile = buffers.factors_tile
+    q_tiles = tiles.q_tiles
+    grad_out_tiles = tiles.grad_out_tiles
+    k_tile = tiles.k_tile
+    rows_tiles = tiles.rows_tiles
+    full = barriers.full
+    empty = barriers.empty
     q_first = tile * BLOCK_M
     lse = rows_tiles.index(stage).reshape([BLOCK_M]).load(COLUMNS)
-    scores = _backward_scores(scores, q_first, head, keys, call, program, MASKED)
+    scores = _backward_scores(scores, q_first, head, keys, call, work_tile, masked)
     p = gl.exp2(scores * qk_scale - lse[None, :])
     weights = gl.convert_layout(p.to(gl.bfloat16), WEIGHTS, assert_trivial=True)
     # In the order of registers, which spares shared memory.
@@ -311,7 +485,7 @@ def _values_consumer(
     results,
     buffers,
     call,
-    program,
+    work_tile,
     BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
     NUM_STAGES: gl.constexpr,
@@ -319,12 +493,20 @@ def _values_consumer(
     """Computes the gradient of a program's values."""
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
     GRADS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 256, 16])
-    num_q_heads, num_kv_heads, _, _, _, scale = call
-    batch, kv_head, kv_first = program
-    _, grad_v_desc = results
-    loaded, barriers, _ = buffers
-    q_tiles, _, k_tile, v_tile, _ = loaded
-    keys_full, full, _ = barriers
+    num_q_heads = call.num_q_heads
+    num_kv_heads = call.num_kv_heads
+    scale = call.scale
+    batch = work_tile.batch
+    kv_head = work_tile.kv_head
+    kv_first = work_tile.kv_first
+    grad_v_desc = results.grad_v_desc
+    tiles = buffers.tiles
+    barriers = buffers.barriers
+    q_tiles = tiles.q_tiles
+    k_tile = tiles.k_tile
+    v_tile = tiles.v_tile
+    keys_full = barriers.keys_full
+    full = barriers.full
     grad_v = gl.zeros([64, 256], gl.float32, GRADS)
     k = k_tile.index(0).reshape([BLOCK_N, 256])
     kv_idx = (kv_first + gl.arange(0, 64, layout=gl.SliceLayout(1, SCORES)))[:, None]
@@ -336,12 +518,12 @@ def _values_consumer(
     for member in range(group):
         head = kv_head * group + member
         runs = _backward_visits(batch, head, kv_first, call, BLOCK_M, BLOCK_N)
-        visits = runs[0]
-        keys = (kv_idx, qk_scale)
+        visits = runs.visits
+        keys = _Keys(kv_idx, qk_scale)
         mbarrier.wait(full.index(stage), phase, pred=visits > 0)
         following = _start_scores_of_keys(k, q_tiles, stage, SCORES)
         scores = warpgroup_mma_wait(0, deps=(following,))
-        masked_visits = runs[1]
+        masked_visits = runs.masked_visits
         for visit in range(masked_visits):
             tile = _query_tile(visit, runs)
             grad_v, scores, stage, phase = _values_step(
@@ -351,12 +533,12 @@ def _values_consumer(
                 phase,
                 tile,
                 visit + 1 < visits,
+                True,
                 head,
                 keys,
                 buffers,
                 call,
-                program,
-                True,
+                work_tile,
                 BLOCK_M,
                 BLOCK_N,
                 NUM_STAGES,
@@ -371,12 +553,12 @@ def _values_consumer(
                 phase,
                 tile,
                 visit + 1 < visits,
+                False,
                 head,
                 keys,
                 buffers,
                 call,
-                program,
-                False,
+                work_tile,
                 BLOCK_M,
                 BLOCK_N,
                 NUM_STAGES,
@@ -407,9 +589,15 @@ def _keys_step(
     GRADS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 256, 16])
     # Of factors a thread has a row, in the order of its registers.
     FACTORS: gl.constexpr = gl.BlockedLayout([1, 32], [32, 1], [4, 1], [1, 0])
-    loaded, barriers, factors_tile = buffers
-    q_tiles, grad_out_tiles, _, v_tile, rows_tiles = loaded
-    _, full, empty = barriers
+    tiles = buffers.tiles
+    barriers = buffers.barriers
+    factors_tile = buffers.factors_tile
+    q_tiles = tiles.q_tiles
+    grad_out_tiles = tiles.grad_out_tiles
+    v_tile = tiles.v_tile
+    rows_tiles = tiles.rows_tiles
+    full = barriers.full
+    empty = barriers.empty
     delta = rows_tiles.index(NUM_STAGES + stage).reshape([BLOCK_M]).load(gl.SliceLayout(0, SCORES))
     _wait_at(WRITTEN)
     registers = factors_tile.load(FACTORS).reshape([4, 8, 4, 8, 2, 2])
@@ -435,7 +623,7 @@ def _keys_consumer(
     results,
     buffers,
     call,
-    program,
+    work_tile,
     BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
     NUM_STAGES: gl.constexpr,
@@ -443,12 +631,20 @@ def _keys_consumer(
     """Computes the gradient of a program's keys."""
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
     GRADS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 256, 16])
-    num_q_heads, num_kv_heads, _, _, _, scale = call
-    batch, kv_head, kv_first = program
-    grad_k_desc, _ = results
-    loaded, barriers, _ = buffers
-    _, grad_out_tiles, k_tile, v_tile, _ = loaded
-    keys_full, full, _ = barriers
+    num_q_heads = call.num_q_heads
+    num_kv_heads = call.num_kv_heads
+    scale = call.scale
+    batch = work_tile.batch
+    kv_head = work_tile.kv_head
+    kv_first = work_tile.kv_first
+    grad_k_desc = results.grad_k_desc
+    tiles = buffers.tiles
+    barriers = buffers.barriers
+    grad_out_tiles = tiles.grad_out_tiles
+    k_tile = tiles.k_tile
+    v_tile = tiles.v_tile
+    keys_full = barriers.keys_full
+    full = barriers.full
     grad_k = gl.zeros([64, 256], gl.float32, GRADS)
     v = v_tile.index(0).reshape([BLOCK_N, 256])
     group = num_q_heads // num_kv_heads
@@ -458,7 +654,7 @@ def _keys_consumer(
     for member in range(group):
         head = kv_head * group + member
         runs = _backward_visits(batch, head, kv_first, call, BLOCK_M, BLOCK_N)
-        visits = runs[0]
+        visits = runs.visits
         mbarrier.wait(full.index(stage), phase, pred=visits > 0)
         following = _start_scores_of_keys(v, grad_out_tiles, stage, SCORES)
         dp = warpgroup_mma_wait(0, deps=(following,))
@@ -504,8 +700,10 @@ def _backward_hopper(
     # Tiles of one head run side by side: they share queries in L2. Those with most come first.
     batch_head = gl.program_id(0) // num_tiles_n
     tile_n = gl.program_id(0) % num_tiles_n
-    program = (batch_head // num_kv_heads, batch_head % num_kv_heads, tile_n * BLOCK_N)
-    call = (num_q_heads, num_kv_heads, q_len, kv_len, rows_len, scale)
+    work_tile = _KeysWorkTile(
+        batch_head // num_kv_heads, batch_head % num_kv_heads, tile_n * BLOCK_N
+    )
+    call = _BackwardCall(num_q_heads, num_kv_heads, q_len, kv_len, rows_len, scale)
     q_tiles = gl.allocate_shared_memory(
         gl.bfloat16, [NUM_STAGES, 1, 1, BLOCK_M, 256], q_desc.layout
     )
@@ -528,25 +726,159 @@ def _backward_hopper(
         mbarrier.init(full.index(i), count=1)
         mbarrier.init(empty.index(i), count=2)
 
-    loaded = (q_tiles, grad_out_tiles, k_tile, v_tile, rows_tiles)
-    buffers = (loaded, (keys_full, full, empty), factors_tile)
-    sources = (q_desc, grad_out_desc, k_desc, v_desc, rows_desc)
-    results = (grad_k_desc, grad_v_desc)
+    tiles = _BackwardTiles(q_tiles, grad_out_tiles, k_tile, v_tile, rows_tiles)
+    barriers = _BackwardBarriers(keys_full, full, empty)
+    buffers = _BackwardBuffers(tiles, barriers, factors_tile)
+    sources = _Sources(q_desc, grad_out_desc, k_desc, v_desc, rows_desc)
+    results = _Results(grad_k_desc, grad_v_desc)
     gl.warp_specialize(
         [
-            (_values_consumer, (results, buffers, call, program, BLOCK_M, BLOCK_N, NUM_STAGES)),
-            (_keys_consumer, (results, buffers, call, program, BLOCK_M, BLOCK_N, NUM_STAGES)),
-            (_backward_producer, (sources, buffers, call, program, BLOCK_M, BLOCK_N, NUM_STAGES)),
+            (_values_consumer, (results, buffers, call, work_tile, BLOCK_M, BLOCK_N, NUM_STAGES)),
+            (_keys_consumer, (results, buffers, call, work_tile, BLOCK_M, BLOCK_N, NUM_STAGES)),
+            (_backward_producer, (sources, buffers, call, work_tile, BLOCK_M, BLOCK_N, NUM_STAGES)),
         ],
         [4, 1],
         [240, 24],
     )
 
 
+@_aggregate
+class _QueriesCall:
+    """What holds for the whole call."""
+
+    num_q_heads: gl.tensor
+    num_kv_heads: gl.tensor
+    q_len: gl.tensor
+    kv_len: gl.tensor
+    rows_len: gl.tensor
+    scale: gl.tensor
+
+    @gluon.constexpr_function
+    def __init__(self, num_q_heads, num_kv_heads, q_len, kv_len, rows_len, scale):
+        self.num_q_heads = num_q_heads
+        self.num_kv_heads = num_kv_heads
+        self.q_len = q_len
+        self.kv_len = kv_len
+        self.rows_len = rows_len
+        self.scale = scale
+
+
+@_aggregate
+class _QueriesWorkTile:
+    """A tile of queries of one head."""
+
+    batch: gl.tensor
+    head: gl.tensor
+    q_first: gl.tensor
+
+    @gluon.constexpr_function
+    def __init__(self, batch, head, q_first):
+        self.batch = batch
+        self.head = head
+        self.q_first = q_first
+
+
+@_aggregate
+class _Rows:
+    """What a consumer computes once for its queries."""
+
+    lse: gl.tensor
+    delta: gl.tensor
+    qk_scale: gl.tensor
+
+    @gluon.constexpr_function
+    def __init__(self, lse, delta, qk_scale):
+        self.lse = lse
+        self.delta = delta
+        self.qk_scale = qk_scale
+
+
+@_aggregate
+class _QueriesTiles:
+    """Buffers of what is loaded."""
+
+    q_tile: gl.shared_memory_descriptor
+    grad_out_tile: gl.shared_memory_descriptor
+    k_tiles: gl.shared_memory_descriptor
+    v_tiles: gl.shared_memory_descriptor
+
+    @gluon.constexpr_function
+    def __init__(self, q_tile, grad_out_tile, k_tiles, v_tiles):
+        self.q_tile = q_tile
+        self.grad_out_tile = grad_out_tile
+        self.k_tiles = k_tiles
+        self.v_tiles = v_tiles
+
+
+@_aggregate
+class _QueriesBarriers:
+    """Arrays of barriers, one for each buffer."""
+
+    queries_full: gl.shared_memory_descriptor
+    k_full: gl.shared_memory_descriptor
+    k_empty: gl.shared_memory_descriptor
+    v_full: gl.shared_memory_descriptor
+    v_empty: gl.shared_memory_descriptor
+
+    @gluon.constexpr_function
+    def __init__(self, queries_full, k_full, k_empty, v_full, v_empty):
+        self.queries_full = queries_full
+        self.k_full = k_full
+        self.k_empty = k_empty
+        self.v_full = v_full
+        self.v_empty = v_empty
+
+
+@_aggregate
+class _QueriesBuffers:
+    """What producer and consumers share."""
+
+    tiles: _QueriesTiles
+    barriers: _QueriesBarriers
+
+    @gluon.constexpr_function
+    def __init__(self, tiles, barriers):
+        self.tiles = tiles
+        self.barriers = barriers
+
+
+@_aggregate
+class _QueriesSources:
+    """What the producer reads."""
+
+    q_desc: tma.tensor_descriptor
+    grad_out_desc: tma.tensor_descriptor
+    k_desc: tma.tensor_descriptor
+    v_desc: tma.tensor_descriptor
+
+    @gluon.constexpr_function
+    def __init__(self, q_desc, grad_out_desc, k_desc, v_desc):
+        self.q_desc = q_desc
+        self.grad_out_desc = grad_out_desc
+        self.k_desc = k_desc
+        self.v_desc = v_desc
+
+
+@_aggregate
+class _RunsOfKeys:
+    """Which tiles of keys are visited, and what finds them."""
+
+    visits: gl.tensor
+    masked_visits: gl.tensor
+    unmasked: gl.tensor
+
+    @gluon.constexpr_function
+    def __init__(self, visits, masked_visits, unmasked):
+        self.visits = visits
+        self.masked_visits = masked_visits
+        self.unmasked = unmasked
+
+
 @gluon.jit
 def _visits_of_queries(batch, head, q_first, call, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
-    """(visits, those of them that need the mask, ...): of a head's keys; see `_tile_of_keys`."""
-    _, _, q_len, kv_len, _, _ = call
+    """Of a head's keys; see `_tile_of_keys`."""
+    q_len = call.q_len
+    kv_len = call.kv_len
     q_last = min(q_first + BLOCK_M, q_len) - 1
     # Keys that some of these queries see, and keys that all of them see, derived from the mask.
     some_end = max(0, q_last + kv_len - q_len + 1)
@@ -555,24 +887,27 @@ def _visits_of_queries(batch, head, q_first, call, BLOCK_M: gl.constexpr, BLOCK_
     kv_end = gl.cdiv(some_end, BLOCK_N)
     full_end = all_end // BLOCK_N
     visits = kv_end
-    before, unmasked = 0, max(min(full_end, visits), 0)
-    return visits, visits - unmasked, before, unmasked
+    unmasked = max(min(full_end, visits), 0)
+    masked_visits = visits - unmasked
+    return _RunsOfKeys(visits, masked_visits, unmasked)
 
 
 @gluon.jit
 def _tile_of_keys(visit, runs):
     """The tile of keys of a visit: those that need the mask come first."""
-    _, masked_visits, before, unmasked = runs
-    masked = visit + gl.where(visit < before, 0, unmasked)
-    tile = gl.where(visit < masked_visits, masked, visit - masked_visits + before)
+    masked_visits = runs.masked_visits
+    unmasked = runs.unmasked
+    masked = visit + gl.where(visit < 0, 0, unmasked)
+    tile = gl.where(visit < masked_visits, masked, visit - masked_visits)
     return tile
 
 
 @gluon.jit
-def _seen_by_queries(scores, start_n, rows, call, program):
+def _mask_scores_of_queries(scores, start_n, rows, call, work_tile):
     """Scores of 64 queries with the keys from start_n on, -inf where a comparison hides them."""
-    _, _, q_len, kv_len, _, _ = call
-    _, _, q_first = program
+    q_len = call.q_len
+    kv_len = call.kv_len
+    q_first = work_tile.q_first
     q_idx = (q_first + gl.arange(0, 64, layout=gl.SliceLayout(1, scores.type.layout)))[:, None]
     kv_idx = _first_octet(scores, start_n)
     q_idx = _rows_of_octets(scores, q_idx)
@@ -581,11 +916,11 @@ def _seen_by_queries(scores, start_n, rows, call, program):
 
 
 @gluon.jit
-def _scores_of_queries(scores, start_n, rows, call, program, MASKED: gl.constexpr):
-    """What the softmax sees of 64 queries' products with the keys from start_n on."""
+def _scores_of_queries(scores, start_n, rows, call, work_tile, masked):
+    """What the softmax sees of 64 queries' products with keys from start_n on."""
     # Only a tile that holds a hidden pair, or reaches past an end, pays for the mask.
-    if MASKED:
-        scores = _seen_by_queries(scores, start_n, rows, call, program)
+    if masked:
+        scores = _mask_scores_of_queries(scores, start_n, rows, call, work_tile)
     return scores
 
 
@@ -594,19 +929,33 @@ def _queries_producer(
     sources,
     buffers,
     call,
-    program,
+    work_tile,
     BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
     K_STAGES: gl.constexpr,
     V_STAGES: gl.constexpr,
 ):
     """Loads what the consumers need: queries once, keys and values for each visit."""
-    num_q_heads, num_kv_heads, _, _, _, _ = call
-    batch, head, q_first = program
-    q_desc, grad_out_desc, k_desc, v_desc = sources
-    loaded, barriers = buffers
-    q_tile, grad_out_tile, k_tiles, v_tiles = loaded
-    queries_full, k_full, k_empty, v_full, v_empty = barriers
+    num_q_heads = call.num_q_heads
+    num_kv_heads = call.num_kv_heads
+    batch = work_tile.batch
+    head = work_tile.head
+    q_first = work_tile.q_first
+    q_desc = sources.q_desc
+    grad_out_desc = sources.grad_out_desc
+    k_desc = sources.k_desc
+    v_desc = sources.v_desc
+    tiles = buffers.tiles
+    barriers = buffers.barriers
+    q_tile = tiles.q_tile
+    grad_out_tile = tiles.grad_out_tile
+    k_tiles = tiles.k_tiles
+    v_tiles = tiles.v_tiles
+    queries_full = barriers.queries_full
+    k_full = barriers.k_full
+    k_empty = barriers.k_empty
+    v_full = barriers.v_full
+    v_empty = barriers.v_empty
     mbarrier.expect(queries_full, q_desc.block_type.nbytes + grad_out_desc.block_type.nbytes)
     place = [batch, head, q_first, 0]
     _async_load(q_desc, place, queries_full, q_tile.index(0))
@@ -615,7 +964,7 @@ def _queries_producer(
     runs = _visits_of_queries(batch, head, q_first, call, BLOCK_M, BLOCK_N)
     k_stage, v_stage = 0, 0
     k_phase, v_phase = 1, 1  # a buffer is empty in the phase before the one that it is full in
-    for visit in range(runs[0]):
+    for visit in range(runs.visits):
         tile = _tile_of_keys(visit, runs)
         place = [batch, kv_head, tile * BLOCK_N, 0]
         mbarrier.wait(k_empty.index(k_stage), k_phase)
@@ -649,12 +998,12 @@ def _queries_step(
     v_phase,
     tile,
     more,
+    masked,
     rows,
     buffers,
     call,
-    program,
+    work_tile,
     NUMBER: gl.constexpr,
-    MASKED: gl.constexpr,
     BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
     K_STAGES: gl.constexpr,
@@ -663,16 +1012,25 @@ def _queries_step(
     """Adds what a tile of keys brings to dq; computes the next one's scores."""
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     GRADS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 256, 16])
-    lse, delta, qk_scale = rows
-    loaded, barriers = buffers
-    q_tile, grad_out_tile, k_tiles, v_tiles = loaded
-    _, k_full, k_empty, v_full, v_empty = barriers
+    lse = rows.lse
+    delta = rows.delta
+    qk_scale = rows.qk_scale
+    tiles = buffers.tiles
+    barriers = buffers.barriers
+    q_tile = tiles.q_tile
+    grad_out_tile = tiles.grad_out_tile
+    k_tiles = tiles.k_tiles
+    v_tiles = tiles.v_tiles
+    k_full = barriers.k_full
+    k_empty = barriers.k_empty
+    v_full = barriers.v_full
+    v_empty = barriers.v_empty
     zero = _unknown_zero()
     q = q_tile.index(zero).reshape([BLOCK_M, 256]).slice(64 * NUMBER, 64)
     grad_out = grad_out_tile.index(zero).reshape([BLOCK_M, 256]).slice(64 * NUMBER, 64)
     mbarrier.wait(v_full.index(v_stage), v_phase)
     dp = _start_scores_of_queries(grad_out, v_tiles, v_stage, SCORES)
-    scores = _scores_of_queries(scores, tile * BLOCK_N, rows, call, program, MASKED)
+    scores = _scores_of_queries(scores, tile * BLOCK_N, rows, call, work_tile, masked)
     p = gl.exp2(scores * qk_scale - lse[:, None])
     dp = warpgroup_mma_wait(0, deps=(dp,))
     mbarrier.arrive(v_empty.index(v_stage), count=1)
@@ -696,7 +1054,7 @@ def _queries_consumer(
     rows_ptr,
     buffers,
     call,
-    program,
+    work_tile,
     NUMBER: gl.constexpr,
     BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
@@ -706,17 +1064,24 @@ def _queries_consumer(
     """Computes the gradient of queries [64 * NUMBER, 64 * NUMBER + 64) of a program's."""
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     GRADS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 256, 16])
-    num_q_heads, _, _, _, rows_len, scale = call
-    batch, head, q_first = program
-    loaded, barriers = buffers
-    q_tile, _, k_tiles, _ = loaded
-    queries_full, k_full, _, _, _ = barriers
+    num_q_heads = call.num_q_heads
+    rows_len = call.rows_len
+    scale = call.scale
+    batch = work_tile.batch
+    head = work_tile.head
+    q_first = work_tile.q_first
+    tiles = buffers.tiles
+    barriers = buffers.barriers
+    q_tile = tiles.q_tile
+    k_tiles = tiles.k_tiles
+    queries_full = barriers.queries_full
+    k_full = barriers.k_full
     runs = _visits_of_queries(batch, head, q_first, call, BLOCK_M, BLOCK_N)
-    visits = runs[0]
+    visits = runs.visits
     own_q = q_tile.index(0).reshape([BLOCK_M, 256]).slice(64 * NUMBER, 64)
     grad_q = gl.zeros([64, 256], gl.float32, GRADS)
     q_first += 64 * NUMBER
-    own = (batch, head, q_first)
+    own = _QueriesWorkTile(batch, head, q_first)
     offs_m = q_first + gl.arange(0, 64, layout=gl.SliceLayout(1, SCORES))
     # There are rows for tiles of queries that reach past the last one.
     row = (batch * num_q_heads + head).to(gl.int64) * rows_len
@@ -724,13 +1089,13 @@ def _queries_consumer(
     num_rows = gl.num_programs(0).to(gl.int64) * BLOCK_M
     delta = gl.load(rows_ptr + num_rows + row + offs_m)
     qk_scale = scale * 1.4426950408889634  # log2(e)
-    rows = (lse, delta, qk_scale)
+    rows = _Rows(lse, delta, qk_scale)
     k_stage, k_phase, v_stage, v_phase = 0, 0, 0, 0
     mbarrier.wait(queries_full, 0)
     mbarrier.wait(k_full.index(0), 0, pred=visits > 0)
     following = _start_scores_of_queries(own_q, k_tiles, 0, SCORES)
     scores = warpgroup_mma_wait(0, deps=(following,))
-    masked_visits = runs[1]
+    masked_visits = runs.masked_visits
     for visit in range(masked_visits):
         tile = _tile_of_keys(visit, runs)
         grad_q, scores, k_stage, k_phase, v_stage, v_phase = _queries_step(
@@ -742,12 +1107,12 @@ def _queries_consumer(
             v_phase,
             tile,
             visit + 1 < visits,
+            True,
             rows,
             buffers,
             call,
             own,
             NUMBER,
-            True,
             BLOCK_M,
             BLOCK_N,
             K_STAGES,
@@ -765,12 +1130,12 @@ def _queries_consumer(
             v_phase,
             tile,
             visit + 1 < visits,
+            False,
             rows,
             buffers,
             call,
             own,
             NUMBER,
-            False,
             BLOCK_M,
             BLOCK_N,
             K_STAGES,
@@ -814,8 +1179,10 @@ def _backward_queries_hopper(
     # Tiles of one head run side by side: they share keys in L2. Those with most come first.
     batch_head = gl.program_id(0) // num_tiles_m
     tile_m = num_tiles_m - 1 - gl.program_id(0) % num_tiles_m
-    program = (batch_head // num_q_heads, batch_head % num_q_heads, tile_m * BLOCK_M)
-    call = (num_q_heads, num_kv_heads, q_len, kv_len, rows_len, scale)
+    work_tile = _QueriesWorkTile(
+        batch_head // num_q_heads, batch_head % num_q_heads, tile_m * BLOCK_M
+    )
+    call = _QueriesCall(num_q_heads, num_kv_heads, q_len, kv_len, rows_len, scale)
     q_tile = gl.allocate_shared_memory(gl.bfloat16, [1, 1, 1, BLOCK_M, 256], q_desc.layout)
     grad_out_tile = gl.allocate_shared_memory(
         gl.bfloat16, [1, 1, 1, BLOCK_M, 256], grad_out_desc.layout
@@ -836,9 +1203,10 @@ def _backward_queries_hopper(
         mbarrier.init(v_full.index(i), count=1)
         mbarrier.init(v_empty.index(i), count=2)
 
-    loaded = (q_tile, grad_out_tile, k_tiles, v_tiles)
-    buffers = (loaded, (queries_full, k_full, k_empty, v_full, v_empty))
-    sources = (q_desc, grad_out_desc, k_desc, v_desc)
+    tiles = _QueriesTiles(q_tile, grad_out_tile, k_tiles, v_tiles)
+    barriers = _QueriesBarriers(queries_full, k_full, k_empty, v_full, v_empty)
+    buffers = _QueriesBuffers(tiles, barriers)
+    sources = _QueriesSources(q_desc, grad_out_desc, k_desc, v_desc)
     gl.warp_specialize(
         [
             (
@@ -848,7 +1216,7 @@ def _backward_queries_hopper(
                     rows_ptr,
                     buffers,
                     call,
-                    program,
+                    work_tile,
                     0,
                     BLOCK_M,
                     BLOCK_N,
@@ -863,7 +1231,7 @@ def _backward_queries_hopper(
                     rows_ptr,
                     buffers,
                     call,
-                    program,
+                    work_tile,
                     1,
                     BLOCK_M,
                     BLOCK_N,
@@ -873,7 +1241,7 @@ def _backward_queries_hopper(
             ),
             (
                 _queries_producer,
-                (sources, buffers, call, program, BLOCK_M, BLOCK_N, K_STAGES, V_STAGES),
+                (sources, buffers, call, work_tile, BLOCK_M, BLOCK_N, K_STAGES, V_STAGES),
             ),
         ],
         [4, 1],

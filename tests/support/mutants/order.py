@@ -23,7 +23,7 @@ KERNELS: dict[str, tuple[Kernel, str, str]] = {
     "forward, no pairs": ("forward_hopper", "causal_d64", "def _producer("),
     "backward": ("backward_hopper", "window_d128", ""),
     "parts": ("backward_hopper", "full_d128", "def _add_part("),
-    "divided": ("backward_hopper", "causal_d256", ""),
+    "split": ("backward_hopper", "causal_d256", ""),
 }
 
 #: Those that nothing comes of here, in any kernel or in one, and why.
