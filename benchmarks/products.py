@@ -49,16 +49,16 @@ _KEPT = (
     "next_stage, next_phase =",
     "_ping_pong_wait(",
     "_ping_pong_arrive(",
-    "scores_0 = _start_scores(",
-    "scores_0 = warpgroup_mma_wait(",
+    "scores = _start_scores(",
+    "scores = warpgroup_mma_wait(",
     "acc",  # of each part of the values
     "weights = ",
     "mbarrier.",
 )
 
 _FIRST = """\
-    lanes = _lane_sum(scores_0)
-    return _row_sum(lanes, ROWS), lanes, (_pack(scores_0),), online_max
+    lanes = _lane_sum(scores)
+    return _row_sum(lanes, ROWS), lanes, (_pack(scores),), online_max
 """
 
 _NO_SCORES = """\
@@ -84,12 +84,13 @@ def alone(text: str, what: str) -> str:
     if "online_max" not in _arguments(first) or "scores_1" in _arguments(first):
         raise ValueError("a kernel of another kind")
     lines = text.splitlines(keepends=True)
-    edits = [(_body(first), _FIRST), (_body(step), _step(step)), *_votes(consumer)]
+    edits = [(_body(first), _FIRST), (_body(step), _step(step))]
+    edits += [edit for asks in (functions["_last_sums"], consumer) for edit in _votes(asks)]
     if what == LOADS:
         edits += [
             (_body(function), _NO_SCORES if name == "_start_scores" else "    return acc\n")
             for name, function in functions.items()
-            if name == "_start_scores" or name.startswith("_start_values")
+            if name == "_start_scores" or name.startswith(("_start_values", "_add_values"))
         ]
     for (begin, end), new in sorted(edits, reverse=True):
         lines[begin:end] = [new]
@@ -114,16 +115,16 @@ def _step(step: ast.FunctionDef) -> str:
             statement.value, ast.Name | ast.Attribute
         )
         if unpacks or isinstance(statement, ast.AnnAssign) or said.startswith(_KEPT):
-            kept.append(said.replace("_pack(p_0)", "_pack(scores_0)"))
+            kept.append(said.replace("_pack(p)", "_pack(scores)"))
     results = ", ".join(x for x in _arguments(step) if x.startswith("acc"))
     results += ", m_i, l_i, weights"
     kept += ["if GROWS:", f"    return {results}, growing", "else:", f"    return {results}"]
     return "".join(f"    {said}\n" for said in kept)
 
 
-def _votes(consumer: ast.FunctionDef) -> Iterable[tuple[tuple[int, int], str]]:
+def _votes(function: ast.FunctionDef) -> Iterable[tuple[tuple[int, int], str]]:
     """No tile is handed over again, and no step looks for maxima."""
-    for node in ast.walk(consumer):
+    for node in ast.walk(function):
         said = ast.unparse(node) if isinstance(node, ast.Assign) else ""
         if said.startswith(("redone = _any(", "growing = _any(")):
             assert node.end_lineno is not None

@@ -52,7 +52,7 @@ MEANINGS = {
     "hidden values": "which tiles of values have rows that the mask hides from every query",
     "hidden keys": "which tiles of keys have rows that the mask hides from every query",
     "hidden queries": "which tiles of queries have rows that see no key",
-    "growth": "votes of rows, and which tiles of queries outgrew their maxima",
+    "growth": "votes of rows, and which tiles of queries overflowed",
     "output": "a tile of the output on its way to rows that a warp can store at once",
 }
 

@@ -193,13 +193,13 @@ def test_tables_of_blocks_are_never_below_either(
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_the_lists_that_are_turned_compile(target: str) -> None:
+def test_transposed_lists_compile(target: str) -> None:
     from triton.compiler import ASTSource
 
-    backward = backward_plan(lower(AttentionSpec(64, mask=TABLES["by_head"]), "turned"))
-    function = function_in(IMPORTS + render_backward(backward), "_turn_lists")
+    backward = backward_plan(lower(AttentionSpec(64, mask=TABLES["by_head"]), "transposed"))
+    function = function_in(IMPORTS + render_backward(backward), "_transpose_lists")
     constants = {"BLOCK_M": 128, "CHUNK": 128}
-    types = {"turned_ptr": "*i32", "tiles_ptr": "*i32"} | dict.fromkeys(constants, "constexpr")
+    types = {"transposed_ptr": "*i32", "tiles_ptr": "*i32"} | dict.fromkeys(constants, "constexpr")
     signature = {name: types.get(name, "i32") for name in function.arg_names}
     source = ASTSource(function, signature, constexprs=constants)
     assert report_of(source, target, FUSED).shared <= 1024

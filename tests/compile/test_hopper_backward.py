@@ -106,7 +106,7 @@ def test_one_instruction_takes_several_bits(name: str) -> None:
     elements = 2 * 64 * names.block_m // 128  # of a thread, in two consumers
     assert found["FSEL"] == elements
     assert found["R2P"] >= elements // 8
-    # Where ids are out of order, a branch of its own compares them, an octet at a time.
+    # Where ids are out of order, a branch of its own compares them, a bit at a time.
     branches = 2 if names.text.code.promise is not None else 1
     # So do those that clear hidden rows, a row at a time.
     branches += 3 * bool(names.backward.plan.hidden.names)

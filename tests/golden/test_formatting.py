@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -126,6 +127,16 @@ def never_called(module: str) -> set[str]:
     return private - {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
 
 
+def defined_twice(module: str) -> set[str]:
+    """Functions and classes of a module that a second definition replaces: two kernels' own."""
+    defined = Counter(
+        node.name
+        for node in ast.parse(module).body
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name != "_"
+    )
+    return {name for name, times in defined.items() if times > 1}
+
+
 @pytest.mark.parametrize(
     ("turn", "specs"),
     enumerate([vocabulary, vocabulary_of_two_kernels, long_names, with_dropout]),
@@ -138,7 +149,7 @@ def test_modules_are_linted_and_formatted(
     for name, spec in share(list(specs().items()), turn, every=7):
         plan = lower(spec, name)
         module = rendered(plan, any_hopper(plan), any_hopper_backward(plan))
-        assert never_called(module) == set(), name
+        assert never_called(module) == defined_twice(module) == set(), name
         (tmp_path / f"{name}.py").write_text(module)
     for command in (["format", "--diff"], ["check", "--output-format=concise"]):
         options = ["--no-cache", f"--config={ROOT / 'pyproject.toml'}", str(tmp_path)]

@@ -45,7 +45,7 @@ for entry in ("t5_bias_causal", "softcap_by_head"):
 KERNELS = ("_backward_rows", "_backward_hopper", "_place_sums")
 DIVIDED = ("_backward_rows", "_backward_hopper", "_backward_queries_hopper")
 BESIDE = ("_backward_rows", "_backward_hopper", "_backward_of_queries")
-LISTS = ("_list_tiles", "_turn_lists")
+LISTS = ("_list_tiles", "_transpose_lists")
 PORTABLE = ("_backward_of_keys", "_backward_of_queries")
 LENGTHS = (1, 2, 15, 16, 17, 31, 64, 100, 127, 128, 129, 200, 256, 300, 513, 640)
 CASE = Case(200, 200, batch=2, q_heads=4, kv_heads=2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -22,7 +23,8 @@ CALLS = [(86, 16, 2), (43, 32, 4), (22, 64, 8), (11, 128, 16), (86, 8, 2), (3, 2
 def order_of(tiles: int, heads: int, together: int) -> list[tuple[int, int]]:
     """(tile, head) of causal attention, as they are handed out."""
     index = Block(torch.arange(tiles * heads, dtype=torch.int32))
-    tile, head = shipped("causal_d128")._in_order(index, tiles, tiles * heads, together)
+    call = SimpleNamespace(num_tiles_m=tiles, num_tiles=tiles * heads, heads_together=together)
+    tile, head = shipped("causal_d128")._in_order(index, call)
     return list(zip(tile.data.tolist(), head.data.tolist(), strict=True))
 
 

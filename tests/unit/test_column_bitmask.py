@@ -1,4 +1,4 @@
-"""Bits of octets of columns say what the condition says of each pair, whatever overflows."""
+"""Column bitmasks say what the condition says of each pair, whatever overflows."""
 
 from __future__ import annotations
 
@@ -226,7 +226,7 @@ def test_the_forward_kernel_takes_bits_for_masks_of_two_comparisons(
 
 
 def test_positions_that_nothing_reads_are_not_computed() -> None:
-    """A score that is linear in the distance takes columns of its own; the mask's are octets."""
+    """A score linear in the distance takes columns of its own; the mask's are its bitmasks'."""
     spec = AttentionSpec(
         head_dim=128,
         mask=causal() & sliding_window(64, 0),

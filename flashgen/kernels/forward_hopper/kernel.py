@@ -11,6 +11,7 @@ from flashgen.budget.traffic import Workload
 from flashgen.budget.usage import SramUsage
 from flashgen.codegen.digest import source_digest
 from flashgen.codegen.environment import render
+from flashgen.codegen.functions import laid_out
 from flashgen.config import HOPPER, KernelChoice, KernelConfig
 from flashgen.kernels.base import ForwardKernel, Needs, Space
 from flashgen.kernels.forward_hopper.pack_gqa import heads_of_a_tile, launched
@@ -37,7 +38,7 @@ def render_hopper(plan: KernelPlan) -> str:
     Where tiles of queries start at segments, `_find_segment_tiles` comes before them, in Triton.
     """
     names = HopperNames(plan)
-    kernel = render(
+    text = render(
         "forward_hopper/kernel.py.jinja",
         DIALECT,
         plan=plan,
@@ -45,10 +46,11 @@ def render_hopper(plan: KernelPlan) -> str:
         names=names,
         weights=RANGES[plan.torch_dtype],
     )
+    kernel = laid_out(text, names.aggregates)
     if not names.segments:
         return kernel
-    cuts = render("forward_hopper/segment_tiles.py.jinja", segments=names.segments)
-    return f"{cuts}\n\n{kernel}"
+    starts = render("forward_hopper/segment_tiles.py.jinja", segments=names.segments)
+    return f"{starts}\n\n{kernel}"
 
 
 class ForwardHopper(ForwardKernel):

@@ -24,7 +24,7 @@ OUT_COLUMNS = 128
 
 
 #: Distances are what scores read most: cheaper than converting every position.
-DIALECT = Gluon({KV_IDX - Q_FIRST: "_columns(scores, start_n - q_first, gl.float32)"})
+DIALECT = Gluon({KV_IDX - Q_FIRST: "_score_columns(scores, start_n - q_first, gl.float32)"})
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ RANGES = {
 
 @dataclass(frozen=True)
 class HopperNames:
-    """What the kernel's functions hand to one another, as tuples of these names."""
+    """What the kernel's functions hand to one another, as aggregates of these names."""
 
     plan: KernelPlan
 
@@ -104,6 +104,56 @@ class HopperNames:
             *(("tiles_ptr",) if self.plan.listing else ()),
             *(("segment_tiles_ptr",) if self.segments else ()),
         )
+
+    @cached_property
+    def barriers(self) -> tuple[str, ...]:
+        """Arrays of barriers: those of queries, of what steps multiply, of tiles of queries."""
+        fused = ("kv_full", "kv_empty")
+        steps = fused if self.shape.fused_kv_stages else ("k_full", "k_empty", "v_full", "v_empty")
+        return ("q_full", "q_empty", *steps, "work_full", "work_empty")
+
+    @cached_property
+    def buffers(self) -> tuple[str, ...]:
+        """What producer and consumers share."""
+        hiding = ("hiding",) if self.plan.hidden.keys else ()
+        growth = self.growth if self.plan.normaliser == "softmax" else ()
+        return ("tiles", "barriers", "slots", *hiding, *growth)
+
+    @cached_property
+    def aggregates(self) -> dict[str, tuple[str, ...]]:
+        """The fields of all of them, by the names of parameters; those of fields come last."""
+        return {
+            "call": self.call,
+            "work": self.work,
+            "place": ("slots", "q_count"),
+            "queries": self.queries,
+            "sources": ("q_descs", "k_descs", "v_descs", *("counter_ptr",) * self.counts),
+            "results": ("out_descs", *("out_ptr",) * (self.segments is not None), "lse_ptr"),
+            "buffers": self.buffers,
+            "tiles": ("q_tiles", "k_tiles", "v_tiles", "out_tiles"),
+            "barriers": self.barriers,
+        }
+
+    @cached_property
+    def arguments(self) -> tuple[str, ...]:
+        """The kernel's arguments ahead of the parameters'."""
+        segments = self.segments is not None
+        return (
+            *self.descriptors,
+            *(("out_ptr",) if segments else ()),
+            *("lse_ptr", "counter_ptr"),
+            *(("segment_tiles_ptr",) if segments else ()),
+            *self.sizes,
+            "scale" if self.plan.reads_scale else "qk_scale",
+            *(("threshold", "kept_scale") if self.plan.dropout else ()),
+        )
+
+    @cached_property
+    def sizes(self) -> tuple[str, ...]:
+        """Those of them that are whole numbers."""
+        tiles = () if self.segments else ("num_tiles_m", "num_tiles")
+        heads = ("num_q_heads", "num_kv_heads")
+        return (*heads, "q_len", "kv_len", *tiles, "heads_together", "lse_rows")
 
     @cached_property
     def queries(self) -> tuple[str, ...]:
@@ -237,13 +287,13 @@ class HopperNames:
 
     @property
     def growth(self) -> tuple[str, ...]:
-        """Where a softmax notes that weights have outgrown their maxima."""
+        """Where a softmax notes that weights have overflowed their range."""
         # A tile that ends by itself says so by the barrier that frees its numbers.
         return ("votes", "overflowed", *(("checked",) if self.shape.overlapped_tiles else ()))
 
     @property
     def lowers_last(self) -> bool:
-        """Whether weights that the last step's alone outgrow are lowered before they are used.
+        """Whether weights that the last step's alone overflow are lowered before they are used.
 
         float16 has no room for them until then. Of narrow heads it is more code than it is worth.
         """

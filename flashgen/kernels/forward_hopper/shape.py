@@ -153,7 +153,8 @@ def segment_table(plan: KernelPlan) -> RowTable | None:
 def tables_of_segments(plan: KernelPlan, table: RowTable) -> tuple[RowTable, ...]:
     """The row tables that the kernel which lists starts of tiles makes on the way.
 
-    Those are `table`, which it cuts by, and then the one that says whether its ids are in order.
+    Those are `table`, whose segments it finds, and then the one that says whether its ids are in
+    order.
     """
     flags = (t for t in plan.row_tables if (*t.search, t.side) == (*table.search, "unordered"))
     return (table, *flags)

@@ -9,8 +9,8 @@ first, each where its alignment allows. All of this kernel's are alive throughou
 - a byte for each warp of a partition that waits for its work;
 - the present tile of queries and the next one as the producer hands them over: numbers;
 - where a mask hides keys by their position alone, a number for each buffer of values;
-- of a softmax, a byte for each row of queries to vote with, and whether weights have outgrown their
-  maxima, a number for each consumer and each of those two tiles.
+- of a softmax, a byte for each row of queries to vote with, and whether weights have overflowed
+  their range, a number for each consumer and each of those two tiles.
 
 What a partition needs for a moment, to reduce over warps or to share what an atomic returned, takes
 the place of the captures, which were read by then; partitions run side by side, so each has 128

@@ -113,16 +113,16 @@ def _list_tiles(
                 shown = _at_3d(layout, head, block_row, block_column) != 0
                 some_shown |= shown
                 all_shown &= shown
-        seen = tile < num_tiles_n
-        seen &= some_shown
-        seen &= q_last + kv_len >= kv_first + q_len
+        visited = tile < num_tiles_n
+        visited &= some_shown
+        visited &= q_last + kv_len >= kv_first + q_len
         full = kv_first + BLOCK_N <= kv_len
         full &= all_shown
         full &= q_first + kv_len >= kv_last + q_len
         entry = 2 * tile + tl.where(full, 0, 1)
-        seen = seen.to(tl.int32)
-        tl.store(tiles_ptr + count + tl.cumsum(seen, 0), entry, mask=seen != 0)
-        count += tl.sum(seen, 0)
+        visited = visited.to(tl.int32)
+        tl.store(tiles_ptr + count + tl.cumsum(visited, 0), entry, mask=visited != 0)
+        count += tl.sum(visited, 0)
     tl.store(tiles_ptr, count)
 
 

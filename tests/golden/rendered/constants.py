@@ -299,14 +299,14 @@ def _list_tiles(
                 shown = _at_3d(layout, head, block_row, block_column) != 0
                 some_shown |= shown
                 all_shown &= shown
-        seen = tile < num_tiles_n
-        seen &= some_shown
+        visited = tile < num_tiles_n
+        visited &= some_shown
         full = kv_first + BLOCK_N <= kv_len
         full &= all_shown
         entry = 2 * tile + tl.where(full, 0, 1)
-        seen = seen.to(tl.int32)
-        tl.store(tiles_ptr + count + tl.cumsum(seen, 0), entry, mask=seen != 0)
-        count += tl.sum(seen, 0)
+        visited = visited.to(tl.int32)
+        tl.store(tiles_ptr + count + tl.cumsum(visited, 0), entry, mask=visited != 0)
+        count += tl.sum(visited, 0)
     tl.store(tiles_ptr, count)
 
 
@@ -503,8 +503,8 @@ def _backward_rows(
 
 
 @triton.jit(do_not_specialize=["q_len", "num_tiles_m", "num_tiles_n", "steps"])
-def _turn_lists(
-    turned_ptr,
+def _transpose_lists(
+    transposed_ptr,
     tiles_ptr,
     q_len,
     num_tiles_m,
@@ -516,14 +516,14 @@ def _turn_lists(
     """One program: the tiles of queries that visit one tile of keys, CHUNK at a time.
 
     tiles_ptr is what `_list_tiles` made, (num_q_heads, query tiles, 1 + key tiles).
-    turned_ptr: (num_q_heads, key tiles, 1 + query tiles) likewise; a tile that
+    transposed_ptr: (num_q_heads, key tiles, 1 + query tiles) likewise; a tile that
     reaches past q_len is masked too.
     steps is the bit length of num_tiles_n: so often can a list be halved.
     """
     pid = tl.program_id(0)
     tile_n = pid % num_tiles_n
     first_list = (pid // num_tiles_n).to(tl.int64) * num_tiles_m
-    turned_ptr += pid.to(tl.int64) * (num_tiles_m + 1)
+    transposed_ptr += pid.to(tl.int64) * (num_tiles_m + 1)
     count = 0
     for first in tl.range(0, num_tiles_m, CHUNK):
         tile = first + tl.arange(0, CHUNK)
@@ -540,12 +540,12 @@ def _turn_lists(
             below = tl.where(later & (below < end), middle + 1, below)
             end = tl.where(later, end, middle)
         entry = tl.load(list_ptrs + 1 + below, mask=below < length, other=-1)
-        seen = (entry >> 1 == tile_n).to(tl.int32)
+        visiting = (entry >> 1 == tile_n).to(tl.int32)
         ragged = (tile + 1) * BLOCK_M > q_len
         entry = 2 * tile + tl.where(ragged, 1, entry & 1)
-        tl.store(turned_ptr + count + tl.cumsum(seen, 0), entry, mask=seen != 0)
-        count += tl.sum(seen, 0)
-    tl.store(turned_ptr, count)
+        tl.store(transposed_ptr + count + tl.cumsum(visiting, 0), entry, mask=visiting != 0)
+        count += tl.sum(visiting, 0)
+    tl.store(transposed_ptr, count)
 
 
 @triton.jit(
@@ -643,7 +643,7 @@ def _backward_of_keys(
     # Each query head of the group, one after the other: their gradients add up in registers.
     for member in tl.range(0, group):
         head = kv_head * group + member
-        # The tiles of queries to visit are listed: see _turn_lists.
+        # The tiles of queries to visit are listed: see _transpose_lists.
         listed = head * num_tiles_n + tile_n
         listed_ptr = tiles_ptr + listed.to(tl.int64) * (tl.cdiv(q_len, BLOCK_M) + 1)
         num_visits = tl.load(listed_ptr)
@@ -1252,7 +1252,7 @@ def _transposed(q, tiles, block_m):
     """`_listed`'s lists transposed: for each tile of keys, how many tiles of queries, and which."""
     num_tiles_m, num_tiles_n = triton.cdiv(q.shape[2], block_m), tiles.shape[1] - 1
     transposed = tiles.new_empty((tiles.shape[0] // num_tiles_m * num_tiles_n, num_tiles_m + 1))
-    _turn_lists[(transposed.shape[0],)](
+    _transpose_lists[(transposed.shape[0],)](
         transposed,
         tiles,
         q.shape[2],
@@ -1543,7 +1543,7 @@ def _has_tangents(*tensors):
     return any(forward_ad.unpack_dual(x).tangent is not None for x in tensors)
 
 
-@torch.library.custom_op("flashgen::constants_aa6679c7", mutates_args=())
+@torch.library.custom_op("flashgen::constants_a3fbb0a4", mutates_args=())
 def _attention_op(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -1584,7 +1584,7 @@ def _has_backward(q, k):
     return q.is_cuda or triton.knobs.runtime.interpret
 
 
-@torch.library.custom_op("flashgen::constants_aa6679c7_backward", mutates_args=())
+@torch.library.custom_op("flashgen::constants_a3fbb0a4_backward", mutates_args=())
 def _backward_op(
     q: torch.Tensor,
     k: torch.Tensor,

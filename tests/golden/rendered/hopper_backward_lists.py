@@ -178,7 +178,7 @@ class _BackwardBuffers:
 
 
 @_aggregate
-class _Sources:
+class _BackwardSources:
     """What the producer reads."""
 
     q_desc: tma.tensor_descriptor
@@ -201,7 +201,7 @@ class _Sources:
 
 
 @_aggregate
-class _Results:
+class _BackwardResults:
     """What the consumers write to."""
 
     grad_q_desc: tma.tensor_descriptor
@@ -267,7 +267,7 @@ def _backward_visits(batch, head, kv_first, call, BLOCK_M: gl.constexpr, BLOCK_N
     tiles_ptr = call.tiles_ptr
     tile_n = kv_first // BLOCK_N
     num_tiles_n = gl.cdiv(kv_len, BLOCK_N)
-    # The tiles of queries to visit are listed: see _turn_lists.
+    # The tiles of queries to visit are listed: see _transpose_lists.
     listed = head * num_tiles_n + tile_n
     listed_ptr = tiles_ptr + listed.to(gl.int64) * (gl.cdiv(q_len, BLOCK_M) + 1)
     num_visits = gl.load(listed_ptr)
@@ -281,22 +281,22 @@ def _query_tile(visit, runs):
 
 
 @gluon.constexpr_function
-def _octets(columns):
-    """A layout of scores, (64, columns // 8, 8): octets of one row and place lie side by side."""
-    octets = [[0, 2**i, 0] for i in range((columns // 8).bit_length() - 1)]
+def _bitmask_layout(columns):
+    """A layout of scores, (64, columns // 8, 8): those of one column bitmask lie side by side."""
+    bits = [[0, 2**i, 0] for i in range((columns // 8).bit_length() - 1)]
     lanes = [[0, 0, 2], [0, 0, 4], [1, 0, 0], [2, 0, 0], [4, 0, 0]]
     warps = [[16, 0, 0], [32, 0, 0]]
-    registers = [*octets, [0, 0, 1], [8, 0, 0]]
+    registers = [*bits, [0, 0, 1], [8, 0, 0]]
     return gl.DistributedLinearLayout(registers, lanes, warps, [], [64, columns // 8, 8])
 
 
 @gluon.jit
-def _first_octet(scores, first):
-    """(1, 8): the first columns, counted from `first`.
+def _bitmask_columns(scores, first):
+    """(1, 8): the first column of each column bitmask, counted from `first`.
 
     A compiler that knows them keeps what they are compared with in registers from tile to tile.
     """
-    LAYOUT: gl.constexpr = gl.SliceLayout(1, _octets(scores.shape[1]))
+    LAYOUT: gl.constexpr = gl.SliceLayout(1, _bitmask_layout(scores.shape[1]))
     column = first + gl.arange(0, 8, layout=gl.SliceLayout(0, LAYOUT))
     column = gl.inline_asm_elementwise(
         "mov.b32 $0, $1;", "=r,r", [column], dtype=gl.int32, is_pure=False, pack=1
@@ -305,9 +305,9 @@ def _first_octet(scores, first):
 
 
 @gluon.jit
-def _rows_of_octets(scores, x):
-    """A vector of rows, (64, 1), where octets are."""
-    LAYOUT: gl.constexpr = gl.SliceLayout(1, _octets(scores.shape[1]))
+def _bitmask_rows(scores, x):
+    """A vector of rows, (64, 1), where column bitmasks are."""
+    LAYOUT: gl.constexpr = gl.SliceLayout(1, _bitmask_layout(scores.shape[1]))
     return gl.convert_layout(x, LAYOUT, assert_trivial=True)
 
 
@@ -319,31 +319,31 @@ def _at_least(column, least):
 
 
 @gluon.jit
-def _seen_alone(scores, bits):
-    """Scores where bits (64 or 1, 8) say that a pair is seen, else -inf."""
+def _apply_bitmask(scores, bitmask):
+    """Scores where a column bitmask (64 or 1, 8) has a bit, else -inf."""
     COLUMNS: gl.constexpr = scores.shape[1]
-    LAYOUT: gl.constexpr = _octets(COLUMNS)
+    LAYOUT: gl.constexpr = _bitmask_layout(COLUMNS)
     given = scores.reshape([64, COLUMNS // 8, 8])
-    octets = gl.convert_layout(given, LAYOUT, assert_trivial=True)
-    octet = gl.arange(0, COLUMNS // 8, layout=gl.SliceLayout(0, gl.SliceLayout(2, LAYOUT)))
-    octets = gl.inline_asm_elementwise(
+    masked = gl.convert_layout(given, LAYOUT, assert_trivial=True)
+    place = gl.arange(0, COLUMNS // 8, layout=gl.SliceLayout(0, gl.SliceLayout(2, LAYOUT)))
+    masked = gl.inline_asm_elementwise(
         """
         {
             .reg .b32 bit;
-            .reg .pred seen;
+            .reg .pred shown;
             and.b32 bit, $1, $2;
-            setp.ne.s32 seen, bit, 0;
-            selp.f32 $0, $3, 0fFF800000, seen;
+            setp.ne.s32 shown, bit, 0;
+            selp.f32 $0, $3, 0fFF800000, shown;
         }
         """,
         "=f,r,r,f",
-        [bits[:, None, :], (1 << octet)[None, :, None], octets],
+        [bitmask[:, None, :], (1 << place)[None, :, None], masked],
         dtype=gl.float32,
         is_pure=True,
         pack=1,
     )
-    octets = gl.convert_layout(octets, given.type.layout, assert_trivial=True)
-    return gl.convert_layout(octets.reshape([64, COLUMNS]), scores.type.layout, assert_trivial=True)
+    masked = gl.convert_layout(masked, given.type.layout, assert_trivial=True)
+    return gl.convert_layout(masked.reshape([64, COLUMNS]), scores.type.layout, assert_trivial=True)
 
 
 @gluon.jit
@@ -351,8 +351,8 @@ def _mask_scores(scores, q_first, head, keys, call, work_tile):
     """Scores of 64 keys with the queries from q_first on, -inf where a comparison hides them."""
     layout = call.layout
     kv_idx = keys.kv_idx
-    q_idx = _first_octet(scores, q_first)
-    kv_idx = _rows_of_octets(scores, kv_idx)
+    q_idx = _bitmask_columns(scores, q_first)
+    kv_idx = _bitmask_rows(scores, kv_idx)
     # Of each block of these columns, what the rows see.
     COLUMNS: gl.constexpr = scores.shape[1]
     shown = 0
@@ -363,9 +363,9 @@ def _mask_scores(scores, q_first, head, keys, call, work_tile):
         shown |= in_block & gl.where(
             _at_3d_hopper(layout, head, block_row, kv_idx // 32) != 0, -1, 0
         )
-    seen = _at_least(q_idx, kv_idx)
-    seen &= shown
-    return _seen_alone(scores, seen)
+    bitmask = _at_least(q_idx, kv_idx)
+    bitmask &= shown
+    return _apply_bitmask(scores, bitmask)
 
 
 @gluon.jit
@@ -777,8 +777,10 @@ def _backward_hopper(
     tiles = _BackwardTiles(q_tiles, grad_out_tiles, k_tiles, v_tiles, rows_tiles)
     barriers = _BackwardBarriers(keys_full, keys_empty, full, empty)
     buffers = _BackwardBuffers(tiles, barriers, ds_tiles, grad_q_tiles, slots)
-    sources = _Sources(q_desc, grad_out_desc, k_desc, v_desc, rows_desc, counter_ptr, num_tiles)
-    results = _Results(grad_q_desc, grad_k_desc, grad_v_desc)
+    sources = _BackwardSources(
+        q_desc, grad_out_desc, k_desc, v_desc, rows_desc, counter_ptr, num_tiles
+    )
+    results = _BackwardResults(grad_q_desc, grad_k_desc, grad_v_desc)
     gl.warp_specialize(
         [
             (

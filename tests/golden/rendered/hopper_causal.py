@@ -24,13 +24,6 @@ _async_store = _named(tma, "async_store", "async_copy_shared_to_global")  # befo
 
 # Where the results of wgmma lie in registers: the output's.
 OUT: gl.constexpr = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16]))
-# What the weights of a row may add up to: before its reference is raised, and at all.
-RAISE_ABOVE: gl.constexpr = gl.constexpr(2.0**-40)
-MOST_WEIGHT: gl.constexpr = gl.constexpr(2.0**88)
-# Below all scores: the reference of a row that has seen no key yet.
-UNSEEN: gl.constexpr = gl.constexpr(-3.0e38)
-# Steps between two looks at the sums, at first.
-LOOK: gl.constexpr = gl.constexpr(16)
 
 
 @gluon.jit
@@ -44,14 +37,8 @@ def _stage(count, NUM_STAGES: gl.constexpr):
 
 
 @gluon.jit
-def _lane_max(x):
-    """The maximum of a row over the columns that a thread holds, as four chains; no shuffle."""
-    return gl.max(x.reshape([64, x.shape[1] // 8, 4, 2]), 1)
-
-
-@gluon.jit
 def _lane_sum(x):
-    """The sum of a row over the columns that a thread holds, likewise."""
+    """The sum of a row over the columns that a thread holds, as four chains; no shuffle."""
     return gl.sum(x.reshape([64, x.shape[1] // 8, 4, 2]), 1)
 
 
@@ -59,92 +46,6 @@ def _lane_sum(x):
 def _row_sum(lanes, ROWS: gl.constexpr):
     """The sum of whole rows from those of lanes."""
     return gl.convert_layout(gl.sum(gl.sum(lanes, 2), 1), ROWS, assert_trivial=True)
-
-
-@gluon.jit
-def _row_max(lanes, ROWS: gl.constexpr):
-    """The maximum of whole rows from those of lanes."""
-    return gl.convert_layout(gl.max(gl.max(lanes, 2), 1), ROWS, assert_trivial=True)
-
-
-@gluon.jit
-def _reference(top, ROWS: gl.constexpr, qk_scale):
-    """What weights are relative to, in base 2, where lanes have seen scores up to these."""
-    # Finite, so a row that has seen no key yet has weights of exactly 0 instead of NaN.
-    return gl.maximum(_row_max(top, ROWS) * qk_scale, UNSEEN) + 64.0
-
-
-@gluon.jit
-def _scale_lanes(lanes, factor):
-    """What lanes hold of each row times the row's factor."""
-    ROWS: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, lanes.type.layout))
-    factor = gl.convert_layout(factor, ROWS, assert_trivial=True)
-    return lanes * factor[:, None][:, :, None]
-
-
-@gluon.jit
-def _scale_rows(acc, factor):
-    """Rows of an accumulator times their factors."""
-    OUT: gl.constexpr = acc.type.layout
-    return acc * gl.convert_layout(factor, gl.SliceLayout(1, OUT), assert_trivial=True)[:, None]
-
-
-@gluon.jit
-def _zeros_or_nan(acc, ROWS: gl.constexpr):
-    """0 for rows of an accumulator that are finite, NaN for others."""
-    return _row_sum(_lane_sum(acc * 0.0), ROWS)
-
-
-@gluon.jit
-def _lowered_pairs(pairs, large):
-    """Packed weights, those of large rows times 2^-120."""
-    factor = gl.where(large, 0x03800380, 0x3F803F80)  # that, or 1, twice in bfloat16
-    factor = gl.convert_layout(factor, gl.SliceLayout(1, pairs.type.layout), assert_trivial=True)
-    return gl.inline_asm_elementwise(
-        "mul.rn.bf16x2 $0, $1, $2;", "=r,r,r", [pairs, factor[:, None]],
-        dtype=gl.int32, is_pure=True, pack=1,
-    )  # fmt: skip
-
-
-@gluon.jit
-def _raised(m_i, m_new, sums):
-    """(references, factors of sums) of rows with larger scores, or sums above RAISE_ABOVE."""
-    grown = gl.maximum(m_new, m_i + gl.log2(sums) + 56.0)
-    m_new = gl.where(sums <= RAISE_ABOVE, m_new, grown)
-    # Large sums are not lost: 2^-120 is the least that they are times.
-    m_new = gl.where(sums <= 2.0**24, m_new, gl.minimum(m_new, m_i + 120.0))
-    # What is beyond its range stays so, for all to see.
-    return m_new, gl.where(sums <= MOST_WEIGHT, gl.exp2(m_i - m_new), float("inf"))
-
-
-@gluon.jit
-def _steep(top, m_i, ROWS: gl.constexpr, qk_scale):
-    """How far apart scores of a row are: 2 for very far, 1 for far; 5 if it has seen no key."""
-    seen = gl.where(top == float("-inf"), float("inf"), top)
-    low = gl.convert_layout(gl.min(gl.min(seen, 2), 1), ROWS, assert_trivial=True)
-    spread = m_i - low * qk_scale
-    far = gl.where(spread > 139.0, 1, 0)
-    very_far = gl.where(spread > 214.0, 2, 0)
-    return gl.where(m_i > UNSEEN, far | very_far, 5)
-
-
-@gluon.jit
-def _any(rows, votes):
-    """The bits, of three, that any of a consumer's rows has: of each warp, then of the warps."""
-    rows = gl.inline_asm_elementwise(
-        "{.reg .b32 x; or.b32 x, $2, $3; redux.sync.or.b32 $0, x, 0xffffffff; mov.b32 $1, $0;}",
-        "=r,=r,r,r", [rows], dtype=gl.int32, is_pure=False, pack=2,
-    )  # fmt: skip
-    votes.store(rows.to(gl.int8).reshape([4, 16]).permute((1, 0)).reshape([64]))
-    warps = votes.slice(0, 4).load(gl.BlockedLayout([4], [32], [4], [0])).to(gl.int32)
-    return gl.max(warps & 1, 0) | gl.max(warps & 2, 0) | gl.max(warps & 4, 0)
-
-
-@gluon.jit
-def _set_overflow(number, overflowed, NUMBER: gl.constexpr, slot):
-    """Notes whether a consumer's weights have outgrown their maxima."""
-    LANES: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
-    overflowed.index(2 * NUMBER + slot).store(gl.full([1], number, gl.int32, LANES))
 
 
 @gluon.jit
@@ -210,6 +111,38 @@ class _Call:
 
 
 @_aggregate
+class _Work:
+    """A tile of queries, and the tiles of keys that it visits."""
+
+    visits: gl.tensor
+    batch: gl.tensor
+    head: gl.tensor
+    q_first: gl.tensor
+    online_max: gl.tensor
+
+    @gluon.constexpr_function
+    def __init__(self, visits, batch, head, q_first, online_max):
+        self.visits = visits
+        self.batch = batch
+        self.head = head
+        self.q_first = q_first
+        self.online_max = online_max
+
+
+@_aggregate
+class _Place:
+    """Which tile of queries it is: what was handed over says where it lies."""
+
+    slots: gl.shared_memory_descriptor
+    q_count: gl.tensor
+
+    @gluon.constexpr_function
+    def __init__(self, slots, q_count):
+        self.slots = slots
+        self.q_count = q_count
+
+
+@_aggregate
 class _Tiles:
     """Buffers of tiles: of each tensor a tuple, one for each segment of its columns."""
 
@@ -266,12 +199,45 @@ class _Buffers:
         self.overflowed = overflowed
 
 
+@_aggregate
+class _Sources:
+    """What the producer reads: descriptors of each segment."""
+
+    q_descs: gl.tuple
+    k_descs: gl.tuple
+    v_descs: gl.tuple
+    counter_ptr: gl.tensor
+
+    @gluon.constexpr_function
+    def __init__(self, q_descs, k_descs, v_descs, counter_ptr):
+        self.q_descs = q_descs
+        self.k_descs = k_descs
+        self.v_descs = v_descs
+        self.counter_ptr = counter_ptr
+
+
+@_aggregate
+class _Results:
+    """What the consumers write to."""
+
+    out_descs: gl.tuple
+    lse_ptr: gl.tensor
+
+    @gluon.constexpr_function
+    def __init__(self, out_descs, lse_ptr):
+        self.out_descs = out_descs
+        self.lse_ptr = lse_ptr
+
+
 @gluon.jit
-def _in_order(index, num_tiles_m, num_tiles, heads_together):
+def _in_order(index, call):
     """(tile, head): heads in groups whose keys L2 holds, in a group the longest tiles first.
 
     The shortest quarter of all heads' tiles comes last, so that programs end at the same time.
     """
+    num_tiles_m = call.num_tiles_m
+    num_tiles = call.num_tiles
+    heads_together = call.heads_together
     heads = num_tiles // num_tiles_m
     early = num_tiles_m - num_tiles_m // 4
     is_late = index >= early * heads
@@ -286,20 +252,14 @@ def _in_order(index, num_tiles_m, num_tiles, heads_together):
 
 @gluon.jit
 def _work(index, online_max, call, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
-    """(visits, batch, head, q_first, ...): a tile of queries.
-
-    After the call's last tile of queries there are no visits.
-    """
+    """The tile of queries at an index; after the call's last one there are no visits."""
     PACKED: gl.constexpr = call.PACKED
     num_q_heads = call.num_q_heads
     q_len = call.q_len
-    num_tiles_m = call.num_tiles_m
     num_tiles = call.num_tiles
-    heads_together = call.heads_together
     LENGTH: gl.constexpr = BLOCK_M // PACKED
     is_tile = index < num_tiles
-    index = min(index, num_tiles - 1)
-    tile_m, batch_head = _in_order(index, num_tiles_m, num_tiles, heads_together)
+    tile_m, batch_head = _in_order(min(index, num_tiles - 1), call)
     batch = batch_head // (num_q_heads // PACKED)
     head = batch_head % (num_q_heads // PACKED) * PACKED
     q_first = tile_m * LENGTH
@@ -310,11 +270,12 @@ def _work(index, online_max, call, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr)
     kv_end = gl.cdiv(some_end, BLOCK_N)
     # Where there is nothing to see, one tile of keys is visited all the same, and all of it masked.
     visits = gl.where(is_tile, max(kv_end, 1), 0)
-    return visits, batch, head, q_first, online_max
+    online_max = gl.to_tensor(online_max)
+    return _Work(visits, batch, head, q_first, online_max)
 
 
 @gluon.jit
-def _seen(work, NUMBER: gl.constexpr, call, BLOCK_N: gl.constexpr):
+def _own_visits(work, NUMBER: gl.constexpr, call, BLOCK_N: gl.constexpr):
     """(first visit, last visit, keys that all see ...) of one consumer's queries.
 
     Visits count down. A consumer leaves out those at both ends at which its queries see nothing,
@@ -322,7 +283,8 @@ def _seen(work, NUMBER: gl.constexpr, call, BLOCK_N: gl.constexpr):
     """
     PACKED: gl.constexpr = call.PACKED
     q_len = call.q_len
-    visits, _, _, q_first, _ = work
+    visits = work.visits
+    q_first = work.q_first
     top = max(visits - 1, 0)
     q_first = min(q_first + 64 // PACKED * NUMBER, q_len - 1)
     q_last = min(q_first + 64 // PACKED, q_len) - 1
@@ -331,9 +293,16 @@ def _seen(work, NUMBER: gl.constexpr, call, BLOCK_N: gl.constexpr):
     last = 0
     first = gl.cdiv(some_end, BLOCK_N) - 1
     first = max(min(first, top), last)
-    none = work[3] + 64 // PACKED * NUMBER >= q_len
+    none = work.q_first + 64 // PACKED * NUMBER >= q_len
     first, last = gl.where(none, 0, first), gl.where(none, 0, last)
     return first, last, all_end
+
+
+@gluon.jit
+def _visited_keys(visit, place, call, NUMBER: gl.constexpr, BLOCK_N: gl.constexpr):
+    """(first key, whether it needs the mask) of a visit."""
+    all_end = _handed_over(3 * NUMBER + 7, place)
+    return visit * BLOCK_N, (visit + 1) * BLOCK_N > all_end
 
 
 @gluon.jit
@@ -343,20 +312,23 @@ def _hand_over(
     """Tells the consumers the tile of queries that comes after `q_count` others."""
     slot, phase = _stage(q_count, 2)
     mbarrier.wait(empty.index(slot), phase ^ 1)
+    numbers = (work.visits, work.batch, work.head, work.q_first, work.online_max)
     for i in gl.static_range(5):
-        number = gl.full([1], work[i], gl.int32, gl.BlockedLayout([1], [32], [1], [0]))
+        number = gl.full([1], numbers[i], gl.int32, gl.BlockedLayout([1], [32], [1], [0]))
         slots.index(slots.shape[0] // 2 * slot + i).store(number)
     for consumer in gl.static_range(CONSUMERS):
-        seen = _seen(work, consumer, call, BLOCK_N)
+        own_visits = _own_visits(work, consumer, call, BLOCK_N)
         for i in gl.static_range(3):
-            number = gl.full([1], seen[i], gl.int32, gl.BlockedLayout([1], [32], [1], [0]))
+            number = gl.full([1], own_visits[i], gl.int32, gl.BlockedLayout([1], [32], [1], [0]))
             slots.index(slots.shape[0] // 2 * slot + 3 * consumer + 5 + i).store(number)
     mbarrier.arrive(full.index(slot), count=1)
 
 
 @gluon.jit
-def _handed_over(number, q_count, slots):
+def _handed_over(number, place):
     """One number of the work handed over. It is read where it is used: registers are scarce."""
+    slots = place.slots
+    q_count = place.q_count
     slot = slots.index(slots.shape[0] // 2 * (q_count % 2) + number)
     return gl.max(slot.load(gl.BlockedLayout([1], [32], [4], [0])), 0)
 
@@ -364,22 +336,19 @@ def _handed_over(number, q_count, slots):
 @gluon.jit
 def _batch(place):
     """The batch entry of the tile of queries."""
-    slots, q_count = place
-    return _handed_over(1, q_count, slots)
+    return _handed_over(1, place)
 
 
 @gluon.jit
 def _head(place):
     """Its head: the first of those whose rows it has."""
-    slots, q_count = place
-    return _handed_over(2, q_count, slots)
+    return _handed_over(2, place)
 
 
 @gluon.jit
 def _q_first(place, NUMBER: gl.constexpr, PACKED: gl.constexpr):
     """The first of a consumer's queries."""
-    slots, q_count = place
-    return _handed_over(3, q_count, slots) + 64 // PACKED * NUMBER
+    return _handed_over(3, place) + 64 // PACKED * NUMBER
 
 
 @gluon.jit
@@ -400,15 +369,7 @@ def _heads(head, PACKED: gl.constexpr, LAYOUT: gl.constexpr):
 
 
 @gluon.jit
-def _visited_tile(visit, place, call, NUMBER: gl.constexpr, BLOCK_N: gl.constexpr):
-    """(tile of keys, whether it needs the mask) of a visit."""
-    slots, q_count = place
-    all_end = _handed_over(3 * NUMBER + 7, q_count, slots)
-    return visit, (visit + 1) * BLOCK_N > all_end
-
-
-@gluon.jit
-def _columns(scores, first, DTYPE: gl.constexpr):
+def _score_columns(scores, first, DTYPE: gl.constexpr):
     """(1, n): the positions of the scores' columns, counted from `first`, as DTYPE.
 
     A compiler that knows all of them keeps them, or what is compared with them, in registers from
@@ -427,7 +388,7 @@ def _columns(scores, first, DTYPE: gl.constexpr):
 
 
 @gluon.jit
-def _scores(scores, start_n, masked, place, queries, call, NUMBER: gl.constexpr):
+def _scores(scores, start_n, masked, place, call, NUMBER: gl.constexpr):
     """What the softmax sees of the products q @ k.T of 64 queries and the keys from start_n on."""
     PACKED: gl.constexpr = call.PACKED
     LAYOUT: gl.constexpr = scores.type.layout
@@ -435,43 +396,43 @@ def _scores(scores, start_n, masked, place, queries, call, NUMBER: gl.constexpr)
     if masked:
         q_first = _q_first(place, NUMBER, PACKED)
         q_idx = (q_first + _positions(PACKED, gl.SliceLayout(1, LAYOUT)))[:, None]
-        kv_idx = _columns(scores, start_n, gl.int32)
+        kv_idx = _score_columns(scores, start_n, gl.int32)
         visible = q_idx >= kv_idx
         scores = gl.where(visible, scores, float("-inf"))
     return scores
 
 
 @gluon.jit
-def _load_qk(descs, buffers, number, place, full, empty, phase):
+def _load_qk(descs, memory, number, start, full, empty, phase):
     """Has TMA fill the buffers of this number from (batch, head, row) on, once they are empty."""
-    batch, head, row = place
+    batch, head, row = start
     BYTES: gl.constexpr = descs[0].block_type.nbytes
     mbarrier.wait(empty.index(number), phase)
     mbarrier.expect(full.index(number), BYTES)
-    _async_load(descs[0], [batch, head, row, 0], full.index(number), buffers[0].index(number))
+    _async_load(descs[0], [batch, head, row, 0], full.index(number), memory[0].index(number))
 
 
 @gluon.jit
-def _load_v(descs, buffers, number, place, full, empty, phase):
+def _load_v(descs, memory, number, start, full, empty, phase):
     """Has TMA fill the buffers of this number from (batch, head, row) on, once they are empty."""
-    batch, head, row = place
+    batch, head, row = start
     BYTES: gl.constexpr = descs[0].block_type.nbytes
     mbarrier.wait(empty.index(number), phase)
     mbarrier.expect(full.index(number), BYTES)
-    _async_load(descs[0], [batch, head, row, 0], full.index(number), buffers[0].index(number))
+    _async_load(descs[0], [batch, head, row, 0], full.index(number), memory[0].index(number))
 
 
 @gluon.jit
-def _load_kv(descs, buffers, number, place, v_row, full, empty, phase):
+def _load_kv(descs, memory, number, start, v_row, full, empty, phase):
     """The same for keys and, from v_row on, values: what one step multiplies."""
     k_descs, v_descs = descs
-    k_tiles, v_tiles = buffers
-    batch, head, row = place
+    k_memory, v_memory = memory
+    batch, head, row = start
     BYTES: gl.constexpr = k_descs[0].block_type.nbytes + v_descs[0].block_type.nbytes
     mbarrier.wait(empty.index(number), phase)
     mbarrier.expect(full.index(number), BYTES)
-    _async_load(k_descs[0], [batch, head, row, 0], full.index(number), k_tiles[0].index(number))
-    _async_load(v_descs[0], [batch, head, v_row, 0], full.index(number), v_tiles[0].index(number))
+    _async_load(k_descs[0], [batch, head, row, 0], full.index(number), k_memory[0].index(number))
+    _async_load(v_descs[0], [batch, head, v_row, 0], full.index(number), v_memory[0].index(number))
 
 
 @gluon.jit
@@ -486,16 +447,50 @@ def _take_overflow(overflowed, slot, CONSUMERS: gl.constexpr):
 
 
 @gluon.jit
+def _taken(counter_ptr, num_tiles):
+    """The next tile of queries that no program has taken yet."""
+    taken = gl.atomic_add(counter_ptr, 1)
+    if taken == num_tiles - 1:
+        gl.store(counter_ptr, 0)  # for the next call
+    return taken + gl.num_programs(0)
+
+
+@gluon.jit
+def _load_queries(
+    work, q_count, q_descs, q_tiles, q_full, q_empty, PACKED: gl.constexpr, CONSUMERS: gl.constexpr
+):
+    """Has TMA load the queries of a tile."""
+    batch = work.batch
+    head = work.head
+    q_first = work.q_first
+    q_stage, q_phase = _stage(q_count, 2)
+    for i in gl.static_range(CONSUMERS):
+        c = CONSUMERS - 1 - i  # the last queries often see keys first
+        number = q_stage * CONSUMERS + c
+        _load_qk(
+            q_descs,
+            q_tiles,
+            number,
+            (batch, head, q_first + 64 // PACKED * c),
+            q_full,
+            q_empty,
+            q_phase ^ 1,
+        )
+
+
+@gluon.jit
 def _producer(
     sources, buffers, call, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, NUM_STAGES: gl.constexpr
 ):
     """Finds the tiles of queries for the consumers, and loads what they need."""
-    CONSUMERS: gl.constexpr = BLOCK_M // 64
     PACKED: gl.constexpr = call.PACKED
     num_q_heads = call.num_q_heads
     num_kv_heads = call.num_kv_heads
     num_tiles = call.num_tiles
-    q_descs, k_descs, v_descs, counter_ptr = sources
+    q_descs = sources.q_descs
+    k_descs = sources.k_descs
+    v_descs = sources.v_descs
+    counter_ptr = sources.counter_ptr
     tiles = buffers.tiles
     barriers = buffers.barriers
     slots = buffers.slots
@@ -509,6 +504,7 @@ def _producer(
     kv_empty = barriers.kv_empty
     work_full = barriers.work_full
     work_empty = barriers.work_empty
+    CONSUMERS: gl.constexpr = BLOCK_M // 64
     # A buffer is empty in the phase before the one that it is full in.
     index = gl.program_id(0)
     last, before = index, 0  # the last tiles handed over
@@ -516,30 +512,25 @@ def _producer(
     q_count = 0  # tiles of queries
     kv_count = 0  # tiles of keys
     _hand_over(work, q_count, slots, work_full, work_empty, call, CONSUMERS, BLOCK_N)
-    visits = work[0]
-    q_stage, q_phase = _stage(q_count, 2)
-    for i in gl.static_range(CONSUMERS):
-        c = CONSUMERS - 1 - i  # the last queries often see keys first
-        number = q_stage * CONSUMERS + c
-        rows = (work[1], work[2], work[3] + 64 // PACKED * c)
-        _load_qk(q_descs, q_tiles, number, rows, q_full, q_empty, q_phase ^ 1)
+    visits = work.visits
+    _load_queries(work, q_count, q_descs, q_tiles, q_full, q_empty, PACKED, CONSUMERS)
     while visits > 0:
-        kv_head = work[2] // (num_q_heads // num_kv_heads)
+        kv_head = work.head // (num_q_heads // num_kv_heads)
         tile = visits - 1
-        place = (work[1], kv_head, tile * BLOCK_N)
+        start = (work.batch, kv_head, tile * BLOCK_N)
         stage, phase = _stage(kv_count, NUM_STAGES)
-        _load_qk(k_descs, k_tiles, stage, place, kv_full, kv_empty, phase ^ 1)
+        _load_qk(k_descs, k_tiles, stage, start, kv_full, kv_empty, phase ^ 1)
         for visit in range(visits - 2, -1, -1):
-            v_row = place[2]
+            v_row = start[2]
             kv_count += 1
             tile = visit
-            place = (work[1], kv_head, tile * BLOCK_N)
+            start = (work.batch, kv_head, tile * BLOCK_N)
             stage, phase = _stage(kv_count, NUM_STAGES)
             _load_kv(
                 (k_descs, v_descs),
                 (k_tiles, v_tiles),
                 stage,
-                place,
+                start,
                 v_row,
                 kv_full,
                 kv_empty,
@@ -547,7 +538,7 @@ def _producer(
             )
         kv_count += 1
         stage, phase = _stage(kv_count, NUM_STAGES)
-        _load_v(v_descs, v_tiles, stage, place, kv_full, kv_empty, phase ^ 1)
+        _load_v(v_descs, v_tiles, stage, start, kv_full, kv_empty, phase ^ 1)
         kv_count += 1
         # The next tile, after the loads, which must not wait for it.
         q_count += 1
@@ -557,10 +548,7 @@ def _producer(
         following = before
         if online_max == 0:
             if index < num_tiles:
-                taken = gl.atomic_add(counter_ptr, 1)
-                if taken == num_tiles - 1:
-                    gl.store(counter_ptr, 0)  # for the next call
-                index = taken + gl.num_programs(0)
+                index = _taken(counter_ptr, num_tiles)
             following = index
             if index >= num_tiles:
                 # That of the last tile has to be known before the end.
@@ -571,25 +559,19 @@ def _producer(
         last = following
         work = _work(following, online_max, call, BLOCK_M, BLOCK_N)
         _hand_over(work, q_count, slots, work_full, work_empty, call, CONSUMERS, BLOCK_N)
-        visits = work[0]
+        visits = work.visits
         if visits > 0:
-            q_stage, q_phase = _stage(q_count, 2)
-            for i in gl.static_range(CONSUMERS):
-                c = CONSUMERS - 1 - i  # the last queries often see keys first
-                number = q_stage * CONSUMERS + c
-                rows = (work[1], work[2], work[3] + 64 // PACKED * c)
-                _load_qk(q_descs, q_tiles, number, rows, q_full, q_empty, q_phase ^ 1)
+            _load_queries(work, q_count, q_descs, q_tiles, q_full, q_empty, PACKED, CONSUMERS)
 
 
 @gluon.jit
 def _queries_of(q_tiles, number):
     """The queries as operands of wgmma in shared memory."""
-    q = q_tiles[0].index(number).reshape([64, 128])
-    return (q,)
+    return (q_tiles[0].index(number).reshape([64, 128]),)
 
 
 @gluon.jit
-def _start_scores(q, k_tiles, stage, HALF: gl.constexpr, SCORES: gl.constexpr):
+def _start_scores(q, k_tiles, stage, SCORES: gl.constexpr):
     """Starts q @ k.T for a tile of keys."""
     COLUMNS: gl.constexpr = SCORES.instr_shape[1]
     scores = gl.zeros([64, COLUMNS], gl.float32, SCORES)
@@ -599,54 +581,22 @@ def _start_scores(q, k_tiles, stage, HALF: gl.constexpr, SCORES: gl.constexpr):
 
 
 @gluon.jit
-def _start_values(weights, v_tiles, stage, acc, begun):
-    """Starts acc += p @ v for a tile of keys.
-
-    What acc holds counts only where this tile of queries has begun.
-    """
-    OPERAND: gl.constexpr = gl.DotOperandLayout(0, OUT, 2)
+def _add_values(weights, v_tile, acc, begun):
+    """Starts acc = p @ v, or, once begun, acc += p @ v, for a tile of values."""
+    OPERAND: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, 2)
     COLUMNS: gl.constexpr = 2 * weights[0].shape[1]
-    v = v_tiles[0].index(stage).reshape([COLUMNS, 128])
+    v = v_tile.reshape([COLUMNS, acc.shape[1]])
     return warpgroup_mma(_unpack(weights[0], OPERAND), v, acc, use_acc=begun > 0, is_async=True)
 
 
 @gluon.jit
-def _queries(place, call, NUMBER: gl.constexpr, ROWS: gl.constexpr):
-    """What the scores of a consumer's queries are computed with, besides the call's own."""
-    return ()
+def _start_values(weights, v_tiles, stage, acc, begun):
+    """Starts acc += p @ v for a tile of keys."""
+    return (_add_values(weights, v_tiles[0].index(stage), acc[0], begun),)
 
 
 @gluon.jit
-def _first_weights(
-    scores_0,
-    start_n,
-    masked,
-    place,
-    queries,
-    call,
-    online_max,
-    votes,
-    NUMBER: gl.constexpr,
-    ROWS: gl.constexpr,
-):
-    """(row maxima, lanes' row sums, weights) of the first tile of keys."""
-    qk_scale = call.qk_scale
-    scores_0 = _scores(scores_0, start_n, masked, place, queries, call, NUMBER)
-    top = _lane_max(scores_0)
-    m_i = _reference(top, ROWS, qk_scale)
-    m_scaled = m_i[:, None]
-    # The second bit stays: each step then takes new maxima.
-    growing = 2 * online_max | _any(_steep(top, m_i, ROWS, qk_scale), votes)
-    p_0 = gl.exp2(scores_0 * qk_scale - m_scaled)
-    l_i = _lane_sum(p_0)
-    weights = (_pack(p_0),)
-    return m_i, l_i, weights, growing
-
-
-@gluon.jit
-def _finish(
-    m_i, total, redone, place, queries, call, lse_ptr, NUMBER: gl.constexpr, ROWS: gl.constexpr
-):
+def _finish(m_i, total, redone, place, call, lse_ptr, NUMBER: gl.constexpr, ROWS: gl.constexpr):
     """Stores the LSE of rows that have seen all their keys; returns what their output is times."""
     PACKED: gl.constexpr = call.PACKED
     num_q_heads = call.num_q_heads
@@ -668,25 +618,236 @@ def _finish(
 
 
 @gluon.jit
+def _store_columns(
+    acc,
+    place,
+    tile,
+    out_desc,
+    redone,
+    call,
+    NUMBER: gl.constexpr,
+    PACKED: gl.constexpr,
+    COLUMN: gl.constexpr,
+):
+    """Has TMA store the output's columns from one on, which pass through shared memory."""
+    q_len = call.q_len
+    batch, head, q_first = _batch(place), _head(place), _q_first(place, NUMBER, PACKED)
+    q_first = gl.where(redone > 0, q_len, q_first)
+    tile.reshape([64, acc.shape[1]]).store(acc.to(gl.bfloat16))
+    fence_async_shared()
+    _async_store(out_desc, [batch, head, q_first, COLUMN], tile)
+
+
+@gluon.jit
 def _store_out(
     acc,
     place,
-    redone,
-    q_len,
     out_tiles,
-    out_descs,
     number,
+    out_descs,
+    redone,
+    call,
     NUMBER: gl.constexpr,
     PACKED: gl.constexpr,
 ):
-    """Has TMA store the output, which passes through shared memory."""
-    batch, head, q_first = _batch(place), _head(place), _q_first(place, NUMBER, PACKED)
-    q_first = gl.where(redone > 0, q_len, q_first)
-    tile = out_tiles[0].index(number)
-    tile.reshape([64, 128]).store(acc.to(gl.bfloat16))
-    fence_async_shared()
-    where = [batch, head, q_first, 0]
-    _async_store(out_descs[0], where, tile)
+    """Stores the output of rows that have seen all their keys."""
+    _store_columns(
+        acc[0], place, out_tiles[0].index(number), out_descs[0], redone, call, NUMBER, PACKED, 0
+    )
+
+
+# What the weights of a row may add up to: before its reference is raised, and at all.
+RAISE_ABOVE: gl.constexpr = gl.constexpr(2.0**-40)
+MOST_WEIGHT: gl.constexpr = gl.constexpr(2.0**88)
+# Below all scores: the reference of a row that has seen no key yet.
+UNSEEN: gl.constexpr = gl.constexpr(-3.0e38)
+# Steps between two looks at the sums, at first.
+LOOK: gl.constexpr = gl.constexpr(16)
+
+
+@gluon.jit
+def _lane_max(x):
+    """The maximum of a row over the columns that a thread holds, as four chains; no shuffle."""
+    return gl.max(x.reshape([64, x.shape[1] // 8, 4, 2]), 1)
+
+
+@gluon.jit
+def _row_max(lanes, ROWS: gl.constexpr):
+    """The maximum of whole rows from those of lanes."""
+    return gl.convert_layout(gl.max(gl.max(lanes, 2), 1), ROWS, assert_trivial=True)
+
+
+@gluon.jit
+def _reference(top, ROWS: gl.constexpr, qk_scale):
+    """What weights are relative to, in base 2, where lanes have seen scores up to these."""
+    # Finite, so a row that has seen no key yet has weights of exactly 0 instead of NaN.
+    return gl.maximum(_row_max(top, ROWS) * qk_scale, UNSEEN) + 64.0
+
+
+@gluon.jit
+def _scale_lanes(lanes, factor):
+    """What lanes hold of each row times the row's factor."""
+    ROWS: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, lanes.type.layout))
+    factor = gl.convert_layout(factor, ROWS, assert_trivial=True)
+    return lanes * factor[:, None][:, :, None]
+
+
+@gluon.jit
+def _scale_rows(acc, factor):
+    """Rows of an accumulator times their factors."""
+    OUT: gl.constexpr = acc.type.layout
+    return acc * gl.convert_layout(factor, gl.SliceLayout(1, OUT), assert_trivial=True)[:, None]
+
+
+@gluon.jit
+def _raised(m_i, m_new, sums):
+    """(references, factors of sums) of rows with larger scores, or sums above RAISE_ABOVE."""
+    grown = gl.maximum(m_new, m_i + gl.log2(sums) + 56.0)
+    m_new = gl.where(sums <= RAISE_ABOVE, m_new, grown)
+    # Large sums are not lost: 2^-120 is the least that they are times.
+    m_new = gl.where(sums <= 2.0**24, m_new, gl.minimum(m_new, m_i + 120.0))
+    # What is beyond its range stays so, for all to see.
+    return m_new, gl.where(sums <= MOST_WEIGHT, gl.exp2(m_i - m_new), float("inf"))
+
+
+@gluon.jit
+def _steep(top, m_i, ROWS: gl.constexpr, qk_scale):
+    """How far apart scores of a row are: 2 for very far, 1 for far; 5 if it has seen no key."""
+    low = gl.where(top == float("-inf"), float("inf"), top)
+    low = gl.convert_layout(gl.min(gl.min(low, 2), 1), ROWS, assert_trivial=True)
+    spread = m_i - low * qk_scale
+    far = gl.where(spread > 139.0, 1, 0)
+    very_far = gl.where(spread > 214.0, 2, 0)
+    steep = gl.where(m_i > UNSEEN, far | very_far, 5)
+    return steep
+
+
+@gluon.jit
+def _any(rows, votes):
+    """The bits, of three, that any of a consumer's rows has: of each warp, then of the warps."""
+    rows = gl.inline_asm_elementwise(
+        "{.reg .b32 x; or.b32 x, $2, $3; redux.sync.or.b32 $0, x, 0xffffffff; mov.b32 $1, $0;}",
+        "=r,=r,r,r", [rows], dtype=gl.int32, is_pure=False, pack=2,
+    )  # fmt: skip
+    votes.store(rows.to(gl.int8).reshape([4, 16]).permute((1, 0)).reshape([64]))
+    warps = votes.slice(0, 4).load(gl.BlockedLayout([4], [32], [4], [0])).to(gl.int32)
+    return gl.max(warps & 1, 0) | gl.max(warps & 2, 0) | gl.max(warps & 4, 0)
+
+
+@gluon.jit
+def _first_maxima(top, online_max, votes, ROWS: gl.constexpr, qk_scale):
+    """(references, whether the next step takes new maxima) of the first tile of keys."""
+    m_i = _reference(top, ROWS, qk_scale)
+    # The second bit stays: each step then takes new maxima.
+    growing = 2 * online_max | _any(_steep(top, m_i, ROWS, qk_scale), votes)
+    return m_i, growing
+
+
+@gluon.jit
+def _next_maxima(top, m_i, l_i, growing, votes, ROWS: gl.constexpr, qk_scale):
+    """(references, factors of sums, whether the next step takes new maxima too) of a step."""
+    m_new = gl.maximum(m_i, _reference(top, ROWS, qk_scale))
+    if growing & 6 == 4:
+        fresh = gl.where(m_i > UNSEEN, 0, _steep(top, m_new, ROWS, qk_scale))
+        growing = _any(fresh, votes)
+    else:
+        growing &= 2
+    m_i, factor = _raised(m_i, m_new, _row_sum(l_i, ROWS))
+    return m_i, factor, growing
+
+
+@gluon.jit
+def _set_overflow(number, overflowed, NUMBER: gl.constexpr, slot):
+    """Notes whether a consumer's weights have overflowed their range."""
+    LANES: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+    overflowed.index(2 * NUMBER + slot).store(gl.full([1], number, gl.int32, LANES))
+
+
+@gluon.jit
+def _zeros_or_nan(acc, ROWS: gl.constexpr):
+    """0 for rows of an accumulator that are finite, NaN for others."""
+    return _row_sum(_lane_sum(acc * 0.0), ROWS)
+
+
+@gluon.jit
+def _lowered_pairs(pairs, large):
+    """Packed weights, those of large rows times 2^-120."""
+    factor = gl.where(large, 0x03800380, 0x3F803F80)  # that, or 1, twice in bfloat16
+    factor = gl.convert_layout(factor, gl.SliceLayout(1, pairs.type.layout), assert_trivial=True)
+    return gl.inline_asm_elementwise(
+        "mul.rn.bf16x2 $0, $1, $2;", "=r,r,r", [pairs, factor[:, None]],
+        dtype=gl.int32, is_pure=True, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def _last_sums(
+    acc,
+    m_i,
+    l_i,
+    weights,
+    begun,
+    online_max,
+    place,
+    buffers,
+    NUMBER: gl.constexpr,
+    ROWS: gl.constexpr,
+):
+    """(accumulators, references, sums of rows, weights, whether to hand this tile over again).
+
+    Where the last keys alone are so far above the others, sums that overflow are lowered in time:
+    their values come next.
+    """
+    q_count = place.q_count
+    votes = buffers.votes
+    overflowed = buffers.overflowed
+    total = _row_sum(l_i, ROWS)
+    redone = 0
+    if _any(gl.where(total <= MOST_WEIGHT, 0, 1), votes.index(NUMBER)) > 0:
+        large, lost = ~(total <= MOST_WEIGHT), total
+        lost += gl.where(begun > 0, _zeros_or_nan(acc[0], ROWS), 0.0)
+        acc = (_scale_rows(acc[0], gl.where(large, 2.0**-120, 1.0)),)
+        m_i += gl.where(large, 120.0, 0.0)
+        total *= gl.where(large, 2.0**-120, 1.0)
+        weights = (_lowered_pairs(weights[0], large),)
+        redone = _any(gl.where(lost <= 2.0**126, 0, 1 - online_max), votes.index(NUMBER))
+        if redone > 0:
+            _set_overflow(1, overflowed, NUMBER, q_count % 2)
+    return acc, m_i, total, weights, redone
+
+
+@gluon.jit
+def _skip(visits, kv_count, barriers, NUM_STAGES: gl.constexpr):
+    """Passes tiles of keys and values on that a consumer's queries do not see, as they come."""
+    kv_full = barriers.kv_full
+    kv_empty = barriers.kv_empty
+    for _ in range(visits):
+        stage, phase = _stage(kv_count, NUM_STAGES)
+        mbarrier.wait(kv_full.index(stage), phase)
+        mbarrier.arrive(kv_empty.index(stage), count=1)
+        kv_count += 1
+    return kv_count
+
+
+@gluon.jit
+def _first_weights(
+    scores,
+    start_n,
+    masked,
+    place,
+    call,
+    online_max,
+    votes,
+    NUMBER: gl.constexpr,
+    ROWS: gl.constexpr,
+):
+    """(references, lanes' row sums, weights, whether the next step takes new maxima)."""
+    qk_scale = call.qk_scale
+    scores = _scores(scores, start_n, masked, place, call, NUMBER)
+    m_i, growing = _first_maxima(_lane_max(scores), online_max, votes, ROWS, qk_scale)
+    p = gl.exp2(scores * qk_scale - m_i[:, None])
+    l_i = _lane_sum(p)
+    return m_i, l_i, (_pack(p),), growing
 
 
 @gluon.jit
@@ -702,19 +863,18 @@ def _step(
     start_n,
     masked,
     place,
-    queries,
-    buffers,
     call,
+    buffers,
     NUMBER: gl.constexpr,
     CONSUMERS: gl.constexpr,
     SCORES: gl.constexpr,
     NUM_STAGES: gl.constexpr,
     GROWS: gl.constexpr,
 ):
-    """Adds p @ v of the tile of keys before; weighs the tile from start_n on.
+    """Adds p @ v of the tile of keys before; weighs a tile of keys.
 
-    Returns the accumulators, row maxima, lanes' row sums and the weights. If it GROWS, it takes
-    new maxima, and returns whether the next step has to.
+    Returns the accumulators, references, lanes' row sums and the weights.
+    If it GROWS, it takes new maxima, and returns whether the next step has to.
     """
     qk_scale = call.qk_scale
     tiles = buffers.tiles
@@ -727,43 +887,27 @@ def _step(
     ROWS: gl.constexpr = gl.SliceLayout(1, SCORES)
     stage, _ = _stage(kv_count, NUM_STAGES)
     next_stage, next_phase = _stage(kv_count + 1, NUM_STAGES)
-    scores_0 = _start_scores(q, k_tiles, stage, 0, SCORES)
+    scores = _start_scores(q, k_tiles, stage, SCORES)
     acc = _start_values(weights, v_tiles, stage, acc, begun)
-    scores_0 = warpgroup_mma_wait(1, deps=(scores_0,))
-    scores_0 = _scores(scores_0, start_n, masked, place, queries, call, NUMBER)
+    scores = warpgroup_mma_wait(1, deps=(scores,))
+    scores = _scores(scores, start_n, masked, place, call, NUMBER)
     if GROWS:
-        top = _lane_max(scores_0)
-        m_new = gl.maximum(m_i, _reference(top, ROWS, qk_scale))
-        if growing & 6 == 4:
-            fresh = gl.where(m_i > UNSEEN, 0, _steep(top, m_new, ROWS, qk_scale))
-            growing = _any(fresh, votes.index(NUMBER))
-        else:
-            growing &= 2
-        m_i, factor = _raised(m_i, m_new, _row_sum(l_i, ROWS))
-    m_scaled = m_i[:, None]
-    acc = warpgroup_mma_wait(0, deps=(acc,))
+        m_i, factor, growing = _next_maxima(
+            _lane_max(scores), m_i, l_i, growing, votes.index(NUMBER), ROWS, qk_scale
+        )
+    acc = (warpgroup_mma_wait(0, deps=acc),)
     mbarrier.arrive(kv_empty.index(stage), count=1)
     if GROWS:
-        acc = _scale_rows(acc, factor)
+        acc = (_scale_rows(acc[0], factor),)
         l_i = _scale_lanes(l_i, factor)
-    p_0 = gl.exp2(scores_0 * qk_scale - m_scaled)
-    l_i += _lane_sum(p_0)
-    weights = (_pack(p_0),)
+    p = gl.exp2(scores * qk_scale - m_i[:, None])
+    l_i += _lane_sum(p)
+    weights = (_pack(p),)
     mbarrier.wait(kv_full.index(next_stage), next_phase)
     if GROWS:
         return acc, m_i, l_i, weights, growing
     else:
         return acc, m_i, l_i, weights
-
-
-@gluon.jit
-def _skip(kv_count, barriers, NUM_STAGES: gl.constexpr):
-    """Passes on a tile of keys and values that a consumer's queries do not see, as it comes."""
-    kv_full = barriers.kv_full
-    kv_empty = barriers.kv_empty
-    stage, phase = _stage(kv_count, NUM_STAGES)
-    mbarrier.wait(kv_full.index(stage), phase)
-    mbarrier.arrive(kv_empty.index(stage), count=1)
 
 
 @gluon.jit
@@ -776,23 +920,14 @@ def _consumer(
     BLOCK_N: gl.constexpr,
     NUM_STAGES: gl.constexpr,
 ):
-    """Computes the rows [64 * NUMBER, 64 * NUMBER + 64) of each tile of queries.
-
-    Weights are relative to a row's maximum over the first tile of keys that it sees. Where some
-    outgrow it, it is raised; where that comes too late, the tile of queries is handed over again.
-    """
-    CONSUMERS: gl.constexpr = BLOCK_M // 64
-    HALF: gl.constexpr = BLOCK_N
-    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16])
-    ROWS: gl.constexpr = gl.SliceLayout(1, SCORES)
+    """Computes the rows [64 * NUMBER, 64 * NUMBER + 64) of each tile of queries."""
     PACKED: gl.constexpr = call.PACKED
-    q_len = call.q_len
-    out_descs, lse_ptr = results
+    out_descs = results.out_descs
+    lse_ptr = results.lse_ptr
     tiles = buffers.tiles
     barriers = buffers.barriers
     slots = buffers.slots
     votes = buffers.votes
-    overflowed = buffers.overflowed
     q_tiles = tiles.q_tiles
     k_tiles = tiles.k_tiles
     v_tiles = tiles.v_tiles
@@ -803,42 +938,32 @@ def _consumer(
     kv_empty = barriers.kv_empty
     work_full = barriers.work_full
     work_empty = barriers.work_empty
+    CONSUMERS: gl.constexpr = BLOCK_M // 64
+    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
+    ROWS: gl.constexpr = gl.SliceLayout(1, SCORES)
     q_count = 0  # tiles of queries
     kv_count = 0  # tiles of keys
     mbarrier.wait(work_full.index(0), 0)
-    visits = _handed_over(0, q_count, slots)
-    acc = gl.zeros([64, 128], gl.float32, OUT)
+    visits = _handed_over(0, _Place(slots, q_count))
+    acc = (gl.zeros([64, 128], gl.float32, OUT),)
     while visits > 0:
-        place = (slots, q_count)
-        online_max = _handed_over(4, q_count, slots)
-        queries = _queries(place, call, NUMBER, ROWS)
-        first = _handed_over(3 * NUMBER + 5, q_count, slots)
-        last = _handed_over(3 * NUMBER + 6, q_count, slots)
-        for _visit in range(visits - 1 - first):
-            _skip(kv_count, barriers, NUM_STAGES)
-            kv_count += 1
+        place = _Place(slots, q_count)
+        online_max = _handed_over(4, place)
+        first = _handed_over(3 * NUMBER + 5, place)
+        last = _handed_over(3 * NUMBER + 6, place)
+        kv_count = _skip(visits - 1 - first, kv_count, barriers, NUM_STAGES)
         k_stage, k_phase = _stage(kv_count, NUM_STAGES)
         q_stage, q_phase = _stage(q_count, 2)
         number = q_stage * CONSUMERS + NUMBER
         mbarrier.wait(q_full.index(number), q_phase)
         q = _queries_of(q_tiles, number)
         mbarrier.wait(kv_full.index(k_stage), k_phase)
-        scores_0 = _start_scores(q, k_tiles, k_stage, 0, SCORES)
-        scores_0 = warpgroup_mma_wait(0, deps=(scores_0,))
+        scores = _start_scores(q, k_tiles, k_stage, SCORES)
+        scores = warpgroup_mma_wait(0, deps=(scores,))
         mbarrier.arrive(kv_empty.index(k_stage), count=1)
-        tile, masked = _visited_tile(first, place, call, NUMBER, BLOCK_N)
-        start_n = tile * BLOCK_N
+        start_n, masked = _visited_keys(first, place, call, NUMBER, BLOCK_N)
         m_i, l_i, weights, growing = _first_weights(
-            scores_0,
-            start_n,
-            masked,
-            place,
-            queries,
-            call,
-            online_max,
-            votes.index(NUMBER),
-            NUMBER,
-            ROWS,
+            scores, start_n, masked, place, call, online_max, votes.index(NUMBER), NUMBER, ROWS
         )
         begun = 0  # whether values of this tile are in acc, or still those of another
         kv_count += 1
@@ -855,8 +980,7 @@ def _consumer(
                 # growing is up to 7: these are the same queries. ptxas must not see it: what both
                 # loops need of their addresses it would compute on the way to this one alone.
                 q_again = _queries_of(q_tiles, number + growing // 8)
-                tile, masked = _visited_tile(rest, place, call, NUMBER, BLOCK_N)
-                start_n = tile * BLOCK_N
+                start_n, masked = _visited_keys(rest, place, call, NUMBER, BLOCK_N)
                 acc, m_i, l_i, weights, growing = _step(
                     q_again,
                     acc,
@@ -869,9 +993,8 @@ def _consumer(
                     start_n,
                     masked,
                     place,
-                    queries,
-                    buffers,
                     call,
+                    buffers,
                     NUMBER,
                     CONSUMERS,
                     SCORES,
@@ -883,8 +1006,7 @@ def _consumer(
                 rest -= 1
             stop = max(last, rest - until + 1)
             for visit in range(rest, stop - 1, -1):
-                tile, masked = _visited_tile(visit, place, call, NUMBER, BLOCK_N)
-                start_n = tile * BLOCK_N
+                start_n, masked = _visited_keys(visit, place, call, NUMBER, BLOCK_N)
                 acc, m_i, l_i, weights = _step(
                     q,
                     acc,
@@ -897,9 +1019,8 @@ def _consumer(
                     start_n,
                     masked,
                     place,
-                    queries,
-                    buffers,
                     call,
+                    buffers,
                     NUMBER,
                     CONSUMERS,
                     SCORES,
@@ -913,39 +1034,25 @@ def _consumer(
             if rest >= last:
                 sums = _row_sum(l_i, ROWS)
                 growing = _any(gl.where(sums <= RAISE_ABOVE, 0, 1), votes.index(NUMBER))
-
         # The tile's end.
-        total = _row_sum(l_i, ROWS)
-        redone = 0  # whether the producer has to hand this tile over again
-        if _any(gl.where(total <= MOST_WEIGHT, 0, 1), votes.index(NUMBER)) > 0:
-            # It is not too late where the last keys alone are so far above the others: their
-            # values come next.
-            large, lost = ~(total <= MOST_WEIGHT), total
-            lost += gl.where(begun > 0, _zeros_or_nan(acc, ROWS), 0.0)
-            acc = _scale_rows(acc, gl.where(large, 2.0**-120, 1.0))
-            m_i += gl.where(large, 120.0, 0.0)
-            total *= gl.where(large, 2.0**-120, 1.0)
-            weights = (_lowered_pairs(weights[0], large),)
-            redone = _any(gl.where(lost <= 2.0**126, 0, 1 - online_max), votes.index(NUMBER))
-            if redone > 0:
-                _set_overflow(1, overflowed, NUMBER, q_count % 2)
+        acc, m_i, total, weights, redone = _last_sums(
+            acc, m_i, l_i, weights, begun, online_max, place, buffers, NUMBER, ROWS
+        )
         v_stage = _stage(kv_count, NUM_STAGES)[0]
         kv_count += 1
         acc = _start_values(weights, v_tiles, v_stage, acc, begun)
-        scale_out = _finish(m_i, total, redone, place, queries, call, lse_ptr, NUMBER, ROWS)
-        acc = warpgroup_mma_wait(0, deps=(acc,))
+        scale_out = _finish(m_i, total, redone, place, call, lse_ptr, NUMBER, ROWS)
+        acc = (warpgroup_mma_wait(0, deps=acc),)
         mbarrier.arrive(kv_empty.index(v_stage), count=1)
         out_number = q_count % 2 * CONSUMERS + NUMBER
-        acc *= gl.convert_layout(scale_out, gl.SliceLayout(1, OUT), assert_trivial=True)[:, None]
-        _store_out(acc, place, redone, q_len, out_tiles, out_descs, out_number, NUMBER, PACKED)
+        acc = (_scale_rows(acc[0], scale_out),)
+        _store_out(acc, place, out_tiles, out_number, out_descs, redone, call, NUMBER, PACKED)
         mbarrier.arrive(work_empty.index(q_count % 2), count=1)
-        for _visit in range(last):
-            _skip(kv_count, barriers, NUM_STAGES)
-            kv_count += 1
+        kv_count = _skip(last, kv_count, barriers, NUM_STAGES)
         q_count += 1
         slot, phase = _stage(q_count, 2)
         mbarrier.wait(work_full.index(slot), phase)
-        visits = _handed_over(0, q_count, slots)
+        visits = _handed_over(0, _Place(slots, q_count))
     tma.store_wait(0)
 
 
@@ -989,7 +1096,6 @@ def _attention_hopper(
     with BLOCK_N. lse (batch, heads, q_len) is contiguous, lse_rows q_len, or 0 if nobody asks.
     The rows of a tile are those of PACKED heads that share keys: each has 64 // PACKED of 64.
     num_tiles_m tiles make a head, num_tiles a call. counter_ptr holds 0: how many were handed out.
-
     """
     CONSUMERS: gl.constexpr = BLOCK_M // 64
     Q_TILES: gl.constexpr = 2 * CONSUMERS
@@ -1032,7 +1138,7 @@ def _attention_hopper(
     votes = gl.allocate_shared_memory(gl.int8, [CONSUMERS, 64], scalar)
     overflowed = gl.allocate_shared_memory(gl.int32, [2 * CONSUMERS, 1], scalar)
     # One of each array after the other: between two of one array Triton has all warps meet.
-    for i in gl.static_range(Q_TILES + NUM_STAGES):
+    for i in gl.static_range(max(Q_TILES + NUM_STAGES, 2 * CONSUMERS)):
         if i < Q_TILES:
             mbarrier.init(q_full.index(i), count=1)
             mbarrier.init(q_empty.index(i), count=1)
@@ -1047,8 +1153,8 @@ def _attention_hopper(
     buffers = _Buffers(tiles, barriers, slots, votes, overflowed)
     q_descs, k_descs = (q_desc,), (k_desc,)
     v_descs, out_descs = (v_desc,), (out_desc,)
-    sources = (q_descs, k_descs, v_descs, counter_ptr)
-    results = (out_descs, lse_ptr)
+    sources = _Sources(q_descs, k_descs, v_descs, counter_ptr)
+    results = _Results(out_descs, lse_ptr)
     # The partitions, the warps and the registers of all but the first: Gluon wants literal lists.
     if CONSUMERS == 2:
         gl.warp_specialize(

@@ -126,6 +126,7 @@ gl = SimpleNamespace(
     min=values.smallest,
     sum=values.total,
     cast=lambda x, dtype: Block(values.of(x).to(dtype)),
+    to_tensor=lambda x: x if isinstance(x, Block) else Block(torch.tensor(x, dtype=torch.int32)),
     **{
         name: values.unary(getattr(torch, name))
         for name in ("exp", "exp2", "log", "log2", "sin", "cos", "sqrt", "rsqrt", "abs")

@@ -19,8 +19,8 @@ SYNCHRONISES = re.compile(
 #: others are those of another kernel here).
 KERNELS: dict[str, tuple[Kernel, str, str]] = {
     "forward": ("forward_hopper", "window_d128", ""),
-    "forward, long tiles": ("forward_hopper", "causal_d128", "def _consumer("),
-    "forward, no pairs": ("forward_hopper", "causal_d64", "def _producer("),
+    "forward, three consumers": ("forward_hopper", "causal_d128", "def _consumer("),
+    "forward, no fused stages": ("forward_hopper", "causal_d64", "def _producer("),
     "backward": ("backward_hopper", "window_d128", ""),
     "parts": ("backward_hopper", "full_d128", "def _add_part("),
     "split": ("backward_hopper", "causal_d256", ""),
@@ -30,7 +30,7 @@ KERNELS: dict[str, tuple[Kernel, str, str]] = {
 UNSEEN: dict[str | tuple[str, str], str] = {
     "mbarrier.wait(empty.index(slot), phase ^ 1)": "its role has waited already: to be read alone",
     ("forward", "mbarrier.wait(work_empty.index(slot), phase ^ 1)"): (
-        "four pairs later consumers have told it"
+        "four stages later consumers have told it"
     ),
     "mbarrier.wait(keys_arrived, count // 2 % 2)": "copies into one buffer rarely pass each other",
 }

@@ -1,0 +1,49 @@
+"""laid_out: functions as templates render them, with what stands around their statements."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+from flashgen.codegen.folding import indented
+from flashgen.codegen.unpacking import Fields, unpacking
+
+#: A function at the top of a module: up to its body, its parameters, its body.
+_FUNCTION = re.compile(
+    r'^(def \w+\(([^)]*)\):\n(?: {4}"""(?:(?!""").)*"""\n)?)((?:(?: [^\n]*)?\n)*)',
+    re.MULTILINE | re.DOTALL,
+)
+
+
+def laid_out(text: str, aggregates: Mapping[str, Iterable[str]]) -> str:
+    """The functions of a kernel, of whose text templates need not see to three things.
+
+    A function that reads fields of its parameters has lines ahead of its body that take these
+    apart. Statements are folded where they are too long. Lines that are left empty are dropped,
+    such as those of a statement that this kernel does without; so a body has none.
+
+    Args:
+        text: the functions, which have no defaults.
+        aggregates: the fields of each parameter that is an aggregate; one that is itself a field
+            of another comes after it.
+    """
+
+    def whole(function: re.Match[str]) -> str:
+        head, parameters, body = function.groups()
+        given = {name.split(":")[0].strip() for name in parameters.split(",")}
+        body = "".join(line for line in body.splitlines(keepends=True) if line.strip())
+        return head + unpacking(body, **_held(given, aggregates)) + "\n\n"
+
+    text = re.sub(r"\n{4,}", "\n\n\n", _FUNCTION.sub(whole, text))
+    return indented(text.strip("\n"), 0) + "\n"
+
+
+def _held(given: set[str], aggregates: Mapping[str, Iterable[str]]) -> dict[str, Fields]:
+    """The fields that parameters hold, and those of such fields, but for other parameters."""
+    held: dict[str, Fields] = {}
+    known = set(given)
+    for name, fields in aggregates.items():
+        if name in known:
+            held[name] = Fields(field for field in fields if field not in given)
+            known |= {*held[name]}
+    return held
