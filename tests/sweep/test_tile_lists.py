@@ -245,7 +245,7 @@ EDITS = {
     "one_column_of_blocks": ("in tl.range(0, columns)", "in tl.range(0, 1)"),
     "full_past_the_end": ("full = kv_first + BLOCK_N <= kv_len", "full = kv_first < kv_len"),
     "another_head": ("head = pid // num_tiles_m", "head = pid // num_tiles_m // 2"),
-    "starts_over": ("count += tl.sum(seen, 0)", "count = tl.sum(seen, 0)"),
+    "starts_over": ("count += tl.sum(visited, 0)", "count = tl.sum(visited, 0)"),
     "some_are_all": ("all_shown &= shown", "all_shown |= shown"),
     "one_row_of_a_tile": ("tl.static_range((BLOCK_M + 15) // 16)", "tl.static_range(1)"),
     "one_column_of_a_tile": ("tl.static_range((BLOCK_N + 15) // 16)", "tl.static_range(1)"),
@@ -292,7 +292,7 @@ TURNED_EDITS = {
     "not_halved_to_the_end": ("num_tiles_n.bit_length()", "num_tiles_n.bit_length() - 1"),
     "another_head": ("listed = head * num_tiles_n", "listed = head // 2 * num_tiles_n"),
     "never_masked": ("tl.where(ragged, 1, entry & 1)", "tl.where(ragged, 0, 0)"),
-    "starts_over": ("count += tl.sum(seen, 0)", "count = tl.sum(seen, 0)"),
+    "starts_over": ("count += tl.sum(visiting, 0)", "count = tl.sum(visiting, 0)"),
 }
 
 

@@ -235,6 +235,9 @@ def test_positions_that_nothing_reads_are_not_computed() -> None:
     )
     plan = lower(spec, "linear")
     over_queries = render_backward_hopper(backward_plan(plan))
-    for kernel, columns in ((render_hopper(plan), "_columns"), (over_queries, "_key_columns")):
+    for kernel, columns in (
+        (render_hopper(plan), "_score_columns"),
+        (over_queries, "_key_columns"),
+    ):
         assert f" = {columns}(scores, start_n - q_first, gl.float32)" in kernel
         assert f"kv_idx = {columns}(" not in kernel
