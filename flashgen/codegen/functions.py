@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
-from flashgen.codegen.folding import indented
+from flashgen.codegen.folding import folded
 from flashgen.codegen.unpacking import Fields, unpacking
 
 #: A function at the top of a module: up to its body, its parameters, its body.
@@ -35,7 +35,7 @@ def laid_out(text: str, aggregates: Mapping[str, Iterable[str]]) -> str:
         return head + unpacking(body, **_held(given, aggregates)) + "\n\n"
 
     text = re.sub(r"\n{4,}", "\n\n\n", _FUNCTION.sub(whole, text))
-    return indented(text.strip("\n"), 0) + "\n"
+    return folded(text.strip("\n")) + "\n"
 
 
 def _held(given: set[str], aggregates: Mapping[str, Iterable[str]]) -> dict[str, Fields]:
