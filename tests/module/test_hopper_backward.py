@@ -236,6 +236,9 @@ def check_sums(watched: Watched, given: dict[str, Any], results: tuple[torch.Ten
         assert shared == watched.module._num_shared(given["num_tiles"], visits, NUM_SMS)
     num_sums = 3 * 4 * given["rows_len"] + 2 * shared * given["BLOCK_N"]
     sums = given["grad_q_desc"]
+    if names.divides:  # of which these calls have too few tiles
+        assert given["num_whole"] == 3 * 2 and given["PARTS"] == 1
+        assert given["parts_desc"].base is sums.base
     assert tuple(sums.shape) == (num_sums * names.width // 32, 32)
     assert sums.block_shape == [128, 32] and not sums.base.any()
     (placed,), (grid,) = (
@@ -243,10 +246,14 @@ def check_sums(watched: Watched, given: dict[str, Any], results: tuple[torch.Ten
     )
     assert grid == (num_sums // 64,)
     assert placed["sums_ptr"] is sums.base
-    for name, grad in list(zip("qkv", grads, strict=True))[: 3 if names.shares else 1]:
+    of_all = names.shares or names.divides
+    for name, grad in list(zip("qkv", grads, strict=True))[: 3 if of_all else 1]:
         assert placed[f"grad_{name}_ptr"] is grad
-    sizes = ("q_len", "rows_len", *("kv_len", "num_tiles", "num_shared") * names.shares)
+    sizes = ["q_len", "rows_len", *("kv_len",) * of_all]
+    sizes += ("num_tiles", "num_shared") * names.shares
+    sizes += ("num_whole", "BLOCK_N", "PARTS") * names.divides
     assert [placed[size] for size in sizes] == [given[size] for size in sizes]
+    assert placed.get("num_sums", num_sums) == num_sums
 
 
 @pytest.mark.parametrize(
@@ -270,14 +277,67 @@ def test_the_last_tiles_are_shared_where_others_would_be_idle(
 
 
 @pytest.mark.parametrize(
-    ("batch", "q_heads", "kv_heads", "length", "expected"),
+    ("num_heads", "group", "length", "expected"),
     [
-        (1, 16, 16, 16384, 1),  # 16 MiB of queries, gradients and sums a head
-        (1, 16, 16, 8192, 2),
-        (8, 16, 16, 2048, 8),
-        (1, 16, 4, 2048, 2),  # four heads of queries each
-        (1, 6, 6, 1024, 2),  # no power of two above it divides six
-        (1, 1, 1, 2**20, 1),
+        (8, 1, 8192, (8, 1)),  # one query head has no parts
+        (8, 4, 512, (8, 1)),  # parts would cost more than they spare
+        (32, 4, 1024, (32, 1)),
+        (10, 8, 2048, (0, 4)),
+        (4, 8, 5555, (0, 8)),
+        (4, 3, 5555, (0, 3)),
+        (4, 7, 5555, (0, 7)),
+        (16, 8, 4096, (12, 4)),  # four heads, of 32 tiles, have parts for 132 programs
+        (13, 4, 8192, (10, 4)),
+        (32, 4, 2048, (24, 2)),
+        (32, 3, 4096, (28, 3)),
+    ],
+)
+def test_tiles_of_the_last_heads_are_divided_where_whole_ones_would_keep_others_waiting(
+    num_heads: int,
+    group: int,
+    length: int,
+    expected: tuple[int, int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module = Watched("causal_d128", monkeypatch).module
+    assert module._divided(num_heads, group, length, math.ceil(length / 128), 132) == expected
+
+
+def test_parts_have_memory_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched("causal_d128", monkeypatch)
+    monkeypatch.setattr(watched.module, "_divided", lambda *_: (4, 3))
+    grads = watched.call(Case(200, 200, batch=3, q_heads=12, kv_heads=4))
+    (given,), (grid,) = (
+        getattr(watched.kernels["_backward_hopper"], x) for x in ("arguments", "grids")
+    )
+    num_tiles_n, divided = 2, 3 * 4 - 4
+    assert given["num_tiles"] == 4 * num_tiles_n + divided * num_tiles_n * 3 == grid[0]
+    assert (given["num_whole"], given["PARTS"]) == (4, 3)
+    assert (given["heads_together"], given["parts_together"]) == (4, 8)
+    parts = given["parts_desc"]
+    # Of 128 keys and their values, each 128 columns.
+    assert parts.base.numel() == divided * num_tiles_n * 3 * 2 * 128 * 128
+    assert parts.block_shape == [128, 32]
+    (placed,), (grid,) = (
+        getattr(watched.kernels["_place_sums"], x) for x in ("arguments", "grids")
+    )
+    assert placed["parts_ptr"] is parts.base and placed["PARTS"] == 3
+    num_sums = 3 * 12 * given["rows_len"]
+    assert grid == (num_sums // 64 + divided * num_tiles_n * 2 * 2,)
+    assert [tuple(x.shape) for x in grads[1:]] == [(3, 4, 200, 128)] * 2
+
+
+@pytest.mark.parametrize(
+    ("batch", "q_heads", "kv_heads", "length", "parts", "expected"),
+    [
+        (1, 16, 16, 16384, 1, 1),  # 16 MiB of queries, gradients and sums a head
+        (1, 16, 16, 8192, 1, 2),
+        (8, 16, 16, 2048, 1, 8),
+        (1, 16, 4, 2048, 1, 2),  # four heads of queries each
+        (1, 16, 4, 2048, 2, 4),  # two each
+        (1, 6, 6, 1024, 1, 2),  # no power of two above it divides six
+        (1, 1, 1, 2**20, 1, 1),
+        (0, 4, 4, 2048, 1, 1),
     ],
 )
 def test_heads_side_by_side(
@@ -285,6 +345,7 @@ def test_heads_side_by_side(
     q_heads: int,
     kv_heads: int,
     length: int,
+    parts: int,
     expected: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -293,7 +354,7 @@ def test_heads_side_by_side(
         for heads in (q_heads, kv_heads)
     )
     module = Watched("causal_d128", monkeypatch).module
-    assert module._kv_heads_together(q, k, k) == expected
+    assert module._kv_heads_together(q, k, k, batch * kv_heads, parts) == expected
 
 
 def check_queries(

@@ -48,12 +48,12 @@ def captured(**fields: Any) -> int:
 
 def test_causal_by_hand() -> None:
     usage = hopper_backward_usage(names(), WIDE[2])
-    # Eight descriptors and the counter; tiles of q, grad_out, k and v, of rows, of ds and dq; five
+    # Nine descriptors, of parts too, and the counter; tiles of q, grad_out, k and v, of rows, of ds and dq; five
     # arrays of barriers and one of numbers; num_q_heads, num_kv_heads, kv_len, rows_len, num_tiles
-    # and scale; heads_together, as tiles are uneven; q_len, which the queries that see a tile of
-    # keys, and its mask, depend on.
-    captures = 9 * 8 + 4 * 28 + 24 + 2 * 20 + 5 * 16 + 16 + 6 * 4 + 2 * 4
-    assert captures == backward_captured_bytes(names()) == 376
+    # and scale; heads_together, as tiles are uneven; num_whole and parts_together, as some may come
+    # in parts; q_len, which the queries that see a tile of keys, and its mask, depend on.
+    captures = 10 * 8 + 4 * 28 + 24 + 2 * 20 + 5 * 16 + 16 + 6 * 4 + 4 * 4
+    assert captures == backward_captured_bytes(names()) == 392
     assert dict(usage.parts) == {
         "Q tiles": 2 * 64 * 128 * 2,
         "dO tiles": 2 * 64 * 128 * 2,
@@ -66,7 +66,7 @@ def test_causal_by_hand() -> None:
         "barriers": 5 * 16 + 8,  # from multiples of 16 on
         "tiles handed over": 2 * 4,
     }
-    assert usage.total == 230880
+    assert usage.total == 230896
     assert usage.limit == 232448
 
 
@@ -110,12 +110,12 @@ def test_queries_by_hand() -> None:
 @pytest.mark.parametrize(
     ("kernel", "config", "figure"),
     [
-        (names(), WIDE[3], 264208),
-        (names(80), WIDE[2], 230880),
-        (names((72, 104), "float16"), WIDE[3], 264208),
-        (names(64), NARROW[2], 231872),
-        (names((16, 40)), NARROW[2], 231872),
-        (names(64), NARROW[3], 265696),
+        (names(), WIDE[3], 264224),
+        (names(80), WIDE[2], 230896),
+        (names((72, 104), "float16"), WIDE[3], 264224),
+        (names(64), NARROW[2], 231888),
+        (names((16, 40)), NARROW[2], 231888),
+        (names(64), NARROW[3], 265712),
         (of(kernel_spec("ends", 64)), NARROW[2], 231920),
         (of(kernel_spec("shown", 128)), WIDE[2], 230896),
         (names((192, 128)), WIDEST, 165200),
@@ -148,8 +148,9 @@ BIAS = Tensor("bias", ("batch", 1, 1, "kv_len"), "float16")
 def test_captures_are_what_the_kernel_reads() -> None:
     plain = captured(mask=causal())
     # q_len alone says where the queries end; kv_len where the keys do, whatever the mask. How many
-    # tiles are shared is one number, and so is how many heads are side by side.
-    assert captured(mask=full()) == plain
+    # tiles are shared is one number, and so is how many heads are side by side. Parts of tiles have
+    # two numbers and a descriptor more.
+    assert captured(mask=full()) == plain - 2 * 4 - 8
     # An address, a size and the sums that its gradient is made of.
     assert captured(mask=causal(), score=alibi(SLOPES)) == plain + 8 + 4 + 8
     # An address, four sizes, one stride of four, and the sums.
@@ -201,9 +202,9 @@ def test_what_does_not_fit_says_what_it_consists_of() -> None:
     assert split_space(names(64)).rejected == (
         (
             NARROW[3],
-            "needs 265,696 B of shared memory, sm_90 has 232,448 B (Q tiles 49,152 + dO tiles "
+            "needs 265,712 B of shared memory, sm_90 has 232,448 B (Q tiles 49,152 + dO tiles "
             "49,152 + K tiles 32,768 + V tiles 32,768 + dS tiles 65,536 + dQ tiles 32,768 + "
-            "LSE, delta 3,072 + captures 368 + barriers 104 + tiles handed over 8)",
+            "LSE, delta 3,072 + captures 384 + barriers 104 + tiles handed over 8)",
         ),
     )
 
@@ -231,5 +232,5 @@ def test_why_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     assert split_space(wide).candidates == split_space(wide).rejected == ()
     monkeypatch.setattr(tuning, "STAGES", (4,))
     assert why_no_backward(names()).startswith(
-        "BLOCK_M=64 BLOCK_N=128 num_warps=8 num_stages=4: needs 297,488 B of shared memory"
+        "BLOCK_M=64 BLOCK_N=128 num_warps=8 num_stages=4: needs 297,504 B of shared memory"
     )

@@ -59,6 +59,7 @@ def backward_captured_bytes(
         size += 4 * ADDRESS  # descriptors of the gradients; the counter
         size += NUMBERS_OF_A_BACKWARD_CALL * NUMBER
         size += NUMBER * names.orders_heads  # heads_together
+        size += (2 * NUMBER + ADDRESS) * names.divides  # num_whole, parts_together; parts
         size += NUMBER * names.shares  # num_shared
         if names.backward.plan.dropout:  # threshold, kept_scale; the seed, of 64 bits
             size += 4 * NUMBER

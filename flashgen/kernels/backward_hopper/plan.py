@@ -26,7 +26,7 @@ from flashgen.symbolic.hoisting import Assignment
 from flashgen.symbolic.printer.code import Code, gathered_by, read_by
 from flashgen.symbolic.printer.dialects import Gluon
 from flashgen.symbolic.varies_over import is_integral
-from flashgen.symbols import Q_FIRST, Q_IDX
+from flashgen.symbols import Q_FIRST, Q_IDX, Q_LEN
 
 #: What scores that have queries as columns read most.
 DIALECT = Gluon({Q_FIRST - Q_IDX: "-_query_columns(scores, 0, gl.float32)"})
@@ -120,22 +120,40 @@ class HopperBackward(HopperSplit):
         return self.backward.q_tiles.uneven and not self.split
 
     @cached_property
+    def divides(self) -> bool:
+        """Whether tiles of keys of the last heads may be divided among programs: see `_divided`.
+
+        Where all queries see some tiles and few see others, whoever takes a long one last makes
+        all wait.
+        """
+        runs, longest = self.visits.tiles.runs, self.backward.q_bounds.longest_first
+        if not self.orders_heads or self.visits.tiles.listed or len(runs) > 1:
+            return False
+        to_the_end = longest == "first" and runs[0].end.expr == Q_LEN
+        return to_the_end or (longest == "last" and self.visits.tiles.from_key_0)
+
+    @cached_property
     def call(self) -> tuple[str, ...]:
         """What holds for the whole call."""
         ordered = ("heads_together",) * self.orders_heads
+        divided = ("num_whole", "parts_together") * self.divides
         shared = ("num_tiles", "num_shared") * self.shares
         dropping = ("threshold", "kept_scale", "seed") * self.backward.plan.dropout
         names = (*self.backward.both_arguments.names, *self.visits.reads)
-        return (*CALL, *ordered, *shared, *dropping, *names)
+        return (*CALL, *ordered, *divided, *shared, *dropping, *names)
 
-    work_tile = ("batch", "kv_head", "kv_first")
+    @property
+    def work_tile(self) -> tuple[str, ...]:
+        """What tells a program's tile of keys, or its part of one."""
+        return ("batch", "kv_head", "kv_first", *("part", "num_parts") * self.divides)
 
     @property
     def results(self) -> tuple[str, ...]:
         """What the kernel writes to."""
         sums = (f"{item.variable}_ptr" for item in self.text.input_gradients)
         of_queries = () if self.split else ("grad_q_desc",)
-        return (*of_queries, "grad_k_desc", "grad_v_desc", *sums)
+        of_parts = ("parts_desc",) * self.divides
+        return (*of_queries, "grad_k_desc", "grad_v_desc", *of_parts, *sums)
 
     def input_gradients_read(self, name: str) -> bool:
         """Whether an input gradient depends on this position."""

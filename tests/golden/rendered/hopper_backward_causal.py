@@ -49,9 +49,22 @@ class _BackwardCall:
     rows_len: gl.tensor
     scale: gl.tensor
     heads_together: gl.tensor
+    num_whole: gl.tensor
+    parts_together: gl.tensor
 
     @gluon.constexpr_function
-    def __init__(self, num_q_heads, num_kv_heads, q_len, kv_len, rows_len, scale, heads_together):
+    def __init__(
+        self,
+        num_q_heads,
+        num_kv_heads,
+        q_len,
+        kv_len,
+        rows_len,
+        scale,
+        heads_together,
+        num_whole,
+        parts_together,
+    ):
         self.num_q_heads = num_q_heads
         self.num_kv_heads = num_kv_heads
         self.q_len = q_len
@@ -59,6 +72,8 @@ class _BackwardCall:
         self.rows_len = rows_len
         self.scale = scale
         self.heads_together = heads_together
+        self.num_whole = num_whole
+        self.parts_together = parts_together
 
 
 @_aggregate
@@ -68,12 +83,16 @@ class _KeysWorkTile:
     batch: gl.tensor
     kv_head: gl.tensor
     kv_first: gl.tensor
+    part: gl.tensor
+    num_parts: gl.tensor
 
     @gluon.constexpr_function
-    def __init__(self, batch, kv_head, kv_first):
+    def __init__(self, batch, kv_head, kv_first, part, num_parts):
         self.batch = batch
         self.kv_head = kv_head
         self.kv_first = kv_first
+        self.part = part
+        self.num_parts = num_parts
 
 
 @_aggregate
@@ -180,12 +199,14 @@ class _BackwardResults:
     grad_q_desc: tma.tensor_descriptor
     grad_k_desc: tma.tensor_descriptor
     grad_v_desc: tma.tensor_descriptor
+    parts_desc: tma.tensor_descriptor
 
     @gluon.constexpr_function
-    def __init__(self, grad_q_desc, grad_k_desc, grad_v_desc):
+    def __init__(self, grad_q_desc, grad_k_desc, grad_v_desc, parts_desc):
         self.grad_q_desc = grad_q_desc
         self.grad_k_desc = grad_k_desc
         self.grad_v_desc = grad_v_desc
+        self.parts_desc = parts_desc
 
 
 @gluon.jit
@@ -390,18 +411,57 @@ def _announced(slots, number):
 
 
 @gluon.jit
-def _keys_of(index, call, BLOCK_N: gl.constexpr):
-    """The tile of keys of this index: in which order they are computed."""
+def _members(work_tile, group, PARTS: gl.constexpr):
+    """The first query head of a part in its group, and the one after its last."""
+    if PARTS == 1:
+        return 0, group
+    part, num_parts = work_tile.part, work_tile.num_parts
+    return group * part // num_parts, group * (part + 1) // num_parts
+
+
+@gluon.jit
+def _store_part(parts_desc, row, grad, tile):
+    """Stores a part's gradient of 64 keys or values, 64 columns after the other."""
+    WIDTH: gl.constexpr = grad.shape[1]
+    if WIDTH == 128:
+        halves = grad.reshape([64, 2, 64]).permute((0, 2, 1)).split()
+        _store_part(parts_desc, row, halves[0], tile)
+        _store_part(parts_desc, row + 128, halves[1], tile)
+    else:
+        tma.store_wait(0)
+        tile.store(_in_registers_order(grad))
+        fence_async_shared()
+        _async_store(parts_desc, [row, 0], tile)
+
+
+@gluon.jit
+def _keys_of(index, call, BLOCK_N: gl.constexpr, PARTS: gl.constexpr):
+    """The tile of keys of this index, or the part of one: in which order they are computed."""
     num_kv_heads = call.num_kv_heads
     kv_len = call.kv_len
     heads_together = call.heads_together
+    num_whole = call.num_whole
+    parts_together = call.parts_together
     num_tiles_n = gl.cdiv(kv_len, BLOCK_N)
     # Heads come in groups whose queries L2 holds, and in a group the longest tiles first.
-    group = index // (heads_together * num_tiles_n)
-    within = index % (heads_together * num_tiles_n)
-    tile_n = within // heads_together
-    batch_head = group * heads_together + within % heads_together
-    return _KeysWorkTile(batch_head // num_kv_heads, batch_head % num_kv_heads, tile_n * BLOCK_N)
+    first, num_parts, together = 0, 1, heads_together
+    if PARTS > 1:
+        # Tiles of the last heads are divided: their parts keep programs busy to the end.
+        whole_tiles = num_whole * num_tiles_n
+        divided = index >= whole_tiles
+        first = gl.where(divided, num_whole, 0)
+        num_parts = gl.where(divided, PARTS, 1)
+        together = gl.where(divided, parts_together, heads_together)
+        index -= gl.where(divided, whole_tiles, 0)
+    group = index // (together * num_tiles_n)
+    within = index % (together * num_tiles_n)
+    tile_n = within // together
+    batch_head = group * together + within % together
+    part = batch_head % num_parts
+    batch_head = first + batch_head // num_parts
+    return _KeysWorkTile(
+        batch_head // num_kv_heads, batch_head % num_kv_heads, tile_n * BLOCK_N, part, num_parts
+    )
 
 
 @gluon.jit
@@ -413,7 +473,13 @@ def _load_values(v_desc, place, arrived, v_tiles, free, phase):
 
 @gluon.jit
 def _backward_producer(
-    sources, buffers, call, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, NUM_STAGES: gl.constexpr
+    sources,
+    buffers,
+    call,
+    BLOCK_M: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    NUM_STAGES: gl.constexpr,
+    PARTS: gl.constexpr,
 ):
     """Takes tiles of keys, and loads what the consumers need for them."""
     num_q_heads = call.num_q_heads
@@ -445,7 +511,7 @@ def _backward_producer(
     last_stage, last_phase = 0, 1  # the buffer of the last visit, and the phase that frees it
     index, count = gl.program_id(0), 0
     while index < num_tiles:
-        work_tile = _keys_of(index, call, BLOCK_N)
+        work_tile = _keys_of(index, call, BLOCK_N, PARTS)
         batch, kv_head, kv_first = work_tile.batch, work_tile.kv_head, work_tile.kv_first
         number = count % 2
         keys_arrived = keys_full.index(number)
@@ -456,7 +522,8 @@ def _backward_producer(
         _async_load(k_desc, keys_place, keys_arrived, k_tiles.index(number))
         # Values have one buffer, free after the last visit: the first queries are loaded before.
         free, free_phase, due = empty.index(last_stage), last_phase, True
-        for member in range(group):
+        first_member, end_of_members = _members(work_tile, group, PARTS)
+        for member in range(first_member, end_of_members):
             head = kv_head * group + member
             row = batch * num_q_heads + head
             runs = _backward_visits(batch, head, kv_first, call, BLOCK_M, BLOCK_N)
@@ -600,16 +667,20 @@ def _backward_consumer(
     BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
     NUM_STAGES: gl.constexpr,
+    PARTS: gl.constexpr,
 ):
     """Computes the gradients of keys and values [64 * NUMBER, 64 * NUMBER + 64) of each tile."""
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
     GRADS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16])
     num_q_heads = call.num_q_heads
     num_kv_heads = call.num_kv_heads
+    kv_len = call.kv_len
     rows_len = call.rows_len
     scale = call.scale
+    num_whole = call.num_whole
     grad_k_desc = results.grad_k_desc
     grad_v_desc = results.grad_v_desc
+    parts_desc = results.parts_desc
     tiles = buffers.tiles
     barriers = buffers.barriers
     grad_q_tiles = buffers.grad_q_tiles
@@ -629,8 +700,10 @@ def _backward_consumer(
         grad_k = gl.zeros([64, 128], gl.float32, GRADS)
         grad_v = gl.zeros([64, 128], gl.float32, GRADS)
         # Each query head of the group, one after the other: their gradients add up in registers.
-        for member in range(group):
-            work_tile = _keys_of(_announced(slots, k_number), call, BLOCK_N)
+        work_tile = _keys_of(_announced(slots, k_number), call, BLOCK_N, PARTS)
+        first_member, end_of_members = _members(work_tile, group, PARTS)
+        for member in range(first_member, end_of_members):
+            work_tile = _keys_of(_announced(slots, k_number), call, BLOCK_N, PARTS)
             batch, kv_head, kv_first = work_tile.batch, work_tile.kv_head, work_tile.kv_first
             kv_idx = (kv_first + 64 * NUMBER + gl.arange(0, 64, layout=ROWS))[:, None]
             head = kv_head * group + member
@@ -692,21 +765,28 @@ def _backward_consumer(
                     BLOCK_N,
                     NUM_STAGES,
                 )
-        work_tile = _keys_of(_announced(slots, k_number), call, BLOCK_N)
+        work_tile = _keys_of(_announced(slots, k_number), call, BLOCK_N, PARTS)
         mbarrier.arrive(keys_empty.index(k_number), count=1)
-        # Gradients leave through this consumer's buffer of dq: the next keys arrive meanwhile.
-        place = [work_tile.batch, work_tile.kv_head, work_tile.kv_first + 64 * NUMBER, 0]
-        leaving = _reinterpret(
-            grad_q_tiles.index(NUMBER), gl.bfloat16, [1, 1, 1, 64, 128], grad_k_desc.layout
-        )
-        tma.store_wait(0)
-        leaving.index(0).reshape([64, 128]).store(grad_v.to(gl.bfloat16))
-        fence_async_shared()
-        _async_store(grad_v_desc, place, leaving.index(0))
-        tma.store_wait(0)
-        leaving.index(0).reshape([64, 128]).store((grad_k * scale).to(gl.bfloat16))
-        fence_async_shared()
-        _async_store(grad_k_desc, place, leaving.index(0))
+        if PARTS > 1 and work_tile.num_parts > 1:
+            tile = work_tile.batch * num_kv_heads + work_tile.kv_head - num_whole
+            tile = tile * gl.cdiv(kv_len, BLOCK_N) + work_tile.kv_first // BLOCK_N
+            row = 1024 * (tile * work_tile.num_parts + work_tile.part) + 512 * NUMBER
+            _store_part(parts_desc, row, grad_k, grad_q_tiles.index(NUMBER))
+            _store_part(parts_desc, row + 256, grad_v, grad_q_tiles.index(NUMBER))
+        else:
+            # Gradients leave through this consumer's buffer of dq: the next keys arrive meanwhile.
+            place = [work_tile.batch, work_tile.kv_head, work_tile.kv_first + 64 * NUMBER, 0]
+            leaving = _reinterpret(
+                grad_q_tiles.index(NUMBER), gl.bfloat16, [1, 1, 1, 64, 128], grad_k_desc.layout
+            )
+            tma.store_wait(0)
+            leaving.index(0).reshape([64, 128]).store(grad_v.to(gl.bfloat16))
+            fence_async_shared()
+            _async_store(grad_v_desc, place, leaving.index(0))
+            tma.store_wait(0)
+            leaving.index(0).reshape([64, 128]).store((grad_k * scale).to(gl.bfloat16))
+            fence_async_shared()
+            _async_store(grad_k_desc, place, leaving.index(0))
         count += 1
         mbarrier.wait(keys_full.index(count % 2), count // 2 % 2)
     tma.store_wait(0)
@@ -722,6 +802,8 @@ def _backward_consumer(
         "rows_len",
         "num_tiles",
         "heads_together",
+        "num_whole",
+        "parts_together",
     ]
 )
 def _backward_hopper(
@@ -733,6 +815,7 @@ def _backward_hopper(
     grad_q_desc,
     grad_k_desc,
     grad_v_desc,
+    parts_desc,
     counter_ptr,
     num_q_heads,
     num_kv_heads,
@@ -741,10 +824,13 @@ def _backward_hopper(
     rows_len,
     num_tiles,
     heads_together,
+    num_whole,
+    parts_together,
     scale,
     BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
     NUM_STAGES: gl.constexpr,
+    PARTS: gl.constexpr,
 ):
     """One program: gradients of tiles of BLOCK_N keys and values, and what these add to dq.
 
@@ -752,8 +838,20 @@ def _backward_hopper(
     of k and v with BLOCK_N, of their gradients with 64. counter_ptr holds 0: how many of num_tiles
     were handed out. rows is what `_backward_rows` made, (2, batch * num_q_heads, rows_len); grad_q
     a buffer of zeros that `_place_sums` reads.
+    Tiles of the first num_whole heads of keys are whole, those of the others in PARTS;
+    num_tiles counts both. Gradients of parts go to parts, for `_place_sums` to add up.
     """
-    call = _BackwardCall(num_q_heads, num_kv_heads, q_len, kv_len, rows_len, scale, heads_together)
+    call = _BackwardCall(
+        num_q_heads,
+        num_kv_heads,
+        q_len,
+        kv_len,
+        rows_len,
+        scale,
+        heads_together,
+        num_whole,
+        parts_together,
+    )
     q_tiles = gl.allocate_shared_memory(
         gl.bfloat16, [NUM_STAGES, 1, 1, BLOCK_M, 128], q_desc.layout
     )
@@ -789,18 +887,18 @@ def _backward_hopper(
     sources = _BackwardSources(
         q_desc, grad_out_desc, k_desc, v_desc, rows_desc, counter_ptr, num_tiles
     )
-    results = _BackwardResults(grad_q_desc, grad_k_desc, grad_v_desc)
+    results = _BackwardResults(grad_q_desc, grad_k_desc, grad_v_desc, parts_desc)
     gl.warp_specialize(
         [
             (
                 _backward_consumer,
-                (results, buffers, call, 0, BLOCK_M, BLOCK_N, NUM_STAGES),
+                (results, buffers, call, 0, BLOCK_M, BLOCK_N, NUM_STAGES, PARTS),
             ),
             (
                 _backward_consumer,
-                (results, buffers, call, 1, BLOCK_M, BLOCK_N, NUM_STAGES),
+                (results, buffers, call, 1, BLOCK_M, BLOCK_N, NUM_STAGES, PARTS),
             ),
-            (_backward_producer, (sources, buffers, call, BLOCK_M, BLOCK_N, NUM_STAGES)),
+            (_backward_producer, (sources, buffers, call, BLOCK_M, BLOCK_N, NUM_STAGES, PARTS)),
         ],
         [4, 1],
         [240, 24],
@@ -808,13 +906,17 @@ def _backward_hopper(
 
 
 @triton.jit
-def _place(sums_ptr, grad_ptr, row, length, rows_len, scale, HEAD_DIM: tl.constexpr):
+def _place(
+    sums_ptr, grad_ptr, row, length, rows_len, scale, HEAD_DIM: tl.constexpr, PARTS: tl.constexpr
+):
     """Sums of 64 rows as rows of (batch, heads, length, HEAD_DIM): `row` counts rows_len a head."""
     offs_m = row % rows_len + tl.arange(0, 64)
     batch_head = (row // rows_len).to(tl.int64)
     places = tl.arange(0, 128)[:, None] * 32 + tl.arange(0, 32)[None, :]
     for part in tl.static_range(2):  # of 64 columns
         sums = tl.load(sums_ptr + 4096 * part + places)
+        for other in tl.static_range(1, PARTS):
+            sums += tl.load(sums_ptr + 32768 * other + 4096 * part + places)
         # Of a warp's thread (8 x 4): 8 groups of columns, 2 rows, 2 columns.
         tile = tl.reshape(sums, [4, 8, 4, 8, 2, 2]).permute(0, 4, 1, 3, 2, 5).reshape([64, 64])
         offs_d = 64 * part + tl.arange(0, 64)
@@ -825,12 +927,41 @@ def _place(sums_ptr, grad_ptr, row, length, rows_len, scale, HEAD_DIM: tl.conste
         tl.store(ptrs, (tile * scale).to(grad_ptr.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=["q_len", "rows_len"])
-def _place_sums(sums_ptr, grad_q_ptr, q_len, rows_len, scale):
-    """One program: 64 rows of one head's gradient of q, from the sums of `_backward_hopper`.
+@triton.jit(do_not_specialize=["q_len", "rows_len", "kv_len", "num_sums", "num_whole"])
+def _place_sums(
+    sums_ptr,
+    parts_ptr,
+    grad_q_ptr,
+    grad_k_ptr,
+    grad_v_ptr,
+    q_len,
+    rows_len,
+    kv_len,
+    num_sums,
+    num_whole,
+    scale,
+    BLOCK_N: gl.constexpr,
+    PARTS: gl.constexpr,
+):
+    """One program: 64 rows of one head's gradient, from what `_backward_hopper` made.
 
-    grad_q (batch, num_q_heads, q_len, 128) is contiguous.
+    The first programs make grad_q of its num_sums rows of sums; further ones add up PARTS of what
+    is of keys and values, of all heads but the first num_whole. Gradients are contiguous.
     """
-    sums_ptr += tl.program_id(0).to(tl.int64) * 8192
-    row = tl.program_id(0) * 64
-    _place(sums_ptr, grad_q_ptr, row, q_len, rows_len, scale, 128)
+    program = tl.program_id(0)
+    row = program * 64
+    if row < num_sums:
+        sums_ptr += program.to(tl.int64) * 8192
+        _place(sums_ptr, grad_q_ptr, row, q_len, rows_len, scale, 128, 1)
+    else:
+        # Each consumer has stored 64 of a part's keys, and then their values.
+        number = program - num_sums // 64
+        row = number // 2 * 64
+        tile = (row // BLOCK_N).to(tl.int64)
+        parts_ptr += tile * PARTS * 32768 + row % BLOCK_N * 256 + number % 2 * 8192
+        kv_rows_len = tl.cdiv(kv_len, BLOCK_N) * BLOCK_N
+        row += num_whole * kv_rows_len
+        if number % 2 == 0:
+            _place(parts_ptr, grad_k_ptr, row, kv_len, kv_rows_len, scale, 128, PARTS)
+        else:
+            _place(parts_ptr, grad_v_ptr, row, kv_len, kv_rows_len, 1.0, 128, PARTS)

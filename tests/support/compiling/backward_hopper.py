@@ -45,18 +45,25 @@ def compile_queries(backward: BackwardPlan) -> Report:
     return report(queries_kernel(backward), HOPPER, OPTIONS, by_stages)
 
 
-def backward_kernel(backward: BackwardPlan, config: KernelConfig) -> Kernel:
-    """The kernel with the types and the alignment of a call's arguments."""
+def backward_kernel(backward: BackwardPlan, config: KernelConfig, parts: int = 4) -> Kernel:
+    """The kernel with the types and the alignment of a call's arguments.
+
+    Args:
+        backward: whose kernel it is.
+        config: its configuration.
+        parts: of a tile of keys, if it may have any: what whole tiles alone need is less.
+    """
     names = HopperBackwardSplit(backward)
     tiles = dict.fromkeys(("q", "grad_out"), config.BLOCK_M)
     tiles |= {"k": config.BLOCK_N, "v": config.BLOCK_N, "grad_k": 64, "grad_v": 64}
     types = _descriptors(names, tiles)
     types["rows_desc"] = descriptor("fp32", "float32", [1, 1, config.BLOCK_M])
     if not names.split:
-        types["grad_q_desc"] = descriptor("fp32", "float32", [128, 32])
+        types["grad_q_desc"] = types["parts_desc"] = descriptor("fp32", "float32", [128, 32])
         types["counter_ptr"] = "*i32"
     types |= {f"{item.variable}_ptr": "*fp32" for item in names.text.input_gradients}
     constants = constants_of(config, drops=backward.plan.dropout)
+    constants |= {"PARTS": parts} if names.divides else {}
     return _kernel(backward, KERNEL, types, constants, backward.both_arguments)
 
 
