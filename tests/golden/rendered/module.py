@@ -576,7 +576,7 @@ def attention(
     """
     scale = 0.25 if scale is None else scale
     _check_numbers(scale, left)
-    plain = not torch.compiler.is_compiling() and _is_plain(q, k, v)
+    plain = _is_plain(q, k, v)
     key, known = _known(q, k, v) if plain else (None, None)
     if known is None:  # else tensors like these were checked before
         _check_tensors(q, k, v)
@@ -589,6 +589,8 @@ def attention(
         out, lse = reference(q, k, v, scale=scale, return_lse=True, left=left)
     elif not plain:
         out, lse = _attention_op(q, k, v, scale, left)
+    elif torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        out, lse = _Attention.apply(key, known, q, k, v, scale, left)
     else:
         out, lse = _forward(q, k, v, scale, left, key, known, return_lse)
     return (out, lse) if return_lse else out
@@ -1097,12 +1099,12 @@ def _triton_launch(kernel, grid):
 
 
 def _is_plain(*tensors):
-    """Whether no gradient is asked for, of tensors that hold values: the op would cost time."""
+    """Whether these hold values, and eager code alone sees the call: the op would cost time."""
+    if torch.compiler.is_compiling():
+        return False
     for x in tensors:
         kind = type(x)
         if kind is not torch.Tensor and kind is not torch.nn.Parameter:
-            return False
-        if x.requires_grad and torch.is_grad_enabled():
             return False
     if torch._C._functorch.peek_interpreter_stack() is not None:  # one of torch.func's transforms
         return False
@@ -1157,7 +1159,11 @@ def _backward(ctx, grad_out, grad_lse):
         grad_lse = torch.zeros_like(lse) if grad_lse is None else grad_lse
         grads = _reference_gradients(q, k, v, ctx.scale, ctx.left, grad_out, grad_lse, twice)
     else:
-        grads = _backward_op(q, k, v, ctx.scale, ctx.left, out, lse, grad_out, grad_lse)
+        plain = _is_plain(q, k, v, out, lse, grad_out, lse if grad_lse is None else grad_lse)
+        if plain:
+            grads = _gradients(q, k, v, ctx.scale, ctx.left, out, lse, grad_out, grad_lse)
+        else:
+            grads = _backward_op(q, k, v, ctx.scale, ctx.left, out, lse, grad_out, grad_lse)
     return *grads, None, None
 
 
@@ -1206,3 +1212,17 @@ def _leaf(x, twice):
 
 
 _attention_op.register_autograd(_backward, setup_context=_save_for_backward)
+
+
+class _Attention(torch.autograd.Function):
+    """What the op is to autograd, for eager code: see `_is_plain`."""
+
+    @staticmethod
+    def forward(ctx, key, known, *inputs):
+        output = _forward(*inputs, key, known)
+        _save_for_backward(ctx, inputs, output)
+        return output
+
+    @staticmethod
+    def backward(ctx, grad_out, grad_lse):
+        return None, None, *_backward(ctx, grad_out, grad_lse)
