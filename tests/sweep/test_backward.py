@@ -131,9 +131,12 @@ def test_scales(name: str, scale: float) -> None:
     check_backward(shipped_module(name), SPECS[name], Case(45, 45, 1, 2, 1, scale=scale))
 
 
+@pytest.mark.parametrize("way", ["past the operators", "through them"])
 @pytest.mark.parametrize("name", ["causal_d64", "sinks_softmax_d64", "alibi_d128", "causal_d80"])
-def test_through_the_public_call(name: str) -> None:
-    """By autograd: forward kernel, operators, what is saved, backward kernels."""
+def test_through_the_public_call(name: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By autograd: forward kernel, what is saved, backward kernels."""
+    if way == "through them":
+        monkeypatch.setattr(shipped_module(name), "_is_plain", lambda *tensors: False)
     case = Case(40, 40, batch=2, q_heads=4, kv_heads=2, layout="transposed")
     check_gradients(shipped_module(name), SPECS[name], case)
 
