@@ -14,6 +14,13 @@ def launch_table(document: Document) -> str:
     parts = [
         f"Microseconds of the CPU for a call at S=128, no CUDA graph; {machine(document)}.",
         _microseconds(document["calls"]),
+    ]
+    if "training" in document:  # early files have none
+        parts += [
+            "Of training in eager mode, for a forward and a backward pass:",
+            _microseconds(document["training"]),
+        ]
+    parts += [
         f"Of {OWN}'s, and what it does once or otherwise:",
         _microseconds(document["parts"]),
     ]

@@ -2,10 +2,11 @@
 
     python -m benchmarks.launch [--json FILE]
 
-Batch 1, 16 heads, 128 tokens, no gradient, no CUDA graph: the GPU is done sooner than the CPU. A
-figure is the median over many batches of calls, each batch timed without waiting for the GPU, which
-is waited for between batches so that its queue never fills. All of a case take turns, batch by
-batch: the speed of a CPU drifts. A second table divides flashgen's call.
+Batch 1, 16 heads, 128 tokens, no CUDA graph: the GPU is done sooner than the CPU. A figure is the
+median over many batches of calls, each batch timed without waiting for the GPU, which is waited for
+between batches so that its queue never fills. All of a case take turns, batch by batch: the speed
+of a CPU drifts. Calls of the first table ask for no gradient, those of the second are of training
+in eager mode: a forward and a backward pass each. A third table divides flashgen's call.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from types import ModuleType
@@ -34,6 +35,9 @@ from flashgen.errors import first_line
 
 HEADS, TOKENS = 16, 128
 CALLS, BATCHES = 50, 200
+
+#: Whose training calls are measured: FlashAttention-4 is given copies, which have no gradients.
+TRAINED = (OWN, "SDPA", "SDPA cuDNN", "SDPA flash", "FlexAttention")
 
 Call = Callable[[], Any]
 #: What a call is made in, anew for each batch.
@@ -109,6 +113,27 @@ def calls(case: Case, qkv: tuple[torch.Tensor, ...]) -> Iterator[tuple[str, Cont
         yield "FlashAttention-4", nullcontext, lambda: flash_attn_func(*rows, **case.fa4)
 
 
+def training_calls(
+    case: Case, qkv: tuple[torch.Tensor, ...]
+) -> Iterator[tuple[str, Context, Call]]:
+    """The same for a forward and a backward pass, which leaves the gradients to nobody."""
+    leaves = tuple(x.detach().requires_grad_() for x in qkv)
+    for name, context, call in calls(case, leaves):
+        if name in TRAINED:
+            yield name, partial(_with_gradients, context), partial(_step, call, leaves)
+
+
+@contextmanager
+def _with_gradients(context: Context) -> Iterator[None]:
+    with context(), torch.enable_grad():
+        yield
+
+
+def _step(call: Call, leaves: tuple[torch.Tensor, ...]) -> None:
+    out = call()
+    torch.autograd.grad(out, leaves, out.detach())
+
+
 def parts(case: Case, qkv: tuple[torch.Tensor, ...]) -> Iterator[tuple[str, Call]]:
     """(name, a part of flashgen's call), after a first call; some are parts of others."""
     module = importlib.import_module(f"generated.{case.module}")
@@ -127,6 +152,12 @@ def parts(case: Case, qkv: tuple[torch.Tensor, ...]) -> Iterator[tuple[str, Call
     yield from _launches(module, (q, k, v, out, lse), tables)
     if hasattr(module, "_counter"):
         yield "_counter", lambda: module._counter(q.device)
+    grad_out = torch.randn_like(out)
+    saved = (out, lse, grad_out, None)
+    yield (
+        "a backward pass without autograd",
+        lambda: module._gradients(q, k, v, scale, *params.values(), *saved),
+    )
     yield "_check_tensors, once", lambda: module._check_tensors(q, k, v, *tables)
     yield (
         "a call that Triton prepares",
@@ -165,13 +196,15 @@ def _launches(
         yield "_row_tables", lambda: module._row_tables(x, x, True, False, True, 1)
 
 
-def possible(case: Case, qkv: tuple[torch.Tensor, ...]) -> Iterator[tuple[str, Context, Call]]:
-    """Those of the `calls` that work here; of the others it is told why.
+def possible(
+    case: Case, named: Iterable[tuple[str, Context, Call]]
+) -> Iterator[tuple[str, Context, Call]]:
+    """Those of a case's calls that work here; of the others it is told why.
 
     Raises:
         Exception: what flashgen's own call raised.
     """
-    for name, context, call in calls(case, qkv):
+    for name, context, call in named:
         try:
             _batch(context, call)
         except Exception as error:  # a backend that this machine lacks, say
@@ -194,7 +227,7 @@ def microseconds(named: Iterable[tuple[str, Context, Call]]) -> dict[str, float]
 
 def _batch(context: Context, call: Call) -> float:
     """Nanoseconds of the CPU for each of some calls."""
-    with context(), torch.no_grad():
+    with torch.no_grad(), context():
         torch.cuda.synchronize()
         call()  # what comes first after another's calls finds the caches cold
         started = time.perf_counter_ns()
@@ -213,12 +246,16 @@ def main() -> int:
         "benchmark": "launch",
         "environment": environment(device),
         "calls": {},
+        "training": {},
         "parts": {},
     }
     for case in cases(device):
         shape = (1, HEADS, TOKENS, case.head_dim)
         q, k, v = (torch.randn(shape, dtype=torch.bfloat16, device=device) for _ in range(3))
-        found["calls"][case.module] = microseconds(possible(case, (q, k, v)))
+        found["calls"][case.module] = microseconds(possible(case, calls(case, (q, k, v))))
+        found["training"][case.module] = microseconds(
+            possible(case, training_calls(case, (q, k, v)))
+        )
         alone = ((name, nullcontext, call) for name, call in parts(case, (q, k, v)))
         found["parts"][case.module] = microseconds(alone)
     tell(found, launch_table, options.json)

@@ -122,7 +122,7 @@ class BackwardBench:
         self.run(config, length, self.saved[length])
         steps = [kernel.again() for kernel in self.launched]
         if self.launched[-1] is getattr(self.module, "_place_sums", None):
-            # What sums meet in is cleared first, as a pass does.
+            # What sums meet in is cleared first, as `_backward_rows` does in a pass.
             steps.insert(0, self.launched[-1].first_argument.zero_)
         return partial(_in_turn, steps)
 

@@ -95,6 +95,26 @@ def test_heads(name: str, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
         _check(backward_module_of(name, form), name, case, monkeypatch)
 
 
+@pytest.mark.parametrize("name", ["causal_d64", "full_d128", "sinks_softmax_d64", "causal_d256"])
+def test_past_the_operators_and_through_them(
+    name: str, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twice past them, since launches are repeated; sums of several programs round in any order."""
+    spec, module = SPECS[name], backward_module_of(name, form)
+    case = Case(1000, 1000, batch=1, q_heads=4, kv_heads=2)
+    leaves = [x.requires_grad_() for x in inputs(case, spec, native(spec), "cuda")]
+    params, found = case.arguments(spec, "cuda"), []
+    for plain in (True, True, False):
+        if not plain:
+            monkeypatch.setattr(module, "_is_plain", lambda *tensors: False)
+        poison()
+        with nothing_is_zero_by_chance(monkeypatch):
+            out = module.attention(*leaves, **params)
+            found.append((out, *torch.autograd.grad(out, leaves, out.detach())))
+    for one in found[1:]:
+        torch.testing.assert_close(one, found[0], rtol=0.02, atol=0.02)
+
+
 @pytest.mark.parametrize("name", ["causal_d64", "causal_d80", "causal_d128"])
 def test_layouts_of_the_gradient(name: str, form: str) -> None:
     """As models make it: heads side by side, columns of something wider, one number for all."""

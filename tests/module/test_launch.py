@@ -199,8 +199,8 @@ def test_what_calls_are_alike_by(which: int, monkeypatch: pytest.MonkeyPatch) ->
     assert module._known(*three)[0] is None
 
 
-def test_through_the_operator(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a gradient is asked for, launches are repeated as well."""
+def test_where_gradients_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Launches are repeated as well."""
     calls = Calls("causal_d128", monkeypatch)
     tensors, _ = calls.inputs()
     leaves = [x.requires_grad_() for x in tensors]

@@ -29,6 +29,7 @@ from support.trials import TILES
 from support.turns import in_turns
 from support.variants import rendered_module, shipped_module, shipped_specs
 from support.vocabulary import VOCABULARY, Entry
+from sweep import hopper
 from sweep.backward import check_backward
 
 SPECS = shipped_specs()
@@ -77,6 +78,52 @@ def test_the_lse_alone(name: str) -> None:
     check_backward(shipped_module(name), SPECS[name], case, lse_only=True)
 
 
+@pytest.mark.parametrize("normaliser", [softmax(), sigmoid_attention()], ids=str)
+def test_no_gradient_of_the_lse_is_one_of_zeros(normaliser: Any) -> None:
+    spec = AttentionSpec(16, "float32", causal(), normaliser=normaliser)
+    module = rendered_module(spec)
+    tensors = inputs(Case(21, 21, 2, 2, 1), spec, torch.float32)
+    out, lse = module.reference(*tensors, return_lse=True)
+    grad_out = torch.randn(out.shape, generator=torch.Generator().manual_seed(1))
+    given = (*tensors, 0.25, out, lse, grad_out)
+    zeros = module._gradients(*given, torch.zeros_like(lse))
+    assert all(map(torch.equal, module._gradients(*given, None), zeros))
+
+
+@pytest.mark.parametrize("more", [0, 64, 4096])
+def test_sums_are_cleared_along_with_the_rows(more: int) -> None:
+    """All of them, though there be more than rows, and nothing behind them."""
+    spec = SPECS["full_d64"]
+    module = rendered_module(spec, hopper=True)
+    out, grad_out = torch.ones(2, 2, 3, 150, 64)
+    num_sums = 2 * 3 * 256 + more
+    sums = torch.full(((num_sums + 32) * 2, 32), torch.nan)
+    given = out, torch.zeros(2, 3, 150), grad_out, None
+    rows = module._rows(*given, sums=sums, num_sums=num_sums)
+    assert not sums[: num_sums * 2].any() and sums[num_sums * 2 :].isnan().all()
+    assert torch.equal(rows, module._rows(*given))
+
+
+@pytest.mark.parametrize("name", ["full_d64", "causal_d64"])
+def test_sums_begin_at_zero_whatever_was_in_memory(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of queries, and those of tiles of keys that all programs share."""
+    made = torch.Tensor.new_empty
+
+    def poisoned(*given: Any, **options: Any) -> torch.Tensor:
+        return made(*given, **options).fill_(torch.nan)
+
+    module, shared = hopper.shipped(name), []
+    count = getattr(module, "_num_shared", lambda *_: 0)
+    monkeypatch.setitem(
+        module.__dict__, "_num_shared", lambda *given: (shared.append(count(*given)), shared[-1])[1]
+    )
+    monkeypatch.setattr(torch.Tensor, "new_empty", poisoned)
+    hopper.check_hopper_backward(module, SPECS[name], Case(150, 150, 1, 2, 1))
+    assert shared == ([2] if name == "full_d64" else [])
+
+
 @pytest.mark.parametrize("scale", [1e-3, 0.3, 6.0])
 @pytest.mark.parametrize("name", ["causal_d64", "softcap_d128", "alibi_d128", "sinks_softmax_d64"])
 def test_scales(name: str, scale: float) -> None:
@@ -84,9 +131,12 @@ def test_scales(name: str, scale: float) -> None:
     check_backward(shipped_module(name), SPECS[name], Case(45, 45, 1, 2, 1, scale=scale))
 
 
+@pytest.mark.parametrize("way", ["past the operators", "through them"])
 @pytest.mark.parametrize("name", ["causal_d64", "sinks_softmax_d64", "alibi_d128", "causal_d80"])
-def test_through_the_public_call(name: str) -> None:
-    """By autograd: forward kernel, operators, what is saved, backward kernels."""
+def test_through_the_public_call(name: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By autograd: forward kernel, what is saved, backward kernels."""
+    if way == "through them":
+        monkeypatch.setattr(shipped_module(name), "_is_plain", lambda *tensors: False)
     case = Case(40, 40, batch=2, q_heads=4, kv_heads=2, layout="transposed")
     check_gradients(shipped_module(name), SPECS[name], case)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch._dynamo.testing import AotEagerAndRecordGraphs
 
 from support.cases import Case
 from support.contract import native_inputs
@@ -24,8 +25,9 @@ def test_opcheck(name: str) -> None:
     q, k, v = native_inputs(CASE, spec)
     params = CASE.arguments(spec)
     out, lse = module.reference(q, k, v, return_lse=True, **params)
-    given = (q, k, v, 0.1, *params.values(), out, lse, torch.ones_like(out), torch.ones_like(lse))
-    torch.library.opcheck(module._backward_op, given)
+    given = (q, k, v, 0.1, *params.values(), out, lse, torch.ones_like(out))
+    for grad_lse in (torch.ones_like(lse), None):
+        torch.library.opcheck(module._backward_op, (*given, grad_lse))
 
 
 @pytest.mark.parametrize("name", EACH)
@@ -40,3 +42,25 @@ def test_the_fake_has_the_shapes_and_types(name: str) -> None:
     meta = [x.to("meta") if isinstance(x, torch.Tensor) else x for x in given]
     fake = module._backward_op(*meta)
     assert [(x.shape, x.dtype) for x in fake] == [(x.shape, x.dtype) for x in real]
+
+
+@pytest.mark.filterwarnings("ignore:.*boxed arguments")
+@pytest.mark.parametrize("of_lse", [False, True])
+def test_a_compiled_pass_makes_no_zeros_for_the_lse(of_lse: bool) -> None:
+    module, spec = shipped_module("causal_fp32_d64"), SPECS["causal_fp32_d64"]
+    leaves = [x.requires_grad_() for x in native_inputs(CASE, spec)]
+    backend = AotEagerAndRecordGraphs()
+    torch._dynamo.reset()
+
+    def loss() -> torch.Tensor:
+        out, lse = module.attention(*leaves, return_lse=True)
+        return out.square().sum() + (lse.sum() if of_lse else 0.0)
+
+    compiled = torch.compile(loss, fullgraph=True, backend=backend)()
+    pairs = zip(
+        torch.autograd.grad(compiled, leaves), torch.autograd.grad(loss(), leaves), strict=True
+    )
+    assert all(torch.equal(mine, eager) for mine, eager in pairs)
+    (graph,) = backend.bw_graphs
+    assert module._backward_op._qualname.split("::")[1] in graph.code
+    assert "zeros" not in graph.code and "full" not in graph.code

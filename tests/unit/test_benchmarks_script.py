@@ -65,16 +65,47 @@ def test_a_peer_that_says_nothing_is_left_out(
     monkeypatch.setattr(launch, "environment", lambda device: {})
     monkeypatch.setattr(launch, "cases", lambda device: [case])
     monkeypatch.setattr(launch, "calls", lambda case, qkv: made)
+    monkeypatch.setattr(launch, "training_calls", lambda case, qkv: made)
     monkeypatch.setattr(launch, "parts", lambda case, qkv: [("a part", lambda: 0.5)])
     monkeypatch.setattr(launch, "_batch", lambda context, call: 1000 * call())
     monkeypatch.setattr(launch, "launch_table", str)
     monkeypatch.setattr(launch.torch, "device", lambda kind, device=torch.device: device("cpu"))
     monkeypatch.setattr("sys.argv", ["launch", "--json", str(tmp_path / "launch.json")])
     assert launch.main() == 0
-    assert capsys.readouterr().err == "full_d64, a peer: AssertionError: \n"
+    assert capsys.readouterr().err == 2 * "full_d64, a peer: AssertionError: \n"
     found = json.loads((tmp_path / "launch.json").read_text())
-    assert found["calls"] == {"full_d64": {"flashgen": 1.0}}
+    assert found["calls"] == found["training"] == {"full_d64": {"flashgen": 1.0}}
     assert found["parts"] == {"full_d64": {"a part": 0.5}}
+
+
+def test_a_training_call_is_a_forward_and_a_backward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches are timed without gradients, but for theirs."""
+    grads = []
+
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        out = 2 * x
+        out.register_hook(grads.append)
+        return out
+
+    def calls(case: launch.Case, qkv: tuple[torch.Tensor, ...]) -> Iterator[tuple[object, ...]]:
+        for name in ("flashgen", "FlashAttention-4"):
+            yield name, nullcontext, lambda: sum(map(twice, qkv))
+
+    monkeypatch.setattr(launch, "calls", calls)
+    monkeypatch.setattr(launch, "CALLS", 4)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    case = launch.Case("full_d64", 64, None, {}, {})
+    (one,) = launch.training_calls(case, tuple(torch.ones(3, 2)))
+    assert one[0] == "flashgen" and launch._batch(*one[1:]) > 0
+    assert len(grads) == 3 * (1 + 4)
+
+
+def test_files_without_training_calls_have_a_table() -> None:
+    rows = {"full_d64": {"flashgen": 1.0}}
+    of = dict.fromkeys(("torch", "triton", "cudnn", "gpu", "date"), "any")
+    document = {"environment": of, "calls": rows, "parts": rows}
+    without, with_them = (launch.launch_table(document | more) for more in ({}, {"training": rows}))
+    assert "training" not in without and "forward and a backward pass" in with_them
 
 
 @pytest.mark.parametrize("name", ["units", "beside"])

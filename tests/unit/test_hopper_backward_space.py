@@ -49,9 +49,10 @@ def captured(**fields: Any) -> int:
 def test_causal_by_hand() -> None:
     usage = hopper_backward_usage(names(), WIDE[2])
     # Nine descriptors, of parts too, and the counter; tiles of q, grad_out, k and v, of rows, of ds
-    # and dq; five arrays of barriers and one of numbers; num_q_heads, num_kv_heads, kv_len, rows_len,
-    # num_tiles and scale; heads_together, as tiles are uneven; num_whole and parts_together, as some
-    # may come in parts; q_len, which the queries that see a tile of keys, and its mask, depend on.
+    # and dq; five arrays of barriers and one of numbers; num_q_heads, num_kv_heads, kv_len,
+    # rows_len, num_tiles and scale; heads_together, as tiles are uneven; num_whole and
+    # parts_together, as some may come in parts; q_len, which the queries that see a tile of keys,
+    # and its mask, depend on.
     captures = 10 * 8 + 4 * 28 + 24 + 2 * 20 + 5 * 16 + 16 + 6 * 4 + 4 * 4
     assert captures == backward_captured_bytes(names()) == 392
     assert dict(usage.parts) == {

@@ -251,13 +251,14 @@ def _attention_forward(
     tl.store(out_ptrs, out, mask=in_rows[:, None])
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_q_heads", "q_len", "rows_len"])
+@triton.jit(do_not_specialize=["num_rows", "num_q_heads", "q_len", "rows_len", "num_sums"])
 def _backward_rows(
     out_ptr,
     grad_out_ptr,
     lse_ptr,
     grad_lse_ptr,
     rows_ptr,
+    sums_ptr,
     stride_ob,
     stride_oh,
     stride_om,
@@ -265,28 +266,42 @@ def _backward_rows(
     num_q_heads,
     q_len,
     rows_len,
+    num_sums,
     ROWS: tl.constexpr,
+    HAS_GRAD_LSE: tl.constexpr,
+    SUMS_COLUMNS: tl.constexpr,
 ):
     """One program: what ROWS queries of one head bring into the gradients of all their scores.
 
     out (batch, num_q_heads, q_len, 16), lse and grad_lse (batch, num_q_heads, q_len) are
     contiguous. rows_ptr gets (2, num_rows) float32, rows_len for each head: the LSE in base 2, and
     delta = sum(out * grad_out) - grad_lse.
-    Rows from q_len on are those of queries that see no key.
+    Rows from q_len on are those of queries that see no key. Without HAS_GRAD_LSE grad_lse is 0, and
+    grad_lse_ptr anything.
+
+    sums_ptr, which a kernel adds to later, gets zeros: (num_sums, SUMS_COLUMNS) float32, shared out
+    among all programs by whole ROWS. It is anything where SUMS_COLUMNS is 0.
     """
+    if SUMS_COLUMNS > 0:
+        zeros = tl.zeros([ROWS, SUMS_COLUMNS], tl.float32)
+        for first in tl.range(tl.program_id(0) * ROWS, num_sums, tl.num_programs(0) * ROWS):
+            sums = (first + tl.arange(0, ROWS)).to(tl.int64)[:, None] * SUMS_COLUMNS
+            tl.store(sums_ptr + sums + tl.arange(0, SUMS_COLUMNS)[None, :], zeros)
     num_tiles_m = tl.cdiv(rows_len, ROWS)
     batch_head = tl.program_id(0) // num_tiles_m
     offs_m = tl.program_id(0) % num_tiles_m * ROWS + tl.arange(0, ROWS)
     rows = batch_head.to(tl.int64) * q_len + offs_m
     inside = offs_m < q_len
     lse = tl.load(lse_ptr + rows, mask=inside, other=float("-inf"))
-    grad_lse = tl.load(grad_lse_ptr + rows, mask=inside, other=0.0)
     # A row that sees no key has no LSE to move, and gets weights of 0 by one above every score. So
     # does a row so low that its LSE has lost what its weights add up to.
     empty = lse < -8388608.0  # 2^23: from there on, float32 has no halves
+    delta = tl.zeros([ROWS], tl.float32)
+    if HAS_GRAD_LSE:
+        grad_lse = tl.load(grad_lse_ptr + rows, mask=inside, other=0.0)
+        delta = tl.where(empty, 0.0, -grad_lse)
     batch, head = batch_head // num_q_heads, batch_head % num_q_heads
     grad_out_ptr += batch.to(tl.int64) * stride_ob + head.to(tl.int64) * stride_oh
-    delta = tl.where(empty, 0.0, -grad_lse)
     offs_d = tl.arange(0, 16)
     held = inside[:, None]
     places = rows[:, None] * 16 + offs_d[None, :]
@@ -561,7 +576,7 @@ def attention(
     """
     scale = 0.25 if scale is None else scale
     _check_numbers(scale, left)
-    plain = not torch.compiler.is_compiling() and _is_plain(q, k, v)
+    plain = _is_plain(q, k, v)
     key, known = _known(q, k, v) if plain else (None, None)
     if known is None:  # else tensors like these were checked before
         _check_tensors(q, k, v)
@@ -574,6 +589,8 @@ def attention(
         out, lse = reference(q, k, v, scale=scale, return_lse=True, left=left)
     elif not plain:
         out, lse = _attention_op(q, k, v, scale, left)
+    elif torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        out, lse = _Attention.apply(key, known, q, k, v, scale, left)
     else:
         out, lse = _forward(q, k, v, scale, left, key, known, return_lse)
     return (out, lse) if return_lse else out
@@ -699,6 +716,16 @@ def _forward(q, k, v, scale, left, key=None, known=None, return_lse=True):
     return out, lse.to(torch.float32)
 
 
+def _gradients(q, k, v, scale, left, out, lse, grad_out, grad_lse):
+    """What `_backward_kernels` returns, by whichever kernels these have; grad_lse None is zeros."""
+    if _is_elsewhere(q):
+        with torch.cuda.device(q.device):
+            return _gradients(q, k, v, scale, left, out, lse, grad_out, grad_lse)
+    target = _target(q.device)
+    configs = BACKWARD_OF_KEYS[target], BACKWARD_OF_QUERIES[target]
+    return _backward_kernels(q, k, v, scale, left, out, lse, grad_out, grad_lse, *configs)
+
+
 def _launch(q, k, v, scale, left, config, key=None, known=None):
     """(out, lse) by the portable kernel with one configuration, a value of CONFIGS.
 
@@ -754,22 +781,26 @@ def _launch(q, k, v, scale, left, config, key=None, known=None):
 def _rows(out, lse, grad_out, grad_lse):
     """(2, batch, num_q_heads, rows_len): what `_backward_rows` makes, up to whole tiles."""
     batch, num_q_heads, q_len, _ = out.shape
-    rows_len = triton.cdiv(q_len, 128) * 128
-    rows = out.new_empty((2, batch, num_q_heads, rows_len), dtype=torch.float32)
+    rows_len = -(-q_len // 128) * 128  # triton.cdiv takes a microsecond
+    rows = out.new_empty(2, batch, num_q_heads, rows_len, dtype=torch.float32)
+    has_grad_lse = grad_lse is not None
+    grad_lse = grad_lse if has_grad_lse else lse  # which nobody reads
     args = (
         out.contiguous(),
         grad_out,
         lse.contiguous(),
         grad_lse.contiguous(),
         rows,
+        rows,
         *grad_out.stride()[:3],
         rows[0].numel(),
         num_q_heads,
         q_len,
         rows_len,
+        0,
     )
     grid = (triton.cdiv(rows_len, 32) * batch * num_q_heads,)
-    _backward_rows[grid](*args, ROWS=32, **_FUSED)
+    _backward_rows[grid](*args, ROWS=32, HAS_GRAD_LSE=has_grad_lse, SUMS_COLUMNS=0, **_FUSED)
     return rows
 
 
@@ -1068,12 +1099,12 @@ def _triton_launch(kernel, grid):
 
 
 def _is_plain(*tensors):
-    """Whether no gradient is asked for, of tensors that hold values: the op would cost time."""
+    """Whether these hold values, and eager code alone sees the call: the op would cost time."""
+    if torch.compiler.is_compiling():
+        return False
     for x in tensors:
         kind = type(x)
         if kind is not torch.Tensor and kind is not torch.nn.Parameter:
-            return False
-        if x.requires_grad and torch.is_grad_enabled():
             return False
     if torch._C._functorch.peek_interpreter_stack() is not None:  # one of torch.func's transforms
         return False
@@ -1095,7 +1126,7 @@ def _has_tangents(*tensors):
     return any(forward_ad.unpack_dual(x).tangent is not None for x in tensors)
 
 
-@torch.library.custom_op("flashgen::module_4025bc22", mutates_args=())
+@torch.library.custom_op("flashgen::module_e81eb6b8", mutates_args=())
 def _attention_op(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -1113,19 +1144,26 @@ def _(q, k, v, scale, left):
 
 
 def _save_for_backward(ctx, inputs, output):
+    ctx.set_materialize_grads(False)  # the LSE mostly has none: no zeros are made for it
     q, k, v, ctx.scale, ctx.left = inputs
     ctx.save_for_backward(q, k, v, *output)
 
 
 def _backward(ctx, grad_out, grad_lse):
     q, k, v, out, lse = ctx.saved_tensors
+    grad_out = torch.zeros_like(out) if grad_out is None else grad_out
     twice = torch.is_grad_enabled()  # create_graph=True: these gradients will be differentiated
     if twice or not _has_backward(q, k):
         if twice and q.is_cuda:
             _warn_once("gradients that are differentiated again come from the eager reference")
+        grad_lse = torch.zeros_like(lse) if grad_lse is None else grad_lse
         grads = _reference_gradients(q, k, v, ctx.scale, ctx.left, grad_out, grad_lse, twice)
     else:
-        grads = _backward_op(q, k, v, ctx.scale, ctx.left, out, lse, grad_out, grad_lse)
+        plain = _is_plain(q, k, v, out, lse, grad_out, lse if grad_lse is None else grad_lse)
+        if plain:
+            grads = _gradients(q, k, v, ctx.scale, ctx.left, out, lse, grad_out, grad_lse)
+        else:
+            grads = _backward_op(q, k, v, ctx.scale, ctx.left, out, lse, grad_out, grad_lse)
     return *grads, None, None
 
 
@@ -1136,7 +1174,7 @@ def _has_backward(q, k):
     return q.is_cuda or triton.knobs.runtime.interpret
 
 
-@torch.library.custom_op("flashgen::module_4025bc22_backward", mutates_args=())
+@torch.library.custom_op("flashgen::module_e81eb6b8_backward", mutates_args=())
 def _backward_op(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -1146,12 +1184,9 @@ def _backward_op(
     out: torch.Tensor,
     lse: torch.Tensor,
     grad_out: torch.Tensor,
-    grad_lse: torch.Tensor,
+    grad_lse: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    with torch.cuda.device_of(q):
-        target = _target(q.device)
-        configs = BACKWARD_OF_KEYS[target], BACKWARD_OF_QUERIES[target]
-        return _backward_kernels(q, k, v, scale, left, out, lse, grad_out, grad_lse, *configs)
+    return _gradients(q, k, v, scale, left, out, lse, grad_out, grad_lse)
 
 
 @_backward_op.register_fake
@@ -1177,3 +1212,17 @@ def _leaf(x, twice):
 
 
 _attention_op.register_autograd(_backward, setup_context=_save_for_backward)
+
+
+class _Attention(torch.autograd.Function):
+    """What the op is to autograd, for eager code: see `_is_plain`."""
+
+    @staticmethod
+    def forward(ctx, key, known, *inputs):
+        output = _forward(*inputs, key, known)
+        _save_for_backward(ctx, inputs, output)
+        return output
+
+    @staticmethod
+    def backward(ctx, grad_out, grad_lse):
+        return None, None, *_backward(ctx, grad_out, grad_lse)

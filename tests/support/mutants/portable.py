@@ -175,7 +175,7 @@ LAUNCHER = [
         "backward",
         "_rows",
         ("grad_lse.contiguous()", "0 * grad_lse.contiguous()"),
-        ("triton.cdiv(q_len, 128) * 128", "triton.cdiv(q_len, 32) * 32"),
+        ("-(-q_len // 128) * 128", "-(-q_len // 32) * 32"),
         ("(triton.cdiv(rows_len, 32) * batch", "(triton.cdiv(q_len, 32) * batch"),
         ("*grad_out.stride()[:3]", "*out.stride()[:3]"),
     ),
