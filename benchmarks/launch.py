@@ -34,10 +34,14 @@ from benchmarks.script import make_parser, sees_gpu, tell
 from flashgen.errors import first_line
 
 HEADS, TOKENS = 16, 128
-CALLS, BATCHES = 50, 200
+CALLS, BATCHES = 50, 100
 
 #: Whose training calls are measured: FlashAttention-4 is given copies, which have no gradients.
 TRAINED = (OWN, "SDPA", "SDPA cuDNN", "SDPA flash", "FlexAttention")
+
+#: What documents' module makes tables of rows with, behind keys and values: begins alone, of ids
+#: that may come back, of which -1 hides, and whether they are in order.
+ROW_TABLES = (True, False, True, -1, 1)
 
 Call = Callable[[], Any]
 #: What a call is made in, anew for each batch.
@@ -181,7 +185,7 @@ def _launches(
         begin, unordered, starts, _ = module._cut(q, tables[0], known.config, known)
         memory, made = (*memory[:4], out, *others, starts), (tables[0], begin, unordered)
     elif tables:
-        begin, _, unordered = module._row_tables(tables[0], tables[0], True, False, True, 1)
+        begin, _, unordered = module._row_tables(tables[0], tables[0], *ROW_TABLES)
         made = (tables[0], begin, unordered)
     numbers = tuple(known.args[known.numbers])
     yield "repeat", lambda: known.repeat((*memory, *made), numbers)
@@ -193,7 +197,7 @@ def _launches(
         yield "_cut", lambda: module._cut(q, tables[0], known.config, known)
     elif tables:
         x = tables[0]
-        yield "_row_tables", lambda: module._row_tables(x, x, True, False, True, 1)
+        yield "_row_tables", lambda: module._row_tables(x, x, *ROW_TABLES)
 
 
 def possible(

@@ -161,12 +161,32 @@ def test_every_candidate_of_the_gluon_kernel(
         _check(module, name, case, monkeypatch)
 
 
+@pytest.mark.parametrize("name", ["causal_d64", "causal_d128", "dropout_causal_d64"])
+@pytest.mark.parametrize("by", [(2, 4), (0, 3)], ids=str)
+@pytest.mark.usefixtures("hopper")
+def test_tiles_in_parts(name: str, by: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    module = backward_module_of(name, "hopper")
+    monkeypatch.setattr(module, "_LAUNCHES", {})
+    monkeypatch.setattr(module, "_divided", lambda *_: by)
+    for length in (1, 129, 1000):
+        for heads in ((8, 2), (10, 2), (7, 1)):
+            _check(module, name, Case(length, length, 2, *heads), monkeypatch)
+
+
+@pytest.mark.parametrize("by", [None, (1, 3)], ids=str)
 @pytest.mark.parametrize("name", ["causal_d64", "causal_d128"])
-def test_no_race_shows_in_many_runs(name: str) -> None:
-    """A program owns its keys: the same bits every time. Sums of queries round in any order."""
-    if not on_hopper():
-        pytest.skip("the Gluon kernel needs a Hopper GPU")
+@pytest.mark.usefixtures("hopper")
+def test_no_race_shows_in_many_runs(
+    name: str, by: tuple[int, int] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program owns its keys: the same bits every time. Sums of queries round in any order.
+
+    Parts of a tile of keys are added up in their order.
+    """
     spec, module = SPECS[name], backward_module_of(name, "hopper")
+    monkeypatch.setattr(module, "_LAUNCHES", {})
+    if by is not None:
+        monkeypatch.setattr(module, "_divided", lambda *_: by)
     case = Case(1500, 1500, batch=2, q_heads=8, kv_heads=2)
     leaves = [x.requires_grad_() for x in inputs(case, spec, native(spec), "cuda")]
     out = module.attention(*leaves)

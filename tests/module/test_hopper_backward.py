@@ -290,10 +290,14 @@ def test_the_last_tiles_are_shared_where_others_would_be_idle(
         (4, 8, 5555, (0, 8)),
         (4, 3, 5555, (0, 3)),
         (4, 7, 5555, (0, 7)),
+        (4, 7, 8192, (0, 7)),
+        (4, 8, 8192, (0, 4)),
         (16, 8, 4096, (12, 4)),  # four heads, of 32 tiles, have parts for 132 programs
         (13, 4, 8192, (10, 4)),
         (32, 4, 2048, (24, 2)),
         (32, 3, 4096, (28, 3)),
+        (4, 4, 16384, (4, 1)),
+        (64, 4, 4096, (64, 1)),
     ],
 )
 def test_tiles_of_the_last_heads_are_divided_where_whole_ones_would_keep_others_waiting(

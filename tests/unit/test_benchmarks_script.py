@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import torch
 from benchmarks import decoding, launch
 from benchmarks.script import make_parser, sees_gpu, tell
 from flashgen.errors import OutputError
+from support.variants import shipped_module
 
 CELLS = {"benchmark": "mine", "cells": [{"cell": "a", "ms": {}}, {"cell": "b", "ms": {}}]}
 PARTS = {"benchmark": "mine", "calls": {"a": {"b": 1.5}}}
@@ -38,6 +40,13 @@ def test_results_are_written_and_shown(
     assert capsys.readouterr().out == "table of mine\nno file\n"
     with pytest.raises(OutputError, match="choose another place with --json"):
         tell(document, str, path / "below a file")
+
+
+def test_tables_of_rows_are_made_with_what_the_module_takes() -> None:
+    made = shipped_module("documents_d128")._row_tables
+    given = inspect.signature(made).bind("keys", "values", *launch.ROW_TABLES).arguments
+    assert list(given)[2:] == ["begins", "ends", "cyclic", "hidden", "looks"]
+    assert given["hidden"] == -1
 
 
 @pytest.mark.parametrize("benchmark", [launch, decoding], ids=["launch", "decoding"])
