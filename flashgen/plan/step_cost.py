@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import Any, Literal
 
 import sympy
+from sympy.core.relational import Relational
 
 from flashgen.plan.arguments import KernelTensor
 from flashgen.plan.code import KernelCode
@@ -56,6 +57,30 @@ class TileLoad:
 def tile_loads(plan: KernelPlan) -> tuple[TileLoad, ...]:
     """The loads of a step: those of the score, then those of the mask alone."""
     return _tile_loads(plan.code, plan.kernel_arguments.tensors)
+
+
+def unordered_comparisons(plan: KernelPlan) -> Mapping[Axis, int]:
+    """How many comparisons ask for elements of rows, and of columns, where ids are out of order.
+
+    None if the mask reads an element for each score: it is then chosen by outside of the branch.
+    """
+    return _unordered_comparisons(plan.code)
+
+
+@lru_cache(maxsize=256)
+def _unordered_comparisons(code: KernelCode) -> Mapping[Axis, int]:
+    if code.promise is None or code.loads_elements:
+        return {"rows": 0, "columns": 0}
+    parts = [
+        part
+        for condition in code.promise.conditions
+        for part in condition.expr.atoms(Relational) or {condition.expr}
+    ]
+    rows, columns = (
+        sum(any(position in load.free_symbols for load in part.atoms(Load)) for part in parts)
+        for position in (Q_IDX, KV_IDX)
+    )
+    return {"rows": rows, "columns": columns}
 
 
 def shift_itemsizes(plan: KernelPlan) -> tuple[int, ...]:

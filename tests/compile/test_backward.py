@@ -15,6 +15,7 @@ from flashgen import (
     bigbird,
     block_sparse,
     causal,
+    document,
     relative_bias,
     t5_bias,
 )
@@ -27,7 +28,7 @@ from flashgen.kernels.backward_triton.shared_memory import backward_usage
 from flashgen.kernels.backward_triton.space import backward_space
 from flashgen.plan import KernelPlan, lower
 from flashgen.plan.backward import BackwardPlan, backward_plan
-from flashgen.plan.step_cost import tile_loads
+from flashgen.plan.step_cost import tile_loads, unordered_comparisons
 from support.compiling.backward import backward_shared_bytes, compile_backward
 from support.compiling.compiler import FUSED
 from support.compiling.kernel import function_in
@@ -60,7 +61,8 @@ def structure(name: str) -> tuple[object, ...]:
     """What a kernel's buffers depend on besides its configuration."""
     plan = shipped(name).plan
     fields = (plan.qk_segments, plan.v_segments, plan.torch_dtype, plan.input_precision)
-    return (*fields, plan.normaliser, bool(plan.code.score), tile_loads(plan), plan.dropout)
+    loads = (tile_loads(plan), unordered_comparisons(plan))
+    return (*fields, plan.normaliser, bool(plan.code.score), *loads, plan.dropout)
 
 
 def sweep(name: str, kernel: BackwardKernel, target: str) -> tuple[KernelConfig, ...]:
@@ -102,6 +104,38 @@ def test_targets_of_one_family_agree(name: str, kernel: BackwardKernel, target: 
     backward, config = shipped(name), chosen(name, kernel, target)
     predicted = backward_usage(backward.plan, kernel, config, get_target(target))
     assert predicted.total == backward_shared_bytes(backward, kernel, config, target, tma=None)
+
+
+# Tiles with as many queries, or keys, as there are threads, as of the forward kernel.
+@pytest.mark.parametrize(
+    ("target", "numbers"),
+    [
+        ("sm_80", (32, 128, 4, 2)),
+        ("sm_90", (128, 64, 4, 2)),
+        ("sm_90", (32, 128, 4, 2)),
+        ("sm_100", (128, 64, 4, 1)),
+        ("sm_100", (128, 64, 4, 2)),
+    ],
+)
+def test_ids_out_of_order_need_exactly_what_is_predicted(
+    target: str, numbers: tuple[int, int, int, int]
+) -> None:
+    plan, config = lower(AttentionSpec(64, mask=document() & causal()), "x"), KernelConfig(*numbers)
+    predicted = backward_usage(plan, "keys", config, get_target(target))
+    needed = backward_shared_bytes(backward_plan(plan), "keys", config, target, tma=None)
+    assert predicted.total == needed, predicted.breakdown
+
+
+def test_comparisons_in_one_condition_are_put_together_too() -> None:
+    plan, config = lower(AttentionSpec(64, mask=~document()), "x"), KernelConfig(32, 128, 4, 2)
+    predicted = backward_usage(plan, "keys", config, get_target("sm_90"))
+    needed = backward_shared_bytes(backward_plan(plan), "keys", config, "sm_90", tma=None)
+    assert predicted.total == needed, predicted.breakdown
+
+
+def test_tables_of_blocks_beside_ids_out_of_order_are_never_below() -> None:
+    plan = lower(AttentionSpec(64, mask=document() & block_sparse(block=64)), "x")
+    hold_never_below(plan, "keys", "sm_100", [KernelConfig(32, 128, 4, 2)])
 
 
 # What flashgen would not propose, and what no shipped variant has: the prediction may be above the

@@ -11,14 +11,14 @@ import functools
 
 import pytest
 
-from flashgen import AttentionSpec, Blocks, causal
+from flashgen import AttentionSpec, Blocks, causal, document
 from flashgen.budget.targets import get_target
 from flashgen.config import KernelConfig
 from flashgen.kernels.forward_triton.rank import rank
 from flashgen.kernels.forward_triton.shared_memory import sram_usage
 from flashgen.kernels.forward_triton.space import search_space
 from flashgen.plan import KernelPlan, lower
-from flashgen.plan.step_cost import tile_loads
+from flashgen.plan.step_cost import tile_loads, unordered_comparisons
 from support.compiling.portable import shared_bytes
 from support.loads import kernel_spec
 from support.turns import numbered, share
@@ -41,7 +41,8 @@ def structure(name: str) -> tuple[object, ...]:
     """What a kernel's buffers depend on besides its configuration."""
     plan = shipped_plan(name)
     fields = (plan.qk_segments, plan.v_segments, plan.torch_dtype, plan.input_precision)
-    return (*fields, plan.normaliser, bool(plan.code.score), tile_loads(plan), plan.dropout)
+    loads = (tile_loads(plan), unordered_comparisons(plan))
+    return (*fields, plan.normaliser, bool(plan.code.score), *loads, plan.dropout)
 
 
 def sweep(name: str, target: str) -> tuple[KernelConfig, ...]:
@@ -112,6 +113,27 @@ def test_loads_beside_tiles_by_pointers(name: str, target: str) -> None:
     plan, config = reader(name, 64), KernelConfig(128, 64, num_warps=8, num_stages=2)
     predicted = sram_usage(plan, config, get_target(target), tma=False).total
     assert predicted == shared_bytes(plan, config, target, tma=False)
+
+
+# Tiles with as many rows, columns or both as there are threads: what the branch for ids out of
+# order loads then decides on layouts.
+@pytest.mark.parametrize(
+    ("target", "numbers"),
+    [
+        ("sm_80", (128, 64, 4, 2)),
+        ("sm_80", (64, 128, 4, 1)),
+        ("sm_90", (128, 64, 4, 2)),
+        ("sm_90", (64, 128, 4, 2)),
+        ("sm_90", (128, 128, 4, 2)),
+        ("sm_100", (128, 128, 4, 2)),
+    ],
+)
+def test_ids_out_of_order_need_exactly_what_is_predicted(
+    target: str, numbers: tuple[int, int, int, int]
+) -> None:
+    plan, config = lower(AttentionSpec(64, mask=document() & causal()), "x"), KernelConfig(*numbers)
+    predicted = sram_usage(plan, config, get_target(target))
+    assert predicted.total == shared_bytes(plan, config, target), predicted.breakdown
 
 
 # What a spec can pin and flashgen would not propose, and head dims that no shipped variant has:

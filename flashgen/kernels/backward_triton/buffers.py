@@ -113,12 +113,20 @@ def backward_phases(layout: BackwardLayout) -> tuple[Phase, ...]:
     return _registers(layout, tiles), tiles.output
 
 
-def _loop(layout: BackwardLayout, tiles: Tiles, *parts: tuple[str, Any], free: Any = 0) -> Phase:
+def _loop(
+    layout: BackwardLayout,
+    tiles: Tiles,
+    *parts: tuple[str, Any],
+    free: Any = 0,
+    free_before: Any = 0,
+) -> Phase:
     """The loop, with what most units need: the held tiles, and what is read with the visited.
 
     free: bytes of parts that are not in use while what dropout keeps changes layout.
+    free_before: bytes of parts that are not in use before there are weights.
     """
     kept = sympy.Max(0, layout.elements.kept - free)
+    unordered = sympy.Max(0, layout.elements.unordered - free_before)
     ahead = NUM_STAGES - 1 if layout.pipelined else sympy.Integer(0)
     return Phase(
         "loop",
@@ -127,7 +135,7 @@ def _loop(layout: BackwardLayout, tiles: Tiles, *parts: tuple[str, Any], free: A
             *parts,
             ("LSE, delta", ahead * tiles.statistics),
             ("elements", ahead * layout.elements.ahead),
-            ("scratch", sympy.Max(layout.elements.exchanged, kept)),
+            ("scratch", sympy.Max(layout.elements.exchanged, kept, unordered)),
         ),
     )
 
@@ -152,7 +160,8 @@ def _registers(layout: BackwardLayout, tiles: Tiles) -> Phase:
             tile = sympy.Max(sum(tiles.visited_qk), sum(tiles.visited_v))
             copied = sympy.Max(0, tile - weights) + (tile if layout.kernel == "keys" else 0)
         parts = (("P or dS", weights), ("pieces", copied), ("barriers", barriers))
-        return _loop(layout, tiles, *tiles.copies(ahead), *parts)
+        before = sympy.Integer(0) if layout.tf32 else weights
+        return _loop(layout, tiles, *tiles.copies(ahead), *parts, free_before=before)
     # A tile that products read both straight and transposed comes in registers, and goes to
     # shared memory for one of them. For the other it changes layout in pieces, unless columns are
     # shared out among the warps.
@@ -172,6 +181,7 @@ def _registers(layout: BackwardLayout, tiles: Tiles) -> Phase:
         ("P or dS", weights if together else sympy.Max(0, weights - piece)),
         ("pieces", piece),
         ("barriers", sympy.Integer(8 if layout.tma else 0)),
+        free_before=sympy.Integer(0) if layout.pipelined else v,
     )
 
 
@@ -214,9 +224,14 @@ def _in_turns(layout: BackwardLayout, tiles: Tiles) -> Phase:
         skipped = _ALIGNMENT - barriers
     if layout.unit == "tcgen05":
         skipped += layout.elements.skipped
+    elif layout.tma:  # behind a barrier the tile comes that lies beside two buffers of one size
+        alike = sympy.Eq(layout.elements.unordered, v)
+        skipped += sympy.Piecewise((_ALIGNMENT - barriers, alike), (sympy.Integer(0), True))
     names = (("barriers", sympy.Integer(barriers)), ("alignment", sympy.sympify(skipped)))
     free = sympy.Integer(barriers) if layout.kernel == "keys" else v
-    return _loop(layout, tiles, *tiles.visited_parts(qk, v), *names, free=free)
+    before = v + barriers + skipped
+    parts = tiles.visited_parts(qk, v)
+    return _loop(layout, tiles, *parts, *names, free=free, free_before=before)
 
 
 def _tcgen05(layout: BackwardLayout, tiles: Tiles) -> Phase:

@@ -16,7 +16,7 @@ from flashgen.plan.backward import backward_plan
 from flashgen.plan.code import codes_of
 from flashgen.plan.promise import UNORDERED
 from flashgen.plan.score_gradient import has_element_gradients, input_elements
-from flashgen.plan.step_cost import shift_itemsizes, tile_loads
+from flashgen.plan.step_cost import shift_itemsizes, tile_loads, unordered_comparisons
 from flashgen.symbolic.printer.code import Code
 from flashgen.symbols import FloorDiv, Load
 
@@ -38,6 +38,8 @@ class VisitedElements:
         summed: bytes that several stages of tcgen05 need for input gradients: two groups of warps
             that share the rows of a product exchange their sums.
         kept: bytes that change layout because weights may be dropped.
+        unordered: bytes that change layout in the branch for ids out of order, before there are
+            weights.
     """
 
     ahead: Any
@@ -45,6 +47,7 @@ class VisitedElements:
     skipped: Any
     summed: Any
     kept: Any
+    unordered: Any
 
 
 def visited_elements(
@@ -55,6 +58,7 @@ def visited_elements(
     pipelined: bool,
     copied: bool,
     few_rows: bool,
+    few_columns: bool,
 ) -> VisitedElements:
     """What loads come to: exact for vectors of rows, an upper bound for all others.
 
@@ -65,6 +69,7 @@ def visited_elements(
         pipelined: the loop loads ahead.
         copied: it does so by asynchronous copies, through shared memory.
         few_rows: a tile has fewer queries than there are threads.
+        few_columns: a tile has fewer keys.
     """
     ahead = exchanged = skipped = sympy.Integer(0)
     visited = BLOCK_M if kernel == "keys" else BLOCK_N
@@ -108,7 +113,51 @@ def visited_elements(
     kept = sympy.Integer(0)
     if plan.dropout and unit in KEPT_APART:  # words; where keys are rows, one for each of the two
         kept = BLOCK_M * BLOCK_N * (4 if kernel == "keys" else 2)
-    return VisitedElements(ahead, exchanged, skipped, _summed(plan, kernel), kept)
+    asked = unordered_comparisons(plan)
+    of_rows = 0 if few_rows else asked["rows"]
+    of_columns = 0 if few_columns else asked["columns"]
+    unordered = _unordered(kernel, unit, of_rows, of_columns, pipelined=pipelined)
+    if kernel == "keys" and unit == "tcgen05" and plan.code.tables and plan.code.promise:
+        unordered = scores  # beside elements of tables they take the layout of those loads
+    if kernel == "queries" and of_columns > 1 and not (of_rows or pipelined):
+        skipped = sympy.Integer(_SKIPPED)
+    return VisitedElements(ahead, exchanged, skipped, _summed(plan, kernel), kept, unordered)
+
+
+def _unordered(
+    kernel: BackwardKernel, unit: Unit, of_rows: int, of_columns: int, *, pipelined: bool
+) -> Any:
+    """Bytes that the branch for ids out of order exchanges.
+
+    Elements that are no fewer than the threads are loaded in a layout that suits the load; of fewer
+    each thread loads what it needs. One comparison has its elements exchanged, several are put
+    together first.
+
+    Args:
+        kernel: ``"keys"`` or ``"queries"``.
+        unit: what multiplies the tiles.
+        of_rows: how many comparisons ask for elements of queries, if those are no fewer.
+        of_columns: the same of keys.
+        pipelined: the loop loads ahead.
+    """
+    none, pairs = sympy.Integer(0), BLOCK_M * BLOCK_N  # a byte for each: whether it is seen
+    if kernel == "keys":
+        held, visited, row, column = of_columns, of_rows, BLOCK_N * _SCORE, BLOCK_M * _SCORE
+    else:
+        held, visited, row, column = of_rows, of_columns, BLOCK_M * _SCORE, BLOCK_N * _SCORE
+    if unit == "tcgen05":  # a thread has a held row in any case
+        if not visited:
+            return none
+        if kernel == "queries" and (held or visited == 1):
+            return column
+        return column if visited == 1 and pipelined else pairs * _SCORE  # scores, which stay so
+    if not held:
+        return none if not visited else column if visited == 1 else pairs
+    if kernel == "queries":  # alone they take no more than what the mask reads of them anyway
+        return row * _SCORE if visited else none
+    if visited:
+        return pairs
+    return row if held == 1 else row * _SCORE
 
 
 @lru_cache(maxsize=64)

@@ -16,6 +16,7 @@ compiler's figure
   are not copied asynchronously and have no buffers;
 - where the loop reads elements of tensors for each score or for each key, and rows of two bytes:
   all of them are counted, and what is exchanged is counted whole;
+- where ids may be out of order, as tf32: what that branch exchanges takes the place of a copy;
 - by a few bytes for each number that it reads of a head;
 - where the derivative of a score reads elements: sympy takes choices apart, and each case is
   counted;
@@ -71,6 +72,7 @@ def backward_usage(
             pipelined=pipelined,
             copied=pipelined and target.backend == "cuda",
             few_rows=config.num_warps * target.warp_size > config.BLOCK_M,
+            few_columns=config.num_warps * target.warp_size > config.BLOCK_N,
         ),
     )
     return usage_of(backward_phases(layout), plan, config, target)

@@ -13,10 +13,14 @@ between threads once they are there:
   rows and columns by eights. Elsewhere they are exchanged before their halves are told apart.
 - Columns fewer than the threads are not worth an exchange: each thread loads those that it needs.
   More of them decide on the layout of the branch, and it is the scores that are exchanged.
+- What the mask reads where ids are out of order decides likewise, rows as well as columns, and
+  rows before columns. The softmax is then computed in both layouts: all scores cross over, masked
+  or not.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +28,7 @@ import sympy
 
 from flashgen.budget.matrix_units import KEPT_APART, Unit
 from flashgen.budget.quantities import BLOCK_M, BLOCK_N, ITEMSIZE, NUM_STAGES, NUM_WARPS, widths
-from flashgen.plan.step_cost import TileLoad
+from flashgen.plan.step_cost import Axis, TileLoad
 from flashgen.symbols import FloorDiv
 
 _SCORE = 4  # bytes of a score; and what an asynchronous copy moves at least
@@ -33,6 +37,7 @@ _HALF_WORD = 2
 _LONGEST_STORE = 16  # bytes that a thread stores at once
 _MMA_ROWS = 16  # of a matrix product of one warp
 _MFMA_ROWS = 32
+_UNORDERED_ROW = {"wgmma": 16, "mfma": 32}  # bytes for each row of scores; 64 of other units
 _CROSSING = 4096  # bytes in which one warp group hands scores to the other
 
 
@@ -64,6 +69,8 @@ class Elements:
         rows: how many vectors of rows' elements the branch for masked tiles exchanges.
         exchanges: what else is exchanged, without repetition.
         in_branch: whether the branch for masked tiles loads.
+        rows_unordered: whether scores cross over to the layout of rows that the branch for ids out
+            of order loads.
     """
 
     some: bool = False
@@ -72,6 +79,7 @@ class Elements:
     rows: int = 0
     exchanges: tuple[Exchange, ...] = ()
     in_branch: bool = False
+    rows_unordered: bool = False
 
     def copies(self) -> Any:
         """Bytes of what is copied ahead."""
@@ -80,6 +88,7 @@ class Elements:
 
 def elements_of(
     loads: tuple[TileLoad, ...],
+    unordered: Mapping[Axis, int],
     unit: Unit,
     *,
     copied: bool,
@@ -92,6 +101,7 @@ def elements_of(
 
     Args:
         loads: those of a step.
+        unordered: how many comparisons ask for elements in the branch for ids out of order.
         unit: what multiplies the tiles.
         copied: the pipeline copies loads ahead, through shared memory.
         one_product: scores are one product, not a sum of several.
@@ -130,7 +140,13 @@ def elements_of(
         exchanges[exchange] = None
     if dropout and unit in KEPT_APART:
         exchanges[Exchange("scores", _HALF_WORD, False, "both")] = None
-    return Elements(bool(loads), ahead, columns_ahead, rows, tuple(exchanges), in_branch)
+    rows_unordered = unordered["rows"] > 0 and not few_rows
+    if unordered["columns"] and not few_columns:
+        over: Axis = "columns" if rows_unordered else "scores"
+        exchanges[Exchange(over, _SCORE, False, "both")] = None
+    return Elements(
+        bool(loads), ahead, columns_ahead, rows, tuple(exchanges), in_branch, rows_unordered
+    )
 
 
 def exchanged(elements: Elements, unit: Unit, *, before: bool, as_output: bool) -> Any:
@@ -144,7 +160,7 @@ def exchanged(elements: Elements, unit: Unit, *, before: bool, as_output: bool) 
     """
     sizes = [_bytes(x, unit, as_output) for x in elements.exchanges if x.before == before]
     if not before:
-        sizes.append(BLOCK_M * _row_bytes(elements.rows, unit))
+        sizes.append(BLOCK_M * _row_bytes(elements, unit))
         if unit == "tcgen05" and elements.in_branch:
             # With two warp groups, scores cross over where the branch ends.
             sizes.append(sympy.Piecewise((_CROSSING, NUM_WARPS > 4), (sympy.Integer(0), True)))
@@ -204,10 +220,12 @@ def _by_rows(exchange: Exchange, unit: Unit) -> Any:
     return sympy.Piecewise((BLOCK_N * exchange.itemsize, by_columns), (columns * apart, True))
 
 
-def _row_bytes(vectors: int, unit: Unit) -> int:
+def _row_bytes(elements: Elements, unit: Unit) -> int:
     """Bytes for each row: conditions of several vectors are put together before an exchange."""
-    if not vectors or unit == "tcgen05":  # there a thread has a row in any case
+    if unit == "tcgen05":  # there a thread has a row in any case
         return 0
-    if vectors == 1:
-        return _SCORE
+    if elements.rows_unordered:  # scores, in pieces
+        return _UNORDERED_ROW.get(unit, 64)
+    if elements.rows < 2:
+        return _SCORE * elements.rows
     return 32 if unit == "mfma" else 16

@@ -25,7 +25,9 @@ And where the loop reads elements of tensors (`flashgen.budget.elements`)
 - in tiles of the shape of another that the kernel loads or stores, a segment of q or of the output:
   they take its layout, and are exchanged in pieces; counted in full but for 16-bit outputs of one
   segment;
-- of 16 bits that are not what is added first: some are exchanged as 16 bits, 32 are counted.
+- of 16 bits that are not what is added first: some are exchanged as 16 bits, 32 are counted;
+- beside a branch for ids out of order, which leaves some of the other exchanges in pieces; and as
+  tf32, where what that branch exchanges takes the place of a copy of V.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ from flashgen.kernels.forward_triton.elements import elements_of
 from flashgen.kernels.forward_triton.registers import by_pointers, by_tma, mfma
 from flashgen.kernels.forward_triton.warp_groups import warp_groups
 from flashgen.plan import KernelPlan
-from flashgen.plan.step_cost import tile_loads
+from flashgen.plan.step_cost import tile_loads, unordered_comparisons
 
 
 def sram_usage(
@@ -97,6 +99,7 @@ def _layout(plan: KernelPlan, config: KernelConfig, target: Target, tma: bool) -
         narrow=min(*plan.qk_segments, *plan.v_segments) < 32,
         elements=elements_of(
             tile_loads(plan),
+            unordered_comparisons(plan),
             unit,
             copied=pipelined and target.backend == "cuda",
             one_product=len(plan.qk_segments) == 1,
