@@ -1,6 +1,7 @@
-"""Cells drawn at random, forward: flashgen beside the best peer that each has, on one GPU.
+"""Cells drawn at random: flashgen beside the best peer that each has, on one GPU.
 
     python -m benchmarks.anywhere --seed 1 --cells 40 --json anywhere.json
+    python -m benchmarks.anywhere --backward --seed 1 --json anywhere-backward.json
     python -m benchmarks.anywhere --show one.json two.json --json joined.json
 
 `benchmarks.drawing` draws kinds, head dims, lengths, groups of heads, batches and inputs. Modules
@@ -10,6 +11,9 @@ FlexAttention where FlashAttention 4 runs and has been ahead of it (`beforehand.
 take turns (`benchmarks.pairs`); a cell below the limit is measured again, all its contenders, and
 all turns count. Nothing else is left out. A wrong output is reported, counts as behind, and ends
 the run with status 1.
+
+With --backward the same cells are drawn, and their backward pass alone is timed: gradients of q, k
+and v, of an output whose forward pass has run once (`benchmarks.passes`).
 
 The cells are drawn first, whatever is measured of them: --kinds and --head-dims choose some, and
 --limit-seconds ends the run with what it has.
@@ -32,20 +36,26 @@ from typing import Any
 
 import torch
 
-from benchmarks.attentions import Attention, visible_pairs
-from benchmarks.beforehand import Workers, own_module, takes_part
+from benchmarks.attentions import visible_pairs
+from benchmarks.beforehand import Workers, own_module, own_peer, takes_part
 from benchmarks.drawing import KINDS, Drawn, attention_of, draw
 from benchmarks.drawn_tables import drawn_table, joined
 from benchmarks.figures import OWN
 from benchmarks.inputs import make_inputs
 from benchmarks.measuring import noted
 from benchmarks.pairs import best, first_turn, rivals, rounds
-from benchmarks.passes import as_results
+from benchmarks.passes import PASSES, Pass, as_results, differentiated
 from benchmarks.peers import PEERS, Call, Peer
 from benchmarks.record import environment, kernels_of, target
 from benchmarks.script import make_parser, sees_gpu, tell, write_results
-from benchmarks.slices import Slices
+from benchmarks.slices import GradientSlices, Slices
 from flashgen.errors import first_line
+
+#: What says of a pass whether its results are right.
+SLICES: dict[str, type[Slices] | type[GradientSlices]] = {
+    "forward": Slices,
+    "backward": GradientSlices,
+}
 
 #: Cells that are compiled together before they are measured, in whole groups of one module.
 TOGETHER = 40
@@ -94,24 +104,18 @@ def new_row(cell: Drawn, seed: int, number: int) -> dict[str, Any]:
     }
 
 
-def own_peer(folder: Path) -> Peer:
-    """The module of a cell that was built there, or is built now."""
-
-    @contextmanager
-    def entered(cell: Any, attention: Attention, inputs: Any) -> Iterator[Call]:
-        module = own_module(cell, folder, target())
-        yield lambda: module.attention(*inputs, **attention.parameters)
-
-    return entered
-
-
 def measure(
-    cell: Drawn, row: dict[str, Any], peers: dict[str, Peer], device: torch.device, limit: float
+    cell: Drawn,
+    row: dict[str, Any],
+    peers: dict[str, Peer],
+    device: torch.device,
+    limit: float,
+    which: Pass,
 ) -> None:
     """Checks every contender, then times flashgen beside those that may be the best."""
     attention = attention_of(cell, device)
     inputs = make_inputs(cell, device, cell.inputs)
-    slices = Slices(cell, attention, inputs)
+    slices = SLICES[which.name](cell, attention, inputs)
     with ExitStack() as entered, torch.no_grad():
         calls: dict[str, Call] = {}
         for name, peer in peers.items():
@@ -119,8 +123,7 @@ def measure(
                 continue
             with _told(row, name):
                 call = entered.enter_context(peer(cell, attention, inputs))
-                [out] = as_results(call())
-                row["error"][name] = float(f"{slices.error(out):.3g}")
+                row["error"][name] = float(f"{slices.error(*as_results(call())):.3g}")
                 calls[name] = call
         _judge(row, calls, slices)
         if row["wrong"]:
@@ -149,7 +152,7 @@ def _told(row: dict[str, Any], name: str) -> Iterator[None]:
         row["wrong"] = first_line(error)
 
 
-def _judge(row: dict[str, Any], calls: dict[str, Call], slices: Slices) -> None:
+def _judge(row: dict[str, Any], calls: dict[str, Call], slices: Slices | GradientSlices) -> None:
     """Leaves out peers that compute something else, and says whether flashgen does."""
     others = [error for name, error in row["error"].items() if name != OWN]
     row["error_limit"] = most = float(f"{slices.limit(others):.3g}")
@@ -188,8 +191,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     drawn = draw(options.seed, options.cells)
     numbers = {id(cell): number for number, cell in enumerate(drawn)}
     wanted = [cell for cell in drawn if _is_asked(cell, options)]
+    which = PASSES["backward" if options.backward else "forward"]
     document: dict[str, Any] = {
-        "benchmark": "anywhere",
+        "benchmark": "anywhere-backward" if options.backward else "anywhere",
         "environment": environment(device),
         "seeds": {str(options.seed): options.cells},
         "drawn": len(drawn),
@@ -203,18 +207,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     with tempfile.TemporaryDirectory() as scratch, Workers(options.jobs) as workers:
         peers = {OWN: own_peer(Path(scratch)), **{name: PEERS[name] for name in options.peers}}
+        if options.backward:
+            peers = {name: differentiated(name, peer) for name, peer in peers.items()}
         for lot in grouped(wanted):
-            for problem in workers.compile(lot, options.peers, Path(scratch), seconds_left()):
+            for problem in workers.compile(
+                lot, options.peers, Path(scratch), seconds_left(), backward=options.backward
+            ):
                 print(f"compiling beforehand: {problem}", file=sys.stderr)
             for cell in lot:
                 if seconds_left() <= 0:
                     break
                 row = new_row(cell, options.seed, numbers[id(cell)])
-                measure(cell, row, peers, device, options.limit)
-                _note_kernel(row, cell, Path(scratch))
+                measure(cell, row, peers, device, options.limit, which)
+                _note_kernel(row, cell, Path(scratch), which)
                 document["cells"].append(row)
                 document["left"] = len(drawn) - len(document["cells"])
-                print(f"{time.perf_counter() - started:4.0f} s {_progress(cell, row)}", flush=True)
+                progress = _progress(cell, row, which)
+                print(f"{time.perf_counter() - started:4.0f} s {progress}", flush=True)
                 if options.json:  # after every cell: a run that is cut off keeps them
                     write_results(document, options.json)
                 torch.cuda.empty_cache()
@@ -224,10 +233,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if any(row["wrong"] for row in document["cells"]) else 0
 
 
-def _note_kernel(row: dict[str, Any], cell: Drawn, folder: Path) -> None:
+def _note_kernel(row: dict[str, Any], cell: Drawn, folder: Path, which: Pass) -> None:
     """The form, the digest and the configuration of the kernel that ran."""
     try:
-        row |= kernels_of(own_module(cell, folder, target()))
+        row |= kernels_of(own_module(cell, folder, target()), which)
     except Exception as error:  # it could not be built, which is said
         row["wrong"] = row["wrong"] or first_line(error)
 
@@ -238,13 +247,13 @@ def _is_asked(cell: Drawn, options: argparse.Namespace) -> bool:
     return cell.kind in options.kinds and of_dim
 
 
-def _progress(cell: Drawn, row: dict[str, Any]) -> str:
+def _progress(cell: Drawn, row: dict[str, Any], which: Pass) -> str:
     """One line: what was found, and the rate that it is."""
     if row["wrong"]:
         return f"{cell.name}: WRONG, {row['wrong']}"
     if row["ratio"] is None:
         return f"{cell.name}: no peer has it"
-    tflops = cell.flops(row["visible_pairs"]) / row["median_ms"][OWN] / 1e9
+    tflops = which.work * cell.flops(row["visible_pairs"]) / row["median_ms"][OWN] / 1e9
     again = ", measured again" if row["again"] else ""
     return f"{cell.name}: {row['ratio']:.3f} of {row['best']}, {tflops:.0f} TFLOP/s{again}"
 
@@ -252,6 +261,9 @@ def _progress(cell: Drawn, row: dict[str, Any]) -> str:
 def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = make_parser("anywhere", __doc__)
     parser.add_argument("--seed", type=int, help="of the draw; one of chance if none is given")
+    parser.add_argument(
+        "--backward", action="store_true", help="measure the backward pass of the same cells"
+    )
     parser.add_argument("--cells", type=int, default=40, help="to draw; 40 unless given")
     parser.add_argument("--kinds", nargs="+", choices=sorted({*KINDS}), default=sorted({*KINDS}))
     parser.add_argument(

@@ -8,21 +8,25 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from multiprocessing import active_children, get_context
 from pathlib import Path
 from types import ModuleType, TracebackType
+from typing import Any
 from unittest.mock import patch
 
 import torch
 
+from benchmarks.attentions import Attention
 from benchmarks.compiling import FA4_CACHE
 from benchmarks.drawing import Drawn, attention_of
 from benchmarks.figures import OWN
 from benchmarks.inputs import make_inputs
-from benchmarks.peers import PEERS, load_file
+from benchmarks.passes import differentiated
+from benchmarks.peers import PEERS, Call, Peer, load_file
 from benchmarks.record import target
 from flashgen.build import Options, Progress, build
 
@@ -57,8 +61,34 @@ def own_module(cell: Drawn, folder: Path, gpu: str) -> ModuleType:
     return _LOADED[published]
 
 
-def prepare(cells: Sequence[Drawn], peer: str, folder: Path, device_type: str = "cuda") -> str:
-    """Calls a peer once on each of these cells, in this process; what went wrong, or nothing."""
+def own_peer(folder: Path) -> Peer:
+    """The module of a cell that was built there, or is built now."""
+
+    @contextmanager
+    def entered(cell: Any, attention: Attention, inputs: Any) -> Iterator[Call]:
+        module = own_module(cell, folder, target())
+        yield lambda: module.attention(*inputs, **attention.parameters)
+
+    return entered
+
+
+def prepare(
+    cells: Sequence[Drawn],
+    peer: str,
+    folder: Path,
+    device_type: str = "cuda",
+    *,
+    backward: bool = False,
+) -> str:
+    """Calls a peer once on each of these cells, in this process; what went wrong, or nothing.
+
+    Args:
+        cells: of one module.
+        peer: its name.
+        folder: where specs and modules are.
+        device_type: ``"cuda"``, or ``"cpu"`` in tests.
+        backward: whether its backward pass is called too.
+    """
     torch.set_float32_matmul_precision("high")  # as where it is measured
     device = torch.device(device_type)
     for cell in cells:
@@ -66,12 +96,11 @@ def prepare(cells: Sequence[Drawn], peer: str, folder: Path, device_type: str = 
             if device_type == "cuda":  # also after a call that did not end well
                 torch.cuda.empty_cache()
             attention, inputs = attention_of(cell, device), make_inputs(cell, device)
-            with torch.no_grad():
-                if peer == OWN:
-                    own_module(cell, folder, target()).attention(*inputs, **attention.parameters)
-                else:
-                    with PEERS[peer](cell, attention, inputs) as call:
-                        call()
+            called = own_peer(folder) if peer == OWN else PEERS[peer]
+            if backward:
+                called = differentiated(peer, called)
+            with torch.no_grad(), called(cell, attention, inputs) as call:
+                call()
             if device_type == "cuda":  # what a kernel did wrong is told of this cell
                 torch.cuda.synchronize()
                 torch.cuda.empty_cache()
@@ -111,7 +140,13 @@ class Workers:
         return self
 
     def compile(
-        self, lot: Sequence[Drawn], peers: Sequence[str], folder: Path, seconds: float
+        self,
+        lot: Sequence[Drawn],
+        peers: Sequence[str],
+        folder: Path,
+        seconds: float,
+        *,
+        backward: bool = False,
     ) -> list[str]:
         """Prepares a lot; what went wrong, a line each, which the measuring meets again."""
         if self._jobs < 1 or seconds <= 0:
@@ -121,7 +156,10 @@ class Workers:
         with patch.dict(os.environ, TORCHINDUCTOR_COMPILE_THREADS="1"):
             if self._pool is None:
                 self._pool = ProcessPoolExecutor(self._jobs, mp_context=get_context("spawn"))
-            futures = [self._pool.submit(prepare, *task, folder) for task in tasks(lot, peers)]
+            futures = [
+                self._pool.submit(prepare, *task, folder, backward=backward)
+                for task in tasks(lot, peers)
+            ]
             _, late = wait(
                 futures, None if seconds == float("inf") else until - time.perf_counter()
             )

@@ -31,7 +31,8 @@ def drawn_table(document: Document) -> str:
     rows = document["cells"]
     measured = [row for row in rows if row["ratio"] is not None]
     seeds = ", ".join(dict.fromkeys(str(row["seed"]) for row in rows))
-    said = f"Forward, cells drawn at random (seed {seeds}), {len(measured)} of {document['drawn']}"
+    which = "Backward" if document.get("benchmark") == "anywhere-backward" else "Forward"
+    said = f"{which}, cells drawn at random (seed {seeds}), {len(measured)} of {document['drawn']}"
     parts = [
         f"{said} measured; flashgen beside the quickest of its peers in each, medians of turns; "
         f"{machine(document)}."
@@ -46,7 +47,12 @@ def joined(documents: Sequence[Document]) -> Document:
     """Runs over several seeds, or parts of one, as one; of a cell the last document's row counts.
 
     The environment is the last one's.
+
+    Raises:
+        ValueError: they are of different passes.
     """
+    if len({one.get("benchmark") for one in documents}) > 1:
+        raise ValueError("a run of the forward pass and one of the backward pass are two tables")
     rows = {(row["seed"], row["number"]): row for one in documents for row in one["cells"]}
     drawn: dict[str, int] = {}
     for one in documents:

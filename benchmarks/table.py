@@ -187,6 +187,7 @@ TABLES: dict[str, tuple[str, Callable[[Document], str]]] = {
     "counters": ("counters", counters_table),
     "picks": ("picks", picks_table),
     "anywhere": ("anywhere", drawn_table),
+    "anywhere_backward": ("anywhere-backward", drawn_table),
 }
 
 #: Those of several benchmarks, made of the results of each by its name; empty if some are missing.

@@ -11,11 +11,22 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend
 
-from benchmarks import anywhere, beforehand, drawing, drawn_tables, fa4, pairs, peers, table
+from benchmarks import (
+    anywhere,
+    beforehand,
+    drawing,
+    drawn_tables,
+    fa4,
+    pairs,
+    passes,
+    peers,
+    table,
+)
+from benchmarks.accuracy import make_gradient
 from benchmarks.beforehand import Workers, prepare, tasks
 from benchmarks.drawing import Drawn, attention_of, draw
 from benchmarks.inputs import make_inputs, named_inputs
-from benchmarks.slices import Slices
+from benchmarks.slices import GradientSlices, Slices
 
 CPU = torch.device("cpu")
 ENVIRONMENT = {"gpu": "G", "torch": "1", "triton": "2", "cudnn": "3", "date": "2026-01-31"}
@@ -125,6 +136,34 @@ def test_what_rounding_may_cost():
     assert slices.limit([0.3]) == slices.limit([])
 
 
+def gradients(c, inputs):
+    leaves = [x.double().requires_grad_() for x in inputs]
+    grad_out = make_gradient(c, CPU).double()
+    return torch.autograd.grad(expected(c, leaves), leaves, grad_out)
+
+
+@pytest.mark.parametrize("kind", drawing.SPECS)
+def test_slices_hold_gradients_to_those_of_attention(kind):
+    c = cell(kind)
+    inputs = make_inputs(c, CPU, "scaled:3")
+    slices = GradientSlices(c, attention_of(c, CPU), inputs)
+    grads = gradients(c, inputs)
+    assert slices.error(*grads) < 1e-7 < slices.limit([]) < 1e-6
+    for wrong in range(3):
+        off = [x * (1.01 if n == wrong else 1.0) for n, x in enumerate(grads)]
+        assert slices.error(*off) == pytest.approx(0.01, rel=1e-3)
+    assert math.isnan(slices.error(grads[0] * math.nan, *grads[1:]))
+
+
+def test_what_rounding_may_cost_gradients():
+    c = cell(dtype="bfloat16", seq_len=300)
+    inputs = make_inputs(c, CPU)
+    slices = GradientSlices(c, attention_of(c, CPU), inputs)
+    error = slices.error(*(x.bfloat16() for x in gradients(c, inputs)))
+    assert 5e-4 < error < slices.rounding < 8e-3
+    assert error < slices.limit([]) < 0.02
+
+
 @pytest.mark.filterwarnings("ignore:.*eager reference")
 @pytest.mark.parametrize("kind", ["window", "softcap", "alibi", "packed"])
 def test_modules_are_built_as_the_spec_says(kind, tmp_path, monkeypatch):
@@ -227,7 +266,8 @@ def on_cpu(monkeypatch):
     monkeypatch.setattr(drawing, "MOST", 10)
     monkeypatch.setattr(anywhere, "PEERS", {name: peer(name) for name in times})
     monkeypatch.setattr(anywhere, "own_peer", lambda folder: peer("flashgen"))
-    monkeypatch.setattr(anywhere, "_note_kernel", lambda row, c, folder: None)
+    monkeypatch.setattr(anywhere, "differentiated", named)
+    monkeypatch.setattr(anywhere, "_note_kernel", lambda row, c, folder, which: None)
     monkeypatch.setattr(anywhere, "sees_gpu", lambda name: True)
     monkeypatch.setattr(anywhere, "environment", lambda device: ENVIRONMENT)
     monkeypatch.setattr(anywhere.torch, "device", lambda name: CPU)
@@ -236,6 +276,22 @@ def on_cpu(monkeypatch):
         anywhere, "rounds", lambda calls, first: {name: [times[name]] * 3 for name in calls}
     )
     return times, factors
+
+
+def named(name, peer):
+    """A peer's backward pass, whose calls say whose they are."""
+
+    @contextmanager
+    def entered(c, attention, inputs):
+        with passes.differentiated(name, peer)(c, attention, inputs) as gradients:
+
+            def call():
+                return gradients()
+
+            call.peer = name
+            yield call
+
+    return entered
 
 
 def run(tmp_path, *words, status=0):
@@ -281,6 +337,26 @@ def test_a_wrong_answer_is_reported_and_not_timed(on_cpu, tmp_path, capsys):
         assert row["wrong"].startswith("0.1 off, at most 0.0") and row["ms"] == {}
         assert row["unavailable"]["FA4"] == "wrong output, 1 off"
     assert "WRONG, and not timed:" in capsys.readouterr().out
+
+
+def test_the_backward_pass_of_the_same_cells(on_cpu, tmp_path, capsys):
+    cells = [row["cell"] for row in run(tmp_path)["cells"]]
+    document = run(tmp_path, "--backward")
+    assert document["benchmark"] == "anywhere-backward"
+    assert [row["cell"] for row in document["cells"]] == cells
+    for row in document["cells"]:
+        assert (row["best"], row["ratio"], row["wrong"]) == ("FA4", 1.2, "")
+        assert 0 < max(row["error"].values()) < row["error_limit"] < 0.05
+    shown = capsys.readouterr().out
+    assert "Backward, cells drawn at random (seed 3), 6 of 6 measured" in shown
+    on_cpu[1].update({"flashgen": 1.1})
+    for row in run(tmp_path, "--backward", status=1)["cells"]:
+        assert row["wrong"].startswith("0.1 off, at most 0.0") and row["ms"] == {}
+    forward, backward = tmp_path / "forward.json", tmp_path / "backward.json"
+    forward.write_text(json.dumps(run(tmp_path, status=1)))
+    backward.write_text(json.dumps(document))
+    with pytest.raises(ValueError, match="two tables"):
+        anywhere.main(["--show", str(forward), str(backward)])
 
 
 def test_a_module_that_fails_is_wrong_too(on_cpu, tmp_path, monkeypatch):
