@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -52,8 +52,9 @@ def differentiated(name: str, peer: Peer) -> Peer:
         torch._functorch.config.donated_buffer = False
         qkv = tuple(_leaf(x, transposed=name in SEQUENCE_FIRST) for x in inputs)
         learned = tuple(attention.parameters[name] for name in attention.learned)
-        with torch.enable_grad(), peer(cell, attention, qkv) as call:
-            [out] = as_results(call())
+        with ExitStack() as entered_peer:
+            with torch.enable_grad():
+                [out] = as_results(entered_peer.enter_context(peer(cell, attention, qkv))())
             grad_out = torch.empty_like(out).copy_(make_gradient(cell, out.device))
             yield lambda: torch.autograd.grad(out, (*qkv, *learned), grad_out, retain_graph=True)
 

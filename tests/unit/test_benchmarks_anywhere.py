@@ -357,6 +357,7 @@ def test_the_backward_pass_of_the_same_cells(on_cpu, tmp_path, capsys):
     backward.write_text(json.dumps(document))
     with pytest.raises(ValueError, match="two tables"):
         anywhere.main(["--show", str(forward), str(backward)])
+    assert torch.is_grad_enabled()
 
 
 def test_a_module_that_fails_is_wrong_too(on_cpu, tmp_path, monkeypatch):
