@@ -33,6 +33,14 @@ def shift(align: str | None) -> int | Expr:
     return kv_len - q_len if align == "bottom_right" else 0
 
 
+def disagreement(owner: str, align: str) -> MaskError:
+    """What to say of a mask or a score function that has another alignment than its spec."""
+    return MaskError(
+        f"{owner} has another alignment than the spec, whose align is {align!r}; "
+        "write it in one place"
+    )
+
+
 def declared(owner: str, name: str, value: Any, example: str) -> Tensor:
     """A declared `Tensor`, which may be a `Constant`.
 

@@ -7,13 +7,16 @@ Neither torch nor triton is imported here.
 from __future__ import annotations
 
 import hashlib
+from contextlib import suppress
 from dataclasses import dataclass, field
 
+from flashgen.arguments import ALIGNMENTS
 from flashgen.budget.targets import DEFAULT_TARGETS
 from flashgen.config import KernelConfig
 from flashgen.constants import Constant
 from flashgen.declared import Param
 from flashgen.dropout import DROPOUT
+from flashgen.errors import MaskError
 from flashgen.masks import Mask, as_mask, full
 from flashgen.normalisers import Normaliser, softmax
 from flashgen.scores import Score, as_score
@@ -81,6 +84,10 @@ class AttentionSpec:
         deterministic: whether gradients are the same bits every time, also on Hopper, where the
             faster kernel of head dimensions up to 128 adds up those of q in any order. Without it a
             call chooses, by ``torch.use_deterministic_algorithms``.
+        align: where q_idx counts from if there are more keys than queries: ``"top_left"``, from the
+            first key, or ``"bottom_right"``, so that the last query is at the last key. It holds
+            for mask and score, flashgen's and others; masks whose tables say what each query sees
+            (`tree`, `block_sparse`) keep these. None leaves it to them.
         targets: GPU architectures to choose a configuration for; see `flashgen.budget.targets`.
         name: the generated module's name; None takes the spec file's name.
     """
@@ -95,6 +102,7 @@ class AttentionSpec:
     blocks: Blocks = field(default_factory=Blocks)
     dropout: bool = False
     deterministic: bool = False
+    align: str | None = None
     targets: tuple[str, ...] = DEFAULT_TARGETS
     name: str | None = None
 
@@ -107,6 +115,12 @@ class AttentionSpec:
             object.__setattr__(self, "mask", as_mask(self.mask))
         if callable(self.score) and not isinstance(self.score, Score):
             object.__setattr__(self, "score", as_score(self.score))
+        if self.align in ALIGNMENTS[1:]:
+            for name in ("mask", "score"):
+                function = getattr(self, name)
+                if isinstance(function, Mask | Score):
+                    with suppress(MaskError):  # which `validate` reports
+                        object.__setattr__(self, name, function.aligned(self.align))
 
     @property
     def qk_head_dim(self) -> int:
@@ -154,12 +168,23 @@ class AttentionSpec:
         return self.mask.equal_lengths or (self.score is not None and self.score.equal_lengths)
 
     @property
+    def unaligned(self) -> tuple[str, ...]:
+        """The masks and score functions that are for these only, as they were written."""
+        of_score = () if self.score is None else self.score.unaligned
+        return tuple(dict.fromkeys((*self.mask.unaligned, *of_score)))
+
+    @property
+    def can_be_aligned(self) -> bool:
+        """Whether `align` would give unequal lengths a meaning: natten_2d has none for them."""
+        return self.mask.can_be_aligned
+
+    @property
     def digest(self) -> str:
         """sha256 over every field, functions by label and expression: equal in every process."""
         functions = {"mask": self.mask, "score": self.score, "normaliser": self.normaliser}
         shown = {name: f if f is None else (f.label, f.canonical) for name, f in functions.items()}
         fields = {**self.__dict__, **shown}
-        for name in ("dropout", "deterministic"):  # younger than digests that files go by
+        for name in ("dropout", "deterministic", "align"):  # younger than digests that files go by
             if not fields[name]:
                 del fields[name]
         return hashlib.sha256(repr(sorted(fields.items())).encode()).hexdigest()

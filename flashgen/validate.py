@@ -5,11 +5,13 @@ from __future__ import annotations
 import keyword
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, replace
+from functools import partial
 from itertools import chain
 from traceback import extract_tb
 
 import sympy
 
+from flashgen.arguments import ALIGNMENTS
 from flashgen.budget.targets import TARGETS, get_target
 from flashgen.budget.usage import SramUsage, largest_fitting
 from flashgen.codegen.names import is_taken
@@ -20,12 +22,14 @@ from flashgen.kernels.base import Kernel
 from flashgen.loader import Variant
 from flashgen.masks import Mask
 from flashgen.normalisers import Normaliser
+from flashgen.params import Tensor
 from flashgen.plan import KernelPlan
 from flashgen.plan.code import finite_score
 from flashgen.plan.score_gradient import meeting_tensors
 from flashgen.scores import Score
 from flashgen.spec import DTYPES, INPUT_PRECISIONS, AttentionSpec, Blocks
 from flashgen.symbolic.trace import Predicate, trace
+from flashgen.symbols import KV_LEN, Q_IDX, Q_LEN, Load
 from flashgen.tracing.user_code import users_line
 
 HEAD_DIMS = range(16, 513, 8)
@@ -45,7 +49,7 @@ def validate(variant: Variant) -> list[Violation]:
     """Everything wrong with the fields of a spec; whether its blocks fit is `unfit`'s to say."""
     checks = (
         _name, _head_dim, _dtype, _input_precision, _scale,
-        _mask, _score, _normaliser, _params, _dropout, _deterministic, _blocks, _targets,
+        _mask, _score, _align, _normaliser, _params, _dropout, _deterministic, _blocks, _targets,
     )  # fmt: skip
     return [
         Violation(variant.name, field, shown(value), problem, remedy, variant.file)
@@ -181,6 +185,39 @@ def _score(name: str, spec: AttentionSpec) -> Iterator[Finding]:
         yield "score", score, "not a score function", remedy
         return
     yield from _untraceable("score", score, lambda: finite_score(score))
+
+
+def _align(name: str, spec: AttentionSpec) -> Iterator[Finding]:
+    align = spec.align
+    if align is None:
+        return
+    if align not in ALIGNMENTS:
+        yield "align", align, "not an alignment of queries and keys", _one_of(ALIGNMENTS)
+        return
+    functions = {"mask": spec.mask, "score": spec.score}
+    for field, function in functions.items():
+        if isinstance(function, Mask | Score):
+            found = list(_untraceable(field, function, partial(function.aligned, align)))
+            yield from found or _moved_out(field, function, align)
+
+
+def _moved_out(field: str, function: Mask | Score, align: str) -> Iterator[Finding]:
+    """Of tensors that a moved q_idx would leave: it counts keys, and their dimension queries."""
+    try:
+        traced = function.traced
+    except (MaskError, SystemExit):
+        return  # which has its own finding
+    tensors = {param.sym: param for param in traced.params if isinstance(param, Tensor)}
+    for load in sorted(traced.sym.atoms(Load), key=str):
+        dims = tensors[load.args[0]].dims if load.args[0] in tensors else ()
+        for index, dim in zip(load.args[1:], dims, strict=False):
+            if dim is not None and dim.sym == Q_LEN and {Q_IDX, KV_LEN} <= index.free_symbols:
+                tensor = tensors[load.args[0]]
+                problem = (
+                    f"with align={align!r} q_idx counts keys, and {tensor.name} has q_len of them"
+                )
+                yield field, function, problem, f"declare that dimension of {tensor.name} as kv_len"
+                return
 
 
 def _normaliser(name: str, spec: AttentionSpec) -> Iterator[Finding]:

@@ -188,8 +188,8 @@ def _check(plan: KernelPlan, numbers: Mapping[str, int | float], **sizes: int) -
     q_len, kv_len, heads, kv_heads = sizes.values()
     if plan.equal_lengths and q_len != kv_len:
         raise FlashgenError(
-            f"--kv-len={kv_len}: {plan.name} is for as many keys as queries, here {q_len}; "
-            "declare the mask with align= to give it a meaning, or leave --kv-len out"
+            f"--kv-len={kv_len}: the call has {q_len} queries, and in {plan.name} "
+            f"{plan.refuses_lengths}, or leave --kv-len out"
         )
     if heads % kv_heads:
         raise FlashgenError(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NoReturn
 
+from flashgen.arguments import disagreement, shift
 from flashgen.declared import Param
 from flashgen.errors import MaskError
 from flashgen.symbols import KV_IDX, Q_IDX, B, H
@@ -29,6 +30,11 @@ class Mask:
         label: how a person writes it, as in ``"causal(align='bottom_right')"``.
         equal_lengths: the predicate is defined for q_len == kv_len only. The generated
             ``attention`` raises ValueError for other lengths.
+        align: which key is at a query's own position, as the mask itself was told: see `causal`.
+        moves: whether an alignment changes the mask, as it does not where a table of its own says
+            what each query sees.
+        along: the same mask with an alignment; None moves q_idx.
+        parts: the masks that it joins.
 
     Two masks are equal when their predicates, parameters and `equal_lengths` are.
     """
@@ -36,6 +42,10 @@ class Mask:
     mask_mod: MaskMod
     label: str
     equal_lengths: bool = False
+    align: str | None = None
+    moves: bool = True
+    along: Callable[[str], Mask] | None = None
+    parts: tuple[Mask, ...] = ()
 
     def __and__(self, other: Mask | MaskMod) -> Mask:
         return _combine(self, as_mask(other), "&", lambda a, b: a & b)
@@ -56,7 +66,13 @@ class Mask:
             seen = self.mask_mod(b, h, q_idx, kv_idx)
             return not seen if isinstance(seen, bool) else ~seen
 
-        return Mask(inverted, f"~{_parenthesised(self.label)}", self.equal_lengths)
+        return Mask(
+            inverted,
+            f"~{_parenthesised(self.label)}",
+            self.equal_lengths,
+            along=lambda align: ~self.aligned(align),
+            parts=(self,),
+        )
 
     def __bool__(self) -> NoReturn:
         raise mistake(
@@ -74,6 +90,42 @@ class Mask:
         )
 
     __xor__ = __rxor__ = __sub__ = __rsub__ = __add__ = __radd__ = __mul__ = __rmul__ = _refuse
+
+    def aligned(self, align: str) -> Mask:
+        """This mask where query 0 stands at the key ``shift(align)``.
+
+        A mask of flashgen's is made anew. For any other function q_idx is moved: it is then the
+        query's position among the keys.
+
+        Raises:
+            MaskError: the mask, or a part, was told another alignment.
+        """
+        if self.align not in (None, align):
+            raise disagreement(called("mask", self.label), align)
+        if self.along is not None:
+            return self.along(align)
+        if self.align == align or not self.moves:
+            return self
+        offset = shift(align)
+
+        def moved(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+            return self.mask_mod(b, h, q_idx + offset, kv_idx)
+
+        return replace(self, mask_mod=moved, equal_lengths=False, align=align)
+
+    @property
+    def can_be_aligned(self) -> bool:
+        """Whether an alignment gives each part a meaning for unequal lengths."""
+        if self.parts:
+            return all(part.can_be_aligned for part in self.parts)
+        return self.moves or not self.equal_lengths
+
+    @property
+    def unaligned(self) -> tuple[str, ...]:
+        """The parts that are for equal lengths only, as they were written."""
+        if self.parts:
+            return tuple(dict.fromkeys(name for part in self.parts for name in part.unaligned))
+        return (self.label,) if self.equal_lengths else ()
 
     @cached_property
     def traced(self) -> Expr:
@@ -137,7 +189,13 @@ def _combine(a: Mask, b: Mask, symbol: str, join: Callable[[Any, Any], Any]) -> 
         return join(a.mask_mod(batch, h, q_idx, kv_idx), b.mask_mod(batch, h, q_idx, kv_idx))
 
     label = f"{_parenthesised(a.label)} {symbol} {_parenthesised(b.label)}"
-    return Mask(mask_mod, label, a.equal_lengths or b.equal_lengths)
+    return Mask(
+        mask_mod,
+        label,
+        a.equal_lengths or b.equal_lengths,
+        along=lambda align: _combine(a.aligned(align), b.aligned(align), symbol, join),
+        parts=(a, b),
+    )
 
 
 def _parenthesised(label: str) -> str:

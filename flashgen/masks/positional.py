@@ -13,7 +13,7 @@ from flashgen.tracing.expr import Expr
 
 def full() -> Mask:
     """Every query sees every key."""
-    return Mask(lambda b, h, q_idx, kv_idx: True, "full()")
+    return Mask(lambda b, h, q_idx, kv_idx: True, "full()", moves=False)
 
 
 def causal(*, align: str | None = None) -> Mask:
@@ -29,7 +29,7 @@ def causal(*, align: str | None = None) -> Mask:
     def mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         return q_idx + offset >= kv_idx
 
-    return Mask(mask_mod, label("causal", align=align), equal_lengths=align is None)
+    return Mask(mask_mod, label("causal", align=align), equal_lengths=align is None, align=align)
 
 
 def sliding_window(
@@ -63,7 +63,7 @@ def sliding_window(
         return (kv_idx >= position - before(b, h)) & (kv_idx <= position + after(b, h))
 
     name = label("sliding_window", left, right, align=align)
-    return Mask(mask_mod, name, equal_lengths=align is None)
+    return Mask(mask_mod, name, equal_lengths=align is None, align=align)
 
 
 def prefix_lm(prefix: int | Expr | Tensor, *, align: str | None = None) -> Mask:
@@ -83,7 +83,9 @@ def prefix_lm(prefix: int | Expr | Tensor, *, align: str | None = None) -> Mask:
     def mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         return (kv_idx < keys(b, h)) | (q_idx + offset >= kv_idx)
 
-    return Mask(mask_mod, label("prefix_lm", prefix, align=align), equal_lengths=align is None)
+    return Mask(
+        mask_mod, label("prefix_lm", prefix, align=align), equal_lengths=align is None, align=align
+    )
 
 
 def chunked(size: int | Int, *, align: str | None = None) -> Mask:
@@ -102,7 +104,9 @@ def chunked(size: int | Int, *, align: str | None = None) -> Mask:
     def mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         return (q_idx + offset) // width == kv_idx // width
 
-    return Mask(mask_mod, label("chunked", size, align=align), equal_lengths=align is None)
+    return Mask(
+        mask_mod, label("chunked", size, align=align), equal_lengths=align is None, align=align
+    )
 
 
 def sink_tokens(n: int | Expr | Tensor) -> Mask:
@@ -121,7 +125,7 @@ def sink_tokens(n: int | Expr | Tensor) -> Mask:
     def mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         return kv_idx < keys(b, h)
 
-    return Mask(mask_mod, label("sink_tokens", n))
+    return Mask(mask_mod, label("sink_tokens", n), moves=False)
 
 
 def global_tokens(n: int | Expr | Tensor, *, align: str | None = None) -> Mask:
@@ -141,4 +145,6 @@ def global_tokens(n: int | Expr | Tensor, *, align: str | None = None) -> Mask:
     def mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         return (kv_idx < tokens(b, h)) | (q_idx + offset < tokens(b, h))
 
-    return Mask(mask_mod, label("global_tokens", n, align=align), equal_lengths=align is None)
+    return Mask(
+        mask_mod, label("global_tokens", n, align=align), equal_lengths=align is None, align=align
+    )

@@ -28,7 +28,9 @@ def dilated(step: int | Int, *, align: str | None = None) -> Mask:
     def mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         return (q_idx + offset - kv_idx) % gap == 0
 
-    return Mask(mask_mod, label("dilated", step, align=align), equal_lengths=align is None)
+    return Mask(
+        mask_mod, label("dilated", step, align=align), equal_lengths=align is None, align=align
+    )
 
 
 def strided(stride: int | Int, *, heads: str = "merged", align: str | None = None) -> Mask:
@@ -58,7 +60,7 @@ def strided(stride: int | Int, *, heads: str = "merged", align: str | None = Non
 
     split = None if heads == "merged" else f"heads={heads!r}"
     name = label("strided", stride, split, align=align)
-    return Mask(mask_mod, name, equal_lengths=align is None)
+    return Mask(mask_mod, name, equal_lengths=align is None, align=align)
 
 
 def natten_2d(
@@ -94,7 +96,9 @@ def natten_2d(
             q_idx % row_pixels, kv_idx % row_pixels, columns(b, h), row_pixels
         )
 
-    return Mask(mask_mod, label("natten_2d", height, width, _shown(kernel)), equal_lengths=True)
+    return Mask(
+        mask_mod, label("natten_2d", height, width, _shown(kernel)), equal_lengths=True, moves=False
+    )
 
 
 def _shown(kernel: Any) -> str:

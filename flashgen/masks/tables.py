@@ -73,6 +73,9 @@ def document(
         mask_mod,
         label("document", ids, kv_ids, align=align),
         equal_lengths=align is None and queries is keys,
+        align=align,
+        moves=queries is keys,
+        along=None if align or queries is not keys else lambda at: document(ids, align=at),
     )
 
 
@@ -112,7 +115,7 @@ def tree(ancestors: Tensor | None = None) -> Mask:
         sees = table[(b, *drafted) if len(dims) == 3 else drafted]
         return (kv_idx < context) | ((kv_idx >= context) & sees)
 
-    return Mask(mask_mod, label("tree", ancestors))
+    return Mask(mask_mod, label("tree", ancestors), moves=False)
 
 
 def block_sparse(layout: Any = None, block: int | Int = 128) -> Mask:
@@ -153,7 +156,7 @@ def block_sparse(layout: Any = None, block: int | Int = 128) -> Mask:
         return table[(*(at[dim] for dim in leading), q_idx // size, kv_idx // size)]
 
     shown = None if layout is None else table
-    return Mask(mask_mod, label("block_sparse", shown, f"block={block}"))
+    return Mask(mask_mod, label("block_sparse", shown, f"block={block}"), moves=False)
 
 
 def bigbird(
@@ -193,7 +196,7 @@ def bigbird(
         return is_global | near | drawn(b, h, q_idx, kv_idx)
 
     name = label("bigbird", block, window, global_blocks, None if random is None else table)
-    return Mask(mask_mod, name, equal_lengths=True)
+    return Mask(mask_mod, name, equal_lengths=True, moves=False)
 
 
 def random_blocks(

@@ -129,6 +129,16 @@ class KernelPlan(Heads):
         return self.spec.equal_lengths
 
     @property
+    def refuses_lengths(self) -> str:
+        """What is for these only, as it was written, and what to do about it."""
+        unaligned = self.spec.unaligned
+        shown = " and ".join(unaligned) + (" are" if len(unaligned) > 1 else " is")
+        remedy = "pass as many keys as queries"
+        if self.spec.can_be_aligned:
+            remedy = "rebuild the spec with align='top_left' or align='bottom_right'"
+        return f"{shown} for equal lengths only; {remedy}"
+
+    @property
     def targets(self) -> tuple[str, ...]:
         """The GPU architectures to choose a configuration for."""
         return self.spec.targets

@@ -55,7 +55,7 @@ def alibi(slopes: int | Tensor, *, bidirectional: bool = False, align: str | Non
 
     either = "bidirectional=True" if bidirectional else None
     name = label("alibi", slopes, either, align=align)
-    return Score(score_mod, name, equal_lengths=align is None)
+    return Score(score_mod, name, equal_lengths=align is None, align=align)
 
 
 def _alibi_slope(num_q_heads: int) -> PerHead:
@@ -100,7 +100,7 @@ def relative_bias(
         return score + bias(b, h, distance + farthest)
 
     name = label("relative_bias", max_distance, table, align=align)
-    return Score(score_mod, name, equal_lengths=align is None)
+    return Score(score_mod, name, equal_lengths=align is None, align=align)
 
 
 def t5_bias(
@@ -150,7 +150,7 @@ def t5_bias(
     chosen = (f"num_buckets={num_buckets}", f"max_distance={max_distance}")
     direction = None if bidirectional else "bidirectional=False"
     name = label("t5_bias", table, *chosen, direction, align=align)
-    return Score(score_mod, name, equal_lengths=align is None)
+    return Score(score_mod, name, equal_lengths=align is None, align=align)
 
 
 def _t5_bucket(distance: Any, buckets: int, max_distance: int) -> Any:
@@ -187,7 +187,7 @@ def additive_bias(bias: Tensor | None = None) -> Score:
     def score_mod(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         return score + entry(tensor, batch=b, num_q_heads=h, q_len=q_idx, kv_len=kv_idx)
 
-    return Score(score_mod, label("additive_bias", bias))
+    return Score(score_mod, label("additive_bias", bias), moves=False)
 
 
 def _lookup(owner: str, given: Any, size: int | Expr) -> Callable[[Any, Any, Any], Any]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NoReturn
 
+from flashgen.arguments import disagreement, shift
 from flashgen.declared import Param
 from flashgen.errors import MaskError
 from flashgen.symbols import KV_IDX, Q_IDX, SCORE, B, H
@@ -29,6 +30,10 @@ class Score:
         label: how a person writes it, as in ``"softcap(30.0)"``.
         equal_lengths: it is defined for q_len == kv_len only. The generated ``attention`` raises
             ValueError for other lengths.
+        align: which key is at a query's own position, as the function itself was told.
+        moves: whether an alignment changes it, as it does not where a tensor holds each query's.
+        along: the same with an alignment; None moves q_idx.
+        parts: the score functions that it applies, one after another.
 
     Two are equal when what they compute, their parameters and `equal_lengths` are.
     """
@@ -36,6 +41,10 @@ class Score:
     score_mod: ScoreMod
     label: str
     equal_lengths: bool = False
+    align: str | None = None
+    moves: bool = True
+    along: Callable[[str], Score] | None = None
+    parts: tuple[Score, ...] = ()
 
     def then(self, other: Score | ScoreMod) -> Score:
         """The score function that applies this one first and ``other`` to what it returns."""
@@ -48,7 +57,39 @@ class Score:
             return after.score_mod(first, b, h, q_idx, kv_idx)
 
         equal_lengths = self.equal_lengths or after.equal_lengths
-        return Score(score_mod, f"{self.label}.then({after.label})", equal_lengths)
+        return Score(
+            score_mod,
+            f"{self.label}.then({after.label})",
+            equal_lengths,
+            along=lambda align: self.aligned(align).then(after.aligned(align)),
+            parts=(self, after),
+        )
+
+    def aligned(self, align: str) -> Score:
+        """This score function where query 0 stands at the key ``shift(align)``: see `Mask.aligned`.
+
+        Raises:
+            MaskError: the function, or a part, was told another alignment.
+        """
+        if self.align not in (None, align):
+            raise disagreement(called("score", self.label), align)
+        if self.along is not None:
+            return self.along(align)
+        if self.align == align or not self.moves:
+            return self
+        offset = shift(align)
+
+        def moved(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+            return self.score_mod(score, b, h, q_idx + offset, kv_idx)
+
+        return replace(self, score_mod=moved, equal_lengths=False, align=align)
+
+    @property
+    def unaligned(self) -> tuple[str, ...]:
+        """The parts that are for equal lengths only, as they were written."""
+        if self.parts:
+            return tuple(dict.fromkeys(name for part in self.parts for name in part.unaligned))
+        return (self.label,) if self.equal_lengths else ()
 
     def __bool__(self) -> NoReturn:
         raise mistake(

@@ -117,8 +117,9 @@ def test_a_parameter_of_the_call(flashgen, project):
         ),
         (
             ["specs/tiny.py", "--q-len", "5", "--kv-len", "6"],
-            "error: --kv-len=6: tiny is for as many keys as queries, here 5; declare the mask with "
-            "align= to give it a meaning, or leave --kv-len out",
+            "error: --kv-len=6: the call has 5 queries, and in tiny causal() is for equal lengths "
+            "only; rebuild the spec with align='top_left' or align='bottom_right', or leave "
+            "--kv-len out",
         ),
         (
             ["specs/family.py", "--svg", "x.svg"],

@@ -137,8 +137,8 @@ def test_head_counts_that_do_not_group(q_heads: int, kv_heads: int) -> None:
 def test_unequal_lengths_where_the_mask_does_not_define_them(kv_len: int) -> None:
     keys = _zeros(2, 2, kv_len, D)
     message = (
-        f"k: got kv_len {kv_len} for q_len 6; this variant is declared for equal lengths only:"
-        " rebuild with align='top_left' or align='bottom_right'"
+        f"k: got kv_len {kv_len} for q_len 6; causal() is for equal lengths only; rebuild the spec"
+        " with align='top_left' or align='bottom_right'"
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         shipped_module("causal_d128").attention(GOOD, keys, keys)

@@ -361,8 +361,9 @@ def capped(score, b, h, q, k):
         ),
         (
             {"q_len": 64, "kv_len": 65},
-            "--kv-len=65: x is for as many keys as queries, here 64; declare the mask with align= "
-            "to give it a meaning, or leave --kv-len out",
+            "--kv-len=65: the call has 64 queries, and in x sliding_window(left, 0) is for equal "
+            "lengths only; rebuild the spec with align='top_left' or align='bottom_right', or "
+            "leave --kv-len out",
         ),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
