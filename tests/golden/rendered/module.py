@@ -25,7 +25,7 @@ A query can be left without a key: its output is 0 and its LSE -inf.
 # Contents: each part has a heading, in this order.
 #   configurations  what the kernels are compiled with on each GPU
 #   kernels         what runs on the GPU: in Triton
-#   attention       the function that users call
+#   attention       what users call
 #   reference       the same in eager torch: the oracle, and the way for CPU tensors
 #   checks          what a call refuses
 #   launchers       from checked arguments to running kernels, of both passes
@@ -594,6 +594,43 @@ def attention(
     else:
         out, lse = _forward(q, k, v, scale, left, key, known, return_lse)
     return (out, lse) if return_lse else out
+
+
+def merge(outs, lses):
+    """One output of several calls with the same queries, each with other keys: (out, lse).
+
+    outs are what calls returned, (batch, heads, seq, head_dim), and lses their log-sum-exps
+    (return_lse=True), in the same order; a key belongs to one call. Gradients reach both. It
+    computes in float32.
+
+    Raises:
+        ValueError: no call is given, or outputs and log-sum-exps of different numbers or shapes.
+    """
+    outs, lses = list(outs), list(lses)
+    if not outs or len(outs) != len(lses):
+        raise ValueError(f"outs: got {len(outs)} for {len(lses)} lses; pass one of each call")
+    for i, (out, lse) in enumerate(zip(outs, lses, strict=True)):
+        if out.shape != outs[0].shape:
+            raise ValueError(
+                f"outs[{i}]: got shape {tuple(out.shape)}, outs[0] has {tuple(outs[0].shape)}; pass"
+                " equal shapes"
+            )
+        if lse.shape != out.shape[:-1]:
+            raise ValueError(
+                f"lses[{i}]: got shape {tuple(lse.shape)}; pass {tuple(out.shape[:-1])}"
+            )
+    dtype = torch.promote_types(outs[0].dtype, torch.float32)
+    logs = torch.stack(lses).to(dtype)
+    # Where no call has a key, every weight is 0 beside any finite maximum.
+    m = logs.detach().amax(0).clamp_min(torch.finfo(dtype).min)
+    weights = torch.exp(logs - m)
+    total = weights.sum(0)
+    empty = total == 0
+    total = total.masked_fill(empty, 1.0)
+    shares = (weights / total).unsqueeze(-1)
+    out = (torch.stack(outs).to(dtype) * shares).sum(0)
+    lse = (m + torch.log(total)).masked_fill(empty, -math.inf)
+    return out.to(outs[0].dtype), lse
 
 
 # --- reference ------------------------------------------------------------------------------------
