@@ -1,6 +1,6 @@
 """Trains one small GPT with torch's attention and with a generated module, and compares the two.
 
-    flashgen build specs/causal_d64.py && python examples/train_gpt.py --out train_gpt
+    flashgen build specs/causal_d64.py && PYTHONPATH=. python examples/train_gpt.py --out train_gpt
 
 Four runs: each attention from the weights of two seeds, all on the same batches. Where the module
 is right, what it does to the loss is no more than what another seed does. OUT gets the losses as

@@ -107,6 +107,11 @@ class Float(Expr, Param):
         return f"Float({self.name!r}, {self.default}, above={self.above})"
 
 
+def dtype_name(dtype: Any) -> Any:
+    """The name of one of torch's dtypes, ``"bfloat16"``; anything else as it is."""
+    return str(dtype).removeprefix("torch.") if type(dtype).__module__ == "torch" else dtype
+
+
 class Tensor(Param):
     """A run-time tensor, indexed by mask and score functions: ``doc[b, q_idx]``, ``slopes[h]``.
 
@@ -115,7 +120,8 @@ class Tensor(Param):
         dims: the size of each dimension: ``"batch"``, ``"num_q_heads"``, ``"num_kv_heads"``,
             ``"q_len"``, ``"kv_len"``, a number, an expression of ``q_len``, ``kv_len`` and declared
             `Int` parameters, or None for any size.
-        dtype: ``"int32"``, ``"bool"``, ``"float32"``, ``"float16"`` or ``"bfloat16"``.
+        dtype: ``"int32"``, ``"bool"``, ``"float32"``, ``"float16"`` or ``"bfloat16"``, or torch's
+            of that name. A call may pass 16 bits where float32 is declared.
         sorted: its values never fall along the last dimension, as the ids of packed documents.
             Loop bounds are then derived from comparisons of its elements. Each call looks whether
             it is so: of a tensor that is not sorted it visits everything, which takes longer.
@@ -139,7 +145,7 @@ class Tensor(Param):
         sorted: bool = False,
         doc: str = "",
     ) -> None:
-        kind = type(self).__name__
+        kind, dtype = type(self).__name__, dtype_name(dtype)
         _check_words(kind, name, doc)
         if dtype not in INTEGER_DTYPES + FLOAT_DTYPES:
             known = ", ".join(INTEGER_DTYPES + FLOAT_DTYPES)

@@ -19,6 +19,7 @@ from flashgen.dropout import DROPOUT
 from flashgen.errors import MaskError
 from flashgen.masks import Mask, as_mask, full
 from flashgen.normalisers import Normaliser, softmax
+from flashgen.params import dtype_name
 from flashgen.scores import Score, as_score
 from flashgen.tracing.expr import merged_params
 
@@ -67,7 +68,8 @@ class AttentionSpec:
 
     Attributes:
         head_dim: elements of a head's query, key and value; ``(qk, v)`` where the value's differ.
-        dtype: of q, k, v and the output: ``"float16"``, ``"bfloat16"`` or ``"float32"``.
+        dtype: of q, k, v and the output: ``"float16"``, ``"bfloat16"`` or ``"float32"``, or torch's
+            of that name.
         mask: which keys a query sees: one of `flashgen.masks`, or any function
             ``(b, h, q_idx, kv_idx) -> bool`` that traces.
         score: what becomes of ``scale * q·k`` before the softmax: one of `flashgen.scores`, or any
@@ -111,6 +113,7 @@ class AttentionSpec:
         for name in ("head_dim", "targets"):
             if isinstance(getattr(self, name), list):
                 object.__setattr__(self, name, tuple(getattr(self, name)))
+        object.__setattr__(self, "dtype", dtype_name(self.dtype))
         if callable(self.mask) and not isinstance(self.mask, Mask):
             object.__setattr__(self, "mask", as_mask(self.mask))
         if callable(self.score) and not isinstance(self.score, Score):

@@ -141,7 +141,8 @@ def argument(param: Param) -> Argument:
         case Tensor():
             shape = ", ".join("any" if dim is None else torch_source(dim.sym) for dim in param.dims)
             order = ", ascending along its last dimension" if param.sorted else ""
-            accepts = f"({shape}{',' if len(param.dims) == 1 else ''}) {param.dtype}{order}"
+            halves = ", or 16 bits" if param.dtype == "float32" else ""
+            accepts = f"({shape}{',' if len(param.dims) == 1 else ''}) {param.dtype}{halves}{order}"
             return Argument(
                 param.name, "tensor", default, accepts, "torch.Tensor", doc,
                 dtype=param.dtype, sizes=tuple(map(_size, param.dims)),

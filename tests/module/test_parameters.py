@@ -144,6 +144,30 @@ def test_gradients_of_float_tensors(name: str, dtype: str) -> None:
     check_gradients(rendered_module(spec), spec, case)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_tensors_of_a_model_in_16_bits(dtype: torch.dtype) -> None:
+    """Where float32 is declared: the same output as of the widened ones, gradients in 16 bits."""
+    case = _positive(CASE)
+    tensors, given = native_inputs(case, SPEC), case.arguments(SPEC)
+    bias = torch.nn.Parameter(torch.randn(4, 5).to(dtype))
+    out = MODULE.attention(*tensors, **given | {"relative_bias": bias})
+    wide = bias.detach().float().requires_grad_()
+    right = MODULE.attention(*tensors, **given | {"relative_bias": wide})
+    assert torch.equal(out, right)
+    (got,) = torch.autograd.grad(out.float().sum(), bias)
+    (exact,) = torch.autograd.grad(right.float().sum(), wide)
+    assert got.dtype == dtype and torch.equal(got, exact.to(dtype))
+    wider = bias.detach().double()
+    with pytest.raises(TypeError, match=r"relative_bias: got torch\.float64"):
+        MODULE.attention(*tensors, **given | {"relative_bias": wider})
+
+
+def test_the_docstring_shows_a_call_that_works() -> None:
+    call = "tiny.attention(q, k, v, ids=ids, relative_bias=relative_bias, heat=heat, sink=sink)"
+    assert f"    out = {call}\n" in str(MODULE.__doc__)
+    assert eval(call, {"tiny": MODULE, "q": Q, "k": K, "v": K, **GOOD}).shape == Q.shape
+
+
 def test_a_gradient_of_a_parameter_alone() -> None:
     """As of a bias that is learned while the rest is frozen."""
     case = _positive(CASE)

@@ -1,6 +1,7 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
 from flashgen.errors import ValidationError
 from flashgen.kernels.registry import with_key
@@ -30,6 +31,7 @@ def findings(name="tiny", **fields):
         {"head_dim": [192, 128]},
         {"dtype": "float16"},
         {"dtype": "float32"},
+        {"dtype": torch.bfloat16},
         {"dtype": "float32", "input_precision": "tf32"},
         {"scale": 1},
         {"scale": 0.125},
@@ -46,6 +48,14 @@ def findings(name="tiny", **fields):
 )
 def test_good_fields(fields):
     assert findings(**fields) == []
+
+
+def test_dtypes_of_torch_are_those_of_their_names():
+    assert AttentionSpec(64, torch.float16) == AttentionSpec(64, "float16")
+    assert AttentionSpec(64, torch.float16).digest == AttentionSpec(64, "float16").digest
+    assert Tensor("x", (3,), torch.int32).declaration == Tensor("x", (3,), "int32").declaration
+    [finding] = findings(dtype=torch.float64)
+    assert "dtype='float64': not a dtype that flashgen supports" in finding
 
 
 IN_TINY = "specs/tiny.py: tiny: "
