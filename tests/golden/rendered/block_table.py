@@ -14,7 +14,7 @@ def _at_3d(tensor, i_0, i_1, i_2):
     ptr += tl.cast(i_0, tl.int64) * stride_0
     ptr += tl.cast(i_1, tl.int64) * stride_1
     ptr += tl.cast(i_2, tl.int64) * stride_2
-    # != 0: a scalar's condition and a tile's make integers in Triton's interpreter, and no mask.
+    # != 0: in Triton's interpreter a scalar condition & a tile's condition is an integer, no mask.
     return tl.load(ptr, mask=inside != 0, other=0)
 
 
@@ -40,7 +40,7 @@ def _load_tile(
     else:
         rows = tl.arange(0, ROWS)
         cols = COL + tl.arange(0, COLS)
-        # The tile's first row can lie past 2^31 elements; offsets inside a tile cannot.
+        # The offset of the tile's first row can exceed 2^31 elements; offsets in a tile cannot.
         tile = src + row.to(tl.int64) * stride_row + (rows[:, None] * stride_row + cols[None, :])
         inside = (rows < num_rows - row)[:, None]
         return tl.load(tile, mask=inside, other=0.0)
@@ -76,8 +76,8 @@ def _list_tiles(
 ):
     """One program: the key tiles that one tile of queries visits, CHUNK at a time.
 
-    tiles_ptr: (num_q_heads, query tiles, 1 + key tiles) int32: how many there are, then in
-    ascending order 2 * tile, and 1 more where some query of the tile does not see one of its keys.
+    tiles_ptr: (num_q_heads, query tiles, 1 + key tiles) int32: the number of tiles, then in
+    ascending order 2 * tile, plus 1 if some query of the tile does not see one of its keys.
     """
     num_tiles_m = tl.cdiv(q_len, BLOCK_M)
     num_tiles_n = tl.cdiv(kv_len, BLOCK_N)
@@ -179,7 +179,7 @@ def _attention_forward(
     """
     num_tiles_m = tl.cdiv(q_len, BLOCK_M)
     pid = tl.program_id(0)
-    # Tiles of all heads that have about as much to do run side by side, those with most first.
+    # Tiles of all heads with about the same work run side by side, those with most work first.
     batch = pid // num_q_heads // num_tiles_m
     head = pid % num_q_heads
     tile_m = num_tiles_m - 1 - pid // num_q_heads % num_tiles_m
@@ -216,7 +216,7 @@ def _attention_forward(
         start_n = tile * BLOCK_N
         k = _load_tile(k_src, stride_kn, batch, kv_head, start_n, kv_len, 0, BLOCK_N, 16, USE_TMA)
         scores = tl.dot(q, k.T)
-        # Only a tile that holds a hidden key, or reaches past kv_len, pays for the mask.
+        # Only a tile that holds a hidden key, or reaches past kv_len, evaluates the mask.
         masked = entry % 2 == 1
         if masked:
             kv_idx = start_n + tl.arange(0, BLOCK_N)[None, :]
@@ -235,7 +235,7 @@ def _attention_forward(
             seen = tl.where(visible, scores, float("-inf"))
         else:
             seen = scores
-        # The same as seen: in one block with both products, the compiler lays them out together.
+        # The same as `seen`, in one basic block with both products: they then share a layout.
         scores = tl.where(masked, seen, scores)
 
         # Online softmax in base 2. m_i starts finite, so a row that has seen no key yet

@@ -14,10 +14,10 @@ Rebuild it from its spec instead of editing it. It needs torch and triton, not f
 A query sees the keys where
     layout[h, q_idx // size, kv_idx // size] != 0
 
-A table of blocks says which tiles of keys to visit: once a call, a small kernel lists the tiles
-that each tile of queries visits, and which of them need no mask. The lists take memory, an int32
+A block table decides which tiles of keys to visit: once a call, a small kernel lists the tiles
+that each tile of queries visits, and which of these need no mask. The lists are an int32 tensor
 of (num_q_heads, q_len / BLOCK_M, 1 + kv_len / BLOCK_N).
-Gradients of keys and values use them transposed: which tiles of queries visit each tile of keys.
+Gradients of keys and values use the transposed lists: the tiles of queries for each tile of keys.
 layout is a constant of this module: (2, 4, 100) bool, for calls of 2 heads, q_len up to 4 * size,
 kv_len up to 100 * size.
 slopes is a constant of this module: (2,) float32, for calls of 2 heads.
@@ -25,14 +25,14 @@ A query can be left without a key: its output is 0 and its LSE -inf.
 """
 
 # Contents: each part has a heading, in this order.
-#   configurations  what the kernels are compiled with on each GPU
-#   kernels         what runs on the GPU: in Triton
-#   attention       what users call
-#   reference       the same in eager torch: the oracle, and the way for CPU tensors
-#   checks          what a call refuses
-#   launchers       from checked arguments to running kernels, of both passes
-#   repeats         launches without what Triton does before the first one
-#   operator        what torch.compile, torch.export and autograd see
+#   configurations  tile sizes and other constants of the kernels, for each GPU
+#   kernels         the code that runs on the GPU: in Triton
+#   attention       the functions that users call
+#   reference       the same in eager torch: the oracle, also used for CPU tensors
+#   checks          the checks of a call's arguments
+#   launchers       from checked arguments to running kernels, for both passes
+#   repeats         repeated launches, which skip Triton's processing of arguments
+#   operator        the operator for torch.compile, torch.export and autograd
 
 import functools
 import inspect
@@ -48,10 +48,10 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 # --- configurations -------------------------------------------------------------------------------
 
-# A product and a sum become one operation: Triton's default until 3.9, which wants to be told.
+# Products and sums are fused: Triton's default before 3.9, which warns unless a launch states it.
 _FUSED = {"enable_fp_fusion": True}
 
-# One configuration for each GPU architecture. USE_TMA: tiles come through tensor descriptors.
+# One configuration for each GPU architecture. USE_TMA: load tiles through tensor descriptors.
 CONFIGS = {
     # A100: chosen by model;
     # shared memory 4,096 of 166,912 bytes.
@@ -116,7 +116,7 @@ BACKWARD_OF_QUERIES = {
 }
 
 
-# Tensors of this module: dtype, sizes and elements, of bools an x for each that holds.
+# Tensors of this module: dtype, sizes and elements; for bools an x is True.
 _CONSTANTS = {
     # Whether a block of queries sees one of keys.
     "layout": (
@@ -154,7 +154,7 @@ _CONSTANTS = {
 
 
 def _constant(name, x):
-    """A constant on x's device: made once for each device, and anew where torch traces."""
+    """A constant on x's device: made once for each device, and again in each torch trace."""
     transformed = torch._C._functorch.peek_interpreter_stack() is not None
     if torch.compiler.is_compiling() or transformed or type(x) is not torch.Tensor:
         return _made_constant(name, x.device)
@@ -198,7 +198,7 @@ def _at_3d(tensor, i_0, i_1, i_2):
     ptr += tl.cast(i_0, tl.int64) * stride_0
     ptr += tl.cast(i_1, tl.int64) * stride_1
     ptr += tl.cast(i_2, tl.int64) * stride_2
-    # != 0: a scalar's condition and a tile's make integers in Triton's interpreter, and no mask.
+    # != 0: in Triton's interpreter a scalar condition & a tile's condition is an integer, no mask.
     return tl.load(ptr, mask=inside != 0, other=0)
 
 
@@ -224,7 +224,7 @@ def _load_tile(
     else:
         rows = tl.arange(0, ROWS)
         cols = COL + tl.arange(0, COLS)
-        # The tile's first row can lie past 2^31 elements; offsets inside a tile cannot.
+        # The offset of the tile's first row can exceed 2^31 elements; offsets in a tile cannot.
         tile = src + row.to(tl.int64) * stride_row + (rows[:, None] * stride_row + cols[None, :])
         inside = (rows < num_rows - row)[:, None]
         return tl.load(tile, mask=inside, other=0.0)
@@ -262,8 +262,8 @@ def _list_tiles(
 ):
     """One program: the key tiles that one tile of queries visits, CHUNK at a time.
 
-    tiles_ptr: (num_q_heads, query tiles, 1 + key tiles) int32: how many there are, then in
-    ascending order 2 * tile, and 1 more where some query of the tile does not see one of its keys.
+    tiles_ptr: (num_q_heads, query tiles, 1 + key tiles) int32: the number of tiles, then in
+    ascending order 2 * tile, plus 1 if some query of the tile does not see one of its keys.
     """
     num_tiles_m = tl.cdiv(q_len, BLOCK_M)
     num_tiles_n = tl.cdiv(kv_len, BLOCK_N)
@@ -368,7 +368,7 @@ def _attention_forward(
     """
     num_tiles_m = tl.cdiv(q_len, BLOCK_M)
     pid = tl.program_id(0)
-    # Tiles of all heads that have about as much to do run side by side, those with most first.
+    # Tiles of all heads with about the same work run side by side, those with most work first.
     batch = pid // num_q_heads // num_tiles_m
     head = pid % num_q_heads
     tile_m = num_tiles_m - 1 - pid // num_q_heads % num_tiles_m
@@ -401,7 +401,7 @@ def _attention_forward(
     scalar_slopes = _at_1d(slopes, head)
     scalar_0 = scalar_slopes / scale
     qk_scale = 1.4426950408889634 * scale
-    # What the row alone adds to its scores changes no weight: it is left out up to the LSE.
+    # A score's terms that depend on the row alone change no weight: they are added to the LSE only.
     shift = 1.4426950408889634 * tl.cast(q_first - offs_m, tl.float32) * _at_1d(slopes, head)
     l_i = tl.zeros([BLOCK_M], tl.float32)
     m_i = tl.full([BLOCK_M], -3.0e38, tl.float32)
@@ -417,9 +417,9 @@ def _attention_forward(
         # score + (kv_idx + q_len - q_idx - kv_len) * slopes[h], over qk_scale and without what the
         # row alone adds.
         scores = scores + col_1
-        # Chosen by outside of the branch: inside, the scores would take the layout of loads.
+        # The select is outside of the branch: inside, scores would be converted to loads' layout.
         visible = tl.full([BLOCK_M, BLOCK_N], 1, tl.int1)
-        # Only a tile that holds a hidden key, or reaches past kv_len, pays for the mask.
+        # Only a tile that holds a hidden key, or reaches past kv_len, evaluates the mask.
         masked = entry % 2 == 1
         if masked:
             visible &= kv_idx < kv_len
@@ -473,16 +473,16 @@ def _backward_rows(
     HAS_GRAD_LSE: tl.constexpr,
     SUMS_COLUMNS: tl.constexpr,
 ):
-    """One program: what ROWS queries of one head bring into the gradients of all their scores.
+    """One program: LSE and delta of ROWS queries of one head, for the gradients of their scores.
 
     out (batch, num_q_heads, q_len, 16), lse and grad_lse (batch, num_q_heads, q_len) are
     contiguous. rows_ptr gets (2, num_rows) float32, rows_len for each head: the LSE in base 2, and
     delta = sum(out * grad_out) - grad_lse.
-    Rows from q_len on are those of queries that see no key. Without HAS_GRAD_LSE grad_lse is 0, and
-    grad_lse_ptr anything.
+    Rows from q_len on are padding, and see no key. Without HAS_GRAD_LSE grad_lse is 0, and
+    grad_lse_ptr is not read.
 
-    sums_ptr, which a kernel adds to later, gets zeros: (num_sums, SUMS_COLUMNS) float32, shared out
-    among all programs by whole ROWS. It is anything where SUMS_COLUMNS is 0.
+    sums_ptr, to which a later kernel adds, is filled with zeros: (num_sums, SUMS_COLUMNS) float32,
+    divided among all programs by whole ROWS. It is not used if SUMS_COLUMNS is 0.
     """
     if SUMS_COLUMNS > 0:
         zeros = tl.zeros([ROWS, SUMS_COLUMNS], tl.float32)
@@ -495,8 +495,8 @@ def _backward_rows(
     rows = batch_head.to(tl.int64) * q_len + offs_m
     inside = offs_m < q_len
     lse = tl.load(lse_ptr + rows, mask=inside, other=float("-inf"))
-    # A row that sees no key has no LSE to move, and gets weights of 0 by one above every score. So
-    # does a row so low that its LSE has lost what its weights add up to.
+    # A row that sees no key has no LSE gradient, and gets weights of 0 by an infinite LSE. So does
+    # a row whose LSE is so low that float32 has lost the logarithm of its weights' sum.
     empty = lse < -8388608.0  # 2^23: from there on, float32 has no halves
     delta = tl.zeros([ROWS], tl.float32)
     if HAS_GRAD_LSE:
@@ -530,10 +530,10 @@ def _transpose_lists(
 ):
     """One program: the tiles of queries that visit one tile of keys, CHUNK at a time.
 
-    tiles_ptr is what `_list_tiles` made, (num_q_heads, query tiles, 1 + key tiles).
-    transposed_ptr: (num_q_heads, key tiles, 1 + query tiles) likewise; a tile that
+    tiles_ptr comes from `_list_tiles`, (num_q_heads, query tiles, 1 + key tiles).
+    transposed_ptr: (num_q_heads, key tiles, 1 + query tiles) in the same format; a tile that
     reaches past q_len is masked too.
-    steps is the bit length of num_tiles_n: so often can a list be halved.
+    steps is the bit length of num_tiles_n, the steps of a binary search in a list.
     """
     pid = tl.program_id(0)
     tile_n = pid % num_tiles_n
@@ -544,7 +544,7 @@ def _transpose_lists(
         tile = first + tl.arange(0, CHUNK)
         inside = tile < num_tiles_m
         list_ptrs = tiles_ptr + (first_list + tile) * (num_tiles_n + 1)
-        # The first entry of each list that is not below this tile's, by halves.
+        # A binary search for the first entry of each list that is not below this tile's.
         below = tl.zeros([CHUNK], tl.int32)
         end = tl.load(list_ptrs, mask=inside, other=0)
         length = end
@@ -623,9 +623,9 @@ def _backward_of_keys(
 ):
     """One program: the gradients of BLOCK_N keys and values of one head.
 
-    rows is what `_backward_rows` made, num_rows of them; grad_k and grad_v (batch, num_kv_heads,
+    rows comes from `_backward_rows`, with num_rows rows; grad_k and grad_v (batch, num_kv_heads,
     kv_len, head_dim) are contiguous. Scores are computed transposed, (BLOCK_N, BLOCK_M), so that
-    weights are the left operand of a product as they are.
+    the weights already have the layout of a product's left operand.
     """
     num_tiles_n = tl.cdiv(kv_len, BLOCK_N)
     pid = tl.program_id(0)
@@ -655,7 +655,7 @@ def _backward_of_keys(
     grad_k = tl.zeros([BLOCK_N, 16], tl.float32)
     grad_v = tl.zeros([BLOCK_N, 16], tl.float32)
     group = num_q_heads // num_kv_heads
-    # Each query head of the group, one after the other: their gradients add up in registers.
+    # One query head of the group after another: their gradients accumulate in registers.
     for member in tl.range(0, group):
         head = kv_head * group + member
         # The tiles of queries to visit are listed: see _transpose_lists.
@@ -663,7 +663,7 @@ def _backward_of_keys(
         listed_ptr = tiles_ptr + listed.to(tl.int64) * (tl.cdiv(q_len, BLOCK_M) + 1)
         num_visits = tl.load(listed_ptr)
 
-        # Rows are padded to whole tiles: those of no query see no key.
+        # Rows are padded to whole tiles; padding sees no key.
         rows_len = tl.cdiv(q_len, 128) * 128
         lse_ptr = rows_ptr + (batch * num_q_heads + head).to(tl.int64) * rows_len
         delta_ptr = lse_ptr + tl.multiple_of(num_rows, 128)
@@ -687,13 +687,13 @@ def _backward_of_keys(
             scores = tl.dot(k, q.T)
             col_0 = tl.cast(kv_idx + q_len - q_first - kv_len, tl.float32)
             col_1 = col_0 * scalar_0
-            # What the row alone adds to its scores was left out of them.
+            # Scores lack the terms that depend on the row alone: subtract them from the LSE.
             lse -= 1.4426950408889634 * tl.cast(q_first - offs_m, tl.float32) * _at_1d(slopes, head)
             # score + (kv_idx + q_len - q_idx - kv_len) * slopes[h], over qk_scale and without what
             # the row alone adds.
             scores = scores + col_1
             visible = tl.full([BLOCK_N, BLOCK_M], 1, tl.int1)
-            # Only a tile that holds a hidden pair, or reaches past an end, pays for the mask.
+            # Only a tile that holds a hidden pair, or reaches past an end, evaluates the mask.
             masked = entry % 2 == 1
             if masked:
                 visible &= _at_3d(layout, head, q_idx // size, kv_idx // size) != 0
@@ -776,7 +776,7 @@ def _backward_of_queries(
 ):
     """One program: the gradient of BLOCK_M queries of one head.
 
-    rows is what `_backward_rows` made, num_rows of them; grad_q (batch, num_q_heads, q_len,
+    rows comes from `_backward_rows`, with num_rows rows; grad_q (batch, num_q_heads, q_len,
     16) is contiguous.
     """
     num_tiles_m = tl.cdiv(q_len, BLOCK_M)
@@ -814,7 +814,7 @@ def _backward_of_queries(
         grad_out_src, stride_om, batch, head, q_first, q_len, 0, BLOCK_M, 16, USE_TMA
     )
 
-    # Rows are padded to whole tiles: those of no query see no key.
+    # Rows are padded to whole tiles; padding sees no key.
     rows_len = tl.cdiv(q_len, 128) * 128
     rows_ptr += (batch * num_q_heads + head).to(tl.int64) * rows_len
     lse = tl.load(rows_ptr + offs_m)
@@ -824,7 +824,7 @@ def _backward_of_queries(
     scalar_slopes = _at_1d(slopes, head)
     scalar_0 = scalar_slopes / scale
     qk_scale = 1.4426950408889634 * scale
-    # What the row alone adds to its scores is left out of them.
+    # Scores lack the terms that depend on the row alone: subtract them from the LSE.
     lse -= 1.4426950408889634 * tl.cast(q_first - offs_m, tl.float32) * _at_1d(slopes, head)
     for visit in tl.range(0, num_visits):
         entry = tl.load(tiles_ptr + 1 + visit)
@@ -839,7 +839,7 @@ def _backward_of_queries(
         # row alone adds.
         scores = scores + col_1
         visible = tl.full([BLOCK_M, BLOCK_N], 1, tl.int1)
-        # Only a tile that holds a hidden pair, or reaches past an end, pays for the mask.
+        # Only a tile that holds a hidden pair, or reaches past an end, evaluates the mask.
         masked = entry % 2 == 1
         if masked:
             visible &= kv_idx < kv_len
@@ -889,8 +889,8 @@ def attention(
 
     A CUDA tensor runs the kernel, a CPU tensor the eager reference (or, under TRITON_INTERPRET=1,
     the kernel in Triton's interpreter).
-    Where a kernel runs, gradients come from the portable backward kernels. Derivatives of those,
-    in forward mode, and all under torch.func's transforms, come from the reference.
+    After a kernel, the portable backward kernels compute the gradients. The reference computes
+    second derivatives, forward-mode derivatives and all derivatives under torch.func's transforms.
     """
     scale = 0.25 if scale is None else scale
     _check_numbers(scale, size)
@@ -963,7 +963,7 @@ def reference(
     return_lse=False,
     size=64,
 ):
-    """`attention` in eager torch, for any dtype and device: the oracle, and what CPU tensors run.
+    """`attention` in eager torch, for any dtype and device: the oracle; CPU tensors run it.
 
     It computes in float32 (float64 for float64 tensors) and holds the (q_len, kv_len) scores.
     """
@@ -984,7 +984,7 @@ def reference(
     q_idx = torch.arange(q_len, device=q.device)[:, None]
     kv_idx = torch.arange(kv_len, device=q.device)[None, :]
     scores = scale * (q.to(dtype) @ keys.mT)
-    if kv_len == 0:  # there is no score to take the maximum of
+    if kv_len == 0:  # no score has a maximum
         out, lse = (scores @ values).to(q.dtype), scores.sum(-1) - math.inf
         return (out, lse) if return_lse else out
     scores = scores + (kv_idx + q_len - q_idx - kv_len).to(dtype) * slopes[h].to(dtype)
@@ -1002,7 +1002,7 @@ def reference(
 
 
 class _Table:
-    """A tensor that is 0, or False, outside of itself and below 0, as kernels read it."""
+    """A tensor that reads 0, or False, at any index outside, negative ones too, as in kernels."""
 
     def __init__(self, x):
         self.x = x
@@ -1072,7 +1072,7 @@ def _check_tensors(q, k, v, size):
         raise ValueError(f"q: got {q.shape[1]} heads; slopes of constants is for 2")
 
 
-# Where torch.export traces, a number may stand for one that is not known yet.
+# Under torch.export a number may be symbolic.
 _NUMBERS = (int, float, torch.SymInt, torch.SymFloat)
 
 
@@ -1095,7 +1095,7 @@ def _check_numbers(scale, size):
 def _forward(q, k, v, scale, size, key=None, known=None, return_lse=True):
     """(out, lse) of checked arguments, by a kernel or, for CPU tensors, by the reference.
 
-    key and known are what `_known` says of them. Without return_lse the second may be anything.
+    key and known come from `_known`. Without return_lse the lse may be any tensor.
     """
     if _is_elsewhere(q):
         with torch.cuda.device(q.device):
@@ -1108,7 +1108,7 @@ def _forward(q, k, v, scale, size, key=None, known=None, return_lse=True):
 
 
 def _gradients(q, k, v, scale, size, out, lse, grad_out, grad_lse):
-    """What `_backward_kernels` returns, by whichever kernels these have; grad_lse None is zeros."""
+    """The gradients, as `_backward_kernels` returns them, by any kernel; grad_lse None is zeros."""
     if _is_elsewhere(q):
         with torch.cuda.device(q.device):
             return _gradients(q, k, v, scale, size, out, lse, grad_out, grad_lse)
@@ -1120,7 +1120,7 @@ def _gradients(q, k, v, scale, size, out, lse, grad_out, grad_lse):
 def _launch(q, k, v, scale, size, config, key=None, known=None):
     """(out, lse) by the portable kernel with one configuration, a value of CONFIGS.
 
-    It repeats the launch `known`, or else keeps its own under the key, if there is one.
+    It repeats the launch `known`, or else launches, and keeps the launch under the key, if any.
     """
     if triton.knobs.runtime.interpret and q.dtype == torch.bfloat16:
         # Triton's interpreter has no bfloat16 arithmetic.
@@ -1131,7 +1131,7 @@ def _launch(q, k, v, scale, size, config, key=None, known=None):
     batch, num_q_heads, q_len, _ = q.shape
     out = q.new_empty(batch, num_q_heads, q_len, 16)
     lse = q.new_empty(batch, num_q_heads, q_len, dtype=torch.float32)
-    # Launches are kept only of calls that have queries and keys.
+    # Only launches of calls with queries and keys are kept.
     if known is None and (out.numel() == 0 or k.shape[2] == 0):
         return out.zero_(), q.new_full(q.shape[:3], -math.inf, dtype=torch.float32)
     numbers = (float(scale), size)
@@ -1187,12 +1187,12 @@ def _launch(q, k, v, scale, size, config, key=None, known=None):
 
 
 def _rows(out, lse, grad_out, grad_lse):
-    """(2, batch, num_q_heads, rows_len): what `_backward_rows` makes, up to whole tiles."""
+    """(2, batch, num_q_heads, rows_len): the result of `_backward_rows`, padded to whole tiles."""
     batch, num_q_heads, q_len, _ = out.shape
     rows_len = -(-q_len // 128) * 128  # triton.cdiv takes a microsecond
     rows = out.new_empty(2, batch, num_q_heads, rows_len, dtype=torch.float32)
     has_grad_lse = grad_lse is not None
-    grad_lse = grad_lse if has_grad_lse else lse  # which nobody reads
+    grad_lse = grad_lse if has_grad_lse else lse  # not read
     args = (
         out.contiguous(),
         grad_out,
@@ -1215,7 +1215,7 @@ def _rows(out, lse, grad_out, grad_lse):
 def _backward_kernels(q, k, v, scale, size, out, lse, grad_out, grad_lse, of_keys, of_queries):
     """Gradients of q, k, v, by the portable kernels.
 
-    out and lse are what the forward pass made of these arguments; of_keys is a configuration of
+    out and lse are the forward pass's results for these arguments; of_keys is a configuration of
     BACKWARD_OF_KEYS, of_queries one of BACKWARD_OF_QUERIES.
     """
     if triton.knobs.runtime.interpret and q.dtype == torch.bfloat16:
@@ -1317,7 +1317,7 @@ def _backward_kernels(q, k, v, scale, size, out, lse, grad_out, grad_lse, of_key
 
 
 def _transposed(q, tiles, block_m):
-    """`_listed`'s lists transposed: for each tile of keys, how many tiles of queries, and which."""
+    """`_listed`'s lists transposed: for each tile of keys, the tiles of queries to visit."""
     num_tiles_m, num_tiles_n = triton.cdiv(q.shape[2], block_m), tiles.shape[1] - 1
     transposed = tiles.new_empty((tiles.shape[0] // num_tiles_m * num_tiles_n, num_tiles_m + 1))
     _transpose_lists[(transposed.shape[0],)](
@@ -1335,7 +1335,7 @@ def _transposed(q, tiles, block_m):
 
 
 def _listed(q, kv_len, block_m, block_n, size, layout):
-    """For each tile of queries, how many tiles of keys it visits, and which."""
+    """For each tile of queries the number of tiles of keys it visits, then these tiles."""
     num_q_heads, q_len = q.shape[1:3]
     num_lists = num_q_heads * triton.cdiv(q_len, block_m)
     tiles = torch.empty(
@@ -1359,21 +1359,21 @@ def _listed(q, kv_len, block_m, block_n, size, layout):
 
 
 def _tma_reads(x):
-    """Whether TMA can address x: it wants 16-byte steps, and none of 0 (an expanded dimension)."""
+    """Whether TMA can address x: it needs 16-byte steps, and none of 0 (an expanded dimension)."""
     strides = [stride for n, stride in zip(x.shape[:3], x.stride()[:3], strict=True) if n > 1]
     steps = [stride * x.element_size() for stride in strides]
     return x.data_ptr() % 16 == 0 and all(step > 0 and step % 16 == 0 for step in steps)
 
 
-# Rows that are so many elements apart are out of reach: offsets inside a tile are 32-bit.
+# Kernels cannot address rows this many elements apart: offsets inside a tile are 32-bit.
 MOST_STEP = 2**23
 
 
 def _addressed(x):
-    """What kernels can read by pointers of a tensor that nobody has checked: x, or a copy of it.
+    """x, or a copy that kernels can address through pointers, for a tensor without checks.
 
-    Of all that they address by tiles that is the output's gradient: q, k and v are checked, what
-    launchers make is contiguous, and elements of parameters have offsets of 64 bits.
+    Only the output's gradient needs this: q, k and v are checked, tensors that launchers make are
+    contiguous, and elements of parameters have 64-bit offsets.
     """
     if x.stride(3) == 1 and (x.shape[2] == 1 or x.stride(2) < MOST_STEP):
         return x
@@ -1381,14 +1381,14 @@ def _addressed(x):
 
 
 def _source(x, rows, cols, use_tma):
-    """What the kernel reads x through: a descriptor of (rows, cols) tiles, or x itself."""
+    """The kernel's argument for x: a descriptor of (rows, cols) tiles, or x itself."""
     if not use_tma:
         return x
     return TensorDescriptor(x, list(x.shape), _tma_strides(x), [1, 1, rows, cols])
 
 
 def _tma_strides(x):
-    """Strides of x for a descriptor, which wants a legal one of a dimension of size 1 too."""
+    """Strides of x for a descriptor, which needs a legal stride for a dimension of size 1 too."""
     batch, head, row = (x.stride(i) if x.shape[i] > 1 else x.shape[3] for i in range(3))
     return [batch, head, row, 1]
 
@@ -1430,20 +1430,20 @@ def _warn_once(message):
 # --- repeats --------------------------------------------------------------------------------------
 
 
-# Launches to repeat, by their keys; where there are too many, all are dropped.
+# Launches to repeat, by their keys; when there are too many, all are dropped.
 _LAUNCHES = {}
 
 
 def _known(q, k, v, size):
-    """(key, launch): by what calls are alike, and the launch of an earlier call like this one.
+    """(key, launch): the key of a call, and the kept launch of an earlier call with this key.
 
-    Tensors of alike calls differ in their addresses alone: they pass the same checks, and Triton
-    compiles the same kernel for them. A call without a key is launched in the ordinary way.
+    Tensors of calls with one key differ in their addresses alone: they pass the same checks, and
+    Triton compiles the same kernel for them. A call without a key is launched in the ordinary way.
     """
     if not q.is_cuda or _is_watched():
         return None, None
     if (q.data_ptr() | k.data_ptr() | v.data_ptr()) % 16 != 0:
-        return None, None  # Triton tells addresses by this
+        return None, None  # Triton specialises on this
     key = (
         (q.dtype, q.device, q.shape, q.stride()),
         (k.dtype, k.device, k.shape, k.stride()),
@@ -1469,7 +1469,7 @@ def _is_watched():
 def _keep(key, kernel, grid, before, numbers, after, config):
     """Keeps a launch under its key, if it has one and this Triton is known: see `_triton_launch`.
 
-    Its arguments are those before the numbers that the call brought, the numbers, and those after.
+    Its arguments are those before the call's numbers, the numbers, and those after them.
     """
     steps = None if key is None else _triton_launch(kernel, grid)
     if steps is None:
@@ -1477,11 +1477,11 @@ def _keep(key, kernel, grid, before, numbers, after, config):
     launch = _Launch(kernel, steps, before, numbers, after, config)
     if len(_LAUNCHES) >= 256:
         _LAUNCHES.clear()
-    _LAUNCHES[key] = launch  # whole: another thread may take it at once
+    _LAUNCHES[key] = launch  # stored complete: another thread may use it at once
 
 
 class _Launch:
-    """A launch to repeat: a compiled kernel and its arguments, but for addresses and numbers."""
+    """A launch to repeat: a compiled kernel and its arguments, except addresses and numbers."""
 
     def __init__(self, kernel, steps, before, numbers, after, config):
         self.kernel = kernel  # which owns the code on the GPU
@@ -1490,7 +1490,7 @@ class _Launch:
         driver = triton.runtime.driver.active
         self.device, self.stream_of = driver.get_current_device(), driver.get_current_stream
         self.args = []
-        self.places = []  # of addresses and of tensor maps, which every call brings anew
+        self.places = []  # the places of addresses and tensor maps, which every call replaces
         metadata = iter(kernel.metadata.tensordesc_meta or ())
         for arg in (*before, None, *after):  # None stands for the numbers
             if isinstance(arg, torch.Tensor):
@@ -1507,7 +1507,7 @@ class _Launch:
                 self.args.append(arg)
 
     def repeat(self, tensors, numbers):
-        """Launches on the current stream, with these in the places of the first launch's."""
+        """Launches on the current stream, with these tensors and numbers."""
         args = self.args.copy()
         for (place, maps), x in zip(self.places, tensors, strict=True):
             address = x.data_ptr()
@@ -1517,9 +1517,9 @@ class _Launch:
 
 
 class _TensorMaps(dict):
-    """What TMA goes by, for each address that a tensor was at; where there is none, it is made.
+    """TMA's tensor maps for each address of a tensor; a missing one is made.
 
-    A tensor map follows from address, sizes, strides and tile: all are fixed here but the address.
+    A tensor map depends on address, sizes, strides and tile; all but the address are fixed here.
     """
 
     def __init__(self, descriptor, describe, metadata):
@@ -1539,9 +1539,9 @@ class _TensorMaps(dict):
 def _triton_launch(kernel, grid):
     """The last steps of Triton's launch of a compiled kernel, or None: (launch, describe).
 
-    launch takes a stream and the arguments: of pointers the addresses, of a descriptor its tensor
-    map, sizes and strides, which describe lists. These are Triton's internals, and of the versions
-    here alone it is known how they are called: with any other, every launch is an ordinary one.
+    launch takes a stream and the arguments: an address for a pointer, and for a descriptor the
+    tensor map, sizes and strides that describe lists. These are internals of Triton, used only with
+    the versions listed here: with any other version, every launch is an ordinary one.
     """
     if torch.version.hip:
         return None
@@ -1552,12 +1552,12 @@ def _triton_launch(kernel, grid):
     from triton.backends.nvidia.driver import make_tensordesc_arg
 
     run = kernel.run
-    if run.global_scratch_size or run.profile_scratch_size:  # memory that each launch needs anew
+    if run.global_scratch_size or run.profile_scratch_size:  # allocated at each launch
         return None
     if getattr(run, "gsan_enabled", False):  # Triton's sanitizer passes arguments of its own
         return None
     bare = run.launch
-    if inspect.isfunction(bare):  # one that makes descriptors' tensor maps, around the bare one
+    if inspect.isfunction(bare):  # a wrapper that makes tensor maps, around the bare launcher
         bare = inspect.getclosurevars(bare).nonlocals["launcher"]
     before = (*grid, 1, 1)
     function, metadata = kernel.function, kernel.packed_metadata
@@ -1575,7 +1575,7 @@ def _triton_launch(kernel, grid):
         def launch(stream, args):
             bare(*before, stream, *fixed, args)
 
-    # From 3.8 on it takes the launch's own arguments too, and has no use for them.
+    # From 3.8 on the launcher also takes the launch's own arguments, and does not use them.
     unused = () if version in ("3.6", "3.7") else (None,)
     return launch, lambda descriptor, metadata: make_tensordesc_arg(descriptor, metadata, *unused)
 
@@ -1584,7 +1584,7 @@ def _triton_launch(kernel, grid):
 
 
 def _is_plain(*tensors):
-    """Whether these hold values, and eager code alone sees the call: the op would cost time."""
+    """Whether these are plain tensors in plain eager code: the op would only cost time there."""
     if torch.compiler.is_compiling():
         return False
     for x in tensors:
@@ -1593,25 +1593,25 @@ def _is_plain(*tensors):
             return False
     if torch._C._functorch.peek_interpreter_stack() is not None:  # one of torch.func's transforms
         return False
-    # What traces, or counts, or only works out shapes, is to see the op.
+    # Modes that trace, count operations or only infer shapes have to see the op.
     if torch._C._len_torch_dispatch_stack() > 0 or torch._C._get_tracing_state() is not None:
         return False
     return not tensors[0].is_meta  # tensors of several devices are refused
 
 
 def _is_transformed(*tensors):
-    """Whether torch.func batches or differentiates one of these: torch's ops do not know how."""
+    """Whether torch.func batches or differentiates one of these: the op does not support that."""
     if torch.compiler.is_compiling():
         return False
     return any(torch._C._functorch.is_functorch_wrapped_tensor(x) for x in tensors)
 
 
 def _has_tangents(*tensors):
-    """Whether forward-mode derivatives are asked for: neither the op nor a kernel has any."""
+    """Whether a tensor has forward-mode tangents: neither the op nor a kernel supports them."""
     return any(forward_ad.unpack_dual(x).tangent is not None for x in tensors)
 
 
-@torch.library.custom_op("flashgen::constants_af1d0d59", mutates_args=())
+@torch.library.custom_op("flashgen::constants_caca92b6", mutates_args=())
 def _attention_op(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -1629,7 +1629,7 @@ def _(q, k, v, scale, size):
 
 
 def _save_for_backward(ctx, inputs, output):
-    ctx.set_materialize_grads(False)  # the LSE mostly has none: no zeros are made for it
+    ctx.set_materialize_grads(False)  # the LSE rarely has a gradient: make no zeros for it
     q, k, v, ctx.scale, ctx.size = inputs
     ctx.save_for_backward(q, k, v, *output)
 
@@ -1653,13 +1653,13 @@ def _backward(ctx, grad_out, grad_lse):
 
 
 def _has_backward(q, k):
-    """Whether kernels compute the gradients: where there is something to compute, and a GPU."""
+    """Whether kernels compute the gradients: tensors are not empty, and on a GPU."""
     if q.numel() == 0 or k.numel() == 0:
         return False
     return q.is_cuda or triton.knobs.runtime.interpret
 
 
-@torch.library.custom_op("flashgen::constants_af1d0d59_backward", mutates_args=())
+@torch.library.custom_op("flashgen::constants_caca92b6_backward", mutates_args=())
 def _backward_op(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -1681,7 +1681,7 @@ def _(q, k, v, scale, size, out, lse, grad_out, grad_lse):
 
 def _reference_gradients(q, k, v, scale, size, grad_out, grad_lse, twice=False):
     """Gradients by the reference's autograd; twice: they can be differentiated themselves."""
-    # The backward pass may run where the forward pass did not: in autocast, too.
+    # The backward pass may run in other surroundings than the forward pass: in autocast, too.
     with torch.enable_grad(), torch.autocast(q.device.type, enabled=False):
         q, k, v = (_leaf(x, twice) for x in (q, k, v))
         outputs = reference(q, k, v, scale=scale, return_lse=True, size=size)
@@ -1689,9 +1689,9 @@ def _reference_gradients(q, k, v, scale, size, grad_out, grad_lse, twice=False):
 
 
 def _leaf(x, twice):
-    """What to differentiate by; with what made x where its gradient will be differentiated again.
+    """The tensor to differentiate by; if twice, with x's history, to differentiate it again.
 
-    A view of its own, since an argument may be made of another, or be the same tensor.
+    A new view of x, since one argument may be computed from another, or be the same tensor.
     """
     return x.view_as(x) if twice and x.requires_grad else x.detach().requires_grad_()
 
@@ -1700,7 +1700,7 @@ _attention_op.register_autograd(_backward, setup_context=_save_for_backward)
 
 
 class _Attention(torch.autograd.Function):
-    """What the op is to autograd, for eager code: see `_is_plain`."""
+    """The autograd function that replaces the op in eager code: see `_is_plain`."""
 
     @staticmethod
     def forward(ctx, key, known, *inputs):

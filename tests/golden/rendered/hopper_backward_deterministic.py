@@ -13,7 +13,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 
 def _named(owner, name, before):
-    """What owner has by a name or, in a Triton that does not have it yet, by the one before."""
+    """The owner's attribute of this name or, in an older Triton, of the former name."""
     return getattr(owner, name if hasattr(owner, name) else before)
 
 
@@ -31,7 +31,7 @@ def _tanh_hopper(x, APPROX: gl.constexpr):
             "tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1
         )
     else:
-        # 1 - 2 / (e^2x + 1) loses what is near 0: there its series holds to a float32's last bits.
+        # 1 - 2 / (e^2x + 1) loses digits near 0: there the series is right to float32's last bits.
         square = x * x
         near = x * (1.0 - square * (0.33333333 - square * (0.13333333 - square * 0.05396825)))
         far = 1.0 - 2.0 / (gl.exp(2.0 * x) + 1.0)
@@ -172,7 +172,7 @@ class _BackwardResults:
 
 @gluon.jit
 def _next_stage(stage, phase, NUM_STAGES: gl.constexpr):
-    """(buffer, phase of its barriers) of what comes next; buffers take turns."""
+    """(buffer, phase of its barriers) of the next visit; buffers take turns."""
     stage += 1
     if stage == NUM_STAGES:
         stage = 0
@@ -184,7 +184,8 @@ def _next_stage(stage, phase, NUM_STAGES: gl.constexpr):
 def _unknown_zero():
     """0, which a compiler cannot see.
 
-    It would hoist the addresses of all parts of a tile out of the loop, more than registers hold.
+    Otherwise it would hoist the addresses of all parts of a tile out of the loop, more than
+    registers hold.
     """
     return gl.inline_asm_elementwise(
         "mov.b32 $0, 0;", "=r,r", [0], dtype=gl.int32, is_pure=False, pack=1
@@ -193,7 +194,7 @@ def _unknown_zero():
 
 @_aggregate
 class _RunsOfQueries:
-    """Which tiles of queries are visited, and what finds them."""
+    """The visited tiles of queries: their number, and where they are."""
 
     visits: gl.tensor
     masked_visits: gl.tensor
@@ -212,7 +213,7 @@ class _RunsOfQueries:
 
 @gluon.jit
 def _backward_visits(batch, head, kv_first, call, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
-    """Of a head's queries; see `_query_tile`."""
+    """The visits of a head's queries, from bounds; see `_query_tile`."""
     q_len = call.q_len
     kv_len = call.kv_len
     left = call.left
@@ -230,7 +231,7 @@ def _backward_visits(batch, head, kv_first, call, BLOCK_M: gl.constexpr, BLOCK_N
     visits = q_end - q_begin
     before = min(max(full_begin - q_begin, 0), visits)
     unmasked = max(min(full_end - q_begin, visits) - before, 0)
-    # Weights of keys past the end could overflow; their products with dp would be no numbers.
+    # Weights of keys past the end could overflow, and their products with dp be NaN.
     if kv_first + BLOCK_N > kv_len:
         unmasked = 0
     masked_visits = visits - unmasked
@@ -239,7 +240,7 @@ def _backward_visits(batch, head, kv_first, call, BLOCK_M: gl.constexpr, BLOCK_N
 
 @gluon.jit
 def _query_tile(visit, runs):
-    """The tile of queries of a visit: those that need the mask come first."""
+    """The tile of queries of a visit: masked tiles come first."""
     masked_visits = runs.masked_visits
     before = runs.before
     unmasked = runs.unmasked
@@ -251,7 +252,7 @@ def _query_tile(visit, runs):
 
 @gluon.constexpr_function
 def _bitmask_layout(columns):
-    """A layout of scores, (64, columns // 8, 8): those of one column bitmask lie side by side."""
+    """A layout of scores, (64, columns // 8, 8): the columns of a bitmask along dimension 1."""
     bits = [[0, 2**i, 0] for i in range((columns // 8).bit_length() - 1)]
     lanes = [[0, 0, 2], [0, 0, 4], [1, 0, 0], [2, 0, 0], [4, 0, 0]]
     warps = [[16, 0, 0], [32, 0, 0]]
@@ -263,7 +264,7 @@ def _bitmask_layout(columns):
 def _bitmask_columns(scores, first):
     """(1, 8): the first column of each column bitmask, counted from `first`.
 
-    A compiler that knows them keeps what they are compared with in registers from tile to tile.
+    If the compiler knew these numbers, it would keep their comparands in registers between tiles.
     """
     LAYOUT: gl.constexpr = gl.SliceLayout(1, _bitmask_layout(scores.shape[1]))
     column = first + gl.arange(0, 8, layout=gl.SliceLayout(0, LAYOUT))
@@ -275,7 +276,7 @@ def _bitmask_columns(scores, first):
 
 @gluon.jit
 def _bitmask_rows(scores, x):
-    """A vector of rows, (64, 1), where column bitmasks are."""
+    """A vector of rows, (64, 1), in the layout of column bitmasks."""
     LAYOUT: gl.constexpr = gl.SliceLayout(1, _bitmask_layout(scores.shape[1]))
     return gl.convert_layout(x, LAYOUT, assert_trivial=True)
 
@@ -289,7 +290,7 @@ def _at_least(column, least):
 
 @gluon.jit
 def _below(column, end):
-    """Those of column + 8 * i < end."""
+    """Bits of column + 8 * i < end; nothing overflows, whatever `end` is."""
     return ~_at_least(column, end)
 
 
@@ -335,13 +336,13 @@ def _mask_scores(scores, q_first, head, keys, call, work_tile):
 
 @gluon.jit
 def _backward_scores(scores, q_first, head, keys, call, work_tile, masked):
-    """What the softmax sees of 64 keys' products with queries from q_first on; score gradient."""
+    """Scores and mask, from 64 keys' products with the queries from q_first on; score gradient."""
     scalar_0 = keys.scalar_0
     elem_0 = _tanh_hopper(scalar_0 * scores, True)
     score_grad = 1.0 - (elem_0 * elem_0)
     # 30.0 * tanh(score / 30), over qk_scale.
     scores = elem_0
-    # Only a tile that holds a hidden pair, or reaches past an end, pays for the mask.
+    # Only a tile that holds a hidden pair, or reaches past an end, evaluates the mask.
     if masked:
         scores = _mask_scores(scores, q_first, head, keys, call, work_tile)
     return scores, score_grad
@@ -366,7 +367,7 @@ def _backward_producer(
     BLOCK_N: gl.constexpr,
     NUM_STAGES: gl.constexpr,
 ):
-    """Loads what the consumers need."""
+    """Loads the consumers' tiles."""
     num_q_heads = call.num_q_heads
     num_kv_heads = call.num_kv_heads
     batch = work_tile.batch
@@ -394,7 +395,7 @@ def _backward_producer(
     _async_load(k_desc, place, keys_full, k_tile.index(0))
     _async_load(v_desc, place, keys_full, v_tile.index(0))
     group = num_q_heads // num_kv_heads
-    stage, phase = 0, 1  # a buffer is empty in the phase before the one that it is full in
+    stage, phase = 0, 1  # a buffer is empty one phase before it is full
     for member in range(group):
         head = kv_head * group + member
         row = batch * num_q_heads + head
@@ -433,7 +434,7 @@ def _backward_step(
     BLOCK_N: gl.constexpr,
     NUM_STAGES: gl.constexpr,
 ):
-    """Adds what a tile of queries brings to the gradients; computes the next one's products."""
+    """Adds a tile of queries' products to the gradients; computes the next tile's scores."""
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
     GRADS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16])
     WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, GRADS, 2)
@@ -487,7 +488,7 @@ def _backward_consumer(
     BLOCK_N: gl.constexpr,
     NUM_STAGES: gl.constexpr,
 ):
-    """Computes the gradients of keys and values [64 * NUMBER, 64 * NUMBER + 64) of a program's."""
+    """Computes the gradients of a program's keys and values [64 * NUMBER, 64 * NUMBER + 64)."""
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
     GRADS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16])
     num_q_heads = call.num_q_heads
@@ -513,7 +514,7 @@ def _backward_consumer(
     group = num_q_heads // num_kv_heads
     stage, phase = 0, 0
     mbarrier.wait(keys_full, 0)
-    # Each query head of the group, one after the other: their gradients add up in registers.
+    # One query head of the group after another: their gradients accumulate in registers.
     for member in range(group):
         head = kv_head * group + member
         runs = _backward_visits(batch, head, kv_first, call, BLOCK_M, BLOCK_N)
@@ -568,7 +569,7 @@ def _backward_consumer(
                 BLOCK_N,
                 NUM_STAGES,
             )
-    # Gradients leave through the places of these keys and values, which no other consumer reads.
+    # Gradients are stored through the buffers of these keys and values, which only this one reads.
     place = [batch, kv_head, kv_first + 64 * NUMBER, 0]
     own_v = v_tile.index(0).reshape([BLOCK_N, 128]).slice(64 * NUMBER, 64)
     own_k.store((grad_k * scale).to(gl.bfloat16))
@@ -605,11 +606,11 @@ def _backward_hopper(
     """One program: the gradients of BLOCK_N keys and values of one head.
 
     Descriptors of q and grad_out are of (batch, heads, rows, columns) with tiles of BLOCK_M rows,
-    of k and v with BLOCK_N, of their gradients with 64. rows is what `_backward_rows` made, (2,
+    of k and v with BLOCK_N, of their gradients with 64. rows comes from `_backward_rows`, (2,
     batch * num_q_heads, rows_len).
     """
     num_tiles_n = gl.cdiv(kv_len, BLOCK_N)
-    # Tiles of one head run side by side: they share queries in L2. Those with most come first.
+    # Tiles of one head run side by side: they share queries in L2. Those with most work come first.
     batch_head = gl.program_id(0) // num_tiles_n
     tile_n = gl.program_id(0) % num_tiles_n
     work_tile = _KeysWorkTile(
@@ -781,7 +782,7 @@ class _QueriesSources:
 
 @_aggregate
 class _RunsOfKeys:
-    """Which tiles of keys are visited, and what finds them."""
+    """The visited tiles of keys: their number, and where they are."""
 
     visits: gl.tensor
     masked_visits: gl.tensor
@@ -800,7 +801,7 @@ class _RunsOfKeys:
 
 @gluon.jit
 def _visits_of_queries(batch, head, q_first, call, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
-    """Of a head's keys; see `_tile_of_keys`."""
+    """The visits of a head's keys, from bounds; see `_tile_of_keys`."""
     q_len = call.q_len
     left = call.left
     q_last = min(q_first + BLOCK_M, q_len) - 1
@@ -823,7 +824,7 @@ def _visits_of_queries(batch, head, q_first, call, BLOCK_M: gl.constexpr, BLOCK_
 
 @gluon.jit
 def _tile_of_keys(visit, runs):
-    """The tile of keys of a visit: those that need the mask come first."""
+    """The tile of keys of a visit: masked tiles come first."""
     masked_visits = runs.masked_visits
     before = runs.before
     unmasked = runs.unmasked
@@ -848,13 +849,13 @@ def _mask_scores_of_queries(scores, start_n, rows, call, work_tile):
 
 @gluon.jit
 def _scores_of_queries(scores, start_n, rows, call, work_tile, masked):
-    """What the softmax sees of 64 queries' products with keys from start_n on; score gradient."""
+    """Scores and mask, from 64 queries' products with the keys from start_n on; score gradient."""
     scalar_0 = rows.scalar_0
     elem_0 = _tanh_hopper(scalar_0 * scores, True)
     score_grad = 1.0 - (elem_0 * elem_0)
     # 30.0 * tanh(score / 30), over qk_scale.
     scores = elem_0
-    # Only a tile that holds a hidden pair, or reaches past an end, pays for the mask.
+    # Only a tile that holds a hidden pair, or reaches past an end, evaluates the mask.
     if masked:
         scores = _mask_scores_of_queries(scores, start_n, rows, call, work_tile)
     return scores, score_grad
@@ -871,7 +872,7 @@ def _queries_producer(
     K_STAGES: gl.constexpr,
     V_STAGES: gl.constexpr,
 ):
-    """Loads what the consumers need: queries once, keys and values for each visit."""
+    """Loads the consumers' tiles: queries once, keys and values for each visit."""
     num_q_heads = call.num_q_heads
     num_kv_heads = call.num_kv_heads
     batch = work_tile.batch
@@ -899,7 +900,7 @@ def _queries_producer(
     kv_head = head // (num_q_heads // num_kv_heads)
     runs = _visits_of_queries(batch, head, q_first, call, BLOCK_M, BLOCK_N)
     k_stage, v_stage = 0, 0
-    k_phase, v_phase = 1, 1  # a buffer is empty in the phase before the one that it is full in
+    k_phase, v_phase = 1, 1  # a buffer is empty one phase before it is full
     for visit in range(runs.visits):
         tile = _tile_of_keys(visit, runs)
         place = [batch, kv_head, tile * BLOCK_N, 0]
@@ -945,7 +946,7 @@ def _queries_step(
     K_STAGES: gl.constexpr,
     V_STAGES: gl.constexpr,
 ):
-    """Adds what a tile of keys brings to dq; computes the next one's scores."""
+    """Adds a tile of keys' products to dq; computes the next tile's scores."""
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     GRADS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16])
     lse = rows.lse
@@ -998,7 +999,7 @@ def _queries_consumer(
     K_STAGES: gl.constexpr,
     V_STAGES: gl.constexpr,
 ):
-    """Computes the gradient of queries [64 * NUMBER, 64 * NUMBER + 64) of a program's."""
+    """Computes the gradient of a program's queries [64 * NUMBER, 64 * NUMBER + 64)."""
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     GRADS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16])
     num_q_heads = call.num_q_heads
@@ -1020,7 +1021,7 @@ def _queries_consumer(
     q_first += 64 * NUMBER
     own = _QueriesWorkTile(batch, head, q_first)
     offs_m = q_first + gl.arange(0, 64, layout=gl.SliceLayout(1, SCORES))
-    # There are rows for tiles of queries that reach past the last one.
+    # rows is padded to whole tiles of queries.
     row = (batch * num_q_heads + head).to(gl.int64) * rows_len
     lse = gl.load(rows_ptr + row + offs_m)
     num_rows = gl.num_programs(0).to(gl.int64) * BLOCK_M
@@ -1079,7 +1080,7 @@ def _queries_consumer(
             K_STAGES,
             V_STAGES,
         )
-    # The gradient leaves through its queries' place.
+    # The gradient is stored through its queries' buffer.
     own_q.store((grad_q * scale).to(gl.bfloat16))
     fence_async_shared()
     grad_q_tile = q_tile.index(0).slice(64 * NUMBER, 64, 2)
@@ -1111,11 +1112,11 @@ def _backward_queries_hopper(
     """One program: the gradient of BLOCK_M queries of one head.
 
     Descriptors of q and grad_out are of (batch, heads, rows, columns) with tiles of BLOCK_M rows,
-    of k and v with BLOCK_N, and of grad_q with 64. rows is what `_backward_rows` made, (2, batch *
+    of k and v with BLOCK_N, and of grad_q with 64. rows comes from `_backward_rows`, (2, batch *
     num_q_heads, rows_len), with rows_len a multiple of BLOCK_M.
     """
     num_tiles_m = rows_len // BLOCK_M
-    # Tiles of one head run side by side: they share keys in L2. Those with most come first.
+    # Tiles of one head run side by side: they share keys in L2. Those with most work come first.
     batch_head = gl.program_id(0) // num_tiles_m
     tile_m = num_tiles_m - 1 - gl.program_id(0) % num_tiles_m
     work_tile = _QueriesWorkTile(

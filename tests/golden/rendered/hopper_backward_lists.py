@@ -16,7 +16,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 
 def _named(owner, name, before):
-    """What owner has by a name or, in a Triton that does not have it yet, by the one before."""
+    """The owner's attribute of this name or, in an older Triton, of the former name."""
     return getattr(owner, name if hasattr(owner, name) else before)
 
 
@@ -29,7 +29,7 @@ _reinterpret = _named(gl.shared_memory_descriptor, "reinterpret", "_reinterpret"
 
 @builtin
 def _async_add(tensor_desc, coord, src, _semantic=None):
-    """Has TMA add a tile to what is in memory: Triton 3.8's `tma.async_atomic_add`."""
+    """Lets TMA add a tile to memory: Triton 3.8's `tma.async_atomic_add`."""
     coord = _semantic._convert_to_ir_values(coord, require_i64=False)
     kind = ir.DESCRIPTOR_REDUCE_KIND.ADD
     _semantic.builder.create_async_tma_reduce(kind, tensor_desc.handle, coord, src.handle)
@@ -48,7 +48,7 @@ def _at_3d_hopper(tensor, i_0, i_1, i_2):
     ptr += gl.cast(i_0, gl.int64) * stride_0
     ptr += gl.cast(i_1, gl.int64) * stride_1
     ptr += gl.cast(i_2, gl.int64) * stride_2
-    # != 0: a scalar's condition and a tile's make integers in Triton's interpreter, and no mask.
+    # != 0: in Triton's interpreter a scalar condition & a tile's condition is an integer, no mask.
     return gl.load(ptr, mask=inside != 0, other=0)
 
 
@@ -217,7 +217,7 @@ class _BackwardResults:
 
 @gluon.jit
 def _next_stage(stage, phase, NUM_STAGES: gl.constexpr):
-    """(buffer, phase of its barriers) of what comes next; buffers take turns."""
+    """(buffer, phase of its barriers) of the next visit; buffers take turns."""
     stage += 1
     if stage == NUM_STAGES:
         stage = 0
@@ -229,7 +229,8 @@ def _next_stage(stage, phase, NUM_STAGES: gl.constexpr):
 def _unknown_zero():
     """0, which a compiler cannot see.
 
-    It would hoist the addresses of all parts of a tile out of the loop, more than registers hold.
+    Otherwise it would hoist the addresses of all parts of a tile out of the loop, more than
+    registers hold.
     """
     return gl.inline_asm_elementwise(
         "mov.b32 $0, 0;", "=r,r", [0], dtype=gl.int32, is_pure=False, pack=1
@@ -238,7 +239,7 @@ def _unknown_zero():
 
 @gluon.jit
 def _meet():
-    """Waits for the other consumer, at a hardware barrier; Triton takes the first ones itself."""
+    """Waits for the other consumer, at a hardware barrier; Triton uses the first ones itself."""
     lanes = gl.full([128], 0, gl.int32, gl.BlockedLayout([1], [32], [4], [0]))
     gl.inline_asm_elementwise(
         "bar.sync 10, 256; mov.b32 $0, $1;", "=r,r", [lanes],
@@ -248,7 +249,7 @@ def _meet():
 
 @_aggregate
 class _RunsOfQueries:
-    """Which tiles of queries are visited, and what finds them."""
+    """The visited tiles of queries: their number, and where they are."""
 
     visits: gl.tensor
     listed_ptr: gl.tensor
@@ -261,7 +262,7 @@ class _RunsOfQueries:
 
 @gluon.jit
 def _backward_visits(batch, head, kv_first, call, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
-    """Of a head's queries, by their list; see `_query_tile`."""
+    """The visits of a head's queries, from their list; see `_query_tile`."""
     q_len = call.q_len
     kv_len = call.kv_len
     tiles_ptr = call.tiles_ptr
@@ -276,13 +277,13 @@ def _backward_visits(batch, head, kv_first, call, BLOCK_M: gl.constexpr, BLOCK_N
 
 @gluon.jit
 def _query_tile(visit, runs):
-    """What is listed of a visit: 2 * tile of queries, and 1 more where it needs the mask."""
+    """The list's entry for a visit: 2 * tile of queries, plus 1 if it needs the mask."""
     return gl.load(runs.listed_ptr + 1 + visit, mask=visit < runs.visits, other=0)
 
 
 @gluon.constexpr_function
 def _bitmask_layout(columns):
-    """A layout of scores, (64, columns // 8, 8): those of one column bitmask lie side by side."""
+    """A layout of scores, (64, columns // 8, 8): the columns of a bitmask along dimension 1."""
     bits = [[0, 2**i, 0] for i in range((columns // 8).bit_length() - 1)]
     lanes = [[0, 0, 2], [0, 0, 4], [1, 0, 0], [2, 0, 0], [4, 0, 0]]
     warps = [[16, 0, 0], [32, 0, 0]]
@@ -294,7 +295,7 @@ def _bitmask_layout(columns):
 def _bitmask_columns(scores, first):
     """(1, 8): the first column of each column bitmask, counted from `first`.
 
-    A compiler that knows them keeps what they are compared with in registers from tile to tile.
+    If the compiler knew these numbers, it would keep their comparands in registers between tiles.
     """
     LAYOUT: gl.constexpr = gl.SliceLayout(1, _bitmask_layout(scores.shape[1]))
     column = first + gl.arange(0, 8, layout=gl.SliceLayout(0, LAYOUT))
@@ -306,7 +307,7 @@ def _bitmask_columns(scores, first):
 
 @gluon.jit
 def _bitmask_rows(scores, x):
-    """A vector of rows, (64, 1), where column bitmasks are."""
+    """A vector of rows, (64, 1), in the layout of column bitmasks."""
     LAYOUT: gl.constexpr = gl.SliceLayout(1, _bitmask_layout(scores.shape[1]))
     return gl.convert_layout(x, LAYOUT, assert_trivial=True)
 
@@ -353,7 +354,7 @@ def _mask_scores(scores, q_first, head, keys, call, work_tile):
     kv_idx = keys.kv_idx
     q_idx = _bitmask_columns(scores, q_first)
     kv_idx = _bitmask_rows(scores, kv_idx)
-    # Of each block of these columns, what the rows see.
+    # For each block of these columns, whether the rows see it.
     COLUMNS: gl.constexpr = scores.shape[1]
     shown = 0
     for i in gl.static_range((COLUMNS + 31) // 32):
@@ -370,8 +371,8 @@ def _mask_scores(scores, q_first, head, keys, call, work_tile):
 
 @gluon.jit
 def _backward_scores(scores, q_first, head, keys, call, work_tile, masked):
-    """What the softmax sees of 64 keys' products with queries from q_first on."""
-    # Only a tile that holds a hidden pair, or reaches past an end, pays for the mask.
+    """Scores and mask, from 64 keys' products with the queries from q_first on."""
+    # Only a tile that holds a hidden pair, or reaches past an end, evaluates the mask.
     if masked:
         scores = _mask_scores(scores, q_first, head, keys, call, work_tile)
     return scores
@@ -388,26 +389,26 @@ def _start_scores_of_keys(keys, q_tiles, stage, SCORES: gl.constexpr):
 
 @gluon.jit
 def _in_registers_order(sums):
-    """64 x 64 sums in the order of registers, which spares shared memory; see `_place_sums`."""
+    """64 x 64 sums in the order of registers, which saves shared memory; see `_place_sums`."""
     return sums.reshape([4, 2, 8, 8, 4, 2]).permute((0, 2, 4, 3, 1, 5)).reshape([128, 32])
 
 
 @gluon.jit
 def _announce(index, slots, number):
-    """Tells the consumers which tile of keys is to arrive in a buffer; -1: there are no more."""
+    """Tells the consumers which tile of keys arrives next in a buffer; -1: no more."""
     LANES: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     slots.index(number).store(gl.full([1], index, gl.int32, LANES))
 
 
 @gluon.jit
 def _announced(slots, number):
-    """The tile of keys in a buffer. It is read where it is used: registers are scarce."""
+    """The tile of keys in a buffer. Each use reads it from memory: registers are scarce."""
     return gl.max(slots.index(number).load(gl.BlockedLayout([1], [32], [4], [0])), 0)
 
 
 @gluon.jit
 def _keys_of(index, call, BLOCK_N: gl.constexpr):
-    """The tile of keys of this index: in which order they are computed."""
+    """The tile of keys of this index, in the order of computation."""
     num_kv_heads = call.num_kv_heads
     kv_len = call.kv_len
     heads_together = call.heads_together
@@ -424,7 +425,7 @@ def _keys_of(index, call, BLOCK_N: gl.constexpr):
 def _backward_producer(
     sources, buffers, call, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, NUM_STAGES: gl.constexpr
 ):
-    """Takes tiles of keys, and loads what the consumers need for them."""
+    """Takes tiles of keys, and loads the consumers' tiles for them."""
     num_q_heads = call.num_q_heads
     num_kv_heads = call.num_kv_heads
     q_desc = sources.q_desc
@@ -449,7 +450,7 @@ def _backward_producer(
     TILES: gl.constexpr = q_desc.block_type.nbytes + grad_out_desc.block_type.nbytes
     BYTES: gl.constexpr = TILES + 2 * rows_desc.block_type.nbytes
     group = num_q_heads // num_kv_heads
-    stage, phase = 0, 1  # a buffer is empty in the phase before the one that it is full in
+    stage, phase = 0, 1  # a buffer is empty one phase before it is full
     index, count = gl.program_id(0), 0
     while index < num_tiles:
         work_tile = _keys_of(index, call, BLOCK_N)
@@ -492,7 +493,7 @@ def _backward_producer(
 
 @gluon.jit
 def _start_grad_q(ds_tile, k, NUMBER: gl.constexpr, BLOCK_M: gl.constexpr):
-    """Starts ds @ k, for half of the queries or of the columns; of 64 x 64 for 64 of the keys."""
+    """Starts ds @ k for half of the queries, or half of the columns, or (64 x 64) its own keys."""
     GRAD_Q: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
     grad_q = gl.zeros([64, 64], gl.float32, GRAD_Q)
     if BLOCK_M == 128:
@@ -526,7 +527,7 @@ def _backward_step(
     BLOCK_N: gl.constexpr,
     NUM_STAGES: gl.constexpr,
 ):
-    """Adds what a tile of queries brings to the gradients; computes the next one's products."""
+    """Adds a tile of queries' products to the gradients; computes the next tile's scores."""
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
     GRADS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
     WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, GRADS, 2)
@@ -564,7 +565,7 @@ def _backward_step(
     grad_v = warpgroup_mma(weights, grad_out, grad_v, is_async=True)
     q = q_tiles.index(stage).reshape([BLOCK_M, 64])
     grad_k = warpgroup_mma(of_scores, q, grad_k, is_async=True)
-    # There are two of these buffers: none is written to while the other consumer reads it.
+    # There are two buffers of ds: neither is written while the other consumer reads it.
     ds_tile = ds_tiles.index(parity)
     ds_tile.slice(64 * NUMBER, 64).store(ds)
     fence_async_shared()
@@ -623,7 +624,7 @@ def _backward_consumer(
         k_number = count % 2
         grad_k = gl.zeros([64, 64], gl.float32, GRADS)
         grad_v = gl.zeros([64, 64], gl.float32, GRADS)
-        # Each query head of the group, one after the other: their gradients add up in registers.
+        # One query head of the group after another: their gradients accumulate in registers.
         for member in range(group):
             work_tile = _keys_of(_announced(slots, k_number), call, BLOCK_N)
             batch, kv_head, kv_first = work_tile.batch, work_tile.kv_head, work_tile.kv_first
@@ -631,7 +632,7 @@ def _backward_consumer(
             head = kv_head * group + member
             runs = _backward_visits(batch, head, kv_first, call, BLOCK_M, BLOCK_N)
             visits = runs.visits
-            # Where this consumer's part of dq lies in its buffer, which has rows of 32.
+            # The first row of this consumer's part of dq in the buffer of sums, whose rows have 32.
             head_row = (batch * num_q_heads + head) * rows_len * 2 + 128 * NUMBER
             keys = _Keys(head_row, k_number, kv_idx, qk_scale)
             mbarrier.wait(full.index(stage), phase, pred=visits > 0)
@@ -642,7 +643,7 @@ def _backward_consumer(
             entry = _query_tile(0, runs)
             for visit in range(visits):
                 tile, masked = entry >> 1, entry % 2 == 1
-                entry = _query_tile(visit + 1, runs)  # which arrives while this tile is computed
+                entry = _query_tile(visit + 1, runs)  # loaded while this tile is computed
                 grad_k, grad_v, scores, stage, phase, parity = _backward_step(
                     grad_k,
                     grad_v,
@@ -666,7 +667,7 @@ def _backward_consumer(
                 )
         work_tile = _keys_of(_announced(slots, k_number), call, BLOCK_N)
         mbarrier.arrive(keys_empty.index(k_number), count=1)
-        # Gradients leave through this consumer's buffer of dq: the next keys arrive meanwhile.
+        # Gradients are stored through this consumer's dq buffer: the next keys are arriving.
         place = [work_tile.batch, work_tile.kv_head, work_tile.kv_first + 64 * NUMBER, 0]
         leaving = _reinterpret(
             grad_q_tiles.index(NUMBER), gl.bfloat16, [2, 1, 1, 64, 64], grad_k_desc.layout
@@ -730,12 +731,12 @@ def _backward_hopper(
     BLOCK_N: gl.constexpr,
     NUM_STAGES: gl.constexpr,
 ):
-    """One program: gradients of tiles of BLOCK_N keys and values, and what these add to dq.
+    """One program: gradients of tiles of BLOCK_N keys and values, and their contributions to dq.
 
     Descriptors of q and grad_out are of (batch, heads, rows, columns) with tiles of BLOCK_M rows,
-    of k and v with BLOCK_N, of their gradients with 64. counter_ptr holds 0: how many of num_tiles
-    were handed out. rows is what `_backward_rows` made, (2, batch * num_q_heads, rows_len); grad_q
-    a buffer of zeros that `_place_sums` reads.
+    of k and v with BLOCK_N, of their gradients with 64. counter_ptr: how many of num_tiles were
+    handed out, 0 at first. rows comes from `_backward_rows`, (2, batch * num_q_heads, rows_len);
+    grad_q is a buffer of zeros for sums, which `_place_sums` reads.
     """
     layout = (
         layout_ptr,
@@ -800,13 +801,13 @@ def _backward_hopper(
 
 @triton.jit
 def _place(sums_ptr, grad_ptr, row, length, rows_len, scale, HEAD_DIM: tl.constexpr):
-    """Sums of 64 rows as rows of (batch, heads, length, HEAD_DIM): `row` counts rows_len a head."""
+    """Stores sums of 64 rows in (batch, heads, length, HEAD_DIM); `row` counts rows_len a head."""
     offs_m = row % rows_len + tl.arange(0, 64)
     batch_head = (row // rows_len).to(tl.int64)
     places = tl.arange(0, 128)[:, None] * 32 + tl.arange(0, 32)[None, :]
-    for part in tl.static_range(1):  # of 64 columns
+    for part in tl.static_range(1):  # 64 columns each
         sums = tl.load(sums_ptr + 4096 * part + places)
-        # Of a warp's thread (8 x 4): 8 groups of columns, 2 rows, 2 columns.
+        # A thread (of 8 x 4 in a warp) holds 8 groups of columns, 2 rows, 2 columns.
         tile = tl.reshape(sums, [4, 8, 4, 8, 2, 2]).permute(0, 4, 1, 3, 2, 5).reshape([64, 64])
         offs_d = 64 * part + tl.arange(0, 64)
         inside = (offs_m < length)[:, None]

@@ -13,7 +13,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 
 def _named(owner, name, before):
-    """What owner has by a name or, in a Triton that does not have it yet, by the one before."""
+    """The owner's attribute of this name or, in an older Triton, of the former name."""
     return getattr(owner, name if hasattr(owner, name) else before)
 
 
@@ -155,7 +155,7 @@ class _BackwardResults:
 
 @gluon.jit
 def _next_stage(stage, phase, NUM_STAGES: gl.constexpr):
-    """(buffer, phase of its barriers) of what comes next; buffers take turns."""
+    """(buffer, phase of its barriers) of the next visit; buffers take turns."""
     stage += 1
     if stage == NUM_STAGES:
         stage = 0
@@ -167,7 +167,8 @@ def _next_stage(stage, phase, NUM_STAGES: gl.constexpr):
 def _unknown_zero():
     """0, which a compiler cannot see.
 
-    It would hoist the addresses of all parts of a tile out of the loop, more than registers hold.
+    Otherwise it would hoist the addresses of all parts of a tile out of the loop, more than
+    registers hold.
     """
     return gl.inline_asm_elementwise(
         "mov.b32 $0, 0;", "=r,r", [0], dtype=gl.int32, is_pure=False, pack=1
@@ -176,7 +177,7 @@ def _unknown_zero():
 
 @gluon.jit
 def _meet():
-    """Waits for the other consumer, at a hardware barrier; Triton takes the first ones itself."""
+    """Waits for the other consumer, at a hardware barrier; Triton uses the first ones itself."""
     lanes = gl.full([128], 0, gl.int32, gl.BlockedLayout([1], [32], [4], [0]))
     gl.inline_asm_elementwise(
         "bar.sync 10, 256; mov.b32 $0, $1;", "=r,r", [lanes],
@@ -186,7 +187,7 @@ def _meet():
 
 @_aggregate
 class _RunsOfQueries:
-    """Which tiles of queries are visited, and what finds them."""
+    """The visited tiles of queries: their number, and where they are."""
 
     visits: gl.tensor
     masked_visits: gl.tensor
@@ -205,7 +206,7 @@ class _RunsOfQueries:
 
 @gluon.jit
 def _backward_visits(batch, head, kv_first, call, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
-    """Of a head's queries; see `_query_tile`."""
+    """The visits of a head's queries, from bounds; see `_query_tile`."""
     q_len = call.q_len
     kv_len = call.kv_len
     kv_last = min(kv_first + BLOCK_N, kv_len) - 1
@@ -222,7 +223,7 @@ def _backward_visits(batch, head, kv_first, call, BLOCK_M: gl.constexpr, BLOCK_N
     visits = q_end - q_begin
     before = min(max(full_begin - q_begin, 0), visits)
     unmasked = max(min(full_end - q_begin, visits) - before, 0)
-    # Weights of keys past the end could overflow; their products with dp would be no numbers.
+    # Weights of keys past the end could overflow, and their products with dp be NaN.
     if kv_first + BLOCK_N > kv_len:
         unmasked = 0
     masked_visits = visits - unmasked
@@ -231,7 +232,7 @@ def _backward_visits(batch, head, kv_first, call, BLOCK_M: gl.constexpr, BLOCK_N
 
 @gluon.jit
 def _query_tile(visit, runs):
-    """The tile of queries of a visit: those that need the mask come first."""
+    """The tile of queries of a visit: masked tiles come first."""
     masked_visits = runs.masked_visits
     before = runs.before
     unmasked = runs.unmasked
@@ -243,7 +244,7 @@ def _query_tile(visit, runs):
 
 @gluon.constexpr_function
 def _bitmask_layout(columns):
-    """A layout of scores, (64, columns // 8, 8): those of one column bitmask lie side by side."""
+    """A layout of scores, (64, columns // 8, 8): the columns of a bitmask along dimension 1."""
     bits = [[0, 2**i, 0] for i in range((columns // 8).bit_length() - 1)]
     lanes = [[0, 0, 2], [0, 0, 4], [1, 0, 0], [2, 0, 0], [4, 0, 0]]
     warps = [[16, 0, 0], [32, 0, 0]]
@@ -255,7 +256,7 @@ def _bitmask_layout(columns):
 def _bitmask_columns(scores, first):
     """(1, 8): the first column of each column bitmask, counted from `first`.
 
-    A compiler that knows them keeps what they are compared with in registers from tile to tile.
+    If the compiler knew these numbers, it would keep their comparands in registers between tiles.
     """
     LAYOUT: gl.constexpr = gl.SliceLayout(1, _bitmask_layout(scores.shape[1]))
     column = first + gl.arange(0, 8, layout=gl.SliceLayout(0, LAYOUT))
@@ -267,7 +268,7 @@ def _bitmask_columns(scores, first):
 
 @gluon.jit
 def _bitmask_rows(scores, x):
-    """A vector of rows, (64, 1), where column bitmasks are."""
+    """A vector of rows, (64, 1), in the layout of column bitmasks."""
     LAYOUT: gl.constexpr = gl.SliceLayout(1, _bitmask_layout(scores.shape[1]))
     return gl.convert_layout(x, LAYOUT, assert_trivial=True)
 
@@ -281,7 +282,7 @@ def _at_least(column, least):
 
 @gluon.jit
 def _below(column, end):
-    """Those of column + 8 * i < end."""
+    """Bits of column + 8 * i < end; nothing overflows, whatever `end` is."""
     return ~_at_least(column, end)
 
 
@@ -327,8 +328,8 @@ def _mask_scores(scores, q_first, head, keys, call, work_tile):
 
 @gluon.jit
 def _backward_scores(scores, q_first, head, keys, call, work_tile, masked):
-    """What the softmax sees of 64 keys' products with queries from q_first on."""
-    # Only a tile that holds a hidden pair, or reaches past an end, pays for the mask.
+    """Scores and mask, from 64 keys' products with the queries from q_first on."""
+    # Only a tile that holds a hidden pair, or reaches past an end, evaluates the mask.
     if masked:
         scores = _mask_scores(scores, q_first, head, keys, call, work_tile)
     return scores
@@ -353,7 +354,7 @@ def _backward_producer(
     BLOCK_N: gl.constexpr,
     NUM_STAGES: gl.constexpr,
 ):
-    """Loads what the consumers need."""
+    """Loads the consumers' tiles."""
     num_q_heads = call.num_q_heads
     num_kv_heads = call.num_kv_heads
     batch = work_tile.batch
@@ -381,7 +382,7 @@ def _backward_producer(
     _async_load(k_desc, place, keys_full, k_tile.index(0))
     _async_load(v_desc, place, keys_full, v_tile.index(0))
     group = num_q_heads // num_kv_heads
-    stage, phase = 0, 1  # a buffer is empty in the phase before the one that it is full in
+    stage, phase = 0, 1  # a buffer is empty one phase before it is full
     for member in range(group):
         head = kv_head * group + member
         row = batch * num_q_heads + head
@@ -412,7 +413,7 @@ def _wait_at(NUMBER: gl.constexpr):
 
 @gluon.jit
 def _arrive_at(NUMBER: gl.constexpr):
-    """Lets the other consumer go on that waits there, and does not wait itself."""
+    """Arrives at a hardware barrier where the other consumer waits, without waiting."""
     lanes = gl.full([128], 0, gl.int32, gl.BlockedLayout([1], [32], [4], [0]))
     gl.inline_asm_elementwise(
         f"bar.arrive {NUMBER}, 256; mov.b32 $0, $1;", "=r,r", [lanes],
@@ -420,7 +421,7 @@ def _arrive_at(NUMBER: gl.constexpr):
     )  # fmt: skip
 
 
-# Of the tile of factors: that it has been written, and that it has been read.
+# The hardware barriers of the tile of factors: it has been written; it has been read.
 WRITTEN: gl.constexpr = gl.constexpr(11)
 READ: gl.constexpr = gl.constexpr(12)
 
@@ -443,7 +444,7 @@ def _values_step(
     BLOCK_N: gl.constexpr,
     NUM_STAGES: gl.constexpr,
 ):
-    """Adds what a tile of queries brings to dv; computes the next one's scores."""
+    """Adds a tile of queries' products to dv; computes the next tile's scores."""
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
     GRADS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 256, 16])
     WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, GRADS, 2)
@@ -463,7 +464,7 @@ def _values_step(
     scores = _backward_scores(scores, q_first, head, keys, call, work_tile, masked)
     p = gl.exp2(scores * qk_scale - lse[None, :])
     weights = gl.convert_layout(p.to(gl.bfloat16), WEIGHTS, assert_trivial=True)
-    # In the order of registers, which spares shared memory.
+    # In the order of registers, which saves shared memory.
     registers = p.reshape([4, 2, 8, 8, 4, 2]).permute((0, 2, 4, 3, 1, 5))
     _wait_at(READ)
     factors_tile.store(registers.reshape([128, 32]))
@@ -514,7 +515,7 @@ def _values_consumer(
     group = num_q_heads // num_kv_heads
     stage, phase = 0, 0
     mbarrier.wait(keys_full, 0)
-    # Each query head of the group, one after the other: their gradients add up in registers.
+    # One query head of the group after another: their gradients accumulate in registers.
     for member in range(group):
         head = kv_head * group + member
         runs = _backward_visits(batch, head, kv_first, call, BLOCK_M, BLOCK_N)
@@ -563,8 +564,8 @@ def _values_consumer(
                 BLOCK_N,
                 NUM_STAGES,
             )
-    _wait_at(READ)  # what the last tile's arrival is for
-    _meet()  # the other consumer has read the values: their gradient leaves through their place
+    _wait_at(READ)  # matches the arrival of the last tile
+    _meet()  # the other consumer has read the values: their buffer takes their gradient
     v_tile.index(0).reshape([BLOCK_N, 256]).store(grad_v.to(gl.bfloat16))
     fence_async_shared()
     place = [batch, kv_head, kv_first, 0]
@@ -584,10 +585,10 @@ def _keys_step(
     BLOCK_N: gl.constexpr,
     NUM_STAGES: gl.constexpr,
 ):
-    """Adds what a tile of queries brings to dk; computes the next one's dp."""
+    """Adds a tile of queries' products to dk; computes the next tile's dp."""
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
     GRADS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 256, 16])
-    # Of factors a thread has a row, in the order of its registers.
+    # A thread has a row of the factors, in the order of its registers.
     FACTORS: gl.constexpr = gl.BlockedLayout([1, 32], [32, 1], [4, 1], [1, 0])
     tiles = buffers.tiles
     barriers = buffers.barriers
@@ -649,7 +650,7 @@ def _keys_consumer(
     v = v_tile.index(0).reshape([BLOCK_N, 256])
     group = num_q_heads // num_kv_heads
     stage, phase = 0, 0
-    _arrive_at(READ)  # there is nothing yet to read
+    _arrive_at(READ)  # no factors are waiting to be read yet
     mbarrier.wait(keys_full, 0)
     for member in range(group):
         head = kv_head * group + member
@@ -662,7 +663,7 @@ def _keys_consumer(
             grad_k, dp, stage, phase = _keys_step(
                 grad_k, dp, stage, phase, visit + 1 < visits, buffers, BLOCK_M, BLOCK_N, NUM_STAGES
             )
-    _meet()  # the other consumer has read the keys: their gradient leaves through their place
+    _meet()  # the other consumer has read the keys: their buffer takes their gradient
     k_tile.index(0).reshape([BLOCK_N, 256]).store((grad_k * scale).to(gl.bfloat16))
     fence_async_shared()
     place = [batch, kv_head, kv_first, 0]
@@ -693,11 +694,11 @@ def _backward_hopper(
     """One program: the gradients of BLOCK_N keys and values of one head.
 
     Descriptors of q and grad_out are of (batch, heads, rows, columns) with tiles of BLOCK_M rows,
-    of k and v with BLOCK_N, of their gradients with 64. rows is what `_backward_rows` made, (2,
+    of k and v with BLOCK_N, of their gradients with 64. rows comes from `_backward_rows`, (2,
     batch * num_q_heads, rows_len).
     """
     num_tiles_n = gl.cdiv(kv_len, BLOCK_N)
-    # Tiles of one head run side by side: they share queries in L2. Those with most come first.
+    # Tiles of one head run side by side: they share queries in L2. Those with most work come first.
     batch_head = gl.program_id(0) // num_tiles_n
     tile_n = gl.program_id(0) % num_tiles_n
     work_tile = _KeysWorkTile(
@@ -861,7 +862,7 @@ class _QueriesSources:
 
 @_aggregate
 class _RunsOfKeys:
-    """Which tiles of keys are visited, and what finds them."""
+    """The visited tiles of keys: their number, and where they are."""
 
     visits: gl.tensor
     masked_visits: gl.tensor
@@ -876,7 +877,7 @@ class _RunsOfKeys:
 
 @gluon.jit
 def _visits_of_queries(batch, head, q_first, call, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
-    """Of a head's keys; see `_tile_of_keys`."""
+    """The visits of a head's keys, from bounds; see `_tile_of_keys`."""
     q_len = call.q_len
     kv_len = call.kv_len
     q_last = min(q_first + BLOCK_M, q_len) - 1
@@ -894,7 +895,7 @@ def _visits_of_queries(batch, head, q_first, call, BLOCK_M: gl.constexpr, BLOCK_
 
 @gluon.jit
 def _tile_of_keys(visit, runs):
-    """The tile of keys of a visit: those that need the mask come first."""
+    """The tile of keys of a visit: masked tiles come first."""
     masked_visits = runs.masked_visits
     unmasked = runs.unmasked
     masked = visit + gl.where(visit < 0, 0, unmasked)
@@ -917,8 +918,8 @@ def _mask_scores_of_queries(scores, start_n, rows, call, work_tile):
 
 @gluon.jit
 def _scores_of_queries(scores, start_n, rows, call, work_tile, masked):
-    """What the softmax sees of 64 queries' products with keys from start_n on."""
-    # Only a tile that holds a hidden pair, or reaches past an end, pays for the mask.
+    """Scores and mask, from 64 queries' products with the keys from start_n on."""
+    # Only a tile that holds a hidden pair, or reaches past an end, evaluates the mask.
     if masked:
         scores = _mask_scores_of_queries(scores, start_n, rows, call, work_tile)
     return scores
@@ -935,7 +936,7 @@ def _queries_producer(
     K_STAGES: gl.constexpr,
     V_STAGES: gl.constexpr,
 ):
-    """Loads what the consumers need: queries once, keys and values for each visit."""
+    """Loads the consumers' tiles: queries once, keys and values for each visit."""
     num_q_heads = call.num_q_heads
     num_kv_heads = call.num_kv_heads
     batch = work_tile.batch
@@ -963,7 +964,7 @@ def _queries_producer(
     kv_head = head // (num_q_heads // num_kv_heads)
     runs = _visits_of_queries(batch, head, q_first, call, BLOCK_M, BLOCK_N)
     k_stage, v_stage = 0, 0
-    k_phase, v_phase = 1, 1  # a buffer is empty in the phase before the one that it is full in
+    k_phase, v_phase = 1, 1  # a buffer is empty one phase before it is full
     for visit in range(runs.visits):
         tile = _tile_of_keys(visit, runs)
         place = [batch, kv_head, tile * BLOCK_N, 0]
@@ -1009,7 +1010,7 @@ def _queries_step(
     K_STAGES: gl.constexpr,
     V_STAGES: gl.constexpr,
 ):
-    """Adds what a tile of keys brings to dq; computes the next one's scores."""
+    """Adds a tile of keys' products to dq; computes the next tile's scores."""
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     GRADS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 256, 16])
     lse = rows.lse
@@ -1061,7 +1062,7 @@ def _queries_consumer(
     K_STAGES: gl.constexpr,
     V_STAGES: gl.constexpr,
 ):
-    """Computes the gradient of queries [64 * NUMBER, 64 * NUMBER + 64) of a program's."""
+    """Computes the gradient of a program's queries [64 * NUMBER, 64 * NUMBER + 64)."""
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     GRADS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 256, 16])
     num_q_heads = call.num_q_heads
@@ -1083,7 +1084,7 @@ def _queries_consumer(
     q_first += 64 * NUMBER
     own = _QueriesWorkTile(batch, head, q_first)
     offs_m = q_first + gl.arange(0, 64, layout=gl.SliceLayout(1, SCORES))
-    # There are rows for tiles of queries that reach past the last one.
+    # rows is padded to whole tiles of queries.
     row = (batch * num_q_heads + head).to(gl.int64) * rows_len
     lse = gl.load(rows_ptr + row + offs_m)
     num_rows = gl.num_programs(0).to(gl.int64) * BLOCK_M
@@ -1141,7 +1142,7 @@ def _queries_consumer(
             K_STAGES,
             V_STAGES,
         )
-    # The gradient leaves through its queries' place.
+    # The gradient is stored through its queries' buffer.
     own_q.store((grad_q * scale).to(gl.bfloat16))
     fence_async_shared()
     grad_q_tile = q_tile.index(0).slice(64 * NUMBER, 64, 2)
@@ -1172,11 +1173,11 @@ def _backward_queries_hopper(
     """One program: the gradient of BLOCK_M queries of one head.
 
     Descriptors of q and grad_out are of (batch, heads, rows, columns) with tiles of BLOCK_M rows,
-    of k and v with BLOCK_N, and of grad_q with 64. rows is what `_backward_rows` made, (2, batch *
+    of k and v with BLOCK_N, and of grad_q with 64. rows comes from `_backward_rows`, (2, batch *
     num_q_heads, rows_len), with rows_len a multiple of BLOCK_M.
     """
     num_tiles_m = rows_len // BLOCK_M
-    # Tiles of one head run side by side: they share keys in L2. Those with most come first.
+    # Tiles of one head run side by side: they share keys in L2. Those with most work come first.
     batch_head = gl.program_id(0) // num_tiles_m
     tile_m = num_tiles_m - 1 - gl.program_id(0) % num_tiles_m
     work_tile = _QueriesWorkTile(

@@ -16,7 +16,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 
 def _named(owner, name, before):
-    """What owner has by a name or, in a Triton that does not have it yet, by the one before."""
+    """The owner's attribute of this name or, in an older Triton, of the former name."""
     return getattr(owner, name if hasattr(owner, name) else before)
 
 
@@ -29,7 +29,7 @@ _reinterpret = _named(gl.shared_memory_descriptor, "reinterpret", "_reinterpret"
 
 @builtin
 def _async_add(tensor_desc, coord, src, _semantic=None):
-    """Has TMA add a tile to what is in memory: Triton 3.8's `tma.async_atomic_add`."""
+    """Lets TMA add a tile to memory: Triton 3.8's `tma.async_atomic_add`."""
     coord = _semantic._convert_to_ir_values(coord, require_i64=False)
     kind = ir.DESCRIPTOR_REDUCE_KIND.ADD
     _semantic.builder.create_async_tma_reduce(kind, tensor_desc.handle, coord, src.handle)
@@ -203,7 +203,7 @@ class _BackwardResults:
 
 @gluon.jit
 def _next_stage(stage, phase, NUM_STAGES: gl.constexpr):
-    """(buffer, phase of its barriers) of what comes next; buffers take turns."""
+    """(buffer, phase of its barriers) of the next visit; buffers take turns."""
     stage += 1
     if stage == NUM_STAGES:
         stage = 0
@@ -215,7 +215,8 @@ def _next_stage(stage, phase, NUM_STAGES: gl.constexpr):
 def _unknown_zero():
     """0, which a compiler cannot see.
 
-    It would hoist the addresses of all parts of a tile out of the loop, more than registers hold.
+    Otherwise it would hoist the addresses of all parts of a tile out of the loop, more than
+    registers hold.
     """
     return gl.inline_asm_elementwise(
         "mov.b32 $0, 0;", "=r,r", [0], dtype=gl.int32, is_pure=False, pack=1
@@ -224,7 +225,7 @@ def _unknown_zero():
 
 @gluon.jit
 def _meet():
-    """Waits for the other consumer, at a hardware barrier; Triton takes the first ones itself."""
+    """Waits for the other consumer, at a hardware barrier; Triton uses the first ones itself."""
     lanes = gl.full([128], 0, gl.int32, gl.BlockedLayout([1], [32], [4], [0]))
     gl.inline_asm_elementwise(
         "bar.sync 10, 256; mov.b32 $0, $1;", "=r,r", [lanes],
@@ -234,7 +235,7 @@ def _meet():
 
 @_aggregate
 class _RunsOfQueries:
-    """Which tiles of queries are visited, and what finds them."""
+    """The visited tiles of queries: their number, and where they are."""
 
     visits: gl.tensor
     q_begin_0: gl.tensor
@@ -272,7 +273,7 @@ class _RunsOfQueries:
 
 @gluon.jit
 def _backward_visits(batch, head, kv_first, call, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
-    """Of a head's queries; see `_query_tile`."""
+    """The visits of a head's queries, from bounds; see `_query_tile`."""
     q_len = call.q_len
     kv_len = call.kv_len
     left = call.left
@@ -296,7 +297,7 @@ def _backward_visits(batch, head, kv_first, call, BLOCK_M: gl.constexpr, BLOCK_N
     q_end_1 = gl.where(some_begin_1 < some_end_1, gl.cdiv(some_end_1, BLOCK_M), q_begin_1)
     full_begin_1 = gl.cdiv(all_begin_1, BLOCK_M)
     full_end_1 = all_end_1 // BLOCK_M
-    # Runs can overlap: each starts where the one before it ended. They are visited as one.
+    # Runs can overlap: each starts where the previous one ended. One loop visits them all.
     visits_0 = q_end_0 - q_begin_0
     q_begin_1 = max(q_begin_1, q_end_0)
     q_end_1 = max(q_end_1, q_begin_1)
@@ -330,14 +331,14 @@ def _query_tile(visit, runs, call, kv_first, BLOCK_N: gl.constexpr):
     tile = gl.where(visit < visits_0, tile, q_begin_1 + visit - visits_0)
     masked = (tile < full_begin_0) | (tile >= full_end_0)
     masked &= (tile < full_begin_1) | (tile >= full_end_1)
-    # Weights of keys past the end could overflow; their products with dp would be no numbers.
+    # Weights of keys past the end could overflow, and their products with dp be NaN.
     masked |= kv_first + BLOCK_N > kv_len
     return tile, masked
 
 
 @gluon.constexpr_function
 def _bitmask_layout(columns):
-    """A layout of scores, (64, columns // 8, 8): those of one column bitmask lie side by side."""
+    """A layout of scores, (64, columns // 8, 8): the columns of a bitmask along dimension 1."""
     bits = [[0, 2**i, 0] for i in range((columns // 8).bit_length() - 1)]
     lanes = [[0, 0, 2], [0, 0, 4], [1, 0, 0], [2, 0, 0], [4, 0, 0]]
     warps = [[16, 0, 0], [32, 0, 0]]
@@ -349,7 +350,7 @@ def _bitmask_layout(columns):
 def _bitmask_columns(scores, first):
     """(1, 8): the first column of each column bitmask, counted from `first`.
 
-    A compiler that knows them keeps what they are compared with in registers from tile to tile.
+    If the compiler knew these numbers, it would keep their comparands in registers between tiles.
     """
     LAYOUT: gl.constexpr = gl.SliceLayout(1, _bitmask_layout(scores.shape[1]))
     column = first + gl.arange(0, 8, layout=gl.SliceLayout(0, LAYOUT))
@@ -361,7 +362,7 @@ def _bitmask_columns(scores, first):
 
 @gluon.jit
 def _bitmask_rows(scores, x):
-    """A vector of rows, (64, 1), where column bitmasks are."""
+    """A vector of rows, (64, 1), in the layout of column bitmasks."""
     LAYOUT: gl.constexpr = gl.SliceLayout(1, _bitmask_layout(scores.shape[1]))
     return gl.convert_layout(x, LAYOUT, assert_trivial=True)
 
@@ -375,7 +376,7 @@ def _at_least(column, least):
 
 @gluon.jit
 def _below(column, end):
-    """Those of column + 8 * i < end."""
+    """Bits of column + 8 * i < end; nothing overflows, whatever `end` is."""
     return ~_at_least(column, end)
 
 
@@ -411,8 +412,8 @@ def _apply_bitmask(scores, bitmask):
 def _query_columns(scores, first, DTYPE: gl.constexpr):
     """(n,): the queries that the columns of scores are of, counted from `first`, as DTYPE.
 
-    A compiler that knows all of them keeps them, or what is compared with them, in registers from
-    tile to tile. Of these it cannot see the first; the others are a constant apart.
+    If the compiler knew all of them, it would keep them, or their comparands, in registers from
+    tile to tile. Here it cannot see the first; the others differ from it by constants.
     """
     GROUPS: gl.constexpr = scores.shape[1] // 8
     LAYOUT: gl.constexpr = gl.SliceLayout(0, scores.reshape([64, GROUPS, 8]).type.layout)
@@ -440,17 +441,17 @@ def _mask_scores(scores, q_first, head, keys, call, work_tile):
 
 @gluon.jit
 def _backward_scores(scores, lse, q_first, head, keys, call, work_tile, masked):
-    """What the softmax sees of 64 keys' products with queries from q_first on."""
+    """Scores and mask, from 64 keys' products with the queries from q_first on."""
     slopes = call.slopes
     kv_idx = keys.kv_idx
     scalar_0 = keys.scalar_0
     col_0 = gl.cast(kv_idx - q_first, gl.float32)
     col_1 = col_0 * scalar_0
-    # What the row alone adds to its scores was left out of them.
+    # Scores lack the terms that depend on the row alone: subtract them from the LSE.
     lse -= 1.4426950408889634 * -_query_columns(scores, 0, gl.float32) * _at_1d_hopper(slopes, head)
     # score + (kv_idx - q_idx) * slopes[h], over qk_scale and without what the row alone adds.
     scores = scores + col_1
-    # Only a tile that holds a hidden pair, or reaches past an end, pays for the mask.
+    # Only a tile that holds a hidden pair, or reaches past an end, evaluates the mask.
     if masked:
         scores = _mask_scores(scores, q_first, head, keys, call, work_tile)
     return scores, lse
@@ -464,7 +465,7 @@ def _lane_sums(x):
 
 @gluon.jit
 def _add_learned(totals, ds, q_first, head, keys, call, work_tile):
-    """Adds to the sums of lanes what 64 keys bring to gradients of learned tensors."""
+    """Adds the gradients of learned tensors from 64 keys to the sums of lanes."""
     kv_idx = keys.kv_idx
     q_idx = _query_columns(ds, q_first, gl.float32)[None, :]
     kv_idx = kv_idx.to(gl.float32)
@@ -484,26 +485,26 @@ def _start_scores_of_keys(keys, q_tiles, stage, SCORES: gl.constexpr):
 
 @gluon.jit
 def _in_registers_order(sums):
-    """64 x 64 sums in the order of registers, which spares shared memory; see `_place_sums`."""
+    """64 x 64 sums in the order of registers, which saves shared memory; see `_place_sums`."""
     return sums.reshape([4, 2, 8, 8, 4, 2]).permute((0, 2, 4, 3, 1, 5)).reshape([128, 32])
 
 
 @gluon.jit
 def _announce(index, slots, number):
-    """Tells the consumers which tile of keys is to arrive in a buffer; -1: there are no more."""
+    """Tells the consumers which tile of keys arrives next in a buffer; -1: no more."""
     LANES: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     slots.index(number).store(gl.full([1], index, gl.int32, LANES))
 
 
 @gluon.jit
 def _announced(slots, number):
-    """The tile of keys in a buffer. It is read where it is used: registers are scarce."""
+    """The tile of keys in a buffer. Each use reads it from memory: registers are scarce."""
     return gl.max(slots.index(number).load(gl.BlockedLayout([1], [32], [4], [0])), 0)
 
 
 @gluon.jit
 def _keys_of(index, call, BLOCK_N: gl.constexpr):
-    """The tile of keys of this index: in which order they are computed."""
+    """The tile of keys of this index, in the order of computation."""
     num_kv_heads = call.num_kv_heads
     kv_len = call.kv_len
     num_tiles_n = gl.cdiv(kv_len, BLOCK_N)
@@ -517,7 +518,7 @@ def _keys_of(index, call, BLOCK_N: gl.constexpr):
 def _backward_producer(
     sources, buffers, call, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, NUM_STAGES: gl.constexpr
 ):
-    """Takes tiles of keys, and loads what the consumers need for them."""
+    """Takes tiles of keys, and loads the consumers' tiles for them."""
     num_q_heads = call.num_q_heads
     num_kv_heads = call.num_kv_heads
     q_desc = sources.q_desc
@@ -542,7 +543,7 @@ def _backward_producer(
     TILES: gl.constexpr = q_desc.block_type.nbytes + grad_out_desc.block_type.nbytes
     BYTES: gl.constexpr = TILES + 2 * rows_desc.block_type.nbytes
     group = num_q_heads // num_kv_heads
-    stage, phase = 0, 1  # a buffer is empty in the phase before the one that it is full in
+    stage, phase = 0, 1  # a buffer is empty one phase before it is full
     index, count = gl.program_id(0), 0
     while index < num_tiles:
         work_tile = _keys_of(index, call, BLOCK_N)
@@ -585,7 +586,7 @@ def _backward_producer(
 
 @gluon.jit
 def _start_grad_q(ds_tile, k, NUMBER: gl.constexpr, BLOCK_M: gl.constexpr):
-    """Starts ds @ k, for half of the queries or of the columns; of 64 x 64 for 64 of the keys."""
+    """Starts ds @ k for half of the queries, or half of the columns, or (64 x 64) its own keys."""
     GRAD_Q: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
     grad_q = gl.zeros([64, 64], gl.float32, GRAD_Q)
     if BLOCK_M == 128:
@@ -620,7 +621,7 @@ def _backward_step(
     BLOCK_N: gl.constexpr,
     NUM_STAGES: gl.constexpr,
 ):
-    """Adds what a tile of queries brings to the gradients; computes the next one's products."""
+    """Adds a tile of queries' products to the gradients; computes the next tile's scores."""
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
     GRADS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
     WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, GRADS, 2)
@@ -660,7 +661,7 @@ def _backward_step(
     grad_v = warpgroup_mma(weights, grad_out, grad_v, is_async=True)
     q = q_tiles.index(stage).reshape([BLOCK_M, 64])
     grad_k = warpgroup_mma(of_scores, q, grad_k, is_async=True)
-    # There are two of these buffers: none is written to while the other consumer reads it.
+    # There are two buffers of ds: neither is written while the other consumer reads it.
     ds_tile = ds_tiles.index(parity)
     ds_tile.slice(64 * NUMBER, 64).store(ds)
     fence_async_shared()
@@ -721,7 +722,7 @@ def _backward_consumer(
         k_number = count % 2
         grad_k = gl.zeros([64, 64], gl.float32, GRADS)
         grad_v = gl.zeros([64, 64], gl.float32, GRADS)
-        # Each query head of the group, one after the other: their gradients add up in registers.
+        # One query head of the group after another: their gradients accumulate in registers.
         for member in range(group):
             work_tile = _keys_of(_announced(slots, k_number), call, BLOCK_N)
             batch, kv_head, kv_first = work_tile.batch, work_tile.kv_head, work_tile.kv_first
@@ -732,7 +733,7 @@ def _backward_consumer(
             scalar_slopes = _at_1d_hopper(slopes, head)
             scalar_0 = scalar_slopes / scale
             qk_scale = 1.4426950408889634 * scale
-            # Where this consumer's part of dq lies in its buffer, which has rows of 32.
+            # The first row of this consumer's part of dq in the buffer of sums, whose rows have 32.
             head_row = (batch * num_q_heads + head) * rows_len * 2 + 128 * NUMBER
             keys = _Keys(head_row, k_number, kv_idx, scalar_0, qk_scale)
             zeros = _lane_sums(gl.zeros([64, BLOCK_M], gl.float32, SCORES))
@@ -766,7 +767,7 @@ def _backward_consumer(
                     BLOCK_N,
                     NUM_STAGES,
                 )
-            # Each key of a head has a place of its own for what it adds up to.
+            # Each key of a head has its own sum.
             offs_n = kv_first + 64 * NUMBER + gl.arange(0, 64, layout=gl.SliceLayout(1, SCORES))
             sums_first = (batch * num_q_heads + head).to(gl.int64) * kv_len
             total = gl.sum(gl.sum(totals[0], 2), 1)
@@ -774,7 +775,7 @@ def _backward_consumer(
             gl.store(total_ptr + sums_first + offs_n, total, mask=offs_n < kv_len)
         work_tile = _keys_of(_announced(slots, k_number), call, BLOCK_N)
         mbarrier.arrive(keys_empty.index(k_number), count=1)
-        # Gradients leave through this consumer's buffer of dq: the next keys arrive meanwhile.
+        # Gradients are stored through this consumer's dq buffer: the next keys are arriving.
         place = [work_tile.batch, work_tile.kv_head, work_tile.kv_first + 64 * NUMBER, 0]
         leaving = _reinterpret(
             grad_q_tiles.index(NUMBER), gl.bfloat16, [2, 1, 1, 64, 64], grad_k_desc.layout
@@ -830,13 +831,13 @@ def _backward_hopper(
     BLOCK_N: gl.constexpr,
     NUM_STAGES: gl.constexpr,
 ):
-    """One program: gradients of tiles of BLOCK_N keys and values, and what these add to dq.
+    """One program: gradients of tiles of BLOCK_N keys and values, and their contributions to dq.
 
     Descriptors of q and grad_out are of (batch, heads, rows, columns) with tiles of BLOCK_M rows,
-    of k and v with BLOCK_N, of their gradients with 64. counter_ptr holds 0: how many of num_tiles
-    were handed out. rows is what `_backward_rows` made, (2, batch * num_q_heads, rows_len); grad_q
-    a buffer of zeros that `_place_sums` reads.
-    Sums of what is learned are (batch, num_q_heads, kv_len).
+    of k and v with BLOCK_N, of their gradients with 64. counter_ptr: how many of num_tiles were
+    handed out, 0 at first. rows comes from `_backward_rows`, (2, batch * num_q_heads, rows_len);
+    grad_q is a buffer of zeros for sums, which `_place_sums` reads.
+    Sums for learned tensors are (batch, num_q_heads, kv_len).
     """
     slopes = (slopes_ptr, slopes_size_0, slopes_stride_0)
     call = _BackwardCall(num_q_heads, num_kv_heads, q_len, kv_len, rows_len, scale, left, slopes)
@@ -891,13 +892,13 @@ def _backward_hopper(
 
 @triton.jit
 def _place(sums_ptr, grad_ptr, row, length, rows_len, scale, HEAD_DIM: tl.constexpr):
-    """Sums of 64 rows as rows of (batch, heads, length, HEAD_DIM): `row` counts rows_len a head."""
+    """Stores sums of 64 rows in (batch, heads, length, HEAD_DIM); `row` counts rows_len a head."""
     offs_m = row % rows_len + tl.arange(0, 64)
     batch_head = (row // rows_len).to(tl.int64)
     places = tl.arange(0, 128)[:, None] * 32 + tl.arange(0, 32)[None, :]
-    for part in tl.static_range(1):  # of 64 columns
+    for part in tl.static_range(1):  # 64 columns each
         sums = tl.load(sums_ptr + 4096 * part + places)
-        # Of a warp's thread (8 x 4): 8 groups of columns, 2 rows, 2 columns.
+        # A thread (of 8 x 4 in a warp) holds 8 groups of columns, 2 rows, 2 columns.
         tile = tl.reshape(sums, [4, 8, 4, 8, 2, 2]).permute(0, 4, 1, 3, 2, 5).reshape([64, 64])
         offs_d = 64 * part + tl.arange(0, 64)
         inside = (offs_m < length)[:, None]

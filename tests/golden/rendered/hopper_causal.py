@@ -13,7 +13,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 
 def _named(owner, name, before):
-    """What owner has by a name or, in a Triton that does not have it yet, by the one before."""
+    """The owner's attribute of this name or, in an older Triton, of the former name."""
     return getattr(owner, name if hasattr(owner, name) else before)
 
 
@@ -22,15 +22,15 @@ _aggregate = gluon.aggregate if hasattr(gluon, "aggregate") else tl.core._aggreg
 _async_load = _named(tma, "async_load", "async_copy_global_to_shared")  # before Triton 3.8
 _async_store = _named(tma, "async_store", "async_copy_shared_to_global")  # before 3.8
 
-# Where the results of wgmma lie in registers: the output's.
+# The layout of wgmma's results in registers, for the output.
 OUT: gl.constexpr = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16]))
 
 
 @gluon.jit
 def _stage(count, NUM_STAGES: gl.constexpr):
-    """(buffer, phase of its barriers) of what comes after so many others; buffers take turns."""
+    """(buffer, phase of its barriers) of the load after `count` others; buffers take turns."""
     if NUM_STAGES & (NUM_STAGES - 1) == 0:
-        # Of numbers that the compiler does not know to be positive, quotients are longer.
+        # Shorter than quotients of numbers that the compiler does not know to be positive.
         return count & (NUM_STAGES - 1), (count & NUM_STAGES) // NUM_STAGES
     else:
         return count % NUM_STAGES, count // NUM_STAGES % 2
@@ -44,7 +44,7 @@ def _lane_sum(x):
 
 @gluon.jit
 def _row_sum(lanes, ROWS: gl.constexpr):
-    """The sum of whole rows from those of lanes."""
+    """The sums of whole rows from the sums of lanes."""
     return gl.convert_layout(gl.sum(gl.sum(lanes, 2), 1), ROWS, assert_trivial=True)
 
 
@@ -60,7 +60,7 @@ def _pack(p):
 
 @gluon.jit
 def _unpack(pairs, OPERAND: gl.constexpr):
-    """The way back, into what wgmma takes from registers: no instruction is left of it."""
+    """The inverse of `_pack`, into wgmma's operand layout: it compiles to no instruction."""
     low, high = gl.inline_asm_elementwise(
         "mov.b32 {$0, $1}, $2;", "=h,=h,r", [pairs],
         dtype=(gl.bfloat16, gl.bfloat16), is_pure=True, pack=1,
@@ -71,7 +71,7 @@ def _unpack(pairs, OPERAND: gl.constexpr):
 
 @_aggregate
 class _Call:
-    """What holds for the whole call."""
+    """Values that are the same for the whole call."""
 
     PACKED: gl.constexpr
     num_q_heads: gl.tensor
@@ -131,7 +131,7 @@ class _Work:
 
 @_aggregate
 class _Place:
-    """Which tile of queries it is: what was handed over says where it lies."""
+    """The number of a tile of queries, and the slots that hold its position."""
 
     slots: gl.shared_memory_descriptor
     q_count: gl.tensor
@@ -144,7 +144,7 @@ class _Place:
 
 @_aggregate
 class _Tiles:
-    """Buffers of tiles: of each tensor a tuple, one for each segment of its columns."""
+    """Buffers of tiles: a tuple for each tensor, one buffer for each segment of its columns."""
 
     q_tiles: gl.tuple
     k_tiles: gl.tuple
@@ -161,7 +161,7 @@ class _Tiles:
 
 @_aggregate
 class _Barriers:
-    """Arrays of barriers: a full and an empty one for each buffer."""
+    """Arrays of barriers: a full and an empty barrier for each buffer."""
 
     q_full: gl.shared_memory_descriptor
     q_empty: gl.shared_memory_descriptor
@@ -182,7 +182,7 @@ class _Barriers:
 
 @_aggregate
 class _Buffers:
-    """What producer and consumers share."""
+    """Shared memory of producer and consumers."""
 
     tiles: _Tiles
     barriers: _Barriers
@@ -201,7 +201,7 @@ class _Buffers:
 
 @_aggregate
 class _Sources:
-    """What the producer reads: descriptors of each segment."""
+    """The producer's sources: descriptors of each segment."""
 
     q_descs: gl.tuple
     k_descs: gl.tuple
@@ -218,7 +218,7 @@ class _Sources:
 
 @_aggregate
 class _Results:
-    """What the consumers write to."""
+    """The consumers' results."""
 
     out_descs: gl.tuple
     lse_ptr: gl.tensor
@@ -268,7 +268,7 @@ def _work(index, online_max, call, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr)
     some_end = q_last + 1
     # The same in tiles.
     kv_end = gl.cdiv(some_end, BLOCK_N)
-    # Where there is nothing to see, one tile of keys is visited all the same, and all of it masked.
+    # A tile of queries that sees no key still visits one tile of keys, fully masked.
     visits = gl.where(is_tile, max(kv_end, 1), 0)
     online_max = gl.to_tensor(online_max)
     return _Work(visits, batch, head, q_first, online_max)
@@ -278,8 +278,8 @@ def _work(index, online_max, call, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr)
 def _own_visits(work, NUMBER: gl.constexpr, call, BLOCK_N: gl.constexpr):
     """(first visit, last visit, keys that all see ...) of one consumer's queries.
 
-    Visits count down. A consumer leaves out those at both ends at which its queries see nothing,
-    and all but one if it has no queries. Between them it computes all.
+    Visits count down. A consumer skips visits at both ends in which its queries see no key, and all
+    but one if it has no queries. It computes all visits in between.
     """
     PACKED: gl.constexpr = call.PACKED
     q_len = call.q_len
@@ -309,7 +309,7 @@ def _visited_keys(visit, place, call, NUMBER: gl.constexpr, BLOCK_N: gl.constexp
 def _hand_over(
     work, q_count, slots, full, empty, call, CONSUMERS: gl.constexpr, BLOCK_N: gl.constexpr
 ):
-    """Tells the consumers the tile of queries that comes after `q_count` others."""
+    """Hands the tile of queries number `q_count` over to the consumers."""
     slot, phase = _stage(q_count, 2)
     mbarrier.wait(empty.index(slot), phase ^ 1)
     numbers = (work.visits, work.batch, work.head, work.q_first, work.online_max)
@@ -326,7 +326,7 @@ def _hand_over(
 
 @gluon.jit
 def _handed_over(number, place):
-    """One number of the work handed over. It is read where it is used: registers are scarce."""
+    """A number of the tile handed over. Each use reads it from memory: registers are scarce."""
     slots = place.slots
     q_count = place.q_count
     slot = slots.index(slots.shape[0] // 2 * (q_count % 2) + number)
@@ -341,7 +341,7 @@ def _batch(place):
 
 @gluon.jit
 def _head(place):
-    """Its head: the first of those whose rows it has."""
+    """The first head whose rows are in the tile of queries."""
     return _handed_over(2, place)
 
 
@@ -353,7 +353,7 @@ def _q_first(place, NUMBER: gl.constexpr, PACKED: gl.constexpr):
 
 @gluon.jit
 def _positions(PACKED: gl.constexpr, LAYOUT: gl.constexpr):
-    """Where a consumer's rows are from there on: one head's after another's."""
+    """The positions of a consumer's rows, from `_q_first` on: one head's rows after another's."""
     rows = gl.arange(0, 64, layout=LAYOUT)
     if PACKED > 1:
         rows %= 64 // PACKED
@@ -372,8 +372,8 @@ def _heads(head, PACKED: gl.constexpr, LAYOUT: gl.constexpr):
 def _score_columns(scores, first, DTYPE: gl.constexpr):
     """(1, n): the positions of the scores' columns, counted from `first`, as DTYPE.
 
-    A compiler that knows all of them keeps them, or what is compared with them, in registers from
-    tile to tile. Of these it cannot see the first; the others are a constant apart.
+    If the compiler knew all of them, it would keep them, or their comparands, in registers from
+    tile to tile. Here it cannot see the first; the others differ from it by constants.
     """
     GROUPS: gl.constexpr = scores.shape[1] // 8
     LAYOUT: gl.constexpr = gl.SliceLayout(0, scores.reshape([64, GROUPS, 8]).type.layout)
@@ -389,10 +389,10 @@ def _score_columns(scores, first, DTYPE: gl.constexpr):
 
 @gluon.jit
 def _scores(scores, start_n, masked, place, call, NUMBER: gl.constexpr):
-    """What the softmax sees of the products q @ k.T of 64 queries and the keys from start_n on."""
+    """The scores and the mask, from the products of 64 queries and the keys from start_n on."""
     PACKED: gl.constexpr = call.PACKED
     LAYOUT: gl.constexpr = scores.type.layout
-    # Only a tile that holds a hidden key, or reaches past kv_len, pays for the mask.
+    # Only a tile that holds a hidden key, or reaches past kv_len, evaluates the mask.
     if masked:
         q_first = _q_first(place, NUMBER, PACKED)
         q_idx = (q_first + _positions(PACKED, gl.SliceLayout(1, LAYOUT)))[:, None]
@@ -404,7 +404,7 @@ def _scores(scores, start_n, masked, place, call, NUMBER: gl.constexpr):
 
 @gluon.jit
 def _load_qk(descs, memory, number, start, full, empty, phase):
-    """Has TMA fill the buffers of this number from (batch, head, row) on, once they are empty."""
+    """Lets TMA fill the buffers of this number from (batch, head, row) on, once they are empty."""
     batch, head, row = start
     BYTES: gl.constexpr = descs[0].block_type.nbytes
     mbarrier.wait(empty.index(number), phase)
@@ -414,7 +414,7 @@ def _load_qk(descs, memory, number, start, full, empty, phase):
 
 @gluon.jit
 def _load_v(descs, memory, number, start, full, empty, phase):
-    """Has TMA fill the buffers of this number from (batch, head, row) on, once they are empty."""
+    """Lets TMA fill the buffers of this number from (batch, head, row) on, once they are empty."""
     batch, head, row = start
     BYTES: gl.constexpr = descs[0].block_type.nbytes
     mbarrier.wait(empty.index(number), phase)
@@ -424,7 +424,7 @@ def _load_v(descs, memory, number, start, full, empty, phase):
 
 @gluon.jit
 def _load_kv(descs, memory, number, start, v_row, full, empty, phase):
-    """The same for keys and, from v_row on, values: what one step multiplies."""
+    """The same for keys and, from v_row on, values: the operands of one step."""
     k_descs, v_descs = descs
     k_memory, v_memory = memory
     batch, head, row = start
@@ -437,7 +437,7 @@ def _load_kv(descs, memory, number, start, v_row, full, empty, phase):
 
 @gluon.jit
 def _take_overflow(overflowed, slot, CONSUMERS: gl.constexpr):
-    """Whether `_set_overflow` has noted that of a consumer; forgets it."""
+    """Whether `_set_overflow` has noted an overflow of any consumer; clears the notes."""
     LANES: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     told = 0
     for c in gl.static_range(CONSUMERS):
@@ -448,7 +448,7 @@ def _take_overflow(overflowed, slot, CONSUMERS: gl.constexpr):
 
 @gluon.jit
 def _taken(counter_ptr, num_tiles):
-    """The next tile of queries that no program has taken yet."""
+    """The next tile of queries from the counter."""
     taken = gl.atomic_add(counter_ptr, 1)
     if taken == num_tiles - 1:
         gl.store(counter_ptr, 0)  # for the next call
@@ -459,13 +459,13 @@ def _taken(counter_ptr, num_tiles):
 def _load_queries(
     work, q_count, q_descs, q_tiles, q_full, q_empty, PACKED: gl.constexpr, CONSUMERS: gl.constexpr
 ):
-    """Has TMA load the queries of a tile."""
+    """Lets TMA load the queries of a tile."""
     batch = work.batch
     head = work.head
     q_first = work.q_first
     q_stage, q_phase = _stage(q_count, 2)
     for i in gl.static_range(CONSUMERS):
-        c = CONSUMERS - 1 - i  # the last queries often see keys first
+        c = CONSUMERS - 1 - i  # the last queries are often the first to see keys
         number = q_stage * CONSUMERS + c
         _load_qk(
             q_descs,
@@ -505,7 +505,7 @@ def _producer(
     work_full = barriers.work_full
     work_empty = barriers.work_empty
     CONSUMERS: gl.constexpr = BLOCK_M // 64
-    # A buffer is empty in the phase before the one that it is full in.
+    # A buffer is empty in the phase before the phase in which it is full.
     index = gl.program_id(0)
     last, before = index, 0  # the last tiles handed over
     work = _work(index, 0, call, BLOCK_M, BLOCK_N)
@@ -551,7 +551,7 @@ def _producer(
                 index = _taken(counter_ptr, num_tiles)
             following = index
             if index >= num_tiles:
-                # That of the last tile has to be known before the end.
+                # Before the end, wait for the last tile's overflow.
                 mbarrier.wait(work_empty.index(1 - slot), (q_count - 1) // 2 % 2)
                 online_max = _take_overflow(overflowed, 1 - slot, CONSUMERS)
                 following = gl.where(online_max > 0, last, index)
@@ -597,14 +597,14 @@ def _start_values(weights, v_tiles, stage, acc, begun):
 
 @gluon.jit
 def _finish(m_i, total, redone, place, call, lse_ptr, NUMBER: gl.constexpr, ROWS: gl.constexpr):
-    """Stores the LSE of rows that have seen all their keys; returns what their output is times."""
+    """Stores the LSE of rows after their last key; returns the factors of their output."""
     PACKED: gl.constexpr = call.PACKED
     num_q_heads = call.num_q_heads
     q_len = call.q_len
     lse_rows = call.lse_rows
     batch, head, q_first = _batch(place), _head(place), _q_first(place, NUMBER, PACKED)
     offs_m = q_first + _positions(PACKED, ROWS)
-    # Sums of usual weights are brought back near 1, which keeps the digits of their logarithm.
+    # Sums of usual weights are scaled back near 1, which keeps the digits of their logarithm.
     usual = total < 1.0
     unit = gl.where(usual, 2.0**64, 1.0)
     base = m_i - gl.where(usual, 64.0, 0.0)
@@ -629,7 +629,7 @@ def _store_columns(
     PACKED: gl.constexpr,
     COLUMN: gl.constexpr,
 ):
-    """Has TMA store the output's columns from one on, which pass through shared memory."""
+    """Lets TMA store the output's columns from COLUMN on, through shared memory."""
     q_len = call.q_len
     batch, head, q_first = _batch(place), _head(place), _q_first(place, NUMBER, PACKED)
     q_first = gl.where(redone > 0, q_len, q_first)
@@ -650,18 +650,18 @@ def _store_out(
     NUMBER: gl.constexpr,
     PACKED: gl.constexpr,
 ):
-    """Stores the output of rows that have seen all their keys."""
+    """Stores the output of rows after their last key."""
     _store_columns(
         acc[0], place, out_tiles[0].index(number), out_descs[0], redone, call, NUMBER, PACKED, 0
     )
 
 
-# What the weights of a row may add up to: before its reference is raised, and at all.
+# Limits for the sum of a row's weights: one to raise the reference, and the end of the range.
 RAISE_ABOVE: gl.constexpr = gl.constexpr(2.0**-40)
 MOST_WEIGHT: gl.constexpr = gl.constexpr(2.0**88)
 # Below all scores: the reference of a row that has seen no key yet.
 UNSEEN: gl.constexpr = gl.constexpr(-3.0e38)
-# Steps between two looks at the sums, at first.
+# Steps before the first check of the sums.
 LOOK: gl.constexpr = gl.constexpr(16)
 
 
@@ -673,20 +673,20 @@ def _lane_max(x):
 
 @gluon.jit
 def _row_max(lanes, ROWS: gl.constexpr):
-    """The maximum of whole rows from those of lanes."""
+    """The maxima of whole rows from the maxima of lanes."""
     return gl.convert_layout(gl.max(gl.max(lanes, 2), 1), ROWS, assert_trivial=True)
 
 
 @gluon.jit
 def _reference(top, ROWS: gl.constexpr, qk_scale):
-    """What weights are relative to, in base 2, where lanes have seen scores up to these."""
+    """The references of rows, in base 2, from the maxima of lanes."""
     # Finite, so a row that has seen no key yet has weights of exactly 0 instead of NaN.
     return gl.maximum(_row_max(top, ROWS) * qk_scale, UNSEEN) + 64.0
 
 
 @gluon.jit
 def _scale_lanes(lanes, factor):
-    """What lanes hold of each row times the row's factor."""
+    """The sums of lanes, multiplied by the factors of their rows."""
     ROWS: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, lanes.type.layout))
     factor = gl.convert_layout(factor, ROWS, assert_trivial=True)
     return lanes * factor[:, None][:, :, None]
@@ -694,7 +694,7 @@ def _scale_lanes(lanes, factor):
 
 @gluon.jit
 def _scale_rows(acc, factor):
-    """Rows of an accumulator times their factors."""
+    """The rows of an accumulator, multiplied by their factors."""
     OUT: gl.constexpr = acc.type.layout
     return acc * gl.convert_layout(factor, gl.SliceLayout(1, OUT), assert_trivial=True)[:, None]
 
@@ -704,15 +704,15 @@ def _raised(m_i, m_new, sums):
     """(references, factors of sums) of rows with larger scores, or sums above RAISE_ABOVE."""
     grown = gl.maximum(m_new, m_i + gl.log2(sums) + 56.0)
     m_new = gl.where(sums <= RAISE_ABOVE, m_new, grown)
-    # Large sums are not lost: 2^-120 is the least that they are times.
+    # Large sums are not lost: their factor is at least 2^-120.
     m_new = gl.where(sums <= 2.0**24, m_new, gl.minimum(m_new, m_i + 120.0))
-    # What is beyond its range stays so, for all to see.
+    # A sum beyond its range becomes infinite, so that the overflow is noticed at the end.
     return m_new, gl.where(sums <= MOST_WEIGHT, gl.exp2(m_i - m_new), float("inf"))
 
 
 @gluon.jit
 def _steep(top, m_i, ROWS: gl.constexpr, qk_scale):
-    """How far apart scores of a row are: 2 for very far, 1 for far; 5 if it has seen no key."""
+    """How far apart scores of a row are: 3 for very far, 1 for far; 5 if it has seen no key."""
     low = gl.where(top == float("-inf"), float("inf"), top)
     low = gl.convert_layout(gl.min(gl.min(low, 2), 1), ROWS, assert_trivial=True)
     spread = m_i - low * qk_scale
@@ -724,7 +724,7 @@ def _steep(top, m_i, ROWS: gl.constexpr, qk_scale):
 
 @gluon.jit
 def _any(rows, votes):
-    """The bits, of three, that any of a consumer's rows has: of each warp, then of the warps."""
+    """The OR of three bits over a consumer's rows: within each warp, then over the warps."""
     rows = gl.inline_asm_elementwise(
         "{.reg .b32 x; or.b32 x, $2, $3; redux.sync.or.b32 $0, x, 0xffffffff; mov.b32 $1, $0;}",
         "=r,=r,r,r", [rows], dtype=gl.int32, is_pure=False, pack=2,
@@ -771,8 +771,8 @@ def _zeros_or_nan(acc, ROWS: gl.constexpr):
 
 @gluon.jit
 def _lowered_pairs(pairs, large):
-    """Packed weights, those of large rows times 2^-120."""
-    factor = gl.where(large, 0x03800380, 0x3F803F80)  # that, or 1, twice in bfloat16
+    """Packed weights, with those of large rows multiplied by 2^-120."""
+    factor = gl.where(large, 0x03800380, 0x3F803F80)  # 2^-120, or 1, twice in bfloat16
     factor = gl.convert_layout(factor, gl.SliceLayout(1, pairs.type.layout), assert_trivial=True)
     return gl.inline_asm_elementwise(
         "mul.rn.bf16x2 $0, $1, $2;", "=r,r,r", [pairs, factor[:, None]],
@@ -795,8 +795,8 @@ def _last_sums(
 ):
     """(accumulators, references, sums of rows, weights, whether to hand this tile over again).
 
-    Where the last keys alone are so far above the others, sums that overflow are lowered in time:
-    their values come next.
+    If the last keys alone exceed the others by so much that sums overflow, weights and sums are
+    scaled down here, before the weights are multiplied with their values.
     """
     q_count = place.q_count
     votes = buffers.votes
@@ -818,7 +818,7 @@ def _last_sums(
 
 @gluon.jit
 def _skip(visits, kv_count, barriers, NUM_STAGES: gl.constexpr):
-    """Passes tiles of keys and values on that a consumer's queries do not see, as they come."""
+    """Releases tiles of keys and values that a consumer's queries do not see, as they arrive."""
     kv_full = barriers.kv_full
     kv_empty = barriers.kv_empty
     for _ in range(visits):
@@ -871,10 +871,10 @@ def _step(
     NUM_STAGES: gl.constexpr,
     GROWS: gl.constexpr,
 ):
-    """Adds p @ v of the tile of keys before; weighs a tile of keys.
+    """Adds p @ v of the previous tile of keys; computes the weights of a tile of keys.
 
     Returns the accumulators, references, lanes' row sums and the weights.
-    If it GROWS, it takes new maxima, and returns whether the next step has to.
+    If GROWS, it takes new maxima, and returns whether the next step has to.
     """
     qk_scale = call.qk_scale
     tiles = buffers.tiles
@@ -965,20 +965,20 @@ def _consumer(
         m_i, l_i, weights, growing = _first_weights(
             scores, start_n, masked, place, call, online_max, votes.index(NUMBER), NUMBER, ROWS
         )
-        begun = 0  # whether values of this tile are in acc, or still those of another
+        begun = 0  # whether acc holds products of this tile, or still another's
         kv_count += 1
         k_stage, k_phase = _stage(kv_count, NUM_STAGES)
         mbarrier.wait(kv_full.index(k_stage), k_phase)
         rest = first - 1
-        # The output of the tile before has been read by now, which one thread waits for.
+        # TMA has read the output of the previous tile by now; one thread waits for that.
         tma.store_wait(0)
         other = (q_count + 1) % 2 * CONSUMERS + NUMBER
         mbarrier.arrive(q_empty.index(other), count=1, pred=q_count > 0)
-        until = LOOK  # steps before the sums are looked at
+        until = LOOK  # steps before the sums are checked
         while rest >= last:
             while (growing > 0) & (rest >= last):
-                # growing is up to 7: these are the same queries. ptxas must not see it: what both
-                # loops need of their addresses it would compute on the way to this one alone.
+                # growing // 8 is 0: these are the same queries, which ptxas must not see: it would
+                # move address arithmetic that both loops share to the path into this loop.
                 q_again = _queries_of(q_tiles, number + growing // 8)
                 start_n, masked = _visited_keys(rest, place, call, NUMBER, BLOCK_N)
                 acc, m_i, l_i, weights, growing = _step(
@@ -1093,9 +1093,9 @@ def _attention_hopper(
     """One program: tiles of BLOCK_M queries, one after another.
 
     Descriptors are of (batch, heads, rows, columns): of q and out with tiles of 64 rows, of k and v
-    with BLOCK_N. lse (batch, heads, q_len) is contiguous, lse_rows q_len, or 0 if nobody asks.
-    The rows of a tile are those of PACKED heads that share keys: each has 64 // PACKED of 64.
-    num_tiles_m tiles make a head, num_tiles a call. counter_ptr holds 0: how many were handed out.
+    with BLOCK_N. lse (batch, heads, q_len) is contiguous; lse_rows is q_len, or 0 for no LSE.
+    Every 64 rows of a tile hold 64 // PACKED positions of each of PACKED heads that share keys.
+    A head has num_tiles_m tiles, a call num_tiles. counter_ptr: the number handed out, 0 at first.
     """
     CONSUMERS: gl.constexpr = BLOCK_M // 64
     Q_TILES: gl.constexpr = 2 * CONSUMERS
@@ -1125,7 +1125,7 @@ def _attention_hopper(
     q_empty = gl.allocate_shared_memory(gl.int64, [Q_TILES, 1], BARRIER)
     kv_full = gl.allocate_shared_memory(gl.int64, [NUM_STAGES, 1], BARRIER)
     kv_empty = gl.allocate_shared_memory(gl.int64, [NUM_STAGES, 1], BARRIER)
-    # Tiles of queries that the producer hands over to the consumers: the present and the next.
+    # Slots for the tiles of queries that the producer hands over: the present and the next.
     scalar: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     NUMBERS: gl.constexpr = 5 + 3 * CONSUMERS
     slots = gl.allocate_shared_memory(gl.int32, [2 * NUMBERS, 1], scalar)
@@ -1137,7 +1137,7 @@ def _attention_hopper(
     barriers = _Barriers(q_full, q_empty, kv_full, kv_empty, work_full, work_empty)
     votes = gl.allocate_shared_memory(gl.int8, [CONSUMERS, 64], scalar)
     overflowed = gl.allocate_shared_memory(gl.int32, [2 * CONSUMERS, 1], scalar)
-    # One of each array after the other: between two of one array Triton has all warps meet.
+    # Alternate between arrays: between two stores to one array Triton inserts a barrier.
     for i in gl.static_range(max(Q_TILES + NUM_STAGES, 2 * CONSUMERS)):
         if i < Q_TILES:
             mbarrier.init(q_full.index(i), count=1)
@@ -1155,7 +1155,7 @@ def _attention_hopper(
     v_descs, out_descs = (v_desc,), (out_desc,)
     sources = _Sources(q_descs, k_descs, v_descs, counter_ptr)
     results = _Results(out_descs, lse_ptr)
-    # The partitions, the warps and the registers of all but the first: Gluon wants literal lists.
+    # Partitions, then warps and registers of all but the first: Gluon requires literal lists.
     if CONSUMERS == 2:
         gl.warp_specialize(
             [

@@ -13,7 +13,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 
 def _named(owner, name, before):
-    """What owner has by a name or, in a Triton that does not have it yet, by the one before."""
+    """The owner's attribute of this name or, in an older Triton, of the former name."""
     return getattr(owner, name if hasattr(owner, name) else before)
 
 
@@ -22,7 +22,7 @@ _aggregate = gluon.aggregate if hasattr(gluon, "aggregate") else tl.core._aggreg
 _async_load = _named(tma, "async_load", "async_copy_global_to_shared")  # before Triton 3.8
 _async_store = _named(tma, "async_store", "async_copy_shared_to_global")  # before 3.8
 
-# Where the results of wgmma lie in registers: the output's.
+# The layout of wgmma's results in registers, for the output.
 OUT: gl.constexpr = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16]))
 
 
@@ -38,7 +38,7 @@ def _ping_pong_wait(CONSUMER: gl.constexpr):
 
 @gluon.jit
 def _ping_pong_arrive(CONSUMER: gl.constexpr):
-    """Lets this consumer go on. It has a hardware barrier; Triton takes the first ones itself."""
+    """Passes the turn to this consumer, at its hardware barrier; Triton uses the first ones."""
     lanes = gl.full([128], 0, gl.int32, gl.BlockedLayout([1], [32], [4], [0]))
     gl.inline_asm_elementwise(
         f"bar.arrive {8 + CONSUMER}, 256; mov.b32 $0, $1;", "=r,r", [lanes],
@@ -48,9 +48,9 @@ def _ping_pong_arrive(CONSUMER: gl.constexpr):
 
 @gluon.jit
 def _stage(count, NUM_STAGES: gl.constexpr):
-    """(buffer, phase of its barriers) of what comes after so many others; buffers take turns."""
+    """(buffer, phase of its barriers) of the load after `count` others; buffers take turns."""
     if NUM_STAGES & (NUM_STAGES - 1) == 0:
-        # Of numbers that the compiler does not know to be positive, quotients are longer.
+        # Shorter than quotients of numbers that the compiler does not know to be positive.
         return count & (NUM_STAGES - 1), (count & NUM_STAGES) // NUM_STAGES
     else:
         return count % NUM_STAGES, count // NUM_STAGES % 2
@@ -64,7 +64,7 @@ def _lane_sum(x):
 
 @gluon.jit
 def _row_sum(lanes, ROWS: gl.constexpr):
-    """The sum of whole rows from those of lanes."""
+    """The sums of whole rows from the sums of lanes."""
     return gl.convert_layout(gl.sum(gl.sum(lanes, 2), 1), ROWS, assert_trivial=True)
 
 
@@ -80,7 +80,7 @@ def _pack(p):
 
 @gluon.jit
 def _unpack(pairs, OPERAND: gl.constexpr):
-    """The way back, into what wgmma takes from registers: no instruction is left of it."""
+    """The inverse of `_pack`, into wgmma's operand layout: it compiles to no instruction."""
     low, high = gl.inline_asm_elementwise(
         "mov.b32 {$0, $1}, $2;", "=h,=h,r", [pairs],
         dtype=(gl.bfloat16, gl.bfloat16), is_pure=True, pack=1,
@@ -91,7 +91,7 @@ def _unpack(pairs, OPERAND: gl.constexpr):
 
 @_aggregate
 class _Call:
-    """What holds for the whole call."""
+    """Values that are the same for the whole call."""
 
     num_q_heads: gl.tensor
     num_kv_heads: gl.tensor
@@ -161,7 +161,7 @@ class _Work:
 
 @_aggregate
 class _Place:
-    """Which tile of queries it is: what was handed over says where it lies."""
+    """The number of a tile of queries, and the slots that hold its position."""
 
     slots: gl.shared_memory_descriptor
     q_count: gl.tensor
@@ -174,7 +174,7 @@ class _Place:
 
 @_aggregate
 class _Queries:
-    """What a consumer computes once for its queries, for all of their scores."""
+    """Values that a consumer computes once for its queries, for all of their scores."""
 
     scalar_0: gl.tensor
     qk_scale: gl.tensor
@@ -187,7 +187,7 @@ class _Queries:
 
 @_aggregate
 class _Tiles:
-    """Buffers of tiles: of each tensor a tuple, one for each segment of its columns."""
+    """Buffers of tiles: a tuple for each tensor, one buffer for each segment of its columns."""
 
     q_tiles: gl.tuple
     k_tiles: gl.tuple
@@ -204,7 +204,7 @@ class _Tiles:
 
 @_aggregate
 class _Barriers:
-    """Arrays of barriers: a full and an empty one for each buffer."""
+    """Arrays of barriers: a full and an empty barrier for each buffer."""
 
     q_full: gl.shared_memory_descriptor
     q_empty: gl.shared_memory_descriptor
@@ -229,7 +229,7 @@ class _Barriers:
 
 @_aggregate
 class _Buffers:
-    """What producer and consumers share."""
+    """Shared memory of producer and consumers."""
 
     tiles: _Tiles
     barriers: _Barriers
@@ -248,7 +248,7 @@ class _Buffers:
 
 @_aggregate
 class _Sources:
-    """What the producer reads: descriptors of each segment."""
+    """The producer's sources: descriptors of each segment."""
 
     q_descs: gl.tuple
     k_descs: gl.tuple
@@ -265,7 +265,7 @@ class _Sources:
 
 @_aggregate
 class _Results:
-    """What the consumers write to."""
+    """The consumers' results."""
 
     out_descs: gl.tuple
     lse_ptr: gl.tensor
@@ -320,12 +320,12 @@ def _work(index, online_max, call, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr)
     kv_end_0 = gl.cdiv(some_end_0, BLOCK_N)
     kv_begin_1 = some_begin_1 // BLOCK_N
     kv_end_1 = gl.cdiv(some_end_1, BLOCK_N)
-    # Runs can overlap: each starts where the one before it ended. They are visited as one.
+    # Runs can overlap: each starts where the previous one ended. One loop visits them all.
     visits_0 = kv_end_0 - kv_begin_0
     kv_begin_1 = max(kv_begin_1, kv_end_0)
     kv_end_1 = max(kv_end_1, kv_begin_1)
     visits_1 = visits_0 + kv_end_1 - kv_begin_1
-    # Where there is nothing to see, one tile of keys is visited all the same, and all of it masked.
+    # A tile of queries that sees no key still visits one tile of keys, fully masked.
     visits = gl.where(is_tile, max(visits_1, 1), 0)
     online_max = gl.to_tensor(online_max)
     return _Work(
@@ -345,8 +345,8 @@ def _key_tile(visit, kv_begin_0, visits_0, kv_begin_1, visits_1, call, BLOCK_N: 
 def _own_visits(work, NUMBER: gl.constexpr, call, BLOCK_N: gl.constexpr):
     """(first visit, last visit, keys that all see ...) of one consumer's queries.
 
-    Visits count down. A consumer leaves out those at both ends at which its queries see nothing,
-    and all but one if it has no queries. Between runs it computes all.
+    Visits count down. A consumer skips visits at both ends in which its queries see no key, and all
+    but one if it has no queries. It computes all visits between its runs.
     """
     q_len = call.q_len
     left = call.left
@@ -395,7 +395,7 @@ def _visited_keys(visit, place, call, NUMBER: gl.constexpr, BLOCK_N: gl.constexp
 def _hand_over(
     work, q_count, slots, full, empty, call, CONSUMERS: gl.constexpr, BLOCK_N: gl.constexpr
 ):
-    """Tells the consumers the tile of queries that comes after `q_count` others."""
+    """Hands the tile of queries number `q_count` over to the consumers."""
     slot, phase = _stage(q_count, 2)
     mbarrier.wait(empty.index(slot), phase ^ 1)
     numbers = (
@@ -422,7 +422,7 @@ def _hand_over(
 
 @gluon.jit
 def _handed_over(number, place):
-    """One number of the work handed over. It is read where it is used: registers are scarce."""
+    """A number of the tile handed over. Each use reads it from memory: registers are scarce."""
     slots = place.slots
     q_count = place.q_count
     slot = slots.index(slots.shape[0] // 2 * (q_count % 2) + number)
@@ -437,7 +437,7 @@ def _batch(place):
 
 @gluon.jit
 def _head(place):
-    """Its head."""
+    """The head of the tile of queries."""
     return _handed_over(2, place)
 
 
@@ -449,7 +449,7 @@ def _q_first(place, NUMBER: gl.constexpr):
 
 @gluon.constexpr_function
 def _bitmask_layout(columns):
-    """A layout of scores, (64, columns // 8, 8): those of one column bitmask lie side by side."""
+    """A layout of scores, (64, columns // 8, 8): the columns of a bitmask along dimension 1."""
     bits = [[0, 2**i, 0] for i in range((columns // 8).bit_length() - 1)]
     lanes = [[0, 0, 2], [0, 0, 4], [1, 0, 0], [2, 0, 0], [4, 0, 0]]
     warps = [[16, 0, 0], [32, 0, 0]]
@@ -461,7 +461,7 @@ def _bitmask_layout(columns):
 def _bitmask_columns(scores, first):
     """(1, 8): the first column of each column bitmask, counted from `first`.
 
-    A compiler that knows them keeps what they are compared with in registers from tile to tile.
+    If the compiler knew these numbers, it would keep their comparands in registers between tiles.
     """
     LAYOUT: gl.constexpr = gl.SliceLayout(1, _bitmask_layout(scores.shape[1]))
     column = first + gl.arange(0, 8, layout=gl.SliceLayout(0, LAYOUT))
@@ -473,7 +473,7 @@ def _bitmask_columns(scores, first):
 
 @gluon.jit
 def _bitmask_rows(scores, x):
-    """A vector of rows, (64, 1), where column bitmasks are."""
+    """A vector of rows, (64, 1), in the layout of column bitmasks."""
     LAYOUT: gl.constexpr = gl.SliceLayout(1, _bitmask_layout(scores.shape[1]))
     return gl.convert_layout(x, LAYOUT, assert_trivial=True)
 
@@ -487,7 +487,7 @@ def _at_least(column, least):
 
 @gluon.jit
 def _below(column, end):
-    """Those of column + 8 * i < end."""
+    """Bits of column + 8 * i < end; nothing overflows, whatever `end` is."""
     return ~_at_least(column, end)
 
 
@@ -523,8 +523,8 @@ def _apply_bitmask(scores, bitmask):
 def _score_columns(scores, first, DTYPE: gl.constexpr):
     """(1, n): the positions of the scores' columns, counted from `first`, as DTYPE.
 
-    A compiler that knows all of them keeps them, or what is compared with them, in registers from
-    tile to tile. Of these it cannot see the first; the others are a constant apart.
+    If the compiler knew all of them, it would keep them, or their comparands, in registers from
+    tile to tile. Here it cannot see the first; the others differ from it by constants.
     """
     GROUPS: gl.constexpr = scores.shape[1] // 8
     LAYOUT: gl.constexpr = gl.SliceLayout(0, scores.reshape([64, GROUPS, 8]).type.layout)
@@ -554,7 +554,7 @@ def _hide(scores, start_n, place, queries, call, NUMBER: gl.constexpr):
 
 @gluon.jit
 def _scores(scores, start_n, masked, place, queries, call, NUMBER: gl.constexpr):
-    """What the softmax sees of the products q @ k.T of 64 queries and the keys from start_n on."""
+    """The scores and the mask, from the products of 64 queries and the keys from start_n on."""
     scalar_0 = queries.scalar_0
     q_first = _q_first(place, NUMBER)
     col_0 = _score_columns(scores, start_n - q_first, gl.float32)
@@ -562,7 +562,7 @@ def _scores(scores, start_n, masked, place, queries, call, NUMBER: gl.constexpr)
     # score + (kv_idx - q_idx) * exp2(-(0.5 * h) - 0.5), over qk_scale and without what the row
     # alone adds.
     scores = scores + col_1
-    # Only a tile that holds a hidden key, or reaches past kv_len, pays for the mask.
+    # Only a tile that holds a hidden key, or reaches past kv_len, evaluates the mask.
     if masked:
         scores = _hide(scores, start_n, place, queries, call, NUMBER)
     return scores
@@ -570,7 +570,7 @@ def _scores(scores, start_n, masked, place, queries, call, NUMBER: gl.constexpr)
 
 @gluon.jit
 def _load_qk(descs, memory, number, start, full, empty, phase):
-    """Has TMA fill the buffers of this number from (batch, head, row) on, once they are empty."""
+    """Lets TMA fill the buffers of this number from (batch, head, row) on, once they are empty."""
     batch, head, row = start
     BYTES: gl.constexpr = descs[0].block_type.nbytes
     mbarrier.wait(empty.index(number), phase)
@@ -580,7 +580,7 @@ def _load_qk(descs, memory, number, start, full, empty, phase):
 
 @gluon.jit
 def _load_v(descs, memory, number, start, full, empty, phase):
-    """Has TMA fill the buffers of this number from (batch, head, row) on, once they are empty."""
+    """Lets TMA fill the buffers of this number from (batch, head, row) on, once they are empty."""
     batch, head, row = start
     BYTES: gl.constexpr = descs[0].block_type.nbytes
     mbarrier.wait(empty.index(number), phase)
@@ -590,7 +590,7 @@ def _load_v(descs, memory, number, start, full, empty, phase):
 
 @gluon.jit
 def _take_overflow(overflowed, slot, CONSUMERS: gl.constexpr):
-    """Whether `_set_overflow` has noted that of a consumer; forgets it."""
+    """Whether `_set_overflow` has noted an overflow of any consumer; clears the notes."""
     LANES: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     told = 0
     for c in gl.static_range(CONSUMERS):
@@ -601,7 +601,7 @@ def _take_overflow(overflowed, slot, CONSUMERS: gl.constexpr):
 
 @gluon.jit
 def _taken(counter_ptr, num_tiles):
-    """The next tile of queries that no program has taken yet."""
+    """The next tile of queries from the counter."""
     taken = gl.atomic_add(counter_ptr, 1)
     if taken == num_tiles - 1:
         gl.store(counter_ptr, 0)  # for the next call
@@ -610,13 +610,13 @@ def _taken(counter_ptr, num_tiles):
 
 @gluon.jit
 def _load_queries(work, q_count, q_descs, q_tiles, q_full, q_empty, CONSUMERS: gl.constexpr):
-    """Has TMA load the queries of a tile."""
+    """Lets TMA load the queries of a tile."""
     batch = work.batch
     head = work.head
     q_first = work.q_first
     q_stage, q_phase = _stage(q_count, 2)
     for i in gl.static_range(CONSUMERS):
-        c = CONSUMERS - 1 - i  # the last queries often see keys first
+        c = CONSUMERS - 1 - i  # the last queries are often the first to see keys
         number = q_stage * CONSUMERS + c
         _load_qk(
             q_descs, q_tiles, number, (batch, head, q_first + 64 * c), q_full, q_empty, q_phase ^ 1
@@ -651,7 +651,7 @@ def _producer(
     work_full = barriers.work_full
     work_empty = barriers.work_empty
     CONSUMERS: gl.constexpr = BLOCK_M // 64
-    # A buffer is empty in the phase before the one that it is full in.
+    # A buffer is empty in the phase before the phase in which it is full.
     index = gl.program_id(0)
     last, before = index, 0  # the last tiles handed over
     work = _work(index, 0, call, BLOCK_M, BLOCK_N)
@@ -699,7 +699,7 @@ def _producer(
                 index = _taken(counter_ptr, num_tiles)
             following = index
             if index >= num_tiles:
-                # That of the last tile has to be known before the end.
+                # Before the end, wait for the last tile's overflow.
                 mbarrier.wait(work_empty.index(1 - slot), (q_count - 1) // 2 % 2)
                 online_max = _take_overflow(overflowed, 1 - slot, CONSUMERS)
                 following = gl.where(online_max > 0, last, index)
@@ -747,18 +747,18 @@ def _start_values(weights, v_tiles, stage, acc, begun):
 def _finish(
     m_i, total, redone, place, queries, call, lse_ptr, NUMBER: gl.constexpr, ROWS: gl.constexpr
 ):
-    """Stores the LSE of rows that have seen all their keys; returns what their output is times."""
+    """Stores the LSE of rows after their last key; returns the factors of their output."""
     num_q_heads = call.num_q_heads
     q_len = call.q_len
     lse_rows = call.lse_rows
     batch, head, q_first = _batch(place), _head(place), _q_first(place, NUMBER)
     offs_m = q_first + gl.arange(0, 64, layout=ROWS)
-    # Sums of usual weights are brought back near 1, which keeps the digits of their logarithm.
+    # Sums of usual weights are scaled back near 1, which keeps the digits of their logarithm.
     usual = total < 1.0
     unit = gl.where(usual, 2.0**64, 1.0)
     base = m_i - gl.where(usual, 64.0, 0.0)
     total *= unit
-    # What the row alone adds to its scores changes no weight: it was left out up to here.
+    # A score's terms that depend on the row alone change no weight: they were left out so far.
     base += (
         1.4426950408889634
         * gl.cast(q_first - offs_m, gl.float32)
@@ -775,7 +775,7 @@ def _finish(
 def _store_columns(
     acc, place, tile, out_desc, redone, call, NUMBER: gl.constexpr, COLUMN: gl.constexpr
 ):
-    """Has TMA store the output's columns from one on, which pass through shared memory."""
+    """Lets TMA store the output's columns from COLUMN on, through shared memory."""
     q_len = call.q_len
     batch, head, q_first = _batch(place), _head(place), _q_first(place, NUMBER)
     q_first = gl.where(redone > 0, q_len, q_first)
@@ -786,13 +786,13 @@ def _store_columns(
 
 @gluon.jit
 def _store_out(acc, place, out_tiles, number, out_descs, redone, call, NUMBER: gl.constexpr):
-    """Stores the output of rows that have seen all their keys."""
+    """Stores the output of rows after their last key."""
     _store_columns(acc[0], place, out_tiles[0].index(number), out_descs[0], redone, call, NUMBER, 0)
 
 
 @gluon.jit
 def _queries(place, call, NUMBER: gl.constexpr, ROWS: gl.constexpr):
-    """What the scores of a consumer's queries are computed with, besides the call's own."""
+    """The scalars and rows for the scores of a consumer's queries."""
     scale = call.scale
     head = _head(place)
     scalar_0 = gl.exp2(-(0.5 * gl.cast(head, gl.float32)) - 0.5) / scale
@@ -800,12 +800,12 @@ def _queries(place, call, NUMBER: gl.constexpr, ROWS: gl.constexpr):
     return _Queries(scalar_0, qk_scale)
 
 
-# What the weights of a row may add up to: before its reference is raised, and at all.
+# Limits for the sum of a row's weights: one to raise the reference, and the end of the range.
 RAISE_ABOVE: gl.constexpr = gl.constexpr(2.0**-40)
 MOST_WEIGHT: gl.constexpr = gl.constexpr(2.0**88)
 # Below all scores: the reference of a row that has seen no key yet.
 UNSEEN: gl.constexpr = gl.constexpr(-3.0e38)
-# Steps between two looks at the sums, at first.
+# Steps before the first check of the sums.
 LOOK: gl.constexpr = gl.constexpr(16)
 
 
@@ -817,20 +817,20 @@ def _lane_max(x):
 
 @gluon.jit
 def _row_max(lanes, ROWS: gl.constexpr):
-    """The maximum of whole rows from those of lanes."""
+    """The maxima of whole rows from the maxima of lanes."""
     return gl.convert_layout(gl.max(gl.max(lanes, 2), 1), ROWS, assert_trivial=True)
 
 
 @gluon.jit
 def _reference(top, ROWS: gl.constexpr, qk_scale):
-    """What weights are relative to, in base 2, where lanes have seen scores up to these."""
+    """The references of rows, in base 2, from the maxima of lanes."""
     # Finite, so a row that has seen no key yet has weights of exactly 0 instead of NaN.
     return gl.maximum(_row_max(top, ROWS) * qk_scale, UNSEEN) + 64.0
 
 
 @gluon.jit
 def _scale_lanes(lanes, factor):
-    """What lanes hold of each row times the row's factor."""
+    """The sums of lanes, multiplied by the factors of their rows."""
     ROWS: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, lanes.type.layout))
     factor = gl.convert_layout(factor, ROWS, assert_trivial=True)
     return lanes * factor[:, None][:, :, None]
@@ -838,7 +838,7 @@ def _scale_lanes(lanes, factor):
 
 @gluon.jit
 def _scale_rows(acc, factor):
-    """Rows of an accumulator times their factors."""
+    """The rows of an accumulator, multiplied by their factors."""
     OUT: gl.constexpr = acc.type.layout
     return acc * gl.convert_layout(factor, gl.SliceLayout(1, OUT), assert_trivial=True)[:, None]
 
@@ -848,15 +848,15 @@ def _raised(m_i, m_new, sums):
     """(references, factors of sums) of rows with larger scores, or sums above RAISE_ABOVE."""
     grown = gl.maximum(m_new, m_i + gl.log2(sums) + 56.0)
     m_new = gl.where(sums <= RAISE_ABOVE, m_new, grown)
-    # Large sums are not lost: 2^-120 is the least that they are times.
+    # Large sums are not lost: their factor is at least 2^-120.
     m_new = gl.where(sums <= 2.0**24, m_new, gl.minimum(m_new, m_i + 120.0))
-    # What is beyond its range stays so, for all to see.
+    # A sum beyond its range becomes infinite, so that the overflow is noticed at the end.
     return m_new, gl.where(sums <= MOST_WEIGHT, gl.exp2(m_i - m_new), float("inf"))
 
 
 @gluon.jit
 def _steep(top, m_i, ROWS: gl.constexpr, qk_scale):
-    """How far apart scores of a row are: 2 for very far, 1 for far; 5 if it has seen no key."""
+    """How far apart scores of a row are: 3 for very far, 1 for far; 5 if it has seen no key."""
     low = gl.where(top == float("-inf"), float("inf"), top)
     low = gl.convert_layout(gl.min(gl.min(low, 2), 1), ROWS, assert_trivial=True)
     spread = m_i - low * qk_scale
@@ -868,7 +868,7 @@ def _steep(top, m_i, ROWS: gl.constexpr, qk_scale):
 
 @gluon.jit
 def _any(rows, votes):
-    """The bits, of three, that any of a consumer's rows has: of each warp, then of the warps."""
+    """The OR of three bits over a consumer's rows: within each warp, then over the warps."""
     rows = gl.inline_asm_elementwise(
         "{.reg .b32 x; or.b32 x, $2, $3; redux.sync.or.b32 $0, x, 0xffffffff; mov.b32 $1, $0;}",
         "=r,=r,r,r", [rows], dtype=gl.int32, is_pure=False, pack=2,
@@ -929,7 +929,7 @@ def _skip(
     CONSUMERS: gl.constexpr,
     NUM_STAGES: gl.constexpr,
 ):
-    """Passes tiles of keys and values on that a consumer's queries do not see, as they come."""
+    """Releases tiles of keys and values that a consumer's queries do not see, as they arrive."""
     k_full = barriers.k_full
     k_empty = barriers.k_empty
     v_full = barriers.v_full
@@ -991,10 +991,10 @@ def _step(
     NUM_STAGES: gl.constexpr,
     GROWS: gl.constexpr,
 ):
-    """Adds p @ v of the tile of keys before; weighs a tile of keys.
+    """Adds p @ v of the previous tile of keys; computes the weights of a tile of keys.
 
     Returns the accumulators, references, lanes' row sums and the weights.
-    If it GROWS, it takes new maxima, and returns whether the next step has to.
+    If GROWS, it takes new maxima, and returns whether the next step has to.
     """
     qk_scale = queries.qk_scale
     tiles = buffers.tiles
@@ -1108,16 +1108,16 @@ def _consumer(
             NUMBER,
             ROWS,
         )
-        begun = 0  # whether values of this tile are in acc, or still those of another
+        begun = 0  # whether acc holds products of this tile, or still another's
         kv_count += 1
         k_stage, k_phase = _stage(kv_count, NUM_STAGES)
         mbarrier.wait(k_full.index(k_stage), k_phase, pred=first > last)
         rest = first - 1
-        until = LOOK  # steps before the sums are looked at
+        until = LOOK  # steps before the sums are checked
         while rest >= last:
             while (growing > 0) & (rest >= last):
-                # growing is up to 7: these are the same queries. ptxas must not see it: what both
-                # loops need of their addresses it would compute on the way to this one alone.
+                # growing // 8 is 0: these are the same queries, which ptxas must not see: it would
+                # move address arithmetic that both loops share to the path into this loop.
                 q_again = _queries_of(q_tiles, number + growing // 8)
                 start_n, masked = _visited_keys(rest, place, call, NUMBER, BLOCK_N)
                 acc, m_i, l_i, weights, growing = _step(
@@ -1187,7 +1187,7 @@ def _consumer(
         _ping_pong_arrive(NEXT)
         scale_out = _finish(m_i, total, redone, place, queries, call, lse_ptr, NUMBER, ROWS)
         acc = (warpgroup_mma_wait(0, deps=acc),)
-        # One thread waits until its last store has been read; the arrival holds up the others.
+        # One thread waits until TMA has read its last store; the arrival makes the others wait.
         tma.store_wait(0)
         mbarrier.arrive(v_empty.index(v_stage), count=1)
         acc = (_scale_rows(acc[0], scale_out),)
@@ -1200,7 +1200,7 @@ def _consumer(
         visits = _handed_over(0, _Place(slots, q_count))
     tma.store_wait(0)
     if NUMBER == 0:
-        _ping_pong_wait(0)  # the one that is left over
+        _ping_pong_wait(0)  # the last arrival, for which no turn is left
 
 
 # Lengths, head counts and the mask's parameters never cause a recompile.
@@ -1241,8 +1241,8 @@ def _attention_hopper(
     """One program: tiles of BLOCK_M queries, one after another.
 
     Descriptors are of (batch, heads, rows, columns): of q and out with tiles of 64 rows, of k and v
-    with BLOCK_N. lse (batch, heads, q_len) is contiguous, lse_rows q_len, or 0 if nobody asks.
-    num_tiles_m tiles make a head, num_tiles a call. counter_ptr holds 0: how many were handed out.
+    with BLOCK_N. lse (batch, heads, q_len) is contiguous; lse_rows is q_len, or 0 for no LSE.
+    A head has num_tiles_m tiles, a call num_tiles. counter_ptr: the number handed out, 0 at first.
     """
     CONSUMERS: gl.constexpr = BLOCK_M // 64
     Q_TILES: gl.constexpr = 2 * CONSUMERS
@@ -1269,7 +1269,7 @@ def _attention_hopper(
     k_empty = gl.allocate_shared_memory(gl.int64, [NUM_STAGES, 1], BARRIER)
     v_full = gl.allocate_shared_memory(gl.int64, [NUM_STAGES, 1], BARRIER)
     v_empty = gl.allocate_shared_memory(gl.int64, [NUM_STAGES, 1], BARRIER)
-    # Tiles of queries that the producer hands over to the consumers: the present and the next.
+    # Slots for the tiles of queries that the producer hands over: the present and the next.
     scalar: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     NUMBERS: gl.constexpr = 9 + 6 * CONSUMERS
     slots = gl.allocate_shared_memory(gl.int32, [2 * NUMBERS, 1], scalar)
@@ -1281,7 +1281,7 @@ def _attention_hopper(
     barriers = _Barriers(q_full, q_empty, k_full, k_empty, v_full, v_empty, work_full, work_empty)
     votes = gl.allocate_shared_memory(gl.int8, [CONSUMERS, 64], scalar)
     overflowed = gl.allocate_shared_memory(gl.int32, [2 * CONSUMERS, 1], scalar)
-    # One of each array after the other: between two of one array Triton has all warps meet.
+    # Alternate between arrays: between two stores to one array Triton inserts a barrier.
     for i in gl.static_range(max(Q_TILES + NUM_STAGES, 2 * CONSUMERS)):
         if i < Q_TILES:
             mbarrier.init(q_full.index(i), count=1)
@@ -1302,7 +1302,7 @@ def _attention_hopper(
     v_descs, out_descs = (v_desc,), (out_desc,)
     sources = _Sources(q_descs, k_descs, v_descs, counter_ptr)
     results = _Results(out_descs, lse_ptr)
-    # The partitions, the warps and the registers of all but the first: Gluon wants literal lists.
+    # Partitions, then warps and registers of all but the first: Gluon requires literal lists.
     if CONSUMERS == 2:
         gl.warp_specialize(
             [

@@ -26,7 +26,7 @@ def _load_tile(
     else:
         rows = tl.arange(0, ROWS)
         cols = COL + tl.arange(0, COLS)
-        # The tile's first row can lie past 2^31 elements; offsets inside a tile cannot.
+        # The offset of the tile's first row can exceed 2^31 elements; offsets in a tile cannot.
         tile = src + row.to(tl.int64) * stride_row + (rows[:, None] * stride_row + cols[None, :])
         inside = (rows < num_rows - row)[:, None]
         return tl.load(tile, mask=inside, other=0.0)
@@ -92,7 +92,7 @@ def _attention_forward(
         start_n = tile * BLOCK_N
         k = _load_tile(k_src, stride_kn, batch, kv_head, start_n, kv_len, 0, BLOCK_N, 16, USE_TMA)
         scores = tl.dot(q, k.T)
-        # Only a tile that holds a hidden key, or reaches past kv_len, pays for the mask.
+        # Only a tile that holds a hidden key, or reaches past kv_len, evaluates the mask.
         masked = tile >= full_end
         if masked:
             kv_idx = start_n + tl.arange(0, BLOCK_N)[None, :]
@@ -100,7 +100,7 @@ def _attention_forward(
             seen = tl.where(visible, scores, float("-inf"))
         else:
             seen = scores
-        # The same as seen: in one block with both products, the compiler lays them out together.
+        # The same as `seen`, in one basic block with both products: they then share a layout.
         scores = tl.where(masked, seen, scores)
 
         # Online softmax in base 2. m_i starts finite, so a row that has seen no key yet

@@ -26,7 +26,7 @@ def _load_tile(
     else:
         rows = tl.arange(0, ROWS)
         cols = COL + tl.arange(0, COLS)
-        # The tile's first row can lie past 2^31 elements; offsets inside a tile cannot.
+        # The offset of the tile's first row can exceed 2^31 elements; offsets in a tile cannot.
         tile = src + row.to(tl.int64) * stride_row + (rows[:, None] * stride_row + cols[None, :])
         inside = (rows < num_rows - row)[:, None]
         return tl.load(tile, mask=inside, other=0.0)
@@ -96,7 +96,7 @@ def _attention_forward(
     kv_end_1 = tl.where(some_begin_1 < some_end_1, tl.cdiv(some_end_1, BLOCK_N), kv_begin_1)
     full_begin_1 = tl.cdiv(all_begin_1, BLOCK_N)
     full_end_1 = all_end_1 // BLOCK_N
-    # Runs can overlap: each starts where the one before it ended. They are visited as one.
+    # Runs can overlap: each starts where the previous one ended. One loop visits them all.
     visits_0 = kv_end_0 - kv_begin_0
     kv_begin_1 = max(kv_begin_1, kv_end_0)
     kv_end_1 = max(kv_end_1, kv_begin_1)
@@ -113,7 +113,7 @@ def _attention_forward(
         start_n = tile * BLOCK_N
         k = _load_tile(k_src, stride_kn, batch, kv_head, start_n, kv_len, 0, BLOCK_N, 16, USE_TMA)
         scores = tl.dot(q, k.T)
-        # Only a tile that holds a hidden key, or reaches past kv_len, pays for the mask.
+        # Only a tile that holds a hidden key, or reaches past kv_len, evaluates the mask.
         masked = (tile < full_begin_0) | (tile >= full_end_0)
         masked &= (tile < full_begin_1) | (tile >= full_end_1)
         if masked:
@@ -123,7 +123,7 @@ def _attention_forward(
             seen = tl.where(visible, scores, float("-inf"))
         else:
             seen = scores
-        # The same as seen: in one block with both products, the compiler lays them out together.
+        # The same as `seen`, in one basic block with both products: they then share a layout.
         scores = tl.where(masked, seen, scores)
 
         # Online softmax in base 2. m_i starts finite, so a row that has seen no key yet
