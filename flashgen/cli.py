@@ -8,8 +8,9 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -230,12 +231,13 @@ def explain(
         if place == STDOUT:
             raise FlashgenError(f"{option}=-: only --json writes to stdout; name a file")
     asked = Asked(q_len, kv_len, batch, heads, kv_heads, named_values(param or ()))
-    if html is None:
-        accounts = list(run_explain(paths, target, asked, out))
-    else:
-        series = explain_lengths(paths, target, asked, out)
-        accounts = [one.asked for one in series]
-        write_page(html, series)
+    with _for_json_alone(json):
+        if html is None:
+            accounts = list(run_explain(paths, target, asked, out))
+        else:
+            series = explain_lengths(paths, target, asked, out)
+            accounts = [one.asked for one in series]
+            write_page(html, series)
     if svg is not None:
         write_svg(svg, accounts)
     if png is not None:
@@ -281,11 +283,17 @@ def bench(
     ] = None,
 ) -> None:
     """Time a module beside SDPA and FlexAttention. It takes a GPU."""
-    rows = run_bench(name, specs, out)
+    with _for_json_alone(json):
+        rows = run_bench(name, specs, out)
     if json != STDOUT:
         make_console().print(bench_table(rows))
     if json is not None:
         _write_json(json, bench_json(rows))
+
+
+def _for_json_alone(json: Path | None) -> AbstractContextManager[Any]:
+    """Where stdout is for JSON, what specs print goes to stderr."""
+    return redirect_stdout(sys.stderr) if json == STDOUT else nullcontext()
 
 
 def _write_json(path: Path, text: str) -> None:

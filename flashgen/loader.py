@@ -158,7 +158,8 @@ def _declared(file: Path, module: ModuleType) -> list[Variant]:
     if "spec" in names:
         return [_variant(file, "spec", names["spec"], default_name=file.stem)]
     if "specs" not in names:
-        raise SpecFileError(f"{file}: no spec in it; {HOW_TO_DECLARE}")
+        helper = f"or name a helper _{file.name}"
+        raise SpecFileError(f"{file}: no spec in it; {HOW_TO_DECLARE}; {helper}")
     family = names["specs"]
     if not isinstance(family, list | tuple) or not family:
         raise SpecFileError(f"{file}: specs={shown(family)}: not a list of specs; {HOW_TO_DECLARE}")

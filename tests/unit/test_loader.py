@@ -90,7 +90,8 @@ def test_every_mistake_is_reported_at_once():
         "missing.py: no such file; name a spec file or a folder of them",
         "specs/a.py:1: syntax error: '(' was never closed; fix it",
         "specs/b.py: no spec in it; "
-        "write spec = AttentionSpec(...), or specs = [AttentionSpec(..., name='...'), ...]",
+        "write spec = AttentionSpec(...), or specs = [AttentionSpec(..., name='...'), ...]; "
+        "or name a helper _b.py",
     ]
 
 
