@@ -49,7 +49,7 @@ STDOUT = Path("-")
 app = typer.Typer(
     help="Compile attention variants, declared in a few lines, to tuned Triton modules.",
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # rich's help shows a type beside each flag
 )

@@ -483,3 +483,19 @@ def test_bench_of_an_unknown_variant(flashgen):
         2,
         ["error: tyni: no spec of this name in specs; write tiny"],
     )
+
+
+def test_a_shell_completes_commands_and_options():
+    def completed(words):
+        asked = {"COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+        done = subprocess.run(
+            [sys.executable, "-c", "from flashgen.cli import app; app(prog_name='flashgen')"],
+            env=os.environ | asked | {"_FLASHGEN_COMPLETE": "complete_bash"},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return done.stdout.split()
+
+    assert completed("flashgen ex") == ["explain"]
+    assert "--tune-seconds" in completed("flashgen build --tu")
