@@ -259,6 +259,31 @@ def test_fake_meta_and_wrapped_tensors_see_the_op(refused: ModuleType) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*boxed arguments")
+def test_what_holds_other_values_than_its_memory_sees_the_op() -> None:
+    """A kernel would read the memory: x where -x is meant, nothing of zeros without memory."""
+    module = shipped_module("causal_fp32_d64")
+    x = torch.randn(1, 2, 3, 64, requires_grad=True)
+    with torch.inference_mode():
+        assert module._is_plain(torch.randn(3))
+    assert module._is_plain(x, x.detach(), x.mT, torch.nn.Parameter(x.detach()))
+    assert not module._is_plain(x, torch._neg_view(x))
+    assert not module._is_plain(torch._efficientzerotensor((3,)))
+
+    class Batched(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+            assert not module._is_plain(grad)
+            return grad
+
+    given = torch.randn(4, *x.shape)
+    [grads] = torch.autograd.grad(Batched.apply(x), x, given, is_grads_batched=True)
+    assert torch.equal(grads, given)
+
+
 def test_torch_compile_sees_the_op(refused: ModuleType) -> None:
     leaves = [x.requires_grad_() for x in native_inputs(CASE, SPECS["causal_d64"])]
     torch._dynamo.reset()
