@@ -238,7 +238,7 @@ def check_sums(watched: Watched, given: dict[str, Any], results: tuple[torch.Ten
     num_sums = 3 * 4 * given["rows_len"] + 2 * shared * given["BLOCK_N"]
     sums = given["grad_q_desc"]
     if names.divides:  # of which these calls have too few tiles
-        assert given["num_whole"] == 3 * 2 and given["PARTS"] == 1
+        assert given["num_whole"] == 3 * 2 and not given["DIVIDED"]
         assert given["parts_desc"].base is sums.base
     assert tuple(sums.shape) == (num_sums * names.width // 32, 32)
     assert sums.block_shape == [128, 32]
@@ -255,7 +255,7 @@ def check_sums(watched: Watched, given: dict[str, Any], results: tuple[torch.Ten
         assert placed[f"grad_{name}_ptr"] is grad
     sizes = ["q_len", "rows_len", *("kv_len",) * of_all]
     sizes += ("num_tiles", "num_shared") * names.shares
-    sizes += ("num_whole", "BLOCK_N", "PARTS") * names.divides
+    sizes += ("num_whole", "num_parts", "BLOCK_N") * names.divides
     assert [placed[size] for size in sizes] == [given[size] for size in sizes]
     assert placed.get("num_sums", num_sums) == num_sums
 
@@ -320,7 +320,7 @@ def test_parts_have_memory_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None
     )
     num_tiles_n, divided = 2, 3 * 4 - 4
     assert given["num_tiles"] == 4 * num_tiles_n + divided * num_tiles_n * 3 == grid[0]
-    assert (given["num_whole"], given["PARTS"]) == (4, 3)
+    assert (given["num_whole"], given["num_parts"], given["DIVIDED"]) == (4, 3, True)
     assert (given["heads_together"], given["parts_together"]) == (4, 8)
     parts = given["parts_desc"]
     # Of 128 keys and their values, each 128 columns.
@@ -329,7 +329,7 @@ def test_parts_have_memory_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None
     (placed,), (grid,) = (
         getattr(watched.kernels["_place_sums"], x) for x in ("arguments", "grids")
     )
-    assert placed["parts_ptr"] is parts.base and placed["PARTS"] == 3
+    assert placed["parts_ptr"] is parts.base and placed["num_parts"] == 3
     num_sums = 3 * 12 * given["rows_len"]
     assert grid == (num_sums // 64 + divided * num_tiles_n * 2 * 2,)
     assert [tuple(x.shape) for x in grads[1:]] == [(3, 4, 200, 128)] * 2

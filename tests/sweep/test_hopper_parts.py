@@ -80,10 +80,11 @@ def test_every_part_once(tiles: int, heads: int, whole: int, parts: int) -> None
         num_kv_heads=Block(torch.tensor(2)),
         heads_together=Block(torch.tensor(2)),
         num_whole=Block(torch.tensor(whole)),
+        num_parts=Block(torch.tensor(parts)),
         parts_together=Block(torch.tensor((heads - whole) * parts or 1)),
     )
     index = Block(torch.arange(count, dtype=torch.int32))
-    found = _module("causal_d128")._keys_of(index, call, 128, parts)
+    found = _module("causal_d128")._keys_of(index, call, 128, parts > 1)
 
     def numbers(x: object) -> list[int]:
         data = x.data if isinstance(x, Block) else torch.tensor(x)
@@ -130,10 +131,10 @@ def _slips() -> list[Mutant]:
         slip("_backward_consumer", "+ work_tile.part", ""),
         slip("_backward_consumer", "row + 256", "row"),
         slip("_store_part", "row + 128", "row"),
-        slip("_place", "range(1, PARTS)", "range(2, PARTS)"),
+        slip("_place", "range(1, num_parts)", "range(2, num_parts)"),
         slip("_place_sums", "num_whole * kv_rows_len", "0"),
         slip("_place_sums", "row % BLOCK_N * 256", "0"),
-        slip("_place_sums", "1.0, 128, PARTS", "scale, 128, PARTS"),
+        slip("_place_sums", "kv_rows_len, 1.0", "kv_rows_len, scale"),
         slip("_place_sums", "kv_rows_len, scale", "kv_rows_len, 1.0"),
     ]
     source = source_of("causal_d128", hopper=True)

@@ -50,11 +50,11 @@ def test_causal_by_hand() -> None:
     usage = hopper_backward_usage(names(), WIDE[2])
     # Nine descriptors, of parts too, and the counter; tiles of q, grad_out, k and v, of rows, of ds
     # and dq; five arrays of barriers and one of numbers; num_q_heads, num_kv_heads, kv_len,
-    # rows_len, num_tiles and scale; heads_together, as tiles are uneven; num_whole and
+    # rows_len, num_tiles and scale; heads_together, as tiles are uneven; num_whole, num_parts and
     # parts_together, as some may come in parts; q_len, which the queries that see a tile of keys,
     # and its mask, depend on.
-    captures = 10 * 8 + 4 * 28 + 24 + 2 * 20 + 5 * 16 + 16 + 6 * 4 + 4 * 4
-    assert captures == backward_captured_bytes(names()) == 392
+    captures = 10 * 8 + 4 * 28 + 24 + 2 * 20 + 5 * 16 + 16 + 6 * 4 + 5 * 4
+    assert captures == backward_captured_bytes(names()) == 396
     assert dict(usage.parts) == {
         "Q tiles": 2 * 64 * 128 * 2,
         "dO tiles": 2 * 64 * 128 * 2,
@@ -150,8 +150,8 @@ def test_captures_are_what_the_kernel_reads() -> None:
     plain = captured(mask=causal())
     # q_len alone says where the queries end; kv_len where the keys do, whatever the mask. How many
     # tiles are shared is one number, and so is how many heads are side by side. Parts of tiles have
-    # two numbers and a descriptor more.
-    assert captured(mask=full()) == plain - 2 * 4 - 8
+    # three numbers and a descriptor more.
+    assert captured(mask=full()) == plain - 3 * 4 - 8
     # An address, a size and the sums that its gradient is made of.
     assert captured(mask=causal(), score=alibi(SLOPES)) == plain + 8 + 4 + 8
     # An address, four sizes, one stride of four, and the sums.

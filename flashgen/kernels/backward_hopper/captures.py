@@ -59,7 +59,8 @@ def backward_captured_bytes(
         size += 4 * ADDRESS  # descriptors of the gradients; the counter
         size += NUMBERS_OF_A_BACKWARD_CALL * NUMBER
         size += NUMBER * names.orders_heads  # heads_together
-        size += (2 * NUMBER + ADDRESS) * names.divides  # num_whole, parts_together; parts
+        # num_whole, num_parts, parts_together, and the descriptor of parts.
+        size += (3 * NUMBER + ADDRESS) * names.divides
         size += NUMBER * names.shares  # num_shared
         if names.backward.plan.dropout:  # threshold, kept_scale; the seed, of 64 bits
             size += 4 * NUMBER

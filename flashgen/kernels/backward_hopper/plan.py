@@ -136,7 +136,7 @@ class HopperBackward(HopperSplit):
     def call(self) -> tuple[str, ...]:
         """What holds for the whole call."""
         ordered = ("heads_together",) * self.orders_heads
-        divided = ("num_whole", "parts_together") * self.divides
+        divided = ("num_whole", "num_parts", "parts_together") * self.divides
         shared = ("num_tiles", "num_shared") * self.shares
         dropping = ("threshold", "kept_scale", "seed") * self.backward.plan.dropout
         names = (*self.backward.both_arguments.names, *self.visits.reads)

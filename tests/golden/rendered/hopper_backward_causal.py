@@ -50,6 +50,7 @@ class _BackwardCall:
     scale: gl.tensor
     heads_together: gl.tensor
     num_whole: gl.tensor
+    num_parts: gl.tensor
     parts_together: gl.tensor
 
     @gluon.constexpr_function
@@ -63,6 +64,7 @@ class _BackwardCall:
         scale,
         heads_together,
         num_whole,
+        num_parts,
         parts_together,
     ):
         self.num_q_heads = num_q_heads
@@ -73,6 +75,7 @@ class _BackwardCall:
         self.scale = scale
         self.heads_together = heads_together
         self.num_whole = num_whole
+        self.num_parts = num_parts
         self.parts_together = parts_together
 
 
@@ -412,9 +415,9 @@ def _announced(slots, number):
 
 
 @gluon.jit
-def _members(work_tile, group, PARTS: gl.constexpr):
+def _members(work_tile, group, DIVIDED: gl.constexpr):
     """The first query head of a part in its group, and the head after its last."""
-    if PARTS == 1:
+    if not DIVIDED:
         return 0, group
     part, num_parts = work_tile.part, work_tile.num_parts
     return group * part // num_parts, group * (part + 1) // num_parts
@@ -436,32 +439,33 @@ def _store_part(parts_desc, row, grad, tile):
 
 
 @gluon.jit
-def _keys_of(index, call, BLOCK_N: gl.constexpr, PARTS: gl.constexpr):
+def _keys_of(index, call, BLOCK_N: gl.constexpr, DIVIDED: gl.constexpr):
     """The tile of keys, or the part of one, of this index, in the order of computation."""
     num_kv_heads = call.num_kv_heads
     kv_len = call.kv_len
     heads_together = call.heads_together
     num_whole = call.num_whole
+    num_parts = call.num_parts
     parts_together = call.parts_together
     num_tiles_n = gl.cdiv(kv_len, BLOCK_N)
     # Heads come in groups whose queries L2 holds, and in a group the longest tiles first.
-    first, num_parts, together = 0, 1, heads_together
-    if PARTS > 1:
+    first, parts, together = 0, 1, heads_together
+    if DIVIDED:
         # Tiles of the last heads are divided: their parts keep programs busy to the end.
         whole_tiles = num_whole * num_tiles_n
         divided = index >= whole_tiles
         first = gl.where(divided, num_whole, 0)
-        num_parts = gl.where(divided, PARTS, 1)
+        parts = gl.where(divided, num_parts, 1)
         together = gl.where(divided, parts_together, heads_together)
         index -= gl.where(divided, whole_tiles, 0)
     group = index // (together * num_tiles_n)
     within = index % (together * num_tiles_n)
     tile_n = within // together
     batch_head = group * together + within % together
-    part = batch_head % num_parts
-    batch_head = first + batch_head // num_parts
+    part = batch_head % parts
+    batch_head = first + batch_head // parts
     return _KeysWorkTile(
-        batch_head // num_kv_heads, batch_head % num_kv_heads, tile_n * BLOCK_N, part, num_parts
+        batch_head // num_kv_heads, batch_head % num_kv_heads, tile_n * BLOCK_N, part, parts
     )
 
 
@@ -480,7 +484,7 @@ def _backward_producer(
     BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
     NUM_STAGES: gl.constexpr,
-    PARTS: gl.constexpr,
+    DIVIDED: gl.constexpr,
 ):
     """Takes tiles of keys, and loads the consumers' tiles for them."""
     num_q_heads = call.num_q_heads
@@ -512,7 +516,7 @@ def _backward_producer(
     last_stage, last_phase = 0, 1  # the buffer of the last visit, and the phase that frees it
     index, count = gl.program_id(0), 0
     while index < num_tiles:
-        work_tile = _keys_of(index, call, BLOCK_N, PARTS)
+        work_tile = _keys_of(index, call, BLOCK_N, DIVIDED)
         batch, kv_head, kv_first = work_tile.batch, work_tile.kv_head, work_tile.kv_first
         number = count % 2
         keys_arrived = keys_full.index(number)
@@ -523,7 +527,7 @@ def _backward_producer(
         _async_load(k_desc, keys_place, keys_arrived, k_tiles.index(number))
         # Values have one buffer, free after the previous tile's last visit: queries come first.
         free, free_phase, due = empty.index(last_stage), last_phase, True
-        first_member, end_of_members = _members(work_tile, group, PARTS)
+        first_member, end_of_members = _members(work_tile, group, DIVIDED)
         for member in range(first_member, end_of_members):
             head = kv_head * group + member
             row = batch * num_q_heads + head
@@ -668,7 +672,7 @@ def _backward_consumer(
     BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
     NUM_STAGES: gl.constexpr,
-    PARTS: gl.constexpr,
+    DIVIDED: gl.constexpr,
 ):
     """Computes the gradients of keys and values [64 * NUMBER, 64 * NUMBER + 64) of each tile."""
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
@@ -701,10 +705,10 @@ def _backward_consumer(
         grad_k = gl.zeros([64, 128], gl.float32, GRADS)
         grad_v = gl.zeros([64, 128], gl.float32, GRADS)
         # One query head of the group after another: their gradients accumulate in registers.
-        work_tile = _keys_of(_announced(slots, k_number), call, BLOCK_N, PARTS)
-        first_member, end_of_members = _members(work_tile, group, PARTS)
+        work_tile = _keys_of(_announced(slots, k_number), call, BLOCK_N, DIVIDED)
+        first_member, end_of_members = _members(work_tile, group, DIVIDED)
         for member in range(first_member, end_of_members):
-            work_tile = _keys_of(_announced(slots, k_number), call, BLOCK_N, PARTS)
+            work_tile = _keys_of(_announced(slots, k_number), call, BLOCK_N, DIVIDED)
             batch, kv_head, kv_first = work_tile.batch, work_tile.kv_head, work_tile.kv_first
             kv_idx = (kv_first + 64 * NUMBER + gl.arange(0, 64, layout=ROWS))[:, None]
             head = kv_head * group + member
@@ -766,9 +770,9 @@ def _backward_consumer(
                     BLOCK_N,
                     NUM_STAGES,
                 )
-        work_tile = _keys_of(_announced(slots, k_number), call, BLOCK_N, PARTS)
+        work_tile = _keys_of(_announced(slots, k_number), call, BLOCK_N, DIVIDED)
         mbarrier.arrive(keys_empty.index(k_number), count=1)
-        if PARTS > 1 and work_tile.num_parts > 1:
+        if DIVIDED and work_tile.num_parts > 1:
             tile = work_tile.batch * num_kv_heads + work_tile.kv_head - num_whole
             tile = tile * gl.cdiv(kv_len, BLOCK_N) + work_tile.kv_first // BLOCK_N
             row = 1024 * (tile * work_tile.num_parts + work_tile.part) + 512 * NUMBER
@@ -804,6 +808,7 @@ def _backward_consumer(
         "num_tiles",
         "heads_together",
         "num_whole",
+        "num_parts",
         "parts_together",
     ]
 )
@@ -826,12 +831,13 @@ def _backward_hopper(
     num_tiles,
     heads_together,
     num_whole,
+    num_parts,
     parts_together,
     scale,
     BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
     NUM_STAGES: gl.constexpr,
-    PARTS: gl.constexpr,
+    DIVIDED: gl.constexpr,
 ):
     """One program: gradients of tiles of BLOCK_N keys and values, and their contributions to dq.
 
@@ -839,7 +845,7 @@ def _backward_hopper(
     of k and v with BLOCK_N, of their gradients with 64. counter_ptr: how many of num_tiles were
     handed out, 0 at first. rows comes from `_backward_rows`, (2, batch * num_q_heads, rows_len);
     grad_q is a buffer of zeros for sums, which `_place_sums` reads.
-    Tiles of the first num_whole heads of keys are whole, tiles of the others are in PARTS parts;
+    With DIVIDED, tiles of all heads of keys but the first num_whole are in num_parts parts, and
     num_tiles counts both. Gradients of parts go to `parts`, and `_place_sums` adds them up.
     """
     call = _BackwardCall(
@@ -851,6 +857,7 @@ def _backward_hopper(
         scale,
         heads_together,
         num_whole,
+        num_parts,
         parts_together,
     )
     q_tiles = gl.allocate_shared_memory(
@@ -893,13 +900,13 @@ def _backward_hopper(
         [
             (
                 _backward_consumer,
-                (results, buffers, call, 0, BLOCK_M, BLOCK_N, NUM_STAGES, PARTS),
+                (results, buffers, call, 0, BLOCK_M, BLOCK_N, NUM_STAGES, DIVIDED),
             ),
             (
                 _backward_consumer,
-                (results, buffers, call, 1, BLOCK_M, BLOCK_N, NUM_STAGES, PARTS),
+                (results, buffers, call, 1, BLOCK_M, BLOCK_N, NUM_STAGES, DIVIDED),
             ),
-            (_backward_producer, (sources, buffers, call, BLOCK_M, BLOCK_N, NUM_STAGES, PARTS)),
+            (_backward_producer, (sources, buffers, call, BLOCK_M, BLOCK_N, NUM_STAGES, DIVIDED)),
         ],
         [4, 1],
         [240, 24],
@@ -907,16 +914,14 @@ def _backward_hopper(
 
 
 @triton.jit
-def _place(
-    sums_ptr, grad_ptr, row, length, rows_len, scale, HEAD_DIM: tl.constexpr, PARTS: tl.constexpr
-):
+def _place(sums_ptr, grad_ptr, row, length, rows_len, scale, HEAD_DIM: tl.constexpr, num_parts=1):
     """Stores sums of 64 rows in (batch, heads, length, HEAD_DIM); `row` counts rows_len a head."""
     offs_m = row % rows_len + tl.arange(0, 64)
     batch_head = (row // rows_len).to(tl.int64)
     places = tl.arange(0, 128)[:, None] * 32 + tl.arange(0, 32)[None, :]
     for part in tl.static_range(2):  # 64 columns each
         sums = tl.load(sums_ptr + 4096 * part + places)
-        for other in tl.static_range(1, PARTS):
+        for other in tl.range(1, num_parts):
             sums += tl.load(sums_ptr + 32768 * other + 4096 * part + places)
         # A thread (of 8 x 4 in a warp) holds 8 groups of columns, 2 rows, 2 columns.
         tile = tl.reshape(sums, [4, 8, 4, 8, 2, 2]).permute(0, 4, 1, 3, 2, 5).reshape([64, 64])
@@ -928,7 +933,7 @@ def _place(
         tl.store(ptrs, (tile * scale).to(grad_ptr.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=["q_len", "rows_len", "kv_len", "num_sums", "num_whole"])
+@triton.jit(do_not_specialize=["q_len", "rows_len", "kv_len", "num_sums", "num_whole", "num_parts"])
 def _place_sums(
     sums_ptr,
     parts_ptr,
@@ -940,13 +945,13 @@ def _place_sums(
     kv_len,
     num_sums,
     num_whole,
+    num_parts,
     scale,
     BLOCK_N: gl.constexpr,
-    PARTS: gl.constexpr,
 ):
     """One program: 64 rows of one head's gradient, from the sums and parts of `_backward_hopper`.
 
-    The first programs make grad_q from num_sums rows of sums; further programs add up the PARTS of
+    The first programs make grad_q from num_sums rows of sums; further programs add up the parts of
     grad_k and grad_v, for all heads but the first num_whole. Gradients are contiguous.
     """
     program = tl.program_id(0)
@@ -959,10 +964,10 @@ def _place_sums(
         number = program - num_sums // 64
         row = number // 2 * 64
         tile = (row // BLOCK_N).to(tl.int64)
-        parts_ptr += tile * PARTS * 32768 + row % BLOCK_N * 256 + number % 2 * 8192
+        parts_ptr += tile * num_parts * 32768 + row % BLOCK_N * 256 + number % 2 * 8192
         kv_rows_len = tl.cdiv(kv_len, BLOCK_N) * BLOCK_N
         row += num_whole * kv_rows_len
         if number % 2 == 0:
-            _place(parts_ptr, grad_k_ptr, row, kv_len, kv_rows_len, scale, 128, PARTS)
+            _place(parts_ptr, grad_k_ptr, row, kv_len, kv_rows_len, scale, 128, num_parts)
         else:
-            _place(parts_ptr, grad_v_ptr, row, kv_len, kv_rows_len, 1.0, 128, PARTS)
+            _place(parts_ptr, grad_v_ptr, row, kv_len, kv_rows_len, 1.0, 128, num_parts)

@@ -1139,16 +1139,29 @@ def _is_plain(*tensors):
     """Whether these are plain tensors in plain eager code: the op would only cost time there."""
     if torch.compiler.is_compiling():
         return False
+    keys = 0
     for x in tensors:
         kind = type(x)
         if kind is not torch.Tensor and kind is not torch.nn.Parameter:
             return False
+        keys |= torch._C._dispatch_keys(x).raw_repr()
     if torch._C._functorch.peek_interpreter_stack() is not None:  # one of torch.func's transforms
         return False
     # Modes that trace, count operations or only infer shapes have to see the op.
     if torch._C._len_torch_dispatch_stack() > 0 or torch._C._get_tracing_state() is not None:
         return False
-    return not tensors[0].is_meta  # tensors of several devices are refused
+    if tensors[0].is_meta:  # tensors of several devices are refused
+        return False
+    # Negated views, zeros without memory, and batches of is_grads_batched hold other values than
+    # their memory: torch resolves them for the op.
+    return not keys & ~_plain_keys(tensors[0].device)
+
+
+@functools.cache
+def _plain_keys(device):
+    """The dispatch keys of a tensor that holds the values in its memory, as bits."""
+    with torch.inference_mode(False):
+        return torch._C._dispatch_keys(torch.empty(0, device=device)).raw_repr()
 
 
 def _is_transformed(*tensors):
@@ -1190,7 +1203,8 @@ def _backward(ctx, grad_out, grad_lse):
     q, k, v, out, lse = ctx.saved_tensors
     grad_out = torch.zeros_like(out) if grad_out is None else grad_out
     twice = torch.is_grad_enabled()  # create_graph=True: these gradients will be differentiated
-    if twice or not _has_backward(q, k):
+    has_tangents = forward_ad._current_level >= 0 and _has_tangents(grad_out)
+    if twice or has_tangents or not _has_backward(q, k):
         if twice and q.is_cuda:
             _warn_once("gradients that are differentiated again come from the eager reference")
         grad_lse = torch.zeros_like(lse) if grad_lse is None else grad_lse

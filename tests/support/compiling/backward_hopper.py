@@ -45,13 +45,15 @@ def compile_queries(backward: BackwardPlan) -> Report:
     return report(queries_kernel(backward), HOPPER, OPTIONS, by_stages)
 
 
-def backward_kernel(backward: BackwardPlan, config: KernelConfig, parts: int = 4) -> Kernel:
+def backward_kernel(
+    backward: BackwardPlan, config: KernelConfig, *, divided: bool = True
+) -> Kernel:
     """The kernel with the types and the alignment of a call's arguments.
 
     Args:
         backward: whose kernel it is.
         config: its configuration.
-        parts: of a tile of keys, if it may have any: what whole tiles alone need is less.
+        divided: whether some tiles have parts, if any may: what whole tiles alone need is less.
     """
     names = HopperBackwardSplit(backward)
     tiles = dict.fromkeys(("q", "grad_out"), config.BLOCK_M)
@@ -63,7 +65,7 @@ def backward_kernel(backward: BackwardPlan, config: KernelConfig, parts: int = 4
         types["counter_ptr"] = "*i32"
     types |= {f"{item.variable}_ptr": "*fp32" for item in names.text.input_gradients}
     constants = constants_of(config, drops=backward.plan.dropout)
-    constants |= {"PARTS": parts} if names.divides else {}
+    constants |= {"DIVIDED": divided} if names.divides else {}
     return _kernel(backward, KERNEL, types, constants, backward.both_arguments)
 
 
