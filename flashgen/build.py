@@ -24,22 +24,22 @@ from flashgen.tuning.device import Gpu, detect_gpu
 from flashgen.tuning.store import TuneResult, load_results, merged, save_results
 from flashgen.validate import unfit, validate
 
-#: Of the time to measure a forward kernel for, what a backward kernel gets: it has few candidates.
+#: A backward kernel's share of a forward kernel's time for measuring: it has few candidates.
 BACKWARD_SHARE = 0.5
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line asks of a build.
+    """The command line's options for a build.
 
     Attributes:
         out: the folder to publish to.
-        targets: instead of the specs' own; empty keeps those.
-        tune: measure what was never measured, where this machine has a GPU of a listed target.
-        tune_seconds: time to spend on measuring a forward kernel, of which a variant has two on
-            Hopper; half of that each of the backward kernels gets.
-        force: build, and measure, what is up to date as well.
-        kernels: the keys of those that may be measured; empty is all.
+        targets: the targets in place of the specs' own; empty keeps the specs'.
+        tune: measure kernels that were never measured, if this machine's GPU is a listed target.
+        tune_seconds: the time for measuring a forward kernel, of which a variant has two on Hopper;
+            each backward kernel gets half of it.
+        force: build, and measure, modules that are up to date as well.
+        kernels: the keys of the kernels that may be measured; empty is all.
     """
 
     out: Path = Path("generated")
@@ -51,7 +51,7 @@ class Options:
 
 
 class Progress:
-    """What a build tells while it runs; this one keeps it to itself."""
+    """A build's progress reports; this class ignores them."""
 
     def start(self, variants: int) -> None:
         """So many variants are about to be built."""
@@ -65,14 +65,14 @@ class Progress:
 
 @dataclass(frozen=True)
 class Built:
-    """What became of one variant.
+    """The result of building one variant.
 
     Attributes:
         variant: its name.
         chosen: the configurations of each kernel, by its key; None if nothing had to be done.
-        spaces: what they were chosen from.
-        diagnostics: where tiles are visited that the mask hides, and why; and what else to be told.
-        seconds: what building it took.
+        spaces: the candidates of each kernel.
+        diagnostics: why hidden tiles are visited, and other messages.
+        seconds: the time of the build.
     """
 
     variant: str
@@ -152,13 +152,13 @@ def module_text(
     chosen: Mapping[str, KernelChoice],
     place: Place,
 ) -> str:
-    """What stands in ``generated/<name>.py``: a function of its arguments and the tuning file."""
+    """The text of ``generated/<name>.py``: a function of its arguments and the tuning file."""
     seal = Seal(variant.spec.digest, build_digest(variant.spec, place), kernels)
     return sealed(render_module(plan, chosen, place.package), seal)
 
 
 def is_current(variant: Variant, options: Options, gpu: Gpu | None) -> bool:
-    """Whether the published module is whole, of these inputs, and measured where it can be."""
+    """Whether the published module is intact, from these inputs, and measured if possible."""
     place = Place(options.out, variant.name)
     seal = read_seal(place.module)
     if seal is None or not place.package_file.exists():
@@ -169,9 +169,9 @@ def is_current(variant: Variant, options: Options, gpu: Gpu | None) -> bool:
 
 
 def without_candidates(variant: Variant, plan: KernelPlan, spaces: Spaces) -> Iterator[Violation]:
-    """What to say of each target that no configuration of a kernel fits which it cannot do without.
+    """The violation of each target for which no configuration of a required kernel fits.
 
-    Those are of the forward pass: gradients may be the reference's.
+    Forward kernels are required: the reference may compute gradients.
     """
     for key, kernel in kernels_of(plan).items():
         if kernel.fallback and not kernel.gradients:
@@ -209,9 +209,9 @@ def _to_measure(
     place: Place,
     options: Options,
 ) -> list[str]:
-    """The kernels that run on the GPU and of which it has measured no candidate that is admitted.
+    """The kernels that run on the GPU and have no measured candidate that the spec admits.
 
-    With force, those too of which it has. None where it is of no listed target.
+    With force, measured kernels too. Empty if the GPU is of no listed target.
     """
     if gpu is None or gpu.target not in variant.spec.targets:
         return []
@@ -265,7 +265,7 @@ def _measured(
     options: Options,
     progress: Progress,
 ) -> TuneResult:
-    """What measuring gives; torch and triton are imported for it alone."""
+    """The result of measuring; torch and triton are imported only for it."""
     from flashgen.tuning.measure import measure
 
     of_plan = kernels_of(plan)

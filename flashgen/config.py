@@ -67,14 +67,14 @@ class ChosenConfig:
 
 @dataclass(frozen=True)
 class KernelChoice:
-    """As what a module holds a kernel, or why it does without.
+    """The configurations of a kernel in a module, or why the module lacks the kernel.
 
     Attributes:
-        configs: its configuration for each target that it runs on, in the spec's order; none where
-            the module does without it.
-        why_not: the reason for that, in a few words; empty where there is none to give: the module
-            holds the kernel, or is for no target of it.
-        replaces: the keys of the kernels in whose place it runs.
+        configs: its configuration for each target that it runs on, in the spec's order; empty if
+            the module lacks the kernel.
+        why_not: why the module lacks it, in a few words; empty if the module holds the kernel, or
+            is for none of its targets.
+        replaces: the keys of the kernels that it replaces.
     """
 
     configs: Mapping[str, ChosenConfig] = field(default_factory=dict)
@@ -83,9 +83,9 @@ class KernelChoice:
 
     @property
     def config(self) -> ChosenConfig | None:
-        """That of its only target; None where the module does without the kernel."""
+        """The configuration for its only target; None if the module lacks the kernel."""
         return next(iter(self.configs.values()), None)
 
 
-#: Of a kernel that a module is not for.
+#: The choice of a kernel that has none of the module's targets.
 NO_CHOICE = KernelChoice()

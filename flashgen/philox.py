@@ -2,11 +2,11 @@
 
 The weight of a query and a key is kept or not by 16 bits of Philox-4x32-7 (Salmon et al.,
 "Parallel random numbers: as easy as 1, 2, 3", 2011, whose fewest rounds without a failed test are
-7): a function of the seed, the batch entry, the query head and the two positions. So a mask does
-not depend on how a kernel cuts its tiles, and the backward pass makes the forward's again. One call
-makes four words, for queries and keys whose positions differ in bit 3 alone, and halves of words,
-the lower one first, are those of a key and the next: these are together in one thread wherever
-matrix units leave products of tiles in their usual layouts.
+7): a function of the seed, the batch entry, the query head and the two positions. So dropout does
+not depend on a kernel's tile sizes, and the backward pass computes the forward's choice again. One
+call makes four words, for queries and keys whose positions differ in bit 3 alone; the halves of a
+word, the lower one first, belong to two adjacent keys. With the usual layouts of matrix units, all
+eight numbers belong to one thread.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def num_dropping(dropout_p: float) -> int:
 
 
 def kept_scale(dropout_p: float) -> float:
-    """What weights that are kept are multiplied by, so that the mean of each is what it was."""
+    """The factor of kept weights, which leaves the mean of each weight unchanged."""
     return NUMBERS / (NUMBERS - num_dropping(dropout_p))
 
 
@@ -85,7 +85,7 @@ def kept(
         for start, size, after in zip(first, shape, (3, 2, 1, 0), strict=True)
     )
     seed = int(seed)
-    # Positions with bit 3 left out, and those of keys with bit 0 left out too.
+    # The counter: positions without bit 3, and those of keys without bit 0 too.
     query, key = q_idx >> 4 << 3 | q_idx & 7, kv_idx >> 4 << 2 | kv_idx >> 1 & 3
     words = philox((key, query, h, b), (seed & _WORD, seed >> 32 & _WORD))
     q_bit, kv_bit = ((x >> 3 & 1).bool() for x in (q_idx, kv_idx))

@@ -1,7 +1,7 @@
 """publish: a rendered module -> ``generated/<name>.py``, sealed so that damage shows.
 
-Above a module's docstring stand the lines of its seal: the digest of its spec, of its kernels'
-sources, of everything that it was built from, and of everything below the seal.
+The lines of the seal precede a module's docstring: the digests of its spec, of its kernels'
+sources, of all inputs of the build, and of the text below the seal.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Seal:
-    """What a published module says it was made from: sha256 digests in hex.
+    """The digests in a published module's seal: sha256 in hex.
 
     Attributes:
         spec: of the declared spec.
@@ -134,10 +134,10 @@ class Seal:
 
 
 def build_digest(spec: AttentionSpec, place: Place) -> str:
-    """sha256 over everything that decides a module's text, and over nothing of this machine.
+    """sha256 over all inputs of a module's text, independent of this machine.
 
-    That is the spec with its targets, the names of the variant and of its package, the variant's
-    tuning results, the templates, and flashgen's own sources and version.
+    The inputs are the spec with its targets, the names of the variant and of its package, the
+    variant's tuning results, the templates, and flashgen's own sources and version.
     """
     words = [param.doc for param in spec.declared]  # quoted in docstrings and comments
     tuning = read_bytes(place.tuning)

@@ -1,7 +1,7 @@
-"""attention_reference: the eager oracle that every kernel is held to.
+"""attention_reference: the eager oracle that every kernel is compared with.
 
-It shares nothing with the generated kernels: the user's own functions run on index tensors, not
-what was traced of them, and the arithmetic is float64 unless another dtype is asked for.
+It shares no code with the generated kernels: it runs the user's functions on index tensors, not
+their traced expressions, and computes in float64 unless another dtype is given.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def weigh(
 
 
 def dropped(weights: torch.Tensor, params: Values | None = None) -> torch.Tensor:
-    """What dropout leaves of weights, (batch, num_q_heads, q_len, kv_len), larger by so much.
+    """Weights, (batch, num_q_heads, q_len, kv_len), after dropout, with kept ones scaled.
 
     Args:
         weights: what `weigh` returns.

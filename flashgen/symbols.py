@@ -115,9 +115,9 @@ class Load(sympy.Function):  # type: ignore[misc]
 
 
 class _OverTile(sympy.Function):  # type: ignore[misc]
-    """Of an expression in q_idx (or kv_idx), an extreme over the tile's rows (or columns).
+    """An extreme of an expression in q_idx (or kv_idx) over the tile's rows (or columns).
 
-    That position is bound in it as it is in a sum: what it depends on is where the tile lies.
+    That position is a bound variable, as in a sum: the extreme depends on the tile's position.
     """
 
     nargs = 1

@@ -1,1 +1,1 @@
-"""What a kernel costs: shared memory, traffic and time, from sympy expressions, without a GPU."""
+"""The cost of a kernel: shared memory, traffic and time, from sympy expressions, without a GPU."""

@@ -63,7 +63,7 @@ _BESIDE_WEIGHTS = ("read Q", "read tiles", "output")
 
 @dataclass(frozen=True)
 class Phase:
-    """Buffers that are alive together: names of `MEANINGS`, and bytes."""
+    """Buffers that are alive at the same time: names of `MEANINGS`, and bytes."""
 
     name: str
     parts: tuple[tuple[str, Any], ...]
@@ -77,8 +77,8 @@ class Phase:
 def with_weights(phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
     """The phases of a kernel whose scores are not of products of q and k, but of positions alone.
 
-    Such weights do not lie as a product's results do, and pass through shared memory to the next
-    product. What q and k need stays counted: the compiler leaves it out.
+    Such weights do not have the layout of a product's result, and pass through shared memory to the
+    next product. Buffers of q and k are still counted, although the compiler omits them.
     """
     p = ("P", BLOCK_M * BLOCK_N * ITEMSIZE)
     return tuple(

@@ -1,8 +1,8 @@
-"""The values that the partitions of a Gluon kernel capture: what a block passes to its warps.
+"""The values that the partitions of a Gluon kernel capture: a block passes them to its warps.
 
-Triton passes captures through shared memory, packed one after the other, and only what a partition
-reads. Of the call's values that is what the kernel's code reads, which the plan has: conditions
-that the kernel does not evaluate, and bounds that it does not find, need nothing.
+Triton passes captures through shared memory, packed one after the other, and only those that a
+partition reads. The plan knows which of the call's values the kernel's code reads: conditions that
+the kernel does not evaluate, and bounds that it does not compute, need no captures.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ ROWS, MADE, FACTORS = (ADDRESS + NUMBER * rank for rank in (4, 3, 2))
 
 
 class Read:
-    """What the kernel's code reads.
+    """The names and elements that the kernel's code reads.
 
     Attributes:
         names: variables.
-        indices: for each tensor, those of every element that is read.
+        indices: for each tensor, the indices of every element that is read.
     """
 
     def __init__(self, codes: Iterable[Code | None], names: Iterable[str] = ()) -> None:
-        """Of code, and the names that the kernel reads besides."""
+        """The reads of code, with further names that the kernel reads."""
         read = [code for code in codes if code is not None]
         self.names = read_by(read).union(names)
         self.indices: dict[str, list[tuple[Any, ...]]] = {}

@@ -1,4 +1,4 @@
-"""The instructions that multiply tiles, and which of them Triton takes."""
+"""The instructions that multiply tiles, and Triton's choice among them."""
 
 from __future__ import annotations
 

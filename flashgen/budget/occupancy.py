@@ -24,7 +24,7 @@ class Occupancy:
 
     Attributes:
         blocks: how many.
-        limit: what there would have to be more of for another one.
+        limit: the resource that limits the number.
     """
 
     blocks: int
@@ -34,14 +34,14 @@ class Occupancy:
 def held_at_once(
     config: KernelConfig, target: Target, shared: int, registers: int, columns: int = 0
 ) -> Occupancy:
-    """The blocks that one SM holds of what each needs.
+    """The blocks that one SM holds, by the resources of a block.
 
     Args:
-        config: of the kernel.
+        config: the kernel's configuration.
         target: the architecture.
         shared: bytes of shared memory of a block.
-        registers: of a thread, as far as there are so many.
-        columns: of tensor memory, where the kernel uses it.
+        registers: registers of a thread, capped at the most that it can have.
+        columns: columns of tensor memory, if the kernel uses it.
     """
     threads = config.num_warps * target.warp_size
     registers = min(registers, register_limit(config, target))

@@ -1,4 +1,4 @@
-"""packed: what a block of a Gluon kernel needs, whose buffers are all alive throughout.
+"""packed: the shared memory of a block of a Gluon kernel, whose buffers are always alive.
 
 Triton places such buffers one behind the other, the largest first, each where its alignment allows.
 """
@@ -23,9 +23,9 @@ class Buffer:
     """A place in shared memory.
 
     Attributes:
-        part: of `SramUsage`, what it is counted as.
+        part: the part of `SramUsage` that counts it.
         size: its bytes.
-        alignment: what it starts at a multiple of.
+        alignment: its start is a multiple of this.
     """
 
     part: str
@@ -43,9 +43,9 @@ def packed(
 
     Args:
         tiles: the largest buffers, whose sizes are multiples of any alignment: any order will do.
-        others: those that are small, in the kernel's order: of two of one size the first comes
+        others: the small buffers, in the kernel's order: of two of equal size the first comes
             first.
-        end: what comes behind all of these.
+        end: the buffers behind all of these.
         values: the number behind every symbol of sizes.
     """
     small = sorted(others, key=lambda buffer: -evaluate(buffer.size, values))

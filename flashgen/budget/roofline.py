@@ -1,4 +1,4 @@
-"""step_clocks: what a step of a forward kernel's loop asks of each unit of an SM.
+"""step_clocks: the clocks of each unit of an SM for a step of a forward kernel's loop.
 
 A step keeps the units of an SM busy: matrix units, exponentials, ordinary arithmetic, shared memory
 and the path to L2. How far they overlap is the kernel's own: its model ranks its candidates.
@@ -55,7 +55,7 @@ SHARPNESS = 2.75
 
 @dataclass(frozen=True)
 class Step:
-    """Clocks of an SM for one step of one program's loop, by what it keeps busy."""
+    """Clocks of an SM for one step of one program's loop, by unit."""
 
     matrix: float
     exponentials: float
@@ -70,7 +70,7 @@ class Step:
 
 
 def step_clocks(plan: KernelPlan, config: KernelConfig, target: Target, account: Traffic) -> Step:
-    """What one step of the loop, averaged over masked and unmasked tiles, asks of an SM."""
+    """The clocks of one step of the loop, averaged over masked and unmasked tiles."""
     elements = config.BLOCK_M * config.BLOCK_N
     steps = max(1, account.full_tiles + account.masked_tiles)
     masked = account.masked_tiles / steps

@@ -1,4 +1,4 @@
-"""What a kernel does for one call: tiles visited, FLOPs, exponentials, bytes from L2 and from DRAM.
+"""The work of a kernel for one call: tiles, FLOPs, exponentials, bytes from L2 and from DRAM.
 
 Tiles come from the mask's own bounds, evaluated with numbers as the kernel does. The rest is sympy
 over the tile counts. Two levels of traffic are kept apart: every query tile reads its keys from L2
@@ -94,7 +94,7 @@ class TileRun:
 
 @dataclass(frozen=True)
 class Traffic:
-    """What one call of a kernel does.
+    """The work of one call of a kernel.
 
     Attributes:
         programs: query tiles of all heads.
@@ -133,7 +133,7 @@ def traffic(
         work: the call.
         visits: for each query tile of a head, the key tiles it visits; None is by the derived
             bounds.
-        heads_of_a_tile: how many have rows in one, as many of each.
+        heads_of_a_tile: how many heads have rows in a tile, with equally many rows each.
     """
     if visits is None:
         visits = visited_tiles(plan, config.BLOCK_M // heads_of_a_tile, config.BLOCK_N, work)

@@ -23,13 +23,13 @@ class SramUsage:
     """Shared memory of one block, in bytes.
 
     Attributes:
-        total: what the block asks for.
-        parts: the buffers of the phase that needs most, by name; they add up to `total`.
-        phase: that phase: ``"loop"``, ``"read Q"``, ``"output"``...
-        limit: what the target gives one block.
+        total: the bytes of the block.
+        parts: the buffers of the largest phase, by name; they add up to `total`.
+        phase: the largest phase: ``"loop"``, ``"read Q"``, ``"output"``...
+        limit: the target's limit for one block.
         formula: `total` over BLOCK_M, BLOCK_N, num_warps, num_stages, itemsize and the widths of
             the head dimensions' segments, ``qk_0``, ``v_0``...
-        formulas: for each part its bytes over the same, without those skipped before it.
+        formulas: for each part its bytes over the same symbols, without bytes skipped before it.
     """
 
     total: int
@@ -41,7 +41,7 @@ class SramUsage:
 
     @property
     def fits(self) -> bool:
-        """Whether the target gives a block that much."""
+        """Whether the block fits the target's limit."""
         return self.total <= self.limit
 
     def shortage(self, target: str) -> str:
@@ -65,7 +65,7 @@ class SramUsage:
 def usage_of(
     phases: tuple[Phase, ...], plan: KernelPlan, config: KernelConfig, target: Target
 ) -> SramUsage:
-    """What a block needs whose phases are these, of a configuration and a plan's widths."""
+    """The usage of a block with these phases, for a configuration and a plan's widths."""
     if not plan.code.of_products:
         phases = with_weights(phases)
     values = values_of(plan, config)

@@ -1,4 +1,4 @@
-"""source_digest: sha256 of a kernel's code, which its measurements belong to."""
+"""source_digest: sha256 of a kernel's code, the key of its measurements."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def source_digest(text: str, functions: tuple[str, ...] = ()) -> str:
 
     Args:
         text: the source, or that of several kernels.
-        functions: those that make up the kernel: with the functions that they call, and with no
-            others, they are what the digest is over; of none, it is over the whole source.
+        functions: the functions of the kernel: the digest covers them and the functions that they
+            call; without any, it covers the whole source.
     """
     tree = ast.parse(text)
     if functions:
@@ -27,7 +27,7 @@ def source_digest(text: str, functions: tuple[str, ...] = ()) -> str:
 
 
 def _called_by(names: Iterable[str], tree: ast.Module) -> list[ast.stmt]:
-    """Functions of a source with the others of it that they call, in the source's order."""
+    """Functions of a source and the functions that they call, in the source's order."""
     kinds = ast.FunctionDef | ast.ClassDef
     functions = {f.name: f for f in tree.body if isinstance(f, kinds)}
     called, waiting = set(), list(names)

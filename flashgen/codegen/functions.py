@@ -1,4 +1,4 @@
-"""laid_out: functions as templates render them, with what stands around their statements."""
+"""laid_out: rendered functions with unpacked fields, folded statements and no empty lines."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _FUNCTION = re.compile(
 
 
 def laid_out(text: str, aggregates: Mapping[str, Iterable[str]]) -> str:
-    """The functions of a kernel, of whose text templates need not see to three things.
+    """The functions of a kernel, with three things done that templates leave out.
 
-    A function that reads fields of its parameters has lines ahead of its body that take these
-    apart. Statements are folded where they are too long. Lines that are left empty are dropped,
-    such as those of a statement that this kernel does without; so a body has none.
+    A function that reads fields of its parameters gets lines ahead of its body that unpack them.
+    Long statements are folded. Empty lines in a body are dropped, such as those of a statement that
+    this kernel does without.
 
     Args:
         text: the functions, which have no defaults.
@@ -39,7 +39,7 @@ def laid_out(text: str, aggregates: Mapping[str, Iterable[str]]) -> str:
 
 
 def _held(given: set[str], aggregates: Mapping[str, Iterable[str]]) -> dict[str, Fields]:
-    """The fields that parameters hold, and those of such fields, but for other parameters."""
+    """The fields of parameters, and fields of these fields, except those that are parameters."""
     held: dict[str, Fields] = {}
     known = set(given)
     for name, fields in aggregates.items():

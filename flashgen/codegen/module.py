@@ -1,8 +1,8 @@
-"""render_module: a plan and what was chosen for it -> the published module's source.
+"""render_module: a plan and its chosen configurations -> the published module's source.
 
-A kernel gives its functions and, in its folder of templates, three parts of the module: its
-``configuration``, what launches it (``launch``), and the statement that decides whether it runs a
-call (``dispatch``).
+A kernel provides its functions and, in its folder of templates, three parts of the module: its
+``configuration``, its launcher (``launch``), and the statement that decides whether it runs a call
+(``dispatch``).
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def render_module(
 
     Args:
         plan: what it computes.
-        choices: by their keys, as what the module holds kernels, or why it does without. Those for
-            every plan are in it in any case, and gradients of targets that they have no
-            configuration for are the reference's.
+        choices: by kernel key, the kernel's configurations, or why the module lacks it. Kernels for
+            every plan are always in the module; where they have no configuration for a target, the
+            reference computes its gradients.
         package: the folder that users import the module from.
     """
     kernels = kernels_of(plan)
@@ -84,7 +84,7 @@ def _part(kernel: Kernel, part: str) -> str:
 
 
 def _distinct(items: Iterable[_T]) -> list[_T]:
-    """Each once: kernels of one folder share their parts."""
+    """The templates without duplicates: kernels of one folder share their parts."""
     return list(dict.fromkeys(items))
 
 

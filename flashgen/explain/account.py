@@ -1,7 +1,7 @@
-"""Account: all that explain shows of one variant and one call; it is the one source of every form.
+"""Account: the data that explain shows about one variant and one call, in every output form.
 
-Plain data: numbers, text, and tuples of them, in units that are said. `flashgen.explain.document`
-writes it as JSON and reads it again.
+Plain data: numbers, text, and tuples of them, in stated units. `flashgen.explain.document` writes
+it as JSON and reads it again.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Work:
-    """What one way to compute this call does.
+    """The work of one way to compute this call.
 
     Attributes:
         name: what it is called.

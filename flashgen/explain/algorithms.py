@@ -1,9 +1,9 @@
-"""What ways to compute attention do for one forward call, as sympy expressions.
+"""The work of several ways to compute attention, for one forward call, as sympy expressions.
 
-The textbook's steps from standard attention to FlashAttention, on one machine and over one problem:
-what each computes, what it reads and writes, and what it has to hold in the SRAM of an SM. Two
-levels of traffic are kept apart, as in `flashgen.budget.traffic`: what SMs read and write, and
-what DRAM sees of it. What is read again, by another tile, comes from L2 where that holds it.
+The textbook's steps from standard attention to FlashAttention, on one machine and for one problem:
+the FLOPs of each, its reads and writes, and its tiles in the SRAM of an SM. Two levels of traffic
+are separate, as in `flashgen.budget.traffic`: bytes that SMs read and write, and those of them that
+reach DRAM. Data that another tile reads again comes from L2 if L2 holds it.
 
 Everything in SRAM and everything that is stored has `itemsize` bytes, but for the statistics of the
 rows, which are float32. With an itemsize of 1 the same expressions count elements, which is how
@@ -61,9 +61,9 @@ class Flow:
     """Bytes that SMs read, or write.
 
     Attributes:
-        streamed: what passes DRAM whatever the caches hold.
-        again: what several tiles ask for, all their requests counted.
-        once: the same, counted once.
+        streamed: bytes that pass DRAM whatever the caches hold.
+        again: bytes that several tiles read, with all reads counted.
+        once: the same bytes, counted once.
     """
 
     streamed: Any

@@ -1,4 +1,4 @@
-"""What a GPU's units need at least for some work, and which of them it waits for."""
+"""The least time of a GPU's units for some work, and the unit that takes longest."""
 
 from __future__ import annotations
 

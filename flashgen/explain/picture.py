@@ -1,4 +1,4 @@
-"""What a kernel does with each tile of queries and keys, as derived from the mask: a picture.
+"""A picture of the kernel's tiles of queries and keys: skipped, masked or unmasked.
 
 A row of the picture is a tile of queries, with a character for each tile of keys: skipped, masked
 or unmasked. The first head of the first sequence stands for all.

@@ -42,10 +42,10 @@ def works(
         plan: the variant.
         target: what it runs on.
         work: the call.
-        kernels: those of the module, by their keys.
-        configs: as what each is launched.
+        kernels: the kernels of the module, by their keys.
+        configs: the launch configuration of each.
         visits: for each query tile of a head the key tiles that a kernel visits.
-        heads: how many have rows in a tile of it.
+        heads: how many heads have rows in a tile of each kernel.
     """
     own = {
         key: _own(plan, target, work, kernel, configs[key], visits[key], heads[key])

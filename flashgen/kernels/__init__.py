@@ -1,1 +1,1 @@
-"""The attention kernels, a folder each: what a kernel needs, costs and can be configured as."""
+"""The attention kernels, one folder each: a kernel's needs, costs and configurations."""

@@ -1,8 +1,7 @@
-"""Kernel: what a build, tuning, explain and a published module ask of every kernel.
+"""Kernel: the protocol of kernels for a build, tuning, explain and a published module.
 
-A kernel is a folder here and one in templates, and its line in `flashgen.kernels.registry`. No
-stage knows one by name: what only some kernels have is a question that others answer with a
-default.
+A kernel is a folder here, a folder in templates, and a line in `flashgen.kernels.registry`. No
+stage knows a kernel by name: a property that only some kernels have is a method with a default.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ from flashgen.plan import KernelPlan
 
 @dataclass(frozen=True)
 class Space:
-    """What to choose from for one target.
+    """The configurations to choose from for one target.
 
     Attributes:
-        candidates: configurations worth trying; none where nothing fits.
-        rejected: the others that were looked at, each with the reason in words.
+        candidates: configurations worth trying; empty where none fits.
+        rejected: other configurations, each with the reason in words.
         why_not: why there are no candidates, in a few words; ``""`` where there are some, or where
-            the rejected ones say it all.
+            the reasons of the rejected ones suffice.
     """
 
     candidates: tuple[KernelConfig, ...]
@@ -39,14 +38,14 @@ class Space:
 
 @dataclass(frozen=True)
 class Needs:
-    """What a kernel's launcher needs of the module, which several kernels may share.
+    """Parts of the module that a kernel's launcher needs; several kernels may share them.
 
     Attributes:
         gluon: Gluon's names, and descriptors of tiles for its kernels.
         sms: how many SMs the GPU has.
-        counter: an int32 in device memory that programs take their tiles from.
-        l2: how much of L2 the heads may take that are computed side by side.
-        tma_adds: TMA that adds tiles to what is in memory.
+        counter: an int32 in device memory from which programs take tiles.
+        l2: the bytes of L2 for heads that are computed side by side.
+        tma_adds: TMA that adds tiles to memory.
     """
 
     gluon: bool = False
@@ -64,14 +63,14 @@ class Kernel(ABC):
     """A kernel of the forward pass, or one of the backward pass: `ForwardKernel`, `GradientKernel`.
 
     Attributes:
-        name: of its folders, here and in templates.
-        key: what tables, measured results and readers of a seal call it. Kernels of which each plan
-            has one at most may share a key.
+        name: the name of its folders, here and in templates.
+        key: its name in tables, measured results and seals. Kernels may share a key if each plan
+            has at most one of them.
         seal: the word before its digest in the first lines of a module.
-        title: what it is called in a sentence, without an article.
-        fallback: whether it is there for every plan, and runs where no other kernel does.
+        title: its name in a sentence, without an article.
+        fallback: whether it serves every plan, and runs where no other kernel does.
         beside: keys of the kernels without which a module does not hold it.
-        elsewhere: of a kernel that runs in the place of others, when those run.
+        elsewhere: for a kernel that replaces others, when the replaced kernels run.
     """
 
     name: ClassVar[str]
@@ -94,20 +93,20 @@ class Kernel(ABC):
         return self.name
 
     def runs_on(self, target: str) -> bool:
-        """Whether it is for a target at all."""
+        """Whether the kernel supports a target."""
         return True
 
     def why_not(self, plan: KernelPlan) -> str:
-        """Why it does not serve a plan, whatever the configuration; ``""`` where it may."""
+        """Why no configuration of the kernel serves a plan; ``""`` where one may."""
         return ""
 
     def replaces(self, plan: KernelPlan) -> tuple[str, ...]:
-        """The keys of the kernels in whose place it runs."""
+        """The keys of the kernels that it replaces."""
         return ()
 
     @abstractmethod
     def space(self, plan: KernelPlan, target: str) -> Space:
-        """The configurations to choose from, on a target that it is for."""
+        """The configurations to choose from, on a target that it supports."""
 
     @abstractmethod
     def rank(
@@ -120,7 +119,7 @@ class Kernel(ABC):
         """The shared memory of a block."""
 
     def worst_usage(self, plan: KernelPlan, config: KernelConfig, target: Target) -> SramUsage:
-        """The same of tensors of the strides that need most: a configuration has to fit with it."""
+        """The shared memory for the worst strides: a configuration has to fit with it."""
         return self.usage(plan, config, target)
 
     @abstractmethod
@@ -129,19 +128,19 @@ class Kernel(ABC):
 
         Args:
             plan: what it computes.
-            before: keys of the kernels whose functions stand before these.
+            before: keys of the kernels whose functions precede these.
         """
 
     @abstractmethod
     def digest(self, plan: KernelPlan) -> str:
-        """sha256 over its code, without comments and docstrings: what a measurement is of."""
+        """sha256 over its code, without comments and docstrings: the key of measurements."""
 
     def needs(self, plan: KernelPlan) -> Needs:
-        """What its launcher needs of a module that holds it."""
+        """The parts of a module that its launcher needs."""
         return Needs()
 
     def names(self, plan: KernelPlan, choice: KernelChoice) -> Mapping[str, Any]:
-        """What its templates read besides `plan`, of a module that holds it or does without."""
+        """The variables of its templates besides `plan`, whether or not a module holds it."""
         return {}
 
 
@@ -150,7 +149,7 @@ class ForwardKernel(Kernel):
 
     Attributes:
         launcher: the function of a module that launches it.
-        own: what explain calls it beside the textbook's algorithms.
+        own: its name in explain beside the textbook algorithms.
     """
 
     gradients = False
@@ -161,24 +160,23 @@ class ForwardKernel(Kernel):
     def predict(
         self, plan: KernelPlan, config: KernelConfig, target: Target, work: Workload
     ) -> tuple[float, str]:
-        """Seconds of a call by the model that ranks candidates, and what it waits for.
+        """The modelled seconds of a call, and the unit that it waits for.
 
-        The latter is a key of `flashgen.explain.kernels.WAITS`, or ``""`` where the model does not
-        say.
+        The unit is a key of `flashgen.explain.kernels.WAITS`, or ``""`` where the model names none.
         """
 
     def launched(
         self, plan: KernelPlan, config: KernelConfig, target: Target, work: Workload
     ) -> tuple[KernelConfig, int]:
-        """What the launcher makes of a call: a configuration, and how many heads share a tile."""
+        """The launcher's choice for a call: a configuration, and how many heads share a tile."""
         return config, 1
 
     def visiting(self, plan: KernelPlan, config: KernelConfig) -> KernelConfig:
-        """The configuration with the query rows that go by the keys which they alone see."""
+        """The configuration whose query rows visit only the keys that they see themselves."""
         return config
 
     def remarks(self, plan: KernelPlan) -> tuple[str, ...]:
-        """What an account leaves out, of this kernel."""
+        """The parts of this kernel that an account leaves out."""
         return ()
 
 
@@ -188,12 +186,12 @@ class Timing:
 
     Attributes:
         launcher: the function of a module that launches a pass.
-        configurations: how many it takes, those of other kernels among them.
-        functions: what the kernel can consist of, in the order of the launches.
-        others: functions of a pass that are put out meanwhile.
-        makes: whose gradients it makes.
-        products: those as wide as q and k, and those as wide as v: rates are of what a pass has to
-            do, so what is computed twice counts once.
+        configurations: how many configurations the launcher takes, including other kernels'.
+        functions: the functions that the kernel may launch, in the order of the launches.
+        others: functions of the pass that are disabled while the kernel is timed.
+        makes: the tensors whose gradients it makes.
+        products: the numbers of products as wide as q and k, and as wide as v. Rates count the
+            products that a pass requires, so a recomputed product counts once.
     """
 
     launcher: str
@@ -207,7 +205,7 @@ class Timing:
 class GradientKernel(Kernel):
     """A kernel that computes gradients: of keys and values, of queries, or of all.
 
-    A spec's pins are of the forward kernels.
+    A spec's pins apply to the forward kernels only.
     """
 
     gradients = True

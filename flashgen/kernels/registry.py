@@ -10,7 +10,7 @@ from flashgen.kernels.forward_hopper.kernel import ForwardHopper
 from flashgen.kernels.forward_triton.kernel import ForwardTriton
 from flashgen.plan import KernelPlan
 
-#: Of each pass, the one that runs where it can comes first: so they are measured, and shown.
+#: In the order of measuring and showing: in each pass, a kernel before the kernels it replaces.
 KERNELS: tuple[Kernel, ...] = (
     ForwardHopper(),
     ForwardTriton(),
@@ -22,12 +22,12 @@ KERNELS: tuple[Kernel, ...] = (
 
 
 def keys() -> tuple[str, ...]:
-    """What the kernels are called in tables and results; some of them share a key."""
+    """The keys of the kernels in tables and results; some kernels share a key."""
     return tuple(dict.fromkeys(kernel.key for kernel in KERNELS))
 
 
 def kernels_of(plan: KernelPlan) -> dict[str, Kernel]:
-    """For each key the kernel that serves a plan, or else the first one, which says why not."""
+    """For each key the kernel that serves a plan, or else the first kernel, with its `why_not`."""
     found: dict[str, Kernel] = {}
     for kernel in KERNELS:
         other = found.setdefault(kernel.key, kernel)
@@ -37,11 +37,11 @@ def kernels_of(plan: KernelPlan) -> dict[str, Kernel]:
 
 
 def with_key(key: str) -> Kernel:
-    """The first kernel of a key: for what all that share it have in common."""
+    """The first kernel of a key, for properties that all kernels of the key share."""
     return next(kernel for kernel in KERNELS if kernel.key == key)
 
 
 def module_order() -> tuple[str, ...]:
-    """The keys as modules list them: of each pass, kernels for every plan before the others."""
+    """The keys in the order of modules: in each pass, kernels for every plan come first."""
     order = {k.key: (k.gradients, not k.fallback) for k in reversed(KERNELS)}
     return tuple(sorted(keys(), key=lambda key: order[key]))

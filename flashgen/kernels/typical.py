@@ -1,7 +1,7 @@
-"""What run-time parameters are taken to be while candidates are ranked and measured.
+"""Typical values of run-time parameters, for ranking and measuring candidates.
 
-A number has its default, if it has one. What tensors will hold nobody knows: sorted ones are the
-ids of packed documents, other integers are `TYPICAL`, conditions hold for a quarter of the
+A number has its default, if it has one. The contents of tensors are assumptions: sorted tensors are
+the ids of packed documents, other integers are `TYPICAL`, conditions hold for a quarter of the
 elements, and fractions are small.
 """
 
@@ -24,7 +24,7 @@ SHARE = 0.25
 
 
 def typical_number(param: Param) -> int | float:
-    """The value of what is a number, and of a seed."""
+    """The value of a number, or of a seed."""
     if isinstance(param, DropoutP):
         return TYPICAL_P
     if isinstance(param, Seed):
@@ -55,7 +55,7 @@ class TypicalTensor:
 class TypicalRowTable:
     """Stands in for a `RowTable` of such ids: where the document of an entry begins, or ends.
 
-    Of one that says whether they are out of order: they are not.
+    A table of side "unordered" holds 0: the ids are in order.
     """
 
     side: str

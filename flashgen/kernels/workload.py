@@ -1,4 +1,4 @@
-"""The tensors that kernels are timed with, and the FLOPs that the mask asks for."""
+"""The tensors for timing kernels, and the FLOPs of the mask's visible elements."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ LENGTHS = (2048, 16384)
 
 
 def usual_lengths(plan: KernelPlan, lengths: tuple[int, ...] = LENGTHS) -> tuple[int, ...]:
-    """The lengths that the variant takes, of these, and the longest that its constants serve."""
+    """The lengths among these that the variant takes, and the longest that its constants serve."""
     most = min(_limits(plan, "q_len", "kv_len"), default=max(lengths))
     return tuple(dict.fromkeys(min(length, most) for length in lengths))
 
 
 def usual_heads(plan: KernelPlan) -> int:
-    """As many heads as the model has, or as many as constants are for."""
+    """The number of heads of the model, or the number that constants are for."""
     return min(_limits(plan, "num_q_heads"), default=max(1, MODEL_WIDTH // plan.qk_head_dim))
 
 

@@ -1,4 +1,4 @@
-"""Plans: everything that a template prints about a kernel, computed beforehand."""
+"""Plans: all expressions and numbers that a template prints about a kernel, computed beforehand."""
 
 from flashgen.plan.dtypes import TRITON_DTYPES
 from flashgen.plan.head_dims import Segment, split_head_dim

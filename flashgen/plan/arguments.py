@@ -23,11 +23,11 @@ class Argument:
     Attributes:
         name: the keyword.
         kind: ``"int"``, ``"float"``, ``"probability"`` or ``"tensor"``.
-        default: what follows the name in a signature: ``"=1024"``, or ``""`` where it is required.
-        accepts: what it takes, for the docstring.
+        default: the text after the name in a signature: ``"=1024"``, or ``""`` if it is required.
+        accepts: the accepted values, for the docstring.
         annotation: its type, for the operator's schema.
         doc: the user's own line about it, as it stands in a docstring.
-        least: of an int, the smallest value; of a float, what it has to exceed, ``""`` for nothing.
+        least: of an int, the smallest value; of a float, an exclusive lower bound, ``""`` for none.
         dtype: of a tensor, torch's name of it.
         sizes: of a tensor, for each dimension its size as an expression of q and k, or ``"None"``.
     """
@@ -70,7 +70,7 @@ class KernelTensor:
 
 @dataclass(frozen=True)
 class KernelArguments:
-    """What a kernel takes of the parameters, and of what the launcher makes.
+    """A kernel's arguments for parameters, and for tensors that the launcher makes.
 
     Attributes:
         scalars: names of numbers, in the parameters' order.
@@ -84,7 +84,7 @@ class KernelArguments:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of all of them, each tensor as one."""
+        """The names of all of them, one for each tensor."""
         return (*self.scalars, *(tensor.name for tensor in self.tensors))
 
 

@@ -60,9 +60,9 @@ class BackwardPlan:
 
     @property
     def diagnostics(self) -> tuple[str, ...]:
-        """Where tiles are visited that the mask hides, and why: of the forward pass, then of this.
+        """Why hidden tiles are visited: in the forward pass, then in the backward pass.
 
-        What holds for both is said once.
+        A diagnostic of both passes occurs once.
         """
         of_keys = self.plan.bounds.diagnostics
         of_queries = [note for note in self.q_bounds.diagnostics if note not in of_keys]
@@ -91,7 +91,7 @@ class BackwardPlan:
 
     @cached_property
     def of_grad_kv(self) -> BackwardCode:
-        """One that leaves the gradient of q to `of_queries`, and what that learns."""
+        """A kernel over tiles of keys that leaves dq, and its input gradients, to `of_queries`."""
         held = [item for item in input_elements(self.plan) if item.kernel == "keys"]
         return self._code_with(held, self.conditions_of_keys, self.promise, along=Axes.ROW)
 
@@ -102,7 +102,7 @@ class BackwardPlan:
 
     @cached_property
     def input_gradients(self) -> tuple[InputGradient, ...]:
-        """What both kernels add to gradients of tensors."""
+        """The input gradients of both kernels."""
         return (*self.of_queries.input_gradients, *self.of_keys.input_gradients)
 
     def _code_with(
@@ -128,12 +128,12 @@ class BackwardPlan:
 
     @property
     def conditions_of_keys(self) -> tuple[Any, ...]:
-        """What a masked tile evaluates of the mask in the kernel of `of_both`."""
+        """The conditions that a masked tile evaluates in the kernel of `of_both`."""
         return self._evaluated[0]
 
     @property
     def checks_kv_len(self) -> bool:
-        """Whether such a tile compares its keys with kv_len: no condition implies it."""
+        """Whether a masked tile compares its keys with kv_len: no condition implies it."""
         return self._evaluated[1]
 
     @cached_property
@@ -142,7 +142,7 @@ class BackwardPlan:
 
     @cached_property
     def promise(self) -> Promise | None:
-        """What kernels over tiles of keys trust: in masks as in the forward pass, and in bounds."""
+        """The promise that kernels over tiles of keys trust, in masks and in bounds."""
         return promise_of(self.plan.predicate, KEYS_OF_ROWS, ROWS_OF_KEYS)
 
     @property
@@ -177,34 +177,34 @@ class BackwardPlan:
 
     @cached_property
     def reads_kv_last(self) -> bool:
-        """Whether those depend on the last key of the tile."""
+        """Whether these bounds depend on the last key of the tile."""
         return any(KV_LAST in expr.free_symbols for expr in self._loop_bounds)
 
     @cached_property
     def keys_arguments(self) -> KernelArguments:
-        """What the kernel over tiles of keys takes of the parameters."""
+        """The parameters that the kernel over tiles of keys takes."""
         return self._arguments((*self.plan.conditions, *self._loop_bounds), self.promise)
 
     @cached_property
     def both_arguments(self) -> KernelArguments:
-        """What the kernel of `of_both` takes of them."""
+        """The parameters that the kernel of `of_both` takes."""
         return self._arguments((*self.conditions_of_keys, *self._loop_bounds), self.promise)
 
     @property
     def _loop_bounds(self) -> tuple[Any, ...]:
-        """The expressions that say which queries are visited, where no list does."""
+        """The expressions of the visited queries' bounds; none if a list has them."""
         intervals = () if self.plan.listing else self.q_bounds.intervals
         return tuple(e for interval in intervals for e in interval.expressions)
 
     @cached_property
     def queries_arguments(self) -> KernelArguments:
-        """What the kernel over tiles of queries takes of them."""
+        """The parameters that the kernel over tiles of queries takes."""
         exprs = (*self.plan.conditions, *self.plan.loop_bounds)
         return self._arguments(exprs, self.plan.promise)
 
     @property
     def queries_names(self) -> tuple[str, ...]:
-        """Of all that, what the launch of that kernel reads: for lists of tiles of keys too."""
+        """The names that the launch of that kernel reads, also for lists of tiles of keys."""
         listing = self.plan.listing_arguments
         return tuple(dict.fromkeys((*self.queries_arguments.names, *listing.names)))
 
@@ -240,7 +240,7 @@ class BackwardPlan:
 
     @property
     def sums(self) -> tuple[tuple[int, bool], ...]:
-        """Of tensors whose elements the kernel finds: how many dimensions, and once or not."""
+        """For tensors whose elements the kernel finds: the dimension count, and `once`."""
         summed = (item for item in self.of_queries.input_gradients if item.over == "elements")
         return tuple(sorted({(len(item.indices), item.once) for item in summed}))
 
@@ -251,23 +251,23 @@ class BackwardPlan:
         return tuple(a.name for a in self.plan.arguments if a.name in read)
 
     def launcher_reads(self, name: str) -> bool:
-        """Whether a variable says which elements the launcher adds sums to."""
+        """Whether the indices to which the launcher adds sums read a variable."""
         return any(name in item.launcher_reads for item in self.input_gradients)
 
     @cached_property
     def differentiable_tensors(self) -> tuple[str, ...]:
-        """Tensors with a gradient, in that order; one that only decides what is seen has none."""
+        """Tensors with a gradient, in the same order; not those that only the mask reads."""
         found = {*self.score_tensors, *self.sink_tensors}
         return tuple(a.name for a in self.plan.arguments if a.name in found)
 
     @cached_property
     def sink_tensors(self) -> tuple[str, ...]:
-        """Learned tensors that the sink's logit is made of."""
+        """Learned tensors that the sink's logit reads."""
         return inputs_of_sink(self.plan)
 
     @cached_property
     def sink_arguments(self) -> tuple[str, ...]:
-        """What the sink's logit is computed of besides b, h, constants and q_len."""
+        """The arguments of the sink's logit besides b, h, constants and q_len."""
         names = (*(a.name for a in self.plan.arguments), KV_LEN.name)
         return tuple(filter(self.sink_reads, names))
 
@@ -278,7 +278,7 @@ class BackwardPlan:
 
     @property
     def leaves_products_out(self) -> bool:
-        """Whether the score function makes nothing of the products: q and k have gradients of 0."""
+        """Whether the score function ignores the products: q and k have gradients of 0."""
         return not self.plan.code.of_products
 
     @cached_property
@@ -288,7 +288,7 @@ class BackwardPlan:
 
     @property
     def _element_derivative(self) -> tuple[Any, ...]:
-        """The derivative where elements differ in it."""
+        """The derivative, if elements differ in it."""
         return (_by_products(self._derivative),) if has_element_gradients(self.plan) else ()
 
     def _arguments(self, exprs: Iterable[Any], promise: Promise | None) -> KernelArguments:

@@ -1,4 +1,4 @@
-"""BackwardCode: what one kernel of the backward pass computes."""
+"""BackwardCode: the code of one kernel of the backward pass."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _OF_QUERIES = ("q_first", "q_idx")
 
 @dataclass(frozen=True)
 class BackwardCode:
-    """What one kernel computes.
+    """The code of one kernel.
 
     Attributes:
         code: mask and score.
         score_gradient: the derivative of the score by the scaled product, for each element; None
             where it is the same for all.
-        guarded: whether derivatives may be infinite, or no number, of pairs that are hidden.
-        input_gradients: what it adds to gradients of tensors.
+        guarded: whether derivatives of hidden pairs may be infinite or NaN.
+        input_gradients: the input gradients that it sums.
     """
 
     code: KernelCode
@@ -38,11 +38,11 @@ class BackwardCode:
 
     @property
     def gradient_of_products(self) -> bool:
-        """Whether derivatives of elements depend on the products, which may be no numbers."""
+        """Whether derivatives of elements depend on the products, which may be NaN."""
         return self.is_of_products(self.score_gradient)
 
     def is_of_products(self, derivative: Code | None) -> bool:
-        """Whether a derivative does."""
+        """Whether a derivative depends on the products."""
         elements = {line.name for line in self.code.elements}
         return not read_by((derivative,)).isdisjoint({"scores", *elements})
 

@@ -4,9 +4,8 @@ A load for each element of a tile has a layout of its own, which Triton then giv
 maxima too: all scores move to it through shared memory, in tiles without a mask as well. Loads of
 single blocks leave the scores where the matrix unit puts them.
 
-Gluon kernels of the backward pass read what a row sees of a block of columns; which columns the
-block has, a comparison of positions says for eight of them at once
-(`flashgen.symbolic.column_bitmask`).
+Gluon kernels of the backward pass read whether a row sees a block of columns. Comparisons of
+positions, as column bitmasks (`flashgen.symbolic.column_bitmask`), select the block's columns.
 """
 
 from __future__ import annotations
@@ -37,13 +36,13 @@ _FIRST = {Q_IDX: Q_FIRST, KV_IDX: KV_FIRST}
 
 @dataclass(frozen=True)
 class BlockLoads:
-    """What the elements of a tile read of a block table.
+    """The loads of a block table for the elements of a tile.
 
     Attributes:
-        suffix: what tells its variables apart: ``""`` where there is one table, else ``"_0"``...
-            ``shown`` and this is the one that holds it, (BLOCK_M, BLOCK_N) conditions.
+        suffix: the suffix of its variables: ``""`` for a single table, else ``"_0"``... The
+            variable ``shown`` with this suffix holds (BLOCK_M, BLOCK_N) conditions.
         row, column: the block of each query, and of each key.
-        first_row, first_column: those of the tile's first.
+        first_row, first_column: the blocks of the tile's first query and key.
         rows, columns: how many blocks it touches at most, compile-time constants.
         entry: the condition in row ``block_row`` and column ``block_column``.
     """
@@ -65,16 +64,16 @@ class BlockLoads:
 
 @dataclass(frozen=True)
 class BlockBits:
-    """What the rows of a tile read of a block table.
+    """The loads of a block table for the rows of a tile.
 
     Attributes:
-        name: the variable that holds its bits.
-        block: that of a block of columns.
+        name: the variable that holds the table's bits.
+        block: the variable of a block of columns.
         first: the block of the tile's first column.
-        count: how many the tile touches at most, a compile-time constant of ``COLUMNS``.
+        count: how many blocks the tile touches at most, a compile-time constant of ``COLUMNS``.
         begin: the first column of a block.
-        size: how many it has.
-        entry: whether each row sees it.
+        size: the number of columns of a block.
+        entry: whether each row sees the block.
     """
 
     name: str
@@ -109,7 +108,7 @@ class _Side:
 
     @property
     def step(self) -> int:
-        """What the numerator grows by from one position to the next."""
+        """The growth of the numerator from one position to the next."""
         return self.numerator.coefficient(self.position)
 
     def most(self, length: str) -> str:
@@ -124,7 +123,7 @@ class _Side:
 def with_block_loads(
     conditions: tuple[Any, ...], params: Iterable[Param], nonnegative: Collection[str]
 ) -> tuple[tuple[Any, ...], tuple[BlockLoads, ...]]:
-    """The conditions with a symbol for what they read of block tables, and those reads.
+    """The conditions with symbols in place of reads of block tables, and those reads.
 
     Tables whose blocks are small, or of a size that the call chooses, stay as they are.
     """

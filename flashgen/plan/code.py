@@ -28,21 +28,21 @@ from flashgen.tracing.expr import Expr
 
 @dataclass(frozen=True)
 class KernelCode:
-    """What differs between variants of one structure.
+    """The code of mask, score and sink, which differs between variants of one structure.
 
     Attributes:
-        score: what an element computes of the raw products ``scores``; None where it is them.
-        scaled: the scores of the softmax in base 2 are those times a positive ``qk_scale``.
-        of_products: whether the scores are of products of q and k at all, not of positions alone.
-        comment: the score function for a reader; ``""`` where there is none.
-        shift: what was left out of the score, (BLOCK_M,), in base 2; None for nothing.
+        score: the score of an element from the raw products ``scores``; None if it is the product.
+        scaled: the softmax in base 2 multiplies the scores by a positive ``qk_scale``.
+        of_products: whether the scores depend on products of q and k, not on positions alone.
+        comment: the score function for a reader; ``""`` if there is none.
+        shift: the terms left out of the score, (BLOCK_M,), in base 2; None for none.
         scalars: assignments once a program.
         rows: then once a tile of queries, (BLOCK_M, 1) vectors.
-        columns: of each tile of keys, (1, BLOCK_N) vectors that the score reads.
-        elements: then what several parts of the score share.
-        masked: of each masked tile, what the conditions alone read.
-        tables: what the conditions read of block tables.
-        bits: the same of what bitmasks read of them.
+        columns: for each tile of keys, (1, BLOCK_N) vectors that the score reads.
+        elements: then values that several parts of the score share.
+        masked: for each masked tile, assignments that only the conditions read.
+        tables: loads of block tables for the conditions.
+        bits: loads of block tables for the bitmasks.
         conditions: of the mask; all of them hold for a key that is seen.
         bitmasks: each of them as a column bitmask; None where it has none.
         loads_elements: whether they load something for each query and key of a tile.
@@ -51,8 +51,8 @@ class KernelCode:
         sink: the sink's logit in base 2; None where there is none.
         gathers: the numbers of dimensions that tensors are indexed by.
         uses_tanh: whether ``_tanh`` is called.
-        promise: what is done where ids are in another order than promised: where the scalar
-            ``unordered`` holds, its conditions count instead. None where nothing is promised.
+        promise: the conditions that replace the others if the scalar ``unordered`` says that ids
+            break the promised order. None where nothing is promised.
     """
 
     score: Code | None
@@ -194,8 +194,8 @@ def _calls_tanh(code: Code) -> bool:
 def _softmax_parts(spec: AttentionSpec) -> tuple[Any, Any, Any]:
     """(score, scale, shift) of the base-2 score ``score * scale + shift``.
 
-    What an element computes, a positive scalar, and what depends on the row alone. A sigmoid sees
-    all of it; and in float32 the parts would round where the whole does not.
+    The three are computed for each element, a positive scalar, and a term of the row alone. A
+    sigmoid needs the whole score, and in float32 the parts would round where the whole does not.
     """
     if spec.score is None:
         return SCORES, SCALE, sympy.Integer(0)

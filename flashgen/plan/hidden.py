@@ -28,10 +28,10 @@ class HiddenRows:
 
     Attributes:
         keys: conditions on ``key_rows``, (BLOCK_N, 1) positions: all hold for a key that some query
-            may see; none where the mask says nothing of keys alone.
-        queries: the same of ``query_rows``, (BLOCK_M, 1) positions.
-        keys_by_head: whether those of keys differ between heads of queries.
-        names: what they read.
+            may see; empty if the mask has no condition on keys alone.
+        queries: the same for ``query_rows``, (BLOCK_M, 1) positions.
+        keys_by_head: whether the conditions on keys differ between heads of queries.
+        names: the names that the conditions read.
     """
 
     keys: tuple[Code, ...]
@@ -61,7 +61,7 @@ class HiddenRows:
 
 
 def hidden_rows(spec: AttentionSpec, predicate: Predicate) -> HiddenRows:
-    """What a spec's mask, traced as ``predicate``, says of positions alone."""
+    """The hidden rows of a spec's mask, traced as ``predicate``."""
     nonnegative = [p.name for p in spec.params if isinstance(p, Int) and p.min >= 0]
     names = KERNEL_NAMES | {"kv_idx": "key_rows", "q_idx": "query_rows"}
     keys, queries = (conditions_alone(predicate, position) for position in (KV_IDX, Q_IDX))

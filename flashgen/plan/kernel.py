@@ -1,4 +1,4 @@
-"""KernelPlan: everything that a template prints, worked out beforehand; `lower` makes it of a spec.
+"""KernelPlan: everything that a template prints, computed beforehand; `lower` makes it from a spec.
 
 Templates do no arithmetic: what is symbolic in a plan is either a sympy expression that the budget
 evaluates, or `Code`, which the templates have printed in their dialect.
@@ -85,7 +85,7 @@ class KernelPlan(Heads):
 
     @property
     def params(self) -> tuple[Param, ...]:
-        """What the call chooses: of mask, score, sink in the order of first use; then dropout."""
+        """The call's parameters: of mask, score, sink in the order of first use; then dropout."""
         return self.spec.params
 
     @cached_property
@@ -100,14 +100,14 @@ class KernelPlan(Heads):
 
     @cached_property
     def large_integers(self) -> tuple[LargeInteger, ...]:
-        """What `attention` checks that 32 bits hold."""
+        """The integers that `attention` checks for overflow of 32 bits."""
         score = self.spec.score
         exprs = [self.predicate.expr] + ([finite_score(score)[0]] if score is not None else [])
         return printed_integers(exprs, self.params)
 
     @property
     def sizing_numbers(self) -> tuple[str, ...]:
-        """Names of the numbers that `attention` checks sizes with."""
+        """Names of the numbers with which `attention` checks sizes."""
         return sizing_numbers(self.params, self.spec.constants, self.large_integers)
 
     @property
@@ -117,7 +117,7 @@ class KernelPlan(Heads):
 
     @property
     def launched_constants(self) -> tuple[PrintedConstant, ...]:
-        """The constants that kernels take, or that row tables are made of."""
+        """The constants that kernels take, or from which row tables are made."""
         kernels = (self.kernel_arguments, self.listing_arguments)
         names = {tensor.name for kernel in kernels for tensor in kernel.tensors}
         names |= {tensor.name for table in self.row_tables for tensor in table.tensors}
@@ -202,7 +202,7 @@ class KernelPlan(Heads):
 
     @property
     def rows_can_be_empty(self) -> bool:
-        """Whether a query's weights may add up to nothing."""
+        """Whether the sum of a query's weights may be 0."""
         return self.keys_can_be_hidden and (not self.sink_torch or self.sink_can_be_infinite)
 
     @cached_property
@@ -220,17 +220,17 @@ class KernelPlan(Heads):
 
     @cached_property
     def hidden(self) -> HiddenRows:
-        """What of q, k, v and the output's gradient is hidden by its position alone."""
+        """Rows of q, k, v and the output's gradient that are hidden by their position alone."""
         return hidden_rows(self.spec, self.predicate)
 
     @cached_property
     def promise(self) -> Promise | None:
-        """What mask and bounds trust of the call's tensors."""
+        """The promise about the call's tensors that mask and bounds trust."""
         return promise_of(self.predicate, KEYS_OF_ROWS)
 
     @property
     def conditions(self) -> tuple[Any, ...]:
-        """What a masked tile evaluates of the mask."""
+        """The conditions of the mask that a masked tile evaluates."""
         return self._evaluated[0]
 
     @property
@@ -254,13 +254,13 @@ class KernelPlan(Heads):
 
     @cached_property
     def kernel_arguments(self) -> KernelArguments:
-        """What the kernel takes of the parameters."""
+        """The parameters that the kernel takes."""
         names = self._kernel_names
         return kernel_arguments(self.arguments, self.constants, self.row_tables, names)
 
     @cached_property
     def listing_arguments(self) -> KernelArguments:
-        """What the kernel that lists tiles takes of them."""
+        """The parameters that the kernel that lists tiles takes."""
         names = self.listing.names if self.listing else ()
         return kernel_arguments(self.arguments, self.constants, self.row_tables, names)
 
@@ -313,7 +313,7 @@ class KernelPlan(Heads):
 
     @property
     def loop_bounds(self) -> tuple[Any, ...]:
-        """The expressions that say which keys are visited, where no list does."""
+        """The expressions of the visited keys' bounds; none if a list has them."""
         intervals = () if self.listing else self.bounds.intervals
         return tuple(e for interval in intervals for e in interval.expressions)
 
@@ -344,7 +344,7 @@ class KernelPlan(Heads):
 
 
 def lower(spec: AttentionSpec, name: str) -> KernelPlan:
-    """Traces mask, score and sink, and derives from them what the kernel needs to know."""
+    """Traces mask, score and sink, and derives the plan from them."""
     predicate = trace(with_hidden_by_score(spec))
     return KernelPlan(name=name, spec=spec, predicate=predicate, bounds=derive_bounds(predicate))
 

@@ -12,16 +12,16 @@ from flashgen.symbolic.logic import conditions
 from flashgen.symbolic.printer.code import Code
 from flashgen.symbolic.trace import Orientation, Predicate
 
-#: The variable that says so in a kernel: it then visits everything, and asks the mask as written.
+#: The kernel's variable for unordered ids: it then visits all tiles, with the mask as written.
 UNORDERED = "unordered"
 
 
 @dataclass(frozen=True)
 class Promise:
-    """Of a mask whose bounds trust the order of ids.
+    """The promise of a mask whose bounds trust the order of ids.
 
     Attributes:
-        broken: sympy Boolean, the same for a whole batch entry and head: they are in another order.
+        broken: sympy Boolean, the same for a batch entry and head: the ids are in another order.
         as_written: conditions of the mask that trust nothing; all hold for a visible key.
     """
 
@@ -30,18 +30,18 @@ class Promise:
 
     @property
     def names(self) -> frozenset[str]:
-        """What it reads."""
+        """The names that the promise reads."""
         exprs = (self.broken, *self.as_written)
         return frozenset(symbol.name for expr in exprs for symbol in expr.free_symbols)
 
 
 def promise_of(predicate: Predicate, *orientations: Orientation) -> Promise | None:
-    """What a predicate, solved for these, takes on trust; None where it is nothing.
+    """The promise that a predicate relies on in these orientations; None if it relies on none.
 
     Args:
-        predicate: the user's own.
-        orientations: which index it is solved for; for both, where a kernel's mask is solved for
-            one and its bounds for the other.
+        predicate: the user's predicate.
+        orientations: the indices that it is solved for: both, if a kernel's mask is solved for one
+            and its bounds for the other.
     """
     broken = sympy.Or(*(with_row_tables(predicate, one).unordered for one in orientations))
     return None if broken is sympy.false else Promise(broken, conditions(predicate.expr))
@@ -49,7 +49,7 @@ def promise_of(predicate: Predicate, *orientations: Orientation) -> Promise | No
 
 @dataclass(frozen=True)
 class KeptPromise:
-    """The same as a kernel computes it.
+    """A promise as code of a kernel.
 
     Attributes:
         broken: `Promise.broken`.

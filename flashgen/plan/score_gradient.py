@@ -25,10 +25,10 @@ from flashgen.symbolic.printer.code import Code, read_by
 from flashgen.symbolic.varies_over import Axes, is_integral, varies_over
 from flashgen.symbols import KV_IDX, Q_IDX, B, H, Load, Truncate
 
-#: What differs between elements of one head: nothing, their query, key or distance, or both.
+#: The difference between elements of one head: none, their query, key or distance, or both.
 Over = Literal["heads", "rows", "columns", "diagonals", "elements"]
 
-#: What the launcher calls the distance from a query to a key.
+#: The launcher's name of the distance from a query to a key.
 DISTANCE = "kv_minus_q"
 
 _AXES: dict[Axes, Over] = {
@@ -44,19 +44,19 @@ _DISTANCE = sympy.Dummy("distance", integer=True)
 class InputGradient:
     """The gradient of a tensor's element, for a kernel and its launcher.
 
-    But for ``"elements"`` each program has places of its own for what it sums up, and the launcher
-    adds those to the elements: nobody adds to memory that others add to.
+    Except for ``"elements"``, each program has separate memory for its sums, and the launcher adds
+    them to the elements: no two programs add to the same memory.
 
     Attributes:
         tensor: the tensor's name.
-        variable: of the sum.
-        over: what sums are told apart by besides their head: ``"heads"`` by nothing, ``"rows"`` by
-            the query, ``"columns"`` by the key, ``"diagonals"`` by the distance between them. Of
-            ``"elements"`` the kernel finds each pair's own.
-        once: no element is that of two pairs.
-        indices: which element, for the kernel; of ``"elements"`` alone.
-        launched: which element, for the launcher; of the others.
-        partial: the score's derivative by it; None where it is 1.
+        variable: the variable of the sum.
+        over: the index of separate sums within a head: ``"heads"`` for none, ``"rows"`` for the
+            query, ``"columns"`` for the key, ``"diagonals"`` for the distance. With ``"elements"``
+            the kernel computes the element of each pair.
+        once: no two pairs share an element.
+        indices: the element, for the kernel; with ``"elements"`` only.
+        launched: the element, for the launcher; otherwise.
+        partial: the score's derivative by the element; None if it is 1.
     """
 
     tensor: str
@@ -69,7 +69,7 @@ class InputGradient:
 
     @property
     def torch_indices(self) -> tuple[str, ...]:
-        """Which element, as text for the launcher."""
+        """The element's indices, as text for the launcher."""
         return tuple(index.text() for index in self.launched)
 
     @property
@@ -83,8 +83,8 @@ class InputElement:
     """An element of a float tensor that the score reads.
 
     Attributes:
-        derivative: what the score changes by with it.
-        variable: of the sum.
+        derivative: the score's derivative by the element.
+        variable: the variable of the sum.
     """
 
     derivative: ElementDerivative
@@ -92,23 +92,23 @@ class InputElement:
 
     @cached_property
     def over(self) -> Over:
-        """What its sums are told apart by; asked for each candidate of the tuner."""
+        """The index of separate sums; cached, since each candidate of the tuner needs it."""
         return sum_over(self.derivative.indices)
 
     @property
     def kernel(self) -> BackwardKernel:
-        """Which one sums it up: a key's own elements the one that holds its tile."""
+        """The kernel that sums it: elements of a key belong to the kernel over tiles of keys."""
         return "keys" if self.over == "columns" else "queries"
 
     @property
     def by_kernel(self) -> tuple[Any, ...]:
-        """What the kernel has to compute of it: which element, and the derivative by it."""
+        """The kernel's expressions: the element's indices, and the derivative by the element."""
         partial = self.derivative.partial
         indices = self.derivative.indices if self.over == "elements" else ()
         return (*indices, *(() if partial == 1 else (partial,)))
 
     def with_code(self, by_kernel: Sequence[Code]) -> InputGradient:
-        """With the code of what the kernel computes."""
+        """The input gradient with the code of these expressions."""
         indices = self.derivative.indices
         count = len(indices) if self.over == "elements" else 0
         launched = () if count else tuple(map(_launched, indices))
@@ -124,14 +124,14 @@ class InputElement:
 
 
 def input_elements(plan: KernelPlan) -> tuple[InputElement, ...]:
-    """The elements of float tensors that the score changes with."""
+    """The elements of float tensors on which the score depends."""
     if plan.spec.score is None:
         return ()
     return _input_elements(plan.spec.score, frozenset(_float_tensors(plan)))
 
 
 def inputs_of_sink(plan: KernelPlan) -> tuple[str, ...]:
-    """Tensors that the sink's logit changes with, in the arguments' order."""
+    """Tensors on which the sink's logit depends, in the arguments' order."""
     sink = plan.spec.normaliser.traced_sink
     if sink is None:
         return ()
@@ -141,7 +141,7 @@ def inputs_of_sink(plan: KernelPlan) -> tuple[str, ...]:
 
 
 def meeting_tensors(spec: AttentionSpec) -> tuple[str, ...]:
-    """Tensors whose gradients programs add to in the same place, in any order."""
+    """Tensors whose gradients several programs add to the same element, in any order."""
     if spec.score is None:
         return ()
     names = frozenset(param.name for param in spec.params if argument(param).is_float_tensor)
@@ -154,7 +154,7 @@ def meeting_tensors(spec: AttentionSpec) -> tuple[str, ...]:
 
 
 def sum_over(indices: Sequence[Any]) -> Over:
-    """What the sums of an element with these indices are told apart by."""
+    """The index of separate sums, for an element with these indices."""
     axes = Axes.SCALAR
     for index in indices:
         axes |= varies_over(index)
@@ -164,9 +164,9 @@ def sum_over(indices: Sequence[Any]) -> Over:
 
 
 def by_distance(expr: Any) -> Any:
-    """An expression of the distance kv_idx - q_idx, with `KV_IDX` for it; None where it is none.
+    """An expression of the distance kv_idx - q_idx, with `KV_IDX` for it; None if it is none.
 
-    That is what it does not change by when query and key move on together.
+    Such an expression does not change when query and key move by the same amount.
     """
     moved = _cancelled(expr.xreplace({Q_IDX: KV_IDX - _DISTANCE}))
     return None if KV_IDX in moved.free_symbols else moved.xreplace({_DISTANCE: KV_IDX})
@@ -175,7 +175,7 @@ def by_distance(expr: Any) -> Any:
 def is_one_to_one(indices: Sequence[Any]) -> bool:
     """Whether no two pairs of any batch entry and head read the same element.
 
-    Known where each of b, h, q_idx and kv_idx is an index of its own, shifted or scaled.
+    This is known if each of b, h, q_idx and kv_idx is a separate index, shifted or scaled.
     """
     found: set[Any] = set()
     for index in indices:

@@ -1,4 +1,4 @@
-"""Step cost: what a step of the loop over keys reads and computes besides its products.
+"""Step cost: the loads and the arithmetic of a step of the loop over keys besides its products.
 
 Layouts, shared memory and time depend on it.
 """
@@ -35,14 +35,14 @@ class TileLoad:
     Attributes:
         tensor: its name.
         itemsize: bytes of an element.
-        over: what has an element each: ``"rows"``, read before the loop, ``"columns"``, or
-            ``"scores"``.
-        masked: only tiles that need the mask read them.
-        added: what becomes of them is added to the raw products, before anything else is.
-        beside: whose lie side by side: those of neighbouring ``"rows"``, as of
-            ``table[q_idx - kv_idx]``, ``"columns"``, also where none do, or ``"both"``, also where
-            it is only known when the kernel runs.
-        as_index: they say which elements of another tensor to read.
+        over: one element for each of the ``"rows"``, read before the loop, the ``"columns"``, or
+            the ``"scores"``.
+        masked: only masked tiles read them.
+        added: a value computed from them is the first term added to the raw products.
+        beside: the direction of contiguous elements: ``"rows"``, as in ``table[q_idx - kv_idx]``,
+            ``"columns"``, also if none are contiguous, or ``"both"``, also if that is known only
+            when the kernel runs.
+        as_index: they are indices into another tensor.
     """
 
     tensor: str
@@ -60,9 +60,9 @@ def tile_loads(plan: KernelPlan) -> tuple[TileLoad, ...]:
 
 
 def unordered_comparisons(plan: KernelPlan) -> Mapping[Axis, int]:
-    """How many comparisons ask for elements of rows, and of columns, where ids are out of order.
+    """How many comparisons read elements of rows, and of columns, if ids are out of order.
 
-    None if the mask reads an element for each score: it is then chosen by outside of the branch.
+    None if the mask reads an element for each score: the select is then outside of the branch.
     """
     return _unordered_comparisons(plan.code)
 

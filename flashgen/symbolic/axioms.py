@@ -1,6 +1,6 @@
-"""Axioms: inequalities that hold between a term that is no symbol and the terms it consists of.
+"""Axioms: inequalities between a compound term and the terms that it consists of.
 
-Proofs treat such a term as a symbol of its own. These axioms are what they know of it besides.
+Proofs treat a compound term, such as a quotient, as a further symbol with these axioms.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def axioms_of(
     Args:
         declarations: the declarations.
         inside: whether an element of a tensor is known to lie inside of it.
-        hidden: where ids are hidden ones. Elsewhere they are not, as of each row that sees a key.
+        hidden: the places with hidden ids. Other places have none, like each row that sees a key.
     """
 
     @cache

@@ -30,11 +30,11 @@ def column_bitmask(
     varies_over: Callable[[Any], Axes],
     known: Mapping[Any, Any] = NOTHING,
 ) -> Any:
-    """The bits of a condition; None where they are not had at less cost.
+    """The bits of a condition; None if they would cost as much as the condition.
 
-    They are where it consists, by And, Or and Not, of comparisons of a column's position with what
-    all columns share, and of conditions that they share. Sides of comparisons stay as they are, so
-    that none overflows which did not.
+    A condition has bits if it combines, by And, Or and Not, comparisons of a column's position with
+    a value that all columns share, and conditions that all columns share. Sides of comparisons stay
+    unchanged, so that no new overflow is possible.
 
     Args:
         condition: over positions, parameters and names.
@@ -60,7 +60,7 @@ def column_bitmask(
 
 
 def _comparison(condition: Any, along: Axes, varies_over: Callable[[Any], Axes]) -> Any:
-    """A column against what all of them share, whichever way it is written."""
+    """A comparison of a column with a value that all columns share, written either way."""
     if not isinstance(condition, sympy.Ge | sympy.Gt | sympy.Le | sympy.Lt):
         return None
     greater, less = condition.gts, condition.lts

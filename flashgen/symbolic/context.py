@@ -1,4 +1,4 @@
-"""What holds while bounds are derived: of a tile, of an element, of the terms in an inequality."""
+"""Facts for deriving bounds: about a tile, an element, and the terms of an inequality."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class Context:
 
     @cached_property
     def axioms(self) -> Axioms:
-        """What is known of a term that is no symbol."""
+        """The axioms of a compound term."""
         return axioms_of(self.declarations, self.inside)
 
     @cached_property
     def axioms_of_seen(self) -> Axioms:
-        """What is known besides where some key is seen: indices lie inside of their tensors."""
+        """Further facts where some key is visible: indices lie inside of their tensors."""
         return axioms_of(self.declarations, lambda element: True)
 
     @cached_property
@@ -58,7 +58,7 @@ class Context:
 
     @cached_property
     def scalars(self) -> Facts:
-        """What holds for the run-time scalars."""
+        """The facts about run-time scalars."""
         return Facts(self._declared, self.axioms)
 
     @cached_property
@@ -74,13 +74,13 @@ class Context:
 
     @cached_property
     def tile(self) -> Facts:
-        """What holds for a tile as a whole."""
+        """The facts about a tile as a whole."""
         first, last = symbol(self.orientation.first), symbol(self.orientation.last)
         return self.scalars.given(first, last - first, symbol(self.orientation.tile_len) - 1 - last)
 
     @cached_property
     def row(self) -> Facts:
-        """What holds for a tile and one position in it."""
+        """The facts about a tile and one position in it."""
         row = symbol(self.orientation.tile)
         return self.tile.given(
             row - symbol(self.orientation.first), symbol(self.orientation.last) - row
@@ -88,7 +88,7 @@ class Context:
 
     @cached_property
     def element(self) -> Facts:
-        """What holds for a row and a key of the whole matrix."""
+        """The facts about a row and a key of the whole matrix."""
         return self.scalars.given(
             *within(self.orientation.tile, self.orientation.tile_len),
             *within(self.orientation.solved, self.orientation.solved_len),
@@ -96,7 +96,7 @@ class Context:
 
     @cached_property
     def _anywhere(self) -> Facts:
-        """What holds for each position that there is a name for, by declarations alone."""
+        """The facts about each named position, from declarations alone."""
         rows = (self.orientation.tile, self.orientation.first, self.orientation.last, NEXT)
         places = [*(within(row, self.orientation.tile_len) for row in rows)]
         places.append(within(self.orientation.solved, self.orientation.solved_len))
@@ -115,9 +115,9 @@ class Context:
         return dict.fromkeys((table.search, at) for table, at in found if table.hidden is not None)
 
     def every_way(self, facts: Facts, expr: Any) -> tuple[Facts, ...]:
-        """The facts for each choice of places, of those that ``expr`` reads, with hidden ids.
+        """The facts for each set of places with hidden ids, among those that ``expr`` reads.
 
-        Other proofs are of rows that see a key, whose ids are none of those.
+        Other proofs are about rows that see a key, which have no hidden id.
         """
         places = self._hiding(expr)
         chosen = chain(*(combinations(places, n) for n in range(1, len(places) + 1)))

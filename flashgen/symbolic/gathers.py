@@ -1,13 +1,13 @@
 """Comparisons of sorted tensors, as in ``doc[b, q_idx] == doc[b, kv_idx]``, as ranges of a row.
 
-Of a tensor T that ascends along its last dimension, the keys with ``T[kv_idx] == x`` are the
-positions from the first one with ``T[j] >= x`` to the first one with ``T[j] > x``. Where x is an
-element that the row alone decides, both are looked up in a `RowTable`, made once a call.
+If a tensor T ascends along its last dimension, the keys with ``T[kv_idx] == x`` are the positions
+from the first j with ``T[j] >= x`` to before the first j with ``T[j] > x``. If x is an element that
+depends on the row alone, a `RowTable`, made once a call, holds both ends.
 
-Where another condition hides an id, ``doc[b, kv_idx] != -1``, the table does so instead.
+If another condition hides an id, ``doc[b, kv_idx] != -1``, the table replaces this condition too.
 
-That ids are sorted is the caller's promise. Each call looks, and a kernel whose ids are in another
-order goes by none of this: `Predicate.unordered` says so when it runs.
+The caller promises that ids are sorted. Each call checks that, and a kernel does not use these
+ranges for ids in another order: `Predicate.unordered` says at run time whether that is so.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ _SWAPPED = {
 def with_row_tables(predicate: Predicate, orientation: Orientation = KEYS_OF_ROWS) -> Predicate:
     """The predicate with every comparison that row tables can stand for rewritten to read them.
 
-    It says the same (of pairs whose indices lie outside of a tensor, which a mask never shows, it
-    shows none) while its tensors keep their promises, and `unordered` says whether they do; its
-    `tables` are those it reads now. What the kernel prints is this one, so that a tile's mask reads
-    a row's range once and compares it with positions.
+    The new predicate is equivalent while its tensors keep their promises; `unordered` says whether
+    they do. (It hides pairs whose indices lie outside of a tensor, which a mask never shows.) Its
+    `tables` are the row tables that it reads. The kernel prints the new predicate, so that a tile's
+    mask reads a row's range once and compares it with positions.
     """
     return rewritten(predicate, orientation)[0]
 
 
 def rewritten(predicate: Predicate, orientation: Orientation) -> tuple[Predicate, dict[Any, Any]]:
-    """What `with_row_tables` returns, and of each comparison in it that is new the user's own."""
+    """The result of `with_row_tables`, and the user's comparison behind each new one."""
     origins: dict[Any, Any] = {}
     context = Context(predicate, orientation)
     tables: dict[str, RowTable] = {table.name: table for table in predicate.tables}
@@ -119,7 +119,7 @@ def rewritten(predicate: Predicate, orientation: Orientation) -> tuple[Predicate
     return made, origins
 
 
-#: What a table of a side is called.
+#: The suffix of a table's name, by its side.
 _NAMES = {"left": "begin", "right": "end", "unordered": "unordered"}
 
 
@@ -129,10 +129,9 @@ def _promises(tensor: Tensor) -> bool:
 
 
 def _parts(expr: Any, looks_up: Callable[[Any], bool]) -> list[tuple[Any, int | None]]:
-    """What an And joins; and, of a lookup of equal elements, the id that another part hides.
+    """The parts of an And; and, for a comparison of equal elements, the id that a part hides.
 
-    That part, ``doc[b, kv_idx] != -1``, is left out. An Or is the same with both the other way
-    round.
+    That part, ``doc[b, kv_idx] != -1``, is left out. An Or is treated in the same way, negated.
     """
     equal, unequal = (sympy.Eq, sympy.Ne) if isinstance(expr, sympy.And) else (sympy.Ne, sympy.Eq)
     hides: dict[Any, tuple[int, Any]] = {}
@@ -152,7 +151,7 @@ def _parts(expr: Any, looks_up: Callable[[Any], bool]) -> list[tuple[Any, int | 
 
 
 def _ordered(expr: Any, looks_up: Callable[[Any], bool]) -> frozenset[Any]:
-    """Tensors of whose elements more is asked than whether two of them are equal."""
+    """Tensors whose elements are used other than in tests for equality."""
     if isinstance(expr, sympy.And | sympy.Or):
         parts = (part for part, _ in _parts(expr, looks_up))
         return frozenset[Any]().union(*(_ordered(part, looks_up) for part in parts))

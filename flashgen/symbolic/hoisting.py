@@ -22,8 +22,8 @@ class Assignment:
 
     Attributes:
         name: a variable of the kernel.
-        code: what it is.
-        used_by: which results, by their number, need it.
+        code: its expression.
+        used_by: the numbers of the results that need it.
     """
 
     name: str
@@ -64,10 +64,10 @@ def hoist(
     along: Axes | None = None,
     bits: Mapping[Any, Any] | None = None,
 ) -> Hoisted:
-    """Splits expressions by what needs them: a program, a tile of queries or keys, an element.
+    """Splits expressions by their axes: a program, a tile of queries or keys, an element.
 
-    Of a condition only what is loaded is hoisted, and what is a float: comparisons of integers stay
-    as they are. Parts that several expressions share are computed once.
+    In a condition only loads and floats are hoisted: comparisons of integers stay as they are.
+    Parts that several expressions share are computed once.
 
     Args:
         exprs: numbers and conditions over b, h, q_idx, kv_idx, the score and parameters.

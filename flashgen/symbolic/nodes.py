@@ -1,6 +1,6 @@
-"""Nodes of kernels' expressions besides a user's own: column bitmasks, tiles of one value.
+"""Further nodes of kernels' expressions: column bitmasks, and tiles of one value.
 
-Bit i of a number for j says whether column 8 * i + j is seen: see `column_bitmask`.
+Bit i of number j says whether column 8 * i + j is visible: see `column_bitmask`.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ class AsBits(_OfTile):
 
 
 class AtLeast(_OfTile):
-    """The bits of a column's position being at least something that all columns share."""
+    """The bits of a column's position being at least a value that all columns share."""
 
     nargs = 2
 
 
 class Below(_OfTile):
-    """The bits of its being below that."""
+    """The bits of a column's position being below a value that all columns share."""
 
     nargs = 2
 
 
 class BothBits(_OfTile):
-    """The bits of what is seen by all."""
+    """The bits that are set in all arguments."""
 
 
 class EitherBits(_OfTile):
-    """The bits of what is seen by any."""
+    """The bits that are set in any argument."""
 
 
 class OtherBits(_OfTile):
-    """The bits of what is not seen."""
+    """The bits that are not set in the argument."""
 
     nargs = 1

@@ -1,4 +1,4 @@
-"""The score as the softmax in base 2 takes it, and the mask that may hide in a score function."""
+"""The score in the form that a softmax in base 2 needs, and the mask inside a score function."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ _LEAST = sympy.Float(-1e20)
 class FoldedScore:
     """A score function of the raw products q·k, for a softmax in base 2.
 
-    A softmax does not see what is added to a whole row, and its maximum may be taken before a
-    positive factor: ``expr`` is ``outer * inner + shift``, of which the inner loop needs ``inner``
-    for each element, ``outer`` where it takes the exponential, and ``shift`` not at all.
+    A term added to a whole row does not change a softmax, and its maximum may be taken before a
+    positive factor. So ``expr`` is ``outer * inner + shift``: the inner loop computes ``inner`` for
+    each element, multiplies by ``outer`` in the exponential, and does not need ``shift``.
 
     Attributes:
         expr: log2(e) * f(scale * scores), over `SCORES` and `SCALE`.
         outer: a scalar known to be positive, for a scale above 0.
         inner: `SCORES` itself where ``expr`` is a positive multiple of it.
-        shift: of the row alone; to be added to the log-sum-exp, and taken from a sink.
-        factor: where ``expr`` is a scalar times `SCORES` and nothing more, that scalar; else None.
+        shift: a term of the row alone; to be added to the log-sum-exp, and subtracted from a sink.
+        factor: the scalar if ``expr`` is a scalar times `SCORES`; else None.
         factor_is_positive: whether the factor is known to be above 0, for a scale above 0.
     """
 
@@ -88,10 +88,10 @@ def _floats(expr: Any) -> list[Any]:
 
 
 def _lifted(expr: Any) -> Any:
-    """A score function whose biases are no lower than log2(e) may multiply.
+    """A score function whose biases do not overflow when they are multiplied by log2(e).
 
-    A bias is what a tensor adds that differs over a tile, a number of times perhaps. What is above
-    -1.7e38 stays, and so does -inf; what is between is brought near -1.7e38, in its order.
+    A bias is an element of a tensor that varies over a tile, perhaps times a number. A bias above
+    -1.7e38 stays, and so does -inf; those between are raised near -1.7e38, in their order.
     """
     if expr.is_Add:
         return sympy.Add(*map(_lifted, expr.args))
@@ -114,7 +114,7 @@ def _is_positive(expr: Any, positive: Collection[str]) -> bool:
 
 
 def _without_shift(expr: Any) -> tuple[list[Any], Any]:
-    """The terms of ``expr`` that a softmax needs, and the sum of what is the same along a row.
+    """The terms of ``expr`` that a softmax needs, and the sum of those of the row alone.
 
     ``slope * (kv_idx - q_idx)`` is ``slope * (kv_idx - q_first)``, of the column alone, and
     ``slope * (q_first - q_idx)``. Both are products of exact differences, no larger than the first.
@@ -123,7 +123,7 @@ def _without_shift(expr: Any) -> tuple[list[Any], Any]:
     shift: list[Any] = []
     for term in with_exact_differences(sympy.Add.make_args(expr)):
         if varies_over(term) in (Axes.SCALAR, Axes.ROW):
-            # One of -inf hides the row, and has to meet each score for that.
+            # A term of -inf hides the row, so it has to be added to each score.
             (kept if may_be_infinite(term) else shift).append(term)
             continue
         scalars, others = _scalar_factors(term)

@@ -19,19 +19,19 @@ class RowTable:
     ``torch.searchsorted(keys, values, right=side == "right")``. It is the size of the last
     dimension of `keys` where there is none.
 
-    Where ids are only asked whether they are equal, any order does in which each is one run, and
-    a `cyclic` table takes all that can be told apart at no cost: ids ascend from the first one on,
-    past the largest to the smallest. So padding may have any id that no document has.
+    If ids are only compared for equality, any order in which each id is one run would do. A
+    `cyclic` table accepts the orders that can be recognised at no cost: ids ascend from the first
+    one on, past the largest int32 to the smallest. So padding may be 0 or -1 behind larger ids.
 
-    With a `hidden` id, rows of that id see nothing: "left" and "right" are exchanged for them. No
-    key is both from the one on and before the other, and rows still ascend.
+    With a `hidden` id, rows of that id see no key: "left" and "right" are exchanged for them. No
+    key is at or after the one and before the other, and rows still ascend.
 
-    Of a tensor whose ids are in another order no table is right. Whether that is so says a table
-    of its own (`side` "unordered"): 1 or 0 for each of the leading dimensions, of which the last
-    is 1. Where it is 1, kernels read no other: see `Promise`.
+    For a tensor with ids in another order no table is right. A further table (`side` "unordered")
+    says whether that is so: 1 or 0 for each of the leading dimensions, with a last dimension of 1.
+    Where it is 1, kernels read no other table: see `Promise`.
 
     Attributes:
-        name: of the variable that holds it; no parameter's name.
+        name: the name of its variable, which no parameter has.
         keys: the tensor that is searched: sorted along its last dimension.
         values: the tensor that is looked up.
         side: ``"left"``, ``"right"`` or ``"unordered"``.

@@ -1,15 +1,15 @@
-"""What a mask says of whole tiles: whether one may hold a visible element, and whether all are.
+"""A mask evaluated on whole tiles: whether a tile may have a visible element, and whether all are.
 
-A predicate in negation normal form is computed in three values, hidden, visible and either:
+A predicate in negation normal form is evaluated in three values, hidden, visible and either:
 
-- a comparison of integers by its least and its greatest value in the tile, which lie at its corners
-  where each term moves one way with q_idx and with kv_idx. Terms of q_idx alone may do as they
-  like: of them the extremes over the rows are taken.
-- an element of a block table by all the elements that the tile touches.
-- what depends on neither position is as it is, and of anything else nothing is known.
+- a comparison of integers, by its least and its greatest value in the tile. These are at the tile's
+  corners if each term is monotonic in q_idx and in kv_idx; terms of q_idx alone need not be
+  monotonic, because their extremes over the rows are computed;
+- an element of a block table, by all the elements that the tile touches;
+- a condition that depends on neither position has its value, and anything else is unknown.
 
-For a mask that reads a block table a kernel lists the tiles to visit by these answers. They err on
-one side only: a tile with a visible element is always seen, one with a hidden element never full.
+For a mask that reads a block table a kernel lists the tiles to visit by these answers. They are
+conservative: a tile with a visible element is always seen, one with a hidden element never full.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class TileTable:
 
 @dataclass(frozen=True)
 class TileLogic:
-    """What is known of the tile of rows q_first..q_last and keys kv_first..kv_last.
+    """The mask on the tile of rows q_first..q_last and keys kv_first..kv_last.
 
     Attributes:
         seen: sympy Boolean: some element may be visible. Where false, none is.
@@ -80,7 +80,7 @@ class TileLogic:
 
 
 def tile_logic(predicate: Predicate) -> TileLogic | None:
-    """What a predicate that reads block tables says of whole tiles; None for any other."""
+    """A predicate that reads block tables, on whole tiles; None for any other predicate."""
     context = Context(with_row_tables(predicate), KEYS_OF_ROWS)
     expr = negation_normal_form(context.predicate.expr)
     found = {

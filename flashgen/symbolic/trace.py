@@ -23,7 +23,7 @@ POSITIONS = frozenset((Q_IDX, KV_IDX))
 
 @dataclass(frozen=True, eq=False)
 class Predicate:
-    """What a mask says, as data.
+    """A mask as data.
 
     Attributes:
         expr: sympy Boolean over b, h, q_idx, kv_idx, q_len, kv_len and the parameters: ``And`` and
@@ -32,9 +32,9 @@ class Predicate:
         equal_lengths: defined for q_len == kv_len only.
         label: how the user wrote the mask.
         tables: the row tables that `expr` reads: see `flashgen.symbolic.gathers`.
-        flags: those that say whether ids are out of order.
-        unordered: sympy Boolean over elements of these: `expr`, and bounds derived of it, are not
-            to be trusted.
+        flags: the tables that say whether ids are out of order.
+        unordered: sympy Boolean over elements of the flags: if true, `expr`, and bounds derived
+            from it, must not be used.
     """
 
     expr: Any

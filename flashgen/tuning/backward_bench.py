@@ -29,9 +29,9 @@ Forward = tuple[ForwardKernel, KernelConfig]
 
 
 class BackwardBench:
-    """What a forward pass made of inputs of every length, and the module to run on it.
+    """The forward pass's results for inputs of every length, and the module to run on them.
 
-    A pass makes what the kernels read, and launches one of them: the others are put out.
+    A backward pass prepares the kernels' inputs and launches one kernel: the others are disabled.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class BackwardBench:
         at_once(lambda config: self.run(config, shortest, row), configs)
 
     def check(self, config: KernelConfig) -> None:
-        """Holds one head's gradients to those of the eager reference in float32.
+        """Compares one head's gradients with the eager reference's in float32.
 
         Raises:
             ArithmeticError: one of those that the kernel makes is wrong.

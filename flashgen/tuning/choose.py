@@ -102,12 +102,12 @@ def ranked(plan: KernelPlan, key: str, target: str, spaces: Spaces) -> tuple[Ker
 
 
 def _slower(one: _Best | None, others: list[_Best | None], titles: list[str]) -> str:
-    """Why not a kernel whose place others take in less time, all measured on one GPU; ``""``: it.
+    """Why a kernel does not ship: the kernels it replaces were faster on one GPU; else ``""``.
 
     Args:
-        one: what was measured of it.
-        others: of each kernel in whose place it runs.
-        titles: what those are called.
+        one: the kernel's measurements.
+        others: the measurements of each kernel that it replaces.
+        titles: the names of these kernels.
     """
     if one is None or not others:
         return ""

@@ -1,4 +1,4 @@
-"""What the partitions of a Gluon kernel over tiles of keys capture."""
+"""The captures of the partitions of a Gluon kernel over tiles of keys."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ NUMBERS_OF_A_TILE = 3 + 3
 def backward_captured_bytes(
     names: HopperBackward, *, contiguous: bool = True, ones: bool = False
 ) -> int:
-    """Bytes of all that the partitions of a kernel over tiles of keys capture.
+    """Bytes of all captures of the partitions of a kernel over tiles of keys.
 
-    It is that of the one pass, or of a split one; see `captured_bytes`.
+    The kernel belongs to a single pass, or to a split one; see `captured_bytes`.
     """
     if names.has_roles:
-        # The first consumer alone has scores and mask, and captures nothing: its code is the
-        # block's own. The others go by which tiles need the mask where these come first.
+        # Only the first consumer has scores and mask, and it captures nothing: its code is the
+        # block's own. The others only need to know which tiles are masked, if these come first.
         visits = names.visits.bounds if names.visits.splits else names.visits.ends
         read = Read((*visits, *hidden_conditions(names)), names.visits.lengths)
     else:
@@ -52,7 +52,7 @@ def backward_captured_bytes(
     size += 4 * TILES + ROWS + 2 * BARRIERS  # q, grad_out, k, v; lse and delta; full and empty
     if names.split:
         size += NUMBERS_OF_A_TILE * NUMBER + BARRIER
-        # Factors and the descriptor of grad_k, or those of grad_k and grad_v.
+        # Factors and the descriptor of grad_k, or the descriptors of grad_k and grad_v.
         size += FACTORS + ADDRESS if names.has_roles else 2 * ADDRESS
         size += NUMBER * _reads_the_end_of_keys(names, read)
     else:
@@ -78,7 +78,7 @@ def backward_captured_bytes(
 def _reads_the_end_of_keys(names: HopperBackward, read: Read) -> bool:
     """Whether partitions of a split pass read kv_len: for masks, stores of sums, or visits."""
     softmax = names.backward.plan.normaliser == "softmax"
-    # The end of the keys is masked in all tiles, or in none that see only what all of them see.
+    # The end of the keys is masked in all tiles, or in no full tile.
     ends = names.masks and (softmax or not names.masks_queries)
     if names.has_roles:
         ends = ends and names.visits.splits
@@ -87,7 +87,7 @@ def _reads_the_end_of_keys(names: HopperBackward, read: Read) -> bool:
 
 
 def counts_lists(names: HopperBackward) -> bool:
-    """Whether lists are counted by the tiles of a head, besides how long they are."""
+    """Whether the kernel needs the number of a head's tiles to find its list."""
     listing = names.backward.plan.listing
     return listing is not None and listing.several
 
@@ -99,13 +99,13 @@ def hidden_conditions(names: HopperBackward) -> tuple[Code, ...]:
 
 
 def notes_captured(names: HopperBackward) -> int:
-    """Bytes of the notes which tiles have such rows."""
+    """Bytes of the notes about tiles with hidden rows."""
     hidden = names.backward.plan.hidden
     return NUMBERS * (bool(hidden.keys) + bool(hidden.queries))
 
 
 def _backward_expressions(names: HopperBackward) -> Iterator[Code | None]:
-    """Scores, derivatives and mask, with the lines that these read: others leave no code."""
+    """Scores, derivatives and mask, with the lines that they read: unread lines leave no code."""
     text, code = names.text, names.text.code
     lines = {a.name: a.code for a in (*text.lines_of_head, *text.lines_of_tile)}
     codes = [

@@ -34,10 +34,10 @@ def render_over_keys(
 
     Args:
         names: the kernel.
-        template: its own.
-        after_forward: whether those of the Gluon forward kernel, some of which it shares, stand
-            before them.
-        gathers: the numbers of dimensions of tensors that are read, by these and those that follow.
+        template: the kernel's template.
+        after_forward: whether the functions of the Gluon forward kernel, some of which are shared,
+            precede these.
+        gathers: dimension counts of the tensors that these functions and later ones read.
     """
     plan = names.backward.plan
     before = HopperNames(plan).promised_mask_code if after_forward else MaskCode(())
@@ -56,7 +56,7 @@ def render_over_keys(
 
 
 class BackwardHopper(GradientKernel):
-    """Five products; what tiles of keys add to gradients of queries, TMA sums up."""
+    """Five products; TMA accumulates the gradients of queries over tiles of keys."""
 
     name = "backward_hopper"
     key = "hopper_backward"
@@ -65,7 +65,7 @@ class BackwardHopper(GradientKernel):
     elsewhere = "where TMA cannot read q, k, v or the output's gradient"
 
     def names_of(self, plan: KernelPlan) -> HopperBackward:
-        """What its template needs besides the plan."""
+        """The variables of its template besides the plan."""
         return HopperBackward(backward_plan(plan))
 
     def runs_on(self, target: str) -> bool:
@@ -73,16 +73,16 @@ class BackwardHopper(GradientKernel):
         return target == HOPPER
 
     def why_not(self, plan: KernelPlan) -> str:
-        """Of elements, columns, sums and scores that it is not made for, or of a split pass."""
+        """Unsupported elements, columns, sums or scores, or a split pass."""
         names = self.names_of(plan)
         return names.why_not or ("two kernels split the pass" if names.split else "")
 
     def replaces(self, plan: KernelPlan) -> tuple[str, ...]:
-        """The portable ones in whose place those in Gluon run."""
+        """The portable kernels that the Gluon kernels replace."""
         return tuple(KEYS[kernel] for kernel in self.names_of(plan).replaces)
 
     def space(self, plan: KernelPlan, target: str) -> Space:
-        """Its tiles as registers have it, and stages."""
+        """Tile sizes, which registers fix, and stages."""
         if reason := self.why_not(plan):
             return Space((), (), reason)
         space = self.space_of(plan)
@@ -102,11 +102,11 @@ class BackwardHopper(GradientKernel):
         return rank_hopper_backward(candidates)
 
     def usage(self, plan: KernelPlan, config: KernelConfig, target: Target) -> SramUsage:
-        """Of parameters that are contiguous as usual."""
+        """For parameters that are contiguous, as usual."""
         return hopper_backward_usage(self.names_of(plan), config)
 
     def worst_usage(self, plan: KernelPlan, config: KernelConfig, target: Target) -> SramUsage:
-        """Of any strides and any Triton."""
+        """For any strides and any version of Triton."""
         return worst_hopper_backward_usage(self.names_of(plan), config)
 
     def source(self, plan: KernelPlan, before: Collection[str] = ()) -> str:
@@ -127,7 +127,7 @@ class BackwardHopper(GradientKernel):
     functions: ClassVar[tuple[str, ...]] = ("_backward_hopper", "_place_sums")
 
     def needs(self, plan: KernelPlan) -> Needs:
-        """Of one pass, what programs that stay on their SMs need, and sums by TMA."""
+        """For a single pass: parts for persistent programs, and sums by TMA."""
         names = self.names_of(plan)
         return Needs(
             gluon=True,
@@ -138,7 +138,7 @@ class BackwardHopper(GradientKernel):
         )
 
     def names(self, plan: KernelPlan, choice: KernelChoice) -> Mapping[str, Any]:
-        """What the launchers of this kernel and of the portable ones know of it."""
+        """The variables that the launchers of this kernel and of the portable kernels read."""
         names = self.names_of(plan)
         return {
             "hopper_backward": choice,
@@ -149,7 +149,7 @@ class BackwardHopper(GradientKernel):
         }
 
     def timing(self, plan: KernelPlan) -> Timing:
-        """With what brings the sums that it makes to their places, or the other one in Gluon."""
+        """Timed with `_place_sums`, or with the Gluon kernel over tiles of queries."""
         names = self.names_of(plan)
         over_keys = names.replaces == ("keys",)
         return Timing(

@@ -1,4 +1,4 @@
-"""HopperBackward: what the Gluon template of the backward pass reads besides the BackwardPlan."""
+"""HopperBackward: further variables of the Gluon template of the backward pass."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from flashgen.symbolic.printer.dialects import Gluon
 from flashgen.symbolic.varies_over import is_integral
 from flashgen.symbols import Q_FIRST, Q_IDX, Q_LEN
 
-#: What scores that have queries as columns read most.
+#: Distances are what scores read most; here queries are columns.
 DIALECT = Gluon({Q_FIRST - Q_IDX: "-_query_columns(scores, 0, gl.float32)"})
 
 
 @dataclass(frozen=True)
 class HopperBackward(HopperSplit):
-    """What the kernel's functions hand to one another, as aggregates with these fields.
+    """The aggregates that the kernel's functions pass to one another, by their fields.
 
     Attributes:
         backward: the backward pass.
@@ -42,7 +42,7 @@ class HopperBackward(HopperSplit):
 
     @property
     def why_not(self) -> str:
-        """Why a plan has no such kernel; ``""`` where it has one."""
+        """Why a plan has no such kernel; ``""`` if it has one."""
         plan, backward = self.backward.plan, self.backward
         if plan.itemsize != 2:
             return f"{plan.torch_dtype}: its tiles are of 16-bit elements"
@@ -58,16 +58,16 @@ class HopperBackward(HopperSplit):
 
     @property
     def counts_in_floats(self) -> bool:
-        """Whether derivatives by inputs only add and multiply: positions may be float32."""
+        """Whether derivatives by inputs only add and multiply, so that positions may be float32."""
         partials = (partial.expr for partial in self._input_partials if partial is not None)
         return all(map(_is_of_one_type, partials)) and not self.input_gradient_lines
 
     @property
     def grad_q_by(self) -> str:
-        """Half of what a consumer computes dq of: ``"queries"``, ``"columns"`` or ``"keys"``.
+        """What a consumer's share of dq is a half of: ``"queries"``, ``"columns"`` or ``"keys"``.
 
-        A tile of 64 x 64 is as little as a product gives: there each consumer adds up what its own
-        keys bring.
+        A tile of 64 x 64 is the smallest product: there each consumer computes the part of dq from
+        its own keys.
         """
         if self.block_m == 128:
             return "queries"
@@ -75,56 +75,56 @@ class HopperBackward(HopperSplit):
 
     @property
     def consumers_meet(self) -> bool:
-        """Whether one consumer waits for what the other has made."""
+        """Whether one consumer waits for results of the other."""
         return self.has_roles or not (self.split or self.grad_q_by == "keys")
 
     @cached_property
     def visits(self) -> HopperVisits:
-        """Which tiles of queries a tile of keys is visited by."""
+        """The tiles of queries that a tile of keys visits."""
         tiles = self.backward.q_tiles
         return HopperVisits(tiles, "q", masks=self.masks, differ=self.masks_queries)
 
     @property
     def values_ahead(self) -> bool:
-        """Whether the values of the next tile of keys have room beside these, as its keys do."""
+        """Whether the next tile's values have a buffer of their own, as its keys do."""
         return self.width == 64 and not self.split
 
     @property
     def grad_out_apart(self) -> bool:
-        """Whether the output's gradient arrives by a barrier that scores do not wait for.
+        """Whether the output's gradient has its own barrier, for which scores do not wait.
 
-        At d=64 an H200 took 1 to 4% longer so, at d=128 1 to 2% less.
+        With it an H200 took 1 to 4% longer at d=64, and 1 to 2% less at d=128.
         """
         return self.width == 128 and not self.split
 
     @property
     def starts_dv_early(self) -> bool:
-        """Whether registers hold the weights, as dv takes them, beside what ds is computed of.
+        """Whether registers hold dv's operand, the weights, beside the operands of ds.
 
-        With dropout they do not: at d=128 an H200 took 21% less time without.
+        With dropout they do not: at d=128 an H200 took 21% less time without the early start.
         """
         return self.block_m == 64 and not self.backward.plan.dropout
 
     @property
     def shares(self) -> bool:
-        """Whether the last tiles of keys are split among all programs: where all queries see all.
+        """Whether all programs share the last tiles of keys: if all queries see all keys.
 
-        All tiles take as long then, and in their last round most programs could have nothing to do.
-        Of a window, whose tiles are short, that costs more than it brings.
+        All tiles then take the same time, and in the last round most programs could be idle. For a
+        window, whose tiles are short, sharing costs more than it gains.
         """
         return not (self.masks_queries or self.split or self.text.input_gradients)
 
     @property
     def orders_heads(self) -> bool:
-        """Whether the longest tiles of several heads come first, not those of each: of one pass."""
+        """Whether the longest tiles come first over several heads, in a single pass."""
         return self.backward.q_tiles.uneven and not self.split
 
     @cached_property
     def divides(self) -> bool:
         """Whether tiles of keys of the last heads may be divided among programs: see `_divided`.
 
-        Where all queries see some tiles and few see others, whoever takes a long one last makes
-        all wait.
+        If all queries see some tiles and few see others, a program that takes a long tile last
+        makes all others wait.
         """
         runs, longest = self.visits.tiles.runs, self.backward.q_bounds.longest_first
         if not self.orders_heads or self.visits.tiles.listed or len(runs) > 1:
@@ -134,7 +134,7 @@ class HopperBackward(HopperSplit):
 
     @cached_property
     def call(self) -> tuple[str, ...]:
-        """What holds for the whole call."""
+        """Values that are the same for the whole call."""
         ordered = ("heads_together",) * self.orders_heads
         divided = ("num_whole", "num_parts", "parts_together") * self.divides
         shared = ("num_tiles", "num_shared") * self.shares
@@ -144,12 +144,12 @@ class HopperBackward(HopperSplit):
 
     @property
     def work_tile(self) -> tuple[str, ...]:
-        """What tells a program's tile of keys, or its part of one."""
+        """The fields that identify a program's tile of keys, or its part of one."""
         return ("batch", "kv_head", "kv_first", *("part", "num_parts") * self.divides)
 
     @property
     def results(self) -> tuple[str, ...]:
-        """What the kernel writes to."""
+        """The results that the kernel writes."""
         sums = (f"{item.variable}_ptr" for item in self.text.input_gradients)
         of_queries = () if self.split else ("grad_q_desc",)
         of_parts = ("parts_desc",) * self.divides
@@ -161,7 +161,7 @@ class HopperBackward(HopperSplit):
 
     @cached_property
     def input_gradient_lines(self) -> tuple[Assignment, ...]:
-        """What derivatives by inputs read of a tile of queries."""
+        """The values of a tile of queries that derivatives by inputs read."""
         names = self._lines_read(self._input_partials)
         return tuple(line for line in self.text.lines_of_tile if line.name in names)
 
@@ -171,7 +171,7 @@ class HopperBackward(HopperSplit):
 
     @cached_property
     def keys(self) -> tuple[str, ...]:
-        """What a consumer computes once for its keys, or once a head, for all of their scores."""
+        """Values that a consumer computes once for its keys, or once a head, for all scores."""
         backward = self.backward
         code = self.text.code
         found = [] if self.split else ["head_row", "k_number"]
@@ -193,7 +193,7 @@ class HopperBackward(HopperSplit):
 
     @cached_property
     def conditions(self) -> tuple[Code, ...]:
-        """Conditions that all hold for a pair that is seen."""
+        """The conditions of the mask: all hold for a visible pair."""
         return tuple(condition for condition, _ in self._conditions)
 
     @cached_property
@@ -206,12 +206,12 @@ class HopperBackward(HopperSplit):
 
     @property
     def promised_mask_code(self) -> MaskCode:
-        """What is computed as column bitmasks: that, and the mask as it was written."""
+        """All column bitmasks: the mask's, and those of the mask as it was written."""
         return with_promise(self.mask_code, "kv_idx", self.text.code.promise)
 
     @cached_property
     def _conditions(self) -> tuple[Condition, ...]:
-        """Each with its bits."""
+        """Each condition with its column bitmask."""
         of_queries = (columns_end("q"),) * self.backward.checks_q_len
         of_keys = (rows_end("kv"),) * self.backward.checks_kv_len
         code = self.text.code
@@ -219,7 +219,7 @@ class HopperBackward(HopperSplit):
 
     @property
     def masks(self) -> bool:
-        """Whether there is something to compute for a masked tile."""
+        """Whether a masked tile evaluates any condition."""
         return bool(self.conditions)
 
     @property
@@ -229,7 +229,7 @@ class HopperBackward(HopperSplit):
 
     @property
     def changes_scores(self) -> bool:
-        """Whether the softmax sees anything but the raw products."""
+        """Whether the softmax reads anything but the raw products."""
         return self.masks or bool(self.text.code.score)
 
     @cached_property
@@ -249,7 +249,7 @@ class HopperBackward(HopperSplit):
 
     @property
     def shift_reads_positions(self) -> bool:
-        """Whether what rows add to their scores reads their positions besides distances."""
+        """Whether the rows' shift of scores reads positions other than as distances."""
         return "offs_m" in read_by((self.text.code.shift,), DIALECT)
 
     @property
@@ -272,7 +272,7 @@ class HopperBackward(HopperSplit):
 
     @cached_property
     def _codes(self) -> tuple[Code | None, ...]:
-        """All that is computed for a tile."""
+        """All code that is computed for a tile."""
         lines = codes_of(self.text.lines_of_tile)
         promise = self.text.code.promise
         of_promise = promise.conditions if promise is not None else ()

@@ -1,21 +1,21 @@
-"""hopper_backward_usage: what a block of the backward pass's Gluon kernel over keys needs.
+"""hopper_backward_usage: the shared memory of a block of the Gluon backward kernel over keys.
 
 All of its buffers are alive throughout (`flashgen.budget.packing`):
 
 - tiles of queries and of the output's gradient, with two numbers for each query, for each stage;
 - the keys and the values; unless the pass is split the next keys too, and the next values where
   they have room;
-- two tiles of the scores' gradients, one for each of two tiles of queries in turn, and what each
-  consumer adds to the queries' gradient, 64 x 64 numbers of float32, in whose place the gradients
-  of its keys and values leave; none of these where the pass is split: gradients leave through the
-  places of the keys and the values themselves;
-- what one consumer hands to the other where they have roles, 64 x 64 numbers of float32;
-- which tiles of keys a program has, where it takes several;
-- where a mask hides keys, or queries, by their position alone, a number for each buffer of them;
+- two tiles of the scores' gradients, one for each of two tiles of queries in turn, and 64 x 64
+  float32 numbers for each consumer's part of the queries' gradient, a buffer through which the
+  gradients of its keys and values are stored too. A split pass has none of these: gradients are
+  stored through the buffers of the keys and the values;
+- where consumers have roles, the factors that one passes to the other, 64 x 64 float32 numbers;
+- the tiles of keys of a program, if it takes several;
+- if a mask hides keys, or queries, by their position alone, a number for each of their buffers;
 - captures, barriers, and a byte for each warp, as in the Gluon forward kernel.
 
-The figure equals what Triton allots (tests/compile/test_hopper_backward.py); Triton 3.6 captures
-what `ones` says.
+The figure equals Triton's allocation (tests/compile/test_hopper_backward.py); Triton 3.6 also
+captures the strides that `ones` describes.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def hopper_backward_usage(
 
 
 def worst_hopper_backward_usage(names: HopperBackward, config: KernelConfig) -> SramUsage:
-    """The most that any Triton allots for tensors of any strides: a kernel has to fit with it."""
+    """The most that any Triton allocates, for any strides: a kernel has to fit with it."""
     return _usage(names, config, backward_captured_bytes(names, contiguous=False))
 
 
@@ -95,7 +95,7 @@ def columns_of_tiles() -> tuple[sympy.Symbol, sympy.Symbol]:
 
 
 def notes_buffers(names: HopperBackward, of_keys: Any, of_queries: Any) -> Iterator[Buffer]:
-    """Of so many buffers of keys, and of queries, where some of their rows are hidden."""
+    """The notes of hidden rows, for so many buffers of keys, and of queries."""
     hidden = names.backward.plan.hidden
     if hidden.keys:
         yield Buffer("hidden keys", sympy.Integer(_NUMBER) * of_keys)
@@ -104,7 +104,7 @@ def notes_buffers(names: HopperBackward, of_keys: Any, of_queries: Any) -> Itera
 
 
 def captures_buffers(captures: int) -> tuple[Buffer, ...]:
-    """Places of so many bytes of captures, and of a byte for each warp."""
+    """The places of captures of this size, and of a byte for each warp."""
     return (
         Buffer("captures", sympy.Integer(captures), alignment=8),
         Buffer("captures", sympy.Integer(WARP_GROUP * CONSUMERS), alignment=4),

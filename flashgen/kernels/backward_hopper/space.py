@@ -1,7 +1,7 @@
 """hopper_backward_space, rank_hopper_backward: configurations of the Gluon kernel of the backward.
 
-Beside it there are always the portable ones: what the kernel is not made for is left to those. A
-spec's pins are of the forward kernels.
+Every module also has the portable kernels, for calls that this kernel does not support. A spec's
+pins apply to the forward kernels only.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _WARPS = 4 * CONSUMERS
 def hopper_backward_space(names: HopperBackward, beside: str = "") -> Space:
     """The candidates; none where a backward pass has no such kernel.
 
-    Tiles are as the registers have it: beside the gradients of its 64 keys a consumer has room for
-    the products with so many queries, and no more.
+    Registers fix the tile sizes: beside the gradients of its 64 keys a consumer has registers for
+    the products with BLOCK_M queries, and no more.
 
     Args:
         names: the kernel.

@@ -9,22 +9,22 @@ from flashgen.config import BACKWARD_KERNELS, BackwardKernel
 from flashgen.plan.backward import BackwardPlan
 from flashgen.plan.backward_code import BackwardCode
 
-#: What both kernels read of a call, whatever its parameters.
+#: The arguments of a call that both kernels read, whatever its parameters.
 CALL = ("num_q_heads", "num_kv_heads", "q_len", "kv_len", "rows_len", "scale")
 
-#: Columns of q, k and v that the kernel over tiles of keys is written for, and the queries of a
-#: tile of each: what registers hold beside the gradients of 64 keys.
+#: The widths of q, k and v that the kernel over tiles of keys supports, and the queries of a tile
+#: at each width: as many as registers allow beside the gradients of 64 keys.
 BLOCK_M = {64: 128, 128: 64, 256: 64}
 
-#: Keys of a program, by the same: each of two consumers has 64. Of 256 columns registers hold one
-#: gradient of 64 keys: one consumer computes that of the values, the other that of k, of the same.
+#: Keys of a program, by width: each of two consumers has 64. At 256 columns registers hold only one
+#: gradient of 64 keys: for the same keys one consumer computes dv, the other dk.
 CONSUMERS = 2
 BLOCK_N = {64: 128, 128: 128, 256: 64}
 
 
 @dataclass(frozen=True)
 class HopperSplit:
-    """One Gluon kernel for all gradients, or one for those of keys and another kernel.
+    """One Gluon kernel for all gradients, or one for dk and dv and another kernel for dq.
 
     Attributes:
         backward: the backward pass.
@@ -39,19 +39,19 @@ class HopperSplit:
 
     @property
     def split(self) -> bool:
-        """Whether another kernel computes the gradient of q: nothing is added up in any order.
+        """Whether another kernel computes the gradient of q, so that all sums have a fixed order.
 
-        That takes 7 products of a tile in place of 5. Beside roles there is no room for this one's
-        sums in shared memory, and twice the traffic of them in L2.
+        That takes 7 products of a tile instead of 5. With roles, shared memory has no room for the
+        sums of dq, and their L2 traffic would double.
         """
         return self._adds_nothing_up or self.queries_portable
 
     @cached_property
     def queries_portable(self) -> bool:
-        """Whether the portable kernel makes the gradient of q, and sums up input gradients."""
+        """Whether the portable kernel computes dq, and the sums of input gradients."""
         if self.why_not_inputs(self.backward.of_both):
             return True
-        # The Gluon kernel for the gradient of q asks a tile of queries, not each of them.
+        # The Gluon kernel for dq evaluates bounds for a tile of queries, not for each row.
         return self._adds_nothing_up and self.backward.plan.tiles.reduce_rows
 
     @property
@@ -61,11 +61,11 @@ class HopperSplit:
 
     @property
     def replaces(self) -> tuple[BackwardKernel, ...]:
-        """The portable kernels in whose place those in Gluon run."""
+        """The portable kernels that the Gluon kernels replace."""
         return ("keys",) if self.queries_portable else BACKWARD_KERNELS
 
     def why_not_inputs(self, text: BackwardCode) -> str:
-        """Why a kernel over tiles of keys cannot sum up all that a text learns; ``""``: it can."""
+        """Why a kernel over tiles of keys cannot sum all input gradients; ``""`` if it can."""
         for item in text.input_gradients:
             if item.over not in ("heads", "columns"):
                 return f"elements of {item.tensor} are told apart by {item.over}"
@@ -82,7 +82,7 @@ class HopperSplit:
 
     @property
     def _adds_nothing_up(self) -> bool:
-        """Whether the pass is split whatever it learns."""
+        """Whether the pass is split even without input gradients."""
         return self.has_roles or self.backward.plan.spec.deterministic
 
     @property
@@ -92,20 +92,20 @@ class HopperSplit:
 
     @property
     def qk_width(self) -> int:
-        """Columns of a tile of q and k, of which TMA fills those past the last with zeros."""
+        """Columns of a tile of q and k; TMA fills columns past the head dimension with zeros."""
         return _width(self.backward.plan.qk_head_dim) if self.has_roles else self.width
 
     @property
     def v_width(self) -> int:
-        """Columns of a tile of v and grad_out, likewise."""
+        """Columns of a tile of v and grad_out; TMA fills them up in the same way."""
         return _width(self.backward.plan.v_head_dim) if self.has_roles else self.width
 
     @property
     def block_m(self) -> int:
-        """Queries of a tile; fewer where registers lack room for all derivatives, or for dropout.
+        """Queries of a tile; fewer where registers do not hold all derivatives, or for dropout.
 
-        With dropout at d=64 tiles of 128 spilled 740 bytes and tiles of 64 spill 16; an H200 takes
-        0.6 times as long with these.
+        With dropout at d=64 tiles of 128 spilled 740 bytes and tiles of 64 spill 16; with tiles of
+        64 an H200 takes 0.6 times as long.
         """
         most = BLOCK_M[self.width]
         differs = self.queries_portable and self.text.score_gradient

@@ -10,14 +10,14 @@ from flashgen.symbolic.printer.code import Code
 
 @dataclass(frozen=True)
 class HopperVisits:
-    """What two functions hand to one another: the one that counts visits, and that of one's tile.
+    """The names shared by two functions: one counts visits, the other finds a visit's tile.
 
     Attributes:
-        tiles: those to visit.
-        of: ``"q"`` where they hold queries, ``"kv"`` where they hold keys.
-        masks: whether there is something to compute for a masked tile.
-        differ: whether it depends on the tile which need the mask: the end of the keys alone is the
-            same for all tiles of queries.
+        tiles: the tiles to visit.
+        of: ``"q"`` if the tiles hold queries, ``"kv"`` if they hold keys.
+        masks: whether a masked tile evaluates any condition.
+        differ: whether some visits are masked and others not: the end of the keys alone masks all
+            tiles of queries alike.
     """
 
     tiles: KeyTiles
@@ -27,20 +27,20 @@ class HopperVisits:
 
     @property
     def splits(self) -> bool:
-        """Whether tiles that need the mask have a loop of their own."""
+        """Whether masked tiles have a separate loop."""
         return self.masks and len(self.tiles.runs) == 1 and not self.tiles.listed
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """What visits are found by besides lengths and parameters: lists of tiles."""
+        """Further arguments for finding visits, besides lengths and parameters: lists of tiles."""
         return ("tiles_ptr",) * self.tiles.listed
 
     @property
     def runs(self) -> tuple[str, ...]:
-        """What a kernel knows of its visits: their number, where they begin, which need no mask.
+        """The variables that describe visits: their number, their begin, which need no mask.
 
-        Of listed tiles: how many, and the list. Where those that need the mask come first: how many
-        these are, those before the others, and the others.
+        For listed tiles: their number, and the list. If masked tiles come first: the number of
+        masked tiles, the number of those before the unmasked ones, and the number of unmasked ones.
         """
         tiles, begin = self.tiles, f"{self.of}_begin"
         if tiles.listed:
@@ -59,7 +59,7 @@ class HopperVisits:
 
     @property
     def count(self) -> str:
-        """The number of visits, in terms of what the bounds are printed as."""
+        """The number of visits, in terms of the variables of the printed bounds."""
         tiles = self.tiles
         if tiles.from_key_0:
             return f"{self.of}_end"
@@ -74,7 +74,7 @@ class HopperVisits:
 
     @property
     def ends(self) -> tuple[Code | None, ...]:
-        """The bounds of where visits begin and end, and where these do not hold."""
+        """The bounds of the visits' begin and end, and the condition under which they fail."""
         if self.tiles.listed:
             return ()
         begins = () if self.tiles.from_key_0 else (run.begin for run in self.tiles.runs)
@@ -83,7 +83,7 @@ class HopperVisits:
 
     @property
     def lengths(self) -> tuple[str, ...]:
-        """What visits end at where bounds do not hold."""
+        """The end of visits where bounds do not hold."""
         given = self.tiles.unordered is not None and not self.tiles.listed
         return (f"{self.of}_len",) * given
 

@@ -1,4 +1,4 @@
-"""What the partitions of the Gluon kernel for the gradient of q capture."""
+"""The captures of the partitions of the Gluon kernel for the gradient of q."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def queries_captured_bytes(
     expressions = (*_queries_expressions(names), *hidden_conditions(names))
     promises = queries.text.code.promise is not None
     read = Read((*queries.visits.bounds, *expressions), ("kv_len",) * promises)
-    # Descriptors of q, k, v, grad_out and grad_q; the rows, and how many there are of a head.
+    # Descriptors of q, k, v, grad_out and grad_q; the rows, and their number for each head.
     size = 6 * ADDRESS + (NUMBERS_OF_A_TILE + 1) * NUMBER
     size += 4 * (TILES + BARRIERS) + BARRIER + notes_captured(names)
     counts = counts_lists(names)
@@ -44,7 +44,7 @@ def queries_captured_bytes(
 
 
 def _queries_expressions(names: HopperBackwardSplit) -> Iterator[Code | None]:
-    """What the Gluon kernel for the gradient of q computes."""
+    """The code of the Gluon kernel for the gradient of q."""
     text = names.of_queries.text
     code = text.code
     yield from codes_of(code.scalars, code.rows, code.columns, code.elements, code.masked)

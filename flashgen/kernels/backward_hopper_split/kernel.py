@@ -20,22 +20,22 @@ from flashgen.plan.backward import backward_plan
 
 
 class BackwardHopperSplit(BackwardHopper):
-    """A Gluon kernel over tiles of keys; over tiles of queries another, or the portable one."""
+    """A Gluon kernel over tiles of keys, and a Gluon or portable kernel over tiles of queries."""
 
     name = "backward_hopper_split"
     functions = ("_backward_hopper", "_backward_queries_hopper")
 
     @property
     def launchers(self) -> str:
-        """Those of one pass launch both."""
+        """The templates of the single pass launch both kernels."""
         return BackwardHopper.name
 
     def names_of(self, plan: KernelPlan) -> HopperBackwardSplit:
-        """What its templates need besides the plan."""
+        """The variables of its templates besides the plan."""
         return HopperBackwardSplit(backward_plan(plan))
 
     def why_not(self, plan: KernelPlan) -> str:
-        """Of elements, columns, sums and scores that it is not made for, or of one pass."""
+        """Unsupported elements, columns, sums or scores, or a single pass."""
         names = self.names_of(plan)
         return names.why_not or ("" if names.split else "one kernel computes all gradients")
 
@@ -44,7 +44,7 @@ class BackwardHopperSplit(BackwardHopper):
         return split_space(self.names_of(plan))
 
     def source(self, plan: KernelPlan, before: Collection[str] = ()) -> str:
-        """`_backward_hopper`, then, unless the portable one does its part, that over queries."""
+        """`_backward_hopper`, then the kernel over queries, unless the portable one runs."""
         names = self.names_of(plan)
         both = names.both_in_gluon
         used = {*names.gathers, *(names.of_queries.gathers if both else ())}

@@ -1,4 +1,4 @@
-"""HopperBackwardSplit: what the Gluon templates of a split backward pass need."""
+"""HopperBackwardSplit: variables of the Gluon templates of a split backward pass."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from flashgen.kernels.backward_hopper_split.queries import HopperQueries
 
 @dataclass(frozen=True)
 class HopperBackwardSplit(HopperBackward):
-    """The kernel over tiles of keys, and the one over tiles of queries beside it.
+    """The kernel over tiles of keys, and the kernel over tiles of queries beside it.
 
     Attributes:
         backward: the backward pass.

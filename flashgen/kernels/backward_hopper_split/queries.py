@@ -1,4 +1,4 @@
-"""HopperQueries: what the Gluon kernel for the gradient of q reads besides the BackwardPlan."""
+"""HopperQueries: further variables of the Gluon kernel for the gradient of q."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from flashgen.symbolic.printer.code import Code, gathered_by, read_by
 from flashgen.symbolic.printer.dialects import Gluon
 from flashgen.symbols import KV_IDX, Q_FIRST
 
-#: Queries of a program, of which each of two consumers has 64.
+#: Queries of a program; each of two consumers has 64.
 BLOCK_M = 128
 
-#: Of the columns that the kernel is written for: keys of a tile, which registers hold the products
-#: with beside the gradient of 64 queries, and buffers for tiles of values, as many as fit.
+#: By width: the keys of a tile, whose products registers hold beside the gradient of 64 queries,
+#: and the buffers for tiles of values, as many as fit.
 BLOCK_N = {64: 128, 128: 128, 256: 64}
 V_STAGES = {64: 2, 128: 2, 256: 1}
 
@@ -41,7 +41,7 @@ DIALECT = Gluon({KV_IDX - Q_FIRST: "_key_columns(scores, start_n - q_first, gl.f
 
 @dataclass(frozen=True)
 class HopperQueries:
-    """What the kernel's functions hand to one another, as aggregates with these fields.
+    """The aggregates that the kernel's functions pass to one another, by their fields.
 
     Attributes:
         backward: the backward pass.
@@ -53,7 +53,7 @@ class HopperQueries:
 
     @property
     def constants(self) -> dict[str, int]:
-        """What the kernel is compiled with."""
+        """The kernel's compile-time constants."""
         return {
             "BLOCK_M": BLOCK_M,
             "BLOCK_N": BLOCK_N[self.width],
@@ -63,7 +63,7 @@ class HopperQueries:
 
     @property
     def text(self) -> BackwardCode:
-        """What it computes."""
+        """The kernel's code."""
         return self.backward.of_grad_q
 
     @cached_property
@@ -74,14 +74,14 @@ class HopperQueries:
 
     @cached_property
     def call(self) -> tuple[str, ...]:
-        """What holds for the whole call."""
+        """Values that are the same for the whole call."""
         return (*CALL, *self.backward.queries_arguments.names, *self.visits.reads)
 
     work_tile = ("batch", "head", "q_first")
 
     @cached_property
     def rows(self) -> tuple[str, ...]:
-        """What a consumer computes once for its queries."""
+        """Values that a consumer computes once for its queries."""
         softmax = self.backward.plan.normaliser == "softmax"
         found = ["lse", "delta"] if softmax else ["delta"]
         if not self.backward.plan.reads_scale:
@@ -94,7 +94,7 @@ class HopperQueries:
 
     @cached_property
     def conditions(self) -> tuple[Code, ...]:
-        """Conditions that all hold for a pair that is seen."""
+        """The conditions of the mask: all hold for a visible pair."""
         return tuple(condition for condition, _ in self._conditions)
 
     @cached_property
@@ -107,19 +107,19 @@ class HopperQueries:
 
     @property
     def promised_mask_code(self) -> MaskCode:
-        """What is computed as column bitmasks: that, and the mask as it was written."""
+        """All column bitmasks: the mask's, and those of the mask as it was written."""
         return with_promise(self.mask_code, "q_idx", self.text.code.promise)
 
     @cached_property
     def _conditions(self) -> tuple[Condition, ...]:
-        """Each with its bits."""
+        """Each condition with its column bitmask."""
         of_keys = (columns_end("kv"),) * self.backward.plan.checks_kv_len
         code = self.text.code
         return (*of_keys, *zip(code.conditions, code.bitmasks, strict=True))
 
     @property
     def changes_scores(self) -> bool:
-        """Whether the softmax sees anything but the raw products."""
+        """Whether the softmax reads anything but the raw products."""
         return bool(self.conditions or self.text.code.score)
 
     @property
@@ -144,7 +144,7 @@ class HopperQueries:
 
     @property
     def rows_read_q_idx(self) -> bool:
-        """Whether what is computed once for queries reads their positions."""
+        """Whether values computed once for queries read their positions."""
         return "q_idx" in read_by(codes_of(self.text.code.scalars, self.text.code.rows))
 
     @cached_property
@@ -162,7 +162,7 @@ class HopperQueries:
 
     @cached_property
     def _codes(self) -> tuple[Code | None, ...]:
-        """All that is computed for a tile."""
+        """All code that is computed for a tile."""
         code = self.text.code
         of_promise = code.promise.conditions if code.promise is not None else ()
         return (*self._score_codes, *self.conditions, *codes_of(code.masked), *of_promise)

@@ -1,7 +1,7 @@
-"""queries_usage: what a block of the Gluon kernel for the gradient of q needs.
+"""queries_usage: the shared memory of a block of the Gluon kernel for the gradient of q.
 
-It has tiles of queries, in whose place their gradient leaves, and tiles of keys and of values; the
-rest is as of `flashgen.kernels.backward_hopper.shared_memory`.
+It has tiles of queries, through whose buffers their gradient is stored, and tiles of keys and of
+values; for the rest see `flashgen.kernels.backward_hopper.shared_memory`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def queries_usage(names: HopperBackwardSplit, *, ones: bool = False) -> SramUsag
 
 
 def worst_queries_usage(names: HopperBackwardSplit) -> SramUsage:
-    """The most that any Triton allots for it, of tensors of any strides."""
+    """The most that any Triton allocates for it, for tensors of any strides."""
     return _queries_usage(names, queries_captured_bytes(names, contiguous=False))
 
 

@@ -1,7 +1,7 @@
-"""What a block of a backward kernel holds in shared memory, as sympy expressions.
+"""The shared memory of a block of a backward kernel, as sympy expressions.
 
-Read off the compiler, as of `flashgen.budget.buffers`; tests/compile/test_backward.py holds the
-sums to the compiler's figure.
+The rules were read off the compiler, as in `flashgen.budget.buffers`;
+tests/compile/test_backward.py compares the sums with the compiler's figure.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _EXCHANGED_BY_WARP = 512  # bytes of a tile that a warp moves at once between tw
 
 @dataclass(frozen=True)
 class BackwardLayout:
-    """What decides which buffers there are.
+    """The properties of a kernel that determine its buffers.
 
     Attributes:
         kernel: the tiles that a program holds, ``"keys"`` or ``"queries"``.
@@ -36,7 +36,7 @@ class BackwardLayout:
         tf32: operands are float32, which the unit reads as tf32.
         num_qk, num_v: segments of the head dimensions; the widths are symbols.
         sigmoid: weights are sigmoids of the scores, which have no LSE.
-        elements: those of tensors that the loop reads.
+        elements: the elements of tensors that the loop reads.
     """
 
     kernel: BackwardKernel
@@ -54,13 +54,13 @@ class Tiles:
     """Bytes of one tile of each segment.
 
     Attributes:
-        rows: of the tiles that a program holds.
-        held: of q and k's width, then of v's.
+        rows: the rows of the tiles that a program holds.
+        held: the held tiles, of q and k's width, then of v's.
         visited_qk, visited_v: a list with a size for each segment.
-        weights: of a tile of p or ds.
-        statistics: of the LSE and delta of a tile of queries, where those are visited.
+        weights: a tile of p or ds.
+        statistics: the LSE and delta of a tile of queries, if queries are visited.
         narrowest: the narrowest segment's width.
-        held_names, visited_names: what q's or k's, and then v's or dO's, are called.
+        held_names, visited_names: the names of q's or k's parts, and then of v's or dO's.
     """
 
     def __init__(self, layout: BackwardLayout) -> None:
@@ -87,11 +87,11 @@ class Tiles:
         return tuple((name, sum(x)) for name, x in zip(self.held_names, self.held, strict=True))
 
     def visited_parts(self, qk: Any, v: Any) -> tuple[tuple[str, Any], ...]:
-        """So many bytes of tiles that it visits."""
+        """The bytes of visited tiles."""
         return tuple(zip(self.visited_names, (qk, v), strict=True))
 
     def copies(self, number: Any) -> tuple[tuple[str, Any], ...]:
-        """So many tiles of each that it visits."""
+        """This number of tiles of each visited tensor."""
         return self.visited_parts(number * sum(self.visited_qk), number * sum(self.visited_v))
 
     @property
@@ -120,10 +120,10 @@ def _loop(
     free: Any = 0,
     free_before: Any = 0,
 ) -> Phase:
-    """The loop, with what most units need: the held tiles, and what is read with the visited.
+    """The loop, with the parts that most units need: held tiles, and reads for each visited tile.
 
-    free: bytes of parts that are not in use while what dropout keeps changes layout.
-    free_before: bytes of parts that are not in use before there are weights.
+    free: bytes of parts that are not in use while dropout's words change layout.
+    free_before: bytes of parts that are not in use before weights exist.
     """
     kept = sympy.Max(0, layout.elements.kept - free)
     unordered = sympy.Max(0, layout.elements.unordered - free_before)

@@ -29,12 +29,12 @@ _SCALAR = 8  # bytes of one that is copied, with what aligns the next
 
 @dataclass(frozen=True)
 class VisitedElements:
-    """What the loads of a kernel come to.
+    """The shared memory for the loads of a kernel.
 
     Attributes:
         ahead: bytes that are copied ahead for each stage.
-        exchanged: bytes that change from the layout of their load to that of the products.
-        skipped: bytes that one stage of tcgen05 loses by that, to alignment.
+        exchanged: bytes that change from the layout of their load to the layout of the products.
+        skipped: bytes that one stage of tcgen05 loses to alignment because of this exchange.
         summed: bytes that several stages of tcgen05 need for input gradients: two groups of warps
             that share the rows of a product exchange their sums.
         kept: bytes that change layout because weights may be dropped.
@@ -60,14 +60,14 @@ def visited_elements(
     few_rows: bool,
     few_columns: bool,
 ) -> VisitedElements:
-    """What loads come to: exact for vectors of rows, an upper bound for all others.
+    """The shared memory for loads: exact for vectors of rows, an upper bound for all others.
 
     Args:
-        plan: the forward's.
+        plan: the forward plan.
         kernel: ``"keys"`` or ``"queries"``.
-        unit: what multiplies the tiles.
+        unit: the matrix unit that multiplies the tiles.
         pipelined: the loop loads ahead.
-        copied: it does so by asynchronous copies, through shared memory.
+        copied: the loop loads ahead by asynchronous copies, through shared memory.
         few_rows: a tile has fewer queries than there are threads.
         few_columns: a tile has fewer keys.
     """
@@ -82,14 +82,14 @@ def visited_elements(
         elif load.over == ("rows" if kernel == "keys" else "columns"):
             ahead += visited * load.itemsize if copies else 0
         if load.over != "rows":
-            # What they learn is exchanged as well, on its way to memory.
+            # Input gradients are exchanged as well, on their way to memory.
             exchanged += scores * (2 if kernel == "queries" else 1)
         elif kernel == "keys":
             exchanged += 0 if load.itemsize >= _SCORE else scores
             if not (few_rows or pipelined):
                 skipped = sympy.Integer(_SKIPPED)
         elif load.masked and pipelined and not few_rows and unit in ("mma.sync", "wgmma"):
-            # What the mask reads of held queries changes layout in its branch.
+            # Elements of held queries that the mask reads change layout in its branch.
             conditions += 1
     if tile_loads(plan) and has_element_gradients(plan):
         number = _loads_of_derivative(plan)
@@ -98,7 +98,7 @@ def visited_elements(
     if plan.code.tables and not pipelined:
         skipped = sympy.Integer(_SKIPPED)
     if kernel == "keys" and plan.code.tables:
-        # It reads tables of blocks by elements: what they show is exchanged, with some padding.
+        # The kernel reads block tables by elements: conditions are exchanged, with some padding.
         exchanged += BLOCK_M * BLOCK_N + FloorDiv(BLOCK_M * BLOCK_N, _PADDED)
         ahead += visited * _SCORE if copied else 0
     if kernel == "keys" and copied:
@@ -129,9 +129,9 @@ def _unordered(
 ) -> Any:
     """Bytes that the branch for ids out of order exchanges.
 
-    Elements that are no fewer than the threads are loaded in a layout that suits the load; of fewer
-    each thread loads what it needs. One comparison has its elements exchanged, several are put
-    together first.
+    If there are at least as many elements as threads, they are loaded in a layout that suits the
+    load; otherwise each thread loads what it needs. The elements of one comparison are exchanged;
+    several comparisons are combined first.
 
     Args:
         kernel: ``"keys"`` or ``"queries"``.

@@ -34,10 +34,10 @@ def render_backward(backward: BackwardPlan) -> str:
 
 
 class _BackwardTriton(GradientKernel):
-    """What both have in common.
+    """Shared parts of both kernels.
 
     Attributes:
-        of: whose gradients a program computes.
+        of: the tensors whose gradients a program computes.
     """
 
     name = "backward_triton"
@@ -46,25 +46,25 @@ class _BackwardTriton(GradientKernel):
     products: ClassVar[tuple[int, int]]
 
     def space(self, plan: KernelPlan, target: str) -> Space:
-        """The tiles that suit it."""
+        """The tile sizes that suit the kernel."""
         return backward_space(plan, self.of, target)
 
     def rank(
         self, plan: KernelPlan, target: str, candidates: Sequence[KernelConfig]
     ) -> list[KernelConfig]:
-        """By what an SM has under way."""
+        """By the products that an SM has in flight."""
         return rank_backward(plan, self.of, target, candidates)
 
     def usage(self, plan: KernelPlan, config: KernelConfig, target: Target) -> SramUsage:
-        """As the target copies tiles."""
+        """With the target's own way of copying tiles."""
         return backward_usage(plan, self.of, config, target)
 
     def worst_usage(self, plan: KernelPlan, config: KernelConfig, target: Target) -> SramUsage:
-        """Of both ways to copy tiles."""
+        """The larger of both ways of copying tiles."""
         return worst_backward_usage(plan, self.of, config, target)
 
     def source(self, plan: KernelPlan, before: Collection[str] = ()) -> str:
-        """The functions of both kernels, and of the one over rows: they call one another's."""
+        """The functions of both kernels and of the kernel over rows, which share functions."""
         return render_backward(backward_plan(plan))
 
     def digest(self, plan: KernelPlan) -> str:
@@ -77,7 +77,7 @@ class _BackwardTriton(GradientKernel):
         return {f"chosen_of_{self.of}": choice.configs}
 
     def timing(self, plan: KernelPlan) -> Timing:
-        """Alone: the other one is put out."""
+        """Timed alone: the other kernel is disabled."""
         return Timing(
             launcher="_backward_kernels",
             configurations=2,
@@ -100,7 +100,7 @@ class BackwardTritonKeys(_BackwardTriton):
 
 
 class BackwardTritonQueries(_BackwardTriton):
-    """Gradients of queries, and most of what the score function learns."""
+    """Gradients of queries, and most input gradients."""
 
     key = KEYS["queries"]
     seal = "queries"

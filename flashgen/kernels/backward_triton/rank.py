@@ -1,9 +1,9 @@
 """rank_backward: candidates of a backward kernel, most promising first, without a GPU.
 
-The order is by what an SM has under way, as it turned out on an H200 with 15 kernels: products of
-64 x 64 x 128 by two programs, or as much, are enough. Where no other program shares the SM, nothing
-runs while it computes its weights, which halves what it is worth; and so does mma.sync where wgmma
-or tcgen05 are to be had.
+The order is by the products that an SM has in flight, as measured on an H200 with 15 kernels:
+products of 64 x 64 x 128 by two programs, or the equivalent, are enough. A program alone on its SM
+has no products in flight while it computes its weights, which halves its merit; so does mma.sync
+where wgmma or tcgen05 are available.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ROWS = 16
 def rank_backward(
     plan: KernelPlan, kernel: BackwardKernel, target: str, candidates: Iterable[KernelConfig]
 ) -> list[KernelConfig]:
-    """The candidates in the order of what they promise."""
+    """The candidates, most promising first."""
     architecture = get_target(target)
     return sorted(candidates, key=lambda config: _merits(plan, kernel, config, architecture))
 
@@ -34,7 +34,7 @@ def rank_backward(
 def _merits(
     plan: KernelPlan, kernel: BackwardKernel, config: KernelConfig, target: Target
 ) -> tuple[float, ...]:
-    """What speaks for a configuration, weightiest first; less is better."""
+    """The sort key of a configuration, most important first; less is better."""
     blocks = backward_blocks(plan, kernel, config, target)
     width = max(sum(plan.qk_segments), sum(plan.v_segments))
     under_way = config.BLOCK_M * config.BLOCK_N * width * blocks

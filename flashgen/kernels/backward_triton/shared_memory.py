@@ -1,12 +1,12 @@
 """backward_usage: the shared memory that a block of a backward kernel needs, without compiling it.
 
 A program holds one tile of keys and values, or of queries and gradients of the output, and visits
-tiles of the others. The figure equals the compiler's own over every candidate that flashgen
-proposes for the shipped variants (tests/compile), with Triton 3.6 to 3.9 alike. It is above the
-compiler's figure
+tiles of the other two tensors. The figure equals the compiler's own over every candidate that
+flashgen proposes for the shipped variants (tests/compile), with Triton 3.6 to 3.9 alike. It is
+above the compiler's figure
 
-- for one stage of mma.sync: what changes from the layout of its load to that of a product may do
-  so in pieces;
+- for one stage of mma.sync: tiles may change from the layout of the load to that of a product in
+  pieces;
 - for float32 as tf32 on mma.sync where heads are wide, for the same reason, and in several
   segments on wgmma by a few barriers;
 - for float32 in full precision by TMA in several segments, and with one stage;
@@ -15,9 +15,9 @@ compiler's figure
 - on CDNA3 for tiles of 16 rows, and for tiles so small that a thread's share is under 4 bytes: they
   are not copied asynchronously and have no buffers;
 - where the loop reads elements of tensors for each score or for each key, and rows of two bytes:
-  all of them are counted, and what is exchanged is counted whole;
-- where ids may be out of order, as tf32: what that branch exchanges takes the place of a copy;
-- by a few bytes for each number that it reads of a head;
+  all of them are counted, and exchanges are counted whole;
+- where ids may be out of order, with tf32: the exchanges of that branch take the place of a copy;
+- by a few bytes for each number that the kernel reads once a head;
 - where the derivative of a score reads elements: sympy takes choices apart, and each case is
   counted;
 - where scores are of positions alone: tiles of q and k are counted that no product reads.
@@ -81,7 +81,7 @@ def backward_usage(
 def worst_backward_usage(
     plan: KernelPlan, kernel: BackwardKernel, config: KernelConfig, target: Target
 ) -> SramUsage:
-    """The usage of whichever way of copying tiles needs more: a kernel has to fit with both."""
+    """The larger usage of both ways of copying tiles: a kernel has to fit with both."""
     ways = {plan.uses_tma(target.name), False}
     usages = (
         backward_usage(plan, kernel, config, target, tma=tma) for tma in sorted(ways, reverse=True)

@@ -1,6 +1,6 @@
 """backward_space: the configurations of a backward kernel worth trying, and why no others.
 
-A spec's pins are of the forward kernels; these take the tiles that suit them.
+A spec's pins apply to the forward kernels only; backward kernels have their own tile sizes.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def _judge(
 
 
 def _fitting(plan: KernelPlan, kernel: BackwardKernel, target: Target) -> tuple[KernelConfig, ...]:
-    """The small ones that fit, wise or not."""
+    """The small configurations that fit, recommended or not."""
     configs = _all(SMALL[kernel], target)
     return tuple(c for c in configs if not _does_not_fit(plan, kernel, c, target))
 

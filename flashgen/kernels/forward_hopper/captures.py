@@ -1,4 +1,4 @@
-"""What the partitions of the Gluon forward kernel capture; see `flashgen.budget.captures`."""
+"""The captures of the Gluon forward kernel's partitions; see `flashgen.budget.captures`."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ NUMBERS_OF_A_CALL = 6
 
 
 def captured_bytes(plan: KernelPlan, *, contiguous: bool = True, ones: bool = False) -> int:
-    """Bytes of all that the partitions capture.
+    """Bytes of all captures of the partitions.
 
     Args:
         plan: the kernel.
-        contiguous: tensors that are parameters are so along their last dimension, as they usually
-            are: the compiler then knows that stride.
-        ones: it captures such a stride all the same, those of all tensors as one number, as
+        contiguous: tensor parameters are contiguous along their last dimension, as usual, so that
+            the compiler knows that stride.
+        ones: the compiler captures such a stride nevertheless, one number for all tensors, as
             Triton 3.6 does and 3.7 does not.
     """
     promises = plan.promise is not None

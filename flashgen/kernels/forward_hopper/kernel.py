@@ -69,7 +69,7 @@ class ForwardHopper(ForwardKernel):
         return target == HOPPER
 
     def why_not(self, plan: KernelPlan) -> str:
-        """Of elements, columns and segments that its instructions and tiles are not for."""
+        """Elements, columns or segments that its instructions and tiles do not support."""
         return without_form(plan)
 
     def replaces(self, plan: KernelPlan) -> tuple[str, ...]:
@@ -88,15 +88,15 @@ class ForwardHopper(ForwardKernel):
         return rank_hopper(plan, candidates)
 
     def usage(self, plan: KernelPlan, config: KernelConfig, target: Target) -> SramUsage:
-        """Of parameters that are contiguous as usual."""
+        """For parameters that are contiguous, as usual."""
         return hopper_usage(plan, config)
 
     def worst_usage(self, plan: KernelPlan, config: KernelConfig, target: Target) -> SramUsage:
-        """Of any strides and any Triton."""
+        """For any strides and any version of Triton."""
         return worst_hopper_usage(plan, config)
 
     def source(self, plan: KernelPlan, before: Collection[str] = ()) -> str:
-        """Functions that no other kernel's stand before."""
+        """The kernel's functions; no other kernel's functions precede them."""
         return render_hopper(plan)
 
     def digest(self, plan: KernelPlan) -> str:
@@ -109,7 +109,7 @@ class ForwardHopper(ForwardKernel):
         return Needs(gluon=True, sms=True, counter=counts, l2=plan.tiles.uneven)
 
     def names(self, plan: KernelPlan, choice: KernelChoice) -> Mapping[str, Any]:
-        """What the launcher knows of the kernel."""
+        """The variables that the launcher reads."""
         names, held = HopperNames(plan), bool(choice.configs)
         segments = names.segments if held else None
         return {
@@ -127,7 +127,7 @@ class ForwardHopper(ForwardKernel):
     def predict(
         self, plan: KernelPlan, config: KernelConfig, target: Target, work: Workload
     ) -> tuple[float, str]:
-        """Where it is busy all the time, no unit is waited for by name."""
+        """The modelled time; the model names no unit that the kernel waits for."""
         return predict_hopper(plan, config, work), ""
 
     def launched(
@@ -138,7 +138,7 @@ class ForwardHopper(ForwardKernel):
         return launched(plan, config, work, heads), heads
 
     def visiting(self, plan: KernelPlan, config: KernelConfig) -> KernelConfig:
-        """A consumer's rows, where it leaves out tiles of keys that only others see."""
+        """A consumer's rows, if it skips tiles of keys that only other consumers see."""
         return visiting_rows(plan, config)
 
     def remarks(self, plan: KernelPlan) -> tuple[str, ...]:

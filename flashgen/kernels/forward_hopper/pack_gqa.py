@@ -1,4 +1,4 @@
-"""heads_of_a_tile, launched: what the launcher of the Gluon forward kernel makes of a call."""
+"""heads_of_a_tile, launched: the choices of the Gluon forward kernel's launcher for a call."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from flashgen.plan import KernelPlan
 
 
 def heads_of_a_tile(plan: KernelPlan, config: KernelConfig, target: Target, work: Workload) -> int:
-    """What the launcher would say of a call: a power of two, 1 where heads have their own tiles.
+    """The launcher's number of heads in a tile: a power of two, 1 for separate tiles.
 
-    Heads that share keys have rows in one tile where programs then compute at least a tenth fewer
+    Heads that share keys have rows in one tile if programs then compute at least a tenth fewer
     tiles one after another.
     """
     group = work.num_q_heads // work.num_kv_heads
@@ -29,11 +29,11 @@ def heads_of_a_tile(plan: KernelPlan, config: KernelConfig, target: Target, work
 
 
 def launched(plan: KernelPlan, config: KernelConfig, work: Workload, heads: int) -> KernelConfig:
-    """The configuration of a call: of two consumers where a third one would save no tile.
+    """The configuration of a call: with two consumers if a third one would save no tile.
 
     Args:
         plan: the kernel.
-        config: what the module has.
+        config: the module's configuration.
         work: the call.
         heads: `heads_of_a_tile` of them.
     """
@@ -52,5 +52,5 @@ def _rounds(config: KernelConfig, target: Target, work: Workload, heads: int) ->
 
 
 def _tiles(work: Workload, rows: int) -> int:
-    """Tiles of a head's queries, of which each has so many."""
+    """The number of tiles of a head's queries, with `rows` queries each."""
     return -(-work.q_len // rows)

@@ -1,4 +1,4 @@
-"""HopperNames: what the Gluon template for Hopper reads besides the KernelPlan."""
+"""HopperNames: further variables of the Gluon template for Hopper."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ DIALECT = Gluon({KV_IDX - Q_FIRST: "_score_columns(scores, start_n - q_first, gl
 
 @dataclass(frozen=True)
 class Range:
-    """The weights that a softmax computes with, in powers of 2.
+    """The range of a softmax's weights, in powers of 2.
 
     Attributes:
         first: the largest weight of a row's first tile of keys.
-        raise_above: what the weights of a row may add up to before its reference is raised.
-        most: what they may add up to at all: beyond, the tile of queries is computed again.
-        usual: what is left of a sum where the reference is raised.
-        steep: the spread of the scores in a row's first tile from which every step looks for new
-            maxima. At half of that one step does, after tiles that hide keys.
-        look: steps from one look at the sums to the next, at first.
-        last_grows: whether the last step takes new maxima. It sees the first keys, where models
-            put the one that all rows attend to, and little room is left for it.
+        raise_above: the sum of a row's weights above which its reference is raised.
+        most: the largest sum in range: above it, the tile of queries is computed again.
+        usual: a sum after its reference has been raised.
+        steep: the spread of the scores in a row's first tile from which every step takes new
+            maxima. At half of that, and after tiles that hide keys, the next step does.
+        look: steps before the first check of the sums.
+        last_grows: whether the last step takes new maxima. It sees the first keys, often the ones
+            that all rows attend to, for which little range is left.
     """
 
     first: int
@@ -52,9 +52,9 @@ class Range:
     last_grows: bool = False
 
 
-#: bfloat16 has the exponents of float32: the first weights leave room for others to be 2^152 times
-#: as large, and values up to 2^38, or for others to be 2^-62 of them. float16 ends at 2^16, and
-#: loses digits below 2^-14.
+#: bfloat16 has the exponents of float32: later weights may be 2^152 times as large as the first
+#: ones, with values up to 2^38, or 2^-62 times as large. float16 ends at 2^16, and loses digits
+#: below 2^-14.
 RANGES = {
     "bfloat16": Range(first=-64, raise_above=-40, most=88, usual=-56, steep=150, look=16),
     "float16": Range(first=0, raise_above=10, most=15, usual=8, steep=22, look=8, last_grows=True),
@@ -63,7 +63,7 @@ RANGES = {
 
 @dataclass(frozen=True)
 class HopperNames:
-    """What the kernel's functions hand to one another, as aggregates of these names."""
+    """The aggregates that the kernel's functions pass to one another, by their fields."""
 
     plan: KernelPlan
 
@@ -74,15 +74,16 @@ class HopperNames:
 
     @cached_property
     def segments(self) -> RowTable | None:
-        """Whose segments tiles of queries start at; None where they start at each BLOCK_M."""
+        """The table at whose segments tiles of queries start; None: they start at each BLOCK_M."""
         return segment_table(self.plan)
 
     @cached_property
     def packs(self) -> bool:
-        """Whether a tile may hold rows of several heads that share keys: nothing tells them apart.
+        """Whether a tile may hold rows of several heads that share keys.
 
-        Its rows are then of as many heads as the launcher says, one head's after another's. Random
-        numbers are a head's own, and lists and segments are of whole tiles of one.
+        The variant must treat all heads alike. The launcher chooses the number of heads; a tile has
+        one head's rows after another's. Dropout depends on the head, and lists and segments are for
+        tiles of one head.
         """
         if self.plan.listing or self.segments or self.plan.dropout:
             return False
@@ -93,7 +94,7 @@ class HopperNames:
 
     @cached_property
     def call(self) -> tuple[str, ...]:
-        """What holds for the whole call."""
+        """Values that are the same for the whole call."""
         return (
             *(("PACKED",) if self.packs else ()),
             *("num_q_heads", "num_kv_heads", "q_len", "kv_len"),
@@ -107,21 +108,21 @@ class HopperNames:
 
     @cached_property
     def barriers(self) -> tuple[str, ...]:
-        """Arrays of barriers: those of queries, of what steps multiply, of tiles of queries."""
+        """Arrays of barriers: for queries, for keys and values, for the tiles handed over."""
         fused = ("kv_full", "kv_empty")
         steps = fused if self.shape.fused_kv_stages else ("k_full", "k_empty", "v_full", "v_empty")
         return ("q_full", "q_empty", *steps, "work_full", "work_empty")
 
     @cached_property
     def buffers(self) -> tuple[str, ...]:
-        """What producer and consumers share."""
+        """Shared memory of producer and consumers."""
         hiding = ("hiding",) if self.plan.hidden.keys else ()
         growth = self.growth if self.plan.normaliser == "softmax" else ()
         return ("tiles", "barriers", "slots", *hiding, *growth)
 
     @cached_property
     def aggregates(self) -> dict[str, tuple[str, ...]]:
-        """The fields of all of them, by the names of parameters; those of fields come last."""
+        """The fields of all aggregates, by parameter names; those of fields come last."""
         return {
             "call": self.call,
             "work": self.work,
@@ -150,27 +151,27 @@ class HopperNames:
 
     @cached_property
     def sizes(self) -> tuple[str, ...]:
-        """Those of them that are whole numbers."""
+        """The arguments that are integers."""
         tiles = () if self.segments else ("num_tiles_m", "num_tiles")
         heads = ("num_q_heads", "num_kv_heads")
         return (*heads, "q_len", "kv_len", *tiles, "heads_together", "lse_rows")
 
     @cached_property
     def queries(self) -> tuple[str, ...]:
-        """What a consumer computes once for its queries, for all of their scores."""
+        """Values that a consumer computes once for its queries, for all of their scores."""
         return tuple(a.name for a in self.plan.code.scalars + self.plan.code.rows)
 
     @cached_property
     def score_reads(self) -> tuple[str, ...]:
-        """Of a tile's place and positions, what the score function depends on."""
+        """The place and positions of a tile that the score function reads."""
         code = self.plan.code
         return _read((code.score, *codes_of(code.columns, code.elements)))
 
     @property
     def scores_read_kv_idx(self) -> bool:
-        """Whether the score reads the keys' positions besides distances, or leaves them to masks.
+        """Whether the score, or a mask without bitmasks, reads the keys' positions themselves.
 
-        A column bitmask has its own.
+        Distances do not count, and a column bitmask has its own positions.
         """
         code = self.plan.code
         if not self.mask_code.bitmasks:
@@ -179,7 +180,7 @@ class HopperNames:
 
     @cached_property
     def mask_reads(self) -> tuple[str, ...]:
-        """Of a tile's place and positions, what the mask alone depends on."""
+        """The place and positions of a tile that only the mask reads."""
         code = self.plan.code
         tables = (read for table in code.tables for read in table.codes)
         names = _read((*code.conditions, *codes_of(code.masked), *tables))
@@ -187,29 +188,29 @@ class HopperNames:
 
     @cached_property
     def promise_reads(self) -> tuple[str, ...]:
-        """Of a tile's place and positions, what the mask depends on as it was written."""
+        """The place and positions of a tile that the mask as it was written reads."""
         promise = self.plan.code.promise
         return _read(promise.conditions, "q_idx") if promise is not None else ()
 
     @cached_property
     def rows_read(self) -> tuple[str, ...]:
-        """Of a tile's place and positions, what `queries` depend on."""
+        """The place and positions of a tile that `queries` read."""
         return _read(codes_of(self.plan.code.scalars, self.plan.code.rows))
 
     @property
     def work(self) -> tuple[str, ...]:
-        """What the producer finds out about a tile of queries."""
+        """The numbers that the producer computes for a tile of queries."""
         online_max = ("online_max",) if self.plan.normaliser == "softmax" else ()
         return ("visits", *self.place, *self.runs, *online_max)
 
     @property
     def place(self) -> tuple[str, ...]:
-        """Numbers that say where a tile of queries lies."""
+        """The numbers that give the position of a tile of queries."""
         return ("batch", "head", "q_first", *(("q_last",) if self.segments else ()))
 
     @cached_property
     def runs(self) -> tuple[str, ...]:
-        """Which tiles of keys a tile of queries visits, and which of them all its queries see."""
+        """The numbers that give the tiles of keys to visit, and the full ones among them."""
         tiles = self.plan.tiles
         if tiles.listed:
             return ("listed", "num_visits")
@@ -226,10 +227,10 @@ class HopperNames:
 
     @property
     def skips(self) -> bool:
-        """Whether a consumer leaves out tiles of keys that its own queries do not see.
+        """Whether a consumer skips tiles of keys that its own queries do not see.
 
-        That pays where a tile of queries is longer than one of keys. The producer then finds out
-        for each consumer what it visits.
+        That pays if a tile of queries is longer than a tile of keys. The producer then computes the
+        visits of each consumer.
         """
         tiles = self.plan.tiles
         return self.shape.three_consumers and self.plan.masks and not tiles.listed and tiles.sorted
@@ -245,13 +246,13 @@ class HopperNames:
 
     @cached_property
     def own_visits_read(self) -> frozenset[str]:
-        """Of q_first and q_last, those that `own_visits` depend on."""
+        """The names among q_first and q_last that `own_visits` read."""
         full = [end for run in self.plan.tiles.runs for end in (run.full_begin, run.full_end)]
         return self._ends_read((*full, *self._visits_from))
 
     @property
     def work_reads(self) -> frozenset[str]:
-        """Of q_first and q_last, those that the visits of a tile of queries depend on."""
+        """The names among q_first and q_last that the visits of a tile of queries read."""
         tiles = self.plan.tiles
         if self.skips:
             return self._ends_read(self._visits_from)
@@ -270,8 +271,8 @@ class HopperNames:
     def counts(self) -> bool:
         """Whether programs take their tiles of queries from a counter.
 
-        Elsewhere each has every so many of them: no tile takes longer than another. Of a window's,
-        those where keys begin are shorter.
+        Otherwise tiles take equally long, and a program has tiles at a fixed stride. A window's
+        tiles are shorter where the keys begin.
         """
         return self.plan.tiles.uneven or self.skips
 
@@ -279,23 +280,24 @@ class HopperNames:
     def shortest_last(self) -> bool:
         """Whether the shortest tiles of queries, of all heads, come after all others.
 
-        They fill up the time of programs that wait for the last long ones. Shorter tiles are so
-        many that a group of heads leaves little; of lists and segments none knows which are short.
+        They fill the time of programs that would wait for the last long tiles. With smaller tiles
+        a group of heads has so many that little time is left; with lists and segments the short
+        tiles are not known.
         """
         known = not (self.plan.listing or self.segments)
         return known and self.shape.three_consumers and self.plan.bounds.longest_first != "even"
 
     @property
     def growth(self) -> tuple[str, ...]:
-        """Where a softmax notes that weights have overflowed their range."""
-        # A tile that ends by itself says so by the barrier that frees its numbers.
+        """Buffers in which a softmax notes that weights have overflowed their range."""
+        # Without overlapped tiles the barrier that frees a tile's slot says that it was checked.
         return ("votes", "overflowed", *(("checked",) if self.shape.overlapped_tiles else ()))
 
     @property
     def lowers_last(self) -> bool:
-        """Whether weights that the last step's alone overflow are lowered before they are used.
+        """Whether the last step's weights are scaled down if they alone overflow the range.
 
-        float16 has no room for them until then. Of narrow heads it is more code than it is worth.
+        float16 has no range for that. For narrow heads the code costs more than it gains.
         """
         wide = max(self.plan.qk_head_dim, self.plan.v_head_dim) > 64
         return wide and RANGES[self.plan.torch_dtype].first < 0
@@ -316,26 +318,26 @@ class HopperNames:
 
     @cached_property
     def masks(self) -> bool:
-        """Whether there is something to compute for a masked tile."""
+        """Whether a masked tile evaluates any condition."""
         return bool(self.plan.code.conditions or self.plan.checks_kv_len)
 
     @cached_property
     def mask_code(self) -> MaskCode:
-        """What a masked tile shows, pair by pair or by column bitmasks.
+        """The conditions of a masked tile, pair by pair or by column bitmasks.
 
-        Tables of blocks are read pair by pair.
+        Block tables are read pair by pair.
         """
         code = self.plan.code
         of_keys = (columns_end("kv"),) * self.plan.checks_kv_len
         bitmasks = (None,) * len(code.bitmasks) if code.tables else code.bitmasks
         conditions = (*of_keys, *zip(code.conditions, bitmasks, strict=True))
         rows = ("q_idx", *(line.name for line in code.rows))
-        least = LEAST_COMPARISONS + self.plan.checks_kv_len  # which hides in the last tile alone
+        least = LEAST_COMPARISONS + self.plan.checks_kv_len  # which masks the last tile only
         return mask_code(conditions, "kv_idx", rows, least=least)
 
     @property
     def promised_mask_code(self) -> MaskCode:
-        """What is computed as column bitmasks: that, and the mask as it was written."""
+        """All column bitmasks: the mask's, and those of the mask as it was written."""
         code = self.plan.code
         return (
             self.mask_code if code.tables else with_promise(self.mask_code, "q_idx", code.promise)
@@ -343,29 +345,29 @@ class HopperNames:
 
     @cached_property
     def hidden_reads(self) -> tuple[str, ...]:
-        """Of a tile's place and positions, what column bitmasks depend on."""
+        """The place and positions of a tile that column bitmasks read."""
         return tuple(
             n for n in _read(self.mask_code.bitmasks) if n != "q_idx" or n in self.mask_code.rows
         )
 
     @property
     def changes_scores(self) -> bool:
-        """Whether the softmax sees anything but the raw products."""
+        """Whether the softmax reads anything but the raw products."""
         return self.masks or bool(self.plan.code.score)
 
     @property
     def changes_steps(self) -> bool:
-        """Whether scores change beyond a tile's first step, which holds the end of the keys."""
+        """Whether steps after the first one, which holds the end of the keys, change scores."""
         return self.plan.masks or bool(self.plan.code.score)
 
     @property
     def steps_read_keys(self) -> bool:
-        """Whether a step has to know which keys it is of."""
+        """Whether a step reads the positions of its keys."""
         return self.changes_steps or self.plan.dropout
 
     @property
     def splits_steps(self) -> bool:
-        """Whether masked steps have code of their own: it pays where the special unit is busy."""
+        """Whether masked steps have separate code: that pays if the special unit is busy."""
         return self.plan.masks and self.plan.code.uses_tanh and self.shape.splits
 
     @cached_property
@@ -377,7 +379,7 @@ class HopperNames:
 
 
 def _read(codes: Iterable[Code | None], *others: str) -> tuple[str, ...]:
-    """What code reads of a tile's place and positions; q_idx is made from q_first."""
+    """The place and positions of a tile that code reads; q_idx is computed from q_first."""
     found = read_by(codes).union(others)
     if "q_idx" in found:
         found |= {"q_first"}

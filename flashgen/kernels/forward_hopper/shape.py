@@ -10,8 +10,8 @@ from flashgen.plan.kernel import KernelPlan
 from flashgen.symbolic.tables import RowTable
 from flashgen.symbols import BATCH, KV_LEN, Q_FIRST, Q_LEN, B, Load
 
-#: Head dimensions up to which scores of 128 keys fit beside the output in the registers of three
-#: consumers, and up to which those of 64 keys do.
+#: Head dimensions up to which the registers of three consumers hold scores of 128 keys beside the
+#: output, and up to which they hold scores of 64 keys.
 NARROW, WIDE = 64, 128
 
 #: Columns of keys up to which shared memory holds the queries of two tiles, if the output takes
@@ -21,22 +21,22 @@ WIDEST_KEYS = 192
 
 @dataclass(frozen=True)
 class HopperShape:
-    """The structure that the head dimensions and the length of a tile's work ask for.
+    """The structure of the kernel for given head dimensions and visits.
 
     Attributes:
-        halves: pieces that the scores of a step are computed in, 1 or 2. Score function
-            and mask of the first run beside the product of the second.
+        halves: how many pieces the scores of a step are computed in, 1 or 2. Score function and
+            mask of the first piece overlap the product of the second.
         q_in_registers: whether wgmma takes the queries from registers: their buffer is then free
-            for those of the next tile.
+            for the next tile's queries.
         q_stages: buffers for tiles of queries.
-        k_extra: buffers for tiles of keys beyond those for values, which are needed a step later.
-        fused_kv_stages: whether a tile of keys and the values of the one before, which one step
-            multiplies, are loaded and passed on together: a step waits once, and arrives once.
-        ping_pong: whether one consumer after another has its products with the matrix units.
-        overlapped_tiles: whether a tile's first step runs beside the last one of the tile before.
+        k_extra: further buffers for tiles of keys, which are needed a step before their values.
+        fused_kv_stages: whether a tile of keys and the previous tile's values, which one step
+            multiplies, are one stage: a step waits once, and arrives once.
+        ping_pong: whether consumers take turns with the matrix units.
+        overlapped_tiles: whether a tile's first step overlaps the last step of the previous tile.
             Queries are then in registers, and consumers skip no tiles of keys.
-        out_in_queries: whether the output passes through the buffer of its tile's queries.
-        splits: whether there are registers for two kinds of steps.
+        out_in_queries: whether the output is stored through the buffer of its tile's queries.
+        splits: whether registers suffice for separate masked and unmasked steps.
     """
 
     halves: int
@@ -56,7 +56,7 @@ class HopperShape:
 
     @property
     def three_consumers(self) -> bool:
-        """Whether a tile has rows for three consumers, each of which ends it by itself."""
+        """Whether a tile has rows for three consumers, each of which finishes it by itself."""
         return self.loads_early and not self.overlapped_tiles
 
 

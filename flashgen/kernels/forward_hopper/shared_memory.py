@@ -1,23 +1,23 @@
-"""hopper_usage, partitions, live_registers: what a block of the Gluon kernel for Hopper needs.
+"""hopper_usage, partitions, live_registers: the resources of a block of the Hopper kernel.
 
-Shared memory: Triton places buffers that are alive together one behind the other, the largest
-first, each where its alignment allows. All of this kernel's are alive throughout:
+Shared memory: Triton places buffers that are alive at the same time one behind the other, the
+largest first, each where its alignment allows. All buffers of this kernel are always alive:
 
-- tiles of queries, of keys and values, and of the output, as the template allots them;
-- captures, what the partitions are handed (`flashgen.budget.captures`), which lie in one piece;
+- tiles of queries, of keys and values, and of the output, as the template allocates them;
+- captures of the partitions (`flashgen.budget.captures`), in one piece;
 - barriers, 8 bytes each; an array of them starts at a multiple of 16;
 - a byte for each warp of a partition that waits for its work;
-- the present tile of queries and the next one as the producer hands them over: numbers;
+- the numbers of the present tile of queries and of the next one, from the producer;
 - where a mask hides keys by their position alone, a number for each buffer of values;
-- of a softmax, a byte for each row of queries to vote with, and whether weights have overflowed
-  their range, a number for each consumer and each of those two tiles.
+- for a softmax, a byte for each row of queries to vote with, and, for each consumer and each of
+  those two tiles, a number that says whether weights have overflowed their range.
 
-What a partition needs for a moment, to reduce over warps or to share what an atomic returned, takes
-the place of the captures, which were read by then; partitions run side by side, so each has 128
-bytes of that place for itself. Three consumers that reduce leave the producer's for the end.
+Temporary memory of a partition, for reductions over warps or for the result of an atomic, takes
+the place of the captures, which have been read by then. Partitions run side by side, so each has
+128 bytes of that place. With three consumers that reduce, the producer's 128 bytes come at the end.
 
-The figure equals what Triton 3.7 allots (tests/compile/test_hopper.py). Triton 3.6 captures one
-number more where tensors are parameters (`ones`), for which every candidate has room.
+The figure equals Triton 3.7's allocation (tests/compile/test_hopper.py). Triton 3.6 captures one
+number more if tensors are parameters (`ones`), for which every candidate has room.
 """
 
 from __future__ import annotations
@@ -90,9 +90,9 @@ def hopper_usage(plan: KernelPlan, config: KernelConfig, *, ones: bool = False) 
 
 
 def worst_hopper_usage(plan: KernelPlan, config: KernelConfig) -> SramUsage:
-    """The most that any Triton allots for tensors of any strides: a kernel has to fit with those.
+    """The most that any Triton allocates, for any strides: a kernel has to fit with it.
 
-    Captures that grow may make room for scratch, so that is counted where the fewest make none.
+    Larger captures may make room for scratch, so scratch counts if the smallest leave no room.
     """
     fewest, most = captured_bytes(plan), captured_bytes(plan, contiguous=False)
     return _usage(plan, config, most, _scratch_at_the_end(plan, config, fewest))
@@ -120,7 +120,7 @@ def partitions(config: KernelConfig) -> tuple[Partition, ...]:
 
 
 def visiting_rows(plan: KernelPlan, config: KernelConfig) -> KernelConfig:
-    """The configuration with the queries that go by the keys they see: a consumer's, or all."""
+    """The configuration with the queries whose visits are their own: a consumer's, or all."""
     return replace(config, BLOCK_M=CONSUMER_ROWS) if HopperNames(plan).skips else config
 
 
@@ -141,10 +141,10 @@ def live_registers(plan: KernelPlan, config: KernelConfig) -> int:
 
 
 def spills(plan: KernelPlan, config: KernelConfig) -> bool:
-    """Whether a consumer's values would not have room, by what ptxas made of 50 kernels.
+    """Whether a consumer's values would exceed its registers, as in 50 kernels that ptxas compiled.
 
-    Up to 0.8 of its registers live, none spilled more than a few values that rest between two tiles
-    of queries; from 0.85 on all spilled inside the loop, and ptxas made products wait (C7512).
+    With up to 0.8 of the registers live, kernels spilled at most a few values between two tiles of
+    queries; from 0.85 on all spilled inside the loop, and ptxas made products wait (C7512).
 
     Raises:
         KeyError: the kernel has no such BLOCK_M.
@@ -168,7 +168,7 @@ def _tiles(plan: KernelPlan) -> list[Buffer]:
 
 
 def _others(plan: KernelPlan, captures: int) -> list[Buffer]:
-    """What is small, in the kernel's order: of two of one size the first comes first."""
+    """The small buffers, in the kernel's order: of two of equal size the first comes first."""
     shape, names = hopper_shape(plan), HopperNames(plan)
     of_queries = Buffer("barriers", _BARRIER * shape.q_stages * _CONSUMERS)
     of_keys = Buffer("barriers", _BARRIER * (NUM_STAGES + shape.k_extra))
@@ -197,7 +197,7 @@ def _growth(has_barrier: bool) -> list[Buffer]:
 
 
 def _scratch_at_the_end(plan: KernelPlan, config: KernelConfig, captures: int) -> bool:
-    """Whether what the producer's atomic returned finds no room in the captures' place."""
+    """Whether the result of the producer's atomic has no room in the captures' place."""
     if not (HopperNames(plan).counts and plan.tiles.reduce_rows):
         return False
     of_consumers = _SCRATCH * (config.BLOCK_M // CONSUMER_ROWS)

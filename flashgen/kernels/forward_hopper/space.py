@@ -58,19 +58,19 @@ CONSUMER_SHARPNESS = {2: SHARPNESS, 3: 3.5}
 
 
 def why_not(plan: KernelPlan) -> str:
-    """Why a kernel has no Gluon form; ``""`` where it has one."""
+    """Why a plan has no Gluon forward kernel; ``""`` if it has one."""
     if reason := without_form(plan):
         return reason
     space = hopper_space(plan)
     if space.candidates:
         return ""
-    # Of several, the one that the fewest numbers would have to change for: it fails last.
+    # Of several reasons, the one for which the fewest numbers would have to change: it fails last.
     config, reason = max(space.rejected, key=lambda pair: _steps_passed(plan, pair[0]))
     return f"{config}: {reason}"
 
 
 def without_form(plan: KernelPlan) -> str:
-    """Why no configuration would do; ``""`` where one might."""
+    """Why no configuration is possible; ``""`` if one may be."""
     if TARGET.name not in plan.targets:
         return f"{TARGET.name} is not among the targets"
     if plan.dropout and segment_table(plan):
@@ -84,7 +84,7 @@ def without_form(plan: KernelPlan) -> str:
 
 
 def hopper_space(plan: KernelPlan) -> Space:
-    """The candidates of the Gluon kernel; none where it has no such form."""
+    """The candidates of the Gluon kernel; none if a plan has no such kernel."""
     if without_form(plan):
         return Space((), ())
     reasons = {config: _rejects(plan, config) for config in _all(plan)}
@@ -97,7 +97,7 @@ def hopper_space(plan: KernelPlan) -> Space:
 def rank_hopper(plan: KernelPlan, candidates: Iterable[KernelConfig]) -> list[KernelConfig]:
     """The candidates, fastest first, by their modelled time over the workloads of measuring.
 
-    Of those that the model cannot tell apart, which differ in stages, the deepest loads first.
+    If the model cannot distinguish candidates, because only stages differ, the most stages first.
     """
     workloads = [typical_workload(plan, length) for length in usual_lengths(plan)]
 
@@ -128,7 +128,7 @@ def predict_hopper(plan: KernelPlan, config: KernelConfig, work: Workload) -> fl
 
 
 def _steps(plan: KernelPlan, config: KernelConfig, work: Workload, heads: int) -> float:
-    """Steps of all programs: a consumer that leaves tiles of keys out has fewer of its own."""
+    """Steps of all programs: a consumer that skips tiles of keys has fewer steps."""
     own = visiting_rows(plan, config)
     account = traffic(plan, own, TARGET, work, heads_of_a_tile=heads)
     return (account.full_tiles + account.masked_tiles) * own.BLOCK_M / config.BLOCK_M

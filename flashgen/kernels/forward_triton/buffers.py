@@ -1,4 +1,4 @@
-"""What decides which buffers a block of the portable forward kernel has, and their bytes."""
+"""The buffers of a block of the portable forward kernel, and their bytes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flashgen.kernels.forward_triton.elements import Elements, exchanged
 
 @dataclass(frozen=True)
 class Layout:
-    """What decides which buffers there are.
+    """The properties of a kernel that determine its buffers.
 
     Attributes:
         unit: the instruction that multiplies tiles.
@@ -22,10 +22,10 @@ class Layout:
         tf32: operands are float32, which the unit reads as tf32.
         num_qk, num_v: segments of the head dimensions; the widths are symbols.
         narrow: the narrowest segment has fewer than 32 columns.
-        elements: those of tensors that the loop reads.
+        elements: the elements of tensors that the loop reads.
         as_output: a tile of scores has the shape of an output tile.
         sigmoid: weights are sigmoids of the scores.
-        scored: something is computed of the scores, or loaded, before they become weights.
+        scored: a score function is computed, or an element loaded, before scores become weights.
     """
 
     unit: Unit
@@ -42,15 +42,15 @@ class Layout:
 
 
 class Tiles:
-    """Bytes of one tile of each segment, and of what elements of tensors need.
+    """Bytes of one tile of each segment, and of elements of tensors.
 
     Attributes:
         q, k, v, out: a list with a size for each segment.
-        p: of the softmax weights.
-        rows: of a float32 for each query.
-        elements: of what is copied ahead.
-        before, after: of what is exchanged before the first product, and after it.
-        exchanged: of both, one after the other.
+        p: the softmax weights.
+        rows: a float32 for each query.
+        elements: elements that are copied ahead.
+        before, after: exchanges before the first product, and after it.
+        exchanged: both exchanges, one after the other.
     """
 
     def __init__(self, layout: Layout) -> None:

@@ -1,4 +1,4 @@
-"""What a block holds in shared memory because the loop over the keys reads elements of tensors.
+"""The shared memory of a block for elements of tensors that the loop over the keys reads.
 
 Triton reads elements in the layout that suits the load, neighbouring threads at neighbouring
 addresses, and needs them in the layout of the products. Elements of 4 bytes are copied ahead, as
@@ -60,7 +60,7 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Elements:
-    """What the loads of a kernel come to.
+    """The shared memory for the loads of a kernel.
 
     Attributes:
         some: whether there are any.
@@ -82,7 +82,7 @@ class Elements:
     rows_unordered: bool = False
 
     def copies(self) -> Any:
-        """Bytes of what is copied ahead."""
+        """Bytes of elements that are copied ahead."""
         return (NUM_STAGES - 1) * BLOCK_N * (BLOCK_M * self.ahead + self.columns_ahead)
 
 
@@ -97,12 +97,12 @@ def elements_of(
     few_columns: bool,
     dropout: bool,
 ) -> Elements:
-    """What loads come to.
+    """The shared memory for loads.
 
     Args:
-        loads: those of a step.
-        unordered: how many comparisons ask for elements in the branch for ids out of order.
-        unit: what multiplies the tiles.
+        loads: the loads of a step.
+        unordered: how many comparisons read elements in the branch for ids out of order.
+        unit: the matrix unit that multiplies the tiles.
         copied: the pipeline copies loads ahead, through shared memory.
         one_product: scores are one product, not a sum of several.
         few_rows: there are fewer rows than threads.

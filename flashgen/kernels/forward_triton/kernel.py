@@ -24,7 +24,7 @@ def render_kernel(plan: KernelPlan) -> str:
 
 
 class ForwardTriton(ForwardKernel):
-    """FlashAttention-2's order, for every target and plan."""
+    """The kernel in FlashAttention-2's order, for every target and plan."""
 
     name = "forward_triton"
     key = "portable"
@@ -35,7 +35,7 @@ class ForwardTriton(ForwardKernel):
     own = "this kernel"
 
     def space(self, plan: KernelPlan, target: str) -> Space:
-        """Tiles, warps and stages that fit, but for those that a rule rejects."""
+        """Tiles, warps and stages that fit, except those that a rule rejects."""
         return search_space(plan, target)
 
     def rank(
@@ -45,11 +45,11 @@ class ForwardTriton(ForwardKernel):
         return [config for config, _ in rank(plan, target, candidates)]
 
     def usage(self, plan: KernelPlan, config: KernelConfig, target: Target) -> SramUsage:
-        """As the target copies tiles."""
+        """With the target's own way of copying tiles."""
         return sram_usage(plan, config, target)
 
     def worst_usage(self, plan: KernelPlan, config: KernelConfig, target: Target) -> SramUsage:
-        """Of both ways to copy tiles."""
+        """The larger of both ways of copying tiles."""
         return worst_usage(plan, config, target)
 
     def source(self, plan: KernelPlan, before: Collection[str] = ()) -> str:

@@ -67,7 +67,7 @@ def sram_usage(
 
 
 def worst_usage(plan: KernelPlan, config: KernelConfig, target: Target) -> SramUsage:
-    """The usage of whichever way of copying tiles needs more: a kernel has to fit with both."""
+    """The larger usage of both ways of copying tiles: a kernel has to fit with both."""
     ways = {plan.uses_tma(target.name), False}
     usages = (sram_usage(plan, config, target, tma=tma) for tma in sorted(ways, reverse=True))
     return max(usages, key=lambda usage: usage.total)

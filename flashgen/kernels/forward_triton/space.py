@@ -1,7 +1,7 @@
 """search_space: the configurations of a kernel worth trying on a target, and why no others.
 
-A spec's pins and choices replace flashgen's own lists and are never second-guessed: a rule turns
-down only numbers that flashgen itself proposed. What does not fit is out in any case.
+A spec's pins and choices replace flashgen's own lists, and no rule rejects them: rules reject only
+numbers that flashgen itself proposed. A configuration that does not fit is rejected in any case.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def search_space(plan: KernelPlan, target: str) -> Space:
 
 
 def _judge(plan: KernelPlan, target: Target, lists: Lists) -> Space:
-    """Every combination of the lists and the spec's choices, fitting or not, wise or not."""
+    """Every combination of the lists and the spec's choices, whether or not it fits."""
     reasons = {config: _does_not_fit(plan, config, target) for config in _all(plan, lists)}
     fitting = [config for config, reason in reasons.items() if reason is None]
     unwise = {config: _unwise(plan, config, target) for config in fitting}

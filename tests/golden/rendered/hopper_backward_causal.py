@@ -40,7 +40,7 @@ _async_add = getattr(tma, "async_atomic_add", _async_add)
 
 @_aggregate
 class _BackwardCall:
-    """What holds for the whole call."""
+    """Values that are the same for the whole call."""
 
     num_q_heads: gl.tensor
     num_kv_heads: gl.tensor
@@ -100,7 +100,7 @@ class _KeysWorkTile:
 
 @_aggregate
 class _Keys:
-    """What a consumer computes once for its keys, or once a head."""
+    """Values that a consumer computes once for its keys, or once a head."""
 
     head_row: gl.tensor
     k_number: gl.tensor
@@ -117,7 +117,7 @@ class _Keys:
 
 @_aggregate
 class _BackwardTiles:
-    """Buffers of what is loaded."""
+    """Buffers of loaded tiles."""
 
     q_tiles: gl.shared_memory_descriptor
     grad_out_tiles: gl.shared_memory_descriptor
@@ -155,7 +155,7 @@ class _BackwardBarriers:
 
 @_aggregate
 class _BackwardBuffers:
-    """What producer and consumers share."""
+    """Shared memory of producer and consumers."""
 
     tiles: _BackwardTiles
     barriers: _BackwardBarriers
@@ -174,7 +174,7 @@ class _BackwardBuffers:
 
 @_aggregate
 class _BackwardSources:
-    """What the producer reads."""
+    """The producer's sources."""
 
     q_desc: tma.tensor_descriptor
     grad_out_desc: tma.tensor_descriptor
@@ -197,7 +197,7 @@ class _BackwardSources:
 
 @_aggregate
 class _BackwardResults:
-    """What the consumers write to."""
+    """The consumers' results."""
 
     grad_q_desc: tma.tensor_descriptor
     grad_k_desc: tma.tensor_descriptor

@@ -40,7 +40,7 @@ def _tanh_hopper(x, APPROX: gl.constexpr):
 
 @_aggregate
 class _BackwardCall:
-    """What holds for the whole call."""
+    """Values that are the same for the whole call."""
 
     num_q_heads: gl.tensor
     num_kv_heads: gl.tensor
@@ -78,7 +78,7 @@ class _KeysWorkTile:
 
 @_aggregate
 class _Keys:
-    """What a consumer computes once for its keys, or once a head."""
+    """Values that a consumer computes once for its keys, or once a head."""
 
     kv_idx: gl.tensor
     scalar_0: gl.tensor
@@ -93,7 +93,7 @@ class _Keys:
 
 @_aggregate
 class _BackwardTiles:
-    """Buffers of what is loaded."""
+    """Buffers of loaded tiles."""
 
     q_tiles: gl.shared_memory_descriptor
     grad_out_tiles: gl.shared_memory_descriptor
@@ -127,7 +127,7 @@ class _BackwardBarriers:
 
 @_aggregate
 class _BackwardBuffers:
-    """What producer and consumers share."""
+    """Shared memory of producer and consumers."""
 
     tiles: _BackwardTiles
     barriers: _BackwardBarriers
@@ -140,7 +140,7 @@ class _BackwardBuffers:
 
 @_aggregate
 class _BackwardSources:
-    """What the producer reads."""
+    """The producer's sources."""
 
     q_desc: tma.tensor_descriptor
     grad_out_desc: tma.tensor_descriptor
@@ -159,7 +159,7 @@ class _BackwardSources:
 
 @_aggregate
 class _BackwardResults:
-    """What the consumers write to."""
+    """The consumers' results."""
 
     grad_k_desc: tma.tensor_descriptor
     grad_v_desc: tma.tensor_descriptor
@@ -661,7 +661,7 @@ def _backward_hopper(
 
 @_aggregate
 class _QueriesCall:
-    """What holds for the whole call."""
+    """Values that are the same for the whole call."""
 
     num_q_heads: gl.tensor
     num_kv_heads: gl.tensor
@@ -699,7 +699,7 @@ class _QueriesWorkTile:
 
 @_aggregate
 class _Rows:
-    """What a consumer computes once for its queries."""
+    """Values that a consumer computes once for its queries."""
 
     lse: gl.tensor
     delta: gl.tensor
@@ -716,7 +716,7 @@ class _Rows:
 
 @_aggregate
 class _QueriesTiles:
-    """Buffers of what is loaded."""
+    """Buffers of loaded tiles."""
 
     q_tile: gl.shared_memory_descriptor
     grad_out_tile: gl.shared_memory_descriptor
@@ -752,7 +752,7 @@ class _QueriesBarriers:
 
 @_aggregate
 class _QueriesBuffers:
-    """What producer and consumers share."""
+    """Shared memory of producer and consumers."""
 
     tiles: _QueriesTiles
     barriers: _QueriesBarriers
@@ -765,7 +765,7 @@ class _QueriesBuffers:
 
 @_aggregate
 class _QueriesSources:
-    """What the producer reads."""
+    """The producer's sources."""
 
     q_desc: tma.tensor_descriptor
     grad_out_desc: tma.tensor_descriptor

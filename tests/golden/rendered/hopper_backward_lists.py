@@ -54,7 +54,7 @@ def _at_3d_hopper(tensor, i_0, i_1, i_2):
 
 @_aggregate
 class _BackwardCall:
-    """What holds for the whole call."""
+    """Values that are the same for the whole call."""
 
     num_q_heads: gl.tensor
     num_kv_heads: gl.tensor
@@ -107,7 +107,7 @@ class _KeysWorkTile:
 
 @_aggregate
 class _Keys:
-    """What a consumer computes once for its keys, or once a head."""
+    """Values that a consumer computes once for its keys, or once a head."""
 
     head_row: gl.tensor
     k_number: gl.tensor
@@ -124,7 +124,7 @@ class _Keys:
 
 @_aggregate
 class _BackwardTiles:
-    """Buffers of what is loaded."""
+    """Buffers of loaded tiles."""
 
     q_tiles: gl.shared_memory_descriptor
     grad_out_tiles: gl.shared_memory_descriptor
@@ -160,7 +160,7 @@ class _BackwardBarriers:
 
 @_aggregate
 class _BackwardBuffers:
-    """What producer and consumers share."""
+    """Shared memory of producer and consumers."""
 
     tiles: _BackwardTiles
     barriers: _BackwardBarriers
@@ -179,7 +179,7 @@ class _BackwardBuffers:
 
 @_aggregate
 class _BackwardSources:
-    """What the producer reads."""
+    """The producer's sources."""
 
     q_desc: tma.tensor_descriptor
     grad_out_desc: tma.tensor_descriptor
@@ -202,7 +202,7 @@ class _BackwardSources:
 
 @_aggregate
 class _BackwardResults:
-    """What the consumers write to."""
+    """The consumers' results."""
 
     grad_q_desc: tma.tensor_descriptor
     grad_k_desc: tma.tensor_descriptor

@@ -25,7 +25,7 @@ _async_store = _named(tma, "async_store", "async_copy_shared_to_global")  # befo
 
 @_aggregate
 class _BackwardCall:
-    """What holds for the whole call."""
+    """Values that are the same for the whole call."""
 
     num_q_heads: gl.tensor
     num_kv_heads: gl.tensor
@@ -61,7 +61,7 @@ class _KeysWorkTile:
 
 @_aggregate
 class _Keys:
-    """What a consumer computes once for its keys, or once a head."""
+    """Values that a consumer computes once for its keys, or once a head."""
 
     kv_idx: gl.tensor
     qk_scale: gl.tensor
@@ -74,7 +74,7 @@ class _Keys:
 
 @_aggregate
 class _BackwardTiles:
-    """Buffers of what is loaded."""
+    """Buffers of loaded tiles."""
 
     q_tiles: gl.shared_memory_descriptor
     grad_out_tiles: gl.shared_memory_descriptor
@@ -108,7 +108,7 @@ class _BackwardBarriers:
 
 @_aggregate
 class _BackwardBuffers:
-    """What producer and consumers share."""
+    """Shared memory of producer and consumers."""
 
     tiles: _BackwardTiles
     barriers: _BackwardBarriers
@@ -123,7 +123,7 @@ class _BackwardBuffers:
 
 @_aggregate
 class _BackwardSources:
-    """What the producer reads."""
+    """The producer's sources."""
 
     q_desc: tma.tensor_descriptor
     grad_out_desc: tma.tensor_descriptor
@@ -142,7 +142,7 @@ class _BackwardSources:
 
 @_aggregate
 class _BackwardResults:
-    """What the consumers write to."""
+    """The consumers' results."""
 
     grad_k_desc: tma.tensor_descriptor
     grad_v_desc: tma.tensor_descriptor
@@ -745,7 +745,7 @@ def _backward_hopper(
 
 @_aggregate
 class _QueriesCall:
-    """What holds for the whole call."""
+    """Values that are the same for the whole call."""
 
     num_q_heads: gl.tensor
     num_kv_heads: gl.tensor
@@ -781,7 +781,7 @@ class _QueriesWorkTile:
 
 @_aggregate
 class _Rows:
-    """What a consumer computes once for its queries."""
+    """Values that a consumer computes once for its queries."""
 
     lse: gl.tensor
     delta: gl.tensor
@@ -796,7 +796,7 @@ class _Rows:
 
 @_aggregate
 class _QueriesTiles:
-    """Buffers of what is loaded."""
+    """Buffers of loaded tiles."""
 
     q_tile: gl.shared_memory_descriptor
     grad_out_tile: gl.shared_memory_descriptor
@@ -832,7 +832,7 @@ class _QueriesBarriers:
 
 @_aggregate
 class _QueriesBuffers:
-    """What producer and consumers share."""
+    """Shared memory of producer and consumers."""
 
     tiles: _QueriesTiles
     barriers: _QueriesBarriers
@@ -845,7 +845,7 @@ class _QueriesBuffers:
 
 @_aggregate
 class _QueriesSources:
-    """What the producer reads."""
+    """The producer's sources."""
 
     q_desc: tma.tensor_descriptor
     grad_out_desc: tma.tensor_descriptor
