@@ -89,7 +89,6 @@ _OPERATORS = (
     "floordiv",
     "mod",
     "pow",
-    "matmul",
     "and",
     "or",
     "xor",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import math
 import subprocess
 import sys
@@ -184,7 +185,7 @@ MISTAKES: list[tuple[Callable[[], Any], str]] = [
     (lambda: Expr(SCORE).detach() + 1, "leave it out; of positions and whole numbers it does"),
     (lambda: math.tanh(Q), "write torch's function, or flashgen's, for one of `math`'s"),
     (lambda: [1, 2][Q], "`q_idx` picks from a list or a tensor"),
-    (lambda: torch.arange(4)[Q], "`q_idx` picks from a list or a tensor"),
+    (lambda: torch.arange(4)[Q], "a tensor that is not declared is indexed by `q_idx`"),
     (lambda: min(Q, KV), "minimum and maximum for `min` and `max`"),
     (lambda: where(Q, 1, 2), "`where` was given `q_idx` to decide by; give it a comparison"),
     (lambda: where(Q > 1, Q > 2, 2), "give it two numbers or two conditions"),
@@ -252,8 +253,10 @@ def test_a_mistake_shows_the_users_line_and_the_way_to_write_it(
         mistake()
     said = str(caught.value)
     line = mistake.__code__.co_firstlineno
-    assert message in said
-    assert f"test_expr.py:{line}: `(lambda: " in said
+    shown = f"test_expr.py:{line}: `{linecache.getline(__file__, line).strip()}`: "
+    assert shown.startswith(f"test_expr.py:{line}: `(lambda: ")
+    _, _, told = said.partition(shown)
+    assert message in told  # the line itself has it
     assert "\n" not in said
 
 
