@@ -86,6 +86,28 @@ class BitXor(_Bits):
     of = staticmethod(operator.xor)
 
 
+class ShiftLeft(_Bits):
+    """``a << n``, for n from 0 on. By a number it is a product."""
+
+    of = staticmethod(operator.lshift)
+
+    @classmethod
+    def eval(cls, a: Any, n: Any) -> Any:
+        """By a number it is another node."""
+        return a * 2**n if n.is_Integer else None
+
+
+class ShiftRight(_Bits):
+    """``a >> n`` rounded down, for n from 0 to 31. By a number it is a quotient."""
+
+    of = staticmethod(operator.rshift)
+
+    @classmethod
+    def eval(cls, a: Any, n: Any) -> Any:
+        """By a number it is another node, but for 2**31, which 32 bits do not have."""
+        return FloorDiv(a, 2**n) if n.is_Integer and n < 31 else None
+
+
 class Truncate(sympy.Function):  # type: ignore[misc]
     """A number without its fraction, as an integer: what ``.to(torch.int32)`` does."""
 
@@ -209,6 +231,8 @@ _VALUE_OF: dict[Any, Callable[..., Any]] = {
     BitAnd: operator.and_,
     BitOr: operator.or_,
     BitXor: operator.xor,
+    ShiftLeft: operator.lshift,
+    ShiftRight: operator.rshift,
     Truncate: math.trunc,
     sympy.exp: math.exp,
     sympy.log: math.log,

@@ -10,11 +10,22 @@ from typing import Any
 
 import sympy
 
-from flashgen.symbols import SYMBOLS, BitAnd, BitOr, BitXor, FloorDiv, FloorMod, Truncate
+from flashgen.symbols import (
+    SYMBOLS,
+    BitAnd,
+    BitOr,
+    BitXor,
+    FloorDiv,
+    FloorMod,
+    ShiftLeft,
+    ShiftRight,
+    Truncate,
+)
 from flashgen.tracing.indicators import product, spread
 from flashgen.tracing.kinds import CONDITION, INTEGER, NUMBER
 from flashgen.tracing.relations import exact, quotient, relation
 from flashgen.tracing.shown import shown
+from flashgen.tracing.signs import most
 from flashgen.tracing.user_code import mistake
 
 
@@ -111,6 +122,12 @@ def _choice(when: Any, a: Any, b: Any) -> Any:
     return torch.where(when, a, b)
 
 
+def _shifted_right(a: Any, n: Any) -> Any:
+    """Of 32 bits nothing is left after 31, and more is undefined on a GPU."""
+    limit = most(n)
+    return ShiftRight(a, n if limit is not None and limit < 32 else sympy.Min(n, 31))
+
+
 def _piecewise(when: Any, a: Any, b: Any) -> Any:
     if when in (sympy.true, sympy.false):
         return a if when else b
@@ -145,8 +162,8 @@ OPERATIONS = {
     "**": Operation(operator.pow, operator.pow),
     "//": Operation(operator.floordiv, FloorDiv, INTEGER),
     "%": Operation(operator.mod, FloorMod, INTEGER),
-    "<<": Operation(operator.lshift, lambda a, n: a * 2**n, INTEGER),
-    ">>": Operation(operator.rshift, lambda a, n: FloorDiv(a, 2**n), INTEGER),
+    "<<": Operation(operator.lshift, ShiftLeft, INTEGER),
+    ">>": Operation(operator.rshift, _shifted_right, INTEGER),
     "neg": Operation(operator.neg, spread(operator.neg)),
     "abs": Operation(abs, sympy.Abs),
     "minimum": Operation(_extreme("minimum", min), sympy.Min),

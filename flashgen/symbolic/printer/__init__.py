@@ -42,6 +42,8 @@ from flashgen.symbols import (
     Load,
     RowMax,
     RowMin,
+    ShiftLeft,
+    ShiftRight,
     Truncate,
 )
 
@@ -54,6 +56,8 @@ RULES = {
     BitAnd: arithmetic.print_bits("&"),
     BitOr: arithmetic.print_bits("|"),
     BitXor: arithmetic.print_bits("^"),
+    ShiftLeft: arithmetic.print_bits("<<"),
+    ShiftRight: arithmetic.print_bits(">>"),
     sympy.Min: functions.print_extreme,
     sympy.Max: functions.print_extreme,
     sympy.Abs: functions.print_absolute,
