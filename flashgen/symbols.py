@@ -122,6 +122,22 @@ class Truncate(sympy.Function):  # type: ignore[misc]
         return sympy.Integer(math.trunc(float(x))) if x.is_number else None
 
 
+class Floor(sympy.Function):  # type: ignore[misc]
+    """A float rounded down, as a float: no 32 bits have to hold it."""
+
+    nargs = 1
+
+    @classmethod
+    def eval(cls, x: Any) -> Any:
+        """An integer is itself, a number is rounded; anything else stays."""
+        if x.is_integer:
+            return x
+        return sympy.Integer(math.floor(float(x))) if x.is_number else None
+
+    def _eval_is_real(self) -> bool:
+        return True
+
+
 class Load(sympy.Function):  # type: ignore[misc]
     """``tensor[i, j, ...]``: the first argument is the symbol of a declared tensor.
 
@@ -234,9 +250,12 @@ _VALUE_OF: dict[Any, Callable[..., Any]] = {
     ShiftLeft: operator.lshift,
     ShiftRight: operator.rshift,
     Truncate: math.trunc,
+    Floor: math.floor,
     sympy.exp: math.exp,
     sympy.log: math.log,
     sympy.tanh: math.tanh,
+    sympy.erf: math.erf,
+    sympy.atan: math.atan,
     sympy.sin: math.sin,
     sympy.cos: math.cos,
     sympy.Ge: operator.ge,

@@ -60,6 +60,9 @@ class _Shown(StrPrinter):  # type: ignore[misc]
     def _print_Truncate(self, expr: Any) -> str:
         return f"int({self._print(expr.args[0])})"
 
+    def _print_Floor(self, expr: Any) -> str:
+        return f"floor({self._print(expr.args[0])})"
+
     def _print_Abs(self, expr: Any) -> str:
         return f"abs({self._print(expr.args[0])})"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +22,8 @@ OPERATORS = {
     "minimum": "minimum", "maximum": "maximum", "tanh": "tanh", "exp": "exp", "exp2": "exp2",
     "log": "log", "log2": "log2", "sqrt": "sqrt", "rsqrt": "rsqrt", "sin": "sin", "cos": "cos",
     "sigmoid": "sigmoid", "special_expit": "sigmoid", "trunc": "truncate", "fix": "truncate",
-    "floor": "floor", "ceil": "ceil",
+    "floor": "floor", "ceil": "ceil", "erf": "erf", "special_erf": "erf",
+    "atan": "atan", "arctan": "atan",
     "ge": ">=", "gt": ">", "le": "<=", "lt": "<", "eq": "==", "ne": "!=",
     "greater_equal": ">=", "greater": ">", "less_equal": "<=", "less": "<", "not_equal": "!=",
     "bitwise_and": "&", "bitwise_or": "|", "bitwise_xor": "^", "bitwise_not": "~",
@@ -195,6 +197,109 @@ def _logaddexp(apply: Apply, a: Any, b: Any) -> Any:
     return apply("where", apply(">", rise, 20), b, sum_of)
 
 
+def _gelu(apply: Apply, x: Any, *, approximate: str = "none") -> Any:
+    """``x`` times the normal distribution's share below it, or what tanh makes of it."""
+    if approximate not in ("none", "tanh"):
+        raise mistake(f"approximate={approximate!r} is unknown to torch", "write 'none' or 'tanh'")
+    if approximate == "tanh":
+        cube = apply("*", apply("*", x, x), apply("*", x, 0.044715))
+        inner = apply("tanh", apply("*", apply("+", x, cube), math.sqrt(2 / math.pi)))
+    else:
+        inner = apply("erf", apply("*", x, math.sqrt(0.5)))
+    return apply("*", apply("*", x, 0.5), apply("+", 1, inner))
+
+
+def _mish(apply: Apply, x: Any, inplace: bool = False) -> Any:
+    """``x * tanh(softplus(x))``, of whose exponentials nothing is lost."""
+    power = apply("exp", apply("minimum", x, 20))
+    twice = apply("*", power, apply("+", power, 2))
+    return apply(
+        "where", apply(">", x, 20), x, apply("*", x, apply("/", twice, apply("+", twice, 2)))
+    )
+
+
+def _hard(scale: Callable[[Apply, Any, Any], Any]) -> Apply:
+    """What relu6 of ``x + 3`` makes."""
+
+    def hard(apply: Apply, x: Any, inplace: bool = False) -> Any:
+        return scale(apply, x, apply("/", _clamp(apply, apply("+", x, 3), 0, 6), 6))
+
+    return hard
+
+
+def _half_sum(sign: str) -> Apply:
+    """``(exp(x) + exp(-x)) / 2``, or the difference."""
+
+    def half_sum(apply: Apply, x: Any) -> Any:
+        return apply("/", apply(sign, apply("exp", x), apply("exp", apply("neg", x))), 2)
+
+    return half_sum
+
+
+def _sinc(apply: Apply, x: Any) -> Any:
+    """``sin(pi * x) / (pi * x)``; near 0, where that and its slope lose digits, its series."""
+    angle = apply("*", x, math.pi)
+    square = apply("*", angle, angle)
+    near: Any = 1
+    for product in (72, 42, 20, 6):
+        near = apply("-", 1, apply("/", apply("*", square, near), product))
+    is_near = apply("<", square, 0.25)
+    far = apply("where", is_near, 1, angle)  # autograd would make NaN of 0 / 0 that is not taken
+    return apply("where", is_near, near, apply("/", apply("sin", far), far))
+
+
+def _heaviside(apply: Apply, x: Any, values: Any) -> Any:
+    step = apply("where", apply(">", x, 0), 1, 0)
+    return apply("where", apply("==", x, 0), values, step)
+
+
+def _elu(
+    apply: Apply, x: Any, alpha: Any = 1.0, scale: Any = 1.0, input_scale: Any = 1.0,
+    inplace: bool = False,
+) -> Any:  # fmt: skip
+    below = apply("exp", apply("*", apply("minimum", x, 0), input_scale))
+    bent = apply("where", apply(">", x, 0), x, apply("*", alpha, apply("-", below, 1)))
+    return bent if scale == 1 else apply("*", bent, scale)
+
+
+def _leaky(apply: Apply, x: Any, negative_slope: Any = 0.01, inplace: bool = False) -> Any:
+    return apply("where", apply(">", x, 0), x, apply("*", x, negative_slope))
+
+
+def _lerp(apply: Apply, a: Any, b: Any, weight: Any) -> Any:
+    return apply("+", a, apply("*", weight, apply("-", b, a)))
+
+
+def _fmod(apply: Apply, a: Any, b: Any) -> Any:
+    """What is left with the sign of ``a``, of a quotient cut towards zero."""
+    down = apply("floor", apply("/", apply("abs", a), apply("abs", b)))
+    left = apply("-", apply("abs", a), apply("*", apply("abs", b), down))
+    return apply("where", apply("<", a, 0), apply("neg", left), left)
+
+
+def _frac(apply: Apply, x: Any) -> Any:
+    return _fmod(apply, x, 1)
+
+
+_GREATEST = 3.4028234663852886e38
+#: What stands for infinity: it is as large for a softmax, and kernels have it in base 2 too.
+_LARGE = 2e38
+
+
+def _nan_to_num(
+    apply: Apply, x: Any, nan: Any = None, posinf: Any = None, neginf: Any = None
+) -> Any:
+    """What is no finite float32 has a number in its place."""
+    if getattr(x, "kind", "number") != "number":
+        return x
+    limits = (
+        _LARGE if posinf is None else posinf, -_LARGE if neginf is None else neginf,
+    )  # fmt: skip
+    finite = apply("&", apply("<=", x, _GREATEST), apply(">=", x, -_GREATEST))
+    below = apply("where", apply("<", x, 0), limits[1], 0 if nan is None else nan)
+    return apply("where", finite, x, apply("where", apply(">", x, 0), limits[0], below))
+
+
 def _log_sigmoid(apply: Apply, x: Any) -> Any:
     return apply("neg", _softplus(apply, apply("neg", x)))
 
@@ -222,6 +327,29 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "log_sigmoid": _log_sigmoid,
     "logaddexp": _logaddexp,
     "log1p": _log1p,
+    "gelu": _gelu,
+    "mish": _mish,
+    "relu6": lambda apply, x, inplace=False: _clamp(apply, x, 0, 6),
+    "hardtanh": lambda apply, x, min_val=-1.0, max_val=1.0, inplace=False: _clamp(
+        apply, x, min_val, max_val
+    ),
+    "hardswish": _hard(lambda apply, x, share: apply("*", x, share)),
+    "hardsigmoid": _hard(lambda apply, x, share: share),
+    "elu": _elu,
+    "leaky_relu": _leaky,
+    "softsign": lambda apply, x: apply("/", x, apply("+", 1, apply("abs", x))),
+    "cosh": _half_sum("+"),
+    "sinh": _half_sum("-"),
+    "tan": lambda apply, x: apply("/", apply("sin", x), apply("cos", x)),
+    "expm1": lambda apply, x: apply("-", apply("exp", x), 1),
+    "log10": lambda apply, x: apply("*", apply("log", x), 1 / math.log(10)),
+    "sinc": _sinc,
+    "special_sinc": _sinc,
+    "heaviside": _heaviside,
+    "lerp": _lerp,
+    "fmod": _fmod,
+    "frac": _frac,
+    "nan_to_num": _nan_to_num,
     "special_log1p": _log1p,
     "square": lambda apply, x: apply("*", x, x),
     "reciprocal": lambda apply, x: apply("/", 1, x),

@@ -143,6 +143,7 @@ def reals(depth: int) -> st.SearchStrategy[Any]:
         st.builds(lambda a, b: a / (1 + sympy.Abs(b)), inner, inner),
         st.builds(sympy.tanh, inner),
         st.builds(sympy.sin, inner),
+        st.builds(sympy.erf, inner),
         st.builds(lambda x: sympy.exp(-sympy.Abs(x)), inner),
         st.builds(lambda x: sympy.log(1 + sympy.Abs(x)), inner),
         st.builds(lambda x: sympy.sqrt(1 + sympy.Abs(x)), inner),

@@ -13,6 +13,7 @@ from typing import Any
 
 import sympy
 
+from flashgen.symbolic.arctangent import with_polynomials
 from flashgen.symbolic.nodes import (
     AsBits,
     AtLeast,
@@ -110,7 +111,7 @@ def triton_code(
         TRITON, RULES, names or {}, NONNEGATIVE | set(nonnegative), TILE | set(tensors),
         approximate,
     )  # fmt: skip
-    return Code(expr, printer)
+    return Code(with_polynomials(expr), printer)
 
 
 def triton_source(expr: Any, *args: Any, **knowledge: Any) -> str:
