@@ -31,9 +31,10 @@ from flashgen.tracing.kinds import (
     kind_of,
 )
 from flashgen.tracing.operations import BITWISE, COMPARISONS, JOINS, OPERATIONS
+from flashgen.tracing.rows import Elementwise, elementwise
 from flashgen.tracing.shown import shown
 from flashgen.tracing.torch_names import ATTRIBUTES, KNOWN, call
-from flashgen.tracing.user_code import instead_of, mistake, undecided, untraceable
+from flashgen.tracing.user_code import instead_of, mistake, name_of, undecided, untraceable
 
 _VALUES: ContextVar[Mapping[str, Any] | None] = ContextVar("flashgen_values", default=None)
 
@@ -206,8 +207,10 @@ class Expr:
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """What torch calls when an `Expr` is an operand or an argument of one of its functions."""
-        name = getattr(func, "__name__", str(func))
+        name = name_of(func)
         named = dict(kwargs or {})
+        if any(isinstance(arg, Elementwise) for arg in args):
+            return Elementwise.__torch_function__(func, types, args, named)
         if is_bound() and name not in KNOWN:
             values = {key: concrete(value) for key, value in named.items()}
             return func(*map(concrete, args), **values)
@@ -253,6 +256,8 @@ def concrete(value: Any) -> Any:
 
 def apply(name: str, *operands: Any) -> Expr:
     """One of `OPERATIONS`: on values inside `bound`, otherwise on symbols."""
+    if any(isinstance(operand, Elementwise) for operand in operands):
+        return elementwise(lambda *each: apply(name, *each), *operands)  # type: ignore[return-value]
     operation = OPERATIONS[name]
     if is_bound():
         result = operation.concrete(*map(concrete, operands))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from flashgen.symbols import SCORE
-from flashgen.tracing.torch_types import Device, dtype_of, is_device, is_half, kind_of_dtype
+from flashgen.tracing.torch_types import Device, Shape, dtype_of, is_device, is_half, kind_of_dtype
 from flashgen.tracing.user_code import mistake
 
 Apply = Callable[..., Any]
@@ -127,6 +127,31 @@ def _unrounded(x: Any, dtype: Any) -> Any:
 def _same(apply: Apply, x: Any, *arguments: Any, **options: Any) -> Any:
     """What changes how a tensor lies in memory, and none of its values."""
     return x
+
+
+def _broadcast(apply: Apply, x: Any, *sizes: Any, **named: Any) -> Any:
+    """What makes another shape of a single value, ``view(-1, 1)`` for one: nothing."""
+    flat = [n for size in (*sizes, *named.values()) for n in _numbers(size)]
+    if any(n not in (1, -1) for n in flat):
+        raise mistake(
+            f"a symbolic value, which is a single one, is given the sizes {tuple(flat)}",
+            "leave it out: it meets whatever it is joined with",
+        )
+    return x
+
+
+def _numbers(size: Any) -> tuple[Any, ...]:
+    return tuple(size) if isinstance(size, tuple | list) else (size,)
+
+
+def _along(apply: Apply, x: Any, *dims: Any, **named: Any) -> Any:
+    """An axis of one element more or less."""
+    return x
+
+
+def _as_other(apply: Apply, x: Any, other: Any) -> Any:
+    """The shape of another single value."""
+    return _broadcast(apply, x, other.shape)
 
 
 def _detach(apply: Apply, x: Any) -> Any:
@@ -384,13 +409,25 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "char": _narrow("char"),
     "byte": _narrow("byte"),
     "detach": _detach,
+    "_to_copy": lambda apply, x, dtype=None, **options: _to(apply, x, dtype=dtype),
+    "size": lambda apply, x, dim=None: Shape() if dim is None else Shape()[dim],
+    "dim": lambda apply, x: 0,
+    "numel": lambda apply, x: 1,
+    **dict.fromkeys(("view", "reshape", "expand", "broadcast_to"), _broadcast),
+    **dict.fromkeys(("squeeze", "unsqueeze", "flatten", "ravel"), _along),
+    **dict.fromkeys(("view_as", "reshape_as", "expand_as"), _as_other),
     **dict.fromkeys(("contiguous", "clone", "cpu", "cuda"), _same),
 }
 
 KNOWN = OPERATORS.keys() | FUNCTIONS.keys()
 
 #: A tensor's attributes that are no methods.
-ATTRIBUTES: dict[str, Callable[[str], Any]] = {"device": lambda kind: Device(), "dtype": dtype_of}
+ATTRIBUTES: dict[str, Callable[[str], Any]] = {
+    "device": lambda kind: Device(),
+    "dtype": dtype_of,
+    "shape": lambda kind: Shape(),
+    "ndim": lambda kind: 0,
+}
 
 
 def call(name: str, apply: Apply, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -61,6 +61,13 @@ def undecided(sym: Any) -> MaskError:
     return mistake(f"the truth of `{shown(sym)}` is not known while the function is traced", remedy)
 
 
+def name_of(function: Any) -> str:
+    """What torch calls a function, or an operator of its own: of ``aten.ge.Tensor``, ``"ge"``."""
+    if getattr(function, "namespace", "") == "aten":
+        function = getattr(function, "overloadpacket", function)
+    return getattr(function, "__name__", str(function))
+
+
 def untraceable(name: str, arguments: Sequence[Any]) -> MaskError:
     """The mistake of handing symbols to a function of torch that flashgen does not know.
 
@@ -87,10 +94,6 @@ _INSTEAD = {
     "isclose": "write abs(a - b) <= tolerance",
     "round": "write (x + 0.5).int() of an x that is not negative",
     "item": "leave it out: a symbolic value is a single one",
-    **dict.fromkeys(
-        ("view", "reshape", "squeeze", "unsqueeze", "expand", "expand_as", "flatten"),
-        "leave it out: a symbolic value is a single one",
-    ),
     **dict.fromkeys(
         ("sum", "dot", "inner", "matmul", "mm", "mv", "bmm", "einsum", "mean"),
         "write the terms, as x[i, 0] * y[j, 0] + x[i, 1] * y[j, 1]",

@@ -38,6 +38,8 @@ CAP = Float("cap", 30.0, above=0)
 DOC = Tensor("doc", ("batch", "kv_len"), "int32", sorted=True)
 SLOPES = Tensor("slopes", ("num_q_heads",))
 THREE = Tensor("three", (3,))
+FOUR = Tensor("four", ("kv_len", 4))
+LONG = Tensor("long", ("kv_len", 17))
 
 
 def test_importing_flashgen_imports_neither_torch_nor_triton() -> None:
@@ -187,6 +189,16 @@ MISTAKES: list[tuple[Callable[[], Any], str]] = [
     (lambda: 1 << maximum(DOC[0, KV], 0), "of which no largest value is known; shift by x % 16"),
     (lambda: 1 << KV % 32, "`1 << kv_idx % 32` needs more than the 31 bits of a whole number here"),
     (lambda: 3 << Q % 31, "shift by less, or the other side to the right: (x >> n) & 1 is the bit"),
+    (lambda: Q.view(2, 3), "which is a single one, is given the sizes (2, 3); leave it out"),
+    (lambda: Q.shape[0], "size 0 of a symbolic value, which has no dimension; sizes are q_len"),
+    (lambda: KV.size(-1), "size -1 of a symbolic value, which has no dimension"),
+    (lambda: LONG[Q] > 1, "`long[q_idx]` has 17 elements, and a kernel computes each by itself"),
+    (lambda: torch.dot(LONG[Q], LONG[Q]), "index one, or declare a last dimension of 16 at most"),
+    (lambda: FOUR[Q] > 1 or Q, "are 4 values and stand for one; join them by .any(), .all() or"),
+    (lambda: FOUR[Q] + THREE[:], "`four[q_idx]` and `three` have 4 and 3 elements; give both"),
+    (lambda: FOUR[Q].sum(1), "is given to `sum` along dimension 1; write .sum(): what is indexed"),
+    (lambda: torch.cat([FOUR[Q]]), "torch's `cat` cannot be traced"),
+    (lambda: torch.softmax(FOUR[Q], -1), "torch's `softmax` cannot be traced"),
     (lambda: torch.nn.functional.gelu(CAP, approximate="x"), "approximate='x' is unknown to torch"),
     (lambda: SLOPES[Q].detach(), "`detach` cuts a gradient off"),
     (lambda: Expr(SCORE).detach() + 1, "leave it out; of positions and whole numbers it does"),
