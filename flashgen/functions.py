@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from flashgen.tracing.expr import apply
+from flashgen.tracing.torch_names import call
 
 
 def where(condition: Any, a: Any, b: Any) -> Any:
@@ -65,6 +66,26 @@ def sin(x: Any) -> Any:
 def cos(x: Any) -> Any:
     """Cosine of an angle in radians."""
     return apply("cos", x)
+
+
+def erf(x: Any) -> Any:
+    """The error function."""
+    return apply("erf", x)
+
+
+def atan(x: Any) -> Any:
+    """The angle, in radians, whose tangent is ``x``; kernels have a polynomial for it."""
+    return apply("atan", x)
+
+
+def floor(x: Any) -> Any:
+    """``x`` rounded down; of a quotient of whole numbers an integer."""
+    return apply("floor", x)
+
+
+def gelu(x: Any, approximate: str = "none") -> Any:
+    """``x`` times the normal distribution's share below it; ``"tanh"`` is near that."""
+    return call("gelu", apply, (x,), {"approximate": approximate})
 
 
 def sigmoid(x: Any) -> Any:

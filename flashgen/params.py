@@ -151,7 +151,7 @@ class Tensor(Param):
             known = ", ".join(INTEGER_DTYPES + FLOAT_DTYPES)
             raise MaskError(f"{kind}({name!r}): dtype={dtype!r} is unknown; take one of {known}")
         if not isinstance(dims, tuple | list) or not 1 <= len(dims) <= 4:
-            raise MaskError(f"{kind}({name!r}): dims={dims!r}; give a tuple of 1 to 4 sizes")
+            raise MaskError(f"{kind}({name!r}): dims={dims!r}; {_sizes(dims)}")
         if sorted and dtype != "int32":
             raise MaskError(f"Tensor({name!r}): sorted=True is for dtype='int32'; leave it out")
         self.name, self.dtype, self.sorted, self.doc = name, dtype, sorted, doc
@@ -250,6 +250,13 @@ def _from_the_start(size: Expr | None, index: Any) -> str:
     if meant is None or (meant.is_Integer and meant < 0):
         return "write an index from 0 up"
     return f"write an index from 0 up: {meant} for the one meant"
+
+
+def _sizes(dims: Any) -> str:
+    """What to write for dimensions that are not as many as there can be."""
+    if dims in ((), []):
+        return "a single number in a tensor is of (1,), and x[0] where it is read"
+    return "give a tuple of 1 to 4 sizes"
 
 
 def _exceeds(value: float, bound: float | None) -> bool:

@@ -16,7 +16,7 @@ from flashgen.masks import Mask, MaskMod, as_mask
 from flashgen.normalisers import Normaliser, softmax
 from flashgen.philox import kept, kept_scale
 from flashgen.scores import Score, ScoreMod, as_score
-from flashgen.tracing.expr import bound, concrete
+from flashgen.tracing.expr import as_condition, bound, concrete
 
 if TYPE_CHECKING:
     import torch
@@ -186,7 +186,7 @@ def visibility(
         return visible  # and no element of a tensor to look at
     with bound({**values, "q_len": q_len, "kv_len": kv_len}):
         indices = positions((batch, num_q_heads, q_len, kv_len), device)
-        seen: torch.Tensor = concrete(mask.mask_mod(*indices)) | visible
+        seen: torch.Tensor = concrete(as_condition(mask.mask_mod(*indices))) | visible
     return seen
 
 

@@ -86,6 +86,28 @@ class BitXor(_Bits):
     of = staticmethod(operator.xor)
 
 
+class ShiftLeft(_Bits):
+    """``a << n``, for n from 0 on. By a number it is a product."""
+
+    of = staticmethod(operator.lshift)
+
+    @classmethod
+    def eval(cls, a: Any, n: Any) -> Any:
+        """By a number it is another node."""
+        return a * 2**n if n.is_Integer else None
+
+
+class ShiftRight(_Bits):
+    """``a >> n`` rounded down, for n from 0 to 31. By a number it is a quotient."""
+
+    of = staticmethod(operator.rshift)
+
+    @classmethod
+    def eval(cls, a: Any, n: Any) -> Any:
+        """By a number it is another node, but for 2**31, which 32 bits do not have."""
+        return FloorDiv(a, 2**n) if n.is_Integer and n < 31 else None
+
+
 class Truncate(sympy.Function):  # type: ignore[misc]
     """A number without its fraction, as an integer: what ``.to(torch.int32)`` does."""
 
@@ -98,6 +120,22 @@ class Truncate(sympy.Function):  # type: ignore[misc]
         if x.is_integer:
             return x
         return sympy.Integer(math.trunc(float(x))) if x.is_number else None
+
+
+class Floor(sympy.Function):  # type: ignore[misc]
+    """A float rounded down, as a float: no 32 bits have to hold it."""
+
+    nargs = 1
+
+    @classmethod
+    def eval(cls, x: Any) -> Any:
+        """An integer is itself, a number is rounded; anything else stays."""
+        if x.is_integer:
+            return x
+        return sympy.Integer(math.floor(float(x))) if x.is_number else None
+
+    def _eval_is_real(self) -> bool:
+        return True
 
 
 class Load(sympy.Function):  # type: ignore[misc]
@@ -209,10 +247,15 @@ _VALUE_OF: dict[Any, Callable[..., Any]] = {
     BitAnd: operator.and_,
     BitOr: operator.or_,
     BitXor: operator.xor,
+    ShiftLeft: operator.lshift,
+    ShiftRight: operator.rshift,
     Truncate: math.trunc,
+    Floor: math.floor,
     sympy.exp: math.exp,
     sympy.log: math.log,
     sympy.tanh: math.tanh,
+    sympy.erf: math.erf,
+    sympy.atan: math.atan,
     sympy.sin: math.sin,
     sympy.cos: math.cos,
     sympy.Ge: operator.ge,

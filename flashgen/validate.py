@@ -244,7 +244,9 @@ def _params(name: str, spec: AttentionSpec) -> Iterator[Finding]:
         if is_taken(param.name, dropout=spec.dropout is True):
             kind = "constant" if isinstance(param, Constant) else "parameter"
             problem = f"{kind} {param.name!r} is a name that the generated module uses"
-            yield "params", param, problem, f"rename the {kind}"
+            others = (f"{param.name}_", f"the_{param.name}", f"{param.name}_value")
+            free = next(name for name in others if not is_taken(name, dropout=True))
+            yield "params", param, problem, f"rename the {kind}, to {free} for one"
 
 
 def _dropout(name: str, spec: AttentionSpec) -> Iterator[Finding]:

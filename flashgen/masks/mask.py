@@ -12,7 +12,7 @@ from flashgen.declared import Param
 from flashgen.errors import MaskError
 from flashgen.symbols import KV_IDX, Q_IDX, B, H
 from flashgen.tracing.calls import called, check_order, traced_call
-from flashgen.tracing.expr import Expr
+from flashgen.tracing.expr import Expr, as_condition
 from flashgen.tracing.kinds import CONDITION
 from flashgen.tracing.user_code import mistake
 
@@ -64,7 +64,7 @@ class Mask:
 
         def inverted(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
             seen = self.mask_mod(b, h, q_idx, kv_idx)
-            return not seen if isinstance(seen, bool) else ~seen
+            return not seen if isinstance(seen, bool) else ~as_condition(seen)
 
         return Mask(
             inverted,
@@ -135,7 +135,7 @@ class Mask:
             MaskError: `mask_mod` fails on symbols or does not return a boolean.
         """
         name = called("mask", self.label)
-        seen = traced_call(self.mask_mod, _ARGUMENTS, name)
+        seen = as_condition(traced_call(self.mask_mod, _ARGUMENTS, name))
         if not isinstance(seen, Expr) or seen.kind != CONDITION:
             shown = f"the {seen.kind} `{seen}`" if isinstance(seen, Expr) else repr(seen)
             raise MaskError(
@@ -186,7 +186,8 @@ def _combine(a: Mask, b: Mask, symbol: str, join: Callable[[Any, Any], Any]) -> 
     _check(b)
 
     def mask_mod(batch: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
-        return join(a.mask_mod(batch, h, q_idx, kv_idx), b.mask_mod(batch, h, q_idx, kv_idx))
+        sides = (part.mask_mod(batch, h, q_idx, kv_idx) for part in (a, b))
+        return join(*map(as_condition, sides))
 
     label = f"{_parenthesised(a.label)} {symbol} {_parenthesised(b.label)}"
     return Mask(

@@ -23,7 +23,7 @@ from flashgen.symbolic.gradient import ElementDerivative, element_derivatives, s
 from flashgen.symbolic.printer import torch_code
 from flashgen.symbolic.printer.code import Code, read_by
 from flashgen.symbolic.varies_over import Axes, is_integral, varies_over
-from flashgen.symbols import KV_IDX, Q_IDX, B, H, Load, Truncate
+from flashgen.symbols import KV_IDX, Q_IDX, B, Floor, H, Load, Truncate
 
 #: The difference between elements of one head: none, their query, key or distance, or both.
 Over = Literal["heads", "rows", "columns", "diagonals", "elements"]
@@ -243,5 +243,5 @@ def is_finite(expr: Any) -> bool:
     if isinstance(expr, sympy.Piecewise):
         return all(is_finite(value) for value, _ in expr.args)
     plain = sympy.Add | sympy.Mul | sympy.Abs | sympy.Min | sympy.Max
-    bounded = sympy.tanh | sympy.sin | sympy.cos
+    bounded = sympy.tanh | sympy.sin | sympy.cos | sympy.erf | sympy.atan | Floor
     return expr.is_number or (isinstance(expr, plain | bounded) and all(map(is_finite, expr.args)))

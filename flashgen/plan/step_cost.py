@@ -168,7 +168,7 @@ def _by_name(assignments: Iterable[Assignment]) -> dict[str, Any]:
 
 # The score function's own instructions.
 
-_FUNCTIONS = (sympy.tanh, sympy.exp, sympy.log, sympy.sin, sympy.cos)
+_FUNCTIONS = (sympy.tanh, sympy.exp, sympy.log, sympy.sin, sympy.cos, sympy.erf)
 #: Of what takes one operation less than it has parts.
 _JOINING = sympy.Min | sympy.Max | sympy.And | sympy.Or
 

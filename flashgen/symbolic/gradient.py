@@ -9,7 +9,7 @@ from typing import Any
 import sympy
 
 from flashgen.symbolic.reassociate import is_condition
-from flashgen.symbols import SCORE, Load, Truncate
+from flashgen.symbols import SCORE, Floor, Load, Truncate
 
 
 @dataclass(frozen=True)
@@ -71,9 +71,10 @@ def element_derivatives(score: Any, tensors: Collection[str]) -> tuple[ElementDe
 def derivative(expr: Any, variable: Any) -> Any:
     """The derivative of expr by a variable, where a choice counts as the branch that is taken.
 
-    What is cut to an integer is constant but for jumps. As with torch's clamp, a value that equals
-    its limit moves; and as with its abs, |x| has the slope 0 at 0. A branch without a slope, as
-    that of log(0), which hides its key, has the slope 0: nothing follows from the key.
+    What is cut to an integer, or rounded to one, is constant but for jumps. As with torch's clamp,
+    a value that equals its limit moves; and as with its abs, |x| has the slope 0 at 0. A branch
+    without a slope, as that of log(0), which hides its key, has the slope 0: nothing follows from
+    the key.
 
     Args:
         expr: an expression of flashgen's vocabulary.
@@ -89,7 +90,7 @@ def derivative(expr: Any, variable: Any) -> Any:
         """The node with x for the variable, and a symbol for all that does not move with it."""
         if node == variable:
             return x
-        if not _holds(node, variable) or isinstance(node, Truncate):
+        if not _holds(node, variable) or isinstance(node, Truncate | Floor):
             return node if node.is_number else constant(node)
         if isinstance(node, sympy.Piecewise):
             branches = [(smooth(value), _when(when, constant)) for value, when in node.args]

@@ -8,6 +8,7 @@ from typing import Any
 
 import sympy
 
+from flashgen.symbolic.arctangent import with_polynomials
 from flashgen.symbolic.column_bitmask import column_bitmask
 from flashgen.symbolic.printer import triton_code
 from flashgen.symbolic.printer.code import Code
@@ -80,7 +81,7 @@ def hoist(
     names = dict(names or {})
     symbols = {symbol.name for expr in exprs for symbol in expr.free_symbols}
     reassociation = Reassociation({*symbols, *names.values(), *taken})
-    forms = [reassociation.result(expr) for expr in exprs]
+    forms = [reassociation.result(with_polynomials(expr)) for expr in exprs]
     forms = _shared(forms, reassociation)
     definitions = reassociation.definitions
     tensors = [symbol.name for symbol, (where, _) in definitions.items() if where]

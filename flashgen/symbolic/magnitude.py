@@ -24,11 +24,17 @@ from flashgen.symbols import (
     FloorMod,
     H,
     Load,
+    ShiftLeft,
+    ShiftRight,
 )
+from flashgen.tracing.signs import most
 
 _ARITHMETIC = (sympy.Add, sympy.Mul, sympy.Pow, sympy.Abs, sympy.Min, sympy.Max, sympy.Piecewise)
 #: What computes with whole numbers as such. Elsewhere large ones are computed as floats.
-_WHOLE = (FloorDiv, FloorMod, BitAnd, BitOr, BitXor, Load, sympy.core.relational.Relational)
+_WHOLE = (
+    FloorDiv, FloorMod, BitAnd, BitOr, BitXor, ShiftLeft, ShiftRight, Load,
+    sympy.core.relational.Relational,
+)  # fmt: skip
 #: What an index is below.
 _BELOW = {Q_IDX: Q_LEN, KV_IDX: KV_LEN, B: BATCH, H: Q_HEADS}
 
@@ -45,6 +51,8 @@ def large_integers(expr: Any) -> dict[Any, Any]:
 
 def _integers(expr: Any, within: Any = None) -> Iterator[Any]:
     if isinstance(expr, _ARITHMETIC) and expr.is_integer and isinstance(within, _WHOLE):
+        yield expr
+    if isinstance(expr, ShiftLeft):
         yield expr
     # Of a sum within a sum, the outer one is what is computed as a whole number.
     inner = within if isinstance(expr, _ARITHMETIC) and not isinstance(within, _WHOLE) else expr
@@ -71,10 +79,20 @@ def magnitude(expr: Any) -> Any:
         return sympy.Max(*(magnitude(value) for value, _ in expr.args))
     if isinstance(expr, sympy.Min | sympy.Max):
         return sympy.Max(*map(magnitude, expr.args))
-    if isinstance(expr, FloorDiv):
+    if isinstance(expr, FloorDiv | ShiftRight):
         return magnitude(expr.args[0])
+    if isinstance(expr, ShiftLeft):
+        return ShiftLeft(magnitude(expr.args[0]), _farthest(expr.args[1]))
     if isinstance(expr, FloorMod):
         return magnitude(expr.args[1])
     if isinstance(expr, sympy.Add | sympy.Abs | BitAnd | BitOr | BitXor):
         return sympy.Add(*map(magnitude, expr.args))
     return sympy.Integer(1)
+
+
+def _farthest(shift: Any) -> Any:
+    """The most that is shifted by: an index stays below its length, where one more is twice."""
+    limit = most(shift)
+    if limit is not None:
+        return sympy.Integer(limit)
+    return _BELOW[shift] - 1 if shift in _BELOW else magnitude(shift)

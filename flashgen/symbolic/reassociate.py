@@ -17,7 +17,7 @@ import sympy
 from flashgen.symbolic.printer.functions import without_conditional
 from flashgen.symbolic.printer.text import is_negative, negated, rank
 from flashgen.symbolic.varies_over import REDUCTIONS, Axes, ToFloat, is_integral, varies_over
-from flashgen.symbols import FloorDiv, FloorMod, Load, Truncate
+from flashgen.symbols import FloorDiv, FloorMod, Load, ShiftLeft, Truncate
 
 PREFIXES = {
     Axes.SCALAR: "scalar",
@@ -234,7 +234,7 @@ def is_small(expr: Any) -> bool:
         return bool(abs(factor) <= 64) and not rest.is_Mul and is_small(rest)
     if isinstance(expr, sympy.Abs | sympy.Min | sympy.Max):
         return all(map(is_small, expr.args))
-    return not expr.is_Pow
+    return not (expr.is_Pow or isinstance(expr, ShiftLeft))
 
 
 def rebuilt(expr: Any, args: Iterable[Any]) -> Any:

@@ -20,6 +20,8 @@ from flashgen.symbols import (
     Load,
     RowMax,
     RowMin,
+    ShiftLeft,
+    ShiftRight,
     Truncate,
 )
 
@@ -53,7 +55,7 @@ _INDICES = {
 }
 #: Reductions over the rows of a tile: one value, whatever its argument is.
 REDUCTIONS = (RowMin, RowMax)
-_WHOLE = (FloorDiv, FloorMod, BitAnd, BitOr, BitXor, Truncate)
+_WHOLE = (FloorDiv, FloorMod, BitAnd, BitOr, BitXor, ShiftLeft, ShiftRight, Truncate)
 _WHOLE_OF_WHOLE = (sympy.Add, sympy.Mul, sympy.Min, sympy.Max, sympy.Abs, *REDUCTIONS)
 
 

@@ -11,6 +11,7 @@ import sympy
 
 from flashgen.errors import FlashgenError, MaskError
 from flashgen.tracing.expr import Expr, bound
+from flashgen.tracing.rows import Elementwise
 from flashgen.tracing.user_code import users_line
 
 #: What an argument may be called, flashgen's own names first, then those of FlexAttention.
@@ -53,6 +54,11 @@ def traced_call(function: Callable[..., Any], symbols: tuple[Any, ...], label: s
             if str(error) == f"'{owner}' object is not callable":
                 remedy = f"call its .{attribute}, or join it to others outside of the function"
         raise MaskError(f"{where}: {type(error).__name__}: {error}; {remedy}") from error
+    if isinstance(result, Elementwise):
+        raise MaskError(
+            f"{label} returned {len(result)} values, {result}; "
+            "join them by .any(), .all() or .sum()"
+        )
     if getattr(result, "sym", result) != getattr(again, "sym", again):
         shown = " and then ".join(f"`{x}`" for x in (result, again))
         raise MaskError(

@@ -8,7 +8,7 @@ from typing import Any
 
 import sympy
 
-from flashgen.tracing.rows import Row
+from flashgen.tracing.rows import Elementwise
 from flashgen.tracing.user_code import mistake
 
 
@@ -22,7 +22,7 @@ def captured(value: Any, operation: str) -> Any:
     Raises:
         MaskError: it is no number, or not one that stays.
     """
-    if isinstance(value, Row):
+    if isinstance(value, Elementwise):
         raise value.unfinished()
     value = _scalar(value)
     if isinstance(value, bool):

@@ -18,21 +18,23 @@ import sympy
 
 from flashgen.declared import Param
 from flashgen.errors import MaskError
-from flashgen.symbols import KV_LEN, Q_LEN, evaluate
+from flashgen.symbols import KV_LEN, Q_LEN, Load, evaluate
 from flashgen.tracing.captured import captured
-from flashgen.tracing.indicators import as_number, is_condition
+from flashgen.tracing.indicators import as_number, condition_of, is_bit, is_condition
 from flashgen.tracing.kinds import (
     CONDITION,
     INTEGER,
     check_divisor,
     check_kinds,
+    check_shift,
     check_size,
     kind_of,
 )
 from flashgen.tracing.operations import BITWISE, COMPARISONS, JOINS, OPERATIONS
+from flashgen.tracing.rows import Elementwise, elementwise
 from flashgen.tracing.shown import shown
 from flashgen.tracing.torch_names import ATTRIBUTES, KNOWN, call
-from flashgen.tracing.user_code import instead_of, mistake, undecided, untraceable
+from flashgen.tracing.user_code import instead_of, mistake, name_of, undecided, untraceable
 
 _VALUES: ContextVar[Mapping[str, Any] | None] = ContextVar("flashgen_values", default=None)
 
@@ -105,8 +107,14 @@ class Expr:
     def __lshift__(self, other: Any) -> Expr:
         return apply("<<", self, other)
 
+    def __rlshift__(self, other: Any) -> Expr:
+        return apply("<<", other, self)
+
     def __rshift__(self, other: Any) -> Expr:
         return apply(">>", self, other)
+
+    def __rrshift__(self, other: Any) -> Expr:
+        return apply(">>", other, self)
 
     def __neg__(self) -> Expr:
         return apply("neg", self)
@@ -199,8 +207,10 @@ class Expr:
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """What torch calls when an `Expr` is an operand or an argument of one of its functions."""
-        name = getattr(func, "__name__", str(func))
+        name = name_of(func)
         named = dict(kwargs or {})
+        if any(isinstance(arg, Elementwise) for arg in args):
+            return Elementwise.__torch_function__(func, types, args, named)
         if is_bound() and name not in KNOWN:
             values = {key: concrete(value) for key, value in named.items()}
             return func(*map(concrete, args), **values)
@@ -246,6 +256,8 @@ def concrete(value: Any) -> Any:
 
 def apply(name: str, *operands: Any) -> Expr:
     """One of `OPERATIONS`: on values inside `bound`, otherwise on symbols."""
+    if any(isinstance(operand, Elementwise) for operand in operands):
+        return elementwise(lambda *each: apply(name, *each), *operands)  # type: ignore[return-value]
     operation = OPERATIONS[name]
     if is_bound():
         result = operation.concrete(*map(concrete, operands))
@@ -259,11 +271,16 @@ def apply(name: str, *operands: Any) -> Expr:
     if name in BITWISE and all(expr.kind == INTEGER for expr in exprs):
         operation = BITWISE[name]
     syms = [expr.sym for expr in exprs]
+    if name in BITWISE and any(map(is_condition, syms)):
+        syms = [condition_of(sym) if is_bit(sym) else sym for sym in syms]
     check_kinds(name, operation.takes, syms)
     check_size(name, syms)
     params = merged_params(exprs)
-    if name in ("//", "%"):
-        check_divisor(as_number(syms[1]), _least_values(params))
+    if name in ("//", "%") and all(as_number(sym).is_integer for sym in syms):
+        syms[1] = _known_positive(as_number(syms[1]), params)
+        check_divisor(syms[1], _least_values(params))
+    if name in ("<<", ">>"):
+        check_shift(name, as_number(syms[0]), as_number(syms[1]), _least_values(params))
     if name == "where" and exprs[1].kind == CONDITION:
         when, a, b = syms
         return Expr((when & a) | (~when & b), params)
@@ -276,10 +293,30 @@ def apply(name: str, *operands: Any) -> Expr:
     return Expr(operation.symbolic(*syms), params)
 
 
+def _known_positive(divisor: Any, params: Iterable[Param]) -> Any:
+    """A divisor, with elements of positive constants no less than 1 where they are read outside.
+
+    That is 0, which nothing may be divided by, in columns behind the last key too.
+    """
+    constants: list[Any] = [param for param in params if hasattr(param, "elements")]
+    positive = {c.sym for c in constants if not c.is_float and min(c.elements.flat) >= 1}
+    loads = (load for load in divisor.atoms(Load) if load.args[0] in positive)
+    return divisor.xreplace({load: sympy.Max(load, 1) for load in loads})
+
+
 def _least_values(params: Iterable[Param]) -> dict[Any, int]:
     """The least value of each `Int` among the parameters, by its symbol."""
     # Of an `Expr` that is no `Int`, min is torch's method.
     return {p.sym: p.min for p in params if isinstance(p, Expr) and isinstance(p.min, int)}
+
+
+def as_condition(seen: Any) -> Any:
+    """What a mask returned as a condition, where it is one: torch takes bits for conditions too."""
+    if isinstance(seen, Expr) and is_bit(seen.sym):
+        return Expr(condition_of(seen.sym), seen.params)
+    if is_bound() and str(getattr(seen, "dtype", "")).startswith("torch.int"):
+        return seen != 0
+    return seen
 
 
 def merged_params(exprs: Iterable[Expr]) -> tuple[Param, ...]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import sympy
 
+from flashgen.symbols import BitAnd, BitOr, BitXor, FloorMod
 from flashgen.tracing.shown import shown
 from flashgen.tracing.user_code import mistake
 
@@ -43,6 +44,27 @@ def numbers_of(expr: Any) -> Any:
 def as_number(expr: Any) -> Any:
     """A condition as a number; a number as it is."""
     return indicator(expr) if is_condition(expr) else expr
+
+
+def is_bit(expr: Any) -> bool:
+    """Whether a whole number is 0 or 1 by its form, as ``(x >> n) & 1`` and ``x % 2`` are."""
+    if isinstance(expr, BitAnd):
+        return any(arg == 1 or is_bit(arg) for arg in expr.args)
+    if isinstance(expr, BitOr | BitXor):
+        return all(map(is_bit, expr.args))
+    if isinstance(expr, FloorMod):
+        return bool(expr.args[1] == 2)
+    choice = numbers_of(expr)
+    return choice is not None and set(choice[1:]) <= {0, 1}
+
+
+def condition_of(expr: Any) -> Any:
+    """Whether such a number is 1."""
+    choice = numbers_of(expr)
+    if choice is None:
+        return sympy.Ne(expr, 0, evaluate=False)
+    condition, a, b = choice
+    return chosen(condition, sympy.true if a else sympy.false, sympy.true if b else sympy.false)
 
 
 def spread(of: Callable[..., Any]) -> Callable[..., Any]:

@@ -10,7 +10,7 @@ import sympy
 from flashgen.symbols import Load
 from flashgen.tracing.indicators import as_number, is_condition
 from flashgen.tracing.shown import shown
-from flashgen.tracing.signs import LEAST, at_least
+from flashgen.tracing.signs import LEAST, at_least, most
 from flashgen.tracing.user_code import mistake
 
 INTEGER, NUMBER, CONDITION = "integer", "number", "condition"
@@ -56,10 +56,6 @@ def check_kinds(name: str, takes: str, operands: list[Any]) -> None:
         _check_power(*operands)
     if name == "/" and operands[1] == 0:
         raise mistake(f"`{shown(operands[0])}` is divided by zero", "divide by something else")
-    if name in ("<<", ">>") and not (operands[1].is_Integer and 0 <= operands[1] < 31):
-        raise mistake(
-            f"`{name}` shifts by `{shown(operands[1])}`", "shift by a number from 0 to 30"
-        )
 
 
 def _check_power(base: Any, exponent: Any) -> None:
@@ -95,6 +91,35 @@ def check_size(name: str, operands: list[Any]) -> None:
                 f"`{name}` was given {number}, and kernels compute whole numbers in 32 bits",
                 "write a number from -2**31 to before 2**31",
             )
+
+
+def check_shift(name: str, a: Any, n: Any, least: Mapping[Any, int]) -> None:
+    """Raises MaskError for a shift that 32 bits do not hold, or may not.
+
+    Args:
+        name: ``"<<"`` or ``">>"``.
+        a: what is shifted, a sympy expression.
+        n: by how much.
+        least: the least values of parameters, by their symbols.
+    """
+    if not at_least(n, 0, {**LEAST, **least}):
+        raise mistake(
+            f"`{name}` shifts by `{shown(n)}`, which is not known to be 0 or more",
+            "shift by x % 32 or by maximum(x, 0)",
+        )
+    limit = most(n)
+    if name == ">>":
+        return
+    if limit is None and n.has(Load):
+        raise mistake(
+            f"`<<` shifts by `{shown(n)}`, of which no largest value is known",
+            "shift by x % 16 or by minimum(x, 30)",
+        )
+    if limit is not None and (abs(a) if a.is_Integer else 1) << limit >= 2**31:
+        raise mistake(
+            f"`{shown(a)} << {shown(n)}` needs more than the 31 bits of a whole number here",
+            "shift by less, or the other side to the right: (x >> n) & 1 is the bit n of x",
+        )
 
 
 def check_divisor(divisor: Any, least: Mapping[Any, int]) -> None:

@@ -10,11 +10,23 @@ from typing import Any
 
 import sympy
 
-from flashgen.symbols import SYMBOLS, BitAnd, BitOr, BitXor, FloorDiv, FloorMod, Truncate
+from flashgen.symbols import (
+    SYMBOLS,
+    BitAnd,
+    BitOr,
+    BitXor,
+    Floor,
+    FloorDiv,
+    FloorMod,
+    ShiftLeft,
+    ShiftRight,
+    Truncate,
+)
 from flashgen.tracing.indicators import product, spread
 from flashgen.tracing.kinds import CONDITION, INTEGER, NUMBER
 from flashgen.tracing.relations import exact, quotient, relation
 from flashgen.tracing.shown import shown
+from flashgen.tracing.signs import most
 from flashgen.tracing.user_code import mistake
 
 
@@ -46,19 +58,34 @@ def _truncate(x: Any, positive: Collection[Any] = ()) -> Any:
     return _piecewise(sympy.Ge(above, 0, evaluate=False), towards_zero, -FloorDiv(-above, below))
 
 
-def _rounded(name: str) -> Callable[..., Any]:
-    """Down or up: of a quotient of whole numbers, which is all that is rounded these ways."""
+def _floor(x: Any, positive: Collection[Any] = ()) -> Any:
+    """Down: a quotient of whole numbers as such, since floats would round it first."""
+    above, below = quotient(exact(x), positive)
+    return FloorDiv(above, below) if above.is_integer else Floor(x)
 
-    def build(x: Any, positive: Collection[Any] = ()) -> Any:
-        above, below = quotient(exact(x), positive)
-        if not above.is_integer:
-            raise mistake(
-                f"`{name}` is traced of quotients of whole numbers and was given `{shown(x)}`",
-                "write x.int() to cut a fraction off, towards zero",
-            )
-        return FloorDiv(above if name == "floor" else above + below - 1, below)
 
-    return build
+def _ceil(x: Any, positive: Collection[Any] = ()) -> Any:
+    above, below = quotient(exact(x), positive)
+    return FloorDiv(above + below - 1, below) if above.is_integer else -Floor(-x)
+
+
+def _divided_down(a: Any, b: Any) -> Any:
+    """``a // b``, of floats too."""
+    if a.is_integer and b.is_integer:
+        return FloorDiv(a, b)
+    if b == 0:
+        raise mistake(f"`{shown(a)}` is divided by zero", "divide by something else")
+    if b.is_Number and b.is_finite and b > 0:
+        above, below = quotient(exact(a) / sympy.Rational(b))
+        if above.is_integer:
+            return FloorDiv(above, below)
+    return Floor(a / b)
+
+
+def _remainder(a: Any, b: Any) -> Any:
+    """``a % b`` with the sign of b, of floats too."""
+    whole = a.is_integer and b.is_integer
+    return FloorMod(a, b) if whole else a - b * _divided_down(a, b)
 
 
 def _of_bools(join: Callable[..., Any], otherwise: Callable[..., Any]) -> Callable[..., Any]:
@@ -111,6 +138,12 @@ def _choice(when: Any, a: Any, b: Any) -> Any:
     return torch.where(when, a, b)
 
 
+def _shifted_right(a: Any, n: Any) -> Any:
+    """Of 32 bits nothing is left after 31, and more is undefined on a GPU."""
+    limit = most(n)
+    return ShiftRight(a, n if limit is not None and limit < 32 else sympy.Min(n, 31))
+
+
 def _piecewise(when: Any, a: Any, b: Any) -> Any:
     if when in (sympy.true, sympy.false):
         return a if when else b
@@ -143,10 +176,10 @@ OPERATIONS = {
     "*": Operation(_of_bools(operator.and_, operator.mul), spread(product)),
     "/": Operation(operator.truediv, spread(operator.truediv)),
     "**": Operation(operator.pow, operator.pow),
-    "//": Operation(operator.floordiv, FloorDiv, INTEGER),
-    "%": Operation(operator.mod, FloorMod, INTEGER),
-    "<<": Operation(operator.lshift, lambda a, n: a * 2**n, INTEGER),
-    ">>": Operation(operator.rshift, lambda a, n: FloorDiv(a, 2**n), INTEGER),
+    "//": Operation(operator.floordiv, _divided_down),
+    "%": Operation(operator.mod, _remainder),
+    "<<": Operation(operator.lshift, ShiftLeft, INTEGER),
+    ">>": Operation(operator.rshift, _shifted_right, INTEGER),
     "neg": Operation(operator.neg, spread(operator.neg)),
     "abs": Operation(abs, sympy.Abs),
     "minimum": Operation(_extreme("minimum", min), sympy.Min),
@@ -160,10 +193,12 @@ OPERATIONS = {
     "rsqrt": Operation(lambda x: x**-0.5, lambda x: x ** sympy.Rational(-1, 2)),
     "sin": Operation(_method("sin"), sympy.sin),
     "cos": Operation(_method("cos"), sympy.cos),
+    "erf": Operation(_method("erf"), sympy.erf),
+    "atan": Operation(_method("atan"), sympy.atan),
     "sigmoid": Operation(_sigmoid, lambda x: 1 / (1 + sympy.exp(-x))),
     "truncate": Operation(_truncated, _truncate, divides=True),
-    "floor": Operation(_whole("floor"), _rounded("floor"), divides=True),
-    "ceil": Operation(_whole("ceil"), _rounded("ceil"), divides=True),
+    "floor": Operation(_whole("floor"), _floor, divides=True),
+    "ceil": Operation(_whole("ceil"), _ceil, divides=True),
     ">=": Operation(operator.ge, relation(sympy.Ge), divides=True),
     ">": Operation(operator.gt, relation(sympy.Gt), divides=True),
     "<=": Operation(operator.le, relation(sympy.Le), divides=True),

@@ -7,8 +7,10 @@ from typing import Any
 from sympy.core.relational import Relational
 from sympy.printing.str import StrPrinter
 
-from flashgen.symbols import BitAnd, BitOr, BitXor, FloorDiv, FloorMod
+from flashgen.symbols import BitAnd, BitOr, BitXor, FloorDiv, FloorMod, ShiftLeft, ShiftRight
 
+#: What is printed in parentheses.
+_CLOSED = BitAnd | BitOr | BitXor | ShiftLeft | ShiftRight
 _COMPARED = {"Eq": "==", "Ne": "!="}
 
 
@@ -49,8 +51,17 @@ class _Shown(StrPrinter):  # type: ignore[misc]
     def _print_BitXor(self, expr: Any) -> str:
         return f"({self._operands('^', expr.args)})"
 
+    def _print_ShiftLeft(self, expr: Any) -> str:
+        return f"({self._operands('<<', expr.args)})"
+
+    def _print_ShiftRight(self, expr: Any) -> str:
+        return f"({self._operands('>>', expr.args)})"
+
     def _print_Truncate(self, expr: Any) -> str:
         return f"int({self._print(expr.args[0])})"
+
+    def _print_Floor(self, expr: Any) -> str:
+        return f"floor({self._print(expr.args[0])})"
 
     def _print_Abs(self, expr: Any) -> str:
         return f"abs({self._print(expr.args[0])})"
@@ -96,4 +107,4 @@ def _rank(condition: Any) -> tuple[int, str]:
 def shown(expr: Any) -> str:
     """``expr`` for a message."""
     text = str(_Shown({"full_prec": False}).doprint(expr))
-    return text[1:-1] if isinstance(expr, BitAnd | BitOr | BitXor) else text
+    return text[1:-1] if isinstance(expr, _CLOSED) else text

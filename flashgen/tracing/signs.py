@@ -1,4 +1,4 @@
-"""Whether an expression is at least 0, or 1, told by its form."""
+"""Whether an expression is at least 0, or 1, and at most what, told by its form."""
 
 from __future__ import annotations
 
@@ -7,7 +7,21 @@ from typing import Any
 
 import sympy
 
-from flashgen.symbols import KV_LEN, Q_LEN, SYMBOLS, FloorDiv, FloorMod, Load, RowMax, RowMin
+from flashgen.symbols import (
+    KV_LEN,
+    Q_LEN,
+    SYMBOLS,
+    BitAnd,
+    BitOr,
+    BitXor,
+    FloorDiv,
+    FloorMod,
+    Load,
+    RowMax,
+    RowMin,
+    ShiftLeft,
+    ShiftRight,
+)
 
 #: The least values of what every mask has: indices are not negative, lengths are positive.
 LEAST: Mapping[Any, int] = {**dict.fromkeys(SYMBOLS, 0), Q_LEN: 1, KV_LEN: 1}
@@ -47,10 +61,38 @@ def at_least(
         return all(holds(value) for value, _ in expr.args)
     if isinstance(expr, RowMin | RowMax):
         return holds(expr.args[0])
+    if isinstance(expr, ShiftLeft):
+        return holds(expr.args[0])
     if bound > 0:
         return False
-    if isinstance(expr, FloorDiv):
+    if isinstance(expr, BitAnd):
+        return any(map(holds, expr.args))
+    if isinstance(expr, BitOr | BitXor):
+        return all(map(holds, expr.args))
+    if isinstance(expr, FloorDiv | ShiftRight):
         return holds(expr.args[0])
     if isinstance(expr, Load):
         return counts(expr)
     return isinstance(expr, FloorMod | sympy.Abs)
+
+
+def most(expr: Any) -> int | None:
+    """What a whole number never exceeds, by its form alone. None: unknown."""
+    if expr.is_Integer:
+        return int(expr)
+    if isinstance(expr, FloorMod):
+        return int(expr.args[1]) - 1 if expr.args[1].is_Integer else None
+    known = [limit for limit in map(most, expr.args) if limit is not None]
+    every = len(known) == len(expr.args) > 0
+    if isinstance(expr, BitAnd):
+        return min((limit for limit in map(_bits, expr.args) if limit is not None), default=None)
+    if isinstance(expr, sympy.Min):
+        return min(known, default=None)
+    if isinstance(expr, sympy.Max):
+        return max(known) if every else None
+    return sum(known) if expr.is_Add and every else None
+
+
+def _bits(expr: Any) -> int | None:
+    """A number from 0 on, which is what ``&`` leaves at most of anything."""
+    return int(expr) if expr.is_Integer and expr >= 0 else None

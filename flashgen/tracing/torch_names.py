@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 from flashgen.symbols import SCORE
-from flashgen.tracing.torch_types import Device, dtype_of, is_device, is_half, kind_of_dtype
+from flashgen.tracing.torch_types import Device, Shape, dtype_of, is_device, is_half, kind_of_dtype
 from flashgen.tracing.user_code import mistake
 
 Apply = Callable[..., Any]
@@ -21,7 +22,8 @@ OPERATORS = {
     "minimum": "minimum", "maximum": "maximum", "tanh": "tanh", "exp": "exp", "exp2": "exp2",
     "log": "log", "log2": "log2", "sqrt": "sqrt", "rsqrt": "rsqrt", "sin": "sin", "cos": "cos",
     "sigmoid": "sigmoid", "special_expit": "sigmoid", "trunc": "truncate", "fix": "truncate",
-    "floor": "floor", "ceil": "ceil",
+    "floor": "floor", "ceil": "ceil", "erf": "erf", "special_erf": "erf",
+    "atan": "atan", "arctan": "atan",
     "ge": ">=", "gt": ">", "le": "<=", "lt": "<", "eq": "==", "ne": "!=",
     "greater_equal": ">=", "greater": ">", "less_equal": "<=", "less": "<", "not_equal": "!=",
     "bitwise_and": "&", "bitwise_or": "|", "bitwise_xor": "^", "bitwise_not": "~",
@@ -127,6 +129,31 @@ def _same(apply: Apply, x: Any, *arguments: Any, **options: Any) -> Any:
     return x
 
 
+def _broadcast(apply: Apply, x: Any, *sizes: Any, **named: Any) -> Any:
+    """What makes another shape of a single value, ``view(-1, 1)`` for one: nothing."""
+    flat = [n for size in (*sizes, *named.values()) for n in _numbers(size)]
+    if any(n not in (1, -1) for n in flat):
+        raise mistake(
+            f"a symbolic value, which is a single one, is given the sizes {tuple(flat)}",
+            "leave it out: it meets whatever it is joined with",
+        )
+    return x
+
+
+def _numbers(size: Any) -> tuple[Any, ...]:
+    return tuple(size) if isinstance(size, tuple | list) else (size,)
+
+
+def _along(apply: Apply, x: Any, *dims: Any, **named: Any) -> Any:
+    """An axis of one element more or less."""
+    return x
+
+
+def _as_other(apply: Apply, x: Any, other: Any) -> Any:
+    """The shape of another single value."""
+    return _broadcast(apply, x, other.shape)
+
+
 def _detach(apply: Apply, x: Any) -> Any:
     """Nothing, of what has no gradient."""
     tensors = (param for param in x.params if not hasattr(param, "elements"))  # but for constants
@@ -195,6 +222,109 @@ def _logaddexp(apply: Apply, a: Any, b: Any) -> Any:
     return apply("where", apply(">", rise, 20), b, sum_of)
 
 
+def _gelu(apply: Apply, x: Any, *, approximate: str = "none") -> Any:
+    """``x`` times the normal distribution's share below it, or what tanh makes of it."""
+    if approximate not in ("none", "tanh"):
+        raise mistake(f"approximate={approximate!r} is unknown to torch", "write 'none' or 'tanh'")
+    if approximate == "tanh":
+        cube = apply("*", apply("*", x, x), apply("*", x, 0.044715))
+        inner = apply("tanh", apply("*", apply("+", x, cube), math.sqrt(2 / math.pi)))
+    else:
+        inner = apply("erf", apply("*", x, math.sqrt(0.5)))
+    return apply("*", apply("*", x, 0.5), apply("+", 1, inner))
+
+
+def _mish(apply: Apply, x: Any, inplace: bool = False) -> Any:
+    """``x * tanh(softplus(x))``, of whose exponentials nothing is lost."""
+    power = apply("exp", apply("minimum", x, 20))
+    twice = apply("*", power, apply("+", power, 2))
+    return apply(
+        "where", apply(">", x, 20), x, apply("*", x, apply("/", twice, apply("+", twice, 2)))
+    )
+
+
+def _hard(scale: Callable[[Apply, Any, Any], Any]) -> Apply:
+    """What relu6 of ``x + 3`` makes."""
+
+    def hard(apply: Apply, x: Any, inplace: bool = False) -> Any:
+        return scale(apply, x, apply("/", _clamp(apply, apply("+", x, 3), 0, 6), 6))
+
+    return hard
+
+
+def _half_sum(sign: str) -> Apply:
+    """``(exp(x) + exp(-x)) / 2``, or the difference."""
+
+    def half_sum(apply: Apply, x: Any) -> Any:
+        return apply("/", apply(sign, apply("exp", x), apply("exp", apply("neg", x))), 2)
+
+    return half_sum
+
+
+def _sinc(apply: Apply, x: Any) -> Any:
+    """``sin(pi * x) / (pi * x)``; near 0, where that and its slope lose digits, its series."""
+    angle = apply("*", x, math.pi)
+    square = apply("*", angle, angle)
+    near: Any = 1
+    for product in (72, 42, 20, 6):
+        near = apply("-", 1, apply("/", apply("*", square, near), product))
+    is_near = apply("<", square, 0.25)
+    far = apply("where", is_near, 1, angle)  # autograd would make NaN of 0 / 0 that is not taken
+    return apply("where", is_near, near, apply("/", apply("sin", far), far))
+
+
+def _heaviside(apply: Apply, x: Any, values: Any) -> Any:
+    step = apply("where", apply(">", x, 0), 1, 0)
+    return apply("where", apply("==", x, 0), values, step)
+
+
+def _elu(
+    apply: Apply, x: Any, alpha: Any = 1.0, scale: Any = 1.0, input_scale: Any = 1.0,
+    inplace: bool = False,
+) -> Any:  # fmt: skip
+    below = apply("exp", apply("*", apply("minimum", x, 0), input_scale))
+    bent = apply("where", apply(">", x, 0), x, apply("*", alpha, apply("-", below, 1)))
+    return bent if scale == 1 else apply("*", bent, scale)
+
+
+def _leaky(apply: Apply, x: Any, negative_slope: Any = 0.01, inplace: bool = False) -> Any:
+    return apply("where", apply(">", x, 0), x, apply("*", x, negative_slope))
+
+
+def _lerp(apply: Apply, a: Any, b: Any, weight: Any) -> Any:
+    return apply("+", a, apply("*", weight, apply("-", b, a)))
+
+
+def _fmod(apply: Apply, a: Any, b: Any) -> Any:
+    """What is left with the sign of ``a``, of a quotient cut towards zero."""
+    down = apply("floor", apply("/", apply("abs", a), apply("abs", b)))
+    left = apply("-", apply("abs", a), apply("*", apply("abs", b), down))
+    return apply("where", apply("<", a, 0), apply("neg", left), left)
+
+
+def _frac(apply: Apply, x: Any) -> Any:
+    return _fmod(apply, x, 1)
+
+
+_GREATEST = 3.4028234663852886e38
+#: What stands for infinity: it is as large for a softmax, and kernels have it in base 2 too.
+_LARGE = 2e38
+
+
+def _nan_to_num(
+    apply: Apply, x: Any, nan: Any = None, posinf: Any = None, neginf: Any = None
+) -> Any:
+    """What is no finite float32 has a number in its place."""
+    if getattr(x, "kind", "number") != "number":
+        return x
+    limits = (
+        _LARGE if posinf is None else posinf, -_LARGE if neginf is None else neginf,
+    )  # fmt: skip
+    finite = apply("&", apply("<=", x, _GREATEST), apply(">=", x, -_GREATEST))
+    below = apply("where", apply("<", x, 0), limits[1], 0 if nan is None else nan)
+    return apply("where", finite, x, apply("where", apply(">", x, 0), limits[0], below))
+
+
 def _log_sigmoid(apply: Apply, x: Any) -> Any:
     return apply("neg", _softplus(apply, apply("neg", x)))
 
@@ -222,6 +352,29 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "log_sigmoid": _log_sigmoid,
     "logaddexp": _logaddexp,
     "log1p": _log1p,
+    "gelu": _gelu,
+    "mish": _mish,
+    "relu6": lambda apply, x, inplace=False: _clamp(apply, x, 0, 6),
+    "hardtanh": lambda apply, x, min_val=-1.0, max_val=1.0, inplace=False: _clamp(
+        apply, x, min_val, max_val
+    ),
+    "hardswish": _hard(lambda apply, x, share: apply("*", x, share)),
+    "hardsigmoid": _hard(lambda apply, x, share: share),
+    "elu": _elu,
+    "leaky_relu": _leaky,
+    "softsign": lambda apply, x: apply("/", x, apply("+", 1, apply("abs", x))),
+    "cosh": _half_sum("+"),
+    "sinh": _half_sum("-"),
+    "tan": lambda apply, x: apply("/", apply("sin", x), apply("cos", x)),
+    "expm1": lambda apply, x: apply("-", apply("exp", x), 1),
+    "log10": lambda apply, x: apply("*", apply("log", x), 1 / math.log(10)),
+    "sinc": _sinc,
+    "special_sinc": _sinc,
+    "heaviside": _heaviside,
+    "lerp": _lerp,
+    "fmod": _fmod,
+    "frac": _frac,
+    "nan_to_num": _nan_to_num,
     "special_log1p": _log1p,
     "square": lambda apply, x: apply("*", x, x),
     "reciprocal": lambda apply, x: apply("/", 1, x),
@@ -256,13 +409,25 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "char": _narrow("char"),
     "byte": _narrow("byte"),
     "detach": _detach,
+    "_to_copy": lambda apply, x, dtype=None, **options: _to(apply, x, dtype=dtype),
+    "size": lambda apply, x, dim=None: Shape() if dim is None else Shape()[dim],
+    "dim": lambda apply, x: 0,
+    "numel": lambda apply, x: 1,
+    **dict.fromkeys(("view", "reshape", "expand", "broadcast_to"), _broadcast),
+    **dict.fromkeys(("squeeze", "unsqueeze", "flatten", "ravel"), _along),
+    **dict.fromkeys(("view_as", "reshape_as", "expand_as"), _as_other),
     **dict.fromkeys(("contiguous", "clone", "cpu", "cuda"), _same),
 }
 
 KNOWN = OPERATORS.keys() | FUNCTIONS.keys()
 
 #: A tensor's attributes that are no methods.
-ATTRIBUTES: dict[str, Callable[[str], Any]] = {"device": lambda kind: Device(), "dtype": dtype_of}
+ATTRIBUTES: dict[str, Callable[[str], Any]] = {
+    "device": lambda kind: Device(),
+    "dtype": dtype_of,
+    "shape": lambda kind: Shape(),
+    "ndim": lambda kind: 0,
+}
 
 
 def call(name: str, apply: Apply, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -29,6 +29,21 @@ class Device(str):
         return super().__new__(cls, cls.type)
 
 
+class Shape(tuple[int, ...]):
+    """A symbolic value's shape: that of a single number, as torch's own functions take it."""
+
+    __slots__ = ()
+
+    def __getitem__(self, index: Any) -> Any:
+        """None of the sizes that it does not have."""
+        if isinstance(index, slice):
+            return super().__getitem__(index)
+        raise mistake(
+            f"size {index} of a symbolic value, which has no dimension",
+            "sizes are q_len, kv_len, numbers and Int parameters",
+        )
+
+
 def is_device(target: Any) -> bool:
     """Whether an argument of ``.to`` is a device: torch's, ``"cuda:0"`` or a number."""
     if isinstance(target, str | int):

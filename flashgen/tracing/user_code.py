@@ -61,6 +61,13 @@ def undecided(sym: Any) -> MaskError:
     return mistake(f"the truth of `{shown(sym)}` is not known while the function is traced", remedy)
 
 
+def name_of(function: Any) -> str:
+    """What torch calls a function, or an operator of its own: of ``aten.ge.Tensor``, ``"ge"``."""
+    if getattr(function, "namespace", "") == "aten":
+        function = getattr(function, "overloadpacket", function)
+    return getattr(function, "__name__", str(function))
+
+
 def untraceable(name: str, arguments: Sequence[Any]) -> MaskError:
     """The mistake of handing symbols to a function of torch that flashgen does not know.
 
@@ -86,21 +93,7 @@ _INSTEAD = {
     "isin": "write (x == 1) | (x == 2)",
     "isclose": "write abs(a - b) <= tolerance",
     "round": "write (x + 0.5).int() of an x that is not negative",
-    "fmod": "write % of whole numbers that are not negative",
-    "frac": "write x - x.int()",
-    "expm1": "write exp(x) - 1",
-    "log10": "write log(x) / log(10)",
-    "tan": "write sin(x) / cos(x)",
-    "hardtanh": "write clamp(x, -1, 1)",
-    "leaky_relu": "write where(x > 0, x, slope * x)",
-    "elu": "write where(x > 0, x, exp(x) - 1)",
-    "gelu": "write x * sigmoid(1.702 * x), which is near it",
-    "lerp": "write a + weight * (b - a)",
     "item": "leave it out: a symbolic value is a single one",
-    **dict.fromkeys(
-        ("view", "reshape", "squeeze", "unsqueeze", "expand", "expand_as", "flatten"),
-        "leave it out: a symbolic value is a single one",
-    ),
     **dict.fromkeys(
         ("sum", "dot", "inner", "matmul", "mm", "mv", "bmm", "einsum", "mean"),
         "write the terms, as x[i, 0] * y[j, 0] + x[i, 1] * y[j, 1]",

@@ -23,6 +23,8 @@ from flashgen.symbols import (
     FloorMod,
     H,
     Load,
+    ShiftLeft,
+    ShiftRight,
     evaluate,
 )
 from support import printed
@@ -94,6 +96,8 @@ def integers(depth: int) -> st.SearchStrategy[Any]:
         st.builds(BitAnd, inner, inner),
         st.builds(BitOr, inner, inner),
         st.builds(BitXor, inner, inner),
+        st.builds(lambda a, n: ShiftLeft(a, FloorMod(n, 4)), inner, inner),
+        st.builds(lambda a, n: ShiftRight(a, FloorMod(n, 4)), inner, inner),
         st.builds(sympy.Abs, inner),
         st.builds(sympy.Min, inner, inner),
         st.builds(sympy.Max, inner, inner),
@@ -139,6 +143,7 @@ def reals(depth: int) -> st.SearchStrategy[Any]:
         st.builds(lambda a, b: a / (1 + sympy.Abs(b)), inner, inner),
         st.builds(sympy.tanh, inner),
         st.builds(sympy.sin, inner),
+        st.builds(sympy.erf, inner),
         st.builds(lambda x: sympy.exp(-sympy.Abs(x)), inner),
         st.builds(lambda x: sympy.log(1 + sympy.Abs(x)), inner),
         st.builds(lambda x: sympy.sqrt(1 + sympy.Abs(x)), inner),

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention.flex_attention import noop_mask
 
-from flashgen import Tensor
+from flashgen import AttentionSpec, Constant, Tensor
 
 LENGTH = 12
 VALUES = {
@@ -26,6 +26,11 @@ VALUES = {
     "ids": torch.arange(2 * LENGTH, dtype=torch.int32).reshape(2, LENGTH) % 5,
     "spans": torch.tensor([[2, 7], [0, 3]], dtype=torch.int32),
     "slopes": torch.tensor([0.5, -1.25, 3.0, 0.0], dtype=torch.float64),
+    "packed": (torch.arange(2 * LENGTH, dtype=torch.int32).reshape(LENGTH, 2) * 73 - 500) % 256,
+    "words": torch.arange(LENGTH, dtype=torch.int32) * 123456789 - 2**30,
+    "chosen": torch.arange(12, dtype=torch.int32).reshape(2, 3, 2) * 5 % 4,
+    "coords": torch.arange(6.0 * LENGTH, dtype=torch.float64).reshape(2, LENGTH, 3) % 7 / 8 - 0.3,
+    "powers": torch.tensor([2**i for i in range(8)], dtype=torch.int32),
 }
 DECLARED = {
     "flags": Tensor("flags", ("batch", "kv_len"), "bool"),
@@ -33,6 +38,11 @@ DECLARED = {
     "ids": Tensor("ids", ("batch", "kv_len"), "int32"),
     "spans": Tensor("spans", ("batch", 2), "int32"),
     "slopes": Tensor("slopes", ("num_q_heads",)),
+    "packed": Tensor("packed", ("q_len", None), "int32"),
+    "words": Tensor("words", ("kv_len",), "int32"),
+    "chosen": Tensor("chosen", ("batch", None, 2), "int32"),
+    "coords": Tensor("coords", ("batch", "kv_len", 3)),
+    "powers": Constant("powers", [2**i for i in range(8)]),
 }
 #: What torch indexes, and what flashgen does.
 THEIRS, OURS = SimpleNamespace(**VALUES), SimpleNamespace(**DECLARED)
@@ -98,6 +108,24 @@ MASKS: dict[str, Callable[..., Any]] = {
     "turned": lambda t, b, h, q, kv: 2.5 > q - kv,
     "in two steps": lambda t, b, h, q, kv: t.ids[b][q] == t.ids[b, :][kv],
     "unpacked": lambda t, b, h, q, kv: (t.spans[b][0] <= kv) & (kv < list(t.spans[b])[1]),
+    "packed bits": lambda t, b, h, q, kv: (t.packed[q, kv // 8] >> (kv % 8)) & 1,
+    "bits in words": lambda t, b, h, q, kv: (~(t.words[q] >> kv) & 1) | (kv % 2),
+    "bit of the head": lambda t, b, h, q, kv: (t.packed[q, kv // 8] & (1 << (h + kv % 4))) != 0,
+    "packed bits by a power": lambda t, b, h, q, kv: (
+        (t.packed[q, kv // 8] // t.powers[kv % 8]) % 2 == 1
+    ),
+    "shifted elements": lambda t, b, h, q, kv: (
+        (t.ids[b, kv] << (q % 5)) ^ (t.words[kv] >> 20) | 6 > t.ids[b, q]
+    ),
+    "divided by a power": lambda t, b, h, q, kv: q // (1 << h) == kv // (1 << h),
+    "remainders of floats": lambda t, b, h, q, kv: (kv % 2.5 < 1) | (q // 2.5 == 3.0),
+    "chosen blocks": lambda t, b, h, q, kv: (t.chosen[b, q // 4] == kv // 4).any(),
+    "all but chosen blocks": lambda t, b, h, q, kv: (kv // 4 != t.chosen[b, q // 4]).all(dim=-1),
+    "one of": lambda t, b, h, q, kv: torch.isin(kv // 4, t.chosen[b, q // 4]) & (q >= kv),
+    "aten": lambda t, b, h, q, kv: (
+        torch.ops.aten.ge.Tensor(q, kv) & torch.ops.aten.lt.Scalar(kv, 9)
+    ),
+    "shapes": lambda t, b, h, q, kv: h.new_zeros(h.shape) + kv.view(-1) <= q + q.ndim // 9,
 }
 SCORES: dict[str, Callable[..., Any]] = {
     "penalty": lambda t, s, b, h, q, kv: s - 10000.0 * (q < kv),
@@ -119,4 +147,47 @@ SCORES: dict[str, Callable[..., Any]] = {
     "extremes": lambda t, s, b, h, q, kv: torch.max(s, t.slopes[h]) + torch.min(q, kv),
     "scalars": lambda t, s, b, h, q, kv: torch.tensor(3.5) * s + torch.tensor(2.0) ** (q - kv),
     "floor": lambda t, s, b, h, q, kv: s - 0.25 * torch.floor((q - kv) / 4),
+    "gelu": lambda t, s, b, h, q, kv: F.gelu(s) + 0.5 * F.gelu(s - 1, approximate="tanh"),
+    "clamped": lambda t, s, b, h, q, kv: (
+        F.relu6(s) + F.hardswish(s) / 2 + F.hardsigmoid(s - 1) + F.hardtanh(s, -2.5, 1.5)
+    ),
+    "bent": lambda t, s, b, h, q, kv: (
+        F.mish(s) + F.elu(s, 0.75) + F.leaky_relu(s, 0.25) + F.softsign(s)
+    ),
+    "erf": lambda t, s, b, h, q, kv: s + 3 * torch.erf(s / 2),
+    "atan": lambda t, s, b, h, q, kv: s + 3 * torch.atan(s) + torch.atan(t.slopes[h] * (q - kv)),
+    "hyperbolic": lambda t, s, b, h, q, kv: torch.cosh(s / 16) + torch.sinh(s / 8) + s,
+    "sinc": lambda t, s, b, h, q, kv: s + 3 * torch.sinc(s / 4) + torch.tan(s / 40),
+    "steps": lambda t, s, b, h, q, kv: (
+        s + torch.heaviside((q - kv).double(), s.new_tensor(0.5)) + torch.nan_to_num(t.slopes[h])
+    ),
+    "remainders": lambda t, s, b, h, q, kv: s % 7.25 - (2 * s) % -2.625 + torch.fmod(s, 3.5),
+    "rounded": lambda t, s, b, h, q, kv: torch.floor(s / 3.1) - torch.ceil(s / 2.3) + torch.frac(s),
+    "between": lambda t, s, b, h, q, kv: (
+        torch.lerp(s, t.slopes[h], 0.25) + torch.expm1(s / 40) + torch.log10(s.abs() + 1)
+    ),
+    "dot": lambda t, s, b, h, q, kv: s + torch.dot(t.coords[b, q], t.coords[b, kv]),
+    "products": lambda t, s, b, h, q, kv: (
+        s - (t.coords[b, q] - t.coords[b, kv]).abs().sum() + t.coords[b, q] @ t.coords[b, kv]
+    ),
+    "aten": lambda t, s, b, h, q, kv: (
+        torch.ops.aten.gelu.default(s) + torch.ops.aten.mul.Tensor(s, h)
+    ),
+    "viewed": lambda t, s, b, h, q, kv: s * t.slopes[h].view(-1, 1, 1) + s.expand_as(s),
 }
+
+#: What Gluon is to have of its own, together.
+PACKED = Tensor("packed", ("q_len", None), "int32")
+
+
+def _visible(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    bits = PACKED[q_idx, kv_idx // 8]
+    return ((bits >> (kv_idx % 8)) & 1 == 1) | (bits & (1 << h) != 0) & (q_idx >= kv_idx)
+
+
+def _bent(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    turned = torch.atan(score) + torch.atan((q_idx - kv_idx) / 9)
+    return F.gelu(score) + turned + 0.25 * torch.floor(score * 0.013 + 7.5) - h // 1.5
+
+
+BENT_BITS = AttentionSpec(64, mask=_visible, score=_bent)

@@ -5,6 +5,7 @@ An integer that meets a float unconverted comes out as float64 in numpy: `run` r
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from types import SimpleNamespace
@@ -58,6 +59,8 @@ def language(real: type) -> SimpleNamespace:
         sin=of_floats(np.sin),
         cos=of_floats(np.cos),
         sqrt=of_floats(np.sqrt),
+        erf=of_floats(np.vectorize(math.erf, otypes=[real])),
+        floor=of_floats(np.floor),
         rsqrt=of_floats(lambda x: (1 / np.sqrt(x)).astype(real)),
         math=SimpleNamespace(exp2=of_floats(np.exp2)),
     )

@@ -12,7 +12,20 @@ import torch
 
 from flashgen.symbolic.hoisting import Hoisted
 from flashgen.symbolic.varies_over import SCALE, SCORES
-from flashgen.symbols import KV_IDX, Q_IDX, B, FloorDiv, FloorMod, H, Load, Truncate
+from flashgen.symbols import (
+    KV_IDX,
+    Q_IDX,
+    B,
+    BitAnd,
+    Floor,
+    FloorDiv,
+    FloorMod,
+    H,
+    Load,
+    ShiftLeft,
+    ShiftRight,
+    Truncate,
+)
 from support.expressions import (
     BIAS,
     CAP,
@@ -82,6 +95,9 @@ EXPRESSIONS: list[list[Any]] = [
     ],
     [FloorDiv(DISTANCE, 4) + SCORES, sympy.Max(SCORES, DISTANCE, CAP) * sympy.Min(CAP, LEFT)],
     [sympy.sqrt(sympy.Abs(SCORES) + 1) / (1 + sympy.exp(-SCORES)) + 2 ** (SCORES * CAP / 8)],
+    [sympy.erf(SCORES) * CAP + sympy.atan(SCORES) + sympy.atan(Load(SLOPES, H) * DISTANCE)],
+    [Floor(SCORES / 3) - CAP * Floor(0.31 * DISTANCE) + ShiftLeft(3, FloorMod(KV_IDX, 4))],
+    [sympy.Eq(BitAnd(ShiftRight(Load(DOC, B, Q_IDX) - 3, FloorMod(KV_IDX, 4)), 1), 1)],
     [SCORES + CAP * KV_IDX**2 / 900, 0.1 * DISTANCE + sympy.cos(SCORES) - sympy.sin(Q_IDX)],
 ]
 

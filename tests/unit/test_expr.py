@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import math
 import subprocess
 import sys
@@ -37,6 +38,8 @@ CAP = Float("cap", 30.0, above=0)
 DOC = Tensor("doc", ("batch", "kv_len"), "int32", sorted=True)
 SLOPES = Tensor("slopes", ("num_q_heads",))
 THREE = Tensor("three", (3,))
+FOUR = Tensor("four", ("kv_len", 4))
+LONG = Tensor("long", ("kv_len", 17))
 
 
 def test_importing_flashgen_imports_neither_torch_nor_triton() -> None:
@@ -177,14 +180,31 @@ MISTAKES: list[tuple[Callable[[], Any], str]] = [
     (lambda: 0 <= Q - KV <= 4, "(a <= x) & (x < b) for a chained comparison"),
     (lambda: Q >= KV and Q < 5, "write & for `and`"),
     (lambda: Q / 0, "`q_idx` is divided by zero"),
-    (lambda: (Q / 2) // 3, "`//` takes whole numbers and was given `q_idx/2`"),
+    (lambda: (Q / 2) % 0.0, "`q_idx/2` is divided by zero; divide by"),
+    (lambda: CAP % 0.0, "`cap` is divided by zero; divide by something else"),
+    (lambda: (Q / 2) << 3, "`<<` takes whole numbers and was given `q_idx/2`"),
     (lambda: 1 / (Q > 2), "`where(q_idx > 2, 1, 0)` may be 0 and divides"),
-    (lambda: Q << KV, "`<<` shifts by `kv_idx`"),
+    (lambda: Q << KV - Q, "`<<` shifts by `kv_idx - q_idx`, which is not known to be 0 or more"),
+    (lambda: Q >> -1, "shift by x % 32 or by maximum(x, 0)"),
+    (lambda: 1 << maximum(DOC[0, KV], 0), "of which no largest value is known; shift by x % 16"),
+    (lambda: 1 << KV % 32, "`1 << kv_idx % 32` needs more than the 31 bits of a whole number here"),
+    (lambda: 3 << Q % 31, "shift by less, or the other side to the right: (x >> n) & 1 is the bit"),
+    (lambda: Q.view(2, 3), "which is a single one, is given the sizes (2, 3); leave it out"),
+    (lambda: Q.shape[0], "size 0 of a symbolic value, which has no dimension; sizes are q_len"),
+    (lambda: KV.size(-1), "size -1 of a symbolic value, which has no dimension"),
+    (lambda: LONG[Q] > 1, "`long[q_idx]` has 17 elements, and a kernel computes each by itself"),
+    (lambda: torch.dot(LONG[Q], LONG[Q]), "index one, or declare a last dimension of 16 at most"),
+    (lambda: FOUR[Q] > 1 or Q, "are 4 values and stand for one; join them by .any(), .all() or"),
+    (lambda: FOUR[Q] + THREE[:], "`four[q_idx]` and `three` have 4 and 3 elements; give both"),
+    (lambda: FOUR[Q].sum(1), "is given to `sum` along dimension 1; write .sum(): what is indexed"),
+    (lambda: torch.cat([FOUR[Q]]), "torch's `cat` cannot be traced"),
+    (lambda: torch.softmax(FOUR[Q], -1), "torch's `softmax` cannot be traced"),
+    (lambda: torch.nn.functional.gelu(CAP, approximate="x"), "approximate='x' is unknown to torch"),
     (lambda: SLOPES[Q].detach(), "`detach` cuts a gradient off"),
     (lambda: Expr(SCORE).detach() + 1, "leave it out; of positions and whole numbers it does"),
     (lambda: math.tanh(Q), "write torch's function, or flashgen's, for one of `math`'s"),
     (lambda: [1, 2][Q], "`q_idx` picks from a list or a tensor"),
-    (lambda: torch.arange(4)[Q], "`q_idx` picks from a list or a tensor"),
+    (lambda: torch.arange(4)[Q], "a tensor that is not declared is indexed by `q_idx`"),
     (lambda: min(Q, KV), "minimum and maximum for `min` and `max`"),
     (lambda: where(Q, 1, 2), "`where` was given `q_idx` to decide by; give it a comparison"),
     (lambda: where(Q > 1, Q > 2, 2), "give it two numbers or two conditions"),
@@ -218,7 +238,7 @@ MISTAKES: list[tuple[Callable[[], Any], str]] = [
     (lambda: Q + math.nan, "`+` was given NaN; give it a number"),
     (lambda: DOC[0, KV] & (Q > 0), "and was given the integer `doc[0, kv_idx]`"),
     (lambda: (Q & KV) & (Q > 0), "was given the integer `q_idx & kv_idx`"),
-    (lambda: (Q // 2 / 3) // 2, "`//` takes whole numbers and was given `(q_idx // 2)/3`"),
+    (lambda: (Q // 2 / 3) | 2, "`|` takes conditions and was given the number `(q_idx // 2)/3`"),
     (lambda: where(Q > 0, Q % 4, 1) & (Q > 0), "the integer `where(q_idx > 0, q_idx % 4, 1)`"),
     (lambda: Q.to(torch.int8), "`torch.int8` is no type of symbolic values, which are whole"),
     (lambda: Q.to(dtype=torch.uint8), "cast to torch.int32, torch.float32 or torch.bool"),
@@ -226,7 +246,6 @@ MISTAKES: list[tuple[Callable[[], Any], str]] = [
     (lambda: torch.div(Q, 2, rounding_mode="up"), "rounding_mode='up' is unknown to torch; write"),
     (lambda: torch.max(Q), "torch's `max` with one value looks through a tensor; give it two"),
     (lambda: Q.min(0), "torch's `min` with one value looks through a tensor; give it two values"),
-    (lambda: torch.floor(CAP), "`floor` is traced of quotients of whole numbers and was given"),
     (lambda: Q.new_ones(3), "a tensor of shape (3,) is not traced; a scalar is, of shape ()"),
     (lambda: torch.any(Q > 1), "torch's `any` cannot be traced; join conditions by |"),
     (lambda: torch.ones((), requires_grad=True) * Q, "a tensor that requires a gradient is captu"),
@@ -237,7 +256,7 @@ MISTAKES: list[tuple[Callable[[], Any], str]] = [
     (lambda: Q + (Q >= KV) * -math.inf, "`q_idx >= kv_idx` as a number, 1 or 0, makes NaN of an"),
     (lambda: Q & (Q >= KV), "`&` takes conditions and was given the integer `q_idx`"),
     (lambda: (Q >= 0) & 1, "`&` takes conditions and was given the integer `1`"),
-    (lambda: torch.erf(Q), "torch's `erf` cannot be traced"),
+    (lambda: torch.erfinv(Q), "torch's `erfinv` cannot be traced"),
     (lambda: torch.ones(4)[Q], "a tensor that is not declared is indexed by `q_idx`; declare it,"),
     (lambda: torch.ones(4, 4)[0, KV], "a tensor that is not declared is indexed by `0, kv_idx`"),
     (lambda: Int("left", 9) + LEFT, "two parameters are named 'left'"),
@@ -252,8 +271,10 @@ def test_a_mistake_shows_the_users_line_and_the_way_to_write_it(
         mistake()
     said = str(caught.value)
     line = mistake.__code__.co_firstlineno
-    assert message in said
-    assert f"test_expr.py:{line}: `(lambda: " in said
+    shown = f"test_expr.py:{line}: `{linecache.getline(__file__, line).strip()}`: "
+    assert shown.startswith(f"test_expr.py:{line}: `(lambda: ")
+    _, _, told = said.partition(shown)
+    assert message in told  # the line itself has it
     assert "\n" not in said
 
 

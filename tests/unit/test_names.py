@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import builtins
+import json
 
 import pytest
 
@@ -18,7 +20,7 @@ from flashgen import (
     sliding_window,
     softcap,
 )
-from flashgen.codegen.names import is_taken
+from flashgen.codegen.names import FILE, is_taken
 from flashgen.loader import Variant
 from flashgen.plan import lower
 from flashgen.validate import validate
@@ -109,5 +111,12 @@ def test_a_taken_name_is_refused() -> None:
     spec = AttentionSpec(64, mask=sliding_window(Int("m_i"), 0))
     assert [str(v) for v in validate(Variant("near", spec, "specs/near.py"))] == [
         "specs/near.py: near: params=Int('m_i', None, min=0): parameter 'm_i' is a name that the "
-        "generated module uses; rename the parameter"
+        "generated module uses; rename the parameter, to m_i_ for one"
     ]
+
+
+def test_there_is_another_name_for_each_that_is_taken() -> None:
+    taken = json.loads(FILE.read_text())
+    for name in (*taken["always"], *taken["dropout"], *dir(builtins)):
+        others = (f"{name}_", f"the_{name}", f"{name}_value")
+        assert not all(is_taken(other, dropout=True) for other in others)

@@ -411,8 +411,8 @@ def late(batch: Any, head: Any, token_q: Any, token_kv: Any, score: Any) -> Any:
             "`*` was given a torch.Tensor",
         ),
         (
-            lambda score, b, h, q_idx, kv_idx: torch.erf(score),
-            "torch's `erf` cannot be traced; known are the operators and functions of ",
+            lambda score, b, h, q_idx, kv_idx: torch.erfinv(score),
+            "torch's `erfinv` cannot be traced; known are the operators and functions of ",
         ),
     ],
 )

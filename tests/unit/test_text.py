@@ -67,6 +67,7 @@ ON_OTHERS = {
     "tracing/calls.py": ({"inspect", "isidentifier", "partition", "startswith"}, "labels, modules"),
     "tracing/captured.py": ({"index"}, "Python's integers"),
     "tracing/expr.py": ({"startswith"}, "names of methods"),
+    "tracing/rows.py": ({"startswith"}, "names of methods"),
     "tracing/torch_types.py": ({"lower", "removesuffix", "rpartition"}, "names of types"),
     "tracing/user_code.py": ({"startswith"}, "names of modules"),
     "tuning/device.py": ({"split"}, "names of architectures"),

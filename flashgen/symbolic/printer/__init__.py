@@ -13,6 +13,7 @@ from typing import Any
 
 import sympy
 
+from flashgen.symbolic.arctangent import with_polynomials
 from flashgen.symbolic.nodes import (
     AsBits,
     AtLeast,
@@ -42,6 +43,8 @@ from flashgen.symbols import (
     Load,
     RowMax,
     RowMin,
+    ShiftLeft,
+    ShiftRight,
     Truncate,
 )
 
@@ -54,6 +57,8 @@ RULES = {
     BitAnd: arithmetic.print_bits("&"),
     BitOr: arithmetic.print_bits("|"),
     BitXor: arithmetic.print_bits("^"),
+    ShiftLeft: arithmetic.print_bits("<<"),
+    ShiftRight: arithmetic.print_bits(">>"),
     sympy.Min: functions.print_extreme,
     sympy.Max: functions.print_extreme,
     sympy.Abs: functions.print_absolute,
@@ -106,7 +111,7 @@ def triton_code(
         TRITON, RULES, names or {}, NONNEGATIVE | set(nonnegative), TILE | set(tensors),
         approximate,
     )  # fmt: skip
-    return Code(expr, printer)
+    return Code(with_polynomials(expr), printer)
 
 
 def triton_source(expr: Any, *args: Any, **knowledge: Any) -> str:

@@ -18,10 +18,10 @@ from flashgen.symbolic.printer.text import (
     rank,
 )
 from flashgen.symbolic.varies_over import SCORES, is_integral
-from flashgen.symbols import SCORE, BitAnd, BitOr, BitXor
+from flashgen.symbols import SCORE, BitAnd, BitOr, BitXor, ShiftLeft, ShiftRight
 
 # Operations on bits bind less than a sum; a sum behind a minus sign needs parentheses too.
-_BITS = BitAnd | BitOr | BitXor
+_BITS = BitAnd | BitOr | BitXor | ShiftLeft | ShiftRight
 _LOOSER = sympy.Add | _BITS
 
 

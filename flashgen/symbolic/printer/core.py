@@ -11,7 +11,7 @@ import sympy
 from flashgen.symbolic.printer.dialects import Dialect
 from flashgen.symbolic.printer.text import Operand, closed, number_text
 from flashgen.symbolic.varies_over import REDUCTIONS, is_integral
-from flashgen.symbols import FloorDiv, FloorMod, Load
+from flashgen.symbols import BitAnd, FloorDiv, FloorMod, Load, ShiftLeft, ShiftRight
 
 #: The vectors that `RowMin` and `RowMax` reduce stand for q_idx and kv_idx under these names.
 OVER_TILE = {"q_idx": "q_rows", "kv_idx": "kv_rows"}
@@ -103,7 +103,9 @@ class Printer:
             return bool(expr >= 0)
         if isinstance(expr, FloorMod | sympy.Abs):
             return True
-        if isinstance(expr, FloorDiv):
+        if isinstance(expr, BitAnd):
+            return any(map(self.is_nonnegative, expr.args))
+        if isinstance(expr, FloorDiv | ShiftLeft | ShiftRight):
             return self.is_nonnegative(expr.args[0])
         sums = sympy.Add | sympy.Mul | sympy.Pow
         return isinstance(expr, sums) and all(map(self.is_nonnegative, expr.args))

@@ -25,7 +25,9 @@ class Dialect(Protocol):
     floats: Mapping[Any, str]
 
     def call(self, function: str, x: str, tensor: bool, approximate: bool) -> str:
-        """``exp``, ``exp2``, ``log``, ``tanh``, ``sin``, ``cos``, ``sqrt``, ``rsqrt``, ``abs``."""
+        """``exp``, ``exp2``, ``log``, ``tanh``, ``sin``, ``cos``, ``sqrt``, ``rsqrt``, ``abs``,
+        ``erf``, ``floor``, ``atan``.
+        """
 
     def power(self, x: str, exponent: str) -> str:
         """``x`` from 0 on to any power."""

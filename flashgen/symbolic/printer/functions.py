@@ -9,6 +9,7 @@ import sympy
 from flashgen.symbolic.printer.core import Printer
 from flashgen.symbolic.printer.text import called, rank
 from flashgen.symbolic.varies_over import is_integral
+from flashgen.symbols import Floor
 
 COMPARISONS = {
     sympy.Ge: ">=", sympy.Gt: ">", sympy.Le: "<=", sympy.Lt: "<", sympy.Eq: "==", sympy.Ne: "!=",
@@ -16,6 +17,7 @@ COMPARISONS = {
 #: Functions of a float.
 FUNCTIONS = {
     sympy.exp: "exp", sympy.log: "log", sympy.tanh: "tanh", sympy.sin: "sin", sympy.cos: "cos",
+    sympy.erf: "erf", sympy.atan: "atan", Floor: "floor",
 }  # fmt: skip
 
 

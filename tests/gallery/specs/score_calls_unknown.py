@@ -3,8 +3,8 @@ import torch
 from flashgen import AttentionSpec
 
 
-def gelu(score, b, h, q_idx, kv_idx):
-    return score * torch.erf(score)
+def probit(score, b, h, q_idx, kv_idx):
+    return torch.erfinv(score)
 
 
-spec = AttentionSpec(head_dim=64, score=gelu)
+spec = AttentionSpec(head_dim=64, score=probit)

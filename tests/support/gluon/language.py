@@ -129,7 +129,19 @@ gl = SimpleNamespace(
     to_tensor=lambda x: x if isinstance(x, Block) else Block(torch.tensor(x, dtype=torch.int32)),
     **{
         name: values.unary(getattr(torch, name))
-        for name in ("exp", "exp2", "log", "log2", "sin", "cos", "sqrt", "rsqrt", "abs")
+        for name in (
+            "exp",
+            "exp2",
+            "log",
+            "log2",
+            "sin",
+            "cos",
+            "sqrt",
+            "rsqrt",
+            "abs",
+            "erf",
+            "floor",
+        )
     },
     convert_layout=convert_layout,
     barrier=lambda: None,  # what a role's threads do, they do at once here
