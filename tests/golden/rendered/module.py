@@ -588,7 +588,7 @@ def attention(
             _warn_once("forward-mode derivatives come from the eager reference")
         out, lse = reference(q, k, v, scale=scale, return_lse=True, left=left)
     elif not plain:
-        out, lse = _attention_op(q, k, v, scale, left)
+        out, lse = op(q, k, v, scale, left)
     elif torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         out, lse = _Attention.apply(key, known, q, k, v, scale, left)
     else:
@@ -1163,8 +1163,7 @@ def _has_tangents(*tensors):
     return any(forward_ad.unpack_dual(x).tangent is not None for x in tensors)
 
 
-@torch.library.custom_op("flashgen::module_e81eb6b8", mutates_args=())
-def _attention_op(
+def _op_run(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -1174,8 +1173,7 @@ def _attention_op(
     return _forward(q, k, v, scale, left, *_known(q, k, v))
 
 
-@_attention_op.register_fake
-def _(q, k, v, scale, left):
+def _op_shapes(q, k, v, scale, left):
     out = q.new_empty((*q.shape[:3], 16))
     return out, q.new_empty(q.shape[:3], dtype=torch.float32)
 
@@ -1200,7 +1198,7 @@ def _backward(ctx, grad_out, grad_lse):
         if plain:
             grads = _gradients(q, k, v, ctx.scale, ctx.left, out, lse, grad_out, grad_lse)
         else:
-            grads = _backward_op(q, k, v, ctx.scale, ctx.left, out, lse, grad_out, grad_lse)
+            grads = op_backward(q, k, v, ctx.scale, ctx.left, out, lse, grad_out, grad_lse)
     return *grads, None, None
 
 
@@ -1211,8 +1209,7 @@ def _has_backward(q, k):
     return q.is_cuda or triton.knobs.runtime.interpret
 
 
-@torch.library.custom_op("flashgen::module_e81eb6b8_backward", mutates_args=())
-def _backward_op(
+def _op_backward_run(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -1226,8 +1223,7 @@ def _backward_op(
     return _gradients(q, k, v, scale, left, out, lse, grad_out, grad_lse)
 
 
-@_backward_op.register_fake
-def _(q, k, v, scale, left, out, lse, grad_out, grad_lse):
+def _op_backward_shapes(q, k, v, scale, left, out, lse, grad_out, grad_lse):
     return tuple(x.new_empty(x.shape) for x in (q, k, v))
 
 
@@ -1248,7 +1244,26 @@ def _leaf(x, twice):
     return x.view_as(x) if twice and x.requires_grad else x.detach().requires_grad_()
 
 
-_attention_op.register_autograd(_backward, setup_context=_save_for_backward)
+def _operator(name, run, shapes, backward=None):
+    """The operator of a name: torch has one, that of the module which was imported first.
+
+    The name says what is computed, so any other module with it is a copy of this one. To register
+    it once more would break what holds the first, such as exported programs and compiled code.
+    """
+    namespace, _, last = name.partition("::")
+    operators = getattr(torch.ops, namespace)
+    if not hasattr(operators, last):
+        made = torch.library.custom_op(name, run, mutates_args=())
+        made.register_fake(shapes)
+        if backward is not None:
+            made.register_autograd(backward, setup_context=_save_for_backward)
+    return getattr(operators, last).default
+
+
+# What exported programs and checkpoint policies know the module by. The digest is of what is
+# computed: any build of this spec has it.
+op = _operator("flashgen::module_7d7062f8", _op_run, _op_shapes, _backward)
+op_backward = _operator("flashgen::module_7d7062f8_backward", _op_backward_run, _op_backward_shapes)
 
 
 class _Attention(torch.autograd.Function):
