@@ -42,6 +42,7 @@ import torch
 import triton
 import triton.language as tl
 from torch.autograd import forward_ad
+from torch.utils.flop_counter import register_flop_formula
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 # --- configurations -------------------------------------------------------------------------------
@@ -1203,10 +1204,13 @@ def _backward(ctx, grad_out, grad_lse):
 
 
 def _has_backward(q, k):
-    """Whether kernels compute the gradients: where there is something to compute, and a GPU."""
+    """Whether kernels compute the gradients: where there is something to compute, and a GPU.
+
+    Of meta tensors, too, the op has the shapes, and the FLOPs that a GPU needs.
+    """
     if q.numel() == 0 or k.numel() == 0:
         return False
-    return q.is_cuda or triton.knobs.runtime.interpret
+    return q.is_cuda or q.is_meta or triton.knobs.runtime.interpret
 
 
 def _op_backward_run(
@@ -1244,7 +1248,43 @@ def _leaf(x, twice):
     return x.view_as(x) if twice and x.requires_grad else x.detach().requires_grad_()
 
 
-def _operator(name, run, shapes, backward=None):
+@functools.lru_cache(maxsize=256)
+def _visible_pairs(batch, num_q_heads, q_len, kv_len, left):
+    """Pairs of a query and a key, of all heads, that the mask lets see.
+
+    It is what the bounds of tiles say of tiles of one query: nothing asks the mask of each pair.
+    """
+    seen_pairs = sum(
+        max(
+            0,
+            max(0, min(kv_len, q_idx + kv_len - q_len + 2)) - max(0, q_idx + kv_len - q_len - left),
+        )
+        for q_idx in range(q_len)
+    )
+    return batch * num_q_heads * seen_pairs
+
+
+def _pairs(q, k, left):
+    """The same of the shapes of q and k; every pair, where a number is not known yet."""
+    known_by = (*q[:3], k[2], left)
+    if any(isinstance(x, (torch.SymInt, torch.SymFloat)) for x in known_by):
+        return q[0] * q[1] * q[2] * k[2]
+    return _visible_pairs(*known_by)
+
+
+def _flops(q, k, v, scale, left, **_):
+    """FLOPs of the forward pass, by shapes: a product as wide as q, and one as wide as v."""
+    seen_pairs = _pairs(q, k, left)
+    return 2 * (16 + 16) * seen_pairs
+
+
+def _backward_flops(q, k, v, scale, left, out, lse, grad_out, grad_lse, **_):
+    """FLOPs of the backward pass: three products as wide as q, and two as wide as v."""
+    seen_pairs = _pairs(q, k, left)
+    return 2 * (3 * 16 + 2 * 16) * seen_pairs
+
+
+def _operator(name, run, shapes, flops, backward=None):
     """The operator of a name: torch has one, that of the module which was imported first.
 
     The name says what is computed, so any other module with it is a copy of this one. To register
@@ -1257,13 +1297,16 @@ def _operator(name, run, shapes, backward=None):
         made.register_fake(shapes)
         if backward is not None:
             made.register_autograd(backward, setup_context=_save_for_backward)
+        register_flop_formula(getattr(operators, last))(flops)
     return getattr(operators, last).default
 
 
-# What exported programs and checkpoint policies know the module by. The digest is of what is
-# computed: any build of this spec has it.
-op = _operator("flashgen::module_7d7062f8", _op_run, _op_shapes, _backward)
-op_backward = _operator("flashgen::module_7d7062f8_backward", _op_backward_run, _op_backward_shapes)
+# What exported programs, checkpoint policies and counts of FLOPs know the module by. The digest is
+# of what is computed: any build of this spec has it.
+op = _operator("flashgen::module_7d7062f8", _op_run, _op_shapes, _flops, _backward)
+op_backward = _operator(
+    "flashgen::module_7d7062f8_backward", _op_backward_run, _op_backward_shapes, _backward_flops
+)
 
 
 class _Attention(torch.autograd.Function):
