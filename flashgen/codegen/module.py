@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import reduce
-from hashlib import sha256
 from operator import or_
 from typing import TypeVar
 
 from flashgen.budget.targets import get_target
 from flashgen.codegen.environment import environment
+from flashgen.codegen.operator import operator_digest
 from flashgen.config import NO_CHOICE, KernelChoice
 from flashgen.kernels.base import Kernel, Needs
 from flashgen.kernels.registry import kernels_of, module_order
@@ -52,12 +52,13 @@ def render_module(
     }
     folders = tuple(dict.fromkeys(k.templates for k in listed.values()))
     template = environment(folders=folders).get_template("module/module.py.jinja")
+    backward = backward_plan(plan)
     return template.render(
         plan=plan,
-        backward=backward_plan(plan),
+        backward=backward,
         targets={name: get_target(name) for name in plan.targets},
         sizing=plan.sizing_numbers,
-        op_digest=_op_digest(plan, sources, chosen),
+        op_digest=operator_digest(plan, backward),
         package=package,
         needs=reduce(or_, needs.values(), Needs()),
         sources=_distinct(text for key, text in sources.items() if not needs[key].gluon),
@@ -86,20 +87,3 @@ def _part(kernel: Kernel, part: str) -> str:
 def _distinct(items: Iterable[_T]) -> list[_T]:
     """The templates without duplicates: kernels of one folder share their parts."""
     return list(dict.fromkeys(items))
-
-
-def _op_digest(
-    plan: KernelPlan, sources: Mapping[str, str], chosen: Mapping[str, KernelChoice]
-) -> str:
-    """Of all that an op runs: modules of one name that run anything else have ops of their own.
-
-    torch has one op of a name, and runs that of the module that was imported last.
-    """
-    # How they were chosen changes nothing of what runs.
-    configs = [
-        (key, [(target, one.config) for target, one in chosen[key].configs.items()])
-        for key in sources
-    ]
-    elements = [constant.elements.digest for constant in plan.spec.constants]
-    text = repr((sources, configs, plan.torch_dtype, elements))
-    return sha256(text.encode()).hexdigest()

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
-
-import sympy
 
 from flashgen.budget.traffic import Workload
 from flashgen.explain.numbers import python_function
 from flashgen.explain.picture import MASKED, UNMASKED, Picture
 from flashgen.plan import KernelPlan
-from flashgen.symbols import KV_IDX, Q_FIRST, Q_IDX, Q_LAST, RowMax, RowMin
+from flashgen.plan.visible_pairs import of_one_row
+from flashgen.symbols import KV_IDX, Q_IDX
 
 #: Where the mask has to be asked of each element, it is asked of about so many: a second or two.
 MOST_ELEMENTS = 2**20
@@ -40,7 +38,7 @@ def visible_share(plan: KernelPlan, work: Workload, tiles: Picture) -> Share:
     """
     values = {**dict(work.params), "q_len": work.q_len, "kv_len": work.kv_len, "b": 0, "h": 0}
     runs = [
-        python_function((Q_IDX,), map(_of_one_row, run.expressions), values)
+        python_function((Q_IDX,), map(of_one_row, run.expressions), values)
         for run in plan.bounds.intervals
     ]
     [sees] = [python_function((Q_IDX, KV_IDX), (plan.predicate.expr,), values)]
@@ -71,14 +69,6 @@ def visible_share(plan: KernelPlan, work: Workload, tiles: Picture) -> Share:
     seen = counted + (found * len(unsure) / asked if asked else 0)
     counted_rows = None if step == 1 else work.q_len - len(unsure) + asked
     return Share(seen / (work.q_len * work.kv_len), counted_rows)
-
-
-def _of_one_row(expr: Any) -> Any:
-    """A bound of a tile for a tile of one query."""
-    alone = sympy.sympify(expr).replace(
-        lambda e: isinstance(e, RowMin | RowMax), lambda e: e.args[0]
-    )
-    return alone.xreplace({Q_FIRST: Q_IDX, Q_LAST: Q_IDX})
 
 
 def _union(

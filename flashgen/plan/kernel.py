@@ -32,6 +32,7 @@ from flashgen.plan.listing import TileListing, tile_listing
 from flashgen.plan.loops import KeyTiles, key_tiles
 from flashgen.plan.outside import left_by
 from flashgen.plan.promise import Promise, promise_of
+from flashgen.plan.visible_pairs import VisiblePairs, visible_pairs
 from flashgen.spec import AttentionSpec
 from flashgen.symbolic.bounds import TileBounds, derive_bounds
 from flashgen.symbolic.gathers import with_row_tables
@@ -227,6 +228,11 @@ class KernelPlan(Heads):
     def promise(self) -> Promise | None:
         """The promise about the call's tensors that mask and bounds trust."""
         return promise_of(self.predicate, KEYS_OF_ROWS)
+
+    @cached_property
+    def visible_pairs(self) -> VisiblePairs:
+        """How the module counts the pairs that the mask shows."""
+        return visible_pairs(self.bounds, self.params)
 
     @property
     def conditions(self) -> tuple[Any, ...]:

@@ -51,7 +51,7 @@ def test_opcheck(name: str, form: str) -> None:
     case = Case(70, 70, q_heads=4, kv_heads=2, layout="transposed")
     tensors = [x.requires_grad_() for x in _inputs(name, case)]
     params = _params(name, case).values()
-    torch.library.opcheck(module_of(name, form)._attention_op, (*tensors, 0.1, *params))
+    torch.library.opcheck(module_of(name, form).op, (*tensors, 0.1, *params))
 
 
 @pytest.mark.parametrize("name", [

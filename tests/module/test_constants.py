@@ -58,7 +58,7 @@ def test_neither_the_call_nor_the_op_takes_it(name: str) -> None:
             "scale",
             "return_lse",
         ]
-    [schema] = (str(module._attention_op._opoverload._schema),)
+    [schema] = (str(module.op._schema),)
     assert schema.endswith("(Tensor q, Tensor k, Tensor v, float scale) -> (Tensor, Tensor)")
 
 
@@ -186,7 +186,7 @@ def test_compile_without_graph_breaks(name: str) -> None:
 def test_opcheck(name: str) -> None:
     case = Case(70, 70, batch=2, q_heads=4, kv_heads=2)
     tensors = [x.detach().requires_grad_() for x in native_inputs(case, SPECS[name])]
-    torch.library.opcheck(MODULES[name]._attention_op, (*tensors, 0.1))
+    torch.library.opcheck(MODULES[name].op, (*tensors, 0.1))
 
 
 def test_a_constant_beside_a_tensor() -> None:

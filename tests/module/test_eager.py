@@ -67,8 +67,8 @@ def through_the_op(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def past_the_op(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_attention_op", None)
-    monkeypatch.setattr(module, "_backward_op", None)
+    monkeypatch.setattr(module, "op", None)
+    monkeypatch.setattr(module, "op_backward", None)
 
 
 def on_both_ways(name: str, run: Callable[[Call], Any]) -> tuple[Any, Any]:
@@ -242,7 +242,7 @@ def test_what_watches_sees_the_op(refused: ModuleType) -> None:
         refused.attention(*leaves)
     with _Seen() as seen:
         assert refused.attention(*leaves).requires_grad
-    assert refused._attention_op._qualname in seen.names
+    assert refused.op.name() in seen.names
 
 
 def test_fake_meta_and_wrapped_tensors_see_the_op(refused: ModuleType) -> None:
@@ -290,7 +290,7 @@ def test_torch_compile_sees_the_op(refused: ModuleType) -> None:
     backend = AotEagerAndRecordGraphs()
     out = torch.compile(refused.attention, fullgraph=True, backend=backend)(*leaves)
     out.float().sum().backward()
-    name = refused._attention_op._qualname.split("::")[1]
+    name = refused.op.name().split("::")[1]
     assert name in backend.fw_graphs[0].code
 
 

@@ -99,7 +99,7 @@ class Watched:
         grad_out = q.new_ones(shape) if grad_out is None else grad_out
         lse = torch.zeros(q.shape[:3])
         given = (*tensors, 0.1, *params.values(), q.new_zeros(shape), lse, grad_out, lse.clone())
-        results: tuple[torch.Tensor, ...] = self.module._backward_op(*given)
+        results: tuple[torch.Tensor, ...] = self.module.op_backward(*given)
         return results
 
     @property

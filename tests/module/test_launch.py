@@ -215,7 +215,7 @@ def test_parameters_of_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
     tensors, params = calls.inputs()
     params["sinks"] = torch.nn.Parameter(params["sinks"])
     assert calls.module.attention(*tensors, **params).requires_grad
-    monkeypatch.setattr(calls.module, "_attention_op", None)
+    monkeypatch.setattr(calls.module, "op", None)
     with torch.no_grad():
         calls.module.attention(*tensors, **params)
     assert calls.gpu.binds == 1

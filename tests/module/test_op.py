@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import warnings
 
 import pytest
@@ -12,19 +11,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from flashgen import AttentionSpec, Constant, alibi, causal
-from flashgen.codegen.module import render_module
-from flashgen.config import ChosenConfig, KernelChoice, KernelConfig
-from flashgen.plan import lower
 from support.cases import Case
 from support.contract import check_compiled, native_inputs
 from support.turns import some
-from support.variants import (
-    any_backward,
-    any_hopper_backward,
-    shipped_module,
-    shipped_specs,
-)
+from support.variants import shipped_module, shipped_specs
 
 SPECS = shipped_specs()
 pytestmark = pytest.mark.filterwarnings("ignore:.*eager reference")
@@ -42,7 +32,7 @@ def test_opcheck(name: str) -> None:
     spec = SPECS[name]
     tensors = [x.detach().requires_grad_() for x in native_inputs(CASE, spec)]
     params = CASE.arguments(spec).values()
-    torch.library.opcheck(shipped_module(name)._attention_op, (*tensors, 0.1, *params))
+    torch.library.opcheck(shipped_module(name).op, (*tensors, 0.1, *params))
 
 
 @pytest.mark.parametrize("name", some(DIFFERENT, every=4))
@@ -130,7 +120,7 @@ def test_what_watches_or_traces_sees_the_op() -> None:
     """Not what it is made of: a launch of a kernel leaves nothing to see."""
     module, spec = shipped_module("causal_d64"), SPECS["causal_d64"]
     tensors = native_inputs(CASE, spec)
-    name = module._attention_op._qualname
+    name = module.op.name()
     with _Seen() as seen:
         module.attention(*tensors)
     assert seen.names[0] == name
@@ -141,29 +131,3 @@ def test_what_watches_or_traces_sees_the_op() -> None:
         warnings.simplefilter("ignore", torch.jit.TracerWarning)  # of checks of shapes
         traced = torch.jit.trace(lambda q, k, v: module.attention(q, k, v), tensors)
     assert name in str(traced.graph)
-
-
-def _op_of(spec: AttentionSpec, config: KernelConfig, tflops: float | None = None) -> str:
-    plan = lower(spec, "same")
-    one = ChosenConfig(config, "model" if tflops is None else "measured", 4096, tflops=tflops)
-    chosen = dict.fromkeys(plan.targets, one)
-    held = {"portable": KernelChoice(chosen), "hopper": KernelChoice({"sm_90": one})}
-    source = render_module(plan, held | any_backward(plan) | any_hopper_backward(plan))
-    return re.findall(r'custom_op\(\s*"flashgen::(\w+)"', source)[0]
-
-
-def test_modules_that_run_anything_else_have_other_ops() -> None:
-    """Of one name, as a variant's in two folders is: torch keeps the last one's of each."""
-    one, wide = KernelConfig(32, 16, 4, 2), KernelConfig(64, 16, 4, 2)
-    elements = [Constant("slopes", [slope], dims=("num_q_heads",)) for slope in (0.5, 0.25)]
-    specs = [
-        AttentionSpec(64, mask=causal()),
-        AttentionSpec(64, "float16", mask=causal()),
-        AttentionSpec(64, mask=causal(), deterministic=True),
-        AttentionSpec(64, mask=causal(), targets=("sm_90",)),
-        AttentionSpec(64, mask=causal(align="top_left")),
-        *(AttentionSpec(64, mask=causal(), score=alibi(slopes)) for slopes in elements),
-    ]
-    ops = [_op_of(spec, one) for spec in specs]
-    assert len({*ops, _op_of(specs[0], wide)}) == len(specs) + 1
-    assert _op_of(specs[0], one) == _op_of(specs[0], one, tflops=500.0) == ops[0]

@@ -223,7 +223,7 @@ def test_opcheck(name: str) -> None:
     for declared in spec.params:
         if isinstance(declared, Tensor) and declared.is_float:
             params[declared.name].requires_grad_()
-    torch.library.opcheck(rendered_module(spec)._attention_op, (*tensors, 0.1, *params.values()))
+    torch.library.opcheck(rendered_module(spec).op, (*tensors, 0.1, *params.values()))
 
 
 def test_compiled_code_keeps_to_the_numbers_of_each_call() -> None:

@@ -44,16 +44,16 @@ def test_checkpoint(name: str) -> None:
     torch.testing.assert_close(again, plain, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("saves", [True, False], ids=["saved", "computed again"])
+@pytest.mark.parametrize("how", ["saved", "listed", "computed again"])
 @pytest.mark.parametrize("name", NAMES)
-def test_a_selective_checkpoint(name: str, saves: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_selective_checkpoint(name: str, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The operator has a name to save its results by: the attention then runs once."""
     module, params = shipped_module(name), CASE.arguments(SPECS[name])
-    op, forward, runs = module._attention_op._opoverload, module._forward, []
+    op, forward, runs = module.op, module._forward, []
     monkeypatch.setattr(module, "_forward", lambda *x: (runs.append(1), forward(*x))[1])
 
     def policy(context: Any, function: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-        must = saves and function == op
+        must = how == "saved" and function == op
         return CheckpointPolicy.MUST_SAVE if must else CheckpointPolicy.PREFER_RECOMPUTE
 
     def block(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -61,12 +61,12 @@ def test_a_selective_checkpoint(name: str, saves: bool, monkeypatch: pytest.Monk
 
     def checkpointed(*x: torch.Tensor) -> Any:
         def contexts() -> Any:
-            return create_selective_checkpoint_contexts(policy)
+            return create_selective_checkpoint_contexts([op] if how == "listed" else policy)
 
         return checkpoint(block, *x, use_reentrant=False, context_fn=contexts)
 
     gradients = _gradients(name, checkpointed)
-    assert len(runs) == (1 if saves else 2)
+    assert len(runs) == (2 if how == "computed again" else 1)
     torch.testing.assert_close(gradients, _gradients(name, block), rtol=0, atol=0)
 
 

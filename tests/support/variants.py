@@ -66,7 +66,7 @@ def shipped_module(name: str) -> ModuleType:
 def shipped_module_anew(name: str) -> ModuleType:
     """The same once more, as if nothing had been called yet, and with an operator of its own.
 
-    Where two modules register one operator, torch drops the first one's, which may still be called.
+    Of two modules whose operators have one name, the first one's is that of both.
     """
     return imported(name, (GENERATED / f"{name}.py").read_text())
 
@@ -126,7 +126,7 @@ def imported(name: str, source: str) -> ModuleType:
     """A module's source as a module, with an operator of its own."""
     number = next(_serial)
     path = _scratch() / f"{name}_{number}.py"
-    path.write_text(source.replace('custom_op("flashgen::', f'custom_op("flashgen::anew_{number}_'))
+    path.write_text(source.replace('"flashgen::', f'"flashgen::anew_{number}_'))
     return import_file(path)
 
 

@@ -58,14 +58,14 @@ def clock(*times: float):
 
 @pytest.mark.filterwarnings("ignore:.*eager reference")
 def test_each_version_has_operators_of_its_own(tmp_path: Path) -> None:
-    """Of two modules that register one name, torch would run the later one for both."""
+    """Of two modules whose operators have one name, the first one's would run for both."""
     changed = folder_of(tmp_path, "causal_d64", TWICE)
     before, after = (
         versions.load_version(label, folder, "causal_d64", tmp_path)
         for label, folder in {"before": GENERATED, "after": changed}.items()
     )
     q = torch.randn(1, 1, 8, 64, dtype=torch.bfloat16)
-    out, doubled = (module._attention_op(q, q, q, 0.1)[0] for module in (before, after))
+    out, doubled = (module.op(q, q, q, 0.1)[0] for module in (before, after))
     assert torch.equal(doubled, 2 * out)
 
 

@@ -29,7 +29,7 @@ LAYERS = """
     plan plan.* reference
     budget budget.*
     codegen codegen.layout codegen.folding codegen.unpacking codegen.digest codegen.names
-    codegen.environment codegen.functions
+    codegen.environment codegen.functions codegen.operator
     kernels kernels.*
     validate codegen.module
     tuning tuning.* publish inventory

@@ -148,3 +148,12 @@ def plain_source(expr: Any, names: Mapping[str, str] | None = None) -> str:
         TypeError: a node that the printer does not know.
     """
     return Printer(Plain(), RULES, names or {}, NONNEGATIVE, frozenset()).text(expr)
+
+
+def python_source(expr: Any) -> str:
+    """``expr`` for Python's own numbers: no index is a tensor, and no element is read.
+
+    Raises:
+        TypeError: a node that the printer does not know.
+    """
+    return Printer(Torch(), RULES, {}, frozenset(), frozenset()).text(expr)
