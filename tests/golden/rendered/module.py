@@ -42,6 +42,7 @@ import torch
 import triton
 import triton.language as tl
 from torch.autograd import forward_ad
+from torch.utils.flop_counter import register_flop_formula
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 # --- configurations -------------------------------------------------------------------------------
@@ -588,7 +589,7 @@ def attention(
             _warn_once("forward-mode derivatives come from the eager reference")
         out, lse = reference(q, k, v, scale=scale, return_lse=True, left=left)
     elif not plain:
-        out, lse = _attention_op(q, k, v, scale, left)
+        out, lse = op(q, k, v, scale, left)
     elif torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         out, lse = _Attention.apply(key, known, q, k, v, scale, left)
     else:
@@ -1176,8 +1177,7 @@ def _has_tangents(*tensors):
     return any(forward_ad.unpack_dual(x).tangent is not None for x in tensors)
 
 
-@torch.library.custom_op("flashgen::module_b4261d09", mutates_args=())
-def _attention_op(
+def _op_run(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -1187,8 +1187,7 @@ def _attention_op(
     return _forward(q, k, v, scale, left, *_known(q, k, v))
 
 
-@_attention_op.register_fake
-def _(q, k, v, scale, left):
+def _op_shapes(q, k, v, scale, left):
     out = q.new_empty((*q.shape[:3], 16))
     return out, q.new_empty(q.shape[:3], dtype=torch.float32)
 
@@ -1214,19 +1213,21 @@ def _backward(ctx, grad_out, grad_lse):
         if plain:
             grads = _gradients(q, k, v, ctx.scale, ctx.left, out, lse, grad_out, grad_lse)
         else:
-            grads = _backward_op(q, k, v, ctx.scale, ctx.left, out, lse, grad_out, grad_lse)
+            grads = op_backward(q, k, v, ctx.scale, ctx.left, out, lse, grad_out, grad_lse)
     return *grads, None, None
 
 
 def _has_backward(q, k):
-    """Whether kernels compute the gradients: tensors are not empty, and on a GPU."""
+    """Whether kernels compute the gradients: where there is something to compute, and a GPU.
+
+    Of meta tensors, too, the op has the shapes, and the FLOPs that a GPU needs.
+    """
     if q.numel() == 0 or k.numel() == 0:
         return False
-    return q.is_cuda or triton.knobs.runtime.interpret
+    return q.is_cuda or q.is_meta or triton.knobs.runtime.interpret
 
 
-@torch.library.custom_op("flashgen::module_b4261d09_backward", mutates_args=())
-def _backward_op(
+def _op_backward_run(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -1240,8 +1241,7 @@ def _backward_op(
     return _gradients(q, k, v, scale, left, out, lse, grad_out, grad_lse)
 
 
-@_backward_op.register_fake
-def _(q, k, v, scale, left, out, lse, grad_out, grad_lse):
+def _op_backward_shapes(q, k, v, scale, left, out, lse, grad_out, grad_lse):
     return tuple(x.new_empty(x.shape) for x in (q, k, v))
 
 
@@ -1262,7 +1262,65 @@ def _leaf(x, twice):
     return x.view_as(x) if twice and x.requires_grad else x.detach().requires_grad_()
 
 
-_attention_op.register_autograd(_backward, setup_context=_save_for_backward)
+@functools.lru_cache(maxsize=256)
+def _visible_pairs(batch, num_q_heads, q_len, kv_len, left):
+    """Pairs of a query and a key, of all heads, that the mask lets see.
+
+    It is what the bounds of tiles say of tiles of one query: nothing asks the mask of each pair.
+    """
+    seen_pairs = sum(
+        max(
+            0,
+            max(0, min(kv_len, q_idx + kv_len - q_len + 2)) - max(0, q_idx + kv_len - q_len - left),
+        )
+        for q_idx in range(q_len)
+    )
+    return batch * num_q_heads * seen_pairs
+
+
+def _pairs(q, k, left):
+    """The same of the shapes of q and k; every pair, where a number is not known yet."""
+    known_by = (*q[:3], k[2], left)
+    if any(isinstance(x, (torch.SymInt, torch.SymFloat)) for x in known_by):
+        return q[0] * q[1] * q[2] * k[2]
+    return _visible_pairs(*known_by)
+
+
+def _flops(q, k, v, scale, left, **_):
+    """FLOPs of the forward pass, by shapes: a product as wide as q, and one as wide as v."""
+    seen_pairs = _pairs(q, k, left)
+    return 2 * (16 + 16) * seen_pairs
+
+
+def _backward_flops(q, k, v, scale, left, out, lse, grad_out, grad_lse, **_):
+    """FLOPs of the backward pass: three products as wide as q, and two as wide as v."""
+    seen_pairs = _pairs(q, k, left)
+    return 2 * (3 * 16 + 2 * 16) * seen_pairs
+
+
+def _operator(name, run, shapes, flops, backward=None):
+    """The operator of a name: torch has one, that of the module which was imported first.
+
+    The name says what is computed, so any other module with it is a copy of this one. To register
+    it once more would break what holds the first, such as exported programs and compiled code.
+    """
+    namespace, _, last = name.partition("::")
+    operators = getattr(torch.ops, namespace)
+    if not hasattr(operators, last):
+        made = torch.library.custom_op(name, run, mutates_args=())
+        made.register_fake(shapes)
+        if backward is not None:
+            made.register_autograd(backward, setup_context=_save_for_backward)
+        register_flop_formula(getattr(operators, last))(flops)
+    return getattr(operators, last).default
+
+
+# What exported programs, checkpoint policies and counts of FLOPs know the module by. The digest is
+# of what is computed: any build of this spec has it.
+op = _operator("flashgen::module_7d7062f8", _op_run, _op_shapes, _flops, _backward)
+op_backward = _operator(
+    "flashgen::module_7d7062f8_backward", _op_backward_run, _op_backward_shapes, _backward_flops
+)
 
 
 class _Attention(torch.autograd.Function):
