@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import triton
+from torch.utils.flop_counter import FlopCounterMode
 
 from flashgen import Float, Int
 from gpu.launch import module_of, native, poison
 from support.cases import Case, inputs
 from support.contract import check_compiled, check_gradients
 from support.oracle import check
-from support.variants import shipped_specs
+from support.variants import shipped_module, shipped_specs
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:.*eager reference")]
 
@@ -60,6 +62,35 @@ def test_opcheck(name: str, form: str) -> None:
 ])  # fmt: skip
 def test_compile_without_graph_breaks(name: str, form: str) -> None:
     check_compiled(module_of(name, form), SPECS[name], backend="inductor", device="cuda")
+
+
+def test_a_program_that_was_exported_without_a_gpu_runs_the_kernel(tmp_path: Path) -> None:
+    module = shipped_module(NAME)
+
+    class Layer(torch.nn.Module):
+        def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            return module.attention(q, k, v)
+
+    length = torch.export.Dim("length", min=2, max=4096)
+    tensors = inputs(Case(64, 64, batch=2, q_heads=8, kv_heads=2), SPECS[NAME], torch.bfloat16)
+    shapes = ({2: length}, {2: length}, {2: length})
+    program = torch.export.export(Layer(), tensors, dynamic_shapes=shapes)
+    torch.export.save(program, tmp_path / "program.pt2")
+    loaded = torch.export.load(tmp_path / "program.pt2").module()
+    q, k, v = _inputs(NAME)
+    assert torch.equal(loaded(q, k, v), module.attention(q, k, v))
+
+
+def test_flops_of_both_passes(form: str) -> None:
+    module = module_of(NAME, form)
+    leaves = [x.requires_grad_() for x in _inputs(NAME)]
+    with FlopCounterMode(display=False) as counter:
+        module.attention(*leaves).sum().backward()
+    pairs = 2 * 8 * (1000 * 1001 // 2)
+    assert dict(counter.get_flop_counts()["Global"]) == {
+        module.op.overloadpacket: 4 * 64 * pairs,
+        module.op_backward.overloadpacket: 10 * 64 * pairs,
+    }
 
 
 LENGTHS = (

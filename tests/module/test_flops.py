@@ -26,7 +26,7 @@ from flashgen import (
 )
 from support.cases import Case
 from support.contract import native_inputs
-from support.variants import rendered_module
+from support.variants import rendered_module, shipped_module, shipped_specs
 
 _LEFT = Int("left", 3, min=-1)
 
@@ -170,3 +170,20 @@ def test_a_length_that_is_not_known_yet_counts_every_pair() -> None:
     compiled(*native_inputs(Case(8, 8, q_heads=2, kv_heads=1), spec))
     (flops, length), *_ = seen
     assert isinstance(length, torch.SymInt) and isinstance(flops, torch.SymInt)
+
+
+@pytest.mark.parametrize("name", ["sinks_softmax_d64", "dropout_causal_d64", "documents_d128"])
+def test_gradients_of_meta_tensors_have_their_shapes(name: str) -> None:
+    """Of learned tensors too, as the operator gives them."""
+    module, spec = shipped_module(name), shipped_specs()[name]
+    case = Case(12, 12, batch=2, q_heads=4, kv_heads=2)
+    leaves = [x.to("meta").requires_grad_() for x in native_inputs(case, spec)]
+    given = case.arguments(spec)
+    for key, x in given.items():
+        if isinstance(x, torch.Tensor):
+            given[key] = x.to("meta")
+            if x.is_floating_point():
+                leaves.append(given[key].requires_grad_())
+    out, lse = module.attention(*leaves[:3], return_lse=True, **given)
+    (out.float().sum() + lse.sum()).backward()
+    assert [(x.grad.shape, x.grad.dtype) for x in leaves] == [(x.shape, x.dtype) for x in leaves]
