@@ -15,6 +15,8 @@ step() {
 environment() {
   [ -x .venv/bin/python ] || python3 -m venv .venv
   .venv/bin/pip install --quiet -c constraints.txt -e '.[dev]'
+  # Editable installs before 2026-11-27 leave empty folders of templates, which would hide flashgen.
+  rm -rf .venv/lib/python3*/site-packages/flashgen
   export PATH="$PWD/.venv/bin:$PATH"
   # The tests of pages want a browser. Where none can be installed they are skipped, and that is
   # said: whether a change is good does not depend on whether an archive of packages answers. Only
