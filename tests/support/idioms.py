@@ -159,7 +159,7 @@ SCORES: dict[str, Callable[..., Any]] = {
     "hyperbolic": lambda t, s, b, h, q, kv: torch.cosh(s / 16) + torch.sinh(s / 8) + s,
     "sinc": lambda t, s, b, h, q, kv: s + 3 * torch.sinc(s / 4) + torch.tan(s / 40),
     "steps": lambda t, s, b, h, q, kv: (
-        s + torch.heaviside((q - kv).double(), s.new_tensor(0.5)) + torch.nan_to_num(t.slopes[h])
+        s + torch.heaviside((q - kv).type_as(s), s.new_tensor(0.5)) + torch.nan_to_num(t.slopes[h])
     ),
     "remainders": lambda t, s, b, h, q, kv: s % 7.25 - (2 * s) % -2.625 + torch.fmod(s, 3.5),
     "rounded": lambda t, s, b, h, q, kv: torch.floor(s / 3.1) - torch.ceil(s / 2.3) + torch.frac(s),

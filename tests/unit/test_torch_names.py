@@ -88,6 +88,18 @@ def test_tiles_are_those_that_are_seen(name: str) -> None:
     check(as_mask(lambda *i: MASKS[name](OURS, *i)), Call(LENGTH, LENGTH, 4, 4, {}))
 
 
+BITS_AND_ROWS = (
+    "packed bits", "bits in words", "bit of the head", "packed bits by a power",
+    "shifted elements", "divided by a power", "chosen blocks", "all but chosen blocks",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BITS_AND_ROWS)
+def test_bounds_keep_all_that_bits_and_rows_show(name: str) -> None:
+    mask = as_mask(lambda *i: MASKS[name](OURS, *i))
+    check(mask, Call(LENGTH, LENGTH, 4, 4, elements(VALUES)))
+
+
 def test_a_score_of_conditions_keeps_the_scores_digits() -> None:
     """Multiplied out, ``score + 1e30 - 1e30`` would be 0."""
     traced = AttentionSpec(16, score=lambda *given: SCORES["opposite"](OURS, *given)).score.traced
