@@ -55,7 +55,10 @@ ON_OTHERS = {
     "explain/visible.py": ({"count"}, "rows of tiles"),
     "files.py": ({"replace"}, "paths"),
     "loader.py": ({"partition", "re", "split", "startswith"}, "messages; names of modules"),
-    "params.py": ({"isascii", "isidentifier", "keyword"}, "parameters' names"),
+    "params.py": (
+        {"isascii", "isidentifier", "keyword", "removeprefix"},
+        "names of parameters, dtypes",
+    ),
     "plan/arguments.py": ({"replace"}, "the user's line about a parameter"),
     "plan/constants.py": ({"textwrap"}, "elements of a constant"),
     "plan/visible_pairs.py": ({"replace"}, "parts of an expression"),
