@@ -143,7 +143,7 @@ def _counter(device):
 # bfloat16 arithmetic.
 _BESIDE = """
 
-def _in_float32(launch):
+def _launched_in_float32(launch):
     def as_float32(x):
         halves = isinstance(x, torch.Tensor) and x.dtype == torch.bfloat16
         return x.float() if halves else x
@@ -157,5 +157,5 @@ def _in_float32(launch):
     return launched
 
 
-_launch_of_queries = _in_float32(_launch_of_queries)
+_launch_of_queries = _launched_in_float32(_launch_of_queries)
 """
