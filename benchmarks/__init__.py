@@ -1,1 +1,1 @@
-"""What flashgen's kernels are measured with, and what was measured."""
+"""Benchmarks of flashgen's kernels, and their results."""

@@ -1,4 +1,4 @@
-"""Tables that hold what flashgen works out without a GPU to what one measured."""
+"""Tables that compare flashgen's figures without a GPU with measured ones."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 from benchmarks.figures import Document, Row, geometric_mean
 from benchmarks.markdown import header, line
 
-#: A figure of the model, or a rate of its pick, is near where it is within this share.
+#: A figure of the model, or the rate of its pick, is near if it is within this share.
 NEAR = 0.1
 
-#: What was counted: where, how the account calls it, how the figures do.
+#: Counted traffic: its place, its name in the account, its name in the figures.
 LEVELS = (
     ("L2 and SMs, by the SMs", "l2", "sm"),
     ("L2 and SMs, by L2", "l2", "l2"),
     ("DRAM and L2", "dram", "dram"),
 )
 
-#: Counters beside those of the figures: what is shown, of which run, the name, bytes of its unit.
+#: Further counters: the title, the run, the counter's name, bytes of its unit.
 OTHERS = (
     ("between partitions of L2", "l2", "lts__t_sectors_srcunit_ltcfabric.sum", 32),
     ("all requests to L2", "l2", "lts__t_bytes.sum", 1),
@@ -29,7 +29,7 @@ OTHERS = (
 
 
 def counters_table(document: Document) -> str:
-    """Of each call and level, bytes by the account and by the counters; then other counters."""
+    """Bytes of each call and level by the account and by counters, then other counters."""
     rows = document["cells"]
     env = document["environment"]
     machine = f"{env['gpu']}, driver {env['driver']}, ncu {env['ncu']}, triton {env['triton']}"
@@ -63,7 +63,7 @@ def counters_table(document: Document) -> str:
 
 
 def level_ratio(row: Row, accounted: str, counted: str) -> float | None:
-    """What was counted at a level, both ways, over the account; None where a counter is missing."""
+    """Counted bytes of a level, both ways, over the account; None if a counter is missing."""
     found = [row["figures"].get(f"{counted}_{way}") for way in ("read", "written")]
     if None in found:
         return None
@@ -73,7 +73,7 @@ def level_ratio(row: Row, accounted: str, counted: str) -> float | None:
 
 
 def _doubts(protocol: Mapping[str, Any]) -> list[str]:
-    """What a reader should know of how it was counted."""
+    """Remarks on how the traffic was counted."""
     found = []
     if any(n > 1 for n in protocol["dram"]["passes"]):
         found.append("DRAM was counted in several passes: L2 was not as the last call left it.")
@@ -97,7 +97,7 @@ def _share(value: float | None) -> str:
 
 
 def picks_table(document: Document) -> str:
-    """Of each spec the pick, the best measured, and the pick's rate over the best's."""
+    """The pick of each spec, the best measured configuration, and the ratio of their rates."""
     rows, env = document["cells"], document["environment"]
     kernels = {(row["spec"], row["form"]): row for row in rows}
     specs = list(dict.fromkeys(row["spec"] for row in rows))
@@ -139,7 +139,7 @@ def picks_table(document: Document) -> str:
 def pick_share(rows: Sequence[Row]) -> float | None:
     """The rate of the first kernel's pick over the best of all; None before all are measured.
 
-    rows: the kernels of a module, the one that it runs first in front.
+    rows: the kernels of a module, in the order that they are tried.
     """
     if any(row["looked_at"] < row["candidates"] or not row["measured"] for row in rows):
         return None
@@ -163,5 +163,5 @@ def _best(row: Row) -> str:
 
 
 def _config(of: Mapping[str, Any]) -> str:
-    """The four numbers of a configuration, which figures of it may stand beside."""
+    """The four numbers of a configuration, without its figures."""
     return f"{of['BLOCK_M']} x {of['BLOCK_N']} w{of['num_warps']} s{of['num_stages']}"

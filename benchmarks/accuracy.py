@@ -1,4 +1,4 @@
-"""Whether results are right: each peer's beside attention in float64, and beside its gradients."""
+"""Checks of results: each peer's output and gradients against attention in float64."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from benchmarks.attentions import ROWS, Attention
 from benchmarks.cells import Cell
 from flashgen.philox import kept, kept_scale
 
-#: Relative errors of results that are of something else: those that round have 2e-3, and gradients
-#: of what is learned, sums whose terms cancel, up to 1e-2.
+#: Relative errors of a different computation: rounding gives 2e-3, and up to 1e-2 for gradients of
+#: learned tensors, sums whose terms cancel.
 WRONG, WRONG_SUM = 0.02, 0.05
-#: FlexAttention adds such sums up less exactly, 0.085 off: that is no other gradient.
+#: FlexAttention computes such sums less exactly, with an error of 0.085: still the same gradient.
 WRONG_SUM_OF_PEER = 0.25
 
 Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -34,13 +34,13 @@ def exact_heads(cell: Cell, attention: Attention, inputs: Inputs) -> list[torch.
 
 
 def exact_gradients(cell: Cell, attention: Attention, inputs: Inputs) -> list[torch.Tensor]:
-    """Of q, k and v the same heads' gradients where the output's is `make_gradient`'s.
+    """Gradients of q, k and v for the same heads, where the output's gradient is `make_gradient`.
 
-    Then, of each learned tensor, those heads' elements: their gradients belong to one head of one
+    Then those heads' elements of each learned tensor: their gradients belong to one head of one
     sequence.
 
     Raises:
-        ValueError: several sequences add to what is learned.
+        ValueError: several sequences add to a learned tensor.
     """
     if attention.learned and cell.batch > 1:
         raise ValueError(f"{cell.name}: gradients of {attention.learned} of {cell.batch} sequences")
@@ -74,7 +74,7 @@ def _places(cell: Cell) -> tuple[tuple[int, int], ...]:
 def _tiles(
     attention: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: int, head: int
 ) -> Iterator[tuple[slice, torch.Tensor]]:
-    """`ROWS` queries after the other: which, and what one head of one sequence puts out."""
+    """Blocks of `ROWS` queries: their indices, and the output of one head of one sequence."""
     b, h = (torch.tensor(i, device=q.device) for i in (batch, head))
     kv_idx = torch.arange(k.shape[0], device=q.device)
     for first in range(0, q.shape[0], ROWS):
@@ -95,7 +95,7 @@ def _tiles(
 def _dropped(
     attention: Attention, weights: torch.Tensor, first: tuple[int, int, int, int]
 ) -> torch.Tensor:
-    """What flashgen's dropout multiplies weights by, (rows, keys), from such a place on."""
+    """Factors of flashgen's dropout for weights, (rows, keys), from a first place on."""
     p, seed = attention.dropout_p, attention.parameters["seed"]
     keeps = kept((1, 1, *weights.shape), p, seed, weights.device, first)[0, 0]
     return keeps * kept_scale(p)
@@ -104,7 +104,7 @@ def _dropped(
 def relative_error(results: Results, expected: Results) -> float:
     """Norm of the difference over the norm, of the two heads; the largest of all results.
 
-    NaN where one is not finite everywhere, 0 of none.
+    NaN if a result is not finite everywhere, 0 without results.
     """
     if not all(torch.isfinite(x).all() for x in results):
         return float("nan")
@@ -121,15 +121,15 @@ def _error(x: torch.Tensor, exact: torch.Tensor) -> float:
 def wrong_cells(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     """The cells whose flashgen results are over twice as far from float64 as the worst peer's.
 
-    Gradients of what is learned are one number for each head: chance decides whose is nearer, and
-    `WRONG_SUM` which are wrong.
+    Gradients of learned tensors are one number for each head: chance decides whose is nearer, so
+    they are wrong only beyond `WRONG_SUM`.
     """
     wrong = []
     for row in rows:
         errors = dict(row["error"])
         own = errors.pop("flashgen")
         of_sums = row.get("error_of_learned", {}).get("flashgen", 0.0)
-        # Where no peer has the variant, it is held to what is wrong of anybody. NaN is wrong too.
+        # Without a peer for the variant, the general limit applies. NaN is wrong, too.
         most = 2 * max(errors.values()) if errors else WRONG
         if not (own <= most and of_sums <= WRONG_SUM):
             wrong.append(" ".join([row["cell"], *([row["inputs"]] if "inputs" in row else [])]))

@@ -1,22 +1,22 @@
-"""Cells drawn at random: flashgen beside the best peer that each has, on one GPU.
+"""Cells drawn at random: flashgen beside the best peer of each cell, on one GPU.
 
     python -m benchmarks.anywhere --seed 1 --cells 40 --json anywhere.json
     python -m benchmarks.anywhere --backward --seed 1 --json anywhere-backward.json
     python -m benchmarks.anywhere --show one.json two.json --json joined.json
 
 `benchmarks.drawing` draws kinds, head dims, lengths, groups of heads, batches and inputs. Modules
-are built as the model chooses them, without tuning. Peers are FlashAttention 4, SDPA's cuDNN and
-FlexAttention; one that cannot run a cell, or computes something else, is left out of it, and so is
-FlexAttention where FlashAttention 4 runs and has been ahead of it (`beforehand.FA4_AHEAD`). Calls
-take turns (`benchmarks.pairs`); a cell below the limit is measured again, all its contenders, and
-all turns count. Nothing else is left out. A wrong output is reported, counts as behind, and ends
-the run with status 1.
+have the model's configurations, without tuning. Peers are FlashAttention 4, SDPA's cuDNN and
+FlexAttention; a peer that cannot run a cell, or computes something else, is left out of the cell,
+and so is FlexAttention if FlashAttention 4 runs and has been faster (`beforehand.FA4_AHEAD`). Calls
+take turns (`benchmarks.pairs`); a cell below the limit is measured again with all its contenders,
+and all turns count. Nothing else is left out. A wrong output is reported, counts as behind, and
+ends the run with status 1.
 
 With --backward the same cells are drawn, and their backward pass alone is timed: gradients of q, k
 and v, of an output whose forward pass has run once (`benchmarks.passes`).
 
-The cells are drawn first, whatever is measured of them: --kinds and --head-dims choose some, and
---limit-seconds ends the run with what it has.
+Drawing does not depend on what is measured: --kinds and --head-dims select from the drawn cells,
+and --limit-seconds ends the run with the cells measured so far.
 """
 
 from __future__ import annotations
@@ -51,18 +51,18 @@ from benchmarks.script import make_parser, sees_gpu, tell, write_results
 from benchmarks.slices import GradientSlices, Slices
 from flashgen.errors import first_line
 
-#: What says of a pass whether its results are right.
+#: The check of a pass's results.
 SLICES: dict[str, type[Slices] | type[GradientSlices]] = {
     "forward": Slices,
     "backward": GradientSlices,
 }
 
-#: Cells that are compiled together before they are measured, in whole groups of one module.
+#: Cells that are compiled before they are measured, in whole groups of one module.
 TOGETHER = 40
 
 
 def grouped(cells: Sequence[Drawn]) -> list[list[Drawn]]:
-    """Cells in lots of `TOGETHER`, those of one module in one lot; modules as they were drawn."""
+    """Cells in lots of `TOGETHER`, cells of a module in one lot; modules in drawn order."""
     modules: dict[str, list[Drawn]] = {}
     for cell in cells:
         modules.setdefault(cell.module, []).append(cell)
@@ -112,7 +112,7 @@ def measure(
     limit: float,
     which: Pass,
 ) -> None:
-    """Checks every contender, then times flashgen beside those that may be the best."""
+    """Checks every contender, then times flashgen beside the peers that may be the best."""
     attention = attention_of(cell, device)
     inputs = make_inputs(cell, device, cell.inputs)
     slices = SLICES[which.name](cell, attention, inputs)
@@ -144,7 +144,7 @@ def measure(
 
 @contextmanager
 def _told(row: dict[str, Any], name: str) -> Iterator[None]:
-    """As `noted`; of flashgen a reason is a wrong answer, and the run goes on."""
+    """As `noted`, but an error of flashgen counts as a wrong result, and the run goes on."""
     try:
         with noted(row, name):
             yield
@@ -153,7 +153,7 @@ def _told(row: dict[str, Any], name: str) -> Iterator[None]:
 
 
 def _judge(row: dict[str, Any], calls: dict[str, Call], slices: Slices | GradientSlices) -> None:
-    """Leaves out peers that compute something else, and says whether flashgen does."""
+    """Leaves out peers with wrong results, and notes whether flashgen's results are wrong."""
     others = [error for name, error in row["error"].items() if name != OWN]
     row["error_limit"] = most = float(f"{slices.limit(others):.3g}")
     for name, error in row["error"].items():
@@ -165,7 +165,7 @@ def _judge(row: dict[str, Any], calls: dict[str, Call], slices: Slices | Gradien
 
 
 def _take(row: dict[str, Any], ms: dict[str, list[float]]) -> None:
-    """Adds turns to a row, and says what all of them come to."""
+    """Adds turns to a row, and updates the row's figures from all turns."""
     for name, times in ms.items():
         row["ms"].setdefault(name, []).extend(times)
     row["median_ms"] = {name: float(f"{median(times):.4g}") for name, times in row["ms"].items()}
@@ -174,7 +174,7 @@ def _take(row: dict[str, Any], ms: dict[str, list[float]]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Draws, builds, compiles, measures, and shows the tables; status 1 where one is wrong."""
+    """Draws, builds, compiles, measures, and shows the tables; status 1 if a result is wrong."""
     options = _arguments(arguments)
     if options.show:
         tell(
@@ -237,7 +237,7 @@ def _note_kernel(row: dict[str, Any], cell: Drawn, folder: Path, which: Pass) ->
     """The form, the digest and the configuration of the kernel that ran."""
     try:
         row |= kernels_of(own_module(cell, folder, target()), which)
-    except Exception as error:  # it could not be built, which is said
+    except Exception as error:  # it could not be built, which is reported
         row["wrong"] = row["wrong"] or first_line(error)
 
 
@@ -248,7 +248,7 @@ def _is_asked(cell: Drawn, options: argparse.Namespace) -> bool:
 
 
 def _progress(cell: Drawn, row: dict[str, Any], which: Pass) -> str:
-    """One line: what was found, and the rate that it is."""
+    """One line with the result of a cell, and its rate."""
     if row["wrong"]:
         return f"{cell.name}: WRONG, {row['wrong']}"
     if row["ratio"] is None:

@@ -1,6 +1,6 @@
-"""The attentions that are measured, in plain torch: what FlexAttention takes and float64 computes.
+"""The measured attentions in plain torch: functions for FlexAttention and for float64.
 
-Each is also given as the arguments that flashgen's module has for it.
+Each attention also has the arguments of flashgen's module.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 
 #: ``(b, h, q_idx, kv_idx) -> bool``, on numbers or tensors that broadcast.
 MaskMod = Callable[[Any, Any, Any, Any], Any]
-#: ``(score, b, h, q_idx, kv_idx) -> score``, likewise.
+#: ``(score, b, h, q_idx, kv_idx) -> score``, on numbers or tensors that broadcast.
 ScoreMod = Callable[[Any, Any, Any, Any, Any], Any]
 
 WINDOW = 1024  # keys before its own that a query of a window sees
@@ -33,11 +33,11 @@ class Attention:
     """One attention, for sequences of one length on one device.
 
     Attributes:
-        mask_mod: which keys a query sees; None where it sees all.
-        score_mod: what becomes of ``scale * q @ k.T``; None where it stays.
+        mask_mod: which keys a query sees; None if it sees all.
+        score_mod: the score function of ``scale * q @ k.T``; None for none.
         parameters: keywords of the module's ``attention``.
-        learned: those of them that have a gradient; `score_mod` reads the same tensors.
-        dropout_p: the probability that a weight is dropped; each peer drops others.
+        learned: the parameters with a gradient; `score_mod` reads the same tensors.
+        dropout_p: the probability that a weight is dropped; each peer drops other weights.
     """
 
     mask_mod: MaskMod | None = None
@@ -108,7 +108,7 @@ def alibi(length: int, device: torch.device) -> Attention:
 
 
 def alibi_slopes(length: int, device: torch.device) -> Attention:
-    """The same with the rates in a tensor that learns."""
+    """`alibi` with the rates in a learned tensor."""
     slopes = torch.exp2(-0.5 * torch.arange(1, HEADS + 1, device=device)).requires_grad_()
 
     def score_mod(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
@@ -147,7 +147,7 @@ def sink_window(length: int, device: torch.device) -> Attention:
     return Attention(mask_mod, parameters={"sinks": sinks, "left": width})
 
 
-#: By name; the constants above are read when one is made.
+#: The attentions by name; a function reads the constants above when it is called.
 ATTENTIONS: dict[str, Callable[[int, torch.device], Attention]] = {
     "full": full,
     "causal": causal,

@@ -6,8 +6,8 @@ The cells of the forward benchmark's grid, and variants at head dimension 128: a
 documents, capped scores, and ALiBi with slopes that learn. The forward pass runs once, outside of
 the time; what is timed is torch.autograd.grad of the output by q, k, v, and slopes, again and
 again. TFLOP/s are of 2.5 times the forward pass's FLOPs. Every peer's gradients are compared with
-those in float64, of two heads of the tensors that are timed. The rest is as benchmarks.forward has
-it.
+those in float64, of two heads of the tensors that are timed. Everything else is as in
+benchmarks.forward.
 """
 
 from __future__ import annotations

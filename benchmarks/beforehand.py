@@ -1,7 +1,7 @@
-"""Building and compiling what drawn cells need, by several processes, before they are measured.
+"""Builds and compiles modules and kernels of drawn cells, by several processes, beforehand.
 
 Kernels land in the caches on disk of Triton, FlexAttention and FlashAttention 4, modules in a
-folder; the process that measures finds both. Nothing runs while it measures.
+folder; the process that measures finds both. No other process runs while it measures.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ from benchmarks.peers import PEERS, Call, Peer, load_file
 from benchmarks.record import target
 from flashgen.build import Options, Progress, build
 
-#: Peers that compile for a cell; SDPA has its kernels.
+#: Peers that compile for a cell; SDPA's kernels are compiled already.
 COMPILED = ("FlexAttention", "FA4")
 
-#: Where FlashAttention 4 has been the quicker of the two in every committed cell, by 1.2 to 2.3.
+#: Where FlashAttention 4 beat FlexAttention in every committed cell, by factors of 1.2 to 2.3.
 FA4_AHEAD = ("full", "causal", "window")
 
 _LOADED: dict[Path, ModuleType] = {}
 
 
 def own_module(cell: Drawn, folder: Path, gpu: str) -> ModuleType:
-    """The module of a cell, as the model chooses its configuration; built once, and loaded once.
+    """The module of a cell, with the model's configuration; built once, and loaded once.
 
     Args:
-        cell: whose.
+        cell: the cell.
         folder: where specs and modules are.
         gpu: the architecture, ``"sm_90"``.
 
     Raises:
-        FlashgenError: it cannot be built.
+        FlashgenError: the module cannot be built.
     """
     published = folder / "generated" / f"{cell.module}.py"
     if published not in _LOADED:
@@ -62,7 +62,7 @@ def own_module(cell: Drawn, folder: Path, gpu: str) -> ModuleType:
 
 
 def own_peer(folder: Path) -> Peer:
-    """The module of a cell that was built there, or is built now."""
+    """A peer that calls the module of a cell in this folder, built now if it is missing."""
 
     @contextmanager
     def entered(cell: Any, attention: Attention, inputs: Any) -> Iterator[Call]:
@@ -80,11 +80,11 @@ def prepare(
     *,
     backward: bool = False,
 ) -> str:
-    """Calls a peer once on each of these cells, in this process; what went wrong, or nothing.
+    """Calls a peer once on each of these cells, in this process; returns the errors.
 
     Args:
-        cells: of one module.
-        peer: its name.
+        cells: cells of one module.
+        peer: the peer's name.
         folder: where specs and modules are.
         device_type: ``"cuda"``, or ``"cpu"`` in tests.
         backward: whether its backward pass is called too.
@@ -101,7 +101,7 @@ def prepare(
                 called = differentiated(peer, called)
             with torch.no_grad(), called(cell, attention, inputs) as call:
                 call()
-            if device_type == "cuda":  # what a kernel did wrong is told of this cell
+            if device_type == "cuda":  # an error of a kernel is attributed to this cell
                 torch.cuda.synchronize()
                 torch.cuda.empty_cache()
         except Exception as error:
@@ -110,12 +110,12 @@ def prepare(
 
 
 def takes_part(peer: str, cell: Drawn, others: Container[str]) -> bool:
-    """Whether a peer may be the quickest of a cell: not FlexAttention where FA4 is ahead of it."""
+    """Whether a peer may be the fastest of a cell: FlexAttention is not if FA4 is ahead of it."""
     return not (peer == "FlexAttention" and "FA4" in others and cell.attention in FA4_AHEAD)
 
 
 def tasks(lot: Sequence[Drawn], peers: Sequence[str]) -> list[tuple[list[Drawn], str]]:
-    """What one process does at a time: a module's cells, or one cell of a peer that compiles."""
+    """The tasks of processes: a module's cells each, or one cell of a peer that compiles."""
     modules: dict[str, list[Drawn]] = {}
     for cell in lot:
         modules.setdefault(cell.module, []).append(cell)
@@ -148,7 +148,7 @@ class Workers:
         *,
         backward: bool = False,
     ) -> list[str]:
-        """Prepares a lot; what went wrong, a line each, which the measuring meets again."""
+        """Prepares a lot; returns a line for each error, which will recur when measuring."""
         if self._jobs < 1 or seconds <= 0:
             return []
         until = time.perf_counter() + seconds
@@ -167,7 +167,7 @@ class Workers:
             self._end()
             return [f"{len(late)} were not compiled in time"]
         problems = [problem for problem in map(self._problem, futures) if problem]
-        if any("CUDA error" in problem for problem in problems):  # its process is of no more use
+        if any("CUDA error" in problem for problem in problems):  # its process is unusable
             self._end()
         return problems
 
@@ -179,7 +179,7 @@ class Workers:
             return f"a compiling process died: {error}"
 
     def _end(self) -> None:
-        """Ends the processes, whatever they do; the next lot has new ones."""
+        """Ends the processes, even busy ones; the next lot starts new ones."""
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
             for child in active_children():

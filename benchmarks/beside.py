@@ -1,4 +1,4 @@
-"""Weights beside products: what the matrix units of an SM take from those that weigh.
+"""Weights beside products: how much products slow down the instructions of a softmax.
 
 One program of each SM has three groups of four warps. The first multiplies as a step of attention
 does at head_dim 128: 64 queries with 64 keys, both in shared memory, then weights in registers with
@@ -20,12 +20,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-TILES = 400  # that each group of those who are looked at takes
-LONGER = 4 * TILES  # that those beside them take, who are to last longer
+TILES = 400  # tiles of each measured group
+LONGER = 4 * TILES  # tiles of the other groups, which have to run longer
 GROUPS = 2
 REPEATS = 3
 
-#: A product and a sum become one operation: Triton's default until 3.9, which wants to be told.
+#: A product and a sum become one operation: Triton's default until 3.9, which needs the option.
 FUSED = {"enable_fp_fusion": True}
 
 
@@ -34,9 +34,9 @@ class Beside:
     """Cycles of an SM for a tile of 64 x 64.
 
     Attributes:
-        alone: for the sequence, when the matrix units rest.
-        beside: for the sequence, while they multiply.
-        products: for a tile's products meanwhile.
+        alone: for the sequence, with idle matrix units.
+        beside: for the sequence, while the matrix units multiply.
+        products: for a tile's products at the same time.
     """
 
     alone: float
@@ -45,7 +45,7 @@ class Beside:
 
 
 def beside(sequence: str, device: torch.device) -> Beside:
-    """What a sequence of instructions, as `benchmarks.units` has them, takes with and without."""
+    """The cycles of a sequence of instructions of `benchmarks.units`, with and without products."""
     _, alone = _cycles(sequence, 0, TILES, device)
     _, together = _cycles(sequence, LONGER, TILES, device)
     products, _ = _cycles(sequence, TILES, LONGER, device)
@@ -54,10 +54,10 @@ def beside(sequence: str, device: torch.device) -> Beside:
 
 
 def _cycles(sequence: str, products: int, tiles: int, device: torch.device) -> tuple[float, float]:
-    """Cycles until the products are there, and until the tiles are, of the SM in the middle."""
+    """Cycles until the products are done, and until the tiles are, of the median SM."""
     programs = torch.cuda.get_device_properties(device).multi_processor_count
     cycles = torch.zeros(programs, 1 + GROUPS, dtype=torch.int32, device=device)
-    for _ in range(REPEATS):  # the last one's count: the first ones load the code
+    for _ in range(REPEATS):  # only the last run counts: the first ones load the code
         _both[programs,](cycles, products, tiles, sequence, num_warps=4, **FUSED)
     taken = cycles.tolist()
     return median(row[0] for row in taken), median(max(row[1:]) for row in taken)
@@ -65,7 +65,7 @@ def _cycles(sequence: str, products: int, tiles: int, device: torch.device) -> t
 
 @gluon.jit
 def _clock(x):
-    """The clock of the SM once x is there."""
+    """The clock of the SM once x has been computed."""
     clock, _ = gl.inline_asm_elementwise(
         "mov.b32 $1, $2; mov.u32 $0, %clock;", "=r,=r,r", [x],
         dtype=(gl.int32, gl.int32), is_pure=False, pack=1,
@@ -80,7 +80,7 @@ def _note(cycles, role, begun, ended):
 
 @gluon.jit
 def _multiply(q, k, v, cycles, rounds):
-    """So many tiles' products, each asked for while those before are on their way."""
+    """Products of so many tiles, each started while the products before are in flight."""
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
     OUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16])
     LANES: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
@@ -100,7 +100,7 @@ def _multiply(q, k, v, cycles, rounds):
 
 @gluon.jit
 def _weigh(cycles, tiles, ROLE: gl.constexpr, SEQUENCE: gl.constexpr):
-    """The sequence on so many tiles, laid out as scores are."""
+    """The sequence on so many tiles, in the layout of scores."""
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
     LANES: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     none = gl.zeros([128], gl.int32, LANES)
@@ -115,7 +115,7 @@ def _weigh(cycles, tiles, ROLE: gl.constexpr, SEQUENCE: gl.constexpr):
 
 @gluon.jit
 def _both(cycles, products, tiles, SEQUENCE: gl.constexpr):
-    """What each role takes goes to cycles (programs, 3): the products, and both that weigh."""
+    """Stores the cycles of each role, (programs, 3): the products, and both groups that weigh."""
     SHARED: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, 128], gl.bfloat16)
     q = gl.allocate_shared_memory(gl.bfloat16, [64, 128], SHARED)
     k = gl.allocate_shared_memory(gl.bfloat16, [64, 128], SHARED)

@@ -1,4 +1,4 @@
-"""Tables of calls that are over soon: what they cost the CPU, and steps of decoding."""
+"""Tables of short calls: their cost on the CPU, and steps of decoding."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def launch_table(document: Document) -> str:
         f"Microseconds of the CPU for a call at S=128, no CUDA graph; {machine(document)}.",
         _microseconds(document["calls"]),
     ]
-    if "training" in document:  # early files have none
+    if "training" in document:  # early files lack it
         parts += [
             "Of training in eager mode, for a forward and a backward pass:",
             _microseconds(document["training"]),
@@ -28,7 +28,7 @@ def launch_table(document: Document) -> str:
 
 
 def decoding_table(document: Document) -> str:
-    """Of each step the microseconds of every way, and how fast ours reads keys and values."""
+    """Microseconds of each step by each implementation, and our rate of reading keys, values."""
     rows = document["cells"]
     ways = peers_of(rows)
     parts = [

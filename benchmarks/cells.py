@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from benchmarks.attentions import CAP, CHUNK, DOCUMENT, PREFIX, SINKS, WINDOW
 
 TOKENS = 16384  # batch * seq_len of every cell
-WIDTH = 2048  # num_heads * qk_head_dim of every cell, as near as whole heads come
+WIDTH = 2048  # num_heads * qk_head_dim of every cell, up to whole heads
 
 
 @dataclass(frozen=True)
@@ -20,9 +20,9 @@ class Cell:
         seq_len: queries and keys of a sequence.
         qk_head_dim: elements of a head's query and key.
         v_head_dim: elements of a head's value and output.
-        dtype: of the tensors, by torch's name; float32 products may use the tf32 units.
+        dtype: the tensors' dtype, by torch's name; float32 products may use the tf32 units.
         in_grid: whether it belongs to the grid of the forward benchmark's summary.
-        title: what a table of variants calls it.
+        title: its title in a table of variants.
     """
 
     module: str
@@ -46,18 +46,18 @@ class Cell:
 
     @property
     def num_kv_heads(self) -> int:
-        """Heads of keys and values: as many."""
+        """Heads of keys and values: as many as of queries."""
         return self.num_heads
 
     @property
     def name(self) -> str:
-        """What a person calls it, unique among the cells: ``"causal_d128 S=2048"``."""
+        """The cell's name, unique among the cells: ``"causal_d128 S=2048"``."""
         return f"{self.module} S={self.seq_len}"
 
     def flops(self, pairs: int) -> int:
-        """FLOPs where a head of a sequence has so many visible (query, key) pairs.
+        """FLOPs for so many visible (query, key) pairs of a head of a sequence.
 
-        Two products, a multiply and an add each.
+        There are two products, with a multiply and an add each.
         """
         return 2 * self.batch * self.num_heads * pairs * (self.qk_head_dim + self.v_head_dim)
 
@@ -81,7 +81,7 @@ FORWARD = (
     DROPOUT,
 )
 
-#: Where the encoder's q and k, `benchmarks.inputs`, need no lift.
+#: The cell whose sizes are those of the encoder's q and k (`benchmarks.inputs`), without a lift.
 AS_CAPTURED = Cell("full_d32", "full", 512, 32, 32)
 
 

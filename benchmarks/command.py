@@ -1,4 +1,4 @@
-"""A run of a benchmark: its cells again and again, the results written as they come."""
+"""Runs a benchmark: measures its cells repeatedly, and writes each result at once."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ def run(
     which: Pass = FORWARD_PASS,
     repeat: int = 2,
 ) -> int:
-    """Measures the cells that the command line asks for; status 1 where a module is wrong.
+    """Measures the cells that the command line asks for; status 1 if a module is wrong.
 
     Args:
         benchmark: its name, ``"forward"``.
-        every_cell: what can be asked for.
-        description: of the command, for its help.
-        show: the results as a table.
+        every_cell: the cells that can be asked for.
+        description: the command's description, for its help.
+        show: makes a table of the results.
         which: the pass that is measured.
-        repeat: how often, unless the command line says it.
+        repeat: the number of repetitions, unless the command line gives it.
     """
     options = _arguments(benchmark, every_cell, description, repeat)
     if not sees_gpu(benchmark):
@@ -93,7 +93,7 @@ def run(
 def _build_missing_modules(
     cells: Sequence[Cell], which: Pass = FORWARD_PASS, *, tune: bool = True
 ) -> None:
-    """Builds, and tunes, what the cells need of benchmarks/specs, unless it is up to date."""
+    """Builds, and tunes, the cells' modules of benchmarks/specs, unless they are up to date."""
     files = [SPECS / f"{name}.py" for name in {cell.module: None for cell in cells}]
     paths = [file for file in files if file.exists()]
     options = Options(BENCHMARK_MODULES, (target(),), tune=tune, kernels=which.kernels)
@@ -114,7 +114,7 @@ def _progress(repetition: int, row: Mapping[str, Any]) -> str:
 
 
 def _chosen(cells: Sequence[Cell], parts: Sequence[str]) -> list[Cell]:
-    """The cells that have one of these parts in their names."""
+    """The cells whose names contain one of these parts."""
     return [cell for cell in cells if any(part in cell.name for part in parts)]
 
 

@@ -1,8 +1,8 @@
 """Compiling beforehand: every kernel of a run, by several processes, into the caches on disk.
 
-The process that measures finds them there. FlexAttention takes 5 to 15 s of a CPU core for each
-shape, twice that for gradients; FlashAttention 4, which keeps its kernels on disk where it is asked
-to, as long for each attention. One after the other that is longer than all the measuring.
+The process that measures finds the kernels there. FlexAttention takes 5 to 15 s of a CPU core for
+each shape, twice that for gradients; FlashAttention 4, which keeps its kernels on disk on request,
+takes as long for each attention. In sequence, compiling would take longer than all measuring.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from benchmarks.inputs import make_inputs
 from benchmarks.passes import PASSES
 from benchmarks.peers import peers_of
 
-#: Those whose compilers keep what they made on disk, the slowest first, and whether each length of
-#: sequence has kernels of its own.
+#: Peers whose compilers keep kernels on disk, the slowest first, and whether each sequence length
+#: has its own kernels.
 CACHED = {"FlexAttention": True, "FA4": False, "flashgen": False, "flashgen, portable": False}
 
 #: Read by FlashAttention 4 when it is imported.
@@ -39,7 +39,7 @@ def compile_all(
     with_fa4: bool = False,
     without: Collection[str] = (),
 ) -> list[str]:
-    """Calls the peers of `CACHED` once on what they compile for, in so many processes.
+    """Calls the peers of `CACHED` once on each cell with its own kernels, in so many processes.
 
     Args:
         cells: what will be measured.
@@ -49,7 +49,7 @@ def compile_all(
         without: peers that are not measured.
 
     Returns:
-        what went wrong, a line each; the measuring meets it again and says more.
+        A line for each error; the errors recur when measuring, with more details.
     """
     if jobs < 1:
         return []
@@ -69,7 +69,7 @@ def compile_all(
 def calls_to_compile(
     cells: Sequence[Cell], with_fa4: bool, which: str = "forward"
 ) -> list[tuple[str, Cell]]:
-    """The names of peers with cells whose kernels differ, those that take longest first."""
+    """Peers with cells whose kernels differ; the slowest to compile come first."""
     calls = {}
     for name, each_length in CACHED.items():
         for cell in cells:
@@ -79,7 +79,7 @@ def calls_to_compile(
 
 
 def compile_call(name: str, cell: Cell, which: str = "forward", device_type: str = "cuda") -> str:
-    """Calls a peer on a cell, in this process; what went wrong, or nothing."""
+    """Calls a peer on a cell, in this process; returns the error, or nothing."""
     torch.set_float32_matmul_precision("high")  # as where it is measured: part of cache keys
     device = torch.device(device_type)
     try:

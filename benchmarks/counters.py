@@ -1,11 +1,11 @@
-"""What the GPU's own counters say of a kernel's traffic, beside the account of flashgen explain.
+"""A kernel's traffic by the GPU's counters, beside the account of flashgen explain.
 
     python -m benchmarks.counters --json benchmarks/results/counters-h200.json
 
 One sequence of 16384 bfloat16 tokens, heads times head_dim 2048. Nsight Compute (ncu), which needs
-the right to read counters, runs this module with --call, a few times, and counts the attention
-kernel of calls like those before them: first between SMs and L2, then of DRAM in a single pass with
-L2 as the last call left it, then of DRAM again with L2 cleared beforehand.
+the right to read counters, runs this module with --call a few times, and counts the traffic of the
+attention kernel after equal calls: first between SMs and L2, then of DRAM in a single pass with L2
+as the last call left it, then of DRAM again with L2 cleared beforehand.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from flashgen.kernels.registry import with_key
 
 ROOT = Path(__file__).parent.parent
 
-#: The modules whose account is held to the counters, and the tokens of their sequence.
+#: The modules whose account is compared with the counters, and the tokens of their sequence.
 NAMES, TOKENS = ("causal_d128", "window_d128", "full_d64"), 16384
 
 #: The forward kernels of modules, by form.
@@ -51,10 +51,10 @@ WARM_UPS, BETWEEN = 5, 2
 
 SECTOR = 32  # bytes
 
-#: Bytes are counted where an SM gets or gives them, and where a slice of L2 takes the request. On
-#: the way a coalescer makes one request of those of several SMs for a line. Hopper's L2 has two
-#: partitions: what one asks the other for (ltcfabric) is in the sums over all slices, too, but
-#: not in what comes from SMs (tex).
+#: Bytes are counted where an SM reads or writes them, and where a slice of L2 takes the request. In
+#: between, a coalescer merges requests of several SMs for a line. Hopper's L2 has two partitions:
+#: requests from one to the other (ltcfabric) are in the sums over all slices, too, but not in the
+#: requests of SMs (tex).
 L2_METRICS = (
     "lts__t_sectors_srcunit_tex_op_read.sum",
     "lts__t_sectors_srcunit_tex_op_write.sum",
@@ -80,9 +80,9 @@ class Run:
     """One run of ncu.
 
     Attributes:
-        metrics: that it counts.
+        metrics: the metrics that it counts.
         cache_control: whether caches are cleared before each launch (``"all"``) or not.
-        launches: of each module, how many it counts.
+        launches: the number of launches that it counts for each module.
     """
 
     metrics: tuple[str, ...]
@@ -90,7 +90,7 @@ class Run:
     launches: int
 
 
-#: By the name of their figures in a file of results.
+#: The runs by the name of their figures in a file of results.
 RUNS = {
     "l2": Run(L2_METRICS, "none", 1),
     "dram": Run(DRAM_METRICS, "none", 5),
@@ -100,7 +100,7 @@ RUNS = {
 #: Figures of the account.
 ACCOUNTED = ("l2_read", "l2_written", "dram_read", "dram_written")
 
-#: What is counted of them, by SMs, by L2 and by DRAM: in which run, the counter, bytes of its unit.
+#: Their counters at SMs, L2 and DRAM: the run, the counter, bytes of its unit.
 FIGURES = {
     "sm_read": ("l2", "l1tex__m_xbar2l1tex_read_bytes.sum", 1),
     "sm_written": ("l2", "l1tex__m_l1tex2xbar_write_bytes.sum", 1),
@@ -112,12 +112,12 @@ FIGURES = {
 
 
 def cell_of(name: str) -> Cell:
-    """The call that is counted of a module."""
+    """The counted call of a module."""
     return next(cell for cell in FORWARD if (cell.module, cell.seq_len) == (name, TOKENS))
 
 
 def account_of(cell: Cell, form: str) -> dict[str, int]:
-    """What `flashgen explain` says of a call: bytes between SMs and L2, and between L2 and DRAM.
+    """The account of `flashgen explain` for a call: bytes between SMs and L2, and L2 and DRAM.
 
     Raises:
         ValueError: the module has no kernel of this form.
@@ -142,7 +142,7 @@ def _work(account: Account, form: str) -> Work:
 def figures_of(counted: Mapping[str, Mapping[str, Sequence[float]]]) -> dict[str, float]:
     """The account's figures by the counters, in bytes: medians over the launches.
 
-    Those whose counter is missing are not there.
+    Figures whose counter is missing are left out.
     """
     return {
         figure: unit * median(counted[run][name])
@@ -154,16 +154,16 @@ def figures_of(counted: Mapping[str, Mapping[str, Sequence[float]]]) -> dict[str
 def values_of(
     launches: Sequence[ncu.Launch], each: int, names: Sequence[str], kernels: Sequence[str]
 ) -> dict[str, dict[str, list[float]]]:
-    """What was counted of each module, by metric, a value for each of its launches.
+    """The counts of each module, by metric, with a value for each of its launches.
 
     Args:
-        launches: of all modules, one after the other.
-        each: how many belong to each.
-        names: of the modules.
-        kernels: what each should have launched.
+        launches: the launches of all modules in order.
+        each: the number of launches of each module.
+        names: the names of the modules.
+        kernels: the kernel that each module should have launched.
 
     Raises:
-        ncu.NcuError: other launches than those that were asked for.
+        ncu.NcuError: the launches are not the expected ones.
     """
     found = [launch.kernel for launch in launches]
     expected = [kernel for kernel in kernels for _ in range(each)]
@@ -181,7 +181,7 @@ def values_of(
 
 
 def call(names: Sequence[str], launches: int) -> None:
-    """Calls modules, so that ncu sees those launches of each that it is to count."""
+    """Calls modules, so that ncu sees the launches of each that it has to count."""
     device = torch.device("cuda")
     for name in names:
         cell = cell_of(name)
@@ -252,7 +252,7 @@ def _row(cell: Cell) -> dict[str, Any]:
 
 
 def _compile(cells: Sequence[Cell]) -> None:
-    """Compiles side by side, into the cache on disk, what ncu's runs would one after the other."""
+    """Compiles in parallel, into the cache on disk, what ncu's runs would compile in sequence."""
     with ProcessPoolExecutor(len(cells), mp_context=get_context("spawn")) as pool:
         for problem in pool.map(compile_call, ["flashgen"] * len(cells), cells):
             if problem:
@@ -265,7 +265,7 @@ def _driver() -> str:
 
 
 def main() -> int:
-    """Counts, or calls what is counted."""
+    """Counts, or makes the calls that are counted."""
     parser = make_parser("counters", __doc__)
     parser.add_argument("--call", nargs="+", choices=NAMES, help="what ncu runs: call these")
     parser.add_argument("--launches", type=int, default=1, help="with --call: to count of each")

@@ -2,10 +2,10 @@
 
     python -m benchmarks.decoding [--json FILE] [--fa4]
 
-bfloat16, head_dim 128, 32 query heads and 8 of keys. What such a step takes is reading keys and
-values, so that a rate is bytes of these a second; those of DRAM are the limit where the cache does
-not fit L2. `flashgen, heads apart` is the same module with tiles of one head each. Timings are
-those of benchmarks.forward, twice, the second time in reverse order.
+bfloat16, head_dim 128, 32 query heads and 8 of keys. The time of such a step is for reading keys
+and values, so a rate is their bytes a second; DRAM's bandwidth is the limit if the cache does not
+fit L2. `flashgen, heads apart` is the same module with tiles of one head each. Timings are as
+in benchmarks.forward, twice, the second time in reverse order.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ HEAD_DIM, HEADS, KV_HEADS = 128, 32, 8
 
 @dataclass(frozen=True)
 class Step:
-    """One call: queries of each sequence, and how many keys it has by then."""
+    """One call: sequences, queries of each, and the number of its keys."""
 
     batch: int
     q_len: int
@@ -46,12 +46,12 @@ class Step:
 
     @property
     def name(self) -> str:
-        """What a person calls it."""
+        """The step's name."""
         return f"{self.batch} x {self.q_len} of {self.kv_len:,}"
 
     @property
     def bytes(self) -> int:
-        """Of keys and values, once."""
+        """Bytes of keys and values, counted once."""
         return 2 * 2 * self.batch * KV_HEADS * self.kv_len * HEAD_DIM
 
 
@@ -76,7 +76,7 @@ def tensors_of(step: Step, device: torch.device) -> Inputs:
 
 
 def ways(qkv: Inputs, with_fa4: bool) -> Iterator[tuple[str, AbstractContextManager[Call]]]:
-    """Everything that computes a step, by name: entered, it gives the call, as a peer does."""
+    """All implementations of a step by name: contexts that give the call, as peers do."""
     module = load_module(MODULE)
     own = partial(module.attention, *qkv)
     yield "flashgen", nullcontext(own)
@@ -90,7 +90,7 @@ def ways(qkv: Inputs, with_fa4: bool) -> Iterator[tuple[str, AbstractContextMana
 
 @contextmanager
 def _heads_apart(module: Any, call: Call) -> Iterator[Call]:
-    """Each head has tiles of its own. A launch that is kept knows how it was made."""
+    """Tiles of one head each. Kept launches depend on this choice, and are cleared."""
     with patch.object(module, "_packed_heads", lambda q, k, block_m: 1):
         module._LAUNCHES.clear()
         yield call
@@ -117,16 +117,16 @@ def new_row(step: Step) -> dict[str, Any]:
 
 
 def measure(step: Step, row: dict[str, Any], qkv: Inputs, **options: Any) -> None:
-    """Adds the milliseconds of every way to a row of results, by both timings.
+    """Adds the milliseconds of every implementation to a row of results, by both timings.
 
-    A way that raises, or whose output is not attention, is noted with its reason and left out from
-    then on; flashgen's may not.
+    One that raises, or whose output is not attention, is noted with the reason and left out from
+    then on; for flashgen, this is an error.
 
     Args:
         step: the call.
         row: its row.
         qkv: its tensors.
-        options: with_fa4; reverse, the ways in reverse order; timers, by the names of figures.
+        options: with_fa4; reverse, for the reverse order; timers, by the names of figures.
     """
     found = list(ways(qkv, options["with_fa4"]))
     right = [_exact_heads(qkv)]

@@ -1,7 +1,7 @@
-"""Cells drawn at random: what a user may have, not what was tuned for.
+"""Cells drawn at random: shapes that users may have, without tuning for them.
 
-Each is drawn by itself, one after the other, from a generator that the seed begins: more cells of a
-seed begin with the fewer ones, whatever is measured of them.
+Cells are drawn one after another from a generator with a seed: a longer list of a seed begins with
+the shorter ones, whatever is measured of them.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from benchmarks.attentions import ATTENTIONS, HEADS, Attention
 from benchmarks.cells import Cell
 from benchmarks.figures import NORMAL
 
-#: What is drawn, as often as it stands here.
+#: The values that are drawn; a repeated value is drawn more often.
 KINDS = ("full", "causal", "causal", "causal", "window", "fp16", "softcap", "alibi", "packed")
 WINDOWS = (128, 333, 1024, 4095)  # keys before its own that a query sees
 HEAD_DIMS = (64, 72, 80, 96, 112, 128, 128, 128, 160, 192, 224, 256, (192, 128))
 LENGTHS = (256, 512, 777, 1024, 2048, 3000, 4096, 5555, 8192, 16384, 32768)
-GROUPS = (1, 1, 2, 4, 8)  # heads of queries that share one of keys
+GROUPS = (1, 1, 2, 4, 8)  # heads of queries that share a head of keys
 KV_HEADS = (1, 2, 3, 4, 8)
 INPUTS = (NORMAL, NORMAL, "scaled:3", "scaled:8", "spike")
-DOCUMENTS = (2, 8)  # fewest and most in a packed sequence
+DOCUMENTS = (2, 8)  # fewest and most documents in a packed sequence
 
 #: The exponents of 2 of the fewest and the most tokens times heads of queries.
 LEAST, MOST = 16.5, 19.5
 
-#: What each kind computes, of `ATTENTIONS`, and how its spec says so, besides head_dim and dtype.
+#: The attention of each kind, of `ATTENTIONS`, and its part of the spec besides head_dim and dtype.
 SPECS = {
     "full": ("full", "mask=full()"),
     "causal": ("causal", "mask=causal()"),
@@ -43,15 +43,15 @@ SPECS = {
 
 @dataclass(frozen=True)
 class Drawn(Cell):
-    """A cell that was drawn; its module belongs to its kind, head dims and dtype.
+    """A drawn cell; its module depends on kind, head dims and dtype.
 
     Attributes:
         kind: one of `KINDS`.
-        sequences: of the batch.
+        sequences: sequences of the batch.
         kv_heads: heads of keys.
-        group: heads of queries to each of them.
+        group: heads of queries for each head of keys.
         inputs: a name of `benchmarks.inputs`.
-        width: of a window.
+        width: the width of a window.
         starts: where the documents of each packed sequence begin, the first at 0.
     """
 
@@ -80,7 +80,7 @@ class Drawn(Cell):
 
     @property
     def name(self) -> str:
-        """What it is, at a glance: ``"window_d128 333 S=777 B=40 H=8/2 spike"``."""
+        """The cell's name: ``"window_d128 333 S=777 B=40 H=8/2 spike"``."""
         width = [str(self.width)] if self.width else []
         heads = f"H={self.num_heads}/{self.num_kv_heads}"
         size = [f"S={self.seq_len}", f"B={self.batch}", heads]
@@ -96,7 +96,7 @@ class Drawn(Cell):
 
 
 def draw(seed: int, count: int) -> list[Drawn]:
-    """So many cells."""
+    """Draws so many cells."""
     generator = random.Random(seed)
     return [_draw_one(generator) for _ in range(count)]
 
@@ -131,13 +131,13 @@ def _draw_one(generator: random.Random) -> Drawn:
 
 
 def _batch(exponent: float, work: int) -> int:
-    """Sequences of so many tokens times heads that come nearest, and not out of bounds."""
+    """The number of sequences whose tokens times heads come nearest to 2**exponent, in bounds."""
     least, most = math.ceil(2**LEAST / work), math.floor(2**MOST / work)
     return min(max(round(2**exponent / work), least, 1), most)
 
 
 def attention_of(cell: Drawn, device: torch.device) -> Attention:
-    """What the cell computes, in plain torch."""
+    """The attention of a cell, in plain torch."""
     if cell.kind == "window":
         return _window(cell.width)
     if cell.kind == "packed":

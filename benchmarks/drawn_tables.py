@@ -1,4 +1,4 @@
-"""What a run over drawn cells found: its shares, its groups, and the worst of it."""
+"""Tables of a run over drawn cells: shares, groups, and the worst cells."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GROUPED: dict[str, Callable[[Row], bool]] = {
 
 
 def drawn_table(document: Document) -> str:
-    """All that a person wants to know of it."""
+    """The tables of a run."""
     rows = document["cells"]
     measured = [row for row in rows if row["ratio"] is not None]
     seeds = ", ".join(dict.fromkeys(str(row["seed"]) for row in rows))
@@ -44,12 +44,12 @@ def drawn_table(document: Document) -> str:
 
 
 def joined(documents: Sequence[Document]) -> Document:
-    """Runs over several seeds, or parts of one, as one; of a cell the last document's row counts.
+    """Joins runs over several seeds, or parts of a run; for each cell the last row counts.
 
-    The environment is the last one's.
+    The environment is that of the last document.
 
     Raises:
-        ValueError: they are of different passes.
+        ValueError: the runs are of different passes.
     """
     if len({one.get("benchmark") for one in documents}) > 1:
         raise ValueError("a run of the forward pass and one of the backward pass are two tables")
@@ -65,7 +65,7 @@ def joined(documents: Sequence[Document]) -> Document:
 
 
 def _shares(rows: Iterable[Row]) -> list[str]:
-    """Those of all cells that can be compared; one that is wrong, or fails, is behind."""
+    """Shares of all cells that can be compared; a cell that is wrong, or fails, is behind."""
     compared = [row for row in rows if _counts(row)]
     ratios = {row["cell"]: row["ratio"] for row in compared if row["ratio"] is not None}
     least = min(ratios, key=lambda cell: ratios[cell])
@@ -107,7 +107,7 @@ def _worst_table(measured: Sequence[Row]) -> str:
 
 
 def _unavailable(rows: Iterable[Row]) -> dict[tuple[str, str], tuple[int, str]]:
-    """How many cells each peer cannot run for a reason, and one of them."""
+    """The number of cells that each peer cannot run, by reason, and an example."""
     found: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         for why in row["unavailable"].items():

@@ -1,9 +1,9 @@
-"""FlashAttention 4 as a peer: each attention in the quickest way that its interface offers.
+"""FlashAttention 4 as a peer: each attention in the fastest way that its interface offers.
 
-Full, causal, a window and capped scores are its arguments, packed documents its varlen function. Of
-chunks that divide the sequence it can be told as of sequences of their own, which costs it nothing.
-ALiBi is a score function, a prefix and sinks with a window are mask functions with a table of
-blocks; `fa4_mods` has them.
+Full, causal, a window and capped scores are arguments, and packed documents use the varlen
+function. Chunks that divide the sequence are passed as separate sequences, at no cost. ALiBi is a
+score function; a prefix, and sinks with a window, are mask functions with a table of blocks, in
+`fa4_mods`.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from benchmarks.cells import Cell
 
 Call = Callable[[], torch.Tensor]
 
-#: What its flash_attn_func is given for an attention that it has arguments for.
+#: Arguments of flash_attn_func for the attentions that it has arguments for.
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "full": {"causal": False},
     "causal": {"causal": True},
     "softcap": {"causal": True, "softcap": CAP},
     "chunked": {"causal": True},
 }
-#: What is written in CuTe for it.
+#: The attentions with functions in CuTe.
 SCORED = ("alibi",)
 MASKED = ("prefix", "sink_window")
 
 
 @contextmanager
 def fa4(cell: Cell, attention: Attention, inputs: Inputs) -> Iterator[Call]:
-    """FlashAttention 4, where it is installed; it takes (batch, seq, heads, head_dim).
+    """FlashAttention 4, if it is installed; it takes (batch, seq, heads, head_dim).
 
     Raises:
         ImportError: it is not installed.
-        NotImplementedError: it cannot be told of this attention.
+        NotImplementedError: it cannot express this attention.
     """
     from flash_attn.cute import (  # type: ignore[import-not-found]
         flash_attn_func,
@@ -82,11 +82,11 @@ def fa4(cell: Cell, attention: Attention, inputs: Inputs) -> Iterator[Call]:
 
 @contextmanager
 def fa4_mask_mod(cell: Cell, attention: Attention, inputs: Inputs) -> Iterator[Call]:
-    """FlashAttention 4 with chunks as a mask function, as it takes chunks of any length.
+    """FlashAttention 4 with chunks as a mask function, which allows chunks of any length.
 
     Raises:
         ImportError: it is not installed.
-        NotImplementedError: another attention than chunks.
+        NotImplementedError: the attention is not chunked.
     """
     from flash_attn.cute import flash_attn_func
 

@@ -1,8 +1,9 @@
-"""Score and mask functions for FlashAttention 4, in CuTe: what a user of it would write.
+"""Score and mask functions for FlashAttention 4, in CuTe, as a user would write them.
 
-Those of `benchmarks.attentions` that it has no argument for. On Hopper it takes a score function
-beside ``causal=True``; a mask function takes that argument's place, and blocks that it need not
-visit, or need not mask, are left out by a table of blocks that it reads.
+They cover the attentions of `benchmarks.attentions` for which FlashAttention 4 has no argument. On
+Hopper a score function
+goes with ``causal=True``; a mask function replaces this argument, and a table of blocks lists the
+blocks to visit and the blocks that need no mask.
 
 Importing this module needs flash-attn-4.
 """
@@ -21,7 +22,7 @@ from torch.nn.attention.flex_attention import create_block_mask
 
 from benchmarks.attentions import MaskMod
 
-#: Queries and keys of a block: its own tiles at head_dim 128.
+#: Queries and keys of a block: FlashAttention 4's own tiles at head_dim 128.
 BLOCK = 128
 
 
@@ -67,9 +68,9 @@ def sink_window(sinks: int, left: int) -> Any:
 
 
 def blocks_of(mask_mod: MaskMod, seq_len: int, device: torch.device) -> BlockSparseTensorsTorch:
-    """The blocks of `BLOCK` by `BLOCK` that hold visible pairs, and those that hold no others.
+    """Blocks of `BLOCK` by `BLOCK` with visible pairs, and blocks with visible pairs only.
 
-    Counts are (1, 1, ceil(seq_len / BLOCK)) int32, places of keys have one dimension more.
+    Counts are (1, 1, ceil(seq_len / BLOCK)) int32; indices of key blocks have one more dimension.
     """
     found = create_block_mask(
         mask_mod, None, None, seq_len, seq_len, device=device, BLOCK_SIZE=BLOCK

@@ -1,6 +1,6 @@
-"""What committed results say: rates, ratios and means of the rows of a file of results.
+"""Figures of committed results: rates, ratios and means of the rows of a file of results.
 
-A figure is by one of two timings (benchmarks/README.md): ``"ms"``, the medians of do_bench, or
+A figure is from one of two timings (benchmarks/README.md): ``"ms"``, the medians of do_bench, or
 ``"sustained_ms"``. Files from before 2026-11-21 hold the first alone.
 """
 
@@ -15,14 +15,14 @@ from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
 OWN, RIVAL, FA4 = "flashgen", "FlexAttention", "FA4"
-#: In the order of tables; any other peer comes after them.
+#: The peers in the order of tables; any other peer comes after them.
 PEERS = (OWN, FA4, "SDPA cuDNN", RIVAL, "SDPA flash", "varlen_attn", f"{OWN}, portable")
 TIMINGS = {"ms": "medians", "sustained_ms": "sustained"}
 
-#: What tensors hold, by a name of `benchmarks.inputs`, where a row of results does not say it.
+#: The inputs, by a name of `benchmarks.inputs`, of rows that do not name them.
 NORMAL = "normal"
-#: In a document that `of_normal` made: the rows with other inputs, and in each of them `OF_NORMAL`,
-#: by timing, flashgen's rate over the one with normal inputs.
+#: Keys of a document from `of_normal`: the rows with other inputs, and in each row, by timing,
+#: flashgen's rate over its rate with normal inputs.
 OTHERS, OF_NORMAL = "other_inputs", "of_normal"
 
 Document = Mapping[str, Any]
@@ -30,10 +30,10 @@ Row = Mapping[str, Any]
 
 
 def newest_results(folder: Path = RESULTS) -> dict[str, Document]:
-    """Of each benchmark that a folder has results of, those with the latest date.
+    """The latest results in a folder for each benchmark.
 
-    Of one date, the latest is the one whose file has the last letter behind it. A file that has no
-    normal inputs adds its rows to those of others that one with them shows; see `of_normal`.
+    Among files of one date, the one with the last letter is the latest. A file without normal
+    inputs adds its rows to the other inputs of a file with normal ones; see `of_normal`.
     """
     found = [(path.stem, json.loads(path.read_text())) for path in sorted(folder.glob("*.json"))]
 
@@ -53,13 +53,13 @@ def _newest(documents: Sequence[Document]) -> Document:
 
 
 def _inputs(document: Document) -> Sequence[str]:
-    """Those that its cells were measured with; old files do not say."""
+    """The inputs that a document's cells were measured with; old files do not name them."""
     names: Sequence[str] = document.get("inputs", [NORMAL])
     return names
 
 
 def inputs_of(row: Row) -> str:
-    """The name of what the tensors held."""
+    """The name of a row's inputs."""
     name: str = row.get("inputs", NORMAL)
     return name
 
@@ -92,7 +92,7 @@ def of_normal(document: Document, *more: Document) -> Document:
 
 
 def _of_normal(row: Row, plain: Row) -> Mapping[str, float]:
-    """A row's rate over that of another one, by each timing that both have."""
+    """A row's rate over another row's, by each timing that both have."""
     both: Mapping[str, Mapping[str, list[float]]] = {
         timing: {OWN: row[timing].get(OWN, []), NORMAL: plain.get(timing, {}).get(OWN, [])}
         for timing in timings([row])
@@ -102,7 +102,7 @@ def _of_normal(row: Row, plain: Row) -> Mapping[str, float]:
 
 
 def timings(rows: Iterable[Row]) -> list[str]:
-    """Those of `TIMINGS` that any row has figures by."""
+    """The timings of `TIMINGS` for which any row has figures."""
     held = list(rows)
     return [timing for timing in TIMINGS if any(row.get(timing) for row in held)]
 
@@ -114,26 +114,26 @@ def peers_of(rows: Iterable[Row]) -> list[str]:
 
 
 def is_own(peer: str) -> bool:
-    """Whether a figure is of flashgen, in one way or another, and no peer's."""
+    """Whether a figure belongs to flashgen, in any of its ways, not to a peer."""
     return peer.startswith(OWN)
 
 
 def rates(row: Row, peer: str, timing: str = "ms") -> list[float]:
-    """TFLOP/s on visible elements of each repetition; none where the peer has no figure."""
+    """TFLOP/s on visible elements of each repetition; none if the peer has no figure."""
     found: list[float] = row.get(timing.replace("ms", "tflops"), {}).get(peer, [])
     return found
 
 
 def rate(row: Row, peer: str, timing: str = "ms") -> float | None:
-    """Their mean."""
+    """The mean of `rates`."""
     found = rates(row, peer, timing)
     return mean(found) if found else None
 
 
 def ratio(row: Row, peer: str | None, timing: str = "ms") -> float | None:
-    """How many times as fast as a peer: of times, which unlike rates have not been rounded twice.
+    """How many times as fast as a peer, from times, which unlike rates are not rounded twice.
 
-    None where one of the two has no figure.
+    None if one of the two has no figure.
     """
     ms: Mapping[str | None, list[float]] = row.get(timing, {})
     if not ms.get(OWN) or not ms.get(peer):
@@ -142,14 +142,14 @@ def ratio(row: Row, peer: str | None, timing: str = "ms") -> float | None:
 
 
 def best_peer(row: Row, timing: str = "ms") -> str | None:
-    """The quickest of the others; None where there is none."""
+    """The fastest peer; None without one."""
     times = row.get(timing, {}).items()
     others = {peer: mean(ms) for peer, ms in times if ms and not is_own(peer)}
     return min(others, key=lambda peer: others[peer]) if others else None
 
 
 def best_fa4(row: Row, timing: str = "ms") -> str:
-    """The quicker of the ways in which FlashAttention 4 was called."""
+    """The faster of the ways in which FlashAttention 4 was called."""
     ways = {p: mean(ms) for p, ms in row.get(timing, {}).items() if p.startswith(FA4) and ms}
     return min(ways, key=lambda peer: ways[peer]) if ways else FA4
 
@@ -162,12 +162,12 @@ def of_causal(row: Row, rows: Iterable[Row], timing: str = "ms") -> float | None
 
 
 def geometric_mean(values: Sequence[float]) -> float:
-    """Of at least one positive number."""
+    """The geometric mean of at least one positive number."""
     return math.exp(mean(math.log(value) for value in values))
 
 
 def machine(document: Document) -> str:
-    """What the figures belong to: the GPU, the libraries, the date."""
+    """The GPU, the libraries and the date of the figures."""
     env = document["environment"]
     libraries = [f"torch {env['torch']}", f"triton {env['triton']}", f"cuDNN {env['cudnn']}"]
     if "flash_attn_4" in env:
@@ -176,7 +176,7 @@ def machine(document: Document) -> str:
 
 
 def caption(document: Document) -> str:
-    """That, and how the figures of its cells were taken, as a sentence without its stop."""
+    """The machine and the protocol of a document's figures, as a sentence without its full stop."""
     counts = [len(ms) for row in document["cells"] for ms in row["ms"].values()]
     least, most = min(counts), max(counts)
     repeats = str(most) if least == most else f"{least} to {most}"

@@ -3,7 +3,7 @@
     python -m benchmarks.forward --json benchmarks/results/forward-h200.json
 
 Every peer runs on the same tensors, one after another within a cell. The whole table is measured
-`--repeat` times, every second time in the reverse order. A time is taken in two ways: the median of
+`--repeat` times, every second time in the reverse order. There are two timings: the median of
 triton.testing.do_bench, which clears the L2 cache before each call, and the mean of calls back to
 back after a load of the same. Clocks are left alone. Every peer's output is compared with attention
 in float64 on two heads.

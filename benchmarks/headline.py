@@ -12,9 +12,9 @@ PASSES = ("forward", "backward")
 
 
 def headline_table(results: Mapping[str, Document]) -> str:
-    """A row for each attention; of each pass the rate and two ratios of times, by medians.
+    """A row for each attention, with the rate and two ratios of times for each pass, by medians.
 
-    Nothing where the forward pass, the variants or the backward pass have no results.
+    Empty if the forward pass, the variants or the backward pass have no results.
     """
     if not {"forward", "variants", "backward"} <= results.keys():
         return ""
@@ -38,7 +38,7 @@ def headline_table(results: Mapping[str, Document]) -> str:
 
 
 def _machines(results: Mapping[str, Document]) -> str:
-    """What the passes were measured on, said once where it is the same but for the date."""
+    """The machines of the passes, named once if they differ in the date only."""
     said: dict[str, list[str]] = {}
     for of in PASSES:
         where, _, date = machine(results[of]).rpartition(", ")
@@ -67,7 +67,7 @@ def _figures(row: Row | None) -> list[str]:
 
 
 def best_other(row: Row) -> str | None:
-    """The quickest of the libraries besides FlexAttention; None where there is none."""
+    """The fastest library besides FlexAttention; None without one."""
     others = {
         peer: mean(ms)
         for peer, ms in row["ms"].items()

@@ -1,21 +1,22 @@
-"""What q, k and v hold: the speed of a kernel must not depend on it.
+"""The values of q, k and v: the speed of a kernel must not depend on them.
 
-- ``normal``: standard normal, all of them.
-- ``scaled:N``: q N times as large, and so the scores.
+- ``normal``: all standard normal.
+- ``scaled:N``: q, and so the scores, N times as large.
 - ``growing``: each key larger than the one before, the last `GROWTH` times as large as normal.
 - ``spike``: one key whose elements are all `SPIKE`, a head's first, the next head's last;
-  ``spike:first`` and ``spike:last`` have it in one place alone.
+  ``spike:first`` and ``spike:last`` have it at one place for all heads.
 - ``encoder``: q and k of the first layer of a sentence encoder on a page of text, as
   `benchmarks.capture_encoder` kept them: 12 heads, 512 tokens, 32 columns. v is normal.
 
-At 32 columns and up to 512 tokens the encoder's are run as they are. The lift to other sizes leaves
-every score as it was, and so their mean, their spread and their growth along the keys:
+At 32 columns and up to 512 tokens the encoder's q and k are used unchanged. The lift to other sizes
+keeps every score, and so their mean, their spread and their growth along the keys:
 
-- columns: a turn of 32 columns into head_dim, the same for q and k, with orthonormal rows, keeps
-  every product; both are (head_dim / 32) ** 0.25 times as large, for head_dim ** -0.5 is the scale.
-- tokens: a longer sequence begins again with the first token after the 512th. No row finds more
-  than it had in 512 keys.
-- heads: those of the keys, over the sequences of a batch, take the 12 in turn, and heads of queries
+- columns: a rotation of 32 columns into head_dim, the same for q and k, with orthonormal rows,
+  keeps every product; both are scaled by (head_dim / 32) ** 0.25, because the softmax scale is
+  head_dim ** -0.5.
+- tokens: a longer sequence starts again with the first token after the 512th. No row has a larger
+  score than with 512 keys.
+- heads: the heads of keys, over the sequences of a batch, take the 12 in turn, and heads of queries
   that share keys have the same queries.
 """
 
@@ -43,8 +44,8 @@ def make_inputs(cell: Cell, device: torch.device, name: str = NORMAL) -> Inputs:
     """q, k and v, (batch, heads, seq, head_dim), the same every time.
 
     Args:
-        cell: whose they are.
-        device: where.
+        cell: the cell.
+        device: the tensors' device.
         name: one of `NAMES`, with a number for N.
 
     Raises:
@@ -74,10 +75,10 @@ def make_inputs(cell: Cell, device: torch.device, name: str = NORMAL) -> Inputs:
 
 
 def checked_name(name: str) -> str:
-    """The name of inputs that there are.
+    """The name, if such inputs exist.
 
     Raises:
-        ValueError: there are none of it.
+        ValueError: there are no inputs of this name.
     """
     kind, _, how = name.partition(":")
     try:
@@ -90,7 +91,7 @@ def checked_name(name: str) -> str:
 
 
 def named_inputs(text: str) -> str:
-    """The same for an argument of a command."""
+    """`checked_name` for an argument of a command."""
     try:
         return checked_name(text)
     except ValueError as error:
@@ -110,10 +111,10 @@ def captured() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def turned(x: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """Captured queries or keys, (heads, tokens, columns), in so many columns.
+    """Captured queries or keys, (heads, tokens, columns), rotated into so many columns.
 
     Raises:
-        ValueError: so few cannot hold them.
+        ValueError: there are too few columns.
     """
     columns = x.shape[-1]
     if head_dim < columns:

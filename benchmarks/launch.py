@@ -1,12 +1,13 @@
-"""What a call costs the CPU, in microseconds: flashgen's modules beside torch's attention.
+"""CPU time of a call, in microseconds: flashgen's modules beside torch's attention.
 
     python -m benchmarks.launch [--json FILE]
 
-Batch 1, 16 heads, 128 tokens, no CUDA graph: the GPU is done sooner than the CPU. A figure is the
-median over many batches of calls, each batch timed without waiting for the GPU, which is waited for
-between batches so that its queue never fills. All of a case take turns, batch by batch: the speed
-of a CPU drifts. Calls of the first table ask for no gradient, those of the second are of training
-in eager mode: a forward and a backward pass each. A third table divides flashgen's call.
+Batch 1, 16 heads, 128 tokens, no CUDA graph: the GPU finishes before the CPU. A figure is the
+median over many batches of calls. A batch is timed without waiting for the GPU; between batches the
+CPU waits, so that the GPU's queue never fills. The implementations of a case take turns, batch by
+batch, because the speed of a CPU drifts. Calls of the first table need no gradient; calls of the
+second are training in eager mode, a forward and a backward pass each. A third table divides
+flashgen's call.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from flashgen.errors import first_line
 HEADS, TOKENS = 16, 128
 CALLS, BATCHES = 50, 100
 
-#: Whose training calls are measured: FlashAttention-4 is given copies, which have no gradients.
+#: Peers whose training calls are measured: FlashAttention-4 gets copies, which have no gradients.
 TRAINED = (OWN, "SDPA", "SDPA cuDNN", "SDPA flash", "FlexAttention")
 
 #: What documents' module makes tables of rows with, behind keys and values: begins alone, of ids
@@ -44,20 +45,20 @@ TRAINED = (OWN, "SDPA", "SDPA cuDNN", "SDPA flash", "FlexAttention")
 ROW_TABLES = (True, False, True, -1, 1)
 
 Call = Callable[[], Any]
-#: What a call is made in, anew for each batch.
+#: The context of a call, made for each batch.
 Context = Callable[[], AbstractContextManager[Any]]
 
 
 @dataclass(frozen=True)
 class Case:
-    """A shipped module, and what others call the same attention.
+    """A shipped module, with the arguments of others for the same attention.
 
     Attributes:
-        module: its name.
-        head_dim: of queries, keys and values.
+        module: the module's name.
+        head_dim: head dimension of queries, keys and values.
         mask: FlexAttention's mask function, None for none.
         sdpa: keywords of SDPA, None where it cannot express the mask without a tensor of it.
-        fa4: keywords of flash_attn.cute, None likewise.
+        fa4: keywords of flash_attn.cute, None if it cannot express the mask.
         params: keywords of the module.
     """
 
@@ -70,7 +71,7 @@ class Case:
 
 
 def cases(device: torch.device) -> Iterator[Case]:
-    """Those that are measured."""
+    """The measured cases."""
     ids = (torch.arange(TOKENS, device=device, dtype=torch.int32) // 50).expand(1, TOKENS)
 
     def causal(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
@@ -91,7 +92,7 @@ def cases(device: torch.device) -> Iterator[Case]:
 
 
 def calls(case: Case, qkv: tuple[torch.Tensor, ...]) -> Iterator[tuple[str, Context, Call]]:
-    """(name, a context to time it in, the call) of everything that computes a case."""
+    """(name, a context for timing, the call) of every implementation of a case."""
     attention = importlib.import_module(f"generated.{case.module}").attention
     params = dict(case.params)
     yield OWN, nullcontext, lambda: attention(*qkv, **params)
@@ -120,7 +121,7 @@ def calls(case: Case, qkv: tuple[torch.Tensor, ...]) -> Iterator[tuple[str, Cont
 def training_calls(
     case: Case, qkv: tuple[torch.Tensor, ...]
 ) -> Iterator[tuple[str, Context, Call]]:
-    """The same for a forward and a backward pass, which leaves the gradients to nobody."""
+    """`calls` for a forward and a backward pass; gradients are discarded."""
     leaves = tuple(x.detach().requires_grad_() for x in qkv)
     for name, context, call in calls(case, leaves):
         if name in TRAINED:
@@ -139,7 +140,7 @@ def _step(call: Call, leaves: tuple[torch.Tensor, ...]) -> None:
 
 
 def parts(case: Case, qkv: tuple[torch.Tensor, ...]) -> Iterator[tuple[str, Call]]:
-    """(name, a part of flashgen's call), after a first call; some are parts of others."""
+    """(name, a part of flashgen's call), after a first call; some parts contain others."""
     module = importlib.import_module(f"generated.{case.module}")
     q, k, v = qkv
     params = dict(case.params)
@@ -180,7 +181,7 @@ def _launches(
         memory += (module._counter(memory[0].device) if counts else memory[4],)
     made: tuple[torch.Tensor, ...] = ()
     cuts = hasattr(known, "cut")
-    if cuts:  # a kernel makes documents' row tables, and tells where tiles of queries start
+    if cuts:  # a kernel makes documents' row tables, and the starts of tiles of queries
         q, _, _, out, *others = memory
         begin, unordered, starts, _ = module._cut(q, tables[0], known.config, known)
         memory, made = (*memory[:4], out, *others, starts), (tables[0], begin, unordered)
@@ -203,15 +204,15 @@ def _launches(
 def possible(
     case: Case, named: Iterable[tuple[str, Context, Call]]
 ) -> Iterator[tuple[str, Context, Call]]:
-    """Those of a case's calls that work here; of the others it is told why.
+    """The calls of a case that work here; prints why the others do not.
 
     Raises:
-        Exception: what flashgen's own call raised.
+        Exception: the error of flashgen's own call.
     """
     for name, context, call in named:
         try:
             _batch(context, call)
-        except Exception as error:  # a backend that this machine lacks, say
+        except Exception as error:  # for example, a backend that this machine lacks
             if name == OWN:
                 raise
             print(f"{case.module}, {name}: {first_line(error)}", file=sys.stderr)
@@ -220,7 +221,7 @@ def possible(
 
 
 def microseconds(named: Iterable[tuple[str, Context, Call]]) -> dict[str, float]:
-    """The median of each call, on the CPU, which batches of all take turns on."""
+    """The median CPU time of each call; batches of all calls take turns."""
     held = list(named)
     taken: dict[str, list[float]] = {name: [] for name, _, _ in held}
     for _ in range(BATCHES):
@@ -233,7 +234,7 @@ def _batch(context: Context, call: Call) -> float:
     """Nanoseconds of the CPU for each of some calls."""
     with torch.no_grad(), context():
         torch.cuda.synchronize()
-        call()  # what comes first after another's calls finds the caches cold
+        call()  # the first calls after another's find the caches cold
         started = time.perf_counter_ns()
         for _ in range(CALLS):
             call()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def header(columns: Sequence[str], left: int = 1) -> list[str]:
-    """The names of columns and the rule beneath; all but the first so many align to the right."""
+    """The names of columns and the rule; all but the first ``left`` columns align to the right."""
     rule = ["---"] * left + ["---:"] * (len(columns) - left)
     return [line(columns), line(rule)]
 

@@ -1,8 +1,8 @@
-"""Marks in the Gluon forward kernel: what each role passes, by the clock of its SM.
+"""Marks in the Gluon forward kernel: when a role passes a statement, by its SM's clock.
 
-A marked kernel writes, for one of its programs, when it has passed each statement that waits for
-something or does much. A mark is known by its statement and by how many tiles of keys its role has
-been through.
+A marked kernel records, for one of its programs, when it has passed each statement that waits or
+takes long. A mark is identified by its statement and the number of tiles of keys that its role has
+processed.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 import torch
 
-#: The functions that have marks, and the role that each is of, as source.
+#: The functions with marks, and the role of each, as source.
 ROLES: Mapping[str, str] = {"_consumer": "NUMBER", "_step": "NUMBER", "_producer": "CONSUMERS"}
 
-#: How calls begin behind which there is a mark; in a step, which is short, those are waits for
-#: products alone.
+#: The beginnings of calls with a mark behind them; in a step, which is short, only waits for
+#: products have marks.
 CALLS = ("mbarrier.wait", "tma.store_wait", "_ping_pong_wait", "_first_weights", "_finish", "_work")
 CALLS += (
     "_hand_over",
@@ -31,12 +31,12 @@ CALLS += (
 )
 CALLS_OF_A_STEP = ("warpgroup_mma_wait",)
 
-#: Tiles of keys of a role that there is room for, and what stands where nothing was passed. A mark
-#: whose clock is that by chance is lost.
+#: The most tiles of keys of a role, and the value of a mark that was not passed. A mark whose clock
+#: has this value by chance is lost.
 MOST_TILES = 1 << 14
 NEVER = -(1 << 31)
 
-#: A program has three consumers at most, and a producer.
+#: A program has at most three consumers, and one producer.
 MOST_ROLES = 4
 
 _MARK = '''\
@@ -61,14 +61,14 @@ def _mark(STATEMENT: gl.constexpr, kv_count, ROLE: gl.constexpr):
 
 @dataclass(frozen=True)
 class Interval:
-    """What lies between two marks that a role passed one after the other.
+    """The time between two marks that a role passed one after the other.
 
     Attributes:
         role: its number; the producer's is the last.
         begin: the statement behind which it begins, by its number.
-        end: likewise.
-        times: how often.
-        cycles: in all.
+        end: the statement behind which it ends, by its number.
+        times: how often it occurred.
+        cycles: cycles in total.
     """
 
     role: int
@@ -79,7 +79,7 @@ class Interval:
 
 
 def statements_of(text: str) -> list[str]:
-    """The statements of a module that marks stand behind: the lines that they begin with."""
+    """The first lines of a module's statements that have a mark behind them."""
     lines = text.splitlines()
     return [
         f"{statement.lineno}: {lines[statement.lineno - 1].strip()}"
@@ -107,13 +107,13 @@ def marked(text: str, address: int, program: int) -> str:
 
 
 def memory_for(statements: int, device: torch.device) -> torch.Tensor:
-    """Room for a program's marks, (role, tile of keys, statement), where nothing was passed."""
+    """A buffer for a program's marks, (role, tile of keys, statement), none passed."""
     shape = (MOST_ROLES, MOST_TILES, statements)
     return torch.full(shape, NEVER, dtype=torch.int32, device=device)
 
 
 def intervals(passed: Sequence[Sequence[tuple[int, int]]]) -> list[Interval]:
-    """Of each role's `passages`, the pairs that came one after the other, the longest first."""
+    """The intervals between successive `passages` of each role, the longest first."""
     found: dict[tuple[int, int, int], list[int]] = {}
     for role, of_role in enumerate(passed):
         for (begin, before), (end, after) in itertools.pairwise(of_role):
@@ -123,16 +123,16 @@ def intervals(passed: Sequence[Sequence[tuple[int, int]]]) -> list[Interval]:
 
 
 def passages(marks: torch.Tensor) -> list[list[tuple[int, int]]]:
-    """Of each role, (statement, cycle) in order; cycles are counted from the program's first mark.
+    """(statement, cycle) of each role in order, with cycles since the program's first mark.
 
-    The clock has 32 bits and may pass its end meanwhile.
+    The clock has 32 bits and may wrap around.
     """
     noted = marks != NEVER
     passed: list[list[tuple[int, int]]] = [[] for _ in marks]
     if not noted.any():
         return passed
     clocks = marks[noted]
-    # 32 bits wrap as the clock does. A program takes less than half a turn.
+    # 32 bits wrap like the clock. A program takes less than half of its range.
     since = clocks - clocks[0]
     cycles = (since - since.min()).tolist()
     for (role, _, statement), cycle in zip(noted.nonzero().tolist(), cycles, strict=True):
@@ -141,7 +141,7 @@ def passages(marks: torch.Tensor) -> list[list[tuple[int, int]]]:
 
 
 def _functions(text: str) -> list[ast.FunctionDef]:
-    """Those of `ROLES`, in the order of the source."""
+    """The functions of `ROLES`, in the order of the source."""
     body = ast.parse(text).body
     return [f for f in body if isinstance(f, ast.FunctionDef) and f.name in ROLES]
 

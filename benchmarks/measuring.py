@@ -1,4 +1,4 @@
-"""Measuring: what each peer takes on a cell, and what it needs beside its tensors."""
+"""Measuring: the time of each peer on a cell, and its memory beyond its tensors."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def measure(
 ) -> None:
     """Measures every peer on a cell, by one timer after the other, and adds the figures to its row.
 
-    A timer's name is that of its figures: those of ``ms`` stand there and, as rates, in ``tflops``.
-    The row says what the tensors hold, by a name of `benchmarks.inputs`; normal where it does not.
-    The peers are those of the pass that is measured. Results and memory are looked at in the first
-    repetition alone. A peer that raises is noted with its reason and left out from then on;
-    flashgen's may not.
+    A timer has the name of its figures; the figures of ``ms`` are also stored as rates, in
+    ``tflops``. The row names its inputs, of `benchmarks.inputs`; unnamed ones are normal. The
+    peers belong to the measured pass. Results and memory are checked in the first repetition alone.
+    A peer that raises is noted with its reason and left out from then on; for flashgen, this is an
+    error.
     """
     attention = ATTENTIONS[cell.attention](cell.seq_len, device)
     inputs = make_inputs(cell, device, row.get("inputs", NORMAL))
@@ -51,7 +51,7 @@ def measure(
 
 
 def add_time(row: dict[str, Any], key: str, name: str, ms: float, flops: float) -> None:
-    """Adds a time to a row, and the rate that it is."""
+    """Adds a time, and its rate, to a row."""
     row.setdefault(key, {}).setdefault(name, []).append(float(f"{ms:.4g}"))
     rates = row.setdefault(key.replace("ms", "tflops"), {})
     rates.setdefault(name, []).append(round(flops / ms / 1e9, 1))
@@ -65,7 +65,7 @@ def _look_at(
     inputs: Inputs,
     which: Pass,
 ) -> None:
-    """What is the same in every repetition: the work, the errors, the memory."""
+    """Adds figures that are equal in every repetition: the work, the errors, the memory."""
     device = inputs[0].device
     pairs = visible_pairs(attention, cell.seq_len, device)
     gflop = which.work * cell.flops(pairs) / 1e9
@@ -75,7 +75,7 @@ def _look_at(
         with torch.no_grad(), noted(row, name), peer(cell, attention, inputs) as call:
             results = as_results(call())
             if name != "flashgen" and attention.dropout_p:
-                continue  # it drops other weights
+                continue  # a peer drops other weights
             error = relative_error(results[:3], expected[:3])
             of_learned = relative_error(results[3:], expected[3:])
             if name != "flashgen" and not (error <= WRONG and of_learned <= WRONG_SUM_OF_PEER):
@@ -91,7 +91,7 @@ def _look_at(
 
 @contextmanager
 def noted(row: dict[str, Any], name: str) -> Iterator[None]:
-    """Notes why a peer is not available instead of raising; flashgen's own reason goes on."""
+    """Notes why a peer is not available instead of raising; an error of flashgen is raised."""
     try:
         yield
     except Exception as error:
@@ -107,7 +107,7 @@ def extra_bytes(call: Call) -> int:
 
 
 def block_mask_cost(cell: Cell, attention: Attention, device: torch.device) -> dict[str, float]:
-    """Milliseconds, and MiB of peak memory, of making the BlockMask that FlexAttention reads."""
+    """Milliseconds and MiB of peak memory for making the BlockMask that FlexAttention reads."""
 
     def make() -> Any:
         return make_block_mask(cell, attention, device)
@@ -119,7 +119,7 @@ def block_mask_cost(cell: Cell, attention: Attention, device: torch.device) -> d
 
 
 def peak_bytes(call: Callable[[], Any]) -> tuple[int, Any]:
-    """The most device memory that a call holds beyond what was held before, and what it returns."""
+    """The peak device memory of a call beyond the memory held before, and its result."""
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()

@@ -1,4 +1,4 @@
-"""Nsight Compute on the command line: which metrics it knows, and what it counts of a program."""
+"""Nsight Compute on the command line: its metrics, and its counts for a program."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
-#: Where installers put it, the newest last.
+#: Paths of installers, the newest last.
 FOLDERS = ("/opt/nvidia/nsight-compute", "/usr/local/cuda/nsight-compute*", "/usr/local/cuda/bin")
 
-#: What `--print-units base` gives: nothing that would have to be scaled.
+#: The units of `--print-units base`, which need no scaling.
 BASE_UNITS = ("", "byte", "sector", "ns", "nsecond", "request", "cycle", "%")
 
 #: Counters that have another name in other versions.
@@ -32,7 +32,7 @@ _PASSES = re.compile(r"==PROF== Profiling .*?(\d+) pass(?:es)?\b")
 
 
 class NcuError(RuntimeError):
-    """It counted nothing; the text is what it said."""
+    """Nsight Compute counted nothing; the text is its output."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Launch:
 
     Attributes:
         kernel: its name.
-        values: what was counted, by metric; those without a number are not there.
+        values: the counts by metric; metrics without a number are left out.
     """
 
     kernel: str
@@ -50,12 +50,12 @@ class Launch:
 
 @dataclass(frozen=True)
 class Counted:
-    """What one run counted.
+    """The counts of one run.
 
     Attributes:
-        launches: in the order of the program.
-        passes: how often each of them was run for it; above one, L2 is not as a program leaves it.
-        missing: metrics that this ncu does not know, or has no number of.
+        launches: the launches in the order of the program.
+        passes: how often each launch was run; above one, L2 is not as the program leaves it.
+        missing: metrics that this ncu does not know, or has no number for.
     """
 
     launches: tuple[Launch, ...]
@@ -64,10 +64,10 @@ class Counted:
 
 
 def find_ncu() -> str:
-    """The command.
+    """The path of ncu.
 
     Raises:
-        NcuError: it is nowhere.
+        NcuError: ncu is not installed.
     """
     if found := shutil.which("ncu"):
         return found
@@ -92,7 +92,7 @@ def known_metrics(ncu: str) -> frozenset[str]:
 
 
 def metric_names(listing: str) -> frozenset[str]:
-    """Those in what `--query-metrics` prints: one a line, its description behind it."""
+    """The names in the output of `--query-metrics`: one a line, followed by a description."""
     return frozenset(re.findall(r"^(\w+?__\w+)\b", listing, re.MULTILINE))
 
 
@@ -113,7 +113,7 @@ def count(
             left out.
         kernel: a regular expression of the kernel's name.
         cache_control: ``"none"`` leaves caches as they are, ``"all"`` clears them before a launch.
-        known: the names that ncu knows, as far as it said.
+        known: the names that ncu lists.
 
     Raises:
         NcuError: nothing was counted.
@@ -138,7 +138,7 @@ def count(
 
 
 def _named(metrics: Sequence[str], unknown: Collection[str]) -> Iterator[tuple[str, str]]:
-    """Metrics with the names that ncu has for them."""
+    """Metrics by the names that ncu has for them."""
     for metric in metrics:
         for name in (metric, OTHER_NAMES.get(metric, metric)):
             if base(name) not in unknown:
@@ -157,18 +157,18 @@ def unknown_metrics(log: str) -> frozenset[str]:
 
 
 def passes(log: str) -> tuple[int, ...]:
-    """How often each launch was run."""
+    """How often each launch was run, by ncu's log."""
     return tuple(int(n) for n in _PASSES.findall(log))
 
 
 def parse(log: str, metrics: Collection[str]) -> tuple[Launch, ...]:
-    """The launches, with their values of these metrics, in what ncu prints beside other lines.
+    """The launches with their values of these metrics, in ncu's output with its other lines.
 
-    By ``--csv --page raw``: a row of names, one of units, then a row for each launch; or, by some
-    versions, a row for each metric of each launch.
+    With ``--csv --page raw`` ncu prints a row of names, a row of units, then a row for each launch;
+    some versions print a row for each metric of each launch.
 
     Raises:
-        NcuError: a number in another unit than a base one.
+        NcuError: a number has a unit that is not a base unit.
     """
     rows = list(csv.reader(line for line in log.splitlines() if line.startswith('"')))
     if not rows:
@@ -190,7 +190,7 @@ def parse(log: str, metrics: Collection[str]) -> tuple[Launch, ...]:
 
 
 def _launches(cells: Iterable[tuple[str, ...]], metrics: Collection[str]) -> Iterator[Launch]:
-    """Of rows of a launch's number, its kernel, a metric, the unit and the value."""
+    """The launches from rows of a launch's number, its kernel, a metric, the unit and the value."""
     for (_, kernel), of_launch in groupby(cells, lambda cell: cell[:2]):
         values = {}
         for *_, metric, unit, text in of_launch:
@@ -209,7 +209,7 @@ def _launches(cells: Iterable[tuple[str, ...]], metrics: Collection[str]) -> Ite
 def _counted(
     ncu: str, program: Sequence[str], metrics: Sequence[str], kernel: str, cache_control: str
 ) -> str:
-    """What ncu says, and why where it says nothing."""
+    """The output of ncu; an error with the reason if there is none."""
     with tempfile.TemporaryDirectory(prefix="flashgen-") as folder:
         log = Path(folder) / "log"
         done = _run(

@@ -1,7 +1,7 @@
-"""Who is quicker, and by how much: calls that take turns, so that none has a cooler chip.
+"""Comparisons of speed: contenders take turns, so that none of them runs on a cooler chip.
 
-A turn is some calls of one contender, each with a cleared L2 cache and a time of its own, and gives
-their median. Contenders have one turn each a round, every second round in reverse order.
+A turn is some calls of one contender, each timed with a cleared L2 cache, and gives their median.
+Each contender has one turn in a round; every second round has the reverse order.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ROUNDS = 11
 TURN_MS = 10.0
 FEWEST, MOST = 3, 50  # calls of a turn
 WARM_CALLS = 3
-#: Who is within so much of the quickest peer's first turn takes turns as well.
+#: Peers within this factor of the fastest peer's first turn take turns, too.
 CLOSE = 1.1
 
 Call = Callable[[], Any]
@@ -26,7 +26,7 @@ Turn = Callable[[Call, int], float]
 
 
 def turn_ms(call: Call, count: int) -> float:
-    """By CUDA events; calls are queued, and waited for once."""
+    """The median by CUDA events; calls are queued, and waited for once."""
     driver = triton.runtime.driver.active
     cache = driver.get_empty_cache_for_benchmark()
     event: Callable[..., Any] = torch.cuda.Event
@@ -48,7 +48,7 @@ def first_turn(call: Call, turn: Turn = turn_ms) -> float:
 
 
 def rivals(first: Mapping[str, float], own: str) -> list[str]:
-    """The peers that may be the quickest, by first turns."""
+    """The peers that may be the fastest, by first turns."""
     others = {name: ms for name, ms in first.items() if name != own}
     least = min(others.values(), default=0.0)
     return [name for name, ms in others.items() if ms <= CLOSE * least]
@@ -57,7 +57,7 @@ def rivals(first: Mapping[str, float], own: str) -> list[str]:
 def rounds(
     calls: Mapping[str, Call], first: Mapping[str, float], turn: Turn = turn_ms
 ) -> dict[str, list[float]]:
-    """The turns of each in `ROUNDS` rounds."""
+    """The turns of each contender in `ROUNDS` rounds."""
     found: dict[str, list[float]] = {name: [] for name in calls}
     for number in range(ROUNDS):
         for name in list(calls)[:: -1 if number % 2 else 1]:
@@ -67,7 +67,7 @@ def rounds(
 
 
 def best(ms: Mapping[str, list[float]], own: str) -> tuple[str, float]:
-    """The quickest peer by medians, and how many times as fast as it flashgen is."""
+    """The fastest peer by medians, and how many times as fast flashgen is."""
     medians = {name: median(times) for name, times in ms.items() if name != own}
     peer = min(medians, key=lambda name: medians[name])
     return peer, medians[peer] / median(ms[own])

@@ -1,4 +1,4 @@
-"""What of attention is measured: the forward pass, or the backward pass alone."""
+"""The measured passes of attention: the forward pass, or the backward pass alone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.cells import Cell
 from benchmarks.peers import PEERS, Call, Peer
 from flashgen.kernels.registry import keys, with_key
 
-#: Peers that take, and return, (batch, seq, heads, head_dim): their tensors lie so.
+#: Peers whose arguments and results have the layout (batch, seq, heads, head_dim).
 SEQUENCE_FIRST = ("FA4", "varlen_attn")
 
 
@@ -25,10 +25,10 @@ class Pass:
 
     Attributes:
         name: ``"forward"`` or ``"backward"``.
-        peers: those who can be asked for it, by name.
-        exact: its results in float64, of the first and the last head of the batch.
+        peers: the peers that can compute it, by name.
+        exact: its results in float64, for the first and the last head of the batch.
         work: its FLOPs over those of the forward pass.
-        kernels: those that it runs, by their keys, by which the benchmark's own modules are tuned.
+        kernels: the keys of its kernels, for which the benchmark's own modules are tuned.
     """
 
     name: str
@@ -41,8 +41,8 @@ class Pass:
 def differentiated(name: str, peer: Peer) -> Peer:
     """A peer's backward pass alone: its call gives the gradients of q, k, v and what is learned.
 
-    The forward pass has run before, once, on tensors that lie as the peer has them; so does the
-    gradient of the output, as the output does.
+    The forward pass has run before, once, on tensors in the peer's layout; the output's gradient
+    has the output's layout.
     """
 
     @contextmanager
@@ -64,7 +64,7 @@ def differentiated(name: str, peer: Peer) -> Peer:
 def _leaf(x: torch.Tensor, *, transposed: bool) -> torch.Tensor:
     """A tensor (batch, heads, seq, head_dim) to differentiate by, perhaps laid out sequence first.
 
-    Then it is a view of a leaf, so that nobody copies it.
+    In that case it is a view of a leaf, so that nothing copies it.
     """
     if not transposed:
         return x.detach().requires_grad_()
@@ -74,7 +74,7 @@ def _leaf(x: torch.Tensor, *, transposed: bool) -> torch.Tensor:
 
 
 def as_results(found: torch.Tensor | Results) -> Results:
-    """What a call returned, as the tensors that it holds."""
+    """The tensors of a call's result."""
     return [found] if isinstance(found, torch.Tensor) else found
 
 
@@ -85,7 +85,7 @@ def _keys(*, gradients: bool) -> tuple[str, ...]:
 
 FORWARD_PASS = Pass("forward", PEERS, exact_heads, 1.0, _keys(gradients=False))
 
-#: It takes five products where the forward pass takes two.
+#: The backward pass: five products, where the forward pass has two.
 BACKWARD_PASS = Pass(
     "backward",
     {name: differentiated(name, peer) for name, peer in PEERS.items()},

@@ -2,7 +2,7 @@
 
 A peer is a context manager: entered, it gives a function of no arguments that runs the forward pass
 once and returns the output, (batch, heads, seq, v_head_dim). It raises where it cannot run a cell.
-`benchmarks.passes` makes peers of the backward pass of them.
+`benchmarks.passes` makes peers of the backward pass from these.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from benchmarks.fa4 import document_ends, fa4, fa4_mask_mod
 Call = Callable[[], torch.Tensor | Results]
 Peer = Callable[[Cell, Attention, Inputs], AbstractContextManager[Call]]
 
-#: Where modules are looked for that are built for the benchmark alone.
+#: The folder of modules that are built for the benchmarks alone.
 BENCHMARK_MODULES = Path(__file__).parent / "generated"
 
 
@@ -47,7 +47,7 @@ def load_module(name: str) -> ModuleType:
 
 
 def load_file(path: Path, name: str) -> ModuleType:
-    """A module that lies in a file, under a name of its own."""
+    """The module in a file, under its own name."""
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -57,13 +57,13 @@ def load_file(path: Path, name: str) -> ModuleType:
 
 
 def load_copy(label: str, text: str, name: str, scratch: Path) -> ModuleType:
-    """A generated module from its text, with operators of its own: torch knows one of each name.
+    """A generated module from its text, with its own operators: torch allows one for each name.
 
     Args:
-        label: what tells it from others of its name.
+        label: distinguishes it from other modules of its name.
         text: its source.
-        name: its own.
-        scratch: a folder that is there until the end, for the file that is loaded.
+        name: its name.
+        scratch: a folder, kept until the end, for the file that is loaded.
     """
     copy = scratch / label / f"{name}.py"
     copy.parent.mkdir(exist_ok=True)
@@ -80,13 +80,13 @@ def flashgen(cell: Cell, attention: Attention, inputs: Inputs) -> Iterator[Call]
 
 @contextmanager
 def portable(cell: Cell, attention: Attention, inputs: Inputs) -> Iterator[Call]:
-    """The same without Gluon kernels, as on another GPU or where TMA cannot read the tensors."""
+    """`flashgen` without Gluon kernels, as on another GPU or if TMA cannot read the tensors."""
     module = load_module(cell.module)
     with ExitStack() as patches:
         for runs in ("_runs_hopper", "_runs_hopper_backward"):
             if hasattr(module, runs):
                 patches.enter_context(patch.object(module, runs, lambda q, k, v: False))
-        module._LAUNCHES.clear()  # a launch that is kept knows its kernel
+        module._LAUNCHES.clear()  # kept launches belong to a kernel
         patches.callback(module._LAUNCHES.clear)
         yield lambda: module.attention(*inputs, **attention.parameters)
 
@@ -116,7 +116,7 @@ def sdpa(backend: SDPBackend) -> Peer:
 
 
 def _grouped(cell: Cell) -> dict[str, Any]:
-    """How torch is told that heads of queries share those of keys."""
+    """The keywords by which torch lets heads of queries share heads of keys."""
     return {"enable_gqa": True} if cell.num_heads != cell.num_kv_heads else {}
 
 
@@ -175,7 +175,7 @@ def peers_of(cell: Cell, with_fa4: bool = False, which: str = "forward") -> tupl
 
 
 def make_block_mask(cell: Cell, attention: Attention, device: torch.device) -> BlockMask | None:
-    """What FlexAttention needs for a mask; None where the mask shows everything."""
+    """FlexAttention's BlockMask for a mask; None if the mask shows everything."""
     if attention.mask_mod is None:
         return None
     length = cell.seq_len

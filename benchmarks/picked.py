@@ -1,4 +1,4 @@
-"""The kernels whose configuration the model picks, and what was measured of them."""
+"""The kernels whose configuration the model picks, and their measured results."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class Kernel:
     """A forward kernel of a shipped module.
 
     Attributes:
-        plan: of its spec.
-        form: which of the two.
-        digest: of its source.
+        plan: the plan of its spec.
+        form: which of the two forward kernels.
+        digest: the digest of its source.
         space: its candidates on Hopper, the model's pick first.
     """
 
@@ -62,7 +62,7 @@ def _plan(name: str) -> KernelPlan:
 
 @cache
 def kernel_of(name: str, form: str) -> Kernel | None:
-    """That of a spec; None where its module has no such kernel."""
+    """A forward kernel of a spec; None if its module has no such kernel."""
     plan = _plan(name)
     spaces = search_spaces(plan, (HOPPER,), gradients=False)
     space = spaces[form][HOPPER]
@@ -73,7 +73,7 @@ def kernel_of(name: str, form: str) -> Kernel | None:
 
 
 def result_for(kernel: Kernel, results: Iterable[TuneResult]) -> TuneResult | None:
-    """Of the results of this very kernel the one that looked at most candidates."""
+    """The result of this kernel with the most candidates."""
     fitting = [
         result
         for result in results
@@ -83,7 +83,7 @@ def result_for(kernel: Kernel, results: Iterable[TuneResult]) -> TuneResult | No
 
 
 def is_complete(kernel: Kernel, result: TuneResult | None) -> bool:
-    """Whether every candidate was looked at."""
+    """Whether every candidate was tried."""
     return result is not None and _looked_at(kernel, result) == len(kernel.space.candidates)
 
 
@@ -93,7 +93,7 @@ def _looked_at(kernel: Kernel, result: TuneResult) -> int:
 
 
 def row_of(kernel: Kernel, result: TuneResult | None) -> dict[str, Any]:
-    """A kernel's row in a file of results: its pick, and what was measured as a build keeps it."""
+    """A kernel's row in a file of results: its pick, and the measured result as builds store it."""
     row: dict[str, Any] = {
         "spec": kernel.plan.name,
         "form": kernel.form,
@@ -112,14 +112,14 @@ def row_of(kernel: Kernel, result: TuneResult | None) -> dict[str, Any]:
 
 
 def known_results(name: str, newest: Document | None) -> list[TuneResult]:
-    """What was measured of a spec: by builds, and by the last run of this benchmark."""
+    """The measured results of a spec, from builds and from the last run of this benchmark."""
     rows = newest["cells"] if newest else []
     found = [result_of(row) for row in rows if row["spec"] == name and row["measured"]]
     return [*load_results(Place(OUT, name).tuning), *found]
 
 
 def document_of(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The document of results; it belongs to the GPUs and Tritons that its rows name."""
+    """The document of results, from the GPUs and Tritons that its rows name."""
     gpus, tritons = (
         ", ".join(sorted({row[key] for row in rows if key in row})) for key in ("gpu", "triton")
     )

@@ -1,13 +1,13 @@
-"""What the model picks without a GPU, beside the best configuration that was measured on one.
+"""The model's picks without a GPU, beside the best configurations measured on a GPU.
 
     python -m benchmarks.picks --json benchmarks/results/picks-h200.json
     python -m benchmarks.picks --measure --json benchmarks/results/picks-h200.json
 
-The pick is what `flashgen build --no-tune` takes where nothing was measured. The rates are those in
-generated/tuning and in the newest committed file of this benchmark, of kernels as they are now; the
-first line needs no GPU. The second measures, on a Hopper GPU, every candidate of the forward
-kernels of which not every one was looked at: they are compiled beforehand by several processes, and
-each is timed closely. --keep puts what was measured into generated/tuning too, as a build does.
+The pick is the choice of `flashgen build --no-tune` if nothing was measured. The rates are from
+generated/tuning and from the newest committed file of this benchmark, for the current kernels; the
+first command needs no GPU. The second measures, on a Hopper GPU, every candidate of the forward
+kernels with candidates that have not been tried: several processes compile them beforehand, and
+each is timed closely. --keep also puts the results into generated/tuning, as a build does.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def measured_on(gpu: Gpu, kernel: Kernel) -> TuneResult:
     """Every candidate's rates, each timed closely.
 
     Raises:
-        TuneError: none ran.
+        TuneError: no candidate ran.
     """
     from flashgen.tuning.measure import measure
 
@@ -90,13 +90,13 @@ def measured_on(gpu: Gpu, kernel: Kernel) -> TuneResult:
 
 
 def keep(place: Place, result: TuneResult) -> None:
-    """Puts a result among those that builds keep; a build of the variant is waited for."""
+    """Adds a result to the results of builds; waits for a running build of the variant."""
     with lock(place.lock, on_wait=lambda: print(f"{place.name}: a build has the lock")):
         save_results(place.tuning, merged(load_results(place.tuning), [result]))
 
 
 def main() -> int:
-    """Ranks, measures where it is asked to, and shows the table."""
+    """Ranks, measures if asked to, and shows the table."""
     options = _arguments()
     gpu = detect_gpu() if options.measure is not None else None
     if options.measure is not None and (gpu is None or gpu.target != HOPPER):

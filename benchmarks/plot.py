@@ -2,7 +2,7 @@
 
     python -m benchmarks.plot --write      draws docs/pictures from the newest results
 
-A picture holds a digest of what it shows, so that a test tells whether it is of the newest results
+A picture holds a digest of its contents, so that a test tells whether it shows the newest results,
 whatever version of matplotlib drew it.
 """
 
@@ -28,7 +28,7 @@ from benchmarks.figures import (
 )
 
 PICTURES = Path(__file__).parent.parent / "docs" / "pictures"
-#: Seen well on white and on black.
+#: Colours that are legible on white and on black.
 COLOURS = dict(
     zip(
         PEERS,
@@ -38,13 +38,13 @@ COLOURS = dict(
 )
 INK = "#808488"
 
-#: What a picture shows: its title, and of each panel the groups of bars, (peer, TFLOP/s) each.
+#: The contents of a picture: its title, and the groups of bars of each panel, as (peer, TFLOP/s).
 Bars = list[tuple[str, float]]
 Shown = dict[str, Any]
 
 
 def dense(document: Document) -> Shown:
-    """A panel for each mask and head dim of the grid, in it a group for each sequence length."""
+    """A panel for each mask and head dim of the grid, with a group for each sequence length."""
     rows = [row for row in document["cells"] if row["in_grid"]]
     timing = timings(rows)[-1]
     panels: dict[str, dict[str, Bars]] = {}
@@ -57,7 +57,7 @@ def dense(document: Document) -> Shown:
 
 
 def variants(document: Document) -> Shown:
-    """One panel, in it a group for each variant; FlashAttention 4 in the quicker of its ways."""
+    """One panel with a group for each variant; FlashAttention 4 in the faster of its ways."""
     rows = document["cells"]
     timing = timings(rows)[-1]
     groups: dict[str, Bars] = {}
@@ -77,7 +77,7 @@ def _title(what: str, document: Document, timing: str) -> str:
 
 
 def digest(shown: Shown) -> str:
-    """Of what a picture shows, as it stands in the picture."""
+    """The digest of a picture's contents, as the picture holds it."""
     return "sha256:" + hashlib.sha256(json.dumps(shown).encode()).hexdigest()
 
 
@@ -153,7 +153,7 @@ def _bars(axes: Any, groups: dict[str, Bars], horizontal: bool) -> None:
     axes.tick_params(length=0)
 
 
-#: By file: the benchmark that a picture is of, what it shows, and whether its bars lie.
+#: By file: the benchmark of a picture, its contents, and whether its bars are horizontal.
 DRAWN: dict[str, tuple[str, Callable[[Document], Shown], bool]] = {
     "dense.svg": ("forward", dense, False),
     "variants.svg": ("variants", variants, True),

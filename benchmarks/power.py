@@ -1,4 +1,4 @@
-"""What a GPU draws of power under calls that last; needs nvidia-ml-py, which torch asks."""
+"""The power of a GPU under sustained calls; needs nvidia-ml-py, which torch uses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-#: NVML says the mean of the last second, so what came before has to be the same.
+#: NVML gives the mean of the last second, so the load before has to be the same.
 LOAD_SECONDS, READ_SECONDS = 1.2, 0.4
 
 

@@ -1,13 +1,13 @@
-"""What a Gluon forward kernel could reach if its products, or its loads, were all it did.
+"""The speed of a Gluon forward kernel with only its products, or only its loads.
 
     python -m benchmarks.products causal_d128 window_d128 [--length 16384] [--json FILE]
 
 Beside each module two copies are timed that visit the same tiles of keys. One makes the same
 products, without masks, score functions, exponentials and sums: values are multiplied by the
 products of queries and keys themselves, 0 where they are negative. The other loads the same and
-multiplies nothing. The output of neither is attention. What a kernel with these tiles can reach on
-this chip, under its power limit, is no more than the lower of both. With ``--power`` the watts that
-each draws are measured too, and so what a visible FLOP takes of energy.
+multiplies nothing. The output of neither is attention. The lower of both rates bounds a kernel
+with these tiles on this chip, under its power limit. With ``--power`` the power of each is
+measured, too, and with it the energy of a visible FLOP.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from benchmarks.timing import TIMERS
 #: The copies, by the names of their figures.
 COPIES = PRODUCTS, LOADS = "products", "loads"
 
-#: What a step keeps, beside what it unpacks: by how its statements begin.
+#: Beginnings of the statements that a step keeps, besides those that unpack.
 _KEPT = (
     "v_stage, v_phase =",
     "k_stage, _ =",
@@ -68,14 +68,14 @@ _NO_SCORES = """\
 
 
 def alone(text: str, what: str) -> str:
-    """A module whose Gluon forward kernel does little else than its products, or its loads.
+    """A module whose Gluon forward kernel does little except its products, or its loads.
 
     Args:
-        text: the source of the whole one.
+        text: the source of the whole module.
         what: one of `COPIES`.
 
     Raises:
-        ValueError: it has none, or one whose scores come in halves or have no maximum.
+        ValueError: it has no such kernel, or one whose scores come in halves or have no maximum.
     """
     functions = {f.name: f for f in ast.parse(text).body if isinstance(f, ast.FunctionDef)}
     if "_first_weights" not in functions:
@@ -102,7 +102,7 @@ def _arguments(function: ast.FunctionDef) -> list[str]:
 
 
 def _body(function: ast.FunctionDef) -> tuple[int, int]:
-    """The lines behind its docstring."""
+    """The lines of a function behind its docstring."""
     assert function.end_lineno is not None and function.body[0].end_lineno is not None
     return function.body[0].end_lineno, function.end_lineno
 
@@ -123,7 +123,7 @@ def _step(step: ast.FunctionDef) -> str:
 
 
 def _votes(function: ast.FunctionDef) -> Iterable[tuple[tuple[int, int], str]]:
-    """No tile is handed over again, and no step looks for maxima."""
+    """Replacements of votes: no tile is repeated, and no step looks for maxima."""
     for node in ast.walk(function):
         said = ast.unparse(node) if isinstance(node, ast.Assign) else ""
         if said.startswith(("redone = _any(", "growing = _any(")):
@@ -139,7 +139,7 @@ def _votes(function: ast.FunctionDef) -> Iterable[tuple[tuple[int, int], str]]:
 def measured(cell: Cell, scratch: Path, repeat: int, power: bool = False) -> dict[str, Any]:
     """TFLOP/s on visible elements of a cell's module and of its copies, by each timing.
 
-    With `power` also the watts of each, under load that lasts.
+    With `power`, also the watts of each under sustained load.
     """
     device = torch.device("cuda")
     shipped = load_module(cell.module)
@@ -166,7 +166,7 @@ def measured(cell: Cell, scratch: Path, repeat: int, power: bool = False) -> dic
 
 
 def products_table(document: Document) -> str:
-    """Of each cell all rates, by each timing."""
+    """All rates of each cell, by each timing."""
     rows = document["cells"]
     copies = [what for what in COPIES if any(what in row["ms"] for row in rows)]
     said = f"TFLOP/s on visible elements, the repetitions one after the other. {machine(document)}."

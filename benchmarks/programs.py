@@ -2,9 +2,9 @@
 
     python -m benchmarks.programs documents_d128 [--length 16384] [--json FILE]
 
-A program that ends before the others has nothing to do meanwhile: what that is of a call, on
-average, is idle in the last line. The global timer compares programs; the clock of their SMs, which
-is slower than the one that a driver tells, is cycles over its time.
+A program that ends before the others is idle until the call ends: the last line has the mean share
+of a call. The global timer compares programs; the clock rate of their SMs, which is lower than the
+rate that a driver reports, is their cycles over its time.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from benchmarks.record import environment
 from benchmarks.script import make_parser, sees_gpu, tell
 from benchmarks.timeline import cell_asked, warm_ms
 
-#: What a consumer notes.
+#: The moments that a consumer notes.
 MOMENTS = ("begin", "first scores", "end")
 
-#: Consumers that a program has at most.
+#: The most consumers of a program.
 MOST_CONSUMERS = 3
 
 _NOTE = '''\
@@ -89,20 +89,20 @@ def noted(text: str, address: int) -> str:
 
 
 def memory_for(programs: int, device: torch.device) -> torch.Tensor:
-    """Room for the notes, (program, consumer, moment, timer and clock); 0 is nothing noted."""
+    """A buffer for the notes, (program, consumer, moment, timer and clock); 0: not noted."""
     shape = (programs, MOST_CONSUMERS, len(MOMENTS), 2)
     return torch.zeros(shape, dtype=torch.int32, device=device)
 
 
 def summary(notes: torch.Tensor) -> dict[str, Any]:
-    """Microseconds since the first program began, and what of the call programs are idle.
+    """Microseconds since the first program began, and the idle share of the call.
 
     A program begins and has its first scores when its first consumer does, and ends when its last
-    one does. Both counters have 32 bits, and a call takes less than half a turn of either.
+    one does. Both counters have 32 bits, and a call takes less than half of their range.
     """
     notes = notes[(notes[:, 0, 0, 0] != 0)]
     notes = notes[:, (notes[0, :, 0, 0] != 0)]
-    since = notes[..., 0] - notes[0, 0, 0, 0]  # 32 bits wrap as the timer does
+    since = notes[..., 0] - notes[0, 0, 0, 0]  # 32 bits wrap like the timer
     us = (since - since[..., 0].min()).double() / 1e3
     moments = (us[..., 0].amin(1), us[..., 1].amin(1), us[..., 2].amax(1))
     cycles = (notes[..., 2, 1] - notes[..., 0, 1]).double()
@@ -120,7 +120,7 @@ def summary(notes: torch.Tensor) -> dict[str, Any]:
 
 
 def programs(cell: Cell, device: torch.device) -> dict[str, Any]:
-    """`summary` of one call after many like it, and what a call takes with notes and without."""
+    """`summary` of one call after many equal ones, and a call's time with and without notes."""
     shipped = load_module(cell.module)
     text = Path(str(shipped.__file__)).read_text()
     notes = memory_for(torch.cuda.get_device_properties(device).multi_processor_count, device)
@@ -128,7 +128,7 @@ def programs(cell: Cell, device: torch.device) -> dict[str, Any]:
     inputs = make_inputs(cell, device)
     with tempfile.TemporaryDirectory() as scratch, torch.no_grad():
         copy = load_copy("noted", noted(text, notes.data_ptr()), cell.module, Path(scratch))
-        # The module with notes comes last: its last call's are there.
+        # The module with notes comes last, so the notes are from its last call.
         ms = {
             name: warm_ms(lambda module=module: module.attention(*inputs, **attention.parameters))
             for name, module in (("shipped", shipped), ("noted", copy))
@@ -137,7 +137,7 @@ def programs(cell: Cell, device: torch.device) -> dict[str, Any]:
 
 
 def programs_table(document: Document) -> str:
-    """When they began and ended."""
+    """The table of when programs began and ended."""
     found = document["programs"]
     ms = found["call_ms"]
     said = (
@@ -152,7 +152,7 @@ def programs_table(document: Document) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Looks at one call, and shows the table."""
+    """Measures one call, and shows the table."""
     cell, options = cell_asked(make_parser("programs", __doc__), arguments)
     if not sees_gpu("programs"):
         return 2

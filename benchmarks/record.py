@@ -1,4 +1,4 @@
-"""What a file of results says: of the machine, of how the figures were taken, and of each cell."""
+"""The contents of a file of results: the machine, the protocol, and each cell."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from flashgen.publish import Seal, read_seal
 
 
 def environment(device: torch.device) -> dict[str, str]:
-    """What the figures belong to; flash-attn-4 is there where it is installed."""
+    """The machine and versions of the figures, with flash-attn-4 if it is installed."""
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "gpu": torch.cuda.get_device_name(device),
@@ -58,7 +58,7 @@ def kernels_of(
     Args:
         module: the module.
         which: the pass.
-        published: its file; None is the one that it was loaded from.
+        published: its file; None is the file that it was loaded from.
     """
     seal = read_seal(published or Path(str(module.__file__)))
     return (_kernel if which is FORWARD_PASS else _backward_kernels)(module, seal)
@@ -103,7 +103,7 @@ def _backward_kernels(module: ModuleType, seal: Seal | None) -> dict[str, Any]:
         kernel = seal and seal.kernels.get("hopper_backward")
         return {"form": "hopper_backward", "kernel": kernel, "config": hopper}
     form, forms = "portable", {"keys": "backward_keys", "queries": "backward_queries"}
-    if hopper:  # with the portable kernel over queries beside it
+    if hopper:  # together with the portable kernel over queries
         form = "hopper_keys"
         forms = {"Gluon over keys": "hopper_backward", "portable over queries": "backward_queries"}
     configs = {
@@ -119,7 +119,7 @@ def _backward_kernels(module: ModuleType, seal: Seal | None) -> dict[str, Any]:
 
 
 def layout(document: Mapping[str, Any]) -> str:
-    """JSON with a cell a line, for diffs and for people; an entry a line where there are none."""
+    """JSON with one cell on each line, for diffs and for people; without cells, one entry."""
     if "cells" not in document:
         return json.dumps(document, indent=2) + "\n"
     cells = ",\n".join(f"    {json.dumps(row)}" for row in document["cells"])
@@ -141,6 +141,6 @@ def _flash_attn_4() -> dict[str, str]:
 
 
 def _cudnn_version() -> str:
-    """As people write it: torch gives 91900 for 9.19.0."""
+    """The version of cuDNN as text: torch gives 91900 for 9.19.0."""
     number: int = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
     return f"{number // 10000}.{number // 100 % 100}.{number % 100}"

@@ -1,4 +1,4 @@
-"""What the commands of all benchmarks begin and end with: arguments, a GPU, the results."""
+"""Common parts of the benchmarks' commands: arguments, the check for a GPU, the results."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def make_parser(
 
     Args:
         benchmark: its module's name, ``"forward"``.
-        description: of the command, for its help.
-        keeps: whether results have to be written, not shown alone.
+        description: the command's description, for its help.
+        keeps: whether results have to be written, not only shown.
     """
     parser = argparse.ArgumentParser(f"python -m benchmarks.{benchmark}", description=description)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
@@ -32,7 +32,7 @@ def make_parser(
 
 
 def sees_gpu(benchmark: str) -> bool:
-    """Whether torch has a CUDA GPU to measure; says so where it has none."""
+    """Whether torch has a CUDA GPU to measure; prints a message if it has none."""
     if not torch.cuda.is_available():
         print(f"benchmarks.{benchmark} measures a CUDA GPU; torch sees none", file=sys.stderr)
         return False
@@ -40,16 +40,16 @@ def sees_gpu(benchmark: str) -> bool:
 
 
 def write_results(document: Document, path: Path) -> None:
-    """Writes a file of results whole, as `layout` has it.
+    """Writes a whole file of results, in the form of `layout`.
 
     Raises:
-        OutputError: it cannot be written.
+        OutputError: the file cannot be written.
     """
     write_atomically(path, layout(document), "choose another place with --json")
 
 
 def tell(document: Document, table: Callable[[Document], str], path: Path | None) -> None:
-    """Writes the results, where a file is given, and prints them as a table."""
+    """Writes the results, if a file is given, and prints them as a table."""
     if path:
         write_results(document, path)
     print(table(document))

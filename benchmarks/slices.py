@@ -1,4 +1,4 @@
-"""Whether results are right, on a slice of them, in float64: some rows, or some groups of heads."""
+"""Checks of results in float64, on a slice: some rows, or some groups of heads."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from benchmarks.attentions import ROWS as ROWS_AT_ONCE
 from benchmarks.attentions import Attention
 from benchmarks.cells import Cell
 
-ROWS = 64  # first, middle and last ones of a head
+ROWS = 64  # first, middle and last rows of a head
 
 
 class Slices:
-    """The rows of an output that are looked at, and what they should hold.
+    """The checked rows of an output, with their exact values.
 
     Attributes:
-        rounding: how far the same is off in torch with weights and output in the inputs' dtype.
+        rounding: the error in torch with weights and output in the inputs' dtype.
     """
 
     rounding: float
@@ -50,7 +50,7 @@ class Slices:
         return self._relative(found)
 
     def limit(self, others: Sequence[float]) -> float:
-        """The most that an output may be off; see `limit_of`."""
+        """The largest error of a correct output; see `limit_of`."""
         return limit_of(self.rounding, others, self._dtype)
 
     def _relative(self, found: torch.Tensor) -> float:
@@ -63,8 +63,8 @@ class GradientSlices:
     The output's gradient is `make_gradient`'s.
 
     Attributes:
-        rounding: how far the worst of them is off in torch where weights, their gradients, the
-            output and the results are rounded to the inputs' dtype.
+        rounding: the largest of their errors in torch with weights, their gradients, the output and
+            the results rounded to the inputs' dtype.
     """
 
     rounding: float
@@ -82,7 +82,7 @@ class GradientSlices:
         self.rounding = self._worst([torch.stack(grads) for grads in zip(*near, strict=True)])
 
     def error(self, grad_q: torch.Tensor, grad_k: torch.Tensor, grad_v: torch.Tensor) -> float:
-        """The norm of the difference over the norm, of the worst; NaN where one is not finite."""
+        """The norm of the difference over the norm, of the worst; NaN if one is not finite."""
         of_groups = grad_q.unflatten(1, (-1, self._group))
         return self._worst(
             [
@@ -92,7 +92,7 @@ class GradientSlices:
         )
 
     def limit(self, others: Sequence[float]) -> float:
-        """The most that the worst may be off; see `limit_of`."""
+        """The largest error of correct gradients; see `limit_of`."""
         return limit_of(self.rounding, others, self._dtype)
 
     def _worst(self, found: Sequence[torch.Tensor]) -> float:
@@ -104,10 +104,10 @@ class GradientSlices:
 
 
 def limit_of(rounding: float, others: Sequence[float], dtype: torch.dtype) -> float:
-    """The most that results may be off.
+    """The largest error of correct results.
 
-    Twice what rounding costs, here or in the worst of the others that are right, and a quarter of a
-    unit in the last place.
+    Twice the error of rounding, here or in the worst of the other correct results, plus a quarter
+    of a unit in the last place.
     """
     right = [error for error in others if error <= WRONG]
     return 2 * max([rounding, *right]) + torch.finfo(dtype).eps / 4
@@ -124,7 +124,7 @@ def _of_group(
     kv_head: int,
     group: int,
 ) -> tuple[Gradients, Gradients]:
-    """Gradients of a head of keys and of its queries: in float64, and as rounding has them."""
+    """Gradients of a head of keys and of its queries, in float64 and with rounding."""
     dtype, scale = inputs[0].dtype, inputs[0].shape[3] ** -0.5
 
     def low(x: torch.Tensor) -> torch.Tensor:
@@ -157,7 +157,7 @@ def _weights(
     batch: int,
     head: int,
 ) -> torch.Tensor:
-    """Of these rows of a head, (rows, keys) float64."""
+    """The weights of these rows of a head, (rows, keys) float64."""
     return _weights_and_slope(attention, q, k, rows, batch, head)[0]
 
 

@@ -1,10 +1,10 @@
 """The tables of README.md and docs/, made from committed files of results.
 
     python -m benchmarks.table FILE.json    prints them
-    python -m benchmarks.table --write      puts the newest results' into the documents
+    python -m benchmarks.table --write      puts the newest tables into the documents
 
-A document says where a table goes with <!-- benchmark: NAME -->, a name of `TABLES` or `JOINED`,
-and where it ends with <!-- /benchmark -->.
+In a document, a table goes between <!-- benchmark: NAME -->, with a name of `TABLES` or `JOINED`,
+and <!-- /benchmark -->.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _BLOCK = re.compile(r"(<!-- benchmark: (\w+) -->\n).*?(<!-- /benchmark -->)", re
 
 
 def summary_table(document: Document) -> str:
-    """The grid: a row for each head dim and mask, in it a figure for each sequence length."""
+    """The grid: a row for each head dim and mask, with a figure for each sequence length."""
     rows = [row for row in document["cells"] if row["in_grid"]]
     peers, by = peers_of(rows), timings(rows)
     lengths = " / ".join(str(length) for length in sorted({row["seq_len"] for row in rows}))
@@ -80,7 +80,7 @@ def summary_table(document: Document) -> str:
 
 
 def _summary(rows: Sequence[Row], timing: str) -> str:
-    """A line: the geometric means of the ratios over the grid, and the least of them."""
+    """A line with the geometric means of the ratios over the grid, and the least ratios."""
     best = {row["cell"]: value for row in rows if (value := _to_best(row, timing))}
     if not best:
         return f"- By {TIMINGS[timing]}: no peer."
@@ -99,7 +99,7 @@ def _summary(rows: Sequence[Row], timing: str) -> str:
 
 
 def full_table(document: Document) -> str:
-    """Every cell: the figure of each repetition, the errors, and what a BlockMask costs."""
+    """All cells: the figure of each repetition, the errors, and the cost of a BlockMask."""
     rows = document["cells"]
     parts = [f"{caption(document)}. TFLOP/s, the repetitions one after the other."]
     for timing in timings(rows):
@@ -124,7 +124,7 @@ def full_table(document: Document) -> str:
 def variants_table(document: Document) -> str:
     """A row for each variant: rates over the visible elements, and three ratios.
 
-    FlashAttention 4 stands in the quicker of its ways; the full table has all peers.
+    FlashAttention 4 has the figure of the faster of its ways; the full table has all peers.
     """
     rows, by = document["cells"], timings(document["cells"])
     has_fa4 = any(peer.startswith(FA4) for peer in peers_of(rows))
@@ -152,9 +152,9 @@ def variants_table(document: Document) -> str:
 
 
 def backward_table(document: Document) -> str:
-    """Of the backward pass the grid, and the variants beside full and causal attention of theirs.
+    """The grid of the backward pass, and the variants beside full and causal attention.
 
-    One of them alone where a run had no more.
+    Only one of the two tables if a run has no cells for the other.
     """
     rows = document["cells"]
     tables = []
@@ -169,12 +169,12 @@ def backward_table(document: Document) -> str:
 
 
 def backward_summary(document: Document) -> str:
-    """That beneath its picture."""
+    """The summary beneath the picture of the backward pass."""
     alt = "Bars: backward TFLOP/s of flashgen and its peers, full and causal"
     return f"![{alt}](pictures/backward.svg)\n\n{backward_table(document)}"
 
 
-#: By name: the benchmark that a table is of, and what makes it.
+#: By name: the benchmark of a table, and the function that makes it.
 TABLES: dict[str, tuple[str, Callable[[Document], str]]] = {
     "summary": ("forward", summary_table),
     "full": ("forward", full_table),
@@ -190,12 +190,12 @@ TABLES: dict[str, tuple[str, Callable[[Document], str]]] = {
     "anywhere_backward": ("anywhere-backward", drawn_table),
 }
 
-#: Those of several benchmarks, made of the results of each by its name; empty if some are missing.
+#: Tables of several benchmarks, from the results of each by name; empty if some are missing.
 JOINED: dict[str, Callable[[Mapping[str, Document]], str]] = {"headline": headline_table}
 
 
 def fill(text: str, results: Mapping[str, Document]) -> str:
-    """``text`` with the tables of these results between its marks; of no results nothing."""
+    """``text`` with the tables of these results between its marks; nothing without results."""
 
     def block(match: re.Match[str]) -> str:
         name = match[2]
@@ -260,7 +260,7 @@ def _cost_table(rows: Sequence[Row]) -> str:
 
 
 def _configuration(config: Mapping[str, Any]) -> str:
-    """Its numbers, or those of each of several kernels."""
+    """The numbers of a configuration, or of each of several kernels."""
     if any(isinstance(value, Mapping) for value in config.values()):
         return "; ".join(f"{name}: {_configuration(of or {})}" for name, of in config.items())
     return ", ".join(f"{key}={value}" for key, value in config.items())

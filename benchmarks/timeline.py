@@ -1,11 +1,11 @@
-"""Where the time of a Gluon forward kernel goes: what one program waits for, by its SM's clock.
+"""The time of a Gluon forward kernel by statement: what one program waits for, by its SM's clock.
 
     python -m benchmarks.timeline window_d128 [--length 16384] [--program 66] [--json FILE]
 
 A copy of the shipped module gets marks (`benchmarks.marks`) behind each statement that waits or
-does much. Of every pair that a role passes one after the other, the table has how often, the mean
-of cycles between them, and their share of the program's. Marks take time themselves: how much shows
-in what a call takes with them and without.
+takes long. For every pair of marks that a role passes in succession, the table has the number of
+times, the mean of cycles between them, and their share of the program's cycles. Marks take time
+themselves: the times of a call with and without marks show how much.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from benchmarks.record import environment
 from benchmarks.script import make_parser, sees_gpu, tell
 from benchmarks.timing import mean_ms
 
-#: By default one in the middle of an H200's 132.
+#: The default program: in the middle of an H200's 132.
 PROGRAM = 66
 
 #: Calls of each kind before those that are timed, and before the one that is looked at.
@@ -44,7 +44,7 @@ CELLS = {(cell.module, cell.seq_len): cell for cell in (*FORWARD, *VARIANTS)}
 
 
 def timeline(cell: Cell, program: int, device: torch.device) -> dict[str, Any]:
-    """What the program's roles passed in one call, and what a call takes.
+    """The marks that the program's roles passed in one call, and the time of a call.
 
     Raises:
         ValueError: the module has no Gluon forward kernel, or the call no such program.
@@ -80,13 +80,13 @@ def timeline(cell: Cell, program: int, device: torch.device) -> dict[str, Any]:
 
 
 def warm_ms(call: Call) -> float:
-    """What a call takes after others like it."""
+    """Milliseconds of a call after equal ones."""
     mean_ms(call, WARM_CALLS)
     return mean_ms(call, WARM_CALLS)
 
 
 def timeline_table(document: Document) -> str:
-    """Of each role, where its cycles went."""
+    """The cycles of each role by interval."""
     found = document["timeline"]
     ms = found["call_ms"]
     said = (
@@ -115,7 +115,7 @@ def cell_asked(parser: ArgumentParser, arguments: Sequence[str] | None) -> tuple
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Looks at one call, and shows the table."""
+    """Measures one call, and shows the table."""
     parser = make_parser("timeline", __doc__)
     parser.add_argument("--program", type=int, default=PROGRAM, metavar="N")
     cell, options = cell_asked(parser, arguments)

@@ -1,4 +1,4 @@
-"""How long a call takes on the GPU: in bursts, and under load that lasts."""
+"""The time of a call on the GPU: in bursts, and under sustained load."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def median_ms(call: Callable[[], Any]) -> float:
 def sustained_ms(call: Callable[[], Any]) -> float:
     """The mean of calls back to back, for `SUSTAINED_MS`, after `LOAD_MS` of the same.
 
-    By then the power limit holds the clock where long work has it. Nothing clears the L2 cache.
+    By then the power limit sets the clock that sustained work has. Nothing clears the L2 cache.
     """
     call()
     estimate = mean_ms(call, 5)
@@ -44,7 +44,7 @@ def sustained_ms(call: Callable[[], Any]) -> float:
 def mean_ms(call: Callable[[], Any], count: int) -> float:
     """The mean of so many calls back to back, by the GPU's own clock.
 
-    Work that was queued before is waited for on the GPU, not on the CPU.
+    The GPU, not the CPU, waits for work that was queued before.
     """
     event: Callable[..., Any] = torch.cuda.Event
     start, end = (event(enable_timing=True) for _ in range(2))
@@ -56,5 +56,5 @@ def mean_ms(call: Callable[[], Any], count: int) -> float:
     return float(start.elapsed_time(end)) / count
 
 
-#: By the name of its figures in a file of results.
+#: The timers by the name of their figures in a file of results.
 TIMERS: dict[str, Timer] = {"ms": median_ms, "sustained_ms": sustained_ms}

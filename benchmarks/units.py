@@ -1,11 +1,11 @@
-"""How many elements an SM takes in a cycle: a softmax's instructions, alone and together.
+"""Elements that an SM processes in a cycle, for a softmax's instructions, alone and combined.
 
     python -m benchmarks.units [--json FILE]
 
-Eight warps of each SM repeat a few instructions on 32 elements a thread, which do not wait for one
-another, and read the clock of their SM before and after. Beside it: cycles for a tile of 64 x 64,
-whose products at head_dim 128, with queries and keys and with values, take 512; and on Hopper what
-both take while the matrix units are at work as well (`benchmarks.beside`).
+Eight warps of each SM repeat a few instructions on 32 independent elements a thread, and read the
+clock of their SM before and after. The table also has the cycles for a tile of 64 x 64, whose
+products at head_dim 128, with queries and keys and with values, take 512 cycles; and, on Hopper,
+the cycles of both while the matrix units are busy (`benchmarks.beside`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from benchmarks.script import make_parser, sees_gpu, tell
 WARPS, ELEMENTS = 8, 32
 ROUNDS, REPEATS = 500, 5
 
-#: What is repeated: of $2 and $3 it makes $0 and $1; t and u are registers.
+#: The repeated sequences: they compute $0 and $1 from $2 and $3; t and u are registers.
 SEQUENCES = {
     "exp2": "ex2.approx.ftz.f32 $0, $2; ex2.approx.ftz.f32 $1, $3;",
     "tanh": "tanh.approx.f32 $0, $2; tanh.approx.f32 $1, $3;",
@@ -59,7 +59,7 @@ SEQUENCES = {
 
 @triton.jit
 def _clock(x):
-    """The clock of the SM once x is there, and x once that has been read."""
+    """The clock of the SM once x has been computed, and x once the clock has been read."""
     return tl.inline_asm_elementwise(
         "mov.b32 $1, $2; mov.u32 $0, %clock;", "=r,=f,f", [x],
         dtype=(tl.int32, tl.float32), is_pure=False, pack=1,
@@ -68,7 +68,7 @@ def _clock(x):
 
 @triton.jit
 def _repeat(values, cycles, ROUNDS: tl.constexpr, SIZE: tl.constexpr, SEQUENCE: tl.constexpr):
-    """Rounds of a sequence on a program's elements; cycles gets what they took, seen by each."""
+    """Runs rounds of a sequence on a program's elements, and stores the cycles of each."""
     at = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
     begun, x = _clock(tl.load(values + at))
     for _ in range(ROUNDS):
@@ -86,12 +86,12 @@ def asm(sequence: str) -> str:
 
 
 def elements_a_cycle(name: str, device: torch.device) -> float:
-    """Of the SM that takes the median number of cycles."""
+    """Elements a cycle of the SM with the median number of cycles."""
     size = 32 * WARPS * ELEMENTS
     programs = torch.cuda.get_device_properties(device).multi_processor_count
     values = torch.randn(programs * size, device=device)
     cycles = torch.empty(programs * size, dtype=torch.int32, device=device)
-    for _ in range(REPEATS):  # the last one's count: the first ones load the code
+    for _ in range(REPEATS):  # only the last run counts: the first ones load the code
         sequence = asm(SEQUENCES[name])
         _repeat[programs,](values, cycles, ROUNDS, size, sequence, num_warps=WARPS, **FUSED)
     taken = cycles.view(programs, size).amax(1).tolist()
@@ -99,7 +99,7 @@ def elements_a_cycle(name: str, device: torch.device) -> float:
 
 
 def units_table(document: Document) -> str:
-    """Of each sequence its rate."""
+    """The rate of each sequence."""
     lines = header(["of an element", "elements a cycle", "cycles for 64 x 64"])
     for name, rate in document["rates"].items():
         lines.append(line([name, f"{rate:.2f}", f"{64 * 64 / rate:,.0f}"]))

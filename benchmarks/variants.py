@@ -3,10 +3,10 @@
     python -m benchmarks.variants --json benchmarks/results/variants-h200.json
 
 Head dimension 128, 16 heads, one sequence of 16384 tokens, bfloat16; TFLOP/s count the visible
-elements. Everything that a call of flashgen's module does is inside the time. Making
-FlexAttention's BlockMask is not: its time and peak memory are reported beside it, and so is the
-device memory that a call of the module takes beyond its output and its log-sum-exp. The rest is as
-benchmarks.forward has it.
+elements. The time includes everything that a call of flashgen's module does. It
+excludes making FlexAttention's BlockMask, whose time and peak memory are reported
+beside it, and so is the device memory that a call of the module takes beyond its output and its
+log-sum-exp. Everything else is as in benchmarks.forward.
 """
 
 from __future__ import annotations

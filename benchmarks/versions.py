@@ -1,11 +1,12 @@
-"""Modules of several folders beside one another: what did a change do to their speed?
+"""Compares the speed of modules of several folders, to measure the effect of a change.
 
     git worktree add ../before HEAD~1
     python -m benchmarks.versions before=../before/generated after=generated --modules causal_d128
 
-The first folder is what the others are compared with. Every module runs what it would run for a
-user, on the same tensors, with the timings of benchmarks.forward; every second repetition goes
-through the folders in reverse order. An output that is not attention ends the run with status 1.
+The other folders are compared with the first one. Every module runs the kernels that it would run
+for a user, on the same tensors, with the timings of benchmarks.forward; every second repetition
+goes through the folders in reverse order. An output that is not attention ends the run with
+status 1.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ CELLS = {"forward": (*FORWARD, *VARIANTS), "backward": BACKWARD}
 
 
 def load_version(label: str, folder: Path, name: str, scratch: Path) -> ModuleType:
-    """A module of a folder, which has this label here; see `load_copy`."""
+    """A module of the folder with this label; see `load_copy`."""
     return load_copy(label, (folder / f"{name}.py").read_text(), name, scratch)
 
 
@@ -77,7 +78,7 @@ def new_row(
 
 
 def versions_table(document: Document) -> str:
-    """Of each cell the rates of all versions, and theirs to the first one's."""
+    """The rates of all versions for each cell, and their ratios to the first version's."""
     rows = document["cells"]
     first, *others = labels = document["versions"]
     inputs = next((f", inputs {row['inputs']}" for row in rows if inputs_of(row) != NORMAL), "")

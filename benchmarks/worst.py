@@ -1,4 +1,4 @@
-"""The worst of the inputs: what tables say of speed where q and k are not standard normal."""
+"""The worst of the inputs: speed in tables if q and k are not standard normal."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from benchmarks.markdown import header, line
 
 
 def worst_columns(document: Document) -> list[str]:
-    """The names of the columns for the worst of the inputs; none where there were no others."""
+    """The names of the columns for the worst of the inputs; none without other inputs."""
     named = ["worst inputs, of normal", "worst inputs, to the best"]
     return named if document.get(OTHERS) else []
 
 
 def worst_fields(document: Document, rows: Iterable[Row]) -> list[str]:
-    """What stands there for cells that share a line, by medians."""
+    """The entries of these columns for cells that share a line, by medians."""
     if not document.get(OTHERS):
         return []
     shown: list[list[str]] = [[], []]
@@ -39,7 +39,7 @@ def worst_fields(document: Document, rows: Iterable[Row]) -> list[str]:
 
 
 def worst_line(document: Document, rows: Iterable[Row]) -> list[str]:
-    """A line for a list: the least over these cells, and where; none where there were no others."""
+    """A line for a list: the least ratio over these cells, and its cell; none without others."""
     cells = {row["cell"] for row in rows}
     others = [row for row in document.get(OTHERS, ()) if row["cell"] in cells]
     said = []
@@ -57,7 +57,7 @@ def worst_line(document: Document, rows: Iterable[Row]) -> list[str]:
 
 
 def inputs_table(document: Document) -> str:
-    """Every cell with every other inputs; nothing where there were none."""
+    """All cells with all other inputs; nothing without other inputs."""
     rows: Sequence[Row] = document.get(OTHERS, ())
     if not rows:
         return ""

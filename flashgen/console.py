@@ -1,4 +1,4 @@
-"""What flashgen shows in a terminal: a progress bar, tables."""
+"""Output in a terminal: a progress bar, and tables."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from flashgen.config import ChosenConfig, KernelChoice
 from flashgen.kernels.registry import with_key
 from flashgen.publish import Place
 
-# In a pipe or a log there is no width to keep to: rows stay whole.
+# A pipe or a log has no width, so rows stay whole.
 UNWATCHED_WIDTH = 220
 
-#: Columns that the table of a build takes with a variant and a GPU of ordinary names.
+#: Columns of a build's table, if the variant and the GPU have names of ordinary length.
 _WIDE = 140
 
 
 def make_console(*, stderr: bool = False) -> Console:
-    """A console that breaks no line where nobody watches."""
+    """A console that breaks lines in a terminal only."""
     console = Console(stderr=stderr, highlight=False)
     if not console.is_terminal:
         console.width = UNWATCHED_WIDTH
@@ -35,9 +35,9 @@ def make_console(*, stderr: bool = False) -> Console:
 
 
 class ProgressBar(Progress):
-    """A bar over the variants, and one over the candidates of the one being tuned.
+    """A bar over the variants, and a bar over the candidates of the variant being tuned.
 
-    It shows itself in a terminal only; with ``verbose``, each step gets a line as well.
+    The bars appear in a terminal only; with ``verbose``, each step gets a line as well.
     """
 
     def __init__(self, console: Console, *, verbose: bool) -> None:
@@ -88,9 +88,9 @@ class ProgressBar(Progress):
 
 
 def build_tables(built: Iterable[Built], width: int) -> Iterator[Table]:
-    """What was chosen: a row for each variant, target and kernel.
+    """Tables of the chosen configurations: a row for each variant, target and kernel.
 
-    One table, or, where its rows would not fit into ``width`` columns, a narrow one a variant.
+    One table, or, if its rows do not fit into ``width`` columns, a narrow table for each variant.
     """
     results = list(built)
     if width >= _WIDE:
@@ -102,7 +102,7 @@ def build_tables(built: Iterable[Built], width: int) -> Iterator[Table]:
 
 def _wide_table(built: Iterable[Built]) -> Table:
     table = plain_table("variant", "target", "form", "blocks", "warps", "stages", "SRAM used, KiB")
-    table.add_column("chosen")  # the one that may wrap
+    table.add_column("chosen")  # the column that may wrap
     table.add_column("time", justify="right", no_wrap=True)
     for result in built:
         time = f"{result.seconds:.1f} s"
@@ -124,7 +124,7 @@ def _wide_table(built: Iterable[Built]) -> Table:
 
 
 def _narrow_table(result: Built) -> Table:
-    """Warps and stages stand beside the blocks; when a kernel runs is left to the wide table."""
+    """A table with warps and stages beside the blocks, without when a kernel runs."""
     table = plain_table("target", "form", "blocks, warps, stages", "SRAM, KiB")
     table.title = f"{result.variant}, built in {result.seconds:.1f} s"
     table.title_justify = "left"
@@ -142,7 +142,7 @@ def _used(choice: ChosenConfig, target: str) -> str:
 
 
 def where_lines(built: Sequence[Built], out: Path) -> Iterator[str]:
-    """Where the modules that were built are, and how they are imported: lines of 80 columns."""
+    """The folder of the built modules, and how to import them: lines of 80 columns."""
     if not built:
         return
     names = [result.variant for result in built]
@@ -156,13 +156,13 @@ def where_lines(built: Sequence[Built], out: Path) -> Iterator[str]:
 
 
 def _short(folder: Path) -> Path:
-    """The folder as seen from the current one, if it lies inside."""
+    """The folder relative to the current one, if it lies inside."""
     here = Path.cwd()
     return folder.relative_to(here) if folder.is_relative_to(here) else folder
 
 
 def _chosen(built: Built) -> Iterator[tuple[str, str, ChosenConfig, str]]:
-    """Each target and kernel with its configuration, and what else is to be said of it."""
+    """Each target and kernel with its configuration and a remark."""
     assert built.chosen is not None
     targets = dict.fromkeys(target for of in built.chosen.values() for target in of.configs)
     for target in targets:
@@ -172,7 +172,7 @@ def _chosen(built: Built) -> Iterator[tuple[str, str, ChosenConfig, str]]:
 
 
 def _remark(chosen: Mapping[str, KernelChoice], key: str, target: str) -> str:
-    """Of a kernel that others could run in the place of, when it runs, or why they do not."""
+    """For a kernel that others can replace: when it runs, or why the others are missing."""
     for other, choice in chosen.items():
         kernel = with_key(other)
         if key in choice.replaces and target in choice.configs:
@@ -184,14 +184,14 @@ def _remark(chosen: Mapping[str, KernelChoice], key: str, target: str) -> str:
 
 
 def how_chosen(choice: ChosenConfig) -> str:
-    """On what grounds a configuration ships, in a few words."""
+    """Why a configuration ships, in a few words."""
     if choice.source == "model":
         return "by model"
     return f"measured on {choice.gpu}: {choice.tflops:.0f} TFLOP/s"
 
 
 def rejection_lines(built: Built) -> Iterable[str]:
-    """For each target and kernel, how many candidates there were, and why not the others."""
+    """The number of candidates of each target and kernel, and why others were rejected."""
     missing = {key: of.why_not for key, of in (built.chosen or {}).items() if of.why_not}
     for key, of_kernel in built.spaces.items():
         for target, space in of_kernel.items():

@@ -19,20 +19,20 @@ from flashgen.tracing.expr import Expr, concrete, is_bound, merged_params
 if TYPE_CHECKING:
     import torch
 
-#: What a dimension can have entries for.
+#: The names that a dimension can have.
 COUNTED = ("num_q_heads", "q_len", "kv_len")
 
 #: A table of a million blocks is a megabyte of text.
 MOST_ELEMENTS = 2**20
 
-#: The greatest element of a dtype; the least is as far below 0, but for the first two.
+#: The greatest element of a dtype. The least is its negative, except for the first two dtypes.
 _GREATEST = {
     "bool": 1, "int32": 2**31 - 1,
     "float16": 65504.0, "bfloat16": 3.3895313892515355e38, "float32": 3.4028234663852886e38,
 }  # fmt: skip
 _LEAST = {"bool": 0, "int32": -(2**31)}
 
-#: As `Constant` takes it: heads, positions, or positions in steps of so many.
+#: A dimension of `Constant`: heads, positions, or blocks of this many positions.
 Dimension = str | tuple[str, int | Int] | None
 
 
@@ -42,7 +42,7 @@ class Elements:
 
     Attributes:
         shape: the size of each dimension.
-        flat: the elements, those of the last dimension side by side.
+        flat: the elements in row-major order.
     """
 
     shape: tuple[int, ...]
@@ -58,40 +58,40 @@ class Elements:
 
     @property
     def rows(self) -> tuple[tuple[bool | int | float, ...], ...]:
-        """The elements, in pieces as long as the last dimension."""
+        """The rows: the elements along the last dimension."""
         width = self.shape[-1]
         return tuple(self.flat[i : i + width] for i in range(0, len(self.flat), width))
 
     @cached_property
     def digest(self) -> str:
-        """sha256 over sizes and elements."""
+        """sha256 of sizes and elements."""
         return hashlib.sha256(repr((self.shape, self.flat)).encode()).hexdigest()
 
 
 class Constant(Tensor):
     """A tensor that is known when the module is built: ``near[h, q_idx // 128]``, ``slopes[h]``.
 
-    Mask and score functions index it as they do a `Tensor`. It is no argument of ``attention``: the
+    Mask and score functions index it like a `Tensor`. It is not an argument of ``attention``: the
     generated module holds its elements, and makes the tensor once for each device.
 
     Args:
-        name: what the generated module calls it.
-        values: bools or numbers in sequences, one in the other for each of 1 to 4 dimensions, or a
-            torch tensor or a numpy array; at most 2**20 elements.
-        dtype: as that of a `Tensor`; None is ``"bool"``, ``"int32"`` or ``"float32"``, by the
-            elements. Of bools and 0 and 1 it makes conditions where it is ``"bool"``.
-        dims: for each dimension what it has entries for, so that the generated ``attention``
-            refuses calls that it is not for: ``"num_q_heads"``, which have to be as many;
-            ``"q_len"`` or ``"kv_len"``, at most so many; ``("q_len", 128)``, an entry for each 128
-            positions, or for as many as an `Int` with min=1 says; None, what is not checked. Left
-            out, it is None for each.
+        name: its name in the generated module.
+        values: bools or numbers in nested sequences, for 1 to 4 dimensions, or a torch tensor or a
+            numpy array; at most 2**20 elements.
+        dtype: a dtype of a `Tensor`; None is ``"bool"``, ``"int32"`` or ``"float32"``, by the
+            elements. With ``"bool"``, bools and numbers of 0 and 1 are conditions.
+        dims: the meaning of each dimension, by which the generated ``attention`` refuses calls that
+            the constant does not fit: ``"num_q_heads"``, exactly as many heads as entries;
+            ``"q_len"`` or ``"kv_len"``, at most as many positions; ``("q_len", 128)``, one entry
+            for each 128 positions, or for each block of an `Int` with min=1; None, unchecked. If
+            left out, all are None.
         doc: one line for the generated module.
 
-    An index is from 0 to the size less one, as of a `Tensor`. Whether whole numbers never fall
-    along the last dimension, which ``sorted=True`` promises of a `Tensor`, is seen.
+    An index is from 0 to the size less one, as for a `Tensor`. The build itself finds whether whole
+    numbers never fall along the last dimension, as ``sorted=True`` promises for a `Tensor`.
 
     Raises:
-        MaskError: of the values or an argument, naming it.
+        MaskError: the values or an argument are wrong; the message names it.
     """
 
     __slots__ = ("elements", "limits")
@@ -118,7 +118,7 @@ class Constant(Tensor):
                 f"Constant({name!r}): dims={dims!r}; give one for each of the sizes "
                 f"{elements.shape}, in a tuple"
             )
-        #: What ``attention`` checks: the name of a size of the call, and what it may be.
+        #: The checks of ``attention``: the name of a size of the call, and its allowed values.
         self.limits = tuple(
             _limit(name, dim, size)
             for dim, size in zip(dims, elements.shape, strict=True)
@@ -136,11 +136,11 @@ class Constant(Tensor):
         return ("Constant", self.name, self.dtype, limits, self.elements.digest)
 
     def but(self, dtype: str, dims: Sequence[Dimension]) -> Constant:
-        """A constant of the same elements with another dtype and other `dims`."""
+        """A constant with the same elements, another dtype and other `dims`."""
         return Constant(self.name, self.elements, dtype, dims=dims, doc=self.doc)
 
     def tensor(self, device: Any = None) -> torch.Tensor:
-        """The elements as torch has them."""
+        """The elements as a torch tensor."""
         import torch
 
         flat = torch.tensor(self.elements.flat, dtype=getattr(torch, self.dtype), device=device)
@@ -168,12 +168,13 @@ def elements_of(owner: str, values: Any, dtype: str | None = None) -> Elements:
     """Sequences of numbers, or a tensor or array, as `Elements`.
 
     Args:
-        owner: what the values are, for the error.
+        owner: the name of the values, for the error.
         values: as `Constant` takes them.
-        dtype: what they become, likewise.
+        dtype: the dtype of the elements, as `Constant` takes it.
 
     Raises:
-        MaskError: they are of no dimension, ragged, empty, too many, or not of this dtype.
+        MaskError: the values have no dimension, are ragged, empty or too many, or do not fit the
+            dtype.
     """
     size = math.prod(getattr(values, "shape", ()))
     if not isinstance(values, Elements) and size <= MOST_ELEMENTS:
@@ -216,7 +217,7 @@ def _as_dtype(owner: str, elements: Elements, dtype: str) -> Elements:
     """The elements as bools, ints or floats.
 
     Raises:
-        MaskError: one cannot be.
+        MaskError: an element does not fit the dtype.
     """
     kind = {"bool": bool, "int32": int}.get(dtype, float)
     most = _GREATEST.get(dtype, math.inf)
@@ -230,7 +231,7 @@ def _as_dtype(owner: str, elements: Elements, dtype: str) -> Elements:
 
 
 def _limit(name: str, dim: Dimension, size: int) -> tuple[str, Expr]:
-    """What a dimension of this size has entries for, and for how many."""
+    """The name of a dimension of this size, and the number of heads or positions that it covers."""
     of, step = dim if isinstance(dim, tuple) and len(dim) == 2 else (dim, 1)
     steps = step.min if isinstance(step, Int) else step
     known = of in COUNTED and isinstance(steps, int) and not isinstance(steps, bool) and steps >= 1

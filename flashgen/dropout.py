@@ -1,6 +1,6 @@
-"""What a call of a variant with dropout chooses: how many weights are dropped, and which.
+"""The arguments of a call with dropout: the share of weights that it drops, and the seed.
 
-Not every weight has its random number to itself: `flashgen.philox` says how they share them.
+Weights share random numbers: see `flashgen.philox`.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from typing import Any
 
 from flashgen.declared import Param
 
-#: What candidates are ranked and measured with.
+#: The probability with which candidates are ranked and measured.
 TYPICAL_P = 0.1
 
 
 class DropoutP(Param):
-    """The probability that a weight is dropped, from 0 to before 1."""
+    """The probability that a weight is dropped, at least 0 and below 1."""
 
     __slots__ = ()
 

@@ -1,8 +1,8 @@
 """load: spec files -> the variants they declare.
 
-A spec file is ordinary Python. It declares one variant, ``spec = AttentionSpec(...)``, named by the
-file, or a family, ``specs = [AttentionSpec(..., name="..."), ...]``. In a folder, files whose names
-start with an underscore are helpers that spec files may import.
+A spec file is ordinary Python. It declares one variant, ``spec = AttentionSpec(...)``, with the
+name of the file, or a family, ``specs = [AttentionSpec(..., name="..."), ...]``. In a folder, files
+whose names start with an underscore are helpers that spec files may import.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 from flashgen.errors import FlashgenError, SpecFileError, shown
 from flashgen.spec import AttentionSpec
 
-#: What Python says where functions are joined as masks are.
+#: Python's message for an operator, as of masks, between functions.
 _JOINED_FUNCTIONS = re.compile(r"(unsupported|bad) operand type.* [&|^~-]: .*'function'")
 
 HOW_TO_DECLARE = "write spec = AttentionSpec(...), or specs = [AttentionSpec(..., name='...'), ...]"
@@ -39,7 +39,7 @@ def load(paths: Iterable[Path]) -> list[Variant]:
     """Every variant that the files, and the spec files directly in the folders, declare.
 
     Raises:
-        SpecFileError: everything wrong with the files, a line each.
+        SpecFileError: all mistakes in the files, a line each.
     """
     files: list[Path] = []
     variants: list[Variant] = []
@@ -58,7 +58,7 @@ def load(paths: Iterable[Path]) -> list[Variant]:
 
 @contextmanager
 def _noting(mistakes: list[str]) -> Iterator[None]:
-    """Keeps a mistake for later, so that the next file is still read."""
+    """Collects a mistake, so that the next file is still read."""
     try:
         yield
     except SpecFileError as error:
@@ -94,7 +94,7 @@ def _run(file: Path) -> ModuleType:
         raise SpecFileError(f"{file}: cannot be read: {error.strerror}; fix that") from error
     try:
         code = compile(source, str(file), "exec", dont_inherit=True)
-        # A spec that changes the folder would change what the other paths mean.
+        # A spec that changes the current folder would change the meaning of the other paths.
         with chdir("."), _importable(module, file.resolve().parent):
             exec(code, module.__dict__)
     except SyntaxError as error:
@@ -109,7 +109,7 @@ def _run(file: Path) -> ModuleType:
 def _importable(module: ModuleType, folder: Path) -> Iterator[None]:
     """Makes the module known while it runs, and its folder's helpers importable from it.
 
-    Both are forgotten again: another folder may have helpers of the same names.
+    Afterwards it removes both: another folder may have helpers of the same names.
     """
     known = set(sys.modules)
     sys.modules[module.__name__] = module
@@ -183,7 +183,7 @@ def _variant(file: Path, field: str, spec: Any, default_name: str | None = None)
 
 
 def _shared_names(variants: list[Variant]) -> Iterator[str]:
-    """A line for each variant whose name an earlier one has."""
+    """A line for each variant whose name an earlier variant has."""
     first: dict[str, Variant] = {}
     for variant in variants:
         other = first.setdefault(variant.name, variant)

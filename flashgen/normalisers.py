@@ -28,9 +28,9 @@ class Normaliser:
     """How a row's scores become weights.
 
     Attributes:
-        kind: ``"softmax"``: exp(score) over its sum; ``"sigmoid"``: each score by itself.
-        label: how a person writes it.
-        sink: of a softmax, ``(b, h) -> logit`` of one more key whose value is 0; None for none.
+        kind: ``"softmax"``: exp(score) over its sum in a row; ``"sigmoid"``: each score by itself.
+        label: the user's notation of it.
+        sink: for a softmax, ``(b, h) -> logit`` of a further key whose value is 0; None: no sink.
     """
 
     kind: str
@@ -39,7 +39,7 @@ class Normaliser:
 
     @cached_property
     def traced_sink(self) -> Expr | None:
-        """The sink's logit for symbols b and h; None where there is none.
+        """The sink's logit for symbols b and h; None without a sink.
 
         Raises:
             MaskError: the function fails on symbols or does not return a finite number.
@@ -63,7 +63,7 @@ class Normaliser:
 
     @cached_property
     def canonical(self) -> str:
-        """One string for every normaliser that does the same: stable across processes."""
+        """One string for all normalisers that compute the same, stable across processes."""
         sink = "" if self.traced_sink is None else f" sink={self.traced_sink.sym}"
         return f"{self.kind}{sink} params={[param.declaration for param in self.params]}"
 
@@ -118,7 +118,7 @@ def sigmoid_attention() -> Normaliser:
 
     Ramapuram et al. 2024 (https://arxiv.org/abs/2409.04431). Its bias of -log(kv_len) is a score
     function: ``lambda score, b, h, q_idx, kv_idx: score - log(kv_len)``. The log-sum-exp that
-    ``attention`` returns is the logarithm of the sum of a row's weights, -inf where none is seen
-    or all are 0 in float32: where scores are below -88.
+    ``attention`` returns is the log of the sum of a row's weights: -inf for a row that sees no key,
+    or whose weights are all 0 in float32, as they are for scores below -88.
     """
     return Normaliser("sigmoid", "sigmoid_attention()")

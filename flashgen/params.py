@@ -21,7 +21,7 @@ RESERVED_NAMES = frozenset(
     ["q", "k", "v", "scale", "return_lse", SCORE.name, *(symbol.name for symbol in SYMBOLS)]
 )
 
-#: What a dimension of a tensor may be called.
+#: The names of a tensor's dimensions.
 DIMENSIONS = {symbol.name: symbol for symbol in (BATCH, Q_HEADS, KV_HEADS, Q_LEN, KV_LEN)}
 
 INTEGER_DTYPES = ("int32", "bool")
@@ -123,13 +123,14 @@ class Tensor(Param):
         dtype: ``"int32"``, ``"bool"``, ``"float32"``, ``"float16"`` or ``"bfloat16"``, or torch's
             of that name. A call may pass 16 bits where float32 is declared.
         sorted: its values never fall along the last dimension, as the ids of packed documents.
-            Loop bounds are then derived from comparisons of its elements. Each call looks whether
-            it is so: of a tensor that is not sorted it visits everything, which takes longer.
-            Where elements are only asked whether they are equal, they may also start over behind
-            the largest, up to the first: 1, 2, 3, then padding of 0 or -1.
+            Loop bounds are then derived from comparisons of its elements. Each call checks the
+            order: for a tensor that is not sorted, it visits all tiles, which takes longer. If
+            elements are only compared for equality, they may also start over behind the largest,
+            with values below the first: 1, 2, 3, then padding of 0 or -1.
         doc: one line for the generated docstring.
 
-    An index outside of it, or below 0, reads 0, or False: none counts from the end.
+    An index outside of the tensor reads 0, or False; so does a negative one, which does not count
+    from the end.
     """
 
     __slots__ = ("_names", "dims", "doc", "dtype", "name", "sorted", "sym")
@@ -162,12 +163,12 @@ class Tensor(Param):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What each dimension has entries for, ``"batch"``, or its size as text."""
+        """The name of each dimension, such as ``"batch"``, or its size as text."""
         return self._names
 
     @property
     def is_float(self) -> bool:
-        """Whether its elements are numbers with a fraction: what has a gradient."""
+        """Whether its elements are floats, which can have a gradient."""
         return self.dtype in FLOAT_DTYPES
 
     @property
@@ -177,7 +178,7 @@ class Tensor(Param):
         return ("Tensor", self.name, dims, self.dtype, self.sorted)
 
     def __getitem__(self, index: Any) -> Any:
-        """The element at one index a dimension; with fewer, a `Row` to be indexed further."""
+        """The element at one index for each dimension; with fewer, a `Row` to index further."""
         return indexed(self, index, self._element)
 
     def _element(self, indices: tuple[Any, ...]) -> Any:
@@ -206,7 +207,7 @@ class Tensor(Param):
         sizes = [dim for dim in self.dims if dim is not None]
         return Expr(element, merged_params([Expr(self.sym, (self,)), *exprs, *sizes]))
 
-    # Without it Python would iterate by __getitem__, whose indices never end.
+    # Without __iter__ Python would iterate by __getitem__, which never ends.
     def __iter__(self) -> NoReturn:
         raise mistake(
             f"{self.name} is iterated over, as by `for`, `in`, sum and list",
@@ -232,7 +233,7 @@ class Tensor(Param):
 
 
 def _check_words(kind: str, name: str, doc: str) -> None:
-    """Raises MaskError for a name that is none, or a doc that is not one line of text."""
+    """Raises MaskError for an invalid name, or a doc that is not one line of text."""
     is_identifier = isinstance(name, str) and name.isidentifier() and name.isascii()
     if not is_identifier or keyword.iskeyword(name) or name in RESERVED_NAMES:
         raise MaskError(
@@ -253,7 +254,7 @@ def _from_the_start(size: Expr | None, index: Any) -> str:
 
 
 def _sizes(dims: Any) -> str:
-    """What to write for dimensions that are not as many as there can be."""
+    """What to write if the number of dimensions is not allowed."""
     if dims in ((), []):
         return "a single number in a tensor is of (1,), and x[0] where it is read"
     return "give a tuple of 1 to 4 sizes"
@@ -264,7 +265,7 @@ def _exceeds(value: float, bound: float | None) -> bool:
 
 
 def _dimension(name: str, dim: str | int | Expr | None) -> Expr | None:
-    """The size of a dimension as an expression; None where any will do."""
+    """The size of a dimension as an expression; None for any size."""
     if dim is None:
         return None
     if isinstance(dim, str) and dim in DIMENSIONS:

@@ -21,7 +21,7 @@ from flashgen.tracing.expr import as_condition, bound, concrete
 if TYPE_CHECKING:
     import torch
 
-#: What a call chose, by name: ints, floats and tensors.
+#: The arguments of a call by name: ints, floats and tensors.
 Values = Mapping[str, Any]
 
 
@@ -46,13 +46,13 @@ def attention_reference(
             i attends to key head ``i // (num_q_heads // num_kv_heads)``.
         v: (batch, num_kv_heads, kv_len, v_head_dim).
         mask: which keys a query sees.
-        score: what becomes of ``scale * q·k``; None changes nothing.
+        score: the score function, applied to ``scale * q·k``; None changes nothing.
         normaliser: how scores become weights; None is `softmax`.
         scale: None is ``qk_head_dim ** -0.5``.
-        params: values of the declared parameters by name; missing ones take their default. With
-            ``dropout_p``, by which weights are dropped, there is a ``seed``.
-        dtype: what to compute in and to return; None is float64. The user's functions compute in
-            float32 at least.
+        params: values of the declared parameters by name; missing ones take their default.
+            ``dropout_p``, the share of dropped weights, comes with a ``seed``.
+        dtype: the dtype of the computation and the results; None is float64. The user's functions
+            compute in float32 at least.
         return_lse: also return the log of the sum of a row's unnormalised weights, the sink's
             included: of exp(score), or of sigmoid(score).
 
@@ -86,12 +86,12 @@ def final_scores(
     *,
     params: Values | None = None,
 ) -> torch.Tensor:
-    """What the weights are taken of: the score function's result, -inf where a key is not seen.
+    """The scores that weights are computed from: the score function's results, -inf if hidden.
 
     Args:
         scores: scale * q·k, (batch, num_q_heads, q_len, kv_len).
         mask: which keys a query sees.
-        score: what becomes of them; None changes nothing.
+        score: the score function; None changes nothing.
         params: values of the declared parameters by name; missing ones take their default.
 
     Raises:
@@ -122,8 +122,8 @@ def weigh(
         params: values of the declared parameters by name; missing ones take their default.
 
     Returns:
-        weights of the scores' shape, and LSE of (batch, num_q_heads, q_len); of a sigmoid, which
-        divides by nothing, the log of the sum of the weights.
+        The weights, in the scores' shape, and the LSE, (batch, num_q_heads, q_len); for a sigmoid,
+        which has no divisor, the log of the sum of the weights.
 
     Raises:
         ValueError: a parameter has no value.
@@ -139,10 +139,10 @@ def weigh(
         b, h, _, _ = positions(scores.shape, scores.device)
         with _computing(_values(normaliser, normaliser.params, params, scores), scores):
             sink = torch.as_tensor(concrete(normaliser.sink(b, h))).to(scores)
-        # One more key, whose value is 0.
+        # The sink is one more key, whose value is 0.
         everything = torch.cat([scores, sink.expand(*scores.shape[:3], 1)], dim=-1)
     lse = torch.logsumexp(everything, dim=-1)
-    # A row that sees nothing has -inf throughout: subtracting 0 instead of its LSE gives weights 0.
+    # A row without keys is -inf throughout: subtracting 0 instead of its LSE gives weights of 0.
     return torch.exp(scores - lse.masked_fill(lse == float("-inf"), 0.0).unsqueeze(-1)), lse
 
 
@@ -183,7 +183,7 @@ def visibility(
     values = _values(mask, mask.params, params)
     visible = torch.zeros((q_len, kv_len), dtype=torch.bool, device=device)
     if not batch * num_q_heads * q_len * kv_len:
-        return visible  # and no element of a tensor to look at
+        return visible  # and no tensor element to read
     with bound({**values, "q_len": q_len, "kv_len": kv_len}):
         indices = positions((batch, num_q_heads, q_len, kv_len), device)
         seen: torch.Tensor = concrete(as_condition(mask.mask_mod(*indices))) | visible
@@ -233,7 +233,7 @@ def _values(
 
 @contextmanager
 def _computing(values: Values, scores: torch.Tensor) -> Iterator[None]:
-    """Parameters have these values, and what integers become in ``2.0 ** h`` is precise enough."""
+    """Parameters take these values, and integers in ``2.0 ** h`` become precise enough floats."""
     import torch
 
     before = torch.get_default_dtype()

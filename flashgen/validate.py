@@ -1,4 +1,4 @@
-"""validate: everything that is wrong with a spec, before anything is made of it."""
+"""validate: all mistakes in a spec, found before anything is derived from it."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ BLOCK_CHOICES: dict[str, tuple[str, tuple[int, ...]]] = {
     "num_stages": ("a number from 1 to 5", (1, 2, 3, 4, 5)),
 }
 
-# A field at fault, its value, what is wrong with it, what to write instead.
+# A finding: a field, its value, the mistake, and what to write instead.
 Finding = tuple[str, object, str, str]
 
 
 def validate(variant: Variant) -> list[Violation]:
-    """Everything wrong with the fields of a spec; whether its blocks fit is `unfit`'s to say."""
+    """All mistakes in the fields of a spec; `unfit` tells whether its blocks fit."""
     checks = (
         _name, _head_dim, _dtype, _input_precision, _scale,
         _mask, _score, _align, _normaliser, _params, _dropout, _deterministic, _blocks, _targets,
@@ -65,14 +65,14 @@ def unfit(
     target: str,
     rejected: Sequence[tuple[KernelConfig, str]],
 ) -> Violation:
-    """What to say where a target has no candidate: about the one that comes nearest to fitting.
+    """The error for a target without a candidate: about the one that is nearest to fitting.
 
     Args:
-        variant: whose blocks they are.
-        plan: what it computes.
-        kernel: the kernel that cannot be done without.
+        variant: the variant, with its blocks.
+        plan: the variant's plan.
+        kernel: the kernel that the module needs.
         target: the target without a candidate.
-        rejected: all that was looked at, each with the reason.
+        rejected: all candidates that were tried, each with the reason.
     """
 
     def usage_of(config: KernelConfig) -> SramUsage:
@@ -151,7 +151,7 @@ def _scale(name: str, spec: AttentionSpec) -> Iterator[Finding]:
     if scale is None:
         return
     is_number = isinstance(scale, int | float) and not isinstance(scale, bool)
-    if not is_number or not 2.0**-126 <= scale < 2.0**127:  # a normal float32, times log2(e) too
+    if not is_number or not 2.0**-126 <= scale < 2.0**127:  # a normal float32, also times log2(e)
         problem = "not a positive number of 32 bits, below 2**127"
         yield "scale", scale, problem, "write one, or leave it out"
 
@@ -168,7 +168,7 @@ def _seen_by(mask: Mask) -> Predicate:
     """What a mask shows.
 
     Raises:
-        MaskError: it cannot be traced, or shows nothing.
+        MaskError: the mask cannot be traced, or shows nothing.
     """
     predicate = trace(mask)
     if predicate.expr == sympy.false:
@@ -202,7 +202,7 @@ def _align(name: str, spec: AttentionSpec) -> Iterator[Finding]:
 
 
 def _moved_out(field: str, function: Mask | Score, align: str) -> Iterator[Finding]:
-    """Of tensors that a moved q_idx would leave: it counts keys, and their dimension queries."""
+    """Findings on tensors that a moved q_idx can leave: it counts keys, and they hold queries."""
     try:
         traced = function.traced
     except (MaskError, SystemExit):
@@ -230,7 +230,7 @@ def _normaliser(name: str, spec: AttentionSpec) -> Iterator[Finding]:
 
 
 def _params(name: str, spec: AttentionSpec) -> Iterator[Finding]:
-    """What is wrong with the parameters of functions that trace."""
+    """The mistakes in the parameters of functions that can be traced."""
     try:
         declared = spec.declared
     except (MaskError, SystemExit) as error:

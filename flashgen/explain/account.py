@@ -14,13 +14,13 @@ from flashgen.explain.picture import Picture
 
 @dataclass(frozen=True)
 class Call:
-    """The call that is accounted for.
+    """The call that the account is about.
 
     Attributes:
-        batch: entries.
-        num_q_heads, num_kv_heads: of each.
-        q_len, kv_len: queries and keys of each.
-        params: what parameters are taken to be, in words.
+        batch: batch entries.
+        num_q_heads, num_kv_heads: heads of a batch entry.
+        q_len, kv_len: queries and keys of a head.
+        params: the assumed values of parameters, in words.
     """
 
     batch: int
@@ -36,8 +36,8 @@ class Run:
     """One run of keys that the tile of queries q_first to q_last visits, as formulas.
 
     Attributes:
-        begin, end: some of the queries see keys from the one to before the other.
-        full_begin, full_end: all of them see these.
+        begin, end: the half-open run of keys that some of the queries see.
+        full_begin, full_end: the half-open run of keys that all of the queries see.
         condition: when the run exists at all; ``""`` for always.
     """
 
@@ -50,20 +50,20 @@ class Run:
 
 @dataclass(frozen=True)
 class MaskAccount:
-    """The mask, and what was derived from it.
+    """The mask, and the bounds derived from it.
 
     Attributes:
         label: how the user wrote it.
-        conditions: a key is seen where all of these hold; none for a mask that hides nothing.
+        conditions: a key is visible if all of these hold; none for a mask that hides nothing.
         runs: the keys that a tile of queries visits; none where tiles are listed.
-        listed: where a table of blocks tells the tiles: when one is visited, and when unmasked.
-        tables: what the launcher makes for the bounds, in words.
-        notes: where tiles are visited that the mask does not show, and why.
+        listed: if a block table decides: when a tile is visited, and when it is unmasked.
+        tables: the tables that the launcher makes for the bounds, in words.
+        notes: which tiles without a visible key are visited, and why.
         rows_can_be_empty: whether a query may see no key.
-        share: of a head's elements those that are visible.
-        rows_counted: the queries whose visible keys were counted, where not all of them were.
-        picture: what the kernel does with each tile, in cells of several where there are many.
-        tiles: of a head, how many the kernel skips, masks and does not mask.
+        share: the visible share of a head's elements.
+        rows_counted: the queries whose visible keys were counted, if not all were.
+        picture: what the kernel does with each tile; a cell may stand for several tiles.
+        tiles: the numbers of a head's tiles that the kernel skips, masks and does not mask.
     """
 
     label: str
@@ -84,10 +84,10 @@ class Buffer:
     """A buffer in shared memory.
 
     Attributes:
-        name: the buffer's.
-        meaning: what it is, in plain words.
+        name: the buffer's name.
+        meaning: its contents, in plain words.
         formula: its bytes.
-        bytes: the same as a number, with what is skipped before it.
+        bytes: the same as a number, with the padding before it.
     """
 
     name: str
@@ -98,7 +98,7 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Rejection:
-    """A configuration that is not tried, and why."""
+    """A rejected configuration, and why."""
 
     config: KernelConfig
     reason: str
@@ -111,16 +111,16 @@ class Kernel:
     Attributes:
         form: ``"hopper"`` or ``"portable"``.
         config: the configuration.
-        chosen: on what grounds, in words.
+        chosen: why it was chosen, in words.
         shared: bytes of shared memory of a block.
-        limit: what the target gives one.
-        phase: of the kernel, the one that needs so much.
-        buffers: those of this phase; they add up to `shared`.
-        candidates: how many configurations there were to choose from, this one among them.
-        rejected: those that were looked at besides, and rejected.
-        seconds: of the call, by the model that ranks candidates; None where the model does not see
-            which tiles are visited.
-        waits_for: what the model says the kernel waits for; ``""`` where it does not say.
+        limit: the most that the target allows.
+        phase: the phase of the kernel that needs `shared` bytes.
+        buffers: the buffers of this phase; they add up to `shared`.
+        candidates: the number of configurations to choose from, this one included.
+        rejected: the configurations that were rejected.
+        seconds: the time of the call by the model that ranks candidates; None if the model does not
+            know which tiles are visited.
+        waits_for: what the kernel waits for, by the model; ``""`` if unknown.
     """
 
     form: str
@@ -146,17 +146,17 @@ class Work:
     """The work of one way to compute this call.
 
     Attributes:
-        name: what it is called.
+        name: its name.
         said: what it does, in words.
         tile: queries and keys of a tile; ``""`` for none.
         shared: bytes of shared memory of its tiles, by the textbook's count; None for none.
-        problem: why the target cannot do it; ``""`` where it can.
-        flops: of the products.
-        exponentials: of the softmax.
+        problem: why the target cannot do it; ``""`` if it can.
+        flops: FLOPs of the products.
+        exponentials: exponentials of the softmax.
         l2_read, l2_written: bytes between SMs and L2.
         dram_read, dram_written: bytes between L2 and DRAM.
         intensity: FLOPs for a byte of DRAM.
-        seconds: what each unit of the target takes by itself, at its peak rate.
+        seconds: the time of each unit of the target by itself, at its peak rate.
         bound: the unit that takes longest: the roofline.
     """
 
@@ -177,13 +177,13 @@ class Work:
 
     @property
     def roofline(self) -> float:
-        """Seconds that it takes at least."""
+        """The least time, in seconds."""
         return self.seconds[self.bound]
 
 
 @dataclass(frozen=True)
 class TrainingStep:
-    """Both passes: FLOPs of products, bytes that SMs read and write."""
+    """Forward and backward pass: FLOPs of products, bytes that SMs read and write."""
 
     name: str
     flops: int
@@ -196,15 +196,15 @@ class Measured:
 
     Attributes:
         form: the kernel.
-        gpu: as its driver names it.
+        gpu: the GPU's name by its driver.
         triton: the version that compiled it.
         length: queries and keys.
-        batch, heads: of the call.
+        batch, heads: batch entries and heads of the call.
         ms: milliseconds of a call.
-        tflops: over the elements that the mask shows.
+        tflops: TFLOP/s on the visible elements.
         roofline_ms: the least that the call takes on the target.
-        bound: the unit that sets it.
-        share: of the roofline, what is reached.
+        bound: the unit that sets the roofline.
+        share: the reached share of the roofline.
     """
 
     form: str
@@ -228,18 +228,18 @@ class Account:
         variant: its name.
         file: where it is declared.
         target: the architecture.
-        gpu: the product of it whose rates are taken.
-        dtype: of q, k and v.
-        head_dims: of queries and keys, and of values.
-        call: what is accounted for.
+        gpu: the GPU of this architecture whose rates are used.
+        dtype: the dtype of q, k and v.
+        head_dims: head dimensions of queries and keys, and of values.
+        call: the call.
         crossover: FLOPs for a byte of DRAM from which products take longer than memory.
         mask: what is visible, and what the kernel visits.
         kernels: those that the module holds for the target, the one that runs first.
-        without: why the module has no Gluon kernel for a target that could; ``""`` otherwise.
+        without: why the module has no Gluon kernel, for a target that could run one; else ``""``.
         works: other ways to compute the call, then this module's kernels.
-        training: what a step moves, forward and backward.
-        measured: rates that were measured, of each kernel at each length.
-        remarks: what is not in the account.
+        training: FLOPs and bytes of a training step, forward and backward.
+        measured: the measured rates of each kernel at each length.
+        remarks: what the account leaves out.
     """
 
     variant: str

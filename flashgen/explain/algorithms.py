@@ -26,17 +26,17 @@ from flashgen.budget.traffic import TILES
 from flashgen.budget.traffic import V_HEAD_DIM as V
 from flashgen.symbols import KV_LEN, Q_LEN, FloorDiv, evaluate
 
-#: Query heads and key heads of all batch entries, the rows and columns of a square tile, and the
-#: most of its re-readers that run side by side.
+#: Query heads and key heads of all batch entries, the side of a square tile, and the most blocks
+#: that read the same data at the same time.
 HEADS, KEY_HEADS, SIDE, SHARERS, SMS = sympy.symbols(
     "heads key_heads side sharers num_sms", integer=True, positive=True
 )
 
 #: Whether there is a mask, a score function and dropout, 1 or 0: for each of them standard
-#: attention reads and writes all scores, and dropout stores what it keeps, a byte for each score.
+#: attention reads and writes all scores, and dropout stores which it keeps, a byte for each score.
 MASKS, SCORES, DROPS = sympy.symbols("masks scores drops", integer=True, nonnegative=True)
 
-#: How often standard attention reads all scores, and as often it writes them.
+#: The number of times that standard attention reads all scores, and writes them.
 _PASSES = 2 + MASKS + SCORES + DROPS
 
 _ALL = HEADS * Q_LEN * KV_LEN
@@ -76,13 +76,13 @@ class Flow:
         return self.streamed + self.again
 
     def of_dram(self, held: bool) -> Any:
-        """Bytes between L2 and DRAM; ``held`` says whether L2 holds what is asked for again."""
+        """Bytes between L2 and DRAM; ``held``: whether L2 holds the data that is read again."""
         return self.streamed + (self.once if held else _most(self.once, self.again))
 
 
-@lru_cache(maxsize=1024)  # sympy takes its time to compare them
+@lru_cache(maxsize=1024)  # sympy is slow to compare them
 def _most(once: Any, again: Any) -> Any:
-    """Bytes that are asked for again, where L2 does not hold them."""
+    """Bytes of repeated reads that L2 does not hold."""
     return sympy.Max(once, FloorDiv(again, SHARERS))
 
 
@@ -91,14 +91,14 @@ class Algorithm:
     """One way to compute attention.
 
     Attributes:
-        name: what it is called.
+        name: its name.
         said: what it does with the scores.
-        flops: of its products.
-        exponentials: of its softmax.
-        read, written: what its SMs do.
+        flops: FLOPs of its products.
+        exponentials: exponentials of its softmax.
+        read, written: bytes that SMs read and write.
         sram: bytes that a block holds at once, over the side of a square tile, or the blocks.
-        sharers: blocks that ask for the same side by side, at most.
-        held: bytes that L2 has to hold for what is asked for again to come from there.
+        sharers: the most blocks that read the same data at the same time.
+        held: bytes that L2 has to hold so that repeated reads come from L2.
     """
 
     name: str
@@ -132,7 +132,7 @@ ONE_D = Algorithm(
     (KV_LEN * (D + V) + SIDE * (D + V) + SIDE * KV_LEN) * ITEMSIZE,
 )
 
-# Scores: a tile of Q, of K and of S. Output: one of P and of V, what is added up, the new product.
+# Scores: tiles of Q, K and S. Output: tiles of P and V, the accumulator, the new product.
 TWO_D = Algorithm(
     "2D tiling",
     "tiles of S and P, without online softmax: whole rows are needed, through HBM",
@@ -158,15 +158,15 @@ ONLINE = Algorithm(
     KV_LEN * (D + V) * ITEMSIZE,
 )
 
-#: What `ONLINE` holds at most at any one time: K's tile is given up before the weights are made.
+#: The most that `ONLINE` holds at once: K's tile is released before the weights are computed.
 ONLINE_PEAK = (2 * SIDE**2 + SIDE * (D + 2 * V) + 3 * SIDE) * ITEMSIZE
 
 #: Tiles of Q, K and V of FlashAttention-1, as textbooks count them, and its tile of scores.
 FLASH_1_TILES = (BLOCK_M * D + BLOCK_N * (D + V)) * ITEMSIZE
 FLASH_1_SCORES = BLOCK_M * BLOCK_N * ITEMSIZE
 
-# For each tile of keys the queries, their output so far and its statistics: the first time there is
-# nothing to read yet.
+# For each tile of keys: the queries, their partial output and its statistics. The first tile has
+# no partial output to read.
 FLASH_1 = Algorithm(
     "FlashAttention-1",
     "its loop order, over this kernel's tiles: keys outside, output read and written again",
@@ -180,7 +180,7 @@ FLASH_1 = Algorithm(
     ),
     Flow(_ZERO, _VISITED_ROWS * (V * ITEMSIZE + _STATISTICS), _OUT + _ROWS * _STATISTICS),
     FLASH_1_TILES + FLASH_1_SCORES,
-    held=sympy.Min(HEADS, SMS) * Q_LEN * (D + V) * ITEMSIZE,  # a head each on an SM
+    held=sympy.Min(HEADS, SMS) * Q_LEN * (D + V) * ITEMSIZE,  # one head on each SM
 )
 
 #: In the order of the textbook.

@@ -1,4 +1,4 @@
-"""The call that is explained: shapes and values of parameters, as asked for or as is usual."""
+"""The call that is explained: shapes and values of parameters, given or usual ones."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from flashgen.plan import KernelPlan
 from flashgen.symbolic import RowTable
 from flashgen.symbols import evaluate
 
-#: The account looks at each query: of so many, and as many keys, it takes some seconds.
+#: The account evaluates each query: for this many queries and keys it takes some seconds.
 LONGEST = 2**20
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What the command line says of the call; None is what is usual.
+    """The call by the command line; None is the usual value.
 
     Attributes:
-        q_len, kv_len: queries, and keys; as many as there are queries.
-        batch: entries; as many as fill a training step.
-        heads, kv_heads: query heads, and key heads; as many.
-        params: values of numbers by name, as text.
+        q_len, kv_len: queries and keys; usually, there are as many keys as queries.
+        batch: batch entries; usually, as many as fill a training step.
+        heads, kv_heads: query heads and key heads; usually, there are as many.
+        params: values of number parameters by name, as text.
     """
 
     q_len: int | None = None
@@ -44,9 +44,9 @@ class Asked:
 
 @dataclass(frozen=True)
 class ScatteredTensor:
-    """Stands in for a tensor of conditions, of which a share of `SHARE` holds, all over the place.
+    """Stands in for a tensor of conditions, a share of `SHARE` of them true, scattered.
 
-    Which do follows from the indices alone, by multiplication with large odd numbers.
+    An element follows from its indices alone, by multiplication with large odd numbers.
     """
 
     def __getitem__(self, index: tuple[int, ...]) -> int:
@@ -69,10 +69,10 @@ class RowTableWithin:
 
 
 def named_values(written: Iterable[str]) -> tuple[tuple[str, str], ...]:
-    """``left=512`` -> ``("left", "512")`` of each.
+    """``left=512`` -> ``("left", "512")`` for each text.
 
     Raises:
-        FlashgenError: one without a name, or without a value.
+        FlashgenError: a text without a name, or without a value.
     """
     pairs = []
     for text in written:
@@ -84,10 +84,10 @@ def named_values(written: Iterable[str]) -> tuple[tuple[str, str], ...]:
 
 
 def workload(plan: KernelPlan, asked: Asked) -> Workload:
-    """The shapes, and a value for all that mask and score read.
+    """The shapes, and values for all parameters of mask and score.
 
     Raises:
-        FlashgenError: what the variant has no such call for.
+        FlashgenError: the variant has no such call.
     """
     sizes = {"q-len": asked.q_len, "kv-len": asked.kv_len, "batch": asked.batch}
     sizes |= {"heads": asked.heads, "kv-heads": asked.kv_heads}
@@ -122,10 +122,10 @@ def workload(plan: KernelPlan, asked: Asked) -> Workload:
 
 
 def longest(plan: KernelPlan, asked: Asked) -> int | None:
-    """The most queries and keys that the variant's constants are for; None where nothing is said.
+    """The most queries and keys that the variant's constants allow; None without a limit.
 
     Raises:
-        FlashgenError: a value that is asked for and that the variant has no such number for.
+        FlashgenError: a value is given for a number that the variant does not have.
     """
     numbers = _numbers(plan, asked)
     limits = (limit for constant in plan.spec.constants for limit in constant.limits)
@@ -184,7 +184,7 @@ def _number(param: Param, option: str, text: str) -> int | float:
 
 
 def _check(plan: KernelPlan, numbers: Mapping[str, int | float], **sizes: int) -> None:
-    """Refuses what the generated ``attention`` would."""
+    """Refuses calls that the generated ``attention`` would refuse."""
     q_len, kv_len, heads, kv_heads = sizes.values()
     if plan.equal_lengths and q_len != kv_len:
         raise FlashgenError(

@@ -11,7 +11,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 from flashgen.explain.account import Account
 from flashgen.version import __version__
 
-#: What the fields are and mean; a change that a reader has to know of counts it up.
+#: The version of the fields and their meaning; a change that concerns readers increments it.
 SCHEMA = 1
 
 
@@ -29,7 +29,7 @@ def from_json(text: str) -> list[Account]:
     """The accounts that `to_json` wrote.
 
     Raises:
-        ValueError: another schema, or a value of another type than its field's.
+        ValueError: the schema differs, or a value does not have its field's type.
     """
     document = json.loads(text)
     if document["schema"] != SCHEMA:
@@ -38,7 +38,7 @@ def from_json(text: str) -> list[Account]:
 
 
 def _read(kind: Any, value: Any) -> Any:
-    """A value of JSON as what a field's type says."""
+    """A value of JSON, converted to a field's type."""
     origin, arguments = get_origin(kind), get_args(kind)
     if is_dataclass(kind):
         hints = get_type_hints(kind)

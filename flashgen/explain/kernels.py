@@ -20,7 +20,7 @@ from flashgen.tuning.choose import choices, digests, search_spaces
 from flashgen.tuning.store import TuneResult
 from flashgen.validate import unfit
 
-#: What a kernel can wait for, by the names of the model's.
+#: What a kernel can wait for, by the model's names.
 WAITS: Mapping[str, str] = {
     "matrix": "the matrix units",
     "exponentials": "exponentials",
@@ -37,11 +37,11 @@ class Chosen:
     """The forward kernels of a module for one target.
 
     Attributes:
-        kernels: those that it holds, by their keys, the one that runs first in front.
+        kernels: the module's kernels by their keys; the kernel that runs first comes first.
         configs: the configuration of each.
-        spaces: what each was chosen from.
-        digests: of their sources, by which measurements go; none where nothing was measured.
-        without: why one is missing that the target could run; ``""`` where none is.
+        spaces: the candidates of each.
+        digests: the digests of their sources, the keys of measurements; none if unmeasured.
+        without: why a kernel that the target could run is missing; ``""`` if none is.
     """
 
     kernels: Mapping[str, ForwardKernel]
@@ -54,7 +54,7 @@ class Chosen:
 def chosen_kernels(
     variant: Variant, plan: KernelPlan, target: str, results: Iterable[TuneResult]
 ) -> Chosen:
-    """The best measured configurations, or the model's first where there is none.
+    """The best measured configurations, or the model's first if nothing was measured.
 
     Raises:
         ValidationError: no configuration fits the target.
@@ -82,7 +82,7 @@ def chosen_kernels(
 def kernel_accounts(
     plan: KernelPlan, target: str, chosen: Chosen, work: Workload
 ) -> tuple[Kernel, ...]:
-    """Shared memory and modelled time of each, and what was not chosen."""
+    """Shared memory and modelled time of each kernel, and its rejected configurations."""
     return tuple(_account(plan, get_target(target), key, chosen, work) for key in chosen.kernels)
 
 
@@ -90,7 +90,7 @@ def _account(plan: KernelPlan, target: Target, key: str, chosen: Chosen, work: W
     choice, space = chosen.configs[key], chosen.spaces[key]
     usage = chosen.kernels[key].usage(plan, choice.config, target)
     seconds, waits_for = None, ""
-    if not plan.listing:  # models go by the bounds alone
+    if not plan.listing:  # models use the bounds alone
         seconds, unit = chosen.kernels[key].predict(plan, choice.config, target, work)
         waits_for = WAITS[unit] if unit else ""
     return Kernel(
@@ -109,7 +109,7 @@ def _account(plan: KernelPlan, target: Target, key: str, chosen: Chosen, work: W
 
 
 def _grounds(choice: ChosenConfig) -> str:
-    """On what grounds a configuration ships."""
+    """Why a configuration ships."""
     if choice.source == "model":
         return "by model"
     return f"measured on {choice.gpu} with Triton {choice.triton}: {choice.tflops:.0f} TFLOP/s"

@@ -10,7 +10,7 @@ from flashgen.explain.account import Account
 from flashgen.explain.call import Asked, longest
 from flashgen.explain.variant import Prepared, account_of, prepare, valid_variants
 
-#: A few seconds a variant in total.
+#: The usual lengths: they take a few seconds for each variant in total.
 LENGTHS = tuple(2**n for n in range(10, 18))
 
 
@@ -20,7 +20,7 @@ class Series:
 
     Attributes:
         asked: the call that was asked for.
-        accounts: it and the other calls, the shortest first.
+        accounts: accounts of this call and the other ones, the shortest first.
     """
 
     asked: Account
@@ -41,15 +41,15 @@ def explain_lengths(
 ) -> list[Series]:
     """The accounts of every variant that the spec files declare, at these lengths and as asked for.
 
-    Queries and keys are as many, unless the call that is asked for has another number of each: then
-    keys alone change. A variant whose constants are for no more ends with the most that they are
-    for. Everything else is as `flashgen.explain.variant.explain` has it.
+    There are as many queries as keys, unless their numbers differ in the call that is asked for:
+    then only the keys change. A variant whose constants limit the length ends with the longest that
+    they allow. Everything else is as in `flashgen.explain.variant.explain`.
 
     Raises:
-        FlashgenError: what is wrong with the specs, or with what is asked.
+        FlashgenError: the specs or the call are wrong.
     """
     prepared = [prepare(variant, target, out) for variant in valid_variants(paths, target)]
-    first = [account_of(one, asked) for one in prepared]  # what is wrong shows at once
+    first = [account_of(one, asked) for one in prepared]  # mistakes show at once
     wanted = {account.call.kv_len for account in first}.union(lengths)
     for one in prepared:
         wanted |= _possible(one, asked, lengths)
@@ -60,7 +60,7 @@ def explain_lengths(
 
 
 def _possible(one: Prepared, asked: Asked, lengths: Iterable[int]) -> set[int]:
-    """The lengths that a variant takes, and its longest in place of others."""
+    """The lengths that a variant takes; its longest replaces longer ones."""
     most = longest(one.plan, asked)
     return {length if most is None else min(length, most) for length in lengths}
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from flashgen.budget.targets import Target
 from flashgen.plan import KernelPlan
 
-#: The units, and what each does.
+#: The units and their work.
 UNITS: Mapping[str, str] = {
     "compute": "products on the matrix units",
     "exponentials": "exponentials of the softmax",
@@ -17,7 +17,7 @@ UNITS: Mapping[str, str] = {
 
 
 def operand(plan: KernelPlan) -> str:
-    """What a target's matrix units call the plan's operands."""
+    """The name of the plan's operands among a target's matrix units."""
     return plan.input_precision or plan.triton_dtype
 
 
@@ -32,11 +32,11 @@ def seconds_of(
     """The time that each of `UNITS` takes by itself at its peak rate; the roofline is the longest.
 
     Args:
-        target: whose rates.
-        operand: of the products, ``"bf16"``, ``"fp16"``, ``"tf32"`` or ``"ieee"``.
+        target: the target, with its rates.
+        operand: the operand type of the products, ``"bf16"``, ``"fp16"``, ``"tf32"`` or ``"ieee"``.
         flops: floating-point operations of the products.
-        exponentials: how many.
-        dram: bytes that DRAM gives and takes.
+        exponentials: the number of exponentials.
+        dram: bytes that DRAM reads and writes.
         l2: bytes between L2 and the SMs.
     """
     rate = target.exp_per_clock * target.num_sms * target.clock_ghz * 1e9

@@ -15,25 +15,25 @@ from flashgen.symbols import RowMax, RowMin, evaluate
 
 
 class _Python(Torch):
-    """Python's own numbers, of which elements are some too."""
+    """Python's own numbers; elements of tensors are such numbers, too."""
 
     loads_are_tensors = False
 
     def load(self, tensor: str, indices: Sequence[str], integral: bool) -> str:
-        """By a tuple, of one index too."""
+        """An element, indexed by a tuple, also for a single index."""
         return f"{tensor}[{', '.join(indices)},]"
 
 
 def python_function(
     arguments: Sequence[Any], exprs: Iterable[Any], values: Mapping[str, Any]
 ) -> Callable[..., tuple[Any, ...]]:
-    """A function of the arguments that returns what the expressions come to.
+    """A function of the arguments that returns the values of the expressions.
 
     Args:
         arguments: symbols.
-        exprs: expressions or conditions of them and of what has a value. The least and the greatest
-            element of a tile are looked for by `evaluate`.
-        values: of all other symbols, by name; what a tensor's name stands for is indexed by tuples.
+        exprs: expressions or conditions over the arguments and the symbols with values. `evaluate`
+            finds the least and the greatest element of a tile.
+        values: the values of all other symbols, by name; a tensor's value is indexed by tuples.
     """
     known = tuple(map(sympy.sympify, exprs))
     names = tuple(symbol.name for symbol in arguments)

@@ -1,7 +1,7 @@
-"""page: accounts over lengths as one HTML file that needs nothing else, on no network either.
+"""page: accounts over lengths as one HTML file without other files or a network.
 
-Everything that it shows is in the file as text; its script shows the parts of one length and one
-variant, and hides the others. Exact numbers stand in ``<data value>`` beside what is shown of them.
+All contents are in the file as text; its script shows the parts of one length and one variant, and
+hides the others. Exact numbers are in ``<data value>`` beside the rounded text.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from flashgen.files import write_atomically
 from flashgen.paths import PACKAGE
 from flashgen.version import __version__
 
-# Beside this module and not among the templates of modules, whose digests a page has no part in.
+# The template is beside this module: the templates of modules have digests, and a page has none.
 _TEMPLATES = PACKAGE / "explain" / "templates"
 
 
@@ -38,7 +38,7 @@ def write_page(path: Path, series: Sequence[Series]) -> None:
 
 
 def page(series: Sequence[Series]) -> str:
-    """The page of these variants, which shows the first as it was asked for."""
+    """The page of these variants, which first shows the first one with the call as asked for."""
     lengths = sorted({length for one in series for length in one.lengths})
     return (
         _environment()
@@ -84,7 +84,7 @@ def _environment() -> Environment:
 
 
 def _data(number: float, said: str) -> Markup:
-    """What is said of a number, with the number itself."""
+    """The text for a number, with the number itself."""
     return Markup('<data value="{}">{}</data>').format(repr(number), said)
 
 

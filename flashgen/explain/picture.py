@@ -25,16 +25,16 @@ from flashgen.symbols import KV_FIRST, KV_LAST, Q_FIRST, Q_LAST
 
 Values = Mapping[str, Any]
 
-#: A picture of so many tiles takes some seconds; where tiles are listed one by one, it does so for
-#: so many pairs of a query and a key.
+#: A picture of this many tiles takes some seconds; where tiles are listed one by one, a picture of
+#: this many pairs of a query and a key does.
 MOST_TILES, MOST_LISTED_PAIRS = 2**28, 2**34
 
-#: What tells tiles apart.
+#: The kinds of tiles.
 _TILE = (Q_FIRST, Q_LAST, KV_FIRST, KV_LAST)
 
 SKIPPED, MASKED, UNMASKED = ".", "x", "#"
 
-#: Whoever has looked at the elements may say so of a masked tile that holds no visible one.
+#: The kind of a masked tile without a visible element, where elements have been evaluated.
 FOR_NOTHING = "!"
 
 KINDS: Mapping[str, str] = {
@@ -50,9 +50,9 @@ class Picture:
     """Tiles, or cells of several tiles, from the first query down and from the first key across.
 
     Attributes:
-        q_len, kv_len: what it shows.
+        q_len, kv_len: queries and keys of the picture.
         block_m, block_n: queries and keys of a cell; the last ones may have fewer.
-        rows: a string for each row, of a key of `KINDS` for each cell.
+        rows: a string for each row, with a key of `KINDS` for each cell.
     """
 
     q_len: int
@@ -63,21 +63,21 @@ class Picture:
 
     @property
     def counts(self) -> Counter[str]:
-        """How many cells there are of each of `KINDS`, by name."""
+        """The number of cells of each of `KINDS`, by name."""
         return Counter(
             {name: sum(row.count(kind) for row in self.rows) for kind, name in KINDS.items()}
         )
 
     @property
     def visits(self) -> tuple[Visit, ...]:
-        """For each row how many cells are visited without and with the mask."""
+        """For each row, the numbers of cells that are visited without and with the mask."""
         return tuple(
             Visit(row.count(UNMASKED), row.count(MASKED) + row.count(FOR_NOTHING))
             for row in self.rows
         )
 
     def scaled(self, most_rows: int, most_columns: int) -> Picture:
-        """The picture in cells of several tiles, so many at most.
+        """The picture in at most so many cells, of several tiles each.
 
         A cell is masked if one of its tiles is, else unmasked if one is, else skipped.
         """
@@ -104,10 +104,10 @@ def _together(tiles: str) -> str:
 def picture_of(
     plan: KernelPlan, work: Workload, config: KernelConfig, heads_of_a_tile: int = 1
 ) -> Picture:
-    """The tiles of a kernel of this configuration, whose rows are of so many heads.
+    """The tiles of a kernel with this configuration, whose rows belong to so many heads.
 
     Raises:
-        FlashgenError: more of them than can be looked at in a few seconds.
+        FlashgenError: more tiles than can be evaluated in a few seconds.
     """
     derived = tile_logic(plan.predicate) or plan.bounds  # the former of masks that read tables
     blocks = (config.BLOCK_M // heads_of_a_tile, config.BLOCK_N)
@@ -117,7 +117,7 @@ def picture_of(
 
 
 def _refuse_more(pairs: int, work: Workload, blocks: tuple[int, int]) -> None:
-    """Refuses a call of more pairs of a query and a key."""
+    """Refuses a call with more than so many pairs of a query and a key."""
     if work.q_len * work.kv_len <= pairs:
         return
     shorter, longer = sorted((work.q_len, work.kv_len))
@@ -145,8 +145,8 @@ def picture(
         kv_len: keys.
         block_m: queries of a tile.
         block_n: keys of a tile.
-        values: of parameters, row tables and constants; what a tensor's name stands for gives its
-            elements for tuples of indices, 0 outside.
+        values: values of parameters, row tables and constants; a tensor's value gives its elements
+            for tuples of indices, 0 outside.
     """
     fixed = {**values, "q_len": q_len, "kv_len": kv_len, "b": 0, "h": 0}
     row = (
@@ -172,7 +172,7 @@ def _by_bounds(bounds: TileBounds, values: Values) -> Callable[[int, int, int], 
 
 
 def _by_list(logic: TileLogic, values: Values) -> Callable[[int, int, int], str]:
-    """What is done with tiles, where a kernel lists them by what block tables say."""
+    """A row of tiles, as a kernel lists them by block tables."""
     tables = [named.table for named in logic.tables]
     shown = [symbol for named in logic.tables for symbol in (named.some, named.every)]
     touched = [python_function(_TILE, (*table.rows, *table.columns), values) for table in tables]
@@ -202,7 +202,7 @@ def _by_list(logic: TileLogic, values: Values) -> Callable[[int, int, int], str]
 
 
 def _some_and_every(conditions: Iterable[bool]) -> tuple[bool, bool]:
-    """Whether one holds, and whether all do; no more of them are asked for than it takes."""
+    """Whether one condition holds, and whether all do; evaluates no more than it needs."""
     some, every = False, True
     for condition in conditions:
         some, every = some or condition, every and condition

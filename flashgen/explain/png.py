@@ -1,4 +1,4 @@
-"""png: the picture of a mask in pixels, for what shows no SVG, with Python's own zlib."""
+"""png: the picture of a mask in pixels, for viewers without SVG, with Python's own zlib."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flashgen.explain.picture import KINDS, Picture
 from flashgen.explain.svg import COLOURS, MOST_CELLS, the_one
 from flashgen.files import write_atomically
 
-# A cell has so many pixels each way at most, and all of them so many, or one each.
+# The most pixels of a cell each way, and of all cells; a cell has at least one pixel.
 _MOST_OF_A_CELL, _MOST = 32, 640
 
 #: Red, green, blue and opacity: lines between cells, then the kinds of cells.
@@ -20,11 +20,11 @@ _LINE = (0x88, 0x88, 0x88, 0xFF)
 
 
 def png(shown: Picture, title: str) -> bytes:
-    """The picture as a PNG file with a palette; what is skipped lets a page shine through.
+    """The picture as a PNG file with a palette; skipped cells are transparent.
 
     Args:
-        shown: the tiles; each cell is a square, but for last ones that hold less.
-        title: said in the file.
+        shown: the tiles; each cell is a square, except last cells that hold less.
+        title: a title in the file.
     """
     side = min(_MOST_OF_A_CELL, max(1, _MOST // max(len(shown.rows), len(shown.rows[0]))))
     height, width = (
@@ -37,7 +37,7 @@ def png(shown: Picture, title: str) -> bytes:
         (b"PLTE", bytes(part for colour in palette for part in colour[:3])),
         (b"tRNS", bytes(colour[3] for colour in palette)),
         (b"iTXt", b"Title\0\0\0\0\0" + title.encode()),
-        # Each line of pixels comes after a byte that says how it is coded: as it is.
+        # A byte ahead of each line of pixels gives its filter: none.
         (b"IDAT", zlib.compress(b"".join(b"\0" + x for x in _lines(shown, side, height, width)))),
         (b"IEND", b""),
     )
@@ -45,10 +45,10 @@ def png(shown: Picture, title: str) -> bytes:
 
 
 def write_png(path: Path, accounts: Sequence[Account]) -> None:
-    """Writes the picture of the one account's mask.
+    """Writes the picture of the mask of the only account.
 
     Raises:
-        FlashgenError: there are several.
+        FlashgenError: there are several accounts.
         OutputError: the file cannot be written.
     """
     mask = the_one("--png", path, accounts).mask
@@ -57,7 +57,7 @@ def write_png(path: Path, accounts: Sequence[Account]) -> None:
 
 
 def _lines(shown: Picture, side: int, height: int, width: int) -> Iterator[bytes]:
-    """Lines of pixels, each the number of a colour."""
+    """Lines of pixels; a pixel is the number of a colour."""
     numbers = {kind: number for number, kind in enumerate(KINDS, start=1)}
     drawn = side > 2  # smaller cells have no room for lines between them
     for y in range(height):

@@ -20,10 +20,10 @@ COLOURS: Mapping[str, str] = {
     "unmasked": "#4aa3df",
 }
 
-# A cell is so wide and high, in units of so many pixels each, or less where there are many cells.
+# The side of a cell, in units of so many pixels; less if there are many cells.
 _CELL, _PIXELS, _MOST_PIXELS = 8, 4, 640
 
-#: Cells of a file, each way.
+#: The most cells of a file, each way.
 MOST_CELLS = 64
 
 _MARGIN, _FONT, _LINE, _LETTERS = 7.0, 4.2, 0.2, 2.0
@@ -47,7 +47,7 @@ def svg(
     down, across = _CELL / shown.block_m, _CELL / shown.block_n
     height, width = shown.q_len * down, shown.kv_len * across
     pixels = min(_PIXELS, _MOST_PIXELS / max(height, width))
-    size = _PIXELS / pixels  # of letters and margins, which stay as large as they are
+    size = _PIXELS / pixels  # for letters and margins, whose size is fixed
     left = _MARGIN * size
     full = [width + left + size, height + left + size]
     w, h, margin = (f"{x:g}" for x in (*full, -left))
@@ -83,7 +83,7 @@ def svg(
 
 
 def write_svg(path: Path, accounts: Sequence[Account]) -> None:
-    """Writes the picture of the one account's mask.
+    """Writes the picture of the mask of the only account.
 
     Raises:
         FlashgenError: there are several.
@@ -94,7 +94,7 @@ def write_svg(path: Path, accounts: Sequence[Account]) -> None:
 
 
 def the_one(option: str, path: Path, accounts: Sequence[Account]) -> Account:
-    """The one account that there is.
+    """The only account.
 
     Raises:
         FlashgenError: there are several.
@@ -125,7 +125,7 @@ def _rectangle(x: float, y: float, width: float, height: float) -> str:
 
 
 def _runs(rows: Sequence[Sequence[bool]], side: int) -> Iterator[tuple[int, int, int]]:
-    """First column, row and number of each run that is set; positions times the side."""
+    """First column and row, times the side, and the number of cells of each run of set cells."""
     for y, row in enumerate(rows):
         x = 0
         for is_set, cells in groupby(row):

@@ -1,4 +1,4 @@
-"""An account as it is shown in a terminal, in colour or in a pipe."""
+"""An account as text, in colour in a terminal or plain in a pipe."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from flashgen.explain.words import (
     training_text,
 )
 
-#: Letters of a picture's row, at most, which are about twice as high as wide.
+#: The most letters of a picture's row; a letter is about twice as high as wide.
 COLUMNS = 64
 
 _BAR, _INDENT = 24, 2
 
-#: What cells are drawn with, for consoles that have more than ASCII and for others, and in colour.
+#: The letters of cells, for consoles with more than ASCII and for others, and their colours.
 _CELLS: Mapping[str, tuple[str, str, str]] = {
     SKIPPED: ("·", ".", "bright_black"),
     MASKED: ("▒", "x", "yellow"),
@@ -37,14 +37,14 @@ _BLOCKS = ("█", "·"), ("#", ".")
 
 
 def print_account(console: Console, account: Account) -> None:
-    """Everything that an account says, section by section."""
+    """Prints an account, section by section."""
     plain = not console.encoding.lower().startswith("utf")
     with console.capture() as captured:
         columns = max(1, min(COLUMNS, console.width - _INDENT))
         for title, body in _sections(account, columns, plain):
             console.print(Text(title, style="bold"))
             console.print(Padding(Group(*body), (0, 0, 1, _INDENT), expand=False))
-    # rich fills lines up with spaces, which a pipe has no use for.
+    # rich fills lines up with spaces, which are useless in a pipe.
     for line in captured.get().splitlines():
         console.file.write(line.rstrip() + "\n")
 
@@ -176,7 +176,7 @@ def _traffic(account: Account) -> Iterator[RenderableType]:
 
 
 def _units(works: tuple[Work, ...]) -> Table:
-    """What each way to compute the call asks of each unit; the longest is the roofline."""
+    """The time of each unit for each way to compute the call; the longest is the roofline."""
     units = tuple(works[0].seconds)
     table = _table("", "tile", "GFLOP", *units, "bound by", right=("GFLOP", *units))
     for work in works:
@@ -190,7 +190,7 @@ def _units(works: tuple[Work, ...]) -> Table:
 
 
 def _moved(works: Iterable[Work]) -> Table:
-    """What it reads and writes."""
+    """The bytes that each way to compute the call reads and writes."""
     columns = ("L2 read", "L2 written", "DRAM read", "DRAM written", "FLOP/B of DRAM")
     table = _table("", *columns, right=columns)
     for work in works:

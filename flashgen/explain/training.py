@@ -1,4 +1,4 @@
-"""What a training step's attention does, forward and backward, as sympy expressions.
+"""The work of a training step's attention, forward and backward, as sympy expressions.
 
 Standard attention as frameworks run it, step by step, each step a kernel that streams all scores:
 
@@ -16,9 +16,10 @@ Standard attention as frameworks run it, step by step, each step a kernel that s
 | score function's | dS | dS |
 | dQ = dS K, dK = dS^T Q | dS each | |
 
-The mask costs no pass on the way back: where it hides, P is 0, and so is dS. FlashAttention-1 makes
-the scores again, one product more, and for each tile of keys reads and writes what is of queries.
-Delta, the row sum of O times dO, is computed when a row is first there, so O is read once.
+The mask costs no pass in the backward pass: for a hidden element, P is 0, and so is dS.
+FlashAttention-1 recomputes the scores, one product more, and for each tile of keys reads and writes
+the tensors of queries. Delta, the row sum of O times dO, is computed when a row is first read, so O
+is read once.
 """
 
 from __future__ import annotations
@@ -49,9 +50,9 @@ class Step:
     """Forward and backward pass of one way to compute attention.
 
     Attributes:
-        name: what it is called.
-        flops: of all products.
-        bytes: that SMs read and write.
+        name: its name.
+        flops: FLOPs of all products.
+        bytes: bytes that SMs read and write.
     """
 
     name: str

@@ -29,20 +29,20 @@ from flashgen.symbolic.tile_logic import tile_logic
 from flashgen.tuning.store import load_results
 from flashgen.validate import validate
 
-#: Cells of a picture in the account, each way; what shows it may want fewer.
+#: The most cells of a picture in the account, each way; an output form may show fewer.
 MOST_CELLS = 128
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A variant with what no call changes.
+    """A variant with its data that no call changes.
 
     Attributes:
         variant: its name, file and spec.
         target: the architecture's name.
-        plan: lowered from its spec.
+        plan: the plan lowered from its spec.
         chosen: its kernels for the target.
-        measured: what was measured of them.
+        measured: the measured results of these kernels.
     """
 
     variant: Variant
@@ -59,12 +59,12 @@ def explain(
 
     Args:
         paths: spec files, and folders of them.
-        target: the architecture; None is Hopper's, or the first that a spec names.
-        asked: what is known of the call.
+        target: the architecture; None is Hopper, or the first that a spec names.
+        asked: the known values of the call.
         out: the folder of the generated modules, beside which measured results lie.
 
     Raises:
-        FlashgenError: what is wrong with the specs, or with what is asked.
+        FlashgenError: the specs or the call are wrong.
     """
     for variant in valid_variants(paths, target):
         yield explain_variant(variant, target, asked, out)
@@ -74,7 +74,7 @@ def valid_variants(paths: Iterable[Path], target: str | None) -> list[Variant]:
     """The variants that the spec files declare.
 
     Raises:
-        FlashgenError: what is wrong with the specs, or an unknown target.
+        FlashgenError: the specs are wrong, or the target is unknown.
     """
     if target is not None and target not in TARGETS:
         raise FlashgenError(f"--target={target}: unknown target; write one of {', '.join(TARGETS)}")
@@ -101,7 +101,7 @@ def prepare(variant: Variant, target: str | None, out: Path) -> Prepared:
     """
     named = variant.spec.targets
     name = target or (HOPPER if HOPPER in named else named[0])
-    # Another target than the spec's is what a build for it would make of the spec.
+    # For another target than the spec's, the spec is changed as a build for this target would.
     spec = variant.spec if name in named else replace(variant.spec, targets=(name,))
     variant, plan = replace(variant, spec=spec), lower(spec, variant.name)
     results = load_results(Place(out, variant.name).tuning)

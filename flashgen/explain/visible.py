@@ -1,4 +1,4 @@
-"""visible_share: how many of a head's elements the mask shows, counted without torch."""
+"""visible_share: the share of a head's elements that the mask shows, counted without torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flashgen.plan import KernelPlan
 from flashgen.plan.visible_pairs import of_one_row
 from flashgen.symbols import KV_IDX, Q_IDX
 
-#: Where the mask has to be asked of each element, it is asked of about so many: a second or two.
+#: The number of elements for which the mask is evaluated one by one: a second or two.
 MOST_ELEMENTS = 2**20
 
 
@@ -30,11 +30,11 @@ class Share:
 
 
 def visible_share(plan: KernelPlan, work: Workload, tiles: Picture) -> Share:
-    """The visible share of the first head of the first sequence, which the picture is of.
+    """The visible share of the first head of the first sequence, which the picture shows.
 
-    A tile of one query mostly sees each key that it visits: then its bounds say how many those are.
-    Of other queries the mask itself is asked, for the elements of masked tiles: of all, or of
-    queries evenly apart.
+    A tile of one query mostly sees each key that it visits: then its bounds give their number. For
+    other queries the mask itself is evaluated, for the elements of masked tiles: for all queries,
+    or for queries at equal distances.
     """
     values = {**dict(work.params), "q_len": work.q_len, "kv_len": work.kv_len, "b": 0, "h": 0}
     runs = [
@@ -74,7 +74,7 @@ def visible_share(plan: KernelPlan, work: Workload, tiles: Picture) -> Share:
 def _union(
     runs: Iterable[tuple[int, int, bool]],
 ) -> list[tuple[int, int, bool]]:
-    """Runs of keys in order, without what an earlier one holds."""
+    """Runs of keys in order, without keys of earlier runs."""
     done, apart = 0, []
     for begin, end, full in sorted(runs):
         if end > max(begin, done):

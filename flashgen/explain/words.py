@@ -49,7 +49,7 @@ def training_text(account: Account) -> str:
 
 
 def by_reason(kernel: Kernel) -> Iterable[tuple[str, list[str]]]:
-    """Configurations rejected for the same reason together, as M x N, warps, stages."""
+    """Rejected configurations grouped by reason, as M x N, warps, stages."""
     grouped: dict[str, list[str]] = {}
     for rejection in kernel.rejected:
         c = rejection.config
@@ -59,7 +59,7 @@ def by_reason(kernel: Kernel) -> Iterable[tuple[str, list[str]]]:
 
 
 def first_of_each(works: Iterable[Work]) -> Iterator[Work]:
-    """Kernels that do the same are said once."""
+    """The works without repetition: kernels with equal work appear once."""
     seen = set()
     for work in works:
         if work.said not in seen:

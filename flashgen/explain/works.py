@@ -36,15 +36,15 @@ def works(
     visits: Mapping[str, Sequence[Visit]],
     heads: Mapping[str, int],
 ) -> tuple[Work, ...]:
-    """The textbook's algorithms, then the module's kernels, the one that runs first at the end.
+    """The textbook's algorithms, then the module's kernels; the kernel that runs first is the last.
 
     Args:
         plan: the variant.
-        target: what it runs on.
+        target: the architecture.
         work: the call.
         kernels: the kernels of the module, by their keys.
         configs: the launch configuration of each.
-        visits: for each query tile of a head the key tiles that a kernel visits.
+        visits: for each kernel, the key tiles that each query tile of a head visits.
         heads: how many heads have rows in a tile of each kernel.
     """
     own = {
@@ -69,7 +69,7 @@ def training(
     visits: Sequence[Visit],
     heads: int,
 ) -> tuple[TrainingStep, ...]:
-    """Forward and backward pass: all at once in memory, and over this kernel's tiles."""
+    """Both passes: with all scores in memory, and over this kernel's tiles."""
     account = traffic(plan, config, target, work, visits, heads)
     values = _values(plan, target, work, config, account)
     return tuple(
@@ -94,7 +94,7 @@ def measured(
             result.lengths, measurement.ms, measurement.tflops, strict=True
         ):
             if usual_lengths(plan, (length,)) != (length,):
-                continue  # the module's constants have become too short for that call
+                continue  # the module's constants are now too short for that call
             work = workload(plan, Asked(q_len=length))
             visits = picture_of(plan, work, measurement.config).visits
             account = _own(plan, get_target(target), work, kernel, measurement.config, visits, 1)
@@ -133,7 +133,7 @@ def _own(
     rows = kernel.visiting(plan, config)
     if rows == config:
         return account
-    # All of a tile's keys come in; each consumer computes with those that its own queries see.
+    # All of a tile's keys are loaded; each consumer computes with the keys that its queries see.
     computed = traffic(plan, rows, target, work, heads_of_a_tile=heads)
     return replace(account, flops=computed.flops, exponentials=computed.exponentials)
 
@@ -167,7 +167,7 @@ def _textbook(
     work: Workload,
     values: Mapping[str, Any],
 ) -> Work:
-    """With the largest square tile that fits the target, or with this kernel's tiles."""
+    """An algorithm's work, with the largest square tile that fits, or with this kernel's tiles."""
     shared, tile, problem = None, "", ""
     if algorithm is FLASH_1:
         tile = f"{values['BLOCK_M']} x {values['BLOCK_N']}"

@@ -30,11 +30,11 @@ class Mask:
         label: how a person writes it, as in ``"causal(align='bottom_right')"``.
         equal_lengths: the predicate is defined for q_len == kv_len only. The generated
             ``attention`` raises ValueError for other lengths.
-        align: which key is at a query's own position, as the mask itself was told: see `causal`.
-        moves: whether an alignment changes the mask, as it does not where a table of its own says
-            what each query sees.
-        along: the same mask with an alignment; None moves q_idx.
-        parts: the masks that it joins.
+        align: which key is at a query's own position, by the mask's own argument: see `causal`.
+        moves: whether an alignment changes the mask; False if a table of the mask lists what each
+            query sees.
+        along: makes the same mask with an alignment; None: q_idx is moved instead.
+        parts: the masks that the operators joined.
 
     Two masks are equal when their predicates, parameters and `equal_lengths` are.
     """
@@ -82,7 +82,7 @@ class Mask:
         )
 
     def _refuse(self, other: object) -> NoReturn:
-        """What other operators do."""
+        """Any other operator: raises MaskError."""
         raise mistake(
             f"the mask {self.label} is given to an operator that masks do not have",
             "join masks by & and | and invert them by ~: a & ~b is a without b, "
@@ -94,11 +94,11 @@ class Mask:
     def aligned(self, align: str) -> Mask:
         """This mask where query 0 stands at the key ``shift(align)``.
 
-        A mask of flashgen's is made anew. For any other function q_idx is moved: it is then the
-        query's position among the keys.
+        flashgen's own masks are made again with the alignment. For any other function q_idx is
+        moved: it is then the query's position among the keys.
 
         Raises:
-            MaskError: the mask, or a part, was told another alignment.
+            MaskError: the mask, or a part, has another alignment.
         """
         if self.align not in (None, align):
             raise disagreement(called("mask", self.label), align)
@@ -122,7 +122,7 @@ class Mask:
 
     @property
     def unaligned(self) -> tuple[str, ...]:
-        """The parts that are for equal lengths only, as they were written."""
+        """The labels of the parts that are for equal lengths only."""
         if self.parts:
             return tuple(dict.fromkeys(name for part in self.parts for name in part.unaligned))
         return (self.label,) if self.equal_lengths else ()
@@ -177,7 +177,7 @@ def as_mask(mask: Mask | MaskMod) -> Mask:
 
 
 def _check(mask: Mask) -> None:
-    """Of a part of a mask, what tracing the whole would not see."""
+    """Checks a part of a mask for mistakes that tracing the whole would not find."""
     check_order(mask.mask_mod, _ARGUMENTS, called("mask", mask.label))
 
 

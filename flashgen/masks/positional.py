@@ -1,4 +1,4 @@
-"""Masks of whole runs of keys: before a query, around it, at the front, in its chunk."""
+"""Masks that show runs of keys: before a query, around it, at the front, in its chunk."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def sliding_window(
         left: keys visible before the query's own position: a number, an `Int` that the call
             chooses, or an int32 `Tensor` of dims ``("num_q_heads",)`` or ``("batch",)``, a width
             for each.
-        right: keys visible after it, likewise.
+        right: keys visible after it: as ``left``.
         align: which key is at the query's own position when q_len and kv_len differ; see `causal`.
 
     There is no number for a side without a limit: combine `causal`, or its inverse, instead.
@@ -69,7 +69,7 @@ def sliding_window(
 def prefix_lm(prefix: int | Expr | Tensor, *, align: str | None = None) -> Mask:
     """A query sees the first ``prefix`` keys, its own position and those before it.
 
-    The prefix sees itself in both directions, what follows is causal (Raffel et al. 2020,
+    The prefix sees itself in both directions; the rest is causal (Raffel et al. 2020,
     https://arxiv.org/abs/1910.10683, section 3.2.1).
 
     Args:

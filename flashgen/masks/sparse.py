@@ -69,14 +69,14 @@ def natten_2d(
     """A pixel sees the ``kernel`` by ``kernel`` pixels around it; at a border, those nearest to it.
 
     Neighbourhood attention (Hassani et al. 2023, https://arxiv.org/abs/2204.07143): the window is
-    pushed back into the image, so that every pixel sees as many. Position ``y * width + x`` is the
-    pixel in row y and column x, and q_len and kv_len are equal.
+    pushed back into the image, so that all pixels see equally many. Position
+    ``y * width + x`` is the pixel in row y and column x, and q_len and kv_len are equal.
 
     Args:
         height: rows of the image: a number, or an `Int` that the call chooses.
         width: pixels a row: a number, or an `Int` with min=1.
-        kernel: the window's side, or its (rows, columns); of an even one, the longer half comes
-            first. Where the image is smaller than the window, all of it is seen.
+        kernel: the window's side, or its (rows, columns). A window of an even side has its longer
+            half first. If the image is smaller than the window, a pixel sees all of it.
     """
     sides = kernel if isinstance(kernel, tuple) else (kernel, kernel)
     if len(sides) != 2:

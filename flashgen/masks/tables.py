@@ -1,4 +1,4 @@
-"""Masks that a tensor decides: documents, trees and tables of blocks."""
+"""Masks that read a tensor: documents, trees and tables of blocks."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def document(
 ) -> Mask:
     """A query sees the keys of its own document, where several are packed into one sequence.
 
-    ``document() & causal()`` is causal within each. Padding has the id -1, which is no document:
-    such queries and keys see nothing and are seen by none, and may hold anything.
+    ``document() & causal()`` is causal within each document. Padding has the id -1, which is no
+    document: such queries see no key, no query sees such keys, and their rows may hold anything.
 
     Args:
         ids: the document that each key position belongs to: int32 of dims ``("batch", "kv_len")``,
             or ``("kv_len",)`` for all sequences alike, declared with ``sorted=True`` so that loop
-            bounds follow: ids in another order are right too, and slower. None declares
+            bounds follow: ids in another order give right results, more slowly. None declares
             ``Tensor("document_ids", ("batch", "kv_len"), "int32", sorted=True)``.
         kv_ids: where queries and keys are packed each in their own way (cross attention): ``ids``
             is then of dims ``("batch", "q_len")``, this of ``("batch", "kv_len")``, and the lengths
@@ -128,12 +128,12 @@ def block_sparse(layout: Any = None, block: int | Int = 128) -> Mask:
 
     Args:
         layout: bool, ``layout[..., i, j]`` whether the i-th block of queries sees the j-th block of
-            keys. Of a layout that the call passes a `Tensor`: two dimensions of
+            keys. A layout that the call passes is a `Tensor`: two dimensions of
             ``ceil(q_len / block)`` and ``ceil(kv_len / block)`` (None where the table may be
-            larger), after ``"batch"``, ``"num_q_heads"``, both, or none. Of one that is known, rows
-            of bools or of 0 and 1 for all heads alike, or a list of such tables, one a head; as
-            lists, a torch tensor, a numpy array, or a `Constant` of a name of your own. None
-            declares ``layout``, a Tensor with one table a head.
+            larger), after ``"batch"``, ``"num_q_heads"``, both, or none. A layout that is known now
+            is a table of bools or of 0 and 1 for all heads, or a list of tables, one for each head:
+            lists, a torch tensor, a numpy array, or a `Constant` with a name of your choice. None
+            declares ``layout``, a Tensor with one table for each head.
         block: positions a block: a number, or an `Int` with min=1 that the call chooses.
     """
     size = divisor("block_sparse", "block", block)
@@ -168,17 +168,17 @@ def bigbird(
     """A query sees the blocks around its own, the global blocks, and random ones.
 
     BigBird (Zaheer et al. 2020, https://arxiv.org/abs/2007.14062, section 2 and appendix D): the
-    first blocks are global, which see every key and are seen by every query. q_len and kv_len are
+    first blocks are global: they see every key, and every query sees them. q_len and kv_len are
     equal.
 
     Args:
         block: positions a block: a number, or an `Int` with min=1 that the call chooses.
-        window: blocks seen around a query's own, it included: odd; 3 is one on either side.
+        window: blocks seen around a query's own, its own included: odd; 3 is one on either side.
         global_blocks: how many of the first blocks are global.
         random: bool, ``random[h, i, j]`` whether head h shows the j-th block of keys to the i-th of
-            queries, as `random_blocks` draws it: what `block_sparse` takes for a layout, so that a
-            table drawn now becomes part of the module. None declares ``random_blocks``, a Tensor
-            with one table a head.
+            queries, as `random_blocks` draws it. It takes what `block_sparse` takes as a layout, so
+            a table drawn now becomes part of the module. None declares ``random_blocks``, a Tensor
+            with one table for each head.
     """
     size = divisor("bigbird", "block", block)
     around = whole("bigbird", "window", window)
@@ -210,17 +210,17 @@ def random_blocks(
     generator: torch.Generator | None = None,
     device: Any = None,
 ) -> torch.Tensor:
-    """Draws BigBird's random blocks: what a module of `bigbird` is called with, or built with.
+    """Draws BigBird's random blocks, for the call or the build of a module of `bigbird`.
 
     Args:
         num_q_heads: heads of q; each has a table of its own.
         length: q_len and kv_len.
         block: as given to `bigbird`, like ``window`` and ``global_blocks``.
         count: blocks drawn for each block of queries, none twice and none that it sees anyway;
-            fewer where fewer are left.
+            fewer if fewer are left.
         window: blocks seen around a query's own.
         global_blocks: how many of the first blocks are global.
-        generator: torch's, for tables that come out the same.
+        generator: torch's generator, for reproducible tables.
         device: where the table goes.
 
     Returns:
@@ -245,15 +245,15 @@ def _block_table(
 
     Args:
         owner: the mask, for the error.
-        argument: what it calls the table, for the error.
+        argument: the name of the table's argument, for the error.
         given: a `Tensor`, or what can become a `Constant`, which then covers as many positions as
             it has blocks for.
         block: positions a block.
-        name: what a table without a name is called.
-        doc: what is said of such a table.
+        name: the name of a table without one.
+        doc: the doc of such a table.
 
     Raises:
-        MaskError: it is no table of bools.
+        MaskError: ``given`` is not a table of bools.
     """
     if given is None:
         rows, columns = ((length + (block - 1)) // block for length in (q_len, kv_len))

@@ -1,4 +1,4 @@
-"""Score functions: what `scale * q @ k.T` becomes before the softmax.
+"""Score functions, applied to `scale * q @ k.T` before the softmax.
 
 A score function is any function ``(score, b, h, q_idx, kv_idx) -> number``: the signature of
 FlexAttention's ``score_mod``. The ones here are such functions and nothing more.

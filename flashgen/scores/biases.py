@@ -25,16 +25,16 @@ from flashgen.tracing.expr import Expr
 
 
 def alibi(slopes: int | Tensor, *, bidirectional: bool = False, align: str | None = None) -> Score:
-    """``slope[h] * (kv - q)`` added to a score: the farther back a key, the less it counts.
+    """Adds ``slope[h] * (kv - q)`` to a score: the farther back a key, the smaller its weight.
 
     Attention with linear biases (Press et al. 2022, https://arxiv.org/abs/2108.12409), made for
     causal masks.
 
     Args:
         slopes: the number of query heads, for the slopes of the paper and its code: powers of
-            2 ** (-8 / heads) where that number is a power of two, otherwise those of the power of
-            two below it, followed by every other one of the power of two above. Or a float `Tensor`
-            of dims ``("num_q_heads",)``.
+            2 ** (-8 / heads) if the number is a power of two, otherwise the slopes for the power of
+            two below it, then every other slope for the power of two above. Or a float `Tensor` of
+            dims ``("num_q_heads",)``.
         bidirectional: take the distance either way, ``-slope[h] * abs(kv - q)``: for encoders.
         align: which key is at a query's own position when q_len and kv_len differ; see
             `flashgen.masks.causal`.
@@ -59,7 +59,7 @@ def alibi(slopes: int | Tensor, *, bidirectional: bool = False, align: str | Non
 
 
 def _alibi_slope(num_q_heads: int) -> PerHead:
-    """Of ALiBi's authors: ``get_slopes`` in their repository, in closed form."""
+    """``get_slopes`` in the repository of ALiBi's authors, in closed form."""
     power = 2 ** (num_q_heads.bit_length() - 1)
     if power == num_q_heads:
         return lambda b, h: exp2((h + 1) * (-8 / power))
@@ -71,10 +71,10 @@ def _alibi_slope(num_q_heads: int) -> PerHead:
 def relative_bias(
     max_distance: int | Expr, table: Tensor | None = None, *, align: str | None = None
 ) -> Score:
-    """``table[h, distance + max_distance]`` added, distance being kv - q clipped to max_distance.
+    """Adds ``table[h, distance + max_distance]``, where distance is kv - q, clipped.
 
-    A learned number for each head and distance: the clipped distances of Shaw et al. 2018
-    (https://arxiv.org/abs/1803.02155), as a bias.
+    A learned number for each head and distance; distances are clipped to max_distance, as in Shaw
+    et al. 2018 (https://arxiv.org/abs/1803.02155).
 
     Args:
         max_distance: a number, or an `Int` that the call chooses; keys farther away share the
@@ -111,17 +111,17 @@ def t5_bias(
     bidirectional: bool = True,
     align: str | None = None,
 ) -> Score:
-    """``table[bucket, h]`` added: T5's bias, whose buckets widen with the distance.
+    """Adds ``table[bucket, h]``: T5's bias, whose buckets widen with the distance.
 
     Raffel et al. 2020 (https://arxiv.org/abs/1910.10683, section 2.1), with the buckets of its
     code. T5 does not scale q·k: declare its specs with ``scale=1.0``.
 
     Args:
-        table: float, of ``num_buckets`` and ``"num_q_heads"`` in either order, as
+        table: float, of dims ``num_buckets`` and ``"num_q_heads"`` in either order, such as
             ``relative_attention_bias.weight`` of Hugging Face's T5. None declares
             ``relative_attention_bias`` of dims ``(num_buckets, "num_q_heads")``.
-        num_buckets: even where bidirectional; half of each direction's have one distance each.
-        max_distance: from which on all keys share the last bucket.
+        num_buckets: even if bidirectional; half the buckets of a direction hold one distance each.
+        max_distance: keys at this distance or farther share the last bucket.
         bidirectional: as in an encoder: keys after the query have the upper half of the buckets.
             In a decoder all buckets are for keys before the query.
         align: which key is at a query's own position when q_len and kv_len differ; see
@@ -154,13 +154,13 @@ def t5_bias(
 
 
 def _t5_bucket(distance: Any, buckets: int, max_distance: int) -> Any:
-    """The bucket of a distance from 0 up: one each up to half of them, then in equal ratios."""
+    """The bucket of a distance >= 0: one distance each in the first half, then equal ratios."""
     exact = buckets // 2
     widening = buckets - exact
     ratio = max_distance / exact
-    # A bucket begins at the first whole distance from its bound up. To add less than any bound lies
-    # above a whole number leaves that as it is, and moves every distance away from the bounds,
-    # so that no rounding of the logarithm decides.
+    # A bucket begins at the first whole distance at or above its bound. Adding less than the least
+    # gap from a whole number up to a bound changes no bucket, and moves every distance away from
+    # the bounds, so that no rounding of the logarithm decides.
     bounds = [exact * ratio ** (i / widening) for i in range(1, widening)]
     above = [bound % 1 for bound in bounds if abs(bound - round(bound)) > 1e-6]
     nudge = min(above, default=1.0) / 2
@@ -169,7 +169,7 @@ def _t5_bucket(distance: Any, buckets: int, max_distance: int) -> Any:
 
 
 def additive_bias(bias: Tensor | None = None) -> Score:
-    """``bias[b, h, q, kv]`` added: any tensor of biases, -inf for keys that are not seen.
+    """Adds ``bias[b, h, q, kv]``: any tensor of biases, -inf for hidden keys.
 
     Args:
         bias: float, its dimensions any of ``"batch"``, ``"num_q_heads"``, ``"q_len"``, ``"kv_len"``
@@ -191,15 +191,15 @@ def additive_bias(bias: Tensor | None = None) -> Score:
 
 
 def _lookup(owner: str, given: Any, size: int | Expr) -> Callable[[Any, Any, Any], Any]:
-    """``(b, h, index) -> element`` of a table whose only dimension of no name is the index's.
+    """``(b, h, index) -> element`` of a table; the index is for its only dimension without a name.
 
     Args:
-        owner: the score that looks it up, for the error.
+        owner: the score that reads the table, for the error.
         given: the table.
-        size: how many entries the index goes through.
+        size: the number of values of the index.
 
     Raises:
-        MaskError: it is no such table, or is known to be of another size.
+        MaskError: the tensor is no such table, or is known to have another size.
     """
     table = declared(owner, "table", given, f"Tensor('bias', ('num_q_heads', {size}))")
     names = table.names

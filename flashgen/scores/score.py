@@ -28,14 +28,14 @@ class Score:
     Attributes:
         score_mod: ``(score, b, h, q_idx, kv_idx) -> number``, on symbols, numbers or torch tensors.
         label: how a person writes it, as in ``"softcap(30.0)"``.
-        equal_lengths: it is defined for q_len == kv_len only. The generated ``attention`` raises
-            ValueError for other lengths.
-        align: which key is at a query's own position, as the function itself was told.
-        moves: whether an alignment changes it, as it does not where a tensor holds each query's.
-        along: the same with an alignment; None moves q_idx.
-        parts: the score functions that it applies, one after another.
+        equal_lengths: the function is defined for q_len == kv_len only. The generated ``attention``
+            raises ValueError for other lengths.
+        align: which key is at a query's own position, by the function's own argument.
+        moves: whether an alignment changes it; False if a tensor holds a value for each query.
+        along: makes the same function with an alignment; None: q_idx is moved instead.
+        parts: the score functions that `then` joined, in order.
 
-    Two are equal when what they compute, their parameters and `equal_lengths` are.
+    Two score functions are equal when their results, parameters and `equal_lengths` are.
     """
 
     score_mod: ScoreMod
@@ -69,7 +69,7 @@ class Score:
         """This score function where query 0 stands at the key ``shift(align)``: see `Mask.aligned`.
 
         Raises:
-            MaskError: the function, or a part, was told another alignment.
+            MaskError: the function, or a part, has another alignment.
         """
         if self.align not in (None, align):
             raise disagreement(called("score", self.label), align)
@@ -86,7 +86,7 @@ class Score:
 
     @property
     def unaligned(self) -> tuple[str, ...]:
-        """The parts that are for equal lengths only, as they were written."""
+        """The labels of the parts that are for equal lengths only."""
         if self.parts:
             return tuple(dict.fromkeys(name for part in self.parts for name in part.unaligned))
         return (self.label,) if self.equal_lengths else ()
@@ -98,7 +98,7 @@ class Score:
         )
 
     def _refuse(self, other: object) -> NoReturn:
-        """What operators do."""
+        """Any operator: raises MaskError."""
         raise mistake(
             f"the score {self.label} is given to an operator, and scores have none",
             "write first.then(second), where second is given what first returns",

@@ -1,4 +1,4 @@
-"""What sympy derives from a variant: its predicate, the tiles to visit, and their source text."""
+"""Derivations by sympy: a variant's predicate, the tiles to visit, and their source text."""
 
 from flashgen.symbolic.bounds import TileBounds, derive_bounds, derive_q_bounds
 from flashgen.symbolic.gathers import with_row_tables

@@ -17,7 +17,7 @@ import sympy
 
 @cache
 def _text(term: Any) -> str:
-    """What terms are sorted by; sympy takes its time to print."""
+    """The text by which terms are sorted; cached, because sympy prints slowly."""
     return str(term)
 
 
@@ -34,7 +34,7 @@ class Affine:
 
     @classmethod
     def of(cls, coefficients: dict[Any, int], const: int) -> Affine:
-        """From coefficients by term; the zero ones vanish."""
+        """An affine expression from coefficients by term; zero coefficients are dropped."""
         kept = ((term, c) for term, c in coefficients.items() if c)
         return cls(tuple(sorted(kept, key=lambda item: _text(item[0]))), const)
 
@@ -65,7 +65,7 @@ class Affine:
         return self + -other
 
     def without(self, term: Any) -> Affine:
-        """The rest when ``term`` is left out."""
+        """The expression without ``term``."""
         return Affine(tuple(item for item in self.terms if item[0] != term), self.const)
 
     def substitute(self, term: Any, value: Affine) -> Affine:
@@ -136,7 +136,7 @@ def eliminate(system: Iterable[Affine], term: Any) -> tuple[list[Affine], list[A
     ``b*p + a*r >= (a - 1) * (b - 1)``.
 
     Returns:
-        The projection, and the doubts: where each of them is >= 0 the projection is exact over the
+        The projection, and the doubts: where every doubt is >= 0 the projection is exact over the
         integers, elsewhere it may be too large.
     """
     lower: list[Affine] = []

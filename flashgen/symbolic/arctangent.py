@@ -6,7 +6,7 @@ from typing import Any
 
 import sympy
 
-#: Of ``atan(t) / t - 1`` from 0 to 1, by powers of ``t * t``: within 2e-8 of it.
+#: Coefficients of ``atan(t) / t - 1`` from 0 to 1, by powers of ``t * t``; the error is below 2e-8.
 _POWERS = (
     -0.333331527, 0.199937728, -0.142110553, 0.106660046, -0.0755221409, 0.0432118583,
     -0.0163679264, 0.00292069179,
@@ -14,7 +14,7 @@ _POWERS = (
 
 
 def with_polynomials(expr: Any) -> Any:
-    """An expression with what each arctangent in it is computed by, to a float32's last bits."""
+    """An expression with a polynomial for each arctangent, exact to a float32's last bits."""
     if not expr.has(sympy.atan):
         return expr
     found = [call for call in expr.atoms(sympy.atan) if call.free_symbols]  # others are numbers
@@ -25,7 +25,7 @@ def with_polynomials(expr: Any) -> Any:
 
 
 def _polynomial(x: Any) -> Any:
-    """That of x, or a right angle less that of 1 / x, whichever is below 1."""
+    """The arctangent of x; beyond 1 it is a right angle less the arctangent of 1 / x."""
     size = sympy.Abs(x)
     t = _choice(size > 1, 1 / sympy.Max(size, 1), size)
     square = t**2

@@ -30,7 +30,7 @@ from flashgen.symbols import (
 _TILE_ENDS = ((Q_FIRST, Q_LAST), (KV_FIRST, KV_LAST))
 
 
-#: Places in row tables, by what those have in common and the indices: see `RowTable.search`.
+#: Places in row tables: the search that makes the table (`RowTable.search`), and the indices.
 Places = frozenset[tuple[Any, tuple[Any, ...]]]
 
 
@@ -41,8 +41,8 @@ def axioms_of(
 
     Args:
         declarations: the declarations.
-        inside: whether an element of a tensor is known to lie inside of it.
-        hidden: the places with hidden ids. Other places have none, like each row that sees a key.
+        inside: whether an index of a tensor element is known to lie inside of the tensor.
+        hidden: the places with hidden ids. Rows that see a key have no hidden id.
     """
 
     @cache
@@ -91,7 +91,7 @@ def _linear(*exprs: Any) -> list[Affine]:
 
 
 def _of_quotient(t: Affine, factor: Any, quotient: Any, declarations: Declarations) -> list[Affine]:
-    """``t = factor * (n // d)``: of a factor that divides d, ``0 <= n - d * (n // d) <= d - 1``."""
+    """``t = factor * (n // d)``: if factor divides d, ``0 <= n - d * (n // d) <= d - 1``."""
     numerator, divisor = quotient.args
     if divisor.is_Integer and factor == 1:
         return []  # quotient_axioms has it
@@ -109,7 +109,7 @@ def _of_quotient(t: Affine, factor: Any, quotient: Any, declarations: Declaratio
 def _of_element(
     term: Any, declarations: Declarations, inside: Callable[[Any], bool], hidden: Places
 ) -> list[Affine]:
-    """An element of a row table or of a tensor of conditions."""
+    """The axioms of an element of a row table or of a tensor of conditions."""
     tensor, *_, index = term.args
     t = symbol(term)
     if declarations.is_condition(tensor):
@@ -131,7 +131,7 @@ def _of_element(
 
 
 def _of_rows(term: Any, declarations: Declarations, inside: Callable[[Any], bool]) -> list[Affine]:
-    """The least or greatest of an expression: what bounds it in every row bounds this too."""
+    """The axioms of the least or greatest value over rows: a bound of every row bounds it too."""
     inner = term.args[0]
     least, greatest = symbol(RowMin(inner)), symbol(RowMax(inner))
     found = [greatest - least]

@@ -19,7 +19,7 @@ class BlockTable:
     """A tensor of conditions, one for each block of queries and block of keys.
 
     Attributes:
-        element: the condition as it is loaded for a query and a key.
+        element: the `Load` of the condition for a query and a key.
         row: the block of queries, in terms of q_idx; it never falls.
         column: the block of keys, in terms of kv_idx; it never falls.
     """
@@ -45,10 +45,10 @@ class BlockTable:
 
 
 def block_table(condition: Any, declarations: Declarations) -> BlockTable | None:
-    """The block table that a comparison with 0 reads; None where it is something else.
+    """The block table that a comparison with 0 reads; None for any other condition.
 
-    Of its indices one is the quotient of q_idx, or of what grows with it, and one that of kv_idx;
-    the others are the same for every query and key.
+    One index is a quotient of q_idx, or of an expression that grows with q_idx, and one is a
+    quotient of kv_idx; the others are the same for every query and key.
     """
     if not isinstance(condition, sympy.Ne | sympy.Eq):
         return None

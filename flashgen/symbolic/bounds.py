@@ -8,9 +8,9 @@ A tile is the rows q_first..q_last of the queries. For each conjunction of the p
   ``a*q_idx + rest >= 0`` exist exactly when it breaks at one end of the tile, q_first for a > 0
   and q_last for a < 0.
 
-Blocks (``q_idx // 64``), gathers (``doc[b, q_idx]``) and whatever else is made of q_idx take part
-as further variables: see `projection`. `derive_q_bounds` answers the transposed question, with
-rows and keys exchanged. Nothing here knows a mask's name, and lengths and parameters stay symbols.
+Blocks (``q_idx // 64``), gathers (``doc[b, q_idx]``) and other expressions of q_idx are further
+variables: see `projection`. `derive_q_bounds` answers the transposed question, with rows and keys
+exchanged. Nothing here knows a mask's name, and lengths and parameters stay symbols.
 """
 
 from __future__ import annotations
@@ -47,24 +47,24 @@ from flashgen.symbols import Load
 #: A union of more intervals than this is replaced by its hull.
 MAX_INTERVALS = 4
 
-#: More conditions on a tile than this are not asked: one that fails them is visited all the same.
+#: A condition on a tile with more parts than this is not evaluated: the tile is visited anyway.
 MAX_CONDITIONS = 8
 
 
 @dataclass(frozen=True)
 class TileBounds:
-    """The keys that a tile of query rows visits; or the rows that a tile of keys is visited by.
+    """The keys that a tile of query rows visits, or the rows that visit a tile of keys.
 
     Attributes:
         intervals: their union is what must be visited. At least one; at run time any of them may
             be empty and two may overlap.
-        rows_can_be_empty: some row may see no key at all. False is a proof that none does, for
-            lengths >= 1, parameters >= their min and, where demanded, equal lengths.
+        rows_can_be_empty: some row may see no key at all. False is a proof that every row sees one,
+            for lengths >= 1, parameters >= their min and, where demanded, equal lengths.
         exact: every key of an interval is visible to some row of the tile.
         diagnostics: what was not exact, and why.
-        longest_first: the end of the query tiles that has the most work: ``"first"``, ``"last"``
-            or, where neither always has, ``"even"``.
-        sorted: the intervals' begins provably ascend in the order given.
+        longest_first: the end of a head at which the query tiles have the most work: ``"first"``,
+            ``"last"`` or, if neither always has it, ``"even"``.
+        sorted: the begins of the intervals, in their order, provably ascend.
         tables: the row tables that the intervals read.
     """
 
@@ -81,17 +81,17 @@ class TileBounds:
 def derive_bounds(predicate: Predicate, max_intervals: int = MAX_INTERVALS) -> TileBounds:
     """The keys that a tile of rows visits, with lengths and parameters as symbols.
 
-    In terms of q_first and q_last, within [0, kv_len].
+    The bounds are in terms of q_first and q_last, within [0, kv_len].
     """
     return _derive(predicate, KEYS_OF_ROWS, max_intervals)
 
 
 @lru_cache(maxsize=1024)  # a build asks for the same ones at several steps, of every spec
 def derive_q_bounds(predicate: Predicate, max_intervals: int = MAX_INTERVALS) -> TileBounds:
-    """The rows that visit a tile of keys: what `derive_bounds` says with the two exchanged.
+    """The rows that visit a tile of keys: `derive_bounds` with rows and keys exchanged.
 
-    In terms of kv_first and kv_last, within [0, q_len]. `rows_can_be_empty` is then whether a key
-    may be seen by no row. The predicate is the user's own, without row tables.
+    In terms of kv_first and kv_last, within [0, q_len]. `rows_can_be_empty` then tells whether some
+    key may be hidden from all rows. The predicate is the user's own, without row tables.
     """
     return _derive(predicate, ROWS_OF_KEYS, max_intervals)
 
@@ -121,7 +121,7 @@ def _derive(predicate: Predicate, orientation: Orientation, max_intervals: int) 
     read = {s for i in intervals for e in i.expressions for s in e.free_symbols}
     return TileBounds(
         intervals=tuple(
-            # Of rows with a hidden id nothing is proved.
+            # Nothing is proved about rows with a hidden id.
             i if any(map(context.hides, i.expressions)) else with_proofs(i, tile)
             for i in intervals
         )
@@ -136,7 +136,7 @@ def _derive(predicate: Predicate, orientation: Orientation, max_intervals: int) 
 
 
 def _interval(case: Conjunction, context: Context) -> tuple[Interval | None, list[str]]:
-    """The visible and the full keys of one conjunction (None: it never holds), and remarks."""
+    """The interval of one conjunction (None: the conjunction never holds), and remarks."""
     some_row, exact, loosened = seen_by_some_row(case.atoms, context)
     begin, end, condition = solve(some_row, context.tile, context.orientation)
     if condition is sympy.false:
@@ -162,7 +162,7 @@ def _interval(case: Conjunction, context: Context) -> tuple[Interval | None, lis
 
 
 def _too_many(condition: Any) -> bool:
-    """Whether it has more parts than a kernel should ask for each tile."""
+    """Whether a condition has more parts than a kernel should evaluate for each tile."""
     return len(sympy.And.make_args(condition)) > MAX_CONDITIONS
 
 
@@ -177,13 +177,13 @@ def _hull(intervals: list[Interval], context: Context) -> Interval:
 
 
 def _can_be_empty(cases: list[Conjunction], predicate: Predicate, context: Context) -> bool:
-    """Whether some row may see no key, in whatever order ids come."""
+    """Whether some row may see no key, for ids in any order."""
     if not _every_row_sees_a_key(cases, context):
         return True
     if context.predicate.unordered is sympy.false and not context.hides(context.predicate.expr):
         return False
-    # The proof trusts the order, and that no id is hidden. Without that a row is known to see a key
-    # where it sees its own.
+    # The proof assumes that ids are sorted and that no id is hidden. Otherwise the proof is that
+    # each row sees the key at its own position.
     alone = predicate.expr.xreplace({context.orientation.solved: context.orientation.tile})
     return not (predicate.equal_lengths and alone.doit() == True)  # noqa: E712
 
@@ -206,7 +206,7 @@ def _every_row_sees_a_key(cases: list[Conjunction], context: Context) -> bool:
     return context.element.refutes(tuple(clauses))
 
 
-# Diagnostics: what a user is told of a part of a mask that bounds do not follow exactly.
+# Diagnostics: the messages about parts of a mask that the bounds do not follow exactly.
 
 
 def _why_opaque(part: Any, context: Context) -> str:
@@ -224,7 +224,7 @@ def _why_opaque(part: Any, context: Context) -> str:
 
 
 def _could_be_sorted(part: Any, context: Context) -> bool:
-    """Whether it compares two elements as in ``doc[b, q_idx] == doc[b, kv_idx]``."""
+    """Whether a condition compares two elements, as ``doc[b, q_idx] == doc[b, kv_idx]`` does."""
     if not all(isinstance(side, Load) for side in part.args):
         return False
     positions = {context.orientation.tile, context.orientation.solved}
@@ -236,7 +236,7 @@ def _could_be_sorted(part: Any, context: Context) -> bool:
 
 
 def _why_too_wide(case: Conjunction, context: Context) -> str:
-    """Why an interval may hold keys that no row of the tile sees, or rows that see none of it."""
+    """Why an interval may hold keys that no row of the tile sees, or rows without keys in it."""
     sources = context.read.sources
     found = [sources[atom] for atom in case.atoms if atom in sources]
     parts = dict.fromkeys(context.origins.get(part, part) for part in found)

@@ -1,9 +1,9 @@
-"""column_bitmask: a condition as bits, where one comparison decides for many columns.
+"""column_bitmask: a condition as bits, so that one comparison decides for many columns.
 
-A thread of Hopper's matrix units holds the same two of each eight columns of a tile. The condition
-at column 8 * i + j is bit i of a number for j, so eight numbers, the column bitmask, hold a row of
-256 columns. Here they are made from conditions on the first eight columns: kernels have `_at_least`
-and `_below` for what a comparison gives.
+A thread holds the same two of every eight columns of a tile in the layout of Hopper's matrix units.
+The condition at column 8 * i + j is bit i of number j, so eight numbers, the column bitmask, hold a
+row of 256 columns. This module makes them from conditions on the first eight columns: kernels have
+`_at_least` and `_below` for the bits of a comparison.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from flashgen.symbolic.printer.functions import without_conditional
 from flashgen.symbolic.varies_over import Axes, is_integral
 from flashgen.symbols import KV_IDX, Q_IDX
 
-#: What tells the columns of a tile apart.
+#: The positions that distinguish the columns of a tile.
 POSITIONS = {Axes.ROW: Q_IDX, Axes.COLUMN: KV_IDX}
 
 NOTHING: Mapping[Any, Any] = {}
@@ -38,9 +38,9 @@ def column_bitmask(
 
     Args:
         condition: over positions, parameters and names.
-        along: whose columns a tile has: `Axes.ROW` for queries, `Axes.COLUMN` for keys.
+        along: what the columns of a tile are: `Axes.ROW` for queries, `Axes.COLUMN` for keys.
         varies_over: what an expression varies over.
-        known: of comparisons whose bits are at hand, these.
+        known: the bits of comparisons that have been computed already.
     """
     if condition in known:
         return known[condition]
@@ -60,7 +60,7 @@ def column_bitmask(
 
 
 def _comparison(condition: Any, along: Axes, varies_over: Callable[[Any], Axes]) -> Any:
-    """A comparison of a column with a value that all columns share, written either way."""
+    """The bits of a comparison of a column with a value that all columns share, in any order."""
     if not isinstance(condition, sympy.Ge | sympy.Gt | sympy.Le | sympy.Lt):
         return None
     greater, less = condition.gts, condition.lts
@@ -75,7 +75,7 @@ def _comparison(condition: Any, along: Axes, varies_over: Callable[[Any], Axes])
 
 
 def _is_position(expr: Any, along: Axes, varies_over: Callable[[Any], Axes]) -> bool:
-    """Whether an expression is a column's position, or a number of the program away from it."""
+    """Whether an expression is a column's position plus a scalar."""
     position = POSITIONS[along]
     terms = sympy.Add.make_args(expr)
     rest = [term for term in terms if term != position]

@@ -29,7 +29,7 @@ class Context:
     """One derivation: a predicate, and which of its positions is solved for.
 
     Attributes:
-        origins: of comparisons that were rewritten, the user's own.
+        origins: the user's own comparison for each rewritten one.
     """
 
     predicate: Predicate
@@ -38,7 +38,7 @@ class Context:
 
     @cached_property
     def declarations(self) -> Declarations:
-        """What the predicate's parameters declare."""
+        """The declarations of the predicate's parameters."""
         return Declarations.of(self.predicate.params, self.predicate.tables)
 
     @cached_property
@@ -104,11 +104,11 @@ class Context:
         return Facts(atoms, axioms_of(self.declarations, lambda element: False))
 
     def hides(self, expr: Any) -> bool:
-        """Whether it reads a row table in which some id matches no key."""
+        """Whether an expression reads a row table with a hidden id."""
         return bool(self._hiding(expr))
 
     def _hiding(self, expr: Any) -> dict[tuple[Any, tuple[Any, ...]], None]:
-        """Where it reads them, as of `Places`."""
+        """The places at which an expression reads such tables; see `Places`."""
         tables = self.declarations.tables
         loads = [x for x in sorted(expr.atoms(Load), key=str) if x.args[0] in tables]
         found = [(tables[x.args[0]], x.args[1:]) for x in loads]
@@ -144,7 +144,7 @@ class Context:
         return size is None or at_least(size - 1, element.args[-1], self._anywhere)
 
     def ranges(self, atoms: Iterable[Affine]) -> tuple[Affine, ...]:
-        """What has to hold besides for a row that sees a key: indices lie inside of tensors."""
+        """Further conditions for a row that sees a key: indices lie inside of tensors."""
         elements = {
             element: None
             for atom in atoms
@@ -173,7 +173,7 @@ class Context:
     def at(self, term: Any, position: Any) -> Affine:
         """A term at one position of the tile; an index that may lie outside is clamped.
 
-        Outside a kernel reads 0, which is not between the elements beside it.
+        Outside of the tensor a kernel reads 0, which is not between the neighbouring elements.
         """
         if (term, position) not in self._placed:
             self._placed[term, position] = self._at(term, position)
@@ -181,7 +181,7 @@ class Context:
 
     @cached_property
     def _placed(self) -> dict[tuple[Any, Any], Affine]:
-        """What was asked before."""
+        """The cache of `at`."""
         return {}
 
     def _at(self, term: Any, position: Any) -> Affine:

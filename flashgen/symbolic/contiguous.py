@@ -1,13 +1,14 @@
-"""Proof that the keys which the rows of a tile see make one run without gaps.
+"""Proof that the keys that the rows of a tile see form one run without gaps.
 
-A row sees the keys between its lower bounds, L, and its upper bounds, U. If none of these falls as
-the row moves down, and ``L(row + 1) <= U(row) + 1`` in the whole tile, then every key k between
-L(first) and U(last) is seen by the last row with ``L(row) <= k``: the next one begins after k, so
-that k <= U(row). The same holds upside down where none rises. Rows that see nothing do no harm.
+A row sees the keys between its lower bounds, L, and its upper bounds, U. If no bound falls as the
+row moves down, and ``L(row + 1) <= U(row) + 1`` in the whole tile, then the last row with
+``L(row) <= k`` sees the key k, for every k between L(first) and U(last): the next row begins after
+k, so that k <= U(row). The mirrored argument holds if no bound rises. The proof allows rows that
+see no key.
 
-Conditions on the row alone may leave out rows at either end of the tile. The rest is a tile as
-well, and where the bounds of the rows left out are those of the row next to them, the ends of the
-whole tile are its ends too.
+Conditions on the row alone may exclude rows at either end of the tile. The other rows are a tile as
+well, with the same ends as the whole tile if every excluded row has the bounds of the row next to
+it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from flashgen.symbols import Load
 
 
 def seen_without_gaps(atoms: Iterable[Affine], context: Context) -> bool:
-    """Whether some row of the tile sees each key between the least and the greatest that are seen.
+    """Whether some row of the tile sees each key between the least and the greatest visible key.
 
     False means "not proved". The atoms hold the solved position with a factor of 1 or -1.
     """
@@ -44,7 +45,7 @@ def seen_without_gaps(atoms: Iterable[Affine], context: Context) -> bool:
     if len(bounds + conditions) == 1:
         (only,) = bounds + conditions
         if len(context.moving(together(only, context))) == 1:
-            return True  # its extreme over the rows is what one of them has
+            return True  # its extreme over the rows is the value of some row
     directions = {_direction(bound, context) for bound in bounds}
     if directions not in (set(), {1}, {-1}):
         return False
@@ -57,10 +58,10 @@ def seen_without_gaps(atoms: Iterable[Affine], context: Context) -> bool:
 
 
 def _leave_a_tile(conditions: list[Affine], bounds: list[Affine], context: Context) -> bool:
-    """Whether the rows that meet the conditions are a tile with the ends of the whole one.
+    """Whether the rows that meet the conditions are a tile with the ends of the whole tile.
 
     `projection` finds exactly which rows meet conditions on the row itself, and whether the last
-    (or the first) row meets those that only later (or earlier) ones do.
+    (or the first) row meets conditions that only later (or earlier) rows meet.
     """
     row = context.orientation.tile
     simple = all(context.moving(c) in ([(row, 1)], [(row, -1)]) for c in conditions)
@@ -76,7 +77,7 @@ def _rows_left_out_change_nothing(
 ) -> bool:
     """Whether rows that break a condition have the bounds of the row next to them.
 
-    Of a bound that is the row itself, `projection` takes care if the conditions are `simple`.
+    `projection` handles a bound that is the row itself, if the conditions are `simple`.
     """
     row = context.orientation.tile
     out = condition if _direction(condition, context) == 1 else _next_row(condition, context)
@@ -91,7 +92,7 @@ def _rows_left_out_change_nothing(
 
 
 def _same(a: Any, b: Any, facts: Facts) -> bool:
-    """Whether the facts prove ``a == b``, or that of all parts."""
+    """Whether the facts prove ``a == b``, or that all their parts are equal."""
     if a == b or (at_least(a, b, facts) and at_least(b, a, facts)):
         return True
     alike = a.func == b.func and 0 < len(a.args) == len(b.args)
@@ -99,14 +100,14 @@ def _same(a: Any, b: Any, facts: Facts) -> bool:
 
 
 def _next(context: Context) -> tuple[Affine, ...]:
-    """What is known of a row of the tile and the next one."""
+    """The facts about a row of the tile and the next row."""
     row, after = symbol(context.orientation.tile), symbol(NEXT)
     inside = symbol(context.orientation.last) - after
     return (*context.row.atoms, after - row - 1, row + 1 - after, inside)
 
 
 def _two_rows(bounds: list[Affine], conditions: Iterable[Affine], context: Context) -> Facts:
-    """What is known of a row that meets the conditions and of the next, which meets them too."""
+    """The facts about a row that meets the conditions, and a next row that meets them too."""
     facts = list(_next(context))
     for condition in conditions:
         facts += [condition, _next_row(condition, context)]
@@ -135,7 +136,7 @@ def _next_row(atom: Affine, context: Context) -> Affine:
 
 
 def _direction(bound: Affine, context: Context) -> int | None:
-    """Which way a bound moves with the row; None where that is not known."""
+    """The direction in which a bound moves with the row; None if unknown."""
     moves: set[int | None] = set()
     for term, c in context.moving(bound):
         direction = context.direction(term)

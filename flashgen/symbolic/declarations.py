@@ -1,4 +1,4 @@
-"""What the declarations imply for an expression: its sign, and how it moves with a position."""
+"""The sign of an expression, and its direction along a position, by the declarations."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from flashgen.tracing.signs import LEAST, at_least
 
 @dataclass(frozen=True, eq=False)
 class Declarations:
-    """What is declared of the symbols in a predicate.
+    """The declarations of the symbols in a predicate.
 
     Attributes:
-        least: the least value of a symbol, where there is one.
-        tensors: the declaration of a tensor's symbol.
-        tables: of the symbol of a row table, that table.
+        least: the least value of each symbol that has one.
+        tensors: the declared tensor of each tensor symbol.
+        tables: the row table of each row table symbol.
     """
 
     least: Mapping[Any, int] = field(default_factory=dict)
@@ -43,12 +43,12 @@ class Declarations:
         return at_least(expr, bound, self.least, self._counts)
 
     def _counts(self, expr: Any) -> bool:
-        """Whether an element is of a row table or of a tensor of conditions."""
+        """Whether an element belongs to a row table or to a tensor of conditions."""
         tensor = expr.args[0]
         return tensor in self.tables or self.is_condition(tensor)
 
     def is_condition(self, tensor: Any) -> bool:
-        """Whether this is the symbol of a tensor of 0 and 1."""
+        """Whether a symbol stands for a tensor of 0 and 1."""
         return tensor in self.tensors and self.tensors[tensor].dtype == "bool"
 
     def sign(self, expr: Any) -> int | None:
@@ -78,7 +78,7 @@ class Declarations:
             return moves.pop() if len(moves) == 1 else None
         if isinstance(expr, Load):
             tensor, *lead, index = expr.args
-            fixed = not any(map(is_of_tile, lead))  # where each call looks whether it is sorted
+            fixed = not any(map(is_of_tile, lead))  # each call checks whether the tensor is sorted
             steady = fixed and self.ascends(tensor) and self.size(tensor) is not None
             return self.direction(index, position) if steady else None
         return None

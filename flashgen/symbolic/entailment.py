@@ -20,7 +20,7 @@ MAX_SYSTEM = 300
 
 
 def quotient_axioms(term: Any) -> tuple[Affine, ...]:
-    """What defines a quotient ``t = a // d`` by a number: ``0 <= a - d * t <= d - 1``."""
+    """The axioms of a quotient ``t = a // d`` by a number: ``0 <= a - d * t <= d - 1``."""
     if not (isinstance(term, FloorDiv) and term.args[1].is_Integer):
         return ()
     numerator, divisor = linearise(term.args[0]), int(term.args[1])
@@ -30,14 +30,14 @@ def quotient_axioms(term: Any) -> tuple[Affine, ...]:
     return remainder, -remainder + (divisor - 1)
 
 
-#: What is known of a term that is no symbol, as inequalities with other terms.
+#: The axioms of a compound term, as inequalities with other terms.
 Axioms = Callable[[Any], tuple[Affine, ...]]
 
 
 def infeasible(system: Iterable[Affine], axioms: Axioms = quotient_axioms) -> bool:
     """Whether no rational point satisfies the system. False also means "given up".
 
-    Every term is eliminated, on numbered terms: this is where deriving bounds spends its time.
+    It eliminates every term. Terms are numbered, because deriving bounds spends its time here.
     """
     numbers: dict[Any, int] = {}
     rows: dict[_Row, int] = {}
@@ -70,7 +70,7 @@ _Row = tuple[tuple[int, int], ...]
 
 
 def _without(rows: dict[_Row, int], term: int) -> dict[_Row, int] | None:
-    """The rows with a term eliminated; None where one of them is false."""
+    """The rows with a term eliminated; None if one of them is false."""
     remaining: dict[_Row, int] = {}
     lower: list[tuple[int, dict[int, int], int]] = []
     upper: list[tuple[int, dict[int, int], int]] = []
@@ -104,10 +104,10 @@ def _keep(rows: dict[_Row, int], row: _Row, const: int) -> bool:
 
 
 def with_axioms(system: Iterable[Affine], axioms: Axioms) -> list[Affine]:
-    """The system and what is known of its terms."""
+    """The system and the axioms of its terms."""
     atoms = list(system)
     known: set[Any] = set()
-    for atom in atoms:  # grows while it is walked: what is known of a term may hold other terms
+    for atom in atoms:  # grows during the iteration: axioms of a term may hold other terms
         for term, _ in atom.terms:
             if not term.is_Symbol and term not in known:
                 known.add(term)
@@ -117,12 +117,12 @@ def with_axioms(system: Iterable[Affine], axioms: Axioms) -> list[Affine]:
 
 @dataclass(frozen=True)
 class Facts:
-    """Inequalities that are known to hold, and what follows from them.
+    """Inequalities that are known to hold, and their consequences.
 
     Attributes:
         atoms: each is >= 0.
-        axioms: what else is known of the terms that come up.
-        asked: whether systems are infeasible that were asked of before, with whatever was given.
+        axioms: gives the axioms of a term.
+        asked: the cache of whether systems are infeasible, shared with the facts of `given`.
     """
 
     atoms: tuple[Affine, ...]
@@ -130,7 +130,7 @@ class Facts:
     asked: dict[tuple[Affine, ...], bool] = field(default_factory=dict, compare=False, repr=False)
 
     def given(self, *more: Affine) -> Facts:
-        """These facts and some more."""
+        """These facts with further ones."""
         return Facts(self.atoms + more, self.axioms, self.asked)
 
     @cached_property
@@ -153,7 +153,7 @@ class Facts:
 
     @cached_property
     def _proved(self) -> dict[Affine, bool]:
-        """What was asked before."""
+        """The cache of `proves`."""
         return {}
 
     def proves_all(self, atoms: Iterable[Affine]) -> bool:

@@ -2,12 +2,12 @@
 
 If a tensor T ascends along its last dimension, the keys with ``T[kv_idx] == x`` are the positions
 from the first j with ``T[j] >= x`` to before the first j with ``T[j] > x``. If x is an element that
-depends on the row alone, a `RowTable`, made once a call, holds both ends.
+depends on the row alone, row tables (`RowTable`), made once a call, hold both ends.
 
 If another condition hides an id, ``doc[b, kv_idx] != -1``, the table replaces this condition too.
 
-The caller promises that ids are sorted. Each call checks that, and a kernel does not use these
-ranges for ids in another order: `Predicate.unordered` says at run time whether that is so.
+The caller promises that ids are sorted. Each call checks the promise, and a kernel does not use
+these ranges for ids in another order: `Predicate.unordered` is then true at run time.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _SWAPPED = {
 
 @functools.lru_cache(1024)
 def with_row_tables(predicate: Predicate, orientation: Orientation = KEYS_OF_ROWS) -> Predicate:
-    """The predicate with every comparison that row tables can stand for rewritten to read them.
+    """The predicate, with row tables in every comparison that they can replace.
 
-    The new predicate is equivalent while its tensors keep their promises; `unordered` says whether
-    they do. (It hides pairs whose indices lie outside of a tensor, which a mask never shows.) Its
-    `tables` are the row tables that it reads. The kernel prints the new predicate, so that a tile's
-    mask reads a row's range once and compares it with positions.
+    The new predicate is equivalent while its tensors keep their promises; `unordered` is true when
+    a promise is broken. (The predicate hides pairs whose indices lie outside of a tensor, which a
+    mask never shows.) Its `tables` are the row tables that it reads. The kernel prints the new
+    predicate, so that a tile's mask reads a row's range once and compares it with positions.
     """
     return rewritten(predicate, orientation)[0]
 
@@ -58,7 +58,7 @@ def rewritten(predicate: Predicate, orientation: Orientation) -> tuple[Predicate
         return any(_is_lookup(key, value, orientation, tensors) for key, value in sides)
 
     in_order = _ordered(predicate.expr, looks_up)
-    promises: dict[Any, None] = {}  # elements that say whether one is broken
+    promises: dict[Any, None] = {}  # elements that tell whether a promise is broken
 
     def table(
         keys: Tensor, values: Tensor, side: str, hidden: int | None, cyclic: bool | None = None
@@ -124,14 +124,14 @@ _NAMES = {"left": "begin", "right": "end", "unordered": "unordered"}
 
 
 def _promises(tensor: Tensor) -> bool:
-    """Whether the caller says that it is sorted; of a constant a build sees that itself."""
+    """Whether the caller declares the tensor sorted; a build checks a constant itself."""
     return tensor.sorted and not isinstance(tensor, Constant)
 
 
 def _parts(expr: Any, looks_up: Callable[[Any], bool]) -> list[tuple[Any, int | None]]:
-    """The parts of an And; and, for a comparison of equal elements, the id that a part hides.
+    """The parts of an And, each with the id that another part hides from its comparison.
 
-    That part, ``doc[b, kv_idx] != -1``, is left out. An Or is treated in the same way, negated.
+    The hiding part, ``doc[b, kv_idx] != -1``, is left out. An Or is treated the same way, negated.
     """
     equal, unequal = (sympy.Eq, sympy.Ne) if isinstance(expr, sympy.And) else (sympy.Ne, sympy.Eq)
     hides: dict[Any, tuple[int, Any]] = {}
@@ -151,7 +151,7 @@ def _parts(expr: Any, looks_up: Callable[[Any], bool]) -> list[tuple[Any, int | 
 
 
 def _ordered(expr: Any, looks_up: Callable[[Any], bool]) -> frozenset[Any]:
-    """Tensors whose elements are used other than in tests for equality."""
+    """Tensors whose elements are used outside of tests for equality."""
     if isinstance(expr, sympy.And | sympy.Or):
         parts = (part for part, _ in _parts(expr, looks_up))
         return frozenset[Any]().union(*(_ordered(part, looks_up) for part in parts))

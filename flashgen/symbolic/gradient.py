@@ -14,11 +14,11 @@ from flashgen.symbols import SCORE, Floor, Load, Truncate
 
 @dataclass(frozen=True)
 class ElementDerivative:
-    """What a score changes by with an element of a tensor.
+    """The derivative of a score by an element of a tensor.
 
     Attributes:
-        element: the `Load` of it.
-        partial: the derivative, an expression of what the score is one of.
+        element: the `Load` of the element.
+        partial: the derivative, over the same symbols as the score.
     """
 
     element: Any
@@ -31,17 +31,17 @@ class ElementDerivative:
 
     @property
     def indices(self) -> tuple[Any, ...]:
-        """Which of its elements."""
+        """The indices of the element."""
         return tuple(self.element.args[1:])
 
 
 class _Logistic(sympy.Function):  # type: ignore[misc]
-    """``1 / (1 + exp(-x))``, whose derivative as such would be infinity over infinity."""
+    """``1 / (1 + exp(-x))``, whose derivative as written could be infinity over infinity."""
 
     nargs = 1
 
     def fdiff(self, argindex: int = 1) -> Any:
-        """Finite wherever x is large."""
+        """The derivative in a form that is finite for large x."""
         return self * (1 - self)
 
 
@@ -55,9 +55,9 @@ def score_derivative(score: Any) -> Any:
 
 
 def element_derivatives(score: Any, tensors: Collection[str]) -> tuple[ElementDerivative, ...]:
-    """The derivatives by every element of these tensors that the score changes with.
+    """The derivatives of a score by every element of these tensors that it depends on.
 
-    Elements inside an index have none: they choose, and are no part of the value.
+    Elements inside an index have no derivative: they choose, and are not part of the value.
     """
     loads = sorted(_values(score), key=str)
     found = (
@@ -69,12 +69,11 @@ def element_derivatives(score: Any, tensors: Collection[str]) -> tuple[ElementDe
 
 
 def derivative(expr: Any, variable: Any) -> Any:
-    """The derivative of expr by a variable, where a choice counts as the branch that is taken.
+    """The derivative of expr by a variable; for a choice, of the branch that is taken.
 
-    What is cut to an integer, or rounded to one, is constant but for jumps. As with torch's clamp,
-    a value that equals its limit moves; and as with its abs, |x| has the slope 0 at 0. A branch
-    without a slope, as that of log(0), which hides its key, has the slope 0: nothing follows from
-    the key.
+    A value truncated or rounded to an integer is constant except for jumps. As in torch, a value
+    that equals the limit of a clamp keeps its slope, and |x| has the slope 0 at 0. A branch without
+    a slope, as that of log(0), which hides its key, has the slope 0: the key has no influence.
 
     Args:
         expr: an expression of flashgen's vocabulary.
@@ -87,7 +86,7 @@ def derivative(expr: Any, variable: Any) -> Any:
         return held.setdefault(node, sympy.Dummy("c", real=None if is_condition(node) else True))
 
     def smooth(node: Any) -> Any:
-        """The node with x for the variable, and a symbol for all that does not move with it."""
+        """The node with x for the variable, and symbols for parts that do not depend on it."""
         if node == variable:
             return x
         if not _holds(node, variable) or isinstance(node, Truncate | Floor):
@@ -114,7 +113,7 @@ def derivative(expr: Any, variable: Any) -> Any:
 
 
 def _values(expr: Any) -> set[Any]:
-    """The elements of tensors in an expression, but for those in indices and conditions."""
+    """The elements of tensors in an expression, except those in indices and conditions."""
     if isinstance(expr, Load):
         return {expr}
     if isinstance(expr, sympy.Piecewise):
@@ -131,7 +130,7 @@ def _when(condition: Any, constant: Any) -> Any:
 
 
 def _as_choice(extreme: Any, variable: Any) -> Any:
-    """A minimum or maximum as the choice that it is; what moves is chosen among equals."""
+    """A minimum or maximum as a choice; among equals, the part that depends on the variable."""
     first, *rest = sorted(extreme.args, key=lambda arg: not _holds(arg, variable))
     other = rest[0] if len(rest) == 1 else extreme.func(*rest)
     relation = sympy.Le if isinstance(extreme, sympy.Min) else sympy.Ge

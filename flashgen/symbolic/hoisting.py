@@ -1,4 +1,4 @@
-"""hoist: code of the kernel, each part of it where it is computed least often."""
+"""hoist: moves each part of the kernel's code to where it is computed least often."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Hoisted:
         results: one for each expression that was hoisted, after the elements.
         carried: the names that columns, elements and results read besides kv_idx, the score and
             one another: symbols as the kernel calls them, then scalars, then rows.
-        bitmasks: for each result that is a condition, its `column_bitmask`; None where it has none.
+        bitmasks: the `column_bitmask` of each result that is a condition; None without one.
     """
 
     scalars: tuple[Assignment, ...]
@@ -65,18 +65,18 @@ def hoist(
     along: Axes | None = None,
     bits: Mapping[Any, Any] | None = None,
 ) -> Hoisted:
-    """Splits expressions by their axes: a program, a tile of queries or keys, an element.
+    """Splits expressions by axes: once for a program, a tile of queries or keys, or an element.
 
     In a condition only loads and floats are hoisted: comparisons of integers stay as they are.
     Parts that several expressions share are computed once.
 
     Args:
         exprs: numbers and conditions over b, h, q_idx, kv_idx, the score and parameters.
-        names: the text for a symbol, as in ``{"b": "batch"}``; others print their name.
+        names: the text for a symbol, as in ``{"b": "batch"}``; other symbols print their name.
         nonnegative: parameters known to be >= 0; see `triton_code`.
         taken: names that the new variables must not have, besides those in the expressions.
-        along: what the columns of a tile are of, where conditions are computed as bits, too.
-        bits: of comparisons whose bits are at hand, these.
+        along: what the columns of a tile are, if conditions are computed as bits, too.
+        bits: the bits of comparisons that have been computed already.
     """
     names = dict(names or {})
     symbols = {symbol.name for expr in exprs for symbol in expr.free_symbols}
@@ -113,7 +113,7 @@ def hoist(
 
 
 def _shared(forms: list[Any], reassociation: Reassociation) -> list[Any]:
-    """The forms with a name for each float, and each load, that occurs in them more than once."""
+    """The forms, with a name for each float and each load that occurs more than once."""
     times: dict[Any, int] = {}
 
     def visit(node: Any) -> None:
@@ -126,7 +126,7 @@ def _shared(forms: list[Any], reassociation: Reassociation) -> list[Any]:
         for arg in node.args:
             visit(arg)
         if node.is_Pow and node.exp.is_number and abs(node.exp) > 1:
-            visit(node.base)  # a product prints its base as often
+            visit(node.base)  # a product prints its base that many times
 
     for form in forms:
         visit(form)
@@ -146,12 +146,12 @@ def _is_worth_a_name(node: Any) -> bool:
 
 
 def _size(node: Any) -> tuple[int, str]:
-    """Parts come before what they are parts of."""
+    """The sort key by which parts come before the expressions that contain them."""
     return sum(1 for _ in sympy.preorder_traversal(node)), str(node)
 
 
 def _users(forms: list[Any], definitions: Mapping[Any, Any]) -> dict[Any, tuple[int, ...]]:
-    """Which results need each definition, by themselves or through another one."""
+    """The results that need each definition, directly or through another definition."""
     users: dict[Any, set[int]] = {symbol: set() for symbol in definitions}
     for i, form in enumerate(forms):
         waiting = set(form.free_symbols)

@@ -1,11 +1,11 @@
 """Comparisons as systems of affine inequalities in which the solved position stands alone.
 
-A comparison is ``e >= 0`` for some integer expression e. What e holds beyond affine parts is
+A comparison is ``e >= 0`` for some integer expression e. Its parts that are not affine are
 
-- a minimum, a maximum, an absolute value or a choice: told apart by cases;
+- a minimum, a maximum, an absolute value or a choice: split into cases;
 - a quotient of the solved position: ``n // d >= r`` is ``n >= d * r``, ``n // d <= r`` is
   ``n <= d * r + d - 1``;
-- anything that the solved position is not in: a term of its own, whatever it is made of.
+- any expression without the solved position: a term of its own.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from flashgen.symbolic.trace import Orientation
 from flashgen.symbols import FloorDiv
 from flashgen.tracing.indicators import indicator
 
-#: More choices than this in one comparison are not told apart.
+#: A comparison with more choices than this is not split into cases.
 MAX_CHOICES = 5
 
-#: What is told apart by cases.
+#: The nodes that are split into cases.
 _CHOICES = (sympy.Min, sympy.Max, sympy.Abs, sympy.Piecewise)
 
 
 @dataclass(frozen=True)
 class Reader:
-    """Reads comparisons for one of the two `Orientation`, given what is declared.
+    """Reads comparisons for one `Orientation`, given the declarations.
 
     Attributes:
-        sources: of the inequalities read so far, the comparison that each came from first.
+        sources: for each inequality read so far, the first comparison that it came from.
     """
 
     orientation: Orientation
@@ -73,7 +73,7 @@ class Reader:
         return ways
 
     def _unread(self, relation: Any) -> Conjunction:
-        """A comparison taken as it is: opaque, or a term of 0 or 1 if it is the same everywhere."""
+        """A comparison as a whole: opaque, or a term of 0 or 1 if it is the same everywhere."""
         if self.orientation.holds_solved(relation) or self.orientation.holds_tile(relation):
             return Conjunction(opaque=(relation,))
         if isinstance(relation, sympy.Gt | sympy.Lt | sympy.Ne):
@@ -113,7 +113,7 @@ class Reader:
         return [Conjunction(opaque=(relation,))]
 
     def _parts(self, expr: Any) -> dict[Any, Any]:
-        """The factor on each product of what depends on a position; on 1, the rest."""
+        """The factor of each product that depends on a position; the factor of 1 is the rest."""
         parts: dict[Any, Any] = {}
         positions = {self.orientation.tile, self.orientation.solved}
         for part in summands(expr):
@@ -124,15 +124,15 @@ class Reader:
         return {x: factor for x, factor in parts.items() if factor != 0}
 
     def _is_divisor(self, divisor: Any) -> bool:
-        """Whether it is positive and the same for every row and key."""
+        """Whether a divisor is positive and the same for every row and key."""
         fixed = not (self.orientation.holds_tile(divisor) or self.orientation.holds_solved(divisor))
         return fixed and self.declarations.at_least(divisor, 1)
 
     def _splits(self, choice: Any, factor: Any) -> bool:
-        """Whether ``factor * choice`` is told apart by cases; otherwise it is a term.
+        """Whether ``factor * choice`` is split into cases; otherwise it is a term.
 
-        It has to be where it holds the solved position. Of the rows alone, where it does not move
-        one way with them, or where all cases have to hold and are affine.
+        A choice with the solved position has to be split. A choice of rows alone is split if it is
+        not monotonic in the row, or if all cases have to hold and are affine.
         """
         if isinstance(choice, sympy.Piecewise):
             return True

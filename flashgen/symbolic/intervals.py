@@ -1,4 +1,4 @@
-"""Intervals of keys: solved from inequalities, simplified by what is known, merged."""
+"""Intervals of keys: solved from inequalities, simplified by facts, merged."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from flashgen.symbolic.trace import Orientation
 class Interval:
     """Keys that one part of the predicate lets a tile of rows see; or rows, for a tile of keys.
 
-    Everything is in positions, half open, and written here for keys of a tile of rows.
+    Intervals are half open, in positions; the attributes are described for keys of a tile of rows.
 
     Attributes:
         begin, end: the keys some row of the tile sees; within [0, kv_len], empty if end <= begin.
         full_begin, full_end: the keys that every row of the tile sees; within [0, kv_len], empty
             if full_end <= full_begin, otherwise inside [begin, end).
-        condition: sympy Boolean; where it is false the interval is empty whatever its ends are.
+        condition: sympy Boolean; if it is false the interval is empty, whatever its ends are.
         nonempty: a proof that ``begin < end`` and the condition hold for every tile.
     """
 
@@ -70,7 +70,7 @@ def solve(atoms: Iterable[Affine], facts: Facts, orientation: Orientation) -> tu
     end = _extreme(sympy.Min, upper, facts)
     if any(facts.proves(first - last) for first in begin for last in end):
         return nothing
-    # An interval that holds a key may have met a condition by that alone.
+    # An interval that holds a key may meet a condition for this reason alone.
     holds_one = facts.given(*(after - before - 1 for before in begin for after in end))
     conditions = list(independent(conditions, holds_one))
     first = _one(sympy.Max, [item.to_sympy() for item in begin])
@@ -100,7 +100,7 @@ def merged(intervals: Iterable[Interval], facts: Facts) -> list[Interval]:
 
 
 def sorted_by_begin(intervals: Iterable[Interval], facts: Facts) -> list[Interval]:
-    """Provably earlier intervals first; others keep their order."""
+    """Intervals with provably earlier ones first; others keep their order."""
     placed: list[Interval] = []
     for interval in intervals:
         earlier = [i for i, p in enumerate(placed) if not at_least(p.begin, interval.begin, facts)]
@@ -132,7 +132,7 @@ def with_proofs(interval: Interval, facts: Facts) -> Interval:
 
 
 def _plus_one(expr: Any) -> Any:
-    """``expr + 1`` with the one carried into every Min and Max."""
+    """``expr + 1``, with the 1 added inside every Min and Max."""
     if isinstance(expr, sympy.Min | sympy.Max):
         return expr.func(*map(_plus_one, expr.args), evaluate=False)
     return expr + 1
@@ -141,7 +141,7 @@ def _plus_one(expr: Any) -> Any:
 def _joined(a: Interval, b: Interval, facts: Facts) -> Interval | None:
     """``a`` and ``b`` as one interval, or None where their union is not provably one.
 
-    Intervals with an end in common make one even when either is empty; one inside the other goes.
+    Adjacent intervals form one even if either is empty; an interval inside the other is dropped.
     """
     if a.condition == b.condition and a.begin == b.begin:
         whole = replace(a, end=most(sympy.Max, a.end, b.end, facts))
@@ -166,7 +166,7 @@ def _contains(outer: Interval, inner: Interval, facts: Facts) -> bool:
 
 
 def _joined_full(a: Interval, b: Interval, facts: Facts) -> tuple[Any, Any]:
-    """The full keys of a joined interval: both parts' where they make one, else one part's."""
+    """The full keys of a joined interval: of both parts if they form one run, else of one part."""
     if sympy.Piecewise in (a.full_end.func, b.full_end.func) or a.condition != b.condition:
         return a.full_begin, a.full_end
     if a.full_begin == b.full_begin:
@@ -179,7 +179,7 @@ def _joined_full(a: Interval, b: Interval, facts: Facts) -> tuple[Any, Any]:
 
 
 def most(pick: Any, a: Any, b: Any, facts: Facts) -> Any:
-    """``Max(a, b)`` or ``Min(a, b)``, without what the facts prove to be no part of it."""
+    """``Max(a, b)`` or ``Min(a, b)``, without arguments that the facts prove redundant."""
     kept: list[Any] = []
     for part in (part for side in (a, b) for part in (side.args if side.func == pick else (side,))):
         if not any(_beats(pick, other, part, facts) for other in kept):
@@ -206,12 +206,12 @@ def _beats(pick: Any, a: Any, b: Any, facts: Facts) -> bool:
 
 
 def _one(pick: Any, parts: list[Any]) -> Any:
-    """``Max`` or ``Min`` of the parts, as written: the facts have already simplified them."""
+    """``Max`` or ``Min`` of the parts, unevaluated: the facts have already simplified them."""
     return parts[0] if len(parts) == 1 else pick(*parts, evaluate=False)
 
 
 def _condition(atom: Affine) -> Any:
-    """``atom >= 0`` as ``a >= b`` without negative terms; an indicator as what it indicates."""
+    """``atom >= 0`` as ``a >= b`` without negative terms; an indicator as its condition."""
     if len(atom.terms) == 1 and isinstance(atom.terms[0][0], sympy.Piecewise):
         ((choice, c),) = atom.terms
         (yes, when), (no, _) = choice.args[0], choice.args[-1]

@@ -11,7 +11,7 @@ import sympy
 from flashgen.symbolic.affine import Affine
 from flashgen.symbolic.entailment import Facts
 
-#: More ways than this to satisfy a part of a predicate are not told apart.
+#: A part of a predicate with more ways to satisfy it than this becomes opaque.
 MAX_CONJUNCTIONS = 64
 
 #: Up to this many conjunctions are weakened against one another.
@@ -24,8 +24,8 @@ class Conjunction:
 
     Attributes:
         atoms: affine in the solved position, with a factor of 1 or -1, and in terms of the other.
-        opaque: conditions that are not, kept as they are. Bounds take them to be true where that
-            widens an interval and false where it would call a key unmasked.
+        opaque: all other conditions, unchanged. Bounds assume that they are true where that widens
+            an interval, and false where a key would otherwise be unmasked.
     """
 
     atoms: tuple[Affine, ...] = ()
@@ -53,14 +53,14 @@ def negation_normal_form(expr: Any, negate: bool = False) -> Any:
 
 
 def conditions(expr: Any) -> tuple[Any, ...]:
-    """The conditions that all have to hold; none where everything is visible."""
+    """The conditions that all have to hold; none if everything is visible."""
     if expr is sympy.true:
         return ()
     return tuple(expr.args) if isinstance(expr, sympy.And) else (expr,)
 
 
 def leaves(expr: Any) -> list[Any]:
-    """What a condition in negation normal form joins by And and Or."""
+    """The conditions that a condition in negation normal form joins by And and Or."""
     if isinstance(expr, sympy.And | sympy.Or):
         return [leaf for arg in expr.args for leaf in leaves(arg)]
     return [expr]
@@ -69,9 +69,9 @@ def leaves(expr: Any) -> list[Any]:
 def conjunctions(expr: Any, facts: Facts, read: Read) -> list[Conjunction]:
     """Disjunctive normal form of a predicate: as few conjunctions, as weak, as can be proved.
 
-    One that cannot hold goes, so does an atom that the others prove and a conjunction that implies
-    another. A window beside a causal mask then costs nothing, and a predicate that hides nothing
-    is the empty conjunction.
+    A conjunction that cannot hold or that implies another is dropped, and so is an atom that the
+    other atoms prove. A window beside a causal mask then costs nothing, and a predicate that hides
+    nothing is the empty conjunction.
     """
     found = [reduced(c, facts) for c in distribute(negation_normal_form(expr), read)]
     found = _absorbed([c for c in found if not facts.given(*c.atoms).contradictory], facts)
@@ -83,8 +83,8 @@ def conjunctions(expr: Any, facts: Facts, read: Read) -> list[Conjunction]:
 
 
 def _weakened(conjunction: Conjunction, others: list[Conjunction], facts: Facts) -> Conjunction:
-    """The conjunction with its atoms dropped, or exchanged for weaker ones of ``others``, as long
-    as what it gains by that is covered by ``others``: the union stays what it was.
+    """The conjunction with atoms dropped, or exchanged for weaker ones of ``others``, as long as
+    ``others`` cover the elements that it gains: the union stays the same.
     """
     outside = tuple(tuple(a.negated() for a in other.atoms) for other in others if not other.opaque)
     weaker = [atom for other in others for atom in other.atoms]
@@ -99,7 +99,7 @@ def _weakened(conjunction: Conjunction, others: list[Conjunction], facts: Facts)
 
 
 def _absorbed(found: list[Conjunction], facts: Facts) -> list[Conjunction]:
-    """Without the conjunctions that imply another one."""
+    """The conjunctions without those that imply another one."""
     kept: list[Conjunction] = []
     for candidate in found:
         if not any(_implies(candidate, other, facts) for other in kept):
@@ -114,7 +114,7 @@ def reduced(conjunction: Conjunction, facts: Facts) -> Conjunction:
 
 
 def independent(atoms: Iterable[Affine], facts: Facts) -> tuple[Affine, ...]:
-    """``atoms`` without those that the facts and the remaining ones prove; first ones stay."""
+    """``atoms`` without those that the facts and the remaining atoms prove; earlier atoms stay."""
     kept = list(dict.fromkeys(atoms))
     for atom in reversed(tuple(kept)):
         others = [other for other in kept if other != atom]
@@ -124,7 +124,7 @@ def independent(atoms: Iterable[Affine], facts: Facts) -> tuple[Affine, ...]:
 
 
 def _implies(a: Conjunction, b: Conjunction, facts: Facts) -> bool:
-    """Whether whatever satisfies ``a`` satisfies ``b``."""
+    """Whether every solution of ``a`` satisfies ``b``."""
     return set(b.opaque) <= set(a.opaque) and facts.given(*a.atoms).proves_all(b.atoms)
 
 

@@ -30,20 +30,20 @@ from flashgen.symbols import (
 from flashgen.tracing.signs import most
 
 _ARITHMETIC = (sympy.Add, sympy.Mul, sympy.Pow, sympy.Abs, sympy.Min, sympy.Max, sympy.Piecewise)
-#: What computes with whole numbers as such. Elsewhere large ones are computed as floats.
+#: Nodes that compute with integers as such. Elsewhere large integers are computed as floats.
 _WHOLE = (
     FloorDiv, FloorMod, BitAnd, BitOr, BitXor, ShiftLeft, ShiftRight, Load,
     sympy.core.relational.Relational,
 )  # fmt: skip
-#: What an index is below.
+#: The length that bounds each index.
 _BELOW = {Q_IDX: Q_LEN, KV_IDX: KV_LEN, B: BATCH, H: Q_HEADS}
 
 
 def large_integers(expr: Any) -> dict[Any, Any]:
-    """Parts of an expression that 32 bits may not hold, and of each a bound of its magnitude.
+    """Parts of an expression that 32 bits may not hold, with a bound of the magnitude of each.
 
     Every partial sum and product of a part is within its bound, which is in terms of lengths,
-    heads, batch and `Int` parameters. Elements of tensors count as 1: nothing is known of them.
+    heads, batch and `Int` parameters. Elements of tensors count as 1: their values are unknown.
     """
     bounds = {part: magnitude(part) for part in _integers(expr)}
     return {part: bound for part, bound in bounds.items() if not is_small(bound)}
@@ -54,20 +54,20 @@ def _integers(expr: Any, within: Any = None) -> Iterator[Any]:
         yield expr
     if isinstance(expr, ShiftLeft):
         yield expr
-    # Of a sum within a sum, the outer one is what is computed as a whole number.
+    # For a sum within a sum, the outer one is computed as an integer.
     inner = within if isinstance(expr, _ARITHMETIC) and not isinstance(within, _WHOLE) else expr
     for arg in expr.args:
         yield from _integers(arg, inner)
 
 
 def magnitude(expr: Any) -> Any:
-    """A bound of an integer expression and of what it is made of, as a sympy expression."""
+    """A bound of the magnitude of an integer expression and of its parts, as a sympy expression."""
     if expr.is_Integer:
         return abs(expr)
     if expr.is_Symbol:
         return _BELOW.get(expr, expr if expr in SYMBOLS else sympy.Abs(expr))
     if isinstance(expr, sympy.Mul):
-        # Of (a // d) * d, which a bounds, both factors come out of a.
+        # The product (a // d) * d is bounded by a.
         for quotient in (arg for arg in expr.args if isinstance(arg, FloorDiv)):
             rest = expr / quotient
             if quotient.args[1] in sympy.Mul.make_args(rest):
@@ -91,7 +91,7 @@ def magnitude(expr: Any) -> Any:
 
 
 def _farthest(shift: Any) -> Any:
-    """The most that is shifted by: an index stays below its length, where one more is twice."""
+    """The largest shift: for an index its length less 1, since one bit more doubles it."""
     limit = most(shift)
     if limit is not None:
         return sympy.Integer(limit)

@@ -9,13 +9,13 @@ import sympy
 
 
 class _OfTile(sympy.Function):  # type: ignore[misc]
-    """What is no number, whatever it is made of."""
+    """A node that is not a number, whatever its arguments are."""
 
     is_number = False
 
 
 class Spread(_OfTile):
-    """A score that is not of the products, for each element of a tile."""
+    """A score that does not depend on the products, for each element of a tile."""
 
     nargs = 1
 

@@ -1,4 +1,4 @@
-"""From the keys that single rows see to those that some row, or every row, of a tile sees."""
+"""Projects the keys that single rows see to keys that some row, or every row, of a tile sees."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from flashgen.symbolic.context import Context
 from flashgen.symbolic.quotients import ceil_div, floor_div
 from flashgen.symbols import FloorDiv
 
-#: An elimination that makes more inequalities than this is not done; the masks that ship make 18.
+#: An elimination that makes more inequalities than this is skipped; shipped masks make up to 18.
 MAX_PAIRS = 256
 
 
 def seen_by_some_row(atoms: Iterable[Affine], context: Context) -> tuple[list[Affine], bool, bool]:
-    """The atoms projected along the rows of a tile; whether that is exact; whether it is loosened.
+    """The atoms projected along the rows of a tile; whether they are exact; whether loosened.
 
-    Every term that differs from row to row becomes a variable beside the row itself: between its
-    least and its greatest value in the tile, and linked to the row and to other terms. All of them
-    are eliminated by Fourier-Motzkin; one that would leave too many inequalities is replaced in
-    each of them by its least or its greatest value, whichever satisfies it more easily.
+    Every term that differs from row to row becomes a variable, as the row itself is: between its
+    least and its greatest value in the tile, and linked to the row and to other terms.
+    Fourier-Motzkin eliminates all variables. If a variable would leave too many inequalities, each
+    inequality takes its least or its greatest value instead, whichever satisfies it more easily.
     """
     row, facts = context.orientation.tile, context.tile
     system = [together(atom, context) for atom in atoms]
     variables: list[Any] = [row]
-    for atom in system:  # grows while it is walked: axioms bring further terms
+    for atom in system:  # grows during the iteration: axioms bring further terms
         for term, _ in context.moving(atom):
             if term not in variables:
                 variables.append(term)
@@ -55,7 +55,7 @@ def seen_by_some_row(atoms: Iterable[Affine], context: Context) -> tuple[list[Af
 
 
 def seen_by_every_row(atoms: Iterable[Affine], context: Context) -> list[Affine]:
-    """The atoms where they are hardest to satisfy: each term at its worse end of the tile."""
+    """The atoms at their least values in the tile: each term at its worse end of the tile."""
     worst = []
     for atom in atoms:
         hardest = together(atom, context)
@@ -67,9 +67,9 @@ def seen_by_every_row(atoms: Iterable[Affine], context: Context) -> list[Affine]
 
 
 def together(atom: Affine, context: Context) -> Affine:
-    """An atom with all that differs from row to row in one term, if it moves up and down.
+    """An atom with all row-dependent parts in one term, if they move in both directions.
 
-    The extremes of ``q_idx + offset[q_idx]`` are nearer than the sums of extremes.
+    The extremes of ``q_idx + offset[q_idx]`` are tighter bounds than the sums of extremes.
     """
     moving = context.moving(atom)
     if len(moving) < 2 or all(context.direction(term) is not None for term, _ in moving):
@@ -80,7 +80,7 @@ def together(atom: Affine, context: Context) -> Affine:
 
 
 def _is_defined_by_axioms(term: Any, variables: list[Any]) -> bool:
-    """Whether its axioms alone say what a term is: a quotient by a number of other variables."""
+    """Whether axioms alone define a term: a quotient, by a number, of other variables."""
     if not (isinstance(term, FloorDiv) and term.args[1].is_Integer):
         return False
     numerator = linearise(term.args[0])

@@ -40,7 +40,7 @@ def ceil_div(numerator: Any, divisor: Any) -> Any:
 
 
 def without_remainders(expr: Any) -> Any:
-    """Every ``n % d`` as ``n - d * (n // d)`` and every quotient simplified, but for indices."""
+    """Every ``n % d`` as ``n - d * (n // d)`` and every quotient simplified, except in indices."""
     if not expr.args or isinstance(expr, Load):
         return expr
     args = [without_remainders(arg) for arg in expr.args]

@@ -1,4 +1,4 @@
-"""Takes an expression apart by what its parts vary over, reassociating sums and products.
+"""Splits an expression by what its parts vary over, and reassociates sums and products.
 
 A part that depends on the row alone, on the column alone or on neither gets a name and is computed
 once for the tile; the rest of the expression then works on names. Sums and products are
@@ -32,11 +32,11 @@ _KEEPING_ARGS = (
 
 
 class Reassociation:
-    """Gives names to what can be computed outside the inner loop.
+    """Gives names to the parts that can be computed outside the inner loop.
 
     Attributes:
-        definitions: of each name, in the order that they can be computed in: what it varies over
-            and what it stands for, in terms of earlier names.
+        definitions: for each name, in an order of computation, what it varies over and its value,
+            in terms of earlier names.
     """
 
     def __init__(self, taken: Collection[str]) -> None:
@@ -65,7 +65,7 @@ class Reassociation:
         return symbol
 
     def _new_name(self, expr: Any, axes: Axes) -> str:
-        """After the tensor that is loaded or the symbol that is converted, else a number."""
+        """A name with the tensor that is loaded or the symbol that is converted, else a number."""
         stem = PREFIXES[axes]
         of = expr.args[0] if isinstance(expr, Load | ToFloat) else None
         if of is not None and of.is_Symbol and axes != Axes.ELEMENT:
@@ -94,7 +94,7 @@ class Reassociation:
         return self._bound[expr]
 
     def _converted(self, expr: Any, within: Axes) -> Any:
-        """An integer that is no element as a float: as a whole, unless 32 bits may overflow."""
+        """A non-element integer as a float: converted as a whole unless 32 bits may overflow."""
         return ToFloat(self._whole(expr)) if is_small(expr) else self._form(expr, within)
 
     def _part(self, expr: Any, within: Axes) -> Any:
@@ -109,7 +109,7 @@ class Reassociation:
         return self._bind(expr) if axes != within or loaded else self._form(expr, within)
 
     def _form(self, expr: Any, within: Axes) -> Any:
-        """A float or a converted integer that varies over ``within``, as it is computed there."""
+        """The computed form of a float or a converted integer that varies over ``within``."""
         if expr.is_Symbol:
             return expr
         if expr.is_Add:
@@ -184,7 +184,7 @@ class Reassociation:
         return expr.func(*parts, evaluate=False) if len(parts) > 1 else parts[0]
 
     def _whole(self, expr: Any) -> Any:
-        """An integer as it is computed in integers: unchanged, but for what has to be loaded."""
+        """An integer computed in integers: unchanged, except for loads."""
         if isinstance(expr, REDUCTIONS) or not expr.has(Load, Truncate):
             return expr
         if isinstance(expr, Load | Truncate) and self.varies_over(expr) != Axes.ELEMENT:
@@ -212,7 +212,7 @@ class Reassociation:
         return rebuilt(expr, (self._part(side, axes) for side in expr.args))
 
     def _side(self, expr: Any) -> Any:
-        """A side of a comparison of integers. A row's divisions are worth doing once."""
+        """A side of a comparison of integers. Divisions of a row are named, to run once a row."""
         if not (expr.has(FloorDiv, FloorMod) and self.varies_over(expr) == Axes.ROW):
             return self._whole(expr)
         if expr not in self._bound:
@@ -238,7 +238,7 @@ def is_small(expr: Any) -> bool:
 
 
 def rebuilt(expr: Any, args: Iterable[Any]) -> Any:
-    """A node of ``expr``'s kind over other arguments, which sympy is kept from rearranging."""
+    """A node of ``expr``'s kind over other arguments, which sympy does not rearrange."""
     args = tuple(args)
     if args == expr.args:
         return expr
@@ -246,17 +246,17 @@ def rebuilt(expr: Any, args: Iterable[Any]) -> Any:
 
 
 def replaced(expr: Any, names: dict[Any, Any]) -> Any:
-    """``expr`` with names for some of its parts; else as it is."""
+    """``expr`` with names for some of its parts; unchanged without such parts."""
     if expr in names:
         return names[expr]
     return rebuilt(expr, (replaced(arg, names) for arg in expr.args)) if expr.args else expr
 
 
 def with_exact_differences(terms: Iterable[Any]) -> list[Any]:
-    """Terms of a sum; integers that have a common float factor are added up before it.
+    """Terms of a sum; integers with a common float factor are added before they are multiplied.
 
-    ``0.1 * kv_idx - 0.1 * q_idx``, as sympy has of ``0.1 * (kv_idx - q_idx)``, is a difference of
-    large floats; that of the integers is exact.
+    ``0.1 * kv_idx - 0.1 * q_idx``, sympy's form of ``0.1 * (kv_idx - q_idx)``, is a difference of
+    large floats; the difference of the integers is exact.
     """
     terms = list(terms)
     if all(map(is_integral, terms)):

@@ -19,9 +19,9 @@ def residual_conditions(
 ) -> tuple[tuple[Any, ...], bool]:
     """The conditions of ``predicate``, solved for one index, without those that the others imply.
 
-    ``q_idx // c == kv_idx // c`` is a range of keys, whose ends are computed once a row. Where ids
-    of packed documents meet a causal mask, for example, the end of a document lies behind the query
-    and need not be compared with. A kernel that holds keys has it the other way round.
+    ``q_idx // c == kv_idx // c`` is a range of keys, whose ends are computed once a row. For packed
+    documents under a causal mask, for example, the end of a document lies behind the query, so no
+    comparison with it is needed. In a kernel over tiles of keys, rows and keys are exchanged.
 
     Args:
         predicate: the user's own.
@@ -29,7 +29,7 @@ def residual_conditions(
 
     Returns:
         The conditions, all of which hold for a visible key, and whether ``kv_idx < kv_len`` has to
-        be checked besides. It follows from a causal mask of equal lengths, for one.
+        be checked, too. A causal mask of equal lengths, for example, implies it.
     """
     context = Context(with_row_tables(predicate, orientation), orientation)
     expr = context.predicate.expr
@@ -55,7 +55,7 @@ def residual_conditions(
 
 
 def _lightened(term: Any, every_way: list[Facts], context: Context) -> Any:
-    """The term without what the facts prove of its alternatives' parts."""
+    """The term, with alternatives that lack the parts that the facts prove."""
     if not isinstance(term, sympy.Or):
         return term
     ways = []
@@ -72,7 +72,7 @@ def _lightened(term: Any, every_way: list[Facts], context: Context) -> Any:
 
 
 def _solved(term: Any, context: Context) -> list[Any]:
-    """Comparisons of the index to solve for with what a row knows, in place of a division's."""
+    """Comparisons of the solved index with a row's values, in place of a quotient's comparison."""
     solved = context.orientation.solved
     atoms = _atoms(term, context) if term.has(FloorDiv, FloorMod) else ()
     if not atoms or any(abs(atom.coefficient(solved)) != 1 for atom in atoms):
@@ -87,7 +87,7 @@ def _solved(term: Any, context: Context) -> list[Any]:
 
 
 def _atoms(term: Any, context: Context) -> tuple[Affine, ...]:
-    """The inequalities that a comparison stands for; none where it is something else."""
+    """The inequalities that a comparison stands for; none for several ways or opaque ones."""
     if not isinstance(term, sympy.core.relational.Relational):
         return ()
     ways = context.read(term)

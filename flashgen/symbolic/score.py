@@ -13,11 +13,11 @@ from flashgen.symbolic.varies_over import SCALE, SCORES, Axes, is_integral, vari
 from flashgen.symbols import KV_IDX, Q_FIRST, Q_IDX, SCORE, Load
 from flashgen.tracing.shown import shown
 
-#: sympy keeps it exact; it prints as 1.4426950408889634.
+#: log2(e): exact in sympy, printed as 1.4426950408889634.
 LOG2E = 1 / sympy.log(2)
 
 _INFINITIES = (sympy.oo, -sympy.oo, sympy.nan, sympy.zoo)
-#: A score from here down stands for -inf: with the scale, float32 may not hold it in base 2.
+#: A number of a score function at or below this is -inf: scaled, float32 may not hold it in base 2.
 _LEAST = sympy.Float(-1e20)
 
 
@@ -47,7 +47,7 @@ class FoldedScore:
 
 
 def fold_score(score: Any = SCORE, positive: Collection[str] = ()) -> FoldedScore:
-    """Puts the softmax scale and log2(e) into a score function, in as few operations as may be.
+    """Folds the softmax scale and log2(e) into a score function, in as few operations as possible.
 
     Args:
         score: f over `SCORE`, the indices and parameters; without infinities (`split_infinite`).
@@ -59,7 +59,7 @@ def fold_score(score: Any = SCORE, positive: Collection[str] = ()) -> FoldedScor
     expr = raw if slope is None else sympy.Add(sympy.Mul(slope, SCORES), rest)
     factor = slope if rest == 0 and slope is not None and _is_scalar(slope) else None
     terms, shift = _without_shift(expr)
-    # A bias may be as low as float32 goes: 1 / outer would be too much for it.
+    # A bias may be as low as float32 allows: divided by outer it could overflow.
     outer = sympy.Integer(1) if lifted != score else _positive_factor(terms, positive)
     return FoldedScore(
         expr=expr,
@@ -72,7 +72,7 @@ def fold_score(score: Any = SCORE, positive: Collection[str] = ()) -> FoldedScor
 
 
 def may_be_infinite(expr: Any) -> bool:
-    """Whether a score function, or a part of one, may be -inf by what it reads of tensors.
+    """Whether a score function, or a part of one, may be -inf because an element of a tensor is.
 
     A slope of -inf, times a distance, has no meaning where the distance is 0.
     """
@@ -91,7 +91,8 @@ def _lifted(expr: Any) -> Any:
     """A score function whose biases do not overflow when they are multiplied by log2(e).
 
     A bias is an element of a tensor that varies over a tile, perhaps times a number. A bias above
-    -1.7e38 stays, and so does -inf; those between are raised near -1.7e38, in their order.
+    -1.7e38 and a bias of -inf stay; biases between them become values near -1.7e38 and keep their
+    order.
     """
     if expr.is_Add:
         return sympy.Add(*map(_lifted, expr.args))
@@ -114,7 +115,7 @@ def _is_positive(expr: Any, positive: Collection[str]) -> bool:
 
 
 def _without_shift(expr: Any) -> tuple[list[Any], Any]:
-    """The terms of ``expr`` that a softmax needs, and the sum of those of the row alone.
+    """The terms of ``expr`` that a softmax needs, and the sum of the terms of the row alone.
 
     ``slope * (kv_idx - q_idx)`` is ``slope * (kv_idx - q_first)``, of the column alone, and
     ``slope * (q_first - q_idx)``. Both are products of exact differences, no larger than the first.
@@ -148,7 +149,7 @@ def _scalar_factors(term: Any) -> tuple[list[Any], list[Any]]:
 
 
 def _positive_factor(terms: list[Any], positive: Collection[str]) -> Any:
-    """What the term with the product q·k is multiplied by, as far as it is known to be above 0."""
+    """The factor of the term with the product q·k, as far as it is known to be above 0."""
     for term in terms:
         if SCORES not in term.free_symbols:
             continue
@@ -160,7 +161,7 @@ def _positive_factor(terms: list[Any], positive: Collection[str]) -> Any:
 
 
 def times(expr: Any, factor: Any) -> Any:
-    """``factor * expr``, with the factor inside sums and choices, where scalars take it up."""
+    """``factor * expr``, with the factor inside sums and choices, where scalars absorb it."""
     if expr.is_Add:
         return sympy.Add(*(times(term, factor) for term in expr.args))
     if isinstance(expr, sympy.Piecewise):
@@ -170,7 +171,7 @@ def times(expr: Any, factor: Any) -> Any:
 
 
 def _linear(raw: Any) -> tuple[Any, Any]:
-    """(a, c) where ``raw`` is a * `SCORES` + c; (None, raw) where it is not."""
+    """(a, c) if ``raw`` is a * `SCORES` + c; else (None, raw)."""
     slopes, rest = [], []
     for term in sympy.Add.make_args(raw):
         slope, dependent = term.as_independent(SCORES, as_Add=False)
@@ -184,17 +185,18 @@ def _linear(raw: Any) -> tuple[Any, Any]:
 
 
 def split_infinite(score: Any) -> tuple[Any, Any]:
-    """A score function without its infinities, and the condition under which it had none.
+    """A score function without its infinities, and the condition under which it was finite.
 
-    ``where(c, x, -inf)``, by itself, in a sum or times a positive number, hides what ``c`` does
-    not hold for: it is a mask. So does a number of -1e20 or below, as torch.finfo's.
+    ``where(c, x, -inf)``, by itself, in a sum or times a positive number, hides elements for which
+    ``c`` is false: it is a mask. A number of -1e20 or below, such as torch.finfo's least, counts as
+    -inf.
 
     Returns:
         (score, condition); the condition is ``sympy.true`` where nothing is hidden.
 
     Raises:
-        ValueError: any other infinity, or a condition on the score itself, of which a mask knows
-            nothing. The message says what it is and what to write, in the user's terms.
+        ValueError: any other infinity, or a condition on the score itself, which a mask does not
+            have. The message names the cause and what to write instead, in the user's notation.
     """
     finite, condition = _split(score)
     if SCORE in condition.free_symbols:
@@ -240,7 +242,7 @@ def _split(expr: Any) -> tuple[Any, Any]:
 
 
 def _split_choice(expr: Any) -> tuple[Any, Any]:
-    """The branches that are not hidden, and when one of them is taken."""
+    """The branches that are not hidden, and the condition under which one of them is taken."""
     kept: list[tuple[Any, Any]] = []
     seen: Any = sympy.false
     earlier: Any = sympy.true
@@ -252,7 +254,7 @@ def _split_choice(expr: Any) -> tuple[Any, Any]:
             kept.append((finite, when))
     if not kept:
         return sympy.Integer(0), sympy.false
-    # What a hidden branch would have been does not matter: the last one kept stands in for it.
+    # The value of a hidden branch does not matter: the last visible branch replaces it.
     *branches, (last, _) = kept
     if not branches:
         return last, seen

@@ -16,18 +16,19 @@ class RowTable:
 
     Its element for an entry x of ``values[lead..., i]`` is the first position j of
     ``keys[lead..., :]`` with ``keys[lead..., j] >= x`` (`side` "left") or ``> x`` (`side` "right"):
-    ``torch.searchsorted(keys, values, right=side == "right")``. It is the size of the last
-    dimension of `keys` where there is none.
+    ``torch.searchsorted(keys, values, right=side == "right")``. If there is none, it is the size
+    of the last dimension of `keys`.
 
-    If ids are only compared for equality, any order in which each id is one run would do. A
+    If ids are only compared for equality, any order in which each id forms one run would do. A
     `cyclic` table accepts the orders that can be recognised at no cost: ids ascend from the first
-    one on, past the largest int32 to the smallest. So padding may be 0 or -1 behind larger ids.
+    id on, past the largest int32 to the smallest, and stay below the first. So padding may be 0 or
+    -1 behind larger ids.
 
-    With a `hidden` id, rows of that id see no key: "left" and "right" are exchanged for them. No
-    key is at or after the one and before the other, and rows still ascend.
+    With a `hidden` id, rows of that id see no key: for them "left" and "right" are exchanged. Then
+    no key lies at or after the begin and before the end, and rows still ascend.
 
     For a tensor with ids in another order no table is right. A further table (`side` "unordered")
-    says whether that is so: 1 or 0 for each of the leading dimensions, with a last dimension of 1.
+    marks such tensors: 1 or 0 for each index of the leading dimensions, with a last dimension of 1.
     Where it is 1, kernels read no other table: see `Promise`.
 
     Attributes:
@@ -35,7 +36,7 @@ class RowTable:
         keys: the tensor that is searched: sorted along its last dimension.
         values: the tensor that is looked up.
         side: ``"left"``, ``"right"`` or ``"unordered"``.
-        cyclic: whether ids may go on at the smallest, up to the first.
+        cyclic: whether ids may start over at the smallest int32, below the first.
         hidden: an id whose rows match no key; None for none.
     """
 
@@ -48,31 +49,31 @@ class RowTable:
 
     @property
     def sym(self) -> Any:
-        """The symbol that stands for it in a `Load`."""
+        """The symbol that stands for the table in a `Load`."""
         return sympy.Symbol(self.name, integer=True)
 
     @property
     def tensors(self) -> tuple[Tensor, Tensor]:
-        """The two declared tensors that the table is made from, of keys and of values."""
+        """The two declared tensors that the table is made from: `keys` and `values`."""
         return self.keys, self.values
 
     @property
     def most(self) -> Any | None:
-        """The greatest element there can be, as a sympy expression; None where unknown."""
+        """The greatest possible element, as a sympy expression; None if unknown."""
         return last_size(self.keys)
 
     @property
     def search(self) -> tuple[str, str, bool, int | None]:
-        """The search that makes the table: those of one search are made by one kernel."""
+        """The search that makes the table: one kernel makes all tables of a search."""
         return self.keys.name, self.values.name, self.cyclic, self.hidden
 
     @property
     def of_itself(self) -> bool:
-        """Whether a tensor is looked up in itself: then position i lies where its match does."""
+        """Whether a tensor is looked up in itself: then position i lies within its own match."""
         return self.keys.name == self.values.name
 
 
 def last_size(tensor: Tensor) -> Any | None:
-    """The size of the last dimension as a sympy expression, None where any will do."""
+    """The size of the last dimension as a sympy expression, None for any size."""
     size = tensor.dims[-1]
     return None if size is None else size.sym

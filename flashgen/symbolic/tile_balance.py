@@ -1,4 +1,4 @@
-"""Tile balance: which tiles have the most work, by how the ends of their intervals move."""
+"""Tile balance: which tiles have the most work, by the movement of their intervals' ends."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def longest_end(
 
 
 def _slopes(expr: Any, ends: set[Any], declarations: Declarations) -> tuple[float, float]:
-    """How far, at least and at most, ``expr`` moves on average when the tile moves by one."""
+    """The least and the most that ``expr`` moves, on average, when the tile moves by one."""
     if not expr.free_symbols & ends:
         return 0.0, 0.0
     if expr in ends:
@@ -42,7 +42,7 @@ def _slopes(expr: Any, ends: set[Any], declarations: Declarations) -> tuple[floa
         return min(low for low, _ in slopes), max(high for _, high in slopes)
     if isinstance(expr, Load):
         table = declarations.tables.get(expr.args[0])
-        # Where a tensor is looked up in itself, the place of the match follows the position.
+        # If a tensor is looked up in itself, the place of the match follows the position.
         follows = table is not None and table.of_itself
         return _slopes(expr.args[-1], ends, declarations) if follows else (-inf, inf)
     if isinstance(expr, FloorDiv):

@@ -8,8 +8,9 @@ A predicate in negation normal form is evaluated in three values, hidden, visibl
 - an element of a block table, by all the elements that the tile touches;
 - a condition that depends on neither position has its value, and anything else is unknown.
 
-For a mask that reads a block table a kernel lists the tiles to visit by these answers. They are
-conservative: a tile with a visible element is always seen, one with a hidden element never full.
+For a mask that reads a block table, a kernel lists the tiles to visit by these answers. They are
+conservative: a tile with a visible element is always seen, and a tile with a hidden element is
+never full.
 """
 
 from __future__ import annotations
@@ -43,12 +44,12 @@ from flashgen.symbols import (
 
 @dataclass(frozen=True)
 class TileTable:
-    """A block table, and what its elements in a tile are called.
+    """A block table, with symbols for its elements in a tile.
 
     Attributes:
-        table: which elements these are.
-        some: symbol of whether any element that the tile touches holds.
-        every: symbol of whether all of them do.
+        table: the block table.
+        some: symbol: whether any element that the tile touches holds.
+        every: symbol: whether all elements that the tile touches hold.
     """
 
     table: BlockTable
@@ -61,10 +62,10 @@ class TileLogic:
     """The mask on the tile of rows q_first..q_last and keys kv_first..kv_last.
 
     Attributes:
-        seen: sympy Boolean: some element may be visible. Where false, none is.
-        full: sympy Boolean: every element is visible. Where false, some may be hidden.
-        tables: the block tables whose `some` and `every` these read.
-        row_tables: the row tables that they read.
+        seen: sympy Boolean: some element may be visible. If false, no element is.
+        full: sympy Boolean: every element is visible. If false, some may be hidden.
+        tables: the block tables whose `some` and `every` the answers read.
+        row_tables: the row tables that the answers read.
     """
 
     seen: Any
@@ -74,7 +75,7 @@ class TileLogic:
 
     @property
     def expressions(self) -> tuple[Any, ...]:
-        """All that is read: the answers and the tables' indices."""
+        """All expressions: the answers and the tables' indices."""
         tables = [(t.table.entry, *t.table.rows, *t.table.columns) for t in self.tables]
         return (self.seen, self.full, *(expr for exprs in tables for expr in exprs))
 
@@ -88,14 +89,14 @@ def tile_logic(predicate: Predicate) -> TileLogic | None:
     }
     if not found:
         return None
-    # sympy keeps the parts of a condition in an order of its own.
+    # sympy keeps the parts of a condition in its own order.
     named = {
         table.element: TileTable(table, *sympy.symbols(f"some_shown{s} all_shown{s}"))
         for i, table in enumerate(sorted(found, key=lambda table: str(table.element)))
         for s in [f"_{i}" if len(found) > 1 else ""]
     }
     seen, full = _answers(expr, named, context)
-    # Of ids in no order nothing is known.
+    # Nothing is known about unordered ids.
     unordered = context.predicate.unordered
     seen, full = sympy.Or(unordered, seen), sympy.And(sympy.Not(unordered), full)
     read = seen.free_symbols | full.free_symbols
@@ -140,7 +141,7 @@ def _compared(relation: Any, least: Any, most: Any) -> tuple[Any, Any]:
     """(seen, full) of ``x <relation> 0`` for an x in a tile from ``least`` to ``most``."""
 
     def holds(comparison: Any, x: Any) -> Any:
-        """The terms that are taken away on the other side, a number alone on the right."""
+        """A comparison with subtracted terms on the other side, and a number alone on the right."""
         parts = sympy.Add.make_args(x)
         right = [-part for part in parts if part.as_coeff_Mul()[0] < 0]
         left = [part for part in parts if part.as_coeff_Mul()[0] >= 0]
@@ -181,9 +182,9 @@ def _extremes(expr: Any, context: Context) -> tuple[Any, Any] | None:
 
 
 def _row_extremes(expr: Any, context: Context) -> tuple[Any, Any]:
-    """The least and the greatest value of what q_idx alone moves."""
+    """The least and the greatest value of an expression that depends on q_idx alone."""
     way = context.declarations.direction(expr, Q_IDX)
-    # Outside of a tensor 0 is read, which is no part of its order.
+    # Outside of a tensor a kernel reads 0, which is not in its order.
     if way is None or not all(map(context.inside, expr.atoms(Load))):
         return RowMin(expr), RowMax(expr)
     ends = expr.xreplace({Q_IDX: Q_FIRST}), expr.xreplace({Q_IDX: Q_LAST})

@@ -57,10 +57,10 @@ def trace(mask: Mask) -> Predicate:
 
 
 def _with_equals(parts: tuple[Any, ...]) -> list[Any]:
-    """Parts of a conjunction, with one of two elements for both that another part says are equal.
+    """Parts of a conjunction; one of two elements that a part says are equal stands for both.
 
-    That is for comparisons that are affine with it: ``ids[q] == ids[kv]`` makes ``q - start[ids[q]]
-    >= kv - start[ids[kv]]`` of ``q >= kv``.
+    Comparisons become affine by it: given ``ids[q] == ids[kv]``, ``q - start[ids[q]] >= kv -
+    start[ids[kv]]`` becomes ``q >= kv``.
     """
     equal = [
         part
@@ -111,7 +111,7 @@ def _arranged(expr: Any) -> Any:
 
 @dataclass(frozen=True)
 class Orientation:
-    """Which position runs over a tile and which one is solved for.
+    """Which position varies over a tile and which one is solved for.
 
     Attributes:
         tile: the position inside the tile, between `first` and `last`, below `tile_len`.
@@ -130,7 +130,7 @@ class Orientation:
         return self.tile in expr.free_symbols
 
     def holds_solved(self, expr: Any) -> bool:
-        """Whether ``expr`` depends on the position that is solved for."""
+        """Whether ``expr`` depends on the solved position."""
         return self.solved in expr.free_symbols
 
 
@@ -145,5 +145,5 @@ _OF_TILES = frozenset((Q_FIRST, Q_IDX, Q_LAST, KV_FIRST, KV_IDX, KV_LAST))
 
 
 def is_of_tile(expr: Any) -> bool:
-    """Whether ``expr`` depends on a position: on more than batch entry, head and numbers."""
+    """Whether ``expr`` depends on a position, not on batch entry, head and numbers alone."""
     return not _OF_TILES.isdisjoint(expr.free_symbols)

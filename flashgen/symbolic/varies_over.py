@@ -1,4 +1,4 @@
-"""What an expression varies over, and whether it is an integer: what hoisting depends on."""
+"""The axes that an expression varies over, and whether it is an integer, for hoisting."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SCALE = sympy.Symbol("scale", positive=True)
 
 
 class ToFloat(sympy.Function):  # type: ignore[misc]
-    """An integer as a float32, where hoisting wants the conversion to happen."""
+    """An integer as a float32, converted where hoisting places it."""
 
     nargs = 1
     is_real = True
@@ -60,11 +60,11 @@ _WHOLE_OF_WHOLE = (sympy.Add, sympy.Mul, sympy.Min, sympy.Max, sympy.Abs, *REDUC
 
 
 def varies_over(expr: Any, known: Mapping[Any, Axes] | None = None) -> Axes:
-    """What ``expr`` varies over.
+    """The axes that ``expr`` varies over.
 
     Args:
         expr: an expression or a condition.
-        known: what symbols vary over, besides the indices and the score.
+        known: the axes of symbols, besides the indices and the score.
     """
     if expr.is_Symbol:
         return _INDICES.get(expr) or (known or {}).get(expr, Axes.SCALAR)
@@ -77,7 +77,7 @@ def varies_over(expr: Any, known: Mapping[Any, Axes] | None = None) -> Axes:
 def is_integral(expr: Any) -> bool:
     """Whether ``expr`` is computed in integers: a statement about its nodes, not about its value.
 
-    ``q_idx / 2 + q_idx / 2`` is none.
+    ``q_idx / 2 + q_idx / 2`` is not.
     """
     if expr.is_Symbol or isinstance(expr, Load):
         return bool(expr.is_integer)

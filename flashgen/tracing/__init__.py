@@ -1,1 +1,1 @@
-"""What a user's function runs on while it is traced: symbolic values and their operations."""
+"""Tracing: symbolic values, with which a user's function is called, and their operations."""

@@ -14,28 +14,28 @@ from flashgen.tracing.expr import Expr, bound
 from flashgen.tracing.rows import Elementwise
 from flashgen.tracing.user_code import users_line
 
-#: What an argument may be called, flashgen's own names first, then those of FlexAttention.
+#: The allowed names of each argument, flashgen's own first, then FlexAttention's.
 _SPELLINGS = {"score": "score", "b": "b", "h": "h", "q_idx": "q_idx", "kv_idx": "kv_idx"}
 _SPELLINGS |= {"batch": "b", "head": "h", "token_q": "q_idx", "token_kv": "kv_idx"}
 
 
 def called(kind: str, label: str) -> str:
-    """What a message calls a mask or a score: a lambda's label is its kind alone."""
+    """The name of a mask or a score in messages: a lambda's is its kind alone."""
     return kind if label == kind else f"{kind} {label}"
 
 
 def traced_call(function: Callable[..., Any], symbols: tuple[Any, ...], label: str) -> Any:
-    """What the function returns for symbols: an `Expr`, or whatever it is.
+    """The result of the function for symbols: an `Expr`, or any other value.
 
-    It is called twice, to see that it returns the same.
+    The function is called twice, to check that both results are the same.
 
     Args:
         function: the user's.
         symbols: sympy symbols, one an argument.
-        label: what to call the function where none of its lines is at fault, ``"mask near"``.
+        label: the function's name in errors without a line of it, ``"mask near"``.
 
     Raises:
-        MaskError: it fails on symbols, or returns another expression the second time.
+        MaskError: the function fails on symbols, or its second call returns another expression.
     """
     kind, _, _ = label.partition(" ")
     arguments = ", ".join(symbol.name for symbol in symbols)
@@ -73,12 +73,12 @@ def traced_call(function: Callable[..., Any], symbols: tuple[Any, ...], label: s
 
 
 def check_order(function: Callable[..., Any], symbols: tuple[Any, ...], label: str) -> None:
-    """Raises MaskError where an argument is called what another one is: they go by position.
+    """Raises MaskError if an argument has the name of another one: arguments go by position.
 
     Args:
         function: the user's.
-        symbols: what it is called with.
-        label: what to call the function, ``"mask near"``.
+        symbols: the arguments of the call.
+        label: the function's name in errors, ``"mask near"``.
     """
     try:
         given = signature(function, follow_wrapped=False).bind(*symbols).arguments
@@ -94,6 +94,6 @@ def check_order(function: Callable[..., Any], symbols: tuple[Any, ...], label: s
 
 
 def _makes_one(function: Callable[..., Any]) -> bool:
-    """Whether it is one of flashgen's own, as `causal` is, which return masks and scores."""
+    """Whether a function is one of flashgen's that return masks or scores, such as `causal`."""
     module, name = (getattr(function, at, "") for at in ("__module__", "__qualname__"))
     return module.startswith("flashgen.") and name.isidentifier()

@@ -1,4 +1,4 @@
-"""What a user's function captures, plain numbers and bools, as sympy's."""
+"""Numbers and bools that a user's function captures, as sympy's."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from flashgen.tracing.user_code import mistake
 
 
 def captured(value: Any, operation: str) -> Any:
-    """A Python, numpy or 0-dim torch number or bool, as sympy has it.
+    """A Python, numpy or 0-dim torch number or bool, as sympy's.
 
     Args:
         value: anything but an `Expr`.
-        operation: what it is an operand of, for the error.
+        operation: the operation of which it is an operand, for the error.
 
     Raises:
-        MaskError: it is no number, or not one that stays.
+        MaskError: the value is no number, or a number that can change.
     """
     if isinstance(value, Elementwise):
         raise value.unfinished()
@@ -44,7 +44,7 @@ def captured(value: Any, operation: str) -> Any:
 
 
 def _scalar(value: Any) -> Any:
-    """A tensor or an array without dimensions as the number that it is, unless it is learned."""
+    """The number in a tensor or an array without dimensions, unless it is learned."""
     if getattr(value, "ndim", None) != 0 or not hasattr(value, "item"):
         return value
     if getattr(value, "requires_grad", False):

@@ -40,7 +40,7 @@ _VALUES: ContextVar[Mapping[str, Any] | None] = ContextVar("flashgen_values", de
 
 
 class Expr:
-    """A symbolic number or condition, with the declared parameters it mentions.
+    """A symbolic number or condition, with the declared parameters that it mentions.
 
     Attributes:
         sym: the sympy expression.
@@ -50,7 +50,7 @@ class Expr:
 
     __slots__ = ("params", "sym")
 
-    # numpy's numbers leave arithmetic with an `Expr` to it.
+    # numpy's numbers leave arithmetic with an `Expr` to the `Expr`.
     __array_ufunc__ = None
 
     def __init__(self, sym: Any, params: tuple[Param, ...] = ()) -> None:
@@ -206,7 +206,7 @@ class Expr:
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """What torch calls when an `Expr` is an operand or an argument of one of its functions."""
+        """The method that torch calls when an argument of one of its functions is an `Expr`."""
         name = name_of(func)
         named = dict(kwargs or {})
         if any(isinstance(arg, Elementwise) for arg in args):
@@ -215,7 +215,7 @@ class Expr:
             values = {key: concrete(value) for key, value in named.items()}
             return func(*map(concrete, args), **values)
         if name not in KNOWN:
-            # Of an operator, "approx::tanh"; its __name__ is "tanh.default".
+            # An operator has the name "approx::tanh"; its __name__ is "tanh.default".
             raise untraceable(getattr(func, "_name", name), args)
         return call(name, apply, args, named)
 
@@ -227,9 +227,9 @@ kv_len = Expr(KV_LEN)
 
 @contextmanager
 def bound(values: Mapping[str, Any] | None) -> Iterator[None]:
-    """Inside, every `Expr` stands for its value: ``values`` gives one for each symbol's name.
+    """A context in which every `Expr` stands for its value: ``values``, by the symbol's name.
 
-    ``bound(None)`` goes back to symbols, which is what tracing does.
+    ``bound(None)`` goes back to symbols, as tracing does.
     """
     token = _VALUES.set(values)
     try:
@@ -244,7 +244,7 @@ def is_bound() -> bool:
 
 
 def concrete(value: Any) -> Any:
-    """The value that an `Expr` stands for inside `bound`; anything else as it is."""
+    """The value that an `Expr` stands for inside `bound`; anything else unchanged."""
     if not isinstance(value, Expr):
         return value
     values = _VALUES.get() or {}
@@ -255,7 +255,7 @@ def concrete(value: Any) -> Any:
 
 
 def apply(name: str, *operands: Any) -> Expr:
-    """One of `OPERATIONS`: on values inside `bound`, otherwise on symbols."""
+    """One of `OPERATIONS`, on values inside `bound` and on symbols outside of it."""
     if any(isinstance(operand, Elementwise) for operand in operands):
         return elementwise(lambda *each: apply(name, *each), *operands)  # type: ignore[return-value]
     operation = OPERATIONS[name]
@@ -294,9 +294,9 @@ def apply(name: str, *operands: Any) -> Expr:
 
 
 def _known_positive(divisor: Any, params: Iterable[Param]) -> Any:
-    """A divisor, with elements of positive constants no less than 1 where they are read outside.
+    """A divisor; elements of positive constants become at least 1 for an index outside.
 
-    That is 0, which nothing may be divided by, in columns behind the last key too.
+    Such an element reads 0, also in columns behind the last key, and 0 is no divisor.
     """
     constants: list[Any] = [param for param in params if hasattr(param, "elements")]
     positive = {c.sym for c in constants if not c.is_float and min(c.elements.flat) >= 1}
@@ -306,12 +306,12 @@ def _known_positive(divisor: Any, params: Iterable[Param]) -> Any:
 
 def _least_values(params: Iterable[Param]) -> dict[Any, int]:
     """The least value of each `Int` among the parameters, by its symbol."""
-    # Of an `Expr` that is no `Int`, min is torch's method.
+    # The min of an `Expr` that is no `Int` is torch's method.
     return {p.sym: p.min for p in params if isinstance(p, Expr) and isinstance(p.min, int)}
 
 
 def as_condition(seen: Any) -> Any:
-    """What a mask returned as a condition, where it is one: torch takes bits for conditions too."""
+    """The result of a mask as a condition, if it is one: torch accepts bits as conditions, too."""
     if isinstance(seen, Expr) and is_bit(seen.sym):
         return Expr(condition_of(seen.sym), seen.params)
     if is_bound() and str(getattr(seen, "dtype", "")).startswith("torch.int"):
@@ -320,7 +320,7 @@ def as_condition(seen: Any) -> Any:
 
 
 def merged_params(exprs: Iterable[Expr]) -> tuple[Param, ...]:
-    """The parameters of all of them, in the order of first use.
+    """The parameters of all expressions, in the order of first use.
 
     Raises:
         MaskError: two different declarations of one name.

@@ -1,4 +1,4 @@
-"""Conditions as numbers, 1 where one holds and else 0, and comparisons of such numbers."""
+"""Conditions as numbers, 1 if the condition holds and else 0, and comparisons of these."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from flashgen.symbols import BitAnd, BitOr, BitXor, FloorMod
 from flashgen.tracing.shown import shown
 from flashgen.tracing.user_code import mistake
 
-#: A comparison of more conditions than this is left as it is.
+#: A comparison of more conditions than this stays unchanged.
 _MAX_EXPANDED = 6
 
 
 def is_condition(expr: Any) -> bool:
-    """Whether it holds or does not, rather than being a number."""
+    """Whether an expression is a condition, not a number."""
     return isinstance(expr, sympy.logic.boolalg.Boolean) and not expr.is_Symbol
 
 
@@ -28,7 +28,7 @@ def indicator(condition: Any) -> Any:
     return _choice(condition)
 
 
-@lru_cache(maxsize=4096)  # sympy takes its time to look through the condition
+@lru_cache(maxsize=4096)  # sympy is slow to look through the condition
 def _choice(condition: Any) -> Any:
     return sympy.Piecewise((1, condition), (0, True), evaluate=False)
 
@@ -42,12 +42,12 @@ def numbers_of(expr: Any) -> Any:
 
 
 def as_number(expr: Any) -> Any:
-    """A condition as a number; a number as it is."""
+    """A condition as a number; a number unchanged."""
     return indicator(expr) if is_condition(expr) else expr
 
 
 def is_bit(expr: Any) -> bool:
-    """Whether a whole number is 0 or 1 by its form, as ``(x >> n) & 1`` and ``x % 2`` are."""
+    """Whether the form of an integer shows that it is 0 or 1: ``(x >> n) & 1``, ``x % 2``."""
     if isinstance(expr, BitAnd):
         return any(arg == 1 or is_bit(arg) for arg in expr.args)
     if isinstance(expr, BitOr | BitXor):
@@ -59,7 +59,7 @@ def is_bit(expr: Any) -> bool:
 
 
 def condition_of(expr: Any) -> Any:
-    """Whether such a number is 1."""
+    """The condition that a number of 0 and 1 is 1."""
     choice = numbers_of(expr)
     if choice is None:
         return sympy.Ne(expr, 0, evaluate=False)
@@ -68,10 +68,10 @@ def condition_of(expr: Any) -> Any:
 
 
 def spread(of: Callable[..., Any]) -> Callable[..., Any]:
-    """An operation that, of a number and a choice between two, is a choice between two numbers.
+    """An operation that turns a number and a choice between two into a choice between two numbers.
 
-    ``(1 - c) * -10000.0`` is then ``where(c, 0, -10000.0)``. Multiplied out, as sympy would, the
-    two numbers swallow what they are added to.
+    ``(1 - c) * -10000.0`` is then ``where(c, 0, -10000.0)``. In sympy's multiplied-out form,
+    the two numbers would absorb the terms that they are added to.
     """
 
     def apply(*operands: Any) -> Any:
@@ -99,7 +99,7 @@ def spread(of: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def product(a: Any, b: Any) -> Any:
-    """``a * b``: of two conditions' numbers, the number of both holding."""
+    """``a * b``; for two conditions as numbers, the number of their conjunction."""
     choices = numbers_of(a), numbers_of(b)
     if any(choice is None or choice[1:] != (1, 0) for choice in choices):
         return a * b
@@ -107,9 +107,9 @@ def product(a: Any, b: Any) -> Any:
 
 
 def chosen(condition: Any, a: Any, b: Any) -> Any:
-    """The condition that is ``a`` where ``condition`` holds, else ``b``, with no part for nothing.
+    """The condition that is ``a`` where ``condition`` holds, else ``b``, without redundant parts.
 
-    sympy's And and Or fold what is true or false.
+    sympy's And and Or fold true and false.
     """
     if a == b:
         return a
@@ -121,10 +121,10 @@ def chosen(condition: Any, a: Any, b: Any) -> Any:
 
 
 def compared(relation: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
-    """``relation(a, b)`` by the conditions in it; None where there are none, or others as well.
+    """``relation(a, b)`` by the conditions in it; None without conditions, or with other terms.
 
-    A side that is a condition itself is told apart, whatever the other is. Of numbers made of
-    conditions, as ``a + b > 1``, all are if nothing else decides.
+    A side that is a condition itself is split into its two values, whatever the other side is.
+    Numbers made of conditions, as in ``a + b > 1``, are split if nothing else decides.
     """
     if is_condition(a):
         return chosen(a, relation(sympy.S.One, b), relation(sympy.S.Zero, b))
@@ -153,7 +153,7 @@ def compared(relation: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
 
 
 def _outermost(expr: Any) -> list[Any]:
-    """The choices of numbers in an expression that are in no other one, in order."""
+    """The outermost choices of numbers in an expression, in order."""
     if numbers_of(expr) is not None:
         return [expr]
     return [found for arg in expr.args for found in _outermost(arg)]

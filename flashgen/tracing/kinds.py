@@ -1,4 +1,4 @@
-"""The kinds of symbolic values, integer, number and condition, and what operations take them."""
+"""The kinds of symbolic values: integer, number and condition, and the checks of operands."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def kind_of(sym: Any) -> str:
 
 
 def check_kinds(name: str, takes: str, operands: list[Any]) -> None:
-    """Raises MaskError where an operation cannot take these operands.
+    """Raises MaskError if an operation cannot take these operands.
 
     Args:
-        name: the operation's.
+        name: the operation's name.
         takes: the kind of its operands; an integer is a number too.
         operands: sympy expressions.
     """
@@ -59,7 +59,7 @@ def check_kinds(name: str, takes: str, operands: list[Any]) -> None:
 
 
 def _check_power(base: Any, exponent: Any) -> None:
-    """What has no value in general, or no slope where the base is 0 and the exponent learns."""
+    """Refuses powers that may have no value, or no slope at a base of 0 for a learned exponent."""
     if exponent.is_number or (base.is_number and base > 0):
         return
     if base.is_number or (base.is_integer and exponent.is_integer) or exponent.has(Load):
@@ -82,7 +82,7 @@ def _check_choice(when: Any, a: Any, b: Any) -> None:
 
 
 def check_size(name: str, operands: list[Any]) -> None:
-    """Raises MaskError for a number among whole ones that kernels have too few bits for."""
+    """Raises MaskError for a number, among integers, that does not fit the bits of kernels."""
     if not all(operand.is_integer for operand in operands):
         return
     for number in operands:
@@ -94,12 +94,12 @@ def check_size(name: str, operands: list[Any]) -> None:
 
 
 def check_shift(name: str, a: Any, n: Any, least: Mapping[Any, int]) -> None:
-    """Raises MaskError for a shift that 32 bits do not hold, or may not.
+    """Raises MaskError for a shift that 32 bits do not hold, or may not hold.
 
     Args:
         name: ``"<<"`` or ``">>"``.
-        a: what is shifted, a sympy expression.
-        n: by how much.
+        a: the operand that is shifted, a sympy expression.
+        n: the number of bits.
         least: the least values of parameters, by their symbols.
     """
     if not at_least(n, 0, {**LEAST, **least}):
@@ -123,7 +123,7 @@ def check_shift(name: str, a: Any, n: Any, least: Mapping[Any, int]) -> None:
 
 
 def check_divisor(divisor: Any, least: Mapping[Any, int]) -> None:
-    """Integer division is defined here for divisors known to be positive.
+    """Raises MaskError for a divisor that is not known to be positive.
 
     Args:
         divisor: a sympy expression.

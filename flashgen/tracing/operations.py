@@ -38,7 +38,7 @@ class Operation:
         concrete: on Python numbers and torch tensors.
         symbolic: on sympy expressions.
         takes: the kind of every operand; an integer is a number too.
-        divides: whether the symbolic one takes, last, the symbols of whole numbers above 0.
+        divides: whether `symbolic` takes the symbols of integers above 0 as its last argument.
     """
 
     concrete: Callable[..., Any]
@@ -48,7 +48,7 @@ class Operation:
 
 
 def _truncate(x: Any, positive: Collection[Any] = ()) -> Any:
-    """Towards zero: a quotient of whole numbers as such, since floats would round it first."""
+    """X rounded towards zero; quotients of integers stay in integers, as floats would round."""
     above, below = quotient(x, positive)
     if below == 1:
         return Truncate(x)
@@ -59,7 +59,7 @@ def _truncate(x: Any, positive: Collection[Any] = ()) -> Any:
 
 
 def _floor(x: Any, positive: Collection[Any] = ()) -> Any:
-    """Down: a quotient of whole numbers as such, since floats would round it first."""
+    """X rounded down; quotients of integers stay in integers, as floats would round."""
     above, below = quotient(exact(x), positive)
     return FloorDiv(above, below) if above.is_integer else Floor(x)
 
@@ -70,7 +70,7 @@ def _ceil(x: Any, positive: Collection[Any] = ()) -> Any:
 
 
 def _divided_down(a: Any, b: Any) -> Any:
-    """``a // b``, of floats too."""
+    """``a // b``, for floats, too."""
     if a.is_integer and b.is_integer:
         return FloorDiv(a, b)
     if b == 0:
@@ -83,13 +83,13 @@ def _divided_down(a: Any, b: Any) -> Any:
 
 
 def _remainder(a: Any, b: Any) -> Any:
-    """``a % b`` with the sign of b, of floats too."""
+    """``a % b`` with the sign of b, for floats, too."""
     whole = a.is_integer and b.is_integer
     return FloorMod(a, b) if whole else a - b * _divided_down(a, b)
 
 
 def _of_bools(join: Callable[..., Any], otherwise: Callable[..., Any]) -> Callable[..., Any]:
-    """An operation on values that is another one on two bools, as it is on tensors of them."""
+    """An operation on values; two bools have another operation, as tensors of bools have."""
 
     def apply(a: Any, b: Any) -> Any:
         both = isinstance(a, bool) and isinstance(b, bool)
@@ -99,7 +99,7 @@ def _of_bools(join: Callable[..., Any], otherwise: Callable[..., Any]) -> Callab
 
 
 def _is_nonnegative(x: Any) -> bool:
-    """Whether a whole number is made of positions, lengths and numbers, and nothing is below 0."""
+    """Whether an integer consists of positions, lengths and numbers, none of them below 0."""
     if x.is_Integer:
         return bool(x >= 0)
     if isinstance(x, sympy.Abs | FloorMod) or x in SYMBOLS:
@@ -139,7 +139,7 @@ def _choice(when: Any, a: Any, b: Any) -> Any:
 
 
 def _shifted_right(a: Any, n: Any) -> Any:
-    """Of 32 bits nothing is left after 31, and more is undefined on a GPU."""
+    """``a >> min(n, 31)``: a GPU leaves larger shifts of 32 bits undefined."""
     limit = most(n)
     return ShiftRight(a, n if limit is not None and limit < 32 else sympy.Min(n, 31))
 
@@ -162,7 +162,7 @@ def _truncated(x: Any) -> Any:
 
 
 def _whole(name: str) -> Callable[[Any], Any]:
-    """``math``'s function of that name, or the tensor method as whole numbers."""
+    """``math``'s function of that name, or the tensor method with integer results."""
 
     def apply(x: Any) -> Any:
         return getattr(x, name)().long() if hasattr(x, "dtype") else getattr(math, name)(x)
@@ -214,10 +214,10 @@ OPERATIONS = {
 
 COMPARISONS = frozenset((">=", ">", "<=", "<", "==", "!="))
 
-#: What operations on numbers are where their operands are conditions: what torch makes of bools.
+#: The operations on conditions in place of operations on numbers, as torch has them for bools.
 JOINS = {"+": sympy.Or, "*": sympy.And, "minimum": sympy.And, "maximum": sympy.Or}
 
-#: What `& | ^ ~` do where their operands are integers.
+#: The operations of `& | ^ ~` on integers.
 BITWISE = {
     "&": Operation(operator.and_, BitAnd, INTEGER),
     "|": Operation(operator.or_, BitOr, INTEGER),

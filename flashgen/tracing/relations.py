@@ -1,4 +1,4 @@
-"""Comparisons without rounding: of integers where floats would round."""
+"""Comparisons without rounding: in integers where floats would round."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sympy
 from flashgen.symbols import FloorDiv, FloorMod
 from flashgen.tracing.indicators import compared
 
-#: What 32 bits leave room for beside positions.
+#: The room that 32 bits leave beside positions.
 _LARGEST_DIVISOR = 2**12
 _LARGEST = 2**31
 
@@ -20,9 +20,9 @@ _TURNED = {sympy.Ge: sympy.Le, sympy.Le: sympy.Ge, sympy.Gt: sympy.Lt, sympy.Lt:
 def relation(cls: Any) -> Callable[..., Any]:
     """A comparison that keeps the two sides as written, folded only when it is constant.
 
-    But for quotients of whole numbers, which floats would round: ``q / 41 >= kv`` becomes
-    ``q >= 41 * kv``, and ``q / n >= kv`` becomes ``q // n >= kv``, which no length makes overflow;
-    for limits with a point, ``q - kv < 2.5`` is ``q - kv < 3``; and for conditions as numbers.
+    Three kinds are rewritten: quotients of integers, which floats would round (``q / 41 >= kv``
+    becomes ``q >= 41 * kv``, and ``q / n >= kv`` becomes ``q // n >= kv``, which overflows for no
+    length); limits with a fraction (``q - kv < 2.5`` is ``q - kv < 3``); and conditions as numbers.
     """
 
     def build(a: Any, b: Any, positive: Collection[Any] = ()) -> Any:
@@ -52,7 +52,7 @@ def relation(cls: Any) -> Callable[..., Any]:
 
 
 def _quotient_compared(cls: Any, above: Any, below: Any, other: Any) -> Any:
-    """``above / below`` beside a whole number: what is rounded down, or up, decides."""
+    """A comparison of ``above / below`` with an integer, by the quotient rounded down or up."""
     build = relation(cls)
     if cls in (sympy.Ge, sympy.Lt):
         return build(FloorDiv(above, below), other)
@@ -63,7 +63,7 @@ def _quotient_compared(cls: Any, above: Any, below: Any, other: Any) -> Any:
 
 
 def quotient(x: Any, positive: Collection[Any] = ()) -> tuple[Any, Any]:
-    """Whole numbers that x is the quotient of, by numbers and by what is positive; else x and 1."""
+    """Integers whose quotient is x, by numbers and positive divisors; else x and 1."""
     one = sympy.S.One
     above, below = (x, one) if x.is_integer else sympy.fraction(sympy.together(x))
     divides = all(f in positive or f.is_Integer for f in sympy.Mul.make_args(below))
@@ -73,9 +73,9 @@ def quotient(x: Any, positive: Collection[Any] = ()) -> tuple[Any, Any]:
 
 
 def _without_floats(cls: Any, a: Any, b: Any) -> tuple[Any, Any]:
-    """Sides of the same comparison, of whole numbers where all but the limit is whole.
+    """Sides of an equivalent comparison, in integers if all but the limit is an integer.
 
-    For a whole x, ``x < 2.5`` is ``x < 3``, ``x >= 2.5`` is ``x >= 3`` and ``x == 2.5`` never.
+    For an integer x, ``x < 2.5`` is ``x < 3``, ``x >= 2.5`` is ``x >= 3`` and ``x == 2.5`` never.
     """
     (rest_a, number_a), (rest_b, number_b) = _apart(a), _apart(b)
     (whole_a, below_a), (whole_b, below_b) = quotient(rest_a), quotient(rest_b)
@@ -97,17 +97,17 @@ def _without_floats(cls: Any, a: Any, b: Any) -> tuple[Any, Any]:
 
 
 def _apart(x: Any) -> tuple[Any, Any]:
-    """What is added up in x, with exact factors, and the number among it."""
+    """The terms of the sum x, with exact factors, and its constant."""
     numbers = [_exact(term) for term in sympy.Add.make_args(x) if term.is_Number]
     factors = (term.as_coeff_Mul() for term in sympy.Add.make_args(x) if not term.is_Number)
     return sympy.Add(*(_exact(c) * rest for c, rest in factors)), sympy.Add(*numbers)
 
 
 def exact(x: Any) -> Any:
-    """X with the floats that it is a sum of, or that its terms are multiples by, as fractions."""
+    """X with fractions for the floats among its terms and their factors."""
     return sympy.Add(*_apart(x))
 
 
 def _exact(number: Any) -> Any:
-    """A finite float as the fraction that it is."""
+    """A finite float as an exact fraction."""
     return sympy.Rational(number) if number.is_Float else number

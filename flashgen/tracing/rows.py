@@ -1,6 +1,6 @@
 """Row: a declared tensor with fewer indices than dimensions, as in ``ids[b]`` of ``ids[b][q]``.
 
-Of a last dimension with few elements it is a vector, of which functions make another `Vector`:
+If the last dimension has few elements, a row is a vector, and functions of it give a `Vector`:
 ``(chosen[b, q_idx // 128] == kv_idx // 128).any()`` is one comparison an element, joined by ``|``.
 """
 
@@ -13,24 +13,24 @@ from typing import Any, NoReturn
 
 from flashgen.tracing.user_code import mistake, name_of, untraceable
 
-#: What a dimension is indexed by in an example.
+#: The index of each dimension in an example.
 _INDICES = {
     "batch": "b", "num_q_heads": "h", "num_kv_heads": "h", "q_len": "q_idx", "kv_len": "kv_idx",
 }  # fmt: skip
 
-#: What a kernel computes one by one, at most.
+#: The most elements that a kernel computes one by one.
 MOST_ELEMENTS = 16
 
 _SUMS_OF_PRODUCTS = frozenset(("dot", "inner", "vdot", "matmul", "__matmul__"))
 _JOINED: dict[str, Callable[[Any, Any], Any]] = {
     "any": operator.or_, "all": operator.and_, "sum": operator.add,
 }  # fmt: skip
-#: What a row would have to be a tensor for.
+#: The methods for which a row would have to be a tensor.
 _NOT_OF_ELEMENTS = frozenset(("shape", "size", "ndim", "dim", "numel", "dtype", "device", "item"))
 
 
 class Elementwise:
-    """What operators and torch's functions take apart, to work on its elements."""
+    """A value to whose elements operators and torch's functions apply one by one."""
 
     __slots__ = ()
 
@@ -38,7 +38,7 @@ class Elementwise:
 
     @property
     def elements(self) -> tuple[Any, ...]:
-        """The numbers or conditions in it."""
+        """The numbers or conditions of the value."""
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[Any]:
@@ -51,7 +51,7 @@ class Elementwise:
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Of torch.dot and the like the terms, of other functions what they make of elements."""
+        """torch.dot and the like sum products of elements; other functions act on each."""
         name = name_of(func)
         named = dict(kwargs or {})
         if name in _SUMS_OF_PRODUCTS and len(args) == 2 and not named:
@@ -88,7 +88,7 @@ class Elementwise:
         return _sum_of_products("matmul", self, other)
 
     def check_taken(self, function: str) -> None:
-        """Raises MaskError where a function of all elements cannot take it."""
+        """Raises MaskError if a function of all elements cannot take this value."""
 
     def unfinished(self, function: str = "") -> Exception:
         """The mistake of taking it for a number."""
@@ -104,10 +104,10 @@ class Elementwise:
 
 
 class Vector(Elementwise):
-    """Numbers or conditions that functions have made of the elements of a `Row`.
+    """Numbers or conditions: results of functions of the elements of a `Row`.
 
     Args:
-        elements: symbolic values, one a column.
+        elements: symbolic values, one for each column.
     """
 
     __slots__ = ("_elements",)
@@ -117,7 +117,7 @@ class Vector(Elementwise):
 
     @property
     def elements(self) -> tuple[Any, ...]:
-        """One a column."""
+        """The elements, one for each column."""
         return self._elements
 
     def __getitem__(self, index: int) -> Any:
@@ -139,11 +139,11 @@ class Vector(Elementwise):
 
 
 class Row(Elementwise):
-    """Waits for the indices that are missing, or stands for the elements of a short last dimension.
+    """A tensor with missing indices, or the elements of a short last dimension.
 
     Args:
         tensor: the declared `Tensor`.
-        indices: those that there are.
+        indices: the given indices.
     """
 
     __slots__ = ("indices", "tensor")
@@ -163,13 +163,13 @@ class Row(Elementwise):
 
     @property
     def elements(self) -> tuple[Any, ...]:
-        """Those of a last dimension of few elements, each of which kernels compute by itself."""
+        """The elements of a short last dimension; kernels compute them one by one."""
         self.check_taken("")
         size = self.tensor.dims[-1]
         return tuple(self[i] for i in range(int(size.sym)))
 
     def check_taken(self, function: str) -> None:
-        """Raises MaskError where its elements are not known to be few."""
+        """Raises MaskError if the row is not known to have few elements."""
         size = self.tensor.dims[-1]
         one_left = len(self.indices) == len(self.tensor.dims) - 1
         if not one_left or size is None or not size.sym.is_Integer:
@@ -210,9 +210,9 @@ class Row(Elementwise):
 
 
 def elementwise(function: Callable[..., Any], *operands: Any) -> Vector:
-    """What the function makes of the first elements of its operands, of the second ones, and so on.
+    """The function's results for the first elements of its operands, the second ones, and so on.
 
-    What has no elements is the same for each. Raises MaskError where numbers of elements differ.
+    An operand without elements is the same for all. Raises MaskError if numbers of elements differ.
     """
     parts = [x.elements if isinstance(x, Elementwise) else None for x in operands]
     sizes = list(dict.fromkeys(len(part) for part in parts if part is not None))
@@ -255,7 +255,7 @@ for _name in ("lt", "le", "gt", "ge", "eq", "ne", "neg", "abs", "invert"):
 
 
 def index_tuple(index: Any) -> tuple[Any, ...]:
-    """The indices in brackets, without each ``:`` and ``...`` that stands for what follows."""
+    """The indices in brackets, without ``:`` and ``...`` for the dimensions that follow."""
     indices = index if isinstance(index, tuple) else (index,)
     while indices and (indices[-1] is Ellipsis or _is_whole(indices[-1])):
         indices = indices[:-1]
@@ -267,7 +267,7 @@ def _is_whole(index: Any) -> bool:
 
 
 def indexed(tensor: Any, index: Any, element: Callable[[tuple[Any, ...]], Any]) -> Any:
-    """``tensor[index]``: a `Row` where indices are missing, else ``element(indices)``.
+    """``tensor[index]``: a `Row` if indices are missing, else ``element(indices)``.
 
     Raises:
         MaskError: there are more indices than dimensions.

@@ -1,4 +1,4 @@
-"""An expression as messages show it, in the user's own notation: ``ids[b, kv_idx] != 0``."""
+"""Expressions in messages, in the user's own notation: ``ids[b, kv_idx] != 0``."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from sympy.printing.str import StrPrinter
 
 from flashgen.symbols import BitAnd, BitOr, BitXor, FloorDiv, FloorMod, ShiftLeft, ShiftRight
 
-#: What is printed in parentheses.
+#: The nodes that are printed in parentheses.
 _CLOSED = BitAnd | BitOr | BitXor | ShiftLeft | ShiftRight
 _COMPARED = {"Eq": "==", "Ne": "!="}
 
 
 class _Shown(StrPrinter):  # type: ignore[misc]
-    """sympy's own text, but for what sympy has no operator of."""
+    """sympy's own text, except for operations for which sympy has no operator."""
 
     def parenthesize(self, item: Any, level: int, strict: bool = False) -> str:
-        """Quotients bind as products do, which sympy cannot know."""
+        """Quotients bind like products, which sympy does not know."""
         if isinstance(item, FloorDiv | FloorMod):
             return f"({self._print(item)})"
         return str(super().parenthesize(item, level, strict))
@@ -92,7 +92,7 @@ class _Shown(StrPrinter):  # type: ignore[misc]
 
 
 def _is_call(expr: Any) -> bool:
-    """Whether it is closed as it stands: ``ids[b, kv_idx]``, ``(a & b)``, ``abs(x)``."""
+    """Whether text needs no parentheses: ``ids[b, kv_idx]``, ``(a & b)``, ``abs(x)``."""
     return bool(expr.is_Function) and not isinstance(expr, FloorDiv | FloorMod)
 
 

@@ -1,4 +1,4 @@
-"""Whether an expression is at least 0, or 1, and at most what, told by its form."""
+"""Bounds of an expression by its form: whether it is at least 0 or 1, and its greatest value."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from flashgen.symbols import (
     ShiftRight,
 )
 
-#: The least values of what every mask has: indices are not negative, lengths are positive.
+#: The least values of the symbols of every mask: indices are >= 0, lengths >= 1.
 LEAST: Mapping[Any, int] = {**dict.fromkeys(SYMBOLS, 0), Q_LEN: 1, KV_LEN: 1}
 
 
@@ -38,7 +38,7 @@ def at_least(
     Args:
         expr: a sympy expression.
         bound: 0 or 1.
-        least: the least value of a symbol, where there is one.
+        least: the least value of each symbol that has one.
         counts: whether an element, a `Load`, is known not to be negative.
     """
 
@@ -77,7 +77,7 @@ def at_least(
 
 
 def most(expr: Any) -> int | None:
-    """What a whole number never exceeds, by its form alone. None: unknown."""
+    """A bound that an integer never exceeds, by its form alone. None: unknown."""
     if expr.is_Integer:
         return int(expr)
     if isinstance(expr, FloorMod):
@@ -94,5 +94,5 @@ def most(expr: Any) -> int | None:
 
 
 def _bits(expr: Any) -> int | None:
-    """A number from 0 on, which is what ``&`` leaves at most of anything."""
+    """The number if it is >= 0: it bounds ``&`` with any other operand."""
     return int(expr) if expr.is_Integer and expr >= 0 else None

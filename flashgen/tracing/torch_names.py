@@ -1,4 +1,4 @@
-"""What torch's functions and tensor methods mean for a symbolic value, by their names."""
+"""torch's functions and tensor methods for symbolic values, by name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flashgen.tracing.user_code import mistake
 
 Apply = Callable[..., Any]
 
-#: Names that are one of flashgen's operations.
+#: Names of torch for flashgen's operations.
 OPERATORS = {
     "mul": "*", "multiply": "*", "div": "/", "true_divide": "/", "divide": "/", "pow": "**",
     "floor_divide": "//", "__floordiv__": "//", "remainder": "%",
@@ -33,7 +33,7 @@ OPERATORS = {
 
 
 def _logical(operation: str) -> Apply:
-    """On conditions; a number is one where it is not 0."""
+    """An operation on conditions; a number counts as the condition that it is not 0."""
 
     def logical(apply: Apply, *operands: Any) -> Any:
         return apply(operation, *(apply("!=", x, 0) for x in operands))
@@ -58,7 +58,7 @@ def _clamp(apply: Apply, x: Any, min: Any = None, max: Any = None) -> Any:
 
 
 def _extreme(operation: str) -> Apply:
-    """Of two; torch's function of one takes the extreme of a whole tensor."""
+    """The extreme of two values; torch's function of one argument is for a whole tensor."""
 
     def extreme(apply: Apply, x: Any, other: Any = None, **others: Any) -> Any:
         if others or not hasattr(other, "__torch_function__"):
@@ -85,7 +85,7 @@ def _div(apply: Apply, a: Any, b: Any, *, rounding_mode: str | None = None) -> A
 
 
 def _cast(apply: Apply, x: Any, kind: str) -> Any:
-    """To a float type it changes nothing but a condition: numbers are real until printed."""
+    """A cast. To a float type it changes conditions only: numbers are real until printed."""
     if kind == "condition":
         return apply("!=", x, 0)
     return apply("+", x, 0) if kind == "number" else apply("truncate", x)
@@ -111,10 +111,10 @@ def _to(
 
 
 def _unrounded(x: Any, dtype: Any) -> Any:
-    """x, of which a cast to this dtype changes nothing that a kernel would keep.
+    """x, unchanged by a cast to this dtype.
 
     Raises:
-        MaskError: it rounds to 16 bits, which kernels, in float32 throughout, do not.
+        MaskError: the cast rounds to 16 bits, but kernels compute in float32 throughout.
     """
     if is_half(dtype) and getattr(x, "kind", None) != "condition":
         raise mistake(
@@ -125,12 +125,12 @@ def _unrounded(x: Any, dtype: Any) -> Any:
 
 
 def _same(apply: Apply, x: Any, *arguments: Any, **options: Any) -> Any:
-    """What changes how a tensor lies in memory, and none of its values."""
+    """X itself: the function changes a tensor's layout in memory, not its values."""
     return x
 
 
 def _broadcast(apply: Apply, x: Any, *sizes: Any, **named: Any) -> Any:
-    """What makes another shape of a single value, ``view(-1, 1)`` for one: nothing."""
+    """X itself: the function gives a single value another shape, as ``view(-1, 1)`` does."""
     flat = [n for size in (*sizes, *named.values()) for n in _numbers(size)]
     if any(n not in (1, -1) for n in flat):
         raise mistake(
@@ -145,17 +145,17 @@ def _numbers(size: Any) -> tuple[Any, ...]:
 
 
 def _along(apply: Apply, x: Any, *dims: Any, **named: Any) -> Any:
-    """An axis of one element more or less."""
+    """X itself: the function adds or removes an axis of one element."""
     return x
 
 
 def _as_other(apply: Apply, x: Any, other: Any) -> Any:
-    """The shape of another single value."""
+    """X itself: the function takes the shape of another single value."""
     return _broadcast(apply, x, other.shape)
 
 
 def _detach(apply: Apply, x: Any) -> Any:
-    """Nothing, of what has no gradient."""
+    """X itself, if x has no gradient."""
     tensors = (param for param in x.params if not hasattr(param, "elements"))  # but for constants
     learns = any(getattr(tensor, "is_float", False) for tensor in tensors)
     if learns or SCORE in x.sym.free_symbols:
@@ -169,9 +169,9 @@ def _detach(apply: Apply, x: Any) -> Any:
 def _like(
     apply: Apply, x: Any, value: Any, *, dtype: Any = None, size: Any = (), **placed: Any
 ) -> Any:
-    """One value, of x's own type unless there is another.
+    """One value, of x's own type unless ``dtype`` names another.
 
-    ``placed`` is of no matter here: device, layout, requires_grad and the like.
+    ``placed`` has no effect: device, layout, requires_grad and the like.
     """
     shape = tuple(size) if hasattr(size, "__iter__") else (size,)
     if shape:
@@ -208,7 +208,7 @@ def _log1p(apply: Apply, x: Any) -> Any:
 
 
 def _softplus(apply: Apply, x: Any, beta: Any = 1, threshold: Any = 20) -> Any:
-    """As torch does, ``x`` itself above the threshold."""
+    """Softplus, which as in torch is ``x`` itself above the threshold."""
     scaled = x if _is_one(beta) else apply("*", x, beta)
     soft = _log1p(apply, apply("exp", apply("minimum", scaled, threshold)))
     soft = soft if _is_one(beta) else apply("/", soft, beta)
@@ -216,14 +216,14 @@ def _softplus(apply: Apply, x: Any, beta: Any = 1, threshold: Any = 20) -> Any:
 
 
 def _logaddexp(apply: Apply, a: Any, b: Any) -> Any:
-    """``a`` and what b adds to it; where that much is b, b: a may be -inf."""
+    """``a + log1p(exp(b - a))``; b if b - a exceeds 20, because a may be -inf."""
     rise = apply("-", b, a)
     sum_of = apply("+", a, _log1p(apply, apply("exp", apply("minimum", rise, 20))))
     return apply("where", apply(">", rise, 20), b, sum_of)
 
 
 def _gelu(apply: Apply, x: Any, *, approximate: str = "none") -> Any:
-    """``x`` times the normal distribution's share below it, or what tanh makes of it."""
+    """``x`` times the normal distribution's share below x, or the approximation by tanh."""
     if approximate not in ("none", "tanh"):
         raise mistake(f"approximate={approximate!r} is unknown to torch", "write 'none' or 'tanh'")
     if approximate == "tanh":
@@ -235,7 +235,7 @@ def _gelu(apply: Apply, x: Any, *, approximate: str = "none") -> Any:
 
 
 def _mish(apply: Apply, x: Any, inplace: bool = False) -> Any:
-    """``x * tanh(softplus(x))``, of whose exponentials nothing is lost."""
+    """``x * tanh(softplus(x))``, in a form whose exponentials lose no digits."""
     power = apply("exp", apply("minimum", x, 20))
     twice = apply("*", power, apply("+", power, 2))
     return apply(
@@ -244,7 +244,7 @@ def _mish(apply: Apply, x: Any, inplace: bool = False) -> Any:
 
 
 def _hard(scale: Callable[[Apply, Any, Any], Any]) -> Apply:
-    """What relu6 of ``x + 3`` makes."""
+    """A function of ``x`` made from relu6 of ``x + 3``."""
 
     def hard(apply: Apply, x: Any, inplace: bool = False) -> Any:
         return scale(apply, x, apply("/", _clamp(apply, apply("+", x, 3), 0, 6), 6))
@@ -262,14 +262,14 @@ def _half_sum(sign: str) -> Apply:
 
 
 def _sinc(apply: Apply, x: Any) -> Any:
-    """``sin(pi * x) / (pi * x)``; near 0, where that and its slope lose digits, its series."""
+    """``sin(pi * x) / (pi * x)``; near 0, where it and its slope lose digits, its series."""
     angle = apply("*", x, math.pi)
     square = apply("*", angle, angle)
     near: Any = 1
     for product in (72, 42, 20, 6):
         near = apply("-", 1, apply("/", apply("*", square, near), product))
     is_near = apply("<", square, 0.25)
-    far = apply("where", is_near, 1, angle)  # autograd would make NaN of 0 / 0 that is not taken
+    far = apply("where", is_near, 1, angle)  # autograd would make NaN of an untaken 0 / 0
     return apply("where", is_near, near, apply("/", apply("sin", far), far))
 
 
@@ -296,7 +296,7 @@ def _lerp(apply: Apply, a: Any, b: Any, weight: Any) -> Any:
 
 
 def _fmod(apply: Apply, a: Any, b: Any) -> Any:
-    """What is left with the sign of ``a``, of a quotient cut towards zero."""
+    """The remainder with the sign of ``a``, for a quotient truncated towards zero."""
     down = apply("floor", apply("/", apply("abs", a), apply("abs", b)))
     left = apply("-", apply("abs", a), apply("*", apply("abs", b), down))
     return apply("where", apply("<", a, 0), apply("neg", left), left)
@@ -307,14 +307,14 @@ def _frac(apply: Apply, x: Any) -> Any:
 
 
 _GREATEST = 3.4028234663852886e38
-#: What stands for infinity: it is as large for a softmax, and kernels have it in base 2 too.
+#: The number for infinity: as large for a softmax, and finite in base 2 in kernels, too.
 _LARGE = 2e38
 
 
 def _nan_to_num(
     apply: Apply, x: Any, nan: Any = None, posinf: Any = None, neginf: Any = None
 ) -> Any:
-    """What is no finite float32 has a number in its place."""
+    """X with numbers in place of NaN and infinities of float32."""
     if getattr(x, "kind", "number") != "number":
         return x
     limits = (
@@ -421,7 +421,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 KNOWN = OPERATORS.keys() | FUNCTIONS.keys()
 
-#: A tensor's attributes that are no methods.
+#: A tensor's attributes that are not methods.
 ATTRIBUTES: dict[str, Callable[[str], Any]] = {
     "device": lambda kind: Device(),
     "dtype": dtype_of,
@@ -434,8 +434,8 @@ def call(name: str, apply: Apply, args: tuple[Any, ...], kwargs: dict[str, Any])
     """The function of that name, by ``apply(operation, *operands)``; KeyError if it is unknown.
 
     Raises:
-        TypeError: arguments that this function is not known to take.
-        MaskError: arguments of which it means nothing for a symbolic value.
+        TypeError: arguments that the function is not known to take.
+        MaskError: arguments for which the function has no meaning on a symbolic value.
     """
     if name in FUNCTIONS:
         return FUNCTIONS[name](apply, *args, **kwargs)

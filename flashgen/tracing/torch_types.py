@@ -1,4 +1,4 @@
-"""torch's devices and dtypes of a symbolic value: what it is asked for, and cast to."""
+"""torch's devices and dtypes for a symbolic value: its attributes, and arguments of casts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from flashgen.tracing.user_code import mistake
 
-#: Numbers are real until a kernel prints them, whatever the float type.
+#: The kind of each dtype; numbers are real until a kernel prints them, whatever the float type.
 _KINDS = {
     **dict.fromkeys(("bool",), "condition"),
     **dict.fromkeys(("int", "int32", "int64", "long"), "integer"),
@@ -25,17 +25,17 @@ class Device(str):
     index = None  # type: ignore[assignment]
 
     def __new__(cls) -> Device:
-        """As torch's own functions take it for ``device=``."""
+        """A device that torch's own functions take as ``device=``."""
         return super().__new__(cls, cls.type)
 
 
 class Shape(tuple[int, ...]):
-    """A symbolic value's shape: that of a single number, as torch's own functions take it."""
+    """A symbolic value's shape: of a single number, as torch's own functions take it."""
 
     __slots__ = ()
 
     def __getitem__(self, index: Any) -> Any:
-        """None of the sizes that it does not have."""
+        """A slice; raises MaskError for a size, which a single number does not have."""
         if isinstance(index, slice):
             return super().__getitem__(index)
         raise mistake(
@@ -62,7 +62,7 @@ def kind_of_dtype(dtype: Any) -> str:
     """The kind of values of a dtype, or of another symbolic value or tensor.
 
     Raises:
-        MaskError: whole numbers of so few bits wrap around, or there is no such kind.
+        MaskError: integers of so few bits wrap around, or there is no such kind.
     """
     if getattr(dtype, "kind", None) in ("condition", "integer", "number"):
         return str(dtype.kind)

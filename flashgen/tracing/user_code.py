@@ -1,4 +1,4 @@
-"""Where in the user's own code a mistake is."""
+"""The place of a mistake in the user's own code."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from flashgen.symbols import BitAnd, BitOr, BitXor
 from flashgen.tracing.shown import shown
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-#: What calls the user's functions, or looks at what they returned: its callers are not at fault.
+#: Files that call the user's functions, or check their results: their callers are not at fault.
 _CALLERS = (os.path.join(_PACKAGE, "tracing", "calls.py"), f"{_PACKAGE}spec.py")
 
 
 def users_line(frames: Sequence[FrameSummary]) -> str:
-    """Of a stack, the innermost line that is neither flashgen's nor torch's, as a person finds it.
+    """The innermost line of a stack that is neither flashgen's nor torch's, for a message.
 
-    ``"specs/mine.py:7: `if q_idx > 5:`"``, or "" where there is none.
+    ``"specs/mine.py:7: `if q_idx > 5:`"``, or "" without such a line.
     """
     for frame in reversed(frames):
         name = os.path.abspath(frame.filename)
@@ -34,7 +34,7 @@ def users_line(frames: Sequence[FrameSummary]) -> str:
 
 @cache
 def _torch_folder() -> str:
-    """Where torch lies, which is not imported for it; flashgen's own folder where there is none."""
+    """The folder of torch, without importing it; flashgen's own folder if torch is missing."""
     spec = find_spec("torch")
     return os.path.dirname(spec.origin) + os.sep if spec and spec.origin else _PACKAGE
 
@@ -62,18 +62,18 @@ def undecided(sym: Any) -> MaskError:
 
 
 def name_of(function: Any) -> str:
-    """What torch calls a function, or an operator of its own: of ``aten.ge.Tensor``, ``"ge"``."""
+    """The name of a torch function or operator: ``"ge"`` for ``aten.ge.Tensor``."""
     if getattr(function, "namespace", "") == "aten":
         function = getattr(function, "overloadpacket", function)
     return getattr(function, "__name__", str(function))
 
 
 def untraceable(name: str, arguments: Sequence[Any]) -> MaskError:
-    """The mistake of handing symbols to a function of torch that flashgen does not know.
+    """The mistake of passing symbols to a function of torch that flashgen does not know.
 
     Args:
-        name: the function's.
-        arguments: what it was given.
+        name: the function's name.
+        arguments: the arguments of the call.
     """
     if name == "__getitem__":
         index = arguments[1] if isinstance(arguments[1], tuple) else arguments[1:]
@@ -86,7 +86,7 @@ def untraceable(name: str, arguments: Sequence[Any]) -> MaskError:
     return mistake(f"torch's `{name}` cannot be traced", instead_of(name))
 
 
-#: What to write for functions of torch that mean something of single values.
+#: What to write for functions of torch that have a meaning for single values.
 _INSTEAD = {
     "all": "join conditions by &",
     "any": "join conditions by |",

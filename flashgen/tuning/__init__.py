@@ -1,1 +1,1 @@
-"""Which configuration to ship: the candidates, the model that ranks them, what was measured."""
+"""Tuning: the candidates, the model that ranks them, and the measured results."""

@@ -17,14 +17,14 @@ from flashgen.tuning.store import Measurement
 if TYPE_CHECKING:
     import torch
 
-# The same of a learned tensor's gradient: its sums cancel, and what out was rounded by does not.
+# The largest error of a learned tensor's gradient: its sums cancel, but out's rounding does not.
 WRONG_SUM = 0.1
 
-# Norms below it are of gradients that are nothing but rounding.
+# Gradients with a smaller norm consist of rounding alone.
 NOTHING = 1e-3
 
 
-#: What computes the output before a backward kernel is timed.
+#: The kernel that computes the output before a backward kernel is timed, and its configuration.
 Forward = tuple[ForwardKernel, KernelConfig]
 
 
@@ -63,7 +63,7 @@ class BackwardBench:
         self.flops = {length: share * flops for length, flops in self.forward.flops.items()}
 
     def run(self, config: KernelConfig, length: int, saved: Iterable[torch.Tensor]) -> Any:
-        """Gradients with one configuration, those that another kernel makes being anything."""
+        """Gradients with one configuration; gradients of other kernels are arbitrary."""
         values = {**config.as_dict(), "USE_TMA": self.forward.use_tma}
         q, k, v, *others = saved
         given = (q, k, v, self.plan.scale, *self.forward.params[length].values(), *others)
@@ -71,7 +71,7 @@ class BackwardBench:
         return launch(*given, *[values] * self.timing.configurations)
 
     def compile(self, configs: Sequence[KernelConfig]) -> None:
-        """Compiles these at once, each in a thread of its own; one that fails will again later."""
+        """Compiles the configurations in parallel threads; a failure will recur later."""
         shortest = self.lengths[0]
         row = [x[:1, :1, :1] for x in self.saved[shortest]]
         at_once(lambda config: self.run(config, shortest, row), configs)
@@ -80,7 +80,7 @@ class BackwardBench:
         """Compares one head's gradients with the eager reference's in float32.
 
         Raises:
-            ArithmeticError: one of those that the kernel makes is wrong.
+            ArithmeticError: a gradient that the kernel makes is wrong.
         """
         length = self.lengths[0]
         saved = [x[:1, :1] for x in self.saved[length]]
@@ -118,11 +118,11 @@ class BackwardBench:
         )
 
     def _launch(self, config: KernelConfig, length: int) -> Callable[[], Any]:
-        """What launches the kernel, and nothing besides, as a pass over a length does."""
+        """A function that launches the kernel alone, as a pass over a length does."""
         self.run(config, length, self.saved[length])
         steps = [kernel.again() for kernel in self.launched]
         if self.launched[-1] is getattr(self.module, "_place_sums", None):
-            # What sums meet in is cleared first, as `_backward_rows` does in a pass.
+            # The buffer of sums is cleared first, as `_backward_rows` does in a pass.
             steps.insert(0, self.launched[-1].first_argument.zero_)
         return partial(_in_turn, steps)
 
@@ -133,7 +133,7 @@ def _in_turn(steps: Iterable[Callable[[], Any]]) -> None:
 
 
 class _Noted:
-    """A kernel that can be launched again just as it was last, by the same thread."""
+    """A kernel whose last launch can be repeated by the same thread."""
 
     def __init__(self, kernel: Any) -> None:
         self._kernel = kernel
@@ -148,17 +148,17 @@ class _Noted:
 
     @property
     def first_argument(self) -> Any:
-        """What it was launched with first of all."""
+        """The first argument of the last launch."""
         return self._last.launch.args[0]
 
     def again(self) -> Callable[[], Any]:
-        """Launches it with the same arguments."""
+        """A function that repeats the last launch."""
         found: Callable[[], Any] = self._last.launch
         return found
 
 
 class _PutOut:
-    """In the place of a kernel, one that does nothing."""
+    """A kernel that does nothing, in place of a disabled kernel."""
 
     def __getitem__(self, grid: Any) -> Callable[..., None]:
         return lambda *args, **kwargs: None

@@ -1,4 +1,4 @@
-"""Which configuration a module ships for each kernel and target, and why."""
+"""The configuration that a module ships for each kernel and target, and why."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flashgen.plan import KernelPlan
 from flashgen.spec import AttentionSpec, Blocks
 from flashgen.tuning.store import Measurement, TuneResult, best_for
 
-#: What to choose from: for each kernel, by its key, and for each target that it is for.
+#: The candidates of each kernel, by its key, for each of its targets.
 Spaces = Mapping[str, Mapping[str, Space]]
 
 _Best = tuple[TuneResult, Measurement]
@@ -25,8 +25,8 @@ def search_spaces(
 
     Args:
         plan: what the kernels compute.
-        targets: those to look at; none are the plan's own.
-        gradients: whether kernels of the backward pass are looked at too.
+        targets: the targets; none means the plan's own.
+        gradients: whether kernels of the backward pass are included.
     """
     return {
         key: {
@@ -40,9 +40,9 @@ def search_spaces(
 
 
 def digests(plan: KernelPlan, spaces: Spaces) -> dict[str, str]:
-    """The digest of each kernel that the module holds, in the order that they are measured in.
+    """The digest of each kernel of the module, in the order of measuring.
 
-    Measurements go by them.
+    Digests are the keys of measurements.
     """
     return {
         key: kernel.digest(plan)
@@ -53,20 +53,20 @@ def digests(plan: KernelPlan, spaces: Spaces) -> dict[str, str]:
 
 
 def pins(spec: AttentionSpec, kernel: Kernel) -> Blocks:
-    """The blocks that a spec pins of a kernel: they are of the forward kernels."""
+    """The blocks that a spec pins for a kernel: pins are for the forward kernels."""
     return Blocks() if kernel.gradients else spec.blocks
 
 
 def choices(
     plan: KernelPlan, digests: Mapping[str, str], spaces: Spaces, results: Iterable[TuneResult]
 ) -> dict[str, KernelChoice]:
-    """The configurations to ship: the best measured, or the model's first where none was.
+    """The configurations to ship: the best measured, or the model's first if none was measured.
 
     Args:
         plan: what the kernels compute.
-        digests: those of their sources; of none where nothing was measured.
+        digests: the digests of their sources; none if nothing was measured.
         spaces: their candidates.
-        results: what was measured, on any machine.
+        results: the measured results, from any machine.
     """
     results, kernels = tuple(results), kernels_of(plan)
 
@@ -102,7 +102,7 @@ def ranked(plan: KernelPlan, key: str, target: str, spaces: Spaces) -> tuple[Ker
 
 
 def _slower(one: _Best | None, others: list[_Best | None], titles: list[str]) -> str:
-    """Why a kernel does not ship: the kernels it replaces were faster on one GPU; else ``""``.
+    """Why a kernel does not ship: the kernels that it replaces were faster on one GPU; else ``""``.
 
     Args:
         one: the kernel's measurements.
@@ -121,12 +121,12 @@ def _slower(one: _Best | None, others: list[_Best | None], titles: list[str]) ->
 
 
 def _compares(one: TuneResult, other: TuneResult) -> bool:
-    """Whether times of two results are of one GPU, Triton and length."""
+    """Whether two results have the same GPU, Triton and length."""
     return one.key[:2] == other.key[:2] and one.lengths == other.lengths
 
 
 def _chosen(config: KernelConfig, shared: int, best: _Best | None) -> ChosenConfig:
-    """With what was measured of the configuration, None where it is the model's choice."""
+    """The chosen configuration with its measurement; None if it is the model's choice."""
     if best is None:
         return ChosenConfig(config=config, source="model", shared=shared)
     result, measurement = best

@@ -1,4 +1,4 @@
-"""Which GPU this machine has, asked of its driver: neither torch nor triton is imported for it."""
+"""The GPU of this machine, by its driver, without importing torch or triton."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Gpu:
 
     Attributes:
         name: as its driver gives it, ``"NVIDIA H200"``.
-        target: its architecture by flashgen's name, ``"sm_90"``; flashgen may not know it.
+        target: its architecture, ``"sm_90"``; flashgen may not support it.
     """
 
     name: str

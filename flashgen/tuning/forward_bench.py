@@ -33,10 +33,10 @@ WRONG = 0.02
 def load_rendered(
     plan: KernelPlan, target: str, config: KernelConfig, kernel: Kernel, *others: Kernel
 ) -> ModuleType:
-    """The module of a plan with one configuration, imported from a file that is gone again.
+    """The module of a plan with one configuration, imported from a file that is deleted again.
 
-    It is that of a kernel, and of others that run before it. Backward kernels for every plan are
-    passed theirs.
+    The module holds a kernel and others that run before it. Backward kernels for every plan get
+    their configuration as an argument.
     """
     choice = KernelChoice({target: ChosenConfig(config, source="model", shared=0)})
     held = [kernel, *others] if not (kernel.gradients and kernel.fallback) else others
@@ -63,7 +63,7 @@ class ForwardBench:
         kernel: ForwardKernel,
         *others: Kernel,
     ) -> None:
-        """Loads the module; the others are those that it holds besides."""
+        """Loads the module, which also holds the other kernels."""
         self.plan = plan
         self.use_tma = plan.uses_tma(target)
         self.module = load_rendered(plan, target, candidates[0], kernel, *others)
@@ -74,7 +74,7 @@ class ForwardBench:
 
     @cached_property
     def flops(self) -> dict[int, float]:
-        """FLOPs of what the mask shows, by length; not computed where nothing is timed."""
+        """FLOPs of the visible elements by length; computed only if something is timed."""
         return {
             length: visible_flops(self.plan, q, visible(self.plan, q, self.params[length]))
             for length, (q, _, _) in self.inputs.items()
@@ -96,13 +96,13 @@ class ForwardBench:
         return self.launch(*tensors, self.plan.scale, *params.values(), values, *repeated)
 
     def compile(self, configs: Sequence[KernelConfig]) -> None:
-        """Compiles these at once, each in a thread of its own; one that fails will again later."""
+        """Compiles the configurations in parallel threads; a failure will recur later."""
         shortest = self.lengths[0]
         row = [x[:1, :1, :1] for x in self.inputs[shortest]]
         at_once(lambda config: self.run(config, shortest, row), configs)
 
     def check(self, config: KernelConfig) -> None:
-        """Holds one head's output to the eager reference's; ArithmeticError if it is wrong."""
+        """Compares one head's output with the eager reference; ArithmeticError if it is wrong."""
         length = self.lengths[0]
         qkv = [x[:1, :1] for x in self.inputs[length]]
         out, _ = self.run(config, length, qkv)
@@ -119,9 +119,9 @@ class ForwardBench:
 
 
 def at_once(first_call: Callable[[KernelConfig], Any], configs: Sequence[KernelConfig]) -> None:
-    """Calls each in a thread of its own, so that they are compiled side by side.
+    """Calls each configuration in its own thread, so that they are compiled in parallel.
 
-    One that fails will again later.
+    A failure will recur later.
     """
 
     def call(config: KernelConfig) -> None:
@@ -138,7 +138,7 @@ def timed(
     flops: Iterable[float],
     effort: dict[str, int],
 ) -> Measurement:
-    """The median times of a candidate's calls, and the rates at which they do so many FLOPs."""
+    """The median times of a candidate's calls, and their rates for so many FLOPs."""
     import triton
 
     ms = tuple(triton.testing.do_bench(call, return_mode="median", **effort) for call in calls)

@@ -1,7 +1,7 @@
 """measure: candidates timed on this machine's GPU, on the mask itself.
 
-Every candidate runs the very module that would be published. One whose result is wrong is
-rejected, as is one that does not run.
+Every candidate runs in the module that would be published. A candidate that fails or whose result
+is wrong is rejected.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ FIRST_LOOK = {"warmup": 10, "rep": 40}
 CLOSER_LOOK = {"warmup": 25, "rep": 50}
 FINALISTS = 3
 
-# Closer looks at each of the best few, which take turns, every second time in the reverse order: a
+# Closer looks at each of the best few. They take turns, every second round in the reverse order: a
 # GPU that has rested is faster by up to a tenth, and one that is limited by its power slows down.
 ROUNDS = 4
 
-# Candidates that are compiled side by side before they are timed one by one.
+# Candidates that are compiled in parallel before they are timed one by one.
 WAVE = min(16, os.cpu_count() or 1)
 
-# Characters of a reason that are kept: some compilers say it all in one line.
+# The most characters of a reason: some compilers put a whole message into one line.
 LONGEST_REASON = 200
 
 Report = Callable[[int, int], None]
@@ -61,14 +61,14 @@ def measure(
         candidates: most promising first.
         rejected: candidates rejected before, for the record.
         kernel: which kernel they are configurations of.
-        forward: for a backward kernel, the forward kernel that runs before it, and with what.
-        seconds: when to stop looking at further candidates; at least one is measured.
+        forward: for a backward kernel, the forward kernel before it, with its configuration.
+        seconds: the time after which no further candidate starts; at least one is measured.
         finalists: how many of the best get closer looks.
         report: called with (candidates looked at, candidates) as it goes.
 
     Returns:
-        The rates, best first; none where there are no candidates of a backward kernel, which a
-        module can do without. An interrupt (Ctrl-C) after the first candidate ends the measuring
+        The rates, best first; none if a backward kernel, which a module does not need, has no
+        candidates. An interrupt (Ctrl-C) after the first candidate ends the measuring
         and keeps what there is.
 
     Raises:
@@ -103,7 +103,7 @@ def measure(
             try:
                 bench.check(config)
                 measured[config] = bench.time(config, FIRST_LOOK)
-            except Exception as error:  # whatever Triton, its compilers or the driver raise
+            except Exception as error:  # any error of Triton, its compilers or the driver
                 rejected.append((config, first_line(error)[:LONGEST_REASON]))
         report(len(candidates), len(candidates))
         best = sorted(measured, key=lambda c: -_rate(measured[c]))[:finalists]
@@ -129,7 +129,7 @@ def measure(
         triton=triton.__version__,
         kernel=kernel.digest(plan),
         lengths=usual_lengths(plan),
-        # A closer look on a warm GPU is slower: it is compared with other closer looks alone.
+        # A closer look on a warm GPU is slower: only closer looks are compared with each other.
         measured=(*_best_first(finals), *_best_first(rest)),
         rejected=tuple(rejected),
         ended=ended,
@@ -157,7 +157,7 @@ def _closer_look(
     """Another timing of a candidate that has run before."""
     try:
         return bench.time(config, CLOSER_LOOK)
-    except Exception as error:  # a fault that a later candidate left behind, as a rule
+    except Exception as error:  # usually a fault that a later candidate left behind
         raise TuneError(
             f"{variant}: {config} ran once on {gpu} and then no more "
             f"({first_line(error)}); free the GPU, or build with --no-tune"

@@ -1,7 +1,8 @@
 """The measured results of one variant: ``generated/tuning/<name>.json``, committed, for people too.
 
 A result belongs to a GPU, a Triton version, a form and its kernel's digest. A build elsewhere reads
-and keeps it. What a module ships depends on this file alone, never on the machine that renders it.
+and keeps it. A module's configurations depend on this file alone, never on the machine that renders
+the module.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from flashgen.spec import Blocks
 
 WIDTH = 140  # of a line of the file: a candidate fits on one
 
-#: The key of a kernel whose results name none: they are as old as the portable forward kernel.
+#: The form of results that name none: the portable forward kernel is as old as the file's format.
 UNNAMED = "portable"
 
 Ending = Literal["complete", "time", "interrupt"]
@@ -50,8 +51,8 @@ class TuneResult:
         triton: the Triton version that compiled the candidates.
         kernel: the digest of the kernel's source.
         lengths: sequence lengths that every candidate was measured at.
-        measured: the candidates that ran, best first; none where no tiles of a backward kernel fit.
-        rejected: the candidates that did not, each with the reason.
+        measured: the candidates that ran, best first; none if no tiles of a backward kernel fit.
+        rejected: the candidates that did not run, each with the reason.
         ended: why measuring ended: every candidate looked at, time out, or an interrupt.
         form: the key of the kernel.
     """
@@ -68,25 +69,25 @@ class TuneResult:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """What a newer result replaces: the one of its GPU, Triton version and form."""
+        """The key by which a newer result replaces an older one: GPU, Triton version and form."""
         return self.gpu, self.triton, self.form
 
     def has_measured(self, kernel: str, blocks: Blocks) -> bool:
-        """Whether it is of this kernel and has a candidate that ``blocks`` admits."""
+        """Whether the result is for this kernel and has a candidate that ``blocks`` admits."""
         return self.kernel == kernel and any(blocks.admits(m.config) for m in self.measured)
 
     def settles(self, kernel: str, blocks: Blocks) -> bool:
-        """Whether nothing is left to measure: it has, or there was nothing that fits."""
+        """Whether nothing is left to measure: a candidate has been measured, or none fits."""
         return self.has_measured(kernel, blocks) or (self.kernel == kernel and not self.measured)
 
 
 def best_for(
     results: Iterable[TuneResult], target: str, kernel: str, blocks: Blocks
 ) -> tuple[TuneResult, Measurement] | None:
-    """What a module of this kernel ships for this target, the same on every machine.
+    """The result whose best candidate a module ships for this target, on every machine.
 
-    Of several results with a candidate that ``blocks`` admits, the newest Triton's; then the
-    fastest, by the rate at the longest length; then the first GPU by name.
+    Among results with a candidate that ``blocks`` admits, the newest Triton is preferred, then the
+    highest rate at the longest length, then the first GPU by name.
     """
     admitted = [
         (result, next(m for m in result.measured if blocks.admits(m.config)))
@@ -102,12 +103,12 @@ def best_for(
 
 def _newest_first(version: str) -> tuple[int, ...]:
     numbers = [-int(part) for part in version.split("+")[0].split(".") if part.isdigit()]
-    # The end comes after any further number: 3.7.1 before 3.7, and 3.8.0 before 3.8.0rc1.
+    # The end sorts after any further number: 3.7.1 before 3.7, and 3.8.0 before 3.8.0rc1.
     return (*numbers, 1)
 
 
 def merged(results: Iterable[TuneResult], new: Iterable[TuneResult]) -> tuple[TuneResult, ...]:
-    """The results with the new ones in; a new one replaces the old one of its key."""
+    """The results with the new ones; a new result replaces the old one with the same key."""
     by_key = {result.key: result for result in (*results, *new)}
     return tuple(by_key[key] for key in sorted(by_key))
 
@@ -144,9 +145,9 @@ def save_results(path: Path, results: Iterable[TuneResult]) -> None:
 
 
 def fields_of(result: TuneResult) -> dict[str, Any]:
-    """A result as JSON holds it, figures rounded to what measuring can tell.
+    """A result as JSON, with figures rounded to the precision of measuring.
 
-    A candidate's four numbers stand beside its figures; no form is named of `UNNAMED`.
+    A candidate's four numbers are beside its figures; the form `UNNAMED` is left out.
     """
     return {
         "target": result.target,
@@ -169,11 +170,11 @@ def fields_of(result: TuneResult) -> dict[str, Any]:
 
 
 def result_of(fields: Mapping[str, Any]) -> TuneResult:
-    """The result that `fields_of` made these of; other fields beside them are not looked at.
+    """The result from the fields of `fields_of`; other fields are ignored.
 
     Raises:
         KeyError: a field is missing.
-        TypeError: one is of another kind.
+        TypeError: a field has another type.
     """
     return TuneResult(
         target=fields["target"],

@@ -100,12 +100,12 @@ def triton_code(
     Args:
         expr: a sympy expression: a number or a condition.
         names: the text for a symbol, as ``{"q_idx": "offs_m[:, None]"}``; others print their name.
-            ``"q_rows"`` is what q_idx stands for inside `RowMin` and `RowMax`: a vector of the
-            tile's rows that ends at the last one.
+            ``"q_rows"`` is the text for q_idx inside `RowMin` and `RowMax`: a vector of the tile's
+            rows that ends at the last row.
         nonnegative: parameters known to be >= 0. Triton's ``//`` and ``%`` round towards zero, as
-            C's do: an operand that may be negative is printed with a correction.
+            C's do: an operand that may be negative gets a correction.
         tensors: symbols, besides the indices and the score, that are tensors in the kernel.
-        approximate: whether ``tanh`` may be the hardware's where the kernel's APPROX says so.
+        approximate: whether ``tanh`` may use the hardware's instruction if APPROX is set.
     """
     printer = Printer(
         TRITON, RULES, names or {}, NONNEGATIVE | set(nonnegative), TILE | set(tensors),
@@ -126,14 +126,15 @@ def triton_source(expr: Any, *args: Any, **knowledge: Any) -> str:
 def torch_code(expr: Any, names: Mapping[str, str] | None = None) -> Code:
     """``expr`` as eager PyTorch, computed in the ``dtype`` of the function it stands in.
 
-    b, h, q_idx and kv_idx are integer tensors, the score is one of ``dtype``, tensors are what the
-    user gave; lengths and other parameters are Python numbers. It reads ``torch`` and ``math``.
+    b, h, q_idx and kv_idx are integer tensors, the score is a tensor of ``dtype``, and tensors are
+    the user's; lengths and other parameters are Python numbers. The code reads ``torch`` and
+    ``math``.
     """
     return Code(expr, Printer(Torch(), RULES, names or {}, frozenset(), _TENSORS))
 
 
 def torch_source(expr: Any, names: Mapping[str, str] | None = None) -> str:
-    """Its text; see `torch_code`.
+    """The text of ``expr`` as eager PyTorch; see `torch_code`.
 
     Raises:
         TypeError: a node that the printer does not know.
@@ -151,7 +152,7 @@ def plain_source(expr: Any, names: Mapping[str, str] | None = None) -> str:
 
 
 def python_source(expr: Any) -> str:
-    """``expr`` for Python's own numbers: no index is a tensor, and no element is read.
+    """``expr`` on Python's own numbers: no index is a tensor, and no element is read.
 
     Raises:
         TypeError: a node that the printer does not know.

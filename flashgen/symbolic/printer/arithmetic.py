@@ -1,4 +1,4 @@
-"""How sums, products, quotients and powers are printed, of integers and of floats."""
+"""Rules that print sums, products, quotients and powers, of integers and of floats."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from flashgen.symbolic.printer.text import (
 from flashgen.symbolic.varies_over import SCORES, is_integral
 from flashgen.symbols import SCORE, BitAnd, BitOr, BitXor, ShiftLeft, ShiftRight
 
-# Operations on bits bind less than a sum; a sum behind a minus sign needs parentheses too.
+# Bit operations bind more loosely than a sum; a sum behind a minus sign needs parentheses too.
 _BITS = BitAnd | BitOr | BitXor | ShiftLeft | ShiftRight
 _LOOSER = sympy.Add | _BITS
 
 
 def print_sum(printer: Printer, expr: Any) -> str:
-    """Its `ordered_terms`, one after the other."""
+    """Prints the `ordered_terms` of a sum."""
     terms = ordered_terms(expr)
     write = printer.matching(expr)
     text = closed(write(terms[0])) if isinstance(terms[0], _BITS) else write(terms[0])
@@ -39,7 +39,7 @@ def print_sum(printer: Printer, expr: Any) -> str:
 
 
 def ordered_terms(expr: Any) -> list[Any]:
-    """Positive terms first, each sign in the order of `SYMBOLS`, the score ahead, numbers last."""
+    """The terms: positive ones first, by `SYMBOLS` within a sign, the score ahead, numbers last."""
     terms = list(expr.args)
     if not is_integral(expr):
         terms = _with_one_integer(terms)
@@ -56,7 +56,7 @@ def _has_score(term: Any) -> bool:
 
 
 def _with_one_integer(terms: list[Any]) -> list[Any]:
-    """The integer terms of a float sum as one: it is exact, and converted once."""
+    """Joins the integer terms of a float sum: their sum is exact, and converted once."""
     whole = [term for term in terms if is_integral(term) and not term.is_Integer]
     if len(whole) < 2:
         return terms
@@ -64,7 +64,7 @@ def _with_one_integer(terms: list[Any]) -> list[Any]:
 
 
 def print_product(printer: Printer, expr: Any) -> str:
-    """Factors in the order of `SYMBOLS`, a number first; a float's denominator behind ``/``."""
+    """Prints factors in the order of `SYMBOLS`, a number first, float denominators after ``/``."""
     if is_negative(expr):
         return f"-{printer.operand(negated(expr))}"
     factors = list(sympy.Mul.make_args(expr))
@@ -89,7 +89,7 @@ def print_product(printer: Printer, expr: Any) -> str:
 
 
 def _ordered(factors: list[Any], names_first: bool = False) -> list[Any]:
-    """Numbers, then the rest; among floats names come before what is computed."""
+    """Numbers, then the other factors; among floats, names come before computed factors."""
     numbers = [factor for factor in factors if factor.is_number and factor != 1]
     others = [factor for factor in factors if not factor.is_number]
     numbers.sort(key=lambda number: not number.is_Number)
@@ -116,13 +116,13 @@ def _is_denominator(factor: Any) -> bool:
 
 
 def _inverse(power: Any) -> Any:
-    """What a denominator is 1 / of."""
+    """The x of a denominator 1 / x."""
     exponent = -power.exp
     return power.base if exponent == 1 else sympy.Pow(power.base, exponent, evaluate=False)
 
 
 def print_power(printer: Printer, expr: Any) -> str:
-    """Whole powers as the products they are, square roots, and what is left as the dialect does."""
+    """Prints integer powers as products, then square roots, then other powers by the dialect."""
     base, exponent = expr.args
     if exponent.is_Float and (2 * float(exponent)).is_integer():
         exponent = sympy.Rational(int(2 * float(exponent)), 2)
@@ -156,7 +156,7 @@ def _call(printer: Printer, function: str, x: Any) -> str:
 
 
 def print_quotient(printer: Printer, expr: Any) -> str:
-    """``a // b`` rounded down, for b > 0."""
+    """Prints ``a // b`` rounded down, for b > 0."""
     a, b = map(printer.operand, expr.args)
     if printer.dialect.floors or printer.is_nonnegative(expr.args[0]):
         return f"{a} // {b}"
@@ -164,7 +164,7 @@ def print_quotient(printer: Printer, expr: Any) -> str:
 
 
 def print_remainder(printer: Printer, expr: Any) -> str:
-    """``a % b`` in [0, b), for b > 0."""
+    """Prints ``a % b`` in [0, b), for b > 0."""
     a, b = map(printer.operand, expr.args)
     if printer.dialect.floors or printer.is_nonnegative(expr.args[0]):
         return f"{a} % {b}"

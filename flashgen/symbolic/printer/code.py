@@ -1,4 +1,4 @@
-"""Code: an expression that a kernel computes, which is no text before a template asks for it."""
+"""Code: an expression of a kernel, which becomes text when a template prints it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from flashgen.symbols import Load
 
 @dataclass(frozen=True)
 class Code:
-    """An expression as it stands in a kernel.
+    """An expression of a kernel.
 
     Attributes:
-        expr: a number or a condition, over symbols and what other lines assign.
-        printer: what prints it as Triton source.
+        expr: a number or a condition, over symbols and variables that other lines assign.
+        printer: prints it as Triton source.
     """
 
     expr: Any
@@ -28,16 +28,16 @@ class Code:
         raise TypeError(f"code has a text in a dialect only: {self!r}")
 
     def text(self, dialect: Dialect | None = None) -> str:
-        """Its source, in Triton or in another dialect of kernels."""
+        """The source of the expression, in Triton or in another dialect of kernels."""
         return self._printed(dialect)[0]
 
     def names_in(self, dialect: Dialect) -> frozenset[str]:
-        """The variables that this source reads."""
+        """The variables that the source reads."""
         return self._printed(dialect)[1]
 
     @cached_property
     def names(self) -> frozenset[str]:
-        """Those of Triton source."""
+        """The variables that the Triton source reads."""
         return self._printed(None)[1]
 
     def _printed(self, dialect: Dialect | None) -> tuple[str, frozenset[str]]:
@@ -46,12 +46,12 @@ class Code:
 
 
 def read_by(codes: Iterable[Code | None], dialect: Dialect | None = None) -> frozenset[str]:
-    """The variables that any of them reads, as Triton source or in another dialect."""
+    """The variables that any of the codes reads, in Triton or in another dialect."""
     found = (code for code in codes if code is not None)
     return frozenset().union(*(code.names_in(dialect) if dialect else code.names for code in found))
 
 
 def gathered_by(codes: Iterable[Code | None]) -> tuple[int, ...]:
-    """The numbers of dimensions that tensors are indexed by, ascending."""
+    """The numbers of dimensions of the tensors that the codes index, ascending."""
     loads = (load for code in codes if code is not None for load in code.expr.atoms(Load))
     return tuple(sorted({len(load.args) - 1 for load in loads}))

@@ -1,4 +1,4 @@
-"""Printer: from a sympy expression to text, by one rule a node."""
+"""Printer: from a sympy expression to text, by one rule for each kind of node."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flashgen.symbolic.printer.text import Operand, closed, number_text
 from flashgen.symbolic.varies_over import REDUCTIONS, is_integral
 from flashgen.symbols import BitAnd, FloorDiv, FloorMod, Load, ShiftLeft, ShiftRight
 
-#: The vectors that `RowMin` and `RowMax` reduce stand for q_idx and kv_idx under these names.
+#: The names of the vectors, in place of q_idx and kv_idx, that `RowMin` and `RowMax` reduce.
 OVER_TILE = {"q_idx": "q_rows", "kv_idx": "kv_rows"}
 
 
@@ -23,12 +23,13 @@ class Printer:
 
     Attributes:
         dialect: the language.
-        rules: how a node is printed; a node without a rule is an error.
+        rules: the rule for each kind of node; a node without a rule is an error.
         names: the text for a symbol's name; others print their name.
         nonnegative: names of symbols known to be >= 0.
         tensors: names of symbols that are tensors in this language, not plain numbers.
-        approximate: whether ``tanh`` may be the hardware's, where the kernel's APPROX says so.
-        read: what symbols have been printed as.
+        approximate: whether ``tanh`` may use the hardware's instruction if the kernel's APPROX is
+            set.
+        read: the names that have been printed for symbols.
     """
 
     dialect: Dialect
@@ -40,7 +41,7 @@ class Printer:
     read: set[str] = field(default_factory=set)
 
     def text(self, expr: Any) -> str:
-        """``expr`` where no parentheses are needed around it."""
+        """``expr`` in a place that needs no parentheses."""
         if expr.is_Symbol:
             name = self.names.get(expr.name, expr.name)
             self.read.add(name)
@@ -73,15 +74,15 @@ class Printer:
         return self.dialect.to_float(self.text(expr), self.is_tensor(expr))
 
     def real_operand(self, expr: Any) -> str:
-        """``expr`` among floats, as an operand."""
+        """``expr`` as a float operand; see `real` and `operand`."""
         return closed(self.real(expr))
 
     def matching(self, *exprs: Any) -> Callable[[Any], str]:
-        """`text` where all of ``exprs`` are integers, else `real`."""
+        """`text` if all ``exprs`` are integers, else `real`."""
         return self.text if all(map(is_integral, exprs)) else self.real
 
     def over_rows(self) -> Printer:
-        """A printer for which q_idx, or kv_idx, is the vector of a tile's positions."""
+        """A printer that prints q_idx or kv_idx as the vector of a tile's positions."""
         rows = {**self.names, **{i: self.names.get(over, over) for i, over in OVER_TILE.items()}}
         return replace(self, names=rows)
 

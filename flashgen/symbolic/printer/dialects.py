@@ -1,4 +1,4 @@
-"""Where the languages that expressions are printed in differ."""
+"""The differences between the languages in which expressions are printed."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from flashgen.symbolic.printer.text import Operand, called, closed
 
 
 class Dialect(Protocol):
-    """A language.
+    """A language in which expressions are printed.
 
     Attributes:
         floors: whether its ``//`` and ``%`` round down.
         loads_are_tensors: whether an element of a declared tensor is a tensor itself.
         types_numbers: whether ``1`` among floats has to be ``1.0``.
-        floats: integers that it has other floats of than converted ones, and these.
+        floats: the float forms of integers that need no conversion.
     """
 
     floors: bool
@@ -25,12 +25,12 @@ class Dialect(Protocol):
     floats: Mapping[Any, str]
 
     def call(self, function: str, x: str, tensor: bool, approximate: bool) -> str:
-        """``exp``, ``exp2``, ``log``, ``tanh``, ``sin``, ``cos``, ``sqrt``, ``rsqrt``, ``abs``,
-        ``erf``, ``floor``, ``atan``.
+        """A call of ``exp``, ``exp2``, ``log``, ``tanh``, ``sin``, ``cos``, ``sqrt``, ``rsqrt``,
+        ``abs``, ``erf``, ``floor`` or ``atan``.
         """
 
     def power(self, x: str, exponent: str) -> str:
-        """``x`` from 0 on to any power."""
+        """``x``, at least 0, to any power."""
 
     def to_float(self, x: str, tensor: bool) -> str:
         """An integer as a float."""
@@ -56,17 +56,18 @@ class Dialect(Protocol):
         """The ``min`` or ``max`` of a vector over the rows of a tile."""
 
     def spread(self, x: str) -> str:
-        """A value for each of the ``scores``."""
+        """A tile of one value, in the shape of ``scores``."""
 
 
 class Triton:
     """Inside a Triton kernel; int32 and float32 throughout.
 
     Attributes:
-        language: what its functions are attributes of.
+        language: the module that its functions are attributes of.
         jit: the decorator of a function.
-        suffix: what the names of functions end in that the module brings along for expressions.
-        exp2, approx: what it calls 2 to a power, and that ``tanh`` may be the hardware's.
+        suffix: the suffix of the names of the module's own functions for expressions.
+        exp2: the name of its function of 2 to a power.
+        approx: the flag that tells whether ``tanh`` may use the hardware's instruction.
     """
 
     floors = False
@@ -80,13 +81,13 @@ class Triton:
     approx = "APPROX"
 
     def call(self, function: str, x: str, tensor: bool, approximate: bool) -> str:
-        """A function of the language; ``_tanh`` is one that the module brings along."""
+        """A function of the language; ``_tanh`` is a function of the module itself."""
         if function == "tanh":
             return called(f"_tanh{self.suffix}", x, self.approx if approximate else False)
         return called(self.exp2 if function == "exp2" else f"{self.language}.{function}", x)
 
     def power(self, x: str, exponent: str) -> str:
-        """Of 0, whose logarithm is -inf, it is 0, as it should be."""
+        """A power by exponent and logarithm; 0, whose logarithm is -inf, gives 0."""
         return called(self.exp2, f"{closed(exponent)} * {self.language}.log2({x})")
 
     def to_float(self, x: str, tensor: bool) -> str:
@@ -98,11 +99,11 @@ class Triton:
         return called(f"{self.language}.cast", x, f"{self.language}.int32")
 
     def load(self, tensor: str, indices: Sequence[str], integral: bool) -> str:
-        """A function that the module brings along, one for each number of dimensions."""
+        """A call of a function of the module, one for each number of dimensions."""
         return called(f"_at_{len(indices)}d{self.suffix}", tensor, *indices)
 
     def extreme(self, name: str, a: str, b: str, tensors: tuple[bool, bool], real: bool) -> str:
-        """``min`` and ``max`` are for integer scalars: those of floats stay floats this way."""
+        """``min`` and ``max`` for integer scalars; ``minimum`` and ``maximum`` keep floats."""
         if not any(tensors) and not real:
             return called(name, a, b)
         return called(f"{self.language}.{name}imum", a, b)
@@ -110,27 +111,27 @@ class Triton:
     def select(
         self, when: str, a: str, b: str, tensors: tuple[bool, bool, bool], real: bool
     ) -> str:
-        """The type of the choice is that of both."""
+        """A choice whose type is the type of both values."""
         return called(f"{self.language}.where", when, a, b)
 
     def invert(self, condition: str, tensor: bool) -> str:
-        """Conditions are one bit wide."""
+        """``~``; conditions are one bit wide."""
         return f"~{closed(condition)}"
 
     def reduce(self, name: str, x: str) -> str:
-        """A scalar."""
+        """A scalar: the reduction over the rows of a tile."""
         return called(f"{self.language}.{name}", x, 0)
 
     def spread(self, x: str) -> str:
-        """It takes their shape."""
+        """A value in the shape of ``scores``."""
         return f"{self.language}.zeros_like(scores) + ({x})"
 
 
 class Gluon(Triton):
-    """Inside a Gluon kernel, which has helper functions of its own, and the hardware's ``tanh``.
+    """Inside a Gluon kernel, with its own helper functions and the hardware's ``tanh``.
 
     Attributes:
-        floats: positions that are cheaper to make as floats than to convert.
+        floats: float forms of positions, which are cheaper than conversions.
     """
 
     language = "gl"
@@ -149,8 +150,8 @@ TRITON = Triton()
 class Torch:
     """Eager PyTorch: indices, the score and elements are tensors, the rest are Python numbers.
 
-    A variable ``dtype`` holds what to compute in. torch would take an integer tensor to its default
-    dtype; and the same goes for a choice between two Python numbers.
+    A variable ``dtype`` holds the dtype of the computation, because torch would convert an integer
+    tensor, or a choice between two Python numbers, to its default dtype.
     """
 
     floors = True
@@ -167,7 +168,7 @@ class Torch:
         return called(f"{'torch' if tensor else 'math'}.{function}", x)
 
     def power(self, x: str, exponent: str) -> str:
-        """Python's operator, of tensors too."""
+        """Python's operator, which serves tensors too."""
         return f"{closed(x)} ** {closed(exponent)}"
 
     def to_float(self, x: str, tensor: bool) -> str:
@@ -179,7 +180,7 @@ class Torch:
         return Operand(f"{closed(x)}.long()") if tensor else called("int", x)
 
     def load(self, tensor: str, indices: Sequence[str], integral: bool) -> str:
-        """Indexing; 16-bit elements are not computed with as such."""
+        """Indexing; floats, such as 16-bit elements, are converted to ``dtype``."""
         element = f"{tensor}[{', '.join(indices)}]"
         return Operand(element if integral else f"{element}.to(dtype)")
 
@@ -195,7 +196,7 @@ class Torch:
     def select(
         self, when: str, a: str, b: str, tensors: tuple[bool, bool, bool], real: bool
     ) -> str:
-        """Python's choice where the condition is Python's."""
+        """``torch.where``, or Python's choice for a Python condition."""
         if not tensors[0]:
             return Operand(f"({a} if {when} else {b})")
         if real and not any(tensors[1:]):
@@ -203,7 +204,7 @@ class Torch:
         return called("torch.where", when, a, b)
 
     def invert(self, condition: str, tensor: bool) -> str:
-        """``~True`` is -2."""
+        """``~`` for tensors, ``not`` for Python conditions, because ``~True`` is -2."""
         return f"~{closed(condition)}" if tensor else Operand(f"(not {closed(condition)})")
 
     def reduce(self, name: str, x: str) -> str:
@@ -211,7 +212,7 @@ class Torch:
         raise TypeError(f"the printer knows no tile in torch: {name} of {x}")
 
     def spread(self, x: str) -> str:
-        """It takes their shape."""
+        """A value in the shape of ``scores``."""
         return f"torch.zeros_like(scores) + ({x})"
 
 
@@ -232,7 +233,7 @@ class Plain:
         return f"{closed(x)} ** {closed(exponent)}"
 
     def to_float(self, x: str, tensor: bool) -> str:
-        """Nothing: numbers are real."""
+        """The text unchanged: numbers are real."""
         return x
 
     def to_integer(self, x: str, tensor: bool) -> str:
@@ -258,9 +259,9 @@ class Plain:
         return f"~{closed(condition)}"
 
     def reduce(self, name: str, x: str) -> str:
-        """In words."""
+        """The reduction in words."""
         return called(name, f"{x} over the rows")
 
     def spread(self, x: str) -> str:
-        """It goes without saying."""
+        """The text unchanged."""
         return x

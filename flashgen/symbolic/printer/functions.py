@@ -1,4 +1,4 @@
-"""How functions, choices, conditions and elements of tensors are printed."""
+"""Rules that print functions, choices, conditions and elements of tensors."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def print_absolute(printer: Printer, expr: Any) -> str:
 
 
 def print_extreme(printer: Printer, expr: Any) -> str:
-    """``min(a, b)`` and ``max(a, b)``, two at a time, numbers first, then the simplest."""
+    """``min(a, b)`` and ``max(a, b)`` of two at a time, numbers first, then the simplest."""
     name = "min" if isinstance(expr, sympy.Min) else "max"
     first, *rest = sorted(
         expr.args, key=lambda arg: (not arg.is_Number, arg.count_ops(), rank(arg))
@@ -48,13 +48,13 @@ def print_extreme(printer: Printer, expr: Any) -> str:
 
 
 def _part(printer: Printer, expr: Any, real: bool) -> str:
-    """A part of a choice, of a float if that is one."""
+    """A part of a choice, as a float if the choice is real."""
     text = printer.real(expr) if real else printer.text(expr)
     return f"{text}.0" if real and expr.is_Integer and printer.dialect.types_numbers else text
 
 
 def print_select(printer: Printer, expr: Any) -> str:
-    """A value that depends on conditions, taken in their order; the last one always holds."""
+    """A choice by conditions, tested in order; the last one always holds."""
     *branches, (otherwise, always) = expr.args
     if always is not sympy.true:
         raise TypeError(f"the printer knows choices with a last resort only: {expr}")
@@ -88,7 +88,7 @@ def print_opposite(printer: Printer, expr: Any) -> str:
 
 
 def print_conditional(printer: Printer, expr: Any) -> str:
-    """A choice between conditions, which sympy makes of comparisons with a choice inside."""
+    """A choice between conditions: sympy's form of a comparison with a choice inside."""
     return printer.text(without_conditional(expr))
 
 
@@ -132,7 +132,7 @@ def print_as_bits(printer: Printer, expr: Any) -> str:
 
 
 def print_bits_of(function: str) -> Any:
-    """The rule for the bits of a comparison, which a function of the kernel's module makes."""
+    """The rule for the bits of a comparison: a call of a function of the kernel's module."""
 
     def rule(printer: Printer, expr: Any) -> str:
         return called(function, *map(printer.text, expr.args))

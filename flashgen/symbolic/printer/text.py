@@ -1,4 +1,4 @@
-"""Pieces of source text: what needs no parentheses, numbers, the order of terms."""
+"""Source text: operands, numbers, and the order of terms."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ def called(function: str, *arguments: object) -> Operand:
 
 
 def joined(operator: str, operands: Iterable[str]) -> str:
-    """Operands with an operator between them; one alone stays one."""
+    """Operands with an operator between them; a single operand stays one."""
     first, *others = operands
     return operator.join((first, *others)) if others else first
 
 
 def number_text(number: Any) -> str:
-    """A real constant, as the float nearest to it; whole ones without a point."""
+    """A real constant, as the nearest float; a whole number without a point."""
     if not number.is_finite:
         raise TypeError(f"the printer knows finite numbers only: {number}")
     value = int(number) if number.is_Integer else float(number)
-    text = repr(value).replace("e+", "e")  # as formatters write it
+    text = repr(value).replace("e+", "e")  # in the notation of formatters
     return text if value < 0 else Operand(text)
 
 
 def as_fraction(number: Any) -> tuple[Any, Any]:
     """``number`` as (numerator, denominator), where a person would write it as a quotient.
 
-    A float that is 1 / n counts when it takes more than eight digits: 0.03333333333333333, as
-    sympy has of ``x / 30.0``, but not 0.125.
+    A float equal to 1 / n is a quotient if it has more than eight digits: 0.03333333333333333,
+    sympy's form of ``x / 30.0``, but not 0.125.
     """
     if number.is_Rational and (float(number) != number or len(repr(float(number))) > 10):
         return sympy.Integer(number.p), sympy.Integer(number.q)
@@ -75,8 +75,8 @@ def negated(expr: Any) -> Any:
     return sympy.Mul(coefficient, *rest, evaluate=False)
 
 
-@lru_cache(maxsize=4096)  # whatever is printed is sorted anew, and sympy takes its time to print
+@lru_cache(maxsize=4096)  # cached: every print sorts again, and sympy prints slowly
 def rank(term: Any) -> tuple[bool, bool, int, str]:
-    """Where a factor stands, or a term of a sum: numbers last, then by sign, then by symbol."""
+    """The sort key of a factor or a term: numbers last, then by sign, then by symbol."""
     places = [SYMBOLS.index(s) if s in SYMBOLS else len(SYMBOLS) for s in term.free_symbols]
     return (bool(term.is_Number), is_negative(term), min(places, default=0), str(term))
