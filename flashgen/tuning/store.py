@@ -20,7 +20,7 @@ from flashgen.spec import Blocks
 
 WIDTH = 140  # of a line of the file: a candidate fits on one
 
-#: The form of results that name none: the portable forward kernel is as old as the file's format.
+#: The form of results that name none: they are of the portable forward kernel.
 UNNAMED = "portable"
 
 Ending = Literal["complete", "time", "interrupt"]
