@@ -194,9 +194,9 @@ def _align(name: str, spec: AttentionSpec) -> Iterator[Finding]:
     if align not in ALIGNMENTS:
         yield "align", align, "not an alignment of queries and keys", _one_of(ALIGNMENTS)
         return
-    functions = {"mask": spec.mask, "score": spec.score}
-    for field, function in functions.items():
-        if isinstance(function, Mask | Score):
+    checks = {"mask": (spec.mask, _mask), "score": (spec.score, _score)}
+    for field, (function, check) in checks.items():
+        if isinstance(function, Mask | Score) and not any(check(name, spec)):
             found = list(_untraceable(field, function, partial(function.aligned, align)))
             yield from found or _moved_out(field, function, align)
 

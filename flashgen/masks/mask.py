@@ -98,7 +98,7 @@ class Mask:
         moved: it is then the query's position among the keys.
 
         Raises:
-            MaskError: the mask, or a part, has another alignment.
+            MaskError: the mask, or a part, has another alignment, or arguments out of order.
         """
         if self.align not in (None, align):
             raise disagreement(called("mask", self.label), align)
@@ -106,6 +106,7 @@ class Mask:
             return self.along(align)
         if self.align == align or not self.moves:
             return self
+        _check(self)
         offset = shift(align)
 
         def moved(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:

@@ -49,8 +49,8 @@ class Score:
     def then(self, other: Score | ScoreMod) -> Score:
         """The score function that applies this one first and ``other`` to what it returns."""
         after = as_score(other)
-        for part in (self, after):  # tracing sees the whole alone
-            check_order(part.score_mod, _ARGUMENTS, called("score", part.label))
+        for part in (self, after):
+            _check(part)
 
         def score_mod(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
             first = self.score_mod(score, b, h, q_idx, kv_idx)
@@ -69,7 +69,7 @@ class Score:
         """This score function where query 0 stands at the key ``shift(align)``: see `Mask.aligned`.
 
         Raises:
-            MaskError: the function, or a part, has another alignment.
+            MaskError: the function, or a part, has another alignment, or arguments out of order.
         """
         if self.align not in (None, align):
             raise disagreement(called("score", self.label), align)
@@ -77,6 +77,7 @@ class Score:
             return self.along(align)
         if self.align == align or not self.moves:
             return self
+        _check(self)
         offset = shift(align)
 
         def moved(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
@@ -158,3 +159,8 @@ def as_score(score: Score | ScoreMod) -> Score:
         )
     name = getattr(score, "__name__", type(score).__name__)
     return Score(score, "score" if name == "<lambda>" else name)
+
+
+def _check(score: Score) -> None:
+    """Checks the parts of a score, because tracing sees only the joined function."""
+    check_order(score.score_mod, _ARGUMENTS, called("score", score.label))

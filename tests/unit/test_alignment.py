@@ -131,6 +131,22 @@ def test_a_tensor_that_q_idx_leaves_is_refused() -> None:
     assert problems(AttentionSpec(64, mask=tree(), align="bottom_right")) == []
 
 
+@EITHER
+def test_arguments_out_of_order_are_refused_all_the_same(align: str) -> None:
+    """A function that is moved is called by another, whose own are in order."""
+
+    def mask(b: Any, h: Any, kv_idx: Any, q_idx: Any) -> Any:
+        return q_idx >= kv_idx
+
+    def score(s: Any, b: Any, h: Any, kv_idx: Any, q_idx: Any) -> Any:
+        return s + q_idx
+
+    for spec in (AttentionSpec(64, mask=mask), AttentionSpec(64, score=score)):
+        [found] = problems(spec)
+        assert "and its argument `kv_idx`" in found
+        assert problems(replace(spec, align=align)) == [found]
+
+
 def test_digests_of_specs_without_it_stay() -> None:
     plain = AttentionSpec(64, mask=causal())
     assert plain.digest == replace(plain, align=None).digest
