@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from types import ModuleType
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -39,10 +40,6 @@ CALLS, BATCHES = 50, 100
 
 #: Peers whose training calls are measured: FlashAttention-4 gets copies, which have no gradients.
 TRAINED = (OWN, "SDPA", "SDPA cuDNN", "SDPA flash", "FlexAttention")
-
-#: What documents' module makes tables of rows with, behind keys and values: begins alone, of ids
-#: that may come back, of which -1 hides, and whether they are in order.
-ROW_TABLES = (True, False, True, -1, 1)
 
 Call = Callable[[], Any]
 #: The context of a call, made for each batch.
@@ -154,7 +151,7 @@ def parts(case: Case, qkv: tuple[torch.Tensor, ...]) -> Iterator[tuple[str, Call
     yield "_known", lambda: module._known(q, k, v, *tables)
     yield "out", lambda: q.new_empty(1, HEADS, TOKENS, case.head_dim)
     yield "lse, where asked for", lambda: q.new_empty(1, 2, 3, dtype=torch.float32)
-    yield from _launches(module, (q, k, v, out, lse), tables)
+    yield from launches(module, lambda: module.attention(q, k, v, **params))
     if hasattr(module, "_counter"):
         yield "_counter", lambda: module._counter(q.device)
     grad_out = torch.randn_like(out)
@@ -170,35 +167,36 @@ def parts(case: Case, qkv: tuple[torch.Tensor, ...]) -> Iterator[tuple[str, Call
     )
 
 
-def _launches(
-    module: ModuleType, memory: tuple[torch.Tensor, ...], tables: list[torch.Tensor]
-) -> Iterator[tuple[str, Call]]:
-    _, known = module._known(*memory[:3], *tables)
-    if known is None:
+def launches(module: ModuleType, attention: Call) -> Iterator[tuple[str, Call]]:
+    """Each launch that a further call repeats, and Triton's share of it; the kernel's is last."""
+    kept = repeated(module, attention)
+    if not kept:
         sys.exit(f"{module.__name__} keeps no launch with triton of this version")
-    if getattr(known, "hopper", False):
-        counts = hasattr(module, "_counter")
-        memory += (module._counter(memory[0].device) if counts else memory[4],)
-    made: tuple[torch.Tensor, ...] = ()
-    cuts = hasattr(known, "cut")
-    if cuts:  # a kernel makes documents' row tables, and the starts of tiles of queries
-        q, _, _, out, *others = memory
-        begin, unordered, starts, _ = module._cut(q, tables[0], known.config, known)
-        memory, made = (*memory[:4], out, *others, starts), (tables[0], begin, unordered)
-    elif tables:
-        begin, _, unordered = module._row_tables(tables[0], tables[0], *ROW_TABLES)
-        made = (tables[0], begin, unordered)
-    numbers = tuple(known.args[known.numbers])
-    yield "repeat", lambda: known.repeat((*memory, *made), numbers)
-    filled = known.args.copy()
-    for (place, maps), x in zip(known.places, (*memory, *made), strict=True):
-        filled[place] = x.data_ptr() if maps is None else maps[x.data_ptr()]
-    yield "of repeat, Triton's launch", lambda: known.launch(known.stream_of(known.device), filled)
-    if cuts:
-        yield "_cut", lambda: module._cut(q, tables[0], known.config, known)
-    elif tables:
-        x = tables[0]
-        yield "_row_tables", lambda: module._row_tables(x, x, *ROW_TABLES)
+    for launch, tensors, numbers in kept:
+        of = "" if launch is kept[-1][0] else f" of {launch.kernel.name}"
+        yield f"repeat{of}", partial(launch.repeat, tensors, numbers)
+        args = launch.args.copy()
+        for (place, maps), x in zip(launch.places, tensors, strict=True):
+            args[place] = x.data_ptr() if maps is None else maps[x.data_ptr()]
+        yield f"Triton's launch{of}", partial(_launch, launch, args)
+
+
+def repeated(module: ModuleType, call: Call) -> list[tuple[Any, tuple[torch.Tensor, ...], Any]]:
+    """(launch, tensors, numbers) of the kept launches that a call repeats, in their order."""
+    found: list[tuple[Any, tuple[torch.Tensor, ...], Any]] = []
+    repeat = module._Launch.repeat
+
+    def recorded(launch: Any, tensors: tuple[torch.Tensor, ...], numbers: Any) -> None:
+        found.append((launch, tensors, numbers))
+        repeat(launch, tensors, numbers)
+
+    with patch.object(module._Launch, "repeat", recorded):
+        call()
+    return found
+
+
+def _launch(launch: Any, args: list[Any]) -> None:
+    launch.launch(launch.stream_of(launch.device), args)
 
 
 def possible(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +15,6 @@ import torch
 from benchmarks import decoding, launch
 from benchmarks.script import make_parser, sees_gpu, tell
 from flashgen.errors import OutputError
-from support.variants import shipped_module
 
 CELLS = {"benchmark": "mine", "cells": [{"cell": "a", "ms": {}}, {"cell": "b", "ms": {}}]}
 PARTS = {"benchmark": "mine", "calls": {"a": {"b": 1.5}}}
@@ -42,11 +41,45 @@ def test_results_are_written_and_shown(
         tell(document, str, path / "below a file")
 
 
-def test_tables_of_rows_are_made_with_what_the_module_takes() -> None:
-    made = shipped_module("documents_d128")._row_tables
-    given = inspect.signature(made).bind("keys", "values", *launch.ROW_TABLES).arguments
-    assert list(given)[2:] == ["begins", "ends", "cyclic", "hidden", "looks"]
-    assert given["hidden"] == -1
+def test_launches_are_those_that_a_further_call_repeats() -> None:
+    """Of documents' module a kernel that finds their tiles comes first."""
+    ran: list[tuple[str, list[object]]] = []
+
+    class Launch:
+        def __init__(self, name: str, places: list[tuple[int, object]]) -> None:
+            self.kernel, self.places = SimpleNamespace(name=name), places
+            self.args, self.device, self.stream_of = ["", "a number"], 0, str
+            self.launch = lambda stream, args: ran.append((name, args))
+
+        def repeat(self, tensors: tuple[torch.Tensor, ...], numbers: object) -> None:
+            ran.append((self.kernel.name, [numbers]))
+
+    x = torch.zeros(1)
+    tiles, kernel = Launch("_tiles", [(0, None)]), Launch("_kernel", [(0, {x.data_ptr(): "map"})])
+
+    def attention() -> None:
+        tiles.repeat((x,), ())
+        kernel.repeat((x,), (1.5,))
+
+    module = SimpleNamespace(_Launch=Launch)
+    named = dict(launch.launches(module, attention))
+    assert list(named) == [
+        "repeat of _tiles",
+        "Triton's launch of _tiles",
+        "repeat",
+        "Triton's launch",
+    ]
+    ran.clear()
+    for call in named.values():
+        call()
+    assert ran == [
+        ("_tiles", [()]),
+        ("_tiles", [x.data_ptr(), "a number"]),
+        ("_kernel", [(1.5,)]),
+        ("_kernel", ["map", "a number"]),
+    ]
+    with pytest.raises(SystemExit, match="keeps no launch"):
+        list(launch.launches(SimpleNamespace(__name__="m", _Launch=Launch), lambda: None))
 
 
 @pytest.mark.parametrize("benchmark", [launch, decoding], ids=["launch", "decoding"])
