@@ -1,4 +1,4 @@
-"""The command line: ``flashgen build | check | explain | list | clean | bench``.
+"""The command line: ``flashgen build | check | explain | list | clean | bench | export``.
 
 Exit status: 0 done; 1 `check` found something; 2 the user has to fix something; 130 interrupted.
 """
@@ -39,6 +39,7 @@ from flashgen.explain.png import write_png
 from flashgen.explain.svg import write_svg
 from flashgen.explain.terminal import print_account
 from flashgen.explain.variant import explain as run_explain
+from flashgen.export import LICENSE, export_hub, export_wheel
 from flashgen.files import write_atomically
 from flashgen.inventory import list_modules, remove_modules
 from flashgen.version import __version__
@@ -289,6 +290,33 @@ def bench(
         make_console().print(bench_table(rows))
     if json is not None:
         _write_json(json, bench_json(rows))
+
+
+@app.command()
+def export(
+    names: Annotated[list[str], typer.Argument(help="Names of modules.", metavar="MODULES...")],
+    name: Annotated[str, typer.Option("--name", help="The name of the package.")],
+    version: Annotated[
+        str, typer.Option("--version", help="Its version; a whole number for --hub.")
+    ] = "1",
+    license_id: Annotated[
+        str, typer.Option("--license", help="Its license, an identifier of SPDX.")
+    ] = LICENSE,
+    hub: Annotated[
+        Path | None,
+        typer.Option("--hub", help="Write a kernel of Hugging Face's format to this folder."),
+    ] = None,
+    wheel: Annotated[
+        Path | None, typer.Option("--wheel", help="Write a wheel to this folder.")
+    ] = None,
+    out: Out = Path("generated"),
+) -> None:
+    """Pack modules for others, who need torch and triton but not flashgen."""
+    if hub is None and wheel is None:
+        raise FlashgenError("export: nowhere to; pass --hub DIR, --wheel DIR, or both")
+    for write, folder in ((export_hub, hub), (export_wheel, wheel)):
+        if folder is not None:
+            typer.echo(write(names, out, folder, name, version, license_id))
 
 
 def _for_json_alone(json: Path | None) -> AbstractContextManager[Any]:

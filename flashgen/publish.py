@@ -63,6 +63,7 @@ NOT_IN_MODULES = frozenset(
         "explain/words.py",
         "explain/works.py",
         "codegen/names.py",
+        "export.py",
         "inventory.py",
         "loader.py",
         "publish.py",

@@ -33,7 +33,7 @@ LAYERS = """
     kernels kernels.*
     validate codegen.module
     tuning tuning.* publish inventory
-    build check
+    build check export
     explain explain.*
     bench
     console cli __main__

@@ -46,6 +46,10 @@ ON_OTHERS = {
     "bench.py": ({"lower", "removesuffix"}, "torch's names of its backends"),
     "cli.py": ({"splitlines"}, "messages"),
     "errors.py": ({"split", "splitlines", "strip"}, "messages"),
+    "export.py": (
+        {"isascii", "isdecimal", "isidentifier", "replace", "splitlines", "startswith", "strip"},
+        "a package's name, hatchling's errors, requirements",
+    ),
     "explain/call.py": ({"partition", "strip"}, "arguments of the command line"),
     "explain/page.py": ({"replace"}, "times for a reader"),
     "explain/picture.py": ({"count"}, "rows of tiles"),
