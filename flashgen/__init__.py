@@ -1,5 +1,9 @@
 """flashgen: a compiler for attention kernels. These are the names that a spec file uses."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from flashgen.constants import Constant
 from flashgen.functions import (
     atan,
@@ -53,6 +57,10 @@ from flashgen.scores import (
 from flashgen.spec import AttentionSpec, Blocks
 from flashgen.tracing.expr import kv_len, q_len
 
+if TYPE_CHECKING:
+    from types import ModuleType
+
+# `compile` is not among them: ``from flashgen import *`` would hide Python's.
 __all__ = [
     "AttentionSpec",
     "Blocks",
@@ -108,3 +116,31 @@ __all__ = [
     "truncate",
     "where",
 ]
+
+
+def compile(spec: AttentionSpec, *, tune: bool = False, tune_seconds: float = 60.0) -> ModuleType:
+    """The module of a spec, as ``flashgen build`` makes it, from a cache on disk.
+
+    A module that is not in the cache is built into it. The cache is the folder
+    ``FLASHGEN_CACHE_DIR``, else ``flashgen`` in the user's folder of caches. Only its owner may
+    open it, since its modules are executed. Processes share it: one builds, the others wait.
+
+    Args:
+        spec: the variant; without a name its module is called ``attention``.
+        tune: whether kernels that were never measured on this machine's GPU are, with a progress
+            bar. The cache keeps the results, and later calls use them with or without ``tune``.
+        tune_seconds: the time to measure a forward kernel for; each backward kernel gets half.
+
+    Returns:
+        The module, the same object for each call with this spec, with ``attention`` and
+        ``reference``. torch.compile traces its functions; call `compile` itself before.
+
+    Raises:
+        ValidationError: everything wrong with the spec, a line each.
+        OutputError: the cache cannot be written, or others than its owner may open it.
+        TuneError: with ``tune``, no GPU of the spec's targets.
+        RuntimeError: torch.compile traces this call.
+    """
+    from flashgen.compiling import compiled
+
+    return compiled(spec, tune=tune, tune_seconds=tune_seconds)

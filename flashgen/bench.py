@@ -71,7 +71,7 @@ def bench(name: str, specs: Path, out: Path) -> list[Timing]:
     variant = _variant(name, specs)
     _require_gpu(variant)
     place = Place(out, name)
-    if not is_current(variant, Options(out=out), None):
+    if not is_current(variant, place, Options(out=out), None):
         raise FlashgenError(f"{place.module}: not up to date; build {variant.file} first")
     plan, module = lower(variant.spec, name), _import(place)
     lengths = usual_lengths(plan, LENGTHS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -94,12 +94,23 @@ def build(paths: Iterable[Path], options: Options, progress: Progress) -> Iterat
     """
     # 1. load: spec files -> the variants that they declare.
     variants = with_targets(load(paths), options.targets)
+    yield from build_variants(variants, options, progress, partial(Place, options.out))
 
+
+def build_variants(
+    variants: list[Variant],
+    options: Options,
+    progress: Progress,
+    place_of: Callable[[str], Place],
+) -> Iterator[Built]:
+    """Steps 2 to 7 of `build`, for variants whose files `place_of` places by their names."""
     # 2. validate: everything wrong with the specs, reported at once.
     _refuse(finding for variant in variants for finding in validate(variant))
 
     gpu = detect_gpu() if options.tune else None
-    stale = [v for v in variants if not is_current(v, options, gpu) or options.force]
+    stale = [
+        v for v in variants if options.force or not is_current(v, place_of(v.name), options, gpu)
+    ]
     yield from (Built(variant.name) for variant in variants if variant not in stale)
 
     # 3. lower: spec -> plan, which holds all that sympy derives from the mask.
@@ -116,12 +127,11 @@ def build(paths: Iterable[Path], options: Options, progress: Progress) -> Iterat
     progress.start(len(stale))
     for variant in stale:
         started = perf_counter()
-        place = Place(options.out, variant.name)
+        place = place_of(variant.name)
         plan, space = plans[variant.name], spaces[variant.name]
-        with lock(
-            place.lock, on_wait=partial(progress.step, variant.name, "wait for another build")
-        ):
-            if not options.force and is_current(variant, options, gpu):
+        on_wait = partial(progress.step, variant.name, "wait for another build")
+        with lock(place.lock, on_wait, place.remedy):
+            if not options.force and is_current(variant, place, options, gpu):
                 yield Built(variant.name)  # the build that this one waited for did it
                 continue
 
@@ -157,11 +167,10 @@ def module_text(
     return sealed(render_module(plan, chosen, place.package), seal)
 
 
-def is_current(variant: Variant, options: Options, gpu: Gpu | None) -> bool:
+def is_current(variant: Variant, place: Place, options: Options, gpu: Gpu | None) -> bool:
     """Whether the published module is intact, from these inputs, and measured if possible."""
-    place = Place(options.out, variant.name)
-    seal = read_seal(place.module)
-    if seal is None or not place.package_file.exists():
+    seal = read_seal(place.module, place.remedy)
+    if seal is None or not (place.package_file is None or place.package_file.exists()):
         return False
     if seal.build != build_digest(variant.spec, place):
         return False
@@ -249,7 +258,8 @@ def _tune(
             if number == 0:
                 raise
             return True
-        save_results(place.tuning, merged(load_results(place.tuning), [measured]))
+        results = merged(load_results(place.tuning), [measured])
+        save_results(place.tuning, results, place.remedy)
         if measured.ended == "interrupt":
             return True
     return False

@@ -1,4 +1,4 @@
-"""The command line: ``flashgen build | check | explain | list | clean | bench | export``.
+"""The command line: ``flashgen build | check | explain | list | clean | bench | cache | export``.
 
 Exit status: 0 done; 1 `check` found something; 2 the user has to fix something; 130 interrupted.
 """
@@ -19,12 +19,14 @@ from flashgen.bench import to_json as bench_json
 from flashgen.budget.targets import TARGETS
 from flashgen.build import Built, Options
 from flashgen.build import build as run_build
+from flashgen.cache import cache_folder, cached_modules, clear_cache
 from flashgen.check import check as run_check
 from flashgen.check import names_all
 from flashgen.console import (
     ProgressBar,
     bench_table,
     build_tables,
+    cache_table,
     list_table,
     make_console,
     rejection_lines,
@@ -267,6 +269,36 @@ def clean(out: Out = Path("generated")) -> None:
     removed = remove_modules(out)
     modules = "module" if len(removed) == 1 else "modules"
     typer.echo(f"removed {len(removed)} {modules} from {out}")
+
+
+cache_app = typer.Typer(
+    help="The modules that flashgen.compile keeps.", no_args_is_help=True, rich_markup_mode=None
+)
+app.add_typer(cache_app, name="cache")
+
+
+@cache_app.command("list")
+def list_cache() -> None:
+    """List the modules in the cache."""
+    folder = cache_folder()
+    entries = cached_modules(folder)
+    if not entries:
+        typer.echo(f"no modules in {folder}")
+        return
+    make_console().print(cache_table(entries))
+    typer.echo(f"in {folder}")
+
+
+@cache_app.command()
+def clear(
+    measured: Annotated[
+        bool, typer.Option("--measured", help="Remove measured results as well.")
+    ] = False,
+) -> None:
+    """Remove the modules from the cache; measured results stay."""
+    folder = cache_folder()
+    count = clear_cache(folder, measured=measured)
+    typer.echo(f"removed {count} {'module' if count == 1 else 'modules'} from {folder}")
 
 
 @app.command()

@@ -15,6 +15,7 @@ from rich.table import Table
 from flashgen.bench import Timing
 from flashgen.budget.targets import get_target
 from flashgen.build import Built, Progress
+from flashgen.cache import Entry
 from flashgen.config import ChosenConfig, KernelChoice
 from flashgen.kernels.registry import with_key
 from flashgen.publish import Place
@@ -211,6 +212,16 @@ def list_table(modules: Iterable[Sequence[str]]) -> Table:
     table = plain_table("variant", "state", "measured on")
     for row in modules:
         table.add_row(*row)
+    return table
+
+
+def cache_table(entries: Iterable[Entry]) -> Table:
+    """A row for each module in the cache."""
+    table = plain_table("variant", "digest", "KiB", "state", "measured on")
+    for entry in entries:
+        digest = entry.path.stem.rpartition("_")[2][:8]
+        size = f"{entry.size / 1024:.0f}"
+        table.add_row(entry.name, digest, size, entry.state, ", ".join(entry.gpus) or "none")
     return table
 
 

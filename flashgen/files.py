@@ -75,19 +75,20 @@ def _sync_folder(folder: Path) -> None:
 
 
 @contextmanager
-def lock(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
+def lock(path: Path, on_wait: Callable[[], None], remedy: str = ANOTHER_FOLDER) -> Iterator[None]:
     """Holds the lock file ``path``; calls ``on_wait`` once if another process has it first.
 
     The kernel drops the lock with the process that holds it, so a killed build leaves none behind.
+    ``remedy`` is what the error tells the user to do.
 
     Raises:
         OutputError: the folder cannot be written, or its file system has no locks.
     """
-    with _explained(path):
+    with _explained(path, remedy):
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("a")
     with file:
-        with _explained(path):
+        with _explained(path, remedy):
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -97,7 +98,7 @@ def lock(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
 
 
 @contextmanager
-def _explained(path: Path, remedy: str = ANOTHER_FOLDER) -> Iterator[None]:
+def _explained(path: Path, remedy: str) -> Iterator[None]:
     """Turns the system's refusal to write ``path`` into a line with a remedy."""
     try:
         yield

@@ -28,11 +28,11 @@ HOW_TO_DECLARE = "write spec = AttentionSpec(...), or specs = [AttentionSpec(...
 
 @dataclass(frozen=True)
 class Variant:
-    """A spec with its name and the file that declares it, as the user wrote the path."""
+    """A spec with its name and the file that declares it, as the user wrote the path, if any."""
 
     name: str
     spec: AttentionSpec
-    file: str
+    file: str | None
 
 
 def load(paths: Iterable[Path]) -> list[Variant]:

@@ -13,9 +13,10 @@ from errno import EINVAL
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
+from typing import ClassVar
 
 from flashgen.errors import OutputError
-from flashgen.files import lock, write_atomically
+from flashgen.files import ANOTHER_FOLDER, lock, write_atomically
 from flashgen.kernels.registry import module_order, with_key
 from flashgen.paths import PACKAGE, template_dir
 from flashgen.spec import AttentionSpec
@@ -40,8 +41,10 @@ NOT_IN_MODULES = frozenset(
         "__main__.py",
         "bench.py",
         "build.py",
+        "cache.py",
         "check.py",
         "cli.py",
+        "compiling.py",
         "console.py",
         "explain/__init__.py",
         "explain/account.py",
@@ -88,14 +91,20 @@ class Place:
     out: Path
     name: str
 
+    #: What an error about these files tells the user to do.
+    remedy: ClassVar[str] = ANOTHER_FOLDER
+
     @property
     def module(self) -> Path:
         """The published module."""
         return self.out / f"{self.name}.py"
 
     @property
-    def package_file(self) -> Path:
-        """What makes the folder a package, so that no other ``generated`` comes before it."""
+    def package_file(self) -> Path | None:
+        """What makes the folder a package, so that no other ``generated`` comes before it.
+
+        None: modules of the folder are not imported by their names.
+        """
         return self.out / "__init__.py"
 
     @property
@@ -114,8 +123,8 @@ class Place:
         return self.out / ".flashgen" / "__init__.lock"
 
     @property
-    def package(self) -> str:
-        """What the module is imported from."""
+    def package(self) -> str | None:
+        """What the module is imported from; None: `flashgen.compile` returns it."""
         return self.out.resolve().name
 
 
@@ -179,17 +188,16 @@ def sealed(body: str, seal: Seal) -> str:
     )
 
 
-def read_seal(path: Path) -> Seal | None:
+def read_seal(path: Path, remedy: str = ANOTHER_FOLDER) -> Seal | None:
     """The seal of the module at ``path``; None where there is none, or it is damaged or edited.
 
     Raises:
         OutputError: a file that flashgen did not write, which it will not replace.
     """
-    content = read_bytes(path)
+    content = read_bytes(path, remedy)
     if not content.startswith(FIRST_LINE[: len(content)].encode()):
         raise OutputError(
-            f"{path}: not written by flashgen, so not replaced; "
-            "move it away, or choose another folder with --out"
+            f"{path}: not written by flashgen, so not replaced; move it away, or {remedy}"
         )
     text = content.decode(errors="replace")
     match = _SEAL.match(text)
@@ -206,7 +214,7 @@ def is_generated(path: Path) -> bool:
     return read_bytes(path).startswith(FIRST_LINE.encode())
 
 
-def read_bytes(path: Path) -> bytes:
+def read_bytes(path: Path, remedy: str = ANOTHER_FOLDER) -> bytes:
     """The file's content, empty where there is none."""
     try:
         if path.is_fifo():  # reading it would wait for a writer
@@ -215,9 +223,7 @@ def read_bytes(path: Path) -> bytes:
     except FileNotFoundError:
         return b""
     except OSError as error:
-        raise OutputError(
-            f"{path}: cannot be read: {error.strerror}; choose another folder with --out"
-        ) from error
+        raise OutputError(f"{path}: cannot be read: {error.strerror}; {remedy}") from error
 
 
 def publish(place: Place, text: str) -> tuple[str, ...]:
@@ -237,9 +243,9 @@ def publish(place: Place, text: str) -> tuple[str, ...]:
             f"{place.module}: not published, since Python cannot compile what flashgen rendered: "
             f"{error}"
         ) from error
-    edited = place.module.exists() and read_seal(place.module) is None
-    if not place.package_file.exists():
+    edited = place.module.exists() and read_seal(place.module, place.remedy) is None
+    if place.package_file is not None and not place.package_file.exists():
         with lock(place.package_lock, on_wait=lambda: None):
             write_atomically(place.package_file, PACKAGE_DOCSTRING)
-    write_atomically(place.module, text)
+    write_atomically(place.module, text, place.remedy)
     return (f"{place.module} was damaged or edited by hand, and is replaced",) if edited else ()

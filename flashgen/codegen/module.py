@@ -25,7 +25,7 @@ _T = TypeVar("_T")
 
 
 def render_module(
-    plan: KernelPlan, choices: Mapping[str, KernelChoice], package: str = "generated"
+    plan: KernelPlan, choices: Mapping[str, KernelChoice], package: str | None = "generated"
 ) -> str:
     """The published module's source.
 
@@ -34,7 +34,7 @@ def render_module(
         choices: by kernel key, the kernel's configurations, or why the module lacks it. Kernels for
             every plan are always in the module; where they have no configuration for a target, the
             reference computes its gradients.
-        package: the folder that users import the module from.
+        package: the folder that users import the module from; None: `flashgen.compile` returns it.
     """
     kernels = kernels_of(plan)
     chosen = {key: choices.get(key, NO_CHOICE) for key in kernels}

@@ -128,7 +128,7 @@ def account_of(prepared: Prepared, asked: Asked) -> Account:
     first = next(iter(chosen.kernels))
     return Account(
         variant=prepared.variant.name,
-        file=prepared.variant.file,
+        file=prepared.variant.file or "",
         target=target.name,
         gpu=target.gpus[0],
         dtype=plan.torch_dtype,

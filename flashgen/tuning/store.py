@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from flashgen.config import KernelConfig
 from flashgen.errors import OutputError
-from flashgen.files import write_atomically
+from flashgen.files import ANOTHER_FOLDER, write_atomically
 from flashgen.spec import Blocks
 
 WIDTH = 140  # of a line of the file: a candidate fits on one
@@ -134,14 +134,14 @@ def load_results(path: Path) -> tuple[TuneResult, ...]:
         ) from error
 
 
-def save_results(path: Path, results: Iterable[TuneResult]) -> None:
+def save_results(path: Path, results: Iterable[TuneResult], remedy: str = ANOTHER_FOLDER) -> None:
     """Writes the results, a candidate a line, with `fields_of` each.
 
     Raises:
         OutputError: the folder cannot be written.
     """
     document = {"results": [fields_of(result) for result in results]}
-    write_atomically(path, _layout(document) + "\n")
+    write_atomically(path, _layout(document) + "\n", remedy)
 
 
 def fields_of(result: TuneResult) -> dict[str, Any]:

@@ -1,18 +1,16 @@
 """Killed builds, builds at once, damaged files, full disks: the next build is right."""
 
 import errno
-import itertools
 import os
 import shutil
 import signal
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
 
 from flashgen.cli import main
+from support.dying import run_and_die_at
 from support.turns import is_full
 
 BUILD = """
@@ -52,49 +50,8 @@ def right(flashgen, project):
     return files(project / "undisturbed" / "generated")
 
 
-def status_of(child, deadline):
-    """What `os.waitpid` says of a forked process, which a lock held then may stop for ever."""
-    while not (ended := os.waitpid(child, os.WNOHANG))[0]:
-        if time.monotonic() > deadline:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            pytest.fail("the forked build did not end")
-        time.sleep(0.002)
-    return ended[1]
-
-
-def build_and_die_at(step):
-    """Forks a build that is killed before or after a call that changes the disk, at the nth such.
-
-    Returns:
-        What `os.waitpid` says: the signal that killed it, or 0 where it came to its end before.
-    """
-    child = os.fork()
-    if child:
-        return status_of(child, time.monotonic() + 120)
-    points = itertools.count(1)
-
-    def die_if_it_is_time():
-        if next(points) == step:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    def dying(call):
-        def wrapped(*arguments, **options):
-            die_if_it_is_time()
-            result = call(*arguments, **options)
-            die_if_it_is_time()
-            return result
-
-        return wrapped
-
-    for owner, name in ((os, "fsync"), (os, "utime"), (Path, "replace"), (Path, "open")):
-        setattr(owner, name, dying(getattr(owner, name)))
-    try:
-        main(["build", "specs", "--no-tune"])
-    except SystemExit as stop:
-        os._exit(stop.code or 0)
-    finally:
-        os._exit(3)
+def build():
+    main(["build", "specs", "--no-tune"])
 
 
 # A fast run dies at one of five points: at others with a module there than without.
@@ -106,7 +63,7 @@ def test_a_build_killed_at_any_point(flashgen, project, right, first, existing):
         if existing == "an older module":
             flashgen("build", "specs", "--target", "sm_80")
         old = files(generated)
-        status = build_and_die_at(step)
+        status = run_and_die_at(step, build)
         left = {name: text for name, text in files(generated).items() if name[0] != "."}
         assert all(text in (old.get(name), right[name]) for name, text in left.items())
         assert flashgen("build", "specs")[0] == 0

@@ -497,5 +497,5 @@ def test_a_shell_completes_commands_and_options():
         )
         return done.stdout.split()
 
-    assert completed("flashgen ex") == ["explain"]
+    assert completed("flashgen expl") == ["explain"]
     assert "--tune-seconds" in completed("flashgen build --tu")

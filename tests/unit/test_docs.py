@@ -270,6 +270,7 @@ def test_the_targets_table():
 
 def test_the_commands_exist():
     known = {command.name or command.callback.__name__ for command in app.registered_commands}
+    known |= {group.name for group in app.registered_groups}
     shown = set(re.findall(r"^(?:\$ |.*\.venv/bin/)flashgen (\w+)", SHOWN, re.MULTILINE))
     assert {"build", "check", "list", "bench"} <= shown
     assert shown <= known

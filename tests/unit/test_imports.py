@@ -24,7 +24,7 @@ LAYERS = """
     functions params constants tracing.calls
     arguments
     masks masks.* scores scores.* normalisers
-    spec loader __init__
+    spec loader
     symbolic symbolic.*
     plan plan.* reference
     budget budget.*
@@ -33,10 +33,13 @@ LAYERS = """
     kernels kernels.*
     validate codegen.module
     tuning tuning.* publish inventory
-    build check export
+    build cache check export
     explain explain.*
     bench
-    console cli __main__
+    console
+    compiling
+    __init__
+    cli __main__
 """
 
 

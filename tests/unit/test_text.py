@@ -44,7 +44,9 @@ METHODS = {
 #: Where else they are used, and on what: text that is no kernel's, or no text.
 ON_OTHERS = {
     "bench.py": ({"lower", "removesuffix"}, "torch's names of its backends"),
+    "cache.py": ({"rpartition"}, "names of files"),
     "cli.py": ({"splitlines"}, "messages"),
+    "console.py": ({"rpartition"}, "names of files"),
     "errors.py": ({"split", "splitlines", "strip"}, "messages"),
     "export.py": (
         {"isascii", "isdecimal", "isidentifier", "replace", "splitlines", "startswith", "strip"},
