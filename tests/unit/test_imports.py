@@ -38,6 +38,10 @@ LAYERS = """
     bench
     console
     compiling
+    integrations integrations.captures integrations.captured_tensor integrations.block_table
+    integrations.replaced
+    integrations.variants
+    integrations.flex flex
     __init__
     cli __main__
 """

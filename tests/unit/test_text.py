@@ -60,6 +60,14 @@ ON_OTHERS = {
     "explain/terminal.py": ({"lower", "rstrip", "splitlines", "startswith"}, "what was captured"),
     "explain/visible.py": ({"count"}, "rows of tiles"),
     "files.py": ({"replace"}, "paths"),
+    "integrations/captured_tensor.py": ({"endswith", "startswith"}, "names of methods"),
+    "integrations/captures.py": ({"partition", "startswith"}, "names of modules"),
+    "integrations/flex.py": ({"split"}, "names of architectures"),
+    "integrations/replaced.py": ({"inspect"}, "the class of an object"),
+    "integrations/variants.py": (
+        {"isidentifier", "re", "startswith", "strip"},
+        "names of parameters and modules",
+    ),
     "loader.py": ({"partition", "re", "split", "startswith"}, "messages; names of modules"),
     "params.py": (
         {"isascii", "isidentifier", "keyword", "removeprefix"},

@@ -1,0 +1,1 @@
+"""Adapters: what other libraries call attention by, on flashgen's kernels."""

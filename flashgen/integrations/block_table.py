@@ -1,0 +1,190 @@
+"""What the table of a BlockMask says beside its mask function, which need not be nothing.
+
+torch computes the pairs of the blocks that a row of blocks lists: all pairs of a full block, and of
+the others those that the mask function shows. ``create_block_mask`` makes a table that follows from
+the function; ``BlockMask.from_kv_blocks`` takes any.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn.attention.flex_attention import BlockMask, create_mask
+
+from flashgen.masks import Mask, as_mask
+from flashgen.params import Tensor
+from flashgen.symbols import B, H
+
+#: The names of the tables as arguments of a module.
+LISTED, FULL = "listed_blocks", "full_blocks"
+
+#: Pairs that are compared at once.
+_PAIRS = 2**24
+
+
+@dataclass(frozen=True)
+class BlockTables:
+    """The tables that have to be joined to a mask function; none if it says the same.
+
+    Attributes:
+        listed: bool (batch or 1, heads or 1, rows, columns): the blocks that are computed; None
+            where the mask function hides all others.
+        full: those of them that are not masked; None where the mask function shows all of them.
+        block: the sizes of a block.
+    """
+
+    listed: torch.Tensor | None
+    full: torch.Tensor | None
+    block: tuple[int, int]
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What a trace depends on."""
+        sizes = [None if x is None else (x.shape[0] > 1, x.shape[1] > 1) for x in self.tensors]
+        return (*sizes, self.block if any(sizes) else None)
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Both tables."""
+        return self.listed, self.full
+
+    def joined(self, mask: Mask | None) -> Mask | None:
+        """The mask with the tables."""
+        if self.full is not None:
+            table = _table_mask(FULL, self.full, self.block)
+            mask = table if mask is None else table | mask
+        if self.listed is not None:
+            table = _table_mask(LISTED, self.listed, self.block)
+            mask = table if mask is None else table & mask
+        return mask
+
+    @property
+    def arguments(self) -> dict[str, torch.Tensor]:
+        """The tables as arguments of a module."""
+        named = {LISTED: self.listed, FULL: self.full}
+        return {name: x for name, x in named.items() if x is not None}
+
+
+def _table_mask(name: str, table: torch.Tensor, block: tuple[int, int]) -> Mask:
+    rows, columns = block
+    dims = tuple(
+        of if size > 1 else 1
+        for of, size in zip(("batch", "num_q_heads"), table.shape, strict=False)
+    )
+    declared = Tensor(name, (*dims, None, None), "bool")
+
+    def listed(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        lead = (b if dims[0] != 1 else 0, h if dims[1] != 1 else 0)
+        return declared[(*lead, q_idx // rows, kv_idx // columns)]
+
+    return as_mask(listed)
+
+
+#: By the id of a BlockMask: a reference to it, and its tables by what they were compared for, with
+#: the function that was compared.
+_compared: dict[int, tuple[weakref.ref[BlockMask], dict[Any, tuple[BlockTables, Any]]]] = {}
+
+
+def block_tables(
+    mask: BlockMask,
+    symbols: Callable[[], set[Any] | None],
+    captured: tuple[Sequence[torch.Tensor], tuple[Any, ...]],
+    shape: tuple[int, int],
+) -> BlockTables:
+    """The tables of a BlockMask, compared with its mask function once per object.
+
+    Args:
+        mask: it.
+        symbols: tells which symbols its function depends on; None: it shows everything.
+        captured: the tensors that the function captures, which may be written to, and what else
+            it depends on.
+        shape: batch entries and heads of q.
+    """
+    known = _compared.get(id(mask))
+    if known is None or known[0]() is not mask:
+        at = id(mask)
+        known = weakref.ref(mask, lambda _: _compared.pop(at, None)), {}
+        _compared[at] = known
+    lists = (mask.kv_num_blocks, mask.kv_indices, mask.full_kv_num_blocks, mask.full_kv_indices)
+    state = [(id(x), _version(x)) for x in lists if x is not None]
+    tensors, others = captured
+    state += [(id(x), _version(x)) for x in tensors]
+    key = (id(mask.mask_mod), mask.seq_lengths, tuple(state), others, shape)
+    found = known[1].get(key)
+    if found is None:
+        known[1].clear()
+        found = known[1][key] = _compare(mask, symbols(), shape), mask.mask_mod
+    return found[0]
+
+
+def _version(x: torch.Tensor) -> int:
+    return 0 if x.is_inference() else x._version
+
+
+def _compare(mask: BlockMask, symbols: set[Any] | None, shape: tuple[int, int]) -> BlockTables:
+    partial = _dense(mask.kv_num_blocks, mask.kv_indices)
+    full = torch.zeros_like(partial)
+    if mask.full_kv_num_blocks is not None and mask.full_kv_indices is not None:
+        full = _dense(mask.full_kv_num_blocks, mask.full_kv_indices)
+    listed = partial | full
+    rows, columns = mask.BLOCK_SIZE
+    q_len, kv_len = mask.seq_lengths
+    if symbols is None:
+        return BlockTables(None if _all(listed, mask) else listed, None, (rows, columns))
+    batch, heads = (n if s in symbols else 1 for n, s in zip(shape, (B, H), strict=True))
+    step = max(1, _PAIRS // max(1, batch * heads * kv_len * rows)) * rows
+    adds = shows = False
+    for first in range(0, q_len, step):
+        count = min(step, q_len - first)
+        seen = create_mask(
+            _moved(mask.mask_mod, first), batch, heads, count, kv_len, mask.kv_num_blocks.device
+        ).bool()
+        some, every = _blocks(seen, rows, columns)
+        at = slice(first // rows, first // rows + some.shape[2])
+        adds |= bool((some & ~listed[:, :, at, : some.shape[3]]).any())
+        shows |= bool((full[:, :, at, : some.shape[3]] & ~every).any())
+    return BlockTables(listed if adds else None, full if shows else None, (rows, columns))
+
+
+def _moved(mask_mod: Any, first: int) -> Any:
+    def moved(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return mask_mod(b, h, q_idx + first, kv_idx)
+
+    return moved
+
+
+def _all(listed: torch.Tensor, mask: BlockMask) -> bool:
+    rows, columns = (
+        -(-n // size) for n, size in zip(mask.seq_lengths, mask.BLOCK_SIZE, strict=True)
+    )
+    return bool(listed[:, :, :rows, :columns].all())
+
+
+def _blocks(seen: torch.Tensor, rows: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Whether each block has a pair that is seen, and whether it has no other."""
+    *lead, q_len, kv_len = seen.shape
+    pad = (0, -kv_len % columns, 0, -q_len % rows)
+    found = []
+    for value, reduce in ((False, torch.Tensor.any), (True, torch.Tensor.all)):
+        padded = torch.nn.functional.pad(seen, pad, value=value)
+        split = padded.view(*lead, padded.shape[-2] // rows, rows, -1, columns)
+        found.append(reduce(reduce(split, -1), -2))
+    return found[0], found[1]
+
+
+def _dense(counts: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    """Bools for lists of columns: bool (batch, heads, rows, columns)."""
+    if counts.dim() != 3:
+        raise ValueError(
+            f"block_mask: its tables have {counts.dim()} dimensions; pass one of 3, by batch and "
+            "head, as from block_mask[:, :]"
+        )
+    columns = indices.shape[-1]
+    listed = torch.arange(columns, device=indices.device) < counts.unsqueeze(-1)
+    table = indices.new_zeros((*indices.shape[:-1], columns + 1), dtype=torch.bool)
+    at = torch.where(listed, indices, columns).long()
+    return table.scatter_(-1, at, True)[..., :columns].contiguous()

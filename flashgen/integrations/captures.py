@@ -1,0 +1,319 @@
+"""The values that a function captures: in closures, globals, defaults, partials and attributes.
+
+`Captures` looks through a function at each call, and tells whether anything differs that a trace
+of it may depend on.
+"""
+
+from __future__ import annotations
+
+import dis
+import enum
+import functools
+import sys
+import sysconfig
+import types
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+#: A place of a value: what holds it, and where in there.
+Place = tuple[Any, ...]
+
+#: Values that are what they are: they say all of themselves.
+PLAIN = frozenset(
+    (
+        bool, str, bytes, complex, range, types.NoneType, types.EllipsisType,
+        torch.dtype, torch.device,
+    )
+)  # fmt: skip
+#: Values that are what they are known as.
+NAMED = (types.ModuleType, types.BuiltinFunctionType, types.MethodWrapperType, type)
+
+#: Libraries whose functions and classes do the same at any time, beside Python's own.
+_LIBRARIES = frozenset(("torch", "numpy", "flashgen", "sympy"))
+_STDLIB = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib"))
+
+#: More elements than this in a list or a dict are not looked through.
+MOST_ELEMENTS = 4096
+
+#: The names of attributes that all code met so far reads. They only grow in number.
+_names: set[str] = set()
+#: The globals that each code reads, and the modules that it imports, by its id, beside the code,
+#: without which the id would be used again.
+_codes: dict[int, tuple[types.CodeType, tuple[str, ...], tuple[str, ...]]] = {}
+#: The slots of each class.
+_slots_of: weakref.WeakKeyDictionary[type, tuple[str, ...]] = weakref.WeakKeyDictionary()
+_missing = object()
+
+
+def globals_read(code: types.CodeType) -> tuple[str, ...]:
+    """The names of the globals that code reads; () if it was not met."""
+    known = _codes.get(id(code))
+    return () if known is None else known[1]
+
+
+def is_read(name: str) -> bool:
+    """Whether known code reads an attribute of this name."""
+    return name in _names
+
+
+class Captures:
+    """What a function captures now.
+
+    Attributes:
+        tensors: the tensors, each once.
+        names: what each tensor is called, by its id.
+        numbers: ints and floats, each beside its place; whoever holds one may hold another later.
+        opaque: whether something was met that cannot be looked through; it may change unseen.
+        first: the tensors of the first function, and what else tells it from others.
+    """
+
+    __slots__ = (
+        "_kept",
+        "_key",
+        "_seen",
+        "_unread",
+        "first",
+        "names",
+        "numbers",
+        "opaque",
+        "tensors",
+    )
+
+    def __init__(self, *functions: Any) -> None:
+        while True:
+            self.tensors: list[torch.Tensor] = []
+            self.names: dict[int, Any] = {}
+            self.numbers: list[tuple[int | float, Place]] = []
+            self.opaque = False
+            self._key: list[Any] = []
+            self._kept: list[Any] = []  # whose ids are in the key
+            self._seen: dict[Any, int] = {}
+            self._unread = False  # whether new code was met, which may read other attributes
+            self.first: tuple[list[torch.Tensor], tuple[Any, ...]] = [], ()
+            for at, function in enumerate(functions):
+                self._visit(function, None)
+                if at == 0:
+                    values = [value for value, _ in self.numbers]
+                    unseen = [object()] if self.opaque else []  # equal to no other
+                    self.first = self.tensors.copy(), (*self._key, *values, *unseen)
+            if not self._unread:
+                break
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Equal for functions that differ at most in `numbers` and elements of `tensors`."""
+        return tuple(self._key)
+
+    @property
+    def kept(self) -> tuple[Any, ...]:
+        """Objects to hold as long as the key is, which has ids of them."""
+        return tuple(self._kept)
+
+    def _visit(self, value: Any, place: Place | None) -> None:
+        kind = type(value)
+        if kind is types.FunctionType:
+            self._function(value)
+        elif kind in PLAIN:
+            self._key.append(value)
+        elif kind is int or kind is float:
+            self._number(value, place)
+        elif isinstance(value, torch.Tensor):
+            self._tensor(value, place)
+        elif isinstance(value, NAMED):
+            self._same(value)
+            if isinstance(value, types.ModuleType | type) and not is_library(value):
+                self._members(value)
+        elif kind is types.MethodType:
+            self._visit(value.__func__, None)
+            self._visit(value.__self__, ("self", id(value)))
+        elif kind is functools.partial:
+            self._visit(value.func, ("func", id(value)))
+            self._items(value, value.args)
+            self._items(value, value.keywords)
+        elif isinstance(value, tuple | list | dict):
+            self._items(value, value)
+        elif isinstance(value, enum.Enum) or kind.__module__ == "torch._ops":
+            self._same(value)
+        elif isinstance(value, int | float | str | bytes):  # of a subclass
+            self._key.append((kind, value))
+        elif kind.__module__ == "numpy" and getattr(value, "ndim", None) == 0:
+            self._key.append((kind, value.item()))
+        elif has_attributes(value):
+            self._object(value)
+        else:
+            self._same(value)
+            self.opaque = True
+
+    def _same(self, value: Any) -> None:
+        """This very object."""
+        self._key.append(id(value))
+        self._kept.append(value)
+
+    def _met(self, value: Any) -> bool:
+        """Whether an object was met before, which the key then says; it may hold itself."""
+        known = self._seen.get(id(value))
+        if known is None:
+            self._seen[id(value)] = len(self._seen)
+            return False
+        self._key.append(("again", known))
+        return True
+
+    def _number(self, value: int | float, place: Place | None) -> None:
+        if place is None or not -(2**30) <= value <= 2**30:
+            self._key.append((type(value), value))
+            return
+        at = place_key(place)
+        if at in self._seen:
+            return
+        self._seen[at] = -1
+        self._key.append((type(value), value > 0, value >= 0))
+        self.numbers.append((value, at))
+
+    def _tensor(self, value: torch.Tensor, place: Place | None) -> None:
+        if not self._met(value):
+            self._key.append((value.dtype, value.dim()))
+            self.tensors.append(value)
+            self.names[id(value)] = "tensor" if place is None else place[-1]
+
+    def _function(self, function: types.FunctionType) -> None:
+        if self._met(function):
+            return
+        code = function.__code__
+        self._key.append(id(code))
+        if id(code) not in _codes:
+            self._read(code)
+        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+            try:
+                content = cell.cell_contents
+            except ValueError:  # an empty cell
+                self._key.append("empty")
+                continue
+            self._visit(content, ("cell", cell, name))
+        if function.__defaults__:
+            self._items(function, function.__defaults__)
+        if function.__kwdefaults__:
+            self._items(function, function.__kwdefaults__)
+        for name, value in function.__dict__.items():
+            if name in _names:
+                self._key.append(name)
+                self._visit(value, None)
+        scope = function.__globals__
+        if is_of_library(scope.get("__name__", "")):
+            return
+        for name in _codes[id(code)][1]:
+            value = scope.get(name, _missing)
+            if value is not _missing:
+                self._visit(value, ("global", scope, name))
+        for name in _codes[id(code)][2]:  # those that are imported when it runs
+            self._visit(sys.modules.get(name), None)
+
+    def _read(self, code: types.CodeType) -> None:
+        """Notes the names that new code reads; its inner functions are part of it."""
+        scope: list[str] = []
+        modules: list[str] = []
+        attributes: list[str] = []
+        waiting = [code]
+        while waiting:
+            one = waiting.pop()
+            for step in dis.get_instructions(one):
+                by_name = {"LOAD_GLOBAL": scope, "LOAD_NAME": scope, "IMPORT_NAME": modules}
+                if isinstance(step.argval, str) and step.opname.startswith(("LOAD_", "IMPORT_")):
+                    by_name.get(step.opname, attributes).append(step.argval)
+            waiting += [x for x in one.co_consts if isinstance(x, types.CodeType)]
+        _codes[id(code)] = code, tuple(dict.fromkeys(scope)), tuple(dict.fromkeys(modules))
+        self._unread |= not _names.issuperset(attributes)
+        _names.update(attributes)
+
+    def _items(self, owner: Any, items: Any) -> None:
+        """The elements of a sequence, or of a dict, that an object holds."""
+        if owner is items and self._met(items):
+            return
+        self._key.append((type(items), len(items)))
+        if len(items) > MOST_ELEMENTS:
+            self.opaque = True
+            return
+        for at, item in items.items() if isinstance(items, dict) else enumerate(items):
+            if isinstance(items, dict):
+                self._key.append(at)
+            self._visit(item, ("item", owner, at))
+
+    def _object(self, value: Any) -> None:
+        """The attributes of an instance that known code may read, and the methods of its class."""
+        if self._met(value):
+            return
+        self._same(type(value))
+        for name, content in attributes(value):
+            self._key.append(name)
+            self._visit(content, ("attribute", value, name))
+        for kind in type(value).__mro__:
+            if not is_library(kind):
+                self._members(kind)
+
+    def _members(self, owner: Any) -> None:
+        """What a module, or a class, of the user's has by names that known code reads."""
+        if self._met(owner):
+            return
+        for name, content in list(vars(owner).items()):
+            if name in _names or name == "__call__":
+                self._key.append(name)
+                function = content.fget if isinstance(content, property) else content
+                function = getattr(function, "__func__", function)
+                self._visit(function, None)
+
+
+def place_key(place: Place) -> Place:
+    """A place as a key: what holds the value by its id."""
+    kind, owner, *rest = place
+    return kind, id(owner), *rest
+
+
+def has_attributes(value: Any) -> bool:
+    """Whether a value is an instance whose attributes can be looked at."""
+    return hasattr(value, "__dict__") or bool(slots(type(value)))
+
+
+def slots(kind: type) -> tuple[str, ...]:
+    """The names of a class's slots, if it is the user's."""
+    known = _slots_of.get(kind)
+    if known is None:
+        found: list[str] = []
+        for one in () if is_library(kind) else kind.__mro__:
+            names = vars(one).get("__slots__", ())
+            found += [names] if isinstance(names, str) else names
+        known = tuple(name for name in found if not name.startswith("__"))
+        _slots_of[kind] = known
+    return known
+
+
+def attributes(value: Any) -> Iterator[tuple[str, Any]]:
+    """The attributes that known code may read; those of a torch module are in dicts of it."""
+    held = [vars(value)] if hasattr(value, "__dict__") else []
+    if isinstance(value, torch.nn.Module):
+        held += [vars(value)[name] for name in ("_parameters", "_buffers", "_modules")]
+    for attributes in held:
+        for name, content in attributes.items():
+            if name in _names:
+                yield name, content
+    for name in slots(type(value)):
+        if name in _names and hasattr(value, name):
+            yield name, getattr(value, name)
+
+
+def is_library(value: Any) -> bool:
+    """Whether a module, a class or a function is a library's."""
+    name = value.__name__ if isinstance(value, types.ModuleType) else value.__module__
+    return is_of_library(name or "")
+
+
+@functools.lru_cache(4096)
+def is_of_library(module: str) -> bool:
+    """Whether a module is a library's; one of the user's may have the name of one of Python's."""
+    root = module.partition(".")[0]
+    if root in _LIBRARIES:
+        return True
+    file = getattr(sys.modules.get(root), "__file__", None)
+    is_pythons = file is None or (file.startswith(_STDLIB) and "site-packages" not in file)
+    return root in sys.stdlib_module_names and is_pythons and root != "__main__"
