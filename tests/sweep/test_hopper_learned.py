@@ -120,7 +120,7 @@ def _module(name: str) -> ModuleType:
 @pytest.mark.parametrize(("name", "case"), in_turns(SPECS, CASES, every=6), ids=str)
 def test_backward(name: str, case: Case) -> None:
     names = HopperBackward(backward_plan(lower(SPECS[name], name)))
-    assert names.queries_portable and not names.why_not
+    assert names.of_keys_alone and not names.why_not
     check_hopper_backward(_module(name), SPECS[name], case)
 
 

@@ -76,6 +76,7 @@ def queries_kernel(backward: BackwardPlan) -> Kernel:
     tiles = dict.fromkeys(("q", "grad_out"), constants["BLOCK_M"])
     tiles |= dict.fromkeys(("k", "v"), constants["BLOCK_N"])
     types = _descriptors(names, tiles | {"grad_q": 64}) | {"rows_ptr": "*fp32"}
+    types |= dict.fromkeys(names.of_queries.learned.pointers, "*fp32")
     return _kernel(backward, OF_QUERIES, types, constants, backward.queries_arguments)
 
 
