@@ -32,6 +32,10 @@ NUMBERS_OF_A_BACKWARD_CALL = 6
 NUMBERS_OF_A_TILE = 3 + 3
 
 
+# With dropout: threshold, kept_scale; the seed, of 64 bits.
+DROPPING = 2 + 2
+
+
 def backward_captured_bytes(
     names: HopperBackward, *, contiguous: bool = True, ones: bool = False
 ) -> int:
@@ -62,11 +66,11 @@ def backward_captured_bytes(
         # num_whole, num_parts, parts_together, and the descriptor of parts.
         size += (3 * NUMBER + ADDRESS) * names.divides
         size += NUMBER * names.shares  # num_shared
-        if names.backward.plan.dropout:  # threshold, kept_scale; the seed, of 64 bits
-            size += 4 * NUMBER
         size += 2 * MADE  # ds, grad_q
         size += 2 * BARRIERS + NUMBERS  # full and empty, of keys; numbers of tiles
         size += BARRIERS * names.grad_out_apart  # grad_out_full
+    if names.backward.plan.dropout:  # with roles the first consumer draws numbers
+        size += (1 if names.has_roles else DROPPING) * NUMBER
     size += NUMBER * ("q_len" in read.names or names.visits.tiles.listed)
     size += ADDRESS * len(names.visits.reads)
     size += ADDRESS * len(names.text.input_gradients)  # their sums

@@ -15,6 +15,7 @@ from flashgen.budget.captures import (
     captured_parameters,
 )
 from flashgen.kernels.backward_hopper.captures import (
+    DROPPING,
     NUMBERS_OF_A_TILE,
     counts_lists,
     hidden_conditions,
@@ -42,6 +43,8 @@ def queries_captured_bytes(
     size += ADDRESS * len(learned.pointers)
     if learned.diagonals:  # num_tiles; the tile of their sums
         size += NUMBER + ROWS
+    if names.backward.plan.dropout:
+        size += DROPPING * NUMBER
     counts |= bool(learned.rows)
     size += NUMBER * (counts or not read.names.isdisjoint({"q_len", "q_last"}))
     by_keys = queries.visits.tiles.listed or bool(learned.diagonals)

@@ -68,10 +68,11 @@ class HopperQueries:
     def block_n(self) -> int:
         """Keys of a tile; fewer where registers do not hold all derivatives, or addresses."""
         most, learned = BLOCK_N[self.width], self.learned
-        further = self.text.score_gradient or learned.partials or learned.elements
-        if not (self.learns and further):
-            return most
-        return most // 2 if most == 128 or not learned.diagonals else most
+        drops = self.backward.plan.dropout
+        further = bool(self.text.score_gradient or learned.partials or learned.elements) or drops
+        if most == 128:
+            return 64 if self.learns and further or drops else most
+        return 32 if self.learns and further and not learned.diagonals else most
 
     @property
     def text(self) -> BackwardCode:
@@ -93,7 +94,8 @@ class HopperQueries:
     def call(self) -> tuple[str, ...]:
         """Values that are the same for the whole call."""
         by_parts = ("num_tiles",) * bool(self.learned.diagonals)
-        return (*CALL, *by_parts, *self.backward.queries_arguments.names, *self.visits.reads)
+        dropping = ("threshold", "kept_scale", "seed") * self.backward.plan.dropout
+        return (*CALL, *by_parts, *dropping, *self.backward.queries_arguments.names, *self.visits.reads)
 
     work_tile = ("batch", "head", "q_first")
 
