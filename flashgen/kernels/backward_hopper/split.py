@@ -79,7 +79,7 @@ class HopperSplit:
                 return f"elements of {item.tensor} are told apart by {item.over}"
             if text.is_of_products(item.partial):
                 return f"what {item.tensor} learns depends on the scores"
-            if self.has_roles:
+            if self.has_roles and text.score_gradient:
                 return f"no consumer has both factors of what {item.tensor} learns"
         return ""
 
