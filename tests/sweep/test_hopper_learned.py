@@ -103,7 +103,10 @@ SPECS = {
     ),
     # A slope for each element: three tiles of keys would share a distance if they were shorter.
     "wide_slopes": AttentionSpec(
-        256, "float16", mask=BOTTOM, score=softcap(8.0).then(relative_bias(40, align="bottom_right"))
+        256,
+        "float16",
+        mask=BOTTOM,
+        score=softcap(8.0).then(relative_bias(40, align="bottom_right")),
     ),
     "wide_pairs": AttentionSpec(
         256, mask=BOTTOM, score=lambda s, b, h, q, kv: s + SLOPES[h] * PAIRS[b, h, q, kv]
@@ -133,7 +136,9 @@ SPECS = {
         score=lambda s, b, h, q, kv: s + (1 + q) / 100 * tanh(TILTS[b, q]) * LIFTS[b, kv],
     ),
     # Bounds of rows that are in no order are the portable kernel's.
-    "ends_of_rows": AttentionSpec(64, mask=BOTTOM & EACH_ROW, score=relative_bias(40, align="bottom_right")),
+    "ends_of_rows": AttentionSpec(
+        64, mask=BOTTOM & EACH_ROW, score=relative_bias(40, align="bottom_right")
+    ),
     "chosen_rows": AttentionSpec(
         64, mask=BOTTOM & CHOSEN, score=lambda s, b, h, q, kv: s + TILTS[b, q]
     ),
@@ -189,7 +194,7 @@ def test_of_all_kinds_has_each_in_its_place() -> None:
         assert [item.over for item in names.text.input_gradients] == ["columns"]
         found = {item.over for item in names.of_queries.text.input_gradients}
         assert found == {"heads", "rows", "diagonals"}
-    assert {x.over for x in _names("roles_of_keys").text.input_gradients} == {"heads", "columns"}
+    assert {x.over for x in _names("roles_of_keys").text.input_gradients} == {"columns"}
     assert [x.once for x in _names("pairs").of_queries.learned.elements] == [True]
     assert [x.once for x in _names("shared_pairs").of_queries.learned.elements] == [False]
 

@@ -79,7 +79,8 @@ class HopperSplit:
                 return f"elements of {item.tensor} are told apart by {item.over}"
             if text.is_of_products(item.partial):
                 return f"what {item.tensor} learns depends on the scores"
-            if self.has_roles and text.score_gradient:
+            if self.has_roles and (text.score_gradient or item.over == "heads"):
+                # Elements of a head are left to the kernel over queries, which has all factors.
                 return f"no consumer has both factors of what {item.tensor} learns"
         return ""
 

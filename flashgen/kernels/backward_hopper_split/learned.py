@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from flashgen.plan.backward_code import BackwardCode
-from flashgen.plan.code import codes_of
 from flashgen.plan.score_gradient import InputGradient
 from flashgen.symbolic.printer.code import Code, read_by
 
@@ -52,9 +51,7 @@ class LearnedOfQueries:
     @cached_property
     def partials(self) -> tuple[InputGradient, ...]:
         """Those whose derivative reads the products, and is computed with the score."""
-        return tuple(
-            x for x in self.text.input_gradients if "scores" in read_by((x.partial,))
-        )
+        return tuple(x for x in self.text.input_gradients if "scores" in read_by((x.partial,)))
 
     @cached_property
     def codes(self) -> tuple[Code | None, ...]:

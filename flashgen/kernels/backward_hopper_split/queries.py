@@ -71,7 +71,7 @@ class HopperQueries:
         drops = self.backward.plan.dropout
         further = bool(self.text.score_gradient or learned.partials or learned.elements) or drops
         if most == 128:
-            return 64 if self.learns and further or drops else most
+            return 64 if (self.learns and further) or drops else most
         return 32 if self.learns and further and not learned.diagonals else most
 
     @property
@@ -95,7 +95,13 @@ class HopperQueries:
         """Values that are the same for the whole call."""
         by_parts = ("num_tiles",) * bool(self.learned.diagonals)
         dropping = ("threshold", "kept_scale", "seed") * self.backward.plan.dropout
-        return (*CALL, *by_parts, *dropping, *self.backward.queries_arguments.names, *self.visits.reads)
+        return (
+            *CALL,
+            *by_parts,
+            *dropping,
+            *self.backward.queries_arguments.names,
+            *self.visits.reads,
+        )
 
     work_tile = ("batch", "head", "q_first")
 

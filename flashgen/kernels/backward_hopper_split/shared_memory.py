@@ -1,7 +1,8 @@
 """queries_usage: the shared memory of a block of the Gluon kernel for the gradient of q.
 
 It has tiles of queries, through whose buffers their gradient is stored, and tiles of keys and of
-values; where it sums along diagonals, blocks of the sums of each warp, which add them up there; for the rest see `flashgen.kernels.backward_hopper.shared_memory`.
+values. Where it sums along diagonals, the warps of a consumer add their sums up in further memory.
+For the rest see `flashgen.kernels.backward_hopper.shared_memory`.
 """
 
 from __future__ import annotations
