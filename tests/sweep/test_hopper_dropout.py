@@ -99,6 +99,8 @@ def test_gradients(name: str, dropout_p: float) -> None:
     """By autograd, against float64 with the oracle's numbers."""
     spec = _of_16_bits(name)
     sizes = [(45, 45, 2, 4, 2), (300, 300, 1, 2, 1), (200, 330, 1, 2, 2)]
+    if name == "learned":  # its table has distances up to 63
+        sizes = [(45, 45, 2, 4, 2), (64, 64, 2, 2, 1)]
     for lengths in sizes[:2] if spec.equal_lengths else sizes:
         case = case_of(name, *lengths, dropout_p=dropout_p)
         check_hopper_backward(_module(name), spec, case)

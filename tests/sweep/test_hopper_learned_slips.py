@@ -54,7 +54,7 @@ SLIPS = [
     ("learns", "_learn_of_queries", ") + start_n", ")"),
     ("learns", "_learn_of_queries", "totals[0] + ", ""),
     ("learns", "_learn_of_queries", "totals[1] + ", ""),
-    ("learns", "_learn_of_queries", "ds * partial_of_total_0", "ds"),
+    ("learns", "_learn_of_queries", "ds * partial_of_total_1", "ds"),
     ("learns", "_backward_queries_hopper", "batch_head * num_tiles + tile_m", "tile_m"),
     ("learns", "_backward_queries_hopper", "tile_m += first_tile", "pass"),
     ("learns", "_queries_consumer", "// num_tiles * rows_len", "* BLOCK_M"),
