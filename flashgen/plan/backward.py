@@ -101,6 +101,12 @@ class BackwardPlan:
         return self._code_with((), self.plan.conditions, self.plan.promise, along=Axes.COLUMN)
 
     @cached_property
+    def of_grad_q_and_inputs(self) -> BackwardCode:
+        """A kernel over tiles of queries that computes dq, and all input gradients but of keys."""
+        held = [item for item in input_elements(self.plan) if item.kernel == "queries"]
+        return self._code_with(held, self.plan.conditions, self.plan.promise, along=Axes.COLUMN)
+
+    @cached_property
     def input_gradients(self) -> tuple[InputGradient, ...]:
         """The input gradients of both kernels."""
         return (*self.of_queries.input_gradients, *self.of_keys.input_gradients)

@@ -13,7 +13,7 @@ import pytest
 import torch
 import triton
 
-from flashgen import AttentionSpec, Tensor, alibi, block_sparse, causal
+from flashgen import AttentionSpec, Mask, Tensor, alibi, block_sparse, causal
 from flashgen.kernels.backward_hopper_split.plan import HopperBackwardSplit
 from flashgen.plan import lower
 from flashgen.plan.backward import backward_plan
@@ -25,7 +25,10 @@ from support.turns import in_turns, some
 from support.variants import rendered_module, shipped_specs
 from support.vocabulary import VOCABULARY
 
+ENDS = Tensor("ends", ("batch", "q_len"), "int32")
 LEARNS = AttentionSpec((56, 72), mask=causal(), score=alibi(Tensor("slopes", ("num_q_heads",))))
+
+EACH_ROW = Mask(lambda b, h, q, kv: kv < ENDS[b, q], "each row has its end")
 
 
 @functools.cache
@@ -39,6 +42,8 @@ SPECS["deterministic"] = replace(shipped_specs()["window_d128"], deterministic=T
 SPECS["listed"] = AttentionSpec(64, mask=block_sparse(block=16))
 SPECS["listed_twice"] = replace(SPECS["listed"], deterministic=True)
 SPECS["slopes_d192"] = replace(LEARNS, head_dim=192)
+SPECS["drops_d192"] = replace(shipped_specs()["dropout_causal_d64"], head_dim=192)
+SPECS["by_rows"] = replace(VOCABULARY["t5_bias"].spec("bfloat16", 64), mask=EACH_ROW)
 for entry in ("t5_bias_causal", "softcap_by_head"):
     SPECS[entry] = VOCABULARY[entry].spec("bfloat16", 64)
 
@@ -56,7 +61,8 @@ def kernels_of(name: str) -> tuple[str, ...]:
     names = names_of(SPECS[name])
     if names.queries_portable:
         return (*BESIDE, *("_sum_diagonals",) * bool(names.backward.of_queries.diagonals))
-    return DIVIDED if names.split else KERNELS
+    by_distance = names.queries_learn and names.of_queries.learned.diagonals
+    return (*DIVIDED, *("_sum_strips",) * bool(by_distance)) if names.split else KERNELS
 
 
 def lists_of(name: str) -> tuple[str, ...]:
@@ -83,7 +89,7 @@ class Watched:
             # Of the mask's tables, not of gradients: nothing of it is kept.
             watch(self.module, monkeypatch, "_find_rows")
             monkeypatch.setattr(self.module, "_triton_launch", lambda kernel, grid: None)
-        names = (*KERNELS, *DIVIDED[2:], *PORTABLE, *LISTS, "_sum_diagonals")
+        names = (*KERNELS, *DIVIDED[2:], *PORTABLE, *LISTS, "_sum_diagonals", "_sum_strips")
         self.kernels: dict[str, Specialisations] = {
             kernel: watch(self.module, monkeypatch, kernel)
             for kernel in names
@@ -186,7 +192,7 @@ def check_arguments(watched: Watched, name: str, q_len: int) -> None:
     assert grid == ((NUM_SMS if given.get("num_shared") else num_tiles),)
     sizes = ("num_q_heads", "num_kv_heads", "q_len", "kv_len", "rows_len")
     assert [given[size] for size in sizes] == [4, 2, q_len, kv_len, rows_len]
-    fewer = spec.dropout or (names.queries_portable and bool(names.text.score_gradient))
+    fewer = spec.dropout or (names.of_keys_alone and bool(names.text.score_gradient))
     assert given["BLOCK_M"] == (64 if fewer else {64: 128, 128: 64, 256: 64}[names.width])
     assert (given["BLOCK_N"], given["NUM_STAGES"]) == (block_n, 2)
     if not names.split:
@@ -376,6 +382,8 @@ def check_queries(
     assert grid == (3 * 4 * given["rows_len"] // 128,)
     shape = {x: given[x] for x in ("BLOCK_M", "BLOCK_N", "K_STAGES", "V_STAGES")}
     assert shape == names.of_queries.constants
+    if names.queries_learn and names.of_queries.learned.diagonals:
+        check_strips(watched, given)
     for size in ("num_q_heads", "num_kv_heads", "q_len", "kv_len", "rows_len"):
         assert given[size] == of_keys[size]
     blocks = {"q": 128, "grad_out": 128, "k": shape["BLOCK_N"], "v": shape["BLOCK_N"]}
@@ -389,6 +397,25 @@ def check_queries(
     assert given["rows_ptr"] is of_keys["rows_desc"].base or (
         given["rows_ptr"].data_ptr() == of_keys["rows_desc"].base.data_ptr()
     )
+
+
+def check_strips(watched: Watched, given: dict[str, Any]) -> None:
+    """The memory of sums for distances of 64 queries, and what adds them up."""
+    (summed,), (grid,) = (
+        getattr(watched.kernels["_sum_strips"], x) for x in ("arguments", "grids")
+    )
+    num_tiles = given["rows_len"] // given["BLOCK_M"]
+    assert (given["first_tile"], given["num_tiles"]) == (0, num_tiles)
+    block_n, q_len, kv_len = given["BLOCK_N"], given["q_len"], given["kv_len"]
+    distances = math.ceil(kv_len / block_n) * block_n + 64
+    (item,) = names_of(watched.spec).of_queries.learned.diagonals
+    strips = given[f"{item.variable}_ptr"]
+    assert strips.numel() == 3 * 4 * 2 * num_tiles * distances
+    assert summed["strips_ptr"] is strips
+    assert tuple(summed["sums_ptr"].shape) == (3, 4, q_len + kv_len - 1)
+    assert grid == (math.ceil((q_len + kv_len - 1) / 128) * 3 * 4,)
+    for name in ("q_len", "kv_len", "first_tile", "num_tiles", "BLOCK_N"):
+        assert summed[name] == given[name]
 
 
 def check_portable_queries(
@@ -523,7 +550,7 @@ def test_it_is_compiled_once_and_launched_again(name: str, monkeypatch: pytest.M
 
     def launched(calls: list[tuple[object, ...]]) -> list[str]:
         text = [repr(call) for call in calls]
-        names = (*KERNELS, *DIVIDED[2:], *PORTABLE, *LISTS, "_sum_diagonals")
+        names = (*KERNELS, *DIVIDED[2:], *PORTABLE, *LISTS, "_sum_diagonals", "_sum_strips")
         return [next(k for k in names if k in call) for call in text]
 
     expected = [k for kernel in kernels_of(name) for k in (*BEFORE.get((name, kernel), ()), kernel)]

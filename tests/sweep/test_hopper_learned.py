@@ -1,4 +1,4 @@
-"""The Gluon kernel over keys beside the portable one over queries: what each of them learns.
+"""Gluon kernels over keys and over queries that split a pass: what each of them learns.
 
 The vocabulary has the usual ones; here two kernels share a score function, or nothing is learned.
 """
@@ -6,6 +6,7 @@ The vocabulary has the usual ones; here two kernels share a score function, or n
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from types import ModuleType
 
 import pytest
@@ -26,7 +27,7 @@ from flashgen import (
     softmax,
     tanh,
 )
-from flashgen.kernels.backward_hopper.plan import HopperBackward
+from flashgen.kernels.backward_hopper_split.plan import HopperBackwardSplit
 from flashgen.plan import lower
 from flashgen.plan.backward import backward_plan
 from support.cases import Case
@@ -39,6 +40,8 @@ NEAR = Tensor("near", ("num_q_heads", 999))
 TILTS = Tensor("tilts", ("batch", "q_len"))
 LIFTS = Tensor("lifts", ("batch", "kv_len"), "bfloat16")
 CELLS = Tensor("cells", (7, 5))
+PAIRS = Tensor("pairs", ("batch", "num_q_heads", "q_len", "kv_len"), "bfloat16")
+SHARED = Tensor("shared", ("num_q_heads", "q_len", "kv_len"), "float16")
 SLOPES = Tensor("slopes", ("num_q_heads",))
 SINKS = Tensor("sinks", ("num_q_heads",))
 ANSWERS = Tensor("answers", ("batch", "q_len"), "bool")
@@ -84,6 +87,41 @@ SPECS = {
         normaliser=sigmoid_attention(),
     ),
     "roles": AttentionSpec((192, 128), mask=BOTTOM, score=alibi(SLOPES, align="bottom_right")),
+    # The consumer with the gradients of keys sums what is a key's, before it scales its gradients.
+    "roles_of_keys": AttentionSpec(
+        192,
+        "float16",
+        mask=BOTTOM,
+        score=lambda s, b, h, q, kv: s * (2 - h) + LIFTS[b, kv] * (1 + h) + (1 + q) * SLOPES[h],
+    ),
+    "roles_of_all_kinds": AttentionSpec(
+        192,
+        mask=BOTTOM,
+        score=lambda s, b, h, q, kv: (
+            s * SINKS[h] + SLOPES[h] + TILTS[b, q] * LIFTS[b, kv] + NEAR[h, kv - q + 499]
+        ),
+    ),
+    # A slope for each element: three tiles of keys would share a distance if they were shorter.
+    "wide_slopes": AttentionSpec(
+        256,
+        "float16",
+        mask=BOTTOM,
+        score=softcap(8.0).then(relative_bias(40, align="bottom_right")),
+    ),
+    "wide_pairs": AttentionSpec(
+        256, mask=BOTTOM, score=lambda s, b, h, q, kv: s + SLOPES[h] * PAIRS[b, h, q, kv]
+    ),
+    # Each pair has its own element, or one with the other batch entries.
+    "pairs": AttentionSpec(128, "float16", score=lambda s, b, h, q, kv: s + PAIRS[b, h, q, kv]),
+    "shared_pairs": AttentionSpec(
+        64, mask=BOTTOM, score=lambda s, b, h, q, kv: s * (1 + SHARED[h, q, kv] / 4)
+    ),
+    "drops": AttentionSpec(
+        128,
+        mask=BOTTOM,
+        score=lambda s, b, h, q, kv: s + NEAR[h, kv - q + 499] + LIFTS[b, kv],
+        dropout=True,
+    ),
     # Both kernels go by lists of tiles.
     "listed": AttentionSpec(
         64, mask=block_sparse(block=16), score=relative_bias(40, align="bottom_right")
@@ -96,6 +134,10 @@ SPECS = {
         128,
         mask=BOTTOM,
         score=lambda s, b, h, q, kv: s + (1 + q) / 100 * tanh(TILTS[b, q]) * LIFTS[b, kv],
+    ),
+    # Bounds of rows that are in no order are the portable kernel's.
+    "ends_of_rows": AttentionSpec(
+        64, mask=BOTTOM & EACH_ROW, score=relative_bias(40, align="bottom_right")
     ),
     "chosen_rows": AttentionSpec(
         64, mask=BOTTOM & CHOSEN, score=lambda s, b, h, q, kv: s + TILTS[b, q]
@@ -117,22 +159,48 @@ def _module(name: str) -> ModuleType:
     return rendered_module(SPECS[name], hopper=True, edit_source=interpreted)
 
 
+def _names(name: str) -> HopperBackwardSplit:
+    return HopperBackwardSplit(backward_plan(lower(SPECS[name], name)))
+
+
+#: Where the kernel over queries is the portable one.
+PORTABLE = {"ends_of_rows", "chosen_rows", "nothing_is_learned"}
+
+
 @pytest.mark.parametrize(("name", "case"), in_turns(SPECS, CASES, every=6), ids=str)
 def test_backward(name: str, case: Case) -> None:
-    names = HopperBackward(backward_plan(lower(SPECS[name], name)))
-    assert names.queries_portable and not names.why_not
-    check_hopper_backward(_module(name), SPECS[name], case)
+    names = _names(name)
+    assert names.split and not names.why_not
+    assert names.queries_portable == (name in PORTABLE)
+    drops = {"dropout_p": 0.3} if SPECS[name].dropout else {}
+    check_hopper_backward(_module(name), SPECS[name], replace(case, params=drops))
 
 
 def test_which_have_shorter_tiles() -> None:
-    tiles = {name: HopperBackward(backward_plan(lower(spec, name))) for name, spec in SPECS.items()}
+    """Of queries, over keys; of keys, over queries."""
+    tiles = {name: _names(name) for name in SPECS}
     assert {name for name, of in tiles.items() if (of.width, of.block_m) == (64, 64)} == {
-        "narrow_slopes"
+        "narrow_slopes",
+        "shared_pairs",
     }
+    blocks = {name: of.of_queries.block_n for name, of in tiles.items()}
+    assert {name for name, keys in blocks.items() if keys == 32} == {"wide_pairs"}
+    assert blocks["wide_slopes"] == 64 and blocks["with_a_sink"] == 128
 
 
 def test_of_all_kinds_has_each_in_its_place() -> None:
-    names = HopperBackward(backward_plan(lower(SPECS["of_all_kinds"], "x")))
-    assert [item.over for item in names.text.input_gradients] == ["columns"]
-    found = {item.over for item in names.backward.of_queries.input_gradients}
-    assert found == {"heads", "rows", "diagonals"}
+    for name in ("of_all_kinds", "roles_of_all_kinds"):
+        names = _names(name)
+        assert [item.over for item in names.text.input_gradients] == ["columns"]
+        found = {item.over for item in names.of_queries.text.input_gradients}
+        assert found == {"heads", "rows", "diagonals"}
+    assert {x.over for x in _names("roles_of_keys").text.input_gradients} == {"columns"}
+    assert [x.once for x in _names("pairs").of_queries.learned.elements] == [True]
+    assert [x.once for x in _names("shared_pairs").of_queries.learned.elements] == [False]
+
+
+def test_sums_along_diagonals_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With room for those of one tile of queries, each has a launch."""
+    module = _module("with_a_sink")
+    monkeypatch.setattr(module, "SUMS_AT_ONCE", 1)
+    check_hopper_backward(module, SPECS["with_a_sink"], Case(300, 300, 2, 4, 2))

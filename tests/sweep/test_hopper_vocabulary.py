@@ -81,7 +81,6 @@ _BY_KEYS = "which queries see a tile of keys depends on each of the keys"
 
 #: Of which no Gluon kernel makes the gradients, and why: (entry, way) -> reason.
 WITHOUT_BACKWARD = {
-    ("additive_bias_of_keys", "d256"): "no consumer has both factors of what bias learns",
     ("document_unsorted", "d128_deterministic"): _BY_KEYS,
     ("document_unsorted", "d128"): _BY_KEYS,
 }

@@ -25,7 +25,7 @@ from support.loads import kernel_spec
 from support.vocabulary import VOCABULARY
 
 ENDS = Tensor("ends", ("batch", "q_len"), "int32")
-DROPPING = "with dropout it computes all gradients at once, and no score gradient"
+DROPPING = "with dropout and a score gradient no consumer has all factors"
 SLOPES = Tensor("slopes", ("num_q_heads",))
 HEATS = Tensor("heats", ("batch", "kv_len"))
 EACH_ROW = Mask(lambda b, h, q, kv: kv < ENDS[b, q], "each row has its end")
@@ -34,6 +34,11 @@ EACH_ROW = Mask(lambda b, h, q, kv: kv < ENDS[b, q], "each row has its end")
 def heated_keys(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
     """Each key has a temperature."""
     return score * HEATS[b, kv_idx]
+
+
+def warmed_keys(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    """Each key has a bias."""
+    return score + HEATS[b, kv_idx]
 
 
 def of(spec: AttentionSpec) -> HopperBackwardSplit:
@@ -52,12 +57,17 @@ def of(spec: AttentionSpec) -> HopperBackwardSplit:
         (AttentionSpec((64, 136)), ""),
         (AttentionSpec((256, 64)), ""),
         (AttentionSpec((264, 64)), "its tiles have 256 columns at most"),
-        (AttentionSpec(256, dropout=True), DROPPING),
-        (AttentionSpec(64, dropout=True, deterministic=True), DROPPING),
-        (AttentionSpec(64, score=softcap(20.0), dropout=True), DROPPING),
+        (AttentionSpec(256, dropout=True), ""),
+        (AttentionSpec(64, dropout=True, deterministic=True), ""),
+        (AttentionSpec(128, score=softcap(20.0), dropout=True), ""),
+        (AttentionSpec(136, score=softcap(20.0), dropout=True), DROPPING),
         (AttentionSpec(64, deterministic=True), ""),
         (AttentionSpec(192, score=alibi(SLOPES)), ""),
-        (kernel_spec("keys", 192), "no consumer has both factors of what keys learns"),
+        (kernel_spec("keys", 192), ""),
+        (
+            AttentionSpec(192, score=softcap(5.0).then(warmed_keys)),
+            "no consumer has both factors of what heats learns",
+        ),
         (AttentionSpec(64, mask=block_sparse()), ""),
         (AttentionSpec(192, mask=block_sparse()), ""),
         (kernel_spec("ids", 64), "which queries see a tile of keys depends on each of the keys"),
@@ -69,7 +79,6 @@ def of(spec: AttentionSpec) -> HopperBackwardSplit:
         ),
         (kernel_spec("half_keys", 64), ""),
         (AttentionSpec(64, score=heated_keys), "what heats learns depends on the scores"),
-        (AttentionSpec(64, score=heated_keys, dropout=True), DROPPING),
         (AttentionSpec(320, dropout=True), "its tiles have 256 columns at most"),
     ],
 )
@@ -107,9 +116,7 @@ def test_where_another_kernel_computes_the_gradient_of_q() -> None:
 @pytest.mark.parametrize(
     "spec",
     [
-        *(VOCABULARY[name].spec("float16", 64) for name in ("temperature", "composed", "t5_bias")),
-        *(kernel_spec(name, 64) for name in ("bias", "rows", "forward")),
-        AttentionSpec(192, score=alibi(SLOPES)),
+        AttentionSpec(64, mask=EACH_ROW, score=VOCABULARY["t5_bias"].score),
         AttentionSpec(64, mask=EACH_ROW, deterministic=True),
     ],
 )
@@ -120,11 +127,42 @@ def test_where_that_is_the_portable_one(spec: AttentionSpec) -> None:
 
 
 @pytest.mark.parametrize(
+    ("spec", "over"),
+    [
+        (VOCABULARY["temperature"].spec("float16", 64), "heads"),
+        (VOCABULARY["t5_bias"].spec("float16", 64), "diagonals"),
+        (kernel_spec("rows", 64), "rows"),
+        (kernel_spec("bias", 64), "elements"),
+        (AttentionSpec(192, score=alibi(SLOPES)), "heads"),
+    ],
+)
+def test_where_it_learns(spec: AttentionSpec, over: str) -> None:
+    """What a kernel over keys cannot sum."""
+    names = of(spec)
+    assert names.both_in_gluon and names.queries_learn and not names.why_not
+    assert names.replaces == ("keys", "queries") and names.text.input_gradients == ()
+    items = names.of_queries.text.input_gradients
+    assert {item.over for item in items} == {over}
+    assert items == names.backward.of_grad_q_and_inputs.input_gradients
+
+
+def test_where_dropout_splits_the_pass() -> None:
+    """At 128 columns registers hold no derivatives beside weights that are marked."""
+    found = [
+        of(AttentionSpec(head_dim, score=score, dropout=True)).split
+        for head_dim in (64, 128)
+        for score in (None, softcap(20.0), alibi(SLOPES), alibi(8))
+    ]
+    assert found == [False] * 4 + [False, True, True, False]
+
+
+@pytest.mark.parametrize(
     "spec",
     [
         AttentionSpec(64, score=alibi(SLOPES), deterministic=True),
         kernel_spec("half_keys", 64),
         AttentionSpec(192, mask=causal()),
+        kernel_spec("keys", 192),
         AttentionSpec(64, mask=EACH_ROW),
     ],
 )
@@ -136,12 +174,12 @@ def test_where_all_gradients_are_of_gluon_kernels(spec: AttentionSpec) -> None:
 
 
 def test_what_is_learned_of_keys_stays_with_their_tile() -> None:
-    """Beside what the portable kernel over queries learns."""
+    """Beside what the kernel over queries learns."""
     spec = AttentionSpec(
         64, score=lambda s, b, h, q, kv: s + 0.5 * HEATS[b, kv] - SLOPES[h] * (q - kv) ** 2 / s
     )
     names = of(spec)
-    assert names.queries_portable and not names.why_not
+    assert names.queries_learn and not names.why_not
     assert [(item.tensor, item.over) for item in names.text.input_gradients] == [
         ("heats", "columns")
     ]

@@ -32,6 +32,10 @@ NUMBERS_OF_A_BACKWARD_CALL = 6
 NUMBERS_OF_A_TILE = 3 + 3
 
 
+# With dropout: threshold, kept_scale; the seed, of 64 bits.
+DROPPING = 2 + 2
+
+
 def backward_captured_bytes(
     names: HopperBackward, *, contiguous: bool = True, ones: bool = False
 ) -> int:
@@ -41,9 +45,11 @@ def backward_captured_bytes(
     """
     if names.has_roles:
         # Only the first consumer has scores and mask, and it captures nothing: its code is the
-        # block's own. The others only need to know which tiles are masked, if these come first.
+        # block's own. The others only need to know which tiles are masked, if these come first, and
+        # the second one what it learns.
         visits = names.visits.bounds if names.visits.splits else names.visits.ends
-        read = Read((*visits, *hidden_conditions(names)), names.visits.lengths)
+        learned = tuple(_with_lines(names, _learned_by_roles(names)))
+        read = Read((*visits, *hidden_conditions(names), *learned), names.visits.lengths)
     else:
         expressions = (*_backward_expressions(names), *hidden_conditions(names))
         lengths = ("q_len", "kv_len") if names.text.code.promise is not None else ()
@@ -62,11 +68,11 @@ def backward_captured_bytes(
         # num_whole, num_parts, parts_together, and the descriptor of parts.
         size += (3 * NUMBER + ADDRESS) * names.divides
         size += NUMBER * names.shares  # num_shared
-        if names.backward.plan.dropout:  # threshold, kept_scale; the seed, of 64 bits
-            size += 4 * NUMBER
         size += 2 * MADE  # ds, grad_q
         size += 2 * BARRIERS + NUMBERS  # full and empty, of keys; numbers of tiles
         size += BARRIERS * names.grad_out_apart  # grad_out_full
+    if names.backward.plan.dropout:  # with roles the first consumer draws numbers
+        size += (1 if names.has_roles else DROPPING) * NUMBER
     size += NUMBER * ("q_len" in read.names or names.visits.tiles.listed)
     size += ADDRESS * len(names.visits.reads)
     size += ADDRESS * len(names.text.input_gradients)  # their sums
@@ -105,9 +111,8 @@ def notes_captured(names: HopperBackward) -> int:
 
 
 def _backward_expressions(names: HopperBackward) -> Iterator[Code | None]:
-    """Scores, derivatives and mask, with the lines that they read: unread lines leave no code."""
+    """Scores, derivatives and mask, with the lines that they read."""
     text, code = names.text, names.text.code
-    lines = {a.name: a.code for a in (*text.lines_of_head, *text.lines_of_tile)}
     codes = [
         code.score,
         code.shift,
@@ -118,6 +123,20 @@ def _backward_expressions(names: HopperBackward) -> Iterator[Code | None]:
     codes += [*codes_of(code.elements), *(item.partial for item in text.input_gradients)]
     if code.promise is not None:
         codes += (code.promise.broken, *code.promise.conditions)
+    yield from _with_lines(names, codes)
+
+
+def _learned_by_roles(names: HopperBackward) -> list[Code | None]:
+    """The code of the consumer with the gradients of scores and keys: it has no scores."""
+    items, scale = names.text.input_gradients, names.backward.gradient_scale
+    late = items or names.backward.plan.dropout
+    return [*(item.partial for item in items), *(scale,) * bool(late)]
+
+
+def _with_lines(names: HopperBackward, codes: list[Code | None]) -> Iterator[Code | None]:
+    """Code, and the lines that it reads: unread lines leave no code."""
+    text = names.text
+    lines = {a.name: a.code for a in (*text.lines_of_head, *text.lines_of_tile)}
     while codes:
         yield from codes
         codes = [lines.pop(name) for name in read_by(codes) & lines.keys()]

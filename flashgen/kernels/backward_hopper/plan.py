@@ -48,8 +48,8 @@ class HopperBackward(HopperSplit):
             return f"{plan.torch_dtype}: its tiles are of 16-bit elements"
         if max(plan.qk_head_dim, plan.v_head_dim) > max(BLOCK_M):
             return f"its tiles have {max(BLOCK_M)} columns at most"
-        if plan.dropout and (self.split or self.text.score_gradient or self.text.input_gradients):
-            return "with dropout it computes all gradients at once, and no score gradient"
+        if plan.dropout and self.has_roles and self.text.score_gradient:
+            return "with dropout and a score gradient no consumer has all factors"
         if backward.q_tiles.reduce_rows:
             return "which queries see a tile of keys depends on each of the keys"
         if backward.leaves_products_out:

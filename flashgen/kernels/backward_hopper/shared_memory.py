@@ -36,7 +36,7 @@ from flashgen.kernels.backward_hopper.split import CONSUMERS
 
 #: Bytes of one.
 BARRIER = 8
-_NUMBER = 4  # float32
+NUMBER = 4  # also of float32
 
 
 def hopper_backward_usage(
@@ -70,16 +70,16 @@ def _usage(names: HopperBackward, config: KernelConfig, captures: int) -> SramUs
         ),
     ]
     if names.has_roles:
-        tiles.append(Buffer("factors", BLOCK_N * BLOCK_M * _NUMBER))
+        tiles.append(Buffer("factors", BLOCK_N * BLOCK_M * NUMBER))
     if names.split:
         of_keys = [Buffer("barriers", sympy.Integer(BARRIER))]
     else:
         tiles.append(Buffer("dS tiles", 2 * BLOCK_N * BLOCK_M * ITEMSIZE))
-        tiles.append(Buffer("dQ tiles", sympy.Integer(CONSUMERS * 64 * 64 * _NUMBER)))
+        tiles.append(Buffer("dQ tiles", sympy.Integer(CONSUMERS * 64 * 64 * NUMBER)))
         of_keys = 2 * [Buffer("barriers", sympy.Integer(2 * BARRIER))]
-        of_keys.append(Buffer("tiles handed over", sympy.Integer(2 * _NUMBER)))
+        of_keys.append(Buffer("tiles handed over", sympy.Integer(2 * NUMBER)))
     others = [
-        Buffer("LSE, delta", 2 * NUM_STAGES * BLOCK_M * _NUMBER, alignment=128),
+        Buffer("LSE, delta", 2 * NUM_STAGES * BLOCK_M * NUMBER, alignment=128),
         *of_keys,
         *notes_buffers(names, 1 if names.split else 2, NUM_STAGES),
         *(2 + names.grad_out_apart) * (Buffer("barriers", NUM_STAGES * BARRIER),),
@@ -98,9 +98,9 @@ def notes_buffers(names: HopperBackward, of_keys: Any, of_queries: Any) -> Itera
     """The notes of hidden rows, for so many buffers of keys, and of queries."""
     hidden = names.backward.plan.hidden
     if hidden.keys:
-        yield Buffer("hidden keys", sympy.Integer(_NUMBER) * of_keys)
+        yield Buffer("hidden keys", sympy.Integer(NUMBER) * of_keys)
     if hidden.queries:
-        yield Buffer("hidden queries", sympy.Integer(_NUMBER) * of_queries)
+        yield Buffer("hidden queries", sympy.Integer(NUMBER) * of_queries)
 
 
 def captures_buffers(captures: int) -> tuple[Buffer, ...]:

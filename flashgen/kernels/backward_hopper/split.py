@@ -35,7 +35,7 @@ class HopperSplit:
     @property
     def text(self) -> BackwardCode:
         """What the kernel over tiles of keys computes, as text."""
-        return self.backward.of_grad_kv if self.queries_portable else self.backward.of_both
+        return self.backward.of_grad_kv if self.of_keys_alone else self.backward.of_both
 
     @property
     def split(self) -> bool:
@@ -44,15 +44,23 @@ class HopperSplit:
         That takes 7 products of a tile instead of 5. With roles, shared memory has no room for the
         sums of dq, and their L2 traffic would double.
         """
-        return self._adds_nothing_up or self.queries_portable
+        return self._adds_nothing_up or self.queries_learn
+
+    @cached_property
+    def queries_learn(self) -> bool:
+        """Whether a kernel over tiles of queries sums all input gradients but those of keys."""
+        return bool(self.why_not_inputs(self.backward.of_both))
+
+    @property
+    def of_keys_alone(self) -> bool:
+        """Whether the kernel over tiles of keys sums no input gradients but those of keys."""
+        return self.queries_learn or self.queries_portable
 
     @cached_property
     def queries_portable(self) -> bool:
         """Whether the portable kernel computes dq, and the sums of input gradients."""
-        if self.why_not_inputs(self.backward.of_both):
-            return True
         # The Gluon kernel for dq evaluates bounds for a tile of queries, not for each row.
-        return self._adds_nothing_up and self.backward.plan.tiles.reduce_rows
+        return self.split and self.backward.plan.tiles.reduce_rows
 
     @property
     def both_in_gluon(self) -> bool:
@@ -71,7 +79,8 @@ class HopperSplit:
                 return f"elements of {item.tensor} are told apart by {item.over}"
             if text.is_of_products(item.partial):
                 return f"what {item.tensor} learns depends on the scores"
-            if self.has_roles:
+            if self.has_roles and (text.score_gradient or item.over == "heads"):
+                # Elements of a head are left to the kernel over queries, which has all factors.
                 return f"no consumer has both factors of what {item.tensor} learns"
         return ""
 
@@ -83,7 +92,18 @@ class HopperSplit:
     @property
     def _adds_nothing_up(self) -> bool:
         """Whether the pass is split even without input gradients."""
-        return self.has_roles or self.backward.plan.spec.deterministic
+        return self.has_roles or self.backward.plan.spec.deterministic or self._derives_and_drops
+
+    @property
+    def _derives_and_drops(self) -> bool:
+        """Whether registers of a single pass hold no derivatives beside marked weights.
+
+        With dropout at d=128 it spills 1204 bytes of softcap, and 776 of learned slopes; the kernel
+        over keys of a split pass spills 552 and 296.
+        """
+        both = self.backward.of_both
+        derives = both.score_gradient is not None or bool(both.input_gradients)
+        return self.backward.plan.dropout and self.width == 128 and derives
 
     @property
     def width(self) -> int:
@@ -108,7 +128,7 @@ class HopperSplit:
         64 an H200 takes 0.6 times as long.
         """
         most = BLOCK_M[self.width]
-        differs = self.queries_portable and self.text.score_gradient
+        differs = self.of_keys_alone and self.text.score_gradient
         return min(most, 64) if differs or self.backward.plan.dropout else most
 
     @property

@@ -9,11 +9,13 @@ from flashgen.budget.captures import (
     BARRIER,
     BARRIERS,
     NUMBER,
+    ROWS,
     TILES,
     Read,
     captured_parameters,
 )
 from flashgen.kernels.backward_hopper.captures import (
+    DROPPING,
     NUMBERS_OF_A_TILE,
     counts_lists,
     hidden_conditions,
@@ -37,8 +39,16 @@ def queries_captured_bytes(
     size += 4 * (TILES + BARRIERS) + BARRIER + notes_captured(names)
     counts = counts_lists(names)
     size += ADDRESS * len(queries.visits.reads)
+    learned = queries.learned
+    size += ADDRESS * len(learned.pointers)
+    if learned.diagonals:  # num_tiles; the tile of their sums
+        size += NUMBER + ROWS
+    if names.backward.plan.dropout:
+        size += DROPPING * NUMBER
+    counts |= bool(learned.rows)
     size += NUMBER * (counts or not read.names.isdisjoint({"q_len", "q_last"}))
-    size += NUMBER * (queries.visits.tiles.listed or "kv_len" in read.names)
+    by_keys = queries.visits.tiles.listed or bool(learned.diagonals)
+    size += NUMBER * (by_keys or "kv_len" in read.names)
     arguments = names.backward.queries_arguments
     return size + captured_parameters(read, arguments, contiguous=contiguous, ones=ones)
 
@@ -53,6 +63,8 @@ def _queries_expressions(names: HopperBackwardSplit) -> Iterator[Code | None]:
         code.score,
         code.shift,
         text.score_gradient,
+        *(item.partial for item in text.input_gradients),
+        *(index for item in text.input_gradients for index in item.indices),
         names.backward.gradient_scale,
         *conditions,
     )

@@ -23,7 +23,7 @@ class BackwardHopperSplit(BackwardHopper):
     """A Gluon kernel over tiles of keys, and a Gluon or portable kernel over tiles of queries."""
 
     name = "backward_hopper_split"
-    functions = ("_backward_hopper", "_backward_queries_hopper")
+    functions = ("_backward_hopper", "_backward_queries_hopper", "_sum_strips")
 
     @property
     def launchers(self) -> str:

@@ -7,6 +7,7 @@ from functools import cached_property
 
 from flashgen.kernels.backward_hopper.split import CALL
 from flashgen.kernels.backward_hopper.visits import HopperVisits
+from flashgen.kernels.backward_hopper_split.learned import LearnedOfQueries
 from flashgen.plan.backward import BackwardPlan
 from flashgen.plan.backward_code import BackwardCode
 from flashgen.plan.code import codes_of
@@ -46,25 +47,42 @@ class HopperQueries:
     Attributes:
         backward: the backward pass.
         width: columns that the kernel is written for.
+        learns: whether it sums input gradients: all but those of keys.
     """
 
     backward: BackwardPlan
     width: int
+    learns: bool = False
 
     @property
     def constants(self) -> dict[str, int]:
         """The kernel's compile-time constants."""
         return {
             "BLOCK_M": BLOCK_M,
-            "BLOCK_N": BLOCK_N[self.width],
+            "BLOCK_N": self.block_n,
             "K_STAGES": K_STAGES,
             "V_STAGES": V_STAGES[self.width],
         }
 
     @property
+    def block_n(self) -> int:
+        """Keys of a tile; fewer where registers do not hold all derivatives, or addresses."""
+        most, learned = BLOCK_N[self.width], self.learned
+        drops = self.backward.plan.dropout
+        further = bool(self.text.score_gradient or learned.partials or learned.elements) or drops
+        if most == 128:
+            return 64 if (self.learns and further) or drops else most
+        return 32 if self.learns and further and not learned.diagonals else most
+
+    @property
     def text(self) -> BackwardCode:
         """The kernel's code."""
-        return self.backward.of_grad_q
+        return self.backward.of_grad_q_and_inputs if self.learns else self.backward.of_grad_q
+
+    @cached_property
+    def learned(self) -> LearnedOfQueries:
+        """What it sums for learned tensors."""
+        return LearnedOfQueries(self.text, self.width)
 
     @cached_property
     def visits(self) -> HopperVisits:
@@ -75,7 +93,15 @@ class HopperQueries:
     @cached_property
     def call(self) -> tuple[str, ...]:
         """Values that are the same for the whole call."""
-        return (*CALL, *self.backward.queries_arguments.names, *self.visits.reads)
+        by_parts = ("num_tiles",) * bool(self.learned.diagonals)
+        dropping = ("threshold", "kept_scale", "seed") * self.backward.plan.dropout
+        return (
+            *CALL,
+            *by_parts,
+            *dropping,
+            *self.backward.queries_arguments.names,
+            *self.visits.reads,
+        )
 
     work_tile = ("batch", "head", "q_first")
 
@@ -102,7 +128,7 @@ class HopperQueries:
         """Those conditions, pair by pair or by column bitmasks."""
         code = self.text.code
         rows = ("q_idx", *(line.name for line in code.rows))
-        least = least_comparisons(BLOCK_N[self.width], scored=bool(code.score))
+        least = least_comparisons(self.block_n, scored=bool(code.score))
         return mask_code(self._conditions, "kv_idx", rows, least=least, tables=code.bits)
 
     @property
@@ -125,12 +151,26 @@ class HopperQueries:
     @property
     def scores_read_q_idx(self) -> bool:
         """Whether the score reads the position of each query of each element."""
-        return "q_idx" in read_by(self._score_codes)
+        return "q_idx" in read_by((*self._score_codes, *self._partials))
 
     @property
     def scores_read_kv_idx(self) -> bool:
         """Whether the score reads the keys' positions besides distances."""
-        return "kv_idx" in read_by(self._score_codes, DIALECT)
+        return "kv_idx" in read_by((*self._score_codes, *self._partials), DIALECT)
+
+    def sums_read(self, name: str) -> bool:
+        """Whether what is added to the sums of a tile reads this position."""
+        return name in read_by(self.learned.codes, DIALECT)
+
+    @property
+    def sums_read_positions(self) -> bool:
+        """Whether those sums read keys' positions, or the distances that the dialect has."""
+        return "kv_idx" in read_by(self.learned.codes)
+
+    @property
+    def sums_read_distances(self) -> bool:
+        """Whether those sums read the dialect's distances, in the layout of `scores`."""
+        return self.sums_read("scores")
 
     @property
     def masks_read_q_idx(self) -> bool:
@@ -165,4 +205,9 @@ class HopperQueries:
         """All code that is computed for a tile."""
         code = self.text.code
         of_promise = code.promise.conditions if code.promise is not None else ()
-        return (*self._score_codes, *self.conditions, *codes_of(code.masked), *of_promise)
+        learned = (*self._partials, *self.learned.codes)
+        return (*self._score_codes, *learned, *self.conditions, *codes_of(code.masked), *of_promise)
+
+    @property
+    def _partials(self) -> tuple[Code | None, ...]:
+        return tuple(item.partial for item in self.learned.partials)

@@ -1,7 +1,8 @@
 """queries_usage: the shared memory of a block of the Gluon kernel for the gradient of q.
 
 It has tiles of queries, through whose buffers their gradient is stored, and tiles of keys and of
-values; for the rest see `flashgen.kernels.backward_hopper.shared_memory`.
+values. Where it sums along diagonals, the warps of a consumer add their sums up in further memory.
+For the rest see `flashgen.kernels.backward_hopper.shared_memory`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from flashgen.budget.usage import SramUsage
 from flashgen.config import KernelConfig
 from flashgen.kernels.backward_hopper.shared_memory import (
     BARRIER,
+    NUMBER,
     captures_buffers,
     columns_of_tiles,
     notes_buffers,
@@ -21,6 +23,7 @@ from flashgen.kernels.backward_hopper.shared_memory import (
 )
 from flashgen.kernels.backward_hopper.split import CONSUMERS
 from flashgen.kernels.backward_hopper_split.captures import queries_captured_bytes
+from flashgen.kernels.backward_hopper_split.learned import BLOCK
 from flashgen.kernels.backward_hopper_split.plan import HopperBackwardSplit
 
 
@@ -44,6 +47,10 @@ def _queries_usage(names: HopperBackwardSplit, captures: int) -> SramUsage:
         Buffer("K tiles", k_stages * BLOCK_N * qk * ITEMSIZE),
         Buffer("V tiles", v_stages * BLOCK_N * v * ITEMSIZE),
     ]
+    queries = names.of_queries
+    if queries.learned.diagonals:
+        warps, blocks = 4 * CONSUMERS, queries.learned.blocks_at_once(queries.block_n)
+        tiles.append(Buffer("sums of distances", sympy.Integer(warps * blocks * BLOCK * NUMBER)))
     others = [
         Buffer("barriers", sympy.Integer(BARRIER)),
         *2 * (Buffer("barriers", k_stages * BARRIER),),

@@ -72,10 +72,12 @@ def backward_kernel(
 def queries_kernel(backward: BackwardPlan) -> Kernel:
     """The one that computes the gradient of q alone, likewise."""
     names = HopperBackwardSplit(backward)
-    constants = names.of_queries.constants
+    constants = dict(names.of_queries.constants)
+    constants |= {"DROPS": True} if backward.plan.dropout else {}
     tiles = dict.fromkeys(("q", "grad_out"), constants["BLOCK_M"])
     tiles |= dict.fromkeys(("k", "v"), constants["BLOCK_N"])
     types = _descriptors(names, tiles | {"grad_q": 64}) | {"rows_ptr": "*fp32"}
+    types |= dict.fromkeys(names.of_queries.learned.pointers, "*fp32")
     return _kernel(backward, OF_QUERIES, types, constants, backward.queries_arguments)
 
 

@@ -38,6 +38,10 @@ def inline_asm(
     if text == "mov.b32 {$0, $1}, $2;":
         halves = args[0].data.contiguous().view(dtype[0]).unflatten(-1, (-1, 2))
         return Block(halves[..., 0]), Block(halves[..., 1])
+    if text == "shfl.sync.idx.b32 $0, $1, $2, 31, -1;":
+        # A thread has one element: the last dimensions are the lanes of a warp.
+        x, lane = (y.reshape(-1, 32) for y in torch.broadcast_tensors(*map(of, args)))
+        return Block(x.gather(1, lane.long()).reshape(args[0].shape))
     if "redux.sync.or" in text:
         # Each warp has 16 of the rows, and each row up to three bits.
         rows = args[0].data.reshape(-1, 16)

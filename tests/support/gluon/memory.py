@@ -310,9 +310,13 @@ class Pointer:
         values = of(value, self.memory.dtype).expand(places.shape)
         self.memory[places[wanted]] = values[wanted]
 
-    def atomic_add(self, value: Any) -> Block:
-        """What was there before."""
-        (place,) = self._places(None)[0].reshape(-1)
-        before = self.memory[place].clone()
-        self.memory[place] += int(value)
+    def atomic_add(self, value: Any, mask: Any = None, sem: str = "acq_rel") -> Block:
+        """Adds where the mask holds; what was there before, at one place.
+
+        Several elements may add to one place.
+        """
+        places, wanted = self._places(mask)
+        before = self.memory[places].clone() if places.numel() == 1 else places
+        values = of(value, self.memory.dtype).expand(places.shape)
+        self.memory.index_add_(0, places[wanted].long(), values[wanted])
         return Block(before)

@@ -1,0 +1,104 @@
+"""Slips in what Gluon kernels sum for learned tensors, and in what they drop: all are found."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+
+from flashgen import AttentionSpec
+from flashgen.plan import lower
+from support.cases import Case
+from support.contract import check_gradients
+from support.gluon import interpreted, start_over
+from support.mutants import Mutant
+from support.variants import any_hopper, any_hopper_backward, imported, rendered
+from sweep.test_hopper_learned import BOTTOM, LIFTS, NEAR, PAIRS, SLOPES, TILTS
+
+SPECS = {
+    "learns": AttentionSpec(
+        64,
+        mask=BOTTOM,
+        score=lambda s, b, h, q, kv: s * SLOPES[h] + TILTS[b, q] + NEAR[h, kv - q + 499],
+    ),
+    # Tiles of 128 keys have numbers that others lack.
+    "by_distance": AttentionSpec(64, score=lambda s, b, h, q, kv: s + NEAR[h, kv - q + 499]),
+    "pairs": AttentionSpec(
+        64, "float16", mask=BOTTOM, score=lambda s, b, h, q, kv: s + PAIRS[b, h, q, kv]
+    ),
+    "roles": AttentionSpec(
+        192, mask=BOTTOM, score=lambda s, b, h, q, kv: s * (2 - h) + LIFTS[b, kv] * (1 + h)
+    ),
+    "drops": AttentionSpec(64, mask=BOTTOM, dropout=True, deterministic=True),
+    "wide_drops": AttentionSpec(
+        192, mask=BOTTOM, score=lambda s, b, h, q, kv: s * (h - 2), dropout=True
+    ),
+}
+
+#: For each variant the function, the text that stands there, and what stands there instead.
+SLIPS = [
+    ("by_distance", "_diagonals_of_warps", "pair = before + after", "pair = before"),
+    ("by_distance", "_diagonals_of_warps", "(bit_0 == 0) & (q == 0)", "q == 0"),
+    ("by_distance", "_diagonals_of_warps", "3 * (1 - bit_0)", "3"),
+    ("by_distance", "_diagonals_of_warps", "(bit_1 == 1) & (q == 3)", "bit_1 == 2"),
+    ("by_distance", "_diagonals_of_warps", "gl.where(bit_1 == 1, 1, 3)", "1"),
+    ("by_distance", "_diagonals_of_warps", "& (turned >= 2) & (bit_1 == 1)", "& (bit_1 == 1)"),
+    ("by_distance", "_diagonals_of_warps", "later = 3 - warp", "later = 0 * warp"),
+    ("by_distance", "_diagonals_of_warps", "(later & 1)", "0"),
+    ("by_distance", "_diagonals_of_warps", "moved == 2", "moved == 3"),
+    ("by_distance", "_diagonals_of_warps", "(to_q - to_1) & 3", "to_q"),
+    ("by_distance", "_add_diagonals", "x.shape[1] + 63", "x.shape[1] + 47"),
+    ("by_distance", "_add_diagonals", "(turned >> 2)", "0"),
+    ("by_distance", "_add_diagonals", "32 * (first", "16 * (first"),
+    ("learns", "_learn_of_queries", "NUMBER * _numbers_of_strip", "0 * _numbers_of_strip"),
+    ("learns", "_learn_of_queries", ") + start_n", ")"),
+    ("learns", "_learn_of_queries", "totals[0] + ", ""),
+    ("learns", "_learn_of_queries", "totals[1] + ", ""),
+    ("learns", "_learn_of_queries", "ds * partial_of_total_1", "ds"),
+    ("learns", "_backward_queries_hopper", "batch_head * num_tiles + tile_m", "tile_m"),
+    ("learns", "_backward_queries_hopper", "tile_m += first_tile", "pass"),
+    ("learns", "_queries_consumer", "// num_tiles * rows_len", "* BLOCK_M"),
+    ("learns", "_queries_consumer", "totals[1], 2)", "totals[0], 2)"),
+    ("learns", "_sum_strips", "64 - q_len", "63 - q_len"),
+    ("learns", "_sum_strips", "2 * first_tile", "first_tile"),
+    ("learns", "_sum_strips", "head * (2 * num_tiles)", "head * num_tiles"),
+    ("learns", "_sum_strips", "tl.load(sums_ptr, mask=inside, other=0.0) + ", ""),
+    ("pairs", "_put_at_4d_hopper", "place * size_3", "place * size_2"),
+    ("roles", "_keys_step", "ds * head_scale", "ds"),
+    ("roles", "_keys_step", "factors * (dp - delta[None, :])", "factors * dp"),
+    ("roles", "_add_learned", "totals[0] + ", ""),
+    ("drops", "_mark_dropped_keys", "start_n // 4", "start_n // 8"),
+    ("drops", "_mark_dropped_keys", "q_first // 2", "0 * q_first"),
+    ("drops", "_queries_step", "dp * kept_scale", "dp"),
+    ("drops", "_queries_step", "gl.abs(p) * delta", "p * delta"),
+    ("wide_drops", "_keys_step", "ds * head_scale", "ds"),
+    ("wide_drops", "_values_consumer", "grad_v *= kept_scale", "pass"),
+]
+
+
+@functools.cache
+def _source(name: str) -> str:
+    plan = lower(SPECS[name], name)
+    return rendered(plan, any_hopper(plan), any_hopper_backward(plan))
+
+
+@pytest.mark.parametrize("slip", SLIPS, ids=lambda slip: " ".join(slip[1:]))
+def test_slips_are_found(slip: tuple[str, str, str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where each tile of queries has a launch, if what they sum takes several."""
+    name, function, right, wrong = slip
+    mutant = Mutant(wrong, "backward_hopper", name, function, right, wrong)
+    module = imported(name, interpreted(mutant.edited(_source(name))))
+    monkeypatch.setattr(module, "SUMS_AT_ONCE", 1, raising=False)
+    params = {"dropout_p": 0.3} if SPECS[name].dropout else {}
+    start_over()
+    with pytest.raises(AssertionError):
+        check_gradients(module, SPECS[name], Case(200, 300, 2, 4, 2, params=params))
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_without_a_slip(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same calls are right."""
+    module = imported(name, interpreted(_source(name)))
+    monkeypatch.setattr(module, "SUMS_AT_ONCE", 1, raising=False)
+    params = {"dropout_p": 0.3} if SPECS[name].dropout else {}
+    check_gradients(module, SPECS[name], Case(200, 300, 2, 4, 2, params=params))
