@@ -19,4 +19,4 @@ class HopperBackwardSplit(HopperBackward):
     @property
     def of_queries(self) -> HopperQueries:
         """The Gluon kernel over tiles of queries."""
-        return HopperQueries(self.backward, self.width)
+        return HopperQueries(self.backward, self.width, self.segmented)
