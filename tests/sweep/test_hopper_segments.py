@@ -30,6 +30,7 @@ SPECS = {
     "causal_d56_v96": AttentionSpec((56, 96), "float16", mask=END),
     "softcap_d96": AttentionSpec(96, mask=END, score=softcap(20.0)),
     "alibi_d80_v96": AttentionSpec((80, 96), mask=END, score=alibi(SLOPES, align="bottom_right")),
+    "hidden_d80": AttentionSpec(80, mask=HIDDEN),
     "hidden_d96": AttentionSpec(96, mask=HIDDEN),
     "dropout_d72": AttentionSpec(72, mask=causal(), dropout=True),
     "causal_d192_v128": shipped_specs()["causal_d192_v128"],
