@@ -22,8 +22,10 @@ from flashgen import (
     block_sparse,
     causal,
     document,
+    full,
     relative_bias,
     sigmoid_attention,
+    sliding_window,
     softcap,
 )
 from flashgen.config import KernelConfig
@@ -125,6 +127,20 @@ def test_one_instruction_takes_several_bits(name: str) -> None:
 
 
 @AS_PTXAS_12_8_DOES
+@pytest.mark.parametrize("mask", [causal(), full(), sliding_window(1024, 0)], ids=str)
+@pytest.mark.parametrize("head_dim", [72, 80, 96, (96, 64), 160, 192, (192, 128)])
+def test_segments_leave_registers_free(head_dim: int | tuple[int, int], mask: Mask) -> None:
+    """Padded to 128 columns, gradients of 96 took all of them, and a few values spilled."""
+    names = of(AttentionSpec(head_dim, mask=mask))
+    assert names.segmented
+    for config in split_space(names).candidates:
+        check_backward_usage(names, config)
+    for compiled in machine_code(names):
+        assert compiled.spilled == 0
+        assert compiled.warnings == ()
+
+
+@AS_PTXAS_12_8_DOES
 @pytest.mark.parametrize("name", SHIPPED)
 def test_so_is_what_deterministic_gradients_take(name: str) -> None:
     names = of(replace(shipped_specs()[name], deterministic=True))
@@ -165,7 +181,7 @@ DIFFERENT = ("document_cross", "longformer", "natten_2d", "sink_by_head", "alibi
 
 
 @AS_PTXAS_12_8_DOES
-@pytest.mark.parametrize("head_dim", [64, 128, 192])
+@pytest.mark.parametrize("head_dim", [64, 96, 128, 192])
 @pytest.mark.parametrize("name", DIFFERENT)
 def test_what_differs_becomes_machine_code(name: str, head_dim: int) -> None:
     names = of(VOCABULARY[name].spec("bfloat16", head_dim))
@@ -261,7 +277,16 @@ def test_a_narrow_sigmoid_has_too_few_registers() -> None:
 
 # What a spec can ask for besides.
 @pytest.mark.parametrize(
-    ("name", "head_dim"), [("shown", 64), ("ends", 80), ("softcap", (56, 96)), ("half_keys", 128)]
+    ("name", "head_dim"),
+    [
+        ("shown", 64),
+        ("shown", 96),
+        ("ends", 80),
+        ("softcap", (56, 96)),
+        ("half_keys", 128),
+        ("half_keys", (96, 72)),
+        ("ends", (192, 80)),
+    ],
 )
 def test_the_unusual_is_predicted_too(name: str, head_dim: int | tuple[int, int]) -> None:
     names = HopperBackwardSplit(backward_plan(lower(kernel_spec(name, head_dim), name)))
@@ -283,8 +308,13 @@ HIDDEN = {
 
 
 @pytest.mark.parametrize("hidden", HIDDEN)
-@pytest.mark.parametrize(("head_dim", "deterministic"), [(64, False), (128, True), (256, False)])
-def test_so_are_hidden_rows(hidden: str, head_dim: int, deterministic: bool) -> None:
+@pytest.mark.parametrize(
+    ("head_dim", "deterministic"),
+    [(64, False), (128, True), (256, False), (80, False), ((80, 96), True), ((192, 80), False)],
+)
+def test_so_are_hidden_rows(
+    hidden: str, head_dim: int | tuple[int, int], deterministic: bool
+) -> None:
     mask = causal() & Mask(HIDDEN[hidden], hidden)
     names = of(AttentionSpec(head_dim, mask=mask, deterministic=deterministic))
     assert why_no_backward(names) == ""

@@ -17,6 +17,7 @@ from flashgen import AttentionSpec, Mask, Tensor, alibi, block_sparse, causal
 from flashgen.kernels.backward_hopper_split.plan import HopperBackwardSplit
 from flashgen.plan import lower
 from flashgen.plan.backward import backward_plan
+from flashgen.plan.head_dims import Segment
 from support.cases import LAYOUTS, Case
 from support.contract import native_inputs
 from support.fake_gpu import fake_gpu, is_address, module_on
@@ -176,13 +177,17 @@ def test_slips_are_found(name: str, slip: tuple[str, str], monkeypatch: pytest.M
     assert any(map(is_found, sorted(lengths)))
 
 
+def parts_of(names: HopperBackwardSplit, tensor: str) -> tuple[Segment, ...]:
+    """The segments of columns that a tensor has descriptors of."""
+    return names.v_parts if tensor in ("v", "grad_v", "grad_out") else names.qk_parts
+
+
 def check_arguments(watched: Watched, name: str, q_len: int) -> None:
     """What the kernels are launched with."""
     spec = SPECS[name]
     kv_len = q_len if lower(spec, name).equal_lengths else 200
     results = watched.call(Case(q_len, kv_len, batch=3, q_heads=4, kv_heads=2))
     names, (qk, v) = names_of(spec), (spec.qk_head_dim, spec.v_head_dim)
-    widths = {qk: names.qk_width, v: names.v_width}
     block_n = {64: 128, 128: 128, 256: 64}[names.width]
     rows_len = math.ceil(q_len / 128) * 128
     (given,), (grid,) = (
@@ -200,12 +205,13 @@ def check_arguments(watched: Watched, name: str, q_len: int) -> None:
     rows = {"q": (q_len, qk), "k": (kv_len, qk), "v": (kv_len, v), "grad_out": (q_len, v)}
     rows |= {"grad_k": (kv_len, qk), "grad_v": (kv_len, v)}
     for tensor, shape in rows.items():
-        described = given[f"{tensor}_desc"]
         heads = 4 if tensor in ("q", "grad_out") else 2
-        assert tuple(described.shape) == (3, heads, *shape)
         block = given["BLOCK_M"] if heads == 4 else 64 if tensor.startswith("grad") else block_n
-        assert described.block_shape == [1, 1, block, widths[shape[1]]]
-        assert described.layout.element_bitwidth == 16
+        for part in parts_of(names, tensor):
+            described = given[f"{tensor}_desc{part.suffix}"]
+            assert tuple(described.shape) == (3, heads, *shape)
+            assert described.block_shape == [1, 1, block, part.width]
+            assert described.layout.element_bitwidth == 16
     # What tiles of queries reach past the last one is memory of its own, in whole tiles.
     assert tuple(given["rows_desc"].shape) == (2, 3 * 4, rows_len)
     assert given["rows_desc"].block_shape == [1, 1, given["BLOCK_M"]]
@@ -220,7 +226,9 @@ def check_arguments(watched: Watched, name: str, q_len: int) -> None:
     assert (of_rows["SUMS_COLUMNS"] == 0) == names.split
     shapes = [tuple(x.shape) for x in results[:3]]
     assert shapes == [(3, 4, q_len, qk), (3, 2, kv_len, qk), (3, 2, kv_len, v)]
-    assert given["grad_k_desc"].base is results[1] and given["grad_v_desc"].base is results[2]
+    for tensor, result in (("grad_k", results[1]), ("grad_v", results[2])):
+        for part in parts_of(names, tensor):
+            assert given[f"{tensor}_desc{part.suffix}"].base is result
     assert all(x.is_contiguous() for x in results)
 
 
@@ -242,20 +250,23 @@ def check_sums(watched: Watched, given: dict[str, Any], results: tuple[torch.Ten
         visits = math.ceil(given["q_len"] / given["BLOCK_M"]) * 2
         assert shared == watched.module._num_shared(given["num_tiles"], visits, NUM_SMS)
     num_sums = 3 * 4 * given["rows_len"] + 2 * shared * given["BLOCK_N"]
-    sums = given["grad_q_desc"]
     if names.divides:  # of which these calls have too few tiles
         assert given["num_whole"] == 3 * 2 and not given["DIVIDED"]
-        assert given["parts_desc"].base is sums.base
-    assert tuple(sums.shape) == (num_sums * names.width // 32, 32)
-    assert sums.block_shape == [128, 32]
     (of_rows,) = watched.kernels["_backward_rows"].arguments
-    assert of_rows["sums_ptr"] is sums.base
-    assert (of_rows["num_sums"], of_rows["SUMS_COLUMNS"]) == (num_sums, names.width)
+    for width in names.sums_widths:
+        suffix, columns = f"_{width}" * names.segmented, width // 2
+        described = [given[f"{x}_desc{suffix}"] for x in ("grad_q", *("parts",) * names.divides)]
+        for sums in described:
+            assert sums.base.data_ptr() == of_rows["sums_ptr"].data_ptr()
+            assert tuple(sums.shape) == (num_sums * names.columns // columns, columns)
+            assert sums.block_shape == [128, columns]
+    cleared = of_rows["num_sums"] * of_rows["SUMS_COLUMNS"]
+    assert cleared == num_sums * names.columns == of_rows["sums_ptr"].numel()
     (placed,), (grid,) = (
         getattr(watched.kernels["_place_sums"], x) for x in ("arguments", "grids")
     )
     assert grid == (num_sums // 64,)
-    assert placed["sums_ptr"] is sums.base
+    assert placed["sums_ptr"] is of_rows["sums_ptr"]
     of_all = names.shares or names.divides
     for name, grad in list(zip("qkv", grads, strict=True))[: 3 if of_all else 1]:
         assert placed[f"grad_{name}_ptr"] is grad
@@ -388,12 +399,15 @@ def check_queries(
         assert given[size] == of_keys[size]
     blocks = {"q": 128, "grad_out": 128, "k": shape["BLOCK_N"], "v": shape["BLOCK_N"]}
     for tensor, rows in blocks.items():
-        described, before = given[f"{tensor}_desc"], of_keys[f"{tensor}_desc"]
-        assert described.base is before.base and described.shape == before.shape
-        assert described.block_shape == [1, 1, rows, before.block_shape[3]]
-    result = given["grad_q_desc"]
-    assert result.base is grad_q and tuple(result.shape) == tuple(grad_q.shape)
-    assert result.block_shape == [1, 1, 64, names.qk_width]
+        for part in parts_of(names, tensor):
+            name = f"{tensor}_desc{part.suffix}"
+            described, before = given[name], of_keys[name]
+            assert described.base is before.base and described.shape == before.shape
+            assert described.block_shape == [1, 1, rows, before.block_shape[3]]
+    for part in names.qk_parts:
+        result = given[f"grad_q_desc{part.suffix}"]
+        assert result.base is grad_q and tuple(result.shape) == tuple(grad_q.shape)
+        assert result.block_shape == [1, 1, 64, part.width]
     assert given["rows_ptr"] is of_keys["rows_desc"].base or (
         given["rows_ptr"].data_ptr() == of_keys["rows_desc"].base.data_ptr()
     )
@@ -436,7 +450,8 @@ def check_portable_queries(
     assert rows.data_ptr() == of_keys["rows_desc"].base.data_ptr()
     assert given["num_rows"] == rows[0].numel() and given["grad_q_ptr"] is grad_q
     source = next(x for name, x in given.items() if name.startswith("q_src"))
-    assert source.base is of_keys["q_desc"].base
+    first, *_ = parts_of(names_of(watched.spec), "q")
+    assert source.base is of_keys[f"q_desc{first.suffix}"].base
 
 
 #: Of views, those that TMA cannot read.

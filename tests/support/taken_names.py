@@ -65,6 +65,8 @@ EVERYTHING = (
     AttentionSpec(80, mask=sliding_window(_PROBE, 0)),
     AttentionSpec(64, mask=sliding_window(_PROBE, 0), score=_TILTED, deterministic=True),
     AttentionSpec(256, mask=sliding_window(_PROBE, 0), score=_TILTED),
+    AttentionSpec(96, mask=causal() & (lambda b, h, q, kv: (kv < _PROBE) & (q < _PROBE))),
+    AttentionSpec((192, 96), mask=causal() & (lambda b, h, q, kv: (kv < _PROBE) & (q < _PROBE))),
 )
 
 # And what those with dropout print besides.

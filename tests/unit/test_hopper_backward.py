@@ -20,6 +20,7 @@ from flashgen import (
 from flashgen.kernels.backward_hopper_split.plan import HopperBackwardSplit
 from flashgen.plan import lower
 from flashgen.plan.backward import backward_plan
+from flashgen.plan.head_dims import Segment
 from flashgen.symbols import evaluate
 from support.loads import kernel_spec
 from support.vocabulary import VOCABULARY
@@ -93,16 +94,70 @@ def test_dropout_takes_tiles_of_fewer_queries() -> None:
     assert (wide.block_m, wide.grad_q_by, wide.consumers_meet) == (64, "columns", True)
 
 
+def widths(parts: tuple[Segment, ...]) -> list[int]:
+    return [part.width for part in parts]
+
+
 def test_tiles_of_the_widths() -> None:
     narrow, wide = of(AttentionSpec((56, 16))), of(AttentionSpec((56, 72)))
     assert (narrow.width, wide.width) == (64, 128)
     assert (narrow.grad_q_by, wide.grad_q_by) == ("queries", "columns")
-    assert (wide.qk_width, wide.v_width, wide.block_n) == (128, 128, 128)
+    assert (widths(wide.qk_parts), widths(wide.v_parts), wide.block_n) == ([128], [64, 16], 128)
     widest = of(AttentionSpec((192, 72)))
-    assert (widest.qk_width, widest.v_width, widest.block_n) == (256, 128, 64)
+    assert (widths(widest.qk_parts), widths(widest.v_parts)) == ([128, 64], [64, 16])
+    assert widest.block_n == 64
     for names in (narrow, wide, widest):
         for rows in (names.block_m, names.of_queries.constants["BLOCK_M"]):
             assert names.backward.rows_multiple % rows == 0, "tiles reach past the rows"
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "qk", "v"),
+    [
+        (48, [64], [64]),
+        (128, [128], [128]),
+        ((128, 64), [128], [128]),
+        (80, [64, 16], [64, 16]),
+        ((96, 64), [64, 32], [64]),
+        ((64, 96), [128], [64, 32]),  # two consumers have 64 columns of dq each
+        (112, [128], [128]),  # 64 + 32 + 16
+        (136, [128, 16], [128, 16]),
+        (176, [128, 64], [128, 64]),  # 128 + 32 + 16
+        ((192, 128), [128, 64], [128]),
+        ((256, 160), [256], [128, 32]),
+        (224, [256], [256]),
+        ((256, 128), [256], [128]),
+    ],
+)
+def test_columns_are_in_two_segments_or_padded(
+    head_dim: int | tuple[int, int], qk: list[int], v: list[int]
+) -> None:
+    names = of(AttentionSpec(head_dim))
+    assert (widths(names.qk_parts), widths(names.v_parts)) == (qk, v)
+    assert names.segmented == (len(qk) + len(v) > 2)
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "held"),
+    [(72, True), (80, True), ((96, 64), True), ((80, 96), False), (96, False), (64, False)],
+)
+def test_values_stay_in_registers_that_gradients_leave(
+    head_dim: int | tuple[int, int], held: bool
+) -> None:
+    names = of(AttentionSpec(head_dim))
+    assert names.values_in_registers == ("own_v" in names.keys) == held
+    split = of(AttentionSpec(head_dim, deterministic=True))
+    assert not split.values_in_registers
+
+
+def test_each_consumer_adds_to_the_sums_of_its_columns() -> None:
+    """Of dq one has the first segment and one the second, or each has half of 128 columns."""
+    segments, halves = of(AttentionSpec((80, 96))), of(AttentionSpec((128, 96)))
+    assert segments.sums_widths == (64, 32, 16) and segments.grad_q_sums == (0, 2)
+    assert (segments.qk_sums, segments.v_sums) == ((0, 2), (0, 1))
+    assert halves.sums_widths == (64, 32) and halves.grad_q_sums == (0, 0)
+    assert halves.sums_of_qk == ((0, 64), (64, 64)) and halves.sums_of_v == ((0, 64), (64, 32))
+    assert (segments.columns, segments.cleared_columns) == (96, 32)
 
 
 def test_where_another_kernel_computes_the_gradient_of_q() -> None:

@@ -21,9 +21,6 @@ from flashgen.kernels.backward_hopper.plan import HopperBackward
 from flashgen.plan.code import codes_of
 from flashgen.symbolic.printer.code import Code, read_by
 
-# Of tensors that backward kernels over tiles of keys load: q, k, v, grad_out, rows.
-BACKWARD_SOURCES = 5
-
 # Of the one pass: num_q_heads, num_kv_heads, kv_len, rows_len, num_tiles and scale.
 NUMBERS_OF_A_BACKWARD_CALL = 6
 
@@ -54,19 +51,23 @@ def backward_captured_bytes(
         expressions = (*_backward_expressions(names), *hidden_conditions(names))
         lengths = ("q_len", "kv_len") if names.text.code.promise is not None else ()
         read = Read((*names.visits.bounds, *expressions), lengths)
-    size = BACKWARD_SOURCES * ADDRESS
-    size += 4 * TILES + ROWS + 2 * BARRIERS  # q, grad_out, k, v; lse and delta; full and empty
+    segments = len(names.qk_parts) + len(names.v_parts)
+    size = (2 * segments + 1) * ADDRESS  # descriptors of q, k, v, grad_out and rows
+    size += 2 * segments * TILES + ROWS + 2 * BARRIERS  # likewise; lse and delta; full and empty
     if names.split:
         size += NUMBERS_OF_A_TILE * NUMBER + BARRIER
-        # Factors and the descriptor of grad_k, or the descriptors of grad_k and grad_v.
-        size += FACTORS + ADDRESS if names.has_roles else 2 * ADDRESS
+        # Factors and the descriptors of grad_k, or those of grad_k and grad_v.
+        size += FACTORS + len(names.qk_parts) * ADDRESS if names.has_roles else segments * ADDRESS
         size += NUMBER * _reads_the_end_of_keys(names, read)
     else:
-        size += 4 * ADDRESS  # descriptors of the gradients; the counter
+        sums = len(names.sums_widths)
+        size += (segments + 1) * ADDRESS  # descriptors of the gradients; the counter
+        # Those of sums: for dq alone, that of the second consumer's columns.
+        size += (sums if names.shares else 1) * ADDRESS
         size += NUMBERS_OF_A_BACKWARD_CALL * NUMBER
         size += NUMBER * names.orders_heads  # heads_together
-        # num_whole, num_parts, parts_together, and the descriptor of parts.
-        size += (3 * NUMBER + ADDRESS) * names.divides
+        # num_whole, num_parts, parts_together, and the descriptors of parts.
+        size += (3 * NUMBER + sums * ADDRESS) * names.divides
         size += NUMBER * names.shares  # num_shared
         size += 2 * MADE  # ds, grad_q
         size += 2 * BARRIERS + NUMBERS  # full and empty, of keys; numbers of tiles

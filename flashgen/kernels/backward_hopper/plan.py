@@ -9,9 +9,10 @@ from typing import Any
 
 import sympy
 
-from flashgen.kernels.backward_hopper.split import BLOCK_M, CALL, HopperSplit
+from flashgen.kernels.backward_hopper.split import BLOCK_M, CALL, CONSUMERS, HopperSplit, sum_of
 from flashgen.kernels.backward_hopper.visits import HopperVisits
 from flashgen.plan.code import codes_of
+from flashgen.plan.head_dims import Segment
 from flashgen.plan.mask_code import (
     Condition,
     MaskCode,
@@ -87,7 +88,16 @@ class HopperBackward(HopperSplit):
     @property
     def values_ahead(self) -> bool:
         """Whether the next tile's values have a buffer of their own, as its keys do."""
-        return self.width == 64 and not self.split
+        return self.columns <= 96 and not self.split
+
+    @property
+    def values_in_registers(self) -> bool:
+        """Whether registers hold a consumer's values beside its gradients, as operands of dp.
+
+        Products then read an eighth less from shared memory. At 96 columns 92 bytes would spill.
+        """
+        fits = 2 * sum_of(self.qk_parts) + 3 * sum_of(self.v_parts) <= 400
+        return self.segmented and not self.split and fits
 
     @property
     def grad_out_apart(self) -> bool:
@@ -151,9 +161,68 @@ class HopperBackward(HopperSplit):
     def results(self) -> tuple[str, ...]:
         """The results that the kernel writes."""
         sums = (f"{item.variable}_ptr" for item in self.text.input_gradients)
-        of_queries = () if self.split else ("grad_q_desc",)
-        of_parts = ("parts_desc",) * self.divides
-        return (*of_queries, "grad_k_desc", "grad_v_desc", *of_parts, *sums)
+        of_queries = () if self.split else ("grad_q",)
+        names = (*of_queries, "grad_k", "grad_v", *("parts",) * self.divides)
+        descriptors = "descs" if self.segmented else "desc"
+        return (*(f"{name}_{descriptors}" for name in names), *sums)
+
+    @cached_property
+    def descriptors(self) -> tuple[str, ...]:
+        """The parameters of the kernel that are descriptors, in their order."""
+        of_queries, of_parts = ("grad_q",) * (not self.split), ("parts",) * self.divides
+        names = ("q", "k", "v", "grad_out", "rows", *of_queries, "grad_k", "grad_v", *of_parts)
+        return tuple(x for name in names for x in self._segments.get(name, (f"{name}_desc",)))
+
+    @cached_property
+    def descriptors_of_segments(self) -> dict[str, tuple[str, ...]]:
+        """Where columns are in segments, the descriptors that each tuple holds."""
+        return {f"{name}_descs": descs for name, descs in self._segments.items()}
+
+    @cached_property
+    def _segments(self) -> dict[str, tuple[str, ...]]:
+        if not self.segmented:
+            return {}
+        of = {**dict.fromkeys(("q", "k", "grad_k"), self.qk_parts)}
+        of |= dict.fromkeys(("v", "grad_out", "grad_v"), self.v_parts)
+        found = {name: tuple(f"{name}_desc{x.suffix}" for x in parts) for name, parts in of.items()}
+        for name in ("grad_q",) * (not self.split) + ("parts",) * self.divides:
+            found[name] = tuple(f"{name}_desc_{width}" for width in self.sums_widths)
+        return found
+
+    @cached_property
+    def sums_widths(self) -> tuple[int, ...]:
+        """The widths of segments of sums in memory: at most 64 columns, what registers hold."""
+        of_keys = (*self.qk_parts, *self.v_parts) if self.shares or self.divides else self.qk_parts
+        return tuple(sorted({min(part.width, 64) for part in of_keys}, reverse=True))
+
+    @property
+    def grad_q_sums(self) -> tuple[int, ...]:
+        """For each consumer the sums that its columns of dq are added to, in `sums_widths`."""
+        return self.qk_sums if len(self.qk_parts) == CONSUMERS else self.qk_sums * CONSUMERS
+
+    @property
+    def qk_sums(self) -> tuple[int, ...]:
+        """The sums that segments of the gradients of q and k are added to."""
+        return self._sums_of(self.qk_parts)
+
+    @property
+    def v_sums(self) -> tuple[int, ...]:
+        """The sums that segments of the gradient of v are added to."""
+        return self._sums_of(self.v_parts)
+
+    @property
+    def sums_of_qk(self) -> tuple[tuple[int, int], ...]:
+        """(first column, columns) of each segment of sums for q and k."""
+        return _halved(self.qk_parts)
+
+    @property
+    def sums_of_v(self) -> tuple[tuple[int, int], ...]:
+        """(first column, columns) of each segment of sums for v."""
+        return _halved(self.v_parts)
+
+    def _sums_of(self, parts: tuple[Segment, ...]) -> tuple[int, ...]:
+        numbers = {width: number for number, width in enumerate(self.sums_widths)}
+        return tuple(numbers[min(part.width, 64)] for part in parts)
 
     def input_gradients_read(self, name: str) -> bool:
         """Whether an input gradient depends on this position."""
@@ -175,6 +244,7 @@ class HopperBackward(HopperSplit):
         backward = self.backward
         code = self.text.code
         found = [] if self.split else ["head_row", "k_number"]
+        found += ["own_v"] * self.values_in_registers
         if self.reads_kv_idx:
             found.append("kv_idx")
         if not backward.plan.reads_scale:
@@ -295,6 +365,15 @@ class HopperBackward(HopperSplit):
             found |= new
             codes = [lines[name] for name in new]
         return frozenset(found)
+
+
+def _halved(parts: tuple[Segment, ...]) -> tuple[tuple[int, int], ...]:
+    """Segments with those of 128 columns in halves, as sums in memory have them."""
+    return tuple(
+        (start, min(part.width, 64))
+        for part in parts
+        for start in range(part.start, part.start + part.width, 64)
+    )
 
 
 def _is_of_one_type(expr: Any) -> bool:

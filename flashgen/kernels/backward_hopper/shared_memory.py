@@ -58,7 +58,7 @@ def worst_hopper_backward_usage(names: HopperBackward, config: KernelConfig) -> 
 
 
 def _usage(names: HopperBackward, config: KernelConfig, captures: int) -> SramUsage:
-    qk, v = columns_of_tiles()
+    qk, v = columns_of_tiles(names)
     of_k = ("K tile", 1) if names.split else ("K tiles", 2)
     of_v = ("V tiles", 2) if names.values_ahead else ("V tile", 1)
     tiles = [
@@ -88,10 +88,10 @@ def _usage(names: HopperBackward, config: KernelConfig, captures: int) -> SramUs
     return packed(tiles, others, (), sizes_of(names, config))
 
 
-def columns_of_tiles() -> tuple[sympy.Symbol, sympy.Symbol]:
-    """Columns of tiles of q and k, and of v and grad_out."""
-    (qk,), (v,) = widths("qk", 1), widths("v", 1)
-    return qk, v
+def columns_of_tiles(names: HopperBackward) -> tuple[Any, Any]:
+    """Columns of tiles of q and k, and of v and grad_out: those of all segments."""
+    qk, v = widths("qk", len(names.qk_parts)), widths("v", len(names.v_parts))
+    return sympy.Add(*qk), sympy.Add(*v)
 
 
 def notes_buffers(names: HopperBackward, of_keys: Any, of_queries: Any) -> Iterator[Buffer]:
@@ -113,6 +113,6 @@ def captures_buffers(captures: int) -> tuple[Buffer, ...]:
 
 def sizes_of(names: HopperBackward, config: KernelConfig) -> dict[str, int]:
     """The number behind every symbol of a size."""
-    qk, v = columns_of_tiles()
-    widths_of = {qk.name: names.qk_width, v.name: names.v_width}
+    of = (("qk", names.qk_parts), ("v", names.v_parts))
+    widths_of = {f"{x}_{i}": part.width for x, parts in of for i, part in enumerate(parts)}
     return {**values_of(names.backward.plan, config), **widths_of}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from flashgen.config import BACKWARD_KERNELS, BackwardKernel
 from flashgen.plan.backward import BackwardPlan
 from flashgen.plan.backward_code import BackwardCode
+from flashgen.plan.head_dims import SMALLEST_SEGMENT, Segment, split_head_dim
 
 #: The arguments of a call that both kernels read, whatever its parameters.
 CALL = ("num_q_heads", "num_kv_heads", "q_len", "kv_len", "rows_len", "scale")
@@ -110,15 +111,38 @@ class HopperSplit:
         """Columns that the kernel is written for."""
         return _width(max(self.backward.plan.qk_head_dim, self.backward.plan.v_head_dim))
 
-    @property
-    def qk_width(self) -> int:
-        """Columns of a tile of q and k; TMA fills columns past the head dimension with zeros."""
-        return _width(self.backward.plan.qk_head_dim) if self.has_roles else self.width
+    @cached_property
+    def segmented(self) -> bool:
+        """Whether tiles hold some head in two segments: above 64 columns, where that takes fewer.
+
+        Tensors of Gluon have sides of powers of two. Other heads are padded to one.
+        """
+        plan = self.backward.plan
+        return any(len(_segments(dim)) > 1 for dim in (plan.qk_head_dim, plan.v_head_dim))
+
+    @cached_property
+    def qk_parts(self) -> tuple[Segment, ...]:
+        """The segments of a tile of q and k; TMA fills columns past the head dimension with zeros.
+
+        A kernel whose consumers share the columns of dq has two segments, or 128 columns.
+        """
+        parts = self._parts(self.backward.plan.qk_head_dim)
+        return parts if self.split or sum_of(parts) > 64 else _padded(self.width)
+
+    @cached_property
+    def v_parts(self) -> tuple[Segment, ...]:
+        """The segments of a tile of v and grad_out; TMA fills them up in the same way."""
+        return self._parts(self.backward.plan.v_head_dim)
+
+    def _parts(self, head_dim: int) -> tuple[Segment, ...]:
+        if self.segmented:
+            return _segments(head_dim)
+        return _padded(_width(head_dim) if self.has_roles else self.width)
 
     @property
-    def v_width(self) -> int:
-        """Columns of a tile of v and grad_out; TMA fills them up in the same way."""
-        return _width(self.backward.plan.v_head_dim) if self.has_roles else self.width
+    def columns(self) -> int:
+        """Columns of the widest gradient, the padding of its last segment included."""
+        return max(sum_of(self.qk_parts), sum_of(self.v_parts))
 
     @property
     def block_m(self) -> int:
@@ -136,6 +160,36 @@ class HopperSplit:
         """Keys of a program."""
         return BLOCK_N[self.width]
 
+    @property
+    def cleared_columns(self) -> int:
+        """Columns of the rows in which sums of `columns` are cleared: a power of two."""
+        return self.columns & -self.columns
+
+
+def sum_of(parts: tuple[Segment, ...]) -> int:
+    """The columns of all segments."""
+    return sum(part.width for part in parts)
+
 
 def _width(head_dim: int) -> int:
     return min(width for width in BLOCK_M if width >= head_dim)
+
+
+def _padded(width: int) -> tuple[Segment, ...]:
+    return (Segment(0, width, ""),)
+
+
+def _segments(head_dim: int) -> tuple[Segment, ...]:
+    """Two segments, or one with the columns of a kernel's width, if that is no more.
+
+    A third one would take as many instructions as the second, and save 16 or 32 columns.
+    """
+    if head_dim <= min(BLOCK_M):
+        return _padded(min(BLOCK_M))
+    first, *others = split_head_dim(head_dim)
+    if not others:
+        return (first,)
+    second = max(1 << (head_dim - first.width - 1).bit_length(), SMALLEST_SEGMENT)
+    if second == first.width:
+        return _padded(first.width + second)
+    return first, replace(others[0], width=second)

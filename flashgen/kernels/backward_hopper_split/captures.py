@@ -34,9 +34,10 @@ def queries_captured_bytes(
     expressions = (*_queries_expressions(names), *hidden_conditions(names))
     promises = queries.text.code.promise is not None
     read = Read((*queries.visits.bounds, *expressions), ("kv_len",) * promises)
+    of_qk, of_v = len(names.qk_parts), len(names.v_parts)
     # Descriptors of q, k, v, grad_out and grad_q; the rows, and their number for each head.
-    size = 6 * ADDRESS + (NUMBERS_OF_A_TILE + 1) * NUMBER
-    size += 4 * (TILES + BARRIERS) + BARRIER + notes_captured(names)
+    size = (3 * of_qk + 2 * of_v + 1) * ADDRESS + (NUMBERS_OF_A_TILE + 1) * NUMBER
+    size += 2 * (of_qk + of_v) * TILES + 4 * BARRIERS + BARRIER + notes_captured(names)
     counts = counts_lists(names)
     size += ADDRESS * len(queries.visits.reads)
     learned = queries.learned

@@ -19,4 +19,4 @@ class HopperBackwardSplit(HopperBackward):
     @property
     def of_queries(self) -> HopperQueries:
         """The Gluon kernel over tiles of queries."""
-        return HopperQueries(self.backward, self.width, self.queries_learn)
+        return HopperQueries(self.backward, self.width, self.segmented, self.queries_learn)

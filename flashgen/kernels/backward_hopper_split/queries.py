@@ -28,9 +28,10 @@ from flashgen.symbols import KV_IDX, Q_FIRST
 BLOCK_M = 128
 
 #: By width: the keys of a tile, whose products registers hold beside the gradient of 64 queries,
-#: and the buffers for tiles of values, as many as fit.
+#: and the buffers for tiles of values, as many as fit. In segments they always have room twice.
 BLOCK_N = {64: 128, 128: 128, 256: 64}
 V_STAGES = {64: 2, 128: 2, 256: 1}
+V_STAGES_OF_SEGMENTS = 2
 
 #: Buffers for tiles of keys, which are needed a step later than those of values.
 K_STAGES = 2
@@ -47,11 +48,13 @@ class HopperQueries:
     Attributes:
         backward: the backward pass.
         width: columns that the kernel is written for.
+        segmented: whether it computes some columns in segments.
         learns: whether it sums input gradients: all but those of keys.
     """
 
     backward: BackwardPlan
     width: int
+    segmented: bool
     learns: bool = False
 
     @property
@@ -61,7 +64,7 @@ class HopperQueries:
             "BLOCK_M": BLOCK_M,
             "BLOCK_N": self.block_n,
             "K_STAGES": K_STAGES,
-            "V_STAGES": V_STAGES[self.width],
+            "V_STAGES": V_STAGES_OF_SEGMENTS if self.segmented else V_STAGES[self.width],
         }
 
     @property

@@ -38,7 +38,7 @@ def worst_queries_usage(names: HopperBackwardSplit) -> SramUsage:
 
 
 def _queries_usage(names: HopperBackwardSplit, captures: int) -> SramUsage:
-    qk, v = columns_of_tiles()
+    qk, v = columns_of_tiles(names)
     shape = names.of_queries.constants
     k_stages, v_stages = (sympy.Integer(shape[f"{x}_STAGES"]) for x in "KV")
     tiles = [

@@ -61,7 +61,10 @@ def backward_kernel(
     types = _descriptors(names, tiles)
     types["rows_desc"] = descriptor("fp32", "float32", [1, 1, config.BLOCK_M])
     if not names.split:
-        types["grad_q_desc"] = types["parts_desc"] = descriptor("fp32", "float32", [128, 32])
+        for width in names.sums_widths:
+            suffix = f"_{width}" if names.segmented else ""
+            sums = descriptor("fp32", "float32", [128, width // 2])
+            types[f"grad_q_desc{suffix}"] = types[f"parts_desc{suffix}"] = sums
         types["counter_ptr"] = "*i32"
     types |= {f"{item.variable}_ptr": "*fp32" for item in names.text.input_gradients}
     constants = constants_of(config, drops=backward.plan.dropout)
@@ -98,8 +101,11 @@ def _kernel(
 def _descriptors(names: HopperBackwardSplit, tiles: dict[str, int]) -> dict[str, str]:
     """Triton's types of the descriptors of tensors, by the rows of a tile."""
     plan = names.backward.plan
-    widths = {name: names.v_width if name in OF_VALUES else names.qk_width for name in tiles}
+    parts = {name: names.v_parts if name in OF_VALUES else names.qk_parts for name in tiles}
     return {
-        f"{name}_desc": descriptor(plan.triton_dtype, plan.torch_dtype, [1, 1, rows, widths[name]])
+        f"{name}_desc{part.suffix}": descriptor(
+            plan.triton_dtype, plan.torch_dtype, [1, 1, rows, part.width]
+        )
         for name, rows in tiles.items()
+        for part in parts[name]
     }

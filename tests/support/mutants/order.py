@@ -24,6 +24,9 @@ KERNELS: dict[str, tuple[Kernel, str, str]] = {
     "backward": ("backward_hopper", "window_d128", ""),
     "parts": ("backward_hopper", "full_d128", "def _add_part("),
     "split": ("backward_hopper", "causal_d256", ""),
+    "segments": ("backward_hopper", "causal_d80", "def _store_gradient"),
+    "segments, sums": ("backward_hopper", "causal_d80", "def _add_sums("),
+    "segments, split": ("backward_hopper", "causal_d192_v128", "def _store_segment("),
 }
 
 #: Those that nothing comes of here, in any kernel or in one, and why.
