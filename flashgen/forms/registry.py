@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from flashgen.forms.base import Form
+from flashgen.forms.varlen import Varlen
 from flashgen.plan import KernelPlan
 from flashgen.spec import FORMS
 
 #: In the order of `FORMS`.
-FORMS_BESIDE: tuple[Form, ...] = ()
+FORMS_BESIDE: tuple[Form, ...] = (Varlen(),)
 
 
 def forms_of(plan: KernelPlan) -> tuple[Form, ...]:

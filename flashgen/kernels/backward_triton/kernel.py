@@ -30,7 +30,9 @@ FUNCTIONS: Mapping[BackwardKernel, str] = {
 
 def render_backward(backward: BackwardPlan) -> str:
     """The Triton functions of the backward pass, which call those of the forward kernel."""
-    return render("backward_triton/kernel.py.jinja", plan=backward.plan, backward=backward)
+    return render(
+        "backward_triton/kernel.py.jinja", plan=backward.plan, backward=backward, varlen=False
+    )
 
 
 class _BackwardTriton(GradientKernel):

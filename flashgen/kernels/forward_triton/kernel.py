@@ -20,7 +20,7 @@ from flashgen.plan import KernelPlan
 
 def render_kernel(plan: KernelPlan) -> str:
     """The Triton functions of the forward kernel, `_attention_forward` last."""
-    return render("forward_triton/kernel.py.jinja", plan=plan)
+    return render("forward_triton/kernel.py.jinja", plan=plan, varlen=False)
 
 
 class ForwardTriton(ForwardKernel):
