@@ -54,7 +54,8 @@ def render_module(
         for name, value in kernel.names(plan, chosen[key]).items()
     }
     forms = forms_of(plan)
-    names |= {name: value for form in forms for name, value in form.names(plan).items()}
+    configured = {key: chosen[key] for key in held}
+    names |= {n: value for form in forms for n, value in form.names(plan, configured).items()}
     folders = tuple(dict.fromkeys(k.templates for k in listed.values()))
     template = environment(folders=folders).get_template("module/module.py.jinja")
     backward = backward_plan(plan)
@@ -65,18 +66,20 @@ def render_module(
         sizing=plan.sizing_numbers,
         op_digest=operator_digest(plan, backward),
         package=package,
-        needs=reduce(or_, needs.values(), Needs()),
+        needs=reduce(
+            or_, (*needs.values(), *(form.needs(plan, configured) for form in forms)), Needs()
+        ),
         further={part: [f"{form.name}/{part}.py.jinja" for form in forms] for part in PARTS},
         sources=_distinct(
             [
                 *(text for key, text in sources.items() if not needs[key].gluon),
-                *(form.source(plan) for form in forms),
+                *(form.source(plan, configured) for form in forms),
             ]
         ),
         gluon_sources=_distinct(
             [
                 *(text for key, text in sources.items() if needs[key].gluon),
-                *filter(None, (form.gluon_source(plan) for form in forms)),
+                *filter(None, (form.gluon_source(plan, configured) for form in forms)),
             ]
         ),
         configurations=_distinct(_part(k, "configuration") for k in (*everywhere, *special[::-1])),

@@ -12,12 +12,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from flashgen.budget.targets import get_target
+from flashgen.codegen.beside import beside
 from flashgen.codegen.environment import render
+from flashgen.config import KernelChoice
 from flashgen.constants import Constant
-from flashgen.forms.base import Form
+from flashgen.forms.base import Form, Held
+from flashgen.kernels.base import Kernel, Needs
+from flashgen.kernels.registry import kernels_of, module_order
 from flashgen.params import Tensor
 from flashgen.plan import KernelPlan
-from flashgen.plan.backward import BackwardPlan, backward_plan
+from flashgen.plan.backward import backward_plan
 from flashgen.plan.constants import PACKED_SIZES as CONSTANT_SIZES
 from flashgen.plan.constants import printed_constant
 from flashgen.plan.int32_overflow import PACKED_SIZES
@@ -31,6 +36,10 @@ _TOTALS = {
     Q_LEN: ("q_start", "q.shape[0]", "total_q"),
     KV_LEN: ("kv_start", "k.shape[0]", "total_kv"),
 }
+
+#: Bytes of shared memory that the Gluon kernel takes at most besides those of the dense one: for
+#: the lengths of a tile's sequence, and for notes of tiles with rows of another sequence.
+MORE_SHARED = 256
 
 
 @dataclass(frozen=True)
@@ -191,24 +200,40 @@ class Varlen(Form):
             return f"'varlen' adds up the gradient of {learned} in any order"
         return ""
 
-    def source(self, plan: KernelPlan) -> str:
-        """The kernel that lists tiles, and those of both passes."""
-        given: dict[str, Any] = {"plan": plan, "varlen": True}
-        given["view_of"] = partial(view_of, packed_tensors(plan))
-        backward = packed_backward(plan)
-        added = sorted({len(item.indices) for item in backward.input_gradients})
-        texts = (
-            render("varlen/tiles.py.jinja", plan=plan),
-            render("forward_triton/varlen.py.jinja", **given),
-            render("backward_triton/varlen.py.jinja", backward=backward, added=added, **given),
-        )
+    def source(self, plan: KernelPlan, held: Held) -> str:
+        """The kernel that lists tiles, and the portable kernels of both passes."""
+        texts = [render("varlen/tiles.py.jinja", plan=plan)]
+        texts += [
+            kernel.packed_source(plan, partial(view_of, packed_tensors(plan)))
+            for kernel in _held(plan, held)
+            if not kernel.needs(plan).gluon
+        ]
+        return "\n\n".join(dict.fromkeys(texts))
+
+    def gluon_source(self, plan: KernelPlan, held: Held) -> str:
+        """The Gluon kernels that serve packed sequences."""
+        known: list[str] = []
+        for number, kernel in enumerate(_held(plan, held)):
+            if kernel.needs(plan).gluon:
+                before = [k.key for k in _held(plan, held)[:number]]
+                known.append(kernel.source(plan, before))
+        texts: list[str] = []
+        for kernel in packed_gluon(plan, held):
+            text = kernel.packed_source(plan, partial(view_of, packed_tensors(plan)))
+            texts.append(beside(text, "\n".join([*known, *texts]), "_varlen"))
         return "\n\n".join(texts)
 
-    def names(self, plan: KernelPlan) -> Mapping[str, Any]:
+    def needs(self, plan: KernelPlan, held: Held) -> Needs:
+        """The Gluon kernels take tiles from a counter, and clear rows of other sequences."""
+        return Needs(counter=True, clears=True) if packed_gluon(plan, held) else Needs()
+
+    def names(self, plan: KernelPlan, held: Held) -> Mapping[str, Any]:
         """Arguments as they are packed, and the backward pass."""
         return {
             "packed": packed_tensors(plan),
-            "packed_backward": packed_backward(plan),
+            "packed_backward": backward_plan(plan, packed=True),
+            "packed_gluon": any(not k.gradients for k in packed_gluon(plan, held)),
+            "packed_gluon_backward": any(k.gradients for k in packed_gluon(plan, held)),
             "packed_integers": plan.large_integers_with(PACKED_SIZES),
             "packed_constants": [
                 printed_constant(constant, CONSTANT_SIZES) for constant in plan.spec.constants
@@ -217,9 +242,47 @@ class Varlen(Form):
         }
 
 
-def packed_backward(plan: KernelPlan) -> BackwardPlan:
-    """The backward pass of packed sequences."""
-    return BackwardPlan(plan, backward_plan(plan).q_bounds, packed=True)
+def why_no_gluon(plan: KernelPlan) -> str:
+    """Why no Gluon kernel serves packed sequences; ``""`` if one may.
+
+    Rows that a mask hides by their position alone, and tensors that a sequence reads a part of, are
+    not known to these kernels; a sequence without keys would need the sink.
+    """
+    if plan.hidden.keys or plan.hidden.queries:
+        return "the mask hides rows by their position alone"
+    read = {tensor.name for tensor in plan.kernel_arguments.tensors}
+    parts = [t.name for t in packed_tensors(plan).values() if t.packed or t.lengths]
+    if read.intersection(parts):
+        return "sequences read parts of tensors"
+    if plan.dropout or plan.sink_torch:
+        return "dropout" if plan.dropout else "the sink"
+    return ""
+
+
+def packed_gluon(plan: KernelPlan, held: Held) -> list[Kernel]:
+    """The Gluon kernels of a module that serve packed sequences too."""
+    if why_no_gluon(plan):
+        return []
+    return [
+        kernel
+        for kernel in _held(plan, held)
+        if kernel.needs(plan).gluon and not kernel.why_not_packed(plan)
+        if _has_room(held[kernel.key])
+    ]
+
+
+def _held(plan: KernelPlan, held: Held) -> list[Kernel]:
+    """The kernels of a module in the order of their functions."""
+    kernels = kernels_of(plan)
+    keys = [key for key in module_order() if key in held]
+    return [kernels[key] for key in sorted(keys, key=lambda key: not kernels[key].fallback)]
+
+
+def _has_room(choice: KernelChoice) -> bool:
+    return all(
+        chosen.shared + MORE_SHARED <= get_target(target).max_shared
+        for target, chosen in choice.configs.items()
+    )
 
 
 def _is_own(plan: KernelPlan, tensor: PackedTensor) -> bool:

@@ -309,9 +309,9 @@ class BackwardPlan:
         return kernel_arguments(plan.arguments, plan.constants, tables.values(), names)
 
 
-def backward_plan(plan: KernelPlan) -> BackwardPlan:
-    """The backward pass of a forward kernel's plan."""
-    return BackwardPlan(plan, derive_q_bounds(plan.predicate))
+def backward_plan(plan: KernelPlan, *, packed: bool = False) -> BackwardPlan:
+    """The backward pass of a forward kernel's plan, of packed sequences if asked for."""
+    return BackwardPlan(plan, derive_q_bounds(plan.predicate), packed)
 
 
 def _by_products(expr: Any) -> Any:

@@ -30,6 +30,9 @@ PACKED_SIZES = {
     "kv_len": "max_kv_len",
 }
 
+#: The arguments that have these sizes; other lengths are arguments themselves.
+_OWNERS = {"q.shape[2]": "q", "k.shape[2]": "k"}
+
 
 @dataclass(frozen=True)
 class LargeInteger:
@@ -61,7 +64,8 @@ def printed_integers(
 def _of(expr: Any, numbers: set[str], sizes: Mapping[str, str]) -> Iterator[LargeInteger]:
     for part, bound in large_integers(expr).items():
         names = sorted(symbol.name for symbol in bound.free_symbols)
-        argument = sizes["kv_len" if KV_LEN in bound.free_symbols else "q_len"].partition(".")[0]
+        length = sizes["kv_len" if KV_LEN in bound.free_symbols else "q_len"]
+        argument = _OWNERS.get(length, length)
         yield LargeInteger(
             shown=plain_source(part),
             bound=torch_source(bound, sizes),

@@ -203,14 +203,20 @@ def _sink_names(module: ModuleType) -> set[str]:
 
 
 def hold_outputs(
-    spec: AttentionSpec, packing: Packing, call: Packed, out: torch.Tensor, lse: torch.Tensor
+    spec: AttentionSpec,
+    packing: Packing,
+    call: Packed,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    *,
+    gluon: bool = False,
 ) -> None:
     """Fails unless each sequence is right, and what is behind the last one is 0 and -inf."""
     at = 0
     for case, (tensors, params) in zip(packing.cases(), call.alone, strict=True):
         own = replace(case, params=params)
         rows = slice(at, at + case.q_len)
-        check(out[rows].transpose(0, 1)[None], lse[rows].mT[None], tensors, spec, own)
+        check(out[rows].transpose(0, 1)[None], lse[rows].mT[None], tensors, spec, own, gluon=gluon)
         at += case.q_len
     assert not out[at:].any() and (lse[at:] == -torch.inf).all(), "behind the last sequence"
 
@@ -299,3 +305,35 @@ def learned_gradients(
                 whole += part
         q_at, kv_at = q_at + case.q_len, kv_at + room
     return sums
+
+
+def hold_hopper_varlen(
+    module: ModuleType, spec: AttentionSpec, packing: Packing, config: dict[str, Any]
+) -> None:
+    """The forward pass by the Gluon kernel, each sequence against float64."""
+    call = packed(spec, packing, getattr(torch, spec.dtype))
+    scale = spec.scale or spec.qk_head_dim**-0.5
+    given = (*call.qkv, *call.lengths.values(), scale, *call.params.values())
+    out, lse = module._launch_hopper_varlen(*given, config)
+    hold_outputs(spec, packing, call, out, lse, gluon=True)
+
+
+def hold_hopper_varlen_backward(
+    module: ModuleType, spec: AttentionSpec, packing: Packing, config: dict[str, Any]
+) -> None:
+    """The backward pass by the Gluon kernel, each sequence against float64."""
+    call = packed(spec, packing, getattr(torch, spec.dtype))
+    scale = spec.scale or spec.qk_head_dim**-0.5
+    given = (*call.qkv, *call.lengths.values(), scale, *call.params.values())
+    references = [x.double() for x in call.qkv]
+    out, lse = module.varlen_reference(
+        *references, **call.lengths, **call.params, scale=scale, return_lse=True
+    )
+    out, lse = out.to(call.qkv[0].dtype), lse.float()
+    generator = torch.Generator().manual_seed(zlib.crc32(str(packing).encode()))
+    grad_out, grad_lse = (torch.randn(x.shape, generator=generator).to(x.dtype) for x in (out, lse))
+    end = sum(packing.q_lens)
+    grad_out[end:], grad_lse[end:] = torch.nan, torch.nan
+    grad_lse = grad_lse.masked_fill(lse == -torch.inf, 0.0)
+    grads = module._varlen_backward_kernels_hopper(*given, out, lse, grad_out, grad_lse, config)
+    hold_all_gradients(spec, packing, call, grads, grad_out, grad_lse)
