@@ -7,7 +7,7 @@ stage knows a kernel by name: a property that only some kernels have is a method
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,6 +18,9 @@ from flashgen.budget.usage import SramUsage
 from flashgen.config import BackwardKernel, KernelChoice, KernelConfig
 from flashgen.paths import template_dir
 from flashgen.plan import KernelPlan
+
+#: What a sequence sees of a tensor, from the name of a kernel's arguments and the tensor's name.
+ViewOf = Callable[[str, str], Any]
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,7 @@ class Needs:
         counter: an int32 in device memory from which programs take tiles.
         l2: the bytes of L2 for heads that are computed side by side.
         tma_adds: TMA that adds tiles to memory.
+        clears: a barrier for clearing rows of tiles in shared memory.
     """
 
     gluon: bool = False
@@ -53,6 +57,7 @@ class Needs:
     counter: bool = False
     l2: bool = False
     tma_adds: bool = False
+    clears: bool = False
 
     def __or__(self, other: Needs) -> Needs:
         pairs = zip(vars(self).values(), vars(other).values(), strict=True)
@@ -142,6 +147,19 @@ class Kernel(ABC):
     def names(self, plan: KernelPlan, choice: KernelChoice) -> Mapping[str, Any]:
         """The variables of its templates besides `plan`, whether or not a module holds it."""
         return {}
+
+    def why_not_packed(self, plan: KernelPlan) -> str:
+        """Why it has no functions for packed sequences; ``""`` if it has."""
+        return "its tiles are of batches of equal lengths"
+
+    def packed_source(self, plan: KernelPlan, view_of: ViewOf) -> str:
+        """The functions for packed sequences, by names that the dense ones may have.
+
+        Args:
+            plan: what they compute.
+            view_of: what a sequence sees of a tensor: see `flashgen.forms.varlen.view_of`.
+        """
+        raise NotImplementedError(self.why_not_packed(plan))
 
 
 class ForwardKernel(Kernel):

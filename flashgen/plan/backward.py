@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 from typing import Any
@@ -51,10 +51,13 @@ class BackwardPlan:
     Attributes:
         plan: the forward's.
         q_bounds: the rows that a tile of keys is visited by.
+        packed: whether it is for packed sequences, whose kernels add input gradients to the
+            elements themselves.
     """
 
     plan: KernelPlan
     q_bounds: TileBounds
+    packed: bool = False
 
     rows_multiple = ROWS
 
@@ -74,25 +77,24 @@ class BackwardPlan:
     @cached_property
     def of_keys(self) -> BackwardCode:
         """The kernel that goes over tiles of keys."""
-        held = [item for item in input_elements(self.plan) if item.kernel == "keys"]
+        held = [item for item in self._inputs if item.kernel == "keys"]
         return self._code_with(held, self.plan.conditions, self.promise)
 
     @cached_property
     def of_queries(self) -> BackwardCode:
         """The kernel that goes over tiles of queries."""
-        held = [item for item in input_elements(self.plan) if item.kernel == "queries"]
+        held = [item for item in self._inputs if item.kernel == "queries"]
         return self._code_with(held, self.plan.conditions, self.plan.promise, by_blocks=True)
 
     @cached_property
     def of_both(self) -> BackwardCode:
         """A kernel over tiles of keys that computes all gradients."""
-        inputs = input_elements(self.plan)
-        return self._code_with(inputs, self.conditions_of_keys, self.promise, along=Axes.ROW)
+        return self._code_with(self._inputs, self.conditions_of_keys, self.promise, along=Axes.ROW)
 
     @cached_property
     def of_grad_kv(self) -> BackwardCode:
         """A kernel over tiles of keys that leaves dq, and its input gradients, to `of_queries`."""
-        held = [item for item in input_elements(self.plan) if item.kernel == "keys"]
+        held = [item for item in self._inputs if item.kernel == "keys"]
         return self._code_with(held, self.conditions_of_keys, self.promise, along=Axes.ROW)
 
     @cached_property
@@ -110,6 +112,11 @@ class BackwardPlan:
     def input_gradients(self) -> tuple[InputGradient, ...]:
         """The input gradients of both kernels."""
         return (*self.of_queries.input_gradients, *self.of_keys.input_gradients)
+
+    @property
+    def _inputs(self) -> tuple[InputElement, ...]:
+        inputs = input_elements(self.plan)
+        return tuple(replace(x, addressed=True) for x in inputs) if self.packed else inputs
 
     def _code_with(
         self,
@@ -308,9 +315,9 @@ class BackwardPlan:
         return kernel_arguments(plan.arguments, plan.constants, tables.values(), names)
 
 
-def backward_plan(plan: KernelPlan) -> BackwardPlan:
-    """The backward pass of a forward kernel's plan."""
-    return BackwardPlan(plan, derive_q_bounds(plan.predicate))
+def backward_plan(plan: KernelPlan, *, packed: bool = False) -> BackwardPlan:
+    """The backward pass of a forward kernel's plan, of packed sequences if asked for."""
+    return BackwardPlan(plan, derive_q_bounds(plan.predicate), packed)
 
 
 def _by_products(expr: Any) -> Any:

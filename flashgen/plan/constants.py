@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,12 @@ _SIZES = {
     "num_q_heads": ("q", "q.shape[1]", "{} heads"),
     "q_len": ("q", "q.shape[2]", "q_len {}"),
     "kv_len": ("k", "k.shape[2]", "kv_len {}"),
+}
+#: The same of a call with packed sequences, whose largest lengths are arguments.
+PACKED_SIZES = {
+    "num_q_heads": ("q", "q.shape[1]", "{} heads"),
+    "q_len": ("max_q_len", "max_q_len", "{}"),
+    "kv_len": ("max_kv_len", "max_kv_len", "{}"),
 }
 
 
@@ -75,15 +81,22 @@ class PrintedConstant:
         return f"({', '.join(map(str, self.sizes))}{',' if self.ndim == 1 else ''})"
 
 
-def printed_constant(constant: Constant) -> PrintedConstant:
-    """A declared constant as text."""
+def printed_constant(
+    constant: Constant, sizes: Mapping[str, tuple[str, str, str]] = _SIZES
+) -> PrintedConstant:
+    """A declared constant as text.
+
+    Args:
+        constant: the declared one.
+        sizes: of each name of a dimension the argument, the size and its text in a message.
+    """
     return PrintedConstant(
         name=constant.name,
         dtype=constant.dtype,
         sizes=constant.elements.shape,
         lines=tuple(_lines(constant)),
         doc=constant.doc,
-        limits=tuple(_limit(of, size.sym) for of, size in constant.limits),
+        limits=tuple(_limit(sizes[of], size.sym, of) for of, size in constant.limits),
     )
 
 
@@ -97,8 +110,8 @@ def _lines(constant: Constant) -> Iterator[str]:
         yield from textwrap.wrap(text, WIDTH, subsequent_indent="    ")
 
 
-def _limit(of: str, most: Any) -> PrintedLimit:
-    argument, size, got = _SIZES[of]
+def _limit(names: tuple[str, str, str], most: Any, of: str) -> PrintedLimit:
+    argument, size, got = names
     accepted = torch_source(most)
     exact = of == "num_q_heads"
     shown = accepted if most.is_Integer else f"{{{accepted}}}"

@@ -6,6 +6,7 @@ evaluates, or `Code`, which the templates have printed in their dialect.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -27,7 +28,7 @@ from flashgen.plan.constants import PrintedConstant, printed_constant
 from flashgen.plan.dtypes import TRITON_DTYPES
 from flashgen.plan.head_dims import Heads
 from flashgen.plan.hidden import HiddenRows, hidden_rows
-from flashgen.plan.int32_overflow import LargeInteger, printed_integers
+from flashgen.plan.int32_overflow import SIZES, LargeInteger, printed_integers
 from flashgen.plan.listing import TileListing, tile_listing
 from flashgen.plan.loops import KeyTiles, key_tiles
 from flashgen.plan.outside import left_by
@@ -102,9 +103,13 @@ class KernelPlan(Heads):
     @cached_property
     def large_integers(self) -> tuple[LargeInteger, ...]:
         """The integers that `attention` checks for overflow of 32 bits."""
+        return self.large_integers_with(SIZES)
+
+    def large_integers_with(self, sizes: Mapping[str, str]) -> tuple[LargeInteger, ...]:
+        """The same, for calls with these expressions for lengths, heads and the batch."""
         score = self.spec.score
         exprs = [self.predicate.expr] + ([finite_score(score)[0]] if score is not None else [])
-        return printed_integers(exprs, self.params)
+        return printed_integers(exprs, self.params, sizes)
 
     @property
     def sizing_numbers(self) -> tuple[str, ...]:

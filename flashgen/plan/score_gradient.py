@@ -54,7 +54,7 @@ class InputGradient:
             query, ``"columns"`` for the key, ``"diagonals"`` for the distance. With ``"elements"``
             the kernel computes the element of each pair.
         once: no two pairs share an element.
-        indices: the element, for the kernel; with ``"elements"`` only.
+        indices: the element, for the kernel: with ``"elements"``, and of packed sequences.
         launched: the element, for the launcher; otherwise.
         partial: the score's derivative by the element; None if it is 1.
     """
@@ -85,15 +85,18 @@ class InputElement:
     Attributes:
         derivative: the score's derivative by the element.
         variable: the variable of the sum.
+        addressed: whether the kernel finds the element whatever the sum is over, and adds to it.
     """
 
     derivative: ElementDerivative
     variable: str
+    addressed: bool = False
 
     @cached_property
     def over(self) -> Over:
         """The index of separate sums; cached, since each candidate of the tuner needs it."""
-        return sum_over(self.derivative.indices)
+        over = sum_over(self.derivative.indices)
+        return "elements" if self.addressed and over == "diagonals" else over
 
     @property
     def kernel(self) -> BackwardKernel:
@@ -104,13 +107,17 @@ class InputElement:
     def by_kernel(self) -> tuple[Any, ...]:
         """The kernel's expressions: the element's indices, and the derivative by the element."""
         partial = self.derivative.partial
-        indices = self.derivative.indices if self.over == "elements" else ()
+        indices = self.derivative.indices if self._finds_element else ()
         return (*indices, *(() if partial == 1 else (partial,)))
+
+    @property
+    def _finds_element(self) -> bool:
+        return self.addressed or self.over == "elements"
 
     def with_code(self, by_kernel: Sequence[Code]) -> InputGradient:
         """The input gradient with the code of these expressions."""
         indices = self.derivative.indices
-        count = len(indices) if self.over == "elements" else 0
+        count = len(indices) if self._finds_element else 0
         launched = () if count else tuple(map(_launched, indices))
         return InputGradient(
             tensor=self.derivative.tensor,

@@ -8,10 +8,63 @@ from pathlib import Path
 
 import pytest
 
+from flashgen import (
+    AttentionSpec,
+    Float,
+    Int,
+    Tensor,
+    alibi,
+    causal,
+    sigmoid_attention,
+    sliding_window,
+    softcap,
+    softmax,
+)
+from flashgen.plan import lower
 from support.combined import combined
 from support.variants import ROOT, any_hopper, any_hopper_backward, rendered
 
 RUNS, A_RUN = 8, 8
+
+
+LENS = Tensor("lens", ("batch",), "int32")
+SHIFT = Tensor("shift", ("batch", "num_q_heads", "kv_len"))
+NEAR = Tensor("near", ("num_q_heads", "q_len", "kv_len"))
+SINKS = Tensor("sinks", ("num_q_heads",))
+FORMS = ("dense", "varlen")
+
+#: Between them these print every line of the templates for packed sequences.
+PACKED = (
+    AttentionSpec(64, mask=causal(), dropout=True, forms=FORMS),
+    AttentionSpec(
+        (72, 64), "float32", mask=lambda b, h, q, kv: (kv < LENS[b]) & (q % 2 == b % 2), forms=FORMS
+    ),
+    AttentionSpec(
+        64,
+        mask=sliding_window(Int("left", 8), 0),
+        align="bottom_right",
+        score=softcap(Float("cap", 20.0, above=0)),
+        normaliser=softmax(sink=SINKS),
+        forms=FORMS,
+    ),
+    AttentionSpec(
+        64,
+        score=lambda s, b, h, q, kv: s + SHIFT[b, h, kv] + NEAR[h, q, kv],
+        normaliser=sigmoid_attention(),
+        forms=FORMS,
+    ),
+    AttentionSpec(
+        64, mask=causal(), score=alibi(SINKS), normaliser=softmax(sink=SINKS), forms=FORMS
+    ),
+)
+
+
+def test_modules_for_packed_sequences_are_too(tmp_path: Path) -> None:
+    for number, spec in enumerate(PACKED):
+        plan = lower(spec, f"packed_{number}")
+        text = rendered(plan, any_hopper(plan), any_hopper_backward(plan))
+        (tmp_path / f"{plan.name}.py").write_text(text)
+    _hold(tmp_path)
 
 
 @pytest.mark.parametrize("run", range(RUNS))
@@ -21,6 +74,10 @@ def test_modules_are_as_ruff_wants_them(run: int, tmp_path: Path) -> None:
         plan = variant.plan
         text = rendered(plan, any_hopper(plan), any_hopper_backward(plan))
         (tmp_path / f"{plan.name}.py").write_text(text)
+    _hold(tmp_path)
+
+
+def _hold(tmp_path: Path) -> None:
     for command in (["check", "--output-format=concise"], ["format", "--diff"]):
         done = subprocess.run(
             [sys.executable, "-m", "ruff", *command, "-q", "--no-cache",

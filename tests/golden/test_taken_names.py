@@ -10,12 +10,17 @@ import json
 import pytest
 
 from flashgen.codegen.names import FILE
-from support.taken_names import DROPPING, EVERYTHING, taken_by
+from support.taken_names import DROPPING, EVERYTHING, PACKED, taken_by
 
 
 def test_taken_names(request: pytest.FixtureRequest) -> None:
     always = taken_by(EVERYTHING)
-    found = {"always": sorted(always), "dropout": sorted(taken_by(DROPPING) - always)}
+    dropping = taken_by(DROPPING) - always
+    found = {
+        "always": sorted(always),
+        "dropout": sorted(dropping),
+        "varlen": sorted(taken_by(PACKED) - always - dropping),
+    }
     text = json.dumps(found, indent=1) + "\n"
     if request.config.getoption("--update-golden"):
         FILE.write_text(text)

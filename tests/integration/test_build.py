@@ -186,6 +186,22 @@ def test_target_replaces_the_specs_own(flashgen, project):
     assert flashgen("build", "specs") == UP_TO_DATE
 
 
+def test_form_adds_to_the_specs_own(flashgen, project):
+    """And decides whether a module is up to date, as the spec's own forms do."""
+    flashgen("build", "specs")
+    module = project / "generated" / "tiny.py"
+    dense = module.read_text()
+    assert "def varlen_attention(" not in dense
+    assert flashgen("build", "specs", "--form", "varlen")[0] == 0
+    assert "def varlen_attention(" in module.read_text()
+    assert flashgen("build", "specs", "--form", "varlen") == UP_TO_DATE
+    assert flashgen("check", "--form", "varlen")[0] == 0
+    assert flashgen("check")[0] == 1
+    flashgen("build", "specs")
+    assert module.read_text() == dense
+    assert flashgen("build", "specs", "--form", "paged")[0] == 2
+
+
 def test_targets_may_be_named_in_any_order(flashgen):
     flashgen("build", "specs", "--target", "sm_90", "--target", "sm_80")
     swapped = ("specs", "--target", "sm_80", "--target", "sm_90", "--target", "sm_80")

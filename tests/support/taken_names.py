@@ -72,6 +72,21 @@ EVERYTHING = (
 # And what those with dropout print besides.
 DROPPING = (AttentionSpec(64, mask=sliding_window(_PROBE, 0), dropout=True),)
 
+# And what those with packed sequences do.
+_PACKED = Tensor("probe", ("batch", "num_q_heads", "kv_len"))
+PACKED = (
+    AttentionSpec(
+        64, mask=sliding_window(_PROBE, 0), score=_TILTED, dropout=True, forms=("dense", "varlen")
+    ),
+    AttentionSpec(
+        64,
+        score=Score(lambda s, b, h, q, kv: s + _PACKED[b, h, kv], "added"),
+        normaliser=softmax(sink=lambda b, h: _PACKED[b, h, 0]),
+        align="top_left",
+        forms=("dense", "varlen"),
+    ),
+)
+
 # In each module both kernels, and that of the backward pass where there is one.
 _CHOICE = on_hopper(KernelConfig(128, 64, 8, 2))
 

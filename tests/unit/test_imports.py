@@ -29,8 +29,9 @@ LAYERS = """
     plan plan.* reference
     budget budget.*
     codegen codegen.layout codegen.folding codegen.unpacking codegen.digest codegen.names
-    codegen.environment codegen.functions codegen.operator
+    codegen.beside codegen.environment codegen.functions codegen.operator
     kernels kernels.*
+    forms forms.*
     validate codegen.module
     tuning tuning.* publish inventory
     build cache check export

@@ -10,6 +10,7 @@ import pytest
 from jinja2 import meta, nodes
 
 from flashgen.codegen.environment import environment
+from flashgen.forms.base import PARTS
 from flashgen.kernels.forward_hopper.plan import DIALECT
 from flashgen.paths import template_dir
 
@@ -29,8 +30,16 @@ FILTERS = {
 }
 TESTS = {"read_in"}
 
-# What the module's templates call those that each kernel brings.
-BROUGHT = {"configuration": "configuration", "launcher": "launch", "dispatch": "dispatch"}
+# What names another template.
+OTHERS = (nodes.Include, nodes.Import, nodes.FromImport)
+
+# What the module's templates call those that each kernel and each form brings.
+BROUGHT = {
+    "configuration": "configuration",
+    "launcher": "launch",
+    "dispatch": "dispatch",
+    **{f"of_{part}": part for part in PARTS},
+}
 
 
 def source(name: str) -> str:
@@ -43,7 +52,7 @@ def explaining() -> list[str]:
         path.relative_to(template_dir()).as_posix() for path in template_dir().rglob("*.jinja")
     }
     trees = map(ENVIRONMENT.parse, map(source, every))
-    parts = [part for tree in trees for part in tree.find_all((nodes.Include, nodes.Import))]
+    parts = [part for tree in trees for part in tree.find_all(OTHERS)]
     rendered = every.difference(*map(named, parts))
     return sorted(rendered | {name for name in every if "\n  Names\n" in source(name)})
 
@@ -52,13 +61,13 @@ def parts(name: str) -> Iterator[nodes.Template]:
     """A template, and what it is made of: what sees the names that it is given."""
     tree = ENVIRONMENT.parse(source(name))
     yield tree
-    for part in tree.find_all((nodes.Include, nodes.Import)):
+    for part in tree.find_all(OTHERS):
         if isinstance(part, nodes.Include) or part.with_context:
             for included in named(part):
                 yield from parts(included)
 
 
-def named(part: nodes.Include | nodes.Import) -> list[str]:
+def named(part: nodes.Include | nodes.Import | nodes.FromImport) -> list[str]:
     """The templates that one includes or imports: by its name, or one of every kernel's."""
     if isinstance(part.template, nodes.Const):
         return [part.template.value]
@@ -74,6 +83,7 @@ def made(tree: nodes.Template) -> set[str]:
     names = {x.name for target in targets for x in (target, *target.find_all(nodes.Name))
              if isinstance(x, nodes.Name)}  # fmt: skip
     names |= {part.target for part in tree.find_all(nodes.Import)}
+    names |= {name for part in tree.find_all(nodes.FromImport) for name in part.names}
     return names | {part.name for part in tree.find_all(nodes.Macro)}
 
 

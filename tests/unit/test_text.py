@@ -106,6 +106,7 @@ PRINTED_BY = {
     "explain/kernels.py",
     "explain/numbers.py",
     "explain/variant.py",
+    "forms/varlen.py",
     "kernels/backward_hopper/kernel.py",
     "kernels/backward_hopper_split/kernel.py",
     "kernels/backward_triton/kernel.py",

@@ -19,7 +19,7 @@ from flashgen.kernels.backward_hopper.shared_memory import (
 )
 from flashgen.kernels.backward_hopper.space import hopper_backward_space, rank_hopper_backward
 from flashgen.kernels.backward_triton.kernel import FUNCTIONS, KEYS, BackwardTritonKeys
-from flashgen.kernels.base import GradientKernel, Needs, Space, Timing
+from flashgen.kernels.base import GradientKernel, Needs, Space, Timing, ViewOf
 from flashgen.kernels.forward_hopper.kernel import ForwardHopper
 from flashgen.kernels.forward_hopper.plan import HopperNames
 from flashgen.plan import KernelPlan
@@ -147,6 +147,21 @@ class BackwardHopper(GradientKernel):
             "queries_shared": 0,
             "shares_queries": bool(choice.configs) and names.queries_portable,
         }
+
+    def why_not_packed(self, plan: KernelPlan) -> str:
+        """Learned tensors, two kernels, segments of columns, or several runs of queries."""
+        names = HopperBackward(backward_plan(plan), of_sequences=True)
+        if names.split or names.text.input_gradients:
+            return "the pass is split" if names.split else "it sums no gradients of learned tensors"
+        if names.segmented:
+            return "it computes columns in segments"
+        return "" if names.visits.splits else "it visits one run of queries"
+
+    def packed_source(self, plan: KernelPlan, view_of: ViewOf) -> str:
+        """The kernel, then functions in Triton for rows, sums and keys without queries."""
+        names = HopperBackward(backward_plan(plan), of_sequences=True)
+        template = "backward_hopper/kernel.py.jinja"
+        return render_over_keys(names, template, after_forward=False, gathers=names.gathers)
 
     def timing(self, plan: KernelPlan) -> Timing:
         """Timed with `_place_sums`, or with the Gluon kernel over tiles of queries."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -13,6 +13,7 @@ from flashgen.kernels.backward_hopper.split import BLOCK_M, CALL, CONSUMERS, Hop
 from flashgen.kernels.backward_hopper.visits import HopperVisits
 from flashgen.plan.code import codes_of
 from flashgen.plan.head_dims import Segment
+from flashgen.plan.hidden import HiddenRows
 from flashgen.plan.mask_code import (
     Condition,
     MaskCode,
@@ -24,10 +25,11 @@ from flashgen.plan.mask_code import (
 )
 from flashgen.plan.promise import UNORDERED
 from flashgen.symbolic.hoisting import Assignment
+from flashgen.symbolic.printer import triton_code
 from flashgen.symbolic.printer.code import Code, gathered_by, read_by
 from flashgen.symbolic.printer.dialects import Gluon
 from flashgen.symbolic.varies_over import is_integral
-from flashgen.symbols import Q_FIRST, Q_IDX, Q_LEN
+from flashgen.symbols import KV_IDX, KV_LEN, Q_FIRST, Q_IDX, Q_LEN
 
 #: Distances are what scores read most; here queries are columns.
 DIALECT = Gluon({Q_FIRST - Q_IDX: "-_query_columns(scores, 0, gl.float32)"})
@@ -39,7 +41,32 @@ class HopperBackward(HopperSplit):
 
     Attributes:
         backward: the backward pass.
+        of_sequences: whether of packed sequences, whose tiles of keys come from a list.
     """
+
+    of_sequences: bool = False
+
+    @property
+    def hidden(self) -> HiddenRows:
+        """Rows that the kernel clears: behind a sequence's last row is another sequence."""
+        hidden = self.backward.plan.hidden
+        if not self.of_sequences:
+            return hidden
+        names = {"kv_idx": "key_rows", "q_idx": "query_rows"}
+        of_keys, of_queries = (
+            triton_code(idx < length, names) for idx, length in ((KV_IDX, KV_LEN), (Q_IDX, Q_LEN))
+        )
+        return replace(
+            hidden,
+            keys=(*hidden.keys, of_keys),
+            queries=(*hidden.queries, of_queries),
+            names=hidden.names | {KV_LEN.name, Q_LEN.name},
+        )
+
+    @property
+    def checks_q_len(self) -> bool:
+        """Whether a masked tile compares its queries with q_len."""
+        return self.of_sequences or self.backward.checks_q_len
 
     @property
     def why_not(self) -> str:
@@ -122,7 +149,8 @@ class HopperBackward(HopperSplit):
         All tiles then take the same time, and in the last round most programs could be idle. For a
         window, whose tiles are short, sharing costs more than it gains.
         """
-        return not (self.masks_queries or self.split or self.text.input_gradients)
+        alike = not (self.masks_queries or self.of_sequences)
+        return alike and not (self.split or self.text.input_gradients)
 
     @property
     def orders_heads(self) -> bool:
@@ -137,7 +165,9 @@ class HopperBackward(HopperSplit):
         makes all others wait.
         """
         runs, longest = self.visits.tiles.runs, self.backward.q_bounds.longest_first
-        if not self.orders_heads or self.visits.tiles.listed or len(runs) > 1:
+        if self.of_sequences or not self.orders_heads:
+            return False
+        if self.visits.tiles.listed or len(runs) > 1:
             return False
         to_the_end = longest == "first" and runs[0].end.expr == Q_LEN
         return to_the_end or (longest == "last" and self.visits.tiles.from_key_0)
@@ -150,17 +180,25 @@ class HopperBackward(HopperSplit):
         shared = ("num_tiles", "num_shared") * self.shares
         dropping = ("threshold", "kept_scale", "seed") * self.backward.plan.dropout
         names = (*self.backward.both_arguments.names, *self.visits.reads)
+        if self.of_sequences:
+            same = tuple(name for name in CALL if name not in ("q_len", "kv_len"))
+            return (*same, "num_tiles_n", "list_ptr", *ordered, *names)
         return (*CALL, *ordered, *divided, *shared, *dropping, *names)
 
     @property
     def work_tile(self) -> tuple[str, ...]:
         """The fields that identify a program's tile of keys, or its part of one."""
-        return ("batch", "kv_head", "kv_first", *("part", "num_parts") * self.divides)
+        of_tile = ("batch", "kv_head", "kv_first")
+        if self.of_sequences:
+            return (*of_tile, "q_start", "q_len", "kv_start", "kv_len", "room", "rows_start")
+        return (*of_tile, *("part", "num_parts") * self.divides)
 
     @property
     def results(self) -> tuple[str, ...]:
         """The results that the kernel writes."""
         sums = (f"{item.variable}_ptr" for item in self.text.input_gradients)
+        if self.of_sequences:
+            return ("grad_q_desc", "grad_k_ptr", "grad_v_ptr", *sums)
         of_queries = () if self.split else ("grad_q",)
         names = (*of_queries, "grad_k", "grad_v", *("parts",) * self.divides)
         descriptors = "descs" if self.segmented else "desc"
@@ -170,7 +208,8 @@ class HopperBackward(HopperSplit):
     def descriptors(self) -> tuple[str, ...]:
         """The parameters of the kernel that are descriptors, in their order."""
         of_queries, of_parts = ("grad_q",) * (not self.split), ("parts",) * self.divides
-        names = ("q", "k", "v", "grad_out", "rows", *of_queries, "grad_k", "grad_v", *of_parts)
+        of_keys = () if self.of_sequences else ("grad_k", "grad_v")
+        names = ("q", "k", "v", "grad_out", "rows", *of_queries, *of_keys, *of_parts)
         return tuple(x for name in names for x in self._segments.get(name, (f"{name}_desc",)))
 
     @cached_property
@@ -282,7 +321,7 @@ class HopperBackward(HopperSplit):
     @cached_property
     def _conditions(self) -> tuple[Condition, ...]:
         """Each condition with its column bitmask."""
-        of_queries = (columns_end("q"),) * self.backward.checks_q_len
+        of_queries = (columns_end("q"),) * self.checks_q_len
         of_keys = (rows_end("kv"),) * self.backward.checks_kv_len
         code = self.text.code
         return (*of_queries, *of_keys, *zip(code.conditions, code.bitmasks, strict=True))
@@ -295,7 +334,7 @@ class HopperBackward(HopperSplit):
     @property
     def masks_queries(self) -> bool:
         """Whether a mask depends on the tile of queries: the end of the keys alone does not."""
-        return self.backward.checks_q_len or bool(self.text.code.conditions)
+        return self.checks_q_len or bool(self.text.code.conditions)
 
     @property
     def changes_scores(self) -> bool:

@@ -13,7 +13,7 @@ from flashgen.config import BACKWARD_KERNELS, BackwardKernel, KernelChoice, Kern
 from flashgen.kernels.backward_triton.rank import rank_backward
 from flashgen.kernels.backward_triton.shared_memory import backward_usage, worst_backward_usage
 from flashgen.kernels.backward_triton.space import backward_space
-from flashgen.kernels.base import GradientKernel, Space, Timing
+from flashgen.kernels.base import GradientKernel, Space, Timing, ViewOf
 from flashgen.kernels.forward_triton.kernel import render_kernel
 from flashgen.plan import KernelPlan
 from flashgen.plan.backward import BackwardPlan, backward_plan
@@ -30,7 +30,9 @@ FUNCTIONS: Mapping[BackwardKernel, str] = {
 
 def render_backward(backward: BackwardPlan) -> str:
     """The Triton functions of the backward pass, which call those of the forward kernel."""
-    return render("backward_triton/kernel.py.jinja", plan=backward.plan, backward=backward)
+    return render(
+        "backward_triton/kernel.py.jinja", plan=backward.plan, backward=backward, varlen=False
+    )
 
 
 class _BackwardTriton(GradientKernel):
@@ -75,6 +77,17 @@ class _BackwardTriton(GradientKernel):
     def names(self, plan: KernelPlan, choice: KernelChoice) -> Mapping[str, Any]:
         """Its configurations."""
         return {f"chosen_of_{self.of}": choice.configs}
+
+    def why_not_packed(self, plan: KernelPlan) -> str:
+        """Nothing: it serves every plan."""
+        return ""
+
+    def packed_source(self, plan: KernelPlan, view_of: ViewOf) -> str:
+        """The functions of both kernels and of that over rows, which call the dense kernels'."""
+        backward = backward_plan(plan, packed=True)
+        added = sorted({len(item.indices) for item in backward.input_gradients})
+        given: dict[str, Any] = {"plan": plan, "backward": backward, "varlen": True}
+        return render("backward_triton/varlen.py.jinja", added=added, view_of=view_of, **given)
 
     def timing(self, plan: KernelPlan) -> Timing:
         """Timed alone: the other kernel is disabled."""

@@ -13,7 +13,7 @@ from flashgen.codegen.digest import source_digest
 from flashgen.codegen.environment import render
 from flashgen.codegen.functions import laid_out
 from flashgen.config import HOPPER, KernelChoice, KernelConfig
-from flashgen.kernels.base import ForwardKernel, Needs, Space
+from flashgen.kernels.base import ForwardKernel, Needs, Space, ViewOf
 from flashgen.kernels.forward_hopper.pack_gqa import heads_of_a_tile, launched
 from flashgen.kernels.forward_hopper.plan import DIALECT, OUT_COLUMNS, RANGES, HopperNames
 from flashgen.kernels.forward_hopper.shape import hopper_shape, segment_table, tables_of_segments
@@ -32,12 +32,16 @@ from flashgen.kernels.forward_hopper.space import (
 from flashgen.plan import KernelPlan
 
 
-def render_hopper(plan: KernelPlan) -> str:
+def render_hopper(plan: KernelPlan, *, of_sequences: bool = False) -> str:
     """The functions of the forward kernel for Hopper: those in Gluon, `_attention_hopper` last.
 
     Where tiles of queries start at segments, `_find_segment_tiles` comes before them, in Triton.
+
+    Args:
+        plan: what it computes.
+        of_sequences: whether of packed sequences.
     """
-    names = HopperNames(plan)
+    names = HopperNames(plan, of_sequences)
     text = render(
         "forward_hopper/kernel.py.jinja",
         DIALECT,
@@ -123,6 +127,15 @@ class ForwardHopper(ForwardKernel):
             "counts": held and names.counts,
             "packs": held and names.packs,
         }
+
+    def why_not_packed(self, plan: KernelPlan) -> str:
+        """Nothing: it serves the same plans."""
+        return ""
+
+    def packed_source(self, plan: KernelPlan, view_of: ViewOf) -> str:
+        """`_fill_without_keys` in Triton, then the functions of the kernel."""
+        fill = render("forward_hopper/without_keys.py.jinja")
+        return f"{fill}\n\n{render_hopper(plan, of_sequences=True)}"
 
     def predict(
         self, plan: KernelPlan, config: KernelConfig, target: Target, work: Workload

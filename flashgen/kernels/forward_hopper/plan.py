@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from flashgen.kernels.forward_hopper.shape import HopperShape, hopper_shape, segment_table
 from flashgen.plan.code import codes_of
+from flashgen.plan.hidden import HiddenRows
 from flashgen.plan.kernel import KernelPlan
 from flashgen.plan.mask_code import MaskCode, columns_end, mask_code, with_promise
+from flashgen.symbolic.printer import triton_code
 from flashgen.symbolic.printer.code import Code, read_by
 from flashgen.symbolic.printer.dialects import Gluon
 from flashgen.symbolic.tables import RowTable
-from flashgen.symbols import KV_IDX, Q_FIRST, H
+from flashgen.symbols import KV_IDX, KV_LEN, Q_FIRST, H
 
 #: Comparisons of the mask from which on column bitmasks pay in the steps. With one, an H200 took
 #: 0.2 to 2% longer (causal, d=64 and 80); with two or three, 0.4 to 6% less.
@@ -63,9 +65,15 @@ RANGES = {
 
 @dataclass(frozen=True)
 class HopperNames:
-    """The aggregates that the kernel's functions pass to one another, by their fields."""
+    """The aggregates that the kernel's functions pass to one another, by their fields.
+
+    Attributes:
+        plan: the kernel's.
+        of_sequences: whether tiles are of packed sequences, from a list.
+    """
 
     plan: KernelPlan
+    of_sequences: bool = False
 
     @cached_property
     def shape(self) -> HopperShape:
@@ -75,7 +83,32 @@ class HopperNames:
     @cached_property
     def segments(self) -> RowTable | None:
         """The table at whose segments tiles of queries start; None: they start at each BLOCK_M."""
-        return segment_table(self.plan)
+        return None if self.of_sequences else segment_table(self.plan)
+
+    @property
+    def ragged(self) -> bool:
+        """Whether the rows behind a tile's last query may belong to another tile."""
+        return self.of_sequences or self.segments is not None
+
+    @cached_property
+    def of_sequence(self) -> dict[str, str]:
+        """The numbers of a tile's sequence, each in words; of packed sequences only."""
+        said = {
+            "q_start": "first query of the sequence among all",
+            "kv_start": "first key of the sequence among all",
+            "q_len": "number of queries of the sequence",
+            "kv_len": "number of keys of the sequence",
+        }
+        return said if self.of_sequences else {}
+
+    @cached_property
+    def hidden(self) -> HiddenRows:
+        """Rows that the kernel clears: behind a sequence's last key is another sequence."""
+        hidden = self.plan.hidden
+        if not self.of_sequences:
+            return hidden
+        inside = triton_code(KV_IDX < KV_LEN, {"kv_idx": "key_rows"})
+        return replace(hidden, keys=(*hidden.keys, inside), names=hidden.names | {KV_LEN.name})
 
     @cached_property
     def packs(self) -> bool:
@@ -85,7 +118,7 @@ class HopperNames:
         one head's rows after another's. Dropout depends on the head, and lists and segments are for
         tiles of one head.
         """
-        if self.plan.listing or self.segments or self.plan.dropout:
+        if self.plan.listing or self.ragged or self.plan.dropout:
             return False
         spec = self.plan.spec
         score = spec.score.traced if spec.score is not None else None
@@ -97,14 +130,26 @@ class HopperNames:
         """Values that are the same for the whole call."""
         return (
             *(("PACKED",) if self.packs else ()),
-            *("num_q_heads", "num_kv_heads", "q_len", "kv_len"),
+            *("num_q_heads", "num_kv_heads", *self.lengths),
             *("num_tiles_m", "num_tiles", "heads_together", "lse_rows"),
             "scale" if self.plan.reads_scale else "qk_scale",
             *(("threshold", "kept_scale", "seed") if self.plan.dropout else ()),
             *self.plan.kernel_arguments.names,
             *(("tiles_ptr",) if self.plan.listing else ()),
-            *(("segment_tiles_ptr",) if self.segments else ()),
+            *self.lists,
         )
+
+    @property
+    def lengths(self) -> tuple[str, ...]:
+        """The lengths that are the same for the whole call."""
+        return () if self.of_sequences else ("q_len", "kv_len")
+
+    @property
+    def lists(self) -> tuple[str, ...]:
+        """The list of tiles, if there is one."""
+        if self.of_sequences:
+            return ("list_ptr",)
+        return ("segment_tiles_ptr",) if self.segments else ()
 
     @cached_property
     def barriers(self) -> tuple[str, ...]:
@@ -116,7 +161,7 @@ class HopperNames:
     @cached_property
     def buffers(self) -> tuple[str, ...]:
         """Shared memory of producer and consumers."""
-        hiding = ("hiding",) if self.plan.hidden.keys else ()
+        hiding = ("hiding",) if self.hidden.keys else ()
         growth = self.growth if self.plan.normaliser == "softmax" else ()
         return ("tiles", "barriers", "slots", *hiding, *growth)
 
@@ -129,7 +174,7 @@ class HopperNames:
             "place": ("slots", "q_count"),
             "queries": self.queries,
             "sources": ("q_descs", "k_descs", "v_descs", *("counter_ptr",) * self.counts),
-            "results": ("out_descs", *("out_ptr",) * (self.segments is not None), "lse_ptr"),
+            "results": ("out_descs", *("out_ptr",) * self.ragged, "lse_ptr"),
             "buffers": self.buffers,
             "tiles": ("q_tiles", "k_tiles", "v_tiles", "out_tiles"),
             "barriers": self.barriers,
@@ -138,12 +183,11 @@ class HopperNames:
     @cached_property
     def arguments(self) -> tuple[str, ...]:
         """The kernel's arguments ahead of the parameters'."""
-        segments = self.segments is not None
         return (
             *self.descriptors,
-            *(("out_ptr",) if segments else ()),
+            *(("out_ptr",) if self.ragged else ()),
             *("lse_ptr", "counter_ptr"),
-            *(("segment_tiles_ptr",) if segments else ()),
+            *self.lists,
             *self.sizes,
             "scale" if self.plan.reads_scale else "qk_scale",
             *(("threshold", "kept_scale") if self.plan.dropout else ()),
@@ -152,9 +196,9 @@ class HopperNames:
     @cached_property
     def sizes(self) -> tuple[str, ...]:
         """The arguments that are integers."""
-        tiles = () if self.segments else ("num_tiles_m", "num_tiles")
+        tiles = () if self.ragged else ("num_tiles_m", "num_tiles")
         heads = ("num_q_heads", "num_kv_heads")
-        return (*heads, "q_len", "kv_len", *tiles, "heads_together", "lse_rows")
+        return (*heads, *self.lengths, *tiles, "heads_together", "lse_rows")
 
     @cached_property
     def queries(self) -> tuple[str, ...]:
@@ -165,7 +209,7 @@ class HopperNames:
     def score_reads(self) -> tuple[str, ...]:
         """The place and positions of a tile that the score function reads."""
         code = self.plan.code
-        return _read((code.score, *codes_of(code.columns, code.elements)))
+        return self._read((code.score, *codes_of(code.columns, code.elements)))
 
     @property
     def scores_read_kv_idx(self) -> bool:
@@ -183,19 +227,39 @@ class HopperNames:
         """The place and positions of a tile that only the mask reads."""
         code = self.plan.code
         tables = (read for table in code.tables for read in table.codes)
-        names = _read((*code.conditions, *codes_of(code.masked), *tables))
+        of_keys = (KV_LEN.name,) * (self.plan.checks_kv_len and self.of_sequences)
+        names = self._read((*code.conditions, *codes_of(code.masked), *tables), *of_keys)
         return tuple(name for name in names if name not in self.score_reads)
 
     @cached_property
     def promise_reads(self) -> tuple[str, ...]:
         """The place and positions of a tile that the mask as it was written reads."""
         promise = self.plan.code.promise
-        return _read(promise.conditions, "q_idx") if promise is not None else ()
+        return self._read(promise.conditions, "q_idx") if promise is not None else ()
 
     @cached_property
     def rows_read(self) -> tuple[str, ...]:
         """The place and positions of a tile that `queries` read."""
-        return _read(codes_of(self.plan.code.scalars, self.plan.code.rows))
+        return self._read(codes_of(self.plan.code.scalars, self.plan.code.rows))
+
+    @property
+    def end_reads_batch(self) -> bool:
+        """Whether the end of a tile reads its batch entry, apart from its address."""
+        return "batch" in read_by((self.plan.code.shift, self.plan.code.sink))
+
+    @cached_property
+    def lengths_of_rows(self) -> tuple[str, ...]:
+        """The sequence's lengths that the end of a tile reads."""
+        code = self.plan.code
+        return tuple(x for x in self._read((code.shift, code.sink)) if x in self.of_sequence)
+
+    def _read(self, codes: Iterable[Code | None], *others: str) -> tuple[str, ...]:
+        """The place, lengths and positions of a tile that code reads; q_idx is from q_first."""
+        found = read_by(codes).union(others)
+        if "q_idx" in found:
+            found |= {"q_first"}
+        known = ("batch", "head", *(("q_len", "kv_len") if self.of_sequences else ()))
+        return tuple(name for name in (*known, "q_first", "q_idx") if name in found)
 
     @property
     def work(self) -> tuple[str, ...]:
@@ -206,7 +270,8 @@ class HopperNames:
     @property
     def place(self) -> tuple[str, ...]:
         """The numbers that give the position of a tile of queries."""
-        return ("batch", "head", "q_first", *(("q_last",) if self.segments else ()))
+        ends = ("q_last",) if self.ragged else ()
+        return ("batch", "head", "q_first", *ends, *self.of_sequence)
 
     @cached_property
     def runs(self) -> tuple[str, ...]:
@@ -274,7 +339,7 @@ class HopperNames:
         Otherwise tiles take equally long, and a program has tiles at a fixed stride. A window's
         tiles are shorter where the keys begin.
         """
-        return self.plan.tiles.uneven or self.skips
+        return self.of_sequences or self.plan.tiles.uneven or self.skips
 
     @property
     def shortest_last(self) -> bool:
@@ -284,7 +349,7 @@ class HopperNames:
         a group of heads has so many that little time is left; with lists and segments the short
         tiles are not known.
         """
-        known = not (self.plan.listing or self.segments)
+        known = not (self.plan.listing or self.ragged)
         return known and self.shape.three_consumers and self.plan.bounds.longest_first != "even"
 
     @property
@@ -347,7 +412,9 @@ class HopperNames:
     def hidden_reads(self) -> tuple[str, ...]:
         """The place and positions of a tile that column bitmasks read."""
         return tuple(
-            n for n in _read(self.mask_code.bitmasks) if n != "q_idx" or n in self.mask_code.rows
+            n
+            for n in self._read(self.mask_code.bitmasks)
+            if n != "q_idx" or n in self.mask_code.rows
         )
 
     @property
@@ -376,11 +443,3 @@ class HopperNames:
         qk, v = self.plan.qk_parts, self.plan.v_parts
         tensors = (("q", qk), ("k", qk), ("v", v), ("out", v))
         return tuple(f"{name}_desc{part.suffix}" for name, parts in tensors for part in parts)
-
-
-def _read(codes: Iterable[Code | None], *others: str) -> tuple[str, ...]:
-    """The place and positions of a tile that code reads; q_idx is computed from q_first."""
-    found = read_by(codes).union(others)
-    if "q_idx" in found:
-        found |= {"q_first"}
-    return tuple(name for name in ("batch", "head", "q_first", "q_idx") if name in found)

@@ -11,7 +11,7 @@ from flashgen.budget.usage import SramUsage
 from flashgen.codegen.digest import source_digest
 from flashgen.codegen.environment import render
 from flashgen.config import KernelChoice, KernelConfig
-from flashgen.kernels.base import ForwardKernel, Space
+from flashgen.kernels.base import ForwardKernel, Space, ViewOf
 from flashgen.kernels.forward_triton.rank import predict, rank
 from flashgen.kernels.forward_triton.shared_memory import sram_usage, worst_usage
 from flashgen.kernels.forward_triton.space import search_space
@@ -20,7 +20,7 @@ from flashgen.plan import KernelPlan
 
 def render_kernel(plan: KernelPlan) -> str:
     """The Triton functions of the forward kernel, `_attention_forward` last."""
-    return render("forward_triton/kernel.py.jinja", plan=plan)
+    return render("forward_triton/kernel.py.jinja", plan=plan, varlen=False)
 
 
 class ForwardTriton(ForwardKernel):
@@ -63,6 +63,15 @@ class ForwardTriton(ForwardKernel):
     def names(self, plan: KernelPlan, choice: KernelChoice) -> Mapping[str, Any]:
         """Its configurations."""
         return {"chosen": choice.configs}
+
+    def why_not_packed(self, plan: KernelPlan) -> str:
+        """Nothing: it serves every plan."""
+        return ""
+
+    def packed_source(self, plan: KernelPlan, view_of: ViewOf) -> str:
+        """`_varlen_forward`, which calls the dense kernel's functions."""
+        template = "forward_triton/varlen.py.jinja"
+        return render(template, plan=plan, varlen=True, view_of=view_of)
 
     def predict(
         self, plan: KernelPlan, config: KernelConfig, target: Target, work: Workload

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from flashgen.config import HOPPER, KernelConfig
+from flashgen.kernels.backward_hopper.kernel import render_over_keys
+from flashgen.kernels.backward_hopper.plan import HopperBackward
 from flashgen.kernels.backward_hopper_split.plan import HopperBackwardSplit
 from flashgen.plan.arguments import KernelArguments
 from flashgen.plan.backward import BackwardPlan
@@ -33,6 +35,29 @@ def backward_hopper_shared_bytes(backward: BackwardPlan, config: KernelConfig) -
 def compile_backward_hopper(backward: BackwardPlan, config: KernelConfig) -> Report:
     """Everything that the compiler and ptxas say, down to machine code."""
     return report(backward_kernel(backward, config), HOPPER, OPTIONS, by_stages)
+
+
+def compile_backward_hopper_varlen(backward: BackwardPlan, config: KernelConfig) -> Report:
+    """The same of the kernel for packed sequences."""
+    names = HopperBackward(backward, of_sequences=True)
+    tiles = dict.fromkeys(("q", "grad_out"), config.BLOCK_M)
+    tiles |= {"k": config.BLOCK_N, "v": config.BLOCK_N}
+    plan = backward.plan
+    types = {
+        f"{name}_desc": descriptor(plan.triton_dtype, plan.torch_dtype, [1, 1, rows, names.width])
+        for name, rows in tiles.items()
+    }
+    types["rows_desc"] = descriptor("fp32", "float32", [1, 1, config.BLOCK_M])
+    types["grad_q_desc"] = descriptor("fp32", "float32", [128, 32])
+    pointers = ("grad_k_ptr", "grad_v_ptr")
+    types |= {"counter_ptr": "*i32", "list_ptr": "*i32", "scale": "fp32"}
+    types |= dict.fromkeys(pointers, f"*{plan.triton_dtype}")
+    text = IMPORTS + render_over_keys(
+        names, "backward_hopper/kernel.py.jinja", after_forward=False, gathers=names.gathers
+    )
+    function, arguments = function_in(text, KERNEL), backward.both_arguments
+    call = call_of(plan, function, types, constants_of(config), arguments=arguments)
+    return report(Kernel(text, KERNEL, call, gluon=True), HOPPER, OPTIONS, by_stages)
 
 
 def queries_shared_bytes(backward: BackwardPlan) -> int:

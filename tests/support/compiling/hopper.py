@@ -44,6 +44,17 @@ def hopper_shared_bytes(plan: KernelPlan, config: KernelConfig) -> int:
     return allotted_bytes(hopper_kernel(plan, config), HOPPER, OPTIONS)
 
 
+def compile_hopper_varlen(plan: KernelPlan, config: KernelConfig) -> Report:
+    """The same of the kernel for packed sequences."""
+    names = HopperNames(plan, of_sequences=True)
+    text = IMPORTS + render_hopper(plan, of_sequences=True)
+    types = _argument_types(plan, config, 1) | {"counter_ptr": "*i32", "list_ptr": "*i32"}
+    constants = constants_of(config)
+    call = call_of(plan, function_in(text, KERNEL), types, constants)
+    assert not names.packs
+    return report(Kernel(text, KERNEL, call, gluon=True), HOPPER, OPTIONS, by_stages)
+
+
 def compile_hopper(plan: KernelPlan, config: KernelConfig, packed: int = 1) -> Report:
     """Everything that the compiler and ptxas say, down to machine code.
 
