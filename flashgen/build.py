@@ -19,10 +19,11 @@ from flashgen.loader import Variant, load
 from flashgen.plan import KernelPlan, lower
 from flashgen.plan.backward import backward_plan
 from flashgen.publish import Place, Seal, build_digest, publish, read_seal, sealed
+from flashgen.spec import FORMS
 from flashgen.tuning.choose import Spaces, choices, digests, pins, ranked, search_spaces
 from flashgen.tuning.device import Gpu, detect_gpu
 from flashgen.tuning.store import TuneResult, load_results, merged, save_results
-from flashgen.validate import unfit, validate
+from flashgen.validate import unfit, validate, without_forms
 
 #: A backward kernel's share of a forward kernel's time for measuring: it has few candidates.
 BACKWARD_SHARE = 0.5
@@ -35,6 +36,7 @@ class Options:
     Attributes:
         out: the folder to publish to.
         targets: the targets in place of the specs' own; empty keeps the specs'.
+        forms: forms of the modules besides the specs' own.
         tune: measure kernels that were never measured, if this machine's GPU is a listed target.
         tune_seconds: the time for measuring a forward kernel, of which a variant has two on Hopper;
             each backward kernel gets half of it.
@@ -44,6 +46,7 @@ class Options:
 
     out: Path = Path("generated")
     targets: tuple[str, ...] = ()
+    forms: tuple[str, ...] = ()
     tune: bool = True
     tune_seconds: float = 60.0
     force: bool = False
@@ -93,7 +96,7 @@ def build(paths: Iterable[Path], options: Options, progress: Progress) -> Iterat
         KeyboardInterrupt: after publishing the best of what was measured until then.
     """
     # 1. load: spec files -> the variants that they declare.
-    variants = with_targets(load(paths), options.targets)
+    variants = as_asked(load(paths), options.targets, options.forms)
 
     # 2. validate: everything wrong with the specs, reported at once.
     _refuse(finding for variant in variants for finding in validate(variant))
@@ -110,7 +113,7 @@ def build(paths: Iterable[Path], options: Options, progress: Progress) -> Iterat
     _refuse(
         finding
         for variant in stale
-        for finding in without_candidates(variant, plans[variant.name], spaces[variant.name])
+        for finding in unbuildable(variant, plans[variant.name], spaces[variant.name])
     )
 
     progress.start(len(stale))
@@ -168,6 +171,12 @@ def is_current(variant: Variant, options: Options, gpu: Gpu | None) -> bool:
     return not _to_measure(gpu, variant, seal.kernels, place, replace(options, force=False))
 
 
+def unbuildable(variant: Variant, plan: KernelPlan, spaces: Spaces) -> Iterator[Violation]:
+    """All reasons why a valid spec has no module: what does not fit, and forms it cannot have."""
+    yield from without_candidates(variant, plan, spaces)
+    yield from without_forms(variant, plan)
+
+
 def without_candidates(variant: Variant, plan: KernelPlan, spaces: Spaces) -> Iterator[Violation]:
     """The violation of each target for which no configuration of a required kernel fits.
 
@@ -178,6 +187,27 @@ def without_candidates(variant: Variant, plan: KernelPlan, spaces: Spaces) -> It
             for target, space in spaces[key].items():
                 if not space.candidates:
                     yield unfit(variant, plan, kernel, target, space.rejected)
+
+
+def as_asked(
+    variants: list[Variant], targets: tuple[str, ...], forms: tuple[str, ...]
+) -> list[Variant]:
+    """The variants with the command line's targets and further forms.
+
+    Raises:
+        FlashgenError: a target or a form that does not exist.
+    """
+    for form in forms:
+        if form not in FORMS:
+            raise FlashgenError(f"--form={form}: unknown form; write one of {', '.join(FORMS)}")
+    return [_with_forms(v, forms) for v in with_targets(variants, targets)]
+
+
+def _with_forms(variant: Variant, forms: tuple[str, ...]) -> Variant:
+    declared = variant.spec.forms
+    if not forms or not isinstance(declared, tuple):  # which `validate` reports
+        return variant
+    return replace(variant, spec=replace(variant.spec, forms=(*declared, *forms)))
 
 
 def with_targets(variants: list[Variant], targets: tuple[str, ...]) -> list[Variant]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from flashgen.build import module_text, with_targets, without_candidates
+from flashgen.build import as_asked, module_text, unbuildable
 from flashgen.errors import OutputError, ValidationError
 from flashgen.loader import Variant, load
 from flashgen.plan import lower
@@ -15,7 +15,12 @@ from flashgen.tuning.store import load_results
 from flashgen.validate import validate
 
 
-def check(paths: Sequence[Path], out: Path, targets: tuple[str, ...] = ()) -> list[str]:
+def check(
+    paths: Sequence[Path],
+    out: Path,
+    targets: tuple[str, ...] = (),
+    forms: tuple[str, ...] = (),
+) -> list[str]:
     """A line for each module that is not what it should be, and for each that no spec declares.
 
     The latter only where a folder is among the paths: a file is no word on what others declare.
@@ -26,11 +31,12 @@ def check(paths: Sequence[Path], out: Path, targets: tuple[str, ...] = ()) -> li
         paths: spec files, or folders of them.
         out: the folder of the modules.
         targets: what they were built for, where that is not what the specs name.
+        forms: forms that they were built with besides the specs' own.
 
     Raises:
         FlashgenError: what is wrong with the specs.
     """
-    variants = with_targets(load(paths), targets)
+    variants = as_asked(load(paths), targets, forms)
     if violations := [finding for variant in variants for finding in validate(variant)]:
         raise ValidationError(violations)
     orphans = _orphans(variants, out) if names_all(paths) else ()
@@ -67,11 +73,11 @@ def expected_text(variant: Variant, place: Place) -> str:
     """What a build without measuring would publish.
 
     Raises:
-        ValidationError: no configuration fits some target.
+        ValidationError: no configuration fits some target, or a form that the spec cannot have.
     """
     plan = lower(variant.spec, variant.name)
     spaces = search_spaces(plan)
-    if violations := list(without_candidates(variant, plan, spaces)):
+    if violations := list(unbuildable(variant, plan, spaces)):
         raise ValidationError(violations)
     kernels = digests(plan, spaces)
     chosen = choices(plan, kernels, spaces, load_results(place.tuning))

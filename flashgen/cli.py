@@ -42,6 +42,7 @@ from flashgen.explain.variant import explain as run_explain
 from flashgen.export import LICENSE, export_hub, export_wheel
 from flashgen.files import write_atomically
 from flashgen.inventory import list_modules, remove_modules
+from flashgen.spec import FORMS
 from flashgen.version import __version__
 
 #: What names stdout in place of a file.
@@ -62,6 +63,10 @@ Targets = Annotated[
     typer.Option(
         "--target", help=f"GPU target instead of the spec's: {', '.join(TARGETS)}. Repeatable."
     ),
+]
+Forms = Annotated[
+    list[str] | None,
+    typer.Option("--form", help=f"Form to add to the spec's: {', '.join(FORMS[1:])}. Repeatable."),
 ]
 
 
@@ -89,6 +94,7 @@ def _options(
 def build(
     paths: Specs,
     target: Targets = None,
+    form: Forms = None,
     out: Out = Path("generated"),
     no_tune: Annotated[
         bool, typer.Option("--no-tune", help="Do not measure, even on a machine with a GPU.")
@@ -112,6 +118,7 @@ def build(
     options = Options(
         out=out,
         targets=tuple(target or ()),
+        forms=tuple(form or ()),
         tune=not no_tune,
         tune_seconds=tune_seconds,
         force=force,
@@ -156,10 +163,11 @@ def _report(results: list[Built], out: Path, verbose: bool) -> None:
 def check(
     paths: Specs = [Path("specs")],  # noqa: B006  (typer reads the default, nobody changes it)
     target: Targets = None,
+    form: Forms = None,
     out: Out = Path("generated"),
 ) -> None:
     """List the modules that are not what their specs render to. Exit with 1 if there are any."""
-    differences = run_check(paths, out, tuple(target or ()))
+    differences = run_check(paths, out, tuple(target or ()), tuple(form or ()))
     for line in differences:
         typer.echo(line)
     if differences:

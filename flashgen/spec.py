@@ -26,6 +26,9 @@ from flashgen.tracing.expr import merged_params
 DTYPES = ("float16", "bfloat16", "float32")
 INPUT_PRECISIONS = ("tf32", "ieee")
 
+#: The forms of a call, in the order of a module; every module has the first.
+FORMS = ("dense", "varlen", "cache")
+
 
 @dataclass(frozen=True)
 class Blocks:
@@ -90,6 +93,8 @@ class AttentionSpec:
             first key, or ``"bottom_right"``, so that the last query is at the last key. It holds
             for mask and score, flashgen's and others; masks whose tables say what each query sees
             (`tree`, `block_sparse`) keep these. None leaves it to them.
+        forms: what the module's functions take: ``"dense"``, a batch of equal lengths, which every
+            module has; ``"varlen"``, packed sequences; ``"cache"``, a cache of keys and values.
         targets: GPU architectures to choose a configuration for; see `flashgen.budget.targets`.
         name: the generated module's name; None takes the spec file's name.
     """
@@ -105,14 +110,17 @@ class AttentionSpec:
     dropout: bool = False
     deterministic: bool = False
     align: str | None = None
+    forms: tuple[str, ...] = FORMS[:1]
     targets: tuple[str, ...] = DEFAULT_TARGETS
     name: str | None = None
 
     def __post_init__(self) -> None:
         """Takes a list for a tuple, a bare function for a mask or a score; judges nothing."""
-        for name in ("head_dim", "targets"):
+        for name in ("head_dim", "forms", "targets"):
             if isinstance(getattr(self, name), list):
                 object.__setattr__(self, name, tuple(getattr(self, name)))
+        if isinstance(self.forms, tuple) and all(form in FORMS for form in self.forms):
+            object.__setattr__(self, "forms", tuple(f for f in FORMS if f in self.forms))
         object.__setattr__(self, "dtype", dtype_name(self.dtype))
         if callable(self.mask) and not isinstance(self.mask, Mask):
             object.__setattr__(self, "mask", as_mask(self.mask))
@@ -181,6 +189,10 @@ class AttentionSpec:
         """Whether `align` would give unequal lengths a meaning: natten_2d has none for them."""
         return self.mask.can_be_aligned
 
+    def has_form(self, form: str) -> bool:
+        """Whether the module has the functions of a form, ``"varlen"``."""
+        return form in self.forms
+
     @property
     def digest(self) -> str:
         """sha256 over every field, functions by label and expression: equal in every process."""
@@ -190,4 +202,6 @@ class AttentionSpec:
         for name in ("dropout", "deterministic", "align"):  # younger than digests that files go by
             if not fields[name]:
                 del fields[name]
+        if self.forms == FORMS[:1]:  # likewise
+            del fields["forms"]
         return hashlib.sha256(repr(sorted(fields.items())).encode()).hexdigest()

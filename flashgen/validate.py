@@ -18,6 +18,7 @@ from flashgen.codegen.names import is_taken
 from flashgen.config import KernelConfig
 from flashgen.constants import Constant
 from flashgen.errors import MaskError, SramViolation, Violation, shown
+from flashgen.forms.registry import why_no_form
 from flashgen.kernels.base import Kernel
 from flashgen.loader import Variant
 from flashgen.masks import Mask
@@ -27,7 +28,7 @@ from flashgen.plan import KernelPlan
 from flashgen.plan.code import finite_score
 from flashgen.plan.score_gradient import meeting_tensors
 from flashgen.scores import Score
-from flashgen.spec import DTYPES, INPUT_PRECISIONS, AttentionSpec, Blocks
+from flashgen.spec import DTYPES, FORMS, INPUT_PRECISIONS, AttentionSpec, Blocks
 from flashgen.symbolic.trace import Predicate, trace
 from flashgen.symbols import KV_LEN, Q_IDX, Q_LEN, Load
 from flashgen.tracing.user_code import users_line
@@ -49,7 +50,8 @@ def validate(variant: Variant) -> list[Violation]:
     """All mistakes in the fields of a spec; `unfit` tells whether its blocks fit."""
     checks = (
         _name, _head_dim, _dtype, _input_precision, _scale,
-        _mask, _score, _align, _normaliser, _params, _dropout, _deterministic, _blocks, _targets,
+        _mask, _score, _align, _normaliser, _params, _dropout, _deterministic, _forms, _blocks,
+        _targets,
     )  # fmt: skip
     return [
         Violation(variant.name, field, shown(value), problem, remedy, variant.file)
@@ -92,6 +94,16 @@ def unfit(
         _what_fits(config, usage_of) or f"No smaller blocks fit: leave {target} out of targets",
         variant.file,
     )
+
+
+def without_forms(variant: Variant, plan: KernelPlan) -> Iterator[Violation]:
+    """The violation of each declared form that the variant cannot have."""
+    for form in variant.spec.forms:
+        if why_not := why_no_form(form, plan):
+            remedy = f"leave {form!r} out of forms"
+            yield Violation(
+                variant.name, "forms", shown(variant.spec.forms), why_not, remedy, variant.file
+            )
 
 
 def _what_fits(config: KernelConfig, usage: Callable[[KernelConfig], SramUsage]) -> str:
@@ -264,6 +276,20 @@ def _deterministic(name: str, spec: AttentionSpec) -> Iterator[Finding]:
             problem = f"gradients of {tensor!r} are sums that several programs add to"
             remedy = "index it by head, query, key or distance, or by all of b, h, q_idx and kv_idx"
             yield "deterministic", True, problem, remedy
+
+
+def _forms(name: str, spec: AttentionSpec) -> Iterator[Finding]:
+    forms = spec.forms
+    if not isinstance(forms, tuple):
+        remedy = f"write a tuple of {FORMS[0]!r} and others of {', '.join(map(repr, FORMS[1:]))}"
+        yield "forms", forms, "not a tuple of forms", remedy
+        return
+    for form in forms:
+        if form not in FORMS:
+            yield "forms", form, "unknown form", f"write some of {', '.join(map(repr, FORMS))}"
+    if FORMS[0] not in forms and all(form in FORMS for form in forms):
+        remedy = f"write forms={shown((FORMS[0], *forms))}"
+        yield "forms", forms, f"without {FORMS[0]!r}, the form that every module has", remedy
 
 
 def _untraceable(field: str, value: object, trace: Callable[[], object]) -> Iterator[Finding]:

@@ -2,7 +2,8 @@
 
 A kernel provides its functions and, in its folder of templates, three parts of the module: its
 ``configuration``, its launcher (``launch``), and the statement that decides whether it runs a call
-(``dispatch``).
+(``dispatch``). A form besides the dense one provides functions too, and a template for each part of
+the module: see `flashgen.forms.base`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from flashgen.budget.targets import get_target
 from flashgen.codegen.environment import environment
 from flashgen.codegen.operator import operator_digest
 from flashgen.config import NO_CHOICE, KernelChoice
+from flashgen.forms.base import PARTS
+from flashgen.forms.registry import forms_of
 from flashgen.kernels.base import Kernel, Needs
 from flashgen.kernels.registry import kernels_of, module_order
 from flashgen.plan import KernelPlan
@@ -50,6 +53,8 @@ def render_module(
         for key, kernel in listed.items()
         for name, value in kernel.names(plan, chosen[key]).items()
     }
+    forms = forms_of(plan)
+    names |= {name: value for form in forms for name, value in form.names(plan).items()}
     folders = tuple(dict.fromkeys(k.templates for k in listed.values()))
     template = environment(folders=folders).get_template("module/module.py.jinja")
     backward = backward_plan(plan)
@@ -61,8 +66,19 @@ def render_module(
         op_digest=operator_digest(plan, backward),
         package=package,
         needs=reduce(or_, needs.values(), Needs()),
-        sources=_distinct(text for key, text in sources.items() if not needs[key].gluon),
-        gluon_sources=_distinct(text for key, text in sources.items() if needs[key].gluon),
+        further={part: [f"{form.name}/{part}.py.jinja" for form in forms] for part in PARTS},
+        sources=_distinct(
+            [
+                *(text for key, text in sources.items() if not needs[key].gluon),
+                *(form.source(plan) for form in forms),
+            ]
+        ),
+        gluon_sources=_distinct(
+            [
+                *(text for key, text in sources.items() if needs[key].gluon),
+                *filter(None, (form.gluon_source(plan) for form in forms)),
+            ]
+        ),
         configurations=_distinct(_part(k, "configuration") for k in (*everywhere, *special[::-1])),
         launchers=_distinct((_part(k, "launch"), needs[key].gluon) for key, k in held.items()),
         forward_dispatch=_distinct(_part(k, "dispatch") for k in preferred if not k.gradients),

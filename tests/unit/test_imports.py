@@ -31,6 +31,7 @@ LAYERS = """
     codegen codegen.layout codegen.folding codegen.unpacking codegen.digest codegen.names
     codegen.environment codegen.functions codegen.operator
     kernels kernels.*
+    forms forms.*
     validate codegen.module
     tuning tuning.* publish inventory
     build check export

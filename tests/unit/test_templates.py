@@ -10,6 +10,7 @@ import pytest
 from jinja2 import meta, nodes
 
 from flashgen.codegen.environment import environment
+from flashgen.forms.base import PARTS
 from flashgen.kernels.forward_hopper.plan import DIALECT
 from flashgen.paths import template_dir
 
@@ -29,8 +30,13 @@ FILTERS = {
 }
 TESTS = {"read_in"}
 
-# What the module's templates call those that each kernel brings.
-BROUGHT = {"configuration": "configuration", "launcher": "launch", "dispatch": "dispatch"}
+# What the module's templates call those that each kernel and each form brings.
+BROUGHT = {
+    "configuration": "configuration",
+    "launcher": "launch",
+    "dispatch": "dispatch",
+    **{f"of_{part}": part for part in PARTS},
+}
 
 
 def source(name: str) -> str:

@@ -1,0 +1,23 @@
+"""FORMS_BESIDE: the forms besides the dense one. To add one, add its file and a line here."""
+
+from __future__ import annotations
+
+from flashgen.forms.base import Form
+from flashgen.plan import KernelPlan
+from flashgen.spec import FORMS
+
+#: In the order of `FORMS`.
+FORMS_BESIDE: tuple[Form, ...] = ()
+
+
+def forms_of(plan: KernelPlan) -> tuple[Form, ...]:
+    """The forms that a plan's spec declares besides the dense one."""
+    return tuple(form for form in FORMS_BESIDE if plan.spec.has_form(form.name))
+
+
+def why_no_form(name: str, plan: KernelPlan) -> str:
+    """Why a plan cannot have a form, as a clause; ``""`` where it can."""
+    if name == FORMS[0]:
+        return ""
+    known = {form.name: form for form in FORMS_BESIDE}
+    return known[name].why_not(plan) if name in known else f"{name!r} is not implemented yet"
