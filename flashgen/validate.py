@@ -252,12 +252,13 @@ def _params(name: str, spec: AttentionSpec) -> Iterator[Finding]:
         return
     except AttributeError:
         return  # a field that is no mask, score or normaliser, which has its own finding
+    forms = spec.forms if isinstance(spec.forms, tuple) else ()
     for param in declared:
-        if is_taken(param.name, dropout=spec.dropout is True):
+        if is_taken(param.name, dropout=spec.dropout is True, forms=forms):
             kind = "constant" if isinstance(param, Constant) else "parameter"
             problem = f"{kind} {param.name!r} is a name that the generated module uses"
             others = (f"{param.name}_", f"the_{param.name}", f"{param.name}_value")
-            free = next(name for name in others if not is_taken(name, dropout=True))
+            free = next(name for name in others if not is_taken(name, dropout=True, forms=FORMS))
             yield "params", param, problem, f"rename the {kind}, to {free} for one"
 
 

@@ -8,26 +8,31 @@ import json
 import re
 from pathlib import Path
 
-#: What modules bind, and what those with dropout bind besides. `pytest tests/golden` holds it to
-#: what is rendered; ``--update-golden`` writes it.
+from flashgen.spec import FORMS
+
+#: What modules bind, and what those with dropout or another form bind besides. `pytest
+#: tests/golden` holds it to what is rendered; ``--update-golden`` writes it.
 FILE = Path(__file__).with_name("taken_names.json")
 
 #: What the kernel calls the parts of a tensor: its pointer, sizes and strides.
 _PARTS = re.compile(r"_(ptr|size_\d|stride_\d)$")
 
 
-def is_taken(name: str, *, dropout: bool = False) -> bool:
+def is_taken(name: str, *, dropout: bool = False, forms: tuple[str, ...] = ()) -> bool:
     """Whether a parameter of this name would clash with a variable of the generated module.
 
     Args:
         name: the parameter's.
         dropout: whether the module has dropout.
+        forms: the module's forms.
     """
+    besides = tuple(["dropout"] * dropout + [form for form in forms if form in FORMS[1:]])
     bare = re.sub(r"_\d+$", "", name)
-    return bool({name, bare} & _taken(dropout)) or bool(_PARTS.search(name))
+    return bool({name, bare} & _taken(besides)) or bool(_PARTS.search(name))
 
 
 @functools.cache
-def _taken(dropout: bool) -> frozenset[str]:
+def _taken(besides: tuple[str, ...]) -> frozenset[str]:
     found = json.loads(FILE.read_text())
-    return frozenset(dir(builtins)).union(found["always"], found["dropout"] if dropout else ())
+    further = (found.get(name, ()) for name in besides)
+    return frozenset(dir(builtins)).union(found["always"], *further)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from flashgen.forms.base import Form
+from flashgen.forms.cache import CacheForm
 from flashgen.plan import KernelPlan
 from flashgen.spec import FORMS
 
 #: In the order of `FORMS`.
-FORMS_BESIDE: tuple[Form, ...] = ()
+FORMS_BESIDE: tuple[Form, ...] = (CacheForm(),)
 
 
 def forms_of(plan: KernelPlan) -> tuple[Form, ...]:

@@ -10,12 +10,14 @@ import json
 import pytest
 
 from flashgen.codegen.names import FILE
-from support.taken_names import DROPPING, EVERYTHING, taken_by
+from support.taken_names import CACHING, DROPPING, EVERYTHING, taken_by
 
 
 def test_taken_names(request: pytest.FixtureRequest) -> None:
     always = taken_by(EVERYTHING)
-    found = {"always": sorted(always), "dropout": sorted(taken_by(DROPPING) - always)}
+    found = {"always": sorted(always)}
+    for kind, specs in (("dropout", DROPPING), ("cache", CACHING)):
+        found[kind] = sorted(taken_by(specs) - always)
     text = json.dumps(found, indent=1) + "\n"
     if request.config.getoption("--update-golden"):
         FILE.write_text(text)

@@ -1,3 +1,3 @@
 from flashgen import AttentionSpec, causal
 
-spec = AttentionSpec(64, mask=causal(), forms=("cache", "dense"))
+spec = AttentionSpec(64, mask=causal(), forms=("varlen", "dense"))
