@@ -178,7 +178,8 @@ def _remark(chosen: Mapping[str, KernelChoice], key: str, target: str) -> str:
         kernel = with_key(other)
         if key in choice.replaces and target in choice.configs:
             return f"; runs {kernel.elsewhere}"
-        of_one_pass = kernel.gradients == with_key(key).gradients
+        same = with_key(key)
+        of_one_pass = (kernel.form, kernel.gradients) == (same.form, same.gradients)
         if choice.why_not and of_one_pass and kernel.runs_on(target):
             return f"; no {kernel.title}: {choice.why_not}"
     return ""

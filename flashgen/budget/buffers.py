@@ -53,6 +53,8 @@ MEANINGS = {
     "hidden keys": "which tiles of keys have rows that the mask hides from every query",
     "hidden queries": "which tiles of queries have rows that see no key",
     "growth": "votes of rows, and which tiles of queries overflowed",
+    "page rows": "the places of keys in their pages, on their way to the threads that load them",
+    "conditions": "which scores of a tile a loaded element shows",
     "output": "a tile of the output on its way to rows that a warp can store at once",
 }
 

@@ -41,13 +41,13 @@ def render_module(
     """
     kernels = kernels_of(plan)
     chosen = {key: choices.get(key, NO_CHOICE) for key in kernels}
-    listed = {key: kernels[key] for key in module_order()}
+    listed = {key: kernels[key] for key in module_order() if key in kernels}
     held = {key: k for key, k in listed.items() if k.fallback or chosen[key].configs}
     needs = {key: kernel.needs(plan) for key, kernel in held.items()}
     sources = _sources(plan, held)
     everywhere = [kernel for kernel in listed.values() if kernel.fallback]
     special = [kernel for kernel in listed.values() if not kernel.fallback]
-    preferred = [kernel for key, kernel in kernels.items() if key in held]
+    dense = [k for key, k in kernels.items() if key in held and k.form == "dense"]
     names = {
         name: value
         for key, kernel in listed.items()
@@ -84,8 +84,8 @@ def render_module(
         ),
         configurations=_distinct(_part(k, "configuration") for k in (*everywhere, *special[::-1])),
         launchers=_distinct((_part(k, "launch"), needs[key].gluon) for key, k in held.items()),
-        forward_dispatch=_distinct(_part(k, "dispatch") for k in preferred if not k.gradients),
-        backward_dispatch=_distinct(_part(k, "dispatch") for k in preferred if k.gradients),
+        forward_dispatch=_distinct(_part(k, "dispatch") for k in dense if not k.gradients),
+        backward_dispatch=_distinct(_part(k, "dispatch") for k in dense if k.gradients),
         **names,
     )
 

@@ -62,6 +62,7 @@ def chosen_kernels(
     results = tuple(results)
     kernels = {key: k for key, k in kernels_of(plan).items() if isinstance(k, ForwardKernel)}
     spaces = search_spaces(plan, (target,), gradients=False)
+    spaces = {key: of_kernel for key, of_kernel in spaces.items() if key in kernels}
     for key, kernel in kernels.items():
         if kernel.fallback and not spaces[key][target].candidates:
             raise ValidationError(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from flashgen.forms.base import Form
+from flashgen.forms.cache import CacheForm
 from flashgen.forms.varlen import Varlen
 from flashgen.plan import KernelPlan
-from flashgen.spec import FORMS
 
-#: In the order of `FORMS`.
-FORMS_BESIDE: tuple[Form, ...] = (Varlen(),)
+#: In the order of `flashgen.spec.FORMS`.
+FORMS_BESIDE: tuple[Form, ...] = (Varlen(), CacheForm())
 
 
 def forms_of(plan: KernelPlan) -> tuple[Form, ...]:
@@ -17,8 +17,5 @@ def forms_of(plan: KernelPlan) -> tuple[Form, ...]:
 
 
 def why_no_form(name: str, plan: KernelPlan) -> str:
-    """Why a plan cannot have a form, as a clause; ``""`` where it can."""
-    if name == FORMS[0]:
-        return ""
-    known = {form.name: form for form in FORMS_BESIDE}
-    return known[name].why_not(plan) if name in known else f"{name!r} is not implemented yet"
+    """Why a plan cannot have a form, as a clause; ``""`` where it can, as the dense one always."""
+    return next((form.why_not(plan) for form in FORMS_BESIDE if form.name == name), "")

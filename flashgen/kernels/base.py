@@ -76,6 +76,8 @@ class Kernel(ABC):
         fallback: whether it serves every plan, and runs where no other kernel does.
         beside: keys of the kernels without which a module does not hold it.
         elsewhere: for a kernel that replaces others, when the replaced kernels run.
+        form: the form of a call that it computes, of `flashgen.spec.FORMS`.
+        timed: whether a build measures its configurations where it finds a GPU.
     """
 
     name: ClassVar[str]
@@ -86,6 +88,8 @@ class Kernel(ABC):
     fallback: ClassVar[bool] = False
     beside: ClassVar[tuple[str, ...]] = ()
     elsewhere: ClassVar[str] = ""
+    form: ClassVar[str] = "dense"
+    timed: ClassVar[bool] = True
 
     @property
     def templates(self) -> Path:

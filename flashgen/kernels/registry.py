@@ -6,6 +6,7 @@ from flashgen.kernels.backward_hopper.kernel import BackwardHopper
 from flashgen.kernels.backward_hopper_split.kernel import BackwardHopperSplit
 from flashgen.kernels.backward_triton.kernel import BackwardTritonKeys, BackwardTritonQueries
 from flashgen.kernels.base import Kernel
+from flashgen.kernels.cache_triton.kernel import CacheTriton
 from flashgen.kernels.forward_hopper.kernel import ForwardHopper
 from flashgen.kernels.forward_triton.kernel import ForwardTriton
 from flashgen.plan import KernelPlan
@@ -18,18 +19,24 @@ KERNELS: tuple[Kernel, ...] = (
     BackwardHopperSplit(),
     BackwardTritonKeys(),
     BackwardTritonQueries(),
+    CacheTriton(),
 )
 
 
-def keys() -> tuple[str, ...]:
-    """The keys of the kernels in tables and results; some kernels share a key."""
-    return tuple(dict.fromkeys(kernel.key for kernel in KERNELS))
+def keys(form: str = "dense") -> tuple[str, ...]:
+    """The keys of a form's kernels in tables and results; some kernels share a key."""
+    return tuple(dict.fromkeys(kernel.key for kernel in KERNELS if kernel.form == form))
 
 
 def kernels_of(plan: KernelPlan) -> dict[str, Kernel]:
-    """For each key the kernel that serves a plan, or else the first kernel, with its `why_not`."""
+    """For each key the kernel that serves a plan, or else the first kernel, with its `why_not`.
+
+    Kernels of forms that the spec does not declare have no part in a plan.
+    """
     found: dict[str, Kernel] = {}
     for kernel in KERNELS:
+        if not plan.spec.has_form(kernel.form):
+            continue
         other = found.setdefault(kernel.key, kernel)
         if other is not kernel and other.why_not(plan) and not kernel.why_not(plan):
             found[kernel.key] = kernel
@@ -44,4 +51,4 @@ def with_key(key: str) -> Kernel:
 def module_order() -> tuple[str, ...]:
     """The keys in the order of modules: in each pass, kernels for every plan come first."""
     order = {k.key: (k.gradients, not k.fallback) for k in reversed(KERNELS)}
-    return tuple(sorted(keys(), key=lambda key: order[key]))
+    return tuple(sorted(dict.fromkeys(k.key for k in KERNELS), key=lambda key: order[key]))

@@ -53,8 +53,8 @@ def digests(plan: KernelPlan, spaces: Spaces) -> dict[str, str]:
 
 
 def pins(spec: AttentionSpec, kernel: Kernel) -> Blocks:
-    """The blocks that a spec pins for a kernel: pins are for the forward kernels."""
-    return Blocks() if kernel.gradients else spec.blocks
+    """The blocks that a spec pins for a kernel: pins are for the dense forward kernels."""
+    return Blocks() if kernel.gradients or kernel.form != "dense" else spec.blocks
 
 
 def choices(

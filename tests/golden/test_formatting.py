@@ -85,6 +85,16 @@ def long_names() -> dict[str, AttentionSpec]:
     return specs
 
 
+def with_cache() -> dict[str, AttentionSpec]:
+    """In one segment and in two."""
+    specs = {}
+    for number, (name, spec) in enumerate({**vocabulary(), **long_names()}.items()):
+        if not spec.equal_lengths:
+            head_dim = (spec.head_dim, 80)[number % 2]
+            specs[name] = replace(spec, head_dim=head_dim, forms=("dense", "cache"))
+    return specs
+
+
 def with_dropout() -> dict[str, AttentionSpec]:
     return {
         name: replace(spec, dropout=True) for name, spec in {**vocabulary(), **long_names()}.items()
@@ -139,8 +149,8 @@ def defined_twice(module: str) -> set[str]:
 
 @pytest.mark.parametrize(
     ("turn", "specs"),
-    enumerate([vocabulary, vocabulary_of_two_kernels, long_names, with_dropout]),
-    ids=["vocabulary", "vocabulary_of_two_kernels", "long_names", "with_dropout"],
+    enumerate([vocabulary, vocabulary_of_two_kernels, long_names, with_dropout, with_cache]),
+    ids=["vocabulary", "vocabulary_of_two_kernels", "long_names", "with_dropout", "with_cache"],
 )
 def test_modules_are_linted_and_formatted(
     turn: int, specs: Callable[[], dict[str, AttentionSpec]], tmp_path: Path

@@ -27,10 +27,12 @@ from flashgen import (
     sink_tokens,
     sliding_window,
     softcap,
+    softmax,
 )
 from flashgen.codegen.module import render_module
 from flashgen.config import ChosenConfig, KernelChoice, KernelConfig
 from flashgen.kernels.backward_hopper.plan import HopperBackward
+from flashgen.kernels.cache_triton.kernel import render_cache
 from flashgen.kernels.forward_hopper.kernel import render_hopper
 from flashgen.kernels.forward_triton.kernel import render_kernel
 from flashgen.plan import lower
@@ -62,6 +64,17 @@ KERNELS = {
     "head_dims_of_two_sizes": HEAD_DIM_SPECS["32x80"],
 }
 
+
+# Of the kernel for a cache.
+CACHE_KERNELS = {
+    "cache_causal": AttentionSpec(64, mask=causal(align="bottom_right")),
+    "cache_two_runs_and_sinks": AttentionSpec(
+        72,
+        mask=sliding_window(Int("left"), 0, align="bottom_right") | sink_tokens(4),
+        score=alibi(Tensor("slopes", ("num_q_heads",)), align="bottom_right"),
+        normaliser=softmax(sink=Tensor("sinks", ("num_q_heads",))),
+    ),
+}
 
 # Of the kernel in Gluon.
 HOPPER_KERNELS = {
@@ -166,6 +179,8 @@ def _modules() -> dict[str, str]:
 @functools.cache
 def _rendered() -> dict[str, str]:
     kernels = {name: HEAD + render_kernel(lower(spec, name)) for name, spec in KERNELS.items()}
+    for name, spec in CACHE_KERNELS.items():
+        kernels[name] = HEAD + render_cache(lower(spec, name))
     for name, spec in HOPPER_KERNELS.items():
         kernels[name] = HOPPER_HEAD + render_hopper(lower(spec, name)).lstrip("\n")
     for name, spec in HOPPER_BACKWARD_KERNELS.items():
@@ -176,7 +191,7 @@ def _rendered() -> dict[str, str]:
     return {**kernels, **_modules()}
 
 
-NAMES = (*KERNELS, *HOPPER_KERNELS, *HOPPER_BACKWARD_KERNELS, *MODULES)
+NAMES = (*KERNELS, *CACHE_KERNELS, *HOPPER_KERNELS, *HOPPER_BACKWARD_KERNELS, *MODULES)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -52,7 +52,7 @@ def check(
         params=params,
         return_lse=True,
     )
-    *low, largest_score = _low_precision(q, k, v, spec, scale, params)
+    *low, largest_score = low_precision(q, k, v, spec, scale, params)
     shifted = (gluon or q.is_cuda) and q.dtype == torch.bfloat16
     sizes = (0.0, max(largest_score, FIRST_WEIGHT) if shifted else largest_score)
     for name, got, right, rough, size in zip(
@@ -69,7 +69,7 @@ def check(
         assert error <= allowed, f"{name}: error {error:.3g}, allowed {allowed:.3g}"
 
 
-def _low_precision(
+def low_precision(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,

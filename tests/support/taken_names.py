@@ -18,7 +18,7 @@ from flashgen.plan import lower
 from flashgen.plan.backward import backward_plan
 from flashgen.scores import Score, softcap
 from flashgen.spec import AttentionSpec
-from support.variants import on_hopper
+from support.variants import any_cache, on_hopper
 
 # Between them these print every line of every template: one run of keys and several in any order,
 # heads of one segment and of several, narrow ones and others, a mask that differs between heads and
@@ -86,6 +86,25 @@ PACKED = (
         forms=("dense", "varlen"),
     ),
 )
+# And what those with a cache do.
+_CACHE = ("dense", "cache")
+CACHING = (
+    AttentionSpec(64, mask=sliding_window(_PROBE, 0, align="bottom_right"), forms=_CACHE),
+    AttentionSpec(
+        72,
+        mask=(lambda b, h, q, kv: (kv < 2 * q - b) | (kv > 9 + h)),
+        score=softcap(_DEGREES),
+        normaliser=softmax(sink=_DEGREES),
+        forms=_CACHE,
+    ),
+    AttentionSpec(
+        64,
+        score=Score(lambda score, b, h, q, kv: score + _TABLE[h] * (kv - q), "tilted"),
+        forms=_CACHE,
+    ),
+    AttentionSpec(64, mask=block_sparse(_BLOCKS, 8), forms=_CACHE),
+    AttentionSpec(64, mask=block_sparse(_KNOWN, 16), normaliser=sigmoid_attention(), forms=_CACHE),
+)
 
 # In each module both kernels, and that of the backward pass where there is one.
 _CHOICE = on_hopper(KernelConfig(128, 64, 8, 2))
@@ -98,7 +117,10 @@ def taken_by(specs: tuple[AttentionSpec, ...]) -> frozenset[str]:
         plan = lower(spec, "everything")
         has_backward = not HopperBackward(backward_plan(plan)).why_not
         held = ("hopper", "hopper_backward") if has_backward else ("hopper",)
-        module = ast.parse(render_module(plan, dict.fromkeys(held, _CHOICE)))
+        choices = dict.fromkeys(held, _CHOICE)
+        if spec.has_form("cache"):
+            choices["cached"] = any_cache(plan)
+        module = ast.parse(render_module(plan, choices))
         for statement in module.body:
             inside = set(_bound(ast.walk(statement)))
             names.update(inside if "probe" in inside else _bound([statement]))

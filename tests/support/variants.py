@@ -139,6 +139,8 @@ def any_configs(plan: KernelPlan) -> dict[str, ChosenConfig]:
 def rendered(plan: KernelPlan, *gluon: dict[str, KernelChoice]) -> str:
     """A plan's module with some configuration of each kernel in Triton, and of these in Gluon."""
     choices = {"portable": KernelChoice(any_configs(plan))} | any_backward(plan)
+    if plan.spec.has_form("cache"):
+        choices["cached"] = any_cache(plan)
     for more in gluon:
         choices |= more
     return render_module(plan, choices)
@@ -152,6 +154,12 @@ def any_backward(plan: KernelPlan) -> dict[str, KernelChoice]:
         key: KernelChoice(dict.fromkeys(plan.targets, ChosenConfig(config, "model", shared=4096)))
         for key, config in (("backward_keys", keys), ("backward_queries", queries))
     }
+
+
+def any_cache(plan: KernelPlan) -> KernelChoice:
+    """Some configuration of the cache kernel for each target."""
+    config = KernelConfig(BLOCK_M=16, BLOCK_N=16, num_warps=4, num_stages=2)
+    return KernelChoice(dict.fromkeys(plan.targets, ChosenConfig(config, "model", shared=4096)))
 
 
 def any_hopper(plan: KernelPlan) -> dict[str, KernelChoice]:

@@ -110,6 +110,8 @@ PRINTED_BY = {
     "kernels/backward_hopper/kernel.py",
     "kernels/backward_hopper_split/kernel.py",
     "kernels/backward_triton/kernel.py",
+    "forms/cache.py",
+    "kernels/cache_triton/kernel.py",
     "kernels/forward_hopper/kernel.py",
     "kernels/forward_triton/kernel.py",
     "plan/arguments.py",

@@ -37,6 +37,7 @@ SHARING = {
     "backward_hopper": {"forward_hopper", "backward_triton"},
     "backward_hopper_split": {"forward_hopper", "backward_hopper"},
     "backward_triton": {"forward_triton"},
+    "cache_triton": {"forward_triton"},
     "forward_hopper": {"forward_triton"},
 }
 #: What the stages ask a kernel for; `flashgen.kernels.base` has the methods.

@@ -1,0 +1,1 @@
+"""The kernel for a cache of keys and values, in Triton."""

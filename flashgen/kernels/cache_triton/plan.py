@@ -1,0 +1,217 @@
+"""CachePlan: what the template of the cache kernel prints besides the dense plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import sympy
+
+from flashgen.params import Int
+from flashgen.plan.arguments import KernelArguments, kernel_arguments
+from flashgen.plan.code import KernelCode, code_with, codes_of
+from flashgen.plan.kernel import KernelPlan
+from flashgen.plan.loops import KERNEL_NAMES
+from flashgen.symbolic.intervals import Interval
+from flashgen.symbolic.logic import conditions
+from flashgen.symbolic.printer import triton_code
+from flashgen.symbolic.printer.code import Code, gathered_by, read_by
+from flashgen.symbolic.printer.dialects import Triton
+from flashgen.symbols import KV_LEN, H, Load, RowMax, RowMin
+
+_LENGTHS = ("batch", "head", "q_len", "kv_len", "q_first", "q_last", "num_q_heads")
+
+
+class VectorTriton(Triton):
+    """Triton in which each number may be a vector: one function has a sequence, or several."""
+
+    def extreme(self, name: str, a: str, b: str, tensors: tuple[bool, bool], real: bool) -> str:
+        """``tl.minimum`` and ``tl.maximum``."""
+        return f"tl.{name}imum({a}, {b})"
+
+
+VECTORS = VectorTriton()
+
+#: Results of `_cache_runs` for each run: begin, end, first, visits, full_begin and full_end.
+OF_A_RUN = 6
+
+
+@dataclass(frozen=True)
+class CacheRun:
+    """A run of keys that a tile of queries visits, in positions: see `flashgen.plan.loops.Run`.
+
+    An end that differs between the heads of a tile is a vector, and the widest counts.
+
+    Attributes:
+        begin, end, full_begin, full_end: the ends.
+        condition: when the run exists; None for always.
+        by_head: the names of those of the five that are vectors.
+        suffix: of its variables.
+    """
+
+    begin: Code
+    end: Code
+    full_begin: Code
+    full_end: Code
+    condition: Code | None
+    by_head: tuple[str, ...]
+    suffix: str
+
+
+@dataclass(frozen=True)
+class CachePlan:
+    """The cache kernel of a plan.
+
+    A row of a tile is a query of one head: the heads that share keys have rows in one tile. So the
+    head is a vector, as q_idx is.
+    """
+
+    plan: KernelPlan
+
+    @cached_property
+    def derived(self) -> bool:
+        """Whether the visited keys follow from bounds; otherwise all keys are visited and masked.
+
+        Tables of rows and of blocks are made for whole tensors, which a step of decoding with its
+        few queries would not repay.
+        """
+        plan = self.plan
+        return plan.promise is None and plan.listing is None and not plan.every_row_table
+
+    @cached_property
+    def conditions(self) -> tuple[Any, ...]:
+        """The conditions that a masked tile evaluates."""
+        if self.derived:
+            return self.plan.conditions
+        return conditions(self.plan.predicate.expr)
+
+    @property
+    def checks_kv_len(self) -> bool:
+        """Whether a masked tile compares its keys with kv_len, too."""
+        return self.plan.checks_kv_len if self.derived else True
+
+    @cached_property
+    def code(self) -> KernelCode:
+        """Mask, score and sink."""
+        return code_with(self.plan.spec, self.conditions, promise=None, by_blocks=False)[0]
+
+    @cached_property
+    def intervals(self) -> tuple[Interval, ...]:
+        """The keys to visit."""
+        if self.derived:
+            return self.plan.bounds.intervals
+        zero = sympy.Integer(0)
+        return (Interval(zero, KV_LEN, zero, zero),)
+
+    @cached_property
+    def runs(self) -> tuple[CacheRun, ...]:
+        """The same as code."""
+        several = len(self.intervals) > 1
+        return tuple(self._run(x, f"_{i}" * several) for i, x in enumerate(self.intervals))
+
+    def _run(self, interval: Interval, suffix: str) -> CacheRun:
+        names = ("begin", "end", "full_begin", "full_end", "condition")
+        parts = dict(zip(names, interval.expressions, strict=True))
+        codes: dict[str, Any] = {name: self._code(expr) for name, expr in parts.items()}
+        if parts["condition"] is sympy.true:
+            codes["condition"] = None
+        by_head = tuple(name for name, expr in parts.items() if H in expr.free_symbols)
+        return CacheRun(**codes, by_head=by_head, suffix=suffix)
+
+    def _code(self, expr: Any) -> Code:
+        return triton_code(expr, KERNEL_NAMES, self._nonnegative, _LENGTHS)
+
+    @property
+    def _nonnegative(self) -> list[str]:
+        return [p.name for p in self.plan.spec.params if isinstance(p, Int) and p.min >= 0]
+
+    @property
+    def sorted(self) -> bool:
+        """Whether the runs come in the order of their first keys."""
+        return self.plan.bounds.sorted or len(self.runs) == 1
+
+    @cached_property
+    def reduces_rows(self) -> bool:
+        """Whether the runs' ends are extremes over a tile's rows, ``q_rows``."""
+        return any(expr.has(RowMin, RowMax) for expr in self._ends)
+
+    @cached_property
+    def reads_head(self) -> bool:
+        """Whether the runs differ between heads."""
+        return any(H in expr.free_symbols for expr in self._ends)
+
+    @cached_property
+    def counts_tiles(self) -> bool:
+        """Whether the tiles of many sequences are counted at once, a vector with one for each.
+
+        Otherwise a sequence counts by its length. This only decides how work is shared out.
+        """
+        vector = not (self.reduces_rows or self.reads_head)
+        return self.derived and vector and not any(expr.has(Load) for expr in self._ends)
+
+    @property
+    def _ends(self) -> Iterator[Any]:
+        return (expr for interval in self.intervals for expr in interval.expressions)
+
+    @cached_property
+    def arguments(self) -> KernelArguments:
+        """The parameters that the kernel takes."""
+        plan, hidden = self.plan, self.plan.hidden
+        score_and_sink = plan._score_and_sink
+        exprs = (*self.conditions, *score_and_sink, *self._ends)
+        names = {s.name for expr in exprs for s in expr.free_symbols}
+        names |= {s.name for code in hidden.keys for s in code.expr.free_symbols}
+        return kernel_arguments(plan.arguments, plan.constants, (), names)
+
+    @cached_property
+    def of_runs(self) -> tuple[str, ...]:
+        """The parameters that the ends of the runs read."""
+        names = {s.name for expr in self._ends for s in expr.free_symbols}
+        return tuple(name for name in self.arguments.names if name in names)
+
+    @cached_property
+    def of_finish(self) -> tuple[str, ...]:
+        """The parameters that the end of a row reads: its sink, and its score's shift."""
+        codes = [code for code in (self.code.sink, self.code.shift) if code is not None]
+        names = {s.name for code in codes for s in code.expr.free_symbols}
+        return tuple(name for name in self.arguments.names if name in names)
+
+    def finish_reads(self, name: str) -> bool:
+        """Whether the end of a row reads a name."""
+        return name in read_by((self.code.sink, self.code.shift))
+
+    def steps_read(self, name: str) -> bool:
+        """Whether the loop, or what is computed once for it, reads a name."""
+        return name in self._read_by_steps
+
+    @cached_property
+    def _read_by_steps(self) -> frozenset[str]:
+        code = self.code
+        lines = codes_of(code.scalars, code.rows, code.columns, code.elements, code.masked)
+        return read_by((*lines, code.score, *code.conditions, *self.plan.hidden.keys))
+
+    @property
+    def visits_at(self) -> int:
+        """The place of the number of all visits among the results of `_cache_runs`."""
+        return OF_A_RUN * (len(self.runs) - 1) + OF_A_RUN - 3
+
+    @cached_property
+    def gathers(self) -> tuple[int, ...]:
+        """The numbers of dimensions that tensors are indexed by."""
+        ends = [code for run in self.runs for code in (run.begin, run.end, run.full_begin)]
+        ends += [code for run in self.runs for code in (run.full_end, run.condition) if code]
+        lines = codes_of(self.code.scalars, self.code.rows, self.code.columns, self.code.elements)
+        found = gathered_by((*ends, *lines, *codes_of(self.code.masked), *self.plan.hidden.keys))
+        return tuple(sorted({*found, *self.code.gathers}))
+
+    @property
+    def reads_halves(self) -> bool:
+        """Whether some tensors hold 16-bit numbers."""
+        return any(t.dtype in ("float16", "bfloat16") for t in self.arguments.tensors)
+
+    @property
+    def can_be_empty(self) -> bool:
+        """Whether the sum of a row's weights may be 0: a cache may hold no key."""
+        return not self.plan.sink_torch or self.plan.sink_can_be_infinite

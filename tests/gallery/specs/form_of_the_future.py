@@ -1,3 +1,0 @@
-from flashgen import AttentionSpec, causal
-
-spec = AttentionSpec(64, mask=causal(), forms=("cache", "dense"))

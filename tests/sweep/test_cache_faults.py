@@ -1,0 +1,119 @@
+"""Lengths, places and pages that do not exist: NaN for the sequence at fault, and for no other."""
+
+from __future__ import annotations
+
+import math
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from flashgen import AttentionSpec, causal
+from support.cached import CacheCall, Cached, cached
+from support.variants import rendered_module
+
+SPEC = AttentionSpec(16, "float32", mask=causal(align="bottom_right"), forms=("dense", "cache"))
+PACKED = CacheCall((40, 50, 9, 33), (4, 3, 1, 5), padding=2, num_splits=2)
+FULL = CacheCall((40, 50, 9, 33), (4, 5, 1, 3), num_splits=2)
+ROWS = CacheCall((40, 50, 9), 2, slots=True, num_splits=2)
+PAGES = CacheCall((70, 50, 33), 2, page_size=16, num_splits=3)
+
+#: A call, what is written into one of its tensors, and the sequences at fault.
+FAULTS: dict[str, tuple[CacheCall, str, Any, Any, tuple[int, ...]]] = {
+    "a length past the rows": (ROWS, "kv_lens", 1, 10**6, (1,)),
+    "a negative length": (ROWS, "kv_lens", 2, -1, (2,)),
+    "a length past the pages": (PAGES, "kv_lens", 0, 16 * 5 + 1, (0,)),
+    "a row that does not exist": (ROWS, "cache_slots", 0, 5, (0,)),
+    "a negative row": (ROWS, "cache_slots", 0, -3, (0,)),
+    "a page that does not exist": (PAGES, "block_table", (1, 2), 10**6, (1,)),
+    "a page that was given back": (PAGES, "block_table", (1, 3), -1, (1,)),
+    "a first sequence that does not start at 0": (PACKED, "cu_seqlens_q", 0, 1, (0,)),
+    "a negative start": (PACKED, "cu_seqlens_q", 0, -1, (0,)),
+    "an end before the start": (PACKED, "cu_seqlens_q", 2, 3, (1, 2)),
+    "an end past the tokens": (FULL, "cu_seqlens_q", 4, 14, (3,)),
+    "more queries than the largest number": (PACKED, "cu_seqlens_q", 4, 15, (3,)),
+}
+
+
+def called(module: ModuleType, call: CacheCall, given: Cached) -> tuple[torch.Tensor, torch.Tensor]:
+    """(out, lse) as tokens, with 7 where nothing was written."""
+    q = given.arguments["q"]
+    out = torch.full(q.shape, 7.0)
+    with torch.no_grad():
+        _, lse = module.cache_attention(
+            **given.arguments, num_splits=call.num_splits, out=out, return_lse=True
+        )
+    return (out, lse) if call.packed else (out.flatten(0, 1), lse.flatten(0, 1))
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_nan_and_changes_no_other_sequence(name: str) -> None:
+    call, argument, place, value, at_fault = FAULTS[name]
+    module, given = rendered_module(SPEC), cached(call, SPEC, torch.float32)
+    for cache in ("k_cache", "v_cache"):  # what lies behind the keys would be NaN by itself
+        given.arguments[cache].nan_to_num_(0.0)
+    right, right_lse = called(module, call, given)
+    begins = [sum(call.lengths[:b]) for b in range(len(call.lengths) + 1)]
+    given.arguments[argument][place] = value
+    out, lse = called(module, call, given)
+    bad = torch.zeros(len(out), dtype=torch.bool)
+    if argument != "cu_seqlens_q":
+        for b in at_fault:
+            bad[begins[b] : begins[b + 1]] = True
+    else:
+        begins = given.arguments[argument].tolist()
+        own = 0
+        for b in range(len(call.lengths)):
+            own = max(own, begins[b])
+            if b in at_fault:
+                bad[own : min(max(begins[b + 1], own), len(out))] = True
+    assert out[bad].isnan().all() and lse[bad].isnan().all()
+    others = ~bad
+    if argument == "cu_seqlens_q":
+        others[: min(1, begins[0] + 1)] &= begins[0] <= 0  # tokens that no sequence has
+    torch.testing.assert_close(out[others], right[others])  # other splits round otherwise
+    written = others & (right[:, 0, 0] != 7.0)
+    torch.testing.assert_close(lse[written], right_lse[written])
+    reference = module.cache_reference(**given.arguments)
+    reference = reference if call.packed else reference.flatten(0, 1)
+    assert torch.equal(reference[bad].isnan(), out[bad].isnan())
+    assert not reference[written].isnan().any()
+
+
+def test_padding_is_not_written() -> None:
+    out, _ = called(rendered_module(SPEC), PACKED, cached(PACKED, SPEC, torch.float32))
+    assert (out[-PACKED.padding :] == 7.0).all() and not (out[: -PACKED.padding] == 7.0).any()
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_message_names_the_fault(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    call, argument, place, value, _ = FAULTS[name]
+    given = cached(call, SPEC, torch.float32)
+    given.arguments[argument][place] = value
+    monkeypatch.setenv("FLASHGEN_CHECK", "1")
+    if name == "a page that was given back":  # which a window may do
+        called(rendered_module(SPEC), call, given)
+        return
+    named = "max_q_len" if name.startswith("more queries") else argument
+    with pytest.raises(ValueError, match=rf"^{named}(\[[\d, ]+\])?: is -?\d+"):
+        called(rendered_module(SPEC), call, given)
+
+
+def test_an_appended_token_without_a_place_is_not_written() -> None:
+    module = rendered_module(SPEC)
+    k_new, v_new = torch.randn(2, 3, 2, 2, 16)
+    caches = torch.zeros(2, 4, 16, 2, 16)
+    lens = torch.tensor([2, 9, 17], dtype=torch.int32)
+    # Of sequence 0 the pages end too early; sequence 2 is longer than its pages.
+    table = torch.tensor([[-1], [2], [1]], dtype=torch.int32)
+    angles = torch.zeros(9, 4)
+    with torch.no_grad():
+        q = module.append(
+            k_new, v_new, *caches, lens, table, angles.cos(), angles.sin(), q=k_new.clone()
+        )
+    assert torch.equal(caches[1, 2, 7:9], v_new[1]) and torch.equal(caches[0, 2, 7:9], k_new[1])
+    caches[:, 2, 7:9] = 0
+    assert not caches.any()
+    assert q[0].isnan().all() and q[2].isnan().all() and torch.equal(q[1], k_new[1])
+    assert math.isfinite(q[1].sum())
