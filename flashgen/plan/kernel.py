@@ -26,6 +26,7 @@ from flashgen.plan.arguments import (
 from flashgen.plan.code import KernelCode, finite_score, kernel_code, with_hidden_by_score
 from flashgen.plan.constants import PrintedConstant, printed_constant
 from flashgen.plan.dtypes import TRITON_DTYPES
+from flashgen.plan.eager_keys import EagerKeys, eager_keys
 from flashgen.plan.head_dims import Heads
 from flashgen.plan.hidden import HiddenRows, hidden_rows
 from flashgen.plan.int32_overflow import SIZES, LargeInteger, printed_integers
@@ -238,6 +239,11 @@ class KernelPlan(Heads):
     def visible_pairs(self) -> VisiblePairs:
         """How the module counts the pairs that the mask shows."""
         return visible_pairs(self.bounds, self.params)
+
+    @cached_property
+    def eager_keys(self) -> EagerKeys:
+        """The keys of a tile of queries in eager torch."""
+        return eager_keys(self.bounds, self.params)
 
     @property
     def conditions(self) -> tuple[Any, ...]:

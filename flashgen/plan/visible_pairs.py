@@ -75,8 +75,8 @@ def visible_pairs(bounds: TileBounds, params: tuple[Param, ...]) -> VisiblePairs
 def _run(interval: Interval, known: set[str]) -> tuple[Any, Any, bool]:
     """``(begin, end, exact)`` of one query's keys, as far as lengths and numbers say."""
     begin, end, condition = map(of_one_row, (interval.begin, interval.end, interval.condition))
-    first = _loosened(begin, sympy.Integer(0), known)
-    last = _loosened(end, KV_LEN, known)
+    first = loosened(begin, sympy.Integer(0), known)
+    last = loosened(end, KV_LEN, known)
     holds = condition if _says(condition, known) else sympy.true
     exact = (first, last, holds) == (begin, end, condition)
     if holds is not sympy.true:
@@ -99,12 +99,12 @@ def of_one_row(expr: Any) -> Any:
     return alone.xreplace({Q_FIRST: Q_IDX, Q_LAST: Q_IDX})
 
 
-def _loosened(expr: Any, most: Any, known: set[str]) -> Any:
-    """An end of a run, with the end of all keys for whatever tensors say."""
+def loosened(expr: Any, most: Any, known: set[str]) -> Any:
+    """An end of a run of keys by known names, with the end of all keys for whatever others say."""
     if _says(expr, known):
         return expr
     if isinstance(expr, sympy.Min | sympy.Max):
-        return expr.func(*(_loosened(part, most, known) for part in expr.args))
+        return expr.func(*(loosened(part, most, known) for part in expr.args))
     return most
 
 

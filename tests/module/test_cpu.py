@@ -73,7 +73,7 @@ def test_the_fallback_is_said_once() -> None:
         for _ in range(3):
             module.attention(*tensors)
     assert [str(warning.message) for warning in said] == [
-        "causal_d64: tensors on cpu run the eager reference, which holds all scores in memory"
+        "causal_d64: tensors on cpu run the eager reference, by tiles of queries"
     ]
     assert said[0].filename == __file__
 

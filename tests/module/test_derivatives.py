@@ -81,7 +81,7 @@ def test_what_computes_them_is_said_once() -> None:
         for _ in range(2):
             module.attention(*tensors).float().sum().backward()
     assert [str(warning.message) for warning in said] == [
-        "causal_d64: tensors on cpu run the eager reference, which holds all scores in memory",
+        "causal_d64: tensors on cpu run the eager reference, by tiles of queries",
     ]
 
 

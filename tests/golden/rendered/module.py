@@ -646,7 +646,7 @@ def reference(
     return_lse=False,
     left=3,
 ):
-    """`attention` in eager torch, for any dtype and device: the oracle; CPU tensors run it.
+    """`attention` in eager torch, for any dtype and device: the oracle.
 
     It computes in float32 (float64 for float64 tensors) and holds the (q_len, kv_len) scores.
     """
@@ -655,17 +655,27 @@ def reference(
         with torch.autocast(device, enabled=False):  # it would compute in 16 bits
             return reference(q, k, v, scale=scale, return_lse=return_lse, left=left)
     scale = 0.25 if scale is None else scale
-    q_len, kv_len = q.shape[2], k.shape[2]
+    out, lse = _attend(q, k, v, scale, left, (0, 0, 0, 0), (q.shape[2], k.shape[2]))
+    return (out, lse) if return_lse else out
+
+
+def _attend(q, k, v, scale, left, first, lengths):
+    """(out, lse) of a part of a call: queries q and keys k, which hold all that these queries see.
+
+    first numbers the part's first batch entry, head, query and key; lengths are q_len and kv_len of
+    the call.
+    """
+    q_len, kv_len = lengths
     dtype = torch.promote_types(q.dtype, torch.float32)
     group = q.shape[1] // k.shape[1]
     keys = k.to(dtype).repeat_interleave(group, dim=1)
     values = v.to(dtype).repeat_interleave(group, dim=1)
-    q_idx = torch.arange(q_len, device=q.device)[:, None]
-    kv_idx = torch.arange(kv_len, device=q.device)[None, :]
+    q_idx = first[2] + torch.arange(q.shape[2], device=q.device)[:, None]
+    kv_idx = first[3] + torch.arange(k.shape[2], device=q.device)[None, :]
     scores = scale * (q.to(dtype) @ keys.mT)
-    if kv_len == 0:  # no score has a maximum
+    if k.shape[2] == 0:  # no score has a maximum
         out, lse = (scores @ values).to(q.dtype), scores.sum(-1) - math.inf
-        return (out, lse) if return_lse else out
+        return out, lse
     visible = q_idx + kv_len - q_len + 1 >= kv_idx
     visible = visible & (kv_idx >= q_idx + kv_len - q_len - left)
     scores = scores.masked_fill(~visible, -math.inf)
@@ -677,7 +687,65 @@ def reference(
     out = (p @ values / total).to(q.dtype)
     lse = (m + torch.log(total)).squeeze(-1)
     lse = lse.masked_fill(empty.squeeze(-1), -math.inf)
-    return (out, lse) if return_lse else out
+    return out, lse
+
+
+# Scores of a tile of `_eager_tiles`: they are to stay in the caches of a CPU.
+EAGER_TILE = 2**20
+
+
+def _eager_tiles(q, k, left):
+    """Parts of a call: (index of q, index of k, first) as `_attend` takes them.
+
+    A part has the query heads of one head of keys, some queries, and the keys between the bounds
+    that were derived from the mask.
+    """
+    batch, num_q_heads, q_len, _ = q.shape
+    num_kv_heads, kv_len = k.shape[1:3]
+    group = num_q_heads // num_kv_heads
+    rows = min(512, max(1, EAGER_TILE // max(1, batch * group * kv_len)))
+    rows = -(-rows // 16) * 16
+    for head in range(num_kv_heads):
+        for q_first in range(0, q_len, rows):
+            q_last = min(q_first + rows, q_len) - 1
+            kv_begin = max(0, q_first + kv_len - q_len - left)
+            kv_end = min(kv_len, max(0, q_last + kv_len - q_len + 2))
+            kv_begin -= kv_begin % 16
+            kv_end = max(kv_begin, kv_end)
+            q_heads = slice(head * group, (head + 1) * group)
+            of_q = slice(None), q_heads, slice(q_first, q_last + 1)
+            of_k = slice(None), slice(head, head + 1), slice(kv_begin, kv_end)
+            yield of_q, of_k, (0, q_heads.start, q_first, kv_begin)
+
+
+def _attend_in_tiles(q, k, v, scale, left):
+    """(out, lse), as `reference` computes them, in the memory of one tile's scores."""
+    lengths = (q.shape[2], k.shape[2])
+    out = q.new_empty(*q.shape[:3], 16)
+    lse = q.new_empty(q.shape[:3], dtype=torch.promote_types(q.dtype, torch.float32))
+    with torch.autocast(q.device.type, enabled=False):
+        for of_q, of_k, first in _eager_tiles(q, k, left):
+            out[of_q], lse[of_q] = _attend(q[of_q], k[of_k], v[of_k], scale, left, first, lengths)
+    return out, lse
+
+
+def _gradients_in_tiles(q, k, v, scale, left, grad_out, grad_lse):
+    """The gradients of `_reference_gradients`, of each tile by torch's autograd."""
+    lengths = (q.shape[2], k.shape[2])
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    sums = [torch.zeros(x.shape, dtype=dtype, device=q.device) for x in (q, k, v)]
+    for of_q, of_k, first in _eager_tiles(q, k, left):
+        leaves = [x.to(dtype).detach().requires_grad_() for x in (q[of_q], k[of_k], v[of_k])]
+        outputs = _attend(*leaves, scale, left, first, lengths)
+        pairs = zip(outputs, (grad_out[of_q].to(dtype), grad_lse[of_q].to(dtype)), strict=True)
+        # The LSE may depend on none of them.
+        outputs, grads = zip(*(pair for pair in pairs if pair[0].requires_grad), strict=True)
+        found = torch.autograd.grad(outputs, leaves, grads, materialize_grads=True)
+        parts = (sums[0][of_q], sums[1][of_k], sums[2][of_k])
+        for part, grad in zip(parts, found, strict=True):
+            part += grad
+    pairs = zip(sums, (q, k, v), strict=True)
+    return tuple(x.to(of.dtype) for x, of in pairs)
 
 
 # --- checks ---------------------------------------------------------------------------------------
@@ -749,8 +817,8 @@ def _forward(q, k, v, scale, left, key=None, known=None, return_lse=True):
             return _forward(q, k, v, scale, left, key, known, return_lse)
     if q.is_cuda or triton.knobs.runtime.interpret:
         return _launch(q, k, v, scale, left, _config(q.device), key, known)
-    _warn_once(f"tensors on {q.device} run the eager reference, which holds all scores in memory")
-    out, lse = reference(q, k, v, scale=scale, return_lse=True, left=left)
+    _warn_once(f"tensors on {q.device} run the eager reference, by tiles of queries")
+    out, lse = _attend_in_tiles(q, k, v, scale, left)
     return out, lse.to(torch.float32)
 
 
@@ -1249,6 +1317,8 @@ def _reference_gradients(q, k, v, scale, left, grad_out, grad_lse, twice=False):
     """Gradients by the reference's autograd; twice: they can be differentiated themselves."""
     # The backward pass may run in other surroundings than the forward pass: in autocast, too.
     with torch.enable_grad(), torch.autocast(q.device.type, enabled=False):
+        if not twice and not q.is_cuda:
+            return _gradients_in_tiles(q, k, v, scale, left, grad_out, grad_lse)
         q, k, v = (_leaf(x, twice) for x in (q, k, v))
         outputs = reference(q, k, v, scale=scale, return_lse=True, left=left)
         return torch.autograd.grad(outputs, (q, k, v), (grad_out, grad_lse), create_graph=twice)
