@@ -16,7 +16,7 @@ from benchmarks.attentions import ATTENTIONS
 from benchmarks.cells import BACKWARD, GRID, Cell
 from benchmarks.inputs import make_inputs
 from benchmarks.passes import BACKWARD_PASS, FORWARD_PASS, differentiated
-from flashgen import AttentionSpec, causal, relative_bias
+from flashgen import AttentionSpec, Tensor, relative_bias
 from flashgen.publish import Seal
 from flashgen.reference import dropped
 from support.variants import rendered_module
@@ -363,8 +363,13 @@ def test_a_row_tells_the_kernels_that_run(monkeypatch):
 
 
 def test_a_row_tells_of_the_portable_kernel_beside_the_one_in_gluon(monkeypatch):
-    """Of biases by distance, which the Gluon kernel over keys cannot sum up."""
-    spec = AttentionSpec(64, mask=causal(), score=relative_bias(8))
+    """Of biases by distance, where each row has its own bounds."""
+    ends = Tensor("ends", ("batch", "q_len"), "int32")
+    spec = AttentionSpec(
+        64,
+        mask=lambda b, h, q_idx, kv_idx: kv_idx < ends[b, q_idx],
+        score=relative_bias(8, align="top_left"),
+    )
     module = rendered_module(spec, hopper=True)
     monkeypatch.setattr(record, "target", lambda: "sm_90")
     digests = {"portable": "f", "backward_queries": "q", "hopper_backward": "g"}

@@ -137,19 +137,6 @@ def test_columns_are_in_two_segments_or_padded(
     assert names.segmented == (len(qk) + len(v) > 2)
 
 
-@pytest.mark.parametrize(
-    ("head_dim", "held"),
-    [(72, True), (80, True), ((96, 64), True), ((80, 96), False), (96, False), (64, False)],
-)
-def test_values_stay_in_registers_that_gradients_leave(
-    head_dim: int | tuple[int, int], held: bool
-) -> None:
-    names = of(AttentionSpec(head_dim))
-    assert names.values_in_registers == ("own_v" in names.keys) == held
-    split = of(AttentionSpec(head_dim, deterministic=True))
-    assert not split.values_in_registers
-
-
 def test_each_consumer_adds_to_the_sums_of_its_columns() -> None:
     """Of dq one has the first segment and one the second, or each has half of 128 columns."""
     segments, halves = of(AttentionSpec((80, 96))), of(AttentionSpec((128, 96)))

@@ -9,7 +9,7 @@ from typing import Any
 
 import sympy
 
-from flashgen.kernels.backward_hopper.split import BLOCK_M, CALL, CONSUMERS, HopperSplit, sum_of
+from flashgen.kernels.backward_hopper.split import BLOCK_M, CALL, CONSUMERS, HopperSplit
 from flashgen.kernels.backward_hopper.visits import HopperVisits
 from flashgen.plan.code import codes_of
 from flashgen.plan.head_dims import Segment
@@ -116,15 +116,6 @@ class HopperBackward(HopperSplit):
     def values_ahead(self) -> bool:
         """Whether the next tile's values have a buffer of their own, as its keys do."""
         return self.columns <= 96 and not self.split
-
-    @property
-    def values_in_registers(self) -> bool:
-        """Whether registers hold a consumer's values beside its gradients, as operands of dp.
-
-        Products then read an eighth less from shared memory. At 96 columns 92 bytes would spill.
-        """
-        fits = 2 * sum_of(self.qk_parts) + 3 * sum_of(self.v_parts) <= 400
-        return self.segmented and not self.split and fits
 
     @property
     def grad_out_apart(self) -> bool:
@@ -283,7 +274,6 @@ class HopperBackward(HopperSplit):
         backward = self.backward
         code = self.text.code
         found = [] if self.split else ["head_row", "k_number"]
-        found += ["own_v"] * self.values_in_registers
         if self.reads_kv_idx:
             found.append("kv_idx")
         if not backward.plan.reads_scale:

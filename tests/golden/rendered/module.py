@@ -655,17 +655,16 @@ def reference(
         with torch.autocast(device, enabled=False):  # it would compute in 16 bits
             return reference(q, k, v, scale=scale, return_lse=return_lse, left=left)
     scale = 0.25 if scale is None else scale
-    out, lse = _attend(q, k, v, scale, left, (0, 0, 0, 0), (q.shape[2], k.shape[2]))
+    out, lse = _attend(q, k, v, scale, left, (0, 0, 0, 0), q.shape[2], k.shape[2])
     return (out, lse) if return_lse else out
 
 
-def _attend(q, k, v, scale, left, first, lengths):
+def _attend(q, k, v, scale, left, first, q_len, kv_len):
     """(out, lse) of a part of a call: queries q and keys k, which hold all that these queries see.
 
-    first numbers the part's first batch entry, head, query and key; lengths are q_len and kv_len of
-    the call.
+    first numbers the part's first batch entry, head, query and key; q_len and kv_len are of the
+    call.
     """
-    q_len, kv_len = lengths
     dtype = torch.promote_types(q.dtype, torch.float32)
     group = q.shape[1] // k.shape[1]
     keys = k.to(dtype).repeat_interleave(group, dim=1)
@@ -712,40 +711,43 @@ def _eager_tiles(q, k, left):
             kv_end = min(kv_len, max(0, q_last + kv_len - q_len + 2))
             kv_begin -= kv_begin % 16
             kv_end = max(kv_begin, kv_end)
-            q_heads = slice(head * group, (head + 1) * group)
-            of_q = slice(None), q_heads, slice(q_first, q_last + 1)
-            of_k = slice(None), slice(head, head + 1), slice(kv_begin, kv_end)
-            yield of_q, of_k, (0, q_heads.start, q_first, kv_begin)
+            q_head = head * group
+            queries = slice(None), slice(q_head, q_head + group), slice(q_first, q_last + 1)
+            keys = slice(None), slice(head, head + 1), slice(kv_begin, kv_end)
+            yield queries, keys, (0, q_head, q_first, kv_begin)
 
 
 def _attend_in_tiles(q, k, v, scale, left):
     """(out, lse), as `reference` computes them, in the memory of one tile's scores."""
-    lengths = (q.shape[2], k.shape[2])
+    q_len, kv_len = q.shape[2], k.shape[2]
     out = q.new_empty(*q.shape[:3], 16)
     lse = q.new_empty(q.shape[:3], dtype=torch.promote_types(q.dtype, torch.float32))
     with torch.autocast(q.device.type, enabled=False):
-        for of_q, of_k, first in _eager_tiles(q, k, left):
-            out[of_q], lse[of_q] = _attend(q[of_q], k[of_k], v[of_k], scale, left, first, lengths)
+        for queries, keys, first in _eager_tiles(q, k, left):
+            out[queries], lse[queries] = _attend(
+                q[queries], k[keys], v[keys], scale, left, first, q_len, kv_len
+            )
     return out, lse
 
 
 def _gradients_in_tiles(q, k, v, scale, left, grad_out, grad_lse):
     """The gradients of `_reference_gradients`, of each tile by torch's autograd."""
-    lengths = (q.shape[2], k.shape[2])
+    q_len, kv_len = q.shape[2], k.shape[2]
     dtype = torch.promote_types(q.dtype, torch.float32)
     sums = [torch.zeros(x.shape, dtype=dtype, device=q.device) for x in (q, k, v)]
-    for of_q, of_k, first in _eager_tiles(q, k, left):
-        leaves = [x.to(dtype).detach().requires_grad_() for x in (q[of_q], k[of_k], v[of_k])]
-        outputs = _attend(*leaves, scale, left, first, lengths)
-        pairs = zip(outputs, (grad_out[of_q].to(dtype), grad_lse[of_q].to(dtype)), strict=True)
+    for queries, keys, first in _eager_tiles(q, k, left):
+        inputs = [x.to(dtype).detach().requires_grad_() for x in (q[queries], k[keys], v[keys])]
+        outputs = _attend(*inputs, scale, left, first, q_len, kv_len)
+        results = (grad_out[queries].to(dtype), grad_lse[queries].to(dtype))
+        results = zip(outputs, results, strict=True)
         # The LSE may depend on none of them.
-        outputs, grads = zip(*(pair for pair in pairs if pair[0].requires_grad), strict=True)
-        found = torch.autograd.grad(outputs, leaves, grads, materialize_grads=True)
-        parts = (sums[0][of_q], sums[1][of_k], sums[2][of_k])
-        for part, grad in zip(parts, found, strict=True):
-            part += grad
-    pairs = zip(sums, (q, k, v), strict=True)
-    return tuple(x.to(of.dtype) for x, of in pairs)
+        outputs, grads = zip(*(x for x in results if x[0].requires_grad), strict=True)
+        grads = torch.autograd.grad(outputs, inputs, grads, materialize_grads=True)
+        parts = (sums[0][queries], sums[1][keys], sums[2][keys])
+        for total, x in zip(parts, grads, strict=True):
+            total += x
+    results = zip(sums, (q, k, v), strict=True)
+    return tuple(total.to(x.dtype) for total, x in results)
 
 
 # --- checks ---------------------------------------------------------------------------------------
