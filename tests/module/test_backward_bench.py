@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from flashgen import AttentionSpec, Tensor, additive_bias, alibi, causal
+from flashgen import AttentionSpec, Tensor, alibi, causal, t5_bias
 from flashgen.config import BACKWARD_KERNELS, BackwardKernel, KernelConfig
 from flashgen.kernels.backward_triton.kernel import FUNCTIONS as BACKWARD_FUNCTIONS
 from flashgen.kernels.backward_triton.kernel import KEYS
@@ -112,8 +112,7 @@ def test_beside_the_portable_kernel_over_queries_it_is_timed_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As the one over keys is, in whose place it runs: the other has a form of its own."""
-    bias = Tensor("bias", ("num_q_heads", "q_len", "kv_len"))
-    spec = AttentionSpec(64, mask=causal(), score=additive_bias(bias))
+    spec = AttentionSpec(64, mask=causal(), score=t5_bias(bidirectional=False))
     gpu = fake_gpu(monkeypatch)
     module = measured(gpu, spec, monkeypatch)
     kernel = module._backward_of_queries
