@@ -143,7 +143,7 @@ class Family:
             FlashgenError: a function cannot be traced; the message has its line.
         """
         run_time = self._run_time
-        for at in sorted(self._changed(captures)):
+        for at in sorted(self._changed(captures) - run_time):
             if _traces(functions, captures, sizes, run_time | {at}):
                 run_time |= {at}
             else:  # Python decides by it: it stays a constant
@@ -157,8 +157,9 @@ class Family:
             run_time = frozenset()
             variant = _traced(functions, captures, sizes, form, tables, run_time)
         self._run_time = run_time
+        arguments = set(variant.numbers.values())  # another number may be in there by its value
         constants = tuple(
-            (at, value) for at, (value, _) in enumerate(captures.numbers) if at not in run_time
+            (at, value) for at, (value, _) in enumerate(captures.numbers) if at not in arguments
         )
         self._variants.insert(0, (constants, variant))
         del self._variants[64:]

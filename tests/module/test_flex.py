@@ -614,6 +614,154 @@ class TestWhatCouldChangeUnseen:
         held["factor"] = 3
         attended(score_mod)
 
+    def changing(self, score_mod, change):
+        """What a score function computes while ``change`` sets a number to others."""
+        for number in (1.0, 2.0, 3.0, 0.5):  # the second and later ones could be a Float
+            change(number)
+            attended(score_mod)
+
+    @pytest.mark.parametrize("name", ["static", "of_class", "twice", "base", "meta", "described"])
+    def test_what_a_class_has(self, fresh, name):
+        class Described:
+            def __get__(self, instance, owner):
+                return self.held
+
+        class Meta(type):
+            meta = 1.0
+
+        class Base:
+            base = 1.0
+            described = Described()
+
+        class Held(Base, metaclass=Meta):
+            @staticmethod
+            def static():
+                return factor_of_globals
+
+            @classmethod
+            def of_class(cls):
+                return factor_of_globals
+
+            @property
+            def twice(self):
+                return factor_of_globals
+
+        def change(number):
+            global factor_of_globals
+            factor_of_globals = Base.base = Meta.meta = number
+            vars(Base)["described"].held = number
+
+        held = Held if name == "meta" else Held()
+        score_mods = {
+            "static": lambda score, b, h, q, kv: score * held.static() + Held.static() * q,
+            "of_class": lambda score, b, h, q, kv: score * held.of_class(),
+            "twice": lambda score, b, h, q, kv: score * held.twice,
+            "base": lambda score, b, h, q, kv: score * Held.base,
+            "meta": lambda score, b, h, q, kv: score * held.meta,
+            "described": lambda score, b, h, q, kv: score * held.described,
+        }
+        self.changing(score_mods[name], change)
+
+    @pytest.mark.parametrize("name", ["factor", "index", "times", "super"])
+    def test_what_python_calls_without_a_name(self, fresh, name):
+        class Base:
+            def own(self, score):
+                return score * factor_of_globals
+
+        class Held(Base):
+            def __getattr__(self, name):
+                if name != "factor":
+                    raise AttributeError(name)
+                return vars(self)["numbers"][name]
+
+            def __getitem__(self, at):
+                return self.held[at]
+
+            def __mul__(self, score):
+                return score * factor_of_globals
+
+            def own(self, score):
+                return super().own(score) + 1
+
+        def change(number):
+            global factor_of_globals
+            factor_of_globals = number
+            vars(held).update(numbers={"factor": number}, held=[number])
+
+        held = Held()
+        score_mods = {
+            "factor": lambda score, b, h, q, kv: score * held.factor,
+            "index": lambda score, b, h, q, kv: score * held[0],
+            "times": lambda score, b, h, q, kv: held * score,
+            "super": lambda score, b, h, q, kv: held.own(score),
+        }
+        self.changing(score_mods[name], change)
+
+    def test_a_tensor_that_a_static_method_reads(self, fresh):
+        class Held:
+            @staticmethod
+            def times(score):
+                return score * factor_of_globals
+
+        def change(number):
+            global factor_of_globals
+            factor_of_globals = torch.tensor(number)
+
+        self.changing(lambda score, b, h, q, kv: Held.times(score), change)
+
+    @pytest.mark.parametrize("kind", ["deque", "UserDict", "dict"])
+    def test_an_object_that_holds_more_than_attributes(self, fresh, kind):
+        import collections
+
+        class Deque(collections.deque):
+            pass
+
+        class Dict(dict):
+            pass
+
+        held = {"deque": Deque([0]), "UserDict": collections.UserDict(), "dict": Dict()}[kind]
+
+        def change(number):
+            if kind == "dict":
+                held.factor = number
+            else:
+                held[0] = number
+
+        factor = (lambda: held.factor) if kind == "dict" else (lambda: held[0])
+        self.changing(lambda score, b, h, q, kv: score * factor(), change)
+
+    def test_a_function_that_is_cached(self, fresh):
+        def cached(function):
+            function = functools.lru_cache(function)
+            return lambda score, b, h, q, kv: function(score)
+
+        attended(cached(lambda score: score * 2))
+        attended(cached(lambda score: score * 3))
+
+    def test_a_method_of_a_dict(self, fresh):
+        held = {}
+        get = held.get
+        self.changing(
+            lambda score, b, h, q, kv: score * get("factor"), lambda x: held.update(factor=x)
+        )
+
+    @pytest.mark.parametrize("read", ["getattr", "globals", "vars"])
+    def test_a_name_that_is_composed(self, fresh, read):
+        class Held:
+            pass
+
+        held, name = Held(), "factor_of_globals"
+
+        def change(number):
+            globals()[name] = held.factor_of_globals = number
+
+        factor = {
+            "getattr": lambda: getattr(held, name),
+            "globals": lambda: globals()[name],
+            "vars": lambda: vars(held)["factor_of_" + "GLOBALS".lower()],
+        }[read]
+        self.changing(lambda score, b, h, q, kv: score * factor(), change)
+
     def test_a_number_taken_out_of_a_tensor_is_refused(self):
         table = draw(HEADS)
         for taken in (
