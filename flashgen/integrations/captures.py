@@ -95,7 +95,8 @@ class Captures:
         names: what each tensor is called, by its id.
         numbers: ints and floats, each beside its place; whoever holds one may hold another later.
         opaque: whether something was met that cannot be looked through; it may change unseen.
-        first: the tensors of the first function, and what else tells it from others.
+        first: the tensors of the first function, what else tells it from others, and objects to
+            hold as long as that is.
     """
 
     __slots__ = (
@@ -122,13 +123,14 @@ class Captures:
             self._seen: dict[Any, int] = {}
             self._constant = False  # whether numbers met now are constants: see _fixed
             self._unread = False  # whether new code was met, which may read other attributes
-            self.first: tuple[list[torch.Tensor], tuple[Any, ...]] = [], ()
+            self.first: tuple[list[torch.Tensor], tuple[Any, ...], tuple[Any, ...]] = [], (), ()
             for at, function in enumerate(functions):
                 self._visit(function, None)
                 if at == 0:
                     values = [value for value, _ in self.numbers]
                     unseen = [object()] if self.opaque else []  # equal to no other
-                    self.first = self.tensors.copy(), (*self._key, *values, *unseen)
+                    key = (*self._key, *values, *unseen)
+                    self.first = self.tensors.copy(), key, self.kept
             if not self._unread:
                 break
 

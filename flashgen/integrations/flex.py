@@ -251,7 +251,7 @@ def _found(
     mask_mod = None if block_mask is None else block_mask.mask_mod
     captures = Captures(mask_mod, score_mod)
     tables = _NO_TABLES
-    if block_mask is not None and block_mask.BLOCK_SIZE[0] < _NO_TABLE:
+    if block_mask is not None and min(block_mask.BLOCK_SIZE) < _NO_TABLE:
         tables = block_tables(
             block_mask,
             lambda: symbols_of(mask_mod, Captures(mask_mod), sizes),
@@ -338,7 +338,7 @@ def _check_block_mask(mask: BlockMask, query: torch.Tensor, key: torch.Tensor) -
             "means the slice's positions"
         )
     lengths = (query.shape[2], key.shape[2])
-    if mask.BLOCK_SIZE[0] < _NO_TABLE and tuple(mask.seq_lengths) != lengths:
+    if min(mask.BLOCK_SIZE) < _NO_TABLE and tuple(mask.seq_lengths) != lengths:
         raise ValueError(
             f"block_mask: it is for q_len {mask.seq_lengths[0]} and kv_len {mask.seq_lengths[1]}, "
             f"and query and key have {lengths[0]} and {lengths[1]}; make one for these"

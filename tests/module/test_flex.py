@@ -318,6 +318,44 @@ class TestTables:
         assert not table.all()
         self.check(mask, self.pairs(table) & torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril())
 
+    def test_is_compared_again_for_a_tensor_that_has_the_id_of_an_earlier_one(self):
+        from types import SimpleNamespace
+
+        held = SimpleNamespace(ids=torch.arange(LENGTH) // 7)
+        mask = square(lambda b, h, q, kv: held.ids[q] == held.ids[kv])
+        table = mask.to_dense().bool()
+        flex_attention(*qkv(), block_mask=mask)
+        earlier, held.ids, others = id(held.ids), None, []
+        while id(zeros := torch.zeros(LENGTH, dtype=torch.int64)) != earlier:
+            others.append(zeros)  # which takes the memory of another object
+            assert len(others) < 10**5
+        held.ids = zeros
+        self.check(mask, self.pairs(table))
+
+    def test_of_inference_mode_is_read_as_it_is_now(self):
+        """torch does not count what is written to such tensors."""
+        with torch.inference_mode():
+            ids = torch.arange(LENGTH) // 7
+            mask = square(lambda b, h, q, kv: ids[q] == ids[kv])
+            inputs = tuple(x.detach() for x in qkv())
+            table = mask.to_dense().bool()
+            for written in (None, ids, mask.kv_num_blocks):
+                if written is not None:
+                    written.zero_()
+                table &= written is not mask.kv_num_blocks
+                out = flex_attention(*inputs, block_mask=mask)
+                seen = self.pairs(table) & (ids[:, None] == ids)
+                expected, _ = flex_oracle.attention(*inputs, seen=seen)
+                torch.testing.assert_close(out, expected.float(), rtol=1e-4, atol=1e-4)
+
+    def test_whose_blocks_have_all_rows(self):
+        table = torch.tensor([[[[True, False, True]]]])
+        mask = self.blocks(table, (2**30, 8))
+        self.check(mask, table.repeat_interleave(8, -1).expand(1, 1, LENGTH, LENGTH))
+        causal = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
+        mask = self.blocks(table, (2**30, 8), mask_mod=lambda b, h, q, kv: q >= kv)
+        self.check(mask, table.repeat_interleave(8, -1) & causal)
+
     def test_of_a_slice(self):
         mask = square(lambda b, h, q, kv: q >= kv)[:, :, 2:]
         inputs = tuple(x.detach() for x in qkv(8))
