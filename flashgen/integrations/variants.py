@@ -371,6 +371,7 @@ _converted_once: dict[int, tuple[weakref.ref[torch.Tensor], int, torch.Tensor]] 
 def _converted(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """A tensor in another dtype; whole numbers that 32 bits do not hold end in an error."""
     once = not (torch.compiler.is_compiling() or x.requires_grad or x.is_inference())
+    once = once and not x.is_cpu  # which may share memory with an array, whose writes are not seen
     if once and x.is_cuda:
         once = not torch.cuda.is_current_stream_capturing()  # a replay converts what is there then
     at = id(x)

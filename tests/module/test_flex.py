@@ -212,6 +212,14 @@ class TestCapturedTensors:
             torch.testing.assert_close(out, expected.float(), rtol=1e-4, atol=1e-4)
             ids.copy_(torch.arange(LENGTH) // 3)
 
+    def test_of_int64_that_an_array_shares(self):
+        """numpy writes to it, which torch does not count."""
+        array = torch.arange(LENGTH).numpy().copy()
+        ids = torch.from_numpy(array)
+        for _ in range(2):
+            attended(lambda score, b, h, q, kv: score + ids[kv])
+            array[:] = array[::-1].copy()
+
     def test_beyond_32_bits_are_refused(self):
         big = torch.arange(LENGTH) + 2**40
         with pytest.raises(RuntimeError, match="exceeds 32 bits"):
