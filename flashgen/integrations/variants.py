@@ -369,7 +369,10 @@ _converted_once: dict[int, tuple[weakref.ref[torch.Tensor], int, torch.Tensor]] 
 
 
 def _converted(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A tensor in another dtype; whole numbers that 32 bits do not hold end in an error."""
+    """A tensor in another dtype; numbers that 32 bits do not hold end in an error.
+
+    Those of float64 are rounded as long as a difference of two stays right to 2**-4.
+    """
     once = not (torch.compiler.is_compiling() or x.requires_grad or x.is_inference())
     once = once and not x.is_cpu  # which may share memory with an array, whose writes are not seen
     if once and x.is_cuda:
@@ -383,6 +386,9 @@ def _converted(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         fits = (low >= -(2**31)) & (high < 2**31)
         torch._assert_async(fits, "a captured tensor of int64 exceeds 32 bits")
     made = x.to(dtype)
+    if x.dtype == torch.float64:
+        near = (x.detach().abs() < 2**20) | (made.detach() == x.detach()) | x.detach().isnan()
+        torch._assert_async(near.all(), "a captured tensor of float64 is too large for float32")
     if once:
         held = weakref.ref(x, lambda _: _converted_once.pop(at, None))
         _converted_once[at] = held, x._version, made

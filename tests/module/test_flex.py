@@ -225,6 +225,15 @@ class TestCapturedTensors:
         with pytest.raises(RuntimeError, match="exceeds 32 bits"):
             flex_attention(*qkv(), lambda score, b, h, q, kv: score + big[kv])
 
+    def test_of_float64_that_float32_rounds_by_much_are_refused(self):
+        """Seconds since 1970, say, whose differences are compared."""
+        seconds = 1.7e9 + torch.arange(LENGTH, dtype=torch.float64)
+        with pytest.raises(RuntimeError, match="too large for float32"):
+            attended(lambda score, b, h, q, kv: score - (seconds[q] - seconds[kv]).abs())
+        seconds -= 1.7e9
+        seconds[0] = -torch.inf
+        attended(lambda score, b, h, q, kv: score + seconds[kv] * 0.3)
+
     def test_of_other_dtypes_are_refused(self):
         table = draw(LENGTH).to(torch.complex64)
         with pytest.raises(FlashgenError, match=r"test_flex\.py:\d+: "):
