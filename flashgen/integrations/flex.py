@@ -109,7 +109,9 @@ def _attend(
     """What `flex_attention` returns."""
     if fallback not in (None, "torch"):
         raise ValueError(f"fallback: got {fallback!r}; pass 'torch' or None")
+    query, key, value = _autocast(query, key, value)
     try:
+        _check_scale(scale)
         attend = _found(query, key, value, score_mod, block_mask, enable_gqa, kernel_options)
         _check_request(return_lse, return_aux)
     except (MaskError, ValidationError, NotImplementedError) as error:
@@ -221,6 +223,15 @@ class Prepared:
         )
         out, lse = result if return_lse else (result, None)
         return (out if out.shape[-1] == v_width else out[..., :v_width]), lse
+
+
+def _autocast(*given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """What torch.autocast makes of query, key and value."""
+    device = given[0].device.type if isinstance(given[0], torch.Tensor) else "meta"
+    if device not in ("cpu", "cuda") or not torch.is_autocast_enabled(device):
+        return given
+    dtype = torch.get_autocast_dtype(device)
+    return tuple(x.to(dtype) if x.dtype != torch.float64 else x for x in given)
 
 
 def _padded(x: torch.Tensor, width: int) -> torch.Tensor:
@@ -362,6 +373,13 @@ def _check_options(options: Mapping[str, Any]) -> None:
         raise ValueError(
             f"kernel_options: {', '.join(unknown)}: not an option of FlexAttention's kernels; "
             "leave it out"
+        )
+
+
+def _check_scale(scale: float | None) -> None:
+    if scale is not None and scale <= 0:
+        raise NotImplementedError(
+            f"scale: got {scale}; flashgen's kernels are for a positive one; multiply query by it and pass 1"
         )
 
 

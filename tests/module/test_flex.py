@@ -423,6 +423,16 @@ class TestTheCall:
         torch.testing.assert_close(out, expected.to(dtype), rtol=2e-2, atol=2e-2)
         torch.testing.assert_close(lse, right.float(), rtol=1e-3, atol=1e-3)
 
+    def test_autocast(self):
+        """As in torch, q, k and v take the dtype of autocast, whichever they have."""
+        q, k, v = qkv()
+        with torch.autocast("cpu", torch.bfloat16):
+            out = flex_attention(q, k.half(), v)
+            right = theirs.flex_attention(*(x.detach() for x in (q, k.half(), v)))
+        assert out.dtype == right.dtype == torch.bfloat16
+        torch.testing.assert_close(out, right, rtol=2e-2, atol=2e-2)
+        assert torch.autograd.grad(out.sum(), q)[0].dtype == torch.float32
+
     def test_keys_for_all_batch_entries(self):
         q, k, v = qkv()
         k, v = k[:1].detach(), v[:1].detach()
@@ -440,6 +450,8 @@ class TestTheCall:
         for error, message, call in (
             (NotImplementedError, "max_scores=True.*fallback='torch'",
              lambda: flex_attention(q, k, v, return_aux=AuxRequest(max_scores=True))),
+            (NotImplementedError, r"scale: got -0\.5; .*multiply query by it and pass 1; or pass fallback",
+             lambda: flex_attention(q, k, v, scale=-0.5)),
             (ValueError, "return_lse: is given beside return_aux",
              lambda: flex_attention(q, k, v, return_lse=True, return_aux=AuxRequest(lse=True))),
             (ValueError, "kernel_options: BLOCKM: not an option",
