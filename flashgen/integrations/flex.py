@@ -379,7 +379,8 @@ def _check_options(options: Mapping[str, Any]) -> None:
 def _check_scale(scale: float | None) -> None:
     if scale is not None and scale <= 0:
         raise NotImplementedError(
-            f"scale: got {scale}; flashgen's kernels are for a positive one; multiply query by it and pass 1"
+            f"scale: got {scale}; flashgen's kernels are for a positive one; multiply query by it "
+            "and pass 1"
         )
 
 

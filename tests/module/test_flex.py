@@ -450,7 +450,7 @@ class TestTheCall:
         for error, message, call in (
             (NotImplementedError, "max_scores=True.*fallback='torch'",
              lambda: flex_attention(q, k, v, return_aux=AuxRequest(max_scores=True))),
-            (NotImplementedError, r"scale: got -0\.5; .*multiply query by it and pass 1; or pass fallback",
+            (NotImplementedError, r"scale: got -0\.5; .*query by it and pass 1; or pass fallback",
              lambda: flex_attention(q, k, v, scale=-0.5)),
             (ValueError, "return_lse: is given beside return_aux",
              lambda: flex_attention(q, k, v, return_lse=True, return_aux=AuxRequest(lse=True))),
