@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
 from importlib import metadata
 from importlib.util import find_spec
+from keyword import iskeyword
 from pathlib import Path
 
 from flashgen.errors import OutputError
@@ -130,7 +131,8 @@ def _package(name: str) -> str:
         OutputError: no package can be called so.
     """
     package = name.replace("-", "_")
-    if not package.isidentifier() or not package.isascii() or package in _TAKEN:
+    importable = package.isidentifier() and package.isascii() and not iskeyword(package)
+    if not importable or package in _TAKEN:
         raise OutputError(
             f"--name={name}: no name for a package of its own; "
             "write letters, digits and dashes, as in my-attention"
@@ -154,6 +156,8 @@ def _text(name: str, out: Path) -> str:
     Raises:
         OutputError: there is no such module, or it is not as flashgen wrote it.
     """
+    if not name.isidentifier():
+        raise OutputError(f"{name}: not a module's name; write it without folder and ending")
     module = Place(out, name).module
     if not (content := read_bytes(module)):
         raise OutputError(f"{module}: missing; build it, or name its folder with --out")
@@ -165,7 +169,8 @@ def _text(name: str, out: Path) -> str:
 def _check_replaceable(build: Path) -> None:
     """Raises OutputError where a folder holds what no export wrote."""
     for path in build.iterdir() if build.is_dir() else ():
-        if path.name not in (_METADATA, _INIT, "__pycache__") and not is_generated(path):
+        exported = path.name in (_METADATA, _INIT, "__pycache__")
+        if not exported and (path.is_dir() or not is_generated(path)):
             raise OutputError(
                 f"{path}: not exported by flashgen, so not replaced; "
                 "move it away, or choose another folder with --hub"

@@ -94,7 +94,10 @@ def lock(path: Path, on_wait: Callable[[], None], remedy: str = ANOTHER_FOLDER) 
             except BlockingIOError:
                 on_wait()
                 fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+        try:
+            yield
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)  # a process forked meanwhile has the file open, too
 
 
 @contextmanager

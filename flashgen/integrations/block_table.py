@@ -84,15 +84,54 @@ def _table_mask(name: str, table: torch.Tensor, block: tuple[int, int]) -> Mask:
     return as_mask(listed)
 
 
-#: By the id of a BlockMask: a reference to it, and its tables by what they were compared for, with
-#: the function that was compared.
-_compared: dict[int, tuple[weakref.ref[BlockMask], dict[Any, tuple[BlockTables, Any]]]] = {}
+class _Seen:
+    """A tensor as it was when it was read.
+
+    An id may be another tensor's later. torch does not count what is written to tensors of
+    ``inference_mode``: their elements are compared.
+    """
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self._tensor = weakref.ref(x)
+        self._version = None if x.is_inference() else x._version
+        self._copy = x.clone() if x.is_inference() else None
+
+    def still(self, x: torch.Tensor) -> bool:
+        """Whether it is this tensor, which nobody has written to."""
+        if self._tensor() is not x:
+            return False
+        if self._copy is None:
+            return x._version == self._version
+        if x.is_cuda and torch.cuda.is_current_stream_capturing():
+            return True  # nothing may wait for the GPU, and a replay does not come here
+        return torch.equal(x, self._copy)
+
+
+@dataclass(frozen=True)
+class _Compared:
+    """The tables of a BlockMask, and what they were compared for.
+
+    Attributes:
+        key: equal for the same function and sizes, as long as ``kept`` is.
+        seen: the tensors.
+        kept: objects whose ids are in the key.
+        tables: the tables.
+    """
+
+    key: tuple[Any, ...]
+    seen: list[_Seen]
+    kept: tuple[Any, ...]
+    tables: BlockTables
+
+
+#: By the id of a BlockMask: a reference to it, and its tables, once they were compared.
+_compared: dict[int, tuple[weakref.ref[BlockMask], list[_Compared]]] = {}
 
 
 def block_tables(
     mask: BlockMask,
     symbols: Callable[[], set[Any] | None],
-    captured: tuple[Sequence[torch.Tensor], tuple[Any, ...]],
+    captured: tuple[Sequence[torch.Tensor], tuple[Any, ...], tuple[Any, ...]],
     shape: tuple[int, int],
 ) -> BlockTables:
     """The tables of a BlockMask, compared with its mask function once per object.
@@ -100,29 +139,26 @@ def block_tables(
     Args:
         mask: it.
         symbols: tells which symbols its function depends on; None: it shows everything.
-        captured: the tensors that the function captures, which may be written to, and what else
-            it depends on.
+        captured: the tensors that the function captures, which may be written to, what else it
+            depends on, and objects whose ids that has.
         shape: batch entries and heads of q.
     """
     known = _compared.get(id(mask))
     if known is None or known[0]() is not mask:
         at = id(mask)
-        known = weakref.ref(mask, lambda _: _compared.pop(at, None)), {}
+        known = weakref.ref(mask, lambda _: _compared.pop(at, None)), []
         _compared[at] = known
+    tensors, others, kept = captured
     lists = (mask.kv_num_blocks, mask.kv_indices, mask.full_kv_num_blocks, mask.full_kv_indices)
-    state = [(id(x), _version(x)) for x in lists if x is not None]
-    tensors, others = captured
-    state += [(id(x), _version(x)) for x in tensors]
-    key = (id(mask.mask_mod), mask.seq_lengths, tuple(state), others, shape)
-    found = known[1].get(key)
-    if found is None:
-        known[1].clear()
-        found = known[1][key] = _compare(mask, symbols(), shape), mask.mask_mod
-    return found[0]
-
-
-def _version(x: torch.Tensor) -> int:
-    return 0 if x.is_inference() else x._version
+    read = [*(x for x in lists if x is not None), *tensors]
+    key = (id(mask.mask_mod), mask.seq_lengths, mask.BLOCK_SIZE, others, shape)
+    for found in known[1]:
+        same = found.key == key and len(found.seen) == len(read)
+        if same and all(map(_Seen.still, found.seen, read)):
+            return found.tables
+    tables = _compare(mask, symbols(), shape)
+    known[1][:] = [_Compared(key, list(map(_Seen, read)), (*kept, mask.mask_mod), tables)]
+    return tables
 
 
 def _compare(mask: BlockMask, symbols: set[Any] | None, shape: tuple[int, int]) -> BlockTables:
@@ -135,6 +171,8 @@ def _compare(mask: BlockMask, symbols: set[Any] | None, shape: tuple[int, int]) 
     q_len, kv_len = mask.seq_lengths
     if symbols is None:
         return BlockTables(None if _all(listed, mask) else listed, None, (rows, columns))
+    block = (rows, columns)
+    rows, columns = max(1, min(rows, q_len)), max(1, min(columns, kv_len))
     batch, heads = (n if s in symbols else 1 for n, s in zip(shape, (B, H), strict=True))
     step = max(1, _PAIRS // max(1, batch * heads * kv_len * rows)) * rows
     adds = shows = False
@@ -147,7 +185,7 @@ def _compare(mask: BlockMask, symbols: set[Any] | None, shape: tuple[int, int]) 
         at = slice(first // rows, first // rows + some.shape[2])
         adds |= bool((some & ~listed[:, :, at, : some.shape[3]]).any())
         shows |= bool((full[:, :, at, : some.shape[3]] & ~every).any())
-    return BlockTables(listed if adds else None, full if shows else None, (rows, columns))
+    return BlockTables(listed if adds else None, full if shows else None, block)
 
 
 def _moved(mask_mod: Any, first: int) -> Any:

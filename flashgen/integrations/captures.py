@@ -6,12 +6,16 @@ of it may depend on.
 
 from __future__ import annotations
 
+import abc
+import argparse
+import collections
 import dis
 import enum
 import functools
 import sys
 import sysconfig
 import types
+import typing
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -35,14 +39,38 @@ NAMED = (types.ModuleType, types.BuiltinFunctionType, types.MethodWrapperType, t
 _LIBRARIES = frozenset(("torch", "numpy", "flashgen", "sympy"))
 _STDLIB = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib"))
 
+#: Names by which code reads values whose own names it may compose.
+_REFLECTION = frozenset(
+    (
+        "getattr", "globals", "locals", "vars", "eval", "exec", "attrgetter", "methodcaller",
+        "import_module", "__import__", "__dict__", "__getattribute__",
+    )
+)  # fmt: skip
+#: Classes of libraries whose instances hold nothing but attributes, and items that are visited.
+_OPEN = frozenset(
+    (
+        object, abc.ABC, typing.Generic, typing.Protocol, types.SimpleNamespace,
+        argparse.Namespace, tuple, list, dict, collections.OrderedDict, collections.defaultdict,
+    )
+)  # fmt: skip
+#: Methods that Python calls without their names, but not for what a function computes.
+_NOT_COMPUTING = frozenset(
+    (
+        "__init__", "__new__", "__post_init__", "__del__", "__repr__", "__str__", "__format__",
+        "__hash__", "__setattr__", "__delattr__", "__init_subclass__", "__class_getitem__",
+        "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__copy__", "__deepcopy__",
+        "__replace__", "__annotate__", "__dir__", "__sizeof__",
+    )
+)  # fmt: skip
+
 #: More elements than this in a list or a dict are not looked through.
 MOST_ELEMENTS = 4096
 
 #: The names of attributes that all code met so far reads. They only grow in number.
 _names: set[str] = set()
-#: The globals that each code reads, and the modules that it imports, by its id, beside the code,
-#: without which the id would be used again.
-_codes: dict[int, tuple[types.CodeType, tuple[str, ...], tuple[str, ...]]] = {}
+#: The globals that each code reads, the modules that it imports, and whether it may compose names,
+#: by its id, beside the code, without which the id would be used again.
+_codes: dict[int, tuple[types.CodeType, tuple[str, ...], tuple[str, ...], bool]] = {}
 #: The slots of each class.
 _slots_of: weakref.WeakKeyDictionary[type, tuple[str, ...]] = weakref.WeakKeyDictionary()
 _missing = object()
@@ -67,10 +95,12 @@ class Captures:
         names: what each tensor is called, by its id.
         numbers: ints and floats, each beside its place; whoever holds one may hold another later.
         opaque: whether something was met that cannot be looked through; it may change unseen.
-        first: the tensors of the first function, and what else tells it from others.
+        first: the tensors of the first function, what else tells it from others, and objects to
+            hold as long as that is.
     """
 
     __slots__ = (
+        "_constant",
         "_kept",
         "_key",
         "_seen",
@@ -91,14 +121,16 @@ class Captures:
             self._key: list[Any] = []
             self._kept: list[Any] = []  # whose ids are in the key
             self._seen: dict[Any, int] = {}
+            self._constant = False  # whether numbers met now are constants: see _fixed
             self._unread = False  # whether new code was met, which may read other attributes
-            self.first: tuple[list[torch.Tensor], tuple[Any, ...]] = [], ()
+            self.first: tuple[list[torch.Tensor], tuple[Any, ...], tuple[Any, ...]] = [], (), ()
             for at, function in enumerate(functions):
                 self._visit(function, None)
                 if at == 0:
                     values = [value for value, _ in self.numbers]
                     unseen = [object()] if self.opaque else []  # equal to no other
-                    self.first = self.tensors.copy(), (*self._key, *values, *unseen)
+                    key = (*self._key, *values, *unseen)
+                    self.first = self.tensors.copy(), key, self.kept
             if not self._unread:
                 break
 
@@ -124,8 +156,13 @@ class Captures:
             self._tensor(value, place)
         elif isinstance(value, NAMED):
             self._same(value)
-            if isinstance(value, types.ModuleType | type) and not is_library(value):
-                self._members(value)
+            if isinstance(value, type):
+                self._class(value)
+            elif isinstance(value, types.ModuleType):
+                if not is_library(value):
+                    self._members(value)
+            elif not isinstance(value.__self__, types.ModuleType | type | None):
+                self._fixed(value.__self__)
         elif kind is types.MethodType:
             self._visit(value.__func__, None)
             self._visit(value.__self__, ("self", id(value)))
@@ -135,6 +172,8 @@ class Captures:
             self._items(value, value.keywords)
         elif isinstance(value, tuple | list | dict):
             self._items(value, value)
+            if kind not in _OPEN and not is_library(kind):
+                self._fixed_attributes(value)
         elif isinstance(value, enum.Enum) or kind.__module__ == "torch._ops":
             self._same(value)
         elif isinstance(value, int | float | str | bytes):  # of a subclass
@@ -147,6 +186,12 @@ class Captures:
             self._same(value)
             self.opaque = True
 
+    def _fixed(self, value: Any) -> None:
+        """A value that `Replaced` leaves as it is: the numbers that it holds are constants."""
+        before, self._constant = self._constant, True
+        self._visit(value, None)
+        self._constant = before
+
     def _same(self, value: Any) -> None:
         """This very object."""
         self._key.append(id(value))
@@ -154,15 +199,16 @@ class Captures:
 
     def _met(self, value: Any) -> bool:
         """Whether an object was met before, which the key then says; it may hold itself."""
-        known = self._seen.get(id(value))
+        at = id(value), self._constant and not isinstance(value, torch.Tensor)
+        known = self._seen.get(at)
         if known is None:
-            self._seen[id(value)] = len(self._seen)
+            self._seen[at] = len(self._seen)
             return False
         self._key.append(("again", known))
         return True
 
     def _number(self, value: int | float, place: Place | None) -> None:
-        if place is None or not -(2**30) <= value <= 2**30:
+        if place is None or self._constant or not -(2**30) <= value <= 2**30:
             self._key.append((type(value), value))
             return
         at = place_key(place)
@@ -173,6 +219,7 @@ class Captures:
         self.numbers.append((value, at))
 
     def _tensor(self, value: torch.Tensor, place: Place | None) -> None:
+        self.opaque |= self._constant  # a trace takes a number out of one that is not replaced
         if not self._met(value):
             self._key.append((value.dtype, value.dim()))
             self.tensors.append(value)
@@ -199,7 +246,7 @@ class Captures:
         for name, value in function.__dict__.items():
             if name in _names:
                 self._key.append(name)
-                self._visit(value, None)
+                self._fixed(value)
         scope = function.__globals__
         if is_of_library(scope.get("__name__", "")):
             return
@@ -208,7 +255,8 @@ class Captures:
             if value is not _missing:
                 self._visit(value, ("global", scope, name))
         for name in _codes[id(code)][2]:  # those that are imported when it runs
-            self._visit(sys.modules.get(name), None)
+            self._fixed(sys.modules.get(name))
+        self.opaque |= _codes[id(code)][3]
 
     def _read(self, code: types.CodeType) -> None:
         """Notes the names that new code reads; its inner functions are part of it."""
@@ -223,7 +271,12 @@ class Captures:
                 if isinstance(step.argval, str) and step.opname.startswith(("LOAD_", "IMPORT_")):
                     by_name.get(step.opname, attributes).append(step.argval)
             waiting += [x for x in one.co_consts if isinstance(x, types.CodeType)]
-        _codes[id(code)] = code, tuple(dict.fromkeys(scope)), tuple(dict.fromkeys(modules))
+        _codes[id(code)] = (
+            code,
+            tuple(dict.fromkeys(scope)),
+            tuple(dict.fromkeys(modules)),
+            not _REFLECTION.isdisjoint((*scope, *attributes)),
+        )
         self._unread |= not _names.issuperset(attributes)
         _names.update(attributes)
 
@@ -242,8 +295,16 @@ class Captures:
 
     def _object(self, value: Any) -> None:
         """The attributes of an instance that known code may read, and the methods of its class."""
-        if self._met(value):
-            return
+        if not self._met(value):
+            self._attributes(value)
+
+    def _fixed_attributes(self, value: Any) -> None:
+        """The attributes of an object that is replaced as a sequence or a dict."""
+        before, self._constant = self._constant, True
+        self._attributes(value)
+        self._constant = before
+
+    def _attributes(self, value: Any) -> None:
         self._same(type(value))
         for name, content in attributes(value):
             self._key.append(name)
@@ -251,17 +312,37 @@ class Captures:
         for kind in type(value).__mro__:
             if not is_library(kind):
                 self._members(kind)
+            elif kind not in _OPEN and not issubclass(kind, torch.nn.Module):
+                self.opaque = True  # such as a deque, whose elements are no attributes
+
+    def _class(self, owner: type) -> None:
+        """What a class has of its own and by its bases, and what its class has; all as it is."""
+        before, self._constant = self._constant, True
+        metaclass: type = type(owner)
+        for kind in (*owner.__mro__, *metaclass.__mro__):
+            if not is_library(kind):
+                self._members(kind)
+        self._constant = before
 
     def _members(self, owner: Any) -> None:
-        """What a module, or a class, of the user's has by names that known code reads."""
+        """What a module, or a class, of the user's has by names that known code reads.
+
+        Methods that operators call have no such names.
+        """
         if self._met(owner):
             return
         for name, content in list(vars(owner).items()):
-            if name in _names or name == "__call__":
-                self._key.append(name)
+            is_function = type(content) is types.FunctionType
+            is_special = is_function and name[:2] == name[-2:] == "__"
+            if name not in _names and not (is_special and name not in _NOT_COMPUTING):
+                continue
+            self._key.append(name)
+            is_replaced = is_function or isinstance(owner, types.ModuleType)
+            if is_replaced and (name == "__call__" or not is_special):
+                self._visit(content, None)
+            else:
                 function = content.fget if isinstance(content, property) else content
-                function = getattr(function, "__func__", function)
-                self._visit(function, None)
+                self._fixed(getattr(function, "__func__", function))
 
 
 def place_key(place: Place) -> Place:

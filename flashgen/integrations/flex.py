@@ -109,7 +109,9 @@ def _attend(
     """What `flex_attention` returns."""
     if fallback not in (None, "torch"):
         raise ValueError(f"fallback: got {fallback!r}; pass 'torch' or None")
+    query, key, value = _autocast(query, key, value)
     try:
+        _check_scale(scale)
         attend = _found(query, key, value, score_mod, block_mask, enable_gqa, kernel_options)
         _check_request(return_lse, return_aux)
     except (MaskError, ValidationError, NotImplementedError) as error:
@@ -223,6 +225,15 @@ class Prepared:
         return (out if out.shape[-1] == v_width else out[..., :v_width]), lse
 
 
+def _autocast(*given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """What torch.autocast makes of query, key and value."""
+    device = given[0].device.type if isinstance(given[0], torch.Tensor) else "meta"
+    if device not in ("cpu", "cuda") or not torch.is_autocast_enabled(device):
+        return given
+    dtype = torch.get_autocast_dtype(device)
+    return tuple(x.to(dtype) if x.dtype != torch.float64 else x for x in given)
+
+
 def _padded(x: torch.Tensor, width: int) -> torch.Tensor:
     """The tensor with zeros behind each head's elements."""
     missing = width - x.shape[-1]
@@ -251,7 +262,7 @@ def _found(
     mask_mod = None if block_mask is None else block_mask.mask_mod
     captures = Captures(mask_mod, score_mod)
     tables = _NO_TABLES
-    if block_mask is not None and block_mask.BLOCK_SIZE[0] < _NO_TABLE:
+    if block_mask is not None and min(block_mask.BLOCK_SIZE) < _NO_TABLE:
         tables = block_tables(
             block_mask,
             lambda: symbols_of(mask_mod, Captures(mask_mod), sizes),
@@ -338,7 +349,7 @@ def _check_block_mask(mask: BlockMask, query: torch.Tensor, key: torch.Tensor) -
             "means the slice's positions"
         )
     lengths = (query.shape[2], key.shape[2])
-    if mask.BLOCK_SIZE[0] < _NO_TABLE and tuple(mask.seq_lengths) != lengths:
+    if min(mask.BLOCK_SIZE) < _NO_TABLE and tuple(mask.seq_lengths) != lengths:
         raise ValueError(
             f"block_mask: it is for q_len {mask.seq_lengths[0]} and kv_len {mask.seq_lengths[1]}, "
             f"and query and key have {lengths[0]} and {lengths[1]}; make one for these"
@@ -362,6 +373,14 @@ def _check_options(options: Mapping[str, Any]) -> None:
         raise ValueError(
             f"kernel_options: {', '.join(unknown)}: not an option of FlexAttention's kernels; "
             "leave it out"
+        )
+
+
+def _check_scale(scale: float | None) -> None:
+    if scale is not None and scale <= 0:
+        raise NotImplementedError(
+            f"scale: got {scale}; flashgen's kernels are for a positive one; multiply query by it "
+            "and pass 1"
         )
 
 

@@ -143,7 +143,7 @@ class Family:
             FlashgenError: a function cannot be traced; the message has its line.
         """
         run_time = self._run_time
-        for at in sorted(self._changed(captures)):
+        for at in sorted(self._changed(captures) - run_time):
             if _traces(functions, captures, sizes, run_time | {at}):
                 run_time |= {at}
             else:  # Python decides by it: it stays a constant
@@ -157,8 +157,9 @@ class Family:
             run_time = frozenset()
             variant = _traced(functions, captures, sizes, form, tables, run_time)
         self._run_time = run_time
+        arguments = set(variant.numbers.values())  # another number may be in there by its value
         constants = tuple(
-            (at, value) for at, (value, _) in enumerate(captures.numbers) if at not in run_time
+            (at, value) for at, (value, _) in enumerate(captures.numbers) if at not in arguments
         )
         self._variants.insert(0, (constants, variant))
         del self._variants[64:]
@@ -368,8 +369,12 @@ _converted_once: dict[int, tuple[weakref.ref[torch.Tensor], int, torch.Tensor]] 
 
 
 def _converted(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A tensor in another dtype; whole numbers that 32 bits do not hold end in an error."""
+    """A tensor in another dtype; numbers that 32 bits do not hold end in an error.
+
+    Those of float64 are rounded as long as a difference of two stays right to 2**-4.
+    """
     once = not (torch.compiler.is_compiling() or x.requires_grad or x.is_inference())
+    once = once and not x.is_cpu  # which may share memory with an array, whose writes are not seen
     if once and x.is_cuda:
         once = not torch.cuda.is_current_stream_capturing()  # a replay converts what is there then
     at = id(x)
@@ -381,6 +386,9 @@ def _converted(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         fits = (low >= -(2**31)) & (high < 2**31)
         torch._assert_async(fits, "a captured tensor of int64 exceeds 32 bits")
     made = x.to(dtype)
+    if x.dtype == torch.float64:
+        near = (x.detach().abs() < 2**20) | (made.detach() == x.detach()) | x.detach().isnan()
+        torch._assert_async(near.all(), "a captured tensor of float64 is too large for float32")
     if once:
         held = weakref.ref(x, lambda _: _converted_once.pop(at, None))
         _converted_once[at] = held, x._version, made

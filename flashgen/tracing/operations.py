@@ -75,7 +75,8 @@ def _divided_down(a: Any, b: Any) -> Any:
         return FloorDiv(a, b)
     if b == 0:
         raise mistake(f"`{shown(a)}` is divided by zero", "divide by something else")
-    if b.is_Number and b.is_finite and b > 0:
+    if b.is_Number and b.is_finite:
+        a, b = (-a, -b) if b < 0 else (a, b)
         above, below = quotient(exact(a) / sympy.Rational(b))
         if above.is_integer:
             return FloorDiv(above, below)

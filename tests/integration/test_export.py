@@ -77,6 +77,10 @@ def test_an_earlier_export_is_replaced_and_nothing_else(tmp_path: Path) -> None:
     refused = "notes.txt: not exported by flashgen, so not replaced"
     with pytest.raises(Exception, match=refused):
         export_hub(["full_d64"], OUT, tmp_path, "mine", "3")
+    (build / "notes.txt").unlink()
+    (build / "notes").mkdir()
+    with pytest.raises(Exception, match="notes: not exported by flashgen, so not replaced"):
+        export_hub(["full_d64"], OUT, tmp_path, "mine", "3")
     assert (build / "full_d64.py").exists()
 
 
@@ -92,6 +96,15 @@ def test_an_earlier_export_is_replaced_and_nothing_else(tmp_path: Path) -> None:
             ["full_d64", "--name", "torch", "--wheel", "k"],
             "--name=torch: no name for a package of its own; "
             "write letters, digits and dashes, as in my-attention",
+        ),
+        (
+            ["full_d64", "--name", "class", "--wheel", "k"],
+            "--name=class: no name for a package of its own; "
+            "write letters, digits and dashes, as in my-attention",
+        ),
+        (
+            ["folder/full_d64", "--name", "a", "--hub", "k"],
+            "folder/full_d64: not a module's name; write it without folder and ending",
         ),
         (
             ["gone", "--name", "a", "--hub", "k"],
@@ -117,6 +130,8 @@ def test_what_is_refused(
     text = (OUT / "full_d64.py").read_text()
     (tmp_path / "full_d64.py").write_text(text)
     (tmp_path / "edited.py").write_text(text + "\n")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "full_d64.py").write_text(text)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit, match="2"):
         main(["export", "--out", ".", *arguments])

@@ -212,10 +212,27 @@ class TestCapturedTensors:
             torch.testing.assert_close(out, expected.float(), rtol=1e-4, atol=1e-4)
             ids.copy_(torch.arange(LENGTH) // 3)
 
+    def test_of_int64_that_an_array_shares(self):
+        """numpy writes to it, which torch does not count."""
+        array = torch.arange(LENGTH).numpy().copy()
+        ids = torch.from_numpy(array)
+        for _ in range(2):
+            attended(lambda score, b, h, q, kv: score + ids[kv])
+            array[:] = array[::-1].copy()
+
     def test_beyond_32_bits_are_refused(self):
         big = torch.arange(LENGTH) + 2**40
         with pytest.raises(RuntimeError, match="exceeds 32 bits"):
             flex_attention(*qkv(), lambda score, b, h, q, kv: score + big[kv])
+
+    def test_of_float64_that_float32_rounds_by_much_are_refused(self):
+        """Seconds since 1970, say, whose differences are compared."""
+        seconds = 1.7e9 + torch.arange(LENGTH, dtype=torch.float64)
+        with pytest.raises(RuntimeError, match="too large for float32"):
+            attended(lambda score, b, h, q, kv: score - (seconds[q] - seconds[kv]).abs())
+        seconds -= 1.7e9
+        seconds[0] = -torch.inf
+        attended(lambda score, b, h, q, kv: score + seconds[kv] * 0.3)
 
     def test_of_other_dtypes_are_refused(self):
         table = draw(LENGTH).to(torch.complex64)
@@ -318,6 +335,44 @@ class TestTables:
         assert not table.all()
         self.check(mask, self.pairs(table) & torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril())
 
+    def test_is_compared_again_for_a_tensor_that_has_the_id_of_an_earlier_one(self):
+        from types import SimpleNamespace
+
+        held = SimpleNamespace(ids=torch.arange(LENGTH) // 7)
+        mask = square(lambda b, h, q, kv: held.ids[q] == held.ids[kv])
+        table = mask.to_dense().bool()
+        flex_attention(*qkv(), block_mask=mask)
+        earlier, held.ids, others = id(held.ids), None, []
+        while id(zeros := torch.zeros(LENGTH, dtype=torch.int64)) != earlier:
+            others.append(zeros)  # which takes the memory of another object
+            assert len(others) < 10**5
+        held.ids = zeros
+        self.check(mask, self.pairs(table))
+
+    def test_of_inference_mode_is_read_as_it_is_now(self):
+        """torch does not count what is written to such tensors."""
+        with torch.inference_mode():
+            ids = torch.arange(LENGTH) // 7
+            mask = square(lambda b, h, q, kv: ids[q] == ids[kv])
+            inputs = tuple(x.detach() for x in qkv())
+            table = mask.to_dense().bool()
+            for written in (None, ids, mask.kv_num_blocks):
+                if written is not None:
+                    written.zero_()
+                table &= written is not mask.kv_num_blocks
+                out = flex_attention(*inputs, block_mask=mask)
+                seen = self.pairs(table) & (ids[:, None] == ids)
+                expected, _ = flex_oracle.attention(*inputs, seen=seen)
+                torch.testing.assert_close(out, expected.float(), rtol=1e-4, atol=1e-4)
+
+    def test_whose_blocks_have_all_rows(self):
+        table = torch.tensor([[[[True, False, True]]]])
+        mask = self.blocks(table, (2**30, 8))
+        self.check(mask, table.repeat_interleave(8, -1).expand(1, 1, LENGTH, LENGTH))
+        causal = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
+        mask = self.blocks(table, (2**30, 8), mask_mod=lambda b, h, q, kv: q >= kv)
+        self.check(mask, table.repeat_interleave(8, -1) & causal)
+
     def test_of_a_slice(self):
         mask = square(lambda b, h, q, kv: q >= kv)[:, :, 2:]
         inputs = tuple(x.detach() for x in qkv(8))
@@ -368,6 +423,16 @@ class TestTheCall:
         torch.testing.assert_close(out, expected.to(dtype), rtol=2e-2, atol=2e-2)
         torch.testing.assert_close(lse, right.float(), rtol=1e-3, atol=1e-3)
 
+    def test_autocast(self):
+        """As in torch, q, k and v take the dtype of autocast, whichever they have."""
+        q, k, v = qkv()
+        with torch.autocast("cpu", torch.bfloat16):
+            out = flex_attention(q, k.half(), v)
+            right = theirs.flex_attention(*(x.detach() for x in (q, k.half(), v)))
+        assert out.dtype == right.dtype == torch.bfloat16
+        torch.testing.assert_close(out, right, rtol=2e-2, atol=2e-2)
+        assert torch.autograd.grad(out.sum(), q)[0].dtype == torch.float32
+
     def test_keys_for_all_batch_entries(self):
         q, k, v = qkv()
         k, v = k[:1].detach(), v[:1].detach()
@@ -385,6 +450,8 @@ class TestTheCall:
         for error, message, call in (
             (NotImplementedError, "max_scores=True.*fallback='torch'",
              lambda: flex_attention(q, k, v, return_aux=AuxRequest(max_scores=True))),
+            (NotImplementedError, r"scale: got -0\.5; .*query by it and pass 1; or pass fallback",
+             lambda: flex_attention(q, k, v, scale=-0.5)),
             (ValueError, "return_lse: is given beside return_aux",
              lambda: flex_attention(q, k, v, return_lse=True, return_aux=AuxRequest(lse=True))),
             (ValueError, "kernel_options: BLOCKM: not an option",
@@ -613,6 +680,154 @@ class TestWhatCouldChangeUnseen:
         attended(score_mod)
         held["factor"] = 3
         attended(score_mod)
+
+    def changing(self, score_mod, change):
+        """What a score function computes while ``change`` sets a number to others."""
+        for number in (1.0, 2.0, 3.0, 0.5):  # the second and later ones could be a Float
+            change(number)
+            attended(score_mod)
+
+    @pytest.mark.parametrize("name", ["static", "of_class", "twice", "base", "meta", "described"])
+    def test_what_a_class_has(self, fresh, name):
+        class Described:
+            def __get__(self, instance, owner):
+                return self.held
+
+        class Meta(type):
+            meta = 1.0
+
+        class Base:
+            base = 1.0
+            described = Described()
+
+        class Held(Base, metaclass=Meta):
+            @staticmethod
+            def static():
+                return factor_of_globals
+
+            @classmethod
+            def of_class(cls):
+                return factor_of_globals
+
+            @property
+            def twice(self):
+                return factor_of_globals
+
+        def change(number):
+            global factor_of_globals
+            factor_of_globals = Base.base = Meta.meta = number
+            vars(Base)["described"].held = number
+
+        held = Held if name == "meta" else Held()
+        score_mods = {
+            "static": lambda score, b, h, q, kv: score * held.static() + Held.static() * q,
+            "of_class": lambda score, b, h, q, kv: score * held.of_class(),
+            "twice": lambda score, b, h, q, kv: score * held.twice,
+            "base": lambda score, b, h, q, kv: score * Held.base,
+            "meta": lambda score, b, h, q, kv: score * held.meta,
+            "described": lambda score, b, h, q, kv: score * held.described,
+        }
+        self.changing(score_mods[name], change)
+
+    @pytest.mark.parametrize("name", ["factor", "index", "times", "super"])
+    def test_what_python_calls_without_a_name(self, fresh, name):
+        class Base:
+            def own(self, score):
+                return score * factor_of_globals
+
+        class Held(Base):
+            def __getattr__(self, name):
+                if name != "factor":
+                    raise AttributeError(name)
+                return vars(self)["numbers"][name]
+
+            def __getitem__(self, at):
+                return self.held[at]
+
+            def __mul__(self, score):
+                return score * factor_of_globals
+
+            def own(self, score):
+                return super().own(score) + 1
+
+        def change(number):
+            global factor_of_globals
+            factor_of_globals = number
+            vars(held).update(numbers={"factor": number}, held=[number])
+
+        held = Held()
+        score_mods = {
+            "factor": lambda score, b, h, q, kv: score * held.factor,
+            "index": lambda score, b, h, q, kv: score * held[0],
+            "times": lambda score, b, h, q, kv: held * score,
+            "super": lambda score, b, h, q, kv: held.own(score),
+        }
+        self.changing(score_mods[name], change)
+
+    def test_a_tensor_that_a_static_method_reads(self, fresh):
+        class Held:
+            @staticmethod
+            def times(score):
+                return score * factor_of_globals
+
+        def change(number):
+            global factor_of_globals
+            factor_of_globals = torch.tensor(number)
+
+        self.changing(lambda score, b, h, q, kv: Held.times(score), change)
+
+    @pytest.mark.parametrize("kind", ["deque", "UserDict", "dict"])
+    def test_an_object_that_holds_more_than_attributes(self, fresh, kind):
+        import collections
+
+        class Deque(collections.deque):
+            pass
+
+        class Dict(dict):
+            pass
+
+        held = {"deque": Deque([0]), "UserDict": collections.UserDict(), "dict": Dict()}[kind]
+
+        def change(number):
+            if kind == "dict":
+                held.factor = number
+            else:
+                held[0] = number
+
+        factor = (lambda: held.factor) if kind == "dict" else (lambda: held[0])
+        self.changing(lambda score, b, h, q, kv: score * factor(), change)
+
+    def test_a_function_that_is_cached(self, fresh):
+        def cached(function):
+            function = functools.lru_cache(function)
+            return lambda score, b, h, q, kv: function(score)
+
+        attended(cached(lambda score: score * 2))
+        attended(cached(lambda score: score * 3))
+
+    def test_a_method_of_a_dict(self, fresh):
+        held = {}
+        get = held.get
+        self.changing(
+            lambda score, b, h, q, kv: score * get("factor"), lambda x: held.update(factor=x)
+        )
+
+    @pytest.mark.parametrize("read", ["getattr", "globals", "vars"])
+    def test_a_name_that_is_composed(self, fresh, read):
+        class Held:
+            pass
+
+        held, name = Held(), "factor_of_globals"
+
+        def change(number):
+            globals()[name] = held.factor_of_globals = number
+
+        factor = {
+            "getattr": lambda: getattr(held, name),
+            "globals": lambda: globals()[name],
+            "vars": lambda: vars(held)["factor_of_" + "GLOBALS".lower()],
+        }[read]
+        self.changing(lambda score, b, h, q, kv: score * factor(), change)
 
     def test_a_number_taken_out_of_a_tensor_is_refused(self):
         table = draw(HEADS)

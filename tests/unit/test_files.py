@@ -133,6 +133,23 @@ def test_the_lock_keeps_others_waiting(tmp_path):
     assert order == ["second waits", "first leaves", "second has it"]
 
 
+def test_a_process_forked_from_the_holder_holds_no_lock(tmp_path):
+    path, (reading, writing) = tmp_path / "a.lock", os.pipe()
+    with lock(path, on_wait=print):
+        child = os.fork()
+        if child == 0:
+            os.close(writing)
+            os.read(reading, 1)  # until the test has ended
+            os._exit(0)
+    try:
+        with path.open("a") as file:
+            files.fcntl.flock(file, files.fcntl.LOCK_EX | files.fcntl.LOCK_NB)
+    finally:
+        os.close(reading)
+        os.close(writing)
+        os.waitpid(child, 0)
+
+
 def test_a_killed_holder_leaves_no_lock(tmp_path):
     path = tmp_path / "a.lock"
     hold = (

@@ -38,6 +38,8 @@ def test_an_arctangent_holds_to_the_last_bits() -> None:
         (S % 7.0, SCORE - 7 * Floor(SCORE / 7)),
         (Q % 2.5, Q_IDX - 2.5 * FloorDiv(2 * Q_IDX, 5)),
         (Q // 0.5, 2 * Q_IDX),
+        (Q // -1.5, FloorDiv(-2 * Q_IDX, 3)),
+        (Q % -1.5, Q_IDX + 1.5 * FloorDiv(-2 * Q_IDX, 3)),
         (torch.floor(S).int(), Truncate(Floor(SCORE))),
         (erf(S), sympy.erf(SCORE)),
         (atan(S), sympy.atan(SCORE)),

@@ -49,7 +49,16 @@ ON_OTHERS = {
     "console.py": ({"rpartition"}, "names of files"),
     "errors.py": ({"split", "splitlines", "strip"}, "messages"),
     "export.py": (
-        {"isascii", "isdecimal", "isidentifier", "replace", "splitlines", "startswith", "strip"},
+        {
+            "isascii",
+            "isdecimal",
+            "isidentifier",
+            "keyword",
+            "replace",
+            "splitlines",
+            "startswith",
+            "strip",
+        },
         "a package's name, hatchling's errors, requirements",
     ),
     "explain/call.py": ({"partition", "strip"}, "arguments of the command line"),
