@@ -191,12 +191,12 @@ def test_what_differs_becomes_machine_code(name: str, head_dim: int) -> None:
 
 
 #: Scores that the kernel over queries learns, beside the one over keys.
-LEARNED = ("relative_bias", "t5_bias_causal", "additive_bias", "temperature", "softcap_by_head",
+LEARNED = ("relative_bias", "additive_bias", "temperature", "softcap_by_head",
            "composed")  # fmt: skip
 
-#: Bytes that kernels over queries spill at 192 columns, most of them for the score: without sums,
-#: 224 and 350.
-OF_DISTANCES = {"relative_bias": 360, "t5_bias_causal": 540}
+#: Bytes that the kernel over queries spills at 192 columns, most of them for the score: 224 without
+#: sums.
+OF_DISTANCES = {"relative_bias": 360}
 
 
 @AS_PTXAS_12_8_DOES
