@@ -72,7 +72,7 @@ SLIPS = [
     ("drops", "_queries_step", "dp * kept_scale", "dp"),
     ("drops", "_queries_step", "gl.abs(p) * delta", "p * delta"),
     ("wide_drops", "_keys_step", "ds * head_scale", "ds"),
-    ("wide_drops", "_values_consumer", "grad_v *= kept_scale", "pass"),
+    ("wide_drops", "_values_consumer", "grad_v[0] * kept_scale", "grad_v[0]"),
 ]
 
 
