@@ -41,8 +41,8 @@ SPECS = {
     "causal_d128": AttentionSpec(128, mask=causal(), forms=FORMS),
     "full_d128": AttentionSpec(128, mask=full(), forms=FORMS),
     "end_d256": AttentionSpec(256, mask=causal(), align="bottom_right", forms=FORMS),
-    "window_d96": AttentionSpec(
-        96, mask=sliding_window(Int("left", 70), 3), align="bottom_right", forms=FORMS
+    "window_d112": AttentionSpec(
+        112, mask=sliding_window(Int("left", 70), 3), align="bottom_right", forms=FORMS
     ),
     "two_runs_d128": AttentionSpec(
         128, mask=sliding_window(60, 0) | prefix_lm(20), align="bottom_right", forms=FORMS
@@ -121,7 +121,7 @@ def test_a_fault_is_found(before: str, after: str, name: str) -> None:
         hold_hopper_varlen(mutant, spec, packing, first_on_hopper(spec).as_dict())
 
 
-BACKWARD = ("causal_d64", "causal_d128", "full_d128", "window_d96", "softcap_d128", "sigmoid_d64")
+BACKWARD = ("causal_d64", "causal_d128", "full_d128", "window_d112", "softcap_d128", "sigmoid_d64")
 
 
 @pytest.mark.parametrize("name", BACKWARD)
