@@ -15,7 +15,9 @@ from flashgen import (
     alibi,
     causal,
     full,
+    kv_len,
     prefix_lm,
+    q_len,
     sigmoid_attention,
     sliding_window,
     softcap,
@@ -52,7 +54,12 @@ SPECS = {
     ),
     "softcap_d128": AttentionSpec(128, mask=causal(), score=softcap(20.0), forms=FORMS),
     "sigmoid_d64": AttentionSpec(
-        64, mask=causal(), align="bottom_right", normaliser=sigmoid_attention(), forms=FORMS
+        64,
+        mask=causal(),
+        align="bottom_right",
+        score=lambda s, b, h, q, kv: s * q_len / (q_len + kv_len),
+        normaliser=sigmoid_attention(),
+        forms=FORMS,
     ),
     "unequal_dims": AttentionSpec((192, 128), mask=causal(), align="bottom_right", forms=FORMS),
 }
