@@ -175,6 +175,27 @@ def test_a_broken_sequence_is_nan_and_changes_no_other(broken: str, module: Any)
         full_module._check_lengths(*call.qkv[:2], *wrong.values())
 
 
+def test_sinks_of_other_sequences_where_offsets_fall(module: Any) -> None:
+    """Their gradients stay the same, though the offsets are in no order."""
+    lens = (5, 20, 0, 9, 33)
+    call = packed(SPECS["of_sequences"], Packing(lens, lens, case=HEADS), torch.bfloat16)
+    sinks = call.params["of_sequence"].requires_grad_()
+    grads = []
+    for changed in ({}, {"cu_seqlens_q": int32(BROKEN["fall"][0]["cu_seqlens_q"])}):
+        lengths = {**call.lengths, **changed}
+        out = module("of_sequences").varlen_attention(*call.qkv, **lengths, **call.params)
+        grads += torch.autograd.grad(out.square().sum(), sinks)
+    torch.testing.assert_close(grads[1][[0, 3, 4]], grads[0][[0, 3, 4]])
+    assert grads[1][2].isnan().all()
+
+
+def test_no_sequence_has_sinks(module: Any) -> None:
+    q, none = torch.zeros(4, 2, 16).bfloat16().requires_grad_(), int32((0,))
+    sinks = torch.zeros(0, 2, requires_grad=True)
+    out = module("of_sequences").varlen_attention(q, q, q, none, none, 1, 1, of_sequence=sinks)
+    assert all(not x.any() for x in torch.autograd.grad(out.sum(), (q, sinks)))
+
+
 def test_torch_compile(module: Any) -> None:
     """Both passes are one operator each, whatever the lengths."""
     torch._dynamo.reset()
@@ -209,7 +230,7 @@ MUTANTS = [
     ("_ptr + kv_start.to(tl.int64) * keep_stride_1", "_ptr", "lengths", ROOMY),
     ("_ptr + q_start.to(tl.int64) * step_stride_1", "_ptr", "lengths", ROOMY),
     (r"(total_\d_ptr) \+ kv_start.to\(tl.int64\) \* total_\d_stride_2", r"\1", "shifts", ROOMY),
-    ("sink = sink[sequence]", "sink = sink[:1].expand(len(lse), -1)", "of_sequences", UNEQUAL),
+    ("])[sequence]", "])[:1].expand(len(lse), -1)", "of_sequences", UNEQUAL),
 ]  # fmt: skip
 
 
