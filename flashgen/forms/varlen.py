@@ -162,7 +162,8 @@ def view_of(tensors: Mapping[str, PackedTensor], variable: str, name: str) -> Se
     strides = list(taken)
     pointer = f"{variable}_ptr"
     for i, length in tensor.lengths:
-        sizes[i] = length
+        # The padding, and a broken sequence, may have more queries than max_q_len.
+        sizes[i] = f"min(q_len, {sizes[i]})" if length == "q_len" else length
     if tensor.batch is not None and tensor.tokens is not None:
         pointer += f" + {tensor.start}.to(tl.int64) * {taken[tensor.tokens]}"
         sizes[tensor.batch], strides[tensor.batch] = "batch + 1", "0"

@@ -6,8 +6,10 @@ import pytest
 
 from flashgen.build import as_asked
 from flashgen.errors import FlashgenError
+from flashgen.forms.varlen import packed_tensor, view_of
 from flashgen.loader import Variant
 from flashgen.masks import causal
+from flashgen.params import Tensor
 from flashgen.spec import FORMS, AttentionSpec
 
 DENSE = AttentionSpec(head_dim=64, mask=causal())
@@ -38,3 +40,10 @@ def test_the_command_line_refuses_an_unknown_form():
         as_asked([], (), ("paged",))
     message = "--form=paged: unknown form; write one of dense, varlen, cache"
     assert str(error.value) == message
+
+
+def test_packed_sequences_read_shared_rows_within_their_tensor() -> None:
+    """The padding, and a sequence with broken lengths, have more queries than max_q_len."""
+    tensors = {"rows": packed_tensor(Tensor("rows", ("num_q_heads", "q_len", "kv_len")))}
+    sizes = view_of(tensors, "rows", "rows").sizes
+    assert sizes == ("rows_size_0", "min(q_len, rows_size_1)", "kv_len")
