@@ -92,6 +92,8 @@ REFUSED: dict[str, tuple[CacheCall, dict[str, Any], type[Exception], str]] = {
                          "num_splits: got float; pass an int or None"),
     "output": (ROWS, {"out": torch.zeros(3, 4, 2, 16)}, ValueError,
                "out: got shape (3, 4, 2, 16); pass (3, 2, 4, 16)"),
+    "expanded output": (ROWS, {"out": torch.zeros(1, 2, 4, 16).expand(3, 2, 4, 16)}, ValueError,
+                        "out: is expanded, and is written; pass a tensor with memory of its own"),
     "parameter": (ROWS, {"slopes": torch.zeros(3)}, ValueError,
                   "slopes: got shape (3,); pass (4,)"),
     "scale": (ROWS, {"scale": -1.0}, ValueError,
@@ -117,6 +119,29 @@ def test_a_wrong_argument_is_named(name: str) -> None:
     with torch.no_grad(), pytest.raises(kind) as error:
         rendered_module(SPEC).cache_attention(**arguments)
     assert str(error.value) == message
+
+
+def test_an_expanded_cache_is_not_appended_to() -> None:
+    new, cache = torch.zeros(3, 1, 2, 16), torch.zeros(3, 8, 2, 16)
+    lens = torch.ones(3, dtype=torch.int32)
+    for name, caches in (("k_cache", (cache[:1].expand_as(cache), cache)),
+                         ("v_cache", (cache, cache[:1].expand_as(cache)))):  # fmt: skip
+        with pytest.raises(ValueError, match=f"{name}: is expanded, and is written"):
+            rendered_module(SPEC).append(new, new, *caches, lens)
+
+
+def test_a_kept_launch_is_of_no_call_with_one_more_argument(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A call with its key would not be checked."""
+    module, keys = rendered_module(SPEC), []
+    monkeypatch.setattr(module, "_cache_key", lambda *given: keys.append(given[2:]))
+    arguments = cached(PAGES, SPEC, torch.float32).arguments
+    with torch.no_grad():
+        module.cache_attention(**arguments)
+        with pytest.raises(ValueError, match="cache_slots: there is a block_table too"):
+            module.cache_attention(**arguments, cache_slots=arguments["kv_lens"])
+    assert keys[0] != keys[1]
 
 
 def test_gradients_are_refused() -> None:

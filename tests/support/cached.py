@@ -26,8 +26,8 @@ class CacheCall:
         page_size: 0 for rows of one tensor.
         slots: with rows, whether sequences lie in other rows than their own.
         num_splits: as of `cache_attention`.
-        freed: keys behind the last ones from which on a sequence's pages are given back; None for
-            none.
+        freed: keys behind the last ones from which on a sequence's pages are given back: their
+            entries are -1 or stay. None for none.
         padding: tokens behind the last sequence, packed.
     """
 
@@ -112,6 +112,7 @@ def cached(call: CacheCall, spec: AttentionSpec, dtype: torch.dtype, device: str
         for i, first in enumerate(range(0, kv_len, call.page_size)):
             page, end = next(free), min(first + call.page_size, kv_len)
             if call.freed is not None and end <= kv_len - call.freed:
+                places[b, i] = page if i % 2 else -1  # of the page's next owner: NaN here
                 continue
             places[b, i] = page
             for cache, x in zip(caches, (k[b], v[b]), strict=True):

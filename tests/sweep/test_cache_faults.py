@@ -102,11 +102,12 @@ def test_a_message_names_the_fault(name: str, monkeypatch: pytest.MonkeyPatch) -
 
 def test_an_appended_token_without_a_place_is_not_written() -> None:
     module = rendered_module(SPEC)
-    k_new, v_new = torch.randn(2, 3, 2, 2, 16)
+    k_new, v_new = torch.randn(2, 4, 2, 2, 16)
     caches = torch.zeros(2, 4, 16, 2, 16)
-    lens = torch.tensor([2, 9, 17], dtype=torch.int32)
-    # Of sequence 0 the pages end too early; sequence 2 is longer than its pages.
-    table = torch.tensor([[-1], [2], [1]], dtype=torch.int32)
+    lens = torch.tensor([2, 9, 17, -(2**31)], dtype=torch.int32)
+    # Of sequence 0 the pages end too early; sequence 2 is longer than its pages. Of sequence 3,
+    # positions would wrap around.
+    table = torch.tensor([[-1], [2], [1], [3]], dtype=torch.int32)
     angles = torch.zeros(9, 4)
     with torch.no_grad():
         q = module.append(
@@ -115,5 +116,16 @@ def test_an_appended_token_without_a_place_is_not_written() -> None:
     assert torch.equal(caches[1, 2, 7:9], v_new[1]) and torch.equal(caches[0, 2, 7:9], k_new[1])
     caches[:, 2, 7:9] = 0
     assert not caches.any()
-    assert q[0].isnan().all() and q[2].isnan().all() and torch.equal(q[1], k_new[1])
+    assert q[[0, 2, 3]].isnan().all() and torch.equal(q[1], k_new[1])
     assert math.isfinite(q[1].sum())
+
+
+def test_appended_padding_of_no_sequence_reads_no_length() -> None:
+    q, angles = torch.randn(3, 2, 16), torch.zeros(9, 4)
+    ends, lens = torch.zeros(1, dtype=torch.int32), torch.empty(0, dtype=torch.int32)
+    caches = torch.zeros(2, 0, 16, 2, 16)
+    with torch.no_grad():
+        q = rendered_module(SPEC).append(
+            q, q, *caches, lens, None, angles, angles, q=q, cu_seqlens=ends
+        )
+    assert q.isnan().all()

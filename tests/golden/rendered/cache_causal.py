@@ -466,8 +466,9 @@ def _cache_attention(
             offs_n = start_n + tl.arange(0, BLOCK_N)
             held = offs_n < kv_len
             if PAGE_SIZE != 0:
-                # Pages without visible keys may be missing.
+                # Pages without visible keys may be missing or another's: none of them is read.
                 seen_here = (offs_n >= begin) & (offs_n < end)
+                held &= seen_here
             if PAGE_SIZE == 0:
                 k_rows = offs_n.to(tl.int64) * stride_kn
                 v_rows = offs_n.to(tl.int64) * stride_vn
@@ -693,14 +694,16 @@ def _append_rows(
             batch += tl.sum((begins <= token).to(tl.int32), 0)
         held = batch >= 0
         batch = tl.maximum(batch, 0)
-        begin, end = tl.load(cu_seqlens_ptr + batch), tl.load(cu_seqlens_ptr + batch + 1)
+        begin = tl.load(cu_seqlens_ptr + batch, mask=held, other=0)
+        end = tl.load(cu_seqlens_ptr + batch + 1, mask=held, other=0)
         held &= (begin >= 0) & (token >= begin) & (token < end) & (end <= num_tokens)
     else:
         batch = token // num_new
         begin = batch * num_new
         end = begin + num_new
         held = batch < num_sequences
-    kv_len = tl.load(kv_lens_ptr + batch)
+    kv_len = tl.load(kv_lens_ptr + batch, mask=held, other=0)
+    kv_len = tl.maximum(kv_len, -1)  # else the position could wrap around
     position = kv_len - end + token
     held &= (kv_len <= capacity) & (position >= 0)
     position = tl.where(held, position, 0)
@@ -711,7 +714,7 @@ def _append_rows(
         place = tl.load(table + position // PAGE_SIZE, mask=held, other=-1)
         row = position % PAGE_SIZE
     elif PLACED:
-        place = tl.load(places_ptr + batch)
+        place = tl.load(places_ptr + batch, mask=held, other=-1)
     held &= (place >= 0) & (place < num_places)
     place = tl.where(held, place, 0).to(tl.int64)
 
