@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -96,7 +95,7 @@ DEFECTS: dict[str, tuple[str, str, AttentionSpec, int]] = {
     ),
     "a log-sum-exp of packed tokens in another place": (
         "row_of_lse = (token if PACKED else batch.to(tl.int64) * max_q_len) + offs_m",
-        "row_of_lse = batch.to(tl.int64) * max_q_len + offs_m",
+        "row_of_lse = (0 * token if PACKED else batch.to(tl.int64) * max_q_len) + offs_m",
         CAUSAL, 7,
     ),
     "earlier parts not rescaled": (
@@ -104,7 +103,8 @@ DEFECTS: dict[str, tuple[str, str, AttentionSpec, int]] = {
     ),
 }  # fmt: skip
 
-#: Of defects in what protects from wrong lengths and places, the faults that find them.
+#: Of defects in what protects from wrong lengths and places, the faults that find them. None may
+#: write outside of a tensor, to memory of this process: an end past the tokens is not among them.
 UNPROTECTED: dict[str, tuple[str, str, str]] = {
     "a long sequence": ("cut = (keys != kv_len)", "cut = (keys < kv_len)",
                         "a length past the rows"),
@@ -113,7 +113,6 @@ UNPROTECTED: dict[str, tuple[str, str, str]] = {
                          "in_rows = (offs_m < q_len) & writes", "an end before the start"),
     "an end before": ("(start < own) | (stop < start) |", "(stop < start) |",
                       "an end before the start"),
-    "an end past": ("| (stop > num_tokens) |", "|", "an end past the tokens"),
     "a long one": ("| (stop - start > max_q_len)", "", "more queries than the largest number"),
     "a first start": ("return fault | ((batch == 0) & (start != 0)), own", "return fault, own",
                       "a first sequence that does not start at 0"),
@@ -139,21 +138,8 @@ def edited(old: str, new: str) -> Callable[[str], str]:
     return edit
 
 
-def _of_nothing(empty: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """A function that makes tensors, with NaN in them."""
-
-    def made(*args: Any, **keywords: Any) -> torch.Tensor:
-        x = empty(*args, **keywords)
-        return x.fill_(torch.nan) if x.is_floating_point() else x
-
-    return made
-
-
 @pytest.mark.parametrize("name", DEFECTS)
-def test_a_defect_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In memory that holds nothing: what an earlier call left there may be right."""
-    for owner, make in ((torch, "empty"), (torch.Tensor, "new_empty")):
-        monkeypatch.setattr(owner, make, _of_nothing(getattr(owner, make)))
+def test_a_defect_is_found(name: str) -> None:
     old, new, spec, number = DEFECTS[name]
     module = rendered_module(spec, edit_source=edited(old, new))
     with pytest.raises((AssertionError, IndexError, ValueError)):
