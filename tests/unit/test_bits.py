@@ -31,6 +31,7 @@ from flashgen.symbols import (
 from flashgen.tracing.expr import Expr
 from flashgen.tracing.signs import LEAST, at_least, most
 from support.expressions import VALUES, integers
+from support.visits import sweep
 
 Q, KV, HEAD = Expr(Q_IDX), Expr(KV_IDX), Expr(H)
 WORDS = Tensor("words", ("kv_len",), "int32")
@@ -117,6 +118,7 @@ def test_an_element_of_a_positive_constant_divides() -> None:
     assert (Q // (1 << HEAD)).sym.args[1] == ShiftLeft(1, H)
 
 
+@sweep(300)
 @given(integers(2), st.integers(0, 5), st.integers(0, 5), st.integers(0, 3))
 def test_what_is_known_of_a_number_holds(expr: Any, q: int, kv: int, h: int) -> None:
     values = {**VALUES, "b": 1, "h": h, "q_idx": q, "kv_idx": kv}
