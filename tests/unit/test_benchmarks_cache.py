@@ -14,7 +14,7 @@ from flashgen.loader import load
 from support.variants import rendered_module
 
 CPU = torch.device("cpu")
-STEP = Step(2, 8, 2, 3, 40)
+STEP = Step(3, 8, 2, 3, 40)
 pytestmark = pytest.mark.filterwarnings("ignore:.*eager reference")
 
 
