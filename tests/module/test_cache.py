@@ -37,6 +37,14 @@ def test_cpu_tensors_run_the_reference(call: CacheCall) -> None:
     hold(out, lse, given, SPEC, call)
 
 
+def test_padding_of_a_given_output_is_not_written() -> None:
+    given = cached(PAGES, SPEC, torch.float32)
+    out = torch.full_like(given.arguments["q"], 7.0)
+    with torch.no_grad():
+        rendered_module(SPEC).cache_attention(**given.arguments, out=out)
+    assert (out[-PAGES.padding :] == 7.0).all() and not (out[: -PAGES.padding] == 7.0).any()
+
+
 def test_the_reference_by_hand() -> None:
     """Two pages of sequence 1, of which the second holds one key; its query sees both."""
     module, pages = rendered_module(TREE), torch.randn(4, 16, 1, 16)
@@ -102,6 +110,8 @@ REFUSED: dict[str, tuple[CacheCall, dict[str, Any], type[Exception], str]] = {
                "cu_seqlens_q: got 3 elements for 3 sequences; pass 4"),
     "packed without max": (PAGES, {"max_q_len": None}, TypeError,
                            "max_q_len: got NoneType; pass an int with cu_seqlens_q"),
+    "tokens": (PAGES, {"q": torch.zeros(1, 1, 16).expand(2**31, 4, 16)}, ValueError,
+               "q: got 2147483648 tokens for 3 sequences; pass fewer"),
     "no queries": (PAGES, {"max_q_len": 0}, ValueError, "max_q_len: got 0; pass at least 1"),
     "page size": (PAGES, {"k_cache": torch.zeros(9, 8, 2, 16), "v_cache": torch.zeros(9, 8, 2, 16)},
                   ValueError, "k_cache: got pages of 8 keys; pass one of 1, 16, 32, 64, 128, 256"),

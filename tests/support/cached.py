@@ -28,6 +28,8 @@ class CacheCall:
         num_splits: as of `cache_attention`.
         freed: keys behind the last ones from which on a sequence's pages are given back: their
             entries are -1 or stay. None for none.
+        gap: every so many of the earlier pages, from the second on, are given back likewise. 0 for
+            none.
         padding: tokens behind the last sequence, packed.
     """
 
@@ -39,6 +41,7 @@ class CacheCall:
     slots: bool = False
     num_splits: int | None = None
     freed: int | None = None
+    gap: int = 0
     padding: int = 0
     params: dict[str, Any] = field(default_factory=dict, hash=False)
 
@@ -111,8 +114,9 @@ def cached(call: CacheCall, spec: AttentionSpec, dtype: torch.dtype, device: str
             continue
         for i, first in enumerate(range(0, kv_len, call.page_size)):
             page, end = next(free), min(first + call.page_size, kv_len)
-            if call.freed is not None and end <= kv_len - call.freed:
-                places[b, i] = page if i % 2 else -1  # of the page's next owner: NaN here
+            in_gap = call.gap > 0 and i % call.gap == 1
+            if in_gap or (call.freed is not None and end <= kv_len - call.freed):
+                places[b, i] = page if page % 2 else -1  # of the page's next owner: NaN here
                 continue
             places[b, i] = page
             for cache, x in zip(caches, (k[b], v[b]), strict=True):

@@ -35,6 +35,23 @@ CAUSAL = AttentionSpec(
 )  # fmt: skip
 #: Without keys that all queries see: the pages behind its window can be given back.
 BEHIND = AttentionSpec(16, "float16", mask=sliding_window(20, 0, align="bottom_right"), forms=FORMS)
+#: Its bounds hold pages of 16 keys that no query sees, as every other one before query 64.
+GAPS = AttentionSpec(
+    16,
+    "float16",
+    mask=causal() & (lambda b, h, q_idx, kv_idx: (q_idx // 64 + kv_idx // 16) % 2 == 0),
+    align="bottom_right",
+    forms=FORMS,
+)
+#: A tensor tells which keys are seen.
+KEPT = Tensor("kept", (None,), dtype="bool")
+EVICTED = AttentionSpec(
+    (16, 24),
+    "float16",
+    mask=causal(align="bottom_right") & (lambda b, h, q_idx, kv_idx: KEPT[kv_idx % 3]),
+    score=softcap(3.0),
+    forms=FORMS,
+)
 PLAIN = AttentionSpec(16, "float32", mask=causal(align="bottom_right"), forms=FORMS)
 
 #: Between them: lengths of 0 and 1, and beside multiples of the tile's 16 keys; one query, some,
@@ -51,6 +68,20 @@ CALLS = (
     CacheCall((40, 0, 9, 75), (5, 0, 1, 20), page_size=64, padding=3),
     CacheCall((40, 12, 9, 33), (0, 12, 1, 30), heads=3, kv_heads=1, num_splits=2, padding=2),
 )
+
+
+EVICTING = {"kept": torch.tensor([True, False, True])}
+
+#: Pages of which keys are hidden though they are within the bounds.
+IN_GAPS = (
+    (GAPS, CacheCall((190, 17, 64), 3, page_size=16, gap=2, num_splits=3)),
+    (EVICTED, CacheCall((50, 2, 33), (2, 1, 5), page_size=1, gap=3, padding=1, params=EVICTING)),
+)
+
+
+@pytest.mark.parametrize("spec, call", IN_GAPS, ids=["remainders", "tensor"])
+def test_pages_without_a_key_that_a_query_sees(spec: AttentionSpec, call: CacheCall) -> None:
+    check_cached(rendered_module(spec), spec, call, torch.float16)
 
 
 @pytest.mark.parametrize("call", CALLS, ids=range(len(CALLS)))

@@ -12,6 +12,7 @@ import torch
 from flashgen import AttentionSpec, causal
 from support.cached import CacheCall, Cached, cached
 from support.variants import rendered_module
+from sweep.test_cache import IN_GAPS
 
 SPEC = AttentionSpec(16, "float32", mask=causal(align="bottom_right"), forms=("dense", "cache"))
 PACKED = CacheCall((40, 50, 9, 33), (4, 3, 1, 5), padding=2, num_splits=2)
@@ -81,6 +82,35 @@ def test_a_fault_is_nan_and_changes_no_other_sequence(name: str) -> None:
     assert not reference[written].isnan().any()
 
 
+def test_a_page_that_is_missing_beside_unseen_ones_is_a_fault() -> None:
+    spec, call = IN_GAPS[0]
+    given = cached(call, spec, torch.float16)
+    given.arguments["block_table"][0, 4] = -1  # its 17th keys are those of page 1, which none sees
+    with torch.no_grad():
+        out = rendered_module(spec).cache_attention(**given.arguments)
+    assert out[0].isnan().all() and not out[1:].isnan().any()
+
+
+#: Writes the keys by which the shares of each sequence are counted.
+PROBE = """
+
+@triton.jit
+def counted(out_ptr, kv_lens_ptr, cu_seqlens_ptr):
+    index = tl.arange(0, 4)
+    lengths = _cache_lengths(index, kv_lens_ptr, cu_seqlens_ptr, 3, 30, 10, 1000, True)
+    tl.store(out_ptr + index, lengths[2])
+"""
+
+
+def test_keys_of_too_many_queries_are_not_counted() -> None:
+    """Each of 100 sequences could have all tokens: their shares would pass 32 bits."""
+    module = rendered_module(SPEC, edit_source=lambda source: source + PROBE)
+    lens, begins = (torch.tensor(x, dtype=torch.int32) for x in ([900] * 3, [0, 10, 25, 30]))
+    out = torch.zeros(4, dtype=torch.int32)
+    module.counted[(1,)](out, lens, begins)
+    assert out.tolist() == [900, 0, 900, 0]
+
+
 def test_padding_is_not_written() -> None:
     out, _ = called(rendered_module(SPEC), PACKED, cached(PACKED, SPEC, torch.float32))
     assert (out[-PACKED.padding :] == 7.0).all() and not (out[: -PACKED.padding] == 7.0).any()
@@ -129,3 +159,15 @@ def test_appended_padding_of_no_sequence_reads_no_length() -> None:
             q, q, *caches, lens, None, angles, angles, q=q, cu_seqlens=ends
         )
     assert q.isnan().all()
+
+
+def test_queries_are_rotated_where_there_are_no_heads_of_keys() -> None:
+    none, angles = torch.empty(2, 1, 0, 16), torch.randn(9, 4)
+    q, lens = torch.randn(2, 1, 4, 16), torch.tensor([3, 5], dtype=torch.int32)
+    rotary = angles.cos(), angles.sin()
+    keys, caches = torch.randn(2, 1, 1, 16), torch.empty(2, 2, 9, 0, 16)
+    with torch.no_grad():
+        module = rendered_module(SPEC)
+        got = module.append(none, none, *caches, lens, None, *rotary, q=q)
+        right = module.append(keys, keys, *torch.empty(2, 2, 9, 1, 16), lens, None, *rotary, q=q)
+    assert torch.equal(got, right)

@@ -12,7 +12,7 @@ from flashgen import AttentionSpec
 from support.cached import check_cached
 from support.variants import rendered_module
 from sweep import test_cache_faults
-from sweep.test_cache import BEHIND, CALLS, CAUSAL, PLAIN, WINDOW
+from sweep.test_cache import BEHIND, CALLS, CAUSAL, IN_GAPS, PLAIN, WINDOW
 
 #: The defect, and by the number of a call of `CALLS` the spec and the call that find it.
 DEFECTS: dict[str, tuple[str, str, AttentionSpec, int]] = {
@@ -91,7 +91,7 @@ DEFECTS: dict[str, tuple[str, str, AttentionSpec, int]] = {
         CAUSAL, 3,
     ),
     "tokens of the first sequence": (
-        "return start, tl.maximum(", "return start * 0, tl.maximum(", CAUSAL, 7,
+        "return start, tokens,", "return start * 0, tokens,", CAUSAL, 7,
     ),
     "a log-sum-exp of packed tokens in another place": (
         "row_of_lse = (token if PACKED else batch.to(tl.int64) * max_q_len) + offs_m",
@@ -113,7 +113,7 @@ UNPROTECTED: dict[str, tuple[str, str, str]] = {
                          "in_rows = (offs_m < q_len) & writes", "an end before the start"),
     "an end before": ("(start < own) | (stop < start) |", "(stop < start) |",
                       "an end before the start"),
-    "a long one": ("| (stop - start > max_q_len)", "", "more queries than the largest number"),
+    "a long one": ("cut | long.to(tl.int32)", "cut", "more queries than the largest number"),
     "a first start": ("return fault | ((batch == 0) & (start != 0)), own", "return fault, own",
                       "a first sequence that does not start at 0"),
     "a page": ("wrong_pages |= seen_here & missing\n                held &= ~missing\n"
@@ -154,6 +154,20 @@ def test_a_lack_of_protection_is_found(name: str, monkeypatch: pytest.MonkeyPatc
     )
     with pytest.raises(AssertionError):
         test_cache_faults.test_a_fault_is_nan_and_changes_no_other_sequence(fault)
+
+
+@pytest.mark.parametrize(
+    "old, new",
+    [
+        ("missing & (shown_here > 0)", "missing"),
+        ("v = tl.where(shown_here[:, None] > 0, v, 0.0)", "v = v"),
+    ],
+)
+def test_a_lack_of_care_for_pages_in_gaps_is_found(old: str, new: str) -> None:
+    spec, call = IN_GAPS[0]
+    module = rendered_module(spec, edit_source=edited(old, new))
+    with pytest.raises(AssertionError):
+        check_cached(module, spec, call, torch.float16)
 
 
 def test_pages_that_are_freed_too_early_are_found() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -14,12 +14,13 @@ from flashgen.plan.arguments import KernelArguments, kernel_arguments
 from flashgen.plan.code import KernelCode, code_with, codes_of
 from flashgen.plan.kernel import KernelPlan
 from flashgen.plan.loops import KERNEL_NAMES
+from flashgen.symbolic.bounds import derive_bounds
 from flashgen.symbolic.intervals import Interval
 from flashgen.symbolic.logic import conditions
 from flashgen.symbolic.printer import triton_code
 from flashgen.symbolic.printer.code import Code, gathered_by, read_by
 from flashgen.symbolic.printer.dialects import Triton
-from flashgen.symbols import KV_LEN, H, Load, RowMax, RowMin
+from flashgen.symbols import KV_IDX, KV_LEN, Q_LEN, H, Load, RowMax, RowMin
 
 _LENGTHS = ("batch", "head", "q_len", "kv_len", "q_first", "q_last", "num_q_heads")
 
@@ -141,6 +142,21 @@ class CachePlan:
     def reads_head(self) -> bool:
         """Whether the runs differ between heads."""
         return any(H in expr.free_symbols for expr in self._ends)
+
+    @cached_property
+    def has_gaps(self) -> bool:
+        """Whether the runs of a tile may hold keys before the queries' own that none of them sees.
+
+        Their pages may have been given back, so they are neither missed nor multiplied by 0. The
+        last q_len keys are those of the queries: their pages are there.
+        """
+        if not self.derived or self.reads_head or self.reduces_rows:
+            return True
+        if self.plan.bounds.exact:
+            return False
+        predicate = self.plan.predicate
+        earlier = sympy.And(predicate.expr, KV_IDX < KV_LEN - Q_LEN)
+        return not derive_bounds(replace(predicate, expr=earlier)).exact
 
     @cached_property
     def counts_tiles(self) -> bool:

@@ -26,7 +26,7 @@ def _cache_lengths(
 ):
     """(first token, q_len, kv_len) of a sequence, or of a vector of them, cut to what there is.
 
-    And whether kv_len was cut, as an integer.
+    And whether one was cut, as an integer. q_len is the most queries of a sequence.
     """
     there = batch < num_sequences
     keys = tl.load(kv_lens_ptr + batch, mask=there, other=0)
@@ -36,13 +36,16 @@ def _cache_lengths(
         start = tl.load(cu_seqlens_ptr + batch, mask=there, other=0)
         stop = tl.load(cu_seqlens_ptr + batch + 1, mask=there, other=0)
         start = tl.minimum(tl.maximum(start, 0), num_tokens)
-        return start, tl.maximum(tl.minimum(stop, num_tokens) - start, 0), kv_len, cut
+        tokens = tl.maximum(tl.minimum(stop, num_tokens) - start, 0)
+        # A sequence with too many queries has no keys: its shares could pass 32 bits.
+        long = tokens > q_len
+        return start, tokens, tl.where(long, 0, kv_len), cut | long.to(tl.int32)
     else:
         return batch * 0, tl.where(there, q_len, 0), kv_len, cut
 
 
 @triton.jit
-def _tokens_at_fault(batch, cu_seqlens_ptr, num_tokens, max_q_len, SEQUENCES: tl.constexpr):
+def _tokens_at_fault(batch, cu_seqlens_ptr, num_tokens, SEQUENCES: tl.constexpr):
     """(Whether a packed sequence's tokens are wrong, the first that is no other sequence's)."""
     start, stop = tl.load(cu_seqlens_ptr + batch), tl.load(cu_seqlens_ptr + batch + 1)
     # Sequences before this one, whose tokens it may not touch, end here.
@@ -51,7 +54,7 @@ def _tokens_at_fault(batch, cu_seqlens_ptr, num_tokens, max_q_len, SEQUENCES: tl
         index = first + tl.arange(0, SEQUENCES)
         ends = tl.load(cu_seqlens_ptr + index, mask=index <= batch, other=0)
         own = tl.maximum(own, tl.max(ends, 0))
-    fault = (start < own) | (stop < start) | (stop > num_tokens) | (stop - start > max_q_len)
+    fault = (start < own) | (stop < start) | (stop > num_tokens)
     return fault | ((batch == 0) & (start != 0)), own
 
 
@@ -474,9 +477,7 @@ def _cache_attention(
             at_fault = cut > 0
         own = batch * 0
         if PACKED:
-            wrong_tokens, own = _tokens_at_fault(
-                batch, cu_seqlens_ptr, num_tokens, max_q_len, SEQUENCES
-            )
+            wrong_tokens, own = _tokens_at_fault(batch, cu_seqlens_ptr, num_tokens, SEQUENCES)
             at_fault |= wrong_tokens
         unit_shares = _cache_shares(
             batch, q_len, kv_len, num_q_heads, tiles_of_a_share, left, BLOCK_N
