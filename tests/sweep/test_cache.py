@@ -14,6 +14,7 @@ from flashgen import (
     sliding_window,
     softcap,
     softmax,
+    tree,
 )
 from support.cached import CacheCall, cached, check_cached, hold, with_queries
 from support.variants import rendered_module
@@ -52,15 +53,16 @@ EVICTED = AttentionSpec(
     score=softcap(3.0),
     forms=FORMS,
 )
+TREE = AttentionSpec(16, "float16", mask=tree(), forms=FORMS)
 PLAIN = AttentionSpec(16, "float32", mask=causal(align="bottom_right"), forms=FORMS)
 
 #: Between them: lengths of 0 and 1, and beside multiples of the tile's 16 keys; one query, some,
-#: and more than a tile of 16 or of 64 rows has; every kind of place; 1 to 64 splits, of which more
+#: and more than a tile of 16 or of 128 rows has; every kind of place; 1 to 64 splits, of which more
 #: are merged than at a time; groups of 1, 2, 3 and 16 heads.
 CALLS = (
     CacheCall((0, 1, 37, 64, 150), num_splits=1),
     CacheCall((15, 16, 17, 200), 3, heads=6, num_splits=3),
-    CacheCall((100, 71), 70, heads=2, kv_heads=2, num_splits=2),
+    CacheCall((170, 141), 140, heads=2, kv_heads=2, num_splits=2),
     CacheCall((400, 20, 3), 1, heads=16, kv_heads=1, slots=True, num_splits=64),
     CacheCall((0, 33, 70, 19), 2, page_size=16, num_splits=4),
     CacheCall((100, 1, 48), 1, page_size=1, freed=21, heads=2),

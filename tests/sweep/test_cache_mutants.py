@@ -12,7 +12,7 @@ from flashgen import AttentionSpec
 from support.cached import check_cached
 from support.variants import rendered_module
 from sweep import test_cache_faults
-from sweep.test_cache import BEHIND, CALLS, CAUSAL, IN_GAPS, PLAIN, WINDOW
+from sweep.test_cache import BEHIND, CALLS, CAUSAL, IN_GAPS, PLAIN, TREE, WINDOW
 
 #: The defect, and by the number of a call of `CALLS` the spec and the call that find it.
 DEFECTS: dict[str, tuple[str, str, AttentionSpec, int]] = {
@@ -20,6 +20,16 @@ DEFECTS: dict[str, tuple[str, str, AttentionSpec, int]] = {
         "return count // all_shares * shares + count % all_shares * shares // all_shares",
         "return count // all_shares * shares",
         CAUSAL, 2,
+    ),
+    "a tile with hidden keys among those that hide nothing": (
+        "whole_end = tl.minimum(tl.maximum(full_end - first, whole_begin), last_visit)",
+        "whole_end = tl.minimum(tl.maximum(full_end - first + 1, whole_begin), last_visit)",
+        TREE, 1,
+    ),
+    "the tiles that hide nothing visited again": (
+        "tl.where(visit < whole_begin, 0, whole_visits)",
+        "0",
+        TREE, 6,
     ),
     "no work for an empty sequence": (
         "return tl.maximum(tl.cdiv(visits, tiles_of_a_share), 1)",

@@ -209,6 +209,26 @@ class CachePlan:
         return read_by((*lines, code.score, *code.conditions, *self.plan.hidden.keys))
 
     @property
+    def of_tile(self) -> tuple[str, ...]:
+        """What the loop reads of a tile's rows: the kernel's variables."""
+        names = {"head": "head_rows", "q_idx": "q_rows", "q_first": "q_first", "q_last": "q_last"}
+        return tuple(names[name] for name in names if self.steps_read(name))
+
+    @property
+    def of_steps(self) -> tuple[str, ...]:
+        """The parameters that the loop reads."""
+        return tuple(name for name in self.arguments.names if self.steps_read(name))
+
+    @property
+    def in_phases(self) -> bool:
+        """Whether tiles that hide nothing have a loop of their own.
+
+        A mask that loads something for each score brings the scores into another layout, which
+        would cost as much in a tile that does not evaluate it.
+        """
+        return self.derived and len(self.runs) == 1 and self.code.loads_elements
+
+    @property
     def visits_at(self) -> int:
         """The place of the number of all visits among the results of `_cache_runs`."""
         return OF_A_RUN * (len(self.runs) - 1) + OF_A_RUN - 3

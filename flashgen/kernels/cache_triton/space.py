@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import product
 
 from flashgen.budget.targets import Target, get_target
@@ -15,8 +14,15 @@ from flashgen.plan import KernelPlan
 #: Rows of a tile: a query's heads that share keys, and up to four queries of four such heads.
 FEW_ROWS = 16
 
-#: Rows of a tile of more queries: reading a prompt in pieces, or a tree of drafts.
-MANY_ROWS = 64
+#: Rows of a tile of more queries: reading a prompt in pieces, or a tree of drafts. Each tile reads
+#: all keys that its queries see, so the rate of such calls grows with its rows.
+MANY_ROWS = (128, 64, 32)
+
+#: A thread's most float32 outputs: with more, it would spill.
+MOST_OUTPUTS = 64
+
+#: Its warps, keys and most stages: more did not pay on an H100 (docs/lab/cache.md).
+MANY_WARPS, MANY_KEYS, MANY_STAGES = 8, (64, 32, 16), 3
 
 BLOCKS_N = (16, 32, 64, 128)
 STAGES = {"cuda": (2, 3, 4), "hip": (2,)}
@@ -33,13 +39,15 @@ def cache_space(plan: KernelPlan, target: str) -> Space:
 
 
 def for_many_rows(plan: KernelPlan, config: KernelConfig, target: Target) -> KernelConfig:
-    """The configuration beside one of few rows: as many stages, then as many keys, as fit."""
-    wider = replace(config, BLOCK_M=MANY_ROWS)
-    for block_n in (n for n in reversed(BLOCKS_N) if n <= config.BLOCK_N):
-        for stages in range(config.num_stages, 1, -1):
-            fewer = replace(wider, BLOCK_N=block_n, num_stages=stages)
-            if cache_usage(plan, fewer, target, paged=True).fits:
-                return fewer
+    """The configuration beside one of few rows: as many rows, keys, then stages as fit."""
+    most_rows = MOST_OUTPUTS * MANY_WARPS * 32 // sum(plan.v_segments)
+    rows_that_fit = [rows for rows in MANY_ROWS if rows <= most_rows]
+    keys = [n for n in MANY_KEYS if n <= config.BLOCK_N]
+    stages = range(min(config.num_stages, MANY_STAGES), 1, -1)
+    for rows, block_n, num_stages in product(rows_that_fit, keys, stages):
+        wider = KernelConfig(rows, block_n, MANY_WARPS, num_stages)
+        if cache_usage(plan, wider, target, paged=True).fits:
+            return wider
     return config
 
 

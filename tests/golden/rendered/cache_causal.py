@@ -119,8 +119,9 @@ def _cache_finish(
     writes,
     ROWS: tl.constexpr,
     PACKED: tl.constexpr,
+    WRITES_LSE: tl.constexpr,
 ):
-    """Stores ROWS rows of a tile of queries: their outputs and LSEs."""
+    """Stores ROWS rows of a tile of queries: their outputs and, if they are wanted, LSEs."""
     group = num_q_heads // num_kv_heads
     row = first_row + tl.arange(0, ROWS)
     offs_m = row // group
@@ -133,9 +134,9 @@ def _cache_finish(
     scale_out = (1.0 / l_i)[:, None]
     lse = tl.where(empty, float("-inf"), lse)
     out_ptr += batch.to(tl.int64) * stride_ob
-    # The LSE is contiguous: (batch, q_len, heads), or (tokens, heads).
-    row_of_lse = (token if PACKED else batch.to(tl.int64) * max_q_len) + offs_m
-    tl.store(lse_ptr + row_of_lse.to(tl.int64) * num_q_heads + head, lse, mask=in_rows)
+    if WRITES_LSE:  # contiguous: (batch, q_len, heads), or (tokens, heads)
+        row_of_lse = (token if PACKED else batch.to(tl.int64) * max_q_len) + offs_m
+        tl.store(lse_ptr + row_of_lse.to(tl.int64) * num_q_heads + head, lse, mask=in_rows)
     row_of_out = (token + offs_m).to(tl.int64) * stride_om + head * stride_oh
     offs_d = tl.arange(0, 64)
     out = (acc * scale_out).to(out_ptr.dtype.element_ty)
@@ -145,7 +146,7 @@ def _cache_finish(
 
 @triton.jit
 def _cache_merge(
-    accs_ptr,
+    parts_ptr,
     sums_ptr,
     first_program,
     num_parts,
@@ -167,6 +168,7 @@ def _cache_merge(
     ROWS: tl.constexpr,
     PARTS: tl.constexpr,
     PACKED: tl.constexpr,
+    WRITES_LSE: tl.constexpr,
 ):
     """Merges the parts of a unit, PARTS at a time, and stores its rows."""
     rows = tl.arange(0, ROWS)
@@ -187,7 +189,7 @@ def _cache_merge(
         part_rows = (slot.to(tl.int64)[:, None] * ROWS + rows[None, :]) * 64
         held = (there & in_unit[None, :])[:, :, None]
         part = tl.load(
-            accs_ptr + part_rows[:, :, None] + offs_v[None, None, :],
+            parts_ptr + part_rows[:, :, None] + offs_v[None, None, :],
             mask=held,
             other=0.0,
             cache_modifier=".cg",
@@ -220,6 +222,7 @@ def _cache_merge(
         True,
         ROWS,
         PACKED,
+        WRITES_LSE,
     )
 
 
@@ -231,6 +234,113 @@ def _pages(places, start_n, kv_len, there, PAGE_SIZE: tl.constexpr, BLOCK_N: tl.
     else:
         offs_n = start_n + tl.arange(0, BLOCK_N)
         return tl.load(places + offs_n // PAGE_SIZE, mask=there & (offs_n < kv_len), other=0)
+
+
+@triton.jit
+def _cache_visits(
+    q,
+    acc,
+    m_i,
+    l_i,
+    wrong_pages,
+    first_visit,
+    last_visit,
+    begin,
+    end,
+    first,
+    visits,
+    full_begin,
+    full_end,
+    k_head,
+    v_head,
+    places,
+    stride_kp,
+    stride_kn,
+    stride_vp,
+    stride_vn,
+    num_places,
+    batch,
+    q_rows,
+    q_len,
+    kv_len,
+    num_q_heads,
+    num_kv_heads,
+    qk_scale,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+):
+    """Adds the tiles of some visits to a tile's outputs, maxima and sums.
+
+    Keys whose page is missing are noted in wrong_pages.
+    """
+    offs_qk = tl.arange(0, 64)
+    offs_v = tl.arange(0, 64)
+    q_idx = q_rows[:, None]
+    next_page = 0
+    if PAGE_SIZE != 0:
+        tile = first + first_visit
+        next_page = _pages(
+            places, tile * BLOCK_N, kv_len, first_visit < last_visit, PAGE_SIZE, BLOCK_N
+        )
+    for visit in tl.range(first_visit, last_visit):
+        page = next_page
+        if PAGE_SIZE != 0:  # one visit ahead of the loads that need it
+            tile = first + visit + 1
+            next_page = _pages(
+                places, tile * BLOCK_N, kv_len, visit + 1 < last_visit, PAGE_SIZE, BLOCK_N
+            )
+        tile = first + visit
+        start_n = tile * BLOCK_N
+        offs_n = start_n + tl.arange(0, BLOCK_N)
+        held = offs_n < kv_len
+        if PAGE_SIZE != 0:
+            # Pages without visible keys may be missing or another's: none of them is read.
+            seen_here = (offs_n >= begin) & (offs_n < end)
+            held &= seen_here
+        if PAGE_SIZE == 0:
+            k_rows = offs_n.to(tl.int64) * stride_kn
+            v_rows = offs_n.to(tl.int64) * stride_vn
+        elif PAGE_SIZE % BLOCK_N == 0:
+            missing = (page < 0) | (page >= num_places)
+            wrong_pages |= seen_here & missing
+            held &= ~missing
+            page = tl.where(missing, 0, page).to(tl.int64)
+            in_page = start_n % PAGE_SIZE + tl.arange(0, BLOCK_N)
+            k_rows = page * stride_kp + in_page.to(tl.int64) * stride_kn
+            v_rows = page * stride_vp + in_page.to(tl.int64) * stride_vn
+        else:
+            missing = (page < 0) | (page >= num_places)
+            wrong_pages |= seen_here & missing
+            held &= ~missing
+            page = tl.where(missing, 0, page).to(tl.int64)
+            in_page = offs_n % PAGE_SIZE
+            k_rows = page * stride_kp + in_page * stride_kn
+            v_rows = page * stride_vp + in_page * stride_vn
+        k = tl.load(k_head + k_rows[:, None] + offs_qk[None, :], mask=held[:, None], other=0.0)
+        scores = tl.dot(q, k.T)
+        # Only a tile that holds a hidden key, or reaches past kv_len, evaluates the mask.
+        masked = (tile < full_begin) | (tile >= full_end)
+        if masked:
+            kv_idx = offs_n[None, :]
+            visible = q_idx + kv_len - q_len >= kv_idx
+            seen = tl.where(visible, scores, float("-inf"))
+        else:
+            seen = scores
+        # The same as `seen`, in one basic block with both products: they then share a layout.
+        scores = tl.where(masked, seen, scores)
+
+        v = tl.load(v_head + v_rows[:, None] + offs_v[None, :], mask=held[:, None], other=0.0)
+        # Online softmax in base 2. m_i starts finite, so a row that has seen no key yet
+        # keeps weights of exactly 0 instead of NaN.
+        scores *= qk_scale
+        m_new = tl.maximum(m_i, tl.max(scores, 1))
+        p = tl.math.exp2(scores - m_new[:, None])
+        alpha = tl.math.exp2(m_i - m_new)
+        l_i = l_i * alpha + tl.sum(p, 1)
+        m_i = m_new
+        acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None])
+    return acc, m_i, l_i, wrong_pages
 
 
 @triton.jit(
@@ -252,8 +362,7 @@ def _cache_attention(
     v_ptr,
     out_ptr,
     lse_ptr,
-    accs_ptr,
-    sums_ptr,
+    parts_ptr,
     counters_ptr,
     kv_lens_ptr,
     cu_seqlens_ptr,
@@ -290,6 +399,7 @@ def _cache_attention(
     PAGE_SIZE: tl.constexpr,
     PACKED: tl.constexpr,
     PLACED: tl.constexpr,
+    WRITES_LSE: tl.constexpr,
 ):
     """One program: an equal part of all tiles of keys of all sequences, for one head of keys.
 
@@ -298,14 +408,16 @@ def _cache_attention(
     rows, places[b, i] the page of keys from i * PAGE_SIZE on; else sequences, with PLACED places[b]
     the one of sequence b. kv_lens (sequences,) counts the keys of each, at most capacity.
 
-    Parts of a unit's rows, the first ROWS of its tile: accs (2 * programs, ROWS, 64) float32,
-    sums (2 * programs, 2, ROWS) float32, the maxima and sums of weights. counters (programs,) int32
-    of 0 counts the parts of the unit that a program begins and does not end; they end at 0.
+    Parts of a unit's rows, the first ROWS of its tile, are float32 from parts_ptr on: outputs
+    (2 * programs, ROWS, 64), then maxima and sums of weights (2 * programs, 2, ROWS). counters
+    (programs,) int32 of 0 counts the parts of the unit that a program begins and does not end; they
+    end at 0. Without WRITES_LSE lse is not written.
     PARTS of them are merged at a time. There are as many programs for each head of keys; one has at
     least `least` shares. SEQUENCES are looked at together: all of them with ONE_VECTOR.
     qk_scale is scale * log2(e): the softmax runs in base 2.
     """
     pid = tl.program_id(0)
+    sums_ptr = parts_ptr + tl.num_programs(0).to(tl.int64) * (2 * ROWS * 64)
     group = num_q_heads // num_kv_heads
     # Programs side by side have the same shares, each of another head of keys: heads of one key are
     # neighbours in memory, and DRAM reads them together.
@@ -428,6 +540,7 @@ def _cache_attention(
         in_rows = row < q_len * group
         place = batch
         misplaced = batch < 0
+        places = places_ptr
         if PAGE_SIZE == 0:
             if PLACED:
                 place = tl.load(places_ptr + batch)
@@ -435,7 +548,7 @@ def _cache_attention(
                 place = tl.where(misplaced, 0, place)
                 last_visit = tl.where(misplaced, first_visit, last_visit)
         else:
-            places = places_ptr + batch.to(tl.int64) * stride_places
+            places += batch.to(tl.int64) * stride_places
         k_head = k_ptr + kv_head.to(tl.int64) * stride_kh
         v_head = v_ptr + kv_head.to(tl.int64) * stride_vh
         if PAGE_SIZE == 0:
@@ -445,73 +558,42 @@ def _cache_attention(
         q = tl.load(q_ptr + q_row[:, None] + offs_qk[None, :], mask=in_rows[:, None], other=0.0)
         offs_v = tl.arange(0, 64)
         acc = tl.zeros([BLOCK_M, 64], tl.float32)
-        q_idx = q_rows[:, None]
         l_i = tl.zeros([BLOCK_M], tl.float32)
         m_i = tl.full([BLOCK_M], -3.0e38, tl.float32)
         wrong_pages = tl.zeros([BLOCK_N], tl.int1)
-        next_page = 0
-        if PAGE_SIZE != 0:
-            tile = first + first_visit
-            next_page = _pages(
-                places, tile * BLOCK_N, kv_len, first_visit < last_visit, PAGE_SIZE, BLOCK_N
-            )
-        for visit in tl.range(first_visit, last_visit):
-            page = next_page
-            if PAGE_SIZE != 0:  # one visit ahead of the loads that need it
-                tile = first + visit + 1
-                next_page = _pages(
-                    places, tile * BLOCK_N, kv_len, visit + 1 < last_visit, PAGE_SIZE, BLOCK_N
-                )
-            tile = first + visit
-            start_n = tile * BLOCK_N
-            offs_n = start_n + tl.arange(0, BLOCK_N)
-            held = offs_n < kv_len
-            if PAGE_SIZE != 0:
-                # Pages without visible keys may be missing or another's: none of them is read.
-                seen_here = (offs_n >= begin) & (offs_n < end)
-                held &= seen_here
-            if PAGE_SIZE == 0:
-                k_rows = offs_n.to(tl.int64) * stride_kn
-                v_rows = offs_n.to(tl.int64) * stride_vn
-            elif PAGE_SIZE % BLOCK_N == 0:
-                missing = (page < 0) | (page >= num_places)
-                wrong_pages |= seen_here & missing
-                held &= ~missing
-                page = tl.where(missing, 0, page).to(tl.int64)
-                in_page = start_n % PAGE_SIZE + tl.arange(0, BLOCK_N)
-                k_rows = page * stride_kp + in_page.to(tl.int64) * stride_kn
-                v_rows = page * stride_vp + in_page.to(tl.int64) * stride_vn
-            else:
-                missing = (page < 0) | (page >= num_places)
-                wrong_pages |= seen_here & missing
-                held &= ~missing
-                page = tl.where(missing, 0, page).to(tl.int64)
-                in_page = offs_n % PAGE_SIZE
-                k_rows = page * stride_kp + in_page * stride_kn
-                v_rows = page * stride_vp + in_page * stride_vn
-            k = tl.load(k_head + k_rows[:, None] + offs_qk[None, :], mask=held[:, None], other=0.0)
-            scores = tl.dot(q, k.T)
-            # Only a tile that holds a hidden key, or reaches past kv_len, evaluates the mask.
-            masked = (tile < full_begin) | (tile >= full_end)
-            if masked:
-                kv_idx = offs_n[None, :]
-                visible = q_idx + kv_len - q_len >= kv_idx
-                seen = tl.where(visible, scores, float("-inf"))
-            else:
-                seen = scores
-            # The same as `seen`, in one basic block with both products: they then share a layout.
-            scores = tl.where(masked, seen, scores)
-
-            v = tl.load(v_head + v_rows[:, None] + offs_v[None, :], mask=held[:, None], other=0.0)
-            # Online softmax in base 2. m_i starts finite, so a row that has seen no key yet
-            # keeps weights of exactly 0 instead of NaN.
-            scores *= qk_scale
-            m_new = tl.maximum(m_i, tl.max(scores, 1))
-            p = tl.math.exp2(scores - m_new[:, None])
-            alpha = tl.math.exp2(m_i - m_new)
-            l_i = l_i * alpha + tl.sum(p, 1)
-            m_i = m_new
-            acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None])
+        acc, m_i, l_i, wrong_pages = _cache_visits(
+            q,
+            acc,
+            m_i,
+            l_i,
+            wrong_pages,
+            first_visit,
+            last_visit,
+            begin,
+            end,
+            first,
+            visits,
+            full_begin,
+            full_end,
+            k_head,
+            v_head,
+            places,
+            stride_kp,
+            stride_kn,
+            stride_vp,
+            stride_vn,
+            num_places,
+            batch,
+            q_rows,
+            q_len,
+            kv_len,
+            num_q_heads,
+            num_kv_heads,
+            qk_scale,
+            BLOCK_M,
+            BLOCK_N,
+            PAGE_SIZE,
+        )
 
         # What is computed from wrong lengths or places is NaN.
         wrong = tl.max(wrong_pages.to(tl.int32), 0) > 0
@@ -545,6 +627,7 @@ def _cache_attention(
                 share == unit_first,
                 BLOCK_M,
                 PACKED,
+                WRITES_LSE,
             )
         else:
             # A program has at most one unit that it does not begin, and one that it does not end.
@@ -555,14 +638,14 @@ def _cache_attention(
             tl.store(sums + ROWS + rows, l_i, mask=rows < ROWS)
             part_rows = (slot.to(tl.int64) * ROWS + rows) * 64
             kept = (rows < ROWS)[:, None] & in_rows[:, None]
-            tl.store(accs_ptr + part_rows[:, None] + offs_v[None, :], acc, mask=kept)
+            tl.store(parts_ptr + part_rows[:, None] + offs_v[None, :], acc, mask=kept)
             # All of the program's stores come before its arrival; the last to arrive merges.
             tl.debug_barrier()
             arrived = tl.atomic_add(counters_ptr + first_program, 1, sem="acq_rel")
             if arrived == num_parts - 1:
                 tl.store(counters_ptr + first_program, 0)
                 _cache_merge(
-                    accs_ptr,
+                    parts_ptr,
                     sums_ptr,
                     first_program,
                     num_parts,
@@ -584,6 +667,7 @@ def _cache_attention(
                     ROWS,
                     PARTS,
                     PACKED,
+                    WRITES_LSE,
                 )
         share = piece_end
 

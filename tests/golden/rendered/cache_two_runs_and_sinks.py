@@ -158,8 +158,9 @@ def _cache_finish(
     writes,
     ROWS: tl.constexpr,
     PACKED: tl.constexpr,
+    WRITES_LSE: tl.constexpr,
 ):
-    """Stores ROWS rows of a tile of queries: their outputs and LSEs."""
+    """Stores ROWS rows of a tile of queries: their outputs and, if they are wanted, LSEs."""
     group = num_q_heads // num_kv_heads
     row = first_row + tl.arange(0, ROWS)
     offs_m = row // group
@@ -182,9 +183,9 @@ def _cache_finish(
     scale_out = (alpha / l_i)[:, None]
     lse = tl.where(empty, float("-inf"), lse)
     out_ptr += batch.to(tl.int64) * stride_ob
-    # The LSE is contiguous: (batch, q_len, heads), or (tokens, heads).
-    row_of_lse = (token if PACKED else batch.to(tl.int64) * max_q_len) + offs_m
-    tl.store(lse_ptr + row_of_lse.to(tl.int64) * num_q_heads + head, lse, mask=in_rows)
+    if WRITES_LSE:  # contiguous: (batch, q_len, heads), or (tokens, heads)
+        row_of_lse = (token if PACKED else batch.to(tl.int64) * max_q_len) + offs_m
+        tl.store(lse_ptr + row_of_lse.to(tl.int64) * num_q_heads + head, lse, mask=in_rows)
     row_of_out = (token + offs_m).to(tl.int64) * stride_om + head * stride_oh
     offs_d = tl.arange(0, 64)
     out = (acc_0 * scale_out).to(out_ptr.dtype.element_ty)
@@ -198,7 +199,7 @@ def _cache_finish(
 
 @triton.jit
 def _cache_merge(
-    accs_ptr,
+    parts_ptr,
     sums_ptr,
     first_program,
     num_parts,
@@ -222,6 +223,7 @@ def _cache_merge(
     ROWS: tl.constexpr,
     PARTS: tl.constexpr,
     PACKED: tl.constexpr,
+    WRITES_LSE: tl.constexpr,
 ):
     """Merges the parts of a unit, PARTS at a time, and stores its rows."""
     rows = tl.arange(0, ROWS)
@@ -244,13 +246,13 @@ def _cache_merge(
         part_rows = (slot.to(tl.int64)[:, None] * ROWS + rows[None, :]) * 72
         held = (there & in_unit[None, :])[:, :, None]
         part_0 = tl.load(
-            accs_ptr + part_rows[:, :, None] + offs_v_0[None, None, :],
+            parts_ptr + part_rows[:, :, None] + offs_v_0[None, None, :],
             mask=held,
             other=0.0,
             cache_modifier=".cg",
         )
         part_1 = tl.load(
-            accs_ptr + part_rows[:, :, None] + offs_v_1[None, None, :],
+            parts_ptr + part_rows[:, :, None] + offs_v_1[None, None, :],
             mask=held & (offs_v_1 < 72)[None, None, :],
             other=0.0,
             cache_modifier=".cg",
@@ -287,6 +289,7 @@ def _cache_merge(
         True,
         ROWS,
         PACKED,
+        WRITES_LSE,
     )
 
 
@@ -298,6 +301,156 @@ def _pages(places, start_n, kv_len, there, PAGE_SIZE: tl.constexpr, BLOCK_N: tl.
     else:
         offs_n = start_n + tl.arange(0, BLOCK_N)
         return tl.load(places + offs_n // PAGE_SIZE, mask=there & (offs_n < kv_len), other=0)
+
+
+@triton.jit
+def _cache_visits(
+    q_0,
+    q_1,
+    acc_0,
+    acc_1,
+    m_i,
+    l_i,
+    wrong_pages,
+    first_visit,
+    last_visit,
+    begin_0,
+    end_0,
+    first_0,
+    visits_0,
+    full_begin_0,
+    full_end_0,
+    begin_1,
+    end_1,
+    first_1,
+    visits_1,
+    full_begin_1,
+    full_end_1,
+    k_head,
+    v_head,
+    places,
+    stride_kp,
+    stride_kn,
+    stride_vp,
+    stride_vn,
+    num_places,
+    batch,
+    head_rows,
+    q_rows,
+    q_first,
+    q_len,
+    kv_len,
+    num_q_heads,
+    num_kv_heads,
+    scale,
+    left,
+    slopes,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+):
+    """Adds the tiles of some visits to a tile's outputs, maxima and sums.
+
+    Keys whose page is missing are noted in wrong_pages.
+    """
+    offs_qk_0 = tl.arange(0, 64)
+    offs_qk_1 = 64 + tl.arange(0, 16)
+    offs_v_0 = tl.arange(0, 64)
+    offs_v_1 = 64 + tl.arange(0, 16)
+    head = head_rows[:, None]
+    q_idx = q_rows[:, None]
+    scalar_slopes = _at_1d(slopes, head)
+    scalar_0 = scalar_slopes / scale
+    qk_scale = 1.4426950408889634 * scale
+    next_page = 0
+    if PAGE_SIZE != 0:
+        tile = first_0 + first_visit
+        tile = tl.where(first_visit < visits_0, tile, first_1 + first_visit - visits_0)
+        next_page = _pages(
+            places, tile * BLOCK_N, kv_len, first_visit < last_visit, PAGE_SIZE, BLOCK_N
+        )
+    for visit in tl.range(first_visit, last_visit):
+        page = next_page
+        if PAGE_SIZE != 0:  # one visit ahead of the loads that need it
+            tile = first_0 + visit + 1
+            tile = tl.where(visit + 1 < visits_0, tile, first_1 + visit + 1 - visits_0)
+            next_page = _pages(
+                places, tile * BLOCK_N, kv_len, visit + 1 < last_visit, PAGE_SIZE, BLOCK_N
+            )
+        tile = first_0 + visit
+        tile = tl.where(visit < visits_0, tile, first_1 + visit - visits_0)
+        start_n = tile * BLOCK_N
+        offs_n = start_n + tl.arange(0, BLOCK_N)
+        held = offs_n < kv_len
+        if PAGE_SIZE != 0:
+            # Pages without visible keys may be missing or another's: none of them is read.
+            seen_here = (offs_n >= begin_0) & (offs_n < end_0)
+            seen_here |= (offs_n >= begin_1) & (offs_n < end_1)
+            held &= seen_here
+        if PAGE_SIZE == 0:
+            k_rows = offs_n.to(tl.int64) * stride_kn
+            v_rows = offs_n.to(tl.int64) * stride_vn
+        elif PAGE_SIZE % BLOCK_N == 0:
+            missing = (page < 0) | (page >= num_places)
+            wrong_pages |= seen_here & missing
+            held &= ~missing
+            page = tl.where(missing, 0, page).to(tl.int64)
+            in_page = start_n % PAGE_SIZE + tl.arange(0, BLOCK_N)
+            k_rows = page * stride_kp + in_page.to(tl.int64) * stride_kn
+            v_rows = page * stride_vp + in_page.to(tl.int64) * stride_vn
+        else:
+            missing = (page < 0) | (page >= num_places)
+            wrong_pages |= seen_here & missing
+            held &= ~missing
+            page = tl.where(missing, 0, page).to(tl.int64)
+            in_page = offs_n % PAGE_SIZE
+            k_rows = page * stride_kp + in_page * stride_kn
+            v_rows = page * stride_vp + in_page * stride_vn
+        k_0 = tl.load(k_head + k_rows[:, None] + offs_qk_0[None, :], mask=held[:, None], other=0.0)
+        scores = tl.dot(q_0, k_0.T)
+        k_1 = tl.load(
+            k_head + k_rows[:, None] + offs_qk_1[None, :],
+            mask=held[:, None] & (offs_qk_1 < 72)[None, :],
+            other=0.0,
+        )
+        scores = tl.dot(q_1, k_1.T, scores)
+        kv_idx = offs_n[None, :]
+        col_0 = tl.cast(kv_idx + q_len - q_first - kv_len, tl.float32)
+        col_1 = col_0 * scalar_0
+        # score + (kv_idx + q_len - q_idx - kv_len) * slopes[h], over qk_scale and without what the
+        # row alone adds.
+        scores = scores + col_1
+        # Only a tile that holds a hidden key, or reaches past kv_len, evaluates the mask.
+        masked = (tile < full_begin_0) | (tile >= full_end_0)
+        masked &= (tile < full_begin_1) | (tile >= full_end_1)
+        if masked:
+            visible = kv_idx < kv_len
+            visible &= (kv_idx < 4) | (
+                (q_idx + kv_len - q_len >= kv_idx) & (kv_idx >= q_idx + kv_len - q_len - left)
+            )
+            seen = tl.where(visible, scores, float("-inf"))
+        else:
+            seen = scores
+        # The same as `seen`, in one basic block with both products: they then share a layout.
+        scores = tl.where(masked, seen, scores)
+
+        v_0 = tl.load(v_head + v_rows[:, None] + offs_v_0[None, :], mask=held[:, None], other=0.0)
+        v_1 = tl.load(
+            v_head + v_rows[:, None] + offs_v_1[None, :],
+            mask=held[:, None] & (offs_v_1 < 72)[None, :],
+            other=0.0,
+        )
+        # Online softmax in base 2. m_i starts finite, so a row that has seen no key yet
+        # keeps weights of exactly 0 instead of NaN.
+        scores *= qk_scale
+        m_new = tl.maximum(m_i, tl.max(scores, 1))
+        p = tl.math.exp2(scores - m_new[:, None])
+        alpha = tl.math.exp2(m_i - m_new)
+        l_i = l_i * alpha + tl.sum(p, 1)
+        m_i = m_new
+        acc_0 = tl.dot(p.to(v_0.dtype), v_0, acc_0 * alpha[:, None])
+        acc_1 = tl.dot(p.to(v_1.dtype), v_1, acc_1 * alpha[:, None])
+    return acc_0, acc_1, m_i, l_i, wrong_pages
 
 
 @triton.jit(
@@ -322,8 +475,7 @@ def _cache_attention(
     v_ptr,
     out_ptr,
     lse_ptr,
-    accs_ptr,
-    sums_ptr,
+    parts_ptr,
     counters_ptr,
     kv_lens_ptr,
     cu_seqlens_ptr,
@@ -367,6 +519,7 @@ def _cache_attention(
     PAGE_SIZE: tl.constexpr,
     PACKED: tl.constexpr,
     PLACED: tl.constexpr,
+    WRITES_LSE: tl.constexpr,
 ):
     """One program: an equal part of all tiles of keys of all sequences, for one head of keys.
 
@@ -375,13 +528,15 @@ def _cache_attention(
     rows, places[b, i] the page of keys from i * PAGE_SIZE on; else sequences, with PLACED places[b]
     the one of sequence b. kv_lens (sequences,) counts the keys of each, at most capacity.
 
-    Parts of a unit's rows, the first ROWS of its tile: accs (2 * programs, ROWS, 72) float32,
-    sums (2 * programs, 2, ROWS) float32, the maxima and sums of weights. counters (programs,) int32
-    of 0 counts the parts of the unit that a program begins and does not end; they end at 0.
+    Parts of a unit's rows, the first ROWS of its tile, are float32 from parts_ptr on: outputs
+    (2 * programs, ROWS, 72), then maxima and sums of weights (2 * programs, 2, ROWS). counters
+    (programs,) int32 of 0 counts the parts of the unit that a program begins and does not end; they
+    end at 0. Without WRITES_LSE lse is not written.
     PARTS of them are merged at a time. There are as many programs for each head of keys; one has at
     least `least` shares. SEQUENCES are looked at together: all of them with ONE_VECTOR.
     """
     pid = tl.program_id(0)
+    sums_ptr = parts_ptr + tl.num_programs(0).to(tl.int64) * (2 * ROWS * 72)
     group = num_q_heads // num_kv_heads
     # Programs side by side have the same shares, each of another head of keys: heads of one key are
     # neighbours in memory, and DRAM reads them together.
@@ -517,12 +672,12 @@ def _cache_attention(
             last_visit = _part(visits, last_visit, unit_shares)
         last_visit = tl.where(at_fault, first_visit, last_visit)
 
-        head = head_rows[:, None]
         q_row = batch.to(tl.int64) * stride_qb + token.to(tl.int64) * stride_qm
         q_row += q_rows.to(tl.int64) * stride_qm + head_rows * stride_qh
         in_rows = row < q_len * group
         place = batch
         misplaced = batch < 0
+        places = places_ptr
         if PAGE_SIZE == 0:
             if PLACED:
                 place = tl.load(places_ptr + batch)
@@ -530,7 +685,7 @@ def _cache_attention(
                 place = tl.where(misplaced, 0, place)
                 last_visit = tl.where(misplaced, first_visit, last_visit)
         else:
-            places = places_ptr + batch.to(tl.int64) * stride_places
+            places += batch.to(tl.int64) * stride_places
         k_head = k_ptr + kv_head.to(tl.int64) * stride_kh
         v_head = v_ptr + kv_head.to(tl.int64) * stride_vh
         if PAGE_SIZE == 0:
@@ -548,105 +703,54 @@ def _cache_attention(
         acc_0 = tl.zeros([BLOCK_M, 64], tl.float32)
         offs_v_1 = 64 + tl.arange(0, 16)
         acc_1 = tl.zeros([BLOCK_M, 16], tl.float32)
-        q_idx = q_rows[:, None]
-        scalar_slopes = _at_1d(slopes, head)
-        scalar_0 = scalar_slopes / scale
-        qk_scale = 1.4426950408889634 * scale
         l_i = tl.zeros([BLOCK_M], tl.float32)
         m_i = tl.full([BLOCK_M], -3.0e38, tl.float32)
         wrong_pages = tl.zeros([BLOCK_N], tl.int1)
-        next_page = 0
-        if PAGE_SIZE != 0:
-            tile = first_0 + first_visit
-            tile = tl.where(first_visit < visits_0, tile, first_1 + first_visit - visits_0)
-            next_page = _pages(
-                places, tile * BLOCK_N, kv_len, first_visit < last_visit, PAGE_SIZE, BLOCK_N
-            )
-        for visit in tl.range(first_visit, last_visit):
-            page = next_page
-            if PAGE_SIZE != 0:  # one visit ahead of the loads that need it
-                tile = first_0 + visit + 1
-                tile = tl.where(visit + 1 < visits_0, tile, first_1 + visit + 1 - visits_0)
-                next_page = _pages(
-                    places, tile * BLOCK_N, kv_len, visit + 1 < last_visit, PAGE_SIZE, BLOCK_N
-                )
-            tile = first_0 + visit
-            tile = tl.where(visit < visits_0, tile, first_1 + visit - visits_0)
-            start_n = tile * BLOCK_N
-            offs_n = start_n + tl.arange(0, BLOCK_N)
-            held = offs_n < kv_len
-            if PAGE_SIZE != 0:
-                # Pages without visible keys may be missing or another's: none of them is read.
-                seen_here = (offs_n >= begin_0) & (offs_n < end_0)
-                seen_here |= (offs_n >= begin_1) & (offs_n < end_1)
-                held &= seen_here
-            if PAGE_SIZE == 0:
-                k_rows = offs_n.to(tl.int64) * stride_kn
-                v_rows = offs_n.to(tl.int64) * stride_vn
-            elif PAGE_SIZE % BLOCK_N == 0:
-                missing = (page < 0) | (page >= num_places)
-                wrong_pages |= seen_here & missing
-                held &= ~missing
-                page = tl.where(missing, 0, page).to(tl.int64)
-                in_page = start_n % PAGE_SIZE + tl.arange(0, BLOCK_N)
-                k_rows = page * stride_kp + in_page.to(tl.int64) * stride_kn
-                v_rows = page * stride_vp + in_page.to(tl.int64) * stride_vn
-            else:
-                missing = (page < 0) | (page >= num_places)
-                wrong_pages |= seen_here & missing
-                held &= ~missing
-                page = tl.where(missing, 0, page).to(tl.int64)
-                in_page = offs_n % PAGE_SIZE
-                k_rows = page * stride_kp + in_page * stride_kn
-                v_rows = page * stride_vp + in_page * stride_vn
-            k_0 = tl.load(
-                k_head + k_rows[:, None] + offs_qk_0[None, :], mask=held[:, None], other=0.0
-            )
-            scores = tl.dot(q_0, k_0.T)
-            k_1 = tl.load(
-                k_head + k_rows[:, None] + offs_qk_1[None, :],
-                mask=held[:, None] & (offs_qk_1 < 72)[None, :],
-                other=0.0,
-            )
-            scores = tl.dot(q_1, k_1.T, scores)
-            kv_idx = offs_n[None, :]
-            col_0 = tl.cast(kv_idx + q_len - q_first - kv_len, tl.float32)
-            col_1 = col_0 * scalar_0
-            # score + (kv_idx + q_len - q_idx - kv_len) * slopes[h], over qk_scale and without what
-            # the row alone adds.
-            scores = scores + col_1
-            # Only a tile that holds a hidden key, or reaches past kv_len, evaluates the mask.
-            masked = (tile < full_begin_0) | (tile >= full_end_0)
-            masked &= (tile < full_begin_1) | (tile >= full_end_1)
-            if masked:
-                visible = kv_idx < kv_len
-                visible &= (kv_idx < 4) | (
-                    (q_idx + kv_len - q_len >= kv_idx) & (kv_idx >= q_idx + kv_len - q_len - left)
-                )
-                seen = tl.where(visible, scores, float("-inf"))
-            else:
-                seen = scores
-            # The same as `seen`, in one basic block with both products: they then share a layout.
-            scores = tl.where(masked, seen, scores)
-
-            v_0 = tl.load(
-                v_head + v_rows[:, None] + offs_v_0[None, :], mask=held[:, None], other=0.0
-            )
-            v_1 = tl.load(
-                v_head + v_rows[:, None] + offs_v_1[None, :],
-                mask=held[:, None] & (offs_v_1 < 72)[None, :],
-                other=0.0,
-            )
-            # Online softmax in base 2. m_i starts finite, so a row that has seen no key yet
-            # keeps weights of exactly 0 instead of NaN.
-            scores *= qk_scale
-            m_new = tl.maximum(m_i, tl.max(scores, 1))
-            p = tl.math.exp2(scores - m_new[:, None])
-            alpha = tl.math.exp2(m_i - m_new)
-            l_i = l_i * alpha + tl.sum(p, 1)
-            m_i = m_new
-            acc_0 = tl.dot(p.to(v_0.dtype), v_0, acc_0 * alpha[:, None])
-            acc_1 = tl.dot(p.to(v_1.dtype), v_1, acc_1 * alpha[:, None])
+        acc_0, acc_1, m_i, l_i, wrong_pages = _cache_visits(
+            q_0,
+            q_1,
+            acc_0,
+            acc_1,
+            m_i,
+            l_i,
+            wrong_pages,
+            first_visit,
+            last_visit,
+            begin_0,
+            end_0,
+            first_0,
+            visits_0,
+            full_begin_0,
+            full_end_0,
+            begin_1,
+            end_1,
+            first_1,
+            visits_1,
+            full_begin_1,
+            full_end_1,
+            k_head,
+            v_head,
+            places,
+            stride_kp,
+            stride_kn,
+            stride_vp,
+            stride_vn,
+            num_places,
+            batch,
+            head_rows,
+            q_rows,
+            q_first,
+            q_len,
+            kv_len,
+            num_q_heads,
+            num_kv_heads,
+            scale,
+            left,
+            slopes,
+            BLOCK_M,
+            BLOCK_N,
+            PAGE_SIZE,
+        )
 
         # What is computed from wrong lengths or places is NaN.
         wrong = tl.max(wrong_pages.to(tl.int32), 0) > 0
@@ -684,6 +788,7 @@ def _cache_attention(
                 share == unit_first,
                 BLOCK_M,
                 PACKED,
+                WRITES_LSE,
             )
         else:
             # A program has at most one unit that it does not begin, and one that it does not end.
@@ -694,9 +799,9 @@ def _cache_attention(
             tl.store(sums + ROWS + rows, l_i, mask=rows < ROWS)
             part_rows = (slot.to(tl.int64) * ROWS + rows) * 72
             kept = (rows < ROWS)[:, None] & in_rows[:, None]
-            tl.store(accs_ptr + part_rows[:, None] + offs_v_0[None, :], acc_0, mask=kept)
+            tl.store(parts_ptr + part_rows[:, None] + offs_v_0[None, :], acc_0, mask=kept)
             tl.store(
-                accs_ptr + part_rows[:, None] + offs_v_1[None, :],
+                parts_ptr + part_rows[:, None] + offs_v_1[None, :],
                 acc_1,
                 mask=kept & (offs_v_1 < 72)[None, :],
             )
@@ -706,7 +811,7 @@ def _cache_attention(
             if arrived == num_parts - 1:
                 tl.store(counters_ptr + first_program, 0)
                 _cache_merge(
-                    accs_ptr,
+                    parts_ptr,
                     sums_ptr,
                     first_program,
                     num_parts,
@@ -730,6 +835,7 @@ def _cache_attention(
                     ROWS,
                     PARTS,
                     PACKED,
+                    WRITES_LSE,
                 )
         share = piece_end
 

@@ -34,7 +34,7 @@ def cache_kernel(plan: KernelPlan, config: KernelConfig, target: str, page_size:
     text = IMPORTS + render_cache(plan)
     dtype = f"*{plan.triton_dtype}"
     types = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "out_ptr"), dtype)
-    types |= dict.fromkeys(("lse_ptr", "accs_ptr", "sums_ptr"), "*fp32")
+    types |= dict.fromkeys(("lse_ptr", "parts_ptr"), "*fp32")
     integers = ("counters_ptr", "kv_lens_ptr", "cu_seqlens_ptr", "places_ptr")
     types |= dict.fromkeys(integers, "*i32") | {"qk_scale": "fp32", "scale": "fp32"}
     cache = CachePlan(plan)
@@ -49,6 +49,7 @@ def cache_kernel(plan: KernelPlan, config: KernelConfig, target: str, page_size:
         "PAGE_SIZE": page_size,
         "PACKED": page_size > 0,
         "PLACED": False,
+        "WRITES_LSE": True,
     }
     if cache.code.uses_tanh:
         constants["APPROX"] = get_target(target).backend == "cuda"
