@@ -91,10 +91,10 @@ class Padded:
         """One query of each of the first rows, at these positions, none of them past `longest`."""
         keys = (cache[: len(q), :, :longest] for cache in self.caches[layer])
         seen = self.positions[:longest] <= positions[:, None]
-        out = F.scaled_dot_product_attention(
-            q[:, :, None], *keys, attn_mask=seen[:, None, None], enable_gqa=True
-        )
-        return out[:, :, 0]
+        # Heads that share keys are queries of one head: kernels with a mask know no groups.
+        grouped = q.unflatten(1, (self.size.kv_heads, -1))
+        out = F.scaled_dot_product_attention(grouped, *keys, attn_mask=seen[:, None, None])
+        return out.flatten(1, 2)
 
     def rows(self, requests: Sequence[Request]) -> int:
         """The rows that a step of them has."""

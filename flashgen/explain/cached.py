@@ -13,7 +13,7 @@ from flashgen.budget.targets import Target, get_target
 from flashgen.budget.traffic import Workload, tile_runs
 from flashgen.config import HOPPER, KernelConfig
 from flashgen.errors import FlashgenError
-from flashgen.explain.account import Call, Run
+from flashgen.explain.account import Run, Subject
 from flashgen.explain.call import Asked, described, workload
 from flashgen.explain.limits import bound_of, operand, seconds_of
 from flashgen.explain.shares import Shares, share_out
@@ -100,11 +100,10 @@ class PageAccount:
 
 
 @dataclass(frozen=True)
-class CacheAccount:
-    """One variant, one step of decoding, one target.
+class CacheAccount(Subject):
+    """The account of a step of decoding.
 
     Attributes:
-        variant, file, target, gpu, dtype, head_dims, call: as of `Account`.
         label: how the user wrote the mask.
         conditions: a key is visible if all of these hold.
         runs: the keys that a tile of queries visits.
@@ -124,13 +123,6 @@ class CacheAccount:
         remarks: what the account leaves out.
     """
 
-    variant: str
-    file: str
-    target: str
-    gpu: str
-    dtype: str
-    head_dims: tuple[int, int]
-    call: Call
     label: str
     conditions: tuple[str, ...]
     runs: tuple[Run, ...]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from flashgen.explain.account import Account, Kernel, Work
-from flashgen.explain.cached import CacheAccount
+from flashgen.explain.account import Account, Kernel, Subject, Work
 
 
 def bytes_text(number: float) -> str:
@@ -27,7 +26,7 @@ def time_text(seconds: float) -> str:
     return f"{seconds:.3g} s"
 
 
-def call_text(account: Account | CacheAccount) -> str:
+def call_text(account: Subject) -> str:
     """Shapes and dtype of the call."""
     call = account.call
     heads = f"{call.num_q_heads} heads"
