@@ -136,7 +136,7 @@ class Served:
         preempted: how often a request had to begin anew.
         first_ms: the median time from a request's arrival to its first token.
         between_ms: the median, over requests, of the mean time between two of its tokens.
-        times: when each token was there.
+        times: when each percent of the tokens was there.
     """
 
     tokens: int
@@ -172,7 +172,7 @@ def serve(engine: Engine, requests: list[Request]) -> Served:
         preempted=scheduler.preempted,
         first_ms=1e3 * median(r.times[0] - r.arrival for r in requests),
         between_ms=1e3 * median(pauses or [0.0]),
-        times=times,
+        times=[times[max(0, -(-i * len(times) // 100) - 1)] for i in range(1, 101)],
     )
 
 
@@ -278,11 +278,9 @@ def draw(results: dict[str, Served], title: str, path: Path) -> None:
         figure = Figure(figsize=(8, 4), layout="constrained")
         axes = figure.subplots()
         for (name, served), colour in zip(results.items(), colours, strict=False):
-            # A point for each percent will do.
-            counts = [round(i * served.tokens / 100) for i in range(1, 101)]
-            at = [served.times[count - 1] for count in counts]
+            counts = [i * served.tokens / 100 for i in range(101)]
             label = f"{name}: {served.rate:,.0f} tokens/s"
-            axes.plot([0, *at], [0, *counts], color=colour, linewidth=1.4, label=label)
+            axes.plot([0, *served.times], counts, color=colour, linewidth=1.4, label=label)
         axes.set(xlabel="seconds", ylabel="tokens generated", title=title)
         axes.legend(frameon=False)
         axes.grid(linewidth=0.5, alpha=0.4)
