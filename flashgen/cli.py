@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Annotated, Any
@@ -33,6 +33,8 @@ from flashgen.console import (
     where_lines,
 )
 from flashgen.errors import FlashgenError
+from flashgen.explain.cached import Place, explain_cached
+from flashgen.explain.cached_terminal import print_cached
 from flashgen.explain.call import LONGEST, Asked, named_values
 from flashgen.explain.document import to_json
 from flashgen.explain.lengths import explain_lengths
@@ -219,6 +221,21 @@ def explain(
             help="GPU target; by default sm_90, or the spec's first if sm_90 is not one.",
         ),
     ] = None,
+    form: Annotated[
+        str, typer.Option("--form", help="What to explain: dense, or cache for a step of decoding.")
+    ] = "dense",
+    page_size: Annotated[
+        int | None,
+        typer.Option("--page-size", help="Keys of a cache's page, 0 for rows; by default 64."),
+    ] = None,
+    num_splits: Annotated[
+        int | None,
+        typer.Option("--num-splits", help="Programs that share a sequence's keys, for cache."),
+    ] = None,
+    sms: Annotated[
+        int | None,
+        typer.Option("--sms", help="SMs of the GPU, for cache; by default the target's."),
+    ] = None,
     out: Out = Path("generated"),
     json: Annotated[
         Path | None,
@@ -237,11 +254,24 @@ def explain(
         Path | None, typer.Option("--png", help="Write the picture of the mask here, as PNG.")
     ] = None,
 ) -> None:
-    """Show a variant's mask, bounds, memory, traffic and roofline. No GPU is needed."""
-    for option, place in (("--html", html), ("--svg", svg), ("--png", png)):
-        if place == STDOUT:
+    """Show a variant's mask, bounds, memory, traffic and roofline. No GPU is needed.
+
+    With --form cache: of a step of decoding with a cache, usually of 16 sequences with a query
+    each, the splits of the keys and the pages, too.
+    """
+    for option, file in (("--html", html), ("--svg", svg), ("--png", png)):
+        if file == STDOUT:
             raise FlashgenError(f"{option}=-: only --json writes to stdout; name a file")
     asked = Asked(q_len, kv_len, batch, heads, kv_heads, named_values(param or ()))
+    place = Place(page_size, num_splits, sms)
+    if form == "cache":
+        _refuse("explains the form dense", {"html": html, "svg": svg, "png": png})
+        _explain_cached(paths, target, asked, place, json)
+        return
+    if form != "dense":
+        raise FlashgenError(f"--form={form}: nothing to explain; write dense or cache")
+    of_cache = {"page-size": page_size, "num-splits": num_splits, "sms": sms}
+    _refuse("is for --form cache", of_cache)
     with _for_json_alone(json):
         if html is None:
             accounts = list(run_explain(paths, target, asked, out))
@@ -259,6 +289,26 @@ def explain(
         console = make_console()
         for account in accounts:
             print_account(console, account)
+
+
+def _refuse(why: str, options: Mapping[str, object]) -> None:
+    """Raises for an option that was given, though it has no place here."""
+    for option, value in options.items():
+        if value is not None:
+            raise FlashgenError(f"--{option}={value}: {why}; leave it out")
+
+
+def _explain_cached(
+    paths: list[Path], target: str | None, asked: Asked, place: Place, json: Path | None
+) -> None:
+    with _for_json_alone(json):
+        accounts = list(explain_cached(paths, target, asked, place))
+    if json is not None:
+        _write_json(json, to_json(accounts, "cache"))
+    if json != STDOUT:
+        console = make_console()
+        for account in accounts:
+            print_cached(console, account)
 
 
 @app.command("list")

@@ -221,8 +221,8 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Account:
-    """One variant, one call, one target.
+class Subject:
+    """What an account is about: one variant, one call, one target.
 
     Attributes:
         variant: its name.
@@ -232,6 +232,22 @@ class Account:
         dtype: the dtype of q, k and v.
         head_dims: head dimensions of queries and keys, and of values.
         call: the call.
+    """
+
+    variant: str
+    file: str
+    target: str
+    gpu: str
+    dtype: str
+    head_dims: tuple[int, int]
+    call: Call
+
+
+@dataclass(frozen=True)
+class Account(Subject):
+    """The account of a dense call.
+
+    Attributes:
         crossover: FLOPs for a byte of DRAM from which products take longer than memory.
         mask: what is visible, and what the kernel visits.
         kernels: those that the module holds for the target, the one that runs first.
@@ -242,13 +258,6 @@ class Account:
         remarks: what the account leaves out.
     """
 
-    variant: str
-    file: str
-    target: str
-    gpu: str
-    dtype: str
-    head_dims: tuple[int, int]
-    call: Call
     crossover: float
     mask: MaskAccount
     kernels: tuple[Kernel, ...]

@@ -9,32 +9,53 @@ from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from flashgen.explain.account import Account
+from flashgen.explain.cached import CacheAccount
 from flashgen.version import __version__
 
 #: The version of the fields and their meaning; a change that concerns readers increments it.
 SCHEMA = 1
 
 
-def to_json(accounts: Iterable[Account]) -> str:
-    """``{"schema": 1, "flashgen": version, "accounts": [...]}``, the fields of `Account` each."""
+def to_json(accounts: Iterable[Account] | Iterable[CacheAccount], form: str = "dense") -> str:
+    """Accounts of one form: the fields of `Account`, or those of `CacheAccount`.
+
+    ``{"schema": 1, "flashgen": version, "form": "dense", "accounts": [...]}``
+    """
     document = {
         "schema": SCHEMA,
         "flashgen": __version__,
+        "form": form,
         "accounts": [asdict(account) for account in accounts],
     }
     return json.dumps(document, indent=1) + "\n"
 
 
 def from_json(text: str) -> list[Account]:
-    """The accounts that `to_json` wrote.
+    """The accounts of the dense form that `to_json` wrote.
 
     Raises:
-        ValueError: the schema differs, or a value does not have its field's type.
+        ValueError: the schema or the form differs, or a value does not have its field's type.
     """
+    return [_read(Account, fields) for fields in _accounts(text, "dense")]
+
+
+def cached_from_json(text: str) -> list[CacheAccount]:
+    """The accounts of the cache form that `to_json` wrote.
+
+    Raises:
+        ValueError: as of `from_json`.
+    """
+    return [_read(CacheAccount, fields) for fields in _accounts(text, "cache")]
+
+
+def _accounts(text: str, form: str) -> list[Any]:
     document = json.loads(text)
     if document["schema"] != SCHEMA:
         raise ValueError(f"schema {document['schema']}, not {SCHEMA}")
-    return [_read(Account, fields) for fields in document["accounts"]]
+    if document.get("form", "dense") != form:
+        raise ValueError(f"accounts of the form {document['form']!r}, not of {form!r}")
+    accounts: list[Any] = document["accounts"]
+    return accounts
 
 
 def _read(kind: Any, value: Any) -> Any:

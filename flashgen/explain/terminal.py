@@ -39,9 +39,16 @@ _BLOCKS = ("█", "·"), ("#", ".")
 def print_account(console: Console, account: Account) -> None:
     """Prints an account, section by section."""
     plain = not console.encoding.lower().startswith("utf")
+    columns = max(1, min(COLUMNS, console.width - _INDENT))
+    print_sections(console, _sections(account, columns, plain))
+
+
+def print_sections(
+    console: Console, sections: Iterable[tuple[str, Iterable[RenderableType]]]
+) -> None:
+    """Prints titles, each with what is below it."""
     with console.capture() as captured:
-        columns = max(1, min(COLUMNS, console.width - _INDENT))
-        for title, body in _sections(account, columns, plain):
+        for title, body in sections:
             console.print(Text(title, style="bold"))
             console.print(Padding(Group(*body), (0, 0, 1, _INDENT), expand=False))
     # rich fills lines up with spaces, which are useless in a pipe.
@@ -70,11 +77,7 @@ def _sections(
 
 
 def _mask(mask: MaskAccount, columns: int, plain: bool) -> Iterator[RenderableType]:
-    if mask.conditions:
-        yield Text("A query sees the keys where")
-        yield from (Text(f"    {condition}") for condition in mask.conditions)
-    else:
-        yield Text("A query sees every key.")
+    yield from visible_keys(mask.conditions)
     if mask.listed:
         seen, full = mask.listed
         yield Text("Tiles are listed once a call, by the table of blocks:")
@@ -96,6 +99,15 @@ def _mask(mask: MaskAccount, columns: int, plain: bool) -> Iterator[RenderableTy
     yield Text()
     yield _legend(mask, small, plain)
     yield Text(_visible(mask))
+
+
+def visible_keys(conditions: tuple[str, ...]) -> Iterator[Text]:
+    """Which keys a query sees."""
+    if conditions:
+        yield Text("A query sees the keys where")
+        yield from (Text(f"    {condition}") for condition in conditions)
+    else:
+        yield Text("A query sees every key.")
 
 
 def _picture(picture: Picture, columns: int, plain: bool) -> Iterator[Text]:
@@ -135,7 +147,7 @@ def _heading(kernel: Kernel) -> str:
 
 
 def _kernel(kernel: Kernel, plain: bool) -> Iterator[RenderableType]:
-    table = _table("buffer", "", "bytes", "formula", right=("bytes",))
+    table = simple_table("buffer", "", "bytes", "formula", right=("bytes",))
     for buffer in kernel.buffers:
         bar = _bar(buffer.bytes / kernel.limit, plain)
         table.add_row(buffer.name, bar, f"{buffer.bytes:,}", buffer.formula)
@@ -178,7 +190,7 @@ def _traffic(account: Account) -> Iterator[RenderableType]:
 def _units(works: tuple[Work, ...]) -> Table:
     """The time of each unit for each way to compute the call; the longest is the roofline."""
     units = tuple(works[0].seconds)
-    table = _table("", "tile", "GFLOP", *units, "bound by", right=("GFLOP", *units))
+    table = simple_table("", "tile", "GFLOP", *units, "bound by", right=("GFLOP", *units))
     for work in works:
         times = [
             Text(time_text(seconds), style="bold" if unit == work.bound else "")
@@ -192,7 +204,7 @@ def _units(works: tuple[Work, ...]) -> Table:
 def _moved(works: Iterable[Work]) -> Table:
     """The bytes that each way to compute the call reads and writes."""
     columns = ("L2 read", "L2 written", "DRAM read", "DRAM written", "FLOP/B of DRAM")
-    table = _table("", *columns, right=columns)
+    table = simple_table("", *columns, right=columns)
     for work in works:
         numbers = (work.l2_read, work.l2_written, work.dram_read, work.dram_written)
         table.add_row(work.name, *map(bytes_text, numbers), f"{work.intensity:,.0f}")
@@ -201,7 +213,7 @@ def _moved(works: Iterable[Work]) -> Table:
 
 def _measured(account: Account) -> Table:
     right = ("ms", "TFLOP/s", "roofline, ms", "reached")
-    table = _table("kernel", "call", *right[:3], "bound by", "reached", "on", right=right)
+    table = simple_table("kernel", "call", *right[:3], "bound by", "reached", "on", right=right)
     for m in account.measured:
         table.add_row(
             m.form,
@@ -216,7 +228,8 @@ def _measured(account: Account) -> Table:
     return table
 
 
-def _table(*columns: str, right: Iterable[str] = ()) -> Table:
+def simple_table(*columns: str, right: Iterable[str] = ()) -> Table:
+    """A table whose columns stand apart; those in `right` are numbers."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
     for column in columns:
         justify: Literal["left", "right"] = "right" if column in right else "left"

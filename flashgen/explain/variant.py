@@ -153,7 +153,7 @@ def _mask(plan: KernelPlan, work: Workload, shown: Picture) -> MaskAccount:
     return MaskAccount(
         label=plan.predicate.label,
         conditions=tuple(map(plain_source, conditions(plan.predicate.expr))),
-        runs=tuple(map(_run, runs)),
+        runs=tuple(map(run_account, runs)),
         listed=listed,
         tables=tuple(map(_table, plan.row_tables)),
         notes=plan.bounds.diagnostics,
@@ -165,7 +165,8 @@ def _mask(plan: KernelPlan, work: Workload, shown: Picture) -> MaskAccount:
     )
 
 
-def _run(interval: Interval) -> Run:
+def run_account(interval: Interval) -> Run:
+    """A run of keys as formulas."""
     begin, end, full_begin, full_end, condition = map(plain_source, interval.expressions)
     always = interval.condition == True  # noqa: E712
     return Run(begin, end, full_begin, full_end, "" if always else condition)

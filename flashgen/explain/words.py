@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from flashgen.explain.account import Account, Kernel, Work
+from flashgen.explain.account import Account, Kernel, Subject, Work
 
 
 def bytes_text(number: float) -> str:
@@ -26,7 +26,7 @@ def time_text(seconds: float) -> str:
     return f"{seconds:.3g} s"
 
 
-def call_text(account: Account) -> str:
+def call_text(account: Subject) -> str:
     """Shapes and dtype of the call."""
     call = account.call
     heads = f"{call.num_q_heads} heads"
@@ -34,10 +34,8 @@ def call_text(account: Account) -> str:
         heads = f"{call.num_q_heads} query heads, {call.num_kv_heads} key heads"
     qk, v = account.head_dims
     width = f"d={qk}" if qk == v else f"d={qk} of q and k, {v} of v"
-    return (
-        f"{call.batch} x {heads}, {call.q_len:,} queries, {call.kv_len:,} keys, {width}, "
-        f"{account.dtype}"
-    )
+    queries = f"{call.q_len:,} {'query' if call.q_len == 1 else 'queries'}"
+    return f"{call.batch} x {heads}, {queries}, {call.kv_len:,} keys, {width}, {account.dtype}"
 
 
 def training_text(account: Account) -> str:

@@ -273,9 +273,9 @@ def packed_gluon(plan: KernelPlan, held: Held) -> list[Kernel]:
 
 
 def _held(plan: KernelPlan, held: Held) -> list[Kernel]:
-    """The kernels of a module in the order of their functions."""
+    """The dense form's kernels of a module in the order of their functions."""
     kernels = kernels_of(plan)
-    keys = [key for key in module_order() if key in held]
+    keys = [key for key in module_order() if key in held and kernels[key].form == "dense"]
     return [kernels[key] for key in sorted(keys, key=lambda key: not kernels[key].fallback)]
 
 

@@ -287,3 +287,19 @@ def test_wrong_parents_are_named(parents: Any, kind: type[Exception], message: s
     with pytest.raises(kind) as error:
         rendered_module(TREE).tree_ancestors(parents)
     assert str(error.value) == message
+
+
+def test_a_module_may_have_all_forms() -> None:
+    """With Gluon kernels for packed sequences, which are no cache kernels."""
+    spec = AttentionSpec(
+        64, "float16", mask=causal(align="bottom_right"), forms=("dense", "varlen", "cache")
+    )
+    module = rendered_module(spec, hopper=True)
+    q, k, v = torch.randn(3, 9, 2, 64).half()
+    begins, lens = (torch.tensor(x, dtype=torch.int32) for x in ([0, 4, 9], [4, 5]))
+    with torch.no_grad():
+        packed = module.varlen_attention(q, k, v, begins, begins, 5, 5)
+        caches = torch.zeros(2, 2, 8, 2, 64).half()
+        module.append(k, v, *caches, lens, cu_seqlens=begins)
+        of_cache = module.cache_attention(q, *caches, lens, cu_seqlens_q=begins, max_q_len=5)
+    torch.testing.assert_close(of_cache, packed)

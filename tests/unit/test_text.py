@@ -112,6 +112,7 @@ SOURCES = {"triton_source", "torch_source", "plain_source", "module_text"}
 PRINTED_BY = {
     "build.py",
     "check.py",
+    "explain/cached.py",
     "explain/kernels.py",
     "explain/numbers.py",
     "explain/variant.py",

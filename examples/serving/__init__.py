@@ -1,0 +1,1 @@
+"""The parts of examples/serve.py: pages, a scheduler, a model, and attention to cached keys."""
