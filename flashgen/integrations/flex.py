@@ -12,9 +12,15 @@ import torch
 from torch.nn.attention import flex_attention as theirs
 from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask
 
-from flashgen.budget.targets import DEFAULT_TARGETS, TARGETS
 from flashgen.errors import MaskError, ValidationError
 from flashgen.integrations.block_table import BlockTables, block_tables
+from flashgen.integrations.call_tensors import (
+    autocast,
+    padded,
+    precision_of,
+    supported_head_dim,
+    targets_of,
+)
 from flashgen.integrations.captured_tensor import sizes_of
 from flashgen.integrations.captures import Captures
 from flashgen.integrations.variants import Form, Variant, explained, symbols_of, variant_of
@@ -109,7 +115,7 @@ def _attend(
     """What `flex_attention` returns."""
     if fallback not in (None, "torch"):
         raise ValueError(f"fallback: got {fallback!r}; pass 'torch' or None")
-    query, key, value = _autocast(query, key, value)
+    query, key, value = autocast(query, key, value)
     try:
         _check_scale(scale)
         attend = _found(query, key, value, score_mod, block_mask, enable_gqa, kernel_options)
@@ -208,8 +214,8 @@ class Prepared:
         if (width, v_width) != self._head_dims:
             if scale is None:
                 scale = width**-0.5
-            query, key = (_padded(x, self._head_dims[0]) for x in (query, key))
-            value = _padded(value, self._head_dims[1])
+            query, key = (padded(x, self._head_dims[0]) for x in (query, key))
+            value = padded(value, self._head_dims[1])
         if key.shape[0] != query.shape[0]:
             key, value = (x.expand(query.shape[0], -1, -1, -1) for x in (key, value))
         result = variant.module.attention(
@@ -223,21 +229,6 @@ class Prepared:
         )
         out, lse = result if return_lse else (result, None)
         return (out if out.shape[-1] == v_width else out[..., :v_width]), lse
-
-
-def _autocast(*given: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """What torch.autocast makes of query, key and value."""
-    device = given[0].device.type if isinstance(given[0], torch.Tensor) else "meta"
-    if device not in ("cpu", "cuda") or not torch.is_autocast_enabled(device):
-        return given
-    dtype = torch.get_autocast_dtype(device)
-    return tuple(x.to(dtype) if x.dtype != torch.float64 else x for x in given)
-
-
-def _padded(x: torch.Tensor, width: int) -> torch.Tensor:
-    """The tensor with zeros behind each head's elements."""
-    missing = width - x.shape[-1]
-    return x if missing == 0 else torch.nn.functional.pad(x, (0, missing))
 
 
 _NO_TABLES = BlockTables(None, None, (1, 1))
@@ -269,40 +260,12 @@ def _found(
             captures.first,
             (query.shape[0], query.shape[1]),
         )
-    head_dims = (_supported(query.shape[-1]), _supported(value.shape[-1]))
-    form = Form(head_dims, query.dtype, _precision(query), tables.key, _targets_of(query.device))
+    head_dims = (supported_head_dim(query.shape[-1]), supported_head_dim(value.shape[-1]))
+    form = Form(head_dims, query.dtype, precision_of(query), tables.key, targets_of(query.device))
     variant = variant_of((score_mod, mask_mod), captures, sizes, form, tables)
     fixed = block_mask is not None or bool(variant.nonnegative or variant.exact)
     lengths = (query.shape[2], key.shape[2]) if fixed else None
     return Prepared(variant, captures, tables.arguments, lengths, head_dims)
-
-
-def _supported(head_dim: int) -> int:
-    """The head dimension that a head is padded to."""
-    return max(16, -(-head_dim // 8) * 8)
-
-
-@functools.lru_cache
-def _targets_of(device: torch.device) -> tuple[str, ...]:
-    """The targets that a module is made for: the device's own, which takes less time than all."""
-    if device.type == "cpu":
-        return DEFAULT_TARGETS[:1]  # whose kernels do not run there
-    if device.type != "cuda":
-        return DEFAULT_TARGETS
-    properties = torch.cuda.get_device_properties(device)
-    name = (
-        "sm_{}{}".format(*torch.cuda.get_device_capability(device))
-        if torch.version.hip is None
-        else properties.gcnArchName.split(":")[0]
-    )
-    return (name,) if name in TARGETS else DEFAULT_TARGETS
-
-
-def _precision(query: torch.Tensor) -> str | None:
-    """How matrix units read float32, as in torch."""
-    if query.dtype != torch.float32:
-        return None
-    return "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
 
 
 def _check_shapes(

@@ -1,0 +1,123 @@
+"""DescribedMask: what transformers hands from its mask function to its attention function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import torch
+from torch.nn.attention.flex_attention import BlockMask
+
+from flashgen.integrations.transformers.recorded import Node
+
+
+@dataclass(frozen=True)
+class TensorKind:
+    """A tensor that a mask reads.
+
+    Attributes:
+        name: of the parameter.
+        dims: of each dimension ``"batch"``, ``"kv_len"`` or a number.
+        dtype: ``"int32"`` or ``"bool"``.
+        in_order: whether its elements are expected not to fall: see `flashgen.Tensor`'s ``sorted``.
+    """
+
+    name: str
+    dims: tuple[str | int, ...]
+    dtype: str
+    in_order: bool = False
+
+
+@dataclass(frozen=True)
+class MaskKind:
+    """What a module depends on.
+
+    Attributes:
+        node: the condition, in positions among the keys of a call: see `recorded`. In place of an
+            int it may have ``("n", place, sign)``, of the number at that place. It may also have
+            ``("chunk", tensor, number, elements)``: both positions, counted from the tensor's
+            element, are in one chunk of that size, where elements are the place of a tensor to
+            take for positions, or None; and ``("padding",)`` and ``("range",)``.
+        tensors: the tensors, in the order of their places.
+        numbers: the names of the numbers.
+        text: equal for equal kinds.
+    """
+
+    node: Node
+    tensors: tuple[TensorKind, ...] = ()
+    numbers: tuple[str, ...] = ()
+    text: str = field(init=False, default="")
+
+    def __post_init__(self) -> None:
+        """What tells it from others is kept as a text."""
+        object.__setattr__(self, "text", repr((self.node, self.tensors, self.numbers)))
+
+
+class DescribedMask(BlockMask):
+    """A mask by its description. It is a BlockMask for the sake of ``isinstance`` alone.
+
+    transformers passes a mask that was made before a call, as for a static cache, through its own
+    functions, which let tensors and BlockMasks of four dimensions pass.
+
+    Attributes:
+        kind: what is compiled.
+        numbers: the values of the kind's numbers.
+        tables: the kind's tensors.
+        valid: how many of the keys there are for the last query; the others are not written yet.
+        kv_lens: the same on the device, int32 (batch,), for the cache kernels; None where these
+            are not for the call.
+        size: (batch, 1, q_len, kv_len).
+    """
+
+    def __init__(
+        self,
+        kind: MaskKind,
+        numbers: tuple[int, ...],
+        tables: tuple[torch.Tensor, ...],
+        valid: int | None,
+        kv_lens: torch.Tensor | None,
+        size: tuple[int, int, int, int],
+        dense: Callable[[], torch.Tensor] | None = None,
+    ) -> None:
+        self.kind, self.numbers, self.tables = kind, numbers, tables
+        self.valid, self.kv_lens, self.size, self.dense = valid, kv_lens, size, dense
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """(batch, 1, q_len, kv_len), as of a tensor of bools."""
+        return self.size
+
+    @property
+    def ndim(self) -> int:
+        """4."""
+        return 4
+
+    def dim(self) -> int:
+        """4."""
+        return 4
+
+    def to(self, device: torch.device | str, *arguments: Any, **options: Any) -> DescribedMask:
+        """The same on another device, as for the layers that are there."""
+        tables = tuple(x.to(device) for x in self.tables)
+        kv_lens = None if self.kv_lens is None else self.kv_lens.to(device)
+        return DescribedMask(self.kind, self.numbers, tables, self.valid, kv_lens, self.size)
+
+    def to_dense(self) -> torch.Tensor:
+        """Bool (batch, 1, q_len, kv_len): what each query sees."""
+        if self.dense is None:
+            raise NotImplementedError("to_dense: this mask was moved; call it before .to(device)")
+        return self.dense()
+
+    def _none(self, *arguments: Any, **options: Any) -> NoReturn:
+        raise TypeError(
+            "this mask is for flashgen's attention, and has no elements: "
+            "mask.to_dense() is a tensor of bools"
+        )
+
+    __getitem__ = as_tuple = to_string = sparsity = numel = _none
+
+    def __repr__(self) -> str:
+        return f"DescribedMask({self.kind.node}, size={self.size})"
+
+    __str__ = __repr__

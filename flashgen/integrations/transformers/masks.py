@@ -1,0 +1,359 @@
+"""The mask function of the registry: what transformers asks for becomes a `DescribedMask`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from transformers.masking_utils import causal_mask_function, sdpa_mask
+
+from flashgen.integrations.transformers.described import DescribedMask, MaskKind, TensorKind
+from flashgen.integrations.transformers.recorded import TRUE, Node, Terms, Unreadable, read
+
+#: Up to so many queries are decoded: the cache kernels compute them, and the host does not wait.
+FEW = 16
+
+#: A key is not after its query.
+CAUSAL: Node = ("le", ((1, ("kv",)), (-1, ("q",))), 0)
+
+_RANGE = (
+    TensorKind("keys_from", ("batch",), "int32"),
+    TensorKind("keys_to", ("batch",), "int32"),
+)
+_PADDING = (
+    TensorKind("solid_to", ("batch",), "int32"),
+    TensorKind("padding", ("batch", "kv_len"), "bool"),
+)
+
+
+def described_mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int | torch.Tensor = 0,
+    kv_offset: int | torch.Tensor = 0,
+    mask_function: Callable[..., Any] = causal_mask_function,
+    attention_mask: torch.Tensor | None = None,
+    device: torch.device | str = "cpu",
+    use_vmap: bool = False,
+    **kwargs: Any,
+) -> DescribedMask | torch.Tensor:
+    """What transformers asks a mask function for: see its ``sdpa_mask``.
+
+    Returns:
+        A description; or, where the mask function does what is not recorded, or the lengths have
+        no alignment that flashgen's modules have, its elements: bool (batch, heads, q, kv).
+    """
+    if isinstance(q_offset, torch.Tensor):
+        q_offset = q_offset.clone()  # a static cache adds to it before attention is called
+    dense = partial(
+        sdpa_mask,
+        batch_size=batch_size,
+        q_length=q_length,
+        kv_length=kv_length,
+        q_offset=q_offset,
+        kv_offset=kv_offset,
+        mask_function=mask_function,
+        attention_mask=attention_mask,
+        allow_is_causal_skip=False,
+        allow_is_bidirectional_skip=False,
+        use_vmap=use_vmap,
+        device=device,
+    )
+    try:
+        node, read_tensors = read(mask_function)
+        if not isinstance(kv_offset, int):
+            raise Unreadable("keys begin at a position that only the device knows")
+        node = _in_order(node, read_tensors)
+        valid, kv_lens = _lengths(
+            node, batch_size, q_length, kv_length, q_offset, kv_offset, device
+        )
+        mask = _Described(batch_size, kv_length, kv_offset, read_tensors, device)
+        node = mask.node(node, top=True)
+        if attention_mask is not None:
+            whole = kv_length if valid is None or kv_lens is not None else valid
+            node = mask.padded(node, attention_mask, whole, look=q_length > FEW)
+    except Unreadable:
+        return dense()
+    return DescribedMask(
+        MaskKind(node, tuple(mask.kinds), tuple(mask.names)),
+        tuple(mask.numbers),
+        tuple(mask.tables),
+        valid,
+        kv_lens,
+        (batch_size, 1, q_length, kv_length),
+        dense,
+    )
+
+
+def waits() -> bool:
+    """Whether the host may wait for the device."""
+    if torch.compiler.is_compiling():
+        return False
+    return not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
+
+
+def _lengths(
+    node: Node,
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int | torch.Tensor,
+    kv_offset: int,
+    device: torch.device | str,
+) -> tuple[int | None, torch.Tensor | None]:
+    """How many keys there are for the last query: for the host, and for the cache kernels.
+
+    A module places the last query at the last key. Keys after that are left out, which is right
+    if no query sees a key after itself.
+    """
+    last: int | torch.Tensor = kv_length
+    if _mentions(node, "q"):
+        last = q_offset - kv_offset + q_length
+    known = isinstance(last, int)
+    if not (known and last == kv_length) and CAUSAL not in _parts(node):
+        raise Unreadable("queries are not at the last keys")
+    if known and not 0 < last <= kv_length:
+        raise Unreadable("queries are behind the last key")
+    if not known and q_length > FEW and waits():
+        last, known = int(last), True
+    if known and (q_length > FEW or q_length >= kv_length):
+        return int(last), None
+    if isinstance(last, int):
+        lens = torch.full((batch_size,), last, dtype=torch.int32, device=device)
+        return last, lens
+    lens = last.to(device=device, dtype=torch.int32).reshape(-1)
+    return None, lens.expand(batch_size).contiguous()
+
+
+class _Described:
+    """The numbers and tensors of a mask, as they are met.
+
+    Args:
+        batch: entries of it.
+        kv_len: keys of the call.
+        offset: the position of the first of them.
+        read: the tensors that a mask function reads, by their places.
+        device: of the call.
+    """
+
+    def __init__(
+        self,
+        batch: int,
+        kv_len: int,
+        offset: int,
+        read: list[torch.Tensor],
+        device: torch.device | str,
+    ) -> None:
+        self._batch, self._kv_len, self._offset = batch, kv_len, offset
+        self._read, self._device = read, device
+        self._places: dict[Any, int] = {}
+        self.kinds: list[TensorKind] = []
+        self.tables: list[torch.Tensor] = []
+        self.names: list[str] = []
+        self.numbers: list[int] = []
+
+    def node(self, node: Node, *, top: bool = False) -> Node:
+        """The condition in positions among the keys of the call."""
+        how = node[0]
+        if how in ("and", "or"):
+            return (how, *(self.node(x, top=top and how == "and") for x in node[1:]))
+        if how == "not":
+            return (how, self.node(node[1]))
+        if how == "flag":
+            return (how, self._table(node[1], node[2]), node[2])
+        if how == "eq" and (chunk := self._chunk(node)) is not None:
+            return chunk
+        if how in ("le", "eq"):
+            packed = top and how == "eq" and _is_packed(node)
+            terms: Terms = tuple((n, self._atom(atom, packed)) for n, atom in node[1])
+            moved = sum(n for n, atom in node[1] if atom[0] in ("q", "kv"))
+            return (how, terms, self._number("window", node[2] + moved * self._offset))
+        return node
+
+    def _atom(self, atom: Node, packed: bool) -> Node:
+        if atom[0] == "load":
+            return ("load", self._table(atom[1], atom[2], in_order=packed), atom[2])
+        if atom[0] in ("q", "kv"):
+            return atom
+        raise Unreadable(f"it compares {atom[0]}")
+
+    def _number(self, name: str, value: int, *, always: bool = False) -> Any:
+        """An int of the kind where it is small, else a number of the call."""
+        if abs(value) <= 1 and not always:
+            return value
+        self.names.append(f"{name}_{len(self.names)}" if name in self.names else name)
+        self.numbers.append(abs(value))
+        return ("n", len(self.numbers) - 1, 1 if value > 0 else -1)
+
+    def _chunk(self, node: Node) -> Node | None:
+        """``(q + x) // size == (kv + x) // size``, where x does not depend on positions.
+
+        In place of q and kv there may be one tensor's elements for them: positions that count
+        within packed sequences.
+        """
+        if len(node[1]) != 2 or {atom[0] for _, atom in node[1]} != {"div"} or node[2] != 0:
+            return None
+        if sum(n for n, _ in node[1]) != 0:
+            return None
+        sides: dict[str, Any] = {}
+        for _, (_, terms, number, size) in node[1]:
+            moving = [(n, atom) for n, atom in terms if _place(atom) is not None]
+            others = tuple(term for term in terms if term not in moving)
+            if len(moving) != 1 or moving[0][0] != 1:
+                return None
+            place = moving[0][1]
+            at = place[1] if place[0] == "load" else None
+            sides[str(_place(place))] = (at, others, number, size)
+        if len(sides) != 2 or sides["q"] != sides["kv"]:
+            return None
+        at, others, number, size = sides["q"]
+        shift: Any = number + (self._offset if at is None else 0)
+        for n, atom in others:
+            if atom[0] != "load" or atom[2] != ("b",):
+                return None
+            shift = shift + n * self._read[atom[1]]
+        if isinstance(shift, int):
+            shift = torch.full((self._batch,), shift, device=self._device)
+        # A shift by whole chunks changes nothing: what is left is not negative.
+        shift = (shift % size).to(torch.int32).expand(self._batch).contiguous()
+        start = self._keep(TensorKind(self._name("chunk_start"), ("batch",), "int32"), shift)
+        table = None if at is None else self._table(at, ("b", "kv"))
+        return ("chunk", start, self._number("chunk_size", size, always=True), table)
+
+    def _name(self, wanted: str) -> str:
+        same = [kind for kind in self.kinds if kind.name.startswith(wanted)]
+        return f"{wanted}_{len(same)}" if same else wanted
+
+    def _keep(self, kind: TensorKind, table: torch.Tensor) -> int:
+        self.kinds.append(kind)
+        self.tables.append(table)
+        return len(self.tables) - 1
+
+    def _table(self, at: int, indices: tuple[Any, ...], *, in_order: bool = False) -> int:
+        """The place of a tensor, with the elements of the call's keys."""
+        dims = tuple(
+            "batch" if x == "b" else "kv_len" if x in ("q", "kv") else None for x in indices
+        )
+        key = (at, dims)
+        if key in self._places:
+            return self._places[key]
+        table = self._read[at]
+        for i, dim in enumerate(dims):
+            if dim == "batch" and table.shape[i] == 1:
+                table = table.expand(*(self._batch if j == i else -1 for j in range(table.dim())))
+            first, size = {"kv_len": (self._offset, self._kv_len), "batch": (0, self._batch)}.get(
+                dim or "", (0, table.shape[i])
+            )
+            if table.shape[i] < first + size or (dim == "batch" and table.shape[i] != size):
+                raise Unreadable("a tensor has no elements for some positions")
+            table = table.narrow(i, first, size)
+        dtype = torch.bool if table.dtype == torch.bool else torch.int32
+        shown = tuple(table.shape[i] if dim is None else dim for i, dim in enumerate(dims))
+        kind = TensorKind(
+            self._name("sequence_ids" if in_order else "elements"),
+            shown,
+            str(dtype).removeprefix("torch."),
+            in_order,
+        )
+        self._places[key] = self._keep(kind, table.to(dtype))
+        return self._places[key]
+
+    def padded(self, node: Node, allowed: torch.Tensor, valid: int, *, look: bool) -> Node:
+        """The condition and that a key is no padding.
+
+        Args:
+            node: the condition.
+            allowed: bool (batch, positions), False behind its end.
+            valid: how many keys are looked at.
+            look: whether the host may wait to see which of them are padding.
+        """
+        missing = self._offset + self._kv_len - allowed.shape[-1]
+        if missing > 0:
+            allowed = torch.nn.functional.pad(allowed, (0, missing))
+        allowed = allowed[:, self._offset : self._offset + self._kv_len].bool()
+        if allowed.shape[0] != self._batch:
+            allowed = allowed.expand(self._batch, -1)
+        seen = allowed[:, :valid]
+        index = torch.arange(valid, device=seen.device)
+        first = torch.where(seen, index, valid).amin(-1)
+        end = torch.where(seen, index + 1, 0).amax(-1)
+        holes = ~seen & (index >= first[:, None])
+        solid = torch.where(holes, index, valid).amin(-1).minimum(end)
+        has_holes = True
+        if look and waits():
+            whole, has_holes = torch.stack(
+                [(end - first == valid).all() & (solid == end).all(), (solid < end).any()]
+            ).tolist()
+            if whole:
+                return node
+        for kind, table in zip(_RANGE, (first, end), strict=True):
+            self._keep(kind, table.int())
+        if has_holes:
+            for kind, table in zip(_PADDING, (solid.int(), allowed), strict=True):
+                self._keep(kind, table)
+        hidden: Node = ("padding",) if has_holes else ("range",)
+        return hidden if node == TRUE else ("and", *_parts(node), hidden)
+
+
+def _parts(node: Node) -> tuple[Node, ...]:
+    """What has to hold together."""
+    return node[1:] if node[0] == "and" else (node,)
+
+
+def _place(atom: Node) -> str | None:
+    """Of which position it is, or a tensor's element for a position of each batch entry."""
+    if atom[0] in ("q", "kv"):
+        return str(atom[0])
+    if atom[0] == "load" and atom[2] in (("b", "q"), ("b", "kv")):
+        return str(atom[2][1])
+    return None
+
+
+def _mentions(node: Any, letter: str) -> bool:
+    """Whether a letter is somewhere in a condition."""
+    if isinstance(node, tuple):
+        return any(_mentions(x, letter) for x in node)
+    return bool(node == letter)
+
+
+def _is_packed(node: Node) -> bool:
+    """Whether it says that query and key are of one of several sequences."""
+    if node[0] != "eq" or node[2] != 0 or sorted(n for n, _ in node[1]) != [-1, 1]:
+        return False
+    (_, one), (_, other) = node[1]
+    same = one[0] == other[0] == "load" and one[1] == other[1]
+    return same and {one[2], other[2]} == {("b", "q"), ("b", "kv")}
+
+
+def _in_order(node: Node, tensors: list[torch.Tensor]) -> Node:
+    """The condition with positions in place of those that count within packed sequences.
+
+    There a difference of two is the difference of the indices: each is its neighbour's and 1.
+    """
+    packed = [part for part in _parts(node) if _is_packed(part)]
+    if not packed or not waits():
+        return node
+    ids = tensors[packed[0][1][0][1][1]]
+    same = ids[:, 1:] == ids[:, :-1]
+
+    def counts(at: int) -> bool:
+        x = tensors[at]
+        if x.dim() != 2 or x.shape[-1] != ids.shape[-1]:
+            return False
+        return bool(((x[:, 1:] - x[:, :-1] == 1) | ~same).all())
+
+    def moved(part: Node) -> Node:
+        if part[0] in ("and", "or"):
+            return (part[0], *map(moved, part[1:]))
+        if part[0] != "le" or len(part[1]) != 2:
+            return part
+        (n, one), (m, other) = part[1]
+        loads = one[0] == other[0] == "load" and one[1] == other[1] and n == -m
+        if not loads or {one[2], other[2]} != {("b", "q"), ("b", "kv")} or not counts(one[1]):
+            return part
+        return ("le", ((n, (one[2][1],)), (m, (other[2][1],))), part[2])
+
+    return ("and", *(part if part in packed else moved(part) for part in _parts(node)))
