@@ -47,6 +47,13 @@ other_tritons() {
   done
 }
 
+# The oldest transformers that works, with what it needs that is older than what is installed.
+oldest_transformers() {
+  [ -d .venv/transformers-5.17.0 ] ||
+    .venv/bin/pip install --quiet --no-deps --target .venv/transformers-5.17.0 \
+      transformers==5.17.0 "huggingface-hub<2" httpx httpcore sniffio
+}
+
 # Lint and types beside the modules, which are checked by one process.
 lint_types_and_modules() {
   flashgen check >"$checked" 2>&1 &

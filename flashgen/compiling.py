@@ -36,6 +36,11 @@ def compiled(spec: AttentionSpec, *, tune: bool = False, tune_seconds: float = 6
         )
     if not isinstance(spec, AttentionSpec):
         raise TypeError(f"spec: got {type(spec).__name__}; pass an AttentionSpec")
+    return cached(spec, tune=tune, tune_seconds=tune_seconds)
+
+
+def cached(spec: AttentionSpec, *, tune: bool = False, tune_seconds: float = 60.0) -> ModuleType:
+    """The same for a spec that is one, also where torch.compile asks for a constant."""
     variant = Variant(NAME if spec.name is None else spec.name, spec, None)
     if tune:
         _check_gpu(spec)

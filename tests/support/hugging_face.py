@@ -172,3 +172,30 @@ def padding(length: int, *runs: tuple[int, int]) -> torch.Tensor:
     for row, (first, end) in zip(mask, runs, strict=True):
         row[first:end] = 1
     return mask
+
+
+def inputs(name: str, attended: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+    """What a model of a family takes: two sequences, or two images."""
+    if name == "vit":
+        return {"pixel_values": torch.randn(2, 3, 24, 24, generator=torch.Generator())}
+    length = 24 if attended is None else attended.shape[1]
+    given = {"input_ids": tokens(2, length)}
+    if attended is not None:
+        given["attention_mask"] = attended
+    if name == "t5":
+        given["decoder_input_ids"] = tokens(2, 18, seed=1)
+    return given
+
+
+def close(mine: torch.Tensor, right: torch.Tensor, what: str = "") -> None:
+    """Asserts that tensors differ by what float32 rounds in a few layers."""
+    mine, right = mine.detach(), right.detach()
+    bound = 1e-4 * max(float(right.abs().max()), 1.0)
+    worst = float((mine - right).abs().max())
+    assert worst <= bound, f"{what}: {worst} of {bound}"
+
+
+def static_is_broken(name: str) -> bool:
+    """Whether the installed transformers itself fails with a static cache, with any attention."""
+    release = tuple(map(int, transformers.__version__.split(".")[:2]))
+    return name == "llama4" and release < (5, 18)

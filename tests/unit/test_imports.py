@@ -41,8 +41,14 @@ LAYERS = """
     compiling
     integrations integrations.captures integrations.captured_tensor integrations.block_table
     integrations.replaced
-    integrations.variants
+    integrations.variants integrations.call_tensors
     integrations.flex flex
+    integrations.transformers.recorded
+    integrations.transformers.described
+    integrations.transformers.masks
+    integrations.transformers.modules
+    integrations.transformers.attention
+    integrations.transformers
     __init__
     cli __main__
 """

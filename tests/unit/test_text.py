@@ -71,7 +71,8 @@ ON_OTHERS = {
     "files.py": ({"replace"}, "paths"),
     "integrations/captured_tensor.py": ({"endswith", "startswith"}, "names of methods"),
     "integrations/captures.py": ({"partition", "startswith"}, "names of modules"),
-    "integrations/flex.py": ({"split"}, "names of architectures"),
+    "integrations/call_tensors.py": ({"split"}, "names of architectures"),
+    "integrations/transformers/described.py": ({"ast"}, "the text of a kind"),
     "integrations/replaced.py": ({"inspect"}, "the class of an object"),
     "integrations/variants.py": (
         {"isidentifier", "re", "startswith", "strip"},

@@ -10,14 +10,13 @@ import torch
 from flashgen.integrations.call_tensors import (
     autocast,
     padded,
-    precision_of,
     supported_head_dim,
-    targets_of,
 )
 from flashgen.integrations.transformers.described import DescribedMask, MaskKind
 from flashgen.integrations.transformers.masks import CAUSAL
 from flashgen.integrations.transformers.modules import module_of
 from flashgen.integrations.transformers.recorded import TRUE
+from flashgen.params import dtype_name
 
 #: Arguments that layers pass, and that change nothing of what attention computes: positions have
 #: entered the mask and the rotations already, and the others are for other parts of a model.
@@ -76,7 +75,8 @@ def attention(
     Raises:
         ValueError, TypeError: naming the argument, what was given and what is accepted.
     """
-    if output_attentions:
+    asked = getattr(getattr(module, "config", None), "output_attentions", False)
+    if output_attentions or asked:
         raise ValueError(
             "output_attentions: no weights are kept; load the model with "
             "attn_implementation='eager' to get them"
@@ -114,13 +114,12 @@ def attention(
     found = module_of(
         mask=seen.kind,
         head_dims=head_dims,
-        dtype=_name(query.dtype),
-        input_precision=precision_of(query),
+        dtype=dtype_name(query.dtype),
         softcap=softcap,
         bias=bias_kind,
         sinks=s_aux is not None,
         dropout=dropout != 0,
-        targets=targets_of(query.device),
+        device=query.device,
     )
     scale = width**-0.5 if scaling is None else scaling
     q, k = padded(_rows(query), head_dims[0]), padded(_rows(key), head_dims[0])
@@ -235,7 +234,7 @@ def _bias_kind(bias: torch.Tensor, query: torch.Tensor) -> tuple[int | str, int 
     return (
         1 if bias.shape[0] == 1 else "batch",
         1 if bias.shape[1] == 1 else "num_q_heads",
-        _name(bias.dtype),
+        dtype_name(bias.dtype),
     )
 
 
@@ -245,7 +244,3 @@ def _detached(x: Any) -> Any:
 
 def _rows(x: torch.Tensor) -> torch.Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -41,17 +42,24 @@ class MaskKind:
             take for positions, or None; and ``("padding",)`` and ``("range",)``.
         tensors: the tensors, in the order of their places.
         numbers: the names of the numbers.
-        text: equal for equal kinds.
+        text: all of that.
     """
 
     node: Node
     tensors: tuple[TensorKind, ...] = ()
     numbers: tuple[str, ...] = ()
-    text: str = field(init=False, default="")
+    text: str = field(init=False, compare=False, default="")
 
     def __post_init__(self) -> None:
-        """What tells it from others is kept as a text."""
-        object.__setattr__(self, "text", repr((self.node, self.tensors, self.numbers)))
+        """Writes the text, once for the many calls that compare it."""
+        tensors = tuple((x.name, x.dims, x.dtype, x.in_order) for x in self.tensors)
+        object.__setattr__(self, "text", repr((self.node, tensors, self.numbers)))
+
+    @classmethod
+    def of_text(cls, text: str) -> MaskKind:
+        """The kind with a text."""
+        node, tensors, numbers = ast.literal_eval(text)
+        return cls(node, tuple(TensorKind(*x) for x in tensors), numbers)
 
 
 class DescribedMask(BlockMask):
@@ -68,6 +76,7 @@ class DescribedMask(BlockMask):
         kv_lens: the same on the device, int32 (batch,), for the cache kernels; None where these
             are not for the call.
         size: (batch, 1, q_len, kv_len).
+        dense: makes the mask's elements.
     """
 
     def __init__(
@@ -78,7 +87,7 @@ class DescribedMask(BlockMask):
         valid: int | None,
         kv_lens: torch.Tensor | None,
         size: tuple[int, int, int, int],
-        dense: Callable[[], torch.Tensor] | None = None,
+        dense: Callable[[], torch.Tensor],
     ) -> None:
         self.kind, self.numbers, self.tables = kind, numbers, tables
         self.valid, self.kv_lens, self.size, self.dense = valid, kv_lens, size, dense
@@ -101,12 +110,18 @@ class DescribedMask(BlockMask):
         """The same on another device, as for the layers that are there."""
         tables = tuple(x.to(device) for x in self.tables)
         kv_lens = None if self.kv_lens is None else self.kv_lens.to(device)
-        return DescribedMask(self.kind, self.numbers, tables, self.valid, kv_lens, self.size)
+        return DescribedMask(
+            self.kind,
+            self.numbers,
+            tables,
+            self.valid,
+            kv_lens,
+            self.size,
+            lambda: self.dense().to(device),
+        )
 
     def to_dense(self) -> torch.Tensor:
         """Bool (batch, 1, q_len, kv_len): what each query sees."""
-        if self.dense is None:
-            raise NotImplementedError("to_dense: this mask was moved; call it before .to(device)")
         return self.dense()
 
     def _none(self, *arguments: Any, **options: Any) -> NoReturn:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -28,6 +29,13 @@ _PADDING = (
 )
 
 
+_WHERE_TRACED = (
+    "flashgen reads a mask function outside of the graph; for one graph, make the mask before, by "
+    "transformers' create_causal_mask or its like, and pass it as attention_mask"
+)
+
+
+@torch.compiler.disable(reason=_WHERE_TRACED)  # type: ignore[no-untyped-call, untyped-decorator]
 def described_mask(
     batch_size: int,
     q_length: int,
@@ -76,7 +84,8 @@ def described_mask(
             whole = kv_length if valid is None or kv_lens is not None else valid
             node = mask.padded(node, attention_mask, whole, look=q_length > FEW)
     except Unreadable:
-        return dense()
+        elements: torch.Tensor = dense()
+        return elements
     return DescribedMask(
         MaskKind(node, tuple(mask.kinds), tuple(mask.names)),
         tuple(mask.numbers),
@@ -88,11 +97,10 @@ def described_mask(
     )
 
 
-def waits() -> bool:
+def _waits() -> bool:
     """Whether the host may wait for the device."""
-    if torch.compiler.is_compiling():
-        return False
-    return not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
+    started = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return not (started and torch.cuda.is_current_stream_capturing())
 
 
 def _lengths(
@@ -117,7 +125,7 @@ def _lengths(
         raise Unreadable("queries are not at the last keys")
     if known and not 0 < last <= kv_length:
         raise Unreadable("queries are behind the last key")
-    if not known and q_length > FEW and waits():
+    if not known and q_length > FEW and _waits():
         last, known = int(last), True
     if known and (q_length > FEW or q_length >= kv_length):
         return int(last), None
@@ -150,6 +158,7 @@ class _Described:
         self._batch, self._kv_len, self._offset = batch, kv_len, offset
         self._read, self._device = read, device
         self._places: dict[Any, int] = {}
+        self._wanted: Counter[str] = Counter()
         self.kinds: list[TensorKind] = []
         self.tables: list[torch.Tensor] = []
         self.names: list[str] = []
@@ -170,7 +179,9 @@ class _Described:
             packed = top and how == "eq" and _is_packed(node)
             terms: Terms = tuple((n, self._atom(atom, packed)) for n, atom in node[1])
             moved = sum(n for n, atom in node[1] if atom[0] in ("q", "kv"))
-            return (how, terms, self._number("window", node[2] + moved * self._offset))
+            letters = {_place(atom) for _, atom in node[1]}
+            name = "window" if letters == {"q", "kv"} else "limit"
+            return (how, terms, self._number(name, node[2] + moved * self._offset))
         return node
 
     def _atom(self, atom: Node, packed: bool) -> Node:
@@ -184,7 +195,7 @@ class _Described:
         """An int of the kind where it is small, else a number of the call."""
         if abs(value) <= 1 and not always:
             return value
-        self.names.append(f"{name}_{len(self.names)}" if name in self.names else name)
+        self.names.append(self._name(name))
         self.numbers.append(abs(value))
         return ("n", len(self.numbers) - 1, 1 if value > 0 else -1)
 
@@ -224,8 +235,8 @@ class _Described:
         return ("chunk", start, self._number("chunk_size", size, always=True), table)
 
     def _name(self, wanted: str) -> str:
-        same = [kind for kind in self.kinds if kind.name.startswith(wanted)]
-        return f"{wanted}_{len(same)}" if same else wanted
+        self._wanted[wanted] += 1
+        return wanted if self._wanted[wanted] == 1 else f"{wanted}_{self._wanted[wanted]}"
 
     def _keep(self, kind: TensorKind, table: torch.Tensor) -> int:
         self.kinds.append(kind)
@@ -250,15 +261,15 @@ class _Described:
             if table.shape[i] < first + size or (dim == "batch" and table.shape[i] != size):
                 raise Unreadable("a tensor has no elements for some positions")
             table = table.narrow(i, first, size)
-        dtype = torch.bool if table.dtype == torch.bool else torch.int32
+        of_bools = table.dtype == torch.bool
         shown = tuple(table.shape[i] if dim is None else dim for i, dim in enumerate(dims))
         kind = TensorKind(
             self._name("sequence_ids" if in_order else "elements"),
             shown,
-            str(dtype).removeprefix("torch."),
+            "bool" if of_bools else "int32",
             in_order,
         )
-        self._places[key] = self._keep(kind, table.to(dtype))
+        self._places[key] = self._keep(kind, table if of_bools else table.int())
         return self._places[key]
 
     def padded(self, node: Node, allowed: torch.Tensor, valid: int, *, look: bool) -> Node:
@@ -283,7 +294,7 @@ class _Described:
         holes = ~seen & (index >= first[:, None])
         solid = torch.where(holes, index, valid).amin(-1).minimum(end)
         has_holes = True
-        if look and waits():
+        if look and _waits():
             whole, has_holes = torch.stack(
                 [(end - first == valid).all() & (solid == end).all(), (solid < end).any()]
             ).tolist()
@@ -331,13 +342,16 @@ def _is_packed(node: Node) -> bool:
 def _in_order(node: Node, tensors: list[torch.Tensor]) -> Node:
     """The condition with positions in place of those that count within packed sequences.
 
-    There a difference of two is the difference of the indices: each is its neighbour's and 1.
+    There a difference of two is the difference of the indices: each is its neighbour's and 1. If
+    all is one sequence, as transformers cannot tell where torch.compile traces it, they are not
+    packed.
     """
     packed = [part for part in _parts(node) if _is_packed(part)]
-    if not packed or not waits():
+    if not packed or not _waits():
         return node
     ids = tensors[packed[0][1][0][1][1]]
     same = ids[:, 1:] == ids[:, :-1]
+    one = bool(same.all())
 
     def counts(at: int) -> bool:
         x = tensors[at]
@@ -356,4 +370,7 @@ def _in_order(node: Node, tensors: list[torch.Tensor]) -> Node:
             return part
         return ("le", ((n, (one[2][1],)), (m, (other[2][1],))), part[2])
 
-    return ("and", *(part if part in packed else moved(part) for part in _parts(node)))
+    kept = [part if part in packed else moved(part) for part in _parts(node)]
+    if one and len(packed) == 1:
+        kept.remove(packed[0])
+    return ("and", *kept) if len(kept) > 1 else kept[0] if kept else TRUE

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from flashgen.compiling import compiled
+from flashgen.compiling import cached
+from flashgen.integrations.call_tensors import precision_of, targets_of
 from flashgen.integrations.transformers.described import MaskKind
 from flashgen.integrations.transformers.masks import CAUSAL
 from flashgen.integrations.transformers.recorded import TRUE, Node
@@ -50,9 +51,10 @@ class CallKind:
     targets: tuple[str, ...]
 
 
-#: By the text of their kinds: torch.compile traces a search for a text.
-_modules: dict[str, ModuleType] = {}
-_masks: dict[str, MaskKind] = {}
+#: The attributes of this are modules: torch.compile asks anew for each of them.
+_made = ModuleType("flashgen_transformers")
+#: Their names, by a text of their kinds.
+_names: dict[str, str] = {}
 _making = threading.RLock()
 
 
@@ -60,37 +62,47 @@ def module_of(
     mask: MaskKind,
     head_dims: tuple[int, int],
     dtype: str,
-    input_precision: str | None,
     softcap: float | None,
     bias: tuple[int | str, int | str, str] | None,
     sinks: bool,
     dropout: bool,
-    targets: tuple[str, ...],
+    device: torch.device,
 ) -> ModuleType:
     """The module for a kind of call; see `CallKind`."""
-    rest = (head_dims, dtype, input_precision, softcap, bias, sinks, dropout, targets)
+    precision = _precision() if dtype == "float32" else None
+    targets = _targets(device.type, device.index)
+    rest = (head_dims, dtype, precision, softcap, bias, sinks, dropout, targets)
     key = f"{mask.text} {rest}"
-    module = _modules.get(key)
-    if module is not None:
-        return module
-    if mask.text not in _masks:
-        _masks[mask.text] = mask
-    return _made_once(key, mask.text, *rest)
+    module: ModuleType = getattr(_made, _name_of(key, mask.text, *rest))
+    return module
 
 
-@torch._dynamo.assume_constant_result  # type: ignore[no-untyped-call, untyped-decorator]
-def _made_once(key: str, mask: str, *rest: Any) -> ModuleType:
-    """Makes it, also while torch.compile traces: what it is follows from constants."""
-    with _making:
-        if key not in _modules:
-            _modules[key] = _made(CallKind(_masks[mask], *rest))
-        return _modules[key]
+@torch._dynamo.assume_constant_result  # type: ignore[untyped-decorator]
+def _name_of(key: str, mask: str, *rest: Any) -> str:
+    """The name of a module, which is made if it is new, also while torch.compile traces."""
+    if key not in _names:
+        with _making:
+            if key not in _names:
+                name = f"module_{len(_names)}"
+                setattr(_made, name, _compiled(CallKind(MaskKind.of_text(mask), *rest)))
+                _names[key] = name
+    return _names[key]
 
 
-def _made(kind: CallKind) -> ModuleType:
+@torch._dynamo.assume_constant_result  # type: ignore[untyped-decorator]
+def _precision() -> str | None:
+    return precision_of(torch.empty(0))
+
+
+@torch._dynamo.assume_constant_result  # type: ignore[untyped-decorator]
+def _targets(kind: str, index: int | None) -> tuple[str, ...]:
+    return targets_of(torch.device(kind) if index is None else torch.device(kind, index))
+
+
+def _compiled(kind: CallKind) -> ModuleType:
     # The cache kernels have no dropout; a bias has rows of the queries that a call has.
-    cached = not kind.dropout and kind.bias is None
-    return compiled(
+    decodes = not kind.dropout and kind.bias is None
+    return cached(
         AttentionSpec(
             head_dim=kind.head_dims,
             dtype=kind.dtype,
@@ -99,7 +111,7 @@ def _made(kind: CallKind) -> ModuleType:
             normaliser=softmax(sink=Tensor("sinks", ("num_q_heads",))) if kind.sinks else softmax(),
             input_precision=kind.input_precision,
             dropout=kind.dropout,
-            forms=("dense", "cache") if cached else ("dense",),
+            forms=("dense", "cache") if decodes else ("dense",),
             targets=kind.targets,
             name="transformers",
         )

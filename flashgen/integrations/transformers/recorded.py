@@ -1,8 +1,7 @@
 """What a mask function of transformers computes, as tuples.
 
 The function is called once with objects that record what is done to them, so that it does not
-matter by which of transformers' helpers it was made. Code that torch.compile traces can do that
-too: there are no closures to look into.
+matter by which of transformers' helpers it was made, nor what these are called.
 
 A sum is its terms, ``((factor, atom), ...)``, and an int. The atoms are ``("q",)``, ``("kv",)``,
 ``("b",)``, ``("abs", terms, number)``, ``("div", terms, number, divisor)`` and ``("load", tensor,
@@ -148,16 +147,16 @@ class Number(_Recorded):
         return Condition(self.tensors, ("le", terms, number) if terms else FALSE)
 
     def __le__(self, other: Any) -> Condition:
-        return (self - other)._at_most(0)
+        return self._plus(other, -1)._at_most(0)
 
     def __lt__(self, other: Any) -> Condition:
-        return (self - other)._at_most(1)
+        return self._plus(other, -1)._at_most(1)
 
     def __ge__(self, other: Any) -> Condition:
-        return (other - self)._at_most(0)
+        return self._times(-1)._plus(other, 1)._at_most(0)
 
     def __gt__(self, other: Any) -> Condition:
-        return (other - self)._at_most(1)
+        return self._times(-1)._plus(other, 1)._at_most(1)
 
     def __eq__(self, other: Any) -> Any:
         less = self - other
@@ -211,8 +210,6 @@ def _condition(value: Any) -> Node:
     if isinstance(value, torch.Tensor):
         if value.dtype != torch.bool or value.numel() != 1 or value.device.type != "cpu":
             raise Unreadable("it joins a tensor that it does not index")
-        if torch.compiler.is_compiling():
-            raise Unreadable("it joins a tensor of which nothing is known yet")
         return _known(bool(value))
     if type(value) is bool:
         return _known(value)

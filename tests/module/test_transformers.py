@@ -1,0 +1,434 @@
+"""flashgen's functions in transformers' registries: masks, caches, packing, and what is refused.
+
+tests/sweep/test_transformers.py compares whole models by kernels.
+"""
+
+import copy
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import transformers
+from transformers import AttentionInterface, AttentionMaskInterface, CompileConfig, masking_utils
+from transformers.masking_utils import (
+    and_masks,
+    blockwise_overlay,
+    causal_mask_function,
+    chunked_causal_mask_function,
+    or_masks,
+    packed_sequence_mask_function,
+    sdpa_mask,
+    sliding_window_bidirectional_mask_function,
+    sliding_window_causal_mask_function,
+    sliding_window_overlay,
+)
+
+from flashgen.integrations.transformers import (
+    NAME,
+    DescribedMask,
+    attention,
+    described_mask,
+    register,
+    unregister,
+)
+from support.hugging_face import FAMILIES, close, config_of, padding, pair, tokens
+
+BATCH, HEADS, KEYS, WIDTH = 2, 2, 32, 32
+LAYER = SimpleNamespace(is_causal=True)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def registered(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FLASHGEN_CACHE_DIR", str(tmp_path_factory.mktemp("cache") / "flashgen"))
+        yield register()
+        unregister()
+
+
+def seen(mask, q_len, keys=KEYS, learns=False, **options):
+    """Which keys each query sees: equal weights of values that are one each. (batch, q, keys)"""
+    q = torch.zeros(BATCH, HEADS, q_len, WIDTH, requires_grad=learns)
+    k = torch.randn(BATCH, HEADS, keys, WIDTH)
+    v = torch.eye(WIDTH)[:keys].expand(BATCH, HEADS, -1, -1)
+    out, weights = attention(LAYER, q, k, v, mask, **options)
+    assert weights is None
+    assert out.shape == (BATCH, q_len, HEADS, WIDTH)
+    assert out.is_contiguous()
+    assert torch.equal(out[:, :, 0] > 0, out[:, :, 1] > 0)
+    return out[:, :, 0, :keys] > 0
+
+
+IDS = torch.tensor([[0] * 9 + [1] * 14 + [2] * 9, [0] * 20 + [1] * 12])
+IMAGES = torch.tensor([[-1] * 5 + [0] * 8 + [-1] * 6 + [1] * 8 + [-1] * 5, [-1] * 30 + [0] * 2])
+
+#: Mask functions, as transformers makes them.
+MASKS = {
+    "causal": causal_mask_function,
+    "window": sliding_window_causal_mask_function(7),
+    "window of 1": sliding_window_causal_mask_function(1),
+    "full": masking_utils.bidirectional_mask_function,
+    "window on both sides": sliding_window_bidirectional_mask_function(3),
+    "chunks": chunked_causal_mask_function(6, torch.tensor([0, 4])),
+    "packed": and_masks(causal_mask_function, packed_sequence_mask_function(IDS)),
+    "images": or_masks(causal_mask_function, blockwise_overlay(IMAGES)),
+    "images in a window": and_masks(
+        or_masks(causal_mask_function, blockwise_overlay(IMAGES)), sliding_window_overlay(9)
+    ),
+    "all of a bool": or_masks(causal_mask_function, lambda *_: torch.tensor(True)),
+    "without": and_masks(causal_mask_function, lambda b, h, q, kv: ~(kv == q - 2)),
+}
+#: Attention masks for them.
+PADDINGS = {
+    "no": None,
+    "nothing": padding(KEYS, (0, KEYS), (0, KEYS)),
+    "left": padding(KEYS, (4, KEYS), (0, KEYS)),
+    "right": padding(KEYS, (0, 21), (0, KEYS)),
+    "all of one": padding(KEYS, (0, 0), (3, 29)),
+    "holes": padding(KEYS, (3, KEYS), (0, 30)).index_fill(1, torch.tensor([11, 12, 20]), 0),
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_a_query_sees_what_transformers_shows_it(name):
+    for which, attended in PADDINGS.items():
+        if attended is not None:
+            attended = attended.bool()
+        for q_len, offset in ((KEYS, 0), (20, 12), (5, 27), (1, 31)):
+            given = {
+                "batch_size": BATCH,
+                "q_length": q_len,
+                "kv_length": KEYS,
+                "q_offset": offset,
+                "mask_function": MASKS[name],
+                "attention_mask": attended,
+            }
+            mask = described_mask(**given)
+            assert isinstance(mask, DescribedMask), name
+            right = sdpa_mask(**given, allow_is_causal_skip=False).expand(BATCH, 1, -1, -1)
+            assert torch.equal(seen(mask, q_len), right[:, 0]), (which, q_len)
+            assert torch.equal(mask.to_dense().expand_as(right), right)
+            with_gradients = seen(mask, q_len, learns=True)
+            assert torch.equal(with_gradients, right[:, 0]), (which, q_len)
+
+
+@pytest.mark.parametrize("name", ["causal", "window", "chunks"])
+@pytest.mark.parametrize("on_device", [False, True], ids=["host", "device"])
+def test_keys_that_are_not_written_yet(name, on_device):
+    """A static cache has room for more keys; its length is an int or a tensor."""
+    for q_len, offset, kv_offset in ((20, 0, 0), (18, 7, 0), (1, 9, 0), (3, 20, 6), (1, 40, 11)):
+        keys = 30 if kv_offset < 11 else q_len + offset - kv_offset
+        where = torch.tensor(offset) if on_device else offset
+        given = {
+            "batch_size": BATCH,
+            "q_length": q_len,
+            "kv_length": keys,
+            "q_offset": where,
+            "kv_offset": kv_offset,
+            "mask_function": MASKS[name],
+            "attention_mask": padding(q_len + offset, (2, q_len + offset), (0, 70)).bool(),
+        }
+        mask = described_mask(**given)
+        right = sdpa_mask(**given, allow_is_causal_skip=False)
+        if on_device:
+            where += q_len  # as the cache does before attention is called
+        assert isinstance(mask, DescribedMask)
+        assert torch.equal(seen(mask, q_len, keys), right[:, 0])
+        with_gradients = seen(mask, q_len, keys, learns=True)
+        assert torch.equal(with_gradients, right[:, 0])
+
+
+@pytest.mark.parametrize(
+    "mask_function",
+    [
+        lambda b, h, q, kv: torch.sin(q - kv) > 0,
+        lambda b, h, q, kv: IDS[b, (kv + q) // 2] == 0,
+        lambda b, h, q, kv: (kv <= q) if isinstance(q, torch.Tensor) else q.unknown,
+        lambda b, h, q, kv: (q - kv) % 3 == 0,
+        lambda b, h, q, kv: abs(q - kv) >= 3,
+    ],
+)
+def test_what_cannot_be_recorded_becomes_elements(mask_function):
+    given = {
+        "batch_size": BATCH,
+        "q_length": KEYS,
+        "kv_length": KEYS,
+        "mask_function": mask_function,
+        "attention_mask": padding(KEYS, (4, KEYS), (0, 30)).bool(),
+        "use_vmap": False,
+    }
+    mask = described_mask(**given)
+    right = sdpa_mask(**given, allow_is_causal_skip=False)
+    assert isinstance(mask, torch.Tensor)
+    assert torch.equal(mask, right)
+    assert torch.equal(seen(mask, KEYS), right[:, 0])
+
+
+def test_queries_that_are_not_at_the_last_keys_become_elements():
+    """As with keys of a prefix that no cache knows of."""
+    given = {"batch_size": BATCH, "q_length": 20, "kv_length": KEYS, "attention_mask": None}
+    function = masking_utils.sliding_window_bidirectional_mask_function(3)
+    mask = described_mask(**given, mask_function=function)
+    right = sdpa_mask(**given, mask_function=function, allow_is_causal_skip=False)
+    assert torch.equal(seen(mask, 20), right[:, 0].expand(BATCH, -1, -1))
+
+
+def test_padding_is_bounds():
+    """Without holes no tile is masked for it, and with holes those before the first are not."""
+
+    def parts(attended, q_len=KEYS):
+        mask = described_mask(
+            batch_size=BATCH,
+            q_length=q_len,
+            kv_length=KEYS,
+            q_offset=KEYS - q_len,
+            attention_mask=None if attended is None else attended.bool(),
+        )
+        return mask.kind.text, {
+            x.name: y for x, y in zip(mask.kind.tensors, mask.tables, strict=True)
+        }
+
+    without, _ = parts(None)
+    assert parts(PADDINGS["nothing"])[0] == without
+    text, tables = parts(PADDINGS["left"])
+    assert "range" in text
+    assert [x.tolist() for x in tables.values()] == [[4, 0], [KEYS, KEYS]]
+    text, tables = parts(PADDINGS["holes"])
+    assert "padding" in text
+    assert tables["solid_to"].tolist() == [11, 11]
+    text, tables = parts(PADDINGS["right"], q_len=1)  # decoding does not wait for the device
+    assert "padding" in text
+    assert tables["solid_to"].tolist() == tables["keys_to"].tolist() == [21, KEYS]
+
+
+def test_padding_is_bounds_of_the_module(registered):
+    from flashgen.integrations.transformers import modules
+
+    model = pair(FAMILIES["llama"], registered)[1]
+    before = len(modules._names)
+    model(tokens(2, 40), attention_mask=padding(40, (4, 40), (0, 40)))
+    (name,) = list(modules._names.values())[before:] or list(modules._names.values())[-1:]
+    text = re.sub(r"\s+", " ", getattr(modules._made, name).__doc__)
+    assert "all see those from min(kv_len, max(0, keys_from[b])) to before" in text
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "llama4"])
+def test_packed_sequences(name, registered):
+    """By position_ids alone; chunks count within a sequence."""
+    lengths = (13, 20, 7)
+    positions = torch.cat([torch.arange(n) for n in lengths])[None].expand(2, -1)
+    logits, ours = (
+        model(tokens(2, sum(lengths)), position_ids=positions, use_cache=False).logits
+        for model in pair(FAMILIES[name], registered)
+    )
+    close(ours, logits)
+
+
+def test_images_see_themselves(registered):
+    """Gemma 3: in both directions, also in layers with a window, and in a cache."""
+    models = []
+    for implementation in ("eager", registered):
+        config = transformers.Gemma3Config(
+            text_config=config_of(FAMILIES["gemma3"]).to_dict(),
+            vision_config={
+                "hidden_size": 32,
+                "intermediate_size": 32,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 2,
+                "image_size": 16,
+                "patch_size": 4,
+            },
+            mm_tokens_per_image=4,
+            image_token_id=95,
+            boi_token_id=94,
+            eoi_token_id=93,
+        )
+        cls = transformers.Gemma3ForConditionalGeneration
+        model = cls._from_config(config, attn_implementation=implementation).eval()
+        generator = torch.Generator().manual_seed(1)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.normal_(0, parameter.shape[-1] ** -0.5, generator=generator)
+        models.append(model)
+    ids = tokens(2, 30).clamp(max=90)
+    for row, first in ((0, 5), (0, 20), (1, 10), (1, 26)):
+        ids[row, first : first + 4] = 95
+    given = {
+        "input_ids": ids,
+        "token_type_ids": (ids == 95).long(),
+        "pixel_values": torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(0)),
+    }
+    logits, ours = (model(**given).logits for model in models)
+    close(ours, logits)
+    right, mine = (
+        model.generate(**given, max_new_tokens=4, do_sample=False, cache_implementation="static")
+        for model in models
+    )
+    assert torch.equal(mine, right)
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral"])
+def test_decoding_is_one_graph(name, registered):
+    """With a static cache, generate compiles a step once, and its graph has no break."""
+    eager, model = pair(FAMILIES[name], registered)
+    torch._dynamo.reset()
+    counters = torch._dynamo.utils.counters
+    counters.clear()
+    options = CompileConfig(fullgraph=True, backend="eager", mode=None)
+    options._compile_all_devices = True
+    given = {
+        "inputs": tokens(2, 20),
+        "attention_mask": padding(20, (5, 20), (0, 20)),
+        "max_new_tokens": 8,
+        "do_sample": False,
+        "cache_implementation": "static",
+    }
+    mine = model.generate(**given, compile_config=options)
+    # transformers' own static window has another graph once it is full, here from the start.
+    assert 1 <= counters["stats"]["unique_graphs"] <= 2
+    assert torch.equal(mine, eager.generate(**given))
+    torch._dynamo.reset()
+
+
+def test_a_compiled_model(registered):
+    """Its graph breaks where masks are read; in one graph it takes a mask that was made before."""
+    eager, model = pair(FAMILIES["llama"], registered)
+    ids, attended = tokens(2, 40), padding(40, (7, 40), (0, 33))
+    right = eager(ids, attention_mask=attended).logits * attended[..., None]
+    for fullgraph in (False, True):
+        torch._dynamo.reset()
+        compiled = torch.compile(copy.deepcopy(model), backend="eager", fullgraph=fullgraph)
+        mask = attended
+        if fullgraph:
+            with pytest.raises(Exception, match="pass it as attention_mask"):
+                compiled(ids, attention_mask=attended)
+            mask = described_mask(2, 40, 40, attention_mask=attended.bool())
+        out = compiled(ids, attention_mask=mask, use_cache=False).logits * attended[..., None]
+        close(out, right)
+        out.sum().backward()
+    torch._dynamo.reset()
+
+
+def test_elements_of_bools_and_of_floats():
+    mask = torch.rand(BATCH, 1, 20, KEYS, generator=torch.Generator().manual_seed(0)) < 0.5
+    assert torch.equal(seen(mask, 20), mask[:, 0])
+    added = torch.where(mask, 0.0, torch.finfo(torch.float32).min)
+    assert torch.equal(seen(added, 20), mask[:, 0])
+    bias = torch.zeros(1, HEADS, 20, KEYS)
+    assert torch.equal(seen(mask, 20, position_bias=bias), mask[:, 0])
+
+
+def test_without_a_mask_the_layer_tells():
+    causal = torch.ones(20, 20).tril().bool().expand(BATCH, -1, -1)
+    assert torch.equal(seen(None, 20, 20), causal)
+    assert seen(None, 20, 20, is_causal=False).all()
+    assert seen(None, 1, 20).all()
+    # An empty static cache: keys behind the last query are not written yet.
+    assert torch.equal(seen(None, 20, 30)[..., :20], causal)
+    assert not seen(None, 20, 30)[..., 20:].any()
+
+
+def test_dropped_weights_keep_the_mean():
+    q, k = torch.zeros(2, 2, 64, 16), torch.randn(2, 2, 64, 16)
+    v = torch.ones(2, 2, 64, 16)
+    out, _ = attention(LAYER, q, k, v, None, dropout=0.25, is_causal=False)
+    assert 0.05 < float(out.std()) < 0.12  # sqrt(1 / 3 / 64) = 0.07
+    assert abs(float(out.mean()) - 1) < 0.02
+
+
+def test_heads_of_any_width_and_their_scale():
+    """Padding of a head does not change its scale; values may be narrower."""
+    q, k, v = (torch.randn(1, 2, 20, n, requires_grad=True) for n in (20, 20, 12))
+    out, _ = attention(LAYER, q, k, v, None)
+    right = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    close(out, right.transpose(1, 2))
+    out, _ = attention(LAYER, q, k, v, None, scaling=0.5)
+    right = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.5)
+    close(out, right.transpose(1, 2))
+
+
+def test_under_autocast(registered):
+    eager, model = pair(FAMILIES["llama"], registered)
+    with torch.autocast("cpu", torch.bfloat16):
+        right, mine = (m(tokens(2, 20)).logits.float() for m in (eager, model))
+    assert (mine - right).abs().max() < 0.05 * right.abs().max()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"indices": torch.zeros(1)}, "indices: flashgen does not know"),
+        ({"sinks": torch.zeros(1)}, "sinks: flashgen does not know"),
+        ({"cu_seq_lens_q": torch.zeros(2)}, "cu_seq_lens_q: packed sequences are read from"),
+        ({"output_attentions": True}, "output_attentions: no weights are kept"),
+        ({"sliding_window": 8}, "sliding_window: got 8 for 20 keys, and no mask"),
+        ({"attention_mask": torch.zeros(2, 20)}, "attention_mask: got 2 dimensions"),
+        ({"attention_mask": torch.zeros(2, 1, 20, 20).int()}, "attention_mask: got torch.int32"),
+        ({"position_bias": torch.zeros(1, 3, 20, 20)}, "position_bias: got .1, 3, 20, 20."),
+        (
+            {"attention_mask": described_mask(2, 20, 24, q_offset=4)},
+            "attention_mask: it is for batch 2, 20 queries and 24 keys",
+        ),
+    ],
+)
+def test_refused(options, message):
+    given = {"attention_mask": None, **options}
+    q, k, v = torch.randn(3, 2, 2, 20, 16)
+    with pytest.raises((ValueError, TypeError), match=message):
+        attention(LAYER, q, k, v, **given)
+
+
+def test_harmless_arguments():
+    q, k, v = torch.randn(3, 2, 2, 20, 16)
+    plain, _ = attention(LAYER, q, k, v, None)
+    position_ids = torch.arange(20)
+    out, _ = attention(
+        LAYER, q, k, v, None, position_ids=position_ids, use_cache=True, indices=None
+    )
+    assert torch.equal(out, plain)
+
+
+def test_weights_are_not_left_out_silently(registered):
+    model = pair(FAMILIES["bert"], registered)[1]
+    with pytest.raises(ValueError, match="output_attentions"):
+        model(tokens(2, 20), output_attentions=True)
+
+
+def test_a_mask_has_no_elements_to_take():
+    mask = described_mask(2, 20, 20)
+    with pytest.raises(TypeError, match="to_dense"):
+        mask[:, :, :, :10]
+    moved = mask.to("cpu")
+    assert torch.equal(moved.to_dense(), mask.to_dense())
+    assert moved.shape == (2, 1, 20, 20)
+    assert "le" in repr(moved)
+
+
+def test_the_example_of_the_guide(tmp_path):
+    page = (Path(__file__).parents[2] / "docs/guide/transformers.md").read_text()
+    [shown] = re.findall(r"<!-- transformers -->\n```python\n(.*?)```", page, re.DOTALL)
+    eager = pair(FAMILIES["llama"], NAME)[0]
+    eager.save_pretrained(tmp_path)
+    names = {"path": tmp_path}
+    exec(shown, names)
+    assert names["model"].config._attn_implementation == NAME
+    close(names["model"](tokens(2, 20)).logits, eager(tokens(2, 20)).logits)
+
+
+def test_the_registries():
+    """The name is none that transformers takes for another implementation."""
+    unregister()
+    assert NAME not in AttentionInterface().valid_keys()
+    config = config_of(FAMILIES["llama"])
+    with pytest.raises(ValueError, match=NAME):
+        transformers.LlamaForCausalLM._from_config(config, attn_implementation=NAME)
+    for _ in range(2):
+        assert register() == NAME
+    assert NAME in AttentionInterface().valid_keys()
+    assert NAME in AttentionMaskInterface().valid_keys()
+    assert not transformers.utils.generic.is_flash_attention_requested(
+        requested_attention_implementation=NAME
+    )
+    for theirs in ("flash", "sdpa", "flex_attention", "paged|", "eager"):
+        assert theirs not in NAME
