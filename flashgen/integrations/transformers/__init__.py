@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from flashgen.integrations.layers.described import DescribedMask
 from flashgen.integrations.transformers.attention import attention
-from flashgen.integrations.transformers.described import DescribedMask
 from flashgen.integrations.transformers.masks import described_mask
 
 __all__ = ["NAME", "DescribedMask", "attention", "described_mask", "register", "unregister"]

@@ -10,24 +10,20 @@ from typing import Any
 import torch
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 
-from flashgen.integrations.transformers.described import DescribedMask, MaskKind, TensorKind
-from flashgen.integrations.transformers.recorded import TRUE, Node, Terms, Unreadable, read
+from flashgen.integrations.layers.described import DescribedMask, MaskKind, TensorKind
+from flashgen.integrations.layers.padding import joined, padding, waits
+from flashgen.integrations.layers.recorded import (
+    CAUSAL,
+    TRUE,
+    Node,
+    Terms,
+    Unreadable,
+    parts_of,
+    read,
+)
 
 #: Up to so many queries are decoded: the cache kernels compute them, and the host does not wait.
 FEW = 16
-
-#: A key is not after its query.
-CAUSAL: Node = ("le", ((1, ("kv",)), (-1, ("q",))), 0)
-
-_RANGE = (
-    TensorKind("keys_from", ("batch",), "int32"),
-    TensorKind("keys_to", ("batch",), "int32"),
-)
-_PADDING = (
-    TensorKind("solid_to", ("batch",), "int32"),
-    TensorKind("padding", ("batch", "kv_len"), "bool"),
-)
-
 
 _WHERE_TRACED = (
     "flashgen reads a mask function outside of the graph; for one graph, make the mask before, by "
@@ -82,7 +78,14 @@ def described_mask(
         node = mask.node(node, top=True)
         if attention_mask is not None:
             whole = kv_length if valid is None or kv_lens is not None else valid
-            node = mask.padded(node, attention_mask, whole, look=q_length > FEW)
+            hidden, kinds, tables = padding(
+                _positions(attention_mask, batch_size, kv_offset, kv_length),
+                whole,
+                look=q_length > FEW,
+            )
+            mask.kinds += kinds
+            mask.tables += tables
+            node = joined(node, hidden)
     except Unreadable:
         elements: torch.Tensor = dense()
         return elements
@@ -95,12 +98,6 @@ def described_mask(
         (batch_size, 1, q_length, kv_length),
         dense,
     )
-
-
-def _waits() -> bool:
-    """Whether the host may wait for the device."""
-    started = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    return not (started and torch.cuda.is_current_stream_capturing())
 
 
 def _lengths(
@@ -121,11 +118,11 @@ def _lengths(
     if _mentions(node, "q"):
         last = q_offset - kv_offset + q_length
     known = isinstance(last, int)
-    if not (known and last == kv_length) and CAUSAL not in _parts(node):
+    if not (known and last == kv_length) and CAUSAL not in parts_of(node):
         raise Unreadable("queries are not at the last keys")
     if known and not 0 < last <= kv_length:
         raise Unreadable("queries are behind the last key")
-    if not known and q_length > FEW and _waits():
+    if not known and q_length > FEW and waits():
         last, known = int(last), True
     if known and (q_length > FEW or q_length >= kv_length):
         return int(last), None
@@ -134,6 +131,14 @@ def _lengths(
         return last, lens
     lens = last.to(device=device, dtype=torch.int32).reshape(-1)
     return None, lens.expand(batch_size).contiguous()
+
+
+def _positions(attended: torch.Tensor, batch: int, offset: int, kv_len: int) -> torch.Tensor:
+    """Which keys of a call are no padding: bool (batch, kv_len); none behind a mask's end."""
+    missing = offset + kv_len - attended.shape[-1]
+    if missing > 0:
+        attended = torch.nn.functional.pad(attended, (0, missing))
+    return attended[:, offset : offset + kv_len].bool().expand(batch, -1)
 
 
 class _Described:
@@ -272,47 +277,6 @@ class _Described:
         self._places[key] = self._keep(kind, table if of_bools else table.int())
         return self._places[key]
 
-    def padded(self, node: Node, allowed: torch.Tensor, valid: int, *, look: bool) -> Node:
-        """The condition and that a key is no padding.
-
-        Args:
-            node: the condition.
-            allowed: bool (batch, positions), False behind its end.
-            valid: how many keys are looked at.
-            look: whether the host may wait to see which of them are padding.
-        """
-        missing = self._offset + self._kv_len - allowed.shape[-1]
-        if missing > 0:
-            allowed = torch.nn.functional.pad(allowed, (0, missing))
-        allowed = allowed[:, self._offset : self._offset + self._kv_len].bool()
-        if allowed.shape[0] != self._batch:
-            allowed = allowed.expand(self._batch, -1)
-        seen = allowed[:, :valid]
-        index = torch.arange(valid, device=seen.device)
-        first = torch.where(seen, index, valid).amin(-1)
-        end = torch.where(seen, index + 1, 0).amax(-1)
-        holes = ~seen & (index >= first[:, None])
-        solid = torch.where(holes, index, valid).amin(-1).minimum(end)
-        has_holes = True
-        if look and _waits():
-            whole, has_holes = torch.stack(
-                [(end - first == valid).all() & (solid == end).all(), (solid < end).any()]
-            ).tolist()
-            if whole:
-                return node
-        for kind, table in zip(_RANGE, (first, end), strict=True):
-            self._keep(kind, table.int())
-        if has_holes:
-            for kind, table in zip(_PADDING, (solid.int(), allowed), strict=True):
-                self._keep(kind, table)
-        hidden: Node = ("padding",) if has_holes else ("range",)
-        return hidden if node == TRUE else ("and", *_parts(node), hidden)
-
-
-def _parts(node: Node) -> tuple[Node, ...]:
-    """What has to hold together."""
-    return node[1:] if node[0] == "and" else (node,)
-
 
 def _place(atom: Node) -> str | None:
     """Of which position it is, or a tensor's element for a position of each batch entry."""
@@ -346,8 +310,8 @@ def _in_order(node: Node, tensors: list[torch.Tensor]) -> Node:
     all is one sequence, as transformers cannot tell where torch.compile traces it, they are not
     packed.
     """
-    packed = [part for part in _parts(node) if _is_packed(part)]
-    if not packed or not _waits():
+    packed = [part for part in parts_of(node) if _is_packed(part)]
+    if not packed or not waits():
         return node
     ids = tensors[packed[0][1][0][1][1]]
     same = ids[:, 1:] == ids[:, :-1]
@@ -370,7 +334,7 @@ def _in_order(node: Node, tensors: list[torch.Tensor]) -> Node:
             return part
         return ("le", ((n, (one[2][1],)), (m, (other[2][1],))), part[2])
 
-    kept = [part if part in packed else moved(part) for part in _parts(node)]
+    kept = [part if part in packed else moved(part) for part in parts_of(node)]
     if one and len(packed) == 1:
         kept.remove(packed[0])
     return ("and", *kept) if len(kept) > 1 else kept[0] if kept else TRUE

@@ -1,4 +1,4 @@
-"""DescribedMask: what transformers hands from its mask function to its attention function."""
+"""DescribedMask: what a mask function hands to an attention function."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import torch
 from torch.nn.attention.flex_attention import BlockMask
 
-from flashgen.integrations.transformers.recorded import Node
+from flashgen.integrations.layers.recorded import Node
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class MaskKind:
 class DescribedMask(BlockMask):
     """A mask by its description. It is a BlockMask for the sake of ``isinstance`` alone.
 
-    transformers passes a mask that was made before a call, as for a static cache, through its own
+    transformers passes a mask that was made before a call, as for a static cache, through its
     functions, which let tensors and BlockMasks of four dimensions pass.
 
     Attributes:

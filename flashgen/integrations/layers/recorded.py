@@ -1,7 +1,7 @@
-"""What a mask function of transformers computes, as tuples.
+"""What a mask function computes, as tuples.
 
 The function is called once with objects that record what is done to them, so that it does not
-matter by which of transformers' helpers it was made, nor what these are called.
+matter by which helpers of a library it was made, nor what these are called.
 
 A sum is its terms, ``((factor, atom), ...)``, and an int. The atoms are ``("q",)``, ``("kv",)``,
 ``("b",)``, ``("abs", terms, number)``, ``("div", terms, number, divisor)`` and ``("load", tensor,
@@ -27,6 +27,9 @@ Terms = tuple[tuple[int, Node], ...]
 
 TRUE: Node = ("true",)
 FALSE: Node = ("false",)
+
+#: A key is not after its query.
+CAUSAL: Node = ("le", ((1, ("kv",)), (-1, ("q",))), 0)
 
 _LETTERS = ("b", "q", "kv")
 
@@ -64,11 +67,11 @@ class _Recorded:
         return self
 
     def new_ones(self, size: Any, **options: Any) -> Condition:
-        """The beginning of transformers' ``and_masks``."""
+        """What conditions are joined to by ``&``, as in ``and_masks``."""
         return Condition(self.tensors, TRUE)
 
     def new_zeros(self, size: Any, **options: Any) -> Condition:
-        """The beginning of transformers' ``or_masks``."""
+        """What conditions are joined to by ``|``, as in ``or_masks``."""
         return Condition(self.tensors, FALSE)
 
     def __bool__(self) -> bool:
@@ -253,3 +256,8 @@ def _loaded(tensor: torch.Tensor, index: Any) -> Any:
     if tensor.dtype == torch.bool:
         return Condition(book, ("flag", at, tuple(letters)))
     return Number(book, ((1, ("load", at, tuple(letters))),), 0)
+
+
+def parts_of(node: Node) -> tuple[Node, ...]:
+    """What has to hold together."""
+    return node[1:] if node[0] == "and" else (node,)

@@ -12,9 +12,8 @@ import torch
 
 from flashgen.compiling import cached
 from flashgen.integrations.call_tensors import precision_of, targets_of
-from flashgen.integrations.transformers.described import MaskKind
-from flashgen.integrations.transformers.masks import CAUSAL
-from flashgen.integrations.transformers.recorded import TRUE, Node
+from flashgen.integrations.layers.described import MaskKind
+from flashgen.integrations.layers.recorded import CAUSAL, TRUE, Node, parts_of
 from flashgen.masks import Mask, as_mask, causal, full
 from flashgen.normalisers import softmax
 from flashgen.params import Int, Tensor
@@ -52,7 +51,7 @@ class CallKind:
 
 
 #: The attributes of this are modules: torch.compile asks anew for each of them.
-_made = ModuleType("flashgen_transformers")
+_made = ModuleType("flashgen_layers")
 #: Their names, by a text of their kinds.
 _names: dict[str, str] = {}
 _making = threading.RLock()
@@ -113,7 +112,7 @@ def _compiled(kind: CallKind) -> ModuleType:
             dropout=kind.dropout,
             forms=("dense", "cache") if decodes else ("dense",),
             targets=kind.targets,
-            name="transformers",
+            name="layer",
         )
     )
 
@@ -134,8 +133,7 @@ def _mask(kind: MaskKind) -> Mask:
     """The mask of a module, with the last query at the last key."""
     tensors = [Tensor(x.name, x.dims, x.dtype, sorted=x.in_order) for x in kind.tensors]
     numbers = [Int(name, min=1) for name in kind.numbers]
-    parts = kind.node[1:] if kind.node[0] == "and" else (kind.node,)
-    masks = [_part(part, tensors, numbers) for part in parts if part != TRUE]
+    masks = [_part(part, tensors, numbers) for part in parts_of(kind.node) if part != TRUE]
     if not masks:
         return full()
     joined = masks[0]

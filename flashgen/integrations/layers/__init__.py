@@ -1,0 +1,1 @@
+"""What layers of models call attention by: masks as descriptions, and the modules for them."""

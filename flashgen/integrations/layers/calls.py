@@ -1,0 +1,186 @@
+"""A layer's call of attention: what queries see, and the module's call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from flashgen.integrations.call_tensors import padded, supported_head_dim
+from flashgen.integrations.layers.described import DescribedMask, MaskKind
+from flashgen.integrations.layers.modules import module_of
+from flashgen.integrations.layers.recorded import CAUSAL, TRUE
+from flashgen.params import dtype_name
+
+_FULL = MaskKind(TRUE)
+_CAUSAL = MaskKind(CAUSAL)
+
+
+@dataclass
+class Seen:
+    """What queries see, for a module.
+
+    Attributes:
+        kind: of the mask.
+        options: arguments of the module.
+        valid: how many keys are given to it; None for all.
+        bias: what is added to the scores besides.
+        kv_lens: the keys of each sequence, for the cache kernels; None for the others.
+    """
+
+    kind: MaskKind
+    options: dict[str, Any]
+    valid: int | None = None
+    bias: torch.Tensor | None = None
+    kv_lens: torch.Tensor | None = None
+
+
+def everything() -> Seen:
+    """All keys."""
+    return Seen(_FULL, {})
+
+
+def from_the_first_key(query: torch.Tensor, key: torch.Tensor) -> Seen:
+    """Query i sees the keys up to key i, as by sdpa's ``is_causal``."""
+    q_len, kv_len = query.shape[2], key.shape[2]
+    if q_len > kv_len:
+        return Seen(_FULL, {}, bias=_added(query.new_ones(1, 1, q_len, kv_len).tril().bool()))
+    return Seen(_CAUSAL, {}, valid=q_len)
+
+
+def of_description(
+    mask: DescribedMask, query: torch.Tensor, key: torch.Tensor, *, cached: bool
+) -> Seen:
+    """What a description says.
+
+    Args:
+        mask: it.
+        query: (batch, num_q_heads, q_len, head_dim).
+        key: (batch, num_kv_heads, kv_len, head_dim).
+        cached: whether the cache kernels can compute the call, which have no gradients.
+    """
+    batch, _, q_len, kv_len = mask.size
+    if (batch, q_len, kv_len) != (query.shape[0], query.shape[2], key.shape[2]):
+        raise ValueError(
+            f"attention_mask: it is for batch {batch}, {q_len} queries and {kv_len} keys, and "
+            f"query and key have {query.shape[0]}, {query.shape[2]} and {key.shape[2]}"
+        )
+    options: dict[str, Any] = dict(zip(mask.kind.numbers, mask.numbers, strict=True))
+    options.update((x.name, table) for x, table in zip(mask.kind.tensors, mask.tables, strict=True))
+    if cached and mask.kv_lens is not None:
+        return Seen(mask.kind, options, kv_lens=mask.kv_lens)
+    if mask.valid is None:  # the device alone knows how many keys there are, and queries are few
+        return Seen(_FULL, {}, bias=_added(mask.to_dense()))
+    for tensor in mask.kind.tensors:
+        for i, dim in enumerate(tensor.dims):
+            if dim == "kv_len" and mask.valid < kv_len:
+                options[tensor.name] = options[tensor.name].narrow(i, 0, mask.valid)
+    return Seen(mask.kind, options, valid=mask.valid)
+
+
+def of_elements(mask: Any, key: torch.Tensor) -> Seen:
+    """What a tensor of four dimensions says about each query and key."""
+    if not isinstance(mask, torch.Tensor) or mask.dim() != 4:
+        given = f"{mask.dim()} dimensions" if isinstance(mask, torch.Tensor) else type(mask)
+        raise TypeError(f"attention_mask: got {given}; pass (batch, heads, q_len, kv_len)")
+    mask = mask[..., : key.shape[2]]
+    if mask.is_floating_point():
+        return Seen(_FULL, {}, bias=mask)
+    if mask.dtype != torch.bool:
+        raise TypeError(f"attention_mask: got {mask.dtype}; pass bools, or floats that are added")
+    return Seen(_FULL, {}, bias=_added(mask))
+
+
+def _added(seen: torch.Tensor) -> torch.Tensor:
+    """What added to scores hides what is not seen; 16 bits are enough for that."""
+    return torch.where(seen, 0.0, float("-inf")).to(torch.bfloat16)
+
+
+def attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    seen: Seen,
+    *,
+    scale: float | None,
+    dropout: float = 0.0,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The attention, by the module for the call.
+
+    Args:
+        query: (batch, num_q_heads, q_len, qk_head_dim).
+        key: (batch, num_kv_heads, kv_len, qk_head_dim).
+        value: (batch, num_kv_heads, kv_len, v_head_dim).
+        seen: what queries see.
+        scale: factor on ``query @ key.T``; None is ``qk_head_dim ** -0.5``.
+        dropout: the probability that a weight is dropped.
+        softcap: scores become ``softcap * tanh(score / softcap)``.
+        sinks: the logit of a key without a value, for each head of queries.
+        bias: float, (1 or batch, 1 or num_q_heads, 1 or q_len, 1 or kv_len), added to the scores.
+
+    Returns:
+        (batch, q_len, num_q_heads, v_head_dim), contiguous.
+    """
+    if seen.bias is not None:
+        bias = seen.bias if bias is None else bias + seen.bias
+    if seen.valid is not None and seen.valid < key.shape[2]:
+        bias = None if bias is None else bias.expand(-1, -1, -1, key.shape[2])[..., : seen.valid]
+        key, value = key[:, :, : seen.valid], value[:, :, : seen.valid]
+    options = seen.options
+    bias_kind = None
+    if bias is not None:
+        bias_kind = _bias_kind(bias, query)
+        options["bias"] = bias.expand(-1, -1, query.shape[2], key.shape[2])
+    if sinks is not None:
+        options["sinks"] = sinks.reshape(-1)
+    if dropout != 0:
+        options["dropout_p"] = dropout
+    width, v_width = query.shape[-1], value.shape[-1]
+    head_dims = (supported_head_dim(width), supported_head_dim(v_width))
+    module = module_of(
+        mask=seen.kind,
+        head_dims=head_dims,
+        dtype=dtype_name(query.dtype),
+        softcap=softcap,
+        bias=bias_kind,
+        sinks=sinks is not None,
+        dropout=dropout != 0,
+        device=query.device,
+    )
+    scale = width**-0.5 if scale is None else scale
+    q, k = padded(_rows(query), head_dims[0]), padded(_rows(key), head_dims[0])
+    v = padded(_rows(value), head_dims[1])
+    if seen.kv_lens is None:
+        out: torch.Tensor = module.attention(q, k, v, scale=scale, **options).transpose(1, 2)
+    else:
+        q, k, v = (x.detach().transpose(1, 2) for x in (q, k, v))
+        options = {name: _detached(x) for name, x in options.items()}
+        out = module.cache_attention(q, k, v, seen.kv_lens, scale=scale, **options)
+    return out[..., :v_width].contiguous()
+
+
+def _bias_kind(bias: torch.Tensor, query: torch.Tensor) -> tuple[int | str, int | str, str]:
+    """The kind of what is added to the scores."""
+    batch, heads = query.shape[0], query.shape[1]
+    if bias.dim() != 4 or bias.shape[0] not in (1, batch) or bias.shape[1] not in (1, heads):
+        raise ValueError(
+            f"position_bias: got {tuple(bias.shape)}; pass (1 or {batch}, 1 or {heads}, q_len, "
+            "kv_len)"
+        )
+    return (
+        1 if bias.shape[0] == 1 else "batch",
+        1 if bias.shape[1] == 1 else "num_q_heads",
+        dtype_name(bias.dtype),
+    )
+
+
+def _detached(x: Any) -> Any:
+    return x.detach() if isinstance(x, torch.Tensor) else x
+
+
+def _rows(x: torch.Tensor) -> torch.Tensor:
+    return x if x.stride(-1) == 1 else x.contiguous()
