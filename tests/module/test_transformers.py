@@ -104,7 +104,8 @@ PADDINGS = {
     "left": padding(KEYS, (4, KEYS), (0, KEYS)),
     "right": padding(KEYS, (0, 21), (0, KEYS)),
     "all of one": padding(KEYS, (0, 0), (3, 29)),
-    "holes": padding(KEYS, (3, KEYS), (0, 30)).index_fill(1, torch.tensor([11, 12, 20]), 0),
+    "holes": padding(KEYS, (3, KEYS), (0, 30))
+    & ~torch.isin(torch.arange(BATCH * KEYS), KEYS + torch.tensor([11, 12, 20])).view(BATCH, KEYS),
 }
 
 
@@ -232,7 +233,7 @@ def test_padding_is_bounds():
     assert [x.tolist() for x in tables.values()] == [[4, 0], [KEYS, KEYS]]
     text, tables = parts(PADDINGS["holes"])
     assert "padding" in text
-    assert tables["solid_to"].tolist() == [11, 11]
+    assert tables["solid_to"].tolist() == [KEYS, 11]
     text, tables = parts(PADDINGS["right"], q_len=1)  # decoding does not wait for the device
     assert "padding" in text
     assert tables["solid_to"].tolist() == tables["keys_to"].tolist() == [21, KEYS]
