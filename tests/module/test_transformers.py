@@ -95,6 +95,12 @@ MASKS = {
         or_masks(causal_mask_function, blockwise_overlay(IMAGES)), sliding_window_overlay(9)
     ),
     "all of a bool": or_masks(causal_mask_function, lambda *_: torch.tensor(True)),
+    "a prefix": or_masks(causal_mask_function, lambda b, h, q, kv: kv < 5),
+    "flags": and_masks(causal_mask_function, lambda b, h, q, kv: ~(IMAGES < 0)[b, kv] | (kv < 3)),
+    "two tables": and_masks(
+        packed_sequence_mask_function(IDS),
+        or_masks(blockwise_overlay(IMAGES), causal_mask_function),
+    ),
     "without": and_masks(causal_mask_function, lambda b, h, q, kv: ~(kv == q - 2)),
 }
 #: Attention masks for them.
@@ -419,6 +425,9 @@ def test_refused(options, message):
 
 
 def test_harmless_arguments():
+    described_mask(2, 20, 20, dtype=torch.float32, local_size=7, new=None)
+    with pytest.raises(TypeError, match="new: flashgen does not know"):
+        described_mask(2, 20, 20, new=7)
     q, k, v = torch.randn(3, 2, 2, 20, 16)
     plain, _ = attention(LAYER, q, k, v, None)
     position_ids = torch.arange(20)

@@ -25,6 +25,14 @@ from flashgen.integrations.layers.recorded import (
 #: Up to so many queries are decoded: the cache kernels compute them, and the host does not wait.
 FEW = 16
 
+#: Arguments that say how transformers' own functions may write a mask down, not what it shows.
+HARMLESS = frozenset(
+    (
+        "allow_is_bidirectional_skip", "allow_is_causal_skip", "allow_torch_fix", "config", "dtype",
+        "local_size",
+    )
+)  # fmt: skip
+
 _WHERE_TRACED = (
     "flashgen reads a mask function outside of the graph; for one graph, make the mask before, by "
     "transformers' create_causal_mask or its like, and pass it as attention_mask"
@@ -49,7 +57,13 @@ def described_mask(
     Returns:
         A description; or, where the mask function does what is not recorded, or the lengths have
         no alignment that flashgen's modules have, its elements: bool (batch, heads, q, kv).
+
+    Raises:
+        TypeError: an argument that may change the mask is not known.
     """
+    for name, value in kwargs.items():
+        if value is not None and name not in HARMLESS:
+            raise TypeError(f"{name}: flashgen does not know what a mask does with it; pass None")
     if isinstance(q_offset, torch.Tensor):
         q_offset = q_offset.clone()  # a static cache adds to it before attention is called
     dense = partial(
