@@ -1,64 +1,68 @@
-"""flashgen: a compiler for attention kernels. These are the names that a spec file uses."""
+"""flashgen: a compiler for attention kernels. These are the names that a spec file uses.
+
+They are imported when they are first used, since deriving takes sympy, which is slow to import.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from flashgen.constants import Constant
-from flashgen.functions import (
-    atan,
-    clamp,
-    cos,
-    erf,
-    exp,
-    exp2,
-    floor,
-    gelu,
-    log,
-    log2,
-    maximum,
-    minimum,
-    sigmoid,
-    sin,
-    sqrt,
-    tanh,
-    truncate,
-    where,
-)
-from flashgen.masks import (
-    Mask,
-    bigbird,
-    block_sparse,
-    causal,
-    chunked,
-    dilated,
-    document,
-    full,
-    global_tokens,
-    natten_2d,
-    prefix_lm,
-    random_blocks,
-    sink_tokens,
-    sliding_window,
-    strided,
-    tree,
-)
-from flashgen.normalisers import Normaliser, sigmoid_attention, softmax, softmax_off_by_one
-from flashgen.params import Float, Int, Tensor
-from flashgen.scores import (
-    Score,
-    additive_bias,
-    alibi,
-    relative_bias,
-    softcap,
-    t5_bias,
-    temperature,
-)
-from flashgen.spec import AttentionSpec, Blocks
-from flashgen.tracing.expr import kv_len, q_len
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from types import ModuleType
+
+    from flashgen.constants import Constant
+    from flashgen.functions import (
+        atan,
+        clamp,
+        cos,
+        erf,
+        exp,
+        exp2,
+        floor,
+        gelu,
+        log,
+        log2,
+        maximum,
+        minimum,
+        sigmoid,
+        sin,
+        sqrt,
+        tanh,
+        truncate,
+        where,
+    )
+    from flashgen.masks import (
+        Mask,
+        bigbird,
+        block_sparse,
+        causal,
+        chunked,
+        dilated,
+        document,
+        full,
+        global_tokens,
+        natten_2d,
+        prefix_lm,
+        random_blocks,
+        sink_tokens,
+        sliding_window,
+        strided,
+        tree,
+    )
+    from flashgen.normalisers import Normaliser, sigmoid_attention, softmax, softmax_off_by_one
+    from flashgen.params import Float, Int, Tensor
+    from flashgen.scores import (
+        Score,
+        additive_bias,
+        alibi,
+        relative_bias,
+        softcap,
+        t5_bias,
+        temperature,
+    )
+    from flashgen.spec import AttentionSpec, Blocks
+    from flashgen.tracing.expr import kv_len, q_len
 
 # `compile` is not among them: ``from flashgen import *`` would hide Python's.
 __all__ = [
@@ -116,6 +120,37 @@ __all__ = [
     "truncate",
     "where",
 ]
+
+#: Where the names are.
+_HOMES = {
+    "flashgen.constants": "Constant",
+    "flashgen.functions": (
+        "atan clamp cos erf exp exp2 floor gelu log log2 maximum minimum sigmoid sin sqrt tanh "
+        "truncate where"
+    ),
+    "flashgen.masks": (
+        "Mask bigbird block_sparse causal chunked dilated document full global_tokens natten_2d "
+        "prefix_lm random_blocks sink_tokens sliding_window strided tree"
+    ),
+    "flashgen.normalisers": "Normaliser sigmoid_attention softmax softmax_off_by_one",
+    "flashgen.params": "Float Int Tensor",
+    "flashgen.scores": "Score additive_bias alibi relative_bias softcap t5_bias temperature",
+    "flashgen.spec": "AttentionSpec Blocks",
+    "flashgen.tracing.expr": "kv_len q_len",
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
+
+if not TYPE_CHECKING:  # with it, type checkers would take any name for one of flashgen's
+
+    def __getattr__(name: str) -> Any:
+        if name not in _HOME_OF:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = globals()[name] = getattr(import_module(_HOME_OF[name]), name)
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 def compile(spec: AttentionSpec, *, tune: bool = False, tune_seconds: float = 60.0) -> ModuleType:

@@ -10,7 +10,7 @@ from time import perf_counter
 
 from flashgen.budget.targets import TARGETS
 from flashgen.codegen.module import render_module
-from flashgen.config import KernelChoice
+from flashgen.config import FORMS, KernelChoice
 from flashgen.errors import FlashgenError, ValidationError, Violation
 from flashgen.files import lock
 from flashgen.kernels.base import ForwardKernel
@@ -19,7 +19,6 @@ from flashgen.loader import Variant, load
 from flashgen.plan import KernelPlan, lower
 from flashgen.plan.backward import backward_plan
 from flashgen.publish import Place, Seal, build_digest, publish, read_seal, sealed
-from flashgen.spec import FORMS
 from flashgen.tuning.choose import Spaces, choices, digests, pins, ranked, search_spaces
 from flashgen.tuning.device import Gpu, detect_gpu
 from flashgen.tuning.store import TuneResult, load_results, merged, save_results

@@ -10,44 +10,22 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flashgen.bench import bench as run_bench
-from flashgen.bench import to_json as bench_json
 from flashgen.budget.targets import TARGETS
-from flashgen.build import Built, Options
-from flashgen.build import build as run_build
-from flashgen.cache import cache_folder, cached_modules, clear_cache
-from flashgen.check import check as run_check
-from flashgen.check import names_all
-from flashgen.console import (
-    ProgressBar,
-    bench_table,
-    build_tables,
-    cache_table,
-    list_table,
-    make_console,
-    rejection_lines,
-    where_lines,
-)
+from flashgen.config import FORMS, LONGEST
 from flashgen.errors import FlashgenError
-from flashgen.explain.cached import Place, explain_cached
-from flashgen.explain.cached_terminal import print_cached
-from flashgen.explain.call import LONGEST, Asked, named_values
-from flashgen.explain.document import to_json
-from flashgen.explain.lengths import explain_lengths
-from flashgen.explain.page import write_page
-from flashgen.explain.png import write_png
-from flashgen.explain.svg import write_svg
-from flashgen.explain.terminal import print_account
-from flashgen.explain.variant import explain as run_explain
-from flashgen.export import LICENSE, export_hub, export_wheel
-from flashgen.files import write_atomically
-from flashgen.inventory import list_modules, remove_modules
-from flashgen.spec import FORMS
+from flashgen.paths import LICENSE
 from flashgen.version import __version__
+
+if TYPE_CHECKING:
+    from flashgen.build import Built
+    from flashgen.explain.cached import Place
+    from flashgen.explain.call import Asked
+
+# Commands import what they run: what sympy takes to import, a build with nothing to do has not.
 
 #: What names stdout in place of a file.
 STDOUT = Path("-")
@@ -119,6 +97,10 @@ def build(
     ] = False,
 ) -> None:
     """Build the modules of these specs. Those that are up to date are left alone."""
+    from flashgen.build import Options
+    from flashgen.build import build as run_build
+    from flashgen.console import ProgressBar, make_console
+
     options = Options(
         out=out,
         targets=tuple(target or ()),
@@ -145,6 +127,8 @@ def build(
 
 def _report(results: list[Built], out: Path, verbose: bool) -> None:
     """Shows what was built, where it is and how to import it, also where a later variant failed."""
+    from flashgen.console import build_tables, make_console, rejection_lines, where_lines
+
     built = [result for result in results if result.chosen]
     current = [result.variant for result in results if not result.chosen]
     if verbose:
@@ -171,6 +155,9 @@ def check(
     out: Out = Path("generated"),
 ) -> None:
     """List the modules that are not what their specs render to. Exit with 1 if there are any."""
+    from flashgen.check import check as run_check
+    from flashgen.check import names_all
+
     differences = run_check(paths, out, tuple(target or ()), tuple(form or ()))
     for line in differences:
         typer.echo(line)
@@ -259,6 +246,17 @@ def explain(
     With --form cache: of a step of decoding with a cache, usually of 16 sequences with a query
     each, the splits of the keys and the pages, too.
     """
+    from flashgen.console import make_console
+    from flashgen.explain.cached import Place
+    from flashgen.explain.call import Asked, named_values
+    from flashgen.explain.document import to_json
+    from flashgen.explain.lengths import explain_lengths
+    from flashgen.explain.page import write_page
+    from flashgen.explain.png import write_png
+    from flashgen.explain.svg import write_svg
+    from flashgen.explain.terminal import print_account
+    from flashgen.explain.variant import explain as run_explain
+
     for option, file in (("--html", html), ("--svg", svg), ("--png", png)):
         if file == STDOUT:
             raise FlashgenError(f"{option}=-: only --json writes to stdout; name a file")
@@ -301,6 +299,11 @@ def _refuse(why: str, options: Mapping[str, object]) -> None:
 def _explain_cached(
     paths: list[Path], target: str | None, asked: Asked, place: Place, json: Path | None
 ) -> None:
+    from flashgen.console import make_console
+    from flashgen.explain.cached import explain_cached
+    from flashgen.explain.cached_terminal import print_cached
+    from flashgen.explain.document import to_json
+
     with _for_json_alone(json):
         accounts = list(explain_cached(paths, target, asked, place))
     if json is not None:
@@ -314,6 +317,9 @@ def _explain_cached(
 @app.command("list")
 def list_(out: Out = Path("generated")) -> None:
     """List the generated modules."""
+    from flashgen.console import list_table, make_console
+    from flashgen.inventory import list_modules
+
     modules = list_modules(out)
     if not modules:
         typer.echo(f"no generated modules in {out}")
@@ -324,6 +330,8 @@ def list_(out: Out = Path("generated")) -> None:
 @app.command()
 def clean(out: Out = Path("generated")) -> None:
     """Remove the generated modules; measured results, in tuning/, stay."""
+    from flashgen.inventory import remove_modules
+
     removed = remove_modules(out)
     modules = "module" if len(removed) == 1 else "modules"
     typer.echo(f"removed {len(removed)} {modules} from {out}")
@@ -338,6 +346,9 @@ app.add_typer(cache_app, name="cache")
 @cache_app.command("list")
 def list_cache() -> None:
     """List the modules in the cache."""
+    from flashgen.cache import cache_folder, cached_modules
+    from flashgen.console import cache_table, make_console
+
     folder = cache_folder()
     entries = cached_modules(folder)
     if not entries:
@@ -354,6 +365,8 @@ def clear(
     ] = False,
 ) -> None:
     """Remove the modules from the cache; measured results stay."""
+    from flashgen.cache import cache_folder, clear_cache
+
     folder = cache_folder()
     count = clear_cache(folder, measured=measured)
     typer.echo(f"removed {count} {'module' if count == 1 else 'modules'} from {folder}")
@@ -374,12 +387,16 @@ def bench(
     ] = None,
 ) -> None:
     """Time a module beside SDPA and FlexAttention. It takes a GPU."""
+    from flashgen.bench import bench as run_bench
+    from flashgen.bench import to_json
+    from flashgen.console import bench_table, make_console
+
     with _for_json_alone(json):
         rows = run_bench(name, specs, out)
     if json != STDOUT:
         make_console().print(bench_table(rows))
     if json is not None:
-        _write_json(json, bench_json(rows))
+        _write_json(json, to_json(rows))
 
 
 @app.command()
@@ -402,11 +419,14 @@ def export(
     out: Out = Path("generated"),
 ) -> None:
     """Pack modules for others, who need torch and triton but not flashgen."""
+    from flashgen.export import Package, export_hub, export_wheel
+
     if hub is None and wheel is None:
         raise FlashgenError("export: nowhere to; pass --hub DIR, --wheel DIR, or both")
+    package = Package(names, out, name, version, license_id)
     for write, folder in ((export_hub, hub), (export_wheel, wheel)):
         if folder is not None:
-            typer.echo(write(names, out, folder, name, version, license_id))
+            typer.echo(write(package, folder))
 
 
 def _for_json_alone(json: Path | None) -> AbstractContextManager[Any]:
@@ -419,4 +439,6 @@ def _write_json(path: Path, text: str) -> None:
     if path == STDOUT:
         typer.echo(text, nl=False)
     else:
+        from flashgen.files import write_atomically
+
         write_atomically(path, text, "choose another place with --json")

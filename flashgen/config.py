@@ -12,6 +12,12 @@ BackwardKernel = Literal["keys", "queries"]
 #: Both, in the order that they run in.
 BACKWARD_KERNELS: tuple[BackwardKernel, ...] = ("keys", "queries")
 
+#: The forms of a call, in the order of a module; every module has the first.
+FORMS = ("dense", "varlen", "cache")
+
+#: Queries and keys of a call that is explained: each query is evaluated, which takes some seconds.
+LONGEST = 2**20
+
 #: The target that the Gluon kernels are for.
 HOPPER = "sm_90"
 

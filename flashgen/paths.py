@@ -6,6 +6,9 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parent
 
+#: The license of the templates, whose text modules hold: an identifier of SPDX.
+LICENSE = "apache-2.0"
+
 
 def template_dir() -> Path:
     """The folder of Jinja templates: inside an installed package, beside it in a checkout."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from flashgen.arguments import ALIGNMENTS
 from flashgen.budget.targets import DEFAULT_TARGETS
-from flashgen.config import KernelConfig
+from flashgen.config import FORMS, KernelConfig
 from flashgen.constants import Constant
 from flashgen.declared import Param
 from flashgen.dropout import DROPOUT
@@ -25,9 +25,6 @@ from flashgen.tracing.expr import merged_params
 
 DTYPES = ("float16", "bfloat16", "float32")
 INPUT_PRECISIONS = ("tf32", "ieee")
-
-#: The forms of a call, in the order of a module; every module has the first.
-FORMS = ("dense", "varlen", "cache")
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from flashgen.arguments import ALIGNMENTS
 from flashgen.budget.targets import TARGETS, get_target
 from flashgen.budget.usage import SramUsage, largest_fitting
 from flashgen.codegen.names import is_taken
-from flashgen.config import KernelConfig
+from flashgen.config import FORMS, KernelConfig
 from flashgen.constants import Constant
 from flashgen.errors import MaskError, SramViolation, Violation, shown
 from flashgen.forms.registry import why_no_form
@@ -28,7 +28,7 @@ from flashgen.plan import KernelPlan
 from flashgen.plan.code import finite_score
 from flashgen.plan.score_gradient import meeting_tensors
 from flashgen.scores import Score
-from flashgen.spec import DTYPES, FORMS, INPUT_PRECISIONS, AttentionSpec, Blocks
+from flashgen.spec import DTYPES, INPUT_PRECISIONS, AttentionSpec, Blocks
 from flashgen.symbolic.trace import Predicate, trace
 from flashgen.symbols import KV_LEN, Q_IDX, Q_LEN, Load
 from flashgen.tracing.user_code import users_line

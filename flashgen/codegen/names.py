@@ -8,7 +8,7 @@ import json
 import re
 from pathlib import Path
 
-from flashgen.spec import FORMS
+from flashgen.config import FORMS
 
 #: What modules bind, and what those with dropout or another form bind besides. `pytest
 #: tests/golden` holds it to what is rendered; ``--update-golden`` writes it.

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flashgen.budget.traffic import Workload
+from flashgen.config import LONGEST
 from flashgen.declared import Param
 from flashgen.dropout import DropoutP, Seed
 from flashgen.errors import FlashgenError
@@ -18,9 +19,6 @@ from flashgen.params import Float, Int, Tensor
 from flashgen.plan import KernelPlan
 from flashgen.symbolic import RowTable
 from flashgen.symbols import evaluate
-
-#: The account evaluates each query: for this many queries and keys it takes some seconds.
-LONGEST = 2**20
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from flashgen.forms.cache import CacheForm
 from flashgen.forms.varlen import Varlen
 from flashgen.plan import KernelPlan
 
-#: In the order of `flashgen.spec.FORMS`.
+#: In the order of `flashgen.config.FORMS`.
 FORMS_BESIDE: tuple[Form, ...] = (Varlen(), CacheForm())
 
 

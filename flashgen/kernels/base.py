@@ -76,7 +76,7 @@ class Kernel(ABC):
         fallback: whether it serves every plan, and runs where no other kernel does.
         beside: keys of the kernels without which a module does not hold it.
         elsewhere: for a kernel that replaces others, when the replaced kernels run.
-        form: the form of a call that it computes, of `flashgen.spec.FORMS`.
+        form: the form of a call that it computes, of `flashgen.config.FORMS`.
         timed: whether a build measures its configurations where it finds a GPU.
     """
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from flashgen.cli import app, main
-from flashgen.export import VARIANT, export_hub, export_wheel
+from flashgen.export import VARIANT, Package, export_hub, export_wheel
 from support.variants import ROOT
 
 OUT = ROOT / "generated"
@@ -30,9 +31,10 @@ def run(program: str, path: Path | None = None) -> None:
 
 
 def test_a_wheel_is_installed_and_imported_without_flashgen(tmp_path: Path) -> None:
-    wheel = export_wheel(["full_d64", "causal_d64"], OUT, tmp_path, "my-attention", "0.2")
+    package = Package(["full_d64", "causal_d64"], OUT, "my-attention", "0.2")
+    wheel = export_wheel(package, tmp_path)
     assert wheel.name == "my_attention-0.2-py3-none-any.whl"
-    again = export_wheel(["causal_d64", "full_d64"], OUT, tmp_path / "b", "my-attention", "0.2")
+    again = export_wheel(replace(package, modules=["causal_d64", "full_d64"]), tmp_path / "b")
     assert again.read_bytes() == wheel.read_bytes()
     site = tmp_path / "site"
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
@@ -66,21 +68,21 @@ def test_hugging_faces_loader_opens_the_folder_without_flashgen(tmp_path: Path) 
 
 
 def test_an_earlier_export_is_replaced_and_nothing_else(tmp_path: Path) -> None:
-    build = export_hub(["causal_d64"], OUT, tmp_path, "mine", "1")
+    build = export_hub(Package(["causal_d64"], OUT, "mine", "1"), tmp_path)
     first = (build / "metadata.json").read_text()
     assert '"version": 1' in first
-    export_hub(["full_d64"], OUT, tmp_path, "mine", "2")
+    export_hub(Package(["full_d64"], OUT, "mine", "2"), tmp_path)
     names = sorted(path.name for path in build.iterdir())
     assert names == ["__init__.py", "full_d64.py", "metadata.json"]
     assert (build / "metadata.json").read_text().split('"id"')[1] != first.split('"id"')[1]
     (build / "notes.txt").write_text("mine")
     refused = "notes.txt: not exported by flashgen, so not replaced"
     with pytest.raises(Exception, match=refused):
-        export_hub(["full_d64"], OUT, tmp_path, "mine", "3")
+        export_hub(Package(["full_d64"], OUT, "mine", "3"), tmp_path)
     (build / "notes.txt").unlink()
     (build / "notes").mkdir()
     with pytest.raises(Exception, match="notes: not exported by flashgen, so not replaced"):
-        export_hub(["full_d64"], OUT, tmp_path, "mine", "3")
+        export_hub(Package(["full_d64"], OUT, "mine", "3"), tmp_path)
     assert (build / "full_d64.py").exists()
 
 

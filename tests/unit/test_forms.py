@@ -5,12 +5,13 @@ from dataclasses import replace
 import pytest
 
 from flashgen.build import as_asked
+from flashgen.config import FORMS
 from flashgen.errors import FlashgenError
 from flashgen.forms.varlen import packed_tensor, view_of
 from flashgen.loader import Variant
 from flashgen.masks import causal
 from flashgen.params import Tensor
-from flashgen.spec import FORMS, AttentionSpec
+from flashgen.spec import AttentionSpec
 
 DENSE = AttentionSpec(head_dim=64, mask=causal())
 

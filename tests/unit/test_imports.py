@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import flashgen
 from flashgen.paths import PACKAGE
 from flashgen.publish import NOT_IN_MODULES
 
@@ -135,6 +136,33 @@ def test_what_renders_a_module_is_part_of_its_build_digest():
 def test_neither_torch_nor_triton_is_imported(code):
     check = "import sys; assert not {'torch', 'triton'} & sys.modules.keys()"
     subprocess.run([sys.executable, "-c", f"{code}\n{check}"], cwd=REPOSITORY, check=True)
+
+
+@pytest.mark.parametrize("module", ["flashgen", "flashgen.cli"])
+def test_what_starts_a_command_takes_nothing_slow(module):
+    """sympy takes a fifth of torch's time to import; a build with nothing to do needs none."""
+    slow = "{'sympy', 'jinja2', 'rich', 'numpy', 'torch', 'triton'}"
+    check = f"import sys, {module}; assert not (found := {slow} & sys.modules.keys()), found"
+    subprocess.run([sys.executable, "-c", check], cwd=REPOSITORY, check=True)
+
+
+def test_the_names_of_a_spec_are_those_that_type_checkers_see():
+    """The names are imported when they are used, by a table; a type checker reads the imports."""
+    tree = ast.parse((PACKAGE / "__init__.py").read_text())
+    [seen] = [node for node in tree.body if isinstance(node, ast.If) and not node.orelse][:1]
+    imported = {
+        alias.name: node.module
+        for node in seen.body
+        if isinstance(node, ast.ImportFrom) and node.module.startswith("flashgen")
+        for alias in node.names
+    }
+    assert imported == flashgen._HOME_OF
+    assert sorted(imported) == flashgen.__all__ == sorted(set(flashgen.__all__))
+    assert set(imported) <= set(dir(flashgen))
+    for name, home in imported.items():
+        assert getattr(flashgen, name) is getattr(sys.modules[home], name)
+    with pytest.raises(AttributeError, match="module 'flashgen' has no attribute 'casual'"):
+        flashgen.casual  # noqa: B018
 
 
 def test_generated_modules_import_torch_triton_and_pythons_own():
