@@ -41,7 +41,7 @@ from flashgen.config import HOPPER
 from flashgen.errors import TuneError
 from flashgen.files import lock
 from flashgen.kernels.registry import kernels_of as flashgen_kernels
-from flashgen.publish import Place
+from flashgen.place import Place
 from flashgen.tuning.device import Gpu, detect_gpu
 from flashgen.tuning.store import TuneResult, load_results, merged, save_results
 

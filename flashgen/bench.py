@@ -23,8 +23,8 @@ from flashgen.kernels.workload import (
 )
 from flashgen.loader import Variant, load
 from flashgen.normalisers import softmax
+from flashgen.place import Place
 from flashgen.plan import KernelPlan, lower
-from flashgen.publish import Place
 from flashgen.tuning.device import detect_gpu
 
 if TYPE_CHECKING:

@@ -16,9 +16,11 @@ from flashgen.files import lock
 from flashgen.kernels.base import ForwardKernel
 from flashgen.kernels.registry import kernels_of, keys, with_key
 from flashgen.loader import Variant, load
+from flashgen.place import Place
 from flashgen.plan import KernelPlan, lower
 from flashgen.plan.backward import backward_plan
-from flashgen.publish import Place, Seal, build_digest, publish, read_seal, sealed
+from flashgen.publish import Seal, build_digest, publish, read_seal, sealed
+from flashgen.stamp import Request, keep, look
 from flashgen.tuning.choose import Spaces, choices, digests, pins, ranked, search_spaces
 from flashgen.tuning.device import Gpu, detect_gpu
 from flashgen.tuning.store import TuneResult, load_results, merged, save_results
@@ -94,9 +96,21 @@ def build(paths: Iterable[Path], options: Options, progress: Progress) -> Iterat
             been written.
         KeyboardInterrupt: after publishing the best of what was measured until then.
     """
+    paths = tuple(paths)
+    gpu = _gpu(options)
+    request = Request(
+        paths, options.out, options.targets, options.forms, options.tune, options.kernels
+    )
+    before = look(request, gpu)
+
     # 1. load: spec files -> the variants that they declare.
     variants = as_asked(load(paths), options.targets, options.forms)
-    yield from build_variants(variants, options, progress, partial(Place, options.out))
+    place_of = partial(Place, options.out)
+    yield from build_variants(variants, options, progress, place_of)
+
+    if before is not None:
+        names = [variant.name for variant in variants]
+        keep(request, before, gpu, names, lambda: not _stale(variants, options, gpu, place_of))
 
 
 def build_variants(
@@ -109,10 +123,8 @@ def build_variants(
     # 2. validate: everything wrong with the specs, reported at once.
     _refuse(finding for variant in variants for finding in validate(variant))
 
-    gpu = detect_gpu() if options.tune else None
-    stale = [
-        v for v in variants if options.force or not is_current(v, place_of(v.name), options, gpu)
-    ]
+    gpu = _gpu(options)
+    stale = variants if options.force else _stale(variants, options, gpu, place_of)
     yield from (Built(variant.name) for variant in variants if variant not in stale)
 
     # 3. lower: spec -> plan, which holds all that sympy derives from the mask.
@@ -167,6 +179,19 @@ def module_text(
     """The text of ``generated/<name>.py``: a function of its arguments and the tuning file."""
     seal = Seal(variant.spec.digest, build_digest(variant.spec, place), kernels)
     return sealed(render_module(plan, chosen, place.package), seal)
+
+
+def _gpu(options: Options) -> Gpu | None:
+    return detect_gpu() if options.tune else None
+
+
+def _stale(
+    variants: list[Variant],
+    options: Options,
+    gpu: Gpu | None,
+    place_of: Callable[[str], Place],
+) -> list[Variant]:
+    return [v for v in variants if not is_current(v, place_of(v.name), options, gpu)]
 
 
 def is_current(variant: Variant, place: Place, options: Options, gpu: Gpu | None) -> bool:

@@ -18,7 +18,8 @@ from typing import ClassVar
 
 from flashgen.errors import OutputError
 from flashgen.files import lock
-from flashgen.publish import Place, build_digest, is_generated, read_seal
+from flashgen.place import Place
+from flashgen.publish import build_digest, is_generated, read_seal
 from flashgen.spec import AttentionSpec
 from flashgen.tuning.store import load_results
 

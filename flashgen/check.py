@@ -8,8 +8,9 @@ from pathlib import Path
 from flashgen.build import as_asked, module_text, unbuildable
 from flashgen.errors import OutputError, ValidationError
 from flashgen.loader import Variant, load
+from flashgen.place import Place
 from flashgen.plan import lower
-from flashgen.publish import Place, is_generated, read_bytes, read_seal
+from flashgen.publish import is_generated, read_bytes, read_seal
 from flashgen.tuning.choose import choices, digests, search_spaces
 from flashgen.tuning.store import load_results
 from flashgen.validate import validate

@@ -18,6 +18,7 @@ from flashgen.budget.targets import TARGETS
 from flashgen.config import FORMS, LONGEST
 from flashgen.errors import FlashgenError
 from flashgen.paths import LICENSE
+from flashgen.stamp import Request, up_to_date, why_not
 from flashgen.version import __version__
 
 if TYPE_CHECKING:
@@ -97,6 +98,12 @@ def build(
     ] = False,
 ) -> None:
     """Build the modules of these specs. Those that are up to date are left alone."""
+    request = Request(tuple(paths), out, tuple(target or ()), tuple(form or ()), tune=not no_tune)
+    current = None if force else up_to_date(request)
+    if current is not None:
+        _report_current(current)
+        return
+
     from flashgen.build import Options
     from flashgen.build import build as run_build
     from flashgen.console import ProgressBar, make_console
@@ -120,6 +127,8 @@ def build(
         interrupted = True
     finally:
         _report(results, out, verbose)
+    if verbose and (reason := why_not(request)):
+        typer.echo(f"run again at each build, as more may count than its text: {reason}")
     if interrupted:
         typer.echo("interrupted: what is listed is published, the rest was not built", err=True)
         raise typer.Exit(130)
@@ -142,9 +151,13 @@ def _report(results: list[Built], out: Path, verbose: bool) -> None:
         for note in result.diagnostics:
             typer.echo(f"note: {result.variant}: {note}")
     if current:
-        typer.echo(f"up to date, nothing to do: {', '.join(current)}")
+        _report_current(current)
     for line in where_lines(built, out):
         typer.echo(line)
+
+
+def _report_current(names: Sequence[str]) -> None:
+    typer.echo(f"up to date, nothing to do: {', '.join(names)}")
 
 
 @app.command()

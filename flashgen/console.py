@@ -18,7 +18,7 @@ from flashgen.build import Built, Progress
 from flashgen.cache import Entry
 from flashgen.config import ChosenConfig, KernelChoice
 from flashgen.kernels.registry import with_key
-from flashgen.publish import Place
+from flashgen.place import Place
 
 # A pipe or a log has no width, so rows stay whole.
 UNWATCHED_WIDTH = 220

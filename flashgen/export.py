@@ -22,7 +22,8 @@ from pathlib import Path
 from flashgen.errors import OutputError
 from flashgen.files import write_atomically
 from flashgen.paths import LICENSE
-from flashgen.publish import Place, is_generated, read_bytes, read_seal
+from flashgen.place import Place
+from flashgen.publish import is_generated, read_bytes, read_seal
 
 #: The one build of a kernel in Python, for every GPU and every torch.
 VARIANT = Path("build", "torch-universal")

@@ -6,7 +6,8 @@ from importlib.util import cache_from_source
 from pathlib import Path
 
 from flashgen.errors import OutputError
-from flashgen.publish import Place, is_generated, read_seal
+from flashgen.place import Place
+from flashgen.publish import is_generated, read_seal
 from flashgen.tuning.store import load_results
 
 

@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from flashgen.errors import FlashgenError, SpecFileError, shown
+from flashgen.inputs import spec_files
 from flashgen.spec import AttentionSpec
 
 #: Python's message for an operator, as of masks, between functions.
@@ -46,7 +47,7 @@ def load(paths: Iterable[Path]) -> list[Variant]:
     mistakes: list[str] = []
     for path in paths:
         with _noting(mistakes):
-            files.extend(_spec_files(path))
+            files.extend(spec_files(path))
     for file in {file.resolve(): file for file in files}.values():
         with _noting(mistakes):
             variants.extend(_declared(file, _run(file)))
@@ -63,23 +64,6 @@ def _noting(mistakes: list[str]) -> Iterator[None]:
         yield
     except SpecFileError as error:
         mistakes.append(str(error))
-
-
-def _spec_files(path: Path) -> list[Path]:
-    if path.is_dir():
-        files = sorted(file for file in path.glob("*.py") if not file.name.startswith("_"))
-        if not files:
-            raise SpecFileError(
-                f"{path}: no spec files in this folder; name a folder of *.py specs"
-            )
-        return files
-    if not path.exists():
-        raise SpecFileError(f"{path}: no such file; name a spec file or a folder of them")
-    if path.suffix != ".py":
-        raise SpecFileError(
-            f"{path}: not a Python file; name a spec file (*.py) or a folder of them"
-        )
-    return [path]
 
 
 def _run(file: Path) -> ModuleType:

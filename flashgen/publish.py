@@ -13,12 +13,12 @@ from errno import EINVAL
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
-from typing import ClassVar
 
 from flashgen.errors import OutputError
 from flashgen.files import ANOTHER_FOLDER, lock, write_atomically
 from flashgen.kernels.registry import module_order, with_key
 from flashgen.paths import PACKAGE, template_dir
+from flashgen.place import Place
 from flashgen.spec import AttentionSpec
 from flashgen.version import __version__
 
@@ -89,9 +89,12 @@ NOT_IN_MODULES = frozenset(
         "integrations/variants.py",
         "codegen/names.py",
         "export.py",
+        "inputs.py",
         "inventory.py",
         "loader.py",
+        "place.py",
         "publish.py",
+        "stamp.py",
         "validate.py",
         "tuning/backward_bench.py",
         "tuning/device.py",
@@ -99,55 +102,6 @@ NOT_IN_MODULES = frozenset(
         "tuning/measure.py",
     }
 )
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a variant's files lie in an output folder.
-
-    Attributes:
-        out: the folder.
-        name: the variant's.
-    """
-
-    out: Path
-    name: str
-
-    #: What an error about these files tells the user to do.
-    remedy: ClassVar[str] = ANOTHER_FOLDER
-
-    @property
-    def module(self) -> Path:
-        """The published module."""
-        return self.out / f"{self.name}.py"
-
-    @property
-    def package_file(self) -> Path | None:
-        """What makes the folder a package, so that no other ``generated`` comes before it.
-
-        None: modules of the folder are not imported by their names.
-        """
-        return self.out / "__init__.py"
-
-    @property
-    def tuning(self) -> Path:
-        """Its measured results."""
-        return self.out / "tuning" / f"{self.name}.json"
-
-    @property
-    def lock(self) -> Path:
-        """The lock that whoever writes the other two holds."""
-        return self.out / ".flashgen" / f"{self.name}.lock"
-
-    @property
-    def package_lock(self) -> Path:
-        """The lock of the package file, which all variants write; none has such a name."""
-        return self.out / ".flashgen" / "__init__.lock"
-
-    @property
-    def package(self) -> str | None:
-        """What the module is imported from; None: `flashgen.compile` returns it."""
-        return self.out.resolve().name
 
 
 @dataclass(frozen=True)

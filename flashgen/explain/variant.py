@@ -19,8 +19,8 @@ from flashgen.explain.visible import visible_share
 from flashgen.explain.works import measured, training, works
 from flashgen.kernels.base import ForwardKernel
 from flashgen.loader import Variant, load
+from flashgen.place import Place
 from flashgen.plan import KernelPlan, lower
-from flashgen.publish import Place
 from flashgen.symbolic import RowTable
 from flashgen.symbolic.intervals import Interval
 from flashgen.symbolic.logic import conditions

@@ -15,7 +15,8 @@ spec = AttentionSpec(head_dim=64, mask=causal(), targets=("sm_90",))
 def project(tmp_path, monkeypatch):
     """The current folder, with a spec in it, on a machine without a GPU."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("flashgen.build.detect_gpu", lambda: None)
+    for place in ("flashgen.build", "flashgen.stamp"):
+        monkeypatch.setattr(f"{place}.detect_gpu", lambda: None)
     (tmp_path / "specs").mkdir()
     (tmp_path / "specs" / "tiny.py").write_text(SPEC)
     return tmp_path

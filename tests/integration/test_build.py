@@ -78,7 +78,7 @@ def test_the_import_that_a_build_shows_works(flashgen, project):
 
 def test_what_a_build_shows_fits_a_terminal_of_80_columns(flashgen, project, monkeypatch):
     """Nothing is cut off: each kernel has its row, and a rule says where the header ends."""
-    monkeypatch.setattr("flashgen.cli.make_console", lambda **_: Console(width=80))
+    monkeypatch.setattr("flashgen.console.make_console", lambda **_: Console(width=80))
     (project / "specs" / "tiny.py").write_text(
         "from flashgen import AttentionSpec, causal\n\n"
         "spec = AttentionSpec(head_dim=64, mask=causal())\n"
@@ -109,8 +109,14 @@ def test_a_second_build_does_nothing_and_says_so(flashgen, project):
     assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
 
 
-def test_a_second_build_imports_neither_torch_nor_triton(flashgen, project):
-    flashgen("build", "specs")
+@pytest.mark.parametrize(
+    ("text", "slow"),
+    [("", {"sympy", "rich", "torch", "triton"}), ("import os\n", {"torch", "triton"})],
+)
+def test_a_second_build_imports_nothing_slow(flashgen, project, text, slow):
+    """Even the spec is not run, unless it may read what is not in its text."""
+    (project / "specs" / "tiny.py").write_text(text + (project / "specs" / "tiny.py").read_text())
+    flashgen("build", "specs", "--no-tune")
     code = (
         "import sys\n"
         "from flashgen.cli import main\n"
@@ -118,11 +124,29 @@ def test_a_second_build_imports_neither_torch_nor_triton(flashgen, project):
         "    main(['build', 'specs', '--no-tune'])\n"
         "except SystemExit as stop:\n"
         "    assert not stop.code\n"
-        "assert not {'torch', 'triton'} & sys.modules.keys()\n"
+        f"assert not {slow} & sys.modules.keys()\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == UP_TO_DATE[1]
 
+
+def test_verbose_tells_which_spec_is_run_at_each_build(flashgen, project):
+    edit(project / "specs" / "tiny.py", "from", "import os\nfrom")
+    told = "run again at each build, as more may count than its text: specs/tiny.py:1: imports os"
+    assert told in flashgen("build", "specs", "-v")[1]
+    assert flashgen("build", "specs", "-v") == (0, [UP_TO_DATE[1][0], told])
+
+
+def test_an_environment_variable_that_a_spec_reads_counts(flashgen, project, monkeypatch):
+    """As does all that a spec reads: it is run at each build."""
+    edit(project / "specs" / "tiny.py", "head_dim=64", "head_dim=int(os.environ['WIDTH'])")
+    edit(project / "specs" / "tiny.py", "from", "import os\nfrom")
+    monkeypatch.setenv("WIDTH", "64")
+    flashgen("build", "specs")
+    assert flashgen("build", "specs") == UP_TO_DATE
+    monkeypatch.setenv("WIDTH", "128")
+    assert flashgen("build", "specs") != UP_TO_DATE
+    assert flashgen("check")[0] == 0
 
 def test_a_comment_in_the_spec_changes_nothing(flashgen, project):
     flashgen("build", "specs")

@@ -7,7 +7,8 @@ import sys
 import pytest
 
 from flashgen.kernels import registry
-from flashgen.publish import Place, read_seal
+from flashgen.place import Place
+from flashgen.publish import read_seal
 from flashgen.tuning.device import Gpu
 from flashgen.tuning.store import Measurement, load_results
 from support.toy import Toy

@@ -50,7 +50,8 @@ def machine(monkeypatch):
             self.forward = {}
 
         def has(self, gpu):
-            monkeypatch.setattr("flashgen.build.detect_gpu", lambda: gpu)
+            for place in ("build", "stamp"):
+                monkeypatch.setattr(f"flashgen.{place}.detect_gpu", lambda: gpu)
 
     machine = Machine()
 

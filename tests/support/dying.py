@@ -34,6 +34,7 @@ def run_and_die_at(step: int, work: Callable[[], Any]) -> int:
     if child:
         return status_of(child, time.monotonic() + 120)
     points = itertools.count(1)
+    read_or_write = Path.open
 
     def die_if_it_is_time() -> None:
         if next(points) == step:
@@ -41,6 +42,8 @@ def run_and_die_at(step: int, work: Callable[[], Any]) -> int:
 
     def dying(call: Callable[..., Any]) -> Callable[..., Any]:
         def wrapped(*arguments: Any, **options: Any) -> Any:
+            if call is read_or_write and "r" in (*arguments[1:], *options.values(), "r")[0]:
+                return call(*arguments, **options)
             die_if_it_is_time()
             result = call(*arguments, **options)
             die_if_it_is_time()

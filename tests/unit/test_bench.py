@@ -148,7 +148,7 @@ def test_the_table(capsys):
 @pytest.mark.parametrize("place", ["bench.json", "-"])
 def test_the_json(tmp_path, monkeypatch, capsys, place):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("flashgen.cli.run_bench", lambda *_: TIMINGS)
+    monkeypatch.setattr("flashgen.bench.bench", lambda *_: TIMINGS)
     with pytest.raises(SystemExit) as stop:
         main(["bench", "tiny", "--json", place])
     assert not stop.value.code

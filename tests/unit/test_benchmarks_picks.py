@@ -17,7 +17,7 @@ from flashgen.config import KernelConfig
 from flashgen.files import lock
 from flashgen.kernels.base import Space
 from flashgen.kernels.forward_triton.rank import rank
-from flashgen.publish import Place
+from flashgen.place import Place
 from flashgen.tuning.device import Gpu
 from flashgen.tuning.store import (
     Measurement,

@@ -37,8 +37,8 @@ from flashgen.explain.visible import visible_share
 from flashgen.explain.works import measured
 from flashgen.kernels.forward_hopper.shared_memory import visiting_rows
 from flashgen.loader import Variant, load
+from flashgen.place import Place
 from flashgen.plan import lower
-from flashgen.publish import Place
 from flashgen.reference import visibility
 from flashgen.symbols import evaluate
 from flashgen.tuning.choose import choices, digests, search_spaces

@@ -17,7 +17,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 # A module imports its own layer and those above it. Every module has a layer: the first that fits.
 LAYERS = """
-    errors version paths files config declared dropout philox symbols budget.targets
+    errors version paths files place inputs config declared dropout philox symbols budget.targets
     tracing tracing.user_code tracing.shown tracing.indicators tracing.signs
     tracing.kinds tracing.relations tracing.rows tracing.captured tracing.torch_*
     tracing.operations
@@ -34,7 +34,7 @@ LAYERS = """
     kernels kernels.*
     forms forms.*
     validate codegen.module
-    tuning tuning.* publish inventory
+    tuning tuning.* publish inventory stamp
     build cache check export
     explain explain.*
     bench
@@ -138,7 +138,7 @@ def test_neither_torch_nor_triton_is_imported(code):
     subprocess.run([sys.executable, "-c", f"{code}\n{check}"], cwd=REPOSITORY, check=True)
 
 
-@pytest.mark.parametrize("module", ["flashgen", "flashgen.cli"])
+@pytest.mark.parametrize("module", ["flashgen", "flashgen.cli", "flashgen.stamp"])
 def test_what_starts_a_command_takes_nothing_slow(module):
     """sympy takes a fifth of torch's time to import; a build with nothing to do needs none."""
     slow = "{'sympy', 'jinja2', 'rich', 'numpy', 'torch', 'triton'}"
