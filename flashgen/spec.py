@@ -86,6 +86,8 @@ class AttentionSpec:
         deterministic: whether gradients are the same bits every time, also on Hopper, where the
             faster kernel of head dimensions up to 128 adds up those of q in any order. Without it a
             call chooses, by ``torch.use_deterministic_algorithms``.
+        autocast: whether ``attention`` casts q, k and v to the dtype of torch.autocast where that is
+            enabled, as torch's SDPA does; the output is then of that dtype.
         align: where q_idx counts from if there are more keys than queries: ``"top_left"``, from the
             first key, or ``"bottom_right"``, so that the last query is at the last key. It holds
             for mask and score, flashgen's and others; masks whose tables say what each query sees
@@ -106,6 +108,7 @@ class AttentionSpec:
     blocks: Blocks = field(default_factory=Blocks)
     dropout: bool = False
     deterministic: bool = False
+    autocast: bool = False
     align: str | None = None
     forms: tuple[str, ...] = FORMS[:1]
     targets: tuple[str, ...] = DEFAULT_TARGETS
@@ -196,7 +199,8 @@ class AttentionSpec:
         functions = {"mask": self.mask, "score": self.score, "normaliser": self.normaliser}
         shown = {name: f if f is None else (f.label, f.canonical) for name, f in functions.items()}
         fields = {**self.__dict__, **shown}
-        for name in ("dropout", "deterministic", "align"):  # younger than digests that files go by
+        # Those are younger than digests that files go by.
+        for name in ("dropout", "deterministic", "autocast", "align"):
             if not fields[name]:
                 del fields[name]
         if self.forms == FORMS[:1]:  # likewise

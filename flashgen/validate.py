@@ -50,7 +50,8 @@ def validate(variant: Variant) -> list[Violation]:
     """All mistakes in the fields of a spec; `unfit` tells whether its blocks fit."""
     checks = (
         _name, _head_dim, _dtype, _input_precision, _scale,
-        _mask, _score, _align, _normaliser, _params, _dropout, _deterministic, _forms, _blocks,
+        _mask, _score, _align, _normaliser, _params, _dropout, _deterministic, _autocast,
+        _forms, _blocks,
         _targets,
     )  # fmt: skip
     return [
@@ -277,6 +278,17 @@ def _deterministic(name: str, spec: AttentionSpec) -> Iterator[Finding]:
             problem = f"gradients of {tensor!r} are sums that several programs add to"
             remedy = "index it by head, query, key or distance, or by all of b, h, q_idx and kv_idx"
             yield "deterministic", True, problem, remedy
+
+
+def _autocast(name: str, spec: AttentionSpec) -> Iterator[Finding]:
+    if not isinstance(spec.autocast, bool):
+        yield "autocast", spec.autocast, "neither True nor False", "write autocast=True or False"
+    elif spec.autocast and spec.dtype == "float32":
+        remedy = "write dtype='bfloat16' or 'float16', or leave it out"
+        yield "autocast", True, "a module of float32 takes nothing that autocast casts to", remedy
+    elif spec.autocast and spec.forms != FORMS[:1]:
+        remedy = "leave the other forms to a spec without it, or cast q, k and v before the call"
+        yield "autocast", True, f"only the form {FORMS[0]!r} casts", remedy
 
 
 def _forms(name: str, spec: AttentionSpec) -> Iterator[Finding]:

@@ -33,7 +33,7 @@ _KNOWN = Constant("probe", [[True]])
 _IDS = Tensor("probe", ("batch", "kv_len"), "int32", sorted=True)
 _TILTED = Score(lambda score, b, h, q, kv: score + _PROBE * (kv - q), "tilted")
 EVERYTHING = (
-    AttentionSpec(128, mask=document(_IDS)),
+    AttentionSpec(128, mask=document(_IDS), autocast=True),
     AttentionSpec(128, mask=document(_IDS) & causal(), deterministic=True),
     AttentionSpec(
         64, mask=causal(align="bottom_right") & (lambda b, h, q, kv: (kv < _PROBE) & (q < _PROBE))
