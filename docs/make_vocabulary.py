@@ -107,7 +107,7 @@ def _unwrapped(text: str) -> str:
 def declared(shown: Shown) -> Any:
     """What the last line of a declaration is, after the lines before it."""
     *statements, expression = shown.source.splitlines()
-    names = dict(vars(flashgen))
+    names = {name: getattr(flashgen, name) for name in flashgen.__all__}
     exec("\n".join(statements), names)
     return eval(expression, names)
 

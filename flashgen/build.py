@@ -30,6 +30,10 @@ from flashgen.validate import unfit, validate, without_forms
 BACKWARD_SHARE = 0.5
 
 
+#: The steps of a variant whose number is known beforehand. It may also wait, or be tuned.
+STEPS = ("derive", "budget", "render", "publish")
+
+
 @dataclass(frozen=True)
 class Options:
     """The command line's options for a build.
@@ -58,7 +62,7 @@ class Progress:
     """A build's progress reports; this class ignores them."""
 
     def start(self, variants: int) -> None:
-        """So many variants are about to be built."""
+        """So many variants are about to take each of `STEPS`."""
 
     def step(self, variant: str, step: str) -> None:
         """A step of the pipeline begins for a variant."""
@@ -127,18 +131,26 @@ def build_variants(
     stale = variants if options.force else _stale(variants, options, gpu, place_of)
     yield from (Built(variant.name) for variant in variants if variant not in stale)
 
-    # 3. lower: spec -> plan, which holds all that sympy derives from the mask.
-    plans = {variant.name: lower(variant.spec, variant.name) for variant in stale}
+    progress.start(len(stale))
+    plans: dict[str, KernelPlan] = {}
+    spaces: dict[str, Spaces] = {}
+    spent: dict[str, float] = {}
+    for variant in stale:
+        started = perf_counter()
+        # 3. lower: spec -> plan, which holds all that sympy derives from the mask.
+        progress.step(variant.name, "derive")
+        plans[variant.name] = lower(variant.spec, variant.name)
 
-    # 4. budget: plan x target -> the configurations that fit, and why the others do not.
-    spaces = {name: search_spaces(plan) for name, plan in plans.items()}
+        # 4. budget: plan x target -> the configurations that fit, and why the others do not.
+        progress.step(variant.name, "budget")
+        spaces[variant.name] = search_spaces(plans[variant.name])
+        spent[variant.name] = perf_counter() - started
     _refuse(
         finding
         for variant in stale
         for finding in unbuildable(variant, plans[variant.name], spaces[variant.name])
     )
 
-    progress.start(len(stale))
     for variant in stale:
         started = perf_counter()
         place = place_of(variant.name)
@@ -164,7 +176,8 @@ def build_variants(
             progress.step(variant.name, "publish")
             said = publish(place, module_text(variant, plan, kernels, chosen, place))
         diagnostics = (*said, *backward_plan(plan).diagnostics)
-        yield Built(variant.name, chosen, space, diagnostics, perf_counter() - started)
+        seconds = spent[variant.name] + perf_counter() - started
+        yield Built(variant.name, chosen, space, diagnostics, seconds)
         if interrupted:
             raise KeyboardInterrupt
 

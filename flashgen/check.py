@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from flashgen.build import as_asked, module_text, unbuildable
+from flashgen.build import Progress, as_asked, module_text, unbuildable
 from flashgen.errors import OutputError, ValidationError
 from flashgen.loader import Variant, load
 from flashgen.place import Place
@@ -21,6 +21,7 @@ def check(
     out: Path,
     targets: tuple[str, ...] = (),
     forms: tuple[str, ...] = (),
+    progress: Progress | None = None,
 ) -> list[str]:
     """A line for each module that is not what it should be, and for each that no spec declares.
 
@@ -33,6 +34,7 @@ def check(
         out: the folder of the modules.
         targets: what they were built for, where that is not what the specs name.
         forms: forms that they were built with besides the specs' own.
+        progress: what is told of each step.
 
     Raises:
         FlashgenError: what is wrong with the specs.
@@ -41,7 +43,9 @@ def check(
     if violations := [finding for variant in variants for finding in validate(variant)]:
         raise ValidationError(violations)
     orphans = _orphans(variants, out) if names_all(paths) else ()
-    return [*_differences(variants, out), *orphans]
+    progress = progress or Progress()
+    progress.start(len(variants))
+    return [*_differences(variants, out, progress), *orphans]
 
 
 def names_all(paths: Iterable[Path]) -> bool:
@@ -49,13 +53,13 @@ def names_all(paths: Iterable[Path]) -> bool:
     return any(path.is_dir() for path in paths)
 
 
-def _differences(variants: Iterable[Variant], out: Path) -> Iterator[str]:
+def _differences(variants: Iterable[Variant], out: Path, progress: Progress) -> Iterator[str]:
     for variant in variants:
         place = Place(out, variant.name)
         found = read_bytes(place.module)
         if not found:
             yield f"{place.module}: missing; build {variant.file}"
-        elif found != expected_text(variant, place).encode():
+        elif found != expected_text(variant, place, progress).encode():
             yield f"{place.module}: {_problem(place.module, variant)}"
 
 
@@ -70,18 +74,23 @@ def _problem(module: Path, variant: Variant) -> str:
     return f"not what {variant.file} renders to; build it again"
 
 
-def expected_text(variant: Variant, place: Place) -> str:
+def expected_text(variant: Variant, place: Place, progress: Progress | None = None) -> str:
     """What a build without measuring would publish.
 
     Raises:
         ValidationError: no configuration fits some target, or a form that the spec cannot have.
     """
+    progress = progress or Progress()
+    progress.step(variant.name, "derive")
     plan = lower(variant.spec, variant.name)
+    progress.step(variant.name, "budget")
     spaces = search_spaces(plan)
     if violations := list(unbuildable(variant, plan, spaces)):
         raise ValidationError(violations)
+    progress.step(variant.name, "render")
     kernels = digests(plan, spaces)
     chosen = choices(plan, kernels, spaces, load_results(place.tuning))
+    progress.step(variant.name, "publish")  # but for the writing
     return module_text(variant, plan, kernels, chosen, place)
 
 

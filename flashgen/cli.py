@@ -94,7 +94,8 @@ def build(
         bool, typer.Option("--force", help="Build and measure again what is up to date.")
     ] = False,
     verbose: Annotated[
-        bool, typer.Option("-v", "--verbose", help="Report each step and each rejected candidate.")
+        bool,
+        typer.Option("-v", "--verbose", help="Report each step, kernel and rejected candidate."),
     ] = False,
 ) -> None:
     """Build the modules of these specs. Those that are up to date are left alone."""
@@ -122,7 +123,6 @@ def build(
         with ProgressBar(make_console(stderr=True), verbose=verbose) as progress:
             for built in run_build(paths, options, progress):
                 results.append(built)
-                progress.finished()
     except KeyboardInterrupt:
         interrupted = True
     finally:
@@ -136,7 +136,13 @@ def build(
 
 def _report(results: list[Built], out: Path, verbose: bool) -> None:
     """Shows what was built, where it is and how to import it, also where a later variant failed."""
-    from flashgen.console import build_tables, make_console, rejection_lines, where_lines
+    from flashgen.console import (
+        build_tables,
+        make_console,
+        module_line,
+        rejection_lines,
+        where_lines,
+    )
 
     built = [result for result in results if result.chosen]
     current = [result.variant for result in results if not result.chosen]
@@ -144,10 +150,11 @@ def _report(results: list[Built], out: Path, verbose: bool) -> None:
         for result in built:
             for line in rejection_lines(result):
                 typer.echo(line)
-    console = make_console()
-    for table in build_tables(built, console.width) if built else ():
-        console.print(table)
+        console = make_console()
+        for table in build_tables(built, console.width) if built else ():
+            console.print(table)
     for result in built:
+        typer.echo(module_line(result))
         for note in result.diagnostics:
             typer.echo(f"note: {result.variant}: {note}")
     if current:
@@ -170,8 +177,10 @@ def check(
     """List the modules that are not what their specs render to. Exit with 1 if there are any."""
     from flashgen.check import check as run_check
     from flashgen.check import names_all
+    from flashgen.console import ProgressBar, make_console
 
-    differences = run_check(paths, out, tuple(target or ()), tuple(form or ()))
+    with ProgressBar(make_console(stderr=True), verbose=False) as progress:
+        differences = run_check(paths, out, tuple(target or ()), tuple(form or ()), progress)
     for line in differences:
         typer.echo(line)
     if differences:

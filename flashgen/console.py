@@ -8,15 +8,15 @@ from types import TracebackType
 
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 from rich.table import Table
 
 from flashgen.bench import Timing
 from flashgen.budget.targets import get_target
-from flashgen.build import Built, Progress
+from flashgen.build import STEPS, Built, Progress
 from flashgen.cache import Entry
-from flashgen.config import ChosenConfig, KernelChoice
+from flashgen.config import HOPPER, ChosenConfig, KernelChoice
 from flashgen.kernels.registry import with_key
 from flashgen.place import Place
 
@@ -36,7 +36,7 @@ def make_console(*, stderr: bool = False) -> Console:
 
 
 class ProgressBar(Progress):
-    """A bar over the variants, and a bar over the candidates of the variant being tuned.
+    """A bar over the steps of all variants, and a bar over the candidates of the one being tuned.
 
     The bars appear in a terminal only; with ``verbose``, each step gets a line as well.
     """
@@ -44,10 +44,11 @@ class ProgressBar(Progress):
     def __init__(self, console: Console, *, verbose: bool) -> None:
         self._console = console
         self._verbose = verbose
+        self._begun = 0
         self._bars = Bars(
             TextColumn("{task.description}"),
             BarColumn(),
-            MofNCompleteColumn(),
+            TaskProgressColumn(),
             TimeElapsedColumn(),
             console=console,
             transient=True,
@@ -70,11 +71,12 @@ class ProgressBar(Progress):
 
     def start(self, variants: int) -> None:
         """Shows the bar over the variants."""
-        self._bars.reset(self._variants, total=variants, visible=True)
+        self._bars.reset(self._variants, total=variants * len(STEPS), visible=True)
 
     def step(self, variant: str, step: str) -> None:
-        """Names the step beside the bar."""
-        self._bars.update(self._variants, description=f"{variant}: {step}")
+        """Names the step beside the bar, which shows those that came before."""
+        self._bars.update(self._variants, description=f"{variant}: {step}", completed=self._begun)
+        self._begun += step in STEPS
         self._bars.update(self._candidates, visible=False)
         if self._verbose:
             self._console.print(f"{variant}: {step}", markup=False)
@@ -82,10 +84,6 @@ class ProgressBar(Progress):
     def measured(self, done: int, total: int) -> None:
         """Moves the bar over the candidates."""
         self._bars.update(self._candidates, completed=done, total=total, visible=True)
-
-    def finished(self) -> None:
-        """Moves the bar over the variants by one."""
-        self._bars.advance(self._variants)
 
 
 def build_tables(built: Iterable[Built], width: int) -> Iterator[Table]:
@@ -140,6 +138,18 @@ def _narrow_table(result: Built) -> Table:
 
 def _used(choice: ChosenConfig, target: str) -> str:
     return f"{choice.shared / 1024:.1f} of {get_target(target).max_shared / 1024:.0f}"
+
+
+def module_line(result: Built) -> str:
+    """One line of a built module: the tiles of its forward kernel on one target, and the time."""
+    targets = list(dict.fromkeys(target for target, *_ in _chosen(result)))
+    target = HOPPER if HOPPER in targets else targets[0]
+    choice = next(choice for of, _, choice, _ in _chosen(result) if of == target)
+    tiles = f"{choice.config.BLOCK_M} x {choice.config.BLOCK_N} on {target}"
+    how = "by model" if choice.source == "model" else f"measured, {choice.tflops:.0f} TFLOP/s"
+    others = len(targets) - 1
+    more = f"; {others} more {'target' if others == 1 else 'targets'}" if others else ""
+    return f"{result.variant}: {tiles}, {how}{more}; {result.seconds:.1f} s"
 
 
 def where_lines(built: Sequence[Built], out: Path) -> Iterator[str]:

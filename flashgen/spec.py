@@ -86,8 +86,8 @@ class AttentionSpec:
         deterministic: whether gradients are the same bits every time, also on Hopper, where the
             faster kernel of head dimensions up to 128 adds up those of q in any order. Without it a
             call chooses, by ``torch.use_deterministic_algorithms``.
-        autocast: whether ``attention`` casts q, k and v to the dtype of torch.autocast where that is
-            enabled, as torch's SDPA does; the output is then of that dtype.
+        autocast: whether ``attention`` casts q, k and v where torch.autocast is enabled, as torch's
+            SDPA does; the output is then of autocast's dtype.
         align: where q_idx counts from if there are more keys than queries: ``"top_left"``, from the
             first key, or ``"bottom_right"``, so that the last query is at the last key. It holds
             for mask and score, flashgen's and others; masks whose tables say what each query sees

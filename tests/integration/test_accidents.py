@@ -92,7 +92,8 @@ def test_a_build_waits_for_another_and_takes_its_module(flashgen, project, right
     first = start(before=pause, stdin=subprocess.PIPE)
     assert first.stdout.readline() == "holding\n"
     second = start("-v")
-    assert second.stdout.readline() == "tiny: wait for another build\n"
+    steps = ["derive", "budget", "wait for another build"]
+    assert [second.stdout.readline() for _ in steps] == [f"tiny: {step}\n" for step in steps]
     first.stdin.write("go on\n")
     first.stdin.flush()
     assert finish(first)[0] == 0

@@ -23,8 +23,9 @@ UP_TO_DATE = (0, ["up to date, nothing to do: tiny"])
 
 
 def test_a_build_publishes_a_module_and_shows_what_was_chosen(flashgen, project):
-    status, lines = flashgen("build", "specs/tiny.py")
+    status, lines = flashgen("build", "specs/tiny.py", "-v")
     assert status == 0
+    lines = lines[next(i for i, line in enumerate(lines) if "variant" in line) :]
     rows = [line.split("  ") for line in lines if line.strip()]
     header, row = ([cell.strip() for cell in row if cell.strip()] for row in (rows[0], rows[2]))
     assert header == [
@@ -83,11 +84,18 @@ def test_what_a_build_shows_fits_a_terminal_of_80_columns(flashgen, project, mon
         "from flashgen import AttentionSpec, causal\n\n"
         "spec = AttentionSpec(head_dim=64, mask=causal())\n"
     )
-    _, lines = flashgen("build", "specs")
+    status, lines = flashgen("build", "specs")
+    assert status == 0 and re.fullmatch(
+        r"tiny: \d+ x \d+ on sm_90, by model; 5 more targets; \d+\.\d s", lines[0]
+    )
+    assert lines[1:] == ["module: generated/tiny.py", "import: from generated import tiny"]
+    _, lines = flashgen("build", "specs", "--force", "-v")
+    first = next(i for i, line in enumerate(lines) if line.startswith("tiny, built in"))
+    lines = [line.rstrip() for line in lines[first:]]
     assert max(map(len, lines)) <= 80
     assert not any("…" in line for line in lines)
-    assert re.fullmatch(r"tiny, built in \d+\.\d s", lines[0].strip())
-    rows = [line.split() for line in lines if "by model" in line]
+    assert re.fullmatch(r"tiny, built in \d+\.\d s", lines[0])
+    rows = [line.split() for line in lines if line.endswith(" by model")]
     assert {row[1] for row in rows} == set(keys())
     assert len(rows) == 20
 
@@ -148,6 +156,7 @@ def test_an_environment_variable_that_a_spec_reads_counts(flashgen, project, mon
     assert flashgen("build", "specs") != UP_TO_DATE
     assert flashgen("check")[0] == 0
 
+
 def test_a_comment_in_the_spec_changes_nothing(flashgen, project):
     flashgen("build", "specs")
     edit(project / "specs" / "tiny.py", "spec =", "# A remark.\nspec =")
@@ -201,9 +210,9 @@ def test_out_names_the_package(flashgen, project):
 
 
 def test_target_replaces_the_specs_own(flashgen, project):
-    status, lines = flashgen("build", "specs", "--target", "sm_80", "--target", "gfx942")
+    status, lines = flashgen("build", "specs", "-v", "--target", "sm_80", "--target", "gfx942")
     assert status == 0
-    rows = [line.split()[:3] for line in lines if "by model" in line]
+    rows = [line.split()[:3] for line in lines if " by model" in line and ": " not in line]
     forms = ("portable", "backward_keys", "backward_queries")
     assert rows == [["tiny", target, form] for target in ("sm_80", "gfx942") for form in forms]
     assert flashgen("build", "specs") != UP_TO_DATE
@@ -249,7 +258,7 @@ def test_only_what_changed_is_built(flashgen, project):
     flashgen("build", "specs")
     shutil.copy("specs/tiny.py", "specs/other.py")
     _, lines = flashgen("build", "specs")
-    assert {line.split()[0] for line in lines if "by model" in line} == {"other"}
+    assert {line.split()[0] for line in lines if "by model" in line} == {"other:"}
     assert lines[-3:] == [
         "up to date, nothing to do: tiny",
         "module: generated/other.py",

@@ -115,7 +115,7 @@ def test_a_gpu_measures_it(flashgen, toy, machine):
     [result] = [result for result in load_results(place.tuning) if result.form == "toy"]
     assert [m.config.BLOCK_N for m in result.measured] == [16, 32]
     assert [config.BLOCK_N for config, _ in result.rejected] == [4096]
-    lines = flashgen("build", "specs/plain.py", "--force", "--no-tune")[1]
+    lines = flashgen("build", "specs/plain.py", "--force", "--no-tune", "-v")[1]
     assert rows(lines)["toy"][2] == "16"
     assert "measured on NVIDIA H200: 100 TFLOP/s" in " ".join(rows(lines)["toy"])
     assert "runs where there are several queries" in " ".join(rows(lines)["portable"])
@@ -125,7 +125,7 @@ def test_a_gpu_measures_it(flashgen, toy, machine):
 
 def test_it_is_left_out_where_what_it_replaces_is_faster(flashgen, toy, machine, monkeypatch):
     monkeypatch.setattr(StandIn, "toy", 3.0)
-    lines = flashgen("build", "specs/plain.py")[1]
+    lines = flashgen("build", "specs/plain.py", "-v")[1]
     assert "toy" not in rows(lines)
     told = "no toy kernel: on NVIDIA H200 it took 3 ms, the portable kernel 2"
     assert told in " ".join(rows(lines)["portable"])

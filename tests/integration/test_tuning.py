@@ -98,7 +98,7 @@ MEASURED_HOPPER = "measured on NVIDIA H200: 640 TFLOP/s"
 
 
 def test_a_gpu_measures_each_kernel_once(flashgen, project, machine):
-    status, lines = flashgen("build", "specs", "--tune-seconds", "7")
+    status, lines = flashgen("build", "specs", "--tune-seconds", "7", "-v")
     assert status == 0
     assert machine.measured == [
         ("tiny", "hopper", "NVIDIA H200", 7.0),
@@ -183,7 +183,7 @@ def test_results_of_before_there_was_a_gluon_kernel_count(flashgen, project, mac
     file = project / "generated" / "tuning" / "tiny.json"
     save_results(file, [r for r in load_results(file) if r.form == "portable"])
     machine.measured.clear()
-    lines = flashgen("build", "specs")[1]
+    lines = flashgen("build", "specs", "-v")[1]
     assert [form for _, form, *_ in machine.measured] == [
         "hopper",
         "hopper_backward",
@@ -197,7 +197,7 @@ def test_the_gluon_kernel_is_measured_on_hopper_alone(flashgen, project, machine
     spec = project / "specs" / "tiny.py"
     spec.write_text(spec.read_text().replace('("sm_90",)', '("sm_80", "sm_90")'))
     machine.has(A100)
-    lines = flashgen("build", "specs")[1]
+    lines = flashgen("build", "specs", "-v")[1]
     assert [form for _, form, *_ in machine.measured] == ["portable", *BACKWARD]
     assert row(lines, "hopper")[7] == "by model"
     assert flashgen("build", "specs") == (0, ["up to date, nothing to do: tiny"])
@@ -205,10 +205,10 @@ def test_the_gluon_kernel_is_measured_on_hopper_alone(flashgen, project, machine
 
 def test_a_module_chosen_by_model_is_measured_where_there_is_a_gpu(flashgen, machine):
     machine.has(None)
-    lines = flashgen("build", "specs")[1]
+    lines = flashgen("build", "specs", "-v")[1]
     assert row(lines)[7] == BY_MODEL and row(lines, "hopper")[7] == "by model"
     machine.has(H200)
-    lines = flashgen("build", "specs")[1]
+    lines = flashgen("build", "specs", "-v")[1]
     assert row(lines)[7] == MEASURED and row(lines, "hopper")[7] == MEASURED_HOPPER
 
 
@@ -217,7 +217,7 @@ def test_a_machine_without_a_gpu_keeps_what_was_measured(flashgen, project, mach
     published = (project / "generated" / "tiny.py").read_bytes()
     machine.has(None)
     assert flashgen("build", "specs") == (0, ["up to date, nothing to do: tiny"])
-    _, lines = flashgen("build", "specs", "--force")
+    _, lines = flashgen("build", "specs", "--force", "-v")
     assert row(lines)[7] == MEASURED and row(lines, "hopper")[7] == MEASURED_HOPPER
     assert (project / "generated" / "tiny.py").read_bytes() == published
     assert flashgen("check") == (0, ["every module in generated is what its spec renders to"])
@@ -237,7 +237,7 @@ def test_another_gpu_adds_its_results(flashgen, project, machine):
 
 @pytest.mark.parametrize("option", ["--no-tune", "--target=sm_80"])
 def test_nothing_is_measured_if(flashgen, machine, option):
-    assert row(flashgen("build", "specs", option)[1])[7].startswith("by model")
+    assert row(flashgen("build", "specs", option, "-v")[1])[7].startswith("by model")
     assert machine.measured == []
 
 
@@ -254,7 +254,7 @@ def test_kernels_that_nobody_asks_for_are_not_measured(project, machine):
 
 def test_a_gpu_of_no_listed_target_measures_nothing(flashgen, machine):
     machine.has(Gpu("NVIDIA RTX PRO 6000", "sm_120"))
-    assert row(flashgen("build", "specs")[1])[7] == BY_MODEL
+    assert row(flashgen("build", "specs", "-v")[1])[7] == BY_MODEL
     assert machine.measured == []
 
 
@@ -274,7 +274,7 @@ def test_a_pin_takes_the_best_measured_that_it_admits(flashgen, project, machine
         .replace("causal\n", "Blocks, causal\n")
         .replace("targets", "blocks=Blocks(BLOCK_M=64), targets")
     )
-    lines = flashgen("build", "specs")[1]
+    lines = flashgen("build", "specs", "-v")[1]
     assert row(lines)[3:6] == ["64 x 64", "4", "2"]
     # Which the Gluon kernel cannot take.
     assert "no Gluon kernel: " in row(lines)[7] and " hopper " not in str(lines)
@@ -299,7 +299,7 @@ def test_a_pin_takes_the_best_measured_that_it_admits(flashgen, project, machine
 def test_an_interrupt_keeps_the_best_and_stops(flashgen, project, machine, ended, measured):
     (project / "specs" / "zebra.py").write_text((project / "specs" / "tiny.py").read_text())
     machine.ended = ended
-    status, lines = flashgen("build", "specs")
+    status, lines = flashgen("build", "specs", "-v")
     assert status == 130
     assert row(lines, "hopper")[7] == MEASURED_HOPPER
     assert row(lines)[7] == (MEASURED if "portable" in measured else BY_MODEL)

@@ -67,9 +67,9 @@ def test_a_module_that_does_not_ask_for_it_refuses_float32() -> None:
 
 
 def test_autocast_to_another_dtype_is_refused() -> None:
-    with torch.autocast("cpu", dtype=torch.float16):
-        with pytest.raises(TypeError, match=r"q: got torch.float16; casts was built for torch.bfl"):
-            CASTS.attention(*inputs(BF16))
+    refused = pytest.raises(TypeError, match=r"q: got torch.float16; casts was built for torch.bfl")
+    with torch.autocast("cpu", dtype=torch.float16), refused:
+        CASTS.attention(*inputs(BF16))
 
 
 def test_float64_and_what_is_no_tensor_are_refused_by_name() -> None:
