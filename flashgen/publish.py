@@ -55,6 +55,7 @@ NOT_IN_MODULES = frozenset(
         "explain/document.py",
         "explain/kernels.py",
         "explain/lengths.py",
+        "explain/letters.py",
         "explain/limits.py",
         "explain/numbers.py",
         "explain/page.py",

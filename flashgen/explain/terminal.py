@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
 from rich import box
@@ -39,8 +39,7 @@ _BLOCKS = ("█", "·"), ("#", ".")
 def print_account(console: Console, account: Account) -> None:
     """Prints an account, section by section."""
     plain = not console.encoding.lower().startswith("utf")
-    columns = max(1, min(COLUMNS, console.width - _INDENT))
-    print_sections(console, _sections(account, columns, plain))
+    print_sections(console, _sections(account, console.width - _INDENT, plain))
 
 
 def print_sections(
@@ -57,21 +56,21 @@ def print_sections(
 
 
 def _sections(
-    account: Account, columns: int, plain: bool
+    account: Account, width: int, plain: bool
 ) -> Iterator[tuple[str, Iterable[RenderableType]]]:
     said = [
         call_text(account),
         *(f"{name}: {value}" for name, value in account.call.params),
     ]
     yield f"{account.variant} on {account.target} ({account.gpu})", map(Text, said)
-    yield f"Mask: {account.mask.label}", _mask(account.mask, columns, plain)
+    yield f"Mask: {account.mask.label}", _mask(account.mask, max(1, min(COLUMNS, width)), plain)
     for kernel in account.kernels:
         yield _heading(kernel), _kernel(kernel, plain)
     if account.without:
         yield "No Gluon kernel", [Text(account.without)]
-    yield "Traffic and arithmetic", _traffic(account)
+    yield "Traffic and arithmetic", _traffic(account, width)
     if account.measured:
-        yield "Measured", [_measured(account)]
+        yield "Measured", _measured(account, width)
     if account.remarks:
         yield "Not in this account", map(Text, account.remarks)
 
@@ -173,12 +172,12 @@ def _bar(share: float, plain: bool) -> str:
     return full * length + rest * (_BAR - length)
 
 
-def _traffic(account: Account) -> Iterator[RenderableType]:
+def _traffic(account: Account, width: int) -> Iterator[RenderableType]:
     yield Text("At the peak rates of the target, each unit by itself:")
-    yield _units(account.works)
+    yield from _units(account.works, width)
     yield Text()
     yield Text(f"Bytes; products take longer than DRAM from {account.crossover:,.0f} FLOP/B on:")
-    yield _moved(account.works)
+    yield from _moved(account.works, width)
     yield Text()
     for work in first_of_each(account.works):
         problem = f"; {work.problem}" if work.problem else ""
@@ -187,35 +186,35 @@ def _traffic(account: Account) -> Iterator[RenderableType]:
     yield Text(f"Both passes, between SMs and memory: {steps}.")
 
 
-def _units(works: tuple[Work, ...]) -> Table:
+def _units(works: tuple[Work, ...], width: int) -> Iterator[RenderableType]:
     """The time of each unit for each way to compute the call; the longest is the roofline."""
     units = tuple(works[0].seconds)
-    table = simple_table("", "tile", "GFLOP", *units, "bound by", right=("GFLOP", *units))
+    rows: list[list[str | Text]] = []
     for work in works:
         times = [
             Text(time_text(seconds), style="bold" if unit == work.bound else "")
             for unit, seconds in work.seconds.items()
         ]
         bound = "does not fit" if work.problem else work.bound
-        table.add_row(work.name, work.tile, f"{work.flops / 1e9:,.1f}", *times, bound)
-    return table
+        rows.append([work.name, work.tile, f"{work.flops / 1e9:,.1f}", *times, bound])
+    columns = ["", "tile", "GFLOP", *units, "bound by"]
+    return _tables(columns, rows, width, right=("GFLOP", *units))
 
 
-def _moved(works: Iterable[Work]) -> Table:
+def _moved(works: Iterable[Work], width: int) -> Iterator[RenderableType]:
     """The bytes that each way to compute the call reads and writes."""
-    columns = ("L2 read", "L2 written", "DRAM read", "DRAM written", "FLOP/B of DRAM")
-    table = simple_table("", *columns, right=columns)
+    columns = ["L2 read", "L2 written", "DRAM read", "DRAM written", "FLOP/B of DRAM"]
+    rows: list[list[str | Text]] = []
     for work in works:
         numbers = (work.l2_read, work.l2_written, work.dram_read, work.dram_written)
-        table.add_row(work.name, *map(bytes_text, numbers), f"{work.intensity:,.0f}")
-    return table
+        rows.append([work.name, *map(bytes_text, numbers), f"{work.intensity:,.0f}"])
+    return _tables(["", *columns], rows, width, right=columns)
 
 
-def _measured(account: Account) -> Table:
+def _measured(account: Account, width: int) -> Iterator[RenderableType]:
     right = ("ms", "TFLOP/s", "roofline, ms", "reached")
-    table = simple_table("kernel", "call", *right[:3], "bound by", "reached", "on", right=right)
-    for m in account.measured:
-        table.add_row(
+    rows: list[list[str | Text]] = [
+        [
             m.form,
             f"{m.batch} x {m.heads} heads, {m.length:,}",
             f"{m.ms:.3g}",
@@ -224,8 +223,43 @@ def _measured(account: Account) -> Table:
             m.bound,
             f"{m.share:.0%}",
             f"{m.gpu}, Triton {m.triton}",
-        )
-    return table
+        ]
+        for m in account.measured
+    ]
+    columns = ["kernel", "call", *right[:3], "bound by", "reached", "on"]
+    return _tables(columns, rows, width, right=right)
+
+
+def _tables(
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str | Text]],
+    width: int,
+    right: Iterable[str] = (),
+) -> Iterator[RenderableType]:
+    """A table, or, where it is too wide, several of some columns each beside the first."""
+    widths = [
+        max(len(column), *(len(row[i]) for row in rows)) + 1 for i, column in enumerate(columns)
+    ]
+    groups = _groups(widths, width)
+    # As many tables, and as narrow as so many can be.
+    groups = next(of for w in range(width + 1) if len(of := _groups(widths, w)) == len(groups))
+    for number, group in enumerate(groups):
+        table = simple_table(*(columns[i] for i in (0, *group)), right=right)
+        for row in rows:
+            table.add_row(*(row[i] for i in (0, *group)))
+        if number:
+            yield Text()
+        yield table
+
+
+def _groups(widths: Sequence[int], width: int) -> list[list[int]]:
+    """The columns but the first, in groups that fit beside it."""
+    groups: list[list[int]] = [[]]
+    for i in range(1, len(widths)):
+        if groups[-1] and sum(widths[j] + 1 for j in (0, *groups[-1], i)) > width:
+            groups.append([])
+        groups[-1].append(i)
+    return groups
 
 
 def simple_table(*columns: str, right: Iterable[str] = ()) -> Table:

@@ -114,6 +114,21 @@ def test_a_narrow_terminal_keeps_names_whole(window) -> None:
     lines = shown(window, width=80).splitlines()
     assert all(len(line) <= 80 for line in lines)
     assert any(line.startswith("  FlashAttention-1 ") for line in lines)
+    assert "…" not in "".join(lines)
+
+
+def test_of_a_table_that_is_too_wide_no_number_is_cut(window) -> None:
+    """It comes in parts, each with the names; together they hold what the wide table holds."""
+    wide, narrow = (shown(window, width=width) for width in (200, 80))
+    for work in window.works:
+        first = f"  {work.name} "
+        (units, moved), parts = (
+            [line.split() for line in text.splitlines() if line.startswith(first)][:count]
+            for text, count in ((wide, 2), (narrow, 4))
+        )
+        name = work.name.split()
+        together = [word for part in parts for word in part[len(name) :]]
+        assert together == [*units[len(name) :], *moved[len(name) :]]
 
 
 def test_listed_tiles_have_conditions_in_place_of_runs() -> None:
