@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         colour = None if os.environ.get("NO_COLOR") else "red"
         for line in str(error).splitlines():
             typer.secho(f"error: {line}", err=True, fg=colour)
-        sys.exit(2)
+        sys.exit(error.status)
 
 
 @app.callback(invoke_without_command=True)

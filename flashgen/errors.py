@@ -15,9 +15,18 @@ from types import FunctionType
 class FlashgenError(Exception):
     """Something the user can fix. `str(error)` is one line, or one line a mistake."""
 
+    #: The exit status of a command that it ends.
+    status = 2
+
 
 class SpecFileError(FlashgenError):
     """A spec file that cannot be read as specs at all (syntax, no spec, two of one name)."""
+
+
+class SpecInterruptedError(FlashgenError):
+    """A spec file that ran until the user stopped it, perhaps because it never ends."""
+
+    status = 130
 
 
 class MaskError(FlashgenError):

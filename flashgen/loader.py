@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import sys
+import threading
 import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import chdir, contextmanager, suppress
@@ -17,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from flashgen.errors import FlashgenError, SpecFileError, shown
+from flashgen.errors import FlashgenError, SpecFileError, SpecInterruptedError, shown
 from flashgen.inputs import spec_files
 from flashgen.spec import AttentionSpec
 
@@ -25,6 +26,10 @@ from flashgen.spec import AttentionSpec
 _JOINED_FUNCTIONS = re.compile(r"(unsupported|bad) operand type.* [&|^~-]: .*'function'")
 
 HOW_TO_DECLARE = "write spec = AttentionSpec(...), or specs = [AttentionSpec(..., name='...'), ...]"
+
+
+#: After how many seconds a spec file that still runs is named.
+SLOW = 10.0
 
 
 @dataclass(frozen=True)
@@ -79,14 +84,29 @@ def _run(file: Path) -> ModuleType:
     try:
         code = compile(source, str(file), "exec", dont_inherit=True)
         # A spec that changes the current folder would change the meaning of the other paths.
-        with chdir("."), _importable(module, file.resolve().parent):
+        with chdir("."), _importable(module, file.resolve().parent), _told_if_slow(file):
             exec(code, module.__dict__)
     except SyntaxError as error:
         where = Path(error.filename or file)
         raise SpecFileError(f"{where}:{error.lineno}: syntax error: {error.msg}; fix it") from error
     except (Exception, SystemExit) as error:
         raise SpecFileError(_blame(file, error)) from error
+    except KeyboardInterrupt as error:
+        raise SpecInterruptedError(_blame(file, error)) from error
     return module
+
+
+@contextmanager
+def _told_if_slow(file: Path) -> Iterator[None]:
+    """Says on stderr which file runs where it takes long: it may never end."""
+    told = f"{file}: has run for {SLOW:.0f} s; Ctrl-C stops it, and shows the line\n"
+    timer = threading.Timer(SLOW, sys.stderr.write, [told])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 @contextmanager
@@ -125,6 +145,8 @@ def _blame(file: Path, error: BaseException) -> str:
     if isinstance(error, FlashgenError):
         return message if message.startswith(f"{where}: ") else f"{where}: {message}"
     remedy = "a spec file must run by itself"
+    if isinstance(error, KeyboardInterrupt):
+        return f"{where}: interrupted while it ran; a spec file must come to an end"
     if isinstance(error, TypeError) and "AttentionSpec" in message:
         remedy = f"its fields are {', '.join(f.name for f in fields(AttentionSpec))}"
     if isinstance(error, TypeError) and _JOINED_FUNCTIONS.match(message):

@@ -1,10 +1,13 @@
 import os
+import re
+import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from flashgen.errors import SpecFileError
+from flashgen.errors import SpecFileError, SpecInterruptedError
 from flashgen.loader import load
 
 SPEC = "from flashgen.spec import AttentionSpec\n"
@@ -152,5 +155,36 @@ def test_an_unknown_field_lists_the_known_ones():
     assert mistakes("a.py") == [
         "a.py:2: TypeError: AttentionSpec.__init__() got an unexpected keyword argument 'headdim'; "
         "its fields are head_dim, dtype, mask, score, normaliser, scale, input_precision, blocks, "
-        "dropout, deterministic, align, forms, targets, name"
+        "dropout, deterministic, autocast, align, forms, targets, name"
     ]
+
+
+def test_a_file_that_does_not_end_is_named_and_its_line_when_it_is_stopped(monkeypatch, capsys):
+    """Ctrl-C is an interrupt of this process, here a signal to itself once the file is named."""
+    monkeypatch.setattr("flashgen.loader.SLOW", 0.05)
+    write(
+        "loops.py",
+        "import os, signal, time\n"
+        "signal.setitimer(signal.ITIMER_REAL, 0.3)\n"
+        "signal.signal(signal.SIGALRM, signal.default_int_handler)\n"
+        "while True:\n"
+        "    time.sleep(0.01)\n",
+    )
+    previous = signal.getsignal(signal.SIGALRM)
+    try:
+        with pytest.raises(SpecInterruptedError) as stopped:
+            load([Path("loops.py"), Path("never_reached.py")])
+    finally:
+        signal.signal(signal.SIGALRM, previous)
+    assert re.fullmatch(r"loops.py:[45]: interrupted while it ran; .*", str(stopped.value))
+    assert stopped.value.status == 130
+    told = "loops.py: has run for 0 s; Ctrl-C stops it, and shows the line\n"
+    assert capsys.readouterr().err == told
+
+
+def test_a_file_that_ends_in_time_is_not_named(monkeypatch, capsys):
+    monkeypatch.setattr("flashgen.loader.SLOW", 0.2)
+    write("tiny.py", SPEC + "spec = AttentionSpec(head_dim=64)")
+    load([Path("tiny.py")])
+    time.sleep(0.3)
+    assert capsys.readouterr().err == ""
