@@ -62,7 +62,9 @@ def test_names_of_the_module_are_taken(name: str) -> None:
     assert is_taken(name)
 
 
-@pytest.mark.parametrize("name", ["left", "window", "left_2", "n", "sinks", "stride", "step", "m", "ctx"])
+@pytest.mark.parametrize(
+    "name", ["left", "window", "left_2", "n", "sinks", "stride", "step", "m", "ctx"]
+)
 def test_names_that_people_choose_are_free(name: str) -> None:
     assert not is_taken(name)
 
