@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -39,17 +39,35 @@ app = typer.Typer(
     rich_markup_mode=None,  # rich's help shows a type beside each flag
 )
 
+
+def _starting(names: Iterable[str]) -> Callable[[str], list[str]]:
+    """Completes a word that a shell is about to take for one of these names."""
+    return lambda incomplete: [name for name in names if name.startswith(incomplete)]
+
+
+def _modules(context: typer.Context, incomplete: str) -> list[str]:
+    """Completes a word to the modules of the folder that ``--out`` names."""
+    found = Path(context.params.get("out") or "generated").glob(f"{incomplete}*.py")
+    return sorted(path.stem for path in found if not path.stem.startswith("_"))
+
+
 Out = Annotated[Path, typer.Option("--out", help="Folder of the generated modules.")]
 Specs = Annotated[list[Path], typer.Argument(help="Spec files, or folders of them.")]
 Targets = Annotated[
     list[str] | None,
     typer.Option(
-        "--target", help=f"GPU target instead of the spec's: {', '.join(TARGETS)}. Repeatable."
+        "--target",
+        help=f"GPU target instead of the spec's: {', '.join(TARGETS)}. Repeatable.",
+        autocompletion=_starting(TARGETS),
     ),
 ]
 Forms = Annotated[
     list[str] | None,
-    typer.Option("--form", help=f"Form to add to the spec's: {', '.join(FORMS[1:])}. Repeatable."),
+    typer.Option(
+        "--form",
+        help=f"Form to add to the spec's: {', '.join(FORMS[1:])}. Repeatable.",
+        autocompletion=_starting(FORMS[1:]),
+    ),
 ]
 
 
@@ -228,6 +246,7 @@ def explain(
         typer.Option(
             "--target",
             help="GPU target; by default sm_90, or the spec's first if sm_90 is not one.",
+            autocompletion=_starting(TARGETS),
         ),
     ] = None,
     form: Annotated[
@@ -396,7 +415,7 @@ def clear(
 
 @app.command()
 def bench(
-    name: Annotated[str, typer.Argument(help="The name of a variant.")],
+    name: Annotated[str, typer.Argument(help="The name of a variant.", autocompletion=_modules)],
     specs: Annotated[Path, typer.Option("--specs", help="The folder or file of its spec.")] = Path(
         "specs"
     ),
@@ -423,7 +442,10 @@ def bench(
 
 @app.command()
 def export(
-    names: Annotated[list[str], typer.Argument(help="Names of modules.", metavar="MODULES...")],
+    names: Annotated[
+        list[str],
+        typer.Argument(help="Names of modules.", metavar="MODULES...", autocompletion=_modules),
+    ],
     name: Annotated[str, typer.Option("--name", help="The name of the package.")],
     version: Annotated[
         str, typer.Option("--version", help="Its version; a whole number for --hub.")

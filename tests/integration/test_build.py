@@ -534,7 +534,9 @@ def test_bench_of_an_unknown_variant(flashgen):
     )
 
 
-def test_a_shell_completes_commands_and_options():
+def test_a_shell_completes_commands_options_and_names(flashgen):
+    flashgen("build", "specs")
+
     def completed(words):
         asked = {"COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
         done = subprocess.run(
@@ -548,3 +550,7 @@ def test_a_shell_completes_commands_and_options():
 
     assert completed("flashgen expl") == ["explain"]
     assert "--tune-seconds" in completed("flashgen build --tu")
+    assert completed("flashgen build --target sm_8") == ["sm_80", "sm_86", "sm_89"]
+    assert completed("flashgen build --form v") == ["varlen"]
+    assert completed("flashgen bench ") == ["tiny"]
+    assert completed("flashgen export --out elsewhere t") == []
