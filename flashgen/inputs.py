@@ -51,6 +51,9 @@ _OF_TORCH = _words(
     """
 )
 
+#: The one of them that is a type.
+_TYPE = "Tensor"
+
 #: The modules of which a spec file's text tells all.
 _LIBRARIES: dict[str, frozenset[str] | None] = {
     **_PYTHON,
@@ -223,6 +226,8 @@ class _Reader:
                 self.resolve(path, node, dotted, optional=True)
         elif _leads_to_library(dotted):
             names[alias.asname or alias.name] = dotted
+        elif dotted == f"torch.{_TYPE}":
+            raise _unknown(path, node, f"uses {dotted}, perhaps to call it")
         else:
             _check_library(path, node, dotted)
 
@@ -295,8 +300,16 @@ class _Looker(ast.NodeVisitor):
         """A name by itself: no library, and no function that looks outside."""
         if node.id in self.libraries:
             raise _unknown(self.path, node, f"hands {node.id} on")
-        if node.id in _OUTSIDE or (node.id.startswith("__") and node.id not in _SPECIAL):
+        if node.id in _OUTSIDE | _REFUSED or _is_way_around(node.id):
             raise _unknown(self.path, node, f"uses {node.id}")
+
+    def visit_Call(self, node: ast.Call) -> None:
+        """``torch.Tensor`` is a type to annotate with: a call of it may read unwritten memory."""
+        if isinstance(node.func, ast.Attribute) and node.func.attr == _TYPE:
+            _, root = _chain(node.func)
+            if isinstance(root, ast.Name) and self.libraries.get(root.id) == "torch":
+                raise _unknown(self.path, node, f"calls {root.id}.{_TYPE}")
+        self.generic_visit(node)
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
         """``torch.where``, or a method, or a name of a helper."""

@@ -172,10 +172,9 @@ def _modules(out: Path, names: Sequence[str]) -> str:
 
 
 def _own_files() -> list[Path]:
-    """Flashgen's sources and templates."""
-    folders = ((PACKAGE, ("*.py", "*.html.jinja")), (template_dir(), ("*.jinja",)))
-    found = {path for folder, kinds in folders for kind in kinds for path in folder.rglob(kind)}
-    return sorted(found)
+    """What flashgen is made of: sources, data and templates."""
+    found = {path for folder in (PACKAGE, template_dir()) for path in folder.rglob("*.*")}
+    return sorted(path for path in found if path.parent.name != "__pycache__" and path.is_file())
 
 
 def _python() -> tuple[Any, ...]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from flashgen import stamp
+from flashgen.codegen.names import FILE
 from flashgen.paths import PACKAGE, template_dir
 from flashgen.place import Place
 from flashgen.stamp import Request, keep, look, up_to_date, why_not
@@ -335,7 +336,8 @@ def test_a_pipe_is_not_waited_for(project):
 def test_all_of_flashgen_counts():
     found = set(stamp._own_files())
     assert {*PACKAGE.rglob("*.py"), *template_dir().rglob("*.jinja")} <= found
-    assert PACKAGE / "explain" / "templates" / "page.html.jinja" in found
+    assert {PACKAGE / "explain" / "templates" / "page.html.jinja", FILE} <= found
+    assert not any(path.suffix == ".pyc" for path in found)
 
 
 def test_a_stamp_holds_digests_and_names_alone(project):

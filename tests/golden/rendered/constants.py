@@ -1000,13 +1000,13 @@ def _attend(q, k, v, scale, size, first, q_len, kv_len):
     scores = scores + (kv_idx + q_len - q_idx - kv_len).to(dtype) * slopes[h].to(dtype)
     visible = layout[h, q_idx // size, kv_idx // size] != 0
     scores = scores.masked_fill(~visible, -math.inf)
-    m = scores.detach().amax(-1, keepdim=True).clamp_min(torch.finfo(dtype).min)
-    p = torch.exp(scores - m)
+    row_max = scores.detach().amax(-1, keepdim=True).clamp_min(torch.finfo(dtype).min)
+    p = torch.exp(scores - row_max)
     total = p.sum(-1, keepdim=True)
     empty = total == 0
     total = total.masked_fill(empty, 1.0)
     out = (p @ values / total).to(q.dtype)
-    lse = (m + torch.log(total)).squeeze(-1)
+    lse = (row_max + torch.log(total)).squeeze(-1)
     lse = lse.masked_fill(empty.squeeze(-1), -math.inf)
     return out, lse
 
@@ -1709,14 +1709,14 @@ def _op_shapes(q, k, v, scale, size):
     return out, q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
-def _save_for_backward(ctx, inputs, output):
-    ctx.set_materialize_grads(False)  # the LSE rarely has a gradient: make no zeros for it
-    q, k, v, ctx.scale, ctx.size = inputs
-    ctx.save_for_backward(q, k, v, *output)
+def _save_for_backward(autograd_ctx, inputs, output):
+    autograd_ctx.set_materialize_grads(False)  # the LSE rarely has a gradient: make no zeros for it
+    q, k, v, autograd_ctx.scale, autograd_ctx.size = inputs
+    autograd_ctx.save_for_backward(q, k, v, *output)
 
 
-def _backward(ctx, grad_out, grad_lse):
-    q, k, v, out, lse = ctx.saved_tensors
+def _backward(autograd_ctx, grad_out, grad_lse):
+    q, k, v, out, lse = autograd_ctx.saved_tensors
     grad_out = torch.zeros_like(out) if grad_out is None else grad_out
     twice = torch.is_grad_enabled()  # create_graph=True: these gradients will be differentiated
     has_tangents = forward_ad._current_level >= 0 and _has_tangents(grad_out)
@@ -1724,13 +1724,19 @@ def _backward(ctx, grad_out, grad_lse):
         if twice and q.is_cuda:
             _warn_once("gradients that are differentiated again come from the eager reference")
         grad_lse = torch.zeros_like(lse) if grad_lse is None else grad_lse
-        grads = _reference_gradients(q, k, v, ctx.scale, ctx.size, grad_out, grad_lse, twice)
+        grads = _reference_gradients(
+            q, k, v, autograd_ctx.scale, autograd_ctx.size, grad_out, grad_lse, twice
+        )
     else:
         plain = _is_plain(q, k, v, out, lse, grad_out, lse if grad_lse is None else grad_lse)
         if plain:
-            grads = _gradients(q, k, v, ctx.scale, ctx.size, out, lse, grad_out, grad_lse)
+            grads = _gradients(
+                q, k, v, autograd_ctx.scale, autograd_ctx.size, out, lse, grad_out, grad_lse
+            )
         else:
-            grads = op_backward(q, k, v, ctx.scale, ctx.size, out, lse, grad_out, grad_lse)
+            grads = op_backward(
+                q, k, v, autograd_ctx.scale, autograd_ctx.size, out, lse, grad_out, grad_lse
+            )
     return *grads, None, None
 
 
@@ -1839,11 +1845,11 @@ class _Attention(torch.autograd.Function):
     """The autograd function that replaces the op in eager code: see `_is_plain`."""
 
     @staticmethod
-    def forward(ctx, key, known, *inputs):
+    def forward(autograd_ctx, key, known, *inputs):
         output = _forward(*inputs, key, known)
-        _save_for_backward(ctx, inputs, output)
+        _save_for_backward(autograd_ctx, inputs, output)
         return output
 
     @staticmethod
-    def backward(ctx, grad_out, grad_lse):
-        return None, None, *_backward(ctx, grad_out, grad_lse)
+    def backward(autograd_ctx, grad_out, grad_lse):
+        return None, None, *_backward(autograd_ctx, grad_out, grad_lse)
