@@ -1709,14 +1709,14 @@ def _op_shapes(q, k, v, scale, size):
     return out, q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
-def _save_for_backward(autograd_ctx, inputs, output):
-    autograd_ctx.set_materialize_grads(False)  # the LSE rarely has a gradient: make no zeros for it
-    q, k, v, autograd_ctx.scale, autograd_ctx.size = inputs
-    autograd_ctx.save_for_backward(q, k, v, *output)
+def _save_for_backward(op_ctx, inputs, output):
+    op_ctx.set_materialize_grads(False)  # the LSE rarely has a gradient: make no zeros for it
+    q, k, v, op_ctx.scale, op_ctx.size = inputs
+    op_ctx.save_for_backward(q, k, v, *output)
 
 
-def _backward(autograd_ctx, grad_out, grad_lse):
-    q, k, v, out, lse = autograd_ctx.saved_tensors
+def _backward(op_ctx, grad_out, grad_lse):
+    q, k, v, out, lse = op_ctx.saved_tensors
     grad_out = torch.zeros_like(out) if grad_out is None else grad_out
     twice = torch.is_grad_enabled()  # create_graph=True: these gradients will be differentiated
     has_tangents = forward_ad._current_level >= 0 and _has_tangents(grad_out)
@@ -1724,19 +1724,13 @@ def _backward(autograd_ctx, grad_out, grad_lse):
         if twice and q.is_cuda:
             _warn_once("gradients that are differentiated again come from the eager reference")
         grad_lse = torch.zeros_like(lse) if grad_lse is None else grad_lse
-        grads = _reference_gradients(
-            q, k, v, autograd_ctx.scale, autograd_ctx.size, grad_out, grad_lse, twice
-        )
+        grads = _reference_gradients(q, k, v, op_ctx.scale, op_ctx.size, grad_out, grad_lse, twice)
     else:
         plain = _is_plain(q, k, v, out, lse, grad_out, lse if grad_lse is None else grad_lse)
         if plain:
-            grads = _gradients(
-                q, k, v, autograd_ctx.scale, autograd_ctx.size, out, lse, grad_out, grad_lse
-            )
+            grads = _gradients(q, k, v, op_ctx.scale, op_ctx.size, out, lse, grad_out, grad_lse)
         else:
-            grads = op_backward(
-                q, k, v, autograd_ctx.scale, autograd_ctx.size, out, lse, grad_out, grad_lse
-            )
+            grads = op_backward(q, k, v, op_ctx.scale, op_ctx.size, out, lse, grad_out, grad_lse)
     return *grads, None, None
 
 
@@ -1845,11 +1839,11 @@ class _Attention(torch.autograd.Function):
     """The autograd function that replaces the op in eager code: see `_is_plain`."""
 
     @staticmethod
-    def forward(autograd_ctx, key, known, *inputs):
+    def forward(op_ctx, key, known, *inputs):
         output = _forward(*inputs, key, known)
-        _save_for_backward(autograd_ctx, inputs, output)
+        _save_for_backward(op_ctx, inputs, output)
         return output
 
     @staticmethod
-    def backward(autograd_ctx, grad_out, grad_lse):
-        return None, None, *_backward(autograd_ctx, grad_out, grad_lse)
+    def backward(op_ctx, grad_out, grad_lse):
+        return None, None, *_backward(op_ctx, grad_out, grad_lse)
