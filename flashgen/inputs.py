@@ -253,7 +253,7 @@ class _Reader:
             return
         if PathFinder.find_spec(top, [str(self.folder)]) is not None:
             raise _unknown(path, node, f"imports {top}, and a module beside it is called so")
-        spec = PathFinder.find_spec(top)
+        spec = find_top(top, sys.path)
         if spec is None or spec.origin is None:
             raise _unknown(path, node, f"imports {top}, which is not found")
         self.sources.append(source(Path(spec.origin)))
@@ -278,13 +278,27 @@ class _Reader:
     def find(self, dotted: str) -> ModuleSpec | None:
         """Where Python would find a module, which this does not import."""
         home, _, _ = dotted.rpartition(".")
-        places = self.places
-        if home:
-            package = self.find(home)
-            if package is None or package.submodule_search_locations is None:
-                return None
-            places = list(package.submodule_search_locations)
-        return PathFinder.find_spec(dotted, places)
+        if not home:
+            return find_top(dotted, self.places)
+        package = self.find(home)
+        if package is None or package.submodule_search_locations is None:
+            return None
+        return PathFinder.find_spec(dotted, list(package.submodule_search_locations))
+
+
+def find_top(name: str, places: list[str]) -> ModuleSpec | None:
+    """Where Python would find a module without a package, if ``sys.path`` were these places.
+
+    Editable installs have finders of their own.
+    """
+    for finder in sys.meta_path:
+        if finder is PathFinder:
+            spec = PathFinder.find_spec(name, places)
+        else:
+            spec = finder.find_spec(name, None, None) if hasattr(finder, "find_spec") else None
+        if spec is not None:
+            return spec
+    return None
 
 
 class _Looker(ast.NodeVisitor):

@@ -18,13 +18,12 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import astuple, dataclass
 from hashlib import sha256
-from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
 from flashgen.errors import OutputError, SpecFileError
 from flashgen.files import lock, write_atomically
-from flashgen.inputs import Source, UnknownInputError, source, spec_files, spec_inputs
+from flashgen.inputs import Source, UnknownInputError, find_top, source, spec_files, spec_inputs
 from flashgen.paths import PACKAGE, template_dir
 from flashgen.place import Place
 from flashgen.tuning.device import Gpu, detect_gpu
@@ -184,7 +183,7 @@ def _python() -> tuple[Any, ...]:
 
 def _package(name: str) -> tuple[Any, ...]:
     """Where a package lies, and when it was installed."""
-    spec = PathFinder.find_spec(name)
+    spec = find_top(name, sys.path)
     if spec is None or spec.origin is None:
         return (name,)
     found = os.stat(spec.origin)

@@ -2,12 +2,14 @@
 
 import builtins
 import sys
+from importlib.util import spec_from_file_location
 
 import pytest
 import torch
 
 from flashgen.inputs import _OF_TORCH, _OUTSIDE, UnknownInputError, spec_files, spec_inputs
 from flashgen.loader import load
+from flashgen.paths import PACKAGE
 from flashgen.tracing.torch_names import KNOWN
 from support.variants import ROOT
 
@@ -126,6 +128,25 @@ def test_what_the_text_does_not_tell_is_refused_with_its_line(folder, text, why)
     where, _, _ = str(refused.value).partition(": ")
     assert why in str(refused.value)
     assert where.rpartition(":")[2] in ("1", "2")
+
+
+def test_an_editable_install_is_found_as_python_finds_it(folder, monkeypatch):
+    """flashgen itself, or the user's package: by a finder, from outside of sys.path."""
+    hidden = folder.parent / "checkout" / "edited.py"
+    hidden.parent.mkdir()
+    hidden.write_text("near = 3\n")
+    known = {"edited": hidden, "flashgen": PACKAGE / "__init__.py"}
+
+    class Redirecting:
+        @staticmethod
+        def find_spec(name, path=None, target=None):
+            return spec_from_file_location(name, known[name]) if name in known else None
+
+    monkeypatch.setattr(sys, "path", [str(folder.parent / "lib")])
+    with pytest.raises(UnknownInputError, match="imports edited, which is not found"):
+        files(folder, "from edited import near\n")
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Redirecting])
+    assert files(folder, "from edited import near\n") == {"specs/spec.py", "checkout/edited.py"}
 
 
 def test_a_module_beside_the_spec_does_not_stand_for_a_library(folder):
