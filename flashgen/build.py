@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from keyword import iskeyword
 from pathlib import Path
 from time import perf_counter
 
@@ -47,6 +48,7 @@ class Options:
             each backward kernel gets half of it.
         force: build, and measure, modules that are up to date as well.
         kernels: the keys of the kernels that may be measured; empty is all.
+        package: what the folder is imported as, in the modules' text; None is its name.
     """
 
     out: Path = Path("generated")
@@ -56,6 +58,7 @@ class Options:
     tune_seconds: float = 60.0
     force: bool = False
     kernels: tuple[str, ...] = ()
+    package: str | None = None
 
 
 class Progress:
@@ -103,13 +106,19 @@ def build(paths: Iterable[Path], options: Options, progress: Progress) -> Iterat
     paths = tuple(paths)
     gpu = _gpu(options)
     request = Request(
-        paths, options.out, options.targets, options.forms, options.tune, options.kernels
+        paths,
+        options.out,
+        options.targets,
+        options.forms,
+        options.tune,
+        options.kernels,
+        options.package,
     )
     before = look(request, gpu)
 
     # 1. load: spec files -> the variants that they declare.
     variants = as_asked(load(paths), options.targets, options.forms)
-    place_of = partial(Place, options.out)
+    place_of = partial(Place, options.out, named=package_name(options.package))
     yield from build_variants(variants, options, progress, place_of)
 
     if before is not None:
@@ -254,6 +263,17 @@ def _with_forms(variant: Variant, forms: tuple[str, ...]) -> Variant:
     if not forms or not isinstance(declared, tuple):  # which `validate` reports
         return variant
     return replace(variant, spec=replace(variant.spec, forms=(*declared, *forms)))
+
+
+def package_name(name: str | None) -> str | None:
+    """The name that modules are imported by, as given.
+
+    Raises:
+        FlashgenError: no package can have it.
+    """
+    if name is None or all(part.isidentifier() and not iskeyword(part) for part in name.split(".")):
+        return name
+    raise FlashgenError(f"--package={name}: no name of a package; write one as in mine.kernels")
 
 
 def with_targets(variants: list[Variant], targets: tuple[str, ...]) -> list[Variant]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
-from flashgen.build import Progress, as_asked, module_text, unbuildable
+from flashgen.build import Progress, as_asked, module_text, package_name, unbuildable
 from flashgen.errors import OutputError, ValidationError
 from flashgen.loader import Variant, load
 from flashgen.place import Place
@@ -22,6 +23,7 @@ def check(
     targets: tuple[str, ...] = (),
     forms: tuple[str, ...] = (),
     progress: Progress | None = None,
+    package: str | None = None,
 ) -> list[str]:
     """A line for each module that is not what it should be, and for each that no spec declares.
 
@@ -35,6 +37,7 @@ def check(
         targets: what they were built for, where that is not what the specs name.
         forms: forms that they were built with besides the specs' own.
         progress: what is told of each step.
+        package: what the folder is imported as, where they were built with that.
 
     Raises:
         FlashgenError: what is wrong with the specs.
@@ -43,9 +46,10 @@ def check(
     if violations := [finding for variant in variants for finding in validate(variant)]:
         raise ValidationError(violations)
     orphans = _orphans(variants, out) if names_all(paths) else ()
+    place_of = partial(Place, out, named=package_name(package))
     progress = progress or Progress()
     progress.start(len(variants))
-    return [*_differences(variants, out, progress), *orphans]
+    return [*_differences(variants, place_of, progress), *orphans]
 
 
 def names_all(paths: Iterable[Path]) -> bool:
@@ -53,9 +57,11 @@ def names_all(paths: Iterable[Path]) -> bool:
     return any(path.is_dir() for path in paths)
 
 
-def _differences(variants: Iterable[Variant], out: Path, progress: Progress) -> Iterator[str]:
+def _differences(
+    variants: Iterable[Variant], place_of: Callable[[str], Place], progress: Progress
+) -> Iterator[str]:
     for variant in variants:
-        place = Place(out, variant.name)
+        place = place_of(variant.name)
         found = read_bytes(place.module)
         if not found:
             yield f"{place.module}: missing; build {variant.file}"

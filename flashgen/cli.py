@@ -22,7 +22,7 @@ from flashgen.stamp import Request, up_to_date, why_not
 from flashgen.version import __version__
 
 if TYPE_CHECKING:
-    from flashgen.build import Built
+    from flashgen.build import Built, Options
     from flashgen.explain.cached import Place
     from flashgen.explain.call import Asked
 
@@ -70,6 +70,13 @@ Forms = Annotated[
     ),
 ]
 
+PackageName = Annotated[
+    str | None,
+    typer.Option(
+        "--package", help="What the folder is imported as, as in mine.kernels; by default its name."
+    ),
+]
+
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs a command and exits; what the user has to fix goes to stderr, a line each."""
@@ -97,6 +104,7 @@ def build(
     target: Targets = None,
     form: Forms = None,
     out: Out = Path("generated"),
+    package: PackageName = None,
     no_tune: Annotated[
         bool, typer.Option("--no-tune", help="Do not measure, even on a machine with a GPU.")
     ] = False,
@@ -117,7 +125,14 @@ def build(
     ] = False,
 ) -> None:
     """Build the modules of these specs. Those that are up to date are left alone."""
-    request = Request(tuple(paths), out, tuple(target or ()), tuple(form or ()), tune=not no_tune)
+    request = Request(
+        tuple(paths),
+        out,
+        tuple(target or ()),
+        tuple(form or ()),
+        tune=not no_tune,
+        package=package,
+    )
     current = None if force else up_to_date(request)
     if current is not None:
         _report_current(current)
@@ -134,6 +149,7 @@ def build(
         tune=not no_tune,
         tune_seconds=tune_seconds,
         force=force,
+        package=package,
     )
     results: list[Built] = []
     interrupted = False
@@ -144,7 +160,7 @@ def build(
     except KeyboardInterrupt:
         interrupted = True
     finally:
-        _report(results, out, verbose)
+        _report(results, options, verbose)
     if verbose and (reason := why_not(request)):
         typer.echo(f"run again at each build, as more may count than its text: {reason}")
     if interrupted:
@@ -152,7 +168,7 @@ def build(
         raise typer.Exit(130)
 
 
-def _report(results: list[Built], out: Path, verbose: bool) -> None:
+def _report(results: list[Built], options: Options, verbose: bool) -> None:
     """Shows what was built, where it is and how to import it, also where a later variant failed."""
     from flashgen.console import (
         build_tables,
@@ -177,7 +193,7 @@ def _report(results: list[Built], out: Path, verbose: bool) -> None:
             typer.echo(f"note: {result.variant}: {note}")
     if current:
         _report_current(current)
-    for line in where_lines(built, out):
+    for line in where_lines(built, options.out, options.package):
         typer.echo(line)
 
 
@@ -191,6 +207,7 @@ def check(
     target: Targets = None,
     form: Forms = None,
     out: Out = Path("generated"),
+    package: PackageName = None,
 ) -> None:
     """List the modules that are not what their specs render to. Exit with 1 if there are any."""
     from flashgen.check import check as run_check
@@ -198,7 +215,9 @@ def check(
     from flashgen.console import ProgressBar, make_console
 
     with ProgressBar(make_console(stderr=True), verbose=False) as progress:
-        differences = run_check(paths, out, tuple(target or ()), tuple(form or ()), progress)
+        differences = run_check(
+            paths, out, tuple(target or ()), tuple(form or ()), progress, package
+        )
     for line in differences:
         typer.echo(line)
     if differences:

@@ -152,18 +152,28 @@ def module_line(result: Built) -> str:
     return f"{result.variant}: {tiles}, {how}{more}; {result.seconds:.1f} s"
 
 
-def where_lines(built: Sequence[Built], out: Path) -> Iterator[str]:
+def where_lines(built: Sequence[Built], out: Path, package: str | None = None) -> Iterator[str]:
     """The folder of the built modules, and how to import them: lines of 80 columns."""
     if not built:
         return
     names = [result.variant for result in built]
-    place = Place(out, names[0])
+    place = Place(out, names[0], named=package)
     [name, what] = [names[0], "module"] if len(names) == 1 else ["NAME", f"{len(names)} modules"]
     yield f"{what}: {place.module if len(names) == 1 else out}"
     yield f"import: from {place.package} import {name}"
-    parent = out.resolve().parent
-    if parent != Path.cwd():
-        yield f"        where {_short(parent)} is on sys.path"
+    root = _root(out, place.package or "")
+    if root is not None and root != Path.cwd():
+        yield f"        where {_short(root)} is on sys.path"
+
+
+def _root(out: Path, package: str) -> Path | None:
+    """The folder in which Python finds the package; None if its name is not that of folders."""
+    folder = out.resolve()
+    for part in reversed(package.split(".")):
+        if folder.name != part:
+            return None
+        folder = folder.parent
+    return folder
 
 
 def _short(folder: Path) -> Path:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
@@ -16,10 +16,12 @@ class Place:
     Attributes:
         out: the folder.
         name: the variant's.
+        named: what the folder is imported as, where that is not its name: ``"mine.kernels"``.
     """
 
     out: Path
     name: str
+    named: str | None = field(default=None, kw_only=True)
 
     #: What an error about these files tells the user to do.
     remedy: ClassVar[str] = ANOTHER_FOLDER
@@ -55,4 +57,4 @@ class Place:
     @property
     def package(self) -> str | None:
         """What the module is imported from; None: `flashgen.compile` returns it."""
-        return self.out.resolve().name
+        return self.named or self.out.resolve().name

@@ -46,6 +46,7 @@ class Request:
         forms: the forms besides the specs' own.
         tune: whether kernels are measured that were never measured on this machine's GPU.
         kernels: the keys of the kernels that may be measured.
+        package: what the folder is imported as, where that is not its name.
     """
 
     paths: tuple[Path, ...]
@@ -54,12 +55,14 @@ class Request:
     forms: tuple[str, ...] = ()
     tune: bool = True
     kernels: tuple[str, ...] = ()
+    package: str | None = None
 
     @property
     def stamp(self) -> Path:
         """The file of its stamp."""
         paths = [str(path.absolute()) for path in (*self.paths, self.out)]
-        asked = (paths, self.out.resolve().name, self.targets, self.forms, self.tune, self.kernels)
+        package = self.package or self.out.resolve().name
+        asked = (paths, package, self.targets, self.forms, self.tune, self.kernels)
         return self.out / ".flashgen" / f"{_digest(asked)[:32]}.stamp"
 
 

@@ -61,6 +61,29 @@ def test_a_build_ends_with_where_the_module_is_and_how_to_import_it(flashgen, ou
     assert flashgen("build", "specs", "--out", out) == UP_TO_DATE
 
 
+def test_package_names_what_the_folder_is_imported_as(flashgen, project):
+    asked = ("specs", "--out", "src/mine/kernels", "--package", "mine.kernels")
+    _, lines = flashgen("build", *asked)
+    assert lines[-3:] == [
+        "module: src/mine/kernels/tiny.py",
+        "import: from mine.kernels import tiny",
+        "        where src is on sys.path",
+    ]
+    module = project / "src" / "mine" / "kernels" / "tiny.py"
+    assert "    from mine.kernels import tiny\n" in module.read_text()
+    assert flashgen("build", *asked) == UP_TO_DATE
+    assert flashgen("check", *asked)[0] == 0
+    assert flashgen("check", *asked[:3])[0] == 1
+    assert flashgen("build", *asked[:3])[1][-2:-1] == ["import: from kernels import tiny"]
+    assert flashgen("build", *asked[:-1], "elsewhere.deep")[1][-1] == (
+        "import: from elsewhere.deep import tiny"
+    )
+    assert flashgen("build", *asked[:-1], "no-name") == (
+        2,
+        ["error: --package=no-name: no name of a package; write one as in mine.kernels"],
+    )
+
+
 def test_of_several_modules_it_says_the_folder(flashgen, project):
     shutil.copy("specs/tiny.py", "specs/other.py")
     assert flashgen("build", "specs")[1][-2:] == [

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from flashgen import stamp
+from flashgen.build import Options
 from flashgen.codegen.names import FILE
 from flashgen.paths import PACKAGE, template_dir
 from flashgen.place import Place
@@ -178,6 +179,7 @@ REQUESTS = {
     "forms": ("varlen",),
     "tune": True,
     "kernels": ("portable",),
+    "package": "mine.kernels",
 }
 
 
@@ -196,6 +198,8 @@ def test_a_stamp_is_of_one_request(project, monkeypatch, option):
 
 def test_every_option_of_a_request_is_tried():
     assert REQUESTS.keys() == Request.__dataclass_fields__.keys()
+    others = {"tune_seconds", "force"}  # which change nothing that is up to date
+    assert REQUESTS.keys() == {"paths", *Options.__dataclass_fields__} - others
 
 
 def test_a_package_that_is_a_link_elsewhere(project):
