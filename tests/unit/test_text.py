@@ -43,10 +43,12 @@ METHODS = {
 
 #: Where else they are used, and on what: text that is no kernel's, or no text.
 ON_OTHERS = {
+    "__init__.py": ({"split"}, "names of flashgen"),
     "bench.py": ({"lower", "removesuffix"}, "torch's names of its backends"),
+    "build.py": ({"isidentifier", "keyword", "split"}, "the name of a package"),
     "cache.py": ({"rpartition"}, "names of files"),
-    "cli.py": ({"splitlines"}, "messages"),
-    "console.py": ({"rpartition"}, "names of files"),
+    "cli.py": ({"splitlines", "startswith"}, "messages; words that a shell completes"),
+    "console.py": ({"rpartition", "split"}, "names of files and packages"),
     "errors.py": ({"split", "splitlines", "strip"}, "messages"),
     "export.py": (
         {
@@ -62,6 +64,7 @@ ON_OTHERS = {
         "a package's name, hatchling's errors, requirements",
     ),
     "explain/call.py": ({"partition", "strip"}, "arguments of the command line"),
+    "explain/letters.py": ({"split", "strip"}, "drawn letters"),
     "explain/page.py": ({"replace"}, "times for a reader"),
     "explain/picture.py": ({"count"}, "rows of tiles"),
     "explain/png.py": ({"removeprefix"}, "colours"),
@@ -70,6 +73,10 @@ ON_OTHERS = {
     "explain/visible.py": ({"count"}, "rows of tiles"),
     "files.py": ({"replace"}, "paths"),
     "integrations/call_tensors.py": ({"split"}, "names of architectures"),
+    "inputs.py": (
+        {"ast", "endswith", "find", "partition", "rpartition", "split", "startswith"},
+        "the user's spec files, names of modules",
+    ),
     "integrations/captured_tensor.py": ({"endswith", "startswith"}, "names of methods"),
     "integrations/captures.py": ({"partition", "startswith"}, "names of modules"),
     "integrations/diffusers.py": ({"split"}, "a version"),
@@ -88,6 +95,7 @@ ON_OTHERS = {
     "plan/constants.py": ({"textwrap"}, "elements of a constant"),
     "plan/visible_pairs.py": ({"replace"}, "parts of an expression"),
     "publish.py": ({"re", "split", "splitlines", "startswith"}, "a published module's first lines"),
+    "stamp.py": ({"endswith", "removeprefix"}, "names of files"),
     "symbolic/gradient.py": ({"replace"}, "parts of an expression"),
     "symbolic/hoisting.py": ({"index"}, "symbols"),
     "symbolic/printer/text.py": ({"index", "replace"}, "symbols; Python's text of a float"),
