@@ -143,6 +143,8 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split
 if not TYPE_CHECKING:  # with it, type checkers would take any name for one of flashgen's
 
     def __getattr__(name: str) -> Any:
+        if f"flashgen.{name}" in _HOMES:  # ``flashgen.masks``, as if it had been imported
+            return import_module(f"flashgen.{name}")
         if name not in _HOME_OF:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         value = globals()[name] = getattr(import_module(_HOME_OF[name]), name)

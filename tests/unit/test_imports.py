@@ -161,6 +161,8 @@ def test_the_names_of_a_spec_are_those_that_type_checkers_see():
     assert set(imported) <= set(dir(flashgen))
     for name, home in imported.items():
         assert getattr(flashgen, name) is getattr(sys.modules[home], name)
+    first = "import flashgen; assert flashgen.masks.causal is flashgen.causal"
+    subprocess.run([sys.executable, "-c", first], cwd=REPOSITORY, check=True)
     with pytest.raises(AttributeError, match="module 'flashgen' has no attribute 'casual'"):
         flashgen.casual  # noqa: B018
 
