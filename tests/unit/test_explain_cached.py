@@ -55,10 +55,10 @@ def test_a_window_reads_its_own_keys_and_the_other_pages_can_be_given_back():
 
 def test_tiles_of_queries_read_keys_again_from_l2_alone():
     found = account(batch=1, q_len=40, kv_len=4096)
-    assert found.splits.tiles_of_queries == 3 and found.config.BLOCK_M == 64
+    assert found.splits.tiles_of_queries == 2 and found.config.BLOCK_M == 128
     assert found.keys_dram == 4096 * 8 * 512
-    # The first queries see 24 keys less, and the next ones 8.
-    assert found.keys_l2 == (3 * 4096 - 24 - 8) * 8 * 512
+    # The first 32 queries see 8 keys less.
+    assert found.keys_l2 == (2 * 4096 - 8) * 8 * 512
 
 
 def test_splits_follow_from_the_programs_that_run_at_once():
@@ -94,7 +94,7 @@ def test_the_terminal_shows_every_number():
     said = "\n".join(lines)
     for part in (
         "visit the keys from 0 to before", "132 SMs, 1 on each at once",
-        "128 tiles of queries: 16 sequences x 8 key heads x 1; each visits 128 tiles of keys",
+        "128 tiles of queries: 16 sequences x 8 key heads x 1; each visits 64 tiles of keys",
         "each is computed by one program, and nothing is merged",
         "128 pages of 64 keys for each sequence, of which 128 are read",
         "keys and values                      537 MB  537 MB", "The limit is memory: 112 us",
