@@ -18,6 +18,7 @@ from flashgen.codegen.environment import render
 from flashgen.config import KernelChoice
 from flashgen.constants import Constant
 from flashgen.forms.base import Form, Held
+from flashgen.kernels.backward_hopper.plan import HopperBackward
 from flashgen.kernels.base import Kernel, Needs
 from flashgen.kernels.registry import kernels_of, module_order
 from flashgen.params import Tensor
@@ -226,7 +227,10 @@ class Varlen(Form):
 
     def needs(self, plan: KernelPlan, held: Held) -> Needs:
         """The Gluon kernels take tiles from a counter, and clear rows of other sequences."""
-        return Needs(counter=True, clears=True) if packed_gluon(plan, held) else Needs()
+        gluon = packed_gluon(plan, held)
+        if not gluon:
+            return Needs()
+        return Needs(counter=True, clears=True, l2=any(kernel.gradients for kernel in gluon))
 
     def names(self, plan: KernelPlan, held: Held) -> Mapping[str, Any]:
         """Arguments as they are packed, and the backward pass."""
@@ -234,7 +238,7 @@ class Varlen(Form):
             "packed": packed_tensors(plan),
             "packed_backward": backward_plan(plan, packed=True),
             "packed_gluon": any(not k.gradients for k in packed_gluon(plan, held)),
-            "packed_gluon_backward": any(k.gradients for k in packed_gluon(plan, held)),
+            "packed_gluon_backward": _backward_names(plan, held),
             "packed_integers": plan.large_integers_with(PACKED_SIZES),
             "packed_constants": [
                 printed_constant(constant, CONSTANT_SIZES) for constant in plan.spec.constants
@@ -270,6 +274,13 @@ def packed_gluon(plan: KernelPlan, held: Held) -> list[Kernel]:
         if kernel.needs(plan).gluon and not kernel.why_not_packed(plan)
         if _has_room(held[kernel.key])
     ]
+
+
+def _backward_names(plan: KernelPlan, held: Held) -> HopperBackward | None:
+    """The variables of the backward pass's Gluon kernel; None without one."""
+    if not any(kernel.gradients for kernel in packed_gluon(plan, held)):
+        return None
+    return HopperBackward(backward_plan(plan), of_sequences=True)
 
 
 def _held(plan: KernelPlan, held: Held) -> list[Kernel]:

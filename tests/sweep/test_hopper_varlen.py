@@ -168,7 +168,7 @@ MUTANTS_OF_GRADIENTS = [
     ("shown &= query_rows < q_len", "pass", "full_d128"),
     ("full_end = min(full_end, q_len // BLOCK_M)", "full_end = q_end", "full_d128"),
     ("row = (work_tile.kv_start + own_first)", "row = own_first", "full_d128"),
-    ("held = offs_n < work_tile.room", "held = offs_n >= 0", "full_d128"),
+    ("held = offs_n < rows", "held = offs_n >= 0", "full_d128"),
 ]
 
 

@@ -149,12 +149,10 @@ class BackwardHopper(GradientKernel):
         }
 
     def why_not_packed(self, plan: KernelPlan) -> str:
-        """Learned tensors, two kernels, segments of columns, or several runs of queries."""
+        """Learned tensors, two kernels, or several runs of queries."""
         names = HopperBackward(backward_plan(plan), of_sequences=True)
         if names.split or names.text.input_gradients:
             return "the pass is split" if names.split else "it sums no gradients of learned tensors"
-        if names.segmented:
-            return "it computes columns in segments"
         return "" if names.visits.splits else "it visits one run of queries"
 
     def packed_source(self, plan: KernelPlan, view_of: ViewOf) -> str:

@@ -11,6 +11,7 @@ import sympy
 
 from flashgen.kernels.backward_hopper.split import BLOCK_M, CALL, CONSUMERS, HopperSplit
 from flashgen.kernels.backward_hopper.visits import HopperVisits
+from flashgen.kernels.backward_hopper.work import TileWork, tile_work
 from flashgen.plan.code import codes_of
 from flashgen.plan.head_dims import Segment
 from flashgen.plan.hidden import HiddenRows
@@ -145,23 +146,31 @@ class HopperBackward(HopperSplit):
 
     @property
     def orders_heads(self) -> bool:
-        """Whether the longest tiles come first over several heads, in a single pass."""
-        return self.backward.q_tiles.uneven and not self.split
+        """Whether the longest tiles come first over several heads, in a single pass.
+
+        Tiles of packed sequences differ by the sequences' lengths, whatever the mask is.
+        """
+        return (self.of_sequences or self.backward.q_tiles.uneven) and not self.split
 
     @cached_property
     def divides(self) -> bool:
         """Whether tiles of keys of the last heads may be divided among programs: see `_divided`.
 
         If all queries see some tiles and few see others, a program that takes a long tile last
-        makes all others wait.
+        makes all others wait. For packed sequences `_order_tiles` decides which tiles are divided.
         """
         runs, longest = self.visits.tiles.runs, self.backward.q_bounds.longest_first
         if self.of_sequences or not self.orders_heads:
-            return False
+            return self.of_sequences
         if self.visits.tiles.listed or len(runs) > 1:
             return False
         to_the_end = longest == "first" and runs[0].end.expr == Q_LEN
         return to_the_end or (longest == "last" and self.visits.tiles.from_key_0)
+
+    @cached_property
+    def work(self) -> TileWork:
+        """How many tiles of queries a tile of keys of a sequence visits, nearly."""
+        return tile_work(self.backward)
 
     @cached_property
     def call(self) -> tuple[str, ...]:
@@ -173,7 +182,8 @@ class HopperBackward(HopperSplit):
         names = (*self.backward.both_arguments.names, *self.visits.reads)
         if self.of_sequences:
             same = tuple(name for name in CALL if name not in ("q_len", "kv_len"))
-            return (*same, "num_tiles_n", "list_ptr", *ordered, *names)
+            listed = ("num_tiles_n", "parts_of_head", "list_ptr")
+            return (*same, *listed, *ordered, "num_ordered", *names)
         return (*CALL, *ordered, *divided, *shared, *dropping, *names)
 
     @property
@@ -181,15 +191,15 @@ class HopperBackward(HopperSplit):
         """The fields that identify a program's tile of keys, or its part of one."""
         of_tile = ("batch", "kv_head", "kv_first")
         if self.of_sequences:
-            return (*of_tile, "q_start", "q_len", "kv_start", "kv_len", "room", "rows_start")
+            lengths = ("q_start", "q_len", "kv_start", "kv_len", "room", "rows_start")
+            return (*of_tile, *lengths, "first_member", "end_member", "part")
         return (*of_tile, *("part", "num_parts") * self.divides)
 
     @property
     def results(self) -> tuple[str, ...]:
         """The results that the kernel writes."""
-        sums = (f"{item.variable}_ptr" for item in self.text.input_gradients)
-        if self.of_sequences:
-            return ("grad_q_desc", "grad_k_ptr", "grad_v_ptr", *sums)
+        sums = [f"{item.variable}_ptr" for item in self.text.input_gradients]
+        sums += ["grad_k_ptr", "grad_v_ptr"] * self.of_sequences
         of_queries = () if self.split else ("grad_q",)
         names = (*of_queries, "grad_k", "grad_v", *("parts",) * self.divides)
         descriptors = "descs" if self.segmented else "desc"
@@ -199,8 +209,7 @@ class HopperBackward(HopperSplit):
     def descriptors(self) -> tuple[str, ...]:
         """The parameters of the kernel that are descriptors, in their order."""
         of_queries, of_parts = ("grad_q",) * (not self.split), ("parts",) * self.divides
-        of_keys = () if self.of_sequences else ("grad_k", "grad_v")
-        names = ("q", "k", "v", "grad_out", "rows", *of_queries, *of_keys, *of_parts)
+        names = ("q", "k", "v", "grad_out", "rows", *of_queries, "grad_k", "grad_v", *of_parts)
         return tuple(x for name in names for x in self._segments.get(name, (f"{name}_desc",)))
 
     @cached_property

@@ -37,26 +37,24 @@ def compile_backward_hopper(backward: BackwardPlan, config: KernelConfig) -> Rep
     return report(backward_kernel(backward, config), HOPPER, OPTIONS, by_stages)
 
 
-def compile_backward_hopper_varlen(backward: BackwardPlan, config: KernelConfig) -> Report:
+def compile_backward_hopper_varlen(
+    backward: BackwardPlan, config: KernelConfig, *, divided: bool = True
+) -> Report:
     """The same of the kernel for packed sequences."""
     names = HopperBackward(backward, of_sequences=True)
-    tiles = dict.fromkeys(("q", "grad_out"), config.BLOCK_M)
-    tiles |= {"k": config.BLOCK_N, "v": config.BLOCK_N}
-    plan = backward.plan
-    types = {
-        f"{name}_desc": descriptor(plan.triton_dtype, plan.torch_dtype, [1, 1, rows, names.width])
-        for name, rows in tiles.items()
-    }
+    tiles = {"q": config.BLOCK_M, "grad_out": config.BLOCK_M}
+    tiles |= {"k": config.BLOCK_N, "v": config.BLOCK_N, "grad_k": 64, "grad_v": 64}
+    types = _descriptors(names, tiles)
     types["rows_desc"] = descriptor("fp32", "float32", [1, 1, config.BLOCK_M])
-    types["grad_q_desc"] = descriptor("fp32", "float32", [128, 32])
-    pointers = ("grad_k_ptr", "grad_v_ptr")
+    types |= _descriptors_of_sums(names)
     types |= {"counter_ptr": "*i32", "list_ptr": "*i32", "scale": "fp32"}
-    types |= dict.fromkeys(pointers, f"*{plan.triton_dtype}")
+    types |= dict.fromkeys(("grad_k_ptr", "grad_v_ptr"), f"*{backward.plan.triton_dtype}")
     text = IMPORTS + render_over_keys(
         names, "backward_hopper/kernel.py.jinja", after_forward=False, gathers=names.gathers
     )
     function, arguments = function_in(text, KERNEL), backward.both_arguments
-    call = call_of(plan, function, types, constants_of(config), arguments=arguments)
+    constants = constants_of(config) | {"DIVIDED": divided}
+    call = call_of(backward.plan, function, types, constants, arguments=arguments)
     return report(Kernel(text, KERNEL, call, gluon=True), HOPPER, OPTIONS, by_stages)
 
 
@@ -86,10 +84,7 @@ def backward_kernel(
     types = _descriptors(names, tiles)
     types["rows_desc"] = descriptor("fp32", "float32", [1, 1, config.BLOCK_M])
     if not names.split:
-        for width in names.sums_widths:
-            suffix = f"_{width}" if names.segmented else ""
-            sums = descriptor("fp32", "float32", [128, width // 2])
-            types[f"grad_q_desc{suffix}"] = types[f"parts_desc{suffix}"] = sums
+        types |= _descriptors_of_sums(names)
         types["counter_ptr"] = "*i32"
     types |= {f"{item.variable}_ptr": "*fp32" for item in names.text.input_gradients}
     constants = constants_of(config, drops=backward.plan.dropout)
@@ -123,7 +118,17 @@ def _kernel(
     return Kernel(text, name, call, gluon=True)
 
 
-def _descriptors(names: HopperBackwardSplit, tiles: dict[str, int]) -> dict[str, str]:
+def _descriptors_of_sums(names: HopperBackward) -> dict[str, str]:
+    """Triton's types of the descriptors of sums, and of parts, by the width of a segment."""
+    types = {}
+    for width in names.sums_widths:
+        suffix = f"_{width}" if names.segmented else ""
+        sums = descriptor("fp32", "float32", [128, width // 2])
+        types[f"grad_q_desc{suffix}"] = types[f"parts_desc{suffix}"] = sums
+    return types
+
+
+def _descriptors(names: HopperBackward, tiles: dict[str, int]) -> dict[str, str]:
     """Triton's types of the descriptors of tensors, by the rows of a tile."""
     plan = names.backward.plan
     parts = {name: names.v_parts if name in OF_VALUES else names.qk_parts for name in tiles}
