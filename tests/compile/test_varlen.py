@@ -34,7 +34,7 @@ WINDOW = AttentionSpec(
 #: The Triton kernels around the Gluon kernel of the backward pass: constants, warps and registers.
 BESIDE = {
     "_list_both_tiles": ({"HAS_KV_LENS": True, "SLOTS": 8, "CHUNK": 64}, 1, 128),
-    "_padded_rows": ({"HAS_GRAD_LSE": True, "DIVIDED": True, "SLOTS": 8, "CHUNK": 128}, 4, 64),
+    "_padded_rows": ({"HAS_GRAD_LSE": True, "DIVIDED": True, "SLOTS": 8, "CHUNK": 128}, 4, 72),
     "_place_packed_sums": ({}, 4, 96),
 }
 LISTS = ("slots", "tiles", "pieces", "cu_seqlens", "kv_lens")

@@ -168,6 +168,17 @@ class HopperBackward(HopperSplit):
         return to_the_end or (longest == "last" and self.visits.tiles.from_key_0)
 
     @cached_property
+    def queries_outside(self) -> bool:
+        """Whether all query heads of a group visit a tile of queries before the next tile.
+
+        Programs with tiles of the same head of keys then read the same queries at about the same
+        time, from L2. Only if neither visits nor what is computed once for them differ by head.
+        """
+        once = codes_of(self.text.lines_of_head)
+        codes = (*self.visits.bounds, *once, self.backward.gradient_scale)
+        return self.of_sequences and "head" not in read_by(codes)
+
+    @cached_property
     def work(self) -> TileWork:
         """How many tiles of queries a tile of keys of a sequence visits, nearly."""
         return tile_work(self.backward)
@@ -192,7 +203,8 @@ class HopperBackward(HopperSplit):
         of_tile = ("batch", "kv_head", "kv_first")
         if self.of_sequences:
             lengths = ("q_start", "q_len", "kv_start", "kv_len", "room", "rows_start")
-            return (*of_tile, *lengths, "first_member", "end_member", "part")
+            turned = ("turned",) * self.queries_outside
+            return (*of_tile, *lengths, "first_member", "end_member", "part", *turned)
         return (*of_tile, *("part", "num_parts") * self.divides)
 
     @property
