@@ -164,7 +164,7 @@ MUTANTS_OF_GRADIENTS = [
     ("[0, row, rows_start + q_first]", "[0, row, q_first]", "causal_d128"),
     ("place = [0, head, q_start + q_first, 0]", "place = [0, head, q_first, 0]", "causal_d128"),
     ("[0, kv_head, work_tile.kv_start + kv_first, 0]", "[0, kv_head, kv_first, 0]", "causal_d128"),
-    ("(head * rows_len + work_tile.rows_start)", "(head * rows_len)", "causal_d128"),
+    ("rows_of_head + work_tile.rows_start * 4", "rows_of_head", "causal_d128"),
     ("shown &= query_rows < q_len", "pass", "full_d128"),
     ("full_end = min(full_end, q_len // BLOCK_M)", "full_end = q_end", "full_d128"),
     ("row = (work_tile.kv_start + own_first)", "row = own_first", "full_d128"),

@@ -71,6 +71,18 @@ def test_wrong_results_are_an_error(wrong: int, monkeypatch: pytest.MonkeyPatch)
         measure(SAME, new_row(SAME), CPU, with_fa4=False, reverse=False, time_ms=lambda call: 1.0)
 
 
+@pytest.mark.usefixtures("here")
+def test_compiling_beforehand_calls_both_passes_and_tells_errors() -> None:
+    called: list[str] = []
+    for packing in (SAME, CROSS):
+        module = varlen.load_module(packing.module)
+        hook = module.varlen_attention
+        module.varlen_attention = lambda *given, hook=hook: called.append("once") or hook(*given)
+        assert varlen.prepare("flashgen", packing, "cpu") == ""
+    assert len(called) == 2
+    assert varlen.prepare("varlen_attn", SAME, "cpu").startswith("varlen_attn, same, 4/2 heads: ")
+
+
 def test_the_table() -> None:
     row = new_row(Packing("one", (16384,), (16384,), 16, 2))
     row |= {"ms": {"flashgen": [0.6, 0.8], "FA4": [0.8]}, "unavailable": {"varlen_attn": "no"}}
