@@ -14,8 +14,8 @@ from flashgen.config import HOPPER
 from flashgen.kernels.base import Space
 from flashgen.kernels.registry import kernels_of as flashgen_kernels
 from flashgen.loader import load
-from flashgen.plan import KernelPlan, lower
 from flashgen.place import Place
+from flashgen.plan import KernelPlan, lower
 from flashgen.tuning.choose import ranked, search_spaces
 from flashgen.tuning.store import TuneResult, fields_of, load_results, result_of
 
