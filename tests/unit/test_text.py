@@ -128,6 +128,7 @@ PRINTED_BY = {
     "explain/variant.py",
     "forms/varlen.py",
     "kernels/backward_hopper/kernel.py",
+    "kernels/backward_hopper/work.py",
     "kernels/backward_hopper_split/kernel.py",
     "kernels/backward_triton/kernel.py",
     "forms/cache.py",
