@@ -24,6 +24,7 @@ from flashgen.plan.mask_code import (
     with_promise,
 )
 from flashgen.plan.promise import UNORDERED
+from flashgen.plan.score_gradient import InputGradient
 from flashgen.symbolic.hoisting import Assignment
 from flashgen.symbolic.printer import triton_code
 from flashgen.symbolic.printer.code import Code, gathered_by, read_by
@@ -263,6 +264,16 @@ class HopperBackward(HopperSplit):
         """The values of a tile of queries that derivatives by inputs read."""
         names = self._lines_read(self._input_partials)
         return tuple(line for line in self.text.lines_of_tile if line.name in names)
+
+    @cached_property
+    def lane_sums(self) -> tuple[InputGradient, ...]:
+        """Those with a sum for each key, in registers: of elements of a head, or of a key."""
+        return tuple(x for x in self.text.input_gradients if x.over in ("heads", "columns"))
+
+    @property
+    def distance_sums(self) -> tuple[InputGradient, ...]:
+        """Those with a sum for each distance, in memory."""
+        return self.text.diagonals
 
     @property
     def _input_partials(self) -> tuple[Code | None, ...]:

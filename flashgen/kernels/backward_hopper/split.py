@@ -89,7 +89,9 @@ class HopperSplit:
     def why_not_inputs(self, text: BackwardCode) -> str:
         """Why a kernel over tiles of keys cannot sum all input gradients; ``""`` if it can."""
         for item in text.input_gradients:
-            if item.over not in ("heads", "columns"):
+            if item.over == "diagonals" and self.sums_distances:
+                pass  # each warp adds its sums to those of all tiles
+            elif item.over not in ("heads", "columns"):
                 return f"elements of {item.tensor} are told apart by {item.over}"
             if text.is_of_products(item.partial):
                 return f"what {item.tensor} learns depends on the scores"
@@ -97,6 +99,11 @@ class HopperSplit:
                 # Elements of a head are left to the kernel over queries, which has all factors.
                 return f"no consumer has both factors of what {item.tensor} learns"
         return ""
+
+    @property
+    def sums_distances(self) -> bool:
+        """Whether the kernel over tiles of keys sums along diagonals, in any order."""
+        return not self._adds_nothing_up and self.width == 64
 
     @property
     def has_roles(self) -> bool:
