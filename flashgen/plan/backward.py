@@ -130,7 +130,13 @@ class BackwardPlan:
         parts = [tuple(map(_by_products, item.by_kernel)) for item in held]
         others = (*self._element_derivative, *(expr for part in parts for expr in part))
         code, further = code_with(
-            self.plan.spec, conditions, others, promise=promise, by_blocks=by_blocks, along=along
+            self.plan.spec,
+            conditions,
+            others,
+            promise=promise,
+            by_blocks=by_blocks,
+            along=along,
+            distances=along is not None,
         )
         rest = iter(further)
         score_gradient = next(rest) if self._element_derivative else None

@@ -276,6 +276,11 @@ class HopperBackward(HopperSplit):
         return self.text.diagonals
 
     @property
+    def distances_read(self) -> bool:
+        """Whether the kernel goes along diagonals."""
+        return bool(self.distance_sums or self.text.code.distances)
+
+    @property
     def _input_partials(self) -> tuple[Code | None, ...]:
         return tuple(item.partial for item in self.text.input_gradients)
 
@@ -378,7 +383,8 @@ class HopperBackward(HopperSplit):
     @cached_property
     def _score_codes(self) -> tuple[Code | None, ...]:
         text, code = self.text, self.text.code
-        return (*codes_of(code.elements), code.score, text.score_gradient, code.shift)
+        lines = codes_of(code.elements, code.distances)
+        return (*lines, code.score, text.score_gradient, code.shift)
 
     @cached_property
     def _codes(self) -> tuple[Code | None, ...]:

@@ -58,7 +58,9 @@ def _queries_expressions(names: HopperBackwardSplit) -> Iterator[Code | None]:
     """The code of the Gluon kernel for the gradient of q."""
     text = names.of_queries.text
     code = text.code
-    yield from codes_of(code.scalars, code.rows, code.columns, code.elements, code.masked)
+    yield from codes_of(
+        code.scalars, code.rows, code.columns, code.elements, code.distances, code.masked
+    )
     conditions = names.of_queries.conditions
     yield from (
         code.score,

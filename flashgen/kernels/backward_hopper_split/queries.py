@@ -147,6 +147,11 @@ class HopperQueries:
         return (*of_keys, *zip(code.conditions, code.bitmasks, strict=True))
 
     @property
+    def distances_read(self) -> bool:
+        """Whether the kernel goes along diagonals."""
+        return bool(self.learned.diagonals or self.text.code.distances)
+
+    @property
     def changes_scores(self) -> bool:
         """Whether the softmax reads anything but the raw products."""
         return bool(self.conditions or self.text.code.score)
@@ -201,7 +206,8 @@ class HopperQueries:
     @cached_property
     def _score_codes(self) -> tuple[Code | None, ...]:
         code = self.text.code
-        return (*codes_of(code.columns, code.elements), code.score, self.text.score_gradient)
+        lines = codes_of(code.columns, code.elements, code.distances)
+        return (*lines, code.score, self.text.score_gradient)
 
     @cached_property
     def _codes(self) -> tuple[Code | None, ...]:
