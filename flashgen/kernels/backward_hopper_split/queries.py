@@ -154,7 +154,7 @@ class HopperQueries:
     @property
     def changes_scores(self) -> bool:
         """Whether the softmax reads anything but the raw products."""
-        return bool(self.conditions or self.text.code.score)
+        return bool(self.conditions or self.text.code.score or self.learned.made)
 
     @property
     def scores_read_q_idx(self) -> bool:
