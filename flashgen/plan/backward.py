@@ -263,6 +263,11 @@ class BackwardPlan:
         summed = (item for item in self.of_queries.input_gradients if item.over == "elements")
         return tuple(sorted({(len(item.indices), item.once) for item in summed}))
 
+    @property
+    def sums_at(self) -> tuple[int, ...]:
+        """For tensors to whose elements the launcher adds sums: the dimension counts."""
+        return tuple(sorted({len(x.launched) for x in self.input_gradients if x.launched}))
+
     @cached_property
     def score_tensors(self) -> tuple[str, ...]:
         """Learned tensors that the score reads, in the arguments' order."""

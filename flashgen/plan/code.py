@@ -42,7 +42,7 @@ class KernelCode:
         columns: for each tile of keys, (1, BLOCK_N) vectors that the score reads.
         elements: then values that several parts of the score share.
         distances: the terms that the score reads of the distance from query to key, after what
-            they share: assignments once a distance of a tile, over ``distance``.
+            they share: assignments once a distance of a tile, over ``kv_minus_q``.
         masked: for each masked tile, assignments that only the conditions read.
         tables: loads of block tables for the conditions.
         bits: loads of block tables for the bitmasks.
@@ -80,7 +80,6 @@ class KernelCode:
     gathers: tuple[int, ...]
     uses_tanh: bool
     promise: KeptPromise | None
-
 
     @property
     def terms_of_distance(self) -> tuple[str, ...]:

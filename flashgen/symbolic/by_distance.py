@@ -5,7 +5,8 @@ A tile has far fewer distances than pairs, so that a kernel may compute such ter
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import sympy
@@ -31,29 +32,43 @@ def with_distances(expr: Any) -> tuple[Any, dict[Any, Any]]:
 
     Costly is what loads an element, or takes a logarithm.
     """
-    found: dict[Any, Any] = {}
-    return _replaced(expr, found), {symbol: term for term, symbol in found.items()}
+    found = _Terms({symbol.name for symbol in expr.free_symbols})
+    return _replaced(expr, found), {symbol: term for term, symbol in found.symbols.items()}
 
 
-def _replaced(node: Any, found: dict[Any, Any]) -> Any:
+class _Terms:
+    """Terms of a distance over `DISTANCE`, each with its symbol.
+
+    Args:
+        taken: names that no symbol may have.
+    """
+
+    def __init__(self, taken: Collection[str]) -> None:
+        self.symbols: dict[Any, Any] = {}
+        numbered = (f"of_distance_{i}" for i in itertools.count())
+        self._names = (name for name in numbered if name not in taken)
+
+    def symbol_of(self, node: Any) -> Any:
+        """The symbol of a term, over query and key."""
+        term = by_distance(node).xreplace({KV_IDX: DISTANCE})
+        if term not in self.symbols:
+            self.symbols[term] = OfDistance(next(self._names), real=True)
+        return self.symbols[term]
+
+
+def _replaced(node: Any, found: _Terms) -> Any:
     if not node.args or varies_over(node) != Axes.ELEMENT:
         return node
     if _of_distance(node):
-        return _named(node, found)
+        return found.symbol_of(node)
     args = list(node.args)
     if node.is_Add or node.is_Mul:
         costly = [arg for arg in args if _of_distance(arg)]
         if len(costly) > 1:
             rest = [arg for arg in args if arg not in costly]
-            return node.func(_named(node.func(*costly), found), *(_replaced(x, found) for x in rest))
+            others = (_replaced(arg, found) for arg in rest)
+            return node.func(found.symbol_of(node.func(*costly)), *others)
     return node.func(*(_replaced(arg, found) for arg in args))
-
-
-def _named(node: Any, found: dict[Any, Any]) -> Any:
-    term = by_distance(node).xreplace({KV_IDX: DISTANCE})
-    if term not in found:
-        found[term] = OfDistance(f"of_distance_{len(found)}", real=True)
-    return found[term]
 
 
 def _of_distance(node: Any) -> bool:

@@ -32,7 +32,7 @@ SCALE = sympy.Symbol("scale", positive=True)
 
 
 #: The distance from a query to a key, kv_idx - q_idx, where terms of it are computed once for each.
-DISTANCE = sympy.Symbol("distance", integer=True)
+DISTANCE = sympy.Symbol("kv_minus_q", integer=True)
 
 
 class OfDistance(sympy.Symbol):  # type: ignore[misc]
