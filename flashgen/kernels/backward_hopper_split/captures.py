@@ -44,6 +44,8 @@ def queries_captured_bytes(
     size += ADDRESS * len(learned.pointers)
     if learned.diagonals:  # num_tiles; the tile of their sums
         size += NUMBER + ROWS
+    if learned.stored:  # the tile of their gradients
+        size += ROWS
     if names.backward.plan.dropout:
         size += DROPPING * NUMBER
     counts |= bool(learned.rows)
