@@ -175,7 +175,8 @@ class HopperSplit:
     def block_m(self) -> int:
         """Queries of a tile; fewer where registers do not hold all derivatives, or for dropout.
 
-        Sums of rows at d=64 spilled 2220 bytes with tiles of 128 and none with tiles of 64.
+        Sums of rows in a single pass at d=64 spilled 2220 bytes with tiles of 128, and spill none
+        with tiles of 64.
 
         With dropout at d=64 tiles of 128 spilled 740 bytes and tiles of 64 spill 16; with tiles of
         64 an H200 takes 0.6 times as long.
@@ -183,7 +184,7 @@ class HopperSplit:
         most, text = BLOCK_M[self.width], self.text
         differs = text.score_gradient and (self.of_keys_alone or text.diagonals)
         holds = any(
-            item.over != "diagonals" or text.is_of_products(item.partial)
+            text.is_of_products(item.partial) or not (self.split or item.over == "diagonals")
             for item in text.input_gradients
         )
         return min(most, 64) if differs or holds or self.backward.plan.dropout else most
