@@ -182,7 +182,9 @@ class HopperSplit:
         64 an H200 takes 0.6 times as long.
         """
         most, text = BLOCK_M[self.width], self.text
-        differs = text.score_gradient and (self.of_keys_alone or text.diagonals)
+        differs = text.score_gradient and (
+            self.of_keys_alone or text.diagonals or text.code.distances
+        )
         holds = any(
             text.is_of_products(item.partial) or not (self.split or item.over == "diagonals")
             for item in text.input_gradients
