@@ -75,7 +75,7 @@ SLIPS = [
     ("one_pass", "_add_learned", "+ q_len - 1", "+ q_len"),
     ("one_pass", "_add_learned", "ds * partial_of_total_1", "ds"),
     ("one_pass", "_backward_scores", "+ 64 * NUMBER", ""),
-    ("one_pass", "_terms_of_distance", "first - (step", "first + (step"),
+    ("one_pass", "_terms_of_distance", "first - (of_lane", "first + (of_lane"),
     ("one_pass", "_diagonals_from", "16 * warp", "0 * warp"),
     ("one_pass", "_of_diagonals", "values[i + 1].reshape", "values[i].reshape"),
     ("one_pass", "_find_elements_2d", "inside &= (index >= 0) & (index < size_1)", "pass"),

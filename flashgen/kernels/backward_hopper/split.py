@@ -92,7 +92,7 @@ class HopperSplit:
         for item in text.input_gradients:
             if not (item.over in ("heads", "columns") or self._sums_distances(item)):
                 return f"elements of {item.tensor} are told apart by {item.over}"
-            if text.is_of_products(item.partial) and not self._holds_partials:
+            if text.is_of_products(item.partial) and not self._holds_partials(text):
                 return f"what {item.tensor} learns depends on the scores"
             if self.has_roles and (text.score_gradient or item.over == "heads"):
                 # Elements of a head are left to the kernel over queries, which has all factors.
@@ -104,13 +104,14 @@ class HopperSplit:
         slopes = self.backward.of_both.score_gradient is not None and self.width == 128
         return item.over == "diagonals" and not (self._adds_nothing_up or slopes)
 
-    @property
-    def _holds_partials(self) -> bool:
-        """Whether registers of a single pass hold derivatives that depend on the scores.
+    def _holds_partials(self, text: BackwardCode) -> bool:
+        """Whether registers of a single pass hold all derivatives that depend on the scores.
 
-        With 128 columns they spill.
+        With 128 columns they spill; with 64 the third spills 1032 bytes.
         """
-        return not self._adds_nothing_up and self.width == 64
+        found = [text.score_gradient, *(item.partial for item in text.input_gradients)]
+        of_products = sum(map(text.is_of_products, found))
+        return not self._adds_nothing_up and self.width == 64 and of_products <= 2
 
     @property
     def has_roles(self) -> bool:
@@ -175,20 +176,14 @@ class HopperSplit:
     def block_m(self) -> int:
         """Queries of a tile; fewer where registers do not hold all derivatives, or for dropout.
 
-        Sums of rows in a single pass at d=64 spilled 2220 bytes with tiles of 128, and spill none
-        with tiles of 64.
-
+        In a single pass at d=64 tiles of 128 spilled 2220 bytes with sums of rows and 760 with sums
+        along diagonals; tiles of 64 spill up to 60.
         With dropout at d=64 tiles of 128 spilled 740 bytes and tiles of 64 spill 16; with tiles of
         64 an H200 takes 0.6 times as long.
         """
         most, text = BLOCK_M[self.width], self.text
-        differs = text.score_gradient and (
-            self.of_keys_alone or text.diagonals or text.code.distances
-        )
-        holds = any(
-            text.is_of_products(item.partial) or not (self.split or item.over == "diagonals")
-            for item in text.input_gradients
-        )
+        differs = text.score_gradient and self.of_keys_alone
+        holds = not self.split and (text.input_gradients or text.code.distances)
         return min(most, 64) if differs or holds or self.backward.plan.dropout else most
 
     @property

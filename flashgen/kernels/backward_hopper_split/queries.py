@@ -69,12 +69,13 @@ class HopperQueries:
 
     @property
     def block_n(self) -> int:
-        """Keys of a tile; fewer where registers do not hold all derivatives, or addresses."""
+        """Keys of a tile; fewer where registers or shared memory have no room for more."""
         most, learned = BLOCK_N[self.width], self.learned
         drops = self.backward.plan.dropout
         further = bool(self.text.score_gradient or learned.partials or learned.elements) or drops
         if most == 128:
-            return 64 if (self.learns and further) or drops else most
+            no_room = bool(learned.stored) and self.width > 64
+            return 64 if (self.learns and further) or drops or no_room else most
         return 32 if self.learns and further and not learned.diagonals else most
 
     @property
