@@ -130,7 +130,13 @@ class BackwardPlan:
         parts = [tuple(map(_by_products, item.by_kernel)) for item in held]
         others = (*self._element_derivative, *(expr for part in parts for expr in part))
         code, further = code_with(
-            self.plan.spec, conditions, others, promise=promise, by_blocks=by_blocks, along=along
+            self.plan.spec,
+            conditions,
+            others,
+            promise=promise,
+            by_blocks=by_blocks,
+            along=along,
+            distances=along is not None,
         )
         rest = iter(further)
         score_gradient = next(rest) if self._element_derivative else None
@@ -256,6 +262,11 @@ class BackwardPlan:
         """For tensors whose elements the kernel finds: the dimension count, and `once`."""
         summed = (item for item in self.of_queries.input_gradients if item.over == "elements")
         return tuple(sorted({(len(item.indices), item.once) for item in summed}))
+
+    @property
+    def sums_at(self) -> tuple[int, ...]:
+        """For tensors to whose elements the launcher adds sums: the dimension counts."""
+        return tuple(sorted({len(x.launched) for x in self.input_gradients if x.launched}))
 
     @cached_property
     def score_tensors(self) -> tuple[str, ...]:

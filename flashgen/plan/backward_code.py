@@ -53,7 +53,8 @@ class BackwardCode:
     @cached_property
     def _read(self) -> frozenset[str]:
         code = self.code
-        lines = codes_of(code.scalars, code.rows, code.columns, code.elements, code.masked)
+        places = (code.scalars, code.rows, code.columns, code.elements, code.distances, code.masked)
+        lines = codes_of(*places)
         read = [*lines, code.score, *code.conditions, self.score_gradient]
         read += [found for table in code.tables for found in table.codes]
         read += code.promise.conditions if code.promise is not None else ()

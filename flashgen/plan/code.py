@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +16,8 @@ from flashgen.plan.loops import KERNEL_NAMES
 from flashgen.plan.promise import UNORDERED, KeptPromise, Promise
 from flashgen.scores import Score
 from flashgen.spec import AttentionSpec
-from flashgen.symbolic.hoisting import Assignment, hoist
+from flashgen.symbolic.by_distance import with_distances
+from flashgen.symbolic.hoisting import Assignment, Hoisted, hoist
 from flashgen.symbolic.nodes import Spread
 from flashgen.symbolic.printer import plain_source, triton_code
 from flashgen.symbolic.printer.code import Code, gathered_by, read_by
@@ -40,6 +41,8 @@ class KernelCode:
         rows: then once a tile of queries, (BLOCK_M, 1) vectors.
         columns: for each tile of keys, (1, BLOCK_N) vectors that the score reads.
         elements: then values that several parts of the score share.
+        distances: the terms that the score reads of the distance from query to key, after what
+            they share: assignments once a distance of a tile, over ``kv_minus_q``.
         masked: for each masked tile, assignments that only the conditions read.
         tables: loads of block tables for the conditions.
         bits: loads of block tables for the bitmasks.
@@ -64,6 +67,7 @@ class KernelCode:
     rows: tuple[Assignment, ...]
     columns: tuple[Assignment, ...]
     elements: tuple[Assignment, ...]
+    distances: tuple[Assignment, ...]
     masked: tuple[Assignment, ...]
     tables: tuple[BlockLoads, ...]
     bits: tuple[BlockBits, ...]
@@ -76,6 +80,12 @@ class KernelCode:
     gathers: tuple[int, ...]
     uses_tanh: bool
     promise: KeptPromise | None
+
+    @property
+    def terms_of_distance(self) -> tuple[str, ...]:
+        """The names of those that the score reads, for all pairs of a tile."""
+        read = read_by((self.score, *codes_of(self.elements)))
+        return tuple(line.name for line in self.distances if line.name in read)
 
 
 def kernel_code(
@@ -99,6 +109,7 @@ def code_with(
     promise: Promise | None,
     by_blocks: bool = True,
     along: Axes | None = None,
+    distances: bool = False,
 ) -> tuple[KernelCode, tuple[Code, ...]]:
     """What `kernel_code` returns, and other expressions beside it.
 
@@ -110,6 +121,7 @@ def code_with(
         promise: what the conditions trust.
         by_blocks: whether tables of blocks are read a block at a time, by tiles of queries x keys.
         along: what the columns of a tile are of, where conditions are computed as bits, too.
+        distances: whether costly terms of a distance are computed once for each distance.
     """
     nonnegative = [p.name for p in spec.params if isinstance(p, Int) and p.min >= 0]
 
@@ -126,6 +138,7 @@ def code_with(
         conditions, as_written = conditions[:count], conditions[count:]
     score, scale, shift = _softmax_parts(spec)
     of_products = SCORES in score.free_symbols
+    score, terms = with_distances(score) if distances else (score, {})
     of_score = () if score == SCORES else (score,)
     exprs = (*of_score, *conditions, *others)
     bits: tuple[BlockBits, ...] = ()
@@ -133,9 +146,10 @@ def code_with(
     if along is not None:
         bits, known_bits = block_bits(conditions, spec.declared, nonnegative, along)
     hoisted = hoist(exprs, KERNEL_NAMES, nonnegative=nonnegative, along=along, bits=known_bits)
+    of_distances = _of_distances(terms, hoisted, nonnegative)
     first = len(of_score) + len(conditions)
     everywhere = {*range(len(of_score)), *range(first, len(exprs))}
-    scalars = hoisted.scalars
+    scalars = (*hoisted.scalars, *of_distances.scalars)
     if spec.score is not None and scale != 1:
         scalars = (*scalars, Assignment("qk_scale", code_of(scale)))
     printed = None
@@ -149,7 +163,11 @@ def code_with(
     sink = spec.normaliser.traced_sink
     sink_code = None if sink is None else code_of(sink.sym * LOG2E)
     shift_code = None if shift == 0 else code_of(shift, q_idx="offs_m")
-    lines = codes_of(scalars, hoisted.rows, hoisted.columns, hoisted.elements)
+    by_distance = (
+        *of_distances.elements,
+        *(Assignment(x.name, y) for x, y in zip(terms, of_distances.results, strict=True)),
+    )
+    lines = codes_of(scalars, hoisted.rows, hoisted.columns, hoisted.elements, by_distance)
     everything = (*lines, *hoisted.results, sink_code, shift_code)
     everything += tuple(table.entry for table in tables)
     everything += () if printed is None else printed.conditions
@@ -163,6 +181,7 @@ def code_with(
         rows=hoisted.rows,
         columns=columns,
         elements=hoisted.elements,
+        distances=by_distance,
         masked=tuple(a for a in hoisted.columns if a not in columns),
         tables=tables,
         bits=bits,
@@ -180,6 +199,13 @@ def code_with(
         promise=printed,
     )
     return code, hoisted.results[first:]
+
+
+def _of_distances(terms: Mapping[Any, Any], beside: Hoisted, nonnegative: list[str]) -> Hoisted:
+    """Terms of a distance as code, whose variables have other names than those beside them."""
+    places = (beside.scalars, beside.rows, beside.columns, beside.elements)
+    taken = {*beside.carried, *(line.name for of_place in places for line in of_place)}
+    return hoist(tuple(terms.values()), KERNEL_NAMES, nonnegative=nonnegative, taken=taken)
 
 
 def codes_of(*lines: Iterable[Assignment]) -> Iterator[Code]:

@@ -18,7 +18,8 @@ from flashgen.plan.code import finite_score
 from flashgen.plan.kernel import KernelPlan
 from flashgen.scores import Score
 from flashgen.spec import AttentionSpec
-from flashgen.symbolic.affine import linearise, summands
+from flashgen.symbolic.affine import linearise
+from flashgen.symbolic.by_distance import by_distance
 from flashgen.symbolic.gradient import ElementDerivative, element_derivatives, score_derivative
 from flashgen.symbolic.printer import torch_code
 from flashgen.symbolic.printer.code import Code, read_by
@@ -37,7 +38,6 @@ _AXES: dict[Axes, Over] = {
     Axes.COLUMN: "columns",
 }
 _PAIR = frozenset({B, H, Q_IDX, KV_IDX})
-_DISTANCE = sympy.Dummy("distance", integer=True)
 
 
 @dataclass(frozen=True)
@@ -170,15 +170,6 @@ def sum_over(indices: Sequence[Any]) -> Over:
     return "diagonals" if None not in map(by_distance, indices) else "elements"
 
 
-def by_distance(expr: Any) -> Any:
-    """An expression of the distance kv_idx - q_idx, with `KV_IDX` for it; None if it is none.
-
-    Such an expression does not change when query and key move by the same amount.
-    """
-    moved = _cancelled(expr.xreplace({Q_IDX: KV_IDX - _DISTANCE}))
-    return None if KV_IDX in moved.free_symbols else moved.xreplace({_DISTANCE: KV_IDX})
-
-
 def is_one_to_one(indices: Sequence[Any]) -> bool:
     """Whether no two pairs of any batch entry and head read the same element.
 
@@ -201,16 +192,6 @@ def _input_elements(score: Score, names: frozenset[str]) -> tuple[InputElement, 
     found = element_derivatives(finite_score(score)[0], names)
     variables = (f"total_{i}" if len(found) > 1 else "total" for i in range(len(found)))
     return tuple(map(InputElement, found, variables))
-
-
-def _cancelled(node: Any) -> Any:
-    """``node`` with those sums multiplied out in which the key's position may cancel."""
-    if KV_IDX not in node.free_symbols or not node.args:
-        return node
-    node = node.func(*map(_cancelled, node.args))
-    if isinstance(node, sympy.core.relational.Relational):
-        return node.func(_cancelled(node.lhs - node.rhs), 0)
-    return sympy.Add(*summands(node)) if node.is_Add else node
 
 
 def _launched(index: Any) -> Code:

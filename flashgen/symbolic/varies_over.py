@@ -31,6 +31,14 @@ SCORES = sympy.Symbol("scores", real=True)
 SCALE = sympy.Symbol("scale", positive=True)
 
 
+#: The distance from a query to a key, kv_idx - q_idx, where terms of it are computed once for each.
+DISTANCE = sympy.Symbol("kv_minus_q", integer=True)
+
+
+class OfDistance(sympy.Symbol):  # type: ignore[misc]
+    """A term of the score that depends on the distance, for all pairs of a tile."""
+
+
 class ToFloat(sympy.Function):  # type: ignore[misc]
     """An integer as a float32, converted where hoisting places it."""
 
@@ -52,6 +60,7 @@ _INDICES = {
     KV_IDX: Axes.COLUMN,
     SCORE: Axes.ELEMENT,
     SCORES: Axes.ELEMENT,
+    DISTANCE: Axes.ELEMENT,
 }
 #: Reductions over the rows of a tile: one value, whatever its argument is.
 REDUCTIONS = (RowMin, RowMax)
@@ -66,6 +75,8 @@ def varies_over(expr: Any, known: Mapping[Any, Axes] | None = None) -> Axes:
         expr: an expression or a condition.
         known: the axes of symbols, besides the indices and the score.
     """
+    if isinstance(expr, OfDistance):
+        return Axes.ELEMENT
     if expr.is_Symbol:
         return _INDICES.get(expr) or (known or {}).get(expr, Axes.SCALAR)
     axes = Axes.SCALAR

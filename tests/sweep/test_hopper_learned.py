@@ -25,6 +25,7 @@ from flashgen import (
     sigmoid_attention,
     softcap,
     softmax,
+    t5_bias,
     tanh,
 )
 from flashgen.kernels.backward_hopper_split.plan import HopperBackwardSplit
@@ -79,6 +80,7 @@ SPECS = {
         mask=BOTTOM,
         score=relative_bias(40, align="bottom_right"),
         normaliser=softmax(sink=lambda b, h: SINKS[h]),
+        deterministic=True,
     ),
     "sigmoid": AttentionSpec(
         64,
@@ -124,7 +126,10 @@ SPECS = {
     ),
     # Both kernels go by lists of tiles.
     "listed": AttentionSpec(
-        64, mask=block_sparse(block=16), score=relative_bias(40, align="bottom_right")
+        64,
+        mask=block_sparse(block=16),
+        score=relative_bias(40, align="bottom_right"),
+        deterministic=True,
     ),
     # What keys learn depends on what queries read.
     "products_of_both": AttentionSpec(
@@ -137,7 +142,10 @@ SPECS = {
     ),
     # Bounds of rows that are in no order are the portable kernel's.
     "ends_of_rows": AttentionSpec(
-        64, mask=BOTTOM & EACH_ROW, score=relative_bias(40, align="bottom_right")
+        64,
+        mask=BOTTOM & EACH_ROW,
+        score=relative_bias(40, align="bottom_right"),
+        deterministic=True,
     ),
     "chosen_rows": AttentionSpec(
         64, mask=BOTTOM & CHOSEN, score=lambda s, b, h, q, kv: s + TILTS[b, q]
@@ -149,6 +157,27 @@ SPECS = {
         normaliser=softmax(sink=lambda b, h: SINKS[h] * FACTOR - log(kv_len + 1.0)),
     ),
     "nothing_is_learned": AttentionSpec(64, mask=EACH_ROW, deterministic=True),
+}
+
+#: A single pass: its warps add sums along diagonals to memory, and lanes sum rows in registers.
+OF_ONE_PASS = {
+    "with_a_sink": replace(SPECS["with_a_sink"], deterministic=False),
+    "listed": replace(SPECS["listed"], deterministic=False),
+    "ends_of_rows": replace(SPECS["ends_of_rows"], deterministic=False),
+    # What a head learns depends on the products, beside a bias of its distances.
+    "gains": AttentionSpec(
+        64, mask=BOTTOM, score=lambda s, b, h, q, kv: s * SLOPES[h] + NEAR[h, kv - q + 499]
+    ),
+    "slopes_of_elements": AttentionSpec(
+        64, "float16", score=softcap(8.0).then(relative_bias(40, align="bottom_right"))
+    ),
+    # Tiles of 64 queries, and of 128.
+    "segments": AttentionSpec(96, score=lambda s, b, h, q, kv: s + NEAR[h, kv - q + 499]),
+    "buckets": AttentionSpec(64, mask=BOTTOM, score=t5_bias(align="bottom_right")),
+    # Two terms of a distance, of which one depends on the products.
+    "two_terms": AttentionSpec(
+        64, score=lambda s, b, h, q, kv: s * (1 + NEAR[h, kv - q + 499]) + log(1.0 + abs(q - kv))
+    ),
 }
 
 CASES = (Case(256, 256, 2, 4, 2), Case(130, 300, 1, 3, 1), Case(200, 70, 2, 2, 2))
@@ -176,6 +205,16 @@ def test_backward(name: str, case: Case) -> None:
     check_hopper_backward(_module(name), SPECS[name], replace(case, params=drops))
 
 
+@pytest.mark.parametrize(("name", "case"), in_turns(OF_ONE_PASS, CASES, every=3), ids=str)
+def test_a_single_pass(name: str, case: Case) -> None:
+    spec = OF_ONE_PASS[name]
+    names = HopperBackwardSplit(backward_plan(lower(spec, name)))
+    assert not names.split and not names.why_not
+    assert names.text.input_gradients == names.backward.input_gradients
+    module = rendered_module(spec, hopper=True, edit_source=interpreted)
+    check_hopper_backward(module, spec, case)
+
+
 def test_which_have_shorter_tiles() -> None:
     """Of queries, over keys; of keys, over queries."""
     tiles = {name: _names(name) for name in SPECS}
@@ -195,7 +234,8 @@ def test_of_all_kinds_has_each_in_its_place() -> None:
         found = {item.over for item in names.of_queries.text.input_gradients}
         assert found == {"heads", "rows", "diagonals"}
     assert {x.over for x in _names("roles_of_keys").text.input_gradients} == {"columns"}
-    assert [x.once for x in _names("pairs").of_queries.learned.elements] == [True]
+    assert [x.once for x in _names("pairs").of_queries.learned.stored] == [True]
+    assert [x.once for x in _names("wide_pairs").of_queries.learned.elements] == [True]
     assert [x.once for x in _names("shared_pairs").of_queries.learned.elements] == [False]
 
 

@@ -22,7 +22,12 @@ SPECS = {
         score=lambda s, b, h, q, kv: s * SLOPES[h] + TILTS[b, q] + NEAR[h, kv - q + 499],
     ),
     # Tiles of 128 keys have numbers that others lack.
-    "by_distance": AttentionSpec(64, score=lambda s, b, h, q, kv: s + NEAR[h, kv - q + 499]),
+    "by_distance": AttentionSpec(
+        64, score=lambda s, b, h, q, kv: s + NEAR[h, kv - q + 499], deterministic=True
+    ),
+    "one_pass": AttentionSpec(
+        64, mask=BOTTOM, score=lambda s, b, h, q, kv: s * SLOPES[h] + NEAR[h, kv - q + 499]
+    ),
     "pairs": AttentionSpec(
         64, "float16", mask=BOTTOM, score=lambda s, b, h, q, kv: s + PAIRS[b, h, q, kv]
     ),
@@ -48,7 +53,7 @@ SLIPS = [
     ("by_distance", "_diagonals_of_warps", "moved == 2", "moved == 3"),
     ("by_distance", "_diagonals_of_warps", "(to_q - to_1) & 3", "to_q"),
     ("by_distance", "_add_diagonals", "x.shape[1] + 63", "x.shape[1] + 47"),
-    ("by_distance", "_add_diagonals", "(turned >> 2)", "0"),
+    ("by_distance", "_number_in_lane", "(turned >> 2)", "0"),
     ("by_distance", "_add_diagonals", "32 * (first", "16 * (first"),
     ("learns", "_learn_of_queries", "NUMBER * _numbers_of_strip", "0 * _numbers_of_strip"),
     ("learns", "_learn_of_queries", ") + start_n", ")"),
@@ -63,7 +68,22 @@ SLIPS = [
     ("learns", "_sum_strips", "2 * first_tile", "first_tile"),
     ("learns", "_sum_strips", "head * (2 * num_tiles)", "head * num_tiles"),
     ("learns", "_sum_strips", "tl.load(sums_ptr, mask=inside, other=0.0) + ", ""),
+    ("one_pass", "_add_diagonals", "last + 15", "last + 16"),
+    ("one_pass", "_add_diagonals", "16 * warp", "0 * warp"),
+    ("one_pass", "_add_diagonals", "place >= 32 * i", "place >= 0"),
+    ("one_pass", "_add_learned", "+ 64 * NUMBER", ""),
+    ("one_pass", "_add_learned", "+ q_len - 1", "+ q_len"),
+    ("one_pass", "_add_learned", "ds * partial_of_total_1", "ds"),
+    ("one_pass", "_backward_scores", "+ 64 * NUMBER", ""),
+    ("one_pass", "_terms_of_distance", "first - (of_lane", "first + (of_lane"),
+    ("one_pass", "_diagonals_from", "16 * warp", "0 * warp"),
+    ("one_pass", "_of_diagonals", "values[i + 1].reshape", "values[i].reshape"),
+    ("one_pass", "_find_elements_2d", "inside &= (index >= 0) & (index < size_1)", "pass"),
+    ("one_pass", "_sum_elements", "before + tl.sum", "tl.sum"),
+    ("one_pass", "_sum_elements", "left &= blocks > block", "left &= blocks > block + 1"),
     ("pairs", "_put_at_4d_hopper", "place * size_3", "place * size_2"),
+    ("pairs", "_learn_of_queries", "pairs_tiles.index(NUMBER)", "pairs_tiles.index(0)"),
+    ("pairs", "_learn_of_queries", "(start_n + ", "(0 * start_n + "),
     ("roles", "_keys_step", "ds * head_scale", "ds"),
     ("roles", "_keys_step", "factors * (dp - delta[None, :])", "factors * dp"),
     ("roles", "_add_learned", "totals[0] + ", ""),

@@ -14,6 +14,7 @@ from flashgen import (
     block_sparse,
     causal,
     full,
+    relative_bias,
     sigmoid_attention,
     softcap,
 )
@@ -29,6 +30,7 @@ ENDS = Tensor("ends", ("batch", "q_len"), "int32")
 DROPPING = "with dropout and a score gradient no consumer has all factors"
 SLOPES = Tensor("slopes", ("num_q_heads",))
 HEATS = Tensor("heats", ("batch", "kv_len"))
+ROWS = Tensor("rows", ("batch", "q_len"))
 EACH_ROW = Mask(lambda b, h, q, kv: kv < ENDS[b, q], "each row has its end")
 
 
@@ -79,7 +81,8 @@ def of(spec: AttentionSpec) -> HopperBackwardSplit:
             "its score function leaves the products out",
         ),
         (kernel_spec("half_keys", 64), ""),
-        (AttentionSpec(64, score=heated_keys), "what heats learns depends on the scores"),
+        (AttentionSpec(64, score=heated_keys), ""),
+        (AttentionSpec(128, score=heated_keys), "what heats learns depends on the scores"),
         (AttentionSpec(320, dropout=True), "its tiles have 256 columns at most"),
     ],
 )
@@ -158,8 +161,7 @@ def test_where_another_kernel_computes_the_gradient_of_q() -> None:
 @pytest.mark.parametrize(
     "spec",
     [
-        AttentionSpec(64, mask=EACH_ROW, score=VOCABULARY["relative_bias"].score),
-        VOCABULARY["t5_bias"].spec("float16", 64),  # faster there, for its logarithms
+        AttentionSpec(64, mask=EACH_ROW, score=lambda s, b, h, q, kv: s + ROWS[b, q]),
         AttentionSpec(64, mask=EACH_ROW, deterministic=True),
     ],
 )
@@ -172,8 +174,9 @@ def test_where_that_is_the_portable_one(spec: AttentionSpec) -> None:
 @pytest.mark.parametrize(
     ("spec", "over"),
     [
-        (VOCABULARY["temperature"].spec("float16", 64), "heads"),
-        (VOCABULARY["relative_bias"].spec("float16", 64), "diagonals"),
+        (VOCABULARY["temperature"].spec("float16", 128), "heads"),
+        (VOCABULARY["relative_bias"].spec("float16", 192), "diagonals"),
+        (AttentionSpec(128, score=softcap(8.0).then(relative_bias(128))), "diagonals"),
         (VOCABULARY["t5_bias"].spec("float16", 64, deterministic=True), "diagonals"),
         (kernel_spec("rows", 64), "rows"),
         (kernel_spec("bias", 64), "elements"),
@@ -208,6 +211,10 @@ def test_where_dropout_splits_the_pass() -> None:
         AttentionSpec(192, mask=causal()),
         kernel_spec("keys", 192),
         AttentionSpec(64, mask=EACH_ROW),
+        VOCABULARY["temperature"].spec("float16", 64),
+        VOCABULARY["relative_bias"].spec("float16", 128),
+        VOCABULARY["t5_bias"].spec("float16", 64),
+        AttentionSpec(64, score=softcap(8.0).then(relative_bias(128))),
     ],
 )
 def test_where_all_gradients_are_of_gluon_kernels(spec: AttentionSpec) -> None:
@@ -220,7 +227,7 @@ def test_where_all_gradients_are_of_gluon_kernels(spec: AttentionSpec) -> None:
 def test_what_is_learned_of_keys_stays_with_their_tile() -> None:
     """Beside what the kernel over queries learns."""
     spec = AttentionSpec(
-        64, score=lambda s, b, h, q, kv: s + 0.5 * HEATS[b, kv] - SLOPES[h] * (q - kv) ** 2 / s
+        128, score=lambda s, b, h, q, kv: s + 0.5 * HEATS[b, kv] - SLOPES[h] * (q - kv) ** 2 / s
     )
     names = of(spec)
     assert names.queries_learn and not names.why_not

@@ -121,7 +121,8 @@ def _backward_expressions(names: HopperBackward) -> Iterator[Code | None]:
         names.backward.gradient_scale,
         *names.conditions,
     ]
-    codes += [*codes_of(code.elements), *(item.partial for item in text.input_gradients)]
+    codes += codes_of(code.elements, code.distances)
+    codes += [item.partial for item in text.input_gradients]
     if code.promise is not None:
         codes += (code.promise.broken, *code.promise.conditions)
     yield from _with_lines(names, codes)

@@ -25,6 +25,7 @@ from flashgen.plan.mask_code import (
     with_promise,
 )
 from flashgen.plan.promise import UNORDERED
+from flashgen.plan.score_gradient import InputGradient
 from flashgen.symbolic.hoisting import Assignment
 from flashgen.symbolic.printer import triton_code
 from flashgen.symbolic.printer.code import Code, gathered_by, read_by
@@ -285,9 +286,32 @@ class HopperBackward(HopperSplit):
         names = self._lines_read(self._input_partials)
         return tuple(line for line in self.text.lines_of_tile if line.name in names)
 
+    @cached_property
+    def partials(self) -> tuple[InputGradient, ...]:
+        """Those whose derivative depends on the products, and is computed with the score."""
+        text = self.text
+        return tuple(x for x in text.input_gradients if text.is_of_products(x.partial))
+
+    @cached_property
+    def lane_sums(self) -> tuple[InputGradient, ...]:
+        """Those with a sum for each key, in registers: of elements of a head, or of a key."""
+        return tuple(x for x in self.text.input_gradients if x.over in ("heads", "columns"))
+
+    @property
+    def distance_sums(self) -> tuple[InputGradient, ...]:
+        """Those with a sum for each distance, in memory."""
+        return self.text.diagonals
+
+    @property
+    def distances_read(self) -> bool:
+        """Whether the kernel goes along diagonals."""
+        return bool(self.distance_sums or self.text.code.distances)
+
     @property
     def _input_partials(self) -> tuple[Code | None, ...]:
-        return tuple(item.partial for item in self.text.input_gradients)
+        """Derivatives that are computed where they are used."""
+        items = self.text.input_gradients
+        return tuple(item.partial for item in items if item not in self.partials)
 
     @cached_property
     def keys(self) -> tuple[str, ...]:
@@ -350,7 +374,7 @@ class HopperBackward(HopperSplit):
     @property
     def changes_scores(self) -> bool:
         """Whether the softmax reads anything but the raw products."""
-        return self.masks or bool(self.text.code.score)
+        return self.masks or bool(self.text.code.score) or bool(self.partials)
 
     @cached_property
     def mask_lines(self) -> tuple[Assignment, ...]:
@@ -388,7 +412,9 @@ class HopperBackward(HopperSplit):
     @cached_property
     def _score_codes(self) -> tuple[Code | None, ...]:
         text, code = self.text, self.text.code
-        return (*codes_of(code.elements), code.score, text.score_gradient, code.shift)
+        lines = codes_of(code.elements, code.distances)
+        partials = (item.partial for item in self.partials)
+        return (*lines, code.score, text.score_gradient, code.shift, *partials)
 
     @cached_property
     def _codes(self) -> tuple[Code | None, ...]:

@@ -11,6 +11,7 @@ from flashgen.config import BACKWARD_KERNELS, BackwardKernel
 from flashgen.plan.backward import BackwardPlan
 from flashgen.plan.backward_code import BackwardCode
 from flashgen.plan.head_dims import SMALLEST_SEGMENT, Segment, split_head_dim
+from flashgen.plan.score_gradient import InputGradient
 
 #: The arguments of a call that both kernels read, whatever its parameters.
 CALL = ("num_q_heads", "num_kv_heads", "q_len", "kv_len", "rows_len", "scale")
@@ -89,14 +90,28 @@ class HopperSplit:
     def why_not_inputs(self, text: BackwardCode) -> str:
         """Why a kernel over tiles of keys cannot sum all input gradients; ``""`` if it can."""
         for item in text.input_gradients:
-            if item.over not in ("heads", "columns"):
+            if not (item.over in ("heads", "columns") or self._sums_distances(item)):
                 return f"elements of {item.tensor} are told apart by {item.over}"
-            if text.is_of_products(item.partial):
+            if text.is_of_products(item.partial) and not self._holds_partials(text):
                 return f"what {item.tensor} learns depends on the scores"
             if self.has_roles and (text.score_gradient or item.over == "heads"):
                 # Elements of a head are left to the kernel over queries, which has all factors.
                 return f"no consumer has both factors of what {item.tensor} learns"
         return ""
+
+    def _sums_distances(self, item: InputGradient) -> bool:
+        """Whether the kernel over tiles of keys sums an item along diagonals, in any order."""
+        slopes = self.backward.of_both.score_gradient is not None and self.width == 128
+        return item.over == "diagonals" and not (self._adds_nothing_up or slopes)
+
+    def _holds_partials(self, text: BackwardCode) -> bool:
+        """Whether registers of a single pass hold all derivatives that depend on the scores.
+
+        With 128 columns they spill; with 64 the third spills 1032 bytes.
+        """
+        found = [text.score_gradient, *(item.partial for item in text.input_gradients)]
+        of_products = sum(map(text.is_of_products, found))
+        return not self._adds_nothing_up and self.width == 64 and of_products <= 2
 
     @property
     def has_roles(self) -> bool:
@@ -161,12 +176,15 @@ class HopperSplit:
     def block_m(self) -> int:
         """Queries of a tile; fewer where registers do not hold all derivatives, or for dropout.
 
+        In a single pass at d=64 tiles of 128 spilled 2220 bytes with sums of rows and 760 with sums
+        along diagonals; tiles of 64 spill up to 60.
         With dropout at d=64 tiles of 128 spilled 740 bytes and tiles of 64 spill 16; with tiles of
         64 an H200 takes 0.6 times as long.
         """
-        most = BLOCK_M[self.width]
-        differs = self.of_keys_alone and self.text.score_gradient
-        return min(most, 64) if differs or self.backward.plan.dropout else most
+        most, text = BLOCK_M[self.width], self.text
+        differs = text.score_gradient and self.of_keys_alone
+        holds = not self.split and (text.input_gradients or text.code.distances)
+        return min(most, 64) if differs or holds or self.backward.plan.dropout else most
 
     @property
     def block_n(self) -> int:

@@ -44,6 +44,8 @@ def queries_captured_bytes(
     size += ADDRESS * len(learned.pointers)
     if learned.diagonals:  # num_tiles; the tile of their sums
         size += NUMBER + ROWS
+    if learned.stored:  # the tile of their gradients
+        size += ROWS
     if names.backward.plan.dropout:
         size += DROPPING * NUMBER
     counts |= bool(learned.rows)
@@ -58,7 +60,9 @@ def _queries_expressions(names: HopperBackwardSplit) -> Iterator[Code | None]:
     """The code of the Gluon kernel for the gradient of q."""
     text = names.of_queries.text
     code = text.code
-    yield from codes_of(code.scalars, code.rows, code.columns, code.elements, code.masked)
+    yield from codes_of(
+        code.scalars, code.rows, code.columns, code.elements, code.distances, code.masked
+    )
     conditions = names.of_queries.conditions
     yield from (
         code.score,

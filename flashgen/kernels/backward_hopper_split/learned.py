@@ -12,6 +12,9 @@ from flashgen.symbolic.printer.code import Code, read_by
 #: Distances of a block: a warp has one in each lane.
 BLOCK = 32
 
+#: What identifies a pair, in the kernel's names.
+_PAIR = frozenset({"batch", "head", "q_idx", "kv_idx"})
+
 
 @dataclass(frozen=True)
 class LearnedOfQueries:
@@ -40,13 +43,24 @@ class LearnedOfQueries:
 
     @cached_property
     def elements(self) -> tuple[InputGradient, ...]:
-        """Those whose elements are found pair by pair."""
-        return tuple(x for x in self.text.input_gradients if x.over == "elements")
+        """Those whose elements are found pair by pair, where registers have the pairs."""
+        items = self.text.input_gradients
+        return tuple(x for x in items if x.over == "elements" and x not in self.stored)
+
+    @cached_property
+    def stored(self) -> tuple[InputGradient, ...]:
+        """Those with an element for each pair, whose rows are stored by way of shared memory.
+
+        With 256 columns there is no room.
+        """
+        items = self.text.input_gradients if self.width < 256 else ()
+        return tuple(x for x in items if x.once and read_by(x.indices) <= _PAIR)
 
     @cached_property
     def calls(self) -> tuple[tuple[int, bool], ...]:
-        """For these, the dimension count, and `once`."""
-        return tuple(sorted({(len(x.indices), x.once) for x in self.elements}))
+        """For both, the dimension count, and `once`."""
+        items = (*self.elements, *self.stored)
+        return tuple(sorted({(len(x.indices), x.once) for x in items}))
 
     @cached_property
     def partials(self) -> tuple[InputGradient, ...]:
@@ -55,10 +69,10 @@ class LearnedOfQueries:
 
     @cached_property
     def codes(self) -> tuple[Code | None, ...]:
-        """The other derivatives, and indices: code of the function that adds to the sums."""
+        """The other derivatives, and indices: what registers' pairs need to add to the sums."""
         items = self.text.input_gradients
         partials = (x.partial for x in items if x not in self.partials)
-        return (*partials, *(index for x in items for index in x.indices))
+        return (*partials, *(index for x in items if x not in self.stored for index in x.indices))
 
     @cached_property
     def lines(self) -> tuple[str, ...]:

@@ -69,12 +69,13 @@ class HopperQueries:
 
     @property
     def block_n(self) -> int:
-        """Keys of a tile; fewer where registers do not hold all derivatives, or addresses."""
+        """Keys of a tile; fewer where registers or shared memory have no room for more."""
         most, learned = BLOCK_N[self.width], self.learned
         drops = self.backward.plan.dropout
         further = bool(self.text.score_gradient or learned.partials or learned.elements) or drops
         if most == 128:
-            return 64 if (self.learns and further) or drops else most
+            no_room = bool(learned.stored) and self.width > 64
+            return 64 if (self.learns and further) or drops or no_room else most
         return 32 if self.learns and further and not learned.diagonals else most
 
     @property
@@ -147,9 +148,14 @@ class HopperQueries:
         return (*of_keys, *zip(code.conditions, code.bitmasks, strict=True))
 
     @property
+    def distances_read(self) -> bool:
+        """Whether the kernel goes along diagonals."""
+        return bool(self.learned.diagonals or self.text.code.distances)
+
+    @property
     def changes_scores(self) -> bool:
         """Whether the softmax reads anything but the raw products."""
-        return bool(self.conditions or self.text.code.score)
+        return bool(self.conditions or self.text.code.score or self.learned.made)
 
     @property
     def scores_read_q_idx(self) -> bool:
@@ -201,7 +207,8 @@ class HopperQueries:
     @cached_property
     def _score_codes(self) -> tuple[Code | None, ...]:
         code = self.text.code
-        return (*codes_of(code.columns, code.elements), code.score, self.text.score_gradient)
+        lines = codes_of(code.columns, code.elements, code.distances)
+        return (*lines, code.score, self.text.score_gradient)
 
     @cached_property
     def _codes(self) -> tuple[Code | None, ...]:

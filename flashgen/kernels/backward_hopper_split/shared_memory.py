@@ -1,7 +1,8 @@
 """queries_usage: the shared memory of a block of the Gluon kernel for the gradient of q.
 
 It has tiles of queries, through whose buffers their gradient is stored, and tiles of keys and of
-values. Where it sums along diagonals, the warps of a consumer add their sums up in further memory.
+values. Where it sums along diagonals, the warps of a consumer add their sums up in further memory;
+where it stores gradients of pairs, their rows are put together there.
 For the rest see `flashgen.kernels.backward_hopper.shared_memory`.
 """
 
@@ -51,6 +52,8 @@ def _queries_usage(names: HopperBackwardSplit, captures: int) -> SramUsage:
     if queries.learned.diagonals:
         warps, blocks = 4 * CONSUMERS, queries.learned.blocks_at_once(queries.block_n)
         tiles.append(Buffer("sums of distances", sympy.Integer(warps * blocks * BLOCK * NUMBER)))
+    if queries.learned.stored:
+        tiles.append(Buffer("gradients of pairs", BLOCK_M * BLOCK_N * NUMBER))
     others = [
         Buffer("barriers", sympy.Integer(BARRIER)),
         *2 * (Buffer("barriers", k_stages * BARRIER),),

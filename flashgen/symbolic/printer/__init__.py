@@ -27,7 +27,7 @@ from flashgen.symbolic.printer import arithmetic, functions
 from flashgen.symbolic.printer.code import Code
 from flashgen.symbolic.printer.core import Printer
 from flashgen.symbolic.printer.dialects import TRITON, Plain, Torch
-from flashgen.symbolic.varies_over import SCORES, ToFloat
+from flashgen.symbolic.varies_over import DISTANCE, SCORES, ToFloat
 from flashgen.symbols import (
     KV_IDX,
     Q_IDX,
@@ -83,7 +83,7 @@ RULES = {
     **dict.fromkeys(functions.COMPARISONS, functions.print_comparison),
 }
 NONNEGATIVE = frozenset(symbol.name for symbol in SYMBOLS)
-TILE = frozenset(symbol.name for symbol in (Q_IDX, KV_IDX, SCORE, SCORES))
+TILE = frozenset(symbol.name for symbol in (Q_IDX, KV_IDX, SCORE, SCORES, DISTANCE))
 _TENSORS = frozenset(symbol.name for symbol in (Q_IDX, KV_IDX, SCORE, B, H))
 
 

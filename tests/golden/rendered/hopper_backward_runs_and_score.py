@@ -223,16 +223,6 @@ def _unknown_zero():
     )
 
 
-@gluon.jit
-def _meet():
-    """Waits for the other consumer, at a hardware barrier; Triton uses the first ones itself."""
-    lanes = gl.full([128], 0, gl.int32, gl.BlockedLayout([1], [32], [4], [0]))
-    gl.inline_asm_elementwise(
-        "bar.sync 10, 256; mov.b32 $0, $1;", "=r,r", [lanes],
-        dtype=gl.int32, is_pure=False, pack=1,
-    )  # fmt: skip
-
-
 @_aggregate
 class _RunsOfQueries:
     """The visited tiles of queries: their number, and where they are."""
@@ -465,7 +455,7 @@ def _lane_sums(x):
 
 @gluon.jit
 def _add_learned(totals, ds, q_first, head, keys, call, work_tile):
-    """Adds the gradients of learned tensors from 64 keys to the sums of lanes."""
+    """Adds the gradients of learned tensors from 64 keys to their sums."""
     kv_idx = keys.kv_idx
     q_idx = _query_columns(ds, q_first, gl.float32)[None, :]
     kv_idx = kv_idx.to(gl.float32)
@@ -652,20 +642,18 @@ def _backward_step(
     p = gl.exp2(scores * qk_scale - lse[None, :])
     weights = gl.convert_layout(p.to(gl.bfloat16), WEIGHTS, assert_trivial=True)
     delta = rows_tiles.index(NUM_STAGES + stage).reshape([BLOCK_M]).load(COLUMNS)
-    dp = warpgroup_mma_wait(0, deps=(dp,))
+    grad_out = grad_out_tiles.index(stage).reshape([BLOCK_M, 64])
+    grad_v = warpgroup_mma(weights, grad_out, grad_v, is_async=True)
+    dp = warpgroup_mma_wait(1, deps=(dp,))
     ds = p * (dp - delta[None, :])
     totals = _add_learned(totals, ds, q_first, head, keys, call, work_tile)
     ds = ds.to(gl.bfloat16)
     of_scores = gl.convert_layout(ds, WEIGHTS, assert_trivial=True)
-    grad_out = grad_out_tiles.index(stage).reshape([BLOCK_M, 64])
-    grad_v = warpgroup_mma(weights, grad_out, grad_v, is_async=True)
     q = q_tiles.index(stage).reshape([BLOCK_M, 64])
     grad_k = warpgroup_mma(of_scores, q, grad_k, is_async=True)
-    # There are two buffers of ds: neither is written while the other consumer reads it.
     ds_tile = ds_tiles.index(parity)
     ds_tile.slice(64 * NUMBER, 64).store(ds)
     fence_async_shared()
-    _meet()
     grad_q = _start_grad_q(ds_tile, k, NUMBER, BLOCK_M)
     grad_v = warpgroup_mma_wait(2, deps=(grad_v,))
     next_stage, next_phase = _next_stage(stage, phase, NUM_STAGES)
@@ -734,7 +722,7 @@ def _backward_consumer(
             scalar_0 = scalar_slopes / scale
             qk_scale = 1.4426950408889634 * scale
             # The first row of this consumer's part of dq in the buffer of sums, whose rows have 32.
-            head_row = (batch * num_q_heads + head) * rows_len * 2 + 128 * NUMBER
+            head_row = (batch * num_q_heads + head) * rows_len * 2
             keys = _Keys(head_row, k_number, kv_idx, scalar_0, qk_scale)
             zeros = _lane_sums(gl.zeros([64, BLOCK_M], gl.float32, SCORES))
             totals = (zeros,)
@@ -837,7 +825,7 @@ def _backward_hopper(
     of k and v with BLOCK_N, of their gradients with 64. counter_ptr: how many of num_tiles were
     handed out, 0 at first. rows comes from `_backward_rows`, (2, batch * num_q_heads, rows_len);
     grad_q is a buffer of zeros for sums, which `_place_sums` reads.
-    Sums for learned tensors are (batch, num_q_heads, kv_len).
+    Sums for learned tensors of a head or a key are (batch, num_q_heads, kv_len).
     """
     slopes = (slopes_ptr, slopes_size_0, slopes_stride_0)
     call = _BackwardCall(num_q_heads, num_kv_heads, q_len, kv_len, rows_len, scale, left, slopes)
