@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -20,6 +21,8 @@ LINEAR_MASKS = (sympy.Ge(Q_IDX, KV_IDX), sympy.true)
 
 #: The widest features, and columns of v, of which a program holds a state in its registers.
 WIDEST = 128
+
+LOG2_E = sympy.Float(math.log2(math.e))
 
 
 @dataclass(frozen=True)
@@ -80,19 +83,24 @@ class LinearPlan:
         return self.qk_padded or self.v_padded
 
     @property
-    def shows(self) -> bool:
-        """Whether features of what lies outside have to be set to 0: of elements that read as 0."""
-        return bool(self._map.xreplace({ELEMENT: sympy.Integer(0)}) != 0)
+    def mapped(self) -> bool:
+        """Whether features are anything but the elements themselves."""
+        return bool(self._map != ELEMENT)
 
     @property
     def map(self) -> str:
         """The feature of ``x`` in a kernel."""
         return _triton(self._map)
 
-    @cached_property
+    @property
     def slope(self) -> str:
         """Its derivative by ``x`` in a kernel."""
-        return _triton(derivative(self._map, ELEMENT))
+        return _triton(self._slope)
+
+    @property
+    def slope_comment(self) -> str:
+        """The derivative for a reader."""
+        return plain_source(self._slope)
 
     @property
     def flops_of_row(self) -> int:
@@ -114,8 +122,14 @@ class LinearPlan:
     def _map(self) -> Any:
         return self.normaliser.feature_map.traced
 
+    @cached_property
+    def _slope(self) -> Any:
+        return derivative(self._map, ELEMENT)
+
 
 def _triton(expr: Any) -> str:
+    """The text in a kernel. A GPU computes exp by exp2."""
+    expr = expr.replace(sympy.exp, lambda x: sympy.Pow(2, LOG2_E * x))
     return triton_source(expr.xreplace({ELEMENT: SCORE}), {"score": "x"})
 
 

@@ -18,8 +18,10 @@ from flashgen.kernels.linear_triton.space import linear_space, rank_linear
 from flashgen.plan import KernelPlan
 from flashgen.plan.linear import LinearPlan
 
-FORWARD_FUNCTIONS = ("_linear_states", "_linear_forward")
+# In the order of their launches; a module has those of them that its plan needs.
 GRADIENT_FUNCTIONS = (
+    "_weighted_features",
+    "_linear_features",
     "_linear_states",
     "_linear_backward_of_queries",
     "_linear_states_of_queries",
