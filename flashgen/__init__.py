@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from flashgen.constants import Constant
+from flashgen.feature_maps import FeatureMap, elu_plus_one, identity, relu
 from flashgen.functions import (
     atan,
     clamp,
@@ -43,7 +44,13 @@ from flashgen.masks import (
     strided,
     tree,
 )
-from flashgen.normalisers import Normaliser, sigmoid_attention, softmax, softmax_off_by_one
+from flashgen.normalisers import (
+    Normaliser,
+    linear,
+    sigmoid_attention,
+    softmax,
+    softmax_off_by_one,
+)
 from flashgen.params import Float, Int, Tensor
 from flashgen.scores import (
     Score,
@@ -65,6 +72,7 @@ __all__ = [
     "AttentionSpec",
     "Blocks",
     "Constant",
+    "FeatureMap",
     "Float",
     "Int",
     "Mask",
@@ -82,6 +90,7 @@ __all__ = [
     "cos",
     "dilated",
     "document",
+    "elu_plus_one",
     "erf",
     "exp",
     "exp2",
@@ -89,7 +98,9 @@ __all__ = [
     "full",
     "gelu",
     "global_tokens",
+    "identity",
     "kv_len",
+    "linear",
     "log",
     "log2",
     "maximum",
@@ -99,6 +110,7 @@ __all__ = [
     "q_len",
     "random_blocks",
     "relative_bias",
+    "relu",
     "sigmoid",
     "sigmoid_attention",
     "sin",

@@ -10,7 +10,7 @@ from typing import Any
 import sympy
 
 from flashgen.errors import MaskError
-from flashgen.functions import exp, maximum, where
+from flashgen.functions import exp, where
 from flashgen.tracing.calls import traced_call
 from flashgen.tracing.expr import Expr
 from flashgen.tracing.kinds import CONDITION
@@ -27,7 +27,7 @@ class FeatureMap:
     """A function of each element of q and of k; a head has as many features as elements.
 
     Attributes:
-        function: ``x -> feature``, on symbols, numbers or torch tensors.
+        function: ``x -> feature``, called with a symbol.
         label: the user's notation of it.
     """
 
@@ -97,8 +97,8 @@ def identity() -> FeatureMap:
 
 
 def relu() -> FeatureMap:
-    """``max(x, 0)``."""
-    return FeatureMap(lambda x: maximum(x, 0.0), "relu()")
+    """``max(x, 0)``, whose derivative at 0 is 0, as that of torch's relu."""
+    return FeatureMap(lambda x: where(x > 0.0, x, 0.0), "relu()")
 
 
 def elu_plus_one() -> FeatureMap:

@@ -126,7 +126,7 @@ def sigmoid_attention() -> Normaliser:
     return Normaliser("sigmoid", "sigmoid_attention()")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Linear(Normaliser):
     """Weights that are products of features of q and k: see `linear`.
 

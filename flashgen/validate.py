@@ -262,13 +262,13 @@ def _linear(name: str, spec: AttentionSpec, normaliser: Linear) -> Iterator[Find
     elif normaliser.algorithm == "quadratic":
         problem = "there is no quadratic kernel of linear attention yet"
         yield "normaliser", normaliser, problem, "leave algorithm out, or write 'linear'"
-    if isinstance(spec.mask, Mask) and not any(_mask(name, spec)):
-        if trace(spec.mask).expr not in LINEAR_MASKS:
-            problem = "sums over its keys do not factor, and there is no quadratic kernel yet"
-            yield "mask", spec.mask, problem, "write causal() or full(), or another normaliser"
+    traces = isinstance(spec.mask, Mask) and not any(_mask(name, spec))
     if spec.align is not None:
         problem = "linear attention with a causal mask is for as many keys as queries"
         yield "align", spec.align, problem, "leave it out"
+    elif traces and trace(spec.mask).expr not in LINEAR_MASKS:
+        problem = "sums over its keys do not factor, and there is no quadratic kernel yet"
+        yield "mask", spec.mask, problem, "write causal() or full(), or another normaliser"
     if spec.score is not None:
         problem = "linear attention has weights without a score function"
         yield "score", spec.score, problem, "put it into the feature map, or leave it out"
@@ -282,6 +282,11 @@ def _linear(name: str, spec: AttentionSpec, normaliser: Linear) -> Iterator[Find
     if any(_is_int(dim) and dim > WIDEST for dim in dims):
         problem = f"a program holds a state of features x v_head_dim, of at most {WIDEST} each"
         yield "head_dim", spec.head_dim, problem, f"write at most {WIDEST}"
+    if isinstance(spec.blocks, Blocks):
+        for field in ("BLOCK_N", "num_warps"):
+            if (value := getattr(spec.blocks, field)) is not None:
+                problem = "a chunk has BLOCK_M rows, and its state gives the number of warps"
+                yield f"blocks.{field}", value, problem, "pin BLOCK_M and num_stages alone"
     if isinstance(spec.forms, tuple) and set(spec.forms) & set(FORMS[1:]):
         problem = "linear attention has the dense form alone"
         yield "forms", spec.forms, problem, f"write forms=({FORMS[0]!r},)"

@@ -27,8 +27,12 @@ KERNELS: tuple[Kernel, ...] = (
 
 
 def keys(form: str = "dense") -> tuple[str, ...]:
-    """The keys of a form's kernels in tables and results; some kernels share a key."""
-    return tuple(dict.fromkeys(kernel.key for kernel in KERNELS if kernel.form == form))
+    """The keys of a form's kernels in tables and results; some kernels share a key.
+
+    Those of linear attention are not among them: no build measures them.
+    """
+    held = (kernel.key for kernel in KERNELS if kernel.form == form and not kernel.linear)
+    return tuple(dict.fromkeys(held))
 
 
 def kernels_of(plan: KernelPlan) -> dict[str, Kernel]:

@@ -41,7 +41,7 @@ def render_linear_gradients(plan: KernelPlan) -> str:
 
 
 def _rendered(template: str, plan: KernelPlan) -> str:
-    return folded(render(template, plan=plan, linear=LinearPlan(plan)).strip("\n")) + "\n"
+    return folded(render(template, plan=plan, linear=LinearPlan(plan)))
 
 
 class LinearForward(ForwardKernel):

@@ -49,7 +49,9 @@ def _all(plan: KernelPlan, target: str) -> Iterator[KernelConfig]:
     architecture, linear = get_target(target), LinearPlan(plan)
     threads = linear.qk_width * linear.v_width // MOST_OF_A_STATE
     warps = max(4, threads // architecture.warp_size)
-    for chunk, stages in product(CHUNKS, STAGES[architecture.backend]):
-        config = KernelConfig(chunk, chunk, warps, stages)
-        if plan.spec.blocks.admits(config):
-            yield config
+    blocks = plan.spec.blocks
+    chunks = blocks.choices("BLOCK_M") or CHUNKS
+    for chunk, stages in product(
+        chunks, blocks.choices("num_stages") or STAGES[architecture.backend]
+    ):
+        yield KernelConfig(chunk, chunk, warps, stages)
