@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 
 from flashgen.kernels.forward_triton.kernel import render_kernel
 from flashgen.plan import KernelPlan
+from flashgen.plan.linear import LinearPlan
 
 _ENDS = re.compile(r"(some|all)_(begin|end)(_\d)?")
 _LISTED = re.compile(r"(some_shown|all_shown|shown|seen|full)(_\d)?")
@@ -42,6 +43,12 @@ def of_score(plan: KernelPlan) -> str:
 def of_state(plan: KernelPlan) -> str:
     """What the kernel keeps of each row while it loops, and what it makes of that."""
     return _blocks(_assigned(plan, _STATE.fullmatch))
+
+
+def of_features(plan: KernelPlan) -> str:
+    """The feature of an element, and the derivative for its gradient."""
+    linear = LinearPlan(plan)
+    return f"phi = {linear.map}\nslope = {linear.slope}"
 
 
 def _blocks(*blocks: Iterator[str]) -> str:

@@ -24,6 +24,7 @@ from flashgen import AttentionSpec, Normaliser, Score, causal, full
 from flashgen.codegen.module import render_module
 from flashgen.explain.svg import COLOURS, svg
 from flashgen.masks import as_mask
+from flashgen.normalisers import Linear
 from flashgen.plan import KernelPlan, lower
 from flashgen.symbolic.printer import plain_source
 from flashgen.symbolic.tile_logic import tile_logic
@@ -73,7 +74,7 @@ NORMALISERS_INTRODUCTION = """\
 ## Normalisers
 
 How the scores s of a row become weights of the values. `return_lse=True` also returns the logarithm
-of the sum of the row's unnormalised weights.
+of the sum of the row's unnormalised weights. `linear` has weights without scores.
 """
 
 
@@ -213,10 +214,11 @@ def _normaliser_section(name: str, entry: Entry) -> str:
     parts = _heading(name, entry)
     for shown in entry.shown:
         normaliser: Normaliser = declared(shown)
-        mask = flashgen.sliding_window(8, 0, align="bottom_right")
+        is_linear = isinstance(normaliser, Linear)
+        mask = causal() if is_linear else flashgen.sliding_window(8, 0, align="bottom_right")
         plan = lower(AttentionSpec(64, mask=mask, normaliser=normaliser), "shown")
-
-        parts += [_code(shown.source), shown.said + "\n", _code(kernel_lines.of_state(plan))]
+        lines = kernel_lines.of_features if is_linear else kernel_lines.of_state
+        parts += [_code(shown.source), shown.said + "\n", _code(lines(plan))]
     return "\n".join(parts)
 
 

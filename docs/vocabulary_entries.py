@@ -281,4 +281,24 @@ NORMALISERS = {
             ),
         ),
     ),
+    "linear": Entry(
+        "[Linear attention](guide/linear.md): Katharopoulos et al. "
+        "([2006.16236](https://arxiv.org/abs/2006.16236)), with `elu_plus_one()`.",
+        (
+            Shown(
+                "linear(elu_plus_one())",
+                said="phi(q) @ phi(k) over the sum of a row's. LSE: log(scale * sum). A row whose "
+                "sum is 0 gets an output of 0 and an LSE of -inf.",
+            ),
+            Shown(
+                "linear(relu())",
+                said="The same with another map. Any function of an element is one.",
+            ),
+            Shown(
+                "linear(identity(), normalise=False)",
+                said="scale * q @ k, which nothing divides. There is no LSE: the sum of a row may "
+                "be negative.",
+            ),
+        ),
+    ),
 }

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from flashgen.constants import Constant
+    from flashgen.feature_maps import FeatureMap, elu_plus_one, identity, relu
     from flashgen.functions import (
         atan,
         clamp,
@@ -50,7 +51,13 @@ if TYPE_CHECKING:
         strided,
         tree,
     )
-    from flashgen.normalisers import Normaliser, sigmoid_attention, softmax, softmax_off_by_one
+    from flashgen.normalisers import (
+        Normaliser,
+        linear,
+        sigmoid_attention,
+        softmax,
+        softmax_off_by_one,
+    )
     from flashgen.params import Float, Int, Tensor
     from flashgen.scores import (
         Score,
@@ -69,6 +76,7 @@ __all__ = [
     "AttentionSpec",
     "Blocks",
     "Constant",
+    "FeatureMap",
     "Float",
     "Int",
     "Mask",
@@ -86,6 +94,7 @@ __all__ = [
     "cos",
     "dilated",
     "document",
+    "elu_plus_one",
     "erf",
     "exp",
     "exp2",
@@ -93,7 +102,9 @@ __all__ = [
     "full",
     "gelu",
     "global_tokens",
+    "identity",
     "kv_len",
+    "linear",
     "log",
     "log2",
     "maximum",
@@ -103,6 +114,7 @@ __all__ = [
     "q_len",
     "random_blocks",
     "relative_bias",
+    "relu",
     "sigmoid",
     "sigmoid_attention",
     "sin",
@@ -124,6 +136,7 @@ __all__ = [
 #: Where the names are.
 _HOMES = {
     "flashgen.constants": "Constant",
+    "flashgen.feature_maps": "FeatureMap elu_plus_one identity relu",
     "flashgen.functions": (
         "atan clamp cos erf exp exp2 floor gelu log log2 maximum minimum sigmoid sin sqrt tanh "
         "truncate where"
@@ -132,7 +145,7 @@ _HOMES = {
         "Mask bigbird block_sparse causal chunked dilated document full global_tokens natten_2d "
         "prefix_lm random_blocks sink_tokens sliding_window strided tree"
     ),
-    "flashgen.normalisers": "Normaliser sigmoid_attention softmax softmax_off_by_one",
+    "flashgen.normalisers": "Normaliser linear sigmoid_attention softmax softmax_off_by_one",
     "flashgen.params": "Float Int Tensor",
     "flashgen.scores": "Score additive_bias alibi relative_bias softcap t5_bias temperature",
     "flashgen.spec": "AttentionSpec Blocks",

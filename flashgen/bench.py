@@ -22,7 +22,7 @@ from flashgen.kernels.workload import (
     visible_flops,
 )
 from flashgen.loader import Variant, load
-from flashgen.normalisers import softmax
+from flashgen.normalisers import Linear, softmax
 from flashgen.place import Place
 from flashgen.plan import KernelPlan, lower
 from flashgen.tuning.device import detect_gpu
@@ -66,9 +66,15 @@ def bench(name: str, specs: Path, out: Path) -> list[Timing]:
     """Times the variant's published module and its peers on this machine's GPU, forward only.
 
     Raises:
-        FlashgenError: no GPU to measure on, no such variant, or its module is not up to date.
+        FlashgenError: no GPU to measure on, no such variant or one of linear attention, or its
+            module is not up to date.
     """
     variant = _variant(name, specs)
+    if isinstance(variant.spec.normaliser, Linear):
+        raise FlashgenError(
+            f"{name}: bench compares rates of scores, and linear attention has none; "
+            "time its attention by itself"
+        )
     _require_gpu(variant)
     place = Place(out, name)
     if not is_current(variant, place, Options(out=out), None):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -13,6 +13,7 @@ import sympy
 from flashgen.arguments import per_head
 from flashgen.declared import Param
 from flashgen.errors import MaskError
+from flashgen.feature_maps import ElementMap, FeatureMap, as_feature_map, identity
 from flashgen.params import Float, Tensor
 from flashgen.symbols import B, H
 from flashgen.tracing.calls import traced_call
@@ -28,7 +29,8 @@ class Normaliser:
     """How a row's scores become weights.
 
     Attributes:
-        kind: ``"softmax"``: exp(score) over its sum in a row; ``"sigmoid"``: each score by itself.
+        kind: ``"softmax"``: exp(score) over its sum in a row; ``"sigmoid"``: each score by itself;
+            ``"linear"``: products of features, see `Linear`.
         label: the user's notation of it.
         sink: for a softmax, ``(b, h) -> logit`` of a further key whose value is 0; None: no sink.
     """
@@ -122,3 +124,59 @@ def sigmoid_attention() -> Normaliser:
     or whose weights are all 0 in float32, as they are for scores below -88.
     """
     return Normaliser("sigmoid", "sigmoid_attention()")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Linear(Normaliser):
+    """Weights that are products of features of q and k: see `linear`.
+
+    Attributes:
+        feature_map: what becomes of the elements of q and k.
+        normalise: whether a query's weights are divided by their sum.
+        algorithm: ``"linear"`` or ``"quadratic"`` to insist on one; None leaves it to flashgen.
+    """
+
+    feature_map: FeatureMap = field(default_factory=identity)
+    normalise: bool = True
+    algorithm: str | None = None
+
+    @property
+    def params(self) -> tuple[Param, ...]:
+        """None; the feature map is traced, so that its mistakes are found.
+
+        Raises:
+            MaskError: the feature map cannot be traced.
+        """
+        _ = self.feature_map.traced
+        return ()
+
+    @cached_property
+    def canonical(self) -> str:
+        """One string for all that compute the same: the algorithm says only how."""
+        return f"linear feature_map={self.feature_map.canonical} normalise={self.normalise}"
+
+
+def linear(
+    feature_map: FeatureMap | ElementMap,
+    *,
+    normalise: bool = True,
+    algorithm: str | None = None,
+) -> Linear:
+    """Weights ``scale * features(q) @ features(k)``, divided by their sum over the keys of a query.
+
+    Sums over keys factor into a state of features x v_head_dim, so that time is linear in the
+    length, and memory for scores is none. There is no exponential and no maximum. Where the sum of
+    a query's weights is 0, its output is 0. With ``normalise`` the scale changes the log-sum-exp
+    alone, which exists for features that cannot be negative.
+
+    Args:
+        feature_map: `identity`, `relu`, `elu_plus_one`, or a function of an element of q or k,
+            ``x -> feature``, that traces.
+        normalise: whether weights are divided by their sum.
+        algorithm: ``"linear"`` insists on kernels that are linear in the length; ``"quadratic"`` on
+            one that goes over all pairs; None takes what the mask allows.
+    """
+    made = as_feature_map(feature_map)
+    shown = "" if normalise else ", normalise=False"
+    shown += f", algorithm={algorithm!r}" if algorithm is not None else ""
+    return Linear("linear", f"linear({made.label}{shown})", None, made, normalise, algorithm)

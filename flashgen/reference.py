@@ -126,11 +126,15 @@ def weigh(
         which has no divisor, the log of the sum of the weights.
 
     Raises:
-        ValueError: a parameter has no value.
+        ValueError: a parameter has no value, or the normaliser is `linear`.
     """
     import torch
 
     normaliser = normaliser or softmax()
+    if normaliser.kind == "linear":
+        raise ValueError(
+            "normaliser: linear attention has no scores to weigh; call its module's reference"
+        )
     if normaliser.kind == "sigmoid":
         lse = torch.logsumexp(torch.nn.functional.logsigmoid(scores), dim=-1)
         return torch.sigmoid(scores), lse

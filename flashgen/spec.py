@@ -75,7 +75,7 @@ class AttentionSpec:
         score: what becomes of ``scale * q·k`` before the softmax: one of `flashgen.scores`, or any
             function ``(score, b, h, q_idx, kv_idx) -> number`` that traces; None changes nothing.
         normaliser: how scores become weights: `softmax`, with or without a sink, or
-            `sigmoid_attention`.
+            `sigmoid_attention`; or `linear`, whose weights are products of features.
         scale: factor on q·k; None is ``qk_head_dim ** -0.5``. The call's ``scale=`` overrides it.
         input_precision: for float32, how the matrix units read it: ``"ieee"`` (exact, slow) or
             ``"tf32"`` (10-bit mantissa). None is ``"ieee"``; other dtypes take None.

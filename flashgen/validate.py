@@ -22,10 +22,11 @@ from flashgen.forms.registry import why_no_form
 from flashgen.kernels.base import Kernel
 from flashgen.loader import Variant
 from flashgen.masks import Mask
-from flashgen.normalisers import Normaliser
+from flashgen.normalisers import Linear, Normaliser
 from flashgen.params import Tensor
 from flashgen.plan import KernelPlan
 from flashgen.plan.code import finite_score
+from flashgen.plan.linear import LINEAR_MASKS, WIDEST
 from flashgen.plan.score_gradient import meeting_tensors
 from flashgen.scores import Score
 from flashgen.spec import DTYPES, INPUT_PRECISIONS, AttentionSpec, Blocks
@@ -41,6 +42,9 @@ BLOCK_CHOICES: dict[str, tuple[str, tuple[int, ...]]] = {
     "num_warps": ("a power of two from 1 to 16", (1, 2, 4, 8, 16)),
     "num_stages": ("a number from 1 to 5", (1, 2, 3, 4, 5)),
 }
+
+#: How linear attention can be computed.
+ALGORITHMS = ("linear", "quadratic")
 
 # A finding: a field, its value, the mistake, and what to write instead.
 Finding = tuple[str, object, str, str]
@@ -236,10 +240,57 @@ def _moved_out(field: str, function: Mask | Score, align: str) -> Iterator[Findi
 def _normaliser(name: str, spec: AttentionSpec) -> Iterator[Finding]:
     normaliser = spec.normaliser
     if not isinstance(normaliser, Normaliser):
-        remedy = "write softmax(), softmax(sink=...), softmax_off_by_one() or sigmoid_attention()"
+        remedy = (
+            "write softmax(), softmax(sink=...), softmax_off_by_one(), sigmoid_attention() or "
+            "linear(...)"
+        )
         yield "normaliser", normaliser, "not a normaliser", remedy
         return
-    yield from _untraceable("normaliser", normaliser, lambda: normaliser.params)
+    findings = list(_untraceable("normaliser", normaliser, lambda: normaliser.params))
+    yield from findings
+    if isinstance(normaliser, Linear) and not findings:
+        yield from _linear(name, spec, normaliser)
+
+
+def _linear(name: str, spec: AttentionSpec, normaliser: Linear) -> Iterator[Finding]:
+    """What linear attention cannot have, or cannot have yet."""
+    if not isinstance(normaliser.normalise, bool):
+        problem = "normalise is neither True nor False"
+        yield "normaliser", normaliser, problem, "write normalise=False, or leave it out"
+    if normaliser.algorithm not in (None, *ALGORITHMS):
+        problem = f"{normaliser.algorithm!r} is no algorithm"
+        yield "normaliser", normaliser, problem, _one_of((None, *ALGORITHMS))
+    elif normaliser.algorithm == "quadratic":
+        problem = "there is no quadratic kernel of linear attention yet"
+        yield "normaliser", normaliser, problem, "leave algorithm out, or write 'linear'"
+    traces = isinstance(spec.mask, Mask) and not any(_mask(name, spec))
+    if spec.align is not None:
+        problem = "linear attention with a causal mask is for as many keys as queries"
+        yield "align", spec.align, problem, "leave it out"
+    elif traces and trace(spec.mask).expr not in LINEAR_MASKS:
+        problem = "sums over its keys do not factor, and there is no quadratic kernel yet"
+        yield "mask", spec.mask, problem, "write causal() or full(), or another normaliser"
+    if spec.score is not None:
+        problem = "linear attention has weights without a score function"
+        yield "score", spec.score, problem, "put it into the feature map, or leave it out"
+    if spec.dropout is True:
+        problem = "linear attention has no weights to drop: a state holds their sums"
+        yield "dropout", True, problem, "leave it out"
+    if spec.dtype == "float16":
+        problem = "sums of products of features leave the range of float16"
+        yield "dtype", spec.dtype, problem, "write 'bfloat16' or 'float32'"
+    dims = spec.head_dim if isinstance(spec.head_dim, tuple) else (spec.head_dim,)
+    if any(_is_int(dim) and dim > WIDEST for dim in dims):
+        problem = f"a program holds a state of features x v_head_dim, of at most {WIDEST} each"
+        yield "head_dim", spec.head_dim, problem, f"write at most {WIDEST}"
+    if isinstance(spec.blocks, Blocks):
+        for field in ("BLOCK_N", "num_warps"):
+            if (value := getattr(spec.blocks, field)) is not None:
+                problem = "a chunk has BLOCK_M rows, and its state gives the number of warps"
+                yield f"blocks.{field}", value, problem, "pin BLOCK_M and num_stages alone"
+    if isinstance(spec.forms, tuple) and set(spec.forms) & set(FORMS[1:]):
+        problem = "linear attention has the dense form alone"
+        yield "forms", spec.forms, problem, f"write forms=({FORMS[0]!r},)"
 
 
 def _params(name: str, spec: AttentionSpec) -> Iterator[Finding]:

@@ -55,6 +55,8 @@ MEANINGS = {
     "growth": "votes of rows, and which tiles of queries overflowed",
     "page rows": "the places of keys in their pages, on their way to the threads that load them",
     "conditions": "which scores of a tile a loaded element shows",
+    "state": "a state on its way from the layout of its load to that of a product",
+    "features": "features of a chunk's queries and keys, which products read",
     "output": "a tile of the output on its way to rows that a warp can store at once",
 }
 

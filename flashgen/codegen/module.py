@@ -57,7 +57,8 @@ def render_module(
     configured = {key: chosen[key] for key in held}
     names |= {n: value for form in forms for n, value in form.names(plan, configured).items()}
     folders = tuple(dict.fromkeys(k.templates for k in listed.values()))
-    template = environment(folders=folders).get_template("module/module.py.jinja")
+    folder = "linear" if plan.linear else "module"
+    template = environment(folders=folders).get_template(f"{folder}/module.py.jinja")
     backward = backward_plan(plan)
     return template.render(
         plan=plan,

@@ -19,6 +19,7 @@ from flashgen.explain.visible import visible_share
 from flashgen.explain.works import measured, training, works
 from flashgen.kernels.base import ForwardKernel
 from flashgen.loader import Variant, load
+from flashgen.normalisers import Linear
 from flashgen.place import Place
 from flashgen.plan import KernelPlan, lower
 from flashgen.symbolic import RowTable
@@ -74,13 +75,19 @@ def valid_variants(paths: Iterable[Path], target: str | None) -> list[Variant]:
     """The variants that the spec files declare.
 
     Raises:
-        FlashgenError: the specs are wrong, or the target is unknown.
+        FlashgenError: the specs are wrong or of linear attention, or the target is unknown.
     """
     if target is not None and target not in TARGETS:
         raise FlashgenError(f"--target={target}: unknown target; write one of {', '.join(TARGETS)}")
     variants = load(paths)
     if violations := [finding for variant in variants for finding in validate(variant)]:
         raise ValidationError(violations)
+    for variant in variants:
+        if isinstance(variant.spec.normaliser, Linear):
+            raise FlashgenError(
+                f"{variant.file}: {variant.name}: explain counts scores, and linear attention has "
+                "none; `flashgen build -v` lists its configurations and their shared memory"
+            )
     return variants
 
 

@@ -77,6 +77,7 @@ class Kernel(ABC):
         beside: keys of the kernels without which a module does not hold it.
         elsewhere: for a kernel that replaces others, when the replaced kernels run.
         form: the form of a call that it computes, of `flashgen.config.FORMS`.
+        linear: whether it is of linear attention, which no other kernel computes.
         timed: whether a build measures its configurations where it finds a GPU.
     """
 
@@ -89,6 +90,7 @@ class Kernel(ABC):
     beside: ClassVar[tuple[str, ...]] = ()
     elsewhere: ClassVar[str] = ""
     form: ClassVar[str] = "dense"
+    linear: ClassVar[bool] = False
     timed: ClassVar[bool] = True
 
     @property

@@ -9,6 +9,7 @@ from flashgen.kernels.base import Kernel
 from flashgen.kernels.cache_triton.kernel import CacheTriton
 from flashgen.kernels.forward_hopper.kernel import ForwardHopper
 from flashgen.kernels.forward_triton.kernel import ForwardTriton
+from flashgen.kernels.linear_triton.kernel import LinearForward, LinearGradients
 from flashgen.plan import KernelPlan
 
 #: In the order of measuring and showing: in each pass, a kernel before the kernels it replaces.
@@ -20,22 +21,29 @@ KERNELS: tuple[Kernel, ...] = (
     BackwardTritonKeys(),
     BackwardTritonQueries(),
     CacheTriton(),
+    LinearForward(),
+    LinearGradients(),
 )
 
 
 def keys(form: str = "dense") -> tuple[str, ...]:
-    """The keys of a form's kernels in tables and results; some kernels share a key."""
-    return tuple(dict.fromkeys(kernel.key for kernel in KERNELS if kernel.form == form))
+    """The keys of a form's kernels in tables and results; some kernels share a key.
+
+    Those of linear attention are not among them: no build measures them.
+    """
+    held = (kernel.key for kernel in KERNELS if kernel.form == form and not kernel.linear)
+    return tuple(dict.fromkeys(held))
 
 
 def kernels_of(plan: KernelPlan) -> dict[str, Kernel]:
     """For each key the kernel that serves a plan, or else the first kernel, with its `why_not`.
 
-    Kernels of forms that the spec does not declare have no part in a plan.
+    Kernels of forms that the spec does not declare have no part in a plan, and kernels of linear
+    attention none in a plan of another kind, or the other way round.
     """
     found: dict[str, Kernel] = {}
     for kernel in KERNELS:
-        if not plan.spec.has_form(kernel.form):
+        if kernel.linear != plan.linear or not plan.spec.has_form(kernel.form):
             continue
         other = found.setdefault(kernel.key, kernel)
         if other is not kernel and other.why_not(plan) and not kernel.why_not(plan):

@@ -141,7 +141,7 @@ class KernelPlan(Heads):
         unaligned = self.spec.unaligned
         shown = " and ".join(unaligned) + (" are" if len(unaligned) > 1 else " is")
         remedy = "pass as many keys as queries"
-        if self.spec.can_be_aligned:
+        if self.spec.can_be_aligned and not self.linear:
             remedy = "rebuild the spec with align='top_left' or align='bottom_right'"
         return f"{shown} for equal lengths only; {remedy}"
 
@@ -185,8 +185,13 @@ class KernelPlan(Heads):
 
     @property
     def normaliser(self) -> str:
-        """``"softmax"`` or ``"sigmoid"``."""
+        """``"softmax"``, ``"sigmoid"`` or ``"linear"``."""
         return self.spec.normaliser.kind
+
+    @property
+    def linear(self) -> bool:
+        """Whether weights are products of features: `flashgen.plan.linear` has what is printed."""
+        return self.normaliser == "linear"
 
     @cached_property
     def sink_torch(self) -> str:

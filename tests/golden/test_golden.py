@@ -24,6 +24,8 @@ from flashgen import (
     alibi,
     block_sparse,
     causal,
+    identity,
+    linear,
     sink_tokens,
     sliding_window,
     softcap,
@@ -46,8 +48,6 @@ from support.variants import (
     shipped_specs,
 )
 from support.variety import HEAD_DIM_SPECS, MASK_SPECS
-
-MODULES = ("module", "constants")
 
 RENDERED = Path(__file__).parent / "rendered"
 
@@ -75,6 +75,16 @@ CACHE_KERNELS = {
         normaliser=softmax(sink=Tensor("sinks", ("num_q_heads",))),
     ),
 }
+
+# Of linear attention: whole modules, since their launchers differ as their kernels do.
+LINEAR_MODULES = {
+    "linear_full_padded": AttentionSpec(
+        (40, 24), "float32", normaliser=linear(lambda x: x * x + 1.0, normalise=False)
+    ),
+    "linear_identity": AttentionSpec(64, mask=causal(), normaliser=linear(identity())),
+}
+
+MODULES = ("module", "constants", *LINEAR_MODULES)
 
 # Of the kernel in Gluon.
 HOPPER_KERNELS = {
@@ -173,6 +183,7 @@ def _modules() -> dict[str, str]:
     return {
         "module": render_module(plan, {"portable": KernelChoice(chosen), **any_backward(plan)}),
         "constants": rendered(constants),
+        **{name: rendered(lower(spec, name)) for name, spec in LINEAR_MODULES.items()},
     }
 
 
@@ -191,7 +202,13 @@ def _rendered() -> dict[str, str]:
     return {**kernels, **_modules()}
 
 
-NAMES = (*KERNELS, *CACHE_KERNELS, *HOPPER_KERNELS, *HOPPER_BACKWARD_KERNELS, *MODULES)
+NAMES = (
+    *KERNELS,
+    *CACHE_KERNELS,
+    *HOPPER_KERNELS,
+    *HOPPER_BACKWARD_KERNELS,
+    *MODULES,
+)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -20,6 +20,7 @@ from flashgen.kernels.backward_hopper_split.kernel import BackwardHopperSplit
 from flashgen.kernels.forward_hopper.space import hopper_space, rank_hopper, without_form
 from flashgen.kernels.registry import kernels_of
 from flashgen.loader import load
+from flashgen.normalisers import Linear
 from flashgen.plan import KernelPlan, lower
 from flashgen.plan.backward import BackwardPlan, backward_plan
 from support.source_lines import quick_inspect
@@ -36,7 +37,7 @@ _serial = itertools.count()
 
 
 @functools.cache
-def shipped_specs() -> dict[str, AttentionSpec]:
+def all_specs() -> dict[str, AttentionSpec]:
     """Every variant of specs/ by name, as the folder lists them.
 
     Raises:
@@ -45,10 +46,20 @@ def shipped_specs() -> dict[str, AttentionSpec]:
     return {variant.name: variant.spec for variant in load([ROOT / "specs"])}
 
 
+def shipped_specs() -> dict[str, AttentionSpec]:
+    """Those of them that have scores: all but linear attention, which has kernels of its own."""
+    return {x: spec for x, spec in all_specs().items() if not isinstance(spec.normaliser, Linear)}
+
+
+def linear_specs() -> dict[str, AttentionSpec]:
+    """The others: of linear attention."""
+    return {x: spec for x, spec in all_specs().items() if isinstance(spec.normaliser, Linear)}
+
+
 @functools.cache
 def shipped_plan(name: str) -> KernelPlan:
     """A shipped variant's plan, made once: what it derives is kept with it."""
-    return lower(shipped_specs()[name], name)
+    return lower(all_specs()[name], name)
 
 
 def gluon_specs() -> dict[str, AttentionSpec]:
@@ -138,6 +149,8 @@ def any_configs(plan: KernelPlan) -> dict[str, ChosenConfig]:
 
 def rendered(plan: KernelPlan, *gluon: dict[str, KernelChoice]) -> str:
     """A plan's module with some configuration of each kernel in Triton, and of these in Gluon."""
+    if plan.linear:
+        return render_module(plan, any_linear(plan))
     choices = {"portable": KernelChoice(any_configs(plan))} | any_backward(plan)
     if plan.spec.has_form("cache"):
         choices["cached"] = any_cache(plan)
@@ -154,6 +167,13 @@ def any_backward(plan: KernelPlan) -> dict[str, KernelChoice]:
         key: KernelChoice(dict.fromkeys(plan.targets, ChosenConfig(config, "model", shared=4096)))
         for key, config in (("backward_keys", keys), ("backward_queries", queries))
     }
+
+
+def any_linear(plan: KernelPlan) -> dict[str, KernelChoice]:
+    """Some configurations of the kernels of linear attention, whose chunks have few rows."""
+    config = KernelConfig(BLOCK_M=16, BLOCK_N=16, num_warps=4, num_stages=2)
+    choice = KernelChoice(dict.fromkeys(plan.targets, ChosenConfig(config, "model", shared=4096)))
+    return {"linear": choice, "linear_gradients": choice}
 
 
 def any_cache(plan: KernelPlan) -> KernelChoice:

@@ -22,7 +22,7 @@ LAYERS = """
     tracing.kinds tracing.relations tracing.rows tracing.captured tracing.torch_*
     tracing.operations
     tracing.expr
-    functions params constants tracing.calls
+    functions params constants tracing.calls feature_maps
     arguments
     masks masks.* scores scores.* normalisers
     spec loader
@@ -105,7 +105,7 @@ def test_folders_of_kernels_import_one_way():
             case ["kernels", folder, _]:
                 others = {name.split(".")[1] for name in imported if name.count(".") == 2}
                 folders.setdefault(folder, set()).update(others - {folder})
-    assert len(folders) == 6
+    assert len(folders) == 7
     TopologicalSorter(folders).prepare()
 
 

@@ -1,0 +1,140 @@
+"""LinearForward and LinearGradients: the kernels of linear attention, in Triton."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from flashgen.budget.targets import Target
+from flashgen.budget.traffic import Workload
+from flashgen.budget.usage import SramUsage
+from flashgen.codegen.digest import source_digest
+from flashgen.codegen.environment import render
+from flashgen.codegen.folding import folded
+from flashgen.config import KernelChoice, KernelConfig
+from flashgen.kernels.base import ForwardKernel, GradientKernel, Space, Timing
+from flashgen.kernels.linear_triton.shared_memory import linear_usage
+from flashgen.kernels.linear_triton.space import linear_space, rank_linear
+from flashgen.plan import KernelPlan
+from flashgen.plan.linear import LinearPlan
+
+# In the order of their launches; a module has those of them that its plan needs.
+GRADIENT_FUNCTIONS = (
+    "_weighted_features",
+    "_linear_features",
+    "_linear_states",
+    "_linear_backward_of_queries",
+    "_linear_states_of_queries",
+    "_linear_backward_of_keys",
+    "_linear_backward_of_values",
+)
+
+
+def render_linear(plan: KernelPlan) -> str:
+    """The functions of the forward pass, `_linear_forward` last."""
+    return _rendered("linear_triton/kernel.py.jinja", plan)
+
+
+def render_linear_gradients(plan: KernelPlan) -> str:
+    """The functions of the backward pass, which call those of the forward pass."""
+    return _rendered("linear_triton/backward.py.jinja", plan)
+
+
+def _rendered(template: str, plan: KernelPlan) -> str:
+    return folded(render(template, plan=plan, linear=LinearPlan(plan)))
+
+
+class LinearForward(ForwardKernel):
+    """States of segments, then the output: for every plan of linear attention."""
+
+    name = "linear_triton"
+    key = "linear"
+    seal = "linear"
+    title = "linear kernel"
+    linear = True
+    fallback = True
+    timed = False
+    launcher = "_launch"
+    own = "this kernel"
+
+    def space(self, plan: KernelPlan, target: str) -> Space:
+        """Chunks, warps and stages that fit."""
+        return linear_space(plan, target, gradients=False)
+
+    def rank(
+        self, plan: KernelPlan, target: str, candidates: Sequence[KernelConfig]
+    ) -> list[KernelConfig]:
+        """By what hides latency."""
+        return rank_linear(candidates)
+
+    def usage(self, plan: KernelPlan, config: KernelConfig, target: Target) -> SramUsage:
+        """The larger one of its functions."""
+        return linear_usage(plan, config, target, gradients=False)
+
+    def source(self, plan: KernelPlan, before: Collection[str] = ()) -> str:
+        """The functions of the forward pass."""
+        return render_linear(plan)
+
+    def digest(self, plan: KernelPlan) -> str:
+        """Over the whole source."""
+        return source_digest(render_linear(plan))
+
+    def names(self, plan: KernelPlan, choice: KernelChoice) -> Mapping[str, Any]:
+        """Its configurations."""
+        return {"chosen": choice.configs, "linear": LinearPlan(plan)}
+
+    def predict(
+        self, plan: KernelPlan, config: KernelConfig, target: Target, work: Workload
+    ) -> tuple[float, str]:
+        """Not modelled: `flashgen explain` refuses linear attention."""
+        raise NotImplementedError("linear attention has no model of its time")
+
+
+class LinearGradients(GradientKernel):
+    """The gradients of queries in the forward pass's order, those of keys and values in reverse."""
+
+    name = "linear_triton"
+    key = "linear_gradients"
+    seal = "linear_gradients"
+    title = "linear kernels of gradients"
+    linear = True
+    fallback = True
+    timed = False
+
+    def space(self, plan: KernelPlan, target: str) -> Space:
+        """Chunks, warps and stages that fit."""
+        return linear_space(plan, target, gradients=True)
+
+    def rank(
+        self, plan: KernelPlan, target: str, candidates: Sequence[KernelConfig]
+    ) -> list[KernelConfig]:
+        """By what hides latency."""
+        return rank_linear(candidates)
+
+    def usage(self, plan: KernelPlan, config: KernelConfig, target: Target) -> SramUsage:
+        """The largest one of its functions."""
+        return linear_usage(plan, config, target, gradients=True)
+
+    def source(self, plan: KernelPlan, before: Collection[str] = ()) -> str:
+        """The functions of the backward pass; those of the forward pass precede them."""
+        return render_linear_gradients(plan)
+
+    def digest(self, plan: KernelPlan) -> str:
+        """Over the functions that it calls, the forward kernel's among them."""
+        text = render_linear(plan) + "\n\n" + render_linear_gradients(plan)
+        return source_digest(text, GRADIENT_FUNCTIONS)
+
+    def names(self, plan: KernelPlan, choice: KernelChoice) -> Mapping[str, Any]:
+        """Its configurations."""
+        return {"chosen_of_gradients": choice.configs}
+
+    def timing(self, plan: KernelPlan) -> Timing:
+        """Not timed by a build: all its functions together."""
+        return Timing(
+            launcher="_launch_gradients",
+            configurations=1,
+            functions=GRADIENT_FUNCTIONS,
+            others=(),
+            makes=("keys", "queries"),
+            products=(3, 2),
+        )

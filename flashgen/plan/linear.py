@@ -1,0 +1,137 @@
+"""LinearPlan: what the kernels of linear attention print besides a `KernelPlan`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import sympy
+
+from flashgen.feature_maps import ELEMENT
+from flashgen.normalisers import Linear
+from flashgen.plan.kernel import KernelPlan
+from flashgen.symbolic.gradient import derivative
+from flashgen.symbolic.printer import plain_source, torch_source, triton_source
+from flashgen.symbols import KV_IDX, Q_IDX, SCORE
+
+#: The masks whose sums over keys factor: causal and full.
+LINEAR_MASKS = (sympy.Ge(Q_IDX, KV_IDX), sympy.true)
+
+#: The widest features, and columns of v, of which a program holds a state in its registers.
+WIDEST = 128
+
+LOG2_E = sympy.Float(math.log2(math.e))
+
+
+@dataclass(frozen=True)
+class LinearPlan:
+    """The feature map, the mask and the tiles of a spec whose normaliser is `linear`.
+
+    Attributes:
+        plan: of the spec.
+    """
+
+    plan: KernelPlan
+
+    @property
+    def normaliser(self) -> Linear:
+        """The spec's normaliser."""
+        normaliser = self.plan.spec.normaliser
+        assert isinstance(normaliser, Linear)
+        return normaliser
+
+    @property
+    def normalise(self) -> bool:
+        """Whether weights are divided by their sum."""
+        return self.normaliser.normalise
+
+    @property
+    def causal(self) -> bool:
+        """Whether a query sees the keys up to its own position; otherwise it sees all keys."""
+        return bool(self.plan.predicate.expr == LINEAR_MASKS[0])
+
+    @property
+    def has_lse(self) -> bool:
+        """Whether the log of the sum of a query's weights is a number: no feature is negative."""
+        return self.normalise and self.normaliser.feature_map.never_negative
+
+    @property
+    def qk_width(self) -> int:
+        """Columns of a tile of q and k: a power of two."""
+        return _power_of_two(self.plan.qk_head_dim)
+
+    @property
+    def v_width(self) -> int:
+        """Columns of a tile of v and of the output: a power of two."""
+        return _power_of_two(self.plan.v_head_dim)
+
+    @property
+    def qk_padded(self) -> bool:
+        """Whether tiles of q and k are wider than their heads."""
+        return self.qk_width > self.plan.qk_head_dim
+
+    @property
+    def v_padded(self) -> bool:
+        """Whether tiles of v and of the output are wider than their heads."""
+        return self.v_width > self.plan.v_head_dim
+
+    @property
+    def padded(self) -> bool:
+        """Whether one of them is."""
+        return self.qk_padded or self.v_padded
+
+    @property
+    def mapped(self) -> bool:
+        """Whether features are anything but the elements themselves."""
+        return bool(self._map != ELEMENT)
+
+    @property
+    def map(self) -> str:
+        """The feature of ``x`` in a kernel."""
+        return _triton(self._map)
+
+    @property
+    def slope(self) -> str:
+        """Its derivative by ``x`` in a kernel."""
+        return _triton(self._slope)
+
+    @property
+    def slope_comment(self) -> str:
+        """The derivative for a reader."""
+        return plain_source(self._slope)
+
+    @property
+    def flops_of_row(self) -> int:
+        """Products of a query: with its state and into it, and with the keys of a chunk of 64."""
+        qk_dim, v_dim = self.plan.qk_head_dim, self.plan.v_head_dim
+        return 4 * qk_dim * v_dim + (2 * 64 * (qk_dim + v_dim) if self.causal else 0)
+
+    @property
+    def map_torch(self) -> str:
+        """The feature of ``x`` in eager torch."""
+        return torch_source(self._map.xreplace({ELEMENT: SCORE}), {"score": "x"})
+
+    @property
+    def map_comment(self) -> str:
+        """The feature for a reader."""
+        return plain_source(self._map)
+
+    @property
+    def _map(self) -> Any:
+        return self.normaliser.feature_map.traced
+
+    @cached_property
+    def _slope(self) -> Any:
+        return derivative(self._map, ELEMENT)
+
+
+def _triton(expr: Any) -> str:
+    """The text in a kernel. A GPU computes exp by exp2."""
+    expr = expr.replace(sympy.exp, lambda x: sympy.Pow(2, LOG2_E * x))
+    return triton_source(expr.xreplace({ELEMENT: SCORE}), {"score": "x"})
+
+
+def _power_of_two(columns: int) -> int:
+    return 1 << (columns - 1).bit_length()

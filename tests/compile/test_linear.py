@@ -1,0 +1,74 @@
+"""The kernels of linear attention become machine code, in the memory that is predicted."""
+
+from __future__ import annotations
+
+import pytest
+
+from compile.usage import AS_PTXAS_12_8_DOES
+from flashgen import AttentionSpec, causal, elu_plus_one, full, identity, linear, relu
+from flashgen.budget.targets import get_target
+from flashgen.kernels.linear_triton.shared_memory import linear_usage
+from flashgen.kernels.linear_triton.space import linear_space, rank_linear
+from flashgen.plan import lower
+from support.compiling.linear import FORWARD, GRADIENTS, compile_linear, linear_bytes
+
+SPECS = {
+    "elu_d128": AttentionSpec(128, mask=causal(), normaliser=linear(elu_plus_one())),
+    "plain_d128": AttentionSpec(128, mask=causal(), normaliser=linear(identity(), normalise=False)),
+    "full_d64": AttentionSpec(64, mask=full(), normaliser=linear(elu_plus_one())),
+    "unequal": AttentionSpec((40, 24), mask=causal(), normaliser=linear(relu())),
+    "tf32_d64": AttentionSpec(
+        64, "float32", mask=causal(), normaliser=linear(relu()), input_precision="tf32"
+    ),
+    "float32_d128": AttentionSpec(128, "float32", mask=causal(), normaliser=linear(elu_plus_one())),
+}
+PLANS = {name: lower(spec, name) for name, spec in SPECS.items()}
+TARGETS = ("sm_80", "sm_86", "sm_90", "sm_100", "gfx942")
+
+
+#: A state of this size in float32 leaves no room in 64 KiB, which the build says.
+UNFIT = [("float32_d128", "gfx942")]
+CASES = [(name, target) for name in PLANS for target in TARGETS if (name, target) not in UNFIT]
+
+
+@pytest.mark.parametrize(("name", "target"), UNFIT)
+def test_what_does_not_fit_is_turned_down(name: str, target: str) -> None:
+    plan = PLANS[name]
+    space = linear_space(plan, target, gradients=True)
+    assert not space.candidates
+    smallest, _ = min(space.rejected, key=lambda x: (x[0].BLOCK_M, x[0].num_stages))
+    needed = linear_bytes(plan, smallest, target, gradients=True, tma=False)
+    assert max(needed.values()) > get_target(target).max_shared
+
+
+@pytest.mark.parametrize(("name", "target"), CASES)
+def test_what_ships_needs_no_more_than_predicted(name: str, target: str) -> None:
+    plan = PLANS[name]
+    for gradients in (False, True):
+        config = rank_linear(linear_space(plan, target, gradients=gradients).candidates)[0]
+        predicted = linear_usage(plan, config, get_target(target), gradients=gradients)
+        assert predicted.fits
+        for tma in {plan.uses_tma(target), False}:
+            needed = linear_bytes(plan, config, target, gradients=gradients, tma=tma)
+            assert max(needed.values()) <= predicted.total, (config, tma, needed)
+
+
+@pytest.mark.parametrize("name", ["elu_d128", "plain_d128"])
+def test_tiles_of_64_rows_need_exactly_what_is_predicted(name: str) -> None:
+    plan = PLANS[name]
+    for gradients in (False, True):
+        for config in linear_space(plan, "sm_90", gradients=gradients).candidates:
+            if config.BLOCK_M == 64 and config.num_stages > 1:
+                predicted = linear_usage(plan, config, get_target("sm_90"), gradients=gradients)
+                needed = linear_bytes(plan, config, "sm_90", gradients=gradients, tma=True)
+                assert max(needed.values()) == predicted.total, (config, needed)
+
+
+@AS_PTXAS_12_8_DOES
+@pytest.mark.parametrize("name", ["elu_d128", "plain_d128"])
+def test_they_do_not_spill(name: str) -> None:
+    plan = PLANS[name]
+    for gradients, functions in ((False, FORWARD), (True, GRADIENTS)):
+        config = rank_linear(linear_space(plan, "sm_90", gradients=gradients).candidates)[0]
+        for function in functions:
+            assert compile_linear(plan, config, "sm_90", function).spilled == 0, function
