@@ -1517,7 +1517,10 @@ def _operator(name, run, shapes, flops, backward=None):
         made = torch.library.custom_op(name, run, mutates_args=())
         made.register_fake(shapes)
         if backward is not None:
-            made.register_autograd(backward, setup_context=_save_for_backward)
+            made.register_autograd(
+                backward,
+                setup_context=lambda ctx, inputs, output: _save_for_backward(ctx, inputs, output),
+            )
         register_flop_formula(getattr(operators, last))(flops)
     return getattr(operators, last).default
 
