@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.account_tables import counters_table, picks_table
+from benchmarks.cache import cache_table
 from benchmarks.call_tables import decoding_table, launch_table
 from benchmarks.drawn_tables import drawn_table
 from benchmarks.figures import (
@@ -50,6 +51,7 @@ from benchmarks.worst import (
     worst_fields,
     worst_line,
 )
+from benchmarks.varlen import varlen_table
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "performance.md", ROOT / "docs" / "figures.md")
@@ -184,6 +186,8 @@ TABLES: dict[str, tuple[str, Callable[[Document], str]]] = {
     "backward_full": ("backward", full_table),
     "launch": ("launch", launch_table),
     "decoding": ("decoding", decoding_table),
+    "cache": ("cache", cache_table),
+    "varlen": ("varlen", varlen_table),
     "counters": ("counters", counters_table),
     "picks": ("picks", picks_table),
     "anywhere": ("anywhere", drawn_table),
