@@ -7,7 +7,7 @@ import copy
 import re
 from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -26,6 +26,8 @@ from transformers.masking_utils import (
     sliding_window_overlay,
 )
 
+from flashgen.integrations.layers import modules
+from flashgen.integrations.layers.padding import padding as bounds_of
 from flashgen.integrations.transformers import (
     NAME,
     DescribedMask,
@@ -34,7 +36,9 @@ from flashgen.integrations.transformers import (
     register,
     unregister,
 )
-from support.hugging_face import FAMILIES, close, config_of, padding, pair, tokens
+from support.hugging_face import FAMILIES, close, config_of, inputs, padding, pair, tokens
+from support.specialised import NUM_SMS, Specialisations
+from support.variants import imported
 
 BATCH, HEADS, KEYS, WIDTH = 2, 2, 32, 32
 LAYER = SimpleNamespace(is_causal=True)
@@ -246,8 +250,6 @@ def test_padding_is_bounds():
 
 
 def test_padding_is_bounds_of_the_module(registered):
-    from flashgen.integrations.layers import modules
-
     model = pair(FAMILIES["llama"], registered)[1]
     before = len(modules._names)
     model(tokens(2, 40), attention_mask=padding(40, (4, 40), (0, 40)))
@@ -309,6 +311,90 @@ def test_images_see_themselves(registered):
         for model in models
     )
     assert torch.equal(mine, right)
+
+
+@pytest.fixture
+def kernels(monkeypatch):
+    """Modules on a Hopper GPU made of the CPU: what stands in for the kernels, in order."""
+    found = []
+    made = modules._compiled
+
+    def compiled(kind):
+        source = Path(made(kind).__file__).read_text()
+        module = imported("layer", re.sub(r"\b(q|k_new|given\[0\])\.is_cuda", "True", source))
+        properties = {
+            "_config": module.CONFIGS["sm_90"],
+            "_counter": torch.zeros(1, dtype=torch.int32),
+            "_is_elsewhere": False,
+            "_is_hopper": True,
+            "_is_watched": True,  # each launch is one of Triton's
+            "_num_sms": NUM_SMS,
+        }
+        for name, value in properties.items():
+            if hasattr(module, name):
+                monkeypatch.setattr(module, name, lambda *_, value=value: value)
+        for name in sorted(set(re.findall(r"\b(_\w+)\[(?:grid|\()", source))):  # what is launched
+            found.append(Specialisations(getattr(module, name)))
+            monkeypatch.setattr(module, name, found[-1])
+        return module
+
+    monkeypatch.setattr(modules, "_compiled", compiled)
+    monkeypatch.setattr(modules, "_targets", lambda *_: ("sm_90",))
+    monkeypatch.setattr(modules, "_names", {})
+    monkeypatch.setattr(modules, "_made", ModuleType("modules_on_a_gpu"))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    gpu = SimpleNamespace(multi_processor_count=NUM_SMS, major=9, minor=0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda *_: gpu)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+    return found
+
+
+@pytest.mark.parametrize("name", ["gemma3", "t5"])
+def test_a_longer_cache_compiles_nothing(name, registered, kernels):
+    """A window's first key is at a multiple of 16 bytes of the padding, or not: both come first."""
+    model = pair(FAMILIES[name], registered)[1].bfloat16()
+    for cache in (None, "static"):
+        found = []
+        for prompt, more in ((20, 9), (27, 20)):
+            model.generate(
+                tokens(2, prompt),
+                attention_mask=padding(prompt, (5, prompt), (0, prompt)),
+                do_sample=False,
+                cache_implementation=cache,
+                disable_compile=True,
+                max_new_tokens=more,
+            )
+            found.append(sum(len(kernel.keys) for kernel in kernels))
+        assert found[0] == found[1] > 0, cache
+
+
+@torch.no_grad()
+def test_a_bias_in_any_order_is_one_kernel(registered, kernels):
+    """T5's own lies heads first in memory, and cross attention has one of zeros."""
+    model = pair(FAMILIES["t5"], registered)[1].bfloat16()
+    model(**inputs("t5", padding(24, (7, 24), (0, 20))))
+    assert [len(kernel.keys) for kernel in kernels if kernel.keys] == [1, 1]
+
+
+@pytest.mark.parametrize("elements", [0, 2**17], ids=["device", "host"])
+def test_who_looks_at_padding(elements, monkeypatch):
+    """The host and the device find the same, and numbers at 16 bytes: kernels count on that."""
+    monkeypatch.setattr("flashgen.integrations.layers.padding.HOST_LOOKS", elements)
+    rows = [(0, 32), (4, 32), (0, 0), (3, 21), (31, 32)]
+    allowed = padding(KEYS, *rows).bool()
+    node, _, tables = bounds_of(allowed, KEYS, look=True)
+    assert node == ("range",)
+    assert [x.tolist() for x in tables] == [[0, 4, 32, 3, 31], [32, 32, 0, 21, 32]]
+    assert all(x.dtype == torch.int32 and x.data_ptr() % 16 == 0 for x in tables)
+    allowed[3, 7:9] = False
+    for look in (True, False):
+        node, _, tables = bounds_of(allowed, KEYS, look=look)
+        assert node == ("padding",)
+        assert [x.tolist() for x in tables[:2]] == [[0, 4, 32, 3, 31], [32, 32, 0, 21, 32]]
+        assert tables[2].tolist() == [32, 32, 32, 7, 32]
+        assert all(x.dtype == torch.int32 and x.data_ptr() % 16 == 0 for x in tables[:3])
+        assert torch.equal(tables[3], allowed)
+    assert bounds_of(allowed[:1], KEYS, look=True) == (("true",), [], [])
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral"])

@@ -134,6 +134,9 @@ def attend(
     bias_kind = None
     if bias is not None:
         bias_kind = _bias_kind(bias, query)
+        if bias.shape[-1] == key.shape[2] and bias.stride(-1) != 1:
+            # Kernels read rows, and are not compiled once more for what else there is.
+            bias = bias.clone(memory_format=torch.contiguous_format)
         options["bias"] = bias.expand(-1, -1, query.shape[2], key.shape[2])
     if sinks is not None:
         options["sinks"] = sinks.reshape(-1)

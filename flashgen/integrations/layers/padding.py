@@ -16,6 +16,10 @@ _PADDING = (
     TensorKind("padding", ("batch", "kv_len"), "bool"),
 )
 
+#: Up to so many elements of an attention mask are looked at by the host, which waits once for them:
+#: that takes less time than the launches of a dozen small kernels.
+HOST_LOOKS = 2**17
+
 
 def waits() -> bool:
     """Whether the host may wait for the device."""
@@ -34,23 +38,31 @@ def padding(
         allowed: bool (batch, kv_len).
         valid: how many keys are looked at.
         look: whether the host may wait to see which of them are padding.
+
+    Returns:
+        It, and tensors of allowed's device; nothing is hidden by ``TRUE``.
     """
     seen = allowed[:, :valid]
-    index = torch.arange(valid, device=seen.device)
-    first = torch.where(seen, index, valid).amin(-1)
-    end = torch.where(seen, index + 1, 0).amax(-1)
-    holes = ~seen & (index >= first[:, None])
-    solid = torch.where(holes, index, valid).amin(-1)
-    has_holes = True
-    if look and waits():
-        whole, has_holes = torch.stack(
-            [((end - first == valid) & (solid == valid)).all(), (solid < end).any()]
-        ).tolist()
-        if whole:
-            return TRUE, [], []
+    look = look and waits()
+    here = look and seen.numel() <= HOST_LOOKS
+    if here:
+        seen = seen.cpu()
+    if look and bool(seen.all()):
+        return TRUE, [], []
+    # A number in torch.where is a launch of its own: here the ends of a range are at hand.
+    reach = torch.arange(-1, valid + 1, device=seen.device, dtype=torch.int32)
+    before, index, behind = reach[:1], reach[1:-1], reach[-1:]
+    first = torch.where(seen, index, behind).amin(-1)
+    end = torch.where(seen, index, before).amax(-1) + 1
+    solid = torch.where(seen | (index < first[:, None]), behind, index).amin(-1)
+    has_holes = not look or bool((solid < end).any())
+    if here:
+        # Each of them at 16 bytes, as other tensors are: kernels are compiled for that.
+        rows = torch.nn.functional.pad(torch.stack([first, end, solid]), (0, -len(seen) % 4))
+        first, end, solid = rows.to(allowed.device)[:, : len(seen)]
     if has_holes:
-        return ("padding",), [*_RANGE, *_PADDING], [first.int(), end.int(), solid.int(), allowed]
-    return ("range",), [*_RANGE], [first.int(), end.int()]
+        return ("padding",), [*_RANGE, *_PADDING], [first, end, solid, allowed]
+    return ("range",), [*_RANGE], [first, end]
 
 
 def joined(node: Node, other: Node) -> Node:

@@ -130,7 +130,7 @@ def _lengths(
     """
     last: int | torch.Tensor = kv_length
     if _mentions(node, "q"):
-        last = q_offset - kv_offset + q_length
+        last = q_offset + (q_length - kv_offset)  # one launch
     known = isinstance(last, int)
     if not (known and last == kv_length) and CAUSAL not in parts_of(node):
         raise Unreadable("queries are not at the last keys")
