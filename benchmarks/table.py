@@ -45,13 +45,13 @@ from benchmarks.figures import (
 )
 from benchmarks.headline import headline_table
 from benchmarks.markdown import header, line
+from benchmarks.varlen import varlen_table
 from benchmarks.worst import (
     inputs_table,
     worst_columns,
     worst_fields,
     worst_line,
 )
-from benchmarks.varlen import varlen_table
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "performance.md", ROOT / "docs" / "figures.md")

@@ -97,6 +97,7 @@ ON_OTHERS = {
     "plan/visible_pairs.py": ({"replace"}, "parts of an expression"),
     "publish.py": ({"re", "split", "splitlines", "startswith"}, "a published module's first lines"),
     "stamp.py": ({"endswith", "removeprefix"}, "names of files"),
+    "symbolic/by_distance.py": ({"count"}, "numbers without end"),
     "symbolic/gradient.py": ({"replace"}, "parts of an expression"),
     "symbolic/hoisting.py": ({"index"}, "symbols"),
     "symbolic/printer/text.py": ({"index", "replace"}, "symbols; Python's text of a float"),
