@@ -90,6 +90,9 @@ class Watched:
             # Of the mask's tables, not of gradients: nothing of it is kept.
             watch(self.module, monkeypatch, "_find_rows")
             monkeypatch.setattr(self.module, "_triton_launch", lambda kernel, grid: None)
+        for kernel in vars(self.module).copy():
+            if kernel.startswith(("_find_elements_", "_sum_elements")):
+                watch(self.module, monkeypatch, kernel)  # after the kernels of gradients
         names = (*KERNELS, *DIVIDED[2:], *PORTABLE, *LISTS, "_sum_diagonals", "_sum_strips")
         self.kernels: dict[str, Specialisations] = {
             kernel: watch(self.module, monkeypatch, kernel)
@@ -198,6 +201,8 @@ def check_arguments(watched: Watched, name: str, q_len: int) -> None:
     sizes = ("num_q_heads", "num_kv_heads", "q_len", "kv_len", "rows_len")
     assert [given[size] for size in sizes] == [4, 2, q_len, kv_len, rows_len]
     fewer = spec.dropout or (names.of_keys_alone and bool(names.text.score_gradient))
+    # Sums of what is learned, and terms of a distance, take the registers of 64 queries.
+    fewer |= not names.split and bool(names.text.input_gradients or names.text.code.distances)
     assert given["BLOCK_M"] == (64 if fewer else {64: 128, 128: 64, 256: 64}[names.width])
     assert (given["BLOCK_N"], given["NUM_STAGES"]) == (block_n, 2)
     if not names.split:
