@@ -28,6 +28,12 @@ SPECS = {
     "one_pass": AttentionSpec(
         64, mask=BOTTOM, score=lambda s, b, h, q, kv: s * SLOPES[h] + NEAR[h, kv - q + 499]
     ),
+    # Two sums for each element.
+    "twice": AttentionSpec(
+        64,
+        mask=BOTTOM,
+        score=lambda s, b, h, q, kv: s + NEAR[h, kv - q + 499] + s.tanh() * NEAR[h, q - kv + 499],
+    ),
     "pairs": AttentionSpec(
         64, "float16", mask=BOTTOM, score=lambda s, b, h, q, kv: s + PAIRS[b, h, q, kv]
     ),
@@ -78,8 +84,8 @@ SLIPS = [
     ("one_pass", "_terms_of_distance", "first - (of_lane", "first + (of_lane"),
     ("one_pass", "_diagonals_from", "16 * warp", "0 * warp"),
     ("one_pass", "_of_diagonals", "values[i + 1].reshape", "values[i].reshape"),
-    ("one_pass", "_find_elements_2d", "inside &= (index >= 0) & (index < size_1)", "pass"),
-    ("one_pass", "_sum_elements", "before + tl.sum", "tl.sum"),
+    ("one_pass", "_find_elements_2d", "place * size_1 + index", "place + index"),
+    ("twice", "_sum_elements", "before + tl.sum", "tl.sum"),
     ("one_pass", "_sum_elements", "left &= blocks > block", "left &= blocks > block + 1"),
     ("pairs", "_put_at_4d_hopper", "place * size_3", "place * size_2"),
     ("pairs", "_learn_of_queries", "pairs_tiles.index(NUMBER)", "pairs_tiles.index(0)"),
