@@ -26,7 +26,7 @@ from transformers.masking_utils import (
     sliding_window_overlay,
 )
 
-from flashgen.integrations.layers import modules
+from flashgen.integrations.layers import calls, modules
 from flashgen.integrations.layers.padding import padding as bounds_of
 from flashgen.integrations.transformers import (
     NAME,
@@ -249,12 +249,14 @@ def test_padding_is_bounds():
     assert tables["solid_to"].tolist() == tables["keys_to"].tolist() == [21, KEYS]
 
 
-def test_padding_is_bounds_of_the_module(registered):
+def test_padding_is_bounds_of_the_module(registered, monkeypatch):
+    used, module_of = [], calls.module_of
+    monkeypatch.setattr(
+        calls, "module_of", lambda **kind: used.append(module_of(**kind)) or used[-1]
+    )
     model = pair(FAMILIES["llama"], registered)[1]
-    before = len(modules._names)
     model(tokens(2, 40), attention_mask=padding(40, (4, 40), (0, 40)))
-    (name,) = list(modules._names.values())[before:] or list(modules._names.values())[-1:]
-    text = re.sub(r"\s+", " ", getattr(modules._made, name).__doc__)
+    text = re.sub(r"\s+", " ", used[0].__doc__)
     assert "all see those from min(kv_len, max(0, keys_from[b])) to before" in text
 
 
