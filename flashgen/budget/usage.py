@@ -68,7 +68,13 @@ def usage_of(
     """The usage of a block with these phases, for a configuration and a plan's widths."""
     if not plan.code.of_products:
         phases = with_weights(phases)
-    values = values_of(plan, config)
+    return usage_of_phases(phases, values_of(plan, config), target)
+
+
+def usage_of_phases(
+    phases: tuple[Phase, ...], values: Mapping[str, int], target: Target
+) -> SramUsage:
+    """The usage of a block with these phases, for the number behind every symbol."""
     sizes = {
         phase: [(name, evaluate(size, values)) for name, size in phase.parts] for phase in phases
     }

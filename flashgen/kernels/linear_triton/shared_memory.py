@@ -11,11 +11,10 @@ from flashgen.budget.buffers import Phase
 from flashgen.budget.matrix_units import Unit, matrix_unit
 from flashgen.budget.quantities import BLOCK_M, ITEMSIZE, NUM_STAGES
 from flashgen.budget.targets import Target
-from flashgen.budget.usage import SramUsage
+from flashgen.budget.usage import SramUsage, usage_of_phases
 from flashgen.config import KernelConfig
 from flashgen.plan import KernelPlan
 from flashgen.plan.linear import LinearPlan
-from flashgen.symbols import evaluate
 
 #: Columns of tiles of q and k, and of v.
 QK_WIDTH, V_WIDTH = sympy.symbols("qk_width v_width", integer=True, positive=True)
@@ -50,19 +49,7 @@ def linear_usage(
     phases = _phases(
         gradients, linear.normalise, matrix_unit(plan, config, target), plan.itemsize == 4
     )
-    sizes = {
-        phase: [(name, evaluate(size, values)) for name, size in phase.parts] for phase in phases
-    }
-    largest = max(sizes, key=lambda phase: sum(size for _, size in sizes[phase]))
-    parts = tuple((name, size) for name, size in sizes[largest] if size)
-    return SramUsage(
-        total=sum(size for _, size in sizes[largest]),
-        parts=parts,
-        phase=largest.name,
-        limit=target.max_shared,
-        formula=sympy.Max(*(phase.total for phase in phases), evaluate=False),
-        formulas=tuple((name, dict(largest.parts)[name]) for name, _ in parts),
-    )
+    return usage_of_phases(phases, values, target)
 
 
 @cache
