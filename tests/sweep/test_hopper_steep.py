@@ -214,6 +214,51 @@ def test_slips_in_lowering_are_found(slip: str) -> None:
         check_hopper(module, SPECS[name], LADDER, CONFIGS[name][0], _with_keys(heights, values))
 
 
+#: Where the key is that outweighs all others, and how far above them. The first tile of keys is
+#: the last one; after 16 more the sums show such a weight, and references rise by it.
+ALONE: dict[str, tuple[int, float]] = {
+    "in the first tile": (1250, 40.3),
+    "in the last tile": (3, 40.3),
+    "before references rise": (900, 28.6),
+}
+
+
+def _check_alone(module: ModuleType, name: str, place: int, height: float) -> None:
+    """Rows of one key have that key's value, to the bit: no rounding of its weight remains."""
+    spec = SPECS[name]
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 1, rows, spec.qk_head_dim) for rows in (64, 1280, 1280))
+    q[..., 0], k[..., 0], k[:, :, place] = torch.rand(64) + 1.0, 0.0, 0.0
+    k *= 0.01
+    k[:, :, place, 0] = height
+    q, k, v = (x.bfloat16() for x in (q, k, v))
+    out, _ = module._launch_hopper(q, k, v, 1.0, CONFIGS[name][0].as_dict())
+    assert torch.equal(out, v[:, :, place : place + 1].expand_as(out))
+
+
+@pytest.mark.parametrize("name", ["full_d128", "full_d64"])
+@pytest.mark.parametrize("alone", ALONE)
+def test_a_key_that_outweighs_all_others_gives_its_value(name: str, alone: str) -> None:
+    _check_alone(shipped(name), name, *ALONE[alone])
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("total / rounded, 1.0)", "1.0, 1.0)"),
+        ("m_i + gl.floor(m_new - m_i))", "m_new)"),
+    ],
+)
+def test_slips_in_rounding_are_found(right: str, wrong: str) -> None:
+    def slipped(source: str) -> str:
+        assert source.count(right) == 1
+        return interpreted(source.replace(right, wrong))
+
+    module = rendered_module(SPECS["full_d128"], hopper=True, edit_source=slipped)
+    with pytest.raises(AssertionError):
+        _check_alone(module, "full_d128", *ALONE["before references rise"])
+
+
 @pytest.mark.parametrize("above", [8.0, 12.0, 13.25])
 @pytest.mark.parametrize("place", [0, 100, 255])
 def test_small_weights_of_float16(above: float, place: int) -> None:

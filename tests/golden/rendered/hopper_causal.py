@@ -596,7 +596,9 @@ def _start_values(weights, v_tiles, stage, acc, begun):
 
 
 @gluon.jit
-def _finish(m_i, total, redone, place, call, lse_ptr, NUMBER: gl.constexpr, ROWS: gl.constexpr):
+def _finish(
+    m_i, total, rounding, redone, place, call, lse_ptr, NUMBER: gl.constexpr, ROWS: gl.constexpr
+):
     """Stores the LSE of rows after their last key; returns the factors of their output."""
     PACKED: gl.constexpr = call.PACKED
     num_q_heads = call.num_q_heads
@@ -614,7 +616,7 @@ def _finish(m_i, total, redone, place, call, lse_ptr, NUMBER: gl.constexpr, ROWS
         lse = (base + gl.log2(total)) * 0.6931471805599453  # ln 2: back to the natural logarithm
         row = (batch * num_q_heads + head).to(gl.int64) * q_len
         gl.store(lse_ptr + row + offs_m, lse, mask=offs_m < gl.where(redone > 0, 0, lse_rows))
-    return unit / total
+    return unit * rounding / total
 
 
 @gluon.jit
@@ -702,10 +704,13 @@ def _scale_rows(acc, factor):
 @gluon.jit
 def _raised(m_i, m_new, sums):
     """(references, factors of sums) of rows with larger scores, or sums above RAISE_ABOVE."""
-    grown = gl.maximum(m_new, m_i + gl.log2(sums) + 56.0)
+    reached = m_i + gl.log2(sums) + 64.0  # the reference that its present sum would have
+    grown = gl.maximum(m_new, reached - 8.0)
     m_new = gl.where(sums <= RAISE_ABOVE, m_new, grown)
     # Large sums are not lost: their factor is at least 2^-120.
     m_new = gl.where(sums <= 2.0**24, m_new, gl.minimum(m_new, m_i + 120.0))
+    # Where earlier keys outweigh these, by a power of 2: their weights keep their digits.
+    m_new = gl.where(m_new >= reached, m_new, m_i + gl.floor(m_new - m_i))
     # A sum beyond its range becomes infinite, so that the overflow is noticed at the end.
     return m_new, gl.where(sums <= MOST_WEIGHT, gl.exp2(m_i - m_new), float("inf"))
 
@@ -764,6 +769,18 @@ def _set_overflow(number, overflowed, NUMBER: gl.constexpr, slot):
 
 
 @gluon.jit
+def _rounded_by(lanes, total, ROWS: gl.constexpr):
+    """The factor by which products have a row's weights too small: 1 but for rows of one key.
+
+    A key that outweighs all others is such a row's sum. Values were multiplied by its weight in
+    bfloat16, which is the sum's. With that divided out the output is the key's value, and `delta`
+    of the backward pass is exact, from which all that remains of such a row's gradient follows.
+    """
+    rounded = total.to(gl.bfloat16).to(gl.float32)
+    return gl.where(_row_max(lanes, ROWS) > total * (1.0 - 2.0**-12), total / rounded, 1.0)
+
+
+@gluon.jit
 def _zeros_or_nan(acc, ROWS: gl.constexpr):
     """0 for rows of an accumulator that are finite, NaN for others."""
     return _row_sum(_lane_sum(acc * 0.0), ROWS)
@@ -793,7 +810,7 @@ def _last_sums(
     NUMBER: gl.constexpr,
     ROWS: gl.constexpr,
 ):
-    """(accumulators, references, sums of rows, weights, whether to hand this tile over again).
+    """(accumulators, references, sums and factors of rows, weights, whether to repeat this tile).
 
     If the last keys alone exceed the others by so much that sums overflow, weights and sums are
     scaled down here, before the weights are multiplied with their values.
@@ -802,6 +819,7 @@ def _last_sums(
     votes = buffers.votes
     overflowed = buffers.overflowed
     total = _row_sum(l_i, ROWS)
+    rounding = _rounded_by(l_i, total, ROWS)
     redone = 0
     if _any(gl.where(total <= MOST_WEIGHT, 0, 1), votes.index(NUMBER)) > 0:
         large, lost = ~(total <= MOST_WEIGHT), total
@@ -813,7 +831,7 @@ def _last_sums(
         redone = _any(gl.where(lost <= 2.0**126, 0, 1 - online_max), votes.index(NUMBER))
         if redone > 0:
             _set_overflow(1, overflowed, NUMBER, q_count % 2)
-    return acc, m_i, total, weights, redone
+    return acc, m_i, total, rounding, weights, redone
 
 
 @gluon.jit
@@ -1035,13 +1053,13 @@ def _consumer(
                 sums = _row_sum(l_i, ROWS)
                 growing = _any(gl.where(sums <= RAISE_ABOVE, 0, 1), votes.index(NUMBER))
         # The tile's end.
-        acc, m_i, total, weights, redone = _last_sums(
+        acc, m_i, total, rounding, weights, redone = _last_sums(
             acc, m_i, l_i, weights, begun, online_max, place, buffers, NUMBER, ROWS
         )
         v_stage = _stage(kv_count, NUM_STAGES)[0]
         kv_count += 1
         acc = _start_values(weights, v_tiles, v_stage, acc, begun)
-        scale_out = _finish(m_i, total, redone, place, call, lse_ptr, NUMBER, ROWS)
+        scale_out = _finish(m_i, total, rounding, redone, place, call, lse_ptr, NUMBER, ROWS)
         acc = (warpgroup_mma_wait(0, deps=acc),)
         mbarrier.arrive(kv_empty.index(v_stage), count=1)
         out_number = q_count % 2 * CONSUMERS + NUMBER

@@ -745,7 +745,16 @@ def _start_values(weights, v_tiles, stage, acc, begun):
 
 @gluon.jit
 def _finish(
-    m_i, total, redone, place, queries, call, lse_ptr, NUMBER: gl.constexpr, ROWS: gl.constexpr
+    m_i,
+    total,
+    rounding,
+    redone,
+    place,
+    queries,
+    call,
+    lse_ptr,
+    NUMBER: gl.constexpr,
+    ROWS: gl.constexpr,
 ):
     """Stores the LSE of rows after their last key; returns the factors of their output."""
     num_q_heads = call.num_q_heads
@@ -768,7 +777,7 @@ def _finish(
         lse = (base + gl.log2(total)) * 0.6931471805599453  # ln 2: back to the natural logarithm
         row = (batch * num_q_heads + head).to(gl.int64) * q_len
         gl.store(lse_ptr + row + offs_m, lse, mask=offs_m < gl.where(redone > 0, 0, lse_rows))
-    return unit / total
+    return unit * rounding / total
 
 
 @gluon.jit
@@ -846,10 +855,13 @@ def _scale_rows(acc, factor):
 @gluon.jit
 def _raised(m_i, m_new, sums):
     """(references, factors of sums) of rows with larger scores, or sums above RAISE_ABOVE."""
-    grown = gl.maximum(m_new, m_i + gl.log2(sums) + 56.0)
+    reached = m_i + gl.log2(sums) + 64.0  # the reference that its present sum would have
+    grown = gl.maximum(m_new, reached - 8.0)
     m_new = gl.where(sums <= RAISE_ABOVE, m_new, grown)
     # Large sums are not lost: their factor is at least 2^-120.
     m_new = gl.where(sums <= 2.0**24, m_new, gl.minimum(m_new, m_i + 120.0))
+    # Where earlier keys outweigh these, by a power of 2: their weights keep their digits.
+    m_new = gl.where(m_new >= reached, m_new, m_i + gl.floor(m_new - m_i))
     # A sum beyond its range becomes infinite, so that the overflow is noticed at the end.
     return m_new, gl.where(sums <= MOST_WEIGHT, gl.exp2(m_i - m_new), float("inf"))
 
@@ -908,16 +920,29 @@ def _set_overflow(number, overflowed, NUMBER: gl.constexpr, slot):
 
 
 @gluon.jit
+def _rounded_by(lanes, total, ROWS: gl.constexpr):
+    """The factor by which products have a row's weights too small: 1 but for rows of one key.
+
+    A key that outweighs all others is such a row's sum. Values were multiplied by its weight in
+    bfloat16, which is the sum's. With that divided out the output is the key's value, and `delta`
+    of the backward pass is exact, from which all that remains of such a row's gradient follows.
+    """
+    rounded = total.to(gl.bfloat16).to(gl.float32)
+    return gl.where(_row_max(lanes, ROWS) > total * (1.0 - 2.0**-12), total / rounded, 1.0)
+
+
+@gluon.jit
 def _last_sums(l_i, online_max, place, buffers, NUMBER: gl.constexpr, ROWS: gl.constexpr):
-    """(sums of rows, whether the producer has to hand this tile over again)."""
+    """(sums of rows, factors, whether the producer repeats this tile)."""
     q_count = place.q_count
     votes = buffers.votes
     overflowed = buffers.overflowed
     total = _row_sum(l_i, ROWS)
+    rounding = _rounded_by(l_i, total, ROWS)
     redone = _any(gl.where(total <= MOST_WEIGHT, 0, 1 - online_max), votes.index(NUMBER))
     if redone > 0:
         _set_overflow(1, overflowed, NUMBER, q_count % 2)
-    return total, redone
+    return total, rounding, redone
 
 
 @gluon.jit
@@ -1178,14 +1203,16 @@ def _consumer(
                 sums = _row_sum(l_i, ROWS)
                 growing = _any(gl.where(sums <= RAISE_ABOVE, 0, 1), votes.index(NUMBER))
         # The tile's end.
-        total, redone = _last_sums(l_i, online_max, place, buffers, NUMBER, ROWS)
+        total, rounding, redone = _last_sums(l_i, online_max, place, buffers, NUMBER, ROWS)
         v_stage, v_phase = _stage(kv_count - 1, NUM_STAGES)
         mbarrier.arrive(q_empty.index(q_count % 2 * CONSUMERS + NUMBER), count=1)
         _ping_pong_wait(NUMBER)
         mbarrier.wait(v_full.index(v_stage), v_phase)
         acc = _start_values(weights, v_tiles, v_stage, acc, begun)
         _ping_pong_arrive(NEXT)
-        scale_out = _finish(m_i, total, redone, place, queries, call, lse_ptr, NUMBER, ROWS)
+        scale_out = _finish(
+            m_i, total, rounding, redone, place, queries, call, lse_ptr, NUMBER, ROWS
+        )
         acc = (warpgroup_mma_wait(0, deps=acc),)
         # One thread waits until TMA has read its last store; the arrival makes the others wait.
         tma.store_wait(0)
