@@ -15,7 +15,7 @@ terms, number)``, ``("flag", tensor, indices)``, ``("not", x)``, or ``("and", x,
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -261,3 +261,9 @@ def _loaded(tensor: torch.Tensor, index: Any) -> Any:
 def parts_of(node: Node) -> tuple[Node, ...]:
     """What has to hold together."""
     return node[1:] if node[0] == "and" else (node,)
+
+
+def conjunction(parts: Iterable[Node]) -> Node:
+    """What holds where all of these do."""
+    kept = [part for part in parts if part != TRUE]
+    return ("and", *kept) if len(kept) > 1 else kept[0] if kept else TRUE
