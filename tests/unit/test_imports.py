@@ -47,7 +47,9 @@ LAYERS = """
     integrations.layers integrations.layers.recorded
     integrations.layers.described
     integrations.layers.padding integrations.layers.modules
+    integrations.layers.rows
     integrations.layers.calls
+    integrations.transformers.ordered
     integrations.transformers.masks integrations.transformers.attention
     integrations.transformers integrations.diffusers
     __init__
