@@ -3,7 +3,6 @@
 tests/sweep/test_transformers.py compares whole models by kernels.
 """
 
-import copy
 import re
 from importlib.util import find_spec
 from pathlib import Path
@@ -496,22 +495,50 @@ def test_decoding_is_one_graph(name, registered):
     torch._dynamo.reset()
 
 
-def test_a_compiled_model(registered):
-    """Its graph breaks where masks are read; in one graph it takes a mask that was made before."""
+@pytest.mark.parametrize("name", ["llama4", "t5"])
+def test_a_compiled_model_is_one_graph(name, registered):
+    """With padding and without, forward and backward; the third length compiles nothing."""
+    eager, model = pair(FAMILIES[name], registered)
+    torch._dynamo.reset()
+    counters = torch._dynamo.utils.counters
+    counters.clear()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    for length, padded in ((24, True), (40, True), (56, True), (70, False)):
+        attended = padding(length, (7, length), (0, length - 4))
+        given = inputs(name, attended)
+        if name != "t5":
+            given["use_cache"] = False  # positions may then begin anew: packed sequences
+        if not padded:
+            del given["attention_mask"]
+        right, mine = (m(**given)[0] for m in (eager, compiled))
+        if padded and name != "t5":
+            right, mine = (x * attended[..., None] for x in (right, mine))
+        close(mine, right, str(length))
+        mine.sum().backward()
+    assert counters["stats"]["unique_graphs"] == 3
+    torch._dynamo.reset()
+
+
+def test_packed_sequences_of_a_compiled_model(registered):
+    lengths = (13, 20, 7)
+    positions = torch.cat([torch.arange(n) for n in lengths])[None].expand(2, -1)
+    eager, model = pair(FAMILIES["mistral"], registered)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    given = {"input_ids": tokens(2, 40), "position_ids": positions, "use_cache": False}
+    close(compiled(**given).logits, eager(**given).logits)
+    torch._dynamo.reset()
+
+
+def test_a_mask_that_is_made_before_a_graph(registered):
     eager, model = pair(FAMILIES["llama"], registered)
     ids, attended = tokens(2, 40), padding(40, (7, 40), (0, 33))
     right = eager(ids, attention_mask=attended).logits * attended[..., None]
-    for fullgraph in (False, True):
-        torch._dynamo.reset()
-        compiled = torch.compile(copy.deepcopy(model), backend="eager", fullgraph=fullgraph)
-        mask = attended
-        if fullgraph:
-            with pytest.raises(Exception, match="pass it as attention_mask"):
-                compiled(ids, attention_mask=attended)
-            mask = described_mask(2, 40, 40, attention_mask=attended.bool())
-        out = compiled(ids, attention_mask=mask, use_cache=False).logits * attended[..., None]
-        close(out, right)
-        out.sum().backward()
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    mask = described_mask(2, 40, 40, attention_mask=attended.bool())
+    out = compiled(ids, attention_mask=mask, use_cache=False).logits * attended[..., None]
+    close(out, right)
     torch._dynamo.reset()
 
 

@@ -32,13 +32,7 @@ HARMLESS = frozenset(
     )
 )  # fmt: skip
 
-_WHERE_TRACED = (
-    "flashgen reads a mask function outside of the graph; for one graph, make the mask before, by "
-    "transformers' create_causal_mask or its like, and pass it as attention_mask"
-)
 
-
-@torch.compiler.disable(reason=_WHERE_TRACED)  # type: ignore[no-untyped-call, untyped-decorator]
 def described_mask(
     batch_size: int,
     q_length: int,
