@@ -82,7 +82,8 @@ class Elementwise:
                 f"{self} is given to `{name}` along dimension {dim!r}",
                 f"write .{name}(): what is indexed has one dimension left",
             )
-        return functools.reduce(_JOINED[name], self.elements)
+        # A sum is of 64 bits in torch, also of elements of 8 bits.
+        return functools.reduce(_JOINED[name], [getattr(x, "wide", x) for x in self.elements])
 
     def __matmul__(self, other: Any) -> Any:
         return _sum_of_products("matmul", self, other)

@@ -27,9 +27,10 @@ LAYERS = """
     masks masks.* scores scores.* normalisers
     spec loader
     symbolic symbolic.*
+    codegen codegen.names
     plan plan.* reference
     budget budget.*
-    codegen codegen.layout codegen.folding codegen.unpacking codegen.digest codegen.names
+    codegen.layout codegen.folding codegen.unpacking codegen.digest
     codegen.beside codegen.environment codegen.functions codegen.operator
     kernels kernels.*
     forms forms.*
@@ -40,7 +41,8 @@ LAYERS = """
     bench
     console
     compiling
-    integrations integrations.captures integrations.captured_tensor integrations.block_table
+    integrations integrations.captures integrations.small_integer
+    integrations.captured_tensor integrations.block_table
     integrations.replaced
     integrations.variants integrations.call_tensors
     integrations.flex flex
