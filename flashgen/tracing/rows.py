@@ -192,6 +192,8 @@ class Row(Elementwise):
                 f"instead of torch's `{function}` write a sum, as x[i, 0] * y[j, 0] + x[i, 1] * "
                 f"y[j, 1], or declare a last dimension of {MOST_ELEMENTS} at most"
             )
+            if function in ("dot", "matmul", "inner", "__matmul__"):
+                remedy += "; or append both to q and k, whose products scores are"
         return mistake(
             f"{self} is a part of {name}, which has {dims} dimensions and was given {given}", remedy
         )
