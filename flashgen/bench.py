@@ -130,7 +130,8 @@ def _timings(plan: KernelPlan, module: ModuleType, length: int) -> Iterator[Timi
         )
         return ms, flops / ms / 1e9
 
-    ms, own = timed(lambda: module.attention(q, k, v, **params))
+    arguments = plan.by_keyword(params)
+    ms, own = timed(lambda: module.attention(q, k, v, **arguments))
     yield Timing(length, OWN, ms, own, 1.0)
     for kernel, make in _peers(plan, (q, k, v), seen, params):
         try:

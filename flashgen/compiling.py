@@ -22,8 +22,9 @@ NAME = "attention"
 #: How often a module is built again that another process removes before it is loaded.
 TRIES = 3
 
-#: The modules of this process, by their paths, and what guards them.
-_loaded: dict[Path, ModuleType] = {}
+#: The modules of this process, and what guards them. Their names have the digest of their text, so
+#: that one of another cache is the same, under the name by which pickle finds it.
+_loaded: dict[str, ModuleType] = {}
 _loading = threading.RLock()
 
 
@@ -52,13 +53,13 @@ def cached(spec: AttentionSpec, *, tune: bool = False, tune_seconds: float = 60.
                 for _ in build_variants([variant], options, progress, lambda _: place):
                     pass
             path = place.module
-            if path in _loaded:
-                return _loaded[path]
+            if path.stem in _loaded:
+                return _loaded[path.stem]
             try:
-                _loaded[path] = _load(path)
+                _loaded[path.stem] = _load(path)
             except FileNotFoundError:  # another process cleared the cache
                 continue
-            return _loaded[path]
+            return _loaded[path.stem]
     raise FlashgenError(f"{place.module}: removed while it was loaded; call again")
 
 

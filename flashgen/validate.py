@@ -14,7 +14,7 @@ import sympy
 from flashgen.arguments import ALIGNMENTS
 from flashgen.budget.targets import TARGETS, get_target
 from flashgen.budget.usage import SramUsage, largest_fitting
-from flashgen.codegen.names import is_taken
+from flashgen.codegen.names import is_fixed, is_taken
 from flashgen.config import FORMS, KernelConfig
 from flashgen.constants import Constant
 from flashgen.errors import MaskError, SramViolation, Violation, shown
@@ -306,7 +306,7 @@ def _params(name: str, spec: AttentionSpec) -> Iterator[Finding]:
         return  # a field that is no mask, score or normaliser, which has its own finding
     forms = spec.forms if isinstance(spec.forms, tuple) else ()
     for param in declared:
-        if is_taken(param.name, dropout=spec.dropout is True, forms=forms):
+        if is_fixed(param.name, dropout=spec.dropout is True, forms=forms):
             kind = "constant" if isinstance(param, Constant) else "parameter"
             problem = f"{kind} {param.name!r} is a name that the generated module uses"
             others = (f"{param.name}_", f"the_{param.name}", f"{param.name}_value")

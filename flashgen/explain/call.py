@@ -136,7 +136,9 @@ def longest(plan: KernelPlan, asked: Asked) -> int | None:
 def described(plan: KernelPlan, work: Workload) -> Call:
     """The shapes and numbers of a call, for people."""
     values = dict(work.params)
-    params = tuple((p.name, _said(p, values[p.name])) for p in plan.params if p.name in values)
+    params = tuple(
+        (plan.keyword(p.name), _said(p, values[p.name])) for p in plan.params if p.name in values
+    )
     return Call(work.batch, work.num_q_heads, work.num_kv_heads, work.q_len, work.kv_len, params)
 
 
@@ -152,14 +154,14 @@ def _said(param: Param, value: Any) -> str:
 
 def _numbers(plan: KernelPlan, asked: Asked) -> dict[str, int | float]:
     """The value of each parameter that is a number."""
-    declared = {p.name: p for p in plan.params if not isinstance(p, Tensor | Seed)}
-    values = {name: typical_number(param) for name, param in declared.items()}
+    declared = {plan.keyword(p.name): p for p in plan.params if not isinstance(p, Tensor | Seed)}
+    values = {param.name: typical_number(param) for param in declared.values()}
     for name, text in asked.params:
         option = f"--param={name}={text}"
         if name not in declared:
             known = f"write one of {', '.join(declared)}" if declared else "leave it out"
             raise FlashgenError(f"{option}: {plan.name} has no number of this name; {known}")
-        values[name] = _number(declared[name], option, text)
+        values[declared[name].name] = _number(declared[name], option, text)
     return values
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import sympy
 import torch
 
+from flashgen.integrations.small_integer import SMALL, SmallInteger
 from flashgen.params import Int, Tensor
 from flashgen.symbols import (
     BATCH,
@@ -89,7 +90,10 @@ class CapturedTensor(Tensor):
             made.forget()
 
     def _element(self, indices: tuple[Any, ...]) -> Any:
-        return super()._element(tuple(self._from_start(i, at) for at, i in enumerate(indices)))
+        found = super()._element(tuple(self._from_start(i, at) for at, i in enumerate(indices)))
+        if self.real.dtype not in SMALL:
+            return found
+        return SmallInteger(found.sym, found.params, self.real.dtype)
 
     def _from_start(self, index: Any, at: int) -> Any:
         """An index that counts from the start."""

@@ -21,8 +21,6 @@ from flashgen.integrations.layers.calls import (
     from_the_first_key,
     of_elements,
 )
-from flashgen.integrations.layers.described import MaskKind
-from flashgen.integrations.layers.padding import padding
 
 __all__ = ["NAME", "VERSIONS", "attention", "register", "unregister"]
 
@@ -151,9 +149,4 @@ def _seen(mask: Any, query: torch.Tensor, key: torch.Tensor) -> Seen:
             f"attn_mask: got {given}; pass ({batch}, {kv_len}), ({q_len}, {kv_len}), or four "
             "dimensions"
         )
-    if mask.dtype != torch.bool or mask.shape[1] != 1 or mask.shape[2] != 1:
-        return of_elements(mask, key)
-    allowed = mask[:, 0, 0].expand(batch, kv_len)
-    node, kinds, tables = padding(allowed, kv_len, look=True)
-    options = {kind.name: table for kind, table in zip(kinds, tables, strict=True)}
-    return Seen(MaskKind(node, tuple(kinds)), options)
+    return of_elements(mask, query, key)

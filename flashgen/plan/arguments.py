@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flashgen.constants import Constant
 from flashgen.declared import Param
@@ -21,7 +21,7 @@ class Argument:
     """A keyword of ``attention``, as text.
 
     Attributes:
-        name: the keyword.
+        name: of it in the module.
         kind: ``"int"``, ``"float"``, ``"probability"`` or ``"tensor"``.
         default: the text after the name in a signature: ``"=1024"``, or ``""`` if it is required.
         accepts: the accepted values, for the docstring.
@@ -30,6 +30,7 @@ class Argument:
         least: of an int, the smallest value; of a float, an exclusive lower bound, ``""`` for none.
         dtype: of a tensor, torch's name of it.
         sizes: of a tensor, for each dimension its size as an expression of q and k, or ``"None"``.
+        keyword: what ``attention`` calls it.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Argument:
     least: str = ""
     dtype: str = ""
     sizes: tuple[str, ...] = ()
+    keyword: str = ""
 
     @property
     def ndim(self) -> int:
@@ -122,8 +124,13 @@ def kernel_arguments(
     return KernelArguments(scalars, tuple(tensors), tuple(ints))
 
 
-def argument(param: Param) -> Argument:
-    """A declared parameter as text.
+def argument(param: Param, keyword: str = "") -> Argument:
+    """A declared parameter as text; its keyword is its name, unless another is given."""
+    return replace(_argument(param), keyword=keyword or param.name)
+
+
+def _argument(param: Param) -> Argument:
+    """A parameter without its keyword.
 
     Raises:
         TypeError: a kind that is not known.

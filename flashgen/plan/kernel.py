@@ -7,7 +7,7 @@ evaluates, or `Code`, which the templates have printed in their dialect.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -30,6 +30,7 @@ from flashgen.plan.eager_keys import EagerKeys, eager_keys
 from flashgen.plan.head_dims import Heads
 from flashgen.plan.hidden import HiddenRows, hidden_rows
 from flashgen.plan.int32_overflow import SIZES, LargeInteger, printed_integers
+from flashgen.plan.keywords import Keywords, with_free_names
 from flashgen.plan.listing import TileListing, tile_listing
 from flashgen.plan.loops import KeyTiles, key_tiles
 from flashgen.plan.outside import left_by
@@ -54,15 +55,17 @@ class KernelPlan(Heads):
 
     Attributes:
         name: the variant's, and the generated module's.
-        spec: what the user declared.
+        spec: what the user declared, with names that are free in the module.
         predicate: the mask as sympy sees it.
         bounds: the KV ranges derived from it.
+        keywords: of parameters that have another name in the module, this name and their keyword.
     """
 
     name: str
     spec: AttentionSpec
     predicate: Predicate
     bounds: TileBounds
+    keywords: Keywords = ()
 
     @property
     def torch_dtype(self) -> str:
@@ -94,7 +97,15 @@ class KernelPlan(Heads):
     @cached_property
     def arguments(self) -> tuple[Argument, ...]:
         """The parameters as the module prints them."""
-        return tuple(map(argument, self.params))
+        return tuple(argument(param, self.keyword(param.name)) for param in self.params)
+
+    def keyword(self, name: str) -> str:
+        """What ``attention`` calls a parameter, by its name in the module."""
+        return dict(self.keywords).get(name, name)
+
+    def by_keyword(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments of ``attention`` for values of parameters by their names in the module."""
+        return {self.keyword(name): value for name, value in params.items()}
 
     @cached_property
     def constants(self) -> tuple[PrintedConstant, ...]:
@@ -110,7 +121,8 @@ class KernelPlan(Heads):
         """The same, for calls with these expressions for lengths, heads and the batch."""
         score = self.spec.score
         exprs = [self.predicate.expr] + ([finite_score(score)[0]] if score is not None else [])
-        return printed_integers(exprs, self.params, sizes)
+        found = printed_integers(exprs, self.params, sizes)
+        return tuple(replace(x, argument=self.keyword(x.argument)) for x in found)
 
     @property
     def sizing_numbers(self) -> tuple[str, ...]:
@@ -367,8 +379,10 @@ class KernelPlan(Heads):
 
 def lower(spec: AttentionSpec, name: str) -> KernelPlan:
     """Traces mask, score and sink, and derives the plan from them."""
+    spec, keywords = with_free_names(spec)
     predicate = trace(with_hidden_by_score(spec))
-    return KernelPlan(name=name, spec=spec, predicate=predicate, bounds=derive_bounds(predicate))
+    bounds = derive_bounds(predicate)
+    return KernelPlan(name, spec, predicate, bounds, keywords)
 
 
 def _symbols(*exprs: Any) -> frozenset[str]:

@@ -238,6 +238,11 @@ def bound(values: Mapping[str, Any] | None) -> Iterator[None]:
         _VALUES.reset(token)
 
 
+def bound_values() -> Mapping[str, Any] | None:
+    """The values that each `Expr` stands for now, by its symbol's name; None: it is a symbol."""
+    return _VALUES.get()
+
+
 def is_bound() -> bool:
     """Whether an `Expr` stands for its value now."""
     return _VALUES.get() is not None

@@ -82,7 +82,8 @@ class Elementwise:
                 f"{self} is given to `{name}` along dimension {dim!r}",
                 f"write .{name}(): what is indexed has one dimension left",
             )
-        return functools.reduce(_JOINED[name], self.elements)
+        # A sum is of 64 bits in torch, also of elements of 8 bits.
+        return functools.reduce(_JOINED[name], [getattr(x, "wide", x) for x in self.elements])
 
     def __matmul__(self, other: Any) -> Any:
         return _sum_of_products("matmul", self, other)
@@ -191,6 +192,8 @@ class Row(Elementwise):
                 f"instead of torch's `{function}` write a sum, as x[i, 0] * y[j, 0] + x[i, 1] * "
                 f"y[j, 1], or declare a last dimension of {MOST_ELEMENTS} at most"
             )
+            if function in ("dot", "matmul", "inner", "__matmul__"):
+                remedy += "; or append both to q and k, whose products scores are"
         return mistake(
             f"{self} is a part of {name}, which has {dims} dimensions and was given {given}", remedy
         )

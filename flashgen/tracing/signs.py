@@ -54,7 +54,10 @@ def at_least(
     if expr.is_Pow:
         return bool(expr.exp.is_Integer and expr.exp > 0) and holds(expr.base)
     if expr.is_Add:
-        return any(map(holds, expr.args)) and all(holds(arg, 0) for arg in expr.args)
+        if any(map(holds, expr.args)) and all(holds(arg, 0) for arg in expr.args):
+            return True
+        largest = most(-expr)  # as in 7 - kv_idx % 8
+        return largest is not None and -largest >= bound
     if isinstance(expr, sympy.Max):
         return any(map(holds, expr.args))
     if isinstance(expr, sympy.Piecewise):

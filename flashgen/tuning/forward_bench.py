@@ -106,7 +106,7 @@ class ForwardBench:
         length = self.lengths[0]
         qkv = [x[:1, :1] for x in self.inputs[length]]
         out, _ = self.run(config, length, qkv)
-        params = self.params[length]
+        params = self.plan.by_keyword(self.params[length])
         expected = self.module.reference(*qkv, scale=self.plan.scale, **params).float()
         error = ((out.float() - expected).norm() / expected.norm()).item()
         if not error <= WRONG:

@@ -1,6 +1,7 @@
 """`flashgen.compile`: a spec in, its module out, through a folder that processes share."""
 
 import os
+import pickle
 import shutil
 import signal
 import subprocess
@@ -82,6 +83,15 @@ def test_each_spec_and_each_name_has_a_module(cache):
     names = [flashgen.compile(spec).__name__.split("_")[2] for spec in specs]
     assert names == ["attention", "mine", "attention"]
     assert len(modules(cache)) == 3
+
+
+def test_two_caches_have_one_module_that_pickle_finds(cache, monkeypatch):
+    module = flashgen.compile(SPEC)
+    other = cache.parent / "other"
+    monkeypatch.setenv("FLASHGEN_CACHE_DIR", str(other))
+    assert flashgen.compile(SPEC) is module
+    assert len(modules(other)) == 1
+    assert pickle.loads(pickle.dumps(module.attention)) is module.attention
 
 
 def test_what_is_wrong_with_a_spec_is_said_and_nothing_written(cache):

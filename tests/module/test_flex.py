@@ -52,6 +52,42 @@ def test_the_cases_are_many():
     assert (len(TORCH), len(GYM)) == (76, 27)
 
 
+OF_8 = torch.randint(0, 256, (LENGTH,), dtype=torch.uint8)
+OF_7 = torch.randint(-128, 128, (LENGTH,), dtype=torch.int8)
+OF_7[::5] = -128
+OF_15 = torch.randint(-(2**15), 2**15, (LENGTH,), dtype=torch.int16)
+ROWS = torch.randint(100, 256, (LENGTH, 4), dtype=torch.uint8)
+BITS = torch.randint(0, 256, (LENGTH, LENGTH // 8), dtype=torch.uint8)
+NUMBER = torch.tensor(200, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize(
+    "score_mod",
+    [
+        lambda s, b, h, q, kv: s + 0.01 * (OF_8[q] - OF_8[kv]) + 0.01 * (OF_8[kv] + 100),
+        lambda s, b, h, q, kv: s + 0.01 * (OF_8[q] * 3) + 0.01 * (~OF_8[kv] + -OF_8[q]),
+        lambda s, b, h, q, kv: s + 0.01 * ((OF_8[q] << 1) + (100 + OF_8[kv]) % 7 + OF_8[q] ** 2),
+        lambda s, b, h, q, kv: s + 0.01 * OF_7[q].abs() + 0.01 * (-OF_7[kv] - 3),
+        lambda s, b, h, q, kv: s + 0.001 * (OF_7[q] + OF_8[kv]) + 1e-4 * (OF_15[q] + OF_7[kv]),
+        lambda s, b, h, q, kv: s + 1e-4 * torch.mul(OF_15[q], OF_15[kv]),
+        lambda s, b, h, q, kv: s + 0.01 * (torch.where(q > kv, OF_8[q], OF_8[kv]) + NUMBER),
+        lambda s, b, h, q, kv: s + 0.01 * (torch.maximum(OF_8[q], OF_8[kv]) + (q > kv) * OF_8[q]),
+        lambda s, b, h, q, kv: s + 0.001 * (ROWS[kv] + ROWS[q]).sum(),
+        # With positions, floats and after a cast there are as many bits as there need be.
+        lambda s, b, h, q, kv: s + 0.01 * (q + OF_8[q] + OF_8[kv]) + 0.01 * ROWS[kv].sum(),
+        lambda s, b, h, q, kv: s + 0.01 * (OF_8[q].float() - OF_8[kv].float()),
+        lambda s, b, h, q, kv: s + 0.01 * (OF_8[q].long() - OF_8[kv]) + 0.01 * (OF_8[q] * 1.5 + 9),
+    ],
+)
+def test_integers_of_few_bits_wrap_around(score_mod):
+    compare(Case(score_mod), *qkv())
+
+
+def test_bits_from_the_most_significant_on():
+    compare(Case(None, lambda b, h, q, kv: (BITS[q, kv // 8] >> (7 - kv % 8)) & 1 == 1), *qkv())
+    compare(Case(None, lambda b, h, q, kv: (BITS[q, kv // 8] << (kv % 8)) >= 128), *qkv())
+
+
 class TestWhatIsTracedAgain:
     """A function is traced when its code, or what it captures, is new."""
 

@@ -3,7 +3,6 @@
 tests/sweep/test_transformers.py compares whole models by kernels.
 """
 
-import copy
 import re
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,6 +27,7 @@ from transformers.masking_utils import (
 
 from flashgen.integrations.layers import calls, modules
 from flashgen.integrations.layers.padding import padding as bounds_of
+from flashgen.integrations.layers.rows import rows as rows_of
 from flashgen.integrations.transformers import (
     NAME,
     DescribedMask,
@@ -98,6 +98,7 @@ MASKS = {
     "images in a window": and_masks(
         or_masks(causal_mask_function, blockwise_overlay(IMAGES)), sliding_window_overlay(9)
     ),
+    "an image in two runs": or_masks(causal_mask_function, blockwise_overlay(IMAGES % 2)),
     "all of a bool": or_masks(causal_mask_function, lambda *_: torch.tensor(True)),
     "a prefix": or_masks(causal_mask_function, lambda b, h, q, kv: kv < 5),
     "flags": and_masks(causal_mask_function, lambda b, h, q, kv: ~(IMAGES < 0)[b, kv] | (kv < 3)),
@@ -207,9 +208,15 @@ def test_what_cannot_be_recorded_becomes_elements(mask_function):
     }
     mask = described_mask(**given)
     right = sdpa_mask(**given, allow_is_causal_skip=False)
-    assert isinstance(mask, torch.Tensor)
-    assert torch.equal(mask, right)
+    assert isinstance(mask, DescribedMask)
+    assert mask.kind.node in (("row_range",), ("row_elements",))
+    assert torch.equal(mask.to_dense(), right)
     assert torch.equal(seen(mask, KEYS), right[:, 0])
+    few = {**given, "q_length": 7, "q_offset": KEYS - 7}
+    mask = described_mask(**few)
+    assert isinstance(mask, torch.Tensor)  # which are added to the scores
+    assert torch.equal(mask, right[:, :, -7:])
+    assert torch.equal(seen(mask, 7), right[:, 0, -7:])
 
 
 def test_queries_that_are_not_at_the_last_keys_become_elements():
@@ -258,6 +265,72 @@ def test_padding_is_bounds_of_the_module(registered, monkeypatch):
     model(tokens(2, 40), attention_mask=padding(40, (4, 40), (0, 40)))
     text = re.sub(r"\s+", " ", used[0].__doc__)
     assert "all see those from min(kv_len, max(0, keys_from[b])) to before" in text
+
+
+def shown_to_tiles(mask):
+    """The keys that tiles of queries visit by the module for a mask, and those without a mask."""
+    found, module_of = [], calls.module_of
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            calls, "module_of", lambda **kind: found.append(module_of(**kind)) or found[-1]
+        )
+        assert torch.equal(seen(mask, KEYS), seen(elements_of(mask), KEYS))
+    text = re.sub(r"\s+", " ", found[0].__doc__)
+    [shown] = re.findall(r"some see the keys from (.*?), all see those from (.*?)\. ", text)
+    return shown
+
+
+def elements_of(mask):
+    """The same as numbers that are added to scores."""
+    shown = mask.to_dense() if isinstance(mask, DescribedMask) else mask
+    return torch.where(shown, 0.0, -torch.inf)
+
+
+def test_images_are_bounds():
+    """Tiles visit the keys up to the end of their last query's image, and no other."""
+    for name in ("images", "images in a window"):
+        shown = shown_to_tiles(described_mask(BATCH, KEYS, KEYS, mask_function=MASKS[name]))
+        assert all("segments_end" in keys for keys in shown), name
+    mask = described_mask(BATCH, KEYS, KEYS, mask_function=MASKS["an image in two runs"])
+    assert "segments" not in str(shown_to_tiles(mask))
+
+
+def test_elements_are_bounds():
+    """Of each query, from the first key that it sees to the last."""
+    mask = torch.ones(BATCH, 1, KEYS, KEYS).tril().bool()
+    mask[0, 0, :, :3] = mask[1, 0, 9] = False
+    some, full = shown_to_tiles(mask)
+    assert "min(keys_from[b, 0, q_rows] over the rows)" in some
+    assert "min(keys_to[b, 0, q_rows] over the rows)" in full
+    node, _, (first, end) = rows_of(mask)
+    assert node == ("row_range",)
+    assert first[0, 0].tolist() == [KEYS] * 3 + [3] * (KEYS - 3)
+    assert end[0, 0].tolist() == [0] * 3 + list(range(4, KEYS + 1))
+    assert (first[1, 0, 9], end[1, 0, 9]) == (KEYS, 0)
+    mask[1, 0, 20:, [4, 11]] = False
+    some, full = shown_to_tiles(mask)
+    assert "min(solid_to[b, 0, q_rows] over the rows)" in full
+    node, _, (_, _, solid, _) = rows_of(mask)
+    assert node == ("row_elements",)
+    assert solid[1, 0].tolist() == [*range(1, 10), KEYS, *range(11, 21), *[4] * (KEYS - 20)]
+    assert rows_of(torch.ones(1, 1, KEYS, KEYS, dtype=torch.bool)) == (("true",), [], [])
+
+
+def test_elements_of_heads():
+    q, k, v = torch.randn(3, BATCH, HEADS, KEYS, 16)
+    for shape in ((1, HEADS), (BATCH, HEADS), (BATCH, 1), (1, 1)):
+        mask = torch.rand(*shape, KEYS, KEYS, generator=torch.Generator().manual_seed(0)) < 0.7
+        out, _ = attention(LAYER, q, k, v, mask)
+        right, _ = attention(LAYER, q, k, v, elements_of(mask))
+        close(out, right)
+        assert rows_of(mask)[0] == ("row_elements",)
+
+
+def test_elements_that_are_written_to_are_looked_at_again():
+    mask = torch.ones(1, 1, KEYS, KEYS).tril().bool()
+    for column in (3, 5):
+        mask[..., column] = False
+        assert torch.equal(seen(mask, KEYS), mask[:, 0].expand(BATCH, -1, -1))
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "llama4"])
@@ -422,22 +495,50 @@ def test_decoding_is_one_graph(name, registered):
     torch._dynamo.reset()
 
 
-def test_a_compiled_model(registered):
-    """Its graph breaks where masks are read; in one graph it takes a mask that was made before."""
+@pytest.mark.parametrize("name", ["llama4", "t5"])
+def test_a_compiled_model_is_one_graph(name, registered):
+    """With padding and without, forward and backward; the third length compiles nothing."""
+    eager, model = pair(FAMILIES[name], registered)
+    torch._dynamo.reset()
+    counters = torch._dynamo.utils.counters
+    counters.clear()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    for length, padded in ((24, True), (40, True), (56, True), (70, False)):
+        attended = padding(length, (7, length), (0, length - 4))
+        given = inputs(name, attended)
+        if name != "t5":
+            given["use_cache"] = False  # positions may then begin anew: packed sequences
+        if not padded:
+            del given["attention_mask"]
+        right, mine = (m(**given)[0] for m in (eager, compiled))
+        if padded and name != "t5":
+            right, mine = (x * attended[..., None] for x in (right, mine))
+        close(mine, right, str(length))
+        mine.sum().backward()
+    assert counters["stats"]["unique_graphs"] == 3
+    torch._dynamo.reset()
+
+
+def test_packed_sequences_of_a_compiled_model(registered):
+    lengths = (13, 20, 7)
+    positions = torch.cat([torch.arange(n) for n in lengths])[None].expand(2, -1)
+    eager, model = pair(FAMILIES["mistral"], registered)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    given = {"input_ids": tokens(2, 40), "position_ids": positions, "use_cache": False}
+    close(compiled(**given).logits, eager(**given).logits)
+    torch._dynamo.reset()
+
+
+def test_a_mask_that_is_made_before_a_graph(registered):
     eager, model = pair(FAMILIES["llama"], registered)
     ids, attended = tokens(2, 40), padding(40, (7, 40), (0, 33))
     right = eager(ids, attention_mask=attended).logits * attended[..., None]
-    for fullgraph in (False, True):
-        torch._dynamo.reset()
-        compiled = torch.compile(copy.deepcopy(model), backend="eager", fullgraph=fullgraph)
-        mask = attended
-        if fullgraph:
-            with pytest.raises(Exception, match="pass it as attention_mask"):
-                compiled(ids, attention_mask=attended)
-            mask = described_mask(2, 40, 40, attention_mask=attended.bool())
-        out = compiled(ids, attention_mask=mask, use_cache=False).logits * attended[..., None]
-        close(out, right)
-        out.sum().backward()
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    mask = described_mask(2, 40, 40, attention_mask=attended.bool())
+    out = compiled(ids, attention_mask=mask, use_cache=False).logits * attended[..., None]
+    close(out, right)
     torch._dynamo.reset()
 
 

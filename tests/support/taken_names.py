@@ -114,20 +114,35 @@ def taken_by(specs: tuple[AttentionSpec, ...]) -> frozenset[str]:
     """What the modules name at their top and in functions that parameters reach."""
     names: set[str] = set()
     for spec in specs:
-        plan = lower(spec, "everything")
-        has_backward = not HopperBackward(backward_plan(plan)).why_not
-        held = ("hopper", "hopper_backward") if has_backward else ("hopper",)
-        choices = dict.fromkeys(held, _CHOICE)
-        if spec.has_form("cache"):
-            choices["cached"] = any_cache(plan)
-        module = ast.parse(render_module(plan, choices))
-        for statement in module.body:
+        for statement in _module(spec).body:
             inside = set(_bound(ast.walk(statement)))
             names.update(inside if "probe" in inside else _bound([statement]))
     names |= {re.sub(r"_\d+$", "", name) for name in names}
     # What is named after a parameter keeps clear of the others by itself.
     free = (name for name in names if not name.startswith("probe"))
     return frozenset(free) - set(dir(builtins))
+
+
+def fixed_by(specs: tuple[AttentionSpec, ...]) -> frozenset[str]:
+    """What the modules name at their top, and the arguments of the functions that users call."""
+    names: set[str] = set()
+    for spec in specs:
+        for statement in _module(spec).body:
+            names.update(_bound([statement]))
+            if isinstance(statement, ast.FunctionDef) and not statement.name.startswith("_"):
+                names.update(_bound(ast.walk(statement.args)))
+    free = (name for name in names if not name.startswith(("probe", "_")))
+    return frozenset(free) - set(dir(builtins))
+
+
+def _module(spec: AttentionSpec) -> ast.Module:
+    plan = lower(spec, "everything")
+    has_backward = not HopperBackward(backward_plan(plan)).why_not
+    held = ("hopper", "hopper_backward") if has_backward else ("hopper",)
+    choices = dict.fromkeys(held, _CHOICE)
+    if spec.has_form("cache"):
+        choices["cached"] = any_cache(plan)
+    return ast.parse(render_module(plan, choices))
 
 
 def _bound(nodes: Iterable[ast.AST]) -> Iterator[str]:

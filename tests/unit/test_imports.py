@@ -27,9 +27,10 @@ LAYERS = """
     masks masks.* scores scores.* normalisers
     spec loader
     symbolic symbolic.*
+    codegen codegen.names
     plan plan.* reference
     budget budget.*
-    codegen codegen.layout codegen.folding codegen.unpacking codegen.digest codegen.names
+    codegen.layout codegen.folding codegen.unpacking codegen.digest
     codegen.beside codegen.environment codegen.functions codegen.operator
     kernels kernels.*
     forms forms.*
@@ -40,17 +41,22 @@ LAYERS = """
     bench
     console
     compiling
-    integrations integrations.captures integrations.captured_tensor integrations.block_table
+    integrations integrations.captures integrations.small_integer
+    integrations.captured_tensor integrations.block_table
     integrations.replaced
     integrations.variants integrations.call_tensors
     integrations.flex flex
     integrations.layers integrations.layers.recorded
     integrations.layers.described
     integrations.layers.padding integrations.layers.modules
+    integrations.layers.rows
     integrations.layers.calls
+    integrations.transformers.ordered
     integrations.transformers.masks integrations.transformers.attention
     integrations.transformers integrations.diffusers
     __init__
+    cli.app cli.options
+    cli.bench cli.build cli.cache cli.check cli.explain cli.export cli.modules
     cli __main__
 """
 

@@ -20,7 +20,7 @@ from flashgen import (
     sliding_window,
     softcap,
 )
-from flashgen.codegen.names import FILE, is_taken
+from flashgen.codegen.names import FILE, is_fixed, is_taken
 from flashgen.loader import Variant
 from flashgen.plan import lower
 from flashgen.validate import validate
@@ -109,12 +109,19 @@ def _bound_in(statement: ast.stmt) -> set[str]:
     return variables | {n.arg for n in nodes if isinstance(n, ast.arg)}
 
 
-def test_a_taken_name_is_refused() -> None:
-    spec = AttentionSpec(64, mask=sliding_window(Int("m_i"), 0))
+def test_a_name_that_functions_of_the_module_use_is_refused() -> None:
+    spec = AttentionSpec(64, mask=sliding_window(Int("merge"), 0))
     assert [str(v) for v in validate(Variant("near", spec, "specs/near.py"))] == [
-        "specs/near.py: near: params=Int('m_i', None, min=0): parameter 'm_i' is a name that the "
-        "generated module uses; rename the parameter, to m_i_ for one"
+        "specs/near.py: near: params=Int('merge', None, min=0): parameter 'merge' is a name that "
+        "the generated module uses; rename the parameter, to merge_ for one"
     ]
+    for name in ("torch", "tl", "range", "reference", "_launch", "op", "CONFIGS"):
+        assert is_fixed(name), name
+    for name in ("top", "shift", "p", "x", "n", "m_i", "key", "out_ptr", "start"):
+        assert not is_fixed(name), name
+    assert is_fixed("cu_seqlens_q", forms=("dense", "varlen"))
+    assert not is_fixed("cu_seqlens_q")
+    assert is_fixed("kv_lens", forms=("dense", "cache"))
 
 
 def test_there_is_another_name_for_each_that_is_taken() -> None:

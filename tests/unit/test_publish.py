@@ -191,9 +191,10 @@ def copied_sources(tmp_path, monkeypatch):
     (package / "tuning").mkdir(parents=True)
     (templates / "module").mkdir(parents=True)
     (package / "plan").mkdir()
+    (package / "cli").mkdir()
     (package / "explain" / "templates").mkdir(parents=True)
     page = "explain/templates/page.html.jinja"
-    for name in ("plan/kernel.py", "cli.py", "tuning/choose.py", page):
+    for name in ("plan/kernel.py", "cli/app.py", "tuning/choose.py", page):
         path = package / name
         path.write_text("old\n")
     (templates / "module" / "module.py.jinja").write_text("old\n")
@@ -210,7 +211,7 @@ def copied_sources(tmp_path, monkeypatch):
         ("flashgen/plan/kernel.py", True),
         ("flashgen/tuning/choose.py", True),
         ("templates/module/module.py.jinja", True),
-        ("flashgen/cli.py", False),
+        ("flashgen/cli/app.py", False),
         ("flashgen/explain/templates/page.html.jinja", False),
     ],
 )

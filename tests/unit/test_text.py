@@ -47,7 +47,8 @@ ON_OTHERS = {
     "bench.py": ({"lower", "removesuffix"}, "torch's names of its backends"),
     "build.py": ({"isidentifier", "keyword", "split"}, "the name of a package"),
     "cache.py": ({"rpartition"}, "names of files"),
-    "cli.py": ({"splitlines", "startswith"}, "messages; words that a shell completes"),
+    "cli/app.py": ({"splitlines"}, "messages"),
+    "cli/options.py": ({"startswith"}, "words that a shell completes"),
     "console.py": ({"rpartition", "split"}, "names of files and packages"),
     "errors.py": ({"split", "splitlines", "strip"}, "messages"),
     "export.py": (

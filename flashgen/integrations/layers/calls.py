@@ -10,7 +10,9 @@ import torch
 from flashgen.integrations.call_tensors import padded, supported_head_dim
 from flashgen.integrations.layers.described import DescribedMask, MaskKind
 from flashgen.integrations.layers.modules import module_of
+from flashgen.integrations.layers.padding import padding
 from flashgen.integrations.layers.recorded import CAUSAL, TRUE
+from flashgen.integrations.layers.rows import FEW, Rows, rows, rows_once
 from flashgen.params import dtype_name
 
 _FULL = MaskKind(TRUE)
@@ -79,17 +81,33 @@ def of_description(
     return Seen(mask.kind, options, valid=mask.valid)
 
 
-def of_elements(mask: Any, key: torch.Tensor) -> Seen:
-    """What a tensor of four dimensions says about each query and key."""
+def of_elements(mask: Any, query: torch.Tensor, key: torch.Tensor) -> Seen:
+    """What a tensor of four dimensions says about each query and key.
+
+    Bools that say the same for all queries, and else those of more than a few queries, become
+    bounds; the others, and floats, are added to the scores.
+    """
     if not isinstance(mask, torch.Tensor) or mask.dim() != 4:
         given = f"{mask.dim()} dimensions" if isinstance(mask, torch.Tensor) else type(mask)
         raise TypeError(f"attention_mask: got {given}; pass (batch, heads, q_len, kv_len)")
-    mask = mask[..., : key.shape[2]]
-    if mask.is_floating_point():
-        return Seen(_FULL, {}, bias=mask)
-    if mask.dtype != torch.bool:
+    if not mask.is_floating_point() and mask.dtype != torch.bool:
         raise TypeError(f"attention_mask: got {mask.dtype}; pass bools, or floats that are added")
-    return Seen(_FULL, {}, bias=_added(mask))
+    (batch, heads, q_len, _), kv_len = query.shape, key.shape[2]
+    if mask.shape[3] == 1:
+        mask = mask.expand(-1, -1, -1, kv_len)
+    fits = mask.shape[0] in (1, batch) and mask.shape[1] in (1, heads) and mask.shape[3] >= kv_len
+    found: Rows | None = None
+    if mask.dtype == torch.bool and fits and q_len > FEW:
+        if mask.shape[1:3] == (1, 1):
+            found = padding(mask[:, 0, 0, :kv_len].expand(batch, kv_len), kv_len, look=True)
+        elif mask.shape[2] == q_len:
+            found = rows_once(mask) if mask.shape[3] == kv_len else rows(mask[..., :kv_len])
+    if found is not None:
+        node, kinds, tables = found
+        options = {kind.name: table for kind, table in zip(kinds, tables, strict=True)}
+        return Seen(MaskKind(node, tuple(kinds)), options)
+    mask = mask[..., :kv_len]
+    return Seen(_FULL, {}, bias=mask if mask.is_floating_point() else _added(mask))
 
 
 def _added(seen: torch.Tensor) -> torch.Tensor:

@@ -19,7 +19,8 @@ class TensorKind:
 
     Attributes:
         name: of the parameter.
-        dims: of each dimension ``"batch"``, ``"kv_len"`` or a number.
+        dims: of each dimension ``"batch"``, ``"num_q_heads"``, ``"q_len"``, ``"kv_len"`` or a
+            number.
         dtype: ``"int32"`` or ``"bool"``.
         in_order: whether its elements are expected not to fall: see `flashgen.Tensor`'s ``sorted``.
     """
@@ -39,7 +40,8 @@ class MaskKind:
             int it may have ``("n", place, sign)``, of the number at that place. It may also have
             ``("chunk", tensor, number, elements)``: both positions, counted from the tensor's
             element, are in one chunk of that size, where elements are the place of a tensor to
-            take for positions, or None; and ``("padding",)`` and ``("range",)``.
+            take for positions, or None; ``("padding",)`` and ``("range",)``; and, alone,
+            ``("row_elements",)`` and ``("row_range",)``.
         tensors: the tensors, in the order of their places.
         numbers: the names of the numbers.
         text: all of that.

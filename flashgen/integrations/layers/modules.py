@@ -147,6 +147,8 @@ def _part(node: Node, tensors: list[Tensor], numbers: list[Int]) -> Mask:
         return causal(align="bottom_right")
     if node[0] in ("range", "padding"):
         return as_mask(_padding(node[0], {x.name: x for x in tensors}))
+    if node[0] in ("row_range", "row_elements"):
+        return as_mask(_rows(node[0], {x.name: x for x in tensors})).aligned("top_left")
 
     def condition(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         at = {"b": b, "q": q_idx, "kv": kv_idx}
@@ -170,6 +172,27 @@ def _padding(how: str, tensors: dict[str, Tensor]) -> Callable[..., Any]:
         return in_range(b, h, q_idx, kv_idx) & ((kv_idx < solid[b]) | table[b, kv_idx])
 
     return in_range if how == "range" else allowed
+
+
+def _rows(how: str, tensors: dict[str, Tensor]) -> Callable[..., Any]:
+    """The keys of each query from the first to the last it sees, and none between it does not.
+
+    Tensors are indexed by the queries of the call, which count from 0.
+    """
+
+    def element(name: str, b: Any, h: Any, *positions: Any) -> Any:
+        shared = [dim is not None and dim.sym == 1 for dim in tensors[name].dims]
+        return tensors[name][0 if shared[0] else b, 0 if shared[1] else h, *positions]
+
+    def in_range(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        first, end = element("keys_from", b, h, q_idx), element("keys_to", b, h, q_idx)
+        return (kv_idx >= first) & (kv_idx < end)
+
+    def shown(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        solid, seen = element("solid_to", b, h, q_idx), element("elements", b, h, q_idx, kv_idx)
+        return in_range(b, h, q_idx, kv_idx) & ((kv_idx < solid) | seen)
+
+    return in_range if how == "row_range" else shown
 
 
 def _evaluated(node: Node, at: dict[str, Any], tensors: list[Tensor], numbers: list[Int]) -> Any:

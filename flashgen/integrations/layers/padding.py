@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from flashgen.integrations.layers.described import TensorKind
-from flashgen.integrations.layers.recorded import TRUE, Node, parts_of
+from flashgen.integrations.layers.recorded import TRUE, Node
 
 _RANGE = (
     TensorKind("keys_from", ("batch",), "int32"),
@@ -63,9 +63,3 @@ def padding(
     if has_holes:
         return ("padding",), [*_RANGE, *_PADDING], [first, end, solid, allowed]
     return ("range",), [*_RANGE], [first, end]
-
-
-def joined(node: Node, other: Node) -> Node:
-    """Both conditions."""
-    kept = [part for part in (*parts_of(node), *parts_of(other)) if part != TRUE]
-    return ("and", *kept) if len(kept) > 1 else kept[0] if kept else TRUE

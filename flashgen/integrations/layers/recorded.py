@@ -15,10 +15,11 @@ terms, number)``, ``("flag", tensor, indices)``, ``("not", x)``, or ``("and", x,
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 #: A condition or an atom.
 Node = tuple[Any, ...]
@@ -47,10 +48,25 @@ def read(mask_function: Callable[..., Any]) -> tuple[Node, list[torch.Tensor]]:
     tensors: list[torch.Tensor] = []
     b, q, kv = (Number(tensors, ((1, (letter,)),), 0) for letter in _LETTERS)
     try:
-        seen = mask_function(b, Number(tensors, (), 0), q, kv)
+        with _Loading():
+            seen = mask_function(b, Number(tensors, (), 0), q, kv)
     except (TypeError, AttributeError, IndexError, RuntimeError) as error:
         raise Unreadable(str(error)) from error
     return _condition(seen), tensors
+
+
+class _Loading(TorchFunctionMode):
+    """Records elements of tensors at recorded indices, also where torch.compile traces."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if function is torch.Tensor.__getitem__:
+            tensor, index = args
+            indices = index if isinstance(index, tuple) else (index,)
+            if any(isinstance(x, Number) for x in indices):
+                return _loaded(tensor, indices)
+        return function(*args, **(kwargs or {}))
 
 
 class _Recorded:
@@ -81,8 +97,6 @@ class _Recorded:
     def __torch_function__(
         cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        if function is torch.Tensor.__getitem__ and isinstance(args[0], torch.Tensor):
-            return _loaded(args[0], args[1])
         if function in (torch.abs, torch.Tensor.abs):
             return abs(args[0])
         if function in (torch.Tensor.__and__, torch.Tensor.__rand__):
@@ -235,9 +249,8 @@ def _joined(how: str, *given: Any) -> Condition:
     return Condition(least[0], parts[0] if len(parts) == 1 else (how, *parts))
 
 
-def _loaded(tensor: torch.Tensor, index: Any) -> Any:
+def _loaded(tensor: torch.Tensor, indices: tuple[Any, ...]) -> Any:
     """An element: of a tensor of bools a condition, of one of whole numbers a number."""
-    indices = index if isinstance(index, tuple) else (index,)
     book = next(x.tensors for x in indices if isinstance(x, Number))
     if len(indices) != tensor.dim() or tensor.is_floating_point():
         raise Unreadable("it reads a row, or floats")
@@ -261,3 +274,9 @@ def _loaded(tensor: torch.Tensor, index: Any) -> Any:
 def parts_of(node: Node) -> tuple[Node, ...]:
     """What has to hold together."""
     return node[1:] if node[0] == "and" else (node,)
+
+
+def conjunction(parts: Iterable[Node]) -> Node:
+    """What holds where all of these do."""
+    kept = [part for part in parts if part != TRUE]
+    return ("and", *kept) if len(kept) > 1 else kept[0] if kept else TRUE

@@ -95,7 +95,7 @@ def attention(
         cached = not learns and position_bias is None and dropout == 0
         seen = of_description(attention_mask, query, key, cached=cached)
     else:
-        seen = of_elements(attention_mask, key)
+        seen = of_elements(attention_mask, query, key)
     out = attend(
         query,
         key,

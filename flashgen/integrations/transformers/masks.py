@@ -11,19 +11,18 @@ import torch
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 
 from flashgen.integrations.layers.described import DescribedMask, MaskKind, TensorKind
-from flashgen.integrations.layers.padding import joined, padding, waits
+from flashgen.integrations.layers.padding import padding, waits
 from flashgen.integrations.layers.recorded import (
     CAUSAL,
-    TRUE,
     Node,
     Terms,
     Unreadable,
+    conjunction,
     parts_of,
     read,
 )
-
-#: Up to so many queries are decoded: the cache kernels compute them, and the host does not wait.
-FEW = 16
+from flashgen.integrations.layers.rows import FEW, rows
+from flashgen.integrations.transformers.ordered import is_packed, ordered
 
 #: Arguments that say how transformers' own functions may write a mask down, not what it shows.
 HARMLESS = frozenset(
@@ -33,13 +32,7 @@ HARMLESS = frozenset(
     )
 )  # fmt: skip
 
-_WHERE_TRACED = (
-    "flashgen reads a mask function outside of the graph; for one graph, make the mask before, by "
-    "transformers' create_causal_mask or its like, and pass it as attention_mask"
-)
 
-
-@torch.compiler.disable(reason=_WHERE_TRACED)  # type: ignore[no-untyped-call, untyped-decorator]
 def described_mask(
     batch_size: int,
     q_length: int,
@@ -56,7 +49,8 @@ def described_mask(
 
     Returns:
         A description; or, where the mask function does what is not recorded, or the lengths have
-        no alignment that flashgen's modules have, its elements: bool (batch, heads, q, kv).
+        no alignment that flashgen's modules have, bounds of each query's keys, or, of few queries,
+        its elements: bool (batch, heads, q, kv).
 
     Raises:
         TypeError: an argument that may change the mask is not known.
@@ -84,11 +78,12 @@ def described_mask(
         node, read_tensors = read(mask_function)
         if not isinstance(kv_offset, int):
             raise Unreadable("keys begin at a position that only the device knows")
-        node = _in_order(node, read_tensors)
+        known = ordered(node, read_tensors, images=q_length > FEW)
+        node = known.node
         valid, kv_lens = _lengths(
             node, batch_size, q_length, kv_length, q_offset, kv_offset, device
         )
-        mask = _Described(batch_size, kv_length, kv_offset, read_tensors, device)
+        mask = _Described(batch_size, kv_length, kv_offset, read_tensors, known.in_order, device)
         node = mask.node(node, top=True)
         if attention_mask is not None:
             whole = kv_length if valid is None or kv_lens is not None else valid
@@ -99,10 +94,17 @@ def described_mask(
             )
             mask.kinds += kinds
             mask.tables += tables
-            node = joined(node, hidden)
+            node = conjunction((*parts_of(node), *parts_of(hidden)))
     except Unreadable:
         elements: torch.Tensor = dense()
-        return elements
+        found = rows(elements)
+        if found is None:
+            return elements
+        shown, kinds, tables = found
+        size = (batch_size, 1, q_length, kv_length)
+        return DescribedMask(
+            MaskKind(shown, tuple(kinds)), (), tuple(tables), kv_length, None, size, dense
+        )
     return DescribedMask(
         MaskKind(node, tuple(mask.kinds), tuple(mask.names)),
         tuple(mask.numbers),
@@ -163,6 +165,7 @@ class _Described:
         kv_len: keys of the call.
         offset: the position of the first of them.
         read: the tensors that a mask function reads, by their places.
+        in_order: the places of those whose elements never fall.
         device: of the call.
     """
 
@@ -172,10 +175,11 @@ class _Described:
         kv_len: int,
         offset: int,
         read: list[torch.Tensor],
+        in_order: frozenset[int],
         device: torch.device | str,
     ) -> None:
         self._batch, self._kv_len, self._offset = batch, kv_len, offset
-        self._read, self._device = read, device
+        self._read, self._in_order, self._device = read, in_order, device
         self._places: dict[Any, int] = {}
         self._wanted: Counter[str] = Counter()
         self.kinds: list[TensorKind] = []
@@ -195,7 +199,7 @@ class _Described:
         if how == "eq" and (chunk := self._chunk(node)) is not None:
             return chunk
         if how in ("le", "eq"):
-            packed = top and how == "eq" and _is_packed(node)
+            packed = top and how == "eq" and is_packed(node)
             terms: Terms = tuple((n, self._atom(atom, packed)) for n, atom in node[1])
             moved = sum(n for n, atom in node[1] if atom[0] in ("q", "kv"))
             letters = {_place(atom) for _, atom in node[1]}
@@ -205,7 +209,8 @@ class _Described:
 
     def _atom(self, atom: Node, packed: bool) -> Node:
         if atom[0] == "load":
-            return ("load", self._table(atom[1], atom[2], in_order=packed), atom[2])
+            in_order = packed or atom[1] in self._in_order
+            return ("load", self._table(atom[1], atom[2], in_order=in_order), atom[2])
         if atom[0] in ("q", "kv"):
             return atom
         raise Unreadable(f"it compares {atom[0]}")
@@ -282,8 +287,9 @@ class _Described:
             table = table.narrow(i, first, size)
         of_bools = table.dtype == torch.bool
         shown = tuple(table.shape[i] if dim is None else dim for i, dim in enumerate(dims))
+        wanted = "segments" if at in self._in_order else "sequence_ids" if in_order else "elements"
         kind = TensorKind(
-            self._name("sequence_ids" if in_order else "elements"),
+            self._name(wanted),
             shown,
             "bool" if of_bools else "int32",
             in_order,
@@ -306,49 +312,3 @@ def _mentions(node: Any, letter: str) -> bool:
     if isinstance(node, tuple):
         return any(_mentions(x, letter) for x in node)
     return bool(node == letter)
-
-
-def _is_packed(node: Node) -> bool:
-    """Whether it says that query and key are of one of several sequences."""
-    if node[0] != "eq" or node[2] != 0 or sorted(n for n, _ in node[1]) != [-1, 1]:
-        return False
-    (_, one), (_, other) = node[1]
-    same = one[0] == other[0] == "load" and one[1] == other[1]
-    return same and {one[2], other[2]} == {("b", "q"), ("b", "kv")}
-
-
-def _in_order(node: Node, tensors: list[torch.Tensor]) -> Node:
-    """The condition with positions in place of those that count within packed sequences.
-
-    There a difference of two is the difference of the indices: each is its neighbour's and 1. If
-    all is one sequence, as transformers cannot tell where torch.compile traces it, they are not
-    packed.
-    """
-    packed = [part for part in parts_of(node) if _is_packed(part)]
-    if not packed or not waits():
-        return node
-    ids = tensors[packed[0][1][0][1][1]]
-    same = ids[:, 1:] == ids[:, :-1]
-    one = bool(same.all())
-
-    def counts(at: int) -> bool:
-        x = tensors[at]
-        if x.dim() != 2 or x.shape[-1] != ids.shape[-1]:
-            return False
-        return bool(((x[:, 1:] - x[:, :-1] == 1) | ~same).all())
-
-    def moved(part: Node) -> Node:
-        if part[0] in ("and", "or"):
-            return (part[0], *map(moved, part[1:]))
-        if part[0] != "le" or len(part[1]) != 2:
-            return part
-        (n, one), (m, other) = part[1]
-        loads = one[0] == other[0] == "load" and one[1] == other[1] and n == -m
-        if not loads or {one[2], other[2]} != {("b", "q"), ("b", "kv")} or not counts(one[1]):
-            return part
-        return ("le", ((n, (one[2][1],)), (m, (other[2][1],))), part[2])
-
-    kept = [part if part in packed else moved(part) for part in parts_of(node)]
-    if one and len(packed) == 1:
-        kept.remove(packed[0])
-    return ("and", *kept) if len(kept) > 1 else kept[0] if kept else TRUE

@@ -1,0 +1,165 @@
+"""flashgen explain."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flashgen.budget.targets import TARGETS
+from flashgen.cli.options import STDOUT, Out, Specs, for_json_alone, starting, write_json
+from flashgen.config import LONGEST
+from flashgen.errors import FlashgenError
+
+if TYPE_CHECKING:
+    from flashgen.explain.cached import Place
+    from flashgen.explain.call import Asked
+
+
+def explain(
+    paths: Specs,
+    q_len: Annotated[
+        int | None,
+        typer.Option(
+            "--q-len",
+            help=f"Queries, at most {LONGEST}; by default 16384, or what constants allow.",
+        ),
+    ] = None,
+    kv_len: Annotated[
+        int | None,
+        typer.Option("--kv-len", help=f"Keys, at most {LONGEST}; by default as many as queries."),
+    ] = None,
+    batch: Annotated[
+        int | None,
+        typer.Option("--batch", help="Batch entries; by default as many as make 16384 tokens."),
+    ] = None,
+    heads: Annotated[
+        int | None,
+        typer.Option(
+            "--heads", help="Query heads; by default 2048 // head_dim, or what constants are for."
+        ),
+    ] = None,
+    kv_heads: Annotated[
+        int | None,
+        typer.Option(
+            "--kv-heads", help="Heads of keys and values; by default as many as of queries."
+        ),
+    ] = None,
+    param: Annotated[
+        list[str] | None,
+        typer.Option("--param", help="The value of an Int or a Float, as in left=512. Repeatable."),
+    ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            "--target",
+            help="GPU target; by default sm_90, or the spec's first if sm_90 is not one.",
+            autocompletion=starting(TARGETS),
+        ),
+    ] = None,
+    form: Annotated[
+        str, typer.Option("--form", help="What to explain: dense, or cache for a step of decoding.")
+    ] = "dense",
+    page_size: Annotated[
+        int | None,
+        typer.Option("--page-size", help="Keys of a cache's page, 0 for rows; by default 64."),
+    ] = None,
+    num_splits: Annotated[
+        int | None,
+        typer.Option("--num-splits", help="Programs that share a sequence's keys, for cache."),
+    ] = None,
+    sms: Annotated[
+        int | None,
+        typer.Option("--sms", help="SMs of the GPU, for cache; by default the target's."),
+    ] = None,
+    out: Out = Path("generated"),
+    json: Annotated[
+        Path | None,
+        typer.Option(
+            "--json", help="Write the account here; - writes it, and nothing else, to stdout."
+        ),
+    ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option("--html", help="Write a page here, with a slider over sequence lengths."),
+    ] = None,
+    svg: Annotated[
+        Path | None, typer.Option("--svg", help="Write the picture of the mask here, as SVG.")
+    ] = None,
+    png: Annotated[
+        Path | None, typer.Option("--png", help="Write the picture of the mask here, as PNG.")
+    ] = None,
+) -> None:
+    """Show a variant's mask, bounds, memory, traffic and roofline. No GPU is needed.
+
+    With --form cache: of a step of decoding with a cache, usually of 16 sequences with a query
+    each, the splits of the keys and the pages, too.
+    """
+    from flashgen.console import make_console
+    from flashgen.explain.cached import Place
+    from flashgen.explain.call import Asked, named_values
+    from flashgen.explain.document import to_json
+    from flashgen.explain.lengths import explain_lengths
+    from flashgen.explain.page import write_page
+    from flashgen.explain.png import write_png
+    from flashgen.explain.svg import write_svg
+    from flashgen.explain.terminal import print_account
+    from flashgen.explain.variant import explain as run_explain
+
+    for option, file in (("--html", html), ("--svg", svg), ("--png", png)):
+        if file == STDOUT:
+            raise FlashgenError(f"{option}=-: only --json writes to stdout; name a file")
+    asked = Asked(q_len, kv_len, batch, heads, kv_heads, named_values(param or ()))
+    place = Place(page_size, num_splits, sms)
+    if form == "cache":
+        _refuse("explains the form dense", {"html": html, "svg": svg, "png": png})
+        _explain_cached(paths, target, asked, place, json)
+        return
+    if form != "dense":
+        raise FlashgenError(f"--form={form}: nothing to explain; write dense or cache")
+    of_cache = {"page-size": page_size, "num-splits": num_splits, "sms": sms}
+    _refuse("is for --form cache", of_cache)
+    with for_json_alone(json):
+        if html is None:
+            accounts = list(run_explain(paths, target, asked, out))
+        else:
+            series = explain_lengths(paths, target, asked, out)
+            accounts = [one.asked for one in series]
+            write_page(html, series)
+    if svg is not None:
+        write_svg(svg, accounts)
+    if png is not None:
+        write_png(png, accounts)
+    if json is not None:
+        write_json(json, to_json(accounts))
+    if json != STDOUT:
+        console = make_console()
+        for account in accounts:
+            print_account(console, account)
+
+
+def _refuse(why: str, options: Mapping[str, object]) -> None:
+    """Raises for an option that was given, though it has no place here."""
+    for option, value in options.items():
+        if value is not None:
+            raise FlashgenError(f"--{option}={value}: {why}; leave it out")
+
+
+def _explain_cached(
+    paths: list[Path], target: str | None, asked: Asked, place: Place, json: Path | None
+) -> None:
+    from flashgen.console import make_console
+    from flashgen.explain.cached import explain_cached
+    from flashgen.explain.cached_terminal import print_cached
+    from flashgen.explain.document import to_json
+
+    with for_json_alone(json):
+        accounts = list(explain_cached(paths, target, asked, place))
+    if json is not None:
+        write_json(json, to_json(accounts, "cache"))
+    if json != STDOUT:
+        console = make_console()
+        for account in accounts:
+            print_cached(console, account)

@@ -1,0 +1,117 @@
+"""Other names, inside of a module, for parameters with keywords that it uses itself.
+
+A parameter may be called ``top`` or ``p``, as variables of kernels are. ``attention`` takes it by
+this keyword, and everything below by a name that is free.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import sympy
+
+from flashgen.codegen.names import is_taken
+from flashgen.constants import Constant
+from flashgen.declared import Param
+from flashgen.params import Tensor
+from flashgen.spec import AttentionSpec
+from flashgen.tracing.expr import Expr, bound, bound_values
+
+#: Pairs of a name inside and a keyword.
+Keywords = tuple[tuple[str, str], ...]
+
+
+def with_free_names(spec: AttentionSpec) -> tuple[AttentionSpec, Keywords]:
+    """The spec with a free name for each parameter and constant, and the keywords of those.
+
+    Raises:
+        MaskError: a function of the spec cannot be traced.
+    """
+    declared = spec.declared
+    names = {param.name for param in declared}
+    found: dict[str, str] = {}
+    for name in (param.name for param in declared if _is_taken(param.name, spec)):
+        free = f"{name}_"
+        while free in names or _is_taken(free, spec):
+            free += "_"
+        names.add(free)
+        found[name] = free
+    if not found:
+        return spec, ()
+    renamed = _Renamed(declared, found)
+    changes: dict[str, Any] = {
+        "mask": replace(
+            spec.mask, mask_mod=renamed.function(spec.mask.mask_mod), along=None, align=spec.align
+        )
+    }
+    if spec.score is not None:
+        changes["score"] = replace(
+            spec.score,
+            score_mod=renamed.function(spec.score.score_mod),
+            along=None,
+            align=spec.align,
+        )
+    if spec.normaliser.sink is not None:
+        sink = renamed.function(spec.normaliser.sink)
+        changes["normaliser"] = replace(spec.normaliser, sink=sink)
+    return replace(spec, **changes), tuple((free, name) for name, free in found.items())
+
+
+def _is_taken(name: str, spec: AttentionSpec) -> bool:
+    return is_taken(name, dropout=spec.dropout, forms=spec.forms)
+
+
+class _Renamed:
+    """Parameters with other names.
+
+    Args:
+        declared: all parameters.
+        names: the new name of each that has one.
+    """
+
+    def __init__(self, declared: Iterable[Param], names: Mapping[str, str]) -> None:
+        self._keywords = {free: name for name, free in names.items()}
+        self._symbols: dict[Any, Any] = {}
+        self._params: dict[str, Param] = {}
+        declared = tuple(declared)
+        for param in declared:
+            if param.name in names:
+                symbol: Any = param.sym  # type: ignore[attr-defined]
+                self._symbols[symbol] = sympy.Symbol(names[param.name], **symbol._assumptions_orig)
+        # Numbers first: sizes of tensors mention them.
+        for param in sorted(declared, key=lambda param: isinstance(param, Tensor)):
+            self._params[param.name] = self._param(param, names.get(param.name, param.name))
+
+    def function(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, with the new names in what it returns for symbols."""
+
+        def renamed(*arguments: Any) -> Any:
+            values = bound_values()
+            with bound(values if values is None else self._by_keyword(values)):
+                result = function(*arguments)
+            return self._expr(result) if isinstance(result, Expr) else result
+
+        return renamed
+
+    def _by_keyword(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The values, as the function was written with."""
+        return {self._keywords.get(name, name): value for name, value in values.items()}
+
+    def _param(self, param: Param, name: str) -> Param:
+        other: Any = copy.copy(param)
+        other.name = name
+        other.sym = self._symbols.get(other.sym, other.sym)
+        if isinstance(param, Tensor):
+            other.dims = tuple(None if dim is None else self._expr(dim) for dim in param.dims)
+            if isinstance(param, Constant):
+                other.limits = tuple((of, self._expr(size)) for of, size in param.limits)
+        else:
+            other.params = (other,)
+        return other  # type: ignore[no-any-return]
+
+    def _expr(self, expr: Expr) -> Expr:
+        params = tuple(self._params[param.name] for param in expr.params)
+        return Expr(expr.sym.xreplace(self._symbols), params)
