@@ -39,7 +39,16 @@ KERNELS = {
     "portable": ("_list_sequence_tiles", "_varlen_forward"),
     "padded": ("_list_sequence_tiles", "_varlen_forward"),
 }
-BACKWARD = ("_list_both_tiles", "_padded_rows", "_backward_hopper_varlen", "_place_packed_sums")
+BY_KEYS = ("_list_sequence_tiles", "_varlen_backward_of_keys")
+BY_QUERIES = ("_list_sequence_tiles", "_varlen_backward_of_queries")
+BACKWARD = {
+    "gluon": (
+        *("_list_both_tiles", "_padded_rows"),
+        *("_backward_hopper_varlen", "_place_packed_sums"),
+    ),
+    "portable": ("_varlen_rows", *BY_KEYS, *BY_QUERIES),
+    "padded": ("_varlen_rows", *BY_KEYS, *BY_QUERIES),
+}
 
 
 class Calls:
@@ -148,22 +157,36 @@ def test_the_forward_pass(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         calls.holds(given, return_lse=True)
 
 
-def test_the_backward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = Calls("gluon", monkeypatch)
+@pytest.mark.parametrize("name", SPECS)
+def test_the_backward_pass(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = Calls(name, monkeypatch)
     first = calls.made_backward(calls.inputs(kv_heads=1))
-    assert [next(k for k in BACKWARD if k in repr(x)) for x in first] == [*BACKWARD]
+    assert [next(k for k in BACKWARD[name] if k in repr(x)) for x in first] == [*BACKWARD[name]]
     bound = calls.gpu.binds
-    again = calls.inputs(kv_heads=1) | {"left": 51, "max_q_len": 90, "max_kv_len": 91}
+    again = calls.inputs(kv_heads=1)
+    again |= {"gluon": {"left": 51}, "portable": {"cap": 6.0}, "padded": {}}[name]
+    again |= {} if name == "padded" else {"max_q_len": 90, "max_kv_len": 91}
     repeated = calls.made_backward(again, scale=0.3)
     assert calls.gpu.binds == bound, "Triton prepared a launch anew"
     assert repeated == calls.anew(calls.made_backward, again, scale=0.3) != first
-    # Gradients that TMA cannot read are copied, each time.
-    expanded = torch.zeros((), dtype=torch.bfloat16).expand(100, 2, 32)
+    # Gradients of other strides: those that TMA cannot read, or that are expanded, are copied.
+    expanded = torch.zeros((), dtype=again["q"].dtype).expand(again["q"].shape)
     copied = calls.made_backward(again, expanded)
     assert "grad_out" not in repr(copied)
     assert calls.made_backward(again, expanded) == copied
     assert calls.anew(calls.made_backward, again, expanded) == copied
     assert calls.made_backward(again, scale=0.3) == repeated
+
+
+def test_deterministic_algorithms(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They ask for other kernels, whatever was launched before."""
+    module = Calls("gluon", monkeypatch).module
+    x = torch.zeros(4, 2, 32)
+    usual, _ = module._known_varlen_backward(("a key",), x, x, x, None)
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    module._LAUNCHES[usual] = {"tiles": None}
+    assert module._known_varlen_backward(("a key",), x, x, x, None)[1] is None
+    assert not module._runs_hopper_varlen_backward(x, x, x)
 
 
 CHANGES: dict[str, Callable[[Calls, dict[str, Any]], dict[str, Any]]] = {

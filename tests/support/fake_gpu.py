@@ -28,6 +28,7 @@ KERNELS = (
     *("_list_tiles", "_find_segment_tiles", "_find_rows"),
     *("_list_and_fill", "_attention_hopper_varlen", "_list_sequence_tiles", "_varlen_forward"),
     *("_list_both_tiles", "_padded_rows", "_backward_hopper_varlen", "_place_packed_sums"),
+    *("_varlen_rows", "_varlen_backward_of_keys", "_varlen_backward_of_queries"),
 )
 
 
