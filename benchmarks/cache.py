@@ -24,16 +24,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.accuracy import WRONG, relative_error
-from benchmarks.command import BENCHMARK_MODULES, SPECS
 from benchmarks.figures import OWN, Document, caption, peers_of
+from benchmarks.forms import build_own, in_both_orders
 from benchmarks.markdown import header, line
 from benchmarks.measuring import noted
 from benchmarks.peers import load_module
-from benchmarks.record import environment, target
+from benchmarks.record import environment
 from benchmarks.script import make_parser, sees_gpu, tell
 from benchmarks.timing import mean_ms
-from flashgen.build import Options, build
-from flashgen.console import Progress
 
 MODULE, HEAD_DIM = "cache_d128", 128
 
@@ -200,21 +198,13 @@ def cache_table(document: Document) -> str:
 
 def main() -> int:
     """Measures, and shows the table."""
-    parser = make_parser("cache", __doc__)
-    parser.add_argument("--fa4", action="store_true", help="FlashAttention 4 too, if installed")
-    options = parser.parse_args()
+    options = make_parser("cache", __doc__, with_fa4=True).parse_args()
     if not sees_gpu("cache"):
         return 2
-    own = Options(BENCHMARK_MODULES, (target(),), tune=False)
-    for _ in build([SPECS / f"{MODULE}.py"], own, Progress()):
-        pass
-    device = torch.device("cuda")
-    rows = [new_row(step) for step in STEPS]
-    for reverse in (False, True):
-        for step, row in zip(STEPS, rows, strict=True):
-            measure(step, row, device, with_fa4=options.fa4, reverse=reverse)
-            print(step.name, {name: ms[-1] for name, ms in row["ms"].items()}, flush=True)
-    document = {"benchmark": "cache", "environment": environment(device), "cells": rows}
+    build_own(MODULE)
+    rows = in_both_orders(STEPS, new_row, measure, title="step", with_fa4=options.fa4)
+    made = environment(torch.device("cuda"))
+    document = {"benchmark": "cache", "environment": made, "cells": rows}
     tell(document, cache_table, options.json)
     return 0
 

@@ -150,9 +150,7 @@ def _exact_heads(qkv: Inputs) -> torch.Tensor:
 
 def main() -> int:
     """Measures, and shows the table."""
-    parser = make_parser("decoding", __doc__)
-    parser.add_argument("--fa4", action="store_true", help="FlashAttention 4 too, if installed")
-    options = parser.parse_args()
+    options = make_parser("decoding", __doc__, with_fa4=True).parse_args()
     if not sees_gpu("decoding"):
         return 2
     device = torch.device("cuda")

@@ -6,13 +6,14 @@ Batch 1, 16 heads, 128 tokens, no CUDA graph: the GPU finishes before the CPU. A
 median over many batches of calls. A batch is timed without waiting for the GPU; between batches the
 CPU waits, so that the GPU's queue never fills. The implementations of a case take turns, batch by
 batch, because the speed of a CPU drifts. Calls of the first table need no gradient; calls of the
-second are training in eager mode, a forward and a backward pass each. A third table divides
-flashgen's call.
+second are training in eager mode, a forward and a backward pass each. One column of both is of
+packed sequences, two of 50 and 78 tokens. A third table divides flashgen's call.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import statistics
 import sys
 import time
@@ -31,8 +32,11 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.call_tables import launch_table
 from benchmarks.figures import OWN
+from benchmarks.forms import build_own
 from benchmarks.record import environment
 from benchmarks.script import make_parser, sees_gpu, tell
+from benchmarks.varlen import MODULE as PACKED
+from benchmarks.varlen import Packing, tensors_of, ways
 from flashgen.errors import first_line
 
 HEADS, TOKENS = 16, 128
@@ -115,6 +119,24 @@ def calls(case: Case, qkv: tuple[torch.Tensor, ...]) -> Iterator[tuple[str, Cont
         yield "FlashAttention-4", nullcontext, lambda: flash_attn_func(*rows, **case.fa4)
 
 
+def packed_calls(
+    device: torch.device, *, trained: bool = False
+) -> Iterator[tuple[str, Context, Call]]:
+    """`calls` of packed sequences; those that have gradients, for a forward and a backward pass."""
+    lengths = (50, TOKENS - 50)
+    packing = Packing("packed", lengths, lengths, HEADS, HEADS)
+    qkv, _ = tensors_of(packing, device)
+    for name, call in ways(packing, device, importlib.util.find_spec("flash_attn") is not None):
+        if trained:
+            yield (
+                name,
+                partial(_with_gradients, nullcontext),
+                partial(_step, partial(call, *qkv), qkv),
+            )
+        else:
+            yield name, nullcontext, partial(call, *qkv)
+
+
 def training_calls(
     case: Case, qkv: tuple[torch.Tensor, ...]
 ) -> Iterator[tuple[str, Context, Call]]:
@@ -133,6 +155,7 @@ def _with_gradients(context: Context) -> Iterator[None]:
 
 def _step(call: Call, leaves: tuple[torch.Tensor, ...]) -> None:
     out = call()
+    out = out[0] if isinstance(out, tuple) else out
     torch.autograd.grad(out, leaves, out.detach())
 
 
@@ -200,9 +223,9 @@ def _launch(launch: Any, args: list[Any]) -> None:
 
 
 def possible(
-    case: Case, named: Iterable[tuple[str, Context, Call]]
+    module: str, named: Iterable[tuple[str, Context, Call]]
 ) -> Iterator[tuple[str, Context, Call]]:
-    """The calls of a case that work here; prints why the others do not.
+    """The calls beside a module's that work here; prints why the others do not.
 
     Raises:
         Exception: the error of flashgen's own call.
@@ -213,7 +236,7 @@ def possible(
         except Exception as error:  # for example, a backend that this machine lacks
             if name == OWN:
                 raise
-            print(f"{case.module}, {name}: {first_line(error)}", file=sys.stderr)
+            print(f"{module}, {name}: {first_line(error)}", file=sys.stderr)
         else:
             yield name, context, call
 
@@ -255,12 +278,14 @@ def main() -> int:
     for case in cases(device):
         shape = (1, HEADS, TOKENS, case.head_dim)
         q, k, v = (torch.randn(shape, dtype=torch.bfloat16, device=device) for _ in range(3))
-        found["calls"][case.module] = microseconds(possible(case, calls(case, (q, k, v))))
-        found["training"][case.module] = microseconds(
-            possible(case, training_calls(case, (q, k, v)))
-        )
+        name = case.module
+        found["calls"][name] = microseconds(possible(name, calls(case, (q, k, v))))
+        found["training"][name] = microseconds(possible(name, training_calls(case, (q, k, v))))
         alone = ((name, nullcontext, call) for name, call in parts(case, (q, k, v)))
-        found["parts"][case.module] = microseconds(alone)
+        found["parts"][name] = microseconds(alone)
+    build_own(PACKED)
+    for key, trained in (("calls", False), ("training", True)):
+        found[key][PACKED] = microseconds(possible(PACKED, packed_calls(device, trained=trained)))
     tell(found, launch_table, options.json)
     return 0
 

@@ -15,7 +15,7 @@ from flashgen.files import write_atomically
 
 
 def make_parser(
-    benchmark: str, description: str | None, *, keeps: bool = False
+    benchmark: str, description: str | None, *, keeps: bool = False, with_fa4: bool = False
 ) -> argparse.ArgumentParser:
     """A parser that knows ``--json``; the description keeps its lines.
 
@@ -23,11 +23,14 @@ def make_parser(
         benchmark: its module's name, ``"forward"``.
         description: the command's description, for its help.
         keeps: whether results have to be written, not only shown.
+        with_fa4: whether it knows ``--fa4``.
     """
     parser = argparse.ArgumentParser(f"python -m benchmarks.{benchmark}", description=description)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     said = "file for the results" if keeps else "where the figures are written too"
     parser.add_argument("--json", type=Path, required=keeps, help=said)
+    if with_fa4:
+        parser.add_argument("--fa4", action="store_true", help="FlashAttention 4 too, if installed")
     return parser
 
 

@@ -26,15 +26,14 @@ from typing import Any
 import torch
 
 from benchmarks.accuracy import WRONG
-from benchmarks.command import BENCHMARK_MODULES, SPECS
 from benchmarks.compiling import FA4_CACHE
 from benchmarks.figures import OWN, Document, caption, peers_of
+from benchmarks.forms import build_own, in_both_orders
 from benchmarks.markdown import header, line
 from benchmarks.measuring import noted
 from benchmarks.peers import load_module
-from benchmarks.record import environment, target
+from benchmarks.record import environment
 from benchmarks.script import make_parser, sees_gpu, tell
-from flashgen.build import Options, Progress, build
 from flashgen.errors import first_line
 
 MODULE, CROSS_MODULE, HEAD_DIM = "varlen_d128", "varlen_cross_d128", 128
@@ -308,24 +307,17 @@ def _rates(row: dict[str, Any], name: str) -> str:
 
 def main() -> int:
     """Measures, and shows the table."""
-    parser = make_parser("varlen", __doc__)
-    parser.add_argument("--fa4", action="store_true", help="FlashAttention 4 too, if installed")
+    parser = make_parser("varlen", __doc__, with_fa4=True)
     parser.add_argument("--jobs", type=int, default=6, help="processes that compile beforehand")
     options = parser.parse_args()
     if not sees_gpu("varlen"):
         return 2
-    own = Options(BENCHMARK_MODULES, (target(),), tune=False)
-    for _ in build([SPECS / f"{name}.py" for name in (MODULE, CROSS_MODULE)], own, Progress()):
-        pass
+    build_own(MODULE, CROSS_MODULE)
     for problem in compile_beforehand(options.jobs, options.fa4):
         print(f"compiling beforehand: {problem}", file=sys.stderr)
-    device = torch.device("cuda")
-    rows = [new_row(packing) for packing in PACKINGS]
-    for reverse in (False, True):
-        for packing, row in zip(PACKINGS, rows, strict=True):
-            measure(packing, row, device, with_fa4=options.fa4, reverse=reverse)
-            print(packing.title, {name: ms[-1] for name, ms in row["ms"].items()}, flush=True)
-    document = {"benchmark": "varlen", "environment": environment(device), "cells": rows}
+    rows = in_both_orders(PACKINGS, new_row, measure, title="packing", with_fa4=options.fa4)
+    made = environment(torch.device("cuda"))
+    document = {"benchmark": "varlen", "environment": made, "cells": rows}
     tell(document, varlen_table, options.json)
     return 0
 

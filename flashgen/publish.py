@@ -67,6 +67,8 @@ NOT_IN_MODULES = frozenset(
         "explain/letters.py",
         "explain/limits.py",
         "explain/numbers.py",
+        "explain/packed.py",
+        "explain/packed_terminal.py",
         "explain/page.py",
         "explain/picture.py",
         "explain/png.py",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,8 +14,11 @@ from flashgen.config import LONGEST
 from flashgen.errors import FlashgenError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from flashgen.explain.cached import Place
     from flashgen.explain.call import Asked
+    from flashgen.explain.packed import Packing
 
 
 def explain(
@@ -60,8 +63,20 @@ def explain(
         ),
     ] = None,
     form: Annotated[
-        str, typer.Option("--form", help="What to explain: dense, or cache for a step of decoding.")
+        str,
+        typer.Option(
+            "--form",
+            help="What to explain: dense, varlen (packed sequences) or cache (a step of decoding).",
+        ),
     ] = "dense",
+    lengths: Annotated[
+        str | None,
+        typer.Option("--lengths", help="Queries of each sequence, as in 4096,16x256, for varlen."),
+    ] = None,
+    kv_lengths: Annotated[
+        str | None,
+        typer.Option("--kv-lengths", help="Keys of each sequence; by default as many as queries."),
+    ] = None,
     page_size: Annotated[
         int | None,
         typer.Option("--page-size", help="Keys of a cache's page, 0 for rows; by default 64."),
@@ -72,7 +87,7 @@ def explain(
     ] = None,
     sms: Annotated[
         int | None,
-        typer.Option("--sms", help="SMs of the GPU, for cache; by default the target's."),
+        typer.Option("--sms", help="SMs of the GPU, for both forms; by default the target's."),
     ] = None,
     out: Out = Path("generated"),
     json: Annotated[
@@ -94,6 +109,7 @@ def explain(
 ) -> None:
     """Show a variant's mask, bounds, memory, traffic and roofline. No GPU is needed.
 
+    With --form varlen: of packed sequences, the tiles of all and how evenly programs share them.
     With --form cache: of a step of decoding with a cache, usually of 16 sequences with a query
     each, the splits of the keys and the pages, too.
     """
@@ -102,6 +118,7 @@ def explain(
     from flashgen.explain.call import Asked, named_values
     from flashgen.explain.document import to_json
     from flashgen.explain.lengths import explain_lengths
+    from flashgen.explain.packed import Packing
     from flashgen.explain.page import write_page
     from flashgen.explain.png import write_png
     from flashgen.explain.svg import write_svg
@@ -113,14 +130,24 @@ def explain(
             raise FlashgenError(f"{option}=-: only --json writes to stdout; name a file")
     asked = Asked(q_len, kv_len, batch, heads, kv_heads, named_values(param or ()))
     place = Place(page_size, num_splits, sms)
-    if form == "cache":
+    if form not in ("dense", "varlen", "cache"):
+        raise FlashgenError(f"--form={form}: nothing to explain; write dense, varlen or cache")
+    if form != "dense":
         _refuse("explains the form dense", {"html": html, "svg": svg, "png": png})
+    else:
+        _refuse("is for --form varlen and --form cache", {"sms": sms})
+    if form != "cache":
+        _refuse("is for --form cache", {"page-size": page_size, "num-splits": num_splits})
+    if form != "varlen":
+        _refuse("is for --form varlen", {"lengths": lengths, "kv-lengths": kv_lengths})
+    else:
+        sizes = {"q-len": q_len, "kv-len": kv_len, "batch": batch}
+        _refuse("--form varlen has --lengths", sizes)
+        _explain_packed(paths, target, asked, Packing(lengths, kv_lengths, sms), out, json)
+        return
+    if form == "cache":
         _explain_cached(paths, target, asked, place, json)
         return
-    if form != "dense":
-        raise FlashgenError(f"--form={form}: nothing to explain; write dense or cache")
-    of_cache = {"page-size": page_size, "num-splits": num_splits, "sms": sms}
-    _refuse("is for --form cache", of_cache)
     with for_json_alone(json):
         if html is None:
             accounts = list(run_explain(paths, target, asked, out))
@@ -150,16 +177,40 @@ def _refuse(why: str, options: Mapping[str, object]) -> None:
 def _explain_cached(
     paths: list[Path], target: str | None, asked: Asked, place: Place, json: Path | None
 ) -> None:
-    from flashgen.console import make_console
     from flashgen.explain.cached import explain_cached
     from flashgen.explain.cached_terminal import print_cached
-    from flashgen.explain.document import to_json
 
     with for_json_alone(json):
         accounts = list(explain_cached(paths, target, asked, place))
+    _show(json, accounts, "cache", print_cached)
+
+
+def _explain_packed(
+    paths: list[Path],
+    target: str | None,
+    asked: Asked,
+    packing: Packing,
+    out: Path,
+    json: Path | None,
+) -> None:
+    from flashgen.explain.packed import explain_packed
+    from flashgen.explain.packed_terminal import print_packed
+
+    with for_json_alone(json):
+        accounts = list(explain_packed(paths, target, asked, packing, out))
+    _show(json, accounts, "varlen", print_packed)
+
+
+def _show(
+    json: Path | None, accounts: list[Any], form: str, show: Callable[[Console, Any], None]
+) -> None:
+    """Writes accounts as JSON where asked to, and to the terminal."""
+    from flashgen.console import make_console
+    from flashgen.explain.document import to_json
+
     if json is not None:
-        write_json(json, to_json(accounts, "cache"))
+        write_json(json, to_json(accounts, form))
     if json != STDOUT:
         console = make_console()
         for account in accounts:
-            print_cached(console, account)
+            show(console, account)

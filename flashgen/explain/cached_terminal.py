@@ -8,7 +8,7 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from flashgen.explain.cached import CacheAccount
-from flashgen.explain.terminal import print_sections, simple_table, visible_keys
+from flashgen.explain.terminal import print_sections, runs_of_keys, simple_table, visible_keys
 from flashgen.explain.words import bytes_text, call_text, time_text
 
 
@@ -32,10 +32,7 @@ def _sections(account: CacheAccount) -> Iterator[tuple[str, Iterable[RenderableT
 
 def _mask(account: CacheAccount) -> Iterator[RenderableType]:
     yield from visible_keys(account.conditions)
-    yield Text("The queries q_first to q_last of a tile:")
-    for run in account.runs:
-        when = f", where {run.condition}" if run.condition else ""
-        yield Text(f"    visit the keys from {run.begin} to before {run.end}{when}")
+    yield from runs_of_keys(account.runs)
     if not account.derived:
         yield Text("All keys are visited and masked: bounds would need tables of each step.")
 

@@ -10,14 +10,18 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from flashgen.explain.account import Account
 from flashgen.explain.cached import CacheAccount
+from flashgen.explain.packed import PackedAccount
 from flashgen.version import __version__
 
 #: The version of the fields and their meaning; a change that concerns readers increments it.
 SCHEMA = 1
 
 
-def to_json(accounts: Iterable[Account] | Iterable[CacheAccount], form: str = "dense") -> str:
-    """Accounts of one form: the fields of `Account`, or those of `CacheAccount`.
+def to_json(
+    accounts: Iterable[Account] | Iterable[CacheAccount] | Iterable[PackedAccount],
+    form: str = "dense",
+) -> str:
+    """Accounts of one form: the fields of `Account`, `CacheAccount` or `PackedAccount`.
 
     ``{"schema": 1, "flashgen": version, "form": "dense", "accounts": [...]}``
     """
@@ -46,6 +50,15 @@ def cached_from_json(text: str) -> list[CacheAccount]:
         ValueError: as of `from_json`.
     """
     return [_read(CacheAccount, fields) for fields in _accounts(text, "cache")]
+
+
+def packed_from_json(text: str) -> list[PackedAccount]:
+    """The accounts of packed sequences that `to_json` wrote.
+
+    Raises:
+        ValueError: as of `from_json`.
+    """
+    return [_read(PackedAccount, fields) for fields in _accounts(text, "varlen")]
 
 
 def _accounts(text: str, form: str) -> list[Any]:

@@ -11,7 +11,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from flashgen.explain.account import Account, Kernel, MaskAccount, Work
+from flashgen.explain.account import Account, Kernel, MaskAccount, Run, Work
 from flashgen.explain.picture import MASKED, SKIPPED, UNMASKED, Picture
 from flashgen.explain.words import (
     by_reason,
@@ -107,6 +107,14 @@ def visible_keys(conditions: tuple[str, ...]) -> Iterator[Text]:
         yield from (Text(f"    {condition}") for condition in conditions)
     else:
         yield Text("A query sees every key.")
+
+
+def runs_of_keys(runs: Iterable[Run]) -> Iterator[Text]:
+    """Which keys a tile of queries visits."""
+    yield Text("The queries q_first to q_last of a tile:")
+    for run in runs:
+        when = f", where {run.condition}" if run.condition else ""
+        yield Text(f"    visit the keys from {run.begin} to before {run.end}{when}")
 
 
 def _picture(picture: Picture, columns: int, plain: bool) -> Iterator[Text]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from flashgen.explain.account import Account, Kernel, Subject, Work
+from flashgen.explain.account import Account, Call, Kernel, Subject, Work
 
 
 def bytes_text(number: float) -> str:
@@ -29,13 +29,25 @@ def time_text(seconds: float) -> str:
 def call_text(account: Subject) -> str:
     """Shapes and dtype of the call."""
     call = account.call
-    heads = f"{call.num_q_heads} heads"
-    if call.num_kv_heads != call.num_q_heads:
-        heads = f"{call.num_q_heads} query heads, {call.num_kv_heads} key heads"
-    qk, v = account.head_dims
-    width = f"d={qk}" if qk == v else f"d={qk} of q and k, {v} of v"
     queries = f"{call.q_len:,} {'query' if call.q_len == 1 else 'queries'}"
-    return f"{call.batch} x {heads}, {queries}, {call.kv_len:,} keys, {width}, {account.dtype}"
+    keys = f"{queries}, {call.kv_len:,} keys"
+    return f"{call.batch} x {_heads(call)}, {keys}, {_width(account)}, {account.dtype}"
+
+
+def heads_text(account: Subject) -> str:
+    """Heads, their dimensions and dtype."""
+    return f"{_heads(account.call)}, {_width(account)}, {account.dtype}"
+
+
+def _heads(call: Call) -> str:
+    if call.num_kv_heads == call.num_q_heads:
+        return f"{call.num_q_heads} heads"
+    return f"{call.num_q_heads} query heads, {call.num_kv_heads} key heads"
+
+
+def _width(account: Subject) -> str:
+    qk, v = account.head_dims
+    return f"d={qk}" if qk == v else f"d={qk} of q and k, {v} of v"
 
 
 def training_text(account: Account) -> str:

@@ -48,7 +48,7 @@ def works(
         heads: how many heads have rows in a tile of each kernel.
     """
     own = {
-        key: _own(plan, target, work, kernel, configs[key], visits[key], heads[key])
+        key: kernel_traffic(plan, target, work, kernel, configs[key], visits[key], heads[key])
         for key, kernel in kernels.items()
     }
     first = next(iter(kernels))
@@ -97,7 +97,9 @@ def measured(
                 continue  # the module's constants are now too short for that call
             work = workload(plan, Asked(q_len=length))
             visits = picture_of(plan, work, measurement.config).visits
-            account = _own(plan, get_target(target), work, kernel, measurement.config, visits, 1)
+            account = kernel_traffic(
+                plan, get_target(target), work, kernel, measurement.config, visits, 1
+            )
             seconds = _seconds(plan, get_target(target), account)
             bound = bound_of(seconds)
             least = 1e3 * seconds[bound]
@@ -119,7 +121,7 @@ def measured(
     return tuple(found)
 
 
-def _own(
+def kernel_traffic(
     plan: KernelPlan,
     target: Target,
     work: Workload,
@@ -128,7 +130,7 @@ def _own(
     visits: Sequence[Visit],
     heads: int,
 ) -> Traffic:
-    """The account of one of the module's kernels."""
+    """The work of one of the module's kernels, with tiles that have rows of so many heads."""
     account = traffic(plan, config, target, work, visits, heads)
     rows = kernel.visiting(plan, config)
     if rows == config:

@@ -234,15 +234,21 @@ class Varlen(Form):
 
     def names(self, plan: KernelPlan, held: Held) -> Mapping[str, Any]:
         """Arguments as they are packed, and the backward pass."""
+        packed = packed_tensors(plan)
+        integers = plan.large_integers_with(PACKED_SIZES)
+        constants = [printed_constant(x, CONSTANT_SIZES) for x in plan.spec.constants]
+        checked = [size for tensor in packed.values() for size in tensor.sizes]
+        checked += [integer.bound for integer in integers]
+        checked += [limit.size for constant in constants for limit in constant.limits]
+        lengths = ("max_q_len", "max_kv_len")
         return {
-            "packed": packed_tensors(plan),
+            "packed": packed,
+            "keyed_lengths": [x for x in lengths if any(x in size for size in checked)],
             "packed_backward": backward_plan(plan, packed=True),
             "packed_gluon": any(not k.gradients for k in packed_gluon(plan, held)),
             "packed_gluon_backward": _backward_names(plan, held),
-            "packed_integers": plan.large_integers_with(PACKED_SIZES),
-            "packed_constants": [
-                printed_constant(constant, CONSTANT_SIZES) for constant in plan.spec.constants
-            ],
+            "packed_integers": integers,
+            "packed_constants": constants,
             "reads_batch": plan.reads_torch("b") or plan.dropout,
         }
 

@@ -31,8 +31,13 @@ WINDOW = AttentionSpec(
 )
 
 
-#: The Triton kernels around the Gluon kernel of the backward pass: constants, warps and registers.
+#: The Triton kernels around the Gluon kernels: constants, warps and registers.
 BESIDE = {
+    "_list_and_fill": (
+        {"HAS_KV_LENS": True, "COLUMNS": 128, "BLOCK": 192, "SLOTS": 8, "CHUNK": 64, "SPAN": 1024},
+        1,
+        128,
+    ),
     "_list_both_tiles": ({"HAS_KV_LENS": True, "SLOTS": 8, "CHUNK": 64}, 1, 128),
     "_padded_rows": ({"HAS_GRAD_LSE": True, "DIVIDED": True, "SLOTS": 8, "CHUNK": 128}, 4, 72),
     "_place_packed_sums": ({}, 4, 96),
@@ -41,7 +46,7 @@ LISTS = ("slots", "tiles", "pieces", "cu_seqlens", "kv_lens")
 
 
 @pytest.mark.parametrize("name", BESIDE)
-def test_beside_the_backward_kernel(name: str) -> None:
+def test_beside_the_gluon_kernels(name: str) -> None:
     """Each becomes machine code, with a window's parameter among its arguments; none spills."""
     module = rendered_module(WINDOW, name="window_d128", hopper=True)
     kernel, (constants, warps, registers) = getattr(module, name), BESIDE[name]

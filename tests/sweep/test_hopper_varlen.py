@@ -110,7 +110,7 @@ MUTANTS = [
     ("start = (work.kv_start, kv_head,", "start = (work.q_start, kv_head,", "end_d256"),
     ("shown &= key_rows < kv_len", "pass", "full_d128"),
     ("kv_len = _kv_len(place)", "kv_len = _q_len(place)", "full_d128"),
-    ("tiles = tl.where(((queries == 0) | (keys == 0)) == listed_keyless, tiles, 0)", "pass",
+    ("tiles = tl.where(((queries == 0) | (keys == 0)) == of_keyless, tiles, 0)", "pass",
      "full_d128"),
 ]  # fmt: skip
 

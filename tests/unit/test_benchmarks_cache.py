@@ -10,6 +10,7 @@ import torch
 
 from benchmarks import cache
 from benchmarks.cache import STEPS, Step, cache_table, measure, new_row
+from benchmarks.command import SPECS
 from flashgen.loader import load
 from support.variants import rendered_module
 
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*eager reference")
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
     """The module as it renders now; the CPU has neither backend of SDPA."""
-    [variant] = load([cache.SPECS / f"{cache.MODULE}.py"])
+    [variant] = load([SPECS / f"{cache.MODULE}.py"])
     module = rendered_module(variant.spec)
     monkeypatch.setattr(cache, "load_module", lambda name: module)
     monkeypatch.setattr(cache, "sdpa_kernel", lambda backend: nullcontext())

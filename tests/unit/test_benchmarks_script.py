@@ -8,11 +8,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from benchmarks import decoding, launch
+from benchmarks.forms import in_both_orders
 from benchmarks.script import make_parser, sees_gpu, tell
 from flashgen.errors import OutputError
 
@@ -108,15 +110,19 @@ def test_a_peer_that_says_nothing_is_left_out(
     monkeypatch.setattr(launch, "cases", lambda device: [case])
     monkeypatch.setattr(launch, "calls", lambda case, qkv: made)
     monkeypatch.setattr(launch, "training_calls", lambda case, qkv: made)
+    monkeypatch.setattr(launch, "build_own", lambda *modules: None)
+    monkeypatch.setattr(launch, "packed_calls", lambda device, trained: made)
     monkeypatch.setattr(launch, "parts", lambda case, qkv: [("a part", lambda: 0.5)])
     monkeypatch.setattr(launch, "_batch", lambda context, call: 1000 * call())
     monkeypatch.setattr(launch, "launch_table", str)
     monkeypatch.setattr(launch.torch, "device", lambda kind, device=torch.device: device("cpu"))
     monkeypatch.setattr("sys.argv", ["launch", "--json", str(tmp_path / "launch.json")])
     assert launch.main() == 0
-    assert capsys.readouterr().err == 2 * "full_d64, a peer: AssertionError: \n"
+    said = "".join(2 * f"{x}, a peer: AssertionError: \n" for x in ("full_d64", "varlen_d128"))
+    assert capsys.readouterr().err == said
     found = json.loads((tmp_path / "launch.json").read_text())
-    assert found["calls"] == found["training"] == {"full_d64": {"flashgen": 1.0}}
+    each = {"flashgen": 1.0}
+    assert found["calls"] == found["training"] == {"full_d64": each, "varlen_d128": each}
     assert found["parts"] == {"full_d64": {"a part": 0.5}}
 
 
@@ -177,3 +183,40 @@ def test_calls_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     taken = launch.microseconds(named)
     assert called == 3 * [*"aaabbb"] and entered == [3, 9, 15]
     assert taken.keys() == {"a", "b"} and all(us > 0 for us in taken.values())
+
+
+def test_cases_are_measured_in_both_orders(capsys: pytest.CaptureFixture[str]) -> None:
+    measured = []
+
+    def measure(
+        case: int, row: dict[str, Any], device: torch.device, *, with_fa4: bool, reverse: bool
+    ) -> None:
+        measured.append((case, device.type, with_fa4, reverse))
+        row["ms"].setdefault("a", []).append(len(measured))
+
+    rows = in_both_orders(
+        (5, 7), lambda case: {"name": f"<{case}>", "ms": {}}, measure, title="name", with_fa4=True
+    )
+    assert rows == [{"name": "<5>", "ms": {"a": [1, 3]}}, {"name": "<7>", "ms": {"a": [2, 4]}}]
+    orders = [(case, reverse) for reverse in (False, True) for case in (5, 7)]
+    assert measured == [(case, "cuda", True, reverse) for case, reverse in orders]
+    assert capsys.readouterr().out.splitlines()[-1] == "<7> {'a': 4}"
+
+
+def test_calls_of_packed_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two sequences; a step is both passes."""
+    noted = []
+
+    def ways(packing: Any, device: torch.device, with_fa4: bool) -> Any:
+        def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor]:
+            noted.append((packing.q_lens, tuple(q.shape)))
+            return (q * k * v,)
+
+        return [("flashgen", call)]
+
+    monkeypatch.setattr(launch, "ways", ways)
+    for trained in (False, True):
+        ((name, context, call),) = launch.packed_calls(torch.device("cpu"), trained=trained)
+        with context():
+            call()
+        assert name == "flashgen" and noted.pop() == ((50, 78), (128, 16, 128)) and not noted

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from benchmarks import varlen
+from benchmarks.command import SPECS
 from benchmarks.varlen import PACKINGS, TOKENS, Packing, measure, new_row, varlen_table
 from flashgen.loader import load
 from support.variants import rendered_module
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*eager reference")
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Modules as they render now; rows in several blocks, and a peer that computes in float64."""
-    variants = load([varlen.SPECS / f"{x}.py" for x in (varlen.MODULE, varlen.CROSS_MODULE)])
+    variants = load([SPECS / f"{x}.py" for x in (varlen.MODULE, varlen.CROSS_MODULE)])
     modules = {variant.name: rendered_module(variant.spec) for variant in variants}
     monkeypatch.setattr(varlen, "load_module", modules.__getitem__)
     monkeypatch.setattr(varlen, "ROWS", 16)

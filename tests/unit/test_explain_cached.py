@@ -163,7 +163,7 @@ def test_the_command(explain, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--form", "varlen"), "--form=varlen: nothing to explain; write dense or cache"),
+        (("--form", "x"), "--form=x: nothing to explain; write dense, varlen or cache"),
         (
             ("--form", "cache", "--svg", "a.svg"),
             "--svg=a.svg: explains the form dense; leave it out",
