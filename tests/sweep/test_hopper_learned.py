@@ -16,13 +16,17 @@ from flashgen import (
     Float,
     Mask,
     Tensor,
+    additive_bias,
     alibi,
     block_sparse,
     causal,
+    global_tokens,
     kv_len,
     log,
+    prefix_lm,
     relative_bias,
     sigmoid_attention,
+    sliding_window,
     softcap,
     softmax,
     t5_bias,
@@ -114,7 +118,9 @@ SPECS = {
         256, mask=BOTTOM, score=lambda s, b, h, q, kv: s + SLOPES[h] * PAIRS[b, h, q, kv]
     ),
     # Each pair has its own element, or one with the other batch entries.
-    "pairs": AttentionSpec(128, "float16", score=lambda s, b, h, q, kv: s + PAIRS[b, h, q, kv]),
+    "pairs": AttentionSpec(
+        128, "float16", score=lambda s, b, h, q, kv: s + PAIRS[b, h, q, kv], deterministic=True
+    ),
     "shared_pairs": AttentionSpec(
         64, mask=BOTTOM, score=lambda s, b, h, q, kv: s * (1 + SHARED[h, q, kv] / 4)
     ),
@@ -178,6 +184,22 @@ OF_ONE_PASS = {
     "two_terms": AttentionSpec(
         64, score=lambda s, b, h, q, kv: s * (1 + NEAR[h, kv - q + 499]) + log(1.0 + abs(q - kv))
     ),
+    # Gradients of pairs are stored, zeros of those that no visit computes as well: of a run of
+    # tiles by the producer, of lists and of several runs by the launcher.
+    "pairs": replace(SPECS["pairs"], deterministic=False),
+    "pairs_to_the_end": AttentionSpec(64, mask=BOTTOM, score=additive_bias(PAIRS)),
+    "pairs_in_a_window": AttentionSpec(
+        64,
+        mask=sliding_window(40, 30, align="bottom_right"),
+        score=softcap(8.0).then(additive_bias()).then(additive_bias(PAIRS)),
+    ),
+    "pairs_in_segments": AttentionSpec(96, mask=prefix_lm(50, align="bottom_right"), score=additive_bias(PAIRS)),
+    "pairs_listed": AttentionSpec(64, mask=block_sparse(block=16), score=additive_bias(PAIRS)),
+    "pairs_in_runs": AttentionSpec(
+        64,
+        mask=sliding_window(20, 0, align="top_left") | global_tokens(9, align="top_left"),
+        score=lambda s, b, h, q, kv: s * SLOPES[h] + PAIRS[b, h, q, kv] * LIFTS[b, kv],
+    ),
 }
 
 CASES = (Case(256, 256, 2, 4, 2), Case(130, 300, 1, 3, 1), Case(200, 70, 2, 2, 2))
@@ -210,7 +232,8 @@ def test_a_single_pass(name: str, case: Case) -> None:
     spec = OF_ONE_PASS[name]
     names = HopperBackwardSplit(backward_plan(lower(spec, name)))
     assert not names.split and not names.why_not
-    assert names.text.input_gradients == names.backward.input_gradients
+    found = {x.variable for x in names.text.input_gradients}
+    assert found == {x.variable for x in names.backward.input_gradients}
     module = rendered_module(spec, hopper=True, edit_source=interpreted)
     check_hopper_backward(module, spec, case)
 

@@ -76,7 +76,7 @@ def backward_captured_bytes(
         size += (1 if names.has_roles else DROPPING) * NUMBER
     size += NUMBER * ("q_len" in read.names or names.visits.tiles.listed)
     size += ADDRESS * len(names.visits.reads)
-    size += ADDRESS * len(names.text.input_gradients)  # their sums
+    size += ADDRESS * (len(names.learned) + len(names.cleared))
     size += notes_captured(names)
     arguments = names.backward.both_arguments
     return size + captured_parameters(read, arguments, contiguous=contiguous, ones=ones)

@@ -211,12 +211,33 @@ class HopperBackward(HopperSplit):
     @property
     def results(self) -> tuple[str, ...]:
         """The results that the kernel writes."""
-        sums = [f"{item.variable}_ptr" for item in self.text.input_gradients]
+        sums = [*self.learned]
         sums += ["grad_k_ptr", "grad_v_ptr"] * self.of_sequences
         of_queries = () if self.split else ("grad_q",)
         names = (*of_queries, "grad_k", "grad_v", *("parts",) * self.divides)
         descriptors = "descs" if self.segmented else "desc"
         return (*(f"{name}_{descriptors}" for name in names), *sums)
+
+    @property
+    def learned(self) -> tuple[str, ...]:
+        """The parameters of the kernel for gradients of learned tensors, in their order."""
+        return tuple(
+            f"{item.variable}_{'desc' if item in self.pairs else 'ptr'}"
+            for item in self.text.input_gradients
+        )
+
+    @property
+    def pair_descriptors(self) -> tuple[str, ...]:
+        """Those of them that are descriptors: of gradients of pairs."""
+        return tuple(f"{item.variable}_desc" for item in self.pairs)
+
+    @property
+    def cleared(self) -> tuple[str, ...]:
+        """Pointers to gradients of pairs, for whose hidden tiles the producer stores zeros.
+
+        Where it does not know these tiles, the launcher clears all of the gradient.
+        """
+        return tuple(f"{item.variable}_ptr" for item in self.pairs) * self.visits.splits
 
     @cached_property
     def descriptors(self) -> tuple[str, ...]:
@@ -301,6 +322,11 @@ class HopperBackward(HopperSplit):
     def distance_sums(self) -> tuple[InputGradient, ...]:
         """Those with a sum for each distance, in memory."""
         return self.text.diagonals
+
+    @property
+    def pairs(self) -> tuple[InputGradient, ...]:
+        """Those with an element for each pair, which are stored."""
+        return tuple(x for x in self.text.input_gradients if x.over == "elements")
 
     @property
     def distances_read(self) -> bool:

@@ -90,7 +90,8 @@ class HopperSplit:
     def why_not_inputs(self, text: BackwardCode) -> str:
         """Why a kernel over tiles of keys cannot sum all input gradients; ``""`` if it can."""
         for item in text.input_gradients:
-            if not (item.over in ("heads", "columns") or self._sums_distances(item)):
+            sums = item.over in ("heads", "columns") or self._sums_distances(item)
+            if not (sums or self._stores_pairs(item)):
                 return f"elements of {item.tensor} are told apart by {item.over}"
             if text.is_of_products(item.partial) and not self._holds_partials(text):
                 return f"what {item.tensor} learns depends on the scores"
@@ -103,6 +104,11 @@ class HopperSplit:
         """Whether the kernel over tiles of keys sums an item along diagonals, in any order."""
         slopes = self.backward.of_both.score_gradient is not None and self.width == 128
         return item.over == "diagonals" and not (self._adds_nothing_up or slopes)
+
+    def _stores_pairs(self, item: InputGradient) -> bool:
+        """Whether the single pass stores an item of pairs, through the buffer of dq's sums."""
+        stored = self.backward.is_of_pairs(item) and self.backward.is_stored(item)
+        return stored and not self._adds_nothing_up
 
     def _holds_partials(self, text: BackwardCode) -> bool:
         """Whether registers of a single pass hold all derivatives that depend on the scores.

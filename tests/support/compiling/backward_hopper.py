@@ -6,6 +6,7 @@ from flashgen.config import HOPPER, KernelConfig
 from flashgen.kernels.backward_hopper.kernel import render_over_keys
 from flashgen.kernels.backward_hopper.plan import HopperBackward
 from flashgen.kernels.backward_hopper_split.plan import HopperBackwardSplit
+from flashgen.plan import TRITON_DTYPES
 from flashgen.plan.arguments import KernelArguments
 from flashgen.plan.backward import BackwardPlan
 from support.compiling.figures import allotted_bytes
@@ -87,6 +88,11 @@ def backward_kernel(
         types |= _descriptors_of_sums(names)
         types["counter_ptr"] = "*i32"
     types |= {f"{item.variable}_ptr": "*fp32" for item in names.text.input_gradients}
+    of_tensors = {x.name: x.dtype for x in backward.plan.arguments if x.kind == "tensor"}
+    for item in names.pairs:
+        dtype = of_tensors[item.tensor]
+        types[f"{item.variable}_ptr"] = f"*{TRITON_DTYPES[dtype]}"
+        types[f"{item.variable}_desc"] = descriptor(TRITON_DTYPES[dtype], dtype, [1, 1, 64, 64])
     constants = constants_of(config, drops=backward.plan.dropout)
     constants |= {"DIVIDED": divided} if names.divides else {}
     return _kernel(backward, KERNEL, types, constants, backward.both_arguments)
