@@ -15,6 +15,9 @@ from flashgen.symbolic.printer import torch_source
 from flashgen.symbolic.tables import RowTable
 from flashgen.tracing.expr import Expr
 
+#: Dtypes that kernels convert to float32 where they load an element.
+HALVES = ("float16", "bfloat16")
+
 
 @dataclass(frozen=True)
 class Argument:
@@ -30,6 +33,8 @@ class Argument:
         least: of an int, the smallest value; of a float, an exclusive lower bound, ``""`` for none.
         dtype: of a tensor, torch's name of it.
         sizes: of a tensor, for each dimension its size as an expression of q and k, or ``"None"``.
+        as_passed: of a tensor of float32, whether kernels read one that is passed in 16 bits as it
+            is: if it has elements for queries and keys, a copy in float32 would take long.
     """
 
     name: str
@@ -41,6 +46,7 @@ class Argument:
     least: str = ""
     dtype: str = ""
     sizes: tuple[str, ...] = ()
+    as_passed: bool = False
 
     @property
     def ndim(self) -> int:
@@ -61,11 +67,13 @@ class KernelTensor:
         name: of the variable that holds it.
         ndim: its number of dimensions.
         dtype: torch's name of it.
+        halves: whether it may hold 16-bit numbers.
     """
 
     name: str
     ndim: int
     dtype: str
+    halves: bool
 
 
 @dataclass(frozen=True)
@@ -110,10 +118,18 @@ def kernel_arguments(
     """Of all parameters, constants and row tables those in ``names``."""
     read = [argument for argument in arguments if argument.name in names]
     scalars = tuple(a.name for a in read if a.kind != "tensor")
-    tensors = [KernelTensor(a.name, a.ndim, a.dtype) for a in read if a.kind == "tensor"]
-    tensors += [KernelTensor(c.name, c.ndim, c.dtype) for c in constants if c.name in names]
+    tensors = [
+        KernelTensor(a.name, a.ndim, a.dtype, a.as_passed or a.dtype in HALVES)
+        for a in read
+        if a.kind == "tensor"
+    ]
     tensors += [
-        KernelTensor(t.name, len(t.values.dims), "int32") for t in tables if t.name in names
+        KernelTensor(c.name, c.ndim, c.dtype, c.dtype in HALVES)
+        for c in constants
+        if c.name in names
+    ]
+    tensors += [
+        KernelTensor(t.name, len(t.values.dims), "int32", False) for t in tables if t.name in names
     ]
     ints = [a.name for a in read if a.kind == "int"]
     ints += [f"{t.name}_size_{i}" for t in tensors for i in range(t.ndim)]
@@ -146,6 +162,7 @@ def argument(param: Param) -> Argument:
             return Argument(
                 param.name, "tensor", default, accepts, "torch.Tensor", doc,
                 dtype=param.dtype, sizes=tuple(map(_size, param.dims)),
+                as_passed=param.dtype == "float32" and {"q_len", "kv_len"} <= set(param.names),
             )  # fmt: skip
         case DropoutP():
             accepts = (

@@ -277,6 +277,11 @@ class BackwardPlan:
         return item.once and len(of_tensor) == 1 and item.tensor not in self.sink_tensors
 
     @property
+    def stored_tensors(self) -> tuple[str, ...]:
+        """Tensors whose gradients kernels store in their own dtypes."""
+        return tuple(x.tensor for x in self.input_gradients if self.is_stored(x))
+
+    @property
     def sums(self) -> tuple[tuple[int, bool], ...]:
         """For tensors whose elements the kernel finds: the dimension count, and `once`."""
         summed = (item for item in self.of_queries.input_gradients if item.over == "elements")
