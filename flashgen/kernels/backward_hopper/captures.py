@@ -77,6 +77,7 @@ def backward_captured_bytes(
     size += NUMBER * ("q_len" in read.names or names.visits.tiles.listed)
     size += ADDRESS * len(names.visits.reads)
     size += ADDRESS * (len(names.learned) + len(names.cleared))
+    size += (ADDRESS + TILES) * bool(names.tiled)
     size += notes_captured(names)
     arguments = names.backward.both_arguments
     return size + captured_parameters(read, arguments, contiguous=contiguous, ones=ones)

@@ -9,10 +9,12 @@ from typing import Any
 
 import sympy
 
+from flashgen.kernels.backward_hopper.pairs import variable_of
 from flashgen.kernels.backward_hopper.split import BLOCK_M, CALL, CONSUMERS, HopperSplit
 from flashgen.kernels.backward_hopper.visits import HopperVisits
 from flashgen.kernels.backward_hopper.work import TileWork, tile_work
 from flashgen.plan.code import codes_of
+from flashgen.plan.dtypes import ITEMSIZES
 from flashgen.plan.head_dims import Segment
 from flashgen.plan.hidden import HiddenRows
 from flashgen.plan.mask_code import (
@@ -225,6 +227,17 @@ class HopperBackward(HopperSplit):
             f"{item.variable}_{'desc' if item in self.pairs else 'ptr'}"
             for item in self.text.input_gradients
         )
+
+    @property
+    def learned_reads_tile(self) -> bool:
+        """Whether an input gradient depends on the elements of such a tile."""
+        return bool(self.tiled) and self.input_gradients_read(variable_of(self.tiled))
+
+    @property
+    def tiled_itemsize(self) -> int:
+        """Bytes of an element of the tensor whose tiles the producer loads, as it is declared."""
+        of = {x.name: x.dtype for x in self.backward.plan.arguments if x.kind == "tensor"}
+        return ITEMSIZES[of[self.tiled]]
 
     @property
     def pair_descriptors(self) -> tuple[str, ...]:

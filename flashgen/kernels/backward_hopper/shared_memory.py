@@ -78,6 +78,10 @@ def _usage(names: HopperBackward, config: KernelConfig, captures: int) -> SramUs
         tiles.append(Buffer("dQ tiles", sympy.Integer(CONSUMERS * 64 * 64 * NUMBER)))
         of_keys = 2 * [Buffer("barriers", sympy.Integer(2 * BARRIER))]
         of_keys.append(Buffer("tiles handed over", sympy.Integer(2 * NUMBER)))
+    if names.tiled:
+        # Numbers of 16 bits take half of it, where a call may pass these.
+        size = NUM_STAGES * BLOCK_N * BLOCK_M * names.tiled_itemsize
+        tiles.append(Buffer("tiles of pairs", size))
     others = [
         Buffer("LSE, delta", 2 * NUM_STAGES * BLOCK_M * NUMBER, alignment=128),
         *of_keys,

@@ -8,6 +8,7 @@ from functools import cached_property
 import sympy
 
 from flashgen.config import BACKWARD_KERNELS, BackwardKernel
+from flashgen.kernels.backward_hopper.pairs import with_tile
 from flashgen.plan.backward import BackwardPlan
 from flashgen.plan.backward_code import BackwardCode
 from flashgen.plan.head_dims import SMALLEST_SEGMENT, Segment, split_head_dim
@@ -36,10 +37,22 @@ class HopperSplit:
 
     backward: BackwardPlan
 
-    @property
+    @cached_property
     def text(self) -> BackwardCode:
         """What the kernel over tiles of keys computes, as text."""
-        return self.backward.of_grad_kv if self.of_keys_alone else self.backward.of_both
+        if self.of_keys_alone:
+            return self.backward.of_grad_kv
+        both = self.backward.of_both
+        return with_tile(both, self.tiled) if self.tiled else both
+
+    @cached_property
+    def tiled(self) -> str:
+        """The tensor of pairs that the producer loads in tiles; ``""`` for none.
+
+        Beside 128 columns shared memory has no room for them.
+        """
+        items = () if self.split or self.width > 64 else self.backward.of_both.input_gradients
+        return next((x.tensor for x in items if self.backward.is_of_pairs(x)), "")
 
     @property
     def split(self) -> bool:

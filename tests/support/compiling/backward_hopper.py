@@ -93,6 +93,7 @@ def backward_kernel(
         dtype = of_tensors[item.tensor]
         types[f"{item.variable}_ptr"] = f"*{TRITON_DTYPES[dtype]}"
         types[f"{item.variable}_desc"] = descriptor(TRITON_DTYPES[dtype], dtype, [1, 1, 64, 64])
+        types[f"{item.tensor}_desc"] = types[f"{item.variable}_desc"]
     constants = constants_of(config, drops=backward.plan.dropout)
     constants |= {"DIVIDED": divided} if names.divides else {}
     return _kernel(backward, KERNEL, types, constants, backward.both_arguments)
