@@ -193,7 +193,9 @@ OF_ONE_PASS = {
         mask=sliding_window(40, 30, align="bottom_right"),
         score=softcap(8.0).then(additive_bias()).then(additive_bias(PAIRS)),
     ),
-    "pairs_in_segments": AttentionSpec(96, mask=prefix_lm(50, align="bottom_right"), score=additive_bias(PAIRS)),
+    "pairs_in_segments": AttentionSpec(
+        96, mask=prefix_lm(50, align="bottom_right"), score=additive_bias(PAIRS)
+    ),
     "pairs_listed": AttentionSpec(64, mask=block_sparse(block=16), score=additive_bias(PAIRS)),
     "pairs_in_runs": AttentionSpec(
         64,

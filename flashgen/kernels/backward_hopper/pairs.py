@@ -1,4 +1,4 @@
-"""A tensor with an element for each pair, in tiles that the producer loads beside those of queries."""
+"""A tensor with an element for each pair, in tiles that the producer loads."""
 
 from __future__ import annotations
 
