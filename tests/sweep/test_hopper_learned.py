@@ -8,8 +8,10 @@ from __future__ import annotations
 import functools
 from dataclasses import replace
 from types import ModuleType
+from typing import Any
 
 import pytest
+import torch
 
 from flashgen import (
     AttentionSpec,
@@ -36,6 +38,7 @@ from flashgen.kernels.backward_hopper_split.plan import HopperBackwardSplit
 from flashgen.plan import lower
 from flashgen.plan.backward import backward_plan
 from support.cases import Case
+from support.contract import native_inputs
 from support.gluon import interpreted
 from support.turns import in_turns
 from support.variants import rendered_module
@@ -269,3 +272,31 @@ def test_sums_along_diagonals_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     module = _module("with_a_sink")
     monkeypatch.setattr(module, "SUMS_AT_ONCE", 1)
     check_hopper_backward(module, SPECS["with_a_sink"], Case(300, 300, 2, 4, 2))
+
+
+@pytest.mark.parametrize("name", ["pairs_in_a_window", "pairs_in_runs", "with_a_sink", "buckets"])
+def test_frozen_tensors_have_no_gradients(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without ``requires_grad`` nothing is learned; gradients of q, k and v stay as they are."""
+    spec, case = OF_ONE_PASS[name], Case(130, 200, 1, 2, 1)
+    module = rendered_module(spec, hopper=True, edit_source=interpreted)
+    run, learned = module._backward_kernels_hopper, []
+
+    def kept(*given: Any) -> Any:
+        grads = run(*given)
+        learned.append([x is not None for x in grads[3:]])
+        return grads
+
+    monkeypatch.setattr(module, "_backward_kernels_hopper", kept)
+    found = []
+    for frozen in (False, True):
+        params = case.arguments(spec)
+        leaves = [x.requires_grad_() for x in native_inputs(case, spec)]
+        if not frozen:
+            params = {
+                n: x.requires_grad_() if x.is_floating_point() else x for n, x in params.items()
+            }
+        out = module.attention(*leaves, **params)
+        found.append(torch.autograd.grad(out, leaves, torch.ones_like(out)))
+    assert all(learned[0]) and not any(learned[1])
+    for right, got in zip(*found, strict=True):
+        torch.testing.assert_close(got, right)

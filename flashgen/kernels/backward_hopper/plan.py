@@ -240,6 +240,14 @@ class HopperBackward(HopperSplit):
         return ITEMSIZES[of[self.tiled]]
 
     @property
+    def may_skip(self) -> bool:
+        """Whether a call may leave out what is learned, as of tensors without ``requires_grad``.
+
+        That is another kernel, which Triton compiles for the first such call.
+        """
+        return bool(self.text.input_gradients) and not (self.split or self.of_sequences)
+
+    @property
     def pair_descriptors(self) -> tuple[str, ...]:
         """Those of them that are descriptors: of gradients of pairs."""
         return tuple(f"{item.variable}_desc" for item in self.pairs)

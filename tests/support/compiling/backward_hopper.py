@@ -70,7 +70,7 @@ def compile_queries(backward: BackwardPlan) -> Report:
 
 
 def backward_kernel(
-    backward: BackwardPlan, config: KernelConfig, *, divided: bool = True
+    backward: BackwardPlan, config: KernelConfig, *, divided: bool = True, learns: bool = True
 ) -> Kernel:
     """The kernel with the types and the alignment of a call's arguments.
 
@@ -78,6 +78,7 @@ def backward_kernel(
         backward: whose kernel it is.
         config: its configuration.
         divided: whether some tiles have parts, if any may: what whole tiles alone need is less.
+        learns: whether gradients of learned tensors are computed, if there are any.
     """
     names = HopperBackwardSplit(backward)
     tiles = dict.fromkeys(("q", "grad_out"), config.BLOCK_M)
@@ -93,9 +94,10 @@ def backward_kernel(
         dtype = of_tensors[item.tensor]
         types[f"{item.variable}_ptr"] = f"*{TRITON_DTYPES[dtype]}"
         types[f"{item.variable}_desc"] = descriptor(TRITON_DTYPES[dtype], dtype, [1, 1, 64, 64])
-        types[f"{item.tensor}_desc"] = types[f"{item.variable}_desc"]
+        types[f"tiles_of_{item.tensor}"] = types[f"{item.variable}_desc"]
     constants = constants_of(config, drops=backward.plan.dropout)
     constants |= {"DIVIDED": divided} if names.divides else {}
+    constants |= {"LEARNS": learns} if names.may_skip else {}
     return _kernel(backward, KERNEL, types, constants, backward.both_arguments)
 
 
