@@ -13,6 +13,7 @@ from flashgen.kernels.backward_hopper.pairs import variable_of
 from flashgen.kernels.backward_hopper.split import BLOCK_M, CALL, CONSUMERS, HopperSplit
 from flashgen.kernels.backward_hopper.visits import HopperVisits
 from flashgen.kernels.backward_hopper.work import TileWork, tile_work
+from flashgen.plan.backward import PAIR
 from flashgen.plan.code import codes_of
 from flashgen.plan.dtypes import ITEMSIZES
 from flashgen.plan.head_dims import Segment
@@ -248,6 +249,11 @@ class HopperBackward(HopperSplit):
         return bool(self.text.input_gradients) and not (self.split or self.of_sequences)
 
     @property
+    def arrives_in_ds(self) -> bool:
+        """Whether such tiles arrive in buffers of ds, of a tensor that is passed as declared."""
+        return self.tiled_in_ds and self.tiled_itemsize == 2
+
+    @property
     def pair_descriptors(self) -> tuple[str, ...]:
         """Those of them that are descriptors: of gradients of pairs."""
         return tuple(f"{item.variable}_desc" for item in self.pairs)
@@ -380,7 +386,7 @@ class HopperBackward(HopperSplit):
         """Whether positions of keys are read."""
         lines = codes_of(self.text.lines_of_head)
         promised = self.text.code.promise is not None
-        return promised or "kv_idx" in read_by((*self._codes, *lines))
+        return promised or self.tiled_in_ds or "kv_idx" in read_by((*self._codes, *lines))
 
     @cached_property
     def conditions(self) -> tuple[Code, ...]:
@@ -454,7 +460,8 @@ class HopperBackward(HopperSplit):
         lines = codes_of(self.text.lines_of_head)
         codes = (*self._codes, *lines, *self.visits.bounds, self.backward.gradient_scale)
         of_hidden = self.backward.plan.hidden.gathers
-        return tuple(sorted({*gathered_by(codes), *of_hidden}))
+        of_pairs = (len(PAIR),) * self.tiled_in_ds
+        return tuple(sorted({*gathered_by(codes), *of_hidden, *of_pairs}))
 
     @cached_property
     def _score_codes(self) -> tuple[Code | None, ...]:

@@ -47,12 +47,17 @@ class HopperSplit:
 
     @cached_property
     def tiled(self) -> str:
-        """The tensor of pairs that the producer loads in tiles; ``""`` for none.
-
-        Beside 128 columns shared memory has no room for them.
-        """
-        items = () if self.split or self.width > 64 else self.backward.of_both.input_gradients
+        """The tensor of pairs that the producer loads in tiles; ``""`` for none."""
+        items = () if self.split else self.backward.of_both.input_gradients
         return next((x.tensor for x in items if self.backward.is_of_pairs(x)), "")
+
+    @property
+    def tiled_in_ds(self) -> bool:
+        """Whether these tiles arrive in the buffers of ds: above 64 columns no others have room.
+
+        They have room there if their elements have 16 bits; a call with others gathers these.
+        """
+        return bool(self.tiled) and self.width > 64
 
     @property
     def split(self) -> bool:

@@ -98,6 +98,7 @@ def backward_kernel(
     constants = constants_of(config, drops=backward.plan.dropout)
     constants |= {"DIVIDED": divided} if names.divides else {}
     constants |= {"LEARNS": learns} if names.may_skip else {}
+    constants |= {"TILED": names.tiled_itemsize == 2} if names.tiled_in_ds else {}
     return _kernel(backward, KERNEL, types, constants, backward.both_arguments)
 
 
