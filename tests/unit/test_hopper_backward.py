@@ -208,7 +208,7 @@ def test_where_it_learns(spec: AttentionSpec, over: str) -> None:
     ("spec", "stored", "tiled", "cleared"),
     [
         (AttentionSpec(64, mask=causal(), score=additive_bias()), True, "bias", True),
-        (AttentionSpec(96, mask=causal(), score=additive_bias()), True, "", True),
+        (AttentionSpec(96, mask=causal(), score=additive_bias()), True, "bias", True),
         (AttentionSpec(64, mask=block_sparse(), score=additive_bias()), True, "bias", False),
         # Not stored by the single pass: the element is another pair's, or of a tensor read twice.
         (AttentionSpec(64, score=lambda s, b, h, q, kv: s + TURNED[b, h, kv, q]), False, "", False),
@@ -221,8 +221,9 @@ def test_where_a_single_pass_stores_gradients_of_pairs(
     names = of(spec)
     assert (not names.split, names.tiled, bool(names.cleared)) == (stored, tiled, cleared)
     assert bool(names.pairs) == stored
-    # Only what is read of a tile is not gathered.
-    assert (4 in names.gathers) != bool(tiled)
+    # Elements of a tile are not gathered, except those of 32 bits that buffers of ds cannot hold.
+    assert (4 in names.gathers) == (not tiled or names.tiled_in_ds)
+    assert names.tiled_in_ds == (bool(tiled) and spec.qk_head_dim > 64)
 
 
 def test_where_dropout_splits_the_pass() -> None:
