@@ -15,8 +15,8 @@ from flashgen.config import FORMS
 #: ``--update-golden`` writes it.
 FILE = Path(__file__).with_name("taken_names.json")
 
-#: What the kernel calls the parts of a tensor: its pointer, sizes and strides.
-_PARTS = re.compile(r"_(ptr|size_\d|stride_\d)$")
+#: What the kernel calls the parts of a tensor: its pointer, sizes and strides, and its tiles.
+_PARTS = re.compile(r"_(ptr|size_\d|stride_\d)$|^tiles?_of_")
 
 
 def is_taken(name: str, *, dropout: bool = False, forms: tuple[str, ...] = ()) -> bool:

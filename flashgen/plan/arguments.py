@@ -15,6 +15,9 @@ from flashgen.symbolic.printer import torch_source
 from flashgen.symbolic.tables import RowTable
 from flashgen.tracing.expr import Expr
 
+#: Dtypes that kernels convert to float32 where they load an element.
+HALVES = ("float16", "bfloat16")
+
 
 @dataclass(frozen=True)
 class Argument:
@@ -31,6 +34,8 @@ class Argument:
         dtype: of a tensor, torch's name of it.
         sizes: of a tensor, for each dimension its size as an expression of q and k, or ``"None"``.
         keyword: what ``attention`` calls it.
+        as_passed: of a tensor of float32, whether kernels read one that is passed in 16 bits as it
+            is: if it has elements for queries and keys, a copy in float32 would take long.
     """
 
     name: str
@@ -43,6 +48,7 @@ class Argument:
     dtype: str = ""
     sizes: tuple[str, ...] = ()
     keyword: str = ""
+    as_passed: bool = False
 
     @property
     def ndim(self) -> int:
@@ -63,11 +69,13 @@ class KernelTensor:
         name: of the variable that holds it.
         ndim: its number of dimensions.
         dtype: torch's name of it.
+        halves: whether it may hold 16-bit numbers.
     """
 
     name: str
     ndim: int
     dtype: str
+    halves: bool
 
 
 @dataclass(frozen=True)
@@ -112,10 +120,18 @@ def kernel_arguments(
     """Of all parameters, constants and row tables those in ``names``."""
     read = [argument for argument in arguments if argument.name in names]
     scalars = tuple(a.name for a in read if a.kind != "tensor")
-    tensors = [KernelTensor(a.name, a.ndim, a.dtype) for a in read if a.kind == "tensor"]
-    tensors += [KernelTensor(c.name, c.ndim, c.dtype) for c in constants if c.name in names]
+    tensors = [
+        KernelTensor(a.name, a.ndim, a.dtype, a.as_passed or a.dtype in HALVES)
+        for a in read
+        if a.kind == "tensor"
+    ]
     tensors += [
-        KernelTensor(t.name, len(t.values.dims), "int32") for t in tables if t.name in names
+        KernelTensor(c.name, c.ndim, c.dtype, c.dtype in HALVES)
+        for c in constants
+        if c.name in names
+    ]
+    tensors += [
+        KernelTensor(t.name, len(t.values.dims), "int32", False) for t in tables if t.name in names
     ]
     ints = [a.name for a in read if a.kind == "int"]
     ints += [f"{t.name}_size_{i}" for t in tensors for i in range(t.ndim)]
@@ -153,6 +169,7 @@ def _argument(param: Param) -> Argument:
             return Argument(
                 param.name, "tensor", default, accepts, "torch.Tensor", doc,
                 dtype=param.dtype, sizes=tuple(map(_size, param.dims)),
+                as_passed=param.dtype == "float32" and {"q_len", "kv_len"} <= set(param.names),
             )  # fmt: skip
         case DropoutP():
             accepts = (

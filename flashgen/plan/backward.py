@@ -10,6 +10,7 @@ from typing import Any
 
 import sympy
 
+from flashgen.params import Tensor
 from flashgen.plan.arguments import KernelArguments, kernel_arguments
 from flashgen.plan.backward_code import BackwardCode
 from flashgen.plan.code import code_with, finite_score
@@ -38,6 +39,10 @@ from flashgen.symbols import KV_LAST, KV_LEN, SCORE
 #: What the kernels read of rows of queries is padded to a multiple of it, which all tiles divide:
 #: a load without a mask takes no registers for one.
 ROWS = 128
+
+#: A tensor with an element for each pair, and the indices of a pair, in the kernels' names.
+DIMS_OF_PAIRS = ("batch", "num_q_heads", "q_len", "kv_len")
+PAIR = ("batch", "head", "q_idx", "kv_idx")
 
 
 @dataclass(frozen=True)
@@ -256,6 +261,25 @@ class BackwardPlan:
         runs = () if self.plan.listing else self.q_tiles.runs
         of_runs = gathered_by(code for run in runs for code in run.codes)
         return tuple(sorted({*of_runs, *(n for code in codes for n in code.gathers)}))
+
+    def is_of_pairs(self, item: InputGradient) -> bool:
+        """Whether its tensor has an element for each batch entry, head, query and key, in order."""
+        dims = {x.name: x.names for x in self.plan.spec.params if isinstance(x, Tensor)}
+        read = tuple(index.text() for index in item.indices)
+        return dims[item.tensor] == DIMS_OF_PAIRS and read == PAIR
+
+    def is_stored(self, item: InputGradient) -> bool:
+        """Whether what a kernel stores for it is its tensor's gradient, in the tensor's dtype.
+
+        Otherwise its sums are added to others of the tensor, in float32.
+        """
+        of_tensor = [x for x in self.input_gradients if x.tensor == item.tensor]
+        return item.once and len(of_tensor) == 1 and item.tensor not in self.sink_tensors
+
+    @property
+    def stored_tensors(self) -> tuple[str, ...]:
+        """Tensors whose gradients kernels store in their own dtypes."""
+        return tuple(x.tensor for x in self.input_gradients if self.is_stored(x))
 
     @property
     def sums(self) -> tuple[tuple[int, bool], ...]:

@@ -82,6 +82,13 @@ class KernelCode:
     promise: KeptPromise | None
 
     @property
+    def score_loads_elements(self) -> bool:
+        """Whether the score loads something for each query and key of a tile."""
+        codes = (*codes_of(self.elements), *(() if self.score is None else (self.score,)))
+        loads = (load for code in codes for load in code.expr.atoms(Load))
+        return any(varies_over(load) == Axes.ELEMENT for load in loads)
+
+    @property
     def terms_of_distance(self) -> tuple[str, ...]:
         """The names of those that the score reads, for all pairs of a tile."""
         read = read_by((self.score, *codes_of(self.elements)))

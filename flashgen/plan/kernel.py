@@ -302,7 +302,7 @@ class KernelPlan(Heads):
     def reads_halves(self) -> bool:
         """Whether some tensors hold 16-bit numbers."""
         tensors = self.kernel_arguments.tensors + self.listing_arguments.tensors
-        return any(tensor.dtype in ("float16", "bfloat16") for tensor in tensors)
+        return any(tensor.halves for tensor in tensors)
 
     @property
     def gathers(self) -> tuple[int, ...]:

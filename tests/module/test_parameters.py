@@ -18,6 +18,7 @@ from flashgen import (
     Float,
     Int,
     Tensor,
+    additive_bias,
     alibi,
     causal,
     document,
@@ -160,6 +161,33 @@ def test_tensors_of_a_model_in_16_bits(dtype: torch.dtype) -> None:
     wider = bias.detach().double()
     with pytest.raises(TypeError, match=r"relative_bias: got torch\.float64"):
         MODULE.attention(*tensors, **given | {"relative_bias": wider})
+
+
+def test_a_bias_of_pairs_is_read_in_the_16_bits_that_it_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No float32 copy of it, nor of its gradient: they would be the largest tensors of the call."""
+    module, tensors = (
+        rendered_module(AttentionSpec(16, "float16", score=additive_bias())),
+        (Q, K, K),
+    )
+    q, k, v = (torch.randn_like(x) for x in tensors)
+    bias = torch.randn(2, 4, 6, 6).half().requires_grad_()
+    forward, seen = module._forward, []
+    monkeypatch.setattr(module, "_forward", lambda *a: seen.append(a[4].dtype) or forward(*a))
+    out = module.attention(q, k, v, bias=bias)
+    wide = bias.detach().float().requires_grad_()
+    assert torch.equal(out, module.attention(q, k, v, bias=wide))
+    assert seen == [torch.float16, torch.float32]
+    (got,) = torch.autograd.grad(out.float().square().sum(), bias)
+    (exact,) = torch.autograd.grad(
+        module.attention(q, k, v, bias=wide).float().square().sum(), wide
+    )
+    assert got.dtype == torch.float16 and torch.equal(got, exact.half())
+    shapes = module._op_backward_shapes(q, k, v, 1.0, bias, out, out[..., 0], out, None)
+    assert (shapes[3].shape, shapes[3].dtype) == (bias.shape, torch.float16)
+    with pytest.raises(TypeError, match=r"bias: got torch\.float64; pass torch\.float32"):
+        module.attention(q, k, v, bias=bias.double())
 
 
 def test_the_docstring_shows_a_call_that_works() -> None:

@@ -16,7 +16,7 @@ from flashgen.normalisers import sigmoid_attention, softmax
 from flashgen.params import Float, Int, Tensor
 from flashgen.plan import lower
 from flashgen.plan.backward import backward_plan
-from flashgen.scores import Score, softcap
+from flashgen.scores import Score, additive_bias, softcap
 from flashgen.spec import AttentionSpec
 from support.variants import any_cache, on_hopper
 
@@ -31,6 +31,7 @@ _NEAR = Tensor("probe", ("num_q_heads", None))
 _BLOCKS = Tensor("probe", ("batch", "num_q_heads", None, None), "bool")
 _KNOWN = Constant("probe", [[True]])
 _IDS = Tensor("probe", ("batch", "kv_len"), "int32", sorted=True)
+_PAIRS = Tensor("probe", ("batch", "num_q_heads", "q_len", "kv_len"))
 _TILTED = Score(lambda score, b, h, q, kv: score + _PROBE * (kv - q), "tilted")
 EVERYTHING = (
     AttentionSpec(128, mask=document(_IDS), autocast=True),
@@ -61,6 +62,8 @@ EVERYTHING = (
             lambda s, b, h, q, kv: s + _NEAR[h, q] + _NEAR[h, kv] + _NEAR[h, kv - q], "near"
         ),
     ),
+    AttentionSpec(64, mask=causal(), score=additive_bias(_PAIRS)),
+    AttentionSpec(96, mask=causal(), score=additive_bias(_PAIRS)),
     AttentionSpec(64, mask=document(_IDS) & causal()),
     AttentionSpec(80, mask=sliding_window(_PROBE, 0)),
     AttentionSpec(64, mask=sliding_window(_PROBE, 0), score=_TILTED, deterministic=True),

@@ -8,21 +8,27 @@ from __future__ import annotations
 import functools
 from dataclasses import replace
 from types import ModuleType
+from typing import Any
 
 import pytest
+import torch
 
 from flashgen import (
     AttentionSpec,
     Float,
     Mask,
     Tensor,
+    additive_bias,
     alibi,
     block_sparse,
     causal,
+    global_tokens,
     kv_len,
     log,
+    prefix_lm,
     relative_bias,
     sigmoid_attention,
+    sliding_window,
     softcap,
     softmax,
     t5_bias,
@@ -32,6 +38,7 @@ from flashgen.kernels.backward_hopper_split.plan import HopperBackwardSplit
 from flashgen.plan import lower
 from flashgen.plan.backward import backward_plan
 from support.cases import Case
+from support.contract import native_inputs
 from support.gluon import interpreted
 from support.turns import in_turns
 from support.variants import rendered_module
@@ -114,7 +121,9 @@ SPECS = {
         256, mask=BOTTOM, score=lambda s, b, h, q, kv: s + SLOPES[h] * PAIRS[b, h, q, kv]
     ),
     # Each pair has its own element, or one with the other batch entries.
-    "pairs": AttentionSpec(128, "float16", score=lambda s, b, h, q, kv: s + PAIRS[b, h, q, kv]),
+    "pairs": AttentionSpec(
+        128, "float16", score=lambda s, b, h, q, kv: s + PAIRS[b, h, q, kv], deterministic=True
+    ),
     "shared_pairs": AttentionSpec(
         64, mask=BOTTOM, score=lambda s, b, h, q, kv: s * (1 + SHARED[h, q, kv] / 4)
     ),
@@ -178,6 +187,24 @@ OF_ONE_PASS = {
     "two_terms": AttentionSpec(
         64, score=lambda s, b, h, q, kv: s * (1 + NEAR[h, kv - q + 499]) + log(1.0 + abs(q - kv))
     ),
+    # Gradients of pairs are stored, zeros of those that no visit computes as well: of a run of
+    # tiles by the producer, of lists and of several runs by the launcher.
+    "pairs": replace(SPECS["pairs"], deterministic=False),
+    "pairs_to_the_end": AttentionSpec(64, mask=BOTTOM, score=additive_bias(PAIRS)),
+    "pairs_in_a_window": AttentionSpec(
+        64,
+        mask=sliding_window(40, 30, align="bottom_right"),
+        score=softcap(8.0).then(additive_bias()).then(additive_bias(PAIRS)),
+    ),
+    "pairs_in_segments": AttentionSpec(
+        96, mask=prefix_lm(50, align="bottom_right"), score=additive_bias(PAIRS)
+    ),
+    "pairs_listed": AttentionSpec(64, mask=block_sparse(block=16), score=additive_bias(PAIRS)),
+    "pairs_in_runs": AttentionSpec(
+        64,
+        mask=sliding_window(20, 0, align="top_left") | global_tokens(9, align="top_left"),
+        score=lambda s, b, h, q, kv: s * SLOPES[h] + PAIRS[b, h, q, kv] * LIFTS[b, kv],
+    ),
 }
 
 CASES = (Case(256, 256, 2, 4, 2), Case(130, 300, 1, 3, 1), Case(200, 70, 2, 2, 2))
@@ -210,7 +237,8 @@ def test_a_single_pass(name: str, case: Case) -> None:
     spec = OF_ONE_PASS[name]
     names = HopperBackwardSplit(backward_plan(lower(spec, name)))
     assert not names.split and not names.why_not
-    assert names.text.input_gradients == names.backward.input_gradients
+    found = {x.variable for x in names.text.input_gradients}
+    assert found == {x.variable for x in names.backward.input_gradients}
     module = rendered_module(spec, hopper=True, edit_source=interpreted)
     check_hopper_backward(module, spec, case)
 
@@ -244,3 +272,31 @@ def test_sums_along_diagonals_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     module = _module("with_a_sink")
     monkeypatch.setattr(module, "SUMS_AT_ONCE", 1)
     check_hopper_backward(module, SPECS["with_a_sink"], Case(300, 300, 2, 4, 2))
+
+
+@pytest.mark.parametrize("name", ["pairs_in_a_window", "pairs_in_runs", "with_a_sink", "buckets"])
+def test_frozen_tensors_have_no_gradients(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without ``requires_grad`` nothing is learned; gradients of q, k and v stay as they are."""
+    spec, case = OF_ONE_PASS[name], Case(130, 200, 1, 2, 1)
+    module = rendered_module(spec, hopper=True, edit_source=interpreted)
+    run, learned = module._backward_kernels_hopper, []
+
+    def kept(*given: Any) -> Any:
+        grads = run(*given)
+        learned.append([x is not None for x in grads[3:]])
+        return grads
+
+    monkeypatch.setattr(module, "_backward_kernels_hopper", kept)
+    found = []
+    for frozen in (False, True):
+        params = case.arguments(spec)
+        leaves = [x.requires_grad_() for x in native_inputs(case, spec)]
+        if not frozen:
+            params = {
+                n: x.requires_grad_() if x.is_floating_point() else x for n, x in params.items()
+            }
+        out = module.attention(*leaves, **params)
+        found.append(torch.autograd.grad(out, leaves, torch.ones_like(out)))
+    assert all(learned[0]) and not any(learned[1])
+    for right, got in zip(*found, strict=True):
+        torch.testing.assert_close(got, right)

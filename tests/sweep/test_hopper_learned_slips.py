@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import pytest
+import torch
 
-from flashgen import AttentionSpec
+from flashgen import AttentionSpec, additive_bias, sliding_window
 from flashgen.plan import lower
 from support.cases import Case
 from support.contract import check_gradients
@@ -35,7 +37,12 @@ SPECS = {
         score=lambda s, b, h, q, kv: s + NEAR[h, kv - q + 499] + s.tanh() * NEAR[h, q - kv + 499],
     ),
     "pairs": AttentionSpec(
-        64, "float16", mask=BOTTOM, score=lambda s, b, h, q, kv: s + PAIRS[b, h, q, kv]
+        64, "float16", mask=BOTTOM, score=additive_bias(PAIRS), deterministic=True
+    ),
+    # Their gradients are stored by the single pass, and tiles of them loaded.
+    "stored_pairs": AttentionSpec(64, mask=BOTTOM, score=additive_bias(PAIRS)),
+    "tiles_in_ds": AttentionSpec(
+        128, mask=sliding_window(40, 30, align="bottom_right"), score=additive_bias(PAIRS)
     ),
     "roles": AttentionSpec(
         192, mask=BOTTOM, score=lambda s, b, h, q, kv: s * (2 - h) + LIFTS[b, kv] * (1 + h)
@@ -90,6 +97,15 @@ SLIPS = [
     ("pairs", "_put_at_4d_hopper", "place * size_3", "place * size_2"),
     ("pairs", "_learn_of_queries", "pairs_tiles.index(NUMBER)", "pairs_tiles.index(0)"),
     ("pairs", "_learn_of_queries", "(start_n + ", "(0 * start_n + "),
+    ("stored_pairs", "_add_learned", "+ 64 * NUMBER", ""),
+    ("stored_pairs", "_store_pairs", ".permute((1, 0))", ""),
+    ("stored_pairs", "_backward_step", "2 * stage + NUMBER", "2 * stage"),
+    ("stored_pairs", "_backward_producer", "kv_first + 64 * i", "kv_first"),
+    ("stored_pairs", "_clear_pairs", "head_row + ", ""),
+    ("tiles_in_ds", "_backward_producer", "0, q_begin, BLOCK_N", "64, q_begin, BLOCK_N"),
+    ("tiles_in_ds", "_backward_producer", "q_end, q_len, BLOCK_N", "q_end, q_end, BLOCK_N"),
+    ("tiles_in_ds", "_backward_step", "mbarrier.arrive(pairs_empty.index(stage), count=1)", "pass"),
+    ("tiles_in_ds", "_backward_step", "mbarrier.wait(pairs_full.index(stage), phase)", "pass"),
     ("roles", "_keys_step", "ds * head_scale", "ds"),
     ("roles", "_keys_step", "factors * (dp - delta[None, :])", "factors * dp"),
     ("roles", "_add_learned", "totals[0] + ", ""),
@@ -106,6 +122,18 @@ SLIPS = [
 def _source(name: str) -> str:
     plan = lower(SPECS[name], name)
     return rendered(plan, any_hopper(plan), any_hopper_backward(plan))
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_zero_by_chance(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the launcher leaves to a kernel to write is NaN until then."""
+    make = torch.Tensor.new_empty
+
+    def poisoned(*given: Any, **options: Any) -> torch.Tensor:
+        made = make(*given, **options)
+        return made.fill_(torch.nan) if made.is_floating_point() else made
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", poisoned)
 
 
 @pytest.mark.parametrize("slip", SLIPS, ids=lambda slip: " ".join(slip[1:]))

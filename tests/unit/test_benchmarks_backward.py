@@ -363,12 +363,12 @@ def test_a_row_tells_the_kernels_that_run(monkeypatch):
 
 
 def test_a_row_tells_of_the_portable_kernel_beside_the_one_in_gluon(monkeypatch):
-    """Of a bias of each pair, where each row has its own bounds."""
+    """Of a bias of each pair that heads share, where each row has its own bounds."""
     ends = Tensor("ends", ("batch", "q_len"), "int32")
     spec = AttentionSpec(
         64,
         mask=lambda b, h, q_idx, kv_idx: kv_idx < ends[b, q_idx],
-        score=additive_bias(),
+        score=additive_bias(Tensor("bias", ("batch", 1, "q_len", "kv_len"))),
     )
     module = rendered_module(spec, hopper=True)
     monkeypatch.setattr(record, "target", lambda: "sm_90")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from flashgen import (
     AttentionSpec,
     Mask,
     Tensor,
+    additive_bias,
     alibi,
     block_sparse,
     causal,
@@ -31,6 +33,9 @@ DROPPING = "with dropout and a score gradient no consumer has all factors"
 SLOPES = Tensor("slopes", ("num_q_heads",))
 HEATS = Tensor("heats", ("batch", "kv_len"))
 ROWS = Tensor("rows", ("batch", "q_len"))
+OF_ALL_HEADS = Tensor("of_all_heads", ("batch", 1, "q_len", "kv_len"))
+PAIRS = Tensor("pairs", ("batch", "num_q_heads", "q_len", "kv_len"), "float16")
+TURNED = Tensor("turned", ("batch", "num_q_heads", "kv_len", "q_len"), "float16")
 EACH_ROW = Mask(lambda b, h, q, kv: kv < ENDS[b, q], "each row has its end")
 
 
@@ -42,6 +47,11 @@ def heated_keys(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
 def warmed_keys(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
     """Each key has a bias."""
     return score + HEATS[b, kv_idx]
+
+
+def both_neighbours(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    """Two pairs read an element."""
+    return score + PAIRS[b, h, q_idx, kv_idx] + PAIRS[b, h, q_idx, kv_idx + 1]
 
 
 def of(spec: AttentionSpec) -> HopperBackwardSplit:
@@ -179,7 +189,8 @@ def test_where_that_is_the_portable_one(spec: AttentionSpec) -> None:
         (AttentionSpec(128, score=softcap(8.0).then(relative_bias(128))), "diagonals"),
         (VOCABULARY["t5_bias"].spec("float16", 64, deterministic=True), "diagonals"),
         (kernel_spec("rows", 64), "rows"),
-        (kernel_spec("bias", 64), "elements"),
+        (replace(kernel_spec("bias", 64), deterministic=True), "elements"),
+        (AttentionSpec(64, score=additive_bias(OF_ALL_HEADS)), "elements"),
         (AttentionSpec(192, score=alibi(SLOPES)), "heads"),
     ],
 )
@@ -191,6 +202,28 @@ def test_where_it_learns(spec: AttentionSpec, over: str) -> None:
     items = names.of_queries.text.input_gradients
     assert {item.over for item in items} == {over}
     assert items == names.backward.of_grad_q_and_inputs.input_gradients
+
+
+@pytest.mark.parametrize(
+    ("spec", "stored", "tiled", "cleared"),
+    [
+        (AttentionSpec(64, mask=causal(), score=additive_bias()), True, "bias", True),
+        (AttentionSpec(96, mask=causal(), score=additive_bias()), True, "bias", True),
+        (AttentionSpec(64, mask=block_sparse(), score=additive_bias()), True, "bias", False),
+        # Not stored by the single pass: the element is another pair's, or of a tensor read twice.
+        (AttentionSpec(64, score=lambda s, b, h, q, kv: s + TURNED[b, h, kv, q]), False, "", False),
+        (AttentionSpec(64, score=both_neighbours), False, "", False),
+    ],
+)
+def test_where_a_single_pass_stores_gradients_of_pairs(
+    spec: AttentionSpec, stored: bool, tiled: str, cleared: bool
+) -> None:
+    names = of(spec)
+    assert (not names.split, names.tiled, bool(names.cleared)) == (stored, tiled, cleared)
+    assert bool(names.pairs) == stored
+    # Elements of a tile are not gathered, except those of 32 bits that buffers of ds cannot hold.
+    assert (4 in names.gathers) == (not tiled or names.tiled_in_ds)
+    assert names.tiled_in_ds == (bool(tiled) and spec.qk_head_dim > 64)
 
 
 def test_where_dropout_splits_the_pass() -> None:

@@ -76,7 +76,15 @@ def backward_captured_bytes(
         size += (1 if names.has_roles else DROPPING) * NUMBER
     size += NUMBER * ("q_len" in read.names or names.visits.tiles.listed)
     size += ADDRESS * len(names.visits.reads)
-    size += ADDRESS * len(names.text.input_gradients)  # their sums
+    size += ADDRESS * (len(names.learned) + len(names.cleared))
+    # With tiles, their descriptor, views and barriers; else the tensor, to gather from.
+    tiled, gathered = ADDRESS + TILES, ADDRESS + (4 + 3 + (ones or not contiguous)) * NUMBER
+    if names.tiled_in_ds:
+        tiled += 2 * BARRIERS
+        of_call = tiled if names.arrives_in_ds else gathered
+        size += of_call if contiguous else max(tiled, gathered)
+    else:
+        size += tiled * bool(names.tiled)
     size += notes_captured(names)
     arguments = names.backward.both_arguments
     return size + captured_parameters(read, arguments, contiguous=contiguous, ones=ones)

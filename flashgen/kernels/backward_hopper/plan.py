@@ -9,10 +9,13 @@ from typing import Any
 
 import sympy
 
+from flashgen.kernels.backward_hopper.pairs import variable_of
 from flashgen.kernels.backward_hopper.split import BLOCK_M, CALL, CONSUMERS, HopperSplit
 from flashgen.kernels.backward_hopper.visits import HopperVisits
 from flashgen.kernels.backward_hopper.work import TileWork, tile_work
+from flashgen.plan.backward import PAIR
 from flashgen.plan.code import codes_of
+from flashgen.plan.dtypes import ITEMSIZES
 from flashgen.plan.head_dims import Segment
 from flashgen.plan.hidden import HiddenRows
 from flashgen.plan.mask_code import (
@@ -211,12 +214,57 @@ class HopperBackward(HopperSplit):
     @property
     def results(self) -> tuple[str, ...]:
         """The results that the kernel writes."""
-        sums = [f"{item.variable}_ptr" for item in self.text.input_gradients]
+        sums = [*self.learned]
         sums += ["grad_k_ptr", "grad_v_ptr"] * self.of_sequences
         of_queries = () if self.split else ("grad_q",)
         names = (*of_queries, "grad_k", "grad_v", *("parts",) * self.divides)
         descriptors = "descs" if self.segmented else "desc"
         return (*(f"{name}_{descriptors}" for name in names), *sums)
+
+    @property
+    def learned(self) -> tuple[str, ...]:
+        """The parameters of the kernel for gradients of learned tensors, in their order."""
+        return tuple(
+            f"{item.variable}_{'desc' if item in self.pairs else 'ptr'}"
+            for item in self.text.input_gradients
+        )
+
+    @property
+    def learned_reads_tile(self) -> bool:
+        """Whether an input gradient depends on the elements of such a tile."""
+        return bool(self.tiled) and self.input_gradients_read(variable_of(self.tiled))
+
+    @property
+    def tiled_itemsize(self) -> int:
+        """Bytes of an element of the tensor whose tiles the producer loads, as it is declared."""
+        of = {x.name: x.dtype for x in self.backward.plan.arguments if x.kind == "tensor"}
+        return ITEMSIZES[of[self.tiled]]
+
+    @property
+    def may_skip(self) -> bool:
+        """Whether a call may leave out what is learned, as of tensors without ``requires_grad``.
+
+        That is another kernel, which Triton compiles for the first such call.
+        """
+        return bool(self.text.input_gradients) and not (self.split or self.of_sequences)
+
+    @property
+    def arrives_in_ds(self) -> bool:
+        """Whether such tiles arrive in buffers of ds, of a tensor that is passed as declared."""
+        return self.tiled_in_ds and self.tiled_itemsize == 2
+
+    @property
+    def pair_descriptors(self) -> tuple[str, ...]:
+        """Those of them that are descriptors: of gradients of pairs."""
+        return tuple(f"{item.variable}_desc" for item in self.pairs)
+
+    @property
+    def cleared(self) -> tuple[str, ...]:
+        """Pointers to gradients of pairs, for whose hidden tiles the producer stores zeros.
+
+        Where it does not know these tiles, the launcher clears all of the gradient.
+        """
+        return tuple(f"{item.variable}_ptr" for item in self.pairs) * self.visits.splits
 
     @cached_property
     def descriptors(self) -> tuple[str, ...]:
@@ -303,6 +351,11 @@ class HopperBackward(HopperSplit):
         return self.text.diagonals
 
     @property
+    def pairs(self) -> tuple[InputGradient, ...]:
+        """Those with an element for each pair, which are stored."""
+        return tuple(x for x in self.text.input_gradients if x.over == "elements")
+
+    @property
     def distances_read(self) -> bool:
         """Whether the kernel goes along diagonals."""
         return bool(self.distance_sums or self.text.code.distances)
@@ -333,7 +386,7 @@ class HopperBackward(HopperSplit):
         """Whether positions of keys are read."""
         lines = codes_of(self.text.lines_of_head)
         promised = self.text.code.promise is not None
-        return promised or "kv_idx" in read_by((*self._codes, *lines))
+        return promised or self.tiled_in_ds or "kv_idx" in read_by((*self._codes, *lines))
 
     @cached_property
     def conditions(self) -> tuple[Code, ...]:
@@ -407,7 +460,8 @@ class HopperBackward(HopperSplit):
         lines = codes_of(self.text.lines_of_head)
         codes = (*self._codes, *lines, *self.visits.bounds, self.backward.gradient_scale)
         of_hidden = self.backward.plan.hidden.gathers
-        return tuple(sorted({*gathered_by(codes), *of_hidden}))
+        of_pairs = (len(PAIR),) * self.tiled_in_ds
+        return tuple(sorted({*gathered_by(codes), *of_hidden, *of_pairs}))
 
     @cached_property
     def _score_codes(self) -> tuple[Code | None, ...]:

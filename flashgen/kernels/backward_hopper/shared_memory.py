@@ -49,15 +49,17 @@ def hopper_backward_usage(
         config: its tile sizes and stages.
         ones: the compiler captures strides of 1, as Triton 3.6 does.
     """
-    return _usage(names, config, backward_captured_bytes(names, ones=ones))
+    captures = backward_captured_bytes(names, ones=ones)
+    return _usage(names, config, captures, in_ds=names.arrives_in_ds)
 
 
 def worst_hopper_backward_usage(names: HopperBackward, config: KernelConfig) -> SramUsage:
     """The most that any Triton allocates, for any strides: a kernel has to fit with it."""
-    return _usage(names, config, backward_captured_bytes(names, contiguous=False))
+    captures = backward_captured_bytes(names, contiguous=False)
+    return _usage(names, config, captures, in_ds=names.tiled_in_ds)
 
 
-def _usage(names: HopperBackward, config: KernelConfig, captures: int) -> SramUsage:
+def _usage(names: HopperBackward, config: KernelConfig, captures: int, *, in_ds: bool) -> SramUsage:
     qk, v = columns_of_tiles(names)
     of_k = ("K tile", 1) if names.split else ("K tiles", 2)
     of_v = ("V tiles", 2) if names.values_ahead else ("V tile", 1)
@@ -78,11 +80,16 @@ def _usage(names: HopperBackward, config: KernelConfig, captures: int) -> SramUs
         tiles.append(Buffer("dQ tiles", sympy.Integer(CONSUMERS * 64 * 64 * NUMBER)))
         of_keys = 2 * [Buffer("barriers", sympy.Integer(2 * BARRIER))]
         of_keys.append(Buffer("tiles handed over", sympy.Integer(2 * NUMBER)))
+    if names.tiled and not names.tiled_in_ds:
+        # Numbers of 16 bits take half of it, where a call may pass these.
+        size = NUM_STAGES * BLOCK_N * BLOCK_M * names.tiled_itemsize
+        tiles.append(Buffer("tiles of pairs", size))
     others = [
         Buffer("LSE, delta", 2 * NUM_STAGES * BLOCK_M * NUMBER, alignment=128),
         *of_keys,
         *notes_buffers(names, 1 if names.split else 2, NUM_STAGES),
         *(2 + names.grad_out_apart) * (Buffer("barriers", NUM_STAGES * BARRIER),),
+        *2 * in_ds * (Buffer("barriers", NUM_STAGES * BARRIER),),
         *captures_buffers(captures),
     ]
     return packed(tiles, others, (), sizes_of(names, config))

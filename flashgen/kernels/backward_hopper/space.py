@@ -36,12 +36,17 @@ def hopper_backward_space(names: HopperBackward, beside: str = "") -> Space:
     shape = (names.block_m, names.block_n, _WARPS)
     reasons = {
         config: worst_hopper_backward_usage(names, config).shortage(HOPPER) or beside
-        for config in (KernelConfig(*shape, num_stages=stages) for stages in STAGES)
+        for config in (KernelConfig(*shape, num_stages=stages) for stages in stages_of(names))
     }
     return Space(
         candidates=tuple(config for config, reason in reasons.items() if not reason),
         rejected=tuple((config, reason) for config, reason in reasons.items() if reason),
     )
+
+
+def stages_of(names: HopperBackward) -> tuple[int, ...]:
+    """As many as there are buffers of ds, if a stage's tile of pairs arrives in one of them."""
+    return STAGES[:1] if names.tiled_in_ds else STAGES
 
 
 def rank_hopper_backward(candidates: Iterable[KernelConfig]) -> list[KernelConfig]:

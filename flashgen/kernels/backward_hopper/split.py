@@ -8,6 +8,7 @@ from functools import cached_property
 import sympy
 
 from flashgen.config import BACKWARD_KERNELS, BackwardKernel
+from flashgen.kernels.backward_hopper.pairs import with_tile
 from flashgen.plan.backward import BackwardPlan
 from flashgen.plan.backward_code import BackwardCode
 from flashgen.plan.head_dims import SMALLEST_SEGMENT, Segment, split_head_dim
@@ -36,10 +37,27 @@ class HopperSplit:
 
     backward: BackwardPlan
 
-    @property
+    @cached_property
     def text(self) -> BackwardCode:
         """What the kernel over tiles of keys computes, as text."""
-        return self.backward.of_grad_kv if self.of_keys_alone else self.backward.of_both
+        if self.of_keys_alone:
+            return self.backward.of_grad_kv
+        both = self.backward.of_both
+        return with_tile(both, self.tiled) if self.tiled else both
+
+    @cached_property
+    def tiled(self) -> str:
+        """The tensor of pairs that the producer loads in tiles; ``""`` for none."""
+        items = () if self.split else self.backward.of_both.input_gradients
+        return next((x.tensor for x in items if self.backward.is_of_pairs(x)), "")
+
+    @property
+    def tiled_in_ds(self) -> bool:
+        """Whether these tiles arrive in the buffers of ds: above 64 columns no others have room.
+
+        They have room there if their elements have 16 bits; a call with others gathers these.
+        """
+        return bool(self.tiled) and self.width > 64
 
     @property
     def split(self) -> bool:
@@ -90,7 +108,8 @@ class HopperSplit:
     def why_not_inputs(self, text: BackwardCode) -> str:
         """Why a kernel over tiles of keys cannot sum all input gradients; ``""`` if it can."""
         for item in text.input_gradients:
-            if not (item.over in ("heads", "columns") or self._sums_distances(item)):
+            sums = item.over in ("heads", "columns") or self._sums_distances(item)
+            if not (sums or self._stores_pairs(item)):
                 return f"elements of {item.tensor} are told apart by {item.over}"
             if text.is_of_products(item.partial) and not self._holds_partials(text):
                 return f"what {item.tensor} learns depends on the scores"
@@ -103,6 +122,11 @@ class HopperSplit:
         """Whether the kernel over tiles of keys sums an item along diagonals, in any order."""
         slopes = self.backward.of_both.score_gradient is not None and self.width == 128
         return item.over == "diagonals" and not (self._adds_nothing_up or slopes)
+
+    def _stores_pairs(self, item: InputGradient) -> bool:
+        """Whether the single pass stores an item of pairs, through the buffer of dq's sums."""
+        stored = self.backward.is_of_pairs(item) and self.backward.is_stored(item)
+        return stored and not self._adds_nothing_up
 
     def _holds_partials(self, text: BackwardCode) -> bool:
         """Whether registers of a single pass hold all derivatives that depend on the scores.

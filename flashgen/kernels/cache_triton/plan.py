@@ -245,7 +245,7 @@ class CachePlan:
     @property
     def reads_halves(self) -> bool:
         """Whether some tensors hold 16-bit numbers."""
-        return any(t.dtype in ("float16", "bfloat16") for t in self.arguments.tensors)
+        return any(tensor.halves for tensor in self.arguments.tensors)
 
     @property
     def can_be_empty(self) -> bool:

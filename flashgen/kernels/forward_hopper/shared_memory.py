@@ -128,7 +128,7 @@ def live_registers(plan: KernelPlan, config: KernelConfig) -> int:
     """Registers that a consumer's thread cannot do without, of those that `partitions` gives it.
 
     The accumulator, the scores of a step, the weights of the step before it in pairs of 16 bits,
-    the queries where they stay in registers, and what dropout computes with.
+    what each score loads, the queries where they stay in registers, and what dropout computes with.
     """
     threads = WARP_GROUP * TARGET.warp_size
     pairs = 4 // plan.itemsize
@@ -137,11 +137,12 @@ def live_registers(plan: KernelPlan, config: KernelConfig) -> int:
     queries = CONSUMER_ROWS * sum(plan.qk_segments) // threads // pairs
     kept = queries if hopper_shape(plan).q_in_registers else 0
     dropped = DROPOUT_REGISTERS if plan.dropout else 0
-    return accumulator + scores + scores // pairs + kept + dropped
+    loaded = scores if plan.code.score_loads_elements else 0
+    return accumulator + scores + scores // pairs + loaded + kept + dropped
 
 
 def spills(plan: KernelPlan, config: KernelConfig) -> bool:
-    """Whether a consumer's values would exceed its registers, as in 50 kernels that ptxas compiled.
+    """Whether a consumer's values would exceed its registers, as in 54 kernels that ptxas compiled.
 
     With up to 0.8 of the registers live, kernels spilled at most a few values between two tiles of
     queries; from 0.85 on all spilled inside the loop, and ptxas made products wait (C7512).

@@ -610,6 +610,7 @@ def _backward_step(
     BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
     NUM_STAGES: gl.constexpr,
+    LEARNS: gl.constexpr,
 ):
     """Adds a tile of queries' products to the gradients; computes the next tile's scores."""
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
@@ -646,7 +647,8 @@ def _backward_step(
     grad_v = warpgroup_mma(weights, grad_out, grad_v, is_async=True)
     dp = warpgroup_mma_wait(1, deps=(dp,))
     ds = p * (dp - delta[None, :])
-    totals = _add_learned(totals, ds, q_first, head, keys, call, work_tile)
+    if LEARNS:
+        totals = _add_learned(totals, ds, q_first, head, keys, call, work_tile)
     ds = ds.to(gl.bfloat16)
     of_scores = gl.convert_layout(ds, WEIGHTS, assert_trivial=True)
     q = q_tiles.index(stage).reshape([BLOCK_M, 64])
@@ -680,6 +682,7 @@ def _backward_consumer(
     BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
     NUM_STAGES: gl.constexpr,
+    LEARNS: gl.constexpr,
 ):
     """Computes the gradients of keys and values [64 * NUMBER, 64 * NUMBER + 64) of each tile."""
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
@@ -754,13 +757,15 @@ def _backward_consumer(
                     BLOCK_M,
                     BLOCK_N,
                     NUM_STAGES,
+                    LEARNS,
                 )
-            # Each key of a head has its own sum.
-            offs_n = kv_first + 64 * NUMBER + gl.arange(0, 64, layout=gl.SliceLayout(1, SCORES))
-            sums_first = (batch * num_q_heads + head).to(gl.int64) * kv_len
-            total = gl.sum(gl.sum(totals[0], 2), 1)
-            total = gl.convert_layout(total, offs_n.type.layout, assert_trivial=True)
-            gl.store(total_ptr + sums_first + offs_n, total, mask=offs_n < kv_len)
+            if LEARNS:
+                # Each key of a head has its own sum.
+                offs_n = kv_first + 64 * NUMBER + gl.arange(0, 64, layout=gl.SliceLayout(1, SCORES))
+                sums_first = (batch * num_q_heads + head).to(gl.int64) * kv_len
+                total = gl.sum(gl.sum(totals[0], 2), 1)
+                total = gl.convert_layout(total, offs_n.type.layout, assert_trivial=True)
+                gl.store(total_ptr + sums_first + offs_n, total, mask=offs_n < kv_len)
         work_tile = _keys_of(_announced(slots, k_number), call, BLOCK_N)
         mbarrier.arrive(keys_empty.index(k_number), count=1)
         # Gradients are stored through this consumer's dq buffer: the next keys are arriving.
@@ -818,6 +823,7 @@ def _backward_hopper(
     BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
     NUM_STAGES: gl.constexpr,
+    LEARNS: gl.constexpr,
 ):
     """One program: gradients of tiles of BLOCK_N keys and values, and their contributions to dq.
 
@@ -825,6 +831,7 @@ def _backward_hopper(
     of k and v with BLOCK_N, of their gradients with 64. counter_ptr: how many of num_tiles were
     handed out, 0 at first. rows comes from `_backward_rows`, (2, batch * num_q_heads, rows_len);
     grad_q is a buffer of zeros for sums, which `_place_sums` reads.
+    Without LEARNS nothing is computed, or written, for learned tensors.
     Sums for learned tensors of a head or a key are (batch, num_q_heads, kv_len).
     """
     slopes = (slopes_ptr, slopes_size_0, slopes_stride_0)
@@ -865,11 +872,11 @@ def _backward_hopper(
         [
             (
                 _backward_consumer,
-                (results, buffers, call, 0, BLOCK_M, BLOCK_N, NUM_STAGES),
+                (results, buffers, call, 0, BLOCK_M, BLOCK_N, NUM_STAGES, LEARNS),
             ),
             (
                 _backward_consumer,
-                (results, buffers, call, 1, BLOCK_M, BLOCK_N, NUM_STAGES),
+                (results, buffers, call, 1, BLOCK_M, BLOCK_N, NUM_STAGES, LEARNS),
             ),
             (_backward_producer, (sources, buffers, call, BLOCK_M, BLOCK_N, NUM_STAGES)),
         ],

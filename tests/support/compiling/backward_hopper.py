@@ -6,6 +6,7 @@ from flashgen.config import HOPPER, KernelConfig
 from flashgen.kernels.backward_hopper.kernel import render_over_keys
 from flashgen.kernels.backward_hopper.plan import HopperBackward
 from flashgen.kernels.backward_hopper_split.plan import HopperBackwardSplit
+from flashgen.plan import TRITON_DTYPES
 from flashgen.plan.arguments import KernelArguments
 from flashgen.plan.backward import BackwardPlan
 from support.compiling.figures import allotted_bytes
@@ -69,7 +70,7 @@ def compile_queries(backward: BackwardPlan) -> Report:
 
 
 def backward_kernel(
-    backward: BackwardPlan, config: KernelConfig, *, divided: bool = True
+    backward: BackwardPlan, config: KernelConfig, *, divided: bool = True, learns: bool = True
 ) -> Kernel:
     """The kernel with the types and the alignment of a call's arguments.
 
@@ -77,6 +78,7 @@ def backward_kernel(
         backward: whose kernel it is.
         config: its configuration.
         divided: whether some tiles have parts, if any may: what whole tiles alone need is less.
+        learns: whether gradients of learned tensors are computed, if there are any.
     """
     names = HopperBackwardSplit(backward)
     tiles = dict.fromkeys(("q", "grad_out"), config.BLOCK_M)
@@ -87,8 +89,16 @@ def backward_kernel(
         types |= _descriptors_of_sums(names)
         types["counter_ptr"] = "*i32"
     types |= {f"{item.variable}_ptr": "*fp32" for item in names.text.input_gradients}
+    of_tensors = {x.name: x.dtype for x in backward.plan.arguments if x.kind == "tensor"}
+    for item in names.pairs:
+        dtype = of_tensors[item.tensor]
+        types[f"{item.variable}_ptr"] = f"*{TRITON_DTYPES[dtype]}"
+        types[f"{item.variable}_desc"] = descriptor(TRITON_DTYPES[dtype], dtype, [1, 1, 64, 64])
+        types[f"tiles_of_{item.tensor}"] = types[f"{item.variable}_desc"]
     constants = constants_of(config, drops=backward.plan.dropout)
     constants |= {"DIVIDED": divided} if names.divides else {}
+    constants |= {"LEARNS": learns} if names.may_skip else {}
+    constants |= {"TILED": names.tiled_itemsize == 2} if names.tiled_in_ds else {}
     return _kernel(backward, KERNEL, types, constants, backward.both_arguments)
 
 

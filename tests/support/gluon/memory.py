@@ -200,6 +200,11 @@ class Descriptor:
         """Itself."""
         return self
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the tensor's elements."""
+        return self.tensor.dtype
+
     def _parts(self, place: Sequence[Any]) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
         """Where a tile meets the tensor: in the tensor, and in the tile."""
         of_tensor, of_tile = [], []
