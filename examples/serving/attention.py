@@ -163,9 +163,9 @@ class FlashgenDecoding:
             table=(batch, pages),
             own_lens=(batch,),
             own_table=(batch, pages),
-            group_ends=(MOST_GROUPS + 1,),
-            prefix_lens=(MOST_GROUPS,),
-            prefix_table=(MOST_GROUPS, pages),
+            group_ends=(MOST_GROUPS + 2,),
+            prefix_lens=(MOST_GROUPS + 1,),
+            prefix_table=(MOST_GROUPS + 1, pages),
         )
 
     def put(self, requests: Sequence[Request]) -> list[Request | None]:
@@ -194,6 +194,7 @@ class FlashgenDecoding:
                 host["prefix_lens"][number] = group.pages * attention.page_size
                 host["prefix_table"][number, : group.pages] = group.requests[0].pages[: group.pages]
             host["group_ends"][number + 1] = end
+        host["group_ends"][MOST_GROUPS + 1] = self.batch  # the others are a group without a prefix
         self.inputs.send()
         return [*rows, *[None] * (self.batch - len(rows))]
 

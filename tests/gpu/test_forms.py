@@ -174,3 +174,40 @@ def test_a_graph_of_a_step_runs_beside_other_calls() -> None:
             alone = module.cache_attention(**given)
             for x in (out, *beside):
                 torch.testing.assert_close(x, alone, equal_nan=True, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("count", [1, 2, 9])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_merged_parts(count: int, dtype: torch.dtype) -> None:
+    """Outputs and gradients of parts, also from repeated launches and in a graph."""
+    module = rendered_module(VARLEN["causal_d128"])
+    generator = torch.Generator("cuda").manual_seed(0)
+
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, device="cuda", generator=generator)
+
+    for attempt in range(2):
+        outs = [drawn(2, 70, 6, 128).to(dtype).transpose(1, 2) for _ in range(count)]
+        lses = [(4 * drawn(2, 70, 6)).transpose(1, 2) for _ in range(count)]
+        lses[0][:, :, 3:9] = -torch.inf
+        parts = [x.requires_grad_() for x in (*outs, *lses)]
+        wide = [x.detach().double().requires_grad_() for x in parts]
+        got = module.merge(outs, lses)
+        right = module._merge_in_torch(wide[:count], wide[count:], torch.float64)
+        grads = [torch.randn_like(x) for x in got]
+        found = torch.autograd.grad(got, parts, grads)
+        exact = torch.autograd.grad(right, wide, [x.double() for x in grads])
+        near = (
+            {"rtol": 1e-2, "atol": 1e-2}
+            if dtype == torch.bfloat16
+            else {"rtol": 1e-4, "atol": 1e-4}
+        )
+        for mine, same in zip((*got, *found), (*right, *exact), strict=True):
+            torch.testing.assert_close(mine.double(), same, **near, msg=f"call {attempt}")
+    parts = [x.detach() for x in parts]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        replayed = module.merge(parts[:count], parts[count:])
+    graph.replay()
+    for mine, same in zip(replayed, got, strict=True):
+        torch.testing.assert_close(mine, same, rtol=0, atol=0)
