@@ -5,8 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from flashgen.codegen.beside import beside
+from flashgen.codegen.environment import render
 from flashgen.forms.base import Form, Held
+from flashgen.forms.varlen import Varlen, packed_gluon
+from flashgen.kernels.base import Needs
 from flashgen.kernels.cache_triton.kernel import render_cache
+from flashgen.kernels.cache_triton.plan import CachePlan
+from flashgen.kernels.forward_hopper.kernel import ForwardHopper
+from flashgen.kernels.forward_hopper.plan import HopperNames
 from flashgen.plan import KernelPlan
 
 #: The numbers of keys that a page can hold.
@@ -27,10 +34,50 @@ class CacheForm(Form):
         return ""
 
     def source(self, plan: KernelPlan, held: Held) -> str:
-        """The cache kernel."""
-        return render_cache(plan, alone=False)
+        """The cache kernel, and the kernel that lists tiles for the Gluon kernel."""
+        kernel = render_cache(plan, alone=False)
+        if _gluon(plan, held) is None:
+            return kernel
+        alone = not plan.spec.has_form(Varlen.name)
+        return f"{kernel}\n\n{render('cache/tiles.py.jinja', alone=alone)}"
+
+    def gluon_source(self, plan: KernelPlan, held: Held) -> str:
+        """The Gluon forward kernel for sequences with many queries."""
+        kernel = _gluon(plan, held)
+        if kernel is None:
+            return ""
+        known = [kernel.source(plan)]
+        if plan.spec.has_form(Varlen.name):
+            known.append(Varlen().gluon_source(plan, held))
+        return beside(kernel.cached_source(plan), "\n".join(known), "_cached")
+
+    def needs(self, plan: KernelPlan, held: Held) -> Needs:
+        """The Gluon kernel takes tiles from a counter, and clears rows without a key."""
+        if _gluon(plan, held) is None:
+            return Needs()
+        return Needs(counter=True, clears=True, l2=plan.tiles.uneven)
 
     def names(self, plan: KernelPlan, held: Held) -> Mapping[str, Any]:
-        """The page sizes, and the columns of a tile that is appended."""
+        """The page sizes, and the columns of a tile that is appended; what the Gluon kernel can."""
         widest = max(plan.qk_head_dim, plan.v_head_dim)
-        return {"page_sizes": PAGE_SIZES, "append_width": 1 << (widest - 1).bit_length()}
+        gluon = _gluon(plan, held) is not None
+        return {
+            "page_sizes": PAGE_SIZES,
+            "append_width": 1 << (widest - 1).bit_length(),
+            "cached_gluon": gluon,
+            "cached_pages": gluon and plan.tiles.from_key_0,
+            "cached_packs": gluon and HopperNames(plan, True, True).packs,
+        }
+
+
+def _gluon(plan: KernelPlan, held: Held) -> ForwardHopper | None:
+    """The Gluon forward kernel, if it serves a cache as well.
+
+    Keys within the bounds that no query sees may lie in pages that are not there, or are another
+    sequence's: it has to visit no such pages.
+    """
+    cache = CachePlan(plan)
+    if not cache.derived or cache.has_gaps:
+        return None
+    kernels = packed_gluon(plan, held)
+    return next((kernel for kernel in kernels if isinstance(kernel, ForwardHopper)), None)
