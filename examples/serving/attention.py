@@ -20,9 +20,10 @@ from .scheduler import Part, Request
 MOST_GROUPS = 4
 
 #: Bytes of a layer's keys and values that a group has to save before its prefix is read apart,
-#: which takes a dozen small kernels more. On an H100 64 requests with 16 heads over 4 of keys took
-#: 65 us to read 1,536 keys each, and 99 with 1,024 of them apart; 165 and 122 with 4,096 of 4,608.
-CASCADE_FROM = 320 * 2**20
+#: which takes two kernels more. On an H100 64 requests with 16 heads over 4 of keys took 64 us to
+#: read 1,536 keys each, and 62 with 1,024 of them apart; 157 and 75 with 4,096 of 4,608. With 32
+#: requests and 1,024 of 1,280 keys it was 27 and 36.
+CASCADE_FROM = 128 * 2**20
 
 
 def specs(head_dim: int, dtype: str) -> tuple[AttentionSpec, AttentionSpec]:

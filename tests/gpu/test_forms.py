@@ -137,11 +137,17 @@ CALLS = (
     CacheCall((5, 700, 1290, 64), 2, slots=True, num_splits=64),
     CacheCall((100, 2000, 40, 900), (3, 0, 40, 1), page_size=256, padding=5),
 )
+#: As many queries as the Gluon kernel takes, for all SMs.
+MANY = (
+    CacheCall((700, 0, 1300, 2000), 700, heads=32, kv_heads=8),
+    CacheCall((300, 5000, 400, 900), (300, 2000, 0, 500), heads=32, kv_heads=4, page_size=16),
+    CacheCall((2100, 1500), 1500, heads=16, kv_heads=16, page_size=256),
+)
 
 
 @functools.cache
 def _cache(name: str) -> ModuleType:
-    return rendered_module(CACHES[name])
+    return rendered_module(CACHES[name], hopper=True)
 
 
 @pytest.mark.parametrize("call", CALLS, ids=range(len(CALLS)))
@@ -151,6 +157,17 @@ def test_caches(name: str, call: CacheCall) -> None:
     spec = CACHES[name]
     for _ in range(2):
         check_cached(_cache(name), spec, call, getattr(torch, spec.dtype), "cuda")
+
+
+@pytest.mark.parametrize("call", MANY, ids=range(len(MANY)))
+@pytest.mark.parametrize("name", ["causal", "wide"])
+def test_many_queries(name: str, call: CacheCall, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On Hopper by the Gluon kernel, by launches that are repeated."""
+    module = _cache(name)
+    if module._is_hopper(torch.device("cuda", torch.cuda.current_device())):
+        monkeypatch.setattr(module, "_launch_cache", None)
+    for _ in range(2):
+        check_cached(module, CACHES[name], call, torch.bfloat16, "cuda")
 
 
 def test_a_graph_of_a_step_runs_beside_other_calls() -> None:

@@ -39,7 +39,7 @@ SPECS = {
 #: Rows and slots, and pages: smaller than a tile of keys, and larger.
 ROWS = CacheCall((300, 0, 70, 130), 70, heads=8)
 SLOTS = CacheCall((90, 200, 33), (40, 130, 33), heads=2, kv_heads=1, slots=True, padding=9)
-SMALL = CacheCall((70, 0, 201, 40), 40, heads=4, page_size=16)
+SMALL = CacheCall((70, 0, 201, 40), 80, heads=4, page_size=16)
 LARGE = CacheCall((300, 64, 65), (150, 0, 60), heads=4, kv_heads=4, page_size=256, padding=5)
 
 
@@ -146,6 +146,18 @@ def test_few_queries_pages_of_one_key_and_splits_are_for_the_other_kernel(
     with torch.no_grad():
         module.cache_attention(**arguments)
     assert len(taken) == len(calls) + 1
+
+
+def test_calls_without_sequences_or_queries(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = _module("causal_d128")
+    monkeypatch.setattr(module, "_launch_cache", lambda *given: torch.zeros(given[0].shape[:-1]))
+    q, cache = torch.zeros(0, 70, 8, 128).bfloat16(), torch.zeros(2, 0, 100, 2, 128).bfloat16()
+    none = torch.zeros(0, dtype=torch.int32)
+    with torch.no_grad():
+        assert module.cache_attention(q, *cache, none).shape == q.shape
+        packed = {"cu_seqlens_q": torch.zeros(1, dtype=torch.int32), "max_q_len": 5}
+        tokens = torch.zeros(300, 8, 128).bfloat16()
+        module.cache_attention(tokens, *cache, none, **packed)
 
 
 #: Faults of the kernel, by what is replaced: a call that shows each.

@@ -32,9 +32,7 @@ from flashgen.kernels.forward_hopper.space import (
 from flashgen.plan import KernelPlan
 
 
-def render_hopper(
-    plan: KernelPlan, *, of_sequences: bool = False, of_cache: bool = False
-) -> str:
+def render_hopper(plan: KernelPlan, *, of_sequences: bool = False, of_cache: bool = False) -> str:
     """The functions of the forward kernel for Hopper: those in Gluon, `_attention_hopper` last.
 
     Where tiles of queries start at segments, `_find_segment_tiles` comes before them, in Triton.

@@ -103,6 +103,13 @@ class HopperNames:
         }
         return said if self.of_sequences else {}
 
+    @property
+    def asked(self) -> frozenset[str]:
+        """The numbers of a tile's sequence that consumers of a cache ask for."""
+        reads = (self.score_reads, self.mask_reads, self.rows_read, self.promise_reads)
+        others = (self.hidden_reads, self.lengths_of_rows, ("q_start", KV_LEN.name))
+        return frozenset(name for names in (*reads, *others) for name in names)
+
     @cached_property
     def hidden(self) -> HiddenRows:
         """Rows that the kernel clears: behind a sequence's last key is another sequence."""

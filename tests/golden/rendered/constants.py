@@ -1738,11 +1738,13 @@ def _launch_merge_kernel(function, tensors, outs, lses, flags):
             return _launch_merge_kernel(function, tensors, outs, lses, flags)
     parts = len(outs)
     outs, lses, strides, sizes = _merge_rows(outs, lses)
+    addresses = 0
+    for x in (*tensors, *outs, *lses):
+        addresses |= x.data_ptr()
     unused = MOST_MERGED - parts
     tensors = (*tensors, *outs, *outs[:1] * unused, *lses, *lses[:1] * unused)
     num_rows, key = lses[0].numel(), None
-    interpreted = triton.knobs.runtime.interpret
-    if not (interpreted or _is_watched() or any(x.data_ptr() % 16 for x in tensors)):
+    if not (triton.knobs.runtime.interpret or _is_watched() or addresses % 16):
         dtypes = tuple(x.dtype for x in (*tensors[:3], outs[-1]))
         key = (function, outs[0].device, dtypes, parts, strides, sizes, num_rows, flags)
     if key in _LAUNCHES:
