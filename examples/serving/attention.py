@@ -20,9 +20,10 @@ from .scheduler import Part, Request
 MOST_GROUPS = 4
 
 #: Bytes of a layer's keys and values that a group has to save before its prefix is read apart,
-#: which takes a dozen small kernels more. On an H100 64 requests with 16 heads over 4 of keys took
-#: 65 us to read 1,536 keys each, and 99 with 1,024 of them apart; 165 and 122 with 4,096 of 4,608.
-CASCADE_FROM = 320 * 2**20
+#: which takes two kernels more. On an H100 64 requests with 16 heads over 4 of keys took 64 us to
+#: read 1,536 keys each, and 62 with 1,024 of them apart; 157 and 75 with 4,096 of 4,608. With 32
+#: requests and 1,024 of 1,280 keys it was 27 and 36.
+CASCADE_FROM = 128 * 2**20
 
 
 def specs(head_dim: int, dtype: str) -> tuple[AttentionSpec, AttentionSpec]:
@@ -163,9 +164,9 @@ class FlashgenDecoding:
             table=(batch, pages),
             own_lens=(batch,),
             own_table=(batch, pages),
-            group_ends=(MOST_GROUPS + 1,),
-            prefix_lens=(MOST_GROUPS,),
-            prefix_table=(MOST_GROUPS, pages),
+            group_ends=(MOST_GROUPS + 2,),
+            prefix_lens=(MOST_GROUPS + 1,),
+            prefix_table=(MOST_GROUPS + 1, pages),
         )
 
     def put(self, requests: Sequence[Request]) -> list[Request | None]:
@@ -194,6 +195,7 @@ class FlashgenDecoding:
                 host["prefix_lens"][number] = group.pages * attention.page_size
                 host["prefix_table"][number, : group.pages] = group.requests[0].pages[: group.pages]
             host["group_ends"][number + 1] = end
+        host["group_ends"][MOST_GROUPS + 1] = self.batch  # the others are a group without a prefix
         self.inputs.send()
         return [*rows, *[None] * (self.batch - len(rows))]
 

@@ -7,7 +7,6 @@ and `merge` makes one output of both parts.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
@@ -37,8 +36,9 @@ def cascade(
         q: (batch, heads, head_dim).
         k_cache: pages of both parts.
         v_cache: the same.
-        group_ends: (groups + 1,) int32, from 0 on: the queries of a group, as cu_seqlens_q.
-        prefix_lens: (groups,) int32, multiples of the page size; 0 for a group that is not there.
+        group_ends: (groups + 1,) int32, from 0 to batch: the queries of a group, as cu_seqlens_q.
+            Queries that share nothing are a group, too, the last one.
+        prefix_lens: (groups,) int32, multiples of the page size; 0 for a group without a prefix.
         prefix_table: (groups, pages) int32.
         own_lens: (batch,) int32: the keys behind the prefix, or all of a sequence without one.
         own_table: (batch, pages) int32: their pages.
@@ -46,15 +46,11 @@ def cascade(
     Returns:
         (batch, heads, head_dim).
     """
-    batch = len(q)
-    # Queries of no group are padding: what belongs to them is not written, and has to count as 0.
+    # A group without a prefix gets an LSE of -inf: merging counts it as no key.
     shared, shared_lse = full.cache_attention(
         q, k_cache, v_cache, prefix_lens,
-        cu_seqlens_q=group_ends, max_q_len=batch, block_table=prefix_table,
-        out=q.new_zeros(q.shape), return_lse=True,
+        cu_seqlens_q=group_ends, max_q_len=len(q), block_table=prefix_table, return_lse=True,
     )  # fmt: skip
-    in_no_group = torch.arange(batch, device=q.device)[:, None] >= group_ends[-1]
-    shared_lse = shared_lse.masked_fill(in_no_group, -math.inf)
     own, own_lse = causal.cache_attention(
         q[:, None], k_cache, v_cache, own_lens, block_table=own_table, return_lse=True
     )

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from flashgen.budget.targets import get_target
 from flashgen.codegen.environment import environment
+from flashgen.codegen.merging import merging
 from flashgen.codegen.operator import operator_digest
 from flashgen.config import NO_CHOICE, KernelChoice
 from flashgen.forms.base import PARTS
@@ -53,6 +54,7 @@ def render_module(
         for key, kernel in listed.items()
         for name, value in kernel.names(plan, chosen[key]).items()
     }
+    names |= merging(plan)
     forms = forms_of(plan)
     configured = {key: chosen[key] for key in held}
     names |= {n: value for form in forms for n, value in form.names(plan, configured).items()}

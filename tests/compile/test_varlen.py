@@ -15,7 +15,11 @@ from support.compiling.backward_hopper import (
     compile_backward_hopper_varlen,
 )
 from support.compiling.compiler import FUSED
-from support.compiling.hopper import compile_hopper, compile_hopper_varlen
+from support.compiling.hopper import (
+    compile_hopper,
+    compile_hopper_cached,
+    compile_hopper_varlen,
+)
 from support.compiling.report import Report, report_of
 from support.variants import first_on_hopper, lowered, rendered_module
 
@@ -78,6 +82,15 @@ def test_forward(head_dim: int) -> None:
     plan, config = lowered(SPECS[head_dim]), first_on_hopper(SPECS[head_dim])
     dense, varlen = compile_hopper(plan, config), compile_hopper_varlen(plan, config)
     _hold(dense, varlen, SPILLED[head_dim])
+
+
+@pytest.mark.parametrize(("head_dim", "page_size", "packed"), [(64, 0, 1), (128, 16, 4)])
+def test_forward_of_a_cache(head_dim: int, page_size: int, packed: int) -> None:
+    spec = AttentionSpec(head_dim, mask=causal(align="bottom_right"))
+    plan, config = lowered(spec), first_on_hopper(spec)
+    dense = compile_hopper(plan, config, packed)
+    cached = compile_hopper_cached(plan, config, page_size, packed)
+    _hold(dense, cached, SPILLED[head_dim] + 16)
 
 
 @pytest.mark.parametrize("head_dim", [128, 80])

@@ -137,11 +137,17 @@ CALLS = (
     CacheCall((5, 700, 1290, 64), 2, slots=True, num_splits=64),
     CacheCall((100, 2000, 40, 900), (3, 0, 40, 1), page_size=256, padding=5),
 )
+#: As many queries as the Gluon kernel takes, for all SMs.
+MANY = (
+    CacheCall((700, 0, 1300, 2000), 700, heads=32, kv_heads=8),
+    CacheCall((300, 5000, 400, 900), (300, 2000, 0, 500), heads=32, kv_heads=4, page_size=16),
+    CacheCall((2100, 1500), 1500, heads=16, kv_heads=16, page_size=256),
+)
 
 
 @functools.cache
 def _cache(name: str) -> ModuleType:
-    return rendered_module(CACHES[name])
+    return rendered_module(CACHES[name], hopper=True)
 
 
 @pytest.mark.parametrize("call", CALLS, ids=range(len(CALLS)))
@@ -151,6 +157,17 @@ def test_caches(name: str, call: CacheCall) -> None:
     spec = CACHES[name]
     for _ in range(2):
         check_cached(_cache(name), spec, call, getattr(torch, spec.dtype), "cuda")
+
+
+@pytest.mark.parametrize("call", MANY, ids=range(len(MANY)))
+@pytest.mark.parametrize("name", ["causal", "wide"])
+def test_many_queries(name: str, call: CacheCall, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On Hopper by the Gluon kernel, by launches that are repeated."""
+    module = _cache(name)
+    if module._is_hopper(torch.device("cuda", torch.cuda.current_device())):
+        monkeypatch.setattr(module, "_launch_cache", None)
+    for _ in range(2):
+        check_cached(module, CACHES[name], call, torch.bfloat16, "cuda")
 
 
 def test_a_graph_of_a_step_runs_beside_other_calls() -> None:
@@ -174,3 +191,40 @@ def test_a_graph_of_a_step_runs_beside_other_calls() -> None:
             alone = module.cache_attention(**given)
             for x in (out, *beside):
                 torch.testing.assert_close(x, alone, equal_nan=True, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("count", [1, 2, 9])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_merged_parts(count: int, dtype: torch.dtype) -> None:
+    """Outputs and gradients of parts, also from repeated launches and in a graph."""
+    module = rendered_module(VARLEN["causal_d128"])
+    generator = torch.Generator("cuda").manual_seed(0)
+
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, device="cuda", generator=generator)
+
+    for attempt in range(2):
+        outs = [drawn(2, 70, 6, 128).to(dtype).transpose(1, 2) for _ in range(count)]
+        lses = [(4 * drawn(2, 70, 6)).transpose(1, 2) for _ in range(count)]
+        lses[0][:, :, 3:9] = -torch.inf
+        parts = [x.requires_grad_() for x in (*outs, *lses)]
+        wide = [x.detach().double().requires_grad_() for x in parts]
+        got = module.merge(outs, lses)
+        right = module._merge_in_torch(wide[:count], wide[count:], torch.float64)
+        grads = [torch.randn_like(x) for x in got]
+        found = torch.autograd.grad(got, parts, grads)
+        exact = torch.autograd.grad(right, wide, [x.double() for x in grads])
+        near = (
+            {"rtol": 1e-2, "atol": 1e-2}
+            if dtype == torch.bfloat16
+            else {"rtol": 1e-4, "atol": 1e-4}
+        )
+        for mine, same in zip((*got, *found), (*right, *exact), strict=True):
+            torch.testing.assert_close(mine.double(), same, **near, msg=f"call {attempt}")
+    parts = [x.detach() for x in parts]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        replayed = module.merge(parts[:count], parts[count:])
+    graph.replay()
+    for mine, same in zip(replayed, got, strict=True):
+        torch.testing.assert_close(mine, same, rtol=0, atol=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from flashgen import AttentionSpec, Tensor, alibi, causal, tree
 from support.cached import CacheCall, cached, hold
+from support.fake_gpu import fake_gpu, is_address, module_on
 from support.variants import rendered_module
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*eager reference")
@@ -289,6 +291,25 @@ def test_wrong_parents_are_named(parents: Any, kind: type[Exception], message: s
     assert str(error.value) == message
 
 
+def test_each_call_of_a_graph_has_counters_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of graphs that are captured one after another, each after an eager call, none lacks any."""
+    module = rendered_module(SPEC)
+    gpu, captured = torch.device("cuda", 0), []
+    capturing = [False]
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
+    monkeypatch.setattr(module, "_kept_zeros", lambda shape, device: torch.zeros(shape))
+    monkeypatch.setattr(module, "_counters_of", lambda device, stream: torch.zeros(1024))
+    driver = SimpleNamespace(active=SimpleNamespace(get_current_stream=lambda index: 0))
+    monkeypatch.setattr(module.triton.runtime, "driver", driver)
+    for calls in (500, 400, 512):
+        capturing[0] = False
+        module._cache_counters(gpu, 132)
+        capturing[0] = True
+        captured += [module._cache_counters(gpu, 132) for _ in range(calls)]
+    assert len({x.data_ptr() for x in captured}) == len(captured)
+    assert all(len(x) == 1024 for x in captured)
+
+
 def test_a_module_may_have_all_forms() -> None:
     """With Gluon kernels for packed sequences, which are no cache kernels."""
     spec = AttentionSpec(
@@ -303,3 +324,43 @@ def test_a_module_may_have_all_forms() -> None:
         module.append(k, v, *caches, lens, cu_seqlens=begins)
         of_cache = module.cache_attention(q, *caches, lens, cu_seqlens_q=begins, max_q_len=5)
     torch.testing.assert_close(of_cache, packed)
+
+
+def test_repeated_launches_of_many_queries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They pass what ordinary ones pass: of other tensors, another scale, and other slopes."""
+    gpu = fake_gpu(monkeypatch)
+    spec = AttentionSpec(
+        64, "float16", mask=SPEC.mask, score=SPEC.score, forms=FORMS
+    )  # with a tensor
+    module = module_on(
+        gpu, spec, monkeypatch, edit_source=lambda x: x.replace("given[0].is_cuda", "True")
+    )
+    call = CacheCall((300, 280), 200, heads=32, kv_heads=8, page_size=16)
+
+    def noted(scale: float) -> Any:
+        given = cached(call, spec, torch.float16).arguments
+        given["out"] = torch.empty_like(given["q"])
+        before = len(gpu.calls)
+        with torch.no_grad():
+            module.cache_attention(**given, scale=scale)
+        names = {x.data_ptr(): n for n, x in given.items() if isinstance(x, torch.Tensor)}
+        return _named(tuple(gpu.calls[before:]), names), given
+
+    first, kept_alive = noted(0.5)
+    assert [x[4] for x in first] == [
+        f"function {name}"
+        for name in ("_list_cache_tiles", "_attention_hopper_cached", "_fill_without_keys")
+    ]
+    assert len(module._LAUNCHES) == 1
+    repeated, others = noted(0.25)
+    module._LAUNCHES.clear()
+    ordinary, _ = noted(0.25)
+    assert repeated == ordinary != first
+    assert kept_alive is not others
+
+
+def _named(x: Any, names: dict[int, str]) -> Any:
+    """Notes with names for addresses."""
+    if isinstance(x, tuple):
+        return tuple(_named(y, names) for y in x)
+    return names.get(x, "another") if is_address(x) else x

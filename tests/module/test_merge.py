@@ -5,12 +5,15 @@ from __future__ import annotations
 import functools
 import math
 import re
+import sys
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
 
 from flashgen import AttentionSpec, sigmoid_attention
+from support.fake_gpu import fake_gpu, is_address, module_on
 from support.variants import rendered_module, shipped_module
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*eager reference")
@@ -112,3 +115,60 @@ def test_a_variant_with_a_sink_has_none() -> None:
     """Each call would count the sink."""
     assert not hasattr(shipped_module("sinks_softmax_d64"), "merge")
     assert hasattr(shipped_module("causal_d128"), "merge")
+
+
+def test_compiled_without_a_graph_break(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = rendered_module(SPECS["full"])
+    monkeypatch.setitem(sys.modules, module.__name__, module)  # where torch looks for its names
+    parts = [torch.randn(1, 2, 3, D, requires_grad=True) for _ in range(2)]
+    lses = [torch.randn(1, 2, 3, requires_grad=True) for _ in range(2)]
+    compiled = torch.compile(module.merge, fullgraph=True, backend="aot_eager")
+    got, right = compiled(parts, lses), module.merge(parts, lses)
+    for mine, same in zip(got, right, strict=True):
+        torch.testing.assert_close(mine, same)
+    grads = [torch.autograd.grad(x[0].sum() + x[1].sum(), (*parts, *lses)) for x in (got, right)]
+    for mine, same in zip(*grads, strict=True):
+        torch.testing.assert_close(mine, same)
+
+
+def test_a_repeated_launch_passes_what_an_ordinary_one_passes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of either pass, and of other parts: their number, their dtype and their strides."""
+    gpu = fake_gpu(monkeypatch)
+    module = module_on(
+        gpu, SPECS["full"], monkeypatch, edit_source=lambda x: x.replace("first.is_cuda", "True")
+    )
+    calls = (
+        (2, torch.float32, False),
+        (3, torch.float32, False),
+        (2, torch.float16, False),
+        (2, torch.float32, True),
+    )
+    noted: list[Any] = []
+    for _ in range(2):
+        for count, dtype, strided in calls:
+            outs = [torch.zeros(2, 4, 8, D, dtype=dtype) for _ in range(count)]
+            lses = [torch.zeros(2, 4, 8) for _ in range(count)]
+            if strided:
+                outs, lses = ([x.transpose(1, 2) for x in xs] for xs in (outs, lses))
+            parts = [x.requires_grad_() for x in (*outs, *lses)]
+            both = module.merge(parts[:count], parts[count:])
+            first, _ = module.merge(parts[:count], parts[count:])
+            torch.autograd.grad(both[0].float().sum() + both[1].sum(), parts)
+            torch.autograd.grad(first.sum(), parts)
+            names = {x.data_ptr(): f"part {i}" for i, x in enumerate(parts)}
+            noted.append(_named(tuple(gpu.calls), names))
+            gpu.calls.clear()
+        kept = len(module._LAUNCHES)
+    ordinary, repeated = noted[: len(calls)], noted[len(calls) :]
+    assert ordinary == repeated and [len(x) for x in ordinary] == [4] * len(calls)
+    assert all(f"part {2 * calls[i][0] - 1}" in str(x) for i, x in enumerate(ordinary))
+    assert kept == 3 * len(calls)
+
+
+def _named(x: Any, names: dict[int, str]) -> Any:
+    """Notes with names for addresses."""
+    if isinstance(x, tuple):
+        return tuple(_named(y, names) for y in x)
+    return names.get(x, "another") if is_address(x) else x

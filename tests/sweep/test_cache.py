@@ -127,6 +127,29 @@ def test_sequences_of_several_vectors() -> None:
         check_cached(module, CAUSAL, call, torch.float16)
 
 
+@pytest.mark.parametrize("number", [3, 4, 6])
+def test_offsets_of_64_bits(number: int) -> None:
+    def wide(source: str) -> str:
+        narrow = '"WIDE": any('
+        assert source.count(narrow) == 1
+        return source.replace(narrow, '"WIDE": not any(')
+
+    module = rendered_module(CAUSAL, edit_source=wide)
+    check_cached(module, CAUSAL, CALLS[number], torch.float16)
+
+
+def test_which_caches_need_them() -> None:
+    """Offsets are from a sequence's first row on, or with pages from the first page on."""
+    is_wide = rendered_module(PLAIN)._is_wide
+
+    def cache(places: int, rows: int) -> torch.Tensor:
+        return torch.empty(places, rows, 8, 128, dtype=torch.float16, device="meta")
+
+    most = 2**31 // 1024
+    assert not is_wide(cache(5, most - 300), False) and is_wide(cache(1, most - 200), False)
+    assert not is_wide(cache(most // 16 - 20, 16), True) and is_wide(cache(most // 16, 16), True)
+
+
 def test_calls_one_after_another_share_counters() -> None:
     """As in a graph that is replayed: a call leaves the counters as it found them."""
     module = rendered_module(PLAIN)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -80,6 +81,15 @@ def test_a_fault_is_nan_and_changes_no_other_sequence(name: str) -> None:
     reference = reference if call.packed else reference.flatten(0, 1)
     assert torch.equal(reference[bad].isnan(), out[bad].isnan())
     assert not reference[written].isnan().any()
+
+
+def test_a_cache_without_pages() -> None:
+    """No page is read in place of one that is missing."""
+    given = cached(replace(PAGES, kv_lens=(70, 0, 33)), SPEC, torch.float32)
+    given.arguments |= {name: given.arguments[name][:0] for name in ("k_cache", "v_cache")}
+    with torch.no_grad():
+        out = rendered_module(SPEC).cache_attention(**given.arguments)
+    assert out[::2].isnan().all() and not out[1].any()
 
 
 def test_a_page_that_is_missing_beside_unseen_ones_is_a_fault() -> None:

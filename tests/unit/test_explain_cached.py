@@ -86,6 +86,19 @@ def test_what_is_not_derived_is_said():
     assert account(AttentionSpec(128, mask=tree()), q_len=8).remarks == ("the bytes of ancestors",)
 
 
+def test_many_queries_may_run_the_gluon_kernel():
+    """On Hopper, of a mask that it serves, with pages of keys that are seen from the first on."""
+
+    def says(spec=CAUSAL, place=None, **asked):
+        return any("the Gluon kernel" in x for x in account(spec, place, **asked).remarks)
+
+    assert says(q_len=16) and says(q_len=256) and not says(q_len=15)
+    assert not says(q_len=256, place=Place(num_splits=2))
+    assert not says(q_len=256, place=Place(page_size=1))
+    assert says(q_len=64, place=Place(page_size=0), spec=WINDOW) and not says(WINDOW, q_len=64)
+    assert not says(AttentionSpec(128, mask=tree()), q_len=64)
+
+
 def test_the_terminal_shows_every_number():
     found = account(batch=16, kv_len=8192)
     lines = shown(found)

@@ -194,13 +194,12 @@ def test_a_cascade_is_attention_to_all_keys(modules):
     own = [row[n:] for row, n in zip(rows, skipped, strict=True)]
     own_lens = [length - 16 * n for length, n in zip(lens, skipped, strict=True)]
     [ends, prefix_lens, own_lens, all_lens] = (
-        int32([x])[0] for x in ([0, 3, 5, 5], [32, 16, 0], own_lens, lens)
+        int32([x])[0] for x in ([0, 3, 5, 5, 7], [32, 16, 0, 0], own_lens, lens)
     )
     # What belongs to nobody may be anything.
     k[12:], v[12:] = torch.nan, torch.nan
-    got = cascade(
-        causal, full, q, k, v, ends, prefix_lens, int32([first, second, []]), own_lens, int32(own)
-    )
+    prefixes = int32([first, second, [], []])
+    got = cascade(causal, full, q, k, v, ends, prefix_lens, prefixes, own_lens, int32(own))
     right = causal.cache_reference(q[:, None], k, v, all_lens, block_table=int32(rows))
     torch.testing.assert_close(got, right[:, 0])
     assert not got[6].any()

@@ -81,5 +81,4 @@ class CacheTriton(Kernel):
                 }
                 for config in both
             }
-        width = 1 << (plan.v_head_dim - 1).bit_length()
-        return {"cache": CachePlan(plan), "cache_configs": configs, "merged_width": width}
+        return {"cache": CachePlan(plan), "cache_configs": configs}

@@ -32,7 +32,7 @@ from flashgen.kernels.forward_hopper.space import (
 from flashgen.plan import KernelPlan
 
 
-def render_hopper(plan: KernelPlan, *, of_sequences: bool = False) -> str:
+def render_hopper(plan: KernelPlan, *, of_sequences: bool = False, of_cache: bool = False) -> str:
     """The functions of the forward kernel for Hopper: those in Gluon, `_attention_hopper` last.
 
     Where tiles of queries start at segments, `_find_segment_tiles` comes before them, in Triton.
@@ -40,8 +40,9 @@ def render_hopper(plan: KernelPlan, *, of_sequences: bool = False) -> str:
     Args:
         plan: what it computes.
         of_sequences: whether of packed sequences.
+        of_cache: whether of sequences whose keys are in a cache.
     """
-    names = HopperNames(plan, of_sequences)
+    names = HopperNames(plan, of_sequences or of_cache, of_cache)
     text = render(
         "forward_hopper/kernel.py.jinja",
         DIALECT,
@@ -136,6 +137,11 @@ class ForwardHopper(ForwardKernel):
         """`_fill_without_keys` in Triton, then the functions of the kernel."""
         fill = render("forward_hopper/without_keys.py.jinja")
         return f"{fill}\n\n{render_hopper(plan, of_sequences=True)}"
+
+    def cached_source(self, plan: KernelPlan) -> str:
+        """The same of the kernel for sequences whose keys are in a cache."""
+        fill = render("forward_hopper/without_keys.py.jinja")
+        return f"{fill}\n\n{render_hopper(plan, of_cache=True)}"
 
     def predict(
         self, plan: KernelPlan, config: KernelConfig, target: Target, work: Workload

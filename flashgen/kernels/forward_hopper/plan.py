@@ -74,10 +74,12 @@ class HopperNames:
     Attributes:
         plan: the kernel's.
         of_sequences: whether tiles are of packed sequences, from a list.
+        of_cache: whether keys and values of these sequences are in a cache: in rows or in pages.
     """
 
     plan: KernelPlan
     of_sequences: bool = False
+    of_cache: bool = False
 
     @cached_property
     def shape(self) -> HopperShape:
@@ -105,6 +107,13 @@ class HopperNames:
         }
         return said if self.of_sequences else {}
 
+    @property
+    def asked(self) -> frozenset[str]:
+        """The numbers of a tile's sequence that consumers of a cache ask for."""
+        reads = (self.score_reads, self.mask_reads, self.rows_read, self.promise_reads)
+        others = (self.hidden_reads, self.lengths_of_rows, ("q_start", KV_LEN.name))
+        return frozenset(name for names in (*reads, *others) for name in names)
+
     @cached_property
     def hidden(self) -> HiddenRows:
         """Rows that the kernel clears: behind a sequence's last key is another sequence."""
@@ -122,7 +131,7 @@ class HopperNames:
         one head's rows after another's. Dropout depends on the head, and lists and segments are for
         tiles of one head.
         """
-        if self.plan.listing or self.ragged or self.plan.dropout:
+        if self.plan.listing or self.plan.dropout or (self.ragged and not self.of_cache):
             return False
         spec = self.plan.spec
         score = spec.score.traced if spec.score is not None else None
@@ -134,6 +143,7 @@ class HopperNames:
         """Values that are the same for the whole call."""
         return (
             *(("PACKED",) if self.packs else ()),
+            *(("PAGE_SIZE",) if self.of_cache else ()),
             *("num_q_heads", "num_kv_heads", *self.lengths),
             *("num_tiles_m", "num_tiles", "heads_together", "lse_rows"),
             "scale" if self.plan.reads_scale else "qk_scale",
@@ -141,6 +151,7 @@ class HopperNames:
             *self.plan.kernel_arguments.names,
             *(("tiles_ptr",) if self.plan.listing else ()),
             *self.lists,
+            *self.of_pages,
         )
 
     @property
@@ -152,8 +163,13 @@ class HopperNames:
     def lists(self) -> tuple[str, ...]:
         """The list of tiles, if there is one."""
         if self.of_sequences:
-            return ("list_ptr",)
+            return ("list_ptr", *(("places_ptr",) if self.of_cache else ()))
         return ("segment_tiles_ptr",) if self.segments else ()
+
+    @property
+    def of_pages(self) -> tuple[str, ...]:
+        """The integers that give the pages of a cache."""
+        return ("stride_places", "num_places") if self.of_cache else ()
 
     @cached_property
     def barriers(self) -> tuple[str, ...]:
@@ -184,6 +200,11 @@ class HopperNames:
             "barriers": self.barriers,
         }
 
+    @property
+    def tile(self) -> tuple[str, ...]:
+        """What tells a consumer which tile of queries it computes."""
+        return (*(("PACKED",) if self.packs and self.ragged else ()), "slots", "q_count")
+
     @cached_property
     def arguments(self) -> tuple[str, ...]:
         """The kernel's arguments ahead of the parameters'."""
@@ -202,7 +223,7 @@ class HopperNames:
         """The arguments that are integers."""
         tiles = () if self.ragged else ("num_tiles_m", "num_tiles")
         heads = ("num_q_heads", "num_kv_heads")
-        return (*heads, *self.lengths, *tiles, "heads_together", "lse_rows")
+        return (*heads, *self.lengths, *tiles, "heads_together", "lse_rows", *self.of_pages)
 
     @cached_property
     def queries(self) -> tuple[str, ...]:

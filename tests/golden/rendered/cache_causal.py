@@ -269,11 +269,13 @@ def _cache_visits(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
+    WIDE: tl.constexpr,
 ):
     """Adds the tiles of some visits to a tile's outputs, maxima and sums.
 
     Keys whose page is missing are noted in wrong_pages.
     """
+    OFFSET: tl.constexpr = tl.int64 if WIDE else tl.int32
     offs_qk = tl.arange(0, 64)
     offs_v = tl.arange(0, 64)
     q_idx = q_rows[:, None]
@@ -299,25 +301,20 @@ def _cache_visits(
             seen_here = (offs_n >= begin) & (offs_n < end)
             held &= seen_here
         if PAGE_SIZE == 0:
-            k_rows = offs_n.to(tl.int64) * stride_kn
-            v_rows = offs_n.to(tl.int64) * stride_vn
-        elif PAGE_SIZE % BLOCK_N == 0:
-            missing = (page < 0) | (page >= num_places)
-            wrong_pages |= seen_here & missing
-            held &= ~missing
-            page = tl.where(missing, 0, page).to(tl.int64)
-            in_page = start_n % PAGE_SIZE + tl.arange(0, BLOCK_N)
-            k_rows = page * stride_kp + in_page.to(tl.int64) * stride_kn
-            v_rows = page * stride_vp + in_page.to(tl.int64) * stride_vn
+            k_rows = offs_n.to(OFFSET) * stride_kn
+            v_rows = offs_n.to(OFFSET) * stride_vn
         else:
+            # In place of a missing page another one is read: what comes of it is NaN.
             missing = (page < 0) | (page >= num_places)
             wrong_pages |= seen_here & missing
-            held &= ~missing
-            page = tl.where(missing, 0, page).to(tl.int64)
-            in_page = offs_n % PAGE_SIZE
+            page = tl.where(missing, 0, page).to(OFFSET)
+            if PAGE_SIZE % BLOCK_N == 0:
+                in_page = (start_n % PAGE_SIZE + tl.arange(0, BLOCK_N)).to(OFFSET)
+            else:
+                in_page = (offs_n % PAGE_SIZE).to(OFFSET)
             k_rows = page * stride_kp + in_page * stride_kn
             v_rows = page * stride_vp + in_page * stride_vn
-        k = tl.load(k_head + k_rows[:, None] + offs_qk[None, :], mask=held[:, None], other=0.0)
+        k = tl.load(k_head + (k_rows[:, None] + offs_qk[None, :]), mask=held[:, None], other=0.0)
         scores = tl.dot(q, k.T)
         # Only a tile that holds a hidden key, or reaches past kv_len, evaluates the mask.
         masked = (tile < full_begin) | (tile >= full_end)
@@ -330,7 +327,7 @@ def _cache_visits(
         # The same as `seen`, in one basic block with both products: they then share a layout.
         scores = tl.where(masked, seen, scores)
 
-        v = tl.load(v_head + v_rows[:, None] + offs_v[None, :], mask=held[:, None], other=0.0)
+        v = tl.load(v_head + (v_rows[:, None] + offs_v[None, :]), mask=held[:, None], other=0.0)
         # Online softmax in base 2. m_i starts finite, so a row that has seen no key yet
         # keeps weights of exactly 0 instead of NaN.
         scores *= qk_scale
@@ -397,6 +394,7 @@ def _cache_attention(
     SEQUENCES: tl.constexpr,
     ONE_VECTOR: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
+    WIDE: tl.constexpr,
     PACKED: tl.constexpr,
     PLACED: tl.constexpr,
     WRITES_LSE: tl.constexpr,
@@ -406,7 +404,8 @@ def _cache_attention(
     q (sequences, q_len, heads, 64), or with PACKED (tokens, heads, 64), a sequence b from
     token cu_seqlens[b] on. k and v (places, rows, kv_heads, dim): with PAGE_SIZE, pages of so many
     rows, places[b, i] the page of keys from i * PAGE_SIZE on; else sequences, with PLACED places[b]
-    the one of sequence b. kv_lens (sequences,) counts the keys of each, at most capacity.
+    the one of sequence b. Without WIDE offsets within a sequence's rows, or from the first page on,
+    have 32 bits. kv_lens (sequences,) counts the keys of each, at most capacity.
 
     Parts of a unit's rows, the first ROWS of its tile, are float32 from parts_ptr on: outputs
     (2 * programs, ROWS, 64), then maxima and sums of weights (2 * programs, 2, ROWS). counters
@@ -593,6 +592,7 @@ def _cache_attention(
             BLOCK_M,
             BLOCK_N,
             PAGE_SIZE,
+            WIDE,
         )
 
         # What is computed from wrong lengths or places is NaN.

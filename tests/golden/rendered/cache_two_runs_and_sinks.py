@@ -348,11 +348,13 @@ def _cache_visits(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
+    WIDE: tl.constexpr,
 ):
     """Adds the tiles of some visits to a tile's outputs, maxima and sums.
 
     Keys whose page is missing are noted in wrong_pages.
     """
+    OFFSET: tl.constexpr = tl.int64 if WIDE else tl.int32
     offs_qk_0 = tl.arange(0, 64)
     offs_qk_1 = 64 + tl.arange(0, 16)
     offs_v_0 = tl.arange(0, 64)
@@ -388,28 +390,25 @@ def _cache_visits(
             seen_here |= (offs_n >= begin_1) & (offs_n < end_1)
             held &= seen_here
         if PAGE_SIZE == 0:
-            k_rows = offs_n.to(tl.int64) * stride_kn
-            v_rows = offs_n.to(tl.int64) * stride_vn
-        elif PAGE_SIZE % BLOCK_N == 0:
-            missing = (page < 0) | (page >= num_places)
-            wrong_pages |= seen_here & missing
-            held &= ~missing
-            page = tl.where(missing, 0, page).to(tl.int64)
-            in_page = start_n % PAGE_SIZE + tl.arange(0, BLOCK_N)
-            k_rows = page * stride_kp + in_page.to(tl.int64) * stride_kn
-            v_rows = page * stride_vp + in_page.to(tl.int64) * stride_vn
+            k_rows = offs_n.to(OFFSET) * stride_kn
+            v_rows = offs_n.to(OFFSET) * stride_vn
         else:
+            # In place of a missing page another one is read: what comes of it is NaN.
             missing = (page < 0) | (page >= num_places)
             wrong_pages |= seen_here & missing
-            held &= ~missing
-            page = tl.where(missing, 0, page).to(tl.int64)
-            in_page = offs_n % PAGE_SIZE
+            page = tl.where(missing, 0, page).to(OFFSET)
+            if PAGE_SIZE % BLOCK_N == 0:
+                in_page = (start_n % PAGE_SIZE + tl.arange(0, BLOCK_N)).to(OFFSET)
+            else:
+                in_page = (offs_n % PAGE_SIZE).to(OFFSET)
             k_rows = page * stride_kp + in_page * stride_kn
             v_rows = page * stride_vp + in_page * stride_vn
-        k_0 = tl.load(k_head + k_rows[:, None] + offs_qk_0[None, :], mask=held[:, None], other=0.0)
+        k_0 = tl.load(
+            k_head + (k_rows[:, None] + offs_qk_0[None, :]), mask=held[:, None], other=0.0
+        )
         scores = tl.dot(q_0, k_0.T)
         k_1 = tl.load(
-            k_head + k_rows[:, None] + offs_qk_1[None, :],
+            k_head + (k_rows[:, None] + offs_qk_1[None, :]),
             mask=held[:, None] & (offs_qk_1 < 72)[None, :],
             other=0.0,
         )
@@ -434,9 +433,9 @@ def _cache_visits(
         # The same as `seen`, in one basic block with both products: they then share a layout.
         scores = tl.where(masked, seen, scores)
 
-        v_0 = tl.load(v_head + v_rows[:, None] + offs_v_0[None, :], mask=held[:, None], other=0.0)
+        v_0 = tl.load(v_head + (v_rows[:, None] + offs_v_0[None, :]), mask=held[:, None], other=0.0)
         v_1 = tl.load(
-            v_head + v_rows[:, None] + offs_v_1[None, :],
+            v_head + (v_rows[:, None] + offs_v_1[None, :]),
             mask=held[:, None] & (offs_v_1 < 72)[None, :],
             other=0.0,
         )
@@ -517,6 +516,7 @@ def _cache_attention(
     SEQUENCES: tl.constexpr,
     ONE_VECTOR: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
+    WIDE: tl.constexpr,
     PACKED: tl.constexpr,
     PLACED: tl.constexpr,
     WRITES_LSE: tl.constexpr,
@@ -526,7 +526,8 @@ def _cache_attention(
     q (sequences, q_len, heads, 72), or with PACKED (tokens, heads, 72), a sequence b from
     token cu_seqlens[b] on. k and v (places, rows, kv_heads, dim): with PAGE_SIZE, pages of so many
     rows, places[b, i] the page of keys from i * PAGE_SIZE on; else sequences, with PLACED places[b]
-    the one of sequence b. kv_lens (sequences,) counts the keys of each, at most capacity.
+    the one of sequence b. Without WIDE offsets within a sequence's rows, or from the first page on,
+    have 32 bits. kv_lens (sequences,) counts the keys of each, at most capacity.
 
     Parts of a unit's rows, the first ROWS of its tile, are float32 from parts_ptr on: outputs
     (2 * programs, ROWS, 72), then maxima and sums of weights (2 * programs, 2, ROWS). counters
@@ -750,6 +751,7 @@ def _cache_attention(
             BLOCK_M,
             BLOCK_N,
             PAGE_SIZE,
+            WIDE,
         )
 
         # What is computed from wrong lengths or places is NaN.

@@ -540,6 +540,158 @@ def _backward_of_queries(
     tl.store(ptrs, (grad_q * scale).to(grad_q_ptr.dtype.element_ty), mask=in_rows[:, None])
 
 
+@triton.jit(do_not_specialize=["size_1", "size_2", "num_rows"])
+def _merge_forward(
+    merged_ptr,
+    merged_lse_ptr,
+    out_0_ptr,
+    out_1_ptr,
+    out_2_ptr,
+    out_3_ptr,
+    out_4_ptr,
+    out_5_ptr,
+    out_6_ptr,
+    out_7_ptr,
+    lse_0_ptr,
+    lse_1_ptr,
+    lse_2_ptr,
+    lse_3_ptr,
+    lse_4_ptr,
+    lse_5_ptr,
+    lse_6_ptr,
+    lse_7_ptr,
+    lse_stride_0,
+    lse_stride_1,
+    lse_stride_2,
+    out_stride_0,
+    out_stride_1,
+    out_stride_2,
+    size_1,
+    size_2,
+    num_rows,
+    PARTS: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """One program: ROWS rows of the output of PARTS parts, and their LSE.
+
+    The parts out_i (size_0, size_1, size_2, 16) have the same strides, those of lse_i (size_0,
+    size_1, size_2), too. merged (num_rows, 16) and merged_lse (num_rows,) are contiguous.
+    """
+    outs = (out_0_ptr, out_1_ptr, out_2_ptr, out_3_ptr, out_4_ptr, out_5_ptr, out_6_ptr, out_7_ptr)
+    lses = (lse_0_ptr, lse_1_ptr, lse_2_ptr, lse_3_ptr, lse_4_ptr, lse_5_ptr, lse_6_ptr, lse_7_ptr)
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, 16)
+    i_0, i_1, i_2 = row // size_2 // size_1, row // size_2 % size_1, row % size_2
+    at_lse = i_0.to(tl.int64) * lse_stride_0 + i_1.to(tl.int64) * lse_stride_1
+    at_lse += i_2.to(tl.int64) * lse_stride_2
+    at_out = i_0.to(tl.int64) * out_stride_0 + i_1.to(tl.int64) * out_stride_1
+    at_out += i_2.to(tl.int64) * out_stride_2
+    at_out = at_out[:, None] + column[None, :]
+    there = row < num_rows
+    held = there[:, None]
+    at_result = row.to(tl.int64)[:, None] * 16 + column[None, :]
+    # m starts finite: where no part has a key, every weight is 0.
+    m = tl.full([ROWS], -3.4028234663852886e38, tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    merged = tl.zeros([ROWS, 16], tl.float32)
+    for i in tl.static_range(PARTS):
+        lse = tl.load(lses[i] + at_lse, mask=there, other=0.0)
+        out = tl.load(outs[i] + at_out, mask=held, other=0.0).to(tl.float32)
+        m_new = tl.maximum(m, lse)
+        alpha, weight = tl.exp(m - m_new), tl.exp(lse - m_new)
+        total = total * alpha + weight
+        merged = merged * alpha[:, None] + out * weight[:, None]
+        m = m_new
+    empty = total == 0.0
+    total = tl.where(empty, 1.0, total)
+    merged /= total[:, None]
+    lse = tl.where(empty, float("-inf"), m + tl.log(total))
+    tl.store(merged_ptr + at_result, merged.to(merged_ptr.dtype.element_ty), mask=held)
+    tl.store(merged_lse_ptr + row, lse, mask=there)
+
+
+@triton.jit(do_not_specialize=["size_1", "size_2", "num_rows"])
+def _merge_backward(
+    grad_outs_ptr,
+    grad_lses_ptr,
+    grad_merged_ptr,
+    grad_merged_lse_ptr,
+    out_0_ptr,
+    out_1_ptr,
+    out_2_ptr,
+    out_3_ptr,
+    out_4_ptr,
+    out_5_ptr,
+    out_6_ptr,
+    out_7_ptr,
+    lse_0_ptr,
+    lse_1_ptr,
+    lse_2_ptr,
+    lse_3_ptr,
+    lse_4_ptr,
+    lse_5_ptr,
+    lse_6_ptr,
+    lse_7_ptr,
+    lse_stride_0,
+    lse_stride_1,
+    lse_stride_2,
+    out_stride_0,
+    out_stride_1,
+    out_stride_2,
+    size_1,
+    size_2,
+    num_rows,
+    PARTS: tl.constexpr,
+    ROWS: tl.constexpr,
+    OF_LSE: tl.constexpr,
+):
+    """One program: the gradients of ROWS rows of every part.
+
+    As `_merge_forward`; grad_outs (PARTS, num_rows, 16), grad_lses (PARTS, num_rows) and the
+    gradients of the results are contiguous. With OF_LSE the merged LSE has one.
+    """
+    outs = (out_0_ptr, out_1_ptr, out_2_ptr, out_3_ptr, out_4_ptr, out_5_ptr, out_6_ptr, out_7_ptr)
+    lses = (lse_0_ptr, lse_1_ptr, lse_2_ptr, lse_3_ptr, lse_4_ptr, lse_5_ptr, lse_6_ptr, lse_7_ptr)
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, 16)
+    i_0, i_1, i_2 = row // size_2 // size_1, row // size_2 % size_1, row % size_2
+    at_lse = i_0.to(tl.int64) * lse_stride_0 + i_1.to(tl.int64) * lse_stride_1
+    at_lse += i_2.to(tl.int64) * lse_stride_2
+    at_out = i_0.to(tl.int64) * out_stride_0 + i_1.to(tl.int64) * out_stride_1
+    at_out += i_2.to(tl.int64) * out_stride_2
+    at_out = at_out[:, None] + column[None, :]
+    there = row < num_rows
+    held = there[:, None]
+    at_result = row.to(tl.int64)[:, None] * 16 + column[None, :]
+    grad = tl.load(grad_merged_ptr + at_result, mask=held, other=0.0).to(tl.float32)
+    m = tl.full([ROWS], -3.4028234663852886e38, tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    delta = tl.zeros([ROWS], tl.float32)  # the merged output times its gradient
+    for i in tl.static_range(PARTS):
+        lse = tl.load(lses[i] + at_lse, mask=there, other=0.0)
+        m_new = tl.maximum(m, lse)
+        alpha, weight = tl.exp(m - m_new), tl.exp(lse - m_new)
+        total = total * alpha + weight
+        out = tl.load(outs[i] + at_out, mask=held, other=0.0).to(tl.float32)
+        delta = delta * alpha + tl.sum(out * grad, 1) * weight
+        m = m_new
+    empty = total == 0.0
+    total = tl.where(empty, 1.0, total)
+    of_lse = -delta / total
+    if OF_LSE:
+        of_lse += tl.load(grad_merged_lse_ptr + row, mask=there & (empty == 0), other=0.0)
+    for i in tl.static_range(PARTS):
+        share = tl.exp(tl.load(lses[i] + at_lse, mask=there, other=0.0) - m) / total
+        grad_lse = of_lse
+        grad_out = grad * share[:, None]
+        out = tl.load(outs[i] + at_out, mask=held, other=0.0).to(tl.float32)
+        grad_lse += tl.sum(out * grad, 1)
+        first = i * num_rows.to(tl.int64)
+        grad_out = grad_out.to(grad_outs_ptr.dtype.element_ty)
+        tl.store(grad_outs_ptr + first * 16 + at_result, grad_out, mask=held)
+        tl.store(grad_lses_ptr + first + row, grad_lse * share, mask=there)
+
+
 # --- attention ------------------------------------------------------------------------------------
 
 
@@ -602,7 +754,7 @@ def merge(outs, lses):
 
     outs are what calls returned, (batch, heads, seq, head_dim), and lses their log-sum-exps
     (return_lse=True), in the same order; a key belongs to one call. Gradients reach both. It
-    computes in float32.
+    computes in float32, on a GPU in one kernel for up to 8 calls.
 
     Raises:
         ValueError: no call is given, or outputs and log-sum-exps of different numbers or shapes.
@@ -610,28 +762,45 @@ def merge(outs, lses):
     outs, lses = list(outs), list(lses)
     if not outs or len(outs) != len(lses):
         raise ValueError(f"outs: got {len(outs)} for {len(lses)} lses; pass one of each call")
+    shape = outs[0].shape
     for i, (out, lse) in enumerate(zip(outs, lses, strict=True)):
-        if out.shape != outs[0].shape:
+        if out.shape != shape:
             raise ValueError(
-                f"outs[{i}]: got shape {tuple(out.shape)}, outs[0] has {tuple(outs[0].shape)}; pass"
-                " equal shapes"
+                f"outs[{i}]: got shape {tuple(out.shape)}, outs[0] has {tuple(shape)}; pass equal"
+                " shapes"
             )
-        if lse.shape != out.shape[:-1]:
-            raise ValueError(
-                f"lses[{i}]: got shape {tuple(lse.shape)}; pass {tuple(out.shape[:-1])}"
-            )
-    dtype = torch.promote_types(outs[0].dtype, torch.float32)
-    logs = torch.stack(lses).to(dtype)
+        if lse.shape != shape[:-1]:
+            raise ValueError(f"lses[{i}]: got shape {tuple(lse.shape)}; pass {tuple(shape[:-1])}")
+    dtype = outs[0].dtype
+    if not _merges_in_kernel(outs, lses):
+        return _merge_in_torch(outs, lses, dtype)
+    while len(outs) > MOST_MERGED:  # the first ones at a time, unrounded
+        out, lse = _merge(outs[:MOST_MERGED], lses[:MOST_MERGED], torch.float32)
+        outs, lses = [out, *outs[MOST_MERGED:]], [lse, *lses[MOST_MERGED:]]
+    return _merge(outs, lses, dtype)
+
+
+def _merge(outs, lses, dtype):
+    """(out, lse) of at most MOST_MERGED parts, by the kernel; out in a dtype."""
+    if torch.is_grad_enabled() and any(x.requires_grad for x in (*outs, *lses)):
+        return _Merge.apply(dtype, *outs, *lses)
+    return _launch_merge(outs, lses, dtype)
+
+
+def _merge_in_torch(outs, lses, dtype):
+    """`_merge` in torch: of CPU tensors and of other dtypes, and where torch compiles."""
+    wide = torch.promote_types(outs[0].dtype, torch.float32)
+    logs = torch.stack(lses).to(wide)
     # Where no call has a key, every weight is 0 beside any finite maximum.
-    m = logs.detach().amax(0).clamp_min(torch.finfo(dtype).min)
+    m = logs.detach().amax(0).clamp_min(torch.finfo(wide).min)
     weights = torch.exp(logs - m)
     total = weights.sum(0)
     empty = total == 0
     total = total.masked_fill(empty, 1.0)
     shares = (weights / total).unsqueeze(-1)
-    out = (torch.stack(outs).to(dtype) * shares).sum(0)
+    out = (torch.stack(outs).to(wide) * shares).sum(0)
     lse = (m + torch.log(total)).masked_fill(empty, -math.inf)
-    return out.to(outs[0].dtype), lse
+    return out.to(dtype), lse
 
 
 # --- reference ------------------------------------------------------------------------------------
@@ -1051,6 +1220,98 @@ def _warn_once(message):
     warnings.warn(f"module: {message}", stacklevel=4)
 
 
+# Parts that a kernel merges at a time.
+MOST_MERGED = 8
+
+
+def _merges_in_kernel(outs, lses):
+    """Whether the kernel merges these: plain tensors of a GPU, outs of 16 columns."""
+    if torch.compiler.is_compiling():  # torch makes a kernel of its own
+        return False
+    first = outs[0]
+    if first.shape[-1] != 16 or first.numel() == 0 or first.numel() >= 2**31:
+        return False
+    if any(x.dtype != first.dtype or x.device != first.device for x in outs):
+        return False
+    if any(x.dtype != torch.float32 or x.device != first.device for x in lses):
+        return False
+    if first.dtype not in (torch.float16, torch.bfloat16, torch.float32):
+        return False
+    if not (first.is_cuda or triton.knobs.runtime.interpret) or not _is_plain(*outs, *lses):
+        return False
+    return forward_ad._current_level < 0 or not _has_tangents(*outs, *lses)
+
+
+def _merge_rows(outs, lses):
+    """(outs, lses, strides of lses and outs, sizes): rows that one set of strides addresses.
+
+    There are three dimensions of rows; sizes are the last two. Parts that lie in memory in
+    different ways are copied.
+    """
+
+    def strides(x):
+        return [step for size, step in zip(shape, x.stride(), strict=False) if size > 1]
+
+    shape = lses[0].shape
+    if not all(x.is_contiguous() for x in (*outs, *lses)):
+        alike = all(strides(x) == strides(lses[0]) for x in lses[1:])
+        alike &= all(strides(x) == strides(outs[0]) and x.stride(-1) == 1 for x in outs)
+        if alike and len(shape) <= 3:
+            before = (0,) * (3 - len(shape))
+            sizes = (*(1 for _ in before), *shape)
+            of_lses, of_outs = (*before, *lses[0].stride()), (*before, *outs[0].stride()[:-1])
+            return outs, lses, (*of_lses, *of_outs), sizes[1:]
+        outs, lses = [x.contiguous() for x in outs], [x.contiguous() for x in lses]
+    return outs, lses, (0, 0, 1, 0, 0, 16), (1, lses[0].numel())
+
+
+def _launch_merge(outs, lses, dtype):
+    """(out, lse) of checked parts; out in a dtype."""
+    shape = outs[0].shape
+    out = torch.empty(shape, dtype=dtype, device=outs[0].device)
+    lse = torch.empty(shape[:-1], dtype=torch.float32, device=out.device)
+    _launch_merge_kernel(_merge_forward, (out, lse), outs, lses, ())
+    return out, lse
+
+
+def _launch_merge_backward(outs, lses, grad_out, grad_lse):
+    """The gradients of outs, then of lses; of the results, that of the LSE may be None."""
+    first = outs[0]
+    grad_outs = torch.empty((len(outs), *first.shape), dtype=first.dtype, device=first.device)
+    grad_lses = torch.empty(grad_outs.shape[:-1], dtype=torch.float32, device=first.device)
+    grads = [x if x is None else x.contiguous() for x in (grad_out, grad_lse)]
+    tensors = (grad_outs, grad_lses, grads[0], grads[0] if grad_lse is None else grads[1])
+    _launch_merge_kernel(_merge_backward, tensors, outs, lses, (grad_lse is not None,))
+    return *grad_outs, *grad_lses
+
+
+def _launch_merge_kernel(function, tensors, outs, lses, flags):
+    """Launches a kernel of `merge` for some tensors and the parts, or repeats a launch like it."""
+    if _is_elsewhere(outs[0]):
+        with torch.cuda.device(outs[0].device):
+            return _launch_merge_kernel(function, tensors, outs, lses, flags)
+    parts = len(outs)
+    outs, lses, strides, sizes = _merge_rows(outs, lses)
+    addresses = 0
+    for x in (*tensors, *outs, *lses):
+        addresses |= x.data_ptr()
+    unused = MOST_MERGED - parts
+    tensors = (*tensors, *outs, *outs[:1] * unused, *lses, *lses[:1] * unused)
+    num_rows, key = lses[0].numel(), None
+    if not (triton.knobs.runtime.interpret or _is_watched() or addresses % 16):
+        dtypes = tuple(x.dtype for x in (*tensors[:3], outs[-1]))
+        key = (function, outs[0].device, dtypes, parts, strides, sizes, num_rows, flags)
+    if key in _LAUNCHES:
+        return _LAUNCHES[key].repeat(tensors, ())
+    # A row's columns are of as many threads as have 8 of them each.
+    rows = 64
+    grid = (triton.cdiv(num_rows, rows),)
+    args = (*tensors, *strides, *sizes, num_rows)
+    constants = (parts, rows, *flags)
+    kernel = function[grid](*args, *constants, num_warps=4, **_FUSED)
+    return _keep(key, kernel, grid, args, (), constants, {})
+
+
 # --- repeats --------------------------------------------------------------------------------------
 
 
@@ -1410,3 +1671,33 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def backward(op_ctx, grad_out, grad_lse):
         return None, None, *_backward(op_ctx, grad_out, grad_lse)
+
+
+class _Merge(torch.autograd.Function):
+    """`merge` of at most MOST_MERGED parts by its kernels."""
+
+    @staticmethod
+    def forward(merge_ctx, dtype, *parts):
+        merge_ctx.save_for_backward(*parts)
+        merge_ctx.set_materialize_grads(False)
+        merge_ctx.dtype = dtype
+        half = len(parts) // 2
+        return _launch_merge(parts[:half], parts[half:], dtype)
+
+    @staticmethod
+    def backward(merge_ctx, grad_out, grad_lse):
+        parts = merge_ctx.saved_tensors
+        half = len(parts) // 2
+        outs, lses = parts[:half], parts[half:]
+        if grad_out is None:
+            grad_out = torch.zeros_like(outs[0])
+        given = [x for x in (grad_out, grad_lse) if x is not None]
+        twice = torch.is_grad_enabled()  # create_graph=True: these gradients will be differentiated
+        if not twice and _is_plain(*given, *parts):
+            return None, *_launch_merge_backward(outs, lses, grad_out, grad_lse)
+        with torch.enable_grad():
+            leaves = [_leaf(x, twice) for x in parts]
+            results = _merge_in_torch(leaves[:half], leaves[half:], merge_ctx.dtype)
+            return None, *torch.autograd.grad(
+                results[: len(given)], leaves, given, create_graph=twice, materialize_grads=True
+            )

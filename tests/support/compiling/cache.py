@@ -47,6 +47,7 @@ def cache_kernel(plan: KernelPlan, config: KernelConfig, target: str, page_size:
         "SEQUENCES": 128,
         "ONE_VECTOR": True,
         "PAGE_SIZE": page_size,
+        "WIDE": False,
         "PACKED": page_size > 0,
         "PLACED": False,
         "WRITES_LSE": True,

@@ -55,6 +55,21 @@ def compile_hopper_varlen(plan: KernelPlan, config: KernelConfig) -> Report:
     return report(Kernel(text, KERNEL, call, gluon=True), HOPPER, OPTIONS, by_stages)
 
 
+def compile_hopper_cached(
+    plan: KernelPlan, config: KernelConfig, page_size: int, packed: int
+) -> Report:
+    """The same of the kernel for a cache."""
+    names = HopperNames(plan, of_sequences=True, of_cache=True)
+    text = IMPORTS + render_hopper(plan, of_cache=True)
+    types = _argument_types(plan, config, packed, page_size)
+    types |= dict.fromkeys(("counter_ptr", "list_ptr", "places_ptr"), "*i32")
+    constants = constants_of(config) | {"PAGE_SIZE": page_size}
+    if names.packs:
+        constants["PACKED"] = packed
+    call = call_of(plan, function_in(text, KERNEL), types, constants)
+    return report(Kernel(text, KERNEL, call, gluon=True), HOPPER, OPTIONS, by_stages)
+
+
 def compile_hopper(plan: KernelPlan, config: KernelConfig, packed: int = 1) -> Report:
     """Everything that the compiler and ptxas say, down to machine code.
 
@@ -92,15 +107,18 @@ def hopper_kernel(plan: KernelPlan, config: KernelConfig, packed: int = 1) -> Ke
     return Kernel(text, KERNEL, call, gluon=True)
 
 
-def _argument_types(plan: KernelPlan, config: KernelConfig, packed: int) -> dict[str, str]:
+def _argument_types(
+    plan: KernelPlan, config: KernelConfig, packed: int, page_size: int = 0
+) -> dict[str, str]:
     """Triton's types of the arguments that are no integers, but for those of parameters."""
+    keys = min(page_size or config.BLOCK_N, config.BLOCK_N)
     types = {"lse_ptr": "*fp32", "qk_scale": "fp32", "scale": "fp32", "tiles_ptr": "*i32"}
     types["counter_ptr"] = "*i32" if HopperNames(plan).counts else "*fp32"
     types |= {"segment_tiles_ptr": "*i32", "out_ptr": f"*{plan.triton_dtype}"} | DROPOUT_TYPES
     tensors = (
         ("q", (packed, 64 // packed), plan.qk_parts),
-        ("k", (1, config.BLOCK_N), plan.qk_parts),
-        ("v", (1, config.BLOCK_N), plan.v_parts),
+        ("k", (1, keys), plan.qk_parts),
+        ("v", (1, keys), plan.v_parts),
         ("out", (packed, 64 // packed), plan.v_parts),
     )
     for tensor, rows, parts in tensors:

@@ -191,7 +191,7 @@ class Descriptor:
         assert x.data_ptr() % 16 == 0 and all(s > 0 and s % 16 == 0 for s in steps), steps
         assert strides[-1] == 1 and all(side <= 256 for side in block), (strides, block)
         self.tensor = x.detach().as_strided(list(shape), list(strides))
-        self.block, self.layout = list(block), layout
+        self.block, self.layout, self.padding = list(block), layout, "zero"
         size = torch.Size(block).numel() * x.element_size()
         self.block_type = SimpleNamespace(nbytes=size, shape=self.block)
 
@@ -218,9 +218,10 @@ class Descriptor:
         return tuple(of_tensor), tuple(of_tile)
 
     def load(self, place: Sequence[Any]) -> torch.Tensor:
-        """A tile: 0 where the tensor ends."""
+        """A tile: 0 where the tensor ends, or NaN."""
         of_tensor, of_tile = self._parts(place)
-        tile = torch.zeros(self.block, dtype=self.tensor.dtype)
+        there_is_none = {"zero": 0.0, "nan": torch.nan}[self.padding]
+        tile = torch.full(self.block, there_is_none, dtype=self.tensor.dtype)
         tile[of_tile] = self.tensor[of_tensor]
         return tile
 
