@@ -26,7 +26,7 @@ WIDEST = 128
 LOG2_E = sympy.Float(math.log2(math.e))
 
 #: A decay of 2 to this power is 0 in float32, and so is one of less, or of several together.
-FORGETS = -256
+FORGETS = -160
 
 #: Logarithms are summed in multiples of it, exactly, and in what is left of them.
 COARSE = 2.0**-6
@@ -106,6 +106,15 @@ class LinearPlan:
     def forgets(self) -> str:
         """The logarithm of base 2 below which a decay is 0."""
         return repr(float(FORGETS))
+
+    @property
+    def splits_logs(self) -> bool:
+        """Whether sums of logarithms have two parts: for weights that are exact to float32.
+
+        For 16 bits one part is enough: a chunk's sum is above -2**14, where float32 has steps of
+        2**-10.
+        """
+        return self.plan.itemsize == 4
 
     @property
     def per_coarse(self) -> str:
