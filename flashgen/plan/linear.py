@@ -14,7 +14,7 @@ from flashgen.feature_maps import ELEMENT
 from flashgen.normalisers import Linear
 from flashgen.plan.kernel import KernelPlan
 from flashgen.symbolic.gradient import derivative
-from flashgen.symbolic.printer import plain_source, torch_source, triton_source
+from flashgen.symbolic.printer import plain_source, python_source, torch_source, triton_source
 from flashgen.symbols import KV_IDX, Q_IDX, SCORE
 
 #: The masks whose sums over keys factor: causal and full.
@@ -92,10 +92,10 @@ class LinearPlan:
         return tuple("-math.inf" if math.isinf(x) else repr(x) for x in numbers)
 
     @property
-    def decay_torch(self) -> str:
-        """The number of the heads ``h`` in eager torch, where a function has it."""
+    def decay_python(self) -> str:
+        """The number of the head ``h`` in Python, where a function has it."""
         traced = self.decay.traced if self.decay is not None else None
-        return "" if traced is None else torch_source(traced)
+        return "" if traced is None else python_source(traced)
 
     @property
     def log2_e(self) -> str:
