@@ -113,4 +113,6 @@ def as_decay(value: Any) -> Decay | None:
 
 
 def _is_decay(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and -math.inf <= value <= 0
+    return (
+        isinstance(value, int | float) and not isinstance(value, bool) and -math.inf <= value <= 0
+    )

@@ -203,4 +203,6 @@ def linear(
     shown = "" if forgets is None else f", decay={forgets.label}"
     shown += "" if normalise else ", normalise=False"
     shown += f", algorithm={algorithm!r}" if algorithm is not None else ""
-    return Linear("linear", f"linear({made.label}{shown})", None, made, normalise, algorithm, forgets)
+    return Linear(
+        "linear", f"linear({made.label}{shown})", None, made, normalise, algorithm, forgets
+    )
