@@ -7,9 +7,10 @@ import pytest
 from compile.usage import AS_PTXAS_12_8_DOES
 from flashgen import AttentionSpec, causal, elu_plus_one, full, identity, linear, relu
 from flashgen.budget.targets import get_target
+from flashgen.config import KernelConfig
 from flashgen.kernels.linear_triton.shared_memory import linear_usage
 from flashgen.kernels.linear_triton.space import linear_space, rank_linear
-from flashgen.plan import lower
+from flashgen.plan import KernelPlan, lower
 from support.compiling.linear import FORWARD, GRADIENTS, compile_linear, linear_bytes
 
 SPECS = {
@@ -31,6 +32,12 @@ UNFIT = [("float32_d128", "gfx942")]
 CASES = [(name, target) for name in PLANS for target in TARGETS if (name, target) not in UNFIT]
 
 
+def first(plan: KernelPlan, target: str, gradients: bool) -> KernelConfig:
+    """The configuration that a build chooses."""
+    candidates = linear_space(plan, target, gradients=gradients).candidates
+    return rank_linear(plan, candidates, gradients=gradients)[0]
+
+
 @pytest.mark.parametrize(("name", "target"), UNFIT)
 def test_what_does_not_fit_is_turned_down(name: str, target: str) -> None:
     plan = PLANS[name]
@@ -45,7 +52,7 @@ def test_what_does_not_fit_is_turned_down(name: str, target: str) -> None:
 def test_what_ships_needs_no_more_than_predicted(name: str, target: str) -> None:
     plan = PLANS[name]
     for gradients in (False, True):
-        config = rank_linear(linear_space(plan, target, gradients=gradients).candidates)[0]
+        config = first(plan, target, gradients)
         predicted = linear_usage(plan, config, get_target(target), gradients=gradients)
         assert predicted.fits
         for tma in {plan.uses_tma(target), False}:
@@ -69,6 +76,6 @@ def test_tiles_of_64_rows_need_exactly_what_is_predicted(name: str) -> None:
 def test_they_do_not_spill(name: str) -> None:
     plan = PLANS[name]
     for gradients, functions in ((False, FORWARD), (True, GRADIENTS)):
-        config = rank_linear(linear_space(plan, "sm_90", gradients=gradients).candidates)[0]
+        config = first(plan, "sm_90", gradients)
         for function in functions:
             assert compile_linear(plan, config, "sm_90", function).spilled == 0, function

@@ -10,7 +10,7 @@ from flashgen.config import KernelConfig
 from flashgen.kernels.base import Space
 from flashgen.kernels.linear_triton.shared_memory import linear_usage
 from flashgen.plan import KernelPlan
-from flashgen.plan.linear import LinearPlan
+from flashgen.plan.linear import WIDEST, LinearPlan
 
 #: Rows of a chunk: products within one grow with it, states of all grow with its inverse.
 CHUNKS = (16, 32, 64)
@@ -40,9 +40,22 @@ def linear_space(plan: KernelPlan, target: str, *, gradients: bool) -> Space:
     )
 
 
-def rank_linear(candidates: Sequence[KernelConfig]) -> list[KernelConfig]:
-    """Long chunks first, which read states seldom; then those with more tiles on their way."""
-    return sorted(candidates, key=lambda config: (-config.BLOCK_M, -config.num_stages))
+def rank_linear(
+    plan: KernelPlan, candidates: Sequence[KernelConfig], *, gradients: bool
+) -> list[KernelConfig]:
+    """Long chunks first, which read states seldom; then those with more tiles on their way.
+
+    Gradients of decays take sums over rows, for which the widest states leave chunks of 32 rows
+    registers, and no longer ones.
+    """
+    linear = LinearPlan(plan)
+    narrow = gradients and linear.learned and linear.qk_width * linear.v_width == WIDEST**2
+    longest = 32 if narrow else max(CHUNKS)
+
+    def order(config: KernelConfig) -> tuple[bool, int, int]:
+        return config.BLOCK_M > longest, -config.BLOCK_M, -config.num_stages
+
+    return sorted(candidates, key=order)
 
 
 def _all(plan: KernelPlan, target: str) -> Iterator[KernelConfig]:
