@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from compile.usage import AS_PTXAS_12_8_DOES
-from flashgen import AttentionSpec, causal, elu_plus_one, full, identity, linear, relu
+from flashgen import AttentionSpec, Tensor, causal, elu_plus_one, exp2, full, identity, linear, relu
 from flashgen.budget.targets import get_target
 from flashgen.config import KernelConfig
 from flashgen.kernels.linear_triton.shared_memory import linear_usage
@@ -13,6 +13,7 @@ from flashgen.kernels.linear_triton.space import linear_space, rank_linear
 from flashgen.plan import KernelPlan, lower
 from support.compiling.linear import FORWARD, GRADIENTS, compile_linear, linear_bytes
 
+DECAY = Tensor("decay", ("batch", "num_kv_heads", "kv_len"))
 SPECS = {
     "elu_d128": AttentionSpec(128, mask=causal(), normaliser=linear(elu_plus_one())),
     "plain_d128": AttentionSpec(128, mask=causal(), normaliser=linear(identity(), normalise=False)),
@@ -20,6 +21,15 @@ SPECS = {
     "unequal": AttentionSpec((40, 24), mask=causal(), normaliser=linear(relu())),
     "tf32_d64": AttentionSpec(
         64, "float32", mask=causal(), normaliser=linear(relu()), input_precision="tf32"
+    ),
+    "decays_d128": AttentionSpec(
+        128, mask=causal(), normaliser=linear(identity(), decay=DECAY, normalise=False)
+    ),
+    "decays_unequal": AttentionSpec(
+        (40, 24), mask=causal(), normaliser=linear(relu(), decay=DECAY)
+    ),
+    "retention_float32_d64": AttentionSpec(
+        64, "float32", mask=causal(), normaliser=linear(elu_plus_one(), decay=lambda h: -exp2(-h))
     ),
     "float32_d128": AttentionSpec(128, "float32", mask=causal(), normaliser=linear(elu_plus_one())),
 }
@@ -35,7 +45,7 @@ CASES = [(name, target) for name in PLANS for target in TARGETS if (name, target
 def first(plan: KernelPlan, target: str, gradients: bool) -> KernelConfig:
     """The configuration that a build chooses."""
     candidates = linear_space(plan, target, gradients=gradients).candidates
-    return rank_linear(plan, candidates, gradients=gradients)[0]
+    return rank_linear(plan, target, candidates, gradients=gradients)[0]
 
 
 @pytest.mark.parametrize(("name", "target"), UNFIT)
@@ -72,7 +82,7 @@ def test_tiles_of_64_rows_need_exactly_what_is_predicted(name: str) -> None:
 
 
 @AS_PTXAS_12_8_DOES
-@pytest.mark.parametrize("name", ["elu_d128", "plain_d128"])
+@pytest.mark.parametrize("name", ["elu_d128", "plain_d128", "decays_d128"])
 def test_they_do_not_spill(name: str) -> None:
     plan = PLANS[name]
     for gradients, functions in ((False, FORWARD), (True, GRADIENTS)):

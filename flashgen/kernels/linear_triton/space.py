@@ -41,19 +41,21 @@ def linear_space(plan: KernelPlan, target: str, *, gradients: bool) -> Space:
 
 
 def rank_linear(
-    plan: KernelPlan, candidates: Sequence[KernelConfig], *, gradients: bool
+    plan: KernelPlan, target: str, candidates: Sequence[KernelConfig], *, gradients: bool
 ) -> list[KernelConfig]:
     """Long chunks first, which read states seldom; then those with more tiles on their way.
 
-    Gradients of decays take sums over rows, for which the widest states leave chunks of 32 rows
-    registers, and no longer ones.
+    Where gradients read elements of q and k besides their features, the widest states leave chunks
+    of 32 rows registers for that, and no longer ones. Blackwell has states in tensor memory.
     """
     linear = LinearPlan(plan)
-    narrow = gradients and linear.learned and linear.qk_width * linear.v_width == WIDEST**2
-    longest = 32 if narrow else max(CHUNKS)
+    widest = linear.qk_width * linear.v_width == WIDEST**2
+    reads_more = gradients and (linear.mapped or linear.learned)
+    short_of_registers = get_target(target).family not in ("blackwell", "cdna3")
+    longest = 32 if widest and reads_more and short_of_registers else max(CHUNKS)
 
     def order(config: KernelConfig) -> tuple[bool, int, int]:
-        return config.BLOCK_M > longest, -config.BLOCK_M, -config.num_stages
+        return longest < config.BLOCK_M, -config.BLOCK_M, -config.num_stages
 
     return sorted(candidates, key=order)
 
