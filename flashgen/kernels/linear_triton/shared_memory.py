@@ -92,9 +92,7 @@ def _phases(gradients: bool, unit: Unit, holds: _Holds) -> tuple[Phase, ...]:
     elif unit == "tcgen05":  # it takes the state from shared memory, too
         more = (("P", _WEIGHTS), ("barriers", 32 * (NUM_STAGES + 2)))
         loop = (("state", _STATE), *_tiles(NUM_STAGES), *more)
-    elif (
-        holds.normalised
-    ):  # each step begins with the sums of weights, for which Q goes to registers
+    elif holds.normalised:  # a step begins with the sums of weights: Q goes to registers
         ahead = sympy.Max(NUM_STAGES - 1, 1)
         tiles = (("Q tiles", ahead * _OF_FEATURES), ("K tiles", ahead * _OF_FEATURES))
         values = (("V tiles", NUM_STAGES * _OF_VALUES), ("features", _OF_FEATURES))

@@ -1424,7 +1424,9 @@ def _check_state(name, state, q, k):
 def _check_decay(log_decay):
     """Raises for a number above 0, for FLASHGEN_CHECK=1: it waits for the device."""
     if log_decay.numel() and not bool((log_decay <= 0.0).all()):
-        raise ValueError("log_decay: holds numbers above 0, or NaN; pass logarithms of decays, up to 0")
+        raise ValueError(
+            "log_decay: holds numbers above 0, or NaN; pass logarithms of decays, up to 0"
+        )
 
 
 # --- reference ------------------------------------------------------------------------------------
@@ -1656,7 +1658,7 @@ def _launch(q, k, v, log_decay, first_kv, first_z, return_state, config):
 def _gradients(
     q, k, v, log_decay, first_kv, first_z, out, sums, grad_out, grad_sums, grad_kv, grad_z
 ):
-    """The gradients of q, k, v, log_decay, first_kv, first_z by kernels, of checked arguments.
+    """The gradients of the tensors and the first state by kernels, of checked arguments.
 
     A gradient of sums or of last states that is None is zeros.
     """
@@ -2301,7 +2303,8 @@ def _reference_gradients(
     """Gradients by the reference's autograd; twice: they can be differentiated themselves."""
     # The backward pass may run in other surroundings than the forward pass: in autocast, too.
     with torch.enable_grad(), torch.autocast(q.device.type, enabled=False):
-        given = [x if x is None else _leaf(x, twice) for x in (q, k, v, log_decay, first_kv, first_z)]
+        given = (q, k, v, log_decay, first_kv, first_z)
+        given = [x if x is None else _leaf(x, twice) for x in given]
         q, k, v, log_decay, first_kv, first_z = given
         outputs = _attend(q, k, v, log_decay, first_kv, first_z)
         wanted = zip(outputs, (grad_out, grad_sums, grad_kv, grad_z), strict=True)

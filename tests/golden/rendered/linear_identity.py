@@ -1278,7 +1278,7 @@ def _launch(q, k, v, first_kv, first_z, return_state, config):
 
 
 def _gradients(q, k, v, first_kv, first_z, out, sums, grad_out, grad_sums, grad_kv, grad_z):
-    """The gradients of q, k, v, first_kv, first_z by kernels, of checked arguments.
+    """The gradients of the tensors and the first state by kernels, of checked arguments.
 
     A gradient of sums or of last states that is None is zeros.
     """
@@ -1837,7 +1837,8 @@ def _reference_gradients(
     """Gradients by the reference's autograd; twice: they can be differentiated themselves."""
     # The backward pass may run in other surroundings than the forward pass: in autocast, too.
     with torch.enable_grad(), torch.autocast(q.device.type, enabled=False):
-        given = [x if x is None else _leaf(x, twice) for x in (q, k, v, first_kv, first_z)]
+        given = (q, k, v, first_kv, first_z)
+        given = [x if x is None else _leaf(x, twice) for x in given]
         q, k, v, first_kv, first_z = given
         outputs = _attend(q, k, v, first_kv, first_z)
         wanted = zip(outputs, (grad_out, grad_sums, grad_kv, grad_z), strict=True)

@@ -1160,7 +1160,9 @@ def _decays_of_heads(heads):
     """The logarithm of each head's decay, on the CPU in float64. Raises for what is above 0."""
     of_heads = [-math.exp2(-h - 4.0) for h in range(heads)]
     if not all(x <= 0.0 for x in of_heads):
-        raise ValueError(f"k: got {heads} heads, for which decay of linear_retention is above 0, or NaN")
+        raise ValueError(
+            f"k: got {heads} heads, for which decay of linear_retention is above 0, or NaN"
+        )
     return torch.tensor(of_heads, dtype=torch.float64)
 
 
@@ -1314,7 +1316,7 @@ def _launch(q, k, v, scale, first_kv, return_state, config):
 
 
 def _gradients(q, k, v, scale, first_kv, grad_out, grad_kv):
-    """The gradients of q, k, v, first_kv by kernels, of checked arguments.
+    """The gradients of the tensors and the first state by kernels, of checked arguments.
 
     A gradient of the last state that is None is zeros.
     """
@@ -1839,7 +1841,8 @@ def _reference_gradients(q, k, v, scale, first_kv, grad_out, grad_kv, twice=Fals
     """Gradients by the reference's autograd; twice: they can be differentiated themselves."""
     # The backward pass may run in other surroundings than the forward pass: in autocast, too.
     with torch.enable_grad(), torch.autocast(q.device.type, enabled=False):
-        given = [x if x is None else _leaf(x, twice) for x in (q, k, v, first_kv)]
+        given = (q, k, v, first_kv)
+        given = [x if x is None else _leaf(x, twice) for x in given]
         q, k, v, first_kv = given
         outputs = _attend(q, k, v, scale, first_kv)
         wanted = zip(outputs, (grad_out, grad_kv), strict=True)
