@@ -299,6 +299,12 @@ NORMALISERS = {
                 said="scale * q @ k, which nothing divides. There is no LSE: the sum of a row may "
                 "be negative.",
             ),
+            Shown(
+                "linear(identity(), decay=lambda h: log(1.0 - exp2(-5.0 - h)), normalise=False)",
+                said="The same times the decays of the keys behind a key, up to the query: "
+                "retention, of Sun et al. ([2307.08621](https://arxiv.org/abs/2307.08621)). A "
+                "tuple of numbers, one a head, does as well, or a `Tensor` of one for each key.",
+            ),
         ),
     ),
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import sympy
 
 from flashgen.arguments import per_head
+from flashgen.decays import Decay, HeadDecay, as_decay
 from flashgen.declared import Param
 from flashgen.errors import MaskError
 from flashgen.feature_maps import ElementMap, FeatureMap, as_feature_map, identity
@@ -62,6 +63,11 @@ class Normaliser:
     def params(self) -> tuple[Param, ...]:
         """The parameters and constants it mentions, in the order of first use."""
         return () if self.traced_sink is None else self.traced_sink.params
+
+    @property
+    def inputs(self) -> tuple[Expr, ...]:
+        """The expressions that it brings into a spec."""
+        return () if self.traced_sink is None else (self.traced_sink,)
 
     @cached_property
     def canonical(self) -> str:
@@ -134,31 +140,42 @@ class Linear(Normaliser):
         feature_map: what becomes of the elements of q and k.
         normalise: whether a query's weights are divided by their sum.
         algorithm: ``"linear"`` or ``"quadratic"`` to insist on one; None leaves it to flashgen.
+        decay: what the sums over the keys before a key are multiplied by; None leaves them.
     """
 
     feature_map: FeatureMap = field(default_factory=identity)
     normalise: bool = True
     algorithm: str | None = None
+    decay: Decay | None = None
 
     @property
     def params(self) -> tuple[Param, ...]:
-        """None; the feature map is traced, so that its mistakes are found.
+        """Those of the decay; the feature map is traced, so that its mistakes are found.
 
         Raises:
-            MaskError: the feature map cannot be traced.
+            MaskError: the feature map or the decay cannot be traced.
         """
         _ = self.feature_map.traced
-        return ()
+        return () if self.decay is None else self.decay.params
+
+    @property
+    def inputs(self) -> tuple[Expr, ...]:
+        """The tensor of decays."""
+        tensor = None if self.decay is None else self.decay.tensor
+        return () if tensor is None else (Expr(tensor.sym, (tensor,)),)
 
     @cached_property
     def canonical(self) -> str:
         """One string for all that compute the same: the algorithm says only how."""
-        return f"linear feature_map={self.feature_map.canonical} normalise={self.normalise}"
+        decay = "" if self.decay is None else f" decay={self.decay.canonical}"
+        shown = f"linear feature_map={self.feature_map.canonical} normalise={self.normalise}"
+        return f"{shown}{decay}"
 
 
 def linear(
     feature_map: FeatureMap | ElementMap,
     *,
+    decay: Sequence[float] | HeadDecay | Tensor | None = None,
     normalise: bool = True,
     algorithm: str | None = None,
 ) -> Linear:
@@ -172,11 +189,20 @@ def linear(
     Args:
         feature_map: `identity`, `relu`, `elu_plus_one`, or a function of an element of q or k,
             ``x -> feature``, that traces.
+        decay: logarithms, up to 0, of what a state is multiplied by before a key is added to it: a
+            number for each head of k, in a tuple; a function ``h -> number`` that traces; or a
+            float32 `Tensor` of dims ``("batch", "num_kv_heads", "kv_len")``, which has a gradient.
+            So the weight of a key also has the factor exp(sum of the decays after it, up to the
+            query's position). -inf forgets. It needs a causal mask. None is no decay.
         normalise: whether weights are divided by their sum.
         algorithm: ``"linear"`` insists on kernels that are linear in the length; ``"quadratic"`` on
             one that goes over all pairs; None takes what the mask allows.
     """
     made = as_feature_map(feature_map)
-    shown = "" if normalise else ", normalise=False"
+    forgets = as_decay(decay)
+    shown = "" if forgets is None else f", decay={forgets.label}"
+    shown += "" if normalise else ", normalise=False"
     shown += f", algorithm={algorithm!r}" if algorithm is not None else ""
-    return Linear("linear", f"linear({made.label}{shown})", None, made, normalise, algorithm)
+    return Linear(
+        "linear", f"linear({made.label}{shown})", None, made, normalise, algorithm, forgets
+    )

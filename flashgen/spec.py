@@ -170,7 +170,7 @@ class AttentionSpec:
             MaskError: one name is declared in two ways.
         """
         score = self.score.traced if self.score is not None else None
-        traced = (self.mask.traced, score, self.normaliser.traced_sink)
+        traced = (self.mask.traced, score, *self.normaliser.inputs)
         return merged_params(expr for expr in traced if expr is not None)
 
     @property

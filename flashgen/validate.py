@@ -270,6 +270,9 @@ def _linear(name: str, spec: AttentionSpec, normaliser: Linear) -> Iterator[Find
     elif traces and trace(spec.mask).expr not in LINEAR_MASKS:
         problem = "sums over its keys do not factor, and there is no quadratic kernel yet"
         yield "mask", spec.mask, problem, "write causal() or full(), or another normaliser"
+    elif traces and normaliser.decay is not None and trace(spec.mask).expr != LINEAR_MASKS[0]:
+        problem = "a decay is for keys in the order of queries, and this mask shows later ones"
+        yield "mask", spec.mask, problem, "write causal(), or leave decay out"
     if spec.score is not None:
         problem = "linear attention has weights without a score function"
         yield "score", spec.score, problem, "put it into the feature map, or leave it out"

@@ -9,11 +9,12 @@ from typing import Any
 
 import sympy
 
+from flashgen.decays import Decay
 from flashgen.feature_maps import ELEMENT
 from flashgen.normalisers import Linear
 from flashgen.plan.kernel import KernelPlan
 from flashgen.symbolic.gradient import derivative
-from flashgen.symbolic.printer import plain_source, torch_source, triton_source
+from flashgen.symbolic.printer import plain_source, python_source, torch_source, triton_source
 from flashgen.symbols import KV_IDX, Q_IDX, SCORE
 
 #: The masks whose sums over keys factor: causal and full.
@@ -23,6 +24,12 @@ LINEAR_MASKS = (sympy.Ge(Q_IDX, KV_IDX), sympy.true)
 WIDEST = 128
 
 LOG2_E = sympy.Float(math.log2(math.e))
+
+#: A decay of 2 to this power is 0 in float32, and so is one of less, or of several together.
+FORGETS = -160
+
+#: Logarithms are summed in multiples of it, exactly, and in what is left of them.
+COARSE = 2.0**-6
 
 
 @dataclass(frozen=True)
@@ -56,6 +63,68 @@ class LinearPlan:
     def has_lse(self) -> bool:
         """Whether the log of the sum of a query's weights is a number: no feature is negative."""
         return self.normalise and self.normaliser.feature_map.never_negative
+
+    @property
+    def decay(self) -> Decay | None:
+        """What a state is multiplied by before a key is added to it."""
+        return self.normaliser.decay
+
+    @property
+    def decayed(self) -> bool:
+        """Whether there is such a factor."""
+        return self.decay is not None
+
+    @property
+    def decay_tensor(self) -> str:
+        """The argument that has a number for each key, and a gradient; ``""`` for none."""
+        tensor = self.decay.tensor if self.decay is not None else None
+        return tensor.name if tensor is not None else ""
+
+    @property
+    def learned(self) -> bool:
+        """Whether the decay has a gradient."""
+        return bool(self.decay_tensor)
+
+    @property
+    def decay_numbers(self) -> tuple[str, ...]:
+        """The number of each head in Python, where there is a list of them."""
+        numbers = self.decay.numbers if self.decay is not None else ()
+        return tuple("-math.inf" if math.isinf(x) else repr(x) for x in numbers)
+
+    @property
+    def decay_python(self) -> str:
+        """The number of the head ``h`` in Python, where a function has it."""
+        traced = self.decay.traced if self.decay is not None else None
+        return "" if traced is None else python_source(traced)
+
+    @property
+    def log2_e(self) -> str:
+        """The factor from natural logarithms to those of base 2."""
+        return repr(float(LOG2_E))
+
+    @property
+    def forgets(self) -> str:
+        """The logarithm of base 2 below which a decay is 0."""
+        return repr(float(FORGETS))
+
+    @property
+    def splits_logs(self) -> bool:
+        """Whether sums of logarithms have two parts: for weights that are exact to float32.
+
+        For 16 bits one part is enough: a chunk's sum is above -2**14, where float32 has steps of
+        2**-10.
+        """
+        return self.plan.itemsize == 4
+
+    @property
+    def per_coarse(self) -> str:
+        """How many of the multiples that logarithms are summed in make 1."""
+        return repr(1 / COARSE)
+
+    @property
+    def coarse(self) -> str:
+        """One of these multiples."""
+        return repr(COARSE)
 
     @property
     def qk_width(self) -> int:

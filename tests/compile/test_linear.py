@@ -5,13 +5,15 @@ from __future__ import annotations
 import pytest
 
 from compile.usage import AS_PTXAS_12_8_DOES
-from flashgen import AttentionSpec, causal, elu_plus_one, full, identity, linear, relu
+from flashgen import AttentionSpec, Tensor, causal, elu_plus_one, exp2, full, identity, linear, relu
 from flashgen.budget.targets import get_target
+from flashgen.config import KernelConfig
 from flashgen.kernels.linear_triton.shared_memory import linear_usage
 from flashgen.kernels.linear_triton.space import linear_space, rank_linear
-from flashgen.plan import lower
+from flashgen.plan import KernelPlan, lower
 from support.compiling.linear import FORWARD, GRADIENTS, compile_linear, linear_bytes
 
+DECAY = Tensor("decay", ("batch", "num_kv_heads", "kv_len"))
 SPECS = {
     "elu_d128": AttentionSpec(128, mask=causal(), normaliser=linear(elu_plus_one())),
     "plain_d128": AttentionSpec(128, mask=causal(), normaliser=linear(identity(), normalise=False)),
@@ -19,6 +21,15 @@ SPECS = {
     "unequal": AttentionSpec((40, 24), mask=causal(), normaliser=linear(relu())),
     "tf32_d64": AttentionSpec(
         64, "float32", mask=causal(), normaliser=linear(relu()), input_precision="tf32"
+    ),
+    "decays_d128": AttentionSpec(
+        128, mask=causal(), normaliser=linear(identity(), decay=DECAY, normalise=False)
+    ),
+    "decays_unequal": AttentionSpec(
+        (40, 24), mask=causal(), normaliser=linear(relu(), decay=DECAY)
+    ),
+    "retention_float32_d64": AttentionSpec(
+        64, "float32", mask=causal(), normaliser=linear(elu_plus_one(), decay=lambda h: -exp2(-h))
     ),
     "float32_d128": AttentionSpec(128, "float32", mask=causal(), normaliser=linear(elu_plus_one())),
 }
@@ -29,6 +40,12 @@ TARGETS = ("sm_80", "sm_86", "sm_90", "sm_100", "gfx942")
 #: A state of this size in float32 leaves no room in 64 KiB, which the build says.
 UNFIT = [("float32_d128", "gfx942")]
 CASES = [(name, target) for name in PLANS for target in TARGETS if (name, target) not in UNFIT]
+
+
+def first(plan: KernelPlan, target: str, gradients: bool) -> KernelConfig:
+    """The configuration that a build chooses."""
+    candidates = linear_space(plan, target, gradients=gradients).candidates
+    return rank_linear(plan, target, candidates, gradients=gradients)[0]
 
 
 @pytest.mark.parametrize(("name", "target"), UNFIT)
@@ -45,7 +62,7 @@ def test_what_does_not_fit_is_turned_down(name: str, target: str) -> None:
 def test_what_ships_needs_no_more_than_predicted(name: str, target: str) -> None:
     plan = PLANS[name]
     for gradients in (False, True):
-        config = rank_linear(linear_space(plan, target, gradients=gradients).candidates)[0]
+        config = first(plan, target, gradients)
         predicted = linear_usage(plan, config, get_target(target), gradients=gradients)
         assert predicted.fits
         for tma in {plan.uses_tma(target), False}:
@@ -65,10 +82,10 @@ def test_tiles_of_64_rows_need_exactly_what_is_predicted(name: str) -> None:
 
 
 @AS_PTXAS_12_8_DOES
-@pytest.mark.parametrize("name", ["elu_d128", "plain_d128"])
+@pytest.mark.parametrize("name", ["elu_d128", "plain_d128", "decays_d128"])
 def test_they_do_not_spill(name: str) -> None:
     plan = PLANS[name]
     for gradients, functions in ((False, FORWARD), (True, GRADIENTS)):
-        config = rank_linear(linear_space(plan, "sm_90", gradients=gradients).candidates)[0]
+        config = first(plan, "sm_90", gradients)
         for function in functions:
             assert compile_linear(plan, config, "sm_90", function).spilled == 0, function

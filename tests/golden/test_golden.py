@@ -24,6 +24,8 @@ from flashgen import (
     alibi,
     block_sparse,
     causal,
+    elu_plus_one,
+    exp2,
     identity,
     linear,
     sink_tokens,
@@ -82,6 +84,19 @@ LINEAR_MODULES = {
         (40, 24), "float32", normaliser=linear(lambda x: x * x + 1.0, normalise=False)
     ),
     "linear_identity": AttentionSpec(64, mask=causal(), normaliser=linear(identity())),
+    "linear_decays": AttentionSpec(
+        (40, 24),
+        "float32",
+        mask=causal(),
+        normaliser=linear(
+            identity(), decay=Tensor("log_decay", ("batch", "num_kv_heads", "kv_len"))
+        ),
+    ),
+    "linear_retention": AttentionSpec(
+        64,
+        mask=causal(),
+        normaliser=linear(elu_plus_one(), decay=lambda h: -exp2(-4.0 - h), normalise=False),
+    ),
 }
 
 MODULES = ("module", "constants", *LINEAR_MODULES)

@@ -2,17 +2,40 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from flashgen import AttentionSpec, causal, elu_plus_one, full, identity, linear, relu
+from flashgen import (
+    AttentionSpec,
+    Tensor,
+    causal,
+    elu_plus_one,
+    exp2,
+    full,
+    identity,
+    linear,
+    log,
+    relu,
+)
 from support.recurrence import recurrence
 from support.variants import rendered_module, shipped_module
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*eager reference")
 
+DECAY = Tensor("decay", ("batch", "num_kv_heads", "kv_len"))
 SPECS = {
+    "decays": AttentionSpec(
+        16, "float32", mask=causal(), normaliser=linear(elu_plus_one(), decay=DECAY)
+    ),
+    "retention": AttentionSpec(
+        16,
+        "float32",
+        mask=causal(),
+        normaliser=linear(identity(), decay=lambda h: log(1.0 - exp2(-2.0 - h)), normalise=False),
+    ),
     "elu": AttentionSpec(16, "float32", mask=causal(), normaliser=linear(elu_plus_one())),
     "plain": AttentionSpec(
         (16, 24), "float32", mask=full(), normaliser=linear(identity(), normalise=False)
@@ -33,21 +56,64 @@ def test_the_reference_is_the_recurrence() -> None:
         module = rendered_module(spec)
         tensors = drawn()
         out, lse = module.reference(*tensors, scale=0.3, return_lse=True)
-        exact, sums = recurrence(spec, *tensors)
+        exact, sums, _, _ = recurrence(spec, *tensors)
         torch.testing.assert_close(out, exact)
         torch.testing.assert_close(lse, torch.log(0.3 * sums))
+
+
+def drawn_states(tensors: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(decays, kv, z) for q, k and v, in their dtype."""
+    _, k, v = tensors
+    generator = torch.Generator().manual_seed(1)
+    shapes = k.shape[:3], (*k.shape[:2], k.shape[3], v.shape[3]), (*k.shape[:2], k.shape[3])
+    decay, kv, z = (torch.rand(x, generator=generator, dtype=torch.float64) for x in shapes)
+    return tuple(x.to(k.dtype) for x in (torch.log(decay), kv, z))
+
+
+def test_the_reference_of_decays_and_states_is_the_recurrence() -> None:
+    tensors = drawn()
+    decay, kv, z = drawn_states(tensors)
+    decay[0, 0, ::7] = -math.inf
+    module, spec = rendered_module(SPECS["decays"]), SPECS["decays"]
+    out, state = module.reference(
+        *tensors, decay=decay, initial_state=(kv, z), return_state=True, scale=0.3
+    )
+    exact, _, *last = recurrence(spec, *tensors, decay, kv, z)
+    torch.testing.assert_close((out, *state), (exact, *last))
+
+    of_heads = torch.full((1, 1, 1), math.log(0.75), dtype=torch.float64)
+    module, spec = rendered_module(SPECS["retention"]), SPECS["retention"]
+    out, last_kv = module.reference(*tensors, initial_state=kv, return_state=True)
+    exact, _, right, _ = recurrence(spec, *tensors, of_heads.expand(2, 1, 70), kv)
+    torch.testing.assert_close((out, last_kv), (exact, right))
+
+
+def test_long_decays() -> None:
+    """A geometric sum to which what is over 100,000 keys away adds nothing."""
+    module, ones = rendered_module(SPECS["retention"]), torch.ones(1, 8, 2**17, 16)
+    with torch.no_grad():
+        _, kv = module.attention(ones, ones, ones, return_state=True)
+    right = torch.exp2(2.0 + torch.arange(8))
+    torch.testing.assert_close(kv[0, :, 0, 0], right, rtol=1e-5, atol=0.0)
 
 
 @pytest.mark.parametrize("name", SPECS)
 def test_derivatives_of_derivatives(name: str) -> None:
     spec, module = SPECS[name], rendered_module(SPECS[name])
     shapes = [(1, 2, 3, 16), (1, 1, 3, 16), (1, 1, 3, spec.v_head_dim)]
-    q, k, v = (torch.randn(x, requires_grad=True) for x in shapes)
-    out = module.attention(q, k, v)
-    [dq] = torch.autograd.grad(out.sum(), q, create_graph=True)
-    mine = torch.autograd.grad((dq * dq).sum(), (q, k, v), materialize_grads=True)
-    leaves = [x.detach().double().requires_grad_() for x in (q, k, v)]
-    [dq] = torch.autograd.grad(recurrence(spec, *leaves)[0].sum(), leaves[0], create_graph=True)
+    tensors = [torch.randn(x, requires_grad=True) for x in shapes]
+    decay = torch.log(torch.rand(1, 1, 3)).requires_grad_()
+    given = {"decay": decay} if name == "decays" else {}
+    tensors = [*tensors, *given.values()]
+    out = module.attention(*tensors[:3], **given)
+    [dq] = torch.autograd.grad(out.sum(), tensors[0], create_graph=True)
+    mine = torch.autograd.grad((dq * dq).sum(), tensors, materialize_grads=True)
+    leaves = [x.detach().double().requires_grad_() for x in tensors]
+    of_heads = torch.log(torch.tensor(0.75)).double().expand(1, 1, 3)
+    of_spec = [of_heads] * (name == "retention")
+    [dq] = torch.autograd.grad(
+        recurrence(spec, *leaves, *of_spec)[0].sum(), leaves[0], create_graph=True
+    )
     right = torch.autograd.grad((dq * dq).sum(), leaves, materialize_grads=True)
     for x, y in zip(mine, right, strict=True):
         torch.testing.assert_close(x.double(), y, rtol=1e-4, atol=1e-4)
@@ -69,14 +135,61 @@ def test_the_transforms_of_torch_func() -> None:
 def test_the_operator(name: str) -> None:
     spec, module = SPECS[name], rendered_module(SPECS[name])
     shapes = [(1, 2, 5, 16), (1, 1, 5, 16), (1, 1, 5, spec.v_head_dim)]
-    q, k, v = (torch.randn(x, requires_grad=True) for x in shapes)
-    torch.library.opcheck(module.op, (q, k, v, *([] if spec.normaliser.normalise else [0.5])))
+    tensors = [torch.randn(x, requires_grad=True) for x in shapes]
+    scale = [] if spec.normaliser.normalise else [0.5]
+    decay = torch.log(torch.rand(1, 1, 5)).requires_grad_()
+    given = {"decay": decay} if name == "decays" else {}
+    states = [[]]
+    if name != "plain":
+        kv, z = torch.randn(1, 1, 16, 16).requires_grad_(), torch.rand(1, 1, 16).requires_grad_()
+        states = [[None] * (2 - len(scale)) + [False], [*[kv, z][: 2 - len(scale)], True]]
+    for state in states:
+        torch.library.opcheck(module.op, (*tensors, *scale, *given.values(), *state))
+    if name != "plain":
+        given["initial_state"] = kv if scale else (kv, z)
+        stepped = [x.detach()[:, :, :1] for x in (*tensors, decay)]
+        more = [kv] if scale else [kv, z]
+        args = (*stepped[:3], *scale, *stepped[3:][: name == "decays"], *(x.detach() for x in more))
+        torch.library.opcheck(module.op_step, args, test_utils=("test_schema", "test_faketensor"))
     torch._dynamo.reset()
     compiled = torch.compile(module.attention, fullgraph=True, backend="aot_eager")
-    out, right = compiled(q, k, v), module.attention(q, k, v)
+    out, right = compiled(*tensors, **given), module.attention(*tensors, **given)
     torch.testing.assert_close(out, right, rtol=0, atol=0)
-    grads = (torch.autograd.grad(x.sum(), (q, k, v)) for x in (out, right))
+    grads = (torch.autograd.grad(x.sum(), tensors) for x in (out, right))
     torch.testing.assert_close(*grads, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["elu", "decays", "retention"])
+def test_states_go_on_from_call_to_call_and_step_to_step(name: str) -> None:
+    module = rendered_module(SPECS[name])
+    tensors = [x.float() for x in drawn(heads=4, kv_heads=2, length=20)]
+    decays = [drawn_states(tensors)[0]] if name == "decays" else []
+
+    def part(begin: int, end: int) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
+        rows = slice(begin, end)
+        given = {"decay": decays[0][:, :, rows]} if decays else {}
+        return [x[:, :, rows] for x in tensors], given
+
+    q, given = part(0, 20)
+    whole, last = module.attention(*q, **given, return_state=True)
+    q, given = part(0, 13)
+    out, state = module.attention(*q, **given, return_state=True)
+    outs = [out]
+    q, given = part(13, 17)
+    out, state = module.attention(*q, **given, initial_state=state, return_state=True)
+    outs.append(out)
+    for n in range(17, 20):
+        q, given = part(n, n + 1)
+        out, state = module.step(*q, state, **given)
+        outs.append(out)
+    torch.testing.assert_close((torch.cat(outs, 2), state), (whole, last))
+    q, given = part(0, 1)
+    first, state = module.step(*q, None, **given)
+    torch.testing.assert_close(first, whole[:, :, :1])
+    q, given = part(0, 0)
+    out, same = module.attention(*q, **given, initial_state=state, return_state=True)
+    assert out.shape == (2, 4, 0, 16)
+    torch.testing.assert_close(same, state, rtol=0, atol=0)
 
 
 def test_fake_tensors_have_the_shapes() -> None:
@@ -114,11 +227,63 @@ def test_empty_calls() -> None:
         ("elu", {"q": (2, 2, 7, 8)}, "^q: "),
         ("elu", {"scale": 0.0}, "^scale: "),
         ("plain", {"return_lse": True}, "^return_lse: got True; the sum of weights may be"),
+        ("elu", {"initial_state": (2, 1, 16, 16)}, "^initial_state: got Tensor; pass a pair"),
+        ("elu", {"initial_state": (torch.zeros(2, 1, 16, 16), torch.zeros(2, 1, 8))},
+         r"^initial_state\[1\]: got shape \(2, 1, 8\); pass \(2, 1, 16\)"),
+        ("retention", {"initial_state": (2, 2, 16, 16)}, r"^initial_state: got shape"),
+        ("decays", {}, "missing 1 required keyword-only argument: 'decay'"),
+        ("decays", {"decay": (2, 2, 7)}, r"^decay: got shape \(2, 2, 7\); pass \(2, 1, 7\)"),
     ],
 )  # fmt: skip
 def test_what_a_call_refuses(name: str, change: dict, message: str) -> None:
     spec, module = SPECS[name], rendered_module(SPECS[name])
     shapes = {"q": (2, 2, 7, 16), "k": (2, 1, 7, 16), "v": (2, 1, 7, spec.v_head_dim)}
-    given = {x: torch.zeros(y) if isinstance(y, tuple) else y for x, y in (shapes | change).items()}
+    given = {
+        x: torch.zeros(y) if isinstance(y, tuple) and isinstance(y[0], int) else y
+        for x, y in (shapes | change).items()
+    }
     with pytest.raises((TypeError, ValueError), match=message):
         module.attention(**given)
+
+
+def test_what_a_step_refuses() -> None:
+    module = rendered_module(SPECS["retention"])
+    x = torch.zeros(1, 1, 2, 16)
+    with pytest.raises(ValueError, match=r"^q: got q_len 2; step takes one query and one key"):
+        module.step(x, x, x, None)
+    x = x[:, :, :1].requires_grad_()
+    with pytest.raises(ValueError, match=r"^q: has a gradient, and step none; call attention"):
+        module.step(x, x, x, None)
+
+
+def test_decays_above_0_are_found_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it a state grows, as the recurrence says."""
+    module, x = rendered_module(SPECS["decays"]), torch.ones(1, 1, 3, 16)
+    decay = torch.tensor([[[0.0, 1.0, 0.0]]])
+    _, (kv, _) = module.attention(x, x, x, decay=decay, return_state=True)
+    torch.testing.assert_close(kv, torch.full_like(kv, 4.0 + 2.0 * math.e))
+    monkeypatch.setenv("FLASHGEN_CHECK", "1")
+    for run in (module.attention, lambda *q, decay: module.step(*q, None, decay=decay)):
+        with pytest.raises(ValueError, match=r"^decay: holds numbers above 0, or NaN; pass"):
+            run(*([x[:, :, 1:2]] * 3), decay=decay[:, :, 1:2])
+
+
+def test_numbers_of_heads_are_for_as_many_heads() -> None:
+    decay = (-0.1, -math.inf)
+    module = rendered_module(
+        AttentionSpec(16, "float32", mask=causal(), normaliser=linear(relu(), decay=decay))
+    )
+    x = torch.ones(1, 3, 4, 16)
+    with pytest.raises(ValueError, match=r"^k: got 3 heads; decay of rendered has 2 numbers"):
+        module.attention(x, x, x)
+    _, (kv, _) = module.attention(*([x[:, :2]] * 3), return_state=True)
+    right = sum(math.exp(-0.1 * n) for n in range(4))
+    torch.testing.assert_close(kv[0, :, 0, 0], torch.tensor([right, 1.0]))
+
+
+def test_a_function_of_heads_is_checked_for_these_heads() -> None:
+    spec = AttentionSpec(16, mask=causal(), normaliser=linear(relu(), decay=lambda h: h - 1.5))
+    module, x = rendered_module(spec), torch.ones(1, 3, 4, 16, dtype=torch.bfloat16)
+    module.attention(*([x[:, :2]] * 3))
+    with pytest.raises(ValueError, match=r"^k: got 3 heads, for which decay of rendered is"):
+        module.attention(x, x, x)

@@ -32,6 +32,8 @@ class LinearCall:
     Attributes:
         strided: whether q, k and v are views into tensors with the heads inside of the rows.
         tma: whether tiles are copied by TMA.
+        states: whether it begins with a state and returns the last one.
+        steep: whether some decays of tokens are 0 or nearly 0, others 1.
     """
 
     q_len: int
@@ -41,6 +43,8 @@ class LinearCall:
     kv_heads: int = 1
     strided: bool = False
     tma: bool = True
+    states: bool = False
+    steep: bool = False
 
 
 def is_causal(spec: AttentionSpec) -> bool:
@@ -56,42 +60,73 @@ def features_of(spec: AttentionSpec) -> Callable[[torch.Tensor], torch.Tensor]:
     return MAPS.get(feature_map.label, feature_map.function)
 
 
-def recurrence(spec: AttentionSpec, q: Any, k: Any, v: Any) -> Tensors:
-    """(out, sums of weights without the scale) key by key: the definition.
+def recurrence(
+    spec: AttentionSpec, q: Any, k: Any, v: Any, decay: Any = None, kv: Any = None, z: Any = None
+) -> Tensors:
+    """(out, sums of weights without the scale, last kv, last z) key by key: the definition.
 
-    A state is the sum of features times values, and a total that of features.
+    kv is the sum of features times values, and z that of features, before the first key; a decay
+    multiplies both before its key is added.
     """
-    phi_q, phi_k, v = _features(spec, q, k, v)
-    state = phi_q.new_zeros(*q.shape[:2], q.shape[3], v.shape[3])
-    total = phi_q.new_zeros(*q.shape[:2], q.shape[3])
-    causal = is_causal(spec)
-    outs, sums = [], []
-    for n in range(k.shape[2]):
-        state = state + phi_k[:, :, n, :, None] * v[:, :, n, None, :]
-        total = total + phi_k[:, :, n]
-        if causal:
-            outs.append((phi_q[:, :, n, None] @ state).squeeze(2))
-            sums.append((phi_q[:, :, n] * total).sum(-1))
-    acc = torch.stack(outs, 2) if causal else phi_q @ state
-    of_weights = torch.stack(sums, 2) if causal else (phi_q @ total[..., None]).squeeze(-1)
-    return _finished(spec, acc, of_weights), of_weights
-
-
-def quadratic(spec: AttentionSpec, q: Any, k: Any, v: Any) -> Tensors:
-    """The same by all weights, with features and weights in the inputs' dtype, in float32 sums."""
-    dtype = q.dtype
-    phi_q, phi_k, v = _features(spec, q.float(), k.float(), v.float())
-    phi_q, phi_k = (x.to(dtype).float() for x in (phi_q, phi_k))
-    weights = phi_q @ phi_k.mT
-    weights = weights.tril() if is_causal(spec) else weights
-    sums = weights.sum(-1)
-    return _finished(spec, weights.to(dtype).float() @ v, sums).to(dtype), sums
-
-
-def _features(spec: AttentionSpec, q: Any, k: Any, v: Any) -> Tensors:
     group = q.shape[1] // k.shape[1]
     phi = features_of(spec)
-    return phi(q), phi(k).repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+    phi_q, phi_k = phi(q).unflatten(1, (k.shape[1], group)), phi(k)
+    decay = decays_of(spec, k) if decay is None else decay
+    kv = phi_k.new_zeros(*k.shape[:2], k.shape[3], v.shape[3]) if kv is None else kv
+    z = phi_k.new_zeros(*k.shape[:2], k.shape[3]) if z is None else z
+    causal = is_causal(spec)
+    accs, sums = [], []
+    for n in range(k.shape[2]):
+        factor = torch.exp(decay[:, :, n])
+        kv = factor[..., None, None] * kv + phi_k[:, :, n, :, None] * v[:, :, n, None, :]
+        z = factor[..., None] * z + phi_k[:, :, n]
+        if causal:
+            accs.append(phi_q[:, :, :, n] @ kv)
+            sums.append((phi_q[:, :, :, n] @ z[..., None]).squeeze(-1))
+    acc = torch.stack(accs, 3) if causal else phi_q @ kv[:, :, None]
+    of_weights = torch.stack(sums, 3) if causal else (phi_q @ z[:, :, None, :, None]).squeeze(-1)
+    acc, of_weights = acc.flatten(1, 2), of_weights.flatten(1, 2)
+    return _finished(spec, acc, of_weights), of_weights, kv, z
+
+
+def quadratic(
+    spec: AttentionSpec, q: Any, k: Any, v: Any, decay: Any = None, kv: Any = None, z: Any = None
+) -> Tensors:
+    """The same by all weights, with features and weights in the inputs' dtype, in float32 sums."""
+    dtype = q.dtype
+    group = q.shape[1] // k.shape[1]
+    phi = features_of(spec)
+    phi_q = phi(q.float()).to(dtype).float().unflatten(1, (k.shape[1], group))
+    phi_k, v = phi(k.float()).to(dtype).float()[:, :, None], v.float()[:, :, None]
+    decay = decays_of(spec, k) if decay is None else decay
+    log = decay.double().clamp(min=-500.0).cumsum(2)[:, :, None]
+    between = log[..., :, None] - log[..., None, :]
+    from_start, to_end = torch.exp(log).float(), torch.exp(log[..., -1:] - log).float()
+    weights = phi_q @ phi_k.mT
+    if is_causal(spec):
+        hidden = torch.ones_like(weights, dtype=torch.bool).triu(1)
+        weights = weights * torch.exp(between.masked_fill(hidden, -torch.inf)).float()
+    acc, sums = weights.to(dtype).float() @ v, weights.sum(-1)
+    last_kv, last_z = (to_end[..., None] * phi_k).mT @ v, (to_end[..., None] * phi_k).sum(3)
+    if kv is not None:
+        acc = acc + from_start[..., None] * (phi_q @ kv[:, :, None])
+        last_kv = last_kv + from_start[..., -1, None, None] * kv[:, :, None]
+    if z is not None:
+        sums = sums + from_start * (phi_q @ z[:, :, None, :, None]).squeeze(-1)
+        last_z = last_z + from_start[..., -1, None] * z[:, :, None]
+    out = _finished(spec, acc.flatten(1, 2), sums.flatten(1, 2)).to(dtype)
+    return out, sums.flatten(1, 2), last_kv.squeeze(2), last_z.squeeze(2)
+
+
+def decays_of(spec: AttentionSpec, k: torch.Tensor) -> torch.Tensor:
+    """The logarithms of the decays of keys where the spec has those of heads, else 0."""
+    decay = spec.normaliser.decay
+    heads = range(k.shape[1])
+    numbers = [0.0] * len(heads)
+    if decay is not None:
+        numbers = [decay.numbers[h] if decay.numbers else decay.function(h) for h in heads]
+    of_heads = torch.tensor(numbers, dtype=torch.float64)
+    return of_heads.to(k.dtype)[None, :, None].expand(k.shape[:3])
 
 
 def _finished(spec: AttentionSpec, acc: torch.Tensor, sums: torch.Tensor) -> torch.Tensor:
@@ -102,38 +137,60 @@ def _finished(spec: AttentionSpec, acc: torch.Tensor, sums: torch.Tensor) -> tor
 
 
 def check_linear(module: ModuleType, spec: AttentionSpec, call: LinearCall) -> None:
-    """Fails unless output, LSE and gradients are as near to float64 as torch's, twice over."""
+    """Fails unless results and gradients are as near to float64 as torch's, twice over."""
     for table in (module.CONFIGS, module.CONFIGS_OF_GRADIENTS):
         for config in table.values():
             config["USE_TMA"] = call.tma
     tensors = _inputs(spec, call)
-    has_lse = spec.normaliser.normalise and spec.normaliser.feature_map.never_negative
-    q, k, v = (x.detach().requires_grad_() for x in tensors)
-    got = module.attention(q, k, v, return_lse=has_lse)
-    got = got if has_lse else (got,)
+    sums = spec.normaliser.normalise
+    has_lse = sums and spec.normaliser.feature_map.never_negative
+    leaves = {name: x.detach().requires_grad_() for name, x in tensors.items()}
+    options: dict[str, Any] = {"return_lse": has_lse}
+    if "decay" in leaves:
+        options["decay"] = leaves["decay"]
+    if call.states:
+        options["initial_state"] = (leaves["kv"], leaves["z"]) if sums else leaves["kv"]
+        options["return_state"] = True
+    got = module.attention(leaves["q"], leaves["k"], leaves["v"], **options)
+    results = list(got) if isinstance(got, tuple) else [got]
+    names = ["out"] + ["lse"] * has_lse
+    if call.states:
+        last = results.pop()
+        results += last if sums else [last]
+        names += ["last kv"] + ["last z"] * sums
     generator = torch.Generator().manual_seed(1)
-    grads = tuple(torch.randn(x.shape, generator=generator).to(x.dtype) for x in got)
-    exact = _with_gradients(recurrence, spec, [x.double() for x in tensors], grads)
-    rough = _with_gradients(quadratic, spec, tensors, grads)
-    mine = (*got, *torch.autograd.grad(got, (q, k, v), grads))
-    names = ("out", "lse", "dq", "dk", "dv") if has_lse else ("out", "dq", "dk", "dv")
+    grads = [torch.randn(x.shape, generator=generator).to(x.dtype) for x in results]
+    names += [f"gradient of {name}" for name in leaves]
+    exact = _with_gradients(recurrence, spec, tensors, names, grads, torch.float64)
+    rough = _with_gradients(quadratic, spec, tensors, names, grads)
+    mine = (*results, *torch.autograd.grad(results, list(leaves.values()), grads))
     for name, x, right, low in zip(names, mine, exact, rough, strict=True):
         assert x.shape == right.shape, f"{name}: {tuple(x.shape)}, not {tuple(right.shape)}"
-        error, allowed = error_and_bound(x.detach(), right.detach(), low.detach())
+        # Gradients of decays are differences of sums of these.
+        size = (tensors["v"] * mine[names.index("gradient of v")]).abs().sum((2, 3)).max().item()
+        size = size if name == "gradient of decay" else 0.0
+        error, allowed = error_and_bound(x.detach(), right.detach(), low.detach(), size)
         assert error <= allowed, f"{name}: error {error:.3g}, allowed {allowed:.3g}"
+    if "decay" in tensors:
+        dead = mine[names.index("gradient of decay")][tensors["decay"] < -200.0]
+        assert not dead.any(), f"gradient of decays of 0: error {dead.abs().max().item():.3g}"
 
 
-def _with_gradients(run: Any, spec: AttentionSpec, tensors: Any, grads: Tensors) -> Tensors:
-    leaves = [x.detach().requires_grad_() for x in tensors]
-    out, sums = run(spec, *leaves)
-    results = (out, torch.log(sums * spec.qk_head_dim**-0.5))[: len(grads)]
-    given = tuple(g.to(x.dtype) for g, x in zip(grads, results, strict=True))
-    return (*results, *torch.autograd.grad(results, leaves, given))
+def _with_gradients(
+    run: Any, spec: AttentionSpec, tensors: Any, names: Any, grads: Any, dtype: Any = None
+) -> Tensors:
+    leaves = {name: x.detach().to(dtype or x.dtype).requires_grad_() for name, x in tensors.items()}
+    out, sums, kv, z = run(spec, **leaves)
+    found = {"out": out, "lse": torch.log(sums * spec.qk_head_dim**-0.5), "last kv": kv}
+    results = [(found | {"last z": z})[name] for name in names[: len(grads)]]
+    given = [g.to(x.dtype) for g, x in zip(grads, results, strict=True)]
+    return (*results, *torch.autograd.grad(results, list(leaves.values()), given))
 
 
-def _inputs(spec: AttentionSpec, call: LinearCall) -> Tensors:
+def _inputs(spec: AttentionSpec, call: LinearCall) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     dtype = getattr(torch, spec.dtype)
+    qk_dim, v_dim, heads = spec.qk_head_dim, spec.v_head_dim, call.kv_heads
 
     def drawn(heads: int, length: int, dim: int) -> torch.Tensor:
         shape = (call.batch, heads, length, dim)
@@ -142,8 +199,22 @@ def _inputs(spec: AttentionSpec, call: LinearCall) -> Tensors:
         rows = torch.randn(call.batch, length, heads, dim, generator=generator).to(dtype)
         return rows.transpose(1, 2)
 
-    return (
-        drawn(call.q_heads, call.q_len, spec.qk_head_dim),
-        drawn(call.kv_heads, call.kv_len, spec.qk_head_dim),
-        drawn(call.kv_heads, call.kv_len, spec.v_head_dim),
-    )
+    tensors = {
+        "q": drawn(call.q_heads, call.q_len, qk_dim),
+        "k": drawn(heads, call.kv_len, qk_dim),
+        "v": drawn(heads, call.kv_len, v_dim),
+    }
+    decay = spec.normaliser.decay
+    if decay is not None and decay.tensor is not None:
+        chosen = torch.rand(call.batch, call.kv_len, heads, generator=generator)
+        small = -0.2 * torch.rand(call.batch, call.kv_len, heads, generator=generator)
+        if call.steep:
+            for least, value in ((0.5, 0.0), (0.7, -9.0), (0.8, -80.0), (0.9, -1e4)):
+                small = torch.where(chosen > least, value, small)
+            small = torch.where(chosen > 0.95, -torch.inf, small)
+        tensors["decay"] = small.transpose(1, 2)
+    if call.states:
+        tensors["kv"] = torch.randn(call.batch, heads, qk_dim, v_dim, generator=generator)
+        if spec.normaliser.normalise:
+            tensors["z"] = torch.rand(call.batch, heads, qk_dim, generator=generator)
+    return tensors

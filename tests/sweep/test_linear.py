@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
-from flashgen import AttentionSpec, causal, elu_plus_one, full, identity, linear, relu
+from flashgen import AttentionSpec, Tensor, causal, elu_plus_one, full, identity, linear, relu
 from support.recurrence import LinearCall, check_linear
 from support.variants import linear_specs, rendered_module
 
@@ -26,6 +28,25 @@ BIDIRECTIONAL = AttentionSpec((24, 40), "float32", mask=full(), normaliser=linea
 SHIFTED = AttentionSpec(24, "float32", mask=full(), normaliser=linear(shifted, normalise=False))
 SQUARE = AttentionSpec(16, mask=causal(), normaliser=linear(square))
 
+DECAY = Tensor("decay", ("batch", "num_kv_heads", "kv_len"))
+TOKENS = AttentionSpec(
+    (40, 24), "float32", mask=causal(), normaliser=linear(elu_plus_one(), decay=DECAY)
+)
+PLAIN_TOKENS = AttentionSpec(
+    16, mask=causal(), normaliser=linear(identity(), decay=DECAY, normalise=False)
+)
+MAPPED_TOKENS = AttentionSpec(
+    16, "float32", mask=causal(), normaliser=linear(shifted, decay=DECAY, normalise=False)
+)
+RETENTION = AttentionSpec(
+    24, "float32", mask=causal(), normaliser=linear(
+        identity(), decay=lambda h: -(h + 1) / 16, normalise=False
+    )
+)  # fmt: skip
+NUMBERS = AttentionSpec(
+    16, "float32", mask=causal(), normaliser=linear(relu(), decay=(-0.05, -math.inf))
+)
+
 #: Chunks have 16 rows, and a GPU four programs: so 83 rows of one head are two segments or more.
 CALLS = {
     "several segments": (ELU, LinearCall(83, 83, batch=2)),
@@ -38,6 +59,16 @@ CALLS = {
     "fewer keys": (SHIFTED, LinearCall(83, 35, batch=2)),
     "a map of the user's": (SQUARE, LinearCall(49, 49)),
     "through pointers": (UNEQUAL, LinearCall(40, 40, strided=True, tma=False)),
+    "states": (ELU, LinearCall(83, 83, q_heads=2, states=True)),
+    "states of one segment": (PLAIN, LinearCall(20, 20, batch=2, states=True)),
+    "decays": (TOKENS, LinearCall(83, 83, batch=2)),
+    "decays and states": (TOKENS, LinearCall(83, 83, q_heads=4, kv_heads=2, states=True)),
+    "steep decays": (TOKENS, LinearCall(83, 83, batch=2, steep=True, states=True)),
+    "a decay of one key": (TOKENS, LinearCall(1, 1, states=True)),
+    "decays without sums": (PLAIN_TOKENS, LinearCall(83, 83, q_heads=2, states=True, steep=True)),
+    "decays of features": (MAPPED_TOKENS, LinearCall(83, 83, strided=True, tma=False)),
+    "decays of heads": (RETENTION, LinearCall(83, 83, q_heads=4, kv_heads=2, states=True)),
+    "numbers of heads": (NUMBERS, LinearCall(40, 40, q_heads=2, kv_heads=2)),
 }
 
 #: Defects: the text, what stands in its place, and the call that finds it. A text that stands in
@@ -47,10 +78,9 @@ DEFECTS = {
                                          "several segments"),
     "a value does not get its own query": (">= offs_n[None, :]", "> offs_n[None, :]",
                                            "several segments"),
-    "a segment less": ("for i in range(0, segment)", "for i in range(1, segment)",
+    "a segment less": ("* num_states + segment\n        offs", "* num_states + 0\n        offs",
                        "several segments"),
-    "a segment of queries less": ("for i in range(segment, num_states)",
-                                  "for i in range(segment + 1, num_states)", "several segments"),
+    "a segment of queries less": ("+ segment + 1 - first", "+ segment", "states"),
     "all segments of keys but one": ("for i in range(0, num_states)",
                                      "for i in range(1, num_states)", "all keys"),
     "a state that is not carried on": ("state = tl.dot(tl.trans(v), phi_k, state)",
@@ -85,6 +115,42 @@ DEFECTS = {
     "no scale": ("acc *= scale", "acc *= 1.0", "fewer keys"),
     "states of one segment too many": ("begin = (segment + first) * segment_chunks",
                                        "begin = segment * segment_chunks", "several segments"),
+    "keys that do not decay": ("to_end = tl.math.exp2((", "to_end = tl.math.exp2(0.0 * (",
+                               "decays"),
+    "queries that do not decay": ("from_start = tl.math.exp2(", "from_start = tl.math.exp2(0.0 * ",
+                                  "decays"),
+    "states that do not decay": ("whole = tl.math.exp2(", "whole = tl.math.exp2(0.0 * ", "decays"),
+    "weights that do not decay": ("tl.where(visible, logs,", "tl.where(visible, 0.0 * logs,",
+                                  "decays"),
+    "segments that do not decay": ("state *= tl.math.exp2(log)", "state *= 1.0",
+                                   "decays and states"),
+    "multiples alone": ("tl.cumsum(log - coarse, 1)", "0.0 * tl.cumsum(log - coarse, 1)", "decays"),
+    "one part of steep sums": ("tl.floor(log * 64.0 + 0.5) * 0.015625", "log", "steep decays"),
+    "infinite logarithms": ("log = tl.where(log < -160.0, -160.0, log)", "log = log",
+                            "steep decays"),
+    "gradients of what is forgotten": ("grad = tl.where(log < -160.0, 0.0, grad)", "grad = grad",
+                                       "steep decays"),
+    "decays of another head": ("logs_ptr, batch, kv_head,",
+                               "logs_ptr, batch, 0 * kv_head,", "decays and states"),
+    "decays of each head of queries": ("tl.where(step % group == 0,", "tl.where(step >= 0,",
+                                       "decays and states"),
+    "nothing beyond a segment": ("beyond += tl.sum(parts, 0)", "beyond += 0.0", "decays"),
+    "another state beyond a segment": ("segment + 1 - first", "segment + first",
+                                       "decays and states"),
+    "no products of sums": ("of_keys = num_states - 1 - i + first", "of_keys = num_states - 1 - i",
+                            "decays"),
+    "no rows of queries": ("rows = tl.sum(acc * ", "rows = tl.sum(0.0 * acc * ",
+                           "decays of features"),
+    "no rows of keys": ("rows = tl.sum(grad * ", "rows = tl.sum(0.0 * grad * ", "decays"),
+    "no gradient of sums in those of decays": ("change += sums * ", "change += 0.0 * sums * ",
+                                               "decays"),
+    "no first state": ("state += tl.load(given_ptr", "state += 0.0 * tl.load(given_ptr", "states"),
+    "the gradient of another state": ("_slots(states, 0)", "_slots(states, -1)", "states"),
+    "the state before the last segment": ("_slots(states, -1)", "_slots(states, -2)", "states"),
+    "a last state's gradient times the scale": ("grad_kv / scale", "grad_kv",
+                                                "states of one segment"),
+    "a first state's gradient without the scale": ("scale * x for x in of_first",
+                                                   "x for x in of_first", "states of one segment"),
 }  # fmt: skip
 
 
@@ -108,12 +174,30 @@ def test_a_defect_is_found(name: str) -> None:
 
 
 @pytest.mark.parametrize("chunk", [16, 32, 64])
-def test_any_chunk_gives_the_same(chunk: int) -> None:
-    module = rendered_module(ELU)
+@pytest.mark.parametrize("spec", [ELU, TOKENS])
+def test_any_chunk_gives_the_same(spec: AttentionSpec, chunk: int) -> None:
+    module = rendered_module(spec)
     for table in (module.CONFIGS, module.CONFIGS_OF_GRADIENTS):
         for config in table.values():
             config["CHUNK"] = chunk
-    check_linear(module, ELU, LinearCall(150, 150))
+    check_linear(module, spec, LinearCall(150, 150, steep=True, states=True))
+
+
+def carries(source: str) -> str:
+    """A module whose gradients of decays go through a segment in several steps."""
+    assert '"BLOCK": 1024}' in source
+    return source.replace('"BLOCK": 1024}', '"BLOCK": 16}')
+
+
+def test_steps_through_a_segment_carry_on() -> None:
+    call = LinearCall(150, 150, q_heads=2)
+    check_linear(rendered_module(TOKENS, edit_source=carries), TOKENS, call)
+
+    def lost(source: str) -> str:
+        return carries(source).replace("beyond += tl.sum(change, 0)", "beyond += 0.0")
+
+    with pytest.raises(AssertionError, match="gradient of decay: error"):
+        check_linear(rendered_module(TOKENS, edit_source=lost), TOKENS, call)
 
 
 @pytest.mark.parametrize("name", linear_specs())

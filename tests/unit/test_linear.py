@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -12,8 +14,10 @@ from flashgen import (
     AttentionSpec,
     Blocks,
     Float,
+    Tensor,
     causal,
     elu_plus_one,
+    exp2,
     full,
     identity,
     linear,
@@ -36,6 +40,7 @@ from support.variants import ROOT, linear_specs
 
 GOOD = AttentionSpec(head_dim=64, mask=causal(), normaliser=linear(elu_plus_one()))
 GAIN = Float("gain", 1.0)
+DECAY = Tensor("decay", ("batch", "num_kv_heads", "kv_len"))
 
 
 def findings(**fields: Any) -> list[str]:
@@ -54,6 +59,10 @@ def findings(**fields: Any) -> list[str]:
         {"normaliser": linear(torch.nn.functional.silu)},
         {"targets": ("gfx942", "sm_86")},
         {"blocks": Blocks(BLOCK_M=32, num_stages=(2, 4))},
+        {"normaliser": linear(relu(), decay=DECAY)},
+        {"normaliser": linear(relu(), decay=[-0.1, 0, -math.inf])},
+        {"normaliser": linear(relu(), decay=lambda h: -exp2(-h))},
+        {"normaliser": linear(relu(), decay=lambda h: -0.5)},
     ],
 )
 def test_good_fields(fields: dict[str, Any]) -> None:
@@ -89,6 +98,9 @@ def test_good_fields(fields: dict[str, Any]) -> None:
          "algorithm='fast'): 'fast' is no algorithm; write one of None, 'linear', 'quadratic'"),
         ({"normaliser": linear(relu(), normalise=1)}, "normaliser=linear(relu()): normalise is "
          "neither True nor False; write normalise=False, or leave it out"),
+        ({"mask": full(), "normaliser": linear(relu(), decay=DECAY)}, "mask=full(): a decay is for "
+         "keys in the order of queries, and this mask shows later ones; write causal(), or leave "
+         "decay out"),
     ],
 )  # fmt: skip
 def test_what_is_refused(fields: dict[str, Any], message: str) -> None:
@@ -111,6 +123,45 @@ def test_what_is_refused(fields: dict[str, Any], message: str) -> None:
 def test_what_is_no_feature_map(function: Any, message: str) -> None:
     [finding] = findings(normaliser=linear(function))
     assert message in finding
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda h: h > 0, "decay decay returned Expr(h > 0), not a number; return the logarithm "
+         "of a head's decay"),
+        (lambda h: GAIN * h, "decay decay reads more than h; declare a Tensor of dims ('batch', "
+         "'num_kv_heads', 'kv_len')"),
+        (lambda h: 0.5, "decay decay is 0.5, above 0; return a number up to 0"),
+    ],
+)  # fmt: skip
+def test_what_is_no_decay_of_a_head(function: Any, message: str) -> None:
+    [finding] = findings(normaliser=linear(relu(), decay=function))
+    assert message in finding
+
+
+@pytest.mark.parametrize(
+    ("decay", "message"),
+    [
+        (-0.5, "linear: decay=-0.5; give a number for each head of k in a tuple, a function"),
+        ((-0.5, 0.5), "linear: decay holds 0.5; give logarithms, numbers up to 0"),
+        ((math.nan,), "linear: decay holds nan; give"),
+        (Tensor("decay", ("num_q_heads",)), "declare a Tensor of dims ('batch', 'num_kv_heads', "
+         "'kv_len') and of float32"),
+        (Tensor("decay", ("batch", "num_kv_heads", "kv_len"), "bfloat16"), "and of float32"),
+    ],
+)  # fmt: skip
+def test_what_is_no_decay(decay: Any, message: str) -> None:
+    with pytest.raises(MaskError, match=re.escape(message)):
+        linear(relu(), decay=decay)
+
+
+def test_decays_are_told_apart_by_what_they_compute() -> None:
+    decays = (None, DECAY, (-0.1,), (-0.2,), lambda h: -h)
+    normalisers = [linear(relu(), decay=decay) for decay in decays]
+    assert len({replace(GOOD, normaliser=normaliser).digest for normaliser in normalisers}) == 5
+    assert linear(relu(), decay=lambda h: -1 * h) == normalisers[4]
+    assert replace(GOOD, normaliser=normalisers[1]).params == (DECAY,)
 
 
 def test_only_functions_are_feature_maps() -> None:

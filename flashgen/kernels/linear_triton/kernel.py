@@ -65,7 +65,7 @@ class LinearForward(ForwardKernel):
         self, plan: KernelPlan, target: str, candidates: Sequence[KernelConfig]
     ) -> list[KernelConfig]:
         """By what hides latency."""
-        return rank_linear(candidates)
+        return rank_linear(plan, target, candidates, gradients=False)
 
     def usage(self, plan: KernelPlan, config: KernelConfig, target: Target) -> SramUsage:
         """The larger one of its functions."""
@@ -109,7 +109,7 @@ class LinearGradients(GradientKernel):
         self, plan: KernelPlan, target: str, candidates: Sequence[KernelConfig]
     ) -> list[KernelConfig]:
         """By what hides latency."""
-        return rank_linear(candidates)
+        return rank_linear(plan, target, candidates, gradients=True)
 
     def usage(self, plan: KernelPlan, config: KernelConfig, target: Target) -> SramUsage:
         """The largest one of its functions."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -46,14 +47,35 @@ def linear_usage(
         "qk_width": linear.qk_width,
         "v_width": linear.v_width,
     }
-    phases = _phases(
-        gradients, linear.normalise, matrix_unit(plan, config, target), plan.itemsize == 4
+    holds = _Holds(
+        normalised=linear.normalise,
+        mapped=linear.mapped or linear.learned,
+        decayed=linear.decayed,
+        wide=plan.itemsize == 4,
     )
+    phases = _phases(gradients, matrix_unit(plan, config, target), holds)
     return usage_of_phases(phases, values, target)
 
 
+@dataclass(frozen=True)
+class _Holds:
+    """What decides which tiles a block holds.
+
+    Attributes:
+        normalised: whether weights are divided by their sum.
+        mapped: whether gradients read q or k besides what products read.
+        decayed: whether there are decays.
+        wide: whether elements have 32 bits.
+    """
+
+    normalised: bool
+    mapped: bool
+    decayed: bool
+    wide: bool
+
+
 @cache
-def _phases(gradients: bool, normalised: bool, unit: Unit, wide: bool) -> tuple[Phase, ...]:
+def _phases(gradients: bool, unit: Unit, holds: _Holds) -> tuple[Phase, ...]:
     """What a block holds at once.
 
     For tiles of 64 rows that TMA copies ahead on Hopper it is what the compiler allots. It is more
@@ -62,28 +84,37 @@ def _phases(gradients: bool, normalised: bool, unit: Unit, wide: bool) -> tuple[
     """
     first = Phase("first state", (("state", 4 * QK_WIDTH * V_WIDTH),))
     if unit == "mfma":
-        loop = _of_mfma(gradients)
+        loop = _of_mfma(gradients, holds)
     elif unit == "fma":
-        loop = _of_fma(gradients)
+        loop = _of_fma(gradients, holds)
     elif gradients:
-        loop = _of_gradients(normalised, unit == "tcgen05")
+        loop = _of_gradients(unit == "tcgen05", holds)
     elif unit == "tcgen05":  # it takes the state from shared memory, too
         more = (("P", _WEIGHTS), ("barriers", 32 * (NUM_STAGES + 2)))
         loop = (("state", _STATE), *_tiles(NUM_STAGES), *more)
-    elif normalised:  # each step begins with the sums of weights, for which Q goes to registers
+    elif holds.normalised:  # a step begins with the sums of weights: Q goes to registers
         ahead = sympy.Max(NUM_STAGES - 1, 1)
         tiles = (("Q tiles", ahead * _OF_FEATURES), ("K tiles", ahead * _OF_FEATURES))
         values = (("V tiles", NUM_STAGES * _OF_VALUES), ("features", _OF_FEATURES))
-        loop = (*tiles, *values, ("P", _WEIGHTS), ("barriers", 24 * ahead))
+        sums = 4 * QK_WIDTH * (NUM_STAGES - 1)
+        loop = (*tiles, *values, ("P", _WEIGHTS), ("LSE", sums), ("barriers", 24 * ahead))
     else:
         stages = sympy.Max(NUM_STAGES, 2)
         loop = (*_tiles(stages), ("P", _WEIGHTS), ("barriers", 8 * stages))
-    if wide and unit in ("wgmma", "tcgen05"):  # of 32 bits, which they do not read transposed
+    if holds.decayed:
+        loop = (*loop, ("decays", _of_decays(holds)))
+    if holds.wide and unit in ("wgmma", "tcgen05"):  # of 32 bits, which they do not read transposed
         loop = (*loop, ("pieces", 5 * sympy.Max(_OF_FEATURES, _OF_VALUES)))
     return first, Phase("loop", loop)
 
 
-def _of_mfma(gradients: bool) -> Parts:
+def _of_decays(holds: _Holds) -> Any:
+    """Their sums, in the layout of each product that takes them; keys times their decays."""
+    parts = 2 if holds.wide else 1
+    return parts * (16 * BLOCK_M * NUM_STAGES + 24 * NUM_STAGES) + 4 * QK_WIDTH
+
+
+def _of_mfma(gradients: bool, holds: _Holds) -> Parts:
     """Most tiles go straight to registers."""
     widest, ahead = sympy.Max(_OF_FEATURES, _OF_VALUES), NUM_STAGES - 1
     if not gradients:
@@ -92,31 +123,40 @@ def _of_mfma(gradients: bool) -> Parts:
         ("state", _STATE),
         ("K tiles", NUM_STAGES * widest),
         ("V tiles", ahead * _OF_VALUES),
+        ("Q tiles", ahead * _OF_FEATURES if holds.mapped else sympy.Integer(0)),
     )
 
 
-def _of_fma(gradients: bool) -> Parts:
+def _of_fma(gradients: bool, holds: _Holds) -> Parts:
     """Both operands of each product are read from shared memory."""
-    ahead = sympy.Max(NUM_STAGES - 1, 1)
+    ahead, none = sympy.Max(NUM_STAGES - 1, 1), sympy.Integer(0)
     ours = ("dO tiles", ahead * _OF_VALUES) if gradients else ("Q tiles", NUM_STAGES * _OF_FEATURES)
     return (
         ("state", _STATE),
         ours,
         ("K tiles", NUM_STAGES * _OF_FEATURES),
         ("V tiles", ahead * _OF_VALUES),
+        ("features", NUM_STAGES * _OF_FEATURES if gradients and holds.mapped else none),
+        ("LSE", ahead * (4 * QK_WIDTH + 12 * BLOCK_M) if holds.normalised else none),
         ("barriers", 8 * (NUM_STAGES + 1)),
     )
 
 
-def _of_gradients(normalised: bool, tensor_memory: bool) -> Parts:
-    stages = sympy.Max(NUM_STAGES, 2)
+def _of_gradients(tensor_memory: bool, holds: _Holds) -> Parts:
+    stages, none = sympy.Max(NUM_STAGES, 2), sympy.Integer(0)
+    ahead = stages - 1
+    features = none
+    if tensor_memory:
+        features = _OF_FEATURES + 24 * BLOCK_M if holds.mapped else 2 * _OF_FEATURES + _WEIGHTS
+    sums = ahead * (4 * QK_WIDTH + 12 * BLOCK_M) - 8
     return (
         ("state", _STATE),
         ("K tiles", stages * _OF_FEATURES),
         ("V tiles", stages * _OF_VALUES),
         ("dO tiles", stages * _OF_VALUES),
-        ("features", 2 * _OF_FEATURES + _WEIGHTS if tensor_memory else sympy.Integer(0)),
-        ("LSE, delta", 8 * BLOCK_M if normalised else sympy.Integer(0)),
+        ("Q tiles", ahead * _OF_FEATURES if holds.mapped else none),
+        ("features", features),
+        ("LSE, delta", sums if holds.normalised else none),
         ("barriers", 8 * (3 * stages - 2)),
     )
 

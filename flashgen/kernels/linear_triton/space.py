@@ -10,7 +10,7 @@ from flashgen.config import KernelConfig
 from flashgen.kernels.base import Space
 from flashgen.kernels.linear_triton.shared_memory import linear_usage
 from flashgen.plan import KernelPlan
-from flashgen.plan.linear import LinearPlan
+from flashgen.plan.linear import WIDEST, LinearPlan
 
 #: Rows of a chunk: products within one grow with it, states of all grow with its inverse.
 CHUNKS = (16, 32, 64)
@@ -40,9 +40,24 @@ def linear_space(plan: KernelPlan, target: str, *, gradients: bool) -> Space:
     )
 
 
-def rank_linear(candidates: Sequence[KernelConfig]) -> list[KernelConfig]:
-    """Long chunks first, which read states seldom; then those with more tiles on their way."""
-    return sorted(candidates, key=lambda config: (-config.BLOCK_M, -config.num_stages))
+def rank_linear(
+    plan: KernelPlan, target: str, candidates: Sequence[KernelConfig], *, gradients: bool
+) -> list[KernelConfig]:
+    """Long chunks first, which read states seldom; then those with more tiles on their way.
+
+    Where gradients read elements of q and k besides their features, the widest states leave chunks
+    of 32 rows registers for that, and no longer ones. Blackwell has states in tensor memory.
+    """
+    linear = LinearPlan(plan)
+    widest = linear.qk_width * linear.v_width == WIDEST**2
+    reads_more = gradients and (linear.mapped or linear.learned)
+    short_of_registers = get_target(target).family not in ("blackwell", "cdna3")
+    longest = 32 if widest and reads_more and short_of_registers else max(CHUNKS)
+
+    def order(config: KernelConfig) -> tuple[bool, int, int]:
+        return longest < config.BLOCK_M, -config.BLOCK_M, -config.num_stages
+
+    return sorted(candidates, key=order)
 
 
 def _all(plan: KernelPlan, target: str) -> Iterator[KernelConfig]:

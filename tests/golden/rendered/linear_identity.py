@@ -153,7 +153,6 @@ def _linear_features(
         "kv_len",
         "segment_chunks",
         "num_states",
-        "first",
     ]
 )
 def _linear_states(
@@ -173,14 +172,14 @@ def _linear_states(
     kv_len,
     segment_chunks,
     num_states,
-    first,
     CHUNK: tl.constexpr,
     USE_TMA: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """One program: the sum over a segment's keys of their features times their rows of v.
 
-    states is (batch, num_kv_heads, num_states, 64, 64), totals without the last; they begin with
-    the segment numbered first.
+    states is (batch, num_kv_heads, num_states, 64, 64), totals without the last. A segment's is
+    behind its own number, for `_linear_scan`.
     """
     kv_head = tl.program_id(0) % num_kv_heads
     batch = tl.program_id(0) // num_kv_heads % num_batches
@@ -196,9 +195,9 @@ def _linear_states(
     state = tl.zeros([64, 64], tl.float32)
     total = tl.zeros([64], tl.float32)
     num_chunks = tl.cdiv(kv_len, CHUNK)
-    begin = (segment + first) * segment_chunks
+    begin = segment * segment_chunks
     end = min(begin + segment_chunks, num_chunks)
-    for chunk in range(begin, end):
+    for chunk in tl.range(begin, end, num_stages=STAGES):
         start = chunk * CHUNK
         phi_k = _load_tile(
             phi_k_rows, stride_kn, batch, kv_head, start, kv_len, 0, CHUNK, 64, USE_TMA
@@ -210,10 +209,99 @@ def _linear_states(
             + offs_f
         )
         state = tl.dot(tl.trans(v), phi_k, state)
-    at = (batch * num_kv_heads + kv_head).to(tl.int64) * num_states + segment
+    at = (batch * num_kv_heads + kv_head).to(tl.int64) * num_states + segment + 1
     offs_state = offs_f[None, :] * 64 + offs_v[:, None]
     tl.store(states_ptr + at * 4096 + offs_state, state)
     tl.store(totals_ptr + at * 64 + offs_f, total)
+
+
+@triton.jit(do_not_specialize=["num_states", "size"])
+def _linear_scan(
+    states_ptr,
+    given_ptr,
+    num_states,
+    size,
+    REVERSE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One program: BLOCK elements of the states of one head, from the first or the last one on.
+
+    states (heads, num_states, size): beside the first, each holds what one segment adds up to, and
+    becomes the sum of all before it. The first becomes given, (heads, size), or 0 where that
+    is None.
+    """
+    tiles = tl.cdiv(size, BLOCK)
+    head = (tl.program_id(0) // tiles).to(tl.int64)
+    offs = tl.program_id(0) % tiles * BLOCK + tl.arange(0, BLOCK)
+    inside = offs < size
+    state = tl.zeros([BLOCK], tl.float32)
+    if given_ptr is not None:
+        state += tl.load(given_ptr + head * size + offs, mask=inside, other=0.0)
+    for i in range(0, num_states):
+        at = head * num_states + (num_states - 1 - i if REVERSE else i)
+        state += tl.load(states_ptr + at * size + offs, mask=inside & (i > 0), other=0.0)
+        tl.store(states_ptr + at * size + offs, state, mask=inside)
+
+
+@triton.jit(do_not_specialize=["num_q_heads", "num_kv_heads"])
+def _linear_step(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    out_ptr,
+    first_kv_ptr,
+    last_kv_ptr,
+    first_z_ptr,
+    last_z_ptr,
+    stride_qb,
+    stride_qh,
+    stride_kb,
+    stride_kh,
+    stride_vb,
+    stride_vh,
+    num_q_heads,
+    num_kv_heads,
+    COLUMNS: tl.constexpr,
+):
+    """One program: COLUMNS columns of the state of one head of k and v, and of its queries' output.
+
+    kv (
+        batch, num_kv_heads, 64, 64
+    ), z without the last dimension, and out are contiguous; a state that is
+    None is 0.
+    """
+    tiles: tl.constexpr = 64 // COLUMNS
+    tile = tl.program_id(0) % tiles
+    of_batches = (tl.program_id(0) // tiles).to(tl.int64)
+    batch, kv_head = of_batches // num_kv_heads, of_batches % num_kv_heads
+    group = num_q_heads // num_kv_heads
+    offs_f = tl.arange(0, 64)
+    offs_v = tile * COLUMNS + tl.arange(0, COLUMNS)
+    k = tl.load(k_ptr + batch * stride_kb + kv_head * stride_kh + offs_f)
+    v = tl.load(v_ptr + batch * stride_vb + kv_head * stride_vh + offs_v)
+    phi_k = k.to(tl.float32)
+    offs_state = offs_f[:, None] * 64 + offs_v[None, :]
+    at = of_batches * 4096
+    kv = phi_k[:, None] * v.to(tl.float32)[None, :]
+    if first_kv_ptr is not None:
+        first_kv = tl.load(first_kv_ptr + at + offs_state)
+        kv += first_kv
+    tl.store(last_kv_ptr + at + offs_state, kv)
+    z = phi_k
+    if first_z_ptr is not None:
+        first_z = tl.load(first_z_ptr + of_batches * 64 + offs_f)
+        z += first_z
+    if tile == 0:
+        tl.store(last_z_ptr + of_batches * 64 + offs_f, z)
+    for member in range(0, group):
+        head = kv_head * group + member
+        q = tl.load(q_ptr + batch * stride_qb + head * stride_qh + offs_f)
+        phi_q = q.to(tl.float32)
+        acc = tl.sum(phi_q[:, None] * kv, 0)
+        weight = tl.sum(phi_q * z, 0)
+        acc *= tl.where(weight == 0.0, 0.0, 1.0 / weight)
+        row = (batch * num_q_heads + head) * 64
+        tl.store(out_ptr + row + offs_v, acc.to(out_ptr.dtype.element_ty))
 
 
 @triton.jit(
@@ -252,6 +340,7 @@ def _linear_forward(
     num_states,
     CHUNK: tl.constexpr,
     USE_TMA: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """One program: a segment of one head's queries. phi_q and phi_k are features of q and k.
 
@@ -276,15 +365,15 @@ def _linear_forward(
     # What the segments before this one add up to.
     state = tl.zeros([64, 64], tl.float32)
     total = tl.zeros([64], tl.float32)
-    offs_state = offs_f[None, :] * 64 + offs_v[:, None]
-    at = (batch * num_kv_heads + kv_head).to(tl.int64) * num_states
-    for i in range(0, segment):
-        state += tl.load(states_ptr + (at + i) * 4096 + offs_state)
-        total += tl.load(totals_ptr + (at + i) * 64 + offs_f)
+    if states_ptr is not None:
+        at = (batch * num_kv_heads + kv_head).to(tl.int64) * num_states + segment
+        offs_state = offs_f[None, :] * 64 + offs_v[:, None]
+        state += tl.load(states_ptr + at * 4096 + offs_state)
+        total += tl.load(totals_ptr + at * 64 + offs_f)
     num_chunks = tl.cdiv(q_len, CHUNK)
     begin = segment * segment_chunks
     end = min(begin + segment_chunks, num_chunks)
-    for chunk in range(begin, end):
+    for chunk in tl.range(begin, end, num_stages=STAGES):
         start = chunk * CHUNK
         phi_q = _load_tile(phi_q_rows, stride_qn, batch, head, start, q_len, 0, CHUNK, 64, USE_TMA)
         phi_k = _load_tile(
@@ -408,6 +497,7 @@ def _linear_backward_of_queries(
     num_states,
     CHUNK: tl.constexpr,
     USE_TMA: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """One program: the gradients of a segment of one head's queries, from those of the output, g.
 
@@ -432,15 +522,15 @@ def _linear_backward_of_queries(
     # What the segments before this one add up to.
     state = tl.zeros([64, 64], tl.float32)
     total = tl.zeros([64], tl.float32)
-    offs_state = offs_f[None, :] * 64 + offs_v[:, None]
-    at = (batch * num_kv_heads + kv_head).to(tl.int64) * num_states
-    for i in range(0, segment):
-        state += tl.load(states_ptr + (at + i) * 4096 + offs_state)
-        total += tl.load(totals_ptr + (at + i) * 64 + offs_f)
+    if states_ptr is not None:
+        at = (batch * num_kv_heads + kv_head).to(tl.int64) * num_states + segment
+        offs_state = offs_f[None, :] * 64 + offs_v[:, None]
+        state += tl.load(states_ptr + at * 4096 + offs_state)
+        total += tl.load(totals_ptr + at * 64 + offs_f)
     num_chunks = tl.cdiv(q_len, CHUNK)
     begin = segment * segment_chunks
     end = min(begin + segment_chunks, num_chunks)
-    for chunk in range(begin, end):
+    for chunk in tl.range(begin, end, num_stages=STAGES):
         start = chunk * CHUNK
         g = _load_tile(g_rows, stride_gn, batch, head, start, q_len, 0, CHUNK, 64, USE_TMA)
         phi_k = _load_tile(
@@ -504,10 +594,11 @@ def _linear_states_of_queries(
     first,
     CHUNK: tl.constexpr,
     USE_TMA: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """One program: the sum over a segment's queries of their features times their rows of g.
 
-    states is (batch, num_kv_heads, num_states, 64, 64), totals without the last; they begin with
+    states is (batch, num_kv_heads, num_states, 64, 64), totals without the last. They begin with
     the segment numbered first.
     """
     kv_head = tl.program_id(0) % num_kv_heads
@@ -521,7 +612,7 @@ def _linear_states_of_queries(
     num_chunks = tl.cdiv(q_len, CHUNK)
     begin = (segment + first) * segment_chunks
     end = min(begin + segment_chunks, num_chunks)
-    for step in range(begin * group, end * group):
+    for step in tl.range(begin * group, end * group, num_stages=STAGES):
         start = (step // group) * CHUNK
         head = kv_head * group + step % group
         phi_q_rows = phi_q_src
@@ -602,6 +693,7 @@ def _add_queries_to_keys(
         "q_len",
         "segment_chunks",
         "num_states",
+        "first",
     ]
 )
 def _linear_backward_of_keys(
@@ -628,8 +720,10 @@ def _linear_backward_of_keys(
     q_len,
     segment_chunks,
     num_states,
+    first,
     CHUNK: tl.constexpr,
     USE_TMA: tl.constexpr,
+    STAGES: tl.constexpr,
     GROUPED: tl.constexpr,
 ):
     """One program: the gradients of a segment of keys of one head.
@@ -646,17 +740,18 @@ def _linear_backward_of_keys(
     if not USE_TMA:
         v_rows += batch.to(tl.int64) * stride_vb + kv_head.to(tl.int64) * stride_vh
     group = num_q_heads // num_kv_heads
-    # What the queries of the segments after this one add up to; the first state is of segment 1.
+    # What the queries of the segments after this one add up to; the first state is of the segment
+    # numbered first.
     state = tl.zeros([64, 64], tl.float32)
     total = tl.zeros([64], tl.float32)
-    offs_state = offs_f[None, :] * 64 + offs_v[:, None]
-    at = (batch * num_kv_heads + kv_head).to(tl.int64) * num_states
-    for i in range(segment, num_states):
-        state += tl.load(states_ptr + (at + i) * 4096 + offs_state)
-        total += tl.load(totals_ptr + (at + i) * 64 + offs_f)
+    if states_ptr is not None:
+        at = (batch * num_kv_heads + kv_head).to(tl.int64) * num_states + segment + 1 - first
+        offs_state = offs_f[None, :] * 64 + offs_v[:, None]
+        state += tl.load(states_ptr + at * 4096 + offs_state)
+        total += tl.load(totals_ptr + at * 64 + offs_f)
     begin = segment * segment_chunks
     end = min(begin + segment_chunks, tl.cdiv(q_len, CHUNK))
-    for i in range(0, end - begin):
+    for i in tl.range(0, end - begin, num_stages=STAGES):
         start = (end - 1 - i) * CHUNK
         v = _load_tile(v_rows, stride_vn, batch, kv_head, start, q_len, 0, CHUNK, 64, USE_TMA)
         # The queries after the chunk, by their state.
@@ -765,6 +860,7 @@ def _add_queries_to_values(
         "q_len",
         "segment_chunks",
         "num_states",
+        "first",
     ]
 )
 def _linear_backward_of_values(
@@ -788,8 +884,10 @@ def _linear_backward_of_values(
     q_len,
     segment_chunks,
     num_states,
+    first,
     CHUNK: tl.constexpr,
     USE_TMA: tl.constexpr,
+    STAGES: tl.constexpr,
     GROUPED: tl.constexpr,
 ):
     """One program: the gradients of a segment of values of one head.
@@ -806,15 +904,16 @@ def _linear_backward_of_values(
     if not USE_TMA:
         phi_k_rows += batch.to(tl.int64) * stride_kb + kv_head.to(tl.int64) * stride_kh
     group = num_q_heads // num_kv_heads
-    # What the queries of the segments after this one add up to; the first state is of segment 1.
+    # What the queries of the segments after this one add up to; the first state is of the segment
+    # numbered first.
     state = tl.zeros([64, 64], tl.float32)
-    offs_state = offs_f[None, :] * 64 + offs_v[:, None]
-    at = (batch * num_kv_heads + kv_head).to(tl.int64) * num_states
-    for i in range(segment, num_states):
-        state += tl.load(states_ptr + (at + i) * 4096 + offs_state)
+    if states_ptr is not None:
+        at = (batch * num_kv_heads + kv_head).to(tl.int64) * num_states + segment + 1 - first
+        offs_state = offs_f[None, :] * 64 + offs_v[:, None]
+        state += tl.load(states_ptr + at * 4096 + offs_state)
     begin = segment * segment_chunks
     end = min(begin + segment_chunks, tl.cdiv(q_len, CHUNK))
-    for i in range(0, end - begin):
+    for i in tl.range(0, end - begin, num_stages=STAGES):
         start = (end - 1 - i) * CHUNK
         phi_k = _load_tile(
             phi_k_rows, stride_kn, batch, kv_head, start, q_len, 0, CHUNK, 64, USE_TMA
@@ -876,7 +975,7 @@ def _linear_backward_of_values(
 # --- attention ------------------------------------------------------------------------------------
 
 
-def attention(q, k, v, *, scale=None, return_lse=False):
+def attention(q, k, v, *, scale=None, initial_state=None, return_state=False, return_lse=False):
     """Linear attention: weights scale * features(q) @ features(k).T, divided by a query's sum.
 
     Args:
@@ -886,11 +985,18 @@ def attention(q, k, v, *, scale=None, return_lse=False):
             As many keys as queries.
         v: (batch, num_kv_heads, kv_len, 64).
         scale: positive factor on weights; None is 0.125. It changes the LSE alone.
+        initial_state: what the keys before the first one add up to, as a call returns it; None is
+            nothing.
+        return_state: whether to return what all keys add up to too.
         return_lse: refused: the sum of weights may be negative.
 
     Returns:
         out, (batch, num_q_heads, q_len, 64) in q's dtype. Where the sum of a query's weights
         is 0, its output is 0.
+
+        With return_state also a pair, last, in float32 and with gradients: kv, the sum over keys of
+        features times values, (batch, num_kv_heads, 64, 64), and z, the sum of
+        features, (batch, num_kv_heads, 64).
 
     Raises:
         TypeError, ValueError: naming the argument, what was given and what is accepted.
@@ -902,62 +1008,125 @@ def attention(q, k, v, *, scale=None, return_lse=False):
     scale = 0.125 if scale is None else scale
     _check_numbers(scale)
     _check_tensors(q, k, v)
+    first_kv, first_z = _check_state("initial_state", initial_state, q, k)
     if return_lse:
         raise ValueError(
             "return_lse: got True; the sum of weights may be negative, and has no logarithm"
         )
-    if _is_transformed(q, k, v):
+    given = [x for x in (q, k, v, first_kv, first_z) if x is not None]
+    if _is_transformed(*given):
         _warn_once("under torch.func's transforms the eager reference runs")
-        out, _ = _attend(q, k, v)
-    elif forward_ad._current_level >= 0 and _has_tangents(q, k, v):
+        out, _, last_kv, last_z = _attend(q, k, v, first_kv, first_z)
+    elif forward_ad._current_level >= 0 and _has_tangents(*given):
         if not torch.compiler.is_compiling():
             _warn_once("forward-mode derivatives come from the eager reference")
-        out, _ = _attend(q, k, v)
-    elif not _is_plain(q, k, v):
-        out, _ = op(q, k, v)
-    elif torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-        out, _ = _Attention.apply(q, k, v)
+        out, _, last_kv, last_z = _attend(q, k, v, first_kv, first_z)
+    elif not _is_plain(*given):
+        out, _, last_kv, last_z = op(q, k, v, first_kv, first_z, return_state)
+    elif torch.is_grad_enabled() and any(x.requires_grad for x in given):
+        out, _, last_kv, last_z = _Attention.apply(q, k, v, first_kv, first_z, return_state)
     else:
-        out, _ = _forward(q, k, v)
-    return out
+        out, _, last_kv, last_z = _forward(q, k, v, first_kv, first_z, return_state)
+    state = ((last_kv, last_z),) if return_state else ()
+    return (out, *state) if state else out
+
+
+def step(q, k, v, state, *, scale=None):
+    """One token of each sequence, for decoding: what `attention` does, from state to state.
+
+    Args:
+        q: (batch, num_q_heads, 1, 64), and k and v with one row likewise, as for `attention`.
+        k: (batch, num_kv_heads, 1, 64).
+        v: (batch, num_kv_heads, 1, 64).
+        state: what the keys before this one add up to, as `attention` and `step` return it; None is
+            nothing.
+        scale: as for `attention`.
+
+    Returns:
+        (out, state): the output, (batch, num_q_heads, 1, 64), and the state with this key, in new
+        tensors. They have no gradients.
+
+    Raises:
+        TypeError, ValueError: naming the argument, what was given and what is accepted.
+    """
+    scale = 0.125 if scale is None else scale
+    _check_numbers(scale)
+    _check_tensors(q, k, v)
+    if q.shape[2] != 1:
+        raise ValueError(f"q: got q_len {q.shape[2]}; step takes one query and one key")
+    first_kv, first_z = _check_state("state", state, q, k)
+    given = [x for x in (q, k, v, first_kv, first_z) if x is not None]
+    if torch.is_grad_enabled() and any(x.requires_grad for x in given):
+        raise ValueError("q: has a gradient, and step none; call attention, or take no_grad")
+    run = _step if _is_plain(*given) else op_step
+    out, kv, z = run(q, k, v, first_kv, first_z)
+    return out, (kv, z)
+
+
+def _check_state(name, state, q, k):
+    """The kv and z of a state, None for none. Raises for what is no state, naming it."""
+    if state is None:
+        return None, None
+    if not isinstance(state, (tuple, list)) or len(state) != 2:
+        raise TypeError(f"{name}: got {type(state).__name__}; pass a pair of tensors, kv and z")
+    sizes = (k.shape[0], k.shape[1], 64, 64)
+    _check_tensor(f"{name}[0]", state[0], torch.float32, sizes, q.device)
+    _check_tensor(f"{name}[1]", state[1], torch.float32, sizes[:3], q.device)
+    return tuple(state)
 
 
 # --- reference ------------------------------------------------------------------------------------
 
 
-def reference(q, k, v, *, scale=None):
+def reference(q, k, v, *, scale=None, initial_state=None, return_state=False):
     """`attention` in eager torch, for any dtype and device: the oracle.
 
     It computes in float32 (float64 for float64 tensors), a chunk of queries at a time.
     """
-    return _attend(q, k, v)[0]
+    first_kv, first_z = (None, None) if initial_state is None else initial_state
+    out, _, last_kv, last_z = _attend(q, k, v, first_kv, first_z)
+    state = ((last_kv, last_z),) if return_state else ()
+    return (out, *state) if state else out
 
 
-def _attend(q, k, v):
-    """(out, sums) in eager torch; sums, (batch, num_q_heads, q_len), leave the scale out."""
+def _attend(q, k, v, first_kv, first_z):
+    """(out, sums, last_kv, last_z) in eager torch.
+
+    sums, (batch, num_q_heads, q_len), leave the scale out.
+    """
     device = q.device.type  # is_autocast_enabled raises for meta
     if device != "meta" and torch.is_autocast_enabled(device):
         with torch.autocast(device, enabled=False):  # it would compute in 16 bits
-            return _attend(q, k, v)
+            return _attend(q, k, v, first_kv, first_z)
     dtype = torch.promote_types(q.dtype, torch.float32)
-    group = q.shape[1] // k.shape[1]
-    phi_q, phi_k = _mapped(q.to(dtype)), _mapped(k.to(dtype)).repeat_interleave(group, dim=1)
-    values = v.to(dtype).repeat_interleave(group, dim=1)
-    state = phi_k.new_zeros(*q.shape[:2], 64, 64)
-    total = phi_k.new_zeros(*q.shape[:2], 64, 1)
+    # Queries are (batch, num_kv_heads, heads that share keys, q_len, columns).
+    heads, length = k.shape[1:3]
+    phi_q = _mapped(q.to(dtype)).unflatten(1, (heads, q.shape[1] // heads))
+    phi_k, values = _mapped(k.to(dtype)).unsqueeze(2), v.to(dtype).unsqueeze(2)
+    state = (
+        phi_k.new_zeros(k.shape[0], heads, 1, 64, 64)
+        if first_kv is None
+        else first_kv.to(dtype).unsqueeze(2)
+    )
+    total = (
+        phi_k.new_zeros(k.shape[0], heads, 1, 64)
+        if first_z is None
+        else first_z.to(dtype).unsqueeze(2)
+    )
     parts = []
-    for chunk_q, chunk_k, chunk_v in zip(
-        phi_q.split(64, dim=2), phi_k.split(64, dim=2), values.split(64, dim=2), strict=True
-    ):
+    for start in range(0, max(length, 1), 64):
+        rows = slice(start, start + 64)
+        chunk_q, chunk_k, chunk_v = phi_q[..., rows, :], phi_k[..., rows, :], values[..., rows, :]
         weights = (chunk_q @ chunk_k.mT).tril()
         acc = chunk_q @ state + weights @ chunk_v
-        parts.append((acc, (chunk_q @ total).squeeze(-1) + weights.sum(-1)))
-        total = total + chunk_k.sum(2).unsqueeze(-1)
+        before = (chunk_q @ total[..., None]).squeeze(-1)
+        parts.append((acc, before + weights.sum(-1)))
+        total = total + chunk_k.sum(-2)
         state = state + chunk_k.mT @ chunk_v
-    acc, sums = (torch.cat(part, dim=2) for part in zip(*parts, strict=True))
+    acc, sums = (torch.cat(part, dim=3).flatten(1, 2) for part in zip(*parts, strict=True))
     empty = sums == 0.0
     out = (acc / sums.masked_fill(empty, 1.0).unsqueeze(-1)).masked_fill(empty.unsqueeze(-1), 0.0)
-    return out.to(q.dtype), sums
+    return out.to(q.dtype), sums, state.squeeze(2), total.squeeze(2)
 
 
 def _mapped(x):
@@ -1023,37 +1192,68 @@ def _check_numbers(scale):
         raise ValueError(f"scale: got {scale}; pass a positive number of 32 bits, below 2**127")
 
 
+def _check_tensor(name, x, dtype, sizes, device):
+    """Raises for a tensor that is not of these sizes, where None stands for any."""
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f"{name}: got {type(x).__name__}; pass a torch.Tensor")
+    if x.is_nested or x.layout != torch.strided:
+        raise TypeError(f"{name}: got a nested or sparse tensor; pass a dense one")
+    if x.dtype != dtype:
+        raise TypeError(f"{name}: got {x.dtype}; pass {dtype}")
+    fits = x.dim() == len(sizes) and all(
+        size is None or n == size for n, size in zip(x.shape, sizes, strict=True)
+    )
+    if not fits:
+        shown = ", ".join("any" if size is None else str(size) for size in sizes)
+        shown = f"({shown},)" if len(sizes) == 1 else f"({shown})"
+        raise ValueError(f"{name}: got shape {tuple(x.shape)}; pass {shown}")
+    if x.device != device:
+        raise ValueError(f"{name}: is on {x.device}, q on {device}; pass one device")
+
+
 # --- launchers ------------------------------------------------------------------------------------
 
 
-def _forward(q, k, v):
-    """(out, sums) of checked arguments, by kernels or, for CPU tensors, by the reference."""
+def _forward(q, k, v, first_kv, first_z, return_state):
+    """(out, sums, last_kv, last_z) of checked arguments, by kernels or by the reference.
+
+    The reference is for CPU tensors. A last state that is not asked for is None.
+    """
     if _is_elsewhere(q):
         with torch.cuda.device(q.device):
-            return _forward(q, k, v)
+            return _forward(q, k, v, first_kv, first_z, return_state)
     if q.is_cuda or triton.knobs.runtime.interpret:
-        return _launch(q, k, v, _config(q.device))
+        return _launch(q, k, v, first_kv, first_z, return_state, _config(q.device))
     _warn_once(f"tensors on {q.device} run the eager reference")
-    return _attend(q, k, v)
+    return _asked_for(_attend(q, k, v, first_kv, first_z), return_state)
 
 
-def _launch(q, k, v, config):
-    """(out, sums) by the kernels with one configuration, a value of CONFIGS."""
+def _asked_for(results, return_state):
+    """The results, with None for the last state where it is not asked for."""
+    return results if return_state else (*results[:2], None, None)
+
+
+def _launch(q, k, v, first_kv, first_z, return_state, config):
+    """(out, sums, last_kv, last_z) by the kernels with one configuration, a value of CONFIGS."""
     if triton.knobs.runtime.interpret and q.dtype == torch.bfloat16:
         # Triton's interpreter has no bfloat16 arithmetic.
-        out, sums = _launch(q.float(), k.float(), v.float(), config)
-        return out.to(q.dtype), sums
+        out, *others = _launch(
+            q.float(), k.float(), v.float(), first_kv, first_z, return_state, config
+        )
+        return out.to(q.dtype), *others
     batch, num_q_heads, q_len, _ = q.shape
-    num_kv_heads, kv_len = k.shape[1:3]
+    num_kv_heads = k.shape[1]
+    if q.numel() == 0 or v.numel() == 0:
+        return _asked_for(_attend(q, k, v, first_kv, first_z), return_state)
     out = q.new_empty(batch, num_q_heads, q_len, 64)
     sums = q.new_empty(batch, num_q_heads, q_len, dtype=torch.float32)
-    if out.numel() == 0 or kv_len == 0:
-        return out.zero_(), sums.zero_()
     chunk = config["CHUNK"]
     sums_of_chunks = _map_features(k, chunk)
     use_tma = config["USE_TMA"] and all(map(_tma_reads, (q, k, v)))
     num_segments, segment_chunks = _segments(q_len, chunk, batch * num_q_heads, q.device)
-    states = _states_of_keys(k, v, sums_of_chunks, num_segments - 1, segment_chunks, config)
+    states = _states_of_keys(
+        k, v, sums_of_chunks, first_kv, first_z, num_segments, segment_chunks, return_state, config
+    )
     args = (
         _source(q, chunk, 64, use_tma),
         _source(k, chunk, 64, use_tma),
@@ -1070,33 +1270,63 @@ def _launch(q, k, v, config):
         num_kv_heads,
         q_len,
         segment_chunks,
-        states[0].shape[2],
+        _number_of(states),
     )
     _linear_forward[(num_segments * batch * num_q_heads,)](*args, **_constants(config, use_tma))
-    return out, sums
+    of_all = _slots(states, -1) if return_state else (None, None)
+    return out, sums, *of_all
 
 
-def _gradients(q, k, v, out, sums, grad_out, grad_sums):
-    """The gradients of q, k and v by kernels, of checked arguments; grad_sums None is zeros."""
+def _gradients(q, k, v, first_kv, first_z, out, sums, grad_out, grad_sums, grad_kv, grad_z):
+    """The gradients of the tensors and the first state by kernels, of checked arguments.
+
+    A gradient of sums or of last states that is None is zeros.
+    """
     if _is_elsewhere(q):
         with torch.cuda.device(q.device):
-            return _gradients(q, k, v, out, sums, grad_out, grad_sums)
+            return _gradients(
+                q, k, v, first_kv, first_z, out, sums, grad_out, grad_sums, grad_kv, grad_z
+            )
     grad_sums = torch.zeros_like(sums) if grad_sums is None else grad_sums.contiguous()
     config = CONFIGS_OF_GRADIENTS[_target(q.device)]
-    return _launch_gradients(q, k, v, out, sums, _addressed(grad_out), grad_sums, config)
+    return _launch_gradients(
+        q,
+        k,
+        v,
+        first_kv,
+        first_z,
+        out,
+        sums,
+        _addressed(grad_out),
+        grad_sums,
+        grad_kv,
+        grad_z,
+        config,
+    )
 
 
-def _launch_gradients(q, k, v, out, sums, g, grad_sums, config):
+def _launch_gradients(q, k, v, first_kv, first_z, out, sums, g, grad_sums, grad_kv, grad_z, config):
     """The gradients by the kernels with one configuration, a value of CONFIGS_OF_GRADIENTS.
 
-    g is the gradient of the output.
+    g is the gradient of the output, grad_kv and grad_z of the last state.
     """
     if triton.knobs.runtime.interpret and q.dtype == torch.bfloat16:
         # Triton's interpreter has no bfloat16 arithmetic.
         grads = _launch_gradients(
-            q.float(), k.float(), v.float(), out.float(), sums, g.float(), grad_sums, config
+            q.float(),
+            k.float(),
+            v.float(),
+            first_kv,
+            first_z,
+            out.float(),
+            sums,
+            g.float(),
+            grad_sums,
+            grad_kv,
+            grad_z,
+            config,
         )
-        return tuple(x.to(q.dtype) for x in grads)
+        return *(x.to(q.dtype) for x in grads[:3]), *grads[3:]
     batch, num_q_heads, q_len, _ = q.shape
     num_kv_heads, kv_len = k.shape[1:3]
     grads = tuple(x.new_empty(x.shape) for x in (q, k, v))
@@ -1108,7 +1338,9 @@ def _launch_gradients(q, k, v, out, sums, g, grad_sums, config):
 
     # Queries, in the order of the forward pass.
     num_segments, segment_chunks = _segments(q_len, chunk, batch * num_q_heads, q.device)
-    states = _states_of_keys(k, v, sums_of_chunks, num_segments - 1, segment_chunks, config)
+    states = _states_of_keys(
+        k, v, sums_of_chunks, first_kv, first_z, num_segments, segment_chunks, False, config
+    )
     args = (
         _source(k, chunk, 64, use_tma),
         _source(v, chunk, 64, use_tma),
@@ -1126,16 +1358,18 @@ def _launch_gradients(q, k, v, out, sums, g, grad_sums, config):
         num_kv_heads,
         q_len,
         segment_chunks,
-        states[0].shape[2],
+        _number_of(states),
     )
     _linear_backward_of_queries[(num_segments * batch * num_q_heads,)](*args, **constants)
 
     # Keys and values, in reverse.
     num_segments, segment_chunks = _segments(q_len, chunk, batch * num_kv_heads, q.device)
-    first, num_states = 1, num_segments - 1
-    of_queries = segment_chunks
-    states = _new_states(v, num_states)
-    if num_states > 0:
+    first = 1 if first_kv is None else 0
+    num_states = num_segments + 1 - first
+    if num_states == 1 and grad_kv is None and grad_z is None:
+        num_states = 0  # no queries follow the only segment
+    states = _new_states(v, num_states) if num_states > 0 else (None, None)
+    if num_states > 1:
         args = (
             _source(phi_q, chunk, 64, use_tma),
             _source(g, chunk, 64, use_tma),
@@ -1147,11 +1381,14 @@ def _launch_gradients(q, k, v, out, sums, g, grad_sums, config):
             num_q_heads,
             num_kv_heads,
             q_len,
-            of_queries,
+            segment_chunks,
             num_states,
             first,
         )
-        _linear_states_of_queries[(num_states * batch * num_kv_heads,)](*args, **constants)
+        number = num_states - 1
+        _linear_states_of_queries[(number * batch * num_kv_heads,)](*args, **constants)
+    given = (grad_kv, grad_z)
+    _add_up(states, given, reverse=True)
     grid = (num_segments * batch * num_kv_heads,)
     constants["GROUPED"] = num_q_heads > num_kv_heads
     args = (
@@ -1171,6 +1408,7 @@ def _launch_gradients(q, k, v, out, sums, g, grad_sums, config):
         kv_len,
         segment_chunks,
         num_states,
+        first,
     )
     _linear_backward_of_keys[grid](*args, **constants)
     args = (
@@ -1188,9 +1426,11 @@ def _launch_gradients(q, k, v, out, sums, g, grad_sums, config):
         kv_len,
         segment_chunks,
         num_states,
+        first,
     )
     _linear_backward_of_values[grid](*args, **constants)
-    return grads
+    of_first = (None, None) if first_kv is None else _slots(states, 0)
+    return *grads, *of_first
 
 
 def _map_features(x, chunk):
@@ -1233,10 +1473,19 @@ def _new_chunk_sums(x, num_chunks):
     return x.new_empty(*x.shape[:2], num_chunks, 64, dtype=torch.float32)
 
 
-def _states_of_keys(phi_k, v, sums_of_chunks, num_states, segment_chunks, config):
-    """The states of so many segments of keys, from the first on, for `_linear_forward`."""
+def _states_of_keys(
+    phi_k, v, sums_of_chunks, first_kv, first_z, num_segments, segment_chunks, return_state, config
+):
+    """The states before segments of keys, and after the last with return_state.
+
+    None where there is nothing before the only segment.
+    """
+    num_states = num_segments + return_state
+    given = (first_kv, first_z)
+    if num_states == 1 and first_kv is None:
+        return None, None
     states = _new_states(v, num_states)
-    if num_states > 0:
+    if num_states > 1:
         chunk = config["CHUNK"]
         use_tma = config["USE_TMA"] and _tma_reads(phi_k) and _tma_reads(v)
         args = (
@@ -1249,11 +1498,81 @@ def _states_of_keys(phi_k, v, sums_of_chunks, num_states, segment_chunks, config
             *v.shape[:3],
             segment_chunks,
             num_states,
-            0,
         )
-        grid = (num_states * v.shape[0] * v.shape[1],)
+        grid = ((num_states - 1) * v.shape[0] * v.shape[1],)
         _linear_states[grid](*args, **_constants(config, use_tma))
+    _add_up(states, given, reverse=False)
     return states
+
+
+def _add_up(states, given, reverse=False):
+    """Makes what segments add up to the states before them, or with reverse behind them, in place.
+
+    given is the state that is before, or behind, all of them.
+    """
+    if states[0] is None:
+        return None
+    heads, num_states = states[0].shape[0] * states[0].shape[1], states[0].shape[2]
+    for x, start in zip(states, given, strict=True):
+        size = x[0, 0, 0].numel()
+        args = (
+            x,
+            None if start is None else start.contiguous(),
+            num_states,
+            size,
+        )
+        grid = (heads * triton.cdiv(size, 1024),)
+        _linear_scan[grid](*args, REVERSE=reverse, BLOCK=1024, num_warps=4, **_FUSED)
+    return None
+
+
+def _number_of(states):
+    """How many states a head has."""
+    return 0 if states[0] is None else states[0].shape[2]
+
+
+def _slots(states, at):
+    """The states of one number, in tensors of their own."""
+    return tuple(x[:, :, at].clone() for x in states)
+
+
+def _step(q, k, v, first_kv, first_z):
+    """(out, kv, z) of one token, by the kernel or, for CPU tensors, by the reference."""
+    if _is_elsewhere(q):
+        with torch.cuda.device(q.device):
+            return _step(q, k, v, first_kv, first_z)
+    if q.numel() == 0 or not (q.is_cuda or triton.knobs.runtime.interpret):
+        with torch.no_grad():
+            out, _, kv, z = _attend(q, k, v, first_kv, first_z)
+        return out, kv, z
+    if triton.knobs.runtime.interpret and q.dtype == torch.bfloat16:
+        # Triton's interpreter has no bfloat16 arithmetic.
+        out, *states = _step(q.float(), k.float(), v.float(), first_kv, first_z)
+        return out.to(q.dtype), *states
+    batch, num_q_heads = q.shape[:2]
+    num_kv_heads = k.shape[1]
+    out = q.new_empty(batch, num_q_heads, 1, 64)
+    kv = q.new_empty(batch, num_kv_heads, 64, 64, dtype=torch.float32)
+    z = kv.new_empty(batch, num_kv_heads, 64)
+    args = (
+        q,
+        k,
+        v,
+        out,
+        None if first_kv is None else first_kv.contiguous(),
+        kv,
+        None if first_z is None else first_z.contiguous(),
+        z,
+        *q.stride()[:2],
+        *k.stride()[:2],
+        *v.stride()[:2],
+        num_q_heads,
+        num_kv_heads,
+    )
+    columns = 32
+    grid = (batch * num_kv_heads * 2,)
+    _linear_step[grid](*args, COLUMNS=columns, num_warps=4, **_FUSED)
+    return out, kv, z
 
 
 def _new_states(v, num_states):
@@ -1267,6 +1586,7 @@ def _constants(config, use_tma):
     return {
         "CHUNK": config["CHUNK"],
         "USE_TMA": use_tma,
+        "STAGES": config.get("STAGES", config["num_stages"]),
         "num_warps": config["num_warps"],
         "num_stages": config["num_stages"],
         **_FUSED,
@@ -1422,35 +1742,59 @@ def _op_run(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return _forward(q, k, v)
+    first_kv: torch.Tensor | None,
+    first_z: torch.Tensor | None,
+    return_state: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    return _made(_forward(q, k, v, first_kv, first_z, return_state), q)
 
 
-def _op_shapes(q, k, v):
+def _made(results, x):
+    """What an operator returns: for each that was not asked for, a tensor without elements."""
+    made = (x.new_empty(0, dtype=torch.float32) if r is None else r for r in results)
+    return tuple(made)
+
+
+def _op_shapes(q, k, v, first_kv, first_z, return_state):
     out = q.new_empty((*q.shape[:3], 64))
-    return out, q.new_empty(q.shape[:3], dtype=torch.float32)
+    sums = q.new_empty(q.shape[:3], dtype=torch.float32)
+    if not return_state:
+        return out, sums, q.new_empty(0, dtype=torch.float32), q.new_empty(0, dtype=torch.float32)
+    sizes = (*k.shape[:2], 64, 64)
+    last_kv = q.new_empty(sizes, dtype=torch.float32)
+    return out, sums, last_kv, q.new_empty(sizes[:3], dtype=torch.float32)
 
 
 def _save_for_backward(ctx, inputs, output):
     ctx.set_materialize_grads(False)  # sums rarely have a gradient: make no zeros for it
-    ctx.save_for_backward(*inputs, *output)
+    q, k, v, first_kv, first_z, ctx.returns_state = inputs
+    ctx.save_for_backward(q, k, v, first_kv, first_z, *output[:2])
 
 
-def _backward(ctx, grad_out, grad_sums):
-    q, k, v, out, sums = ctx.saved_tensors
-    if grad_out is None and grad_sums is None:
-        return None, None, None
-    grad_out = torch.zeros_like(out) if grad_out is None else grad_out
-    given = (q, k, v, out, sums, grad_out, sums if grad_sums is None else grad_sums)
+def _backward(ctx, grad_out, grad_sums, grad_kv, grad_z):
+    q, k, v, first_kv, first_z, out, sums = ctx.saved_tensors
+    if not ctx.returns_state:
+        grad_kv = grad_z = None
+    if all(x is None for x in (grad_out, grad_sums, grad_kv, grad_z)):
+        return None, None, None, None, None, None
+    grad_out = q.new_zeros(*q.shape[:3], 64) if grad_out is None else grad_out
+    given = (q, k, v, first_kv, first_z, out, sums, grad_out, grad_sums, grad_kv, grad_z)
+    given = [x for x in given if x is not None]
     twice = torch.is_grad_enabled()  # create_graph=True: these gradients will be differentiated
     has_tangents = forward_ad._current_level >= 0 and _has_tangents(grad_out)
     if twice or has_tangents or not _has_backward(q, k):
         if twice and q.is_cuda:
             _warn_once("gradients that are differentiated again come from the eager reference")
-        grad_sums = torch.zeros_like(sums) if grad_sums is None else grad_sums
-        return _reference_gradients(q, k, v, grad_out, grad_sums, twice)
-    run = _gradients if _is_plain(*given) else op_backward
-    return run(q, k, v, out, sums, grad_out, grad_sums)
+        grads = _reference_gradients(
+            q, k, v, first_kv, first_z, grad_out, grad_sums, grad_kv, grad_z, twice
+        )
+    else:
+        run = _gradients if _is_plain(*given) else op_backward
+        grads = run(q, k, v, first_kv, first_z, out, sums, grad_out, grad_sums, grad_kv, grad_z)
+    grad_q, grad_k, grad_v, grad_kv, grad_z = grads
+    if first_kv is None:
+        grad_kv = grad_z = None
+    return grad_q, grad_k, grad_v, grad_kv, grad_z, None
 
 
 def _has_backward(q, k):
@@ -1464,26 +1808,45 @@ def _op_backward_run(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
+    first_kv: torch.Tensor | None,
+    first_z: torch.Tensor | None,
     out: torch.Tensor,
     sums: torch.Tensor,
     grad_out: torch.Tensor,
     grad_sums: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return _gradients(q, k, v, out, sums, grad_out, grad_sums)
+    grad_kv: torch.Tensor | None,
+    grad_z: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    return _made(
+        _gradients(q, k, v, first_kv, first_z, out, sums, grad_out, grad_sums, grad_kv, grad_z), q
+    )
 
 
-def _op_backward_shapes(q, k, v, out, sums, grad_out, grad_sums):
-    return tuple(x.new_empty(x.shape) for x in (q, k, v))
+def _op_backward_shapes(
+    q, k, v, first_kv, first_z, out, sums, grad_out, grad_sums, grad_kv, grad_z
+):
+    shapes = tuple(x.new_empty(x.shape) for x in (q, k, v))
+    states = (first_kv, first_z)
+    none = q.new_empty(0, dtype=torch.float32)
+    return (*shapes, *(none if x is None else x.new_empty(x.shape) for x in states))
 
 
-def _reference_gradients(q, k, v, grad_out, grad_sums, twice=False):
+def _reference_gradients(
+    q, k, v, first_kv, first_z, grad_out, grad_sums, grad_kv, grad_z, twice=False
+):
     """Gradients by the reference's autograd; twice: they can be differentiated themselves."""
     # The backward pass may run in other surroundings than the forward pass: in autocast, too.
     with torch.enable_grad(), torch.autocast(q.device.type, enabled=False):
-        q, k, v = (_leaf(x, twice) for x in (q, k, v))
-        outputs = _attend(q, k, v)
-        grads = (grad_out, grad_sums)
-        return torch.autograd.grad(outputs, (q, k, v), grads, create_graph=twice)
+        given = (q, k, v, first_kv, first_z)
+        given = [x if x is None else _leaf(x, twice) for x in given]
+        q, k, v, first_kv, first_z = given
+        outputs = _attend(q, k, v, first_kv, first_z)
+        wanted = zip(outputs, (grad_out, grad_sums, grad_kv, grad_z), strict=True)
+        outputs, grads = zip(*((x, g) for x, g in wanted if g is not None), strict=True)
+        leaves = [x for x in given if x is not None]
+        options = {"create_graph": twice, "materialize_grads": True}
+        found = iter(torch.autograd.grad(outputs, leaves, grads, **options))
+    return tuple(x if x is None else next(found) for x in given)
 
 
 def _leaf(x, twice):
@@ -1494,15 +1857,36 @@ def _leaf(x, twice):
     return x.view_as(x) if twice and x.requires_grad else x.detach().requires_grad_()
 
 
-def _flops(q, k, v, **_):
+def _flops(q, k, v, *_, **__):
     """FLOPs of the forward pass, by shapes: states are made and read, and chunks of 64 computed."""
     rows = q[0] * q[1] * q[2]
     return rows * 32768
 
 
-def _backward_flops(q, k, v, out, sums, grad_out, grad_sums, **_):
+def _backward_flops(q, k, v, *_, **__):
     """FLOPs of the backward pass, by shapes: three times the products of the forward pass."""
     return 3 * _flops(q, k, v)
+
+
+def _op_step_run(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    first_kv: torch.Tensor | None,
+    first_z: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return _step(q, k, v, first_kv, first_z)
+
+
+def _op_step_shapes(q, k, v, first_kv, first_z):
+    sizes = (*k.shape[:2], 64, 64)
+    out, kv = q.new_empty((*q.shape[:3], 64)), q.new_empty(sizes, dtype=torch.float32)
+    return out, kv, kv.new_empty(sizes[:3])
+
+
+def _step_flops(q, k, v, *_, **__):
+    """FLOPs of a step, by shapes: a state is made and read."""
+    return 2 * 4096 * (k[0] * k[1] + q[0] * q[1])
 
 
 def _operator(name, run, shapes, flops, backward=None):
@@ -1533,6 +1917,9 @@ op_backward = _operator(
     _op_backward_run,
     _op_backward_shapes,
     _backward_flops,
+)
+op_step = _operator(
+    "flashgen::linear_identity_71396303_step", _op_step_run, _op_step_shapes, _step_flops
 )
 
 

@@ -69,7 +69,7 @@ def _kernels(
         width = linear.qk_width if of_features else linear.v_width
         tile = f"[1, 1, {config.BLOCK_M}, {width}]"
         types[tensor] = f"tensordesc<{plan.triton_dtype}{tile}>" if tma else pointer
-    constants = {"CHUNK": config.BLOCK_M, "USE_TMA": tma}
+    constants = {"CHUNK": config.BLOCK_M, "USE_TMA": tma, "STAGES": config.num_stages}
     for grouped in (True, False) if "GROUPED" in function.arg_names else (None,):
         more = {} if grouped is None else {"GROUPED": grouped}
         call = call_of(plan, function, types, constants | more, aligned)
