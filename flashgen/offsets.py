@@ -33,7 +33,7 @@ WHOLE_LENGTHS = {
 #: All of these by name.
 OFFSETS = {param.name: param for param in (Q_OFFSET, KV_OFFSET, *WHOLE_LENGTHS.values())}
 
-_Function = TypeVar("_Function", Mask, Score)
+_Function = TypeVar("_Function", bound=Mask | Score)
 
 
 def with_offsets(function: _Function) -> _Function:
@@ -54,15 +54,8 @@ def with_offsets(function: _Function) -> _Function:
                 return inner(*others, *positions)
         return _placed(inner(*arguments))
 
-    return replace(
-        function,
-        equal_lengths=False,
-        moves=False,
-        along=None,
-        parts=(function,),
-        offset=True,
-        **{field: moved},
-    )
+    changes: dict[str, Any] = {field: moved, "equal_lengths": False, "moves": False, "along": None}
+    return replace(function, **changes, parts=(function,), offset=True)  # type: ignore[arg-type]
 
 
 def _placed(result: Any) -> Any:

@@ -21,7 +21,7 @@ from flashgen.plan import KernelPlan
 from flashgen.plan.visible_pairs import of_one_row
 from flashgen.symbolic.printer import torch_source
 from flashgen.symbolic.tables import RowTable
-from flashgen.symbols import KV_LEN, Q_LEN
+from flashgen.symbols import BATCH, KV_LEN, Q_HEADS, Q_LEN
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,7 @@ class QueryRuns:
         numbers: the parameters that they read.
         tensors: likewise.
         constants: likewise.
+        sizes: what tensors say of the batch and of the heads: a name, a tensor and its dimension.
     """
 
     runs: tuple[tuple[str, str, str], ...]
@@ -43,6 +44,7 @@ class QueryRuns:
     numbers: tuple[str, ...]
     tensors: tuple[str, ...]
     constants: tuple[str, ...]
+    sizes: tuple[tuple[str, str, int], ...]
 
 
 def query_runs(plan: KernelPlan) -> QueryRuns:
@@ -56,6 +58,13 @@ def query_runs(plan: KernelPlan) -> QueryRuns:
     read = {symbol.name for run in exprs for expr in run for symbol in expr.free_symbols}
     searches = _searches([t for t in plan.every_row_table if t.name in read])
     read |= {name for keys, values, *_ in searches for name in (keys, values)}
+    tensors = [p for p in plan.params if p.name in read and isinstance(p, Tensor)]
+    sizes = {
+        dim.sym.name: (dim.sym.name, tensor.name, i)
+        for tensor in tensors
+        for i, dim in enumerate(tensor.dims)
+        if dim is not None and dim.sym in (BATCH, Q_HEADS)
+    }
     return QueryRuns(
         runs=tuple(
             (
@@ -66,11 +75,10 @@ def query_runs(plan: KernelPlan) -> QueryRuns:
             for begin, end, condition in exprs
         ),
         searches=searches,
-        numbers=tuple(
-            p.name for p in plan.params if p.name in read and not isinstance(p, Tensor)
-        ),
-        tensors=tuple(p.name for p in plan.params if p.name in read and isinstance(p, Tensor)),
+        numbers=tuple(p.name for p in plan.params if p.name in read and not isinstance(p, Tensor)),
+        tensors=tuple(tensor.name for tensor in tensors),
         constants=tuple(c.name for c in plan.spec.constants if c.name in read),
+        sizes=tuple(sizes.values()),
     )
 
 
@@ -84,6 +92,12 @@ def _searches(
         (*search, names.get("left", "_"), names.get("right", "_"))
         for search, names in found.items()
     )
+
+
+def _sizes(plan: KernelPlan) -> list[set[Any]]:
+    """The symbols in each size of a declared tensor."""
+    tensors = (param for param in plan.params if isinstance(param, Tensor))
+    return [dim.sym.free_symbols for x in tensors for dim in x.dims if dim is not None]
 
 
 class Mesh(Form):
@@ -122,5 +136,6 @@ class Mesh(Form):
         lengths = [length.name for length in WHOLE_LENGTHS.values()]
         return {
             "query_runs": query_runs(plan),
+            "by_head": plan.reads_torch("h") or any(Q_HEADS in size for size in _sizes(plan)),
             "whole_lengths": [name for name in lengths if name in {p.name for p in plan.params}],
         }
