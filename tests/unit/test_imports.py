@@ -25,6 +25,7 @@ LAYERS = """
     functions params constants tracing.calls feature_maps
     arguments
     masks masks.* scores scores.* normalisers
+    offsets
     spec loader
     symbolic symbolic.*
     plan plan.* reference
@@ -40,6 +41,8 @@ LAYERS = """
     bench
     console
     compiling
+    distributed.layout distributed.plan distributed.exchange distributed.agreement
+    distributed.parts distributed.attend distributed
     integrations integrations.captures integrations.captured_tensor integrations.block_table
     integrations.replaced
     integrations.variants integrations.call_tensors
