@@ -18,7 +18,7 @@ from flashgen.masks import Mask
 from flashgen.params import Int, Tensor
 from flashgen.scores import Score
 from flashgen.symbols import KV_IDX, KV_LEN, Q_IDX, Q_LEN
-from flashgen.tracing.expr import Expr, apply, bound, concrete, is_bound, merged_params, values_now
+from flashgen.tracing.expr import Expr, apply, bound, is_bound, merged_params, values_now
 
 #: Where the queries and the keys of a call begin in the whole.
 Q_OFFSET = Int("q_offset", default=0, doc="position of the first query in the whole")
@@ -49,7 +49,9 @@ def with_offsets(function: _Function) -> _Function:
     def moved(*arguments: Any) -> Any:
         *others, q_idx, kv_idx = arguments
         if is_bound():
-            positions = q_idx + concrete(Q_OFFSET), kv_idx + concrete(KV_OFFSET)
+            values = values_now()  # without an offset that the function does not read
+            offsets = (values.get(offset.name, 0) for offset in (Q_OFFSET, KV_OFFSET))
+            positions = (i + offset for i, offset in zip((q_idx, kv_idx), offsets, strict=True))
             with bound(_values_of_whole()):
                 return inner(*others, *positions)
         return _placed(inner(*arguments))

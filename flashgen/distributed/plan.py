@@ -135,22 +135,31 @@ class Plan:
     def __str__(self) -> str:
         """A table of the ranks: what each has, receives and computes."""
         mean = max(1, sum(self.pairs)) / self.ranks
-        lines = [
-            f"{self.queries.length} queries and {self.keys.length} keys on {self.ranks} ranks",
-            "rank  queries  chunks  keys  received  calls  pairs  of the mean",
-        ]
-        for rank in range(self.ranks):
-            calls = sum(map(len, self.calls(rank)))
-            lines.append(
-                f"{rank:>4}  {self.queries.lengths[rank]:>7}  {len(self.queries.chunks[rank]):>6}  "
-                f"{self.rows(rank)}  {self.received(rank)}  {calls}  {self.pairs[rank]}  "
-                f"{self.pairs[rank] / mean:.3f}"
+        titles = ("rank", "queries", "chunks", "keys", "received", "calls", "pairs", "of the mean")
+        rows = [
+            (
+                f"{rank}",
+                f"{self.queries.lengths[rank]:,}",
+                f"{len(self.queries.chunks[rank])}",
+                f"{self.rows(rank):,}",
+                f"{self.received(rank):,}",
+                f"{sum(map(len, self.calls(rank)))}",
+                f"{self.pairs[rank]:,}",
+                f"{self.pairs[rank] / mean:.3f}",
             )
-        everything = all(self.needed[r] == ((0, self.keys.length),) for r in range(self.ranks))
-        sent = "all keys go to all ranks" if everything else "each rank gets the rows that it needs"
-        lines.append(f"{sent}; the most loaded rank has {self.imbalance:.3f} of the mean")
+            for rank in range(self.ranks)
+        ]
+        widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
+        lines = [
+            "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+            for row in (titles, *rows)
+        ]
+        first = (
+            f"{self.queries.length:,} queries and {self.keys.length:,} keys on {self.ranks} ranks"
+        )
+        lines = [first, *lines, f"the most loaded rank has {self.imbalance:.3f} of the mean"]
         if self.loose:
-            lines.append("the ranges hold keys that the mask hides: it reads what they do not know")
+            lines.append("conditions of the mask hide further keys of these runs")
         return "\n".join(lines)
 
 
