@@ -94,7 +94,8 @@ class ContextParallel:
         self._works: OrderedDict[Any, tuple[tuple[weakref.ref[torch.Tensor], ...], Exchange]]
         self._works = OrderedDict()
         self._agreed: set[Any] = set()
-        self._name = f"{group.group_name}/{next(_numbers)}"
+        first = dist.get_process_group_ranks(group)[0]  # groups of a mesh may share a name
+        self._name = f"{group.group_name}/{first}/{next(_numbers)}"
         self._agreements = 0
 
     def __call__(

@@ -10,7 +10,8 @@ import json
 import pytest
 
 from flashgen.codegen.names import FILE
-from support.taken_names import CACHING, DROPPING, EVERYTHING, PACKED, taken_by
+from flashgen.offsets import OFFSETS
+from support.taken_names import CACHING, DROPPING, EVERYTHING, MESHED, PACKED, taken_by
 
 
 def test_taken_names(request: pytest.FixtureRequest) -> None:
@@ -21,6 +22,7 @@ def test_taken_names(request: pytest.FixtureRequest) -> None:
         "dropout": sorted(dropping),
         "varlen": sorted(taken_by(PACKED) - always - dropping),
         "cache": sorted(taken_by(CACHING) - always),
+        "mesh": sorted(taken_by(MESHED) - always - OFFSETS.keys()),
     }
     text = json.dumps(found, indent=1) + "\n"
     if request.config.getoption("--update-golden"):

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 
 import flashgen.distributed.plan as plans
 from flashgen.distributed import context_parallel
@@ -101,7 +102,8 @@ def by_all(calls: list[Sharded]) -> list[dict[str, torch.Tensor] | str]:
 
 def round_trips(path: str) -> list[str]:
     """What is wrong with shards of a batch with documents, on the ranks that run this."""
-    attend, rank = context_parallel(module_in(path), balance=3), dist.get_rank()
+    mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "cp"))
+    attend, rank = context_parallel(module_in(path), mesh["cp"], balance=3), dist.get_rank()
     ids = torch.arange(50, dtype=torch.int32)[None] // 9
     tokens = torch.arange(100).reshape(2, 50)
     shard = attend.shard(tokens, 1, document_ids=ids)
