@@ -85,9 +85,9 @@ CHECKED = (
 WAYS = {
     "1 part": {"parts": 1},
     "2 parts": {"parts": 2},
-    "4 parts": {"parts": 4},
+    "small, large, small": {},
     "1 part, direct": {"parts": 1, "direct": True},
-    "4 parts, direct": {"parts": 4, "direct": True},
+    "direct": {"direct": True},
 }
 
 

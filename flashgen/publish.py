@@ -50,6 +50,7 @@ NOT_IN_MODULES = frozenset(
         "distributed/agreement.py",
         "distributed/attend.py",
         "distributed/exchange.py",
+        "distributed/lanes.py",
         "distributed/layout.py",
         "distributed/parts.py",
         "distributed/plan.py",

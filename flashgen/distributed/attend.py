@@ -23,9 +23,6 @@ from flashgen.distributed.plan import Plan, Ranges, make_layout, make_plan
 #: Plans that are kept.
 PLANS = 64
 
-#: The groups of heads whose keys travel one after another, at most.
-PARTS = 4
-
 _numbers = count()
 
 
@@ -51,7 +48,7 @@ def context_parallel(
             of positions for each rank; ``"zigzag"``: the first and the last of twice as many, and
             so on. All ranks have the same number of tokens, or one more or less.
         parts: in how many groups of heads the keys travel, one while the attention of another is
-            computed; None chooses.
+            computed, at most; None: in groups that begin and end small.
         direct: whether rows of keys travel by a send and a receive for each run, straight to their
             place; else by one all-to-all.
         timeout: how long a rank waits for the others at the first call of a kind.
@@ -329,11 +326,12 @@ class ContextParallel:
                 listed = ", ".join(known) or "none"
                 raise TypeError(f"{name}: is no parameter of {self.module.__name__}: {listed}")
 
-    def _number_of_parts(self, num_kv_heads: int) -> int:
+    def _number_of_parts(self, num_kv_heads: int) -> int | None:
         if self.module.MESH["by_head"] or self.ranks == 1:
             return 1
-        most = PARTS if self._parts is None else self._parts
-        return max(n for n in range(1, max(1, most) + 1) if num_kv_heads % n == 0)
+        if self._parts is None:
+            return None
+        return max(n for n in range(1, self._parts + 1) if num_kv_heads % n == 0)
 
 
 def _group(mesh: Any) -> Any:

@@ -1,14 +1,16 @@
 """Both passes of one rank: calls of a module for parts of the whole, while others' rows travel.
 
 Heads go in groups, one after another: while a group is computed, the keys of the next travel, and
-the gradients of the one before go back.
+the gradients of the one before go back. Calls run in turns on two streams: the last tiles of a call
+leave SMs idle, which the next call takes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import accumulate, pairwise
 from types import ModuleType
 from typing import Any
 
@@ -17,6 +19,8 @@ import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
 from flashgen.distributed.exchange import Exchange, Returned
+from flashgen.distributed.lanes import Lanes
+from flashgen.distributed.layout import Span
 from flashgen.distributed.plan import Call
 
 
@@ -27,7 +31,7 @@ class Work:
     Attributes:
         module: whose attention it is.
         exchange: the rows that travel.
-        parts: the number of groups of heads.
+        parts: the number of groups of heads, all alike; None: groups that begin and end small.
         scale: that of the call.
         numbers: parameters that are no tensors.
         tensors: the names of those that are.
@@ -35,7 +39,7 @@ class Work:
 
     module: ModuleType
     exchange: Exchange
-    parts: int
+    parts: int | None
     scale: float | None
     numbers: Mapping[str, Any]
     tensors: tuple[str, ...]
@@ -46,8 +50,14 @@ class Work:
         return self.exchange.plan.calls(self.exchange.rank)
 
     @cached_property
-    def spans(self) -> tuple[tuple[int, int], ...]:
-        """Each chunk of this rank's shard."""
+    def longest_first(self) -> tuple[tuple[Span, tuple[Call, ...]], ...]:
+        """Each chunk of this rank's shard and its calls; those with most keys come first."""
+        chunks = [x for x in zip(self._spans, self.chunks, strict=True) if x[0][0] < x[0][1]]
+        keys = [sum(call.keys[1] - call.keys[0] for call in calls) for _, calls in chunks]
+        return tuple(chunks[i] for i in sorted(range(len(chunks)), key=lambda i: (-keys[i], i)))
+
+    @property
+    def _spans(self) -> tuple[Span, ...]:
         queries = self.exchange.plan.queries
         starts = queries.starts(self.exchange.rank)
         chunks = zip(queries.chunks[self.exchange.rank], starts, strict=True)
@@ -74,25 +84,40 @@ class Work:
         named = dict(zip(self.tensors, tensors, strict=True))
         return {"scale": self.scale, **self.numbers, **offsets, **named}
 
-    def heads(self, q: torch.Tensor, k: torch.Tensor) -> list[tuple[slice, slice]]:
-        """The heads of the queries and of the keys of each part."""
-        of_q, of_k = q.shape[1] // self.parts, k.shape[1] // self.parts
+    def heads(self, q: torch.Tensor, k: torch.Tensor, backward: bool) -> list[tuple[slice, slice]]:
+        """The heads of the queries and of the keys of each group, in their order."""
+        group = q.shape[1] // k.shape[1]
+        ends = list(accumulate(self.groups(k.shape[1], backward), initial=0))
         return [
-            (slice(i * of_q, (i + 1) * of_q), slice(i * of_k, (i + 1) * of_k))
-            for i in range(self.parts)
+            (slice(begin * group, end * group), slice(begin, end)) for begin, end in pairwise(ends)
         ]
 
+    def groups(self, heads: int, backward: bool) -> tuple[int, ...]:
+        """How many heads of keys each group has.
+
+        Nothing is computed before the rows of the first group are there, and nothing while the
+        gradients of the last go back, so that these are small.
+        """
+        if self.parts is not None:
+            return (heads // self.parts,) * self.parts
+        few = max(1, heads // 8)
+        if heads < 2:
+            return (heads,)
+        if not backward or heads < 3:
+            return few, heads - few
+        return few, heads - 2 * few, few
+
     def arriving(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, backward: bool
     ) -> Iterator[tuple[slice, slice, torch.Tensor, torch.Tensor]]:
-        """The heads of each part and its keys and values, while those of the next travel."""
-        heads = self.heads(q, k)
-        coming = self.exchange.bring(*(x[:, heads[0][1]] for x in (k, v)))
+        """The heads of each group and its keys and values, while those of the next travel."""
+        heads = self.heads(q, k, backward)
+        coming = [self.exchange.bring(k[:, of_k], v[:, of_k]) for _, of_k in heads[:2]]
         for number, (of_q, of_k) in enumerate(heads):
-            rows = coming.wait()
-            if number + 1 < len(heads):
-                coming = self.exchange.bring(*(x[:, heads[number + 1][1]] for x in (k, v)))
-            rows = rows.permute(1, 2, 0, 3)
+            rows = coming.pop(0).wait().permute(1, 2, 0, 3)
+            if number + 2 < len(heads):
+                after = heads[number + 2][1]
+                coming.append(self.exchange.bring(k[:, after], v[:, after]))
             yield of_q, of_k, rows[..., : k.shape[3]], rows[..., k.shape[3] :]
 
 
@@ -113,29 +138,29 @@ class _Attention(torch.autograd.Function):
     ) -> torch.Tensor:
         out = q.new_empty(*q.shape[:3], v.shape[3])
         lse = q.new_empty(q.shape[:3], dtype=torch.float32)
-        for of_q, _, keys, values in work.arriving(q, k, v):
-            for (begin, end), calls in zip(work.spans, work.chunks, strict=True):
-                rows = slice(None), of_q, slice(begin, end)
-                if begin == end:
-                    continue
-                if not calls:
-                    out[rows], lse[rows] = 0.0, -torch.inf
-                    continue
-                outs, lses = [], []
+        lanes = Lanes(q.device)
+        found: list[tuple[Any, list[tuple[torch.Tensor, torch.Tensor]]]] = []
+        for of_q, _, keys, values in work.arriving(q, k, v, backward=False):
+            lanes.keep(keys, values)
+            for span, calls in work.longest_first:
+                rows = slice(None), of_q, slice(*span)
+                results = []
                 for call in calls:
                     seen = slice(*call.keys)
-                    result = work.module.attention(
-                        q[rows],
-                        keys[:, :, seen],
-                        values[:, :, seen],
-                        return_lse=True,
-                        **work.arguments(call, tensors),
+                    given = q[rows], keys[:, :, seen], values[:, :, seen]
+                    options = work.arguments(call, tensors)
+                    results.append(
+                        lanes.run(work.module.attention, *given, return_lse=True, **options)
                     )
-                    outs.append(result[0])
-                    lses.append(result[1])
-                out[rows], lse[rows] = (
-                    work.module.merge(outs, lses) if len(outs) > 1 else (outs[0], lses[0])
-                )
+                found.append((rows, results))
+        lanes.join()
+        for rows, results in found:
+            if not results:
+                out[rows], lse[rows] = 0.0, -torch.inf
+            elif len(results) == 1:
+                out[rows], lse[rows] = results[0]
+            else:
+                out[rows], lse[rows] = work.module.merge(*zip(*results, strict=True))
         ctx.work = work
         ctx.save_for_backward(q, k, v, out, lse, *tensors)
         return out
@@ -151,36 +176,51 @@ class _Attention(torch.autograd.Function):
             torch.zeros(tensors[work.tensors.index(name)].shape, dtype=wide, device=q.device)
             for name in work.module.MESH["learned"]
         ]
+        lanes = Lanes(q.device)
         going: list[tuple[slice, Returned]] = []
-        for of_q, of_k, keys, values in work.arriving(q, k, v):
-            sums = _Sums(work, keys, values)
-            for (begin, end), calls in zip(work.spans, work.chunks, strict=True):
-                rows = slice(None), of_q, slice(begin, end)
-                if begin == end:
-                    continue
-                if not calls:
-                    grads[0][rows] = 0.0
-                    continue
+
+        def take(of_k: slice, returned: Returned) -> None:
+            returned.add_to(grads[1][:, of_k], grads[2][:, of_k])
+
+        def finish(group: Group) -> None:
+            """Adds up what the calls of a group have found, and sends it back."""
+            lanes.join(group.number)
+            sums = Sums(work, group.keys, group.values)
+            for rows, calls, results in group.found:
+                for call, result in zip(calls, results, strict=True):
+                    sums.add(call, result[1], result[2])
+                    for total, x in zip(learned, result[3:], strict=True):
+                        total += x
+                grads[0][rows] = _sum([result[0] for result in results], wide) if results else 0.0
+            going.append((group.of_k, work.exchange.give_back(sums.total())))
+            if len(going) > 1:  # those of the group before have had the time of this one
+                take(*going.pop(0))
+
+        before: Group | None = None
+        arriving = work.arriving(q, k, v, backward=True)
+        for number, (of_q, of_k, keys, values) in enumerate(arriving):
+            group = Group(number, of_k, keys, values)
+            lanes.keep(keys, values)
+            for span, calls in work.longest_first:
+                rows = slice(None), of_q, slice(*span)
                 saved = out[rows].contiguous(), lse[rows].contiguous()
-                of_queries = []
+                lanes.keep(*saved)
+                results = []
                 for call in calls:
                     seen = slice(*call.keys)
-                    found = work.module.partial_gradients(
-                        q[rows],
-                        keys[:, :, seen],
-                        values[:, :, seen],
-                        *saved,
-                        grad_out[rows],
-                        **work.arguments(call, tuple(tensors)),
-                    )
-                    of_queries.append(found[0])
-                    sums.add(call, found[1], found[2])
-                    for total, x in zip(learned, found[3:], strict=True):
-                        total += x
-                grads[0][rows] = _sum(of_queries, wide)
-            going.append((of_k, work.exchange.give_back(sums.total())))
-        for of_k, returned in going:
-            returned.add_to(grads[1][:, of_k], grads[2][:, of_k])
+                    given = q[rows], keys[:, :, seen], values[:, :, seen], *saved, grad_out[rows]
+                    options = work.arguments(call, tuple(tensors))
+                    results.append(lanes.run(work.module.partial_gradients, *given, **options))
+                group.found.append((rows, calls, results))
+            lanes.mark(number)
+            # What the group before has found is added up while this one is computed.
+            if before is not None:
+                finish(before)
+            before = group
+        if before is not None:
+            finish(before)
+        for each in going:
+            take(*each)
         for total in learned:
             dist.all_reduce(total, group=work.exchange.group)
         of_tensors = dict(zip(work.module.MESH["learned"], learned, strict=True))
@@ -194,6 +234,26 @@ class _Attention(torch.autograd.Function):
         )
 
 
+@dataclass(eq=False)
+class Group:
+    """A group of heads in the backward pass.
+
+    Attributes:
+        number: its place.
+        of_k: its heads of keys.
+        keys: its keys, and likewise its values.
+        found: for each chunk of queries its index, its calls, and the gradients of these.
+    """
+
+    number: int
+    of_k: slice
+    keys: torch.Tensor
+    values: torch.Tensor
+    found: list[tuple[Any, tuple[Call, ...], list[tuple[torch.Tensor, ...]]]] = field(
+        default_factory=list
+    )
+
+
 def _sum(parts: list[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
     """A sum in a dtype and in order; of one number it is that."""
     first, *others = parts
@@ -205,7 +265,7 @@ def _signed(call: Call) -> tuple[tuple[int, int], tuple[int, int]]:
     return (call.keys[0], 1), (call.keys[1], -1)
 
 
-class _Sums:
+class Sums:
     """The gradients of the rows that a rank needs, over its calls, in float32.
 
     Two numbers of 16 bits have one sum in 16 bits, whether it was rounded once or from float32. So
@@ -218,15 +278,24 @@ class _Sums:
         if work.most_calls > 2:
             dtype = torch.promote_types(keys.dtype, torch.float32)
         batch, heads, rows, _ = keys.shape
-        self._sums = keys.new_zeros(
-            rows, batch, heads, keys.shape[3] + values.shape[3], dtype=dtype
+        shape = rows, batch, heads, keys.shape[3] + values.shape[3]
+        # The first call is the longest: often all rows are in it.
+        self._empty = bool(work.longest_first) and any(
+            call.keys == (0, rows) for call in work.longest_first[0][1][:1]
         )
+        made = torch.empty if self._empty else torch.zeros
+        self._sums = made(shape, dtype=dtype, device=keys.device)
 
     def add(self, call: Call, grad_k: torch.Tensor, grad_v: torch.Tensor) -> None:
         """Adds the gradients of a call's keys and values."""
         rows = self._sums[slice(*call.keys)]
-        rows[..., : self._width] += grad_k.permute(2, 0, 1, 3)
-        rows[..., self._width :] += grad_v.permute(2, 0, 1, 3)
+        parts = (rows[..., : self._width], grad_k), (rows[..., self._width :], grad_v)
+        for total, x in parts:
+            if self._empty and len(rows) == len(self._sums):
+                total.copy_(x.permute(2, 0, 1, 3))
+            else:
+                total += x.permute(2, 0, 1, 3)
+        self._empty = False
 
     def total(self) -> torch.Tensor:
         """The sums, in the keys' dtype."""

@@ -42,7 +42,7 @@ LAYERS = """
     console
     compiling
     distributed.layout distributed.plan distributed.exchange distributed.agreement
-    distributed.parts distributed.attend distributed
+    distributed.lanes distributed.parts distributed.attend distributed
     integrations integrations.captures integrations.captured_tensor integrations.block_table
     integrations.replaced
     integrations.variants integrations.call_tensors
