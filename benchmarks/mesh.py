@@ -1,9 +1,9 @@
 """Attention over a device mesh: rates of both passes as a share of linear.
 
-    torchrun --nproc-per-node 4 -m benchmarks.mesh [--json FILE] [--seconds S] [--quick]
+    torchrun --nproc-per-node 4 -m benchmarks.mesh [--json FILE] [--seconds S]
 
 bfloat16, head_dim 128. Linear is the rate of one GPU in the same run, times the number of GPUs; a
-time is that of the slowest rank, by CUDA events, the median of repetitions that begin together.
+time is that of the slowest rank, by CUDA events, the median of repetitions in turns.
 Beside `flashgen.distributed`, with several numbers of parts and both ways of sending, stands what
 is written in sixty lines with the same kernels: zigzag chunks of queries, an all-gather of keys, a
 call for each chunk, and a reduce-scatter of gradients, without overlap. Outputs and gradients are
@@ -16,6 +16,7 @@ import argparse
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from importlib import util
@@ -155,7 +156,8 @@ def main() -> int:
     parser.add_argument(
         "--modules", type=Path, help="folder of modules built from benchmarks/specs"
     )
-    parser.add_argument("--seconds", type=float, default=1.0, help="of each timing")
+    parser.add_argument("--seconds", type=float, default=20.0, help="of each case")
+    parser.add_argument("--profile", default="", help="cases whose kernels are shown")
     parser.add_argument("--cases", default="0,1,2,3,4", help="which of the cases")
     parser.add_argument("--ways", default=",".join(map(str, range(len(WAYS)))), help="which ways")
     options = parser.parse_args()
@@ -180,7 +182,8 @@ def main() -> int:
                     "\n".join(found) or f"{case.module}: outputs and gradients are right",
                     flush=True,
                 )
-        rows.append(measure(modules[case.module], case, device, options.seconds, ways))
+        module, profile = modules[case.module], str(number) in options.profile.split(",")
+        rows.append(measure(module, case, device, options.seconds, ways, profile))
         if rank == 0:
             print(*lines(rows[-1]), sep="\n", flush=True)
     if rank == 0 and options.json:
@@ -261,7 +264,12 @@ def check(
 
 
 def measure(
-    module: ModuleType, case: Case, device: torch.device, seconds: float, ways: Mapping[str, Any]
+    module: ModuleType,
+    case: Case,
+    device: torch.device,
+    seconds: float,
+    ways: Mapping[str, Any],
+    profile: bool,
 ) -> dict[str, Any]:
     """Milliseconds of the forward pass and of both, on one GPU and on all, by each way."""
     (q, k, v, grad_out), parameters = case.inputs(device)
@@ -312,31 +320,70 @@ def measure(
             "received_rows": rows,
             "chunks": len(plan.queries.chunks[0]),
         }
-    ms: dict[str, list[float]] = {}
-    for name, passes in calls.items():
-        ms[name] = [slowest(call, device, seconds) for call in passes]
+    ms = in_turns(calls, device, seconds)
+    if profile:
+        for name in ("all-gather", *ways):
+            if name in calls:
+                show_kernels(f"{case.title}, {name}", calls[name][1])
     return {"case": asdict(case), "title": case.title, "ms": ms, "sent": sent}
 
 
-def slowest(call: Callable[[], Any], device: torch.device, seconds: float) -> float:
-    """The median of the slowest rank's milliseconds."""
+def in_turns(
+    calls: Mapping[str, tuple[Callable[[], Any], Callable[[], Any]]],
+    device: torch.device,
+    seconds: float,
+) -> dict[str, list[float]]:
+    """The medians of both passes of each way, which take turns, every second time in reverse."""
+    taken: dict[str, list[list[float]]] = {name: [[], []] for name in calls}
+    rounds, number = 3, 0
+    while number <= rounds:
+        order = list(calls)[:: -1 if number % 2 else 1]
+        begin = time.perf_counter()
+        for name in order:
+            for i, call in enumerate(calls[name]):
+                ms = slowest(call, device)
+                if number:
+                    taken[name][i].append(ms)
+        if number == 1:  # the slowest rank's, so that all repeat as often
+            spent = torch.tensor(time.perf_counter() - begin, device=device)
+            dist.all_reduce(spent, dist.ReduceOp.MAX)
+            rounds = max(3, min(25, int(seconds / spent.item())))
+        number += 1
+    return {name: [median(each) for each in both] for name, both in taken.items()}
+
+
+def slowest(call: Callable[[], Any], device: torch.device) -> float:
+    """The slowest rank's milliseconds."""
+    dist.barrier()
+    torch.cuda.synchronize()
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
     call()
-    taken: list[float] = []
-    repeats = 3
-    while len(taken) < repeats:
-        dist.barrier()
-        torch.cuda.synchronize()
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
+    end.record()
+    torch.cuda.synchronize()
+    worst = torch.tensor(begin.elapsed_time(end), device=device)
+    dist.all_reduce(worst, dist.ReduceOp.MAX)
+    return worst.item()
+
+
+def show_kernels(title: str, call: Callable[[], Any]) -> None:
+    """What the GPU of rank 0 runs in both passes: begin, milliseconds, stream and name."""
+    dist.barrier()
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
         call()
-        end.record()
         torch.cuda.synchronize()
-        worst = torch.tensor(begin.elapsed_time(end), device=device)
-        dist.all_reduce(worst, dist.ReduceOp.MAX)
-        taken.append(worst.item())
-        if len(taken) == 1:
-            repeats = max(3, min(20, int(seconds * 1000 / taken[0])))
-    return median(taken[1:])
+    if dist.get_rank():
+        return
+    kernels = [e for e in found.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+    kernels.sort(key=lambda e: e.time_range.start)
+    first = kernels[0].time_range.start
+    print(f"kernels of {title}: begin, ms, name")
+    for e in kernels:
+        if e.time_range.elapsed_us() >= 15:
+            begin = (e.time_range.start - first) / 1000
+            print(f"  {begin:9.3f} {e.time_range.elapsed_us() / 1000:8.3f} {e.name[:70]}")
+    print(flush=True)
 
 
 def lines(row: Mapping[str, Any]) -> list[str]:

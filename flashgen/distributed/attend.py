@@ -88,6 +88,7 @@ class ContextParallel:
         self.ranks, self.rank = dist.get_world_size(group), dist.get_rank(group)
         self._parts, self._direct, self._timeout = parts, direct, timeout
         self._layout: Layout | None = None
+        self._guessed: dict[Any, Layout] = {}
         self._works: OrderedDict[Any, tuple[tuple[weakref.ref[torch.Tensor], ...], Exchange]]
         self._works = OrderedDict()
         self._agreed: set[Any] = set()
@@ -311,7 +312,11 @@ class ContextParallel:
         """The layout of calls with so many tokens on this rank."""
         layout = self._layout
         if layout is None:
-            layout = self.layout(tokens * self.ranks, **parameters)
+            read = self.module.MESH["of_runs"]
+            key = tokens, *((name, _known_by(parameters.get(name))) for name in read)
+            if key not in self._guessed:
+                self._guessed = {key: self.layout(tokens * self.ranks, **parameters)}
+            layout = self._guessed[key]
         if layout.lengths[self.rank] != tokens:
             raise ValueError(
                 f"this rank has {tokens} tokens; its shard of {layout.length} has "
