@@ -13,7 +13,7 @@ BackwardKernel = Literal["keys", "queries"]
 BACKWARD_KERNELS: tuple[BackwardKernel, ...] = ("keys", "queries")
 
 #: The forms of a call, in the order of a module; every module has the first.
-FORMS = ("dense", "varlen", "cache")
+FORMS = ("dense", "varlen", "cache", "mesh")
 
 #: Queries and keys of a call that is explained: each query is evaluated, which takes some seconds.
 LONGEST = 2**20

@@ -19,6 +19,7 @@ from flashgen.dropout import DROPOUT
 from flashgen.errors import MaskError
 from flashgen.masks import Mask, as_mask, full
 from flashgen.normalisers import Normaliser, softmax
+from flashgen.offsets import with_offsets
 from flashgen.params import dtype_name
 from flashgen.scores import Score, as_score
 from flashgen.tracing.expr import merged_params
@@ -93,7 +94,8 @@ class AttentionSpec:
             for mask and score, flashgen's and others; masks whose tables say what each query sees
             (`tree`, `block_sparse`) keep these. None leaves it to them.
         forms: what the module's functions take: ``"dense"``, a batch of equal lengths, which every
-            module has; ``"varlen"``, packed sequences; ``"cache"``, a cache of keys and values.
+            module has; ``"varlen"``, packed sequences; ``"cache"``, a cache of keys and values;
+            ``"mesh"``, parts of sequences whose whole is on several GPUs.
         targets: GPU architectures to choose a configuration for; see `flashgen.budget.targets`.
         name: the generated module's name; None takes the spec file's name.
     """
@@ -132,6 +134,11 @@ class AttentionSpec:
                 if isinstance(function, Mask | Score):
                     with suppress(MaskError):  # which `validate` reports
                         object.__setattr__(self, name, function.aligned(self.align))
+        if isinstance(self.forms, tuple) and "mesh" in self.forms:
+            for name in ("mask", "score"):
+                function = getattr(self, name)
+                if isinstance(function, Mask | Score):
+                    object.__setattr__(self, name, with_offsets(function))
 
     @property
     def qk_head_dim(self) -> int:

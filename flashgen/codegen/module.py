@@ -72,11 +72,14 @@ def render_module(
         needs=reduce(
             or_, (*needs.values(), *(form.needs(plan, configured) for form in forms)), Needs()
         ),
-        further={part: [f"{form.name}/{part}.py.jinja" for form in forms] for part in PARTS},
+        further={
+            part: [f"{form.name}/{part}.py.jinja" for form in forms if part in form.parts]
+            for part in PARTS
+        },
         sources=_distinct(
             [
                 *(text for key, text in sources.items() if not needs[key].gluon),
-                *(form.source(plan, configured) for form in forms),
+                *filter(None, (form.source(plan, configured) for form in forms)),
             ]
         ),
         gluon_sources=_distinct(

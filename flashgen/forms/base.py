@@ -1,7 +1,7 @@
 """Form: the protocol of forms that a spec declares besides the dense one, ``forms=("varlen",)``.
 
 A form is a file here, a folder in templates, and a line in `flashgen.forms.registry`. The folder
-holds what the form adds to a module, a template for each heading in `PARTS`.
+holds what the form adds to a module, a template for each heading of its `Form.parts`.
 """
 
 from __future__ import annotations
@@ -26,9 +26,11 @@ class Form(ABC):
 
     Attributes:
         name: its name in `AttentionSpec.forms`, and that of its folder of templates.
+        parts: the headings that its folder has a template for.
     """
 
     name: ClassVar[str]
+    parts: ClassVar[tuple[str, ...]] = PARTS
 
     @abstractmethod
     def why_not(self, plan: KernelPlan) -> str:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from flashgen.forms.base import Form
 from flashgen.forms.cache import CacheForm
+from flashgen.forms.mesh import Mesh
 from flashgen.forms.varlen import Varlen
 from flashgen.plan import KernelPlan
 
 #: In the order of `flashgen.config.FORMS`.
-FORMS_BESIDE: tuple[Form, ...] = (Varlen(), CacheForm())
+FORMS_BESIDE: tuple[Form, ...] = (Varlen(), CacheForm(), Mesh())
 
 
 def forms_of(plan: KernelPlan) -> tuple[Form, ...]:

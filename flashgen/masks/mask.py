@@ -35,6 +35,7 @@ class Mask:
             query sees.
         along: makes the same mask with an alignment; None: q_idx is moved instead.
         parts: the masks that the operators joined.
+        offset: whether its indices count from the offsets of a call: see `flashgen.offsets`.
 
     Two masks are equal when their predicates, parameters and `equal_lengths` are.
     """
@@ -46,6 +47,7 @@ class Mask:
     moves: bool = True
     along: Callable[[str], Mask] | None = None
     parts: tuple[Mask, ...] = ()
+    offset: bool = False
 
     def __and__(self, other: Mask | MaskMod) -> Mask:
         return _combine(self, as_mask(other), "&", lambda a, b: a & b)

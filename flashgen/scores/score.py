@@ -34,6 +34,7 @@ class Score:
         moves: whether an alignment changes it; False if a tensor holds a value for each query.
         along: makes the same function with an alignment; None: q_idx is moved instead.
         parts: the score functions that `then` joined, in order.
+        offset: whether its indices count from the offsets of a call: see `flashgen.offsets`.
 
     Two score functions are equal when their results, parameters and `equal_lengths` are.
     """
@@ -45,6 +46,7 @@ class Score:
     moves: bool = True
     along: Callable[[str], Score] | None = None
     parts: tuple[Score, ...] = ()
+    offset: bool = False
 
     def then(self, other: Score | ScoreMod) -> Score:
         """The score function that applies this one first and ``other`` to what it returns."""

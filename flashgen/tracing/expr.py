@@ -248,11 +248,16 @@ def is_bound() -> bool:
     return _VALUES.get() is not None
 
 
+def values_now() -> Mapping[str, Any]:
+    """The values of `bound` by their symbols' names; none outside of it."""
+    return _VALUES.get() or {}
+
+
 def concrete(value: Any) -> Any:
     """The value that an `Expr` stands for inside `bound`; anything else unchanged."""
     if not isinstance(value, Expr):
         return value
-    values = _VALUES.get() or {}
+    values = values_now()
     missing = sorted(s.name for s in value.sym.free_symbols if s.name not in values)
     if missing:
         raise MaskError(f"`{value}`: no value was given for {', '.join(missing)}")

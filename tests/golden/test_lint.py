@@ -15,6 +15,7 @@ from flashgen import (
     Tensor,
     alibi,
     causal,
+    document,
     sigmoid_attention,
     sliding_window,
     softcap,
@@ -57,6 +58,30 @@ PACKED = (
         64, mask=causal(), score=alibi(SINKS), normaliser=softmax(sink=SINKS), forms=FORMS
     ),
 )
+
+_MESH = ("dense", "mesh")
+#: The same for parts of a whole.
+MESHED = (
+    AttentionSpec(64, mask=causal(align="bottom_right"), forms=_MESH),
+    AttentionSpec(64, mask=document() & causal(), score=alibi(SINKS), forms=_MESH),
+    AttentionSpec(
+        (72, 64),
+        "float32",
+        mask=lambda b, h, q, kv: (kv < LENS[b]) & (q % 2 == b % 2),
+        score=lambda s, b, h, q, kv: s + SHIFT[b, h, kv] + NEAR[h, q, kv],
+        normaliser=softmax(sink=SINKS),
+        forms=_MESH,
+    ),
+    AttentionSpec(64, score=softcap(5.0), normaliser=sigmoid_attention(), forms=_MESH),
+)
+
+
+def test_modules_for_parts_of_a_whole_are_too(tmp_path: Path) -> None:
+    for number, spec in enumerate(MESHED):
+        plan = lower(spec, f"part_{number}")
+        text = rendered(plan, any_hopper(plan), any_hopper_backward(plan))
+        (tmp_path / f"{plan.name}.py").write_text(text)
+    _hold(tmp_path)
 
 
 def test_modules_for_packed_sequences_are_too(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from support.variants import any_cache, on_hopper
 _PROBE = Int("probe")
 _DEGREES = Float("probe", 1.0, above=0)
 _TABLE = Tensor("probe", ("num_q_heads",), "bfloat16")
+_TABLE_OF_INTS = Tensor("probe", ("num_q_heads",), "int32")
 _NEAR = Tensor("probe", ("num_q_heads", None))
 _BLOCKS = Tensor("probe", ("batch", "num_q_heads", None, None), "bool")
 _KNOWN = Constant("probe", [[True]])
@@ -107,6 +108,19 @@ CACHING = (
     ),
     AttentionSpec(64, mask=block_sparse(_BLOCKS, 8), forms=_CACHE),
     AttentionSpec(64, mask=block_sparse(_KNOWN, 16), normaliser=sigmoid_attention(), forms=_CACHE),
+)
+
+# And what those of parts of a whole do.
+_MESH = ("dense", "mesh")
+MESHED = (
+    AttentionSpec(64, mask=sliding_window(_PROBE, 0), forms=_MESH),
+    AttentionSpec(64, mask=document(_IDS) & causal(), normaliser=sigmoid_attention(), forms=_MESH),
+    AttentionSpec(
+        64,
+        mask=lambda b, h, q, kv: (kv < _TABLE_OF_INTS[h]) & (q % 2 == b),
+        normaliser=softmax(sink=lambda b, h: _TABLE_OF_INTS[h] / 2),
+        forms=_MESH,
+    ),
 )
 
 # In each module both kernels, and that of the backward pass where there is one.

@@ -25,6 +25,7 @@ LAYERS = """
     functions params constants tracing.calls feature_maps
     arguments
     masks masks.* scores scores.* normalisers
+    offsets
     spec loader
     symbolic symbolic.*
     codegen codegen.names
@@ -41,6 +42,8 @@ LAYERS = """
     bench
     console
     compiling
+    distributed.layout distributed.plan distributed.exchange distributed.agreement
+    distributed.lanes distributed.parts distributed.attend distributed
     integrations integrations.captures integrations.small_integer
     integrations.captured_tensor integrations.block_table
     integrations.replaced

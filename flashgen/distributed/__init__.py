@@ -1,0 +1,10 @@
+"""Attention over a device mesh: the sequence of a generated module's call, on several ranks.
+
+It needs torch alone, besides modules that were built with ``forms=("dense", "mesh")``.
+"""
+
+from flashgen.distributed.attend import ContextParallel, context_parallel
+from flashgen.distributed.layout import Layout
+from flashgen.distributed.plan import Plan
+
+__all__ = ["ContextParallel", "Layout", "Plan", "context_parallel"]

@@ -1,0 +1,371 @@
+"""context_parallel: a module's attention, with the sequence on several ranks."""
+
+from __future__ import annotations
+
+import weakref
+from collections import OrderedDict
+from collections.abc import Mapping
+from datetime import timedelta
+from itertools import count
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from flashgen.distributed.agreement import TIMEOUT, agree, forget
+from flashgen.distributed.exchange import Exchange
+from flashgen.distributed.layout import Layout
+from flashgen.distributed.parts import Work, run
+from flashgen.distributed.plan import Plan, Ranges, make_layout, make_plan
+
+#: Plans that are kept.
+PLANS = 64
+
+_numbers = count()
+
+
+def context_parallel(
+    module: ModuleType,
+    mesh: Any = None,
+    *,
+    balance: str | int = "auto",
+    parts: int | None = None,
+    direct: bool = False,
+    timeout: timedelta = TIMEOUT,
+) -> ContextParallel:
+    """A module's attention for sequences that are sharded over the ranks of a mesh.
+
+    All ranks of the mesh call this, and what it returns, in the same order.
+
+    Args:
+        module: a generated module whose spec has ``forms=("dense", "mesh")``.
+        mesh: a DeviceMesh of one dimension, as ``mesh["cp"]``; a process group; or None for all
+            ranks.
+        balance: how positions are given to ranks. ``"auto"``: as many chunks for each rank as are
+            needed to share the visible pairs evenly; a number: so many; ``"contiguous"``: one run
+            of positions for each rank; ``"zigzag"``: the first and the last of twice as many, and
+            so on. All ranks have the same number of tokens, or one more or less.
+        parts: in how many groups of heads the keys travel, one while the attention of another is
+            computed, at most; None: in groups that begin and end small.
+        direct: whether rows of keys travel by a send and a receive for each run, straight to their
+            place; else by one all-to-all.
+        timeout: how long a rank waits for the others at the first call of a kind.
+
+    Raises:
+        TypeError: the module has no such form, or the mesh is none.
+        ValueError: an unknown balance, or a mesh of several dimensions.
+    """
+    if not hasattr(module, "MESH"):
+        name = getattr(module, "__name__", type(module).__name__)
+        raise TypeError(
+            f"module: {name} takes no offsets; build its spec with forms=('dense', 'mesh')"
+        )
+    if not (
+        balance in ("auto", "contiguous", "zigzag")
+        or (isinstance(balance, int) and not isinstance(balance, bool) and balance > 0)
+    ):
+        raise ValueError(
+            f"balance: got {balance!r}; pass 'auto', 'contiguous', 'zigzag' or a number of chunks"
+        )
+    return ContextParallel(module, _group(mesh), balance, parts, direct, timeout)
+
+
+class ContextParallel:
+    """Attention over the ranks of a mesh: see `context_parallel`."""
+
+    def __init__(
+        self,
+        module: ModuleType,
+        group: Any,
+        balance: str | int,
+        parts: int | None,
+        direct: bool,
+        timeout: timedelta,
+    ) -> None:
+        self.module, self.group, self.balance = module, group, balance
+        self.ranks, self.rank = dist.get_world_size(group), dist.get_rank(group)
+        self._parts, self._direct, self._timeout = parts, direct, timeout
+        self._layout: Layout | None = None
+        self._guessed: dict[Any, Layout] = {}
+        self._works: OrderedDict[Any, tuple[tuple[weakref.ref[torch.Tensor], ...], Exchange]]
+        self._works = OrderedDict()
+        self._agreed: set[Any] = set()
+        first = dist.get_process_group_ranks(group)[0]  # groups of a mesh may share a name
+        self._name = f"{group.group_name}/{first}/{next(_numbers)}"
+        self._agreements = 0
+
+    def __call__(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        scale: float | None = None,
+        **parameters: Any,
+    ) -> torch.Tensor:
+        """The output of this rank's queries, which see keys of all ranks; with gradients.
+
+        Args:
+            q: (batch, num_q_heads, tokens, head_dim): the shard of this rank, as `shard` gives it.
+                Without a call of `shard` before, the whole has as many tokens on every rank.
+            k: (batch, num_kv_heads, tokens, head_dim), likewise.
+            v: likewise.
+            scale: as of the module's ``attention``.
+            **parameters: those of the module's ``attention``, whole and the same on all ranks:
+                tensors are indexed by positions in the whole. Gradients of tensors are those of
+                the whole on every rank.
+
+        Returns:
+            (batch, num_q_heads, tokens, head_dim of v) in q's dtype.
+
+        Raises:
+            Disagreement: ranks call with different shapes, dtypes, parameters or modules; or one
+                of them with arguments that are refused.
+        """
+        out: torch.Tensor = self._attend(q, k, v, scale, parameters)
+        return out
+
+    def layout(self, length: int, **parameters: Any) -> Layout:
+        """Where the positions of a sequence are, for these parameters.
+
+        Args:
+            length: of the whole.
+            **parameters: those of the module's ``attention`` that its ranges read.
+        """
+        self._check_parameters(parameters)
+        ranges = self._ranges(length, parameters)
+        return make_layout(length, self.ranks, self.balance, ranges.pairs)
+
+    def shard(self, x: torch.Tensor, dim: int, **parameters: Any) -> torch.Tensor:
+        """This rank's part of a tensor of the whole, in the order that calls take.
+
+        The first tensor of a batch decides the layout, and calls follow it until there is another:
+        give the parameters that the module's ranges read, as the ids of documents. Further tensors
+        of the same length, as labels and positions, come without.
+
+        Args:
+            x: of the whole sequence, the same on all ranks.
+            dim: the dimension of its positions.
+            **parameters: those of the module's ``attention`` that its ranges read.
+        """
+        length = x.shape[dim]
+        if parameters or self._layout is None or self._layout.length != length:
+            self._layout = self.layout(length, **parameters)
+        spans = self._layout.chunks[self.rank]
+        runs = [x.narrow(dim, begin, end - begin) for begin, end in spans]
+        return torch.cat(runs, dim) if len(runs) > 1 else runs[0].contiguous()
+
+    def unshard(self, x: torch.Tensor, dim: int) -> torch.Tensor:
+        """The whole of a tensor whose parts the ranks have, on each of them.
+
+        Args:
+            x: this rank's part, in the order of `shard`. It passes no gradient.
+            dim: the dimension of its positions.
+
+        Raises:
+            RuntimeError: x needs a gradient.
+            ValueError: x has another length than this rank's part.
+        """
+        if x.requires_grad and torch.is_grad_enabled():
+            raise RuntimeError("unshard: passes no gradient; call it under torch.no_grad()")
+        layout = self._layout_of(x.shape[dim], {})
+        moved = x.movedim(dim, 0)
+        most = max(layout.lengths)
+        padded = moved.new_zeros(most, *moved.shape[1:])
+        padded[: len(moved)] = moved
+        found = moved.new_empty(self.ranks * most, *moved.shape[1:])
+        dist.all_gather(list(found.chunk(self.ranks)), padded, group=self.group)
+        whole = moved.new_empty(layout.length, *moved.shape[1:])
+        for rank, spans in enumerate(layout.chunks):
+            for (begin, end), start in zip(spans, layout.starts(rank), strict=True):
+                at = rank * most + start
+                whole[begin:end] = found[at : at + end - begin]
+        return whole.movedim(0, dim)
+
+    def plan(
+        self,
+        q_len: int,
+        kv_len: int | None = None,
+        *,
+        batch: int = 1,
+        num_q_heads: int = 1,
+        **parameters: Any,
+    ) -> Plan:
+        """What will be sent and computed of a sequence; its text is a table of the ranks.
+
+        Args:
+            q_len: queries of the whole.
+            kv_len: its keys: as many.
+            batch: entries of the batch, where the mask or its tensors differ between them.
+            num_q_heads: heads of the queries, likewise.
+            **parameters: those of the module's ``attention`` that its ranges read.
+
+        Raises:
+            ValueError: there are more or fewer keys than queries.
+        """
+        if kv_len not in (None, q_len):
+            raise ValueError(f"kv_len: got {kv_len}; pass q_len, {q_len}, or leave it out")
+        layout = self.layout(q_len, **parameters)
+        ranges = self._ranges(q_len, parameters, batch, num_q_heads)
+        return make_plan(ranges, layout, layout)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _attend(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        scale: float | None,
+        parameters: dict[str, Any],
+    ) -> torch.Tensor:
+        problem, exchange, layout = "", None, None
+        try:
+            self._check_parameters(parameters)
+            _check_shapes(q, k, v)
+            layout = self._layout_of(q.shape[2], parameters)
+            exchange = self._exchange(layout, q.shape[0], q.shape[1], parameters)
+        except (TypeError, ValueError) as error:
+            problem = f"{type(error).__name__}: {error}"
+        self._agree(q, k, v, scale, parameters, exchange, problem)
+        assert exchange is not None and layout is not None
+        facts = self.module.MESH
+        lengths = dict.fromkeys(facts["whole_lengths"], layout.length)
+        tensors = {n: x for n, x in parameters.items() if isinstance(x, torch.Tensor)}
+        numbers = {n: x for n, x in parameters.items() if n not in tensors}
+        work = Work(
+            module=self.module,
+            exchange=exchange,
+            parts=self._number_of_parts(k.shape[1]),
+            scale=scale,
+            numbers={**numbers, **lengths},
+            tensors=tuple(tensors),
+        )
+        return run(work, q, k, v, *tensors.values())
+
+    def _agree(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        scale: float | None,
+        parameters: Mapping[str, Any],
+        exchange: Exchange | None,
+        problem: str,
+    ) -> None:
+        """Compares a call with those of the other ranks, if there was none like it before."""
+        facts: dict[str, Any] = {"spec": self.module.MESH["spec"]}
+        for name, x in (("q", q), ("k", k), ("v", v)):
+            if isinstance(x, torch.Tensor):
+                facts[f"{name}'s batch, heads and head_dim"] = (*x.shape[:2], *x.shape[3:])
+                facts[f"{name}'s dtype"] = x.dtype
+                facts[f"{name}'s requires_grad"] = x.requires_grad and torch.is_grad_enabled()
+        facts |= {"balance": self.balance, "parts": self._parts, "direct": self._direct}
+        facts["scale"] = scale
+        for name in sorted(parameters):
+            value = parameters[name]
+            if isinstance(value, torch.Tensor):
+                needs = value.requires_grad and torch.is_grad_enabled()
+                value = tuple(value.shape), value.dtype, needs
+            facts[f"parameter {name}"] = value
+        if exchange is not None:
+            facts["length of the whole"] = exchange.plan.queries.length
+            facts["plan"] = exchange.digest
+        key = tuple(facts.items())
+        if key in self._agreed and not problem:
+            return
+        name = f"{self._name}/{self._agreements}"
+        agree(self.group, name, facts, problem, self._timeout)
+        if self._agreements:  # all ranks have read the one before
+            forget(self.group, f"{self._name}/{self._agreements - 1}")
+        self._agreements += 1
+        if len(self._agreed) >= 4 * PLANS:
+            self._agreed.clear()
+        self._agreed.add(key)
+
+    def _exchange(
+        self, layout: Layout, batch: int, num_q_heads: int, parameters: Mapping[str, Any]
+    ) -> Exchange:
+        """The exchange of rows for a call; kept, and found again by the tensors themselves."""
+        read = [(name, parameters.get(name)) for name in self.module.MESH["of_runs"]]
+        tensors = tuple(x for _, x in read if isinstance(x, torch.Tensor))
+        sizes = (batch, num_q_heads) if self.module.MESH["by_head"] or tensors else ()
+        key = (layout, sizes, tuple((name, _known_by(x)) for name, x in read))
+        known = self._works.get(key)
+        if known is not None and all(ref() is x for ref, x in zip(known[0], tensors, strict=True)):
+            self._works.move_to_end(key)
+            return known[1]
+        ranges = self._ranges(layout.length, parameters, batch, num_q_heads)
+        exchange = Exchange(make_plan(ranges, layout, layout), self.rank, self.group, self._direct)
+        self._works[key] = tuple(map(weakref.ref, tensors)), exchange
+        if len(self._works) > PLANS:
+            self._works.popitem(last=False)
+        return exchange
+
+    def _ranges(
+        self, length: int, parameters: Mapping[str, Any], batch: int = 1, num_q_heads: int = 1
+    ) -> Ranges:
+        return Ranges(self.module, length, length, parameters, batch, num_q_heads)
+
+    def _layout_of(self, tokens: int, parameters: Mapping[str, Any]) -> Layout:
+        """The layout of calls with so many tokens on this rank."""
+        layout = self._layout
+        if layout is None:
+            read = self.module.MESH["of_runs"]
+            key = tokens, *((name, _known_by(parameters.get(name))) for name in read)
+            if key not in self._guessed:
+                self._guessed = {key: self.layout(tokens * self.ranks, **parameters)}
+            layout = self._guessed[key]
+        if layout.lengths[self.rank] != tokens:
+            raise ValueError(
+                f"this rank has {tokens} tokens; its shard of {layout.length} has "
+                f"{layout.lengths[self.rank]}: pass what `shard` returns"
+            )
+        return layout
+
+    def _check_parameters(self, parameters: Mapping[str, Any]) -> None:
+        known = self.module.MESH["parameters"]
+        for name in parameters:
+            if name not in known:
+                listed = ", ".join(known) or "none"
+                raise TypeError(f"{name}: is no parameter of {self.module.__name__}: {listed}")
+
+    def _number_of_parts(self, num_kv_heads: int) -> int | None:
+        if self.module.MESH["by_head"] or self.ranks == 1:
+            return 1
+        if self._parts is None:
+            return None
+        return max(n for n in range(1, self._parts + 1) if num_kv_heads % n == 0)
+
+
+def _group(mesh: Any) -> Any:
+    """The process group of a mesh."""
+    if mesh is None:
+        return dist.group.WORLD
+    if isinstance(mesh, DeviceMesh):
+        if mesh.ndim != 1:
+            raise ValueError(f"mesh: has {mesh.ndim} dimensions; pass one of them, as mesh['cp']")
+        return mesh.get_group()
+    if isinstance(mesh, dist.ProcessGroup):
+        return mesh
+    raise TypeError(f"mesh: got {type(mesh).__name__}; pass a DeviceMesh or a process group")
+
+
+def _check_shapes(q: Any, k: Any, v: Any) -> None:
+    """What this package relies on; the module checks the rest."""
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, torch.Tensor) or x.ndim != 4:
+            got = f"{x.ndim} dimensions" if isinstance(x, torch.Tensor) else type(x).__name__
+            raise TypeError(f"{name}: got {got}; pass (batch, heads, tokens, head_dim)")
+    for name, x in (("k", k), ("v", v)):
+        if x.shape[2] != q.shape[2]:
+            raise ValueError(
+                f"{name}: has {x.shape[2]} tokens, q has {q.shape[2]}; shard all three alike: "
+                "as many keys as queries are served"
+            )
+
+
+def _known_by(value: Any) -> Any:
+    """What tells a parameter from another: a tensor itself, and whether it was written to."""
+    return (id(value), value._version) if isinstance(value, torch.Tensor) else value

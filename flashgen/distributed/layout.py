@@ -1,0 +1,120 @@
+"""Layout: which positions of a sequence are on which rank.
+
+A sequence is cut into chunks of equal numbers of tokens, as many for each rank: the rest of a model
+costs the same for each token. Which chunks a rank has is decided by what their queries cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate, pairwise
+
+import torch
+
+#: A run of positions: the first, and that behind the last.
+Span = tuple[int, int]
+
+#: Queries of a tile: chunks are not cut smaller to balance them.
+TILE = 128
+
+#: A rank's work over the mean, from which on more chunks are tried.
+EVEN = 1.02
+
+#: The most chunks that a rank gets.
+MOST_CHUNKS = 16
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the positions of a sequence are.
+
+    Attributes:
+        length: of the whole sequence.
+        chunks: for each rank, its runs of positions in ascending order. Its shard has these, one
+            after another.
+    """
+
+    length: int
+    chunks: tuple[tuple[Span, ...], ...]
+
+    @property
+    def ranks(self) -> int:
+        """The number of ranks."""
+        return len(self.chunks)
+
+    @cached_property
+    def lengths(self) -> tuple[int, ...]:
+        """The positions on each rank."""
+        return tuple(sum(end - begin for begin, end in chunks) for chunks in self.chunks)
+
+    def starts(self, rank: int) -> tuple[int, ...]:
+        """Where each chunk of a rank begins in its shard."""
+        sizes = (end - begin for begin, end in self.chunks[rank])
+        return tuple(accumulate(sizes, initial=0))[:-1]
+
+    def positions(self, rank: int) -> torch.Tensor:
+        """The position of each token of a rank's shard, int64."""
+        runs = [torch.arange(begin, end) for begin, end in self.chunks[rank]]
+        return torch.cat([torch.arange(0), *runs])
+
+
+def contiguous(length: int, ranks: int) -> Layout:
+    """One chunk for each rank, in their order."""
+    return Layout(length, tuple((span,) for span in _cut(length, ranks)))
+
+
+def zigzag(length: int, ranks: int) -> Layout:
+    """Two chunks for each rank: the first and the last, the second and the last but one, ..."""
+    spans = _cut(length, 2 * ranks)
+    return Layout(length, tuple((spans[i], spans[-1 - i]) for i in range(ranks)))
+
+
+def balanced(
+    length: int, ranks: int, cost: Callable[[int, int], int], chunks: int | None = None
+) -> Layout:
+    """As many chunks for each rank as are needed to share the cost evenly.
+
+    Args:
+        length: of the sequence.
+        ranks: their number.
+        cost: of the queries from one position to before another.
+        chunks: of each rank; None: 1, 2, 4... until the most loaded rank is within 2% of the mean,
+            or the chunks are one tile.
+    """
+    if chunks is not None:
+        return _assigned(length, ranks, cost, chunks)
+    best = contiguous(length, ranks)
+    least = imbalance(best, cost)
+    number = 2
+    while least > EVEN and number <= MOST_CHUNKS and length >= TILE * ranks * number:
+        layout = _assigned(length, ranks, cost, number)
+        if (found := imbalance(layout, cost)) < least:
+            best, least = layout, found
+        number *= 2
+    return best
+
+
+def imbalance(layout: Layout, cost: Callable[[int, int], int]) -> float:
+    """The cost of the most loaded rank over the mean; 1.0 where nothing costs anything."""
+    costs = [sum(cost(*span) for span in chunks) for chunks in layout.chunks]
+    return max(costs) * len(costs) / sum(costs) if sum(costs) else 1.0
+
+
+def _assigned(length: int, ranks: int, cost: Callable[[int, int], int], chunks: int) -> Layout:
+    """Chunks by falling cost, each to the least loaded rank that has room for one more."""
+    spans = _cut(length, ranks * chunks)
+    costs = [cost(*span) for span in spans]
+    loads = [0] * ranks
+    given: list[list[Span]] = [[] for _ in range(ranks)]
+    for i in sorted(range(len(spans)), key=lambda i: (-costs[i], i)):
+        rank = min((r for r in range(ranks) if len(given[r]) < chunks), key=lambda r: (loads[r], r))
+        given[rank].append(spans[i])
+        loads[rank] += costs[i]
+    return Layout(length, tuple(sorted(tuple(sorted(mine)) for mine in given)))
+
+
+def _cut(length: int, parts: int) -> list[Span]:
+    """Spans of equal lengths, or lengths that differ by one."""
+    return list(pairwise(i * length // parts for i in range(parts + 1)))

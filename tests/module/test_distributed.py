@@ -1,0 +1,242 @@
+"""Attention over a mesh of processes: equal to one process, and the same errors on all ranks."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from flashgen import (
+    AttentionSpec,
+    Int,
+    Tensor,
+    alibi,
+    causal,
+    document,
+    sink_tokens,
+    sliding_window,
+    softmax,
+)
+from flashgen.distributed import context_parallel
+from flashgen.forms.mesh import Mesh
+from support.cases import Case, inputs
+from support.oracle import error_and_bound
+from support.ranks import Pool
+from support.sharded import Sharded, by_all, by_one, module_in, problems_of, round_trips
+from support.variants import lowered, rendered, shipped_module
+from support.vocabulary import VOCABULARY
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*eager reference")
+
+FORMS = ("dense", "mesh")
+SPECS = {name: entry.spec("float32", forms=FORMS) for name, entry in VOCABULARY.items()}
+SERVED = [name for name, spec in SPECS.items() if not Mesh().why_not(lowered(spec))]
+
+CAUSAL = AttentionSpec(16, "float32", mask=causal(), forms=FORMS)
+#: Several runs of keys, each a call: they are merged.
+RUNS = AttentionSpec(
+    16,
+    "float32",
+    mask=causal() & (sink_tokens(3) | sliding_window(Int("left", 9), 0)),
+    forms=FORMS,
+)
+
+Write = Callable[[AttentionSpec], str]
+
+
+@pytest.fixture(scope="module")
+def write(tmp_path_factory: pytest.TempPathFactory) -> Write:
+    """Writes a spec's module, and returns its file."""
+    folder, files = tmp_path_factory.mktemp("modules"), {}
+
+    def written(spec: AttentionSpec) -> str:
+        if spec not in files:
+            files[spec] = folder / f"module_{len(files)}.py"
+            files[spec].write_text(rendered(lowered(spec)))
+        return str(files[spec])
+
+    return written
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
+    yield from _pool(tmp_path_factory.mktemp("two"), 2)
+
+
+def _pool(scratch: Path, ranks: int, **options: Any) -> Iterator[Pool]:
+    pool = Pool(ranks, scratch, **options)
+    yield pool
+    pool.close()
+
+
+def call_of(
+    path: str, spec: AttentionSpec, length: int, heads: tuple[int, int], **options: Any
+) -> Sharded:
+    whole = {"whole_q_len": length, "whole_kv_len": length}
+    batch, params = options.pop("batch", 2), whole | options.pop("params", {})
+    case = Case(length, length, batch, *heads, params=params)
+    tensors = inputs(case, spec, torch.float32)
+    seed = torch.Generator().manual_seed(zlib.crc32(f"{case}".encode()))
+    grad_out = torch.randn(*tensors[0].shape[:3], spec.v_head_dim, generator=seed)
+    known = module_in(path).MESH["parameters"]
+    given = {name: x for name, x in case.arguments(spec).items() if name in known}
+    return Sharded(path, (*tensors, grad_out), given, **options)
+
+
+def hold(found: list[Any], call: Sharded, name: str) -> None:
+    """Fails unless each rank has what one process has, as near to float64 as that."""
+    exact, alone = by_one(call, torch.float64), by_one(call)
+    for rank, results in enumerate(found):
+        assert isinstance(results, dict), f"{name}, rank {rank}: {results}"
+        assert results.keys() == exact.keys()
+        for what, got in results.items():
+            error, allowed = error_and_bound(got, exact[what], alone[what])
+            assert error <= allowed, f"{name}, rank {rank}: {what} is off by {error:.3g}"
+
+
+def vocabulary_calls(write: Write, ranks: int, names: list[str]) -> dict[str, Sharded]:
+    """A call of each of the vocabulary's entries, in several ways."""
+    calls = {}
+    for number, name in enumerate(names):
+        entry, spec = VOCABULARY[name], SPECS[name]
+        limits = [limit for constant in spec.constants for limit in constant.limits]
+        q_heads = entry.odd_heads if limits else 4
+        heads = q_heads, q_heads if q_heads % 2 else 2
+        length = 61 if number % 2 else 16 * ranks
+        params = entry.values(Case(length, length, 2, *heads))
+        options = {"balance": (3, "zigzag", "contiguous")[number % 3], "direct": number % 4 > 1}
+        calls[name] = call_of(write(spec), spec, length, heads, params=params, **options)
+    return calls
+
+
+def more_calls(write: Write) -> dict[str, Sharded]:
+    """Ranks without queries, one token a rank, no token at all, and chunks of one tile."""
+    causal_at, runs_at = write(CAUSAL), write(RUNS)
+    return {
+        "two tokens": call_of(causal_at, CAUSAL, 2, (2, 1), balance="contiguous"),
+        "five tokens in pairs": call_of(causal_at, CAUSAL, 5, (2, 1), balance="zigzag"),
+        "no token": call_of(causal_at, CAUSAL, 0, (2, 1)),
+        "many runs": call_of(runs_at, RUNS, 150, (4, 2), balance=5),
+        "many runs, directly": call_of(runs_at, RUNS, 150, (4, 2), balance=5, direct=True),
+        "in one part": call_of(causal_at, CAUSAL, 70, (8, 4), balance=2, parts=1),
+        "in four parts": call_of(causal_at, CAUSAL, 70, (8, 4), balance=2, parts=4),
+        "balanced": call_of(causal_at, CAUSAL, 1030, (2, 2)),
+    }
+
+
+def test_two_ranks_are_equal_to_one(two: Pool, write: Write) -> None:
+    calls = vocabulary_calls(write, 2, SERVED) | more_calls(write)
+    for results, (name, call) in zip(
+        zip(*two.run(by_all, list(calls.values())), strict=True), calls.items(), strict=True
+    ):
+        hold(list(results), call, name)
+
+
+def test_four_ranks_are_equal_to_one(tmp_path: Path, write: Write) -> None:
+    calls = vocabulary_calls(write, 4, SERVED[::5]) | more_calls(write)
+    for pool in _pool(tmp_path, 4):
+        found = pool.run(by_all, list(calls.values()))
+    for results, (name, call) in zip(zip(*found, strict=True), calls.items(), strict=True):
+        hold(list(results), call, name)
+
+
+#: In Triton's interpreter: runs that are merged, ids that only data knows, a learned sink and bias.
+INTERPRETED = {
+    "runs": replace(RUNS, score=alibi(4)),
+    "documents": AttentionSpec(16, "float32", mask=document() & causal(), forms=FORMS),
+    "learned": AttentionSpec(
+        16,
+        "float32",
+        mask=sliding_window(20, 0),
+        score=lambda s, b, h, q, kv: s + Tensor("bias", ("num_q_heads", "kv_len"))[h, kv],
+        normaliser=softmax(sink=Tensor("sinks", ("num_q_heads",))),
+        forms=FORMS,
+    ),
+}
+
+
+def test_kernels_compute_parts(tmp_path: Path, write: Write) -> None:
+    calls = {
+        name: call_of(write(spec), spec, 41, (4, 2), balance=2, batch=1)
+        for name, spec in INTERPRETED.items()
+    }
+    for pool in _pool(tmp_path, 2, interpret=True):
+        found = pool.run(by_all, list(calls.values()))
+    for results, (name, call) in zip(zip(*found, strict=True), calls.items(), strict=True):
+        hold(list(results), call, name)
+
+
+def test_shards_and_wholes(two: Pool, write: Write) -> None:
+    """The layout of the first tensor holds for the others; a tensor of any dtype and dimension."""
+    for found in two.run(round_trips, write(INTERPRETED["documents"])):
+        assert found == ["", "", "unshard: passes no gradient; call it under torch.no_grad()"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"balance": "even"},
+            "balance: got 'even'; pass 'auto', 'contiguous', 'zigzag' or a number",
+        ),
+        ({"balance": 0}, "balance: got 0; pass"),
+        ({"balance": True}, "balance: got True; pass"),
+        ({"mesh": 3}, "mesh: got int; pass a DeviceMesh or a process group"),
+    ],
+)
+def test_arguments_are_checked(options: dict[str, Any], message: str, write: Write) -> None:
+    with pytest.raises((TypeError, ValueError)) as error:
+        context_parallel(module_in(write(CAUSAL)), **options)
+    assert str(error.value).startswith(message)
+
+
+def test_a_module_without_the_form_is_refused() -> None:
+    with pytest.raises(TypeError) as error:
+        context_parallel(shipped_module("causal_d64"))
+    message = "takes no offsets; build its spec with forms=('dense', 'mesh')"
+    assert str(error.value) == f"module: generated.causal_d64 {message}"
+
+
+#: What a rank does differently, and what both are told of it.
+DIFFERENT = {
+    "parameter": (
+        "parameter left: rank 1 has 7, rank 0 has 8",
+        {"parameters": [{"left": 8}, {"left": 7}]},
+    ),
+    "scale": ("scale: rank 1 has 0.5, rank 0 has None", {"scales": [None, 0.5]}),
+    "heads": (
+        "q's batch, heads and head_dim: rank 1 has (2, 2, 16), rank 0 has (2, 4, 16)",
+        {"heads": [4, 2]},
+    ),
+    "gradient": (
+        "k's requires_grad: rank 1 has False, rank 0 has True",
+        {"gradients": [True, False]},
+    ),
+    "one alone": (
+        "rank 1: ValueError: this rank has 9 tokens; its shard of 16 has 8: pass what `shard` "
+        "returns",
+        {"tokens": [8, 9]},
+    ),
+    "unknown": (
+        "rank 0: TypeError: right: is no parameter of sharded: left",
+        {"parameters": [{"right": 8}, {}]},
+    ),
+    "silent": (
+        "rank 1 made no such call within 1 s: all ranks of the mesh call with the same shapes, in "
+        "the same order",
+        {"silent": [False, True]},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_ranks_that_disagree_are_told(name: str, two: Pool, write: Write) -> None:
+    message, differences = DIFFERENT[name]
+    first, second = two.run(problems_of, write(RUNS), differences)
+    assert first == f"Disagreement: {message}"
+    assert second == ("" if name == "silent" else first)
