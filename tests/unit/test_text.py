@@ -139,7 +139,6 @@ PRINTED_BY = {
     "kernels/backward_hopper_split/kernel.py",
     "kernels/backward_triton/kernel.py",
     "forms/cache.py",
-    "forms/mesh.py",
     "kernels/cache_triton/kernel.py",
     "kernels/forward_hopper/kernel.py",
     "kernels/forward_triton/kernel.py",
