@@ -147,7 +147,7 @@ class Linear(Normaliser):
         Raises:
             MaskError: the feature map cannot be traced.
         """
-        _ = self.feature_map.traced
+        self.feature_map.check()
         return ()
 
     @cached_property
@@ -170,8 +170,8 @@ def linear(
     alone, which exists for features that cannot be negative.
 
     Args:
-        feature_map: `identity`, `relu`, `elu_plus_one`, or a function of an element of q or k,
-            ``x -> feature``, that traces.
+        feature_map: `identity`, `relu`, `elu_plus_one`, `softmax_features`, `favor`, or a function
+            ``x -> feature`` of an element of q or k, and of sums over elements, that traces.
         normalise: whether weights are divided by their sum.
         algorithm: ``"linear"`` insists on kernels that are linear in the length; ``"quadratic"`` on
             one that goes over all pairs; None takes what the mask allows.

@@ -26,7 +26,7 @@ from flashgen.normalisers import Linear, Normaliser
 from flashgen.params import Tensor
 from flashgen.plan import KernelPlan
 from flashgen.plan.code import finite_score
-from flashgen.plan.linear import LINEAR_MASKS, WIDEST
+from flashgen.plan.linear import LINEAR_MASKS, MOST_FEATURES, WIDEST, most_columns
 from flashgen.plan.score_gradient import meeting_tensors
 from flashgen.scores import Score
 from flashgen.spec import DTYPES, INPUT_PRECISIONS, AttentionSpec, Blocks
@@ -279,10 +279,7 @@ def _linear(name: str, spec: AttentionSpec, normaliser: Linear) -> Iterator[Find
     if spec.dtype == "float16":
         problem = "sums of products of features leave the range of float16"
         yield "dtype", spec.dtype, problem, "write 'bfloat16' or 'float32'"
-    dims = spec.head_dim if isinstance(spec.head_dim, tuple) else (spec.head_dim,)
-    if any(_is_int(dim) and dim > WIDEST for dim in dims):
-        problem = f"a program holds a state of features x v_head_dim, of at most {WIDEST} each"
-        yield "head_dim", spec.head_dim, problem, f"write at most {WIDEST}"
+    yield from _state(name, spec, normaliser)
     if isinstance(spec.blocks, Blocks):
         for field in ("BLOCK_N", "num_warps"):
             if (value := getattr(spec.blocks, field)) is not None:
@@ -291,6 +288,36 @@ def _linear(name: str, spec: AttentionSpec, normaliser: Linear) -> Iterator[Find
     if isinstance(spec.forms, tuple) and set(spec.forms) & set(FORMS[1:]):
         problem = "linear attention has the dense form alone"
         yield "forms", spec.forms, problem, f"write forms=({FORMS[0]!r},)"
+
+
+def _state(name: str, spec: AttentionSpec, normaliser: Linear) -> Iterator[Finding]:
+    """Whether programs can hold a state of features x v_head_dim."""
+    dims = spec.head_dim if isinstance(spec.head_dim, tuple) else (spec.head_dim,)
+    if any(_is_int(dim) and dim > WIDEST for dim in dims):
+        problem = f"a program holds a state of features x v_head_dim, of at most {WIDEST} each"
+        yield "head_dim", spec.head_dim, problem, f"write at most {WIDEST}"
+        return
+    if any(_head_dim(name, spec)):
+        return
+    features = normaliser.feature_map.num_features(spec.qk_head_dim)
+    if features > WIDEST and features != MOST_FEATURES:
+        problem = (
+            f"{features} features of a vector: kernels are for at most {WIDEST}, or {MOST_FEATURES}"
+        )
+        yield "normaliser", normaliser, problem, "change their number, or head_dim"
+    elif (most := most_columns(features)) < spec.v_head_dim and spec.v_head_dim % most:
+        problem = f"a program holds the states of {features} features and {most} columns of v"
+        yield (
+            "head_dim",
+            spec.head_dim,
+            problem,
+            f"write a v_head_dim of at most {most}, or a multiple",
+        )
+    if normaliser.feature_map.random and not normaliser.normalise:
+        problem = (
+            "random features are divided by their largest, which cancels in normalised weights only"
+        )
+        yield "normaliser", normaliser, problem, "leave normalise=False out"
 
 
 def _params(name: str, spec: AttentionSpec) -> Iterator[Finding]:

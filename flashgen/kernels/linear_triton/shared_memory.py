@@ -40,16 +40,67 @@ def linear_usage(
         gradients: whether they are of the backward pass.
     """
     linear = LinearPlan(plan)
+    unit, wide = matrix_unit(plan, config, target), plan.itemsize == 4
+    if not linear.tiled:
+        phases = _phases(gradients, linear.normalise, unit, wide)
+        return _usage_of(phases, linear, config, target)
+    over_values = _phases_over_values(gradients, linear.normalise, unit, wide)
+    usage = _usage_of(over_values, linear.over_values, config, target)
+    if not gradients:  # its states need less
+        return usage
+    over_features = _phases(True, linear.normalise, unit, wide)
+    other = _usage_of(over_features, linear.over_features, config, target)
+    return max(usage, other, key=lambda x: x.total)
+
+
+def _usage_of(
+    phases: tuple[Phase, ...], linear: LinearPlan, config: KernelConfig, target: Target
+) -> SramUsage:
     values = {
         **config.as_dict(),
-        "itemsize": plan.itemsize,
+        "itemsize": linear.plan.itemsize,
         "qk_width": linear.qk_width,
         "v_width": linear.v_width,
     }
-    phases = _phases(
-        gradients, linear.normalise, matrix_unit(plan, config, target), plan.itemsize == 4
-    )
     return usage_of_phases(phases, values, target)
+
+
+@cache
+def _phases_over_values(
+    gradients: bool, normalised: bool, unit: Unit, wide: bool
+) -> tuple[Phase, ...]:
+    """What a block holds that has all features and a tile of columns of v.
+
+    Two groups of warps share the rows of a state, and exchange it by shared memory.
+    """
+    first, loop = _phases(gradients, normalised, unit, wide)
+    if gradients and unit not in ("mfma", "fma"):
+        stages = sympy.Max(NUM_STAGES, 2)
+        parts = (
+            ("state", _STATE),
+            ("K tiles", stages * _OF_FEATURES),
+            ("Q tiles", stages * _OF_FEATURES),
+            ("dO tiles", stages * _OF_VALUES),
+            ("barriers", 8 * (3 * stages - 2)),
+        )
+        if wide and unit in ("wgmma", "tcgen05"):
+            parts = (*parts, ("pieces", 5 * sympy.Max(_OF_FEATURES, _OF_VALUES)))
+        return first, Phase("loop", parts)
+    if unit == "wgmma":
+        parts = tuple(part for part in loop.parts if part[0] != "P")
+        return first, Phase("loop", (("state", _STATE), *parts))
+    if unit == "mma.sync":
+        tiles = (("Q tiles", 2 * _OF_FEATURES), ("K tiles", _OF_FEATURES), ("V tiles", _OF_VALUES))
+        ahead = sympy.Max(NUM_STAGES - 1, 1)
+        parts = (
+            ("state", _STATE),
+            ("Q tiles", ahead * _OF_FEATURES),
+            ("K tiles", ahead * _OF_FEATURES),
+            ("V tiles", (ahead + 1) * _OF_VALUES),
+            ("barriers", 24 * NUM_STAGES - 8),
+        )
+        return first, Phase("one step", (("state", _STATE), *tiles)), Phase("loop", parts)
+    return first, loop
 
 
 @cache

@@ -24,6 +24,9 @@ GRADIENTS = (
     "_linear_backward_of_values",
 )
 
+#: Those that hold all features and a tile of columns of v.
+OVER_VALUES = ("_linear_forward", "_linear_backward_of_values")
+
 
 def linear_bytes(
     plan: KernelPlan,
@@ -57,7 +60,8 @@ def _kernels(
 
     The last one is that of one head.
     """
-    linear = LinearPlan(plan)
+    whole = LinearPlan(plan)
+    linear = whole.over_values if name in OVER_VALUES else whole.over_features
     text = f"{IMPORTS}{render_linear(plan)}\n\n{render_linear_gradients(plan)}"
     function = function_in(text, name)
     pointer = f"*{plan.triton_dtype}"
