@@ -258,6 +258,8 @@ def _with_symbols(expr: Any, sums: dict[Any, Sum]) -> Any:
 
 
 def _never_negative(expr: Any) -> bool:
+    if expr.is_Mul:
+        return bool(expr.is_nonnegative) or all(map(_never_negative, expr.args))
     if not isinstance(expr, sympy.Piecewise):
         return bool(expr.is_nonnegative)
     above, below = sympy.Dummy(positive=True), sympy.Dummy(nonpositive=True)

@@ -106,7 +106,7 @@ def check_linear(module: ModuleType, spec: AttentionSpec, call: LinearCall) -> N
     for table in (module.CONFIGS, module.CONFIGS_OF_GRADIENTS):
         for config in table.values():
             config["USE_TMA"] = call.tma
-    tensors = _inputs(spec, call)
+    tensors = drawn_inputs(spec, call)
     has_lse = spec.normaliser.normalise and spec.normaliser.feature_map.never_negative
     q, k, v = (x.detach().requires_grad_() for x in tensors)
     got = module.attention(q, k, v, return_lse=has_lse)
@@ -131,7 +131,8 @@ def _with_gradients(run: Any, spec: AttentionSpec, tensors: Any, grads: Tensors)
     return (*results, *torch.autograd.grad(results, leaves, given))
 
 
-def _inputs(spec: AttentionSpec, call: LinearCall) -> Tensors:
+def drawn_inputs(spec: AttentionSpec, call: LinearCall) -> Tensors:
+    """q, k and v of a call."""
     generator = torch.Generator().manual_seed(0)
     dtype = getattr(torch, spec.dtype)
 
