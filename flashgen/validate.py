@@ -31,7 +31,7 @@ from flashgen.plan.score_gradient import meeting_tensors
 from flashgen.scores import Score
 from flashgen.spec import DTYPES, INPUT_PRECISIONS, AttentionSpec, Blocks
 from flashgen.symbolic.trace import Predicate, trace
-from flashgen.symbols import KV_LEN, Q_IDX, Q_LEN, Load
+from flashgen.symbols import KV_IDX, KV_LEN, Q_IDX, Q_LEN, Load
 from flashgen.tracing.user_code import users_line
 
 HEAD_DIMS = range(16, 513, 8)
@@ -55,7 +55,7 @@ def validate(variant: Variant) -> list[Violation]:
     checks = (
         _name, _head_dim, _dtype, _input_precision, _scale,
         _mask, _score, _align, _normaliser, _params, _dropout, _deterministic, _autocast,
-        _forms, _blocks,
+        _linformer, _forms, _blocks,
         _targets,
     )  # fmt: skip
     return [
@@ -367,6 +367,36 @@ def _autocast(name: str, spec: AttentionSpec) -> Iterator[Finding]:
     elif spec.autocast and spec.forms != FORMS[:1]:
         remedy = "leave the other forms to a spec without it, or cast q, k and v before the call"
         yield "autocast", True, f"only the form {FORMS[0]!r} casts", remedy
+
+
+def _linformer(name: str, spec: AttentionSpec) -> Iterator[Finding]:
+    """Projected keys are mixtures of all keys, which have no position."""
+    keys = spec.linformer
+    if keys is None:
+        return
+    if not _is_int(keys) or keys < 1:
+        yield "linformer", keys, "not a number of keys", "write one from 1 on, or leave it out"
+        return
+    if isinstance(spec.mask, Mask) and not any(_mask(name, spec)):
+        shown_by = trace(spec.mask).expr
+        if shown_by != sympy.true:
+            problem = "each projected key is made of all keys, so that no mask can hide one of them"
+            if shown_by == LINEAR_MASKS[0]:
+                problem = "each projected key is made of all keys, those after a query among them"
+            yield "mask", spec.mask, problem, "write full(), or leave linformer out"
+    if isinstance(spec.score, Score) and not any(_score(name, spec)):
+        read = finite_score(spec.score)[0].free_symbols
+        if {Q_IDX, KV_IDX, Q_LEN, KV_LEN} & read:
+            problem = "reads positions, which projected keys do not have"
+            yield "score", spec.score, problem, "leave it out, or leave linformer out"
+    refused = {
+        "normaliser": isinstance(spec.normaliser, Linear),
+        "align": spec.align is not None,
+        "autocast": spec.autocast is True,
+        "forms": isinstance(spec.forms, tuple) and spec.forms != FORMS[:1],
+    }
+    for field in (field for field, is_refused in refused.items() if is_refused):
+        yield field, getattr(spec, field), "is not for projected keys", "leave it or linformer out"
 
 
 def _forms(name: str, spec: AttentionSpec) -> Iterator[Finding]:

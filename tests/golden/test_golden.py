@@ -82,6 +82,12 @@ LINEAR_MODULES = {
         (40, 24), "float32", normaliser=linear(lambda x: x * x + 1.0, normalise=False)
     ),
     "linear_identity": AttentionSpec(64, mask=causal(), normaliser=linear(identity())),
+    "linear_favor": AttentionSpec(64, mask=causal(), normaliser=linear(favor(256))),
+    "linear_pieces": AttentionSpec(
+        40,
+        "float32",
+        normaliser=linear(lambda x: [x / (feature_sum(x * x) + 1.0), x], normalise=False),
+    ),
 }
 
 MODULES = ("module", "constants", *LINEAR_MODULES)

@@ -74,32 +74,33 @@ def _phases_over_values(
     Two groups of warps share the rows of a state, and exchange it by shared memory.
     """
     first, loop = _phases(gradients, normalised, unit, wide)
-    if gradients and unit not in ("mfma", "fma"):
-        stages = sympy.Max(NUM_STAGES, 2)
-        parts = (
-            ("state", _STATE),
-            ("K tiles", stages * _OF_FEATURES),
-            ("Q tiles", stages * _OF_FEATURES),
-            ("dO tiles", stages * _OF_VALUES),
-            ("barriers", 8 * (3 * stages - 2)),
-        )
+    if unit == "mfma":
+        return first, loop
+    stages, ahead = sympy.Max(NUM_STAGES, 2), sympy.Max(NUM_STAGES - 1, 1)
+    state, features = ("state", _STATE), ("features", _OF_FEATURES)
+    parts: Parts = tuple(part for part in loop.parts if part[0] != "P")
+    if gradients and unit == "fma":
+        tiles = (("K tiles", ahead * _OF_FEATURES), ("Q tiles", ahead * _OF_FEATURES))
+        values = ("dO tiles", ahead * _OF_VALUES)
+        return first, Phase("loop", (state, *tiles, values, features, ("barriers", 16 * stages)))
+    if gradients:
+        tiles = (("K tiles", stages * _OF_FEATURES), ("Q tiles", stages * _OF_FEATURES))
+        values = ("dO tiles", stages * _OF_VALUES)
+        parts = (state, *tiles, values, ("barriers", 8 * (3 * stages - 2)))
         if wide and unit in ("wgmma", "tcgen05"):
             parts = (*parts, ("pieces", 5 * sympy.Max(_OF_FEATURES, _OF_VALUES)))
+        if unit == "tcgen05":
+            parts = (*parts, ("P", _WEIGHTS + 40 * stages))
         return first, Phase("loop", parts)
     if unit == "wgmma":
-        parts = tuple(part for part in loop.parts if part[0] != "P")
-        return first, Phase("loop", (("state", _STATE), *parts))
+        return first, Phase("loop", (state, *parts))
     if unit == "mma.sync":
-        tiles = (("Q tiles", 2 * _OF_FEATURES), ("K tiles", _OF_FEATURES), ("V tiles", _OF_VALUES))
-        ahead = sympy.Max(NUM_STAGES - 1, 1)
-        parts = (
-            ("state", _STATE),
-            ("Q tiles", ahead * _OF_FEATURES),
-            ("K tiles", ahead * _OF_FEATURES),
-            ("V tiles", (ahead + 1) * _OF_VALUES),
-            ("barriers", 24 * NUM_STAGES - 8),
-        )
-        return first, Phase("one step", (("state", _STATE), *tiles)), Phase("loop", parts)
+        tiles = (("Q tiles", 2 * _OF_FEATURES), ("K tiles", _OF_FEATURES))
+        step = Phase("one step", (state, *tiles, ("V tiles", _OF_VALUES)))
+        tiles = (("Q tiles", ahead * _OF_FEATURES), ("K tiles", ahead * _OF_FEATURES))
+        parts = (state, *tiles, ("V tiles", (ahead + 1) * _OF_VALUES))
+        parts = (*parts, features) if wide else parts
+        return first, step, Phase("loop", (*parts, ("barriers", 24 * NUM_STAGES - 8)))
     return first, loop
 
 
