@@ -330,6 +330,8 @@ def explain(
         raise FlashgenError(f"--form={form}: nothing to explain; write dense or cache")
     of_cache = {"page-size": page_size, "num-splits": num_splits, "sms": sms}
     _refuse("is for --form cache", of_cache)
+    if _explained_linear(paths, target, asked, {"html": html, "svg": svg, "png": png}, json):
+        return
     with _for_json_alone(json):
         if html is None:
             accounts = list(run_explain(paths, target, asked, out))
@@ -347,6 +349,33 @@ def explain(
         console = make_console()
         for account in accounts:
             print_account(console, account)
+
+
+def _explained_linear(
+    paths: list[Path],
+    target: str | None,
+    asked: Asked,
+    pictures: dict[str, Path | None],
+    json: Path | None,
+) -> bool:
+    """Whether the specs are of linear attention, whose accounts are then shown."""
+    from flashgen.console import make_console
+    from flashgen.explain.document import to_json
+    from flashgen.explain.linear import explain_linear, of_linear_attention
+    from flashgen.explain.linear_terminal import print_linear
+    from flashgen.explain.variant import all_variants
+
+    with _for_json_alone(json):
+        variants = of_linear_attention(all_variants(paths, target))
+        _refuse("linear attention has no tiles of scores to show", pictures if variants else {})
+        accounts = list(explain_linear(variants, target, asked))
+    if json is not None and accounts:
+        _write_json(json, to_json(accounts, "linear"))
+    if json != STDOUT:
+        console = make_console()
+        for account in accounts:
+            print_linear(console, account)
+    return bool(variants)
 
 
 def _refuse(why: str, options: Mapping[str, object]) -> None:

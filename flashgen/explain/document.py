@@ -10,14 +10,18 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from flashgen.explain.account import Account
 from flashgen.explain.cached import CacheAccount
+from flashgen.explain.linear import LinearAccount
 from flashgen.version import __version__
 
 #: The version of the fields and their meaning; a change that concerns readers increments it.
 SCHEMA = 1
 
 
-def to_json(accounts: Iterable[Account] | Iterable[CacheAccount], form: str = "dense") -> str:
-    """Accounts of one form: the fields of `Account`, or those of `CacheAccount`.
+def to_json(
+    accounts: Iterable[Account] | Iterable[CacheAccount] | Iterable[LinearAccount],
+    form: str = "dense",
+) -> str:
+    """Accounts of one form: the fields of `Account`, of `CacheAccount`, or of `LinearAccount`.
 
     ``{"schema": 1, "flashgen": version, "form": "dense", "accounts": [...]}``
     """
@@ -46,6 +50,15 @@ def cached_from_json(text: str) -> list[CacheAccount]:
         ValueError: as of `from_json`.
     """
     return [_read(CacheAccount, fields) for fields in _accounts(text, "cache")]
+
+
+def linear_from_json(text: str) -> list[LinearAccount]:
+    """The accounts of linear attention that `to_json` wrote.
+
+    Raises:
+        ValueError: as of `from_json`.
+    """
+    return [_read(LinearAccount, fields) for fields in _accounts(text, "linear")]
 
 
 def _accounts(text: str, form: str) -> list[Any]:

@@ -24,6 +24,8 @@ from flashgen import (
     alibi,
     block_sparse,
     causal,
+    favor,
+    feature_sum,
     identity,
     linear,
     sink_tokens,
