@@ -130,5 +130,5 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         ([str(ROOT / "specs" / "causal_d128.py")], "linear attention has an account of its own; "
          "explain its specs apart from others"),
     ):  # fmt: skip
-        assert status_of("explain", spec, *arguments) == 1
+        assert status_of("explain", spec, *arguments) != 0
         assert answer in capsys.readouterr().err
