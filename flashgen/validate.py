@@ -26,7 +26,7 @@ from flashgen.normalisers import Linear, Normaliser
 from flashgen.params import Tensor
 from flashgen.plan import KernelPlan
 from flashgen.plan.code import finite_score
-from flashgen.plan.linear import LINEAR_MASKS, MOST_FEATURES, WIDEST, most_columns
+from flashgen.plan.linear import LINEAR_MASKS, MOST_FEATURES, WIDEST
 from flashgen.plan.score_gradient import meeting_tensors
 from flashgen.scores import Score
 from flashgen.spec import DTYPES, INPUT_PRECISIONS, AttentionSpec, Blocks
@@ -300,19 +300,12 @@ def _state(name: str, spec: AttentionSpec, normaliser: Linear) -> Iterator[Findi
     if any(_head_dim(name, spec)):
         return
     features = normaliser.feature_map.num_features(spec.qk_head_dim)
-    if features > WIDEST and features != MOST_FEATURES:
+    if features > MOST_FEATURES or (features > WIDEST and features % WIDEST):
         problem = (
-            f"{features} features of a vector: kernels are for at most {WIDEST}, or {MOST_FEATURES}"
+            f"{features} features of a vector: kernels are for at most {WIDEST}, or a multiple of "
+            f"it up to {MOST_FEATURES}"
         )
         yield "normaliser", normaliser, problem, "change their number, or head_dim"
-    elif (most := most_columns(features)) < spec.v_head_dim and spec.v_head_dim % most:
-        problem = f"a program holds the states of {features} features and {most} columns of v"
-        yield (
-            "head_dim",
-            spec.head_dim,
-            problem,
-            f"write a v_head_dim of at most {most}, or a multiple",
-        )
     if normaliser.feature_map.random and not normaliser.normalise:
         problem = (
             "random features are divided by their largest, which cancels in normalised weights only"

@@ -24,8 +24,8 @@ LINEAR_MASKS = (sympy.Ge(Q_IDX, KV_IDX), sympy.true)
 WIDEST = 128
 
 
-#: The most features of a vector, which kernels go through in tiles.
-MOST_FEATURES = 2 * WIDEST
+#: The most features of a vector, which kernels go through in tiles of `WIDEST`.
+MOST_FEATURES = 8 * WIDEST
 
 #: Random features of keys are at most 2 to this power: their sums over all keys stay finite.
 HEADROOM = 56
@@ -37,13 +37,12 @@ class LinearPlan:
 
     Attributes:
         plan: of the spec.
-        tiles: what the kernels hold at once, where a state is too large for registers: with
-            ``"features"`` a tile of features and all columns of v, with ``"values"`` all features
-            and a tile of columns; ``""`` is all of both.
+        by_tiles: whether a program has a tile of features only, where a state of all of them is
+            too large for registers.
     """
 
     plan: KernelPlan
-    tiles: str = ""
+    by_tiles: bool = False
 
     @property
     def features(self) -> int:
@@ -56,19 +55,19 @@ class LinearPlan:
         return self.normaliser.feature_map
 
     @property
-    def over_features(self) -> LinearPlan:
-        """The plan of kernels that hold a tile of features."""
-        return replace(self, tiles="features")
-
-    @property
-    def over_values(self) -> LinearPlan:
-        """The plan of kernels that hold a tile of columns of v."""
-        return replace(self, tiles="values")
+    def of_tiles(self) -> LinearPlan:
+        """The plan of kernels that go through tokens: they hold the state of a tile of features."""
+        return replace(self, by_tiles=True)
 
     @property
     def tiled(self) -> bool:
         """Whether registers do not hold a whole state."""
         return self.features > WIDEST
+
+    @property
+    def num_tiles(self) -> int:
+        """The tiles of a state: of `WIDEST` features each."""
+        return -(-self.features // WIDEST)
 
     @property
     def normaliser(self) -> Linear:
@@ -96,13 +95,12 @@ class LinearPlan:
     def qk_width(self) -> int:
         """Columns of a tile of features: a power of two."""
         width = _power_of_two(self.features)
-        return min(width, WIDEST) if self.tiles == "features" else width
+        return min(width, WIDEST) if self.by_tiles else width
 
     @property
     def v_width(self) -> int:
         """Columns of a tile of v and of the output: a power of two."""
-        width = _power_of_two(self.plan.v_head_dim)
-        return min(width, most_columns(self.features)) if self.tiles == "values" else width
+        return _power_of_two(self.plan.v_head_dim)
 
     @property
     def x_width(self) -> int:
@@ -165,6 +163,11 @@ class LinearPlan:
         return HEADROOM
 
     @property
+    def chunks_of_features(self) -> int:
+        """The chunks that a program makes random features of, with one copy of the matrix."""
+        return 4
+
+    @property
     def log2_e(self) -> str:
         """The factor from exponents of e to those of 2."""
         return repr(math.log2(math.e))
@@ -210,11 +213,6 @@ class LinearPlan:
     @cached_property
     def _slope(self) -> Any:
         return derivative(self._map, ELEMENT)
-
-
-def most_columns(features: int) -> int:
-    """The columns of v of which a program holds the states of so many features."""
-    return min(WIDEST, WIDEST * WIDEST // _power_of_two(features))
 
 
 def _power_of_two(columns: int) -> int:

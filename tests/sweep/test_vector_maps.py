@@ -15,6 +15,7 @@ FAVOR = AttentionSpec((24, 16), "float32", mask=causal(), normaliser=linear(favo
 FULL = AttentionSpec((24, 16), "float32", normaliser=linear(favor(32)))
 WIDE = AttentionSpec((16, 128), "float32", mask=causal(), normaliser=linear(favor()))
 WIDE_FULL = AttentionSpec((16, 40), mask=full(), normaliser=linear(favor(256)))
+MANY = AttentionSpec(16, mask=causal(), normaliser=linear(favor(384)))
 WIDE_SIGNS = AttentionSpec(
     128, "float32", mask=causal(), normaliser=linear(both_signs, normalise=False)
 )
@@ -32,6 +33,7 @@ CALLS = {
     "tiles of a state": (WIDE, VectorCall(83, 83, batch=2, q_heads=2)),
     "tiles through pointers": (WIDE, VectorCall(40, 40, tma=False)),
     "tiles of a padded state": (WIDE_FULL, VectorCall(35, 50, q_heads=2)),
+    "tiles of three": (MANY, VectorCall(40, 40, q_heads=2)),
     "tiles of two pieces": (WIDE_SIGNS, VectorCall(40, 40)),
 }
 
@@ -45,25 +47,34 @@ DEFECTS = {
                                     "sums of sums"),
     "pieces in one place": ("row * 32 + 16", "row * 32 + 0", "two pieces"),
     "the gradient of one piece": ("grad += grad_1 * (", "grad += 0.0 * (", "two pieces"),
-    "each key by its largest": ("tl.load(peaks_ptr + of_batches)",
-                                "tl.max(exponents, 1)[:, None]", "random features"),
-    "no peaks of keys": ("exponents - tl.load(peaks_ptr + of_batches)", "exponents", "long keys"),
+    "each key by its largest": ("tl.load(peaks_ptr + of_batches) - 56.0",
+                                "tl.load(peaks_ptr + of_batches) - 56.0 + offs_n[:, None]",
+                                "random features"),
+    "no peaks of keys": ("return tl.load(peaks_ptr + of_batches) - 56.0", "return -56.0",
+                         "long keys"),
     "the peaks of one head": ("tl.load(peaks_ptr + of_batches)", "tl.load(peaks_ptr)", "long keys"),
+    "queries by the first of them": ("peaks_ptr + row + offs_n, mask", "peaks_ptr + offs_n, mask",
+                                     "long keys"),
+    "the largest of a tile": ("largest = tl.maximum(largest, tl.max(exponents, 1))",
+                              "largest = tl.max(exponents, 1) - 200.0", "long keys"),
     "no length of vectors": ("(products - 0.5 *", "(products - 0.0 *", "random features"),
     "no scale inside": ("tl.trans(matrix), input_precision=\"ieee\") * root",
                         "tl.trans(matrix), input_precision=\"ieee\")", "a scale"),
     "no gradient by the length": ("(root * root * total)", "(0.0 * total)", "random features"),
-    "the scale once in the gradient": ("grad = products * root", "grad = products", "a scale"),
-    "a tile of columns": ("column = tl.program_id(1) * 64", "column = tl.program_id(1) * 0",
-                          "tiles of a state"),
-    "a tile of features": ("column = tl.program_id(1) * 128", "column = tl.program_id(1) * 0",
-                           "tiles of a state"),
-    "states of the first tile": ("states_ptr += column\n", "states_ptr += 0\n",
+    "the scale once in the gradient": ("grad = grad * root", "grad = grad * 1.0", "a scale"),
+    "features of the first tile": ("column = tl.program_id(1) * 128",
+                                   "column = tl.program_id(1) * 0", "tiles of a state"),
+    "states of the first tile": ("states_ptr += column * 128", "states_ptr += 0",
                                  "tiles of a state"),
-    "rows of the first tile": ("states_ptr += column * 128", "states_ptr += 0",
-                               "tiles of a state"),
     "sums of the first tile": ("sums_of_chunks_ptr += column", "sums_of_chunks_ptr += 0",
                                "tiles of a state"),
+    "totals of the first tile": ("totals_ptr += column", "totals_ptr += 0", "tiles of a state"),
+    "a tile that is not added": ("acc += tl.load(partial)", "acc += 0.0", "tiles of a state"),
+    "sums that are not added": ("sums += tl.load(sums_ptr", "sums += 0.0 * tl.load(sums_ptr",
+                                "tiles of a state"),
+    "gradients that are not added": ("grad += tl.load(partial)", "grad += 0.0", "tiles of a state"),
+    "partial results of one chunk": ("+ chunk) * 128 * CHUNK", "+ chunk) * 0 * CHUNK",
+                                     "tiles of a state"),
 }  # fmt: skip
 
 

@@ -39,69 +39,17 @@ def linear_usage(
         target: the architecture.
         gradients: whether they are of the backward pass.
     """
-    linear = LinearPlan(plan)
-    unit, wide = matrix_unit(plan, config, target), plan.itemsize == 4
-    if not linear.tiled:
-        phases = _phases(gradients, linear.normalise, unit, wide)
-        return _usage_of(phases, linear, config, target)
-    over_values = _phases_over_values(gradients, linear.normalise, unit, wide)
-    usage = _usage_of(over_values, linear.over_values, config, target)
-    if not gradients:  # its states need less
-        return usage
-    over_features = _phases(True, linear.normalise, unit, wide)
-    other = _usage_of(over_features, linear.over_features, config, target)
-    return max(usage, other, key=lambda x: x.total)
-
-
-def _usage_of(
-    phases: tuple[Phase, ...], linear: LinearPlan, config: KernelConfig, target: Target
-) -> SramUsage:
+    linear = LinearPlan(plan).of_tiles
     values = {
         **config.as_dict(),
-        "itemsize": linear.plan.itemsize,
+        "itemsize": plan.itemsize,
         "qk_width": linear.qk_width,
         "v_width": linear.v_width,
     }
+    phases = _phases(
+        gradients, linear.normalise, matrix_unit(plan, config, target), plan.itemsize == 4
+    )
     return usage_of_phases(phases, values, target)
-
-
-@cache
-def _phases_over_values(
-    gradients: bool, normalised: bool, unit: Unit, wide: bool
-) -> tuple[Phase, ...]:
-    """What a block holds that has all features and a tile of columns of v.
-
-    Two groups of warps share the rows of a state, and exchange it by shared memory.
-    """
-    first, loop = _phases(gradients, normalised, unit, wide)
-    if unit == "mfma":
-        return first, loop
-    stages, ahead = sympy.Max(NUM_STAGES, 2), sympy.Max(NUM_STAGES - 1, 1)
-    state, features = ("state", _STATE), ("features", _OF_FEATURES)
-    parts: Parts = tuple(part for part in loop.parts if part[0] != "P")
-    if gradients and unit == "fma":
-        tiles = (("K tiles", ahead * _OF_FEATURES), ("Q tiles", ahead * _OF_FEATURES))
-        values = ("dO tiles", ahead * _OF_VALUES)
-        return first, Phase("loop", (state, *tiles, values, features, ("barriers", 16 * stages)))
-    if gradients:
-        tiles = (("K tiles", stages * _OF_FEATURES), ("Q tiles", stages * _OF_FEATURES))
-        values = ("dO tiles", stages * _OF_VALUES)
-        parts = (state, *tiles, values, ("barriers", 8 * (3 * stages - 2)))
-        if wide and unit in ("wgmma", "tcgen05"):
-            parts = (*parts, ("pieces", 5 * sympy.Max(_OF_FEATURES, _OF_VALUES)))
-        if unit == "tcgen05":
-            parts = (*parts, ("P", _WEIGHTS + 40 * stages))
-        return first, Phase("loop", parts)
-    if unit == "wgmma":
-        return first, Phase("loop", (state, *parts))
-    if unit == "mma.sync":
-        tiles = (("Q tiles", 2 * _OF_FEATURES), ("K tiles", _OF_FEATURES))
-        step = Phase("one step", (state, *tiles, ("V tiles", _OF_VALUES)))
-        tiles = (("Q tiles", ahead * _OF_FEATURES), ("K tiles", ahead * _OF_FEATURES))
-        parts = (state, *tiles, ("V tiles", (ahead + 1) * _OF_VALUES))
-        parts = (*parts, features) if wide else parts
-        return first, step, Phase("loop", (*parts, ("barriers", 24 * NUM_STAGES - 8)))
-    return first, loop
 
 
 @cache

@@ -46,7 +46,7 @@ def rank_linear(candidates: Sequence[KernelConfig]) -> list[KernelConfig]:
 
 
 def _all(plan: KernelPlan, target: str) -> Iterator[KernelConfig]:
-    architecture, linear = get_target(target), LinearPlan(plan).over_features
+    architecture, linear = get_target(target), LinearPlan(plan).of_tiles
     threads = linear.qk_width * linear.v_width // MOST_OF_A_STATE
     warps = max(4, threads // architecture.warp_size)
     blocks = plan.spec.blocks

@@ -24,9 +24,6 @@ GRADIENTS = (
     "_linear_backward_of_values",
 )
 
-#: Those that hold all features and a tile of columns of v.
-OVER_VALUES = ("_linear_forward", "_linear_backward_of_values")
-
 
 def linear_bytes(
     plan: KernelPlan,
@@ -39,7 +36,7 @@ def linear_bytes(
 ) -> dict[str, int]:
     """The shared memory of each function of a pass; stops before machine code is made."""
     return {
-        f"{kernel.name}{' grouped' if kernel.call.constants.get('GROUPED') else ''}": (
+        f"{kernel.name} {kernel.call.constants}": (
             allotted_bytes(kernel, target, options_of(config))
         )
         for name in (GRADIENTS if gradients else FORWARD)
@@ -60,8 +57,7 @@ def _kernels(
 
     The last one is that of one head.
     """
-    whole = LinearPlan(plan)
-    linear = whole.over_values if name in OVER_VALUES else whole.over_features
+    linear = LinearPlan(plan).of_tiles
     text = f"{IMPORTS}{render_linear(plan)}\n\n{render_linear_gradients(plan)}"
     function = function_in(text, name)
     pointer = f"*{plan.triton_dtype}"
@@ -74,8 +70,11 @@ def _kernels(
         tile = f"[1, 1, {config.BLOCK_M}, {width}]"
         types[tensor] = f"tensordesc<{plan.triton_dtype}{tile}>" if tma else pointer
     constants = {"CHUNK": config.BLOCK_M, "USE_TMA": tma}
-    for grouped in (True, False) if "GROUPED" in function.arg_names else (None,):
-        more = {} if grouped is None else {"GROUPED": grouped}
+    of_tiles = (
+        [{"ADDS": x, "ENDS": x} for x in (False, True)] if "ADDS" in function.arg_names else [{}]
+    )
+    of_heads = [{"GROUPED": x} for x in (True, False)] if "GROUPED" in function.arg_names else [{}]
+    for more in (a | b for a in of_tiles for b in of_heads):
         call = call_of(plan, function, types, constants | more, aligned)
         # Pointers and strides of the other arguments are as a launcher finds them.
         known = {x: y for x, y in call.signature.items() if x in function.arg_names}
