@@ -101,7 +101,7 @@ class LinearAccount(Subject):
         mask, weights, feature_map: the mask, how weights are made, and what a feature is.
         features: the features of a vector.
         state: bytes of a head's state, with its sums of features.
-        feature_tiles, column_tiles: the programs that share a state, by features and by columns.
+        tiles: of a state, by features, a program each.
         segments: the parts of a sequence, a program each.
         passes: the kernels.
         steps: the work of a forward pass, in order.
@@ -116,8 +116,7 @@ class LinearAccount(Subject):
     feature_map: str
     features: int
     state: int
-    feature_tiles: int
-    column_tiles: int
+    tiles: int
     segments: int
     passes: tuple[Pass, ...]
     steps: tuple[Step, ...]
@@ -185,8 +184,7 @@ def _account(variant: Variant, plan: KernelPlan, name: str, asked: Asked) -> Lin
         feature_map=linear.map_comment,
         features=linear.features,
         state=_state(linear),
-        feature_tiles=max(1, linear.features // linear.over_features.qk_width),
-        column_tiles=max(1, plan.v_head_dim // linear.over_values.v_width),
+        tiles=linear.num_tiles,
         segments=_segments(linear, target, work, chunk),
         passes=passes,
         steps=steps,
@@ -255,24 +253,26 @@ def _steps(linear: LinearPlan, target: Target, work: Workload, chunk: int) -> It
     # Of causal attention the last segment of keys precedes nothing.
     counted = (segments - 1) / segments if linear.causal else 1.0
     states = _state(linear) * work.batch * work.num_kv_heads * segments
-    tiles = max(1, features // linear.over_features.qk_width)
+    tiles = linear.num_tiles
     read = int(counted * keys * itemsize * (features + v_dim))
     of_sms = int(counted * keys * itemsize * (features + tiles * v_dim) + counted * states)
     flops = int(counted * keys) * 2 * features * v_dim
     yield step("states", flops, 0, read, int(counted * states), of_sms)
-    tiles = max(1, v_dim // linear.over_values.v_width)
+    # All tiles of features but one leave partial sums in float32, and all but one read them.
+    partial = 4 * v_dim * queries * (tiles - 1)
     read, written = itemsize * features * queries, itemsize * v_dim * queries
-    flops, rows = 2 * features * v_dim * queries, features * tiles * queries
+    flops, rows = 2 * features * v_dim * queries, features * queries
     reads = _state(linear) * work.batch * work.num_q_heads * segments
     if linear.causal:  # and keys enter the state, and meet the queries of their chunk
-        read += itemsize * (features + v_dim) * keys
-        flops += queries * (2 * features * v_dim + 2 * chunk * (tiles * features + v_dim))
-        rows += (tiles * features + v_dim) * queries
+        read += itemsize * (features + tiles * v_dim) * keys
+        flops += queries * (2 * features * v_dim + 2 * chunk * (features + tiles * v_dim))
+        rows += (features + tiles * v_dim) * queries
         reads = reads * (segments - 1) // 2
     else:
         reads *= segments
-    of_sms = itemsize * rows + written + reads
-    yield step("output", flops, 0, read + int(counted * states), written, of_sms)
+    of_sms = itemsize * rows + written + reads + 2 * partial
+    read += partial + int(counted * states)
+    yield step("output", flops, 0, read, written + partial, of_sms)
 
 
 def _exponentials(linear: LinearPlan) -> int:

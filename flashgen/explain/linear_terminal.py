@@ -41,9 +41,8 @@ def _weights(account: LinearAccount) -> Iterator[str]:
     yield f"features: {account.feature_map}"
     state = bytes_text(account.state)
     yield f"{account.features} features of a vector; the state of a head takes {state}"
-    for tiles, of in ((account.feature_tiles, "features"), (account.column_tiles, "columns of v")):
-        if tiles > 1:
-            yield f"programs that hold tiles of {of}: {tiles} for a state"
+    if account.tiles > 1:
+        yield f"a program holds one of {account.tiles} tiles of a state"
     if account.segments > 1:
         yield f"{account.segments} segments of a sequence, each with a state of its own"
 

@@ -64,8 +64,11 @@ def test_steps_of_random_features() -> None:
     # Twice for keys: the largest one comes first.
     assert features.flops == 3 * 2 * 256 * 128 * rows
     assert features.read == 3 * rows * 256 and features.written == 2 * rows * 512
-    assert (found.feature_tiles, found.column_tiles) == (2, 2)
-    assert output.flops == rows * (4 * 256 * 128 + 2 * 64 * (2 * 256 + 128))
+    assert found.tiles == 2
+    assert output.flops == rows * (4 * 256 * 128 + 2 * 64 * (256 + 2 * 128))
+    # Partial sums of the first tile; v once for each.
+    assert output.read == rows * (2 * 512 + 2 * 256 + 4 * 128)
+    assert output.written == rows * (256 + 4 * 128)
 
 
 @pytest.mark.parametrize("q_len", [64, 2048, 32768])
@@ -95,9 +98,9 @@ def test_the_text() -> None:
     for said in (
         "Weights: linear(favor(features=256))",
         "256 features of a vector; the state of a head takes 132 kB",
-        "programs that hold tiles of features: 2 for a state",
+        "a program holds one of 2 tiles of a state",
         "segments of a sequence, each with a state of its own",
-        "Kernels of the backward pass: chunks of 64 rows, 8 warps, 2 stages, by model",
+        "Kernels of the backward pass: chunks of 64 rows, 8 warps, 3 stages, by model",
         "It takes longer from a length of ",
     ):
         assert said in text, said

@@ -41,7 +41,7 @@ def findings(**fields: Any) -> list[str]:
     "fields",
     [
         {},
-        {"mask": full(), "head_dim": (128, 128)},
+        {"mask": full(), "head_dim": (128, 96)},
         {"normaliser": linear(favor(40)), "head_dim": (24, 72)},
         {"normaliser": linear(softmax_features(), normalise=False)},
         {"normaliser": linear(both_signs), "head_dim": (128, 40)},
@@ -58,12 +58,11 @@ def test_good_fields(fields: dict[str, Any]) -> None:
         ({"normaliser": linear(favor(20))}, "normaliser=linear(favor(features=20)): "
          "favor(features=20): features=20; write a multiple of 8 from 16 on"),
         ({"normaliser": linear(favor(192))}, "normaliser=linear(favor(features=192)): 192 features "
-         "of a vector: kernels are for at most 128, or 256; change their number, or head_dim"),
+         "of a vector: kernels are for at most 128, or a multiple of it up to 1024; change their "
+         "number, or head_dim"),
         ({"normaliser": linear(both_signs), "head_dim": 96}, "normaliser=linear(both_signs): 192 "
-         "features of a vector: kernels are for at most 128, or 256; change their number, or "
-         "head_dim"),
-        ({"head_dim": (64, 96)}, "head_dim=(64, 96): a program holds the states of 256 features "
-         "and 64 columns of v; write a v_head_dim of at most 64, or a multiple"),
+         "features of a vector: kernels are for at most 128, or a multiple of it up to 1024; "
+         "change their number, or head_dim"),
         ({"normaliser": linear(favor(), normalise=False)}, "normaliser=linear("
          "favor(features=256), normalise=False): random features are divided by their largest, "
          "which cancels in normalised weights only; leave normalise=False out"),
@@ -131,10 +130,8 @@ def test_gradients_of_sums_are_those_of_sympy() -> None:
     assert sympy.simplify(found.xreplace(written) - sympy.diff(value, a)) == 0
 
 
-@pytest.mark.parametrize(("head_dim", "tile"), [(64, 64), ((64, 40), 64), (128, 64)])
-def test_tiles_hold_no_more_than_registers_do(head_dim: Any, tile: int) -> None:
-    plan = LinearPlan(lower(replace(GOOD, head_dim=head_dim), "tiny"))
-    assert (plan.over_values.qk_width, plan.over_values.v_width) == (256, tile)
-    assert plan.over_features.qk_width == 128
+def test_tiles_hold_no_more_than_registers_do() -> None:
+    plan = LinearPlan(lower(GOOD, "tiny"))
+    assert (plan.qk_width, plan.of_tiles.qk_width, plan.num_tiles) == (256, 128, 2)
     small = LinearPlan(lower(replace(GOOD, normaliser=linear(favor(128))), "tiny"))
-    assert not small.tiled and small.over_values.qk_width == small.over_features.qk_width == 128
+    assert not small.tiled and small.of_tiles.qk_width == 128

@@ -16,8 +16,8 @@ from flashgen.config import KernelConfig
 from flashgen.plan import KernelPlan
 from flashgen.plan.linear import LinearPlan
 
-#: Columns of tiles of q and k, and of v.
-QK_WIDTH, V_WIDTH = sympy.symbols("qk_width v_width", integer=True, positive=True)
+#: Columns of tiles of features, of v, and of q and k where features are made of them beforehand.
+QK_WIDTH, V_WIDTH, X_WIDTH = sympy.symbols("qk_width v_width x_width", integer=True, positive=True)
 
 Parts = tuple[tuple[str, Any], ...]
 
@@ -45,10 +45,16 @@ def linear_usage(
         "itemsize": plan.itemsize,
         "qk_width": linear.qk_width,
         "v_width": linear.v_width,
+        "x_width": linear.x_width,
     }
-    phases = _phases(
-        gradients, linear.normalise, matrix_unit(plan, config, target), plan.itemsize == 4
-    )
+    unit = matrix_unit(plan, config, target)
+    phases = _phases(gradients, linear.normalise, unit, plan.itemsize == 4)
+    if linear.tiled and not gradients and unit == "wgmma":  # where a tile adds to others
+        first, loop = phases
+        loop = Phase("loop", (*loop.parts, ("features", _OF_FEATURES), ("P", _WEIGHTS)))
+        phases = (first, loop)
+    if linear.random:
+        phases = (*phases, _of_random_features(unit))
     return usage_of_phases(phases, values, target)
 
 
@@ -78,9 +84,23 @@ def _phases(gradients: bool, normalised: bool, unit: Unit, wide: bool) -> tuple[
     else:
         stages = sympy.Max(NUM_STAGES, 2)
         loop = (*_tiles(stages), ("P", _WEIGHTS), ("barriers", 8 * stages))
+    pieces: Parts = ()
     if wide and unit in ("wgmma", "tcgen05"):  # of 32 bits, which they do not read transposed
-        loop = (*loop, ("pieces", 5 * sympy.Max(_OF_FEATURES, _OF_VALUES)))
-    return first, Phase("loop", loop)
+        pieces = (("pieces", 5 * sympy.Max(_OF_FEATURES, _OF_VALUES)),)
+    if not gradients or unit in ("mfma", "fma"):
+        return first, Phase("loop", (*loop, *pieces))
+    return first, Phase("loop", (*loop, *pieces)), Phase("values", (*_of_values(), *pieces))
+
+
+@cache
+def _of_random_features(unit: Unit) -> Phase:
+    """What a block of the largest of their kernels holds, that of gradients, at most."""
+    matrix = ("matrix", QK_WIDTH * X_WIDTH * ITEMSIZE)
+    if unit == "mfma":
+        return Phase("features", (matrix,))
+    tiles = (("Q tiles", BLOCK_M * X_WIDTH * ITEMSIZE), ("features", _OF_FEATURES))
+    exchanged = 128 * QK_WIDTH if unit == "mma.sync" else sympy.Integer(0)
+    return Phase("features", (matrix, *tiles, ("pieces", exchanged)))
 
 
 def _of_mfma(gradients: bool) -> Parts:
@@ -117,6 +137,18 @@ def _of_gradients(normalised: bool, tensor_memory: bool) -> Parts:
         ("dO tiles", stages * _OF_VALUES),
         ("features", 2 * _OF_FEATURES + _WEIGHTS if tensor_memory else sympy.Integer(0)),
         ("LSE, delta", 8 * BLOCK_M if normalised else sympy.Integer(0)),
+        ("barriers", 8 * (3 * stages - 2)),
+    )
+
+
+def _of_values() -> Parts:
+    """The gradients of values read features of queries and keys."""
+    stages = sympy.Max(NUM_STAGES, 2)
+    return (
+        ("Q tiles", stages * _OF_FEATURES),
+        ("K tiles", stages * _OF_FEATURES),
+        ("dO tiles", stages * _OF_VALUES),
+        ("P", _WEIGHTS),
         ("barriers", 8 * (3 * stages - 2)),
     )
 
