@@ -48,6 +48,10 @@ def of_state(plan: KernelPlan) -> str:
 def of_features(plan: KernelPlan) -> str:
     """The feature of an element, and the derivative for its gradient."""
     linear = LinearPlan(plan)
+    if linear.vector:
+        text = render_linear(plan)
+        lines = [line.strip() for line in text.splitlines()]
+        return "\n".join(x for x in lines if _FEATURES.match(x))
     return f"phi = {linear.map}\nslope = {linear.slope}"
 
 

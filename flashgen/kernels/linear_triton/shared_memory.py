@@ -17,8 +17,8 @@ from flashgen.config import KernelConfig
 from flashgen.plan import KernelPlan
 from flashgen.plan.linear import LinearPlan
 
-#: Columns of tiles of q and k, and of v.
-QK_WIDTH, V_WIDTH = sympy.symbols("qk_width v_width", integer=True, positive=True)
+#: Columns of tiles of features, of v, and of q and k where features are made of them beforehand.
+QK_WIDTH, V_WIDTH, X_WIDTH = sympy.symbols("qk_width v_width x_width", integer=True, positive=True)
 
 Parts = tuple[tuple[str, Any], ...]
 
@@ -40,20 +40,28 @@ def linear_usage(
         target: the architecture.
         gradients: whether they are of the backward pass.
     """
-    linear = LinearPlan(plan)
+    linear = LinearPlan(plan).of_tiles
     values = {
         **config.as_dict(),
         "itemsize": plan.itemsize,
         "qk_width": linear.qk_width,
         "v_width": linear.v_width,
+        "x_width": linear.x_width,
     }
     holds = _Holds(
         normalised=linear.normalise,
-        mapped=linear.mapped or linear.learned,
+        mapped=linear.sloped or linear.learned,
         decayed=linear.decayed,
         wide=plan.itemsize == 4,
     )
-    phases = _phases(gradients, matrix_unit(plan, config, target), holds)
+    unit = matrix_unit(plan, config, target)
+    phases = _phases(gradients, unit, holds)
+    if linear.tiled and not gradients and unit == "wgmma":  # where a tile adds to others
+        first, loop = phases
+        loop = Phase("loop", (*loop.parts, ("features", _OF_FEATURES), ("P", _WEIGHTS)))
+        phases = (first, loop)
+    if linear.random:
+        phases = (*phases, _of_random_features(unit))
     return usage_of_phases(phases, values, target)
 
 
@@ -101,11 +109,25 @@ def _phases(gradients: bool, unit: Unit, holds: _Holds) -> tuple[Phase, ...]:
     else:
         stages = sympy.Max(NUM_STAGES, 2)
         loop = (*_tiles(stages), ("P", _WEIGHTS), ("barriers", 8 * stages))
+    others: Parts = ()
     if holds.decayed:
-        loop = (*loop, ("decays", _of_decays(holds)))
+        others = (("decays", _of_decays(holds)),)
     if holds.wide and unit in ("wgmma", "tcgen05"):  # of 32 bits, which they do not read transposed
-        loop = (*loop, ("pieces", 5 * sympy.Max(_OF_FEATURES, _OF_VALUES)))
-    return first, Phase("loop", loop)
+        others = (*others, ("pieces", 5 * sympy.Max(_OF_FEATURES, _OF_VALUES)))
+    if not gradients or unit in ("mfma", "fma"):
+        return first, Phase("loop", (*loop, *others))
+    return first, Phase("loop", (*loop, *others)), Phase("values", (*_of_values(), *others))
+
+
+@cache
+def _of_random_features(unit: Unit) -> Phase:
+    """What a block of the largest of their kernels holds, that of gradients, at most."""
+    matrix = ("matrix", QK_WIDTH * X_WIDTH * ITEMSIZE)
+    if unit == "mfma":
+        return Phase("features", (matrix,))
+    tiles = (("Q tiles", BLOCK_M * X_WIDTH * ITEMSIZE), ("features", _OF_FEATURES))
+    exchanged = 128 * QK_WIDTH if unit == "mma.sync" else sympy.Integer(0)
+    return Phase("features", (matrix, *tiles, ("pieces", exchanged)))
 
 
 def _of_decays(holds: _Holds) -> Any:
@@ -157,6 +179,18 @@ def _of_gradients(tensor_memory: bool, holds: _Holds) -> Parts:
         ("Q tiles", ahead * _OF_FEATURES if holds.mapped else none),
         ("features", features),
         ("LSE, delta", sums if holds.normalised else none),
+        ("barriers", 8 * (3 * stages - 2)),
+    )
+
+
+def _of_values() -> Parts:
+    """The gradients of values read features of queries and keys."""
+    stages = sympy.Max(NUM_STAGES, 2)
+    return (
+        ("Q tiles", stages * _OF_FEATURES),
+        ("K tiles", stages * _OF_FEATURES),
+        ("dO tiles", stages * _OF_VALUES),
+        ("P", _WEIGHTS),
         ("barriers", 8 * (3 * stages - 2)),
     )
 

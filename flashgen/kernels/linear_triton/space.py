@@ -61,7 +61,7 @@ def rank_linear(
 
 
 def _all(plan: KernelPlan, target: str) -> Iterator[KernelConfig]:
-    architecture, linear = get_target(target), LinearPlan(plan)
+    architecture, linear = get_target(target), LinearPlan(plan).of_tiles
     threads = linear.qk_width * linear.v_width // MOST_OF_A_STATE
     warps = max(4, threads // architecture.warp_size)
     blocks = plan.spec.blocks
