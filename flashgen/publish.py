@@ -57,6 +57,8 @@ NOT_IN_MODULES = frozenset(
         "explain/lengths.py",
         "explain/letters.py",
         "explain/limits.py",
+        "explain/linear.py",
+        "explain/linear_terminal.py",
         "explain/numbers.py",
         "explain/page.py",
         "explain/picture.py",
