@@ -243,10 +243,10 @@ def _steps(linear: LinearPlan, target: Target, work: Workload, chunk: int) -> It
         return Step(name, flops, exponentials, read, written, l2, seconds, bound_of(seconds))
 
     if linear.mapped:
-        # Random features of keys take their products twice: before them, for the largest one.
+        # Random features take their products twice: before them, for the largest one.
         passes = 2 if linear.random else 1
-        products = 2 * features * qk_dim * (queries + passes * keys) if linear.random else 0
-        read = itemsize * qk_dim * (queries + passes * keys)
+        products = 4 * features * qk_dim * (queries + keys) if linear.random else 0
+        read = passes * itemsize * qk_dim * (queries + keys)
         written = itemsize * features * (queries + keys)
         exponentials = _exponentials(linear) * (queries + keys)
         yield step("features", products, exponentials, read, written, read + written)
