@@ -24,6 +24,7 @@ LAYERS = """
     tracing.expr
     functions params constants tracing.calls feature_maps
     arguments
+    decays
     masks masks.* scores scores.* normalisers
     offsets
     spec loader
@@ -31,7 +32,7 @@ LAYERS = """
     codegen codegen.names
     plan plan.* reference
     budget budget.*
-    codegen.layout codegen.folding codegen.unpacking codegen.digest
+    codegen.layout codegen.folding codegen.unpacking codegen.digest codegen.merging
     codegen.beside codegen.environment codegen.functions codegen.operator
     kernels kernels.*
     forms forms.*

@@ -1199,7 +1199,7 @@ class _Table:
 
 
 # Scores of a tile of `_eager_tiles`: they are to stay in the caches of a CPU.
-EAGER_TILE = 2**20
+EAGER_TILE = 2**19
 
 
 def _eager_tiles(q, k):

@@ -859,7 +859,7 @@ def _attend(q, k, v, scale, left, first, q_len, kv_len):
 
 
 # Scores of a tile of `_eager_tiles`: they are to stay in the caches of a CPU.
-EAGER_TILE = 2**20
+EAGER_TILE = 2**19
 
 
 def _eager_tiles(q, k, left):
