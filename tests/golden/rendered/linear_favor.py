@@ -260,7 +260,6 @@ def _linear_features(
         "kv_len",
         "segment_chunks",
         "num_states",
-        "first",
     ]
 )
 def _linear_states(
@@ -280,14 +279,14 @@ def _linear_states(
     kv_len,
     segment_chunks,
     num_states,
-    first,
     CHUNK: tl.constexpr,
     USE_TMA: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """One program: the sum over a segment's keys of their features times their rows of v.
 
-    states is (batch, num_kv_heads, num_states, 256, 64), totals without the last; they begin with
-    the segment numbered first.
+    states is (batch, num_kv_heads, num_states, 256, 64), totals without the last. A segment's is
+    behind its own number, for `_linear_scan`.
     """
     kv_head = tl.program_id(0) % num_kv_heads
     batch = tl.program_id(0) // num_kv_heads % num_batches
@@ -307,9 +306,9 @@ def _linear_states(
     state = tl.zeros([64, 128], tl.float32)
     total = tl.zeros([128], tl.float32)
     num_chunks = tl.cdiv(kv_len, CHUNK)
-    begin = (segment + first) * segment_chunks
+    begin = segment * segment_chunks
     end = min(begin + segment_chunks, num_chunks)
-    for chunk in range(begin, end):
+    for chunk in tl.range(begin, end, num_stages=STAGES):
         start = chunk * CHUNK
         phi_k = _load_tile(
             phi_k_rows, stride_kn, batch, kv_head, start, kv_len, column, CHUNK, 128, USE_TMA
@@ -321,10 +320,38 @@ def _linear_states(
             + offs_f
         )
         state = tl.dot(tl.trans(v), phi_k, state)
-    at = (batch * num_kv_heads + kv_head).to(tl.int64) * num_states + segment
+    at = (batch * num_kv_heads + kv_head).to(tl.int64) * num_states + segment + 1
     offs_state = offs_f[None, :] * 64 + offs_v[:, None]
     tl.store(states_ptr + at * 16384 + offs_state, state)
     tl.store(totals_ptr + at * 256 + offs_f, total)
+
+
+@triton.jit(do_not_specialize=["num_states", "size"])
+def _linear_scan(
+    states_ptr,
+    given_ptr,
+    num_states,
+    size,
+    REVERSE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One program: BLOCK elements of the states of one head, from the first or the last one on.
+
+    states (heads, num_states, size): beside the first, each holds what one segment adds up to, and
+    becomes the sum of all before it. The first becomes given, (heads, size), or 0 where that
+    is None.
+    """
+    tiles = tl.cdiv(size, BLOCK)
+    head = (tl.program_id(0) // tiles).to(tl.int64)
+    offs = tl.program_id(0) % tiles * BLOCK + tl.arange(0, BLOCK)
+    inside = offs < size
+    state = tl.zeros([BLOCK], tl.float32)
+    if given_ptr is not None:
+        state += tl.load(given_ptr + head * size + offs, mask=inside, other=0.0)
+    for i in range(0, num_states):
+        at = head * num_states + (num_states - 1 - i if REVERSE else i)
+        state += tl.load(states_ptr + at * size + offs, mask=inside & (i > 0), other=0.0)
+        tl.store(states_ptr + at * size + offs, state, mask=inside)
 
 
 @triton.jit(
@@ -365,6 +392,7 @@ def _linear_forward(
     column,
     CHUNK: tl.constexpr,
     USE_TMA: tl.constexpr,
+    STAGES: tl.constexpr,
     ADDS: tl.constexpr,
     ENDS: tl.constexpr,
 ):
@@ -378,9 +406,10 @@ def _linear_forward(
     batch = tl.program_id(0) // num_q_heads % num_batches
     segment = tl.program_id(0) // (num_q_heads * num_batches)
     kv_head = head // (num_q_heads // num_kv_heads)
-    states_ptr += column * 64
-    totals_ptr += column
     sums_of_chunks_ptr += column
+    if states_ptr is not None:
+        states_ptr += column * 64
+        totals_ptr += column
     offs_n = tl.arange(0, CHUNK)
     offs_f = tl.arange(0, 128)
     offs_v = tl.arange(0, 64)
@@ -396,15 +425,15 @@ def _linear_forward(
     # What the segments before this one add up to.
     state = tl.zeros([64, 128], tl.float32)
     total = tl.zeros([128], tl.float32)
-    offs_state = offs_f[None, :] * 64 + offs_v[:, None]
-    at = (batch * num_kv_heads + kv_head).to(tl.int64) * num_states
-    for i in range(0, segment):
-        state += tl.load(states_ptr + (at + i) * 16384 + offs_state)
-        total += tl.load(totals_ptr + (at + i) * 256 + offs_f)
+    if states_ptr is not None:
+        at = (batch * num_kv_heads + kv_head).to(tl.int64) * num_states + segment
+        offs_state = offs_f[None, :] * 64 + offs_v[:, None]
+        state += tl.load(states_ptr + at * 16384 + offs_state)
+        total += tl.load(totals_ptr + at * 256 + offs_f)
     num_chunks = tl.cdiv(q_len, CHUNK)
     begin = segment * segment_chunks
     end = min(begin + segment_chunks, num_chunks)
-    for chunk in range(begin, end):
+    for chunk in tl.range(begin, end, num_stages=STAGES):
         start = chunk * CHUNK
         phi_q = _load_tile(
             phi_q_rows, stride_qn, batch, head, start, q_len, column, CHUNK, 128, USE_TMA
@@ -605,6 +634,7 @@ def _linear_backward_of_queries(
     num_states,
     CHUNK: tl.constexpr,
     USE_TMA: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """One program: the gradients of a segment of one head's queries, from those of the output, g.
 
@@ -616,9 +646,10 @@ def _linear_backward_of_queries(
     kv_head = head // (num_q_heads // num_kv_heads)
     column = tl.program_id(1) * 128
     grad_q_ptr += column
-    states_ptr += column * 64
-    totals_ptr += column
     sums_of_chunks_ptr += column
+    if states_ptr is not None:
+        states_ptr += column * 64
+        totals_ptr += column
     offs_n = tl.arange(0, CHUNK)
     offs_f = tl.arange(0, 128)
     offs_v = tl.arange(0, 64)
@@ -634,15 +665,15 @@ def _linear_backward_of_queries(
     # What the segments before this one add up to.
     state = tl.zeros([64, 128], tl.float32)
     total = tl.zeros([128], tl.float32)
-    offs_state = offs_f[None, :] * 64 + offs_v[:, None]
-    at = (batch * num_kv_heads + kv_head).to(tl.int64) * num_states
-    for i in range(0, segment):
-        state += tl.load(states_ptr + (at + i) * 16384 + offs_state)
-        total += tl.load(totals_ptr + (at + i) * 256 + offs_f)
+    if states_ptr is not None:
+        at = (batch * num_kv_heads + kv_head).to(tl.int64) * num_states + segment
+        offs_state = offs_f[None, :] * 64 + offs_v[:, None]
+        state += tl.load(states_ptr + at * 16384 + offs_state)
+        total += tl.load(totals_ptr + at * 256 + offs_f)
     num_chunks = tl.cdiv(q_len, CHUNK)
     begin = segment * segment_chunks
     end = min(begin + segment_chunks, num_chunks)
-    for chunk in range(begin, end):
+    for chunk in tl.range(begin, end, num_stages=STAGES):
         start = chunk * CHUNK
         g = _load_tile(g_rows, stride_gn, batch, head, start, q_len, 0, CHUNK, 64, USE_TMA)
         phi_k = _load_tile(
@@ -706,10 +737,11 @@ def _linear_states_of_queries(
     first,
     CHUNK: tl.constexpr,
     USE_TMA: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """One program: the sum over a segment's queries of their features times their rows of g.
 
-    states is (batch, num_kv_heads, num_states, 256, 64), totals without the last; they begin with
+    states is (batch, num_kv_heads, num_states, 256, 64), totals without the last. They begin with
     the segment numbered first.
     """
     kv_head = tl.program_id(0) % num_kv_heads
@@ -727,7 +759,7 @@ def _linear_states_of_queries(
     num_chunks = tl.cdiv(q_len, CHUNK)
     begin = (segment + first) * segment_chunks
     end = min(begin + segment_chunks, num_chunks)
-    for step in range(begin * group, end * group):
+    for step in tl.range(begin * group, end * group, num_stages=STAGES):
         start = (step // group) * CHUNK
         head = kv_head * group + step % group
         phi_q_rows = phi_q_src
@@ -813,6 +845,7 @@ def _add_queries_to_keys(
         "q_len",
         "segment_chunks",
         "num_states",
+        "first",
     ]
 )
 def _linear_backward_of_keys(
@@ -839,8 +872,10 @@ def _linear_backward_of_keys(
     q_len,
     segment_chunks,
     num_states,
+    first,
     CHUNK: tl.constexpr,
     USE_TMA: tl.constexpr,
+    STAGES: tl.constexpr,
     GROUPED: tl.constexpr,
 ):
     """One program: the gradients of a segment of keys of one head.
@@ -852,9 +887,10 @@ def _linear_backward_of_keys(
     segment = tl.program_id(0) // (num_kv_heads * num_batches)
     column = tl.program_id(1) * 128
     grad_k_ptr += column
-    states_ptr += column * 64
-    totals_ptr += column
     sums_of_chunks_ptr += column
+    if states_ptr is not None:
+        states_ptr += column * 64
+        totals_ptr += column
     offs_n = tl.arange(0, CHUNK)
     offs_f = tl.arange(0, 128)
     offs_v = tl.arange(0, 64)
@@ -862,17 +898,18 @@ def _linear_backward_of_keys(
     if not USE_TMA:
         v_rows += batch.to(tl.int64) * stride_vb + kv_head.to(tl.int64) * stride_vh
     group = num_q_heads // num_kv_heads
-    # What the queries of the segments after this one add up to; the first state is of segment 1.
+    # What the queries of the segments after this one add up to; the first state is of the segment
+    # numbered first.
     state = tl.zeros([64, 128], tl.float32)
     total = tl.zeros([128], tl.float32)
-    offs_state = offs_f[None, :] * 64 + offs_v[:, None]
-    at = (batch * num_kv_heads + kv_head).to(tl.int64) * num_states
-    for i in range(segment, num_states):
-        state += tl.load(states_ptr + (at + i) * 16384 + offs_state)
-        total += tl.load(totals_ptr + (at + i) * 256 + offs_f)
+    if states_ptr is not None:
+        at = (batch * num_kv_heads + kv_head).to(tl.int64) * num_states + segment + 1 - first
+        offs_state = offs_f[None, :] * 64 + offs_v[:, None]
+        state += tl.load(states_ptr + at * 16384 + offs_state)
+        total += tl.load(totals_ptr + at * 256 + offs_f)
     begin = segment * segment_chunks
     end = min(begin + segment_chunks, tl.cdiv(q_len, CHUNK))
-    for i in range(0, end - begin):
+    for i in tl.range(0, end - begin, num_stages=STAGES):
         start = (end - 1 - i) * CHUNK
         v = _load_tile(v_rows, stride_vn, batch, kv_head, start, q_len, 0, CHUNK, 64, USE_TMA)
         # The queries after the chunk, by their state.
@@ -986,6 +1023,7 @@ def _add_queries_to_values(
         "q_len",
         "segment_chunks",
         "num_states",
+        "first",
     ]
 )
 def _linear_backward_of_values(
@@ -1009,10 +1047,12 @@ def _linear_backward_of_values(
     q_len,
     segment_chunks,
     num_states,
+    first,
     partial_ptr,
     column,
     CHUNK: tl.constexpr,
     USE_TMA: tl.constexpr,
+    STAGES: tl.constexpr,
     GROUPED: tl.constexpr,
     ADDS: tl.constexpr,
     ENDS: tl.constexpr,
@@ -1024,7 +1064,8 @@ def _linear_backward_of_values(
     kv_head = tl.program_id(0) % num_kv_heads
     batch = tl.program_id(0) // num_kv_heads % num_batches
     segment = tl.program_id(0) // (num_kv_heads * num_batches)
-    states_ptr += column * 64
+    if states_ptr is not None:
+        states_ptr += column * 64
     offs_n = tl.arange(0, CHUNK)
     offs_f = tl.arange(0, 128)
     offs_v = tl.arange(0, 64)
@@ -1032,15 +1073,16 @@ def _linear_backward_of_values(
     if not USE_TMA:
         phi_k_rows += batch.to(tl.int64) * stride_kb + kv_head.to(tl.int64) * stride_kh
     group = num_q_heads // num_kv_heads
-    # What the queries of the segments after this one add up to; the first state is of segment 1.
+    # What the queries of the segments after this one add up to; the first state is of the segment
+    # numbered first.
     state = tl.zeros([64, 128], tl.float32)
-    offs_state = offs_f[None, :] * 64 + offs_v[:, None]
-    at = (batch * num_kv_heads + kv_head).to(tl.int64) * num_states
-    for i in range(segment, num_states):
-        state += tl.load(states_ptr + (at + i) * 16384 + offs_state)
+    if states_ptr is not None:
+        at = (batch * num_kv_heads + kv_head).to(tl.int64) * num_states + segment + 1 - first
+        offs_state = offs_f[None, :] * 64 + offs_v[:, None]
+        state += tl.load(states_ptr + at * 16384 + offs_state)
     begin = segment * segment_chunks
     end = min(begin + segment_chunks, tl.cdiv(q_len, CHUNK))
-    for i in range(0, end - begin):
+    for i in tl.range(0, end - begin, num_stages=STAGES):
         start = (end - 1 - i) * CHUNK
         phi_k = _load_tile(
             phi_k_rows, stride_kn, batch, kv_head, start, q_len, column, CHUNK, 128, USE_TMA
@@ -1118,7 +1160,9 @@ def _linear_backward_of_values(
 # --- attention ------------------------------------------------------------------------------------
 
 
-def attention(q, k, v, matrix, *, scale=None, return_lse=False):
+def attention(
+    q, k, v, matrix, *, scale=None, initial_state=None, return_state=False, return_lse=False
+):
     """Linear attention: weights features(q) @ features(k).T, divided by a query's sum.
 
     Args:
@@ -1130,6 +1174,8 @@ def attention(q, k, v, matrix, *, scale=None, return_lse=False):
         matrix: (256, 64) bfloat16, contiguous, of `draw_features`; it gets no gradient.
         scale: positive factor on q @ k, of which weights estimate the exponential; None is
             0.125.
+        initial_state: refused, as return_state is: states of calls are known but for factors.
+        return_state: refused.
         return_lse: refused: sums of weights are known but for a factor.
 
     Returns:
@@ -1147,24 +1193,31 @@ def attention(q, k, v, matrix, *, scale=None, return_lse=False):
     _check_numbers(scale)
     _check_tensors(q, k, v)
     _check_matrix(matrix, q.device)
+    if initial_state is not None or return_state:
+        raise ValueError(
+            "initial_state, return_state: features are divided by their largest of a call, and"
+            " states of calls do not add up; leave both out"
+        )
+    first_kv = first_z = None
     if return_lse:
         raise ValueError(
             "return_lse: got True; features are divided by their largest, and sums of weights with"
             " them; leave it out"
         )
-    if _is_transformed(q, k, v, matrix):
+    given = [x for x in (q, k, v, matrix, first_kv, first_z) if x is not None]
+    if _is_transformed(*given):
         _warn_once("under torch.func's transforms the eager reference runs")
-        out, _ = _attend(q, k, v, matrix, scale)
-    elif forward_ad._current_level >= 0 and _has_tangents(q, k, v, matrix):
+        out, *_ = _attend(q, k, v, matrix, scale, first_kv, first_z)
+    elif forward_ad._current_level >= 0 and _has_tangents(*given):
         if not torch.compiler.is_compiling():
             _warn_once("forward-mode derivatives come from the eager reference")
-        out, _ = _attend(q, k, v, matrix, scale)
-    elif not _is_plain(q, k, v, matrix):
-        out, _ = op(q, k, v, matrix, scale)
-    elif torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-        out, _ = _Attention.apply(q, k, v, matrix, scale)
+        out, *_ = _attend(q, k, v, matrix, scale, first_kv, first_z)
+    elif not _is_plain(*given):
+        out, *_ = op(q, k, v, matrix, scale, first_kv, first_z, return_state)
+    elif torch.is_grad_enabled() and any(x.requires_grad for x in given):
+        out, *_ = _Attention.apply(q, k, v, matrix, scale, first_kv, first_z, return_state)
     else:
-        out, _ = _forward(q, k, v, matrix, scale)
+        out, *_ = _forward(q, k, v, matrix, scale, first_kv, first_z, return_state)
     return out
 
 
@@ -1265,36 +1318,52 @@ def reference(q, k, v, matrix, *, scale=None):
 
     It computes in float32 (float64 for float64 tensors), a chunk of queries at a time.
     """
-    return _attend(q, k, v, matrix, 0.125 if scale is None else scale)[0]
+    scale = 0.125 if scale is None else scale
+    return _attend(q, k, v, matrix, scale, None, None)[0]
 
 
-def _attend(q, k, v, matrix, scale):
-    """(out, sums) in eager torch; sums, (batch, num_q_heads, q_len), leave the scale out."""
+def _attend(q, k, v, matrix, scale, first_kv, first_z):
+    """(out, sums, last_kv, last_z) in eager torch.
+
+    sums, (batch, num_q_heads, q_len), leave the scale out.
+    """
     device = q.device.type  # is_autocast_enabled raises for meta
     if device != "meta" and torch.is_autocast_enabled(device):
         with torch.autocast(device, enabled=False):  # it would compute in 16 bits
-            return _attend(q, k, v, matrix, scale)
+            return _attend(q, k, v, matrix, scale, first_kv, first_z)
     dtype = torch.promote_types(q.dtype, torch.float32)
-    group = q.shape[1] // k.shape[1]
+    # Queries are (batch, num_kv_heads, heads that share keys, q_len, columns).
+    heads, length = k.shape[1:3]
     matrix = matrix.to(dtype)
-    phi_q = _mapped(q.to(dtype), matrix, scale, dims=(-1,))
-    phi_k = _mapped(k.to(dtype), matrix, scale, dims=(-2, -1)).repeat_interleave(group, dim=1)
-    values = v.to(dtype).repeat_interleave(group, dim=1)
-    state = phi_k.new_zeros(*q.shape[:2], 256, 64)
-    total = phi_k.new_zeros(*q.shape[:2], 256, 1)
+    phi_q = _mapped(q.to(dtype), matrix, scale, dims=(-1,)).unflatten(
+        1, (heads, q.shape[1] // heads)
+    )
+    phi_k = _mapped(k.to(dtype), matrix, scale, dims=(-2, -1)).unsqueeze(2)
+    values = v.to(dtype).unsqueeze(2)
+    state = (
+        phi_k.new_zeros(k.shape[0], heads, 1, 256, 64)
+        if first_kv is None
+        else first_kv.to(dtype).unsqueeze(2)
+    )
+    total = (
+        phi_k.new_zeros(k.shape[0], heads, 1, 256)
+        if first_z is None
+        else first_z.to(dtype).unsqueeze(2)
+    )
     parts = []
-    for chunk_q, chunk_k, chunk_v in zip(
-        phi_q.split(64, dim=2), phi_k.split(64, dim=2), values.split(64, dim=2), strict=True
-    ):
+    for start in range(0, max(length, 1), 64):
+        rows = slice(start, start + 64)
+        chunk_q, chunk_k, chunk_v = phi_q[..., rows, :], phi_k[..., rows, :], values[..., rows, :]
         weights = (chunk_q @ chunk_k.mT).tril()
         acc = chunk_q @ state + weights @ chunk_v
-        parts.append((acc, (chunk_q @ total).squeeze(-1) + weights.sum(-1)))
-        total = total + chunk_k.sum(2).unsqueeze(-1)
+        before = (chunk_q @ total[..., None]).squeeze(-1)
+        parts.append((acc, before + weights.sum(-1)))
+        total = total + chunk_k.sum(-2)
         state = state + chunk_k.mT @ chunk_v
-    acc, sums = (torch.cat(part, dim=2) for part in zip(*parts, strict=True))
+    acc, sums = (torch.cat(part, dim=3).flatten(1, 2) for part in zip(*parts, strict=True))
     empty = sums == 0.0
     out = (acc / sums.masked_fill(empty, 1.0).unsqueeze(-1)).masked_fill(empty.unsqueeze(-1), 0.0)
-    return out.to(q.dtype), sums
+    return out.to(q.dtype), sums, state.squeeze(2), total.squeeze(2)
 
 
 def _mapped(x, matrix, scale, dims):
@@ -1386,29 +1455,47 @@ def _check_tensor(name, x, dtype, sizes, device):
 # --- launchers ------------------------------------------------------------------------------------
 
 
-def _forward(q, k, v, matrix, scale):
-    """(out, sums) of checked arguments, by kernels or, for CPU tensors, by the reference."""
+def _forward(q, k, v, matrix, scale, first_kv, first_z, return_state):
+    """(out, sums, last_kv, last_z) of checked arguments, by kernels or by the reference.
+
+    The reference is for CPU tensors. A last state that is not asked for is None.
+    """
     if _is_elsewhere(q):
         with torch.cuda.device(q.device):
-            return _forward(q, k, v, matrix, scale)
+            return _forward(q, k, v, matrix, scale, first_kv, first_z, return_state)
     if q.is_cuda or triton.knobs.runtime.interpret:
-        return _launch(q, k, v, matrix, scale, _config(q.device))
+        return _launch(q, k, v, matrix, scale, first_kv, first_z, return_state, _config(q.device))
     _warn_once(f"tensors on {q.device} run the eager reference")
-    return _attend(q, k, v, matrix, scale)
+    return _asked_for(_attend(q, k, v, matrix, scale, first_kv, first_z), return_state)
 
 
-def _launch(q, k, v, matrix, scale, config):
-    """(out, sums) by the kernels with one configuration, a value of CONFIGS."""
+def _asked_for(results, return_state):
+    """The results, with None for the last state where it is not asked for."""
+    return results if return_state else (*results[:2], None, None)
+
+
+def _launch(q, k, v, matrix, scale, first_kv, first_z, return_state, config):
+    """(out, sums, last_kv, last_z) by the kernels with one configuration, a value of CONFIGS."""
     if triton.knobs.runtime.interpret and q.dtype == torch.bfloat16:
         # Triton's interpreter has no bfloat16 arithmetic.
-        out, sums = _launch(q.float(), k.float(), v.float(), matrix.float(), scale, config)
-        return out.to(q.dtype), sums
+        out, *others = _launch(
+            q.float(),
+            k.float(),
+            v.float(),
+            matrix.float(),
+            scale,
+            first_kv,
+            first_z,
+            return_state,
+            config,
+        )
+        return out.to(q.dtype), *others
     batch, num_q_heads, q_len, _ = q.shape
-    num_kv_heads, kv_len = k.shape[1:3]
+    num_kv_heads = k.shape[1]
+    if q.numel() == 0 or v.numel() == 0:
+        return _asked_for(_attend(q, k, v, matrix, scale, first_kv, first_z), return_state)
     out = q.new_empty(batch, num_q_heads, q_len, 64)
     sums = q.new_empty(batch, num_q_heads, q_len, dtype=torch.float32)
-    if out.numel() == 0 or kv_len == 0:
-        return out.zero_(), sums.zero_()
     chunk = config["CHUNK"]
     root = math.sqrt(scale)
     rows = _peaks(q, matrix, root, chunk, True)
@@ -1417,7 +1504,17 @@ def _launch(q, k, v, matrix, scale, config):
     phi_k, sums_of_chunks = _map_features(k, chunk, matrix, root, peaks, False)
     use_tma = config["USE_TMA"] and all(map(_tma_reads, (phi_q, phi_k, v)))
     num_segments, segment_chunks = _segments(q_len, chunk, batch * num_q_heads, q.device)
-    states = _states_of_keys(phi_k, v, sums_of_chunks, num_segments - 1, segment_chunks, config)
+    states = _states_of_keys(
+        phi_k,
+        v,
+        sums_of_chunks,
+        first_kv,
+        first_z,
+        num_segments,
+        segment_chunks,
+        return_state,
+        config,
+    )
     args = (
         _source(phi_q, chunk, 128, use_tma),
         _source(phi_k, chunk, 128, use_tma),
@@ -1434,7 +1531,7 @@ def _launch(q, k, v, matrix, scale, config):
         num_kv_heads,
         q_len,
         segment_chunks,
-        states[0].shape[2],
+        _number_of(states),
     )
     partial = v.new_empty(*q.shape[:2], triton.cdiv(q_len, chunk), 64, chunk, dtype=torch.float32)
     constants = _constants(config, use_tma)
@@ -1445,25 +1542,60 @@ def _launch(q, k, v, matrix, scale, config):
         _linear_forward[(num_segments * batch * num_q_heads,)](
             *args, *tile, ADDS=i > 0, ENDS=ends, **constants
         )
-    return out, sums
+    of_all = _slots(states, -1) if return_state else (None, None)
+    return out, sums, *of_all
 
 
-def _gradients(q, k, v, matrix, scale, out, sums, grad_out, grad_sums):
-    """The gradients of q, k and v by kernels, of checked arguments; grad_sums None is zeros."""
+def _gradients(
+    q, k, v, matrix, scale, first_kv, first_z, out, sums, grad_out, grad_sums, grad_kv, grad_z
+):
+    """The gradients of the tensors and the first state by kernels, of checked arguments.
+
+    A gradient of sums or of last states that is None is zeros.
+    """
     if _is_elsewhere(q):
         with torch.cuda.device(q.device):
-            return _gradients(q, k, v, matrix, scale, out, sums, grad_out, grad_sums)
+            return _gradients(
+                q,
+                k,
+                v,
+                matrix,
+                scale,
+                first_kv,
+                first_z,
+                out,
+                sums,
+                grad_out,
+                grad_sums,
+                grad_kv,
+                grad_z,
+            )
     grad_sums = torch.zeros_like(sums) if grad_sums is None else grad_sums.contiguous()
     config = CONFIGS_OF_GRADIENTS[_target(q.device)]
     return _launch_gradients(
-        q, k, v, matrix, scale, out, sums, _addressed(grad_out), grad_sums, config
+        q,
+        k,
+        v,
+        matrix,
+        scale,
+        first_kv,
+        first_z,
+        out,
+        sums,
+        _addressed(grad_out),
+        grad_sums,
+        grad_kv,
+        grad_z,
+        config,
     )
 
 
-def _launch_gradients(q, k, v, matrix, scale, out, sums, g, grad_sums, config):
+def _launch_gradients(
+    q, k, v, matrix, scale, first_kv, first_z, out, sums, g, grad_sums, grad_kv, grad_z, config
+):
     """The gradients by the kernels with one configuration, a value of CONFIGS_OF_GRADIENTS.
 
-    g is the gradient of the output.
+    g is the gradient of the output, grad_kv and grad_z of the last state.
     """
     if triton.knobs.runtime.interpret and q.dtype == torch.bfloat16:
         # Triton's interpreter has no bfloat16 arithmetic.
@@ -1473,13 +1605,17 @@ def _launch_gradients(q, k, v, matrix, scale, out, sums, g, grad_sums, config):
             v.float(),
             matrix.float(),
             scale,
+            first_kv,
+            first_z,
             out.float(),
             sums,
             g.float(),
             grad_sums,
+            grad_kv,
+            grad_z,
             config,
         )
-        return tuple(x.to(q.dtype) for x in grads)
+        return *(x.to(q.dtype) for x in grads[:3]), *grads[3:]
     batch, num_q_heads, q_len, _ = q.shape
     num_kv_heads, kv_len = k.shape[1:3]
     chunk = config["CHUNK"]
@@ -1496,7 +1632,9 @@ def _launch_gradients(q, k, v, matrix, scale, out, sums, g, grad_sums, config):
 
     # Queries, in the order of the forward pass.
     num_segments, segment_chunks = _segments(q_len, chunk, batch * num_q_heads, q.device)
-    states = _states_of_keys(phi_k, v, sums_of_chunks, num_segments - 1, segment_chunks, config)
+    states = _states_of_keys(
+        phi_k, v, sums_of_chunks, first_kv, first_z, num_segments, segment_chunks, False, config
+    )
     args = (
         _source(phi_k, chunk, 128, use_tma),
         _source(v, chunk, 64, use_tma),
@@ -1514,16 +1652,18 @@ def _launch_gradients(q, k, v, matrix, scale, out, sums, g, grad_sums, config):
         num_kv_heads,
         q_len,
         segment_chunks,
-        states[0].shape[2],
+        _number_of(states),
     )
     _linear_backward_of_queries[(num_segments * batch * num_q_heads, 2)](*args, **constants)
 
     # Keys and values, in reverse.
     num_segments, segment_chunks = _segments(q_len, chunk, batch * num_kv_heads, q.device)
-    first, num_states = 1, num_segments - 1
-    of_queries = segment_chunks
-    states = _new_states(v, num_states)
-    if num_states > 0:
+    first = 1 if first_kv is None else 0
+    num_states = num_segments + 1 - first
+    if num_states == 1 and grad_kv is None and grad_z is None:
+        num_states = 0  # no queries follow the only segment
+    states = _new_states(v, num_states) if num_states > 0 else (None, None)
+    if num_states > 1:
         args = (
             _source(phi_q, chunk, 128, use_tma),
             _source(g, chunk, 64, use_tma),
@@ -1535,11 +1675,14 @@ def _launch_gradients(q, k, v, matrix, scale, out, sums, g, grad_sums, config):
             num_q_heads,
             num_kv_heads,
             q_len,
-            of_queries,
+            segment_chunks,
             num_states,
             first,
         )
-        _linear_states_of_queries[(num_states * batch * num_kv_heads, 2)](*args, **constants)
+        number = num_states - 1
+        _linear_states_of_queries[(number * batch * num_kv_heads, 2)](*args, **constants)
+    given = (grad_kv, grad_z)
+    _add_up(states, given, reverse=True)
     grid = (num_segments * batch * num_kv_heads,)
     constants["GROUPED"] = num_q_heads > num_kv_heads
     args = (
@@ -1559,6 +1702,7 @@ def _launch_gradients(q, k, v, matrix, scale, out, sums, g, grad_sums, config):
         kv_len,
         segment_chunks,
         num_states,
+        first,
     )
     _linear_backward_of_keys[(*grid, 2)](*args, **constants)
     args = (
@@ -1576,6 +1720,7 @@ def _launch_gradients(q, k, v, matrix, scale, out, sums, g, grad_sums, config):
         kv_len,
         segment_chunks,
         num_states,
+        first,
     )
     partial = v.new_empty(*v.shape[:2], triton.cdiv(kv_len, chunk), 64, chunk, dtype=torch.float32)
     for i in range(2):
@@ -1585,7 +1730,8 @@ def _launch_gradients(q, k, v, matrix, scale, out, sums, g, grad_sums, config):
         _linear_backward_of_values[grid](*args, *tile, ADDS=i > 0, ENDS=ends, **constants)
     grad_q = _feature_gradients_of(q, grads[0], chunk, matrix, root, rows, True)
     grad_k = _feature_gradients_of(k, grads[1], chunk, matrix, root, peaks, False)
-    return grad_q, grad_k, grads[2]
+    of_first = (None, None) if first_kv is None else _slots(states, 0)
+    return grad_q, grad_k, grads[2], *of_first
 
 
 # How kernels of random features are launched: a tile of the matrix leaves no room for stages.
@@ -1656,10 +1802,19 @@ def _new_chunk_sums(x, num_chunks):
     return x.new_empty(*x.shape[:2], num_chunks, 256, dtype=torch.float32)
 
 
-def _states_of_keys(phi_k, v, sums_of_chunks, num_states, segment_chunks, config):
-    """The states of so many segments of keys, from the first on, for `_linear_forward`."""
+def _states_of_keys(
+    phi_k, v, sums_of_chunks, first_kv, first_z, num_segments, segment_chunks, return_state, config
+):
+    """The states before segments of keys, and after the last with return_state.
+
+    None where there is nothing before the only segment.
+    """
+    num_states = num_segments + return_state
+    given = (first_kv, first_z)
+    if num_states == 1 and first_kv is None:
+        return None, None
     states = _new_states(v, num_states)
-    if num_states > 0:
+    if num_states > 1:
         chunk = config["CHUNK"]
         use_tma = config["USE_TMA"] and _tma_reads(phi_k) and _tma_reads(v)
         args = (
@@ -1672,11 +1827,42 @@ def _states_of_keys(phi_k, v, sums_of_chunks, num_states, segment_chunks, config
             *v.shape[:3],
             segment_chunks,
             num_states,
-            0,
         )
-        grid = (num_states * v.shape[0] * v.shape[1], 2)
+        grid = ((num_states - 1) * v.shape[0] * v.shape[1], 2)
         _linear_states[grid](*args, **_constants(config, use_tma))
+    _add_up(states, given, reverse=False)
     return states
+
+
+def _add_up(states, given, reverse=False):
+    """Makes what segments add up to the states before them, or with reverse behind them, in place.
+
+    given is the state that is before, or behind, all of them.
+    """
+    if states[0] is None:
+        return None
+    heads, num_states = states[0].shape[0] * states[0].shape[1], states[0].shape[2]
+    for x, start in zip(states, given, strict=True):
+        size = x[0, 0, 0].numel()
+        args = (
+            x,
+            None if start is None else start.contiguous(),
+            num_states,
+            size,
+        )
+        grid = (heads * triton.cdiv(size, 1024),)
+        _linear_scan[grid](*args, REVERSE=reverse, BLOCK=1024, num_warps=4, **_FUSED)
+    return None
+
+
+def _number_of(states):
+    """How many states a head has."""
+    return 0 if states[0] is None else states[0].shape[2]
+
+
+def _slots(states, at):
+    """The states of one number, in tensors of their own."""
+    return tuple(x[:, :, at].clone() for x in states)
 
 
 def _new_states(v, num_states):
@@ -1690,6 +1876,7 @@ def _constants(config, use_tma):
     return {
         "CHUNK": config["CHUNK"],
         "USE_TMA": use_tma,
+        "STAGES": config.get("STAGES", config["num_stages"]),
         "num_warps": config["num_warps"],
         "num_stages": config["num_stages"],
         **_FUSED,
@@ -1847,40 +2034,75 @@ def _op_run(
     v: torch.Tensor,
     matrix: torch.Tensor,
     scale: float,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return _forward(q, k, v, matrix, scale)
+    first_kv: torch.Tensor | None,
+    first_z: torch.Tensor | None,
+    return_state: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    return _made(_forward(q, k, v, matrix, scale, first_kv, first_z, return_state), q)
 
 
-def _op_shapes(q, k, v, matrix, scale):
+def _made(results, x):
+    """What an operator returns: for each that was not asked for, a tensor without elements."""
+    made = (x.new_empty(0, dtype=torch.float32) if r is None else r for r in results)
+    return tuple(made)
+
+
+def _op_shapes(q, k, v, matrix, scale, first_kv, first_z, return_state):
     out = q.new_empty((*q.shape[:3], 64))
-    return out, q.new_empty(q.shape[:3], dtype=torch.float32)
+    sums = q.new_empty(q.shape[:3], dtype=torch.float32)
+    if not return_state:
+        return out, sums, q.new_empty(0, dtype=torch.float32), q.new_empty(0, dtype=torch.float32)
+    sizes = (*k.shape[:2], 256, 64)
+    last_kv = q.new_empty(sizes, dtype=torch.float32)
+    return out, sums, last_kv, q.new_empty(sizes[:3], dtype=torch.float32)
 
 
 def _save_for_backward(ctx, inputs, output):
     ctx.set_materialize_grads(False)  # sums rarely have a gradient: make no zeros for it
-    *tensors, ctx.scale = inputs
-    ctx.save_for_backward(*tensors, *output)
+    q, k, v, matrix, scale, first_kv, first_z, ctx.returns_state = inputs
+    ctx.scale = scale
+    ctx.save_for_backward(q, k, v, matrix, first_kv, first_z, *output[:2])
 
 
-def _backward(ctx, grad_out, grad_sums):
-    q, k, v, matrix, out, sums = ctx.saved_tensors
-    if grad_out is None and grad_sums is None:
-        return None, None, None, None, None
-    grad_out = torch.zeros_like(out) if grad_out is None else grad_out
-    given = (q, k, v, matrix, out, sums, grad_out, sums if grad_sums is None else grad_sums)
+def _backward(ctx, grad_out, grad_sums, grad_kv, grad_z):
+    q, k, v, matrix, first_kv, first_z, out, sums = ctx.saved_tensors
+    scale = ctx.scale
+    if not ctx.returns_state:
+        grad_kv = grad_z = None
+    if all(x is None for x in (grad_out, grad_sums, grad_kv, grad_z)):
+        return None, None, None, None, None, None, None, None
+    grad_out = q.new_zeros(*q.shape[:3], 64) if grad_out is None else grad_out
+    given = (q, k, v, matrix, first_kv, first_z, out, sums, grad_out, grad_sums, grad_kv, grad_z)
+    given = [x for x in given if x is not None]
     twice = torch.is_grad_enabled()  # create_graph=True: these gradients will be differentiated
     has_tangents = forward_ad._current_level >= 0 and _has_tangents(grad_out)
     if twice or has_tangents or not _has_backward(q, k):
         if twice and q.is_cuda:
             _warn_once("gradients that are differentiated again come from the eager reference")
-        grad_sums = torch.zeros_like(sums) if grad_sums is None else grad_sums
-        return (
-            *_reference_gradients(q, k, v, matrix, ctx.scale, grad_out, grad_sums, twice),
-            None,
-            None,
+        grads = _reference_gradients(
+            q, k, v, matrix, scale, first_kv, first_z, grad_out, grad_sums, grad_kv, grad_z, twice
         )
-    run = _gradients if _is_plain(*given) else op_backward
-    return *run(q, k, v, matrix, ctx.scale, out, sums, grad_out, grad_sums), None, None
+    else:
+        run = _gradients if _is_plain(*given) else op_backward
+        grads = run(
+            q,
+            k,
+            v,
+            matrix,
+            scale,
+            first_kv,
+            first_z,
+            out,
+            sums,
+            grad_out,
+            grad_sums,
+            grad_kv,
+            grad_z,
+        )
+    grad_q, grad_k, grad_v, grad_kv, grad_z = grads
+    if first_kv is None:
+        grad_kv = grad_z = None
+    return grad_q, grad_k, grad_v, None, None, grad_kv, grad_z, None
 
 
 def _has_backward(q, k):
@@ -1896,26 +2118,60 @@ def _op_backward_run(
     v: torch.Tensor,
     matrix: torch.Tensor,
     scale: float,
+    first_kv: torch.Tensor | None,
+    first_z: torch.Tensor | None,
     out: torch.Tensor,
     sums: torch.Tensor,
     grad_out: torch.Tensor,
     grad_sums: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return _gradients(q, k, v, matrix, scale, out, sums, grad_out, grad_sums)
+    grad_kv: torch.Tensor | None,
+    grad_z: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    return _made(
+        _gradients(
+            q,
+            k,
+            v,
+            matrix,
+            scale,
+            first_kv,
+            first_z,
+            out,
+            sums,
+            grad_out,
+            grad_sums,
+            grad_kv,
+            grad_z,
+        ),
+        q,
+    )
 
 
-def _op_backward_shapes(q, k, v, matrix, scale, out, sums, grad_out, grad_sums):
-    return tuple(x.new_empty(x.shape) for x in (q, k, v))
+def _op_backward_shapes(
+    q, k, v, matrix, scale, first_kv, first_z, out, sums, grad_out, grad_sums, grad_kv, grad_z
+):
+    shapes = tuple(x.new_empty(x.shape) for x in (q, k, v))
+    states = (first_kv, first_z)
+    none = q.new_empty(0, dtype=torch.float32)
+    return (*shapes, *(none if x is None else x.new_empty(x.shape) for x in states))
 
 
-def _reference_gradients(q, k, v, matrix, scale, grad_out, grad_sums, twice=False):
+def _reference_gradients(
+    q, k, v, matrix, scale, first_kv, first_z, grad_out, grad_sums, grad_kv, grad_z, twice=False
+):
     """Gradients by the reference's autograd; twice: they can be differentiated themselves."""
     # The backward pass may run in other surroundings than the forward pass: in autocast, too.
     with torch.enable_grad(), torch.autocast(q.device.type, enabled=False):
-        q, k, v = (_leaf(x, twice) for x in (q, k, v))
-        outputs = _attend(q, k, v, matrix, scale)
-        grads = (grad_out, grad_sums)
-        return torch.autograd.grad(outputs, (q, k, v), grads, create_graph=twice)
+        given = (q, k, v, first_kv, first_z)
+        given = [x if x is None else _leaf(x, twice) for x in given]
+        q, k, v, first_kv, first_z = given
+        outputs = _attend(q, k, v, matrix, scale, first_kv, first_z)
+        wanted = zip(outputs, (grad_out, grad_sums, grad_kv, grad_z), strict=True)
+        outputs, grads = zip(*((x, g) for x, g in wanted if g is not None), strict=True)
+        leaves = [x for x in given if x is not None]
+        options = {"create_graph": twice, "materialize_grads": True}
+        found = iter(torch.autograd.grad(outputs, leaves, grads, **options))
+    return tuple(x if x is None else next(found) for x in given)
 
 
 def _leaf(x, twice):
@@ -1926,15 +2182,15 @@ def _leaf(x, twice):
     return x.view_as(x) if twice and x.requires_grad else x.detach().requires_grad_()
 
 
-def _flops(q, k, v, matrix, scale, **_):
+def _flops(q, k, v, *_, **__):
     """FLOPs of the forward pass, by shapes: states are made and read, and chunks of 64 computed."""
     rows = q[0] * q[1] * q[2]
     return rows * 106496
 
 
-def _backward_flops(q, k, v, matrix, scale, out, sums, grad_out, grad_sums, **_):
+def _backward_flops(q, k, v, *_, **__):
     """FLOPs of the backward pass, by shapes: three times the products of the forward pass."""
-    return 3 * _flops(q, k, v, matrix, scale)
+    return 3 * _flops(q, k, v)
 
 
 def _operator(name, run, shapes, flops, backward=None):

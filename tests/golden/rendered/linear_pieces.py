@@ -185,10 +185,11 @@ def _linear_states(
     first,
     CHUNK: tl.constexpr,
     USE_TMA: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """One program: the sum over a segment's keys of their features times their rows of v.
 
-    states is (batch, num_kv_heads, num_states, 80, 40); they begin with
+    states is (batch, num_kv_heads, num_states, 80, 40). They begin with
     the segment numbered first.
     """
     kv_head = tl.program_id(0) % num_kv_heads
@@ -206,7 +207,7 @@ def _linear_states(
     num_chunks = tl.cdiv(kv_len, CHUNK)
     begin = (segment + first) * segment_chunks
     end = min(begin + segment_chunks, num_chunks)
-    for chunk in range(begin, end):
+    for chunk in tl.range(begin, end, num_stages=STAGES):
         start = chunk * CHUNK
         phi_k = _load_tile(
             phi_k_rows, stride_kn, batch, kv_head, start, kv_len, 0, CHUNK, 128, 80, USE_TMA
@@ -248,6 +249,7 @@ def _linear_forward(
     scale,
     CHUNK: tl.constexpr,
     USE_TMA: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """One program: a segment of one head's queries. phi_q is features of q.
 
@@ -276,7 +278,7 @@ def _linear_forward(
     num_chunks = tl.cdiv(q_len, CHUNK)
     begin = segment * segment_chunks
     end = min(begin + segment_chunks, num_chunks)
-    for chunk in range(begin, end):
+    for chunk in tl.range(begin, end, num_stages=STAGES):
         start = chunk * CHUNK
         phi_q = _load_tile(
             phi_q_rows, stride_qn, batch, head, start, q_len, 0, CHUNK, 128, 80, USE_TMA
@@ -364,6 +366,7 @@ def _linear_backward_of_queries(
     scale,
     CHUNK: tl.constexpr,
     USE_TMA: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """One program: the gradients of a segment of one head's queries, from those of the output, g.
 
@@ -392,7 +395,7 @@ def _linear_backward_of_queries(
     num_chunks = tl.cdiv(q_len, CHUNK)
     begin = segment * segment_chunks
     end = min(begin + segment_chunks, num_chunks)
-    for chunk in range(begin, end):
+    for chunk in tl.range(begin, end, num_stages=STAGES):
         start = chunk * CHUNK
         g = _load_tile(g_rows, stride_gn, batch, head, start, q_len, 0, CHUNK, 64, 40, USE_TMA)
         row = (batch * num_q_heads + head).to(tl.int64) * q_len + start
@@ -436,10 +439,11 @@ def _linear_states_of_queries(
     first,
     CHUNK: tl.constexpr,
     USE_TMA: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """One program: the sum over a segment's queries of their features times their rows of g.
 
-    states is (batch, num_kv_heads, num_states, 80, 40); they begin with
+    states is (batch, num_kv_heads, num_states, 80, 40). They begin with
     the segment numbered first.
     """
     kv_head = tl.program_id(0) % num_kv_heads
@@ -452,7 +456,7 @@ def _linear_states_of_queries(
     num_chunks = tl.cdiv(q_len, CHUNK)
     begin = (segment + first) * segment_chunks
     end = min(begin + segment_chunks, num_chunks)
-    for step in range(begin * group, end * group):
+    for step in tl.range(begin * group, end * group, num_stages=STAGES):
         start = (step // group) * CHUNK
         head = kv_head * group + step % group
         phi_q_rows = phi_q_src
@@ -500,6 +504,7 @@ def _linear_backward_of_keys(
     scale,
     CHUNK: tl.constexpr,
     USE_TMA: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """One program: the gradients of a segment of keys of one head."""
     kv_head = tl.program_id(0) % num_kv_heads
@@ -523,7 +528,7 @@ def _linear_backward_of_keys(
         )
     begin = segment * segment_chunks
     end = min(begin + segment_chunks, tl.cdiv(kv_len, CHUNK))
-    for i in range(0, end - begin):
+    for i in tl.range(0, end - begin, num_stages=STAGES):
         start = (end - 1 - i) * CHUNK
         v = _load_tile(v_rows, stride_vn, batch, kv_head, start, kv_len, 0, CHUNK, 64, 40, USE_TMA)
         # The queries after the chunk, by their state.
@@ -562,6 +567,7 @@ def _linear_backward_of_values(
     scale,
     CHUNK: tl.constexpr,
     USE_TMA: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """One program: the gradients of a segment of values of one head."""
     kv_head = tl.program_id(0) % num_kv_heads
@@ -585,7 +591,7 @@ def _linear_backward_of_values(
         )
     begin = segment * segment_chunks
     end = min(begin + segment_chunks, tl.cdiv(kv_len, CHUNK))
-    for i in range(0, end - begin):
+    for i in tl.range(0, end - begin, num_stages=STAGES):
         start = (end - 1 - i) * CHUNK
         phi_k = _load_tile(
             phi_k_rows, stride_kn, batch, kv_head, start, kv_len, 0, CHUNK, 128, 80, USE_TMA
@@ -656,7 +662,8 @@ def reference(q, k, v, *, scale=None):
 
     It computes in float32 (float64 for float64 tensors).
     """
-    return _attend(q, k, v, 0.15811388300841897 if scale is None else scale)
+    scale = 0.15811388300841897 if scale is None else scale
+    return _attend(q, k, v, scale)
 
 
 def _attend(q, k, v, scale):
@@ -749,8 +756,8 @@ def _forward(q, k, v, scale):
 def _launch(q, k, v, scale, config):
     """The output by the kernels with one configuration, a value of CONFIGS."""
     batch, num_q_heads, q_len, _ = q.shape
-    num_kv_heads, kv_len = k.shape[1:3]
     out = q.new_empty(batch, num_q_heads, q_len, 40)
+    num_kv_heads, kv_len = k.shape[1:3]
     if out.numel() == 0 or kv_len == 0:
         return out.zero_()
     chunk = config["CHUNK"]
@@ -821,7 +828,6 @@ def _launch_gradients(q, k, v, scale, g, config):
     # Keys and values, in reverse.
     num_states, of_queries = _segments(q_len, chunk, batch * num_kv_heads, q.device)
     num_segments, segment_chunks = _segments(kv_len, chunk, batch * num_kv_heads, q.device)
-    first = 0
     states = _new_states(v, num_states)
     if num_states > 0:
         args = (
@@ -836,9 +842,10 @@ def _launch_gradients(q, k, v, scale, g, config):
             q_len,
             of_queries,
             num_states,
-            first,
+            0,
         )
-        _linear_states_of_queries[(num_states * batch * num_kv_heads,)](*args, **constants)
+        number = num_states
+        _linear_states_of_queries[(number * batch * num_kv_heads,)](*args, **constants)
     grid = (num_segments * batch * num_kv_heads,)
     args = (
         _source(v, chunk, 64, use_tma),
@@ -925,6 +932,7 @@ def _constants(config, use_tma):
     return {
         "CHUNK": config["CHUNK"],
         "USE_TMA": use_tma,
+        "STAGES": config.get("STAGES", config["num_stages"]),
         "num_warps": config["num_warps"],
         "num_stages": config["num_stages"],
         **_FUSED,
@@ -1098,6 +1106,7 @@ def _save_for_backward(ctx, inputs, output):
 
 def _backward(ctx, grad_out):
     q, k, v = ctx.saved_tensors
+    scale = ctx.scale
     if grad_out is None:
         return None, None, None, None
     given = (q, k, v, grad_out)
@@ -1106,9 +1115,9 @@ def _backward(ctx, grad_out):
     if twice or has_tangents or not _has_backward(q, k):
         if twice and q.is_cuda:
             _warn_once("gradients that are differentiated again come from the eager reference")
-        return *_reference_gradients(q, k, v, ctx.scale, grad_out, twice), None
+        return *_reference_gradients(q, k, v, scale, grad_out, twice), None
     run = _gradients if _is_plain(*given) else op_backward
-    return *run(q, k, v, ctx.scale, grad_out), None
+    return *run(q, k, v, scale, grad_out), None
 
 
 def _has_backward(q, k):
@@ -1150,15 +1159,15 @@ def _leaf(x, twice):
     return x.view_as(x) if twice and x.requires_grad else x.detach().requires_grad_()
 
 
-def _flops(q, k, v, scale, **_):
+def _flops(q, k, v, *_, **__):
     """FLOPs of the forward pass, by shapes: states are made and read."""
     rows = q[0] * q[1] * q[2]
     return rows * 12800
 
 
-def _backward_flops(q, k, v, scale, grad_out, **_):
+def _backward_flops(q, k, v, *_, **__):
     """FLOPs of the backward pass, by shapes: three times the products of the forward pass."""
-    return 3 * _flops(q, k, v, scale)
+    return 3 * _flops(q, k, v)
 
 
 def _operator(name, run, shapes, flops, backward=None):
