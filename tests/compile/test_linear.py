@@ -38,6 +38,9 @@ SPECS = {
     "decays_d128": AttentionSpec(
         128, mask=causal(), normaliser=linear(identity(), decay=DECAY, normalise=False)
     ),
+    "decays_favor_d128": AttentionSpec(
+        128, mask=causal(), normaliser=linear(favor(256), decay=DECAY)
+    ),
     "decays_unequal": AttentionSpec(
         (40, 24), mask=causal(), normaliser=linear(relu(), decay=DECAY)
     ),

@@ -14,11 +14,13 @@ from flashgen import (
     causal,
     elu_plus_one,
     exp2,
+    feature_sum,
     full,
     identity,
     linear,
     log,
     relu,
+    softmax_features,
 )
 from support.recurrence import recurrence
 from support.variants import rendered_module, shipped_module
@@ -37,6 +39,17 @@ SPECS = {
         normaliser=linear(identity(), decay=lambda h: log(1.0 - exp2(-2.0 - h)), normalise=False),
     ),
     "elu": AttentionSpec(16, "float32", mask=causal(), normaliser=linear(elu_plus_one())),
+    "vectors": AttentionSpec(
+        16, "float32", mask=causal(), normaliser=linear(softmax_features(), decay=(-0.1, -0.5))
+    ),
+    "tiles": AttentionSpec(
+        16,
+        "float32",
+        mask=causal(),
+        normaliser=linear(
+            lambda x: [x / (feature_sum(x * x) + 1.0 + i) for i in range(24)], normalise=False
+        ),
+    ),
     "plain": AttentionSpec(
         (16, 24), "float32", mask=full(), normaliser=linear(identity(), normalise=False)
     ),
@@ -159,7 +172,7 @@ def test_the_operator(name: str) -> None:
     torch.testing.assert_close(*grads, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("name", ["elu", "decays", "retention"])
+@pytest.mark.parametrize("name", ["elu", "decays", "retention", "vectors", "tiles"])
 def test_states_go_on_from_call_to_call_and_step_to_step(name: str) -> None:
     module = rendered_module(SPECS[name])
     tensors = [x.float() for x in drawn(heads=4, kv_heads=2, length=20)]

@@ -95,6 +95,9 @@ def test_empty_calls() -> None:
          "it does not get; pass matrix.detach"),
         ({"return_lse": True}, "^return_lse: got True; features are divided by their largest"),
         ({"scale": 0.0}, "^scale: "),
+        ({"return_state": True}, "^initial_state, return_state: features are divided by their "
+         "largest of a call, and states of calls do not add up; leave both out"),
+        ({"initial_state": (None, None)}, "^initial_state, return_state: features are divided"),
     ],
 )  # fmt: skip
 def test_what_a_call_refuses(change: dict, message: str) -> None:

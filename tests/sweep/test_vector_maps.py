@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from types import ModuleType
+
 import pytest
 
-from flashgen import AttentionSpec, causal, favor, full, linear, softmax_features
+from flashgen import AttentionSpec, Tensor, causal, favor, full, linear, softmax_features
+from support.recurrence import LinearCall, check_linear
 from support.variants import rendered_module
 from support.vector_maps import VectorCall, both_signs, check_vectors, standardised
 
@@ -18,6 +21,18 @@ WIDE_FULL = AttentionSpec((16, 40), mask=full(), normaliser=linear(favor(256)))
 MANY = AttentionSpec(16, mask=causal(), normaliser=linear(favor(384)))
 WIDE_SIGNS = AttentionSpec(
     128, "float32", mask=causal(), normaliser=linear(both_signs, normalise=False)
+)
+
+DECAY = Tensor("decay", ("batch", "num_kv_heads", "kv_len"))
+FORGETFUL = AttentionSpec(
+    (24, 16), "float32", mask=causal(), normaliser=linear(softmax_features(), decay=DECAY)
+)
+SIGNS_OF_TOKENS = AttentionSpec(
+    128, "float32", mask=causal(), normaliser=linear(both_signs, decay=DECAY, normalise=False)
+)
+FORGETFUL_FAVOR = AttentionSpec((16, 40), mask=causal(), normaliser=linear(favor(256), decay=DECAY))
+RETENTION = AttentionSpec(
+    16, "float32", mask=causal(), normaliser=linear(favor(32), decay=lambda h: -(h + 1) / 8)
 )
 
 #: Chunks have 16 rows, and a GPU four programs.
@@ -35,6 +50,12 @@ CALLS = {
     "tiles of a padded state": (WIDE_FULL, VectorCall(35, 50, q_heads=2)),
     "tiles of three": (MANY, VectorCall(40, 40, q_heads=2)),
     "tiles of two pieces": (WIDE_SIGNS, VectorCall(40, 40)),
+    "decays": (FORGETFUL, VectorCall(83, 83, q_heads=4, kv_heads=2)),
+    "decays of tiles": (SIGNS_OF_TOKENS, VectorCall(83, 83, batch=2, q_heads=2)),
+    "decays of random features": (FORGETFUL_FAVOR, VectorCall(83, 83, q_heads=2)),
+    "decays of heads": (RETENTION, VectorCall(50, 50, q_heads=2, kv_heads=2)),
+    "states": (FORGETFUL, LinearCall(83, 83, q_heads=4, kv_heads=2, states=True)),
+    "states of tiles": (SIGNS_OF_TOKENS, LinearCall(83, 83, q_heads=2, states=True)),
 }
 
 #: Defects: the text, what stands in its place, and the call that finds it.
@@ -73,6 +94,15 @@ DEFECTS = {
     "sums that are not added": ("sums += tl.load(sums_ptr", "sums += 0.0 * tl.load(sums_ptr",
                                 "tiles of a state"),
     "gradients that are not added": ("grad += tl.load(partial)", "grad += 0.0", "tiles of a state"),
+    "sums of chunks that do not decay": ("phi.to(tl.float32) * to_end[:, None]",
+                                         "phi.to(tl.float32)", "decays"),
+    "random features that do not decay": ("phi.to(tl.float32) * to_end[:, None]",
+                                          "phi.to(tl.float32)", "decays of heads"),
+    "decays by one tile": ("rows_of_keys.sum(0)", "rows_of_keys[0]", "decays of tiles"),
+    "rows of queries by one tile": ("rows_of_queries.sum(0)", "rows_of_queries[0]",
+                                    "decays of tiles"),
+    "given states of the first tile": ("        states_ptr += column * 128",
+                                       "        states_ptr += 0", "states of tiles"),
     "partial results of one chunk": ("+ chunk) * 128 * CHUNK", "+ chunk) * 0 * CHUNK",
                                      "tiles of a state"),
 }  # fmt: skip
@@ -81,7 +111,15 @@ DEFECTS = {
 @pytest.mark.parametrize("name", CALLS)
 def test_calls(name: str) -> None:
     spec, call = CALLS[name]
-    check_vectors(rendered_module(spec), spec, call)
+    check(rendered_module(spec), spec, call)
+
+
+def check(module: ModuleType, spec: AttentionSpec, call: LinearCall) -> None:
+    """Fails unless results and gradients are near to float64's, those of states too."""
+    if isinstance(call, VectorCall):
+        check_vectors(module, spec, call)
+    else:
+        check_linear(module, spec, call)
 
 
 @pytest.mark.parametrize("name", DEFECTS)
@@ -94,4 +132,4 @@ def test_a_defect_is_found(name: str) -> None:
 
     spec, found_by = CALLS[call]
     with pytest.raises(AssertionError, match="error"):
-        check_vectors(rendered_module(spec, edit_source=edit), spec, found_by)
+        check(rendered_module(spec, edit_source=edit), spec, found_by)

@@ -100,7 +100,7 @@ def test_the_text() -> None:
         "256 features of a vector; the state of a head takes 132 kB",
         "a program holds one of 2 tiles of a state",
         "segments of a sequence, each with a state of its own",
-        "Kernels of the backward pass: chunks of 64 rows, 8 warps, 3 stages, by model",
+        "Kernels of the backward pass: chunks of 32 rows, 8 warps, 3 stages, by model",
         "It takes longer from a length of ",
     ):
         assert said in text, said

@@ -46,6 +46,7 @@ def findings(**fields: Any) -> list[str]:
         {"normaliser": linear(softmax_features(), normalise=False)},
         {"normaliser": linear(both_signs), "head_dim": (128, 40)},
         {"normaliser": linear(standardised), "head_dim": 24},
+        {"normaliser": linear(favor(), decay=lambda h: -h)},
     ],
 )
 def test_good_fields(fields: dict[str, Any]) -> None:

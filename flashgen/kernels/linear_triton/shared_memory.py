@@ -52,6 +52,7 @@ def linear_usage(
         normalised=linear.normalise,
         mapped=linear.sloped or linear.learned,
         decayed=linear.decayed,
+        staged=not linear.tiled,
         wide=plan.itemsize == 4,
     )
     unit = matrix_unit(plan, config, target)
@@ -73,12 +74,14 @@ class _Holds:
         normalised: whether weights are divided by their sum.
         mapped: whether gradients read q or k besides what products read.
         decayed: whether there are decays.
+        staged: whether all tiles of a loop are copied ahead, not those of products alone.
         wide: whether elements have 32 bits.
     """
 
     normalised: bool
     mapped: bool
     decayed: bool
+    staged: bool
     wide: bool
 
 
@@ -104,7 +107,7 @@ def _phases(gradients: bool, unit: Unit, holds: _Holds) -> tuple[Phase, ...]:
         ahead = sympy.Max(NUM_STAGES - 1, 1)
         tiles = (("Q tiles", ahead * _OF_FEATURES), ("K tiles", ahead * _OF_FEATURES))
         values = (("V tiles", NUM_STAGES * _OF_VALUES), ("features", _OF_FEATURES))
-        sums = 4 * QK_WIDTH * (NUM_STAGES - 1)
+        sums = 4 * QK_WIDTH * (NUM_STAGES - 1) if holds.staged else sympy.Integer(0)
         loop = (*tiles, *values, ("P", _WEIGHTS), ("LSE", sums), ("barriers", 24 * ahead))
     else:
         stages = sympy.Max(NUM_STAGES, 2)
@@ -170,7 +173,7 @@ def _of_gradients(tensor_memory: bool, holds: _Holds) -> Parts:
     features = none
     if tensor_memory:
         features = _OF_FEATURES + 24 * BLOCK_M if holds.mapped else 2 * _OF_FEATURES + _WEIGHTS
-    sums = ahead * (4 * QK_WIDTH + 12 * BLOCK_M) - 8
+    sums = ahead * (4 * QK_WIDTH + 12 * BLOCK_M) - 8 if holds.staged else none
     return (
         ("state", _STATE),
         ("K tiles", stages * _OF_FEATURES),
