@@ -18,27 +18,41 @@ from pathlib import Path
 from types import ModuleType
 
 import torch
+import torch.nn.functional as F
 from train_gpt import HEAD_DIM, SIZES, SMOOTHED, Attention, make_text, sdpa, smoothed, train
 
 import flashgen
-from flashgen import AttentionSpec, causal, elu_plus_one, favor, linear, softmax_features
+from flashgen import AttentionSpec, Tensor, causal, elu_plus_one, favor, linear, softmax_features
 
 COLOURS = ("#3b82c4", "#e8590c", "#2f9e44", "#9c36b5", "#808488")
 
 
-def module_of(name: str, feature_map: flashgen.FeatureMap) -> ModuleType:
+#: A logarithm for each key, of what the state before it is multiplied by.
+DECAY = Tensor("decay", ("batch", "num_kv_heads", "kv_len"))
+
+
+def module_of(
+    name: str, feature_map: flashgen.FeatureMap, decay: Tensor | None = None
+) -> ModuleType:
     """The module of causal linear attention with these features."""
-    spec = AttentionSpec(HEAD_DIM, mask=causal(), normaliser=linear(feature_map), name=name)
-    return flashgen.compile(spec)
+    weights = linear(feature_map, decay=decay)
+    return flashgen.compile(AttentionSpec(HEAD_DIM, mask=causal(), normaliser=weights, name=name))
+
+
+def decays_of(k: torch.Tensor) -> torch.Tensor:
+    """A decay near 1 for each key, by its first element: so the model learns what forgets."""
+    return F.logsigmoid(k[..., 0].float() + 4.0)
 
 
 def attentions(device: str) -> dict[str, Attention]:
     """Functions of q, k and v, each (batch, heads, seq, HEAD_DIM)."""
     performer = module_of("performer", favor(256))
     matrix = performer.draw_features(0, device)
+    forgetful = module_of("forgetful", elu_plus_one(), DECAY)
     return {
         "softmax": sdpa,
         "elu + 1": module_of("elu", elu_plus_one()).attention,
+        "elu + 1, decays": lambda q, k, v: forgetful.attention(q, k, v, decay=decays_of(k)),
         "softmax of features": module_of("features", softmax_features()).attention,
         "Performer": lambda q, k, v: performer.attention(q, k, v, matrix),
     }

@@ -26,7 +26,7 @@ from flashgen.normalisers import Linear, Normaliser
 from flashgen.params import Tensor
 from flashgen.plan import KernelPlan
 from flashgen.plan.code import finite_score
-from flashgen.plan.linear import LINEAR_MASKS, MOST_FEATURES, WIDEST
+from flashgen.plan.linear import ARGUMENTS, LINEAR_MASKS, MOST_FEATURES, WIDEST
 from flashgen.plan.score_gradient import meeting_tensors
 from flashgen.scores import Score
 from flashgen.spec import DTYPES, INPUT_PRECISIONS, AttentionSpec, Blocks
@@ -328,8 +328,9 @@ def _params(name: str, spec: AttentionSpec) -> Iterator[Finding]:
     except AttributeError:
         return  # a field that is no mask, score or normaliser, which has its own finding
     forms = spec.forms if isinstance(spec.forms, tuple) else ()
+    own = ARGUMENTS if isinstance(spec.normaliser, Linear) else frozenset()
     for param in declared:
-        if is_fixed(param.name, dropout=spec.dropout is True, forms=forms):
+        if param.name in own or is_fixed(param.name, dropout=spec.dropout is True, forms=forms):
             kind = "constant" if isinstance(param, Constant) else "parameter"
             problem = f"{kind} {param.name!r} is a name that the generated module uses"
             others = (f"{param.name}_", f"the_{param.name}", f"{param.name}_value")

@@ -242,6 +242,11 @@ def _steps(linear: LinearPlan, target: Target, work: Workload, chunk: int) -> It
         )
         return Step(name, flops, exponentials, read, written, l2, seconds, bound_of(seconds))
 
+    # Sums of decays within chunks, in float32: of each key, in one part or two.
+    logs = 4 * (1 + linear.splits_logs) * linear.decayed
+    if linear.decayed:
+        read = 4 * keys * linear.learned
+        yield step("decays", 0, 0, read, logs * keys, read + logs * keys)
     if linear.mapped:
         # Random features take their products twice: before them, for the largest one.
         passes = 2 if linear.random else 1
@@ -254,8 +259,11 @@ def _steps(linear: LinearPlan, target: Target, work: Workload, chunk: int) -> It
     counted = (segments - 1) / segments if linear.causal else 1.0
     states = _state(linear) * work.batch * work.num_kv_heads * segments
     tiles = linear.num_tiles
-    read = int(counted * keys * itemsize * (features + v_dim))
-    of_sms = int(counted * keys * itemsize * (features + tiles * v_dim) + counted * states)
+    read = int(counted * keys * (itemsize * (features + v_dim) + logs))
+    of_sms = counted * keys * (itemsize * (features + tiles * v_dim) + tiles * logs)
+    of_sms = int(of_sms + counted * states)
+    if linear.causal and segments > 1:  # `_linear_scan` reads and writes them once more
+        of_sms += 2 * states
     flops = int(counted * keys) * 2 * features * v_dim
     yield step("states", flops, 0, read, int(counted * states), of_sms)
     # All tiles of features but one leave partial sums in float32, and all but one read them.
@@ -264,13 +272,13 @@ def _steps(linear: LinearPlan, target: Target, work: Workload, chunk: int) -> It
     flops, rows = 2 * features * v_dim * queries, features * queries
     reads = _state(linear) * work.batch * work.num_q_heads * segments
     if linear.causal:  # and keys enter the state, and meet the queries of their chunk
-        read += itemsize * (features + tiles * v_dim) * keys
+        read += (itemsize * (features + tiles * v_dim) + tiles * logs) * keys
         flops += queries * (2 * features * v_dim + 2 * chunk * (features + tiles * v_dim))
         rows += (features + tiles * v_dim) * queries
-        reads = reads * (segments - 1) // 2
+        reads = reads * (segments - 1) // segments
     else:
         reads *= segments
-    of_sms = itemsize * rows + written + reads + 2 * partial
+    of_sms = itemsize * rows + tiles * logs * queries + written + reads + 2 * partial
     read += partial + int(counted * states)
     yield step("output", flops, 0, read, written + partial, of_sms)
 

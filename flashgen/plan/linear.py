@@ -27,6 +27,9 @@ WIDEST = 128
 #: The most features of a vector, which kernels go through in tiles of `WIDEST`.
 MOST_FEATURES = 8 * WIDEST
 
+#: Arguments of functions of these modules, besides those that all modules have.
+ARGUMENTS = frozenset({"matrix", "state", "initial_state", "return_state"})
+
 #: Random features of keys are at most 2 to this power: their sums over all keys stay finite.
 HEADROOM = 56
 
@@ -117,6 +120,12 @@ class LinearPlan:
         """The argument that has a number for each key, and a gradient; ``""`` for none."""
         tensor = self.decay.tensor if self.decay is not None else None
         return tensor.name if tensor is not None else ""
+
+    @property
+    def decay_keyword(self) -> str:
+        """The keyword of that argument."""
+        name = self.decay_tensor
+        return dict(self.plan.keywords).get(name, name)
 
     @property
     def learned(self) -> bool:

@@ -10,7 +10,16 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from flashgen import AttentionSpec, causal, elu_plus_one, favor, full, identity, linear
+from flashgen import (
+    AttentionSpec,
+    Tensor,
+    causal,
+    elu_plus_one,
+    favor,
+    full,
+    identity,
+    linear,
+)
 from flashgen.cli import main
 from flashgen.explain.call import Asked
 from flashgen.explain.document import from_json, linear_from_json, to_json
@@ -69,6 +78,33 @@ def test_steps_of_random_features() -> None:
     # Partial sums of the first tile; v once for each.
     assert output.read == rows * (2 * 512 + 2 * 256 + 4 * 128)
     assert output.written == rows * (256 + 4 * 128)
+
+
+def test_steps_of_decays() -> None:
+    tensor = Tensor("decay", ("batch", "num_kv_heads", "kv_len"))
+    spec = replace(FAVOR, normaliser=linear(favor(256), decay=tensor))
+    found, plain = account(spec, kv_heads=8), account(FAVOR, kv_heads=8)
+    keys, queries = 8 * 8 * 4096, 8 * 16 * 4096
+    assert [x.name for x in found.steps] == ["decays", *(x.name for x in plain.steps)]
+    decays, *_, output = found.steps
+    assert (decays.read, decays.written, decays.flops) == (4 * keys, 4 * keys, 0)
+    # Once for each of two tiles; from L2 once for each query.
+    assert output.read - plain.steps[-1].read == 2 * 4 * keys
+    assert output.l2 - plain.steps[-1].l2 == 2 * 4 * queries
+    of_heads = account(replace(FAVOR, normaliser=linear(favor(256), decay=lambda h: -h)))
+    assert of_heads.steps[0].read == 0
+
+
+def test_segments_read_one_state_that_a_scan_made() -> None:
+    found = account(PLAIN, q_len=65536, batch=1, heads=4)
+    states, output = found.steps
+    count, size = 4 * found.segments, 4 * 64 * 64
+    assert found.segments > 1
+    made = (found.segments - 1) * 4 * size
+    keys = (found.segments - 1) * 4 * 65536 // found.segments
+    assert states.l2 == pytest.approx(keys * 2 * (64 + 64) + made + 2 * count * size, rel=1e-6)
+    rows = 4 * 65536
+    assert output.l2 == rows * 2 * (3 * 64 + 64) + made
 
 
 @pytest.mark.parametrize("q_len", [64, 2048, 32768])

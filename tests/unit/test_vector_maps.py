@@ -10,6 +10,7 @@ import sympy
 
 from flashgen import (
     AttentionSpec,
+    Tensor,
     causal,
     elu_plus_one,
     favor,
@@ -29,6 +30,7 @@ from flashgen.plan.vectors import VectorProgram
 from flashgen.validate import validate
 from support.vector_maps import both_signs, standardised
 
+NAMED = Tensor("matrix", ("batch", "num_kv_heads", "kv_len"))
 GOOD = AttentionSpec(64, mask=causal(), normaliser=linear(favor()))
 
 
@@ -67,6 +69,9 @@ def test_good_fields(fields: dict[str, Any]) -> None:
         ({"normaliser": linear(favor(), normalise=False)}, "normaliser=linear("
          "favor(features=256), normalise=False): random features are divided by their largest, "
          "which cancels in normalised weights only; leave normalise=False out"),
+        ({"normaliser": linear(favor(), decay=NAMED)},
+         "params=Tensor('matrix', (batch, num_kv_heads, kv_len), 'float32', sorted=False): "
+         "parameter 'matrix' is a name that the generated module uses; rename the parameter, to matrix_ for one"),
     ],
 )  # fmt: skip
 def test_what_is_refused(fields: dict[str, Any], message: str) -> None:
