@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -33,6 +34,13 @@ def make_console(*, stderr: bool = False) -> Console:
     if not console.is_terminal:
         console.width = UNWATCHED_WIDTH
     return console
+
+
+def wrapped(line: str, width: int) -> str:
+    """A line in as many as a terminal of this width needs, broken at spaces and indented."""
+    return textwrap.fill(
+        line, width, subsequent_indent=" " * 6, break_long_words=False, break_on_hyphens=False
+    )
 
 
 class ProgressBar(Progress):

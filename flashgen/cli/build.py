@@ -92,21 +92,22 @@ def _report(results: list[Built], options: Options, verbose: bool) -> None:
         module_line,
         rejection_lines,
         where_lines,
+        wrapped,
     )
 
+    width = make_console().width
     built = [result for result in results if result.chosen]
     current = [result.variant for result in results if not result.chosen]
     if verbose:
         for result in built:
             for line in rejection_lines(result):
-                typer.echo(line)
-        console = make_console()
-        for table in build_tables(built, console.width) if built else ():
-            console.print(table)
+                typer.echo(wrapped(line, width))
+        for table in build_tables(built, width) if built else ():
+            make_console().print(table)
     for result in built:
         typer.echo(module_line(result))
         for note in result.diagnostics:
-            typer.echo(f"note: {result.variant}: {note}")
+            typer.echo(wrapped(f"note: {result.variant}: {note}", width))
     if current:
         _report_current(current)
     for line in where_lines(built, options.out, options.package):

@@ -171,9 +171,10 @@ class _Attention(torch.autograd.Function):
         q, k, v, out, lse, *tensors = ctx.saved_tensors
         work: Work = ctx.work
         wide = torch.promote_types(q.dtype, torch.float32)
+        named = dict(zip(work.tensors, tensors, strict=True))
         grads = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
         learned = [
-            torch.zeros(tensors[work.tensors.index(name)].shape, dtype=wide, device=q.device)
+            torch.zeros(named[name].shape, dtype=wide, device=q.device)
             for name in work.module.MESH["learned"]
         ]
         lanes = Lanes(q.device)

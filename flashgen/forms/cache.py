@@ -43,7 +43,7 @@ class CacheForm(Form):
         return ""
 
     def source(self, plan: KernelPlan, held: Held) -> str:
-        """The kernel that lists tiles for the Gluon kernel, or else the cache kernel itself.
+        """The kernels that list tiles for the Gluon kernel and fill rows, or the cache kernel.
 
         That one is in the module anyway, and no text is there twice.
         """

@@ -21,7 +21,7 @@ from flashgen.plan import KernelPlan
 from flashgen.plan.visible_pairs import of_one_row
 from flashgen.symbolic.printer import torch_source
 from flashgen.symbolic.tables import RowTable
-from flashgen.symbols import BATCH, KV_LEN, Q_HEADS, Q_LEN
+from flashgen.symbols import BATCH, KV_LEN, Q_HEADS, Q_IDX, Q_LEN, B, H
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,7 @@ class QueryRuns:
         numbers: the parameters that they read.
         tensors: likewise.
         constants: likewise.
+        indices: the indices that they read: ``"b"``, ``"h"``, ``"q_idx"``.
         sizes: what tensors say of the batch and of the heads: a name, a tensor and its dimension.
     """
 
@@ -44,6 +45,7 @@ class QueryRuns:
     numbers: tuple[str, ...]
     tensors: tuple[str, ...]
     constants: tuple[str, ...]
+    indices: tuple[str, ...]
     sizes: tuple[tuple[str, str, int], ...]
 
 
@@ -78,6 +80,7 @@ def query_runs(plan: KernelPlan) -> QueryRuns:
         numbers=tuple(p.name for p in plan.params if p.name in read and not isinstance(p, Tensor)),
         tensors=tuple(tensor.name for tensor in tensors),
         constants=tuple(c.name for c in plan.spec.constants if c.name in read),
+        indices=tuple(index.name for index in (B, H, Q_IDX) if index.name in read),
         sizes=tuple(sizes.values()),
     )
 

@@ -162,7 +162,7 @@ INTERPRETED = {
 
 def test_kernels_compute_parts(tmp_path: Path, write: Write) -> None:
     calls = {
-        name: call_of(write(spec), spec, 41, (4, 2), balance=2, batch=1)
+        name: call_of(write(spec), spec, 33, (4, 2), balance=2, batch=1)
         for name, spec in INTERPRETED.items()
     }
     for pool in _pool(tmp_path, 2, interpret=True):

@@ -78,4 +78,6 @@ def _serve(rank: int, ranks: int, file: str, tasks: Any, results: Any) -> None:
         except Exception as error:
             shown = "".join(traceback.format_exception(error))
             results.put(f"{type(error).__name__}: {error}\n{shown}")
-    dist.destroy_process_group()
+    results.close()
+    results.join_thread()
+    os._exit(0)  # gloo would wait for ranks that have ended

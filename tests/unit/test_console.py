@@ -8,7 +8,7 @@ from rich.console import Console
 from flashgen.build import STEPS, Built, Progress
 from flashgen.check import check
 from flashgen.config import ChosenConfig, KernelChoice, KernelConfig
-from flashgen.console import ProgressBar, module_line
+from flashgen.console import ProgressBar, module_line, wrapped
 from support.variants import ROOT
 
 
@@ -41,6 +41,15 @@ def test_a_check_tells_each_step_of_each_module():
 
     assert check([ROOT / "specs" / "full_d64.py"], Path(ROOT / "generated"), progress=Told()) == []
     assert told == [1, *(("full_d64", step) for step in STEPS)]
+
+
+def test_lines_of_a_narrow_terminal():
+    line = "  BLOCK_M=64 num_stages=1: " + "steps of 32 keys reduce twice as often " * 3
+    shown = wrapped(line, 80)
+    assert all(len(part) <= 80 for part in shown.splitlines())
+    assert shown.split() == line.split()
+    assert shown.startswith("  BLOCK_M=64")
+    assert wrapped(line.rstrip(), 200) == line.rstrip()
 
 
 def chosen(source, *targets, **how):

@@ -49,7 +49,7 @@ ON_OTHERS = {
     "cache.py": ({"rpartition"}, "names of files"),
     "cli/app.py": ({"splitlines"}, "messages"),
     "cli/options.py": ({"startswith"}, "words that a shell completes"),
-    "console.py": ({"rpartition", "split"}, "names of files and packages"),
+    "console.py": ({"rpartition", "split", "textwrap"}, "names of files and packages; lines"),
     "errors.py": ({"split", "splitlines", "strip"}, "messages"),
     "export.py": (
         {
@@ -65,9 +65,7 @@ ON_OTHERS = {
         "a package's name, hatchling's errors, requirements",
     ),
     "explain/call.py": ({"partition", "strip"}, "arguments of the command line"),
-    "distributed/parts.py": ({"index"}, "places of arguments"),
     "explain/packed.py": ({"re", "split"}, "lengths on the command line"),
-    "integrations/small_integer.py": ({"startswith"}, "names of methods"),
     "explain/letters.py": ({"split", "strip"}, "drawn letters"),
     "explain/page.py": ({"replace"}, "times for a reader"),
     "explain/picture.py": ({"count"}, "rows of tiles"),
@@ -82,6 +80,7 @@ ON_OTHERS = {
         "the user's spec files, names of modules",
     ),
     "integrations/captured_tensor.py": ({"endswith", "startswith"}, "names of methods"),
+    "integrations/small_integer.py": ({"startswith"}, "names of methods"),
     "integrations/captures.py": ({"partition", "startswith"}, "names of modules"),
     "integrations/diffusers.py": ({"split"}, "a version"),
     "integrations/layers/described.py": ({"ast"}, "the text of a kind"),

@@ -71,7 +71,8 @@ def test_good_fields(fields: dict[str, Any]) -> None:
          "which cancels in normalised weights only; leave normalise=False out"),
         ({"normaliser": linear(favor(), decay=NAMED)},
          "params=Tensor('matrix', (batch, num_kv_heads, kv_len), 'float32', sorted=False): "
-         "parameter 'matrix' is a name that the generated module uses; rename the parameter, to matrix_ for one"),
+         "parameter 'matrix' is a name that the generated module uses; rename the parameter, to "
+         "matrix_ for one"),
     ],
 )  # fmt: skip
 def test_what_is_refused(fields: dict[str, Any], message: str) -> None:

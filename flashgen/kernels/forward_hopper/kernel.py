@@ -134,14 +134,13 @@ class ForwardHopper(ForwardKernel):
         return ""
 
     def packed_source(self, plan: KernelPlan, view_of: ViewOf) -> str:
-        """`_fill_without_keys` in Triton, then the functions of the kernel."""
+        """`_list_and_fill` in Triton, then the functions of the kernel."""
         fill = render("forward_hopper/without_keys.py.jinja")
         return f"{fill}\n\n{render_hopper(plan, of_sequences=True)}"
 
     def cached_source(self, plan: KernelPlan) -> str:
-        """The same of the kernel for sequences whose keys are in a cache."""
-        fill = render("forward_hopper/without_keys.py.jinja")
-        return f"{fill}\n\n{render_hopper(plan, of_cache=True)}"
+        """The functions of the kernel for sequences whose keys are in a cache."""
+        return render_hopper(plan, of_cache=True)
 
     def predict(
         self, plan: KernelPlan, config: KernelConfig, target: Target, work: Workload
