@@ -281,7 +281,6 @@ def _linear_states(
     num_states,
     CHUNK: tl.constexpr,
     USE_TMA: tl.constexpr,
-    STAGES: tl.constexpr,
 ):
     """One program: the sum over a segment's keys of their features times their rows of v.
 
@@ -308,7 +307,7 @@ def _linear_states(
     num_chunks = tl.cdiv(kv_len, CHUNK)
     begin = segment * segment_chunks
     end = min(begin + segment_chunks, num_chunks)
-    for chunk in tl.range(begin, end, num_stages=STAGES):
+    for chunk in range(begin, end):
         start = chunk * CHUNK
         phi_k = _load_tile(
             phi_k_rows, stride_kn, batch, kv_head, start, kv_len, column, CHUNK, 128, USE_TMA
@@ -392,7 +391,6 @@ def _linear_forward(
     column,
     CHUNK: tl.constexpr,
     USE_TMA: tl.constexpr,
-    STAGES: tl.constexpr,
     ADDS: tl.constexpr,
     ENDS: tl.constexpr,
 ):
@@ -433,7 +431,7 @@ def _linear_forward(
     num_chunks = tl.cdiv(q_len, CHUNK)
     begin = segment * segment_chunks
     end = min(begin + segment_chunks, num_chunks)
-    for chunk in tl.range(begin, end, num_stages=STAGES):
+    for chunk in range(begin, end):
         start = chunk * CHUNK
         phi_q = _load_tile(
             phi_q_rows, stride_qn, batch, head, start, q_len, column, CHUNK, 128, USE_TMA
@@ -634,7 +632,6 @@ def _linear_backward_of_queries(
     num_states,
     CHUNK: tl.constexpr,
     USE_TMA: tl.constexpr,
-    STAGES: tl.constexpr,
 ):
     """One program: the gradients of a segment of one head's queries, from those of the output, g.
 
@@ -673,7 +670,7 @@ def _linear_backward_of_queries(
     num_chunks = tl.cdiv(q_len, CHUNK)
     begin = segment * segment_chunks
     end = min(begin + segment_chunks, num_chunks)
-    for chunk in tl.range(begin, end, num_stages=STAGES):
+    for chunk in range(begin, end):
         start = chunk * CHUNK
         g = _load_tile(g_rows, stride_gn, batch, head, start, q_len, 0, CHUNK, 64, USE_TMA)
         phi_k = _load_tile(
@@ -737,7 +734,6 @@ def _linear_states_of_queries(
     first,
     CHUNK: tl.constexpr,
     USE_TMA: tl.constexpr,
-    STAGES: tl.constexpr,
 ):
     """One program: the sum over a segment's queries of their features times their rows of g.
 
@@ -759,7 +755,7 @@ def _linear_states_of_queries(
     num_chunks = tl.cdiv(q_len, CHUNK)
     begin = (segment + first) * segment_chunks
     end = min(begin + segment_chunks, num_chunks)
-    for step in tl.range(begin * group, end * group, num_stages=STAGES):
+    for step in range(begin * group, end * group):
         start = (step // group) * CHUNK
         head = kv_head * group + step % group
         phi_q_rows = phi_q_src
@@ -875,7 +871,6 @@ def _linear_backward_of_keys(
     first,
     CHUNK: tl.constexpr,
     USE_TMA: tl.constexpr,
-    STAGES: tl.constexpr,
     GROUPED: tl.constexpr,
 ):
     """One program: the gradients of a segment of keys of one head.
@@ -909,7 +904,7 @@ def _linear_backward_of_keys(
         total += tl.load(totals_ptr + at * 256 + offs_f)
     begin = segment * segment_chunks
     end = min(begin + segment_chunks, tl.cdiv(q_len, CHUNK))
-    for i in tl.range(0, end - begin, num_stages=STAGES):
+    for i in range(0, end - begin):
         start = (end - 1 - i) * CHUNK
         v = _load_tile(v_rows, stride_vn, batch, kv_head, start, q_len, 0, CHUNK, 64, USE_TMA)
         # The queries after the chunk, by their state.
@@ -1052,7 +1047,6 @@ def _linear_backward_of_values(
     column,
     CHUNK: tl.constexpr,
     USE_TMA: tl.constexpr,
-    STAGES: tl.constexpr,
     GROUPED: tl.constexpr,
     ADDS: tl.constexpr,
     ENDS: tl.constexpr,
@@ -1082,7 +1076,7 @@ def _linear_backward_of_values(
         state += tl.load(states_ptr + at * 16384 + offs_state)
     begin = segment * segment_chunks
     end = min(begin + segment_chunks, tl.cdiv(q_len, CHUNK))
-    for i in tl.range(0, end - begin, num_stages=STAGES):
+    for i in range(0, end - begin):
         start = (end - 1 - i) * CHUNK
         phi_k = _load_tile(
             phi_k_rows, stride_kn, batch, kv_head, start, q_len, column, CHUNK, 128, USE_TMA
@@ -1876,7 +1870,6 @@ def _constants(config, use_tma):
     return {
         "CHUNK": config["CHUNK"],
         "USE_TMA": use_tma,
-        "STAGES": config.get("STAGES", config["num_stages"]),
         "num_warps": config["num_warps"],
         "num_stages": config["num_stages"],
         **_FUSED,
