@@ -39,6 +39,12 @@ SPECS = {
         normaliser=linear(identity(), decay=lambda h: log(1.0 - exp2(-2.0 - h)), normalise=False),
     ),
     "elu": AttentionSpec(16, "float32", mask=causal(), normaliser=linear(elu_plus_one())),
+    "plain": AttentionSpec(
+        (16, 24), "float32", mask=full(), normaliser=linear(identity(), normalise=False)
+    ),
+}
+#: Of vectors, whose states have other sizes than heads.
+OF_VECTORS = {
     "vectors": AttentionSpec(
         16, "float32", mask=causal(), normaliser=linear(softmax_features(), decay=(-0.1, -0.5))
     ),
@@ -49,9 +55,6 @@ SPECS = {
         normaliser=linear(
             lambda x: [x / (feature_sum(x * x) + 1.0 + i) for i in range(24)], normalise=False
         ),
-    ),
-    "plain": AttentionSpec(
-        (16, 24), "float32", mask=full(), normaliser=linear(identity(), normalise=False)
     ),
 }
 
@@ -201,7 +204,7 @@ def test_a_decay_may_have_any_name(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["elu", "decays", "retention", "vectors", "tiles"])
 def test_states_go_on_from_call_to_call_and_step_to_step(name: str) -> None:
-    module = rendered_module(SPECS[name])
+    module = rendered_module((SPECS | OF_VECTORS)[name])
     tensors = [x.float() for x in drawn(heads=4, kv_heads=2, length=20)]
     decays = [drawn_states(tensors)[0]] if name == "decays" else []
 

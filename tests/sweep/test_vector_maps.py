@@ -30,7 +30,9 @@ FORGETFUL = AttentionSpec(
 SIGNS_OF_TOKENS = AttentionSpec(
     128, "float32", mask=causal(), normaliser=linear(both_signs, decay=DECAY, normalise=False)
 )
-FORGETFUL_FAVOR = AttentionSpec((16, 40), mask=causal(), normaliser=linear(favor(256), decay=DECAY))
+FORGETFUL_FAVOR = AttentionSpec(
+    (16, 40), "float32", mask=causal(), normaliser=linear(favor(256), decay=DECAY)
+)
 RETENTION = AttentionSpec(
     16, "float32", mask=causal(), normaliser=linear(favor(32), decay=lambda h: -(h + 1) / 8)
 )
