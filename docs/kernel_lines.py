@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Callable, Iterator
 
 from flashgen.kernels.forward_triton.kernel import render_kernel
+from flashgen.kernels.linear_triton.kernel import render_linear
 from flashgen.plan import KernelPlan
 from flashgen.plan.linear import LinearPlan
 
@@ -17,6 +18,9 @@ _STATE = re.compile(r"m_i|l_i|m_new|p|alpha|lse|empty")
 _EMPTY = re.compile(r"tl\.(zeros|full)\(|seen\.to\(")
 #: What the scores are besides what a score function makes of them.
 _OTHERS = re.compile(r"tl\.dot\(|tl\.where\(visible,")
+
+#: What the kernels of random features compute of them.
+_OF_RANDOM_FEATURES = ("return (products", "phi = tl.math.exp2(")
 
 
 def of_mask(plan: KernelPlan) -> str:
@@ -48,6 +52,13 @@ def of_state(plan: KernelPlan) -> str:
 def of_features(plan: KernelPlan) -> str:
     """The feature of an element, and the derivative for its gradient."""
     linear = LinearPlan(plan)
+    if linear.random:
+        lines = map(str.strip, render_linear(plan).splitlines())
+        return "\n".join(line for line in lines if line.startswith(_OF_RANDOM_FEATURES))
+    if linear.vector:
+        program = linear.program
+        sums = [f"{x.name} = {'largest' if x.largest else 'sum'}({x.of})" for x in program.sums]
+        return "\n".join((*sums, *(f"phi = {piece}" for piece in program.pieces)))
     return f"phi = {linear.map}\nslope = {linear.slope}"
 
 

@@ -295,6 +295,15 @@ NORMALISERS = {
                 said="The same with another map. Any function of an element is one.",
             ),
             Shown(
+                "linear(softmax_features())",
+                said="Features that add up to 1: the softmax over the elements of a vector.",
+            ),
+            Shown(
+                "linear(favor(features=64))",
+                said="Performer's estimate of a softmax, of a random matrix that the call passes. "
+                "There is no LSE.",
+            ),
+            Shown(
                 "linear(identity(), normalise=False)",
                 said="scale * q @ k, which nothing divides. There is no LSE: the sum of a row may "
                 "be negative.",

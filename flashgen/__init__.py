@@ -12,7 +12,15 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from flashgen.constants import Constant
-    from flashgen.feature_maps import FeatureMap, elu_plus_one, identity, relu
+    from flashgen.feature_maps import (
+        FeatureMap,
+        elu_plus_one,
+        favor,
+        feature_sum,
+        identity,
+        relu,
+        softmax_features,
+    )
     from flashgen.functions import (
         atan,
         clamp,
@@ -98,6 +106,8 @@ __all__ = [
     "erf",
     "exp",
     "exp2",
+    "favor",
+    "feature_sum",
     "floor",
     "full",
     "gelu",
@@ -122,6 +132,7 @@ __all__ = [
     "sliding_window",
     "softcap",
     "softmax",
+    "softmax_features",
     "softmax_off_by_one",
     "sqrt",
     "strided",
@@ -136,7 +147,9 @@ __all__ = [
 #: Where the names are.
 _HOMES = {
     "flashgen.constants": "Constant",
-    "flashgen.feature_maps": "FeatureMap elu_plus_one identity relu",
+    "flashgen.feature_maps": (
+        "FeatureMap elu_plus_one favor feature_sum identity relu softmax_features"
+    ),
     "flashgen.functions": (
         "atan clamp cos erf exp exp2 floor gelu log log2 maximum minimum sigmoid sin sqrt tanh "
         "truncate where"

@@ -155,7 +155,7 @@ class Linear(Normaliser):
         Raises:
             MaskError: the feature map or the decay cannot be traced.
         """
-        _ = self.feature_map.traced
+        self.feature_map.check()
         return () if self.decay is None else self.decay.params
 
     @property
@@ -187,8 +187,8 @@ def linear(
     alone, which exists for features that cannot be negative.
 
     Args:
-        feature_map: `identity`, `relu`, `elu_plus_one`, or a function of an element of q or k,
-            ``x -> feature``, that traces.
+        feature_map: `identity`, `relu`, `elu_plus_one`, `softmax_features`, `favor`, or a function
+            ``x -> feature`` of an element of q or k, and of sums over elements, that traces.
         decay: logarithms, up to 0, of what a state is multiplied by before a key is added to it: a
             number for each head of k, in a tuple; a function ``h -> number`` that traces; or a
             float32 `Tensor` of dims ``("batch", "num_kv_heads", "kv_len")``, which has a gradient.

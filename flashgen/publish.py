@@ -74,6 +74,8 @@ NOT_IN_MODULES = frozenset(
         "explain/lengths.py",
         "explain/letters.py",
         "explain/limits.py",
+        "explain/linear.py",
+        "explain/linear_terminal.py",
         "explain/numbers.py",
         "explain/packed.py",
         "explain/packed_terminal.py",

@@ -93,6 +93,8 @@ class AttentionSpec:
             first key, or ``"bottom_right"``, so that the last query is at the last key. It holds
             for mask and score, flashgen's and others; masks whose tables say what each query sees
             (`tree`, `block_sparse`) keep these. None leaves it to them.
+        linformer: how many keys a call attends to: its matrices make them of all keys and values,
+            Linformer (Wang et al. 2020, https://arxiv.org/abs/2006.04768); None attends to all.
         forms: what the module's functions take: ``"dense"``, a batch of equal lengths, which every
             module has; ``"varlen"``, packed sequences; ``"cache"``, a cache of keys and values;
             ``"mesh"``, parts of sequences whose whole is on several GPUs.
@@ -112,6 +114,7 @@ class AttentionSpec:
     deterministic: bool = False
     autocast: bool = False
     align: str | None = None
+    linformer: int | None = None
     forms: tuple[str, ...] = FORMS[:1]
     targets: tuple[str, ...] = DEFAULT_TARGETS
     name: str | None = None
@@ -207,7 +210,7 @@ class AttentionSpec:
         shown = {name: f if f is None else (f.label, f.canonical) for name, f in functions.items()}
         fields = {**self.__dict__, **shown}
         # Those are younger than digests that files go by.
-        for name in ("dropout", "deterministic", "autocast", "align"):
+        for name in ("dropout", "deterministic", "autocast", "align", "linformer"):
             if not fields[name]:
                 del fields[name]
         if self.forms == FORMS[:1]:  # likewise

@@ -26,12 +26,12 @@ from flashgen.normalisers import Linear, Normaliser
 from flashgen.params import Tensor
 from flashgen.plan import KernelPlan
 from flashgen.plan.code import finite_score
-from flashgen.plan.linear import LINEAR_MASKS, WIDEST
+from flashgen.plan.linear import ARGUMENTS, LINEAR_MASKS, MOST_FEATURES, WIDEST
 from flashgen.plan.score_gradient import meeting_tensors
 from flashgen.scores import Score
 from flashgen.spec import DTYPES, INPUT_PRECISIONS, AttentionSpec, Blocks
 from flashgen.symbolic.trace import Predicate, trace
-from flashgen.symbols import KV_LEN, Q_IDX, Q_LEN, Load
+from flashgen.symbols import KV_IDX, KV_LEN, Q_IDX, Q_LEN, Load
 from flashgen.tracing.user_code import users_line
 
 HEAD_DIMS = range(16, 513, 8)
@@ -55,7 +55,7 @@ def validate(variant: Variant) -> list[Violation]:
     checks = (
         _name, _head_dim, _dtype, _input_precision, _scale,
         _mask, _score, _align, _normaliser, _params, _dropout, _deterministic, _autocast,
-        _forms, _blocks,
+        _linformer, _forms, _blocks,
         _targets,
     )  # fmt: skip
     return [
@@ -282,10 +282,7 @@ def _linear(name: str, spec: AttentionSpec, normaliser: Linear) -> Iterator[Find
     if spec.dtype == "float16":
         problem = "sums of products of features leave the range of float16"
         yield "dtype", spec.dtype, problem, "write 'bfloat16' or 'float32'"
-    dims = spec.head_dim if isinstance(spec.head_dim, tuple) else (spec.head_dim,)
-    if any(_is_int(dim) and dim > WIDEST for dim in dims):
-        problem = f"a program holds a state of features x v_head_dim, of at most {WIDEST} each"
-        yield "head_dim", spec.head_dim, problem, f"write at most {WIDEST}"
+    yield from _state(name, spec, normaliser)
     if isinstance(spec.blocks, Blocks):
         for field in ("BLOCK_N", "num_warps"):
             if (value := getattr(spec.blocks, field)) is not None:
@@ -294,6 +291,29 @@ def _linear(name: str, spec: AttentionSpec, normaliser: Linear) -> Iterator[Find
     if isinstance(spec.forms, tuple) and set(spec.forms) & set(FORMS[1:]):
         problem = "linear attention has the dense form alone"
         yield "forms", spec.forms, problem, f"write forms=({FORMS[0]!r},)"
+
+
+def _state(name: str, spec: AttentionSpec, normaliser: Linear) -> Iterator[Finding]:
+    """Whether programs can hold a state of features x v_head_dim."""
+    dims = spec.head_dim if isinstance(spec.head_dim, tuple) else (spec.head_dim,)
+    if any(_is_int(dim) and dim > WIDEST for dim in dims):
+        problem = f"a program holds a state of features x v_head_dim, of at most {WIDEST} each"
+        yield "head_dim", spec.head_dim, problem, f"write at most {WIDEST}"
+        return
+    if any(_head_dim(name, spec)):
+        return
+    features = normaliser.feature_map.num_features(spec.qk_head_dim)
+    if features > MOST_FEATURES or (features > WIDEST and features % WIDEST):
+        problem = (
+            f"{features} features of a vector: kernels are for at most {WIDEST}, or a multiple of "
+            f"it up to {MOST_FEATURES}"
+        )
+        yield "normaliser", normaliser, problem, "change their number, or head_dim"
+    if normaliser.feature_map.random and not normaliser.normalise:
+        problem = (
+            "random features are divided by their largest, which cancels in normalised weights only"
+        )
+        yield "normaliser", normaliser, problem, "leave normalise=False out"
 
 
 def _params(name: str, spec: AttentionSpec) -> Iterator[Finding]:
@@ -308,8 +328,9 @@ def _params(name: str, spec: AttentionSpec) -> Iterator[Finding]:
     except AttributeError:
         return  # a field that is no mask, score or normaliser, which has its own finding
     forms = spec.forms if isinstance(spec.forms, tuple) else ()
+    own = ARGUMENTS if isinstance(spec.normaliser, Linear) else frozenset()
     for param in declared:
-        if is_fixed(param.name, dropout=spec.dropout is True, forms=forms):
+        if param.name in own or is_fixed(param.name, dropout=spec.dropout is True, forms=forms):
             kind = "constant" if isinstance(param, Constant) else "parameter"
             problem = f"{kind} {param.name!r} is a name that the generated module uses"
             others = (f"{param.name}_", f"the_{param.name}", f"{param.name}_value")
@@ -343,6 +364,36 @@ def _autocast(name: str, spec: AttentionSpec) -> Iterator[Finding]:
     elif spec.autocast and spec.forms != FORMS[:1]:
         remedy = "leave the other forms to a spec without it, or cast q, k and v before the call"
         yield "autocast", True, f"only the form {FORMS[0]!r} casts", remedy
+
+
+def _linformer(name: str, spec: AttentionSpec) -> Iterator[Finding]:
+    """Projected keys are mixtures of all keys, which have no position."""
+    keys = spec.linformer
+    if keys is None:
+        return
+    if not _is_int(keys) or keys < 1:
+        yield "linformer", keys, "not a number of keys", "write one from 1 on, or leave it out"
+        return
+    if isinstance(spec.mask, Mask) and not any(_mask(name, spec)):
+        shown_by = trace(spec.mask).expr
+        if shown_by != sympy.true:
+            problem = "each projected key is made of all keys, so that no mask can hide one of them"
+            if shown_by == LINEAR_MASKS[0]:
+                problem = "each projected key is made of all keys, those after a query among them"
+            yield "mask", spec.mask, problem, "write full(), or leave linformer out"
+    if isinstance(spec.score, Score) and not any(_score(name, spec)):
+        read = finite_score(spec.score)[0].free_symbols
+        if {Q_IDX, KV_IDX, Q_LEN, KV_LEN} & read:
+            problem = "reads positions, which projected keys do not have"
+            yield "score", spec.score, problem, "leave it out, or leave linformer out"
+    refused = {
+        "normaliser": isinstance(spec.normaliser, Linear),
+        "align": spec.align is not None,
+        "autocast": spec.autocast is True,
+        "forms": isinstance(spec.forms, tuple) and spec.forms != FORMS[:1],
+    }
+    for field in (field for field, is_refused in refused.items() if is_refused):
+        yield field, getattr(spec, field), "is not for projected keys", "leave it or linformer out"
 
 
 def _forms(name: str, spec: AttentionSpec) -> Iterator[Finding]:

@@ -43,6 +43,7 @@ MEANINGS = {
     "dQ tiles": "what a tile of keys adds to the queries' gradients, then its own, on the way out",
     "P or dS": "weights, then their gradients, on their way from one product's layout to another's",
     "LSE, delta": "two numbers for each query of the tiles that are read ahead",
+    "matrix": "the matrix of random features",
     "pieces": "a tile that changes from the layout of its load to a product's, piece by piece",
     "barriers": "8 bytes for each copy or product that a warp waits for",
     "scratch": "values that change threads between two layouts",

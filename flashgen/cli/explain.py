@@ -148,6 +148,8 @@ def explain(
     if form == "cache":
         _explain_cached(paths, target, asked, place, json)
         return
+    if _explained_linear(paths, target, asked, {"html": html, "svg": svg, "png": png}, json):
+        return
     with for_json_alone(json):
         if html is None:
             accounts = list(run_explain(paths, target, asked, out))
@@ -183,6 +185,27 @@ def _explain_cached(
     with for_json_alone(json):
         accounts = list(explain_cached(paths, target, asked, place))
     _show(json, accounts, "cache", print_cached)
+
+
+def _explained_linear(
+    paths: list[Path],
+    target: str | None,
+    asked: Asked,
+    pictures: dict[str, Path | None],
+    json: Path | None,
+) -> bool:
+    """Whether the specs are of linear attention, whose accounts are then shown."""
+    from flashgen.explain.linear import explain_linear, of_linear_attention
+    from flashgen.explain.linear_terminal import print_linear
+    from flashgen.explain.variant import all_variants
+
+    with for_json_alone(json):
+        variants = of_linear_attention(all_variants(paths, target))
+        _refuse("linear attention has no tiles of scores to show", pictures if variants else {})
+        accounts = list(explain_linear(variants, target, asked))
+    if variants:
+        _show(json, accounts, "linear", print_linear)
+    return bool(variants)
 
 
 def _explain_packed(

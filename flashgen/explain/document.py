@@ -10,6 +10,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from flashgen.explain.account import Account
 from flashgen.explain.cached import CacheAccount
+from flashgen.explain.linear import LinearAccount
 from flashgen.explain.packed import PackedAccount
 from flashgen.version import __version__
 
@@ -18,10 +19,13 @@ SCHEMA = 1
 
 
 def to_json(
-    accounts: Iterable[Account] | Iterable[CacheAccount] | Iterable[PackedAccount],
+    accounts: Iterable[Account]
+    | Iterable[CacheAccount]
+    | Iterable[LinearAccount]
+    | Iterable[PackedAccount],
     form: str = "dense",
 ) -> str:
-    """Accounts of one form: the fields of `Account`, `CacheAccount` or `PackedAccount`.
+    """Accounts of one form: the fields of their class, `Account` for one.
 
     ``{"schema": 1, "flashgen": version, "form": "dense", "accounts": [...]}``
     """
@@ -59,6 +63,15 @@ def packed_from_json(text: str) -> list[PackedAccount]:
         ValueError: as of `from_json`.
     """
     return [_read(PackedAccount, fields) for fields in _accounts(text, "varlen")]
+
+
+def linear_from_json(text: str) -> list[LinearAccount]:
+    """The accounts of linear attention that `to_json` wrote.
+
+    Raises:
+        ValueError: as of `from_json`.
+    """
+    return [_read(LinearAccount, fields) for fields in _accounts(text, "linear")]
 
 
 def _accounts(text: str, form: str) -> list[Any]:

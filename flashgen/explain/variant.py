@@ -77,17 +77,27 @@ def valid_variants(paths: Iterable[Path], target: str | None) -> list[Variant]:
     Raises:
         FlashgenError: the specs are wrong or of linear attention, or the target is unknown.
     """
+    variants = all_variants(paths, target)
+    for variant in variants:
+        if isinstance(variant.spec.normaliser, Linear):
+            raise FlashgenError(
+                f"{variant.file}: {variant.name}: linear attention visits no tiles of scores; "
+                "`flashgen explain` has another account of it, without a page or a form"
+            )
+    return variants
+
+
+def all_variants(paths: Iterable[Path], target: str | None) -> list[Variant]:
+    """The variants that the spec files declare, those of linear attention among them.
+
+    Raises:
+        FlashgenError: the specs are wrong, or the target is unknown.
+    """
     if target is not None and target not in TARGETS:
         raise FlashgenError(f"--target={target}: unknown target; write one of {', '.join(TARGETS)}")
     variants = load(paths)
     if violations := [finding for variant in variants for finding in validate(variant)]:
         raise ValidationError(violations)
-    for variant in variants:
-        if isinstance(variant.spec.normaliser, Linear):
-            raise FlashgenError(
-                f"{variant.file}: {variant.name}: explain counts scores, and linear attention has "
-                "none; `flashgen build -v` lists its configurations and their shared memory"
-            )
     return variants
 
 

@@ -15,10 +15,15 @@ import sympy
 
 from flashgen.codegen.names import is_taken
 from flashgen.constants import Constant
+from flashgen.decays import Decay
 from flashgen.declared import Param
+from flashgen.normalisers import Linear
 from flashgen.params import Tensor
 from flashgen.spec import AttentionSpec
 from flashgen.tracing.expr import Expr, bound, bound_values
+
+#: The name, inside of a module of linear attention, of a tensor of decays.
+OF_DECAY = "log_decay"
 
 #: Pairs of a name inside and a keyword.
 Keywords = tuple[tuple[str, str], ...]
@@ -32,8 +37,11 @@ def with_free_names(spec: AttentionSpec) -> tuple[AttentionSpec, Keywords]:
     """
     declared = spec.declared
     names = {param.name for param in declared}
-    found: dict[str, str] = {}
+    found = _of_decay(spec)
+    names |= set(found.values())
     for name in (param.name for param in declared if _is_taken(param.name, spec)):
+        if name in found:
+            continue
         free = f"{name}_"
         while free in names or _is_taken(free, spec):
             free += "_"
@@ -57,7 +65,17 @@ def with_free_names(spec: AttentionSpec) -> tuple[AttentionSpec, Keywords]:
     if spec.normaliser.sink is not None:
         sink = renamed.function(spec.normaliser.sink)
         changes["normaliser"] = replace(spec.normaliser, sink=sink)
+    if isinstance(spec.normaliser, Linear) and spec.normaliser.decay is not None:
+        decay = renamed.decay(spec.normaliser.decay)
+        changes["normaliser"] = replace(spec.normaliser, decay=decay)
     return replace(spec, **changes), tuple((free, name) for name, free in found.items())
+
+
+def _of_decay(spec: AttentionSpec) -> dict[str, str]:
+    """The one name that modules of linear attention have for a tensor of decays."""
+    decay = spec.normaliser.decay if isinstance(spec.normaliser, Linear) else None
+    tensor = None if decay is None else decay.tensor
+    return {} if tensor is None or tensor.name == OF_DECAY else {tensor.name: OF_DECAY}
 
 
 def _is_taken(name: str, spec: AttentionSpec) -> bool:
@@ -95,6 +113,14 @@ class _Renamed:
             return self._expr(result) if isinstance(result, Expr) else result
 
         return renamed
+
+    def decay(self, decay: Decay) -> Decay:
+        """The decay, with the new name of its tensor."""
+        if decay.tensor is None:
+            return decay
+        tensor = self._params[decay.tensor.name]
+        assert isinstance(tensor, Tensor)
+        return replace(decay, tensor=tensor)
 
     def _by_keyword(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
         """The values, as the function was written with."""

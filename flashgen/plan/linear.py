@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import sympy
 
 from flashgen.decays import Decay
-from flashgen.feature_maps import ELEMENT
+from flashgen.feature_maps import ELEMENT, FeatureMap
 from flashgen.normalisers import Linear
 from flashgen.plan.kernel import KernelPlan
+from flashgen.plan.vectors import VectorProgram, torch_of_element, triton_of_element
 from flashgen.symbolic.gradient import derivative
-from flashgen.symbolic.printer import plain_source, python_source, torch_source, triton_source
-from flashgen.symbols import KV_IDX, Q_IDX, SCORE
+from flashgen.symbolic.printer import plain_source, python_source
+from flashgen.symbols import KV_IDX, Q_IDX
 
 #: The masks whose sums over keys factor: causal and full.
 LINEAR_MASKS = (sympy.Ge(Q_IDX, KV_IDX), sympy.true)
@@ -23,7 +24,14 @@ LINEAR_MASKS = (sympy.Ge(Q_IDX, KV_IDX), sympy.true)
 #: The widest features, and columns of v, of which a program holds a state in its registers.
 WIDEST = 128
 
-LOG2_E = sympy.Float(math.log2(math.e))
+#: The most features of a vector, which kernels go through in tiles of `WIDEST`.
+MOST_FEATURES = 8 * WIDEST
+
+#: Arguments of functions of these modules, besides those that all modules have.
+ARGUMENTS = frozenset({"matrix", "state", "initial_state", "return_state"})
+
+#: Random features of keys are at most 2 to this power: their sums over all keys stay finite.
+HEADROOM = 56
 
 #: A decay of 2 to this power is 0 in float32, and so is one of less, or of several together.
 FORGETS = -160
@@ -38,9 +46,37 @@ class LinearPlan:
 
     Attributes:
         plan: of the spec.
+        by_tiles: whether a program has a tile of features only, where a state of all of them is
+            too large for registers.
     """
 
     plan: KernelPlan
+    by_tiles: bool = False
+
+    @property
+    def features(self) -> int:
+        """The features of a vector."""
+        return self.feature_map.num_features(self.plan.qk_head_dim)
+
+    @property
+    def feature_map(self) -> FeatureMap:
+        """What becomes of the vectors of q and k."""
+        return self.normaliser.feature_map
+
+    @property
+    def of_tiles(self) -> LinearPlan:
+        """The plan of kernels that go through tokens: they hold the state of a tile of features."""
+        return replace(self, by_tiles=True)
+
+    @property
+    def tiled(self) -> bool:
+        """Whether registers do not hold a whole state."""
+        return self.features > WIDEST
+
+    @property
+    def num_tiles(self) -> int:
+        """The tiles of a state: of `WIDEST` features each."""
+        return -(-self.features // WIDEST)
 
     @property
     def normaliser(self) -> Linear:
@@ -62,7 +98,12 @@ class LinearPlan:
     @property
     def has_lse(self) -> bool:
         """Whether the log of the sum of a query's weights is a number: no feature is negative."""
-        return self.normalise and self.normaliser.feature_map.never_negative
+        return self.normalise and self.feature_map.never_negative and not self.random
+
+    @property
+    def has_states(self) -> bool:
+        """Whether calls begin with a state and return one: random features are a call's alone."""
+        return self.causal and not self.random
 
     @property
     def decay(self) -> Decay | None:
@@ -79,6 +120,12 @@ class LinearPlan:
         """The argument that has a number for each key, and a gradient; ``""`` for none."""
         tensor = self.decay.tensor if self.decay is not None else None
         return tensor.name if tensor is not None else ""
+
+    @property
+    def decay_keyword(self) -> str:
+        """The keyword of that argument."""
+        name = self.decay_tensor
+        return dict(self.plan.keywords).get(name, name)
 
     @property
     def learned(self) -> bool:
@@ -100,7 +147,7 @@ class LinearPlan:
     @property
     def log2_e(self) -> str:
         """The factor from natural logarithms to those of base 2."""
-        return repr(float(LOG2_E))
+        return repr(math.log2(math.e))
 
     @property
     def forgets(self) -> str:
@@ -128,8 +175,9 @@ class LinearPlan:
 
     @property
     def qk_width(self) -> int:
-        """Columns of a tile of q and k: a power of two."""
-        return _power_of_two(self.plan.qk_head_dim)
+        """Columns of a tile of features: a power of two."""
+        width = _power_of_two(self.features)
+        return min(width, WIDEST) if self.by_tiles else width
 
     @property
     def v_width(self) -> int:
@@ -137,9 +185,19 @@ class LinearPlan:
         return _power_of_two(self.plan.v_head_dim)
 
     @property
-    def qk_padded(self) -> bool:
+    def x_width(self) -> int:
+        """Columns of a tile of q or k: a power of two."""
+        return _power_of_two(self.plan.qk_head_dim)
+
+    @property
+    def x_padded(self) -> bool:
         """Whether tiles of q and k are wider than their heads."""
-        return self.qk_width > self.plan.qk_head_dim
+        return self.x_width > self.plan.qk_head_dim
+
+    @property
+    def qk_padded(self) -> bool:
+        """Whether tiles of features are wider than there are features."""
+        return self.qk_width > self.features
 
     @property
     def v_padded(self) -> bool:
@@ -152,19 +210,59 @@ class LinearPlan:
         return self.qk_padded or self.v_padded
 
     @property
+    def step_columns(self) -> int:
+        """Columns of a state that a program has which adds one key to it."""
+        return min(self.v_width, 32, max(WIDEST * 32 // self.qk_width, 1))
+
+    @property
     def mapped(self) -> bool:
         """Whether features are anything but the elements themselves."""
-        return bool(self._map != ELEMENT)
+        return self.vector or bool(self._map != ELEMENT)
+
+    @property
+    def vector(self) -> bool:
+        """Whether features depend on whole vectors, or are others in number than elements."""
+        return not self.feature_map.elementwise
+
+    @property
+    def sloped(self) -> bool:
+        """Whether kernels of gradients multiply by the derivative of the map themselves."""
+        return self.mapped and not self.vector
+
+    @property
+    def random(self) -> bool:
+        """Whether features are random, of a matrix of the call."""
+        return self.feature_map.random
+
+    @property
+    def reads_scale(self) -> bool:
+        """Whether the operator takes the scale: it is inside of random features."""
+        return self.random or not self.normalise
+
+    @cached_property
+    def program(self) -> VectorProgram:
+        """What maps vectors, and its gradient, line by line."""
+        return VectorProgram(self.feature_map.traced)
+
+    @property
+    def headroom(self) -> int:
+        """The base-2 logarithm of the largest random feature of a key."""
+        return HEADROOM
+
+    @property
+    def chunks_of_features(self) -> int:
+        """The chunks that a program makes random features of, with one copy of the matrix."""
+        return 4
 
     @property
     def map(self) -> str:
         """The feature of ``x`` in a kernel."""
-        return _triton(self._map)
+        return triton_of_element(self._map)
 
     @property
     def slope(self) -> str:
         """Its derivative by ``x`` in a kernel."""
-        return _triton(self._slope)
+        return triton_of_element(self._slope)
 
     @property
     def slope_comment(self) -> str:
@@ -174,32 +272,29 @@ class LinearPlan:
     @property
     def flops_of_row(self) -> int:
         """Products of a query: with its state and into it, and with the keys of a chunk of 64."""
-        qk_dim, v_dim = self.plan.qk_head_dim, self.plan.v_head_dim
-        return 4 * qk_dim * v_dim + (2 * 64 * (qk_dim + v_dim) if self.causal else 0)
+        features, v_dim = self.features, self.plan.v_head_dim
+        return 4 * features * v_dim + (2 * 64 * (features + v_dim) if self.causal else 0)
 
     @property
     def map_torch(self) -> str:
         """The feature of ``x`` in eager torch."""
-        return torch_source(self._map.xreplace({ELEMENT: SCORE}), {"score": "x"})
+        return torch_of_element(self._map)
 
     @property
     def map_comment(self) -> str:
-        """The feature for a reader."""
-        return plain_source(self._map)
+        """The features for a reader."""
+        if self.random:
+            return f"{self.features} of exp(w @ x - |x|**2 / 2), x = sqrt(scale) times q or k"
+        return self.program.comment if self.vector else plain_source(self._map)
 
     @property
     def _map(self) -> Any:
-        return self.normaliser.feature_map.traced
+        (piece,) = self.feature_map.traced.pieces
+        return piece
 
     @cached_property
     def _slope(self) -> Any:
         return derivative(self._map, ELEMENT)
-
-
-def _triton(expr: Any) -> str:
-    """The text in a kernel. A GPU computes exp by exp2."""
-    expr = expr.replace(sympy.exp, lambda x: sympy.Pow(2, LOG2_E * x))
-    return triton_source(expr.xreplace({ELEMENT: SCORE}), {"score": "x"})
 
 
 def _power_of_two(columns: int) -> int:

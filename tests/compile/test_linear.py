@@ -5,7 +5,18 @@ from __future__ import annotations
 import pytest
 
 from compile.usage import AS_PTXAS_12_8_DOES
-from flashgen import AttentionSpec, Tensor, causal, elu_plus_one, exp2, full, identity, linear, relu
+from flashgen import (
+    AttentionSpec,
+    Tensor,
+    causal,
+    elu_plus_one,
+    exp2,
+    favor,
+    full,
+    identity,
+    linear,
+    relu,
+)
 from flashgen.budget.targets import get_target
 from flashgen.config import KernelConfig
 from flashgen.kernels.linear_triton.shared_memory import linear_usage
@@ -19,11 +30,16 @@ SPECS = {
     "plain_d128": AttentionSpec(128, mask=causal(), normaliser=linear(identity(), normalise=False)),
     "full_d64": AttentionSpec(64, mask=full(), normaliser=linear(elu_plus_one())),
     "unequal": AttentionSpec((40, 24), mask=causal(), normaliser=linear(relu())),
+    "favor_d128": AttentionSpec(128, mask=causal(), normaliser=linear(favor(256))),
+    "favor_d64": AttentionSpec((128, 64), mask=causal(), normaliser=linear(favor(128))),
     "tf32_d64": AttentionSpec(
         64, "float32", mask=causal(), normaliser=linear(relu()), input_precision="tf32"
     ),
     "decays_d128": AttentionSpec(
         128, mask=causal(), normaliser=linear(identity(), decay=DECAY, normalise=False)
+    ),
+    "decays_favor_d128": AttentionSpec(
+        128, mask=causal(), normaliser=linear(favor(256), decay=DECAY)
     ),
     "decays_unequal": AttentionSpec(
         (40, 24), mask=causal(), normaliser=linear(relu(), decay=DECAY)
@@ -70,7 +86,7 @@ def test_what_ships_needs_no_more_than_predicted(name: str, target: str) -> None
             assert max(needed.values()) <= predicted.total, (config, tma, needed)
 
 
-@pytest.mark.parametrize("name", ["elu_d128", "plain_d128"])
+@pytest.mark.parametrize("name", ["elu_d128", "plain_d128", "favor_d128", "favor_d64"])
 def test_tiles_of_64_rows_need_exactly_what_is_predicted(name: str) -> None:
     plan = PLANS[name]
     for gradients in (False, True):
@@ -82,7 +98,7 @@ def test_tiles_of_64_rows_need_exactly_what_is_predicted(name: str) -> None:
 
 
 @AS_PTXAS_12_8_DOES
-@pytest.mark.parametrize("name", ["elu_d128", "plain_d128", "decays_d128"])
+@pytest.mark.parametrize("name", ["elu_d128", "plain_d128", "decays_d128", "favor_d128"])
 def test_they_do_not_spill(name: str) -> None:
     plan = PLANS[name]
     for gradients, functions in ((False, FORWARD), (True, GRADIENTS)):

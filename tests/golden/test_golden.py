@@ -26,6 +26,8 @@ from flashgen import (
     causal,
     elu_plus_one,
     exp2,
+    favor,
+    feature_sum,
     identity,
     linear,
     sink_tokens,
@@ -96,6 +98,12 @@ LINEAR_MODULES = {
         64,
         mask=causal(),
         normaliser=linear(elu_plus_one(), decay=lambda h: -exp2(-4.0 - h), normalise=False),
+    ),
+    "linear_favor": AttentionSpec(64, mask=causal(), normaliser=linear(favor(256))),
+    "linear_pieces": AttentionSpec(
+        40,
+        "float32",
+        normaliser=linear(lambda x: [x / (feature_sum(x * x) + 1.0), x], normalise=False),
     ),
 }
 

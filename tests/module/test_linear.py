@@ -14,11 +14,13 @@ from flashgen import (
     causal,
     elu_plus_one,
     exp2,
+    feature_sum,
     full,
     identity,
     linear,
     log,
     relu,
+    softmax_features,
 )
 from support.recurrence import recurrence
 from support.variants import rendered_module, shipped_module
@@ -39,6 +41,20 @@ SPECS = {
     "elu": AttentionSpec(16, "float32", mask=causal(), normaliser=linear(elu_plus_one())),
     "plain": AttentionSpec(
         (16, 24), "float32", mask=full(), normaliser=linear(identity(), normalise=False)
+    ),
+}
+#: Of vectors, whose states have other sizes than heads.
+OF_VECTORS = {
+    "vectors": AttentionSpec(
+        16, "float32", mask=causal(), normaliser=linear(softmax_features(), decay=(-0.1, -0.5))
+    ),
+    "tiles": AttentionSpec(
+        16,
+        "float32",
+        mask=causal(),
+        normaliser=linear(
+            lambda x: [x / (feature_sum(x * x) + 1.0 + i) for i in range(24)], normalise=False
+        ),
     ),
 }
 
@@ -159,9 +175,36 @@ def test_the_operator(name: str) -> None:
     torch.testing.assert_close(*grads, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("name", ["elu", "decays", "retention"])
+@pytest.mark.parametrize("name", ["chunk", "sums", "k_len", "log_decay"])
+def test_a_decay_may_have_any_name(name: str) -> None:
+    """Inside it has another one, so that no variable takes its place."""
+    tensors = [x.float().requires_grad_() for x in drawn(length=20)]
+    decay = drawn_states(tensors)[0].detach().requires_grad_()
+    found = []
+    for called in ("decay", name):
+        tensor = Tensor(called, ("batch", "num_kv_heads", "kv_len"))
+        spec = AttentionSpec(
+            16, "float32", mask=causal(), normaliser=linear(elu_plus_one(), decay=tensor)
+        )
+        module = rendered_module(spec)
+        out, lse, state = module.attention(
+            *tensors, **{called: decay}, return_lse=True, return_state=True
+        )
+        grads = torch.autograd.grad(out.sum() + lse.sum(), (*tensors, decay))
+        stepped = module.step(*(x.detach()[:, :, :1] for x in tensors), None, **{
+            called: decay.detach()[:, :, :1]
+        })  # fmt: skip
+        found.append(
+            (out, lse, state, grads, stepped, module.reference(*tensors, **{called: decay}))
+        )
+        with pytest.raises((TypeError, ValueError), match=f"^{called}: got shape"):
+            module.attention(*tensors, **{called: decay[:, :, :3]})
+    torch.testing.assert_close(*found, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["elu", "decays", "retention", "vectors", "tiles"])
 def test_states_go_on_from_call_to_call_and_step_to_step(name: str) -> None:
-    module = rendered_module(SPECS[name])
+    module = rendered_module((SPECS | OF_VECTORS)[name])
     tensors = [x.float() for x in drawn(heads=4, kv_heads=2, length=20)]
     decays = [drawn_states(tensors)[0]] if name == "decays" else []
 

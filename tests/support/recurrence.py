@@ -17,11 +17,20 @@ from support.oracle import error_and_bound
 
 Tensors = tuple[torch.Tensor, ...]
 
-#: The feature maps that ship, as torch has them.
+
+def _standardised(x: torch.Tensor) -> torch.Tensor:
+    deviation = (x.var(-1, unbiased=False, keepdim=True) + 0.1).sqrt()
+    return torch.exp((x - x.mean(-1, True)) / deviation)
+
+
+#: The feature maps that ship, and those of `support.vector_maps`, as torch has them.
 MAPS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "identity()": lambda x: x,
     "relu()": torch.relu,
     "elu_plus_one()": lambda x: torch.nn.functional.elu(x) + 1.0,
+    "softmax_features()": lambda x: torch.softmax(x, -1),
+    "both_signs": lambda x: torch.cat((x.relu(), (-x).relu()), -1),
+    "standardised": _standardised,
 }
 
 
@@ -72,8 +81,8 @@ def recurrence(
     phi = features_of(spec)
     phi_q, phi_k = phi(q).unflatten(1, (k.shape[1], group)), phi(k)
     decay = decays_of(spec, k) if decay is None else decay
-    kv = phi_k.new_zeros(*k.shape[:2], k.shape[3], v.shape[3]) if kv is None else kv
-    z = phi_k.new_zeros(*k.shape[:2], k.shape[3]) if z is None else z
+    kv = phi_k.new_zeros(*k.shape[:2], phi_k.shape[3], v.shape[3]) if kv is None else kv
+    z = phi_k.new_zeros(*k.shape[:2], phi_k.shape[3]) if z is None else z
     causal = is_causal(spec)
     accs, sums = [], []
     for n in range(k.shape[2]):
@@ -141,7 +150,7 @@ def check_linear(module: ModuleType, spec: AttentionSpec, call: LinearCall) -> N
     for table in (module.CONFIGS, module.CONFIGS_OF_GRADIENTS):
         for config in table.values():
             config["USE_TMA"] = call.tma
-    tensors = _inputs(spec, call)
+    tensors = drawn_inputs(spec, call)
     sums = spec.normaliser.normalise
     has_lse = sums and spec.normaliser.feature_map.never_negative
     leaves = {name: x.detach().requires_grad_() for name, x in tensors.items()}
@@ -187,7 +196,8 @@ def _with_gradients(
     return (*results, *torch.autograd.grad(results, list(leaves.values()), given))
 
 
-def _inputs(spec: AttentionSpec, call: LinearCall) -> dict[str, torch.Tensor]:
+def drawn_inputs(spec: AttentionSpec, call: LinearCall) -> dict[str, torch.Tensor]:
+    """q, k and v of a call, its decays, and its first state as kv and z."""
     generator = torch.Generator().manual_seed(0)
     dtype = getattr(torch, spec.dtype)
     qk_dim, v_dim, heads = spec.qk_head_dim, spec.v_head_dim, call.kv_heads
@@ -214,7 +224,8 @@ def _inputs(spec: AttentionSpec, call: LinearCall) -> dict[str, torch.Tensor]:
             small = torch.where(chosen > 0.95, -torch.inf, small)
         tensors["decay"] = small.transpose(1, 2)
     if call.states:
-        tensors["kv"] = torch.randn(call.batch, heads, qk_dim, v_dim, generator=generator)
+        features = spec.normaliser.feature_map.num_features(qk_dim)
+        tensors["kv"] = torch.randn(call.batch, heads, features, v_dim, generator=generator)
         if spec.normaliser.normalise:
-            tensors["z"] = torch.rand(call.batch, heads, qk_dim, generator=generator)
+            tensors["z"] = torch.rand(call.batch, heads, features, generator=generator)
     return tensors

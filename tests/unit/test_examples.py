@@ -41,6 +41,15 @@ def train_gpt():
     del sys.modules["train_gpt"]
 
 
+@pytest.fixture(scope="module")
+def train_linear(train_gpt, tmp_path_factory):
+    cached = {"FLASHGEN_CACHE_DIR": str(tmp_path_factory.mktemp("cache"))}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in cached.items():
+            patch.setenv(name, value)
+        yield import_file(ROOT / "examples" / "train_linear.py")
+
+
 @pytest.mark.filterwarnings("ignore:causal_d64")
 def test_gpt_learns(gpt):
     losses = gpt.train(steps=15, device="cpu")
@@ -114,6 +123,22 @@ def test_differences_are_step_by_step(train_gpt):
     apart = train_gpt.differences(runs)
     assert apart == {"between attentions": [0.25, 0.25], "between seeds": [0.75, 0.25]}
     assert train_gpt.smoothed([1.0, 2.0, 6.0]) == [1.0, 1.5, 3.0]
+
+
+@pytest.mark.filterwarnings("ignore:.*eager reference")
+def test_each_linear_attention_learns(train_gpt, train_linear):
+    text = train_gpt.make_text(5000)
+    found = train_linear.attentions("cpu")
+    assert list(found) == [
+        "softmax",
+        "elu + 1",
+        "elu + 1, decays",
+        "softmax of features",
+        "Performer",
+    ]
+    for name, attention in found.items():
+        losses = train_gpt.train(attention, 0, 8, text, "cpu")
+        assert losses[-1] < losses[0] - 0.4, name
 
 
 @pytest.mark.full

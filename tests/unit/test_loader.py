@@ -155,7 +155,7 @@ def test_an_unknown_field_lists_the_known_ones():
     assert mistakes("a.py") == [
         "a.py:2: TypeError: AttentionSpec.__init__() got an unexpected keyword argument 'headdim'; "
         "its fields are head_dim, dtype, mask, score, normaliser, scale, input_precision, blocks, "
-        "dropout, deterministic, autocast, align, forms, targets, name"
+        "dropout, deterministic, autocast, align, linformer, forms, targets, name"
     ]
 
 

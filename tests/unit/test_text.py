@@ -96,7 +96,7 @@ ON_OTHERS = {
     ),
     "plan/arguments.py": ({"replace"}, "the user's line about a parameter"),
     "plan/constants.py": ({"textwrap"}, "elements of a constant"),
-    "plan/linear.py": ({"replace"}, "parts of an expression"),
+    "plan/vectors.py": ({"replace"}, "parts of an expression"),
     "plan/visible_pairs.py": ({"replace"}, "parts of an expression"),
     "publish.py": ({"re", "split", "splitlines", "startswith"}, "a published module's first lines"),
     "stamp.py": ({"endswith", "removeprefix"}, "names of files"),
@@ -154,6 +154,7 @@ PRINTED_BY = {
     "tuning/forward_bench.py",
     "kernels/linear_triton/kernel.py",
     "plan/linear.py",
+    "plan/vectors.py",
 }
 PRINTER = "symbolic/printer/"
 

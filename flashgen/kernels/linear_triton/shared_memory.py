@@ -17,8 +17,8 @@ from flashgen.config import KernelConfig
 from flashgen.plan import KernelPlan
 from flashgen.plan.linear import LinearPlan
 
-#: Columns of tiles of q and k, and of v.
-QK_WIDTH, V_WIDTH = sympy.symbols("qk_width v_width", integer=True, positive=True)
+#: Columns of tiles of features, of v, and of q and k where features are made of them beforehand.
+QK_WIDTH, V_WIDTH, X_WIDTH = sympy.symbols("qk_width v_width x_width", integer=True, positive=True)
 
 Parts = tuple[tuple[str, Any], ...]
 
@@ -40,20 +40,29 @@ def linear_usage(
         target: the architecture.
         gradients: whether they are of the backward pass.
     """
-    linear = LinearPlan(plan)
+    linear = LinearPlan(plan).of_tiles
     values = {
         **config.as_dict(),
         "itemsize": plan.itemsize,
         "qk_width": linear.qk_width,
         "v_width": linear.v_width,
+        "x_width": linear.x_width,
     }
     holds = _Holds(
         normalised=linear.normalise,
-        mapped=linear.mapped or linear.learned,
+        mapped=linear.sloped or linear.learned,
         decayed=linear.decayed,
+        staged=not linear.tiled,
         wide=plan.itemsize == 4,
     )
-    phases = _phases(gradients, matrix_unit(plan, config, target), holds)
+    unit = matrix_unit(plan, config, target)
+    phases = _phases(gradients, unit, holds)
+    if linear.tiled and not gradients and unit == "wgmma":  # where a tile adds to others
+        first, loop = phases
+        loop = Phase("loop", (*loop.parts, ("features", _OF_FEATURES), ("P", _WEIGHTS)))
+        phases = (first, loop)
+    if linear.random:
+        phases = (*phases, _of_random_features(unit))
     return usage_of_phases(phases, values, target)
 
 
@@ -65,12 +74,14 @@ class _Holds:
         normalised: whether weights are divided by their sum.
         mapped: whether gradients read q or k besides what products read.
         decayed: whether there are decays.
+        staged: whether all tiles of a loop are copied ahead, not those of products alone.
         wide: whether elements have 32 bits.
     """
 
     normalised: bool
     mapped: bool
     decayed: bool
+    staged: bool
     wide: bool
 
 
@@ -96,16 +107,30 @@ def _phases(gradients: bool, unit: Unit, holds: _Holds) -> tuple[Phase, ...]:
         ahead = sympy.Max(NUM_STAGES - 1, 1)
         tiles = (("Q tiles", ahead * _OF_FEATURES), ("K tiles", ahead * _OF_FEATURES))
         values = (("V tiles", NUM_STAGES * _OF_VALUES), ("features", _OF_FEATURES))
-        sums = 4 * QK_WIDTH * (NUM_STAGES - 1)
+        sums = 4 * QK_WIDTH * (NUM_STAGES - 1) if holds.staged else sympy.Integer(0)
         loop = (*tiles, *values, ("P", _WEIGHTS), ("LSE", sums), ("barriers", 24 * ahead))
     else:
         stages = sympy.Max(NUM_STAGES, 2)
         loop = (*_tiles(stages), ("P", _WEIGHTS), ("barriers", 8 * stages))
+    others: Parts = ()
     if holds.decayed:
-        loop = (*loop, ("decays", _of_decays(holds)))
+        others = (("decays", _of_decays(holds)),)
     if holds.wide and unit in ("wgmma", "tcgen05"):  # of 32 bits, which they do not read transposed
-        loop = (*loop, ("pieces", 5 * sympy.Max(_OF_FEATURES, _OF_VALUES)))
-    return first, Phase("loop", loop)
+        others = (*others, ("pieces", 5 * sympy.Max(_OF_FEATURES, _OF_VALUES)))
+    if not gradients or unit in ("mfma", "fma"):
+        return first, Phase("loop", (*loop, *others))
+    return first, Phase("loop", (*loop, *others)), Phase("values", (*_of_values(), *others))
+
+
+@cache
+def _of_random_features(unit: Unit) -> Phase:
+    """What a block of the largest of their kernels holds, that of gradients, at most."""
+    matrix = ("matrix", QK_WIDTH * X_WIDTH * ITEMSIZE)
+    if unit == "mfma":
+        return Phase("features", (matrix,))
+    tiles = (("Q tiles", BLOCK_M * X_WIDTH * ITEMSIZE), ("features", _OF_FEATURES))
+    exchanged = 128 * QK_WIDTH if unit == "mma.sync" else sympy.Integer(0)
+    return Phase("features", (matrix, *tiles, ("pieces", exchanged)))
 
 
 def _of_decays(holds: _Holds) -> Any:
@@ -148,7 +173,7 @@ def _of_gradients(tensor_memory: bool, holds: _Holds) -> Parts:
     features = none
     if tensor_memory:
         features = _OF_FEATURES + 24 * BLOCK_M if holds.mapped else 2 * _OF_FEATURES + _WEIGHTS
-    sums = ahead * (4 * QK_WIDTH + 12 * BLOCK_M) - 8
+    sums = ahead * (4 * QK_WIDTH + 12 * BLOCK_M) - 8 if holds.staged else none
     return (
         ("state", _STATE),
         ("K tiles", stages * _OF_FEATURES),
@@ -157,6 +182,18 @@ def _of_gradients(tensor_memory: bool, holds: _Holds) -> Parts:
         ("Q tiles", ahead * _OF_FEATURES if holds.mapped else none),
         ("features", features),
         ("LSE, delta", sums if holds.normalised else none),
+        ("barriers", 8 * (3 * stages - 2)),
+    )
+
+
+def _of_values() -> Parts:
+    """The gradients of values read features of queries and keys."""
+    stages = sympy.Max(NUM_STAGES, 2)
+    return (
+        ("Q tiles", stages * _OF_FEATURES),
+        ("K tiles", stages * _OF_FEATURES),
+        ("dO tiles", stages * _OF_VALUES),
+        ("P", _WEIGHTS),
         ("barriers", 8 * (3 * stages - 2)),
     )
 

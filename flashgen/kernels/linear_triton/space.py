@@ -48,7 +48,7 @@ def rank_linear(
     Where gradients read elements of q and k besides their features, the widest states leave chunks
     of 32 rows registers for that, and no longer ones. Blackwell has states in tensor memory.
     """
-    linear = LinearPlan(plan)
+    linear = LinearPlan(plan).of_tiles
     widest = linear.qk_width * linear.v_width == WIDEST**2
     reads_more = gradients and (linear.mapped or linear.learned)
     short_of_registers = get_target(target).family not in ("blackwell", "cdna3")
@@ -61,7 +61,7 @@ def rank_linear(
 
 
 def _all(plan: KernelPlan, target: str) -> Iterator[KernelConfig]:
-    architecture, linear = get_target(target), LinearPlan(plan)
+    architecture, linear = get_target(target), LinearPlan(plan).of_tiles
     threads = linear.qk_width * linear.v_width // MOST_OF_A_STATE
     warps = max(4, threads // architecture.warp_size)
     blocks = plan.spec.blocks

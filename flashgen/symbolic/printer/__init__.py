@@ -123,23 +123,27 @@ def triton_source(expr: Any, *args: Any, **knowledge: Any) -> str:
     return triton_code(expr, *args, **knowledge).text()
 
 
-def torch_code(expr: Any, names: Mapping[str, str] | None = None) -> Code:
+def torch_code(
+    expr: Any, names: Mapping[str, str] | None = None, tensors: Collection[str] = ()
+) -> Code:
     """``expr`` as eager PyTorch, computed in the ``dtype`` of the function it stands in.
 
     b, h, q_idx and kv_idx are integer tensors, the score is a tensor of ``dtype``, and tensors are
-    the user's; lengths and other parameters are Python numbers. The code reads ``torch`` and
-    ``math``.
+    the user's; lengths and other parameters are Python numbers, but for those in ``tensors``. The
+    code reads ``torch`` and ``math``.
     """
-    return Code(expr, Printer(Torch(), RULES, names or {}, frozenset(), _TENSORS))
+    return Code(expr, Printer(Torch(), RULES, names or {}, frozenset(), _TENSORS | set(tensors)))
 
 
-def torch_source(expr: Any, names: Mapping[str, str] | None = None) -> str:
+def torch_source(
+    expr: Any, names: Mapping[str, str] | None = None, tensors: Collection[str] = ()
+) -> str:
     """The text of ``expr`` as eager PyTorch; see `torch_code`.
 
     Raises:
         TypeError: a node that the printer does not know.
     """
-    return torch_code(expr, names).text()
+    return torch_code(expr, names, tensors).text()
 
 
 def plain_source(expr: Any, names: Mapping[str, str] | None = None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from flashgen.config import KernelConfig
 from flashgen.kernels.linear_triton.kernel import render_linear, render_linear_gradients
@@ -24,6 +25,12 @@ GRADIENTS = (
     "_linear_backward_of_values",
 )
 
+#: The kernels of random features, of each pass.
+OF_FEATURES = {False: ("_linear_peaks", "_linear_features"), True: ("_feature_gradients",)}
+
+#: Tensors of the call's dtype, which pointers name.
+OF_DTYPE = ["x", "matrix", "phi", "grad_phi", "grad_x", "out", "grad_q", "grad_k", "grad_v"]
+
 
 def linear_bytes(
     plan: KernelPlan,
@@ -36,10 +43,16 @@ def linear_bytes(
 ) -> dict[str, int]:
     """The shared memory of each function of a pass; stops before machine code is made."""
     return {
-        f"{kernel.name}{' grouped' if kernel.call.constants.get('GROUPED') else ''}": (
+        f"{kernel.name} {kernel.call.constants}": (
             allotted_bytes(kernel, target, options_of(config))
         )
         for name in (GRADIENTS if gradients else FORWARD)
+        for kernel in _kernels(plan, config, name, tma, aligned)
+    } | {
+        kernel.name: allotted_bytes(
+            kernel, target, options_of(replace(config, num_warps=8, num_stages=1))
+        )
+        for name in OF_FEATURES[gradients] * LinearPlan(plan).random
         for kernel in _kernels(plan, config, name, tma, aligned)
     }
 
@@ -57,21 +70,26 @@ def _kernels(
 
     The last one is that of one head.
     """
-    linear = LinearPlan(plan)
+    linear = LinearPlan(plan).of_tiles
     text = f"{IMPORTS}{render_linear(plan)}\n\n{render_linear_gradients(plan)}"
     function = function_in(text, name)
     pointer = f"*{plan.triton_dtype}"
     types = {x: "*fp32" for x in function.arg_names if x.endswith("_ptr")} | {"scale": "fp32"}
-    written = ("out_ptr", "grad_q_ptr", "grad_k_ptr", "grad_v_ptr")
-    types |= dict.fromkeys(written, pointer)
+    types |= {x: pointer for x in types if x.removesuffix("_ptr") in OF_DTYPE} | {"root": "fp32"}
     for tensor in (x for x in function.arg_names if x.endswith("_src")):
         of_features = tensor in ("q_src", "k_src", "phi_q_src", "phi_k_src")
         width = linear.qk_width if of_features else linear.v_width
         tile = f"[1, 1, {config.BLOCK_M}, {width}]"
         types[tensor] = f"tensordesc<{plan.triton_dtype}{tile}>" if tma else pointer
     constants = {"CHUNK": config.BLOCK_M, "USE_TMA": tma, "STAGES": config.num_stages}
-    for grouped in (True, False) if "GROUPED" in function.arg_names else (None,):
-        more = {} if grouped is None else {"GROUPED": grouped}
+    of_tiles = (
+        [{"ADDS": x, "ENDS": x} for x in (False, True)] if "ADDS" in function.arg_names else [{}]
+    )
+    constants = {
+        x: y for x, y in (constants | {"OF_ROWS": False}).items() if x in function.arg_names
+    }
+    of_heads = [{"GROUPED": x} for x in (True, False)] if "GROUPED" in function.arg_names else [{}]
+    for more in (a | b for a in of_tiles for b in of_heads):
         call = call_of(plan, function, types, constants | more, aligned)
         # Pointers and strides of the other arguments are as a launcher finds them.
         known = {x: y for x, y in call.signature.items() if x in function.arg_names}

@@ -1,0 +1,326 @@
+"""explain_linear: the account of linear attention: its states, its traffic, when it pays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+import sympy
+
+from flashgen.budget.targets import Target, get_target
+from flashgen.budget.traffic import Workload
+from flashgen.config import HOPPER, LONGEST, KernelConfig
+from flashgen.errors import FlashgenError, ValidationError
+from flashgen.explain.account import Subject
+from flashgen.explain.call import Asked, described, workload
+from flashgen.explain.limits import bound_of, operand, seconds_of
+from flashgen.kernels.linear_triton.kernel import LinearForward, LinearGradients
+from flashgen.loader import Variant
+from flashgen.normalisers import Linear
+from flashgen.plan import KernelPlan, lower
+from flashgen.plan.linear import LinearPlan
+from flashgen.validate import unfit
+
+#: The most segments of a sequence, as modules cut it.
+MOST_SEGMENTS = 128
+
+
+@dataclass(frozen=True)
+class Step:
+    """The work of one or several kernels of a forward pass.
+
+    Attributes:
+        name: what they make.
+        flops: FLOPs of products.
+        exponentials: exponentials of a feature map.
+        read, written: bytes between L2 and DRAM.
+        l2: bytes between the SMs and L2.
+        seconds: the time of each unit of the target by itself, at its peak rate.
+        bound: the unit that takes longest.
+    """
+
+    name: str
+    flops: int
+    exponentials: int
+    read: int
+    written: int
+    l2: int
+    seconds: dict[str, float]
+    bound: str
+
+    @property
+    def roofline(self) -> float:
+        """The least time, in seconds."""
+        return self.seconds[self.bound]
+
+
+@dataclass(frozen=True)
+class Pass:
+    """The configuration of the kernels of a pass, and their shared memory.
+
+    Attributes:
+        name: ``"forward"`` or ``"backward"``.
+        config: the configuration; BLOCK_M rows are a chunk.
+        shared, limit: bytes of shared memory of a block, and the most that the target allows.
+        candidates, rejected: the numbers of configurations that fit and that do not.
+    """
+
+    name: str
+    config: KernelConfig
+    shared: int
+    limit: int
+    candidates: int
+    rejected: int
+
+
+@dataclass(frozen=True)
+class Softmax:
+    """Softmax attention of the same call, without a tile that the mask hides.
+
+    Attributes:
+        flops: FLOPs of products.
+        seconds: the time of each unit of the target by itself, at its peak rate.
+        bound: the unit that takes longest.
+    """
+
+    flops: int
+    seconds: dict[str, float]
+    bound: str
+
+    @property
+    def roofline(self) -> float:
+        """The least time, in seconds."""
+        return self.seconds[self.bound]
+
+
+@dataclass(frozen=True)
+class LinearAccount(Subject):
+    """The account of a call of linear attention.
+
+    Attributes:
+        mask, weights, feature_map: the mask, how weights are made, and what a feature is.
+        features: the features of a vector.
+        state: bytes of a head's state, with its sums of features.
+        tiles: of a state, by features, a program each.
+        segments: the parts of a sequence, a program each.
+        passes: the kernels.
+        steps: the work of a forward pass, in order.
+        softmax: the work of softmax attention.
+        crossover: the length from which softmax attention takes longer, both by their rooflines,
+            with as many tokens; None if it does not.
+        backward_flops: FLOPs of products of a backward pass.
+    """
+
+    mask: str
+    weights: str
+    feature_map: str
+    features: int
+    state: int
+    tiles: int
+    segments: int
+    passes: tuple[Pass, ...]
+    steps: tuple[Step, ...]
+    softmax: Softmax
+    crossover: int | None
+    backward_flops: int
+
+    @property
+    def roofline(self) -> float:
+        """The least time, in seconds: of one step after the other."""
+        return sum(step.roofline for step in self.steps)
+
+
+def explain_linear(
+    variants: Iterable[Variant], target: str | None, asked: Asked
+) -> Iterator[LinearAccount]:
+    """The accounts of variants of linear attention, whose specs are valid.
+
+    Args:
+        variants: the variants.
+        target: the architecture; None is Hopper, or the first that a spec names.
+        asked: the known values of the call.
+
+    Raises:
+        FlashgenError: no configuration fits the target, or the variant has no such call.
+    """
+    for variant in variants:
+        named = variant.spec.targets
+        name = target or (HOPPER if HOPPER in named else named[0])
+        spec = replace(variant.spec, targets=(name,))
+        yield _account(replace(variant, spec=spec), lower(spec, variant.name), name, asked)
+
+
+def of_linear_attention(variants: Iterable[Variant]) -> list[Variant]:
+    """The variants if all are of linear attention; none if all are of another one.
+
+    Raises:
+        FlashgenError: there are both, whose accounts differ.
+    """
+    variants = list(variants)
+    found = [x for x in variants if isinstance(x.spec.normaliser, Linear)]
+    if found and len(found) < len(variants):
+        raise FlashgenError(
+            f"{found[0].file}: {found[0].name}: linear attention has an account of its own; "
+            "explain its specs apart from others"
+        )
+    return found
+
+
+def _account(variant: Variant, plan: KernelPlan, name: str, asked: Asked) -> LinearAccount:
+    linear, target, work = LinearPlan(plan), get_target(name), workload(plan, asked)
+    passes = tuple(_passes(variant, plan, target))
+    chunk = passes[0].config.BLOCK_M
+    steps = tuple(_steps(linear, target, work, chunk))
+    return LinearAccount(
+        variant=variant.name,
+        file=variant.file or "",
+        target=name,
+        gpu=target.gpus[0],
+        dtype=plan.torch_dtype,
+        head_dims=(plan.qk_head_dim, plan.v_head_dim),
+        call=described(plan, work),
+        mask=plan.predicate.label,
+        weights=plan.spec.normaliser.label,
+        feature_map=linear.map_comment,
+        features=linear.features,
+        state=_state(linear),
+        tiles=linear.num_tiles,
+        segments=_segments(linear, target, work, chunk),
+        passes=passes,
+        steps=steps,
+        softmax=_softmax(linear, target, work),
+        crossover=_crossover(linear, target, work, chunk),
+        backward_flops=3 * work.batch * work.num_q_heads * work.q_len * linear.flops_of_row,
+    )
+
+
+def _passes(variant: Variant, plan: KernelPlan, target: Target) -> Iterator[Pass]:
+    for name, kernel in (("forward", LinearForward()), ("backward", LinearGradients())):
+        space = kernel.space(plan, target.name)
+        if not space.candidates:
+            raise ValidationError([unfit(variant, plan, kernel, target.name, space.rejected)])
+        config = kernel.rank(plan, target.name, space.candidates)[0]
+        usage = kernel.usage(plan, config, target)
+        sizes = len(space.candidates), len(space.rejected)
+        yield Pass(name, config, usage.total, usage.limit, *sizes)
+
+
+def _state(linear: LinearPlan) -> int:
+    """Bytes of a head's state, in float32."""
+    return 4 * linear.features * (linear.plan.v_head_dim + linear.normalise)
+
+
+def _segments(linear: LinearPlan, target: Target, work: Workload, chunk: int) -> int:
+    """The segments of queries, as a module's `_cut` chooses them: they cost what keys cost."""
+    chunks, heads = -(-work.q_len // chunk), work.batch * work.num_q_heads
+
+    def cost(number: int) -> float:
+        length = -(-chunks // number)
+        waves = -(-heads * number // target.num_sms)
+        beforehand = -(-heads * (number - 1) // target.num_sms) * length / 2
+        return waves * (length + number) + beforehand
+
+    number = min(range(1, min(chunks, MOST_SEGMENTS) + 1), key=cost)
+    return -(-chunks // -(-chunks // number))
+
+
+def _steps(linear: LinearPlan, target: Target, work: Workload, chunk: int) -> Iterator[Step]:
+    plan, features = linear.plan, linear.features
+    itemsize, qk_dim, v_dim = plan.itemsize, plan.qk_head_dim, plan.v_head_dim
+    queries = work.batch * work.num_q_heads * work.q_len
+    keys = work.batch * work.num_kv_heads * work.kv_len
+    segments = _segments(linear, target, work, chunk)
+
+    def step(name: str, flops: int, exponentials: int, read: int, written: int, l2: int) -> Step:
+        seconds = seconds_of(
+            target,
+            operand(plan),
+            flops=flops,
+            exponentials=exponentials,
+            dram=read + written,
+            l2=l2,
+        )
+        return Step(name, flops, exponentials, read, written, l2, seconds, bound_of(seconds))
+
+    # Sums of decays within chunks, in float32: of each key, in one part or two.
+    logs = 4 * (1 + linear.splits_logs) * linear.decayed
+    if linear.decayed:
+        read = 4 * keys * linear.learned
+        yield step("decays", 0, 0, read, logs * keys, read + logs * keys)
+    if linear.mapped:
+        # Random features take their products twice: before them, for the largest one.
+        passes = 2 if linear.random else 1
+        products = 4 * features * qk_dim * (queries + keys) if linear.random else 0
+        read = passes * itemsize * qk_dim * (queries + keys)
+        written = itemsize * features * (queries + keys)
+        exponentials = _exponentials(linear) * (queries + keys)
+        yield step("features", products, exponentials, read, written, read + written)
+    # Of causal attention the last segment of keys precedes nothing.
+    counted = (segments - 1) / segments if linear.causal else 1.0
+    states = _state(linear) * work.batch * work.num_kv_heads * segments
+    tiles = linear.num_tiles
+    read = int(counted * keys * (itemsize * (features + v_dim) + logs))
+    of_sms = counted * keys * (itemsize * (features + tiles * v_dim) + tiles * logs)
+    of_sms = int(of_sms + counted * states)
+    if linear.causal and segments > 1:  # `_linear_scan` reads and writes them once more
+        of_sms += 2 * states
+    flops = int(counted * keys) * 2 * features * v_dim
+    yield step("states", flops, 0, read, int(counted * states), of_sms)
+    # All tiles of features but one leave partial sums in float32, and all but one read them.
+    partial = 4 * v_dim * queries * (tiles - 1)
+    read, written = itemsize * features * queries, itemsize * v_dim * queries
+    flops, rows = 2 * features * v_dim * queries, features * queries
+    reads = _state(linear) * work.batch * work.num_q_heads * segments
+    if linear.causal:  # and keys enter the state, and meet the queries of their chunk
+        read += (itemsize * (features + tiles * v_dim) + tiles * logs) * keys
+        flops += queries * (2 * features * v_dim + 2 * chunk * (features + tiles * v_dim))
+        rows += (features + tiles * v_dim) * queries
+        reads = reads * (segments - 1) // segments
+    else:
+        reads *= segments
+    of_sms = itemsize * rows + tiles * logs * queries + written + reads + 2 * partial
+    read += partial + int(counted * states)
+    yield step("output", flops, 0, read, written + partial, of_sms)
+
+
+def _exponentials(linear: LinearPlan) -> int:
+    """Exponentials of a vector's features."""
+    if linear.random:
+        return linear.features
+    traced = linear.feature_map.traced
+    found = {e for x in (*traced.pieces, *(s.of for s in traced.sums)) for e in x.atoms(sympy.exp)}
+    return len(found) * linear.plan.qk_head_dim
+
+
+def _softmax(linear: LinearPlan, target: Target, work: Workload) -> Softmax:
+    plan, heads = linear.plan, work.batch * work.num_q_heads
+    pairs = heads * work.q_len * work.kv_len
+    if linear.causal:
+        pairs = heads * work.q_len * (work.q_len + 1) // 2
+    width = plan.qk_head_dim + plan.v_head_dim
+    rows = heads * work.q_len + work.batch * work.num_kv_heads * work.kv_len
+    flops, dram = 2 * pairs * width, rows * width * plan.itemsize
+    seconds = seconds_of(target, operand(plan), flops=flops, exponentials=pairs, dram=dram, l2=dram)
+    return Softmax(flops, seconds, bound_of(seconds))
+
+
+def _crossover(linear: LinearPlan, target: Target, work: Workload, chunk: int) -> int | None:
+    """The first power of two, then the first multiple of 64, from which softmax takes longer."""
+    tokens = work.batch * work.q_len
+
+    def pays(length: int) -> bool:
+        batch = max(1, tokens // length)
+        call = replace(work, batch=batch, q_len=length, kv_len=length)
+        mine = sum(step.roofline for step in _steps(linear, target, call, chunk))
+        return mine < _softmax(linear, target, call).roofline
+
+    high = 64
+    while not pays(high):
+        high *= 2
+        if high > LONGEST:
+            return None
+    low = high // 2
+    while high - low > 64:
+        middle = (low + high) // 128 * 64
+        low, high = (low, middle) if pays(middle) else (middle, high)
+    return high

@@ -1,0 +1,134 @@
+"""Linear attention with features of whole vectors, by all weights in float64; calls to try it."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from flashgen import AttentionSpec, exp, feature_sum, sqrt, where
+from flashgen.feature_maps import Favor
+from flashgen.normalisers import Linear
+from support.oracle import error_and_bound
+from support.recurrence import LinearCall, decays_of, drawn_inputs, features_of, is_causal
+
+Tensors = tuple[torch.Tensor, ...]
+
+
+def both_signs(x: Any) -> Any:
+    """Two features of each element."""
+    return [where(x > 0.0, x, 0.0), where(x < 0.0, -x, 0.0)]
+
+
+def standardised(x: Any) -> Any:
+    """A sum that reads another one, of 24 elements."""
+    centred = x - feature_sum(x) / 24.0
+    return exp(centred / sqrt(feature_sum(centred * centred) / 24.0 + 0.1))
+
+
+@dataclass(frozen=True)
+class VectorCall(LinearCall):
+    """One call.
+
+    Attributes:
+        factor: what q and k are multiplied by.
+        scale: of the call; None is the spec's.
+    """
+
+    factor: float = 1.0
+    scale: float | None = None
+
+
+def by_weights(
+    spec: AttentionSpec,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    matrix: torch.Tensor | None = None,
+    scale: float | None = None,
+    rounded: torch.dtype | None = None,
+    decay: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The output by its definition, with features in ``rounded`` if given."""
+    normaliser = spec.normaliser
+    assert isinstance(normaliser, Linear)
+    group = q.shape[1] // k.shape[1]
+    scale = spec.qk_head_dim**-0.5 if scale is None else scale
+    phi_q = _features(spec, q, matrix, scale, (-1,))
+    phi_k = _features(spec, k, matrix, scale, (-2, -1))
+    if rounded is not None:
+        phi_q, phi_k = (x.to(rounded).to(q.dtype) for x in (phi_q, phi_k))
+    weights = phi_q @ phi_k.repeat_interleave(group, 1).mT
+    if is_causal(spec):
+        log = (decays_of(spec, k) if decay is None else decay).double().cumsum(2)
+        log = log.repeat_interleave(group, 1)
+        hidden = torch.ones_like(weights, dtype=torch.bool).triu(1)
+        between = (log[..., :, None] - log[..., None, :]).masked_fill(hidden, -torch.inf)
+        weights = weights * torch.exp(between).to(weights.dtype)
+    acc = weights @ v.repeat_interleave(group, 1)
+    return acc / weights.sum(-1, keepdim=True) if normaliser.normalise else scale * acc
+
+
+def _features(
+    spec: AttentionSpec, x: Any, matrix: Any, scale: float, alike: tuple[int, ...]
+) -> torch.Tensor:
+    """Features, divided by the largest one over the dimensions ``alike`` where that cancels."""
+    if isinstance(spec.normaliser.feature_map, Favor):
+        x = x * scale**0.5
+        exponents = x @ matrix.mT - (x * x).sum(-1, keepdim=True) / 2
+        return torch.exp(exponents - exponents.detach().amax(alike, keepdim=True))
+    return features_of(spec)(x)
+
+
+def check_vectors(module: ModuleType, spec: AttentionSpec, call: VectorCall) -> None:
+    """Fails unless output and gradients are as near to float64 as torch's."""
+    for table in (module.CONFIGS, module.CONFIGS_OF_GRADIENTS):
+        for config in table.values():
+            config["USE_TMA"] = call.tma
+    q, k, v, *decay = drawn_inputs(spec, call).values()
+    tensors = (q * call.factor, k * call.factor, v, *decay)
+    dtype = q.dtype
+    drawn = (module.draw_features(1),) if spec.normaliser.feature_map.random else ()
+    leaves = [x.detach().requires_grad_() for x in tensors]
+    options: dict[str, Any] = {} if call.scale is None else {"scale": call.scale}
+    options |= {"decay": leaves[3]} if decay else {}
+    out = module.attention(*leaves[:3], *drawn, **options)
+    grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+    mine = (out, *torch.autograd.grad(out, leaves, grad))
+    exact, rough = (
+        _with_gradients(spec, tensors, drawn, call.scale, grad, *types)
+        for types in ((torch.float64, None), (torch.float32, dtype))
+    )
+    names = ("out", "dq", "dk", "dv", *["gradient of decays"] * len(decay))
+    for name, x, right, low in zip(names, mine, exact, rough, strict=True):
+        assert x.shape == right.shape, f"{name}: {tuple(x.shape)}, not {tuple(right.shape)}"
+        # Gradients of decays are differences of sums of these.
+        size = (v * mine[3]).abs().sum((2, 3)).max().item() if name == "gradient of decays" else 0.0
+        error, allowed = error_and_bound(x.detach(), right.detach(), low.detach(), size)
+        assert error <= allowed, f"{name}: error {error:.3g}, allowed {allowed:.3g}"
+
+
+def _with_gradients(
+    spec: AttentionSpec,
+    tensors: Tensors,
+    drawn: Tensors,
+    scale: float | None,
+    grad: torch.Tensor,
+    dtype: torch.dtype,
+    rounded: torch.dtype | None,
+) -> Tensors:
+    leaves = [x.detach().to(dtype).requires_grad_() for x in tensors]
+    matrix = drawn[0].to(dtype) if drawn else None
+    out = by_weights(spec, *leaves[:3], matrix, scale, rounded, *leaves[3:])
+    grads = torch.autograd.grad(out, leaves, grad.to(dtype))
+    found = (out, *grads)
+    return found if rounded is None else (*(x.to(rounded) for x in found[:4]), *found[4:])
+
+
+def digest_of(matrix: torch.Tensor) -> str:
+    """The bits of a matrix, as a number to compare."""
+    bits = matrix.contiguous().view(torch.int32 if matrix.dtype == torch.float32 else torch.int16)
+    return hashlib.sha256(bits.numpy().tobytes()).hexdigest()[:16]
