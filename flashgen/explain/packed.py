@@ -225,8 +225,8 @@ def _kernel(plan: KernelPlan, target: str, configs: Mapping[str, ChosenConfig]) 
     held = {key: KernelChoice({target: config}) for key, config in configs.items()}
     if any(kernel.key == HOPPER_KEY for kernel in packed_gluon(plan, held)):
         return HOPPER_KEY, ""
-    portable = next(key for key in configs if key != HOPPER_KEY)
-    return portable, why_no_gluon(plan) if target == HOPPER else ""
+    other = next(key for key in configs if key != HOPPER_KEY)
+    return other, why_no_gluon(plan) if target == HOPPER else ""
 
 
 @dataclass(frozen=True)

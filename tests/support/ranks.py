@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
@@ -56,8 +57,10 @@ class Pool:
         """Ends the ranks."""
         for tasks in self._tasks:
             tasks.put(None)
-        for process in self._processes:
-            process.join(30)
+        end = time.monotonic() + 30
+        # Not by join: torch's manager of shared memory holds what that waits for a while longer.
+        while any(process.is_alive() for process in self._processes) and time.monotonic() < end:
+            time.sleep(0.01)
 
 
 def _serve(rank: int, ranks: int, file: str, tasks: Any, results: Any) -> None:
