@@ -31,6 +31,7 @@ from statistics import mean, median
 from typing import Any
 
 import torch
+from plots import SAVED, STYLE
 from serving.attention import Flashgen, specs
 from serving.engine import Attention, Engine
 from serving.model import GPT, Size, dense_scores
@@ -265,16 +266,8 @@ def draw(results: dict[str, Served], title: str, path: Path) -> None:
     import matplotlib
     from matplotlib.figure import Figure
 
-    ink = "#808488"  # seen well on white and on black
     colours = ("#e8590c", "#f0a36b", "#3b82c4", "#5a9e4b")
-    style = {
-        "svg.fonttype": "none",
-        "svg.hashsalt": "flashgen",
-        "font.size": 9,
-        **dict.fromkeys(("text.color", "xtick.color", "ytick.color"), ink),
-        **dict.fromkeys(("axes.edgecolor", "axes.labelcolor", "axes.titlecolor"), ink),
-    }
-    with matplotlib.rc_context(style):
+    with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(8, 4), layout="constrained")
         axes = figure.subplots()
         for (name, served), colour in zip(results.items(), colours, strict=False):
@@ -284,7 +277,7 @@ def draw(results: dict[str, Served], title: str, path: Path) -> None:
         axes.set(xlabel="seconds", ylabel="tokens generated", title=title)
         axes.legend(frameon=False)
         axes.grid(linewidth=0.5, alpha=0.4)
-        figure.savefig(path, transparent=True, metadata={"Date": None, "Creator": None})
+        figure.savefig(path, **SAVED)
 
 
 # --- the command ----------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+from plots import INK, SAVED, STYLE
 from torch import nn
 from torch.nn import functional as F
 
@@ -236,15 +237,7 @@ def draw_losses(
     from matplotlib.figure import Figure
 
     colours = {"SDPA": "#3b82c4", "flashgen": "#e8590c"}
-    ink = "#808488"  # seen well on white and on black
-    style = {
-        "svg.fonttype": "none",
-        "svg.hashsalt": "flashgen",
-        "font.size": 9,
-        **dict.fromkeys(("text.color", "xtick.color", "ytick.color"), ink),
-        **dict.fromkeys(("axes.edgecolor", "axes.labelcolor", "axes.titlecolor"), ink),
-    }
-    with matplotlib.rc_context(style):
+    with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(8, 5.5), layout="constrained")
         above, below = figure.subplots(2, 1, sharex=True)
         for name, curves in runs.items():
@@ -252,7 +245,7 @@ def draw_losses(
                 line = "-" if seed == SEEDS[0] else ":"
                 label = f"{name}, seed {seed}"
                 above.plot(curve, line, color=colours[name], linewidth=1, label=label)
-        for (name, curve), colour in zip(apart.items(), ("#e8590c", ink), strict=True):
+        for (name, curve), colour in zip(apart.items(), ("#e8590c", INK), strict=True):
             below.plot(smoothed(curve), color=colour, linewidth=1.2, label=name)
         above.set_ylabel("loss")
         below.set(xlabel="step", ylabel=f"difference, mean of {SMOOTHED} steps", yscale="log")
@@ -260,7 +253,7 @@ def draw_losses(
             axes.legend(frameon=False)
             axes.grid(linewidth=0.5, alpha=0.4)
         figure.suptitle(title, fontsize=10)
-        figure.savefig(path, transparent=True, metadata={"Date": None, "Creator": None})
+        figure.savefig(path, **SAVED)
 
 
 def main() -> None:

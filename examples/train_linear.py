@@ -19,6 +19,7 @@ from types import ModuleType
 
 import torch
 import torch.nn.functional as F
+from plots import SAVED, STYLE
 from train_gpt import HEAD_DIM, SIZES, SMOOTHED, Attention, make_text, sdpa, smoothed, train
 
 import flashgen
@@ -63,15 +64,7 @@ def draw_losses(runs: dict[str, list[float]], title: str, path: Path) -> None:
     import matplotlib
     from matplotlib.figure import Figure
 
-    ink = "#808488"  # seen well on white and on black
-    style = {
-        "svg.fonttype": "none",
-        "svg.hashsalt": "flashgen",
-        "font.size": 9,
-        **dict.fromkeys(("text.color", "xtick.color", "ytick.color"), ink),
-        **dict.fromkeys(("axes.edgecolor", "axes.labelcolor", "axes.titlecolor"), ink),
-    }
-    with matplotlib.rc_context(style):
+    with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(8, 4), layout="constrained")
         axes = figure.subplots()
         for (name, losses), colour in zip(runs.items(), COLOURS, strict=False):
@@ -79,7 +72,7 @@ def draw_losses(runs: dict[str, list[float]], title: str, path: Path) -> None:
         axes.set(xlabel="step", ylabel=f"loss, mean of {SMOOTHED} steps", title=title)
         axes.legend(frameon=False)
         axes.grid(linewidth=0.5, alpha=0.4)
-        figure.savefig(path, transparent=True, metadata={"Date": None, "Creator": None})
+        figure.savefig(path, **SAVED)
 
 
 def main() -> None:

@@ -82,11 +82,15 @@ class KernelCode:
     promise: KeptPromise | None
 
     @property
-    def score_loads_elements(self) -> bool:
-        """Whether the score loads something for each query and key of a tile."""
+    def score_loads_pairs(self) -> bool:
+        """Whether the score loads a number that each query and key of a tile have of their own."""
         codes = (*codes_of(self.elements), *(() if self.score is None else (self.score,)))
         loads = (load for code in codes for load in code.expr.atoms(Load))
-        return any(varies_over(load) == Axes.ELEMENT for load in loads)
+        return any(
+            varies_over(load) == Axes.ELEMENT
+            and all(varies_over(index) != Axes.ELEMENT for index in load.args)
+            for load in loads
+        )
 
     @property
     def terms_of_distance(self) -> tuple[str, ...]:

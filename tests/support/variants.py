@@ -110,8 +110,8 @@ def lowered(spec: AttentionSpec, name: str = "rendered") -> KernelPlan:
     """A spec's plan, the one that `rendered_module` renders: what it derives is kept with it."""
     key = (id(spec), name)
     if key not in _plans:
-        _plans[key] = lower(spec, name)
-    return _plans[key]
+        _plans[key] = spec, lower(spec, name)
+    return _plans[key][1]
 
 
 def _rendered(plan: KernelPlan, hopper: bool) -> str:
@@ -126,8 +126,8 @@ def first_on_hopper(spec: AttentionSpec) -> KernelConfig:
     return _firsts[id(spec)]
 
 
-#: Of specs by their ids, which stay their own: a plan keeps its spec.
-_plans: dict[tuple[int, str], KernelPlan] = {}
+#: Of specs by their ids, which stay their own: a spec is kept with its plan, that may have another.
+_plans: dict[tuple[int, str], tuple[AttentionSpec, KernelPlan]] = {}
 _firsts: dict[int, KernelConfig] = {}
 #: What they render to, which is the same each time.
 _sources: dict[tuple[int, str, bool], str] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
+import importlib
 import json
 import math
 import os
@@ -33,12 +33,12 @@ def gpt():
 
 @pytest.fixture(scope="module")
 def train_gpt():
-    # Its dataclass looks its module up by name.
-    spec = importlib.util.spec_from_file_location("train_gpt", ROOT / "examples" / "train_gpt.py")
-    sys.modules["train_gpt"] = module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["train_gpt"]
+    # As a script finds what lies beside it; its dataclass looks its module up by name.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "examples")
+        yield importlib.import_module("train_gpt")
+    for name in ("train_gpt", "plots"):
+        del sys.modules[name]
 
 
 @pytest.fixture(scope="module")

@@ -128,7 +128,7 @@ def live_registers(plan: KernelPlan, config: KernelConfig) -> int:
     """Registers that a consumer's thread cannot do without, of those that `partitions` gives it.
 
     The accumulator, the scores of a step, the weights of the step before it in pairs of 16 bits,
-    what each score loads, the queries where they stay in registers, and what dropout computes with.
+    what each pair loads, the queries where they stay in registers, and what dropout computes with.
     """
     threads = WARP_GROUP * TARGET.warp_size
     pairs = 4 // plan.itemsize
@@ -137,7 +137,7 @@ def live_registers(plan: KernelPlan, config: KernelConfig) -> int:
     queries = CONSUMER_ROWS * sum(plan.qk_segments) // threads // pairs
     kept = queries if hopper_shape(plan).q_in_registers else 0
     dropped = DROPOUT_REGISTERS if plan.dropout else 0
-    loaded = scores if plan.code.score_loads_elements else 0
+    loaded = scores if plan.code.score_loads_pairs else 0
     return accumulator + scores + scores // pairs + loaded + kept + dropped
 
 
