@@ -12,6 +12,23 @@ from flashgen.config import KernelConfig
 from flashgen.explain.picture import Picture
 
 
+class Timed:
+    """What takes each unit of the target some time.
+
+    Attributes:
+        seconds: the time of each unit by itself, at its peak rate.
+        bound: the unit that takes longest.
+    """
+
+    seconds: dict[str, float]
+    bound: str
+
+    @property
+    def roofline(self) -> float:
+        """The least time, in seconds."""
+        return self.seconds[self.bound]
+
+
 @dataclass(frozen=True)
 class Call:
     """The call that the account is about.
@@ -142,7 +159,7 @@ class Kernel:
 
 
 @dataclass(frozen=True)
-class Work:
+class Work(Timed):
     """The work of one way to compute this call.
 
     Attributes:
@@ -174,11 +191,6 @@ class Work:
     intensity: float
     seconds: dict[str, float]
     bound: str
-
-    @property
-    def roofline(self) -> float:
-        """The least time, in seconds."""
-        return self.seconds[self.bound]
 
 
 @dataclass(frozen=True)

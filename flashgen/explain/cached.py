@@ -13,7 +13,7 @@ from flashgen.budget.targets import Target, get_target
 from flashgen.budget.traffic import Workload, tile_runs
 from flashgen.config import HOPPER, KernelConfig
 from flashgen.errors import FlashgenError
-from flashgen.explain.account import Run, Subject
+from flashgen.explain.account import Run, Subject, Timed
 from flashgen.explain.call import Asked, described, workload
 from flashgen.explain.limits import bound_of, operand, seconds_of
 from flashgen.explain.shares import Shares, share_out
@@ -100,7 +100,7 @@ class PageAccount:
 
 
 @dataclass(frozen=True)
-class CacheAccount(Subject):
+class CacheAccount(Timed, Subject):
     """The account of a step of decoding.
 
     Attributes:
@@ -142,11 +142,6 @@ class CacheAccount(Subject):
     seconds: dict[str, float]
     bound: str
     remarks: tuple[str, ...]
-
-    @property
-    def roofline(self) -> float:
-        """The least time, in seconds."""
-        return self.seconds[self.bound]
 
 
 def explain_cached(

@@ -11,7 +11,7 @@ from flashgen.budget.targets import Target, get_target
 from flashgen.budget.traffic import Workload
 from flashgen.config import HOPPER, LONGEST, KernelConfig
 from flashgen.errors import FlashgenError, ValidationError
-from flashgen.explain.account import Subject
+from flashgen.explain.account import Subject, Timed
 from flashgen.explain.call import Asked, described, workload
 from flashgen.explain.limits import bound_of, operand, seconds_of
 from flashgen.kernels.linear_triton.kernel import LinearForward, LinearGradients
@@ -26,7 +26,7 @@ MOST_SEGMENTS = 128
 
 
 @dataclass(frozen=True)
-class Step:
+class Step(Timed):
     """The work of one or several kernels of a forward pass.
 
     Attributes:
@@ -47,11 +47,6 @@ class Step:
     l2: int
     seconds: dict[str, float]
     bound: str
-
-    @property
-    def roofline(self) -> float:
-        """The least time, in seconds."""
-        return self.seconds[self.bound]
 
 
 @dataclass(frozen=True)
@@ -74,7 +69,7 @@ class Pass:
 
 
 @dataclass(frozen=True)
-class Softmax:
+class Softmax(Timed):
     """Softmax attention of the same call, without a tile that the mask hides.
 
     Attributes:
@@ -86,11 +81,6 @@ class Softmax:
     flops: int
     seconds: dict[str, float]
     bound: str
-
-    @property
-    def roofline(self) -> float:
-        """The least time, in seconds."""
-        return self.seconds[self.bound]
 
 
 @dataclass(frozen=True)

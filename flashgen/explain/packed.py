@@ -16,7 +16,7 @@ from flashgen.budget.targets import Target, get_target
 from flashgen.budget.traffic import Traffic, Visit, Workload, visited_tiles
 from flashgen.config import HOPPER, ChosenConfig, KernelChoice, KernelConfig
 from flashgen.errors import FlashgenError
-from flashgen.explain.account import Run, Subject
+from flashgen.explain.account import Run, Subject, Timed
 from flashgen.explain.call import Asked, described, workload
 from flashgen.explain.limits import bound_of, operand, seconds_of
 from flashgen.explain.variant import prepare, run_account, valid_variants
@@ -104,7 +104,7 @@ class Balance:
 
 
 @dataclass(frozen=True)
-class PackedAccount(Subject):
+class PackedAccount(Timed, Subject):
     """The account of a forward pass of packed sequences.
 
     Attributes:
@@ -139,11 +139,6 @@ class PackedAccount(Subject):
     dram: int
     seconds: dict[str, float]
     bound: str
-
-    @property
-    def roofline(self) -> float:
-        """The least time, in seconds."""
-        return self.seconds[self.bound]
 
 
 def explain_packed(
