@@ -40,6 +40,15 @@ def split_head_dim(head_dim: int) -> tuple[Segment, ...]:
     return tuple(map(Segment, starts, widths, suffixes))
 
 
+def halved(parts: tuple[Segment, ...]) -> tuple[tuple[int, int], ...]:
+    """Segments with those of 128 columns in halves, as sums in memory have them."""
+    return tuple(
+        (start, min(part.width, 64))
+        for part in parts
+        for start in range(part.start, part.start + part.width, 64)
+    )
+
+
 class Heads:
     """What a plan's heads are in memory and in tiles; all of it follows from the spec.
 

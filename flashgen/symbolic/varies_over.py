@@ -99,3 +99,14 @@ def is_integral(expr: Any) -> bool:
     if isinstance(expr, sympy.Pow):
         return bool(expr.exp.is_Integer and expr.exp > 0) and is_integral(expr.base)
     return isinstance(expr, _WHOLE_OF_WHOLE) and all(map(is_integral, expr.args))
+
+
+def is_of_one_type(expr: Any) -> bool:
+    """Whether an expression adds and multiplies, and converts nothing to float32."""
+    if not expr.args:
+        return True
+    if isinstance(expr, sympy.Pow):
+        return bool(expr.exp.is_Integer and expr.exp > 0) and is_of_one_type(expr.base)
+    parts = expr.args if is_integral(expr) else [x for x in expr.args if not x.is_Integer]
+    alike = is_integral(expr) or not any(map(is_integral, parts))
+    return isinstance(expr, sympy.Add | sympy.Mul) and alike and all(map(is_of_one_type, parts))

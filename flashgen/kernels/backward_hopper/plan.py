@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
-
-import sympy
 
 from flashgen.kernels.backward_hopper.pairs import variable_of
 from flashgen.kernels.backward_hopper.split import BLOCK_M, CALL, CONSUMERS, HopperSplit
@@ -16,7 +13,7 @@ from flashgen.kernels.backward_hopper.work import TileWork, tile_work
 from flashgen.plan.backward import PAIR
 from flashgen.plan.code import codes_of
 from flashgen.plan.dtypes import ITEMSIZES
-from flashgen.plan.head_dims import Segment
+from flashgen.plan.head_dims import Segment, halved
 from flashgen.plan.hidden import HiddenRows
 from flashgen.plan.mask_code import (
     Condition,
@@ -33,7 +30,7 @@ from flashgen.symbolic.hoisting import Assignment
 from flashgen.symbolic.printer import triton_code
 from flashgen.symbolic.printer.code import Code, gathered_by, read_by
 from flashgen.symbolic.printer.dialects import Gluon
-from flashgen.symbolic.varies_over import is_integral
+from flashgen.symbolic.varies_over import is_of_one_type
 from flashgen.symbols import KV_IDX, KV_LEN, Q_FIRST, Q_IDX, Q_LEN
 
 #: Distances are what scores read most; here queries are columns.
@@ -93,7 +90,7 @@ class HopperBackward(HopperSplit):
     def counts_in_floats(self) -> bool:
         """Whether derivatives by inputs only add and multiply, so that positions may be float32."""
         partials = (partial.expr for partial in self._input_partials if partial is not None)
-        return all(map(_is_of_one_type, partials)) and not self.input_gradient_lines
+        return all(map(is_of_one_type, partials)) and not self.input_gradient_lines
 
     @property
     def grad_q_by(self) -> str:
@@ -313,12 +310,12 @@ class HopperBackward(HopperSplit):
     @property
     def sums_of_qk(self) -> tuple[tuple[int, int], ...]:
         """(first column, columns) of each segment of sums for q and k."""
-        return _halved(self.qk_parts)
+        return halved(self.qk_parts)
 
     @property
     def sums_of_v(self) -> tuple[tuple[int, int], ...]:
         """(first column, columns) of each segment of sums for v."""
-        return _halved(self.v_parts)
+        return halved(self.v_parts)
 
     def _sums_of(self, parts: tuple[Segment, ...]) -> tuple[int, ...]:
         numbers = {width: number for number, width in enumerate(self.sums_widths)}
@@ -495,23 +492,3 @@ class HopperBackward(HopperSplit):
             found |= new
             codes = [lines[name] for name in new]
         return frozenset(found)
-
-
-def _halved(parts: tuple[Segment, ...]) -> tuple[tuple[int, int], ...]:
-    """Segments with those of 128 columns in halves, as sums in memory have them."""
-    return tuple(
-        (start, min(part.width, 64))
-        for part in parts
-        for start in range(part.start, part.start + part.width, 64)
-    )
-
-
-def _is_of_one_type(expr: Any) -> bool:
-    """Whether an expression adds and multiplies, and converts nothing to float32."""
-    if not expr.args:
-        return True
-    if isinstance(expr, sympy.Pow):
-        return bool(expr.exp.is_Integer and expr.exp > 0) and _is_of_one_type(expr.base)
-    parts = expr.args if is_integral(expr) else [x for x in expr.args if not x.is_Integer]
-    alike = is_integral(expr) or not any(map(is_integral, parts))
-    return isinstance(expr, sympy.Add | sympy.Mul) and alike and all(map(_is_of_one_type, parts))
