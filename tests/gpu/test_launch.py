@@ -79,7 +79,9 @@ def test_after_another_shape_and_back(name: str, form: str) -> None:
     lengths = (300, 128, 300, 17, 128, 300)
     for length in lengths:
         pair.check(*pair.call(Case(length, length, batch=2, q_heads=4, kv_heads=2)))
-    assert len(pair.module._LAUNCHES) == len(set(lengths))
+    # Beside the kernel of each row's bounds, where there is one.
+    calls = [key for key in pair.module._LAUNCHES if key[0] != "rows"]
+    assert len(calls) == len(set(lengths))
 
 
 @pytest.mark.parametrize("which", range(3))
