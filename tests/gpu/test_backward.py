@@ -289,7 +289,7 @@ def test_its_launches_are_repeated_to_the_bit(name: str, head_dim: int) -> None:
 
 
 # Queries and keys of a tile, warps and stages.
-TILES = ((64, 64, 4, 2), (32, 64, 4, 3), (64, 128, 8, 2), (64, 64, 4, 1), (128, 32, 4, 2))
+TILES = ((64, 64, 4, 2), (32, 64, 4, 3), (64, 128, 8, 2), (64, 64, 4, 1), (128, 32, 8, 2))
 
 
 @pytest.mark.parametrize("tma", [True, False], ids=["tma", "pointers"])
