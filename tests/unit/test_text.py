@@ -132,6 +132,7 @@ PRINTED_BY = {
     "explain/numbers.py",
     "explain/packed.py",
     "explain/variant.py",
+    "forms/many_queries.py",
     "forms/mesh.py",
     "forms/varlen.py",
     "kernels/backward_hopper/kernel.py",
