@@ -77,7 +77,6 @@ def test_the_lengths_of_a_mask_are_those_of_the_whole() -> None:
 
 REFUSED = {
     "calls of the form 'varlen' have no offsets": {"forms": ("dense", "varlen", "mesh")},
-    "weights are not yet dropped by positions in the whole": {"dropout": True},
     "'mesh' has no lists of tiles, which a mask with a table of blocks needs": {
         "mask": block_sparse(block=16)
     },
