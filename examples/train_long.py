@@ -277,6 +277,7 @@ def main() -> None:
             )
             print(f"{ranks} ranks  step {step:4}  {told}", flush=True)
             path.write_text(json.dumps(run | found) + "\n")
+    dist.barrier()  # a rank that ends before the others may break their connections
     dist.destroy_process_group()
 
 
