@@ -18,6 +18,7 @@ from flashgen import (
     Int,
     Tensor,
     alibi,
+    block_sparse,
     causal,
     document,
     sink_tokens,
@@ -56,6 +57,9 @@ RUNS = AttentionSpec(
     mask=causal() & (sink_tokens(3) | sliding_window(Int("left", 9), 0)),
     forms=FORMS,
 )
+
+#: A table of blocks: its lists of tiles are made for each part.
+BLOCKS = block_sparse(Tensor("layout", ("num_q_heads", None, None), "bool"), 16) & causal()
 
 #: Weights that are dropped are told by positions and heads in the whole.
 DROPPING = {
@@ -139,9 +143,13 @@ def vocabulary_calls(write: Write, ranks: int, names: list[str]) -> dict[str, Sh
 
 
 def more_calls(write: Write) -> dict[str, Sharded]:
-    """Ranks without queries, one token a rank, no token at all, and chunks of one tile."""
+    """Ranks without queries, one token a rank, no token at all, two documents, chunks of a tile."""
     causal_at, runs_at = write(CAUSAL), write(RUNS)
+    documents, two = INTERPRETED["documents"], (torch.arange(45) > 30).int().expand(2, 45)
     return {
+        "two documents": call_of(
+            write(documents), documents, 45, (4, 1), params={"document_ids": two.contiguous()}
+        ),
         "two tokens": call_of(causal_at, CAUSAL, 2, (2, 1), balance="contiguous"),
         "five tokens in pairs": call_of(causal_at, CAUSAL, 5, (2, 1), balance="zigzag"),
         "no token": call_of(causal_at, CAUSAL, 0, (2, 1)),
@@ -176,7 +184,7 @@ def test_two_ranks_are_equal_to_one(two: Pool, write: Write) -> None:
 
 
 def test_four_ranks_are_equal_to_one(tmp_path: Path, write: Write) -> None:
-    calls = vocabulary_calls(write, 4, SERVED[::5]) | more_calls(write) | dropping_calls(write)
+    calls = vocabulary_calls(write, 4, SERVED) | more_calls(write) | dropping_calls(write)
     calls |= wrapped_calls(
         write, *(((2, 2), beside) for beside in (Shard(0), Replicate(), Shard(0)))
     )
@@ -187,11 +195,12 @@ def test_four_ranks_are_equal_to_one(tmp_path: Path, write: Write) -> None:
 
 
 #: In Triton's interpreter: runs that are merged, ids that only data knows, what dropout
-#: keeps, a learned sink and bias.
+#: keeps, lists of tiles, a learned sink and bias.
 INTERPRETED = {
     "runs": replace(RUNS, score=alibi(4)),
     "documents": AttentionSpec(16, "float32", mask=document() & causal(), forms=FORMS),
     "dropping": DROPPING["dropout of documents"],
+    "blocks": AttentionSpec(16, "float32", mask=BLOCKS, forms=FORMS),
     "learned": AttentionSpec(
         16,
         "float32",
@@ -204,8 +213,10 @@ INTERPRETED = {
 
 
 def test_kernels_compute_parts(tmp_path: Path, write: Write) -> None:
+    layout = torch.rand(4, 3, 3, generator=torch.Generator().manual_seed(0)) < 0.6
+    params = {**DROPPED, "layout": layout}
     calls = {
-        name: call_of(write(spec), spec, 33, (4, 2), balance=2, batch=1, params=dict(DROPPED))
+        name: call_of(write(spec), spec, 33, (4, 2), balance=2, batch=1, params=dict(params))
         for name, spec in INTERPRETED.items()
     }
     for pool in _pool(tmp_path, 2, interpret=True):
