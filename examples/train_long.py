@@ -40,6 +40,8 @@ import flashgen
 from flashgen import AttentionSpec, causal
 from flashgen.distributed import ContextParallelStyle
 
+WARM = 20  # steps until the learning rate is reached
+
 
 @dataclass(frozen=True)
 class Size:
@@ -179,6 +181,8 @@ def train(
     model = GPT(len(numbers), size, module).to(device)
     distributed(model, style, mesh, size, backend)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95))
+    # Without it the first steps are too long, and what rounding does to losses grows.
+    warming = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / WARM))
     generator = torch.Generator().manual_seed(0)
     # All sequences have the same layout, since the mask depends on no data.
     attend = style.attend
@@ -196,6 +200,7 @@ def train(
         (loss * ranks).backward()  # FSDP takes the mean over ranks, where the loss is their sum
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
+        warming.step()
         found = torch.zeros(2, device=device)
         found[0] = loss.detach()
         dist.all_reduce(found[:1])

@@ -145,7 +145,7 @@ def test_long_sequences_lose_the_same_on_any_number_of_ranks(tmp_path):
     """Of several chunks each; and the runs are on one plot."""
     env = {**os.environ, "PYTHONPATH": str(ROOT), "FLASHGEN_CACHE_DIR": str(tmp_path / "cache")}
     script, out = str(ROOT / "examples" / "train_long.py"), tmp_path / "runs"
-    options = ("--device", "cpu", "--steps", "4", "--seq-len", "600", "--out", str(out))
+    options = ("--device", "cpu", "--steps", "6", "--seq-len", "600", "--out", str(out))
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone")
     started = [
         subprocess.Popen(
