@@ -36,6 +36,7 @@ def context_parallel(
     balance: str | int = "auto",
     parts: int | None = None,
     direct: bool = False,
+    reduce_learned: bool = True,
     timeout: timedelta = TIMEOUT,
 ) -> ContextParallel:
     """A module's attention for sequences that are sharded over the ranks of a mesh.
@@ -54,6 +55,9 @@ def context_parallel(
             computed, at most; None: in groups that begin and end small.
         direct: whether rows of keys travel by a send and a receive for each run, straight to their
             place; else by one all-to-all.
+        reduce_learned: whether gradients of learned tensors are added up over the ranks. Without it
+            each rank has those by its own queries, as it has those of a model's other parameters:
+            FSDP and DDP add these up.
         timeout: how long a rank waits for the others at the first call of a kind.
 
     Raises:
@@ -72,7 +76,7 @@ def context_parallel(
         raise ValueError(
             f"balance: got {balance!r}; pass 'auto', 'contiguous', 'zigzag' or a number of chunks"
         )
-    return ContextParallel(module, _group(mesh), balance, parts, direct, timeout)
+    return ContextParallel(module, _group(mesh), balance, parts, direct, reduce_learned, timeout)
 
 
 class ContextParallel:
@@ -85,11 +89,13 @@ class ContextParallel:
         balance: str | int,
         parts: int | None,
         direct: bool,
+        reduce_learned: bool,
         timeout: timedelta,
     ) -> None:
         self.module, self.group, self.balance = module, group, balance
         self.ranks, self.rank = dist.get_world_size(group), dist.get_rank(group)
         self._parts, self._direct, self._timeout = parts, direct, timeout
+        self._reduce_learned = reduce_learned
         self._layout: Layout | None = None
         self._guessed: dict[Any, Layout] = {}
         self._works: OrderedDict[Any, tuple[tuple[weakref.ref[torch.Tensor], ...], Exchange]]
@@ -121,8 +127,9 @@ class ContextParallel:
             scale: as of the module's ``attention``.
             **parameters: those of the module's ``attention``, whole and the same on all ranks:
                 tensors are indexed by positions in the whole. Gradients of tensors are those of
-                the whole on every rank. DTensors have to be replicated. With dropout, the seed of
-                the first rank counts, whether given or drawn there.
+                the whole on every rank, unless ``reduce_learned`` is False. DTensors have to be
+                replicated. With dropout, the seed of the first rank counts, whether given or drawn
+                there.
 
         Returns:
             (batch, num_q_heads, tokens, head_dim of v) in q's dtype; a DTensor as q if q is one.
@@ -221,7 +228,9 @@ class ContextParallel:
         problem, exchange, layout, kind, seed = "", None, None, None, None
         try:
             self._check_parameters(parameters)
-            q, k, v, parameters, kind = unwrapped(self.module, self.group, q, k, v, parameters)
+            q, k, v, parameters, kind = unwrapped(
+                self.module, self.group, q, k, v, parameters, reduced=self._reduce_learned
+            )
             if self._drops:
                 seed = parameters.pop("seed", None)
                 check_seed(seed)
@@ -245,6 +254,7 @@ class ContextParallel:
             scale=scale,
             numbers={**numbers, **lengths},
             tensors=tuple(tensors),
+            reduce_learned=self._reduce_learned,
         )
         out = run(work, q, k, v, *tensors.values())
         return out if kind is None else kind.wrap(out)
@@ -267,6 +277,7 @@ class ContextParallel:
                 facts[f"{name}'s dtype"] = x.dtype
                 facts[f"{name}'s requires_grad"] = x.requires_grad and torch.is_grad_enabled()
         facts |= {"balance": self.balance, "parts": self._parts, "direct": self._direct}
+        facts["reduce_learned"] = self._reduce_learned
         facts["scale"] = scale
         for name in sorted(parameters):
             value = parameters[name]

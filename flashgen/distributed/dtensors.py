@@ -39,8 +39,12 @@ def unwrapped(
     k: torch.Tensor,
     v: torch.Tensor,
     parameters: Mapping[str, Any],
+    *,
+    reduced: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, dict[str, Any], Kind | None]:
     """The local tensors of a call, and the kind of its DTensors; None if it has none.
+
+    Gradients of parameters are reduced over the ranks of the call, or else partial there.
 
     Raises:
         TypeError: some of q, k and v are DTensors, and some are not.
@@ -60,7 +64,7 @@ def unwrapped(
         for name, x in given.items():
             _check(name, x, kind, module, group)
         q, k, v = (x.to_local() for x in given.values())  # type: ignore[attr-defined]
-    named = {name: _whole(name, x, kind, group) for name, x in parameters.items()}
+    named = {name: _whole(name, x, kind, group, reduced) for name, x in parameters.items()}
     return q, k, v, named, kind
 
 
@@ -98,7 +102,7 @@ def _check(name: str, x: Any, kind: Kind, module: ModuleType, group: Any) -> Non
         )
 
 
-def _whole(name: str, x: Any, kind: Kind | None, group: Any) -> Any:
+def _whole(name: str, x: Any, kind: Kind | None, group: Any, reduced: bool) -> Any:
     """A parameter: a DTensor that is whole on all ranks of the call as a plain tensor."""
     if not isinstance(x, DTensor):
         return x
@@ -119,7 +123,7 @@ def _whole(name: str, x: Any, kind: Kind | None, group: Any) -> Any:
                     and x.placements[dim] == Replicate()
                 ):
                     of_grad[dim] = Partial()
-        of_grad[place] = Replicate()
+        of_grad[place] = Replicate() if reduced else Partial()
         return x.to_local(grad_placements=of_grad)
     with torch.no_grad():
         return x.to_local()  # the tensor itself, by which plans are found again

@@ -35,6 +35,7 @@ class Work:
         scale: that of the call.
         numbers: parameters that are no tensors.
         tensors: the names of those that are.
+        reduce_learned: whether gradients of these are added up over the ranks.
     """
 
     module: ModuleType
@@ -43,6 +44,7 @@ class Work:
     scale: float | None
     numbers: Mapping[str, Any]
     tensors: tuple[str, ...]
+    reduce_learned: bool
 
     @cached_property
     def chunks(self) -> tuple[tuple[Call, ...], ...]:
@@ -224,7 +226,7 @@ class _Attention(torch.autograd.Function):
             finish(before)
         for each in going:
             take(*each)
-        for total in learned:
+        for total in learned if work.reduce_learned else ():
             dist.all_reduce(total, group=work.exchange.group)
         of_tensors = dict(zip(work.module.MESH["learned"], learned, strict=True))
         return (

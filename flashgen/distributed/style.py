@@ -30,7 +30,9 @@ class ContextParallelStyle(ParallelStyle):
         whole: whether q, k and v come with all positions on every rank, the same on all, and the
             output, too. Else they are this rank's parts, as ``attend.shard`` gives them, or
             DTensors of these.
-        **options: those of `context_parallel`.
+        **options: those of `context_parallel`. ``reduce_learned`` is ``whole`` by default: so
+            gradients of learned tensors are as those of the model's other parameters, which FSDP
+            or DDP add up.
 
     Raises:
         TypeError: when it is applied, a forward that does not take three tensors; and what
@@ -41,7 +43,7 @@ class ContextParallelStyle(ParallelStyle):
     def __init__(self, module: ModuleType, *, whole: bool = False, **options: Any) -> None:
         super().__init__()
         self.module, self.whole = module, whole
-        self._options = options
+        self._options = {"reduce_learned": whole, **options}
         self._applied: tuple[DeviceMesh, ContextParallel] | None = None
         # The key of the last layout, it, and the tensors that the key has the addresses of.
         self._laid_out: tuple[Any, Layout, tuple[Any, ...]] | None = None

@@ -186,7 +186,12 @@ def test_two_ranks_are_equal_to_one(two: Pool, write: Write) -> None:
 def test_four_ranks_are_equal_to_one(tmp_path: Path, write: Write) -> None:
     calls = vocabulary_calls(write, 4, SERVED) | more_calls(write) | dropping_calls(write)
     calls |= wrapped_calls(
-        write, *(((2, 2), beside) for beside in (Shard(0), Replicate(), Shard(0)))
+        write,
+        {
+            "documents": ((2, 2), Shard(1)),
+            "runs": ((2, 2), Replicate()),
+            "learned": ((2, 2), Shard(0)),
+        },
     )
     for pool in _pool(tmp_path, 4):
         found = pool.run(by_all, list(calls.values()))
@@ -225,18 +230,33 @@ def test_kernels_compute_parts(tmp_path: Path, write: Write) -> None:
         hold(list(results), call, name)
 
 
-def wrapped_calls(write: Write, *ways: tuple[tuple[int, ...], Placement]) -> dict[str, Sharded]:
-    """Calls with DTensors, of parameters too."""
+def wrapped_calls(
+    write: Write, ways: dict[str, tuple[tuple[int, ...], Placement]]
+) -> dict[str, Sharded]:
+    """Calls with DTensors, of parameters too: meshes, and placements over their other dimension."""
     return {
-        f"{name}, DTensors of {mesh}, {beside}": call_of(
-            write(INTERPRETED[name]), INTERPRETED[name], 64, (4, 2), mesh=mesh, beside=beside
+        f"{name}, DTensors": call_of(
+            write(INTERPRETED[name]),
+            INTERPRETED[name],
+            64,
+            (4, 2),
+            mesh=mesh,
+            beside=beside,
+            reduce_learned=len(mesh) == 1,
         )
-        for name, (mesh, beside) in zip(("documents", "runs", "learned"), ways, strict=False)
+        for name, (mesh, beside) in ways.items()
     }
 
 
 def test_dtensors(two: Pool, write: Write) -> None:
-    calls = wrapped_calls(write, ((2,), Replicate()), ((1, 2), Replicate()), ((2,), Replicate()))
+    calls = wrapped_calls(
+        write,
+        {
+            "documents": ((2,), Replicate()),
+            "runs": ((1, 2), Replicate()),
+            "learned": ((2,), Replicate()),
+        },
+    )
     for results, (name, call) in zip(
         zip(*two.run(by_all, list(calls.values())), strict=True), calls.items(), strict=True
     ):

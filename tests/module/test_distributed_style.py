@@ -8,14 +8,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from flashgen import AttentionSpec, causal, document
+from flashgen import AttentionSpec, Tensor, causal, document, softmax
 from support.ranks import Pool
 from support.styled import gradients_of_one, gradients_of_ranks, refused_style
 from support.variants import lowered, rendered
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*eager reference")
 
-SPEC = AttentionSpec(16, "float32", mask=document() & causal(), forms=("dense", "mesh"))
+SPEC = AttentionSpec(
+    16,
+    "float32",
+    mask=document() & causal(),
+    normaliser=softmax(sink=Tensor("sinks", ("num_q_heads",))),
+    forms=("dense", "mesh"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +42,10 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
     ("whole", "backend"), [(False, ""), (False, "aot_eager"), (True, "aot_eager")]
 )
 def test_gradients(whole: bool, backend: str, path: str, ranks: Pool) -> None:
-    """With FSDP2 and activation checkpoints, of parts and of wholes, compiled or not."""
+    """With FSDP2 and activation checkpoints, of parts and of wholes, compiled or not.
+
+    What attention learns has the gradient that FSDP makes of its ranks' parts, as all else.
+    """
     right = gradients_of_one(path)
     for found in ranks.run(gradients_of_ranks, path, whole, backend):
         assert isinstance(found, dict), found

@@ -38,6 +38,7 @@ class Sharded:
         mesh: None, or the sizes of a mesh of which the call gets DTensors: ranks of its last
             dimension have the sequence.
         beside: the placement of q, k and v over the mesh's other dimension.
+        reduce_learned: of `context_parallel`; DTensors are whole in the end either way.
     """
 
     module: str
@@ -48,6 +49,7 @@ class Sharded:
     parts: int | None = None
     mesh: tuple[int, ...] | None = None
     beside: Placement = field(default_factory=Replicate)
+    reduce_learned: bool = True
 
     @property
     def length(self) -> int:
@@ -102,8 +104,11 @@ def _by_dtensors(call: Sharded, sizes: tuple[int, ...]) -> dict[str, torch.Tenso
     """The same of DTensors, whose whole has the positions in the order of `shard`."""
     mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("dp", "cp")[-len(sizes) :])
     module = module_in(call.module)
-    attend = context_parallel(module, mesh["cp"], balance=call.balance)
-    of_ids = (call.beside, Replicate())[-len(sizes) :]
+    attend = context_parallel(
+        module, mesh["cp"], balance=call.balance, reduce_learned=call.reduce_learned
+    )
+    of_batch = call.beside if call.beside == Shard(0) else Replicate()
+    of_ids = (of_batch, Replicate())[-len(sizes) :]
     parameters = {
         name: distribute_tensor(x, mesh, of_ids if "ids" in name else None)
         if isinstance(x, torch.Tensor)

@@ -41,11 +41,12 @@ class Layer(nn.Module):
         super().__init__()
         self.to_qkv = nn.Linear(WIDTH, 3 * HEADS * DIM)
         self.attend = Attend(path)
+        self.sinks = nn.Parameter(torch.linspace(-1.0, 1.0, HEADS))
         self.to_out = nn.Linear(HEADS * DIM, WIDTH)
 
     def forward(self, x: torch.Tensor, document_ids: torch.Tensor) -> torch.Tensor:
         q, k, v = self.to_qkv(x).unflatten(-1, (3, HEADS, DIM)).permute(2, 0, 3, 1, 4)
-        out = self.attend(q, k, v, document_ids=document_ids)
+        out = self.attend(q, k, v, document_ids=document_ids, sinks=self.sinks)
         return x + self.to_out(out.transpose(1, 2).flatten(2)).tanh()
 
 
