@@ -6,5 +6,6 @@ It needs torch alone, besides modules that were built with ``forms=("dense", "me
 from flashgen.distributed.attend import ContextParallel, context_parallel
 from flashgen.distributed.layout import Layout
 from flashgen.distributed.plan import Plan
+from flashgen.distributed.style import ContextParallelStyle
 
-__all__ = ["ContextParallel", "Layout", "Plan", "context_parallel"]
+__all__ = ["ContextParallel", "ContextParallelStyle", "Layout", "Plan", "context_parallel"]

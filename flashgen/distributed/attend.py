@@ -15,10 +15,13 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from flashgen.distributed.agreement import TIMEOUT, agree, forget
+from flashgen.distributed.dtensors import unwrapped
 from flashgen.distributed.exchange import Exchange
 from flashgen.distributed.layout import Layout
 from flashgen.distributed.parts import Work, run
-from flashgen.distributed.plan import Plan, Ranges, make_layout, make_plan
+from flashgen.distributed.plan import Plan, Ranges, alignment, make_layout, make_plan
+from flashgen.distributed.seeds import check_seed, shared_seed
+from flashgen.distributed.wholes import part_of, whole_of
 
 #: Plans that are kept.
 PLANS = 64
@@ -33,6 +36,7 @@ def context_parallel(
     balance: str | int = "auto",
     parts: int | None = None,
     direct: bool = False,
+    reduce_learned: bool = True,
     timeout: timedelta = TIMEOUT,
 ) -> ContextParallel:
     """A module's attention for sequences that are sharded over the ranks of a mesh.
@@ -51,6 +55,9 @@ def context_parallel(
             computed, at most; None: in groups that begin and end small.
         direct: whether rows of keys travel by a send and a receive for each run, straight to their
             place; else by one all-to-all.
+        reduce_learned: whether gradients of learned tensors are added up over the ranks. Without it
+            each rank has those by its own queries, as it has those of a model's other parameters:
+            FSDP and DDP add these up.
         timeout: how long a rank waits for the others at the first call of a kind.
 
     Raises:
@@ -69,7 +76,7 @@ def context_parallel(
         raise ValueError(
             f"balance: got {balance!r}; pass 'auto', 'contiguous', 'zigzag' or a number of chunks"
         )
-    return ContextParallel(module, _group(mesh), balance, parts, direct, timeout)
+    return ContextParallel(module, _group(mesh), balance, parts, direct, reduce_learned, timeout)
 
 
 class ContextParallel:
@@ -82,11 +89,13 @@ class ContextParallel:
         balance: str | int,
         parts: int | None,
         direct: bool,
+        reduce_learned: bool,
         timeout: timedelta,
     ) -> None:
         self.module, self.group, self.balance = module, group, balance
         self.ranks, self.rank = dist.get_world_size(group), dist.get_rank(group)
         self._parts, self._direct, self._timeout = parts, direct, timeout
+        self._reduce_learned = reduce_learned
         self._layout: Layout | None = None
         self._guessed: dict[Any, Layout] = {}
         self._works: OrderedDict[Any, tuple[tuple[weakref.ref[torch.Tensor], ...], Exchange]]
@@ -95,6 +104,7 @@ class ContextParallel:
         first = dist.get_process_group_ranks(group)[0]  # groups of a mesh may share a name
         self._name = f"{group.group_name}/{first}/{next(_numbers)}"
         self._agreements = 0
+        self._drops = "align" in module.MESH
 
     def __call__(
         self,
@@ -110,15 +120,19 @@ class ContextParallel:
         Args:
             q: (batch, num_q_heads, tokens, head_dim): the shard of this rank, as `shard` gives it.
                 Without a call of `shard` before, the whole has as many tokens on every rank.
+                Or a DTensor of such shards, `Shard(2)` over the ranks of the mesh; over other
+                dimensions of its mesh replicated, or sharded by batch entries or heads.
             k: (batch, num_kv_heads, tokens, head_dim), likewise.
             v: likewise.
             scale: as of the module's ``attention``.
             **parameters: those of the module's ``attention``, whole and the same on all ranks:
                 tensors are indexed by positions in the whole. Gradients of tensors are those of
-                the whole on every rank.
+                the whole on every rank, unless ``reduce_learned`` is False. DTensors have to be
+                replicated. With dropout, the seed of the first rank counts, whether given or drawn
+                there.
 
         Returns:
-            (batch, num_q_heads, tokens, head_dim of v) in q's dtype.
+            (batch, num_q_heads, tokens, head_dim of v) in q's dtype; a DTensor as q if q is one.
 
         Raises:
             Disagreement: ranks call with different shapes, dtypes, parameters or modules; or one
@@ -136,7 +150,12 @@ class ContextParallel:
         """
         self._check_parameters(parameters)
         ranges = self._ranges(length, parameters)
-        return make_layout(length, self.ranks, self.balance, ranges.pairs)
+        align = alignment(self.module)
+        return make_layout(length, self.ranks, self.balance, ranges.pairs, align)
+
+    def use(self, layout: Layout) -> None:
+        """Lets calls follow a layout, as `shard` does with that of a tensor."""
+        self._layout = layout
 
     def shard(self, x: torch.Tensor, dim: int, **parameters: Any) -> torch.Tensor:
         """This rank's part of a tensor of the whole, in the order that calls take.
@@ -153,9 +172,7 @@ class ContextParallel:
         length = x.shape[dim]
         if parameters or self._layout is None or self._layout.length != length:
             self._layout = self.layout(length, **parameters)
-        spans = self._layout.chunks[self.rank]
-        runs = [x.narrow(dim, begin, end - begin) for begin, end in spans]
-        return torch.cat(runs, dim) if len(runs) > 1 else runs[0].contiguous()
+        return part_of(x, self._layout, self.rank, dim)
 
     def unshard(self, x: torch.Tensor, dim: int) -> torch.Tensor:
         """The whole of a tensor whose parts the ranks have, on each of them.
@@ -170,19 +187,7 @@ class ContextParallel:
         """
         if x.requires_grad and torch.is_grad_enabled():
             raise RuntimeError("unshard: passes no gradient; call it under torch.no_grad()")
-        layout = self._layout_of(x.shape[dim], {})
-        moved = x.movedim(dim, 0)
-        most = max(layout.lengths)
-        padded = moved.new_zeros(most, *moved.shape[1:])
-        padded[: len(moved)] = moved
-        found = moved.new_empty(self.ranks * most, *moved.shape[1:])
-        dist.all_gather(list(found.chunk(self.ranks)), padded, group=self.group)
-        whole = moved.new_empty(layout.length, *moved.shape[1:])
-        for rank, spans in enumerate(layout.chunks):
-            for (begin, end), start in zip(spans, layout.starts(rank), strict=True):
-                at = rank * most + start
-                whole[begin:end] = found[at : at + end - begin]
-        return whole.movedim(0, dim)
+        return whole_of(x, self._layout_of(x.shape[dim], {}), self.group, dim)
 
     def plan(
         self,
@@ -220,9 +225,15 @@ class ContextParallel:
         scale: float | None,
         parameters: dict[str, Any],
     ) -> torch.Tensor:
-        problem, exchange, layout = "", None, None
+        problem, exchange, layout, kind, seed = "", None, None, None, None
         try:
             self._check_parameters(parameters)
+            q, k, v, parameters, kind = unwrapped(
+                self.module, self.group, q, k, v, parameters, reduced=self._reduce_learned
+            )
+            if self._drops:
+                seed = parameters.pop("seed", None)
+                check_seed(seed)
             _check_shapes(q, k, v)
             layout = self._layout_of(q.shape[2], parameters)
             exchange = self._exchange(layout, q.shape[0], q.shape[1], parameters)
@@ -230,6 +241,8 @@ class ContextParallel:
             problem = f"{type(error).__name__}: {error}"
         self._agree(q, k, v, scale, parameters, exchange, problem)
         assert exchange is not None and layout is not None
+        if parameters.get("dropout_p", 0.0) > 0.0 and self._drops:
+            parameters = {**parameters, "seed": shared_seed(seed, self.group, q.device)}
         facts = self.module.MESH
         lengths = dict.fromkeys(facts["whole_lengths"], layout.length)
         tensors = {n: x for n, x in parameters.items() if isinstance(x, torch.Tensor)}
@@ -241,8 +254,10 @@ class ContextParallel:
             scale=scale,
             numbers={**numbers, **lengths},
             tensors=tuple(tensors),
+            reduce_learned=self._reduce_learned,
         )
-        return run(work, q, k, v, *tensors.values())
+        out = run(work, q, k, v, *tensors.values())
+        return out if kind is None else kind.wrap(out)
 
     def _agree(
         self,
@@ -262,6 +277,7 @@ class ContextParallel:
                 facts[f"{name}'s dtype"] = x.dtype
                 facts[f"{name}'s requires_grad"] = x.requires_grad and torch.is_grad_enabled()
         facts |= {"balance": self.balance, "parts": self._parts, "direct": self._direct}
+        facts["reduce_learned"] = self._reduce_learned
         facts["scale"] = scale
         for name in sorted(parameters):
             value = parameters[name]
@@ -275,11 +291,11 @@ class ContextParallel:
         key = tuple(facts.items())
         if key in self._agreed and not problem:
             return
-        name = f"{self._name}/{self._agreements}"
-        agree(self.group, name, facts, problem, self._timeout)
-        if self._agreements:  # all ranks have read the one before
-            forget(self.group, f"{self._name}/{self._agreements - 1}")
-        self._agreements += 1
+        number = self._agreements
+        self._agreements += 1  # after an error, too: what was written for it is never read again
+        agree(self.group, f"{self._name}/{number}", facts, problem, self._timeout)
+        if number:  # all ranks have read the one before
+            forget(self.group, f"{self._name}/{number - 1}")
         if len(self._agreed) >= 4 * PLANS:
             self._agreed.clear()
         self._agreed.add(key)
@@ -291,7 +307,7 @@ class ContextParallel:
         read = [(name, parameters.get(name)) for name in self.module.MESH["of_runs"]]
         tensors = tuple(x for _, x in read if isinstance(x, torch.Tensor))
         sizes = (batch, num_q_heads) if self.module.MESH["by_head"] or tensors else ()
-        key = (layout, sizes, tuple((name, _known_by(x)) for name, x in read))
+        key = (layout, sizes, tuple((name, known_by(x)) for name, x in read))
         known = self._works.get(key)
         if known is not None and all(ref() is x for ref, x in zip(known[0], tensors, strict=True)):
             self._works.move_to_end(key)
@@ -313,7 +329,7 @@ class ContextParallel:
         layout = self._layout
         if layout is None:
             read = self.module.MESH["of_runs"]
-            key = tokens, *((name, _known_by(parameters.get(name))) for name in read)
+            key = tokens, *((name, known_by(parameters.get(name))) for name in read)
             if key not in self._guessed:
                 self._guessed = {key: self.layout(tokens * self.ranks, **parameters)}
             layout = self._guessed[key]
@@ -366,6 +382,6 @@ def _check_shapes(q: Any, k: Any, v: Any) -> None:
             )
 
 
-def _known_by(value: Any) -> Any:
+def known_by(value: Any) -> Any:
     """What tells a parameter from another: a tensor itself, and whether it was written to."""
     return (id(value), value._version) if isinstance(value, torch.Tensor) else value

@@ -60,19 +60,23 @@ class Layout:
         return torch.cat([torch.arange(0), *runs])
 
 
-def contiguous(length: int, ranks: int) -> Layout:
-    """One chunk for each rank, in their order."""
-    return Layout(length, tuple((span,) for span in _cut(length, ranks)))
+def contiguous(length: int, ranks: int, align: int = 1) -> Layout:
+    """One chunk for each rank, in their order; chunks begin at multiples of ``align``."""
+    return Layout(length, tuple((span,) for span in _cut(length, ranks, align)))
 
 
-def zigzag(length: int, ranks: int) -> Layout:
+def zigzag(length: int, ranks: int, align: int = 1) -> Layout:
     """Two chunks for each rank: the first and the last, the second and the last but one, ..."""
-    spans = _cut(length, 2 * ranks)
+    spans = _cut(length, 2 * ranks, align)
     return Layout(length, tuple((spans[i], spans[-1 - i]) for i in range(ranks)))
 
 
 def balanced(
-    length: int, ranks: int, cost: Callable[[int, int], int], chunks: int | None = None
+    length: int,
+    ranks: int,
+    cost: Callable[[int, int], int],
+    chunks: int | None = None,
+    align: int = 1,
 ) -> Layout:
     """As many chunks for each rank as are needed to share the cost evenly.
 
@@ -82,14 +86,15 @@ def balanced(
         cost: of the queries from one position to before another.
         chunks: of each rank; None: 1, 2, 4... until the most loaded rank is within 2% of the mean,
             or the chunks are one tile.
+        align: chunks begin at multiples of it.
     """
     if chunks is not None:
-        return _assigned(length, ranks, cost, chunks)
-    best = contiguous(length, ranks)
+        return _assigned(length, ranks, cost, chunks, align)
+    best = contiguous(length, ranks, align)
     least = imbalance(best, cost)
     number = 2
     while least > EVEN and number <= MOST_CHUNKS and length >= TILE * ranks * number:
-        layout = _assigned(length, ranks, cost, number)
+        layout = _assigned(length, ranks, cost, number, align)
         if (found := imbalance(layout, cost)) < least:
             best, least = layout, found
         number *= 2
@@ -102,9 +107,11 @@ def imbalance(layout: Layout, cost: Callable[[int, int], int]) -> float:
     return max(costs) * len(costs) / sum(costs) if sum(costs) else 1.0
 
 
-def _assigned(length: int, ranks: int, cost: Callable[[int, int], int], chunks: int) -> Layout:
+def _assigned(
+    length: int, ranks: int, cost: Callable[[int, int], int], chunks: int, align: int
+) -> Layout:
     """Chunks by falling cost, each to the least loaded rank that has room for one more."""
-    spans = _cut(length, ranks * chunks)
+    spans = _cut(length, ranks * chunks, align)
     costs = [cost(*span) for span in spans]
     loads = [0] * ranks
     given: list[list[Span]] = [[] for _ in range(ranks)]
@@ -115,6 +122,7 @@ def _assigned(length: int, ranks: int, cost: Callable[[int, int], int], chunks: 
     return Layout(length, tuple(sorted(tuple(sorted(mine)) for mine in given)))
 
 
-def _cut(length: int, parts: int) -> list[Span]:
-    """Spans of equal lengths, or lengths that differ by one."""
-    return list(pairwise(i * length // parts for i in range(parts + 1)))
+def _cut(length: int, parts: int, align: int = 1) -> list[Span]:
+    """Spans of lengths that are equal or differ by ``align``, but for the last one."""
+    ends = (i * length // parts + align // 2 for i in range(1, parts))
+    return list(pairwise([0, *(min(end - end % align, length) for end in ends), length]))

@@ -35,6 +35,7 @@ class Work:
         scale: that of the call.
         numbers: parameters that are no tensors.
         tensors: the names of those that are.
+        reduce_learned: whether gradients of these are added up over the ranks.
     """
 
     module: ModuleType
@@ -43,6 +44,7 @@ class Work:
     scale: float | None
     numbers: Mapping[str, Any]
     tensors: tuple[str, ...]
+    reduce_learned: bool
 
     @cached_property
     def chunks(self) -> tuple[tuple[Call, ...], ...]:
@@ -77,9 +79,11 @@ class Work:
     def _calls(self) -> Iterator[Call]:
         return (call for calls in self.chunks for call in calls)
 
-    def arguments(self, call: Call, tensors: tuple[torch.Tensor, ...]) -> dict[str, Any]:
-        """The keywords of a call of the module."""
-        at = {"q_offset": call.q_offset, "kv_offset": call.kv_offset}
+    def arguments(
+        self, call: Call, tensors: tuple[torch.Tensor, ...], of_q: slice
+    ) -> dict[str, Any]:
+        """The keywords of a call of the module, for some heads of the queries."""
+        at = {"q_offset": call.q_offset, "kv_offset": call.kv_offset, "head_offset": of_q.start}
         offsets = {name: at[name] for name in self.module.MESH["offsets"]}
         named = dict(zip(self.tensors, tensors, strict=True))
         return {"scale": self.scale, **self.numbers, **offsets, **named}
@@ -148,7 +152,7 @@ class _Attention(torch.autograd.Function):
                 for call in calls:
                     seen = slice(*call.keys)
                     given = q[rows], keys[:, :, seen], values[:, :, seen]
-                    options = work.arguments(call, tensors)
+                    options = work.arguments(call, tensors, of_q)
                     results.append(
                         lanes.run(work.module.attention, *given, return_lse=True, **options)
                     )
@@ -210,7 +214,7 @@ class _Attention(torch.autograd.Function):
                 for call in calls:
                     seen = slice(*call.keys)
                     given = q[rows], keys[:, :, seen], values[:, :, seen], *saved, grad_out[rows]
-                    options = work.arguments(call, tuple(tensors))
+                    options = work.arguments(call, tuple(tensors), of_q)
                     results.append(lanes.run(work.module.partial_gradients, *given, **options))
                 group.found.append((rows, calls, results))
             lanes.mark(number)
@@ -222,7 +226,7 @@ class _Attention(torch.autograd.Function):
             finish(before)
         for each in going:
             take(*each)
-        for total in learned:
+        for total in learned if work.reduce_learned else ():
             dist.all_reduce(total, group=work.exchange.group)
         of_tensors = dict(zip(work.module.MESH["learned"], learned, strict=True))
         return (

@@ -179,6 +179,7 @@ class Ranges:
         read = {name: parameters[name] for name in facts["of_runs"] if name in parameters}
         found = module.visible_runs(q_len, kv_len, batch=batch, num_q_heads=num_q_heads, **read)
         self._merges = facts["merges"]
+        self._align = alignment(module)
         self.kv_len = kv_len
         self.loose = not facts["exact"]
         counts = _union(found)
@@ -204,7 +205,7 @@ class Ranges:
         ends = (
             (int(first[begin:end].min()), int(last[begin:end].max())) for first, last in self._ends
         )
-        spans = [(first, last) for first, last in ends if first < last]
+        spans = [(first - first % self._align, last) for first, last in ends if first < last]
         return tuple(joined(spans, GAP if self._merges else self.kv_len + 1))
 
 
@@ -222,16 +223,24 @@ def make_plan(ranges: Ranges, queries: Layout, keys: Layout) -> Plan:
 
 
 def make_layout(
-    length: int, ranks: int, balance: str | int, cost: Callable[[int, int], int]
+    length: int,
+    ranks: int,
+    balance: str | int,
+    cost: Callable[[int, int], int],
+    align: int = 1,
 ) -> Layout:
     """The layout that ``balance`` asks for: see `context_parallel`."""
     if balance == "contiguous":
-        return contiguous(length, ranks)
+        return contiguous(length, ranks, align)
     if balance == "zigzag":
-        return zigzag(length, ranks)
-    if isinstance(balance, int):
-        return balanced(length, ranks, cost, balance)
-    return balanced(length, ranks, cost)
+        return zigzag(length, ranks, align)
+    return balanced(length, ranks, cost, balance if isinstance(balance, int) else None, align)
+
+
+def alignment(module: ModuleType) -> int:
+    """What parts of a module's calls begin at multiples of: 1, but for dropout."""
+    align: int = module.MESH.get("align", 1)
+    return align
 
 
 def joined(spans: Iterable[Span], gap: int = 1) -> Iterator[Span]:

@@ -10,7 +10,7 @@ import torch
 
 from flashgen import AttentionSpec, causal, document, sliding_window
 from flashgen.distributed.layout import Layout, balanced, contiguous, imbalance, zigzag
-from flashgen.distributed.plan import GAP, Plan, Ranges, joined, make_layout, make_plan
+from flashgen.distributed.plan import GAP, Plan, Ranges, alignment, joined, make_layout, make_plan
 from flashgen.forms.mesh import Mesh
 from flashgen.reference import visibility
 from support.cases import Case
@@ -32,7 +32,7 @@ def square(begin: int, end: int) -> int:
 
 def planned(module: ModuleType, length: int, ranks: int, **parameters: torch.Tensor) -> Plan:
     ranges = Ranges(module, length, length, parameters)
-    layout = make_layout(length, ranks, "auto", ranges.pairs)
+    layout = make_layout(length, ranks, "auto", ranges.pairs, alignment(module))
     return make_plan(ranges, layout, layout)
 
 
@@ -79,16 +79,21 @@ def test_documents_in_any_order(ids: list[int]) -> None:
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 7])
 @pytest.mark.parametrize("length", [0, 1, 5, 100, 4096, 5000])
 def test_each_position_is_on_one_rank(length: int, ranks: int) -> None:
-    for layout in (
-        contiguous(length, ranks),
-        zigzag(length, ranks),
-        balanced(length, ranks, square),
-        balanced(length, ranks, square, 5),
+    for layout, align in (
+        (contiguous(length, ranks), 1),
+        (zigzag(length, ranks), 1),
+        (balanced(length, ranks, square), 1),
+        (balanced(length, ranks, square, 5), 1),
+        (contiguous(length, ranks, 16), 16),
+        (zigzag(length, ranks, 16), 16),
+        (balanced(length, ranks, square, align=16), 16),
     ):
         every = torch.cat([layout.positions(rank) for rank in range(ranks)])
         assert torch.equal(every.sort().values, torch.arange(length))
         chunks = max(map(len, layout.chunks))
-        assert max(layout.lengths) - min(layout.lengths) <= chunks
+        assert max(layout.lengths) - min(layout.lengths) <= chunks * (2 * align - 1)
+        begins = [begin for spans in layout.chunks for begin, end in spans if begin < end]
+        assert all(begin % align == 0 for begin in begins)
         for rank in range(ranks):
             assert [len(p) for p in [layout.positions(rank)]] == [layout.lengths[rank]]
             starts = layout.starts(rank)
@@ -150,6 +155,14 @@ def test_pieces_and_calls_name_the_same_rows() -> None:
                 torch.arange(call.kv_offset, call.kv_offset + call.keys[1] - call.keys[0]),
             )
             assert int(layout.positions(rank)[call.queries[0]]) == call.q_offset
+
+
+def test_parts_with_dropout_begin_where_random_numbers_do() -> None:
+    """Queries and keys at multiples of 16, in windows of any width."""
+    spec = AttentionSpec(16, mask=sliding_window(29, 0), forms=FORMS, dropout=True)
+    plan = planned(rendered_module(spec), 1000, 4)
+    calls = [call for rank in range(4) for calls in plan.calls(rank) for call in calls]
+    assert calls and all(c.q_offset % 16 == c.kv_offset % 16 == 0 for c in calls)
 
 
 def test_near_runs_are_joined() -> None:

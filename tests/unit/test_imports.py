@@ -44,7 +44,8 @@ LAYERS = """
     console
     compiling
     distributed.layout distributed.plan distributed.exchange distributed.agreement
-    distributed.lanes distributed.parts distributed.attend distributed
+    distributed.wholes distributed.seeds distributed.dtensors
+    distributed.lanes distributed.parts distributed.attend distributed.style distributed
     integrations integrations.captures integrations.small_integer
     integrations.captured_tensor integrations.block_table
     integrations.replaced

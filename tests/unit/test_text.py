@@ -50,6 +50,7 @@ ON_OTHERS = {
     "cli/app.py": ({"splitlines"}, "messages"),
     "cli/options.py": ({"startswith"}, "words that a shell completes"),
     "console.py": ({"rpartition", "split", "textwrap"}, "names of files and packages; lines"),
+    "distributed/style.py": ({"inspect"}, "what a module's forward takes"),
     "errors.py": ({"split", "splitlines", "strip"}, "messages"),
     "export.py": (
         {
