@@ -31,16 +31,18 @@ class Sharded:
         tensors: q, k, v, and the gradient of the output.
         parameters: those of the call, without lengths and offsets.
         balance: of `context_parallel`.
-        direct: likewise.
+        strategy: likewise.
         parts: likewise.
+        keep: likewise.
     """
 
     module: str
     tensors: tuple[torch.Tensor, ...]
     parameters: dict[str, Any]
     balance: str | int = "auto"
-    direct: bool = False
+    strategy: str = "all-to-all"
     parts: int | None = None
+    keep: bool | None = None
 
     @property
     def length(self) -> int:
@@ -76,7 +78,13 @@ def by_ranks(call: Sharded) -> dict[str, torch.Tensor]:
     plans.GAP = GAP
     warnings.simplefilter("ignore")
     module = module_in(call.module)
-    attend = context_parallel(module, balance=call.balance, direct=call.direct, parts=call.parts)
+    attend = context_parallel(
+        module,
+        balance=call.balance,
+        strategy=call.strategy,
+        parts=call.parts,
+        keep=call.keep,
+    )
     parameters = _leaves(call.parameters, None)
     read = {name: parameters[name] for name in module.MESH["of_runs"] if name in parameters}
     *given, grad_out = (attend.shard(x, 2, **read) for x in call.tensors)
