@@ -248,7 +248,7 @@ def whole_lengths(module: ModuleType, case: Case) -> dict[str, int]:
 def check(
     modules: Mapping[str, ModuleType], case: Case, device: torch.device, ways: Mapping[str, Any]
 ) -> list[str]:
-    """What differs from one GPU by more than twice its error against float32."""
+    """What differs from float32 by more than twice one GPU's error and two roundings."""
     module = modules[case.module]
     (q, k, v, grad_out), parameters = case.inputs(device)
     results = []
@@ -268,7 +268,8 @@ def check(
             out.backward(attend.shard(grad_out, 2))
             found = [attend.unshard(x.detach(), 2) for x in (out, *(x.grad for x in given))]
             for what, a, b, c in zip(("out", "q", "k", "v"), exact, alone, found, strict=True):
-                allowed = 2 * (b - a).abs().max() + 1e-3 * a.abs().max()
+                # Gradients of keys are sums of a few parts, each rounded to 8 bits.
+                allowed = 2 * (b - a).abs().max() + 4e-3 * a.abs().max()
                 error = (c - a).abs().max()
                 if not error <= allowed:
                     problems.append(
