@@ -126,6 +126,7 @@ NOT_IN_MODULES = frozenset(
         "loader.py",
         "place.py",
         "publish.py",
+        "ranks.py",
         "stamp.py",
         "validate.py",
         "tuning/backward_bench.py",

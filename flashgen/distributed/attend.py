@@ -51,7 +51,8 @@ def context_parallel(
         mesh: a DeviceMesh of one dimension, as ``mesh["cp"]``; a process group; or None for all
             ranks.
         balance: how positions are given to ranks. ``"auto"``: as many chunks for each rank as are
-            needed to share the visible pairs evenly; a number: so many; ``"contiguous"``: one run
+            needed to share the visible pairs evenly, unless the rows that they need of others
+            cost more than that saves; a number: so many; ``"contiguous"``: one run
             of positions for each rank; ``"zigzag"``: the first and the last of twice as many, and
             so on. All ranks have the same number of tokens, or one more or less.
         strategy: how keys come to queries: ``"all-to-all"`` of the rows that are needed;
@@ -165,7 +166,7 @@ class ContextParallel:
         """
         self._check_parameters(parameters)
         ranges = self._ranges(length, parameters)
-        return make_layout(length, self.ranks, self.balance, ranges.pairs)
+        return make_layout(ranges, self.ranks, self.balance)
 
     def shard(self, x: torch.Tensor, dim: int, **parameters: Any) -> torch.Tensor:
         """This rank's part of a tensor of the whole, in the order that calls take.

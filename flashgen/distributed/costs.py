@@ -215,19 +215,21 @@ def _of_ring(plan: Plan, sizes: Sizes, machine: Machine) -> Cost:
     shares = traffic / traffic.sum(0).clamp(min=1)
     outputs = torch.tensor(plan.queries.lengths) * sizes.output
     passes = []
-    # Forward rows come; backward gradients go the other way, too. Each step merges or adds.
-    for seconds, moved, copies in zip(
-        _products(plan, sizes, machine), (1, 2), (16, 6), strict=True
+    # Rows come, and backward as many gradients go the other way. Each step merges outputs of 16
+    # bits in float32, or adds gradients in float32.
+    for seconds, moved, of_outputs, of_rows in zip(
+        _products(plan, sizes, machine), (1, 2), (30, 5), (0, 17), strict=True
     ):
         total = torch.zeros(ranks, dtype=torch.float64)
         for step in range(ranks):
-            mine = seconds * shares[(each - step) % ranks, each]
+            sender = (each - step) % ranks
             coming = torch.zeros_like(traffic)
             if step + 1 < ranks:
-                sender = (each - step - 1) % ranks
-                coming[sender, each] = traffic[sender, each] * sizes.row * moved
-            total += torch.maximum(mine, _transfers(coming, machine))
-            total += copies * outputs / machine.memory if ranks > 1 else 0
+                after = (each - step - 1) % ranks
+                coming[after, each] = traffic[after, each] * sizes.row * moved
+            total += torch.maximum(seconds * shares[sender, each], _transfers(coming, machine))
+            copied = of_outputs * outputs + of_rows * traffic[sender, each] * sizes.row
+            total += copied / machine.memory if ranks > 1 else 0
         passes.append(total)
     received = (traffic.sum(0) - traffic.diagonal()) * sizes.row
     returned = (traffic.sum(1) - traffic.diagonal()) * sizes.row

@@ -8,7 +8,7 @@ union of these runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
@@ -17,7 +17,11 @@ from typing import Any
 
 import torch
 
-from flashgen.distributed.layout import Layout, Span, balanced, contiguous, zigzag
+from flashgen.distributed.layout import Layout, Span, balanced, contiguous, evener, zigzag
+
+#: The pairs of a head that take as long as a row of keys that another rank sends, there and back:
+#: on H100s joined by NVLink, with four heads of queries for each of keys.
+OF_A_ROW = 340
 
 #: Runs of keys with fewer keys between them become one: a call more takes longer.
 GAP = 512
@@ -311,17 +315,25 @@ def make_plan(ranges: Ranges, queries: Layout, keys: Layout) -> Plan:
     )
 
 
-def make_layout(
-    length: int, ranks: int, balance: str | int, cost: Callable[[int, int], int]
-) -> Layout:
+def make_layout(ranges: Ranges, ranks: int, balance: str | int) -> Layout:
     """The layout that ``balance`` asks for: see `context_parallel`."""
+    length, cost = ranges.kv_len, ranges.pairs
     if balance == "contiguous":
         return contiguous(length, ranks)
     if balance == "zigzag":
         return zigzag(length, ranks)
     if isinstance(balance, int):
         return balanced(length, ranks, cost, balance)
-    return balanced(length, ranks, cost)
+    layouts = list(evener(length, ranks, cost))
+    if len(layouts) == 1:
+        return layouts[0]
+    # The first of equals: more chunks are more calls.
+    return min(layouts, key=lambda layout: _load(make_plan(ranges, layout, layout)))
+
+
+def _load(plan: Plan) -> int:
+    """The work of the most loaded rank, in pairs."""
+    return max(plan.pairs[r] + OF_A_ROW * plan.received(r) for r in range(plan.ranks))
 
 
 def joined(spans: Iterable[Span], gap: int = 1) -> Iterator[Span]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from flashgen import AttentionSpec, causal, document, sliding_window
-from flashgen.distributed.layout import Layout, balanced, contiguous, imbalance, zigzag
+from flashgen.distributed.layout import Layout, balanced, contiguous, evener, imbalance, zigzag
 from flashgen.distributed.plan import GAP, Plan, Ranges, joined, make_layout, make_plan
 from flashgen.forms.mesh import Mesh
 from flashgen.reference import visibility
@@ -32,7 +32,7 @@ def square(begin: int, end: int) -> int:
 
 def planned(module: ModuleType, length: int, ranks: int, **parameters: torch.Tensor) -> Plan:
     ranges = Ranges(module, length, length, parameters)
-    layout = make_layout(length, ranks, "auto", ranges.pairs)
+    layout = make_layout(ranges, ranks, "auto")
     return make_plan(ranges, layout, layout)
 
 
@@ -82,7 +82,7 @@ def test_each_position_is_on_one_rank(length: int, ranks: int) -> None:
     for layout in (
         contiguous(length, ranks),
         zigzag(length, ranks),
-        balanced(length, ranks, square),
+        *evener(length, ranks, square),
         balanced(length, ranks, square, 5),
     ):
         every = torch.cat([layout.positions(rank) for rank in range(ranks)])
@@ -100,7 +100,7 @@ def test_each_position_is_on_one_rank(length: int, ranks: int) -> None:
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_causal_queries_are_shared_by_two_chunks(ranks: int) -> None:
-    layout = balanced(2048 * ranks, ranks, square)
+    *_, layout = evener(2048 * ranks, ranks, square)
     assert layout == zigzag(2048 * ranks, ranks)
     assert imbalance(layout, square) < 1.0001
     assert imbalance(contiguous(2048 * ranks, ranks), square) > 1.4
@@ -133,7 +133,7 @@ def test_plans_of_many_ranks(ranks: int) -> None:
 def test_pieces_and_calls_name_the_same_rows() -> None:
     """Each row that a rank needs comes once, from its owner, to its place."""
     ranges = Ranges(rendered_module(WINDOW), 9000, 9000, {})
-    layout = make_layout(9000, 3, 4, ranges.pairs)
+    layout = make_layout(ranges, 3, 4)
     plan = make_plan(ranges, layout, layout)
     for rank in range(3):
         buffer = torch.full((plan.rows(rank),), -1)

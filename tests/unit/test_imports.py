@@ -47,6 +47,7 @@ LAYERS = """
     distributed.lanes distributed.work distributed.rows distributed.gather distributed.ring
     distributed.heads distributed.costs distributed.forecast
     distributed.passes distributed.strategies distributed.attend distributed
+    ranks
     integrations integrations.captures integrations.small_integer
     integrations.captured_tensor integrations.block_table
     integrations.replaced
