@@ -46,8 +46,8 @@ class Machine:
     between: float = 45e9
     latency: float = 30e-6
     memory: float = 2.2e12
-    forward: float = 620e12
-    backward: float = 520e12
+    forward: float = 760e12
+    backward: float = 605e12
 
 
 @dataclass(frozen=True)
@@ -218,7 +218,7 @@ def _of_ring(plan: Plan, sizes: Sizes, machine: Machine) -> Cost:
     # Rows come, and backward as many gradients go the other way. Each step merges outputs of 16
     # bits in float32, or adds gradients in float32.
     for seconds, moved, of_outputs, of_rows in zip(
-        _products(plan, sizes, machine), (1, 2), (30, 5), (0, 17), strict=True
+        _products(plan, sizes, machine), (1, 2), (7, 12), (0, 30), strict=True
     ):
         total = torch.zeros(ranks, dtype=torch.float64)
         for step in range(ranks):

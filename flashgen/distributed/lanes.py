@@ -1,6 +1,7 @@
 """Lanes: calls in turns on two streams of a GPU, beside the current one.
 
-The last tiles of a call leave SMs idle, which the next call takes.
+The last tiles of a call leave SMs idle, which the next call takes. The first stream has priority:
+of two calls that could begin, that one does which was issued first, and the other fills up.
 """
 
 from __future__ import annotations
@@ -64,4 +65,7 @@ class Lanes:
 
 @cache
 def _streams(device: torch.device) -> tuple[Any, ...]:
-    return tuple(torch.cuda.Stream(device) for _ in range(2))  # type: ignore[no-untyped-call]
+    return tuple(
+        torch.cuda.Stream(device, priority=priority)  # type: ignore[no-untyped-call]
+        for priority in (-1, 0)
+    )

@@ -17,11 +17,22 @@ from typing import Any
 
 import torch
 
-from flashgen.distributed.layout import Layout, Span, balanced, contiguous, evener, zigzag
+from flashgen.distributed.layout import (
+    EVEN,
+    Layout,
+    Span,
+    balanced,
+    contiguous,
+    evener,
+    zigzag,
+)
 
 #: The pairs of a head that take as long as a row of keys that another rank sends, there and back:
 #: on H100s joined by NVLink, with four heads of queries for each of keys.
 OF_A_ROW = 340
+
+#: Those that take as long as what a further call costs by itself.
+OF_A_CALL = 500_000
 
 #: Runs of keys with fewer keys between them become one: a call more takes longer.
 GAP = 512
@@ -324,16 +335,22 @@ def make_layout(ranges: Ranges, ranks: int, balance: str | int) -> Layout:
         return zigzag(length, ranks)
     if isinstance(balance, int):
         return balanced(length, ranks, cost, balance)
-    layouts = list(evener(length, ranks, cost))
-    if len(layouts) == 1:
-        return layouts[0]
-    # The first of equals: more chunks are more calls.
-    return min(layouts, key=lambda layout: _load(make_plan(ranges, layout, layout)))
+    *others, even = evener(length, ranks, cost)
+    if not others:
+        return even
+    layouts = {layout: _load(make_plan(ranges, layout, layout)) for layout in (*others, even)}
+    least = min(layouts, key=layouts.__getitem__)  # of equals the first, with fewer calls
+    return least if EVEN * layouts[least] < layouts[even] else even
 
 
 def _load(plan: Plan) -> int:
     """The work of the most loaded rank, in pairs."""
-    return max(plan.pairs[r] + OF_A_ROW * plan.received(r) for r in range(plan.ranks))
+    return max(
+        plan.pairs[r]
+        + OF_A_ROW * plan.received(r)
+        + OF_A_CALL * sum(len(runs) for runs in plan.runs[r])
+        for r in range(plan.ranks)
+    )
 
 
 def joined(spans: Iterable[Span], gap: int = 1) -> Iterator[Span]:

@@ -140,10 +140,14 @@ class Rows:
         before: Group | None = None
         for group in self._arriving(q, k, v, kept):
             of_q = q[:, group.of_q]
+            # All copies come first: they would wait for the SMs of the first call.
+            given = []
             for span, calls in self.longest_first:
                 rows = slice(None), group.of_q, slice(*span)
                 mine = out[rows].contiguous(), lse[rows].contiguous(), grad_out[rows]
-                first = group.of_q.start
+                given.append((span, calls, mine))
+            first = group.of_q.start
+            for span, calls, mine in given:
                 results = [
                     lanes.run(self.work.gradients, call, of_q, *group.sides, mine, tensors, first)
                     for call in calls

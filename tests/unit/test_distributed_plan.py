@@ -30,9 +30,15 @@ def square(begin: int, end: int) -> int:
     return (end * (end + 1) - begin * (begin + 1)) // 2
 
 
-def planned(module: ModuleType, length: int, ranks: int, **parameters: torch.Tensor) -> Plan:
+def planned(
+    module: ModuleType,
+    length: int,
+    ranks: int,
+    balance: str | int = "auto",
+    **parameters: torch.Tensor,
+) -> Plan:
     ranges = Ranges(module, length, length, parameters)
-    layout = make_layout(ranges, ranks, "auto")
+    layout = make_layout(ranges, ranks, balance)
     return make_plan(ranges, layout, layout)
 
 
@@ -111,6 +117,16 @@ def test_a_window_stays_in_one_chunk_and_sends_its_rows_alone() -> None:
     assert plan.queries == contiguous(131072, 4)
     assert [plan.received(rank) for rank in range(4)] == [0, 4095, 4095, 4095]
     assert 1.0 < plan.imbalance < 1.02
+
+
+def test_a_layout_that_is_more_even_but_sends_more_is_not_taken() -> None:
+    """A window's first rank has 10% less to do; 16 chunks a rank would send all its rows."""
+    plan = planned(rendered_module(WINDOW), 65536, 4)
+    assert plan.queries == contiguous(65536, 4)
+    assert plan.imbalance > 1.03
+    even = planned(rendered_module(WINDOW), 65536, 4, balance=16)
+    assert even.imbalance < 1.03
+    assert even.received(2) > 11 * plan.received(2)
 
 
 def test_documents_are_balanced_within_two_percent() -> None:
