@@ -61,7 +61,8 @@ class _Attention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, grad_out: torch.Tensor):  # type: ignore[no-untyped-def]
         strategy: Strategy = ctx.strategy
-        saved, tensors = ctx.saved_tensors[: ctx.number], ctx.saved_tensors[ctx.number :]
+        every = ctx.saved_tensors  # read once: a checkpoint computes them when they are read
+        saved, tensors = every[: ctx.number], every[ctx.number :]
         grads, learned = strategy.backward(saved, tensors, grad_out)
         work = strategy.work
         for total in learned:

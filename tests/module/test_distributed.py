@@ -134,6 +134,7 @@ def more_calls(write: Write) -> dict[str, Sharded]:
         "rows that are kept": call_of(runs_at, RUNS, 150, (4, 2), balance=5, parts=2, keep=True),
         "rows that come again": call_of(runs_at, RUNS, 150, (4, 2), balance=5, keep=False),
         "in one part": call_of(causal_at, CAUSAL, 70, (8, 4), balance=2, parts=1),
+        "computed again": call_of(runs_at, RUNS, 70, (4, 2), balance=2, again=True),
         "in four parts": call_of(causal_at, CAUSAL, 70, (8, 4), balance=2, parts=4),
         "balanced": call_of(causal_at, CAUSAL, 1030, (2, 2)),
         "as is fastest": call_of(causal_at, CAUSAL, 70, (4, 4), strategy="auto", batch=1),

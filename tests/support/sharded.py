@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
+from torch.utils.checkpoint import checkpoint
 
 import flashgen.distributed.plan as plans
 from flashgen.distributed import context_parallel
@@ -34,6 +35,7 @@ class Sharded:
         strategy: likewise.
         parts: likewise.
         keep: likewise.
+        again: whether the backward pass computes again what the forward pass has saved.
     """
 
     module: str
@@ -43,6 +45,7 @@ class Sharded:
     strategy: str = "all-to-all"
     parts: int | None = None
     keep: bool | None = None
+    again: bool = False
 
     @property
     def length(self) -> int:
@@ -89,7 +92,10 @@ def by_ranks(call: Sharded) -> dict[str, torch.Tensor]:
     read = {name: parameters[name] for name in module.MESH["of_runs"] if name in parameters}
     *given, grad_out = (attend.shard(x, 2, **read) for x in call.tensors)
     given = [x.detach().requires_grad_() for x in given]
-    out = attend(*given, **parameters)
+    if call.again:
+        out = checkpoint(attend, *given, **parameters, use_reentrant=False)
+    else:
+        out = attend(*given, **parameters)
     out.backward(grad_out)
     named = _named(out, given, parameters)
     for name in ("out", "q", "k", "v"):
