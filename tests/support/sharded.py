@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.checkpoint import checkpoint
 
 import flashgen.distributed.plan as plans
+import flashgen.distributed.rows as rows
 from flashgen.distributed import context_parallel
 from flashgen.distributed.agreement import Disagreement
 
@@ -34,7 +35,7 @@ class Sharded:
         balance: of `context_parallel`.
         strategy: likewise.
         parts: likewise.
-        keep: likewise.
+        keep: likewise; rows that are kept are copied head by head, too.
         again: whether the backward pass computes again what the forward pass has saved.
     """
 
@@ -79,6 +80,7 @@ def by_one(call: Sharded, dtype: torch.dtype | None = None) -> dict[str, torch.T
 def by_ranks(call: Sharded) -> dict[str, torch.Tensor]:
     """The same by the ranks that run this, on each the whole."""
     plans.GAP = GAP
+    rows.APART = 0 if call.keep else 2**40
     warnings.simplefilter("ignore")
     module = module_in(call.module)
     attend = context_parallel(
