@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -16,7 +17,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from flashgen.distributed.agreement import TIMEOUT, agree, forget
-from flashgen.distributed.costs import STRATEGIES, Machine, Sizes, choose, keeps_rows
+from flashgen.distributed.costs import STRATEGIES, Machine, Sizes, choose, keeps_rows, machine_of
 from flashgen.distributed.exchange import Exchange
 from flashgen.distributed.forecast import Forecast, forecast
 from flashgen.distributed.layout import Layout
@@ -64,7 +65,8 @@ def context_parallel(
         keep: of all-to-all and all-gather: whether the keys of others are kept for the backward
             pass, which otherwise asks for them again; None: where they take no more memory than
             what is kept anyway.
-        machine: rates that predictions go by; None: those of H100s.
+        machine: rates that predictions go by; None: those of H100s, with as many ranks of a host
+            as torchrun says in LOCAL_WORLD_SIZE, else 8.
         timeout: how long a rank waits for the others at the first call of a kind.
 
     Raises:
@@ -88,8 +90,12 @@ def context_parallel(
         raise ValueError(f"strategy: got {strategy!r}; pass one of {listed}")
     if parts is not None and parts < 1:
         raise ValueError(f"parts: got {parts}; pass a number of groups from 1 on, or None")
-    how = How(strategy, parts, keep, machine or Machine())
-    return ContextParallel(module, _group(mesh), balance, how, timeout)
+    group = _group(mesh)
+    if machine is None:
+        local = os.environ.get("LOCAL_WORLD_SIZE")
+        machine = machine_of(dist.get_process_group_ranks(group), int(local) if local else None)
+    how = How(strategy, parts, keep, machine)
+    return ContextParallel(module, group, balance, how, timeout)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ of a ring and of groups of heads, which travel while something is computed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 
@@ -48,6 +48,19 @@ class Machine:
     memory: float = 2.2e12
     forward: float = 760e12
     backward: float = 605e12
+
+
+def machine_of(ranks: Sequence[int], local: int | None) -> Machine:
+    """The usual rates, for ranks of which some share a host.
+
+    Args:
+        ranks: their numbers in the whole job, in which those of a host follow one another.
+        local: how many a host has, as torchrun says in LOCAL_WORLD_SIZE; None: unknown.
+    """
+    if not local:
+        return Machine()
+    hosts = [rank // local for rank in ranks]
+    return Machine(ranks_per_host=hosts.count(hosts[0]))
 
 
 @dataclass(frozen=True)

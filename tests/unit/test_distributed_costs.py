@@ -11,7 +11,15 @@ import pytest
 import torch
 
 from flashgen import AttentionSpec, alibi, causal, sink_tokens, sliding_window, softmax
-from flashgen.distributed.costs import STRATEGIES, Machine, Sizes, choose, keeps_rows, predicted
+from flashgen.distributed.costs import (
+    STRATEGIES,
+    Machine,
+    Sizes,
+    choose,
+    keeps_rows,
+    machine_of,
+    predicted,
+)
 from flashgen.distributed.forecast import Forecast, forecast, picture
 from flashgen.distributed.plan import Plan, Ranges, make_layout, make_plan, with_every_row
 from support.variants import rendered_module
@@ -162,6 +170,15 @@ def test_the_fastest_is_chosen_unless_one_is_asked_for() -> None:
     slow = Machine(within=25e9)
     chosen = choose("auto", causal_, planned(causal_, 1 << 17, 8), many, slow)
     assert chosen.strategy == "ulysses"
+
+
+def test_ranks_of_a_host() -> None:
+    """Those of a mesh's dimension may be next to one another, or one on each host."""
+    assert machine_of(range(16), 8).ranks_per_host == 8
+    assert machine_of(range(2), 8).ranks_per_host == 2
+    assert machine_of(range(0, 32, 8), 8).ranks_per_host == 1
+    assert machine_of(range(0, 16, 2), 8).ranks_per_host == 4
+    assert machine_of(range(16), None) == Machine()
 
 
 def test_rows_are_kept_where_they_are_few() -> None:
