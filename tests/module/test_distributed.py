@@ -22,13 +22,24 @@ from flashgen import (
     sliding_window,
     softmax,
 )
-from flashgen.distributed import context_parallel
+from flashgen.distributed import Machine, context_parallel
 from flashgen.distributed.costs import STRATEGIES, Sizes, why_not
+from flashgen.explain.call import Asked
 from flashgen.forms.mesh import Mesh
+from flashgen.loader import Variant
+from flashgen.ranks import explain_variant_ranks
 from support.cases import Case, inputs
 from support.oracle import error_and_bound
 from support.ranks import Pool
-from support.sharded import Sharded, by_all, by_one, module_in, problems_of, round_trips
+from support.sharded import (
+    Sharded,
+    by_all,
+    by_one,
+    module_in,
+    problems_of,
+    round_trips,
+    shown_plan,
+)
 from support.variants import lowered, rendered, shipped_module
 from support.vocabulary import VOCABULARY
 
@@ -202,9 +213,17 @@ def test_shards_and_wholes(two: Pool, write: Write) -> None:
         assert found == ["", "", "unshard: passes no gradient; call it under torch.no_grad()"]
 
 
+def test_a_plan_is_what_explain_shows(two: Pool, write: Write) -> None:
+    variant = Variant("causal", CAUSAL, "causal.py")
+    _, shown = explain_variant_ranks(variant, Asked(4096, heads=8, kv_heads=2), 2, Machine())
+    assert two.run(shown_plan, write(CAUSAL)) == [str(shown)] * 2
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"strategy": "tree"}, "strategy: got 'tree'; pass one of 'auto', 'all-to-all', 'ulysses'"),
+        ({"parts": 0}, "parts: got 0; pass a number of groups from 1 on, or None"),
         (
             {"balance": "even"},
             "balance: got 'even'; pass 'auto', 'contiguous', 'zigzag' or a number",

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 import flashgen.distributed.plan as plans
 import flashgen.distributed.rows as rows
-from flashgen.distributed import context_parallel
+from flashgen.distributed import Machine, context_parallel
 from flashgen.distributed.agreement import Disagreement
 
 #: Keys between runs from which on they are calls of their own: cases are short.
@@ -134,6 +134,12 @@ def round_trips(path: str) -> list[str]:
     except RuntimeError as error:
         found.append(str(error))
     return found
+
+
+def shown_plan(path: str) -> str:
+    """The text of a plan, of the ranks that run this."""
+    attend = context_parallel(module_in(path), machine=Machine())
+    return str(attend.plan(4096, num_q_heads=8, num_kv_heads=2))
 
 
 def problems_of(path: str, differences: dict[str, list[Any]]) -> str:
