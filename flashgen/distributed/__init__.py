@@ -8,9 +8,11 @@ from flashgen.distributed.costs import Cost, Machine
 from flashgen.distributed.forecast import Forecast
 from flashgen.distributed.layout import Layout
 from flashgen.distributed.plan import Plan
+from flashgen.distributed.style import ContextParallelStyle
 
 __all__ = [
     "ContextParallel",
+    "ContextParallelStyle",
     "Cost",
     "Forecast",
     "Layout",

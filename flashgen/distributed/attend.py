@@ -18,12 +18,15 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from flashgen.distributed.agreement import TIMEOUT, agree, forget
 from flashgen.distributed.costs import STRATEGIES, Machine, Sizes, choose, keeps_rows, machine_of
+from flashgen.distributed.dtensors import unwrapped
 from flashgen.distributed.exchange import Exchange
 from flashgen.distributed.forecast import Forecast, forecast
 from flashgen.distributed.layout import Layout
 from flashgen.distributed.passes import Strategy, run
 from flashgen.distributed.plan import Ranges, make_layout, make_plan
+from flashgen.distributed.seeds import check_seed, shared_seed
 from flashgen.distributed.strategies import made
+from flashgen.distributed.wholes import part_of, whole_of
 from flashgen.distributed.work import Work
 
 #: Plans that are kept.
@@ -41,6 +44,7 @@ def context_parallel(
     parts: int | None = None,
     keep: bool | None = None,
     machine: Machine | None = None,
+    reduce_learned: bool = True,
     timeout: timedelta = TIMEOUT,
 ) -> ContextParallel:
     """A module's attention for sequences that are sharded over the ranks of a mesh.
@@ -67,6 +71,9 @@ def context_parallel(
             what is kept anyway.
         machine: rates that predictions go by; None: those of H100s, with as many ranks of a host
             as torchrun says in LOCAL_WORLD_SIZE, else 8.
+        reduce_learned: whether gradients of learned tensors are added up over the ranks. Without it
+            each rank has those by its own queries, as it has those of a model's other parameters:
+            FSDP and DDP add these up.
         timeout: how long a rank waits for the others at the first call of a kind.
 
     Raises:
@@ -94,18 +101,19 @@ def context_parallel(
     if machine is None:
         local = os.environ.get("LOCAL_WORLD_SIZE")
         machine = machine_of(dist.get_process_group_ranks(group), int(local) if local else None)
-    how = How(strategy, parts, keep, machine)
+    how = How(strategy, parts, keep, machine, reduce_learned)
     return ContextParallel(module, group, balance, how, timeout)
 
 
 @dataclass(frozen=True)
 class How:
-    """How keys travel: the arguments of `context_parallel`."""
+    """How tensors travel: the arguments of `context_parallel`."""
 
     strategy: str
     parts: int | None
     keep: bool | None
     machine: Machine
+    reduce_learned: bool
 
 
 class ContextParallel:
@@ -131,6 +139,7 @@ class ContextParallel:
         first = dist.get_process_group_ranks(group)[0]  # groups of a mesh may share a name
         self._name = f"{group.group_name}/{first}/{next(_numbers)}"
         self._agreements, self._connected = 0, False
+        self._drops = "align" in module.MESH
 
     def __call__(
         self,
@@ -146,15 +155,19 @@ class ContextParallel:
         Args:
             q: (batch, num_q_heads, tokens, head_dim): the shard of this rank, as `shard` gives it.
                 Without a call of `shard` before, the whole has as many tokens on every rank.
+                Or a DTensor of such shards, `Shard(2)` over the ranks of the mesh; over other
+                dimensions of its mesh replicated, or sharded by batch entries or heads.
             k: (batch, num_kv_heads, tokens, head_dim), likewise.
             v: likewise.
             scale: as of the module's ``attention``.
             **parameters: those of the module's ``attention``, whole and the same on all ranks:
                 tensors are indexed by positions in the whole. Gradients of tensors are those of
-                the whole on every rank.
+                the whole on every rank, unless ``reduce_learned`` is False. DTensors have to be
+                replicated. With dropout, the seed of the first rank counts, whether given or drawn
+                there.
 
         Returns:
-            (batch, num_q_heads, tokens, head_dim of v) in q's dtype.
+            (batch, num_q_heads, tokens, head_dim of v) in q's dtype; a DTensor as q if q is one.
 
         Raises:
             Disagreement: ranks call with different shapes, dtypes, parameters or modules; or one
@@ -174,6 +187,10 @@ class ContextParallel:
         ranges = self._ranges(length, parameters)
         return make_layout(ranges, self.ranks, self.balance)
 
+    def use(self, layout: Layout) -> None:
+        """Lets calls follow a layout, as `shard` does with that of a tensor."""
+        self._layout = layout
+
     def shard(self, x: torch.Tensor, dim: int, **parameters: Any) -> torch.Tensor:
         """This rank's part of a tensor of the whole, in the order that calls take.
 
@@ -189,9 +206,7 @@ class ContextParallel:
         length = x.shape[dim]
         if parameters or self._layout is None or self._layout.length != length:
             self._layout = self.layout(length, **parameters)
-        spans = self._layout.chunks[self.rank]
-        runs = [x.narrow(dim, begin, end - begin) for begin, end in spans]
-        return torch.cat(runs, dim) if len(runs) > 1 else runs[0].contiguous()
+        return part_of(x, self._layout, self.rank, dim)
 
     def unshard(self, x: torch.Tensor, dim: int) -> torch.Tensor:
         """The whole of a tensor whose parts the ranks have, on each of them.
@@ -206,19 +221,7 @@ class ContextParallel:
         """
         if x.requires_grad and torch.is_grad_enabled():
             raise RuntimeError("unshard: passes no gradient; call it under torch.no_grad()")
-        layout = self._layout_of(x.shape[dim], {})
-        moved = x.movedim(dim, 0)
-        most = max(layout.lengths)
-        padded = moved.new_zeros(most, *moved.shape[1:])
-        padded[: len(moved)] = moved
-        found = moved.new_empty(self.ranks * most, *moved.shape[1:])
-        dist.all_gather(list(found.chunk(self.ranks)), padded, group=self.group)
-        whole = moved.new_empty(layout.length, *moved.shape[1:])
-        for rank, spans in enumerate(layout.chunks):
-            for (begin, end), start in zip(spans, layout.starts(rank), strict=True):
-                at = rank * most + start
-                whole[begin:end] = found[at : at + end - begin]
-        return whole.movedim(0, dim)
+        return whole_of(x, self._layout_of(x.shape[dim], {}), self.group, dim)
 
     def plan(
         self,
@@ -277,9 +280,15 @@ class ContextParallel:
         scale: float | None,
         parameters: dict[str, Any],
     ) -> torch.Tensor:
-        problem, exchange, layout, chosen = "", None, None, None
+        problem, exchange, chosen, kind, seed = "", None, None, None, None
         try:
             self._check_parameters(parameters)
+            q, k, v, parameters, kind = unwrapped(
+                self.module, self.group, q, k, v, parameters, reduced=self._how.reduce_learned
+            )
+            if self._drops:
+                seed = parameters.pop("seed", None)
+                check_seed(seed)
             _check_shapes(q, k, v)
             layout = self._layout_of(q.shape[2], parameters)
             exchange = self._exchange(layout, q.shape[0], q.shape[1], parameters)
@@ -288,8 +297,13 @@ class ContextParallel:
             problem = f"{type(error).__name__}: {error}"
         self._agree(q, k, v, scale, parameters, exchange, problem)
         assert chosen is not None
+        if parameters.get("dropout_p", 0.0) > 0.0 and self._drops:
+            assert exchange is not None
+            parameters = {**parameters, "seed": shared_seed(seed, self.group, q.device)}
+            chosen = self._strategy(exchange, q, k, v, scale, parameters)
         tensors = [x for x in parameters.values() if isinstance(x, torch.Tensor)]
-        return run(chosen, q, k, v, *tensors)
+        out = run(chosen, q, k, v, *tensors)
+        return out if kind is None else kind.wrap(out)
 
     def _strategy(
         self,
@@ -319,7 +333,8 @@ class ContextParallel:
                 parts=how.parts,
             )
             whole = dict.fromkeys(lengths, exchange.plan.queries.length)
-            work = Work(self.module, exchange, scale, {**numbers, **whole}, tensors)
+            numbers_of_all = {**numbers, **whole}
+            work = Work(self.module, exchange, scale, numbers_of_all, tensors, how.reduce_learned)
             keep = keeps_rows(exchange.plan, sizes) if how.keep is None else how.keep
             self._strategies[key] = made(choice, work, keep)
         return self._strategies[key]
@@ -355,11 +370,11 @@ class ContextParallel:
         key = tuple(facts.items())
         if key in self._agreed and not problem:
             return
-        name = f"{self._name}/{self._agreements}"
-        agree(self.group, name, facts, problem, self._timeout)
-        if self._agreements:  # all ranks have read the one before
-            forget(self.group, f"{self._name}/{self._agreements - 1}")
-        self._agreements += 1
+        number = self._agreements
+        self._agreements += 1  # after an error, too: what was written for it is never read again
+        agree(self.group, f"{self._name}/{number}", facts, problem, self._timeout)
+        if number:  # all ranks have read the one before
+            forget(self.group, f"{self._name}/{number - 1}")
         if not self._connected:
             # The first that a communicator does has to be of all ranks; rows may be of few.
             dist.all_reduce(torch.zeros(1, device=q.device), group=self.group)
@@ -375,7 +390,7 @@ class ContextParallel:
         read = [(name, parameters.get(name)) for name in self.module.MESH["of_runs"]]
         tensors = tuple(x for _, x in read if isinstance(x, torch.Tensor))
         sizes = (batch, num_q_heads) if self.module.MESH["by_head"] or tensors else ()
-        key = (layout, sizes, tuple((name, _known_by(x)) for name, x in read))
+        key = (layout, sizes, tuple((name, known_by(x)) for name, x in read))
         known = self._works.get(key)
         if known is not None and all(ref() is x for ref, x in zip(known[0], tensors, strict=True)):
             self._works.move_to_end(key)
@@ -397,7 +412,7 @@ class ContextParallel:
         layout = self._layout
         if layout is None:
             read = self.module.MESH["of_runs"]
-            key = tokens, *((name, _known_by(parameters.get(name))) for name in read)
+            key = tokens, *((name, known_by(parameters.get(name))) for name in read)
             if key not in self._guessed:
                 self._guessed = {key: self.layout(tokens * self.ranks, **parameters)}
             layout = self._guessed[key]
@@ -443,6 +458,6 @@ def _check_shapes(q: Any, k: Any, v: Any) -> None:
             )
 
 
-def _known_by(value: Any) -> Any:
+def known_by(value: Any) -> Any:
     """What tells a parameter from another: a tensor itself, and whether it was written to."""
     return (id(value), value._version) if isinstance(value, torch.Tensor) else value

@@ -60,28 +60,31 @@ class Layout:
         return torch.cat([torch.arange(0), *runs])
 
 
-def contiguous(length: int, ranks: int) -> Layout:
-    """One chunk for each rank, in their order."""
-    return Layout(length, tuple((span,) for span in _cut(length, ranks)))
+def contiguous(length: int, ranks: int, align: int = 1) -> Layout:
+    """One chunk for each rank, in their order; chunks begin at multiples of ``align``."""
+    return Layout(length, tuple((span,) for span in _cut(length, ranks, align)))
 
 
-def zigzag(length: int, ranks: int) -> Layout:
+def zigzag(length: int, ranks: int, align: int = 1) -> Layout:
     """Two chunks for each rank: the first and the last, the second and the last but one, ..."""
-    spans = _cut(length, 2 * ranks)
+    spans = _cut(length, 2 * ranks, align)
     return Layout(length, tuple((spans[i], spans[-1 - i]) for i in range(ranks)))
 
 
-def evener(length: int, ranks: int, cost: Callable[[int, int], int]) -> Iterator[Layout]:
+def evener(
+    length: int, ranks: int, cost: Callable[[int, int], int], align: int = 1
+) -> Iterator[Layout]:
     """Layouts with 1, 2, 4... chunks for each rank, each more even than those before.
 
-    Until the most loaded rank is within 2% of the mean, or the chunks are one tile.
+    Until the most loaded rank is within 2% of the mean, or the chunks are one tile. They begin at
+    multiples of ``align``.
     """
-    layout = contiguous(length, ranks)
+    layout = contiguous(length, ranks, align)
     least = imbalance(layout, cost)
     yield layout
     number = 2
     while least > EVEN and number <= MOST_CHUNKS and length >= TILE * ranks * number:
-        layout = balanced(length, ranks, cost, number)
+        layout = balanced(length, ranks, cost, number, align)
         if (found := imbalance(layout, cost)) < least:
             least = found
             yield layout
@@ -94,7 +97,9 @@ def imbalance(layout: Layout, cost: Callable[[int, int], int]) -> float:
     return max(costs) * len(costs) / sum(costs) if sum(costs) else 1.0
 
 
-def balanced(length: int, ranks: int, cost: Callable[[int, int], int], chunks: int) -> Layout:
+def balanced(
+    length: int, ranks: int, cost: Callable[[int, int], int], chunks: int, align: int = 1
+) -> Layout:
     """So many chunks for each rank, which share the cost evenly.
 
     By falling cost, each goes to the least loaded rank that has room for one more.
@@ -104,8 +109,9 @@ def balanced(length: int, ranks: int, cost: Callable[[int, int], int], chunks: i
         ranks: their number.
         cost: of the queries from one position to before another.
         chunks: of each rank.
+        align: chunks begin at multiples of it.
     """
-    spans = _cut(length, ranks * chunks)
+    spans = _cut(length, ranks * chunks, align)
     costs = [cost(*span) for span in spans]
     loads = [0] * ranks
     given: list[list[Span]] = [[] for _ in range(ranks)]
@@ -116,6 +122,7 @@ def balanced(length: int, ranks: int, cost: Callable[[int, int], int], chunks: i
     return Layout(length, tuple(sorted(tuple(sorted(mine)) for mine in given)))
 
 
-def _cut(length: int, parts: int) -> list[Span]:
-    """Spans of equal lengths, or lengths that differ by one."""
-    return list(pairwise(i * length // parts for i in range(parts + 1)))
+def _cut(length: int, parts: int, align: int = 1) -> list[Span]:
+    """Spans of lengths that are equal or differ by ``align``, but for the last one."""
+    ends = (i * length // parts + align // 2 for i in range(1, parts))
+    return list(pairwise([0, *(min(end - end % align, length) for end in ends), length]))

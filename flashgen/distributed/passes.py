@@ -65,7 +65,7 @@ class _Attention(torch.autograd.Function):
         saved, tensors = every[: ctx.number], every[ctx.number :]
         grads, learned = strategy.backward(saved, tensors, grad_out)
         work = strategy.work
-        for total in learned:
+        for total in learned if work.reduce_learned else ():
             dist.all_reduce(total, group=work.exchange.group)
         of_tensors = dict(zip(work.module.MESH["learned"], learned, strict=True))
         return (

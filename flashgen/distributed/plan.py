@@ -277,6 +277,7 @@ class Ranges:
         read = {name: parameters[name] for name in facts["of_runs"] if name in parameters}
         found = module.visible_runs(q_len, kv_len, batch=batch, num_q_heads=num_q_heads, **read)
         self._merges = facts["merges"]
+        self.align = alignment(module)
         self.kv_len = kv_len
         self.loose = not facts["exact"]
         counts = _union(found)
@@ -302,7 +303,7 @@ class Ranges:
         ends = (
             (int(first[begin:end].min()), int(last[begin:end].max())) for first, last in self._ends
         )
-        spans = [(first, last) for first, last in ends if first < last]
+        spans = [(first - first % self.align, last) for first, last in ends if first < last]
         least = GAP if self._merges else self.kv_len + 1
         return tuple(joined(spans, least if gap is None else gap))
 
@@ -328,14 +329,14 @@ def make_plan(ranges: Ranges, queries: Layout, keys: Layout) -> Plan:
 
 def make_layout(ranges: Ranges, ranks: int, balance: str | int) -> Layout:
     """The layout that ``balance`` asks for: see `context_parallel`."""
-    length, cost = ranges.kv_len, ranges.pairs
+    length, cost, align = ranges.kv_len, ranges.pairs, ranges.align
     if balance == "contiguous":
-        return contiguous(length, ranks)
+        return contiguous(length, ranks, align)
     if balance == "zigzag":
-        return zigzag(length, ranks)
+        return zigzag(length, ranks, align)
     if isinstance(balance, int):
-        return balanced(length, ranks, cost, balance)
-    *others, even = evener(length, ranks, cost)
+        return balanced(length, ranks, cost, balance, align)
+    *others, even = evener(length, ranks, cost, align)
     if not others:
         return even
     layouts = {layout: _load(make_plan(ranges, layout, layout)) for layout in (*others, even)}
@@ -351,6 +352,12 @@ def _load(plan: Plan) -> int:
         + OF_A_CALL * sum(len(runs) for runs in plan.runs[r])
         for r in range(plan.ranks)
     )
+
+
+def alignment(module: ModuleType) -> int:
+    """What parts of a module's calls begin at multiples of: 1, but for dropout."""
+    align: int = module.MESH.get("align", 1)
+    return align
 
 
 def joined(spans: Iterable[Span], gap: int = 1) -> Iterator[Span]:

@@ -28,6 +28,7 @@ class Work:
         scale: that of the call.
         numbers: parameters that are no tensors.
         tensors: the names of those that are.
+        reduce_learned: whether gradients of these are added up over the ranks.
     """
 
     module: ModuleType
@@ -35,6 +36,7 @@ class Work:
     scale: float | None
     numbers: Mapping[str, Any]
     tensors: tuple[str, ...]
+    reduce_learned: bool
 
     @cached_property
     def chunks(self) -> tuple[Chunk, ...]:

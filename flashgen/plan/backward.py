@@ -344,7 +344,7 @@ class BackwardPlan:
         of_score = (finite_score(score)[0], self._derivative) if score is not None else ()
         names = {s.name for e in (*exprs, *of_score) for s in e.free_symbols}
         names |= promise.names if promise is not None else set()
-        names |= self.plan.hidden.names
+        names |= self.plan.hidden.names | self.plan.dropout_offsets
         tables = {table.name: table for table in self._every_table}
         plan = self.plan
         return kernel_arguments(plan.arguments, plan.constants, tables.values(), names)

@@ -15,6 +15,7 @@ import sympy
 
 from flashgen.budget.targets import get_target
 from flashgen.declared import Param
+from flashgen.offsets import DROPOUT_OFFSETS
 from flashgen.params import Tensor
 from flashgen.plan.arguments import (
     Argument,
@@ -133,6 +134,12 @@ class KernelPlan(Heads):
     def dropout(self) -> bool:
         """Whether weights may be dropped."""
         return self.spec.dropout
+
+    @property
+    def dropout_offsets(self) -> frozenset[str]:
+        """Names of what is added to positions and heads to number a weight; none for a whole."""
+        moved = self.spec.moves_dropout
+        return frozenset(offset.name for offset in DROPOUT_OFFSETS if moved)
 
     @property
     def launched_constants(self) -> tuple[PrintedConstant, ...]:
@@ -367,7 +374,7 @@ class KernelPlan(Heads):
     @cached_property
     def _kernel_names(self) -> frozenset[str]:
         names = _symbols(*self.conditions, *self._score_and_sink, *self.loop_bounds)
-        names |= self.hidden.names
+        names |= self.hidden.names | self.dropout_offsets
         return names if self.promise is None else names | self.promise.names
 
     @property

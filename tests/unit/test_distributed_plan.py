@@ -85,16 +85,21 @@ def test_documents_in_any_order(ids: list[int]) -> None:
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 7])
 @pytest.mark.parametrize("length", [0, 1, 5, 100, 4096, 5000])
 def test_each_position_is_on_one_rank(length: int, ranks: int) -> None:
-    for layout in (
-        contiguous(length, ranks),
-        zigzag(length, ranks),
-        *evener(length, ranks, square),
-        balanced(length, ranks, square, 5),
+    for layout, align in (
+        (contiguous(length, ranks), 1),
+        (zigzag(length, ranks), 1),
+        *((layout, 1) for layout in evener(length, ranks, square)),
+        (balanced(length, ranks, square, 5), 1),
+        (contiguous(length, ranks, 16), 16),
+        (zigzag(length, ranks, 16), 16),
+        *((layout, 16) for layout in evener(length, ranks, square, 16)),
     ):
         every = torch.cat([layout.positions(rank) for rank in range(ranks)])
         assert torch.equal(every.sort().values, torch.arange(length))
         chunks = max(map(len, layout.chunks))
-        assert max(layout.lengths) - min(layout.lengths) <= chunks
+        assert max(layout.lengths) - min(layout.lengths) <= chunks * (2 * align - 1)
+        begins = [begin for spans in layout.chunks for begin, end in spans if begin < end]
+        assert all(begin % align == 0 for begin in begins)
         for rank in range(ranks):
             assert [len(p) for p in [layout.positions(rank)]] == [layout.lengths[rank]]
             starts = layout.starts(rank)
@@ -166,6 +171,14 @@ def test_pieces_and_calls_name_the_same_rows() -> None:
                 torch.arange(call.kv_offset, call.kv_offset + call.keys[1] - call.keys[0]),
             )
             assert int(layout.positions(rank)[call.queries[0]]) == call.q_offset
+
+
+def test_parts_with_dropout_begin_where_random_numbers_do() -> None:
+    """Queries and keys at multiples of 16, in windows of any width."""
+    spec = AttentionSpec(16, mask=sliding_window(29, 0), forms=FORMS, dropout=True)
+    plan = planned(rendered_module(spec), 1000, 4)
+    calls = [call for rank in range(4) for calls in plan.calls(rank) for call in calls]
+    assert calls and all(c.q_offset % 16 == c.kv_offset % 16 == 0 for c in calls)
 
 
 def test_near_runs_are_joined() -> None:

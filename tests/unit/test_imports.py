@@ -44,9 +44,10 @@ LAYERS = """
     console
     compiling
     distributed.layout distributed.plan distributed.exchange distributed.agreement
+    distributed.wholes distributed.seeds distributed.dtensors
     distributed.lanes distributed.work distributed.rows distributed.gather distributed.ring
     distributed.heads distributed.costs distributed.forecast
-    distributed.passes distributed.strategies distributed.attend distributed
+    distributed.passes distributed.strategies distributed.attend distributed.style distributed
     ranks
     integrations integrations.captures integrations.small_integer
     integrations.captured_tensor integrations.block_table
