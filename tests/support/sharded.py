@@ -16,7 +16,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.checkpoint import checkpoint
 
 import flashgen.distributed.plan as plans
-import flashgen.distributed.rows as rows
 from flashgen.distributed import Machine, context_parallel
 from flashgen.distributed.agreement import Disagreement
 
@@ -35,7 +34,7 @@ class Sharded:
         balance: of `context_parallel`.
         strategy: likewise.
         parts: likewise.
-        keep: likewise; rows that are kept are copied head by head, too.
+        keep: likewise.
         again: whether the backward pass computes again what the forward pass has saved.
     """
 
@@ -80,7 +79,6 @@ def by_one(call: Sharded, dtype: torch.dtype | None = None) -> dict[str, torch.T
 def by_ranks(call: Sharded) -> dict[str, torch.Tensor]:
     """The same by the ranks that run this, on each the whole."""
     plans.GAP = GAP
-    rows.APART = 0 if call.keep else 2**40
     warnings.simplefilter("ignore")
     module = module_in(call.module)
     attend = context_parallel(
