@@ -21,9 +21,6 @@ from flashgen.distributed.lanes import Lanes, Mark
 from flashgen.distributed.plan import Call
 from flashgen.distributed.work import Chunk, Work, in_order, unseen, wide
 
-#: From so many bytes of rows on, the rows of a head are copied side by side before they are read.
-APART = 256 * 2**20
-
 #: Results of both passes: tensors.
 Tensors = tuple[torch.Tensor, ...]
 
@@ -185,8 +182,6 @@ class Rows:
         coming = [bring(k[:, of_k], v[:, of_k]) for _, of_k in heads[:2]]
         for number, (of_q, of_k) in enumerate(heads):
             rows = coming.pop(0).wait()
-            if rows.nbytes > APART:
-                rows = rows.permute(1, 2, 0, 3).contiguous().permute(2, 0, 1, 3)
             if number + 2 < len(heads):
                 after = heads[number + 2][1]
                 coming.append(bring(k[:, after], v[:, after]))

@@ -17,7 +17,6 @@ from torch.distributed.tensor import Placement, Replicate, Shard, distribute_ten
 from torch.utils.checkpoint import checkpoint
 
 import flashgen.distributed.plan as plans
-import flashgen.distributed.rows as rows
 from flashgen.distributed import Machine, context_parallel
 from flashgen.distributed.agreement import Disagreement
 
@@ -36,7 +35,7 @@ class Sharded:
         balance: of `context_parallel`.
         strategy: likewise.
         parts: likewise.
-        keep: likewise; rows that are kept are copied head by head, too.
+        keep: likewise.
         again: whether the backward pass computes again what the forward pass has saved.
         mesh: None, or the sizes of a mesh of which the call gets DTensors: ranks of its last
             dimension have the sequence.
@@ -88,7 +87,6 @@ def by_one(call: Sharded, dtype: torch.dtype | None = None) -> dict[str, torch.T
 def by_ranks(call: Sharded) -> dict[str, torch.Tensor]:
     """The same by the ranks that run this, on each the whole."""
     plans.GAP = GAP
-    rows.APART = 0 if call.keep else 2**40
     warnings.simplefilter("ignore")
     if call.mesh is not None:
         return _by_dtensors(call, call.mesh)
