@@ -25,8 +25,12 @@ from flashgen import (
     sliding_window,
     softmax,
 )
-from flashgen.distributed import context_parallel
+from flashgen.distributed import Machine, context_parallel
+from flashgen.distributed.costs import STRATEGIES, Sizes, why_not
+from flashgen.explain.call import Asked
 from flashgen.forms.mesh import Mesh
+from flashgen.loader import Variant
+from flashgen.ranks import explain_variant_ranks
 from support.cases import Case, inputs
 from support.oracle import error_and_bound
 from support.ranks import Pool
@@ -39,6 +43,7 @@ from support.sharded import (
     problems_of,
     refused_dtensors,
     round_trips,
+    shown_plan,
 )
 from support.variants import lowered, rendered, shipped_module
 from support.vocabulary import VOCABULARY
@@ -137,7 +142,15 @@ def vocabulary_calls(write: Write, ranks: int, names: list[str]) -> dict[str, Sh
         heads = q_heads, q_heads if q_heads % 2 else 2
         length = 61 if number % 2 else 16 * ranks
         params = entry.values(Case(length, length, 2, *heads))
-        options = {"balance": (3, "zigzag", "contiguous")[number % 3], "direct": number % 4 > 1}
+        strategy = STRATEGIES[number // 3 % len(STRATEGIES)]
+        sizes = Sizes(2, *heads, spec.qk_head_dim, spec.v_head_dim)
+        if why_not(strategy, module_in(write(spec)), sizes, ranks):
+            strategy = "all-to-all"
+        options = {
+            "balance": (3, "zigzag", "contiguous")[number % 3],
+            "strategy": strategy,
+            "keep": number % 4 > 1,
+        }
         calls[name] = call_of(write(spec), spec, length, heads, params=params, **options)
     return calls
 
@@ -154,10 +167,26 @@ def more_calls(write: Write) -> dict[str, Sharded]:
         "five tokens in pairs": call_of(causal_at, CAUSAL, 5, (2, 1), balance="zigzag"),
         "no token": call_of(causal_at, CAUSAL, 0, (2, 1)),
         "many runs": call_of(runs_at, RUNS, 150, (4, 2), balance=5),
-        "many runs, directly": call_of(runs_at, RUNS, 150, (4, 2), balance=5, direct=True),
+        "rows that are kept": call_of(runs_at, RUNS, 150, (4, 2), balance=5, parts=2, keep=True),
+        "rows that come again": call_of(runs_at, RUNS, 150, (4, 2), balance=5, keep=False),
         "in one part": call_of(causal_at, CAUSAL, 70, (8, 4), balance=2, parts=1),
+        "computed again": call_of(runs_at, RUNS, 70, (4, 2), balance=2, again=True),
         "in four parts": call_of(causal_at, CAUSAL, 70, (8, 4), balance=2, parts=4),
         "balanced": call_of(causal_at, CAUSAL, 1030, (2, 2)),
+        "as is fastest": call_of(causal_at, CAUSAL, 70, (4, 4), strategy="auto", batch=1),
+        "all rows of uneven shards": call_of(
+            runs_at, RUNS, 151, (4, 2), balance=5, strategy="all-gather", parts=2
+        ),
+        "a ring of many runs": call_of(runs_at, RUNS, 150, (4, 2), balance=5, strategy="ring"),
+        "a ring with one token": call_of(causal_at, CAUSAL, 1, (2, 1), strategy="ring"),
+        "a ring without queries": call_of(
+            causal_at, CAUSAL, 3, (2, 1), strategy="ring", balance="contiguous"
+        ),
+        "heads of shared keys": call_of(runs_at, RUNS, 151, (8, 1), balance=3, strategy="ulysses"),
+        "heads and no token": call_of(causal_at, CAUSAL, 0, (4, 4), strategy="ulysses"),
+        "heads of uneven shards": call_of(
+            causal_at, CAUSAL, 5, (4, 4), strategy="ulysses", balance="zigzag"
+        ),
     }
 
 
@@ -167,7 +196,8 @@ def dropping_calls(write: Write) -> dict[str, Sharded]:
     for number, (name, spec) in enumerate(DROPPING.items()):
         for length in (150, 20):
             balance = ("zigzag", 3, "contiguous")[number % 3]
-            options = {"balance": balance, "direct": number % 2 > 0}
+            strategy = ("ulysses", "ring", "all-gather", "all-to-all")[number]
+            options = {"balance": balance, "strategy": strategy}
             call = call_of(write(spec), spec, length, (4, 2), params=dict(DROPPED), **options)
             if number % 2:
                 call = replace(call, parameters={**call.parameters, "seed": -number})
@@ -304,9 +334,17 @@ def test_shards_and_wholes(two: Pool, write: Write) -> None:
         assert found == ["", "", "unshard: passes no gradient; call it under torch.no_grad()"]
 
 
+def test_a_plan_is_what_explain_shows(two: Pool, write: Write) -> None:
+    variant = Variant("causal", CAUSAL, "causal.py")
+    _, shown = explain_variant_ranks(variant, Asked(4096, heads=8, kv_heads=2), 2, Machine())
+    assert two.run(shown_plan, write(CAUSAL)) == [str(shown)] * 2
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"strategy": "tree"}, "strategy: got 'tree'; pass one of 'auto', 'all-to-all', 'ulysses'"),
+        ({"parts": 0}, "parts: got 0; pass a number of groups from 1 on, or None"),
         (
             {"balance": "even"},
             "balance: got 'even'; pass 'auto', 'contiguous', 'zigzag' or a number",

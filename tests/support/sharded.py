@@ -17,7 +17,7 @@ from torch.distributed.tensor import Placement, Replicate, Shard, distribute_ten
 from torch.utils.checkpoint import checkpoint
 
 import flashgen.distributed.plan as plans
-from flashgen.distributed import context_parallel
+from flashgen.distributed import Machine, context_parallel
 from flashgen.distributed.agreement import Disagreement
 
 #: Keys between runs from which on they are calls of their own: cases are short.
@@ -33,8 +33,10 @@ class Sharded:
         tensors: q, k, v, and the gradient of the output.
         parameters: those of the call, without lengths and offsets.
         balance: of `context_parallel`.
-        direct: likewise.
+        strategy: likewise.
         parts: likewise.
+        keep: likewise.
+        again: whether the backward pass computes again what the forward pass has saved.
         mesh: None, or the sizes of a mesh of which the call gets DTensors: ranks of its last
             dimension have the sequence.
         beside: the placement of q, k and v over the mesh's other dimension.
@@ -45,8 +47,10 @@ class Sharded:
     tensors: tuple[torch.Tensor, ...]
     parameters: dict[str, Any]
     balance: str | int = "auto"
-    direct: bool = False
+    strategy: str = "all-to-all"
     parts: int | None = None
+    keep: bool | None = None
+    again: bool = False
     mesh: tuple[int, ...] | None = None
     beside: Placement = field(default_factory=Replicate)
     reduce_learned: bool = True
@@ -87,12 +91,21 @@ def by_ranks(call: Sharded) -> dict[str, torch.Tensor]:
     if call.mesh is not None:
         return _by_dtensors(call, call.mesh)
     module = module_in(call.module)
-    attend = context_parallel(module, balance=call.balance, direct=call.direct, parts=call.parts)
+    attend = context_parallel(
+        module,
+        balance=call.balance,
+        strategy=call.strategy,
+        parts=call.parts,
+        keep=call.keep,
+    )
     parameters = _leaves(call.parameters, None)
     read = {name: parameters[name] for name in module.MESH["of_runs"] if name in parameters}
     *given, grad_out = (attend.shard(x, 2, **read) for x in call.tensors)
     given = [x.detach().requires_grad_() for x in given]
-    out = attend(*given, **parameters)
+    if call.again:
+        out = checkpoint(attend, *given, **parameters, use_reentrant=False)
+    else:
+        out = attend(*given, **parameters)
     out.backward(grad_out)
     named = _named(out, given, parameters)
     for name in ("out", "q", "k", "v"):
@@ -203,6 +216,12 @@ def round_trips(path: str) -> list[str]:
     except RuntimeError as error:
         found.append(str(error))
     return found
+
+
+def shown_plan(path: str) -> str:
+    """The text of a plan, of the ranks that run this."""
+    attend = context_parallel(module_in(path), machine=Machine())
+    return str(attend.plan(4096, num_q_heads=8, num_kv_heads=2))
 
 
 def problems_of(path: str, differences: dict[str, list[Any]]) -> str:
