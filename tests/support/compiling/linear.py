@@ -44,6 +44,7 @@ OF_INTEGERS = {"marks": "*i8"} | dict.fromkeys(("ids", "firsts", "tiles", "found
 
 #: Tensors of the call's dtype, which pointers name.
 OF_DTYPE = ["x", "matrix", "phi", "grad_phi", "grad_x", "out", "grad_q", "grad_k", "grad_v"]
+OF_DTYPE += ["first", "grad_last"]
 
 
 def linear_bytes(
@@ -77,7 +78,9 @@ def linear_bytes(
 
 def compile_linear(plan: KernelPlan, config: KernelConfig, target: str, name: str) -> Report:
     """Everything the compiler says of a function, down to machine code."""
-    *_, kernel = _kernels(plan, config, name, plan.uses_tma(target), True)
+    of_pairs = name in OF_PAIRS[False] + OF_PAIRS[True]
+    *_, kernel = _kernels(plan, config, name, plan.uses_tma(target) and not of_pairs, True)
+    config = replace(config, num_stages=1) if of_pairs else config
     return report(kernel, target, options_of(config), by_triton)
 
 
