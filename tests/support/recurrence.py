@@ -73,7 +73,7 @@ def runs_in(spec: AttentionSpec) -> Runs | None:
 
 
 #: Positions of runs: in one chunk and over several, also of one position.
-SIZES = (5, 1, 20, 2, 33, 7, 1, 1, 40)
+SIZES = (5, 3, 6, 2, 20, 7, 1, 1, 33)
 
 
 def drawn_ids(spec: AttentionSpec, call: LinearCall) -> torch.Tensor | None:
@@ -81,7 +81,7 @@ def drawn_ids(spec: AttentionSpec, call: LinearCall) -> torch.Tensor | None:
     runs, rows = runs_in(spec), []
     if runs is None:
         return None
-    for n in range(call.batch):
+    for n in range(call.batch if runs.by_batch or not runs.of_ids else 1):
         sizes = torch.tensor(SIZES[n % 3 :] + SIZES).repeat(1 + call.kv_len // sum(SIZES))
         row = torch.arange(len(sizes)).repeat_interleave(sizes)[: call.kv_len]
         if not runs.of_ids:
@@ -92,9 +92,23 @@ def drawn_ids(spec: AttentionSpec, call: LinearCall) -> torch.Tensor | None:
         if call.ids in ("returning", "padding") and n % 2:
             row = row % 3
         if call.ids == "padding":
-            row[:2], row[20:23], row[-3:] = -1, -1, -1
+            row[:2], row[30:33], row[-3:] = -1, -1, -1
         rows.append(row)
-    return torch.stack(rows)
+    return torch.stack(rows).expand(call.batch, -1)
+
+
+def marks_of(ids: list[int], *, padded: bool) -> tuple[list[int], list[int]]:
+    """(1 where a later run starts, 2 of padding; whether ids return, and both ends' ids)."""
+    marks, order = [], []
+    for own in ids:
+        if padded and own == -1:
+            marks.append(2)
+            continue
+        starts = not order or order[-1] != own
+        marks.append(int(bool(order) and starts))
+        order += [own] * starts
+    ends = [order[0], order[-1]] if order else [-1, -1]
+    return marks, [int(len(set(order)) < len(order)), *ends]
 
 
 def features_of(spec: AttentionSpec) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -281,6 +295,11 @@ def check_linear(module: ModuleType, spec: AttentionSpec, call: LinearCall) -> N
     if "decay" in tensors:
         dead = mine[names.index("gradient of decay")][tensors["decay"] < -200.0]
         assert not dead.any(), f"gradient of decays of 0: error {dead.abs().max().item():.3g}"
+        for b, row in enumerate([] if ids is None else ids.tolist()):
+            marks, (returns, *_) = marks_of(row, padded=runs_in(spec).padded)
+            starts = mine[names.index("gradient of decay")][b][:, torch.tensor(marks) == 1]
+            wrong = not returns and starts.any()
+            assert not wrong, f"gradient of decays of first keys: error {starts.abs().max():.3g}"
 
 
 def _with_gradients(
