@@ -273,7 +273,9 @@ def _linear(name: str, spec: AttentionSpec, normaliser: Linear) -> Iterator[Find
         yield "align", spec.align, problem, "leave it out"
     elif traced is not None and traced not in LINEAR_MASKS and not of_runs:
         problem = "sums over its keys do not factor, and there is no quadratic kernel yet"
-        remedy = "write causal(), full(), document() & causal() or chunked(n) & causal(), or another normaliser"
+        remedy = (
+            "write full(), causal(), or causal() & document() or & chunked(n), or another normaliser"
+        )
         yield "mask", spec.mask, problem, remedy
     elif traced == LINEAR_MASKS[1] and normaliser.decay is not None:
         problem = "a decay is for keys in the order of queries, and this mask shows later ones"

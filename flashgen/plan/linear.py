@@ -30,8 +30,8 @@ MOST_FEATURES = 8 * WIDEST
 #: Arguments of functions of these modules, besides those that all modules have.
 ARGUMENTS = frozenset({"matrix", "state", "initial_state", "return_state"})
 
-#: What `_linear_runs` says of a position: where a run starts, and where there is none.
-STARTS, NOWHERE = 1, 2
+#: What `_linear_runs` says of a position that is no run's: it says 1 where a run starts, else 0.
+NOWHERE = 2
 
 #: Positions that a program of `_linear_runs` looks at.
 TILE_OF_IDS = 1024
@@ -125,11 +125,6 @@ class LinearPlan:
     def run_length(self) -> str:
         """The positions of a run, where all have as many."""
         return str(self.runs.length) if self.runs is not None and not self.of_ids else ""
-
-    @property
-    def starts(self) -> int:
-        """The mark of the first position of a run."""
-        return STARTS
 
     @property
     def nowhere(self) -> int:

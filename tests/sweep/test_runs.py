@@ -105,8 +105,6 @@ DEFECTS = {
                             "visible &= there[None, :] | (visible == visible)", "padding"),
     "the end of a chunk is hidden": ("tl.load(logs + CHUNK)", "tl.load(logs + CHUNK - 1)",
                                      "padding"),
-    "documents end at padding": ("mask=there, other=-1).to(tl.int32) != -1",
-                                 "mask=there, other=-1).to(tl.int32) > -9", "padding"),
     "ids never return": ("tl.store(found_ptr + batch * 3, 1)", "tl.store(found_ptr + batch * 3, 0)",
                          "returning"),
     "runs start where ids return": ("& (tl.load(found_ptr + batch * 3) == 0), -160",
