@@ -274,7 +274,7 @@ def _linear(name: str, spec: AttentionSpec, normaliser: Linear) -> Iterator[Find
     elif traced is not None and traced not in LINEAR_MASKS and not of_runs:
         problem = "sums over its keys do not factor, and there is no quadratic kernel yet"
         remedy = (
-            "write full(), causal(), or causal() & document() or & chunked(n), or another normaliser"
+            "write full() or causal(), causal() & document() or & chunked(n), or another normaliser"
         )
         yield "mask", spec.mask, problem, remedy
     elif traced == LINEAR_MASKS[1] and normaliser.decay is not None:

@@ -83,8 +83,8 @@ def test_good_fields(fields: dict[str, Any]) -> None:
         ({"dtype": "float16"}, "dtype='float16': sums of products of features leave the range of "
          "float16; write 'bfloat16' or 'float32'"),
         ({"mask": sliding_window(8, 0)}, "mask=sliding_window(8, 0): sums over its keys do not "
-         "factor, and there is no quadratic kernel yet; write full(), causal(), or causal() & "
-         "document() or & chunked(n), or another normaliser"),
+         "factor, and there is no quadratic kernel yet; write full(), causal(), causal() & "
+         "document() or causal() & chunked(n)"),
         ({"head_dim": 136}, "head_dim=136: a program holds a state of features x v_head_dim, of at "
          "most 128 each; write at most 128"),
         ({"head_dim": (64, 256)}, "head_dim=(64, 256): a program holds a state of features x "

@@ -57,23 +57,27 @@ def linear_bytes(
     aligned: bool = True,
 ) -> dict[str, int]:
     """The shared memory of each function of a pass; stops before machine code is made."""
-    return {
-        f"{kernel.name} {kernel.call.constants}": (
-            allotted_bytes(kernel, target, options_of(config))
-        )
-        for name in (GRADIENTS if gradients else FORWARD)
-        for kernel in _kernels(plan, config, name, tma, aligned)
-    } | {
-        kernel.name: allotted_bytes(
-            kernel, target, options_of(replace(config, num_warps=8, num_stages=1))
-        )
-        for name in OF_FEATURES[gradients] * LinearPlan(plan).random
-        for kernel in _kernels(plan, config, name, tma, aligned)
-    } | {
-        kernel.name: allotted_bytes(kernel, target, options_of(replace(config, num_stages=1)))
-        for name in OF_PAIRS[gradients] * LinearPlan(plan).of_ids
-        for kernel in _kernels(plan, config, name, False, aligned)
-    }
+    return (
+        {
+            f"{kernel.name} {kernel.call.constants}": (
+                allotted_bytes(kernel, target, options_of(config))
+            )
+            for name in (GRADIENTS if gradients else FORWARD)
+            for kernel in _kernels(plan, config, name, tma, aligned)
+        }
+        | {
+            kernel.name: allotted_bytes(
+                kernel, target, options_of(replace(config, num_warps=8, num_stages=1))
+            )
+            for name in OF_FEATURES[gradients] * LinearPlan(plan).random
+            for kernel in _kernels(plan, config, name, tma, aligned)
+        }
+        | {
+            kernel.name: allotted_bytes(kernel, target, options_of(replace(config, num_stages=1)))
+            for name in OF_PAIRS[gradients] * LinearPlan(plan).of_ids
+            for kernel in _kernels(plan, config, name, False, aligned)
+        }
+    )
 
 
 def compile_linear(plan: KernelPlan, config: KernelConfig, target: str, name: str) -> Report:
