@@ -39,6 +39,9 @@ TILE_OF_IDS = 1024
 #: Random features of keys are at most 2 to this power: their sums over all keys stay finite.
 HEADROOM = 56
 
+#: The exponent of a state of no keys: finite, since infinite ones have no differences.
+NO_EXPONENT = -1e30
+
 #: A decay of 2 to this power is 0 in float32, and so is one of less, or of several together.
 FORGETS = -160
 
@@ -148,8 +151,8 @@ class LinearPlan:
 
     @property
     def has_states(self) -> bool:
-        """Whether calls begin with a state and return one: random features are a call's alone."""
-        return self.causal and not self.random
+        """Whether calls begin with a state and return one."""
+        return self.causal
 
     @property
     def decay(self) -> Decay | None:
@@ -296,6 +299,11 @@ class LinearPlan:
     def program(self) -> VectorProgram:
         """What maps vectors, and its gradient, line by line."""
         return VectorProgram(self.feature_map.traced)
+
+    @property
+    def no_exponent(self) -> str:
+        """The exponent of a state of random features to which no key was added."""
+        return f"{NO_EXPONENT:.0e}".replace("e+", "e")
 
     @property
     def headroom(self) -> int:
