@@ -13,6 +13,7 @@ import torch
 from flashgen import (
     AttentionSpec,
     Blocks,
+    Constant,
     Float,
     Int,
     Tensor,
@@ -49,6 +50,15 @@ GAIN = Float("gain", 1.0)
 DECAY = Tensor("decay", ("batch", "num_kv_heads", "kv_len"))
 
 
+def own_ids(ids: Any) -> Any:
+    """A mask that is causal within runs of ids, of any tensor."""
+
+    def own(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return (ids[b, q_idx] == ids[b, kv_idx]) & (q_idx >= kv_idx)
+
+    return own
+
+
 def findings(**fields: Any) -> list[str]:
     variant = Variant("tiny", replace(GOOD, **fields), "specs/tiny.py")
     return [str(violation) for violation in validate(variant)]
@@ -83,6 +93,12 @@ def test_good_fields(fields: dict[str, Any]) -> None:
         ({"dtype": "float16"}, "dtype='float16': sums of products of features leave the range of "
          "float16; write 'bfloat16' or 'float32'"),
         ({"mask": sliding_window(8, 0)}, "mask=sliding_window(8, 0): sums over its keys do not "
+         "factor, and there is no quadratic kernel yet; write full(), causal(), causal() & "
+         "document() or causal() & chunked(n)"),
+        ({"mask": own_ids(Tensor("ids", ("batch", None), "int32"))}, "mask=own: sums over its keys "
+         "do not factor, and there is no quadratic kernel yet; write full(), causal(), causal() & "
+         "document() or causal() & chunked(n)"),
+        ({"mask": own_ids(Constant("ids", [[0, 0, 1]]))}, "mask=own: sums over its keys do not "
          "factor, and there is no quadratic kernel yet; write full(), causal(), causal() & "
          "document() or causal() & chunked(n)"),
         ({"head_dim": 136}, "head_dim=136: a program holds a state of features x v_head_dim, of at "
