@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from itertools import chain
-from typing import Any
 from traceback import extract_tb
+from typing import Any
 
 import sympy
 
