@@ -112,7 +112,9 @@ def test_tiles_of_64_rows_need_exactly_what_is_predicted(name: str) -> None:
 
 
 @AS_PTXAS_12_8_DOES
-@pytest.mark.parametrize("name", ["elu_d128", "plain_d128", "decays_d128", "favor_d128"])
+@pytest.mark.parametrize(
+    "name", ["elu_d128", "plain_d128", "decays_d128", "documents_d128", "favor_d128"]
+)
 def test_they_do_not_spill(name: str) -> None:
     plan = PLANS[name]
     for gradients, functions in ((False, FORWARD), (True, GRADIENTS)):
