@@ -40,7 +40,7 @@ TILE_OF_IDS = 1024
 HEADROOM = 56
 
 #: The exponent of a state of no keys: finite, since infinite ones have no differences.
-NO_EXPONENT = -1e30
+NO_EXPONENT = "-1e30"
 
 #: A decay of 2 to this power is 0 in float32, and so is one of less, or of several together.
 FORGETS = -160
@@ -303,7 +303,7 @@ class LinearPlan:
     @property
     def no_exponent(self) -> str:
         """The exponent of a state of random features to which no key was added."""
-        return f"{NO_EXPONENT:.0e}".replace("e+", "e")
+        return NO_EXPONENT
 
     @property
     def headroom(self) -> int:

@@ -155,8 +155,8 @@ def _load_logs(logs_ptr, batch, head, num_heads, chunk, num_chunks, CHUNK: tl.co
 @triton.jit
 def _decays_between(log, visible, KEYS_FIRST: tl.constexpr):
     """The decay from each key of a chunk to each query that sees it, 0 for the others."""
-    # One number between the starts of runs, and another behind each.
-    return tl.where(visible & (log[:, None] == log[None, :]), 1.0, 0.0)
+    logs = log[None, :] - log[:, None] if KEYS_FIRST else log[:, None] - log[None, :]
+    return tl.math.exp2(tl.where(visible, logs, float("-inf")))
 
 
 @triton.jit(
