@@ -152,12 +152,12 @@ class KernelPlan(Heads):
     @property
     def equal_lengths(self) -> bool:
         """Whether the mask has a meaning only for ``q_len == kv_len``."""
-        return self.spec.equal_lengths
+        return self.spec.equal_lengths or (self.linear and self.masks)
 
     @property
     def refuses_lengths(self) -> str:
         """What is for these only, as it was written, and what to do about it."""
-        unaligned = self.spec.unaligned
+        unaligned = self.spec.unaligned or (self.spec.mask.label,)
         shown = " and ".join(unaligned) + (" are" if len(unaligned) > 1 else " is")
         remedy = "pass as many keys as queries"
         if self.spec.can_be_aligned and not self.linear:
@@ -252,6 +252,8 @@ class KernelPlan(Heads):
     @cached_property
     def hidden(self) -> HiddenRows:
         """Rows of q, k, v and the output's gradient that are hidden by their position alone."""
+        if self.linear:  # whose states do without what they hide
+            return HiddenRows((), (), False, frozenset())
         return hidden_rows(self.spec, self.predicate)
 
     @cached_property

@@ -9,6 +9,8 @@ from flashgen import (
     AttentionSpec,
     Tensor,
     causal,
+    chunked,
+    document,
     elu_plus_one,
     exp2,
     favor,
@@ -46,6 +48,18 @@ SPECS = {
     ),
     "retention_float32_d64": AttentionSpec(
         64, "float32", mask=causal(), normaliser=linear(elu_plus_one(), decay=lambda h: -exp2(-h))
+    ),
+    "documents_d128": AttentionSpec(
+        128, mask=document() & causal(), normaliser=linear(elu_plus_one())
+    ),
+    "documents_favor_d128": AttentionSpec(
+        128, mask=document() & causal(), normaliser=linear(favor(256), decay=DECAY)
+    ),
+    "documents_float32_d64": AttentionSpec(
+        64, "float32", mask=document() & causal(), normaliser=linear(elu_plus_one(), decay=DECAY)
+    ),
+    "chunks_unequal": AttentionSpec(
+        (40, 24), mask=chunked(512) & causal(), normaliser=linear(relu())
     ),
     "float32_d128": AttentionSpec(128, "float32", mask=causal(), normaliser=linear(elu_plus_one())),
 }
@@ -98,7 +112,9 @@ def test_tiles_of_64_rows_need_exactly_what_is_predicted(name: str) -> None:
 
 
 @AS_PTXAS_12_8_DOES
-@pytest.mark.parametrize("name", ["elu_d128", "plain_d128", "decays_d128", "favor_d128"])
+@pytest.mark.parametrize(
+    "name", ["elu_d128", "plain_d128", "decays_d128", "documents_d128", "favor_d128"]
+)
 def test_they_do_not_spill(name: str) -> None:
     plan = PLANS[name]
     for gradients, functions in ((False, FORWARD), (True, GRADIENTS)):

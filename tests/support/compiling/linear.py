@@ -28,8 +28,23 @@ GRADIENTS = (
 #: The kernels of random features, of each pass.
 OF_FEATURES = {False: ("_linear_peaks", "_linear_features"), True: ("_feature_gradients",)}
 
+#: The kernels of each pass over all pairs, where ids return, and those that find where runs start.
+OF_PAIRS = {
+    False: ("_linear_runs", "_linear_returns", "_linear_pairs", "_linear_last_of_pairs"),
+    True: (
+        "_linear_pairs_of_queries",
+        "_linear_pairs_of_keys",
+        "_linear_pairs_of_values",
+        "_linear_first_of_pairs",
+    ),
+}
+
+#: Tensors of integers, which pointers name.
+OF_INTEGERS = {"marks": "*i8"} | dict.fromkeys(("ids", "firsts", "tiles", "found"), "*i32")
+
 #: Tensors of the call's dtype, which pointers name.
 OF_DTYPE = ["x", "matrix", "phi", "grad_phi", "grad_x", "out", "grad_q", "grad_k", "grad_v"]
+OF_DTYPE += ["first", "grad_last"]
 
 
 def linear_bytes(
@@ -42,24 +57,34 @@ def linear_bytes(
     aligned: bool = True,
 ) -> dict[str, int]:
     """The shared memory of each function of a pass; stops before machine code is made."""
-    return {
-        f"{kernel.name} {kernel.call.constants}": (
-            allotted_bytes(kernel, target, options_of(config))
-        )
-        for name in (GRADIENTS if gradients else FORWARD)
-        for kernel in _kernels(plan, config, name, tma, aligned)
-    } | {
-        kernel.name: allotted_bytes(
-            kernel, target, options_of(replace(config, num_warps=8, num_stages=1))
-        )
-        for name in OF_FEATURES[gradients] * LinearPlan(plan).random
-        for kernel in _kernels(plan, config, name, tma, aligned)
-    }
+    return (
+        {
+            f"{kernel.name} {kernel.call.constants}": (
+                allotted_bytes(kernel, target, options_of(config))
+            )
+            for name in (GRADIENTS if gradients else FORWARD)
+            for kernel in _kernels(plan, config, name, tma, aligned)
+        }
+        | {
+            kernel.name: allotted_bytes(
+                kernel, target, options_of(replace(config, num_warps=8, num_stages=1))
+            )
+            for name in OF_FEATURES[gradients] * LinearPlan(plan).random
+            for kernel in _kernels(plan, config, name, tma, aligned)
+        }
+        | {
+            kernel.name: allotted_bytes(kernel, target, options_of(replace(config, num_stages=1)))
+            for name in OF_PAIRS[gradients] * LinearPlan(plan).of_ids
+            for kernel in _kernels(plan, config, name, False, aligned)
+        }
+    )
 
 
 def compile_linear(plan: KernelPlan, config: KernelConfig, target: str, name: str) -> Report:
     """Everything the compiler says of a function, down to machine code."""
-    *_, kernel = _kernels(plan, config, name, plan.uses_tma(target), True)
+    of_pairs = name in OF_PAIRS[False] + OF_PAIRS[True]
+    *_, kernel = _kernels(plan, config, name, plan.uses_tma(target) and not of_pairs, True)
+    config = replace(config, num_stages=1) if of_pairs else config
     return report(kernel, target, options_of(config), by_triton)
 
 
@@ -76,6 +101,7 @@ def _kernels(
     pointer = f"*{plan.triton_dtype}"
     types = {x: "*fp32" for x in function.arg_names if x.endswith("_ptr")} | {"scale": "fp32"}
     types |= {x: pointer for x in types if x.removesuffix("_ptr") in OF_DTYPE} | {"root": "fp32"}
+    types |= {f"{x}_ptr": y for x, y in OF_INTEGERS.items()}
     for tensor in (x for x in function.arg_names if x.endswith("_src")):
         of_features = tensor in ("q_src", "k_src", "phi_q_src", "phi_k_src")
         width = linear.qk_width if of_features else linear.v_width
@@ -86,11 +112,14 @@ def _kernels(
         [{"ADDS": x, "ENDS": x} for x in (False, True)] if "ADDS" in function.arg_names else [{}]
     )
     constants = {
-        x: y for x, y in (constants | {"OF_ROWS": False}).items() if x in function.arg_names
+        x: y
+        for x, y in (constants | {"OF_ROWS": False, "BLOCK": 1024, "SIDE": 64}).items()
+        if x in function.arg_names
     }
     of_heads = [{"GROUPED": x} for x in (True, False)] if "GROUPED" in function.arg_names else [{}]
     for more in (a | b for a in of_tiles for b in of_heads):
         call = call_of(plan, function, types, constants | more, aligned)
         # Pointers and strides of the other arguments are as a launcher finds them.
         known = {x: y for x, y in call.signature.items() if x in function.arg_names}
-        yield Kernel(text, name, type(call)(known, call.constants, call.attributes), gluon=False)
+        given = {x: y for x, y in call.constants.items() if x in function.arg_names}
+        yield Kernel(text, name, type(call)(known, given, call.attributes), gluon=False)
