@@ -17,11 +17,11 @@ import numpy as np
 import torch
 
 from docs.mask_list import LENGTH, MASKS, Listed
-from flashgen.budget.traffic import tile_runs
 from flashgen.explain.picture import SKIPPED, UNMASKED, picture
 from flashgen.reference import visibility
 from flashgen.symbolic import RowTable, TileBounds, derive_bounds, derive_q_bounds, trace
 from flashgen.symbolic.tile_logic import tile_logic
+from flashgen.symbols import evaluate
 
 PAGE = Path(__file__).parent / "visited.md"
 
@@ -123,9 +123,13 @@ def _tiles(bounds: TileBounds, params: Mapping[str, Any], side: str) -> tuple[An
     values |= {"q_len": LENGTH, "kv_len": LENGTH, "b": 0, "h": 0}
     for i in range(tiles):
         ends = {f"{side}_first": BLOCK * i, f"{side}_last": BLOCK * i + BLOCK - 1}
-        for run in tile_runs(bounds, {**values, **ends}, BLOCK):
-            visited[i, run.begin : run.end] = True
-            unmasked[i, run.full_begin : run.full_end] = True
+        for run in bounds.intervals:
+            *edges, holds = (evaluate(x, {**values, **ends}) for x in run.expressions)
+            begin, end, full_begin, full_end = edges
+            if holds and begin < end:
+                visited[i, begin // BLOCK : -(-end // BLOCK)] = True
+                # A tile is not masked if one of the runs says that all see it.
+                unmasked[i, -(-full_begin // BLOCK) : full_end // BLOCK] = True
     return visited, unmasked
 
 

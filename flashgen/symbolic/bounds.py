@@ -26,6 +26,7 @@ from flashgen.symbolic.affine import eliminate
 from flashgen.symbolic.blocks import block_table
 from flashgen.symbolic.context import Context, within
 from flashgen.symbolic.contiguous import seen_without_gaps
+from flashgen.symbolic.equal_terms import solvable
 from flashgen.symbolic.gathers import rewritten
 from flashgen.symbolic.intervals import (
     Interval,
@@ -97,7 +98,8 @@ def derive_q_bounds(predicate: Predicate, max_intervals: int = MAX_INTERVALS) ->
 
 
 def _derive(predicate: Predicate, orientation: Orientation, max_intervals: int) -> TileBounds:
-    read_by_table, origins = rewritten(predicate, orientation)
+    terms = solvable(predicate.expr, orientation.tile, orientation.solved)
+    read_by_table, origins = rewritten(replace(predicate, expr=terms), orientation)
     context = Context(read_by_table, orientation, origins)
     cases = [
         replace(case, atoms=case.atoms + context.ranges(case.atoms))
