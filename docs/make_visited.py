@@ -19,7 +19,14 @@ import torch
 from docs.mask_list import LENGTH, MASKS, Listed
 from flashgen.explain.picture import SKIPPED, UNMASKED, picture
 from flashgen.reference import visibility
-from flashgen.symbolic import RowTable, TileBounds, derive_bounds, derive_q_bounds, trace
+from flashgen.symbolic import (
+    RangeTable,
+    RowTable,
+    TileBounds,
+    derive_bounds,
+    derive_q_bounds,
+    trace,
+)
 from flashgen.symbolic.tile_logic import tile_logic
 from flashgen.symbols import evaluate
 
@@ -102,7 +109,8 @@ def counted(listed: Listed) -> tuple[Counts, Counts]:
         kinds = np.array([list(row) for row in rows])
         both = _checked(kinds != SKIPPED, kinds == UNMASKED, some, every)
         return both, both
-    forward, backward = derive_bounds(predicate), derive_q_bounds(predicate)
+    forward = derive_bounds(predicate, ranges=True)
+    backward = derive_q_bounds(predicate, ranges=True)
     return (
         _checked(*_tiles(forward, params, "q"), some, every),
         _checked(*_tiles(backward, params, "kv"), some.T, every.T),
@@ -120,6 +128,7 @@ def _tiles(bounds: TileBounds, params: Mapping[str, Any], side: str) -> tuple[An
     tiles = LENGTH // BLOCK
     visited, unmasked = (np.zeros((tiles, tiles), dtype=bool) for _ in range(2))
     values = _values(params, bounds.tables)
+    values |= {table.name: Elements(_range(table, params)) for table in bounds.ranges}
     values |= {"q_len": LENGTH, "kv_len": LENGTH, "b": 0, "h": 0}
     for i in range(tiles):
         ends = {f"{side}_first": BLOCK * i, f"{side}_last": BLOCK * i + BLOCK - 1}
@@ -144,6 +153,18 @@ def _values(params: Mapping[str, Any], tables: tuple[RowTable, ...]) -> dict[str
     }
     found = {**params, **made}
     return {k: Elements(v) if isinstance(v, np.ndarray) else v for k, v in found.items()}
+
+
+def _range(table: RangeTable, params: Mapping[str, Any]) -> Any:
+    """What the launcher makes of a tensor of one dimension, or of two with a batch of one."""
+    keys = params[table.keys.name]
+    shown = ((keys >= table.low) & (keys <= table.high)) != table.but
+    (at,) = shown.reshape(-1).nonzero()
+    first, end = at[0], at[-1] + 1
+    gaps = np.flatnonzero(np.diff(at) > 1)
+    runs = ((first, at[gaps[0]] + 1), (at[gaps[-1] + 1], end)) if len(gaps) else ((first, end),)
+    longest = max(runs, key=lambda run: run[1] - run[0])
+    return np.array([first, end, *longest]).reshape(*keys.shape[:-1], 4)
 
 
 def page() -> str:

@@ -28,8 +28,8 @@ def test_the_page_shows_what_is_derived() -> None:
 def test_wrong_bounds_are_found(wrong: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     right = make_visited.derive_bounds
 
-    def derive(predicate: Any) -> Any:
-        bounds = right(predicate)
+    def derive(predicate: Any, **options: Any) -> Any:
+        bounds = right(predicate, **options)
         return replace(bounds, intervals=tuple(map(wrong, bounds.intervals)))
 
     monkeypatch.setattr(make_visited, "derive_bounds", derive)
