@@ -226,7 +226,6 @@ MASKS: dict[str, Entry] = {
         )
     ),
     "other_documents": Entry(~document() & (causal() | sink_tokens(3))),
-    "padded": Entry(Mask(_padded, "padded"), values=_padding),
     "outside_chunks": Entry(~(chunked(_size) | prefix_lm(_prefix))),
 }
 
@@ -271,7 +270,11 @@ NORMALISERS: dict[str, Entry] = {
     "sink_and_softcap": Entry(document() & causal(), softcap(5.0), softmax_off_by_one()),
 }
 
-#: Functions of users' own, with what no entry above has: a divisor that is an element.
-OTHERS = {"dilated_by_head": Entry(Mask(_far_heads, "dilated_by_head"))}
+#: Functions of users' own, with what no entry above has: a divisor that is an element, and keys
+#: that a tensor shows.
+OTHERS = {
+    "dilated_by_head": Entry(Mask(_far_heads, "dilated_by_head")),
+    "padded": Entry(Mask(_padded, "padded"), values=_padding),
+}
 
 VOCABULARY = MASKS | SCORES | NORMALISERS | OTHERS
