@@ -37,7 +37,7 @@ from flashgen.symbolic.intervals import (
     sorted_by_begin,
     with_proofs,
 )
-from flashgen.symbolic.key_ranges import certain, key_ranges
+from flashgen.symbolic.key_ranges import certain, holds_range, key_ranges
 from flashgen.symbolic.logic import Conjunction, conjunctions, independent
 from flashgen.symbolic.printer import plain_source
 from flashgen.symbolic.projection import seen_by_every_row, seen_by_some_row
@@ -162,7 +162,7 @@ def _interval(case: Conjunction, context: Context) -> tuple[Interval | None, lis
         )
         condition = sympy.true
     diagnostics += [_why_opaque(part, context) for part in case.opaque]
-    if any(part not in context.key_ranges for part in case.opaque):
+    if not all(holds_range(case.atoms, part, context) for part in case.opaque):
         return Interval(begin, end, begin, begin, condition), diagnostics
     if loosened or not (exact or seen_without_gaps(case.atoms, context)):
         diagnostics.append(_why_too_wide(case, context))

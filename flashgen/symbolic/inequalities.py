@@ -48,9 +48,7 @@ class Reader:
     def __call__(self, relation: Any) -> list[Conjunction]:
         """The ways to satisfy a comparison: ``a > b`` is ``a - b - 1 >= 0``, ``a != b`` two."""
         if relation in self.ranges:
-            begin, end = map(symbol, self.ranges[relation][:2])
-            key = symbol(self.orientation.solved)
-            within = key - begin, end - key - 1
+            within = of_range(self.ranges[relation], self.orientation)
             self.sources.update(dict.fromkeys(within, relation))
             return [Conjunction(within, (relation,))]
         difference = without_remainders(relation.lhs) - without_remainders(relation.rhs)
@@ -190,6 +188,13 @@ class Reader:
                 else:
                     coefficients[term] = coefficients.get(term, 0) + int(number)
         return [Conjunction((Affine.of(coefficients, const).tightened(),))]
+
+
+def of_range(ends: tuple[Any, ...], orientation: Orientation) -> tuple[Affine, Affine]:
+    """The solved position is at or after the first end and before the second."""
+    begin, end = map(symbol, ends[:2])
+    position = symbol(orientation.solved)
+    return position - begin, end - position - 1
 
 
 def _all_hold(choice: Any, sign: int | None) -> bool:

@@ -8,13 +8,16 @@ tile inside of it needs no mask.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from sympy.core.relational import Relational
 
 from flashgen.params import Tensor
 from flashgen.symbolic.affine import Affine
+from flashgen.symbolic.context import Context
 from flashgen.symbolic.gathers import SWAPPED
+from flashgen.symbolic.inequalities import of_range
 from flashgen.symbolic.logic import leaves, negation_normal_form
 from flashgen.symbolic.tables import LEAST, MOST, Ranges, RangeTable, last_size
 from flashgen.symbolic.trace import Orientation, Predicate, is_of_tile
@@ -80,6 +83,16 @@ def _named(
     while name in names:
         name += "_"
     return name, tensor, low, high, but
+
+
+def holds_range(atoms: Iterable[Affine], part: Any, context: Context) -> bool:
+    """Whether a condition has a range, of whose inequalities none was left out as redundant.
+
+    What makes one redundant may show only what lies between the first and the last key.
+    """
+    if part not in context.key_ranges:
+        return False
+    return {*of_range(context.key_ranges[part], context.orientation)} <= {*atoms}
 
 
 def certain(atom: Affine, ranges: Ranges) -> Affine:
