@@ -76,8 +76,8 @@ def _named(
     low, high, but = shown
     name = f"{tensor.name}_range"
     if tensor.dtype != "bool":
-        ends = "_".join(str(end).replace("-", "minus_") for end in (low, high) if abs(end) < MOST)
-        name += f"_{'but_' * but}{ends}"
+        ends = (str(end) if end >= 0 else f"minus_{-end}" for end in (low, high) if abs(end) < MOST)
+        name += f"_{'but_' * but}{'_'.join(ends)}"
     elif (low != 0) == but:
         name += "_hidden"
     while name in names:
