@@ -214,7 +214,7 @@ def _check(
 def _check_whole(bounds: TileBounds, seen: list[list[bool]], call: Call) -> None:
     for first in range(0, call.q, call.block_m):
         rows = seen[first : first + call.block_m]
-        values = {**call.values, **call.tables(bounds.tables), "q_first": first}
+        values = {**call.values, **call.tables(bounds.tables, bounds.ranges), "q_first": first}
         values["q_last"] = first + len(rows) - 1
         found = visit(bounds, call.block_n, call.kv, values)
         for n in range(call.kv // call.block_n):

@@ -104,7 +104,7 @@ def visited(
     flags = (
         f for role in (KEYS_OF_ROWS, ROWS_OF_KEYS) for f in with_row_tables(predicate, role).flags
     )
-    known = {**call.values, **call.tables((*bounds.tables, *flags))}
+    known = {**call.values, **call.tables((*bounds.tables, *flags), bounds.ranges)}
     given = SimpleNamespace(**{name: known.get(name) for name in names.call})
     if visits.of == "kv":
         counts, finds, block = kernel._visits_of_queries, kernel._tile_of_keys, call.block_m
@@ -135,7 +135,7 @@ def check_visits(names: HopperBackwardSplit, seen: list[list[bool]], call: Call)
         keys = range(kv_first, min(kv_first + call.block_n, call.kv))
         visits = visited(names, kernel, call, kv_first)
         check_order(names.visits, visits, range(0, call.q, call.block_m))
-        values = {**call.values, **call.tables(bounds.tables)}
+        values = {**call.values, **call.tables(bounds.tables, bounds.ranges)}
         found = visit(
             bounds, call.block_m, call.q, {**values, "kv_first": kv_first, "kv_last": keys[-1]}
         )
@@ -161,7 +161,7 @@ def check_visits_of_queries(names: HopperBackwardSplit, seen: list[list[bool]], 
         rows = range(q_first, min(q_first + call.block_m, call.q))
         visits = visited(queries, kernel, call, q_first)
         check_order(queries.visits, visits, range(0, call.kv, call.block_n))
-        values = {**call.values, **call.tables(bounds.tables)}
+        values = {**call.values, **call.tables(bounds.tables, bounds.ranges)}
         found = visit(
             bounds, call.block_n, call.kv, {**values, "q_first": q_first, "q_last": rows[-1]}
         )
@@ -289,8 +289,9 @@ def test_the_random_masks_are_of_all_kinds() -> None:
     kinds: dict[str, set[tuple[bool, ...]]] = {"q": set(), "kv": set()}
     for seed in SEEDS:
         names = of(AttentionSpec(64, mask=_random_mask(Random(seed), 3), deterministic=True))
+        reduces = names.visits.tiles.reduce_rows
         for visits in (names.visits, names.of_queries.visits):
             tiles = visits.tiles
-            kinds[visits.of].add((visits.splits, tiles.from_key_0, tiles.sorted, tiles.reduce_rows))
+            kinds[visits.of].add((visits.splits, tiles.from_key_0, tiles.sorted, reduces))
     for of_one in kinds.values():
         assert all(set(found) == {True, False} for found in zip(*of_one, strict=True))
