@@ -14,6 +14,7 @@ from typing import Any
 import sympy
 
 from flashgen.budget.targets import get_target
+from flashgen.config import FORMS
 from flashgen.declared import Param
 from flashgen.offsets import DROPOUT_OFFSETS
 from flashgen.params import Tensor
@@ -38,14 +39,14 @@ from flashgen.plan.outside import left_by
 from flashgen.plan.promise import Promise, promise_of
 from flashgen.plan.visible_pairs import VisiblePairs, visible_pairs
 from flashgen.spec import AttentionSpec
-from flashgen.symbolic.bounds import TileBounds, derive_bounds
+from flashgen.symbolic.bounds import TileBounds, derive_bounds, derive_q_bounds
 from flashgen.symbolic.gathers import with_row_tables
 from flashgen.symbolic.logic import conditions
 from flashgen.symbolic.nodes import Spread
 from flashgen.symbolic.printer import torch_source
 from flashgen.symbolic.residual_conditions import residual_conditions
 from flashgen.symbolic.score import may_be_infinite
-from flashgen.symbolic.tables import RowTable
+from flashgen.symbolic.tables import RangeTable, RowTable
 from flashgen.symbolic.trace import KEYS_OF_ROWS, ROWS_OF_KEYS, Predicate, trace
 from flashgen.symbols import KV_IDX, Q_IDX, SCORE, B, H, Load
 
@@ -147,6 +148,7 @@ class KernelPlan(Heads):
         kernels = (self.kernel_arguments, self.listing_arguments)
         names = {tensor.name for kernel in kernels for tensor in kernel.tensors}
         names |= {tensor.name for table in self.row_tables for tensor in table.tensors}
+        names |= {table.keys.name for table in self.every_range_table}
         return tuple(constant for constant in self.constants if constant.name in names)
 
     @property
@@ -299,7 +301,8 @@ class KernelPlan(Heads):
     def kernel_arguments(self) -> KernelArguments:
         """The parameters that the kernel takes."""
         names = self._kernel_names
-        return kernel_arguments(self.arguments, self.constants, self.row_tables, names)
+        tables: tuple[RowTable | RangeTable, ...] = (*self.row_tables, *self.range_tables)
+        return kernel_arguments(self.arguments, self.constants, tables, names)
 
     @cached_property
     def listing_arguments(self) -> KernelArguments:
@@ -324,6 +327,18 @@ class KernelPlan(Heads):
         """Tensors that the launcher makes for the kernels."""
         names = self._kernel_names | (self.listing.names if self.listing else frozenset())
         return tuple(table for table in self.every_row_table if table.name in names)
+
+    @cached_property
+    def range_tables(self) -> tuple[RangeTable, ...]:
+        """Tensors that the launcher makes of conditions on keys alone."""
+        return () if self.listing else self.bounds.ranges
+
+    @cached_property
+    def every_range_table(self) -> tuple[RangeTable, ...]:
+        """Those of both passes."""
+        if self.listing or not finds_ranges(self.spec):
+            return ()
+        return (*self.bounds.ranges, *derive_q_bounds(self.predicate, ranges=True).ranges)
 
     @cached_property
     def every_row_table(self) -> tuple[RowTable, ...]:
@@ -390,8 +405,13 @@ def lower(spec: AttentionSpec, name: str) -> KernelPlan:
     """Traces mask, score and sink, and derives the plan from them."""
     spec, keywords = with_free_names(spec)
     predicate = trace(with_hidden_by_score(spec))
-    bounds = derive_bounds(predicate)
+    bounds = derive_bounds(predicate, ranges=finds_ranges(spec))
     return KernelPlan(name, spec, predicate, bounds, keywords)
+
+
+def finds_ranges(spec: AttentionSpec) -> bool:
+    """Whether calls find which keys conditions on keys alone show: in the dense form they can."""
+    return spec.forms == FORMS[:1]
 
 
 def _symbols(*exprs: Any) -> frozenset[str]:

@@ -98,7 +98,6 @@ ON_OTHERS = {
     "plan/arguments.py": ({"replace"}, "the user's line about a parameter"),
     "plan/constants.py": ({"textwrap"}, "elements of a constant"),
     "plan/vectors.py": ({"replace"}, "parts of an expression"),
-    "plan/visible_pairs.py": ({"replace"}, "parts of an expression"),
     "publish.py": ({"re", "split", "splitlines", "startswith"}, "a published module's first lines"),
     "stamp.py": ({"endswith", "removeprefix"}, "names of files"),
     "symbolic/by_distance.py": ({"count"}, "numbers without end"),

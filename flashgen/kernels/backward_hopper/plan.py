@@ -80,8 +80,6 @@ class HopperBackward(HopperSplit):
             return f"its tiles have {max(BLOCK_M)} columns at most"
         if plan.dropout and self.has_roles and self.text.score_gradient:
             return "with dropout and a score gradient no consumer has all factors"
-        if backward.q_tiles.reduce_rows:
-            return "which queries see a tile of keys depends on each of the keys"
         if backward.leaves_products_out:
             return "its score function leaves the products out"
         return self.why_not_inputs(self.text)
