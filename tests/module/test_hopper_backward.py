@@ -581,7 +581,7 @@ def test_it_is_compiled_once_and_launched_again(name: str, monkeypatch: pytest.M
         assert sum(len(cache[0]) for cache in caches) == 1
     assert [len(call) for call in first] == [len(call) for call in second]
     if triton.__version__ >= "3.6":
-        (kept,) = (set(x) for key, x in module._LAUNCHES.items() if key[0] == "backward")
+        (kept,) = (set(x) for key, x in module._LAUNCHES.items() if key[0][:1] == ("backward",))
         names = names_of(spec)
         last = {"queries"} if names.both_in_gluon else {"sums"} if not names.split else set()
         assert kept == {"rows", "tiles", *last}
