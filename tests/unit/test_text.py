@@ -50,6 +50,10 @@ ON_OTHERS = {
     "cli/app.py": ({"splitlines"}, "messages"),
     "cli/options.py": ({"startswith"}, "words that a shell completes"),
     "console.py": ({"rpartition", "split", "textwrap"}, "names of files and packages; lines"),
+    "distributed/costs.py": ({"count"}, "ranks of a host"),
+    "distributed/forecast.py": ({"rstrip"}, "lines of a picture"),
+    "distributed/heads.py": ({"split"}, "a tensor's"),
+    "distributed/ring.py": ({"split"}, "a tensor's"),
     "distributed/style.py": ({"inspect"}, "what a module's forward takes"),
     "errors.py": ({"split", "splitlines", "strip"}, "messages"),
     "export.py": (
