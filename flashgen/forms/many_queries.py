@@ -26,12 +26,17 @@ TWO_CONSUMERS, SLOWER = 128, 147
 
 #: What a tile of queries takes besides its tiles of keys, in their time: to load its first
 #: operands, and to store its output. A part's output has twice the bytes, and leaves registers
-#: through pointers.
-OF_TILE, OF_PART = 2, 3
+#: through pointers. Fitted to an H100's times of 1, 2, 3 and 8 parts, as LAUNCH is.
+OF_TILE, OF_PART = 2, 10
 
 #: Of an H100: FLOP/s of the kernel, bytes a second that the kernel which merges parts reads after
 #: the other one has written them, most of them in L2, and seconds until it begins.
-FLOPS, BYTES, LAUNCH, SMS = 740e12, 3e12, 3e-6, 132
+FLOPS, BYTES, LAUNCH, SMS = 740e12, 3e12, 12e-6, 132
+
+#: What a call whose tiles fill less than half of the SMs needs for the Gluon kernel: rows of a
+#: sequence for a full tile, and pairs of rows and keys. On an H100 it took 75 and 68 us of 2^26
+#: pairs where the other kernel took 92 and 87, and 40 of 2^24 where that took 37.
+FULL_ROWS, LEAST_PAIRS = 128, 2**25
 
 #: The most rounds of tiles for which keys are divided into parts: with more the last round counts
 #: for little.
@@ -79,6 +84,8 @@ def names(plan: KernelPlan, choice: KernelChoice | None) -> Mapping[str, Any]:
         "cached_packs": gluon and HopperNames(plan, True, True).packs,
         "least_rows": LEAST_ROWS,
         "least_page": LEAST_PAGE,
+        "full_rows": FULL_ROWS,
+        "least_pairs": LEAST_PAIRS,
     }
     if choice is None:
         return found

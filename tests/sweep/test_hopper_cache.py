@@ -125,7 +125,7 @@ def test_how_many_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     def parts(*call: int, visits: int, num_splits: int | None = None) -> int:
         return module._cache_tile(None, *call, visits, num_splits)[2]
 
-    assert parts(16, 16, 2, 256, visits=64) == 2  # 64 tiles
+    assert parts(16, 16, 2, 256, visits=128) == 2  # 64 tiles
     assert parts(32, 8, 1, 64, visits=64) > 4  # 16 tiles
     assert parts(32, 8, 1, 64, visits=64, num_splits=3) == 3
     assert parts(32, 8, 1, 512, visits=128) == 1  # 128 tiles
