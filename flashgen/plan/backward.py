@@ -229,8 +229,9 @@ class BackwardPlan:
     @property
     def queries_names(self) -> tuple[str, ...]:
         """The names that the launch of that kernel reads, also for lists of tiles of keys."""
-        listing = self.plan.listing_arguments
-        return tuple(dict.fromkeys((*self.queries_arguments.names, *listing.names)))
+        plan = self.plan
+        listing = ("bits",) if plan.classifies else plan.listing_arguments.names
+        return tuple(dict.fromkeys((*self.queries_arguments.names, *listing)))
 
     @cached_property
     def row_tables(self) -> tuple[RowTable, ...]:

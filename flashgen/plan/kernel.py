@@ -23,6 +23,7 @@ from flashgen.plan.arguments import (
     kernel_arguments,
     sizing_numbers,
 )
+from flashgen.plan.classified import ClassifiedTiles, classified_tiles
 from flashgen.plan.code import KernelCode, finite_score, kernel_code, with_hidden_by_score
 from flashgen.plan.constants import PrintedConstant, printed_constant
 from flashgen.plan.dtypes import TRITON_DTYPES
@@ -137,8 +138,8 @@ class KernelPlan(Heads):
     @property
     def launched_constants(self) -> tuple[PrintedConstant, ...]:
         """The constants that kernels take, or from which row tables are made."""
-        kernels = (self.kernel_arguments, self.listing_arguments)
-        names = {tensor.name for kernel in kernels for tensor in kernel.tensors}
+        listing = () if self.classifies else self.listing_arguments.tensors
+        names = {tensor.name for tensor in (*self.kernel_arguments.tensors, *listing)}
         names |= {tensor.name for table in self.row_tables for tensor in table.tensors}
         return tuple(constant for constant in self.constants if constant.name in names)
 
@@ -282,9 +283,14 @@ class KernelPlan(Heads):
         return key_tiles(self.bounds, self.promise, listed=self.listing is not None)
 
     @cached_property
-    def listing(self) -> TileListing | None:
-        """The kernel that lists the tiles to visit, where the mask reads block tables."""
-        return tile_listing(self.predicate)
+    def listing(self) -> TileListing | ClassifiedTiles | None:
+        """What lists the tiles to visit: by block tables, or where only the data knows them."""
+        return tile_listing(self.predicate) or classified_tiles(self.spec, self.predicate)
+
+    @property
+    def classifies(self) -> bool:
+        """Whether a kernel decides tiles, which calls may pass: see `ClassifiedTiles`."""
+        return self.listing is not None and self.listing.classified
 
     @cached_property
     def kernel_arguments(self) -> KernelArguments:
