@@ -10,7 +10,7 @@ from flashgen.plan.loops import KERNEL_NAMES
 from flashgen.spec import AttentionSpec
 from flashgen.symbolic.logic import conditions
 from flashgen.symbolic.printer import triton_code
-from flashgen.symbolic.printer.code import Code, gathered_by
+from flashgen.symbolic.printer.code import Code, gathered_by, read_by
 from flashgen.symbolic.tile_answers import TILE, OfTile, only_data_knows, tile_answers
 from flashgen.symbolic.trace import Predicate
 from flashgen.symbolic.varies_over import Axes
@@ -56,6 +56,7 @@ class ClassifiedTiles:
         full: conditions that all hold where every element is visible; None where that is unknown.
         elements: the conditions of an element: they decide a tile that is seen and not full.
         by_batch, by_head: whether tiles differ between batch entries, and heads.
+        asks: the variables that `seen` and `full` read.
         names: the parameters that it reads.
         gathers: the numbers of dimensions that tensors are indexed by.
     """
@@ -67,6 +68,7 @@ class ClassifiedTiles:
     elements: tuple[Code, ...]
     by_batch: bool
     by_head: bool
+    asks: frozenset[str]
     names: frozenset[str]
     gathers: tuple[int, ...]
 
@@ -123,6 +125,7 @@ def classified(predicate: Predicate) -> ClassifiedTiles:
         elements=elements,
         by_batch=B in symbols,
         by_head=H in symbols,
+        asks=read_by((*seen, *full)),
         names=frozenset(symbol.name for symbol in symbols),
         gathers=gathered_by((*seen, *full, *elements, *(read.code for read in reads))),
     )

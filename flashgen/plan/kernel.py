@@ -293,6 +293,13 @@ class KernelPlan(Heads):
         return self.listing is not None and self.listing.classified
 
     @cached_property
+    def mask_arguments(self) -> tuple[str, ...]:
+        """The call's arguments that the kernel reads which decides tiles; none without one."""
+        constants = {constant.name for constant in self.constants}
+        names = self.listing_arguments.names if self.classifies else ()
+        return tuple(name for name in names if name not in constants)
+
+    @cached_property
     def kernel_arguments(self) -> KernelArguments:
         """The parameters that the kernel takes."""
         names = self._kernel_names
