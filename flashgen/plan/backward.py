@@ -186,7 +186,8 @@ class BackwardPlan:
     @cached_property
     def q_tiles(self) -> KeyTiles:
         """The tiles of queries that a tile of keys visits."""
-        return key_tiles(self.q_bounds, self.promise, listed=self.plan.listing is not None)
+        listed, separated = self.plan.listing is not None, self.plan.classifies
+        return key_tiles(self.q_bounds, self.promise, listed=listed, separated=separated)
 
     @cached_property
     def checks_q_len(self) -> bool:

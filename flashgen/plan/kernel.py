@@ -280,7 +280,8 @@ class KernelPlan(Heads):
     @cached_property
     def tiles(self) -> KeyTiles:
         """The key tiles that a query tile visits."""
-        return key_tiles(self.bounds, self.promise, listed=self.listing is not None)
+        listed, separated = self.listing is not None, self.classifies
+        return key_tiles(self.bounds, self.promise, listed=listed, separated=separated)
 
     @cached_property
     def listing(self) -> TileListing | ClassifiedTiles | None:
