@@ -294,6 +294,12 @@ class KernelPlan(Heads):
         return self.listing is not None and self.listing.classified
 
     @cached_property
+    def mask_loads_keys(self) -> bool:
+        """Whether a masked tile loads elements by key, of a mask whose tiles a kernel decides."""
+        loads = {load for condition in self.conditions for load in condition.atoms(Load)}
+        return self.classifies and any(KV_IDX in load.free_symbols for load in loads)
+
+    @cached_property
     def mask_arguments(self) -> tuple[str, ...]:
         """The call's arguments that the kernel reads which decides tiles; none without one."""
         constants = {constant.name for constant in self.constants}

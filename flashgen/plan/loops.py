@@ -75,7 +75,11 @@ class KeyTiles:
 
 
 def key_tiles(
-    bounds: TileBounds, promise: Promise | None = None, *, listed: bool = False, separated: bool = False
+    bounds: TileBounds,
+    promise: Promise | None = None,
+    *,
+    listed: bool = False,
+    separated: bool = False,
 ) -> KeyTiles:
     """What bounds say. With ``listed`` the kernel has a list of tiles in their place.
 

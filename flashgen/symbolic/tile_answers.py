@@ -104,13 +104,13 @@ def _reads_positions(part: Any) -> bool:
     return any(POSITIONS & element.free_symbols for element in part.atoms(Load))
 
 
-def tile_answers(predicate: Predicate) -> TileAnswers:
-    """A predicate on whole tiles of `TILE` rows and keys."""
+def tile_answers(predicate: Predicate, tile: int = TILE) -> TileAnswers:
+    """A predicate on whole tiles of so many rows and keys, which begin at multiples of that."""
     expr = negation_normal_form(predicate.expr)
     blocks = {
         block: block.xreplace(_FIRST)
         for block in expr.atoms(FloorDiv)
-        if block.args[0] in _FIRST and block.args[1].is_Integer and block.args[1] % TILE == 0
+        if block.args[0] in _FIRST and block.args[1].is_Integer and block.args[1] % tile == 0
     }
     found = _Answers(Declarations.of(predicate.params))
     seen, full = found.condition(expr.xreplace(blocks))

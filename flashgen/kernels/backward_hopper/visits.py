@@ -39,9 +39,9 @@ class HopperVisits:
     def runs(self) -> tuple[str, ...]:
         """The variables that describe visits: their number, their begin, which need no mask.
 
-        For listed tiles: their number, the number of those that need no mask and come first, if they
-        are separated, and the list. If masked tiles come first: the number of
-        masked tiles, the number of those before the unmasked ones, and the number of unmasked ones.
+        For listed tiles: their number, how many need no mask and come first, if they are separated,
+        and the list. If masked tiles come first: the number of masked tiles, the number of those
+        before the unmasked ones, and the number of unmasked ones.
         """
         tiles, begin = self.tiles, f"{self.of}_begin"
         if tiles.listed:
