@@ -72,6 +72,8 @@ class BackwardPlan:
 
         A diagnostic of both passes occurs once.
         """
+        if self.plan.notes_of_tiles:
+            return self.plan.notes_of_tiles
         of_keys = self.plan.bounds.diagnostics
         of_queries = [note for note in self.q_bounds.diagnostics if note not in of_keys]
         return (

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from flashgen.params import Int
 from flashgen.plan.loops import KERNEL_NAMES
 from flashgen.spec import AttentionSpec
-from flashgen.symbolic.logic import conditions
-from flashgen.symbolic.printer import triton_code
+from flashgen.symbolic.logic import conditions, leaves
+from flashgen.symbolic.printer import plain_source, triton_code
 from flashgen.symbolic.printer.code import Code, gathered_by, read_by
-from flashgen.symbolic.tile_answers import TILE, OfTile, only_data_knows, tile_answers
+from flashgen.symbolic.tile_answers import TILE, OfTile, left_to_data, tile_answers
 from flashgen.symbolic.trace import Predicate
 from flashgen.symbolic.varies_over import Axes
 from flashgen.symbols import KV_FIRST, KV_LAST, B, H
@@ -50,6 +50,7 @@ class ClassifiedTiles:
     """What the kernels do that decide tiles and list them.
 
     Attributes:
+        said: the conditions that only the data knows, and those that algebra solves, in words.
         tile: the rows and the keys of a tile that is decided.
         reads: what is computed of rows and of keys.
         seen: conditions that all hold for a tile that may have a visible element.
@@ -61,6 +62,7 @@ class ClassifiedTiles:
         gathers: the numbers of dimensions that tensors are indexed by.
     """
 
+    said: tuple[str, str]
     tile: int
     reads: tuple[ReadOfTile, ...]
     seen: tuple[Code, ...]
@@ -81,6 +83,13 @@ class ClassifiedTiles:
         return self.by_batch or self.by_head
 
     @property
+    def note(self) -> str:
+        """Which part of the mask is solved how, for a build and for explain."""
+        by_data, by_algebra = self.said
+        solved = f"; algebra solves {by_algebra}" if by_algebra else ""
+        return f"tiles are decided once a call, as only the data knows {by_data}{solved}"
+
+    @property
     def decides(self) -> bool:
         """Whether it decides some tiles without their elements."""
         return bool(self.seen or self.full)
@@ -97,7 +106,7 @@ def classified_tiles(spec: AttentionSpec, predicate: Predicate) -> ClassifiedTil
     Calls of packed sequences, of a cache and of parts of a whole have bounds alone.
     """
     others = spec.forms != ("dense",) or spec.linformer or spec.normaliser.kind == "linear"
-    if others or not only_data_knows(predicate):
+    if others or not left_to_data(predicate):
         return None
     return classified(predicate)
 
@@ -118,6 +127,7 @@ def classified(predicate: Predicate) -> ClassifiedTiles:
     elements = tuple(code(part, _ELEMENTS) for part in conditions(predicate.expr))
     symbols = predicate.expr.free_symbols
     return ClassifiedTiles(
+        said=_said(predicate),
         tile=TILE,
         reads=reads,
         seen=seen,
@@ -129,6 +139,14 @@ def classified(predicate: Predicate) -> ClassifiedTiles:
         names=frozenset(symbol.name for symbol in symbols),
         gathers=gathered_by((*seen, *full, *elements, *(read.code for read in reads))),
     )
+
+
+def _said(predicate: Predicate) -> tuple[str, str]:
+    """The conditions of a predicate that bounds leave out, and its others."""
+    left = left_to_data(predicate)
+    others = [part for part in leaves(predicate.expr) if part not in left]
+    by_data, by_algebra = (", ".join(map(plain_source, parts)) for parts in (left, others))
+    return by_data, by_algebra
 
 
 def _is_by_tile(read: OfTile) -> bool:

@@ -293,6 +293,12 @@ class KernelPlan(Heads):
         """Whether a kernel decides tiles, which calls may pass: see `ClassifiedTiles`."""
         return self.listing is not None and self.listing.classified
 
+    @property
+    def notes_of_tiles(self) -> tuple[str, ...]:
+        """Which parts of the mask are solved by algebra, and which by deciding tiles, if any."""
+        listing = self.listing
+        return (listing.note,) if isinstance(listing, ClassifiedTiles) else ()
+
     @cached_property
     def mask_loads_keys(self) -> bool:
         """Whether a masked tile loads elements by key, of a mask whose tiles a kernel decides."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import sympy
@@ -89,15 +90,16 @@ class TileAnswers:
     reads: tuple[OfTile, ...]
 
 
-def only_data_knows(predicate: Predicate) -> bool:
-    """Whether the bounds of a tile leave out a condition on elements of tensors."""
+@lru_cache(maxsize=1024)  # a build asks for the same ones at several steps, of every spec
+def left_to_data(predicate: Predicate) -> tuple[Any, ...]:
+    """The conditions on elements of tensors that bounds of tiles leave out, in any order."""
+    found: dict[Any, None] = {}
     for orientation in (KEYS_OF_ROWS, ROWS_OF_KEYS):
         read_by_table, origins = rewritten(predicate, orientation)
         context = Context(read_by_table, orientation, origins)
         for case in conjunctions(context.predicate.expr, context.element, context.read):
-            if any(_reads_positions(part) for part in case.opaque):
-                return True
-    return False
+            found |= dict.fromkeys(part for part in case.opaque if _reads_positions(part))
+    return tuple(found)
 
 
 def _reads_positions(part: Any) -> bool:

@@ -12,7 +12,11 @@ from support.variants import lowered
 
 
 def with_bits(
-    module: ModuleType, spec: AttentionSpec, q: torch.Tensor, k: torch.Tensor, params: dict[str, Any]
+    module: ModuleType,
+    spec: AttentionSpec,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    params: dict[str, Any],
 ) -> tuple[Any, ...]:
     """The parameters of a call, and the bits of its tiles, if any, as launchers take them."""
     plan = lowered(spec)

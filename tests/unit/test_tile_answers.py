@@ -14,7 +14,7 @@ from flashgen import Mask, Tensor, causal, document, kv_len, q_len
 from flashgen.symbolic import tile_answers as answering
 from flashgen.symbolic import trace
 from flashgen.symbolic.printer import plain_source
-from flashgen.symbolic.tile_answers import OfTile, TileAnswers, only_data_knows, tile_answers
+from flashgen.symbolic.tile_answers import OfTile, TileAnswers, left_to_data, tile_answers
 from flashgen.symbolic.varies_over import Axes
 from flashgen.symbols import FloorMod, evaluate
 from support.visits import Call, sweep
@@ -139,10 +139,10 @@ MASKS = {
 def test_what_is_asked_of_a_tile(name: str) -> None:
     mask_mod, expected = MASKS[name]
     predicate = trace(Mask(mask_mod, name))
-    assert only_data_knows(predicate)
+    assert left_to_data(predicate)
     assert plain_source(tile_answers(predicate).seen) == expected
 
 
 @pytest.mark.parametrize("mask", [causal(), document(), causal() & document()], ids=str)
 def test_algebra_alone_answers_these(mask: Mask) -> None:
-    assert not only_data_knows(trace(mask))
+    assert not left_to_data(trace(mask))
