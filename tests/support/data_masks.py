@@ -54,7 +54,7 @@ def data_case(name: str, length: int, batch: int = 1, heads: int = 2) -> Case:
         "gate": gate | (at[:, None] % 64 == 5),
         "dense": (at[:, None] // 70 > at // 30) & (drawn(9, batch, heads, length, 1) > 0),
         "keep": at >= entry * (length // 2) + length // 5,
-        "ids": drawn(tiles + 1, tiles, 2).int() - 1,
+        "ids": torch.cat([torch.tensor([[tiles - 1, -1]]), drawn(tiles, tiles - 1, 2)]).int(),
         "hues": drawn(2**31, -(-length // 32)).int(),
         "heat": (at // 40 % 4 - 1.5) + torch.rand(length, generator=generator) / 8,
     }
