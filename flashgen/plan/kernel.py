@@ -313,6 +313,14 @@ class KernelPlan(Heads):
         return tuple(name for name in names if name not in constants)
 
     @cached_property
+    def tiles_arguments(self) -> tuple[str, ...]:
+        """The arguments of `tiles`: these, and numbers that the sizes of their tensors depend on."""
+        read = [x for x in self.params if x.name in self.mask_arguments]
+        sizes = [d.sym for x in read if isinstance(x, Tensor) for d in x.dims if d is not None]
+        names = {*self.mask_arguments, *_symbols(*sizes)}
+        return tuple(param.name for param in self.params if param.name in names)
+
+    @cached_property
     def kernel_arguments(self) -> KernelArguments:
         """The parameters that the kernel takes."""
         names = self._kernel_names

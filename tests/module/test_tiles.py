@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from flashgen import AttentionSpec, Float, Int, Mask, Tensor, alibi, causal
+from flashgen import AttentionSpec, Float, Int, Mask, Tensor, alibi, causal, kv_len
 from support.variants import rendered_module
 
 IMG = Tensor("img", ("batch", "kv_len"), "int32")
@@ -163,3 +163,15 @@ def test_masks_that_algebra_solves_take_no_tiles() -> None:
     assert not hasattr(module, "tiles")
     with pytest.raises(TypeError, match="tiles"):
         module.attention(*_call()[0], tiles=None)
+
+
+def test_sizes_of_tensors_may_depend_on_numbers() -> None:
+    size = Int("size", 4, min=1)
+    ids = Tensor("ids", ((kv_len + size - 1) // size,), "int32")
+    mask = Mask(lambda b, h, q, kv: ids[kv // 8] == ids[q // 8], "blocks", equal_lengths=True)
+    module = rendered_module(AttentionSpec(16, "float32", mask=mask), name="blocks")
+    (q, k, v), _ = _call()
+    given = {"ids": torch.zeros(3, dtype=torch.int32), "size": 8}
+    module.attention(q, k, v, **given, tiles=module.tiles(q, k, **given))
+    with pytest.raises(ValueError, match="ids: got shape"):
+        module.tiles(q, k, ids=given["ids"])
