@@ -21,7 +21,7 @@ from flashgen.symbols import KV_FIRST, KV_LAST, B, H
 _ROWS = {"q_idx": "q_rows"}
 _ROWS_BY_TILE = {"q_idx": "q_rows[:, None]", "kv_first": "kv_first[None, :]"}
 _KEYS = {"kv_idx": "kv_keys"}
-_ELEMENTS = {"q_idx": "q_rows[:, None]", "kv_idx": "kv_idx[None, :]"}
+_ELEMENTS = {"q_idx": "q_idx[:, None]", "kv_idx": "kv_idx[None, :]"}
 
 
 @dataclass(frozen=True)

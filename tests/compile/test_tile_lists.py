@@ -74,7 +74,7 @@ def test_keys_and_values_arrive_ahead(name: str, stages: int) -> None:
 
 #: What the kernels that decide and list tiles take besides tensors.
 CONSTANTS = {
-    "_classify_tiles": {"TILE": 64},
+    "_classify_tiles": {"TILE": 64, "ROWS": 32},
     "_list_tiles": {
         "OWN": 128, "LISTED": 128, "OF_KEYS": True, "TILE": 64, "PARTS": 2, "CHUNK": 128,
     },
