@@ -25,7 +25,7 @@ _OF_RANDOM_FEATURES = ("return (products", "phi = tl.math.exp2(")
 
 
 def of_mask(plan: KernelPlan) -> str:
-    """The bounds, or the conditions that list or decide tiles; then what a masked tile evaluates."""
+    """The bounds, or the conditions that list or decide tiles; then what a tile evaluates."""
     if plan.classifies:
         named = _assigned(plan, _DECIDED.fullmatch, function="_classify_tiles")
     elif plan.listing:

@@ -314,7 +314,7 @@ class KernelPlan(Heads):
 
     @cached_property
     def tiles_arguments(self) -> tuple[str, ...]:
-        """The arguments of `tiles`: these, and numbers that the sizes of their tensors depend on."""
+        """The arguments of `tiles`: these, and numbers that sizes of their tensors depend on."""
         read = [x for x in self.params if x.name in self.mask_arguments]
         sizes = [d.sym for x in read if isinstance(x, Tensor) for d in x.dims if d is not None]
         names = {*self.mask_arguments, *_symbols(*sizes)}
