@@ -254,6 +254,8 @@ def test_random_masks_visit_each_tile_once(seed: int) -> None:
     if names.why_not:
         assert names.backward.q_tiles.reduce_rows
         return
+    if names.visits.tiles.listed:  # by another kernel: see tests/sweep/test_hopper_tiles.py
+        return
     apart = divided(names)
     assert not apart.why_not or names.backward.plan.tiles.reduce_rows
     for _ in range(6):
