@@ -14,6 +14,7 @@ from flashgen.plan.linear import LinearPlan
 
 _ENDS = re.compile(r"(some|all)_(begin|end)(_\d)?")
 _LISTED = re.compile(r"(some_shown|all_shown|shown|seen|full)(_\d)?")
+_DECIDED = re.compile(r"(some|every|least|most)_of_(rows|keys)_\d+|values|seen|full|visible")
 _STATE = re.compile(r"m_i|l_i|m_new|p|alpha|lse|empty")
 _EMPTY = re.compile(r"tl\.(zeros|full)\(|seen\.to\(")
 #: What the scores are besides what a score function makes of them.
@@ -24,8 +25,10 @@ _OF_RANDOM_FEATURES = ("return (products", "phi = tl.math.exp2(")
 
 
 def of_mask(plan: KernelPlan) -> str:
-    """The bounds, or the conditions that list tiles; then what a masked tile evaluates."""
-    if plan.listing:
+    """The bounds, or the conditions that list or decide tiles; then what a tile evaluates."""
+    if plan.classifies:
+        named = _assigned(plan, _DECIDED.fullmatch, function="_classify_tiles")
+    elif plan.listing:
         named = _assigned(plan, _LISTED.fullmatch, function="_list_tiles", but=_EMPTY)
     else:
         named = _assigned(plan, _ENDS.fullmatch)

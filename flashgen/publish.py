@@ -81,6 +81,7 @@ NOT_IN_MODULES = frozenset(
         "explain/cached.py",
         "explain/cached_terminal.py",
         "explain/call.py",
+        "explain/decided.py",
         "explain/document.py",
         "explain/kernels.py",
         "explain/lengths.py",

@@ -34,4 +34,6 @@ def operator_digest(plan: KernelPlan, backward: BackwardPlan) -> str:
             backward.score_tensors, bool(backward.sink_tensors), backward.differentiable_tensors,
         ],
     }  # fmt: skip
+    if plan.classifies:
+        signature["tiles"] = ["bits"]
     return sha256(repr((computed, signature)).encode()).hexdigest()

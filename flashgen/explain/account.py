@@ -74,6 +74,8 @@ class MaskAccount:
         conditions: a key is visible if all of these hold; none for a mask that hides nothing.
         runs: the keys that a tile of queries visits; none where tiles are listed.
         listed: if a block table decides: when a tile is visited, and when it is unmasked.
+        decided: if only the data knows: when a tile may be visited, and when it is unmasked, unless
+            its elements decide.
         tables: the tables that the launcher makes for the bounds, in words.
         notes: which tiles without a visible key are visited, and why.
         rows_can_be_empty: whether a query may see no key.
@@ -87,6 +89,7 @@ class MaskAccount:
     conditions: tuple[str, ...]
     runs: tuple[Run, ...]
     listed: tuple[str, ...]
+    decided: tuple[str, ...]
     tables: tuple[str, ...]
     notes: tuple[str, ...]
     rows_can_be_empty: bool

@@ -16,14 +16,20 @@ from typing import Any
 from flashgen.budget.traffic import Visit, Workload, tile_runs
 from flashgen.config import KernelConfig
 from flashgen.errors import FlashgenError
+from flashgen.explain.decided import decided_tiles
 from flashgen.explain.numbers import python_function
 from flashgen.plan import KernelPlan
 from flashgen.symbolic import TileBounds
 from flashgen.symbolic.blocks import BLOCK_COLUMN, BLOCK_ROW
+from flashgen.symbolic.tile_answers import TILE
 from flashgen.symbolic.tile_logic import TileLogic, tile_logic
+from flashgen.symbolic.trace import Predicate
 from flashgen.symbols import KV_FIRST, KV_LAST, Q_FIRST, Q_LAST
 
 Values = Mapping[str, Any]
+
+#: What tells which tiles a kernel visits.
+Derived = TileBounds | TileLogic | Predicate
 
 #: A picture of this many tiles takes some seconds; where tiles are listed one by one, a picture of
 #: this many pairs of a query and a key does.
@@ -109,9 +115,11 @@ def picture_of(
     Raises:
         FlashgenError: more tiles than can be evaluated in a few seconds.
     """
-    derived = tile_logic(plan.predicate) or plan.bounds  # the former of masks that read tables
+    derived: Derived = tile_logic(plan.predicate) or plan.bounds  # the former of block tables
+    if plan.classifies:
+        derived = plan.predicate
     blocks = (config.BLOCK_M // heads_of_a_tile, config.BLOCK_N)
-    listed = isinstance(derived, TileLogic)
+    listed = not isinstance(derived, TileBounds)
     _refuse_more(MOST_LISTED_PAIRS if listed else MOST_TILES * blocks[0] * blocks[1], work, blocks)
     return picture(derived, work.q_len, work.kv_len, *blocks, dict(work.params))
 
@@ -130,7 +138,7 @@ def _refuse_more(pairs: int, work: Workload, blocks: tuple[int, int]) -> None:
 
 
 def picture(
-    derived: TileBounds | TileLogic,
+    derived: Derived,
     q_len: int,
     kv_len: int,
     block_m: int,
@@ -140,7 +148,8 @@ def picture(
     """The tiles of the first head of the first sequence.
 
     Args:
-        derived: the bounds of a loop, or the logic by which a kernel lists tiles.
+        derived: the bounds of a loop, or the logic by which a kernel lists tiles, or a mask whose
+            tiles a kernel decides.
         q_len: queries.
         kv_len: keys.
         block_m: queries of a tile.
@@ -149,9 +158,12 @@ def picture(
             for tuples of indices, 0 outside.
     """
     fixed = {**values, "q_len": q_len, "kv_len": kv_len, "b": 0, "h": 0}
-    row = (
-        _by_bounds(derived, fixed) if isinstance(derived, TileBounds) else _by_list(derived, fixed)
-    )
+    if isinstance(derived, Predicate):
+        row = _by_data(derived, fixed)
+    elif isinstance(derived, TileBounds):
+        row = _by_bounds(derived, fixed)
+    else:
+        row = _by_list(derived, fixed)
     ends = [(first, min(first + block_m, q_len) - 1) for first in range(0, q_len, block_m)]
     rows = tuple(row(first, last, block_n) for first, last in ends)
     return Picture(q_len, kv_len, block_m, block_n, rows)
@@ -197,6 +209,26 @@ def _by_list(logic: TileLogic, values: Values) -> Callable[[int, int, int], str]
             kind((q_first, q_last, first, min(first + block, kv_len) - 1), first + block <= kv_len)
             for first in firsts
         )
+
+    return row
+
+
+def _by_data(predicate: Predicate, values: Values) -> Callable[[int, int, int], str]:
+    """A row of tiles, as a kernel lists them from those that another one has decided."""
+    decided = decided_tiles(predicate, values)
+    kv_len = values["kv_len"]
+
+    def kind(q_first: int, q_last: int, first: int, block: int) -> str:
+        last = min(first + block, kv_len) - 1
+        rows = range(q_first // TILE, q_last // TILE + 1)
+        found = [decided(row, i) for row in rows for i in range(first // TILE, last // TILE + 1)]
+        if not any(seen for seen, _ in found):
+            return SKIPPED
+        whole = first + block <= kv_len
+        return UNMASKED if whole and all(full for _, full in found) else MASKED
+
+    def row(q_first: int, q_last: int, block: int) -> str:
+        return "".join(kind(q_first, q_last, first, block) for first in range(0, kv_len, block))
 
     return row
 

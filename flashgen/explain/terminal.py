@@ -82,6 +82,11 @@ def _mask(mask: MaskAccount, columns: int, plain: bool) -> Iterator[RenderableTy
         yield Text("Tiles are listed once a call, by the table of blocks:")
         yield Text(f"    visited where {seen}")
         yield Text(f"    unmasked where {full}")
+    elif mask.decided:
+        seen, full = mask.decided
+        yield Text("Tiles are decided once a call, by their elements where this leaves them open:")
+        yield Text(f"    not visited unless {seen}")
+        yield Text(f"    unmasked where {full}")
     else:
         yield Text("The queries q_first to q_last of a tile:")
     for run in mask.runs:
@@ -91,13 +96,19 @@ def _mask(mask: MaskAccount, columns: int, plain: bool) -> Iterator[RenderableTy
     yield from (Text(f"{table}.") for table in mask.tables)
     if mask.rows_can_be_empty:
         yield Text("A query may be left without a key: the kernel has a guard.")
-    yield from (Text(f"No exact range of keys: {note}") for note in mask.notes)
+    yield from (Text(said) for said in _notes(mask))
     yield Text()
     small = mask.picture.scaled(max(1, columns // 2), columns)
     yield from _picture(small, columns, plain)
     yield Text()
     yield _legend(mask, small, plain)
     yield Text(_visible(mask))
+
+
+def _notes(mask: MaskAccount) -> Iterator[str]:
+    """What bounds leave out, or what decides tiles in their place."""
+    for note in mask.notes:
+        yield f"{note[0].upper()}{note[1:]}." if mask.decided else f"No exact range of keys: {note}"
 
 
 def visible_keys(conditions: tuple[str, ...]) -> Iterator[Text]:

@@ -12,6 +12,7 @@ from flashgen.config import HOPPER
 from flashgen.errors import FlashgenError, ValidationError
 from flashgen.explain.account import Account, MaskAccount, Measured, Run
 from flashgen.explain.call import Asked, described, workload
+from flashgen.explain.decided import answers_in_words
 from flashgen.explain.kernels import Chosen, chosen_kernels, kernel_accounts
 from flashgen.explain.limits import crossover, operand
 from flashgen.explain.picture import Picture, picture_of
@@ -166,14 +167,16 @@ def _mask(plan: KernelPlan, work: Workload, shown: Picture) -> MaskAccount:
     visible = visible_share(plan, work, shown)
     logic = tile_logic(plan.predicate)
     listed = () if logic is None else (plain_source(logic.seen), plain_source(logic.full))
-    runs = () if listed else plan.bounds.intervals
+    decided = answers_in_words(plan.predicate) if plan.classifies else ()
+    runs = () if listed or decided else plan.bounds.intervals
     return MaskAccount(
         label=plan.predicate.label,
         conditions=tuple(map(plain_source, conditions(plan.predicate.expr))),
         runs=tuple(map(run_account, runs)),
         listed=listed,
+        decided=decided,
         tables=tuple(map(_table, plan.row_tables)),
-        notes=plan.bounds.diagnostics,
+        notes=plan.notes_of_tiles or plan.bounds.diagnostics,
         rows_can_be_empty=plan.bounds.rows_can_be_empty,
         share=visible.share,
         rows_counted=visible.rows_counted,

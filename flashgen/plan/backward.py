@@ -72,6 +72,8 @@ class BackwardPlan:
 
         A diagnostic of both passes occurs once.
         """
+        if self.plan.notes_of_tiles:
+            return self.plan.notes_of_tiles
         of_keys = self.plan.bounds.diagnostics
         of_queries = [note for note in self.q_bounds.diagnostics if note not in of_keys]
         return (
@@ -186,7 +188,8 @@ class BackwardPlan:
     @cached_property
     def q_tiles(self) -> KeyTiles:
         """The tiles of queries that a tile of keys visits."""
-        return key_tiles(self.q_bounds, self.promise, listed=self.plan.listing is not None)
+        listed, separated = self.plan.listing is not None, self.plan.classifies
+        return key_tiles(self.q_bounds, self.promise, listed=listed, separated=separated)
 
     @cached_property
     def checks_q_len(self) -> bool:
@@ -229,8 +232,9 @@ class BackwardPlan:
     @property
     def queries_names(self) -> tuple[str, ...]:
         """The names that the launch of that kernel reads, also for lists of tiles of keys."""
-        listing = self.plan.listing_arguments
-        return tuple(dict.fromkeys((*self.queries_arguments.names, *listing.names)))
+        plan = self.plan
+        listing = ("bits",) if plan.classifies else plan.listing_arguments.names
+        return tuple(dict.fromkeys((*self.queries_arguments.names, *listing)))
 
     @cached_property
     def row_tables(self) -> tuple[RowTable, ...]:

@@ -25,6 +25,7 @@ from flashgen.plan.arguments import (
     kernel_arguments,
     sizing_numbers,
 )
+from flashgen.plan.classified import ClassifiedTiles, classified_tiles
 from flashgen.plan.code import KernelCode, finite_score, kernel_code, with_hidden_by_score
 from flashgen.plan.constants import PrintedConstant, printed_constant
 from flashgen.plan.dtypes import TRITON_DTYPES
@@ -145,8 +146,8 @@ class KernelPlan(Heads):
     @property
     def launched_constants(self) -> tuple[PrintedConstant, ...]:
         """The constants that kernels take, or from which row tables are made."""
-        kernels = (self.kernel_arguments, self.listing_arguments)
-        names = {tensor.name for kernel in kernels for tensor in kernel.tensors}
+        listing = () if self.classifies else self.listing_arguments.tensors
+        names = {tensor.name for tensor in (*self.kernel_arguments.tensors, *listing)}
         names |= {tensor.name for table in self.row_tables for tensor in table.tensors}
         names |= {table.keys.name for table in self.every_range_table}
         return tuple(constant for constant in self.constants if constant.name in names)
@@ -290,12 +291,45 @@ class KernelPlan(Heads):
     @cached_property
     def tiles(self) -> KeyTiles:
         """The key tiles that a query tile visits."""
-        return key_tiles(self.bounds, self.promise, listed=self.listing is not None)
+        listed, separated = self.listing is not None, self.classifies
+        return key_tiles(self.bounds, self.promise, listed=listed, separated=separated)
 
     @cached_property
-    def listing(self) -> TileListing | None:
-        """The kernel that lists the tiles to visit, where the mask reads block tables."""
-        return tile_listing(self.predicate)
+    def listing(self) -> TileListing | ClassifiedTiles | None:
+        """What lists the tiles to visit: by block tables, or where only the data knows them."""
+        return tile_listing(self.predicate) or classified_tiles(self.spec, self.predicate)
+
+    @property
+    def classifies(self) -> bool:
+        """Whether a kernel decides tiles, which calls may pass: see `ClassifiedTiles`."""
+        return self.listing is not None and self.listing.classified
+
+    @property
+    def notes_of_tiles(self) -> tuple[str, ...]:
+        """Which parts of the mask are solved by algebra, and which by deciding tiles, if any."""
+        listing = self.listing
+        return (listing.note,) if isinstance(listing, ClassifiedTiles) else ()
+
+    @cached_property
+    def mask_loads_keys(self) -> bool:
+        """Whether a masked tile loads elements by key, of a mask whose tiles a kernel decides."""
+        loads = {load for condition in self.conditions for load in condition.atoms(Load)}
+        return self.classifies and any(KV_IDX in load.free_symbols for load in loads)
+
+    @cached_property
+    def mask_arguments(self) -> tuple[str, ...]:
+        """The call's arguments that the kernel reads which decides tiles; none without one."""
+        constants = {constant.name for constant in self.constants}
+        names = self.listing_arguments.names if self.classifies else ()
+        return tuple(name for name in names if name not in constants)
+
+    @cached_property
+    def tiles_arguments(self) -> tuple[str, ...]:
+        """The arguments of `tiles`: these, and numbers that sizes of their tensors depend on."""
+        read = [x for x in self.params if x.name in self.mask_arguments]
+        sizes = [d.sym for x in read if isinstance(x, Tensor) for d in x.dims if d is not None]
+        names = {*self.mask_arguments, *_symbols(*sizes)}
+        return tuple(param.name for param in self.params if param.name in names)
 
     @cached_property
     def kernel_arguments(self) -> KernelArguments:

@@ -75,6 +75,9 @@ class TileListing:
     row_tables: tuple[RowTable, ...]
     gathers: tuple[int, ...]
 
+    #: No kernel decides tiles before they are listed: see `flashgen.plan.classified`.
+    classified = False
+
     @property
     def several(self) -> bool:
         """Whether a tile has more than one list."""

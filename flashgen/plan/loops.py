@@ -54,6 +54,7 @@ class KeyTiles:
         read_q_last: whether they depend on the last query of the tile.
         reduce_rows: whether they are those of an extreme over the tile's rows.
         listed: whether the tiles come from a list that another kernel has made, not from `runs`.
+        separated: whether those of the list that need no mask come before the others.
         unordered: where this holds, all of them are visited, and all masked: what `runs` trust is
             not so. None where they trust nothing.
     """
@@ -64,6 +65,7 @@ class KeyTiles:
     read_q_last: bool
     reduce_rows: bool
     listed: bool
+    separated: bool
     unordered: Code | None
 
     @property
@@ -73,9 +75,16 @@ class KeyTiles:
 
 
 def key_tiles(
-    bounds: TileBounds, promise: Promise | None = None, *, listed: bool = False
+    bounds: TileBounds,
+    promise: Promise | None = None,
+    *,
+    listed: bool = False,
+    separated: bool = False,
 ) -> KeyTiles:
-    """What bounds say. With ``listed`` the kernel has a list of tiles in their place."""
+    """What bounds say. With ``listed`` the kernel has a list of tiles in their place.
+
+    With ``separated`` the tiles of that list which need no mask come first.
+    """
     several = len(bounds.intervals) > 1
     runs = tuple(
         _run(interval, f"_{i}" if several else "") for i, interval in enumerate(bounds.intervals)
@@ -90,6 +99,7 @@ def key_tiles(
         read_q_last=not listed and any(Q_LAST in expr.free_symbols for expr in exprs),
         reduce_rows=not listed and any(expr.has(RowMin, RowMax) for expr in exprs),
         listed=listed,
+        separated=separated,
         unordered=None if promise is None else triton_code(promise.broken, KERNEL_NAMES),
     )
 

@@ -129,7 +129,7 @@ def _answers(expr: Any, tables: dict[Any, TileTable], context: Context) -> tuple
     if isinstance(expr, Relational):
         ends = _extremes(expr.lhs - expr.rhs, context) if _is_whole(expr) else None
         if ends is not None:
-            return _compared(expr.func, *ends)
+            return compared(expr.func, *ends)
     return sympy.true, sympy.false
 
 
@@ -137,7 +137,7 @@ def _is_whole(comparison: Any) -> bool:
     return is_integral(comparison.lhs) and is_integral(comparison.rhs)
 
 
-def _compared(relation: Any, least: Any, most: Any) -> tuple[Any, Any]:
+def compared(relation: Any, least: Any, most: Any) -> tuple[Any, Any]:
     """(seen, full) of ``x <relation> 0`` for an x in a tile from ``least`` to ``most``."""
 
     def holds(comparison: Any, x: Any) -> Any:

@@ -66,7 +66,9 @@ class BackwardBench:
         """Gradients with one configuration; gradients of other kernels are arbitrary."""
         values = {**config.as_dict(), "USE_TMA": self.forward.use_tma}
         q, k, v, *others = saved
-        given = (q, k, v, self.plan.scale, *self.forward.params[length].values(), *others)
+        params = self.forward.params[length].values()
+        bits = self.forward.bits(length, (q, k, v))
+        given = (q, k, v, self.plan.scale, *params, *bits, *others)
         launch = getattr(self.module, self.timing.launcher)
         return launch(*given, *[values] * self.timing.configurations)
 

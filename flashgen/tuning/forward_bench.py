@@ -70,6 +70,7 @@ class ForwardBench:
         self.launch = getattr(self.module, kernel.launcher)
         self.lengths = usual_lengths(plan)
         self.inputs = {length: random_inputs(plan, length) for length in self.lengths}
+        self._bits: dict[Any, Any] = {}
         self.params = {length: typical_params(plan, q) for length, (q, _, _) in self.inputs.items()}
 
     @cached_property
@@ -93,7 +94,20 @@ class ForwardBench:
         if self.plan.dropout:
             by.append(params["dropout_p"])
         repeated = self.module._known(*tensors, *by)
-        return self.launch(*tensors, self.plan.scale, *params.values(), values, *repeated)
+        given = (*params.values(), *self.bits(length, tensors))
+        return self.launch(*tensors, self.plan.scale, *given, values, *repeated)
+
+    def bits(self, length: int, qkv: Sequence[Any]) -> tuple[Any, ...]:
+        """The bits of a call's tiles, where a kernel decides them: they are made once."""
+        if not self.plan.classifies:
+            return ()
+        q, k, _ = qkv
+        key = (length, q.shape, k.shape)
+        if key not in self._bits:
+            params = self.params[length]
+            read = [params[name] for name in self.plan.mask_arguments]
+            self._bits[key] = self.module._tile_bits(q, k.shape[2], *read)
+        return (self._bits[key],)
 
     def compile(self, configs: Sequence[KernelConfig]) -> None:
         """Compiles the configurations in parallel threads; a failure will recur later."""

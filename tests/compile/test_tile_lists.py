@@ -1,4 +1,4 @@
-"""The kernels of masks that read block tables, through Triton's compiler."""
+"""The kernels of masks that read block tables, or only data knows, through Triton's compiler."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from flashgen.kernels.forward_triton.shared_memory import sram_usage
 from flashgen.plan import TRITON_DTYPES, KernelPlan, lower
 from support.compiling.portable import compile_kernel
 from support.compiling.report import report_of
+from support.data_masks import data_mask
 from support.variants import rendered_module
 
 LIMITS = Tensor("limits", ("q_len",), "int32")
@@ -69,3 +70,36 @@ def test_keys_and_values_arrive_ahead(name: str, stages: int) -> None:
     assert compiled.shared >= 128 * 128 * plan.itemsize + stages * a_tile_of_each
     assert compiled.shared <= sram_usage(plan, config, get_target("sm_90")).total
     assert compiled.spilled == 0
+
+
+#: What the kernels that decide and list tiles take besides tensors.
+CONSTANTS = {
+    "_classify_tiles": {"TILE": 64, "ROWS": 32},
+    "_list_tiles": {
+        "OWN": 128, "LISTED": 128, "OF_KEYS": True, "TILE": 64, "PARTS": 2, "CHUNK": 128,
+    },
+}  # fmt: skip
+
+
+@AS_PTXAS_12_8_DOES
+@pytest.mark.parametrize("function", CONSTANTS)
+@pytest.mark.parametrize("name", ["islands", "gate", "heat"])
+def test_what_decides_tiles_becomes_machine_code(name: str, function: str) -> None:
+    plan = lower(AttentionSpec(128, "bfloat16", mask=data_mask(name)), name)
+    kernel = getattr(rendered_module(plan.spec), function)
+    read = plan.listing_arguments
+    constants = dict(CONSTANTS[function])
+    types = {"bits_ptr": "*i32", "tiles_ptr": "*i32"}
+    types |= {x: "fp32" for x in read.scalars if x not in read.ints}
+    types |= {f"{x.name}_ptr": f"*{TRITON_DTYPES[x.dtype]}" for x in read.tensors}
+    strides = {f"{x.name}_stride_{x.ndim - 1}": 1 for x in read.tensors}
+    constants |= {name: 1 for name in strides if name in kernel.arg_names}
+    signature = {
+        name: "constexpr" if name in constants else types.get(name, "i32")
+        for name in kernel.arg_names
+    }
+    source = ASTSource(kernel, signature, constexprs=constants)
+    for target in DEFAULT_TARGETS:
+        found = report_of(source, target, {"num_warps": 8})
+        assert found.shared <= 2048, target  # what sums pass on
+    assert report_of(source, "sm_90", {"num_warps": 8}).spilled == 0

@@ -8,6 +8,7 @@ import torch
 
 from flashgen import AttentionSpec
 from flashgen.plan.backward import backward_plan
+from support.bits import with_bits
 from support.cases import Case, inputs
 from support.contract import hold_gradients
 from support.variants import lowered
@@ -51,7 +52,7 @@ def check_backward(
     got = module._backward_kernels(
         *tensors,
         scale,
-        *params.values(),
+        *with_bits(module, spec, *tensors[:2], params),
         out.to(dtype),
         lse.float(),
         grad_out,

@@ -9,6 +9,7 @@ import torch
 
 from flashgen import AttentionSpec
 from flashgen.config import KernelConfig
+from support.bits import with_bits
 from support.cases import Case, inputs
 from support.contract import check_gradients
 from support.gluon import interpreted
@@ -37,7 +38,7 @@ def check_hopper(
     tensors = tensors or inputs(case, spec, getattr(torch, spec.dtype))
     assert all(map(module._tma_reads, tensors)), f"TMA cannot read {case}"
     scale = case.scale or spec.scale or spec.qk_head_dim**-0.5
-    params = case.arguments(spec).values()
+    params = with_bits(module, spec, *tensors[:2], case.arguments(spec))
     out, lse = module._launch_hopper(*tensors, scale, *params, config.as_dict())
     check(out, lse, tensors, spec, case, gluon=True)
 

@@ -7,6 +7,7 @@ from types import ModuleType
 import torch
 
 from flashgen import AttentionSpec
+from support.bits import with_bits
 from support.cases import Case, inputs
 from support.oracle import check
 
@@ -41,7 +42,8 @@ def check_kernel(
     tensors = inputs(case, spec, dtype or sweep_dtype(spec))
     params = case.arguments(spec)
     scale = case.scale or spec.scale or spec.qk_head_dim**-0.5
-    out, lse = module._launch(*tensors, scale, *params.values(), config)
+    given = with_bits(module, spec, *tensors[:2], params)
+    out, lse = module._launch(*tensors, scale, *given, config)
     check(out, lse, tensors, spec, case)
 
     doubles = tuple(x.double() for x in tensors)

@@ -192,7 +192,7 @@ def _derived(names: HopperBackwardSplit) -> bool:
 NOT_DERIVED = {
     *("bigbird", "bigbird_run_time", "bigbird_static", "block_sparse", "block_sparse_run_time"),
     *("block_sparse_shared", "block_sparse_static", "block_sparse_static_run_time"),
-    *("causal_blocks", "outside_blocks"),
+    *("causal_blocks", "outside_blocks", "document_unsorted", "tree", "tree_of_all"),
 }
 
 #: Lengths and tiles.
@@ -271,6 +271,8 @@ def test_random_masks_visit_each_tile_once(seed: int) -> None:
     mask = _random_mask(random, 3)
     names = of(AttentionSpec(64, mask=mask))
     assert not names.why_not
+    if names.visits.tiles.listed:  # by another kernel: see tests/sweep/test_hopper_tiles.py
+        return
     apart = divided(names)
     assert not apart.why_not
     for _ in range(6):

@@ -39,12 +39,13 @@ class HopperVisits:
     def runs(self) -> tuple[str, ...]:
         """The variables that describe visits: their number, their begin, which need no mask.
 
-        For listed tiles: their number, and the list. If masked tiles come first: the number of
-        masked tiles, the number of those before the unmasked ones, and the number of unmasked ones.
+        For listed tiles: their number, how many need no mask and come first, if they are separated,
+        and the list. If masked tiles come first: the number of masked tiles, the number of those
+        before the unmasked ones, and the number of unmasked ones.
         """
         tiles, begin = self.tiles, f"{self.of}_begin"
         if tiles.listed:
-            return ("visits", "listed_ptr")
+            return ("visits", *("unmasked",) * tiles.separated, "listed_ptr")
         if self.splits:
             before = ("before",) * (self.differ and not tiles.from_key_0)
             begins = (begin,) * (not tiles.from_key_0)

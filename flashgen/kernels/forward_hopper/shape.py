@@ -113,7 +113,7 @@ def hopper_shape(plan: KernelPlan) -> HopperShape:
     qk, v = sum(plan.qk_segments), sum(plan.v_segments)
     if max(qk, v) <= NARROW:
         return _OF_NARROW
-    if plan.tiles.sorted and not plan.tiles.listed and v <= WIDE:
+    if plan.tiles.sorted and (plan.classifies or not plan.tiles.listed) and v <= WIDE:
         shape = _WITHOUT_PING_PONG if max(qk, v) >= WIDE else _THREE_CONSUMERS
         alike = plan.v_segments == plan.qk_segments[: len(plan.v_segments)]
         if alike and qk <= WIDEST_KEYS:

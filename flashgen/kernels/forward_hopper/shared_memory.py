@@ -49,6 +49,9 @@ CONSUMER_ROWS = WARP_GROUP_ROWS
 CONSUMER_REGISTERS: Mapping[int, int] = {2: 240, 3: 160}
 PRODUCER_REGISTERS: Mapping[int, int] = {2: 24, 3: 32}
 
+#: Threads that share a row of scores: each holds two of every eight columns.
+THREADS_OF_ROW = 4
+
 #: The share of them that values can take which are live all the time; see `spills`.
 LIVE_SHARE = 0.8
 
@@ -128,7 +131,8 @@ def live_registers(plan: KernelPlan, config: KernelConfig) -> int:
     """Registers that a consumer's thread cannot do without, of those that `partitions` gives it.
 
     The accumulator, the scores of a step, the weights of the step before it in pairs of 16 bits,
-    what each pair loads, the queries where they stay in registers, and what dropout computes with.
+    what each pair loads, the queries where they stay in registers, what dropout computes with, and
+    the addresses of elements that a mask loads by key.
     """
     threads = WARP_GROUP * TARGET.warp_size
     pairs = 4 // plan.itemsize
@@ -138,6 +142,8 @@ def live_registers(plan: KernelPlan, config: KernelConfig) -> int:
     kept = queries if hopper_shape(plan).q_in_registers else 0
     dropped = DROPOUT_REGISTERS if plan.dropout else 0
     loaded = scores if plan.code.score_loads_pairs else 0
+    if plan.mask_loads_keys:  # by addresses of 64 bits, in each of the columns of a thread
+        loaded += 2 * config.BLOCK_N // THREADS_OF_ROW
     return accumulator + scores + scores // pairs + loaded + kept + dropped
 
 

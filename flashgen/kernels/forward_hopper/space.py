@@ -171,7 +171,7 @@ def _no_second_stage(plan: KernelPlan, config: KernelConfig) -> str:
 
 
 def _lists_powers_of_two(plan: KernelPlan, config: KernelConfig) -> str:
-    if plan.listing and config.BLOCK_M & (config.BLOCK_M - 1):
+    if plan.listing and not plan.classifies and config.BLOCK_M & (config.BLOCK_M - 1):
         return "key tiles are listed for query tiles whose rows are a power of two"
     return ""
 

@@ -1,0 +1,167 @@
+"""ClassifiedTiles: the kernels that decide each tile of a mask that only the data knows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from flashgen.params import Int
+from flashgen.plan.loops import KERNEL_NAMES
+from flashgen.spec import AttentionSpec
+from flashgen.symbolic.logic import conditions, leaves
+from flashgen.symbolic.printer import plain_source, triton_code
+from flashgen.symbolic.printer.code import Code, gathered_by, read_by
+from flashgen.symbolic.tile_answers import TILE, OfTile, left_to_data, tile_answers
+from flashgen.symbolic.trace import Predicate
+from flashgen.symbolic.varies_over import Axes
+from flashgen.symbols import KV_FIRST, KV_LAST, B, H
+
+#: The texts of positions: of all rows of a tile; of those beside each tile of keys; of all keys of
+#: each tile; and of the elements of one tile.
+_ROWS = {"q_idx": "q_rows"}
+_ROWS_BY_TILE = {"q_idx": "q_rows[:, None]", "kv_first": "kv_first[None, :]"}
+_KEYS = {"kv_idx": "kv_keys"}
+_ELEMENTS = {"q_idx": "q_idx[:, None]", "kv_idx": "kv_idx[None, :]"}
+
+
+@dataclass(frozen=True)
+class ReadOfTile:
+    """What the kernel computes of a tile's rows, or of the keys of each tile.
+
+    Attributes:
+        code: an integer or a condition: of rows a vector, or a matrix with a column for each tile
+            of keys; of keys a matrix with a row for each tile.
+        ends: the variables for its least and its greatest value; of a condition, for whether it
+            holds for some and for all.
+        axis: the axis that is reduced.
+        of_keys: whether it is of keys.
+        is_condition: whether it is a condition.
+    """
+
+    code: Code
+    ends: tuple[str, str]
+    axis: int
+    of_keys: bool
+    is_condition: bool
+
+
+@dataclass(frozen=True)
+class ClassifiedTiles:
+    """What the kernels do that decide tiles and list them.
+
+    Attributes:
+        said: the conditions that only the data knows, and those that algebra solves, in words.
+        tile: the rows and the keys of a tile that is decided.
+        reads: what is computed of rows and of keys.
+        seen: conditions that all hold for a tile that may have a visible element.
+        full: conditions that all hold where every element is visible; None where that is unknown.
+        elements: the conditions of an element: they decide a tile that is seen and not full.
+        by_batch, by_head: whether tiles differ between batch entries, and heads.
+        asks: the variables that `seen` and `full` read.
+        names: the parameters that it reads.
+        gathers: the numbers of dimensions that tensors are indexed by.
+    """
+
+    said: tuple[str, str]
+    tile: int
+    reads: tuple[ReadOfTile, ...]
+    seen: tuple[Code, ...]
+    full: tuple[Code, ...] | None
+    elements: tuple[Code, ...]
+    by_batch: bool
+    by_head: bool
+    asks: frozenset[str]
+    names: frozenset[str]
+    gathers: tuple[int, ...]
+
+    #: Block tables are listed without such tiles: see `flashgen.plan.listing`.
+    classified = True
+
+    @property
+    def several(self) -> bool:
+        """Whether a tile has more than one answer."""
+        return self.by_batch or self.by_head
+
+    @property
+    def note(self) -> str:
+        """Which part of the mask is solved how, for a build and for explain."""
+        by_data, by_algebra = self.said
+        solved = f"; algebra solves {by_algebra}" if by_algebra else ""
+        return f"tiles are decided once a call, as only the data knows {by_data}{solved}"
+
+    @property
+    def decides(self) -> bool:
+        """Whether it decides some tiles without their elements."""
+        return bool(self.seen or self.full)
+
+    @property
+    def reads_keys(self) -> bool:
+        """Whether something is computed of the keys of each tile."""
+        return any(read.of_keys for read in self.reads)
+
+
+def classified_tiles(spec: AttentionSpec, predicate: Predicate) -> ClassifiedTiles | None:
+    """The kernels for a mask that only the data knows; None where bounds are as good.
+
+    Calls of packed sequences, of a cache and of parts of a whole have bounds alone.
+    """
+    others = spec.forms != ("dense",) or spec.linformer or spec.normaliser.kind == "linear"
+    if others or not left_to_data(predicate):
+        return None
+    return classified(predicate)
+
+
+def classified(predicate: Predicate) -> ClassifiedTiles:
+    """The kernels for any mask."""
+    answers = tile_answers(predicate)
+    nonnegative = [p.name for p in predicate.params if isinstance(p, Int) and p.min >= 0]
+    of_keys = [end.name for x in answers.reads if x.over == Axes.COLUMN for end in x.ends]
+    by_tile = [end.name for x in answers.reads if _is_by_tile(x) for end in x.ends]
+    vectors = [KV_FIRST.name, KV_LAST.name, *of_keys, *by_tile]
+
+    def code(expr: object, names: Mapping[str, str] | None = None) -> Code:
+        return triton_code(expr, {**KERNEL_NAMES, **(names or {})}, nonnegative, vectors)
+
+    reads = tuple(_read(x, code(x.expr, _texts(x))) for x in answers.reads)
+    seen, full = (tuple(map(code, conditions(expr))) for expr in (answers.seen, answers.full))
+    elements = tuple(code(part, _ELEMENTS) for part in conditions(predicate.expr))
+    symbols = predicate.expr.free_symbols
+    return ClassifiedTiles(
+        said=_said(predicate),
+        tile=TILE,
+        reads=reads,
+        seen=seen,
+        full=None if answers.full == False else full,  # noqa: E712
+        elements=elements,
+        by_batch=B in symbols,
+        by_head=H in symbols,
+        asks=read_by((*seen, *full)),
+        names=frozenset(symbol.name for symbol in symbols),
+        gathers=gathered_by((*seen, *full, *elements, *(read.code for read in reads))),
+    )
+
+
+def _said(predicate: Predicate) -> tuple[str, str]:
+    """The conditions of a predicate that bounds leave out, and its others."""
+    left = left_to_data(predicate)
+    others = [part for part in leaves(predicate.expr) if part not in left]
+    by_data, by_algebra = (", ".join(map(plain_source, parts)) for parts in (left, others))
+    return by_data, by_algebra
+
+
+def _is_by_tile(read: OfTile) -> bool:
+    """Whether something of rows differs between tiles of keys."""
+    return read.over == Axes.ROW and KV_FIRST in read.expr.free_symbols
+
+
+def _texts(read: OfTile) -> Mapping[str, str]:
+    if read.over == Axes.COLUMN:
+        return _KEYS
+    return _ROWS_BY_TILE if _is_by_tile(read) else _ROWS
+
+
+def _read(read: OfTile, code: Code) -> ReadOfTile:
+    least, most = read.ends
+    of_keys = read.over == Axes.COLUMN
+    # Rows are reduced along the first axis, the keys of each tile along the second.
+    return ReadOfTile(code, (least.name, most.name), int(of_keys), of_keys, read.is_condition)

@@ -1,0 +1,26 @@
+"""What launchers take besides a spec's parameters, where a kernel decides tiles."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from flashgen import AttentionSpec
+from support.variants import lowered
+
+
+def with_bits(
+    module: ModuleType,
+    spec: AttentionSpec,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    params: dict[str, Any],
+) -> tuple[Any, ...]:
+    """The parameters of a call, and the bits of its tiles, if any, as launchers take them."""
+    plan = lowered(spec)
+    if not plan.classifies:
+        return tuple(params.values())
+    read = [params[name] for name in plan.mask_arguments]
+    return (*params.values(), module._tile_bits(q, k.shape[2], *read))

@@ -1,0 +1,209 @@
+"""Masks that only the data knows: the kernels that decide and list tiles, and what visits them."""
+
+from __future__ import annotations
+
+import functools
+from types import ModuleType
+
+import pytest
+import torch
+
+from flashgen import AttentionSpec
+from support.bits import with_bits
+from support.cases import Case, inputs
+from support.data_masks import DATA_MASKS, data_case, data_mask, shown
+from support.turns import in_turns
+from support.variants import lowered, rendered_module
+from sweep.backward import check_backward
+from sweep.launch import check_kernel
+
+TILE = 64
+
+
+@functools.cache
+def _spec(name: str) -> AttentionSpec:
+    return AttentionSpec(16, "float32", mask=data_mask(name))
+
+
+@functools.cache
+def _module(name: str) -> ModuleType:
+    return rendered_module(_spec(name))
+
+
+def _bits(module: ModuleType, name: str, case: Case) -> torch.Tensor:
+    q, k, _ = inputs(case, _spec(name), torch.float32)
+    return with_bits(module, _spec(name), q, k, case.arguments(_spec(name)))[-1]
+
+
+def _tiles(visible: torch.Tensor, rows: int, keys: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """(lists, tiles of queries, tiles of keys): whether some are visible, and whether all are.
+
+    As far as tiles of 64 tell, each of which a tile of so many rows and keys touches.
+    """
+    visible = visible.flatten(0, 1)
+    some, every = visible.clone(), visible.clone()
+    for q in range(0, visible.shape[1], TILE):
+        for kv in range(0, visible.shape[2], TILE):
+            tile = (slice(None), slice(q, q + TILE), slice(kv, kv + TILE))
+            some[tile] = visible[tile].flatten(1).any(1)[:, None, None]
+            every[tile] = visible[tile].flatten(1).all(1)[:, None, None]
+
+    def of_tiles(x: torch.Tensor) -> torch.Tensor:
+        bands = [band.split(keys, 2) for band in x.split(rows, 1)]
+        return torch.stack([torch.stack([t.amax((1, 2)) for t in band], 1) for band in bands], 1)
+
+    return of_tiles(some), ~of_tiles(~every)
+
+
+def _visible(module: ModuleType, name: str, case: Case) -> torch.Tensor:
+    """With an entry for each list of the module alone."""
+    listing = lowered(_spec(name)).listing
+    assert listing is not None
+    visible = shown(name, case)
+    visible = visible if listing.by_batch else visible[:1]
+    return visible if listing.by_head else visible[:, :1]
+
+
+def _check_bits(module: ModuleType, name: str, case: Case) -> None:
+    some, every = _tiles(_visible(module, name, case), TILE, TILE)
+    tile = torch.arange(some.shape[2])
+    words = _bits(module, name, case)
+    for number, expected in enumerate((some, every)):
+        found = words[:, :, tile // 32, number] >> tile % 32 & 1
+        assert torch.equal(found.bool(), expected), ("seen", "full")[number]
+
+
+@pytest.mark.parametrize("name", DATA_MASKS)
+def test_each_tile_is_decided_exactly(name: str) -> None:
+    case = data_case(name, 500, batch=2)
+    some, every = _tiles(_visible(_module(name), name, case), TILE, TILE)
+    assert not some.all() or name in ("heat", "hues")
+    assert (some & ~every).any() or name == "chosen"
+    _check_bits(_module(name), name, case)
+
+
+def test_more_tiles_than_a_word_holds() -> None:
+    _check_bits(_module("padding"), "padding", data_case("padding", 33 * TILE + 5))
+
+
+def _check_lists(module: ModuleType, name: str, case: Case, block_m: int, block_n: int) -> None:
+    q, _, _ = inputs(case, _spec(name), torch.float32)
+    bits = _bits(module, name, case)
+    some, every = _tiles(_visible(module, name, case), block_m, block_n)
+    last_m, last_n = case.q_len % block_m != 0, case.kv_len % block_n != 0
+    every[:, :, -1] &= not last_n
+    for turned in (False, True):
+        lists = (module._turned if turned else module._listed)(
+            q, case.kv_len, block_m, block_n, bits
+        ).tolist()
+        if turned:
+            every[:, -1] &= not last_m
+            some, every = some.transpose(1, 2), every.transpose(1, 2)
+        for row, of_some, of_every in zip(
+            lists, some.flatten(0, 1), every.flatten(0, 1), strict=True
+        ):
+            full = [2 * i for i in range(len(of_some)) if of_every[i]]
+            masked = [2 * i + 1 for i in range(len(of_some)) if of_some[i] and not of_every[i]]
+            assert row[:2] == [len(full) + len(masked), len(full)]
+            assert row[2 : 2 + row[0]] == full + masked
+
+
+SIZES = ((64, 64), (128, 64), (192, 128), (32, 16), (96, 80))
+
+
+@pytest.mark.parametrize(("name", "m", "n"), in_turns(["flags", "gate", "padding"], SIZES, every=3))
+def test_lists_hold_the_tiles_of_any_size(name: str, m: int, n: int) -> None:
+    _check_lists(_module(name), name, data_case(name, 500), m, n)
+
+
+def test_more_tiles_than_are_listed_at_a_time() -> None:
+    _check_lists(_module("padding"), "padding", data_case("padding", 130 * 16), 16, 16)
+
+
+CALLS = ((75, 32, 16), (150, 16, 64), (130, 64, 32))
+
+
+@pytest.mark.parametrize(
+    ("name", "length", "block_m", "block_n"), in_turns(DATA_MASKS, CALLS, every=3)
+)
+def test_kernels(name: str, length: int, block_m: int, block_n: int) -> None:
+    case = data_case(name, length, batch=2)
+    check_kernel(_module(name), _spec(name), case, BLOCK_M=block_m, BLOCK_N=block_n)
+    if name != "heat":  # whose gradient is that of a mask: there is none
+        check_backward(_module(name), _spec(name), case, BLOCK_M=block_m, BLOCK_N=block_n)
+
+
+def test_hidden_tiles_are_not_visited() -> None:
+    """Keys and values that no query of a tile sees can be NaN: nobody reads them."""
+    name, length = "flags", 256
+    case = data_case(name, length)
+    case.params["flag"].zero_()
+    spec, module = _spec(name), _module(name)
+    q, k, v = (x.clone() for x in inputs(case, spec, torch.float32))
+    config = {"BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 4, "num_stages": 2, "USE_TMA": False}
+    given = with_bits(module, spec, q, k, case.arguments(spec))
+    clean = module._launch(q, k, v, 0.25, *given, config)
+    k[:, :, 192:], v[:, :, 192:] = torch.nan, torch.nan
+    poisoned = module._launch(q, k, v, 0.25, *given, config)
+    for a, b in zip(clean, poisoned, strict=True):
+        assert torch.equal(a[:, :, :128], b[:, :, :128])
+
+
+#: What makes the kernel that decides tiles wrong, for the mask that shows it.
+DECIDED_WRONGLY = {
+    "some_are_all": ("flags", "some_of_keys_0 = tl.max(", "some_of_keys_0 = tl.min("),
+    "all_are_some": ("flags", "every_of_keys_0 = tl.min(", "every_of_keys_0 = tl.max("),
+    "the_first_key_alone": ("padding", "+ tl.arange(0, TILE)[None, :]", "+ 0 * tl.arange(0, TILE)"),
+    "past_the_last_key": (
+        "padding",
+        "kv_last = tl.minimum(kv_first + TILE, kv_len) - 1",
+        "kv_last = kv_first - 1",
+    ),
+    "no_open_tile": ("dense", "if open_bits != 0:", "if open_bits == -7:"),
+    "one_open_tile": ("dense", "tl.range(0, 32):", "tl.range(0, 1):"),
+    "another_tile": ("dense", "start_n = (word * 32 + i) * TILE", "start_n = word * 32 * TILE"),
+    "full_if_nearly": ("dense", "count == TILE * TILE", "count > TILE"),
+    "another_head": ("gate", "head = pid // num_words // num_tiles_m", "head = 0"),
+    "another_batch_entry": ("padding", "batch = pid // num_words // num_tiles_m", "batch = 0"),
+    "the_rows_of_another": ("gate", "tile_m = pid // num_words % num_tiles_m", "tile_m = 0"),
+}
+
+LISTED_WRONGLY = {
+    "one_row": ("own_last // TILE + 1)", "own_first // TILE + 1)"),
+    "one_part": ("begin // TILE + part, last", "begin // TILE, last"),
+    "full_past_the_end": ("full = begin + LISTED <= listed_len", "full = begin < listed_len"),
+    "keys_past_the_end": ("full &= own_end <= own_len", "full &= own_end > 0"),
+    "starts_over": ("count += tl.sum(visited, 0)", "count = tl.sum(visited, 0)"),
+    "the_masked_first": ("(full ^ masked) & 1", "(full ^ masked ^ 1) & 1"),
+    "not_turned": ("row, column = listed, own", "row, column = own, listed"),
+    "another_head": ("tl.cast(pid // num_own, tl.int64)", "tl.cast(0, tl.int64)"),
+}
+
+
+def _edited(name: str, old: str, new: str) -> ModuleType:
+    def edit(source: str) -> str:
+        assert source.count(old) == 1, source.count(old)
+        return source.replace(old, new).replace("CHUNK=128", "CHUNK=4")
+
+    return rendered_module(_spec(name), edit_source=edit)
+
+
+@pytest.mark.parametrize("edit", DECIDED_WRONGLY)
+def test_what_decides_wrongly_is_found(edit: str) -> None:
+    name, old, new = DECIDED_WRONGLY[edit]
+    with pytest.raises(AssertionError):
+        _check_bits(_edited(name, old, new), name, data_case(name, 300, batch=2))
+
+
+@pytest.mark.parametrize("edit", LISTED_WRONGLY)
+def test_what_lists_wrongly_is_found(edit: str) -> None:
+    modules = {name: _edited(name, *LISTED_WRONGLY[edit]) for name in ("gate", "chosen")}
+    with pytest.raises(AssertionError):
+        for name, *sizes in (("gate", 128, 96), ("gate", 64, 64), ("chosen", 64, 64)):
+            _check_lists(modules[name], name, data_case(name, 500), *sizes)
+
+
+def test_the_right_kernels_survive_few_tiles_at_a_time() -> None:
+    module = _edited("gate", "CHUNK=128", "CHUNK=128")
+    for sizes in ((128, 96), (64, 64)):
+        _check_lists(module, "gate", data_case("gate", 500), *sizes)
