@@ -106,7 +106,7 @@ def classified_tiles(spec: AttentionSpec, predicate: Predicate) -> ClassifiedTil
     Calls of packed sequences, of a cache and of parts of a whole have bounds alone.
     """
     others = spec.forms != ("dense",) or spec.linformer or spec.normaliser.kind == "linear"
-    if others or not left_to_data(predicate):
+    if others or not left_to_data(predicate, ranges=True):
         return None
     return classified(predicate)
 
@@ -143,7 +143,7 @@ def classified(predicate: Predicate) -> ClassifiedTiles:
 
 def _said(predicate: Predicate) -> tuple[str, str]:
     """The conditions of a predicate that bounds leave out, and its others."""
-    left = left_to_data(predicate)
+    left = left_to_data(predicate, ranges=True)
     others = [part for part in leaves(predicate.expr) if part not in left]
     by_data, by_algebra = (", ".join(map(plain_source, parts)) for parts in (left, others))
     return by_data, by_algebra

@@ -28,6 +28,7 @@ from flashgen.symbolic.affine import summands
 from flashgen.symbolic.context import Context
 from flashgen.symbolic.declarations import Declarations
 from flashgen.symbolic.gathers import rewritten
+from flashgen.symbolic.key_ranges import holds_range, key_ranges
 from flashgen.symbolic.logic import conjunctions, negation_normal_form
 from flashgen.symbolic.tile_logic import compared
 from flashgen.symbolic.trace import KEYS_OF_ROWS, POSITIONS, ROWS_OF_KEYS, Predicate
@@ -91,14 +92,20 @@ class TileAnswers:
 
 
 @lru_cache(maxsize=1024)  # a build asks for the same ones at several steps, of every spec
-def left_to_data(predicate: Predicate) -> tuple[Any, ...]:
-    """The conditions on elements of tensors that bounds of tiles leave out, in any order."""
+def left_to_data(predicate: Predicate, *, ranges: bool = False) -> tuple[Any, ...]:
+    """The conditions on elements of tensors that bounds of tiles leave out, in any order.
+
+    With ``ranges``, conditions on keys alone are none of them: see `derive_bounds`.
+    """
     found: dict[Any, None] = {}
     for orientation in (KEYS_OF_ROWS, ROWS_OF_KEYS):
         read_by_table, origins = rewritten(predicate, orientation)
-        context = Context(read_by_table, orientation, origins)
+        of_keys, tables = key_ranges(read_by_table, orientation) if ranges else ({}, [])
+        context = Context(read_by_table, orientation, origins, of_keys, tuple(tables))
         for case in conjunctions(context.predicate.expr, context.element, context.read):
-            found |= dict.fromkeys(part for part in case.opaque if _reads_positions(part))
+            atoms = (*case.atoms, *context.ranges(case.atoms))
+            left = (part for part in case.opaque if not holds_range(atoms, part, context))
+            found |= dict.fromkeys(part for part in left if _reads_positions(part))
     return tuple(found)
 
 
