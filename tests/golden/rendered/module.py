@@ -848,7 +848,7 @@ def _attend(q, k, v, scale, left, first, q_len, kv_len):
     visible = visible & (kv_idx >= q_idx + kv_len - q_len - left)
     scores = scores.masked_fill(~visible, -math.inf)
     row_max = scores.detach().amax(-1, keepdim=True).clamp_min(torch.finfo(dtype).min)
-    p = torch.exp(scores - row_max)
+    p = (scores - row_max).exp_()  # in place: memory is what takes time here
     total = p.sum(-1, keepdim=True)
     empty = total == 0
     total = total.masked_fill(empty, 1.0)
