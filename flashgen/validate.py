@@ -260,6 +260,9 @@ def _linear(name: str, spec: AttentionSpec, normaliser: Linear) -> Iterator[Find
     if normaliser.algorithm not in (None, *ALGORITHMS):
         problem = f"{normaliser.algorithm!r} is no algorithm"
         yield "normaliser", normaliser, problem, _one_of((None, *ALGORITHMS))
+    elif normaliser.algorithm == "quadratic" and _of_features(normaliser):
+        problem = "with a decay for each feature, weights are no products of features times a factor"
+        yield "normaliser", normaliser, problem, "leave algorithm out, or write 'linear'"
     elif normaliser.algorithm == "quadratic":
         problem = "there is no quadratic kernel of linear attention yet"
         yield "normaliser", normaliser, problem, "leave algorithm out, or write 'linear'"
@@ -293,6 +296,11 @@ def _linear(name: str, spec: AttentionSpec, normaliser: Linear) -> Iterator[Find
         yield "forms", spec.forms, problem, f"write forms=({FORMS[0]!r},)"
 
 
+def _of_features(normaliser: Linear) -> int:
+    """The features of a key that each have a decay, if they have."""
+    return 0 if normaliser.decay is None else normaliser.decay.features
+
+
 def _state(name: str, spec: AttentionSpec, normaliser: Linear) -> Iterator[Finding]:
     """Whether programs can hold a state of features x v_head_dim."""
     dims = spec.head_dim if isinstance(spec.head_dim, tuple) else (spec.head_dim,)
@@ -309,6 +317,16 @@ def _state(name: str, spec: AttentionSpec, normaliser: Linear) -> Iterator[Findi
             f"it up to {MOST_FEATURES}"
         )
         yield "normaliser", normaliser, problem, "change their number, or head_dim"
+    of_decay = _of_features(normaliser)
+    if of_decay and normaliser.feature_map.random:
+        problem = "a decay for each feature is learned, and random features are drawn anew"
+        yield "normaliser", normaliser, problem, "give one for each key, or another feature map"
+    elif of_decay and of_decay != features:
+        problem = f"a decay for each of {of_decay} features, and a vector has {features}"
+        yield "normaliser", normaliser, problem, f"declare the tensor with {features} in its dims"
+    elif of_decay and features > WIDEST:
+        problem = f"with a decay for each feature, a vector has at most {WIDEST}"
+        yield "normaliser", normaliser, problem, "give one for each key, or make fewer features"
     if normaliser.feature_map.random and not normaliser.normalise:
         problem = (
             "random features are divided by their largest, which cancels in normalised weights only"
