@@ -68,7 +68,8 @@ class Decay:
     @property
     def features(self) -> int:
         """The features of a key that each have a number; 0 where they share one."""
-        return 0 if self.tensor is None or len(self.tensor.names) == 3 else int(self.tensor.names[3])
+        names = () if self.tensor is None else self.tensor.names[len(OF_TOKENS) :]
+        return int(names[0]) if names else 0
 
     @property
     def params(self) -> tuple[Param, ...]:

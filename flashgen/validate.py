@@ -261,7 +261,7 @@ def _linear(name: str, spec: AttentionSpec, normaliser: Linear) -> Iterator[Find
         problem = f"{normaliser.algorithm!r} is no algorithm"
         yield "normaliser", normaliser, problem, _one_of((None, *ALGORITHMS))
     elif normaliser.algorithm == "quadratic" and _of_features(normaliser):
-        problem = "with a decay for each feature, weights are no products of features times a factor"
+        problem = "with a decay for each feature, weights are no products of features alone"
         yield "normaliser", normaliser, problem, "leave algorithm out, or write 'linear'"
     elif normaliser.algorithm == "quadratic":
         problem = "there is no quadratic kernel of linear attention yet"

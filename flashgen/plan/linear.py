@@ -168,9 +168,9 @@ class LinearPlan:
         return self.normalise and not self.by_features
 
     @property
-    def warps_of_chunks(self) -> int:
-        """The warps of kernels that have a chunk of features and of their decays in registers."""
-        return 8 if self.qk_width * self.v_width > 64 * 64 else 4
+    def feature_width(self) -> int:
+        """Columns of a tile of features that have decays of their own: registers hold no wider one."""
+        return min(self.qk_width, WIDEST // 4)
 
     @property
     def splits_logs(self) -> bool:
