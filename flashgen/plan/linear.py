@@ -169,7 +169,7 @@ class LinearPlan:
 
     @property
     def feature_width(self) -> int:
-        """Columns of a tile of features that have decays of their own: registers hold no wider one."""
+        """Columns of a tile of features with decays of their own: registers hold no wider one."""
         return min(self.qk_width, WIDEST // 4)
 
     @property

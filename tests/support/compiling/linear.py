@@ -28,8 +28,15 @@ GRADIENTS = (
 #: The kernels of random features, of each pass.
 OF_FEATURES = {False: ("_linear_peaks", "_linear_features"), True: ("_feature_gradients",)}
 
+#: Those of decays of features, of each pass.
+OF_DECAYS = {
+    False: ("_decayed_features",),
+    True: ("_decayed_features", "_linear_backward_within_chunks"),
+}
+
 #: Tensors of the call's dtype, which pointers name.
 OF_DTYPE = ["x", "matrix", "phi", "grad_phi", "grad_x", "out", "grad_q", "grad_k", "grad_v"]
+OF_DTYPE += ["q", "k", "phi_q", "phi_k", "decayed_q", "decayed_k", "weights", "grad_weights"]
 
 
 def linear_bytes(
@@ -42,24 +49,38 @@ def linear_bytes(
     aligned: bool = True,
 ) -> dict[str, int]:
     """The shared memory of each function of a pass; stops before machine code is made."""
-    return {
-        f"{kernel.name} {kernel.call.constants}": (
-            allotted_bytes(kernel, target, options_of(config))
-        )
-        for name in (GRADIENTS if gradients else FORWARD)
-        for kernel in _kernels(plan, config, name, tma, aligned)
-    } | {
-        kernel.name: allotted_bytes(
-            kernel, target, options_of(replace(config, num_warps=8, num_stages=1))
-        )
-        for name in OF_FEATURES[gradients] * LinearPlan(plan).random
-        for kernel in _kernels(plan, config, name, tma, aligned)
-    }
+    return (
+        {
+            f"{kernel.name} {kernel.call.constants}": (
+                allotted_bytes(kernel, target, options_of(config))
+            )
+            for name in (GRADIENTS if gradients else FORWARD)
+            for kernel in _kernels(plan, config, name, tma, aligned)
+        }
+        | {
+            kernel.name: allotted_bytes(
+                kernel, target, options_of(replace(config, num_warps=8, num_stages=1))
+            )
+            for name in OF_FEATURES[gradients] * LinearPlan(plan).random
+            for kernel in _kernels(plan, config, name, tma, aligned)
+        }
+        | {
+            kernel.name: allotted_bytes(kernel, target, options_of(of_chunks(config)))
+            for name in OF_DECAYS[gradients] * LinearPlan(plan).by_features
+            for kernel in _kernels(plan, config, name, tma, aligned)
+        }
+    )
+
+
+def of_chunks(config: KernelConfig) -> KernelConfig:
+    """How kernels of decays of features are launched, with a program for each chunk."""
+    return replace(config, num_warps=4, num_stages=1)
 
 
 def compile_linear(plan: KernelPlan, config: KernelConfig, target: str, name: str) -> Report:
     """Everything the compiler says of a function, down to machine code."""
     *_, kernel = _kernels(plan, config, name, plan.uses_tma(target), True)
+    config = of_chunks(config) if name in OF_DECAYS[True] else config
     return report(kernel, target, options_of(config), by_triton)
 
 
@@ -82,6 +103,7 @@ def _kernels(
         tile = f"[1, 1, {config.BLOCK_M}, {width}]"
         types[tensor] = f"tensordesc<{plan.triton_dtype}{tile}>" if tma else pointer
     constants = {"CHUNK": config.BLOCK_M, "USE_TMA": tma, "STAGES": config.num_stages}
+    constants |= {"SHIFTS": config.BLOCK_M.bit_length() - 1, "stride_df": 1}
     of_tiles = (
         [{"ADDS": x, "ENDS": x} for x in (False, True)] if "ADDS" in function.arg_names else [{}]
     )
