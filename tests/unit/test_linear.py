@@ -116,8 +116,8 @@ def test_good_fields(fields: dict[str, Any]) -> None:
          "normaliser=linear(feature_map, decay=decay): with a decay for each feature, a vector "
          "has at most 128; give one for each key, or make fewer features"),
         ({"normaliser": linear(favor(256), decay=of_features(256))}, "normaliser=linear("
-         "favor(features=256), decay=decay): a decay for each feature is learned, and random features are drawn "
-         "anew; give one for each key, or another feature map"),
+         "favor(features=256), decay=decay): a decay for each feature is learned, and random "
+         "features are drawn anew; give one for each key, or another feature map"),
         ({"normaliser": linear(relu(), algorithm="fast")}, "normaliser=linear(relu(), "
          "algorithm='fast'): 'fast' is no algorithm; write one of None, 'linear', 'quadratic'"),
         ({"normaliser": linear(relu(), normalise=1)}, "normaliser=linear(relu()): normalise is "
