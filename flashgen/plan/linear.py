@@ -173,6 +173,11 @@ class LinearPlan:
         return min(self.qk_width, WIDEST // 4)
 
     @property
+    def feature_tiles(self) -> int:
+        """How many of these tiles there are."""
+        return self.qk_width // self.feature_width
+
+    @property
     def splits_logs(self) -> bool:
         """Whether sums of logarithms have two parts: for weights that are exact to float32.
 

@@ -585,12 +585,12 @@ def _linear_backward_of_queries(
 ):
     """One program: what earlier chunks are to the gradients of a segment of one head's queries.
 
-    Each is without its decay from the start of its chunk: `_linear_backward_within_chunks` goes on.
-    phi_q has that decay. grad_weights (batch, num_q_heads, chunks, CHUNK, CHUNK) are gradients of
-    the weights of keys of a chunk, for its queries. columns (
-        batch, num_q_heads, chunks, 64
-    ) are sums over a chunk of queries'
-    features times their gradients.
+    Each is without its decay from the start of its chunk, which phi_q has:
+    `_linear_backward_within_chunks` goes on. grad_weights (
+        batch, num_q_heads, chunks, CHUNK, CHUNK
+    )
+    are the gradients of weights within chunks, (queries, keys). columns (batch, num_q_heads,
+    chunks, 64) are sums over a chunk of features times their gradients.
 
     The gradient of a weight is scale * g @ v.
     """
@@ -813,9 +813,10 @@ def _linear_backward_of_keys(
 ):
     """One program: what later chunks are to the gradients of a segment of keys of one head.
 
-    Each is without its decay to the end of its chunk: `_linear_backward_within_chunks` goes on.
-    phi_k has that decay. columns (batch, num_kv_heads, chunks, 64) are sums over a chunk of keys'
-    features times their gradients. With GROUPED several heads of q share a key, and are added up.
+    Each is without its decay to the end of its chunk, which phi_k has:
+    `_linear_backward_within_chunks` goes on. columns (batch, num_kv_heads, chunks, 64) are
+    sums over a chunk of features times their gradients. With GROUPED several heads of q share a
+    key, and are added up.
     """
     kv_head = tl.program_id(0) % num_kv_heads
     batch = tl.program_id(0) // num_kv_heads % num_batches
@@ -1152,8 +1153,8 @@ def _decays_beyond_chunks(
 
 @triton.jit(do_not_specialize=["num_q_heads", "num_kv_heads", "length"])
 def _linear_backward_within_chunks(
-    q_ptr,
-    k_ptr,
+    phi_q_ptr,
+    phi_k_ptr,
     decay_ptr,
     least_ptr,
     grad_weights_ptr,
@@ -1185,9 +1186,10 @@ def _linear_backward_within_chunks(
     products of which `_decayed_features` makes weights, of the same chunks with STEEP.
     """
     num_chunks = tl.cdiv(length, CHUNK)
-    chunk = tl.program_id(0) % num_chunks
+    program = tl.program_id(0) // 2
+    chunk = program % num_chunks
     start = chunk * CHUNK
-    of_keys = (tl.program_id(0) // num_chunks).to(tl.int64)
+    of_keys = (program // num_chunks).to(tl.int64)
     batch, kv_head = of_keys // num_kv_heads, of_keys % num_kv_heads
     group = num_q_heads // num_kv_heads
     # Heads that share keys share decays.
@@ -1195,7 +1197,7 @@ def _linear_backward_within_chunks(
     if is_steep != STEEP:
         return
     offs_n = tl.arange(0, CHUNK)
-    offs_f = tl.program_id(1) * 32 + tl.arange(0, 32)
+    offs_f = tl.program_id(0) % 2 * 32 + tl.arange(0, 32)
     rows, others = offs_n[:, None], offs_n[None, :]
     inside = offs_n[:, None] < length - start
     decays = decay_ptr + batch * stride_db + kv_head * stride_dh + start.to(tl.int64) * stride_dn
@@ -1203,10 +1205,11 @@ def _linear_backward_within_chunks(
     log = tl.load(decays, mask=inside, other=0.0) * 1.4426950408889634
     forgotten = log < -160.0
     log = tl.where(forgotten, -160.0, log)
-    k_rows = k_ptr + batch * stride_kb + kv_head * stride_kh + start.to(tl.int64) * stride_kn
-    k_rows += offs_n[:, None] * stride_kn + offs_f[None, :]
-    k = tl.load(k_rows, mask=offs_n[:, None] < length - start, other=0.0)
-    phi_k = k
+    phi_k_rows = (
+        phi_k_ptr + batch * stride_kb + kv_head * stride_kh + start.to(tl.int64) * stride_kn
+    )
+    phi_k_rows += offs_n[:, None] * stride_kn + offs_f[None, :]
+    phi_k = tl.load(phi_k_rows, mask=offs_n[:, None] < length - start, other=0.0)
     tile = offs_n[:, None] * 64 + offs_f[None, :]
     grads_k = grad_k_ptr + (of_keys * length + start) * 64 + tile
     grad_k = tl.load(grads_k, mask=inside, other=0.0).to(tl.float32)
@@ -1219,10 +1222,11 @@ def _linear_backward_within_chunks(
         for member in range(0, group):
             q_head = kv_head * group + member
             q_row = (of_keys * group + member) * length + start
-            q_rows = q_ptr + batch * stride_qb + q_head * stride_qh + start.to(tl.int64) * stride_qn
-            q_rows += offs_n[:, None] * stride_qn + offs_f[None, :]
-            q = tl.load(q_rows, mask=offs_n[:, None] < length - start, other=0.0)
-            phi_q = q
+            phi_q_rows = (
+                phi_q_ptr + batch * stride_qb + q_head * stride_qh + start.to(tl.int64) * stride_qn
+            )
+            phi_q_rows += offs_n[:, None] * stride_qn + offs_f[None, :]
+            phi_q = tl.load(phi_q_rows, mask=offs_n[:, None] < length - start, other=0.0)
             of_weights_ptr = (
                 grad_weights_ptr + ((of_keys * group + member) * num_chunks + chunk) * CHUNK * CHUNK
             )
@@ -1251,10 +1255,11 @@ def _linear_backward_within_chunks(
         for member in range(0, group):
             q_head = kv_head * group + member
             q_row = (of_keys * group + member) * length + start
-            q_rows = q_ptr + batch * stride_qb + q_head * stride_qh + start.to(tl.int64) * stride_qn
-            q_rows += offs_n[:, None] * stride_qn + offs_f[None, :]
-            q = tl.load(q_rows, mask=offs_n[:, None] < length - start, other=0.0)
-            phi_q = q
+            phi_q_rows = (
+                phi_q_ptr + batch * stride_qb + q_head * stride_qh + start.to(tl.int64) * stride_qn
+            )
+            phi_q_rows += offs_n[:, None] * stride_qn + offs_f[None, :]
+            phi_q = tl.load(phi_q_rows, mask=offs_n[:, None] < length - start, other=0.0)
             of_weights_ptr = (
                 grad_weights_ptr + ((of_keys * group + member) * num_chunks + chunk) * CHUNK * CHUNK
             )
@@ -1275,7 +1280,7 @@ def _linear_backward_within_chunks(
         grad_k *= to_keys
     change -= grad_k * phi_k.to(tl.float32)
     tl.store(grads_k, grad_k.to(grad_k_ptr.dtype.element_ty), mask=inside)
-    beyond = beyond_ptr + tl.program_id(0).to(tl.int64) * 64 + offs_f
+    beyond = beyond_ptr + program.to(tl.int64) * 64 + offs_f
     beyond = tl.load(beyond)
     # A decay counts for the queries from it on; a decay of 0 stays one.
     grad_log = _sums_of_rows(others >= rows, change, phi_k.dtype) + beyond[None, :]
@@ -1789,7 +1794,7 @@ def _launch_gradients(q, k, v, scale, log_decay, first_kv, g, grad_kv, config):
         num_kv_heads,
         q_len,
     )
-    grid = (batch * num_kv_heads * triton.cdiv(q_len, chunk), 2)
+    grid = (batch * num_kv_heads * triton.cdiv(q_len, chunk) * 2,)
     for steep in (False, True):
         _linear_backward_within_chunks[grid](*args, STEEP=steep, **_constants_of_chunks(chunk))
     of_first = (None,) if first_kv is None else _slots(states, 0)
