@@ -233,8 +233,9 @@ def _steps(linear: LinearPlan, target: Target, work: Workload, chunk: int) -> It
         return Step(name, flops, exponentials, read, written, l2, seconds, bound_of(seconds))
 
     # Sums of decays within chunks, in float32: of each key, in one part or two.
-    logs = 4 * (1 + linear.splits_logs) * (linear.decayed and not linear.by_features)
-    if linear.decayed and not linear.by_features:
+    by_keys = linear.decayed and not linear.by_features
+    logs = 4 * (1 + linear.splits_logs) * by_keys
+    if by_keys:
         read = 4 * keys * linear.learned
         yield step("decays", 0, 0, read, logs * keys, read + logs * keys)
     if linear.mapped:
@@ -252,8 +253,8 @@ def _steps(linear: LinearPlan, target: Target, work: Workload, chunk: int) -> It
         products = 2 * (3 if itemsize < 4 else 2) * chunk * features * queries
         read = 4 * features * keys + itemsize * features * (queries + keys)
         written = itemsize * features * (queries + keys) + weights + 4 * features * keys // chunk
-        of_sms = (4 + 2 * itemsize) * features * queries + written
-        yield step("decays", products, 2 * features * queries, read, written, of_sms)
+        l2 = (4 + 2 * itemsize) * features * queries + written
+        yield step("decays", products, 2 * features * queries, read, written, l2)
     # Of causal attention the last segment of keys precedes nothing.
     counted = (segments - 1) / segments if linear.causal else 1.0
     states = _state(linear) * work.batch * work.num_kv_heads * segments

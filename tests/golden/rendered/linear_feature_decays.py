@@ -207,7 +207,7 @@ def _decayed_features(
     offs_n = tl.arange(0, CHUNK)
     rows, others = offs_n[:, None], offs_n[None, :]
     weights = tl.zeros([CHUNK, CHUNK], tl.float32)
-    for column in tl.range(0, 64, 32, num_stages=1):
+    for column in tl.range(0, 64, 32, num_stages=2):
         offs_f = column + tl.arange(0, 32)
         inside = offs_n[:, None] < length - start
         decays = (

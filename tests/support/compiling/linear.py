@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 
 from flashgen.config import KernelConfig
 from flashgen.kernels.linear_triton.kernel import render_linear, render_linear_gradients
@@ -65,7 +66,9 @@ def linear_bytes(
             for kernel in _kernels(plan, config, name, tma, aligned)
         }
         | {
-            kernel.name: allotted_bytes(kernel, target, options_of(of_chunks(config)))
+            f"{kernel.name} {kernel.call.constants}": (
+                allotted_bytes(kernel, target, options_of(of_chunks(config)))
+            )
             for name in OF_DECAYS[gradients] * LinearPlan(plan).by_features
             for kernel in _kernels(plan, config, name, tma, aligned)
         }
@@ -104,14 +107,16 @@ def _kernels(
         types[tensor] = f"tensordesc<{plan.triton_dtype}{tile}>" if tma else pointer
     constants = {"CHUNK": config.BLOCK_M, "USE_TMA": tma, "STAGES": config.num_stages}
     constants |= {"SHIFTS": config.BLOCK_M.bit_length() - 1, "stride_df": 1}
-    of_tiles = (
-        [{"ADDS": x, "ENDS": x} for x in (False, True)] if "ADDS" in function.arg_names else [{}]
-    )
     constants = {
         x: y for x, y in (constants | {"OF_ROWS": False}).items() if x in function.arg_names
     }
-    of_heads = [{"GROUPED": x} for x in (True, False)] if "GROUPED" in function.arg_names else [{}]
-    for more in (a | b for a in of_tiles for b in of_heads):
+    of_tiles = [{"ADDS": x, "ENDS": x} for x in (False, True)]
+    of_heads, by_chunks = ([{x: y} for y in (True, False)] for x in ("GROUPED", "STEEP"))
+    variants = [
+        x for x in (of_tiles, of_heads, by_chunks) if next(iter(x[0])) in function.arg_names
+    ]
+    for chosen in product(*variants):
+        more = {x: y for part in chosen for x, y in part.items()}
         call = call_of(plan, function, types, constants | more, aligned)
         # Pointers and strides of the other arguments are as a launcher finds them.
         known = {x: y for x, y in call.signature.items() if x in function.arg_names}
