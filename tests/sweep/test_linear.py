@@ -254,7 +254,7 @@ DEFECTS = {
     "one head of those that share decays": (
         "q_head = kv_head * group + member", "q_head = kv_head * group",
         "decays of features without sums"),
-    "decayed keys of one head alone": ("if q_head % group == 0:", "if q_head == 0:",
+    "decayed keys of one head alone": ("if kv_head * group == q_head:", "if q_head == 0:",
                                        "decays of features and states"),
 }  # fmt: skip
 
