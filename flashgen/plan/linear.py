@@ -170,12 +170,17 @@ class LinearPlan:
     @property
     def feature_width(self) -> int:
         """Columns of a tile of features with decays of their own: registers hold no wider one."""
+        return min(self.qk_width, WIDEST // 2 if self.plan.itemsize < 4 else WIDEST // 4)
+
+    @property
+    def gradient_width(self) -> int:
+        """The same where gradients of such features are computed, which takes more."""
         return min(self.qk_width, WIDEST // 4)
 
     @property
-    def feature_tiles(self) -> int:
+    def gradient_tiles(self) -> int:
         """How many of these tiles there are."""
-        return self.qk_width // self.feature_width
+        return self.qk_width // self.gradient_width
 
     @property
     def splits_logs(self) -> bool:

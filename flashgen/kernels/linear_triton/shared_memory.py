@@ -182,9 +182,10 @@ def _of_read_weights(holds: _Holds) -> Parts:
 
 @cache
 def _of_chunks(unit: Unit) -> Phase:
-    """What a block of the kernels of decays of features holds, at most: tiles of 32 features."""
-    tile = BLOCK_M * sympy.Min(QK_WIDTH, 32) * ITEMSIZE
-    return Phase("features", (("features", 5 * tile), ("P", 2 * _WEIGHTS)))
+    """What a block of the kernels of decays of features holds, at most: rows of 128 bytes."""
+    tile = BLOCK_M * sympy.Min(QK_WIDTH * ITEMSIZE, 128)
+    tiles = 2 * tile if unit == "mfma" else 6 * tile
+    return Phase("features", (("features", tiles), ("P", 2 * _WEIGHTS), ("barriers", 64)))
 
 
 def _of_mfma(gradients: bool, holds: _Holds) -> Parts:

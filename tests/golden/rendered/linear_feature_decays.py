@@ -199,16 +199,18 @@ def _decayed_features(
     num_chunks = tl.cdiv(length, CHUNK)
     chunk = tl.program_id(0) % num_chunks
     start = chunk * CHUNK
-    of_queries = (tl.program_id(0) // num_chunks).to(tl.int64)
-    batch, q_head = of_queries // num_q_heads, of_queries % num_q_heads
+    of_queries = tl.program_id(0) // num_chunks
     group = num_q_heads // num_kv_heads
-    kv_head = q_head // group
+    batch = (of_queries // num_q_heads).to(tl.int64)
+    q_head = (of_queries % num_q_heads).to(tl.int64)
+    kv_head = (of_queries % num_q_heads // group).to(tl.int64)
     of_keys = batch * num_kv_heads + kv_head
+    of_queries = of_queries.to(tl.int64)
     offs_n = tl.arange(0, CHUNK)
     rows, others = offs_n[:, None], offs_n[None, :]
     weights = tl.zeros([CHUNK, CHUNK], tl.float32)
-    for column in tl.range(0, 64, 32, num_stages=2):
-        offs_f = column + tl.arange(0, 32)
+    for column in tl.range(0, 64, 64, num_stages=2):
+        offs_f = column + tl.arange(0, 64)
         inside = offs_n[:, None] < length - start
         decays = (
             decay_ptr + batch * stride_db + kv_head * stride_dh + start.to(tl.int64) * stride_dn
@@ -255,7 +257,7 @@ def _decayed_features(
         decayed_q, decayed_k = decayed_q.to(phi_q.dtype), decayed_k.to(phi_k.dtype)
         tile = offs_n[:, None] * 64 + offs_f[None, :]
         tl.store(decayed_q_ptr + (of_queries * length + start) * 64 + tile, decayed_q, mask=inside)
-        if q_head % group == 0:
+        if kv_head * group == q_head:
             tl.store(decayed_k_ptr + (of_keys * length + start) * 64 + tile, decayed_k, mask=inside)
             of_chunk = (of_keys * num_chunks + chunk) * 64 + offs_f
             tl.store(logs_ptr + of_chunk, log_of_first + log_of_second)
@@ -1189,8 +1191,10 @@ def _linear_backward_within_chunks(
     program = tl.program_id(0) // 2
     chunk = program % num_chunks
     start = chunk * CHUNK
-    of_keys = (program // num_chunks).to(tl.int64)
-    batch, kv_head = of_keys // num_kv_heads, of_keys % num_kv_heads
+    of_keys = program // num_chunks
+    batch = (of_keys // num_kv_heads).to(tl.int64)
+    kv_head = (of_keys % num_kv_heads).to(tl.int64)
+    of_keys = of_keys.to(tl.int64)
     group = num_q_heads // num_kv_heads
     # Heads that share keys share decays.
     is_steep = tl.load(least_ptr + of_keys * group * num_chunks + chunk) < -64.0
