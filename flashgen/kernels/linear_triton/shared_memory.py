@@ -185,7 +185,9 @@ def _of_chunks(unit: Unit) -> Phase:
     """What a block of the kernels of decays of features holds, at most: rows of 128 bytes."""
     tile = BLOCK_M * sympy.Min(QK_WIDTH * ITEMSIZE, 128)
     tiles = 2 * tile if unit == "mfma" else 6 * tile
-    return Phase("features", (("features", tiles), ("P", 2 * _WEIGHTS), ("barriers", 64)))
+    return Phase(
+        "features", (("features", tiles), ("P", 2 * _WEIGHTS), ("barriers", sympy.Integer(64)))
+    )
 
 
 def _of_mfma(gradients: bool, holds: _Holds) -> Parts:
