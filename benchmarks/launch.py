@@ -195,25 +195,25 @@ def launches(module: ModuleType, attention: Call) -> Iterator[tuple[str, Call]]:
     kept = repeated(module, attention)
     if not kept:
         sys.exit(f"{module.__name__} keeps no launch with triton of this version")
-    for launch, tensors, numbers in kept:
+    for launch, addresses, numbers in kept:
         of = "" if launch is kept[-1][0] else f" of {launch.kernel.name}"
-        yield f"repeat{of}", partial(launch.repeat, tensors, numbers)
+        yield f"repeat{of}", partial(launch.repeat_at, addresses, numbers)
         args = launch.args.copy()
-        for (place, maps), x in zip(launch.places, tensors, strict=True):
-            args[place] = x.data_ptr() if maps is None else maps[x.data_ptr()]
+        for (place, maps), address in zip(launch.places, addresses, strict=True):
+            args[place] = address if maps is None else maps[address]
         yield f"Triton's launch{of}", partial(_launch, launch, args)
 
 
-def repeated(module: ModuleType, call: Call) -> list[tuple[Any, tuple[torch.Tensor, ...], Any]]:
-    """(launch, tensors, numbers) of the kept launches that a call repeats, in their order."""
-    found: list[tuple[Any, tuple[torch.Tensor, ...], Any]] = []
-    repeat = module._Launch.repeat
+def repeated(module: ModuleType, call: Call) -> list[tuple[Any, tuple[int, ...], Any]]:
+    """(launch, addresses, numbers) of the kept launches that a call repeats, in their order."""
+    found: list[tuple[Any, tuple[int, ...], Any]] = []
+    repeat = module._Launch.repeat_at
 
-    def recorded(launch: Any, tensors: tuple[torch.Tensor, ...], numbers: Any) -> None:
-        found.append((launch, tensors, numbers))
-        repeat(launch, tensors, numbers)
+    def recorded(launch: Any, addresses: tuple[int, ...], numbers: Any) -> None:
+        found.append((launch, addresses, numbers))
+        repeat(launch, addresses, numbers)
 
-    with patch.object(module._Launch, "repeat", recorded):
+    with patch.object(module._Launch, "repeat_at", recorded):
         call()
     return found
 

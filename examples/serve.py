@@ -2,6 +2,7 @@
 
     python examples/serve.py
     python examples/serve.py --bench --out serve
+    python examples/serve.py --draw serve/serve.json
 
 Requests with prompts of different lengths arrive over time, and most begin with the same prefix.
 Each step decodes a token of all running requests and computes parts of new prompts. Pages are
@@ -9,11 +10,12 @@ shared where texts begin alike, taken and given back, and taken away if they run
 each token is compared with what torch computes from the whole text, without a cache.
 
 With --bench on a GPU, the same requests are served by torch's SDPA over padded rows, too, and by
-FlashInfer if it can be imported. OUT gets serve.json and, of the tokens over time, serve.svg, which
-needs matplotlib. Without it a tiny model is served, in float32 on a CPU, where the modules' eager
-reference takes the place of their kernels.
+FlashInfer if it can be imported, as far as --seconds reach. OUT gets serve.json and, of the tokens
+over time, serve.svg, which needs matplotlib; --draw makes the picture of a file later. Without
+--bench a tiny model is served, in float32 on a CPU, where the modules' eager reference takes the
+place of their kernels.
 
-The parts are in serving/: pages, scheduler, engine, model, attention, cascade and peers.
+The parts are in serving/: pages, scheduler, engine, model, attention, cascade, peers and warm.
 """
 
 from __future__ import annotations
@@ -21,11 +23,13 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import math
 import random
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -38,8 +42,40 @@ from serving.model import GPT, Size, dense_scores
 from serving.pages import Pages
 from serving.peers import FlashInfer, Padded, has_flashinfer
 from serving.scheduler import Request, Scheduler
+from serving.warm import warm
 
 import flashgen
+
+#: Requests that each contender serves before it is measured: what is compiled at first use is so.
+FIRST = 24
+
+#: Of the requests that were measured, how many are compared with dense recomputation.
+COMPARED = 8
+
+
+class Progress:
+    """Says what a benchmark does, each phase with the seconds since it began.
+
+    Attributes:
+        seconds: how long all of it may take.
+    """
+
+    def __init__(self, seconds: float = math.inf):
+        self.seconds, self._start = seconds, time.perf_counter()
+
+    @property
+    def passed(self) -> float:
+        """The seconds since the beginning."""
+        return time.perf_counter() - self._start
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no time is left."""
+        return self.passed > self.seconds
+
+    def say(self, phase: str) -> None:
+        """Prints a line at once."""
+        print(f"[{self.passed:5.1f} s] {phase}", flush=True)
 
 
 @dataclass(frozen=True)
@@ -87,7 +123,7 @@ TINY = Setting(
 LARGE = Setting(
     Size(vocabulary=32_000, max_len=4096, depth=16, heads=16, kv_heads=4, head_dim=128),
     "bfloat16",
-    Load(requests=192, prompt=256, new=192, prefix=1024, gap=0.004, batch=64, tokens=2048,
+    Load(requests=128, prompt=256, new=192, prefix=1024, gap=0.004, batch=64, tokens=2048,
          keys=131_072, page_size=32),
 )  # fmt: skip
 
@@ -155,12 +191,14 @@ class Served:
         return self.tokens / self.seconds
 
 
-def serve(engine: Engine, requests: list[Request]) -> Served:
-    """Serves requests, by the engine's clock, until all are done."""
+def serve(engine: Engine, requests: list[Request], progress: Progress) -> Served | None:
+    """Serves requests, by the engine's clock, until all are done; None if time is over before."""
     scheduler = engine.scheduler
     for request in requests:
         scheduler.add(request)
     while scheduler.waiting or scheduler.running:
+        if progress.is_over:
+            return None
         if not engine.step():
             time.sleep(0.0005)  # until the next request arrives
     times = sorted(t for request in requests for t in request.times)
@@ -226,26 +264,39 @@ def contenders(
         yield name, Engine(model, attention, Scheduler(pages, batch, load.tokens), lambda: 0.0)
 
 
-def bench(setting: Setting, model: GPT, modules: tuple[Any, Any]) -> dict[str, Served]:
-    """What came of the same load for every contender; graphs are made, and kernels, before."""
+def bench(
+    setting: Setting, model: GPT, modules: tuple[Any, Any], progress: Progress
+) -> dict[str, Served]:
+    """What came of the same load for every contender that time is enough for.
+
+    Graphs and kernels are made before.
+    """
     names = ["flashgen", "flashgen, nothing shared", Padded.name]
     names += [FlashInfer.name] * has_flashinfer()
-    results = {}
+    results: dict[str, Served] = {}
     for name, engine in contenders(setting, model, modules, names):
+        if not results and isinstance(engine.attention, Flashgen):
+            progress.say("compile kernels")
+            warm(engine.attention, setting.size, setting.load.batch)
+        progress.say(f"{name}: capture graphs")
         engine.capture()
         scheduler = engine.scheduler
-        # Other requests of the same kind first: whatever is compiled at first use is so by then.
-        for seed in (1, 0):
+        # Some other requests of the same kind first.
+        for requests in (requests_of(setting, 1)[:FIRST], requests_of(setting)):
+            progress.say(f"{name}: serve {len(requests)} requests")
             pages = Pages(
                 len(scheduler.pages.users), scheduler.pages.size, keep=scheduler.pages.keep
             )
             engine.scheduler = Scheduler(pages, scheduler.max_batch, scheduler.max_tokens)
             engine.steps.clear()
             engine.clock = seconds_since_now()
-            requests = requests_of(setting, seed)
-            results[name] = serve(engine, requests)
-        share, below = compare(model, requests[:16])
-        tell(name, results[name], share, below)
+            served = serve(engine, requests, progress)
+            if served is None:
+                progress.say(f"{name}: not done; --seconds or --requests change that")
+                return results
+        share, below = compare(model, requests[:COMPARED])
+        tell(name, served, share, below)
+        results[name] = served
         del engine
         gc.collect()
     return results
@@ -257,27 +308,36 @@ def tell(name: str, served: Served, share: float, below: float) -> None:
         f"{name:25} {served.rate:9,.0f} tokens/s  {served.tokens:,} in {served.seconds:.2f} s  "
         f"first {served.first_ms:,.0f} ms, then {served.between_ms:.1f} ms  "
         f"shared {served.shared:,}, preempted {served.preempted}  "
-        f"as recomputed {share:.2%}, else below by {below:.3f}  {served.steps}"
+        f"as recomputed {share:.2%}, else below by {below:.3f}  {served.steps}",
+        flush=True,
     )
 
 
-def draw(results: dict[str, Served], title: str, path: Path) -> None:
-    """The tokens of each contender over time."""
+def draw(record: dict[str, Any], path: Path) -> None:
+    """The tokens of each contender over time, of what a benchmark wrote."""
     import matplotlib
     from matplotlib.figure import Figure
+
+    title = f"{record['load']['requests']} requests to a small GPT, {record['gpu']}"
 
     colours = ("#e8590c", "#f0a36b", "#3b82c4", "#5a9e4b")
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(8, 4), layout="constrained")
         axes = figure.subplots()
-        for (name, served), colour in zip(results.items(), colours, strict=False):
-            counts = [i * served.tokens / 100 for i in range(101)]
-            label = f"{name}: {served.rate:,.0f} tokens/s"
-            axes.plot([0, *served.times], counts, color=colour, linewidth=1.4, label=label)
+        for (name, served), colour in zip(record["served"].items(), colours, strict=False):
+            counts = [i * served["tokens"] / 100 for i in range(101)]
+            label = f"{name}: {served['tokens a second']:,.0f} tokens/s"
+            axes.plot([0, *served["times"]], counts, color=colour, linewidth=1.4, label=label)
         axes.set(xlabel="seconds", ylabel="tokens generated", title=title)
         axes.legend(frameon=False)
         axes.grid(linewidth=0.5, alpha=0.4)
         figure.savefig(path, **SAVED)
+
+
+def recorded(setting: Setting, results: dict[str, Served], gpu: str) -> dict[str, Any]:
+    """What a benchmark writes."""
+    served = {name: {"tokens a second": x.rate} | asdict(x) for name, x in results.items()}
+    return {"gpu": gpu, "torch": torch.__version__, **asdict(setting), "served": served}
 
 
 # --- the command ----------------------------------------------------------------------------------
@@ -290,8 +350,13 @@ def main() -> None:
     parser.add_argument("--bench", action="store_true", help="a larger model, beside others")
     parser.add_argument("--requests", type=int, help="how many, instead of the setting's number")
     parser.add_argument("--out", type=Path, default=Path("serve"), help="folder of --bench")
+    parser.add_argument("--seconds", type=float, default=100.0, help="of --bench, in all")
+    parser.add_argument("--draw", type=Path, metavar="JSON", help="draw what --bench wrote")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()
+    if options.draw is not None:
+        draw(json.loads(options.draw.read_text()), options.draw.with_suffix(".svg"))
+        return
     kind = torch.device(options.device).type
     if options.bench and kind != "cuda":
         parser.error("--bench: needs a GPU; leave it out to serve a tiny model")
@@ -303,6 +368,9 @@ def main() -> None:
     if options.requests is not None:
         setting = replace(setting, load=replace(setting.load, requests=options.requests))
 
+    progress = Progress(options.seconds if options.bench else math.inf)
+    if options.bench:
+        progress.say("build modules")
     own, prefix = specs(setting.size.head_dim, setting.dtype)
     modules = flashgen.compile(own), flashgen.compile(prefix)
     model = make_model(setting, options.device)
@@ -310,32 +378,27 @@ def main() -> None:
         [(name, engine)] = contenders(setting, model, modules, ["flashgen"])
         requests = requests_of(setting)
         engine.clock = seconds_since_now()
-        served = serve(engine, requests)
+        served = serve(engine, requests, progress)
+        assert served is not None  # there is no end of time
         share, below = compare(model, requests)
         tell(name, served, share, below)
         if setting.dtype == "float32" and share < 1:
             sys.exit("some tokens are not those of dense recomputation")
         return
 
-    results = bench(setting, model, modules)
+    results = bench(setting, model, modules, progress)
+    if not results:
+        sys.exit("nothing was measured in time")
     options.out.mkdir(parents=True, exist_ok=True)
-    gpu = torch.cuda.get_device_name(options.device)
-    record = {
-        "gpu": gpu,
-        "torch": torch.__version__,
-        **asdict(setting),
-        "served": {
-            name: {"tokens a second": served.rate} | asdict(served)
-            for name, served in results.items()
-        },
-    }
-    (options.out / "serve.json").write_text(json.dumps(record) + "\n")
-    draw(
-        results,
-        f"{setting.load.requests} requests to a small GPT, {gpu}",
-        options.out / "serve.svg",
-    )
-    print(f"wrote {options.out / 'serve.json'} and {options.out / 'serve.svg'}")
+    written, gpu = options.out / "serve.json", torch.cuda.get_device_name(options.device)
+    record = recorded(setting, results, gpu)
+    written.write_text(json.dumps(record) + "\n")
+    progress.say(f"wrote {written}")
+    if find_spec("matplotlib") is None:
+        progress.say(f"no matplotlib, no picture: --draw {written} makes it elsewhere")
+        return
+    draw(record, written.with_suffix(".svg"))
+    progress.say(f"wrote {written.with_suffix('.svg')}")
 
 
 if __name__ == "__main__":

@@ -24,6 +24,10 @@ from flashgen.tracing.expr import Expr, apply, bound, is_bound, merged_params, v
 Q_OFFSET = Int("q_offset", default=0, doc="position of the first query in the whole")
 KV_OFFSET = Int("kv_offset", default=0, doc="position of the first key in the whole")
 
+#: Which head of the whole the first head of q is: dropout reads it, and the two above.
+HEAD_OFFSET = Int("head_offset", default=0, doc="number of the first head of q in the whole")
+DROPOUT_OFFSETS = (Q_OFFSET, KV_OFFSET, HEAD_OFFSET)
+
 #: The lengths of the whole, in place of those of a call.
 WHOLE_LENGTHS = {
     Q_LEN: Int("whole_q_len", min=1, doc="number of queries of the whole"),
@@ -31,7 +35,7 @@ WHOLE_LENGTHS = {
 }
 
 #: All of these by name.
-OFFSETS = {param.name: param for param in (Q_OFFSET, KV_OFFSET, *WHOLE_LENGTHS.values())}
+OFFSETS = {param.name: param for param in (*DROPOUT_OFFSETS, *WHOLE_LENGTHS.values())}
 
 _Function = TypeVar("_Function", bound=Mask | Score)
 

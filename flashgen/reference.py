@@ -155,12 +155,15 @@ def dropped(weights: torch.Tensor, params: Values | None = None) -> torch.Tensor
 
     Args:
         weights: what `weigh` returns.
-        params: ``dropout_p``, 0 where it is missing, and ``seed``.
+        params: ``dropout_p``, 0 where it is missing, and ``seed``; of a part of a whole its
+            offsets, see `flashgen.offsets`.
     """
-    dropout_p = (params or {}).get("dropout_p", 0.0)
+    params = params or {}
+    dropout_p = params.get("dropout_p", 0.0)
     if dropout_p == 0:
         return weights
-    keeps = kept(weights.shape, dropout_p, (params or {})["seed"], weights.device)
+    first = (0, *(params.get(name, 0) for name in ("head_offset", "q_offset", "kv_offset")))
+    keeps = kept(weights.shape, dropout_p, params["seed"], weights.device, first)
     remaining: torch.Tensor = weights.masked_fill(~keeps, 0.0) * kept_scale(dropout_p)
     return remaining
 

@@ -19,7 +19,7 @@ from flashgen.dropout import DROPOUT
 from flashgen.errors import MaskError
 from flashgen.masks import Mask, as_mask, full
 from flashgen.normalisers import Normaliser, softmax
-from flashgen.offsets import with_offsets
+from flashgen.offsets import DROPOUT_OFFSETS, with_offsets
 from flashgen.params import dtype_name
 from flashgen.scores import Score, as_score
 from flashgen.tracing.expr import merged_params
@@ -174,14 +174,20 @@ class AttentionSpec:
 
     @property
     def declared(self) -> tuple[Param, ...]:
-        """What mask, score and sink mention: parameters and constants.
+        """What mask, score and sink mention, parameters and constants, and offsets of dropout.
 
         Raises:
             MaskError: one name is declared in two ways.
         """
         score = self.score.traced if self.score is not None else None
-        traced = (self.mask.traced, score, *self.normaliser.inputs)
+        offsets = DROPOUT_OFFSETS if self.moves_dropout else ()
+        traced = (self.mask.traced, score, *self.normaliser.inputs, *offsets)
         return merged_params(expr for expr in traced if expr is not None)
+
+    @property
+    def moves_dropout(self) -> bool:
+        """Whether weights are dropped by their places in a whole: see `flashgen.offsets`."""
+        return self.dropout and "mesh" in self.forms
 
     @property
     def equal_lengths(self) -> bool:

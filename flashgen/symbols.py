@@ -185,10 +185,22 @@ class _OverTile(sympy.Function):  # type: ignore[misc]
         return symbols.union(ends)
 
     def over(self, values: Mapping[str, Any]) -> list[Any]:
-        """The expression's value in each row, or column, of the tile."""
+        """The values of the expression in the rows, or columns, of the tile."""
         position, first, last = self.positions
-        tile = range(values[first.name], values[last.name] + 1)
+        begin, end = values[first.name], values[last.name] + 1
+        step = _step(self.args[0], position)
+        tile = (begin, *range(begin - begin % step + step, end, step))  # the others repeat these
         return [evaluate(self.args[0], {**values, position.name: i}) for i in tile]
+
+
+@lru_cache(maxsize=1024)
+def _step(expr: Any, position: Any) -> int:
+    """Positions between two multiples of this number have equal values."""
+    if isinstance(expr, FloorDiv) and expr.args[0] == position and expr.args[1].is_Integer:
+        return abs(int(expr.args[1]))
+    if expr == position:
+        return 1
+    return math.gcd(*(_step(arg, position) for arg in expr.args))
 
 
 class RowMin(_OverTile):

@@ -8,6 +8,7 @@ from dataclasses import fields, replace
 from functools import partial
 from itertools import chain
 from traceback import extract_tb
+from typing import Any
 
 import sympy
 
@@ -27,6 +28,7 @@ from flashgen.params import Tensor
 from flashgen.plan import KernelPlan
 from flashgen.plan.code import finite_score
 from flashgen.plan.linear import ARGUMENTS, LINEAR_MASKS, MOST_FEATURES, WIDEST
+from flashgen.plan.runs import runs_of
 from flashgen.plan.score_gradient import meeting_tensors
 from flashgen.scores import Score
 from flashgen.spec import DTYPES, INPUT_PRECISIONS, AttentionSpec, Blocks
@@ -266,16 +268,24 @@ def _linear(name: str, spec: AttentionSpec, normaliser: Linear) -> Iterator[Find
     elif normaliser.algorithm == "quadratic":
         problem = "there is no quadratic kernel of linear attention yet"
         yield "normaliser", normaliser, problem, "leave algorithm out, or write 'linear'"
-    traces = isinstance(spec.mask, Mask) and not any(_mask(name, spec))
+    traced = None
+    if isinstance(spec.mask, Mask) and not any(_mask(name, spec)):
+        traced = trace(spec.mask).expr
+    of_runs = traced is not None and _has_runs(spec, traced)
     if spec.align is not None:
         problem = "linear attention with a causal mask is for as many keys as queries"
         yield "align", spec.align, problem, "leave it out"
-    elif traces and trace(spec.mask).expr not in LINEAR_MASKS:
+    elif traced is not None and traced not in LINEAR_MASKS and not of_runs:
         problem = "sums over its keys do not factor, and there is no quadratic kernel yet"
-        yield "mask", spec.mask, problem, "write causal() or full(), or another normaliser"
-    elif traces and normaliser.decay is not None and trace(spec.mask).expr != LINEAR_MASKS[0]:
+        remedy = "write full(), causal(), causal() & document() or causal() & chunked(n)"
+        yield "mask", spec.mask, problem, remedy
+    elif traced == LINEAR_MASKS[1] and normaliser.decay is not None:
         problem = "a decay is for keys in the order of queries, and this mask shows later ones"
         yield "mask", spec.mask, problem, "write causal(), or leave decay out"
+    elif of_runs and _of_features(normaliser):
+        problem = "with a decay for each feature, a state does not start anew where a run does yet"
+        remedy = "write causal() and pass -inf where runs start, or give a decay for each key"
+        yield "mask", spec.mask, problem, remedy
     if spec.score is not None:
         problem = "linear attention has weights without a score function"
         yield "score", spec.score, problem, "put it into the feature map, or leave it out"
@@ -299,6 +309,15 @@ def _linear(name: str, spec: AttentionSpec, normaliser: Linear) -> Iterator[Find
 def _of_features(normaliser: Linear) -> int:
     """The features of a key that each have a decay, if they have."""
     return 0 if normaliser.decay is None else normaliser.decay.features
+
+
+def _has_runs(spec: AttentionSpec, traced: Any) -> bool:
+    """Whether a mask has runs, by ids of which the call passes one for each position."""
+    runs = runs_of(traced)
+    if runs is None or not runs.of_ids:
+        return runs is not None
+    [ids] = (p for p in spec.mask.params if isinstance(p, Tensor) and p.sym == runs.tensor)
+    return not isinstance(ids, Constant) and ids.names[-1] in ("q_len", "kv_len")
 
 
 def _state(name: str, spec: AttentionSpec, normaliser: Linear) -> Iterator[Finding]:

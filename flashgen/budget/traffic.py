@@ -9,7 +9,7 @@ of tensors that mask and score read in the loop come from L2 for each tile too, 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -184,6 +184,14 @@ def visited_tiles(
         block_n: keys of a tile.
         work: the call.
     """
+    return tuple(_visit(runs, block_n) for runs in _runs_of_tiles(plan, block_m, work))
+
+
+@lru_cache(maxsize=64)  # for configurations that differ in tiles of keys alone
+def _runs_of_tiles(
+    plan: KernelPlan, block_m: int, work: Workload
+) -> tuple[tuple[tuple[int, ...], ...], ...]:
+    """For each query tile of a head, the ends of its runs of keys."""
     values = {
         **dict(work.params),
         "q_len": work.q_len,
@@ -191,16 +199,17 @@ def visited_tiles(
         "b": 0,
         "h": 0,
     }
-    visits = []
+    found = []
     for q_first in range(0, work.q_len, block_m):
         rows = {"q_first": q_first, "q_last": min(q_first + block_m, work.q_len) - 1}
-        visits.append(_visit(plan.bounds, {**values, **rows}, block_n))
-    return tuple(visits)
+        at = {**values, **rows}
+        found.append(tuple(_ends(run, at) for run in plan.bounds.intervals))
+    return tuple(found)
 
 
-def _visit(bounds: TileBounds, values: Mapping[str, Any], block_n: int) -> Visit:
+def _visit(runs: Iterable[tuple[int, ...]], block_n: int) -> Visit:
     full = masked = 0
-    for run in tile_runs(bounds, values, block_n):
+    for run in _one_behind_another(runs, block_n):
         unmasked = run.full_end - run.full_begin
         full += unmasked
         masked += run.end - run.begin - unmasked
@@ -215,24 +224,33 @@ def tile_runs(bounds: TileBounds, values: Mapping[str, Any], block_n: int) -> It
         values: of all that they read: lengths, parameters, the tile's first and last query.
         block_n: keys of a tile.
     """
+    return _one_behind_another((_ends(run, values) for run in bounds.intervals), block_n)
+
+
+def _one_behind_another(runs: Iterable[tuple[int, ...]], block_n: int) -> Iterator[TileRun]:
+    """Runs of keys in tiles, each cut where the one before it ended."""
     done = 0
-    for begin, end, full_begin, full_end in sorted(
-        _tiles(run, values, block_n) for run in bounds.intervals
-    ):
-        # Each is cut where the one before it ended.
+    for begin, end, full_begin, full_end in sorted(_tiles(run, block_n) for run in runs):
         begin = max(begin, done)
         done = max(end, begin)
         full_begin = min(max(full_begin, begin), done)
         yield TileRun(begin, done, full_begin, min(max(full_end, full_begin), done))
 
 
-def _tiles(run: Any, values: Mapping[str, Any], block_n: int) -> tuple[int, int, int, int]:
-    """A run of keys in tiles: begin and end of the visited ones, and of those that all rows see."""
+def _ends(run: Any, values: Mapping[str, Any]) -> tuple[int, ...]:
+    """A run of keys: begin and end of what some row sees, and of what all rows see."""
     begin, end, full_begin, full_end = (
         evaluate(bound, values) for bound in (run.begin, run.end, run.full_begin, run.full_end)
     )
+    seen = begin < end and evaluate(run.condition, values)
+    return (begin, end, full_begin, full_end) if seen else (begin,) * 4
+
+
+def _tiles(run: tuple[int, ...], block_n: int) -> tuple[int, int, int, int]:
+    """The same in tiles of keys."""
+    begin, end, full_begin, full_end = run
     first = begin // block_n
-    if begin >= end or not evaluate(run.condition, values):
+    if begin >= end:
         return first, first, first, first
     return first, -(-end // block_n), -(-full_begin // block_n), full_end // block_n
 

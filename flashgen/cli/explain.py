@@ -89,6 +89,21 @@ def explain(
         int | None,
         typer.Option("--sms", help="SMs of the GPU, for both forms; by default the target's."),
     ] = None,
+    ranks: Annotated[
+        int | None,
+        typer.Option("--ranks", help="GPUs that share a sequence: what each computes and gets."),
+    ] = None,
+    ranks_per_host: Annotated[
+        int | None,
+        typer.Option("--ranks-per-host", help="Ranks that NVLink joins; by default 8."),
+    ] = None,
+    strategy: Annotated[
+        str | None,
+        typer.Option(
+            "--strategy",
+            help="Of --ranks: all-to-all, all-gather, ring or ulysses; by default the fastest.",
+        ),
+    ] = None,
     out: Out = Path("generated"),
     json: Annotated[
         Path | None,
@@ -112,6 +127,7 @@ def explain(
     With --form varlen: of packed sequences, the tiles of all and how evenly programs share them.
     With --form cache: of a step of decoding with a cache, usually of 16 sequences with a query
     each, the splits of the keys and the pages, too.
+    With --ranks: of one sequence on several GPUs, what each computes and what travels.
     """
     from flashgen.console import make_console
     from flashgen.explain.cached import Place
@@ -132,6 +148,13 @@ def explain(
     place = Place(page_size, num_splits, sms)
     if form not in ("dense", "varlen", "cache"):
         raise FlashgenError(f"--form={form}: nothing to explain; write dense, varlen or cache")
+    if ranks is not None:
+        _refuse("--ranks has no such file", {"html": html, "svg": svg, "png": png})
+        _refuse("is for --form varlen and --form cache", {"sms": sms})
+        _refuse("--ranks explains the form mesh", {"form": form if form != "dense" else None})
+        _explain_ranks(paths, target, asked, ranks, ranks_per_host, strategy, json)
+        return
+    _refuse("is for --ranks", {"ranks-per-host": ranks_per_host, "strategy": strategy})
     if form != "dense":
         _refuse("explains the form dense", {"html": html, "svg": svg, "png": png})
     else:
@@ -222,6 +245,33 @@ def _explain_packed(
     with for_json_alone(json):
         accounts = list(explain_packed(paths, target, asked, packing, out))
     _show(json, accounts, "varlen", print_packed)
+
+
+def _explain_ranks(
+    paths: list[Path],
+    target: str | None,
+    asked: Asked,
+    ranks: int,
+    ranks_per_host: int | None,
+    strategy: str | None,
+    json: Path | None,
+) -> None:
+    from flashgen.distributed.costs import STRATEGIES, Machine
+    from flashgen.explain.document import to_json
+    from flashgen.ranks import explain_ranks, text_of
+
+    if strategy not in (None, "auto", *STRATEGIES):
+        raise FlashgenError(f"--strategy={strategy}: unknown; write one of {', '.join(STRATEGIES)}")
+    if ranks_per_host is not None and ranks_per_host < 1:
+        raise FlashgenError(f"--ranks-per-host={ranks_per_host}: write a whole number from 1 on")
+    machine = Machine(ranks_per_host=ranks_per_host or Machine.ranks_per_host)
+    with for_json_alone(json):
+        found = list(explain_ranks(paths, target, asked, ranks, machine, strategy or "auto"))
+    if json is not None:
+        write_json(json, to_json([account for account, _ in found], "mesh"))
+    if json != STDOUT:
+        for account, text in found:
+            typer.echo(text_of(account, text))
 
 
 def _show(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections import OrderedDict
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from itertools import count
 from types import ModuleType
@@ -15,10 +17,17 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from flashgen.distributed.agreement import TIMEOUT, agree, forget
+from flashgen.distributed.costs import STRATEGIES, Machine, Sizes, choose, keeps_rows, machine_of
+from flashgen.distributed.dtensors import unwrapped
 from flashgen.distributed.exchange import Exchange
+from flashgen.distributed.forecast import Forecast, forecast
 from flashgen.distributed.layout import Layout
-from flashgen.distributed.parts import Work, run
-from flashgen.distributed.plan import Plan, Ranges, make_layout, make_plan
+from flashgen.distributed.passes import Strategy, run
+from flashgen.distributed.plan import Ranges, make_layout, make_plan
+from flashgen.distributed.seeds import check_seed, shared_seed
+from flashgen.distributed.strategies import made
+from flashgen.distributed.wholes import part_of, whole_of
+from flashgen.distributed.work import Work
 
 #: Plans that are kept.
 PLANS = 64
@@ -31,8 +40,11 @@ def context_parallel(
     mesh: Any = None,
     *,
     balance: str | int = "auto",
+    strategy: str = "auto",
     parts: int | None = None,
-    direct: bool = False,
+    keep: bool | None = None,
+    machine: Machine | None = None,
+    reduce_learned: bool = True,
     timeout: timedelta = TIMEOUT,
 ) -> ContextParallel:
     """A module's attention for sequences that are sharded over the ranks of a mesh.
@@ -44,18 +56,29 @@ def context_parallel(
         mesh: a DeviceMesh of one dimension, as ``mesh["cp"]``; a process group; or None for all
             ranks.
         balance: how positions are given to ranks. ``"auto"``: as many chunks for each rank as are
-            needed to share the visible pairs evenly; a number: so many; ``"contiguous"``: one run
+            needed to share the visible pairs evenly, unless the rows that they need of others
+            cost more than that saves; a number: so many; ``"contiguous"``: one run
             of positions for each rank; ``"zigzag"``: the first and the last of twice as many, and
             so on. All ranks have the same number of tokens, or one more or less.
-        parts: in how many groups of heads the keys travel, one while the attention of another is
-            computed, at most; None: in groups that begin and end small.
-        direct: whether rows of keys travel by a send and a receive for each run, straight to their
-            place; else by one all-to-all.
+        strategy: how keys come to queries: ``"all-to-all"`` of the rows that are needed;
+            ``"all-gather"`` of all of them; ``"ring"``, those of one rank after another, which
+            holds the fewest at once; ``"ulysses"``, where each rank computes some heads of the
+            whole; ``"auto"``: what is predicted to be fastest, see `plan`.
+        parts: of all-to-all and all-gather: in how many groups of heads the keys travel, one while
+            the attention of another is computed, at most; None: as predicted to be fastest.
+        keep: of all-to-all and all-gather: whether the keys of others are kept for the backward
+            pass, which otherwise asks for them again; None: where they take no more memory than
+            what is kept anyway.
+        machine: rates that predictions go by; None: those of H100s, with as many ranks of a host
+            as torchrun says in LOCAL_WORLD_SIZE, else 8.
+        reduce_learned: whether gradients of learned tensors are added up over the ranks. Without it
+            each rank has those by its own queries, as it has those of a model's other parameters:
+            FSDP and DDP add these up.
         timeout: how long a rank waits for the others at the first call of a kind.
 
     Raises:
         TypeError: the module has no such form, or the mesh is none.
-        ValueError: an unknown balance, or a mesh of several dimensions.
+        ValueError: an unknown balance or strategy, or a mesh of several dimensions.
     """
     if not hasattr(module, "MESH"):
         name = getattr(module, "__name__", type(module).__name__)
@@ -69,7 +92,28 @@ def context_parallel(
         raise ValueError(
             f"balance: got {balance!r}; pass 'auto', 'contiguous', 'zigzag' or a number of chunks"
         )
-    return ContextParallel(module, _group(mesh), balance, parts, direct, timeout)
+    if strategy not in ("auto", *STRATEGIES):
+        listed = ", ".join(map(repr, ("auto", *STRATEGIES)))
+        raise ValueError(f"strategy: got {strategy!r}; pass one of {listed}")
+    if parts is not None and parts < 1:
+        raise ValueError(f"parts: got {parts}; pass a number of groups from 1 on, or None")
+    group = _group(mesh)
+    if machine is None:
+        local = os.environ.get("LOCAL_WORLD_SIZE")
+        machine = machine_of(dist.get_process_group_ranks(group), int(local) if local else None)
+    how = How(strategy, parts, keep, machine, reduce_learned)
+    return ContextParallel(module, group, balance, how, timeout)
+
+
+@dataclass(frozen=True)
+class How:
+    """How tensors travel: the arguments of `context_parallel`."""
+
+    strategy: str
+    parts: int | None
+    keep: bool | None
+    machine: Machine
+    reduce_learned: bool
 
 
 class ContextParallel:
@@ -80,21 +124,22 @@ class ContextParallel:
         module: ModuleType,
         group: Any,
         balance: str | int,
-        parts: int | None,
-        direct: bool,
+        how: How,
         timeout: timedelta,
     ) -> None:
         self.module, self.group, self.balance = module, group, balance
         self.ranks, self.rank = dist.get_world_size(group), dist.get_rank(group)
-        self._parts, self._direct, self._timeout = parts, direct, timeout
+        self._how, self._timeout = how, timeout
         self._layout: Layout | None = None
         self._guessed: dict[Any, Layout] = {}
         self._works: OrderedDict[Any, tuple[tuple[weakref.ref[torch.Tensor], ...], Exchange]]
         self._works = OrderedDict()
+        self._strategies: dict[Any, Strategy] = {}
         self._agreed: set[Any] = set()
         first = dist.get_process_group_ranks(group)[0]  # groups of a mesh may share a name
         self._name = f"{group.group_name}/{first}/{next(_numbers)}"
-        self._agreements = 0
+        self._agreements, self._connected = 0, False
+        self._drops = "align" in module.MESH
 
     def __call__(
         self,
@@ -110,15 +155,19 @@ class ContextParallel:
         Args:
             q: (batch, num_q_heads, tokens, head_dim): the shard of this rank, as `shard` gives it.
                 Without a call of `shard` before, the whole has as many tokens on every rank.
+                Or a DTensor of such shards, `Shard(2)` over the ranks of the mesh; over other
+                dimensions of its mesh replicated, or sharded by batch entries or heads.
             k: (batch, num_kv_heads, tokens, head_dim), likewise.
             v: likewise.
             scale: as of the module's ``attention``.
             **parameters: those of the module's ``attention``, whole and the same on all ranks:
                 tensors are indexed by positions in the whole. Gradients of tensors are those of
-                the whole on every rank.
+                the whole on every rank, unless ``reduce_learned`` is False. DTensors have to be
+                replicated. With dropout, the seed of the first rank counts, whether given or drawn
+                there.
 
         Returns:
-            (batch, num_q_heads, tokens, head_dim of v) in q's dtype.
+            (batch, num_q_heads, tokens, head_dim of v) in q's dtype; a DTensor as q if q is one.
 
         Raises:
             Disagreement: ranks call with different shapes, dtypes, parameters or modules; or one
@@ -136,7 +185,11 @@ class ContextParallel:
         """
         self._check_parameters(parameters)
         ranges = self._ranges(length, parameters)
-        return make_layout(length, self.ranks, self.balance, ranges.pairs)
+        return make_layout(ranges, self.ranks, self.balance)
+
+    def use(self, layout: Layout) -> None:
+        """Lets calls follow a layout, as `shard` does with that of a tensor."""
+        self._layout = layout
 
     def shard(self, x: torch.Tensor, dim: int, **parameters: Any) -> torch.Tensor:
         """This rank's part of a tensor of the whole, in the order that calls take.
@@ -153,9 +206,7 @@ class ContextParallel:
         length = x.shape[dim]
         if parameters or self._layout is None or self._layout.length != length:
             self._layout = self.layout(length, **parameters)
-        spans = self._layout.chunks[self.rank]
-        runs = [x.narrow(dim, begin, end - begin) for begin, end in spans]
-        return torch.cat(runs, dim) if len(runs) > 1 else runs[0].contiguous()
+        return part_of(x, self._layout, self.rank, dim)
 
     def unshard(self, x: torch.Tensor, dim: int) -> torch.Tensor:
         """The whole of a tensor whose parts the ranks have, on each of them.
@@ -170,19 +221,7 @@ class ContextParallel:
         """
         if x.requires_grad and torch.is_grad_enabled():
             raise RuntimeError("unshard: passes no gradient; call it under torch.no_grad()")
-        layout = self._layout_of(x.shape[dim], {})
-        moved = x.movedim(dim, 0)
-        most = max(layout.lengths)
-        padded = moved.new_zeros(most, *moved.shape[1:])
-        padded[: len(moved)] = moved
-        found = moved.new_empty(self.ranks * most, *moved.shape[1:])
-        dist.all_gather(list(found.chunk(self.ranks)), padded, group=self.group)
-        whole = moved.new_empty(layout.length, *moved.shape[1:])
-        for rank, spans in enumerate(layout.chunks):
-            for (begin, end), start in zip(spans, layout.starts(rank), strict=True):
-                at = rank * most + start
-                whole[begin:end] = found[at : at + end - begin]
-        return whole.movedim(0, dim)
+        return whole_of(x, self._layout_of(x.shape[dim], {}), self.group, dim)
 
     def plan(
         self,
@@ -190,26 +229,47 @@ class ContextParallel:
         kv_len: int | None = None,
         *,
         batch: int = 1,
-        num_q_heads: int = 1,
+        num_q_heads: int = 32,
+        num_kv_heads: int | None = None,
         **parameters: Any,
-    ) -> Plan:
-        """What will be sent and computed of a sequence; its text is a table of the ranks.
+    ) -> Forecast:
+        """What will be sent and computed of a sequence, and by which strategy; its text says it.
 
         Args:
             q_len: queries of the whole.
             kv_len: its keys: as many.
-            batch: entries of the batch, where the mask or its tensors differ between them.
-            num_q_heads: heads of the queries, likewise.
+            batch: entries of the batch.
+            num_q_heads: heads of the queries.
+            num_kv_heads: heads of the keys; None: as many.
             **parameters: those of the module's ``attention`` that its ranges read.
 
         Raises:
-            ValueError: there are more or fewer keys than queries.
+            ValueError: there are more or fewer keys than queries, or the strategy that was asked
+                for cannot compute the call.
         """
         if kv_len not in (None, q_len):
             raise ValueError(f"kv_len: got {kv_len}; pass q_len, {q_len}, or leave it out")
-        layout = self.layout(q_len, **parameters)
-        ranges = self._ranges(q_len, parameters, batch, num_q_heads)
-        return make_plan(ranges, layout, layout)
+        self._check_parameters(parameters)
+        facts = self.module.MESH
+        call = Sizes(
+            batch,
+            num_q_heads,
+            num_q_heads if num_kv_heads is None else num_kv_heads,
+            facts["head_dims"][0],
+            facts["head_dims"][1],
+            facts["itemsize"],
+        )
+        return forecast(
+            self.module,
+            q_len,
+            self.layout(q_len, **parameters),
+            parameters,
+            call,
+            self._how.machine,
+            strategy=self._how.strategy,
+            keep=self._how.keep,
+            parts=self._how.parts,
+        )
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _attend(
@@ -220,29 +280,64 @@ class ContextParallel:
         scale: float | None,
         parameters: dict[str, Any],
     ) -> torch.Tensor:
-        problem, exchange, layout = "", None, None
+        problem, exchange, chosen, kind, seed = "", None, None, None, None
         try:
             self._check_parameters(parameters)
+            q, k, v, parameters, kind = unwrapped(
+                self.module, self.group, q, k, v, parameters, reduced=self._how.reduce_learned
+            )
+            if self._drops:
+                seed = parameters.pop("seed", None)
+                check_seed(seed)
             _check_shapes(q, k, v)
             layout = self._layout_of(q.shape[2], parameters)
             exchange = self._exchange(layout, q.shape[0], q.shape[1], parameters)
+            chosen = self._strategy(exchange, q, k, v, scale, parameters)
         except (TypeError, ValueError) as error:
             problem = f"{type(error).__name__}: {error}"
         self._agree(q, k, v, scale, parameters, exchange, problem)
-        assert exchange is not None and layout is not None
-        facts = self.module.MESH
-        lengths = dict.fromkeys(facts["whole_lengths"], layout.length)
-        tensors = {n: x for n, x in parameters.items() if isinstance(x, torch.Tensor)}
+        assert chosen is not None
+        if parameters.get("dropout_p", 0.0) > 0.0 and self._drops:
+            assert exchange is not None
+            parameters = {**parameters, "seed": shared_seed(seed, self.group, q.device)}
+            chosen = self._strategy(exchange, q, k, v, scale, parameters)
+        tensors = [x for x in parameters.values() if isinstance(x, torch.Tensor)]
+        out = run(chosen, q, k, v, *tensors)
+        return out if kind is None else kind.wrap(out)
+
+    def _strategy(
+        self,
+        exchange: Exchange,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        scale: float | None,
+        parameters: dict[str, Any],
+    ) -> Strategy:
+        """What computes a call; kept for calls of the same sizes and numbers."""
+        tensors = tuple(n for n, x in parameters.items() if isinstance(x, torch.Tensor))
         numbers = {n: x for n, x in parameters.items() if n not in tensors}
-        work = Work(
-            module=self.module,
-            exchange=exchange,
-            parts=self._number_of_parts(k.shape[1]),
-            scale=scale,
-            numbers={**numbers, **lengths},
-            tensors=tuple(tensors),
-        )
-        return run(work, q, k, v, *tensors.values())
+        sizes = Sizes(q.shape[0], q.shape[1], k.shape[1], q.shape[3], v.shape[3], q.element_size())
+        key = exchange, sizes, scale, tuple(numbers.items()), tensors
+        if key not in self._strategies:
+            if len(self._strategies) >= PLANS:
+                self._strategies.clear()
+            how, lengths = self._how, self.module.MESH["whole_lengths"]
+            choice = choose(
+                how.strategy,
+                self.module,
+                exchange.plan,
+                sizes,
+                how.machine,
+                keep=how.keep,
+                parts=how.parts,
+            )
+            whole = dict.fromkeys(lengths, exchange.plan.queries.length)
+            numbers_of_all = {**numbers, **whole}
+            work = Work(self.module, exchange, scale, numbers_of_all, tensors, how.reduce_learned)
+            keep = keeps_rows(exchange.plan, sizes) if how.keep is None else how.keep
+            self._strategies[key] = made(choice, work, keep)
+        return self._strategies[key]
 
     def _agree(
         self,
@@ -261,7 +356,7 @@ class ContextParallel:
                 facts[f"{name}'s batch, heads and head_dim"] = (*x.shape[:2], *x.shape[3:])
                 facts[f"{name}'s dtype"] = x.dtype
                 facts[f"{name}'s requires_grad"] = x.requires_grad and torch.is_grad_enabled()
-        facts |= {"balance": self.balance, "parts": self._parts, "direct": self._direct}
+        facts |= {"balance": self.balance, **vars(self._how)}
         facts["scale"] = scale
         for name in sorted(parameters):
             value = parameters[name]
@@ -275,11 +370,15 @@ class ContextParallel:
         key = tuple(facts.items())
         if key in self._agreed and not problem:
             return
-        name = f"{self._name}/{self._agreements}"
-        agree(self.group, name, facts, problem, self._timeout)
-        if self._agreements:  # all ranks have read the one before
-            forget(self.group, f"{self._name}/{self._agreements - 1}")
-        self._agreements += 1
+        number = self._agreements
+        self._agreements += 1  # after an error, too: what was written for it is never read again
+        agree(self.group, f"{self._name}/{number}", facts, problem, self._timeout)
+        if number:  # all ranks have read the one before
+            forget(self.group, f"{self._name}/{number - 1}")
+        if not self._connected:
+            # The first that a communicator does has to be of all ranks; rows may be of few.
+            dist.all_reduce(torch.zeros(1, device=q.device), group=self.group)
+            self._connected = True
         if len(self._agreed) >= 4 * PLANS:
             self._agreed.clear()
         self._agreed.add(key)
@@ -291,13 +390,13 @@ class ContextParallel:
         read = [(name, parameters.get(name)) for name in self.module.MESH["of_runs"]]
         tensors = tuple(x for _, x in read if isinstance(x, torch.Tensor))
         sizes = (batch, num_q_heads) if self.module.MESH["by_head"] or tensors else ()
-        key = (layout, sizes, tuple((name, _known_by(x)) for name, x in read))
+        key = (layout, sizes, tuple((name, known_by(x)) for name, x in read))
         known = self._works.get(key)
         if known is not None and all(ref() is x for ref, x in zip(known[0], tensors, strict=True)):
             self._works.move_to_end(key)
             return known[1]
         ranges = self._ranges(layout.length, parameters, batch, num_q_heads)
-        exchange = Exchange(make_plan(ranges, layout, layout), self.rank, self.group, self._direct)
+        exchange = Exchange(make_plan(ranges, layout, layout), self.rank, self.group)
         self._works[key] = tuple(map(weakref.ref, tensors)), exchange
         if len(self._works) > PLANS:
             self._works.popitem(last=False)
@@ -313,7 +412,7 @@ class ContextParallel:
         layout = self._layout
         if layout is None:
             read = self.module.MESH["of_runs"]
-            key = tokens, *((name, _known_by(parameters.get(name))) for name in read)
+            key = tokens, *((name, known_by(parameters.get(name))) for name in read)
             if key not in self._guessed:
                 self._guessed = {key: self.layout(tokens * self.ranks, **parameters)}
             layout = self._guessed[key]
@@ -330,13 +429,6 @@ class ContextParallel:
             if name not in known:
                 listed = ", ".join(known) or "none"
                 raise TypeError(f"{name}: is no parameter of {self.module.__name__}: {listed}")
-
-    def _number_of_parts(self, num_kv_heads: int) -> int | None:
-        if self.module.MESH["by_head"] or self.ranks == 1:
-            return 1
-        if self._parts is None:
-            return None
-        return max(n for n in range(1, self._parts + 1) if num_kv_heads % n == 0)
 
 
 def _group(mesh: Any) -> Any:
@@ -366,6 +458,6 @@ def _check_shapes(q: Any, k: Any, v: Any) -> None:
             )
 
 
-def _known_by(value: Any) -> Any:
+def known_by(value: Any) -> Any:
     """What tells a parameter from another: a tensor itself, and whether it was written to."""
     return (id(value), value._version) if isinstance(value, torch.Tensor) else value

@@ -1,15 +1,17 @@
 """Exchange: rows of keys to the ranks that need them, and their gradients back.
 
 A row is a position: the keys and the values of all batch entries and heads, side by side, so that a
-run of rows is one block of memory, and a module reads keys and values through strides.
+run of rows is one block of memory. It is sent from where the sender keeps it and arrives at its
+place, and a module reads keys and values in it through strides.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby, pairwise
 from typing import Any
 
 import torch
@@ -17,6 +19,54 @@ import torch.distributed as dist
 
 from flashgen.distributed.layout import Span
 from flashgen.distributed.plan import Piece, Plan
+
+#: A tensor, and the rank that it goes to or comes from.
+Parcel = tuple[torch.Tensor, int]
+
+
+def swap(group: Any, sent: Sequence[Parcel], received: Sequence[Parcel]) -> list[Any]:
+    """Starts to send tensors to ranks of a group, and to receive others into their places.
+
+    Args:
+        group: the ranks.
+        sent: contiguous tensors; those for one rank in the order in which it receives them.
+        received: likewise.
+
+    Returns:
+        What to wait for.
+    """
+    operations = []
+    for start, parcels in ((dist.isend, sent), (dist.irecv, received)):
+        numbers: dict[int, int] = {}
+        for tensor, rank in parcels:
+            if tensor.numel() == 0:
+                continue
+            tag = numbers[rank] = numbers.get(rank, -1) + 1
+            peer = dist.get_global_rank(group, rank)
+            operations.append(dist.P2POp(start, tensor, peer, group, tag))
+    return dist.batch_isend_irecv(operations) if operations else []
+
+
+@dataclass(eq=False)
+class Transfer:
+    """Tensors on their way.
+
+    Attributes:
+        arrived: what makes of them what was asked for.
+        works: what to wait for.
+        sent: what has to live until then.
+    """
+
+    arrived: Callable[[], Any]
+    works: list[Any]
+    sent: Sequence[torch.Tensor] = ()
+
+    def wait(self) -> Any:
+        """What was asked for, when all of it has arrived."""
+        for work in self.works:
+            work.wait()
+        self.works, self.sent = [], ()
+        return self.arrived()
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,14 +77,11 @@ class Exchange:
         plan: of all ranks.
         rank: this one's number in the group.
         group: the ranks, in the plan's order.
-        direct: whether each piece goes by a send and a receive of its own, straight to its place;
-            else all go by one all-to-all, and rows are put in order afterwards.
     """
 
     plan: Plan
     rank: int
     group: Any
-    direct: bool = False
 
     @cached_property
     def digest(self) -> str:
@@ -56,12 +103,6 @@ class Exchange:
         """The rows that this rank needs."""
         return self.plan.rows(self.rank)
 
-    @cached_property
-    def _order(self) -> tuple[Span, ...] | None:
-        """The places of rows in the order of their senders; None if that is ascending."""
-        places = [piece.places for pieces in self.received for piece in pieces]
-        return None if places == sorted(places) else tuple(places)
-
     def bring(self, k: torch.Tensor, v: torch.Tensor) -> Transfer:
         """Sends this rank's rows, and receives those that it needs.
 
@@ -70,34 +111,20 @@ class Exchange:
             v: its values, likewise.
 
         Returns:
-            The transfer, of (rows, batch, heads, both head_dims).
+            The transfer of (rows, batch, heads, both head_dims), by ascending positions.
         """
-        batch, heads, _, width = k.shape
-        shape = batch, heads, width + v.shape[3]
-        if self.direct:
-            own = k.new_empty(k.shape[2], *shape)
-            _pack(own, k, v, slice(None))
-            rows = k.new_empty(self.rows, *shape)
-            for piece in self.received[self.rank]:
-                rows[slice(*piece.places)] = own[slice(*piece.rows)]
-            ends = (
-                [(own[slice(*p.rows)], r) for r, pieces in enumerate(self.sent) for p in pieces],
-                [
-                    (rows[slice(*p.places)], r)
-                    for r, pieces in enumerate(self.received)
-                    for p in pieces
-                ],
-            )
-            return Transfer(rows, self._swap(*ends), own)
-        out = k.new_empty(sum(map(_number, self.sent)), *shape)
-        at = 0
-        for pieces in self.sent:
-            for piece in pieces:
-                _pack(out[at : at + piece.number], k, v, slice(*piece.rows))
-                at += piece.number
-        into = k.new_empty(self.rows, *shape)
-        work = self._all_to_all(into, out, self.received, self.sent)
-        return Transfer(into, [work], out, self._order)
+        rows = k.new_empty(self.rows, *row_shape(k, v))
+        for piece in self.received[self.rank]:
+            pack(rows[slice(*piece.places)], k, v, slice(*piece.rows))
+        sent = []
+        for rank, pieces in self._others(self.sent):
+            sent += [(self._own(rows, k, v, piece.rows), rank) for piece in pieces]
+        received = [
+            (rows[slice(*piece.places)], rank)
+            for rank, pieces in self._others(self.received)
+            for piece in pieces
+        ]
+        return Transfer(lambda: rows, swap(self.group, sent, received), [x for x, _ in sent])
 
     def give_back(self, grads: torch.Tensor) -> Returned:
         """Sends gradients of the rows to the ranks that they came from.
@@ -105,88 +132,56 @@ class Exchange:
         Args:
             grads: of the needed rows, in the shape of `bring`'s.
         """
-        shape = grads.shape[1:]
-        into = grads.new_empty(sum(map(_number, self.sent)), *shape)
-        if self.direct:
-            ends = [], []  # type: tuple[list[Any], list[Any]]
-            at = 0
-            for rank, pieces in enumerate(self.sent):
-                for piece in pieces:
-                    part = into[at : at + piece.number]
-                    at += piece.number
-                    ends[1].append((part, rank))
-                    if rank == self.rank:
-                        part.copy_(grads[slice(*piece.places)])
-            for rank, pieces in enumerate(self.received):
-                ends[0].extend((grads[slice(*piece.places)], rank) for piece in pieces)
-            return Returned(self.sent, into, self._swap(*ends), grads)
-        out = grads
-        if self._order is not None:
-            out = torch.cat([grads[begin:end] for begin, end in self._order])
-        work = self._all_to_all(into, out, self.sent, self.received)
-        return Returned(self.sent, into, [work], out)
+        sent = [
+            (grads[slice(*piece.places)], rank)
+            for rank, pieces in self._others(self.received)
+            for piece in pieces
+        ]
+        own = [(piece.rows, grads[slice(*piece.places)]) for piece in self.received[self.rank]]
+        return returned(self.group, sent, self.sent, self.rank, own, grads)
 
-    def _all_to_all(
-        self,
-        into: torch.Tensor,
-        out: torch.Tensor,
-        received: Sequence[Sequence[Piece]],
-        sent: Sequence[Sequence[Piece]],
-    ) -> Any:
-        return dist.all_to_all_single(
-            into,
-            out,
-            list(map(_number, received)),
-            list(map(_number, sent)),
-            group=self.group,
-            async_op=True,
-        )
+    def _own(self, rows: torch.Tensor, k: torch.Tensor, v: torch.Tensor, own: Span) -> torch.Tensor:
+        """A run of this rank's rows: a view of those that it needs itself, if they are."""
+        for piece in self.received[self.rank]:
+            if piece.rows[0] <= own[0] and own[1] <= piece.rows[1]:
+                place = piece.places[0] - piece.rows[0]
+                return rows[own[0] + place : own[1] + place]
+        packed = k.new_empty(own[1] - own[0], *row_shape(k, v))
+        pack(packed, k, v, slice(*own))
+        return packed
 
-    def _swap(
-        self, sent: list[tuple[torch.Tensor, int]], received: list[tuple[torch.Tensor, int]]
-    ) -> list[Any]:
-        """Starts a send of each part to its rank, and a receive of each from its rank."""
-        operations = []
-        for start, parts in ((dist.isend, sent), (dist.irecv, received)):
-            tags = [0] * self.plan.ranks
-            for part, rank in parts:
-                if rank == self.rank:
-                    continue
-                peer = dist.get_global_rank(self.group, rank)
-                operations.append(dist.P2POp(start, part, peer, self.group, tags[rank]))
-                tags[rank] += 1
-        return dist.batch_isend_irecv(operations) if operations else []
+    def _others(self, pieces: Sequence[Sequence[Piece]]) -> Iterator[tuple[int, Sequence[Piece]]]:
+        return ((rank, mine) for rank, mine in enumerate(pieces) if rank != self.rank)
 
 
-@dataclass(eq=False)
-class Transfer:
-    """Rows on their way.
+def returned(
+    group: Any,
+    sent: Sequence[Parcel],
+    pieces: Sequence[Sequence[Piece]],
+    rank: int,
+    own: Sequence[tuple[Span, torch.Tensor]],
+    like: torch.Tensor,
+) -> Returned:
+    """Sends gradients of rows to their owners, and receives those of this rank's rows.
 
-    Attributes:
-        rows: where they arrive.
-        works: what to wait for.
-        sent: what has to live until then.
-        order: the place of each run of rows; None where they arrive in order.
+    Args:
+        group: the ranks.
+        sent: gradients, and the ranks that have the rows.
+        pieces: for each rank the runs of this rank's rows whose gradients it sends.
+        rank: this one's number.
+        own: gradients that it has itself, and the runs of its rows that they are of.
+        like: a tensor of gradients of rows, for dtype and device.
     """
-
-    rows: torch.Tensor
-    works: list[Any]
-    sent: torch.Tensor | None
-    order: tuple[Span, ...] | None = None
-
-    def wait(self) -> torch.Tensor:
-        """The rows, in ascending order of their positions."""
-        for work in self.works:
-            work.wait()
-        self.works, self.sent = [], None
-        if self.order is not None:
-            placed = torch.empty_like(self.rows)
-            at = 0
-            for begin, end in self.order:
-                placed[begin:end] = self.rows[at : at + end - begin]
-                at += end - begin
-            self.rows, self.order = placed, None
-        return self.rows
+    runs = sorted((piece.rows, r) for r, mine in enumerate(pieces) for piece in mine if r != rank)
+    parts = [(run, part[None]) for run, part in own]
+    parcels: list[Parcel] = []
+    for run, of_run in groupby(runs, key=lambda found: found[0]):
+        ranks = [r for _, r in of_run]
+        stack = like.new_empty(len(ranks), run[1] - run[0], *like.shape[1:])
+        parcels += zip(stack, ranks, strict=True)
+        parts.append((run, stack))
+    works = swap(group, sent, parcels)
+    return Returned(parts, works, [x for x, _ in sent])
 
 
 @dataclass(eq=False)
@@ -194,19 +189,18 @@ class Returned:
     """Gradients on their way back.
 
     Attributes:
-        pieces: for each rank, the rows whose gradients it sends.
-        parts: where they arrive.
+        parts: runs of this rank's rows, and what several ranks have found of the gradients of their
+            keys and values: (ranks, rows, batch, heads, both head_dims).
         works: what to wait for.
         sent: what has to live until then.
     """
 
-    pieces: tuple[tuple[Piece, ...], ...]
-    parts: torch.Tensor
+    parts: list[tuple[Span, torch.Tensor]]
     works: list[Any]
-    sent: torch.Tensor | None
+    sent: list[torch.Tensor]
 
     def add_to(self, grad_k: torch.Tensor, grad_v: torch.Tensor) -> None:
-        """Adds them to gradients of zeros, in float32 and in the order of the ranks.
+        """Writes their sums, added in float32 and in a fixed order.
 
         Args:
             grad_k: of this rank's keys, (batch, heads, rows, head_dim).
@@ -214,24 +208,48 @@ class Returned:
         """
         for work in self.works:
             work.wait()
-        self.works, self.sent = [], None
-        dtype = torch.promote_types(self.parts.dtype, torch.float32)
-        total = self.parts.new_zeros(grad_k.shape[2], *self.parts.shape[1:], dtype=dtype)
-        at = 0
-        for pieces in self.pieces:
-            for piece in pieces:
-                total[slice(*piece.rows)] += self.parts[at : at + piece.number]
-                at += piece.number
+        self.works, self.sent = [], []
         width = grad_k.shape[3]
-        grad_k.copy_(total[..., :width].permute(1, 2, 0, 3))
-        grad_v.copy_(total[..., width:].permute(1, 2, 0, 3))
+        sides = (
+            (grad_k.permute(2, 0, 1, 3), slice(None, width)),
+            (grad_v.permute(2, 0, 1, 3), slice(width, None)),
+        )
+        ends = {end for run, _ in self.parts for end in run} | {0, grad_k.shape[2]}
+        for begin, end in pairwise(sorted(ends)):
+            parts = [
+                part[:, begin - run[0] : end - run[0]]
+                for run, part in self.parts
+                if run[0] <= begin and end <= run[1]
+            ]
+            for total, columns in sides:
+                _add(total[begin:end], [part[..., columns] for part in parts])
+        self.parts = []
 
 
-def _number(pieces: Sequence[Piece]) -> int:
-    return sum(piece.number for piece in pieces)
+def _add(total: torch.Tensor, parts: list[torch.Tensor]) -> None:
+    """Writes the sum over the first dimension of all parts, in float32 and rounded once.
+
+    Two numbers of 16 bits have one sum in 16 bits, whether it is rounded once or from float32.
+    """
+    if not parts:
+        total.zero_()
+    elif sum(map(len, parts)) <= 2:
+        first, *second = (x for part in parts for x in part)
+        total.copy_(first) if not second else torch.add(first, second[0], out=total)
+    else:
+        dtype = torch.promote_types(total.dtype, torch.float32)
+        first, *others = (part.sum(0, dtype=dtype) for part in parts)
+        for other in others:
+            first += other
+        total.copy_(first)
 
 
-def _pack(out: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: slice) -> None:
+def row_shape(k: torch.Tensor, v: torch.Tensor) -> tuple[int, int, int]:
+    """The shape of a row: batch entries, heads, and both head_dims."""
+    return k.shape[0], k.shape[1], k.shape[3] + v.shape[3]
+
+
+def pack(out: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: slice) -> None:
     """Copies rows of keys and values side by side."""
     width = k.shape[3]
     out[..., :width] = k[:, :, rows].permute(2, 0, 1, 3)

@@ -6,7 +6,7 @@ costs the same for each token. Which chunks a rank has is decided by what their 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -60,40 +60,35 @@ class Layout:
         return torch.cat([torch.arange(0), *runs])
 
 
-def contiguous(length: int, ranks: int) -> Layout:
-    """One chunk for each rank, in their order."""
-    return Layout(length, tuple((span,) for span in _cut(length, ranks)))
+def contiguous(length: int, ranks: int, align: int = 1) -> Layout:
+    """One chunk for each rank, in their order; chunks begin at multiples of ``align``."""
+    return Layout(length, tuple((span,) for span in _cut(length, ranks, align)))
 
 
-def zigzag(length: int, ranks: int) -> Layout:
+def zigzag(length: int, ranks: int, align: int = 1) -> Layout:
     """Two chunks for each rank: the first and the last, the second and the last but one, ..."""
-    spans = _cut(length, 2 * ranks)
+    spans = _cut(length, 2 * ranks, align)
     return Layout(length, tuple((spans[i], spans[-1 - i]) for i in range(ranks)))
 
 
-def balanced(
-    length: int, ranks: int, cost: Callable[[int, int], int], chunks: int | None = None
-) -> Layout:
-    """As many chunks for each rank as are needed to share the cost evenly.
+def evener(
+    length: int, ranks: int, cost: Callable[[int, int], int], align: int = 1
+) -> Iterator[Layout]:
+    """Layouts with 1, 2, 4... chunks for each rank, each more even than those before.
 
-    Args:
-        length: of the sequence.
-        ranks: their number.
-        cost: of the queries from one position to before another.
-        chunks: of each rank; None: 1, 2, 4... until the most loaded rank is within 2% of the mean,
-            or the chunks are one tile.
+    Until the most loaded rank is within 2% of the mean, or the chunks are one tile. They begin at
+    multiples of ``align``.
     """
-    if chunks is not None:
-        return _assigned(length, ranks, cost, chunks)
-    best = contiguous(length, ranks)
-    least = imbalance(best, cost)
+    layout = contiguous(length, ranks, align)
+    least = imbalance(layout, cost)
+    yield layout
     number = 2
     while least > EVEN and number <= MOST_CHUNKS and length >= TILE * ranks * number:
-        layout = _assigned(length, ranks, cost, number)
+        layout = balanced(length, ranks, cost, number, align)
         if (found := imbalance(layout, cost)) < least:
-            best, least = layout, found
+            least = found
+            yield layout
         number *= 2
-    return best
 
 
 def imbalance(layout: Layout, cost: Callable[[int, int], int]) -> float:
@@ -102,9 +97,21 @@ def imbalance(layout: Layout, cost: Callable[[int, int], int]) -> float:
     return max(costs) * len(costs) / sum(costs) if sum(costs) else 1.0
 
 
-def _assigned(length: int, ranks: int, cost: Callable[[int, int], int], chunks: int) -> Layout:
-    """Chunks by falling cost, each to the least loaded rank that has room for one more."""
-    spans = _cut(length, ranks * chunks)
+def balanced(
+    length: int, ranks: int, cost: Callable[[int, int], int], chunks: int, align: int = 1
+) -> Layout:
+    """So many chunks for each rank, which share the cost evenly.
+
+    By falling cost, each goes to the least loaded rank that has room for one more.
+
+    Args:
+        length: of the sequence.
+        ranks: their number.
+        cost: of the queries from one position to before another.
+        chunks: of each rank.
+        align: chunks begin at multiples of it.
+    """
+    spans = _cut(length, ranks * chunks, align)
     costs = [cost(*span) for span in spans]
     loads = [0] * ranks
     given: list[list[Span]] = [[] for _ in range(ranks)]
@@ -115,6 +122,7 @@ def _assigned(length: int, ranks: int, cost: Callable[[int, int], int], chunks: 
     return Layout(length, tuple(sorted(tuple(sorted(mine)) for mine in given)))
 
 
-def _cut(length: int, parts: int) -> list[Span]:
-    """Spans of equal lengths, or lengths that differ by one."""
-    return list(pairwise(i * length // parts for i in range(parts + 1)))
+def _cut(length: int, parts: int, align: int = 1) -> list[Span]:
+    """Spans of lengths that are equal or differ by ``align``, but for the last one."""
+    ends = (i * length // parts + align // 2 for i in range(1, parts))
+    return list(pairwise([0, *(min(end - end % align, length) for end in ends), length]))

@@ -8,8 +8,8 @@ union of these runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 from types import ModuleType
@@ -17,7 +17,22 @@ from typing import Any
 
 import torch
 
-from flashgen.distributed.layout import Layout, Span, balanced, contiguous, zigzag
+from flashgen.distributed.layout import (
+    EVEN,
+    Layout,
+    Span,
+    balanced,
+    contiguous,
+    evener,
+    zigzag,
+)
+
+#: The pairs of a head that take as long as a row of keys that another rank sends, there and back:
+#: on H100s joined by NVLink, with four heads of queries for each of keys.
+OF_A_ROW = 340
+
+#: Those that take as long as what a further call costs by itself.
+OF_A_CALL = 500_000
 
 #: Runs of keys with fewer keys between them become one: a call more takes longer.
 GAP = 512
@@ -89,22 +104,64 @@ class Plan:
 
     def received(self, rank: int) -> int:
         """How many of them it gets from other ranks."""
-        return sum(
-            piece.number for s in range(self.ranks) if s != rank for piece in self.pieces(s, rank)
-        )
+        return int(self.traffic[:, rank].sum() - self.traffic[rank, rank])
+
+    @cached_property
+    def traffic(self) -> torch.Tensor:
+        """The rows that each rank sends each, or keeps: int64, (senders, receivers)."""
+        chunks = [(*span, r) for r, mine in enumerate(self.keys.chunks) for span in mine]
+        begins, ends, owners = torch.tensor(chunks, dtype=torch.int64).reshape(-1, 3).unbind(1)
+        found = torch.zeros(self.ranks, self.ranks, dtype=torch.int64)
+        for receiver, spans in enumerate(self.needed):
+            for first, last in spans:
+                seen = (ends.clamp(max=last) - begins.clamp(min=first)).clamp(min=0)
+                found[:, receiver].index_add_(0, owners, seen)
+        return found
 
     def pieces(self, sender: int, receiver: int) -> tuple[Piece, ...]:
         """The rows that a rank sends another, or keeps, in ascending order."""
+        known = self._pieces.get((sender, receiver))
+        if known is None:
+            known = self._pieces[sender, receiver] = tuple(self._found_pieces(sender, receiver))
+        return known
+
+    @cached_property
+    def _pieces(self) -> dict[tuple[int, int], tuple[Piece, ...]]:
+        return {}
+
+    def _found_pieces(self, sender: int, receiver: int) -> Iterator[Piece]:
+        """Those, in which neighbours are one piece."""
+        last: Piece | None = None
+        for piece, _ in self._cut_pieces(sender, receiver):
+            if last is not None and (last.rows[1], last.places[1]) == (
+                piece.rows[0],
+                piece.places[0],
+            ):
+                rows, places = (last.rows[0], piece.rows[1]), (last.places[0], piece.places[1])
+                last = Piece(rows, places)
+                continue
+            if last is not None:
+                yield last
+            last = piece
+        if last is not None:
+            yield last
+
+    def _cut_pieces(self, sender: int, receiver: int) -> list[tuple[Piece, int]]:
+        """The rows of each chunk of the sender in each run that the receiver needs.
+
+        In the sender's order, each with the position of its first row.
+        """
         found = []
         places = accumulate((end - begin for begin, end in self.needed[receiver]), initial=0)
+        starts = self.keys.starts(sender)
         for (first, last), place in zip(self.needed[receiver], places, strict=False):
-            starts = self.keys.starts(sender)
             for (begin, end), start in zip(self.keys.chunks[sender], starts, strict=True):
                 low, high = max(first, begin), min(last, end)
                 if low < high:
                     rows = start + low - begin, start + high - begin
-                    found.append(Piece(rows, (place + low - first, place + high - first)))
-        return tuple(sorted(found, key=lambda piece: piece.rows))
+                    piece = Piece(rows, (place + low - first, place + high - first))
+                    found.append((piece, low))
+        return sorted(found, key=lambda each: each[0].rows)
 
     def calls(self, rank: int) -> tuple[tuple[Call, ...], ...]:
         """The calls for each of a rank's chunks of queries, by ascending keys."""
@@ -117,6 +174,42 @@ class Plan:
             )
             for (begin, end), start, runs in chunks
         )
+
+    def calls_between(self, sender: int, receiver: int) -> Iterator[tuple[Span, tuple[Call, ...]]]:
+        """The calls of each chunk of a rank's queries with the rows of one rank, if it has some.
+
+        The rows are those of `pieces`, one piece behind another; a call has a run of them whose
+        positions follow one another.
+        """
+        runs = list(self._positions(sender, receiver))
+        starts = self.queries.starts(receiver)
+        chunks = zip(self.queries.chunks[receiver], starts, self.runs[receiver], strict=True)
+        for (begin, end), start, seen in chunks:
+            calls = []
+            for place, first, last in runs:
+                for low, high in seen:
+                    low, high = max(low, first), min(high, last)
+                    if low < high:
+                        keys = place + low - first, place + high - first
+                        calls.append(Call((start, start + end - begin), begin, keys, low))
+            if calls:
+                yield (start, start + end - begin), tuple(calls)
+
+    def _positions(self, sender: int, receiver: int) -> Iterator[tuple[int, int, int]]:
+        """Where runs of positions lie in the rows of `pieces`, and the positions."""
+        place = 0
+        run: tuple[int, int, int] | None = None
+        for piece, first in self._cut_pieces(sender, receiver):
+            end = first + piece.number
+            if run is not None and run[2] == first:
+                run = *run[:2], end
+            else:
+                if run is not None:
+                    yield run
+                run = place, first, end
+            place += piece.number
+        if run is not None:
+            yield run
 
     def _places(self, rank: int, run: Span) -> Span:
         """A run of positions within the rows that a rank needs."""
@@ -133,9 +226,17 @@ class Plan:
         return max(self.pairs) * self.ranks / sum(self.pairs) if sum(self.pairs) else 1.0
 
     def __str__(self) -> str:
-        """A table of the ranks: what each has, receives and computes."""
+        return "\n".join(self.lines())
+
+    def lines(self, listed: int | None = None) -> Iterator[str]:
+        """A table of the ranks: what each has, receives and computes.
+
+        Args:
+            listed: of how many ranks at most, from the first on; None: of all.
+        """
         mean = max(1, sum(self.pairs)) / self.ranks
         titles = ("rank", "queries", "chunks", "keys", "received", "calls", "pairs", "of the mean")
+        shown = range(self.ranks)[:listed]
         rows = [
             (
                 f"{rank}",
@@ -147,20 +248,17 @@ class Plan:
                 f"{self.pairs[rank]:,}",
                 f"{self.pairs[rank] / mean:.3f}",
             )
-            for rank in range(self.ranks)
+            for rank in shown
         ]
         widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
-        lines = [
-            "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-            for row in (titles, *rows)
-        ]
-        first = (
-            f"{self.queries.length:,} queries and {self.keys.length:,} keys on {self.ranks} ranks"
-        )
-        lines = [first, *lines, f"the most loaded rank has {self.imbalance:.3f} of the mean"]
+        yield f"{self.queries.length:,} queries and {self.keys.length:,} keys on {self.ranks} ranks"
+        for row in (titles, *rows):
+            yield "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+        if len(shown) < self.ranks:
+            yield f"and {self.ranks - len(shown)} further ranks"
+        yield f"the most loaded rank has {self.imbalance:.3f} of the mean"
         if self.loose:
-            lines.append("conditions of the mask hide further keys of these runs")
-        return "\n".join(lines)
+            yield "conditions of the mask hide further keys of these runs"
 
 
 class Ranges:
@@ -179,6 +277,7 @@ class Ranges:
         read = {name: parameters[name] for name in facts["of_runs"] if name in parameters}
         found = module.visible_runs(q_len, kv_len, batch=batch, num_q_heads=num_q_heads, **read)
         self._merges = facts["merges"]
+        self.align = alignment(module)
         self.kv_len = kv_len
         self.loose = not facts["exact"]
         counts = _union(found)
@@ -197,15 +296,22 @@ class Ranges:
         """The pairs of the queries from one position to before another, of one head."""
         return int(self._pairs[end] - self._pairs[begin])
 
-    def runs(self, begin: int, end: int) -> tuple[Span, ...]:
-        """The runs of keys of these queries, with at least `GAP` keys between them."""
+    def runs(self, begin: int, end: int, gap: int | None = None) -> tuple[Span, ...]:
+        """The runs of keys of these queries, with at least `GAP` keys between them, or others."""
         if begin == end:
             return ()
         ends = (
             (int(first[begin:end].min()), int(last[begin:end].max())) for first, last in self._ends
         )
-        spans = [(first, last) for first, last in ends if first < last]
-        return tuple(joined(spans, GAP if self._merges else self.kv_len + 1))
+        spans = [(first - first % self.align, last) for first, last in ends if first < last]
+        least = GAP if self._merges else self.kv_len + 1
+        return tuple(joined(spans, least if gap is None else gap))
+
+
+def with_every_row(plan: Plan) -> Plan:
+    """A plan whose ranks compute the same, but get all rows."""
+    every = tuple(joined([(0, plan.keys.length)] if plan.keys.length else []))
+    return replace(plan, needed=(every,) * plan.ranks)
 
 
 def make_plan(ranges: Ranges, queries: Layout, keys: Layout) -> Plan:
@@ -221,17 +327,37 @@ def make_plan(ranges: Ranges, queries: Layout, keys: Layout) -> Plan:
     )
 
 
-def make_layout(
-    length: int, ranks: int, balance: str | int, cost: Callable[[int, int], int]
-) -> Layout:
+def make_layout(ranges: Ranges, ranks: int, balance: str | int) -> Layout:
     """The layout that ``balance`` asks for: see `context_parallel`."""
+    length, cost, align = ranges.kv_len, ranges.pairs, ranges.align
     if balance == "contiguous":
-        return contiguous(length, ranks)
+        return contiguous(length, ranks, align)
     if balance == "zigzag":
-        return zigzag(length, ranks)
+        return zigzag(length, ranks, align)
     if isinstance(balance, int):
-        return balanced(length, ranks, cost, balance)
-    return balanced(length, ranks, cost)
+        return balanced(length, ranks, cost, balance, align)
+    *others, even = evener(length, ranks, cost, align)
+    if not others:
+        return even
+    layouts = {layout: _load(make_plan(ranges, layout, layout)) for layout in (*others, even)}
+    least = min(layouts, key=layouts.__getitem__)  # of equals the first, with fewer calls
+    return least if EVEN * layouts[least] < layouts[even] else even
+
+
+def _load(plan: Plan) -> int:
+    """The work of the most loaded rank, in pairs."""
+    return max(
+        plan.pairs[r]
+        + OF_A_ROW * plan.received(r)
+        + OF_A_CALL * sum(len(runs) for runs in plan.runs[r])
+        for r in range(plan.ranks)
+    )
+
+
+def alignment(module: ModuleType) -> int:
+    """What parts of a module's calls begin at multiples of: 1, but for dropout."""
+    align: int = module.MESH.get("align", 1)
+    return align
 
 
 def joined(spans: Iterable[Span], gap: int = 1) -> Iterator[Span]:

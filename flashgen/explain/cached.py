@@ -18,7 +18,7 @@ from flashgen.explain.call import Asked, described, workload
 from flashgen.explain.limits import bound_of, operand, seconds_of
 from flashgen.explain.shares import Shares, share_out
 from flashgen.explain.variant import run_account, valid_variants
-from flashgen.forms.cache import PAGE_SIZES, may_run_gluon
+from flashgen.forms.cache import PAGE_SIZES, runs_gluon
 from flashgen.forms.registry import why_no_form
 from flashgen.kernels.cache_triton.plan import CachePlan
 from flashgen.kernels.cache_triton.rank import rank_cache
@@ -256,7 +256,7 @@ def _account(
         exponentials=exponentials,
         seconds=seconds,
         bound=bound_of(seconds),
-        remarks=tuple(_remarks(cache, target, rows, place)),
+        remarks=tuple(_remarks(cache, target, work, place)),
     )
 
 
@@ -376,12 +376,13 @@ def _pages(units: Sequence[_Unit], work: Workload, size: int) -> PageAccount:
     return PageAccount(size, -(-work.kv_len // size), _length(spans))
 
 
-def _remarks(cache: CachePlan, target: Target, rows: int, place: Place) -> Iterator[str]:
-    split = place.num_splits is not None or target.name != HOPPER
-    if not split and may_run_gluon(cache.plan, rows, place.page_size or 0):
+def _remarks(cache: CachePlan, target: Target, work: Workload, place: Place) -> Iterator[str]:
+    group = work.num_q_heads // work.num_kv_heads
+    by_gluon = runs_gluon(cache.plan, work.q_len, group, place.page_size or 0)
+    if target.name == HOPPER and by_gluon:
         yield (
-            "the Gluon kernel, which splits no keys: it runs instead if a call has rows for half "
-            "of what all SMs compute at a time"
+            "the Gluon kernel, which computes so many queries instead: it divides the keys of a "
+            "tile of queries where tiles are too few for the SMs"
         )
     if cache.reads_head:
         yield "the runs differ between heads; the first stands for all"

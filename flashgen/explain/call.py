@@ -13,7 +13,14 @@ from flashgen.declared import Param
 from flashgen.dropout import DropoutP, Seed
 from flashgen.errors import FlashgenError
 from flashgen.explain.account import Call
-from flashgen.kernels.typical import DOCUMENT, SHARE, TypicalRowTable, TypicalTensor, typical_number
+from flashgen.kernels.typical import (
+    DOCUMENT,
+    SHARE,
+    TypicalRangeTable,
+    TypicalRowTable,
+    TypicalTensor,
+    typical_number,
+)
 from flashgen.kernels.workload import TOKENS, usual_heads, usual_lengths
 from flashgen.params import Float, Int, Tensor
 from flashgen.plan import KernelPlan
@@ -116,6 +123,9 @@ def workload(plan: KernelPlan, asked: Asked) -> Workload:
         "kv_len": kv_len,
     }
     values |= {table.name: _row_table(table, known) for table in plan.row_tables}
+    # The elements are scattered, or nothing is known of them.
+    ranges = plan.range_tables
+    values |= {table.name: TypicalRangeTable(kv_len, whole=False) for table in ranges}
     return Workload(batch, heads, kv_heads, q_len, kv_len, tuple(values.items()))
 
 

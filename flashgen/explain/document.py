@@ -19,10 +19,7 @@ SCHEMA = 1
 
 
 def to_json(
-    accounts: Iterable[Account]
-    | Iterable[CacheAccount]
-    | Iterable[LinearAccount]
-    | Iterable[PackedAccount],
+    accounts: Iterable[Any],
     form: str = "dense",
 ) -> str:
     """Accounts of one form: the fields of their class, `Account` for one.

@@ -15,8 +15,10 @@ from flashgen.explain.account import Subject, Timed
 from flashgen.explain.call import Asked, described, workload
 from flashgen.explain.limits import bound_of, operand, seconds_of
 from flashgen.kernels.linear_triton.kernel import LinearForward, LinearGradients
+from flashgen.kernels.typical import DOCUMENT
 from flashgen.loader import Variant
 from flashgen.normalisers import Linear
+from flashgen.params import Tensor
 from flashgen.plan import KernelPlan, lower
 from flashgen.plan.linear import LinearPlan
 from flashgen.validate import unfit
@@ -99,6 +101,9 @@ class LinearAccount(Subject):
         crossover: the length from which softmax attention takes longer, both by their rooflines,
             with as many tokens; None if it does not.
         backward_flops: FLOPs of products of a backward pass.
+        run: the positions of a run, each with a state of its own; None where a sequence is one.
+        of_ids: whether ids say where runs end.
+        pair_flops: FLOPs of products of a forward pass over all pairs, where ids return.
     """
 
     mask: str
@@ -113,6 +118,9 @@ class LinearAccount(Subject):
     softmax: Softmax
     crossover: int | None
     backward_flops: int
+    run: int | None = None
+    of_ids: bool = False
+    pair_flops: int = 0
 
     @property
     def roofline(self) -> float:
@@ -181,7 +189,29 @@ def _account(variant: Variant, plan: KernelPlan, name: str, asked: Asked) -> Lin
         softmax=_softmax(linear, target, work),
         crossover=_crossover(linear, target, work, chunk),
         backward_flops=3 * work.batch * work.num_q_heads * work.q_len * linear.flops_of_row,
+        run=_run(linear, work),
+        of_ids=linear.of_ids,
+        pair_flops=_pairs(work, work.q_len) * 2 * (linear.features + plan.v_head_dim),
     )
+
+
+def _run(linear: LinearPlan, work: Workload) -> int | None:
+    """The positions of a run in the account's call; None where a sequence is one."""
+    if linear.runs is None:
+        return None
+    values = dict(work.params)
+    if not linear.of_ids:
+        length = linear.runs.length
+        return int(length if length.is_Integer else values[length.name])
+    [ids] = (p for p in linear.plan.params if p.name == linear.run_argument)
+    return DOCUMENT if isinstance(ids, Tensor) and ids.sorted else None
+
+
+def _pairs(work: Workload, run: int) -> int:
+    """The pairs that a causal mask shows within runs."""
+    runs, rest = divmod(work.q_len, run)
+    pairs = runs * (run * (run + 1) // 2) + rest * (rest + 1) // 2
+    return work.batch * work.num_q_heads * pairs
 
 
 def _passes(variant: Variant, plan: KernelPlan, target: Target) -> Iterator[Pass]:
@@ -232,11 +262,14 @@ def _steps(linear: LinearPlan, target: Target, work: Workload, chunk: int) -> It
         )
         return Step(name, flops, exponentials, read, written, l2, seconds, bound_of(seconds))
 
+    if linear.of_ids:  # read once for where runs start, and once more for the positions before
+        ids = work.batch * work.kv_len
+        yield step("runs", 0, 0, 4 * ids, ids, 9 * ids)
     # Sums of decays within chunks, in float32: of each key, in one part or two.
     by_keys = linear.decayed and not linear.by_features
     logs = 4 * (1 + linear.splits_logs) * by_keys
     if by_keys:
-        read = 4 * keys * linear.learned
+        read = 4 * keys * linear.learned + work.batch * work.kv_len * linear.of_ids
         yield step("decays", 0, 0, read, logs * keys, read + logs * keys)
     if linear.mapped:
         # Random features take their products twice: before them, for the largest one.
@@ -297,7 +330,7 @@ def _softmax(linear: LinearPlan, target: Target, work: Workload) -> Softmax:
     plan, heads = linear.plan, work.batch * work.num_q_heads
     pairs = heads * work.q_len * work.kv_len
     if linear.causal:
-        pairs = heads * work.q_len * (work.q_len + 1) // 2
+        pairs = _pairs(work, _run(linear, work) or work.q_len)
     width = plan.qk_head_dim + plan.v_head_dim
     rows = heads * work.q_len + work.batch * work.num_kv_heads * work.kv_len
     flops, dram = 2 * pairs * width, rows * width * plan.itemsize

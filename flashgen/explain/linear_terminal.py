@@ -43,8 +43,21 @@ def _weights(account: LinearAccount) -> Iterator[str]:
     yield f"{account.features} features of a vector; the state of a head takes {state}"
     if account.tiles > 1:
         yield f"a program holds one of {account.tiles} tiles of a state"
+    if account.run is not None or account.of_ids:
+        yield _runs(account)
     if account.segments > 1:
         yield f"{account.segments} segments of a sequence, each with a state of its own"
+
+
+def _runs(account: LinearAccount) -> str:
+    size = "" if account.run is None else f" of {account.run:,} positions"
+    text = f"a state for each run{size}, reset where it ends"
+    if not account.of_ids:
+        return text
+    return (
+        f"{text}; all pairs of a sequence in which an id returns: "
+        f"{account.pair_flops / 1e9:,.1f} GFLOP, if all do"
+    )
 
 
 def _traffic(account: LinearAccount) -> Iterator[RenderableType]:

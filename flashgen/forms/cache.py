@@ -39,7 +39,11 @@ class CacheForm(Form):
         """
         if _gluon(plan, held) is None:
             return render_cache(plan, alone=False)
-        return render("cache/tiles.py.jinja", alone=not plan.spec.has_form(Varlen.name))
+        return render(
+            "cache/tiles.py.jinja",
+            alone=not plan.spec.has_form(Varlen.name),
+            **many_queries.merged(plan),
+        )
 
     def gluon_source(self, plan: KernelPlan, held: Held) -> str:
         """The Gluon forward kernel for sequences with many queries."""
@@ -73,15 +77,16 @@ def _sees_what_it_visits(plan: KernelPlan) -> bool:
     return cache.derived and not cache.has_gaps
 
 
-def may_run_gluon(plan: KernelPlan, rows: int, page_size: int) -> bool:
-    """Whether the Gluon kernel computes sequences of so many rows, if there are enough for its SMs.
+def runs_gluon(plan: KernelPlan, q_len: int, group: int, page_size: int) -> bool:
+    """Whether the Gluon kernel computes sequences of so many queries on Hopper.
 
     Args:
         plan: of the module.
-        rows: queries times heads that share keys.
+        q_len: queries of a sequence.
+        group: heads of queries that share keys.
         page_size: 0 for rows of one tensor.
     """
-    return _sees_what_it_visits(plan) and many_queries.computes(plan, rows, page_size)
+    return _sees_what_it_visits(plan) and many_queries.computes(plan, q_len, group, page_size)
 
 
 def _gluon(plan: KernelPlan, held: Held) -> many_queries.Kernel | None:

@@ -5,20 +5,48 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import sympy
+
 from flashgen.config import KernelChoice
 from flashgen.forms.base import Held
 from flashgen.forms.varlen import packed_gluon, why_no_gluon
 from flashgen.kernels.forward_hopper.kernel import ForwardHopper
 from flashgen.kernels.forward_hopper.plan import HopperNames
 from flashgen.plan import KernelPlan
+from flashgen.symbolic.printer import torch_source
+from flashgen.symbols import KV_LEN, Q_FIRST, Q_LAST, Q_LEN, Load
 
-#: Rows of a sequence, queries times heads that share keys, and keys of a page from which on the
-#: Gluon kernel may compute a call.
+#: Rows of a sequence in tiles of one head, or of several that share keys, and keys of a page from
+#: which on the Gluon kernel may compute a call. A tile of two consumers is then half full.
 LEAST_ROWS, LEAST_PAGE = 64, 16
 
 #: Rows of a tile of two consumers, and the rows that three compute in the same time: on an H100
 #: tiles of 192 have up to 15% the rate of tiles of 128 more.
 TWO_CONSUMERS, SLOWER = 128, 147
+
+#: What a tile of queries takes besides its tiles of keys, in their time: to load its first
+#: operands, and to store its output. A part's output has twice the bytes, and leaves registers
+#: through pointers. Fitted to an H100's times of 1, 2, 3 and 8 parts, as LAUNCH is.
+OF_TILE, OF_PART = 2, 10
+
+#: Of an H100: FLOP/s of the kernel, bytes a second that the kernel which merges parts reads after
+#: the other one has written them, most of them in L2, and seconds until it begins.
+FLOPS, BYTES, LAUNCH, SMS = 740e12, 3e12, 12e-6, 132
+
+#: What a call whose tiles fill less than half of the SMs needs for the Gluon kernel: rows of a
+#: sequence for a full tile, and pairs of rows and keys. On an H100 it took 75 and 68 us of 2^26
+#: pairs where the other kernel took 92 and 87, and 40 of 2^24 where that took 37.
+FULL_ROWS, LEAST_PAIRS = 128, 2**25
+
+#: The most rounds of tiles for which keys are divided into parts: with more the last round counts
+#: for little.
+MOST_ROUNDS = 4
+
+#: How many times as fast parts have to be by this model.
+AT_LEAST = 1.05
+
+#: Rows of a program that merges parts.
+ROWS_MERGED = 16
 
 #: The kernel that computes them.
 Kernel = ForwardHopper
@@ -30,29 +58,94 @@ def gluon_kernel(plan: KernelPlan, held: Held) -> Kernel | None:
     return next((kernel for kernel in kernels if isinstance(kernel, Kernel)), None)
 
 
-def computes(plan: KernelPlan, rows: int, page_size: int) -> bool:
-    """Whether it computes sequences of so many rows, with pages of so many keys, 0 for none."""
+def computes(plan: KernelPlan, q_len: int, group: int, page_size: int) -> bool:
+    """Whether it computes sequences of so many queries.
+
+    Args:
+        plan: of the module.
+        q_len: queries of a sequence.
+        group: heads of queries that share keys.
+        page_size: keys of a page, 0 for none.
+    """
     if Kernel().why_not(plan) or why_no_gluon(plan):
         return False
+    heads = min(group & -group, 64) if HopperNames(plan, True, True).packs else 1
     if page_size and (page_size < LEAST_PAGE or not plan.tiles.from_key_0):
         return False
-    return rows >= LEAST_ROWS
+    return q_len * heads >= LEAST_ROWS
 
 
 def names(plan: KernelPlan, choice: KernelChoice | None) -> Mapping[str, Any]:
     """What templates print of it; its choice is None if it serves no cache."""
     gluon = choice is not None
-    return {
+    found: dict[str, Any] = {
         "cached_gluon": gluon,
         "cached_pages": gluon and plan.tiles.from_key_0,
         "cached_packs": gluon and HopperNames(plan, True, True).packs,
         "least_rows": LEAST_ROWS,
         "least_page": LEAST_PAGE,
-        "tile_times": () if choice is None else _tile_times(choice),
+        "full_rows": FULL_ROWS,
+        "least_pairs": LEAST_PAIRS,
     }
+    if choice is None:
+        return found
+    of_merge, of_merged_row = _merging(plan, choice)
+    return found | {
+        "tile_times": _tile_times(choice),
+        "of_tile": OF_TILE,
+        "of_part": OF_PART,
+        "of_merge": of_merge,
+        "of_merged_row": of_merged_row,
+        "rounds_end": MOST_ROUNDS + 1,
+        "at_least": AT_LEAST,
+        "rows_merged": ROWS_MERGED,
+        "keys_of_tile": keys_of_tile(plan, _rows(choice)),
+    }
+
+
+def merged(plan: KernelPlan) -> Mapping[str, Any]:
+    """What the template of the kernel prints that merges parts of the keys."""
+    return {
+        "columns": plan.v_head_dim,
+        "width": 1 << (plan.v_head_dim - 1).bit_length(),
+        "sigmoid": plan.normaliser == "sigmoid",
+    }
+
+
+def keys_of_tile(plan: KernelPlan, rows: int) -> str:
+    """How many keys a sequence's last tile of so many queries visits, of ``capacity`` keys.
+
+    ``""`` where they are all of its keys, or where only the device knows the bounds.
+    """
+    last = {Q_FIRST: sympy.Max(0, Q_LEN - rows), Q_LAST: Q_LEN - 1}
+    counts = [
+        sympy.Max(0, interval.end.subs(last) - interval.begin.subs(last))
+        for interval in plan.bounds.intervals
+    ]
+    number = sympy.Add(*counts)
+    if number == KV_LEN or number == sympy.Max(0, KV_LEN) or number.has(Load):
+        return ""
+    return torch_source(number, {"kv_len": "capacity"})
+
+
+def _rows(choice: KernelChoice) -> int:
+    """The rows of its tiles of queries."""
+    return max(chosen.config.BLOCK_M for chosen in choice.configs.values())
 
 
 def _tile_times(choice: KernelChoice) -> tuple[tuple[int, int], ...]:
     """The rows that a tile may have, each with its time in one unit."""
-    rows = max(chosen.config.BLOCK_M for chosen in choice.configs.values())
+    rows = _rows(choice)
     return ((rows, rows), (TWO_CONSUMERS, SLOWER)) if rows > TWO_CONSUMERS else ((rows, rows),)
+
+
+def _merging(plan: KernelPlan, choice: KernelChoice) -> tuple[int, float]:
+    """What merging takes: once, and for a row of a part, by a program.
+
+    In the time that a program takes for a row and a tile of keys.
+    """
+    keys = max(chosen.config.BLOCK_N for chosen in choice.configs.values())
+    flops = 2 * (plan.qk_head_dim + plan.v_head_dim) * keys
+    of_row = flops * SMS / FLOPS
+    bytes_of_row = 2 * 4 * plan.v_head_dim  # float32, written and read
+    return round(LAUNCH / of_row), round(bytes_of_row / BYTES * SMS / of_row, 1)

@@ -114,10 +114,6 @@ class Mesh(Form):
         others = [form for form in plan.spec.forms if form not in (FORMS[0], self.name)]
         if others:
             return f"calls of the form {others[0]!r} have no offsets"
-        if plan.dropout:
-            return "weights are not yet dropped by positions in the whole"
-        if plan.listing is not None:
-            return "'mesh' has no lists of tiles, which a mask with a table of blocks needs"
         sink = plan.spec.normaliser.traced_sink
         if sink is not None and sink.sym.free_symbols & {Q_LEN, KV_LEN}:
             return "'mesh' has no sink that depends on a length"

@@ -65,3 +65,19 @@ class TypicalRowTable:
         if self.side == "unordered":
             return 0
         return DOCUMENT * (document + (self.side == "right"))
+
+
+@dataclass(frozen=True)
+class TypicalRangeTable:
+    """Stands in for a `RangeTable` of a condition that the first and the last key meet.
+
+    Attributes:
+        length: how many keys there are.
+        whole: whether all keys meet it.
+    """
+
+    length: int
+    whole: bool
+
+    def __getitem__(self, index: tuple[int, ...]) -> int:
+        return (0, self.length, 0, self.length * self.whole)[index[-1]]

@@ -11,6 +11,7 @@ from flashgen.kernels.typical import (
     DOCUMENT,
     SHARE,
     TYPICAL,
+    TypicalRangeTable,
     TypicalRowTable,
     TypicalTensor,
     typical_number,
@@ -116,4 +117,5 @@ def typical_workload(plan: KernelPlan, length: int) -> Workload:
     }
     values |= {constant.name: constant.elements for constant in plan.spec.constants}
     values |= {table.name: TypicalRowTable(table.side) for table in plan.row_tables}
+    values |= {table.name: TypicalRangeTable(length, whole=True) for table in plan.range_tables}
     return Workload(TOKENS // length, heads, heads, length, length, tuple(values.items()))

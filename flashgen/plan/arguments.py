@@ -12,7 +12,7 @@ from flashgen.params import Float, Int, Tensor
 from flashgen.plan.constants import PrintedConstant
 from flashgen.plan.int32_overflow import SIZES, LargeInteger
 from flashgen.symbolic.printer import torch_source
-from flashgen.symbolic.tables import RowTable
+from flashgen.symbolic.tables import RangeTable, RowTable
 from flashgen.tracing.expr import Expr
 
 #: Dtypes that kernels convert to float32 where they load an element.
@@ -114,10 +114,10 @@ def sizing_numbers(
 def kernel_arguments(
     arguments: Iterable[Argument],
     constants: Iterable[PrintedConstant],
-    tables: Iterable[RowTable],
+    tables: Iterable[RowTable | RangeTable],
     names: Collection[str],
 ) -> KernelArguments:
-    """Of all parameters, constants and row tables those in ``names``."""
+    """Of all parameters, constants and tables that the launcher makes those in ``names``."""
     read = [argument for argument in arguments if argument.name in names]
     scalars = tuple(a.name for a in read if a.kind != "tensor")
     tensors = [

@@ -14,7 +14,7 @@ from flashgen.params import Tensor
 from flashgen.plan.arguments import KernelArguments, kernel_arguments
 from flashgen.plan.backward_code import BackwardCode
 from flashgen.plan.code import code_with, finite_score
-from flashgen.plan.kernel import KernelPlan
+from flashgen.plan.kernel import KernelPlan, finds_ranges
 from flashgen.plan.loops import KeyTiles, key_tiles
 from flashgen.plan.promise import Promise, promise_of
 from flashgen.plan.score_gradient import (
@@ -31,7 +31,7 @@ from flashgen.symbolic.gathers import with_row_tables
 from flashgen.symbolic.printer import triton_code
 from flashgen.symbolic.printer.code import Code, gathered_by
 from flashgen.symbolic.residual_conditions import residual_conditions
-from flashgen.symbolic.tables import RowTable
+from flashgen.symbolic.tables import RangeTable, RowTable
 from flashgen.symbolic.trace import KEYS_OF_ROWS, ROWS_OF_KEYS
 from flashgen.symbolic.varies_over import SCALE, SCORES, Axes
 from flashgen.symbols import KV_LAST, KV_LEN, SCORE
@@ -254,6 +254,20 @@ class BackwardPlan:
         names = {tensor.name for kernel in kernels for tensor in kernel.tensors}
         return tuple(table for name, table in known.items() if name in names)
 
+    @property
+    def _ranges(self) -> tuple[RangeTable, ...]:
+        return (*self.plan.range_tables, *self.q_bounds.ranges)
+
+    @cached_property
+    def range_tables(self) -> tuple[RangeTable, ...]:
+        """The range tables of both passes' bounds."""
+        return tuple(dict.fromkeys(self._ranges))
+
+    @cached_property
+    def range_tables_of_both(self) -> tuple[RangeTable, ...]:
+        """Those that a kernel over tiles of keys alone reads."""
+        return self.q_bounds.ranges
+
     @cached_property
     def gathers(self) -> tuple[int, ...]:
         """The numbers of dimensions that tensors are indexed by."""
@@ -344,15 +358,16 @@ class BackwardPlan:
         of_score = (finite_score(score)[0], self._derivative) if score is not None else ()
         names = {s.name for e in (*exprs, *of_score) for s in e.free_symbols}
         names |= promise.names if promise is not None else set()
-        names |= self.plan.hidden.names
+        names |= self.plan.hidden.names | self.plan.dropout_offsets
         tables = {table.name: table for table in self._every_table}
-        plan = self.plan
-        return kernel_arguments(plan.arguments, plan.constants, tables.values(), names)
+        made: tuple[RowTable | RangeTable, ...] = (*tables.values(), *self.range_tables)
+        return kernel_arguments(self.plan.arguments, self.plan.constants, made, names)
 
 
 def backward_plan(plan: KernelPlan, *, packed: bool = False) -> BackwardPlan:
     """The backward pass of a forward kernel's plan, of packed sequences if asked for."""
-    return BackwardPlan(plan, derive_q_bounds(plan.predicate), packed)
+    bounds = derive_q_bounds(plan.predicate, ranges=finds_ranges(plan.spec))
+    return BackwardPlan(plan, bounds, packed)
 
 
 def _by_products(expr: Any) -> Any:

@@ -14,7 +14,9 @@ from typing import Any
 import sympy
 
 from flashgen.budget.targets import get_target
+from flashgen.config import FORMS
 from flashgen.declared import Param
+from flashgen.offsets import DROPOUT_OFFSETS
 from flashgen.params import Tensor
 from flashgen.plan.arguments import (
     Argument,
@@ -37,14 +39,14 @@ from flashgen.plan.outside import left_by
 from flashgen.plan.promise import Promise, promise_of
 from flashgen.plan.visible_pairs import VisiblePairs, visible_pairs
 from flashgen.spec import AttentionSpec
-from flashgen.symbolic.bounds import TileBounds, derive_bounds
+from flashgen.symbolic.bounds import TileBounds, derive_bounds, derive_q_bounds
 from flashgen.symbolic.gathers import with_row_tables
 from flashgen.symbolic.logic import conditions
 from flashgen.symbolic.nodes import Spread
 from flashgen.symbolic.printer import torch_source
 from flashgen.symbolic.residual_conditions import residual_conditions
 from flashgen.symbolic.score import may_be_infinite
-from flashgen.symbolic.tables import RowTable
+from flashgen.symbolic.tables import RangeTable, RowTable
 from flashgen.symbolic.trace import KEYS_OF_ROWS, ROWS_OF_KEYS, Predicate, trace
 from flashgen.symbols import KV_IDX, Q_IDX, SCORE, B, H, Load
 
@@ -135,22 +137,29 @@ class KernelPlan(Heads):
         return self.spec.dropout
 
     @property
+    def dropout_offsets(self) -> frozenset[str]:
+        """Names of what is added to positions and heads to number a weight; none for a whole."""
+        moved = self.spec.moves_dropout
+        return frozenset(offset.name for offset in DROPOUT_OFFSETS if moved)
+
+    @property
     def launched_constants(self) -> tuple[PrintedConstant, ...]:
         """The constants that kernels take, or from which row tables are made."""
         kernels = (self.kernel_arguments, self.listing_arguments)
         names = {tensor.name for kernel in kernels for tensor in kernel.tensors}
         names |= {tensor.name for table in self.row_tables for tensor in table.tensors}
+        names |= {table.keys.name for table in self.every_range_table}
         return tuple(constant for constant in self.constants if constant.name in names)
 
     @property
     def equal_lengths(self) -> bool:
         """Whether the mask has a meaning only for ``q_len == kv_len``."""
-        return self.spec.equal_lengths
+        return self.spec.equal_lengths or (self.linear and self.masks)
 
     @property
     def refuses_lengths(self) -> str:
         """What is for these only, as it was written, and what to do about it."""
-        unaligned = self.spec.unaligned
+        unaligned = self.spec.unaligned or (self.spec.mask.label,)
         shown = " and ".join(unaligned) + (" are" if len(unaligned) > 1 else " is")
         remedy = "pass as many keys as queries"
         if self.spec.can_be_aligned and not self.linear:
@@ -245,6 +254,8 @@ class KernelPlan(Heads):
     @cached_property
     def hidden(self) -> HiddenRows:
         """Rows of q, k, v and the output's gradient that are hidden by their position alone."""
+        if self.linear:  # whose states do without what they hide
+            return HiddenRows((), (), False, frozenset())
         return hidden_rows(self.spec, self.predicate)
 
     @cached_property
@@ -290,7 +301,8 @@ class KernelPlan(Heads):
     def kernel_arguments(self) -> KernelArguments:
         """The parameters that the kernel takes."""
         names = self._kernel_names
-        return kernel_arguments(self.arguments, self.constants, self.row_tables, names)
+        tables: tuple[RowTable | RangeTable, ...] = (*self.row_tables, *self.range_tables)
+        return kernel_arguments(self.arguments, self.constants, tables, names)
 
     @cached_property
     def listing_arguments(self) -> KernelArguments:
@@ -315,6 +327,18 @@ class KernelPlan(Heads):
         """Tensors that the launcher makes for the kernels."""
         names = self._kernel_names | (self.listing.names if self.listing else frozenset())
         return tuple(table for table in self.every_row_table if table.name in names)
+
+    @cached_property
+    def range_tables(self) -> tuple[RangeTable, ...]:
+        """Tensors that the launcher makes of conditions on keys alone."""
+        return () if self.listing else self.bounds.ranges
+
+    @cached_property
+    def every_range_table(self) -> tuple[RangeTable, ...]:
+        """Those of both passes."""
+        if self.listing or not finds_ranges(self.spec):
+            return ()
+        return (*self.bounds.ranges, *derive_q_bounds(self.predicate, ranges=True).ranges)
 
     @cached_property
     def every_row_table(self) -> tuple[RowTable, ...]:
@@ -367,7 +391,7 @@ class KernelPlan(Heads):
     @cached_property
     def _kernel_names(self) -> frozenset[str]:
         names = _symbols(*self.conditions, *self._score_and_sink, *self.loop_bounds)
-        names |= self.hidden.names
+        names |= self.hidden.names | self.dropout_offsets
         return names if self.promise is None else names | self.promise.names
 
     @property
@@ -381,8 +405,13 @@ def lower(spec: AttentionSpec, name: str) -> KernelPlan:
     """Traces mask, score and sink, and derives the plan from them."""
     spec, keywords = with_free_names(spec)
     predicate = trace(with_hidden_by_score(spec))
-    bounds = derive_bounds(predicate)
+    bounds = derive_bounds(predicate, ranges=finds_ranges(spec))
     return KernelPlan(name, spec, predicate, bounds, keywords)
+
+
+def finds_ranges(spec: AttentionSpec) -> bool:
+    """Whether calls find which keys conditions on keys alone show: in the dense form they can."""
+    return spec.forms == FORMS[:1]
 
 
 def _symbols(*exprs: Any) -> frozenset[str]:

@@ -19,11 +19,14 @@ from flashgen.decays import Decay
 from flashgen.declared import Param
 from flashgen.normalisers import Linear
 from flashgen.params import Tensor
+from flashgen.plan.runs import runs_of
 from flashgen.spec import AttentionSpec
+from flashgen.symbolic.trace import trace
 from flashgen.tracing.expr import Expr, bound, bound_values
 
-#: The name, inside of a module of linear attention, of a tensor of decays.
-OF_DECAY = "log_decay"
+#: The names, inside of a module of linear attention, of a tensor of decays, and of what says where
+#: runs of positions end: a tensor of ids, or a number of positions.
+OF_DECAY, OF_IDS, OF_LENGTH = "log_decay", "run_ids", "run_length"
 
 #: Pairs of a name inside and a keyword.
 Keywords = tuple[tuple[str, str], ...]
@@ -37,7 +40,7 @@ def with_free_names(spec: AttentionSpec) -> tuple[AttentionSpec, Keywords]:
     """
     declared = spec.declared
     names = {param.name for param in declared}
-    found = _of_decay(spec)
+    found = _of_linear(spec)
     names |= set(found.values())
     for name in (param.name for param in declared if _is_taken(param.name, spec)):
         if name in found:
@@ -71,11 +74,17 @@ def with_free_names(spec: AttentionSpec) -> tuple[AttentionSpec, Keywords]:
     return replace(spec, **changes), tuple((free, name) for name, free in found.items())
 
 
-def _of_decay(spec: AttentionSpec) -> dict[str, str]:
-    """The one name that modules of linear attention have for a tensor of decays."""
-    decay = spec.normaliser.decay if isinstance(spec.normaliser, Linear) else None
-    tensor = None if decay is None else decay.tensor
-    return {} if tensor is None or tensor.name == OF_DECAY else {tensor.name: OF_DECAY}
+def _of_linear(spec: AttentionSpec) -> dict[str, str]:
+    """The one name that modules of linear attention have for a parameter of each kind."""
+    if not isinstance(spec.normaliser, Linear):
+        return {}
+    decay, runs = spec.normaliser.decay, runs_of(trace(spec.mask).expr)
+    found = {}
+    if decay is not None and decay.tensor is not None:
+        found[decay.tensor.name] = OF_DECAY
+    if runs is not None and runs.parameter:
+        found[runs.parameter] = OF_IDS if runs.of_ids else OF_LENGTH
+    return {name: free for name, free in found.items() if name != free}
 
 
 def _is_taken(name: str, spec: AttentionSpec) -> bool:

@@ -13,13 +13,13 @@ from flashgen.decays import Decay
 from flashgen.feature_maps import ELEMENT, FeatureMap
 from flashgen.normalisers import Linear
 from flashgen.plan.kernel import KernelPlan
+from flashgen.plan.runs import CAUSAL, Runs, runs_of
 from flashgen.plan.vectors import VectorProgram, torch_of_element, triton_of_element
 from flashgen.symbolic.gradient import derivative
 from flashgen.symbolic.printer import plain_source, python_source
-from flashgen.symbols import KV_IDX, Q_IDX
 
-#: The masks whose sums over keys factor: causal and full.
-LINEAR_MASKS = (sympy.Ge(Q_IDX, KV_IDX), sympy.true)
+#: The masks whose sums over keys factor: causal and full; those of runs besides.
+LINEAR_MASKS = (CAUSAL, sympy.true)
 
 #: The widest features, and columns of v, of which a program holds a state in its registers.
 WIDEST = 128
@@ -30,8 +30,17 @@ MOST_FEATURES = 8 * WIDEST
 #: Arguments of functions of these modules, besides those that all modules have.
 ARGUMENTS = frozenset({"matrix", "state", "initial_state", "return_state"})
 
+#: What `_linear_runs` says of a position that is no run's: it says 1 where a run starts, else 0.
+NOWHERE = 2
+
+#: Positions that a program of `_linear_runs` looks at.
+TILE_OF_IDS = 1024
+
 #: Random features of keys are at most 2 to this power: their sums over all keys stay finite.
 HEADROOM = 56
+
+#: The exponent of a state of no keys: finite, since infinite ones have no differences.
+NO_EXPONENT = "-1e30"
 
 #: A decay of 2 to this power is 0 in float32, and so is one of less, or of several together.
 FORGETS = -160
@@ -93,7 +102,47 @@ class LinearPlan:
     @property
     def causal(self) -> bool:
         """Whether a query sees the keys up to its own position; otherwise it sees all keys."""
-        return bool(self.plan.predicate.expr == LINEAR_MASKS[0])
+        return self.runs is not None or bool(self.plan.predicate.expr == CAUSAL)
+
+    @cached_property
+    def runs(self) -> Runs | None:
+        """The runs of positions, each with a state of its own; None for a sequence of one."""
+        return runs_of(self.plan.predicate.expr)
+
+    @property
+    def of_ids(self) -> bool:
+        """Whether ids say where runs end: where one returns, all pairs are computed."""
+        return self.runs is not None and self.runs.of_ids
+
+    @property
+    def hides(self) -> bool:
+        """Whether some positions see no key and are seen by no query."""
+        return self.runs is not None and self.runs.padded
+
+    @property
+    def run_argument(self) -> str:
+        """The argument of launchers that says where runs end; ``""`` for none."""
+        return "" if self.runs is None else self.runs.parameter
+
+    @property
+    def run_length(self) -> str:
+        """The positions of a run, where all have as many."""
+        return str(self.runs.length) if self.runs is not None and not self.of_ids else ""
+
+    @property
+    def nowhere(self) -> int:
+        """The mark of a position that is no run's."""
+        return NOWHERE
+
+    @property
+    def tile_of_ids(self) -> int:
+        """Positions that a program looks at for where runs start."""
+        return TILE_OF_IDS
+
+    @property
+    def has_step(self) -> bool:
+        """Whether modules have `step`: where runs have one length it would need a position."""
+        return self.has_states and (self.runs is None or self.of_ids)
 
     @property
     def has_lse(self) -> bool:
@@ -102,8 +151,8 @@ class LinearPlan:
 
     @property
     def has_states(self) -> bool:
-        """Whether calls begin with a state and return one: random features are a call's alone."""
-        return self.causal and not self.random
+        """Whether calls begin with a state and return one."""
+        return self.causal
 
     @property
     def decay(self) -> Decay | None:
@@ -112,7 +161,12 @@ class LinearPlan:
 
     @property
     def decayed(self) -> bool:
-        """Whether there is such a factor."""
+        """Whether kernels read logarithms of such factors: where a run starts there is one, 0."""
+        return self.has_decay or self.runs is not None
+
+    @property
+    def has_decay(self) -> bool:
+        """Whether the spec has a decay."""
         return self.decay is not None
 
     @property
@@ -186,10 +240,12 @@ class LinearPlan:
     def splits_logs(self) -> bool:
         """Whether sums of logarithms have two parts: for weights that are exact to float32.
 
+        Without a decay they are multiples of one number.
+
         For 16 bits one part is enough: a chunk's sum is above -2**14, where float32 has steps of
         2**-10.
         """
-        return self.plan.itemsize == 4 and not self.by_features
+        return self.plan.itemsize == 4 and self.has_decay and not self.by_features
 
     @property
     def balanced(self) -> str:
@@ -280,6 +336,11 @@ class LinearPlan:
     def program(self) -> VectorProgram:
         """What maps vectors, and its gradient, line by line."""
         return VectorProgram(self.feature_map.traced)
+
+    @property
+    def no_exponent(self) -> str:
+        """The exponent of a state of random features to which no key was added."""
+        return NO_EXPONENT
 
     @property
     def headroom(self) -> int:

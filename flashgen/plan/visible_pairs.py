@@ -33,6 +33,9 @@ from flashgen.symbols import (
 #: What is counted one by one where the bounds depend on it, and how many there are.
 _COUNTED = {Q_IDX: Q_LEN, H: Q_HEADS, B: BATCH}
 
+#: With more extremes of rows sympy does not simplify minima and maxima, which takes it seconds.
+MAX_COMPARED = 4
+
 
 @dataclass(frozen=True)
 class VisiblePairs:
@@ -93,10 +96,21 @@ def _number(interval: Interval, begin: Any, end: Any, exact: bool) -> Any:
 
 def of_one_row(expr: Any) -> Any:
     """A bound of a tile for a tile of one query."""
-    alone = sympy.sympify(expr).replace(
-        lambda e: isinstance(e, RowMin | RowMax), lambda e: e.args[0]
-    )
-    return alone.xreplace({Q_FIRST: Q_IDX, Q_LAST: Q_IDX})
+    expr = sympy.sympify(expr)
+    compared = len(expr.atoms(RowMin, RowMax)) <= MAX_COMPARED
+
+    def visit(part: Any) -> Any:
+        if isinstance(part, RowMin | RowMax):
+            return visit(part.args[0])
+        if not part.args:
+            return Q_IDX if part in (Q_FIRST, Q_LAST) else part
+        args = [visit(arg) for arg in part.args]
+        if isinstance(part, sympy.Min | sympy.Max) and not compared:
+            distinct = list(dict.fromkeys(args))
+            return part.func(*distinct, evaluate=False) if len(distinct) > 1 else distinct[0]
+        return part if tuple(args) == part.args else part.func(*args)
+
+    return visit(expr)
 
 
 def loosened(expr: Any, most: Any, known: set[str]) -> Any:

@@ -4,12 +4,13 @@ from flashgen.symbolic.bounds import TileBounds, derive_bounds, derive_q_bounds
 from flashgen.symbolic.gathers import with_row_tables
 from flashgen.symbolic.intervals import Interval
 from flashgen.symbolic.printer import torch_source, triton_source
-from flashgen.symbolic.tables import RowTable
+from flashgen.symbolic.tables import RangeTable, RowTable
 from flashgen.symbolic.trace import Predicate, trace
 
 __all__ = [
     "Interval",
     "Predicate",
+    "RangeTable",
     "RowTable",
     "TileBounds",
     "derive_bounds",

@@ -109,11 +109,14 @@ def _of_quotient(t: Affine, factor: Any, quotient: Any, declarations: Declaratio
 def _of_element(
     term: Any, declarations: Declarations, inside: Callable[[Any], bool], hidden: Places
 ) -> list[Affine]:
-    """The axioms of an element of a row table or of a tensor of conditions."""
+    """The axioms of an element of a row or range table or of a tensor of conditions."""
     tensor, *_, index = term.args
     t = symbol(term)
     if declarations.is_condition(tensor):
         return [-t + 1]
+    if tensor in declarations.ranges:
+        most = declarations.ranges[tensor].most
+        return [] if most is None else [limit - t for limit in _linear(most)]
     if tensor not in declarations.tables:
         return []
     table = declarations.tables[tensor]

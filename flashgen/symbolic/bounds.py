@@ -26,6 +26,7 @@ from flashgen.symbolic.affine import eliminate
 from flashgen.symbolic.blocks import block_table
 from flashgen.symbolic.context import Context, within
 from flashgen.symbolic.contiguous import seen_without_gaps
+from flashgen.symbolic.equal_terms import solvable
 from flashgen.symbolic.gathers import rewritten
 from flashgen.symbolic.intervals import (
     Interval,
@@ -36,10 +37,11 @@ from flashgen.symbolic.intervals import (
     sorted_by_begin,
     with_proofs,
 )
+from flashgen.symbolic.key_ranges import certain, holds_range, key_ranges
 from flashgen.symbolic.logic import Conjunction, conjunctions, independent
 from flashgen.symbolic.printer import plain_source
 from flashgen.symbolic.projection import seen_by_every_row, seen_by_some_row
-from flashgen.symbolic.tables import RowTable
+from flashgen.symbolic.tables import RangeTable, RowTable
 from flashgen.symbolic.tile_balance import longest_end
 from flashgen.symbolic.trace import KEYS_OF_ROWS, ROWS_OF_KEYS, Orientation, Predicate
 from flashgen.symbols import Load
@@ -66,6 +68,7 @@ class TileBounds:
             ``"last"`` or, if neither always has it, ``"even"``.
         sorted: the begins of the intervals, in their order, provably ascend.
         tables: the row tables that the intervals read.
+        ranges: the range tables that they read.
     """
 
     intervals: tuple[Interval, ...]
@@ -75,30 +78,40 @@ class TileBounds:
     longest_first: str
     sorted: bool
     tables: tuple[RowTable, ...] = ()
+    ranges: tuple[RangeTable, ...] = ()
 
 
 @lru_cache(maxsize=1024)  # a build asks for the same ones at several steps, of every spec
-def derive_bounds(predicate: Predicate, max_intervals: int = MAX_INTERVALS) -> TileBounds:
+def derive_bounds(
+    predicate: Predicate, max_intervals: int = MAX_INTERVALS, *, ranges: bool = False
+) -> TileBounds:
     """The keys that a tile of rows visits, with lengths and parameters as symbols.
 
-    The bounds are in terms of q_first and q_last, within [0, kv_len].
+    The bounds are in terms of q_first and q_last, within [0, kv_len]. With ``ranges`` they read
+    range tables, where the mask has conditions on keys alone.
     """
-    return _derive(predicate, KEYS_OF_ROWS, max_intervals)
+    return _derive(predicate, KEYS_OF_ROWS, max_intervals, ranges)
 
 
 @lru_cache(maxsize=1024)  # a build asks for the same ones at several steps, of every spec
-def derive_q_bounds(predicate: Predicate, max_intervals: int = MAX_INTERVALS) -> TileBounds:
+def derive_q_bounds(
+    predicate: Predicate, max_intervals: int = MAX_INTERVALS, *, ranges: bool = False
+) -> TileBounds:
     """The rows that visit a tile of keys: `derive_bounds` with rows and keys exchanged.
 
     In terms of kv_first and kv_last, within [0, q_len]. `rows_can_be_empty` then tells whether some
     key may be hidden from all rows. The predicate is the user's own, without row tables.
     """
-    return _derive(predicate, ROWS_OF_KEYS, max_intervals)
+    return _derive(predicate, ROWS_OF_KEYS, max_intervals, ranges)
 
 
-def _derive(predicate: Predicate, orientation: Orientation, max_intervals: int) -> TileBounds:
-    read_by_table, origins = rewritten(predicate, orientation)
-    context = Context(read_by_table, orientation, origins)
+def _derive(
+    predicate: Predicate, orientation: Orientation, max_intervals: int, ranges: bool
+) -> TileBounds:
+    terms = solvable(predicate.expr, orientation.tile, orientation.solved)
+    read_by_table, origins = rewritten(replace(predicate, expr=terms), orientation)
+    of_keys, tables = key_ranges(read_by_table, orientation) if ranges else ({}, [])
+    context = Context(read_by_table, orientation, origins, of_keys, tuple(tables))
     cases = [
         replace(case, atoms=case.atoms + context.ranges(case.atoms))
         for case in conjunctions(context.predicate.expr, context.element, context.read)
@@ -132,6 +145,7 @@ def _derive(predicate: Predicate, orientation: Orientation, max_intervals: int) 
         longest_first=longest_end(intervals, orientation, context.declarations),
         sorted=all(at_least(b.begin, a.begin, tile) for a, b in pairwise(intervals)),
         tables=tuple(table for table in context.predicate.tables if table.sym in read),
+        ranges=tuple(table for table in tables if table.sym in read),
     )
 
 
@@ -147,12 +161,12 @@ def _interval(case: Conjunction, context: Context) -> tuple[Interval | None, lis
             f"{len(condition.args)} conditions on a tile are too many to ask, and left out"
         )
         condition = sympy.true
-    if case.opaque:
-        diagnostics += [_why_opaque(part, context) for part in case.opaque]
+    diagnostics += [_why_opaque(part, context) for part in case.opaque]
+    if not all(holds_range(case.atoms, part, context) for part in case.opaque):
         return Interval(begin, end, begin, begin, condition), diagnostics
     if loosened or not (exact or seen_without_gaps(case.atoms, context)):
         diagnostics.append(_why_too_wide(case, context))
-    every_row = seen_by_every_row(case.atoms, context)
+    every_row = seen_by_every_row((certain(x, context.key_ranges) for x in case.atoms), context)
     full_begin, full_end, full_condition = solve(every_row, context.tile, context.orientation)
     if full_condition.has(sympy.Piecewise) or _too_many(full_condition):
         full_end = full_begin  # sympy would take a condition's choices apart
@@ -216,6 +230,8 @@ def _why_opaque(part: Any, context: Context) -> str:
     if not elements:
         return f"not affine in q_idx and kv_idx: {shown}"
     names = ", ".join(dict.fromkeys(str(element.args[0]) for element in elements))
+    if part in context.key_ranges:
+        return f"all between the first and the last that {names} shows are visited: {shown}"
     if block_table(part, context.declarations):
         return f"the tiles to visit are listed once a call, by the blocks of {names}: {shown}"
     if _could_be_sorted(part, context):

@@ -17,6 +17,7 @@ from flashgen.symbolic.declarations import Declarations
 from flashgen.symbolic.entailment import Axioms, Facts
 from flashgen.symbolic.inequalities import Reader
 from flashgen.symbolic.intervals import at_least
+from flashgen.symbolic.tables import Ranges, RangeTable
 from flashgen.symbolic.trace import Orientation, Predicate
 from flashgen.symbols import KV_LEN, Q_LEN, B, H, Load, RowMax, RowMin
 
@@ -30,16 +31,20 @@ class Context:
 
     Attributes:
         origins: the user's own comparison for each rewritten one.
+        key_ranges: of conditions on the solved position alone the ends of what they show.
+        range_tables: the tables that these ends are elements of.
     """
 
     predicate: Predicate
     orientation: Orientation
     origins: Mapping[Any, Any] = field(default_factory=dict)
+    key_ranges: Ranges = field(default_factory=dict)
+    range_tables: tuple[RangeTable, ...] = ()
 
     @cached_property
     def declarations(self) -> Declarations:
         """The declarations of the predicate's parameters."""
-        return Declarations.of(self.predicate.params, self.predicate.tables)
+        return Declarations.of(self.predicate.params, self.predicate.tables, self.range_tables)
 
     @cached_property
     def axioms(self) -> Axioms:
@@ -54,7 +59,7 @@ class Context:
     @cached_property
     def read(self) -> Reader:
         """Reads comparisons."""
-        return Reader(self.orientation, self.declarations)
+        return Reader(self.orientation, self.declarations, self.key_ranges)
 
     @cached_property
     def scalars(self) -> Facts:

@@ -10,7 +10,7 @@ import sympy
 
 from flashgen.declared import Param
 from flashgen.params import Int, Tensor
-from flashgen.symbolic.tables import RowTable, last_size
+from flashgen.symbolic.tables import RangeTable, RowTable, last_size
 from flashgen.symbolic.trace import is_of_tile
 from flashgen.symbols import FloorDiv, Load
 from flashgen.tracing.signs import LEAST, at_least
@@ -24,28 +24,37 @@ class Declarations:
         least: the least value of each symbol that has one.
         tensors: the declared tensor of each tensor symbol.
         tables: the row table of each row table symbol.
+        ranges: the range table of each range table symbol.
     """
 
     least: Mapping[Any, int] = field(default_factory=dict)
     tensors: Mapping[Any, Tensor] = field(default_factory=dict)
     tables: Mapping[Any, RowTable] = field(default_factory=dict)
+    ranges: Mapping[Any, RangeTable] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, params: Iterable[Param], tables: Iterable[RowTable] = ()) -> Declarations:
+    def of(
+        cls,
+        params: Iterable[Param],
+        tables: Iterable[RowTable] = (),
+        ranges: Iterable[RangeTable] = (),
+    ) -> Declarations:
         """From declarations; lengths are positive, indices are not negative."""
         params = tuple(params)
         least = {**LEAST, **{param.sym: param.min for param in params if isinstance(param, Int)}}
         tensors = {param.sym: param for param in params if isinstance(param, Tensor)}
-        return cls(least, tensors, {table.sym: table for table in tables})
+        by_symbol = {table.sym: table for table in tables}
+        return cls(least, tensors, by_symbol, {table.sym: table for table in ranges})
 
     def at_least(self, expr: Any, bound: int) -> bool:
         """Whether ``expr >= bound``, for a bound of 0 or 1, by its form alone. False: unknown."""
         return at_least(expr, bound, self.least, self._counts)
 
     def _counts(self, expr: Any) -> bool:
-        """Whether an element belongs to a row table or to a tensor of conditions."""
+        """Whether an element belongs to a row or range table or to a tensor of conditions."""
         tensor = expr.args[0]
-        return tensor in self.tables or self.is_condition(tensor)
+        made = tensor in self.tables or tensor in self.ranges
+        return made or self.is_condition(tensor)
 
     def is_condition(self, tensor: Any) -> bool:
         """Whether a symbol stands for a tensor of 0 and 1."""

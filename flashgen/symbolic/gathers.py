@@ -27,7 +27,8 @@ from flashgen.symbolic.tables import RowTable
 from flashgen.symbolic.trace import KEYS_OF_ROWS, Orientation, Predicate, is_of_tile
 from flashgen.symbols import Load
 
-_SWAPPED = {
+#: What a comparison becomes with its sides exchanged.
+SWAPPED = {
     sympy.Eq: sympy.Eq, sympy.Ne: sympy.Ne,
     sympy.Ge: sympy.Le, sympy.Le: sympy.Ge, sympy.Gt: sympy.Lt, sympy.Lt: sympy.Gt,
 }  # fmt: skip
@@ -82,7 +83,7 @@ def rewritten(predicate: Predicate, orientation: Orientation) -> tuple[Predicate
             return expr
         for relation, key, value in (
             (expr.func, expr.lhs, expr.rhs),
-            (_SWAPPED[expr.func], expr.rhs, expr.lhs),
+            (SWAPPED[expr.func], expr.rhs, expr.lhs),
         ):
             if _is_lookup(key, value, orientation, tensors):
                 keys, values = tensors[key.args[0]], tensors[value.args[0]]

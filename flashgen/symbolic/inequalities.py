@@ -10,12 +10,13 @@ A comparison is ``e >= 0`` for some integer expression e. Its parts that are not
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import sympy
 
-from flashgen.symbolic.affine import Affine, summands
+from flashgen.symbolic.affine import Affine, summands, symbol
 from flashgen.symbolic.declarations import Declarations
 from flashgen.symbolic.logic import Conjunction, distribute, negation_normal_form
 from flashgen.symbolic.quotients import floor_div, without_remainders
@@ -35,15 +36,21 @@ class Reader:
     """Reads comparisons for one `Orientation`, given the declarations.
 
     Attributes:
+        ranges: the first key and the end of those that a condition on keys alone may show.
         sources: for each inequality read so far, the first comparison that it came from.
     """
 
     orientation: Orientation
     declarations: Declarations
+    ranges: Mapping[Any, tuple[Any, ...]] = field(default_factory=dict)
     sources: dict[Affine, Any] = field(default_factory=dict)
 
     def __call__(self, relation: Any) -> list[Conjunction]:
         """The ways to satisfy a comparison: ``a > b`` is ``a - b - 1 >= 0``, ``a != b`` two."""
+        if relation in self.ranges:
+            within = of_range(self.ranges[relation], self.orientation)
+            self.sources.update(dict.fromkeys(within, relation))
+            return [Conjunction(within, (relation,))]
         difference = without_remainders(relation.lhs) - without_remainders(relation.rhs)
         if not difference.is_integer:
             return [self._unread(relation)]
@@ -181,6 +188,13 @@ class Reader:
                 else:
                     coefficients[term] = coefficients.get(term, 0) + int(number)
         return [Conjunction((Affine.of(coefficients, const).tightened(),))]
+
+
+def of_range(ends: tuple[Any, ...], orientation: Orientation) -> tuple[Affine, Affine]:
+    """The solved position is at or after the first end and before the second."""
+    begin, end = map(symbol, ends[:2])
+    position = symbol(orientation.solved)
+    return position - begin, end - position - 1
 
 
 def _all_hold(choice: Any, sign: int | None) -> bool:

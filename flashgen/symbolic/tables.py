@@ -73,6 +73,57 @@ class RowTable:
         return self.keys.name == self.values.name
 
 
+#: The least and the greatest int32.
+LEAST, MOST = -(2**31), 2**31 - 1
+
+
+@dataclass(frozen=True)
+class RangeTable:
+    """An int32 tensor of the leading dimensions of a tensor, and 4: which keys are shown.
+
+    A key is shown if its element of ``keys`` lies between two numbers. The elements of the last
+    dimension are the first such key, the end of the last one, and the begin and end of a run of
+    such keys: of the two at the range's ends, the longer one. If no key is shown, the ends are 0
+    and the begins the number of keys.
+
+    Attributes:
+        name: the name of its variable, which no parameter has.
+        keys: the tensor, whose last dimension counts keys.
+        low, high: the least and the greatest element of a key that is shown.
+        but: whether those are shown instead whose elements do not lie between them.
+    """
+
+    name: str
+    keys: Tensor
+    low: int
+    high: int
+    but: bool
+
+    @property
+    def sym(self) -> Any:
+        """The symbol that stands for the table in a `Load`."""
+        return sympy.Symbol(self.name, integer=True)
+
+    @property
+    def values(self) -> Tensor:
+        """The tensor, whose number of dimensions the table has."""
+        return self.keys
+
+    @property
+    def tensors(self) -> tuple[Tensor]:
+        """The declared tensor that it is made from."""
+        return (self.keys,)
+
+    @property
+    def most(self) -> Any | None:
+        """The greatest possible element, as a sympy expression; None if unknown."""
+        return last_size(self.keys)
+
+
+#: Each condition on a position alone with the elements of its range table.
+Ranges = dict[Any, tuple[Any, Any, Any, Any]]
+
+
 def last_size(tensor: Tensor) -> Any | None:
     """The size of the last dimension as a sympy expression, None for any size."""
     size = tensor.dims[-1]

@@ -14,9 +14,10 @@ from sympy.core.relational import Relational
 from flashgen.declared import Param
 from flashgen.masks import Mask
 from flashgen.symbolic.affine import linearise
+from flashgen.symbolic.equal_terms import simplified
 from flashgen.symbolic.logic import negation_normal_form
 from flashgen.symbolic.tables import RowTable
-from flashgen.symbols import KV_FIRST, KV_IDX, KV_LAST, KV_LEN, Q_FIRST, Q_IDX, Q_LAST, Q_LEN, Load
+from flashgen.symbols import KV_FIRST, KV_IDX, KV_LAST, KV_LEN, Q_FIRST, Q_IDX, Q_LAST, Q_LEN
 
 POSITIONS = frozenset((Q_IDX, KV_IDX))
 
@@ -52,36 +53,8 @@ def trace(mask: Mask) -> Predicate:
     Raises:
         MaskError: the function fails on symbols or does not return a boolean.
     """
-    expr = _arranged(negation_normal_form(mask.traced.sym))
+    expr = _arranged(simplified(negation_normal_form(mask.traced.sym)))
     return Predicate(expr, mask.params, mask.equal_lengths, mask.label)
-
-
-def _with_equals(parts: tuple[Any, ...]) -> list[Any]:
-    """Parts of a conjunction; one of two elements that a part says are equal stands for both.
-
-    Comparisons become affine by it: given ``ids[q] == ids[kv]``, ``q - start[ids[q]] >= kv -
-    start[ids[kv]]`` becomes ``q >= kv``.
-    """
-    equal = [
-        part
-        for part in parts
-        if isinstance(part, sympy.Eq) and all(isinstance(side, Load) for side in part.args)
-    ]
-    found = []
-    for part in parts:
-        is_other = isinstance(part, Relational) and part not in equal
-        if is_other and not _is_affine(part.lhs - part.rhs):
-            for one, other in (pair.args for pair in equal):
-                difference = (part.lhs - part.rhs).xreplace({one: other})
-                if _is_affine(difference):
-                    part = part.func(difference, 0, evaluate=False)
-                    break
-        found.append(part)
-    return found
-
-
-def _is_affine(expr: Any) -> bool:
-    return linearise(expr, POSITIONS) is not None
 
 
 def _arranged(expr: Any) -> Any:
@@ -91,7 +64,7 @@ def _arranged(expr: Any) -> Any:
     operation an element. Strictness stays as the user wrote it.
     """
     if isinstance(expr, sympy.And):
-        return sympy.And(*map(_arranged, _with_equals(expr.args)))
+        return sympy.And(*map(_arranged, expr.args))
     if isinstance(expr, sympy.Or):
         return sympy.Or(*map(_arranged, expr.args))
     if not isinstance(expr, Relational):

@@ -87,6 +87,15 @@ def test_every_candidate_needs_exactly_what_is_predicted(name: str, config: Kern
     check_backward_usage(shipped(name), config)
 
 
+@pytest.mark.parametrize("dim", some((64, 256), every=2))
+def test_extremes_of_a_tile_take_no_shared_memory(dim: int) -> None:
+    """Each warp holds all positions of the tile that they are extremes over."""
+    names = of(AttentionSpec(dim, mask=VOCABULARY["document_unsorted"].mask))
+    assert names.backward.q_tiles.reduce_rows
+    for config in split_space(names).candidates:
+        check_backward_usage(names, config)
+
+
 #: Bytes of a thread's numbers that may have no room in registers. A few rest between tiles, or are
 #: read once a tile; what spills from a loop's products takes hundreds.
 FEW = 256

@@ -9,6 +9,8 @@ from flashgen import (
     AttentionSpec,
     Tensor,
     causal,
+    chunked,
+    document,
     elu_plus_one,
     exp2,
     favor,
@@ -71,6 +73,18 @@ SPECS = {
     "features_float32_d64": AttentionSpec(
         64, "float32", mask=causal(), normaliser=linear(relu(), decay=of_features(64))
     ),
+    "documents_d128": AttentionSpec(
+        128, mask=document() & causal(), normaliser=linear(elu_plus_one())
+    ),
+    "documents_favor_d128": AttentionSpec(
+        128, mask=document() & causal(), normaliser=linear(favor(256), decay=DECAY)
+    ),
+    "documents_float32_d64": AttentionSpec(
+        64, "float32", mask=document() & causal(), normaliser=linear(elu_plus_one(), decay=DECAY)
+    ),
+    "chunks_unequal": AttentionSpec(
+        (40, 24), mask=chunked(512) & causal(), normaliser=linear(relu())
+    ),
     "float32_d128": AttentionSpec(128, "float32", mask=causal(), normaliser=linear(elu_plus_one())),
 }
 PLANS = {name: lower(spec, name) for name, spec in SPECS.items()}
@@ -126,7 +140,8 @@ def test_tiles_of_64_rows_need_exactly_what_is_predicted(name: str) -> None:
 
 @AS_PTXAS_12_8_DOES
 @pytest.mark.parametrize(
-    "name", ["elu_d128", "plain_d128", "decays_d128", "favor_d128", "features_d128"]
+    "name",
+    ["elu_d128", "plain_d128", "decays_d128", "documents_d128", "favor_d128", "features_d128"],
 )
 def test_they_do_not_spill(name: str) -> None:
     plan = PLANS[name]

@@ -31,7 +31,7 @@ WINDOW = AttentionSpec(
     128,
     mask=sliding_window(Int("left", 1000), 0),
     align="bottom_right",
-    forms=("dense", "varlen"),
+    forms=("dense", "varlen", "cache"),
 )
 
 
@@ -45,8 +45,14 @@ BESIDE = {
     "_list_both_tiles": ({"HAS_KV_LENS": True, "SLOTS": 8, "CHUNK": 64}, 1, 128),
     "_padded_rows": ({"HAS_GRAD_LSE": True, "DIVIDED": True, "SLOTS": 8, "CHUNK": 128}, 4, 72),
     "_place_packed_sums": ({}, 4, 96),
+    "_list_cache_tiles": (
+        {"PACKED": True, "PLACED": True, "BLOCK": 48, "SLOTS": 8, "CHUNK": 64, "SPAN": 1024},
+        1,
+        128,
+    ),
+    "_merge_cache_splits": ({"BLOCK": 48, "ROWS": 16}, 4, 144),
 }
-LISTS = ("slots", "tiles", "pieces", "cu_seqlens", "kv_lens")
+LISTS = ("places", "slots", "tiles", "pieces", "cu_seqlens", "kv_lens")
 
 
 @pytest.mark.parametrize("name", BESIDE)
@@ -55,7 +61,7 @@ def test_beside_the_gluon_kernels(name: str) -> None:
     module = rendered_module(WINDOW, name="window_d128", hopper=True)
     kernel, (constants, warps, registers) = getattr(module, name), BESIDE[name]
     sizes = {"ROWS": 128, "BLOCK_M": 64, "BLOCK_N": 128}
-    constants |= {x: size for x, size in sizes.items() if x in kernel.arg_names}
+    constants = {x: size for x, size in sizes.items() if x in kernel.arg_names} | constants
 
     def type_of(argument: str) -> str:
         if argument in constants:
@@ -64,7 +70,7 @@ def test_beside_the_gluon_kernels(name: str) -> None:
             return "fp32" if argument == "scale" else "i32"
         if argument.removesuffix("_ptr").startswith(LISTS):
             return "*i32"
-        return "*fp32" if argument.startswith(("rows", "sums", "parts", "lse")) else "*bf16"
+        return "*fp32" if argument.startswith(("rows", "sums", "parts", "lse", "outs")) else "*bf16"
 
     signature = {argument: type_of(argument) for argument in kernel.arg_names}
     aligned = {
@@ -91,6 +97,11 @@ def test_forward_of_a_cache(head_dim: int, page_size: int, packed: int) -> None:
     dense = compile_hopper(plan, config, packed)
     cached = compile_hopper_cached(plan, config, page_size, packed)
     _hold(dense, cached, SPILLED[head_dim] + 16)
+    # Of keys in parts the output needs no shared memory; where there are more spills, they rest
+    # there from one tile of queries to the next.
+    parts = compile_hopper_cached(plan, config, page_size, packed, split=True)
+    assert parts.shared <= cached.shared and not parts.warnings
+    assert parts.spilled <= cached.spilled + 16
 
 
 @pytest.mark.parametrize("head_dim", [128, 80])

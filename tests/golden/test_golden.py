@@ -24,6 +24,8 @@ from flashgen import (
     alibi,
     block_sparse,
     causal,
+    chunked,
+    document,
     elu_plus_one,
     exp2,
     favor,
@@ -107,6 +109,19 @@ LINEAR_MODULES = {
         64,
         mask=causal(),
         normaliser=linear(elu_plus_one(), decay=lambda h: -exp2(-4.0 - h), normalise=False),
+    ),
+    "linear_documents": AttentionSpec(
+        64,
+        mask=document() & causal(),
+        normaliser=linear(
+            elu_plus_one(), decay=Tensor("log_decay", ("batch", "num_kv_heads", "kv_len"))
+        ),
+    ),
+    "linear_chunks": AttentionSpec(
+        40,
+        "float32",
+        mask=chunked(Int("chunk", 512, min=1)) & causal(),
+        normaliser=linear(identity(), normalise=False),
     ),
     "linear_favor": AttentionSpec(64, mask=causal(), normaliser=linear(favor(256))),
     "linear_pieces": AttentionSpec(

@@ -101,6 +101,32 @@ def test_a_parameter_of_the_call(flashgen, project):
     assert status == 0 and "  left: 3" in lines
 
 
+RANKS = """\
+from flashgen import AttentionSpec, causal, document
+
+spec = AttentionSpec(64, mask=document() & causal(), targets=("sm_90",), forms=("dense", "mesh"))
+"""
+
+
+def test_ranks_over_a_mesh(flashgen, project):
+    """Of documents of a thousand tokens, each rank gets those of one document at most."""
+    (project / "specs" / "ranks.py").write_text(RANKS)
+    asked = "specs/ranks.py", "--ranks", "8", "--q-len", "8192"
+    status, lines = flashgen("explain", *asked, "--json", "a.json")
+    assert status == 0
+    assert lines[0] == "ranks on 8 ranks"
+    assert "document_ids: ids of documents of 1000 tokens" in lines
+    assert "8,192 queries and 8,192 keys on 8 ranks" in lines
+    document = json.loads((project / "a.json").read_text())
+    [account] = document["accounts"]
+    assert document["form"] == "mesh" and account["ranks"] == 8
+    assert account["queries"] == [1024] * 8
+    assert sum(account["pairs"]) == 8 * 500500 + 192 * 193 // 2
+    assert account["received"][0] == 0 and max(account["received"]) < 1000
+    assert set(account["costs"]) == {"all-to-all", "ulysses", "all-gather", "ring"}
+    assert account["picture"][-1].endswith("7") and account["picture"][0].startswith("0")
+
+
 @pytest.mark.parametrize(
     ("arguments", "answer"),
     [
@@ -160,6 +186,31 @@ def test_a_parameter_of_the_call(flashgen, project):
                 f"error: {option}=-: only --json writes to stdout; name a file",
             )
             for option in ("--html", "--svg", "--png")
+        ),
+        (
+            ["specs/tiny.py", "--ranks", "0"],
+            "error: --ranks=0: not a number of ranks; write 1 to 4096",
+        ),
+        (
+            ["specs/tiny.py", "--ranks", "2", "--strategy", "tree"],
+            "error: --strategy=tree: unknown; write one of all-to-all, ulysses, all-gather, ring",
+        ),
+        (
+            ["specs/tiny.py", "--ranks", "3", "--q-len", "64", "--strategy", "ulysses"],
+            "error: specs/tiny.py: tiny: strategy: 'ulysses' cannot compute this call: 32 heads of "
+            "queries are no multiple of 3 ranks",
+        ),
+        (
+            ["specs/tiny.py", "--ranks", "2", "--q-len", "64", "--kv-len", "65"],
+            "error: --kv-len=65: a mesh has as many keys as queries; leave it out",
+        ),
+        (
+            ["specs/tiny.py", "--ranks", "2", "--svg", "x.svg"],
+            "error: --svg=x.svg: --ranks has no such file; leave it out",
+        ),
+        (
+            ["specs/tiny.py", "--strategy", "ring"],
+            "error: --strategy=ring: is for --ranks; leave it out",
         ),
         (
             ["specs/tiny.py", "--q-len", "100000000"],

@@ -326,8 +326,12 @@ def test_a_module_may_have_all_forms() -> None:
     torch.testing.assert_close(of_cache, packed)
 
 
-def test_repeated_launches_of_many_queries(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("num_splits", [1, 3])
+def test_repeated_launches_of_many_queries(
+    num_splits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """They pass what ordinary ones pass: of other tensors, another scale, and other slopes."""
+    merged = () if num_splits == 1 else ("_merge_cache_splits",)
     gpu = fake_gpu(monkeypatch)
     spec = AttentionSpec(
         64, "float16", mask=SPEC.mask, score=SPEC.score, forms=FORMS
@@ -342,14 +346,13 @@ def test_repeated_launches_of_many_queries(monkeypatch: pytest.MonkeyPatch) -> N
         given["out"] = torch.empty_like(given["q"])
         before = len(gpu.calls)
         with torch.no_grad():
-            module.cache_attention(**given, scale=scale)
+            module.cache_attention(**given, num_splits=num_splits, scale=scale)
         names = {x.data_ptr(): n for n, x in given.items() if isinstance(x, torch.Tensor)}
         return _named(tuple(gpu.calls[before:]), names), given
 
     first, kept_alive = noted(0.5)
     assert [x[4] for x in first] == [
-        f"function {name}"
-        for name in ("_list_cache_tiles", "_attention_hopper_cached", "_fill_without_keys")
+        f"function {name}" for name in ("_list_cache_tiles", "_attention_hopper_cached", *merged)
     ]
     assert len(module._LAUNCHES) == 1
     repeated, others = noted(0.25)

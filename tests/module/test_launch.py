@@ -15,6 +15,7 @@ from support.cases import LAYOUTS, Case
 from support.contract import native_inputs
 from support.fake_gpu import FakeGpu, fake_gpu, is_address, module_on
 from support.variants import shipped_specs
+from support.vocabulary import VOCABULARY
 
 SPECS = {
     name: shipped_specs()[name]
@@ -34,13 +35,19 @@ SPECS["listed"] = AttentionSpec(
 SPECS["constant"] = AttentionSpec(
     64, mask=causal(), score=alibi(Constant("slopes", [0.5, 0.25], dims=("num_q_heads",)))
 )
+SPECS["padded"] = VOCABULARY["padded"].spec("bfloat16", 64)  # a range table
 SIZED = AttentionSpec(
     64, mask=block_sparse(Constant("layout", [[True, False], [True, True]]), Int("size", min=1))
 )
 CASE = Case(100, 100, batch=2, q_heads=2, kv_heads=2)
 
-#: Which launch a kernel before that of attention: one that lists tiles of keys, or of queries.
-SEVERAL = {(name, form) for name in ("listed", "documents_d128") for form in ("hopper", "portable")}
+#: Which launch a kernel before that of attention: one that lists tiles of keys, or of queries, or
+#: finds which keys are shown.
+SEVERAL = {
+    (name, form)
+    for name in ("listed", "documents_d128", "padded")
+    for form in ("hopper", "portable")
+}
 
 
 class Calls:

@@ -111,11 +111,11 @@ class Calls:
         with self.patch.context() as patch:
             patch.setattr(torch.Tensor, "new_empty", new_empty)
             call()
-        names: dict[int, str] = {}
+        memory: dict[str, torch.Tensor] = {}
         for name, x in [*named.items(), *((f"made {i}", x) for i, x in enumerate(made))]:
             if isinstance(x, torch.Tensor):
-                names.setdefault(x.data_ptr(), name)
-        return tuple(_named(launch, names) for launch in self.gpu.calls[before:])
+                memory.setdefault(name, x)
+        return tuple(_named(launch, memory) for launch in self.gpu.calls[before:])
 
     def anew(self, made: Callable[..., Any], *args: Any, **given: Any) -> tuple[Any, ...]:
         """What a call makes if no launch is kept."""
@@ -134,10 +134,17 @@ class Calls:
         return ordinary
 
 
-def _named(x: Any, names: dict[int, str]) -> Any:
+def _named(x: Any, memory: dict[str, torch.Tensor]) -> Any:
+    """What a launch was given, with (a tensor's name, the byte in it) for an address."""
     if isinstance(x, tuple):
-        return tuple(_named(y, names) for y in x)
-    return names.get(x, "its own") if is_address(x) and x != 2**30 else x
+        return tuple(_named(y, memory) for y in x)
+    if not is_address(x) or x == 2**30:
+        return x
+    for name, held in memory.items():
+        storage = held.untyped_storage()  # an expanded tensor has fewer bytes than elements
+        if held.data_ptr() <= x < storage.data_ptr() + storage.nbytes():
+            return name, x - held.data_ptr()
+    return "its own"
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -180,13 +187,16 @@ def test_the_backward_pass(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_deterministic_algorithms(monkeypatch: pytest.MonkeyPatch) -> None:
     """They ask for other kernels, whatever was launched before."""
-    module = Calls("gluon", monkeypatch).module
-    x = torch.zeros(4, 2, 32)
-    usual, _ = module._known_varlen_backward(("a key",), x, x, x, None)
+    calls = Calls("gluon", monkeypatch)
+    module, given = calls.module, calls.inputs()
+    q, k, v, offset = (given[name] for name in ("q", "k", "v", "cu_seqlens_q"))
+    lse = torch.zeros(q.shape[:2])
+    args = (q, k, v, offset, offset, 60, 60, None, given["rates"], q, lse, q, None)
+    usual, _ = module._known_varlen_backward(*args)
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
     module._LAUNCHES[usual] = {"tiles": None}
-    assert module._known_varlen_backward(("a key",), x, x, x, None)[1] is None
-    assert not module._runs_hopper_varlen_backward(x, x, x)
+    assert module._known_varlen_backward(*args)[1] is None
+    assert not module._runs_hopper_varlen_backward(q, k, v)
 
 
 CHANGES: dict[str, Callable[[Calls, dict[str, Any]], dict[str, Any]]] = {

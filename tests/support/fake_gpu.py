@@ -25,7 +25,7 @@ from support.variants import rendered_module
 #: The kernels that a forward pass launches, and those of packed sequences, of both passes.
 KERNELS = (
     *("_attention_hopper", "_attention_forward"),
-    *("_list_tiles", "_find_segment_tiles", "_find_rows"),
+    *("_list_tiles", "_find_segment_tiles", "_find_rows", "_find_range"),
     *("_list_and_fill", "_attention_hopper_varlen", "_list_sequence_tiles", "_varlen_forward"),
     *("_list_both_tiles", "_padded_rows", "_backward_hopper_varlen", "_place_packed_sums"),
     *("_varlen_rows", "_varlen_backward_of_keys", "_varlen_backward_of_queries"),

@@ -13,7 +13,16 @@ from flashgen import AttentionSpec, exp, feature_sum, sqrt, where
 from flashgen.feature_maps import Favor
 from flashgen.normalisers import Linear
 from support.oracle import error_and_bound
-from support.recurrence import LinearCall, decays_of, drawn_inputs, features_of, is_causal
+from support.recurrence import (
+    LinearCall,
+    decays_of,
+    drawn_ids,
+    drawn_inputs,
+    features_of,
+    is_causal,
+    run_arguments,
+    runs_in,
+)
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -51,6 +60,7 @@ def by_weights(
     scale: float | None = None,
     rounded: torch.dtype | None = None,
     decay: torch.Tensor | None = None,
+    ids: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The output by its definition, with features in ``rounded`` if given."""
     normaliser = spec.normaliser
@@ -68,8 +78,14 @@ def by_weights(
         hidden = torch.ones_like(weights, dtype=torch.bool).triu(1)
         between = (log[..., :, None] - log[..., None, :]).masked_fill(hidden, -torch.inf)
         weights = weights * torch.exp(between).to(weights.dtype)
+    if ids is not None:
+        seen = ids[:, :, None] == ids[:, None]
+        weights = weights * (seen & (ids != -1)[:, None] if runs_in(spec).padded else seen)[:, None]
     acc = weights @ v.repeat_interleave(group, 1)
-    return acc / weights.sum(-1, keepdim=True) if normaliser.normalise else scale * acc
+    if not normaliser.normalise:
+        return scale * acc
+    sums = weights.sum(-1, keepdim=True)
+    return acc / (sums if ids is None else sums.masked_fill(sums == 0.0, 1.0))
 
 
 def _features(
@@ -94,12 +110,13 @@ def check_vectors(module: ModuleType, spec: AttentionSpec, call: VectorCall) -> 
     drawn = (module.draw_features(1),) if spec.normaliser.feature_map.random else ()
     leaves = [x.detach().requires_grad_() for x in tensors]
     options: dict[str, Any] = {} if call.scale is None else {"scale": call.scale}
+    options |= run_arguments(spec, call)
     options |= {"decay": leaves[3]} if decay else {}
     out = module.attention(*leaves[:3], *drawn, **options)
     grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(dtype)
     mine = (out, *torch.autograd.grad(out, leaves, grad))
     exact, rough = (
-        _with_gradients(spec, tensors, drawn, call.scale, grad, *types)
+        _with_gradients(spec, tensors, drawn, call, grad, *types)
         for types in ((torch.float64, None), (torch.float32, dtype))
     )
     names = ("out", "dq", "dk", "dv", *["gradient of decays"] * len(decay))
@@ -115,14 +132,15 @@ def _with_gradients(
     spec: AttentionSpec,
     tensors: Tensors,
     drawn: Tensors,
-    scale: float | None,
+    call: VectorCall,
     grad: torch.Tensor,
     dtype: torch.dtype,
     rounded: torch.dtype | None,
 ) -> Tensors:
     leaves = [x.detach().to(dtype).requires_grad_() for x in tensors]
     matrix = drawn[0].to(dtype) if drawn else None
-    out = by_weights(spec, *leaves[:3], matrix, scale, rounded, *leaves[3:])
+    ids, decay = drawn_ids(spec, call), leaves[3] if len(leaves) > 3 else None
+    out = by_weights(spec, *leaves[:3], matrix, call.scale, rounded, decay, ids)
     grads = torch.autograd.grad(out, leaves, grad.to(dtype))
     found = (out, *grads)
     return found if rounded is None else (*(x.to(rounded) for x in found[:4]), *found[4:])

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, settings
 
 from flashgen import Mask
 from flashgen.symbolic import (
+    RangeTable,
     RowTable,
     TileBounds,
     derive_bounds,
@@ -85,6 +86,25 @@ def row_table(table: RowTable, values: Mapping[str, Any]) -> Elements:
     return Elements(looked_up(values[table.keys.name].rows, values[table.values.name].rows))
 
 
+def range_table(table: RangeTable, values: Mapping[str, Any]) -> Elements:
+    """What the launcher makes: the ends of what a condition shows, and of a run of it."""
+
+    def found(row: Any) -> list[Any]:
+        if row and isinstance(row[0], list):
+            return list(map(found, row))
+        shown = [(table.low <= x <= table.high) != table.but for x in row]
+        if not any(shown):
+            return [len(row), 0, len(row), 0]
+        first, end = shown.index(True), len(row) - shown[::-1].index(True)
+        inside = shown[first:end]
+        gap = first + inside.index(False) if False in inside else end
+        last_gap = end - inside[::-1].index(False) if False in inside else first
+        run = (last_gap, end) if end - last_gap > gap - first else (first, gap)
+        return [first, end, *run]
+
+    return Elements(found(values[table.keys.name].rows))
+
+
 @dataclass(frozen=True)
 class Call:
     """One call: lengths, tile sizes, and a value for each parameter by name."""
@@ -106,8 +126,11 @@ class Call:
                 [bool(mask.mask_mod(0, 0, i, j)) for j in range(self.kv)] for i in range(self.q)
             ]
 
-    def tables(self, tables: Iterable[RowTable]) -> dict[str, Any]:
-        return {table.name: row_table(table, self.params) for table in tables}
+    def tables(
+        self, tables: Iterable[RowTable], ranges: Iterable[RangeTable] = ()
+    ) -> dict[str, Any]:
+        made = {table.name: row_table(table, self.params) for table in tables}
+        return made | {table.name: range_table(table, self.params) for table in ranges}
 
 
 @dataclass(frozen=True)
@@ -137,13 +160,14 @@ def visit(bounds: TileBounds, block: int, length: int, values: Mapping[str, Any]
     return Visit(visited, unmasked)
 
 
-def check(mask: Mask, call: Call, whole_tiles_too: bool = False) -> None:
+def check(mask: Mask, call: Call, whole_tiles_too: bool = False, ranges: bool = False) -> None:
     """Every claim of the bounds, of rows and of keys, over every tile.
 
     Args:
         mask: what is seen.
         call: the numbers.
         whole_tiles_too: also that no tile is masked for nothing.
+        ranges: with range tables.
     """
     predicate, seen = trace(mask), call.matrix(mask)
     rewritten = with_row_tables(predicate)
@@ -151,13 +175,14 @@ def check(mask: Mask, call: Call, whole_tiles_too: bool = False) -> None:
     for i, j in product(range(call.q), range(call.kv)) if rewritten.tables else ():
         said = evaluate(rewritten.expr, {**values, "q_idx": i, "kv_idx": j})
         assert said == seen[i][j], (i, j, rewritten.expr)
-    keys_of_rows = derive_bounds(predicate)
+    options = {"ranges": True} if ranges else {}
+    keys_of_rows = derive_bounds(predicate, **options)
     _check(keys_of_rows, seen, ("q", call.q, call.block_m), (call.kv, call.block_n), call)
     if whole_tiles_too:
         assert keys_of_rows.exact
         _check_whole(keys_of_rows, seen, call)
     seen_by_key = [[row[j] for row in seen] for j in range(call.kv)]
-    rows_of_keys = derive_q_bounds(predicate)
+    rows_of_keys = derive_q_bounds(predicate, **options)
     _check(rows_of_keys, seen_by_key, ("kv", call.kv, call.block_n), (call.q, call.block_m), call)
 
 
@@ -173,7 +198,8 @@ def _check(
         assert all(any(row) for row in seen), f"nothing is seen by one {name}"
     for first in range(0, count, block):
         rows = seen[first : first + block]
-        values = {**call.values, **call.tables(bounds.tables), f"{name}_first": first}
+        tables = call.tables(bounds.tables, bounds.ranges)
+        values = {**call.values, **tables, f"{name}_first": first}
         values[f"{name}_last"] = first + len(rows) - 1
         found = visit(bounds, width, length, values)
         needed = {j // width for row in rows for j in range(length) if row[j]}
@@ -188,7 +214,7 @@ def _check(
 def _check_whole(bounds: TileBounds, seen: list[list[bool]], call: Call) -> None:
     for first in range(0, call.q, call.block_m):
         rows = seen[first : first + call.block_m]
-        values = {**call.values, **call.tables(bounds.tables), "q_first": first}
+        values = {**call.values, **call.tables(bounds.tables, bounds.ranges), "q_first": first}
         values["q_last"] = first + len(rows) - 1
         found = visit(bounds, call.block_n, call.kv, values)
         for n in range(call.kv // call.block_n):

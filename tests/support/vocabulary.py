@@ -142,6 +142,23 @@ def _far_heads(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
     return (distance >= 0) & (distance < 8 * gap) & (distance % gap == 0)
 
 
+def _padding(case: Case) -> dict[str, torch.Tensor]:
+    """At either end of the keys; of the last sequence also between them."""
+    at = torch.arange(case.kv_len)
+    keep = torch.zeros(case.batch, case.kv_len, dtype=torch.bool)
+    keep[::2], keep[1::2] = at >= case.kv_len // 3, at <= case.kv_len // 2
+    keep[-1:, case.kv_len // 4 : 2 * case.kv_len // 5] = False
+    return {"keep": keep}
+
+
+_keep = Tensor("keep", ("batch", "kv_len"), "bool")
+
+
+def _padded(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    """Causal attention to the keys that a tensor shows."""
+    return (kv_idx <= q_idx + (kv_len - q_len)) & _keep[b, kv_idx]
+
+
 _minus_log_keys = Score(lambda score, b, h, q_idx, kv_idx: score - log(kv_len), "minus_log_keys")
 
 
@@ -253,7 +270,11 @@ NORMALISERS: dict[str, Entry] = {
     "sink_and_softcap": Entry(document() & causal(), softcap(5.0), softmax_off_by_one()),
 }
 
-#: Functions of users' own, with what no entry above has: a divisor that is an element.
-OTHERS = {"dilated_by_head": Entry(Mask(_far_heads, "dilated_by_head"))}
+#: Functions of users' own, with what no entry above has: a divisor that is an element, and keys
+#: that a tensor shows.
+OTHERS = {
+    "dilated_by_head": Entry(Mask(_far_heads, "dilated_by_head")),
+    "padded": Entry(Mask(_padded, "padded"), values=_padding),
+}
 
 VOCABULARY = MASKS | SCORES | NORMALISERS | OTHERS

@@ -49,6 +49,14 @@ SPECS = {
         dropout=True,
     ),
     "sigmoid": AttentionSpec(32, "float32", causal(), normaliser=sigmoid_attention(), dropout=True),
+    "part": AttentionSpec(32, "float16", causal(), dropout=True, forms=("dense", "mesh")),
+    "listed_part": AttentionSpec(
+        32,
+        "float16",
+        block_sparse(_layout, 32) & causal(),
+        dropout=True,
+        forms=("dense", "mesh"),
+    ),
     "listed": AttentionSpec(16, "float16", block_sparse(_layout, 8) & causal(), dropout=True),
 }
 
@@ -56,14 +64,21 @@ SPECS = {
 def case_of(name: str, *sizes: int, **params: Any) -> Case:
     """A case of a variant, with a layout that shows some blocks to the one that reads it.
 
+    A part begins at some head, query and key of its whole.
+
     Args:
         name: a key of `SPECS`.
         sizes: q_len, kv_len, and what else a case has of them.
         params: values of run-time parameters.
     """
     case = Case(*sizes, params=params)
-    if name == "listed":
+    if name.endswith("part"):
+        params |= {"q_offset": 48, "kv_offset": 16, "head_offset": 3}
+    if name.startswith("listed"):
         generator = torch.Generator().manual_seed(1)
-        shape = (case.batch, -(-case.q_len // 8), -(-case.kv_len // 8))
+        lengths, block = (case.q_len, case.kv_len), 8
+        if name == "listed_part":
+            lengths, block = (48 + case.q_len, 16 + case.kv_len), 32
+        shape = (case.batch, *(-(-length // block) for length in lengths))
         params["layout"] = torch.rand(shape, generator=generator) < 0.6
     return case

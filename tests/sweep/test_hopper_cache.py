@@ -10,7 +10,17 @@ from typing import Any
 import pytest
 import torch
 
-from flashgen import AttentionSpec, Int, Tensor, alibi, causal, full, sliding_window, softcap
+from flashgen import (
+    AttentionSpec,
+    Int,
+    Tensor,
+    alibi,
+    causal,
+    full,
+    sigmoid_attention,
+    sliding_window,
+    softcap,
+)
 from support.cached import CacheCall, cached, hold
 from support.gluon import interpreted
 from support.variants import rendered_module
@@ -50,8 +60,9 @@ def _module(name: str) -> ModuleType:
 
 def _check(module: ModuleType, spec: AttentionSpec, call: CacheCall) -> None:
     given = cached(call, spec, getattr(torch, spec.dtype))
+    splits = {"num_splits": call.num_splits}
     with torch.no_grad():
-        out, lse = module.cache_attention(**given.arguments, return_lse=True)
+        out, lse = module.cache_attention(**given.arguments, **splits, return_lse=True)
     hold(out, lse, given, spec, call)
 
 
@@ -69,6 +80,57 @@ def test_each_sequence_is_right(name: str, number: int) -> None:
     if call.page_size and not hasattr(_module(name), "LEAST_PAGE"):
         return
     _check(_module(name), SPECS[name], call)
+
+
+#: Parts of the keys: as many as there are tiles of them, fewer, and more for some sequences, whose
+#: parts then have none.
+@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize(("number", "num_splits"), [(0, 2), (0, 5), (1, 3), (2, 4), (3, 2)])
+def test_any_number_of_parts_is_right(name: str, number: int, num_splits: int) -> None:
+    call = replace((ROWS, SLOTS, SMALL, LARGE)[number], num_splits=num_splits)
+    if call.page_size and not hasattr(_module(name), "LEAST_PAGE"):
+        return
+    _check(_module(name), SPECS[name], call)
+
+
+def test_parts_of_weights_that_depend_on_no_other_key() -> None:
+    """The output of a sigmoid is the sum of its parts."""
+    mask = causal(align="bottom_right")
+    spec = AttentionSpec(64, mask=mask, normaliser=sigmoid_attention(), forms=FORMS)
+    module = rendered_module(spec, hopper=True, edit_source=interpreted)
+    module._launch_cache = None  # type: ignore[attr-defined]
+    _check(module, spec, replace(ROWS, num_splits=3))
+
+
+def test_parts_of_a_sequence_at_fault_are_nan() -> None:
+    """Lengths, and a page: rows that see it, by whichever part."""
+    module, spec = _module("causal_d128"), SPECS["causal_d128"]
+    arguments = cached(SMALL, spec, torch.bfloat16).arguments
+    arguments["block_table"][2, 11] = 10**6
+    arguments["block_table"][0, 1] = -7
+    arguments["kv_lens"][3] = 10**9
+    with torch.no_grad():
+        out, lse = module.cache_attention(**arguments, num_splits=3, return_lse=True)
+    right, right_lse = _right(module, arguments)
+    assert right.isnan().any() and not right.isnan().all()
+    torch.testing.assert_close(out.double(), right, rtol=2e-2, atol=2e-2, equal_nan=True)
+    torch.testing.assert_close(lse.double(), right_lse, rtol=1e-2, atol=1e-2, equal_nan=True)
+
+
+def test_how_many_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as fill the SMs: none where tiles of queries do, or where there are few keys."""
+    module = _module("causal_d128")
+    monkeypatch.setattr(module, "_num_sms", lambda device: 132)
+
+    def parts(*call: int, visits: int, num_splits: int | None = None) -> int:
+        return module._cache_tile(None, *call, visits, num_splits)[2]
+
+    assert parts(16, 16, 2, 256, visits=128) == 2  # 64 tiles
+    assert parts(32, 8, 1, 64, visits=64) > 4  # 16 tiles
+    assert parts(32, 8, 1, 64, visits=64, num_splits=3) == 3
+    assert parts(32, 8, 1, 512, visits=128) == 1  # 128 tiles
+    assert parts(32, 8, 64, 32, visits=128) == 1
+    assert parts(16, 16, 2, 256, visits=2) == 1
 
 
 def _right(module: ModuleType, arguments: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -111,33 +173,34 @@ def test_a_sequence_at_fault_is_nan_and_changes_no_other(fault: str) -> None:
     )
 
 
+@pytest.mark.parametrize("num_splits", [None, 3])
 @pytest.mark.parametrize("number", range(2))
-def test_large_scores(number: int) -> None:
+def test_large_scores(number: int, num_splits: int | None) -> None:
     """A tile of queries is handed over again once its weights have overflowed."""
     module, spec = _module("causal_d128"), SPECS["causal_d128"]
     call = (ROWS, SMALL)[number]
     given = cached(call, spec, torch.bfloat16)
     given.arguments["q"] *= 40.0
+    splits = {"num_splits": num_splits}
     with torch.no_grad():
-        out, lse = module.cache_attention(**given.arguments, return_lse=True)
+        out, lse = module.cache_attention(**given.arguments, **splits, return_lse=True)
     hold(out, lse, replace(given, q=[40.0 * x for x in given.q]), spec, call)
 
 
-def test_few_queries_pages_of_one_key_and_splits_are_for_the_other_kernel(
+def test_few_queries_and_pages_of_one_key_are_for_the_other_kernel(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     module, spec = _module("causal_d128"), SPECS["causal_d128"]
     calls = (
         replace(SMALL, page_size=1),
         CacheCall((70, 40, 33), (8, 1, 15), heads=4),
-        replace(ROWS, num_splits=1),
     )
     taken: list[Any] = []
     monkeypatch.setattr(module, "_launch_cache", lambda *given: taken.append(given))
     for call in calls:
         arguments = cached(call, spec, torch.bfloat16).arguments
         with torch.no_grad():
-            module.cache_attention(**arguments, num_splits=call.num_splits)
+            module.cache_attention(**arguments)
     assert len(taken) == len(calls)
     # Pages behind a window may be missing.
     module, spec = _module("window_d112"), SPECS["window_d112"]
@@ -166,7 +229,7 @@ MUTANTS = (
      "k_cache.transpose(1, 2).flip(1), v_cache.transpose(1, 2)", ROWS),
     ("place += _of_slot(mine, places)", "place += _of_slot(mine, b)", SLOTS),
     ("q_start += _of_slot(mine, first)", "q_start += _of_slot(mine, first * 0)", ROWS),
-    ("tiles = tl.where((keys == 0) == of_keyless,", "tiles = tl.where(of_keyless == of_keyless,",
+    ("tiles = tl.where((keys == 0) == of_keyless,", "tiles = tl.where((keys > 0) & of_keyless,",
      ROWS),
     ("first % PAGE_SIZE, COLUMN], full", "0, COLUMN], full", LARGE),
     ("first = row + i * ROWS", "first = row", SMALL),
@@ -175,16 +238,42 @@ MUTANTS = (
      replace(SMALL, kv_lens=(70, 0, 40, 201))),
     ("heads = _heads(offs_m * 0, PACKED,", "heads = _heads(offs_m * 0, 1,", ROWS),
     ("head *= PACKED", "pass", ROWS),
+    ("first_visit = split * share + min(split, more)", "first_visit = split * share",
+     replace(ROWS, num_splits=2)),
+    ("visit += _handed_over(10, place)", "pass", replace(ROWS, num_splits=2)),
+    ("rows = rows * num_splits + _split(place)", "rows = rows * num_splits",
+     replace(ROWS, num_splits=2)),
+    ("(tl.load(slots_ptr + 2) + first)", "tl.load(slots_ptr + 2)", replace(SLOTS, num_splits=2)),
 )  # fmt: skip
 
 
 @pytest.mark.parametrize(("before", "after", "call"), MUTANTS, ids=range(len(MUTANTS)))
 def test_a_fault_is_found(before: str, after: str, call: CacheCall) -> None:
+    _find(before, after, call, SPECS["causal_d128"])
+
+
+#: Faults of parts that a causal mask does not show: a window skips keys at both ends, and a part of
+#: keys that a mask does not hide is never empty but for this.
+OF_PARTS = (
+    ("first, last = first - first_visit, max(last - first_visit, 0)", "pass", "window"),
+    ('out = tl.where((lse == float("-inf"))[:, None], 0.0, out)', "pass", "full"),
+)
+
+
+@pytest.mark.parametrize(("before", "after", "mask"), OF_PARTS, ids=range(len(OF_PARTS)))
+def test_a_fault_of_parts_is_found(before: str, after: str, mask: str) -> None:
+    window = sliding_window(100, 0, align="bottom_right")
+    spec = AttentionSpec(128, mask=window if mask == "window" else full(), forms=FORMS)
+    call = CacheCall((700, 40), 200, heads=2, num_splits=2)
+    _check(rendered_module(spec, hopper=True, edit_source=interpreted), spec, call)
+    _find(before, after, call, spec)
+
+
+def _find(before: str, after: str, call: CacheCall, spec: AttentionSpec) -> None:
     def edit(source: str) -> str:
         assert before in source
         return interpreted(source.replace(before, after))
 
-    spec = SPECS["causal_d128"]
     mutant = rendered_module(spec, hopper=True, edit_source=edit)
     with pytest.raises((AssertionError, RuntimeError, IndexError)):
         _check(mutant, spec, call)

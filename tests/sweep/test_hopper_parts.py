@@ -8,7 +8,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
-from flashgen import AttentionSpec, Mask, Tensor, causal
+from flashgen import AttentionSpec, Int, Mask, Tensor, causal, sliding_window
 from support.cases import Case
 from support.contract import check_gradients
 from support.gluon import interpreted, start_over
@@ -25,6 +25,8 @@ SPECS = {
     **{name: shipped_specs()[name] for name in ("causal_d128", "causal_d64", "dropout_causal_d64")},
     # The last tiles of keys are the longest; each part has sums of its own heads' keys.
     "anticausal": AttentionSpec(64, mask=Mask(lambda b, h, q, kv: kv >= q, "what comes after")),
+    # Queries that do not reach the end.
+    "window": AttentionSpec(96, mask=sliding_window(left=Int("left", min=0), right=0)),
     "learned": AttentionSpec(
         128, mask=causal(), score=lambda s, b, h, q, kv: s + LIFTS[b, h, kv], dtype="float16"
     ),

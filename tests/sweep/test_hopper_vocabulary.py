@@ -9,10 +9,7 @@ from typing import Any
 import pytest
 
 from flashgen import AttentionSpec
-from flashgen.kernels.backward_hopper.plan import HopperBackward
 from flashgen.kernels.forward_hopper.space import why_not
-from flashgen.plan import lower
-from flashgen.plan.backward import backward_plan
 from support.cases import Case
 from support.gluon import interpreted
 from support.variants import first_on_hopper, lowered, rendered_module
@@ -77,15 +74,6 @@ def _trials(every: int) -> list[Any]:
     ]
 
 
-_BY_KEYS = "which queries see a tile of keys depends on each of the keys"
-
-#: Of which no Gluon kernel makes the gradients, and why: (entry, way) -> reason.
-WITHOUT_BACKWARD = {
-    ("document_unsorted", "d128_deterministic"): _BY_KEYS,
-    ("document_unsorted", "d128"): _BY_KEYS,
-}
-
-
 @pytest.mark.parametrize(("name", "way", "turn", "case"), _trials(every=4))
 def test_forward(name: str, way: str, turn: int, case: int) -> None:
     spec = _spec(name, way)
@@ -93,17 +81,6 @@ def test_forward(name: str, way: str, turn: int, case: int) -> None:
     check_hopper(_module(name, way), spec, _cases(name, turn)[case], first_on_hopper(spec))
 
 
-@pytest.mark.parametrize(
-    ("name", "way", "turn", "case"),
-    [trial for trial in _trials(every=8) if trial.values[:2] not in WITHOUT_BACKWARD],
-)
+@pytest.mark.parametrize(("name", "way", "turn", "case"), _trials(every=8))
 def test_backward(name: str, way: str, turn: int, case: int) -> None:
     check_hopper_backward(_module(name, way), _spec(name, way), _cases(name, turn + 1)[case])
-
-
-@pytest.mark.parametrize(("name", "way"), WITHOUT_BACKWARD)
-def test_no_gluon_kernel_of_the_backward_pass(name: str, way: str) -> None:
-    plan = lower(_spec(name, way), name)
-    assert HopperBackward(backward_plan(plan)).why_not == WITHOUT_BACKWARD[name, way]
-    module = _module(name, way)
-    assert hasattr(module, "HOPPER_CONFIG") and not hasattr(module, "BACKWARD_HOPPER")

@@ -16,7 +16,7 @@ from benchmarks.attentions import ATTENTIONS
 from benchmarks.cells import BACKWARD, GRID, Cell
 from benchmarks.inputs import make_inputs
 from benchmarks.passes import BACKWARD_PASS, FORWARD_PASS, differentiated
-from flashgen import AttentionSpec, Tensor, additive_bias
+from flashgen import AttentionSpec, Tensor, additive_bias, t5_bias
 from flashgen.publish import Seal
 from flashgen.reference import dropped
 from support.variants import rendered_module
@@ -363,13 +363,9 @@ def test_a_row_tells_the_kernels_that_run(monkeypatch):
 
 
 def test_a_row_tells_of_the_portable_kernel_beside_the_one_in_gluon(monkeypatch):
-    """Of a bias of each pair that heads share, where each row has its own bounds."""
-    ends = Tensor("ends", ("batch", "q_len"), "int32")
-    spec = AttentionSpec(
-        64,
-        mask=lambda b, h, q_idx, kv_idx: kv_idx < ends[b, q_idx],
-        score=additive_bias(Tensor("bias", ("batch", 1, "q_len", "kv_len"))),
-    )
+    """Of a bias of each pair that heads share, beside logarithms of distances."""
+    shared = additive_bias(Tensor("bias", ("batch", 1, "q_len", "kv_len")))
+    spec = AttentionSpec(64, score=t5_bias().then(shared))
     module = rendered_module(spec, hopper=True)
     monkeypatch.setattr(record, "target", lambda: "sm_90")
     digests = {"portable": "f", "backward_queries": "q", "hopper_backward": "g"}

@@ -53,15 +53,15 @@ def test_launches_are_those_that_a_further_call_repeats() -> None:
             self.args, self.device, self.stream_of = ["", "a number"], 0, str
             self.launch = lambda stream, args: ran.append((name, args))
 
-        def repeat(self, tensors: tuple[torch.Tensor, ...], numbers: object) -> None:
+        def repeat_at(self, addresses: tuple[int, ...], numbers: object) -> None:
             ran.append((self.kernel.name, [numbers]))
 
     x = torch.zeros(1)
     tiles, kernel = Launch("_tiles", [(0, None)]), Launch("_kernel", [(0, {x.data_ptr(): "map"})])
 
     def attention() -> None:
-        tiles.repeat((x,), ())
-        kernel.repeat((x,), (1.5,))
+        tiles.repeat_at((x.data_ptr(),), ())
+        kernel.repeat_at((x.data_ptr(),), (1.5,))
 
     module = SimpleNamespace(_Launch=Launch)
     named = dict(launch.launches(module, attention))

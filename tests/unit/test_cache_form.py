@@ -9,6 +9,7 @@ import pytest
 from flashgen import AttentionSpec, Tensor, causal, sliding_window, tree
 from flashgen.budget.targets import TARGETS, get_target
 from flashgen.config import KernelConfig
+from flashgen.forms.many_queries import keys_of_tile
 from flashgen.kernels.cache_triton.plan import CachePlan
 from flashgen.kernels.cache_triton.rank import rank_cache
 from flashgen.kernels.cache_triton.shared_memory import (
@@ -34,6 +35,15 @@ def test_the_vocabulary_has_no_name_that_only_a_cache_module_uses(name: str) -> 
         for forms in (("dense",), ("dense", "cache"))
     )
     assert dense == cache
+
+
+def test_keys_of_the_last_tile_of_many_queries() -> None:
+    """A window's by its bounds, all that a cache can hold without one."""
+    window = lower(AttentionSpec(128, mask=sliding_window(1000, 0, align="bottom_right")), "w")
+    text = keys_of_tile(window, rows=192)
+    assert eval(text, {"q_len": 300, "capacity": 65_536}) == 1000 + 192
+    assert eval(text, {"q_len": 70, "capacity": 500}) == 500
+    assert keys_of_tile(lower(SPEC, "c"), rows=192) == ""
 
 
 def test_only_a_spec_with_the_form_has_the_kernel() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from flashgen import AttentionSpec, causal, document, sliding_window
-from flashgen.distributed.layout import Layout, balanced, contiguous, imbalance, zigzag
+from flashgen.distributed.layout import Layout, balanced, contiguous, evener, imbalance, zigzag
 from flashgen.distributed.plan import GAP, Plan, Ranges, joined, make_layout, make_plan
 from flashgen.forms.mesh import Mesh
 from flashgen.reference import visibility
@@ -30,9 +30,15 @@ def square(begin: int, end: int) -> int:
     return (end * (end + 1) - begin * (begin + 1)) // 2
 
 
-def planned(module: ModuleType, length: int, ranks: int, **parameters: torch.Tensor) -> Plan:
+def planned(
+    module: ModuleType,
+    length: int,
+    ranks: int,
+    balance: str | int = "auto",
+    **parameters: torch.Tensor,
+) -> Plan:
     ranges = Ranges(module, length, length, parameters)
-    layout = make_layout(length, ranks, "auto", ranges.pairs)
+    layout = make_layout(ranges, ranks, balance)
     return make_plan(ranges, layout, layout)
 
 
@@ -79,16 +85,21 @@ def test_documents_in_any_order(ids: list[int]) -> None:
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 7])
 @pytest.mark.parametrize("length", [0, 1, 5, 100, 4096, 5000])
 def test_each_position_is_on_one_rank(length: int, ranks: int) -> None:
-    for layout in (
-        contiguous(length, ranks),
-        zigzag(length, ranks),
-        balanced(length, ranks, square),
-        balanced(length, ranks, square, 5),
+    for layout, align in (
+        (contiguous(length, ranks), 1),
+        (zigzag(length, ranks), 1),
+        *((layout, 1) for layout in evener(length, ranks, square)),
+        (balanced(length, ranks, square, 5), 1),
+        (contiguous(length, ranks, 16), 16),
+        (zigzag(length, ranks, 16), 16),
+        *((layout, 16) for layout in evener(length, ranks, square, 16)),
     ):
         every = torch.cat([layout.positions(rank) for rank in range(ranks)])
         assert torch.equal(every.sort().values, torch.arange(length))
         chunks = max(map(len, layout.chunks))
-        assert max(layout.lengths) - min(layout.lengths) <= chunks
+        assert max(layout.lengths) - min(layout.lengths) <= chunks * (2 * align - 1)
+        begins = [begin for spans in layout.chunks for begin, end in spans if begin < end]
+        assert all(begin % align == 0 for begin in begins)
         for rank in range(ranks):
             assert [len(p) for p in [layout.positions(rank)]] == [layout.lengths[rank]]
             starts = layout.starts(rank)
@@ -100,7 +111,7 @@ def test_each_position_is_on_one_rank(length: int, ranks: int) -> None:
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_causal_queries_are_shared_by_two_chunks(ranks: int) -> None:
-    layout = balanced(2048 * ranks, ranks, square)
+    *_, layout = evener(2048 * ranks, ranks, square)
     assert layout == zigzag(2048 * ranks, ranks)
     assert imbalance(layout, square) < 1.0001
     assert imbalance(contiguous(2048 * ranks, ranks), square) > 1.4
@@ -111,6 +122,16 @@ def test_a_window_stays_in_one_chunk_and_sends_its_rows_alone() -> None:
     assert plan.queries == contiguous(131072, 4)
     assert [plan.received(rank) for rank in range(4)] == [0, 4095, 4095, 4095]
     assert 1.0 < plan.imbalance < 1.02
+
+
+def test_a_layout_that_is_more_even_but_sends_more_is_not_taken() -> None:
+    """A window's first rank has 10% less to do; 16 chunks a rank would send all its rows."""
+    plan = planned(rendered_module(WINDOW), 65536, 4)
+    assert plan.queries == contiguous(65536, 4)
+    assert plan.imbalance > 1.03
+    even = planned(rendered_module(WINDOW), 65536, 4, balance=16)
+    assert even.imbalance < 1.03
+    assert even.received(2) > 11 * plan.received(2)
 
 
 def test_documents_are_balanced_within_two_percent() -> None:
@@ -133,7 +154,7 @@ def test_plans_of_many_ranks(ranks: int) -> None:
 def test_pieces_and_calls_name_the_same_rows() -> None:
     """Each row that a rank needs comes once, from its owner, to its place."""
     ranges = Ranges(rendered_module(WINDOW), 9000, 9000, {})
-    layout = make_layout(9000, 3, 4, ranges.pairs)
+    layout = make_layout(ranges, 3, 4)
     plan = make_plan(ranges, layout, layout)
     for rank in range(3):
         buffer = torch.full((plan.rows(rank),), -1)
@@ -150,6 +171,14 @@ def test_pieces_and_calls_name_the_same_rows() -> None:
                 torch.arange(call.kv_offset, call.kv_offset + call.keys[1] - call.keys[0]),
             )
             assert int(layout.positions(rank)[call.queries[0]]) == call.q_offset
+
+
+def test_parts_with_dropout_begin_where_random_numbers_do() -> None:
+    """Queries and keys at multiples of 16, in windows of any width."""
+    spec = AttentionSpec(16, mask=sliding_window(29, 0), forms=FORMS, dropout=True)
+    plan = planned(rendered_module(spec), 1000, 4)
+    calls = [call for rank in range(4) for calls in plan.calls(rank) for call in calls]
+    assert calls and all(c.q_offset % 16 == c.kv_offset % 16 == 0 for c in calls)
 
 
 def test_near_runs_are_joined() -> None:

@@ -141,6 +141,33 @@ def test_each_linear_attention_learns(train_gpt, train_linear):
         assert losses[-1] < losses[0] - 0.4, name
 
 
+def test_long_sequences_lose_the_same_on_any_number_of_ranks(tmp_path):
+    """Of several chunks each; and the runs are on one plot."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "FLASHGEN_CACHE_DIR": str(tmp_path / "cache")}
+    script, out = str(ROOT / "examples" / "train_long.py"), tmp_path / "runs"
+    options = ("--device", "cpu", "--steps", "6", "--seq-len", "600", "--out", str(out))
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone")
+    started = [
+        subprocess.Popen(
+            [*torchrun, "--nproc-per-node", str(ranks), script, *options],
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for ranks in (1, 2)
+    ]
+    for process in started:
+        shown, _ = process.communicate(timeout=240)
+        assert process.returncode == 0, shown
+    one, two = (json.loads((out / f"ranks_{ranks}.json").read_text()) for ranks in (1, 2))
+    assert one["losses"] == pytest.approx(two["losses"], abs=1e-4)
+    assert one["losses"][-1] < one["losses"][0] - 0.3
+    pytest.importorskip("matplotlib", reason="pip install 'flashgen[bench]' brings matplotlib")
+    subprocess.run([sys.executable, script, "--plot", str(out)], env=env, check=True)
+    assert all(label in (out / "losses.svg").read_text() for label in ("1 rank", "2 ranks"))
+
+
 @pytest.mark.full
 @pytest.mark.filterwarnings("ignore:causal_d64")
 def test_an_attention_that_is_not_causal_is_told_apart(train_gpt):

@@ -93,7 +93,7 @@ def test_many_queries_may_run_the_gluon_kernel():
         return any("the Gluon kernel" in x for x in account(spec, place, **asked).remarks)
 
     assert says(q_len=16) and says(q_len=256) and not says(q_len=15)
-    assert not says(q_len=256, place=Place(num_splits=2))
+    assert says(q_len=256, place=Place(num_splits=2))
     assert not says(q_len=256, place=Place(page_size=1))
     assert says(q_len=64, place=Place(page_size=0), spec=WINDOW) and not says(WINDOW, q_len=64)
     assert not says(AttentionSpec(128, mask=tree()), q_len=64)

@@ -12,8 +12,11 @@ from rich.console import Console
 
 from flashgen import (
     AttentionSpec,
+    Int,
     Tensor,
     causal,
+    chunked,
+    document,
     elu_plus_one,
     favor,
     full,
@@ -109,6 +112,22 @@ def test_steps_of_decays() -> None:
     assert of_heads.steps[0].read == 0
 
 
+def test_runs_have_fewer_pairs() -> None:
+    documents = account(replace(ELU, mask=document() & causal()))
+    plain, rows = account(ELU), 8 * 16
+    assert (documents.run, documents.of_ids, plain.run) == (1000, True, None)
+    pairs = 4 * 1000 * 1001 // 2 + 96 * 97 // 2
+    assert documents.softmax.flops == 2 * rows * pairs * 128
+    assert documents.pair_flops == plain.softmax.flops
+    runs, decays, *rest = documents.steps
+    assert (runs.name, runs.read, runs.written) == ("runs", 8 * 4096 * 4, 8 * 4096)
+    assert decays.read == 8 * 4096 and [x.name for x in rest] == [x.name for x in plain.steps]
+    size = Int("size", 512, min=1)
+    chunks = account(replace(ELU, mask=chunked(size) & causal()))
+    assert (chunks.run, chunks.of_ids, chunks.steps[0].read) == (512, False, 0)
+    assert account(replace(ELU, mask=chunked(64) & causal())).crossover is None
+
+
 def test_segments_read_one_state_that_a_scan_made() -> None:
     found = account(PLAIN, q_len=65536, batch=1, heads=4)
     states, output = found.steps
@@ -156,8 +175,21 @@ def test_the_text() -> None:
         assert said in text, said
 
 
+def test_the_text_of_runs() -> None:
+    said = []
+    for mask in (document() & causal(), chunked(64) & causal()):
+        console = Console(file=io.StringIO(), width=200)
+        print_linear(console, account(replace(ELU, mask=mask)))
+        said.append(console.file.getvalue())  # type: ignore[attr-defined]
+    assert (
+        "a state for each run of 1,000 positions, reset where it ends; all pairs of a sequence in "
+        "which an id returns: 274.9 GFLOP, if all do"
+    ) in said[0]
+    assert "a state for each run of 64 positions, reset where it ends\n" in said[1]
+
+
 def test_json_and_back() -> None:
-    found = [account(ELU), account(FAVOR)]
+    found = [account(ELU), account(FAVOR), account(replace(ELU, mask=document() & causal()))]
     text = to_json(found, "linear")
     assert linear_from_json(text) == found
     with pytest.raises(ValueError, match="accounts of the form 'linear', not of 'dense'"):

@@ -13,7 +13,7 @@ from flashgen.forms.registry import why_no_form
 from flashgen.forms.varlen import packed_tensor, view_of
 from flashgen.functions import log
 from flashgen.loader import Variant
-from flashgen.masks import block_sparse, causal, document
+from flashgen.masks import causal, document
 from flashgen.normalisers import softmax
 from flashgen.offsets import with_offsets
 from flashgen.params import Tensor
@@ -77,10 +77,6 @@ def test_the_lengths_of_a_mask_are_those_of_the_whole() -> None:
 
 REFUSED = {
     "calls of the form 'varlen' have no offsets": {"forms": ("dense", "varlen", "mesh")},
-    "weights are not yet dropped by positions in the whole": {"dropout": True},
-    "'mesh' has no lists of tiles, which a mask with a table of blocks needs": {
-        "mask": block_sparse(block=16)
-    },
     "'mesh' has no sink that depends on a length": {
         "normaliser": softmax(sink=lambda b, h: log(kv_len))
     },

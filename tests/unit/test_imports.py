@@ -44,7 +44,11 @@ LAYERS = """
     console
     compiling
     distributed.layout distributed.plan distributed.exchange distributed.agreement
-    distributed.lanes distributed.parts distributed.attend distributed
+    distributed.wholes distributed.seeds distributed.dtensors
+    distributed.lanes distributed.work distributed.rows distributed.gather distributed.ring
+    distributed.heads distributed.costs distributed.forecast
+    distributed.passes distributed.strategies distributed.attend distributed.style distributed
+    ranks
     integrations integrations.captures integrations.small_integer
     integrations.captured_tensor integrations.block_table
     integrations.replaced

@@ -13,9 +13,13 @@ import torch
 from flashgen import (
     AttentionSpec,
     Blocks,
+    Constant,
     Float,
+    Int,
     Tensor,
     causal,
+    chunked,
+    document,
     elu_plus_one,
     exp2,
     favor,
@@ -33,9 +37,12 @@ from flashgen.explain.call import Asked
 from flashgen.explain.variant import explain
 from flashgen.feature_maps import as_feature_map
 from flashgen.loader import Variant
+from flashgen.masks import as_mask
 from flashgen.plan import lower
 from flashgen.plan.linear import LinearPlan
+from flashgen.plan.runs import Runs, runs_of
 from flashgen.reference import weigh
+from flashgen.symbolic import trace
 from flashgen.validate import validate
 from support.variants import ROOT, linear_specs
 
@@ -50,6 +57,15 @@ GAIN = Float("gain", 1.0)
 DECAY = Tensor("decay", ("batch", "num_kv_heads", "kv_len"))
 
 
+def own_ids(ids: Any) -> Any:
+    """A mask that is causal within runs of ids, of any tensor."""
+
+    def own(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return (ids[b, q_idx] == ids[b, kv_idx]) & (q_idx >= kv_idx)
+
+    return own
+
+
 def findings(**fields: Any) -> list[str]:
     variant = Variant("tiny", replace(GOOD, **fields), "specs/tiny.py")
     return [str(violation) for violation in validate(variant)]
@@ -61,6 +77,8 @@ def findings(**fields: Any) -> list[str]:
         {},
         {"mask": full(), "head_dim": (128, 16)},
         {"mask": lambda b, h, q_idx, kv_idx: kv_idx <= q_idx},
+        {"mask": document() & causal()},
+        {"mask": causal() & chunked(Int("size", min=1)), "normaliser": linear(relu(), decay=DECAY)},
         {"dtype": "float32", "input_precision": "tf32", "scale": 2.0},
         {"normaliser": linear(relu(), normalise=False, algorithm="linear")},
         {"normaliser": linear(torch.nn.functional.silu)},
@@ -83,8 +101,14 @@ def test_good_fields(fields: dict[str, Any]) -> None:
         ({"dtype": "float16"}, "dtype='float16': sums of products of features leave the range of "
          "float16; write 'bfloat16' or 'float32'"),
         ({"mask": sliding_window(8, 0)}, "mask=sliding_window(8, 0): sums over its keys do not "
-         "factor, and there is no quadratic kernel yet; write causal() or full(), or another "
-         "normaliser"),
+         "factor, and there is no quadratic kernel yet; write full(), causal(), causal() & "
+         "document() or causal() & chunked(n)"),
+        ({"mask": own_ids(Tensor("ids", ("batch", None), "int32"))}, "mask=own: sums over its keys "
+         "do not factor, and there is no quadratic kernel yet; write full(), causal(), causal() & "
+         "document() or causal() & chunked(n)"),
+        ({"mask": own_ids(Constant("ids", [[0, 0, 1]]))}, "mask=own: sums over its keys do not "
+         "factor, and there is no quadratic kernel yet; write full(), causal(), causal() & "
+         "document() or causal() & chunked(n)"),
         ({"head_dim": 136}, "head_dim=136: a program holds a state of features x v_head_dim, of at "
          "most 128 each; write at most 128"),
         ({"head_dim": (64, 256)}, "head_dim=(64, 256): a program holds a state of features x "
@@ -109,6 +133,14 @@ def test_good_fields(fields: dict[str, Any]) -> None:
         ({"mask": full(), "normaliser": linear(relu(), decay=of_features(64))}, "mask=full(): a "
          "decay is for keys in the order of queries, and this mask shows later ones; write "
          "causal(), or leave decay out"),
+        ({"mask": document() & causal(), "normaliser": linear(relu(), decay=of_features(64))},
+         "mask=document() & causal(): with a decay for each feature, a state does not start anew "
+         "where a run does yet; write causal() and pass -inf where runs start, or give a decay for "
+         "each key"),
+        ({"mask": chunked(8) & causal(), "normaliser": linear(relu(), decay=of_features(64))},
+         "mask=chunked(8) & causal(): with a decay for each feature, a state does not start anew "
+         "where a run does yet; write causal() and pass -inf where runs start, or give a decay for "
+         "each key"),
         ({"normaliser": linear(relu(), decay=of_features(32))}, "normaliser=linear(relu(), "
          "decay=decay): a decay for each of 32 features, and a vector has 64; declare the tensor "
          "with 64 in its dims"),
@@ -235,3 +267,44 @@ def test_what_looks_at_scores_refuses_it() -> None:
 
 def test_it_ships() -> None:
     assert linear_specs()
+
+
+IDS = Tensor("ids", ("batch", "q_len"), "int32")
+OTHERS = Tensor("others", ("batch", "kv_len"), "int32")
+OF_ALL, SIZE = Tensor("ids", ("kv_len",), "int32"), Int("n", min=1)
+
+
+@pytest.mark.parametrize(
+    ("mask", "runs"),
+    [
+        (document() & causal(), Runs(document().params[0].sym, True, True)),
+        (causal() & document(OF_ALL), Runs(OF_ALL.sym, False, True)),
+        (
+            lambda b, h, q_idx, kv_idx: (IDS[b, kv_idx] == IDS[b, q_idx]) & (kv_idx <= q_idx),
+            Runs(IDS.sym, True, False),
+        ),
+        (chunked(7) & causal(), Runs(length=7)),
+        (chunked(SIZE) & causal(), Runs(length=SIZE.sym)),
+        (document(), None),
+        (chunked(7), None),
+        (document() & chunked(7) & causal(), None),
+        (document() & document(OTHERS) & causal(), None),
+        (document(IDS, OTHERS) & causal(), None),
+        (document() & sliding_window(8, 0), None),
+        (document() & ~causal(), None),
+        (document() & causal() & (lambda b, h, q_idx, kv_idx: IDS[b, kv_idx] != 3), None),
+        (lambda b, h, q_idx, kv_idx: (IDS[h, q_idx] == IDS[h, kv_idx]) & (kv_idx <= q_idx), None),
+        (lambda b, h, q_idx, kv_idx: (q_idx // 4 == kv_idx // 5) & (kv_idx <= q_idx), None),
+    ],
+)
+def test_what_has_runs(mask: Any, runs: Runs | None) -> None:
+    """A mask that is taken for runs is computed by states: it has to be nothing else."""
+    assert runs_of(trace(as_mask(mask)).expr) == runs
+
+
+def test_a_causal_module_is_for_equal_lengths() -> None:
+    """Also where the mask has a meaning for others: its states have as many keys as queries."""
+    for mask in (causal(align="top_left"), lambda b, h, q_idx, kv_idx: kv_idx <= q_idx):
+        plan = lower(replace(GOOD, mask=mask), "tiny")
+        assert plan.equal_lengths and "for equal lengths only; pass as many" in plan.refuses_lengths
+    assert not lower(replace(GOOD, mask=full()), "tiny").equal_lengths

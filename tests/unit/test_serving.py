@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -241,20 +242,42 @@ def test_wrong_tokens_are_told(serve, modules, monkeypatch):
         serve.main()
 
 
-def test_a_benchmark_is_of_the_same_requests_and_is_drawn(serve, modules, tmp_path, capsys):
+def test_a_benchmark_is_of_the_same_requests_and_is_drawn(
+    serve, modules, monkeypatch, tmp_path, capsys
+):
     pytest.importorskip("matplotlib", reason="pip install 'flashgen[bench]' brings matplotlib")
     load = replace(serve.TINY.load, requests=5, keys=1024)
     setting = replace(serve.TINY, load=load)
-    results = serve.bench(setting, serve.make_model(setting, "cpu"), modules)
+    model = serve.make_model(setting, "cpu")
+    results = serve.bench(setting, model, modules, serve.Progress(600.0))
     told = capsys.readouterr().out
+    assert told.count("s] flashgen: serve 5 requests") == 2
     assert list(results)[:3] == ["flashgen", "flashgen, nothing shared", "SDPA, padded"]
     assert told.count("as recomputed 100.00%") == len(results)
     assert len({served.tokens for served in results.values()}) == 1
     shared = [served.shared > 0 for served in results.values()]
     assert shared[:3] == [True, False, False]
-    serve.draw(results, "5 requests", tmp_path / "serve.svg")
-    picture = (tmp_path / "serve.svg").read_text()
+    written = tmp_path / "serve.json"
+    written.write_text(json.dumps(serve.recorded(setting, results, "a GPU")))
+    monkeypatch.setattr(sys, "argv", ["serve.py", "--draw", str(written)])
+    serve.main()
+    picture = written.with_suffix(".svg").read_text()
     assert all(f"{name}: " in picture for name in results)
+    assert "5 requests to a small GPT, a GPU" in picture
+
+
+def test_a_benchmark_ends_when_time_is_over(serve, modules, monkeypatch, capsys):
+    """With what was measured before: the first contender, as time passes."""
+    progress = serve.Progress(600.0)
+
+    def tell(*_):
+        progress.seconds = 0.0
+
+    monkeypatch.setattr(serve, "tell", tell)
+    setting = replace(serve.TINY, load=replace(serve.TINY.load, requests=2))
+    results = serve.bench(setting, serve.make_model(setting, "cpu"), modules, progress)
+    assert list(results) == ["flashgen"]
+    assert "flashgen, nothing shared: not done" in capsys.readouterr().out
 
 
 def test_trees_of_drafts_change_no_token(example, model):

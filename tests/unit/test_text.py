@@ -50,6 +50,7 @@ ON_OTHERS = {
     "cli/app.py": ({"splitlines"}, "messages"),
     "cli/options.py": ({"startswith"}, "words that a shell completes"),
     "console.py": ({"rpartition", "split", "textwrap"}, "names of files and packages; lines"),
+    "distributed/style.py": ({"inspect"}, "what a module's forward takes"),
     "errors.py": ({"split", "splitlines", "strip"}, "messages"),
     "export.py": (
         {
@@ -97,7 +98,6 @@ ON_OTHERS = {
     "plan/arguments.py": ({"replace"}, "the user's line about a parameter"),
     "plan/constants.py": ({"textwrap"}, "elements of a constant"),
     "plan/vectors.py": ({"replace"}, "parts of an expression"),
-    "plan/visible_pairs.py": ({"replace"}, "parts of an expression"),
     "publish.py": ({"re", "split", "splitlines", "startswith"}, "a published module's first lines"),
     "stamp.py": ({"endswith", "removeprefix"}, "names of files"),
     "symbolic/by_distance.py": ({"count"}, "numbers without end"),
@@ -132,6 +132,7 @@ PRINTED_BY = {
     "explain/numbers.py",
     "explain/packed.py",
     "explain/variant.py",
+    "forms/many_queries.py",
     "forms/mesh.py",
     "forms/varlen.py",
     "kernels/backward_hopper/kernel.py",

@@ -9,7 +9,7 @@ from functools import cached_property
 from flashgen.kernels.backward_hopper.pairs import variable_of
 from flashgen.kernels.backward_hopper.split import BLOCK_M, CALL, CONSUMERS, HopperSplit
 from flashgen.kernels.backward_hopper.visits import HopperVisits
-from flashgen.kernels.backward_hopper.work import TileWork, tile_work
+from flashgen.kernels.backward_hopper.work import TileWork, longest_visit, tile_work
 from flashgen.plan.backward import PAIR
 from flashgen.plan.code import codes_of
 from flashgen.plan.dtypes import ITEMSIZES
@@ -80,8 +80,6 @@ class HopperBackward(HopperSplit):
             return f"its tiles have {max(BLOCK_M)} columns at most"
         if plan.dropout and self.has_roles and self.text.score_gradient:
             return "with dropout and a score gradient no consumer has all factors"
-        if backward.q_tiles.reduce_rows:
-            return "which queries see a tile of keys depends on each of the keys"
         if backward.leaves_products_out:
             return "its score function leaves the products out"
         return self.why_not_inputs(self.text)
@@ -157,16 +155,21 @@ class HopperBackward(HopperSplit):
     def divides(self) -> bool:
         """Whether tiles of keys of the last heads may be divided among programs: see `_divided`.
 
-        If all queries see some tiles and few see others, a program that takes a long tile last
+        If many queries see some tiles and few see others, a program that takes a long tile last
         makes all others wait. For packed sequences `_order_tiles` decides which tiles are divided.
         """
-        runs, longest = self.visits.tiles.runs, self.backward.q_bounds.longest_first
         if self.of_sequences or not self.orders_heads:
             return self.of_sequences
-        if self.visits.tiles.listed or len(runs) > 1:
-            return False
-        to_the_end = longest == "first" and runs[0].end.expr == Q_LEN
-        return to_the_end or (longest == "last" and self.visits.tiles.from_key_0)
+        return bool(self.longest_visit)
+
+    @cached_property
+    def longest_visit(self) -> str:
+        """The queries that visit the longest tile of keys, in the launcher; empty if not known."""
+        tiles = self.visits.tiles
+        if tiles.listed:
+            return ""
+        last = self.backward.q_bounds.longest_first == "last" and tiles.from_key_0
+        return Q_LEN.name if last else longest_visit(self.backward)
 
     @cached_property
     def queries_outside(self) -> bool:

@@ -81,9 +81,7 @@ class HopperSplit:
     @cached_property
     def queries_portable(self) -> bool:
         """Whether the portable kernel computes dq, and the sums of input gradients."""
-        # The Gluon kernel for dq evaluates bounds for a tile of queries, not for each row.
-        slower = self.queries_learn and self._takes_logarithms
-        return self.split and (self.backward.plan.tiles.reduce_rows or slower)
+        return self.split and self.queries_learn and self._takes_logarithms
 
     @property
     def _takes_logarithms(self) -> bool:

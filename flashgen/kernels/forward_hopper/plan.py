@@ -143,7 +143,7 @@ class HopperNames:
         """Values that are the same for the whole call."""
         return (
             *(("PACKED",) if self.packs else ()),
-            *(("PAGE_SIZE",) if self.of_cache else ()),
+            *(("PAGE_SIZE", "SPLIT") if self.of_cache else ()),
             *("num_q_heads", "num_kv_heads", *self.lengths),
             *("num_tiles_m", "num_tiles", "heads_together", "lse_rows"),
             "scale" if self.plan.reads_scale else "qk_scale",
@@ -168,8 +168,8 @@ class HopperNames:
 
     @property
     def of_pages(self) -> tuple[str, ...]:
-        """The integers that give the pages of a cache."""
-        return ("stride_places", "num_places") if self.of_cache else ()
+        """The integers that give the pages of a cache, and in how many parts its keys are."""
+        return ("stride_places", "num_places", "num_splits") if self.of_cache else ()
 
     @cached_property
     def barriers(self) -> tuple[str, ...]:
@@ -296,7 +296,8 @@ class HopperNames:
     def place(self) -> tuple[str, ...]:
         """The numbers that give the position of a tile of queries."""
         ends = ("q_last",) if self.ragged else ()
-        return ("batch", "head", "q_first", *ends, *self.of_sequence)
+        part = ("split", "first_visit") if self.of_cache else ()
+        return ("batch", "head", "q_first", *ends, *self.of_sequence, *part)
 
     @cached_property
     def runs(self) -> tuple[str, ...]:

@@ -27,6 +27,11 @@ GRADIENT_FUNCTIONS = (
     "_linear_states_of_queries",
     "_linear_backward_of_keys",
     "_linear_backward_of_values",
+    "_linear_pairs_of_queries",
+    "_linear_pairs_of_keys",
+    "_linear_pairs_of_values",
+    "_linear_first_of_pairs",
+    "_linear_pairs_of_decays",
 )
 
 

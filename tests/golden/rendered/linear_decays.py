@@ -2121,7 +2121,7 @@ def _tma_strides(x):
 
 def _is_elsewhere(x):
     """Whether x is on a GPU that is not the current one, where Triton launches."""
-    return x.is_cuda and x.get_device() != torch.cuda.current_device()
+    return x.is_cuda and x.get_device() != torch._C._cuda_getDevice()
 
 
 @functools.cache
@@ -2160,12 +2160,12 @@ def _is_plain(*tensors):
     """Whether these are plain tensors in plain eager code: the op would only cost time there."""
     if torch.compiler.is_compiling():
         return False
-    keys = 0
+    keys, keys_of, plain, parameter = 0, torch._C._dispatch_keys, torch.Tensor, torch.nn.Parameter
     for x in tensors:
         kind = type(x)
-        if kind is not torch.Tensor and kind is not torch.nn.Parameter:
+        if kind is not plain and kind is not parameter:
             return False
-        keys |= torch._C._dispatch_keys(x).raw_repr()
+        keys |= keys_of(x).raw_repr()
     if torch._C._functorch.peek_interpreter_stack() is not None:  # one of torch.func's transforms
         return False
     # Modes that trace, count operations or only infer shapes have to see the op.

@@ -353,6 +353,71 @@ def _linear_scan(
         tl.store(states_ptr + at * size + offs, state, mask=inside)
 
 
+@triton.jit(do_not_specialize=["num_q_heads", "num_kv_heads"])
+def _linear_step(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    out_ptr,
+    first_kv_ptr,
+    last_kv_ptr,
+    first_z_ptr,
+    last_z_ptr,
+    factors_ptr,
+    stride_qb,
+    stride_qh,
+    stride_kb,
+    stride_kh,
+    stride_vb,
+    stride_vh,
+    num_q_heads,
+    num_kv_heads,
+    COLUMNS: tl.constexpr,
+):
+    """One program: COLUMNS columns of the state of one head of k and v, and of its queries' output.
+
+    kv (
+        batch, num_kv_heads, 256, 64
+    ), z without the last dimension, and out are contiguous; a state that is
+    None is 0.
+    """
+    tiles: tl.constexpr = 64 // COLUMNS
+    tile = tl.program_id(0) % tiles
+    of_batches = (tl.program_id(0) // tiles).to(tl.int64)
+    batch, kv_head = of_batches // num_kv_heads, of_batches % num_kv_heads
+    group = num_q_heads // num_kv_heads
+    offs_f = tl.arange(0, 256)
+    offs_v = tile * COLUMNS + tl.arange(0, COLUMNS)
+    k = tl.load(k_ptr + batch * stride_kb + kv_head * stride_kh + offs_f)
+    v = tl.load(v_ptr + batch * stride_vb + kv_head * stride_vh + offs_v)
+    phi_k = k.to(tl.float32)
+    offs_state = offs_f[:, None] * 64 + offs_v[None, :]
+    at = of_batches * 16384
+    kv = phi_k[:, None] * v.to(tl.float32)[None, :]
+    if first_kv_ptr is not None:
+        # What was divided by less is divided by what the new key is divided by.
+        factor = tl.load(factors_ptr + of_batches)
+        first_kv = tl.load(first_kv_ptr + at + offs_state)
+        kv += first_kv * factor
+    tl.store(last_kv_ptr + at + offs_state, kv)
+    z = phi_k
+    if first_z_ptr is not None:
+        factor = tl.load(factors_ptr + of_batches)
+        first_z = tl.load(first_z_ptr + of_batches * 256 + offs_f)
+        z += first_z * factor
+    if tile == 0:
+        tl.store(last_z_ptr + of_batches * 256 + offs_f, z)
+    for member in range(0, group):
+        head = kv_head * group + member
+        q = tl.load(q_ptr + batch * stride_qb + head * stride_qh + offs_f)
+        phi_q = q.to(tl.float32)
+        acc = tl.sum(phi_q[:, None] * kv, 0)
+        weight = tl.sum(phi_q * z, 0)
+        acc *= tl.where(weight == 0.0, 0.0, 1.0 / weight)
+        row = (batch * num_q_heads + head) * 64
+        tl.store(out_ptr + row + offs_v, acc.to(out_ptr.dtype.element_ty))
+
+
 @triton.jit(
     do_not_specialize=[
         "num_batches",
@@ -1168,13 +1233,19 @@ def attention(
         matrix: (256, 64) bfloat16, contiguous, of `draw_features`; it gets no gradient.
         scale: positive factor on q @ k, of which weights estimate the exponential; None is
             0.125.
-        initial_state: refused, as return_state is: states of calls are known but for factors.
-        return_state: refused.
+        initial_state: what the keys before the first one add up to, as a call returns it; None is
+            nothing.
+        return_state: whether to return what all keys add up to too.
         return_lse: refused: sums of weights are known but for a factor.
 
     Returns:
         out, (batch, num_q_heads, q_len, 64) in q's dtype. Where the sum of a query's weights
         is 0, its output is 0.
+
+        With return_state also a triple, last, in float32, the first two with gradients: kv, the
+        sum over keys of features times values, (batch, num_kv_heads, 256, 64), z, the sum of
+        features, (batch, num_kv_heads, 256), and exponent, (batch, num_kv_heads): kv and z are
+        divided by 2 to its power, so that they stay in range.
 
     Raises:
         TypeError, ValueError: naming the argument, what was given and what is accepted.
@@ -1187,32 +1258,87 @@ def attention(
     _check_numbers(scale)
     _check_tensors(q, k, v)
     _check_matrix(matrix, q.device)
-    if initial_state is not None or return_state:
-        raise ValueError(
-            "initial_state, return_state: features are divided by their largest of a call, and"
-            " states of calls do not add up; leave both out"
-        )
-    first_kv = first_z = None
+    first_kv, first_z, first_exponent = _check_state("initial_state", initial_state, q, k)
     if return_lse:
         raise ValueError(
             "return_lse: got True; features are divided by their largest, and sums of weights with"
             " them; leave it out"
         )
-    given = [x for x in (q, k, v, matrix, first_kv, first_z) if x is not None]
+    given = [x for x in (q, k, v, matrix, first_kv, first_z, first_exponent) if x is not None]
     if _is_transformed(*given):
         _warn_once("under torch.func's transforms the eager reference runs")
-        out, *_ = _attend(q, k, v, matrix, scale, first_kv, first_z)
+        out, _, last_kv, last_z, last_exponent = _attend(
+            q, k, v, matrix, scale, first_kv, first_z, first_exponent
+        )
     elif forward_ad._current_level >= 0 and _has_tangents(*given):
         if not torch.compiler.is_compiling():
             _warn_once("forward-mode derivatives come from the eager reference")
-        out, *_ = _attend(q, k, v, matrix, scale, first_kv, first_z)
+        out, _, last_kv, last_z, last_exponent = _attend(
+            q, k, v, matrix, scale, first_kv, first_z, first_exponent
+        )
     elif not _is_plain(*given):
-        out, *_ = op(q, k, v, matrix, scale, first_kv, first_z, return_state)
+        out, _, last_kv, last_z, last_exponent = op(
+            q, k, v, matrix, scale, first_kv, first_z, first_exponent, return_state
+        )
     elif torch.is_grad_enabled() and any(x.requires_grad for x in given):
-        out, *_ = _Attention.apply(q, k, v, matrix, scale, first_kv, first_z, return_state)
+        out, _, last_kv, last_z, last_exponent = _Attention.apply(
+            q, k, v, matrix, scale, first_kv, first_z, first_exponent, return_state
+        )
     else:
-        out, *_ = _forward(q, k, v, matrix, scale, first_kv, first_z, return_state)
-    return out
+        out, _, last_kv, last_z, last_exponent = _forward(
+            q, k, v, matrix, scale, first_kv, first_z, first_exponent, return_state
+        )
+    state = ((last_kv, last_z, last_exponent),) if return_state else ()
+    return (out, *state) if state else out
+
+
+def step(q, k, v, matrix, state, *, scale=None):
+    """One token of each sequence, for decoding: what `attention` does, from state to state.
+
+    Args:
+        q: (batch, num_q_heads, 1, 64), and k and v with one row likewise, as for `attention`.
+        k: (batch, num_kv_heads, 1, 64).
+        v: (batch, num_kv_heads, 1, 64).
+        state: what the keys before this one add up to, as `attention` and `step` return it; None is
+            nothing.
+        matrix: as for `attention`: a state is of one matrix, and of one scale.
+        scale: as for `attention`.
+
+    Returns:
+        (out, state): the output, (batch, num_q_heads, 1, 64), and the state with this key, in new
+        tensors. They have no gradients.
+
+    Raises:
+        TypeError, ValueError: naming the argument, what was given and what is accepted.
+    """
+    scale = 0.125 if scale is None else scale
+    _check_numbers(scale)
+    _check_tensors(q, k, v)
+    _check_matrix(matrix, q.device)
+    if q.shape[2] != 1:
+        raise ValueError(f"q: got q_len {q.shape[2]}; step takes one query and one key")
+    first_kv, first_z, first_exponent = _check_state("state", state, q, k)
+    given = [x for x in (q, k, v, first_kv, first_z, first_exponent) if x is not None]
+    if torch.is_grad_enabled() and any(x.requires_grad for x in given):
+        raise ValueError("q: has a gradient, and step none; call attention, or take no_grad")
+    run = _step if _is_plain(*given) else op_step
+    out, kv, z, exponent = run(q, k, v, matrix, scale, first_kv, first_z, first_exponent)
+    return out, (kv, z, exponent)
+
+
+def _check_state(name, state, q, k):
+    """The parts of a state, None for none. Raises for what is no state, naming it."""
+    if state is None:
+        return None, None, None
+    if not isinstance(state, (tuple, list)) or len(state) != 3:
+        raise TypeError(
+            f"{name}: got {type(state).__name__}; pass a triple of tensors, kv, z and exponent"
+        )
+    sizes = (k.shape[0], k.shape[1], 256, 64)
+    _check_tensor(f"{name}[0]", state[0], torch.float32, sizes, q.device)
+    _check_tensor(f"{name}[1]", state[1], torch.float32, sizes[:3], q.device)
+    _check_tensor(f"{name}[2]", state[2], torch.float32, sizes[:2], q.device)
+    return tuple(state)
 
 
 def draw_features(seed, device=None):
@@ -1307,24 +1433,31 @@ def _check_matrix(matrix, device):
 # --- reference ------------------------------------------------------------------------------------
 
 
-def reference(q, k, v, matrix, *, scale=None):
+def reference(q, k, v, matrix, *, scale=None, initial_state=None, return_state=False):
     """`attention` in eager torch, for any dtype and device: the oracle.
 
     It computes in float32 (float64 for float64 tensors), a chunk of queries at a time.
     """
     scale = 0.125 if scale is None else scale
-    return _attend(q, k, v, matrix, scale, None, None)[0]
+    first_kv, first_z, first_exponent = (
+        (None, None, None) if initial_state is None else initial_state
+    )
+    out, _, last_kv, last_z, last_exponent = _attend(
+        q, k, v, matrix, scale, first_kv, first_z, first_exponent
+    )
+    state = ((last_kv, last_z, last_exponent),) if return_state else ()
+    return (out, *state) if state else out
 
 
-def _attend(q, k, v, matrix, scale, first_kv, first_z):
-    """(out, sums, last_kv, last_z) in eager torch.
+def _attend(q, k, v, matrix, scale, first_kv, first_z, first_exponent):
+    """(out, sums, last_kv, last_z, last_exponent) in eager torch.
 
     sums, (batch, num_q_heads, q_len), leave the scale out.
     """
     device = q.device.type  # is_autocast_enabled raises for meta
     if device != "meta" and torch.is_autocast_enabled(device):
         with torch.autocast(device, enabled=False):  # it would compute in 16 bits
-            return _attend(q, k, v, matrix, scale, first_kv, first_z)
+            return _attend(q, k, v, matrix, scale, first_kv, first_z, first_exponent)
     dtype = torch.promote_types(q.dtype, torch.float32)
     # Queries are (batch, num_kv_heads, heads that share keys, q_len, columns).
     heads, length = k.shape[1:3]
@@ -1332,8 +1465,11 @@ def _attend(q, k, v, matrix, scale, first_kv, first_z):
     phi_q = _mapped(q.to(dtype), matrix, scale, dims=(-1,)).unflatten(
         1, (heads, q.shape[1] // heads)
     )
-    phi_k = _mapped(k.to(dtype), matrix, scale, dims=(-2, -1)).unsqueeze(2)
-    values = v.to(dtype).unsqueeze(2)
+    phi_k, exponent = _mapped_keys(k.to(dtype), matrix, scale, first_exponent)
+    phi_k, values = phi_k.unsqueeze(2), v.to(dtype).unsqueeze(2)
+    if first_kv is not None:
+        factor = torch.exp2(first_exponent.detach().to(dtype) - exponent)
+        first_kv, first_z = first_kv * factor[:, :, None, None], first_z * factor[:, :, None]
     state = (
         phi_k.new_zeros(k.shape[0], heads, 1, 256, 64)
         if first_kv is None
@@ -1357,7 +1493,7 @@ def _attend(q, k, v, matrix, scale, first_kv, first_z):
     acc, sums = (torch.cat(part, dim=3).flatten(1, 2) for part in zip(*parts, strict=True))
     empty = sums == 0.0
     out = (acc / sums.masked_fill(empty, 1.0).unsqueeze(-1)).masked_fill(empty.unsqueeze(-1), 0.0)
-    return out.to(q.dtype), sums, state.squeeze(2), total.squeeze(2)
+    return out.to(q.dtype), sums, state.squeeze(2), total.squeeze(2), exponent
 
 
 def _mapped(x, matrix, scale, dims):
@@ -1367,6 +1503,22 @@ def _mapped(x, matrix, scale, dims):
     if exponents.numel() == 0:
         return exponents
     return torch.exp(exponents - exponents.detach().amax(dims, keepdim=True))
+
+
+def _mapped_keys(x, matrix, scale, first_exponent):
+    """(random features of keys, what they are divided by, (batch, heads), as base-2 logarithm).
+
+    The largest one is 2**56, or less where a first state has a larger exponent.
+    """
+    x = x * math.sqrt(scale)
+    exponents = x @ matrix.mT - 0.5 * (x * x).sum(-1, keepdim=True)
+    exponents = exponents * 1.4426950408889634
+    exponent = exponents.new_full(x.shape[:2], -1e30)
+    if exponents.numel() > 0:
+        exponent = exponents.detach().amax((-2, -1)) - 56.0
+    if first_exponent is not None:
+        exponent = torch.maximum(exponent, first_exponent.detach().to(x.dtype))
+    return torch.exp2(exponents - exponent[:, :, None, None]), exponent
 
 
 # --- checks ---------------------------------------------------------------------------------------
@@ -1449,27 +1601,40 @@ def _check_tensor(name, x, dtype, sizes, device):
 # --- launchers ------------------------------------------------------------------------------------
 
 
-def _forward(q, k, v, matrix, scale, first_kv, first_z, return_state):
-    """(out, sums, last_kv, last_z) of checked arguments, by kernels or by the reference.
+def _forward(q, k, v, matrix, scale, first_kv, first_z, first_exponent, return_state):
+    """(out, sums, *state) of checked arguments, by kernels or by the reference.
 
     The reference is for CPU tensors. A last state that is not asked for is None.
     """
     if _is_elsewhere(q):
         with torch.cuda.device(q.device):
-            return _forward(q, k, v, matrix, scale, first_kv, first_z, return_state)
+            return _forward(q, k, v, matrix, scale, first_kv, first_z, first_exponent, return_state)
     if q.is_cuda or triton.knobs.runtime.interpret:
-        return _launch(q, k, v, matrix, scale, first_kv, first_z, return_state, _config(q.device))
+        return _launch(
+            q,
+            k,
+            v,
+            matrix,
+            scale,
+            first_kv,
+            first_z,
+            first_exponent,
+            return_state,
+            _config(q.device),
+        )
     _warn_once(f"tensors on {q.device} run the eager reference")
-    return _asked_for(_attend(q, k, v, matrix, scale, first_kv, first_z), return_state)
+    return _asked_for(
+        _attend(q, k, v, matrix, scale, first_kv, first_z, first_exponent), return_state
+    )
 
 
 def _asked_for(results, return_state):
     """The results, with None for the last state where it is not asked for."""
-    return results if return_state else (*results[:2], None, None)
+    return results if return_state else (*results[:2], None, None, None)
 
 
-def _launch(q, k, v, matrix, scale, first_kv, first_z, return_state, config):
-    """(out, sums, last_kv, last_z) by the kernels with one configuration, a value of CONFIGS."""
+def _launch(q, k, v, matrix, scale, first_kv, first_z, first_exponent, return_state, config):
+    """(out, sums, *state) by the kernels with one configuration, a value of CONFIGS."""
     if triton.knobs.runtime.interpret and q.dtype == torch.bfloat16:
         # Triton's interpreter has no bfloat16 arithmetic.
         out, *others = _launch(
@@ -1480,6 +1645,7 @@ def _launch(q, k, v, matrix, scale, first_kv, first_z, return_state, config):
             scale,
             first_kv,
             first_z,
+            first_exponent,
             return_state,
             config,
         )
@@ -1487,13 +1653,16 @@ def _launch(q, k, v, matrix, scale, first_kv, first_z, return_state, config):
     batch, num_q_heads, q_len, _ = q.shape
     num_kv_heads = k.shape[1]
     if q.numel() == 0 or v.numel() == 0:
-        return _asked_for(_attend(q, k, v, matrix, scale, first_kv, first_z), return_state)
+        return _asked_for(
+            _attend(q, k, v, matrix, scale, first_kv, first_z, first_exponent), return_state
+        )
     out = q.new_empty(batch, num_q_heads, q_len, 64)
     sums = q.new_empty(batch, num_q_heads, q_len, dtype=torch.float32)
     chunk = config["CHUNK"]
     root = math.sqrt(scale)
     rows = _peaks(q, matrix, root, chunk, True)
     peaks = _peaks(k, matrix, root, chunk, False)
+    first_kv, first_z, peaks, _ = _of_one_exponent(first_kv, first_z, first_exponent, peaks)
     phi_q, _ = _map_features(q, chunk, matrix, root, rows, True, with_sums=False)
     phi_k, sums_of_chunks = _map_features(k, chunk, matrix, root, peaks, False)
     use_tma = config["USE_TMA"] and all(map(_tma_reads, (phi_q, phi_k, v)))
@@ -1537,11 +1706,25 @@ def _launch(q, k, v, matrix, scale, first_kv, first_z, return_state, config):
             *args, *tile, ADDS=i > 0, ENDS=ends, **constants
         )
     of_all = _slots(states, -1) if return_state else (None, None)
-    return out, sums, *of_all
+    return out, sums, *of_all, peaks - 56.0 if return_state else None
 
 
 def _gradients(
-    q, k, v, matrix, scale, first_kv, first_z, out, sums, grad_out, grad_sums, grad_kv, grad_z
+    q,
+    k,
+    v,
+    matrix,
+    scale,
+    first_kv,
+    first_z,
+    first_exponent,
+    out,
+    sums,
+    grad_out,
+    grad_sums,
+    grad_kv,
+    grad_z,
+    grad_exponent,
 ):
     """The gradients of the tensors and the first state by kernels, of checked arguments.
 
@@ -1557,12 +1740,14 @@ def _gradients(
                 scale,
                 first_kv,
                 first_z,
+                first_exponent,
                 out,
                 sums,
                 grad_out,
                 grad_sums,
                 grad_kv,
                 grad_z,
+                grad_exponent,
             )
     grad_sums = torch.zeros_like(sums) if grad_sums is None else grad_sums.contiguous()
     config = CONFIGS_OF_GRADIENTS[_target(q.device)]
@@ -1574,18 +1759,35 @@ def _gradients(
         scale,
         first_kv,
         first_z,
+        first_exponent,
         out,
         sums,
         _addressed(grad_out),
         grad_sums,
         grad_kv,
         grad_z,
+        grad_exponent,
         config,
     )
 
 
 def _launch_gradients(
-    q, k, v, matrix, scale, first_kv, first_z, out, sums, g, grad_sums, grad_kv, grad_z, config
+    q,
+    k,
+    v,
+    matrix,
+    scale,
+    first_kv,
+    first_z,
+    first_exponent,
+    out,
+    sums,
+    g,
+    grad_sums,
+    grad_kv,
+    grad_z,
+    grad_exponent,
+    config,
 ):
     """The gradients by the kernels with one configuration, a value of CONFIGS_OF_GRADIENTS.
 
@@ -1601,12 +1803,14 @@ def _launch_gradients(
             scale,
             first_kv,
             first_z,
+            first_exponent,
             out.float(),
             sums,
             g.float(),
             grad_sums,
             grad_kv,
             grad_z,
+            grad_exponent,
             config,
         )
         return *(x.to(q.dtype) for x in grads[:3]), *grads[3:]
@@ -1616,6 +1820,7 @@ def _launch_gradients(
     root = math.sqrt(scale)
     rows = _peaks(q, matrix, root, chunk, True)
     peaks = _peaks(k, matrix, root, chunk, False)
+    first_kv, first_z, peaks, factor = _of_one_exponent(first_kv, first_z, first_exponent, peaks)
     phi_q, _ = _map_features(q, chunk, matrix, root, rows, True, with_sums=False)
     phi_q, deltas, chunk_sums_of_queries = _weight_features(phi_q, g, out, sums, grad_sums, chunk)
     phi_k, sums_of_chunks = _map_features(k, chunk, matrix, root, peaks, False)
@@ -1725,7 +1930,11 @@ def _launch_gradients(
     grad_q = _feature_gradients_of(q, grads[0], chunk, matrix, root, rows, True)
     grad_k = _feature_gradients_of(k, grads[1], chunk, matrix, root, peaks, False)
     of_first = (None, None) if first_kv is None else _slots(states, 0)
-    return grad_q, grad_k, grads[2], *of_first
+    if first_kv is not None:  # whose gradients are of it before it got the call's exponent
+        grad_kv, grad_z = of_first
+        of_first = grad_kv * factor[:, :, None, None], grad_z * factor[:, :, None]
+    of_exponent = None if first_exponent is None else torch.zeros_like(first_exponent)
+    return grad_q, grad_k, grads[2], *of_first, of_exponent
 
 
 # How kernels of random features are launched: a tile of the matrix leaves no room for stages.
@@ -1740,6 +1949,19 @@ def _peaks(x, matrix, root, chunk, of_rows):
     args = (x, matrix, peaks, *x.stride()[:3], heads, length, root, 256)
     _linear_peaks[_runs(x, chunk)](*args, CHUNK=chunk, OF_ROWS=of_rows, **_OF_FEATURES)
     return peaks if of_rows else peaks.amax(-1)
+
+
+def _of_one_exponent(first_kv, first_z, first_exponent, peaks):
+    """(kv, z, peaks, factor): a first state as the features of the call are divided.
+
+    Features of keys are divided by 2 to the power of the peak of their head, less 56, which the
+    exponent of a state raises. The state is multiplied by factor, (batch, num_kv_heads).
+    """
+    if first_kv is None:
+        return None, None, peaks, None
+    peaks = torch.maximum(peaks, first_exponent + 56.0)
+    factor = torch.exp2(first_exponent - (peaks - 56.0))
+    return first_kv * factor[:, :, None, None], first_z * factor[:, :, None], peaks, factor
 
 
 def _runs(x, chunk):
@@ -1859,6 +2081,66 @@ def _slots(states, at):
     return tuple(x[:, :, at].clone() for x in states)
 
 
+def _step(q, k, v, matrix, scale, first_kv, first_z, first_exponent):
+    """(out, kv, z, exponent) of one token, by the kernel or, for CPU tensors, by the reference."""
+    if _is_elsewhere(q):
+        with torch.cuda.device(q.device):
+            return _step(q, k, v, matrix, scale, first_kv, first_z, first_exponent)
+    if q.numel() == 0 or not (q.is_cuda or triton.knobs.runtime.interpret):
+        with torch.no_grad():
+            out, _, kv, z, exponent = _attend(
+                q, k, v, matrix, scale, first_kv, first_z, first_exponent
+            )
+        return out, kv, z, exponent
+    if triton.knobs.runtime.interpret and q.dtype == torch.bfloat16:
+        # Triton's interpreter has no bfloat16 arithmetic.
+        out, *states = _step(
+            q.float(),
+            k.float(),
+            v.float(),
+            matrix.float(),
+            scale,
+            first_kv,
+            first_z,
+            first_exponent,
+        )
+        return out.to(q.dtype), *states
+    batch, num_q_heads = q.shape[:2]
+    num_kv_heads = k.shape[1]
+    out = q.new_empty(batch, num_q_heads, 1, 64)
+    kv = q.new_empty(batch, num_kv_heads, 256, 64, dtype=torch.float32)
+    z = kv.new_empty(batch, num_kv_heads, 256)
+    root = math.sqrt(scale)
+    rows = _peaks(q, matrix, root, 16, True)
+    peaks = _peaks(k, matrix, root, 16, False)
+    if first_kv is not None:
+        peaks = torch.maximum(peaks, first_exponent + 56.0)
+    exponent = peaks - 56.0
+    factors = None if first_kv is None else torch.exp2(first_exponent - exponent)
+    q, _ = _map_features(q, 16, matrix, root, rows, True, with_sums=False)
+    k, _ = _map_features(k, 16, matrix, root, peaks, False, with_sums=False)
+    args = (
+        q,
+        k,
+        v,
+        out,
+        None if first_kv is None else first_kv.contiguous(),
+        kv,
+        None if first_z is None else first_z.contiguous(),
+        z,
+        factors,
+        *q.stride()[:2],
+        *k.stride()[:2],
+        *v.stride()[:2],
+        num_q_heads,
+        num_kv_heads,
+    )
+    columns = 16
+    grid = (batch * num_kv_heads * 4,)
+    _linear_step[grid](*args, COLUMNS=columns, num_warps=4, **_FUSED)
+    return out, kv, z, exponent
+
+
 def _new_states(v, num_states):
     """Room for the states, and sums of features, of so many segments of each head of v."""
     states = v.new_empty(*v.shape[:2], num_states, 256, 64, dtype=torch.float32)
@@ -1945,7 +2227,7 @@ def _tma_strides(x):
 
 def _is_elsewhere(x):
     """Whether x is on a GPU that is not the current one, where Triton launches."""
-    return x.is_cuda and x.get_device() != torch.cuda.current_device()
+    return x.is_cuda and x.get_device() != torch._C._cuda_getDevice()
 
 
 @functools.cache
@@ -1984,12 +2266,12 @@ def _is_plain(*tensors):
     """Whether these are plain tensors in plain eager code: the op would only cost time there."""
     if torch.compiler.is_compiling():
         return False
-    keys = 0
+    keys, keys_of, plain, parameter = 0, torch._C._dispatch_keys, torch.Tensor, torch.nn.Parameter
     for x in tensors:
         kind = type(x)
-        if kind is not torch.Tensor and kind is not torch.nn.Parameter:
+        if kind is not plain and kind is not parameter:
             return False
-        keys |= torch._C._dispatch_keys(x).raw_repr()
+        keys |= keys_of(x).raw_repr()
     if torch._C._functorch.peek_interpreter_stack() is not None:  # one of torch.func's transforms
         return False
     # Modes that trace, count operations or only infer shapes have to see the op.
@@ -2029,9 +2311,12 @@ def _op_run(
     scale: float,
     first_kv: torch.Tensor | None,
     first_z: torch.Tensor | None,
+    first_exponent: torch.Tensor | None,
     return_state: bool,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    return _made(_forward(q, k, v, matrix, scale, first_kv, first_z, return_state), q)
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    return _made(
+        _forward(q, k, v, matrix, scale, first_kv, first_z, first_exponent, return_state), q
+    )
 
 
 def _made(results, x):
@@ -2040,32 +2325,55 @@ def _made(results, x):
     return tuple(made)
 
 
-def _op_shapes(q, k, v, matrix, scale, first_kv, first_z, return_state):
+def _op_shapes(q, k, v, matrix, scale, first_kv, first_z, first_exponent, return_state):
     out = q.new_empty((*q.shape[:3], 64))
     sums = q.new_empty(q.shape[:3], dtype=torch.float32)
     if not return_state:
-        return out, sums, q.new_empty(0, dtype=torch.float32), q.new_empty(0, dtype=torch.float32)
+        return (
+            out,
+            sums,
+            q.new_empty(0, dtype=torch.float32),
+            q.new_empty(0, dtype=torch.float32),
+            q.new_empty(0, dtype=torch.float32),
+        )
     sizes = (*k.shape[:2], 256, 64)
     last_kv = q.new_empty(sizes, dtype=torch.float32)
-    return out, sums, last_kv, q.new_empty(sizes[:3], dtype=torch.float32)
+    last_z, last_exponent = (q.new_empty(x, dtype=torch.float32) for x in (sizes[:3], sizes[:2]))
+    return out, sums, last_kv, last_z, last_exponent
 
 
 def _save_for_backward(ctx, inputs, output):
     ctx.set_materialize_grads(False)  # sums rarely have a gradient: make no zeros for it
-    q, k, v, matrix, scale, first_kv, first_z, ctx.returns_state = inputs
+    q, k, v, matrix, scale, first_kv, first_z, first_exponent, ctx.returns_state = inputs
     ctx.scale = scale
-    ctx.save_for_backward(q, k, v, matrix, first_kv, first_z, *output[:2])
+    ctx.save_for_backward(q, k, v, matrix, first_kv, first_z, first_exponent, *output[:2])
 
 
-def _backward(ctx, grad_out, grad_sums, grad_kv, grad_z):
-    q, k, v, matrix, first_kv, first_z, out, sums = ctx.saved_tensors
+def _backward(ctx, grad_out, grad_sums, grad_kv, grad_z, grad_exponent):
+    q, k, v, matrix, first_kv, first_z, first_exponent, out, sums = ctx.saved_tensors
     scale = ctx.scale
     if not ctx.returns_state:
         grad_kv = grad_z = None
-    if all(x is None for x in (grad_out, grad_sums, grad_kv, grad_z)):
-        return None, None, None, None, None, None, None, None
+    grad_exponent = None  # it has none: a state is its product with the power of it
+    if all(x is None for x in (grad_out, grad_sums, grad_kv, grad_z, grad_exponent)):
+        return None, None, None, None, None, None, None, None, None
     grad_out = q.new_zeros(*q.shape[:3], 64) if grad_out is None else grad_out
-    given = (q, k, v, matrix, first_kv, first_z, out, sums, grad_out, grad_sums, grad_kv, grad_z)
+    given = (
+        q,
+        k,
+        v,
+        matrix,
+        first_kv,
+        first_z,
+        first_exponent,
+        out,
+        sums,
+        grad_out,
+        grad_sums,
+        grad_kv,
+        grad_z,
+        grad_exponent,
+    )
     given = [x for x in given if x is not None]
     twice = torch.is_grad_enabled()  # create_graph=True: these gradients will be differentiated
     has_tangents = forward_ad._current_level >= 0 and _has_tangents(grad_out)
@@ -2073,7 +2381,20 @@ def _backward(ctx, grad_out, grad_sums, grad_kv, grad_z):
         if twice and q.is_cuda:
             _warn_once("gradients that are differentiated again come from the eager reference")
         grads = _reference_gradients(
-            q, k, v, matrix, scale, first_kv, first_z, grad_out, grad_sums, grad_kv, grad_z, twice
+            q,
+            k,
+            v,
+            matrix,
+            scale,
+            first_kv,
+            first_z,
+            first_exponent,
+            grad_out,
+            grad_sums,
+            grad_kv,
+            grad_z,
+            grad_exponent,
+            twice,
         )
     else:
         run = _gradients if _is_plain(*given) else op_backward
@@ -2085,17 +2406,19 @@ def _backward(ctx, grad_out, grad_sums, grad_kv, grad_z):
             scale,
             first_kv,
             first_z,
+            first_exponent,
             out,
             sums,
             grad_out,
             grad_sums,
             grad_kv,
             grad_z,
+            grad_exponent,
         )
-    grad_q, grad_k, grad_v, grad_kv, grad_z = grads
+    grad_q, grad_k, grad_v, grad_kv, grad_z, grad_exponent = grads
     if first_kv is None:
-        grad_kv = grad_z = None
-    return grad_q, grad_k, grad_v, None, None, grad_kv, grad_z, None
+        grad_kv = grad_z = grad_exponent = None
+    return grad_q, grad_k, grad_v, None, None, grad_kv, grad_z, grad_exponent, None
 
 
 def _has_backward(q, k):
@@ -2113,13 +2436,15 @@ def _op_backward_run(
     scale: float,
     first_kv: torch.Tensor | None,
     first_z: torch.Tensor | None,
+    first_exponent: torch.Tensor | None,
     out: torch.Tensor,
     sums: torch.Tensor,
     grad_out: torch.Tensor,
     grad_sums: torch.Tensor | None,
     grad_kv: torch.Tensor | None,
     grad_z: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    grad_exponent: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     return _made(
         _gradients(
             q,
@@ -2129,37 +2454,66 @@ def _op_backward_run(
             scale,
             first_kv,
             first_z,
+            first_exponent,
             out,
             sums,
             grad_out,
             grad_sums,
             grad_kv,
             grad_z,
+            grad_exponent,
         ),
         q,
     )
 
 
 def _op_backward_shapes(
-    q, k, v, matrix, scale, first_kv, first_z, out, sums, grad_out, grad_sums, grad_kv, grad_z
+    q,
+    k,
+    v,
+    matrix,
+    scale,
+    first_kv,
+    first_z,
+    first_exponent,
+    out,
+    sums,
+    grad_out,
+    grad_sums,
+    grad_kv,
+    grad_z,
+    grad_exponent,
 ):
     shapes = tuple(x.new_empty(x.shape) for x in (q, k, v))
-    states = (first_kv, first_z)
+    states = (first_kv, first_z, first_exponent)
     none = q.new_empty(0, dtype=torch.float32)
     return (*shapes, *(none if x is None else x.new_empty(x.shape) for x in states))
 
 
 def _reference_gradients(
-    q, k, v, matrix, scale, first_kv, first_z, grad_out, grad_sums, grad_kv, grad_z, twice=False
+    q,
+    k,
+    v,
+    matrix,
+    scale,
+    first_kv,
+    first_z,
+    first_exponent,
+    grad_out,
+    grad_sums,
+    grad_kv,
+    grad_z,
+    grad_exponent,
+    twice=False,
 ):
     """Gradients by the reference's autograd; twice: they can be differentiated themselves."""
     # The backward pass may run in other surroundings than the forward pass: in autocast, too.
     with torch.enable_grad(), torch.autocast(q.device.type, enabled=False):
-        given = (q, k, v, first_kv, first_z)
+        given = (q, k, v, first_kv, first_z, first_exponent)
         given = [x if x is None else _leaf(x, twice) for x in given]
-        q, k, v, first_kv, first_z = given
-        outputs = _attend(q, k, v, matrix, scale, first_kv, first_z)
-        wanted = zip(outputs, (grad_out, grad_sums, grad_kv, grad_z), strict=True)
+        q, k, v, first_kv, first_z, first_exponent = given
+        outputs = _attend(q, k, v, matrix, scale, first_kv, first_z, first_exponent)
+        wanted = zip(outputs, (grad_out, grad_sums, grad_kv, grad_z, grad_exponent), strict=True)
         outputs, grads = zip(*((x, g) for x, g in wanted if g is not None), strict=True)
         leaves = [x for x in given if x is not None]
         options = {"create_graph": twice, "materialize_grads": True}
@@ -2184,6 +2538,30 @@ def _flops(q, k, v, *_, **__):
 def _backward_flops(q, k, v, *_, **__):
     """FLOPs of the backward pass, by shapes: three times the products of the forward pass."""
     return 3 * _flops(q, k, v)
+
+
+def _op_step_run(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    matrix: torch.Tensor,
+    scale: float,
+    first_kv: torch.Tensor | None,
+    first_z: torch.Tensor | None,
+    first_exponent: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    return _step(q, k, v, matrix, scale, first_kv, first_z, first_exponent)
+
+
+def _op_step_shapes(q, k, v, matrix, scale, first_kv, first_z, first_exponent):
+    sizes = (*k.shape[:2], 256, 64)
+    out, kv = q.new_empty((*q.shape[:3], 64)), q.new_empty(sizes, dtype=torch.float32)
+    return out, kv, kv.new_empty(sizes[:3]), kv.new_empty(sizes[:2])
+
+
+def _step_flops(q, k, v, *_, **__):
+    """FLOPs of a step, by shapes: a state is made and read."""
+    return 2 * 16384 * (k[0] * k[1] + q[0] * q[1])
 
 
 def _operator(name, run, shapes, flops, backward=None):
@@ -2214,6 +2592,9 @@ op_backward = _operator(
     _op_backward_run,
     _op_backward_shapes,
     _backward_flops,
+)
+op_step = _operator(
+    "flashgen::linear_favor_258e504e_step", _op_step_run, _op_step_shapes, _step_flops
 )
 
 

@@ -743,7 +743,7 @@ def attention(
     elif not plain:
         out, lse = op(q, k, v, scale, left)
     elif torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-        out, lse = _Attention.apply(key, known, q, k, v, scale, left)
+        return _Attention.apply(key, known, return_lse, q, k, v, scale, left)
     else:
         out, lse = _forward(q, k, v, scale, left, key, known, return_lse)
     return (out, lse) if return_lse else out
@@ -1188,7 +1188,7 @@ def _tma_strides(x):
 
 def _is_elsewhere(x):
     """Whether x is on a GPU that is not the current one, where Triton launches."""
-    return x.is_cuda and x.get_device() != torch.cuda.current_device()
+    return x.is_cuda and x.get_device() != torch._C._cuda_getDevice()
 
 
 @functools.cache
@@ -1330,9 +1330,18 @@ def _known(q, k, v):
     if (q.data_ptr() | k.data_ptr() | v.data_ptr()) % 16 != 0:
         return None, None  # Triton specialises on this
     key = (
-        (q.dtype, q.device, q.shape, q.stride()),
-        (k.dtype, k.device, k.shape, k.stride()),
-        (v.dtype, v.device, v.shape, v.stride()),
+        q.dtype,
+        q.device,
+        q.shape,
+        q.stride(),
+        k.dtype,
+        k.device,
+        k.shape,
+        k.stride(),
+        v.dtype,
+        v.device,
+        v.shape,
+        v.stride(),
     )
     return key, _LAUNCHES.get(key)
 
@@ -1374,7 +1383,8 @@ class _Launch:
         driver = triton.runtime.driver.active
         self.device, self.stream_of = driver.get_current_device(), driver.get_current_stream
         self.args = []
-        self.places = []  # the places of addresses and tensor maps, which every call replaces
+        self.places = []  # the places of addresses and tensor maps
+        self.ready = {}  # the arguments with these filled in, for addresses of earlier calls
         metadata = iter(kernel.metadata.tensordesc_meta or ())
         for arg in (*before, None, *after):  # None stands for the numbers
             if isinstance(arg, torch.Tensor):
@@ -1392,12 +1402,23 @@ class _Launch:
 
     def repeat(self, tensors, numbers):
         """Launches on the current stream, with these tensors and numbers."""
-        args = self.args.copy()
-        for (place, maps), x in zip(self.places, tensors, strict=True):
-            address = x.data_ptr()
-            args[place] = address if maps is None else maps[address]
+        self.repeat_at(tuple(map(torch.Tensor.data_ptr, tensors)), numbers)
+
+    def repeat_at(self, addresses, numbers):
+        """The same, with tensors at these addresses."""
+        args = self.ready.get(addresses) or self._filled(addresses)
+        args = args.copy()  # another thread may launch with other numbers
         args[self.numbers] = numbers
         self.launch(self.stream_of(self.device), args)
+
+    def _filled(self, addresses):
+        args = self.args.copy()
+        for (place, maps), address in zip(self.places, addresses, strict=True):
+            args[place] = address if maps is None else maps[address]
+        if len(self.ready) >= 128:
+            self.ready.clear()
+        self.ready[addresses] = args
+        return args
 
 
 class _TensorMaps(dict):
@@ -1471,12 +1492,12 @@ def _is_plain(*tensors):
     """Whether these are plain tensors in plain eager code: the op would only cost time there."""
     if torch.compiler.is_compiling():
         return False
-    keys = 0
+    keys, keys_of, plain, parameter = 0, torch._C._dispatch_keys, torch.Tensor, torch.nn.Parameter
     for x in tensors:
         kind = type(x)
-        if kind is not torch.Tensor and kind is not torch.nn.Parameter:
+        if kind is not plain and kind is not parameter:
             return False
-        keys |= torch._C._dispatch_keys(x).raw_repr()
+        keys |= keys_of(x).raw_repr()
     if torch._C._functorch.peek_interpreter_stack() is not None:  # one of torch.func's transforms
         return False
     # Modes that trace, count operations or only infer shapes have to see the op.
@@ -1540,7 +1561,8 @@ def _backward(op_ctx, grad_out, grad_lse):
         grad_lse = torch.zeros_like(lse) if grad_lse is None else grad_lse
         grads = _reference_gradients(q, k, v, op_ctx.scale, op_ctx.left, grad_out, grad_lse, twice)
     else:
-        plain = _is_plain(q, k, v, out, lse, grad_out, lse if grad_lse is None else grad_lse)
+        plain = _is_plain(q, k, v, out, lse, grad_out)
+        plain = plain and (grad_lse is None or _is_plain(grad_lse))
         if plain:
             grads = _gradients(q, k, v, op_ctx.scale, op_ctx.left, out, lse, grad_out, grad_lse)
         else:
@@ -1663,14 +1685,18 @@ class _Attention(torch.autograd.Function):
     """The autograd function that replaces the op in eager code: see `_is_plain`."""
 
     @staticmethod
-    def forward(op_ctx, key, known, *inputs):
+    def forward(op_ctx, key, known, return_lse, *inputs):
         output = _forward(*inputs, key, known)
         _save_for_backward(op_ctx, inputs, output)
-        return output
+        return output if return_lse else output[0]  # each output costs autograd time
 
     @staticmethod
-    def backward(op_ctx, grad_out, grad_lse):
-        return None, None, *_backward(op_ctx, grad_out, grad_lse)
+    def backward(op_ctx, grad_out, grad_lse=None):
+        return None, None, None, *_backward(op_ctx, grad_out, grad_lse)
+
+
+# Without what autograd.Function adds for torch.func's tensors, which do not get here.
+_Attention.apply = super(torch.autograd.Function, _Attention).apply
 
 
 class _Merge(torch.autograd.Function):

@@ -56,14 +56,16 @@ def compile_hopper_varlen(plan: KernelPlan, config: KernelConfig) -> Report:
 
 
 def compile_hopper_cached(
-    plan: KernelPlan, config: KernelConfig, page_size: int, packed: int
+    plan: KernelPlan, config: KernelConfig, page_size: int, packed: int, split: bool = False
 ) -> Report:
-    """The same of the kernel for a cache."""
+    """The same of the kernel for a cache, whose keys may be in parts."""
     names = HopperNames(plan, of_sequences=True, of_cache=True)
     text = IMPORTS + render_hopper(plan, of_cache=True)
     types = _argument_types(plan, config, packed, page_size)
     types |= dict.fromkeys(("counter_ptr", "list_ptr", "places_ptr"), "*i32")
-    constants = constants_of(config) | {"PAGE_SIZE": page_size}
+    if split:
+        types["out_ptr"] = "*fp32"
+    constants = constants_of(config) | {"PAGE_SIZE": page_size, "SPLIT": split}
     if names.packs:
         constants["PACKED"] = packed
     call = call_of(plan, function_in(text, KERNEL), types, constants)

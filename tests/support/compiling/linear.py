@@ -35,9 +35,24 @@ OF_DECAYS = {
     True: ("_decayed_features", "_linear_backward_within_chunks"),
 }
 
+#: The kernels of each pass over all pairs, where ids return, and those that find where runs start.
+OF_PAIRS = {
+    False: ("_linear_runs", "_linear_returns", "_linear_pairs", "_linear_last_of_pairs"),
+    True: (
+        "_linear_pairs_of_queries",
+        "_linear_pairs_of_keys",
+        "_linear_pairs_of_values",
+        "_linear_first_of_pairs",
+    ),
+}
+
+#: Tensors of integers, which pointers name.
+OF_INTEGERS = {"marks": "*i8"} | dict.fromkeys(("ids", "firsts", "tiles", "found"), "*i32")
+
 #: Tensors of the call's dtype, which pointers name.
 OF_DTYPE = ["x", "matrix", "phi", "grad_phi", "grad_x", "out", "grad_q", "grad_k", "grad_v"]
 OF_DTYPE += ["q", "k", "phi_q", "phi_k", "decayed_q", "decayed_k", "weights", "grad_weights"]
+OF_DTYPE += ["first", "grad_last"]
 
 
 def linear_bytes(
@@ -72,6 +87,11 @@ def linear_bytes(
             for name in OF_DECAYS[gradients] * LinearPlan(plan).by_features
             for kernel in _kernels(plan, config, name, tma, aligned)
         }
+        | {
+            kernel.name: allotted_bytes(kernel, target, options_of(of_pairs(config)))
+            for name in OF_PAIRS[gradients] * LinearPlan(plan).of_ids
+            for kernel in _kernels(plan, config, name, False, aligned)
+        }
     )
 
 
@@ -80,9 +100,16 @@ def of_chunks(config: KernelConfig) -> KernelConfig:
     return replace(config, num_warps=4, num_stages=1)
 
 
+def of_pairs(config: KernelConfig) -> KernelConfig:
+    """How kernels over all pairs are launched, and those that find where runs start."""
+    return replace(config, num_stages=1)
+
+
 def compile_linear(plan: KernelPlan, config: KernelConfig, target: str, name: str) -> Report:
     """Everything the compiler says of a function, down to machine code."""
-    *_, kernel = _kernels(plan, config, name, plan.uses_tma(target), True)
+    pairs = name in OF_PAIRS[False] + OF_PAIRS[True]
+    *_, kernel = _kernels(plan, config, name, plan.uses_tma(target) and not pairs, True)
+    config = of_pairs(config) if pairs else config
     config = of_chunks(config) if name in OF_DECAYS[True] else config
     return report(kernel, target, options_of(config), by_triton)
 
@@ -100,6 +127,7 @@ def _kernels(
     pointer = f"*{plan.triton_dtype}"
     types = {x: "*fp32" for x in function.arg_names if x.endswith("_ptr")} | {"scale": "fp32"}
     types |= {x: pointer for x in types if x.removesuffix("_ptr") in OF_DTYPE} | {"root": "fp32"}
+    types |= {f"{x}_ptr": y for x, y in OF_INTEGERS.items()}
     for tensor in (x for x in function.arg_names if x.endswith("_src")):
         of_features = tensor in ("q_src", "k_src", "phi_q_src", "phi_k_src")
         width = linear.qk_width if of_features else linear.v_width
@@ -108,7 +136,9 @@ def _kernels(
     constants = {"CHUNK": config.BLOCK_M, "USE_TMA": tma, "STAGES": config.num_stages}
     constants |= {"SHIFTS": config.BLOCK_M.bit_length() - 1, "stride_df": 1}
     constants = {
-        x: y for x, y in (constants | {"OF_ROWS": False}).items() if x in function.arg_names
+        x: y
+        for x, y in (constants | {"OF_ROWS": False, "BLOCK": 1024, "SIDE": 64}).items()
+        if x in function.arg_names
     }
     of_tiles = [{"ADDS": x, "ENDS": x} for x in (False, True)]
     of_heads, by_chunks = ([{x: y} for y in (True, False)] for x in ("GROUPED", "STEEP"))
@@ -120,4 +150,5 @@ def _kernels(
         call = call_of(plan, function, types, constants | more, aligned)
         # Pointers and strides of the other arguments are as a launcher finds them.
         known = {x: y for x, y in call.signature.items() if x in function.arg_names}
-        yield Kernel(text, name, type(call)(known, call.constants, call.attributes), gluon=False)
+        given = {x: y for x, y in call.constants.items() if x in function.arg_names}
+        yield Kernel(text, name, type(call)(known, given, call.attributes), gluon=False)

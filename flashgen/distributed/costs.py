@@ -1,0 +1,379 @@
+"""Costs: what a call will take by each strategy, from its plan and the machine's rates.
+
+A prediction adds up, for each rank, its products, the bytes that reach or leave it over each kind
+of link, and its copies. Of a pass it takes the slowest rank. Transfers count in full, except those
+of a ring and of groups of heads, which travel while something is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+
+import torch
+
+from flashgen.distributed.heads import shares
+from flashgen.distributed.heads import why_not as why_no_heads
+from flashgen.distributed.plan import Plan
+
+#: Strategies, those first that are preferred among equals.
+STRATEGIES = ("all-to-all", "ulysses", "all-gather", "ring")
+
+#: What a further group of heads costs, as a share of the time of the products: more, smaller calls.
+OF_A_GROUP = 0.03
+
+#: How much faster than another a strategy has to be to be preferred to those before it.
+BETTER = 0.995
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Rates that predictions go by; the defaults are of H100s.
+
+    Attributes:
+        ranks_per_host: how many ranks NVLink joins.
+        within: bytes/s that a GPU sends, and as many that it receives, over NVLink by NCCL.
+        between: the same between hosts: 400 Gb/s for each GPU.
+        latency: seconds before the first byte of a step arrives.
+        memory: bytes/s of copies, read and written.
+        forward: FLOP/s of the forward pass's kernels.
+        backward: likewise of the backward pass's.
+    """
+
+    ranks_per_host: int = 8
+    within: float = 350e9
+    between: float = 45e9
+    latency: float = 30e-6
+    memory: float = 2.2e12
+    forward: float = 760e12
+    backward: float = 605e12
+
+
+def machine_of(ranks: Sequence[int], local: int | None) -> Machine:
+    """The usual rates, for ranks of which some share a host.
+
+    Args:
+        ranks: their numbers in the whole job, in which those of a host follow one another.
+        local: how many a host has, as torchrun says in LOCAL_WORLD_SIZE; None: unknown.
+    """
+    if not local:
+        return Machine()
+    hosts = [rank // local for rank in ranks]
+    return Machine(ranks_per_host=hosts.count(hosts[0]))
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of a call.
+
+    Attributes:
+        batch: entries.
+        num_q_heads: heads of the queries.
+        num_kv_heads: heads of the keys.
+        head_dim: of queries and keys.
+        v_head_dim: of values.
+        itemsize: bytes of a number.
+    """
+
+    batch: int
+    num_q_heads: int
+    num_kv_heads: int
+    head_dim: int
+    v_head_dim: int
+    itemsize: int = 2
+
+    @property
+    def row(self) -> int:
+        """Bytes of a row of keys and values."""
+        both = self.head_dim + self.v_head_dim
+        return self.batch * self.num_kv_heads * both * self.itemsize
+
+    @property
+    def query(self) -> int:
+        """Bytes of a position's queries."""
+        return self.batch * self.num_q_heads * self.head_dim * self.itemsize
+
+    @property
+    def output(self) -> int:
+        """Bytes of a position's output."""
+        return self.batch * self.num_q_heads * self.v_head_dim * self.itemsize
+
+    @property
+    def flops(self) -> tuple[int, int]:
+        """FLOPs of a pair of a query and a key, of all heads: forward and backward."""
+        heads = 2 * self.batch * self.num_q_heads
+        return (
+            heads * (self.head_dim + self.v_head_dim),
+            heads * (3 * self.head_dim + 2 * self.v_head_dim),
+        )
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a call takes by a strategy.
+
+    Attributes:
+        forward: seconds of the slowest rank.
+        backward: likewise.
+        linear: seconds of both passes, if all ranks shared the products of one evenly, and nothing
+            else took time.
+        received: bytes that a rank gets from others in both passes, at most.
+        held: bytes of others' rows, or of others' heads, that a rank holds at once, at most.
+        parts: groups of heads.
+    """
+
+    forward: float
+    backward: float
+    linear: float
+    received: int
+    held: int
+    parts: int = 1
+
+    @property
+    def share(self) -> float:
+        """The share of linear of both passes."""
+        return self.linear / (self.forward + self.backward)
+
+
+def why_not(strategy: str, module: ModuleType, sizes: Sizes, ranks: int) -> str:
+    """Why a strategy cannot compute a call, as a clause; ``""`` where it can."""
+    if strategy == "ring" and not module.MESH["merges"]:
+        return "partial results with a sink of the normaliser cannot be merged"
+    if strategy == "ulysses":
+        return why_no_heads(module, sizes.num_q_heads, sizes.num_kv_heads, ranks)
+    return ""
+
+
+def keeps_rows(plan: Plan, sizes: Sizes) -> bool:
+    """Whether rows are kept for the backward pass: if no rank's take more than what it saves."""
+    saved = sizes.query + sizes.output + sizes.row
+    ranks = range(plan.ranks)
+    return all(plan.rows(r) * sizes.row <= plan.queries.lengths[r] * saved for r in ranks)
+
+
+def predicted(
+    strategy: str,
+    plan: Plan,
+    sizes: Sizes,
+    machine: Machine,
+    *,
+    keep: bool,
+    parts: int | None = None,
+    by_head: bool = False,
+) -> Cost:
+    """The cost of a call by a strategy that can compute it.
+
+    Args:
+        strategy: one of `STRATEGIES`.
+        plan: what all ranks compute.
+        sizes: of the call.
+        machine: rates.
+        keep: whether rows are kept for the backward pass.
+        parts: groups of heads; None: as many as are best.
+        by_head: whether there can be but one group.
+    """
+    if strategy == "ulysses":
+        return _of_heads(plan, sizes, machine)
+    if strategy == "ring":
+        return _of_ring(plan, sizes, machine)
+    number = 1 if by_head else parts
+    tried = (number,) if number else (1, 2, 4, 8)
+    costs = [
+        _of_rows(plan, sizes, machine, strategy == "all-gather", keep, parts)
+        for parts in tried
+        if sizes.num_kv_heads % parts == 0
+    ]
+    return min(costs, key=lambda cost: cost.forward + cost.backward)
+
+
+def _of_rows(
+    plan: Plan, sizes: Sizes, machine: Machine, everything: bool, keep: bool, parts: int
+) -> Cost:
+    lengths = torch.tensor(plan.keys.lengths, dtype=torch.float64)
+    rows = torch.tensor([plan.rows(r) for r in range(plan.ranks)], dtype=torch.float64)
+    traffic = plan.traffic.double()
+    if everything:
+        rows = lengths.sum().expand(plan.ranks)
+        traffic = lengths[:, None].expand(plan.ranks, plan.ranks)
+    bring = _transfers(traffic * sizes.row, machine)
+    back = _transfers(traffic.T * sizes.row, machine)
+    chunks = torch.tensor([len(mine) for mine in plan.queries.chunks])
+    # Runs of queries are put together, and own rows side by side; gradients are added up.
+    copied = (chunks > 1) * lengths * sizes.output * 2
+    packed = lengths * sizes.row * 2 + everything * rows * sizes.row * 2
+    summed = rows * sizes.row * 5 + lengths * sizes.row * 4 + everything * rows * sizes.row * 2
+    passes = []
+    for seconds, moved, bytes_ in (
+        (_products(plan, sizes, machine)[0], bring, copied + packed),
+        (
+            _products(plan, sizes, machine)[1],
+            back if keep else back + bring,
+            2 * copied + summed + (0 if keep else packed),
+        ),
+    ):
+        longer = seconds * (1 + OF_A_GROUP * (parts - 1))
+        hidden = moved * (parts - 1) / parts
+        passes.append(moved / parts + torch.maximum(longer, hidden) + bytes_ / machine.memory)
+    received = (traffic.sum(0) - traffic.diagonal()) * sizes.row
+    returned = (traffic.sum(1) - traffic.diagonal()) * sizes.row
+    both = received * (1 if keep else 2) + returned
+    held = rows * sizes.row / (1 if keep else parts)
+    return _cost(plan, sizes, machine, passes, both, held, parts)
+
+
+def _of_ring(plan: Plan, sizes: Sizes, machine: Machine) -> Cost:
+    ranks, each = plan.ranks, torch.arange(plan.ranks)
+    traffic = plan.traffic.double()
+    shares = traffic / traffic.sum(0).clamp(min=1)
+    outputs = torch.tensor(plan.queries.lengths) * sizes.output
+    passes = []
+    # Rows come, and backward as many gradients go the other way. Each step merges outputs of 16
+    # bits in float32, or adds gradients in float32.
+    for seconds, moved, of_outputs, of_rows in zip(
+        _products(plan, sizes, machine), (1, 2), (7, 12), (0, 30), strict=True
+    ):
+        total = torch.zeros(ranks, dtype=torch.float64)
+        for step in range(ranks):
+            sender = (each - step) % ranks
+            coming = torch.zeros_like(traffic)
+            if step + 1 < ranks:
+                after = (each - step - 1) % ranks
+                coming[after, each] = traffic[after, each] * sizes.row * moved
+            total += torch.maximum(seconds * shares[sender, each], _transfers(coming, machine))
+            copied = of_outputs * outputs + of_rows * traffic[sender, each] * sizes.row
+            total += copied / machine.memory if ranks > 1 else 0
+        passes.append(total)
+    received = (traffic.sum(0) - traffic.diagonal()) * sizes.row
+    returned = (traffic.sum(1) - traffic.diagonal()) * sizes.row
+    held = 2 * traffic.amax(0) * sizes.row
+    return _cost(plan, sizes, machine, passes, 2 * received + returned, held)
+
+
+def _of_heads(plan: Plan, sizes: Sizes, machine: Machine) -> Cost:
+    divided = shares(sizes.num_q_heads, sizes.num_kv_heads, plan.ranks)
+    of_k = torch.tensor([s.of_k.stop - s.of_k.start for s in divided], dtype=torch.float64)
+    lengths = torch.tensor(plan.queries.lengths, dtype=torch.float64)
+    keys = of_k / max(1, sizes.num_kv_heads) * sizes.row
+    into = lengths[:, None] * (sizes.query / plan.ranks + keys)
+    back = (lengths[:, None] * sizes.output / plan.ranks).expand(plan.ranks, plan.ranks).T
+    copies = lengths * (sizes.query + sizes.row + sizes.output) * 5
+    mean = [x.mean().expand(plan.ranks) for x in _products(plan, sizes, machine)]
+    moved = _transfers(into, machine) + _transfers(back, machine)
+    again = _transfers(into.T, machine) + _transfers(back.T, machine)
+    passes = [
+        mean[0] + moved + copies / machine.memory,
+        mean[1] + again + 2 * copies / machine.memory,
+    ]
+    each = into + into.T + back + back.T
+    received = each.sum(0) - each.diagonal()
+    return _cost(plan, sizes, machine, passes, received, into.sum(0))
+
+
+def _products(plan: Plan, sizes: Sizes, machine: Machine) -> tuple[torch.Tensor, torch.Tensor]:
+    """Seconds of each rank's products, forward and backward."""
+    pairs = torch.tensor(plan.pairs, dtype=torch.float64)
+    forward, backward = sizes.flops
+    return pairs * forward / machine.forward, pairs * backward / machine.backward
+
+
+def _transfers(sent: torch.Tensor, machine: Machine) -> torch.Tensor:
+    """Seconds of each rank for a step in which ranks send one another bytes."""
+    hosts = torch.arange(len(sent)) // machine.ranks_per_host
+    same = hosts[:, None] == hosts
+    others = ~torch.eye(len(sent), dtype=torch.bool)
+    seconds = []
+    for links, rate in ((same & others, machine.within), (~same, machine.between)):
+        moved = sent * links
+        seconds.append(torch.maximum(moved.sum(0), moved.sum(1)) / rate)
+    longest = torch.maximum(*seconds)
+    return longest + (longest > 0) * machine.latency
+
+
+def _cost(
+    plan: Plan,
+    sizes: Sizes,
+    machine: Machine,
+    passes: list[torch.Tensor],
+    received: torch.Tensor,
+    held: torch.Tensor,
+    parts: int = 1,
+) -> Cost:
+    forward, backward = (max(float(seconds.max()), 1e-9) for seconds in passes)
+    linear = sum(float(x.mean()) for x in _products(plan, sizes, machine))
+    return Cost(forward, backward, linear, int(received.max()), int(held.max()), parts)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The strategy of a call, and what speaks for it.
+
+    Attributes:
+        strategy: its name.
+        costs: of each strategy that can compute the call.
+        refused: why the others cannot.
+        asked: whether the user has named it.
+    """
+
+    strategy: str
+    costs: Mapping[str, Cost]
+    refused: Mapping[str, str]
+    asked: bool
+
+    @property
+    def cost(self) -> Cost:
+        """That of the strategy."""
+        return self.costs[self.strategy]
+
+    @property
+    def why(self) -> str:
+        """In a sentence."""
+        if self.asked:
+            return f"{self.strategy}, as asked for"
+        others = [cost for name, cost in self.costs.items() if name != self.strategy]
+        if not others:
+            return f"{self.strategy}: nothing else can compute the call"
+        name, best = min(
+            ((n, c) for n, c in self.costs.items() if n != self.strategy),
+            key=lambda each: each[1].forward + each[1].backward,
+        )
+        return (
+            f"{self.strategy}: predicted {self.cost.share:.3f} of linear, {name} {best.share:.3f}"
+        )
+
+
+def choose(
+    asked: str,
+    module: ModuleType,
+    plan: Plan,
+    sizes: Sizes,
+    machine: Machine,
+    *,
+    keep: bool | None = None,
+    parts: int | None = None,
+) -> Choice:
+    """The strategy of a call: that which is asked for, or for ``"auto"`` the fastest predicted.
+
+    Raises:
+        ValueError: the strategy that is asked for cannot compute the call.
+    """
+    refused = {
+        name: why for name in STRATEGIES if (why := why_not(name, module, sizes, plan.ranks))
+    }
+    if asked in refused:
+        raise ValueError(f"strategy: {asked!r} cannot compute this call: {refused[asked]}")
+    kept = keeps_rows(plan, sizes) if keep is None else keep
+    by_head = module.MESH["by_head"]
+    costs = {
+        name: predicted(name, plan, sizes, machine, keep=kept, parts=parts, by_head=by_head)
+        for name in STRATEGIES
+        if name not in refused
+    }
+    if asked != "auto":
+        return Choice(asked, costs, refused, asked=True)
+    best, *others = costs
+    for name in others:
+        both = costs[name].forward + costs[name].backward
+        if both < BETTER * (costs[best].forward + costs[best].backward):
+            best = name
+    return Choice(best, costs, refused, asked=False)
