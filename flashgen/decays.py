@@ -21,7 +21,7 @@ from flashgen.tracing.kinds import CONDITION
 #: ``h -> the logarithm of a head's decay``.
 HeadDecay = Callable[[Any], Any]
 
-#: The dimensions of a tensor of decays.
+#: The dimensions of a tensor of decays; one for each feature has their number behind these.
 OF_TOKENS = ("batch", "num_kv_heads", "kv_len")
 
 
@@ -31,7 +31,8 @@ class Decay:
 
     Attributes:
         label: the user's notation of it.
-        tensor: a number for each key, which a call passes; it has a gradient.
+        tensor: a number for each key, or for each feature of each key, which a call passes; it has
+            a gradient.
         numbers: a number for each head of k.
         function: ``h -> number``, the same for any number of heads.
     """
@@ -65,6 +66,12 @@ class Decay:
         return result.sym
 
     @property
+    def features(self) -> int:
+        """The features of a key that each have a number; 0 where they share one."""
+        names = () if self.tensor is None else self.tensor.names[len(OF_TOKENS) :]
+        return int(names[0]) if names else 0
+
+    @property
     def params(self) -> tuple[Param, ...]:
         """The tensor, if it is one.
 
@@ -91,9 +98,12 @@ def as_decay(value: Any) -> Decay | None:
     if value is None:
         return None
     if isinstance(value, Tensor):
-        if value.names != OF_TOKENS or value.dtype != "float32":
+        of_tokens, of_features = value.names[:3], value.names[3:]
+        fits = of_tokens == OF_TOKENS and all(x.isdecimal() for x in of_features)
+        if not fits or value.dtype != "float32":
             raise MaskError(
-                f"linear: decay={value!r}; declare a Tensor of dims {OF_TOKENS} and of float32"
+                f"linear: decay={value!r}; declare a Tensor of dims {OF_TOKENS} and of float32, or "
+                "with the number of features as a fourth one"
             )
         return Decay(value.name, tensor=value)
     if isinstance(value, list | tuple) and value:

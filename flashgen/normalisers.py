@@ -193,7 +193,9 @@ def linear(
             number for each head of k, in a tuple; a function ``h -> number`` that traces; or a
             float32 `Tensor` of dims ``("batch", "num_kv_heads", "kv_len")``, which has a gradient.
             So the weight of a key also has the factor exp(sum of the decays after it, up to the
-            query's position). -inf forgets. It needs a causal mask. None is no decay.
+            query's position). With the number of features as a fourth dimension each feature has
+            decays of its own, and its product in a weight has their factor. -inf forgets. It needs
+            a causal mask. None is no decay.
         normalise: whether weights are divided by their sum.
         algorithm: ``"linear"`` insists on kernels that are linear in the length; ``"quadratic"`` on
             one that goes over all pairs; None takes what the mask allows.

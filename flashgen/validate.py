@@ -270,6 +270,9 @@ def _linear(name: str, spec: AttentionSpec, normaliser: Linear) -> Iterator[Find
     if normaliser.algorithm not in (None, *ALGORITHMS):
         problem = f"{normaliser.algorithm!r} is no algorithm"
         yield "normaliser", normaliser, problem, _one_of((None, *ALGORITHMS))
+    elif normaliser.algorithm == "quadratic" and _of_features(normaliser):
+        problem = "with a decay for each feature, weights are no products of features alone"
+        yield "normaliser", normaliser, problem, "leave algorithm out, or write 'linear'"
     elif normaliser.algorithm == "quadratic":
         problem = "there is no quadratic kernel of linear attention yet"
         yield "normaliser", normaliser, problem, "leave algorithm out, or write 'linear'"
@@ -287,6 +290,10 @@ def _linear(name: str, spec: AttentionSpec, normaliser: Linear) -> Iterator[Find
     elif traced == LINEAR_MASKS[1] and normaliser.decay is not None:
         problem = "a decay is for keys in the order of queries, and this mask shows later ones"
         yield "mask", spec.mask, problem, "write causal(), or leave decay out"
+    elif of_runs and _of_features(normaliser):
+        problem = "with a decay for each feature, a state does not start anew where a run does yet"
+        remedy = "write causal() and pass -inf where runs start, or give a decay for each key"
+        yield "mask", spec.mask, problem, remedy
     if spec.score is not None:
         problem = "linear attention has weights without a score function"
         yield "score", spec.score, problem, "put it into the feature map, or leave it out"
@@ -305,6 +312,11 @@ def _linear(name: str, spec: AttentionSpec, normaliser: Linear) -> Iterator[Find
     if isinstance(spec.forms, tuple) and set(spec.forms) & set(FORMS[1:]):
         problem = "linear attention has the dense form alone"
         yield "forms", spec.forms, problem, f"write forms=({FORMS[0]!r},)"
+
+
+def _of_features(normaliser: Linear) -> int:
+    """The features of a key that each have a decay, if they have."""
+    return 0 if normaliser.decay is None else normaliser.decay.features
 
 
 def _has_runs(spec: AttentionSpec, traced: Any) -> bool:
@@ -332,6 +344,16 @@ def _state(name: str, spec: AttentionSpec, normaliser: Linear) -> Iterator[Findi
             f"it up to {MOST_FEATURES}"
         )
         yield "normaliser", normaliser, problem, "change their number, or head_dim"
+    of_decay = _of_features(normaliser)
+    if of_decay and normaliser.feature_map.random:
+        problem = "a decay for each feature is learned, and random features are drawn anew"
+        yield "normaliser", normaliser, problem, "give one for each key, or another feature map"
+    elif of_decay and of_decay != features:
+        problem = f"a decay for each of {of_decay} features, and a vector has {features}"
+        yield "normaliser", normaliser, problem, f"declare the tensor with {features} in its dims"
+    elif of_decay and features > WIDEST:
+        problem = f"with a decay for each feature, a vector has at most {WIDEST}"
+        yield "normaliser", normaliser, problem, "give one for each key, or make fewer features"
     if normaliser.feature_map.random and not normaliser.normalise:
         problem = (
             "random features are divided by their largest, which cancels in normalised weights only"

@@ -266,8 +266,9 @@ def _steps(linear: LinearPlan, target: Target, work: Workload, chunk: int) -> It
         ids = work.batch * work.kv_len
         yield step("runs", 0, 0, 4 * ids, ids, 9 * ids)
     # Sums of decays within chunks, in float32: of each key, in one part or two.
-    logs = 4 * (1 + linear.splits_logs) * linear.decayed
-    if linear.decayed:
+    by_keys = linear.decayed and not linear.by_features
+    logs = 4 * (1 + linear.splits_logs) * by_keys
+    if by_keys:
         read = 4 * keys * linear.learned + work.batch * work.kv_len * linear.of_ids
         yield step("decays", 0, 0, read, logs * keys, read + logs * keys)
     if linear.mapped:
@@ -278,6 +279,15 @@ def _steps(linear: LinearPlan, target: Target, work: Workload, chunk: int) -> It
         written = itemsize * features * (queries + keys)
         exponentials = _exponentials(linear) * (queries + keys)
         yield step("features", products, exponentials, read, written, read + written)
+    # Weights within chunks, which decays of features make beforehand.
+    weights = itemsize * chunk * queries * linear.by_features
+    if linear.by_features:
+        # Of features, and sums of their decays, in two parts where operands have 16 bits.
+        products = 2 * (3 if itemsize < 4 else 2) * chunk * features * queries
+        read = 4 * features * keys + itemsize * features * (queries + keys)
+        written = itemsize * features * (queries + keys) + weights + 4 * features * keys // chunk
+        l2 = (4 + 2 * itemsize) * features * queries + written
+        yield step("decays", products, 2 * features * queries, read, written, l2)
     # Of causal attention the last segment of keys precedes nothing.
     counted = (segments - 1) / segments if linear.causal else 1.0
     states = _state(linear) * work.batch * work.num_kv_heads * segments
@@ -296,13 +306,14 @@ def _steps(linear: LinearPlan, target: Target, work: Workload, chunk: int) -> It
     reads = _state(linear) * work.batch * work.num_q_heads * segments
     if linear.causal:  # and keys enter the state, and meet the queries of their chunk
         read += (itemsize * (features + tiles * v_dim) + tiles * logs) * keys
-        flops += queries * (2 * features * v_dim + 2 * chunk * (features + tiles * v_dim))
+        within = features * (not linear.by_features) + tiles * v_dim
+        flops += queries * (2 * features * v_dim + 2 * chunk * within)
         rows += (features + tiles * v_dim) * queries
         reads = reads * (segments - 1) // segments
     else:
         reads *= segments
-    of_sms = itemsize * rows + tiles * logs * queries + written + reads + 2 * partial
-    read += partial + int(counted * states)
+    of_sms = itemsize * rows + tiles * logs * queries + written + reads + 2 * partial + weights
+    read += partial + int(counted * states) + weights
     yield step("output", flops, 0, read, written + partial, of_sms)
 
 

@@ -170,6 +170,11 @@ class LinearPlan:
         return self.decay is not None
 
     @property
+    def by_features(self) -> bool:
+        """Whether each feature of a key has a decay of its own: a state is multiplied by rows."""
+        return self.decay is not None and self.decay.features > 0
+
+    @property
     def decay_tensor(self) -> str:
         """The argument that has a number for each key, and a gradient; ``""`` for none."""
         tensor = self.decay.tensor if self.decay is not None else None
@@ -209,6 +214,29 @@ class LinearPlan:
         return repr(float(FORGETS))
 
     @property
+    def sums_beforehand(self) -> bool:
+        """Whether the kernel that maps features sums them up, too.
+
+        Features with decays of their own are summed up with these.
+        """
+        return self.normalise and not self.by_features
+
+    @property
+    def feature_width(self) -> int:
+        """Columns of a tile of features with decays of their own: registers hold no wider one."""
+        return min(self.qk_width, WIDEST // 2 if self.plan.itemsize < 4 else WIDEST // 4)
+
+    @property
+    def gradient_width(self) -> int:
+        """The same where gradients of such features are computed, which takes more."""
+        return min(self.qk_width, WIDEST // 4)
+
+    @property
+    def gradient_tiles(self) -> int:
+        """How many of these tiles there are."""
+        return self.qk_width // self.gradient_width
+
+    @property
     def splits_logs(self) -> bool:
         """Whether sums of logarithms have two parts: for weights that are exact to float32.
 
@@ -217,7 +245,16 @@ class LinearPlan:
         For 16 bits one part is enough: a chunk's sum is above -2**14, where float32 has steps of
         2**-10.
         """
-        return self.plan.itemsize == 4 and self.has_decay
+        return self.plan.itemsize == 4 and self.has_decay and not self.by_features
+
+    @property
+    def balanced(self) -> str:
+        """The least logarithm of base 2 from a chunk's middle that one product of features takes.
+
+        Features are then multiplied by up to its inverse: in 16 bits that is far from overflow, and
+        in float32 the logarithm's rounding is that of an exponential.
+        """
+        return repr(-16.0 if self.plan.itemsize == 4 else -64.0)
 
     @property
     def per_coarse(self) -> str:

@@ -24,9 +24,21 @@ from flashgen.config import KernelConfig
 from flashgen.kernels.linear_triton.shared_memory import linear_usage
 from flashgen.kernels.linear_triton.space import linear_space, rank_linear
 from flashgen.plan import KernelPlan, lower
-from support.compiling.linear import FORWARD, GRADIENTS, compile_linear, linear_bytes
+from support.compiling.linear import (
+    FORWARD,
+    GRADIENTS,
+    compile_linear,
+    linear_bytes,
+)
 
 DECAY = Tensor("decay", ("batch", "num_kv_heads", "kv_len"))
+
+
+def of_features(number: int) -> Tensor:
+    """A decay for each of so many features."""
+    return Tensor("decay", ("batch", "num_kv_heads", "kv_len", number))
+
+
 SPECS = {
     "elu_d128": AttentionSpec(128, mask=causal(), normaliser=linear(elu_plus_one())),
     "plain_d128": AttentionSpec(128, mask=causal(), normaliser=linear(identity(), normalise=False)),
@@ -48,6 +60,18 @@ SPECS = {
     ),
     "retention_float32_d64": AttentionSpec(
         64, "float32", mask=causal(), normaliser=linear(elu_plus_one(), decay=lambda h: -exp2(-h))
+    ),
+    "features_d128": AttentionSpec(
+        128, mask=causal(), normaliser=linear(identity(), decay=of_features(128), normalise=False)
+    ),
+    "features_elu_d128": AttentionSpec(
+        128, mask=causal(), normaliser=linear(elu_plus_one(), decay=of_features(128))
+    ),
+    "features_unequal": AttentionSpec(
+        (40, 24), mask=causal(), normaliser=linear(relu(), decay=of_features(40))
+    ),
+    "features_float32_d64": AttentionSpec(
+        64, "float32", mask=causal(), normaliser=linear(relu(), decay=of_features(64))
     ),
     "documents_d128": AttentionSpec(
         128, mask=document() & causal(), normaliser=linear(elu_plus_one())
@@ -100,7 +124,10 @@ def test_what_ships_needs_no_more_than_predicted(name: str, target: str) -> None
             assert max(needed.values()) <= predicted.total, (config, tma, needed)
 
 
-@pytest.mark.parametrize("name", ["elu_d128", "plain_d128", "favor_d128", "favor_d64"])
+@pytest.mark.parametrize(
+    "name",
+    ["elu_d128", "plain_d128", "favor_d128", "favor_d64", "features_d128", "features_elu_d128"],
+)
 def test_tiles_of_64_rows_need_exactly_what_is_predicted(name: str) -> None:
     plan = PLANS[name]
     for gradients in (False, True):
@@ -113,7 +140,8 @@ def test_tiles_of_64_rows_need_exactly_what_is_predicted(name: str) -> None:
 
 @AS_PTXAS_12_8_DOES
 @pytest.mark.parametrize(
-    "name", ["elu_d128", "plain_d128", "decays_d128", "documents_d128", "favor_d128"]
+    "name",
+    ["elu_d128", "plain_d128", "decays_d128", "documents_d128", "favor_d128", "features_d128"],
 )
 def test_they_do_not_spill(name: str) -> None:
     plan = PLANS[name]

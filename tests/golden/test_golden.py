@@ -96,6 +96,15 @@ LINEAR_MODULES = {
             identity(), decay=Tensor("log_decay", ("batch", "num_kv_heads", "kv_len"))
         ),
     ),
+    "linear_feature_decays": AttentionSpec(
+        64,
+        mask=causal(),
+        normaliser=linear(
+            identity(),
+            decay=Tensor("decay", ("batch", "num_kv_heads", "kv_len", 64)),
+            normalise=False,
+        ),
+    ),
     "linear_retention": AttentionSpec(
         64,
         mask=causal(),

@@ -28,7 +28,13 @@ from support.variants import rendered_module, shipped_module
 pytestmark = pytest.mark.filterwarnings("ignore:.*eager reference")
 
 DECAY = Tensor("decay", ("batch", "num_kv_heads", "kv_len"))
+OF_FEATURES = Tensor("decay", ("batch", "num_kv_heads", "kv_len", 16))
+#: What a call passes a tensor of decays to, and the features that each have one.
+LEARNED = {"decays": (), "features": (16,)}
 SPECS = {
+    "features": AttentionSpec(
+        16, "float32", mask=causal(), normaliser=linear(elu_plus_one(), decay=OF_FEATURES)
+    ),
     "decays": AttentionSpec(
         16, "float32", mask=causal(), normaliser=linear(elu_plus_one(), decay=DECAY)
     ),
@@ -77,31 +83,65 @@ def test_the_reference_is_the_recurrence() -> None:
         torch.testing.assert_close(lse, torch.log(0.3 * sums))
 
 
-def drawn_states(tensors: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def drawn_states(
+    tensors: list[torch.Tensor], features: tuple[int, ...] = ()
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(decays, kv, z) for q, k and v, in their dtype."""
     _, k, v = tensors
     generator = torch.Generator().manual_seed(1)
-    shapes = k.shape[:3], (*k.shape[:2], k.shape[3], v.shape[3]), (*k.shape[:2], k.shape[3])
+    shapes = (
+        (*k.shape[:3], *features),
+        (*k.shape[:2], k.shape[3], v.shape[3]),
+        (*k.shape[:2], k.shape[3]),
+    )
     decay, kv, z = (torch.rand(x, generator=generator, dtype=torch.float64) for x in shapes)
     return tuple(x.to(k.dtype) for x in (torch.log(decay), kv, z))
 
 
-def test_the_reference_of_decays_and_states_is_the_recurrence() -> None:
+@pytest.mark.parametrize("name", LEARNED)
+def test_the_reference_of_decays_and_states_is_the_recurrence(name: str) -> None:
     tensors = drawn()
-    decay, kv, z = drawn_states(tensors)
+    decay, kv, z = drawn_states(tensors, LEARNED[name])
     decay[0, 0, ::7] = -math.inf
-    module, spec = rendered_module(SPECS["decays"]), SPECS["decays"]
+    module, spec = rendered_module(SPECS[name]), SPECS[name]
     out, state = module.reference(
         *tensors, decay=decay, initial_state=(kv, z), return_state=True, scale=0.3
     )
     exact, _, *last = recurrence(spec, *tensors, decay, kv, z)
     torch.testing.assert_close((out, *state), (exact, *last))
 
+
+def test_the_reference_of_decays_of_heads_is_the_recurrence() -> None:
+    tensors = drawn()
+    kv = drawn_states(tensors)[1]
     of_heads = torch.full((1, 1, 1), math.log(0.75), dtype=torch.float64)
     module, spec = rendered_module(SPECS["retention"]), SPECS["retention"]
     out, last_kv = module.reference(*tensors, initial_state=kv, return_state=True)
     exact, _, right, _ = recurrence(spec, *tensors, of_heads.expand(2, 1, 70), kv)
     torch.testing.assert_close((out, last_kv), (exact, right))
+
+
+def test_decays_of_features_expand_and_have_any_strides() -> None:
+    """Those of each key expanded are a decay of the key; others need not be contiguous."""
+    tensors = [x.float() for x in drawn()]
+    decay = drawn_states(tensors)[0]
+    out = rendered_module(SPECS["decays"]).attention(*tensors, decay=decay)
+    module = rendered_module(SPECS["features"])
+    expanded = decay[..., None].expand(*decay.shape, 16)
+    torch.testing.assert_close(module.attention(*tensors, decay=expanded), out)
+    _, state = module.attention(*(x[:, :, :1] for x in tensors), decay=decay[:, :, :1, None].expand(
+        2, 1, 1, 16), return_state=True)  # fmt: skip
+    row = [x[:, :, 1:2] for x in tensors]
+    stepped, _ = module.step(*row, state, decay=expanded[:, :, 1:2])
+    torch.testing.assert_close(stepped, out[:, :, 1:2])
+    apart = drawn_states(tensors, (16,))[0]
+    strided = apart.mT.contiguous().mT
+    grads = []
+    for x in (apart, strided):
+        x.requires_grad_()
+        out = module.attention(*tensors, decay=x)
+        grads.append((out, *torch.autograd.grad(out.sum(), x)))
+    torch.testing.assert_close(*grads, rtol=0, atol=0)
 
 
 def test_long_decays() -> None:
@@ -118,8 +158,8 @@ def test_derivatives_of_derivatives(name: str) -> None:
     spec, module = SPECS[name], rendered_module(SPECS[name])
     shapes = [(1, 2, 3, 16), (1, 1, 3, 16), (1, 1, 3, spec.v_head_dim)]
     tensors = [torch.randn(x, requires_grad=True) for x in shapes]
-    decay = torch.log(torch.rand(1, 1, 3)).requires_grad_()
-    given = {"decay": decay} if name == "decays" else {}
+    decay = torch.log(torch.rand(1, 1, 3, *LEARNED.get(name, ()))).requires_grad_()
+    given = {"decay": decay} if name in LEARNED else {}
     tensors = [*tensors, *given.values()]
     out = module.attention(*tensors[:3], **given)
     [dq] = torch.autograd.grad(out.sum(), tensors[0], create_graph=True)
@@ -153,8 +193,8 @@ def test_the_operator(name: str) -> None:
     shapes = [(1, 2, 5, 16), (1, 1, 5, 16), (1, 1, 5, spec.v_head_dim)]
     tensors = [torch.randn(x, requires_grad=True) for x in shapes]
     scale = [] if spec.normaliser.normalise else [0.5]
-    decay = torch.log(torch.rand(1, 1, 5)).requires_grad_()
-    given = {"decay": decay} if name == "decays" else {}
+    decay = torch.log(torch.rand(1, 1, 5, *LEARNED.get(name, ()))).requires_grad_()
+    given = {"decay": decay} if name in LEARNED else {}
     states = [[]]
     if name != "plain":
         kv, z = torch.randn(1, 1, 16, 16).requires_grad_(), torch.rand(1, 1, 16).requires_grad_()
@@ -165,7 +205,7 @@ def test_the_operator(name: str) -> None:
         given["initial_state"] = kv if scale else (kv, z)
         stepped = [x.detach()[:, :, :1] for x in (*tensors, decay)]
         more = [kv] if scale else [kv, z]
-        args = (*stepped[:3], *scale, *stepped[3:][: name == "decays"], *(x.detach() for x in more))
+        args = (*stepped[:3], *scale, *stepped[3:][: name in LEARNED], *(x.detach() for x in more))
         torch.library.opcheck(module.op_step, args, test_utils=("test_schema", "test_faketensor"))
     torch._dynamo.reset()
     compiled = torch.compile(module.attention, fullgraph=True, backend="aot_eager")
@@ -202,11 +242,11 @@ def test_a_decay_may_have_any_name(name: str) -> None:
     torch.testing.assert_close(*found, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("name", ["elu", "decays", "retention", "vectors", "tiles"])
+@pytest.mark.parametrize("name", ["elu", *LEARNED, "retention", "vectors", "tiles"])
 def test_states_go_on_from_call_to_call_and_step_to_step(name: str) -> None:
     module = rendered_module((SPECS | OF_VECTORS)[name])
     tensors = [x.float() for x in drawn(heads=4, kv_heads=2, length=20)]
-    decays = [drawn_states(tensors)[0]] if name == "decays" else []
+    decays = [drawn_states(tensors, LEARNED[name])[0]] if name in LEARNED else []
 
     def part(begin: int, end: int) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
         rows = slice(begin, end)
@@ -275,6 +315,8 @@ def test_empty_calls() -> None:
          r"^initial_state\[1\]: got shape \(2, 1, 8\); pass \(2, 1, 16\)"),
         ("retention", {"initial_state": (2, 2, 16, 16)}, r"^initial_state: got shape"),
         ("decays", {}, "missing 1 required keyword-only argument: 'decay'"),
+        ("features", {"decay": (2, 1, 7, 8)},
+         r"^decay: got shape \(2, 1, 7, 8\); pass \(2, 1, 7, 16\)"),
         ("decays", {"decay": (2, 2, 7)}, r"^decay: got shape \(2, 2, 7\); pass \(2, 1, 7\)"),
     ],
 )  # fmt: skip

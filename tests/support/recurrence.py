@@ -147,8 +147,9 @@ def recurrence(
     accs, sums = [], []
     for n in range(k.shape[2]):
         factor = torch.exp(decay[:, :, n])
-        kv = factor[..., None, None] * kv + phi_k[:, :, n, :, None] * v[:, :, n, None, :]
-        z = factor[..., None] * z + phi_k[:, :, n]
+        factor = factor if decay.dim() == 4 else factor[..., None]
+        kv = factor[..., None] * kv + phi_k[:, :, n, :, None] * v[:, :, n, None, :]
+        z = factor * z + phi_k[:, :, n]
         if causal:
             accs.append(phi_q[:, :, :, n] @ kv)
             sums.append((phi_q[:, :, :, n] @ z[..., None]).squeeze(-1))
@@ -204,32 +205,38 @@ def quadratic(
     phi_q = phi(q.float()).to(dtype).float().unflatten(1, (k.shape[1], group))
     phi_k, v = phi(k.float()).to(dtype).float()[:, :, None], v.float()[:, :, None]
     decay = decays_of(spec, k) if decay is None else decay
+    decay = decay if decay.dim() == 4 else decay[..., None]  # of each feature, or of all
     log = decay.double().clamp(min=-500.0).cumsum(2)[:, :, None]
-    between = log[..., :, None] - log[..., None, :]
-    from_start, to_end = torch.exp(log).float(), torch.exp(log[..., -1:] - log).float()
-    whole = from_start[..., -1]
-    weights = phi_q @ phi_k.mT
+    between = log[..., :, None, :] - log[..., None, :, :]
+    from_start, to_end = torch.exp(log).float(), torch.exp(log[..., -1:, :] - log).float()
+    whole, seen = from_start[..., -1, :], None
     if ids is not None:
         ids = ids[:, None, None]
         shown = ids != -1 if runs_in(spec).padded else torch.ones_like(ids, dtype=torch.bool)
         seen = (ids[..., :, None] == ids[..., None, :]) & shown[..., None, :]
-        weights = weights * seen
         at = torch.arange(ids.shape[-1])
         first = ids.gather(-1, torch.where(shown, at, 10**6).amin(-1, True).clamp(max=at[-1]))
         last = ids.gather(-1, torch.where(shown, at, -1).amax(-1, True).clamp(min=0))
-        from_start, to_end = from_start * (ids == first) * shown, to_end * (ids == last) * shown
-        whole = whole * (first == last).squeeze(-1)
+        from_start = from_start * ((ids == first) & shown)[..., None]
+        to_end = to_end * ((ids == last) & shown)[..., None]
+        whole = whole * (first == last)
     if is_causal(spec):
-        hidden = torch.ones_like(weights, dtype=torch.bool).triu(1)
-        weights = weights * torch.exp(between.masked_fill(hidden, -torch.inf)).float()
+        hidden = torch.ones(between.shape[-3:-1], dtype=torch.bool).triu(1)
+        between = torch.exp(between.masked_fill(hidden[..., None], -torch.inf)).float()
+    if decay.shape[3] > 1:
+        weights = ((phi_k[..., None, :, :] * between) @ phi_q[..., None]).squeeze(-1)
+    else:
+        weights = phi_q @ phi_k.mT
+        weights = weights * between.squeeze(-1) if is_causal(spec) else weights
+    weights = weights if seen is None else weights * seen
     acc, sums = weights.to(dtype).float() @ v, weights.sum(-1)
-    last_kv, last_z = (to_end[..., None] * phi_k).mT @ v, (to_end[..., None] * phi_k).sum(3)
+    last_kv, last_z = (to_end * phi_k).mT @ v, (to_end * phi_k).sum(3)
     if kv is not None:
-        acc = acc + from_start[..., None] * (phi_q @ kv[:, :, None])
-        last_kv = last_kv + whole[..., None, None] * kv[:, :, None]
+        acc = acc + (from_start * phi_q) @ kv[:, :, None]
+        last_kv = last_kv + whole[..., None] * kv[:, :, None]
     if z is not None:
-        sums = sums + from_start * (phi_q @ z[:, :, None, :, None]).squeeze(-1)
-        last_z = last_z + whole[..., None] * z[:, :, None]
+        sums = sums + ((from_start * phi_q) @ z[:, :, None, :, None]).squeeze(-1)
+        last_z = last_z + whole * z[:, :, None]
     out = _finished(spec, acc.flatten(1, 2), sums.flatten(1, 2)).to(dtype)
     return out, sums.flatten(1, 2), last_kv.squeeze(2), last_z.squeeze(2)
 
@@ -288,7 +295,8 @@ def check_linear(module: ModuleType, spec: AttentionSpec, call: LinearCall) -> N
             assert x[none].isinf().all(), f"{name}: error of what has no key"
             x, right, low = (y.masked_fill(none, 0.0) for y in (x, right, low))
         # Gradients of decays are differences of sums of these.
-        size = (tensors["v"] * mine[names.index("gradient of v")]).abs().sum((2, 3)).max().item()
+        of, dims = ("k", (2,)) if x.dim() == 4 else ("v", (2, 3))
+        size = (tensors[of] * mine[names.index(f"gradient of {of}")]).abs().sum(dims).max().item()
         size = size if name == "gradient of decay" else 0.0
         error, allowed = error_and_bound(x.detach(), right.detach(), low.detach(), size)
         assert error <= allowed, f"{name}: error {error:.3g}, allowed {allowed:.3g}"
@@ -350,8 +358,9 @@ def drawn_inputs(spec: AttentionSpec, call: LinearCall) -> dict[str, torch.Tenso
     }
     decay = spec.normaliser.decay
     if decay is not None and decay.tensor is not None:
-        chosen = torch.rand(call.batch, call.kv_len, heads, generator=generator)
-        small = -0.2 * torch.rand(call.batch, call.kv_len, heads, generator=generator)
+        shape = (call.batch, call.kv_len, heads, *[decay.features] * (decay.features > 0))
+        chosen = torch.rand(shape, generator=generator)
+        small = -0.2 * torch.rand(shape, generator=generator)
         if call.steep:
             for least, value in ((0.5, 0.0), (0.7, -9.0), (0.8, -80.0), (0.9, -1e4)):
                 small = torch.where(chosen > least, value, small)

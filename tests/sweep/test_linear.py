@@ -29,6 +29,13 @@ SHIFTED = AttentionSpec(24, "float32", mask=full(), normaliser=linear(shifted, n
 SQUARE = AttentionSpec(16, mask=causal(), normaliser=linear(square))
 
 DECAY = Tensor("decay", ("batch", "num_kv_heads", "kv_len"))
+
+
+def of_features(number: int) -> Tensor:
+    """A decay for each of so many features."""
+    return Tensor("decay", ("batch", "num_kv_heads", "kv_len", number))
+
+
 TOKENS = AttentionSpec(
     (40, 24), "float32", mask=causal(), normaliser=linear(elu_plus_one(), decay=DECAY)
 )
@@ -38,6 +45,17 @@ PLAIN_TOKENS = AttentionSpec(
 MAPPED_TOKENS = AttentionSpec(
     16, "float32", mask=causal(), normaliser=linear(shifted, decay=DECAY, normalise=False)
 )
+FEATURES = AttentionSpec(
+    (40, 24), "float32", mask=causal(), normaliser=linear(elu_plus_one(), decay=of_features(40))
+)
+PLAIN_FEATURES = AttentionSpec(
+    16, mask=causal(), normaliser=linear(identity(), decay=of_features(16), normalise=False)
+)
+MAPPED_FEATURES = AttentionSpec(
+    16, "float32", mask=causal(), normaliser=linear(
+        shifted, decay=of_features(16), normalise=False
+    )
+)  # fmt: skip
 RETENTION = AttentionSpec(
     24, "float32", mask=causal(), normaliser=linear(
         identity(), decay=lambda h: -(h + 1) / 16, normalise=False
@@ -66,7 +84,17 @@ CALLS = {
     "steep decays": (TOKENS, LinearCall(83, 83, batch=2, steep=True, states=True)),
     "a decay of one key": (TOKENS, LinearCall(1, 1, states=True)),
     "decays without sums": (PLAIN_TOKENS, LinearCall(83, 83, q_heads=2, states=True, steep=True)),
-    "decays of features": (MAPPED_TOKENS, LinearCall(83, 83, strided=True, tma=False)),
+    "decays of mapped keys": (MAPPED_TOKENS, LinearCall(83, 83, strided=True, tma=False)),
+    "decays of features": (FEATURES, LinearCall(83, 83, batch=2)),
+    "decays of features and states": (
+        FEATURES,
+        LinearCall(83, 83, q_heads=4, kv_heads=2, states=True),
+    ),
+    "steep decays of features": (FEATURES, LinearCall(83, 83, q_heads=2, steep=True, states=True)),
+    "decays of features of one key": (FEATURES, LinearCall(1, 1, states=True)),
+    "decays of features without sums": (PLAIN_FEATURES, LinearCall(83, 83, q_heads=2, states=True)),
+    "steep decays without sums": (PLAIN_FEATURES, LinearCall(83, 83, batch=2, steep=True)),
+    "decays of mapped features": (MAPPED_FEATURES, LinearCall(83, 83, strided=True, tma=False)),
     "decays of heads": (RETENTION, LinearCall(83, 83, q_heads=4, kv_heads=2, states=True)),
     "numbers of heads": (NUMBERS, LinearCall(40, 40, q_heads=2, kv_heads=2)),
 }
@@ -140,7 +168,7 @@ DEFECTS = {
     "no products of sums": ("of_keys = num_states - 1 - i + first", "of_keys = num_states - 1 - i",
                             "decays"),
     "no rows of queries": ("rows = tl.sum(acc * ", "rows = tl.sum(0.0 * acc * ",
-                           "decays of features"),
+                           "decays of mapped keys"),
     "no rows of keys": ("rows = tl.sum(grad * ", "rows = tl.sum(0.0 * grad * ", "decays"),
     "no gradient of sums in those of decays": ("change += sums * ", "change += 0.0 * sums * ",
                                                "decays"),
@@ -151,6 +179,83 @@ DEFECTS = {
                                                 "states of one segment"),
     "a first state's gradient without the scale": ("scale * x for x in of_first",
                                                    "x for x in of_first", "states of one segment"),
+    "features that do not decay from the start": (
+        "decayed_q *= tl.math.exp2(log_of_first)", "decayed_q *= tl.math.exp2(0.0 * log_of_first)",
+        "decays of features"),
+    "features that do not decay to the end": (
+        "decayed_k *= tl.math.exp2(log_of_second)",
+        "decayed_k *= 1.0 + 0.0 * log_of_second", "decays of features"),
+    "weights from the middle the wrong way": (
+        "tl.where(second, middle, -middle)", "tl.where(second, -middle, middle)",
+        "decays of features"),
+    "one product of steep decays": ("if least >= -16.0:", "if least >= -1e9:",
+                                    "steep decays of features"),
+    "one product of steep gradients": ("< -16.0", "< -1e9", "steep decays of features"),
+    "one product of steep decays in 16 bits": ("if least >= -64.0:", "if least >= -1e9:",
+                                               "steep decays without sums"),
+    "gradients of queries of no own keys": ("grad_q += of_own * phi_k", "grad_q += 0.0 * phi_k",
+                                            "decays of features"),
+    "gradients of keys of no own queries": ("grad_k += of_own * right", "grad_k += 0.0 * right",
+                                            "decays of features"),
+    "the largest of steep decays": ("tl.minimum(least, tl.min(middle))", "tl.max(middle)",
+                                    "steep decays of features"),
+    "steep decays of no smaller blocks": ("for shift in range(0, SHIFTS)",
+                                          "for shift in range(1, SHIFTS)",
+                                          "steep decays of features"),
+    "steep decays of no own keys": ("tl.where(rows == others, products, 0.0)",
+                                    "tl.where(rows > others, products, 0.0)",
+                                    "steep decays of features"),
+    "steep gradients of no own keys": ("tl.where(rows == others, of_weights, 0.0)",
+                                       "tl.where(rows > others, of_weights, 0.0)",
+                                       "steep decays of features"),
+    "steep gradients of no smaller blocks": (
+        "across = tl.where(_across_middle(rows, others, shift), of_weights, 0.0)",
+        "across = tl.where(_across_middle(rows, others, SHIFTS - 1), of_weights, 0.0)",
+        "steep decays of features"),
+    "steep features that do not decay to the end": (
+        "_sums_of_rows(others > rows, log", "_sums_of_rows(others >= rows, log",
+        "steep decays of features"),
+    "steep features that do not decay from the start": (
+        "_sums_of_rows(others <= rows, log", "_sums_of_rows(others < rows, log",
+        "steep decays of features"),
+    "infinite logarithms of features": (
+        "log = tl.where(log < -160.0, -160.0, log)", "log = log", "steep decays of features"),
+    "decays of features of another head": (
+        "+ kv_head * stride_dh", "+ 0 * kv_head * stride_dh", "decays of features and states"),
+    "states whose features do not decay": (
+        "state *= whole[None, :]", "state *= 1.0 + 0.0 * whole[None, :]", "decays of features"),
+    "segments whose features do not decay": (
+        "state *= tl.math.exp2(log)[:, None]", "state *= 1.0", "decays of features and states"),
+    "sums that do not decay": ("total *= whole", "total *= 1.0", "decays of features"),
+    "no gradients of a chunk's weights": (
+        "grad_weights = tl.dot(g, tl.trans(v)", "grad_weights = 0.0 * tl.dot(g, tl.trans(v)",
+        "decays of features"),
+    "no sums of queries by their deltas": (
+        "decayed_q.to(tl.float32) * delta[:, None]", "decayed_q.to(tl.float32)",
+        "decays of features"),
+    "nothing beyond a chunk": ("beyond[None, :] + later", "later", "decays of features"),
+    "nothing beyond a segment of features": ("beyond += product", "beyond += 0.0 * product",
+                                             "decays of features"),
+    "a decay that counts for no own query": (
+        "_sums_of_rows(others >= rows, change", "_sums_of_rows(others > rows, change",
+        "decays of features"),
+    "gradients of decays of queries alone": (
+        "change -= grad_k", "change -= 0.0 * grad_k", "decays of features"),
+    "gradients of what features forget": (
+        "tl.where(forgotten, 0.0, grad_log)", "grad_log", "steep decays of features"),
+    "no slope of decayed features": ("grad_q *= _slopes(q)", "grad_q *= 1.0",
+                                     "decays of mapped features"),
+    "no slope of decayed keys": ("grad_k *= _slopes(k)", "grad_k *= 1.0",
+                                 "decays of mapped features"),
+    "a scale less": ("grad_weights * scale", "grad_weights * 1.0",
+                     "decays of features without sums"),
+    "a product of segments without the scale": ("scale * product", "product",
+                                                "decays of features without sums"),
+    "one head of those that share decays": (
+        "q_head = kv_head * group + member", "q_head = kv_head * group",
+        "decays of features without sums"),
+    "decayed keys of one head alone": ("if kv_head * group == q_head:", "if q_head == 0:",
+                                       "decays of features and states"),
 }  # fmt: skip
 
 
@@ -174,7 +279,7 @@ def test_a_defect_is_found(name: str) -> None:
 
 
 @pytest.mark.parametrize("chunk", [16, 32, 64])
-@pytest.mark.parametrize("spec", [ELU, TOKENS])
+@pytest.mark.parametrize("spec", [ELU, TOKENS, FEATURES])
 def test_any_chunk_gives_the_same(spec: AttentionSpec, chunk: int) -> None:
     module = rendered_module(spec)
     for table in (module.CONFIGS, module.CONFIGS_OF_GRADIENTS):
@@ -183,21 +288,28 @@ def test_any_chunk_gives_the_same(spec: AttentionSpec, chunk: int) -> None:
     check_linear(module, spec, LinearCall(150, 150, steep=True, states=True))
 
 
-def carries(source: str) -> str:
-    """A module whose gradients of decays go through a segment in several steps."""
-    assert '"BLOCK": 1024}' in source
-    return source.replace('"BLOCK": 1024}', '"BLOCK": 16}')
+#: The sums that gradients of decays carry on from step to step, and how short steps are made.
+CARRIED = {
+    "decays": (TOKENS, '"BLOCK": 1024}', '"BLOCK": 16}'),
+    "decays of features": (FEATURES, "BLOCK=16", "BLOCK=2"),
+}
 
 
-def test_steps_through_a_segment_carry_on() -> None:
-    call = LinearCall(150, 150, q_heads=2)
-    check_linear(rendered_module(TOKENS, edit_source=carries), TOKENS, call)
+@pytest.mark.parametrize("name", CARRIED)
+def test_steps_through_a_segment_carry_on(name: str) -> None:
+    spec, long, short = CARRIED[name]
+
+    def carries(source: str) -> str:
+        assert long in source
+        return source.replace(long, short)
 
     def lost(source: str) -> str:
         return carries(source).replace("beyond += tl.sum(change, 0)", "beyond += 0.0")
 
+    call = LinearCall(150, 150, q_heads=2)
+    check_linear(rendered_module(spec, edit_source=carries), spec, call)
     with pytest.raises(AssertionError, match="gradient of decay: error"):
-        check_linear(rendered_module(TOKENS, edit_source=lost), TOKENS, call)
+        check_linear(rendered_module(spec, edit_source=lost), spec, call)
 
 
 @pytest.mark.parametrize("name", linear_specs())

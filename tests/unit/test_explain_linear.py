@@ -83,6 +83,20 @@ def test_steps_of_random_features() -> None:
     assert output.written == rows * (256 + 4 * 128)
 
 
+def test_steps_of_decays_of_features() -> None:
+    tensor = Tensor("decay", ("batch", "num_kv_heads", "kv_len", 64))
+    spec = replace(PLAIN, normaliser=linear(identity(), decay=tensor, normalise=False))
+    found, plain = account(spec, kv_heads=4), account(PLAIN, kv_heads=4)
+    decays, _, output = found.steps
+    rows, keys = 8 * 16 * 4096, 8 * 4 * 4096
+    # A number for each feature of a key, and q and k; features again, and weights of 64 keys.
+    assert decays.read == 4 * 64 * keys + 2 * 64 * (rows + keys)
+    assert decays.written == 2 * 64 * (rows + keys) + 2 * 64 * rows + 4 * 64 * keys // 64
+    assert decays.flops == 3 * 2 * 64 * 64 * rows and decays.exponentials == 2 * 64 * rows
+    assert output.flops == plain.steps[-1].flops - 2 * 64 * 64 * rows
+    assert output.read == plain.steps[-1].read + 2 * 64 * rows
+
+
 def test_steps_of_decays() -> None:
     tensor = Tensor("decay", ("batch", "num_kv_heads", "kv_len"))
     spec = replace(FAVOR, normaliser=linear(favor(256), decay=tensor))

@@ -22,6 +22,7 @@ from flashgen import (
     document,
     elu_plus_one,
     exp2,
+    favor,
     full,
     identity,
     linear,
@@ -44,6 +45,12 @@ from flashgen.reference import weigh
 from flashgen.symbolic import trace
 from flashgen.validate import validate
 from support.variants import ROOT, linear_specs
+
+
+def of_features(number: int) -> Tensor:
+    """A decay for each of so many features."""
+    return Tensor("decay", ("batch", "num_kv_heads", "kv_len", number))
+
 
 GOOD = AttentionSpec(head_dim=64, mask=causal(), normaliser=linear(elu_plus_one()))
 GAIN = Float("gain", 1.0)
@@ -78,6 +85,7 @@ def findings(**fields: Any) -> list[str]:
         {"targets": ("gfx942", "sm_86")},
         {"blocks": Blocks(BLOCK_M=32, num_stages=(2, 4))},
         {"normaliser": linear(relu(), decay=DECAY)},
+        {"normaliser": linear(relu(), decay=of_features(64))},
         {"normaliser": linear(relu(), decay=[-0.1, 0, -math.inf])},
         {"normaliser": linear(relu(), decay=lambda h: -exp2(-h))},
         {"normaliser": linear(relu(), decay=lambda h: -0.5)},
@@ -118,6 +126,30 @@ def test_good_fields(fields: dict[str, Any]) -> None:
         ({"normaliser": linear(relu(), algorithm="quadratic")}, "normaliser=linear(relu(), "
          "algorithm='quadratic'): there is no quadratic kernel of linear attention yet; leave "
          "algorithm out, or write 'linear'"),
+        ({"normaliser": linear(relu(), algorithm="quadratic", decay=of_features(64))},
+         "normaliser=linear(relu(), decay=decay, algorithm='quadratic'): with a decay for each "
+         "feature, weights are no products of features alone; leave algorithm out, or write "
+         "'linear'"),
+        ({"mask": full(), "normaliser": linear(relu(), decay=of_features(64))}, "mask=full(): a "
+         "decay is for keys in the order of queries, and this mask shows later ones; write "
+         "causal(), or leave decay out"),
+        ({"mask": document() & causal(), "normaliser": linear(relu(), decay=of_features(64))},
+         "mask=document() & causal(): with a decay for each feature, a state does not start anew "
+         "where a run does yet; write causal() and pass -inf where runs start, or give a decay for "
+         "each key"),
+        ({"mask": chunked(8) & causal(), "normaliser": linear(relu(), decay=of_features(64))},
+         "mask=chunked(8) & causal(): with a decay for each feature, a state does not start anew "
+         "where a run does yet; write causal() and pass -inf where runs start, or give a decay for "
+         "each key"),
+        ({"normaliser": linear(relu(), decay=of_features(32))}, "normaliser=linear(relu(), "
+         "decay=decay): a decay for each of 32 features, and a vector has 64; declare the tensor "
+         "with 64 in its dims"),
+        ({"normaliser": linear(lambda x: [x, x * x, x**3, x**4], decay=of_features(256))},
+         "normaliser=linear(feature_map, decay=decay): with a decay for each feature, a vector "
+         "has at most 128; give one for each key, or make fewer features"),
+        ({"normaliser": linear(favor(256), decay=of_features(256))}, "normaliser=linear("
+         "favor(features=256), decay=decay): a decay for each feature is learned, and random "
+         "features are drawn anew; give one for each key, or another feature map"),
         ({"normaliser": linear(relu(), algorithm="fast")}, "normaliser=linear(relu(), "
          "algorithm='fast'): 'fast' is no algorithm; write one of None, 'linear', 'quadratic'"),
         ({"normaliser": linear(relu(), normalise=1)}, "normaliser=linear(relu()): normalise is "

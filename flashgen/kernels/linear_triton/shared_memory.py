@@ -52,6 +52,7 @@ def linear_usage(
         normalised=linear.normalise,
         mapped=linear.sloped or linear.learned,
         decayed=linear.decayed,
+        by_features=linear.by_features,
         staged=not linear.tiled,
         wide=plan.itemsize == 4,
     )
@@ -63,6 +64,8 @@ def linear_usage(
         phases = (first, loop)
     if linear.random:
         phases = (*phases, _of_random_features(unit))
+    if linear.by_features:
+        phases = (*phases, _of_chunks(unit))
     return usage_of_phases(phases, values, target)
 
 
@@ -74,6 +77,7 @@ class _Holds:
         normalised: whether weights are divided by their sum.
         mapped: whether gradients read q or k besides what products read.
         decayed: whether there are decays.
+        by_features: whether each feature has its own, and weights within chunks are read.
         staged: whether all tiles of a loop are copied ahead, not those of products alone.
         wide: whether elements have 32 bits.
     """
@@ -81,6 +85,7 @@ class _Holds:
     normalised: bool
     mapped: bool
     decayed: bool
+    by_features: bool
     staged: bool
     wide: bool
 
@@ -108,17 +113,27 @@ def _phases(gradients: bool, unit: Unit, holds: _Holds) -> tuple[Phase, ...]:
         tiles = (("Q tiles", ahead * _OF_FEATURES), ("K tiles", ahead * _OF_FEATURES))
         values = (("V tiles", NUM_STAGES * _OF_VALUES), ("features", _OF_FEATURES))
         sums = 4 * QK_WIDTH * (NUM_STAGES - 1) if holds.staged else sympy.Integer(0)
-        loop = (*tiles, *values, ("P", _WEIGHTS), ("LSE", sums), ("barriers", 24 * ahead))
+        weights = ahead * _WEIGHTS if holds.by_features else _WEIGHTS
+        loop = (*tiles, *values, ("P", weights), ("LSE", sums), ("barriers", 24 * ahead))
     else:
         stages = sympy.Max(NUM_STAGES, 2)
-        loop = (*_tiles(stages), ("P", _WEIGHTS), ("barriers", 8 * stages))
+        weights = stages * _WEIGHTS if holds.by_features else _WEIGHTS
+        loop = (*_tiles(stages), ("P", weights), ("barriers", 8 * stages))
     others: Parts = ()
-    if holds.decayed:
+    if holds.by_features:
+        others = (("decays", _of_feature_decays(gradients, holds)),)
+    elif holds.decayed:
         others = (("decays", _of_decays(holds)),)
     if holds.wide and unit in ("wgmma", "tcgen05"):  # of 32 bits, which they do not read transposed
         others = (*others, ("pieces", 5 * sympy.Max(_OF_FEATURES, _OF_VALUES)))
     if not gradients or unit in ("mfma", "fma"):
         return first, Phase("loop", (*loop, *others))
+    if holds.by_features:
+        return (
+            first,
+            Phase("loop", (*loop, *others)),
+            Phase("values", _of_read_weights(holds)),
+        )
     return first, Phase("loop", (*loop, *others)), Phase("values", (*_of_values(), *others))
 
 
@@ -139,9 +154,48 @@ def _of_decays(holds: _Holds) -> Any:
     return parts * (16 * BLOCK_M * NUM_STAGES + 24 * NUM_STAGES) + 4 * QK_WIDTH
 
 
+def _of_feature_decays(gradients: bool, holds: _Holds) -> Any:
+    """Those over a chunk, a number for each feature, in the layouts that take them.
+
+    If weights are normalised, gradients have as many sums over chunks, and divisors of rows.
+    """
+    ahead = sympy.Max(NUM_STAGES, 2) - 1
+    if gradients:
+        return ahead * (8 * QK_WIDTH + 4 * BLOCK_M if holds.normalised else 4 * QK_WIDTH)
+    return 4 * QK_WIDTH * (2 * NUM_STAGES + 6 if holds.normalised else NUM_STAGES + 7)
+
+
+def _of_read_weights(holds: _Holds) -> Parts:
+    """The gradients of values, where weights within chunks are read."""
+    stages = sympy.Max(NUM_STAGES, 2)
+    pieces = 5 * sympy.Max(_OF_FEATURES, _OF_VALUES) if holds.wide else sympy.Integer(0)
+    return (
+        ("Q tiles", stages * _OF_FEATURES),
+        ("K tiles", stages * _OF_FEATURES),
+        ("dO tiles", stages * _OF_VALUES),
+        ("P", stages * _WEIGHTS),
+        ("decays", 4 * QK_WIDTH * (NUM_STAGES + 7)),
+        ("pieces", pieces),
+        ("barriers", 8 * (3 * stages - 2)),
+    )
+
+
+@cache
+def _of_chunks(unit: Unit) -> Phase:
+    """What a block of the kernels of decays of features holds, at most: rows of 128 bytes."""
+    tile = BLOCK_M * sympy.Min(QK_WIDTH * ITEMSIZE, 128)
+    tiles = 2 * tile if unit == "mfma" else 6 * tile
+    return Phase(
+        "features", (("features", tiles), ("P", 2 * _WEIGHTS), ("barriers", sympy.Integer(64)))
+    )
+
+
 def _of_mfma(gradients: bool, holds: _Holds) -> Parts:
     """Most tiles go straight to registers."""
     widest, ahead = sympy.Max(_OF_FEATURES, _OF_VALUES), NUM_STAGES - 1
+    if holds.by_features and not gradients:
+        tiles = ("K tiles", ahead * _OF_FEATURES), ("V tiles", ahead * _OF_VALUES)
+        return (("state", _STATE), *tiles, ("P", ahead * _WEIGHTS))
     if not gradients:
         return (("state", _STATE), ("K tiles", ahead * widest))
     return (
@@ -162,6 +216,7 @@ def _of_fma(gradients: bool, holds: _Holds) -> Parts:
         ("K tiles", NUM_STAGES * _OF_FEATURES),
         ("V tiles", ahead * _OF_VALUES),
         ("features", NUM_STAGES * _OF_FEATURES if gradients and holds.mapped else none),
+        ("P", NUM_STAGES * _WEIGHTS if holds.by_features and not gradients else none),
         ("LSE", ahead * (4 * QK_WIDTH + 12 * BLOCK_M) if holds.normalised else none),
         ("barriers", 8 * (NUM_STAGES + 1)),
     )
@@ -182,7 +237,10 @@ def _of_gradients(tensor_memory: bool, holds: _Holds) -> Parts:
         ("Q tiles", ahead * _OF_FEATURES if holds.mapped else none),
         ("features", features),
         ("LSE, delta", sums if holds.normalised else none),
-        ("barriers", 8 * (3 * stages - 2)),
+        (
+            "barriers",
+            40 * ahead if holds.by_features and not holds.normalised else 8 * (3 * stages - 2),
+        ),
     )
 
 

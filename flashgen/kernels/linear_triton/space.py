@@ -50,7 +50,7 @@ def rank_linear(
     """
     linear = LinearPlan(plan).of_tiles
     widest = linear.qk_width * linear.v_width == WIDEST**2
-    reads_more = gradients and (linear.mapped or linear.learned)
+    reads_more = gradients and (linear.mapped or linear.learned) and not linear.by_features
     short_of_registers = get_target(target).family not in ("blackwell", "cdna3")
     longest = 32 if widest and reads_more and short_of_registers else max(CHUNKS)
 

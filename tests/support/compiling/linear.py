@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 
 from flashgen.config import KernelConfig
 from flashgen.kernels.linear_triton.kernel import render_linear, render_linear_gradients
@@ -28,6 +29,12 @@ GRADIENTS = (
 #: The kernels of random features, of each pass.
 OF_FEATURES = {False: ("_linear_peaks", "_linear_features"), True: ("_feature_gradients",)}
 
+#: Those of decays of features, of each pass.
+OF_DECAYS = {
+    False: ("_decayed_features",),
+    True: ("_decayed_features", "_linear_backward_within_chunks"),
+}
+
 #: The kernels of each pass over all pairs, where ids return, and those that find where runs start.
 OF_PAIRS = {
     False: ("_linear_runs", "_linear_returns", "_linear_pairs", "_linear_last_of_pairs"),
@@ -44,6 +51,7 @@ OF_INTEGERS = {"marks": "*i8"} | dict.fromkeys(("ids", "firsts", "tiles", "found
 
 #: Tensors of the call's dtype, which pointers name.
 OF_DTYPE = ["x", "matrix", "phi", "grad_phi", "grad_x", "out", "grad_q", "grad_k", "grad_v"]
+OF_DTYPE += ["q", "k", "phi_q", "phi_k", "decayed_q", "decayed_k", "weights", "grad_weights"]
 OF_DTYPE += ["first", "grad_last"]
 
 
@@ -73,18 +81,36 @@ def linear_bytes(
             for kernel in _kernels(plan, config, name, tma, aligned)
         }
         | {
-            kernel.name: allotted_bytes(kernel, target, options_of(replace(config, num_stages=1)))
+            f"{kernel.name} {kernel.call.constants}": (
+                allotted_bytes(kernel, target, options_of(of_chunks(config)))
+            )
+            for name in OF_DECAYS[gradients] * LinearPlan(plan).by_features
+            for kernel in _kernels(plan, config, name, tma, aligned)
+        }
+        | {
+            kernel.name: allotted_bytes(kernel, target, options_of(of_pairs(config)))
             for name in OF_PAIRS[gradients] * LinearPlan(plan).of_ids
             for kernel in _kernels(plan, config, name, False, aligned)
         }
     )
 
 
+def of_chunks(config: KernelConfig) -> KernelConfig:
+    """How kernels of decays of features are launched, with a program for each chunk."""
+    return replace(config, num_warps=4, num_stages=1)
+
+
+def of_pairs(config: KernelConfig) -> KernelConfig:
+    """How kernels over all pairs are launched, and those that find where runs start."""
+    return replace(config, num_stages=1)
+
+
 def compile_linear(plan: KernelPlan, config: KernelConfig, target: str, name: str) -> Report:
     """Everything the compiler says of a function, down to machine code."""
-    of_pairs = name in OF_PAIRS[False] + OF_PAIRS[True]
-    *_, kernel = _kernels(plan, config, name, plan.uses_tma(target) and not of_pairs, True)
-    config = replace(config, num_stages=1) if of_pairs else config
+    pairs = name in OF_PAIRS[False] + OF_PAIRS[True]
+    *_, kernel = _kernels(plan, config, name, plan.uses_tma(target) and not pairs, True)
+    config = of_pairs(config) if pairs else config
+    config = of_chunks(config) if name in OF_DECAYS[True] else config
     return report(kernel, target, options_of(config), by_triton)
 
 
@@ -108,16 +134,19 @@ def _kernels(
         tile = f"[1, 1, {config.BLOCK_M}, {width}]"
         types[tensor] = f"tensordesc<{plan.triton_dtype}{tile}>" if tma else pointer
     constants = {"CHUNK": config.BLOCK_M, "USE_TMA": tma, "STAGES": config.num_stages}
-    of_tiles = (
-        [{"ADDS": x, "ENDS": x} for x in (False, True)] if "ADDS" in function.arg_names else [{}]
-    )
+    constants |= {"SHIFTS": config.BLOCK_M.bit_length() - 1, "stride_df": 1}
     constants = {
         x: y
         for x, y in (constants | {"OF_ROWS": False, "BLOCK": 1024, "SIDE": 64}).items()
         if x in function.arg_names
     }
-    of_heads = [{"GROUPED": x} for x in (True, False)] if "GROUPED" in function.arg_names else [{}]
-    for more in (a | b for a in of_tiles for b in of_heads):
+    of_tiles = [{"ADDS": x, "ENDS": x} for x in (False, True)]
+    of_heads, by_chunks = ([{x: y} for y in (True, False)] for x in ("GROUPED", "STEEP"))
+    variants = [
+        x for x in (of_tiles, of_heads, by_chunks) if next(iter(x[0])) in function.arg_names
+    ]
+    for chosen in product(*variants):
+        more = {x: y for part in chosen for x, y in part.items()}
         call = call_of(plan, function, types, constants | more, aligned)
         # Pointers and strides of the other arguments are as a launcher finds them.
         known = {x: y for x, y in call.signature.items() if x in function.arg_names}
