@@ -94,6 +94,11 @@ def shown(value: object) -> str:
     return " ".join(_short.repr(value).split())
 
 
+def one_of(values: tuple[object, ...]) -> str:
+    """What to write in place of a value that is none of these."""
+    return f"write one of {', '.join(map(repr, values))}"
+
+
 def first_line(error: Exception) -> str:
     """An exception's class, and the first line of what it says: a compiler's or a driver's, say."""
     lines = str(error).strip().splitlines() or [""]

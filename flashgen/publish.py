@@ -134,6 +134,7 @@ NOT_IN_MODULES = frozenset(
         "ranks.py",
         "stamp.py",
         "validate.py",
+        "validate_linear.py",
         "tuning/backward_bench.py",
         "tuning/device.py",
         "tuning/forward_bench.py",

@@ -8,7 +8,6 @@ from dataclasses import fields, replace
 from functools import partial
 from itertools import chain
 from traceback import extract_tb
-from typing import Any
 
 import sympy
 
@@ -18,7 +17,7 @@ from flashgen.budget.usage import SramUsage, largest_fitting
 from flashgen.codegen.names import is_fixed, is_taken
 from flashgen.config import FORMS, KernelConfig
 from flashgen.constants import Constant
-from flashgen.errors import MaskError, SramViolation, Violation, shown
+from flashgen.errors import MaskError, SramViolation, Violation, one_of, shown
 from flashgen.forms.registry import why_no_form
 from flashgen.kernels.base import Kernel
 from flashgen.loader import Variant
@@ -27,14 +26,14 @@ from flashgen.normalisers import Linear, Normaliser
 from flashgen.params import Tensor
 from flashgen.plan import KernelPlan
 from flashgen.plan.code import finite_score
-from flashgen.plan.linear import ARGUMENTS, LINEAR_MASKS, MOST_FEATURES, WIDEST
-from flashgen.plan.runs import runs_of
+from flashgen.plan.linear import ARGUMENTS, LINEAR_MASKS
 from flashgen.plan.score_gradient import meeting_tensors
 from flashgen.scores import Score
 from flashgen.spec import DTYPES, INPUT_PRECISIONS, AttentionSpec, Blocks
 from flashgen.symbolic.trace import Predicate, trace
 from flashgen.symbols import KV_IDX, KV_LEN, Q_IDX, Q_LEN, Load
 from flashgen.tracing.user_code import users_line
+from flashgen.validate_linear import Finding, linear_findings, state_findings
 
 HEAD_DIMS = range(16, 513, 8)
 TILE_SIDES = (16, 32, 64, 128, 256)
@@ -44,12 +43,6 @@ BLOCK_CHOICES: dict[str, tuple[str, tuple[int, ...]]] = {
     "num_warps": ("a power of two from 1 to 16", (1, 2, 4, 8, 16)),
     "num_stages": ("a number from 1 to 5", (1, 2, 3, 4, 5)),
 }
-
-#: How linear attention can be computed.
-ALGORITHMS = ("linear", "quadratic")
-
-# A finding: a field, its value, the mistake, and what to write instead.
-Finding = tuple[str, object, str, str]
 
 
 def validate(variant: Variant) -> list[Violation]:
@@ -158,7 +151,7 @@ def _head_dim(name: str, spec: AttentionSpec) -> Iterator[Finding]:
 
 def _dtype(name: str, spec: AttentionSpec) -> Iterator[Finding]:
     if spec.dtype not in DTYPES:
-        yield "dtype", spec.dtype, "not a dtype that flashgen supports", _one_of(DTYPES)
+        yield "dtype", spec.dtype, "not a dtype that flashgen supports", one_of(DTYPES)
 
 
 def _input_precision(name: str, spec: AttentionSpec) -> Iterator[Finding]:
@@ -166,7 +159,7 @@ def _input_precision(name: str, spec: AttentionSpec) -> Iterator[Finding]:
     if precision is None:
         return
     if precision not in INPUT_PRECISIONS:
-        remedy = _one_of((*INPUT_PRECISIONS, None))
+        remedy = one_of((*INPUT_PRECISIONS, None))
         yield "input_precision", precision, "not a precision of float32 products", remedy
     elif spec.dtype != "float32" and spec.dtype in DTYPES:
         problem = f"applies to float32, and dtype is {spec.dtype!r}"
@@ -219,7 +212,7 @@ def _align(name: str, spec: AttentionSpec) -> Iterator[Finding]:
     if align is None:
         return
     if align not in ALIGNMENTS:
-        yield "align", align, "not an alignment of queries and keys", _one_of(ALIGNMENTS)
+        yield "align", align, "not an alignment of queries and keys", one_of(ALIGNMENTS)
         return
     checks = {"mask": (spec.mask, _mask), "score": (spec.score, _score)}
     for field, (function, check) in checks.items():
@@ -259,106 +252,12 @@ def _normaliser(name: str, spec: AttentionSpec) -> Iterator[Finding]:
     findings = list(_untraceable("normaliser", normaliser, lambda: normaliser.params))
     yield from findings
     if isinstance(normaliser, Linear) and not findings:
-        yield from _linear(name, spec, normaliser)
-
-
-def _linear(name: str, spec: AttentionSpec, normaliser: Linear) -> Iterator[Finding]:
-    """What linear attention cannot have, or cannot have yet."""
-    if not isinstance(normaliser.normalise, bool):
-        problem = "normalise is neither True nor False"
-        yield "normaliser", normaliser, problem, "write normalise=False, or leave it out"
-    if normaliser.algorithm not in (None, *ALGORITHMS):
-        problem = f"{normaliser.algorithm!r} is no algorithm"
-        yield "normaliser", normaliser, problem, _one_of((None, *ALGORITHMS))
-    elif normaliser.algorithm == "quadratic" and _of_features(normaliser):
-        problem = "with a decay for each feature, weights are no products of features alone"
-        yield "normaliser", normaliser, problem, "leave algorithm out, or write 'linear'"
-    elif normaliser.algorithm == "quadratic":
-        problem = "there is no quadratic kernel of linear attention yet"
-        yield "normaliser", normaliser, problem, "leave algorithm out, or write 'linear'"
-    traced = None
-    if isinstance(spec.mask, Mask) and not any(_mask(name, spec)):
-        traced = trace(spec.mask).expr
-    of_runs = traced is not None and _has_runs(spec, traced)
-    if spec.align is not None:
-        problem = "linear attention with a causal mask is for as many keys as queries"
-        yield "align", spec.align, problem, "leave it out"
-    elif traced is not None and traced not in LINEAR_MASKS and not of_runs:
-        problem = "sums over its keys do not factor, and there is no quadratic kernel yet"
-        remedy = "write full(), causal(), causal() & document() or causal() & chunked(n)"
-        yield "mask", spec.mask, problem, remedy
-    elif traced == LINEAR_MASKS[1] and normaliser.decay is not None:
-        problem = "a decay is for keys in the order of queries, and this mask shows later ones"
-        yield "mask", spec.mask, problem, "write causal(), or leave decay out"
-    elif of_runs and _of_features(normaliser):
-        problem = "with a decay for each feature, a state does not start anew where a run does yet"
-        remedy = "write causal() and pass -inf where runs start, or give a decay for each key"
-        yield "mask", spec.mask, problem, remedy
-    if spec.score is not None:
-        problem = "linear attention has weights without a score function"
-        yield "score", spec.score, problem, "put it into the feature map, or leave it out"
-    if spec.dropout is True:
-        problem = "linear attention has no weights to drop: a state holds their sums"
-        yield "dropout", True, problem, "leave it out"
-    if spec.dtype == "float16":
-        problem = "sums of products of features leave the range of float16"
-        yield "dtype", spec.dtype, problem, "write 'bfloat16' or 'float32'"
-    yield from _state(name, spec, normaliser)
-    if isinstance(spec.blocks, Blocks):
-        for field in ("BLOCK_N", "num_warps"):
-            if (value := getattr(spec.blocks, field)) is not None:
-                problem = "a chunk has BLOCK_M rows, and its state gives the number of warps"
-                yield f"blocks.{field}", value, problem, "pin BLOCK_M and num_stages alone"
-    if isinstance(spec.forms, tuple) and set(spec.forms) & set(FORMS[1:]):
-        problem = "linear attention has the dense form alone"
-        yield "forms", spec.forms, problem, f"write forms=({FORMS[0]!r},)"
-
-
-def _of_features(normaliser: Linear) -> int:
-    """The features of a key that each have a decay, if they have."""
-    return 0 if normaliser.decay is None else normaliser.decay.features
-
-
-def _has_runs(spec: AttentionSpec, traced: Any) -> bool:
-    """Whether a mask has runs, by ids of which the call passes one for each position."""
-    runs = runs_of(traced)
-    if runs is None or not runs.of_ids:
-        return runs is not None
-    [ids] = (p for p in spec.mask.params if isinstance(p, Tensor) and p.sym == runs.tensor)
-    return not isinstance(ids, Constant) and ids.names[-1] in ("q_len", "kv_len")
-
-
-def _state(name: str, spec: AttentionSpec, normaliser: Linear) -> Iterator[Finding]:
-    """Whether programs can hold a state of features x v_head_dim."""
-    dims = spec.head_dim if isinstance(spec.head_dim, tuple) else (spec.head_dim,)
-    if any(_is_int(dim) and dim > WIDEST for dim in dims):
-        problem = f"a program holds a state of features x v_head_dim, of at most {WIDEST} each"
-        yield "head_dim", spec.head_dim, problem, f"write at most {WIDEST}"
-        return
-    if any(_head_dim(name, spec)):
-        return
-    features = normaliser.feature_map.num_features(spec.qk_head_dim)
-    if features > MOST_FEATURES or (features > WIDEST and features % WIDEST):
-        problem = (
-            f"{features} features of a vector: kernels are for at most {WIDEST}, or a multiple of "
-            f"it up to {MOST_FEATURES}"
-        )
-        yield "normaliser", normaliser, problem, "change their number, or head_dim"
-    of_decay = _of_features(normaliser)
-    if of_decay and normaliser.feature_map.random:
-        problem = "a decay for each feature is learned, and random features are drawn anew"
-        yield "normaliser", normaliser, problem, "give one for each key, or another feature map"
-    elif of_decay and of_decay != features:
-        problem = f"a decay for each of {of_decay} features, and a vector has {features}"
-        yield "normaliser", normaliser, problem, f"declare the tensor with {features} in its dims"
-    elif of_decay and features > WIDEST:
-        problem = f"with a decay for each feature, a vector has at most {WIDEST}"
-        yield "normaliser", normaliser, problem, "give one for each key, or make fewer features"
-    if normaliser.feature_map.random and not normaliser.normalise:
-        problem = (
-            "random features are divided by their largest, which cancels in normalised weights only"
-        )
-        yield "normaliser", normaliser, problem, "leave normalise=False out"
+        traced = None
+        if isinstance(spec.mask, Mask) and not any(_mask(name, spec)):
+            traced = trace(spec.mask).expr
+        yield from linear_findings(spec, normaliser, traced)
+        if not any(_head_dim(name, spec)):
+            yield from state_findings(spec, normaliser)
 
 
 def _params(name: str, spec: AttentionSpec) -> Iterator[Finding]:
@@ -477,7 +376,7 @@ def _blocks(name: str, spec: AttentionSpec) -> Iterator[Finding]:
         if value is None:
             continue
         if not choices or not all(_is_int(choice) and choice in accepted for choice in choices):
-            remedy = f"{_one_of(accepted)}, a tuple of some, or leave it out"
+            remedy = f"{one_of(accepted)}, a tuple of some, or leave it out"
             yield f"blocks.{field.name}", value, f"not {kind}", remedy
 
 
@@ -496,7 +395,3 @@ def _targets(name: str, spec: AttentionSpec) -> Iterator[Finding]:
 
 def _is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _one_of(values: tuple[object, ...]) -> str:
-    return f"write one of {', '.join(map(repr, values))}"

@@ -17,7 +17,7 @@ WINDOW = sliding_window(left=Int("left", min=0), right=0)
     [
         (causal(), 1000),
         (WINDOW, 428),
-        (chunked(512) & causal(), 512),
+        (chunked(512) & causal(), None),  # each chunk begins with a long one
         (sliding_window(left=100, right=50), None),  # tiles in the middle have the most
         (causal() & document(), None),  # ends are read from a tensor
         (Mask(lambda b, h, q, kv: kv >= q, "what comes after"), None),

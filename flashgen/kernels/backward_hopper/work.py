@@ -8,7 +8,7 @@ import sympy
 
 from flashgen.plan.backward import BackwardPlan
 from flashgen.symbolic.printer import python_source, triton_code
-from flashgen.symbols import KV_FIRST, KV_LAST, KV_LEN, Q_LEN, Load
+from flashgen.symbols import KV_FIRST, KV_LAST, KV_LEN, Q_LEN, FloorDiv, Load
 
 #: What is a vector, with an element for each tile.
 VECTORS = (KV_FIRST, KV_LAST, KV_LEN, Q_LEN)
@@ -59,7 +59,8 @@ def longest_visit(backward: BackwardPlan) -> str:
     """The queries that visit the longest tile of keys, as Python source, if it is a head's first.
 
     It reads q_len, kv_len, ``block_n`` and integers of the call. Empty where another tile is the
-    longest, where bounds read tensors, or differ between heads.
+    longest, where each chunk has long and short ones, and where bounds read tensors, or differ
+    between heads.
     """
     bounds = backward.q_bounds
     if bounds.longest_first != "first" or len(bounds.intervals) > 1:
@@ -67,7 +68,12 @@ def longest_visit(backward: BackwardPlan) -> str:
     of_first = {KV_FIRST: sympy.Integer(0), KV_LAST: sympy.Symbol("block_n", integer=True) - 1}
     begin, end = (x.subs(of_first) for x in (bounds.intervals[0].begin, bounds.intervals[0].end))
     names = {symbol.name for symbol in (end - begin).free_symbols}
-    if end.has(Load) or not names <= {"q_len", "kv_len", "block_n", *backward.both_arguments.ints}:
+    if end.has(FloorDiv, Load) or not names <= {
+        "q_len",
+        "kv_len",
+        "block_n",
+        *backward.both_arguments.ints,
+    }:
         return ""
     return python_source(end if begin == 0 else end - begin)
 
