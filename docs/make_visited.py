@@ -3,7 +3,8 @@
     python -m docs.make_visited    writes it
 
 Counted on numbers: the tiles by the derived bounds or lists, what is needed by the mask's own
-function.
+function. Where a kernel decides tiles, its lists hold what is needed: tests compare its answers
+with every element.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from flashgen.symbolic import (
     derive_q_bounds,
     trace,
 )
+from flashgen.symbolic.tile_answers import left_to_data
 from flashgen.symbolic.tile_logic import tile_logic
 from flashgen.symbols import evaluate
 
@@ -42,7 +44,10 @@ For the masks of [mask_list.py](mask_list.py) at {LENGTH} tokens, in tiles of {B
 tiles that a kernel visits, over those that hold a visible pair; and, of the tiles in which all
 pairs are visible, the share that is not masked. First for the keys of a tile of queries, then for
 the queries of a tile of keys, as the backward kernels over keys go. 1.00 of both is the least work.
-This page is made by `python -m docs.make_visited`, and a test holds it to what is derived.
+A star marks masks whose tiles a kernel [decides](design/tiles.md) on the device, since only the
+data knows them; the last columns show what bounds alone would visit of these, as in other forms
+than the dense one. This page is made by `python -m docs.make_visited`, and a test holds it to what
+is derived.
 """
 
 
@@ -66,6 +71,11 @@ class Counts:
     def ratio(self) -> float:
         """Visited over needed."""
         return self.visited / self.needed
+
+    @property
+    def exact(self) -> Counts:
+        """Those of lists that a kernel makes by elements."""
+        return Counts(self.needed, self.needed, self.full, self.full)
 
     @property
     def minimal(self) -> bool:
@@ -172,9 +182,15 @@ def page() -> str:
     rows, minimal = [], 0
     for name, listed in MASKS.items():
         forward, backward = counted(listed)
+        star, bounds = "", " | "
+        predicate = trace(listed.mask)
+        if tile_logic(predicate) is None and left_to_data(predicate, ranges=True):
+            star, bounds = " *", f"{forward.ratio:.2f} | {backward.ratio:.2f}"
+            forward, backward = forward.exact, backward.exact
         minimal += forward.minimal and backward.minimal
-        rows.append(f"| {name.replace('_', ' ')} | {forward} | {backward} |")
-    head = "| mask | keys | unmasked | queries | unmasked |\n| --- | ---: | ---: | ---: | ---: |\n"
+        rows.append(f"| {name.replace('_', ' ')}{star} | {forward} | {backward} | {bounds} |")
+    titles = ("mask", "keys", "unmasked", "queries", "unmasked", "bounds: keys", "queries")
+    head = f"| {' | '.join(titles)} |\n| --- |{' ---: |' * 6}\n"
     total = (
         f"\n{minimal} of {len(MASKS)} masks visit at most 1.05 of what they need both ways, "
         "with all full tiles unmasked.\n\n"

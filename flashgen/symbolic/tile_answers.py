@@ -95,16 +95,21 @@ class TileAnswers:
 def left_to_data(predicate: Predicate, *, ranges: bool = False) -> tuple[Any, ...]:
     """The conditions on elements of tensors that bounds of tiles leave out, in any order.
 
-    With ``ranges``, conditions on keys alone are none of them: see `derive_bounds`.
+    With ``ranges``, a condition on keys alone that all visible elements meet, as that of padding,
+    is none of them: see `derive_bounds`. What shows some keys besides others, as a flag of global
+    tokens does, lies anywhere between the first and the last of them.
     """
     found: dict[Any, None] = {}
     for orientation in (KEYS_OF_ROWS, ROWS_OF_KEYS):
         read_by_table, origins = rewritten(predicate, orientation)
         of_keys, tables = key_ranges(read_by_table, orientation) if ranges else ({}, [])
         context = Context(read_by_table, orientation, origins, of_keys, tuple(tables))
-        for case in conjunctions(context.predicate.expr, context.element, context.read):
+        cases = conjunctions(context.predicate.expr, context.element, context.read)
+        met_by_all = set.intersection(*(set(case.opaque) for case in cases)) if cases else set()
+        for case in cases:
             atoms = (*case.atoms, *context.ranges(case.atoms))
-            left = (part for part in case.opaque if not holds_range(atoms, part, context))
+            solved = {part for part in met_by_all if holds_range(atoms, part, context)}
+            left = (part for part in case.opaque if part not in solved)
             found |= dict.fromkeys(part for part in left if _reads_positions(part))
     return tuple(found)
 

@@ -146,3 +146,21 @@ def test_what_is_asked_of_a_tile(name: str) -> None:
 @pytest.mark.parametrize("mask", [causal(), document(), causal() & document()], ids=str)
 def test_algebra_alone_answers_these(mask: Mask) -> None:
     assert not left_to_data(trace(mask))
+
+
+KEEP = Tensor("keep", ("batch", "kv_len"), "bool")
+
+
+@pytest.mark.parametrize(
+    ("mask_mod", "left"),
+    [
+        (lambda b, h, q, kv: (kv <= q) & KEEP[b, kv], False),
+        (lambda b, h, q, kv: ((kv <= q) | (kv < 64)) & KEEP[b, kv], False),
+        (lambda b, h, q, kv: (kv <= q) | KEEP[b, kv], True),
+    ],
+    ids=["padding", "padding of a prefix", "keys that all see besides"],
+)
+def test_ranges_of_keys_answer_what_all_elements_meet(mask_mod: Any, left: bool) -> None:
+    predicate = trace(Mask(mask_mod, "of keys"))
+    assert left_to_data(predicate)
+    assert bool(left_to_data(predicate, ranges=True)) == left
