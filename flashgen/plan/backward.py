@@ -370,7 +370,7 @@ class BackwardPlan:
 
 def backward_plan(plan: KernelPlan, *, packed: bool = False) -> BackwardPlan:
     """The backward pass of a forward kernel's plan, of packed sequences if asked for."""
-    bounds = derive_q_bounds(plan.predicate, ranges=finds_ranges(plan.spec))
+    bounds = derive_q_bounds(plan.predicate, ranges=finds_ranges(plan.spec, plan.predicate))
     return BackwardPlan(plan, bounds, packed)
 
 

@@ -297,7 +297,7 @@ class KernelPlan(Heads):
     @cached_property
     def listing(self) -> TileListing | ClassifiedTiles | None:
         """What lists the tiles to visit: by block tables, or where only the data knows them."""
-        return tile_listing(self.predicate) or classified_tiles(self.spec, self.predicate)
+        return listing_of(self.spec, self.predicate)
 
     @property
     def classifies(self) -> bool:
@@ -370,7 +370,7 @@ class KernelPlan(Heads):
     @cached_property
     def every_range_table(self) -> tuple[RangeTable, ...]:
         """Those of both passes."""
-        if self.listing or not finds_ranges(self.spec):
+        if not finds_ranges(self.spec, self.predicate):
             return ()
         return (*self.bounds.ranges, *derive_q_bounds(self.predicate, ranges=True).ranges)
 
@@ -439,13 +439,21 @@ def lower(spec: AttentionSpec, name: str) -> KernelPlan:
     """Traces mask, score and sink, and derives the plan from them."""
     spec, keywords = with_free_names(spec)
     predicate = trace(with_hidden_by_score(spec))
-    bounds = derive_bounds(predicate, ranges=finds_ranges(spec))
+    bounds = derive_bounds(predicate, ranges=finds_ranges(spec, predicate))
     return KernelPlan(name, spec, predicate, bounds, keywords)
 
 
-def finds_ranges(spec: AttentionSpec) -> bool:
-    """Whether calls find which keys conditions on keys alone show: in the dense form they can."""
-    return spec.forms == FORMS[:1]
+def finds_ranges(spec: AttentionSpec, predicate: Predicate) -> bool:
+    """Whether calls find which keys conditions on keys alone show.
+
+    In the dense form they can, and do where no list has the tiles.
+    """
+    return spec.forms == FORMS[:1] and listing_of(spec, predicate) is None
+
+
+def listing_of(spec: AttentionSpec, predicate: Predicate) -> TileListing | ClassifiedTiles | None:
+    """What lists the tiles of a mask; None where bounds give them."""
+    return tile_listing(predicate) or classified_tiles(spec, predicate)
 
 
 def _symbols(*exprs: Any) -> frozenset[str]:

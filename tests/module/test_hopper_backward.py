@@ -56,6 +56,7 @@ KERNELS = ("_backward_rows", "_backward_hopper", "_place_sums")
 DIVIDED = ("_backward_rows", "_backward_hopper", "_backward_queries_hopper")
 BESIDE = ("_backward_rows", "_backward_hopper", "_backward_of_queries")
 LISTS = ("_list_tiles", "_transpose_lists")
+DECIDED = ("_classify_tiles", "_list_tiles")
 PORTABLE = ("_backward_of_keys", "_backward_of_queries")
 LENGTHS = (1, 2, 15, 16, 17, 31, 64, 100, 127, 128, 129, 200, 256, 300, 513, 640)
 CASE = Case(200, 200, batch=2, q_heads=4, kv_heads=2)
@@ -72,7 +73,9 @@ def kernels_of(name: str) -> tuple[str, ...]:
 
 def lists_of(name: str) -> tuple[str, ...]:
     """What lists tiles, in each call anew."""
-    return LISTS if names_of(SPECS[name]).visits.tiles.listed else ()
+    names = names_of(SPECS[name])
+    listed = DECIDED if names.backward.plan.classifies else LISTS
+    return listed if names.visits.tiles.listed else ()
 
 
 class Watched:
@@ -97,7 +100,8 @@ class Watched:
         for kernel in vars(self.module).copy():
             if kernel.startswith(("_find_elements_", "_sum_elements")):
                 watch(self.module, monkeypatch, kernel)  # after the kernels of gradients
-        names = (*KERNELS, *DIVIDED[2:], *PORTABLE, *LISTS, "_sum_diagonals", "_sum_strips")
+        names = (*KERNELS, *DIVIDED[2:], *PORTABLE, *LISTS, *DECIDED[:1])
+        names += ("_sum_diagonals", "_sum_strips")
         self.kernels: dict[str, Specialisations] = {
             kernel: watch(self.module, monkeypatch, kernel)
             for kernel in names
@@ -112,7 +116,11 @@ class Watched:
         shape = (*q.shape[:3], self.spec.v_head_dim)
         grad_out = q.new_ones(shape) if grad_out is None else grad_out
         lse = torch.zeros(q.shape[:3])
-        given = (*tensors, 0.1, *params.values(), q.new_zeros(shape), lse, grad_out, lse.clone())
+        bits: tuple[torch.Tensor, ...] = ()
+        if hasattr(self.module, "_tile_bits"):
+            bits = (self.module._tile_bits(q, tensors[1].shape[2], *params.values()),)
+        given = (*tensors, 0.1, *params.values(), *bits, q.new_zeros(shape))
+        given = (*given, lse, grad_out, lse.clone())
         results: tuple[torch.Tensor, ...] = self.module.op_backward(*given)
         return results
 
