@@ -22,5 +22,6 @@ def with_bits(
     plan = lowered(spec)
     if not plan.classifies:
         return tuple(params.values())
-    read = [params[name] for name in plan.mask_arguments]
+    keywords = dict(plan.keywords)
+    read = [params[keywords.get(name, name)] for name in plan.mask_arguments]
     return (*params.values(), module._tile_bits(q, k.shape[2], *read))

@@ -14,11 +14,12 @@ _IMG = Tensor("img", ("batch", "kv_len"), "int32")
 _FLAG = Tensor("flag", ("kv_len",), "bool")
 _GATE = Tensor("gate", ("num_q_heads", "q_len", None), "bool")
 _DENSE = Tensor("dense", ("batch", "num_q_heads", "q_len", "kv_len"), "bool")
-_KEEP = Tensor("keep", ("batch", "kv_len"))  # of integers, bounds would find the range
+_KEEP = Tensor("keep", ("batch", "kv_len"), "int32")
 _IDS = Tensor("ids", ((q_len + 63) // 64, 2), "int32")
 _HUES = Tensor("hues", (None,), "int32")
 _HEAT = Tensor("heat", ("kv_len",))
 _WIDTH, _LEAST = Int("width", 40), Float("least", 0.0)
+_LOWEST = Int("lowest", 1)  # of a number, bounds would find the range
 
 #: Masks of equal lengths; the numbers in them have tiles of 64 seen, hidden and in between.
 DATA_MASKS: dict[str, Callable[..., Any]] = {
@@ -26,7 +27,7 @@ DATA_MASKS: dict[str, Callable[..., Any]] = {
     "flags": lambda b, h, q, kv: _FLAG[q] | _FLAG[kv] | (abs(q - kv) <= _WIDTH),
     "gate": lambda b, h, q, kv: (kv <= q) & _GATE[h, q, kv // 64],
     "dense": lambda b, h, q, kv: _DENSE[b, h, q, kv],
-    "padding": lambda b, h, q, kv: (kv <= q) & (_KEEP[b, kv] > 0),
+    "padding": lambda b, h, q, kv: (kv <= q) & (_KEEP[b, kv] >= _LOWEST),
     "chosen": lambda b, h, q, kv: (_IDS[q // 64, 0] == kv // 64) | (_IDS[q // 64, 1] == kv // 64),
     "hues": lambda b, h, q, kv: (_HUES[q // 32] % 3 == _HUES[kv // 32] % 3) & (q % 9 > 1),
     "heat": lambda b, h, q, kv: (_HEAT[q] < _LEAST) | (_HEAT[kv] < _HEAT[q]) & (kv % 50 > h),
@@ -53,7 +54,7 @@ def data_case(name: str, length: int, batch: int = 1, heads: int = 2) -> Case:
         "flag": at == 3 * length // 4,
         "gate": gate | (at[:, None] % 64 == 5),
         "dense": (at[:, None] // 70 > at // 30) & (drawn(9, batch, heads, length, 1) > 0),
-        "keep": (at >= entry * (length // 2) + length // 5).float(),
+        "keep": (at >= entry * (length // 2) + length // 5).int(),
         "ids": torch.cat([torch.tensor([[tiles - 1, -1]]), drawn(tiles, tiles - 1, 2)]).int(),
         "hues": drawn(2**31, -(-length // 32)).int(),
         "heat": (at // 40 % 4 - 1.5) + torch.rand(length, generator=generator) / 8,
@@ -76,7 +77,7 @@ def shown(name: str, case: Case) -> torch.Tensor:
         "flags": lambda: p["flag"][q] | p["flag"][kv] | ((q - kv).abs() <= p["width"]),
         "gate": lambda: (kv <= q) & p["gate"][h, q, kv // 64],
         "dense": lambda: p["dense"][b, h, q, kv],
-        "padding": lambda: (kv <= q) & (p["keep"][b, kv] > 0),
+        "padding": lambda: (kv <= q) & (p["keep"][b, kv] >= 1),
         "chosen": lambda: (p["ids"][q // 64] == kv[:, None] // 64).any(-1),
         "hues": lambda: (p["hues"][q // 32] % 3 == p["hues"][kv // 32] % 3) & (q % 9 > 1),
         "heat": lambda: (

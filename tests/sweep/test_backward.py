@@ -99,7 +99,8 @@ def test_sums_are_cleared_along_with_the_rows(more: int) -> None:
     num_sums = 2 * 3 * 256 + more
     sums = torch.full(((num_sums + 32) * 2, 32), torch.nan)
     given = out, torch.zeros(2, 3, 150), grad_out, None
-    rows = module._rows(*given, sums=sums, num_sums=num_sums)
+    rows = torch.empty(2, 2, 3, 256)
+    assert module._rows(*given, rows=rows, sums=sums, num_sums=num_sums) is rows
     assert not sums[: num_sums * 2].any() and sums[num_sums * 2 :].isnan().all()
     assert torch.equal(rows, module._rows(*given))
 

@@ -11,6 +11,7 @@ import torch
 from flashgen import AttentionSpec, Constant, Mask, Tensor, causal, softmax
 from flashgen.kernels.forward_hopper.space import hopper_space, rank_hopper
 from flashgen.plan import lower
+from support.bits import with_bits
 from support.cases import Case, inputs
 from support.gluon import interpreted
 from support.variants import rendered_module
@@ -142,17 +143,18 @@ def test_elements_outside_of_a_table_are_0(kernel: str) -> None:
     scores = q.double() @ k.double().mT * 64**-0.5 + of_key + of_pair
     scores[..., :30].masked_fill_(shown, -torch.inf)
     expected, expected_lse = scores.softmax(-1) @ v.double(), scores.logsumexp(-1)
-    given = {"bias": bias, "seen_keys": shown}
-    values = [given[param.name] for param in OUTSIDE.params]
+    given = {param.name: {"bias": bias, "seen_keys": shown}[param.name] for param in OUTSIDE.params}
     if kernel == "reference":
         out, lse = module.reference(q, k, v, **given, return_lse=True)
     elif kernel == "gluon":
         plan = lower(OUTSIDE, "outside")
         config = rank_hopper(plan, hopper_space(plan).candidates)[0].as_dict()
+        values = with_bits(module, OUTSIDE, q, k, given)
         out, lse = module._launch_hopper(q, k, v, 64**-0.5, *values, config)
     else:
-        config = module.CONFIGS["sm_90"]
-        out, lse = rendered_module(OUTSIDE)._launch(q, k, v, 64**-0.5, *values, config)
+        config, portable = module.CONFIGS["sm_90"], rendered_module(OUTSIDE)
+        values = with_bits(portable, OUTSIDE, q, k, given)
+        out, lse = portable._launch(q, k, v, 64**-0.5, *values, config)
     assert torch.allclose(out.double(), expected, atol=4e-3)
     assert torch.allclose(lse.double(), expected_lse, atol=4e-3)
 

@@ -49,6 +49,9 @@ CONSUMER_ROWS = WARP_GROUP_ROWS
 CONSUMER_REGISTERS: Mapping[int, int] = {2: 240, 3: 160}
 PRODUCER_REGISTERS: Mapping[int, int] = {2: 24, 3: 32}
 
+#: Columns of the widest heads, whose tiles are the smallest that there are.
+WIDEST = 256
+
 #: Threads that share a row of scores: each holds two of every eight columns.
 THREADS_OF_ROW = 4
 
@@ -132,7 +135,8 @@ def live_registers(plan: KernelPlan, config: KernelConfig) -> int:
 
     The accumulator, the scores of a step, the weights of the step before it in pairs of 16 bits,
     what each pair loads, the queries where they stay in registers, what dropout computes with, and
-    the addresses of elements that a mask loads by key.
+    the addresses of elements that a mask loads by key. The widest heads have no smaller tiles:
+    there such addresses spill, 116 to 148 bytes, in tiles with a mask.
     """
     threads = WARP_GROUP * TARGET.warp_size
     pairs = 4 // plan.itemsize
@@ -142,8 +146,8 @@ def live_registers(plan: KernelPlan, config: KernelConfig) -> int:
     kept = queries if hopper_shape(plan).q_in_registers else 0
     dropped = DROPOUT_REGISTERS if plan.dropout else 0
     loaded = scores if plan.code.score_loads_pairs else 0
-    if plan.mask_loads_keys:  # by addresses of 64 bits, in each of the columns of a thread
-        loaded += 2 * config.BLOCK_N // THREADS_OF_ROW
+    if plan.mask_loads_keys and sum(plan.v_segments) < WIDEST:
+        loaded += 2 * config.BLOCK_N // THREADS_OF_ROW  # of 64 bits, in each column of a thread
     return accumulator + scores + scores // pairs + loaded + kept + dropped
 
 
