@@ -365,7 +365,7 @@ class KernelPlan(Heads):
     @cached_property
     def range_tables(self) -> tuple[RangeTable, ...]:
         """Tensors that the launcher makes of conditions on keys alone."""
-        return () if self.listing else self.bounds.ranges
+        return self.bounds.ranges
 
     @cached_property
     def every_range_table(self) -> tuple[RangeTable, ...]:

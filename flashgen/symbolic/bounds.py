@@ -24,10 +24,10 @@ import sympy
 
 from flashgen.symbolic.affine import eliminate
 from flashgen.symbolic.blocks import block_table
+from flashgen.symbolic.cases import cases_of
 from flashgen.symbolic.context import Context, within
 from flashgen.symbolic.contiguous import seen_without_gaps
 from flashgen.symbolic.equal_terms import solvable
-from flashgen.symbolic.gathers import rewritten
 from flashgen.symbolic.intervals import (
     Interval,
     at_least,
@@ -37,8 +37,8 @@ from flashgen.symbolic.intervals import (
     sorted_by_begin,
     with_proofs,
 )
-from flashgen.symbolic.key_ranges import certain, holds_range, key_ranges
-from flashgen.symbolic.logic import Conjunction, conjunctions, independent
+from flashgen.symbolic.key_ranges import certain, holds_range
+from flashgen.symbolic.logic import Conjunction, independent
 from flashgen.symbolic.printer import plain_source
 from flashgen.symbolic.projection import seen_by_every_row, seen_by_some_row
 from flashgen.symbolic.tables import RangeTable, RowTable
@@ -109,14 +109,7 @@ def _derive(
     predicate: Predicate, orientation: Orientation, max_intervals: int, ranges: bool
 ) -> TileBounds:
     terms = solvable(predicate.expr, orientation.tile, orientation.solved)
-    read_by_table, origins = rewritten(replace(predicate, expr=terms), orientation)
-    of_keys, tables = key_ranges(read_by_table, orientation) if ranges else ({}, [])
-    context = Context(read_by_table, orientation, origins, of_keys, tuple(tables))
-    cases = [
-        replace(case, atoms=case.atoms + context.ranges(case.atoms))
-        for case in conjunctions(context.predicate.expr, context.element, context.read)
-    ]
-
+    context, cases = cases_of(replace(predicate, expr=terms), orientation, ranges=ranges)
     tile = context.tile
     diagnostics: list[str] = []
     intervals: list[Interval] = []
@@ -145,7 +138,7 @@ def _derive(
         longest_first=longest_end(intervals, orientation, context.declarations),
         sorted=all(at_least(b.begin, a.begin, tile) for a, b in pairwise(intervals)),
         tables=tuple(table for table in context.predicate.tables if table.sym in read),
-        ranges=tuple(table for table in tables if table.sym in read),
+        ranges=tuple(table for table in context.range_tables if table.sym in read),
     )
 
 

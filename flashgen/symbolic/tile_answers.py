@@ -25,11 +25,10 @@ from sympy.core.relational import Relational
 from sympy.logic.boolalg import Boolean
 
 from flashgen.symbolic.affine import summands
-from flashgen.symbolic.context import Context
+from flashgen.symbolic.cases import cases_of
 from flashgen.symbolic.declarations import Declarations
-from flashgen.symbolic.gathers import rewritten
-from flashgen.symbolic.key_ranges import holds_range, key_ranges
-from flashgen.symbolic.logic import conjunctions, negation_normal_form
+from flashgen.symbolic.key_ranges import holds_range
+from flashgen.symbolic.logic import negation_normal_form
 from flashgen.symbolic.tile_logic import compared
 from flashgen.symbolic.trace import KEYS_OF_ROWS, POSITIONS, ROWS_OF_KEYS, Predicate
 from flashgen.symbolic.varies_over import Axes, is_integral, varies_over
@@ -101,14 +100,10 @@ def left_to_data(predicate: Predicate, *, ranges: bool = False) -> tuple[Any, ..
     """
     found: dict[Any, None] = {}
     for orientation in (KEYS_OF_ROWS, ROWS_OF_KEYS):
-        read_by_table, origins = rewritten(predicate, orientation)
-        of_keys, tables = key_ranges(read_by_table, orientation) if ranges else ({}, [])
-        context = Context(read_by_table, orientation, origins, of_keys, tuple(tables))
-        cases = conjunctions(context.predicate.expr, context.element, context.read)
+        context, cases = cases_of(predicate, orientation, ranges=ranges)
         met_by_all = set.intersection(*(set(case.opaque) for case in cases)) if cases else set()
         for case in cases:
-            atoms = (*case.atoms, *context.ranges(case.atoms))
-            solved = {part for part in met_by_all if holds_range(atoms, part, context)}
+            solved = {part for part in met_by_all if holds_range(case.atoms, part, context)}
             left = (part for part in case.opaque if part not in solved)
             found |= dict.fromkeys(part for part in left if _reads_positions(part))
     return tuple(found)
