@@ -20,6 +20,7 @@ from flashgen import (
 from flashgen.loader import Variant
 from flashgen.validate import validate
 from support.oracle import error_and_bound
+from support.slip import with_slip
 from support.variants import rendered_module
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*eager reference")
@@ -59,12 +60,8 @@ def test_values_and_gradients(heads: int) -> None:
     ],
 )
 def test_a_defect_is_found(old: str, new: str) -> None:
-    def edit(source: str) -> str:
-        assert old in source, old
-        return source.replace(old, new)
-
     with pytest.raises((AssertionError, RuntimeError), match=r"error|not have been used"):
-        check(rendered_module(SPEC, edit_source=edit), drawn())
+        check(rendered_module(SPEC, edit_source=with_slip(old, new)), drawn())
 
 
 def check(module: Any, tensors: dict[str, torch.Tensor]) -> None:

@@ -15,6 +15,7 @@ from flashgen.normalisers import Linear
 from support.oracle import error_and_bound
 from support.recurrence import (
     LinearCall,
+    check_linear,
     decays_of,
     drawn_ids,
     drawn_inputs,
@@ -150,3 +151,11 @@ def digest_of(matrix: torch.Tensor) -> str:
     """The bits of a matrix, as a number to compare."""
     bits = matrix.contiguous().view(torch.int32 if matrix.dtype == torch.float32 else torch.int16)
     return hashlib.sha256(bits.numpy().tobytes()).hexdigest()[:16]
+
+
+def check_call(module: ModuleType, spec: AttentionSpec, call: LinearCall) -> None:
+    """Fails unless results and gradients are near to float64's, those of states too."""
+    if isinstance(call, VectorCall):
+        check_vectors(module, spec, call)
+    else:
+        check_linear(module, spec, call)

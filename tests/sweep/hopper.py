@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from types import ModuleType
 
 import torch
@@ -15,6 +16,7 @@ from support.contract import check_gradients
 from support.gluon import interpreted
 from support.oracle import Inputs, check
 from support.runs import noted
+from support.slip import with_slip
 from support.variants import rendered_module, shipped_specs
 
 
@@ -48,3 +50,21 @@ def check_hopper_backward(module: ModuleType, spec: AttentionSpec, case: Case) -
     before = noted(module).runs
     check_gradients(module, spec, case)
     assert module.runs > before, f"another kernel ran {case}"
+
+
+def gradients_survive(
+    edit: tuple[str, str] | None, spec: AttentionSpec, cases: Iterable[Case]
+) -> bool:
+    """Whether gradients of the Gluon kernels are right with a slip behind `_backward_visits`."""
+
+    def edited(source: str) -> str:
+        before, start, kernels = source.partition("def _backward_visits(")
+        return interpreted(before + start + (with_slip(*edit)(kernels) if edit else kernels))
+
+    module = rendered_module(spec, hopper=True, edit_source=edited)
+    try:
+        for case in cases:
+            check_hopper_backward(module, spec, case)
+    except AssertionError:
+        return False
+    return True

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from flashgen import AttentionSpec, Tensor, causal, document, favor, linear
+from support.slip import with_slip
 from support.variants import rendered_module
 from support.vector_maps import by_weights
 
@@ -100,9 +101,5 @@ def test_calls(name: str) -> None:
 def test_a_defect_is_found(name: str) -> None:
     old, new, call = DEFECTS[name]
 
-    def edit(source: str) -> str:
-        assert old in source, old
-        return source.replace(old, new)
-
     with pytest.raises(AssertionError, match="error"):
-        check(*CALLS[call], edit)
+        check(*CALLS[call], with_slip(old, new))

@@ -25,6 +25,7 @@ from support.bits import with_bits
 from support.cases import Case, inputs
 from support.gluon import interpreted
 from support.gluon.modules import start_over
+from support.slip import with_slip
 from support.turns import in_turns, some
 from support.variants import (
     any_hopper,
@@ -177,17 +178,6 @@ def test_forward_in_gluon(name: str, poison: str) -> None:
     assert _forward_in_gluon(name, POISON[poison]) == [True, True]
 
 
-def _slip(right: str, wrong: str) -> Callable[[str], str]:
-    """Puts a wrong text in the place of a right one; ValueError where there is none."""
-
-    def edit(source: str) -> str:
-        if right not in source:
-            raise ValueError(f"the kernel no longer reads so: {right}")
-        return source.replace(right, wrong)
-
-    return edit
-
-
 #: Slips in what notes and clears: (the variant, what stands there, what stands there instead).
 SLIPS = {
     "nothing is cleared": ("keys", "if first > ALL_SHOWN:", "if first > 2**30:"),
@@ -207,7 +197,7 @@ def test_slips_in_gluon_are_found(slip: str) -> None:
     name, right, wrong = SLIPS[slip]
 
     try:
-        held = _forward_in_gluon(name, torch.nan, _slip(right, wrong))
+        held = _forward_in_gluon(name, torch.nan, with_slip(right, wrong))
     except AssertionError:  # the machine's: read without a fence
         return
     assert held != [True, True]
@@ -330,7 +320,7 @@ def test_slips_in_gluon_gradients_are_found(slip: str) -> None:
     name, right, wrong = BACKWARD_SLIPS[slip]
 
     with pytest.raises(AssertionError):  # also the machine's: read without a fence, a deadlock
-        _hold_gradients(name, _gradients_in_gluon(name, torch.nan, _slip(right, wrong)))
+        _hold_gradients(name, _gradients_in_gluon(name, torch.nan, with_slip(right, wrong)))
 
 
 _DOCUMENTS = [name for name in SPECS if name.startswith("documents")]

@@ -14,7 +14,7 @@ from support.cases import Case, inputs
 from support.gluon import interpreted
 from support.turns import in_turns
 from support.variants import rendered_module
-from sweep.hopper import check_hopper_backward
+from sweep.hopper import check_hopper_backward, gradients_survive
 from sweep.test_tile_lists import MASKS
 
 #: One pass, two kernels of narrow heads, and two of wide ones: (head dim, deterministic).
@@ -124,20 +124,7 @@ EDITED = AttentionSpec(64, mask=causal() & block_sparse(block=16))
 
 
 def _survives(edit: tuple[str, str] | None) -> bool:
-    def edited(source: str) -> str:
-        before, start, kernels = source.partition("def _backward_visits(")
-        if edit is not None:
-            assert edit[0] in kernels
-            kernels = kernels.replace(*edit)
-        return interpreted(before + start + kernels)
-
-    module = rendered_module(EDITED, hopper=True, edit_source=edited)
-    try:
-        for case in (Case(300, 300, 1, 2, 2), Case(140, 140, 2, 2, 1)):
-            check_hopper_backward(module, EDITED, case)
-    except AssertionError:
-        return False
-    return True
+    return gradients_survive(edit, EDITED, [Case(300, 300, 1, 2, 2), Case(140, 140, 2, 2, 1)])
 
 
 @pytest.mark.parametrize("name", EDITS)

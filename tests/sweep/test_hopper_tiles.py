@@ -13,7 +13,7 @@ from support.data_masks import DATA_MASKS, data_case, data_mask
 from support.gluon import interpreted
 from support.turns import in_turns
 from support.variants import first_on_hopper, rendered_module
-from sweep.hopper import check_hopper, check_hopper_backward
+from sweep.hopper import check_hopper, check_hopper_backward, gradients_survive
 
 #: One pass, two kernels of narrow heads, and two of wide ones: (head dim, deterministic).
 WAYS = {"d64": (64, False), "d128": (128, False), "d64_twice": (64, True), "d192": (192, False)}
@@ -62,20 +62,7 @@ EDITS = {
 
 
 def _survives(edit: tuple[str, str] | None) -> bool:
-    def edited(source: str) -> str:
-        before, start, kernels = source.partition("def _backward_visits(")
-        if edit is not None:
-            assert edit[0] in kernels
-            kernels = kernels.replace(*edit)
-        return interpreted(before + start + kernels)
-
-    spec = _spec("islands", "d64")
-    module = rendered_module(spec, hopper=True, edit_source=edited)
-    try:
-        check_hopper_backward(module, spec, data_case("islands", 330, batch=2))
-    except AssertionError:
-        return False
-    return True
+    return gradients_survive(edit, _spec("islands", "d64"), [data_case("islands", 330, batch=2)])
 
 
 @pytest.mark.parametrize("name", EDITS)

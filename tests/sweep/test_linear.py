@@ -8,6 +8,7 @@ import pytest
 
 from flashgen import AttentionSpec, Tensor, causal, elu_plus_one, full, identity, linear, relu
 from support.recurrence import LinearCall, check_linear
+from support.slip import with_slip
 from support.variants import linear_specs, rendered_module
 
 
@@ -269,13 +270,9 @@ def test_calls(name: str) -> None:
 def test_a_defect_is_found(name: str) -> None:
     old, new, call = DEFECTS[name]
 
-    def edit(source: str) -> str:
-        assert old in source, old
-        return source.replace(old, new)
-
     spec, found_by = CALLS[call]
     with pytest.raises(AssertionError, match="error"):
-        check_linear(rendered_module(spec, edit_source=edit), spec, found_by)
+        check_linear(rendered_module(spec, edit_source=with_slip(old, new)), spec, found_by)
 
 
 @pytest.mark.parametrize("chunk", [16, 32, 64])

@@ -21,9 +21,10 @@ from flashgen import (
     relu,
     softmax_features,
 )
-from support.recurrence import LinearCall, check_linear, marks_of
+from support.recurrence import LinearCall, marks_of
+from support.slip import with_slip
 from support.variants import rendered_module
-from support.vector_maps import VectorCall, both_signs, check_vectors
+from support.vector_maps import VectorCall, both_signs, check_call
 
 IDS = Tensor("ids", ("batch", "kv_len"), "int32")
 DECAY = Tensor("decay", ("batch", "num_kv_heads", "kv_len"))
@@ -143,11 +144,7 @@ DEFECTS = {
 
 def check(spec: AttentionSpec, call: LinearCall, edit: Any = str) -> None:
     """Fails unless results and gradients are near to float64's."""
-    module = rendered_module(spec, edit_source=edit)
-    if isinstance(call, VectorCall):
-        check_vectors(module, spec, call)
-    else:
-        check_linear(module, spec, call)
+    check_call(rendered_module(spec, edit_source=edit), spec, call)
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -159,12 +156,8 @@ def test_calls(name: str) -> None:
 def test_a_defect_is_found(name: str) -> None:
     old, new, call = DEFECTS[name]
 
-    def edit(source: str) -> str:
-        assert old in source, old
-        return source.replace(old, new)
-
     with pytest.raises(AssertionError, match="error"):
-        check(*CALLS[call], edit)
+        check(*CALLS[call], with_slip(old, new))
 
 
 @pytest.mark.parametrize("tile", [8, 32, 128])

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from types import ModuleType
-
 import pytest
 
 from flashgen import AttentionSpec, Tensor, causal, favor, full, linear, softmax_features
-from support.recurrence import LinearCall, check_linear
+from support.recurrence import LinearCall
+from support.slip import with_slip
 from support.variants import rendered_module
-from support.vector_maps import VectorCall, both_signs, check_vectors, standardised
+from support.vector_maps import VectorCall, both_signs, check_call, standardised
 
 SOFTMAX = AttentionSpec((24, 16), "float32", mask=causal(), normaliser=linear(softmax_features()))
 STANDARD = AttentionSpec((24, 16), "float32", mask=full(), normaliser=linear(standardised))
@@ -113,25 +112,13 @@ DEFECTS = {
 @pytest.mark.parametrize("name", CALLS)
 def test_calls(name: str) -> None:
     spec, call = CALLS[name]
-    check(rendered_module(spec), spec, call)
-
-
-def check(module: ModuleType, spec: AttentionSpec, call: LinearCall) -> None:
-    """Fails unless results and gradients are near to float64's, those of states too."""
-    if isinstance(call, VectorCall):
-        check_vectors(module, spec, call)
-    else:
-        check_linear(module, spec, call)
+    check_call(rendered_module(spec), spec, call)
 
 
 @pytest.mark.parametrize("name", DEFECTS)
 def test_a_defect_is_found(name: str) -> None:
     old, new, call = DEFECTS[name]
 
-    def edit(source: str) -> str:
-        assert old in source, old
-        return source.replace(old, new)
-
     spec, found_by = CALLS[call]
     with pytest.raises(AssertionError, match="error"):
-        check(rendered_module(spec, edit_source=edit), spec, found_by)
+        check_call(rendered_module(spec, edit_source=with_slip(old, new)), spec, found_by)
