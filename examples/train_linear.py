@@ -89,14 +89,9 @@ def main() -> None:
     if kind not in SIZES:
         parser.error(f"--device: {options.device}; one of {', '.join(SIZES)}")
     gpu = torch.cuda.get_device_name(options.device) if kind == "cuda" else kind
-    text, runs = make_text(SIZES[kind].characters), {}
-    for name, attention in attentions(options.device).items():
-        started = time.perf_counter()
-        runs[name] = losses = train(attention, 0, options.steps, text, options.device)
-        seconds = time.perf_counter() - started
-        print(f"{name:19} loss {losses[0]:.4f} to {smoothed(losses)[-1]:.4f}  {seconds:5.1f} s")
-
     options.out.mkdir(parents=True, exist_ok=True)
+    text = make_text(SIZES[kind].characters)
+    runs: dict[str, list[float]] = {}
     results = {
         "gpu": gpu,
         "torch": torch.__version__,
@@ -104,7 +99,15 @@ def main() -> None:
         "size": asdict(SIZES[kind]),
         "losses": runs,
     }
-    (options.out / "losses.json").write_text(json.dumps(results) + "\n")
+    for name, attention in attentions(options.device).items():
+        started = time.perf_counter()
+        runs[name] = losses = train(attention, 0, options.steps, text, options.device)
+        seconds = time.perf_counter() - started
+        said = f"{name:21} loss {losses[0]:.4f} to {smoothed(losses)[-1]:.4f}  {seconds:5.1f} s"
+        print(said, flush=True)
+        # What an interrupted run has is kept.
+        (options.out / "losses.json").write_text(json.dumps(results) + "\n")
+
     title = f"A GPT of {SIZES[kind].depth} layers, trained with each attention, {gpu}"
     draw_losses(runs, title, options.out / "losses.svg")
     print(f"wrote {options.out / 'losses.json'} and {options.out / 'losses.svg'}")
