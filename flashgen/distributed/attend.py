@@ -280,7 +280,7 @@ class ContextParallel:
         scale: float | None,
         parameters: dict[str, Any],
     ) -> torch.Tensor:
-        problem, exchange, chosen, kind, seed = "", None, None, None, None
+        problem, exchange, chosen, kind, seed, seeded = "", None, None, None, None, False
         try:
             self._check_parameters(parameters)
             q, k, v, parameters, kind = unwrapped(
@@ -289,19 +289,19 @@ class ContextParallel:
             if self._drops:
                 seed = parameters.pop("seed", None)
                 check_seed(seed)
+                seeded = parameters.get("dropout_p", 0.0) > 0.0
             _check_shapes(q, k, v)
             layout = self._layout_of(q.shape[2], parameters)
             exchange = self._exchange(layout, q.shape[0], q.shape[1], parameters)
-            chosen = self._strategy(exchange, q, k, v, scale, parameters)
+            further = ("seed",) if seeded else ()
+            chosen = self._strategy(exchange, q, k, v, scale, parameters, further)
         except (TypeError, ValueError) as error:
             problem = f"{type(error).__name__}: {error}"
         self._agree(q, k, v, scale, parameters, exchange, problem)
         assert chosen is not None
-        if parameters.get("dropout_p", 0.0) > 0.0 and self._drops:
-            assert exchange is not None
-            parameters = {**parameters, "seed": shared_seed(seed, self.group, q.device)}
-            chosen = self._strategy(exchange, q, k, v, scale, parameters)
         tensors = [x for x in parameters.values() if isinstance(x, torch.Tensor)]
+        if seeded:
+            tensors.append(shared_seed(seed, self.group, q.device))
         out = run(chosen, q, k, v, *tensors)
         return out if kind is None else kind.wrap(out)
 
@@ -313,10 +313,22 @@ class ContextParallel:
         v: torch.Tensor,
         scale: float | None,
         parameters: dict[str, Any],
+        further: tuple[str, ...],
     ) -> Strategy:
-        """What computes a call; kept for calls of the same sizes and numbers."""
+        """What computes a call; kept for calls of the same sizes and numbers.
+
+        Args:
+            exchange: the rows that travel.
+            q: this rank's queries.
+            k: its keys.
+            v: its values.
+            scale: that of the call.
+            parameters: those that the caller gives.
+            further: names of tensors that the call gets besides.
+        """
         tensors = tuple(n for n, x in parameters.items() if isinstance(x, torch.Tensor))
         numbers = {n: x for n, x in parameters.items() if n not in tensors}
+        tensors += further
         sizes = Sizes(q.shape[0], q.shape[1], k.shape[1], q.shape[3], v.shape[3], q.element_size())
         key = exchange, sizes, scale, tuple(numbers.items()), tensors
         if key not in self._strategies:
