@@ -1,8 +1,12 @@
 """Costs: what a call will take by each strategy, from its plan and the machine's rates.
 
 A prediction adds up, for each rank, its products, the bytes that reach or leave it over each kind
-of link, and its copies. Of a pass it takes the slowest rank. Transfers count in full, except those
-of a ring and of groups of heads, which travel while something is computed.
+of link, its copies, and what each call takes besides. Of a pass it takes the slowest rank.
+Transfers count in full, except those of a ring and of groups of heads, which travel while something
+is computed.
+
+Rates and factors are fitted to what all strategies took on 2 H100s, and checked on 4: see
+`tests/unit/test_distributed_costs.py`.
 """
 
 from __future__ import annotations
@@ -21,7 +25,10 @@ from flashgen.distributed.plan import Plan
 STRATEGIES = ("all-to-all", "ulysses", "all-gather", "ring")
 
 #: What a further group of heads costs, as a share of the time of the products: more, smaller calls.
-OF_A_GROUP = 0.03
+OF_A_GROUP = 0.01
+
+#: How much longer products of chunks take than those of a whole, as a share: forward and backward.
+OF_CHUNKS = 0.0, 0.033
 
 #: How much faster than another a strategy has to be to be preferred to those before it.
 BETTER = 0.995
@@ -37,15 +44,17 @@ class Machine:
         between: the same between hosts: 400 Gb/s for each GPU.
         latency: seconds before the first byte of a step arrives.
         memory: bytes/s of copies, read and written.
+        call: seconds that a call of the forward pass takes besides; of the backward pass, twice.
         forward: FLOP/s of the forward pass's kernels.
         backward: likewise of the backward pass's.
     """
 
     ranks_per_host: int = 8
-    within: float = 350e9
+    within: float = 305e9
     between: float = 45e9
-    latency: float = 30e-6
-    memory: float = 2.2e12
+    latency: float = 10e-6
+    memory: float = 2.8e12
+    call: float = 20e-6
     forward: float = 760e12
     backward: float = 605e12
 
@@ -199,22 +208,24 @@ def _of_rows(
     bring = _transfers(traffic * sizes.row, machine)
     back = _transfers(traffic.T * sizes.row, machine)
     chunks = torch.tensor([len(mine) for mine in plan.queries.chunks])
+    calls = torch.tensor([parts * sum(map(len, mine)) for mine in plan.runs])
     # Runs of queries are put together, and own rows side by side; gradients are added up.
     copied = (chunks > 1) * lengths * sizes.output * 2
     packed = lengths * sizes.row * 2 + everything * rows * sizes.row * 2
     summed = rows * sizes.row * 5 + lengths * sizes.row * 4 + everything * rows * sizes.row * 2
     passes = []
-    for seconds, moved, bytes_ in (
-        (_products(plan, sizes, machine)[0], bring, copied + packed),
-        (
-            _products(plan, sizes, machine)[1],
-            back if keep else back + bring,
-            2 * copied + summed + (0 if keep else packed),
-        ),
+    for number, (seconds, moved, bytes_) in enumerate(
+        zip(
+            _products_of_chunks(plan, sizes, machine),
+            (bring, back if keep else back + bring),
+            (copied + packed, 2 * copied + summed + (0 if keep else packed)),
+            strict=True,
+        )
     ):
         longer = seconds * (1 + OF_A_GROUP * (parts - 1))
         hidden = moved * (parts - 1) / parts
-        passes.append(moved / parts + torch.maximum(longer, hidden) + bytes_ / machine.memory)
+        besides = calls * machine.call * (1 + number) + bytes_ / machine.memory
+        passes.append(moved / parts + torch.maximum(longer, hidden) + besides)
     received = (traffic.sum(0) - traffic.diagonal()) * sizes.row
     returned = (traffic.sum(1) - traffic.diagonal()) * sizes.row
     both = received * (1 if keep else 2) + returned
@@ -226,12 +237,13 @@ def _of_ring(plan: Plan, sizes: Sizes, machine: Machine) -> Cost:
     ranks, each = plan.ranks, torch.arange(plan.ranks)
     traffic = plan.traffic.double()
     shares = traffic / traffic.sum(0).clamp(min=1)
+    chunks = torch.tensor([len(mine) for mine in plan.queries.chunks])
     outputs = torch.tensor(plan.queries.lengths) * sizes.output
     passes = []
     # Rows come, and backward as many gradients go the other way. Each step merges outputs of 16
     # bits in float32, or adds gradients in float32.
     for seconds, moved, of_outputs, of_rows in zip(
-        _products(plan, sizes, machine), (1, 2), (7, 12), (0, 30), strict=True
+        _products_of_chunks(plan, sizes, machine), (1, 2), (9, 15), (0, 30), strict=True
     ):
         total = torch.zeros(ranks, dtype=torch.float64)
         for step in range(ranks):
@@ -243,6 +255,7 @@ def _of_ring(plan: Plan, sizes: Sizes, machine: Machine) -> Cost:
             total += torch.maximum(seconds * shares[sender, each], _transfers(coming, machine))
             copied = of_outputs * outputs + of_rows * traffic[sender, each] * sizes.row
             total += copied / machine.memory if ranks > 1 else 0
+            total += (traffic[sender, each] > 0) * chunks * moved * machine.call
         passes.append(total)
     received = (traffic.sum(0) - traffic.diagonal()) * sizes.row
     returned = (traffic.sum(1) - traffic.diagonal()) * sizes.row
@@ -262,8 +275,8 @@ def _of_heads(plan: Plan, sizes: Sizes, machine: Machine) -> Cost:
     moved = _transfers(into, machine) + _transfers(back, machine)
     again = _transfers(into.T, machine) + _transfers(back.T, machine)
     passes = [
-        mean[0] + moved + copies / machine.memory,
-        mean[1] + again + 2 * copies / machine.memory,
+        mean[0] + moved + copies / machine.memory + machine.call,
+        mean[1] + again + 2 * copies / machine.memory + 2 * machine.call,
     ]
     each = into + into.T + back + back.T
     received = each.sum(0) - each.diagonal()
@@ -275,6 +288,14 @@ def _products(plan: Plan, sizes: Sizes, machine: Machine) -> tuple[torch.Tensor,
     pairs = torch.tensor(plan.pairs, dtype=torch.float64)
     forward, backward = sizes.flops
     return pairs * forward / machine.forward, pairs * backward / machine.backward
+
+
+def _products_of_chunks(plan: Plan, sizes: Sizes, machine: Machine) -> list[torch.Tensor]:
+    """The same, where ranks compute chunks of queries with some of the keys."""
+    return [
+        seconds * (1 + longer if plan.ranks > 1 else 1)
+        for seconds, longer in zip(_products(plan, sizes, machine), OF_CHUNKS, strict=True)
+    ]
 
 
 def _transfers(sent: torch.Tensor, machine: Machine) -> torch.Tensor:
