@@ -93,7 +93,11 @@ WAYS: dict[str, dict[str, Any]] = {
     "all-gather": {"strategy": "all-gather"},
     "ring": {"strategy": "ring"},
     "ulysses": {"strategy": "ulysses"},
+    "grid": {"strategy": "grid"},
 }
+
+#: The fewest ranks of a way: two groups of two.
+FEWEST = {"grid": 4}
 
 
 class AllGather:
@@ -172,7 +176,11 @@ def main() -> int:
     torch.cuda.set_device(device)
     dist.init_process_group("nccl", device_id=device)
     modules = load_modules(options.modules)
-    ways = {n: w for i, (n, w) in enumerate(WAYS.items()) if str(i) in options.ways.split(",")}
+    ways = {
+        name: way
+        for number, (name, way) in enumerate(WAYS.items())
+        if str(number) in options.ways.split(",") and dist.get_world_size() >= FEWEST.get(name, 1)
+    }
     wrong: list[str] = []
     checked: set[str] = set()
     rows = []

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from flashgen.distributed.agreement import TIMEOUT, agree, forget
-from flashgen.distributed.costs import STRATEGIES, Machine, Sizes, choose, keeps_rows, machine_of
+from flashgen.distributed.costs import STRATEGIES, Machine, Sizes, choose, machine_of
 from flashgen.distributed.dtensors import unwrapped
 from flashgen.distributed.exchange import Exchange
 from flashgen.distributed.forecast import Forecast, forecast
@@ -347,8 +347,7 @@ class ContextParallel:
             whole = dict.fromkeys(lengths, exchange.plan.queries.length)
             numbers_of_all = {**numbers, **whole}
             work = Work(self.module, exchange, scale, numbers_of_all, tensors, how.reduce_learned)
-            keep = keeps_rows(exchange.plan, sizes) if how.keep is None else how.keep
-            self._strategies[key] = made(choice, work, keep)
+            self._strategies[key] = made(choice, work, sizes)
         return self._strategies[key]
 
     def _agree(

@@ -12,17 +12,17 @@ Rates and factors are fitted to what all strategies took on 2 H100s, and checked
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 
 import torch
 
-from flashgen.distributed.heads import shares
-from flashgen.distributed.heads import why_not as why_no_heads
-from flashgen.distributed.plan import Plan
+from flashgen.distributed.plan import Plan, plan_of_groups
+from flashgen.distributed.shares import shares, sizes_of_groups
+from flashgen.distributed.shares import why_not as why_no_heads
 
 #: Strategies, those first that are preferred among equals.
-STRATEGIES = ("all-to-all", "ulysses", "all-gather", "ring")
+STRATEGIES = ("all-to-all", "ulysses", "all-gather", "ring", "grid")
 
 #: What a further group of heads costs, as a share of the time of the products: more, smaller calls.
 OF_A_GROUP = 0.01
@@ -130,6 +130,8 @@ class Cost:
         received: bytes that a rank gets from others in both passes, at most.
         held: bytes of others' rows, or of others' heads, that a rank holds at once, at most.
         parts: groups of heads.
+        keep: whether rows of others are kept for the backward pass.
+        size: how many ranks give one another heads.
     """
 
     forward: float
@@ -138,6 +140,8 @@ class Cost:
     received: int
     held: int
     parts: int = 1
+    keep: bool = True
+    size: int = 1
 
     @property
     def share(self) -> float:
@@ -149,8 +153,13 @@ def why_not(strategy: str, module: ModuleType, sizes: Sizes, ranks: int) -> str:
     """Why a strategy cannot compute a call, as a clause; ``""`` where it can."""
     if strategy == "ring" and not module.MESH["merges"]:
         return "partial results with a sink of the normaliser cannot be merged"
+    heads = sizes.num_q_heads, sizes.num_kv_heads
     if strategy == "ulysses":
-        return why_no_heads(module, sizes.num_q_heads, sizes.num_kv_heads, ranks)
+        return why_no_heads(module, *heads, ranks)
+    if strategy == "grid" and not sizes_of_groups(*heads, ranks):
+        return f"{ranks} ranks have no groups that can divide {heads[0]}/{heads[1]} heads"
+    if strategy == "grid":
+        return why_no_heads(module, *heads, sizes_of_groups(*heads, ranks)[0])
     return ""
 
 
@@ -167,9 +176,10 @@ def predicted(
     sizes: Sizes,
     machine: Machine,
     *,
-    keep: bool,
+    keep: bool | None = None,
     parts: int | None = None,
     by_head: bool = False,
+    merges: bool = True,
 ) -> Cost:
     """The cost of a call by a strategy that can compute it.
 
@@ -178,20 +188,26 @@ def predicted(
         plan: what all ranks compute.
         sizes: of the call.
         machine: rates.
-        keep: whether rows are kept for the backward pass.
-        parts: groups of heads; None: as many as are best.
+        keep: whether rows are kept for the backward pass; None: see `keeps_rows`.
+        parts: groups of heads, at most; None: as many as are best.
         by_head: whether there can be but one group.
+        merges: whether results of several runs of keys can be merged.
     """
     if strategy == "ulysses":
         return _of_heads(plan, sizes, machine)
     if strategy == "ring":
         return _of_ring(plan, sizes, machine)
+    if strategy == "grid":
+        numbers = sizes_of_groups(sizes.num_q_heads, sizes.num_kv_heads, plan.ranks)
+        grids = [_of_grid(plan, sizes, machine, n, merges, keep, parts) for n in numbers]
+        return min(grids, key=lambda cost: cost.forward + cost.backward)
+    keep = keeps_rows(plan, sizes) if keep is None else keep
+    heads = sizes.num_kv_heads
     number = 1 if by_head else parts
-    tried = (number,) if number else (1, 2, 4, 8)
+    tried = [n for n in (range(1, number + 1) if number else (1, 2, 4, 8)) if heads % n == 0]
     costs = [
         _of_rows(plan, sizes, machine, strategy == "all-gather", keep, parts)
-        for parts in tried
-        if sizes.num_kv_heads % parts == 0
+        for parts in (tried[-1:] if number else tried)
     ]
     return min(costs, key=lambda cost: cost.forward + cost.backward)
 
@@ -230,7 +246,7 @@ def _of_rows(
     returned = (traffic.sum(1) - traffic.diagonal()) * sizes.row
     both = received * (1 if keep else 2) + returned
     held = rows * sizes.row / (1 if keep else parts)
-    return _cost(plan, sizes, machine, passes, both, held, parts)
+    return replace(_cost(plan, sizes, machine, passes, both, held), parts=parts, keep=keep)
 
 
 def _of_ring(plan: Plan, sizes: Sizes, machine: Machine) -> Cost:
@@ -264,23 +280,65 @@ def _of_ring(plan: Plan, sizes: Sizes, machine: Machine) -> Cost:
 
 
 def _of_heads(plan: Plan, sizes: Sizes, machine: Machine) -> Cost:
-    divided = shares(sizes.num_q_heads, sizes.num_kv_heads, plan.ranks)
+    moves, received, held = _moved_heads(plan, sizes, machine, plan.ranks)
+    passes = [
+        seconds.mean() + moved + number * machine.call
+        for number, (seconds, moved) in enumerate(
+            zip(_products(plan, sizes, machine), moves, strict=True), start=1
+        )
+    ]
+    return replace(_cost(plan, sizes, machine, passes, received, held), size=plan.ranks)
+
+
+def _of_grid(
+    plan: Plan,
+    sizes: Sizes,
+    machine: Machine,
+    size: int,
+    merges: bool,
+    keep: bool | None,
+    parts: int | None,
+) -> Cost:
+    groups = plan_of_groups(plan, size, merges)
+    heads = max(1, sizes.num_kv_heads // size)
+    mine = replace(sizes, num_q_heads=sizes.num_q_heads // size, num_kv_heads=heads)
+    hosts = replace(machine, ranks_per_host=max(1, machine.ranks_per_host // size))
+    rows = predicted("all-to-all", groups, mine, hosts, keep=keep, parts=parts)
+    moves, received, held = _moved_heads(plan, sizes, machine, size)
+    forward, backward = (float(x.max()) for x in moves)
+    return replace(
+        rows,
+        forward=rows.forward + forward,
+        backward=rows.backward + backward,
+        received=rows.received + int(received.max()),
+        held=rows.held + int(held.max()),
+        size=size,
+    )
+
+
+def _moved_heads(
+    plan: Plan, sizes: Sizes, machine: Machine, size: int
+) -> tuple[list[torch.Tensor], torch.Tensor, torch.Tensor]:
+    """What ranks take that give one another heads, in groups of so many.
+
+    Returns:
+        The seconds of each rank, forward and backward; the bytes that it receives in both passes,
+        and those of heads that it holds.
+    """
+    divided = shares(sizes.num_q_heads, sizes.num_kv_heads, size) * (plan.ranks // size)
     of_k = torch.tensor([s.of_k.stop - s.of_k.start for s in divided], dtype=torch.float64)
     lengths = torch.tensor(plan.queries.lengths, dtype=torch.float64)
     keys = of_k / max(1, sizes.num_kv_heads) * sizes.row
-    into = lengths[:, None] * (sizes.query / plan.ranks + keys)
-    back = (lengths[:, None] * sizes.output / plan.ranks).expand(plan.ranks, plan.ranks).T
-    copies = lengths * (sizes.query + sizes.row + sizes.output) * 5
-    mean = [x.mean().expand(plan.ranks) for x in _products(plan, sizes, machine)]
+    groups = torch.arange(plan.ranks) // size
+    together = groups[:, None] == groups
+    into = together * lengths[:, None] * (sizes.query / size + keys)
+    back = together * lengths * sizes.output / size
+    copies = lengths * (sizes.query + sizes.row + sizes.output) * 5 / machine.memory
     moved = _transfers(into, machine) + _transfers(back, machine)
     again = _transfers(into.T, machine) + _transfers(back.T, machine)
-    passes = [
-        mean[0] + moved + copies / machine.memory + machine.call,
-        mean[1] + again + 2 * copies / machine.memory + 2 * machine.call,
-    ]
     each = into + into.T + back + back.T
     received = each.sum(0) - each.diagonal()
-    return _cost(plan, sizes, machine, passes, received, into.sum(0))
+    return [moved + copies, again + 2 * copies], received, into.sum(0)
 
 
 def _products(plan: Plan, sizes: Sizes, machine: Machine) -> tuple[torch.Tensor, torch.Tensor]:
@@ -318,11 +376,10 @@ def _cost(
     passes: list[torch.Tensor],
     received: torch.Tensor,
     held: torch.Tensor,
-    parts: int = 1,
 ) -> Cost:
     forward, backward = (max(float(seconds.max()), 1e-9) for seconds in passes)
     linear = sum(float(x.mean()) for x in _products(plan, sizes, machine))
-    return Cost(forward, backward, linear, int(received.max()), int(held.max()), parts)
+    return Cost(forward, backward, linear, int(received.max()), int(held.max()))
 
 
 @dataclass(frozen=True)
@@ -383,10 +440,9 @@ def choose(
     }
     if asked in refused:
         raise ValueError(f"strategy: {asked!r} cannot compute this call: {refused[asked]}")
-    kept = keeps_rows(plan, sizes) if keep is None else keep
-    by_head = module.MESH["by_head"]
+    facts = {name: module.MESH[name] for name in ("by_head", "merges")}
     costs = {
-        name: predicted(name, plan, sizes, machine, keep=kept, parts=parts, by_head=by_head)
+        name: predicted(name, plan, sizes, machine, keep=keep, parts=parts, **facts)
         for name in STRATEGIES
         if name not in refused
     }

@@ -122,6 +122,27 @@ def balanced(
     return Layout(length, tuple(sorted(tuple(sorted(mine)) for mine in given)))
 
 
+def within(layout: Layout, first: int, ranks: int) -> Layout:
+    """Where the positions of some ranks are among those of these ranks alone.
+
+    Args:
+        layout: of all ranks.
+        first: the first of the ranks.
+        ranks: how many follow one another.
+    """
+    every = layout.chunks[first : first + ranks]
+    spans = sorted(span for mine in every for span in mine)
+    starts = accumulate((end - begin for begin, end in spans), initial=0)
+    places = dict(zip(spans, starts, strict=False))
+    return Layout(
+        sum(end - begin for begin, end in spans),
+        tuple(
+            tuple((places[span], places[span] + span[1] - span[0]) for span in mine)
+            for mine in every
+        ),
+    )
+
+
 def _cut(length: int, parts: int, align: int = 1) -> list[Span]:
     """Spans of lengths that are equal or differ by ``align``, but for the last one."""
     ends = (i * length // parts + align // 2 for i in range(1, parts))

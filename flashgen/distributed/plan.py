@@ -314,6 +314,55 @@ def with_every_row(plan: Plan) -> Plan:
     return replace(plan, needed=(every,) * plan.ranks)
 
 
+def plan_of_groups(plan: Plan, ranks: int, merges: bool) -> Plan:
+    """The plan in which groups of so many ranks, beside one another, are one rank each.
+
+    Chunks that follow one another are one, and so are their runs of keys with fewer than `GAP` keys
+    between them.
+
+    Args:
+        plan: of the ranks.
+        ranks: how many a group has.
+        merges: whether results of several runs can be merged.
+    """
+    gap = GAP if merges else plan.keys.length + 1
+    chunks, runs = [], []
+    for first in range(0, plan.ranks, ranks):
+        members = range(first, first + ranks)
+        mine = {
+            span: seen
+            for r in members
+            for span, seen in zip(plan.queries.chunks[r], plan.runs[r], strict=True)
+            if span[0] < span[1]
+        }
+        chunks.append(tuple(joined(mine)))
+        runs.append(
+            tuple(
+                tuple(
+                    joined(
+                        (
+                            run
+                            for span, seen in mine.items()
+                            if begin <= span[0] < end
+                            for run in seen
+                        ),
+                        gap,
+                    )
+                )
+                for begin, end in chunks[-1]
+            )
+        )
+    layout = Layout(plan.queries.length, tuple(chunks))
+    return Plan(
+        queries=layout,
+        keys=layout,
+        needed=tuple(tuple(joined(run for seen in mine for run in seen)) for mine in runs),
+        runs=tuple(runs),
+        pairs=tuple(sum(plan.pairs[i : i + ranks]) for i in range(0, plan.ranks, ranks)),
+        loose=plan.loose,
+    )
+
+
 def make_plan(ranges: Ranges, queries: Layout, keys: Layout) -> Plan:
     """The plan of a whole in given layouts."""
     runs = tuple(tuple(ranges.runs(*chunk) for chunk in chunks) for chunks in queries.chunks)
