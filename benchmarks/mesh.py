@@ -66,12 +66,15 @@ class Case:
         made = tuple(
             torch.randn(1, n, self.tokens, DIM, device=device, dtype=torch.bfloat16) for n in heads
         )
-        parameters: dict[str, Any] = dict(self.parameters)
-        if self.document:
-            spread = torch.Generator().manual_seed(1)
-            ends = torch.rand(self.tokens, generator=spread) < 1 / self.document
-            parameters["document_ids"] = ends.cumsum(0).int()[None].to(device)
-        return made, parameters
+        return made, {**self.parameters, **self.document_ids(device)}
+
+    def document_ids(self, device: torch.device) -> dict[str, torch.Tensor]:
+        """The parameter of a mask of documents, where it is one."""
+        if not self.document:
+            return {}
+        spread = torch.Generator().manual_seed(1)
+        ends = torch.rand(self.tokens, generator=spread) < 1 / self.document
+        return {"document_ids": ends.cumsum(0).int()[None].to(device)}
 
 
 CASES = (
