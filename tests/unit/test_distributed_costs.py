@@ -300,7 +300,7 @@ def test_the_choice_is_within_2_percent_of_the_fastest_measured(path: Path) -> N
         ids = case.document_ids(torch.device("cpu"))
         module = rendered_module(OF_MODULES[case.module])
         ranges = Ranges(module, case.tokens, case.tokens, ids)
-        layout = make_layout(ranges, document_["gpus"], "auto")
+        layout = make_layout(ranges, document_["gpus"], cell["sent"]["flashgen"]["chunks"])
         plan = make_plan(ranges, layout, layout)
         sizes = replace(SIZES, num_q_heads=case.num_q_heads, num_kv_heads=case.num_kv_heads)
         first = {"strategy": cell["sent"]["flashgen"]["strategy"], "parts": 1}
