@@ -55,15 +55,16 @@ def context_parallel(
         module: a generated module whose spec has ``forms=("dense", "mesh")``.
         mesh: a DeviceMesh of one dimension, as ``mesh["cp"]``; a process group; or None for all
             ranks.
-        balance: how positions are given to ranks. ``"auto"``: as many chunks for each rank as are
-            needed to share the visible pairs evenly, unless the rows that they need of others
-            cost more than that saves; a number: so many; ``"contiguous"``: one run
-            of positions for each rank; ``"zigzag"``: the first and the last of twice as many, and
-            so on. All ranks have the same number of tokens, or one more or less.
+        balance: how positions are given to ranks. ``"auto"``: by few cuts that share the visible
+            pairs evenly, unless the rows that ranks then need of others cost more than that saves;
+            a number: so many chunks for each rank; ``"contiguous"``: one run of positions for each
+            rank; ``"zigzag"``: the first and the last of twice as many, and so on. All ranks have
+            the same number of tokens, or one more or less.
         strategy: how keys come to queries: ``"all-to-all"`` of the rows that are needed;
             ``"all-gather"`` of all of them; ``"ring"``, those of one rank after another, which
             holds the fewest at once; ``"ulysses"``, where each rank computes some heads of the
-            whole; ``"auto"``: what is predicted to be fastest, see `plan`.
+            whole; ``"grid"``, where ranks of a group divide heads, and groups the sequence;
+            ``"auto"``: what is predicted to be fastest, see `plan`.
         parts: of all-to-all and all-gather: in how many groups of heads the keys travel, one while
             the attention of another is computed, at most; None: as predicted to be fastest.
         keep: of all-to-all and all-gather: whether the keys of others are kept for the backward

@@ -128,11 +128,8 @@ def _halves(
     spans: list[Span], sizes: list[int], costs: torch.Tensor, crossed: torch.Tensor, align: int
 ) -> Iterator[tuple[Span, ...]]:
     """The runs of each of some ranks, which get these spans."""
-    if len(sizes) == 1:
-        yield tuple(spans)
-        return
-    if not spans:
-        yield from ((),) * len(sizes)
+    if len(sizes) == 1 or not spans:
+        yield from (tuple(spans) or ((0, 0),),) * len(sizes)
         return
     half = len(sizes) // 2
     number, window = sum(sizes), sum(sizes[:half])

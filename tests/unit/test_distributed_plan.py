@@ -104,6 +104,7 @@ def test_each_position_is_on_one_rank(length: int, ranks: int) -> None:
         every = torch.cat([layout.positions(rank) for rank in range(ranks)])
         assert torch.equal(every.sort().values, torch.arange(length))
         chunks = max(map(len, layout.chunks))
+        assert all(layout.chunks), "a rank without tokens has an empty chunk"
         assert max(layout.lengths) - min(layout.lengths) <= chunks * (2 * align - 1)
         begins = [begin for spans in layout.chunks for begin, end in spans if begin < end]
         assert all(begin % align == 0 for begin in begins)
