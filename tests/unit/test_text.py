@@ -53,8 +53,8 @@ ON_OTHERS = {
     "decays.py": ({"isdecimal"}, "a declared size"),
     "distributed/costs.py": ({"count"}, "ranks of a host"),
     "distributed/forecast.py": ({"rstrip"}, "lines of a picture"),
-    "distributed/heads.py": ({"split"}, "a tensor's"),
     "distributed/ring.py": ({"split"}, "a tensor's"),
+    "distributed/shares.py": ({"split"}, "a tensor's"),
     "distributed/style.py": ({"inspect"}, "what a module's forward takes"),
     "errors.py": ({"split", "splitlines", "strip"}, "messages"),
     "export.py": (
