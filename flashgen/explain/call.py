@@ -13,7 +13,10 @@ from flashgen.declared import Param
 from flashgen.dropout import DropoutP, Seed
 from flashgen.errors import FlashgenError
 from flashgen.explain.account import Call
-from flashgen.kernels.typical import (
+from flashgen.kernels.workload import TOKENS, usual_heads, usual_lengths
+from flashgen.params import Float, Int, Tensor
+from flashgen.plan import KernelPlan
+from flashgen.plan.typical import (
     DOCUMENT,
     SHARE,
     TypicalRangeTable,
@@ -21,9 +24,6 @@ from flashgen.kernels.typical import (
     TypicalTensor,
     typical_number,
 )
-from flashgen.kernels.workload import TOKENS, usual_heads, usual_lengths
-from flashgen.params import Float, Int, Tensor
-from flashgen.plan import KernelPlan
 from flashgen.symbolic import RowTable
 from flashgen.symbols import evaluate
 

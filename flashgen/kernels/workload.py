@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from flashgen.budget.traffic import Workload
 from flashgen.dropout import Seed
-from flashgen.kernels.typical import (
+from flashgen.params import Int, Tensor
+from flashgen.plan import KernelPlan
+from flashgen.plan.typical import (
     DOCUMENT,
     SHARE,
     TYPICAL,
@@ -16,8 +18,6 @@ from flashgen.kernels.typical import (
     TypicalTensor,
     typical_number,
 )
-from flashgen.params import Int, Tensor
-from flashgen.plan import KernelPlan
 from flashgen.reference import visibility
 from flashgen.symbols import evaluate
 

@@ -1,4 +1,7 @@
-"""ClassifiedTiles: the kernels that decide each tile of a mask that only the data knows."""
+"""ClassifiedTiles: the kernels that decide each tile of a mask, where bounds are too wide.
+
+Either only the data knows what is visible, or one range lies around what is visible in many places.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from dataclasses import dataclass
 
 from flashgen.params import Int
 from flashgen.plan.loops import KERNEL_NAMES
+from flashgen.plan.wide_bounds import Excess, excess_of_bounds
 from flashgen.spec import AttentionSpec
 from flashgen.symbolic.logic import conditions, leaves
 from flashgen.symbolic.printer import plain_source, triton_code
@@ -50,7 +54,9 @@ class ClassifiedTiles:
     """What the kernels do that decide tiles and list them.
 
     Attributes:
-        said: the conditions that only the data knows, and those that algebra solves, in words.
+        said: the conditions that only the data knows, and those that algebra solves, in words; the
+            former are empty where the ranges of bounds are too wide.
+        excess: what these would visit.
         tile: the rows and the keys of a tile that is decided.
         reads: what is computed of rows and of keys.
         seen: conditions that all hold for a tile that may have a visible element.
@@ -63,6 +69,7 @@ class ClassifiedTiles:
     """
 
     said: tuple[str, str]
+    excess: Excess
     tile: int
     reads: tuple[ReadOfTile, ...]
     seen: tuple[Code, ...]
@@ -78,6 +85,11 @@ class ClassifiedTiles:
     classified = True
 
     @property
+    def by_data(self) -> bool:
+        """Whether only the data knows what is visible."""
+        return bool(self.said[0])
+
+    @property
     def several(self) -> bool:
         """Whether a tile has more than one answer."""
         return self.by_batch or self.by_head
@@ -86,6 +98,11 @@ class ClassifiedTiles:
     def note(self) -> str:
         """Which part of the mask is solved how, for a build and for explain."""
         by_data, by_algebra = self.said
+        if not self.by_data:
+            return (
+                f"tiles are decided once a call, as bounds would visit {self.excess} of those "
+                f"that are needed: {by_algebra}"
+            )
         solved = f"; algebra solves {by_algebra}" if by_algebra else ""
         return f"tiles are decided once a call, as only the data knows {by_data}{solved}"
 
@@ -101,14 +118,17 @@ class ClassifiedTiles:
 
 
 def classified_tiles(spec: AttentionSpec, predicate: Predicate) -> ClassifiedTiles | None:
-    """The kernels for a mask that only the data knows; None where bounds are as good.
+    """The kernels for a mask whose bounds are too wide; None where bounds are as good.
 
     Calls of packed sequences, of a cache and of parts of a whole have bounds alone.
     """
     others = spec.forms != ("dense",) or spec.linformer or spec.normaliser.kind == "linear"
-    if others or not left_to_data(predicate, ranges=True):
-        return None
-    return classified(predicate)
+    return None if others or not bounds_are_too_wide(predicate) else classified(predicate)
+
+
+def bounds_are_too_wide(predicate: Predicate) -> bool:
+    """Whether bounds leave out conditions on data, or visit much that is not needed."""
+    return bool(left_to_data(predicate, ranges=True)) or excess_of_bounds(predicate).too_wide
 
 
 def classified(predicate: Predicate) -> ClassifiedTiles:
@@ -128,6 +148,7 @@ def classified(predicate: Predicate) -> ClassifiedTiles:
     symbols = predicate.expr.free_symbols
     return ClassifiedTiles(
         said=_said(predicate),
+        excess=excess_of_bounds(predicate),
         tile=TILE,
         reads=reads,
         seen=seen,

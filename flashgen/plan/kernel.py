@@ -296,7 +296,7 @@ class KernelPlan(Heads):
 
     @cached_property
     def listing(self) -> TileListing | ClassifiedTiles | None:
-        """What lists the tiles to visit: by block tables, or where only the data knows them."""
+        """What lists the tiles to visit: by block tables, or where bounds are too wide."""
         return listing_of(self.spec, self.predicate)
 
     @property
