@@ -6,9 +6,9 @@ Either only the data knows what is visible, or one range lies around what is vis
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from flashgen.params import Int
+from flashgen.params import Int, Tensor
 from flashgen.plan.loops import KERNEL_NAMES
 from flashgen.plan.wide_bounds import Excess, excess_of_bounds
 from flashgen.spec import AttentionSpec
@@ -16,9 +16,9 @@ from flashgen.symbolic.logic import conditions, leaves
 from flashgen.symbolic.printer import plain_source, triton_code
 from flashgen.symbolic.printer.code import Code, gathered_by, read_by
 from flashgen.symbolic.tile_answers import TILE, OfTile, left_to_data, tile_answers
-from flashgen.symbolic.trace import Predicate
+from flashgen.symbolic.trace import POSITIONS, Predicate
 from flashgen.symbolic.varies_over import Axes
-from flashgen.symbols import KV_FIRST, KV_LAST, B, H
+from flashgen.symbols import KV_FIRST, KV_LAST, B, H, Load
 
 #: The texts of positions: of all rows of a tile; of those beside each tile of keys; of all keys of
 #: each tile; and of the elements of one tile.
@@ -100,8 +100,8 @@ class ClassifiedTiles:
         by_data, by_algebra = self.said
         if not self.by_data:
             return (
-                f"tiles are decided once a call, as bounds would visit {self.excess} of those "
-                f"that are needed: {by_algebra}"
+                f"tiles are decided once a call, as bounds would visit {self.excess} the "
+                f"tiles that are needed: {by_algebra}"
             )
         solved = f"; algebra solves {by_algebra}" if by_algebra else ""
         return f"tiles are decided once a call, as only the data knows {by_data}{solved}"
@@ -168,6 +168,32 @@ def _said(predicate: Predicate) -> tuple[str, str]:
     others = [part for part in leaves(predicate.expr) if part not in left]
     by_data, by_algebra = (", ".join(map(plain_source, parts)) for parts in (left, others))
     return by_data, by_algebra
+
+
+def hints_to_sort(predicate: Predicate) -> tuple[str, ...]:
+    """Which tensors to declare sorted, so that ranges take the place of lists."""
+    left = [load for part in left_to_data(predicate, ranges=True) for load in part.atoms(Load)]
+    by_position = {load.args[0] for load in left if not _last_alone(load)}
+    loads = {load.args[0] for load in left} - by_position
+    promised = {
+        p.name: Tensor(p.name, p.dims, p.dtype, sorted=True)
+        for p in predicate.params
+        if isinstance(p, Tensor) and p.sym in loads and p.dtype == "int32" and not p.sorted
+    }
+    if not promised:
+        return ()
+    params = tuple(promised.get(p.name, p) for p in predicate.params)
+    if bounds_are_too_wide(replace(predicate, params=params)):
+        return ()
+    names = " and ".join(promised)
+    never, each = ("never falls", "it") if len(promised) == 1 else ("never fall", "them")
+    return (f"if {names} {never}, declare {each} with sorted=True: ranges replace these lists",)
+
+
+def _last_alone(load: Load) -> bool:
+    """Whether a position is the last index, and in no other: what ``sorted`` is about."""
+    *lead, last = load.args[1:]
+    return last in POSITIONS and not any(POSITIONS & index.free_symbols for index in lead)
 
 
 def _is_by_tile(read: OfTile) -> bool:

@@ -61,3 +61,40 @@ def test_the_build_says_what_bounds_would_visit() -> None:
 
 def test_further_forms_keep_bounds() -> None:
     assert not lower(AttentionSpec(64, mask=STRIPES, forms=("dense", "varlen")), "wide").classifies
+
+
+IDS, IMG = (Tensor(name, ("batch", "kv_len"), "int32") for name in ("ids", "img"))
+LAST = Tensor("last", ("batch", "kv_len"), "int32")
+
+
+@pytest.mark.parametrize(
+    ("mask_mod", "declared"),
+    [
+        (lambda b, h, q, kv: (kv <= q) & (IDS[b, q] == IDS[b, kv]), "ids never falls, declare it"),
+        (lambda b, h, q, kv: (kv <= q) & (q <= LAST[b, kv]), ""),
+        (
+            lambda b, h, q, kv: (IDS[b, q] == IDS[b, kv]) & (IMG[b, q] == IMG[b, kv]),
+            "ids and img never fall, declare them",
+        ),
+        (lambda b, h, q, kv: (kv <= q) & (IDS[b, q] % 7 == IDS[b, kv] % 7), ""),
+        (lambda b, h, q, kv: (kv <= q) & (IDS[b, kv // 64] == q // 64), ""),
+        (lambda b, h, q, kv: (IDS[b, q] == IDS[b, kv]) & (q * kv % 3 < IMG[q, kv]), ""),
+    ],
+    ids=["ids", "ends of keys", "both", "remainders", "blocks", "what no order solves"],
+)
+def test_the_build_says_which_tensors_to_declare_sorted(mask_mod: Any, declared: str) -> None:
+    """Where ranges then take the place of lists, and nowhere else."""
+    plan = lower(AttentionSpec(64, mask=Mask(mask_mod, "mask", equal_lengths=True)), "mask")
+    hints = plan.notes_of_tiles[1:]
+    expected = f"if {declared} with sorted=True: ranges replace these lists"
+    assert hints == ((expected,) if declared else ())
+
+
+def test_what_hulls_cost_is_counted_where_numbers_alone_tell() -> None:
+    *_, counted = lower(AttentionSpec(64, mask=natten_2d(64, 64, 13)), "natten").notes_of_bounds
+    assert counted == (
+        "bounds visit 1.00 (for gradients 1.00) times the tiles that are needed, "
+        "counted at 4,096 tokens"
+    )
+    notes = lower(AttentionSpec(64, mask=KEPT), "kept").notes_of_bounds
+    assert notes and not any("counted" in note for note in notes)
