@@ -7,17 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 from flashgen.budget.traffic import Workload
 from flashgen.dropout import Seed
-from flashgen.kernels.typical import (
+from flashgen.params import Int, Tensor
+from flashgen.plan import KernelPlan
+from flashgen.plan.typical import (
     DOCUMENT,
     SHARE,
     TYPICAL,
     TypicalRangeTable,
     TypicalRowTable,
     TypicalTensor,
+    ids_of,
     typical_number,
 )
-from flashgen.params import Int, Tensor
-from flashgen.plan import KernelPlan
 from flashgen.reference import visibility
 from flashgen.symbols import evaluate
 
@@ -49,13 +50,16 @@ def _limits(plan: KernelPlan, *names: str) -> list[int]:
 
 def typical_params(plan: KernelPlan, q: torch.Tensor) -> dict[str, Any]:
     """A value for each run-time parameter of a call with q and as many keys; see `typical`."""
+    ids = ids_of(plan.predicate.expr)
     return {
-        param.name: _tensor(param, q) if isinstance(param, Tensor | Seed) else typical_number(param)
+        param.name: _tensor(param, q, ids=param.name in ids)
+        if isinstance(param, Tensor | Seed)
+        else typical_number(param)
         for param in plan.params
     }
 
 
-def _tensor(declared: Tensor | Seed, q: torch.Tensor) -> torch.Tensor:
+def _tensor(declared: Tensor | Seed, q: torch.Tensor, *, ids: bool) -> torch.Tensor:
     import torch
 
     if isinstance(declared, Seed):
@@ -68,9 +72,9 @@ def _tensor(declared: Tensor | Seed, q: torch.Tensor) -> torch.Tensor:
     sizes |= {p.name: typical_number(p) for p in params if isinstance(p, Int)}
     shape = [2 * length if dim is None else evaluate(dim.sym, sizes) for dim in declared.dims]
     generator = torch.Generator(q.device).manual_seed(0)
-    if declared.sorted:
-        ids = torch.arange(shape[-1], device=q.device, dtype=torch.int32) // DOCUMENT
-        return ids.expand(shape).contiguous()
+    if declared.sorted or ids:
+        documents = torch.arange(shape[-1], device=q.device, dtype=torch.int32) // DOCUMENT
+        return documents.expand(shape).contiguous()
     if declared.dtype == "bool":
         return torch.rand(shape, device=q.device, generator=generator) < SHARE
     if declared.dtype == "int32":
@@ -111,8 +115,11 @@ def visible_flops(plan: KernelPlan, q: torch.Tensor, seen: torch.Tensor) -> floa
 def typical_workload(plan: KernelPlan, length: int) -> Workload:
     """Self-attention of a training step in sequences of one length."""
     heads = usual_heads(plan)
+    ids = ids_of(plan.predicate.expr)
     values: dict[str, Any] = {
-        param.name: TypicalTensor(param) if isinstance(param, Tensor) else typical_number(param)
+        param.name: TypicalTensor(param, param.name in ids)
+        if isinstance(param, Tensor)
+        else typical_number(param)
         for param in plan.params
     }
     values |= {constant.name: constant.elements for constant in plan.spec.constants}

@@ -1,20 +1,24 @@
-"""ClassifiedTiles: the kernels that decide each tile of a mask that only the data knows."""
+"""ClassifiedTiles: the kernels that decide each tile of a mask, where bounds are too wide.
+
+Either only the data knows what is visible, or one range lies around what is visible in many places.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from flashgen.params import Int
+from flashgen.params import Int, Tensor
 from flashgen.plan.loops import KERNEL_NAMES
+from flashgen.plan.wide_bounds import Excess, excess_of_bounds
 from flashgen.spec import AttentionSpec
 from flashgen.symbolic.logic import conditions, leaves
 from flashgen.symbolic.printer import plain_source, triton_code
 from flashgen.symbolic.printer.code import Code, gathered_by, read_by
 from flashgen.symbolic.tile_answers import TILE, OfTile, left_to_data, tile_answers
-from flashgen.symbolic.trace import Predicate
+from flashgen.symbolic.trace import POSITIONS, Predicate
 from flashgen.symbolic.varies_over import Axes
-from flashgen.symbols import KV_FIRST, KV_LAST, B, H
+from flashgen.symbols import KV_FIRST, KV_LAST, B, H, Load
 
 #: The texts of positions: of all rows of a tile; of those beside each tile of keys; of all keys of
 #: each tile; and of the elements of one tile.
@@ -50,7 +54,9 @@ class ClassifiedTiles:
     """What the kernels do that decide tiles and list them.
 
     Attributes:
-        said: the conditions that only the data knows, and those that algebra solves, in words.
+        said: the conditions that only the data knows, and those that algebra solves, in words; the
+            former are empty where the ranges of bounds are too wide.
+        excess: what these would visit.
         tile: the rows and the keys of a tile that is decided.
         reads: what is computed of rows and of keys.
         seen: conditions that all hold for a tile that may have a visible element.
@@ -63,6 +69,7 @@ class ClassifiedTiles:
     """
 
     said: tuple[str, str]
+    excess: Excess
     tile: int
     reads: tuple[ReadOfTile, ...]
     seen: tuple[Code, ...]
@@ -78,6 +85,11 @@ class ClassifiedTiles:
     classified = True
 
     @property
+    def by_data(self) -> bool:
+        """Whether only the data knows what is visible."""
+        return bool(self.said[0])
+
+    @property
     def several(self) -> bool:
         """Whether a tile has more than one answer."""
         return self.by_batch or self.by_head
@@ -86,6 +98,11 @@ class ClassifiedTiles:
     def note(self) -> str:
         """Which part of the mask is solved how, for a build and for explain."""
         by_data, by_algebra = self.said
+        if not self.by_data:
+            return (
+                f"tiles are decided once a call, as bounds would visit {self.excess} the "
+                f"tiles that are needed: {by_algebra}"
+            )
         solved = f"; algebra solves {by_algebra}" if by_algebra else ""
         return f"tiles are decided once a call, as only the data knows {by_data}{solved}"
 
@@ -101,14 +118,17 @@ class ClassifiedTiles:
 
 
 def classified_tiles(spec: AttentionSpec, predicate: Predicate) -> ClassifiedTiles | None:
-    """The kernels for a mask that only the data knows; None where bounds are as good.
+    """The kernels for a mask whose bounds are too wide; None where bounds are as good.
 
     Calls of packed sequences, of a cache and of parts of a whole have bounds alone.
     """
     others = spec.forms != ("dense",) or spec.linformer or spec.normaliser.kind == "linear"
-    if others or not left_to_data(predicate, ranges=True):
-        return None
-    return classified(predicate)
+    return None if others or not bounds_are_too_wide(predicate) else classified(predicate)
+
+
+def bounds_are_too_wide(predicate: Predicate) -> bool:
+    """Whether bounds leave out conditions on data, or visit much that is not needed."""
+    return bool(left_to_data(predicate, ranges=True)) or excess_of_bounds(predicate).too_wide
 
 
 def classified(predicate: Predicate) -> ClassifiedTiles:
@@ -128,6 +148,7 @@ def classified(predicate: Predicate) -> ClassifiedTiles:
     symbols = predicate.expr.free_symbols
     return ClassifiedTiles(
         said=_said(predicate),
+        excess=excess_of_bounds(predicate),
         tile=TILE,
         reads=reads,
         seen=seen,
@@ -147,6 +168,32 @@ def _said(predicate: Predicate) -> tuple[str, str]:
     others = [part for part in leaves(predicate.expr) if part not in left]
     by_data, by_algebra = (", ".join(map(plain_source, parts)) for parts in (left, others))
     return by_data, by_algebra
+
+
+def hints_to_sort(predicate: Predicate) -> tuple[str, ...]:
+    """Which tensors to declare sorted, so that ranges take the place of lists."""
+    left = [load for part in left_to_data(predicate, ranges=True) for load in part.atoms(Load)]
+    by_position = {load.args[0] for load in left if not _last_alone(load)}
+    loads = {load.args[0] for load in left} - by_position
+    promised = {
+        p.name: Tensor(p.name, p.dims, p.dtype, sorted=True)
+        for p in predicate.params
+        if isinstance(p, Tensor) and p.sym in loads and p.dtype == "int32" and not p.sorted
+    }
+    if not promised:
+        return ()
+    params = tuple(promised.get(p.name, p) for p in predicate.params)
+    if bounds_are_too_wide(replace(predicate, params=params)):
+        return ()
+    names = " and ".join(promised)
+    never, each = ("never falls", "it") if len(promised) == 1 else ("never fall", "them")
+    return (f"if {names} {never}, declare {each} with sorted=True: ranges replace these lists",)
+
+
+def _last_alone(load: Load) -> bool:
+    """Whether a position is the last index, and in no other: what ``sorted`` is about."""
+    *lead, last = load.args[1:]
+    return last in POSITIONS and not any(POSITIONS & index.free_symbols for index in lead)
 
 
 def _is_by_tile(read: OfTile) -> bool:

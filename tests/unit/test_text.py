@@ -155,6 +155,7 @@ PRINTED_BY = {
     "plan/arguments.py",
     "plan/backward.py",
     "plan/classified.py",
+    "plan/listing.py",
     "plan/code.py",
     "plan/constants.py",
     "plan/hidden.py",
