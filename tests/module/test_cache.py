@@ -336,9 +336,7 @@ def test_repeated_launches_of_many_queries(
     spec = AttentionSpec(
         64, "float16", mask=SPEC.mask, score=SPEC.score, forms=FORMS
     )  # with a tensor
-    module = module_on(
-        gpu, spec, monkeypatch, edit_source=lambda x: x.replace("given[0].is_cuda", "True")
-    )
+    module = module_on(gpu, spec, monkeypatch)
     call = CacheCall((300, 280), 200, heads=32, kv_heads=8, page_size=16)
 
     def noted(scale: float) -> Any:
@@ -360,6 +358,102 @@ def test_repeated_launches_of_many_queries(
     ordinary, _ = noted(0.25)
     assert repeated == ordinary != first
     assert kept_alive is not others
+
+
+APPENDS = {
+    "rows": {},
+    "rotated": {"angles": True},
+    "GPT-J": {"angles": True, "interleaved": True},
+    "queries": {"angles": True, "q": True},
+    "pages": {"paged": True},
+    "places": {"slots": True},
+    "packed": {"packed": True, "angles": True, "q": True},
+}
+
+
+def _appended(
+    *,
+    angles: bool = False,
+    interleaved: bool = False,
+    q: bool = False,
+    paged: bool = False,
+    slots: bool = False,
+    packed: bool = False,
+) -> dict[str, Any]:
+    """Arguments of `append` at addresses of their own: two tokens of each of three sequences."""
+    new = (6, 2, 16) if packed else (3, 2, 2, 16)
+    given: dict[str, Any] = {"k_new": torch.zeros(new), "v_new": torch.zeros(new)}
+    given |= {name: torch.zeros(3, 32, 2, 16) for name in ("k_cache", "v_cache")}
+    given["kv_lens"] = torch.full((3,), 9, dtype=torch.int32)
+    if angles:
+        given |= {name: torch.zeros(40, 4) for name in ("rotary_cos", "rotary_sin")}
+        given["interleaved"] = interleaved
+    if q:
+        given["q"] = torch.zeros((*new[:-2], 4, 16))
+    if paged:
+        given["block_table"] = torch.zeros(3, 2, dtype=torch.int32)
+    if slots:
+        given["cache_slots"] = torch.zeros(3, dtype=torch.int32)
+    if packed:
+        given["cu_seqlens"] = torch.tensor([0, 1, 3, 6], dtype=torch.int32)
+    return given
+
+
+def test_repeated_launches_of_append(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They pass what ordinary ones pass, and calls that differ have launches of their own."""
+    gpu = fake_gpu(monkeypatch)
+    module = module_on(gpu, SPEC, monkeypatch)
+
+    def noted(given: dict[str, Any]) -> Any:
+        before = len(gpu.calls)
+        with torch.no_grad():
+            turned = module.append(**given)
+        assert (turned is None) == ("q" not in given)
+        names = {x.data_ptr(): n for n, x in given.items() if isinstance(x, torch.Tensor)}
+        return _named(tuple(gpu.calls[before:]), names)
+
+    for number, (name, options) in enumerate(APPENDS.items()):
+        held = [_appended(**options) for _ in range(3)]
+        first, bound = noted(held[0]), gpu.binds
+        assert len(module._LAUNCHES) == number + 1, name
+        assert [x[4] for x in first] == ["function _append_rows"]
+        assert noted(held[1]) == first, name
+        assert gpu.binds == bound, "Triton prepared a launch anew"
+        kept = dict(module._LAUNCHES)
+        module._LAUNCHES.clear()
+        assert noted(held[2]) == first, name
+        module._LAUNCHES.update(kept)
+
+
+def test_appended_rows_that_are_copied_keep_no_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens of which a view has no rows are copied: a repeated launch would read their memory."""
+    module = module_on(fake_gpu(monkeypatch), SPEC, monkeypatch)
+    with torch.no_grad():
+        for name in ("k_new", "v_new", "q"):
+            given = _appended(angles=True, q=True)
+            given[name] = torch.zeros(2, 3, *given[name].shape[2:]).transpose(0, 1)
+            module.append(**given)
+            assert not module._LAUNCHES, name
+
+
+def test_a_kept_append_is_of_no_call_that_was_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = module_on(fake_gpu(monkeypatch), SPEC, monkeypatch)
+    given = _appended(angles=True, q=True, paged=True)
+    expanded = given["k_cache"][:1].expand_as(given["k_cache"])
+    with torch.no_grad():
+        module.append(**given)
+        assert module._LAUNCHES
+        for change, message in (
+            ({"cache_slots": given["kv_lens"]}, "cache_slots: there is a block_table too"),
+            ({"rotary_sin": None}, "rotary_sin: pass both"),
+            ({"rotary_cos": None, "rotary_sin": None}, "q: is rotated by rotary_cos"),
+            ({"kv_lens": given["kv_lens"].long()}, "kv_lens: got torch.int64"),
+            ({"k_cache": expanded}, "k_cache: is expanded"),
+        ):
+            with pytest.raises((TypeError, ValueError), match=message):
+                module.append(**given | change)
+    with pytest.raises(RuntimeError, match="no gradients through a cache: call append under"):
+        module.append(**given | {"q": given["q"].clone().requires_grad_()})
 
 
 def _named(x: Any, names: dict[int, str]) -> Any:
