@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import sympy
@@ -58,21 +59,52 @@ def gluon_kernel(plan: KernelPlan, held: Held) -> Kernel | None:
     return next((kernel for kernel in kernels if isinstance(kernel, Kernel)), None)
 
 
-def computes(plan: KernelPlan, q_len: int, group: int, page_size: int) -> bool:
-    """Whether it computes sequences of so many queries.
+@dataclass(frozen=True)
+class Call:
+    """The shapes of a call, by which a module chooses the kernel.
 
-    Args:
-        plan: of the module.
-        q_len: queries of a sequence.
-        group: heads of queries that share keys.
+    Attributes:
+        batch: sequences.
+        q_len: queries of each.
+        num_q_heads, num_kv_heads: heads.
+        capacity: the most keys that a sequence can have.
         page_size: keys of a page, 0 for none.
+        sms: SMs of the GPU.
     """
+
+    batch: int
+    q_len: int
+    num_q_heads: int
+    num_kv_heads: int
+    capacity: int
+    page_size: int
+    sms: int
+
+    def packed(self, plan: KernelPlan) -> int:
+        """The heads that have rows in a tile."""
+        group = self.num_q_heads // self.num_kv_heads
+        return min(group & -group, 64) if HopperNames(plan, True, True).packs else 1
+
+
+def serves(plan: KernelPlan, call: Call) -> bool:
+    """Whether it may compute a call: by its variant, its pages and the rows of a tile."""
     if Kernel().why_not(plan) or why_no_gluon(plan):
         return False
-    heads = min(group & -group, 64) if HopperNames(plan, True, True).packs else 1
-    if page_size and (page_size < LEAST_PAGE or not plan.tiles.from_key_0):
+    if call.page_size and (call.page_size < LEAST_PAGE or not plan.tiles.from_key_0):
         return False
-    return q_len * heads >= LEAST_ROWS
+    return call.q_len * call.packed(plan) >= LEAST_ROWS
+
+
+def fills(plan: KernelPlan, call: Call) -> bool:
+    """Whether its tiles keep enough SMs busy, or have enough to do: else it takes longer."""
+    packed = call.packed(plan)
+    of_sequence = call.q_len * packed
+    tiles = -(-of_sequence // FULL_ROWS) * call.batch * (call.num_q_heads // packed)
+    computed = -(-tiles // call.sms) * call.sms * FULL_ROWS
+    rows = call.batch * call.q_len * call.num_q_heads
+    if computed <= 2 * rows:
+        return True
+    return of_sequence >= FULL_ROWS and rows * call.capacity >= LEAST_PAIRS
 
 
 def names(plan: KernelPlan, choice: KernelChoice | None) -> Mapping[str, Any]:

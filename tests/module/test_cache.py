@@ -12,8 +12,13 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from flashgen import AttentionSpec, Tensor, alibi, causal, tree
+from flashgen.forms.cache import serves_gluon
+from flashgen.forms.many_queries import Call, fills
+from flashgen.plan import lower
 from support.cached import CacheCall, cached, hold
 from support.fake_gpu import fake_gpu, is_address, module_on
+from support.slip import with_slip
+from support.specialised import NUM_SMS
 from support.variants import rendered_module
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*eager reference")
@@ -358,6 +363,74 @@ def test_repeated_launches_of_many_queries(
     ordinary, _ = noted(0.25)
     assert repeated == ordinary != first
     assert kept_alive is not others
+
+
+#: Sequences, queries of each, and keys that a cache can hold, of 32 heads over 8, and whether the
+#: Gluon kernel computes them with 132 SMs: (33, 16) fills half of the rows of two rounds, and of
+#: full tiles 2^25 pairs are worth dividing.
+CHOICES = {
+    (33, 16, 1024): True,
+    (34, 16, 1024): False,
+    (1, 32, 32_768): True,
+    (1, 32, 32_704): False,
+    (1, 31, 65_536): False,
+    (66, 32, 64): True,
+    (8, 1, 65_536): False,
+}
+#: What each line of the choice would be if it were wrong.
+WRONG_CHOICES = {
+    "half is too few": ("if computed > 2 * rows", "if computed >= 2 * rows"),
+    "all rows": ("if computed > 2 * rows", "if computed > rows"),
+    "rounds begun": ("computed = triton.cdiv(tiles, programs)", "computed = (tiles // programs)"),
+    "full tiles are too few": ("of_sequence < FULL_ROWS", "of_sequence <= FULL_ROWS"),
+    "any tiles": ("of_sequence < FULL_ROWS or ", ""),
+    "pairs": ("rows * keys < LEAST_PAIRS", "rows * keys <= LEAST_PAIRS"),
+    "any pairs": (" or rows * keys < LEAST_PAIRS", ""),
+    "pages": ("keys *= places.shape[1]", "keys *= 1"),
+    "no rows": ("LEAST_ROWS * batch:", "0:"),
+}
+
+
+def _choices(module: Any) -> dict[tuple[int, int, int, str], bool]:
+    """Which calls run the Gluon kernel, in rows, in pages and packed."""
+    found = {}
+    for (batch, q_len, capacity), _ in CHOICES.items():
+        q = torch.empty(batch, q_len, 32, 64, dtype=torch.float16)
+        lens = torch.empty(batch, dtype=torch.int32)
+        ends = torch.empty(batch + 1, dtype=torch.int32)
+        rows = torch.empty(batch, capacity, 8, 64, dtype=torch.float16)
+        pages = rows.view(-1, 64, 8, 64)
+        table = torch.empty(batch, capacity // 64, dtype=torch.int32)
+        calls = {"rows": (q, rows, None, None), "pages": (q, pages, None, table)}
+        calls["packed"] = (q.flatten(0, 1), rows, ends, None)
+        for name, (given, cache, cu_seqlens, places) in calls.items():
+            of_call = (given, cache, cache, lens, cu_seqlens, places, given)
+            found[batch, q_len, capacity, name] = module._runs_cache_hopper(*of_call)
+    # Of fewer tokens than sequences.
+    q, lens = torch.empty(2, 32, 64, dtype=torch.float16), torch.empty(16, dtype=torch.int32)
+    rows = torch.empty(16, 64, 8, 64, dtype=torch.float16)
+    of_call = (q, rows, rows, lens, torch.empty(17, dtype=torch.int32), None, q)
+    found[16, 0, 64, "packed"] = module._runs_cache_hopper(*of_call)
+    return found
+
+
+def test_which_kernel_computes_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By shapes alone; `flashgen explain` says the same, and no slip passes."""
+    spec = AttentionSpec(64, "float16", mask=SPEC.mask, forms=FORMS)
+    gpu = fake_gpu(monkeypatch)
+    module = module_on(gpu, spec, monkeypatch)
+    right = {(*call, name): runs for call, runs in CHOICES.items()
+             for name in ("rows", "pages", "packed")} | {(16, 0, 64, "packed"): False}  # fmt: skip
+    assert _choices(module) == right
+    plan = lower(spec, "x")
+    for batch, q_len, capacity, name in list(right)[:-1]:
+        page_size = 64 if name == "pages" else 0
+        call = Call(batch, q_len, 32, 8, capacity, page_size, NUM_SMS)
+        runs = serves_gluon(plan, call) and fills(plan, call)
+        assert runs == right[batch, q_len, capacity, name]
+    for name, (line, wrong) in WRONG_CHOICES.items():
+        slipped = module_on(gpu, spec, monkeypatch, edit_source=with_slip(line, wrong))
+        assert _choices(slipped) != right, name
 
 
 APPENDS = {
