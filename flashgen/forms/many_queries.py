@@ -8,11 +8,12 @@ from typing import Any
 
 import sympy
 
-from flashgen.config import KernelChoice
+from flashgen.config import KernelChoice, KernelConfig
 from flashgen.forms.base import Held
 from flashgen.forms.varlen import packed_gluon, why_no_gluon
 from flashgen.kernels.forward_hopper.kernel import ForwardHopper
 from flashgen.kernels.forward_hopper.plan import HopperNames
+from flashgen.kernels.forward_hopper.space import hopper_space, rank_hopper
 from flashgen.plan import KernelPlan
 from flashgen.symbolic.printer import torch_source
 from flashgen.symbols import KV_LEN, Q_FIRST, Q_LAST, Q_LEN, Load
@@ -22,8 +23,9 @@ from flashgen.symbols import KV_LEN, Q_FIRST, Q_LAST, Q_LEN, Load
 LEAST_ROWS, LEAST_PAGE = 64, 16
 
 #: Rows of a tile of two consumers, and the rows that three compute in the same time: on an H100
-#: tiles of 192 have up to 15% the rate of tiles of 128 more.
-TWO_CONSUMERS, SLOWER = 128, 147
+#: tiles of 192 had up to 15% the rate of tiles of 128 more. That is of tiles of as many keys. Two
+#: consumers leave registers for tiles of twice as many, by which they gain 4% at d=128.
+TWO_CONSUMERS, SLOWER, SLOWER_OF_MORE_KEYS = 128, 147, 141
 
 #: What a tile of queries takes besides its tiles of keys, in their time: to load its first
 #: operands, and to store its output. A part's output has twice the bytes, and leaves registers
@@ -123,7 +125,8 @@ def names(plan: KernelPlan, choice: KernelChoice | None) -> Mapping[str, Any]:
         return found
     of_merge, of_merged_row = _merging(plan, choice)
     return found | {
-        "tile_times": _tile_times(choice),
+        "cache_tiles": _tiles(plan, choice),
+        "unit_keys": _config(choice).BLOCK_N,
         "of_tile": OF_TILE,
         "of_part": OF_PART,
         "of_merge": of_merge,
@@ -131,7 +134,7 @@ def names(plan: KernelPlan, choice: KernelChoice | None) -> Mapping[str, Any]:
         "rounds_end": MOST_ROUNDS + 1,
         "at_least": AT_LEAST,
         "rows_merged": ROWS_MERGED,
-        "keys_of_tile": keys_of_tile(plan, _rows(choice)),
+        "keys_of_tile": keys_of_tile(plan, _config(choice).BLOCK_M),
     }
 
 
@@ -160,15 +163,25 @@ def keys_of_tile(plan: KernelPlan, rows: int) -> str:
     return torch_source(number, {"kv_len": "capacity"})
 
 
-def _rows(choice: KernelChoice) -> int:
-    """The rows of its tiles of queries."""
-    return max(chosen.config.BLOCK_M for chosen in choice.configs.values())
+def _config(choice: KernelChoice) -> KernelConfig:
+    """The configuration of the dense kernel, which tiles of a cache have first."""
+    return max((chosen.config for chosen in choice.configs.values()), key=lambda x: x.BLOCK_M)
 
 
-def _tile_times(choice: KernelChoice) -> tuple[tuple[int, int], ...]:
-    """The rows that a tile may have, each with its time in one unit."""
-    rows = _rows(choice)
-    return ((rows, rows), (TWO_CONSUMERS, SLOWER)) if rows > TWO_CONSUMERS else ((rows, rows),)
+def _tiles(plan: KernelPlan, choice: KernelChoice) -> tuple[tuple[int, int, int, int], ...]:
+    """The tiles that a call may have: rows, keys, stages, and the time of `_config`'s keys.
+
+    Where that has three consumers, two may save rounds: with the best keys for them, by the model.
+    """
+    first = _config(choice)
+    rows, keys = first.BLOCK_M, first.BLOCK_N
+    tiles = [(rows, keys, first.num_stages, rows)]
+    if rows > TWO_CONSUMERS:
+        two = [x for x in hopper_space(plan).candidates if x.BLOCK_M == TWO_CONSUMERS]
+        best = rank_hopper(plan, two)[0] if two else first
+        time = SLOWER if best.BLOCK_N == keys else SLOWER_OF_MORE_KEYS
+        tiles.append((TWO_CONSUMERS, best.BLOCK_N, best.num_stages, time))
+    return tuple(tiles)
 
 
 def _merging(plan: KernelPlan, choice: KernelChoice) -> tuple[int, float]:
@@ -176,8 +189,7 @@ def _merging(plan: KernelPlan, choice: KernelChoice) -> tuple[int, float]:
 
     In the time that a program takes for a row and a tile of keys.
     """
-    keys = max(chosen.config.BLOCK_N for chosen in choice.configs.values())
-    flops = 2 * (plan.qk_head_dim + plan.v_head_dim) * keys
+    flops = 2 * (plan.qk_head_dim + plan.v_head_dim) * _config(choice).BLOCK_N
     of_row = flops * SMS / FLOPS
     bytes_of_row = 2 * 4 * plan.v_head_dim  # float32, written and read
     return round(LAUNCH / of_row), round(bytes_of_row / BYTES * SMS / of_row, 1)
