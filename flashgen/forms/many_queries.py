@@ -179,7 +179,7 @@ def _tiles(plan: KernelPlan, choice: KernelChoice) -> tuple[tuple[int, int, int,
     if rows > TWO_CONSUMERS:
         two = [x for x in hopper_space(plan).candidates if x.BLOCK_M == TWO_CONSUMERS]
         best = rank_hopper(plan, two)[0] if two else first
-        time = SLOWER if best.BLOCK_N == keys else SLOWER_OF_MORE_KEYS
+        time = SLOWER if keys == best.BLOCK_N else SLOWER_OF_MORE_KEYS
         tiles.append((TWO_CONSUMERS, best.BLOCK_N, best.num_stages, time))
     return tuple(tiles)
 
