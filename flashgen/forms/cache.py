@@ -67,6 +67,7 @@ class CacheForm(Form):
         gluon = _gluon(plan, held)
         return {
             "page_sizes": PAGE_SIZES,
+            "sees_all_keys": CachePlan(plan).sees_all_keys,
             "append_width": 1 << (widest - 1).bit_length(),
             **many_queries.names(plan, None if gluon is None else held[gluon.key]),
         }

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from flashgen import AttentionSpec, Tensor, causal, sliding_window, tree
+from flashgen import AttentionSpec, Tensor, causal, full, sliding_window, tree
 from flashgen.budget.targets import TARGETS, get_target
 from flashgen.config import HOPPER, ChosenConfig, KernelChoice, KernelConfig
 from flashgen.forms.many_queries import keys_of_tile, names
@@ -64,6 +64,21 @@ def test_tiles_of_many_queries(
     config = KernelConfig(rows, keys, rows // 16, stages)
     choice = KernelChoice({HOPPER: ChosenConfig(config, "model", 0)})
     assert names(plan, choice)["cache_tiles"] == tiles
+
+
+def test_of_which_masks_the_last_query_sees_all_keys() -> None:
+    """Of others a page may have been given back, or was never there."""
+    seen = {
+        BOTTOM: True,
+        full(): True,
+        causal(align="top_left"): False,
+        sliding_window(1000, 0, align="bottom_right"): False,
+        BOTTOM & ~sliding_window(4, 0, align="bottom_right"): False,
+        tree(): True,  # but for other drafts, among the last q_len keys
+    }
+    for mask, all_keys in seen.items():
+        plan = lower(AttentionSpec(128, mask=mask, forms=SPEC.forms), "c")
+        assert CachePlan(plan).sees_all_keys == all_keys, mask
 
 
 def test_only_a_spec_with_the_form_has_the_kernel() -> None:
