@@ -8,11 +8,13 @@ from typing import Any
 
 import sympy
 
-from flashgen.config import KernelChoice, KernelConfig
+from flashgen.budget.targets import get_target
+from flashgen.config import HOPPER, KernelChoice, KernelConfig
 from flashgen.forms.base import Held
-from flashgen.forms.varlen import packed_gluon, why_no_gluon
+from flashgen.forms.varlen import MORE_SHARED, packed_gluon, why_no_gluon
 from flashgen.kernels.forward_hopper.kernel import ForwardHopper
 from flashgen.kernels.forward_hopper.plan import HopperNames
+from flashgen.kernels.forward_hopper.shared_memory import worst_hopper_usage
 from flashgen.kernels.forward_hopper.space import hopper_space, rank_hopper
 from flashgen.plan import KernelPlan
 from flashgen.symbolic.printer import torch_source
@@ -177,7 +179,12 @@ def _tiles(plan: KernelPlan, choice: KernelChoice) -> tuple[tuple[int, int, int,
     rows, keys = first.BLOCK_M, first.BLOCK_N
     tiles = [(rows, keys, first.num_stages, rows)]
     if rows > TWO_CONSUMERS:
-        two = [x for x in hopper_space(plan).candidates if x.BLOCK_M == TWO_CONSUMERS]
+        room = get_target(HOPPER).max_shared - MORE_SHARED
+        two = [
+            config
+            for config in hopper_space(plan).candidates
+            if config.BLOCK_M == TWO_CONSUMERS and worst_hopper_usage(plan, config).total <= room
+        ]
         best = rank_hopper(plan, two)[0] if two else first
         time = SLOWER if keys == best.BLOCK_N else SLOWER_OF_MORE_KEYS
         tiles.append((TWO_CONSUMERS, best.BLOCK_N, best.num_stages, time))
