@@ -1911,7 +1911,7 @@ def _triton_launch(kernel, grid):
     bare = run.launch
     if inspect.isfunction(bare):  # a wrapper that makes tensor maps, around the bare launcher
         bare = inspect.getclosurevars(bare).nonlocals["launcher"]
-    before = (*grid, 1, 1)
+    before = (*grid, 1, 1)[:3]
     function, metadata = kernel.function, kernel.packed_metadata
     flags = (run.launch_cooperative_grid, run.launch_pdl)
     scratch = hooks = (None, None)
