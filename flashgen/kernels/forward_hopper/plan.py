@@ -290,7 +290,8 @@ class HopperNames:
     def work(self) -> tuple[str, ...]:
         """The numbers that the producer computes for a tile of queries."""
         online_max = ("online_max",) if self.plan.normaliser == "softmax" else ()
-        return ("visits", *self.place, *self.runs, *online_max)
+        num_full = ("num_full",) * self.plan.tiles.separated
+        return ("visits", *self.place, *self.runs, *num_full, *online_max)
 
     @property
     def place(self) -> tuple[str, ...]:
@@ -457,6 +458,12 @@ class HopperNames:
     def steps_read_keys(self) -> bool:
         """Whether a step reads the positions of its keys."""
         return self.changes_steps or self.plan.dropout
+
+    @property
+    def unmasked_read_keys(self) -> bool:
+        """Whether a step without a mask reads the positions of its keys, too."""
+        code = self.plan.code
+        return bool(code.score or code.columns or code.elements or self.plan.dropout)
 
     @property
     def splits_steps(self) -> bool:
