@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import sympy
-
 from flashgen.params import Int
 from flashgen.plan.loops import KERNEL_NAMES
 from flashgen.spec import AttentionSpec
@@ -113,10 +111,13 @@ class ClassifiedTiles:
 def classified_tiles(spec: AttentionSpec, predicate: Predicate) -> ClassifiedTiles | None:
     """The kernels for a mask that only the data knows; None where bounds are as good.
 
-    Calls of packed sequences, of a cache and of parts of a whole have bounds alone.
+    Calls of a cache and of parts of a whole have bounds alone.
     """
-    others = spec.forms != ("dense",) or spec.linformer or spec.normaliser.kind == "linear"
-    if others or not left_to_data(predicate, ranges=True):
+    others = not set(spec.forms) <= {"dense", "varlen"} or spec.linformer
+    if others or spec.normaliser.kind == "linear":
+        return None
+    # Packed sequences read parts of tensors, of which there are no ranges of keys.
+    if not left_to_data(predicate, ranges=spec.forms == ("dense",)):
         return None
     return classified(predicate)
 

@@ -177,7 +177,7 @@ class _Answers:
         axes = [varies_over(group) for group in groups]
         apart = [a for a, over in zip(answers, axes, strict=True) if over != Axes.ELEMENT]
         units = [a for a, over in zip(answers, axes, strict=True) if over == Axes.ELEMENT]
-        if max(axes.count(Axes.ROW), axes.count(Axes.COLUMN)) > 1:
+        if len(apart) > len({over for over in axes if over != Axes.ELEMENT}):
             units += apart
         elif apart:
             units.append(tuple(expr.func(*each) for each in zip(*apart, strict=True)))

@@ -432,7 +432,7 @@ class HopperNames:
         """All column bitmasks: the mask's, and those of the mask as it was written."""
         code = self.plan.code
         if self.gathers_bits:
-            return replace(self.mask_code, bitmasks=code.conditions, rows=self.gathered_rows)
+            return MaskCode((), code.conditions, self.gathered_rows, gathered=True)
         return (
             self.mask_code if code.tables else with_promise(self.mask_code, "q_idx", code.promise)
         )
