@@ -21,10 +21,11 @@ from flashgen.symbolic.varies_over import Axes
 from flashgen.symbols import KV_FIRST, KV_LAST, B, H, Load
 
 #: The texts of positions: of all rows of a tile; of those beside each tile of keys; of all keys of
-#: each tile; and of the elements of one tile.
+#: each tile; of some elements of each tile; and of the elements of one tile.
 _ROWS = {"q_idx": "q_rows"}
 _ROWS_BY_TILE = {"q_idx": "q_rows[:, None]", "kv_first": "kv_first[None, :]"}
 _KEYS = {"kv_idx": "kv_keys"}
+_PROBES = {"q_idx": "q_probes", "kv_idx": "kv_probes"}
 _ELEMENTS = {"q_idx": "q_idx[:, None]", "kv_idx": "kv_idx[None, :]"}
 
 
@@ -61,9 +62,13 @@ class ClassifiedTiles:
         reads: what is computed of rows and of keys.
         seen: conditions that all hold for a tile that may have a visible element.
         full: conditions that all hold where every element is visible; None where that is unknown.
-        elements: the conditions of an element: they decide a tile that is seen and not full.
+        no_more: conditions that all hold where a tile that is seen may still have no visible
+            element; None where that is never so.
+        no_less: conditions that all hold where one that is not full may still have all; likewise.
+        elements: the conditions of an element: they decide a tile that is left open.
+        probes: the same, of some elements of each tile: they close most tiles.
         by_batch, by_head: whether tiles differ between batch entries, and heads.
-        asks: the variables that `seen` and `full` read.
+        asks: the variables that these four read.
         names: the parameters that it reads.
         gathers: the numbers of dimensions that tensors are indexed by.
     """
@@ -74,7 +79,10 @@ class ClassifiedTiles:
     reads: tuple[ReadOfTile, ...]
     seen: tuple[Code, ...]
     full: tuple[Code, ...] | None
+    no_more: tuple[Code, ...] | None
+    no_less: tuple[Code, ...] | None
     elements: tuple[Code, ...]
+    probes: tuple[Code, ...]
     by_batch: bool
     by_head: bool
     asks: frozenset[str]
@@ -120,10 +128,17 @@ class ClassifiedTiles:
 def classified_tiles(spec: AttentionSpec, predicate: Predicate) -> ClassifiedTiles | None:
     """The kernels for a mask whose bounds are too wide; None where bounds are as good.
 
-    Calls of packed sequences, of a cache and of parts of a whole have bounds alone.
+    Calls of a cache and of parts of a whole have bounds alone.
     """
-    others = spec.forms != ("dense",) or spec.linformer or spec.normaliser.kind == "linear"
-    return None if others or not bounds_are_too_wide(predicate) else classified(predicate)
+    others = not set(spec.forms) <= {"dense", "varlen"} or spec.linformer
+    if others or spec.normaliser.kind == "linear":
+        return None
+    if spec.forms == ("dense",):
+        too_wide = bounds_are_too_wide(predicate)
+    else:
+        # Packed sequences read parts of tensors, of which there are no ranges of keys.
+        too_wide = bool(left_to_data(predicate, ranges=False))
+    return classified(predicate) if too_wide else None
 
 
 def bounds_are_too_wide(predicate: Predicate) -> bool:
@@ -143,8 +158,11 @@ def classified(predicate: Predicate) -> ClassifiedTiles:
         return triton_code(expr, {**KERNEL_NAMES, **(names or {})}, nonnegative, vectors)
 
     reads = tuple(_read(x, code(x.expr, _texts(x))) for x in answers.reads)
-    seen, full = (tuple(map(code, conditions(expr))) for expr in (answers.seen, answers.full))
-    elements = tuple(code(part, _ELEMENTS) for part in conditions(predicate.expr))
+    asked = (answers.seen, answers.full, ~answers.shown, answers.whole)
+    seen, full, no_more, no_less = (tuple(map(code, conditions(expr))) for expr in asked)
+    parts = conditions(predicate.expr)
+    elements = tuple(code(part, _ELEMENTS) for part in parts)
+    probes = tuple(code(part, _PROBES) for part in parts)
     symbols = predicate.expr.free_symbols
     return ClassifiedTiles(
         said=_said(predicate),
@@ -152,13 +170,16 @@ def classified(predicate: Predicate) -> ClassifiedTiles:
         tile=TILE,
         reads=reads,
         seen=seen,
-        full=None if answers.full == False else full,  # noqa: E712
+        full=None if asked[1] == False else full,  # noqa: E712
+        no_more=None if asked[2] == False else no_more,  # noqa: E712
+        no_less=None if asked[3] == False else no_less,  # noqa: E712
         elements=elements,
+        probes=probes,
         by_batch=B in symbols,
         by_head=H in symbols,
-        asks=read_by((*seen, *full)),
+        asks=read_by((*seen, *full, *no_more, *no_less)),
         names=frozenset(symbol.name for symbol in symbols),
-        gathers=gathered_by((*seen, *full, *elements, *(read.code for read in reads))),
+        gathers=gathered_by((*elements, *(read.code for read in reads))),
     )
 
 

@@ -20,6 +20,14 @@ from flashgen.scores import Score, additive_bias, softcap
 from flashgen.spec import AttentionSpec
 from support.variants import any_cache, on_hopper
 
+_IMAGES = Tensor("probe", ("batch", "kv_len"), "int32")
+_ISLANDS = Mask(
+    lambda b, h, q, kv: (kv <= q) | ((_IMAGES[b, q] == _IMAGES[b, kv]) & (_IMAGES[b, q] > h)),
+    "islands",
+    equal_lengths=True,
+)
+
+
 # Between them these print every line of every template: one run of keys and several in any order,
 # heads of one segment and of several, narrow ones and others, a mask that differs between heads and
 # batch entries, block tables, documents, scores and sinks, tensors that learn by query, key and
@@ -71,6 +79,7 @@ EVERYTHING = (
     AttentionSpec(256, mask=sliding_window(_PROBE, 0), score=_TILTED),
     AttentionSpec(96, mask=causal() & (lambda b, h, q, kv: (kv < _PROBE) & (q < _PROBE))),
     AttentionSpec((192, 96), mask=causal() & (lambda b, h, q, kv: (kv < _PROBE) & (q < _PROBE))),
+    AttentionSpec(128, mask=_ISLANDS),
 )
 
 # And what those with dropout print besides.
@@ -89,6 +98,7 @@ PACKED = (
         align="top_left",
         forms=("dense", "varlen"),
     ),
+    AttentionSpec(128, mask=_ISLANDS, forms=("dense", "varlen")),
 )
 # And what those with a cache do.
 _CACHE = ("dense", "cache")

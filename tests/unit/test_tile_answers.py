@@ -96,11 +96,16 @@ def _tiles(mask: Mask, call: Call) -> dict[str, int]:
             }  # fmt: skip
             for read in answers.reads:
                 values |= _ends(read, values)
-            seen, full = (bool(evaluate(x, values)) for x in (answers.seen, answers.full))
+            seen, full, shown_, whole = (
+                bool(evaluate(x, values))
+                for x in (answers.seen, answers.full, answers.shown, answers.whole)
+            )
             tile = [row[kv_first : kv_first + TILE] for row in shown[q_first : q_first + TILE]]
             assert seen or not any(map(any, tile)), f"a visible element is skipped at {values}"
             assert not full or all(map(all, tile)), f"a hidden element is called full at {values}"
             assert seen or not full
+            assert not shown_ or any(map(any, tile)), f"no element is visible at {values}"
+            assert whole or not all(map(all, tile)), f"no element is hidden at {values}"
             counts["open" if seen and not full else "decided"] += 1
     return counts
 
