@@ -150,7 +150,11 @@ def test_which_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tile(32, 8, 1, 640, keys=16_384) == (192, 64, 4)  # 128 tiles, not 160
 
 
-@pytest.mark.parametrize("number", range(4))
+#: Packed queries and pages that are smaller than any tile, with keys in parts.
+FEW_HEADS = CacheCall((70, 300, 150), (3, 100, 80), heads=8, kv_heads=1, page_size=16, padding=7)
+
+
+@pytest.mark.parametrize("number", range(5))
 @pytest.mark.parametrize("tile", TILES, ids=["192", "128"])
 def test_tiles_of_any_consumers(
     tile: tuple[int, ...], number: int, monkeypatch: pytest.MonkeyPatch
@@ -158,8 +162,9 @@ def test_tiles_of_any_consumers(
     """Tiles of three consumers, and of two with twice the keys, which lie on more pages."""
     module, spec = _module("causal_d128"), SPECS["causal_d128"]
     monkeypatch.setattr(module, "CACHE_TILES", (tile,))
-    splits = (None, 3, 2, None)[number]
-    _check(module, spec, replace((ROWS, SLOTS, SMALL, LARGE)[number], num_splits=splits))
+    splits = (None, 3, 2, None, 2)[number]
+    call = (ROWS, SLOTS, SMALL, LARGE, FEW_HEADS)[number]
+    _check(module, spec, replace(call, num_splits=splits))
 
 
 def _right(module: ModuleType, arguments: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
