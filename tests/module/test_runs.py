@@ -25,6 +25,9 @@ DECAY = Tensor("decay", ("batch", "num_kv_heads", "kv_len"))
 DOCUMENTS = AttentionSpec(
     16, "float32", mask=document() & causal(), normaliser=linear(elu_plus_one(), decay=DECAY)
 )
+UNDIVIDED = AttentionSpec(
+    16, "float32", mask=document() & causal(), normaliser=linear(identity(), normalise=False)
+)
 CHUNKS = AttentionSpec(
     16,
     "float32",
@@ -69,6 +72,20 @@ def test_a_query_of_padding_sees_nothing() -> None:
     hidden = (ids == -1)[:, None].expand(2, 2, 6)
     assert not out[hidden].any() and lse[hidden].isneginf().all()
     assert lse[~hidden].isfinite().all()
+
+
+@pytest.mark.parametrize("spec", [DOCUMENTS, UNDIVIDED])
+def test_the_reference_does_not_look_at_padding(spec: AttentionSpec) -> None:
+    *tensors, decay = drawn()
+    ids = torch.tensor(RETURNING, dtype=torch.int32)
+    given = {"document_ids": ids} | ({"decay": decay} if spec is DOCUMENTS else {})
+    hidden, found = (ids == -1)[:, None, :, None], []
+    for value in (1.0, torch.nan):
+        leaves = [x.masked_fill(hidden, value).requires_grad_() for x in tensors]
+        out = rendered_module(spec).reference(*leaves, **given)
+        grads = torch.autograd.grad(out, leaves, torch.ones_like(out).masked_fill(hidden, value))
+        found.append((out.detach(), *grads))
+    torch.testing.assert_close(*found, rtol=0, atol=0)
 
 
 def test_documents_go_on_from_call_to_call_and_step_to_step() -> None:

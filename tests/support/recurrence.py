@@ -32,6 +32,7 @@ MAPS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "softmax_features()": lambda x: torch.softmax(x, -1),
     "both_signs": lambda x: torch.cat((x.relu(), (-x).relu()), -1),
     "standardised": _standardised,
+    "unit_length": lambda x: x / x.norm(dim=-1, keepdim=True),
 }
 
 
@@ -47,6 +48,7 @@ class LinearCall:
         ids: which ids positions have: ``"rising"`` or ``"falling"`` runs, ``"returning"`` ids in
             every other sequence, or those and ``"padding"`` between; ``""`` for masks without.
         run_length: the argument of masks that cut sequences into runs of it.
+        nan: whether rows of padding hold NaN, those of the output's gradient, too.
     """
 
     q_len: int
@@ -60,6 +62,7 @@ class LinearCall:
     steep: bool = False
     ids: str = ""
     run_length: int | None = None
+    nan: bool = False
 
 
 def is_causal(spec: AttentionSpec) -> bool:
@@ -95,6 +98,15 @@ def drawn_ids(spec: AttentionSpec, call: LinearCall) -> torch.Tensor | None:
             row[:2], row[30:33], row[-3:] = -1, -1, -1
         rows.append(row)
     return torch.stack(rows).expand(call.batch, -1)
+
+
+def in_padding(spec: AttentionSpec, call: LinearCall, x: torch.Tensor, value: float) -> Any:
+    """A tensor of rows with a value in those of padding, where the call has NaN there."""
+    if not call.nan:
+        return x
+    ids = drawn_ids(spec, call)
+    assert ids is not None and runs_in(spec).padded
+    return x.masked_fill((ids == -1)[:, None, :, None], value)
 
 
 def marks_of(ids: list[int], *, padded: bool) -> tuple[list[int], list[int]]:
@@ -267,7 +279,8 @@ def check_linear(module: ModuleType, spec: AttentionSpec, call: LinearCall) -> N
     tensors = drawn_inputs(spec, call)
     sums = spec.normaliser.normalise
     has_lse = sums and spec.normaliser.feature_map.never_negative
-    leaves = {name: x.detach().requires_grad_() for name, x in tensors.items()}
+    given = tensors | {x: in_padding(spec, call, tensors[x], torch.nan) for x in ("q", "k", "v")}
+    leaves = {name: x.detach().requires_grad_() for name, x in given.items()}
     options: dict[str, Any] = {"return_lse": has_lse} | run_arguments(spec, call)
     ids = drawn_ids(spec, call)
     if "decay" in leaves:
@@ -287,6 +300,7 @@ def check_linear(module: ModuleType, spec: AttentionSpec, call: LinearCall) -> N
     names += [f"gradient of {name}" for name in leaves]
     exact = _with_gradients(recurrence, spec, tensors, names, grads, torch.float64, ids)
     rough = _with_gradients(quadratic, spec, tensors, names, grads, ids=ids)
+    grads[0] = in_padding(spec, call, grads[0], torch.nan)
     mine = (*results, *torch.autograd.grad(results, list(leaves.values()), grads))
     for name, x, right, low in zip(names, mine, exact, rough, strict=True):
         assert x.shape == right.shape, f"{name}: {tuple(x.shape)}, not {tuple(right.shape)}"

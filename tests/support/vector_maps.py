@@ -20,6 +20,7 @@ from support.recurrence import (
     drawn_ids,
     drawn_inputs,
     features_of,
+    in_padding,
     is_causal,
     run_arguments,
     runs_in,
@@ -37,6 +38,11 @@ def standardised(x: Any) -> Any:
     """A sum that reads another one, of 24 elements."""
     centred = x - feature_sum(x) / 24.0
     return exp(centred / sqrt(feature_sum(centred * centred) / 24.0 + 0.1))
+
+
+def unit_length(x: Any) -> Any:
+    """A map that has no value for 0."""
+    return x / sqrt(feature_sum(x * x))
 
 
 @dataclass(frozen=True)
@@ -109,13 +115,14 @@ def check_vectors(module: ModuleType, spec: AttentionSpec, call: VectorCall) -> 
     tensors = (q * call.factor, k * call.factor, v, *decay)
     dtype = q.dtype
     drawn = (module.draw_features(1),) if spec.normaliser.feature_map.random else ()
-    leaves = [x.detach().requires_grad_() for x in tensors]
+    given = (*(in_padding(spec, call, x, torch.nan) for x in tensors[:3]), *decay)
+    leaves = [x.detach().requires_grad_() for x in given]
     options: dict[str, Any] = {} if call.scale is None else {"scale": call.scale}
     options |= run_arguments(spec, call)
     options |= {"decay": leaves[3]} if decay else {}
     out = module.attention(*leaves[:3], *drawn, **options)
     grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(dtype)
-    mine = (out, *torch.autograd.grad(out, leaves, grad))
+    mine = (out, *torch.autograd.grad(out, leaves, in_padding(spec, call, grad, torch.nan)))
     exact, rough = (
         _with_gradients(spec, tensors, drawn, call, grad, *types)
         for types in ((torch.float64, None), (torch.float32, dtype))

@@ -24,7 +24,7 @@ from flashgen import (
 from support.recurrence import LinearCall, marks_of
 from support.slip import with_slip
 from support.variants import rendered_module
-from support.vector_maps import VectorCall, both_signs, check_call
+from support.vector_maps import VectorCall, both_signs, check_call, unit_length
 
 IDS = Tensor("ids", ("batch", "kv_len"), "int32")
 DECAY = Tensor("decay", ("batch", "num_kv_heads", "kv_len"))
@@ -51,6 +51,10 @@ OWN = AttentionSpec(
 MAPPED = AttentionSpec(
     16, "float32", mask=PACKED, normaliser=linear(shifted, decay=DECAY, normalise=False)
 )
+RAW = AttentionSpec(
+    16, "float32", mask=PACKED, normaliser=linear(identity(), decay=DECAY, normalise=False)
+)
+SUMMED = AttentionSpec(16, "float32", mask=PACKED, normaliser=linear(identity()))
 PLAIN = AttentionSpec(
     16,
     mask=document(Tensor("ids", ("kv_len",), "int32")) & causal(),
@@ -72,25 +76,38 @@ SOFTMAX = AttentionSpec(
     mask=PACKED,
     normaliser=linear(softmax_features(), decay=lambda h: -(h + 1) / 16, normalise=False),
 )
+DIRECTIONS = AttentionSpec(
+    16, "float32", mask=PACKED, normaliser=linear(unit_length, normalise=False)
+)
 FAVOR = AttentionSpec((16, 24), "float32", mask=PACKED, normaliser=linear(favor(256)))
 
 #: Chunks have 16 rows, and a GPU four programs. Every other sequence has ids that return.
 CALLS = {
     "rising": (DOCUMENTS, LinearCall(83, 83, ids="rising")),
     "falling": (DOCUMENTS, LinearCall(50, 50, q_heads=2, ids="falling", states=True)),
-    "padding": (DOCUMENTS, LinearCall(40, 40, batch=2, q_heads=2, ids="padding", states=True)),
+    "padding": (
+        DOCUMENTS, LinearCall(40, 40, batch=2, q_heads=2, ids="padding", states=True, nan=True)
+    ),
     "shared ids": (PLAIN, LinearCall(50, 50, batch=2, q_heads=2, ids="falling", states=True)),
     "returning": (OWN, LinearCall(50, 50, batch=2, q_heads=2, ids="returning", states=True)),
     "steep": (OWN, LinearCall(40, 40, batch=2, ids="returning", states=True, steep=True)),
     "tokens": (TOKENS, LinearCall(50, 50, batch=2, ids="padding", steep=True, tma=False)),
-    "tokens and states": (TOKENS, LinearCall(40, 40, batch=2, ids="padding", states=True)),
-    "features": (MAPPED, LinearCall(40, 40, batch=2, q_heads=2, ids="padding", strided=True)),
+    "tokens and states": (
+        TOKENS, LinearCall(40, 40, batch=2, ids="padding", states=True, nan=True)
+    ),
+    "features": (
+        MAPPED, LinearCall(40, 40, batch=2, q_heads=2, ids="padding", strided=True, nan=True)
+    ),
+    "no map": (RAW, LinearCall(40, 40, batch=2, ids="padding", states=True, nan=True)),
     "chunks": (CHUNKS, LinearCall(40, 40, q_heads=2, run_length=20, states=True)),
     "chunks of one": (CHUNKS, LinearCall(35, 35, run_length=1)),
     "chunks of tokens": (CHUNKS_OF_TOKENS, LinearCall(83, 83, q_heads=2, states=True)),
-    "tiles": (SIGNS, LinearCall(20, 20, batch=2, ids="padding", states=True)),
-    "vectors": (SOFTMAX, LinearCall(20, 20, batch=2, ids="padding", states=True)),
-    "random features": (FAVOR, VectorCall(20, 20, batch=2, ids="padding")),
+    "tiles": (SIGNS, LinearCall(20, 20, batch=2, ids="padding", states=True, nan=True)),
+    "vectors": (SOFTMAX, LinearCall(20, 20, batch=2, ids="padding", states=True, nan=True)),
+    "random features": (FAVOR, VectorCall(20, 20, batch=2, ids="padding", nan=True)),
+    "sums without a map": (SUMMED, LinearCall(20, 20, ids="padding", nan=True)),
+    "no value for 0": (DIRECTIONS, LinearCall(20, 20, ids="padding", nan=True)),
+    "long keys": (FAVOR, VectorCall(20, 20, ids="padding", factor=16.0, nan=True)),
 }  # fmt: skip
 
 #: Defects: the text, what stands in its place, and the call that finds it.
@@ -101,7 +118,7 @@ DEFECTS = {
     "a run starts with the state": ("== 0) & (offs_n > 0) &", "== 0) &", "chunks"),
     "padding is a document": ("hidden = mark == 2", "hidden = mark == 7", "padding"),
     "padding sees": ("tl.where(log < float(\"inf\"), tl.math.exp2(log), 0.0)",
-                     "tl.where(log < float(\"inf\"), tl.math.exp2(log), 1.0)", "padding"),
+                     "tl.math.exp2(log)", "padding"),
     "padding sees itself": ("visible &= there[None, :] if KEYS_FIRST else there[:, None]",
                             "visible &= there[None, :] | (visible == visible)", "padding"),
     "the end of a chunk is hidden": ("tl.load(logs + CHUNK)", "tl.load(logs + CHUNK - 1)",
@@ -136,7 +153,52 @@ DEFECTS = {
                                 "tokens and states"),
     "pairs without the scale": ("    acc *= scale\n    tl.store(rows_ptr", "    tl.store(rows_ptr",
                                 "returning"),
-    "no slope of pairs": ("    acc *= _slopes(q)\n    tl.store", "    tl.store", "features"),
+    "no slope of pairs": ("acc *= tl.where((of_q != -1)[:, None], _slopes(q), 0.0)", "acc *= 1.0",
+                          "features"),
+    "NaN of values": ("v = tl.where(known[:, None], v, 0.0)", "v = v", "padding"),
+    "NaN of gradients": ("g = tl.where(known[:, None], g, 0.0)", "g = g", "no map"),
+    "NaN of gradients of padding": ("acc = tl.where(known[:, None], acc, 0.0)", "acc = acc",
+                                    "no map"),
+    "NaN of gradients by outputs": ("    g = tl.where(known[:, None], g, 0.0)\n    sums",
+                                    "    sums", "padding"),
+    "NaN of queries": ("phi_q = tl.where(known[:, None], phi_q, 0.0)", "phi_q = phi_q", "no map"),
+    "NaN of keys": ("phi_k = tl.where(known[:, None], phi_k, 0.0)", "phi_k = phi_k", "no map"),
+    "NaN of features of queries": ("    q = tl.where(known[:, None], q, 0.0)", "    q = q",
+                                   "padding"),
+    "NaN of features": ("tl.where(inside & known[:, None], _features(x)",
+                        "tl.where(inside, _features(x)", "padding"),
+    "NaN of sums": ("x = tl.load(rows + tile, mask=inside & known[:, None]",
+                    "x = tl.load(rows + tile, mask=inside", "sums without a map"),
+    "NaN of mapped features": ("tl.where(inside & known[:, None], phi", "tl.where(inside, phi",
+                               "no value for 0"),
+    "NaN of vectors": ("grad = tl.where(known[:, None], grad, 0.0)", "grad = grad",
+                       "no value for 0"),
+    "NaN of slopes": ("tl.where((known)[:, None], _slopes(q), 0.0)", "_slopes(q)", "padding"),
+    "NaN of slopes of keys": ("tl.where((known)[:, None], _slopes(k), 0.0)", "_slopes(k)",
+                              "padding"),
+    "NaN of slopes of pairs": ("tl.where((of_q != -1)[:, None], _slopes(q), 0.0)", "_slopes(q)",
+                               "padding"),
+    "NaN of slopes of keys of pairs": ("tl.where((of_k != -1)[:, None], _slopes(k), 0.0)",
+                                       "_slopes(k)", "padding"),
+    "NaN of rows": ("rows = tl.where(known, rows, 0.0)", "rows = rows", "features"),
+    "NaN of values of pairs": ("v = tl.where((of_k != -1)[:, None], v, 0.0)", "v = v",
+                               "tokens and states"),
+    "NaN of gradients of pairs": ("g = tl.where((of_q != -1)[:, None], g, 0.0)", "g = g",
+                                  "tokens and states"),
+    "NaN of queries of pairs": ("phi_q = tl.where((of_q != -1)[:, None], phi_q, 0.0)",
+                                "phi_q = phi_q", "no map"),
+    "NaN of keys of pairs": ("phi_k = tl.where((of_k != -1)[:, None], phi_k, 0.0)",
+                             "phi_k = phi_k", "no map"),
+    "NaN of the last state of pairs": ("v = tl.where((of_x != -1)[:, None], v, 0.0)", "v = v",
+                                       "tokens and states"),
+    "NaN of the first state of pairs": ("g = tl.where((of_x != -1)[:, None], g, 0.0)", "g = g",
+                                        "tokens and states"),
+    "NaN of random features": ("mask=known[:, None]", "mask=offs_n[:, None] < length - start",
+                               "random features"),
+    "infinite features": ("tl.where(there & known[:, None], phi", "tl.where(there, phi",
+                          "long keys"),
+    "infinite features in gradients": ("phi = tl.where(known[:, None], phi, 0.0)", "phi = phi",
+                                       "long keys"),
     "weights by one tile": ("for column in range(0, 256,", "for column in range(0, 128,",
                             "tiles"),
 }  # fmt: skip
@@ -158,6 +220,27 @@ def test_a_defect_is_found(name: str) -> None:
 
     with pytest.raises(AssertionError, match="error"):
         check(*CALLS[call], with_slip(old, new))
+
+
+def test_padding_has_no_part_in_the_largest_feature() -> None:
+    """Exponents of long keys are near -2900; that of a vector of zeros is 0."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 1, 20, x, generator=generator) for x in (16, 16, 24))
+    k = 32.0 + 0.1 * k
+    ids = torch.tensor([[-1] * 2 + [0] * 18], dtype=torch.int32)
+
+    def outputs(edit: Any) -> list[torch.Tensor]:
+        module = rendered_module(FAVOR, edit_source=edit)
+        found = []
+        for value in (32.0, 0.0, torch.nan):
+            k[:, :, :2] = value
+            found.append(module.attention(q, k, v, module.draw_features(0), document_ids=ids))
+        return found
+
+    first, *others = outputs(str)
+    assert first[:, :, 2:].all() and all(torch.equal(x, first) for x in others)
+    first, *_ = outputs(with_slip("tl.where(known, largest, -1e30)", "largest"))
+    assert not first.any()
 
 
 @pytest.mark.parametrize("tile", [8, 32, 128])

@@ -313,6 +313,7 @@ def _features(x):
 @triton.jit(do_not_specialize=["num_heads", "length"])
 def _linear_features(
     x_ptr,
+    marks_ptr,
     phi_ptr,
     sums_of_chunks_ptr,
     logs_ptr,
@@ -339,8 +340,12 @@ def _linear_features(
     rows = x_ptr + batch * stride_xb + head * stride_xh + start.to(tl.int64) * stride_xn
     tile = offs_n[:, None] * stride_xn + offs_f[None, :]
     inside = offs_n[:, None] < length - start
+    known = offs_n < length - start
+    if marks_ptr is not None:
+        marks = marks_ptr + batch * length + start + offs_n
+        known &= tl.load(marks, mask=known, other=2) != 2
     x = tl.load(rows + tile, mask=inside, other=0.0)
-    phi = tl.where(inside, _features(x), 0.0).to(x.dtype)
+    phi = tl.where(inside & known[:, None], _features(x), 0.0).to(x.dtype)
     tl.store(phi_ptr + row * 64 + offs_n[:, None] * 64 + offs_f[None, :], phi, mask=inside)
     if sums_of_chunks_ptr is not None:
         log, log_end = _load_logs(
@@ -417,6 +422,8 @@ def _linear_states(
         log, log_end = _load_logs(logs_ptr, batch, kv_head, num_kv_heads, chunk, num_chunks, CHUNK)
         to_end = tl.math.exp2(log_end - log)
         whole = tl.math.exp2(log_end)
+        known = log < float("inf")
+        v = tl.where(known[:, None], v, 0.0)
         of_segment += log_end
         total *= whole
         total += tl.load(
@@ -648,6 +655,8 @@ def _linear_forward(
             + ((batch * num_kv_heads + kv_head).to(tl.int64) * num_chunks + chunk) * 64
             + offs_f
         )
+        known = log < float("inf")
+        v = tl.where(known[:, None], v, 0.0)
         acc = tl.dot(tl.trans(v), weights.to(v.dtype), acc)
         state = tl.dot(tl.trans(v), weighted_k, state * whole)
         acc *= tl.where(sums == 0.0, 0.0, 1.0 / sums)[None, :]
@@ -748,6 +757,7 @@ def _linear_pairs(
             phi_k_rows, stride_kn, batch, kv_head, k_start, q_len, 0, CHUNK, 64, USE_TMA
         )
         v = _load_tile(v_rows, stride_vn, batch, kv_head, k_start, q_len, 0, CHUNK, 64, USE_TMA)
+        v = tl.where((of_k != -1)[:, None], v, 0.0)
         weights = tl.dot(phi_q, tl.trans(phi_k))
         weights *= factors
         sums += tl.sum(weights, 1)
@@ -842,6 +852,7 @@ def _linear_last_of_pairs(
             phi_k_rows, stride_kn, batch, kv_head, start, q_len, 0, CHUNK, 64, USE_TMA
         )
         v = _load_tile(v_rows, stride_vn, batch, kv_head, start, q_len, 0, CHUNK, 64, USE_TMA)
+        v = tl.where((of_x != -1)[:, None], v, 0.0)
         seen = seen[:, None] * phi_k
         total += tl.sum(seen, 0)
         state = tl.dot(tl.trans(seen.to(phi_k.dtype)), v, state)
@@ -912,6 +923,13 @@ def _weighted_features(
     offs_out = offs_n[:, None] * 64 + offs_v[None, :]
     out = tl.load(out_ptr + row * 64 + offs_out, mask=shown, other=0.0)
     inside = offs_n < q_len - start
+    kv_head = head // (num_q_heads // num_kv_heads)
+    log, _ = _load_logs(
+        logs_ptr, batch, kv_head, num_kv_heads, tl.program_id(0) % num_chunks, num_chunks, CHUNK
+    )
+    known = log < float("inf")
+    q = tl.where(known[:, None], q, 0.0)
+    g = tl.where(known[:, None], g, 0.0)
     sums = tl.load(sums_ptr + row + offs_n, mask=inside, other=0.0)
     delta = sums * tl.load(grad_sums_ptr + row + offs_n, mask=inside, other=0.0)
     delta -= tl.sum(g.to(tl.float32) * out.to(tl.float32), 1)
@@ -920,10 +938,6 @@ def _weighted_features(
     phi = tl.where(there, phi, 0.0).to(q.dtype)
     offs_phi = offs_n[:, None] * 64 + offs_f[None, :]
     tl.store(phi_ptr + row * 64 + offs_phi, phi, mask=there)
-    kv_head = head // (num_q_heads // num_kv_heads)
-    log, _ = _load_logs(
-        logs_ptr, batch, kv_head, num_kv_heads, tl.program_id(0) % num_chunks, num_chunks, CHUNK
-    )
     delta *= tl.where(log < float("inf"), tl.math.exp2(log), 0.0)
     chunk_sums = tl.sum(phi.to(tl.float32) * delta[:, None], 0)
     tl.store(sums_of_chunks_ptr + tl.program_id(0).to(tl.int64) * 64 + offs_f, chunk_sums)
@@ -1020,6 +1034,8 @@ def _linear_backward_of_queries(
         from_start = tl.where(log < float("inf"), tl.math.exp2(log), 0.0)
         to_end = tl.math.exp2(log_end - log)
         whole = tl.math.exp2(log_end)
+        known = log < float("inf")
+        v = tl.where(known[:, None], v, 0.0)
         weighted_k = (phi_k * to_end[:, None]).to(phi_k.dtype)
         # The keys before the chunk, by their state.
         acc = tl.dot(g, state.to(g.dtype))
@@ -1039,8 +1055,10 @@ def _linear_backward_of_queries(
             + offs_f
         )
         sums = tl.load(sums_ptr + row + offs_n, mask=inside, other=0.0)
+        known = log < float("inf")
+        acc = tl.where(known[:, None], acc, 0.0)
         acc *= tl.where(sums == 0.0, 0.0, 1.0 / sums)[:, None]
-        acc *= _slopes(q)
+        acc *= tl.where((known)[:, None], _slopes(q), 0.0)
         tl.store(
             grad_q_ptr + row * 64 + offs_n[:, None] * 64 + offs_f[None, :],
             acc.to(grad_q_ptr.dtype.element_ty),
@@ -1116,6 +1134,8 @@ def _linear_states_of_queries(
         g = _load_tile(g_rows, stride_gn, batch, head, start, q_len, 0, CHUNK, 64, USE_TMA)
         log, log_end = _load_logs(logs_ptr, batch, kv_head, num_kv_heads, chunk, num_chunks, CHUNK)
         from_start = tl.where(log < float("inf"), tl.math.exp2(log), 0.0)
+        known = log < float("inf")
+        g = tl.where(known[:, None], g, 0.0)
         # Heads that share keys decay together.
         of_chunk = tl.where(step % group == 0, log_end, 0.0)
         of_segment += of_chunk
@@ -1171,6 +1191,8 @@ def _add_queries_to_keys(
         g_rows += batch.to(tl.int64) * stride_gb + head.to(tl.int64) * stride_gh
     phi_q = _load_tile(phi_q_rows, stride_qn, batch, head, start, q_len, 0, CHUNK, 64, USE_TMA)
     g = _load_tile(g_rows, stride_gn, batch, head, start, q_len, 0, CHUNK, 64, USE_TMA)
+    known = log < float("inf")
+    g = tl.where(known[:, None], g, 0.0)
     offs_f = tl.arange(0, 64)
     num_chunks = tl.cdiv(q_len, CHUNK)
     row = (batch * num_q_heads + head).to(tl.int64) * q_len + start
@@ -1274,6 +1296,8 @@ def _linear_backward_of_keys(
         from_start = tl.where(log < float("inf"), tl.math.exp2(log), 0.0)
         to_end = tl.math.exp2(log_end - log)
         whole = tl.math.exp2(log_end)
+        known = log < float("inf")
+        v = tl.where(known[:, None], v, 0.0)
         # The queries after the chunk, by their state.
         grad = tl.dot(v, state.to(v.dtype)) + total[None, :]
         grad *= to_end[:, None]
@@ -1336,8 +1360,9 @@ def _linear_backward_of_keys(
         row = (batch * num_kv_heads + kv_head).to(tl.int64) * q_len + start
         # A key's weights times their gradients, for those of decays.
         rows = tl.sum(grad * _features(k).to(k.dtype).to(tl.float32), 1)
+        rows = tl.where(known, rows, 0.0)
         tl.store(rows_ptr + row + offs_n, rows, mask=offs_n < q_len - start)
-        grad *= _slopes(k)
+        grad *= tl.where((known)[:, None], _slopes(k), 0.0)
         tl.store(
             grad_k_ptr + row * 64 + offs_n[:, None] * 64 + offs_f[None, :],
             grad.to(grad_k_ptr.dtype.element_ty),
@@ -1378,6 +1403,8 @@ def _add_queries_to_values(
         g_rows += batch.to(tl.int64) * stride_gb + head.to(tl.int64) * stride_gh
     phi_q = _load_tile(phi_q_rows, stride_qn, batch, head, start, q_len, 0, CHUNK, 64, USE_TMA)
     g = _load_tile(g_rows, stride_gn, batch, head, start, q_len, 0, CHUNK, 64, USE_TMA)
+    known = log < float("inf")
+    g = tl.where(known[:, None], g, 0.0)
     weights = tl.dot(phi_q, tl.trans(phi_k))
     weights *= _decays_between(log, offs_n[:, None] >= offs_n[None, :], False)
     grad = tl.dot(tl.trans(g), weights.to(g.dtype), grad)
@@ -1670,6 +1697,7 @@ def _linear_pairs_of_queries(
     )
     phi_q = _load_tile(phi_q_rows, stride_qn, batch, head, start, q_len, 0, CHUNK, 64, USE_TMA)
     g = _load_tile(g_rows, stride_gn, batch, head, start, q_len, 0, CHUNK, 64, USE_TMA)
+    g = tl.where((of_q != -1)[:, None], g, 0.0)
     delta = tl.load(deltas_ptr + row + offs_n, mask=inside, other=0.0)
     log, log_end = _load_logs(logs_ptr, batch, kv_head, num_kv_heads, own, num_chunks, CHUNK)
     from_start = tl.where(log < float("inf"), tl.math.exp2(log), 0.0)
@@ -1703,6 +1731,7 @@ def _linear_pairs_of_queries(
             phi_k_rows, stride_kn, batch, kv_head, k_start, q_len, 0, CHUNK, 64, USE_TMA
         )
         v = _load_tile(v_rows, stride_vn, batch, kv_head, k_start, q_len, 0, CHUNK, 64, USE_TMA)
+        v = tl.where((of_k != -1)[:, None], v, 0.0)
         grad_weights = tl.dot(g, tl.trans(v)) + delta[:, None]
         grad_weights *= factors
         rows += tl.sum(grad_weights * tl.dot(phi_q, tl.trans(phi_k)), 1)
@@ -1726,7 +1755,7 @@ def _linear_pairs_of_queries(
     tl.store(rows_ptr + row + offs_n, rows, mask=inside)
     x_rows = q_src + batch.to(tl.int64) * stride_xb + head.to(tl.int64) * stride_xh
     q = _load_tile(x_rows, stride_xn, batch, head, start, q_len, 0, CHUNK, 64, USE_TMA)
-    acc *= _slopes(q)
+    acc *= tl.where((of_q != -1)[:, None], _slopes(q), 0.0)
     tl.store(
         grad_q_ptr + row * 64 + offs_n[:, None] * 64 + offs_f[None, :],
         acc.to(grad_q_ptr.dtype.element_ty),
@@ -1798,6 +1827,7 @@ def _linear_pairs_of_keys(
     if not USE_TMA:
         v_rows += batch.to(tl.int64) * stride_vb + kv_head.to(tl.int64) * stride_vh
     v = _load_tile(v_rows, stride_vn, batch, kv_head, k_start, q_len, 0, CHUNK, 64, USE_TMA)
+    v = tl.where((of_k != -1)[:, None], v, 0.0)
     log, log_end = _load_logs(logs_ptr, batch, kv_head, num_kv_heads, own, num_chunks, CHUNK)
     to_end = tl.math.exp2(log_end - log)
     grad = tl.zeros([CHUNK, 64], tl.float32)
@@ -1834,6 +1864,7 @@ def _linear_pairs_of_keys(
             if not USE_TMA:
                 g_rows += batch.to(tl.int64) * stride_gb + head.to(tl.int64) * stride_gh
             g = _load_tile(g_rows, stride_gn, batch, head, q_start, q_len, 0, CHUNK, 64, USE_TMA)
+            g = tl.where((of_q != -1)[:, None], g, 0.0)
             phi_q = _load_tile(
                 phi_q_rows, stride_qn, batch, head, q_start, q_len, 0, CHUNK, 64, USE_TMA
             )
@@ -1865,7 +1896,7 @@ def _linear_pairs_of_keys(
     tl.store(rows_ptr + row + offs_n, rows, mask=offs_n < q_len - start)
     x_rows = k_src + batch.to(tl.int64) * stride_xb + kv_head.to(tl.int64) * stride_xh
     k = _load_tile(x_rows, stride_xn, batch, kv_head, start, q_len, 0, CHUNK, 64, USE_TMA)
-    grad *= _slopes(k)
+    grad *= tl.where((of_k != -1)[:, None], _slopes(k), 0.0)
     tl.store(
         grad_k_ptr + row * 64 + offs_n[:, None] * 64 + offs_f[None, :],
         grad.to(grad_k_ptr.dtype.element_ty),
@@ -1956,6 +1987,7 @@ def _linear_pairs_of_values(
             if not USE_TMA:
                 g_rows += batch.to(tl.int64) * stride_gb + head.to(tl.int64) * stride_gh
             g = _load_tile(g_rows, stride_gn, batch, head, q_start, q_len, 0, CHUNK, 64, USE_TMA)
+            g = tl.where((of_q != -1)[:, None], g, 0.0)
             phi_q = _load_tile(
                 phi_q_rows, stride_qn, batch, head, q_start, q_len, 0, CHUNK, 64, USE_TMA
             )
@@ -2051,6 +2083,7 @@ def _linear_first_of_pairs(
                 phi_q_rows, stride_qn, batch, head, start, q_len, 0, CHUNK, 64, USE_TMA
             )
             g = _load_tile(g_rows, stride_gn, batch, head, start, q_len, 0, CHUNK, 64, USE_TMA)
+            g = tl.where((of_x != -1)[:, None], g, 0.0)
             seen_x = seen[:, None] * phi_q
             row = (batch * num_q_heads + head).to(tl.int64) * q_len + start
             delta = tl.load(deltas_ptr + row + offs_n, mask=offs_n < q_len - start, other=0.0)
@@ -2319,6 +2352,10 @@ def _attend(q, k, v, log_decay, run_ids, first_kv, first_z):
         with torch.autocast(device, enabled=False):  # it would compute in 16 bits
             return _attend(q, k, v, log_decay, run_ids, first_kv, first_z)
     dtype = torch.promote_types(q.dtype, torch.float32)
+    # Rows of padding may hold anything.
+    ids = run_ids.long().expand(q.shape[0], q.shape[2])
+    hidden = (ids == -1)[:, None, :, None]
+    q, k, v = (x.masked_fill(hidden, 0.0) for x in (q, k, v))
     # Queries are (batch, num_kv_heads, heads that share keys, q_len, columns).
     heads, length = k.shape[1:3]
     phi_q = _mapped(q.to(dtype)).unflatten(1, (heads, q.shape[1] // heads))
@@ -2335,7 +2372,6 @@ def _attend(q, k, v, log_decay, run_ids, first_kv, first_z):
     )
     # Of infinite numbers there are no differences; these are 0 as factors, too.
     logs = log_decay.double().clamp(min=-708.0)
-    ids = run_ids.long().expand(q.shape[0], length)
     at = torch.arange(length, device=q.device)
     shown = ids != -1
     first, last = (x.masked_fill(x == -1, -2) for x in _ends(ids, shown))
@@ -2522,8 +2558,8 @@ def _launch(q, k, v, log_decay, run_ids, first_kv, first_z, return_state, config
     chunk = config["CHUNK"]
     runs = _runs_of(run_ids, k)
     logs = _sum_decays(log_decay, k, chunk, runs)
-    phi_q, _ = _map_features(q, chunk, None, with_sums=False)
-    phi_k, sums_of_chunks = _map_features(k, chunk, logs)
+    phi_q, _ = _map_features(q, chunk, runs[0], None, with_sums=False)
+    phi_k, sums_of_chunks = _map_features(k, chunk, runs[0], logs)
     use_tma = config["USE_TMA"] and all(map(_tma_reads, (phi_q, phi_k, v)))
     num_segments, segment_chunks = _segments(q_len, chunk, batch * num_q_heads, q.device)
     states = _states_of_keys(
@@ -2644,7 +2680,7 @@ def _launch_gradients(
     phi_q, deltas, chunk_sums_of_queries = _weight_features(
         q, g, out, sums, grad_sums, chunk, logs, num_kv_heads
     )
-    phi_k, sums_of_chunks = _map_features(k, chunk, logs)
+    phi_k, sums_of_chunks = _map_features(k, chunk, runs[0], logs)
     use_tma = config["USE_TMA"] and all(map(_tma_reads, (q, k, v, g, phi_q, phi_k)))
     constants = _constants(config, use_tma)
 
@@ -2808,13 +2844,13 @@ def _launch_gradients(
     return *grads, grad_decay, *of_first
 
 
-def _map_features(x, chunk, logs, with_sums=True):
+def _map_features(x, chunk, marks, logs, with_sums=True):
     """(features of q or k, their sums over each chunk of rows or None)."""
     batch, heads, length, _ = x.shape
     num_chunks = triton.cdiv(length, chunk)
     phi = x.new_empty(x.shape)
     sums_of_chunks = _new_chunk_sums(x, num_chunks) if with_sums else None
-    args = (x, phi, sums_of_chunks, logs, *x.stride()[:3], heads, length)
+    args = (x, marks, phi, sums_of_chunks, logs, *x.stride()[:3], heads, length)
     _linear_features[(batch * heads * num_chunks,)](*args, CHUNK=chunk, num_warps=4, **_FUSED)
     return phi, sums_of_chunks
 
