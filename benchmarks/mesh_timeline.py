@@ -179,7 +179,7 @@ def draw(found: dict[str, Any]) -> str:
     Args:
         found: as `trace` returns it.
     """
-    left, width, high, gap = 150, 640, 9, 5
+    left, width, high, gap = 210, 640, 9, 5
     last = max(b + s for ranks in found["traces"].values() for mine in ranks for _, b, s in mine)
     body, y = [], 26
     for name, ranks in found["traces"].items():
