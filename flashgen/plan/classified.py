@@ -24,7 +24,7 @@ from flashgen.symbols import KV_FIRST, KV_LAST, B, H, Load
 #: each tile; of some elements of each tile; and of the elements of one tile.
 _ROWS = {"q_idx": "q_rows"}
 _ROWS_BY_TILE = {"q_idx": "q_rows[:, None]", "kv_first": "kv_first[None, :]"}
-_KEYS = {"kv_idx": "kv_keys"}
+_KEYS = {"kv_idx": "kv_keys", "kv_first": "kv_first[:, None]"}
 _PROBES = {"q_idx": "q_probes", "kv_idx": "kv_probes"}
 _ELEMENTS = {"q_idx": "q_idx[:, None]", "kv_idx": "kv_idx[None, :]"}
 

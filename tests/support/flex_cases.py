@@ -412,6 +412,18 @@ def a_paged_cache():
 
 
 @torchs
+def a_paged_cache_of_whole_tiles():
+    """All keys of a tile lie in one page; the second sequence has none."""
+    pages = torch.tensor([[0], [-1]], dtype=torch.int32)
+
+    def mask_mod(b, h, q_idx, physical):
+        logical = pages[b, physical // 64] * 64 + physical % 64
+        return torch.where(logical >= 0, causal(b, h, q_idx, logical), False)
+
+    return Case(None, mask_mod)
+
+
+@torchs
 def a_table_with_minus_one():
     """-1, for no page, counts from the end as an index; the condition hides what it reads."""
     pages = torch.tensor([[0, 1, 2, -1, -1, -1], [2, 0, 1, 3, 4, 5]], dtype=torch.int32)
@@ -807,6 +819,7 @@ KINDS = (
     "documents_of_each_sequence",
     "positions_within_documents",
     "a_paged_cache",
+    "a_paged_cache_of_whole_tiles",
     "one_query_at_an_offset",
     "more_keys_than_queries",
     "gym_pictures_in_text",

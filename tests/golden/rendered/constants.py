@@ -1185,9 +1185,7 @@ def _attend(q, k, v, scale, size, first, q_len, kv_len, masked=None, memory=None
         else:
             scores[..., begin - first[3] : end - first[3]].masked_fill_(~visible, -math.inf)
     row_max = scores.detach().amax(-1, keepdim=True).clamp_min(torch.finfo(dtype).min)
-    p = torch.sub(scores, row_max, out=memory)
-    # exp2 takes less time than exp, which rounds once less: what is differentiated has exp.
-    p = p.exp_() if memory is None else p.mul_(1 / math.log(2)).exp2_()
+    p = torch.sub(scores, row_max, out=memory).exp_()  # in place: memory is what takes time here
     total = p.sum(-1, keepdim=True)
     empty = total == 0
     total = total.masked_fill(empty, 1.0)
