@@ -123,7 +123,7 @@ def test_ranks_over_a_mesh(flashgen, project):
     assert account["queries"] == [1024] * 8
     assert sum(account["pairs"]) == 8 * 500500 + 192 * 193 // 2
     assert account["received"][0] == 0 and max(account["received"]) < 1000
-    assert set(account["costs"]) == {"all-to-all", "ulysses", "all-gather", "ring"}
+    assert set(account["costs"]) == {"all-to-all", "ulysses", "all-gather", "ring", "grid"}
     assert account["picture"][-1].endswith("7") and account["picture"][0].startswith("0")
 
 
@@ -193,7 +193,8 @@ def test_ranks_over_a_mesh(flashgen, project):
         ),
         (
             ["specs/tiny.py", "--ranks", "2", "--strategy", "tree"],
-            "error: --strategy=tree: unknown; write one of all-to-all, ulysses, all-gather, ring",
+            "error: --strategy=tree: unknown; write one of all-to-all, ulysses, all-gather, ring, "
+            "grid",
         ),
         (
             ["specs/tiny.py", "--ranks", "3", "--q-len", "64", "--strategy", "ulysses"],
