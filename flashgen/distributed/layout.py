@@ -120,7 +120,7 @@ def halved(
         align: runs begin at multiples of it.
     """
     sizes = [end - begin for begin, end in _cut(length, ranks, align)]
-    every = [*_runs([(0, length)])]
+    every = [*runs_of([(0, length)])]
     return Layout(length, tuple(sorted(_halves(every, sizes, costs, crossed, align))))
 
 
@@ -151,8 +151,8 @@ def _halves(
     middle = _taken(spans, first, last)
     outside = [*_taken(spans, 0, first), *_taken(spans, last, number)]
     mine, others = (outside, middle) if bool(past[best]) else (middle, outside)
-    yield from _halves([*_runs(mine)], sizes[:half], costs, crossed, align)
-    yield from _halves([*_runs(others)], sizes[half:], costs, crossed, align)
+    yield from _halves([*runs_of(mine)], sizes[:half], costs, crossed, align)
+    yield from _halves([*runs_of(others)], sizes[half:], costs, crossed, align)
 
 
 def _taken(spans: list[Span], first: int, last: int) -> Iterator[Span]:
@@ -165,12 +165,17 @@ def _taken(spans: list[Span], first: int, last: int) -> Iterator[Span]:
         start += end - begin
 
 
-def _runs(spans: Iterable[Span]) -> Iterator[Span]:
-    """Spans in ascending order, of which those that follow one another are one."""
+def runs_of(spans: Iterable[Span]) -> Iterator[Span]:
+    """Spans in ascending order without empty ones, of which those that meet are one."""
+    yield from joined(span for span in spans if span[0] < span[1])
+
+
+def joined(spans: Iterable[Span], gap: int = 1) -> Iterator[Span]:
+    """Spans in ascending order; those with fewer than ``gap`` positions between them become one."""
     last: Span | None = None
-    for begin, end in sorted(span for span in spans if span[0] < span[1]):
-        if last is not None and last[1] == begin:
-            last = last[0], end
+    for begin, end in sorted(spans):
+        if last is not None and begin - last[1] < gap:
+            last = last[0], max(last[1], end)
             continue
         if last is not None:
             yield last

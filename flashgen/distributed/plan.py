@@ -25,6 +25,7 @@ from flashgen.distributed.layout import (
     contiguous,
     halved,
     imbalance,
+    joined,
     zigzag,
 )
 
@@ -427,20 +428,6 @@ def alignment(module: ModuleType) -> int:
     """What parts of a module's calls begin at multiples of: 1, but for dropout."""
     align: int = module.MESH.get("align", 1)
     return align
-
-
-def joined(spans: Iterable[Span], gap: int = 1) -> Iterator[Span]:
-    """Spans in ascending order; those with fewer than ``gap`` positions between them become one."""
-    last: Span | None = None
-    for begin, end in sorted(spans):
-        if last is not None and begin - last[1] < gap:
-            last = last[0], max(last[1], end)
-            continue
-        if last is not None:
-            yield last
-        last = begin, end
-    if last is not None:
-        yield last
 
 
 def _union(runs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:

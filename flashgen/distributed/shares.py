@@ -13,8 +13,7 @@ from typing import Any
 import torch
 
 from flashgen.distributed.exchange import swap
-from flashgen.distributed.layout import Layout, Span
-from flashgen.distributed.plan import joined
+from flashgen.distributed.layout import Layout, Span, runs_of
 
 #: Tensors (batch, heads, tokens, head_dim) with the same batch entries and tokens.
 Sides = Sequence[torch.Tensor]
@@ -161,7 +160,7 @@ class Swap:
     def _runs(self, rank: int) -> list[tuple[Span, int]]:
         """The runs of a rank's positions, and where they lie in its shard; neighbours are one."""
         runs, start = [], 0
-        for begin, end in joined(span for span in self.layout.chunks[rank] if span[0] < span[1]):
+        for begin, end in runs_of(self.layout.chunks[rank]):
             runs.append(((begin, end), start))
             start += end - begin
         return runs

@@ -15,9 +15,10 @@ from flashgen.distributed.layout import (
     contiguous,
     halved,
     imbalance,
+    joined,
     zigzag,
 )
-from flashgen.distributed.plan import GAP, Plan, Ranges, joined, make_layout, make_plan
+from flashgen.distributed.plan import GAP, Plan, Ranges, make_layout, make_plan
 from flashgen.forms.mesh import Mesh
 from flashgen.reference import visibility
 from support.cases import Case
