@@ -25,7 +25,7 @@ from flashgen.stamp import Request, keep, look
 from flashgen.tuning.choose import Spaces, choices, digests, pins, ranked, search_spaces
 from flashgen.tuning.device import Gpu, detect_gpu
 from flashgen.tuning.store import TuneResult, load_results, merged, save_results
-from flashgen.validate import unfit, validate, with_taken_keywords, without_forms
+from flashgen.validate import unfit, validate, without_forms
 
 #: A backward kernel's share of a forward kernel's time for measuring: it has few candidates.
 BACKWARD_SHARE = 0.5
@@ -230,7 +230,6 @@ def unbuildable(variant: Variant, plan: KernelPlan, spaces: Spaces) -> Iterator[
     """All reasons why a valid spec has no module: what does not fit, and forms it cannot have."""
     yield from without_candidates(variant, plan, spaces)
     yield from without_forms(variant, plan)
-    yield from with_taken_keywords(variant, plan)
 
 
 def without_candidates(variant: Variant, plan: KernelPlan, spaces: Spaces) -> Iterator[Violation]:

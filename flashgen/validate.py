@@ -106,14 +106,6 @@ def without_forms(variant: Variant, plan: KernelPlan) -> Iterator[Violation]:
             )
 
 
-def with_taken_keywords(variant: Variant, plan: KernelPlan) -> Iterator[Violation]:
-    """The violation of a parameter with the keyword of what `attention` itself takes."""
-    if plan.classifies and any(argument.keyword == "tiles" for argument in plan.arguments):
-        problem = "attention itself takes tiles where only the data knows them"
-        remedy = "give the parameter another name"
-        yield Violation(variant.name, "mask", "tiles", problem, remedy, variant.file)
-
-
 def _what_fits(config: KernelConfig, usage: Callable[[KernelConfig], SramUsage]) -> str:
     for block_n in reversed(TILE_SIDES):
         if block_n < config.BLOCK_N and usage(replace(config, BLOCK_N=block_n)).fits:
