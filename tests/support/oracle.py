@@ -11,7 +11,7 @@ from unittest.mock import patch
 import torch
 
 from flashgen import AttentionSpec, full
-from flashgen.kernels.forward_hopper.plan import RANGES
+from flashgen.kernels.forward_hopper.weight_range import RANGES
 from flashgen.philox import kept_scale
 from flashgen.reference import attention_reference, dropped, final_scores, weigh
 from support.cases import Case

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from flashgen.kernels.forward_hopper.plan import RANGES
+from flashgen.kernels.forward_hopper.weight_range import RANGES
 from support.cases import Case, inputs
 from support.gluon import interpreted
 from support.oracle import Inputs

@@ -15,7 +15,7 @@ from flashgen.codegen.functions import laid_out
 from flashgen.config import HOPPER, KernelChoice, KernelConfig
 from flashgen.kernels.base import ForwardKernel, Needs, Space, ViewOf
 from flashgen.kernels.forward_hopper.pack_gqa import heads_of_a_tile, launched
-from flashgen.kernels.forward_hopper.plan import DIALECT, OUT_COLUMNS, RANGES, HopperNames
+from flashgen.kernels.forward_hopper.plan import DIALECT, OUT_COLUMNS, HopperNames
 from flashgen.kernels.forward_hopper.shape import hopper_shape, segment_table, tables_of_segments
 from flashgen.kernels.forward_hopper.shared_memory import (
     hopper_usage,
@@ -29,6 +29,7 @@ from flashgen.kernels.forward_hopper.space import (
     why_not,
     without_form,
 )
+from flashgen.kernels.forward_hopper.weight_range import RANGES
 from flashgen.plan import KernelPlan
 
 
