@@ -5,15 +5,17 @@ Either only the data knows what is visible, or one range lies around what is vis
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from flashgen.params import Int, Tensor
+from flashgen.plan.listing import said_apart
 from flashgen.plan.loops import KERNEL_NAMES
 from flashgen.plan.wide_bounds import Excess, excess_of_bounds
 from flashgen.spec import AttentionSpec
-from flashgen.symbolic.logic import conditions, leaves
-from flashgen.symbolic.printer import plain_source, triton_code
+from flashgen.symbolic.logic import conditions
+from flashgen.symbolic.printer import triton_code
 from flashgen.symbolic.printer.code import Code, gathered_by, read_by
 from flashgen.symbolic.tile_answers import TILE, OfTile, left_to_data, tile_answers
 from flashgen.symbolic.trace import POSITIONS, Predicate
@@ -133,12 +135,11 @@ def classified_tiles(spec: AttentionSpec, predicate: Predicate) -> ClassifiedTil
     others = not set(spec.forms) <= {"dense", "varlen"} or spec.linformer
     if others or spec.normaliser.kind == "linear":
         return None
-    if spec.forms == ("dense",):
-        too_wide = bounds_are_too_wide(predicate)
-    else:
-        # Packed sequences read parts of tensors, of which there are no ranges of keys.
-        too_wide = bool(left_to_data(predicate, ranges=False))
-    return classified(predicate) if too_wide else None
+    # Packed sequences read parts of tensors, of which there are no ranges of keys.
+    dense = spec.forms == ("dense",)
+    left = left_to_data(predicate, ranges=dense)
+    too_wide = left or (dense and excess_of_bounds(predicate).too_wide)
+    return classified(predicate, left) if too_wide else None
 
 
 def bounds_are_too_wide(predicate: Predicate) -> bool:
@@ -146,7 +147,7 @@ def bounds_are_too_wide(predicate: Predicate) -> bool:
     return bool(left_to_data(predicate, ranges=True)) or excess_of_bounds(predicate).too_wide
 
 
-def classified(predicate: Predicate) -> ClassifiedTiles:
+def classified(predicate: Predicate, left: Collection[Any]) -> ClassifiedTiles:
     """The kernels for any mask."""
     answers = tile_answers(predicate)
     nonnegative = [p.name for p in predicate.params if isinstance(p, Int) and p.min >= 0]
@@ -165,7 +166,7 @@ def classified(predicate: Predicate) -> ClassifiedTiles:
     probes = tuple(code(part, _PROBES) for part in parts)
     symbols = predicate.expr.free_symbols
     return ClassifiedTiles(
-        said=_said(predicate),
+        said=said_apart(predicate, left),
         excess=excess_of_bounds(predicate),
         tile=TILE,
         reads=reads,
@@ -181,14 +182,6 @@ def classified(predicate: Predicate) -> ClassifiedTiles:
         names=frozenset(symbol.name for symbol in symbols),
         gathers=gathered_by((*elements, *(read.code for read in reads))),
     )
-
-
-def _said(predicate: Predicate) -> tuple[str, str]:
-    """The conditions of a predicate that bounds leave out, and its others."""
-    left = left_to_data(predicate, ranges=True)
-    others = [part for part in leaves(predicate.expr) if part not in left]
-    by_data, by_algebra = (", ".join(map(plain_source, parts)) for parts in (left, others))
-    return by_data, by_algebra
 
 
 def hints_to_sort(predicate: Predicate) -> tuple[str, ...]:

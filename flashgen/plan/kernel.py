@@ -310,7 +310,9 @@ class KernelPlan(Heads):
         """Which parts of the mask are solved by algebra, and which by lists of tiles, if any."""
         if self.listing is None:
             return ()
-        return (self.listing.note, *(hints_to_sort(self.predicate) if self.classifies else ()))
+        # Packed sequences have no ranges by sorted ids.
+        hints = hints_to_sort(self.predicate) if self.spec.forms == ("dense",) else ()
+        return (self.listing.note, *(hints if self.classifies else ()))
 
     @cached_property
     def notes_of_bounds(self) -> tuple[str, ...]:

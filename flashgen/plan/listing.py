@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,7 +112,7 @@ def tile_listing(predicate: Predicate) -> TileListing | None:
     seen, full = (tuple(map(code, conditions(expr))) for expr in (logic.seen, logic.full))
     symbols = {symbol for expr in logic.expressions for symbol in expr.free_symbols}
     return TileListing(
-        said=_said(predicate, logic.tables),
+        said=said_apart(predicate, _by_table(predicate, logic.tables)),
         tables=tables,
         seen=seen,
         full=None if logic.full is sympy.false else full,
@@ -125,14 +125,17 @@ def tile_listing(predicate: Predicate) -> TileListing | None:
     )
 
 
-def _said(predicate: Predicate, tables: tuple[TileTable, ...]) -> tuple[str, str]:
-    """The conditions of a predicate that read block tables, and its others."""
+def _by_table(predicate: Predicate, tables: tuple[TileTable, ...]) -> list[Any]:
+    """The conditions of a predicate that read block tables."""
     elements = [named.table.element for named in tables]
-    parts = leaves(predicate.expr)
-    by_table = [part for part in parts if part.has(*elements)]
-    others = [part for part in parts if part not in by_table]
-    of_tables, of_others = (", ".join(map(plain_source, kind)) for kind in (by_table, others))
-    return of_tables, of_others
+    return [part for part in leaves(predicate.expr) if part.has(*elements)]
+
+
+def said_apart(predicate: Predicate, listed: Collection[Any]) -> tuple[str, str]:
+    """In words the conditions of a predicate that lists solve, and its others."""
+    others = [part for part in leaves(predicate.expr) if part not in listed]
+    by_lists, by_algebra = (", ".join(map(plain_source, parts)) for parts in (listed, others))
+    return by_lists, by_algebra
 
 
 def _listed(table: TileTable, code: Callable[[Any], Code], suffix: str) -> ListedTable:

@@ -16,8 +16,10 @@ from hypothesis import Phase, given, settings
 
 from flashgen import AttentionSpec, Mask
 from flashgen.plan import kernel as planning
-from flashgen.plan.classified import classified
+from flashgen.plan.classified import ClassifiedTiles, classified
 from flashgen.reference import visibility
+from flashgen.symbolic.tile_answers import left_to_data
+from flashgen.symbolic.trace import Predicate
 from support.bits import with_bits
 from support.decided import check_bits, check_lists
 from support.variants import rendered_module
@@ -86,9 +88,13 @@ SIZES = st.sampled_from([(64, 64), (128, 32), (128, 48), (96, 128)])
 def _module(mask: Mask) -> tuple[ModuleType, AttentionSpec]:
     """As if its bounds were too wide."""
     spec = AttentionSpec(16, "float32", mask=mask)
+
+    def decided(spec: AttentionSpec, predicate: Predicate) -> ClassifiedTiles:
+        return classified(predicate, left_to_data(predicate, ranges=True))
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(planning, "tile_listing", lambda predicate: None)
-        patch.setattr(planning, "classified_tiles", lambda spec, predicate: classified(predicate))
+        patch.setattr(planning, "classified_tiles", decided)
         return rendered_module(spec), spec
 
 

@@ -154,7 +154,6 @@ PRINTED_BY = {
     "kernels/forward_triton/kernel.py",
     "plan/arguments.py",
     "plan/backward.py",
-    "plan/classified.py",
     "plan/listing.py",
     "plan/code.py",
     "plan/constants.py",

@@ -90,6 +90,15 @@ def test_the_build_says_which_tensors_to_declare_sorted(mask_mod: Any, declared:
     assert hints == ((expected,) if declared else ())
 
 
+def test_packed_sequences_are_told_what_holds_for_them() -> None:
+    """They have neither ranges of keys that a tensor shows nor ranges by sorted ids."""
+    same = Mask(lambda b, h, q, kv: IDS[b, q] == IDS[b, kv], "same", equal_lengths=True)
+    for mask, known in ((KEPT, "keep[b, kv_idx] != 0"), (same, "ids[b, q_idx] == ids[b, kv_idx]")):
+        plan = lower(AttentionSpec(64, mask=mask, forms=("dense", "varlen")), "packed")
+        said = f"tiles are decided once a call, as only the data knows {known}"
+        assert plan.notes_of_tiles == (said,)
+
+
 def test_what_hulls_cost_is_counted_where_numbers_alone_tell() -> None:
     *_, counted = lower(AttentionSpec(64, mask=natten_2d(64, 64, 13)), "natten").notes_of_bounds
     assert counted == (
