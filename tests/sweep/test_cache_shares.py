@@ -42,17 +42,19 @@ def test_parts_are_those_that_the_kernel_writes(
     place = Place(call.page_size, call.num_splits, sms)
     account = explain_variant_cached(Variant("x", spec, None), "sm_90", asked, place)
 
-    module, made, make = rendered_module(spec), [], torch.empty
+    module, made, make = rendered_module(spec), [], torch.Tensor.new_empty
 
-    def empty(*shape, **options):
-        made.append(make(*shape, **options).fill_(math.nan))
-        return made[-1]
+    def empty(x, *shape, **options):
+        found = make(x, *shape, **options)
+        if options == {"dtype": torch.float32}:  # the module's own, and not the interpreter's
+            made.append(found.fill_(math.nan))
+        return found
 
     monkeypatch.setattr(module, "_cache_config", lambda *_: account.config.as_dict() | {
         "programs": account.splits.programs_of_an_sm
     })  # fmt: skip
     monkeypatch.setattr(module, "_num_sms_of", lambda device: sms)
-    monkeypatch.setattr(module.torch, "empty", empty)
+    monkeypatch.setattr(torch.Tensor, "new_empty", empty)
     given = cached(call, spec, torch.float32)
     with torch.no_grad():
         module.cache_attention(**given.arguments, num_splits=call.num_splits)
