@@ -75,8 +75,9 @@ def flex_attention(
         fallback: ``"torch"``: a call that flashgen refuses is computed by torch's FlexAttention.
 
     Returns:
-        out, (batch, num_q_heads, q_len, v_head_dim); with return_lse (out, lse), and with
-        return_aux (out, AuxOutput). lse is float32 (batch, num_q_heads, q_len), natural logarithm.
+        out, (batch, num_q_heads, q_len, v_head_dim), whose strides are in query's order; with
+        return_lse (out, lse), and with return_aux (out, AuxOutput). lse is float32
+        (batch, num_q_heads, q_len), natural logarithm.
 
     Raises:
         MaskError: a function cannot be traced: the message has its line.
@@ -206,7 +207,7 @@ class Prepared:
         return_lse: bool,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The output, and the log-sum-exp if it is asked for."""
-        variant = self._variant
+        variant, given = self._variant, query
         query, key, value = (
             x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value)
         )
@@ -228,7 +229,19 @@ class Prepared:
             **self._tables,
         )
         out, lse = result if return_lse else (result, None)
-        return (out if out.shape[-1] == v_width else out[..., :v_width]), lse
+        return _laid_out_as(given, out if out.shape[-1] == v_width else out[..., :v_width]), lse
+
+
+def _laid_out_as(query: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """The output with its dimensions in memory as query has them: torch promises that.
+
+    Callers rely on it where heads are the third dimension of what they view as rows.
+    """
+    order = sorted(range(4), key=query.stride, reverse=True)
+    if order == [0, 1, 2, 3]:
+        return out
+    back = sorted(range(4), key=order.__getitem__)
+    return out.permute(order).contiguous().permute(back)
 
 
 _NO_TABLES = BlockTables(None, None, (1, 1))

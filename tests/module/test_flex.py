@@ -898,3 +898,16 @@ def test_any_strides():
     assert q.stride(-1) != 1
     expected, _ = flex_oracle.attention(q, k, v)
     torch.testing.assert_close(flex_attention(q, k, v), expected.float(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("head_dim", [16, 12])  # the latter is padded
+def test_the_output_has_its_strides_in_the_order_of_the_query(head_dim):
+    tokens = torch.randn(2, 24, 4, head_dim, requires_grad=True)
+    q = tokens.transpose(1, 2)
+    out = flex_attention(q, q, q)
+    rows = out.transpose(1, 2).view(2, 24, 4 * head_dim)  # no copy, as of torch's own output
+    expected, _ = flex_oracle.attention(q, q, q)
+    torch.testing.assert_close(out, expected.float(), rtol=1e-4, atol=1e-4)
+    (grad,) = torch.autograd.grad(rows.sin().sum(), tokens)
+    (right,) = torch.autograd.grad(expected.sin().sum(), tokens)
+    torch.testing.assert_close(grad, right, rtol=1e-4, atol=1e-4)
