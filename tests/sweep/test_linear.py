@@ -8,6 +8,7 @@ import pytest
 
 from flashgen import AttentionSpec, Tensor, causal, elu_plus_one, full, identity, linear, relu
 from support.recurrence import LinearCall, check_linear
+from support.sixteen_bits import in_16_bits
 from support.slip import with_slip
 from support.variants import linear_specs, rendered_module
 
@@ -46,6 +47,7 @@ PLAIN_TOKENS = AttentionSpec(
 MAPPED_TOKENS = AttentionSpec(
     16, "float32", mask=causal(), normaliser=linear(shifted, decay=DECAY, normalise=False)
 )
+SIXTEEN_BITS = AttentionSpec(64, mask=causal(), normaliser=linear(elu_plus_one(), decay=DECAY))
 FEATURES = AttentionSpec(
     (40, 24), "float32", mask=causal(), normaliser=linear(elu_plus_one(), decay=of_features(40))
 )
@@ -171,8 +173,8 @@ DEFECTS = {
     "no rows of queries": ("rows = tl.sum(acc * ", "rows = tl.sum(0.0 * acc * ",
                            "decays of mapped keys"),
     "no rows of keys": ("rows = tl.sum(grad * ", "rows = tl.sum(0.0 * grad * ", "decays"),
-    "no gradient of sums in those of decays": ("change += sums * ", "change += 0.0 * sums * ",
-                                               "decays"),
+    "no rows of divided queries": ("rows = tl.sum(acc * phi_q", "rows = tl.sum(0.0 * acc * phi_q",
+                                   "decays"),
     "no first state": ("state += tl.load(given_ptr", "state += 0.0 * tl.load(given_ptr", "states"),
     "the gradient of another state": ("_slots(states, 0)", "_slots(states, -1)", "states"),
     "the state before the last segment": ("_slots(states, -1)", "_slots(states, -2)", "states"),
@@ -283,6 +285,12 @@ def test_any_chunk_gives_the_same(spec: AttentionSpec, chunk: int) -> None:
         for config in table.values():
             config["CHUNK"] = chunk
     check_linear(module, spec, LinearCall(150, 150, steep=True, states=True))
+
+
+def test_rounding_does_not_add_up_in_gradients_of_decays() -> None:
+    """A query's products are summed up as rounded, not taken as the gradient of its sum."""
+    module = rendered_module(SIXTEEN_BITS, edit_source=in_16_bits)
+    check_linear(module, SIXTEEN_BITS, LinearCall(400, 400, batch=4))
 
 
 #: The sums that gradients of decays carry on from step to step, and how short steps are made.
