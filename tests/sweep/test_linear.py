@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
+import torch
 
 from flashgen import AttentionSpec, Tensor, causal, elu_plus_one, full, identity, linear, relu
-from support.recurrence import LinearCall, check_linear
+from support.recurrence import LinearCall, check_linear, drawn_inputs, recurrence
 from support.sixteen_bits import in_16_bits
 from support.slip import with_slip
 from support.variants import linear_specs, rendered_module
@@ -191,10 +193,12 @@ DEFECTS = {
     "weights from the middle the wrong way": (
         "tl.where(second, middle, -middle)", "tl.where(second, -middle, middle)",
         "decays of features"),
-    "one product of steep decays": ("if least >= -16.0:", "if least >= -1e9:",
+    "one product of steep decays": ("(least_ptr + program) < -16.0", "(least_ptr + program) < -1e9",
                                     "steep decays of features"),
-    "one product of steep gradients": ("< -16.0", "< -1e9", "steep decays of features"),
-    "one product of steep decays in 16 bits": ("if least >= -64.0:", "if least >= -1e9:",
+    "one product of steep gradients": ("tl.load(least) < -16.0", "tl.load(least) < -1e9",
+                                       "steep decays of features"),
+    "one product of steep decays in 16 bits": ("(least_ptr + program) < -64.0",
+                                               "(least_ptr + program) < -1e9",
                                                "steep decays without sums"),
     "gradients of queries of no own keys": ("grad_q += of_own * phi_k", "grad_q += 0.0 * phi_k",
                                             "decays of features"),
@@ -285,6 +289,34 @@ def test_any_chunk_gives_the_same(spec: AttentionSpec, chunk: int) -> None:
         for config in table.values():
             config["CHUNK"] = chunk
     check_linear(module, spec, LinearCall(150, 150, steep=True, states=True))
+
+
+#: Of the launches for steep chunks: a program looks at none but its first, or ends before its last.
+SELDOM = {
+    "": ("", ""),
+    "looks at one": ("tl.num_programs(0) * tl.arange(0, 8)", "0 * tl.arange(0, 8)"),
+    "computes one": ("tl.cdiv(num_programs - tl.program_id(0), tl.num_programs(0))", "1"),
+}
+
+
+@pytest.mark.parametrize("name", SELDOM)
+def test_steep_chunks_are_found_wherever_they_are(name: str) -> None:
+    """Programs look at three chunks each; a decay is steep in the last chunk of the last head."""
+    edit = with_slip(*SELDOM[name]) if name else str
+    module, spec = rendered_module(MAPPED_FEATURES, edit_source=edit), MAPPED_FEATURES
+    tensors = drawn_inputs(spec, LinearCall(83, 83, q_heads=4, kv_heads=4))
+    tensors["decay"][:, 3, 82:, ::3] = -1e3
+    grad = torch.randn(1, 4, 83, 16, generator=torch.Generator().manual_seed(1))
+
+    def found(run: Any, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+        q, k, v, decay = (x.to(dtype).detach().requires_grad_() for x in tensors.values())
+        out = run(q, k, v, decay)
+        return (out, *torch.autograd.grad(out, (q, k, v, decay), grad.to(dtype)))
+
+    mine = found(lambda *x: module.attention(*x[:3], decay=x[3]), torch.float32)
+    right = found(lambda *x: recurrence(spec, *x)[0], torch.float64)
+    near = all(torch.allclose(x.double(), y, atol=1e-4) for x, y in zip(mine, right, strict=True))
+    assert near == (not name)
 
 
 def test_rounding_does_not_add_up_in_gradients_of_decays() -> None:
