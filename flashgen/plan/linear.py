@@ -45,6 +45,9 @@ NO_EXPONENT = "-1e30"
 #: A decay of 2 to this power is 0 in float32, and so is one of less, or of several together.
 FORGETS = -160
 
+#: Chunks of steep decays are seldom: as many a program of the kernels that compute these looks at.
+STEEP_CHUNKS = 8
+
 #: Logarithms are summed in multiples of it, exactly, and in what is left of them.
 COARSE = 2.0**-6
 
@@ -255,6 +258,11 @@ class LinearPlan:
         in float32 the logarithm's rounding is that of an exponential.
         """
         return repr(-16.0 if self.plan.itemsize == 4 else -64.0)
+
+    @property
+    def steep_chunks(self) -> int:
+        """The most chunks that a program looks at for those below it, so that few have to."""
+        return STEEP_CHUNKS
 
     @property
     def per_coarse(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -69,7 +70,7 @@ def by_weights(
     decay: torch.Tensor | None = None,
     ids: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The output by its definition, with features in ``rounded`` if given."""
+    """The output by its definition, with features and weights in ``rounded`` if given."""
     normaliser = spec.normaliser
     assert isinstance(normaliser, Linear)
     group = q.shape[1] // k.shape[1]
@@ -88,7 +89,8 @@ def by_weights(
     if ids is not None:
         seen = ids[:, :, None] == ids[:, None]
         weights = weights * (seen & (ids != -1)[:, None] if runs_in(spec).padded else seen)[:, None]
-    acc = weights @ v.repeat_interleave(group, 1)
+    read = weights if rounded is None else weights.to(rounded).to(q.dtype)
+    acc = read @ v.repeat_interleave(group, 1)
     if not normaliser.normalise:
         return scale * acc
     sums = weights.sum(-1, keepdim=True)
@@ -108,6 +110,17 @@ def _features(
 
 def check_vectors(module: ModuleType, spec: AttentionSpec, call: VectorCall) -> None:
     """Fails unless output and gradients are as near to float64 as torch's."""
+    for name, x, right, low, size in results_of(module, spec, call):
+        assert x.shape == right.shape, f"{name}: {tuple(x.shape)}, not {tuple(right.shape)}"
+        error, allowed = error_and_bound(x, right, low, size)
+        assert error <= allowed, f"{name}: error {error:.3g}, allowed {allowed:.3g}"
+
+
+def results_of(module: ModuleType, spec: AttentionSpec, call: VectorCall) -> Iterator[Any]:
+    """(name, a module's, float64's, that of rounded features, the size of what it is made of).
+
+    Of the output and the gradients of a call.
+    """
     for table in (module.CONFIGS, module.CONFIGS_OF_GRADIENTS):
         for config in table.values():
             config["USE_TMA"] = call.tma
@@ -129,11 +142,9 @@ def check_vectors(module: ModuleType, spec: AttentionSpec, call: VectorCall) -> 
     )
     names = ("out", "dq", "dk", "dv", *["gradient of decays"] * len(decay))
     for name, x, right, low in zip(names, mine, exact, rough, strict=True):
-        assert x.shape == right.shape, f"{name}: {tuple(x.shape)}, not {tuple(right.shape)}"
         # Gradients of decays are differences of sums of these.
         size = (v * mine[3]).abs().sum((2, 3)).max().item() if name == "gradient of decays" else 0.0
-        error, allowed = error_and_bound(x.detach(), right.detach(), low.detach(), size)
-        assert error <= allowed, f"{name}: error {error:.3g}, allowed {allowed:.3g}"
+        yield name, x.detach(), right.detach(), low.detach(), size
 
 
 def _with_gradients(

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
+import torch
 
 from flashgen import AttentionSpec, Tensor, causal, elu_plus_one, full, identity, linear, relu
-from support.recurrence import LinearCall, check_linear
+from support.recurrence import LinearCall, check_linear, drawn_inputs, recurrence
+from support.sixteen_bits import in_16_bits
 from support.slip import with_slip
 from support.variants import linear_specs, rendered_module
 
@@ -46,6 +49,7 @@ PLAIN_TOKENS = AttentionSpec(
 MAPPED_TOKENS = AttentionSpec(
     16, "float32", mask=causal(), normaliser=linear(shifted, decay=DECAY, normalise=False)
 )
+SIXTEEN_BITS = AttentionSpec(64, mask=causal(), normaliser=linear(elu_plus_one(), decay=DECAY))
 FEATURES = AttentionSpec(
     (40, 24), "float32", mask=causal(), normaliser=linear(elu_plus_one(), decay=of_features(40))
 )
@@ -171,8 +175,8 @@ DEFECTS = {
     "no rows of queries": ("rows = tl.sum(acc * ", "rows = tl.sum(0.0 * acc * ",
                            "decays of mapped keys"),
     "no rows of keys": ("rows = tl.sum(grad * ", "rows = tl.sum(0.0 * grad * ", "decays"),
-    "no gradient of sums in those of decays": ("change += sums * ", "change += 0.0 * sums * ",
-                                               "decays"),
+    "no rows of divided queries": ("rows = tl.sum(acc * phi_q", "rows = tl.sum(0.0 * acc * phi_q",
+                                   "decays"),
     "no first state": ("state += tl.load(given_ptr", "state += 0.0 * tl.load(given_ptr", "states"),
     "the gradient of another state": ("_slots(states, 0)", "_slots(states, -1)", "states"),
     "the state before the last segment": ("_slots(states, -1)", "_slots(states, -2)", "states"),
@@ -189,10 +193,12 @@ DEFECTS = {
     "weights from the middle the wrong way": (
         "tl.where(second, middle, -middle)", "tl.where(second, -middle, middle)",
         "decays of features"),
-    "one product of steep decays": ("if least >= -16.0:", "if least >= -1e9:",
+    "one product of steep decays": ("(least_ptr + program) < -16.0", "(least_ptr + program) < -1e9",
                                     "steep decays of features"),
-    "one product of steep gradients": ("< -16.0", "< -1e9", "steep decays of features"),
-    "one product of steep decays in 16 bits": ("if least >= -64.0:", "if least >= -1e9:",
+    "one product of steep gradients": ("tl.load(least) < -16.0", "tl.load(least) < -1e9",
+                                       "steep decays of features"),
+    "one product of steep decays in 16 bits": ("(least_ptr + program) < -64.0",
+                                               "(least_ptr + program) < -1e9",
                                                "steep decays without sums"),
     "gradients of queries of no own keys": ("grad_q += of_own * phi_k", "grad_q += 0.0 * phi_k",
                                             "decays of features"),
@@ -283,6 +289,40 @@ def test_any_chunk_gives_the_same(spec: AttentionSpec, chunk: int) -> None:
         for config in table.values():
             config["CHUNK"] = chunk
     check_linear(module, spec, LinearCall(150, 150, steep=True, states=True))
+
+
+#: Of the launches for steep chunks: a program looks at none but its first, or ends before its last.
+SELDOM = {
+    "": ("", ""),
+    "looks at one": ("tl.num_programs(0) * tl.arange(0, 8)", "0 * tl.arange(0, 8)"),
+    "computes one": ("tl.cdiv(num_programs - tl.program_id(0), tl.num_programs(0))", "1"),
+}
+
+
+@pytest.mark.parametrize("name", SELDOM)
+def test_steep_chunks_are_found_wherever_they_are(name: str) -> None:
+    """Programs look at three chunks each; a decay is steep in the last chunk of the last head."""
+    edit = with_slip(*SELDOM[name]) if name else str
+    module, spec = rendered_module(MAPPED_FEATURES, edit_source=edit), MAPPED_FEATURES
+    tensors = drawn_inputs(spec, LinearCall(83, 83, q_heads=4, kv_heads=4))
+    tensors["decay"][:, 3, 82:, ::3] = -1e3
+    grad = torch.randn(1, 4, 83, 16, generator=torch.Generator().manual_seed(1))
+
+    def found(run: Any, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+        q, k, v, decay = (x.to(dtype).detach().requires_grad_() for x in tensors.values())
+        out = run(q, k, v, decay)
+        return (out, *torch.autograd.grad(out, (q, k, v, decay), grad.to(dtype)))
+
+    mine = found(lambda *x: module.attention(*x[:3], decay=x[3]), torch.float32)
+    right = found(lambda *x: recurrence(spec, *x)[0], torch.float64)
+    near = all(torch.allclose(x.double(), y, atol=1e-4) for x, y in zip(mine, right, strict=True))
+    assert near == (not name)
+
+
+def test_rounding_does_not_add_up_in_gradients_of_decays() -> None:
+    """A query's products are summed up as rounded, not taken as the gradient of its sum."""
+    module = rendered_module(SIXTEEN_BITS, edit_source=in_16_bits)
+    check_linear(module, SIXTEEN_BITS, LinearCall(400, 400, batch=4))
 
 
 #: The sums that gradients of decays carry on from step to step, and how short steps are made.

@@ -6,9 +6,10 @@ import pytest
 
 from flashgen import AttentionSpec, Tensor, causal, favor, full, linear, softmax_features
 from support.recurrence import LinearCall
+from support.sixteen_bits import in_16_bits
 from support.slip import with_slip
 from support.variants import rendered_module
-from support.vector_maps import VectorCall, both_signs, check_call, standardised
+from support.vector_maps import VectorCall, both_signs, check_call, results_of, standardised
 
 SOFTMAX = AttentionSpec((24, 16), "float32", mask=causal(), normaliser=linear(softmax_features()))
 STANDARD = AttentionSpec((24, 16), "float32", mask=full(), normaliser=linear(standardised))
@@ -32,6 +33,7 @@ SIGNS_OF_TOKENS = AttentionSpec(
 FORGETFUL_FAVOR = AttentionSpec(
     (16, 40), "float32", mask=causal(), normaliser=linear(favor(256), decay=DECAY)
 )
+SIXTEEN_BITS = AttentionSpec(64, mask=causal(), normaliser=linear(favor(256), decay=DECAY))
 RETENTION = AttentionSpec(
     16, "float32", mask=causal(), normaliser=linear(favor(32), decay=lambda h: -(h + 1) / 8)
 )
@@ -122,3 +124,24 @@ def test_a_defect_is_found(name: str) -> None:
     spec, found_by = CALLS[call]
     with pytest.raises(AssertionError, match="error"):
         check_call(rendered_module(spec, edit_source=with_slip(old, new)), spec, found_by)
+
+
+#: What keeps rounding from adding up over a segment.
+ROUNDING = {
+    "no rows of queries": ("rows += tl.sum(acc * phi_q", "rows = tl.sum(0.0 * acc * phi_q"),
+    "states in one part": ("low = (state - ", "low = 0.0 * (state - "),
+    "features as they are in no state": ("rows = tl.sum(acc * rounded, 1)",
+                                         "rows = tl.sum(0.0 * acc * rounded, 1)"),
+    "keys as they are in no state": ("rows = tl.sum(grad * rounded, 1)",
+                                     "rows = tl.sum(0.0 * grad * rounded, 1)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["", *ROUNDING])
+def test_gradients_of_decays_in_16_bits(name: str) -> None:
+    """Some features are much larger than others, and their rounding does not average out."""
+    edit = with_slip(*ROUNDING[name]) if name else str
+    module = rendered_module(SIXTEEN_BITS, edit_source=lambda x: in_16_bits(edit(x)))
+    *_, (_, x, right, low, _) = results_of(module, SIXTEEN_BITS, VectorCall(400, 400, batch=4))
+    error, of_torch = ((y - right).norm() / right.norm() for y in (x, low))
+    assert (error <= 1.5 * of_torch) == (not name), f"error {error:.3g}, of torch {of_torch:.3g}"

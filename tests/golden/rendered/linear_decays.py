@@ -627,16 +627,21 @@ def _weighted_features(
     ]
 )
 def _linear_backward_of_queries(
+    phi_q_src,
     phi_k_src,
     v_src,
     g_src,
     sums_ptr,
     deltas_ptr,
     grad_q_ptr,
+    rows_ptr,
     states_ptr,
     totals_ptr,
     sums_of_chunks_ptr,
     logs_ptr,
+    stride_qb,
+    stride_qh,
+    stride_qn,
     stride_kb,
     stride_kh,
     stride_kn,
@@ -667,6 +672,9 @@ def _linear_backward_of_queries(
     offs_n = tl.arange(0, CHUNK)
     offs_f = tl.arange(0, 64)
     offs_v = tl.arange(0, 32)
+    phi_q_rows = phi_q_src
+    if not USE_TMA:
+        phi_q_rows += batch.to(tl.int64) * stride_qb + head.to(tl.int64) * stride_qh
     phi_k_rows = phi_k_src
     if not USE_TMA:
         phi_k_rows += batch.to(tl.int64) * stride_kb + kv_head.to(tl.int64) * stride_kh
@@ -693,6 +701,9 @@ def _linear_backward_of_queries(
     end = min(begin + segment_chunks, num_chunks)
     for chunk in tl.range(begin, end, num_stages=STAGES):
         start = chunk * CHUNK
+        phi_q = _load_tile(
+            phi_q_rows, stride_qn, batch, head, start, q_len, 0, CHUNK, 64, 40, USE_TMA
+        )
         g = _load_tile(g_rows, stride_gn, batch, head, start, q_len, 0, CHUNK, 32, 24, USE_TMA)
         phi_k = _load_tile(
             phi_k_rows, stride_kn, batch, kv_head, start, q_len, 0, CHUNK, 64, 40, USE_TMA
@@ -726,7 +737,12 @@ def _linear_backward_of_queries(
             other=0.0,
         )
         sums = tl.load(sums_ptr + row + offs_n, mask=inside, other=0.0)
-        acc *= tl.where(sums == 0.0, 0.0, 1.0 / sums)[:, None]
+        weight = tl.where(sums == 0.0, 0.0, 1.0 / sums)[:, None]
+        # A query's weights times their gradients, for those of decays. They add up to the gradient
+        # of their sum, times the sum, but for rounding, which those of keys have alike.
+        rows = tl.sum(acc * phi_q.to(tl.float32), 1)
+        tl.store(rows_ptr + row + offs_n, rows, mask=inside)
+        acc *= weight
         tl.store(
             grad_q_ptr + row * 40 + offs_n[:, None] * 40 + offs_f[None, :],
             acc.to(grad_q_ptr.dtype.element_ty),
@@ -1245,7 +1261,6 @@ def _linear_backward_of_values(
 def _linear_backward_of_decays(
     decay_ptr,
     of_queries_ptr,
-    grad_sums_ptr,
     of_keys_ptr,
     products_ptr,
     grad_ptr,
@@ -1292,8 +1307,7 @@ def _linear_backward_of_decays(
         change = -tl.load(of_keys_ptr + head_rows + offs_n, mask=inside, other=0.0)
         for member in range(0, group):
             at_query = (head_rows * group + member * length) + offs_n
-            sums = tl.load(of_queries_ptr + at_query, mask=inside, other=0.0)
-            change += sums * tl.load(grad_sums_ptr + at_query, mask=inside, other=0.0)
+            change += tl.load(of_queries_ptr + at_query, mask=inside, other=0.0)
         grad = beyond + tl.cumsum(change, 0, reverse=True)
         beyond += tl.sum(change, 0)
         key = decay_ptr + batch * stride_b + kv_head * stride_h + offs_n.to(tl.int64) * stride_n
@@ -1713,13 +1727,14 @@ def _launch_gradients(
         q, g, out, sums, grad_sums, chunk, logs, num_kv_heads
     )
     sums_of_chunks = _map_features(k, chunk, logs)
-    use_tma = config["USE_TMA"] and all(map(_tma_reads, (k, v, g, phi_q)))
+    use_tma = config["USE_TMA"] and all(map(_tma_reads, (phi_q, k, v, g)))
     constants = _constants(config, use_tma)
 
     # Queries, in the order of the forward pass.
     # Those of decays multiply states of keys by states of queries, of the same segments.
     num_segments, segment_chunks = _segments(q_len, chunk, batch * num_kv_heads, q.device)
     has_last = grad_kv is not None or grad_z is not None
+    rows_of_queries = q.new_empty(batch, num_q_heads, q_len, dtype=torch.float32)
     states = _states_of_keys(
         k,
         v,
@@ -1733,15 +1748,18 @@ def _launch_gradients(
         config,
     )
     args = (
+        _source(phi_q, chunk, 64, use_tma),
         _source(k, chunk, 64, use_tma),
         _source(v, chunk, 32, use_tma),
         _source(g, chunk, 32, use_tma),
         sums,
         deltas,
         grads[0],
+        rows_of_queries,
         *states,
         sums_of_chunks,
         logs,
+        *phi_q.stride()[:3],
         *k.stride()[:3],
         *v.stride()[:3],
         *g.stride()[:3],
@@ -1834,8 +1852,7 @@ def _launch_gradients(
     num_products = 0 if products is None else products.shape[3]
     args = (
         log_decay,
-        sums,
-        grad_sums,
+        rows_of_queries,
         rows_of_keys,
         products,
         grad_decay,

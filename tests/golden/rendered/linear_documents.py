@@ -961,6 +961,7 @@ def _linear_backward_of_queries(
     sums_ptr,
     deltas_ptr,
     grad_q_ptr,
+    rows_ptr,
     states_ptr,
     totals_ptr,
     sums_of_chunks_ptr,
@@ -1057,7 +1058,14 @@ def _linear_backward_of_queries(
         sums = tl.load(sums_ptr + row + offs_n, mask=inside, other=0.0)
         known = log < float("inf")
         acc = tl.where(known[:, None], acc, 0.0)
-        acc *= tl.where(sums == 0.0, 0.0, 1.0 / sums)[:, None]
+        weight = tl.where(sums == 0.0, 0.0, 1.0 / sums)[:, None]
+        # A query's weights times their gradients, for those of decays. They add up to the gradient
+        # of their sum, times the sum, but for rounding, which those of keys have alike.
+        phi_q = (_features(q) * weight).to(q.dtype)
+        rows = tl.sum(acc * phi_q.to(tl.float32), 1)
+        rows = tl.where(known, rows, 0.0)
+        tl.store(rows_ptr + row + offs_n, rows, mask=inside)
+        acc *= weight
         acc *= tl.where((known)[:, None], _slopes(q), 0.0)
         tl.store(
             grad_q_ptr + row * 64 + offs_n[:, None] * 64 + offs_f[None, :],
@@ -1563,7 +1571,6 @@ def _linear_backward_of_decays(
     marks_ptr,
     found_ptr,
     of_queries_ptr,
-    grad_sums_ptr,
     of_keys_ptr,
     products_ptr,
     grad_ptr,
@@ -1610,8 +1617,7 @@ def _linear_backward_of_decays(
         change = -tl.load(of_keys_ptr + head_rows + offs_n, mask=inside, other=0.0)
         for member in range(0, group):
             at_query = (head_rows * group + member * length) + offs_n
-            sums = tl.load(of_queries_ptr + at_query, mask=inside, other=0.0)
-            change += sums * tl.load(grad_sums_ptr + at_query, mask=inside, other=0.0)
+            change += tl.load(of_queries_ptr + at_query, mask=inside, other=0.0)
         grad = beyond + tl.cumsum(change, 0, reverse=True)
         beyond += tl.sum(change, 0)
         key = decay_ptr + batch * stride_b + kv_head * stride_h + offs_n.to(tl.int64) * stride_n
@@ -2688,6 +2694,7 @@ def _launch_gradients(
     # Those of decays multiply states of keys by states of queries, of the same segments.
     num_segments, segment_chunks = _segments(q_len, chunk, batch * num_kv_heads, q.device)
     has_last = grad_kv is not None or grad_z is not None
+    rows_of_queries = q.new_empty(batch, num_q_heads, q_len, dtype=torch.float32)
     states = _states_of_keys(
         phi_k,
         v,
@@ -2708,6 +2715,7 @@ def _launch_gradients(
         sums,
         deltas,
         grads[0],
+        rows_of_queries,
         *states,
         sums_of_chunks,
         logs,
@@ -2805,8 +2813,7 @@ def _launch_gradients(
     args = (
         log_decay,
         *runs,
-        sums,
-        grad_sums,
+        rows_of_queries,
         rows_of_keys,
         products,
         grad_decay,
@@ -2822,7 +2829,6 @@ def _launch_gradients(
     constants = {"PRODUCTS": triton.next_power_of_2(max(num_products, 1)), "BLOCK": 1024}
     _linear_backward_of_decays[grid](*args, **constants, num_warps=4, **_FUSED)
     of_first = (None, None) if first_kv is None else _slots(states, 0)
-    rows_of_queries = q.new_empty(batch, num_q_heads, q_len, dtype=torch.float32)
     _launch_gradients_of_pairs(
         q,
         k,

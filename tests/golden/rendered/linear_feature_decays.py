@@ -151,8 +151,9 @@ def _across_middle(queries, keys, shift):
     return (queries >> shift == (keys >> shift) + 1) & ((keys >> shift) % 2 == 0)
 
 
-@triton.jit(do_not_specialize=["num_q_heads", "num_kv_heads", "length"])
-def _decayed_features(
+@triton.jit
+def _decay_chunk(
+    program,
     phi_q_ptr,
     phi_k_ptr,
     decay_ptr,
@@ -178,28 +179,11 @@ def _decayed_features(
     SHIFTS: tl.constexpr,
     STEEP: tl.constexpr,
 ):
-    """One program: a chunk of one head of q, and of the head of k that it sees.
-
-    decayed_q are features times their decay from the start of the chunk, decayed_k those times
-    theirs to its end; both are contiguous. weights (batch, num_q_heads, chunks, CHUNK, CHUNK) are
-    those of keys for queries, and logs (batch, num_kv_heads, chunks, 64) sums of decays.
-
-    A weight is the sum over features of q * k, times the decays after the key up to the query. By
-    the logarithms of decays from the middle of the chunk it is one product of two sides, if none of
-    these is large: queries have their exponential, and keys its inverse. least (batch, num_q_heads,
-    chunks) gets the least of them. A launch with STEEP then replaces what is below -64.0: there
-    blocks of 2, 4, 8, ... rows have products of the queries of their second half and the keys of
-    their first. Both sides decay to the middle, and each pair of a key before a query is in one.
-    """
-    least = float("inf")
-    if STEEP:
-        least = tl.load(least_ptr + tl.program_id(0))
-        if least >= -64.0:
-            return
+    """What `_decayed_features` makes of the chunk of this number."""
     num_chunks = tl.cdiv(length, CHUNK)
-    chunk = tl.program_id(0) % num_chunks
+    chunk = program % num_chunks
     start = chunk * CHUNK
-    of_queries = tl.program_id(0) // num_chunks
+    of_queries = program // num_chunks
     group = num_q_heads // num_kv_heads
     batch = (of_queries // num_q_heads).to(tl.int64)
     q_head = (of_queries % num_q_heads).to(tl.int64)
@@ -209,6 +193,7 @@ def _decayed_features(
     offs_n = tl.arange(0, CHUNK)
     rows, others = offs_n[:, None], offs_n[None, :]
     weights = tl.zeros([CHUNK, CHUNK], tl.float32)
+    least = float("inf")
     for column in tl.range(0, 64, 64, num_stages=2):
         offs_f = column + tl.arange(0, 64)
         inside = offs_n[:, None] < length - start
@@ -262,11 +247,117 @@ def _decayed_features(
             of_chunk = (of_keys * num_chunks + chunk) * 64 + offs_f
             tl.store(logs_ptr + of_chunk, log_of_first + log_of_second)
     if not STEEP:
-        tl.store(least_ptr + tl.program_id(0), least)
+        tl.store(least_ptr + program, least)
         weights = tl.where(rows <= others, weights, 0.0)
     of_chunk = weights_ptr + (of_queries * num_chunks + chunk) * CHUNK * CHUNK
     tile = offs_n[:, None] * CHUNK + offs_n[None, :]
     tl.store(of_chunk + tile, weights.to(weights_ptr.dtype.element_ty))
+
+
+@triton.jit(do_not_specialize=["num_q_heads", "num_kv_heads", "length", "num_programs"])
+def _decayed_features(
+    phi_q_ptr,
+    phi_k_ptr,
+    decay_ptr,
+    decayed_q_ptr,
+    decayed_k_ptr,
+    weights_ptr,
+    logs_ptr,
+    least_ptr,
+    stride_qb,
+    stride_qh,
+    stride_qn,
+    stride_kb,
+    stride_kh,
+    stride_kn,
+    stride_db,
+    stride_dh,
+    stride_dn,
+    stride_df,
+    num_q_heads,
+    num_kv_heads,
+    length,
+    num_programs,
+    CHUNK: tl.constexpr,
+    SHIFTS: tl.constexpr,
+    STEEP: tl.constexpr,
+):
+    """One program: a chunk of one head of q, and of the head of k that it sees.
+
+    decayed_q are features times their decay from the start of the chunk, decayed_k those times
+    theirs to its end; both are contiguous. weights (batch, num_q_heads, chunks, CHUNK, CHUNK) are
+    those of keys for queries, and logs (batch, num_kv_heads, chunks, 64) sums of decays.
+
+    A weight is the sum over features of q * k, times the decays after the key up to the query. By
+    the logarithms of decays from the middle of the chunk it is one product of two sides, if none of
+    these is large: queries have their exponential, and keys its inverse. least (batch, num_q_heads,
+    chunks) gets the least of them. A launch with STEEP then replaces what is below -64.0: there
+    blocks of 2, 4, 8, ... rows have products of the queries of their second half and the keys of
+    their first. Both sides decay to the middle, and each pair of a key before a query is in one.
+    Its programs look at up to 8 of the num_programs chunks, most of them at no steep one.
+    """
+    if STEEP:
+        offs = tl.program_id(0) + tl.num_programs(0) * tl.arange(0, 8)
+        least = tl.load(least_ptr + offs, mask=offs < num_programs, other=0.0)
+        if tl.min(least, 0) < -64.0:
+            for i in range(0, tl.cdiv(num_programs - tl.program_id(0), tl.num_programs(0))):
+                program = tl.program_id(0) + i * tl.num_programs(0)
+                if tl.load(least_ptr + program) < -64.0:
+                    _decay_chunk(
+                        program,
+                        phi_q_ptr,
+                        phi_k_ptr,
+                        decay_ptr,
+                        decayed_q_ptr,
+                        decayed_k_ptr,
+                        weights_ptr,
+                        logs_ptr,
+                        least_ptr,
+                        stride_qb,
+                        stride_qh,
+                        stride_qn,
+                        stride_kb,
+                        stride_kh,
+                        stride_kn,
+                        stride_db,
+                        stride_dh,
+                        stride_dn,
+                        stride_df,
+                        num_q_heads,
+                        num_kv_heads,
+                        length,
+                        CHUNK,
+                        SHIFTS,
+                        STEEP,
+                    )
+    else:
+        _decay_chunk(
+            tl.program_id(0),
+            phi_q_ptr,
+            phi_k_ptr,
+            decay_ptr,
+            decayed_q_ptr,
+            decayed_k_ptr,
+            weights_ptr,
+            logs_ptr,
+            least_ptr,
+            stride_qb,
+            stride_qh,
+            stride_qn,
+            stride_kb,
+            stride_kh,
+            stride_kn,
+            stride_db,
+            stride_dh,
+            stride_dn,
+            stride_df,
+            num_q_heads,
+            num_kv_heads,
+            length,
+            CHUNK,
+            SHIFTS,
+            STEEP,
+        )
 
 
 @triton.jit(do_not_specialize=["num_states", "num_of_keys", "num_products", "product", "first"])
@@ -1153,12 +1244,12 @@ def _decays_beyond_chunks(
         beyond += tl.sum(change, 0)
 
 
-@triton.jit(do_not_specialize=["num_q_heads", "num_kv_heads", "length"])
-def _linear_backward_within_chunks(
+@triton.jit
+def _gradients_within_chunk(
+    program,
     phi_q_ptr,
     phi_k_ptr,
     decay_ptr,
-    least_ptr,
     grad_weights_ptr,
     grad_q_ptr,
     grad_k_ptr,
@@ -1181,14 +1272,10 @@ def _linear_backward_within_chunks(
     SHIFTS: tl.constexpr,
     STEEP: tl.constexpr,
 ):
-    """One program: the gradients of a chunk of a head of k, of its decays, and of its queries.
-
-    They are of 32 features; others are other programs'. grad_q and grad_k hold what other chunks
-    are to them, and get what the keys and the queries of the chunk add, by grad_weights: with the
-    products of which `_decayed_features` makes weights, of the same chunks with STEEP.
-    """
+    """What `_linear_backward_within_chunks` makes of the tile of this number."""
     num_chunks = tl.cdiv(length, CHUNK)
-    program = tl.program_id(0) // 2
+    column = program % 2 * 32
+    program //= 2
     chunk = program % num_chunks
     start = chunk * CHUNK
     of_keys = program // num_chunks
@@ -1196,12 +1283,8 @@ def _linear_backward_within_chunks(
     kv_head = (of_keys % num_kv_heads).to(tl.int64)
     of_keys = of_keys.to(tl.int64)
     group = num_q_heads // num_kv_heads
-    # Heads that share keys share decays.
-    is_steep = tl.load(least_ptr + of_keys * group * num_chunks + chunk) < -64.0
-    if is_steep != STEEP:
-        return
     offs_n = tl.arange(0, CHUNK)
-    offs_f = tl.program_id(0) % 2 * 32 + tl.arange(0, 32)
+    offs_f = column + tl.arange(0, 32)
     rows, others = offs_n[:, None], offs_n[None, :]
     inside = offs_n[:, None] < length - start
     decays = decay_ptr + batch * stride_db + kv_head * stride_dh + start.to(tl.int64) * stride_dn
@@ -1291,6 +1374,122 @@ def _linear_backward_within_chunks(
     grad_log = tl.where(forgotten, 0.0, grad_log)
     grads = grad_decay_ptr + (of_keys * length + start) * 64 + tile
     tl.store(grads, grad_log, mask=inside)
+
+
+@triton.jit
+def _least_of_chunk(least_ptr, programs, num_q_heads, num_kv_heads, length, CHUNK: tl.constexpr):
+    """Where the least logarithm of the chunk of a tile is: heads that share keys share decays."""
+    num_chunks = tl.cdiv(length, CHUNK)
+    chunks = programs // 2
+    of_queries = chunks // num_chunks * (num_q_heads // num_kv_heads)
+    return least_ptr + (of_queries * num_chunks + chunks % num_chunks)
+
+
+@triton.jit(do_not_specialize=["num_q_heads", "num_kv_heads", "length", "num_programs"])
+def _linear_backward_within_chunks(
+    phi_q_ptr,
+    phi_k_ptr,
+    decay_ptr,
+    least_ptr,
+    grad_weights_ptr,
+    grad_q_ptr,
+    grad_k_ptr,
+    beyond_ptr,
+    grad_decay_ptr,
+    stride_qb,
+    stride_qh,
+    stride_qn,
+    stride_kb,
+    stride_kh,
+    stride_kn,
+    stride_db,
+    stride_dh,
+    stride_dn,
+    stride_df,
+    num_q_heads,
+    num_kv_heads,
+    length,
+    num_programs,
+    CHUNK: tl.constexpr,
+    SHIFTS: tl.constexpr,
+    STEEP: tl.constexpr,
+):
+    """One program: the gradients of a chunk of a head of k, of its decays, and of its queries.
+
+    They are of 32 features; others are other programs'. grad_q and grad_k hold what other chunks
+    are to them, and get what the keys and the queries of the chunk add, by grad_weights: with the
+    products of which `_decayed_features` makes weights, of the same chunks with STEEP. Programs of
+    a launch with STEEP look at up to 16 of the num_programs tiles.
+    """
+    if STEEP:
+        offs = tl.program_id(0) + tl.num_programs(0) * tl.arange(0, 16)
+        of_offs = _least_of_chunk(least_ptr, offs, num_q_heads, num_kv_heads, length, CHUNK)
+        any_least = tl.load(of_offs, mask=offs < num_programs, other=0.0)
+        if tl.min(any_least, 0) < -64.0:
+            for i in range(0, tl.cdiv(num_programs - tl.program_id(0), tl.num_programs(0))):
+                program = tl.program_id(0) + i * tl.num_programs(0)
+                least = _least_of_chunk(
+                    least_ptr, program, num_q_heads, num_kv_heads, length, CHUNK
+                )
+                if tl.load(least) < -64.0:
+                    _gradients_within_chunk(
+                        program,
+                        phi_q_ptr,
+                        phi_k_ptr,
+                        decay_ptr,
+                        grad_weights_ptr,
+                        grad_q_ptr,
+                        grad_k_ptr,
+                        beyond_ptr,
+                        grad_decay_ptr,
+                        stride_qb,
+                        stride_qh,
+                        stride_qn,
+                        stride_kb,
+                        stride_kh,
+                        stride_kn,
+                        stride_db,
+                        stride_dh,
+                        stride_dn,
+                        stride_df,
+                        num_q_heads,
+                        num_kv_heads,
+                        length,
+                        CHUNK,
+                        SHIFTS,
+                        STEEP,
+                    )
+    else:
+        program = tl.program_id(0)
+        least = _least_of_chunk(least_ptr, program, num_q_heads, num_kv_heads, length, CHUNK)
+        if tl.load(least) >= -64.0:
+            _gradients_within_chunk(
+                program,
+                phi_q_ptr,
+                phi_k_ptr,
+                decay_ptr,
+                grad_weights_ptr,
+                grad_q_ptr,
+                grad_k_ptr,
+                beyond_ptr,
+                grad_decay_ptr,
+                stride_qb,
+                stride_qh,
+                stride_qn,
+                stride_kb,
+                stride_kh,
+                stride_kn,
+                stride_db,
+                stride_dh,
+                stride_dn,
+                stride_df,
+                num_q_heads,
+                num_kv_heads,
+                length,
+                CHUNK,
+                SHIFTS,
+                STEEP,
+            )
 
 
 # --- attention ------------------------------------------------------------------------------------
@@ -1798,9 +1997,11 @@ def _launch_gradients(q, k, v, scale, log_decay, first_kv, g, grad_kv, config):
         num_kv_heads,
         q_len,
     )
-    grid = (batch * num_kv_heads * triton.cdiv(q_len, chunk) * 2,)
-    for steep in (False, True):
-        _linear_backward_within_chunks[grid](*args, STEEP=steep, **_constants_of_chunks(chunk))
+    number = batch * num_kv_heads * triton.cdiv(q_len, chunk) * 2
+    args, constants = (*args, number), _constants_of_chunks(chunk)
+    _linear_backward_within_chunks[(number,)](*args, STEEP=False, **constants)
+    again = _programs_of_steep(number, 16, q.device)
+    _linear_backward_within_chunks[(again,)](*args, STEEP=True, **constants)
     of_first = (None,) if first_kv is None else _slots(states, 0)
     of_first = tuple(x if x is None else scale * x for x in of_first)
     return *grads, grad_decay, *of_first
@@ -1835,11 +2036,18 @@ def _decay_features(phi_q, phi_k, decay, chunk):
         num_q_heads,
         num_kv_heads,
         length,
+        batch * num_q_heads * num_chunks,
     )
-    grid = (batch * num_q_heads * num_chunks,)
-    for steep in (False, True):
-        _decayed_features[grid](*args, STEEP=steep, **_constants_of_chunks(chunk))
+    constants = _constants_of_chunks(chunk)
+    _decayed_features[(args[-1],)](*args, STEEP=False, **constants)
+    again = _programs_of_steep(args[-1], 8, phi_q.device)
+    _decayed_features[(again,)](*args, STEEP=True, **constants)
     return decayed_q, decayed_k, weights, logs, least
+
+
+def _programs_of_steep(number, most, device):
+    """Programs that look for steep ones among a number of tiles: enough to fill the GPU twice."""
+    return triton.cdiv(number, min(most, max(1, number // (2 * _programs(device)))))
 
 
 def _constants_of_chunks(chunk):
