@@ -160,7 +160,7 @@ def test_they_do_not_spill(name: str) -> None:
 MORE_OF_PACKED = 1024
 
 #: Those that have the form, and spill most: what each of their functions may spill, in bytes.
-SPILLED_OF_PACKED = {"elu_d128": 176, "decays_d128": 96, "full_d64": 0, "decays_unequal": 8}
+SPILLED_OF_PACKED = {"elu_d128": 176, "decays_d128": 96, "full_d64": 0, "decays_unequal": 224}
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_packed_sequences_need_no_more_than_there_is(name: str, target: str) -> 
 @AS_PTXAS_12_8_DOES
 @pytest.mark.parametrize("name", SPILLED_OF_PACKED)
 def test_packed_sequences_spill_little(name: str) -> None:
-    """Addresses of states, mostly, which are read between sequences and not for each chunk."""
+    """What is used between sequences, mostly: docs/design/linear.md."""
     plan = PLANS[name]
     for gradients, functions in ((False, FORWARD), (True, GRADIENTS)):
         config = first(plan, "sm_90", gradients)
