@@ -14,6 +14,9 @@ from flashgen.plan.linear import LINEAR_MASKS, MOST_FEATURES, WIDEST
 from flashgen.plan.runs import runs_of
 from flashgen.spec import AttentionSpec, Blocks
 
+#: The form that linear attention may have besides the dense one.
+PACKED = "varlen"
+
 #: How linear attention can be computed.
 ALGORITHMS = ("linear", "quadratic")
 
@@ -70,9 +73,9 @@ def linear_findings(spec: AttentionSpec, normaliser: Linear, traced: Any) -> Ite
             if (value := getattr(spec.blocks, field)) is not None:
                 problem = "a chunk has BLOCK_M rows, and its state gives the number of warps"
                 yield f"blocks.{field}", value, problem, "pin BLOCK_M and num_stages alone"
-    if isinstance(spec.forms, tuple) and set(spec.forms) & set(FORMS[1:]):
-        problem = "linear attention has the dense form alone"
-        yield "forms", spec.forms, problem, f"write forms=({FORMS[0]!r},)"
+    if isinstance(spec.forms, tuple) and (set(spec.forms) & set(FORMS)) - {FORMS[0], PACKED}:
+        problem = "linear attention has the dense form and that of packed sequences alone"
+        yield "forms", spec.forms, problem, f"write forms=({FORMS[0]!r},) or add {PACKED!r}"
 
 
 def _of_features(normaliser: Linear) -> int:

@@ -216,6 +216,7 @@ def _explained_linear(
     asked: Asked,
     pictures: dict[str, Path | None],
     json: Path | None,
+    packing: Packing | None = None,
 ) -> bool:
     """Whether the specs are of linear attention, whose accounts are then shown."""
     from flashgen.explain.linear import explain_linear, of_linear_attention
@@ -225,7 +226,7 @@ def _explained_linear(
     with for_json_alone(json):
         variants = of_linear_attention(all_variants(paths, target))
         _refuse("linear attention has no tiles of scores to show", pictures if variants else {})
-        accounts = list(explain_linear(variants, target, asked))
+        accounts = list(explain_linear(variants, target, asked, packing))
     if variants:
         _show(json, accounts, "linear", print_linear)
     return bool(variants)
@@ -242,6 +243,8 @@ def _explain_packed(
     from flashgen.explain.packed import explain_packed
     from flashgen.explain.packed_terminal import print_packed
 
+    if _explained_linear(paths, target, asked, {}, json, packing):
+        return
     with for_json_alone(json):
         accounts = list(explain_packed(paths, target, asked, packing, out))
     _show(json, accounts, "varlen", print_packed)

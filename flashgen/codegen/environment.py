@@ -9,6 +9,7 @@ from typing import Any
 
 import jinja2
 
+from flashgen.codegen.beside import beside
 from flashgen.codegen.folding import fold, indented, wrap
 from flashgen.codegen.unpacking import Fields, unpacking
 from flashgen.paths import template_dir
@@ -51,6 +52,7 @@ def environment(dialect: Triton = TRITON, folders: tuple[Path, ...] = ()) -> jin
         finalize=printed,
     )
     templates.globals |= {"tl": dialect.language, "jit": dialect.jit, "suffix": dialect.suffix}
+    templates.filters["beside"] = beside
     templates.filters["fold"] = fold
     templates.filters["indented"] = indented
     templates.filters["wrap"] = wrap

@@ -14,6 +14,7 @@ from flashgen.errors import FlashgenError, ValidationError
 from flashgen.explain.account import Subject, Timed
 from flashgen.explain.call import Asked, described, workload
 from flashgen.explain.limits import bound_of, operand, seconds_of
+from flashgen.explain.packed import Packing, Sequences, lengths_of, summary
 from flashgen.kernels.linear_triton.kernel import LinearForward, LinearGradients
 from flashgen.loader import Variant
 from flashgen.normalisers import Linear
@@ -86,6 +87,23 @@ class Softmax(Timed):
 
 
 @dataclass(frozen=True)
+class PackedChunks:
+    """What packed sequences are cut into.
+
+    Attributes:
+        sequences: their lengths.
+        chunks: of queries of all sequences; each has one at least.
+        empty_rows: the share of their rows that hold no query.
+        padded: the chunks of a dense call that pads all sequences to the longest.
+    """
+
+    sequences: Sequences
+    chunks: int
+    empty_rows: float
+    padded: int
+
+
+@dataclass(frozen=True)
 class LinearAccount(Subject):
     """The account of a call of linear attention.
 
@@ -104,6 +122,7 @@ class LinearAccount(Subject):
         run: the positions of a run, each with a state of its own; None where a sequence is one.
         of_ids: whether ids say where runs end.
         pair_flops: FLOPs of products of a forward pass over all pairs, where ids return.
+        packed: of a call of packed sequences, what these are cut into.
     """
 
     mask: str
@@ -121,6 +140,7 @@ class LinearAccount(Subject):
     run: int | None = None
     of_ids: bool = False
     pair_flops: int = 0
+    packed: PackedChunks | None = None
 
     @property
     def roofline(self) -> float:
@@ -129,7 +149,7 @@ class LinearAccount(Subject):
 
 
 def explain_linear(
-    variants: Iterable[Variant], target: str | None, asked: Asked
+    variants: Iterable[Variant], target: str | None, asked: Asked, packing: Packing | None = None
 ) -> Iterator[LinearAccount]:
     """The accounts of variants of linear attention, whose specs are valid.
 
@@ -137,15 +157,19 @@ def explain_linear(
         variants: the variants.
         target: the architecture; None is Hopper, or the first that a spec names.
         asked: the known values of the call.
+        packing: of a call of packed sequences, their lengths.
 
     Raises:
-        FlashgenError: no configuration fits the target, or the variant has no such call.
+        FlashgenError: no configuration fits the target, or the variant has no such call or form.
     """
     for variant in variants:
         named = variant.spec.targets
         name = target or (HOPPER if HOPPER in named else named[0])
         spec = replace(variant.spec, targets=(name,))
-        yield _account(replace(variant, spec=spec), lower(spec, variant.name), name, asked)
+        variant, plan = replace(variant, spec=spec), lower(spec, variant.name)
+        lengths = None if packing is None else lengths_of(variant, plan, packing)
+        sms = None if packing is None else packing.sms
+        yield _account(variant, plan, name, asked, lengths, sms)
 
 
 def of_linear_attention(variants: Iterable[Variant]) -> list[Variant]:
@@ -164,11 +188,25 @@ def of_linear_attention(variants: Iterable[Variant]) -> list[Variant]:
     return found
 
 
-def _account(variant: Variant, plan: KernelPlan, name: str, asked: Asked) -> LinearAccount:
-    linear, target, work = LinearPlan(plan), get_target(name), workload(plan, asked)
+def _account(
+    variant: Variant,
+    plan: KernelPlan,
+    name: str,
+    asked: Asked,
+    lengths: tuple[tuple[int, ...], tuple[int, ...]] | None,
+    sms: int | None,
+) -> LinearAccount:
+    linear, target = LinearPlan(plan), get_target(name)
+    if lengths is not None:  # all tokens are one batch entry
+        q_len, kv_len = (max(1, sum(of_side)) for of_side in lengths)
+        asked = replace(asked, batch=1, q_len=q_len, kv_len=kv_len)
+        target = replace(target, num_sms=sms or target.num_sms)
+    work = workload(plan, asked)
     passes = tuple(_passes(variant, plan, target))
     chunk = passes[0].config.BLOCK_M
-    steps = tuple(_steps(linear, target, work, chunk))
+    packed = None if lengths is None else _packed(*lengths, chunk)
+    chunks = None if packed is None else work.q_len // chunk + packed.sequences.count + 1
+    steps = tuple(_steps(linear, target, work, chunk, chunks))
     return LinearAccount(
         variant=variant.name,
         file=variant.file or "",
@@ -183,16 +221,24 @@ def _account(variant: Variant, plan: KernelPlan, name: str, asked: Asked) -> Lin
         features=linear.features,
         state=_state(linear),
         tiles=linear.num_tiles,
-        segments=_segments(linear, target, work, chunk),
+        segments=_segments(linear, target, work, chunk, chunks),
         passes=passes,
         steps=steps,
-        softmax=_softmax(linear, target, work),
-        crossover=_crossover(linear, target, work, chunk),
+        softmax=_softmax(linear, target, work, lengths),
+        crossover=None if packed else _crossover(linear, target, work, chunk),
         backward_flops=3 * work.batch * work.num_q_heads * work.q_len * linear.flops_of_row,
         run=_run(linear, work),
         of_ids=linear.of_ids,
         pair_flops=_pairs(work, work.q_len) * 2 * (linear.features + plan.v_head_dim),
+        packed=packed,
     )
+
+
+def _packed(q_lens: tuple[int, ...], kv_lens: tuple[int, ...], chunk: int) -> PackedChunks:
+    chunks = sum(max(1, -(-q_len // chunk)) for q_len in q_lens)
+    padded = len(q_lens) * max(1, -(-max(q_lens) // chunk))
+    empty = 1 - sum(q_lens) / (chunks * chunk)
+    return PackedChunks(summary(q_lens, kv_lens), chunks, empty, padded)
 
 
 def _run(linear: LinearPlan, work: Workload) -> int | None:
@@ -230,9 +276,14 @@ def _state(linear: LinearPlan) -> int:
     return 4 * linear.features * (linear.plan.v_head_dim + linear.normalise)
 
 
-def _segments(linear: LinearPlan, target: Target, work: Workload, chunk: int) -> int:
-    """The segments of queries, as a module's `_cut` chooses them: they cost what keys cost."""
-    chunks, heads = -(-work.q_len // chunk), work.batch * work.num_q_heads
+def _segments(
+    linear: LinearPlan, target: Target, work: Workload, chunk: int, chunks: int | None = None
+) -> int:
+    """The segments of queries, as a module's `_cut` chooses them: they cost what keys cost.
+
+    chunks is how many a packed call has room for, None of a dense one.
+    """
+    chunks, heads = chunks or -(-work.q_len // chunk), work.batch * work.num_q_heads
 
     def cost(number: int) -> float:
         length = -(-chunks // number)
@@ -244,12 +295,14 @@ def _segments(linear: LinearPlan, target: Target, work: Workload, chunk: int) ->
     return -(-chunks // -(-chunks // number))
 
 
-def _steps(linear: LinearPlan, target: Target, work: Workload, chunk: int) -> Iterator[Step]:
+def _steps(
+    linear: LinearPlan, target: Target, work: Workload, chunk: int, chunks: int | None = None
+) -> Iterator[Step]:
     plan, features = linear.plan, linear.features
     itemsize, qk_dim, v_dim = plan.itemsize, plan.qk_head_dim, plan.v_head_dim
     queries = work.batch * work.num_q_heads * work.q_len
     keys = work.batch * work.num_kv_heads * work.kv_len
-    segments = _segments(linear, target, work, chunk)
+    segments = _segments(linear, target, work, chunk, chunks)
 
     def step(name: str, flops: int, exponentials: int, read: int, written: int, l2: int) -> Step:
         seconds = seconds_of(
@@ -326,10 +379,18 @@ def _exponentials(linear: LinearPlan) -> int:
     return len(found) * linear.plan.qk_head_dim
 
 
-def _softmax(linear: LinearPlan, target: Target, work: Workload) -> Softmax:
+def _softmax(
+    linear: LinearPlan,
+    target: Target,
+    work: Workload,
+    lengths: tuple[tuple[int, ...], tuple[int, ...]] | None = None,
+) -> Softmax:
     plan, heads = linear.plan, work.batch * work.num_q_heads
     pairs = heads * work.q_len * work.kv_len
-    if linear.causal:
+    if lengths is not None:
+        of_each = zip(*lengths, strict=True)
+        pairs = heads * sum(n * (n + 1) // 2 if linear.causal else n * m for n, m in of_each)
+    elif linear.causal:
         pairs = _pairs(work, _run(linear, work) or work.q_len)
     width = plan.qk_head_dim + plan.v_head_dim
     rows = heads * work.q_len + work.batch * work.num_kv_heads * work.kv_len

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from flashgen.explain.linear import LinearAccount
+from flashgen.explain.linear import LinearAccount, PackedChunks
 from flashgen.explain.terminal import print_sections, simple_table
 from flashgen.explain.words import bytes_text, call_text, time_text
 
@@ -45,8 +45,23 @@ def _weights(account: LinearAccount) -> Iterator[str]:
         yield f"a program holds one of {account.tiles} tiles of a state"
     if account.run is not None or account.of_ids:
         yield _runs(account)
+    if account.packed is not None:
+        yield from _packed(account.packed)
     if account.segments > 1:
-        yield f"{account.segments} segments of a sequence, each with a state of its own"
+        of_what = "a sequence" if account.packed is None else "all chunks"
+        yield f"{account.segments} segments of {of_what}, each with a state of its own"
+
+
+def _packed(packed: PackedChunks) -> Iterator[str]:
+    sequences = packed.sequences
+    yield (
+        f"{sequences.count:,} sequences of {sequences.shortest:,} to {sequences.longest:,} "
+        f"queries, {sequences.queries:,} in total, each with a state of its own"
+    )
+    yield (
+        f"{packed.chunks:,} chunks of queries, of whose rows {packed.empty_rows:.1%} are empty; "
+        f"padded to the longest, sequences have {packed.padded:,}"
+    )
 
 
 def _runs(account: LinearAccount) -> str:
@@ -81,6 +96,8 @@ def _softmax(account: LinearAccount) -> Iterator[str]:
         f"{softmax.flops / 1e9:,.1f} GFLOP, and at least {time_text(softmax.roofline)}, limited by "
         f"{softmax.bound}"
     )
+    if account.packed is not None:
+        return
     if account.crossover is None:
         yield "It takes less time at any length, by these limits."
     else:

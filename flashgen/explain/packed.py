@@ -161,22 +161,9 @@ def explain_variant_packed(
     Raises:
         FlashgenError: the variant has no such form, or no such lengths.
     """
-    if why_not := why_no_form("varlen", lower(variant.spec, variant.name)):
-        raise FlashgenError(f"{variant.name}: --form=varlen: {why_not}")
-    if packing.sms is not None and not 1 <= packing.sms <= 2**16:
-        raise FlashgenError(f"--sms={packing.sms}: out of range; write a number from 1 to 65536")
+    q_lens, kv_lens = lengths_of(variant, lower(variant.spec, variant.name), packing)
     prepared = prepare(variant, target, out)
     plan, architecture = prepared.plan, get_target(prepared.target)
-    q_lens = usual_packing() if packing.lengths is None else _lengths("lengths", packing.lengths)
-    kv_lens = q_lens
-    if packing.kv_lengths is not None:
-        kv_lens = _lengths("kv-lengths", packing.kv_lengths)
-        if len(kv_lens) != len(q_lens):
-            raise FlashgenError(
-                f"--kv-lengths: {len(kv_lens)} sequences, --lengths has {len(q_lens)}"
-            )
-    if plan.equal_lengths and kv_lens != q_lens:
-        raise FlashgenError(f"{variant.name}: --kv-lengths: {plan.refuses_lengths}")
     sequences = tuple(zip(q_lens, kv_lens, strict=True))
     key, without = _kernel(plan, prepared.target, prepared.chosen.configs)
     kernel, config = prepared.chosen.kernels[key], prepared.chosen.configs[key].config
@@ -188,6 +175,36 @@ def explain_variant_packed(
     return _account(
         variant, plan, architecture, _Call(kernel, config, work, sequences), without, packing.sms
     )
+
+
+def lengths_of(
+    variant: Variant, plan: KernelPlan, packing: Packing
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The queries and the keys of each sequence.
+
+    Raises:
+        FlashgenError: the variant has no such form, or no such lengths.
+    """
+    if why_not := why_no_form("varlen", plan):
+        raise FlashgenError(f"{variant.name}: --form=varlen: {why_not}")
+    if packing.sms is not None and not 1 <= packing.sms <= 2**16:
+        raise FlashgenError(f"--sms={packing.sms}: out of range; write a number from 1 to 65536")
+    q_lens = usual_packing() if packing.lengths is None else _lengths("lengths", packing.lengths)
+    kv_lens = q_lens
+    if packing.kv_lengths is not None:
+        kv_lens = _lengths("kv-lengths", packing.kv_lengths)
+        if len(kv_lens) != len(q_lens):
+            raise FlashgenError(
+                f"--kv-lengths: {len(kv_lens)} sequences, --lengths has {len(q_lens)}"
+            )
+    if plan.equal_lengths and kv_lens != q_lens:
+        raise FlashgenError(f"{variant.name}: --kv-lengths: {plan.refuses_lengths}")
+    return q_lens, kv_lens
+
+
+def summary(q_lens: tuple[int, ...], kv_lens: tuple[int, ...]) -> Sequences:
+    """What is shown of lengths."""
+    return Sequences(len(q_lens), min(q_lens), max(q_lens), sum(q_lens), sum(kv_lens), max(kv_lens))
 
 
 def usual_packing(tokens: int = TOKENS) -> tuple[int, ...]:
@@ -294,9 +311,7 @@ def _account(
         kernel=call.kernel.key,
         without=without,
         config=config,
-        sequences=Sequences(
-            len(q_lens), min(q_lens), max(q_lens), sum(q_lens), sum(kv_lens), max(kv_lens)
-        ),
+        sequences=summary(q_lens, kv_lens),
         tiles=Tiles(
             of_queries=number,
             empty_rows=1 - sum(q_lens) / (number * config.BLOCK_M) if number else 0.0,

@@ -83,7 +83,7 @@ def valid_variants(paths: Iterable[Path], target: str | None) -> list[Variant]:
         if isinstance(variant.spec.normaliser, Linear):
             raise FlashgenError(
                 f"{variant.file}: {variant.name}: linear attention visits no tiles of scores; "
-                "`flashgen explain` has another account of it, without a page or a form"
+                "`flashgen explain` has another account of it, without a page or a cache"
             )
     return variants
 

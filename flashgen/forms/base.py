@@ -32,6 +32,10 @@ class Form(ABC):
     name: ClassVar[str]
     parts: ClassVar[tuple[str, ...]] = PARTS
 
+    def serves(self, plan: KernelPlan) -> bool:
+        """Whether the form is of a plan's kind of attention: two forms may share a name."""
+        return not plan.linear
+
     @abstractmethod
     def why_not(self, plan: KernelPlan) -> str:
         """Why a plan cannot have the form, as a clause; ``""`` where it can."""

@@ -6,17 +6,19 @@ from flashgen.forms.base import Form
 from flashgen.forms.cache import CacheForm
 from flashgen.forms.mesh import Mesh
 from flashgen.forms.varlen import Varlen
+from flashgen.forms.varlen_linear import VarlenLinear
 from flashgen.plan import KernelPlan
 
 #: In the order of `flashgen.config.FORMS`.
-FORMS_BESIDE: tuple[Form, ...] = (Varlen(), CacheForm(), Mesh())
+FORMS_BESIDE: tuple[Form, ...] = (Varlen(), VarlenLinear(), CacheForm(), Mesh())
 
 
 def forms_of(plan: KernelPlan) -> tuple[Form, ...]:
     """The forms that a plan's spec declares besides the dense one."""
-    return tuple(form for form in FORMS_BESIDE if plan.spec.has_form(form.name))
+    return tuple(x for x in FORMS_BESIDE if plan.spec.has_form(x.name) and x.serves(plan))
 
 
 def why_no_form(name: str, plan: KernelPlan) -> str:
     """Why a plan cannot have a form, as a clause; ``""`` where it can, as the dense one always."""
-    return next((form.why_not(plan) for form in FORMS_BESIDE if form.name == name), "")
+    forms = (x for x in FORMS_BESIDE if x.name == name and x.serves(plan))
+    return next((form.why_not(plan) for form in forms), "")

@@ -149,6 +149,15 @@ def packed_tensors(plan: KernelPlan) -> dict[str, PackedTensor]:
     return {tensor.name: packed_tensor(tensor) for tensor in tensors}
 
 
+def packed_arguments(plan: KernelPlan) -> dict[str, Any]:
+    """The variables of a form's checks: tensors, large integers and constants, packed."""
+    return {
+        "packed": packed_tensors(plan),
+        "packed_integers": plan.large_integers_with(PACKED_SIZES),
+        "packed_constants": [printed_constant(x, CONSTANT_SIZES) for x in plan.spec.constants],
+    }
+
+
 def view_of(tensors: Mapping[str, PackedTensor], variable: str, name: str) -> SequenceView:
     """What a kernel reads of a tensor, or adds to of its gradient.
 
@@ -213,7 +222,7 @@ class Varlen(Form):
             ]
         texts += [
             kernel.packed_source(plan, partial(view_of, packed_tensors(plan)))
-            for kernel in _held(plan, held)
+            for kernel in dense_kernels(plan, held)
             if not kernel.needs(plan).gluon
         ]
         return "\n\n".join(dict.fromkeys(texts))
@@ -221,9 +230,9 @@ class Varlen(Form):
     def gluon_source(self, plan: KernelPlan, held: Held) -> str:
         """The Gluon kernels that serve packed sequences."""
         known: list[str] = []
-        for number, kernel in enumerate(_held(plan, held)):
+        for number, kernel in enumerate(dense_kernels(plan, held)):
             if kernel.needs(plan).gluon:
-                before = [k.key for k in _held(plan, held)[:number]]
+                before = [k.key for k in dense_kernels(plan, held)[:number]]
                 known.append(kernel.source(plan, before))
         texts: list[str] = []
         for kernel in packed_gluon(plan, held):
@@ -240,23 +249,19 @@ class Varlen(Form):
 
     def names(self, plan: KernelPlan, held: Held) -> Mapping[str, Any]:
         """Arguments as they are packed, and the backward pass."""
-        packed = packed_tensors(plan)
-        integers = plan.large_integers_with(PACKED_SIZES)
-        constants = [printed_constant(x, CONSTANT_SIZES) for x in plan.spec.constants]
+        arguments = packed_arguments(plan)
+        packed, integers, constants = arguments.values()
         checked = [size for tensor in packed.values() for size in tensor.sizes]
         checked += [integer.bound for integer in integers]
         checked += [limit.size for constant in constants for limit in constant.limits]
         lengths = ("max_q_len", "max_kv_len")
-        return {
-            "packed": packed,
+        return arguments | {
             "keyed_lengths": [
                 x for x in lengths if plan.classifies or any(x in size for size in checked)
             ],
             "packed_backward": backward_plan(plan, packed=True),
             "packed_gluon": any(not k.gradients for k in packed_gluon(plan, held)),
             "packed_gluon_backward": _backward_names(plan, held),
-            "packed_integers": integers,
-            "packed_constants": constants,
             "reads_batch": plan.reads_torch("b") or plan.dropout,
         }
 
@@ -286,7 +291,7 @@ def packed_gluon(plan: KernelPlan, held: Held) -> list[Kernel]:
         return []
     return [
         kernel
-        for kernel in _held(plan, held)
+        for kernel in dense_kernels(plan, held)
         if kernel.needs(plan).gluon and not kernel.why_not_packed(plan)
         if _has_room(held[kernel.key])
     ]
@@ -299,7 +304,7 @@ def _backward_names(plan: KernelPlan, held: Held) -> HopperBackward | None:
     return HopperBackward(backward_plan(plan), of_sequences=True)
 
 
-def _held(plan: KernelPlan, held: Held) -> list[Kernel]:
+def dense_kernels(plan: KernelPlan, held: Held) -> list[Kernel]:
     """The dense form's kernels of a module in the order of their functions."""
     kernels = kernels_of(plan)
     keys = [key for key in module_order() if key in held and kernels[key].form == "dense"]

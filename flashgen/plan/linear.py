@@ -60,10 +60,12 @@ class LinearPlan:
         plan: of the spec.
         by_tiles: whether a program has a tile of features only, where a state of all of them is
             too large for registers.
+        packed: whether it is of packed sequences, whose chunks come from a list.
     """
 
     plan: KernelPlan
     by_tiles: bool = False
+    packed: bool = False
 
     @property
     def features(self) -> int:
@@ -79,6 +81,11 @@ class LinearPlan:
     def of_tiles(self) -> LinearPlan:
         """The plan of kernels that go through tokens: they hold the state of a tile of features."""
         return replace(self, by_tiles=True)
+
+    @property
+    def of_sequences(self) -> LinearPlan:
+        """The plan of kernels for packed sequences."""
+        return replace(self, packed=True)
 
     @property
     def tiled(self) -> bool:

@@ -21,6 +21,7 @@ from flashgen import (
 )
 from flashgen.budget.targets import get_target
 from flashgen.config import KernelConfig
+from flashgen.forms.registry import why_no_form
 from flashgen.kernels.linear_triton.shared_memory import linear_usage
 from flashgen.kernels.linear_triton.space import linear_space, rank_linear
 from flashgen.plan import KernelPlan, lower
@@ -153,3 +154,39 @@ def test_they_do_not_spill(name: str) -> None:
         for function in functions:
             spilled = compile_linear(plan, config, "sm_90", function).spilled
             assert spilled <= SPILLED.get((name, function), 0), function
+
+
+#: What functions for packed sequences hold besides: where tiles of results change their layout.
+MORE_OF_PACKED = 1024
+
+#: Those that have the form, and spill most: what each of their functions may spill, in bytes.
+SPILLED_OF_PACKED = {"elu_d128": 176, "decays_d128": 96, "full_d64": 0, "decays_unequal": 224}
+
+
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [
+        (name, target)
+        for name, target in CASES
+        if not why_no_form("varlen", PLANS[name]) and target in ("sm_80", "sm_90", "gfx942")
+    ],
+)
+def test_packed_sequences_need_no_more_than_there_is(name: str, target: str) -> None:
+    plan, most = PLANS[name], get_target(target).max_shared
+    for gradients in (False, True):
+        config = first(plan, target, gradients)
+        predicted = linear_usage(plan, config, get_target(target), gradients=gradients)
+        needed = linear_bytes(plan, config, target, gradients=gradients, tma=False, packed=True)
+        assert max(needed.values()) <= min(predicted.total + MORE_OF_PACKED, most), needed
+
+
+@AS_PTXAS_12_8_DOES
+@pytest.mark.parametrize("name", SPILLED_OF_PACKED)
+def test_packed_sequences_spill_little(name: str) -> None:
+    """What is used between sequences, mostly: docs/design/linear.md."""
+    plan = PLANS[name]
+    for gradients, functions in ((False, FORWARD), (True, GRADIENTS)):
+        config = first(plan, "sm_90", gradients)
+        for function in functions:
+            report = compile_linear(plan, config, "sm_90", function, packed=True)
+            assert report.spilled <= SPILLED_OF_PACKED[name], function

@@ -124,6 +124,17 @@ LINEAR_MODULES = {
         normaliser=linear(identity(), normalise=False),
     ),
     "linear_favor": AttentionSpec(64, mask=causal(), normaliser=linear(favor(256))),
+    "linear_packed": AttentionSpec(
+        40,
+        mask=causal(),
+        normaliser=linear(
+            elu_plus_one(), decay=Tensor("log_decay", ("batch", "num_kv_heads", "kv_len"))
+        ),
+        forms=("dense", "varlen"),
+    ),
+    "linear_packed_full": AttentionSpec(
+        64, normaliser=linear(identity(), normalise=False), forms=("dense", "varlen")
+    ),
     "linear_pieces": AttentionSpec(
         40,
         "float32",

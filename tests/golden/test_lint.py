@@ -16,10 +16,16 @@ from flashgen import (
     alibi,
     causal,
     document,
+    elu_plus_one,
+    exp2,
+    feature_sum,
+    identity,
+    linear,
     sigmoid_attention,
     sliding_window,
     softcap,
     softmax,
+    softmax_features,
 )
 from flashgen.plan import lower
 from support.combined import combined
@@ -75,6 +81,36 @@ MESHED = (
     AttentionSpec(64, score=softcap(5.0), normaliser=sigmoid_attention(), forms=_MESH),
 )
 
+DECAY = Tensor("decay", ("batch", "num_kv_heads", "kv_len"))
+
+
+def _several(x):
+    """Features of whole vectors."""
+    return [x / (feature_sum(x * x) + 1.0), x]
+
+
+#: The same for linear attention.
+LINEAR = (
+    AttentionSpec(64, mask=causal(), normaliser=linear(elu_plus_one(), decay=DECAY), forms=FORMS),
+    AttentionSpec(
+        (40, 24),
+        "float32",
+        mask=causal(),
+        normaliser=linear(identity(), decay=DECAY, normalise=False),
+        forms=FORMS,
+    ),
+    AttentionSpec(64, mask=causal(), normaliser=linear(identity()), forms=FORMS),
+    AttentionSpec(
+        128,
+        mask=causal(),
+        normaliser=linear(_several, decay=lambda h: -exp2(-4.0 - h), normalise=False),
+        forms=FORMS,
+    ),
+    AttentionSpec(64, normaliser=linear(elu_plus_one()), forms=FORMS),
+    AttentionSpec(40, "float32", normaliser=linear(_several, normalise=False), forms=FORMS),
+    AttentionSpec((40, 24), normaliser=linear(softmax_features()), forms=FORMS),
+)
+
 
 def test_modules_for_parts_of_a_whole_are_too(tmp_path: Path) -> None:
     for number, spec in enumerate(MESHED):
@@ -85,7 +121,7 @@ def test_modules_for_parts_of_a_whole_are_too(tmp_path: Path) -> None:
 
 
 def test_modules_for_packed_sequences_are_too(tmp_path: Path) -> None:
-    for number, spec in enumerate(PACKED):
+    for number, spec in enumerate((*PACKED, *LINEAR)):
         plan = lower(spec, f"packed_{number}")
         text = rendered(plan, any_hopper(plan), any_hopper_backward(plan))
         (tmp_path / f"{plan.name}.py").write_text(text)

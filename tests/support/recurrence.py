@@ -352,9 +352,9 @@ def run_arguments(spec: AttentionSpec, call: LinearCall) -> dict[str, Any]:
     return {runs.parameter: (ids if runs.by_batch else ids[0]).int()}
 
 
-def drawn_inputs(spec: AttentionSpec, call: LinearCall) -> dict[str, torch.Tensor]:
+def drawn_inputs(spec: AttentionSpec, call: LinearCall, seed: int = 0) -> dict[str, torch.Tensor]:
     """q, k and v of a call, its decays, and its first state as kv and z."""
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seed)
     dtype = getattr(torch, spec.dtype)
     qk_dim, v_dim, heads = spec.qk_head_dim, spec.v_head_dim, call.kv_heads
 

@@ -24,10 +24,12 @@ from flashgen import (
     linear,
 )
 from flashgen.cli import main
+from flashgen.errors import FlashgenError
 from flashgen.explain.call import Asked
 from flashgen.explain.document import from_json, linear_from_json, to_json
 from flashgen.explain.linear import LinearAccount, explain_linear
 from flashgen.explain.linear_terminal import print_linear
+from flashgen.explain.packed import Packing
 from flashgen.loader import Variant
 from support.variants import ROOT, shipped_module
 
@@ -211,9 +213,31 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     for arguments, answer in (
         (["--svg", "x.svg"], "--svg=x.svg: linear attention has no tiles of scores to show; leave"),
         (["--form", "cache"], "linear attention visits no tiles of scores; `flashgen explain` has "
-         "another account of it, without a page or a form"),
+         "another account of it, without a page or a cache"),
+        (["--form", "varlen", "--kv-lengths", "7"], "--kv-lengths: 1 sequences, --lengths has 8"),
         ([str(ROOT / "specs" / "causal_d128.py")], "linear attention has an account of its own; "
          "explain its specs apart from others"),
     ):  # fmt: skip
         assert status_of("explain", spec, *arguments) != 0
         assert answer in capsys.readouterr().err
+
+
+def test_packed_sequences() -> None:
+    """Chunks end with sequences, of which an empty one has a chunk; segments are of all of them."""
+    variant, packing = Variant("packed", replace(ELU, head_dim=128), ""), Packing("100,0,64,2x65")
+    [found] = explain_linear([variant], "sm_90", Asked(), packing)
+    assert found.packed is not None
+    assert (found.packed.sequences.count, found.packed.sequences.queries) == (5, 294)
+    assert (found.packed.chunks, found.packed.padded) == (2 + 1 + 1 + 2 * 2, 5 * 2)
+    assert found.packed.empty_rows == pytest.approx(1 - 294 / (8 * 64))
+    assert found.call.q_len == 294 and found.crossover is None
+    pairs = sum(n * (n + 1) // 2 for n in (100, 0, 64, 65, 65))
+    assert found.softmax.flops == 4 * 128 * found.call.num_q_heads * pairs
+    assert linear_from_json(to_json([found], "linear")) == [found]
+    console = Console(file=io.StringIO(), width=200)
+    print_linear(console, found)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "5 sequences of 0 to 100 queries, 294 in total, each with a state of its own" in text
+    assert "8 chunks of queries, of whose rows 42.6% are empty; padded to the longest" in text
+    with pytest.raises(FlashgenError, match=r"^packed: --form=varlen: 'varlen' has no random"):
+        list(explain_linear([replace(variant, spec=FAVOR)], "sm_90", Asked(), packing))

@@ -119,8 +119,8 @@ def test_good_fields(fields: dict[str, Any]) -> None:
          "score function; put it into the feature map, or leave it out"),
         ({"dropout": True}, "dropout=True: linear attention has no weights to drop: a state holds "
          "their sums; leave it out"),
-        ({"forms": ("dense", "varlen")}, "forms=('dense', 'varlen'): linear attention has the "
-         "dense form alone; write forms=('dense',)"),
+        ({"forms": ("dense", "cache")}, "forms=('dense', 'cache'): linear attention has the dense "
+         "form and that of packed sequences alone; write forms=('dense',) or add 'varlen'"),
         ({"blocks": Blocks(BLOCK_N=64)}, "blocks.BLOCK_N=64: a chunk has BLOCK_M rows, and its "
          "state gives the number of warps; pin BLOCK_M and num_stages alone"),
         ({"normaliser": linear(relu(), algorithm="quadratic")}, "normaliser=linear(relu(), "

@@ -27,6 +27,7 @@ FILTERS = {
     "indented",
     "dedent",
     "prefix",
+    "beside",
 }
 TESTS = {"read_in"}
 

@@ -144,6 +144,7 @@ PRINTED_BY = {
     "forms/many_queries.py",
     "forms/mesh.py",
     "forms/varlen.py",
+    "forms/varlen_linear.py",
     "kernels/backward_hopper/kernel.py",
     "kernels/backward_hopper/work.py",
     "kernels/backward_hopper_split/kernel.py",

@@ -12,7 +12,7 @@ from flashgen.codegen.digest import source_digest
 from flashgen.codegen.environment import render
 from flashgen.codegen.folding import folded
 from flashgen.config import KernelChoice, KernelConfig
-from flashgen.kernels.base import ForwardKernel, GradientKernel, Space, Timing
+from flashgen.kernels.base import ForwardKernel, GradientKernel, Space, Timing, ViewOf
 from flashgen.kernels.linear_triton.shared_memory import linear_usage
 from flashgen.kernels.linear_triton.space import linear_space, rank_linear
 from flashgen.plan import KernelPlan
@@ -35,18 +35,18 @@ GRADIENT_FUNCTIONS = (
 )
 
 
-def render_linear(plan: KernelPlan) -> str:
-    """The functions of the forward pass, `_linear_forward` last."""
-    return _rendered("linear_triton/kernel.py.jinja", plan)
+def render_linear(plan: KernelPlan, *, packed: bool = False) -> str:
+    """The functions of the forward pass, `_linear_forward` last; packed: of packed sequences."""
+    return _rendered("linear_triton/kernel.py.jinja", plan, packed)
 
 
-def render_linear_gradients(plan: KernelPlan) -> str:
+def render_linear_gradients(plan: KernelPlan, *, packed: bool = False) -> str:
     """The functions of the backward pass, which call those of the forward pass."""
-    return _rendered("linear_triton/backward.py.jinja", plan)
+    return _rendered("linear_triton/backward.py.jinja", plan, packed)
 
 
-def _rendered(template: str, plan: KernelPlan) -> str:
-    return folded(render(template, plan=plan, linear=LinearPlan(plan)))
+def _rendered(template: str, plan: KernelPlan, packed: bool) -> str:
+    return folded(render(template, plan=plan, linear=LinearPlan(plan, packed=packed)))
 
 
 class LinearForward(ForwardKernel):
@@ -79,6 +79,10 @@ class LinearForward(ForwardKernel):
     def source(self, plan: KernelPlan, before: Collection[str] = ()) -> str:
         """The functions of the forward pass."""
         return render_linear(plan)
+
+    def packed_source(self, plan: KernelPlan, view_of: ViewOf) -> str:
+        """The same of packed sequences."""
+        return render_linear(plan, packed=True)
 
     def digest(self, plan: KernelPlan) -> str:
         """Over the whole source."""
@@ -123,6 +127,10 @@ class LinearGradients(GradientKernel):
     def source(self, plan: KernelPlan, before: Collection[str] = ()) -> str:
         """The functions of the backward pass; those of the forward pass precede them."""
         return render_linear_gradients(plan)
+
+    def packed_source(self, plan: KernelPlan, view_of: ViewOf) -> str:
+        """The same of packed sequences."""
+        return render_linear_gradients(plan, packed=True)
 
     def digest(self, plan: KernelPlan) -> str:
         """Over the functions that it calls, the forward kernel's among them."""

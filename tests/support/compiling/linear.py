@@ -48,6 +48,7 @@ OF_PAIRS = {
 
 #: Tensors of integers, which pointers name.
 OF_INTEGERS = {"marks": "*i8"} | dict.fromkeys(("ids", "firsts", "tiles", "found"), "*i32")
+OF_INTEGERS |= {"slots": "*i32", "parts": "*i32"}
 
 #: Tensors of the call's dtype, which pointers name.
 OF_DTYPE = ["x", "matrix", "phi", "grad_phi", "grad_x", "out", "grad_q", "grad_k", "grad_v"]
@@ -63,15 +64,19 @@ def linear_bytes(
     gradients: bool,
     tma: bool,
     aligned: bool = True,
+    packed: bool = False,
 ) -> dict[str, int]:
-    """The shared memory of each function of a pass; stops before machine code is made."""
+    """The shared memory of each function of a pass; stops before machine code is made.
+
+    packed: of the functions for packed sequences, which read no tiles by TMA.
+    """
     return (
         {
             f"{kernel.name} {kernel.call.constants}": (
                 allotted_bytes(kernel, target, options_of(config))
             )
             for name in (GRADIENTS if gradients else FORWARD)
-            for kernel in _kernels(plan, config, name, tma, aligned)
+            for kernel in _kernels(plan, config, name, tma, aligned, packed)
         }
         | {
             kernel.name: allotted_bytes(
@@ -105,24 +110,33 @@ def of_pairs(config: KernelConfig) -> KernelConfig:
     return replace(config, num_stages=1)
 
 
-def compile_linear(plan: KernelPlan, config: KernelConfig, target: str, name: str) -> Report:
-    """Everything the compiler says of a function, down to machine code."""
+def compile_linear(
+    plan: KernelPlan, config: KernelConfig, target: str, name: str, packed: bool = False
+) -> Report:
+    """Everything the compiler says of a function, down to machine code; packed: see above."""
     pairs = name in OF_PAIRS[False] + OF_PAIRS[True]
-    *_, kernel = _kernels(plan, config, name, plan.uses_tma(target) and not pairs, True)
+    tma = plan.uses_tma(target) and not pairs and not packed
+    *_, kernel = _kernels(plan, config, name, tma, True, packed)
     config = of_pairs(config) if pairs else config
     config = of_chunks(config) if name in OF_DECAYS[True] else config
     return report(kernel, target, options_of(config), by_triton)
 
 
 def _kernels(
-    plan: KernelPlan, config: KernelConfig, name: str, tma: bool, aligned: bool
+    plan: KernelPlan,
+    config: KernelConfig,
+    name: str,
+    tma: bool,
+    aligned: bool,
+    packed: bool = False,
 ) -> Iterator[Kernel]:
     """The calls of a function that differ: for several heads of queries of a head of keys, and one.
 
     The last one is that of one head.
     """
     linear = LinearPlan(plan).of_tiles
-    text = f"{IMPORTS}{render_linear(plan)}\n\n{render_linear_gradients(plan)}"
+    parts = (render(plan, packed=packed) for render in (render_linear, render_linear_gradients))
+    text = IMPORTS + "\n\n".join(parts)
     function = function_in(text, name)
     pointer = f"*{plan.triton_dtype}"
     types = {x: "*fp32" for x in function.arg_names if x.endswith("_ptr")} | {"scale": "fp32"}
