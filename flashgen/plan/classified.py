@@ -14,7 +14,7 @@ from flashgen.symbolic.printer.code import Code, gathered_by, read_by
 from flashgen.symbolic.tile_answers import TILE, OfTile, left_to_data, tile_answers
 from flashgen.symbolic.trace import Predicate
 from flashgen.symbolic.varies_over import Axes
-from flashgen.symbols import KV_FIRST, KV_LAST, B, H
+from flashgen.symbols import KV_FIRST, KV_HEADS, KV_LAST, B, H
 
 #: The texts of positions: of all rows of a tile; of those beside each tile of keys; of all keys of
 #: each tile; and of the elements of one tile.
@@ -60,6 +60,7 @@ class ClassifiedTiles:
         asks: the variables that `seen` and `full` read.
         names: the parameters that it reads.
         gathers: the numbers of dimensions that tensors are indexed by.
+        reads_group: whether it reads how many heads share keys.
     """
 
     said: tuple[str, str]
@@ -73,6 +74,7 @@ class ClassifiedTiles:
     asks: frozenset[str]
     names: frozenset[str]
     gathers: tuple[int, ...]
+    reads_group: bool
 
     #: Block tables are listed without such tiles: see `flashgen.plan.listing`.
     classified = True
@@ -138,6 +140,7 @@ def classified(predicate: Predicate) -> ClassifiedTiles:
         asks=read_by((*seen, *full)),
         names=frozenset(symbol.name for symbol in symbols),
         gathers=gathered_by((*seen, *full, *elements, *(read.code for read in reads))),
+        reads_group=KV_HEADS in symbols,
     )
 
 
