@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import sympy
+
+from flashgen.block_lists import BlockLists
 from flashgen.params import Int
 from flashgen.plan.loops import KERNEL_NAMES
 from flashgen.spec import AttentionSpec
@@ -14,7 +17,14 @@ from flashgen.symbolic.printer.code import Code, gathered_by, read_by
 from flashgen.symbolic.tile_answers import TILE, OfTile, left_to_data, tile_answers
 from flashgen.symbolic.trace import Predicate
 from flashgen.symbolic.varies_over import Axes
-from flashgen.symbols import KV_FIRST, KV_HEADS, KV_LAST, B, H
+from flashgen.symbols import GROUP, KV_FIRST, KV_LAST, B, FloorDiv, H
+
+#: The head of keys, as the kernel calls it.
+_KV_HEAD = sympy.Symbol("kv_head", integer=True)
+
+#: The queries of a tile that is decided, where each query has a list of blocks of its own: those
+#: of a tile with rows of eight heads. Of more queries hardly a block would be hidden.
+ROWS_OF_A_LIST = 16
 
 #: The texts of positions: of all rows of a tile; of those beside each tile of keys; of all keys of
 #: each tile; and of the elements of one tile.
@@ -51,30 +61,33 @@ class ClassifiedTiles:
 
     Attributes:
         said: the conditions that only the data knows, and those that algebra solves, in words.
-        tile: the rows and the keys of a tile that is decided.
+        tile: the keys of a tile that is decided.
+        rows: its queries.
         reads: what is computed of rows and of keys.
         seen: conditions that all hold for a tile that may have a visible element.
         full: conditions that all hold where every element is visible; None where that is unknown.
-        elements: the conditions of an element: they decide a tile that is seen and not full.
+        elements: the conditions of an element: they decide a tile that is seen and not full; none
+            where they would say little more.
         by_batch, by_head: whether tiles differ between batch entries, and heads.
+        by_group: whether only between heads that share no keys: there is a list for each of these.
         asks: the variables that `seen` and `full` read.
         names: the parameters that it reads.
         gathers: the numbers of dimensions that tensors are indexed by.
-        reads_group: whether it reads how many heads share keys.
     """
 
     said: tuple[str, str]
     tile: int
+    rows: int
     reads: tuple[ReadOfTile, ...]
     seen: tuple[Code, ...]
     full: tuple[Code, ...] | None
     elements: tuple[Code, ...]
     by_batch: bool
     by_head: bool
+    by_group: bool
     asks: frozenset[str]
     names: frozenset[str]
     gathers: tuple[int, ...]
-    reads_group: bool
 
     #: Block tables are listed without such tiles: see `flashgen.plan.listing`.
     classified = True
@@ -115,6 +128,11 @@ def classified_tiles(spec: AttentionSpec, predicate: Predicate) -> ClassifiedTil
 
 def classified(predicate: Predicate) -> ClassifiedTiles:
     """The kernels for any mask."""
+    said = _said(predicate)
+    shared = predicate.expr.xreplace({FloorDiv(H, GROUP): _KV_HEAD})
+    by_group = _KV_HEAD in shared.free_symbols and H not in shared.free_symbols
+    if by_group:
+        predicate = replace(predicate, expr=shared)
     answers = tile_answers(predicate)
     nonnegative = [p.name for p in predicate.params if isinstance(p, Int) and p.min >= 0]
     of_keys = [end.name for x in answers.reads if x.over == Axes.COLUMN for end in x.ends]
@@ -126,22 +144,35 @@ def classified(predicate: Predicate) -> ClassifiedTiles:
 
     reads = tuple(_read(x, code(x.expr, _texts(x))) for x in answers.reads)
     seen, full = (tuple(map(code, conditions(expr))) for expr in (answers.seen, answers.full))
-    elements = tuple(code(part, _ELEMENTS) for part in conditions(predicate.expr))
+    parts = () if _lists_of_tiles(predicate) else conditions(predicate.expr)
+    elements = tuple(code(part, _ELEMENTS) for part in parts)
     symbols = predicate.expr.free_symbols
     return ClassifiedTiles(
-        said=_said(predicate),
+        said=said,
         tile=TILE,
+        rows=ROWS_OF_A_LIST if _lists_of_a_query(predicate) else TILE,
         reads=reads,
         seen=seen,
         full=None if answers.full == False else full,  # noqa: E712
         elements=elements,
         by_batch=B in symbols,
-        by_head=H in symbols,
+        by_head=by_group or H in symbols,
+        by_group=by_group,
         asks=read_by((*seen, *full)),
         names=frozenset(symbol.name for symbol in symbols),
         gathers=gathered_by((*seen, *full, *elements, *(read.code for read in reads))),
-        reads_group=KV_HEADS in symbols,
     )
+
+
+def _lists_of_a_query(predicate: Predicate) -> bool:
+    """Whether each query has a list of blocks of its own."""
+    return any(isinstance(x, BlockLists) and x.query_block == 1 for x in predicate.params)
+
+
+def _lists_of_tiles(predicate: Predicate) -> bool:
+    """Whether the mask reads lists of blocks, each of which consists of tiles."""
+    lists = [x for x in predicate.params if isinstance(x, BlockLists)]
+    return bool(lists) and all(x.block % TILE == 0 for x in lists)
 
 
 def _said(predicate: Predicate) -> tuple[str, str]:

@@ -176,6 +176,13 @@ def _lists_powers_of_two(plan: KernelPlan, config: KernelConfig) -> str:
     return ""
 
 
+def _holds_several_lists(plan: KernelPlan, config: KernelConfig) -> str:
+    """A tile that heads share then lies in one block of queries, and visits what it has chosen."""
+    if plan.block_lists and config.BLOCK_M & (config.BLOCK_M - 1):
+        return "tiles of queries lie in one block of them if their rows are a power of two"
+    return ""
+
+
 def _spills(plan: KernelPlan, config: KernelConfig) -> str:
     if spills(plan, config):
         live, limit = live_registers(plan, config), partitions(config)[0].registers
@@ -193,6 +200,7 @@ RULES = (
     _no_such_warps,
     _no_second_stage,
     _lists_powers_of_two,
+    _holds_several_lists,
     _spills,
     _does_not_fit,
 )
