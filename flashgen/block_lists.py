@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class BlockLists(Tensor):
-    """Lists that a call passes, declared as the table that kernels read: which list has which block.
+    """Lists that a call passes, by the table that kernels read: which list has which block.
 
     As a tensor it is that table, bool (..., lists, blocks of keys). The call passes `index`, and
     `counts` if there are any.
@@ -66,7 +66,7 @@ class BlockLists(Tensor):
 
 
 def table_of_lists(index: torch.Tensor, counts: torch.Tensor | None, blocks: int) -> torch.Tensor:
-    """bool (..., lists, blocks): whether a list has a block, compared entry by entry.
+    """Bool (..., lists, blocks): whether a list has a block, compared entry by entry.
 
     Args:
         index: int32 (..., lists, entries).

@@ -11,9 +11,6 @@ from flashgen.masks.mask import Mask
 from flashgen.params import Tensor
 from flashgen.tracing.expr import Expr, q_len
 
-#: Keys of a block: fewer are too few for a tile of keys, and more are several blocks.
-_BLOCKS = (16, 32, 64, 128)
-
 _LEADING = (("batch", "1"), ("num_kv_heads", "num_q_heads", "1"))
 
 
@@ -41,18 +38,17 @@ def chosen_blocks(
             ``Tensor("chosen", ("batch", "num_kv_heads", (q_len + 63) // 64, None), "int32")``.
         counts: int32 of the first three of these dimensions: how many entries of a list count, from
             its begin. None: all do.
-        block: keys of a block: 16, 32, 64 or 128.
+        block: keys of a block: 16, 32, or a multiple of 64.
         query_block: queries of a list: 1, or a multiple of 64.
 
     Raises:
         MaskError: one of these is something else.
     """
-    if isinstance(block, bool) or block not in _BLOCKS:
-        sizes = ", ".join(map(str, _BLOCKS))
-        raise MaskError(f"chosen_blocks: block={block!r}; give one of {sizes}")
-    is_number = isinstance(query_block, int) and not isinstance(query_block, bool)
-    if not (is_number and (query_block == 1 or (query_block > 0 and query_block % 64 == 0))):
-        raise MaskError(f"chosen_blocks: query_block={query_block!r}; give 1 or a multiple of 64")
+    for name, size, small in (("block", block, (16, 32)), ("query_block", query_block, (1,))):
+        is_number = isinstance(size, int) and not isinstance(size, bool)
+        if not (is_number and (size in small or (size > 0 and size % 64 == 0))):
+            known = ", ".join(map(str, small))
+            raise MaskError(f"chosen_blocks: {name}={size!r}; give {known} or a multiple of 64")
     rows = (q_len + (query_block - 1)) // query_block
     if index is None:
         doc = f"The blocks of {block} keys that queries see; -1 is none."
@@ -71,13 +67,13 @@ def chosen_blocks(
                 f"dimensions but the last: {example}"
             )
     lists = BlockLists(index, counts, block, query_block)
-    sizes = [f"{key}={size}" for key, size in (("block", block), ("query_block", query_block))]
+    numbers = (f"block={block}", f"query_block={query_block}")
     given = (index if index.name != "chosen" else None, counts)
 
     def mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         return lists.shows(b, h, q_idx, kv_idx)
 
-    return Mask(mask_mod, label("chosen_blocks", *given, *sizes), moves=False)
+    return Mask(mask_mod, label("chosen_blocks", *given, *numbers), moves=False)
 
 
 def _check(name: str, tensor: Tensor, rows: Expr, rest: tuple[None, ...], example: str) -> None:

@@ -109,6 +109,7 @@ class _Renamed:
             if param.name in names:
                 symbol: Any = param.sym  # type: ignore[attr-defined]
                 self._symbols[symbol] = sympy.Symbol(names[param.name], **symbol._assumptions_orig)
+
         # Numbers first: sizes of tensors mention them. Lists of blocks mention other tensors.
         def depth(param: Param) -> int:
             return isinstance(param, Tensor) + isinstance(param, BlockLists)

@@ -1,4 +1,4 @@
-"""Lists of chosen blocks, for tests: with entries twice, entries of no block, and lists of nothing."""
+"""Lists of chosen blocks, for tests: with entries twice, or of no block, and lists of nothing."""
 
 from __future__ import annotations
 
@@ -28,9 +28,8 @@ CHOSEN: dict[str, Mask] = {
     "long": chosen_blocks(query_block=128),
     "each": chosen_blocks(query_block=1) & causal(),
     "each_counted": chosen_blocks(counts=_counts(1), block=32, query_block=1),
-    "each_or_near": chosen_blocks(query_block=1) & causal() | Mask(
-        lambda b, h, q, kv: (q >= kv) & (q - kv < 20), "near", equal_lengths=True
-    ),
+    "each_or_near": chosen_blocks(query_block=1) & causal()
+    | Mask(lambda b, h, q, kv: (q >= kv) & (q - kv < 20), "near", equal_lengths=True),
 }
 
 #: The keys of a block and the queries of a list.

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Iterator
 from itertools import product
 
+from flashgen.block_lists import BlockLists
 from flashgen.budget.roofline import SHARPNESS, step_clocks
 from flashgen.budget.traffic import Workload, traffic
 from flashgen.config import KernelConfig
@@ -177,9 +178,12 @@ def _lists_powers_of_two(plan: KernelPlan, config: KernelConfig) -> str:
 
 
 def _holds_several_lists(plan: KernelPlan, config: KernelConfig) -> str:
-    """A tile that heads share then lies in one block of queries, and visits what it has chosen."""
+    """A tile then lies in one block of queries, and tiles of keys are what that has chosen."""
     if plan.block_lists and config.BLOCK_M & (config.BLOCK_M - 1):
         return "tiles of queries lie in one block of them if their rows are a power of two"
+    lists = [param.block for param in plan.params if isinstance(param, BlockLists)]
+    if lists and max(64, min(lists)) < config.BLOCK_N:
+        return "a tile of keys would hold blocks that are not chosen"
     return ""
 
 
