@@ -62,8 +62,6 @@ def _blocks(*rows: str) -> torch.Tensor:
 
 _LAYOUT = _blocks("x...", "xx..", ".xx.", "x..x")
 _RANDOM = _blocks("........", "....x...", ".....x..", ".x......", "......x.", "..x.....", ".x......", "...x....")  # fmt: skip  # noqa: E501
-#: A query sees its own block, and of the others one that its position chooses.
-_CHOSEN = torch.tensor([[i // 16, i * i // 7 % (i // 16 + 1)] for i in range(LENGTH)], dtype=torch.int32)[None, None]  # fmt: skip  # noqa: E501
 _LISTS = torch.tensor([[[[3, 0], [1, 2]]]], dtype=torch.int32)
 _DRAFT = _tree((-1, 0, 0, 1, 1, 2, 3, 3, 5, 5, 6, 7, 8, 9, 10, 10))
 
@@ -195,17 +193,12 @@ MASKS = {
         "queries. [How to choose](guide/chosen.md).",
         (
             Shown(
-                "chosen_blocks(block=16, query_block=1) & causal()",
-                "chosen_blocks_each",
-                values={"chosen": _CHOSEN},
-            ),
-            Shown(
-                'counts = Tensor("counts", ("batch", 1, (q_len + 63) // 64), "int32")\n'
-                'index = Tensor("index", ("batch", 1, (q_len + 63) // 64, None), "int32")\n'
-                "chosen_blocks(index, counts, block=16)",
+                'lists = ("batch", "num_kv_heads", (q_len + 63) // 64)\n'
+                'counts = Tensor("counts", lists, "int32")\n'
+                "chosen_blocks(counts=counts, block=16)",
                 "chosen_blocks",
                 (128, 64),
-                values={"index": _LISTS, "counts": torch.tensor([[[2, 1]]], dtype=torch.int32)},
+                values={"chosen": _LISTS, "counts": torch.tensor([[[2, 1]]], dtype=torch.int32)},
             ),
         ),
     ),

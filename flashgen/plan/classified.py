@@ -17,7 +17,7 @@ from flashgen.symbolic.printer.code import Code, gathered_by, read_by
 from flashgen.symbolic.tile_answers import TILE, OfTile, left_to_data, tile_answers
 from flashgen.symbolic.trace import Predicate
 from flashgen.symbolic.varies_over import Axes
-from flashgen.symbols import GROUP, KV_FIRST, KV_LAST, B, FloorDiv, H
+from flashgen.symbols import GROUP, KV_FIRST, KV_HEADS, KV_LAST, B, FloorDiv, H
 
 #: The head of keys, as the kernel calls it.
 _KV_HEAD = sympy.Symbol("kv_head", integer=True)
@@ -73,6 +73,7 @@ class ClassifiedTiles:
         asks: the variables that `seen` and `full` read.
         names: the parameters that it reads.
         gathers: the numbers of dimensions that tensors are indexed by.
+        reads_group: whether it reads how many heads share keys.
     """
 
     said: tuple[str, str]
@@ -88,6 +89,7 @@ class ClassifiedTiles:
     asks: frozenset[str]
     names: frozenset[str]
     gathers: tuple[int, ...]
+    reads_group: bool
 
     #: Block tables are listed without such tiles: see `flashgen.plan.listing`.
     classified = True
@@ -103,6 +105,12 @@ class ClassifiedTiles:
         by_data, by_algebra = self.said
         solved = f"; algebra solves {by_algebra}" if by_algebra else ""
         return f"tiles are decided once a call, as only the data knows {by_data}{solved}"
+
+    @property
+    def sizes(self) -> tuple[str, ...]:
+        """The numbers of heads that the kernel takes."""
+        own = "num_kv_heads" if self.by_group else "num_q_heads"
+        return (own, *(("num_kv_heads",) * self.reads_group))
 
     @property
     def decides(self) -> bool:
@@ -161,6 +169,7 @@ def classified(predicate: Predicate) -> ClassifiedTiles:
         asks=read_by((*seen, *full)),
         names=frozenset(symbol.name for symbol in symbols),
         gathers=gathered_by((*seen, *full, *elements, *(read.code for read in reads))),
+        reads_group=KV_HEADS in symbols,
     )
 
 

@@ -32,5 +32,5 @@ def with_bits(
         table = getattr(module, f"_table_of_{argument.name}")
         params[argument.keyword] = table(q, k, params[argument.keyword], *counts)
     read = [params[keywords.get(name, name)] for name in plan.mask_arguments]
-    of_group = (k.shape[1],) if plan.listing.by_group else ()
+    of_group = (k.shape[1],) if "num_kv_heads" in plan.listing.sizes else ()
     return (*params.values(), module._tile_bits(q, k.shape[2], *of_group, *read))

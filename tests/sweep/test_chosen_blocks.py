@@ -55,8 +55,8 @@ _SCATTERED = "table.scatter_(-1, torch.where(counted, index, num_blocks).long(),
 
 #: What makes the module wrong: the variant, a right text and a wrong one.
 SLIPS = {
-    "an_entry_is_skipped": ("blocks", "(index >= 0)", "(index > 0)"),
-    "the_last_entry_is_skipped": ("each", _SCATTERED, f"index = index[..., :-1]\n    {_SCATTERED}"),
+    "the_first_block_is_none": ("blocks", "(index >= 0)", "(index > 0)"),
+    "an_entry_is_skipped": ("each", "counted = (", "index = index[..., 1:]\n    counted = ("),
     "twice_is_not_there": (
         "blocks",
         _SCATTERED,
@@ -64,13 +64,17 @@ SLIPS = {
         "torch.ones_like(index)) == 1",
     ),
     "counts_do_not_count": ("counted", "counted &= inside", "counted &= inside | True"),
-    "no_block_is_the_first": ("blocks", "(index < num_blocks)", "(index < num_blocks + 1)"),
+    "no_block_is_the_first": ("blocks", "(counted, index, num_blocks)", "(counted, index, 0)"),
     "causal_is_not_asked": ("blocks", "full &= q_first >= kv_last", "full &= q_last >= kv_first"),
     "the_list_of_another_query": ("each", "q_rows[:, None], kv_first", "q_last, kv_first"),
-    "a_tile_of_queries_is_missing": ("each", "listed = tl.minimum(begin", "listed = tl.maximum(begin"),
-    "lists_of_the_first_heads": ("blocks", "batch * num_kv_heads + head //", "batch * num_kv_heads + 0 * head //"),
-    "one_block_of_a_tile": ("each_counted", "tl.static_range((BLOCK_N + 31) // 32)", "tl.static_range(1)"),
-}  # fmt: skip
+    "queries_are_missing": ("each", "tl.static_range(PARTS)", "tl.static_range(1)"),
+    "lists_of_the_first_heads": ("blocks", "num_kv_heads + head //", "num_kv_heads + 0 * head //"),
+    "one_block_of_a_tile": (
+        "each_counted",
+        "tl.static_range((BLOCK_N + 31) // 32)",
+        "tl.static_range(1)",
+    ),
+}
 
 
 def _survives(name: str, right: str = "", wrong: str = "") -> bool:
@@ -108,7 +112,6 @@ def test_slips_of_shared_tiles_do_not_survive(name: str) -> None:
     spec: AttentionSpec = GLUON["blocks"]
     slip = with_slip(*GLUON_SLIPS[name])
     module = rendered_module(spec, hopper=True, edit_source=lambda x: interpreted(slip(x)))
+    case = chosen_case("blocks", 200, (1, 8, 2))
     with pytest.raises((AssertionError, IndexError)):
-        check_hopper(
-            module, spec, chosen_case("blocks", 200, (1, 8, 2)), KernelConfig(128, 64, 8, 2)
-        )
+        check_hopper(module, spec, case, KernelConfig(128, 64, 8, 2))
