@@ -51,6 +51,13 @@ def test_gluon_backward_kernels(name: str) -> None:
     check_hopper_backward(_gluon(name), GLUON[name], chosen_case(name, 200, (1, 4, 2)))
 
 
+def test_keys_that_nobody_has_chosen() -> None:
+    """Their gradients are 0, in tiles of keys that programs share and that none visits."""
+    case = chosen_case("blocks", 400, (1, 4, 1))
+    case.params["chosen"] = case.params["chosen"].clamp(max=0)
+    check_hopper_backward(_gluon("blocks"), GLUON["blocks"], case)
+
+
 _SCATTERED = "table.scatter_(-1, torch.where(counted, index, num_blocks).long(), True)"
 
 #: What makes the module wrong: the variant, a right text and a wrong one.

@@ -166,6 +166,8 @@ class HopperBackward(HopperSplit):
     def longest_visit(self) -> str:
         """The queries that visit the longest tile of keys, in the launcher; empty if not known."""
         tiles = self.visits.tiles
+        if self.backward.plan.block_lists:
+            return Q_LEN.name  # of a block that all lists have, as the first one often is
         if tiles.listed:
             return ""
         last = self.backward.q_bounds.longest_first == "last" and tiles.from_key_0
