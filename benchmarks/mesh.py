@@ -66,12 +66,15 @@ class Case:
         made = tuple(
             torch.randn(1, n, self.tokens, DIM, device=device, dtype=torch.bfloat16) for n in heads
         )
-        parameters: dict[str, Any] = dict(self.parameters)
-        if self.document:
-            spread = torch.Generator().manual_seed(1)
-            ends = torch.rand(self.tokens, generator=spread) < 1 / self.document
-            parameters["document_ids"] = ends.cumsum(0).int()[None].to(device)
-        return made, parameters
+        return made, {**self.parameters, **self.document_ids(device)}
+
+    def document_ids(self, device: torch.device) -> dict[str, torch.Tensor]:
+        """The parameter of a mask of documents, where it is one."""
+        if not self.document:
+            return {}
+        spread = torch.Generator().manual_seed(1)
+        ends = torch.rand(self.tokens, generator=spread) < 1 / self.document
+        return {"document_ids": ends.cumsum(0).int()[None].to(device)}
 
 
 CASES = (
@@ -93,7 +96,11 @@ WAYS: dict[str, dict[str, Any]] = {
     "all-gather": {"strategy": "all-gather"},
     "ring": {"strategy": "ring"},
     "ulysses": {"strategy": "ulysses"},
+    "grid": {"strategy": "grid"},
 }
+
+#: The fewest ranks of a way: two groups of two.
+FEWEST = {"grid": 4}
 
 
 class AllGather:
@@ -172,7 +179,11 @@ def main() -> int:
     torch.cuda.set_device(device)
     dist.init_process_group("nccl", device_id=device)
     modules = load_modules(options.modules)
-    ways = {n: w for i, (n, w) in enumerate(WAYS.items()) if str(i) in options.ways.split(",")}
+    ways = {
+        name: way
+        for number, (name, way) in enumerate(WAYS.items())
+        if str(number) in options.ways.split(",") and dist.get_world_size() >= FEWEST.get(name, 1)
+    }
     wrong: list[str] = []
     checked: set[str] = set()
     rows = []

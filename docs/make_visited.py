@@ -19,6 +19,7 @@ import torch
 
 from docs.mask_list import LENGTH, MASKS, Listed
 from flashgen.explain.picture import SKIPPED, UNMASKED, picture
+from flashgen.plan.classified import bounds_are_too_wide
 from flashgen.reference import visibility
 from flashgen.symbolic import (
     RangeTable,
@@ -28,7 +29,6 @@ from flashgen.symbolic import (
     derive_q_bounds,
     trace,
 )
-from flashgen.symbolic.tile_answers import left_to_data
 from flashgen.symbolic.tile_logic import tile_logic
 from flashgen.symbols import evaluate
 
@@ -45,9 +45,9 @@ tiles that a kernel visits, over those that hold a visible pair; and, of the til
 pairs are visible, the share that is not masked. First for the keys of a tile of queries, then for
 the queries of a tile of keys, as the backward kernels over keys go. 1.00 of both is the least work.
 A star marks masks whose tiles a kernel [decides](design/tiles.md) on the device, since only the
-data knows them; the last columns show what bounds alone would visit of these, as in other forms
-than the dense one. This page is made by `python -m docs.make_visited`, and a test holds it to what
-is derived.
+data knows them or since bounds visit too much; the last columns show what bounds alone would visit
+of these, as in other forms than the dense one. This page is made by `python -m docs.make_visited`,
+and a test holds it to what is derived.
 """
 
 
@@ -184,7 +184,7 @@ def page() -> str:
         forward, backward = counted(listed)
         star, bounds = "", " | "
         predicate = trace(listed.mask)
-        if tile_logic(predicate) is None and left_to_data(predicate, ranges=True):
+        if tile_logic(predicate) is None and bounds_are_too_wide(predicate):
             star, bounds = " *", f"{forward.ratio:.2f} | {backward.ratio:.2f}"
             forward, backward = forward.exact, backward.exact
         minimal += forward.minimal and backward.minimal

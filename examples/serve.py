@@ -10,8 +10,9 @@ shared where texts begin alike, taken and given back, and taken away if they run
 each token is compared with what torch computes from the whole text, without a cache.
 
 With --bench on a GPU, the same requests are served by torch's SDPA over padded rows, too, and by
-FlashInfer if it can be imported, as far as --seconds reach. OUT gets serve.json and, of the tokens
-over time, serve.svg, which needs matplotlib; --draw makes the picture of a file later. Without
+FlashInfer if it can be imported, as far as --seconds reach. OUT gets serve.json, written anew after
+each of them, and, of the tokens over time, serve.svg, which needs matplotlib; --draw makes the
+picture of a file later. Without
 --bench a tiny model is served, in float32 on a CPU, where the modules' eager reference takes the
 place of their kernels.
 
@@ -29,12 +30,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
 import torch
+import triton
 from plots import SAVED, STYLE
 from serving.attention import Flashgen, specs
 from serving.engine import Attention, Engine
@@ -265,11 +268,15 @@ def contenders(
 
 
 def bench(
-    setting: Setting, model: GPT, modules: tuple[Any, Any], progress: Progress
+    setting: Setting,
+    model: GPT,
+    modules: tuple[Any, Any],
+    progress: Progress,
+    keep: Callable[[dict[str, Served]], None],
 ) -> dict[str, Served]:
     """What came of the same load for every contender that time is enough for.
 
-    Graphs and kernels are made before.
+    Graphs and kernels are made before. ``keep`` gets what there is after each of them.
     """
     names = ["flashgen", "flashgen, nothing shared", Padded.name]
     names += [FlashInfer.name] * has_flashinfer()
@@ -297,6 +304,7 @@ def bench(
         share, below = compare(model, requests[:COMPARED])
         tell(name, served, share, below)
         results[name] = served
+        keep(results)
         del engine
         gc.collect()
     return results
@@ -318,15 +326,16 @@ def draw(record: dict[str, Any], path: Path) -> None:
     import matplotlib
     from matplotlib.figure import Figure
 
-    title = f"{record['load']['requests']} requests to a small GPT, {record['gpu']}"
+    gpu = record["environment"]["gpu"]
+    title = f"{record['load']['requests']} requests to a small GPT, {gpu}"
 
     colours = ("#e8590c", "#f0a36b", "#3b82c4", "#5a9e4b")
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(8, 4), layout="constrained")
         axes = figure.subplots()
-        for (name, served), colour in zip(record["served"].items(), colours, strict=False):
+        for served, colour in zip(record["cells"], colours, strict=False):
             counts = [i * served["tokens"] / 100 for i in range(101)]
-            label = f"{name}: {served['tokens a second']:,.0f} tokens/s"
+            label = f"{served['name']}: {served['tokens_a_second']:,.0f} tokens/s"
             axes.plot([0, *served["times"]], counts, color=colour, linewidth=1.4, label=label)
         axes.set(xlabel="seconds", ylabel="tokens generated", title=title)
         axes.legend(frameon=False)
@@ -335,9 +344,15 @@ def draw(record: dict[str, Any], path: Path) -> None:
 
 
 def recorded(setting: Setting, results: dict[str, Served], gpu: str) -> dict[str, Any]:
-    """What a benchmark writes."""
-    served = {name: {"tokens a second": x.rate} | asdict(x) for name, x in results.items()}
-    return {"gpu": gpu, "torch": torch.__version__, **asdict(setting), "served": served}
+    """What a benchmark writes: `python -m benchmarks.table` makes a table of it."""
+    environment = {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "gpu": gpu,
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+    }
+    cells = [{"name": name, "tokens_a_second": x.rate} | asdict(x) for name, x in results.items()]
+    return {"benchmark": "serve", "environment": environment, **asdict(setting), "cells": cells}
 
 
 # --- the command ----------------------------------------------------------------------------------
@@ -386,18 +401,20 @@ def main() -> None:
             sys.exit("some tokens are not those of dense recomputation")
         return
 
-    results = bench(setting, model, modules, progress)
-    if not results:
-        sys.exit("nothing was measured in time")
     options.out.mkdir(parents=True, exist_ok=True)
     written, gpu = options.out / "serve.json", torch.cuda.get_device_name(options.device)
-    record = recorded(setting, results, gpu)
-    written.write_text(json.dumps(record) + "\n")
-    progress.say(f"wrote {written}")
+
+    def keep(results: dict[str, Served]) -> None:
+        written.write_text(json.dumps(recorded(setting, results, gpu)) + "\n")
+        progress.say(f"wrote {written}")
+
+    results = bench(setting, model, modules, progress, keep)
+    if not results:
+        sys.exit("nothing was measured in time")
     if find_spec("matplotlib") is None:
         progress.say(f"no matplotlib, no picture: --draw {written} makes it elsewhere")
         return
-    draw(record, written.with_suffix(".svg"))
+    draw(recorded(setting, results, gpu), written.with_suffix(".svg"))
     progress.say(f"wrote {written.with_suffix('.svg')}")
 
 

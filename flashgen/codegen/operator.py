@@ -35,5 +35,5 @@ def operator_digest(plan: KernelPlan, backward: BackwardPlan) -> str:
         ],
     }  # fmt: skip
     if plan.classifies:
-        signature["tiles"] = ["bits"]
+        signature["tiles"] = ["bits", "of"]
     return sha256(repr((computed, signature)).encode()).hexdigest()

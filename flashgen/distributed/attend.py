@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from flashgen.distributed.agreement import TIMEOUT, agree, forget
-from flashgen.distributed.costs import STRATEGIES, Machine, Sizes, choose, keeps_rows, machine_of
+from flashgen.distributed.costs import STRATEGIES, Machine, Sizes, choose, machine_of
 from flashgen.distributed.dtensors import unwrapped
 from flashgen.distributed.exchange import Exchange
 from flashgen.distributed.forecast import Forecast, forecast
@@ -55,15 +55,16 @@ def context_parallel(
         module: a generated module whose spec has ``forms=("dense", "mesh")``.
         mesh: a DeviceMesh of one dimension, as ``mesh["cp"]``; a process group; or None for all
             ranks.
-        balance: how positions are given to ranks. ``"auto"``: as many chunks for each rank as are
-            needed to share the visible pairs evenly, unless the rows that they need of others
-            cost more than that saves; a number: so many; ``"contiguous"``: one run
-            of positions for each rank; ``"zigzag"``: the first and the last of twice as many, and
-            so on. All ranks have the same number of tokens, or one more or less.
+        balance: how positions are given to ranks. ``"auto"``: by few cuts that share the visible
+            pairs evenly, unless the rows that ranks then need of others cost more than that saves;
+            a number: so many chunks for each rank; ``"contiguous"``: one run of positions for each
+            rank; ``"zigzag"``: the first and the last of twice as many, and so on. All ranks have
+            the same number of tokens, or one more or less.
         strategy: how keys come to queries: ``"all-to-all"`` of the rows that are needed;
             ``"all-gather"`` of all of them; ``"ring"``, those of one rank after another, which
             holds the fewest at once; ``"ulysses"``, where each rank computes some heads of the
-            whole; ``"auto"``: what is predicted to be fastest, see `plan`.
+            whole; ``"grid"``, where ranks of a group divide heads, and groups the sequence;
+            ``"auto"``: what is predicted to be fastest, see `plan`.
         parts: of all-to-all and all-gather: in how many groups of heads the keys travel, one while
             the attention of another is computed, at most; None: as predicted to be fastest.
         keep: of all-to-all and all-gather: whether the keys of others are kept for the backward
@@ -280,7 +281,7 @@ class ContextParallel:
         scale: float | None,
         parameters: dict[str, Any],
     ) -> torch.Tensor:
-        problem, exchange, chosen, kind, seed = "", None, None, None, None
+        problem, exchange, chosen, kind, seed, seeded = "", None, None, None, None, False
         try:
             self._check_parameters(parameters)
             q, k, v, parameters, kind = unwrapped(
@@ -289,19 +290,19 @@ class ContextParallel:
             if self._drops:
                 seed = parameters.pop("seed", None)
                 check_seed(seed)
+                seeded = parameters.get("dropout_p", 0.0) > 0.0
             _check_shapes(q, k, v)
             layout = self._layout_of(q.shape[2], parameters)
             exchange = self._exchange(layout, q.shape[0], q.shape[1], parameters)
-            chosen = self._strategy(exchange, q, k, v, scale, parameters)
+            further = ("seed",) if seeded else ()
+            chosen = self._strategy(exchange, q, k, v, scale, parameters, further)
         except (TypeError, ValueError) as error:
             problem = f"{type(error).__name__}: {error}"
         self._agree(q, k, v, scale, parameters, exchange, problem)
         assert chosen is not None
-        if parameters.get("dropout_p", 0.0) > 0.0 and self._drops:
-            assert exchange is not None
-            parameters = {**parameters, "seed": shared_seed(seed, self.group, q.device)}
-            chosen = self._strategy(exchange, q, k, v, scale, parameters)
         tensors = [x for x in parameters.values() if isinstance(x, torch.Tensor)]
+        if seeded:
+            tensors.append(shared_seed(seed, self.group, q.device))
         out = run(chosen, q, k, v, *tensors)
         return out if kind is None else kind.wrap(out)
 
@@ -313,10 +314,22 @@ class ContextParallel:
         v: torch.Tensor,
         scale: float | None,
         parameters: dict[str, Any],
+        further: tuple[str, ...],
     ) -> Strategy:
-        """What computes a call; kept for calls of the same sizes and numbers."""
+        """What computes a call; kept for calls of the same sizes and numbers.
+
+        Args:
+            exchange: the rows that travel.
+            q: this rank's queries.
+            k: its keys.
+            v: its values.
+            scale: that of the call.
+            parameters: those that the caller gives.
+            further: names of tensors that the call gets besides.
+        """
         tensors = tuple(n for n, x in parameters.items() if isinstance(x, torch.Tensor))
         numbers = {n: x for n, x in parameters.items() if n not in tensors}
+        tensors += further
         sizes = Sizes(q.shape[0], q.shape[1], k.shape[1], q.shape[3], v.shape[3], q.element_size())
         key = exchange, sizes, scale, tuple(numbers.items()), tensors
         if key not in self._strategies:
@@ -335,8 +348,7 @@ class ContextParallel:
             whole = dict.fromkeys(lengths, exchange.plan.queries.length)
             numbers_of_all = {**numbers, **whole}
             work = Work(self.module, exchange, scale, numbers_of_all, tensors, how.reduce_learned)
-            keep = keeps_rows(exchange.plan, sizes) if how.keep is None else how.keep
-            self._strategies[key] = made(choice, work, keep)
+            self._strategies[key] = made(choice, work, sizes)
         return self._strategies[key]
 
     def _agree(

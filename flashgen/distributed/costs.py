@@ -1,27 +1,34 @@
 """Costs: what a call will take by each strategy, from its plan and the machine's rates.
 
 A prediction adds up, for each rank, its products, the bytes that reach or leave it over each kind
-of link, and its copies. Of a pass it takes the slowest rank. Transfers count in full, except those
-of a ring and of groups of heads, which travel while something is computed.
+of link, its copies, and what each call takes besides. Of a pass it takes the slowest rank.
+Transfers count in full, except those of a ring and of groups of heads, which travel while something
+is computed.
+
+Rates and factors are fitted to what all strategies took on 2 H100s, and checked on 4: see
+`tests/unit/test_distributed_costs.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 
 import torch
 
-from flashgen.distributed.heads import shares
-from flashgen.distributed.heads import why_not as why_no_heads
-from flashgen.distributed.plan import Plan
+from flashgen.distributed.plan import Plan, plan_of_groups
+from flashgen.distributed.shares import shares, sizes_of_groups
+from flashgen.distributed.shares import why_not as why_no_heads
 
 #: Strategies, those first that are preferred among equals.
-STRATEGIES = ("all-to-all", "ulysses", "all-gather", "ring")
+STRATEGIES = ("all-to-all", "ulysses", "all-gather", "ring", "grid")
 
 #: What a further group of heads costs, as a share of the time of the products: more, smaller calls.
-OF_A_GROUP = 0.03
+OF_A_GROUP = 0.01
+
+#: How much longer products of chunks take than those of a whole, as a share: forward and backward.
+OF_CHUNKS = 0.0, 0.033
 
 #: How much faster than another a strategy has to be to be preferred to those before it.
 BETTER = 0.995
@@ -37,15 +44,17 @@ class Machine:
         between: the same between hosts: 400 Gb/s for each GPU.
         latency: seconds before the first byte of a step arrives.
         memory: bytes/s of copies, read and written.
+        call: seconds that a call of the forward pass takes besides; of the backward pass, twice.
         forward: FLOP/s of the forward pass's kernels.
         backward: likewise of the backward pass's.
     """
 
     ranks_per_host: int = 8
-    within: float = 350e9
+    within: float = 305e9
     between: float = 45e9
-    latency: float = 30e-6
-    memory: float = 2.2e12
+    latency: float = 10e-6
+    memory: float = 2.8e12
+    call: float = 20e-6
     forward: float = 760e12
     backward: float = 605e12
 
@@ -121,6 +130,8 @@ class Cost:
         received: bytes that a rank gets from others in both passes, at most.
         held: bytes of others' rows, or of others' heads, that a rank holds at once, at most.
         parts: groups of heads.
+        keep: whether rows of others are kept for the backward pass.
+        size: how many ranks give one another heads.
     """
 
     forward: float
@@ -129,6 +140,8 @@ class Cost:
     received: int
     held: int
     parts: int = 1
+    keep: bool = True
+    size: int = 1
 
     @property
     def share(self) -> float:
@@ -140,8 +153,13 @@ def why_not(strategy: str, module: ModuleType, sizes: Sizes, ranks: int) -> str:
     """Why a strategy cannot compute a call, as a clause; ``""`` where it can."""
     if strategy == "ring" and not module.MESH["merges"]:
         return "partial results with a sink of the normaliser cannot be merged"
+    heads = sizes.num_q_heads, sizes.num_kv_heads
     if strategy == "ulysses":
-        return why_no_heads(module, sizes.num_q_heads, sizes.num_kv_heads, ranks)
+        return why_no_heads(module, *heads, ranks)
+    if strategy == "grid" and not sizes_of_groups(*heads, ranks):
+        return f"{ranks} ranks have no groups that can divide {heads[0]}/{heads[1]} heads"
+    if strategy == "grid":
+        return why_no_heads(module, *heads, sizes_of_groups(*heads, ranks)[0])
     return ""
 
 
@@ -158,9 +176,10 @@ def predicted(
     sizes: Sizes,
     machine: Machine,
     *,
-    keep: bool,
+    keep: bool | None = None,
     parts: int | None = None,
     by_head: bool = False,
+    merges: bool = True,
 ) -> Cost:
     """The cost of a call by a strategy that can compute it.
 
@@ -169,20 +188,26 @@ def predicted(
         plan: what all ranks compute.
         sizes: of the call.
         machine: rates.
-        keep: whether rows are kept for the backward pass.
-        parts: groups of heads; None: as many as are best.
+        keep: whether rows are kept for the backward pass; None: see `keeps_rows`.
+        parts: groups of heads, at most; None: as many as are best.
         by_head: whether there can be but one group.
+        merges: whether results of several runs of keys can be merged.
     """
     if strategy == "ulysses":
         return _of_heads(plan, sizes, machine)
     if strategy == "ring":
         return _of_ring(plan, sizes, machine)
+    if strategy == "grid":
+        numbers = sizes_of_groups(sizes.num_q_heads, sizes.num_kv_heads, plan.ranks)
+        grids = [_of_grid(plan, sizes, machine, n, merges, keep, parts) for n in numbers]
+        return min(grids, key=lambda cost: cost.forward + cost.backward)
+    keep = keeps_rows(plan, sizes) if keep is None else keep
+    heads = sizes.num_kv_heads
     number = 1 if by_head else parts
-    tried = (number,) if number else (1, 2, 4, 8)
+    tried = [n for n in (range(1, number + 1) if number else (1, 2, 4, 8)) if heads % n == 0]
     costs = [
         _of_rows(plan, sizes, machine, strategy == "all-gather", keep, parts)
-        for parts in tried
-        if sizes.num_kv_heads % parts == 0
+        for parts in (tried[-1:] if number else tried)
     ]
     return min(costs, key=lambda cost: cost.forward + cost.backward)
 
@@ -199,39 +224,42 @@ def _of_rows(
     bring = _transfers(traffic * sizes.row, machine)
     back = _transfers(traffic.T * sizes.row, machine)
     chunks = torch.tensor([len(mine) for mine in plan.queries.chunks])
+    calls = torch.tensor([parts * sum(map(len, mine)) for mine in plan.runs])
     # Runs of queries are put together, and own rows side by side; gradients are added up.
     copied = (chunks > 1) * lengths * sizes.output * 2
     packed = lengths * sizes.row * 2 + everything * rows * sizes.row * 2
     summed = rows * sizes.row * 5 + lengths * sizes.row * 4 + everything * rows * sizes.row * 2
     passes = []
-    for seconds, moved, bytes_ in (
-        (_products(plan, sizes, machine)[0], bring, copied + packed),
-        (
-            _products(plan, sizes, machine)[1],
-            back if keep else back + bring,
-            2 * copied + summed + (0 if keep else packed),
-        ),
+    for number, (seconds, moved, bytes_) in enumerate(
+        zip(
+            _products_of_chunks(plan, sizes, machine),
+            (bring, back if keep else back + bring),
+            (copied + packed, 2 * copied + summed + (0 if keep else packed)),
+            strict=True,
+        )
     ):
         longer = seconds * (1 + OF_A_GROUP * (parts - 1))
         hidden = moved * (parts - 1) / parts
-        passes.append(moved / parts + torch.maximum(longer, hidden) + bytes_ / machine.memory)
+        besides = calls * machine.call * (1 + number) + bytes_ / machine.memory
+        passes.append(moved / parts + torch.maximum(longer, hidden) + besides)
     received = (traffic.sum(0) - traffic.diagonal()) * sizes.row
     returned = (traffic.sum(1) - traffic.diagonal()) * sizes.row
     both = received * (1 if keep else 2) + returned
     held = rows * sizes.row / (1 if keep else parts)
-    return _cost(plan, sizes, machine, passes, both, held, parts)
+    return replace(_cost(plan, sizes, machine, passes, both, held), parts=parts, keep=keep)
 
 
 def _of_ring(plan: Plan, sizes: Sizes, machine: Machine) -> Cost:
     ranks, each = plan.ranks, torch.arange(plan.ranks)
     traffic = plan.traffic.double()
     shares = traffic / traffic.sum(0).clamp(min=1)
+    chunks = torch.tensor([len(mine) for mine in plan.queries.chunks])
     outputs = torch.tensor(plan.queries.lengths) * sizes.output
     passes = []
     # Rows come, and backward as many gradients go the other way. Each step merges outputs of 16
     # bits in float32, or adds gradients in float32.
     for seconds, moved, of_outputs, of_rows in zip(
-        _products(plan, sizes, machine), (1, 2), (7, 12), (0, 30), strict=True
+        _products_of_chunks(plan, sizes, machine), (1, 2), (9, 15), (0, 30), strict=True
     ):
         total = torch.zeros(ranks, dtype=torch.float64)
         for step in range(ranks):
@@ -243,6 +271,7 @@ def _of_ring(plan: Plan, sizes: Sizes, machine: Machine) -> Cost:
             total += torch.maximum(seconds * shares[sender, each], _transfers(coming, machine))
             copied = of_outputs * outputs + of_rows * traffic[sender, each] * sizes.row
             total += copied / machine.memory if ranks > 1 else 0
+            total += (traffic[sender, each] > 0) * chunks * moved * machine.call
         passes.append(total)
     received = (traffic.sum(0) - traffic.diagonal()) * sizes.row
     returned = (traffic.sum(1) - traffic.diagonal()) * sizes.row
@@ -251,23 +280,65 @@ def _of_ring(plan: Plan, sizes: Sizes, machine: Machine) -> Cost:
 
 
 def _of_heads(plan: Plan, sizes: Sizes, machine: Machine) -> Cost:
-    divided = shares(sizes.num_q_heads, sizes.num_kv_heads, plan.ranks)
+    moves, received, held = _moved_heads(plan, sizes, machine, plan.ranks)
+    passes = [
+        seconds.mean() + moved + number * machine.call
+        for number, (seconds, moved) in enumerate(
+            zip(_products(plan, sizes, machine), moves, strict=True), start=1
+        )
+    ]
+    return replace(_cost(plan, sizes, machine, passes, received, held), size=plan.ranks)
+
+
+def _of_grid(
+    plan: Plan,
+    sizes: Sizes,
+    machine: Machine,
+    size: int,
+    merges: bool,
+    keep: bool | None,
+    parts: int | None,
+) -> Cost:
+    groups = plan_of_groups(plan, size, merges)
+    heads = max(1, sizes.num_kv_heads // size)
+    mine = replace(sizes, num_q_heads=sizes.num_q_heads // size, num_kv_heads=heads)
+    hosts = replace(machine, ranks_per_host=max(1, machine.ranks_per_host // size))
+    rows = predicted("all-to-all", groups, mine, hosts, keep=keep, parts=parts)
+    moves, received, held = _moved_heads(plan, sizes, machine, size)
+    forward, backward = (float(x.max()) for x in moves)
+    return replace(
+        rows,
+        forward=rows.forward + forward,
+        backward=rows.backward + backward,
+        received=rows.received + int(received.max()),
+        held=rows.held + int(held.max()),
+        size=size,
+    )
+
+
+def _moved_heads(
+    plan: Plan, sizes: Sizes, machine: Machine, size: int
+) -> tuple[list[torch.Tensor], torch.Tensor, torch.Tensor]:
+    """What ranks take that give one another heads, in groups of so many.
+
+    Returns:
+        The seconds of each rank, forward and backward; the bytes that it receives in both passes,
+        and those of heads that it holds.
+    """
+    divided = shares(sizes.num_q_heads, sizes.num_kv_heads, size) * (plan.ranks // size)
     of_k = torch.tensor([s.of_k.stop - s.of_k.start for s in divided], dtype=torch.float64)
     lengths = torch.tensor(plan.queries.lengths, dtype=torch.float64)
     keys = of_k / max(1, sizes.num_kv_heads) * sizes.row
-    into = lengths[:, None] * (sizes.query / plan.ranks + keys)
-    back = (lengths[:, None] * sizes.output / plan.ranks).expand(plan.ranks, plan.ranks).T
-    copies = lengths * (sizes.query + sizes.row + sizes.output) * 5
-    mean = [x.mean().expand(plan.ranks) for x in _products(plan, sizes, machine)]
+    groups = torch.arange(plan.ranks) // size
+    together = groups[:, None] == groups
+    into = together * lengths[:, None] * (sizes.query / size + keys)
+    back = together * lengths * sizes.output / size
+    copies = lengths * (sizes.query + sizes.row + sizes.output) * 5 / machine.memory
     moved = _transfers(into, machine) + _transfers(back, machine)
     again = _transfers(into.T, machine) + _transfers(back.T, machine)
-    passes = [
-        mean[0] + moved + copies / machine.memory,
-        mean[1] + again + 2 * copies / machine.memory,
-    ]
     each = into + into.T + back + back.T
     received = each.sum(0) - each.diagonal()
-    return _cost(plan, sizes, machine, passes, received, into.sum(0))
+    return [moved + copies, again + 2 * copies], received, into.sum(0)
 
 
 def _products(plan: Plan, sizes: Sizes, machine: Machine) -> tuple[torch.Tensor, torch.Tensor]:
@@ -275,6 +346,14 @@ def _products(plan: Plan, sizes: Sizes, machine: Machine) -> tuple[torch.Tensor,
     pairs = torch.tensor(plan.pairs, dtype=torch.float64)
     forward, backward = sizes.flops
     return pairs * forward / machine.forward, pairs * backward / machine.backward
+
+
+def _products_of_chunks(plan: Plan, sizes: Sizes, machine: Machine) -> list[torch.Tensor]:
+    """The same, where ranks compute chunks of queries with some of the keys."""
+    return [
+        seconds * (1 + longer if plan.ranks > 1 else 1)
+        for seconds, longer in zip(_products(plan, sizes, machine), OF_CHUNKS, strict=True)
+    ]
 
 
 def _transfers(sent: torch.Tensor, machine: Machine) -> torch.Tensor:
@@ -297,11 +376,10 @@ def _cost(
     passes: list[torch.Tensor],
     received: torch.Tensor,
     held: torch.Tensor,
-    parts: int = 1,
 ) -> Cost:
     forward, backward = (max(float(seconds.max()), 1e-9) for seconds in passes)
     linear = sum(float(x.mean()) for x in _products(plan, sizes, machine))
-    return Cost(forward, backward, linear, int(received.max()), int(held.max()), parts)
+    return Cost(forward, backward, linear, int(received.max()), int(held.max()))
 
 
 @dataclass(frozen=True)
@@ -362,10 +440,9 @@ def choose(
     }
     if asked in refused:
         raise ValueError(f"strategy: {asked!r} cannot compute this call: {refused[asked]}")
-    kept = keeps_rows(plan, sizes) if keep is None else keep
-    by_head = module.MESH["by_head"]
+    facts = {name: module.MESH[name] for name in ("by_head", "merges")}
     costs = {
-        name: predicted(name, plan, sizes, machine, keep=kept, parts=parts, by_head=by_head)
+        name: predicted(name, plan, sizes, machine, keep=keep, parts=parts, **facts)
         for name in STRATEGIES
         if name not in refused
     }

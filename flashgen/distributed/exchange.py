@@ -8,7 +8,7 @@ place, and a module reads keys and values in it through strides.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby, pairwise
@@ -75,18 +75,25 @@ class Exchange:
 
     Attributes:
         plan: of all ranks.
-        rank: this one's number in the group.
-        group: the ranks, in the plan's order.
+        rank: this one's number in the plan.
+        group: a process group.
+        peers: the numbers in it of the plan's ranks; none: all of its ranks, in the plan's order.
     """
 
     plan: Plan
     rank: int
     group: Any
+    peers: tuple[int, ...] = ()
 
     @cached_property
     def digest(self) -> str:
         """What tells plans apart."""
         return hashlib.sha256(repr((self.plan.queries, self.plan.runs)).encode()).hexdigest()
+
+    @cached_property
+    def numbers(self) -> tuple[int, ...]:
+        """The numbers in the group of the plan's ranks."""
+        return self.peers or tuple(range(self.plan.ranks))
 
     @cached_property
     def sent(self) -> tuple[tuple[Piece, ...], ...]:
@@ -118,9 +125,10 @@ class Exchange:
             pack(rows[slice(*piece.places)], k, v, slice(*piece.rows))
         sent = []
         for rank, pieces in self._others(self.sent):
-            sent += [(self._own(rows, k, v, piece.rows), rank) for piece in pieces]
+            number = self.numbers[rank]
+            sent += [(self._own(rows, k, v, piece.rows), number) for piece in pieces]
         received = [
-            (rows[slice(*piece.places)], rank)
+            (rows[slice(*piece.places)], self.numbers[rank])
             for rank, pieces in self._others(self.received)
             for piece in pieces
         ]
@@ -133,12 +141,13 @@ class Exchange:
             grads: of the needed rows, in the shape of `bring`'s.
         """
         sent = [
-            (grads[slice(*piece.places)], rank)
+            (grads[slice(*piece.places)], self.numbers[rank])
             for rank, pieces in self._others(self.received)
             for piece in pieces
         ]
         own = [(piece.rows, grads[slice(*piece.places)]) for piece in self.received[self.rank]]
-        return returned(self.group, sent, self.sent, self.rank, own, grads)
+        pieces = {self.numbers[rank]: mine for rank, mine in self._others(self.sent)}
+        return returned(self.group, sent, pieces, own, grads)
 
     def _own(self, rows: torch.Tensor, k: torch.Tensor, v: torch.Tensor, own: Span) -> torch.Tensor:
         """A run of this rank's rows: a view of those that it needs itself, if they are."""
@@ -157,8 +166,7 @@ class Exchange:
 def returned(
     group: Any,
     sent: Sequence[Parcel],
-    pieces: Sequence[Sequence[Piece]],
-    rank: int,
+    pieces: Mapping[int, Sequence[Piece]],
     own: Sequence[tuple[Span, torch.Tensor]],
     like: torch.Tensor,
 ) -> Returned:
@@ -167,12 +175,11 @@ def returned(
     Args:
         group: the ranks.
         sent: gradients, and the ranks that have the rows.
-        pieces: for each rank the runs of this rank's rows whose gradients it sends.
-        rank: this one's number.
+        pieces: for other ranks the runs of this rank's rows whose gradients they send.
         own: gradients that it has itself, and the runs of its rows that they are of.
         like: a tensor of gradients of rows, for dtype and device.
     """
-    runs = sorted((piece.rows, r) for r, mine in enumerate(pieces) for piece in mine if r != rank)
+    runs = sorted((piece.rows, r) for r, mine in pieces.items() for piece in mine)
     parts = [(run, part[None]) for run, part in own]
     parcels: list[Parcel] = []
     for run, of_run in groupby(runs, key=lambda found: found[0]):

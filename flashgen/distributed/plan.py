@@ -23,7 +23,8 @@ from flashgen.distributed.layout import (
     Span,
     balanced,
     contiguous,
-    evener,
+    halved,
+    imbalance,
     zigzag,
 )
 
@@ -33,6 +34,9 @@ OF_A_ROW = 340
 
 #: Those that take as long as what a further call costs by itself.
 OF_A_CALL = 500_000
+
+#: Those that take as long as putting a query of several chunks together: output and gradient.
+OF_A_QUERY = 200
 
 #: Runs of keys with fewer keys between them become one: a call more takes longer.
 GAP = 512
@@ -282,6 +286,8 @@ class Ranges:
         self.loose = not facts["exact"]
         counts = _union(found)
         per_query = counts.sum((0, 1)) // counts[..., 0].numel() if q_len else counts.sum((0, 1))
+        #: The pairs of each query, of one head.
+        self.per_query = per_query
         self._pairs = torch.cat([torch.zeros(1, dtype=torch.int64), per_query.cumsum(0)])
         # For each query, over batch entries and heads, the first and the last key of each run.
         self._ends = [
@@ -295,6 +301,15 @@ class Ranges:
     def pairs(self, begin: int, end: int) -> int:
         """The pairs of the queries from one position to before another, of one head."""
         return int(self._pairs[end] - self._pairs[begin])
+
+    @property
+    def crossed(self) -> torch.Tensor:
+        """For each position the keys before it that a query behind sees, from the first of them."""
+        first, *others = (first for first, _ in self._ends)
+        for other in others:
+            first = torch.minimum(first, other)
+        positions = torch.arange(len(first))
+        return (positions - first.flip(0).cummin(0).values.flip(0)).clamp(min=0)
 
     def runs(self, begin: int, end: int, gap: int | None = None) -> tuple[Span, ...]:
         """The runs of keys of these queries, with at least `GAP` keys between them, or others."""
@@ -312,6 +327,55 @@ def with_every_row(plan: Plan) -> Plan:
     """A plan whose ranks compute the same, but get all rows."""
     every = tuple(joined([(0, plan.keys.length)] if plan.keys.length else []))
     return replace(plan, needed=(every,) * plan.ranks)
+
+
+def plan_of_groups(plan: Plan, ranks: int, merges: bool) -> Plan:
+    """The plan in which groups of so many ranks, beside one another, are one rank each.
+
+    Chunks that follow one another are one, and so are their runs of keys with fewer than `GAP` keys
+    between them.
+
+    Args:
+        plan: of the ranks.
+        ranks: how many a group has.
+        merges: whether results of several runs can be merged.
+    """
+    gap = GAP if merges else plan.keys.length + 1
+    chunks, runs = [], []
+    for first in range(0, plan.ranks, ranks):
+        members = range(first, first + ranks)
+        mine = {
+            span: seen
+            for r in members
+            for span, seen in zip(plan.queries.chunks[r], plan.runs[r], strict=True)
+            if span[0] < span[1]
+        }
+        chunks.append(tuple(joined(mine)))
+        runs.append(
+            tuple(
+                tuple(
+                    joined(
+                        (
+                            run
+                            for span, seen in mine.items()
+                            if begin <= span[0] < end
+                            for run in seen
+                        ),
+                        gap,
+                    )
+                )
+                for begin, end in chunks[-1]
+            )
+        )
+    layout = Layout(plan.queries.length, tuple(chunks))
+    return Plan(
+        queries=layout,
+        keys=layout,
+        needed=tuple(tuple(joined(run for seen in mine for run in seen)) for mine in runs),
+        runs=tuple(runs),
+        pairs=tuple(sum(plan.pairs[i : i + ranks]) for i in range(0, plan.ranks, ranks)),
+        loose=plan.loose,
+    )
 
 
 def make_plan(ranges: Ranges, queries: Layout, keys: Layout) -> Plan:
@@ -336,12 +400,16 @@ def make_layout(ranges: Ranges, ranks: int, balance: str | int) -> Layout:
         return zigzag(length, ranks, align)
     if isinstance(balance, int):
         return balanced(length, ranks, cost, balance, align)
-    *others, even = evener(length, ranks, cost, align)
-    if not others:
-        return even
-    layouts = {layout: _load(make_plan(ranges, layout, layout)) for layout in (*others, even)}
-    least = min(layouts, key=layouts.__getitem__)  # of equals the first, with fewer calls
-    return least if EVEN * layouts[least] < layouts[even] else even
+    whole = contiguous(length, ranks, align)
+    if imbalance(whole, cost) <= EVEN:
+        return whole
+    crossed = OF_A_ROW * ranges.crossed
+    few = halved(length, ranks, ranges.per_query, torch.zeros_like(crossed), align)
+    near = halved(length, ranks, ranges.per_query, crossed, align)  # ends of documents, say
+    evens = few, *([near] if imbalance(near, cost) < EVEN else [])
+    loads = {layout: _load(make_plan(ranges, layout, layout)) for layout in (whole, *evens)}
+    even = min(evens, key=loads.__getitem__)  # of equals the first
+    return whole if EVEN * loads[whole] < loads[even] else even
 
 
 def _load(plan: Plan) -> int:
@@ -350,6 +418,7 @@ def _load(plan: Plan) -> int:
         plan.pairs[r]
         + OF_A_ROW * plan.received(r)
         + OF_A_CALL * sum(len(runs) for runs in plan.runs[r])
+        + OF_A_QUERY * plan.queries.lengths[r] * (len(plan.queries.chunks[r]) > 1)
         for r in range(plan.ranks)
     )
 

@@ -166,7 +166,6 @@ class Ring:
         places = torch.split(rows, [piece.number for piece in received])
         if step == 0:
             own = [(piece.rows, place) for piece, place in zip(received, places, strict=True)]
-            return returned(exchange.group, [], [], exchange.rank, own, rows)
-        pieces = [sent if r == receiver else () for r in range(exchange.plan.ranks)]
+            return returned(exchange.group, [], {}, own, rows)
         parcels = [(place, sender) for place in places]
-        return returned(exchange.group, parcels, pieces, exchange.rank, [], rows)
+        return returned(exchange.group, parcels, {receiver: sent}, [], rows)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from flashgen.distributed.costs import Choice
+from flashgen.distributed.costs import Choice, Sizes
 from flashgen.distributed.gather import Gather
+from flashgen.distributed.grid import Grid
 from flashgen.distributed.heads import Heads
 from flashgen.distributed.passes import Strategy
 from flashgen.distributed.plan import with_every_row
@@ -14,14 +15,15 @@ from flashgen.distributed.rows import Rows
 from flashgen.distributed.work import Work
 
 
-def made(choice: Choice, work: Work, keep: bool) -> Strategy:
+def made(choice: Choice, work: Work, sizes: Sizes) -> Strategy:
     """What computes a call by a chosen strategy.
 
     Args:
-        choice: the strategy, and its number of groups of heads.
+        choice: the strategy, and how it goes about.
         work: the call.
-        keep: whether rows of others are kept for the backward pass.
+        sizes: of the call.
     """
+    cost = choice.cost
     if choice.strategy == "ulysses":
         return Heads(work)
     if choice.strategy == "ring":
@@ -30,4 +32,7 @@ def made(choice: Choice, work: Work, keep: bool) -> Strategy:
         exchange = work.exchange
         every = Gather(with_every_row(exchange.plan), exchange.rank, exchange.group)
         work = replace(work, exchange=every)
-    return Rows(work, choice.cost.parts, keep)
+    if choice.strategy == "grid":
+        heads = sizes.num_q_heads, sizes.num_kv_heads
+        return Grid(work, heads, cost.size, cost.parts, cost.keep)
+    return Rows(work, cost.parts, cost.keep)

@@ -29,6 +29,7 @@ class Work:
         numbers: parameters that are no tensors.
         tensors: the names of those that are.
         reduce_learned: whether gradients of these are added up over the ranks.
+        first_head: the number of the first head of queries that calls get.
     """
 
     module: ModuleType
@@ -37,6 +38,7 @@ class Work:
     numbers: Mapping[str, Any]
     tensors: tuple[str, ...]
     reduce_learned: bool
+    first_head: int = 0
 
     @cached_property
     def chunks(self) -> tuple[Chunk, ...]:
@@ -70,7 +72,7 @@ class Work:
             keys: keys of the rows that the call names.
             values: likewise.
             tensors: parameters.
-            first_head: the number of the first head of q.
+            first_head: the number of the first head of q, among those of the work.
         """
         seen = slice(*call.keys)
         given = q[:, :, slice(*call.queries)], keys[:, :, seen], values[:, :, seen]
@@ -98,7 +100,7 @@ class Work:
             values: values.
             saved: output, log-sum-exp and the output's gradient of the call's queries.
             tensors: parameters.
-            first_head: the number of the first head of q.
+            first_head: the number of the first head of q, among those of the work.
         """
         seen = slice(*call.keys)
         given = q[:, :, slice(*call.queries)], keys[:, :, seen], values[:, :, seen], *saved
@@ -110,7 +112,8 @@ class Work:
         self, call: Call, tensors: Sequence[torch.Tensor], first_head: int
     ) -> dict[str, Any]:
         """The keywords of a call of the module."""
-        at = {"q_offset": call.q_offset, "kv_offset": call.kv_offset, "head_offset": first_head}
+        head = self.first_head + first_head
+        at = {"q_offset": call.q_offset, "kv_offset": call.kv_offset, "head_offset": head}
         offsets = {name: at[name] for name in self.module.MESH["offsets"]}
         named = dict(zip(self.tensors, tensors, strict=True))
         return {"scale": self.scale, **self.numbers, **offsets, **named}

@@ -77,7 +77,8 @@ class MaskAccount:
         decided: if only the data knows: when a tile may be visited, and when it is unmasked, unless
             its elements decide.
         tables: the tables that the launcher makes for the bounds, in words.
-        notes: which tiles without a visible key are visited, and why.
+        notes: which tiles without a visible key are visited, and why; or which part of the mask
+            lists of tiles solve, and which algebra does.
         rows_can_be_empty: whether a query may see no key.
         share: the visible share of a head's elements.
         rows_counted: the queries whose visible keys were counted, if not all were.

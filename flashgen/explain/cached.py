@@ -18,7 +18,8 @@ from flashgen.explain.call import Asked, described, workload
 from flashgen.explain.limits import bound_of, operand, seconds_of
 from flashgen.explain.shares import Shares, share_out
 from flashgen.explain.variant import run_account, valid_variants
-from flashgen.forms.cache import PAGE_SIZES, runs_gluon
+from flashgen.forms.cache import PAGE_SIZES, serves_gluon
+from flashgen.forms.many_queries import Call, fills
 from flashgen.forms.registry import why_no_form
 from flashgen.kernels.cache_triton.plan import CachePlan
 from flashgen.kernels.cache_triton.rank import rank_cache
@@ -377,13 +378,27 @@ def _pages(units: Sequence[_Unit], work: Workload, size: int) -> PageAccount:
 
 
 def _remarks(cache: CachePlan, target: Target, work: Workload, place: Place) -> Iterator[str]:
-    group = work.num_q_heads // work.num_kv_heads
-    by_gluon = runs_gluon(cache.plan, work.q_len, group, place.page_size or 0)
-    if target.name == HOPPER and by_gluon:
-        yield (
-            "the Gluon kernel, which computes so many queries instead: it divides the keys of a "
-            "tile of queries where tiles are too few for the SMs"
-        )
+    page_size = place.page_size or 0
+    call = Call(
+        batch=work.batch,
+        q_len=work.q_len,
+        num_q_heads=work.num_q_heads,
+        num_kv_heads=work.num_kv_heads,
+        capacity=-(-work.kv_len // (page_size or 1)) * (page_size or 1),
+        page_size=page_size,
+        sms=place.sms or target.num_sms,
+    )
+    if target.name == HOPPER and serves_gluon(cache.plan, call):
+        if fills(cache.plan, call):
+            yield (
+                "the Gluon kernel, which computes so many queries instead: it divides the keys of "
+                "a tile of queries where tiles are too few for the SMs"
+            )
+        else:
+            yield (
+                "the Gluon kernel, which does not compute this call: queries fill less than half "
+                f"of the rows that {call.sms} SMs compute at once, and are too few to divide keys"
+            )
     if cache.reads_head:
         yield "the runs differ between heads; the first stands for all"
     if cache.arguments.tensors:

@@ -13,17 +13,18 @@ from flashgen.declared import Param
 from flashgen.dropout import DropoutP, Seed
 from flashgen.errors import FlashgenError
 from flashgen.explain.account import Call
-from flashgen.kernels.typical import (
+from flashgen.kernels.workload import TOKENS, usual_heads, usual_lengths
+from flashgen.params import Float, Int, Tensor
+from flashgen.plan import KernelPlan
+from flashgen.plan.typical import (
     DOCUMENT,
     SHARE,
     TypicalRangeTable,
     TypicalRowTable,
     TypicalTensor,
+    ids_of,
     typical_number,
 )
-from flashgen.kernels.workload import TOKENS, usual_heads, usual_lengths
-from flashgen.params import Float, Int, Tensor
-from flashgen.plan import KernelPlan
 from flashgen.symbolic import RowTable
 from flashgen.symbols import evaluate
 
@@ -112,7 +113,8 @@ def workload(plan: KernelPlan, asked: Asked) -> Workload:
     numbers = _numbers(plan, asked)
     _check(plan, numbers, q_len=q_len, kv_len=kv_len, heads=heads, kv_heads=kv_heads)
     values: dict[str, Any] = dict(numbers)
-    values |= {p.name: _example(p) for p in plan.params if isinstance(p, Tensor)}
+    ids = ids_of(plan.predicate.expr)
+    values |= {p.name: _example(p, p.name in ids) for p in plan.params if isinstance(p, Tensor)}
     values |= {constant.name: constant.elements for constant in plan.spec.constants}
     known = {
         **numbers,
@@ -155,7 +157,7 @@ def described(plan: KernelPlan, work: Workload) -> Call:
 def _said(param: Param, value: Any) -> str:
     if not isinstance(param, Tensor):
         return str(value)
-    if param.sorted:
+    if param.sorted or (isinstance(value, TypicalTensor) and value.ids):
         return f"ids of documents of {DOCUMENT} tokens"
     if param.dtype == "bool":
         return f"{SHARE:.0%} of its elements hold, scattered"
@@ -218,8 +220,8 @@ def _check(plan: KernelPlan, numbers: Mapping[str, int | float], **sizes: int) -
                 )
 
 
-def _example(tensor: Tensor) -> TypicalTensor | ScatteredTensor:
-    return ScatteredTensor() if tensor.dtype == "bool" else TypicalTensor(tensor)
+def _example(tensor: Tensor, ids: bool) -> TypicalTensor | ScatteredTensor:
+    return ScatteredTensor() if tensor.dtype == "bool" else TypicalTensor(tensor, ids)
 
 
 def _row_table(

@@ -15,12 +15,12 @@ from flashgen.explain.account import Subject, Timed
 from flashgen.explain.call import Asked, described, workload
 from flashgen.explain.limits import bound_of, operand, seconds_of
 from flashgen.kernels.linear_triton.kernel import LinearForward, LinearGradients
-from flashgen.kernels.typical import DOCUMENT
 from flashgen.loader import Variant
 from flashgen.normalisers import Linear
 from flashgen.params import Tensor
 from flashgen.plan import KernelPlan, lower
 from flashgen.plan.linear import LinearPlan
+from flashgen.plan.typical import DOCUMENT
 from flashgen.validate import unfit
 
 #: The most segments of a sequence, as modules cut it.

@@ -108,7 +108,7 @@ def _mask(mask: MaskAccount, columns: int, plain: bool) -> Iterator[RenderableTy
 def _notes(mask: MaskAccount) -> Iterator[str]:
     """What bounds leave out, or what decides tiles in their place."""
     for note in mask.notes:
-        yield f"{note[0].upper()}{note[1:]}." if mask.decided else f"No exact range of keys: {note}"
+        yield f"{note[0].upper()}{note[1:]}."
 
 
 def visible_keys(conditions: tuple[str, ...]) -> Iterator[Text]:

@@ -176,7 +176,7 @@ def _mask(plan: KernelPlan, work: Workload, shown: Picture) -> MaskAccount:
         listed=listed,
         decided=decided,
         tables=tuple(map(_table, plan.row_tables)),
-        notes=plan.notes_of_tiles or plan.bounds.diagnostics,
+        notes=plan.notes_of_tiles or plan.notes_of_bounds,
         rows_can_be_empty=plan.bounds.rows_can_be_empty,
         share=visible.share,
         rows_counted=visible.rows_counted,

@@ -67,6 +67,7 @@ class CacheForm(Form):
         gluon = _gluon(plan, held)
         return {
             "page_sizes": PAGE_SIZES,
+            "sees_all_keys": CachePlan(plan).sees_all_keys,
             "append_width": 1 << (widest - 1).bit_length(),
             **many_queries.names(plan, None if gluon is None else held[gluon.key]),
         }
@@ -77,16 +78,9 @@ def _sees_what_it_visits(plan: KernelPlan) -> bool:
     return cache.derived and not cache.has_gaps
 
 
-def runs_gluon(plan: KernelPlan, q_len: int, group: int, page_size: int) -> bool:
-    """Whether the Gluon kernel computes sequences of so many queries on Hopper.
-
-    Args:
-        plan: of the module.
-        q_len: queries of a sequence.
-        group: heads of queries that share keys.
-        page_size: 0 for rows of one tensor.
-    """
-    return _sees_what_it_visits(plan) and many_queries.computes(plan, q_len, group, page_size)
+def serves_gluon(plan: KernelPlan, call: many_queries.Call) -> bool:
+    """Whether the Gluon kernel may compute a call on Hopper; `fills` says whether it does."""
+    return _sees_what_it_visits(plan) and many_queries.serves(plan, call)
 
 
 def _gluon(plan: KernelPlan, held: Held) -> many_queries.Kernel | None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import sympy
 
-from flashgen.config import KernelChoice
+from flashgen.budget.targets import get_target
+from flashgen.config import HOPPER, KernelChoice, KernelConfig
 from flashgen.forms.base import Held
-from flashgen.forms.varlen import packed_gluon, why_no_gluon
+from flashgen.forms.varlen import MORE_SHARED, packed_gluon, why_no_gluon
 from flashgen.kernels.forward_hopper.kernel import ForwardHopper
 from flashgen.kernels.forward_hopper.plan import HopperNames
+from flashgen.kernels.forward_hopper.shared_memory import worst_hopper_usage
+from flashgen.kernels.forward_hopper.space import hopper_space, rank_hopper
 from flashgen.plan import KernelPlan
 from flashgen.symbolic.printer import torch_source
 from flashgen.symbols import KV_LEN, Q_FIRST, Q_LAST, Q_LEN, Load
@@ -21,8 +25,9 @@ from flashgen.symbols import KV_LEN, Q_FIRST, Q_LAST, Q_LEN, Load
 LEAST_ROWS, LEAST_PAGE = 64, 16
 
 #: Rows of a tile of two consumers, and the rows that three compute in the same time: on an H100
-#: tiles of 192 have up to 15% the rate of tiles of 128 more.
-TWO_CONSUMERS, SLOWER = 128, 147
+#: tiles of 192 had up to 15% the rate of tiles of 128 more. That is of tiles of as many keys. Two
+#: consumers leave registers for tiles of twice as many, by which they gain 4% at d=128.
+TWO_CONSUMERS, SLOWER, SLOWER_OF_MORE_KEYS = 128, 147, 141
 
 #: What a tile of queries takes besides its tiles of keys, in their time: to load its first
 #: operands, and to store its output. A part's output has twice the bytes, and leaves registers
@@ -58,21 +63,52 @@ def gluon_kernel(plan: KernelPlan, held: Held) -> Kernel | None:
     return next((kernel for kernel in kernels if isinstance(kernel, Kernel)), None)
 
 
-def computes(plan: KernelPlan, q_len: int, group: int, page_size: int) -> bool:
-    """Whether it computes sequences of so many queries.
+@dataclass(frozen=True)
+class Call:
+    """The shapes of a call, by which a module chooses the kernel.
 
-    Args:
-        plan: of the module.
-        q_len: queries of a sequence.
-        group: heads of queries that share keys.
+    Attributes:
+        batch: sequences.
+        q_len: queries of each.
+        num_q_heads, num_kv_heads: heads.
+        capacity: the most keys that a sequence can have.
         page_size: keys of a page, 0 for none.
+        sms: SMs of the GPU.
     """
+
+    batch: int
+    q_len: int
+    num_q_heads: int
+    num_kv_heads: int
+    capacity: int
+    page_size: int
+    sms: int
+
+    def packed(self, plan: KernelPlan) -> int:
+        """The heads that have rows in a tile."""
+        group = self.num_q_heads // self.num_kv_heads
+        return min(group & -group, 64) if HopperNames(plan, True, True).packs else 1
+
+
+def serves(plan: KernelPlan, call: Call) -> bool:
+    """Whether it may compute a call: by its variant, its pages and the rows of a tile."""
     if Kernel().why_not(plan) or why_no_gluon(plan):
         return False
-    heads = min(group & -group, 64) if HopperNames(plan, True, True).packs else 1
-    if page_size and (page_size < LEAST_PAGE or not plan.tiles.from_key_0):
+    if call.page_size and (call.page_size < LEAST_PAGE or not plan.tiles.from_key_0):
         return False
-    return q_len * heads >= LEAST_ROWS
+    return call.q_len * call.packed(plan) >= LEAST_ROWS
+
+
+def fills(plan: KernelPlan, call: Call) -> bool:
+    """Whether its tiles keep enough SMs busy, or have enough to do: else it takes longer."""
+    packed = call.packed(plan)
+    of_sequence = call.q_len * packed
+    tiles = -(-of_sequence // FULL_ROWS) * call.batch * (call.num_q_heads // packed)
+    computed = -(-tiles // call.sms) * call.sms * FULL_ROWS
+    rows = call.batch * call.q_len * call.num_q_heads
+    if computed <= 2 * rows:
+        return True
+    return of_sequence >= FULL_ROWS and rows * call.capacity >= LEAST_PAIRS
 
 
 def names(plan: KernelPlan, choice: KernelChoice | None) -> Mapping[str, Any]:
@@ -91,7 +127,8 @@ def names(plan: KernelPlan, choice: KernelChoice | None) -> Mapping[str, Any]:
         return found
     of_merge, of_merged_row = _merging(plan, choice)
     return found | {
-        "tile_times": _tile_times(choice),
+        "cache_tiles": _tiles(plan, choice),
+        "unit_keys": _config(choice).BLOCK_N,
         "of_tile": OF_TILE,
         "of_part": OF_PART,
         "of_merge": of_merge,
@@ -99,7 +136,7 @@ def names(plan: KernelPlan, choice: KernelChoice | None) -> Mapping[str, Any]:
         "rounds_end": MOST_ROUNDS + 1,
         "at_least": AT_LEAST,
         "rows_merged": ROWS_MERGED,
-        "keys_of_tile": keys_of_tile(plan, _rows(choice)),
+        "keys_of_tile": keys_of_tile(plan, _config(choice).BLOCK_M),
     }
 
 
@@ -128,15 +165,30 @@ def keys_of_tile(plan: KernelPlan, rows: int) -> str:
     return torch_source(number, {"kv_len": "capacity"})
 
 
-def _rows(choice: KernelChoice) -> int:
-    """The rows of its tiles of queries."""
-    return max(chosen.config.BLOCK_M for chosen in choice.configs.values())
+def _config(choice: KernelChoice) -> KernelConfig:
+    """The configuration of the dense kernel, which tiles of a cache have first."""
+    return max((chosen.config for chosen in choice.configs.values()), key=lambda x: x.BLOCK_M)
 
 
-def _tile_times(choice: KernelChoice) -> tuple[tuple[int, int], ...]:
-    """The rows that a tile may have, each with its time in one unit."""
-    rows = _rows(choice)
-    return ((rows, rows), (TWO_CONSUMERS, SLOWER)) if rows > TWO_CONSUMERS else ((rows, rows),)
+def _tiles(plan: KernelPlan, choice: KernelChoice) -> tuple[tuple[int, int, int, int], ...]:
+    """The tiles that a call may have: rows, keys, stages, and the time of `_config`'s keys.
+
+    Where that has three consumers, two may save rounds: with the best keys for them, by the model.
+    """
+    first = _config(choice)
+    rows, keys = first.BLOCK_M, first.BLOCK_N
+    tiles = [(rows, keys, first.num_stages, rows)]
+    if rows > TWO_CONSUMERS:
+        room = get_target(HOPPER).max_shared - MORE_SHARED
+        two = [
+            config
+            for config in hopper_space(plan).candidates
+            if config.BLOCK_M == TWO_CONSUMERS and worst_hopper_usage(plan, config).total <= room
+        ]
+        best = rank_hopper(plan, two)[0] if two else first
+        time = SLOWER if keys == best.BLOCK_N else SLOWER_OF_MORE_KEYS
+        tiles.append((TWO_CONSUMERS, best.BLOCK_N, best.num_stages, time))
+    return tuple(tiles)
 
 
 def _merging(plan: KernelPlan, choice: KernelChoice) -> tuple[int, float]:
@@ -144,8 +196,7 @@ def _merging(plan: KernelPlan, choice: KernelChoice) -> tuple[int, float]:
 
     In the time that a program takes for a row and a tile of keys.
     """
-    keys = max(chosen.config.BLOCK_N for chosen in choice.configs.values())
-    flops = 2 * (plan.qk_head_dim + plan.v_head_dim) * keys
+    flops = 2 * (plan.qk_head_dim + plan.v_head_dim) * _config(choice).BLOCK_N
     of_row = flops * SMS / FLOPS
     bytes_of_row = 2 * 4 * plan.v_head_dim  # float32, written and read
     return round(LAUNCH / of_row), round(bytes_of_row / BYTES * SMS / of_row, 1)

@@ -179,7 +179,7 @@ class Varlen(Form):
 
     def why_not(self, plan: KernelPlan) -> str:
         """Why a plan cannot have the form, as a clause; ``""`` where it can."""
-        if plan.listing is not None:
+        if plan.listing is not None and not plan.classifies:
             return "'varlen' has no lists of tiles, which a mask with a table of blocks needs"
         if plan.looks_rows_up:
             sorted_ones = ", ".join(
@@ -205,6 +205,12 @@ class Varlen(Form):
     def source(self, plan: KernelPlan, held: Held) -> str:
         """The kernel that lists tiles, and the portable kernels of both passes."""
         texts = [render("varlen/tiles.py.jinja", plan=plan)]
+        if plan.classifies:
+            of_sequence = partial(view_of, packed_tensors(plan))
+            texts += [
+                render(f"tiles_triton/{name}.py.jinja", plan=plan, varlen=True, view_of=of_sequence)
+                for name in ("classify", "lists")
+            ]
         texts += [
             kernel.packed_source(plan, partial(view_of, packed_tensors(plan)))
             for kernel in _held(plan, held)
@@ -243,7 +249,9 @@ class Varlen(Form):
         lengths = ("max_q_len", "max_kv_len")
         return {
             "packed": packed,
-            "keyed_lengths": [x for x in lengths if any(x in size for size in checked)],
+            "keyed_lengths": [
+                x for x in lengths if plan.classifies or any(x in size for size in checked)
+            ],
             "packed_backward": backward_plan(plan, packed=True),
             "packed_gluon": any(not k.gradients for k in packed_gluon(plan, held)),
             "packed_gluon_backward": _backward_names(plan, held),
@@ -257,8 +265,10 @@ def why_no_gluon(plan: KernelPlan) -> str:
     """Why no Gluon kernel serves packed sequences; ``""`` if one may.
 
     Rows that a mask hides by their position alone, and tensors that a sequence reads a part of, are
-    not known to these kernels; a sequence without keys would need the sink.
+    not known to these kernels, nor are lists of tiles; a sequence without keys would need the sink.
     """
+    if plan.classifies:
+        return "a kernel decides tiles"
     if plan.hidden.keys or plan.hidden.queries:
         return "the mask hides rows by their position alone"
     read = {tensor.name for tensor in plan.kernel_arguments.tensors}

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 from flashgen.block_lists import BlockLists
 from flashgen.budget.traffic import Workload
 from flashgen.dropout import Seed
-from flashgen.kernels.typical import (
+from flashgen.params import Int, Tensor
+from flashgen.plan import KernelPlan
+from flashgen.plan.typical import (
     CHOSEN,
     DOCUMENT,
     SHARE,
@@ -16,10 +18,9 @@ from flashgen.kernels.typical import (
     TypicalRangeTable,
     TypicalRowTable,
     TypicalTensor,
+    ids_of,
     typical_number,
 )
-from flashgen.params import Int, Tensor
-from flashgen.plan import KernelPlan
 from flashgen.reference import visibility
 from flashgen.symbols import evaluate
 
@@ -51,13 +52,16 @@ def _limits(plan: KernelPlan, *names: str) -> list[int]:
 
 def typical_params(plan: KernelPlan, q: torch.Tensor) -> dict[str, Any]:
     """A value for each run-time parameter of a call with q and as many keys; see `typical`."""
+    ids = ids_of(plan.predicate.expr)
     return {
-        param.name: _tensor(param, q) if isinstance(param, Tensor | Seed) else typical_number(param)
+        param.name: _tensor(param, q, ids=param.name in ids)
+        if isinstance(param, Tensor | Seed)
+        else typical_number(param)
         for param in plan.params
     }
 
 
-def _tensor(declared: Tensor | Seed, q: torch.Tensor) -> torch.Tensor:
+def _tensor(declared: Tensor | Seed, q: torch.Tensor, *, ids: bool) -> torch.Tensor:
     import torch
 
     if isinstance(declared, Seed):
@@ -72,9 +76,9 @@ def _tensor(declared: Tensor | Seed, q: torch.Tensor) -> torch.Tensor:
     generator = torch.Generator(q.device).manual_seed(0)
     if isinstance(declared, BlockLists):
         return _lists(declared, shape, generator)
-    if declared.sorted:
-        ids = torch.arange(shape[-1], device=q.device, dtype=torch.int32) // DOCUMENT
-        return ids.expand(shape).contiguous()
+    if declared.sorted or ids:
+        documents = torch.arange(shape[-1], device=q.device, dtype=torch.int32) // DOCUMENT
+        return documents.expand(shape).contiguous()
     if declared.dtype == "bool":
         return torch.rand(shape, device=q.device, generator=generator) < SHARE
     if declared.dtype == "int32":
@@ -128,8 +132,11 @@ def visible_flops(plan: KernelPlan, q: torch.Tensor, seen: torch.Tensor) -> floa
 def typical_workload(plan: KernelPlan, length: int) -> Workload:
     """Self-attention of a training step in sequences of one length."""
     heads = usual_heads(plan)
+    ids = ids_of(plan.predicate.expr)
     values: dict[str, Any] = {
-        param.name: TypicalTensor(param) if isinstance(param, Tensor) else typical_number(param)
+        param.name: TypicalTensor(param, param.name in ids)
+        if isinstance(param, Tensor)
+        else typical_number(param)
         for param in plan.params
     }
     values |= {constant.name: constant.elements for constant in plan.spec.constants}

@@ -77,7 +77,7 @@ class BackwardPlan:
         of_keys = self.plan.bounds.diagnostics
         of_queries = [note for note in self.q_bounds.diagnostics if note not in of_keys]
         return (
-            *(f"no exact range of keys: {note}" for note in of_keys),
+            *self.plan.notes_of_bounds,
             *(f"for gradients, no exact range of queries: {note}" for note in of_queries),
         )
 

@@ -1,4 +1,7 @@
-"""ClassifiedTiles: the kernels that decide each tile of a mask that only the data knows."""
+"""ClassifiedTiles: the kernels that decide each tile of a mask, where bounds are too wide.
+
+Either only the data knows what is visible, or one range lies around what is visible in many places.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,17 @@ from dataclasses import dataclass, replace
 import sympy
 
 from flashgen.block_lists import BlockLists
-from flashgen.params import Int
+from flashgen.params import Int, Tensor
 from flashgen.plan.loops import KERNEL_NAMES
+from flashgen.plan.wide_bounds import Excess, excess_of_bounds
 from flashgen.spec import AttentionSpec
 from flashgen.symbolic.logic import conditions, leaves
 from flashgen.symbolic.printer import plain_source, triton_code
 from flashgen.symbolic.printer.code import Code, gathered_by, read_by
 from flashgen.symbolic.tile_answers import TILE, OfTile, left_to_data, tile_answers
-from flashgen.symbolic.trace import Predicate
+from flashgen.symbolic.trace import POSITIONS, Predicate
 from flashgen.symbolic.varies_over import Axes
-from flashgen.symbols import GROUP, KV_FIRST, KV_HEADS, KV_LAST, B, FloorDiv, H
+from flashgen.symbols import GROUP, KV_FIRST, KV_HEADS, KV_LAST, B, FloorDiv, H, Load
 
 #: The head of keys, as the kernel calls it.
 _KV_HEAD = sympy.Symbol("kv_head", integer=True)
@@ -27,10 +31,11 @@ _KV_HEAD = sympy.Symbol("kv_head", integer=True)
 ROWS_OF_A_LIST = 16
 
 #: The texts of positions: of all rows of a tile; of those beside each tile of keys; of all keys of
-#: each tile; and of the elements of one tile.
+#: each tile; of some elements of each tile; and of the elements of one tile.
 _ROWS = {"q_idx": "q_rows"}
 _ROWS_BY_TILE = {"q_idx": "q_rows[:, None]", "kv_first": "kv_first[None, :]"}
 _KEYS = {"kv_idx": "kv_keys"}
+_PROBES = {"q_idx": "q_probes", "kv_idx": "kv_probes"}
 _ELEMENTS = {"q_idx": "q_idx[:, None]", "kv_idx": "kv_idx[None, :]"}
 
 
@@ -60,29 +65,39 @@ class ClassifiedTiles:
     """What the kernels do that decide tiles and list them.
 
     Attributes:
-        said: the conditions that only the data knows, and those that algebra solves, in words.
+        said: the conditions that only the data knows, and those that algebra solves, in words; the
+            former are empty where the ranges of bounds are too wide.
+        excess: what these would visit.
         tile: the keys of a tile that is decided.
         rows: its queries.
         reads: what is computed of rows and of keys.
         seen: conditions that all hold for a tile that may have a visible element.
         full: conditions that all hold where every element is visible; None where that is unknown.
-        elements: the conditions of an element: they decide a tile that is seen and not full; none
-            where they would say little more.
+        no_more: conditions that all hold where a tile that is seen may still have no visible
+            element; None where that is never so.
+        no_less: conditions that all hold where one that is not full may still have all; likewise.
+        elements: the conditions of an element: they decide a tile that is left open; none
+            where they would say little more, and tiles that are left open have both.
+        probes: the same, of some elements of each tile: they close most tiles.
         by_batch, by_head: whether tiles differ between batch entries, and heads.
         by_group: whether only between heads that share no keys: there is a list for each of these.
-        asks: the variables that `seen` and `full` read.
+        asks: the variables that these four read.
         names: the parameters that it reads.
         gathers: the numbers of dimensions that tensors are indexed by.
         reads_group: whether it reads how many heads share keys.
     """
 
     said: tuple[str, str]
+    excess: Excess
     tile: int
     rows: int
     reads: tuple[ReadOfTile, ...]
     seen: tuple[Code, ...]
     full: tuple[Code, ...] | None
+    no_more: tuple[Code, ...] | None
+    no_less: tuple[Code, ...] | None
     elements: tuple[Code, ...]
+    probes: tuple[Code, ...]
     by_batch: bool
     by_head: bool
     by_group: bool
@@ -95,6 +110,11 @@ class ClassifiedTiles:
     classified = True
 
     @property
+    def by_data(self) -> bool:
+        """Whether only the data knows what is visible."""
+        return bool(self.said[0])
+
+    @property
     def several(self) -> bool:
         """Whether a tile has more than one answer."""
         return self.by_batch or self.by_head
@@ -103,6 +123,11 @@ class ClassifiedTiles:
     def note(self) -> str:
         """Which part of the mask is solved how, for a build and for explain."""
         by_data, by_algebra = self.said
+        if not self.by_data:
+            return (
+                f"tiles are decided once a call, as bounds would visit {self.excess} the "
+                f"tiles that are needed: {by_algebra}"
+            )
         solved = f"; algebra solves {by_algebra}" if by_algebra else ""
         return f"tiles are decided once a call, as only the data knows {by_data}{solved}"
 
@@ -124,19 +149,29 @@ class ClassifiedTiles:
 
 
 def classified_tiles(spec: AttentionSpec, predicate: Predicate) -> ClassifiedTiles | None:
-    """The kernels for a mask that only the data knows; None where bounds are as good.
+    """The kernels for a mask whose bounds are too wide; None where bounds are as good.
 
-    Calls of packed sequences, of a cache and of parts of a whole have bounds alone.
+    Calls of a cache and of parts of a whole have bounds alone.
     """
-    others = spec.forms != ("dense",) or spec.linformer or spec.normaliser.kind == "linear"
-    if others or not left_to_data(predicate, ranges=True):
+    others = not set(spec.forms) <= {"dense", "varlen"} or spec.linformer
+    if others or spec.normaliser.kind == "linear":
         return None
-    return classified(predicate)
+    if spec.forms == ("dense",):
+        too_wide = bounds_are_too_wide(predicate)
+    else:
+        # Packed sequences read parts of tensors, of which there are no ranges of keys.
+        too_wide = bool(left_to_data(predicate, ranges=False))
+    return classified(predicate) if too_wide else None
+
+
+def bounds_are_too_wide(predicate: Predicate) -> bool:
+    """Whether bounds leave out conditions on data, or visit much that is not needed."""
+    return bool(left_to_data(predicate, ranges=True)) or excess_of_bounds(predicate).too_wide
 
 
 def classified(predicate: Predicate) -> ClassifiedTiles:
     """The kernels for any mask."""
-    said = _said(predicate)
+    said, excess = _said(predicate), excess_of_bounds(predicate)
     shared = predicate.expr.xreplace({FloorDiv(H, GROUP): _KV_HEAD})
     by_group = _KV_HEAD in shared.free_symbols and H not in shared.free_symbols
     if by_group:
@@ -151,22 +186,30 @@ def classified(predicate: Predicate) -> ClassifiedTiles:
         return triton_code(expr, {**KERNEL_NAMES, **(names or {})}, nonnegative, vectors)
 
     reads = tuple(_read(x, code(x.expr, _texts(x))) for x in answers.reads)
-    seen, full = (tuple(map(code, conditions(expr))) for expr in (answers.seen, answers.full))
+    asked = (answers.seen, answers.full, ~answers.shown, answers.whole)
+    if _lists_of_tiles(predicate):
+        asked = (*asked[:2], sympy.false, sympy.false)
+    seen, full, no_more, no_less = (tuple(map(code, conditions(expr))) for expr in asked)
     parts = () if _lists_of_tiles(predicate) else conditions(predicate.expr)
     elements = tuple(code(part, _ELEMENTS) for part in parts)
+    probes = tuple(code(part, _PROBES) for part in parts)
     symbols = predicate.expr.free_symbols
     return ClassifiedTiles(
         said=said,
+        excess=excess,
         tile=TILE,
         rows=ROWS_OF_A_LIST if _lists_of_a_query(predicate) else TILE,
         reads=reads,
         seen=seen,
-        full=None if answers.full == False else full,  # noqa: E712
+        full=None if asked[1] == False else full,  # noqa: E712
+        no_more=None if asked[2] == False else no_more,  # noqa: E712
+        no_less=None if asked[3] == False else no_less,  # noqa: E712
         elements=elements,
+        probes=probes,
         by_batch=B in symbols,
         by_head=by_group or H in symbols,
         by_group=by_group,
-        asks=read_by((*seen, *full)),
+        asks=read_by((*seen, *full, *no_more, *no_less)),
         names=frozenset(symbol.name for symbol in symbols),
         gathers=gathered_by((*seen, *full, *elements, *(read.code for read in reads))),
         reads_group=KV_HEADS in symbols,
@@ -190,6 +233,32 @@ def _said(predicate: Predicate) -> tuple[str, str]:
     others = [part for part in leaves(predicate.expr) if part not in left]
     by_data, by_algebra = (", ".join(map(plain_source, parts)) for parts in (left, others))
     return by_data, by_algebra
+
+
+def hints_to_sort(predicate: Predicate) -> tuple[str, ...]:
+    """Which tensors to declare sorted, so that ranges take the place of lists."""
+    left = [load for part in left_to_data(predicate, ranges=True) for load in part.atoms(Load)]
+    by_position = {load.args[0] for load in left if not _last_alone(load)}
+    loads = {load.args[0] for load in left} - by_position
+    promised = {
+        p.name: Tensor(p.name, p.dims, p.dtype, sorted=True)
+        for p in predicate.params
+        if isinstance(p, Tensor) and p.sym in loads and p.dtype == "int32" and not p.sorted
+    }
+    if not promised:
+        return ()
+    params = tuple(promised.get(p.name, p) for p in predicate.params)
+    if bounds_are_too_wide(replace(predicate, params=params)):
+        return ()
+    names = " and ".join(promised)
+    never, each = ("never falls", "it") if len(promised) == 1 else ("never fall", "them")
+    return (f"if {names} {never}, declare {each} with sorted=True: ranges replace these lists",)
+
+
+def _last_alone(load: Load) -> bool:
+    """Whether a position is the last index, and in no other: what ``sorted`` is about."""
+    *lead, last = load.args[1:]
+    return last in POSITIONS and not any(POSITIONS & index.free_symbols for index in lead)
 
 
 def _is_by_tile(read: OfTile) -> bool:

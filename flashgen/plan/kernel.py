@@ -26,7 +26,12 @@ from flashgen.plan.arguments import (
     kernel_arguments,
     sizing_numbers,
 )
-from flashgen.plan.classified import ClassifiedTiles, classified, classified_tiles
+from flashgen.plan.classified import (
+    ClassifiedTiles,
+    classified,
+    classified_tiles,
+    hints_to_sort,
+)
 from flashgen.plan.code import KernelCode, finite_score, kernel_code, with_hidden_by_score
 from flashgen.plan.constants import PrintedConstant, printed_constant
 from flashgen.plan.dtypes import TRITON_DTYPES
@@ -40,6 +45,7 @@ from flashgen.plan.loops import KeyTiles, key_tiles
 from flashgen.plan.outside import left_by
 from flashgen.plan.promise import Promise, promise_of
 from flashgen.plan.visible_pairs import VisiblePairs, visible_pairs
+from flashgen.plan.wide_bounds import LENGTH, excess_of_bounds
 from flashgen.spec import AttentionSpec
 from flashgen.symbolic.bounds import TileBounds, derive_bounds, derive_q_bounds
 from flashgen.symbolic.gathers import with_row_tables
@@ -297,7 +303,7 @@ class KernelPlan(Heads):
 
     @cached_property
     def listing(self) -> TileListing | ClassifiedTiles | None:
-        """What lists the tiles to visit: by block tables, or where only the data knows them."""
+        """What lists the tiles to visit: by block tables, or where bounds are too wide."""
         return listing_of(self.spec, self.predicate)
 
     @property
@@ -310,11 +316,22 @@ class KernelPlan(Heads):
         """The arguments that are lists of blocks, of which calls make tables."""
         return tuple(argument for argument in self.arguments if argument.lists is not None)
 
-    @property
+    @cached_property
     def notes_of_tiles(self) -> tuple[str, ...]:
-        """Which parts of the mask are solved by algebra, and which by deciding tiles, if any."""
-        listing = self.listing
-        return (listing.note,) if isinstance(listing, ClassifiedTiles) else ()
+        """Which parts of the mask are solved by algebra, and which by lists of tiles, if any."""
+        if self.listing is None:
+            return ()
+        return (self.listing.note, *(hints_to_sort(self.predicate) if self.classifies else ()))
+
+    @cached_property
+    def notes_of_bounds(self) -> tuple[str, ...]:
+        """Why bounds of keys are not exact, and what that costs, where numbers alone tell."""
+        notes = tuple(f"no exact range of keys: {note}" for note in self.bounds.diagnostics)
+        if not notes or self.linear or self.predicate.expr.has(Load):
+            return notes
+        excess = excess_of_bounds(self.predicate)
+        counted = f"bounds visit {excess} the tiles that are needed, counted at {LENGTH:,} tokens"
+        return (*notes, counted)
 
     @cached_property
     def mask_loads_keys(self) -> bool:

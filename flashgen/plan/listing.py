@@ -10,8 +10,8 @@ import sympy
 
 from flashgen.params import Int
 from flashgen.plan.loops import KERNEL_NAMES
-from flashgen.symbolic.logic import conditions
-from flashgen.symbolic.printer import triton_code
+from flashgen.symbolic.logic import conditions, leaves
+from flashgen.symbolic.printer import plain_source, triton_code
 from flashgen.symbolic.printer.code import Code, gathered_by
 from flashgen.symbolic.tables import RowTable
 from flashgen.symbolic.tile_logic import TileTable, tile_logic
@@ -55,6 +55,7 @@ class TileListing:
     """What the kernel does that lists the tiles.
 
     Attributes:
+        said: the conditions of block tables, and those that algebra solves, in words.
         tables: the block tables that it reads.
         seen: conditions that all hold for a tile that may have a visible key.
         full: those that all hold where every query sees every key; None where that is never known.
@@ -65,6 +66,7 @@ class TileListing:
         gathers: the numbers of dimensions that tensors are indexed by.
     """
 
+    said: tuple[str, str]
     tables: tuple[ListedTable, ...]
     seen: tuple[Code, ...]
     full: tuple[Code, ...] | None
@@ -79,6 +81,13 @@ class TileListing:
     by_group = False
     #: No kernel decides tiles before they are listed: see `flashgen.plan.classified`.
     classified = False
+
+    @property
+    def note(self) -> str:
+        """Which part of the mask is solved how, for a build and for explain."""
+        by_table, by_algebra = self.said
+        solved = f"; algebra solves {by_algebra}" if by_algebra else ""
+        return f"tiles are listed once a call, by the table of blocks in {by_table}{solved}"
 
     @property
     def several(self) -> bool:
@@ -105,6 +114,7 @@ def tile_listing(predicate: Predicate) -> TileListing | None:
     seen, full = (tuple(map(code, conditions(expr))) for expr in (logic.seen, logic.full))
     symbols = {symbol for expr in logic.expressions for symbol in expr.free_symbols}
     return TileListing(
+        said=_said(predicate, logic.tables),
         tables=tables,
         seen=seen,
         full=None if logic.full is sympy.false else full,
@@ -115,6 +125,16 @@ def tile_listing(predicate: Predicate) -> TileListing | None:
         row_tables=logic.row_tables,
         gathers=gathered_by((*seen, *full, *(code for table in tables for code in table.codes))),
     )
+
+
+def _said(predicate: Predicate, tables: tuple[TileTable, ...]) -> tuple[str, str]:
+    """The conditions of a predicate that read block tables, and its others."""
+    elements = [named.table.element for named in tables]
+    parts = leaves(predicate.expr)
+    by_table = [part for part in parts if part.has(*elements)]
+    others = [part for part in parts if part not in by_table]
+    of_tables, of_others = (", ".join(map(plain_source, kind)) for kind in (by_table, others))
+    return of_tables, of_others
 
 
 def _listed(table: TileTable, code: Callable[[Any], Code], suffix: str) -> ListedTable:

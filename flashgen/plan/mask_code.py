@@ -32,12 +32,14 @@ class MaskCode:
         bitmasks: their column bitmasks.
         rows: vectors of rows that bits are made of.
         tables: what they read of block tables.
+        gathered: whether these bitmasks are the conditions, computed bit by bit.
     """
 
     pairs: tuple[Code, ...]
     bitmasks: tuple[Code, ...] = ()
     rows: tuple[str, ...] = ()
     tables: tuple[BlockBits, ...] = ()
+    gathered: bool = False
 
     @property
     def asks_below(self) -> bool:

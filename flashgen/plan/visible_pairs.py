@@ -80,7 +80,7 @@ def _run(interval: Interval, known: set[str]) -> tuple[Any, Any, bool]:
     begin, end, condition = map(of_one_row, (interval.begin, interval.end, interval.condition))
     first = loosened(begin, sympy.Integer(0), known)
     last = loosened(end, KV_LEN, known)
-    holds = condition if _says(condition, known) else sympy.true
+    holds = condition if says(condition, known) else sympy.true
     exact = (first, last, holds) == (begin, end, condition)
     if holds is not sympy.true:
         last = sympy.Piecewise((last, holds), (sympy.Integer(0), True))
@@ -115,13 +115,13 @@ def of_one_row(expr: Any) -> Any:
 
 def loosened(expr: Any, most: Any, known: set[str]) -> Any:
     """An end of a run of keys by known names, with the end of all keys for whatever others say."""
-    if _says(expr, known):
+    if says(expr, known):
         return expr
     if isinstance(expr, sympy.Min | sympy.Max):
         return expr.func(*(loosened(part, most, known) for part in expr.args))
     return most
 
 
-def _says(expr: Any, known: set[str]) -> bool:
+def says(expr: Any, known: set[str]) -> bool:
     """Whether Python's numbers are all that it is made of: an element has its tensor's symbol."""
     return all(symbol.name in known for symbol in expr.free_symbols)

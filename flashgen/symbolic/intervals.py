@@ -167,8 +167,10 @@ def _contains(outer: Interval, inner: Interval, facts: Facts) -> bool:
 
 def _joined_full(a: Interval, b: Interval, facts: Facts) -> tuple[Any, Any]:
     """The full keys of a joined interval: of both parts if they form one run, else of one part."""
-    if sympy.Piecewise in (a.full_end.func, b.full_end.func) or a.condition != b.condition:
+    if a.condition != b.condition:
         return a.full_begin, a.full_end
+    if sympy.Piecewise in (a.full_end.func, b.full_end.func):
+        return _longer_at_times(a, b, facts) or (a.full_begin, a.full_end)
     if a.full_begin == b.full_begin:
         return a.full_begin, most(sympy.Max, a.full_end, b.full_end, facts)
     if a.full_end == b.full_end:
@@ -176,6 +178,21 @@ def _joined_full(a: Interval, b: Interval, facts: Facts) -> tuple[Any, Any]:
     if at_least(a.full_begin, b.full_begin, facts) and at_least(b.full_end, a.full_end, facts):
         return b.full_begin, b.full_end
     return a.full_begin, a.full_end
+
+
+def _longer_at_times(a: Interval, b: Interval, facts: Facts) -> tuple[Any, Any] | None:
+    """The full keys of ``a``, from where those of ``b`` begin in tiles where ``b`` has any.
+
+    None where both do not end together, or ``b`` does not provably begin first.
+    """
+    for always, at_times in ((a, b), (b, a)):
+        if not isinstance(at_times.full_end, sympy.Piecewise):
+            continue
+        (end, condition), _ = at_times.full_end.args
+        first, last = at_times.full_begin, always.full_begin
+        if end == always.full_end and at_least(last, first, facts):
+            return sympy.Piecewise((first, condition), (last, True), evaluate=False), end
+    return None
 
 
 def most(pick: Any, a: Any, b: Any, facts: Facts) -> Any:

@@ -10,7 +10,9 @@ tensors, so that anything may depend on one of the two positions:
 - anything else is unknown, and floats are: their bounds would hide a NaN.
 
 The answers are conservative: a tile with a visible element is always seen, and a tile with a hidden
-element is never full. Where a tile is seen and not full, its elements decide.
+element is never full. Two more say where that is all there is to know: a tile that is shown has a
+visible element, and a tile that is not whole has a hidden one. Where these leave a tile open, its
+elements decide.
 """
 
 from __future__ import annotations
@@ -53,6 +55,12 @@ _FIRST = {position: first for position, (first, _) in _ENDS.items()}
 #: The least and the greatest value of an integer; or whether a condition holds for some, for all.
 Pair = tuple[Any, Any]
 
+#: seen, full, shown and whole: see `TileAnswers`.
+Answer = tuple[Any, Any, Any, Any]
+
+#: Conditions on both positions of a conjunction or disjunction of which shown and whole are asked.
+_MOST_MIXED = 4
+
 
 @dataclass(frozen=True)
 class OfTile:
@@ -82,11 +90,15 @@ class TileAnswers:
     Attributes:
         seen: sympy Boolean: some element may be visible. If false, no element is.
         full: sympy Boolean: every element is visible. If false, some may be hidden.
+        shown: sympy Boolean: some element is visible. If false, none may be.
+        whole: sympy Boolean: every element may be visible. If false, some element is hidden.
         reads: what they read of rows and of keys.
     """
 
     seen: Any
     full: Any
+    shown: Any
+    whole: Any
     reads: tuple[OfTile, ...]
 
 
@@ -122,10 +134,10 @@ def tile_answers(predicate: Predicate, tile: int = TILE) -> TileAnswers:
         if block.args[0] in _FIRST and block.args[1].is_Integer and block.args[1] % tile == 0
     }
     found = _Answers(Declarations.of(predicate.params))
-    seen, full = found.condition(expr.xreplace(blocks))
-    read = seen.free_symbols | full.free_symbols
+    answers = found.condition(expr.xreplace(blocks))
+    read = set().union(*(answer.free_symbols for answer in answers))
     reads = (of_tile for of_tile in found.reads.values() if read & set(of_tile.ends))
-    return TileAnswers(seen, full, tuple(reads))
+    return TileAnswers(*answers, tuple(reads))
 
 
 @dataclass
@@ -135,22 +147,46 @@ class _Answers:
     declarations: Declarations
     reads: dict[Any, OfTile] = field(default_factory=dict)
 
-    def condition(self, expr: Any) -> Pair:
-        """Whether a condition may hold for some elements of the tile, and holds for all."""
+    def condition(self, expr: Any) -> Answer:
+        """What is known of a condition on the elements of the tile."""
         over = varies_over(expr)
         if over == Axes.SCALAR:
-            return expr, expr
+            return expr, expr, expr, expr
         if over != Axes.ELEMENT:
-            return self._named(expr, over)
+            return self._named(expr, over) * 2
         if isinstance(expr, sympy.And | sympy.Or):
-            parts = [self.condition(part) for part in _by_axes(expr)]
-            seen, full = zip(*parts, strict=True)
-            return expr.func(*seen), expr.func(*full)
+            return self._joined(expr)
         if isinstance(expr, Relational) and is_integral(expr.lhs) and is_integral(expr.rhs):
-            ends = self._sum(summands(expr.lhs - expr.rhs))
+            terms = list(summands(expr.lhs - expr.rhs))
+            ends = self._sum(terms)
             if ends is not None:
-                return compared(expr.func, *ends)
-        return sympy.true, sympy.false
+                found = compared(expr.func, *ends)
+                # A row and a key with the extremes of both are an element of the tile.
+                exact = Axes.ELEMENT not in map(varies_over, terms)
+                known = found if exact and expr.func in _ORDERS else (sympy.false, sympy.true)
+                return (*found, *known)
+        return sympy.true, sympy.false, sympy.false, sympy.true
+
+    def _joined(self, expr: Any) -> Answer:
+        """What is known of a conjunction or disjunction."""
+        groups = _by_axes(expr)
+        answers = [self.condition(group) for group in groups]
+        seen, full, shown, whole = (expr.func(*each) for each in zip(*answers, strict=True))
+        # What holds for some row and what holds for some key hold for one element; of two other
+        # conditions that some elements meet, one has to hold for all.
+        axes = [varies_over(group) for group in groups]
+        apart = [a for a, over in zip(answers, axes, strict=True) if over != Axes.ELEMENT]
+        units = [a for a, over in zip(answers, axes, strict=True) if over == Axes.ELEMENT]
+        if len(apart) > len({over for over in axes if over != Axes.ELEMENT}):
+            units += apart
+        elif apart:
+            units.append(tuple(expr.func(*each) for each in zip(*apart, strict=True)))
+        few = len(units) <= _MOST_MIXED
+        if isinstance(expr, sympy.And):
+            shown = sympy.Or(*_with_others(sympy.And, units, 2, 1)) if few else sympy.false
+        else:
+            whole = sympy.And(*_with_others(sympy.Or, units, 3, 0)) if few else sympy.true
+        return seen, full, shown, whole
 
     def _named(self, expr: Any, over: Axes) -> Pair:
         """Symbols for an expression of one axis."""
@@ -254,6 +290,9 @@ class _Answers:
         return sympy.Max(least, -most, 0), sympy.Max(-least, most)
 
 
+#: Comparisons that hold for some and for all elements where they do at the ends.
+_ORDERS = (sympy.Lt, sympy.Le, sympy.Gt, sympy.Ge)
+
 _RULES: dict[Any, Callable[[_Answers, Any], Pair | None]] = {
     sympy.Mul: _Answers._product,
     FloorDiv: _Answers._quotient,
@@ -262,6 +301,13 @@ _RULES: dict[Any, Callable[[_Answers, Any], Pair | None]] = {
     sympy.Max: _Answers._extreme,
     sympy.Abs: _Answers._absolute,
 }
+
+
+def _with_others(join: Any, units: list[Answer], own: int, others: int) -> list[Any]:
+    """For each unit one of its own answers, joined with another answer of all others."""
+    return [
+        join(unit[own], *(other[others] for other in units if other is not unit)) for unit in units
+    ]
 
 
 def _by_axes(expr: Any) -> list[Any]:

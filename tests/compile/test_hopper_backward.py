@@ -90,8 +90,8 @@ def test_every_candidate_needs_exactly_what_is_predicted(name: str, config: Kern
 @pytest.mark.parametrize("dim", some((64, 256), every=2))
 def test_extremes_of_a_tile_take_no_shared_memory(dim: int) -> None:
     """Each warp holds all positions of the tile that they are extremes over."""
-    # The form of packed sequences has no lists of tiles.
-    forms = ("dense", "varlen")
+    # A spec with the form of a cache has no lists of tiles.
+    forms = ("dense", "cache")
     names = of(AttentionSpec(dim, mask=VOCABULARY["document_unsorted"].mask, forms=forms))
     assert names.backward.q_tiles.reduce_rows
     for config in split_space(names).candidates:

@@ -6,7 +6,8 @@ import pytest
 from triton.compiler import ASTSource
 
 from flashgen import AttentionSpec, Int, causal, sliding_window
-from flashgen.config import HOPPER
+from flashgen.budget.targets import get_target
+from flashgen.config import HOPPER, KernelConfig
 from flashgen.forms.varlen import MORE_SHARED
 from flashgen.kernels.backward_hopper.kernel import BackwardHopper
 from flashgen.plan.backward import backward_plan
@@ -102,6 +103,16 @@ def test_forward_of_a_cache(head_dim: int, page_size: int, packed: int) -> None:
     parts = compile_hopper_cached(plan, config, page_size, packed, split=True)
     assert parts.shared <= cached.shared and not parts.warnings
     assert parts.spilled <= cached.spilled + 16
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_two_consumers_of_a_cache(split: bool) -> None:
+    """Their tiles of twice the keys spill nothing, and fit beside what a cache needs."""
+    plan = lowered(AttentionSpec(128, mask=causal(align="bottom_right")))
+    config = KernelConfig(BLOCK_M=128, BLOCK_N=128, num_warps=8, num_stages=2)
+    found = compile_hopper_cached(plan, config, 16, 1, split=split)
+    assert found.spilled == 0 and not found.warnings
+    assert found.shared <= get_target(HOPPER).max_shared
 
 
 @pytest.mark.parametrize("head_dim", [128, 80])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -104,17 +105,91 @@ def test_what_only_the_device_knows_is_told_if_asked(monkeypatch: pytest.MonkeyP
     module.attention(*qkv, **params)
 
 
-def test_compiled_calls_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    module, (qkv, params) = _module(), _call()
+def _layers(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Callable[..., torch.Tensor]:
+    """Two layers that share tiles, made within if asked; then some lists may be written to."""
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    compiled = torch.compile(module.attention, backend="aot_eager", fullgraph=True)
+
+    def attend(
+        *qkv: torch.Tensor,
+        tiles: Any = None,
+        within: bool = False,
+        write: bool = False,
+        **lists: Any,
+    ) -> torch.Tensor:
+        q, k, v = qkv
+        if within:
+            tiles = module.tiles(q, k, **lists)
+        if write:
+            lists["chosen"][..., 0] = 0
+        for _ in range(2):
+            q = module.attention(q, k, v, **lists, tiles=tiles)
+        return q
+
+    return attend
+
+
+def _compiled(call: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    torch._dynamo.reset()
+    return torch.compile(call, backend="aot_eager", fullgraph=True)
+
+
+@pytest.mark.parametrize("made", ["never", "outside", "within"])
+def test_compiled_calls_are_right(made: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, (qkv, params) = _module(), _call()
+    attend = _layers(module, monkeypatch)
+    tiles = module.tiles(*qkv[:2], **params) if made == "outside" else None
     leaves = [x.requires_grad_() for x in qkv]
     results = []
-    for call in (compiled, module.attention):
-        out = call(*leaves, **params)
+    for call, options in (
+        (_compiled(attend), {"tiles": tiles, "within": made == "within"}),
+        (attend, {}),
+    ):
+        out = call(*leaves, **params, **options)
         results.append((out, *torch.autograd.grad(out.sin().sum(), leaves)))
     for found, right in zip(*results, strict=True):
         torch.testing.assert_close(found, right)
+
+
+def test_compiled_calls_refuse_tiles_of_other_lists(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, (qkv, params) = _module(), _call()
+    compiled = _compiled(_layers(module, monkeypatch))
+    tiles = module.tiles(*qkv[:2], **params)
+    compiled(*qkv, **params, tiles=tiles)
+    with pytest.raises(Exception, match="of another tensor chosen than the call's"):
+        compiled(*qkv, **{**params, "chosen": params["chosen"].clone()}, tiles=tiles)
+    params["top"][0] = 1
+    with pytest.raises(ValueError, match="a tensor was written to since they were made"):
+        compiled(*qkv, **params, tiles=tiles)
+
+
+def test_a_compiled_function_sees_lists_that_it_writes_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though its tiles were made before: nothing there tells that they are of other lists."""
+    module, (qkv, params) = _module(), _call()
+    attend = _layers(module, monkeypatch)
+    before = attend(*qkv, **params)
+    found = _compiled(attend)(*qkv, **params, within=True, write=True)
+    right = attend(*qkv, **params)
+    torch.testing.assert_close(found, right)
+    assert not torch.allclose(before, right)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_exported_program_makes_its_own_tiles(
+    strict: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, (qkv, params) = _module(), _call()
+    attend = _layers(module, monkeypatch)
+
+    class Layers(torch.nn.Module):
+        def forward(
+            self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, chosen: Any, top: Any
+        ) -> torch.Tensor:
+            return attend(q, k, v, chosen=chosen, top=top, within=True)
+
+    inputs = (*qkv, *params.values())
+    program = torch.export.export(Layers(), inputs, strict=strict).module()
+    params["chosen"][..., 0] = 0
+    torch.testing.assert_close(program(*inputs), attend(*qkv, **params))
 
 
 @pytest.mark.parametrize("form", ["varlen", "cache", "mesh"])

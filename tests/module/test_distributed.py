@@ -205,6 +205,22 @@ def dropping_calls(write: Write) -> dict[str, Sharded]:
     return calls
 
 
+def grid_calls(write: Write) -> dict[str, Sharded]:
+    """Groups of two ranks: chunks of a group that follow one another or do not, empty ones."""
+    causal_at, runs_at, dropping = write(CAUSAL), write(RUNS), DROPPING["dropout of documents"]
+    calls = {
+        "zigzag": (causal_at, CAUSAL, 67, (8, 4), {"balance": "zigzag", "parts": 2, "keep": True}),
+        "many runs": (runs_at, RUNS, 150, (4, 2), {"balance": 5, "keep": False}),
+        "shared keys": (runs_at, RUNS, 151, (8, 1), {"balance": 3}),
+        "few tokens": (causal_at, CAUSAL, 3, (4, 4), {"balance": "zigzag"}),
+        "dropping": (write(dropping), dropping, 150, (4, 2), {"balance": 3, "params": DROPPED}),
+    }
+    return {
+        f"a grid, {name}": call_of(path, spec, length, heads, strategy="grid", **options)
+        for name, (path, spec, length, heads, options) in calls.items()
+    }
+
+
 def test_two_ranks_are_equal_to_one(two: Pool, write: Write) -> None:
     calls = vocabulary_calls(write, 2, SERVED) | more_calls(write) | dropping_calls(write)
     for results, (name, call) in zip(
@@ -215,6 +231,7 @@ def test_two_ranks_are_equal_to_one(two: Pool, write: Write) -> None:
 
 def test_four_ranks_are_equal_to_one(tmp_path: Path, write: Write) -> None:
     calls = vocabulary_calls(write, 4, SERVED) | more_calls(write) | dropping_calls(write)
+    calls |= grid_calls(write)
     calls |= wrapped_calls(
         write,
         {

@@ -8,11 +8,13 @@ from types import ModuleType
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from flashgen import AttentionSpec, causal
+from flashgen import AttentionSpec, causal, sink_tokens, sliding_window
 from support.cases import Case
 from support.contract import native_inputs
 from support.gradients import leaves_of
+from support.slip import with_slip
 from support.variants import ROOT, rendered_module
 from support.vocabulary import VOCABULARY
 
@@ -57,6 +59,70 @@ def test_tiles_compute_what_the_reference_does(name: str, small_tiles) -> None:
         case = entry.case(Case(q_len, kv_len, 2, 4, 2, scale=0.7))
         for tiles, whole in zip(*both(small_tiles(rendered_module(spec)), spec, case), strict=True):
             torch.testing.assert_close(tiles, whole, rtol=2e-5, atol=2e-5)
+
+
+#: Tiles of it have keys that all their queries see, at the sequence's begin and in the window.
+SINKS = AttentionSpec(16, "float32", causal() & (sink_tokens(4) | sliding_window(40, 0)))
+
+
+def check_sinks(module: ModuleType) -> None:
+    for tiles, whole in zip(*both(module, SINKS, Case(100, 100, 2, 4, 2)), strict=True):
+        torch.testing.assert_close(tiles, whole, rtol=2e-5, atol=2e-5)
+
+
+def test_keys_that_all_queries_of_a_tile_see_need_no_mask(small_tiles) -> None:
+    check_sinks(small_tiles(rendered_module(SINKS)))
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("masked.append((end, full_begin))", "pass"),  # what the tile's last query has left behind
+        ("masked.append((end, kv_end))", "pass"),  # what its first one does not see yet
+        ("in sorted(full)", "in [(full[0][0], full[1][1])]"),  # what lies between the two
+    ],
+)
+def test_a_mask_that_a_tile_lacks_is_found(right: str, wrong: str, small_tiles) -> None:
+    module = small_tiles(rendered_module(SINKS, edit_source=with_slip(right, wrong)))
+    with pytest.raises(AssertionError, match="not close"):
+        check_sinks(module)
+
+
+class _Made(TorchDispatchMode):
+    """Counts results in memory of their own, of some bytes or more."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size = size
+        self.held: dict[int, torch.UntypedStorage] = {}  # no address is used again
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and result.untyped_storage().nbytes() >= self.size:
+            self.held[result.untyped_storage().data_ptr()] = result.untyped_storage()
+        return result
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "more"),
+    [
+        ("", "", 0),
+        ("row_max, out=memory)", "row_max)", 2),
+        ("masked.append((end, kv_end))", "masked.append((0, kv_end))", 4),
+    ],
+    ids=["as it is", "weights", "mask"],
+)
+def test_tiles_make_nothing_of_the_size_of_their_scores(
+    right: str, wrong: str, more: int, small_tiles
+) -> None:
+    """But the memory that they share: new pages for each took as long as all else."""
+    spec = AttentionSpec(16, "float32", causal(align="bottom_right"))
+    module = small_tiles(rendered_module(spec, edit_source=with_slip(right, wrong)))
+    q, k, v = native_inputs(Case(32, 1000, 1, 4, 1), spec)
+    with _Made(16 * 900) as made:  # of bools; two tiles of 16 queries of 4 heads
+        module._attend_in_tiles(q, k, v, 0.25)
+    given = {x.untyped_storage().data_ptr() for x in (q, k, v)}
+    assert len(made.held.keys() - given) == 1 + more
 
 
 def test_tiles_drop_the_same_weights(small_tiles) -> None:

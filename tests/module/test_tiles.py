@@ -131,31 +131,160 @@ def test_tensors_are_checked_when_tiles_are_made() -> None:
         module.tiles(*qkv[:2], **{**params, "img": made})
 
 
-def test_compiled_calls_refuse_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    module, (qkv, params) = _module(), _call()
+def _attended(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Two layers that share tiles, which `within` makes if they are None."""
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    tiles = module.tiles(*qkv[:2], **params)
+    _, k, v = _call()[0]
 
-    def attend(q: torch.Tensor) -> Any:
-        return module.attention(q, *qkv[1:], **params, slopes=torch.ones(2), tiles=tiles)
+    def attend(
+        q: torch.Tensor, img: torch.Tensor, heat: torch.Tensor, tiles: Any, within: bool = False
+    ) -> Any:
+        if within:
+            tiles = module.tiles(q, k, img=img, heat=heat)
+        for _ in range(2):
+            q = module.attention(q, k, v, img=img, heat=heat, slopes=torch.ones(2), tiles=tiles)
+        return q
 
-    with pytest.raises(Exception, match=r"torch.compile cannot check what they are of"):
-        torch.compile(attend, backend="eager", fullgraph=True)(qkv[0])
+    return attend
 
 
-def test_compiled_calls_without_tiles_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
+def _compiled(attend: Callable[..., Any]) -> Callable[..., Any]:
+    torch._dynamo.reset()
+    return torch.compile(attend, backend="aot_eager", fullgraph=True)
+
+
+@pytest.mark.parametrize("made", ["never", "outside", "within"])
+def test_compiled_calls_with_tiles_are_right(made: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module, (qkv, params) = _module(), _call()
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-
-    def attend(q: torch.Tensor) -> Any:
-        return module.attention(q, *qkv[1:], **params, slopes=torch.ones(2))
-
-    compiled = torch.compile(attend, backend="aot_eager", fullgraph=True)
+    attend = _attended(module, monkeypatch)
+    tiles = module.tiles(*qkv[:2], **params) if made == "outside" else None
     leaf = qkv[0].clone().requires_grad_()
-    torch.testing.assert_close(compiled(leaf), attend(leaf))
-    (found,) = torch.autograd.grad(compiled(leaf).sum(), leaf)
-    (expected,) = torch.autograd.grad(attend(leaf).sum(), leaf)
+    found = _compiled(attend)(leaf, **params, tiles=tiles, within=made == "within")
+    expected = attend(leaf, **params, tiles=None)
     torch.testing.assert_close(found, expected)
+    grads = (torch.autograd.grad(x.sum(), leaf)[0] for x in (found, expected))
+    torch.testing.assert_close(*grads)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_exported_program_makes_its_own_tiles(
+    strict: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, (qkv, params) = _module(), _call()
+    attend = _attended(module, monkeypatch)
+
+    class Layers(torch.nn.Module):
+        def forward(self, q: torch.Tensor, img: torch.Tensor, heat: torch.Tensor) -> Any:
+            return attend(q, img, heat, None, within=True)
+
+    inputs = (qkv[0], *params.values())
+    program = torch.export.export(Layers(), inputs, strict=strict).module()
+    params["img"].add_(1)[0, 0] = 9
+    torch.testing.assert_close(program(*inputs), attend(qkv[0], **params, tiles=None))
+
+
+def _refusals(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """What each call says, in one compiled function, that brings tiles of another mask."""
+    attend = _attended(module, monkeypatch)
+    compiled, said = _compiled(attend), {}
+    (q, k, _), params = _call()
+
+    def call(name: str, tiles: Any, **others: Any) -> None:
+        try:
+            compiled(q, **{**params, **others}, tiles=tiles)
+        except Exception as error:
+            said[name] = f"{type(error).__name__}: {error}"
+
+    tiles = module.tiles(q, k, **params)
+    call("right", tiles)
+    call("another tensor", tiles, img=params["img"].clone())
+    params["img"][0, 0] = 7
+    call("written to", tiles)
+    tiles = module.tiles(q, k, **params)
+    call("right again", tiles)
+    torch.compile(lambda: params["heat"].add_(1), backend="aot_eager")()
+    call("written to by compiled code", tiles)
+    tiles = module.tiles(q, k, **params)
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_is_capturing", lambda q: True)
+        call("in a CUDA graph", tiles)
+        captured = module.tiles(q, k, **params)
+    call("of a CUDA graph", captured)
+    return said
+
+
+REFUSED_IF_COMPILED = {
+    "another tensor": "of another tensor img than the call's",
+    "written to": "a tensor was written to since they were made",
+    "written to by compiled code": "a tensor was written to since they were made",
+    "in a CUDA graph": "a CUDA graph takes those of its capture",
+    "of a CUDA graph": "made for a CUDA graph; make others outside of it",
+}
+
+
+def test_compiled_calls_refuse_tiles_of_another_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = _refusals(_module(), monkeypatch)
+    assert said.keys() == REFUSED_IF_COMPILED.keys()
+    assert all(REFUSED_IF_COMPILED[name] in said[name] for name in said), said
+
+
+#: Checks left out, and what is accepted then.
+UNCHECKED = {
+    "any_tensor": ("x is not known", "False", "another tensor"),
+    "any_version": ("_check_bits(bits, of)\n", "pass\n", "written to by compiled code"),
+    "any_graph": ("len(of) > 0 and _is_capturing(bits)", "False", "in a CUDA graph"),
+}
+
+
+@pytest.mark.parametrize("name", UNCHECKED)
+def test_a_check_that_is_left_out_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    check, without, accepted = UNCHECKED[name]
+
+    def edited(source: str) -> str:
+        assert source.count(check) == 1
+        return source.replace(check, without)
+
+    module = rendered_module(SPEC, name="near", edit_source=edited)
+    assert accepted not in _refusals(module, monkeypatch)
+
+
+def test_a_function_writes_to_what_its_tiles_are_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled calls see what was written, since they decide tiles of what they are given."""
+    module, (qkv, params) = _module(), _call()
+    attend = _attended(module, monkeypatch)
+
+    def written(q: torch.Tensor, img: torch.Tensor, heat: torch.Tensor) -> Any:
+        tiles = module.tiles(q, qkv[1], img=img, heat=heat)
+        img[0, 3:9] = 7
+        return attend(q, img, heat, tiles)
+
+    found = _compiled(written)(qkv[0], **params)
+    assert (params["img"][0, 3:9] == 7).all()
+    torch.testing.assert_close(found, attend(qkv[0], **params, tiles=None))
+
+
+def test_tiles_that_compiled_code_returns_serve_no_eager_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module, (qkv, params) = _module(), _call()
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    tiles = _compiled(module.tiles)(*qkv[:2], **params)
+    with pytest.raises(ValueError, match=r"made where torch\.compile compiled"):
+        module.attention(*qkv, **params, slopes=torch.rand(2), tiles=tiles)
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_a_graph_takes_tiles_of_its_capture_alone(
+    captured: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, (qkv, params) = _module(), _call()
+    slopes = torch.rand(2)
+    monkeypatch.setattr(module, "_is_capturing", lambda q: captured)
+    tiles = module.tiles(*qkv[:2], **params)
+    module.attention(*qkv, **params, slopes=slopes, tiles=tiles)
+    monkeypatch.setattr(module, "_is_capturing", lambda q: not captured)
+    with pytest.raises(ValueError, match="a CUDA graph takes those of its capture"):
+        module.attention(*qkv, **params, slopes=slopes, tiles=tiles)
 
 
 def test_masks_that_algebra_solves_take_no_tiles() -> None:

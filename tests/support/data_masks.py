@@ -1,4 +1,7 @@
-"""Masks that only the data knows, for tests of the kernels that decide tiles."""
+"""Masks whose bounds are too wide, for tests of the kernels that decide tiles.
+
+Only the data knows what they show; or, of the last one, a few ranges do not hold it.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,7 @@ _IDS = Tensor("ids", ((q_len + 63) // 64, 2), "int32")
 _HUES = Tensor("hues", (None,), "int32")
 _HEAT = Tensor("heat", ("kv_len",))
 _WIDTH, _LEAST = Int("width", 40), Float("least", 0.0)
+_PERIOD = Int("period", 640, min=1)
 _LOWEST = Int("lowest", 1)  # of a number, bounds would find the range
 
 #: Masks of equal lengths; the numbers in them have tiles of 64 seen, hidden and in between.
@@ -31,6 +35,7 @@ DATA_MASKS: dict[str, Callable[..., Any]] = {
     "chosen": lambda b, h, q, kv: (_IDS[q // 64, 0] == kv // 64) | (_IDS[q // 64, 1] == kv // 64),
     "hues": lambda b, h, q, kv: (_HUES[q // 32] % 3 == _HUES[kv // 32] % 3) & (q % 9 > 1),
     "heat": lambda b, h, q, kv: (_HEAT[q] < _LEAST) | (_HEAT[kv] < _HEAT[q]) & (kv % 50 > h),
+    "stripes": lambda b, h, q, kv: (kv <= q) & ((q - kv) % _PERIOD < 200),
 }
 
 
@@ -68,7 +73,7 @@ def data_case(name: str, length: int, batch: int = 1, heads: int = 2) -> Case:
 
 def shown(name: str, case: Case) -> torch.Tensor:
     """bool (batch, heads, queries, keys): the mask by brute force in torch."""
-    p = {**{"width": 40, "least": 0.0}, **case.params}
+    p = {**{"width": 40, "least": 0.0, "period": 640}, **case.params}
     b = torch.arange(case.batch)[:, None, None, None]
     h = torch.arange(case.q_heads)[:, None, None]
     q, kv = torch.arange(case.q_len)[:, None], torch.arange(case.kv_len)
@@ -83,5 +88,6 @@ def shown(name: str, case: Case) -> torch.Tensor:
         "heat": lambda: (
             (p["heat"][q] < p["least"]) | (p["heat"][kv] < p["heat"][q]) & (kv % 50 > h)
         ),
+        "stripes": lambda: (kv <= q) & ((q - kv) % p["period"] < 200),
     }
     return rules[name]().expand(case.batch, case.q_heads, case.q_len, case.kv_len)

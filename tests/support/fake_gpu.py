@@ -5,6 +5,7 @@ All of Triton that is in Python runs. In the place of its C code, and of the GPU
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import ModuleType, SimpleNamespace
@@ -22,13 +23,14 @@ from flashgen import AttentionSpec
 from support.specialised import NUM_SMS
 from support.variants import rendered_module
 
-#: The kernels that a forward pass launches, and those of packed sequences, of both passes.
+#: The kernels that a forward pass launches, and those of packed sequences and of a cache.
 KERNELS = (
     *("_attention_hopper", "_attention_forward"),
     *("_list_tiles", "_find_segment_tiles", "_find_rows", "_find_range"),
     *("_list_and_fill", "_attention_hopper_varlen", "_list_sequence_tiles", "_varlen_forward"),
     *("_list_both_tiles", "_padded_rows", "_backward_hopper_varlen", "_place_packed_sums"),
     *("_varlen_rows", "_varlen_backward_of_keys", "_varlen_backward_of_queries"),
+    *("_cache_attention", "_append_rows"),
 )
 
 
@@ -121,7 +123,7 @@ def module_on(
 
     def on_gpu(source: str) -> str:
         assert "q.is_cuda" in source
-        return edit_source(source.replace("q.is_cuda", "True"))
+        return edit_source(re.sub(r"\b(q|k_new|given\[0\])\.is_cuda\b", "True", source))
 
     module = rendered_module(spec, hopper=True, edit_source=on_gpu)
     monkeypatch.setattr(module, "_is_elsewhere", lambda x: False)

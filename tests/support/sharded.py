@@ -184,6 +184,7 @@ def drawn_seed(path: str) -> dict[str, torch.Tensor]:
     out = checkpoint(lambda x: attend(x, x, x, dropout_p=0.5), q, use_reentrant=False)
     out.sum().backward()
     assert q.grad is not None
+    assert len(attend._strategies) == 1, "one strategy with the seed, and one without"
     return {"whole": whole, "out": attend.unshard(out.detach(), 2), "q": attend.unshard(q.grad, 2)}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from flashgen import AttentionSpec, causal
+from flashgen import AttentionSpec, causal, sliding_window
 from support.cached import CacheCall, Cached, cached
 from support.variants import rendered_module
 from sweep.test_cache import IN_GAPS
@@ -132,12 +133,54 @@ def test_a_message_names_the_fault(name: str, monkeypatch: pytest.MonkeyPatch) -
     given = cached(call, SPEC, torch.float32)
     given.arguments[argument][place] = value
     monkeypatch.setenv("FLASHGEN_CHECK", "1")
-    if name == "a page that was given back":  # which a window may do
-        called(rendered_module(SPEC), call, given)
-        return
     named = "max_q_len" if name.startswith("more queries") else argument
     with pytest.raises(ValueError, match=rf"^{named}(\[[\d, ]+\])?: is -?\d+"):
         called(rendered_module(SPEC), call, given)
+
+
+def test_a_page_that_a_window_has_left_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLASHGEN_CHECK", "1")
+    mask = sliding_window(5, 0, align="bottom_right")
+    spec = AttentionSpec(16, "float32", mask=mask, forms=SPEC.forms)
+    given = cached(PAGES, spec, torch.float32)
+    given.arguments["block_table"][0, 0] = -1
+    out, _ = called(rendered_module(spec), PAGES, given)
+    assert not out.isnan().any()
+
+
+#: Two tokens each of two sequences in pages of 16: what is wrong, and what a call says.
+APPENDED: dict[str, tuple[str, Any, Any, str]] = {
+    "a length": ("kv_lens", 1, 49, "kv_lens[1]: is 49; the cache holds 0 to 48 keys"),
+    "angles": ("kv_lens", 1, 44, "kv_lens[1]: is 44; rotary_cos has 43 positions"),
+    "a page": ("block_table", (1, 2), -1, "block_table[1, 2]: is -1; k_cache has pages 0 to 5"),
+    "the page before": ("block_table", (0, 0), 6,
+                        "block_table[0, 0]: is 6; k_cache has pages 0 to 5"),
+    "a start": ("cu_seqlens", 0, 1, "cu_seqlens[0]: is 1; start at 0"),
+    "a fall": ("cu_seqlens", 2, 1, "cu_seqlens[2]: is 1, after 2; it may not fall"),
+    "an end": ("cu_seqlens", 2, 5, "cu_seqlens[2]: is 5; k_new has 4 tokens"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", APPENDED)
+def test_what_append_says_of_a_fault(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    argument, place, value, message = APPENDED[name]
+    new, angles = torch.randn(4, 2, 16), torch.zeros(43, 4)
+    caches = torch.zeros(2, 6, 16, 2, 16)
+    given = {
+        "kv_lens": torch.tensor([17, 43], dtype=torch.int32),
+        "block_table": torch.arange(6, dtype=torch.int32).view(2, 3),
+        "cu_seqlens": torch.tensor([0, 2, 4], dtype=torch.int32),
+    }
+    given["block_table"][0, 2] = given["block_table"][1, 0] = -1  # of no new key
+    monkeypatch.setenv("FLASHGEN_CHECK", "1")
+    append = rendered_module(SPEC).append
+    with torch.no_grad():
+        append(new, new, *caches, rotary_cos=angles, rotary_sin=angles, **given)
+        caches.zero_()
+        given[argument][place] = value
+        with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+            append(new, new, *caches, rotary_cos=angles, rotary_sin=angles, **given)
+    assert not caches.any()
 
 
 def test_an_appended_token_without_a_place_is_not_written() -> None:

@@ -122,15 +122,49 @@ def test_how_many_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     module = _module("causal_d128")
     monkeypatch.setattr(module, "_num_sms", lambda device: 132)
 
-    def parts(*call: int, visits: int, num_splits: int | None = None) -> int:
-        return module._cache_tile(None, *call, visits, num_splits)[2]
+    def parts(*call: int, keys: int, num_splits: int | None = None) -> int:
+        return module._cache_tile(None, *call, keys, num_splits)[2]
 
-    assert parts(16, 16, 2, 256, visits=128) == 2  # 64 tiles
-    assert parts(32, 8, 1, 64, visits=64) > 4  # 16 tiles
-    assert parts(32, 8, 1, 64, visits=64, num_splits=3) == 3
-    assert parts(32, 8, 1, 512, visits=128) == 1  # 128 tiles
-    assert parts(32, 8, 64, 32, visits=128) == 1
-    assert parts(16, 16, 2, 256, visits=2) == 1
+    assert parts(16, 16, 2, 256, keys=8192) == 2  # 64 tiles
+    assert parts(32, 8, 1, 64, keys=4096) > 4  # 16 tiles
+    assert parts(32, 8, 1, 64, keys=4096, num_splits=3) == 3
+    assert parts(32, 8, 1, 512, keys=8192) == 1  # 128 tiles
+    assert parts(32, 8, 64, 32, keys=8192) == 1
+    assert parts(16, 16, 2, 256, keys=128) == 1
+
+
+TILES = ((192, 64, 4, 192), (128, 128, 2, 141))
+
+
+def test_which_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three consumers, or two with twice the keys where that takes fewer rounds."""
+    module = _module("causal_d128")
+    monkeypatch.setattr(module, "_num_sms", lambda device: 132)
+    monkeypatch.setattr(module, "CACHE_TILES", TILES)
+
+    def tile(*call: int, keys: int) -> tuple[int, int, int]:
+        found: tuple[int, int, int] = module._cache_tile(None, *call, keys, None)[0]
+        return found
+
+    assert tile(32, 8, 1, 512, keys=16_384) == (128, 128, 2)  # 128 tiles, not 96
+    assert tile(32, 8, 1, 640, keys=16_384) == (192, 64, 4)  # 128 tiles, not 160
+
+
+#: Packed queries and pages that are smaller than any tile, with keys in parts.
+FEW_HEADS = CacheCall((70, 300, 150), (3, 100, 80), heads=8, kv_heads=1, page_size=16, padding=7)
+
+
+@pytest.mark.parametrize("number", range(5))
+@pytest.mark.parametrize("tile", TILES, ids=["192", "128"])
+def test_tiles_of_any_consumers(
+    tile: tuple[int, ...], number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tiles of three consumers, and of two with twice the keys, which lie on more pages."""
+    module, spec = _module("causal_d128"), SPECS["causal_d128"]
+    monkeypatch.setattr(module, "CACHE_TILES", (tile,))
+    splits = (None, 3, 2, None, 2)[number]
+    call = (ROWS, SLOTS, SMALL, LARGE, FEW_HEADS)[number]
+    _check(module, spec, replace(call, num_splits=splits))
 
 
 def _right(module: ModuleType, arguments: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:

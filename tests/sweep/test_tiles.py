@@ -1,4 +1,4 @@
-"""Masks that only the data knows: the kernels that decide and list tiles, and what visits them."""
+"""Masks whose bounds are too wide: the kernels that decide and list tiles, and what visits them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from flashgen import AttentionSpec
 from support.bits import with_bits
 from support.cases import Case, inputs
 from support.data_masks import DATA_MASKS, data_case, data_mask, shown
+from support.decided import TILE, check_bits, check_lists, tiles_of
 from support.turns import in_turns
 from support.variants import lowered, rendered_module
 from sweep.backward import check_backward
 from sweep.launch import check_kernel
-
-TILE = 64
 
 
 @functools.cache
@@ -35,26 +34,6 @@ def _bits(module: ModuleType, name: str, case: Case) -> torch.Tensor:
     return with_bits(module, _spec(name), q, k, case.arguments(_spec(name)))[-1]
 
 
-def _tiles(visible: torch.Tensor, rows: int, keys: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(lists, tiles of queries, tiles of keys): whether some are visible, and whether all are.
-
-    As far as tiles of 64 tell, each of which a tile of so many rows and keys touches.
-    """
-    visible = visible.flatten(0, 1)
-    some, every = visible.clone(), visible.clone()
-    for q in range(0, visible.shape[1], TILE):
-        for kv in range(0, visible.shape[2], TILE):
-            tile = (slice(None), slice(q, q + TILE), slice(kv, kv + TILE))
-            some[tile] = visible[tile].flatten(1).any(1)[:, None, None]
-            every[tile] = visible[tile].flatten(1).all(1)[:, None, None]
-
-    def of_tiles(x: torch.Tensor) -> torch.Tensor:
-        bands = [band.split(keys, 2) for band in x.split(rows, 1)]
-        return torch.stack([torch.stack([t.amax((1, 2)) for t in band], 1) for band in bands], 1)
-
-    return of_tiles(some), ~of_tiles(~every)
-
-
 def _visible(module: ModuleType, name: str, case: Case) -> torch.Tensor:
     """With an entry for each list of the module alone."""
     listing = lowered(_spec(name)).listing
@@ -65,18 +44,13 @@ def _visible(module: ModuleType, name: str, case: Case) -> torch.Tensor:
 
 
 def _check_bits(module: ModuleType, name: str, case: Case) -> None:
-    some, every = _tiles(_visible(module, name, case), TILE, TILE)
-    tile = torch.arange(some.shape[2])
-    words = _bits(module, name, case)
-    for number, expected in enumerate((some, every)):
-        found = words[:, :, tile // 32, number] >> tile % 32 & 1
-        assert torch.equal(found.bool(), expected), ("seen", "full")[number]
+    check_bits(_bits(module, name, case), _visible(module, name, case))
 
 
 @pytest.mark.parametrize("name", DATA_MASKS)
 def test_each_tile_is_decided_exactly(name: str) -> None:
     case = data_case(name, 500, batch=2)
-    some, every = _tiles(_visible(_module(name), name, case), TILE, TILE)
+    some, every = tiles_of(_visible(_module(name), name, case), TILE, TILE)
     assert not some.all() or name in ("heat", "hues")
     assert (some & ~every).any() or name == "chosen"
     _check_bits(_module(name), name, case)
@@ -88,24 +62,8 @@ def test_more_tiles_than_a_word_holds() -> None:
 
 def _check_lists(module: ModuleType, name: str, case: Case, block_m: int, block_n: int) -> None:
     q, _, _ = inputs(case, _spec(name), torch.float32)
-    bits = _bits(module, name, case)
-    some, every = _tiles(_visible(module, name, case), block_m, block_n)
-    last_m, last_n = case.q_len % block_m != 0, case.kv_len % block_n != 0
-    every[:, :, -1] &= not last_n
-    for turned in (False, True):
-        lists = (module._turned if turned else module._listed)(
-            q, case.kv_len, block_m, block_n, bits
-        ).tolist()
-        if turned:
-            every[:, -1] &= not last_m
-            some, every = some.transpose(1, 2), every.transpose(1, 2)
-        for row, of_some, of_every in zip(
-            lists, some.flatten(0, 1), every.flatten(0, 1), strict=True
-        ):
-            full = [2 * i for i in range(len(of_some)) if of_every[i]]
-            masked = [2 * i + 1 for i in range(len(of_some)) if of_some[i] and not of_every[i]]
-            assert row[:2] == [len(full) + len(masked), len(full)]
-            assert row[2 : 2 + row[0]] == full + masked
+    bits, visible = _bits(module, name, case), _visible(module, name, case)
+    check_lists(module, q, bits, visible, block_m, block_n)
 
 
 SIZES = ((64, 64), (128, 64), (192, 128), (32, 16), (96, 80))

@@ -10,8 +10,15 @@ import pytest
 import sympy
 
 from flashgen import Int, Mask, Tensor, causal, clamp, full, kv_len, maximum, q_len
-from flashgen.symbolic import Predicate, TileBounds, derive_bounds, derive_q_bounds, trace
-from support.visits import bounds_of, only, q_bounds_of
+from flashgen.symbolic import (
+    Predicate,
+    TileBounds,
+    derive_bounds,
+    derive_q_bounds,
+    intervals,
+    trace,
+)
+from support.visits import Call, bounds_of, only, q_bounds_of, visit
 from support.vocabulary import MASKS
 
 CHUNK = Int("chunk", min=1)
@@ -59,6 +66,42 @@ def test_the_rows_that_visit_a_tile_of_keys(
     assert only(bounds) == expected
     assert bounds.exact and not bounds.rows_can_be_empty
     assert bounds.longest_first == longest
+
+
+def _prefix_of_chunks(b: Any, h: Any, q: Any, kv: Any) -> Any:
+    return (q // 16 == kv // 16) & ((kv % 16 < 5) | (q >= kv))
+
+
+def _check_prefix_of_chunks(block: int) -> None:
+    bounds = q_bounds_of(Mask(_prefix_of_chunks, "prefix"))
+    call = Call(48, 48, block, block, {})
+    seen = call.matrix(Mask(_prefix_of_chunks, "prefix"))
+    for first in range(0, 48, block):
+        values = {**call.values, "kv_first": first, "kv_last": first + block - 1}
+        tiles = range(48 // block)
+        shown = [[row[first : first + block] for row in seen[block * i :][:block]] for i in tiles]
+        found = visit(bounds, block, 48, values)
+        assert found.visited == {i for i in tiles if any(map(any, shown[i]))}
+        assert found.unmasked == {i for i in tiles if all(map(all, shown[i]))}
+
+
+@pytest.mark.parametrize("block", [1, 2, 4])
+def test_a_tile_inside_a_prefix_is_full_from_the_beginning_of_its_chunk(block: int) -> None:
+    """And any other from its last key on."""
+    _check_prefix_of_chunks(block)
+
+
+@pytest.mark.parametrize("chosen", [0, 1], ids=["always the former", "always the latter"])
+def test_a_wrong_beginning_is_found(chosen: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = intervals._longer_at_times
+
+    def one_of_both(*args: Any) -> Any:
+        found = right(*args)
+        return found and (found[0].args[chosen][0], found[1])
+
+    monkeypatch.setattr(intervals, "_longer_at_times", one_of_both)
+    with pytest.raises(AssertionError):
+        _check_prefix_of_chunks(4)
 
 
 def test_as_many_intervals_as_asked_for() -> None:

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from flashgen import AttentionSpec, Tensor, causal, sliding_window, tree
+from flashgen import AttentionSpec, Tensor, causal, full, sliding_window, tree
 from flashgen.budget.targets import TARGETS, get_target
-from flashgen.config import KernelConfig
-from flashgen.forms.many_queries import keys_of_tile
+from flashgen.config import HOPPER, ChosenConfig, KernelChoice, KernelConfig
+from flashgen.forms.many_queries import keys_of_tile, names
 from flashgen.kernels.cache_triton.plan import CachePlan
 from flashgen.kernels.cache_triton.rank import rank_cache
 from flashgen.kernels.cache_triton.shared_memory import (
@@ -44,6 +44,41 @@ def test_keys_of_the_last_tile_of_many_queries() -> None:
     assert eval(text, {"q_len": 300, "capacity": 65_536}) == 1000 + 192
     assert eval(text, {"q_len": 70, "capacity": 500}) == 500
     assert keys_of_tile(lower(SPEC, "c"), rows=192) == ""
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "first", "tiles"),
+    [
+        (128, (192, 64, 4), ((192, 64, 4, 192), (128, 128, 2, 141))),
+        (64, (192, 128, 4), ((192, 128, 4, 192), (128, 128, 4, 147))),
+        (128, (128, 64, 2), ((128, 64, 2, 128),)),
+        (256, (128, 64, 2), ((128, 64, 2, 128),)),
+    ],
+)
+def test_tiles_of_many_queries(
+    head_dim: int, first: tuple[int, int, int], tiles: tuple[tuple[int, ...], ...]
+) -> None:
+    """The dense kernel's, and of three consumers those that two have registers for."""
+    plan = lower(AttentionSpec(head_dim, mask=BOTTOM, forms=SPEC.forms), "c")
+    rows, keys, stages = first
+    config = KernelConfig(rows, keys, rows // 16, stages)
+    choice = KernelChoice({HOPPER: ChosenConfig(config, "model", 0)})
+    assert names(plan, choice)["cache_tiles"] == tiles
+
+
+def test_of_which_masks_the_last_query_sees_all_keys() -> None:
+    """Of others a page may have been given back, or was never there."""
+    seen = {
+        BOTTOM: True,
+        full(): True,
+        causal(align="top_left"): False,
+        sliding_window(1000, 0, align="bottom_right"): False,
+        BOTTOM & ~sliding_window(4, 0, align="bottom_right"): False,
+        tree(): True,  # but for other drafts, among the last q_len keys
+    }
+    for mask, all_keys in seen.items():
+        plan = lower(AttentionSpec(128, mask=mask, forms=SPEC.forms), "c")
+        assert CachePlan(plan).sees_all_keys == all_keys, mask
 
 
 def test_only_a_spec_with_the_form_has_the_kernel() -> None:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from itertools import chain
+from itertools import chain, pairwise
 from types import ModuleType
 
 import pytest
 import torch
 
 from flashgen import AttentionSpec, causal, document, sliding_window
-from flashgen.distributed.layout import Layout, balanced, contiguous, evener, imbalance, zigzag
+from flashgen.distributed.layout import (
+    Layout,
+    balanced,
+    contiguous,
+    halved,
+    imbalance,
+    zigzag,
+)
 from flashgen.distributed.plan import GAP, Plan, Ranges, joined, make_layout, make_plan
 from flashgen.forms.mesh import Mesh
 from flashgen.reference import visibility
@@ -88,15 +95,16 @@ def test_each_position_is_on_one_rank(length: int, ranks: int) -> None:
     for layout, align in (
         (contiguous(length, ranks), 1),
         (zigzag(length, ranks), 1),
-        *((layout, 1) for layout in evener(length, ranks, square)),
         (balanced(length, ranks, square, 5), 1),
         (contiguous(length, ranks, 16), 16),
         (zigzag(length, ranks, 16), 16),
-        *((layout, 16) for layout in evener(length, ranks, square, 16)),
+        (halved(length, ranks, torch.arange(length), torch.zeros(length).long()), 1),
+        (halved(length, ranks, torch.ones(length).long(), torch.arange(length), 16), 16),
     ):
         every = torch.cat([layout.positions(rank) for rank in range(ranks)])
         assert torch.equal(every.sort().values, torch.arange(length))
         chunks = max(map(len, layout.chunks))
+        assert all(layout.chunks), "a rank without tokens has an empty chunk"
         assert max(layout.lengths) - min(layout.lengths) <= chunks * (2 * align - 1)
         begins = [begin for spans in layout.chunks for begin, end in spans if begin < end]
         assert all(begin % align == 0 for begin in begins)
@@ -111,9 +119,12 @@ def test_each_position_is_on_one_rank(length: int, ranks: int) -> None:
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_causal_queries_are_shared_by_two_chunks(ranks: int) -> None:
-    *_, layout = evener(2048 * ranks, ranks, square)
-    assert layout == zigzag(2048 * ranks, ranks)
-    assert imbalance(layout, square) < 1.0001
+    plan = planned(rendered_module(CAUSAL), 2048 * ranks, ranks)
+    expected = zigzag(2048 * ranks, ranks)
+    for rank in range(ranks):
+        assert torch.equal(plan.queries.positions(rank), expected.positions(rank))
+    assert len(plan.queries.chunks[ranks - 1]) == 1  # its two chunks follow one another
+    assert plan.imbalance < 1.0001
     assert imbalance(contiguous(2048 * ranks, ranks), square) > 1.4
 
 
@@ -140,7 +151,32 @@ def test_documents_are_balanced_within_two_percent() -> None:
     ids = torch.repeat_interleave(torch.arange(400), lengths)[None, :131072].int()
     plan = planned(rendered_module(DOCUMENTS), 131072, 4, document_ids=ids)
     assert plan.imbalance < 1.02
-    assert sum(plan.received(rank) for rank in range(4)) < 131072
+    # Fewer cuts than 4 chunks of a rank have, at other costs, and fewer rows that are sent.
+    assert sum(map(len, plan.queries.chunks)) <= 7
+    cut = planned(rendered_module(DOCUMENTS), 131072, 4, balance=4, document_ids=ids)
+    assert sum(map(plan.received, range(4))) < sum(map(cut.received, range(4)))
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 6, 7, 8])
+def test_halves_share_any_cost_with_few_cuts(ranks: int) -> None:
+    """Causal queries, and costs at random that rise within documents."""
+    length = 1920 * ranks
+    spread = torch.Generator().manual_seed(ranks)
+    ends = (torch.rand(length, generator=spread) < 0.005).nonzero().flatten().tolist()
+    rising = [torch.arange(b - a) for a, b in pairwise([0, *ends, length])]
+    for costs in (torch.arange(length), torch.cat(rising)):
+        layout = halved(length, ranks, costs, torch.zeros(length).long())
+        assert sum(map(len, layout.chunks)) <= 2 * ranks - 1
+        assert set(layout.lengths) == {1920}
+        loads = [int(costs[layout.positions(rank)].sum()) for rank in range(ranks)]
+        assert max(loads) * ranks < 1.005 * sum(loads)
+
+
+def test_halves_cut_where_it_costs_little() -> None:
+    """Of windows that cost the same, and all do, one without a cut is taken."""
+    crossed = torch.arange(1024) % 256
+    layout = halved(1024, 4, torch.ones(1024).long(), crossed)
+    assert sorted(layout.chunks) == [((i, i + 256),) for i in range(0, 1024, 256)]
 
 
 @pytest.mark.parametrize("ranks", [8, 64, 512])

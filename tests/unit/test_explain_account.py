@@ -267,12 +267,14 @@ def test_listed_tiles_are_counted_as_listed() -> None:
     assert found.mask.listed and not found.mask.runs
     assert all(kernel.seconds is None for kernel in found.kernels)
     [note] = found.mask.notes
-    assert note.startswith("the tiles to visit are listed once a call, by the blocks of layout: ")
+    assert note.startswith("tiles are listed once a call, by the table of blocks in layout[")
 
 
 def test_what_bounds_could_not_follow_is_said() -> None:
     found = account(AttentionSpec(64, mask=MASKS["not affine"]), q_len=256)
-    assert found.mask.notes[0].startswith("not affine in q_idx and kv_idx: ")
+    assert found.mask.notes[0].startswith(
+        "no exact range of keys: not affine in q_idx and kv_idx: "
+    )
     assert found.mask.tiles["skipped"] == found.mask.tiles["unmasked"] == 0
     assert found.mask.share < 0.6
 

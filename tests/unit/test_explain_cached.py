@@ -93,6 +93,18 @@ def test_many_queries_may_run_the_gluon_kernel():
         return any("the Gluon kernel" in x for x in account(spec, place, **asked).remarks)
 
     assert says(q_len=16) and says(q_len=256) and not says(q_len=15)
+    # Of one sequence the tiles are too few, unless there are keys to divide.
+    refused = "the Gluon kernel, which does not compute this call"
+    for asked, runs in (
+        ({"batch": 33, "q_len": 16, "kv_len": 1024}, True),
+        ({"batch": 34, "q_len": 16, "kv_len": 1024}, False),
+        ({"batch": 1, "q_len": 32, "kv_len": 32_768}, True),
+        ({"batch": 1, "q_len": 32, "kv_len": 32_704}, False),
+        ({"batch": 1, "q_len": 31, "kv_len": 65_536}, False),
+    ):
+        (remark,) = account(place=Place(sms=132), **asked).remarks
+        assert remark.startswith("the Gluon kernel")
+        assert remark.startswith(refused) != runs, asked
     assert says(q_len=256, place=Place(num_splits=2))
     assert not says(q_len=256, place=Place(page_size=1))
     assert says(q_len=64, place=Place(page_size=0), spec=WINDOW) and not says(WINDOW, q_len=64)

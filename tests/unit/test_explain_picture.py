@@ -27,8 +27,8 @@ from flashgen.explain.picture import (
     picture_of,
 )
 from flashgen.explain.svg import COLOURS, svg
-from flashgen.kernels.typical import DOCUMENT, TypicalRowTable, TypicalTensor
 from flashgen.plan import lower
+from flashgen.plan.typical import DOCUMENT, TypicalRowTable, TypicalTensor
 from flashgen.reference import visibility
 from flashgen.symbolic.tile_logic import tile_logic
 

@@ -136,7 +136,7 @@ def test_listed_tiles_have_conditions_in_place_of_runs() -> None:
     text = shown(account(spec))
     assert "Tiles are listed once a call, by the table of blocks:" in text
     assert "some see the keys from" not in text
-    assert "No exact range of keys: the tiles to visit are listed once a call" in text
+    assert "Tiles are listed once a call, by the table of blocks in layout[" in text
     assert "The model that ranks" not in text
 
 

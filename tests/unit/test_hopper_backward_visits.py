@@ -192,7 +192,7 @@ def _derived(names: HopperBackwardSplit) -> bool:
 NOT_DERIVED = {
     *("bigbird", "bigbird_run_time", "bigbird_static", "block_sparse", "block_sparse_run_time"),
     *("block_sparse_shared", "block_sparse_static", "block_sparse_static_run_time"),
-    *("causal_blocks", "outside_blocks", "document_unsorted", "tree", "tree_of_all"),
+    *("causal_blocks", "outside_blocks", "document_unsorted", "natten_2d", "tree", "tree_of_all"),
 }
 
 #: Lengths and tiles.

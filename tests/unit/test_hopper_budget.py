@@ -44,8 +44,8 @@ def plan(head_dim: int | tuple[int, int] = 128, **fields: object) -> KernelPlan:
 
 LATE = causal(align="bottom_right")
 WINDOW = plan(mask=sliding_window(1024, 0))
-#: Of rows with ends of their own, without lists of tiles, which only the dense form has.
-UNLISTED = lower(replace(kernel_spec("ends", 64), forms=("dense", "varlen")), "x")
+#: Of rows with ends of their own, without lists of tiles, which modules of a cache do not have.
+UNLISTED = lower(replace(kernel_spec("ends", 64), forms=("dense", "cache")), "x")
 #: Of listed tiles of keys, two consumers compute tiles of queries one beside the other.
 LISTED = plan(mask=block_sparse() & causal())
 

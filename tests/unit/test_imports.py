@@ -46,7 +46,7 @@ LAYERS = """
     distributed.layout distributed.plan distributed.exchange distributed.agreement
     distributed.wholes distributed.seeds distributed.dtensors
     distributed.lanes distributed.work distributed.rows distributed.gather distributed.ring
-    distributed.heads distributed.costs distributed.forecast
+    distributed.shares distributed.heads distributed.grid distributed.costs distributed.forecast
     distributed.passes distributed.strategies distributed.attend distributed.style distributed
     ranks
     integrations integrations.captures integrations.small_integer

@@ -14,6 +14,8 @@ import pytest
 import torch
 
 import flashgen
+from benchmarks.figures import newest_results
+from benchmarks.table import TABLES
 from examples.serving.attention import Flashgen, specs
 from examples.serving.cascade import cascade, groups_of
 from examples.serving.engine import Engine
@@ -249,7 +251,11 @@ def test_a_benchmark_is_of_the_same_requests_and_is_drawn(
     load = replace(serve.TINY.load, requests=5, keys=1024)
     setting = replace(serve.TINY, load=load)
     model = serve.make_model(setting, "cpu")
-    results = serve.bench(setting, model, modules, serve.Progress(600.0))
+    kept = []
+    results = serve.bench(
+        setting, model, modules, serve.Progress(600.0), lambda x: kept.append(list(x))
+    )
+    assert kept == [list(results)[: i + 1] for i in range(len(results))]
     told = capsys.readouterr().out
     assert told.count("s] flashgen: serve 5 requests") == 2
     assert list(results)[:3] == ["flashgen", "flashgen, nothing shared", "SDPA, padded"]
@@ -257,13 +263,16 @@ def test_a_benchmark_is_of_the_same_requests_and_is_drawn(
     assert len({served.tokens for served in results.values()}) == 1
     shared = [served.shared > 0 for served in results.values()]
     assert shared[:3] == [True, False, False]
-    written = tmp_path / "serve.json"
-    written.write_text(json.dumps(serve.recorded(setting, results, "a GPU")))
+    written, record = tmp_path / "serve.json", serve.recorded(setting, results, "a GPU")
+    written.write_text(json.dumps(record))
     monkeypatch.setattr(sys, "argv", ["serve.py", "--draw", str(written)])
     serve.main()
     picture = written.with_suffix(".svg").read_text()
     assert all(f"{name}: " in picture for name in results)
     assert "5 requests to a small GPT, a GPU" in picture
+    table = TABLES[record["benchmark"]][1](newest_results(tmp_path)[record["benchmark"]])
+    for name, served in results.items():
+        assert f"| {name} | {served.rate:,.0f} | {served.first_ms:,.0f} |" in table
 
 
 def test_a_benchmark_ends_when_time_is_over(serve, modules, monkeypatch, capsys):
@@ -275,7 +284,7 @@ def test_a_benchmark_ends_when_time_is_over(serve, modules, monkeypatch, capsys)
 
     monkeypatch.setattr(serve, "tell", tell)
     setting = replace(serve.TINY, load=replace(serve.TINY.load, requests=2))
-    results = serve.bench(setting, serve.make_model(setting, "cpu"), modules, progress)
+    results = serve.bench(setting, serve.make_model(setting, "cpu"), modules, progress, list)
     assert list(results) == ["flashgen"]
     assert "flashgen, nothing shared: not done" in capsys.readouterr().out
 

@@ -45,6 +45,7 @@ METHODS = {
 ON_OTHERS = {
     "__init__.py": ({"split"}, "names of flashgen"),
     "bench.py": ({"lower", "removesuffix"}, "torch's names of its backends"),
+    "block_lists.py": ({"index"}, "an attribute, and where a name is among others"),
     "build.py": ({"isidentifier", "keyword", "split"}, "the name of a package"),
     "cache.py": ({"rpartition"}, "names of files"),
     "cli/app.py": ({"splitlines"}, "messages"),
@@ -53,8 +54,8 @@ ON_OTHERS = {
     "decays.py": ({"isdecimal"}, "a declared size"),
     "distributed/costs.py": ({"count"}, "ranks of a host"),
     "distributed/forecast.py": ({"rstrip"}, "lines of a picture"),
-    "distributed/heads.py": ({"split"}, "a tensor's"),
     "distributed/ring.py": ({"split"}, "a tensor's"),
+    "distributed/shares.py": ({"split"}, "a tensor's"),
     "distributed/style.py": ({"inspect"}, "what a module's forward takes"),
     "errors.py": ({"split", "splitlines", "strip"}, "messages"),
     "export.py": (
@@ -99,6 +100,7 @@ ON_OTHERS = {
         "names of parameters and modules",
     ),
     "loader.py": ({"partition", "re", "split", "startswith"}, "messages; names of modules"),
+    "masks/chosen.py": ({"isidentifier"}, "a dimension, in a message"),
     "params.py": (
         {"isascii", "isidentifier", "keyword", "removeprefix"},
         "names of parameters, dtypes",
@@ -155,6 +157,7 @@ PRINTED_BY = {
     "plan/arguments.py",
     "plan/backward.py",
     "plan/classified.py",
+    "plan/listing.py",
     "plan/code.py",
     "plan/constants.py",
     "plan/hidden.py",

@@ -3,26 +3,74 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from random import Random
 from typing import Any
 
 import hypothesis.strategies as st
 import pytest
 import sympy
-from hypothesis import given
+from hypothesis import Phase, given, settings
 
-from flashgen import Mask, Tensor, causal, document, kv_len, q_len
+from flashgen import Mask, Tensor, causal, document, kv_len, maximum, minimum, q_len
 from flashgen.symbolic import tile_answers as answering
 from flashgen.symbolic import trace
 from flashgen.symbolic.printer import plain_source
 from flashgen.symbolic.tile_answers import OfTile, TileAnswers, left_to_data, tile_answers
 from flashgen.symbolic.varies_over import Axes
-from flashgen.symbols import FloorMod, evaluate
-from support.visits import Call, sweep
-from unit.test_bounds_random import ANYTHING, blocks, calls, mask_of, predicates
+from flashgen.symbols import KV_IDX, Q_IDX, FloorDiv, FloorMod, evaluate
+from support.visits import Call, Elements, sweep
+from unit.test_bounds_random import (
+    ANYTHING,
+    KV_ANY,
+    Q_ANY,
+    RELATIONS,
+    Pair,
+    blocks,
+    calls,
+    mask_of,
+    predicates,
+)
 
 TILE = 4
 
-MASKS_OF_ALL_KINDS = predicates(st.one_of(ANYTHING, blocks())).map(mask_of)
+
+@st.composite
+def of_both(draw: st.DrawFn) -> Pair:
+    """A condition on an expression of a query and a key: a difference, wrapped in what turns it."""
+    sides: list[Any] = [
+        (lambda q: q),
+        (lambda q: Q_ANY[0, q]),
+        (lambda q: q % 6),
+        (lambda q: q // 3 * 2),
+    ]
+    keys: list[Any] = [
+        (lambda k: k),
+        (lambda k: KV_ANY[0, k]),
+        (lambda k: k % 6),
+        (lambda k: k // 3 * 2),
+    ]
+    of_query, of_key = draw(st.sampled_from(sides)), draw(st.sampled_from(keys))
+    factor, shift = draw(st.sampled_from([-3, -1, 1, 2])), draw(st.integers(-9, 9))
+    n, m, limit = draw(st.integers(1, 12)), draw(st.integers(-9, 9)), draw(st.integers(-9, 9))
+    wraps: list[Any] = [
+        lambda x: x,
+        lambda x: abs(x),
+        lambda x: factor * abs(x),
+        lambda x: x % n,
+        lambda x: x // n,
+        lambda x: factor * (x % n) + abs(x // n),
+        lambda x: minimum(x, m),
+        lambda x: minimum(abs(x), n) - x // n,
+        lambda x: maximum(x, m) - x % n,
+    ]
+    wrap, compare = draw(st.sampled_from(wraps)), draw(st.sampled_from(RELATIONS))
+    return lambda q, kv: compare(wrap(factor * (of_query(q) - of_key(kv)) + shift), limit)
+
+
+#: Conditions of every kind, those of both positions most often.
+CONDITIONS = st.one_of(ANYTHING, blocks(), of_both(), of_both())
+MASKS_OF_ALL_KINDS = predicates(CONDITIONS, depth=1).map(mask_of)
 
 
 def _ends(read: OfTile, values: dict[str, Any]) -> dict[str, Any]:
@@ -48,66 +96,106 @@ def _tiles(mask: Mask, call: Call) -> dict[str, int]:
             }  # fmt: skip
             for read in answers.reads:
                 values |= _ends(read, values)
-            seen, full = (bool(evaluate(x, values)) for x in (answers.seen, answers.full))
+            seen, full, shown_, whole = (
+                bool(evaluate(x, values))
+                for x in (answers.seen, answers.full, answers.shown, answers.whole)
+            )
             tile = [row[kv_first : kv_first + TILE] for row in shown[q_first : q_first + TILE]]
             assert seen or not any(map(any, tile)), f"a visible element is skipped at {values}"
             assert not full or all(map(all, tile)), f"a hidden element is called full at {values}"
             assert seen or not full
+            assert not shown_ or any(map(any, tile)), f"no element is visible at {values}"
+            assert whole or not all(map(all, tile)), f"no element is hidden at {values}"
             counts["open" if seen and not full else "decided"] += 1
     return counts
 
 
-@sweep(300)
-@given(MASKS_OF_ALL_KINDS, calls())
+def _out_of_order(call: Call) -> Call:
+    """Ids in any order, those declared sorted included: tiles are decided by no order."""
+    random = Random(call.q)
+    docs = {name: x.rows[0] for name, x in call.params.items() if name.endswith("_doc")}
+    mixed = {name: Elements([random.sample(row, len(row))]) for name, row in docs.items()}
+    return replace(call, params={**call.params, **mixed})
+
+
+CALLS = calls().map(_out_of_order)
+
+
+@sweep(600)
+@given(MASKS_OF_ALL_KINDS, CALLS)
 def test_any_predicate_is_answered_soundly(mask: Mask, call: Call) -> None:
     _tiles(mask, call)
 
 
+def _rule(of: Any, wrong: Callable[[Any, Any], Any]) -> Callable[[pytest.MonkeyPatch], None]:
+    """Of a node's bounds: ``wrong(self, node)`` for them, which are None where there are none."""
+    right = answering._RULES[of]
+
+    def rule(self: Any, node: Any) -> Any:
+        return None if right(self, node) is None else wrong(self, node)
+
+    return lambda patch: patch.setitem(answering._RULES, of, rule)
+
+
+def _method(name: str, wrong: Callable[..., Any]) -> Callable[[pytest.MonkeyPatch], None]:
+    right = getattr(answering._Answers, name)
+    return lambda patch: patch.setattr(
+        answering._Answers, name, lambda *args: wrong(right(*args), *args)
+    )
+
+
+def _ascending(found: Any, self: Any, expr: Any, over: Any) -> Any:
+    """Of one axis, as if nothing fell: not numbers, and not ids."""
+    position = Q_IDX if over == Axes.ROW else KV_IDX
+    return tuple(expr.xreplace({position: end}) for end in answering._ENDS[position])
+
+
 def _unaware(self: Any, expr: Any) -> Any:
     """Remainders as if no multiple of the divisor could lie between two numbers."""
-    ends = self._divided(expr)
-    return None if ends is None else tuple(FloorMod(end, expr.args[1]) for end in ends)
+    return tuple(FloorMod(end, expr.args[1]) for end in self._divided(expr))
 
-
-def _unfolded(self: Any, expr: Any) -> Any:
-    return self._ends(expr.args[0])
-
-
-def _unsigned(self: Any, expr: Any) -> Any:
-    found = RIGHT._product(self, expr)
-    return None if found is None else found[::-1]
-
-
-RIGHT = answering._Answers
 
 #: Rules that are wrong where the expressions of a tile turn, and conditions joined wrongly.
 MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
-    "remainders_ascend": lambda patch: patch.setitem(answering._RULES, FloorMod, _unaware),
-    "nothing_is_negative": lambda patch: patch.setitem(answering._RULES, sympy.Abs, _unfolded),
-    "factors_are_positive": lambda patch: patch.setitem(answering._RULES, sympy.Mul, _unsigned),
+    "remainders_ascend": _rule(FloorMod, _unaware),
+    "nothing_is_negative": _rule(sympy.Abs, lambda self, expr: self._ends(expr.args[0])),
+    "factors_are_positive": _rule(
+        sympy.Mul, lambda self, expr: answering._Answers._product(self, expr)[::-1]
+    ),
+    "quotients_are_alike": _rule(
+        FloorDiv, lambda self, expr: (answering._Answers._quotient(self, expr)[0],) * 2
+    ),
+    "the_least_of_minima": _rule(
+        sympy.Min, lambda self, expr: (answering._Answers._extreme(self, expr)[0],) * 2
+    ),
+    "all_ascends": _method("_of_one_axis", _ascending),
+    "all_hold_where_some_do": _method("_named", lambda found, *args: (found[0],) * 2),
+    "some_hold_where_all_do": _method("_named", lambda found, *args: (found[1],) * 2),
+    "the_most_of_sums": _method("_sum", lambda found, *args: found and (found[1],) * 2),
     "any_block_is_one": lambda patch: patch.setattr(
         answering, "tile_answers", lambda predicate, tile: tile_answers(predicate, 1)
     ),
 }
 
 
-#: One mask for each of them.
-FOUND_BY = {
-    "remainders_ascend": lambda b, h, q, kv: (q + kv) % 6 < 3,
-    "nothing_is_negative": lambda b, h, q, kv: abs(q - kv) <= 5,
-    "factors_are_positive": lambda b, h, q, kv: -2 * abs(q - kv) > -9,
-    "any_block_is_one": lambda b, h, q, kv: q // 3 == kv // 3,
-}
-CALL = Call(30, 22, TILE, TILE, {})
-
-
 @pytest.mark.parametrize("name", MUTANTS)
 def test_wrong_answers_are_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    mask = Mask(FOUND_BY[name], name)
-    assert min(_tiles(mask, CALL).values()) > 0
     MUTANTS[name](monkeypatch)
+
+    # As many as above; the smallest one is not looked for.
+    @settings(sweep(600), phases=(Phase.generate,), report_multiple_bugs=False)
+    @given(MASKS_OF_ALL_KINDS, CALLS)
+    def run(mask: Mask, call: Call) -> None:
+        _tiles(mask, call)
+
     with pytest.raises(AssertionError):
-        _tiles(mask, CALL)
+        run()
+
+
+def test_remainders_of_both_positions_are_decided() -> None:
+    """A rule that leaves all tiles open would be sound."""
+    mask = Mask(lambda b, h, q, kv: (q + kv) % 16 < 3, "stripes")
+    assert min(_tiles(mask, Call(30, 22, TILE, TILE, {})).values()) > 0
 
 
 IMG = Tensor("img", ("batch", "kv_len"), "int32")

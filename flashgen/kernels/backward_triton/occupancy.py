@@ -31,6 +31,10 @@ _REGISTERS: dict[tuple[BackwardKernel, Unit], tuple[float, int]] = {
 }
 
 
+# Registers besides for gradients of queries by wgmma: of operands of four bytes, and of the
+# addresses of a third stage where rows are in several parts.
+_WIDE_OPERANDS, _PARTS_AHEAD = 35, 16
+
 # Registers that the random words of dropout take for each score, at once: p is needed after them.
 _DROPOUT_REGISTERS = 1.25
 
@@ -81,6 +85,9 @@ def backward_blocks(
     unit = backward_unit(plan, kernel, config, target)
     each, besides = _REGISTERS[kernel, unit]
     registers = round(each * backward_live_values(plan, kernel, config, target)) + besides
+    if (kernel, unit) == ("queries", "wgmma"):
+        registers += _WIDE_OPERANDS * (plan.itemsize > 2)
+        registers += _PARTS_AHEAD * (len(plan.qk_segments) > 1 and config.num_stages > 2)
     columns = backward_tensor_memory(plan, kernel, config) if unit == "tcgen05" else 0
     allotted = 1 << (columns - 1).bit_length() if columns else 0
     return held_at_once(config, target, shared, registers, allotted).blocks

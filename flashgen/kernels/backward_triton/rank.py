@@ -1,9 +1,10 @@
 """rank_backward: candidates of a backward kernel, most promising first, without a GPU.
 
-The order is by the products that an SM has in flight, as measured on an H200 with 15 kernels:
+The order is by the products that an SM has in flight, as measured on an H200 with 52 kernels:
 products of 64 x 64 x 128 by two programs, or the equivalent, are enough. A program alone on its SM
 has no products in flight while it computes its weights, which halves its merit; so does mma.sync
-where wgmma or tcgen05 are available.
+where wgmma or tcgen05 are available. Of programs over queries with one stage, one at a time waits
+for copies; those over keys have more products for each.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ ENOUGH = 2**20
 # Rows of one matrix product.
 _ROWS = 16
 
+# The stages that most kernels are fastest with; those over keys on Hopper with fewer.
+_STAGES, _STAGES_OF_KEYS = 3, 2
+
 
 def rank_backward(
     plan: KernelPlan, kernel: BackwardKernel, target: str, candidates: Iterable[KernelConfig]
@@ -37,19 +41,25 @@ def _merits(
     """The sort key of a configuration, most important first; less is better."""
     blocks = backward_blocks(plan, kernel, config, target)
     width = max(sum(plan.qk_segments), sum(plan.v_segments))
-    under_way = config.BLOCK_M * config.BLOCK_N * width * blocks
-    if blocks < 2:
+    waits = kernel == "queries" and config.num_stages < 2
+    computing = max(1, blocks - 1) if waits else blocks
+    under_way = config.BLOCK_M * config.BLOCK_N * width * computing
+    if computing < 2:
         under_way //= 2
-    slow = backward_unit(plan, kernel, config, target) == "mma.sync"
-    if slow and target.family in ("hopper", "blackwell"):
+    unit = backward_unit(plan, kernel, config, target)
+    stages = _STAGES_OF_KEYS if (kernel, unit) == ("keys", "wgmma") else _STAGES
+    if unit == "mma.sync" and target.family in ("hopper", "blackwell"):
         under_way //= 2
     rows = held_rows(kernel, config)
+    # Operands of four bytes are read from shared memory for twice as long: more rows share a read.
+    shared_reads = -rows if plan.itemsize > 2 else 0
     return (
         -min(under_way, ENOUGH),
         blocks < 2,
         rows < _ROWS * config.num_warps,
         config.num_stages < 2,
+        shared_reads,
         -min(config.BLOCK_M, config.BLOCK_N),
-        -config.num_stages,
+        abs(config.num_stages - stages),
         rows,
     )

@@ -20,7 +20,7 @@ from flashgen.symbolic.logic import conditions
 from flashgen.symbolic.printer import triton_code
 from flashgen.symbolic.printer.code import Code, gathered_by, read_by
 from flashgen.symbolic.printer.dialects import Triton
-from flashgen.symbols import KV_IDX, KV_LEN, Q_LEN, H, Load, RowMax, RowMin
+from flashgen.symbols import KV_IDX, KV_LEN, Q_FIRST, Q_LAST, Q_LEN, H, Load, RowMax, RowMin
 
 _LENGTHS = ("batch", "head", "q_len", "kv_len", "q_first", "q_last", "num_q_heads")
 
@@ -142,6 +142,18 @@ class CachePlan:
     def reads_head(self) -> bool:
         """Whether the runs differ between heads."""
         return any(H in expr.free_symbols for expr in self._ends)
+
+    @cached_property
+    def sees_all_keys(self) -> bool:
+        """Whether a sequence's last query sees all of its keys, so that each page has to be there.
+
+        All but its last q_len keys count, whose pages have to be there anyway.
+        """
+        if self.has_gaps or len(self.intervals) != 1:
+            return False
+        [interval] = self.intervals
+        end = interval.end.subs({Q_FIRST: Q_LEN - 1, Q_LAST: Q_LEN - 1})
+        return interval.begin == 0 and end in (KV_LEN, sympy.Max(0, KV_LEN))
 
     @cached_property
     def has_gaps(self) -> bool:

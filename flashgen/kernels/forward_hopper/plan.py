@@ -295,7 +295,8 @@ class HopperNames:
     def work(self) -> tuple[str, ...]:
         """The numbers that the producer computes for a tile of queries."""
         online_max = ("online_max",) if self.plan.normaliser == "softmax" else ()
-        return ("visits", *self.place, *self.runs, *online_max)
+        num_full = ("num_full",) * self.plan.tiles.separated
+        return ("visits", *self.place, *self.runs, *num_full, *online_max)
 
     @property
     def place(self) -> tuple[str, ...]:
@@ -435,9 +436,36 @@ class HopperNames:
     def promised_mask_code(self) -> MaskCode:
         """All column bitmasks: the mask's, and those of the mask as it was written."""
         code = self.plan.code
+        if self.gathers_bits:
+            return MaskCode((), code.conditions, self.gathered_rows, gathered=True)
         return (
             self.mask_code if code.tables else with_promise(self.mask_code, "q_idx", code.promise)
         )
+
+    @property
+    def gathers_bits(self) -> bool:
+        """Whether a masked tile loads eight columns at a time, and collects bits of them.
+
+        Elements that a mask loads by key take registers for their addresses: with those of all
+        columns of a tile there is no room for three consumers. Blocks of tables are loaded one by
+        one instead.
+        """
+        code = self.plan.code
+        others = code.columns or code.elements or code.promise or code.tables
+        return self.plan.mask_loads_keys and not others
+
+    @cached_property
+    def gathered_reads(self) -> tuple[str, ...]:
+        """The place and positions of a tile that such bits read."""
+        code = self.plan.code
+        return self._read((*code.conditions, *codes_of(code.masked)), "kv_len", "q_idx")
+
+    @cached_property
+    def gathered_rows(self) -> tuple[str, ...]:
+        """The vectors of rows that such bits read."""
+        code = self.plan.code
+        read = read_by((*code.conditions, *codes_of(code.masked)))
+        return ("q_idx", *(line.name for line in code.rows if line.name in read))
 
     @cached_property
     def hidden_reads(self) -> tuple[str, ...]:
@@ -462,6 +490,12 @@ class HopperNames:
     def steps_read_keys(self) -> bool:
         """Whether a step reads the positions of its keys."""
         return self.changes_steps or self.plan.dropout
+
+    @property
+    def unmasked_read_keys(self) -> bool:
+        """Whether a step without a mask reads the positions of its keys, too."""
+        code = self.plan.code
+        return bool(code.score or code.columns or code.elements or self.plan.dropout)
 
     @property
     def splits_steps(self) -> bool:

@@ -146,7 +146,8 @@ def live_registers(plan: KernelPlan, config: KernelConfig) -> int:
     kept = queries if hopper_shape(plan).q_in_registers else 0
     dropped = DROPOUT_REGISTERS if plan.dropout else 0
     loaded = scores if plan.code.score_loads_pairs else 0
-    if plan.mask_loads_keys and sum(plan.v_segments) < WIDEST:
+    gathers = HopperNames(plan).gathers_bits
+    if plan.mask_loads_keys and not gathers and sum(plan.v_segments) < WIDEST:
         loaded += 2 * config.BLOCK_N // THREADS_OF_ROW  # of 64 bits, in each column of a thread
     return accumulator + scores + scores // pairs + loaded + kept + dropped
 

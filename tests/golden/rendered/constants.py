@@ -1146,35 +1146,50 @@ def reference(
     return (out, lse) if return_lse else out
 
 
-def _attend(q, k, v, scale, size, first, q_len, kv_len):
+def _attend(q, k, v, scale, size, first, q_len, kv_len, masked=None, memory=None):
     """(out, lse) of a part of a call: queries q and keys k, which hold all that these queries see.
 
     first numbers the part's first batch entry, head, query and key; q_len and kv_len are of the
     call.
+    masked has the ranges of keys, by their numbers in the call, that some query may not see. Their
+    scores are overwritten, unless masked is None, for all keys.
+    memory holds the scores of a call without gradients, and what they become.
     """
     dtype = torch.promote_types(q.dtype, torch.float32)
     layout = _constant("layout", q)
     slopes = _constant("slopes", q)
     layout = _Table(layout)
-    group = q.shape[1] // k.shape[1]
-    keys = k.to(dtype).repeat_interleave(group, dim=1)
-    values = v.to(dtype).repeat_interleave(group, dim=1)
+    keys, values = k.to(dtype), v.to(dtype)
     h = first[1] + torch.arange(q.shape[1], device=q.device)[:, None, None]
     q_idx = first[2] + torch.arange(q.shape[2], device=q.device)[:, None]
     kv_idx = first[3] + torch.arange(k.shape[2], device=q.device)[None, :]
-    scores = scale * (q.to(dtype) @ keys.mT)
+    queries = scale * q.to(dtype)
+    # Heads of queries that share keys are rows of one product.
+    shape = *q.shape[:3], k.shape[2]
+    rows = q.shape[0], keys.shape[1], q.shape[1] // keys.shape[1] * q.shape[2]
+    memory = None if memory is None else memory[: math.prod(shape)].view(shape)
+    products = None if memory is None else memory.view(*rows, k.shape[2])
+    queries = queries.reshape(*rows, q.shape[3])
+    scores = torch.matmul(queries, keys.mT, out=products).reshape(shape)
     if k.shape[2] == 0:  # no score has a maximum
-        out, lse = (scores @ values).to(q.dtype), scores.sum(-1) - math.inf
+        out = (scores.reshape(*rows, k.shape[2]) @ values).reshape(*q.shape[:3], 16).to(q.dtype)
+        lse = scores.sum(-1) - math.inf
         return out, lse
     scores = scores + (kv_idx + q_len - q_idx - kv_len).to(dtype) * slopes[h].to(dtype)
-    visible = layout[h, q_idx // size, kv_idx // size] != 0
-    scores = scores.masked_fill(~visible, -math.inf)
+    whole = (first[3], first[3] + k.shape[2])
+    for begin, end in [whole] if masked is None else masked:
+        kv_idx = torch.arange(begin, end, device=q.device)[None, :]
+        visible = layout[h, q_idx // size, kv_idx // size] != 0
+        if masked is None:
+            scores = scores.masked_fill(~visible, -math.inf)
+        else:
+            scores[..., begin - first[3] : end - first[3]].masked_fill_(~visible, -math.inf)
     row_max = scores.detach().amax(-1, keepdim=True).clamp_min(torch.finfo(dtype).min)
-    p = (scores - row_max).exp_()  # in place: memory is what takes time here
+    p = torch.sub(scores, row_max, out=memory).mul_(1 / math.log(2)).exp2_()  # faster than exp
     total = p.sum(-1, keepdim=True)
     empty = total == 0
     total = total.masked_fill(empty, 1.0)
-    out = (p @ values / total).to(q.dtype)
+    out = ((p.reshape(*rows, k.shape[2]) @ values).reshape(*q.shape[:3], 16) / total).to(q.dtype)
     lse = (row_max + torch.log(total)).squeeze(-1)
     lse = lse.masked_fill(empty.squeeze(-1), -math.inf)
     return out, lse
@@ -1202,18 +1217,22 @@ class _Table:
 EAGER_TILE = 2**19
 
 
+def _eager_rows(q, k):
+    """How many queries a tile of `_eager_tiles` has."""
+    rows = EAGER_TILE // max(1, q.shape[0] * (q.shape[1] // k.shape[1]) * k.shape[2])
+    return -(-min(512, max(1, rows)) // 16) * 16
+
+
 def _eager_tiles(q, k):
-    """Parts of a call: (index of q, index of k, first) as `_attend` takes them.
+    """Parts of a call: (index of q, index of k, first, masked) as `_attend` takes them.
 
     A part has the query heads of one head of keys, some queries, and the keys between the bounds
     that were derived from the mask.
     """
-    batch, num_q_heads, q_len, _ = q.shape
-    num_kv_heads, kv_len = k.shape[1:3]
-    group = num_q_heads // num_kv_heads
-    rows = min(512, max(1, EAGER_TILE // max(1, batch * group * kv_len)))
-    rows = -(-rows // 16) * 16
-    for head in range(num_kv_heads):
+    q_len, kv_len = q.shape[2], k.shape[2]
+    group = q.shape[1] // k.shape[1]
+    rows = _eager_rows(q, k)
+    for head in range(k.shape[1]):
         for q_first in range(0, q_len, rows):
             q_last = min(q_first + rows, q_len) - 1
             kv_begin = 0
@@ -1222,18 +1241,33 @@ def _eager_tiles(q, k):
             q_head = head * group
             queries = slice(None), slice(q_head, q_head + group), slice(q_first, q_last + 1)
             keys = slice(None), slice(head, head + 1), slice(kv_begin, kv_end)
-            yield queries, keys, (0, q_head, q_first, kv_begin)
+            masked = [(kv_begin, kv_end)]
+            yield queries, keys, (0, q_head, q_first, kv_begin), masked
 
 
 def _attend_in_tiles(q, k, v, scale, size):
     """(out, lse), as `reference` computes them, in the memory of one tile's scores."""
     q_len, kv_len = q.shape[2], k.shape[2]
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    k, v = k.to(dtype), v.to(dtype)
     out = q.new_empty(*q.shape[:3], 16)
-    lse = q.new_empty(q.shape[:3], dtype=torch.promote_types(q.dtype, torch.float32))
+    lse = q.new_empty(q.shape[:3], dtype=dtype)
+    # One for all tiles: new memory for each would mostly be new pages, which cost more than sums.
+    rows = q.shape[0] * (q.shape[1] // k.shape[1]) * min(q_len, _eager_rows(q, k))
+    memory = q.new_empty(rows * kv_len, dtype=dtype)
     with torch.autocast(q.device.type, enabled=False):
-        for queries, keys, first in _eager_tiles(q, k):
+        for queries, keys, first, masked in _eager_tiles(q, k):
             out[queries], lse[queries] = _attend(
-                q[queries], k[keys], v[keys], scale, size, first, q_len, kv_len
+                q[queries],
+                k[keys],
+                v[keys],
+                scale,
+                size,
+                first,
+                q_len,
+                kv_len,
+                masked,
+                memory=memory,
             )
     return out, lse
 
@@ -1243,7 +1277,7 @@ def _gradients_in_tiles(q, k, v, scale, size, grad_out, grad_lse):
     q_len, kv_len = q.shape[2], k.shape[2]
     dtype = torch.promote_types(q.dtype, torch.float32)
     sums = [torch.zeros(x.shape, dtype=dtype, device=q.device) for x in (q, k, v)]
-    for queries, keys, first in _eager_tiles(q, k):
+    for queries, keys, first, _ in _eager_tiles(q, k):
         inputs = [x.to(dtype).detach().requires_grad_() for x in (q[queries], k[keys], v[keys])]
         outputs = _attend(*inputs, scale, size, first, q_len, kv_len)
         results = (grad_out[queries].to(dtype), grad_lse[queries].to(dtype))
@@ -1911,7 +1945,7 @@ def _triton_launch(kernel, grid):
     bare = run.launch
     if inspect.isfunction(bare):  # a wrapper that makes tensor maps, around the bare launcher
         bare = inspect.getclosurevars(bare).nonlocals["launcher"]
-    before = (*grid, 1, 1)
+    before = (*grid, 1, 1)[:3]
     function, metadata = kernel.function, kernel.packed_metadata
     flags = (run.launch_cooperative_grid, run.launch_pdl)
     scratch = hooks = (None, None)
