@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from flashgen.block_lists import BlockLists, table_of_lists
 from flashgen.constants import Constant
 from flashgen.explain.picture import FOR_NOTHING, MASKED, SKIPPED, UNMASKED, Picture, picture
 from flashgen.masks import Mask
@@ -52,6 +53,8 @@ def checked_picture(
     seen = visibility(mask, 1, 1, q_len, kv_len, params=values)
     seen = seen.expand(1, 1, q_len, kv_len)[0, 0]
     values = {**values, **{c.name: c.tensor() for c in mask.params if isinstance(c, Constant)}}
+    values |= {"num_q_heads": 1, "num_kv_heads": 1}
+    values |= {x.name: _table(x, values, kv_len) for x in mask.params if isinstance(x, BlockLists)}
     tables = derived.tables if isinstance(derived, TileBounds) else derived.row_tables
     tiles = picture(derived, q_len, kv_len, BLOCK, BLOCK, _as_read(tables, values))
     rows = [list(row) for row in tiles.rows]
@@ -63,6 +66,12 @@ def checked_picture(
             if kind == MASKED and not tile.any():
                 row[j] = FOR_NOTHING
     return Checked(replace(tiles, rows=tuple(map("".join, rows))), seen)
+
+
+def _table(lists: BlockLists, values: Values, kv_len: int) -> torch.Tensor:
+    """What kernels read in place of lists of blocks."""
+    counts = None if lists.counts is None else values[lists.counts.name]
+    return table_of_lists(values[lists.name], counts, -(-kv_len // lists.block))
 
 
 class _Elements:

@@ -62,6 +62,7 @@ def _blocks(*rows: str) -> torch.Tensor:
 
 _LAYOUT = _blocks("x...", "xx..", ".xx.", "x..x")
 _RANDOM = _blocks("........", "....x...", ".....x..", ".x......", "......x.", "..x.....", ".x......", "...x....")  # fmt: skip  # noqa: E501
+_LISTS = torch.tensor([[[[3, 0], [1, 2]]]], dtype=torch.int32)
 _DRAFT = _tree((-1, 0, 0, 1, 1, 2, 3, 3, 5, 5, 6, 7, 8, 9, 10, 10))
 
 MASKS = {
@@ -182,6 +183,22 @@ MASKS = {
                 "layout = [[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 0, 1]]\n"
                 "block_sparse(layout, 16) & causal()",
                 "block_sparse_static",
+            ),
+        ),
+    ),
+    "chosen_blocks": Entry(
+        "Native Sparse Attention ([2502.11089](https://arxiv.org/abs/2502.11089)) and MoBA "
+        "([2502.13189](https://arxiv.org/abs/2502.13189)), with a list for each query and group of "
+        "heads; VSA ([2505.13389](https://arxiv.org/abs/2505.13389)), with one for each block of "
+        "queries. [How to choose](guide/chosen.md).",
+        (
+            Shown(
+                'lists = ("batch", "num_kv_heads", (q_len + 63) // 64)\n'
+                'counts = Tensor("counts", lists, "int32")\n'
+                "chosen_blocks(counts=counts, block=16)",
+                "chosen_blocks",
+                (128, 64),
+                values={"chosen": _LISTS, "counts": torch.tensor([[[2, 1]]], dtype=torch.int32)},
             ),
         ),
     ),

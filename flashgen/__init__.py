@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         bigbird,
         block_sparse,
         causal,
+        chosen_blocks,
         chunked,
         dilated,
         document,
@@ -97,6 +98,7 @@ __all__ = [
     "bigbird",
     "block_sparse",
     "causal",
+    "chosen_blocks",
     "chunked",
     "clamp",
     "cos",
@@ -155,8 +157,8 @@ _HOMES = {
         "truncate where"
     ),
     "flashgen.masks": (
-        "Mask bigbird block_sparse causal chunked dilated document full global_tokens natten_2d "
-        "prefix_lm random_blocks sink_tokens sliding_window strided tree"
+        "Mask bigbird block_sparse causal chosen_blocks chunked dilated document full "
+        "global_tokens natten_2d prefix_lm random_blocks sink_tokens sliding_window strided tree"
     ),
     "flashgen.normalisers": "Normaliser linear sigmoid_attention softmax softmax_off_by_one",
     "flashgen.params": "Float Int Tensor",

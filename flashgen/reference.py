@@ -191,7 +191,8 @@ def visibility(
     visible = torch.zeros((q_len, kv_len), dtype=torch.bool, device=device)
     if not batch * num_q_heads * q_len * kv_len:
         return visible  # and no tensor element to read
-    with bound({**values, "q_len": q_len, "kv_len": kv_len}):
+    sizes = {"num_q_heads": num_q_heads, "q_len": q_len, "kv_len": kv_len}
+    with bound({**values, **sizes}):
         indices = positions((batch, num_q_heads, q_len, kv_len), device)
         seen: torch.Tensor = concrete(as_condition(mask.mask_mod(*indices))) | visible
     return seen

@@ -41,6 +41,10 @@ class FloorDiv(sympy.Function):  # type: ignore[misc]
         return sympy.Integer(a // b) if a.is_Integer and b.is_Integer else None
 
 
+#: How many heads of q share a head of keys.
+GROUP = FloorDiv(Q_HEADS, KV_HEADS)
+
+
 class FloorMod(sympy.Function):  # type: ignore[misc]
     """``a % b`` with the sign of ``b``, on integers: ``a - b * (a // b)``."""
 

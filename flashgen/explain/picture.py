@@ -121,7 +121,8 @@ def picture_of(
     blocks = (config.BLOCK_M // heads_of_a_tile, config.BLOCK_N)
     listed = not isinstance(derived, TileBounds)
     _refuse_more(MOST_LISTED_PAIRS if listed else MOST_TILES * blocks[0] * blocks[1], work, blocks)
-    return picture(derived, work.q_len, work.kv_len, *blocks, dict(work.params))
+    heads = {"num_q_heads": work.num_q_heads, "num_kv_heads": work.num_kv_heads}
+    return picture(derived, work.q_len, work.kv_len, *blocks, {**dict(work.params), **heads})
 
 
 def _refuse_more(pairs: int, work: Workload, blocks: tuple[int, int]) -> None:

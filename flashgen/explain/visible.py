@@ -37,6 +37,7 @@ def visible_share(plan: KernelPlan, work: Workload, tiles: Picture) -> Share:
     or for queries at equal distances.
     """
     values = {**dict(work.params), "q_len": work.q_len, "kv_len": work.kv_len, "b": 0, "h": 0}
+    values |= {"num_q_heads": work.num_q_heads, "num_kv_heads": work.num_kv_heads}
     runs = [
         python_function((Q_IDX,), map(of_one_row, run.expressions), values)
         for run in plan.bounds.intervals

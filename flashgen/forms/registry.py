@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from flashgen.config import FORMS
 from flashgen.forms.base import Form
 from flashgen.forms.cache import CacheForm
 from flashgen.forms.mesh import Mesh
@@ -20,5 +21,7 @@ def forms_of(plan: KernelPlan) -> tuple[Form, ...]:
 
 def why_no_form(name: str, plan: KernelPlan) -> str:
     """Why a plan cannot have a form, as a clause; ``""`` where it can, as the dense one always."""
+    if name != FORMS[0] and plan.block_lists:
+        return f"{name!r} takes no lists of chosen blocks: the dense form alone does"
     forms = (x for x in FORMS_BESIDE if x.name == name and x.serves(plan))
     return next((form.why_not(plan) for form in forms), "")

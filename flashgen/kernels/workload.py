@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from flashgen.block_lists import BlockLists
 from flashgen.budget.traffic import Workload
 from flashgen.dropout import Seed
 from flashgen.params import Int, Tensor
 from flashgen.plan import KernelPlan
 from flashgen.plan.typical import (
+    CHOSEN,
     DOCUMENT,
     SHARE,
     TYPICAL,
@@ -72,6 +74,8 @@ def _tensor(declared: Tensor | Seed, q: torch.Tensor, *, ids: bool) -> torch.Ten
     sizes |= {p.name: typical_number(p) for p in params if isinstance(p, Int)}
     shape = [2 * length if dim is None else evaluate(dim.sym, sizes) for dim in declared.dims]
     generator = torch.Generator(q.device).manual_seed(0)
+    if isinstance(declared, BlockLists):
+        return _lists(declared, shape, generator)
     if declared.sorted or ids:
         documents = torch.arange(shape[-1], device=q.device, dtype=torch.int32) // DOCUMENT
         return documents.expand(shape).contiguous()
@@ -81,6 +85,19 @@ def _tensor(declared: Tensor | Seed, q: torch.Tensor, *, ids: bool) -> torch.Ten
         return torch.full(shape, TYPICAL, device=q.device, dtype=torch.int32)
     numbers = 0.1 * torch.randn(shape, device=q.device, generator=generator)
     return numbers.to(getattr(torch, declared.dtype))
+
+
+def _lists(declared: BlockLists, shape: list[int], generator: torch.Generator) -> torch.Tensor:
+    """The last block before a list's last query, and some before it: `CHOSEN` in all."""
+    import torch
+
+    lots = torch.rand(shape, device=generator.device, generator=generator)
+    own, blocks = (torch.arange(n, device=generator.device) for n in shape[-2:])
+    own = ((own + 1) * declared.query_block - 1) // declared.block
+    own = own.clamp(max=shape[-1] - 1)[:, None]
+    lots = torch.where(blocks == own, 2.0, lots).masked_fill(blocks > own, -1.0)
+    best, index = lots.topk(min(CHOSEN, shape[-1]), -1)
+    return index.masked_fill(best < 0, -1).int()
 
 
 def random_inputs(plan: KernelPlan, length: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

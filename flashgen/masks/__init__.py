@@ -5,6 +5,7 @@ A mask is any function ``(b, h, q_idx, kv_idx) -> bool`` made of integer arithme
 nothing more: flashgen never looks at a mask's name, only at what its function returns.
 """
 
+from flashgen.masks.chosen import chosen_blocks
 from flashgen.masks.mask import Mask, MaskMod, as_mask
 from flashgen.masks.positional import (
     causal,
@@ -25,6 +26,7 @@ __all__ = [
     "bigbird",
     "block_sparse",
     "causal",
+    "chosen_blocks",
     "chunked",
     "dilated",
     "document",

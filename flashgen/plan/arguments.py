@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
+from flashgen.block_lists import BlockLists
 from flashgen.constants import Constant
 from flashgen.declared import Param
 from flashgen.dropout import DropoutP, Seed
@@ -17,6 +18,21 @@ from flashgen.tracing.expr import Expr
 
 #: Dtypes that kernels convert to float32 where they load an element.
 HALVES = ("float16", "bfloat16")
+
+
+@dataclass(frozen=True)
+class Lists:
+    """Lists of blocks that a call passes: `attention` makes the table of them that kernels read.
+
+    Attributes:
+        sizes: of each dimension its size as an expression of q and k, or ``"None"``.
+        blocks: how many blocks of keys there are, likewise.
+        counts: the name of the tensor that says how many entries count; ``""`` for all.
+    """
+
+    sizes: tuple[str, ...]
+    blocks: str
+    counts: str
 
 
 @dataclass(frozen=True)
@@ -34,6 +50,7 @@ class Argument:
         dtype: of a tensor, torch's name of it.
         sizes: of a tensor, for each dimension its size as an expression of q and k, or ``"None"``.
         keyword: what ``attention`` calls it.
+        lists: of a table that is made of lists, what the call passes; None for any other.
         as_passed: of a tensor of float32, whether kernels read one that is passed in 16 bits as it
             is: if it has elements for queries and keys, a copy in float32 would take long.
     """
@@ -49,6 +66,7 @@ class Argument:
     sizes: tuple[str, ...] = ()
     keyword: str = ""
     as_passed: bool = False
+    lists: Lists | None = None
 
     @property
     def ndim(self) -> int:
@@ -161,6 +179,13 @@ def _argument(param: Param) -> Argument:
             least = "" if param.above is None else str(param.above)
             accepts = "a finite number of 32 bits" + (f" above {least}" if least else "")
             return Argument(param.name, "float", default, accepts, "float", doc, least)
+        case BlockLists():
+            given = _argument(param.index)
+            counts = param.counts.name if param.counts is not None else ""
+            sizes = tuple(map(_size, param.dims))
+            return replace(
+                given, dtype=param.dtype, sizes=sizes, lists=Lists(given.sizes, sizes[-1], counts)
+            )
         case Tensor():
             shape = ", ".join("any" if dim is None else torch_source(dim.sym) for dim in param.dims)
             order = ", ascending along its last dimension" if param.sorted else ""

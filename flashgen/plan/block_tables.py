@@ -16,6 +16,7 @@ from typing import Any
 
 import sympy
 
+from flashgen.block_lists import BlockLists
 from flashgen.declared import Param
 from flashgen.plan.loops import KERNEL_NAMES
 from flashgen.symbolic.affine import Affine, linearise, symbol
@@ -26,7 +27,7 @@ from flashgen.symbolic.nodes import OtherBits
 from flashgen.symbolic.printer import triton_code
 from flashgen.symbolic.printer.code import Code
 from flashgen.symbolic.varies_over import Axes
-from flashgen.symbols import KV_FIRST, KV_IDX, Q_FIRST, Q_IDX
+from flashgen.symbols import KV_FIRST, KV_IDX, Q_FIRST, Q_IDX, Load
 
 #: Of smaller blocks a tile holds too many to load one by one.
 SMALLEST_BLOCK = 16
@@ -43,8 +44,9 @@ class BlockLoads:
             variable ``shown`` with this suffix holds (BLOCK_M, BLOCK_N) conditions.
         row, column: the block of each query, and of each key.
         first_row, first_column: the blocks of the tile's first query and key.
-        rows, columns: how many blocks it touches at most, compile-time constants.
-        entry: the condition in row ``block_row`` and column ``block_column``.
+        rows, columns: how many blocks it touches at most, compile-time constants; no rows where
+            each query has a row of the table.
+        entry: the condition in row ``block_row``, or of each query, and column ``block_column``.
     """
 
     suffix: str
@@ -127,11 +129,16 @@ def with_block_loads(
 
     Tables whose blocks are small, or of a size that the call chooses, stay as they are.
     """
-    found = []
+    found: list[tuple[BlockTable, _Side | None, _Side]] = []
+    params = tuple(params)
     for table in _block_tables(conditions, params):
         rows, columns = _side(table.row, Q_IDX), _side(table.column, KV_IDX)
         if rows and columns:
             found.append((table, rows, columns))
+    for table in _lists_of_queries(conditions, params):
+        columns = _side(table.column, KV_IDX)
+        if columns:
+            found.append((table, None, columns))
     loads = []
     for i, (table, rows, columns) in enumerate(found):
         suffix = f"_{i}" if len(found) > 1 else ""
@@ -143,14 +150,26 @@ def with_block_loads(
                 suffix=suffix,
                 row=_code(table.row, nonnegative),
                 column=_code(table.column, nonnegative),
-                first_row=_code(rows.first, nonnegative),
+                first_row=_code(rows.first if rows else table.row, nonnegative),
                 first_column=_code(columns.first, nonnegative),
-                rows=rows.most("BLOCK_M"),
+                rows=rows.most("BLOCK_M") if rows else "",
                 columns=columns.most("BLOCK_N"),
-                entry=_code(sympy.Ne(table.entry, 0, evaluate=False), nonnegative),
+                entry=_code(sympy.Ne(_entry(table, rows), 0, evaluate=False), nonnegative),
             )
         )
     return conditions, tuple(loads)
+
+
+def _entry(table: BlockTable, rows: _Side | None) -> Any:
+    return table.entry if rows else table.element.xreplace({table.column: BLOCK_COLUMN})
+
+
+def _lists_of_queries(conditions: Iterable[Any], params: Iterable[Param]) -> list[BlockTable]:
+    """The tables of lists of blocks that conditions read and that have a row for each query."""
+    lists = {p.sym for p in params if isinstance(p, BlockLists) and p.query_block == 1}
+    loads = {load for condition in conditions for load in condition.atoms(Load)}
+    found = [load for load in loads if load.args[0] in lists and load.args[-2] == Q_IDX]
+    return [BlockTable(x, x.args[-2], x.args[-1]) for x in sorted(found, key=str)]
 
 
 def block_bits(

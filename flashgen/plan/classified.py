@@ -9,6 +9,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import sympy
+
+from flashgen.block_lists import BlockLists
 from flashgen.params import Int, Tensor
 from flashgen.plan.listing import said_apart
 from flashgen.plan.loops import KERNEL_NAMES
@@ -20,7 +23,14 @@ from flashgen.symbolic.printer.code import Code, gathered_by, read_by
 from flashgen.symbolic.tile_answers import TILE, OfTile, left_to_data, tile_answers
 from flashgen.symbolic.trace import POSITIONS, Predicate
 from flashgen.symbolic.varies_over import Axes
-from flashgen.symbols import KV_FIRST, KV_LAST, B, H, Load
+from flashgen.symbols import GROUP, KV_FIRST, KV_HEADS, KV_LAST, B, FloorDiv, H, Load
+
+#: The head of keys, as the kernel calls it.
+_KV_HEAD = sympy.Symbol("kv_head", integer=True)
+
+#: The queries of a tile that is decided, where each query has a list of blocks of its own: those
+#: of a tile with rows of eight heads. Of more queries hardly a block would be hidden.
+ROWS_OF_A_LIST = 16
 
 #: The texts of positions: of all rows of a tile; of those beside each tile of keys; of all keys of
 #: each tile; of some elements of each tile; and of the elements of one tile.
@@ -60,24 +70,29 @@ class ClassifiedTiles:
         said: the conditions that only the data knows, and those that algebra solves, in words; the
             former are empty where the ranges of bounds are too wide.
         excess: what these would visit.
-        tile: the rows and the keys of a tile that is decided.
+        tile: the keys of a tile that is decided.
+        rows: its queries.
         reads: what is computed of rows and of keys.
         seen: conditions that all hold for a tile that may have a visible element.
         full: conditions that all hold where every element is visible; None where that is unknown.
         no_more: conditions that all hold where a tile that is seen may still have no visible
             element; None where that is never so.
         no_less: conditions that all hold where one that is not full may still have all; likewise.
-        elements: the conditions of an element: they decide a tile that is left open.
+        elements: the conditions of an element: they decide a tile that is left open; none
+            where they would say little more, and tiles that are left open have both.
         probes: the same, of some elements of each tile: they close most tiles.
         by_batch, by_head: whether tiles differ between batch entries, and heads.
+        by_group: whether only between heads that share no keys: there is a list for each of these.
         asks: the variables that these four read.
         names: the parameters that it reads.
         gathers: the numbers of dimensions that tensors are indexed by.
+        reads_group: whether it reads how many heads share keys.
     """
 
     said: tuple[str, str]
     excess: Excess
     tile: int
+    rows: int
     reads: tuple[ReadOfTile, ...]
     seen: tuple[Code, ...]
     full: tuple[Code, ...] | None
@@ -87,9 +102,11 @@ class ClassifiedTiles:
     probes: tuple[Code, ...]
     by_batch: bool
     by_head: bool
+    by_group: bool
     asks: frozenset[str]
     names: frozenset[str]
     gathers: tuple[int, ...]
+    reads_group: bool
 
     #: Block tables are listed without such tiles: see `flashgen.plan.listing`.
     classified = True
@@ -115,6 +132,12 @@ class ClassifiedTiles:
             )
         solved = f"; algebra solves {by_algebra}" if by_algebra else ""
         return f"tiles are decided once a call, as only the data knows {by_data}{solved}"
+
+    @property
+    def sizes(self) -> tuple[str, ...]:
+        """The numbers of heads that the kernel takes."""
+        own = "num_kv_heads" if self.by_group else "num_q_heads"
+        return (own, *(("num_kv_heads",) * self.reads_group))
 
     @property
     def decides(self) -> bool:
@@ -149,6 +172,11 @@ def bounds_are_too_wide(predicate: Predicate) -> bool:
 
 def classified(predicate: Predicate, left: Collection[Any]) -> ClassifiedTiles:
     """The kernels for any mask."""
+    said, excess = said_apart(predicate, left), excess_of_bounds(predicate)
+    shared = predicate.expr.xreplace({FloorDiv(H, GROUP): _KV_HEAD})
+    by_group = _KV_HEAD in shared.free_symbols and H not in shared.free_symbols
+    if by_group:
+        predicate = replace(predicate, expr=shared)
     answers = tile_answers(predicate)
     nonnegative = [p.name for p in predicate.params if isinstance(p, Int) and p.min >= 0]
     of_keys = [end.name for x in answers.reads if x.over == Axes.COLUMN for end in x.ends]
@@ -160,15 +188,18 @@ def classified(predicate: Predicate, left: Collection[Any]) -> ClassifiedTiles:
 
     reads = tuple(_read(x, code(x.expr, _texts(x))) for x in answers.reads)
     asked = (answers.seen, answers.full, ~answers.shown, answers.whole)
+    if _lists_of_tiles(predicate):
+        asked = (*asked[:2], sympy.false, sympy.false)
     seen, full, no_more, no_less = (tuple(map(code, conditions(expr))) for expr in asked)
-    parts = conditions(predicate.expr)
+    parts = () if _lists_of_tiles(predicate) else conditions(predicate.expr)
     elements = tuple(code(part, _ELEMENTS) for part in parts)
     probes = tuple(code(part, _PROBES) for part in parts)
     symbols = predicate.expr.free_symbols
     return ClassifiedTiles(
-        said=said_apart(predicate, left),
-        excess=excess_of_bounds(predicate),
+        said=said,
+        excess=excess,
         tile=TILE,
+        rows=ROWS_OF_A_LIST if _lists_of_a_query(predicate) else TILE,
         reads=reads,
         seen=seen,
         full=None if asked[1] == False else full,  # noqa: E712
@@ -177,11 +208,24 @@ def classified(predicate: Predicate, left: Collection[Any]) -> ClassifiedTiles:
         elements=elements,
         probes=probes,
         by_batch=B in symbols,
-        by_head=H in symbols,
+        by_head=by_group or H in symbols,
+        by_group=by_group,
         asks=read_by((*seen, *full, *no_more, *no_less)),
         names=frozenset(symbol.name for symbol in symbols),
-        gathers=gathered_by((*elements, *(read.code for read in reads))),
+        gathers=gathered_by((*seen, *full, *elements, *(read.code for read in reads))),
+        reads_group=KV_HEADS in symbols,
     )
+
+
+def _lists_of_a_query(predicate: Predicate) -> bool:
+    """Whether each query has a list of blocks of its own."""
+    return any(isinstance(x, BlockLists) and x.query_block == 1 for x in predicate.params)
+
+
+def _lists_of_tiles(predicate: Predicate) -> bool:
+    """Whether the mask reads lists of blocks, each of which consists of tiles."""
+    lists = [x for x in predicate.params if isinstance(x, BlockLists)]
+    return bool(lists) and all(x.block % TILE == 0 for x in lists)
 
 
 def hints_to_sort(predicate: Predicate) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import sympy
 
+from flashgen.block_lists import BlockLists
 from flashgen.budget.targets import get_target
 from flashgen.config import FORMS
 from flashgen.declared import Param
@@ -25,7 +26,12 @@ from flashgen.plan.arguments import (
     kernel_arguments,
     sizing_numbers,
 )
-from flashgen.plan.classified import ClassifiedTiles, classified_tiles, hints_to_sort
+from flashgen.plan.classified import (
+    ClassifiedTiles,
+    classified,
+    classified_tiles,
+    hints_to_sort,
+)
 from flashgen.plan.code import KernelCode, finite_score, kernel_code, with_hidden_by_score
 from flashgen.plan.constants import PrintedConstant, printed_constant
 from flashgen.plan.dtypes import TRITON_DTYPES
@@ -49,6 +55,7 @@ from flashgen.symbolic.printer import torch_source
 from flashgen.symbolic.residual_conditions import residual_conditions
 from flashgen.symbolic.score import may_be_infinite
 from flashgen.symbolic.tables import RangeTable, RowTable
+from flashgen.symbolic.tile_answers import left_to_data
 from flashgen.symbolic.trace import KEYS_OF_ROWS, ROWS_OF_KEYS, Predicate, trace
 from flashgen.symbols import KV_IDX, Q_IDX, SCORE, B, H, Load
 
@@ -306,6 +313,11 @@ class KernelPlan(Heads):
         return self.listing is not None and self.listing.classified
 
     @cached_property
+    def block_lists(self) -> tuple[Argument, ...]:
+        """The arguments that are lists of blocks, of which calls make tables."""
+        return tuple(argument for argument in self.arguments if argument.lists is not None)
+
+    @cached_property
     def notes_of_tiles(self) -> tuple[str, ...]:
         """Which parts of the mask are solved by algebra, and which by lists of tiles, if any."""
         if self.listing is None:
@@ -337,12 +349,18 @@ class KernelPlan(Heads):
         names = self.listing_arguments.names if self.classifies else ()
         return tuple(name for name in names if name not in constants)
 
+    @property
+    def arguments_of_tiles(self) -> tuple[str, ...]:
+        """What tiles depend on: those, and how many entries of lists count."""
+        counts = (x.lists.counts for x in self.block_lists if x.lists is not None)
+        return (*self.mask_arguments, *filter(None, counts))
+
     @cached_property
     def tiles_arguments(self) -> tuple[str, ...]:
         """The arguments of `tiles`: these, and numbers that sizes of their tensors depend on."""
         read = [x for x in self.params if x.name in self.mask_arguments]
         sizes = [d.sym for x in read if isinstance(x, Tensor) for d in x.dims if d is not None]
-        names = {*self.mask_arguments, *_symbols(*sizes)}
+        names = {*self.arguments_of_tiles, *_symbols(*sizes)}
         return tuple(param.name for param in self.params if param.name in names)
 
     @cached_property
@@ -467,6 +485,8 @@ def finds_ranges(spec: AttentionSpec, predicate: Predicate) -> bool:
 
 def listing_of(spec: AttentionSpec, predicate: Predicate) -> TileListing | ClassifiedTiles | None:
     """What lists the tiles of a mask; None where bounds give them."""
+    if any(isinstance(param, BlockLists) for param in predicate.params):
+        return classified(predicate, left_to_data(predicate, ranges=True))
     return tile_listing(predicate) or classified_tiles(spec, predicate)
 
 

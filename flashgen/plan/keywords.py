@@ -13,6 +13,7 @@ from typing import Any
 
 import sympy
 
+from flashgen.block_lists import BlockLists
 from flashgen.codegen.names import is_taken
 from flashgen.constants import Constant
 from flashgen.decays import Decay
@@ -108,8 +109,12 @@ class _Renamed:
             if param.name in names:
                 symbol: Any = param.sym  # type: ignore[attr-defined]
                 self._symbols[symbol] = sympy.Symbol(names[param.name], **symbol._assumptions_orig)
-        # Numbers first: sizes of tensors mention them.
-        for param in sorted(declared, key=lambda param: isinstance(param, Tensor)):
+
+        # Numbers first: sizes of tensors mention them. Lists of blocks mention other tensors.
+        def depth(param: Param) -> int:
+            return isinstance(param, Tensor) + isinstance(param, BlockLists)
+
+        for param in sorted(declared, key=depth):
             self._params[param.name] = self._param(param, names.get(param.name, param.name))
 
     def function(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -141,6 +146,8 @@ class _Renamed:
         other.sym = self._symbols.get(other.sym, other.sym)
         if isinstance(param, Tensor):
             other.dims = tuple(None if dim is None else self._expr(dim) for dim in param.dims)
+            if isinstance(param, BlockLists) and param.counts is not None:
+                other.counts = self._params[param.counts.name]
             if isinstance(param, Constant):
                 other.limits = tuple((of, self._expr(size)) for of, size in param.limits)
         else:

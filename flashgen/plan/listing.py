@@ -77,6 +77,8 @@ class TileListing:
     row_tables: tuple[RowTable, ...]
     gathers: tuple[int, ...]
 
+    #: Whether there is a list for each head of keys.
+    by_group = False
     #: No kernel decides tiles before they are listed: see `flashgen.plan.classified`.
     classified = False
 

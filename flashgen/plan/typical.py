@@ -24,6 +24,9 @@ TYPICAL = 1024
 #: Tokens of a packed document.
 DOCUMENT = 1000
 
+#: Blocks of a list of them.
+CHOSEN = 16
+
 #: The share of a boolean tensor's elements that hold.
 SHARE = 0.25
 

@@ -16,7 +16,8 @@ from flashgen.loader import load
 from flashgen.validate import validate
 from support.variants import ROOT, rendered_module
 
-SHOWN = "\n".join((ROOT / "docs" / "guide" / f"{n}.md").read_text() for n in ("recipes", "porting"))
+PAGES = ("recipes", "porting", "chosen")
+SHOWN = "\n".join((ROOT / "docs" / "guide" / f"{n}.md").read_text() for n in PAGES)
 BF16 = torch.bfloat16
 
 
@@ -130,6 +131,28 @@ def test_the_prefix_of_an_image(call: Callable[..., Any]) -> None:
     rows, columns = positions(150, 150)
     visible = (rows >= columns) | (input_ids == 7)[:, None, None, :]
     close(done.out, attend(q, k, v, visible))
+
+
+def _chosen(lists: torch.Tensor, query_block: int) -> torch.Tensor:
+    """Which of the keys each query sees, by its list of blocks of 64."""
+    length = lists.shape[2] * query_block
+    rows, columns = positions(length, length)
+    mine = lists[:, :, rows[:, 0] // query_block]
+    return (mine[..., None, :] == columns[:, None] // 64).any(-1).repeat_interleave(2, 1)
+
+
+def test_selected_blocks(call: Callable[..., Any]) -> None:
+    q, k, v = qkv(length=384)
+    done = call("selected", q=q, k=k, v=v)
+    rows, columns = positions(384, 384)
+    assert (done.chosen[:, :, 320:] >= 0).all() and (done.chosen[:, :, :64, 1:] == -1).all()
+    close(done.out, attend(q, k, v, _chosen(done.chosen, 1) & (rows >= columns)))
+
+
+def test_chosen_cubes(call: Callable[..., Any]) -> None:
+    q, k, v = (random(2, 2, 384, 64, seed=i) for i in range(3))
+    done = call("cubes", q=q, k=k, v=v)
+    close(done.out, attend(q, k, v, _chosen(done.chosen, 64)[:, ::2]))
 
 
 def test_a_bias_for_each_distance(call: Callable[..., Any]) -> None:

@@ -23,5 +23,14 @@ def with_bits(
     if not plan.classifies:
         return tuple(params.values())
     keywords = dict(plan.keywords)
+    params = dict(params)
+    for argument in plan.block_lists:
+        lists, counts = argument.lists, ()
+        assert lists is not None
+        if lists.counts:
+            counts = (params[keywords.get(lists.counts, lists.counts)],)
+        table = getattr(module, f"_table_of_{argument.name}")
+        params[argument.keyword] = table(q, k, params[argument.keyword], *counts)
     read = [params[keywords.get(name, name)] for name in plan.mask_arguments]
-    return (*params.values(), module._tile_bits(q, k.shape[2], *read))
+    of_group = (k.shape[1],) if "num_kv_heads" in plan.listing.sizes else ()
+    return (*params.values(), module._tile_bits(q, k.shape[2], *of_group, *read))

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from flashgen import AttentionSpec, Float, Int, Tensor
+from flashgen.block_lists import BlockLists
 from flashgen.declared import Param
 from flashgen.dropout import DropoutP, Seed
 from flashgen.symbols import evaluate
@@ -150,6 +151,11 @@ def drawn(param: Param, case: Case, given: dict[str, Any]) -> Any:
         "q_len": case.q_len,
         "kv_len": case.kv_len,
     }
+    if isinstance(param, BlockLists):
+        *lists, blocks = (evaluate(dim.sym, sizes) for dim in param.dims if dim is not None)
+        # Some entries are no block, on either side, and some are there twice.
+        shape = (*lists, 2 + blocks // 4)
+        return torch.randint(-2, blocks + 2, shape, generator=generator, dtype=torch.int32)
     shape = [evaluate(dim.sym, sizes) for dim in param.dims if dim is not None]
     assert len(shape) == len(param.dims), f"{param}: of which size?"
     if param.dtype == "bool":

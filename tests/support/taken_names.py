@@ -11,13 +11,14 @@ from flashgen.codegen.module import render_module
 from flashgen.config import KernelConfig
 from flashgen.constants import Constant
 from flashgen.kernels.backward_hopper.plan import HopperBackward
-from flashgen.masks import Mask, block_sparse, causal, document, sliding_window
+from flashgen.masks import Mask, block_sparse, causal, chosen_blocks, document, sliding_window
 from flashgen.normalisers import sigmoid_attention, softmax
 from flashgen.params import Float, Int, Tensor
 from flashgen.plan import lower
 from flashgen.plan.backward import backward_plan
 from flashgen.scores import Score, additive_bias, softcap
 from flashgen.spec import AttentionSpec
+from flashgen.tracing.expr import q_len
 from support.variants import any_cache, on_hopper
 
 _IMAGES = Tensor("probe", ("batch", "kv_len"), "int32")
@@ -30,14 +31,18 @@ _ISLANDS = Mask(
 
 # Between them these print every line of every template: one run of keys and several in any order,
 # heads of one segment and of several, narrow ones and others, a mask that differs between heads and
-# batch entries, block tables, documents, scores and sinks, tensors that learn by query, key and
-# distance, the parameters of each kind and a constant; and the backward passes that are split.
+# batch entries, block tables, lists of blocks, documents, scores and sinks, tensors that learn by
+# query, key and distance, the parameters of each kind and a constant; and the backward passes that
+# are split.
 _PROBE = Int("probe")
 _DEGREES = Float("probe", 1.0, above=0)
 _TABLE = Tensor("probe", ("num_q_heads",), "bfloat16")
 _TABLE_OF_INTS = Tensor("probe", ("num_q_heads",), "int32")
 _NEAR = Tensor("probe", ("num_q_heads", None))
 _BLOCKS = Tensor("probe", ("batch", "num_q_heads", None, None), "bool")
+_LISTS = Tensor("probe", ("batch", "num_kv_heads", (q_len + 63) // 64, None), "int32")
+_LISTS_OF_EACH = Tensor("probe", ("batch", "num_kv_heads", "q_len", None), "int32")
+_COUNTS = Tensor("probes", ("batch", "num_kv_heads", "q_len"), "int32")
 _KNOWN = Constant("probe", [[True]])
 _IDS = Tensor("probe", ("batch", "kv_len"), "int32", sorted=True)
 _PAIRS = Tensor("probe", ("batch", "num_q_heads", "q_len", "kv_len"))
@@ -80,6 +85,8 @@ EVERYTHING = (
     AttentionSpec(96, mask=causal() & (lambda b, h, q, kv: (kv < _PROBE) & (q < _PROBE))),
     AttentionSpec((192, 96), mask=causal() & (lambda b, h, q, kv: (kv < _PROBE) & (q < _PROBE))),
     AttentionSpec(128, mask=_ISLANDS),
+    AttentionSpec(128, mask=chosen_blocks(_LISTS) & causal()),
+    AttentionSpec(64, mask=chosen_blocks(_LISTS_OF_EACH, _COUNTS, block=32, query_block=1)),
 )
 
 # And what those with dropout print besides.

@@ -22,6 +22,7 @@ from flashgen import (
     bigbird,
     block_sparse,
     causal,
+    chosen_blocks,
     chunked,
     dilated,
     document,
@@ -204,6 +205,14 @@ MASKS: dict[str, Entry] = {
         block_sparse([row[:99] for row in _blocks], _size), values=_covering
     ),
     "bigbird_static": Entry(bigbird(16, random=torch.tensor(_blocks))),
+    "chosen_blocks": Entry(chosen_blocks(block=16)),
+    "chosen_by_each_query": Entry(
+        chosen_blocks(
+            counts=Tensor("counts", ("batch", "num_kv_heads", "q_len"), "int32"),
+            query_block=1,
+        )
+        & causal(align="bottom_right")
+    ),
     "document_static": Entry(Mask(lambda b, h, q, kv: _ids[q] == _ids[kv], "document_static")),
     "block_sparse_shared": Entry(
         block_sparse(Tensor("layout", ((q_len + 9) // 10, (kv_len + 9) // 10), "bool"), 10)

@@ -22,7 +22,7 @@ LAYERS = """
     tracing.kinds tracing.relations tracing.rows tracing.captured tracing.torch_*
     tracing.operations
     tracing.expr
-    functions params constants tracing.calls feature_maps
+    functions params block_lists constants tracing.calls feature_maps
     arguments
     decays
     masks masks.* scores scores.* normalisers

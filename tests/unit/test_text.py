@@ -45,6 +45,7 @@ METHODS = {
 ON_OTHERS = {
     "__init__.py": ({"split"}, "names of flashgen"),
     "bench.py": ({"lower", "removesuffix"}, "torch's names of its backends"),
+    "block_lists.py": ({"index"}, "an attribute, and where a name is among others"),
     "build.py": ({"isidentifier", "keyword", "split"}, "the name of a package"),
     "cache.py": ({"rpartition"}, "names of files"),
     "cli/app.py": ({"splitlines"}, "messages"),
@@ -99,6 +100,7 @@ ON_OTHERS = {
         "names of parameters and modules",
     ),
     "loader.py": ({"partition", "re", "split", "startswith"}, "messages; names of modules"),
+    "masks/chosen.py": ({"isidentifier"}, "a dimension, in a message"),
     "params.py": (
         {"isascii", "isidentifier", "keyword", "removeprefix"},
         "names of parameters, dtypes",

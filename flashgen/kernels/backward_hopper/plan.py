@@ -166,10 +166,12 @@ class HopperBackward(HopperSplit):
     def longest_visit(self) -> str:
         """The queries that visit the longest tile of keys, in the launcher; empty if not known."""
         tiles = self.visits.tiles
+        if self.backward.plan.block_lists:
+            return str(Q_LEN)  # of a block that all lists have, as the first one often is
         if tiles.listed:
             return ""
         last = self.backward.q_bounds.longest_first == "last" and tiles.from_key_0
-        return Q_LEN.name if last else longest_visit(self.backward)
+        return str(Q_LEN) if last else longest_visit(self.backward)
 
     @cached_property
     def queries_outside(self) -> bool:

@@ -18,12 +18,14 @@ def heads_of_a_tile(plan: KernelPlan, config: KernelConfig, target: Target, work
     """The launcher's number of heads in a tile: a power of two, 1 for separate tiles.
 
     Heads that share keys have rows in one tile if programs then compute at least a tenth fewer
-    tiles one after another.
+    tiles one after another; and always if they share lists of blocks.
     """
     group = work.num_q_heads // work.num_kv_heads
     most = min(group & -group, 64)
     if most == 1 or not HopperNames(plan).packs:
         return 1
+    if plan.block_lists:
+        return most
     apart, together = (_rounds(config, target, work, heads) for heads in (1, most))
     return most if 10 * together <= 9 * apart else 1
 

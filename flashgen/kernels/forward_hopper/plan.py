@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import sympy
+
 from flashgen.kernels.forward_hopper.shape import HopperShape, hopper_shape, segment_table
 from flashgen.kernels.forward_hopper.weight_range import RANGES
 from flashgen.plan.code import codes_of
@@ -16,7 +18,7 @@ from flashgen.symbolic.printer import triton_code
 from flashgen.symbolic.printer.code import Code, read_by
 from flashgen.symbolic.printer.dialects import Gluon
 from flashgen.symbolic.tables import RowTable
-from flashgen.symbols import KV_IDX, KV_LEN, Q_FIRST, H
+from flashgen.symbols import GROUP, KV_IDX, KV_LEN, Q_FIRST, FloorDiv, H
 
 #: Comparisons of the mask from which on column bitmasks pay in the steps. With one, an H200 took
 #: 0.2 to 2% longer (causal, d=64 and 80); with two or three, 0.4 to 6% less.
@@ -90,16 +92,19 @@ class HopperNames:
     def packs(self) -> bool:
         """Whether a tile may hold rows of several heads that share keys.
 
-        The variant must treat all heads alike. The launcher chooses the number of heads; a tile has
-        one head's rows after another's. Dropout depends on the head, and lists and segments are for
-        tiles of one head.
+        The variant must treat all heads alike that share keys. The launcher chooses the number of
+        heads; a tile has one head's rows after another's. Dropout depends on the head, and other
+        lists than those of chosen blocks, and segments, are for tiles of one head.
         """
-        if self.plan.listing or self.plan.dropout or (self.ragged and not self.of_cache):
+        listed = self.plan.listing and not self.plan.block_lists
+        if listed or self.plan.dropout or (self.ragged and not self.of_cache):
             return False
         spec = self.plan.spec
         score = spec.score.traced if spec.score is not None else None
         parts = (spec.mask.traced, score, spec.normaliser.traced_sink)
-        return not any(part is not None and H in part.sym.free_symbols for part in parts)
+        alike = {FloorDiv(H, GROUP): sympy.Integer(0)} if self.plan.block_lists else {}
+        exprs = (part.sym.xreplace(alike) for part in parts if part is not None)
+        return not any(H in expr.free_symbols for expr in exprs)
 
     @cached_property
     def call(self) -> tuple[str, ...]:
@@ -405,10 +410,12 @@ class HopperNames:
         """Whether a masked tile loads eight columns at a time, and collects bits of them.
 
         Elements that a mask loads by key take registers for their addresses: with those of all
-        columns of a tile there is no room for three consumers.
+        columns of a tile there is no room for three consumers. Blocks of tables are loaded one by
+        one instead.
         """
         code = self.plan.code
-        return self.plan.mask_loads_keys and not (code.columns or code.elements or code.promise)
+        others = code.columns or code.elements or code.promise or code.tables
+        return self.plan.mask_loads_keys and not others
 
     @cached_property
     def gathered_reads(self) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Iterator
 from itertools import product
 
+from flashgen.block_lists import BlockLists
 from flashgen.budget.roofline import SHARPNESS, step_clocks
 from flashgen.budget.traffic import Workload, traffic
 from flashgen.config import KernelConfig
@@ -176,6 +177,16 @@ def _lists_powers_of_two(plan: KernelPlan, config: KernelConfig) -> str:
     return ""
 
 
+def _holds_several_lists(plan: KernelPlan, config: KernelConfig) -> str:
+    """A tile then lies in one block of queries, and tiles of keys are what that has chosen."""
+    if plan.block_lists and config.BLOCK_M & (config.BLOCK_M - 1):
+        return "tiles of queries lie in one block of them if their rows are a power of two"
+    lists = [param.block for param in plan.params if isinstance(param, BlockLists)]
+    if lists and max(64, min(lists)) < config.BLOCK_N:
+        return "a tile of keys would hold blocks that are not chosen"
+    return ""
+
+
 def _spills(plan: KernelPlan, config: KernelConfig) -> str:
     if spills(plan, config):
         live, limit = live_registers(plan, config), partitions(config)[0].registers
@@ -193,6 +204,7 @@ RULES = (
     _no_such_warps,
     _no_second_stage,
     _lists_powers_of_two,
+    _holds_several_lists,
     _spills,
     _does_not_fit,
 )

@@ -1,0 +1,124 @@
+"""Masks of chosen blocks: the kernels of both passes, beside float64."""
+
+from __future__ import annotations
+
+import functools
+from types import ModuleType
+
+import pytest
+
+from flashgen import AttentionSpec
+from flashgen.config import KernelConfig
+from support.chosen import CHOSEN, chosen_case, chosen_spec
+from support.gluon import interpreted
+from support.slip import with_slip
+from support.turns import in_turns
+from support.variants import rendered_module
+from sweep.backward import check_backward
+from sweep.hopper import check_hopper, check_hopper_backward
+from sweep.launch import check_kernel
+
+PORTABLE = {name: chosen_spec(name) for name in CHOSEN}
+GLUON = {name: chosen_spec(name, 64, "bfloat16") for name in CHOSEN}
+
+#: (batch, heads of q, heads of keys): tiles of 16, 64 and 128 queries in the Gluon forward kernel.
+HEADS = ((1, 8, 1), (2, 6, 3), (1, 2, 2))
+
+
+@functools.cache
+def _gluon(name: str) -> ModuleType:
+    return rendered_module(GLUON[name], hopper=True, edit_source=interpreted)
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_portable_kernels(name: str) -> None:
+    """With tiles smaller and larger than a block, and than what is decided."""
+    spec = PORTABLE[name]
+    module, case = rendered_module(spec), chosen_case(name, 200, (2, 4, 2))
+    check_kernel(module, spec, case, BLOCK_M=32, BLOCK_N=16)
+    check_kernel(module, spec, case, BLOCK_M=64, BLOCK_N=128)
+    check_backward(module, spec, case, BLOCK_M=32, BLOCK_N=64)
+
+
+@pytest.mark.parametrize(("name", "i"), in_turns(CHOSEN, range(len(HEADS)), every=2))
+def test_gluon_forward_kernel(name: str, i: int) -> None:
+    case = chosen_case(name, 200, HEADS[i])
+    check_hopper(_gluon(name), GLUON[name], case, KernelConfig(128, 64, 8, 2))
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_gluon_backward_kernels(name: str) -> None:
+    check_hopper_backward(_gluon(name), GLUON[name], chosen_case(name, 200, (1, 4, 2)))
+
+
+def test_keys_that_nobody_has_chosen() -> None:
+    """Their gradients are 0, in tiles of keys that programs share and that none visits."""
+    case = chosen_case("blocks", 400, (1, 4, 1))
+    case.params["chosen"] = case.params["chosen"].clamp(max=0)
+    check_hopper_backward(_gluon("blocks"), GLUON["blocks"], case)
+
+
+_SCATTERED = "table.scatter_(-1, torch.where(counted, index, num_blocks).long(), True)"
+
+#: What makes the module wrong: the variant, a right text and a wrong one.
+SLIPS = {
+    "the_first_block_is_none": ("blocks", "(index >= 0)", "(index > 0)"),
+    "an_entry_is_skipped": ("each", "counted = (", "index = index[..., 1:]\n    counted = ("),
+    "twice_is_not_there": (
+        "blocks",
+        _SCATTERED,
+        "table = table.int().scatter_add_(-1, torch.where(counted, index, num_blocks).long(), "
+        "torch.ones_like(index)) == 1",
+    ),
+    "counts_do_not_count": ("counted", "counted &= inside", "counted &= inside | True"),
+    "no_block_is_the_first": ("blocks", "(counted, index, num_blocks)", "(counted, index, 0)"),
+    "causal_is_not_asked": ("blocks", "full &= q_first >= kv_last", "full &= q_last >= kv_first"),
+    "the_list_of_another_query": ("each", "q_rows[:, None], kv_first", "q_last, kv_first"),
+    "queries_are_missing": ("each", "tl.static_range(PARTS)", "tl.static_range(1)"),
+    "lists_of_the_first_heads": ("blocks", "num_kv_heads + head //", "num_kv_heads + 0 * head //"),
+    "one_block_of_a_tile": (
+        "each_counted",
+        "tl.static_range((BLOCK_N + 31) // 32)",
+        "tl.static_range(1)",
+    ),
+}
+
+
+def _survives(name: str, right: str = "", wrong: str = "") -> bool:
+    spec = PORTABLE[name]
+    edit = with_slip(right, wrong) if right else str
+    module, case = rendered_module(spec, edit_source=edit), chosen_case(name, 200, (2, 4, 2))
+    try:
+        check_kernel(module, spec, case, BLOCK_M=32, BLOCK_N=64)
+        check_backward(module, spec, case, BLOCK_M=64, BLOCK_N=64)
+    except AssertionError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("name", SLIPS)
+def test_slips_do_not_survive(name: str) -> None:
+    assert not _survives(*SLIPS[name])
+
+
+@pytest.mark.parametrize("name", sorted({variant for variant, *_ in SLIPS.values()}))
+def test_without_a_slip_it_is_right(name: str) -> None:
+    assert _survives(name)
+
+
+#: Of the Gluon forward kernel, whose tiles are those of several heads.
+GLUON_SLIPS = {
+    "lists_of_longer_tiles": ("block_m // packed, block_n", "block_m, block_n"),
+    "positions_of_one_head": ("rows %= 64 // PACKED", "rows %= 64"),
+    "heads_of_others": ("(num_q_heads // PACKED) * PACKED", "(num_q_heads // PACKED)"),
+}
+
+
+@pytest.mark.parametrize("name", GLUON_SLIPS)
+def test_slips_of_shared_tiles_do_not_survive(name: str) -> None:
+    spec: AttentionSpec = GLUON["blocks"]
+    slip = with_slip(*GLUON_SLIPS[name])
+    module = rendered_module(spec, hopper=True, edit_source=lambda x: interpreted(slip(x)))
+    case = chosen_case("blocks", 200, (1, 8, 2))
+    with pytest.raises((AssertionError, IndexError)):
+        check_hopper(module, spec, case, KernelConfig(128, 64, 8, 2))
