@@ -2881,7 +2881,7 @@ def _linear_backward_of_decays_varlen(
     rows = tl.arange(0, ROWS)
     for i in range(0, tl.cdiv(end - begin, ROWS)):
         chunks = end - (i + 1) * ROWS + rows
-        sequence, _, start, rows_end, stored, poison = _load_place(
+        sequence, _position, start, rows_end, stored, poison = _load_place(
             slots_ptr, tl.maximum(chunks, 0), False
         )
         offs_n = start[:, None] + tl.arange(0, CHUNK)[None, :]
