@@ -49,9 +49,6 @@ from serving.warm import warm
 
 import flashgen
 
-#: Requests that each contender serves before it is measured: what is compiled at first use is so.
-FIRST = 24
-
 #: Of the requests that were measured, how many are compared with dense recomputation.
 COMPARED = 8
 
@@ -288,8 +285,8 @@ def bench(
         progress.say(f"{name}: capture graphs")
         engine.capture()
         scheduler = engine.scheduler
-        # Some other requests of the same kind first.
-        for requests in (requests_of(setting, 1)[:FIRST], requests_of(setting)):
+        # Others of the same kind first: what is compiled at first use then is.
+        for requests in (requests_of(setting, 1), requests_of(setting)):
             progress.say(f"{name}: serve {len(requests)} requests")
             pages = Pages(
                 len(scheduler.pages.users), scheduler.pages.size, keep=scheduler.pages.keep

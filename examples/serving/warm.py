@@ -31,8 +31,13 @@ STEPS: tuple[tuple[tuple[int, int], ...], ...] = (
     ((1024, 1900),),
     ((512, 258),) * 3,
     (((1024, 1),) * 40 + ((512, 1500),)),
-    (((1024, 1),) * 60 + ((512, 100),)),
     ((512, 200),) * 8,
+    # A few tokens more of one of few sequences, or of many.
+    *(
+        ((1024, 1),) * others + ((1024, count),)
+        for others in (8, 60)
+        for count in (1, 3, 12, 20, 100, 430)
+    ),
 )
 
 

@@ -16,6 +16,7 @@ import torch
 import flashgen
 from benchmarks.figures import newest_results
 from benchmarks.table import TABLES
+from examples.serving import warm
 from examples.serving.attention import Flashgen, specs
 from examples.serving.cascade import cascade, groups_of
 from examples.serving.engine import Engine
@@ -23,6 +24,7 @@ from examples.serving.model import GPT, Size, generate_densely
 from examples.serving.pages import Pages
 from examples.serving.peers import Padded
 from examples.serving.scheduler import Request, Scheduler
+from support.fake_gpu import fake_gpu, module_on, to_ir_alone
 from support.variants import rendered_module
 
 ROOT = Path(__file__).parents[2]
@@ -287,6 +289,40 @@ def test_a_benchmark_ends_when_time_is_over(serve, modules, monkeypatch, capsys)
     results = serve.bench(setting, serve.make_model(setting, "cpu"), modules, progress, list)
     assert list(results) == ["flashgen"]
     assert "flashgen, nothing shared: not done" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("all_steps", [True, False], ids=["as it is", "a step alone"])
+def test_warm_steps_compile_all_that_a_load_asks_for(serve, monkeypatch, all_steps):
+    """The mixed steps of the benchmark's load, of a layer, on a GPU that notes alone."""
+    gpu, load = fake_gpu(monkeypatch), replace(serve.LARGE.load, requests=40)
+    setting = replace(serve.LARGE, size=replace(serve.LARGE.size, depth=1), load=load)
+    translated = to_ir_alone(monkeypatch)
+    modules = tuple(module_on(gpu, spec, monkeypatch) for spec in specs(128, "bfloat16"))
+    for module in modules:
+        monkeypatch.setattr(module, "_target", lambda device: "sm_90")
+    pages = Pages(load.keys // load.page_size, load.page_size)
+    like = torch.zeros(1, dtype=torch.bfloat16)
+    attention = Flashgen(modules, setting.size, pages, like)
+    monkeypatch.setattr(warm, "THREADS", 1)
+    if not all_steps:
+        monkeypatch.setattr(warm, "STEPS", warm.STEPS[:1])
+    warm.warm(attention, setting.size, load.batch)
+    compiled = len(translated)
+    scheduler, clock = Scheduler(pages, load.batch, load.tokens), 0.0
+    for request in serve.requests_of(setting):
+        scheduler.add(request)
+    while (scheduler.waiting or scheduler.running) and len(translated) == compiled:
+        parts = scheduler.next(clock)
+        clock += 0.003  # about what a step takes
+        if any(part.begin == 0 or part.count > 1 for part in parts):
+            clock += 0.012
+            parts.sort(key=lambda part: part.begin == 0)
+            sizes = (sum(part.count for part in parts), setting.size.head_dim)
+            heads = (setting.size.heads, setting.size.kv_heads, setting.size.kv_heads)
+            with torch.no_grad():
+                attention.mixed(parts)(0, *(like.new_zeros(sizes[0], n, sizes[1]) for n in heads))
+        scheduler.finish(parts, [0] * sum(part.is_last for part in parts), clock)
+    assert (len(translated) == compiled) == all_steps
 
 
 def test_trees_of_drafts_change_no_token(example, model):

@@ -342,6 +342,7 @@ def _cache_visits(
 
 @triton.jit(
     do_not_specialize=[
+        "stride_places",
         "num_q_heads",
         "num_kv_heads",
         "num_sequences",
@@ -708,6 +709,7 @@ def _rotated(
 
 @triton.jit(
     do_not_specialize=[
+        "stride_places",
         "num_sequences",
         "num_tokens",
         "num_new",

@@ -454,6 +454,7 @@ def _cache_visits(
 
 @triton.jit(
     do_not_specialize=[
+        "stride_places",
         "num_q_heads",
         "num_kv_heads",
         "num_sequences",
@@ -878,6 +879,7 @@ def _rotated(
 
 @triton.jit(
     do_not_specialize=[
+        "stride_places",
         "num_sequences",
         "num_tokens",
         "num_new",
