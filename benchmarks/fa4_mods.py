@@ -227,21 +227,24 @@ def both_blocks_of(
         make: create_block_mask, or a compiled one.
     """
     found: Any = make(mask_mod, None, heads, seq_len, seq_len, device=device.type, BLOCK_SIZE=BLOCK)
-    of_queries, of_keys = (
-        BlockSparseTensorsTorch(*blocks, block_size=(BLOCK, BLOCK))
-        for blocks in (
-            (
-                found.kv_num_blocks,
-                found.kv_indices,
-                found.full_kv_num_blocks,
-                found.full_kv_indices,
-            ),
-            (
-                found.q_num_blocks,
-                found.q_indices,
-                found.full_q_num_blocks,
-                found.full_q_indices,
-            ),
-        )
+    of_queries = _blocks(
+        (found.kv_num_blocks, found.kv_indices),
+        (found.full_kv_num_blocks, found.full_kv_indices),
+    )
+    of_keys = _blocks(
+        (found.q_num_blocks, found.q_indices),
+        (found.full_q_num_blocks, found.full_q_indices),
     )
     return of_queries, of_keys
+
+
+def _blocks(
+    partly: tuple[torch.Tensor, torch.Tensor], whole: tuple[torch.Tensor, torch.Tensor]
+) -> BlockSparseTensorsTorch:
+    return BlockSparseTensorsTorch(
+        mask_block_cnt=partly[0],
+        mask_block_idx=partly[1],
+        full_block_cnt=whole[0],
+        full_block_idx=whole[1],
+        block_size=(BLOCK, BLOCK),
+    )

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from benchmarks.attentions import MaskMod, causal_mask
+from flashgen.block_lists import table_of_lists
 
 HEAD_DIM = 128
 BLOCK = 64  # keys, and queries, of a block in a table or list
@@ -104,8 +105,8 @@ CELLS = (
 
 def data_of(cell: TileCell, device: torch.device) -> Data:
     """A cell's data, the same in every run."""
-    on_cpu = DATA[cell.mask](cell, torch.Generator().manual_seed(cell.length))
-    return on_cpu(device)
+    drawn = DATA[cell.mask](cell, torch.Generator().manual_seed(cell.length))
+    return drawn(device)
 
 
 #: Draws data on the CPU; gives a function that puts them on a device.
@@ -247,7 +248,7 @@ def _chosen(query_block: int, of_queries: bool = False) -> Callable[..., Drawn]:
 
         def put(device: torch.device) -> Data:
             chosen = lists(heads, cell.length, query_block, cell.kind, device)
-            table = table_of(chosen, cell.length)
+            table = table_of_lists(chosen[0], None, -(-cell.length // BLOCK))
 
             def mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
                 return (kv_idx <= q_idx) & table[h // each, q_idx // query_block, kv_idx // BLOCK]
@@ -285,14 +286,6 @@ def lists(
     drawn = torch.where(at == own, 4.0, drawn.masked_fill(at > own, -1.0))
     best, index = drawn.topk(min(CHOSEN, blocks), -1)
     return torch.where(best >= 0, index, -1).int()[None].contiguous()
-
-
-def table_of(chosen: torch.Tensor, length: int) -> torch.Tensor:
-    """Bool (heads, lists, blocks) of lists: which blocks are in them."""
-    blocks = -(-length // BLOCK)
-    entries = torch.where(chosen[0] < 0, blocks, chosen[0]).long()
-    table = torch.zeros(*entries.shape[:2], blocks + 1, dtype=torch.bool, device=chosen.device)
-    return table.scatter_(2, entries, True)[..., :blocks].contiguous()
 
 
 DATA: dict[str, Callable[[TileCell, torch.Generator], Drawn]] = {

@@ -5,24 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import mean
 
-from benchmarks.figures import FA4, OWN, RIVAL, Document, Row, caption
+from benchmarks.figures import OWN, RIVAL, Document, Row, caption, peers_of
 from benchmarks.markdown import header, line
 
 #: Figures of a pass, and the name of the pass.
 PASSES = {"ms": "forward", "backward_ms": "backward"}
+
+#: What rates are of.
+WORK = ("visited", "visible")
 
 
 def tiles_table(document: Document) -> str:
     """Milliseconds of both passes, rates beside causal's, and ratios to FlexAttention."""
     rows: Sequence[Row] = document["cells"]
     parts = [
-        "One sequence, 16 heads of 128, bfloat16; "
-        f"{caption(document)}. Milliseconds with tiles, and BlockMasks, ready; 'made': flashgen's "
-        "forward pass that makes its tiles itself. 'Visible' is a share of all pairs. Rates are of "
-        "the elements of tiles that hold a visible pair, over the rate of causal attention.",
+        "Milliseconds of one sequence, 16 heads of 128, bfloat16, with tiles and BlockMasks ready; "
+        "'made' is flashgen's forward pass with the making of its tiles; 'visible' is a share of "
+        f"all pairs; {caption(document)}.",
         _times(rows),
-        "Microseconds of making, rates beside causal attention, and how many times as fast as "
-        f"{RIVAL}; 'with making' counts {RIVAL}'s BlockMask and flashgen's tiles.",
+        "Microseconds of making; flashgen's rates over those of causal attention, of the elements "
+        "of tiles that hold a visible pair and of visible pairs; and how many times as fast as "
+        f"{RIVAL}, ready and with the making of flashgen's tiles and of {RIVAL}'s BlockMask.",
         _ratios(rows),
     ]
     refused = {
@@ -36,7 +39,7 @@ def tiles_table(document: Document) -> str:
 
 
 def _times(rows: Sequence[Row]) -> str:
-    names = [name for name in (OWN, RIVAL, FA4) if any(name in row["ms"] for row in rows)]
+    names = peers_of(rows)
     columns = [f"{name}, {of}" for of in PASSES.values() for name in names]
     lines = header(["cell", "visible", *columns, "made"])
     for row in rows:
@@ -47,14 +50,14 @@ def _times(rows: Sequence[Row]) -> str:
 
 
 def _ratios(rows: Sequence[Row]) -> str:
-    columns = ["tiles us", "BlockMask us", "rate forward", "rate backward"]
-    against = ["forward", "backward", "forward, with making", "both, with making"]
-    lines = header(["cell", *columns, *against])
+    per = [f"{work}, {name}" for work in WORK for name in PASSES.values()]
+    against = ["forward", "backward", "forward with making", "both with making"]
+    lines = header(["cell", "tiles us", "BlockMask us", *per, *against])
     for row in rows:
         making = [_us(time_of(row, "making_ms", name)) for name in (OWN, RIVAL)]
-        rates = [_times_as(of_causal(row, rows, key)) for key in PASSES]
-        ratios = [_times_as(value) for value in to_flex(row)]
-        lines.append(line([row["cell"], *making, *rates, *ratios]))
+        rates = [of_causal(row, rows, key, work) for work in WORK for key in PASSES]
+        ratios = [_times_as(value) for value in (*rates, *to_flex(row))]
+        lines.append(line([row["cell"], *making, *ratios]))
     return "\n".join(lines)
 
 
@@ -64,16 +67,25 @@ def time_of(row: Row, key: str, name: str = OWN) -> float | None:
     return mean(found) if found else None
 
 
-def of_causal(row: Row, rows: Sequence[Row], key: str) -> float | None:
-    """Flashgen's rate of elements of visited tiles, over that of causal of the same sizes."""
+def of_causal(row: Row, rows: Sequence[Row], key: str, work: str = "visited") -> float | None:
+    """Flashgen's rate in a pass over that of causal attention of the same sizes.
+
+    Args:
+        row: the cell.
+        rows: all cells.
+        key: the figures of the pass.
+        work: ``"visited"`` counts the elements of tiles that hold a visible pair, ``"visible"``
+            visible pairs.
+    """
     causal = next((other for other in rows if other["cell"] == row["reference"]), None)
     if causal is None or causal is row:
         return None
     own, plain = time_of(row, key), time_of(causal, key)
     if own is None or plain is None:
         return None
-    work: float = row["visited"][key] / causal["visited"][key]
-    return work * plain / own
+    mine, its = (x[work][key] if work == "visited" else x[work] for x in (row, causal))
+    rate: float = mine / its * plain / own
+    return rate
 
 
 def to_flex(row: Row) -> list[float | None]:

@@ -34,6 +34,7 @@ from benchmarks.accuracy import WRONG
 from benchmarks.compiling import FA4_CACHE
 from benchmarks.figures import FA4, OWN, RIVAL
 from benchmarks.forms import build_own
+from benchmarks.measuring import noted
 from benchmarks.peers import compiled_flex, load_module
 from benchmarks.record import environment
 from benchmarks.script import make_parser, sees_gpu, tell, write_results
@@ -291,42 +292,26 @@ def measure(
     expected = exact(cell, data, qkv, grad_out)
     ways: dict[str, Way] = {}
     for name, peer in peers_of(cell, with_fa4).items():
-        with _noted(row, name):
+        with noted(row, name, own=True):
             ways[name] = peer(cell, data, qkv)
             _check(row, name, ways[name], grad_out, expected)
     for order in (1, -1):
         for name in list(ways)[::order]:
             if name not in row["unavailable"]:
-                with _noted(row, name):
+                with noted(row, name, own=True):
                     _time(row, name, ways[name], grad_out, time_ms)
-
-
-class _noted:
-    """Notes the error of an implementation in a row."""
-
-    def __init__(self, row: dict[str, Any], name: str) -> None:
-        self.row, self.name = row, name
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: Any, error: BaseException | None, where: Any) -> bool:
-        if not isinstance(error, Exception):
-            return False
-        self.row["unavailable"][self.name] = first_line(error)
-        return True
 
 
 def _check(
     row: dict[str, Any], name: str, way: Way, grad_out: torch.Tensor, expected: list[Tensors]
 ) -> None:
-    """Compares results with the reference; wrong gradients alone leave the forward pass."""
+    """Compares results with the reference; a peer with wrong gradients keeps the forward pass."""
     calls = {name: way.call}
     if way.made is not None:
         calls[f"{name}, made"] = way.made
     for of, call in calls.items():
         out = call()
-        error = error_of((_like(out, grad_out),), [x[:1] for x in expected])
+        error = error_of((_like(out.detach(), grad_out),), [x[:1] for x in expected])
         if not error <= WRONG:
             raise ValueError(f"wrong output, {error:.2g} off")
         try:
@@ -388,23 +373,16 @@ def compile_beforehand(
     """Fills the caches of kernels on disk; returns errors, which will recur when measuring."""
     if jobs < 1:
         return []
-    tasks = {
-        _kernels(name, cell): (name, cell)
-        for cell in cells[::-1]
-        for name in peers_of(cell, with_fa4)
-    }
-    ordered = [
-        (name, cell)
-        for cell in cells
-        for name in peers_of(cell, with_fa4)
-        if (name, cell) in tasks.values()
-    ]
+    tasks: dict[tuple[Any, ...], tuple[str, TileCell]] = {}
+    for cell in cells:
+        for name in peers_of(cell, with_fa4):
+            tasks.setdefault(_kernels(name, cell), (name, cell))
     os.environ[FA4_CACHE] = "1"
     in_workers = patch.dict(os.environ, TORCHINDUCTOR_COMPILE_THREADS="1")
     spawned = get_context("spawn")
     try:
-        with in_workers, ProcessPoolExecutor(min(jobs, len(ordered)), mp_context=spawned) as pool:
-            running = [pool.submit(prepare, *task, until, with_fa4) for task in ordered]
+        with in_workers, ProcessPoolExecutor(min(jobs, len(tasks)), mp_context=spawned) as pool:
+            running = [pool.submit(prepare, *task, until, with_fa4) for task in tasks.values()]
             return [problem for one in running if (problem := one.result())]
     except BrokenProcessPool as error:
         return [f"a compiling process died: {error}"]
