@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -54,7 +54,12 @@ COMPILING = 0.45
 
 SMALL = f"{RIVAL}, blocks of {BLOCK}"
 
+#: What a process says that has not compiled its kernels because it was too late.
+LATE = "late"
+
 Tensors = tuple[torch.Tensor, ...]
+#: An implementation with what its kernels depend on: mask, heads of keys, and perhaps the length.
+Kernels = tuple[str, str, int, int]
 Timer = Callable[[Callable[[], Any]], float]
 
 
@@ -266,8 +271,8 @@ def new_row(cell: TileCell) -> dict[str, Any]:
     """A cell before its measurement."""
     named = {"cell": cell.name, "mask": cell.mask, "reference": cell.reference}
     sizes = {"seq_len": cell.length, "heads": cell.heads, "kv_heads": cell.kv_heads}
-    keys = ("error", "ms", "backward_ms", "made_ms", "making_ms", "unavailable")
-    return named | sizes | {key: {} for key in keys}
+    keys = ("visited", "error", "ms", "backward_ms", "made_ms", "making_ms", "unavailable")
+    return named | sizes | {"visible": 0} | {key: {} for key in keys}
 
 
 def measure(
@@ -276,9 +281,10 @@ def measure(
     device: torch.device,
     *,
     with_fa4: bool,
+    without: Collection[str] = (),
     time_ms: Timer = queued_ms,
 ) -> None:
-    """Adds the figures of every implementation to a row.
+    """Adds the figures of every implementation, but those of `without`, to a row.
 
     One that raises, or whose results are wrong, is noted with the reason, flashgen too: the run
     goes on, and ends with status 1.
@@ -291,7 +297,8 @@ def measure(
     row["visited"] = {key: visited(cell, small, *size) for key, size in sizes.items()}
     expected = exact(cell, data, qkv, grad_out)
     ways: dict[str, Way] = {}
-    for name, peer in peers_of(cell, with_fa4).items():
+    peers = {name: x for name, x in peers_of(cell, with_fa4).items() if name not in without}
+    for name, peer in peers.items():
         with noted(row, name, own=True):
             ways[name] = peer(cell, data, qkv)
             _check(row, name, ways[name], grad_out, expected)
@@ -351,7 +358,7 @@ def prepare(
 ) -> str:
     """Calls one implementation in a process of its own, unless it is too late; its error."""
     if time.time() > until:
-        return f"{name}, {cell.name}: no time to compile it beforehand"
+        return LATE
     device = torch.device(device_type)
     torch._functorch.config.donated_buffer = False  # part of cache keys
     try:
@@ -369,35 +376,43 @@ def prepare(
 
 def compile_beforehand(
     cells: Sequence[TileCell], jobs: int, until: float, with_fa4: bool
-) -> list[str]:
-    """Fills the caches of kernels on disk; returns errors, which will recur when measuring."""
+) -> tuple[list[str], set[Kernels]]:
+    """Fills the caches of kernels on disk, FlashAttention 4's last.
+
+    Returns:
+        Errors, which will recur when measuring; and the kernels that no time was left for.
+    """
     if jobs < 1:
-        return []
-    tasks: dict[tuple[Any, ...], tuple[str, TileCell]] = {}
+        return [], set()
+    tasks: dict[Kernels, tuple[str, TileCell]] = {}
     for cell in cells:
         for name in peers_of(cell, with_fa4):
-            tasks.setdefault(_kernels(name, cell), (name, cell))
+            tasks.setdefault(kernels_of(name, cell), (name, cell))
+    ordered = sorted(tasks, key=lambda kernels: kernels[0] == FA4)
     os.environ[FA4_CACHE] = "1"
     in_workers = patch.dict(os.environ, TORCHINDUCTOR_COMPILE_THREADS="1")
     spawned = get_context("spawn")
     try:
         with in_workers, ProcessPoolExecutor(min(jobs, len(tasks)), mp_context=spawned) as pool:
-            running = [pool.submit(prepare, *task, until, with_fa4) for task in tasks.values()]
-            return [problem for one in running if (problem := one.result())]
+            running = [pool.submit(prepare, *tasks[x], until, with_fa4) for x in ordered]
+            said = [one.result() for one in running]
     except BrokenProcessPool as error:
-        return [f"a compiling process died: {error}"]
+        return [f"a compiling process died: {error}"], set()
+    late = {kernels for kernels, problem in zip(ordered, said, strict=True) if problem == LATE}
+    return [problem for problem in said if problem not in ("", LATE)], late
 
 
-def _kernels(name: str, cell: TileCell) -> tuple[Any, ...]:
+def kernels_of(name: str, cell: TileCell) -> Kernels:
     """What has kernels of its own: FlexAttention's depend on the sizes."""
-    own = (cell.length,) if name.startswith(RIVAL) else ()
-    return (name, cell.mask, cell.kv_heads, *own)
+    return name, cell.mask, cell.kv_heads, cell.length if name.startswith(RIVAL) else 0
 
 
 def main() -> int:
     """Measures, and shows the table."""
     parser = make_parser("tiles", __doc__, with_fa4=True)
-    parser.add_argument("--jobs", type=int, default=6, help="processes that compile beforehand")
+    parser.add_argument(
+        "--jobs", type=int, default=6, help="processes that compile beforehand, or 0"
+    )
     parser.add_argument("--limit-seconds", type=float, default=240.0, help="no cell begins later")
     parser.add_argument("--cells", nargs="+", default=[""], help="cells with these in their names")
     options = parser.parse_args()
@@ -407,9 +422,10 @@ def main() -> int:
     cells = [cell for cell in CELLS if any(part in cell.name for part in options.cells)]
     build_own(SPECS)
     until = began + COMPILING * options.limit_seconds
-    for problem in compile_beforehand(cells, options.jobs, until, options.fa4):
+    problems, late = compile_beforehand(cells, options.jobs, until, options.fa4)
+    for problem in problems:
         print(f"compiling beforehand: {problem}", file=sys.stderr, flush=True)
-    print(f"compiled beforehand: {time.time() - began:.0f} s", flush=True)
+    print(f"compiled beforehand: {time.time() - began:.0f} s, without {late}", flush=True)
     head = {"benchmark": "tiles", "environment": environment(torch.device("cuda"))}
     rows: list[dict[str, Any]] = []
     for cell in cells:
@@ -417,7 +433,9 @@ def main() -> int:
             print(f"no time left for {cell.name}", file=sys.stderr, flush=True)
             continue
         rows.append(new_row(cell))
-        measure(cell, rows[-1], torch.device("cuda"), with_fa4=options.fa4)
+        without = {x for x in (RIVAL, SMALL, FA4) if kernels_of(x, cell) in late}
+        with noted(rows[-1], OWN, own=True):
+            measure(cell, rows[-1], torch.device("cuda"), with_fa4=options.fa4, without=without)
         torch.cuda.empty_cache()
         print(f"{time.time() - began:4.0f} s {rows[-1]}", flush=True)
         if options.json:
