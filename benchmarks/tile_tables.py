@@ -20,8 +20,8 @@ def tiles_table(document: Document) -> str:
     rows: Sequence[Row] = document["cells"]
     parts = [
         "Milliseconds of one sequence, 16 heads of 128, bfloat16, with tiles and BlockMasks ready; "
-        "'made' is flashgen's forward pass with the making of its tiles; 'visible' is a share of "
-        f"all pairs; {caption(document)}.",
+        "'made' is flashgen's forward pass with the making of its tiles, '-' where bounds are "
+        f"exact and there are none; 'visible' is a share of all pairs; {caption(document)}.",
         _times(rows),
         "Microseconds of making; flashgen's rates over those of causal attention, of the elements "
         "of tiles that hold a visible pair and of visible pairs; and how many times as fast as "
