@@ -90,12 +90,15 @@ def _look_at(
 
 
 @contextmanager
-def noted(row: dict[str, Any], name: str) -> Iterator[None]:
-    """Notes why a peer is not available instead of raising; an error of flashgen is raised."""
+def noted(row: dict[str, Any], name: str, *, own: bool = False) -> Iterator[None]:
+    """Notes why a peer is not available instead of raising.
+
+    An error of flashgen is raised, unless ``own`` asks to note it too.
+    """
     try:
         yield
     except Exception as error:
-        if name.startswith("flashgen"):
+        if name.startswith("flashgen") and not own:
             raise
         row["unavailable"][name] = first_line(error)
 

@@ -46,6 +46,7 @@ from benchmarks.figures import (
 from benchmarks.headline import headline_table
 from benchmarks.markdown import header, line
 from benchmarks.serving import serve_table
+from benchmarks.tile_tables import tiles_table
 from benchmarks.varlen import varlen_table
 from benchmarks.worst import (
     inputs_table,
@@ -189,6 +190,7 @@ TABLES: dict[str, tuple[str, Callable[[Document], str]]] = {
     "decoding": ("decoding", decoding_table),
     "cache": ("cache", cache_table),
     "varlen": ("varlen", varlen_table),
+    "tiles": ("tiles", tiles_table),
     "serve": ("serve", serve_table),
     "counters": ("counters", counters_table),
     "picks": ("picks", picks_table),

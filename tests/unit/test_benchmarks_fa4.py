@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+from dataclasses import replace
 from types import ModuleType
 
 import pytest
@@ -14,9 +15,12 @@ from benchmarks import accuracy, attentions, cells, fa4
 from benchmarks.attentions import ATTENTIONS
 from benchmarks.cells import Cell
 from benchmarks.inputs import make_inputs
+from benchmarks.tile_cells import CELLS, data_of
 
 CPU = torch.device("cpu")
 LENGTH, SMALL = 256, {"WINDOW": 50, "DOCUMENT": 100, "PREFIX": 70, "CHUNK": 128, "SINKS": 2}
+
+DECIDED = list({cell.mask: cell for cell in CELLS if cell.mask != "causal"}.values())
 
 #: Attentions that it has not, and how that is said.
 MISSING = {"alibi_slopes": "no gradients of what a score function reads", "dropout": "no dropout"}
@@ -83,8 +87,11 @@ def stand_in(monkeypatch):
     compiler.jit, compiler.math = lambda function: function, ModuleType("math")
     compiler.math.exp2 = lambda x, fastmath: torch.exp2(x)
     language.Float32, language.cute = torch.float32, compiler
+    language.Int32 = language.Uint8 = None
     package, functions = ModuleType("flash_attn"), ModuleType("flash_attn.cute")
     functions.flash_attn_func, functions.flash_attn_varlen_func = dense, varlen
+    functions.utils = ModuleType("flash_attn.cute.utils")
+    functions.utils.scalar_to_ssa = lambda x, dtype: x
     sparsity = ModuleType("flash_attn.cute.block_sparsity")
     sparsity.BlockSparseTensorsTorch = Blocks
     for module in (language, compiler, package, functions, sparsity):
@@ -127,6 +134,54 @@ def test_chunks_that_do_not_divide_the_sequence_are_not_a_batch(stand_in, monkey
     monkeypatch.setattr(fa4, "CHUNK", 100)
     with pytest.raises(NotImplementedError, match="no chunked"):
         error_of(fa4.fa4, "chunked")
+
+
+class Lanes(torch.Tensor):
+    """Positions as its functions get them: a vector, whose element 0 is a number."""
+
+    def __getitem__(self, index):
+        assert index == 0
+        return self.as_subclass(torch.Tensor)
+
+
+@pytest.mark.parametrize("cell", DECIDED, ids=lambda cell: cell.mask)
+def test_its_functions_of_masks_that_tensors_decide(stand_in, cell):
+    from benchmarks import fa4_mods
+
+    if data_of(replace(cell, length=64), CPU).parameters:
+        cell = replace(cell, length=1024)
+    data = data_of(cell, CPU)
+    h = torch.arange(cell.heads)[:, None, None]
+    q, kv = (
+        torch.arange(0, cell.length, cell.length // 37)[:, None],
+        torch.arange(0, cell.length, 7),
+    )
+    mod = fa4_mods.DECIDED[cell.mask](cell.heads // data.heads)
+    lanes = (x.as_subclass(Lanes) for x in (h * 0, h, q, kv))
+    found = mod(*lanes, None, list(data.aux)).as_subclass(torch.Tensor)
+    expected = data.mask_mod(0, h, q, kv)
+    assert torch.equal(*torch.broadcast_tensors(found, expected))
+
+
+def test_blocks_of_queries_for_the_backward_pass(stand_in):
+    from benchmarks import fa4_mods
+
+    def mask_mod(b, h, q_idx, kv_idx):
+        return (kv_idx <= q_idx - 130 * h) & (kv_idx // 128 != 1)
+
+    of_queries, of_keys = fa4_mods.both_blocks_of(mask_mod, 512, CPU, 2)
+    h, at = torch.arange(2)[:, None, None], torch.arange(512)
+    seen = mask_mod(0, h, at[:, None], at).unflatten(2, (4, 128)).unflatten(1, (4, 128))
+    shown, whole = seen.any(4).any(2), seen.all(4).all(2)
+    for table, turned in ((of_queries, False), (of_keys, True)):
+        for expected, counts, index in (
+            (shown & ~whole, table.mask_block_cnt, table.mask_block_idx),
+            (whole, table.full_block_cnt, table.full_block_idx),
+        ):
+            of_rows = expected.mT if turned else expected
+            for head, row in itertools.product(range(2), range(4)):
+                listed = index[0, head, row, : counts[0, head, row]].tolist()
+                assert sorted(listed) == of_rows[head, row].nonzero()[:, 0].tolist()
 
 
 def test_without_it_the_reason_is_an_import(monkeypatch):
