@@ -44,6 +44,7 @@ from benchmarks.figures import (
     timings,
 )
 from benchmarks.headline import headline_table
+from benchmarks.linear_tables import linear_full_table, linear_table
 from benchmarks.markdown import header, line
 from benchmarks.serving import serve_table
 from benchmarks.tile_tables import tiles_table
@@ -191,6 +192,8 @@ TABLES: dict[str, tuple[str, Callable[[Document], str]]] = {
     "cache": ("cache", cache_table),
     "varlen": ("varlen", varlen_table),
     "tiles": ("tiles", tiles_table),
+    "linear": ("linear", linear_table),
+    "linear_full": ("linear", linear_full_table),
     "serve": ("serve", serve_table),
     "counters": ("counters", counters_table),
     "picks": ("picks", picks_table),

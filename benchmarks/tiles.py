@@ -40,7 +40,7 @@ from benchmarks.record import environment
 from benchmarks.script import make_parser, sees_gpu, tell, write_results
 from benchmarks.tile_cells import BLOCK, CELLS, HEAD_DIM, Data, TileCell, data_of
 from benchmarks.tile_tables import tiles_table
-from benchmarks.varlen import queued_ms
+from benchmarks.timing import queued_ms
 from flashgen.errors import first_line
 
 #: The file of the modules' specs; causal attention is shipped.

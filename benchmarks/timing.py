@@ -1,10 +1,11 @@
-"""The time of a call on the GPU: in bursts, and under sustained load."""
+"""The time of a call on the GPU: in bursts, in a queue, and under sustained load."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Callable
+from statistics import median
 from typing import Any
 
 import torch
@@ -13,6 +14,10 @@ import triton
 WARMUP_MS, REPETITION_MS = 50, 200
 PAUSE_SECONDS = 0.2  # before each median, so that no peer inherits the heat of the last alone
 LOAD_MS, SUSTAINED_MS = 350, 250
+
+#: Calls of `queued_ms`; the cycles that the GPU waits for each second in which the CPU queues them,
+#: more than there are; and the most that it waits.
+QUEUED, CYCLES_OF_SECOND, MOST_CYCLES = 10, 3e9, 400_000_000
 
 #: Milliseconds of a call.
 Timer = Callable[[Callable[[], Any]], float]
@@ -26,6 +31,29 @@ def median_ms(call: Callable[[], Any]) -> float:
         call, warmup=WARMUP_MS, rep=REPETITION_MS, return_mode="median"
     )
     return ms
+
+
+def queued_ms(call: Callable[[], Any]) -> float:
+    """The median of calls that wait in the GPU's queue until all are there.
+
+    So the CPU's part of a call is not in it. Nothing clears the L2 cache.
+    """
+    for _ in range(2):
+        call()
+    torch.cuda.synchronize()
+    started = time.perf_counter()
+    call()
+    cycles = (time.perf_counter() - started) * QUEUED * CYCLES_OF_SECOND
+    torch.cuda.synchronize()
+    event: Callable[..., Any] = torch.cuda.Event
+    events = [tuple(event(enable_timing=True) for _ in range(2)) for _ in range(QUEUED)]
+    torch.cuda._sleep(int(min(cycles, MOST_CYCLES)))  # type: ignore[no-untyped-call]
+    for start, end in events:
+        start.record()
+        call()
+        end.record()
+    torch.cuda.synchronize()
+    return float(median(start.elapsed_time(end) for start, end in events))
 
 
 def sustained_ms(call: Callable[[], Any]) -> float:

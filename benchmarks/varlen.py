@@ -20,7 +20,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from itertools import accumulate
 from multiprocessing import get_context
-from statistics import mean, median
+from statistics import mean
 from typing import Any
 
 import torch
@@ -34,15 +34,13 @@ from benchmarks.measuring import noted
 from benchmarks.peers import load_module
 from benchmarks.record import environment
 from benchmarks.script import make_parser, sees_gpu, tell
+from benchmarks.timing import queued_ms
 from flashgen.errors import first_line
 
 MODULE, CROSS_MODULE, HEAD_DIM = "varlen_d128", "varlen_cross_d128", 128
 
 #: Rows of scores that float64 holds at once.
 ROWS = 1024
-
-#: Calls of a timing, and the cycles that the GPU waits while the CPU queues them.
-CALLS, WAIT_CYCLES = 10, 20_000_000
 
 #: FLOPs of a pass for each column of a visible pair.
 WORK = {"ms": 4, "backward_ms": 10}
@@ -193,21 +191,6 @@ def error_of(results: Tensors, expected: Tensors) -> float:
     pairs = zip(results, expected, strict=True)
     errors = ((x[:, -e.shape[1] :].double() - e).norm() / e.norm() for x, e in pairs)
     return max(float(error) for error in errors)
-
-
-def queued_ms(call: Callable[[], Any]) -> float:
-    """The median milliseconds of calls that wait in the GPU's queue."""
-    for _ in range(2):
-        call()
-    event: Callable[..., Any] = torch.cuda.Event
-    events = [tuple(event(enable_timing=True) for _ in range(2)) for _ in range(CALLS)]
-    torch.cuda._sleep(WAIT_CYCLES)  # type: ignore[no-untyped-call]
-    for start, end in events:
-        start.record()
-        call()
-        end.record()
-    torch.cuda.synchronize()
-    return float(median(start.elapsed_time(end) for start, end in events))
 
 
 def new_row(packing: Packing) -> dict[str, Any]:

@@ -38,6 +38,35 @@ def test_sustained_timing_is_the_mean_after_a_load(monkeypatch):
     assert clock[0] == 2 * (1 + 5 + 175 - 6) + 4 * 6 + 4 * 125
 
 
+def test_queued_timing_waits_for_the_cpu_and_is_the_median(monkeypatch):
+    """On clocks that a call moves: the CPU's by 2 ms, the GPU's by 1 ms, then 2, 3, ..."""
+    cpu, gpu, calls, waits = [0.0], [0.0], [], []
+
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            self.at = gpu[0]
+
+        def elapsed_time(self, end):
+            return end.at - self.at
+
+    def call():
+        calls.append(len(waits))
+        cpu[0] += 2e-3
+        gpu[0] += len(calls)
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "_sleep", waits.append)
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: cpu[0])
+    assert timing.queued_ms(call) == 8.5  # of 4, 5, ..., 13
+    assert calls == [0] * 3 + [1] * 10
+    [cycles] = waits
+    assert cycles >= 10 * 2e-3 * 2e9  # what ten calls take, on a GPU of 2 GHz
+
+
 def test_compiling_beforehand_tells_what_fails(monkeypatch):
     called = []
 
