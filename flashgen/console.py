@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -34,13 +33,6 @@ def make_console(*, stderr: bool = False) -> Console:
     if not console.is_terminal:
         console.width = UNWATCHED_WIDTH
     return console
-
-
-def wrapped(line: str, width: int) -> str:
-    """A line in as many as a terminal of this width needs, broken at spaces and indented."""
-    return textwrap.fill(
-        line, width, subsequent_indent=" " * 6, break_long_words=False, break_on_hyphens=False
-    )
 
 
 class ProgressBar(Progress):
@@ -108,7 +100,9 @@ def build_tables(built: Iterable[Built], width: int) -> Iterator[Table]:
 
 
 def _wide_table(built: Iterable[Built]) -> Table:
-    table = plain_table("variant", "target", "form", "blocks", "warps", "stages", "SRAM used, KiB")
+    table = plain_table(
+        "variant", "target", "kernel", "blocks", "warps", "stages", "SRAM used, KiB"
+    )
     table.add_column("chosen")  # the column that may wrap
     table.add_column("time", justify="right", no_wrap=True)
     for result in built:
@@ -132,7 +126,7 @@ def _wide_table(built: Iterable[Built]) -> Table:
 
 def _narrow_table(result: Built) -> Table:
     """A table with warps and stages beside the blocks, without when a kernel runs."""
-    table = plain_table("target", "form", "blocks, warps, stages", "SRAM, KiB")
+    table = plain_table("target", "kernel", "blocks, warps, stages", "SRAM, KiB")
     table.title = f"{result.variant}, built in {result.seconds:.1f} s"
     table.title_justify = "left"
     table.title_style = ""

@@ -36,18 +36,19 @@ _PYTHON: dict[str, frozenset[str] | None] = {
 #: Names of torch whose results are decided by their arguments.
 _OF_TORCH = _words(
     """
-    abs absolute add all any arange arctan as_tensor atan bfloat16 bitwise_and bitwise_left_shift
-    bitwise_not bitwise_or bitwise_right_shift bitwise_xor bool broadcast_to bucketize cat ceil
-    clamp clamp_max clamp_min clip clone cos cosh cumsum detach diag div divide dot double elu eq
-    erf exp exp2 expm1 eye fix flatten float float16 float32 float64 floor floor_divide fmod frac
-    full full_like ge gelu greater greater_equal gt half hardsigmoid hardswish hardtanh heaviside
-    int int16 int32 int64 int8 isin le leaky_relu lerp less less_equal linspace log log10 log1p
-    log2 logaddexp logical_and logical_not logical_or logical_xor logsigmoid logspace long lt
-    masked_fill max maximum mean min minimum mish mul multiply nan_to_num ne neg negative
-    not_equal numel ones ones_like outer pow prod ravel reciprocal relu relu6 remainder reshape
-    round rsqrt rsub searchsorted sgn short sigmoid sign silu sin sinc sinh softplus softsign sort
-    sqrt square squeeze stack sub subtract sum tan tanh Tensor tensor tril triu true_divide trunc
-    uint8 unsqueeze where zeros zeros_like
+    abs absolute add addcdiv addcmul all any arange arctan as_tensor atan bfloat16 bitwise_and
+    bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor bool broadcast_to
+    bucketize cat ceil clamp clamp_max clamp_min clip clone cos cosh cumsum detach diag div divide
+    dot double elu eq erf exp exp2 expm1 eye fix flatten float float16 float32 float64 floor
+    floor_divide fmod frac full full_like ge gelu greater greater_equal gt half hardsigmoid
+    hardswish hardtanh heaviside hypot int int16 int32 int64 int8 isfinite isin isinf le leaky_relu
+    lerp less less_equal linspace log log10 log1p log2 logaddexp logical_and logical_not logical_or
+    logical_xor logsigmoid logspace long lt masked_fill max maximum mean min minimum mish mul
+    multiply nan_to_num ne neg negative not_equal numel ones ones_like outer pow prod ravel
+    reciprocal relu relu6 remainder reshape round rsqrt rsub searchsorted sgn short sigmoid sign
+    silu sin sinc sinh softplus softsign sort sqrt square squeeze stack sub subtract sum tan tanh
+    tanhshrink Tensor tensor threshold tril triu true_divide trunc uint8 unsqueeze where zeros
+    zeros_like
     """
 )
 

@@ -51,6 +51,7 @@ NOT_IN_MODULES = frozenset(
         "cli/check.py",
         "cli/explain.py",
         "cli/export.py",
+        "cli/lines.py",
         "cli/modules.py",
         "cli/options.py",
         "compiling.py",

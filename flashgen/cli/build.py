@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from flashgen.cli.lines import width_of_terminal, wrapped
 from flashgen.cli.options import Forms, Out, PackageName, Specs, Targets
 from flashgen.stamp import Request, up_to_date, why_not
 
@@ -92,7 +93,6 @@ def _report(results: list[Built], options: Options, verbose: bool) -> None:
         module_line,
         rejection_lines,
         where_lines,
-        wrapped,
     )
 
     width = make_console().width
@@ -115,4 +115,6 @@ def _report(results: list[Built], options: Options, verbose: bool) -> None:
 
 
 def _report_current(names: Sequence[str]) -> None:
-    typer.echo(f"up to date, nothing to do: {', '.join(names)}")
+    line = f"up to date, nothing to do: {', '.join(names)}"
+    width = width_of_terminal()
+    typer.echo(line if width is None else wrapped(line, width))

@@ -15,7 +15,7 @@ from flashgen.paths import LICENSE
 def export(
     names: Annotated[
         list[str],
-        typer.Argument(help="Names of modules.", metavar="MODULES...", autocompletion=modules),
+        typer.Argument(help="Names of modules.", metavar="names", autocompletion=modules),
     ],
     name: Annotated[str, typer.Option("--name", help="The name of the package.")],
     version: Annotated[
@@ -33,7 +33,10 @@ def export(
     ] = None,
     out: Out = Path("generated"),
 ) -> None:
-    """Pack modules for others, who need torch and triton but not flashgen."""
+    """Pack modules for users who have torch and triton.
+
+    They do not need flashgen.
+    """
     from flashgen.export import Package, export_hub, export_wheel
 
     if hub is None and wheel is None:

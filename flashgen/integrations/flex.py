@@ -300,6 +300,9 @@ def _check_shapes(
         raise NotImplementedError(
             f"query: got {query.dtype}; flashgen's kernels are for float16, bfloat16 and float32"
         )
+    for name, x in (("key", key), ("value", value)):
+        if x.dtype != query.dtype:
+            raise TypeError(f"{name}: got {x.dtype}, query is {query.dtype}; pass one dtype")
     if query.shape[1] != key.shape[1] and not enable_gqa:
         raise ValueError(
             f"key: got {key.shape[1]} heads for {query.shape[1]} of query; pass enable_gqa=True "

@@ -222,10 +222,17 @@ def _hides(expr: Any) -> bool:
     return bool(expr.is_Number and expr.is_comparable and expr <= _LEAST) or expr == -sympy.oo
 
 
+def _has_hiding(expr: Any) -> bool:
+    """Whether a value in it hides; what a condition compares with, as nan_to_num does, is none."""
+    if isinstance(expr, sympy.Piecewise):
+        return any(_has_hiding(value) for value, _ in expr.args)
+    return _hides(expr) or any(map(_has_hiding, expr.args))
+
+
 def _split(expr: Any) -> tuple[Any, Any]:
     if _hides(expr):
         return sympy.Integer(0), sympy.false
-    if not any(map(_hides, expr.atoms(sympy.Number))):
+    if not _has_hiding(expr):
         return expr, sympy.true
     if isinstance(expr, sympy.Piecewise):
         return _split_choice(expr)

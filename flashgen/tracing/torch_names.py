@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import sympy
+
 from flashgen.symbols import SCORE
 from flashgen.tracing.torch_types import Device, Shape, dtype_of, is_device, is_half, kind_of_dtype
 from flashgen.tracing.user_code import mistake
@@ -307,8 +309,8 @@ def _frac(apply: Apply, x: Any) -> Any:
 
 
 _GREATEST = 3.4028234663852886e38
-#: The number for infinity: as large for a softmax, and finite in base 2 in kernels, too.
-_LARGE = 2e38
+#: The number for infinity: as large for a softmax, and not so low that it hides a key.
+_LARGE = 9e19
 
 
 def _nan_to_num(
@@ -317,12 +319,51 @@ def _nan_to_num(
     """X with numbers in place of NaN and infinities of float32."""
     if getattr(x, "kind", "number") != "number":
         return x
-    limits = (
-        _LARGE if posinf is None else posinf, -_LARGE if neginf is None else neginf,
-    )  # fmt: skip
-    finite = apply("&", apply("<=", x, _GREATEST), apply(">=", x, -_GREATEST))
-    below = apply("where", apply("<", x, 0), limits[1], 0 if nan is None else nan)
-    return apply("where", finite, x, apply("where", apply(">", x, 0), limits[0], below))
+    above, below = (_finite(given, large) for given, large in ((posinf, _LARGE), (neginf, -_LARGE)))
+    sym = getattr(x, "sym", None)
+    if isinstance(sym, sympy.Piecewise) and sym.args[-1][1] == sympy.true:
+        # What a choice hides by -inf, as where(condition, score, -inf), is a number by itself.
+        known = {sympy.oo: above, -sympy.oo: below, sympy.nan: 0 if nan is None else nan}
+        *earlier, whole = (
+            known[value] if value in known
+            else _nan_to_num(apply, type(x)(value, x.params), nan, above, below)
+            for value, _ in sym.args
+        )  # fmt: skip
+        for value, (_, when) in zip(reversed(earlier), reversed(sym.args[:-1]), strict=True):
+            whole = apply("where", type(x)(when, x.params), value, whole)
+        return whole
+    rest = apply("where", apply("<", x, 0), below, 0 if nan is None else nan)
+    infinite = apply("where", apply(">", x, 0), above, rest)
+    return apply("where", _is_finite(apply, x), x, infinite)
+
+
+def _finite(given: Any, large: float) -> Any:
+    """What stands for infinity: a given number, but none beyond ``large`` that is finite."""
+    if given is None or (isinstance(given, int | float) and abs(large) < abs(given) < math.inf):
+        return large
+    return given
+
+
+def _is_finite(apply: Apply, x: Any) -> Any:
+    """Whether x is a number of float32; NaN compares as false."""
+    return apply("&", apply("<=", x, _GREATEST), apply(">=", x, -_GREATEST))
+
+
+def _is_infinite(apply: Apply, x: Any) -> Any:
+    return apply("|", apply(">", x, _GREATEST), apply("<", x, -_GREATEST))
+
+
+def _added(operation: str) -> Apply:
+    """``x + value * a * b``, or the quotient of a and b."""
+
+    def added(apply: Apply, x: Any, a: Any, b: Any, *, value: Any = 1) -> Any:
+        return apply("+", x, apply("*", value, apply(operation, a, b)))
+
+    return added
+
+
+def _threshold(apply: Apply, x: Any, threshold: Any, value: Any, inplace: bool = False) -> Any:
+    return apply("where", apply(">", x, threshold), x, value)
 
 
 def _log_sigmoid(apply: Apply, x: Any) -> Any:
@@ -375,6 +416,14 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "fmod": _fmod,
     "frac": _frac,
     "nan_to_num": _nan_to_num,
+    "isfinite": _is_finite,
+    "isinf": _is_infinite,
+    "addcmul": _added("*"),
+    "addcdiv": _added("/"),
+    "threshold": _threshold,
+    "_threshold": _threshold,
+    "tanhshrink": lambda apply, x: apply("-", x, apply("tanh", x)),
+    "hypot": lambda apply, x, y: apply("sqrt", apply("+", apply("*", x, x), apply("*", y, y))),
     "special_log1p": _log1p,
     "square": lambda apply, x: apply("*", x, x),
     "reciprocal": lambda apply, x: apply("/", 1, x),

@@ -101,15 +101,13 @@ _INSTEAD = {
     "acosh": "write log(x + sqrt(x * x - 1))",
     "atanh": "write (log1p(x) - log1p(-x)) / 2",
     "logit": "write log(x) - log1p(-x)",
-    "hypot": "write sqrt(x * x + y * y)",
     "xlogy": "write x * log(y) of a y that is positive",
     "selu": "write 1.0507 * elu(x, 1.67326)",
     "celu": "write where(x > 0, x, alpha * expm1(x / alpha))",
     "prelu": "write where(x > 0, x, weight[h] * x)",
-    "threshold": "write where(x > limit, x, value)",
     "softshrink": "write sign(x) * relu(abs(x) - limit)",
     "hardshrink": "write where(abs(x) > limit, x, 0)",
-    "tanhshrink": "write x - tanh(x)",
+    "isnan": "write nan_to_num(x), which puts 0 in place of NaN",
     **dict.fromkeys(
         ("bucketize", "searchsorted"),
         "count the boundaries below, as (x > 5).int() + (x > 10).int(), or (limits < x).sum() of a "

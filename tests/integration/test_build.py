@@ -29,7 +29,7 @@ def test_a_build_publishes_a_module_and_shows_what_was_chosen(flashgen, project)
     rows = [line.split("  ") for line in lines if line.strip()]
     header, row = ([cell.strip() for cell in row if cell.strip()] for row in (rows[0], rows[2]))
     assert header == [
-        "variant", "target", "form", "blocks", "warps", "stages", "SRAM used, KiB", "chosen",
+        "variant", "target", "kernel", "blocks", "warps", "stages", "SRAM used, KiB", "chosen",
         "time",
     ]  # fmt: skip
     assert row[:3] == ["tiny", "sm_90", "hopper"]
@@ -121,6 +121,11 @@ def test_what_a_build_shows_fits_a_terminal_of_80_columns(flashgen, project, mon
     rows = [line.split() for line in lines if line.endswith(" by model")]
     assert {row[1] for row in rows} == set(keys())
     assert len(rows) == 20
+    command = sys.modules["flashgen.cli.build"]  # the package has its function by this name
+    monkeypatch.setattr(command, "width_of_terminal", lambda: 30)
+    assert flashgen("build", "specs") == (
+        0, ["up to date, nothing to do:", "      tiny"]
+    )  # fmt: skip
 
 
 def test_the_published_module_is_imported_from_its_folder(flashgen, project):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from flashgen import AttentionSpec, causal, sink_tokens, sliding_window
+from flashgen import AttentionSpec, causal, maximum, sink_tokens, sliding_window
 from support.cases import Case
 from support.contract import native_inputs
 from support.gradients import leaves_of
@@ -59,6 +59,13 @@ def test_tiles_compute_what_the_reference_does(name: str, small_tiles) -> None:
         case = entry.case(Case(q_len, kv_len, 2, 4, 2, scale=0.7))
         for tiles, whole in zip(*both(small_tiles(rendered_module(spec)), spec, case), strict=True):
             torch.testing.assert_close(tiles, whole, rtol=2e-5, atol=2e-5)
+
+
+def test_a_bound_that_is_an_extreme_over_rows_is_for_kernels_alone(small_tiles) -> None:
+    spec = AttentionSpec(16, "float32", lambda b, h, q, k: k <= (maximum(q, 3) & 15))
+    module = small_tiles(rendered_module(spec))
+    for tiles, whole in zip(*both(module, spec, Case(100, 100, 2, 4, 2)), strict=True):
+        torch.testing.assert_close(tiles, whole, rtol=2e-5, atol=2e-5)
 
 
 #: Tiles of it have keys that all their queries see, at the sequence's begin and in the window.

@@ -494,6 +494,8 @@ class TestTheCall:
              lambda: flex_attention(q, k, v, kernel_options={"BLOCKM": 64})),
             (NotImplementedError, r"query: got torch\.float64",
              lambda: flex_attention(q.double(), k.double(), v.double())),
+            (TypeError, r"key: got torch\.bfloat16, query is torch\.float32; pass one dtype",
+             lambda: flex_attention(q, k.bfloat16(), v)),
             (ValueError, "it is for q_len 24 and kv_len 24, and query and key have 20 and 24",
              lambda: flex_attention(q[:, :, :20], k, v, block_mask=mask)),
             (ValueError, "its table is for 3 of batch, query has 2",

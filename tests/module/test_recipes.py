@@ -261,3 +261,47 @@ def test_a_pool_of_sglang(call: Callable[..., Any]) -> None:
     with torch.no_grad():
         out = decode(q, *pools, req_to_token, req_pool_indices, torch.tensor(lengths), 1 / 8)
     close(out, torch.cat([expected[:, :, 0] for *_, expected in sequences]))
+
+
+def in_rows(sequences: list[tuple[torch.Tensor, ...]], max_len: int) -> list[torch.Tensor]:
+    """Caches of keys and of values with a row for each sequence; behind its length is NaN."""
+    caches = torch.full((2, len(sequences), max_len, 2, 64), torch.nan, dtype=BF16)
+    for i, (_, *kv, _) in enumerate(sequences):
+        for cache, given in zip(caches, kv, strict=True):
+            cache[i, : given.shape[2]] = given[0].transpose(0, 1)
+    return list(caches)
+
+
+def test_a_length_for_each_sequence(call: Callable[..., Any]) -> None:
+    lengths = [40, 17, 1]
+    sequences = cached(lengths, [1, 1, 1])
+    k_cache, v_cache = in_rows(sequences, 48)
+    q, k_new, v_new = (
+        torch.cat([given[i][:, :, -1:] for given in sequences]).transpose(1, 2) for i in range(3)
+    )
+    for i, length in enumerate(lengths):
+        k_cache[i, length - 1 :] = v_cache[i, length - 1 :] = torch.nan  # the call appends it
+    kv_lens = torch.tensor(lengths, dtype=torch.int32) - 1
+    found = call("decoded", **{
+        "q": q, "k_new": k_new, "v_new": v_new, "k_cache": k_cache, "v_cache": v_cache,
+        "kv_lens": kv_lens,
+    })  # fmt: skip
+    close(found.out.transpose(1, 2), torch.cat([expected for *_, expected in sequences]))
+
+
+def test_a_tree_of_drafts(call: Callable[..., Any]) -> None:
+    lengths = [40, 17]
+    sequences = cached(lengths, [4, 4])
+    k_cache, v_cache = in_rows(sequences, 48)
+    q = torch.cat([q for q, *_ in sequences]).transpose(1, 2)
+    kv_lens = torch.tensor(lengths, dtype=torch.int32)
+    found = call("drafted", q=q, k_cache=k_cache, v_cache=v_cache, kv_lens=kv_lens)
+    for i, (own, k, v, _) in enumerate(sequences):
+        visible = torch.ones(4, lengths[i], dtype=torch.bool)
+        visible[:, -4:] = False
+        for draft in range(4):
+            at = draft
+            while at >= 0:  # itself, and the drafts that it follows
+                visible[draft, lengths[i] - 4 + at] = True
+                at = int(found.parents[i, at])
+        close(found.out[i].transpose(0, 1)[None], attend(own, k, v, visible))

@@ -7,8 +7,9 @@ from rich.console import Console
 
 from flashgen.build import STEPS, Built, Progress
 from flashgen.check import check
+from flashgen.cli.lines import wrapped
 from flashgen.config import ChosenConfig, KernelChoice, KernelConfig
-from flashgen.console import ProgressBar, module_line, wrapped
+from flashgen.console import ProgressBar, module_line
 from support.variants import ROOT
 
 

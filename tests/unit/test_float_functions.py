@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import sympy
 import torch
 
-from flashgen import AttentionSpec, Tensor, atan, erf, floor, gelu
+from flashgen import Tensor, atan, erf, floor, gelu, where
 from flashgen.symbolic.arctangent import with_polynomials
 from flashgen.symbolic.gradient import derivative
+from flashgen.symbolic.score import split_infinite
 from flashgen.symbols import KV_IDX, Q_IDX, SCORE, Floor, FloorDiv, Truncate, evaluate
 from flashgen.tracing.expr import Expr
 
@@ -69,7 +72,7 @@ def test_gelu_is_torchs(approximate: str) -> None:
 
 @pytest.mark.parametrize(
     ("named", "expected"),
-    [({}, (2e38, -2e38, 0, 1.5)), ({"nan": 7.0, "posinf": 3.0, "neginf": -9.0}, (3, -9, 7, 1.5))],
+    [({}, (9e19, -9e19, 0, 1.5)), ({"nan": 7.0, "posinf": 3.0, "neginf": -9.0}, (3, -9, 7, 1.5))],
 )
 def test_numbers_in_place_of_what_is_none(
     named: dict[str, float], expected: tuple[float, ...]
@@ -80,11 +83,50 @@ def test_numbers_in_place_of_what_is_none(
     assert torch.nan_to_num(Q).sym == Q_IDX
 
 
-def test_a_score_in_place_of_which_a_number_stands_is_refused() -> None:
-    """By its own value no key is hidden, and -2e38 hides one."""
-    from flashgen.loader import Variant
-    from flashgen.validate import validate
+def visible_by(score: Callable[[Any], Any]) -> tuple[Any, Any]:
+    """The score function without its infinities, and where it hides no key."""
+    return split_infinite(score(S).sym)
 
-    spec = AttentionSpec(16, score=lambda s, *positions: torch.nan_to_num(s))
-    (violation,) = validate(Variant("mine", spec, "specs/mine.py"))
-    assert "the score is -inf or not by its own value" in str(violation)
+
+@pytest.mark.parametrize("neginf", [None, -1e4, torch.finfo(torch.float32).min])
+def test_a_number_in_place_of_an_infinite_score_hides_no_key(neginf: float | None) -> None:
+    finite, condition = visible_by(lambda s: torch.nan_to_num(s * 1.5, neginf=neginf))
+    assert condition is sympy.true
+    least = evaluate(finite, {"score": -math.inf})
+    assert least == (-1e4 if neginf == -1e4 else -9e19)
+    assert evaluate(finite, {"score": 2.0}) == 3.0
+
+
+def test_what_a_choice_hides_is_a_number_too() -> None:
+    inner = where(Expr(KV_IDX) <= Q, S, where(Q == 3, math.inf, -math.inf))
+    finite, condition = visible_by(lambda s: torch.nan_to_num(inner, posinf=5.0))
+    assert condition is sympy.true
+    for q, found in ((9, 1.25), (3, 5.0), (2, -9e19)):
+        assert evaluate(finite, {"score": 1.25, "q_idx": q, "kv_idx": 7}) == found
+
+
+def test_minus_infinity_in_place_of_an_infinite_score_is_refused() -> None:
+    with pytest.raises(ValueError, match="by its own value"):
+        visible_by(lambda s: torch.nan_to_num(s, neginf=-math.inf))
+
+
+@pytest.mark.parametrize("x", [-math.inf, -2.5, 0.0, 0.05, 1.5, math.inf])
+@pytest.mark.parametrize(
+    "function",
+    [
+        torch.isfinite,
+        torch.isinf,
+        torch.nn.functional.tanhshrink,
+        lambda x: torch.nn.functional.threshold(x, 0.1, -2.0),
+        lambda x: torch.hypot(x, x + 1),
+        lambda x: torch.addcmul(x, x, x + 1, value=0.5),
+        lambda x: torch.addcdiv(x, x, x + 7),
+    ],
+    ids=["isfinite", "isinf", "tanhshrink", "threshold", "hypot", "addcmul", "addcdiv"],
+)
+def test_functions_of_single_values_are_torchs(function: Callable[..., Any], x: float) -> None:
+    expected = function(torch.tensor(x, dtype=torch.float64))
+    if expected.dtype != torch.bool and not torch.isfinite(expected):
+        return  # arithmetic of infinities
+    found = evaluate(function(BIAS[Expr(KV_IDX)]).sym, {"bias": {(0,): x}, "kv_idx": 0})
+    assert found == pytest.approx(float(expected), rel=1e-12)

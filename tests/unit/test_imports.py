@@ -63,7 +63,7 @@ LAYERS = """
     integrations.transformers.masks integrations.transformers.attention
     integrations.transformers integrations.diffusers
     __init__
-    cli.app cli.options
+    cli.app cli.lines cli.options
     cli.bench cli.build cli.cache cli.check cli.explain cli.export cli.modules
     cli __main__
 """
