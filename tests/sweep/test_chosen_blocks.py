@@ -108,7 +108,7 @@ def test_without_a_slip_it_is_right(name: str) -> None:
 
 #: Of the Gluon forward kernel, whose tiles are those of several heads.
 GLUON_SLIPS = {
-    "lists_of_longer_tiles": ("block_m // packed, block_n", "block_m, block_n"),
+    "lists_of_longer_tiles": ("max(block_m // packed, 64)", "max(block_m, 64)"),
     "positions_of_one_head": ("rows %= 64 // PACKED", "rows %= 64"),
     "heads_of_others": ("(num_q_heads // PACKED) * PACKED", "(num_q_heads // PACKED)"),
 }
