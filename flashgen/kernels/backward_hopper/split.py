@@ -22,8 +22,9 @@ CALL = ("num_q_heads", "num_kv_heads", "q_len", "kv_len", "rows_len", "scale")
 #: at each width: as many as registers allow beside the gradients of 64 keys.
 BLOCK_M = {64: 128, 128: 64, 256: 64}
 
-#: Keys of a program, by width: each of two consumers has 64, unless they take turns. At 256 columns registers hold only one
-#: gradient of 64 keys: for the same keys one consumer computes dv, the other dk.
+#: Keys of a program, by width: each of two consumers has 64, unless they take turns. At 256 columns
+#: registers hold only one gradient of 64 keys: for the same keys one consumer computes dv, the
+#: other dk.
 CONSUMERS = 2
 BLOCK_N = {64: 128, 128: 128, 256: 64}
 
