@@ -145,6 +145,11 @@ class ClassifiedTiles:
         return bool(self.seen or self.full)
 
     @property
+    def looks_at_elements(self) -> bool:
+        """Whether some tiles are left open until their elements are looked at."""
+        return bool(self.elements) and not (self.no_more is None and self.no_less is None)
+
+    @property
     def reads_keys(self) -> bool:
         """Whether something is computed of the keys of each tile."""
         return any(read.of_keys for read in self.reads)

@@ -51,6 +51,14 @@ def test_gluon_backward_kernels(name: str) -> None:
     check_hopper_backward(_gluon(name), GLUON[name], chosen_case(name, 200, (1, 4, 2)))
 
 
+@pytest.mark.parametrize("heads", [(1, 3, 1), (1, 2, 2)])
+def test_gluon_backward_kernel_of_wide_heads(heads: tuple[int, int, int]) -> None:
+    """Sums of dq in two halves; consumers take turns with one head's visits, and with three's."""
+    spec = chosen_spec("blocks", 128, "bfloat16")
+    module = rendered_module(spec, hopper=True, edit_source=interpreted)
+    check_hopper_backward(module, spec, chosen_case("blocks", 140, heads))
+
+
 def test_keys_that_nobody_has_chosen() -> None:
     """Their gradients are 0, in tiles of keys that programs share and that none visits."""
     case = chosen_case("blocks", 400, (1, 4, 1))
@@ -108,7 +116,7 @@ def test_without_a_slip_it_is_right(name: str) -> None:
 
 #: Of the Gluon forward kernel, whose tiles are those of several heads.
 GLUON_SLIPS = {
-    "lists_of_longer_tiles": ("block_m // packed, block_n", "block_m, block_n"),
+    "lists_of_longer_tiles": ("max(block_m // packed, 64)", "max(block_m, 64)"),
     "positions_of_one_head": ("rows %= 64 // PACKED", "rows %= 64"),
     "heads_of_others": ("(num_q_heads // PACKED) * PACKED", "(num_q_heads // PACKED)"),
 }
@@ -122,3 +130,31 @@ def test_slips_of_shared_tiles_do_not_survive(name: str) -> None:
     case = chosen_case("blocks", 200, (1, 8, 2))
     with pytest.raises((AssertionError, IndexError)):
         check_hopper(module, spec, case, KernelConfig(128, 64, 8, 2))
+
+
+#: Of the Gluon backward kernel, whose consumers take turns.
+TURNS_SLIPS = {
+    "one_consumer_alone": ("2 * num_parts)", "num_parts)"),
+    "sums_of_the_first_head": ("head_row + member * rows_len", "head_row + 0 * member * rows_len"),
+    "rows_of_the_first_head": ("head = first_head + visit % num_members", "head = first_head"),
+    "a_visit_twice": ("unmasked + ((unmasked ^ own) & 1)", "unmasked - ((unmasked ^ own) & 1)"),
+    "the_first_turn_again": ("own = NUMBER ^ turn", "own = NUMBER"),
+}
+
+
+def _turns_survive(slip: tuple[str, str] | None) -> bool:
+    edit = with_slip(*slip) if slip else str
+    module = rendered_module(
+        GLUON["blocks"], hopper=True, edit_source=lambda x: interpreted(edit(x))
+    )
+    try:
+        # Eight heads of keys have whole tiles: three heads of q take their turns in each.
+        check_hopper_backward(module, GLUON["blocks"], chosen_case("blocks", 70, (8, 3, 1)))
+    except (AssertionError, RuntimeError):
+        return False
+    return True
+
+
+@pytest.mark.parametrize("name", [None, *TURNS_SLIPS])
+def test_slips_of_turns_do_not_survive(name: str | None) -> None:
+    assert _turns_survive(TURNS_SLIPS[name] if name else None) == (name is None)

@@ -61,7 +61,8 @@ def backward_captured_bytes(
         size += NUMBER * _reads_the_end_of_keys(names, read)
     else:
         sums = len(names.sums_widths)
-        size += (segments + 1) * ADDRESS  # descriptors of the gradients; the counter
+        # Descriptors of the gradients, unless they are in parts; the counter.
+        size += (segments * (not names.in_turns) + 1) * ADDRESS
         # Those of sums: for dq alone, that of the second consumer's columns.
         size += (sums if names.shares else 1) * ADDRESS
         size += NUMBERS_OF_A_BACKWARD_CALL * NUMBER

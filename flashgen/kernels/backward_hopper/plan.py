@@ -104,7 +104,7 @@ class HopperBackward(HopperSplit):
     @property
     def consumers_meet(self) -> bool:
         """Whether one consumer waits for results of the other."""
-        return self.has_roles or not (self.split or self.grad_q_by == "keys")
+        return self.has_roles or not (self.split or self.in_turns or self.grad_q_by == "keys")
 
     @cached_property
     def visits(self) -> HopperVisits:
@@ -115,7 +115,7 @@ class HopperBackward(HopperSplit):
     @property
     def values_ahead(self) -> bool:
         """Whether the next tile's values have a buffer of their own, as its keys do."""
-        return self.columns <= 96 and not self.split
+        return (self.columns <= 96 or self.in_turns) and not self.split
 
     @property
     def grad_out_apart(self) -> bool:
@@ -161,6 +161,16 @@ class HopperBackward(HopperSplit):
         if self.of_sequences or not self.orders_heads:
             return self.of_sequences
         return bool(self.longest_visit)
+
+    @property
+    def whole_gradients(self) -> tuple[str, ...]:
+        """The gradients that some program, or consumer, has whole: the others are in parts."""
+        return () if self.in_turns else ("grad_k", "grad_v")
+
+    @property
+    def floats_of_a_part(self) -> int:
+        """Partial gradients of the keys and values of a part, or of one consumer's share of it."""
+        return (128 if self.in_turns else 256) * self.columns
 
     @cached_property
     def longest_visit(self) -> str:
@@ -219,7 +229,7 @@ class HopperBackward(HopperSplit):
         sums = [*self.learned]
         sums += ["grad_k_ptr", "grad_v_ptr"] * self.of_sequences
         of_queries = () if self.split else ("grad_q",)
-        names = (*of_queries, "grad_k", "grad_v", *("parts",) * self.divides)
+        names = (*of_queries, *self.whole_gradients, *("parts",) * self.divides)
         descriptors = "descs" if self.segmented else "desc"
         return (*(f"{name}_{descriptors}" for name in names), *sums)
 
@@ -272,7 +282,8 @@ class HopperBackward(HopperSplit):
     def descriptors(self) -> tuple[str, ...]:
         """The parameters of the kernel that are descriptors, in their order."""
         of_queries, of_parts = ("grad_q",) * (not self.split), ("parts",) * self.divides
-        names = ("q", "k", "v", "grad_out", "rows", *of_queries, "grad_k", "grad_v", *of_parts)
+        results = (*of_queries, *self.whole_gradients, *of_parts)
+        names = ("q", "k", "v", "grad_out", "rows", *results)
         return tuple(x for name in names for x in self._segments.get(name, (f"{name}_desc",)))
 
     @cached_property

@@ -84,11 +84,14 @@ def _usage(names: HopperBackward, config: KernelConfig, captures: int, *, in_ds:
         # Numbers of 16 bits take half of it, where a call may pass these.
         size = NUM_STAGES * BLOCK_N * BLOCK_M * names.tiled_itemsize
         tiles.append(Buffer("tiles of pairs", size))
+    # Buffers that fill have barriers of their own for each of two consumers that take turns.
+    arrivals = (2 if names.in_turns else 1) * NUM_STAGES
     others = [
         Buffer("LSE, delta", 2 * NUM_STAGES * BLOCK_M * NUMBER, alignment=128),
         *of_keys,
         *notes_buffers(names, 1 if names.split else 2, NUM_STAGES),
-        *(2 + names.grad_out_apart) * (Buffer("barriers", NUM_STAGES * BARRIER),),
+        Buffer("barriers", NUM_STAGES * BARRIER),
+        *(1 + names.grad_out_apart) * (Buffer("barriers", arrivals * BARRIER),),
         *2 * in_ds * (Buffer("barriers", NUM_STAGES * BARRIER),),
         *captures_buffers(captures),
     ]

@@ -17,6 +17,9 @@ from flashgen.kernels.base import Space
 #: Tiles of queries that are held at once. A second one arrives while the first is computed.
 STAGES = (2, 3)
 
+#: If consumers take turns, each of them computes one.
+STAGES_IN_TURNS = (3, 4)
+
 # A consumer is a group of four.
 _WARPS = 4 * CONSUMERS
 
@@ -46,6 +49,8 @@ def hopper_backward_space(names: HopperBackward, beside: str = "") -> Space:
 
 def stages_of(names: HopperBackward) -> tuple[int, ...]:
     """As many as there are buffers of ds, if a stage's tile of pairs arrives in one of them."""
+    if names.in_turns:
+        return STAGES_IN_TURNS
     return STAGES[:1] if names.tiled_in_ds else STAGES
 
 

@@ -7,6 +7,7 @@ from functools import cached_property
 
 import sympy
 
+from flashgen.block_lists import BlockLists
 from flashgen.config import BACKWARD_KERNELS, BackwardKernel
 from flashgen.kernels.backward_hopper.pairs import with_tile
 from flashgen.plan.backward import BackwardPlan
@@ -21,8 +22,9 @@ CALL = ("num_q_heads", "num_kv_heads", "q_len", "kv_len", "rows_len", "scale")
 #: at each width: as many as registers allow beside the gradients of 64 keys.
 BLOCK_M = {64: 128, 128: 64, 256: 64}
 
-#: Keys of a program, by width: each of two consumers has 64. At 256 columns registers hold only one
-#: gradient of 64 keys: for the same keys one consumer computes dv, the other dk.
+#: Keys of a program, by width: each of two consumers has 64, unless they take turns. At 256 columns
+#: registers hold only one gradient of 64 keys: for the same keys one consumer computes dv, the
+#: other dk.
 CONSUMERS = 2
 BLOCK_N = {64: 128, 128: 128, 256: 64}
 
@@ -138,7 +140,23 @@ class HopperSplit:
     @property
     def has_roles(self) -> bool:
         """Whether one consumer computes the gradient of the values, and the other that of k."""
-        return self.block_n == 64
+        return self.width == 256
+
+    @cached_property
+    def in_turns(self) -> bool:
+        """Whether two consumers have the same 64 keys, and take their visits in turn.
+
+        Lists of blocks of 64 keys then have what each tile of keys visits; a tile of 128 keys would
+        visit what either block is chosen by. Visits of one list are those of all heads of a group.
+        """
+        plan, listing = self.backward.plan, self.backward.plan.listing
+        lists = [x for x in plan.predicate.params if isinstance(x, BlockLists)]
+        if all(x.block % BLOCK_N[self.width] == 0 for x in lists):
+            return False
+        alike = listing is not None and (listing.by_group or not listing.by_head)
+        plain = plan.spec.score is None and not (plan.hidden.keys or plan.hidden.queries)
+        others = self.split or self.segmented or plan.dropout or self.text.input_gradients
+        return alike and plain and not others
 
     @property
     def _adds_nothing_up(self) -> bool:
@@ -206,12 +224,13 @@ class HopperSplit:
         most, text = BLOCK_M[self.width], self.text
         differs = text.score_gradient and self.of_keys_alone
         holds = not self.split and (text.input_gradients or text.code.distances)
-        return min(most, 64) if differs or holds or self.backward.plan.dropout else most
+        few = differs or holds or self.in_turns or self.backward.plan.dropout
+        return min(most, 64) if few else most
 
     @property
     def block_n(self) -> int:
         """Keys of a program."""
-        return BLOCK_N[self.width]
+        return 64 if self.in_turns else BLOCK_N[self.width]
 
     @property
     def cleared_columns(self) -> int:
