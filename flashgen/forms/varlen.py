@@ -52,12 +52,14 @@ class SequenceView:
         sizes: within which it is read.
         strides: of its dimensions.
         taken: the strides that a kernel takes as arguments.
+        is_part: whether a sequence has a part of the tensor, and not all of it.
     """
 
     pointer: str
     sizes: tuple[str, ...]
     strides: tuple[str, ...]
     taken: tuple[str, ...]
+    is_part: bool
 
 
 @dataclass(frozen=True)
@@ -158,19 +160,26 @@ def packed_arguments(plan: KernelPlan) -> dict[str, Any]:
     }
 
 
-def view_of(tensors: Mapping[str, PackedTensor], variable: str, name: str) -> SequenceView:
+def view_of(
+    tensors: Mapping[str, PackedTensor], variable: str, name: str, held: str = ""
+) -> SequenceView:
     """What a kernel reads of a tensor, or adds to of its gradient.
 
     Args:
         tensors: `packed_tensors`.
         variable: what the kernel's arguments begin with: the tensor's name, or that of a gradient.
         name: the tensor's.
+        held: a tuple that holds the pointer, sizes and strides, if they are no arguments.
     """
     tensor = tensors[name]
-    taken = tuple(f"{variable}_stride_{i}" for i in range(len(tensor.dims)))
-    sizes = [f"{name}_size_{i}" for i in range(len(tensor.dims))]
-    strides = list(taken)
+    axes = range(len(tensor.dims))
+    taken = tuple(f"{variable}_stride_{i}" for i in axes)
+    sizes = [f"{name}_size_{i}" for i in axes]
     pointer = f"{variable}_ptr"
+    if held:
+        pointer, sizes = f"{held}[0]", [f"{held}[{1 + i}]" for i in axes]
+        taken = tuple(f"{held}[{1 + len(axes) + i}]" for i in axes)
+    strides = list(taken)
     for i, length in tensor.lengths:
         # The padding, and a broken sequence, may have more queries than max_q_len.
         sizes[i] = f"min(q_len, {sizes[i]})" if length == "q_len" else length
@@ -178,7 +187,8 @@ def view_of(tensors: Mapping[str, PackedTensor], variable: str, name: str) -> Se
         pointer += f" + {tensor.start}.to(tl.int64) * {taken[tensor.tokens]}"
         sizes[tensor.batch], strides[tensor.batch] = "batch + 1", "0"
         sizes[tensor.tokens] = {"q_start": "q_len", "kv_start": "kv_len"}[tensor.start]
-    return SequenceView(pointer, tuple(sizes), tuple(strides), taken)
+    is_part = tensor.packed or bool(tensor.lengths)
+    return SequenceView(pointer, tuple(sizes), tuple(strides), taken, is_part)
 
 
 class Varlen(Form):
@@ -269,16 +279,14 @@ class Varlen(Form):
 def why_no_gluon(plan: KernelPlan) -> str:
     """Why no Gluon kernel serves packed sequences; ``""`` if one may.
 
-    Rows that a mask hides by their position alone, and tensors that a sequence reads a part of, are
-    not known to these kernels, nor are lists of tiles; a sequence without keys would need the sink.
+    Rows that a mask hides by their position alone are not known to these kernels; tensors of which
+    a sequence has a part are, where tiles are listed. A sequence without keys would need the sink.
     """
-    if plan.classifies:
-        return "a kernel decides tiles"
     if plan.hidden.keys or plan.hidden.queries:
         return "the mask hides rows by their position alone"
     read = {tensor.name for tensor in plan.kernel_arguments.tensors}
     parts = [t.name for t in packed_tensors(plan).values() if t.packed or t.lengths]
-    if read.intersection(parts):
+    if read.intersection(parts) and not plan.classifies:
         return "sequences read parts of tensors"
     if plan.dropout or plan.sink_torch:
         return "dropout" if plan.dropout else "the sink"
