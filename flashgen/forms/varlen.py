@@ -19,7 +19,7 @@ from flashgen.config import KernelChoice
 from flashgen.constants import Constant
 from flashgen.forms.base import Form, Held
 from flashgen.kernels.backward_hopper.plan import HopperBackward
-from flashgen.kernels.base import Kernel, Needs
+from flashgen.kernels.base import Kernel, Needs, ViewOf
 from flashgen.kernels.registry import kernels_of, module_order
 from flashgen.params import Tensor
 from flashgen.plan import KernelPlan
@@ -191,6 +191,11 @@ def view_of(
     return SequenceView(pointer, tuple(sizes), tuple(strides), taken, is_part)
 
 
+def views_of(plan: KernelPlan) -> ViewOf:
+    """What a sequence sees of each tensor of a plan."""
+    return partial(view_of, packed_tensors(plan))
+
+
 class Varlen(Form):
     """Packed sequences, of any lengths."""
 
@@ -225,13 +230,13 @@ class Varlen(Form):
         """The kernel that lists tiles, and the portable kernels of both passes."""
         texts = [render("varlen/tiles.py.jinja", plan=plan)]
         if plan.classifies:
-            of_sequence = partial(view_of, packed_tensors(plan))
+            of_sequence = views_of(plan)
             texts += [
                 render(f"tiles_triton/{name}.py.jinja", plan=plan, varlen=True, view_of=of_sequence)
                 for name in ("classify", "lists")
             ]
         texts += [
-            kernel.packed_source(plan, partial(view_of, packed_tensors(plan)))
+            kernel.packed_source(plan, views_of(plan))
             for kernel in dense_kernels(plan, held)
             if not kernel.needs(plan).gluon
         ]
@@ -246,7 +251,7 @@ class Varlen(Form):
                 known.append(kernel.source(plan, before))
         texts: list[str] = []
         for kernel in packed_gluon(plan, held):
-            text = kernel.packed_source(plan, partial(view_of, packed_tensors(plan)))
+            text = kernel.packed_source(plan, views_of(plan))
             texts.append(beside(text, "\n".join([*known, *texts]), "_varlen"))
         return "\n\n".join(texts)
 
