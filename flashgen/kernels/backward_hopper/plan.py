@@ -185,8 +185,9 @@ class HopperBackward(HopperSplit):
         """
         once = codes_of(self.text.lines_of_head)
         codes = (*self.visits.bounds, *once, self.backward.gradient_scale)
-        alike = self.of_sequences and not self.visits.tiles.listed
-        return alike and "head" not in read_by(codes)
+        listing = self.backward.plan.listing
+        by_head = listing is not None and listing.by_head
+        return self.of_sequences and not by_head and "head" not in read_by(codes)
 
     @cached_property
     def work(self) -> TileWork:
