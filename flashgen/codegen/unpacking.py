@@ -18,7 +18,7 @@ class Fields(tuple[str, ...]):
 
 
 def unpacking(
-    body: str, views: Mapping[str, str] | None = None, /, **tuples: Iterable[str]
+    body: str, views: Mapping[str, object] | None = None, /, **tuples: Iterable[str]
 ) -> str:
     """The body after a line for each tuple that it reads something of: ``_, q_len = call``.
 
@@ -31,7 +31,7 @@ def unpacking(
     Args:
         body: statements of a function.
         views: variables that the body reads in place of elements of the same names, and what they
-            are, in terms of other elements.
+            are, as text in terms of other elements.
         tuples: for each variable that holds one, the names of its elements; one that is itself an
             element of another comes after it.
     """

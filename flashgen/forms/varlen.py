@@ -52,14 +52,14 @@ class SequenceView:
         sizes: within which it is read.
         strides: of its dimensions.
         taken: the strides that a kernel takes as arguments.
-        is_part: whether a sequence has a part of the tensor, and not all of it.
+        reads: the numbers of the sequence that these read; none where it sees all of the tensor.
     """
 
     pointer: str
     sizes: tuple[str, ...]
     strides: tuple[str, ...]
     taken: tuple[str, ...]
-    is_part: bool
+    reads: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ def view_of(
         tensors: `packed_tensors`.
         variable: what the kernel's arguments begin with: the tensor's name, or that of a gradient.
         name: the tensor's.
-        held: a tuple that holds the pointer, sizes and strides, if they are no arguments.
+        held: in Gluon, a tuple that holds the pointer, sizes and strides.
     """
     tensor = tensors[name]
     axes = range(len(tensor.dims))
@@ -180,15 +180,17 @@ def view_of(
         pointer, sizes = f"{held}[0]", [f"{held}[{1 + i}]" for i in axes]
         taken = tuple(f"{held}[{1 + len(axes) + i}]" for i in axes)
     strides = list(taken)
+    reads = [length for _, length in tensor.lengths]
     for i, length in tensor.lengths:
         # The padding, and a broken sequence, may have more queries than max_q_len.
         sizes[i] = f"min(q_len, {sizes[i]})" if length == "q_len" else length
     if tensor.batch is not None and tensor.tokens is not None:
-        pointer += f" + {tensor.start}.to(tl.int64) * {taken[tensor.tokens]}"
+        int64 = "gl.int64" if held else "tl.int64"
+        pointer += f" + {tensor.start}.to({int64}) * {taken[tensor.tokens]}"
         sizes[tensor.batch], strides[tensor.batch] = "batch + 1", "0"
         sizes[tensor.tokens] = {"q_start": "q_len", "kv_start": "kv_len"}[tensor.start]
-    is_part = tensor.packed or bool(tensor.lengths)
-    return SequenceView(pointer, tuple(sizes), tuple(strides), taken, is_part)
+        reads = ["batch", tensor.start, sizes[tensor.tokens]]
+    return SequenceView(pointer, tuple(sizes), tuple(strides), taken, tuple(reads))
 
 
 def views_of(plan: KernelPlan) -> ViewOf:

@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from flashgen.kernels.base import ViewOf
 from flashgen.plan.arguments import KernelArguments
 
-#: The numbers of a sequence that views read.
+#: The numbers of a sequence that views read, and its number among all, ``batch``.
 OF_SEQUENCE = ("q_start", "kv_start", "q_len", "kv_len")
 
 
-def views_in_gluon(arguments: KernelArguments, view_of: ViewOf) -> dict[str, str]:
-    """For each tensor of which a sequence has a part, that part as a tuple that gathers take.
+@dataclass(frozen=True)
+class GluonView:
+    """A tensor as one sequence sees it: a tuple that gathers take, as text.
+
+    Attributes:
+        text: the tuple.
+        reads: ``batch``, and the names in `OF_SEQUENCE`, that it reads.
+    """
+
+    text: str
+    reads: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def views_in_gluon(arguments: KernelArguments, view_of: ViewOf) -> dict[str, GluonView]:
+    """The view of each tensor of which a sequence has a part.
 
     It is made where it is used, from the tensor that `call` holds: its numbers take no registers
     from one tile to the next.
@@ -21,13 +36,7 @@ def views_in_gluon(arguments: KernelArguments, view_of: ViewOf) -> dict[str, str
     views = {}
     for tensor in arguments.tensors:
         view = view_of(tensor.name, tensor.name, held=f"call.{tensor.name}")
-        if view.is_part:
+        if view.reads:
             numbers = ", ".join((view.pointer, *view.sizes, *view.strides))
-            views[tensor.name] = f"({numbers})".replace("tl.int64", "gl.int64")
+            views[tensor.name] = GluonView(f"({numbers})", view.reads)
     return views
-
-
-def read_by_views(views: Mapping[str, str], names: Iterable[str]) -> set[str]:
-    """The numbers of a sequence that the views among these names read."""
-    words = (re.findall(r"(?<!\.)\b\w+", views[name]) for name in names if name in views)
-    return {word for found in words for word in found if word in ("batch", *OF_SEQUENCE)}

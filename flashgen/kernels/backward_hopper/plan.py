@@ -10,7 +10,7 @@ from flashgen.kernels.backward_hopper.pairs import variable_of
 from flashgen.kernels.backward_hopper.split import BLOCK_M, CALL, CONSUMERS, HopperSplit
 from flashgen.kernels.backward_hopper.visits import HopperVisits
 from flashgen.kernels.backward_hopper.work import TileWork, longest_visit, tile_work
-from flashgen.kernels.views import OF_SEQUENCE
+from flashgen.kernels.views import OF_SEQUENCE, GluonView
 from flashgen.plan.backward import PAIR
 from flashgen.plan.code import codes_of
 from flashgen.plan.dtypes import ITEMSIZES
@@ -49,7 +49,7 @@ class HopperBackward(HopperSplit):
     """
 
     of_sequences: bool = False
-    views: Mapping[str, str] = field(default_factory=dict)
+    views: Mapping[str, GluonView] = field(default_factory=dict)
 
     @property
     def hidden(self) -> HiddenRows:

@@ -10,7 +10,7 @@ import sympy
 
 from flashgen.kernels.forward_hopper.shape import HopperShape, hopper_shape, segment_table
 from flashgen.kernels.forward_hopper.weight_range import RANGES
-from flashgen.kernels.views import OF_SEQUENCE, read_by_views
+from flashgen.kernels.views import OF_SEQUENCE, GluonView
 from flashgen.plan.code import codes_of
 from flashgen.plan.hidden import HiddenRows
 from flashgen.plan.kernel import KernelPlan
@@ -47,7 +47,7 @@ class HopperNames:
     plan: KernelPlan
     of_sequences: bool = False
     of_cache: bool = False
-    views: Mapping[str, str] = field(default_factory=dict)
+    views: Mapping[str, GluonView] = field(default_factory=dict)
 
     @cached_property
     def shape(self) -> HopperShape:
@@ -258,7 +258,7 @@ class HopperNames:
     def _read(self, codes: Iterable[Code | None], *others: str) -> tuple[str, ...]:
         """The place, parts of tensors and positions that code reads; q_idx is from q_first."""
         found = read_by(codes).union(others)
-        found |= read_by_views(self.views, found)
+        found |= {name for x in found.intersection(self.views) for name in self.views[x].reads}
         if "q_idx" in found:
             found |= {"q_first"}
         known = ("batch", "head", *(OF_SEQUENCE if self.of_sequences else ()), *self.views)
