@@ -122,7 +122,7 @@ def test_a_fault_is_found(name: str) -> None:
         hold_outputs(_spec("islands"), packing, call, out, lse)
 
 
-#: Of the Gluon kernels: head dimension and heads of q. Lists of heads and of all heads, tensors of a
+#: Of the Gluon kernels: head dimension and heads of q. Lists by head and of all heads, tensors of a
 #: sequence and of all, elements by key and by pair, heads of a group in parts.
 BY_GLUON = {"islands": (128, 4), "flags": (64, 2), "gate": (128, 4), "dense": (128, 2)}
 LONG = (70, 0, 130, 1, 450)
