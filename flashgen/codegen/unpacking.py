@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from flashgen.codegen.folding import fold
 
@@ -17,7 +17,9 @@ class Fields(tuple[str, ...]):
     __slots__ = ()
 
 
-def unpacking(body: str, **tuples: Iterable[str]) -> str:
+def unpacking(
+    body: str, views: Mapping[str, object] | None = None, /, **tuples: Iterable[str]
+) -> str:
     """The body after a line for each tuple that it reads something of: ``_, q_len = call``.
 
     Of an aggregate, whose names are `Fields`, it is a line for each field: ``q_len = call.q_len``.
@@ -28,13 +30,17 @@ def unpacking(body: str, **tuples: Iterable[str]) -> str:
 
     Args:
         body: statements of a function.
+        views: variables that the body reads in place of elements of the same names, and what they
+            are, as text in terms of other elements.
         tuples: for each variable that holds one, the names of its elements; one that is itself an
             element of another comes after it.
     """
     indent = body[: len(body) - len(body.lstrip())].split("\n")[-1]
+    viewed = [name for name in views or {} if name in _READ.findall(re.sub(r"#.*", "", body))]
+    body = "".join(fold(f"{indent}{name} = {(views or {})[name]}") for name in viewed) + body
     for variable, elements in reversed(tuples.items()):
         code = re.sub(r"#.*", "", body)  # in which `name=` is a keyword
-        read = set(elements).intersection(_READ.findall(code))
+        read = set(elements).intersection(_READ.findall(code)).difference(viewed)
         if isinstance(elements, Fields):
             lines = [_field(variable, name) for name in elements if name in read]
             body = "".join(fold(f"{indent}{line}") for line in lines) + body

@@ -19,7 +19,7 @@ from flashgen.config import KernelChoice
 from flashgen.constants import Constant
 from flashgen.forms.base import Form, Held
 from flashgen.kernels.backward_hopper.plan import HopperBackward
-from flashgen.kernels.base import Kernel, Needs
+from flashgen.kernels.base import Kernel, Needs, ViewOf
 from flashgen.kernels.registry import kernels_of, module_order
 from flashgen.params import Tensor
 from flashgen.plan import KernelPlan
@@ -52,12 +52,14 @@ class SequenceView:
         sizes: within which it is read.
         strides: of its dimensions.
         taken: the strides that a kernel takes as arguments.
+        reads: the numbers of the sequence that these read; none where it sees all of the tensor.
     """
 
     pointer: str
     sizes: tuple[str, ...]
     strides: tuple[str, ...]
     taken: tuple[str, ...]
+    reads: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -158,27 +160,42 @@ def packed_arguments(plan: KernelPlan) -> dict[str, Any]:
     }
 
 
-def view_of(tensors: Mapping[str, PackedTensor], variable: str, name: str) -> SequenceView:
+def view_of(
+    tensors: Mapping[str, PackedTensor], variable: str, name: str, held: str = ""
+) -> SequenceView:
     """What a kernel reads of a tensor, or adds to of its gradient.
 
     Args:
         tensors: `packed_tensors`.
         variable: what the kernel's arguments begin with: the tensor's name, or that of a gradient.
         name: the tensor's.
+        held: in Gluon, a tuple that holds the pointer, sizes and strides.
     """
     tensor = tensors[name]
-    taken = tuple(f"{variable}_stride_{i}" for i in range(len(tensor.dims)))
-    sizes = [f"{name}_size_{i}" for i in range(len(tensor.dims))]
-    strides = list(taken)
+    axes = range(len(tensor.dims))
+    taken = tuple(f"{variable}_stride_{i}" for i in axes)
+    sizes = [f"{name}_size_{i}" for i in axes]
     pointer = f"{variable}_ptr"
+    if held:
+        pointer, sizes = f"{held}[0]", [f"{held}[{1 + i}]" for i in axes]
+        taken = tuple(f"{held}[{1 + len(axes) + i}]" for i in axes)
+    strides = list(taken)
+    reads = [length for _, length in tensor.lengths]
     for i, length in tensor.lengths:
         # The padding, and a broken sequence, may have more queries than max_q_len.
         sizes[i] = f"min(q_len, {sizes[i]})" if length == "q_len" else length
     if tensor.batch is not None and tensor.tokens is not None:
-        pointer += f" + {tensor.start}.to(tl.int64) * {taken[tensor.tokens]}"
+        int64 = "gl.int64" if held else "tl.int64"
+        pointer += f" + {tensor.start}.to({int64}) * {taken[tensor.tokens]}"
         sizes[tensor.batch], strides[tensor.batch] = "batch + 1", "0"
         sizes[tensor.tokens] = {"q_start": "q_len", "kv_start": "kv_len"}[tensor.start]
-    return SequenceView(pointer, tuple(sizes), tuple(strides), taken)
+        reads = ["batch", tensor.start, sizes[tensor.tokens]]
+    return SequenceView(pointer, tuple(sizes), tuple(strides), taken, tuple(reads))
+
+
+def views_of(plan: KernelPlan) -> ViewOf:
+    """What a sequence sees of each tensor of a plan."""
+    return partial(view_of, packed_tensors(plan))
 
 
 class Varlen(Form):
@@ -215,13 +232,13 @@ class Varlen(Form):
         """The kernel that lists tiles, and the portable kernels of both passes."""
         texts = [render("varlen/tiles.py.jinja", plan=plan)]
         if plan.classifies:
-            of_sequence = partial(view_of, packed_tensors(plan))
+            of_sequence = views_of(plan)
             texts += [
                 render(f"tiles_triton/{name}.py.jinja", plan=plan, varlen=True, view_of=of_sequence)
                 for name in ("classify", "lists")
             ]
         texts += [
-            kernel.packed_source(plan, partial(view_of, packed_tensors(plan)))
+            kernel.packed_source(plan, views_of(plan))
             for kernel in dense_kernels(plan, held)
             if not kernel.needs(plan).gluon
         ]
@@ -236,7 +253,7 @@ class Varlen(Form):
                 known.append(kernel.source(plan, before))
         texts: list[str] = []
         for kernel in packed_gluon(plan, held):
-            text = kernel.packed_source(plan, partial(view_of, packed_tensors(plan)))
+            text = kernel.packed_source(plan, views_of(plan))
             texts.append(beside(text, "\n".join([*known, *texts]), "_varlen"))
         return "\n\n".join(texts)
 
@@ -269,16 +286,14 @@ class Varlen(Form):
 def why_no_gluon(plan: KernelPlan) -> str:
     """Why no Gluon kernel serves packed sequences; ``""`` if one may.
 
-    Rows that a mask hides by their position alone, and tensors that a sequence reads a part of, are
-    not known to these kernels, nor are lists of tiles; a sequence without keys would need the sink.
+    Rows that a mask hides by their position alone are not known to these kernels; tensors of which
+    a sequence has a part are, where tiles are listed. A sequence without keys would need the sink.
     """
-    if plan.classifies:
-        return "a kernel decides tiles"
     if plan.hidden.keys or plan.hidden.queries:
         return "the mask hides rows by their position alone"
     read = {tensor.name for tensor in plan.kernel_arguments.tensors}
     parts = [t.name for t in packed_tensors(plan).values() if t.packed or t.lengths]
-    if read.intersection(parts):
+    if read.intersection(parts) and not plan.classifies:
         return "sequences read parts of tensors"
     if plan.dropout or plan.sink_torch:
         return "dropout" if plan.dropout else "the sink"

@@ -20,7 +20,7 @@ from flashgen.paths import template_dir
 from flashgen.plan import KernelPlan
 
 #: What a sequence sees of a tensor, from the name of a kernel's arguments and the tensor's name.
-ViewOf = Callable[[str, str], Any]
+ViewOf = Callable[..., Any]
 
 
 @dataclass(frozen=True)

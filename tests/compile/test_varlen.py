@@ -22,6 +22,7 @@ from support.compiling.hopper import (
     compile_hopper_varlen,
 )
 from support.compiling.report import Report, report_of
+from support.data_masks import data_mask
 from support.variants import first_on_hopper, lowered, rendered_module
 
 #: By head dimension: bytes of a thread's numbers in memory beyond the dense kernel's. At d=64 three
@@ -89,6 +90,17 @@ def test_forward(head_dim: int) -> None:
     plan, config = lowered(SPECS[head_dim]), first_on_hopper(SPECS[head_dim])
     dense, varlen = compile_hopper(plan, config), compile_hopper_varlen(plan, config)
     _hold(dense, varlen, SPILLED[head_dim])
+
+
+def test_lists() -> None:
+    """Between tiles alone numbers rest in memory, but for a few that a masked step reads."""
+    spec = AttentionSpec(128, mask=data_mask("islands"), forms=("dense", "varlen"))
+    plan, config = lowered(spec), first_on_hopper(spec)
+    _hold(compile_hopper(plan, config), compile_hopper_varlen(plan, config), spilled=16)
+    [config, *_] = BackwardHopper().space(plan, HOPPER).candidates
+    backward = backward_plan(plan)
+    dense = compile_backward_hopper(backward, config)
+    _hold(dense, compile_backward_hopper_varlen(backward, config), spilled=128)
 
 
 @pytest.mark.parametrize(("head_dim", "page_size", "packed"), [(64, 0, 1), (128, 16, 4)])

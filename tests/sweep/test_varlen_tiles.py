@@ -1,4 +1,4 @@
-"""Packed sequences of masks that only the data knows, by the portable kernels of both passes."""
+"""Packed sequences of masks that only the data knows, by all kernels of both passes."""
 
 from __future__ import annotations
 
@@ -12,9 +12,17 @@ import torch
 from flashgen import AttentionSpec
 from support.cases import Case
 from support.data_masks import DATA_MASKS, data_case, data_mask
-from support.packed import Packing, hold_outputs, hold_varlen, packed
+from support.gluon import interpreted
+from support.packed import (
+    Packing,
+    hold_hopper_varlen,
+    hold_hopper_varlen_backward,
+    hold_outputs,
+    hold_varlen,
+    packed,
+)
 from support.turns import in_turns
-from support.variants import rendered_module
+from support.variants import first_on_hopper, rendered_module
 
 LENGTHS = (5, 0, 200, 1, 130)
 TILES = ((32, 16), (64, 128), (16, 64))
@@ -30,8 +38,14 @@ def _module(name: str) -> ModuleType:
     return rendered_module(_spec(name), name=name)
 
 
-def _packing(name: str, lengths: tuple[int, ...] = LENGTHS) -> Packing:
-    case: Case = data_case(name, max(lengths), batch=len(lengths))
+@functools.cache
+def _of_gluon(name: str, head_dim: int) -> tuple[AttentionSpec, ModuleType]:
+    spec = AttentionSpec(head_dim, mask=data_mask(name), forms=("dense", "varlen"))
+    return spec, rendered_module(spec, name=name, hopper=True, edit_source=interpreted)
+
+
+def _packing(name: str, lengths: tuple[int, ...] = LENGTHS, heads: int = 2) -> Packing:
+    case: Case = data_case(name, max(lengths), batch=len(lengths), heads=heads)
     return Packing(lengths, case=replace(case, q_len=0, kv_len=0, batch=1))
 
 
@@ -106,3 +120,63 @@ def test_a_fault_is_found(name: str) -> None:
     out, lse = module._launch_varlen(*given, _config(32, 16))
     with pytest.raises(AssertionError):
         hold_outputs(_spec("islands"), packing, call, out, lse)
+
+
+#: Of the Gluon kernels: head dimension and heads of q. Lists by head and of all heads, tensors of a
+#: sequence and of all, elements by key and by pair, heads of a group in parts.
+BY_GLUON = {"islands": (128, 4), "flags": (64, 2), "gate": (128, 4), "dense": (128, 2)}
+LONG = (70, 0, 130, 1, 450)
+
+
+@pytest.mark.parametrize("name", BY_GLUON)
+def test_each_sequence_is_right_by_the_gluon_kernels(name: str) -> None:
+    head_dim, heads = BY_GLUON[name]
+    spec, module = _of_gluon(name, head_dim)
+    packing = _packing(name, LONG, heads)
+    hold_hopper_varlen(module, spec, packing, first_on_hopper(spec).as_dict())
+    hold_hopper_varlen_backward(module, spec, packing, module.BACKWARD_HOPPER)
+
+
+#: Faults of the Gluon kernels and their launchers: before, after, of which mask, of gradients.
+EDITS_OF_GLUON = {
+    "another sequence's keys": ("call.img[0] + kv_start", "call.img[0] + 0 * kv_start", "islands"),
+    "the first tile's list": ("listed = tile_m", "listed = tile_m * 0", "islands"),
+    "the first head's list": ("tile_m * num_q_heads + head", "tile_m * num_q_heads", "gate"),
+    "too many without a mask": (
+        "num_full = gl.load(listed_ptr + 1)", "num_full = gl.load(listed_ptr)", "islands"
+    ),
+    "the list of counts": ("slots[1:]", "slots[:-1]", "islands"),
+}  # fmt: skip
+EDITS_OF_GLUON_GRADIENTS = {
+    "the first tile's list of queries": (
+        "listed = work_tile.slot", "listed = work_tile.slot * 0", "islands"
+    ),
+    "the same tile again": (
+        "next_tile, next_member = _query_tile_of_member(\n                    visit + 1,",
+        "next_tile, next_member = _query_tile_of_member(\n                    visit,", "islands"
+    ),
+    "another tile is loaded": ("_query_tile(place, runs) >> 1", "_query_tile(0, runs) >> 1",
+                               "islands"),
+    "without a mask at the wrong end": ("visits - runs.unmasked, 0)", "0, 0)", "islands"),
+    "the next head's list": ("work_tile.slot * num_q_heads + head",
+                             "work_tile.slot * num_q_heads", "gate"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*EDITS_OF_GLUON, *EDITS_OF_GLUON_GRADIENTS])
+def test_a_fault_of_the_gluon_kernels_is_found(name: str) -> None:
+    before, after, mask = (EDITS_OF_GLUON | EDITS_OF_GLUON_GRADIENTS)[name]
+    head_dim, heads = BY_GLUON[mask]
+
+    def edited(source: str) -> str:
+        assert before in source
+        return interpreted(source.replace(before, after))
+
+    spec, _ = _of_gluon(mask, head_dim)
+    mutant = rendered_module(spec, name=mask, hopper=True, edit_source=edited)
+    packing = _packing(mask, LONG, heads)
+    with pytest.raises((AssertionError, RuntimeError, IndexError)):
+        if name in EDITS_OF_GLUON:
+            hold_hopper_varlen(mutant, spec, packing, first_on_hopper(spec).as_dict())
+        else:
+            hold_hopper_varlen_backward(mutant, spec, packing, mutant.BACKWARD_HOPPER)

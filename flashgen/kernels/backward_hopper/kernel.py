@@ -22,6 +22,7 @@ from flashgen.kernels.backward_triton.kernel import FUNCTIONS, KEYS, BackwardTri
 from flashgen.kernels.base import GradientKernel, Needs, Space, Timing, ViewOf
 from flashgen.kernels.forward_hopper.kernel import ForwardHopper
 from flashgen.kernels.forward_hopper.plan import HopperNames
+from flashgen.kernels.views import views_in_gluon
 from flashgen.plan import KernelPlan
 from flashgen.plan.backward import backward_plan
 from flashgen.plan.mask_code import MaskCode
@@ -149,15 +150,18 @@ class BackwardHopper(GradientKernel):
         }
 
     def why_not_packed(self, plan: KernelPlan) -> str:
-        """Learned tensors, two kernels, or several runs of queries."""
+        """Learned tensors, two kernels, or several runs of queries without lists."""
         names = HopperBackward(backward_plan(plan), of_sequences=True)
         if names.split or names.text.input_gradients:
             return "the pass is split" if names.split else "it sums no gradients of learned tensors"
-        return "" if names.visits.splits else "it visits one run of queries"
+        separate = names.visits.splits or names.visits.tiles.separated
+        return "" if separate else "it visits one run of queries"
 
     def packed_source(self, plan: KernelPlan, view_of: ViewOf) -> str:
         """The kernel, then functions in Triton for rows, sums and keys without queries."""
-        names = HopperBackward(backward_plan(plan), of_sequences=True)
+        backward = backward_plan(plan)
+        views = views_in_gluon(backward.both_arguments, view_of)
+        names = HopperBackward(backward, of_sequences=True, views=views)
         template = "backward_hopper/kernel.py.jinja"
         return render_over_keys(names, template, after_forward=False, gathers=names.gathers)
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from flashgen.kernels.backward_hopper.pairs import variable_of
 from flashgen.kernels.backward_hopper.split import BLOCK_M, CALL, CONSUMERS, HopperSplit
 from flashgen.kernels.backward_hopper.visits import HopperVisits
 from flashgen.kernels.backward_hopper.work import TileWork, longest_visit, tile_work
+from flashgen.kernels.views import OF_SEQUENCE, GluonView
 from flashgen.plan.backward import PAIR
 from flashgen.plan.code import codes_of
 from flashgen.plan.dtypes import ITEMSIZES
@@ -44,9 +45,11 @@ class HopperBackward(HopperSplit):
     Attributes:
         backward: the backward pass.
         of_sequences: whether of packed sequences, whose tiles of keys come from a list.
+        views: the parts of tensors that a sequence has: see `views_in_gluon`.
     """
 
     of_sequences: bool = False
+    views: Mapping[str, GluonView] = field(default_factory=dict)
 
     @property
     def hidden(self) -> HiddenRows:
@@ -192,7 +195,9 @@ class HopperBackward(HopperSplit):
         """
         once = codes_of(self.text.lines_of_head)
         codes = (*self.visits.bounds, *once, self.backward.gradient_scale)
-        return self.of_sequences and "head" not in read_by(codes)
+        listing = self.backward.plan.listing
+        by_head = listing is not None and listing.by_head
+        return self.of_sequences and not by_head and "head" not in read_by(codes)
 
     @cached_property
     def work(self) -> TileWork:
@@ -206,12 +211,23 @@ class HopperBackward(HopperSplit):
         divided = ("num_whole", "num_parts", "parts_together") * self.divides
         shared = ("num_tiles", "num_shared") * self.shares
         dropping = ("threshold", "kept_scale", "seed") * self.backward.plan.dropout
-        names = (*self.backward.both_arguments.names, *self.visits.reads)
+        names = (*self.backward.both_arguments.names, *self.listed)
         if self.of_sequences:
             same = tuple(name for name in CALL if name not in ("q_len", "kv_len"))
             listed = ("num_tiles_n", "parts_of_head", "list_ptr")
             return (*same, *listed, *ordered, "num_ordered", *names)
         return (*CALL, *ordered, *divided, *shared, *dropping, *names)
+
+    @property
+    def listed(self) -> tuple[str, ...]:
+        """The lists of tiles; of packed sequences, with how many numbers each has room for."""
+        reads = self.visits.reads
+        return (*reads, *("tiles_width",) * (self.of_sequences and bool(reads)))
+
+    @property
+    def of_sequence(self) -> tuple[str, ...]:
+        """The numbers of a tile's sequence that code of a tile may read."""
+        return OF_SEQUENCE
 
     @property
     def work_tile(self) -> tuple[str, ...]:
@@ -220,7 +236,8 @@ class HopperBackward(HopperSplit):
         if self.of_sequences:
             lengths = ("q_start", "q_len", "kv_start", "kv_len", "room", "rows_start")
             turned = ("turned",) * self.queries_outside
-            return (*of_tile, *lengths, "first_member", "end_member", "part", *turned)
+            slot = ("slot",) * self.visits.tiles.listed
+            return (*of_tile, *lengths, *slot, "first_member", "end_member", "part", *turned)
         return (*of_tile, *("part", "num_parts") * self.divides)
 
     @property

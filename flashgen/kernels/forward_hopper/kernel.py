@@ -30,10 +30,17 @@ from flashgen.kernels.forward_hopper.space import (
     without_form,
 )
 from flashgen.kernels.forward_hopper.weight_range import RANGES
+from flashgen.kernels.views import views_in_gluon
 from flashgen.plan import KernelPlan
 
 
-def render_hopper(plan: KernelPlan, *, of_sequences: bool = False, of_cache: bool = False) -> str:
+def render_hopper(
+    plan: KernelPlan,
+    *,
+    of_sequences: bool = False,
+    of_cache: bool = False,
+    view_of: ViewOf | None = None,
+) -> str:
     """The functions of the forward kernel for Hopper: those in Gluon, `_attention_hopper` last.
 
     Where tiles of queries start at segments, `_find_segment_tiles` comes before them, in Triton.
@@ -42,8 +49,10 @@ def render_hopper(plan: KernelPlan, *, of_sequences: bool = False, of_cache: boo
         plan: what it computes.
         of_sequences: whether of packed sequences.
         of_cache: whether of sequences whose keys are in a cache.
+        view_of: of packed sequences, what each sees of a tensor.
     """
-    names = HopperNames(plan, of_sequences or of_cache, of_cache)
+    views = views_in_gluon(plan.kernel_arguments, view_of) if view_of is not None else {}
+    names = HopperNames(plan, of_sequences or of_cache, of_cache, views)
     text = render(
         "forward_hopper/kernel.py.jinja",
         DIALECT,
@@ -137,7 +146,7 @@ class ForwardHopper(ForwardKernel):
     def packed_source(self, plan: KernelPlan, view_of: ViewOf) -> str:
         """`_list_and_fill` in Triton, then the functions of the kernel."""
         fill = render("forward_hopper/without_keys.py.jinja")
-        return f"{fill}\n\n{render_hopper(plan, of_sequences=True)}"
+        return f"{fill}\n\n{render_hopper(plan, of_sequences=True, view_of=view_of)}"
 
     def cached_source(self, plan: KernelPlan) -> str:
         """The functions of the kernel for sequences whose keys are in a cache."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import sympy
 
 from flashgen.kernels.forward_hopper.shape import HopperShape, hopper_shape, segment_table
 from flashgen.kernels.forward_hopper.weight_range import RANGES
+from flashgen.kernels.views import OF_SEQUENCE, GluonView
 from flashgen.plan.code import codes_of
 from flashgen.plan.hidden import HiddenRows
 from flashgen.plan.kernel import KernelPlan
@@ -40,11 +41,13 @@ class HopperNames:
         plan: the kernel's.
         of_sequences: whether tiles are of packed sequences, from a list.
         of_cache: whether keys and values of these sequences are in a cache: in rows or in pages.
+        views: of packed sequences, the parts of tensors that a sequence has: see `views_in_gluon`.
     """
 
     plan: KernelPlan
     of_sequences: bool = False
     of_cache: bool = False
+    views: Mapping[str, GluonView] = field(default_factory=dict)
 
     @cached_property
     def shape(self) -> HopperShape:
@@ -118,9 +121,15 @@ class HopperNames:
             *(("threshold", "kept_scale", "seed") if self.plan.dropout else ()),
             *self.plan.kernel_arguments.names,
             *(("tiles_ptr",) if self.plan.listing else ()),
+            *(("tiles_width",) if self.of_lists else ()),
             *self.lists,
             *self.of_pages,
         )
+
+    @property
+    def of_lists(self) -> bool:
+        """Whether each tile of packed sequences has a list of tiles of keys."""
+        return self.of_sequences and self.plan.classifies
 
     @property
     def lengths(self) -> tuple[str, ...]:
@@ -157,7 +166,7 @@ class HopperNames:
     def aggregates(self) -> dict[str, tuple[str, ...]]:
         """The fields of all aggregates, by parameter names; those of fields come last."""
         return {
-            "call": self.call,
+            "call": tuple(name for name in self.call if name not in self.views),
             "work": self.work,
             "place": ("slots", "q_count"),
             "queries": self.queries,
@@ -238,20 +247,21 @@ class HopperNames:
     @property
     def end_reads_batch(self) -> bool:
         """Whether the end of a tile reads its batch entry, apart from its address."""
-        return "batch" in read_by((self.plan.code.shift, self.plan.code.sink))
+        return "batch" in self._read((self.plan.code.shift, self.plan.code.sink))
 
     @cached_property
     def lengths_of_rows(self) -> tuple[str, ...]:
-        """The sequence's lengths that the end of a tile reads."""
-        code = self.plan.code
-        return tuple(x for x in self._read((code.shift, code.sink)) if x in self.of_sequence)
+        """The sequence's numbers, and its parts of tensors, that the end of a tile reads."""
+        read = self._read((self.plan.code.shift, self.plan.code.sink))
+        return tuple(x for x in read if x in self.of_sequence or x in self.views)
 
     def _read(self, codes: Iterable[Code | None], *others: str) -> tuple[str, ...]:
-        """The place, lengths and positions of a tile that code reads; q_idx is from q_first."""
+        """The place, parts of tensors and positions that code reads; q_idx is from q_first."""
         found = read_by(codes).union(others)
+        found |= {name for x in found.intersection(self.views) for name in self.views[x].reads}
         if "q_idx" in found:
             found |= {"q_first"}
-        known = ("batch", "head", *(("q_len", "kv_len") if self.of_sequences else ()))
+        known = ("batch", "head", *(OF_SEQUENCE if self.of_sequences else ()), *self.views)
         return tuple(name for name in (*known, "q_first", "q_idx") if name in found)
 
     @property

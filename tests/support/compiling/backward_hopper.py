@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from flashgen.config import HOPPER, KernelConfig
+from flashgen.forms.varlen import views_of
 from flashgen.kernels.backward_hopper.kernel import render_over_keys
 from flashgen.kernels.backward_hopper.plan import HopperBackward
 from flashgen.kernels.backward_hopper_split.plan import HopperBackwardSplit
+from flashgen.kernels.views import views_in_gluon
 from flashgen.plan import TRITON_DTYPES
 from flashgen.plan.arguments import KernelArguments
 from flashgen.plan.backward import BackwardPlan
@@ -42,13 +44,14 @@ def compile_backward_hopper_varlen(
     backward: BackwardPlan, config: KernelConfig, *, divided: bool = True
 ) -> Report:
     """The same of the kernel for packed sequences."""
-    names = HopperBackward(backward, of_sequences=True)
+    views = views_in_gluon(backward.both_arguments, views_of(backward.plan))
+    names = HopperBackward(backward, of_sequences=True, views=views)
     tiles = {"q": config.BLOCK_M, "grad_out": config.BLOCK_M}
     tiles |= {"k": config.BLOCK_N, "v": config.BLOCK_N, "grad_k": 64, "grad_v": 64}
     types = _descriptors(names, tiles)
     types["rows_desc"] = descriptor("fp32", "float32", [1, 1, config.BLOCK_M])
     types |= _descriptors_of_sums(names)
-    types |= {"counter_ptr": "*i32", "list_ptr": "*i32", "scale": "fp32"}
+    types |= dict.fromkeys(("counter_ptr", "list_ptr", "tiles_ptr"), "*i32") | {"scale": "fp32"}
     types |= dict.fromkeys(("grad_k_ptr", "grad_v_ptr"), f"*{backward.plan.triton_dtype}")
     text = IMPORTS + render_over_keys(
         names, "backward_hopper/kernel.py.jinja", after_forward=False, gathers=names.gathers

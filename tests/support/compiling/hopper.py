@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from flashgen.config import HOPPER, KernelConfig
+from flashgen.forms.varlen import views_of
 from flashgen.kernels.forward_hopper.kernel import render_hopper
 from flashgen.kernels.forward_hopper.plan import OUT_COLUMNS, HopperNames
 from flashgen.plan import KernelPlan
@@ -47,7 +48,7 @@ def hopper_shared_bytes(plan: KernelPlan, config: KernelConfig) -> int:
 def compile_hopper_varlen(plan: KernelPlan, config: KernelConfig) -> Report:
     """The same of the kernel for packed sequences."""
     names = HopperNames(plan, of_sequences=True)
-    text = IMPORTS + render_hopper(plan, of_sequences=True)
+    text = IMPORTS + render_hopper(plan, of_sequences=True, view_of=views_of(plan))
     types = _argument_types(plan, config, 1) | {"counter_ptr": "*i32", "list_ptr": "*i32"}
     constants = constants_of(config)
     call = call_of(plan, function_in(text, KERNEL), types, constants)
