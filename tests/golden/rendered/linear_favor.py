@@ -162,12 +162,11 @@ def _linear_peaks(
     num_features,
     CHUNK: tl.constexpr,
     WIDTH: tl.constexpr,
-    OF_ROWS: tl.constexpr,
 ):
-    """One program: the largest exponents of chunks of q or k.
+    """One program: the largest exponent of each row of chunks of q or k.
 
-    peaks is (batch, num_heads, length) with OF_ROWS, else (batch, num_heads, chunks). A tile of
-    WIDTH features has all where shared memory holds the matrix.
+    peaks is (batch, num_heads, length). A tile of WIDTH features has all where shared memory holds
+    the matrix. Torch takes the largest of a head: as a maximum of maxima triton 3.7 stops on sm_100
     """
     num_chunks = tl.cdiv(length, CHUNK)
     runs = tl.cdiv(num_chunks, 4)
@@ -186,22 +185,17 @@ def _linear_peaks(
         tile = rows + start.to(tl.int64) * stride_xn + offs_n[:, None] * stride_xn + offs_x[None, :]
         x = tl.load(tile, mask=offs_n[:, None] < length - start, other=0.0)
         if WIDTH >= 256:
-            largest = tl.max(tl.dot(x, tl.trans(matrix)), 1)
+            largest = tl.max(_exponents(x, matrix, root), 1)
         else:
             # Without this loop, as of a known number of features, triton 3.7 stops on sm_100.
             largest = tl.full([CHUNK], float("-inf"), tl.float32)
             for column in range(0, num_features, WIDTH):
                 products = tl.dot(_matrix(matrix_ptr, column, WIDTH), tl.trans(x))
                 largest = tl.maximum(largest, tl.max(products, 0))
-        x = x.to(tl.float32) * root
-        largest = (largest * root - 0.5 * tl.sum(x * x, 1)) * 1.4426950408889634
-        inside = offs_n < length - start
-        if OF_ROWS:
-            row = of_batches.to(tl.int64) * length + start
-            tl.store(peaks_ptr + row + offs_n, largest, mask=inside)
-        else:
-            at = of_batches.to(tl.int64) * num_chunks + chunk
-            tl.store(peaks_ptr + at, tl.max(tl.where(inside, largest, float("-inf")), 0))
+            x = x.to(tl.float32) * root
+            largest = (largest * root - 0.5 * tl.sum(x * x, 1)) * 1.4426950408889634
+        row = of_batches.to(tl.int64) * length + start
+        tl.store(peaks_ptr + row + offs_n, largest, mask=offs_n < length - start)
 
 
 @triton.jit(do_not_specialize=["num_heads", "length"])
@@ -1967,12 +1961,11 @@ def _peaks(x, matrix, root, chunk, of_rows):
     batch, heads, length, _ = x.shape
     width = _WIDTHS[_target(x.device)]
     chunk = max(chunk, 64)  # for the matrix units
-    num_chunks = triton.cdiv(length, chunk)
-    peaks = x.new_empty(batch, heads, length if of_rows else num_chunks, dtype=torch.float32)
+    peaks = x.new_empty(batch, heads, length, dtype=torch.float32)
     if of_rows and width >= 256:
         return peaks
     args = (x, matrix, peaks, *x.stride()[:3], heads, length, root, 256)
-    _linear_peaks[_runs(x, chunk)](*args, CHUNK=chunk, WIDTH=width, OF_ROWS=of_rows, **_OF_FEATURES)
+    _linear_peaks[_runs(x, chunk)](*args, CHUNK=chunk, WIDTH=width, **_OF_FEATURES)
     return peaks if of_rows else peaks.amax(-1)
 
 
