@@ -16,6 +16,7 @@ from flashgen.explain.call import Asked, described, workload
 from flashgen.explain.limits import bound_of, operand, seconds_of
 from flashgen.explain.packed import Packing, Sequences, lengths_of, summary
 from flashgen.kernels.linear_triton.kernel import LinearForward, LinearGradients
+from flashgen.kernels.linear_triton.shared_memory import width_of_features
 from flashgen.loader import Variant
 from flashgen.normalisers import Linear
 from flashgen.params import Tensor
@@ -325,10 +326,13 @@ def _steps(
         read = 4 * keys * linear.learned + work.batch * work.kv_len * linear.of_ids
         yield step("decays", 0, 0, read, logs * keys, read + logs * keys)
     if linear.mapped:
-        # Random features take their products twice: before them, for the largest one.
-        passes = 2 if linear.random else 1
-        products = 4 * features * qk_dim * (queries + keys) if linear.random else 0
-        read = passes * itemsize * qk_dim * (queries + keys)
+        rows, products = queries + keys, 0
+        if linear.random:
+            # Twice: before them, for the largest one. Of a query not where a program makes all.
+            whole = width_of_features(plan, target) >= features
+            rows = (1 if whole else 2) * queries + 2 * keys
+            products = 2 * features * qk_dim * rows
+        read = itemsize * qk_dim * rows
         written = itemsize * features * (queries + keys)
         exponentials = _exponentials(linear) * (queries + keys)
         yield step("features", products, exponentials, read, written, read + written)

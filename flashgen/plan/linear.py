@@ -42,6 +42,9 @@ HEADROOM = 56
 #: The exponent of a state of no keys: finite, since infinite ones have no differences.
 NO_EXPONENT = "-1e30"
 
+#: The fewest rows of the left operand that Hopper's matrix units take.
+WGMMA_ROWS = 64
+
 #: A decay of 2 to this power is 0 in float32, and so is one of less, or of several together.
 FORGETS = -160
 
@@ -366,6 +369,11 @@ class LinearPlan:
     def chunks_of_features(self) -> int:
         """The chunks that a program makes random features of, with one copy of the matrix."""
         return 4
+
+    @property
+    def rows_of_features(self) -> int:
+        """The fewest rows that a program makes random features of: what wgmma takes of 16 bits."""
+        return WGMMA_ROWS if self.plan.itemsize < 4 else 0
 
     @property
     def map(self) -> str:

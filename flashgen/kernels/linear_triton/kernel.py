@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from flashgen.budget.targets import Target
+from flashgen.budget.targets import Target, get_target
 from flashgen.budget.traffic import Workload
 from flashgen.budget.usage import SramUsage
 from flashgen.codegen.digest import source_digest
@@ -13,7 +13,7 @@ from flashgen.codegen.environment import render
 from flashgen.codegen.folding import folded
 from flashgen.config import KernelChoice, KernelConfig
 from flashgen.kernels.base import ForwardKernel, GradientKernel, Space, Timing, ViewOf
-from flashgen.kernels.linear_triton.shared_memory import linear_usage
+from flashgen.kernels.linear_triton.shared_memory import linear_usage, width_of_features
 from flashgen.kernels.linear_triton.space import linear_space, rank_linear
 from flashgen.plan import KernelPlan
 from flashgen.plan.linear import LinearPlan
@@ -90,7 +90,14 @@ class LinearForward(ForwardKernel):
 
     def names(self, plan: KernelPlan, choice: KernelChoice) -> Mapping[str, Any]:
         """Its configurations."""
-        return {"chosen": choice.configs, "linear": LinearPlan(plan)}
+        linear = LinearPlan(plan)
+        names: dict[str, Any] = {"chosen": choice.configs, "linear": linear}
+        if linear.random:
+            targets = choice.configs
+            names["widths_of_features"] = {
+                target: width_of_features(plan, get_target(target)) for target in targets
+            }
+        return names
 
     def predict(
         self, plan: KernelPlan, config: KernelConfig, target: Target, work: Workload

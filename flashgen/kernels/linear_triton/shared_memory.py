@@ -15,10 +15,16 @@ from flashgen.budget.targets import Target
 from flashgen.budget.usage import SramUsage, usage_of_phases
 from flashgen.config import KernelConfig
 from flashgen.plan import KernelPlan
-from flashgen.plan.linear import LinearPlan
+from flashgen.plan.linear import WIDEST, LinearPlan
 
 #: Columns of tiles of features, of v, and of q and k where features are made of them beforehand.
 QK_WIDTH, V_WIDTH, X_WIDTH = sympy.symbols("qk_width v_width x_width", integer=True, positive=True)
+
+#: Random features that a program makes at once, and the fewest rows that it makes them of.
+MADE_WIDTH, MADE_ROWS = sympy.symbols("made_width made_rows", integer=True, positive=True)
+
+#: The largest matrix of random features that a program keeps whole, bytes.
+MOST_OF_MATRIX = 2**16
 
 Parts = tuple[tuple[str, Any], ...]
 
@@ -47,6 +53,8 @@ def linear_usage(
         "qk_width": linear.qk_width,
         "v_width": linear.v_width,
         "x_width": linear.x_width,
+        "made_width": linear.qk_width if gradients else width_of_features(plan, target),
+        "made_rows": max(linear.rows_of_features, config.BLOCK_M),
     }
     holds = _Holds(
         normalised=linear.normalise,
@@ -67,6 +75,20 @@ def linear_usage(
     if linear.by_features:
         phases = (*phases, _of_chunks(unit))
     return usage_of_phases(phases, values, target)
+
+
+def width_of_features(plan: KernelPlan, target: Target) -> int:
+    """The random features that a program makes at once on a target: all of them, or a tile.
+
+    All where they are two tiles at most, without padding, and shared memory holds their matrix and
+    as much again, for rows and features.
+    """
+    linear = LinearPlan(plan)
+    matrix = linear.features * linear.x_width * plan.itemsize
+    fits = matrix <= MOST_OF_MATRIX and 2 * matrix <= target.max_shared
+    if linear.features == 2 * WIDEST and fits:
+        return linear.features
+    return linear.of_tiles.qk_width
 
 
 @dataclass(frozen=True)
@@ -139,11 +161,12 @@ def _phases(gradients: bool, unit: Unit, holds: _Holds) -> tuple[Phase, ...]:
 
 @cache
 def _of_random_features(unit: Unit) -> Phase:
-    """What a block of the largest of their kernels holds, that of gradients, at most."""
-    matrix = ("matrix", QK_WIDTH * X_WIDTH * ITEMSIZE)
+    """What a block of the largest of their kernels holds, at most."""
+    matrix = ("matrix", MADE_WIDTH * X_WIDTH * ITEMSIZE)
     if unit == "mfma":
         return Phase("features", (matrix,))
-    tiles = (("Q tiles", BLOCK_M * X_WIDTH * ITEMSIZE), ("features", _OF_FEATURES))
+    features = ("features", MADE_ROWS * QK_WIDTH * ITEMSIZE)
+    tiles = (("Q tiles", MADE_ROWS * X_WIDTH * ITEMSIZE), features)
     exchanged = 128 * QK_WIDTH if unit == "mma.sync" else sympy.Integer(0)
     return Phase("features", (matrix, *tiles, ("pieces", exchanged)))
 

@@ -118,9 +118,9 @@ def _load_tile(
 
 
 @triton.jit
-def _matrix(matrix_ptr, column):
-    """Rows of the matrix, (features, elements), from the one numbered column on: of one tile."""
-    offs_f = column + tl.arange(0, 128)
+def _matrix(matrix_ptr, column, WIDTH: tl.constexpr):
+    """WIDTH rows of the matrix, (features, elements), from the one numbered column on."""
+    offs_f = column + tl.arange(0, WIDTH)
     offs_x = tl.arange(0, 64)
     tile = matrix_ptr + offs_f[:, None] * 64 + offs_x[None, :]
     return tl.load(tile)
@@ -161,11 +161,12 @@ def _linear_peaks(
     root,
     num_features,
     CHUNK: tl.constexpr,
-    OF_ROWS: tl.constexpr,
+    WIDTH: tl.constexpr,
 ):
-    """One program: the largest exponents of chunks of q or k.
+    """One program: the largest exponent of each row of chunks of q or k.
 
-    peaks is (batch, num_heads, length) with OF_ROWS, else (batch, num_heads, chunks).
+    peaks is (batch, num_heads, length). A tile of WIDTH features has all where shared memory holds
+    the matrix. Torch takes the largest of a head: as a maximum of maxima triton 3.7 stops on sm_100
     """
     num_chunks = tl.cdiv(length, CHUNK)
     runs = tl.cdiv(num_chunks, 4)
@@ -177,24 +178,24 @@ def _linear_peaks(
     rows = x_ptr + batch * stride_xb + head * stride_xh
     offs_n = tl.arange(0, CHUNK)
     offs_x = tl.arange(0, 64)
+    if WIDTH >= 256:
+        matrix = _matrix(matrix_ptr, 0, WIDTH)
     for chunk in range(begin, end):
         start = chunk * CHUNK
         tile = rows + start.to(tl.int64) * stride_xn + offs_n[:, None] * stride_xn + offs_x[None, :]
         x = tl.load(tile, mask=offs_n[:, None] < length - start, other=0.0)
-        # Without this loop, as of a known number of features, triton 3.7 stops on sm_100.
-        largest = tl.full([CHUNK], float("-inf"), tl.float32)
-        for column in range(0, num_features, 128):
-            products = tl.dot(_matrix(matrix_ptr, column), tl.trans(x))
-            largest = tl.maximum(largest, tl.max(products, 0))
-        x = x.to(tl.float32) * root
-        largest = (largest * root - 0.5 * tl.sum(x * x, 1)) * 1.4426950408889634
-        inside = offs_n < length - start
-        if OF_ROWS:
-            row = of_batches.to(tl.int64) * length + start
-            tl.store(peaks_ptr + row + offs_n, largest, mask=inside)
+        if WIDTH >= 256:
+            largest = tl.max(_exponents(x, matrix, root), 1)
         else:
-            at = of_batches.to(tl.int64) * num_chunks + chunk
-            tl.store(peaks_ptr + at, tl.max(tl.where(inside, largest, float("-inf")), 0))
+            # Without this loop, as of a known number of features, triton 3.7 stops on sm_100.
+            largest = tl.full([CHUNK], float("-inf"), tl.float32)
+            for column in range(0, num_features, WIDTH):
+                products = tl.dot(_matrix(matrix_ptr, column, WIDTH), tl.trans(x))
+                largest = tl.maximum(largest, tl.max(products, 0))
+            x = x.to(tl.float32) * root
+            largest = (largest * root - 0.5 * tl.sum(x * x, 1)) * 1.4426950408889634
+        row = of_batches.to(tl.int64) * length + start
+        tl.store(peaks_ptr + row + offs_n, largest, mask=offs_n < length - start)
 
 
 @triton.jit(do_not_specialize=["num_heads", "length"])
@@ -211,12 +212,14 @@ def _linear_features(
     length,
     root,
     CHUNK: tl.constexpr,
+    WIDTH: tl.constexpr,
     OF_ROWS: tl.constexpr,
 ):
-    """One program: a tile of the features of chunks of q, or of k without OF_ROWS.
+    """One program: a tile of WIDTH features of chunks of q, or of k without OF_ROWS.
 
     phi (batch, num_heads, length, 256) is contiguous. With sums_of_chunks, (batch, num_heads,
     chunks, 256), a program writes the sums of the features over the rows of each chunk too.
+    A tile that has all features of q writes the largest exponent of each row: no other kernel did.
     """
     num_chunks = tl.cdiv(length, CHUNK)
     runs = tl.cdiv(num_chunks, 4)
@@ -228,17 +231,23 @@ def _linear_features(
     rows = x_ptr + batch * stride_xb + head * stride_xh
     offs_n = tl.arange(0, CHUNK)
     offs_x = tl.arange(0, 64)
-    column = tl.program_id(1) * 128
-    offs_f = tl.arange(0, 128)
-    matrix = _matrix(matrix_ptr, column)
+    column = tl.program_id(1) * WIDTH
+    offs_f = tl.arange(0, WIDTH)
+    matrix = _matrix(matrix_ptr, column, WIDTH)
     for chunk in range(begin, end):
         start = chunk * CHUNK
         tile = rows + start.to(tl.int64) * stride_xn + offs_n[:, None] * stride_xn + offs_x[None, :]
         x = tl.load(tile, mask=offs_n[:, None] < length - start, other=0.0)
         row = of_batches.to(tl.int64) * length + start
         inside = offs_n < length - start
-        largest = _largest(peaks_ptr, row, offs_n, inside, of_batches, OF_ROWS)
-        phi = tl.math.exp2(_exponents(x, matrix, root) - largest)
+        exponents = _exponents(x, matrix, root)
+        if OF_ROWS and WIDTH >= 256:
+            largest = tl.max(exponents, 1)
+            tl.store(peaks_ptr + row + offs_n, largest, mask=inside)
+            phi = tl.math.exp2(exponents - largest[:, None])
+        else:
+            largest = _largest(peaks_ptr, row, offs_n, inside, of_batches, OF_ROWS)
+            phi = tl.math.exp2(exponents - largest)
         there = inside[:, None]
         phi = tl.where(there, phi, 0.0).to(x.dtype)
         tl.store(
@@ -584,7 +593,7 @@ def _feature_gradients(
         grad = tl.zeros([CHUNK, 64], tl.float32)
         total = tl.zeros([CHUNK], tl.float32)
         for column in range(0, 256, 128):
-            matrix = _matrix(matrix_ptr, column)
+            matrix = _matrix(matrix_ptr, column, 128)
             offs_phi = column + offs_n[:, None] * 256 + offs_f[None, :]
             grad_phi = tl.load(grad_phi_ptr + row * 256 + offs_phi, mask=there, other=0.0)
             # The gradient of w @ x - |x|**2 / 2: where features are rounded, their sum is, too.
@@ -1937,17 +1946,26 @@ def _launch_gradients(
     return grad_q, grad_k, grads[2], *of_first, of_exponent
 
 
-# How kernels of random features are launched: a tile of the matrix leaves no room for stages.
-_OF_FEATURES = {"num_warps": 8, "num_stages": 1, **_FUSED}
+# How kernels of random features are launched: four warps leave an SM room for a second program.
+_OF_FEATURES = {"num_warps": 4, "num_stages": 1, **_FUSED}
+
+# The features that a program makes at once: all, where shared memory holds the matrix.
+_WIDTHS = {"gfx942": 256, "sm_100": 256, "sm_80": 256, "sm_86": 256, "sm_89": 256, "sm_90": 256}
 
 
 def _peaks(x, matrix, root, chunk, of_rows):
-    """The largest exponent of a feature, base 2, of each row of q, or of each head of k."""
+    """The largest exponent of a feature, base 2, of each row of q, or of each head of k.
+
+    There is only room for those of rows where programs make all features at once, which find them.
+    """
     batch, heads, length, _ = x.shape
-    num_chunks = triton.cdiv(length, chunk)
-    peaks = x.new_empty(batch, heads, length if of_rows else num_chunks, dtype=torch.float32)
+    width = _WIDTHS[_target(x.device)]
+    chunk = max(chunk, 64)  # for the matrix units
+    peaks = x.new_empty(batch, heads, length, dtype=torch.float32)
+    if of_rows and width >= 256:
+        return peaks
     args = (x, matrix, peaks, *x.stride()[:3], heads, length, root, 256)
-    _linear_peaks[_runs(x, chunk)](*args, CHUNK=chunk, OF_ROWS=of_rows, **_OF_FEATURES)
+    _linear_peaks[_runs(x, chunk)](*args, CHUNK=chunk, WIDTH=width, **_OF_FEATURES)
     return peaks if of_rows else peaks.amax(-1)
 
 
@@ -1973,16 +1991,21 @@ def _runs(x, chunk):
 def _map_features(x, chunk, matrix, root, peaks, of_rows, with_sums=True):
     """(features of q or k, their sums over each chunk of rows or None)."""
     batch, heads, length, _ = x.shape
+    width = _WIDTHS[_target(x.device)]
     phi = x.new_empty(batch, heads, length, 256)
     sums_of_chunks = _new_chunk_sums(x, triton.cdiv(length, chunk)) if with_sums else None
+    chunk = chunk if with_sums else max(chunk, 64)
     args = (x, matrix, peaks, phi, sums_of_chunks, *x.stride()[:3], heads, length, root)
-    _linear_features[(*_runs(x, chunk), 2)](*args, CHUNK=chunk, OF_ROWS=of_rows, **_OF_FEATURES)
+    _linear_features[(*_runs(x, chunk), triton.cdiv(256, width))](
+        *args, CHUNK=chunk, WIDTH=width, OF_ROWS=of_rows, **_OF_FEATURES
+    )
     return phi, sums_of_chunks
 
 
 def _feature_gradients_of(x, grad_phi, chunk, matrix, root, peaks, of_rows):
     """The gradient of q or k by that of its features."""
     grad_x = x.new_empty(x.shape)
+    chunk = max(chunk, 64)
     args = (x, matrix, peaks, grad_phi, grad_x, *x.stride()[:3], *x.shape[1:3], root)
     _feature_gradients[_runs(x, chunk)](*args, CHUNK=chunk, OF_ROWS=of_rows, **_OF_FEATURES)
     return grad_x

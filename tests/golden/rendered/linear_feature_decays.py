@@ -194,7 +194,7 @@ def _decay_chunk(
     rows, others = offs_n[:, None], offs_n[None, :]
     weights = tl.zeros([CHUNK, CHUNK], tl.float32)
     least = float("inf")
-    for column in tl.range(0, 64, 64, num_stages=2):
+    for column in range(0, 64, 64):
         offs_f = column + tl.arange(0, 64)
         inside = offs_n[:, None] < length - start
         decays = (
@@ -1247,6 +1247,7 @@ def _decays_beyond_chunks(
 @triton.jit
 def _gradients_within_chunk(
     program,
+    computes,
     phi_q_ptr,
     phi_k_ptr,
     decay_ptr,
@@ -1271,6 +1272,7 @@ def _gradients_within_chunk(
     CHUNK: tl.constexpr,
     SHIFTS: tl.constexpr,
     STEEP: tl.constexpr,
+    GROUPED: tl.constexpr,
 ):
     """What `_linear_backward_within_chunks` makes of the tile of this number."""
     num_chunks = tl.cdiv(length, CHUNK)
@@ -1298,6 +1300,10 @@ def _gradients_within_chunk(
     phi_k_rows += offs_n[:, None] * stride_kn + offs_f[None, :]
     phi_k = tl.load(phi_k_rows, mask=offs_n[:, None] < length - start, other=0.0)
     tile = offs_n[:, None] * 64 + offs_f[None, :]
+    # What other programs compute is left alone.
+    shown = inside & computes
+    beyond = beyond_ptr + program.to(tl.int64) * 64 + offs_f
+    beyond = tl.load(beyond)
     grads_k = grad_k_ptr + (of_keys * length + start) * 64 + tile
     grad_k = tl.load(grads_k, mask=inside, other=0.0).to(tl.float32)
     change = tl.zeros([CHUNK, 32], tl.float32)
@@ -1319,7 +1325,8 @@ def _gradients_within_chunk(
             )
             of_weights = tl.load(of_weights_ptr + rows * CHUNK + others)
             grads_q = grad_q_ptr + q_row * 64 + tile
-            grad_q = tl.load(grads_q, mask=inside, other=0.0).to(tl.float32)
+            grad_q = tl.load(grads_q, mask=inside, other=0.0)
+            grad_q = grad_q.to(tl.float32)
             grad_q *= tl.math.exp2(_sums_of_rows(others <= rows, log, phi_k.dtype))
             of_same = tl.where(rows == others, of_weights, 0.0)
             grad_q = tl.dot(of_same, phi_k, grad_q)
@@ -1332,14 +1339,11 @@ def _gradients_within_chunk(
                 right = (phi_q * factor).to(phi_q.dtype)
                 grad_k += tl.dot(tl.trans(across), right) * factor
             change += grad_q * phi_q.to(tl.float32)
-            tl.store(grads_q, grad_q.to(grad_q_ptr.dtype.element_ty), mask=inside)
+            tl.store(grads_q, grad_q.to(grad_q_ptr.dtype.element_ty), mask=shown)
     else:
-        middle = _logs_to_middle(log, SHIFTS - 1, CHUNK, phi_k.dtype)
-        of_queries = tl.math.exp2(tl.where(second, middle, -middle))
-        to_keys = tl.math.exp2(tl.where(second, -middle, middle))
-        left = (phi_k * to_keys).to(phi_k.dtype)
-        grad_k *= tl.math.exp2(log_of_second)[None, :]
-        for member in range(0, group):
+        # A query's own key has no decay, and no part in its gradient: it is added unrounded.
+        if not GROUPED:  # what loads last is loaded first
+            member = 0
             q_head = kv_head * group + member
             q_row = (of_keys * group + member) * length + start
             phi_q_rows = (
@@ -1352,9 +1356,45 @@ def _gradients_within_chunk(
             )
             of_weights = tl.load(of_weights_ptr + rows * CHUNK + others)
             grads_q = grad_q_ptr + q_row * 64 + tile
-            grad_q = tl.load(grads_q, mask=inside, other=0.0).to(tl.float32)
-            # A query's own key has no decay, and no part in its gradient: it is added unrounded.
+            grad_q = tl.load(grads_q, mask=inside, other=0.0)
             of_own = tl.load(of_weights_ptr + offs_n * (CHUNK + 1)).to(tl.float32)[:, None]
+        middle = _logs_to_middle(log, SHIFTS - 1, CHUNK, phi_k.dtype)
+        of_queries = tl.math.exp2(tl.where(second, middle, -middle))
+        to_keys = tl.math.exp2(tl.where(second, -middle, middle))
+        left = (phi_k * to_keys).to(phi_k.dtype)
+        grad_k *= tl.math.exp2(log_of_second)[None, :]
+        if GROUPED:
+            for member in range(0, group):
+                q_head = kv_head * group + member
+                q_row = (of_keys * group + member) * length + start
+                phi_q_rows = (
+                    phi_q_ptr
+                    + batch * stride_qb
+                    + q_head * stride_qh
+                    + start.to(tl.int64) * stride_qn
+                )
+                phi_q_rows += offs_n[:, None] * stride_qn + offs_f[None, :]
+                phi_q = tl.load(phi_q_rows, mask=offs_n[:, None] < length - start, other=0.0)
+                of_weights_ptr = (
+                    grad_weights_ptr
+                    + ((of_keys * group + member) * num_chunks + chunk) * CHUNK * CHUNK
+                )
+                of_weights = tl.load(of_weights_ptr + rows * CHUNK + others)
+                grads_q = grad_q_ptr + q_row * 64 + tile
+                grad_q = tl.load(grads_q, mask=inside, other=0.0)
+                of_own = tl.load(of_weights_ptr + offs_n * (CHUNK + 1)).to(tl.float32)[:, None]
+                grad_q = grad_q.to(tl.float32)
+                of_weights = tl.where(rows > others, of_weights, 0.0)
+                grad_q *= tl.math.exp2(log_of_first)[None, :]
+                grad_q = tl.dot(of_weights, left, grad_q) * of_queries
+                grad_q += of_own * phi_k
+                right = phi_q * of_queries
+                grad_k += of_own * right
+                grad_k = tl.dot(tl.trans(of_weights), right.to(phi_q.dtype), grad_k)
+                change += grad_q * phi_q.to(tl.float32)
+                tl.store(grads_q, grad_q.to(grad_q_ptr.dtype.element_ty), mask=shown)
+        else:
+            grad_q = grad_q.to(tl.float32)
             of_weights = tl.where(rows > others, of_weights, 0.0)
             grad_q *= tl.math.exp2(log_of_first)[None, :]
             grad_q = tl.dot(of_weights, left, grad_q) * of_queries
@@ -1363,17 +1403,15 @@ def _gradients_within_chunk(
             grad_k += of_own * right
             grad_k = tl.dot(tl.trans(of_weights), right.to(phi_q.dtype), grad_k)
             change += grad_q * phi_q.to(tl.float32)
-            tl.store(grads_q, grad_q.to(grad_q_ptr.dtype.element_ty), mask=inside)
+            tl.store(grads_q, grad_q.to(grad_q_ptr.dtype.element_ty), mask=shown)
         grad_k *= to_keys
     change -= grad_k * phi_k.to(tl.float32)
-    tl.store(grads_k, grad_k.to(grad_k_ptr.dtype.element_ty), mask=inside)
-    beyond = beyond_ptr + program.to(tl.int64) * 64 + offs_f
-    beyond = tl.load(beyond)
+    tl.store(grads_k, grad_k.to(grad_k_ptr.dtype.element_ty), mask=shown)
     # A decay counts for the queries from it on; a decay of 0 stays one.
     grad_log = _sums_of_rows(others >= rows, change, phi_k.dtype) + beyond[None, :]
     grad_log = tl.where(forgotten, 0.0, grad_log)
     grads = grad_decay_ptr + (of_keys * length + start) * 64 + tile
-    tl.store(grads, grad_log, mask=inside)
+    tl.store(grads, grad_log, mask=shown)
 
 
 @triton.jit
@@ -1413,6 +1451,7 @@ def _linear_backward_within_chunks(
     CHUNK: tl.constexpr,
     SHIFTS: tl.constexpr,
     STEEP: tl.constexpr,
+    GROUPED: tl.constexpr,
 ):
     """One program: the gradients of a chunk of a head of k, of its decays, and of its queries.
 
@@ -1434,6 +1473,7 @@ def _linear_backward_within_chunks(
                 if tl.load(least) < -64.0:
                     _gradients_within_chunk(
                         program,
+                        True,
                         phi_q_ptr,
                         phi_k_ptr,
                         decay_ptr,
@@ -1458,38 +1498,42 @@ def _linear_backward_within_chunks(
                         CHUNK,
                         SHIFTS,
                         STEEP,
+                        GROUPED,
                     )
     else:
         program = tl.program_id(0)
         least = _least_of_chunk(least_ptr, program, num_q_heads, num_kv_heads, length, CHUNK)
-        if tl.load(least) >= -64.0:
-            _gradients_within_chunk(
-                program,
-                phi_q_ptr,
-                phi_k_ptr,
-                decay_ptr,
-                grad_weights_ptr,
-                grad_q_ptr,
-                grad_k_ptr,
-                beyond_ptr,
-                grad_decay_ptr,
-                stride_qb,
-                stride_qh,
-                stride_qn,
-                stride_kb,
-                stride_kh,
-                stride_kn,
-                stride_db,
-                stride_dh,
-                stride_dn,
-                stride_df,
-                num_q_heads,
-                num_kv_heads,
-                length,
-                CHUNK,
-                SHIFTS,
-                STEEP,
-            )
+        # It computes steep chunks, too: so its loads do not wait for this one.
+        computes = tl.load(least) >= -64.0
+        _gradients_within_chunk(
+            program,
+            computes,
+            phi_q_ptr,
+            phi_k_ptr,
+            decay_ptr,
+            grad_weights_ptr,
+            grad_q_ptr,
+            grad_k_ptr,
+            beyond_ptr,
+            grad_decay_ptr,
+            stride_qb,
+            stride_qh,
+            stride_qn,
+            stride_kb,
+            stride_kh,
+            stride_kn,
+            stride_db,
+            stride_dh,
+            stride_dn,
+            stride_df,
+            num_q_heads,
+            num_kv_heads,
+            length,
+            CHUNK,
+            SHIFTS,
+            STEEP,
+            GROUPED,
+        )
 
 
 # --- attention ------------------------------------------------------------------------------------
@@ -1999,6 +2043,7 @@ def _launch_gradients(q, k, v, scale, log_decay, first_kv, g, grad_kv, config):
     )
     number = batch * num_kv_heads * triton.cdiv(q_len, chunk) * 2
     args, constants = (*args, number), _constants_of_chunks(chunk)
+    constants["GROUPED"] = num_q_heads > num_kv_heads
     _linear_backward_within_chunks[(number,)](*args, STEEP=False, **constants)
     again = _programs_of_steep(number, 16, q.device)
     _linear_backward_within_chunks[(again,)](*args, STEEP=True, **constants)

@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 
+from flashgen.budget.targets import get_target
 from flashgen.config import KernelConfig
 from flashgen.kernels.linear_triton.kernel import render_linear, render_linear_gradients
+from flashgen.kernels.linear_triton.shared_memory import width_of_features
 from flashgen.plan import KernelPlan
 from flashgen.plan.linear import LinearPlan
 from support.compiling.figures import allotted_bytes
@@ -79,11 +81,9 @@ def linear_bytes(
             for kernel in _kernels(plan, config, name, tma, aligned, packed)
         }
         | {
-            kernel.name: allotted_bytes(
-                kernel, target, options_of(replace(config, num_warps=8, num_stages=1))
-            )
+            kernel.name: allotted_bytes(kernel, target, options_of(of_rows(plan, config)))
             for name in OF_FEATURES[gradients] * LinearPlan(plan).random
-            for kernel in _kernels(plan, config, name, tma, aligned)
+            for kernel in _kernels(plan, of_rows(plan, config), name, tma, aligned, target=target)
         }
         | {
             f"{kernel.name} {kernel.call.constants}": (
@@ -103,6 +103,12 @@ def linear_bytes(
 def of_chunks(config: KernelConfig) -> KernelConfig:
     """How kernels of decays of features are launched, with a program for each chunk."""
     return replace(config, num_warps=4, num_stages=1)
+
+
+def of_rows(plan: KernelPlan, config: KernelConfig) -> KernelConfig:
+    """How kernels of random features are launched that do not sum up the rows of a chunk."""
+    rows = max(LinearPlan(plan).rows_of_features, config.BLOCK_M)
+    return replace(config, BLOCK_M=rows, num_warps=4, num_stages=1)
 
 
 def of_pairs(config: KernelConfig) -> KernelConfig:
@@ -129,6 +135,7 @@ def _kernels(
     tma: bool,
     aligned: bool,
     packed: bool = False,
+    target: str = "sm_90",
 ) -> Iterator[Kernel]:
     """The calls of a function that differ: for several heads of queries of a head of keys, and one.
 
@@ -149,6 +156,7 @@ def _kernels(
         types[tensor] = f"tensordesc<{plan.triton_dtype}{tile}>" if tma else pointer
     constants = {"CHUNK": config.BLOCK_M, "USE_TMA": tma, "STAGES": config.num_stages}
     constants |= {"SHIFTS": config.BLOCK_M.bit_length() - 1, "stride_df": 1}
+    constants |= {"WIDTH": width_of_features(plan, get_target(target))}
     constants = {
         x: y
         for x, y in (constants | {"OF_ROWS": False, "BLOCK": 1024, "SIDE": 64}).items()
