@@ -369,9 +369,16 @@ class BackwardPlan:
 
 
 def backward_plan(plan: KernelPlan, *, packed: bool = False) -> BackwardPlan:
-    """The backward pass of a forward kernel's plan, of packed sequences if asked for."""
-    bounds = derive_q_bounds(plan.predicate, ranges=finds_ranges(plan.spec, plan.predicate))
-    return BackwardPlan(plan, bounds, packed)
+    """The backward pass of a forward kernel's plan, of packed sequences if asked for.
+
+    It is the same one each time, so that no step derives again what another one has derived.
+    """
+    key = BackwardPlan, packed
+    found: BackwardPlan | None = plan.derived.get(key)
+    if found is None:
+        bounds = derive_q_bounds(plan.predicate, ranges=finds_ranges(plan.spec, plan.predicate))
+        found = plan.derived[key] = BackwardPlan(plan, bounds, packed)
+    return found
 
 
 def _by_products(expr: Any) -> Any:

@@ -7,7 +7,7 @@ evaluates, or `Code`, which the templates have printed in their dialect.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -70,6 +70,7 @@ class KernelPlan(Heads):
         predicate: the mask as sympy sees it.
         bounds: the KV ranges derived from it.
         keywords: of parameters that have another name in the module, this name and their keyword.
+        derived: what later steps keep with the plan, by a name of their own: they ask for it often.
     """
 
     name: str
@@ -77,6 +78,7 @@ class KernelPlan(Heads):
     predicate: Predicate
     bounds: TileBounds
     keywords: Keywords = ()
+    derived: dict[Any, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     @property
     def torch_dtype(self) -> str:

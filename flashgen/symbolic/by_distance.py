@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Iterable
+from functools import lru_cache
 from typing import Any
 
 import sympy
@@ -18,6 +19,7 @@ from flashgen.symbols import KV_IDX, Q_IDX, Load, Truncate
 _DISTANCE = sympy.Dummy("distance", integer=True)
 
 
+@lru_cache(maxsize=1024)  # of a term, its whole and its parts ask
 def by_distance(expr: Any) -> Any:
     """An expression of the distance kv_idx - q_idx, with `KV_IDX` for it; None if it is none.
 

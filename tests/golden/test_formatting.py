@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import ast
+import dis
+import re
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import pytest
@@ -126,25 +128,39 @@ def _biased(slopes: Tensor, table: Tensor, first: Int, factor: Float) -> Score:
     )
 
 
-def never_called(module: str) -> set[str]:
+def never_called(module: CodeType) -> set[str]:
     """Functions of a module's own that nothing in it mentions."""
-    tree = ast.parse(module)
-    private = {
-        node.name
-        for node in tree.body
-        if isinstance(node, ast.FunctionDef) and node.name.startswith("_")
-    }
-    return private - {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    private = {name for name in _defined(module) if re.match(r"_\w", name)}
+    read = {x.argval for x in dis.get_instructions(module) if x.opname == "LOAD_NAME"}
+    inner = [x for x in module.co_consts if isinstance(x, CodeType)]
+    for code in inner:  # grows during the iteration
+        read.update(code.co_names)
+        inner += [x for x in code.co_consts if isinstance(x, CodeType)]
+    return private - read
 
 
-def defined_twice(module: str) -> set[str]:
+def defined_twice(module: CodeType) -> set[str]:
     """Functions and classes of a module that a second definition replaces: two kernels' own."""
-    defined = Counter(
-        node.name
-        for node in ast.parse(module).body
-        if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name != "_"
-    )
-    return {name for name, times in defined.items() if times > 1}
+    return {name for name, times in Counter(_defined(module)).items() if times > 1 and name != "_"}
+
+
+def _defined(module: CodeType) -> list[str]:
+    names = (x.co_name for x in module.co_consts if isinstance(x, CodeType))
+    return [name for name in names if name.isidentifier()]
+
+
+@pytest.mark.parametrize(
+    ("check", "source", "found"),
+    [
+        (never_called, "def _f(): return _g()\ndef _g(): pass\n", {"_f"}),
+        (never_called, "def _f(): pass\ndef _g(x=_f): pass\nclass C:\n def m(s): _g()\n", set()),
+        (defined_twice, "def f(): pass\nclass f: pass\ndef _(): pass\ndef _(): pass\n", {"f"}),
+    ],
+)
+def test_what_a_module_defines(
+    check: Callable[[CodeType], set[str]], source: str, found: set[str]
+) -> None:
+    assert check(compile(source, "module", "exec")) == found
 
 
 @pytest.mark.parametrize(
@@ -159,7 +175,8 @@ def test_modules_are_linted_and_formatted(
     for name, spec in share(list(specs().items()), turn, every=7):
         plan = lower(spec, name)
         module = rendered(plan, any_hopper(plan), any_hopper_backward(plan))
-        assert never_called(module) == defined_twice(module) == set(), name
+        code = compile(module, name, "exec")
+        assert never_called(code) == defined_twice(code) == set(), name
         (tmp_path / f"{name}.py").write_text(module)
     for command in (["format", "--diff"], ["check", "--output-format=concise"]):
         options = ["--no-cache", f"--config={ROOT / 'pyproject.toml'}", str(tmp_path)]

@@ -28,10 +28,10 @@ from flashgen import (
 from flashgen.distributed import Machine, context_parallel
 from flashgen.distributed.costs import STRATEGIES, Sizes, why_not
 from flashgen.explain.call import Asked
-from flashgen.forms.mesh import Mesh
 from flashgen.loader import Variant
 from flashgen.ranks import explain_variant_ranks
 from support.cases import Case, inputs
+from support.meshed import FORMS, SERVED, SPECS
 from support.oracle import error_and_bound
 from support.ranks import Pool
 from support.sharded import (
@@ -50,9 +50,6 @@ from support.vocabulary import VOCABULARY
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*eager reference")
 
-FORMS = ("dense", "mesh")
-SPECS = {name: entry.spec("float32", forms=FORMS) for name, entry in VOCABULARY.items()}
-SERVED = [name for name, spec in SPECS.items() if not Mesh().why_not(lowered(spec))]
 
 CAUSAL = AttentionSpec(16, "float32", mask=causal(), forms=FORMS)
 #: Several runs of keys, each a call: they are merged.

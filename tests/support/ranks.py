@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -28,24 +29,19 @@ class Pool:
     """
 
     def __init__(self, ranks: int, scratch: Path, *, interpret: bool = False) -> None:
-        context = mp.get_context("spawn")
+        # A process that has imported torch forks them: each for itself would take seconds to.
+        context = mp.get_context("forkserver")
+        context.set_forkserver_preload(["sympy", "torch.distributed.tensor"])  # not yet Triton
         self._tasks = [context.SimpleQueue() for _ in range(ranks)]
         self._results = [context.Queue() for _ in range(ranks)]
-        before = os.environ.get("TRITON_INTERPRET", "0")
-        os.environ["TRITON_INTERPRET"] = str(int(interpret))
-        try:
-            self._processes = [
-                context.Process(
-                    target=_serve,
-                    args=(rank, ranks, str(scratch / "ranks"), self._tasks[rank], results),
-                    daemon=True,
-                )
-                for rank, results in enumerate(self._results)
-            ]
-            for process in self._processes:
-                process.start()
-        finally:
-            os.environ["TRITON_INTERPRET"] = before
+        given = ranks, str(scratch / "ranks"), interpret
+        queues = zip(self._tasks, self._results, strict=True)
+        self._processes = [
+            context.Process(target=_serve, args=(rank, *given, *mine), daemon=True)
+            for rank, mine in enumerate(queues)
+        ]
+        for process in self._processes:
+            process.start()
 
     def run(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         """What each rank returns of ``function(*arguments)``, an error as its text."""
@@ -63,7 +59,9 @@ class Pool:
             time.sleep(0.01)
 
 
-def _serve(rank: int, ranks: int, file: str, tasks: Any, results: Any) -> None:
+def _serve(rank: int, ranks: int, file: str, interpret: bool, tasks: Any, results: Any) -> None:
+    assert "triton" not in sys.modules  # which reads this variable when it is imported
+    os.environ["TRITON_INTERPRET"] = str(int(interpret))
     torch.set_num_threads(1)
     # Tensors by value: a rank may end before its results are read.
     mp.set_sharing_strategy("file_system")

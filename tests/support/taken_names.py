@@ -148,9 +148,13 @@ def taken_by(specs: tuple[AttentionSpec, ...]) -> frozenset[str]:
     """What the modules name at their top and in functions that parameters reach."""
     names: set[str] = set()
     for spec in specs:
-        for statement in _module(spec).body:
-            inside = set(_bound(ast.walk(statement)))
-            names.update(inside if "probe" in inside else _bound([statement]))
+        lines, body = _module(spec)
+        for statement in body:
+            names.update(_bound([statement]))
+            # To look for the word is quick, to walk is not.
+            if any("probe" in line for line in lines[statement.lineno - 1 : statement.end_lineno]):
+                inside = set(_bound(ast.walk(statement)))
+                names.update(inside if "probe" in inside else ())
     names |= {re.sub(r"_\d+$", "", name) for name in names}
     # What is named after a parameter keeps clear of the others by itself.
     free = (name for name in names if not name.startswith("probe"))
@@ -161,7 +165,7 @@ def fixed_by(specs: tuple[AttentionSpec, ...]) -> frozenset[str]:
     """What the modules name at their top, and the arguments of the functions that users call."""
     names: set[str] = set()
     for spec in specs:
-        for statement in _module(spec).body:
+        for statement in _module(spec)[1]:
             names.update(_bound([statement]))
             if isinstance(statement, ast.FunctionDef) and not statement.name.startswith("_"):
                 names.update(_bound(ast.walk(statement.args)))
@@ -169,14 +173,23 @@ def fixed_by(specs: tuple[AttentionSpec, ...]) -> frozenset[str]:
     return frozenset(free) - set(dir(builtins))
 
 
-def _module(spec: AttentionSpec) -> ast.Module:
+def _module(spec: AttentionSpec) -> tuple[list[str], list[ast.stmt]]:
+    """The lines of a spec's module, and its statements."""
+    if id(spec) in _modules:
+        return _modules[id(spec)]
     plan = lower(spec, "everything")
     has_backward = not HopperBackward(backward_plan(plan)).why_not
     held = ("hopper", "hopper_backward") if has_backward else ("hopper",)
     choices = dict.fromkeys(held, _CHOICE)
     if spec.has_form("cache"):
         choices["cached"] = any_cache(plan)
-    return ast.parse(render_module(plan, choices))
+    text = render_module(plan, choices)
+    found = _modules[id(spec)] = text.splitlines(), ast.parse(text).body
+    return found
+
+
+#: By the ids of specs, which live as long as this module.
+_modules: dict[int, tuple[list[str], list[ast.stmt]]] = {}
 
 
 def _bound(nodes: Iterable[ast.AST]) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 
 import pytest
 import torch
@@ -28,11 +29,21 @@ def text_of(name: str) -> str:
     return (GENERATED / f"{name}.py").read_text()
 
 
+@cache
+def marked_text(name: str) -> str:
+    return marked(text_of(name), 1 << 40, 7)
+
+
+@cache
+def statements(name: str) -> list[str]:
+    return statements_of(text_of(name))
+
+
 @pytest.mark.parametrize("name", GLUON)
 def test_marks_stand_behind_their_statements(name: str) -> None:
     text = text_of(name)
-    found = statements_of(text)
-    lines = marked(text, 1 << 40, 7).splitlines()
+    found = statements(name)
+    lines = marked_text(name).splitlines()
     compile("\n".join(lines), name, "exec")
     calls = [i for i, line in enumerate(lines) if line.strip().startswith("_mark(")]
     assert [re.findall(r"_mark\((\d+)", lines[i])[0] for i in calls] == [
@@ -56,7 +67,7 @@ def test_marks_stand_behind_their_statements(name: str) -> None:
 
 @pytest.mark.parametrize("name", GLUON)
 def test_every_role_has_marks(name: str) -> None:
-    calls = "\n".join(statements_of(text_of(name)))
+    calls = "\n".join(statements(name))
     for awaited in (
         "work_full",
         "q_full",
@@ -68,7 +79,7 @@ def test_every_role_has_marks(name: str) -> None:
     pairs = {"kv_full", "_load_kv("}
     apart = {"wait(k_full", "wait(v_full"}
     assert any(all(x in calls for x in of_keys) for of_keys in (pairs, apart))
-    text = marked(text_of(name), 1 << 40, 7)
+    text = marked_text(name)
     roles = re.findall(r"_mark\(\d+, kv_count, (\w+)\)", text)
     assert {"NUMBER", "CONSUMERS"} == {*roles}
 

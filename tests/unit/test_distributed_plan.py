@@ -19,15 +19,12 @@ from flashgen.distributed.layout import (
     zigzag,
 )
 from flashgen.distributed.plan import GAP, Plan, Ranges, make_layout, make_plan
-from flashgen.forms.mesh import Mesh
 from flashgen.reference import visibility
 from support.cases import Case
-from support.variants import lowered, rendered_module
+from support.meshed import FORMS, SERVED, SPECS
+from support.variants import rendered_module
 from support.vocabulary import VOCABULARY
 
-FORMS = ("dense", "mesh")
-SPECS = {name: entry.spec("float32", forms=FORMS) for name, entry in VOCABULARY.items()}
-SERVED = [name for name, spec in SPECS.items() if not Mesh().why_not(lowered(spec))]
 CAUSAL = AttentionSpec(16, mask=causal(), forms=FORMS)
 WINDOW = AttentionSpec(16, mask=sliding_window(4095, 0), forms=FORMS)
 DOCUMENTS = AttentionSpec(16, mask=document() & causal(), forms=FORMS)

@@ -127,9 +127,11 @@ def check_order(of: HopperVisits, visits: list[tuple[int, bool]], places: range)
         assert masks == sorted(masks, reverse=True), "those with the mask come first"
 
 
-def check_visits(names: HopperBackwardSplit, seen: list[list[bool]], call: Call) -> None:
+def check_visits(
+    names: HopperBackwardSplit, kernel: SimpleNamespace, seen: list[list[bool]], call: Call
+) -> None:
     """Each tile that holds a pair is visited once, those that bounds call full without a mask."""
-    bounds, kernel = names.backward.q_bounds, functions(names)
+    bounds = names.backward.q_bounds
     softmax = names.backward.plan.normaliser == "softmax"
     for kv_first in range(0, call.kv, call.block_n):
         keys = range(kv_first, min(kv_first + call.block_n, call.kv))
@@ -153,9 +155,11 @@ def check_visits(names: HopperBackwardSplit, seen: list[list[bool]], call: Call)
             assert masked or all(seen[i][j] for i in rows for j in keys), (tile, kv_first)
 
 
-def check_visits_of_queries(names: HopperBackwardSplit, seen: list[list[bool]], call: Call) -> None:
+def check_visits_of_queries(
+    names: HopperBackwardSplit, kernel: SimpleNamespace, seen: list[list[bool]], call: Call
+) -> None:
     """The same of the tiles of keys that a tile of queries visits for their gradient."""
-    queries, kernel = names.of_queries, functions(names)
+    queries = names.of_queries
     bounds = names.backward.plan.bounds
     for q_first in range(0, call.q, call.block_m):
         rows = range(q_first, min(q_first + call.block_m, call.q))
@@ -215,6 +219,8 @@ def test_the_vocabulary_visits_each_tile_once(name: str) -> None:
     assert _derived(names) == (name not in NOT_DERIVED)
     if name in NOT_DERIVED:
         return
+    apart = divided(names)
+    kernel, kernels_apart = functions(names), functions(apart) if apart.both_in_gluon else None
     for (q_len, kv_len), blocks in CALLS:
         if entry.equal_lengths and q_len != kv_len:
             continue
@@ -223,9 +229,10 @@ def test_the_vocabulary_visits_each_tile_once(name: str) -> None:
         for constant in spec.constants:
             params[constant.name] = _elements(constant.tensor())
         call = Call(q_len, kv_len, *blocks, params)
-        check_visits(names, call.matrix(spec.mask), call)
-        if divided(names).both_in_gluon:
-            check_visits_of_queries(divided(names), call.matrix(spec.mask), call)
+        seen = call.matrix(spec.mask)
+        check_visits(names, kernel, seen, call)
+        if kernels_apart:
+            check_visits_of_queries(apart, kernels_apart, seen, call)
 
 
 # --- random masks ---------------------------------------------------------------------------------
@@ -275,6 +282,7 @@ def test_random_masks_visit_each_tile_once(seed: int) -> None:
         return
     apart = divided(names)
     assert not apart.why_not
+    kernel, kernels_apart = functions(names), functions(apart)
     for _ in range(6):
         q, kv = random.choice(((1, 1), (30, 30), (7, 40), (40, 7), (32, 16), (33, 33)))
         params: dict[str, Any] = {"left": random.randrange(20), "width": random.randint(1, 9)}
@@ -282,8 +290,9 @@ def test_random_masks_visit_each_tile_once(seed: int) -> None:
             params[name] = Elements([sorted(random.randrange(4) for _ in range(length))])
         params["visible_keys"] = Elements([[random.random() < 0.6 for _ in range(kv)]])
         call = Call(q, kv, random.choice((2, 4, 8, 16)), random.choice((4, 8, 16)), params)
-        check_visits(names, call.matrix(mask), call)
-        check_visits_of_queries(apart, call.matrix(mask), call)
+        seen = call.matrix(mask)
+        check_visits(names, kernel, seen, call)
+        check_visits_of_queries(apart, kernels_apart, seen, call)
 
 
 @pytest.mark.full
