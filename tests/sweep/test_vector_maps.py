@@ -18,6 +18,7 @@ FAVOR = AttentionSpec((24, 16), "float32", mask=causal(), normaliser=linear(favo
 FULL = AttentionSpec((24, 16), "float32", normaliser=linear(favor(32)))
 WIDE = AttentionSpec((16, 128), "float32", mask=causal(), normaliser=linear(favor()))
 WIDE_FULL = AttentionSpec((16, 40), mask=full(), normaliser=linear(favor(256)))
+MANY_FULL = AttentionSpec(16, "float32", mask=full(), normaliser=linear(favor(384)))
 MANY = AttentionSpec(16, mask=causal(), normaliser=linear(favor(384)))
 WIDE_SIGNS = AttentionSpec(
     128, "float32", mask=causal(), normaliser=linear(both_signs, normalise=False)
@@ -52,6 +53,7 @@ CALLS = {
     "tiles through pointers": (WIDE, VectorCall(40, 40, tma=False)),
     "tiles of a padded state": (WIDE_FULL, VectorCall(35, 50, q_heads=2)),
     "tiles of three": (MANY, VectorCall(40, 40, q_heads=2)),
+    "long keys in tiles": (MANY_FULL, VectorCall(20, 50, factor=8.0)),
     "tiles of two pieces": (WIDE_SIGNS, VectorCall(40, 40)),
     "decays": (FORGETFUL, VectorCall(83, 83, q_heads=4, kv_heads=2)),
     "decays of tiles": (SIGNS_OF_TOKENS, VectorCall(83, 83, batch=2, q_heads=2)),
@@ -80,7 +82,7 @@ DEFECTS = {
     "queries by the first of them": ("peaks_ptr + row + offs_n, mask", "peaks_ptr + offs_n, mask",
                                      "long keys"),
     "peaks without lengths": ("- 0.5 * tl.sum(x * x, 1)) *", "- 0.0 * tl.sum(x * x, 1)) *",
-                              "long keys"),
+                              "long keys in tiles"),
     "no length of vectors": ("(products - 0.5 *", "(products - 0.0 *", "random features"),
     "no scale inside": ("tl.trans(matrix), input_precision=\"ieee\") * root",
                         "tl.trans(matrix), input_precision=\"ieee\")", "a scale"),
