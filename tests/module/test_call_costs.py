@@ -40,7 +40,6 @@ class Repeated:
         self.name = name
         self.gpu: FakeGpu = fake_gpu(monkeypatch)
         self.module: ModuleType = module_on(self.gpu, SPECS[name], monkeypatch)
-        monkeypatch.setattr(self.module, "_target", lambda device: "sm_90")
         dim = SPECS[name].qk_head_dim
         shapes = [(200, n, dim) if name == "varlen" else (2, n, 200, dim) for n in HEADS[heads]]
         shapes.append(shapes[1])

@@ -138,7 +138,6 @@ class Calls:
     ) -> None:
         """Launches the kernels of a call, and of its gradients."""
         module = module_on(self._gpu, case.spec, self._patch, edit_source=edit_source)
-        self._patch.setattr(module, "_target", lambda device: "sm_90")
         if case.spec.normaliser.kind != "linear":
             self._patch.setattr(module, "_is_hopper", lambda device: gluon)
         lead = (TOKENS,) if case.is_packed else (1,)

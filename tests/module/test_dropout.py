@@ -307,7 +307,6 @@ def test_repeated_gradients_bring_their_own_seed_and_probability(
     """The Gluon kernel of the backward pass gets what its forward pass was called with."""
     gpu = fake_gpu(monkeypatch)
     module = module_on(gpu, SPEC, monkeypatch)
-    monkeypatch.setattr(module, "_target", lambda device: "sm_90")
     leaves = [x.clone().requires_grad_() for x in (Q, K, V)]
     seeds = torch.tensor([11]), torch.tensor([12])
     kept_alive = []

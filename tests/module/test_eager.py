@@ -313,7 +313,6 @@ class OnGpu:
         self.gpu: FakeGpu = fake_gpu(monkeypatch)
         self.spec = SPECS[name]
         self.module = module_on(self.gpu, self.spec, monkeypatch)
-        monkeypatch.setattr(self.module, "_target", lambda device: "sm_90")
         self.params = CASE.arguments(self.spec)
 
     def leaves(self, layout: str = "contiguous") -> list[torch.Tensor]:

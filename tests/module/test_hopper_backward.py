@@ -571,7 +571,6 @@ def test_it_is_compiled_once_and_launched_again(name: str, monkeypatch: pytest.M
     gpu = fake_gpu(monkeypatch)
     spec = SPECS[name]
     module = module_on(gpu, spec, monkeypatch)
-    monkeypatch.setattr(module, "_target", lambda device: "sm_90")
 
     def gradients() -> list[tuple[object, ...]]:
         leaves = [x.clone().requires_grad_() for x in native_inputs(CASE, spec)]
@@ -612,7 +611,6 @@ def test_a_repeated_launch_goes_by_lists_of_its_own(
 ) -> None:
     gpu, spec = fake_gpu(monkeypatch), SPECS[name]
     module = module_on(gpu, spec, monkeypatch)
-    monkeypatch.setattr(module, "_target", lambda device: "sm_90")
     lists: list[torch.Tensor] = []  # which keeps them: no two have one address
     for made in ("_listed", "_transposed"):
         function = getattr(module, made)

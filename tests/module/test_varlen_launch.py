@@ -63,7 +63,6 @@ class Calls:
         self.spec, self.patch = SPECS[name], monkeypatch
         self.gpu = fake_gpu(monkeypatch)
         self.module: ModuleType = module_on(self.gpu, self.spec, monkeypatch)
-        monkeypatch.setattr(self.module, "_target", lambda device: "sm_90")
 
     def inputs(self, tokens: int = 100, heads: int = 2, kv_heads: int = 2) -> dict[str, Any]:
         """Arguments at addresses of their own, of two sequences."""

@@ -160,7 +160,7 @@ def module_on(
 
     module = rendered_module(spec, hopper=True, edit_source=on_gpu)
     monkeypatch.setattr(module, "_is_elsewhere", lambda x: False)
-    monkeypatch.setattr(module, "_config", lambda device: module.CONFIGS["sm_90"])
+    monkeypatch.setattr(module, "_target", lambda device: "sm_90")
     if hasattr(module, "_is_hopper"):
         monkeypatch.setattr(module, "_is_hopper", lambda device: True)
         monkeypatch.setattr(module, "_num_sms", lambda device: NUM_SMS)

@@ -298,8 +298,6 @@ def test_warm_steps_compile_all_that_a_load_asks_for(serve, monkeypatch, all_ste
     setting = replace(serve.LARGE, size=replace(serve.LARGE.size, depth=1), load=load)
     translated = to_ir_alone(monkeypatch)
     modules = tuple(module_on(gpu, spec, monkeypatch) for spec in specs(128, "bfloat16"))
-    for module in modules:
-        monkeypatch.setattr(module, "_target", lambda device: "sm_90")
     pages = Pages(load.keys // load.page_size, load.page_size)
     like = torch.zeros(1, dtype=torch.bfloat16)
     attention = Flashgen(modules, setting.size, pages, like)
