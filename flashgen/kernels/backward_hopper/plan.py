@@ -6,14 +6,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from flashgen.kernels.backward_hopper.learned import HopperLearned
 from flashgen.kernels.backward_hopper.pairs import variable_of
-from flashgen.kernels.backward_hopper.split import BLOCK_M, CALL, CONSUMERS, HopperSplit
+from flashgen.kernels.backward_hopper.split import BLOCK_M, CALL, CONSUMERS
 from flashgen.kernels.backward_hopper.visits import HopperVisits
 from flashgen.kernels.backward_hopper.work import TileWork, longest_visit, tile_work
 from flashgen.kernels.views import OF_SEQUENCE, GluonView
 from flashgen.plan.backward import PAIR
 from flashgen.plan.code import codes_of
-from flashgen.plan.dtypes import ITEMSIZES
 from flashgen.plan.head_dims import Segment, halved
 from flashgen.plan.hidden import HiddenRows
 from flashgen.plan.mask_code import (
@@ -26,7 +26,6 @@ from flashgen.plan.mask_code import (
     with_promise,
 )
 from flashgen.plan.promise import UNORDERED
-from flashgen.plan.score_gradient import InputGradient
 from flashgen.symbolic.hoisting import Assignment
 from flashgen.symbolic.printer import triton_code
 from flashgen.symbolic.printer.code import Code, gathered_by, read_by
@@ -39,7 +38,7 @@ DIALECT = Gluon({Q_FIRST - Q_IDX: "-_query_columns(scores, 0, gl.float32)"})
 
 
 @dataclass(frozen=True)
-class HopperBackward(HopperSplit):
+class HopperBackward(HopperLearned):
     """The aggregates that the kernel's functions pass to one another, by their fields.
 
     Attributes:
@@ -90,7 +89,7 @@ class HopperBackward(HopperSplit):
     @property
     def counts_in_floats(self) -> bool:
         """Whether derivatives by inputs only add and multiply, so that positions may be float32."""
-        partials = (partial.expr for partial in self._input_partials if partial is not None)
+        partials = (partial.expr for partial in self.input_partials if partial is not None)
         return all(map(is_of_one_type, partials)) and not self.input_gradient_lines
 
     @property
@@ -251,23 +250,9 @@ class HopperBackward(HopperSplit):
         return (*(f"{name}_{descriptors}" for name in names), *sums)
 
     @property
-    def learned(self) -> tuple[str, ...]:
-        """The parameters of the kernel for gradients of learned tensors, in their order."""
-        return tuple(
-            f"{item.variable}_{'desc' if item in self.pairs else 'ptr'}"
-            for item in self.text.input_gradients
-        )
-
-    @property
     def learned_reads_tile(self) -> bool:
         """Whether an input gradient depends on the elements of such a tile."""
         return bool(self.tiled) and self.input_gradients_read(variable_of(self.tiled))
-
-    @property
-    def tiled_itemsize(self) -> int:
-        """Bytes of an element of the tensor whose tiles the producer loads, as it is declared."""
-        of = {x.name: x.dtype for x in self.backward.plan.arguments if x.kind == "tensor"}
-        return ITEMSIZES[of[self.tiled]]
 
     @property
     def may_skip(self) -> bool:
@@ -281,11 +266,6 @@ class HopperBackward(HopperSplit):
     def arrives_in_ds(self) -> bool:
         """Whether such tiles arrive in buffers of ds, of a tensor that is passed as declared."""
         return self.tiled_in_ds and self.tiled_itemsize == 2
-
-    @property
-    def pair_descriptors(self) -> tuple[str, ...]:
-        """Those of them that are descriptors: of gradients of pairs."""
-        return tuple(f"{item.variable}_desc" for item in self.pairs)
 
     @property
     def cleared(self) -> tuple[str, ...]:
@@ -356,45 +336,13 @@ class HopperBackward(HopperSplit):
 
     def input_gradients_read(self, name: str) -> bool:
         """Whether an input gradient depends on this position."""
-        return name in read_by((*self._input_partials, *codes_of(self.input_gradient_lines)))
+        return name in read_by((*self.input_partials, *codes_of(self.input_gradient_lines)))
 
     @cached_property
     def input_gradient_lines(self) -> tuple[Assignment, ...]:
         """The values of a tile of queries that derivatives by inputs read."""
-        names = self._lines_read(self._input_partials)
+        names = self._lines_read(self.input_partials)
         return tuple(line for line in self.text.lines_of_tile if line.name in names)
-
-    @cached_property
-    def partials(self) -> tuple[InputGradient, ...]:
-        """Those whose derivative depends on the products, and is computed with the score."""
-        text = self.text
-        return tuple(x for x in text.input_gradients if text.is_of_products(x.partial))
-
-    @cached_property
-    def lane_sums(self) -> tuple[InputGradient, ...]:
-        """Those with a sum for each key, in registers: of elements of a head, or of a key."""
-        return tuple(x for x in self.text.input_gradients if x.over in ("heads", "columns"))
-
-    @property
-    def distance_sums(self) -> tuple[InputGradient, ...]:
-        """Those with a sum for each distance, in memory."""
-        return self.text.diagonals
-
-    @property
-    def pairs(self) -> tuple[InputGradient, ...]:
-        """Those with an element for each pair, which are stored."""
-        return tuple(x for x in self.text.input_gradients if x.over == "elements")
-
-    @property
-    def distances_read(self) -> bool:
-        """Whether the kernel goes along diagonals."""
-        return bool(self.distance_sums or self.text.code.distances)
-
-    @property
-    def _input_partials(self) -> tuple[Code | None, ...]:
-        """Derivatives that are computed where they are used."""
-        items = self.text.input_gradients
-        return tuple(item.partial for item in items if item not in self.partials)
 
     @cached_property
     def keys(self) -> tuple[str, ...]:
@@ -506,7 +454,7 @@ class HopperBackward(HopperSplit):
         lines = codes_of(self.text.lines_of_tile)
         promise = self.text.code.promise
         of_promise = promise.conditions if promise is not None else ()
-        return (*self._score_codes, *self.conditions, *lines, *self._input_partials, *of_promise)
+        return (*self._score_codes, *self.conditions, *lines, *self.input_partials, *of_promise)
 
     @property
     def _reads_promise(self) -> tuple[str, ...]:
