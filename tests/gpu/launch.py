@@ -18,6 +18,7 @@ from flashgen.kernels.forward_hopper.space import hopper_space, rank_hopper, why
 from flashgen.plan import KernelPlan, lower
 from flashgen.plan.backward import backward_plan
 from flashgen.tuning.device import detect_gpu
+from support.bits import with_bits
 from support.cases import Case, inputs
 from support.oracle import check
 from support.runs import noted
@@ -131,9 +132,9 @@ def check_hopper(module: ModuleType, spec: AttentionSpec, case: Case, config: Ke
         check_attention(module, spec, case)
         return
     scale = case.scale or spec.scale or spec.qk_head_dim**-0.5
-    params = case.arguments(spec, "cuda").values()
+    given = with_bits(module, spec, *tensors[:2], case.arguments(spec, "cuda"))
     poison()
-    out, lse = module._launch_hopper(*tensors, scale, *params, config.as_dict())
+    out, lse = module._launch_hopper(*tensors, scale, *given, config.as_dict())
     check(out, lse, tensors, spec, case)
 
 
@@ -143,7 +144,7 @@ def check_config(
     """One launch of the portable kernel with a configuration of the test's choice."""
     tensors = inputs(case, spec, native(spec), "cuda")
     scale = case.scale or spec.scale or spec.qk_head_dim**-0.5
-    params = case.arguments(spec, "cuda").values()
+    given = with_bits(module, spec, *tensors[:2], case.arguments(spec, "cuda"))
     poison()
-    out, lse = module._launch(*tensors, scale, *params, {**config.as_dict(), "USE_TMA": USE_TMA})
+    out, lse = module._launch(*tensors, scale, *given, {**config.as_dict(), "USE_TMA": USE_TMA})
     check(out, lse, tensors, spec, case)
