@@ -8,13 +8,16 @@ from contextlib import AbstractContextManager, nullcontext
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
-from flashgen.build import Options, Progress, build_variants
 from flashgen.cache import CachedPlace, private_cache
 from flashgen.errors import FlashgenError, TuneError
-from flashgen.loader import Variant
+from flashgen.publish import build_digest, is_of_build
 from flashgen.spec import AttentionSpec
 from flashgen.tuning.device import detect_gpu
+
+if TYPE_CHECKING:
+    from flashgen.build import Progress
 
 #: The name of a spec that has none.
 NAME = "attention"
@@ -42,16 +45,15 @@ def compiled(spec: AttentionSpec, *, tune: bool = False, tune_seconds: float = 6
 
 def cached(spec: AttentionSpec, *, tune: bool = False, tune_seconds: float = 60.0) -> ModuleType:
     """The same for a spec that is one, also where torch.compile asks for a constant."""
-    variant = Variant(NAME if spec.name is None else spec.name, spec, None)
+    name = NAME if spec.name is None else spec.name
     if tune:
         _check_gpu(spec)
-    options = Options(tune=tune, tune_seconds=tune_seconds)
-    place = CachedPlace(private_cache(), variant.name, spec)
+    place = CachedPlace(private_cache(), name, spec)
     with _loading:
         for _ in range(TRIES):
-            with _progress(tune) as progress:
-                for _ in build_variants([variant], options, progress, lambda _: place):
-                    pass
+            # What builds imports all kernels, for longer than a module of the cache takes.
+            if tune or not is_of_build(place.module, build_digest(spec, place), place.remedy):
+                _build(place, tune, tune_seconds)
             path = place.module
             if path.stem in _loaded:
                 return _loaded[path.stem]
@@ -61,6 +63,18 @@ def cached(spec: AttentionSpec, *, tune: bool = False, tune_seconds: float = 60.
                 continue
             return _loaded[path.stem]
     raise FlashgenError(f"{place.module}: removed while it was loaded; call again")
+
+
+def _build(place: CachedPlace, tune: bool, tune_seconds: float) -> None:
+    """Brings the module of a place up to date."""
+    from flashgen.build import Options, build_variants
+    from flashgen.loader import Variant
+
+    variant = Variant(place.name, place.spec, None)
+    with _progress(tune) as progress:
+        options = Options(tune=tune, tune_seconds=tune_seconds)
+        for _ in build_variants([variant], options, progress, lambda _: place):
+            pass
 
 
 def _is_traced() -> bool:
@@ -82,6 +96,8 @@ def _check_gpu(spec: AttentionSpec) -> None:
 def _progress(tune: bool) -> AbstractContextManager[Progress]:
     """The bars of ``flashgen build``, on stderr, if kernels are measured."""
     if not tune:
+        from flashgen.build import Progress
+
         return nullcontext(Progress())
     from flashgen.console import ProgressBar, make_console
 

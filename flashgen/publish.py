@@ -16,7 +16,6 @@ from pathlib import Path
 
 from flashgen.errors import OutputError
 from flashgen.files import ANOTHER_FOLDER, lock, write_atomically
-from flashgen.kernels.registry import module_order, with_key
 from flashgen.paths import PACKAGE, template_dir
 from flashgen.place import Place
 from flashgen.spec import AttentionSpec
@@ -192,6 +191,8 @@ def _generator_digest() -> str:
 
 def sealed(body: str, seal: Seal) -> str:
     """The text to publish: the seal's lines, then the rendered module."""
+    from flashgen.kernels.registry import module_order, with_key
+
     return (
         f"{FIRST_LINE}\n"
         + f"# flashgen: spec   {seal.spec}\n"
@@ -212,19 +213,38 @@ def read_seal(path: Path, remedy: str = ANOTHER_FOLDER) -> Seal | None:
     Raises:
         OutputError: a file that flashgen did not write, which it will not replace.
     """
-    content = read_bytes(path, remedy)
-    if not content.startswith(FIRST_LINE[: len(content)].encode()):
-        raise OutputError(
-            f"{path}: not written by flashgen, so not replaced; move it away, or {remedy}"
-        )
-    text = content.decode(errors="replace")
-    match = _SEAL.match(text)
-    if match is None or sha256(content[match.end() :]).hexdigest() != match["text"]:
+    from flashgen.kernels.registry import module_order, with_key
+
+    match = _whole(path, remedy)
+    if match is None:
         return None
     keys = {with_key(key).seal: key for key in module_order()}
     lines = (line.split()[2:] for line in match["kernels"].splitlines())
     kernels = {keys.get(word, word): digest for word, digest in lines}
     return Seal(match["spec"], match["build"], kernels)
+
+
+def is_of_build(path: Path, build: str, remedy: str) -> bool:
+    """Whether the module at ``path`` is whole, and of this build digest; imports no kernel.
+
+    Raises:
+        OutputError: as of `read_seal`.
+    """
+    match = _whole(path, remedy)
+    return match is not None and match["build"] == build
+
+
+def _whole(path: Path, remedy: str) -> re.Match[str] | None:
+    """The lines of the seal of a module whose text they fit."""
+    content = read_bytes(path, remedy)
+    if not content.startswith(FIRST_LINE[: len(content)].encode()):
+        raise OutputError(
+            f"{path}: not written by flashgen, so not replaced; move it away, or {remedy}"
+        )
+    match = _SEAL.match(content.decode(errors="replace"))
+    if match is None or sha256(content[match.end() :]).hexdigest() != match["text"]:
+        return None
+    return match
 
 
 def is_generated(path: Path) -> bool:

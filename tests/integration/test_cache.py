@@ -74,6 +74,13 @@ def test_a_spec_in_and_its_module_out(cache, monkeypatch):
     attends(flashgen.compile(SPEC))
 
 
+def test_a_module_of_the_cache_is_loaded_without_what_renders_it():
+    flashgen.compile(SPEC)
+    rendering = {"flashgen.build", "flashgen.kernels.registry", "flashgen.plan", "jinja2"}
+    loads = f"flashgen.compile(spec); import sys; print({rendering} & sys.modules.keys())"
+    assert start(loads).communicate() == ("set()\n", "")
+
+
 def test_each_spec_and_each_name_has_a_module(cache):
     specs = [
         SPEC,
