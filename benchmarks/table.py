@@ -46,6 +46,7 @@ from benchmarks.figures import (
 from benchmarks.headline import headline_table
 from benchmarks.linear_tables import linear_full_table, linear_table
 from benchmarks.markdown import header, line
+from benchmarks.model_tables import models_table
 from benchmarks.serving import serve_table
 from benchmarks.tile_tables import tiles_table
 from benchmarks.varlen import varlen_table
@@ -195,6 +196,7 @@ TABLES: dict[str, tuple[str, Callable[[Document], str]]] = {
     "linear": ("linear", linear_table),
     "linear_full": ("linear", linear_full_table),
     "serve": ("serve", serve_table),
+    "models": ("models", models_table),
     "counters": ("counters", counters_table),
     "picks": ("picks", picks_table),
     "anywhere": ("anywhere", drawn_table),
