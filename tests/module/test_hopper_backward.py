@@ -2,132 +2,29 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable
-from dataclasses import replace
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-import triton
 
-from flashgen import AttentionSpec, Mask, Tensor, alibi, block_sparse, causal, t5_bias
 from flashgen.kernels.backward_hopper_split.plan import HopperBackwardSplit
 from flashgen.plan import lower
-from flashgen.plan.backward import backward_plan
 from flashgen.plan.head_dims import Segment
 from support.cases import LAYOUTS, Case
-from support.contract import native_inputs
-from support.fake_gpu import fake_gpu, is_address, module_on
-from support.specialised import NUM_SMS, Specialisations, watch, watch_hopper
-from support.turns import in_turns, some
-from support.variants import rendered_module, shipped_specs
-from support.vocabulary import VOCABULARY
-
-ENDS = Tensor("ends", ("batch", "q_len"), "int32")
-ROWS = Tensor("rows", ("batch", "q_len"))
-LEARNS = AttentionSpec((56, 72), mask=causal(), score=alibi(Tensor("slopes", ("num_q_heads",))))
-
-EACH_ROW = Mask(lambda b, h, q, kv: kv < ENDS[b, q], "each row has its end")
-
-
-@functools.cache
-def names_of(spec: AttentionSpec) -> HopperBackwardSplit:
-    return HopperBackwardSplit(backward_plan(lower(spec, "x")))
-
-
-SPECS = {name: spec for name, spec in shipped_specs().items() if not names_of(spec).why_not}
-SPECS["learns"] = LEARNS
-SPECS["deterministic"] = replace(shipped_specs()["window_d128"], deterministic=True)
-SPECS["listed"] = AttentionSpec(64, mask=block_sparse(block=16))
-SPECS["listed_twice"] = replace(SPECS["listed"], deterministic=True)
-SPECS["slopes_d192"] = replace(LEARNS, head_dim=192)
-SPECS["drops_d192"] = replace(shipped_specs()["dropout_causal_d64"], head_dim=192)
-SPECS["portable"] = AttentionSpec(
-    64, score=t5_bias().then(lambda score, b, h, q, kv: score + ROWS[b, q])
+from support.specialised import NUM_SMS
+from support.turns import in_turns
+from support.watched_backward import (
+    CASE,
+    KERNELS,
+    LENGTHS,
+    PORTABLE,
+    SPECS,
+    Watched,
+    kernels_of,
+    lists_of,
+    names_of,
 )
-SPECS["by_rows"] = AttentionSpec(64, mask=EACH_ROW, deterministic=True)
-for entry in ("t5_bias_causal", "softcap_by_head"):
-    SPECS[entry] = VOCABULARY[entry].spec("bfloat16", 64)
-
-KERNELS = ("_backward_rows", "_backward_hopper", "_place_sums")
-DIVIDED = ("_backward_rows", "_backward_hopper", "_backward_queries_hopper")
-BESIDE = ("_backward_rows", "_backward_hopper", "_backward_of_queries")
-LISTS = ("_list_tiles", "_transpose_lists")
-DECIDED = ("_classify_tiles", "_list_tiles")
-PORTABLE = ("_backward_of_keys", "_backward_of_queries")
-LENGTHS = (1, 2, 15, 16, 17, 31, 64, 100, 127, 128, 129, 200, 256, 300, 513, 640)
-CASE = Case(200, 200, batch=2, q_heads=4, kv_heads=2)
-
-
-def kernels_of(name: str) -> tuple[str, ...]:
-    """Those that are launched, in their order, but for what lists tiles."""
-    names = names_of(SPECS[name])
-    if names.queries_portable:
-        return (*BESIDE, *("_sum_diagonals",) * bool(names.backward.of_queries.diagonals))
-    by_distance = names.queries_learn and names.of_queries.learned.diagonals
-    return (*DIVIDED, *("_sum_strips",) * bool(by_distance)) if names.split else KERNELS
-
-
-def lists_of(name: str) -> tuple[str, ...]:
-    """What lists tiles, in each call anew."""
-    names = names_of(SPECS[name])
-    listed = DECIDED if names.backward.plan.classifies else LISTS
-    return listed if names.visits.tiles.listed else ()
-
-
-class Watched:
-    """A module with a Hopper GPU made of the CPU, whose kernels launch nothing."""
-
-    def __init__(
-        self,
-        name: str,
-        monkeypatch: pytest.MonkeyPatch,
-        edit_source: Callable[[str], str] = lambda source: source,
-    ) -> None:
-        self.spec = SPECS[name]
-        self.module: ModuleType = rendered_module(
-            self.spec, name=name, hopper=True, edit_source=edit_source
-        )
-        watch_hopper(self.module, monkeypatch)
-        monkeypatch.setattr(self.module, "_target", lambda device: "sm_90")
-        if hasattr(self.module, "_find_rows"):
-            # Of the mask's tables, not of gradients: nothing of it is kept.
-            watch(self.module, monkeypatch, "_find_rows")
-            monkeypatch.setattr(self.module, "_triton_launch", lambda kernel, grid: None)
-        for kernel in vars(self.module).copy():
-            if kernel.startswith(("_find_elements_", "_sum_elements")):
-                watch(self.module, monkeypatch, kernel)  # after the kernels of gradients
-        names = (*KERNELS, *DIVIDED[2:], *PORTABLE, *LISTS, *DECIDED[:1])
-        names += ("_sum_diagonals", "_sum_strips")
-        self.kernels: dict[str, Specialisations] = {
-            kernel: watch(self.module, monkeypatch, kernel)
-            for kernel in names
-            if hasattr(self.module, kernel)
-        }
-
-    def call(self, case: Case, grad_out: torch.Tensor | None = None) -> tuple[torch.Tensor, ...]:
-        """Gradients of nothing, of tensors that have passed the checks."""
-        tensors = native_inputs(case, self.spec)
-        params = case.arguments(self.spec)
-        q = tensors[0]
-        shape = (*q.shape[:3], self.spec.v_head_dim)
-        grad_out = q.new_ones(shape) if grad_out is None else grad_out
-        lse = torch.zeros(q.shape[:3])
-        bits: tuple[torch.Tensor, ...] = ()
-        if hasattr(self.module, "_tile_bits"):
-            bits = (self.module._tile_bits(q, tensors[1].shape[2], *params.values()),)
-        given = (*tensors, 0.1, *params.values(), *bits, q.new_zeros(shape))
-        given = (*given, lse, grad_out, lse.clone())
-        results: tuple[torch.Tensor, ...] = self.module.op_backward(*given)
-        return results
-
-    @property
-    def launched(self) -> set[str]:
-        """What has been."""
-        return {name for name, kernel in self.kernels.items() if kernel.grids}
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -516,122 +413,3 @@ def test_so_is_one_whose_columns_lie_apart(monkeypatch: pytest.MonkeyPatch) -> N
         watched = Watched("causal_d64", monkeypatch)
         watched.call(CASE, grad_out=grad_out)
         check_gradient_read(watched, grad_out, copied=True)
-
-
-def test_other_gpus_and_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    watched = Watched("causal_d64", monkeypatch)
-    monkeypatch.setattr(watched.module, "_is_hopper", lambda device: False)
-    watched.call(CASE)
-    assert watched.launched == {"_backward_rows", *PORTABLE}
-
-    watched = Watched("causal_fp16_d128", monkeypatch)
-    knobs = SimpleNamespace(runtime=SimpleNamespace(interpret=True))
-    monkeypatch.setattr(watched.module.triton, "knobs", knobs)
-    assert not watched.module._runs_hopper_backward(*[torch.zeros(1, 1, 1, 128)] * 3)
-    monkeypatch.undo()
-
-
-def test_a_launch_has_four_warps_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first consumer's: Triton adds those of the other partitions."""
-    watched = Watched("causal_d128", monkeypatch)
-    options: list[object] = []
-    kernel = watched.kernels["_backward_hopper"]
-    launch = kernel._launch
-    monkeypatch.setattr(
-        kernel,
-        "_launch",
-        lambda *args, **given: (options.append(given.get("num_warps")), launch(*args, **given)),
-    )
-    watched.call(CASE)
-    assert options == [4]
-
-
-NAMED = (
-    # Of sinks the launcher reads what a kernel has stored, in a repeated pass too.
-    *("sinks_softmax_d64", "causal_d64", "documents_d128", "learns"),
-    *("causal_d192_v128", "causal_d256", "deterministic", "dropout_causal_d64"),
-    *("listed", "listed_twice"),
-    *("slopes_d192", "t5_bias_causal"),
-)
-
-#: Of these what lists tiles for each kernel, in each call anew: tables may have changed.
-BEFORE = {
-    ("listed", "_backward_hopper"): LISTS,
-    ("listed_twice", "_backward_hopper"): LISTS,
-    ("listed_twice", "_backward_queries_hopper"): LISTS[:1],
-}
-
-
-# Machine code takes seconds: a fast run has one.
-COMPILED = some(NAMED, every=len(NAMED))
-
-
-@pytest.mark.parametrize("name", COMPILED)
-def test_it_is_compiled_once_and_launched_again(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of Triton that is in Python runs, and ptxas; what it would launch is noted."""
-    gpu = fake_gpu(monkeypatch)
-    spec = SPECS[name]
-    module = module_on(gpu, spec, monkeypatch)
-
-    def gradients() -> list[tuple[object, ...]]:
-        leaves = [x.clone().requires_grad_() for x in native_inputs(CASE, spec)]
-        out = module.attention(*leaves, **CASE.arguments(spec))
-        before = len(gpu.calls)
-        torch.autograd.grad(out, leaves, torch.ones_like(out))
-        return gpu.calls[before:]
-
-    def launched(calls: list[tuple[object, ...]]) -> list[str]:
-        text = [repr(call) for call in calls]
-        names = (*KERNELS, *DIVIDED[2:], *PORTABLE, *LISTS, "_sum_diagonals", "_sum_strips")
-        return [next(k for k in names if k in call) for call in text]
-
-    expected = [k for kernel in kernels_of(name) for k in (*BEFORE.get((name, kernel), ()), kernel)]
-    first, second = gradients(), gradients()
-    assert launched(first) == launched(second) == expected
-    for kernel in kernels_of(name):
-        caches = getattr(module, kernel).device_caches.values()
-        assert sum(len(cache[0]) for cache in caches) == 1
-    assert [len(call) for call in first] == [len(call) for call in second]
-    if triton.__version__ >= "3.6":
-        (kept,) = (set(x) for key, x in module._LAUNCHES.items() if key[0][:1] == ("backward",))
-        names = names_of(spec)
-        last = {"queries"} if names.both_in_gluon else {"sums"} if not names.split else set()
-        assert kept == {"rows", "tiles", *last}
-
-
-def _addresses(x: Any) -> set[int]:
-    """All that a launch was given: tensors are at large numbers."""
-    if isinstance(x, tuple):
-        return set().union(*map(_addresses, x))
-    return {x} if is_address(x) else set()
-
-
-@pytest.mark.parametrize("name", ["listed", "listed_twice"])
-def test_a_repeated_launch_goes_by_lists_of_its_own(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gpu, spec = fake_gpu(monkeypatch), SPECS[name]
-    module = module_on(gpu, spec, monkeypatch)
-    lists: list[torch.Tensor] = []  # which keeps them: no two have one address
-    for made in ("_listed", "_transposed"):
-        function = getattr(module, made)
-
-        def noted(*args: Any, function: Any = function) -> torch.Tensor:
-            lists.append(function(*args))
-            return lists[-1]
-
-        monkeypatch.setattr(module, made, noted)
-    # Which list each kernel reads; the forward kernel's is the first.
-    read = {"_backward_hopper": 2}
-    if name == "listed_twice":
-        read["_backward_queries_hopper"] = 3
-    leaves = [x.clone().requires_grad_() for x in native_inputs(CASE, spec)]
-    for _ in range(3):
-        lists.clear()
-        out = module.attention(*leaves, **CASE.arguments(spec))
-        before = len(gpu.calls)
-        torch.autograd.grad(out, leaves, torch.ones_like(out))
-        for kernel, number in read.items():
-            (call,) = (call for call in gpu.calls[before:] if kernel in repr(call))
-            at = {x.data_ptr() for x in lists}
-            assert _addresses(call) & at == {lists[number].data_ptr()}
