@@ -32,7 +32,7 @@ from support.cases import Case
 from support.contract import check_compiled, check_gradients, native_inputs
 from support.oracle import check
 from support.turns import in_turns, some
-from support.variants import rendered_module
+from support.variants import lowered, rendered_module
 from support.vocabulary import VOCABULARY
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*eager reference")
@@ -251,7 +251,9 @@ def test_opcheck(name: str) -> None:
     for declared in spec.params:
         if isinstance(declared, Tensor) and declared.is_float:
             params[declared.name].requires_grad_()
-    torch.library.opcheck(rendered_module(spec).op, (*tensors, 0.1, *params.values()))
+    # Of decided tiles: none are there yet, and so no tensors that they are of.
+    tiles = (None, []) if lowered(spec).classifies else ()
+    torch.library.opcheck(rendered_module(spec).op, (*tensors, 0.1, *params.values(), *tiles))
 
 
 def test_compiled_code_keeps_to_the_numbers_of_each_call() -> None:
