@@ -46,7 +46,8 @@ class LinearCall:
         states: whether it begins with a state and returns the last one.
         steep: whether some decays of tokens are 0 or nearly 0, others 1.
         ids: which ids positions have: ``"rising"`` or ``"falling"`` runs, ``"returning"`` ids in
-            every other sequence, or those and ``"padding"`` between; ``""`` for masks without.
+            every other sequence, or those and ``"padding"`` between, or padding behind most at
+            ``"ends"``; ``""`` for masks without.
         run_length: the argument of masks that cut sequences into runs of it.
         nan: whether rows of padding hold NaN, those of the output's gradient, too.
     """
@@ -96,6 +97,10 @@ def drawn_ids(spec: AttentionSpec, call: LinearCall) -> torch.Tensor | None:
             row = row % 3
         if call.ids == "padding":
             row[:2], row[30:33], row[-3:] = -1, -1, -1
+        if call.ids == "ends" and n % 2:
+            row[-20:-10] = -1
+        elif call.ids == "ends":
+            row[-30:] = -1
         rows.append(row)
     return torch.stack(rows).expand(call.batch, -1)
 
@@ -121,6 +126,11 @@ def marks_of(ids: list[int], *, padded: bool) -> tuple[list[int], list[int]]:
         order += [own] * starts
     ends = [order[0], order[-1]] if order else [-1, -1]
     return marks, [int(len(set(order)) < len(order)), *ends]
+
+
+def shown_of(ids: list[int]) -> int:
+    """The first position of padding; where there is none, the largest integer."""
+    return ids.index(-1) if -1 in ids else 2**31 - 1
 
 
 def features_of(spec: AttentionSpec) -> Callable[[torch.Tensor], torch.Tensor]:

@@ -21,7 +21,7 @@ from flashgen import (
     relu,
     softmax_features,
 )
-from support.recurrence import LinearCall, marks_of
+from support.recurrence import LinearCall, marks_of, shown_of
 from support.slip import with_slip
 from support.variants import rendered_module
 from support.vector_maps import VectorCall, both_signs, check_call, unit_length
@@ -99,6 +99,10 @@ CALLS = {
         MAPPED, LinearCall(40, 40, batch=2, q_heads=2, ids="padding", strided=True, nan=True)
     ),
     "no map": (RAW, LinearCall(40, 40, batch=2, ids="padding", states=True, nan=True)),
+    "ends": (RAW, LinearCall(83, 83, batch=2, ids="ends", states=True, nan=True)),
+    "ends of documents": (
+        DOCUMENTS, LinearCall(83, 83, batch=2, q_heads=2, ids="ends", states=True, nan=True)
+    ),
     "chunks": (CHUNKS, LinearCall(40, 40, q_heads=2, run_length=20, states=True)),
     "chunks of one": (CHUNKS, LinearCall(35, 35, run_length=1)),
     "chunks of tokens": (CHUNKS_OF_TOKENS, LinearCall(83, 83, q_heads=2, states=True)),
@@ -117,8 +121,14 @@ DEFECTS = {
     "a run starts behind the end": (" & (offs_n < length), -160", ", -160", "chunks"),
     "a run starts with the state": ("== 0) & (offs_n > 0) &", "== 0) &", "chunks"),
     "padding is a document": ("hidden = mark == 2", "hidden = mark == 7", "padding"),
-    "padding sees": ("tl.where(log < float(\"inf\"), tl.math.exp2(log), 0.0)",
-                     "tl.math.exp2(log)", "padding"),
+    "padding sees": ("tl.where(log < float(\"inf\"), from_start, 0.0)", "from_start", "padding"),
+    "a sum of padding": ("tl.where(log < float(\"inf\"), tl.math.exp2(log), 0.0)",
+                         "tl.math.exp2(log)", "padding"),
+    "chunks that end with padding": ("tl.load(shown_ptr + batch) // CHUNK",
+                                     "tl.cdiv(tl.load(shown_ptr + batch), CHUNK)", "ends"),
+    "padding behind is shown": ("shown = min(shown, tl.min(hidden, 0))", "shown = 1000", "ends"),
+    "the other loop in reverse": ("end - begin if SHOWN else end - shown",
+                                  "end - begin if SHOWN else shown - begin", "ends"),
     "padding sees itself": ("visible &= there[None, :] if KEYS_FIRST else there[:, None]",
                             "visible &= there[None, :] | (visible == visible)", "padding"),
     "the end of a chunk is hidden": ("tl.load(logs + CHUNK)", "tl.load(logs + CHUNK - 1)",
@@ -161,6 +171,19 @@ DEFECTS = {
                                     "no map"),
     "NaN of gradients by outputs": ("    g = tl.where(known[:, None], g, 0.0)\n    sums",
                                     "    sums", "padding"),
+    "NaN of outputs": ("acc = tl.where(known[None, :], acc, 0.0)", "acc = acc", "no map"),
+    "NaN of weights": ("weights = tl.where(factors > 0.0, weights, 0.0)", "weights = weights",
+                       "no map"),
+    "NaN of keys in states": ("weighted_k = tl.where(known[:, None], weighted_k, 0.0)",
+                              "weighted_k = weighted_k", "no map"),
+    "NaN of queries in states": ("weighted_q = tl.where(known[:, None], weighted_q, 0.0)",
+                                 "weighted_q = weighted_q", "no map"),
+    "NaN of gradients of keys": ("grad = tl.where(known[:, None], grad, 0.0)", "grad = grad",
+                                 "padding"),
+    "NaN of gradients of values": ("grad = tl.where(known[None, :], grad, 0.0)", "grad = grad",
+                                   "no map"),
+    "NaN of outputs' sums": ("sums = tl.where(known, sums, 0.0)", "sums = sums",
+                             "sums without a map"),
     "NaN of queries": ("phi_q = tl.where(known[:, None], phi_q, 0.0)", "phi_q = phi_q", "no map"),
     "NaN of keys": ("phi_k = tl.where(known[:, None], phi_k, 0.0)", "phi_k = phi_k", "no map"),
     "NaN of features of queries": ("    q = tl.where(known[:, None], q, 0.0)", "    q = q",
@@ -255,11 +278,13 @@ def test_where_runs_start_and_whether_ids_return(spec: AttentionSpec, tile: int)
         [*(i // 2 for i in range(69)), 3],
         [*(-1 for _ in range(40)), *(3 for _ in range(5)), *(-1 for _ in range(25))],
         [3, *(-1 for _ in range(60)), 3, *(2 for _ in range(8))],
+        [*(-1 for _ in range(9)), *(3 for _ in range(50)), *(-1 for _ in range(11))],
         [-1] * 70,
         [0] * 70,
         [1, 0] * 35,
     ]
     ids = torch.tensor(rows, dtype=torch.int32)
-    marks, found = module._runs_of(ids, torch.empty(len(rows), 1, 70, 16))
+    marks, found, *shown = module._runs_of(ids, torch.empty(len(rows), 1, 70, 16))
     for row, of_row, mark in zip(rows, found.tolist(), marks.tolist(), strict=True):
         assert (mark, of_row) == marks_of(row, padded=spec is DOCUMENTS)
+    assert [x.tolist() for x in shown] == [list(map(shown_of, rows))] * (spec is DOCUMENTS)

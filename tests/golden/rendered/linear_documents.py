@@ -145,8 +145,8 @@ def _linear_runs(
         batch, length
     ) are 1 where a run starts that is not the first, 2 where there is none, else 0
     firsts (batch, num_tiles, BLOCK) begin with the ids of the runs that start here; tiles (batch,
-    4, num_tiles) are their number, whether each is larger than the one before, and the first and
-    the last position of a run.
+    5, num_tiles) are their number, whether each is larger than the one before, the first and the
+    last position of a run, and the first one of padding.
     """
     batch = (tl.program_id(0) // num_tiles).to(tl.int64)
     tile = tl.program_id(0) % num_tiles
@@ -179,11 +179,12 @@ def _linear_runs(
     starts = (shown & ((previous < 0) | (own != other))).to(tl.int32)
     firsts = firsts_ptr + (batch * num_tiles + tile) * BLOCK
     tl.store(firsts + tl.cumsum(starts, 0) - 1, own, mask=starts > 0)
-    at = tiles_ptr + batch * 4 * num_tiles + tile
+    at = tiles_ptr + batch * 5 * num_tiles + tile
     tl.store(at, tl.sum(starts, 0))
     tl.store(at + num_tiles, tl.min(tl.where(differs & (own < other), 0, 1), 0))
     tl.store(at + 2 * num_tiles, tl.min(tl.where(shown, offs_n, length), 0))
     tl.store(at + 3 * num_tiles, tl.max(tl.where(shown, offs_n, -1), 0))
+    tl.store(at + 4 * num_tiles, tl.min(tl.where(inside & (own == -1), offs_n, 2147483647), 0))
     if tile == 0:
         tl.store(found_ptr + batch * 3, 0)
 
@@ -194,6 +195,7 @@ def _linear_returns(
     firsts_ptr,
     tiles_ptr,
     found_ptr,
+    shown_ptr,
     stride_b,
     stride_n,
     length,
@@ -204,12 +206,14 @@ def _linear_returns(
     """One program: whether ids of runs that start among BLOCK positions stand before them, too.
 
     found (batch, 3) is 1 for such sequences, else 0; then the ids of the first and the last run.
+    shown (batch,) are the first positions of padding; where there is none, beyond the end.
     """
     batch = (tl.program_id(0) // num_tiles).to(tl.int64)
     tile = tl.program_id(0) % num_tiles
     ids = ids_ptr + batch * stride_b
-    tiles = tiles_ptr + batch * 4 * num_tiles
+    tiles = tiles_ptr + batch * 5 * num_tiles
     rise, first, last = 1, length, -1
+    shown = 2147483647
     for i in range(0, tl.cdiv(num_tiles, BLOCK)):
         offs = i * BLOCK + tl.arange(0, BLOCK)
         inside = offs < num_tiles
@@ -217,12 +221,15 @@ def _linear_returns(
         starts = tl.load(tiles + 2 * num_tiles + offs, mask=inside, other=length)
         first = min(first, tl.min(starts, 0))
         last = max(last, tl.max(tl.load(tiles + 3 * num_tiles + offs, mask=inside, other=-1), 0))
+        hidden = tl.load(tiles + 4 * num_tiles + offs, mask=inside, other=2147483647)
+        shown = min(shown, tl.min(hidden, 0))
     if tile == 0:
         known = last >= 0
         first_id = tl.load(ids + first.to(tl.int64) * stride_n, mask=known, other=-1)
         last_id = tl.load(ids + last.to(tl.int64) * stride_n, mask=known, other=-1)
         tl.store(found_ptr + batch * 3 + 1, first_id.to(tl.int32))
         tl.store(found_ptr + batch * 3 + 2, last_id.to(tl.int32))
+        tl.store(shown_ptr + batch, shown)
     if rise == 0:
         firsts = firsts_ptr + batch * num_tiles * BLOCK
         count = tl.load(tiles + tile)
@@ -295,10 +302,11 @@ def _load_logs(logs_ptr, batch, head, num_heads, chunk, num_chunks, CHUNK: tl.co
 
 
 @triton.jit
-def _decays_between(log, visible, KEYS_FIRST: tl.constexpr):
+def _decays_between(log, visible, KEYS_FIRST: tl.constexpr, SHOWN: tl.constexpr = False):
     """The decay from each key of a chunk to each query that sees it, 0 for the others."""
-    there = log < float("inf")
-    visible &= there[None, :] if KEYS_FIRST else there[:, None]
+    if not SHOWN:
+        there = log < float("inf")
+        visible &= there[None, :] if KEYS_FIRST else there[:, None]
     logs = log[None, :] - log[:, None] if KEYS_FIRST else log[:, None] - log[None, :]
     return tl.math.exp2(tl.where(visible, logs, float("-inf")))
 
@@ -375,6 +383,7 @@ def _linear_states(
     totals_ptr,
     sums_of_chunks_ptr,
     logs_ptr,
+    shown_ptr,
     logs_of_segments_ptr,
     stride_kb,
     stride_kh,
@@ -413,26 +422,35 @@ def _linear_states(
     begin = segment * segment_chunks
     end = min(begin + segment_chunks, num_chunks)
     of_segment = 0.0
-    for chunk in tl.range(begin, end, num_stages=STAGES):
-        start = chunk * CHUNK
-        phi_k = _load_tile(
-            phi_k_rows, stride_kn, batch, kv_head, start, kv_len, 0, CHUNK, 64, USE_TMA
-        )
-        v = _load_tile(v_rows, stride_vn, batch, kv_head, start, kv_len, 0, CHUNK, 64, USE_TMA)
-        log, log_end = _load_logs(logs_ptr, batch, kv_head, num_kv_heads, chunk, num_chunks, CHUNK)
-        to_end = tl.math.exp2(log_end - log)
-        whole = tl.math.exp2(log_end)
-        known = log < float("inf")
-        v = tl.where(known[:, None], v, 0.0)
-        of_segment += log_end
-        total *= whole
-        total += tl.load(
-            sums_of_chunks_ptr
-            + ((batch * num_kv_heads + kv_head).to(tl.int64) * num_chunks + chunk) * 64
-            + offs_f
-        )
-        weighted_k = (phi_k * to_end[:, None]).to(phi_k.dtype)
-        state = tl.dot(tl.trans(v), weighted_k, state * whole)
+    shown = tl.minimum(tl.maximum(tl.load(shown_ptr + batch) // CHUNK, begin), end)
+    done = begin
+    for SHOWN in tl.static_range(1, -1, -1):
+        # Chunks without padding, and those from the first with some on.
+        until = shown if SHOWN else end
+        for chunk in tl.range(done, until, num_stages=STAGES):
+            start = chunk * CHUNK
+            phi_k = _load_tile(
+                phi_k_rows, stride_kn, batch, kv_head, start, kv_len, 0, CHUNK, 64, USE_TMA
+            )
+            v = _load_tile(v_rows, stride_vn, batch, kv_head, start, kv_len, 0, CHUNK, 64, USE_TMA)
+            log, log_end = _load_logs(
+                logs_ptr, batch, kv_head, num_kv_heads, chunk, num_chunks, CHUNK
+            )
+            to_end = tl.math.exp2(log_end - log)
+            whole = tl.math.exp2(log_end)
+            if not SHOWN:
+                known = log < float("inf")
+                v = tl.where(known[:, None], v, 0.0)
+            of_segment += log_end
+            total *= whole
+            total += tl.load(
+                sums_of_chunks_ptr
+                + ((batch * num_kv_heads + kv_head).to(tl.int64) * num_chunks + chunk) * 64
+                + offs_f
+            )
+            weighted_k = (phi_k * to_end[:, None]).to(phi_k.dtype)
+            state = tl.dot(tl.trans(v), weighted_k, state * whole)
+        done = until
     at = (batch * num_kv_heads + kv_head).to(tl.int64) * num_states + segment + 1
     offs_state = offs_f[None, :] * 64 + offs_v[:, None]
     tl.store(states_ptr + at * 4096 + offs_state, state)
@@ -578,6 +596,7 @@ def _linear_forward(
     totals_ptr,
     sums_of_chunks_ptr,
     logs_ptr,
+    shown_ptr,
     stride_qb,
     stride_qh,
     stride_qn,
@@ -628,45 +647,58 @@ def _linear_forward(
     num_chunks = tl.cdiv(q_len, CHUNK)
     begin = segment * segment_chunks
     end = min(begin + segment_chunks, num_chunks)
-    for chunk in tl.range(begin, end, num_stages=STAGES):
-        start = chunk * CHUNK
-        phi_q = _load_tile(phi_q_rows, stride_qn, batch, head, start, q_len, 0, CHUNK, 64, USE_TMA)
-        phi_k = _load_tile(
-            phi_k_rows, stride_kn, batch, kv_head, start, q_len, 0, CHUNK, 64, USE_TMA
-        )
-        v = _load_tile(v_rows, stride_vn, batch, kv_head, start, q_len, 0, CHUNK, 64, USE_TMA)
-        log, log_end = _load_logs(logs_ptr, batch, kv_head, num_kv_heads, chunk, num_chunks, CHUNK)
-        from_start = tl.where(log < float("inf"), tl.math.exp2(log), 0.0)
-        to_end = tl.math.exp2(log_end - log)
-        whole = tl.math.exp2(log_end)
-        weighted_k = (phi_k * to_end[:, None]).to(phi_k.dtype)
-        # The keys before the chunk, by their state.
-        acc = tl.dot(state.to(phi_q.dtype), tl.trans(phi_q))
-        sums = tl.sum(phi_q.to(tl.float32) * total[None, :], 1)
-        acc *= from_start[None, :]
-        sums *= from_start
-        total *= whole
-        # The keys of the chunk, by their weights.
-        weights = tl.dot(phi_k, tl.trans(phi_q))
-        weights *= _decays_between(log, offs_n[:, None] <= offs_n[None, :], True)
-        sums += tl.sum(weights, 0)
-        total += tl.load(
-            sums_of_chunks_ptr
-            + ((batch * num_kv_heads + kv_head).to(tl.int64) * num_chunks + chunk) * 64
-            + offs_f
-        )
-        known = log < float("inf")
-        v = tl.where(known[:, None], v, 0.0)
-        acc = tl.dot(tl.trans(v), weights.to(v.dtype), acc)
-        state = tl.dot(tl.trans(v), weighted_k, state * whole)
-        acc *= tl.where(sums == 0.0, 0.0, 1.0 / sums)[None, :]
-        row = (batch * num_q_heads + head).to(tl.int64) * q_len + start
-        tl.store(
-            out_ptr + row * 64 + offs_n[:, None] * 64 + offs_v[None, :],
-            tl.trans(acc).to(out_ptr.dtype.element_ty),
-            mask=offs_n[:, None] < q_len - start,
-        )
-        tl.store(sums_ptr + row + offs_n, sums, mask=offs_n < q_len - start)
+    shown = tl.minimum(tl.maximum(tl.load(shown_ptr + batch) // CHUNK, begin), end)
+    done = begin
+    for SHOWN in tl.static_range(1, -1, -1):
+        # Chunks without padding, and those from the first with some on.
+        until = shown if SHOWN else end
+        for chunk in tl.range(done, until, num_stages=STAGES):
+            start = chunk * CHUNK
+            phi_q = _load_tile(
+                phi_q_rows, stride_qn, batch, head, start, q_len, 0, CHUNK, 64, USE_TMA
+            )
+            phi_k = _load_tile(
+                phi_k_rows, stride_kn, batch, kv_head, start, q_len, 0, CHUNK, 64, USE_TMA
+            )
+            v = _load_tile(v_rows, stride_vn, batch, kv_head, start, q_len, 0, CHUNK, 64, USE_TMA)
+            log, log_end = _load_logs(
+                logs_ptr, batch, kv_head, num_kv_heads, chunk, num_chunks, CHUNK
+            )
+            from_start = tl.math.exp2(log)
+            if not SHOWN:
+                from_start = tl.where(log < float("inf"), from_start, 0.0)
+            to_end = tl.math.exp2(log_end - log)
+            whole = tl.math.exp2(log_end)
+            weighted_k = (phi_k * to_end[:, None]).to(phi_k.dtype)
+            # The keys before the chunk, by their state.
+            acc = tl.dot(state.to(phi_q.dtype), tl.trans(phi_q))
+            sums = tl.sum(phi_q.to(tl.float32) * total[None, :], 1)
+            acc *= from_start[None, :]
+            sums *= from_start
+            total *= whole
+            # The keys of the chunk, by their weights.
+            weights = tl.dot(phi_k, tl.trans(phi_q))
+            weights *= _decays_between(log, offs_n[:, None] <= offs_n[None, :], True, SHOWN)
+            sums += tl.sum(weights, 0)
+            total += tl.load(
+                sums_of_chunks_ptr
+                + ((batch * num_kv_heads + kv_head).to(tl.int64) * num_chunks + chunk) * 64
+                + offs_f
+            )
+            if not SHOWN:
+                known = log < float("inf")
+                v = tl.where(known[:, None], v, 0.0)
+            acc = tl.dot(tl.trans(v), weights.to(v.dtype), acc)
+            state = tl.dot(tl.trans(v), weighted_k, state * whole)
+            acc *= tl.where(sums == 0.0, 0.0, 1.0 / sums)[None, :]
+            row = (batch * num_q_heads + head).to(tl.int64) * q_len + start
+            tl.store(
+                out_ptr + row * 64 + offs_n[:, None] * 64 + offs_v[None, :],
+                tl.trans(acc).to(out_ptr.dtype.element_ty),
+                mask=offs_n[:, None] < q_len - start,
+            )
+            tl.store(sums_ptr + row + offs_n, sums, mask=offs_n < q_len - start)
+        done = until
 
 
 @triton.jit(do_not_specialize=["num_batches", "num_q_heads", "num_kv_heads", "q_len"])
@@ -966,6 +998,7 @@ def _linear_backward_of_queries(
     totals_ptr,
     sums_of_chunks_ptr,
     logs_ptr,
+    shown_ptr,
     stride_qb,
     stride_qh,
     stride_qn,
@@ -1022,56 +1055,73 @@ def _linear_backward_of_queries(
     num_chunks = tl.cdiv(q_len, CHUNK)
     begin = segment * segment_chunks
     end = min(begin + segment_chunks, num_chunks)
-    for chunk in tl.range(begin, end, num_stages=STAGES):
-        start = chunk * CHUNK
-        q = _load_tile(q_rows, stride_qn, batch, head, start, q_len, 0, CHUNK, 64, USE_TMA)
-        g = _load_tile(g_rows, stride_gn, batch, head, start, q_len, 0, CHUNK, 64, USE_TMA)
-        phi_k = _load_tile(
-            phi_k_rows, stride_kn, batch, kv_head, start, q_len, 0, CHUNK, 64, USE_TMA
-        )
-        v = _load_tile(v_rows, stride_vn, batch, kv_head, start, q_len, 0, CHUNK, 64, USE_TMA)
-        row = (batch * num_q_heads + head).to(tl.int64) * q_len + start
-        log, log_end = _load_logs(logs_ptr, batch, kv_head, num_kv_heads, chunk, num_chunks, CHUNK)
-        from_start = tl.where(log < float("inf"), tl.math.exp2(log), 0.0)
-        to_end = tl.math.exp2(log_end - log)
-        whole = tl.math.exp2(log_end)
-        known = log < float("inf")
-        v = tl.where(known[:, None], v, 0.0)
-        weighted_k = (phi_k * to_end[:, None]).to(phi_k.dtype)
-        # The keys before the chunk, by their state.
-        acc = tl.dot(g, state.to(g.dtype))
-        inside = offs_n < q_len - start
-        delta = tl.load(deltas_ptr + row + offs_n, mask=inside, other=0.0)
-        acc += delta[:, None] * total[None, :]
-        acc *= from_start[:, None]
-        total *= whole
-        # The keys of the chunk, by the gradients of their weights.
-        grad_weights = tl.dot(g, tl.trans(v)) + delta[:, None]
-        grad_weights *= _decays_between(log, offs_n[:, None] >= offs_n[None, :], False)
-        acc = tl.dot(grad_weights.to(phi_k.dtype), phi_k, acc)
-        state = tl.dot(tl.trans(v), weighted_k, state * whole)
-        total += tl.load(
-            sums_of_chunks_ptr
-            + ((batch * num_kv_heads + kv_head).to(tl.int64) * num_chunks + chunk) * 64
-            + offs_f
-        )
-        sums = tl.load(sums_ptr + row + offs_n, mask=inside, other=0.0)
-        known = log < float("inf")
-        acc = tl.where(known[:, None], acc, 0.0)
-        weight = tl.where(sums == 0.0, 0.0, 1.0 / sums)[:, None]
-        # A query's weights times their gradients, for those of decays. They add up to the gradient
-        # of their sum, times the sum, but for rounding, which those of keys have alike.
-        phi_q = (_features(q) * weight).to(q.dtype)
-        rows = tl.sum(acc * phi_q.to(tl.float32), 1)
-        rows = tl.where(known, rows, 0.0)
-        tl.store(rows_ptr + row + offs_n, rows, mask=inside)
-        acc *= weight
-        acc *= tl.where((known)[:, None], _slopes(q), 0.0)
-        tl.store(
-            grad_q_ptr + row * 64 + offs_n[:, None] * 64 + offs_f[None, :],
-            acc.to(grad_q_ptr.dtype.element_ty),
-            mask=offs_n[:, None] < q_len - start,
-        )
+    shown = tl.minimum(tl.maximum(tl.load(shown_ptr + batch) // CHUNK, begin), end)
+    done = begin
+    for SHOWN in tl.static_range(1, -1, -1):
+        # Chunks without padding, and those from the first with some on.
+        until = shown if SHOWN else end
+        for chunk in tl.range(done, until, num_stages=STAGES):
+            start = chunk * CHUNK
+            q = _load_tile(q_rows, stride_qn, batch, head, start, q_len, 0, CHUNK, 64, USE_TMA)
+            g = _load_tile(g_rows, stride_gn, batch, head, start, q_len, 0, CHUNK, 64, USE_TMA)
+            phi_k = _load_tile(
+                phi_k_rows, stride_kn, batch, kv_head, start, q_len, 0, CHUNK, 64, USE_TMA
+            )
+            v = _load_tile(v_rows, stride_vn, batch, kv_head, start, q_len, 0, CHUNK, 64, USE_TMA)
+            row = (batch * num_q_heads + head).to(tl.int64) * q_len + start
+            log, log_end = _load_logs(
+                logs_ptr, batch, kv_head, num_kv_heads, chunk, num_chunks, CHUNK
+            )
+            from_start = tl.math.exp2(log)
+            if not SHOWN:
+                from_start = tl.where(log < float("inf"), from_start, 0.0)
+            to_end = tl.math.exp2(log_end - log)
+            whole = tl.math.exp2(log_end)
+            if not SHOWN:
+                known = log < float("inf")
+                v = tl.where(known[:, None], v, 0.0)
+            weighted_k = (phi_k * to_end[:, None]).to(phi_k.dtype)
+            # The keys before the chunk, by their state.
+            acc = tl.dot(g, state.to(g.dtype))
+            inside = offs_n < q_len - start
+            delta = tl.load(deltas_ptr + row + offs_n, mask=inside, other=0.0)
+            acc += delta[:, None] * total[None, :]
+            acc *= from_start[:, None]
+            total *= whole
+            # The keys of the chunk, by the gradients of their weights.
+            grad_weights = tl.dot(g, tl.trans(v)) + delta[:, None]
+            grad_weights *= _decays_between(log, offs_n[:, None] >= offs_n[None, :], False, SHOWN)
+            acc = tl.dot(grad_weights.to(phi_k.dtype), phi_k, acc)
+            state = tl.dot(tl.trans(v), weighted_k, state * whole)
+            total += tl.load(
+                sums_of_chunks_ptr
+                + ((batch * num_kv_heads + kv_head).to(tl.int64) * num_chunks + chunk) * 64
+                + offs_f
+            )
+            sums = tl.load(sums_ptr + row + offs_n, mask=inside, other=0.0)
+            if not SHOWN:
+                known = log < float("inf")
+                acc = tl.where(known[:, None], acc, 0.0)
+            weight = tl.where(sums == 0.0, 0.0, 1.0 / sums)[:, None]
+            # A query's weights times their gradients, for those of decays. They add up to the
+            # gradient
+            # of their sum, times the sum, but for rounding, which those of keys have alike.
+            phi_q = (_features(q) * weight).to(q.dtype)
+            rows = tl.sum(acc * phi_q.to(tl.float32), 1)
+            if not SHOWN:
+                rows = tl.where(known, rows, 0.0)
+            tl.store(rows_ptr + row + offs_n, rows, mask=inside)
+            acc *= weight
+            if SHOWN:
+                acc *= _slopes(q)
+            else:
+                acc *= tl.where((known)[:, None], _slopes(q), 0.0)
+            tl.store(
+                grad_q_ptr + row * 64 + offs_n[:, None] * 64 + offs_f[None, :],
+                acc.to(grad_q_ptr.dtype.element_ty),
+                mask=offs_n[:, None] < q_len - start,
+            )
+        done = until
 
 
 @triton.jit(
@@ -1092,6 +1142,7 @@ def _linear_states_of_queries(
     totals_ptr,
     sums_of_chunks_ptr,
     logs_ptr,
+    shown_ptr,
     logs_of_segments_ptr,
     stride_qb,
     stride_qh,
@@ -1128,34 +1179,47 @@ def _linear_states_of_queries(
     end = min(begin + segment_chunks, num_chunks)
     # The last chunk first: queries decay to the start of the segment.
     of_segment = 0.0
-    for step in tl.range(0, (end - begin) * group, num_stages=STAGES):
-        chunk = end - 1 - step // group
-        start = chunk * CHUNK
-        head = kv_head * group + step % group
-        phi_q_rows = phi_q_src
-        if not USE_TMA:
-            phi_q_rows += batch.to(tl.int64) * stride_qb + head.to(tl.int64) * stride_qh
-        g_rows = g_src
-        if not USE_TMA:
-            g_rows += batch.to(tl.int64) * stride_gb + head.to(tl.int64) * stride_gh
-        phi_q = _load_tile(phi_q_rows, stride_qn, batch, head, start, q_len, 0, CHUNK, 64, USE_TMA)
-        g = _load_tile(g_rows, stride_gn, batch, head, start, q_len, 0, CHUNK, 64, USE_TMA)
-        log, log_end = _load_logs(logs_ptr, batch, kv_head, num_kv_heads, chunk, num_chunks, CHUNK)
-        from_start = tl.where(log < float("inf"), tl.math.exp2(log), 0.0)
-        known = log < float("inf")
-        g = tl.where(known[:, None], g, 0.0)
-        # Heads that share keys decay together.
-        of_chunk = tl.where(step % group == 0, log_end, 0.0)
-        of_segment += of_chunk
-        whole = tl.math.exp2(of_chunk)
-        total *= whole
-        total += tl.load(
-            sums_of_chunks_ptr
-            + ((batch * num_q_heads + head).to(tl.int64) * num_chunks + chunk) * 64
-            + offs_f
-        )
-        weighted_q = (phi_q * from_start[:, None]).to(phi_q.dtype)
-        state = tl.dot(tl.trans(g), weighted_q, state * whole)
+    shown = tl.minimum(tl.maximum(tl.load(shown_ptr + batch) // CHUNK, begin), end)
+    done = 0
+    for SHOWN in tl.static_range(0, 2):
+        # Chunks without padding, and those from the first with some on.
+        until = end - begin if SHOWN else end - shown
+        for step in tl.range(done * group, until * group, num_stages=STAGES):
+            chunk = end - 1 - step // group
+            start = chunk * CHUNK
+            head = kv_head * group + step % group
+            phi_q_rows = phi_q_src
+            if not USE_TMA:
+                phi_q_rows += batch.to(tl.int64) * stride_qb + head.to(tl.int64) * stride_qh
+            g_rows = g_src
+            if not USE_TMA:
+                g_rows += batch.to(tl.int64) * stride_gb + head.to(tl.int64) * stride_gh
+            phi_q = _load_tile(
+                phi_q_rows, stride_qn, batch, head, start, q_len, 0, CHUNK, 64, USE_TMA
+            )
+            g = _load_tile(g_rows, stride_gn, batch, head, start, q_len, 0, CHUNK, 64, USE_TMA)
+            log, log_end = _load_logs(
+                logs_ptr, batch, kv_head, num_kv_heads, chunk, num_chunks, CHUNK
+            )
+            from_start = tl.math.exp2(log)
+            if not SHOWN:
+                from_start = tl.where(log < float("inf"), from_start, 0.0)
+            if not SHOWN:
+                known = log < float("inf")
+                g = tl.where(known[:, None], g, 0.0)
+            # Heads that share keys decay together.
+            of_chunk = tl.where(step % group == 0, log_end, 0.0)
+            of_segment += of_chunk
+            whole = tl.math.exp2(of_chunk)
+            total *= whole
+            total += tl.load(
+                sums_of_chunks_ptr
+                + ((batch * num_q_heads + head).to(tl.int64) * num_chunks + chunk) * 64
+                + offs_f
+            )
+            weighted_q = (phi_q * from_start[:, None]).to(phi_q.dtype)
+            state = tl.dot(tl.trans(g), weighted_q, state * whole)
+        done = until
     at = (batch * num_kv_heads + kv_head).to(tl.int64) * num_states + segment
     offs_state = offs_f[None, :] * 64 + offs_v[:, None]
     tl.store(states_ptr + at * 4096 + offs_state, state)
@@ -1188,6 +1252,7 @@ def _add_queries_to_keys(
     from_start,
     CHUNK: tl.constexpr,
     USE_TMA: tl.constexpr,
+    SHOWN: tl.constexpr,
 ):
     """What one head's queries of a chunk add to the gradients of its keys, and to the state."""
     offs_n = tl.arange(0, CHUNK)
@@ -1199,8 +1264,9 @@ def _add_queries_to_keys(
         g_rows += batch.to(tl.int64) * stride_gb + head.to(tl.int64) * stride_gh
     phi_q = _load_tile(phi_q_rows, stride_qn, batch, head, start, q_len, 0, CHUNK, 64, USE_TMA)
     g = _load_tile(g_rows, stride_gn, batch, head, start, q_len, 0, CHUNK, 64, USE_TMA)
-    known = log < float("inf")
-    g = tl.where(known[:, None], g, 0.0)
+    if not SHOWN:
+        known = log < float("inf")
+        g = tl.where(known[:, None], g, 0.0)
     offs_f = tl.arange(0, 64)
     num_chunks = tl.cdiv(q_len, CHUNK)
     row = (batch * num_q_heads + head).to(tl.int64) * q_len + start
@@ -1211,7 +1277,7 @@ def _add_queries_to_keys(
         + offs_f
     )
     grad_weights = tl.dot(v, tl.trans(g)) + delta[None, :]
-    grad_weights *= _decays_between(log, offs_n[:, None] <= offs_n[None, :], True)
+    grad_weights *= _decays_between(log, offs_n[:, None] <= offs_n[None, :], True, SHOWN)
     grad = tl.dot(grad_weights.to(phi_q.dtype), phi_q, grad)
     weighted_q = (phi_q * from_start[:, None]).to(phi_q.dtype)
     state = tl.dot(tl.trans(g), weighted_q, state)
@@ -1241,6 +1307,7 @@ def _linear_backward_of_keys(
     states_ptr,
     totals_ptr,
     logs_ptr,
+    shown_ptr,
     stride_qb,
     stride_qh,
     stride_qn,
@@ -1294,26 +1361,58 @@ def _linear_backward_of_keys(
     begin = segment * segment_chunks
     num_chunks = tl.cdiv(q_len, CHUNK)
     end = min(begin + segment_chunks, num_chunks)
-    for i in tl.range(0, end - begin, num_stages=STAGES):
-        start = (end - 1 - i) * CHUNK
-        v = _load_tile(v_rows, stride_vn, batch, kv_head, start, q_len, 0, CHUNK, 64, USE_TMA)
-        k = _load_tile(k_rows, stride_kn, batch, kv_head, start, q_len, 0, CHUNK, 64, USE_TMA)
-        log, log_end = _load_logs(
-            logs_ptr, batch, kv_head, num_kv_heads, (end - 1 - i), num_chunks, CHUNK
-        )
-        from_start = tl.where(log < float("inf"), tl.math.exp2(log), 0.0)
-        to_end = tl.math.exp2(log_end - log)
-        whole = tl.math.exp2(log_end)
-        known = log < float("inf")
-        v = tl.where(known[:, None], v, 0.0)
-        # The queries after the chunk, by their state.
-        grad = tl.dot(v, state.to(v.dtype)) + total[None, :]
-        grad *= to_end[:, None]
-        state *= whole
-        total *= whole
-        # The queries of the chunk, by their weights.
-        if GROUPED:
-            for member in range(0, group):
+    shown = tl.minimum(tl.maximum(tl.load(shown_ptr + batch) // CHUNK, begin), end)
+    done = 0
+    for SHOWN in tl.static_range(0, 2):
+        # Chunks without padding, and those from the first with some on.
+        until = end - begin if SHOWN else end - shown
+        for i in tl.range(done, until, num_stages=STAGES):
+            start = (end - 1 - i) * CHUNK
+            v = _load_tile(v_rows, stride_vn, batch, kv_head, start, q_len, 0, CHUNK, 64, USE_TMA)
+            k = _load_tile(k_rows, stride_kn, batch, kv_head, start, q_len, 0, CHUNK, 64, USE_TMA)
+            log, log_end = _load_logs(
+                logs_ptr, batch, kv_head, num_kv_heads, (end - 1 - i), num_chunks, CHUNK
+            )
+            from_start = tl.math.exp2(log)
+            if not SHOWN:
+                from_start = tl.where(log < float("inf"), from_start, 0.0)
+            to_end = tl.math.exp2(log_end - log)
+            whole = tl.math.exp2(log_end)
+            # The queries after the chunk, by their state.
+            grad = tl.dot(v, state.to(v.dtype)) + total[None, :]
+            grad *= to_end[:, None]
+            state *= whole
+            total *= whole
+            # The queries of the chunk, by their weights.
+            if GROUPED:
+                for member in range(0, group):
+                    grad, state, total = _add_queries_to_keys(
+                        phi_q_src,
+                        g_src,
+                        deltas_ptr,
+                        sums_of_chunks_ptr,
+                        stride_qb,
+                        stride_qh,
+                        stride_qn,
+                        stride_gb,
+                        stride_gh,
+                        stride_gn,
+                        v,
+                        grad,
+                        state,
+                        total,
+                        batch,
+                        kv_head * group + member,
+                        num_q_heads,
+                        q_len,
+                        start,
+                        log,
+                        from_start,
+                        CHUNK,
+                        USE_TMA,
+                        SHOWN,
+                    )
+            else:
                 grad, state, total = _add_queries_to_keys(
                     phi_q_src,
                     g_src,
@@ -1330,7 +1429,7 @@ def _linear_backward_of_keys(
                     state,
                     total,
                     batch,
-                    kv_head * group + member,
+                    kv_head,
                     num_q_heads,
                     q_len,
                     start,
@@ -1338,44 +1437,27 @@ def _linear_backward_of_keys(
                     from_start,
                     CHUNK,
                     USE_TMA,
+                    SHOWN,
                 )
-        else:
-            grad, state, total = _add_queries_to_keys(
-                phi_q_src,
-                g_src,
-                deltas_ptr,
-                sums_of_chunks_ptr,
-                stride_qb,
-                stride_qh,
-                stride_qn,
-                stride_gb,
-                stride_gh,
-                stride_gn,
-                v,
-                grad,
-                state,
-                total,
-                batch,
-                kv_head,
-                num_q_heads,
-                q_len,
-                start,
-                log,
-                from_start,
-                CHUNK,
-                USE_TMA,
+            if not SHOWN:
+                known = log < float("inf")
+                grad = tl.where(known[:, None], grad, 0.0)
+            row = (batch * num_kv_heads + kv_head).to(tl.int64) * q_len + start
+            # A key's weights times their gradients, for those of decays.
+            rows = tl.sum(grad * _features(k).to(k.dtype).to(tl.float32), 1)
+            if not SHOWN:
+                rows = tl.where(known, rows, 0.0)
+            tl.store(rows_ptr + row + offs_n, rows, mask=offs_n < q_len - start)
+            if SHOWN:
+                grad *= _slopes(k)
+            else:
+                grad *= tl.where((known)[:, None], _slopes(k), 0.0)
+            tl.store(
+                grad_k_ptr + row * 64 + offs_n[:, None] * 64 + offs_f[None, :],
+                grad.to(grad_k_ptr.dtype.element_ty),
+                mask=offs_n[:, None] < q_len - start,
             )
-        row = (batch * num_kv_heads + kv_head).to(tl.int64) * q_len + start
-        # A key's weights times their gradients, for those of decays.
-        rows = tl.sum(grad * _features(k).to(k.dtype).to(tl.float32), 1)
-        rows = tl.where(known, rows, 0.0)
-        tl.store(rows_ptr + row + offs_n, rows, mask=offs_n < q_len - start)
-        grad *= tl.where((known)[:, None], _slopes(k), 0.0)
-        tl.store(
-            grad_k_ptr + row * 64 + offs_n[:, None] * 64 + offs_f[None, :],
-            grad.to(grad_k_ptr.dtype.element_ty),
-            mask=offs_n[:, None] < q_len - start,
-        )
+        done = until
 
 
 @triton.jit
@@ -1400,6 +1482,7 @@ def _add_queries_to_values(
     from_start,
     CHUNK: tl.constexpr,
     USE_TMA: tl.constexpr,
+    SHOWN: tl.constexpr,
 ):
     """What one head's queries of a chunk add to the gradients of its values, and to the state."""
     offs_n = tl.arange(0, CHUNK)
@@ -1411,10 +1494,11 @@ def _add_queries_to_values(
         g_rows += batch.to(tl.int64) * stride_gb + head.to(tl.int64) * stride_gh
     phi_q = _load_tile(phi_q_rows, stride_qn, batch, head, start, q_len, 0, CHUNK, 64, USE_TMA)
     g = _load_tile(g_rows, stride_gn, batch, head, start, q_len, 0, CHUNK, 64, USE_TMA)
-    known = log < float("inf")
-    g = tl.where(known[:, None], g, 0.0)
+    if not SHOWN:
+        known = log < float("inf")
+        g = tl.where(known[:, None], g, 0.0)
     weights = tl.dot(phi_q, tl.trans(phi_k))
-    weights *= _decays_between(log, offs_n[:, None] >= offs_n[None, :], False)
+    weights *= _decays_between(log, offs_n[:, None] >= offs_n[None, :], False, SHOWN)
     grad = tl.dot(tl.trans(g), weights.to(g.dtype), grad)
     weighted_q = (phi_q * from_start[:, None]).to(phi_q.dtype)
     state = tl.dot(tl.trans(g), weighted_q, state)
@@ -1439,6 +1523,7 @@ def _linear_backward_of_values(
     grad_v_ptr,
     states_ptr,
     logs_ptr,
+    shown_ptr,
     stride_qb,
     stride_qh,
     stride_qn,
@@ -1484,24 +1569,55 @@ def _linear_backward_of_values(
     begin = segment * segment_chunks
     num_chunks = tl.cdiv(q_len, CHUNK)
     end = min(begin + segment_chunks, num_chunks)
-    for i in tl.range(0, end - begin, num_stages=STAGES):
-        start = (end - 1 - i) * CHUNK
-        phi_k = _load_tile(
-            phi_k_rows, stride_kn, batch, kv_head, start, q_len, 0, CHUNK, 64, USE_TMA
-        )
-        log, log_end = _load_logs(
-            logs_ptr, batch, kv_head, num_kv_heads, (end - 1 - i), num_chunks, CHUNK
-        )
-        from_start = tl.where(log < float("inf"), tl.math.exp2(log), 0.0)
-        to_end = tl.math.exp2(log_end - log)
-        whole = tl.math.exp2(log_end)
-        # The queries after the chunk, by their state.
-        grad = tl.dot(state.to(phi_k.dtype), tl.trans(phi_k))
-        grad *= to_end[None, :]
-        state *= whole
-        # The queries of the chunk, by their weights.
-        if GROUPED:
-            for member in range(0, group):
+    shown = tl.minimum(tl.maximum(tl.load(shown_ptr + batch) // CHUNK, begin), end)
+    done = 0
+    for SHOWN in tl.static_range(0, 2):
+        # Chunks without padding, and those from the first with some on.
+        until = end - begin if SHOWN else end - shown
+        for i in tl.range(done, until, num_stages=STAGES):
+            start = (end - 1 - i) * CHUNK
+            phi_k = _load_tile(
+                phi_k_rows, stride_kn, batch, kv_head, start, q_len, 0, CHUNK, 64, USE_TMA
+            )
+            log, log_end = _load_logs(
+                logs_ptr, batch, kv_head, num_kv_heads, (end - 1 - i), num_chunks, CHUNK
+            )
+            from_start = tl.math.exp2(log)
+            if not SHOWN:
+                from_start = tl.where(log < float("inf"), from_start, 0.0)
+            to_end = tl.math.exp2(log_end - log)
+            whole = tl.math.exp2(log_end)
+            # The queries after the chunk, by their state.
+            grad = tl.dot(state.to(phi_k.dtype), tl.trans(phi_k))
+            grad *= to_end[None, :]
+            state *= whole
+            # The queries of the chunk, by their weights.
+            if GROUPED:
+                for member in range(0, group):
+                    grad, state = _add_queries_to_values(
+                        phi_q_src,
+                        g_src,
+                        stride_qb,
+                        stride_qh,
+                        stride_qn,
+                        stride_gb,
+                        stride_gh,
+                        stride_gn,
+                        phi_k,
+                        grad,
+                        state,
+                        batch,
+                        kv_head * group + member,
+                        num_q_heads,
+                        q_len,
+                        start,
+                        log,
+                        from_start,
+                        CHUNK,
+                        USE_TMA,
+                        SHOWN,
+                    )
+            else:
                 grad, state = _add_queries_to_values(
                     phi_q_src,
                     g_src,
@@ -1515,7 +1631,7 @@ def _linear_backward_of_values(
                     grad,
                     state,
                     batch,
-                    kv_head * group + member,
+                    kv_head,
                     num_q_heads,
                     q_len,
                     start,
@@ -1523,36 +1639,15 @@ def _linear_backward_of_values(
                     from_start,
                     CHUNK,
                     USE_TMA,
+                    SHOWN,
                 )
-        else:
-            grad, state = _add_queries_to_values(
-                phi_q_src,
-                g_src,
-                stride_qb,
-                stride_qh,
-                stride_qn,
-                stride_gb,
-                stride_gh,
-                stride_gn,
-                phi_k,
-                grad,
-                state,
-                batch,
-                kv_head,
-                num_q_heads,
-                q_len,
-                start,
-                log,
-                from_start,
-                CHUNK,
-                USE_TMA,
+            row = (batch * num_kv_heads + kv_head).to(tl.int64) * q_len + start
+            tl.store(
+                grad_v_ptr + row * 64 + offs_n[:, None] * 64 + offs_v[None, :],
+                tl.trans(grad).to(grad_v_ptr.dtype.element_ty),
+                mask=offs_n[:, None] < q_len - start,
             )
-        row = (batch * num_kv_heads + kv_head).to(tl.int64) * q_len + start
-        tl.store(
-            grad_v_ptr + row * 64 + offs_n[:, None] * 64 + offs_v[None, :],
-            tl.trans(grad).to(grad_v_ptr.dtype.element_ty),
-            mask=offs_n[:, None] < q_len - start,
-        )
+        done = until
 
 
 @triton.jit(
@@ -2573,6 +2668,7 @@ def _launch(q, k, v, log_decay, run_ids, first_kv, first_z, return_state, config
         v,
         sums_of_chunks,
         logs,
+        runs[2],
         first_kv,
         first_z,
         num_segments,
@@ -2589,6 +2685,7 @@ def _launch(q, k, v, log_decay, run_ids, first_kv, first_z, return_state, config
         *states,
         sums_of_chunks,
         logs,
+        runs[2],
         *phi_q.stride()[:3],
         *phi_k.stride()[:3],
         *v.stride()[:3],
@@ -2700,6 +2797,7 @@ def _launch_gradients(
         v,
         sums_of_chunks,
         logs,
+        runs[2],
         first_kv,
         first_z,
         num_segments,
@@ -2719,6 +2817,7 @@ def _launch_gradients(
         *states,
         sums_of_chunks,
         logs,
+        runs[2],
         *q.stride()[:3],
         *phi_k.stride()[:3],
         *v.stride()[:3],
@@ -2748,6 +2847,7 @@ def _launch_gradients(
             *states,
             chunk_sums_of_queries,
             logs,
+            runs[2],
             logs_of_segments,
             *phi_q.stride()[:3],
             *g.stride()[:3],
@@ -2776,6 +2876,7 @@ def _launch_gradients(
         rows_of_keys,
         *states,
         logs,
+        runs[2],
         *phi_q.stride()[:3],
         *g.stride()[:3],
         *k.stride()[:3],
@@ -2796,6 +2897,7 @@ def _launch_gradients(
         grads[2],
         states[0],
         logs,
+        runs[2],
         *phi_q.stride()[:3],
         *g.stride()[:3],
         *phi_k.stride()[:3],
@@ -2812,7 +2914,7 @@ def _launch_gradients(
     num_products = 0 if products is None else products.shape[3]
     args = (
         log_decay,
-        *runs,
+        *runs[:2],
         rows_of_queries,
         rows_of_keys,
         products,
@@ -2899,7 +3001,7 @@ def _sum_decays(decay, k, chunk, runs):
     num_chunks = triton.cdiv(length, chunk)
     logs = k.new_empty(batch, heads, num_chunks * (chunk + 1), dtype=torch.float32)
     rows = 1024 // chunk
-    args = (decay, *runs, logs, *decay.stride(), heads, length, num_chunks)
+    args = (decay, *runs[:2], logs, *decay.stride(), heads, length, num_chunks)
     grid = (batch * heads * triton.cdiv(num_chunks, rows),)
     _linear_decays[grid](*args, ROWS=rows, CHUNK=chunk, num_warps=4, **_FUSED)
     return logs
@@ -2910,6 +3012,7 @@ def _states_of_keys(
     v,
     sums_of_chunks,
     logs,
+    shown,
     first_kv,
     first_z,
     num_segments,
@@ -2936,6 +3039,7 @@ def _states_of_keys(
             *states,
             sums_of_chunks,
             logs,
+            shown,
             logs_of_segments,
             *phi_k.stride()[:3],
             *v.stride()[:3],
@@ -3041,7 +3145,9 @@ _TILE_OF_IDS, _SIDE = 1024, 64
 
 
 def _runs_of(run_ids, k):
-    """(marks, found): where runs start; in which sequences ids return, their first and last run.
+    """(marks, found, shown): where runs start; in which sequences ids return, and two of their ids.
+
+    shown are the first positions of padding.
 
     All stay on the device: where ids return, kernels over all pairs replace the results of those
     over states.
@@ -3050,14 +3156,15 @@ def _runs_of(run_ids, k):
     num_tiles = triton.cdiv(length, _TILE_OF_IDS)
     marks = k.new_empty(batch, length, dtype=torch.int8)
     firsts = k.new_empty(batch, num_tiles, _TILE_OF_IDS, dtype=torch.int32)
-    tiles = k.new_empty(batch, 4, num_tiles, dtype=torch.int32)
+    tiles = k.new_empty(batch, 5, num_tiles, dtype=torch.int32)
     found = k.new_empty(batch, 3, dtype=torch.int32)
+    shown = k.new_empty(batch, dtype=torch.int32)
     numbers = (*run_ids.stride(), length, num_tiles)
     options = {"BLOCK": _TILE_OF_IDS, "num_warps": 4, **_FUSED}
     grid = (batch * num_tiles,)
     _linear_runs[grid](run_ids, marks, firsts, tiles, found, *numbers, **options)
-    _linear_returns[grid](run_ids, firsts, tiles, found, *numbers, SIDE=_SIDE, **options)
-    return marks, found
+    _linear_returns[grid](run_ids, firsts, tiles, found, shown, *numbers, SIDE=_SIDE, **options)
+    return marks, found, shown
 
 
 def _launch_pairs(

@@ -49,7 +49,7 @@ OF_PAIRS = {
 }
 
 #: Tensors of integers, which pointers name.
-OF_INTEGERS = {"marks": "*i8"} | dict.fromkeys(("ids", "firsts", "tiles", "found"), "*i32")
+OF_INTEGERS = {"marks": "*i8"} | dict.fromkeys(("ids", "firsts", "tiles", "found", "shown"), "*i32")
 OF_INTEGERS |= {"slots": "*i32", "parts": "*i32"}
 
 #: Tensors of the call's dtype, which pointers name.
