@@ -9,6 +9,11 @@ from typing import Any
 
 import sympy
 
+from flashgen.kernels.cache_triton.deciding import (
+    DecidedTiles,
+    bounds_are_wide,
+    decided_tiles,
+)
 from flashgen.params import Int
 from flashgen.plan.arguments import KernelArguments, kernel_arguments
 from flashgen.plan.code import KernelCode, code_with, codes_of
@@ -82,16 +87,27 @@ class CachePlan:
         return plan.promise is None and plan.listing is None and not plan.every_row_table
 
     @cached_property
+    def deciding(self) -> DecidedTiles | None:
+        """What decides which tiles of the runs are visited; None where all of them are.
+
+        Masks that hide nothing between a sequence's first visible key and its last q_len keys do
+        without: there is at most a tile to save.
+        """
+        if not self._may_have_gaps or (self.derived and not bounds_are_wide(self.plan)):
+            return None
+        return decided_tiles(self.plan)
+
+    @cached_property
     def conditions(self) -> tuple[Any, ...]:
         """The conditions that a masked tile evaluates."""
-        if self.derived:
+        if self.derived and self.deciding is None:
             return self.plan.conditions
         return conditions(self.plan.predicate.expr)
 
     @property
     def checks_kv_len(self) -> bool:
         """Whether a masked tile compares its keys with kv_len, too."""
-        return self.plan.checks_kv_len if self.derived else True
+        return self.deciding is not None or not self.derived or self.plan.checks_kv_len
 
     @cached_property
     def code(self) -> KernelCode:
@@ -162,6 +178,10 @@ class CachePlan:
         Their pages may have been given back, so they are neither missed nor multiplied by 0. The
         last q_len keys are those of the queries: their pages are there.
         """
+        return self._may_have_gaps
+
+    @cached_property
+    def _may_have_gaps(self) -> bool:
         if not self.derived or self.reads_head or self.reduces_rows:
             return True
         if self.plan.bounds.exact:
@@ -188,16 +208,27 @@ class CachePlan:
         """The parameters that the kernel takes."""
         plan, hidden = self.plan, self.plan.hidden
         score_and_sink = plan._score_and_sink
-        exprs = (*self.conditions, *score_and_sink, *self._ends)
+        ends = () if self.deciding else self._ends
+        exprs = (*self.conditions, *score_and_sink, *ends)
         names = {s.name for expr in exprs for s in expr.free_symbols}
         names |= {s.name for code in hidden.keys for s in code.expr.free_symbols}
         return kernel_arguments(plan.arguments, plan.constants, (), names)
 
     @cached_property
+    def deciding_arguments(self) -> KernelArguments:
+        """The parameters that the kernel takes which decides tiles."""
+        names = self._names_of_ends | (self.deciding.names if self.deciding else frozenset())
+        return kernel_arguments(self.plan.arguments, self.plan.constants, (), names)
+
+    @cached_property
     def of_runs(self) -> tuple[str, ...]:
         """The parameters that the ends of the runs read."""
-        names = {s.name for expr in self._ends for s in expr.free_symbols}
-        return tuple(name for name in self.arguments.names if name in names)
+        arguments = self.deciding_arguments if self.deciding else self.arguments
+        return tuple(name for name in arguments.names if name in self._names_of_ends)
+
+    @cached_property
+    def _names_of_ends(self) -> frozenset[str]:
+        return frozenset(s.name for expr in self._ends for s in expr.free_symbols)
 
     @cached_property
     def of_finish(self) -> tuple[str, ...]:
@@ -238,7 +269,8 @@ class CachePlan:
         A mask that loads something for each score brings the scores into another layout, which
         would cost as much in a tile that does not evaluate it.
         """
-        return self.derived and len(self.runs) == 1 and self.code.loads_elements
+        one_run = self.derived and self.deciding is None and len(self.runs) == 1
+        return one_run and self.code.loads_elements
 
     @property
     def visits_at(self) -> int:
