@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from flashgen import (
@@ -29,6 +31,10 @@ from support.turns import some
 BOTTOM = causal(align="bottom_right")
 SINKS = Tensor("sinks", ("num_q_heads",))
 SLOPES = Tensor("slopes", ("num_q_heads",))
+IDS = Tensor("ids", ("batch", "kv_len"), "int32")
+KEPT = Tensor("kept", ("num_q_heads", "kv_len"), "bool")
+WIDTHS = Tensor("widths", ("num_q_heads",), "int32")
+CACHED: Any = {"align": "bottom_right", "forms": ("dense", "cache")}
 SPECS = {
     "causal_d128": AttentionSpec(128, mask=BOTTOM),
     "window_d64": AttentionSpec(
@@ -44,6 +50,13 @@ SPECS = {
     "tree_d128": AttentionSpec(128, mask=tree()),
     "documents_d128": AttentionSpec(128, mask=document(align="bottom_right")),
     "blocks_d128": AttentionSpec(128, mask=block_sparse()),
+    "ids_d128": AttentionSpec(
+        128, mask=causal() & (lambda b, h, q, kv: IDS[b, q] == IDS[b, kv]), **CACHED
+    ),
+    "heads_d128": AttentionSpec(128, mask=causal() & (lambda b, h, q, kv: KEPT[h, kv]), **CACHED),
+    "windows_d128": AttentionSpec(
+        128, mask=causal() & (lambda b, h, q, kv: q - kv < WIDTHS[h]), **CACHED
+    ),
 }
 PLANS = {name: lower(spec, name) for name, spec in SPECS.items()}
 TARGETS = ("sm_80", "sm_90", "sm_100")

@@ -35,6 +35,7 @@ IDS = Tensor("ids", ("batch", "kv_len"), "int32")
 KEEP = Tensor("keep", ("batch", "kv_len"), "bool")
 GATE = Tensor("gate", ("num_q_heads", None), "bool")
 SINKS = Tensor("sinks", ("num_q_heads",))
+STARTS = Tensor("starts", ("num_q_heads", "kv_len"), "int32")
 
 
 def _spec(mask: Mask | Callable[..., Any], **fields: Any) -> AttentionSpec:
@@ -43,7 +44,8 @@ def _spec(mask: Mask | Callable[..., Any], **fields: Any) -> AttentionSpec:
 
 
 #: Ids in any order; keys that are kept, with two runs of bounds; blocks that each head chooses,
-#: beside the last keys; ids of documents, for which other kernels have tables of ranges.
+#: beside the last keys; ids of documents, for which other kernels have tables of ranges; and two
+#: runs of bounds, of which one begins where a tensor says for each head and query.
 SPECS = {
     "ids": _spec(
         causal() & (lambda b, h, q_idx, kv_idx: IDS[b, q_idx] == IDS[b, kv_idx]), dtype="float32"
@@ -58,6 +60,11 @@ SPECS = {
         causal() & (lambda b, h, q_idx, kv_idx: GATE[h, kv_idx // 16] | (q_idx - kv_idx < 3))
     ),
     "documents": _spec(document() & causal()),
+    "ends": _spec(
+        lambda b, h, q_idx, kv_idx: (
+            ((kv_idx > STARTS[h, q_idx]) | (kv_idx < 9)) & (kv_idx <= q_idx) & KEEP[b, kv_idx]
+        )
+    ),
 }
 
 #: One query, some, and more than a tile has; rows and pages of each kind of place; 1 to 64 splits;
@@ -71,7 +78,7 @@ CALLS = (
     CacheCall((100, 1, 48), 1, page_size=1, heads=2),
     CacheCall((40, 0, 9, 275), (5, 0, 1, 20), page_size=64, padding=3),
     CacheCall((140, 12, 9, 33), (0, 12, 1, 30), heads=3, kv_heads=1, num_splits=2, padding=2),
-    CacheCall((20, 15)),
+    CacheCall((60, 36, 2, 2, 2, 15), num_splits=1),
 )
 
 
@@ -87,6 +94,7 @@ def given(name: str, call: CacheCall) -> CacheCall:
         "keep": (at // 21 + entry) % 4 == 1,
         "gate": torch.rand(call.heads, -(-length // 16), generator=generator) < 0.2,
         "sinks": torch.randn(call.heads, generator=generator),
+        "starts": (at - 30 - 40 * torch.arange(call.heads)[:, None]).int(),
     }
     names = {param.name for param in SPECS[name].params}
     return replace(call, params={k: x for k, x in values.items() if k in names})
@@ -103,6 +111,9 @@ def shown(name: str, call: CacheCall, b: int, p: dict[str, Any]) -> torch.Tensor
     if name == "kept":
         window = ((kv <= q) & (q - kv <= 90)) | (kv < 40)
         return (window & p["keep"][b, kv]).expand(call.heads, q_len, kv_len)
+    if name == "ends":
+        starts = p["starts"][head, q.clamp_min(0)]
+        return (kv <= q) & ((kv > starts) | (kv < 9)) & p["keep"][b, kv]
     ids = p["ids" if name == "ids" else "document_ids"][b]
     there = (q >= 0) & (q < len(ids))
     same = (ids[q.clamp(0, len(ids) - 1)] == ids[kv]) & there
@@ -329,10 +340,12 @@ DEFECTS: dict[str, tuple[str, str, str, int]] = {
     "the list before": ("num_lists + (index_of_unit)", "num_lists + (index_of_unit ^ 1)",
                         "documents", 1),
     "the next entry again": ("later = visit + 2", "later = visit + 1", "ids", 0),
-    "an entry ahead": ("entry = next_entry\n", "entry = later_entry\n", "ids", 3),
-    "all tiles full": ("masked = entry % 2 != 0", "masked = entry < 0", "kept", 1),
-    "the page of this visit": ("                next_entry // 2 * BLOCK_N,\n",
-                               "                entry // 2 * BLOCK_N,\n", "ids", 6),
+    "an entry ahead": ("start_n = next_n\n", "start_n = later_entry // 2 * BLOCK_N\n", "ids", 3),
+    "all tiles full": ("masked = next_masked != 0", "masked = next_masked < 0", "kept", 1),
+    "the mask of the next tile": ("next_masked = later_entry % 2", "next_masked = entry % 2",
+                                  "kept", 8),
+    "the page of this visit": ("_pages(places, next_n, kv_len, visit + 1 <",
+                               "_pages(places, start_n, kv_len, visit + 1 <", "ids", 6),
     "no work for an empty unit": ("    shares = tl.maximum(tl.cdiv(visits, tiles_of_a_share), 1)",
                                   "    shares = tl.cdiv(visits, tiles_of_a_share)", "ids", 0),
     "a boundary of shares moved": ("unit_end = unit_first + unit_shares",

@@ -134,7 +134,7 @@ class CachePlan:
         codes: dict[str, Any] = {name: self._code(expr) for name, expr in parts.items()}
         if parts["condition"] is sympy.true:
             codes["condition"] = None
-        by_head = tuple(name for name, expr in parts.items() if H in expr.free_symbols)
+        by_head = tuple(name for name, expr in parts.items() if _differs_by_head(expr))
         return CacheRun(**codes, by_head=by_head, suffix=suffix)
 
     def _code(self, expr: Any) -> Code:
@@ -184,11 +184,44 @@ class CachePlan:
     def _may_have_gaps(self) -> bool:
         if not self.derived or self.reads_head or self.reduces_rows:
             return True
+        if self.plan.hidden.keys_by_head:
+            return True
         if self.plan.bounds.exact:
             return False
         predicate = self.plan.predicate
         earlier = sympy.And(predicate.expr, KV_IDX < KV_LEN - Q_LEN)
         return not derive_bounds(replace(predicate, expr=earlier)).exact
+
+    @cached_property
+    def clears_values(self) -> bool:
+        """Whether values of keys that no row of a tile sees are replaced by 0 in registers.
+
+        So are those of pages in gaps. Otherwise conditions on keys alone are those of the load:
+        they cannot be where heads differ, and what they load themselves delays it.
+        """
+        hidden = self.plan.hidden
+        return hidden.keys_by_head or (self.deciding is not None and bool(hidden.keys))
+
+    @property
+    def hidden_keys(self) -> tuple[Code, ...]:
+        """The conditions of these loads, for all heads alike."""
+        return () if self.clears_values else self.plan.hidden.keys
+
+    @cached_property
+    def loads_elements(self) -> bool:
+        """Whether a masked tile loads something for each row, a query of one head, and key."""
+        loads = {load for condition in self.conditions for load in condition.atoms(Load)}
+        by_head = any({H, KV_IDX} <= load.free_symbols for load in loads)
+        return by_head or self.code.loads_elements
+
+    @property
+    def keeps_conditions(self) -> bool:
+        """Whether each tile has a tile of conditions, all true where it evaluates no mask.
+
+        Which keys are shown is then known in one basic block with the product of the values, so
+        that these need no way through shared memory when they are replaced.
+        """
+        return self.deciding is not None or self.loads_elements
 
     @cached_property
     def counts_tiles(self) -> bool:
@@ -249,7 +282,7 @@ class CachePlan:
     def _read_by_steps(self) -> frozenset[str]:
         code = self.code
         lines = codes_of(code.scalars, code.rows, code.columns, code.elements, code.masked)
-        return read_by((*lines, code.score, *code.conditions, *self.plan.hidden.keys))
+        return read_by((*lines, code.score, *code.conditions, *self.hidden_keys))
 
     @property
     def of_tile(self) -> tuple[str, ...]:
@@ -270,7 +303,7 @@ class CachePlan:
         would cost as much in a tile that does not evaluate it.
         """
         one_run = self.derived and self.deciding is None and len(self.runs) == 1
-        return one_run and self.code.loads_elements
+        return one_run and self.loads_elements
 
     @property
     def visits_at(self) -> int:
@@ -295,3 +328,9 @@ class CachePlan:
     def can_be_empty(self) -> bool:
         """Whether the sum of a row's weights may be 0: a cache may hold no key."""
         return not self.plan.sink_torch or self.plan.sink_can_be_infinite
+
+
+def _differs_by_head(expr: Any) -> bool:
+    """Whether an end is a vector: extremes over a tile's rows are over its heads already."""
+    extremes = {extreme: sympy.Integer(0) for extreme in expr.atoms(RowMin, RowMax)}
+    return H in expr.xreplace(extremes).free_symbols

@@ -35,7 +35,7 @@ def cache_kernel(plan: KernelPlan, config: KernelConfig, target: str, page_size:
     dtype = f"*{plan.triton_dtype}"
     types = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "out_ptr"), dtype)
     types |= dict.fromkeys(("lse_ptr", "parts_ptr"), "*fp32")
-    integers = ("counters_ptr", "kv_lens_ptr", "cu_seqlens_ptr", "places_ptr")
+    integers = ("counters_ptr", "kv_lens_ptr", "cu_seqlens_ptr", "places_ptr", "decided_ptr")
     types |= dict.fromkeys(integers, "*i32") | {"qk_scale": "fp32", "scale": "fp32"}
     cache = CachePlan(plan)
     rows = config.BLOCK_M
