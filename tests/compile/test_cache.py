@@ -25,7 +25,7 @@ from flashgen.kernels.cache_triton.rank import rank_cache
 from flashgen.kernels.cache_triton.shared_memory import cache_usage
 from flashgen.kernels.cache_triton.space import cache_space, for_many_rows
 from flashgen.plan import lower
-from support.compiling.cache import cache_bytes, compile_cache
+from support.compiling.cache import cache_bytes, compile_cache, compile_deciding
 from support.turns import some
 
 BOTTOM = causal(align="bottom_right")
@@ -89,6 +89,16 @@ def test_the_space_needs_exactly_what_is_predicted(name: str) -> None:
     for config in cache_space(plan, "sm_90").candidates:
         predicted = cache_usage(plan, config, get_target("sm_90"))
         assert cache_bytes(plan, config, "sm_90") == predicted.total, config
+
+
+@pytest.mark.parametrize("rows", [1, 16])
+@pytest.mark.parametrize("name", ("ids_d128", "heads_d128", "documents_d128", "blocks_d128"))
+def test_deciding_tiles_takes_few_registers(name: str, rows: int) -> None:
+    """So that an SM runs four programs at once, and next to nothing spills."""
+    few, _ = both(name, "sm_90")
+    compiled = compile_deciding(PLANS[name], few, "sm_90", rows)
+    assert compiled.spilled <= 16
+    assert compiled.registers <= 128
 
 
 @pytest.mark.parametrize("page_size", [0, 1, 16, 256])
