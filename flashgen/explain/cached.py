@@ -108,7 +108,7 @@ class CacheAccount(Timed, Subject):
         label: how the user wrote the mask.
         conditions: a key is visible if all of these hold.
         runs: the keys that a tile of queries visits.
-        derived: whether the runs follow from the mask; otherwise all keys are visited and masked.
+        decided: whether each call decides which tiles of the runs are visited; the account has all.
         config: of the kernel.
         shared, limit: bytes of shared memory of a block, and the most that the target allows.
         ahead: bytes of keys and values on their way to an SM at any time.
@@ -127,7 +127,7 @@ class CacheAccount(Timed, Subject):
     label: str
     conditions: tuple[str, ...]
     runs: tuple[Run, ...]
-    derived: bool
+    decided: bool
     config: KernelConfig
     shared: int
     limit: int
@@ -171,6 +171,8 @@ def explain_variant_cached(
     plan = lower(spec, variant.name)
     if why_not := why_no_form("cache", plan):
         raise FlashgenError(f"{variant.name}: --form=cache: {why_not}")
+    if not spec.has_form("cache"):  # with it, bounds and lists are other ones
+        plan = lower(replace(spec, forms=(*spec.forms, "cache")), variant.name)
     limits = {"num-splits": (place.num_splits, 256), "sms": (place.sms, 2**16)}
     for option, (number, most) in limits.items():
         if number is not None and not 1 <= number <= most:
@@ -242,7 +244,7 @@ def _account(
         label=plan.predicate.label,
         conditions=tuple(map(plain_source, conditions(plan.predicate.expr))),
         runs=tuple(map(run_account, cache.intervals)),
-        derived=cache.derived,
+        decided=cache.deciding is not None,
         config=config,
         shared=usage.total,
         limit=usage.limit,

@@ -33,8 +33,11 @@ def _sections(account: CacheAccount) -> Iterator[tuple[str, Iterable[RenderableT
 def _mask(account: CacheAccount) -> Iterator[RenderableType]:
     yield from visible_keys(account.conditions)
     yield from runs_of_keys(account.runs)
-    if not account.derived:
-        yield Text("All keys are visited and masked: bounds would need tables of each step.")
+    if account.decided:
+        yield Text(
+            "Of these tiles of keys each call visits those that some query sees: a kernel decides "
+            "which. What follows counts all of them."
+        )
 
 
 def _kernel(account: CacheAccount) -> Iterator[str]:

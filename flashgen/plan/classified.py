@@ -158,7 +158,8 @@ class ClassifiedTiles:
 def classified_tiles(spec: AttentionSpec, predicate: Predicate) -> ClassifiedTiles | None:
     """The kernels for a mask whose bounds are too wide; None where bounds are as good.
 
-    Calls of a cache and of parts of a whole have bounds alone.
+    Modules with a cache or with parts of a whole have bounds alone. A cache decides its own tiles:
+    see `flashgen.kernels.cache_triton.deciding`.
     """
     others = not set(spec.forms) <= {"dense", "varlen"} or spec.linformer
     if others or spec.normaliser.kind == "linear":

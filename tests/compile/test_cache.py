@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from flashgen import (
@@ -23,12 +25,16 @@ from flashgen.kernels.cache_triton.rank import rank_cache
 from flashgen.kernels.cache_triton.shared_memory import cache_usage
 from flashgen.kernels.cache_triton.space import cache_space, for_many_rows
 from flashgen.plan import lower
-from support.compiling.cache import cache_bytes, compile_cache
+from support.compiling.cache import cache_bytes, compile_cache, compile_deciding
 from support.turns import some
 
 BOTTOM = causal(align="bottom_right")
 SINKS = Tensor("sinks", ("num_q_heads",))
 SLOPES = Tensor("slopes", ("num_q_heads",))
+IDS = Tensor("ids", ("batch", "kv_len"), "int32")
+KEPT = Tensor("kept", ("num_q_heads", "kv_len"), "bool")
+WIDTHS = Tensor("widths", ("num_q_heads",), "int32")
+CACHED: Any = {"align": "bottom_right", "forms": ("dense", "cache")}
 SPECS = {
     "causal_d128": AttentionSpec(128, mask=BOTTOM),
     "window_d64": AttentionSpec(
@@ -44,6 +50,13 @@ SPECS = {
     "tree_d128": AttentionSpec(128, mask=tree()),
     "documents_d128": AttentionSpec(128, mask=document(align="bottom_right")),
     "blocks_d128": AttentionSpec(128, mask=block_sparse()),
+    "ids_d128": AttentionSpec(
+        128, mask=causal() & (lambda b, h, q, kv: IDS[b, q] == IDS[b, kv]), **CACHED
+    ),
+    "heads_d128": AttentionSpec(128, mask=causal() & (lambda b, h, q, kv: KEPT[h, kv]), **CACHED),
+    "windows_d128": AttentionSpec(
+        128, mask=causal() & (lambda b, h, q, kv: q - kv < WIDTHS[h]), **CACHED
+    ),
 }
 PLANS = {name: lower(spec, name) for name, spec in SPECS.items()}
 TARGETS = ("sm_80", "sm_90", "sm_100")
@@ -76,6 +89,16 @@ def test_the_space_needs_exactly_what_is_predicted(name: str) -> None:
     for config in cache_space(plan, "sm_90").candidates:
         predicted = cache_usage(plan, config, get_target("sm_90"))
         assert cache_bytes(plan, config, "sm_90") == predicted.total, config
+
+
+@pytest.mark.parametrize("rows", [1, 16])
+@pytest.mark.parametrize("name", ("ids_d128", "heads_d128", "documents_d128", "blocks_d128"))
+def test_deciding_tiles_takes_few_registers(name: str, rows: int) -> None:
+    """So that an SM runs four programs at once, and next to nothing spills."""
+    few, _ = both(name, "sm_90")
+    compiled = compile_deciding(PLANS[name], few, "sm_90", rows)
+    assert compiled.spilled <= 16
+    assert compiled.registers <= 128
 
 
 @pytest.mark.parametrize("page_size", [0, 1, 16, 256])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from types import ModuleType
 
 import pytest
@@ -191,6 +192,58 @@ def test_a_graph_of_a_step_runs_beside_other_calls() -> None:
             alone = module.cache_attention(**given)
             for x in (out, *beside):
                 torch.testing.assert_close(x, alone, equal_nan=True, rtol=2e-2, atol=2e-2)
+
+
+IDS = Tensor("ids", ("batch", "kv_len"), "int32")
+GATE = Tensor("gate", ("num_q_heads", None), "bool")
+#: Masks whose tiles are decided: for all heads alike, and for each.
+DECIDED = {
+    "ids": lambda b, h, q, kv: (kv <= q) & (IDS[b, q] == IDS[b, kv]),
+    "gate": lambda b, h, q, kv: (kv <= q) & (GATE[h, kv // 64] | (q - kv < 9)),
+}
+
+
+def _kept(name: str, call: CacheCall, turn: int = 0) -> dict[str, torch.Tensor]:
+    """What the mask reads: a few of the tiles are seen."""
+    at, entry = torch.arange(call.capacity), torch.arange(len(call.kv_lens))[:, None]
+    if name == "ids":
+        return {"ids": ((at + 50 * (entry + turn)) // 150 % 5).int()}
+    generator = torch.Generator().manual_seed(turn)
+    return {"gate": torch.rand(call.heads, len(at) // 64 + 1, generator=generator) < 0.1}
+
+
+@functools.cache
+def _decided(name: str) -> tuple[AttentionSpec, ModuleType]:
+    spec = AttentionSpec(128, mask=DECIDED[name], align="bottom_right", forms=_CACHE)
+    return spec, rendered_module(spec)
+
+
+@pytest.mark.parametrize("call", CALLS, ids=range(len(CALLS)))
+@pytest.mark.parametrize("name", DECIDED)
+def test_decided_tiles(name: str, call: CacheCall) -> None:
+    """Twice: the second call repeats both launches."""
+    spec, module = _decided(name)
+    for turn in range(2):
+        given = replace(call, params=_kept(name, call, turn))
+        check_cached(module, spec, given, torch.bfloat16, "cuda")
+
+
+@pytest.mark.parametrize("name", DECIDED)
+def test_a_graph_decides_tiles_anew(name: str) -> None:
+    """Each replay by the tensors as they are, and to the bit what a call is."""
+    (spec, module), call = _decided(name), CALLS[0]
+    call = replace(call, params=_kept(name, call))
+    given = cached(call, spec, torch.bfloat16, "cuda").arguments
+    with torch.no_grad():
+        module.cache_attention(**given)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = module.cache_attention(**given)
+        for turn in range(3):
+            for key, x in _kept(name, call, turn).items():
+                given[key].copy_(x)
+            graph.replay()
+            assert torch.equal(out, module.cache_attention(**given))
 
 
 @pytest.mark.parametrize("count", [1, 2, 9])

@@ -18,6 +18,7 @@ from triton.compiler import CompilationError
 from flashgen import (
     AttentionSpec,
     Tensor,
+    block_sparse,
     causal,
     chosen_blocks,
     document,
@@ -28,6 +29,7 @@ from flashgen import (
     linear,
     softmax_features,
 )
+from support.cached import CacheCall, cached
 from support.fake_gpu import fake_gpu, module_on, to_ir_alone
 from support.slip import with_slip
 
@@ -122,6 +124,17 @@ CASES = {
 WITH_GLUON = [name for name, case in CASES.items() if case.spec.normaliser.kind != "linear"]
 
 
+#: Caches whose tiles of keys are decided: of ids, where heads differ, and by tables of blocks; with
+#: one query of a sequence and with several, in rows and in pages, packed and not.
+KEPT = Tensor("seen", ("num_q_heads", "kv_len"), "bool")
+CACHES = {
+    "cached islands": islands,
+    "cached heads": lambda b, h, q_idx, kv_idx: KEPT[h, kv_idx] & (kv_idx <= q_idx),
+    "cached documents": document() & CAUSAL,
+    "cached blocks": block_sparse() & CAUSAL,
+}
+
+
 class Calls:
     """Calls on a GPU that notes alone.
 
@@ -163,6 +176,20 @@ class Calls:
         found = tree_leaves(attend(*qkv, *args, **params))
         torch.autograd.grad(sum(x.float().sum() for x in found), (*qkv, *floats.values()))
 
+    def of_cache(
+        self,
+        mask: Any,
+        call: CacheCall,
+        *,
+        edit_source: Callable[[str], str] = lambda x: x,
+    ) -> None:
+        """Launches the kernels of a step."""
+        spec = AttentionSpec(DIM, mask=mask, align="bottom_right", forms=("dense", "cache"))
+        module = module_on(self._gpu, spec, self._patch, edit_source=edit_source)
+        self._patch.setattr(module, "_is_hopper", lambda device: False)
+        with torch.no_grad():
+            module.cache_attention(**cached(call, spec, torch.bfloat16).arguments)
+
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Calls]:
@@ -175,6 +202,25 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Calls]:
 def test_kernels_of_calls_are_translated(name: str, gluon: bool, calls: Calls) -> None:
     calls.both_passes(CASES[name], gluon=gluon)
     assert len(calls.translated) > 4
+
+
+@pytest.mark.parametrize("name", CACHES)
+def test_kernels_of_caches_are_translated(name: str, calls: Calls) -> None:
+    calls.of_cache(CACHES[name], CacheCall((200, 9), 1, heads=8))
+    calls.of_cache(CACHES[name], CacheCall((200, 49), (30, 0), heads=8, page_size=16))
+    assert calls.translated == ["_decide_cache_tiles", "_cache_attention"] * 2
+
+
+def test_a_vector_of_another_length_in_a_loop_is_found(calls: Calls) -> None:
+    """Of the rows of a unit, and of those that are looked at together."""
+    slip = with_slip("            row_here = tl", "            row = row_here = tl")
+    slip_before = with_slip("    num_visits =", "    row = tl.arange(0, BLOCK_M)\n    num_visits =")
+    with pytest.raises(CompilationError, match="row"):
+        calls.of_cache(
+            CACHES["cached heads"],
+            CacheCall((200, 9), 1, heads=8),
+            edit_source=lambda source: slip(slip_before(source)),
+        )
 
 
 def test_what_the_interpreter_alone_accepts_is_found(calls: Calls) -> None:

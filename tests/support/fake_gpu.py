@@ -30,7 +30,7 @@ KERNELS = (
     *("_list_and_fill", "_attention_hopper_varlen", "_list_sequence_tiles", "_varlen_forward"),
     *("_list_both_tiles", "_padded_rows", "_backward_hopper_varlen", "_place_packed_sums"),
     *("_varlen_rows", "_varlen_backward_of_keys", "_varlen_backward_of_queries"),
-    *("_cache_attention", "_append_rows"),
+    *("_cache_attention", "_decide_cache_tiles", "_append_rows"),
 )
 
 

@@ -124,6 +124,17 @@ CACHING = (
         forms=_CACHE,
     ),
     AttentionSpec(64, mask=block_sparse(_BLOCKS, 8), forms=_CACHE),
+    # Tiles are decided: of a run for all heads, and of several whose ends are extremes over rows.
+    AttentionSpec(
+        64,
+        mask=lambda b, h, q, kv: (kv <= q) & (_IMAGES[b, q] == _IMAGES[b, kv]),
+        forms=_CACHE,
+    ),
+    AttentionSpec(
+        72,
+        mask=lambda b, h, q, kv: ((kv < 9) | (kv > _IMAGES[b, q])) & (_IMAGES[b, kv] > h),
+        forms=_CACHE,
+    ),
     AttentionSpec(64, mask=block_sparse(_KNOWN, 16), normaliser=sigmoid_attention(), forms=_CACHE),
 )
 

@@ -79,10 +79,14 @@ def test_splits_follow_from_the_programs_that_run_at_once():
     )
 
 
-def test_what_is_not_derived_is_said():
+def test_tiles_that_calls_decide_are_said():
     found = account(AttentionSpec(128, mask=document(align="bottom_right")), kv_len=4096)
-    assert not found.derived
-    assert "All keys are visited and masked: bounds would need tables of each step." in shown(found)
+    assert found.decided
+    assert (
+        "Of these tiles of keys each call visits those that some query sees: a kernel decides "
+        "which. What follows counts all of them."
+    ) in " ".join(shown(found))
+    assert not account(AttentionSpec(128, mask=tree()), q_len=8).decided
     assert account(AttentionSpec(128, mask=tree()), q_len=8).remarks == ("the bytes of ancestors",)
 
 

@@ -9,6 +9,11 @@ from typing import Any
 
 import sympy
 
+from flashgen.kernels.cache_triton.deciding import (
+    DecidedTiles,
+    bounds_are_wide,
+    decided_tiles,
+)
 from flashgen.params import Int
 from flashgen.plan.arguments import KernelArguments, kernel_arguments
 from flashgen.plan.code import KernelCode, code_with, codes_of
@@ -82,16 +87,27 @@ class CachePlan:
         return plan.promise is None and plan.listing is None and not plan.every_row_table
 
     @cached_property
+    def deciding(self) -> DecidedTiles | None:
+        """What decides which tiles of the runs are visited; None where all of them are.
+
+        Masks that hide nothing between a sequence's first visible key and its last q_len keys do
+        without: there is at most a tile to save.
+        """
+        if not self._may_have_gaps or (self.derived and not bounds_are_wide(self.plan)):
+            return None
+        return decided_tiles(self.plan)
+
+    @cached_property
     def conditions(self) -> tuple[Any, ...]:
         """The conditions that a masked tile evaluates."""
-        if self.derived:
+        if self.derived and self.deciding is None:
             return self.plan.conditions
         return conditions(self.plan.predicate.expr)
 
     @property
     def checks_kv_len(self) -> bool:
         """Whether a masked tile compares its keys with kv_len, too."""
-        return self.plan.checks_kv_len if self.derived else True
+        return self.deciding is not None or not self.derived or self.plan.checks_kv_len
 
     @cached_property
     def code(self) -> KernelCode:
@@ -118,7 +134,7 @@ class CachePlan:
         codes: dict[str, Any] = {name: self._code(expr) for name, expr in parts.items()}
         if parts["condition"] is sympy.true:
             codes["condition"] = None
-        by_head = tuple(name for name, expr in parts.items() if H in expr.free_symbols)
+        by_head = tuple(name for name, expr in parts.items() if _differs_by_head(expr))
         return CacheRun(**codes, by_head=by_head, suffix=suffix)
 
     def _code(self, expr: Any) -> Code:
@@ -162,13 +178,50 @@ class CachePlan:
         Their pages may have been given back, so they are neither missed nor multiplied by 0. The
         last q_len keys are those of the queries: their pages are there.
         """
+        return self._may_have_gaps
+
+    @cached_property
+    def _may_have_gaps(self) -> bool:
         if not self.derived or self.reads_head or self.reduces_rows:
+            return True
+        if self.plan.hidden.keys_by_head:
             return True
         if self.plan.bounds.exact:
             return False
         predicate = self.plan.predicate
         earlier = sympy.And(predicate.expr, KV_IDX < KV_LEN - Q_LEN)
         return not derive_bounds(replace(predicate, expr=earlier)).exact
+
+    @cached_property
+    def clears_values(self) -> bool:
+        """Whether values of keys that no row of a tile sees are replaced by 0 in registers.
+
+        So are those of pages in gaps. Otherwise conditions on keys alone are those of the load:
+        they cannot be where heads differ, and what they load themselves delays it.
+        """
+        hidden = self.plan.hidden
+        return hidden.keys_by_head or (self.deciding is not None and bool(hidden.keys))
+
+    @property
+    def hidden_keys(self) -> tuple[Code, ...]:
+        """The conditions of these loads, for all heads alike."""
+        return () if self.clears_values else self.plan.hidden.keys
+
+    @cached_property
+    def loads_elements(self) -> bool:
+        """Whether a masked tile loads something for each row, a query of one head, and key."""
+        loads = {load for condition in self.conditions for load in condition.atoms(Load)}
+        by_head = any({H, KV_IDX} <= load.free_symbols for load in loads)
+        return by_head or self.code.loads_elements
+
+    @property
+    def keeps_conditions(self) -> bool:
+        """Whether each tile has a tile of conditions, all true where it evaluates no mask.
+
+        Which keys are shown is then known in one basic block with the product of the values, so
+        that these need no way through shared memory when they are replaced.
+        """
+        return self.deciding is not None or self.loads_elements
 
     @cached_property
     def counts_tiles(self) -> bool:
@@ -188,16 +241,27 @@ class CachePlan:
         """The parameters that the kernel takes."""
         plan, hidden = self.plan, self.plan.hidden
         score_and_sink = plan._score_and_sink
-        exprs = (*self.conditions, *score_and_sink, *self._ends)
+        ends = () if self.deciding else self._ends
+        exprs = (*self.conditions, *score_and_sink, *ends)
         names = {s.name for expr in exprs for s in expr.free_symbols}
         names |= {s.name for code in hidden.keys for s in code.expr.free_symbols}
         return kernel_arguments(plan.arguments, plan.constants, (), names)
 
     @cached_property
+    def deciding_arguments(self) -> KernelArguments:
+        """The parameters that the kernel takes which decides tiles."""
+        names = self._names_of_ends | (self.deciding.names if self.deciding else frozenset())
+        return kernel_arguments(self.plan.arguments, self.plan.constants, (), names)
+
+    @cached_property
     def of_runs(self) -> tuple[str, ...]:
         """The parameters that the ends of the runs read."""
-        names = {s.name for expr in self._ends for s in expr.free_symbols}
-        return tuple(name for name in self.arguments.names if name in names)
+        arguments = self.deciding_arguments if self.deciding else self.arguments
+        return tuple(name for name in arguments.names if name in self._names_of_ends)
+
+    @cached_property
+    def _names_of_ends(self) -> frozenset[str]:
+        return frozenset(s.name for expr in self._ends for s in expr.free_symbols)
 
     @cached_property
     def of_finish(self) -> tuple[str, ...]:
@@ -218,7 +282,7 @@ class CachePlan:
     def _read_by_steps(self) -> frozenset[str]:
         code = self.code
         lines = codes_of(code.scalars, code.rows, code.columns, code.elements, code.masked)
-        return read_by((*lines, code.score, *code.conditions, *self.plan.hidden.keys))
+        return read_by((*lines, code.score, *code.conditions, *self.hidden_keys))
 
     @property
     def of_tile(self) -> tuple[str, ...]:
@@ -238,7 +302,8 @@ class CachePlan:
         A mask that loads something for each score brings the scores into another layout, which
         would cost as much in a tile that does not evaluate it.
         """
-        return self.derived and len(self.runs) == 1 and self.code.loads_elements
+        one_run = self.derived and self.deciding is None and len(self.runs) == 1
+        return one_run and self.loads_elements
 
     @property
     def visits_at(self) -> int:
@@ -263,3 +328,9 @@ class CachePlan:
     def can_be_empty(self) -> bool:
         """Whether the sum of a row's weights may be 0: a cache may hold no key."""
         return not self.plan.sink_torch or self.plan.sink_can_be_infinite
+
+
+def _differs_by_head(expr: Any) -> bool:
+    """Whether an end is a vector: extremes over a tile's rows are over its heads already."""
+    extremes = {extreme: sympy.Integer(0) for extreme in expr.atoms(RowMin, RowMax)}
+    return H in expr.xreplace(extremes).free_symbols

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from flashgen.budget.targets import get_target
 from flashgen.config import KernelConfig
 from flashgen.kernels.cache_triton.kernel import render_cache
@@ -13,7 +15,7 @@ from support.compiling.machine_code import by_triton
 from support.compiling.portable import IMPORTS, options_of
 from support.compiling.report import Report, report
 
-KERNEL = "_cache_attention"
+KERNEL, DECIDING = "_cache_attention", "_decide_cache_tiles"
 
 
 def cache_bytes(plan: KernelPlan, config: KernelConfig, target: str, page_size: int = 0) -> int:
@@ -35,7 +37,7 @@ def cache_kernel(plan: KernelPlan, config: KernelConfig, target: str, page_size:
     dtype = f"*{plan.triton_dtype}"
     types = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "out_ptr"), dtype)
     types |= dict.fromkeys(("lse_ptr", "parts_ptr"), "*fp32")
-    integers = ("counters_ptr", "kv_lens_ptr", "cu_seqlens_ptr", "places_ptr")
+    integers = ("counters_ptr", "kv_lens_ptr", "cu_seqlens_ptr", "places_ptr", "decided_ptr")
     types |= dict.fromkeys(integers, "*i32") | {"qk_scale": "fp32", "scale": "fp32"}
     cache = CachePlan(plan)
     rows = config.BLOCK_M
@@ -57,3 +59,23 @@ def cache_kernel(plan: KernelPlan, config: KernelConfig, target: str, page_size:
     function = function_in(text, KERNEL)
     call = call_of(plan, function, types, constants, arguments=cache.arguments)
     return Kernel(text, KERNEL, call, gluon=False)
+
+
+def compile_deciding(plan: KernelPlan, config: KernelConfig, target: str, rows: int) -> Report:
+    """Everything it says of the kernel that decides tiles, for so many rows at a time."""
+    cache = CachePlan(plan)
+    text = IMPORTS + render_cache(plan)
+    integers = ("decided_ptr", "counters_ptr", "kv_lens_ptr", "cu_seqlens_ptr")
+    constants = {
+        "BLOCK_M": config.BLOCK_M,
+        "BLOCK_N": config.BLOCK_N,
+        "ROWS": rows,
+        "CHUNK": max(1, 2048 // (rows * config.BLOCK_N)),
+        "LISTED": 1024,
+        "PACKED": True,
+    }
+    types = dict.fromkeys(integers, "*i32")
+    function = function_in(text, DECIDING)
+    call = call_of(plan, function, types, constants, arguments=cache.deciding_arguments)
+    kernel = Kernel(text, DECIDING, call, gluon=False)
+    return report(kernel, target, options_of(replace(config, num_warps=4)), by_triton)
