@@ -1960,6 +1960,10 @@ class _Launch:
                 self.args += numbers
             else:
                 self.args.append(arg)
+        # Addresses that follow one another are filled in at once.
+        first, count = self.places[0][0], len(self.places)
+        plain = [(first + i, None) for i in range(count)]
+        self.addresses = slice(first, first + count) if self.places == plain else None
 
     def repeat(self, tensors, numbers):
         """Launches on the current stream, with these tensors and numbers."""
@@ -1967,8 +1971,12 @@ class _Launch:
 
     def repeat_at(self, addresses, numbers):
         """The same, with tensors at these addresses."""
-        args = self.ready.get(addresses) or self._filled(addresses)
-        args = args.copy()  # another thread may launch with other numbers
+        if self.addresses is None:
+            args = self.ready.get(addresses) or self._filled(addresses)
+            args = args.copy()  # another thread may launch with other numbers
+        else:
+            args = self.args.copy()
+            args[self.addresses] = addresses
         args[self.numbers] = numbers
         self.launch(self.stream_of(self.device), args)
 
