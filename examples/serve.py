@@ -276,7 +276,10 @@ def bench(
     Graphs and kernels are made before. ``keep`` gets what there is after each of them.
     """
     names = ["flashgen", "flashgen, nothing shared", Padded.name]
-    names += [FlashInfer.name] * has_flashinfer()
+    if has_flashinfer():
+        names.append(FlashInfer.name)
+    else:
+        progress.say(f"no package flashinfer here: {FlashInfer.name} is left out")
     results: dict[str, Served] = {}
     for name, engine in contenders(setting, model, modules, names):
         if not results and isinstance(engine.attention, Flashgen):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from itertools import accumulate
 from types import ModuleType
@@ -146,6 +146,30 @@ def has_flashinfer() -> bool:
     return find_spec("flashinfer") is not None
 
 
+def begins_of(counts: Iterable[int]) -> torch.Tensor:
+    """Where runs of so many begin, and the end of the last: int32 on the host."""
+    return torch.tensor([0, *accumulate(counts)], dtype=torch.int32)
+
+
+def keys_in_pages(
+    requests: Sequence[Request | None], ends: Sequence[int], page_size: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """FlashInfer's indptr, indices and last_page_len of requests' first keys, as many as `ends`.
+
+    They are int32 on the host: where the pages of each request begin among all, the pages, and the
+    keys in the last page of each. Nobody's key is the first of page 0.
+    """
+    ends = [1 if r is None else end for r, end in zip(requests, ends, strict=True)]
+    used = [-(-end // page_size) for end in ends]
+    pages = [
+        page
+        for request, n in zip(requests, used, strict=True)
+        for page in ([0] if request is None else request.pages[:n])
+    ]
+    last = [(end - 1) % page_size + 1 for end in ends]
+    return begins_of(used), *(torch.tensor(x, dtype=torch.int32) for x in (pages, last))
+
+
 class FlashInfer:
     """Keys in the same pages, read by FlashInfer's wrappers; flashgen's `append` writes them."""
 
@@ -176,16 +200,11 @@ class FlashInfer:
         begins = ints([0, *accumulate(part.count for part in parts)], self.device)
         lens = ints((part.end for part in parts), self.device)
         table = table_of([part.request for part in parts], self.device)
-        used = [-(-part.end // self.page_size) for part in parts]
-        pages = [
-            page for part, n in zip(parts, used, strict=True) for page in part.request.pages[:n]
-        ]
-        last = [(part.end - 1) % self.page_size + 1 for part in parts]
-        where = ([0, *accumulate(used)], pages, last)
-        self.prefill.plan(
-            begins, *(ints(x, self.device) for x in where), *self.shape, causal=True,
-            q_data_type=self.dtype,
-        )  # fmt: skip
+        requests = [part.request for part in parts]
+        keys = keys_in_pages(requests, [part.end for part in parts], self.page_size)
+        # From the host: a plan reads all of it but the pages there.
+        tokens = begins_of(part.count for part in parts)
+        self.prefill.plan(tokens, *keys, *self.shape, causal=True, q_data_type=self.dtype)
 
         def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             cache = self.caches[layer]
@@ -229,11 +248,11 @@ class FlashInferDecoding:
             paged_kv_indices_buffer=torch.zeros(batch * pages, **int32),
             paged_kv_last_page_len_buffer=torch.ones(batch, **int32),
         )
-        self._plan([[0]] * batch, [1] * batch)
+        self._plan([None] * batch)
 
     def put(self, requests: Sequence[Request]) -> list[Request | None]:
         """Rows without a request read the first key of page 0."""
-        host, size = self.inputs.host, self.attention.page_size
+        host = self.inputs.host
         host["lens"][:] = 0
         for row, request in enumerate(requests):
             host["tokens"][row] = request.tokens[-1]
@@ -241,18 +260,16 @@ class FlashInferDecoding:
             host["lens"][row] = request.computed + 1
             host["table"][row, : len(request.pages)] = request.pages
         self.inputs.send()
-        nobody = self.batch - len(requests)
-        last = [request.computed % size + 1 for request in requests]
-        self._plan([r.pages for r in requests] + [[0]] * nobody, last + [1] * nobody)
-        return [*requests, *[None] * nobody]
+        rows = [*requests, *[None] * (self.batch - len(requests))]
+        self._plan(rows)
+        return rows
 
-    def _plan(self, pages: list[list[int]], last: list[int]) -> None:
+    def _plan(self, rows: Sequence[Request | None]) -> None:
         attention = self.attention
-        begins = [0, *accumulate(map(len, pages))]
-        flat = [page for of_row in pages for page in of_row]
-        where = (torch.tensor(x, dtype=torch.int32) for x in (begins, flat, last))
+        ends = [1 if request is None else request.computed + 1 for request in rows]
+        keys = keys_in_pages(rows, ends, attention.page_size)
         types = {"q_data_type": attention.dtype, "kv_data_type": attention.dtype}
-        self.wrapper.plan(*where, *attention.shape, **types)
+        self.wrapper.plan(*keys, *attention.shape, **types)
 
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """The step's attention."""

@@ -153,7 +153,7 @@ def test_a_kept_launch_is_of_no_call_with_one_more_argument(
 ) -> None:
     """A call with its key would not be checked."""
     module, keys = rendered_module(SPEC), []
-    monkeypatch.setattr(module, "_cache_key", lambda *given: keys.append(given[2:]))
+    monkeypatch.setattr(module, "_cache_key", lambda *given: (keys.append(given[2:]), None))
     arguments = cached(PAGES, SPEC, torch.float32).arguments
     with torch.no_grad():
         module.cache_attention(**arguments)

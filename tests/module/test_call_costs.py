@@ -105,9 +105,9 @@ def only_allocations(number: int) -> Counter[str]:
 #: Allocations, launches, and calls of the module's functions at most: of a forward pass without
 #: gradients, one with, and a backward pass.
 COSTS = {
-    "dense": ((1, 1, 11), (2, 1, 13), (4, 3, 20)),
-    "split": ((1, 1, 11), (2, 1, 13), (4, 3, 19)),
-    "varlen": ((2, 2, 18), (3, 2, 20), (4, 4, 22)),
+    "dense": ((1, 1, 10), (2, 1, 12), (4, 3, 18)),
+    "split": ((1, 1, 10), (2, 1, 12), (4, 3, 17)),
+    "varlen": ((2, 2, 14), (3, 2, 16), (4, 4, 20)),
 }
 
 

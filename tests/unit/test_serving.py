@@ -22,7 +22,7 @@ from examples.serving.cascade import cascade, groups_of
 from examples.serving.engine import Engine
 from examples.serving.model import GPT, Size, generate_densely
 from examples.serving.pages import Pages
-from examples.serving.peers import Padded
+from examples.serving.peers import FlashInfer, Padded, keys_in_pages
 from examples.serving.scheduler import Request, Scheduler
 from support.fake_gpu import fake_gpu, module_on, to_ir_alone
 from support.variants import rendered_module
@@ -130,6 +130,70 @@ def test_padded_tokens_are_those_of_dense_recomputation(model):
     for request in served(Engine(model, attention, scheduler, itertools.count().__next__)):
         assert request.generated == generate_densely(model, request.prompt, request.new)
     assert scheduler.shared == 0 and len(pages.free) == 3
+
+
+class Wrapper:
+    """A wrapper of FlashInfer, in torch: what its plan says decides what its run reads."""
+
+    def __init__(self, workspace, layout, **options):
+        assert layout == "NHD" and workspace.dtype == torch.uint8
+        self.options = options
+        self.buffer = options.get("paged_kv_indices_buffer")
+
+    def plan(self, *where, causal=None, q_data_type, kv_data_type=None):
+        """Of prompts with where their tokens begin, and of decoding without."""
+        *begins, indptr, pages, last, heads, kv_heads, head_dim, self.page_size = where
+        assert bool(begins) == bool(causal) and q_data_type == torch.float32
+        assert all(x.dtype == torch.int32 and x.device.type == "cpu" for x in where[:-4])
+        assert (heads, kv_heads, head_dim) == (SIZE.heads, SIZE.kv_heads, SIZE.head_dim)
+        assert self.buffer is None or len(pages) <= len(self.buffer)
+        assert len(pages) == indptr[-1] and (last >= 1).all() and (last <= self.page_size).all()
+        self.begins = begins[0].tolist() if begins else list(range(len(last) + 1))
+        self.pages = [pages[a:b].long() for a, b in itertools.pairwise(indptr.tolist())]
+        self.last = last.tolist()
+
+    def run(self, q, caches):
+        assert q.is_contiguous() and len(q) == self.begins[-1]
+        out = torch.empty_like(q)
+        spans = itertools.pairwise(self.begins)
+        for (a, b), pages, last in zip(spans, self.pages, self.last, strict=True):
+            length = (len(pages) - 1) * self.page_size + last
+            k, v = (cache[pages].flatten(0, 1)[:length].transpose(0, 1) for cache in caches)
+            seen = torch.arange(length) <= torch.arange(length - (b - a), length)[:, None]
+            out[a:b] = torch.nn.functional.scaled_dot_product_attention(
+                q[a:b].transpose(0, 1)[None], k[None], v[None], attn_mask=seen, enable_gqa=True
+            )[0].transpose(0, 1)
+        return out
+
+
+@pytest.fixture
+def flashinfer(monkeypatch):
+    """A package of that name, whose wrappers run on the CPU."""
+    package = SimpleNamespace(
+        BatchPrefillWithPagedKVCacheWrapper=Wrapper, BatchDecodeWithPagedKVCacheWrapper=Wrapper
+    )
+    monkeypatch.setitem(sys.modules, "flashinfer", package)
+    return package
+
+
+@pytest.mark.parametrize(("count", "page_size"), [(40, 16), (20, 32), (90, 1)])
+def test_flashinfer_is_told_where_keys_are(count, page_size, flashinfer, modules, model):
+    """So that its tokens are those of dense recomputation."""
+    pages = Pages(count, page_size)
+    attention = FlashInfer(modules[0], SIZE, pages, model.head.weight)
+    engine = Engine(model, attention, Scheduler(pages, 4, 64), itertools.count().__next__)
+    for request in served(engine):
+        assert request.generated == generate_densely(model, request.prompt, request.new)
+    assert engine.steps["mixed"] and engine.steps["decoding None"]
+    assert bool(engine.scheduler.preempted) == (page_size == 1)
+
+
+def test_keys_in_pages():
+    """Pages that are not full, full ones, pages beyond the keys, and rows of nobody."""
+    requests = [Request([0], 1, pages=[7, 3, 5]), None, Request([0], 1, pages=[2, 9])]
+    indptr, pages, last = keys_in_pages(requests, [33, 5, 16], 16)
+    assert indptr.tolist() == [0, 3, 4, 5]
+    assert pages.tolist() == [7, 3, 5, 0, 2] and last.tolist() == [1, 1, 16]
 
 
 def test_a_prefix_is_computed_once_also_in_the_step_of_both():
@@ -260,6 +324,7 @@ def test_a_benchmark_is_of_the_same_requests_and_is_drawn(
     assert kept == [list(results)[: i + 1] for i in range(len(results))]
     told = capsys.readouterr().out
     assert told.count("s] flashgen: serve 5 requests") == 2
+    assert ("FlashInfer is left out" in told) == ("FlashInfer" not in results)
     assert list(results)[:3] == ["flashgen", "flashgen, nothing shared", "SDPA, padded"]
     assert told.count("as recomputed 100.00%") == len(results)
     assert len({served.tokens for served in results.values()}) == 1

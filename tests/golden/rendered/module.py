@@ -729,10 +729,14 @@ def attention(
     """
     scale = 0.25 if scale is None else scale
     _check_numbers(scale, left)
-    plain = _is_plain(q, k, v)
-    key, known = _known(q, k, v) if plain else (None, None)
+    tensors = (q, k, v)
+    again = _again("dense", tensors)
+    plain = again is not None or _is_plain(*tensors)
+    key, known = again or (_known(q, k, v) if plain else (None, None))
     if known is None:  # else tensors like these were checked before
         _check_tensors(q, k, v)
+    elif again is None:
+        _remember("dense", tensors, (), key, known)
     if not plain and _is_transformed(q, k, v):
         _warn_once("under torch.func's transforms the eager reference runs")
         out, lse = reference(q, k, v, scale=scale, return_lse=True, left=left)
@@ -1364,6 +1368,79 @@ def _launch_merge_kernel(function, tensors, outs, lses, flags):
 
 # Launches to repeat, by their keys; when there are too many, all are dropped.
 _LAUNCHES = {}
+# Of calls with a kept launch, by their keys: (torch's test for tensors like theirs, the number of
+# tensors, what else the key has, the key, the launch).
+_ALIKE = {}
+# For each kind of call the last two of these that differ.
+_LAST = {}
+
+
+def _again(kind, tensors, *rest):
+    """(key, launch) if the tensors, and the rest of the key, are as in a call shortly before.
+
+    Else None. Then `_is_plain` and a key tell the same, in ten times the time: torch's test, which
+    is in C, compares types, dtypes, devices, shapes, strides, what requires gradients, and which
+    modes and transforms torch is in.
+    """
+    if torch.compiler.is_compiling():
+        return None
+    for is_alike, count, of_rest, key, known in _LAST.get(kind, ()):
+        if len(tensors) != count or rest != of_rest:
+            continue
+        try:
+            if not is_alike(*tensors):
+                continue
+        except TypeError:  # something else than a tensor, to be refused
+            return None
+        addresses = 0
+        for x in tensors:
+            addresses |= x.data_ptr()
+        # Triton specialises on multiples of 16.
+        return None if addresses & 15 or _is_watched() else (key, known)
+    return None
+
+
+def _remember(kind, tensors, rest, key, known):
+    """Lets `_again` find calls like this one, whose tensors are plain."""
+    if not _torch_compares():
+        return
+    last = _ALIKE.get(key)
+    if last is None or last[4] is not known or not last[0](*tensors):
+        rest = tuple(dict(x) if isinstance(x, dict) else x for x in rest)  # it may be changed
+        last = _ALIKE[key] = _torch_test(tensors), len(tensors), rest, key, known
+    _LAST[kind] = last, *_LAST.get(kind, ())[:1]
+
+
+def _torch_test(tensors):
+    """What torch guards compiled code with: a test whether tensors are like these."""
+    # It refuses a tensor that is given twice: from there on they are tested apart.
+    seen = [any(x is y for y in tensors[:n]) for n, x in enumerate(tensors)]
+    n = seen.index(True) if True in seen else len(tensors)
+    is_alike = torch._C._dynamo.guards.TensorGuards(
+        *tensors[:n],
+        dynamic_dims_sizes=[list(x.shape) for x in tensors[:n]],
+        dynamic_dims_strides=[list(x.stride()) for x in tensors[:n]],
+    ).check
+    if n == len(tensors):
+        return is_alike
+    are_others_alike = _torch_test(tensors[n:])
+    return lambda *given: is_alike(*given[:n]) and are_others_alike(*given[n:])
+
+
+@functools.cache
+def _torch_compares():
+    """Whether this torch has such a test, and it tells tensors apart: it is internal to torch."""
+    x = torch.empty(2, 3, device="cpu")
+    try:
+        test = _torch_test((x, x))
+        tells = test(x, x.clone()) and not any(
+            test(x, y) for y in (x[:1], x[:, :2], x.mT.contiguous().mT, x.half(), x[None])
+        )
+    except (AttributeError, TypeError):
+        tells = False
+    if not tells:
+        _warn_once(f"it is not known how torch {torch.__version__} compares: calls take longer")
+    return tells
 
 
 def _known(q, k, v):
@@ -1417,6 +1494,9 @@ def _keep(key, kernel, grid, before, numbers, after, config):
     launch = _Launch(kernel, steps, before, numbers, after, config)
     if len(_LAUNCHES) >= 256:
         _LAUNCHES.clear()
+        _ALIKE.clear()
+    if _ALIKE.pop(key, None):
+        _LAST.clear()  # for `_again` finds another launch, such as one of another configuration
     _LAUNCHES[key] = launch  # stored complete: another thread may use it at once
 
 
@@ -1446,6 +1526,10 @@ class _Launch:
                 self.args += numbers
             else:
                 self.args.append(arg)
+        # Addresses that follow one another are filled in at once.
+        first, count = self.places[0][0], len(self.places)
+        plain = [(first + i, None) for i in range(count)]
+        self.addresses = slice(first, first + count) if self.places == plain else None
 
     def repeat(self, tensors, numbers):
         """Launches on the current stream, with these tensors and numbers."""
@@ -1453,8 +1537,12 @@ class _Launch:
 
     def repeat_at(self, addresses, numbers):
         """The same, with tensors at these addresses."""
-        args = self.ready.get(addresses) or self._filled(addresses)
-        args = args.copy()  # another thread may launch with other numbers
+        if self.addresses is None:
+            args = self.ready.get(addresses) or self._filled(addresses)
+            args = args.copy()  # another thread may launch with other numbers
+        else:
+            args = self.args.copy()
+            args[self.addresses] = addresses
         args[self.numbers] = numbers
         self.launch(self.stream_of(self.device), args)
 
