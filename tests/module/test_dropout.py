@@ -15,7 +15,7 @@ from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 from flashgen import AttentionSpec, softmax
-from flashgen.philox import kept
+from flashgen.philox import kept, philox
 from support.cases import Case
 from support.contract import check_gradients, native_inputs
 from support.fake_gpu import FakeGpu, fake_gpu, module_on
@@ -182,6 +182,56 @@ def test_compiled_code_draws_as_eager_code_does() -> None:
     torch._dynamo.reset()
     compiled = torch.compile(_drawing, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(_gradients(compiled), _gradients(_drawing), rtol=0, atol=0)
+
+
+@pytest.mark.full
+def test_inductor_drops_in_gradients_what_it_drops_in_outputs() -> None:
+    """Outputs are linear in v, and a product that overflows is C++ which may say anything."""
+    torch._dynamo.reset()
+    compiled = torch.compile(rendered_module(FLOAT).attention, fullgraph=True)
+    q, k, v = (torch.randn(1, 2, 20, 16, requires_grad=True) for _ in range(3))
+    for seed in (3, -5, 2**31, 2**62 + 0xF7FA6953):
+        out = compiled(q, k, v, dropout_p=0.5, seed=torch.tensor([seed]))
+        gradient = torch.randn_like(out)
+        (of_v,) = torch.autograd.grad(out, v, gradient)
+        torch.testing.assert_close((out * gradient).sum(), (v * of_v).sum(), rtol=0, atol=1e-4)
+
+
+class _Word(int):
+    """A whole number whose results have to fit into int64, where a kernel's C++ must not wrap."""
+
+    def __mul__(self, other: int) -> _Word:
+        return _fitting(int(self) * other)
+
+    def __add__(self, other: int) -> _Word:
+        return _fitting(int(self) + other)
+
+    def __lshift__(self, other: int) -> _Word:
+        return _fitting(int(self) << other)
+
+    def __rshift__(self, other: int) -> _Word:
+        return _fitting(int(self) >> other)
+
+    def __and__(self, other: int) -> _Word:
+        return _fitting(int(self) & other)
+
+    def __or__(self, other: int) -> _Word:
+        return _fitting(int(self) | other)
+
+    def __xor__(self, other: int) -> _Word:
+        return _fitting(int(self) ^ other)
+
+
+def _fitting(number: int) -> _Word:
+    assert -(2**63) <= number < 2**63, "it wraps around"
+    return _Word(number)
+
+
+@pytest.mark.parametrize("word", [0, 1, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF])
+def test_random_words_do_not_overflow(word: int) -> None:
+    words = MODULE._philox([_Word(word)] * 4, [_Word(word)] * 2)
+    whole = torch.tensor([word])
+    assert [int(x) for x in words] == [int(x) for x in philox([whole] * 4, [whole] * 2)]
 
 
 def test_compiled_code_takes_seeds_without_recompiling() -> None:
