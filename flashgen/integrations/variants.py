@@ -36,6 +36,7 @@ from flashgen.masks import Mask, as_mask, full
 from flashgen.params import RESERVED_NAMES, Float, Int
 from flashgen.scores import Score, as_score
 from flashgen.spec import AttentionSpec
+from flashgen.symbolic.trace import trace
 from flashgen.symbols import KV_IDX, Q_IDX, Load
 
 #: What makes the tensor of a parameter from the captured tensors of a call, and q's device.
@@ -311,7 +312,7 @@ def _traced(
         spec = AttentionSpec(
             head_dim=form.head_dims,
             dtype=dtype,
-            mask=_with_tables(mask, tables),
+            mask=_showing(_with_tables(mask, tables)),
             score=score,
             input_precision=form.input_precision,
             targets=form.targets,
@@ -347,6 +348,18 @@ def _traced(
 def _with_tables(mask: Mask | None, tables: BlockTables | None) -> Mask:
     joined = mask if tables is None else tables.joined(mask)
     return full() if joined is None else joined
+
+
+def _showing(mask: Mask) -> Mask:
+    """The mask; if it hides all keys for these numbers, one that hides them by their positions.
+
+    A spec that shows nothing is a mistake, and a window of 0 in a call of FlexAttention's is not.
+    """
+    return as_mask(_nothing) if trace(mask).expr == sympy.false else mask
+
+
+def _nothing(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return kv_idx < 0
 
 
 def _maker(at: int, tensor: CapturedTensor) -> Maker:

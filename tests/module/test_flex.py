@@ -895,6 +895,21 @@ class TestWhatCouldChangeUnseen:
         attended(score_mod)
 
 
+@pytest.mark.parametrize("before", [(), (3, 5)], ids=["a constant", "a number of the call"])
+def test_a_mask_that_hides_all_keys(fresh, before):
+    """As a window of 0 does: the output is 0, as torch's."""
+    q, k, v = qkv(LENGTH, LENGTH)
+    for window in (*before, 0):
+
+        def within(b, h, q_idx, kv_idx, window=window):
+            return (q_idx >= kv_idx) & (q_idx - kv_idx < window)
+
+        mask = create_block_mask(within, None, None, LENGTH, LENGTH, device="cpu")
+        out, lse = flex_attention(q, k, v, None, mask, return_lse=True)
+    assert not out.any()
+    assert (lse == -torch.inf).all()
+
+
 def test_any_strides():
     q, k, v = (x.detach().mT.contiguous().mT for x in qkv())
     assert q.stride(-1) != 1
