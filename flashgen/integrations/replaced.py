@@ -155,8 +155,8 @@ class Replaced:
             elif name in slots(type(value)):
                 object.__setattr__(made, name, content)
         called = inspect.getattr_static(type(value), "__call__", None)
-        if type(called) is not types.FunctionType:
-            return made
+        if type(called) is not types.FunctionType or is_library(called):
+            return made  # a library's function calls what `made` holds
         return _Called(made, self._of(called, None))
 
 

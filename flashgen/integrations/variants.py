@@ -365,6 +365,7 @@ def _nothing(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
 def _maker(at: int, tensor: CapturedTensor) -> Maker:
     """What makes a parameter's tensor: the captured one, in the parameter's dtype."""
     make, is_number, dtype = tensor.make, tensor.is_number, PARAMETER_DTYPES[tensor.real.dtype]
+    name = tensor.name
 
     def of(tensors: list[torch.Tensor], device: torch.device) -> torch.Tensor:
         x = tensors[at]
@@ -372,7 +373,7 @@ def _maker(at: int, tensor: CapturedTensor) -> Maker:
             x = x.reshape(1).to(device)  # as in torch, a number may be on the CPU
         if make is not None:
             x = make(x)
-        return x if x.dtype == dtype else _converted(x, dtype)
+        return x if x.dtype == dtype else _converted(name, x, dtype)
 
     return of
 
@@ -381,7 +382,7 @@ def _maker(at: int, tensor: CapturedTensor) -> Maker:
 _converted_once: dict[int, tuple[weakref.ref[torch.Tensor], int, torch.Tensor]] = {}
 
 
-def _converted(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def _converted(name: str, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """A tensor in another dtype; numbers that 32 bits do not hold end in an error.
 
     Those of float64 are rounded as long as a difference of two stays right to 2**-4.
@@ -397,11 +398,13 @@ def _converted(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     if x.dtype == torch.int64 and x.numel() > 0:
         low, high = torch.aminmax(x)
         fits = (low >= -(2**31)) & (high < 2**31)
-        torch._assert_async(fits, "a captured tensor of int64 exceeds 32 bits")
+        what = f"{name}: a captured tensor of int64 exceeds 32 bits"
+        torch._assert_async(fits, f"{what}; subtract what its numbers have in common")
     made = x.to(dtype)
     if x.dtype == torch.float64:
         near = (x.detach().abs() < 2**20) | (made.detach() == x.detach()) | x.detach().isnan()
-        torch._assert_async(near.all(), "a captured tensor of float64 is too large for float32")
+        what = f"{name}: a captured tensor of float64 is too large for float32"
+        torch._assert_async(near.all(), f"{what}; subtract what its numbers have in common")
     if once:
         held = weakref.ref(x, lambda _: _converted_once.pop(at, None))
         _converted_once[at] = held, x._version, made
