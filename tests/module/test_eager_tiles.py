@@ -10,7 +10,15 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from flashgen import AttentionSpec, causal, maximum, sink_tokens, sliding_window
+from flashgen import (
+    AttentionSpec,
+    Tensor,
+    additive_bias,
+    causal,
+    maximum,
+    sink_tokens,
+    sliding_window,
+)
 from support.cases import Case
 from support.contract import native_inputs
 from support.gradients import leaves_of
@@ -130,6 +138,33 @@ def test_tiles_make_nothing_of_the_size_of_their_scores(
         module._attend_in_tiles(q, k, v, 0.25)
     given = {x.untyped_storage().data_ptr() for x in (q, k, v)}
     assert len(made.held.keys() - given) == 1 + more
+
+
+def test_tiles_make_no_gradient_of_all_that_is_learned(small_tiles) -> None:
+    """autograd has one of all elements for each read, and ten times the time for a bias."""
+    pairs = "batch", "num_q_heads", "q_len", "kv_len"
+    spec = AttentionSpec(16, "float32", score=additive_bias(Tensor("bias", pairs)))
+    module = small_tiles(rendered_module(spec))
+    q, k, v = native_inputs(Case(208, 64, 1, 2, 2), spec)
+    bias = torch.randn(1, 2, 208, 64, requires_grad=True)
+    out = module.attention(q, k, v, bias=bias)
+    with _Made(bias.nbytes) as made:
+        out.sum().backward()
+    given = {x.untyped_storage().data_ptr() for x in (q, k, v, bias)}
+    assert len(made.held.keys() - given) == 1
+
+
+def test_a_number_among_the_indices_of_what_is_learned(small_tiles) -> None:
+    table = Tensor("table", ("batch", 1, "kv_len"))
+
+    def score(score, b, h, q_idx, kv_idx):  # type: ignore[no-untyped-def]
+        return score + table[b, 0, kv_idx]
+
+    spec = AttentionSpec(16, "float32", causal(), score)
+    drawn = torch.randn(2, 1, 33)
+    case = Case(33, 33, 2, 4, 2, params={"table": drawn})
+    for tiles, whole in zip(*both(small_tiles(rendered_module(spec)), spec, case), strict=True):
+        torch.testing.assert_close(tiles, whole, rtol=1e-4, atol=1e-4)
 
 
 def test_tiles_drop_the_same_weights(small_tiles) -> None:
