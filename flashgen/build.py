@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from keyword import iskeyword
 from pathlib import Path
 from time import perf_counter
 
@@ -17,7 +16,7 @@ from flashgen.files import lock
 from flashgen.kernels.base import ForwardKernel
 from flashgen.kernels.registry import kernels_of, keys, with_key
 from flashgen.loader import Variant, load
-from flashgen.place import Place
+from flashgen.place import Place, is_package_name
 from flashgen.plan import KernelPlan, lower
 from flashgen.plan.backward import backward_plan
 from flashgen.publish import Seal, build_digest, publish, read_seal, sealed
@@ -271,7 +270,7 @@ def package_name(name: str | None) -> str | None:
     Raises:
         FlashgenError: no package can have it.
     """
-    if name is None or all(part.isidentifier() and not iskeyword(part) for part in name.split(".")):
+    if name is None or is_package_name(name):
         return name
     raise FlashgenError(f"--package={name}: no name of a package; write one as in mine.kernels")
 

@@ -18,7 +18,7 @@ from flashgen.build import STEPS, Built, Progress
 from flashgen.cache import Entry
 from flashgen.config import HOPPER, ChosenConfig, KernelChoice
 from flashgen.kernels.registry import with_key
-from flashgen.place import Place
+from flashgen.place import Place, is_package_name
 
 # A pipe or a log has no width, so rows stay whole.
 UNWATCHED_WIDTH = 220
@@ -162,8 +162,12 @@ def where_lines(built: Sequence[Built], out: Path, package: str | None = None) -
     place = Place(out, names[0], named=package)
     [name, what] = [names[0], "module"] if len(names) == 1 else ["NAME", f"{len(names)} modules"]
     yield f"{what}: {place.module if len(names) == 1 else out}"
+    if place.package is None or not is_package_name(place.package):
+        yield f"import: import {name}"  # a folder such as my-kernels is no package
+        yield f"        where {out} is on sys.path"
+        return
     yield f"import: from {place.package} import {name}"
-    root = _root(out, place.package or "")
+    root = _root(out, place.package)
     if root is not None and root != Path.cwd():
         yield f"        where {_short(root)} is on sys.path"
 

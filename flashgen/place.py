@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from keyword import iskeyword
 from pathlib import Path
 from typing import ClassVar
 
 from flashgen.files import ANOTHER_FOLDER
+
+
+def is_package_name(name: str) -> bool:
+    """Whether Python can import a package by this name."""
+    return all(part.isidentifier() and not iskeyword(part) for part in name.split("."))
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,14 @@ def test_a_build_publishes_a_module_and_shows_what_was_chosen(flashgen, project)
                 "        where my is on sys.path",
             ],
         ),
+        (  # no name of a package
+            "my/my-kernels",
+            [
+                "module: my/my-kernels/tiny.py",
+                "import: import tiny",
+                "        where my/my-kernels is on sys.path",
+            ],
+        ),
     ],
 )
 def test_a_build_ends_with_where_the_module_is_and_how_to_import_it(flashgen, out, expected):
