@@ -12,7 +12,7 @@ import pytest
 
 import flashgen.kernels.backward_hopper.kernel
 import flashgen.kernels.backward_triton.kernel
-from flashgen import AttentionSpec, causal
+from flashgen import AttentionSpec, Tensor, causal, full, t5_bias
 from flashgen.config import NO_CHOICE, ChosenConfig, KernelChoice, KernelConfig
 from flashgen.kernels.registry import keys, with_key
 from flashgen.plan import KernelPlan, lower
@@ -20,13 +20,13 @@ from flashgen.spec import Blocks
 from flashgen.tuning.choose import choices, digests, ranked, search_spaces
 from flashgen.tuning.store import Measurement, TuneResult
 from support.variants import kernel_digest
-from support.vocabulary import VOCABULARY
 
 PORTABLE = ("backward_keys", "backward_queries")
 GRADIENTS = tuple(key for key in keys() if with_key(key).gradients)
 
 SPEC = AttentionSpec(128, mask=causal(), targets=("sm_80", "sm_90"))
 PLAN = lower(SPEC, "causal")
+ROWS = Tensor("rows", ("batch", "q_len"))
 NARROW = lower(replace(SPEC, head_dim=64), "narrow")
 
 
@@ -234,7 +234,8 @@ def test_the_portable_kernels_where_their_times_add_up_to_less() -> None:
 
 @pytest.mark.full
 def test_beside_the_portable_kernel_over_queries_it_is_compared_with_the_other_one() -> None:
-    plan = lower(VOCABULARY["t5_bias"].spec("bfloat16", 64), "t5_bias")
+    biased = t5_bias().then(lambda score, b, h, q, kv: score + ROWS[b, q])
+    plan = lower(replace(SPEC, head_dim=64, mask=full(), score=biased), "two_biases")
     gluon, keys, slower, queries = (
         _timed(key, "NVIDIA H200", ms, plan=plan)
         for key, ms in (

@@ -197,6 +197,7 @@ NOT_DERIVED = {
     *("bigbird", "bigbird_run_time", "bigbird_static", "block_sparse", "block_sparse_run_time"),
     *("block_sparse_shared", "block_sparse_static", "block_sparse_static_run_time"),
     *("causal_blocks", "outside_blocks", "document_unsorted", "natten_2d", "tree", "tree_of_all"),
+    *("chosen_blocks", "chosen_by_each_query"),
 }
 
 #: Lengths and tiles.
