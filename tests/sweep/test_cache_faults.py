@@ -203,6 +203,39 @@ def test_an_appended_token_without_a_place_is_not_written() -> None:
     assert math.isfinite(q[1].sum())
 
 
+@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_sequence_beyond_the_angles_is_nan(
+    eager: bool, packed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What lies behind the tables is not read, and no other sequence changes."""
+    module = rendered_module(SPEC)
+    if eager:
+        monkeypatch.setattr(module.triton.knobs.runtime, "interpret", False)
+    new = torch.randn(3, 2, 2, 16)
+    caches = torch.randn(2, 3, 128, 2, 16)
+    lens = torch.tensor([20, 100, 21], dtype=torch.int32)  # of the last one a token has its angle
+    more = torch.randn(128, 4)
+    begins = {"cu_seqlens": torch.tensor([0, 2, 4, 6], dtype=torch.int32)} if packed else {}
+    new = new.flatten(0, 1) if packed else new
+    results = []
+    for count in (128, 20):
+        kept = caches.clone()
+        rotary = more.cos()[:count], more.sin()[:count]
+        with torch.no_grad():
+            q = module.append(new, new, *kept, lens, None, *rotary, q=new, **begins)
+            queries = {"cu_seqlens_q": begins["cu_seqlens"], "max_q_len": 2} if packed else {}
+            out = module.cache_attention(q, *kept, lens, **queries)
+        results.append((kept, q.view(3, 2, 2, 16), out.view(3, 2, 2, 16)))
+    (right, right_q, right_out), (kept, q, out) = results
+    missing = torch.zeros(3, 2, dtype=torch.bool)
+    missing[1] = missing[2, 1] = True
+    assert q[missing].isnan().all() and torch.equal(q[~missing], right_q[~missing])
+    assert out[missing].isnan().all() and torch.equal(out[~missing], right_out[~missing])
+    right[0, 1, 98:100] = right[0, 2, 20] = math.nan  # values are not rotated
+    assert torch.equal(kept.nan_to_num(7.0), right.nan_to_num(7.0))
+
+
 def test_appended_padding_of_no_sequence_reads_no_length() -> None:
     q, angles = torch.randn(3, 2, 16), torch.zeros(9, 4)
     ends, lens = torch.zeros(1, dtype=torch.int32), torch.empty(0, dtype=torch.int32)

@@ -160,6 +160,15 @@ def test_a_lack_of_protection_is_found(name: str, monkeypatch: pytest.MonkeyPatc
         test_cache_faults.test_a_fault_is_nan_and_changes_no_other_sequence(fault)
 
 
+def test_angles_behind_their_tables_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    edit = edited("there = held & (position < num_angles)", "there = held")
+    monkeypatch.setattr(
+        test_cache_faults, "rendered_module", partial(rendered_module, edit_source=edit)
+    )
+    with pytest.raises(AssertionError):
+        test_cache_faults.test_a_sequence_beyond_the_angles_is_nan(False, False, monkeypatch)
+
+
 @pytest.mark.parametrize(
     "old, new",
     [
