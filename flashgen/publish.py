@@ -111,6 +111,7 @@ NOT_IN_MODULES = frozenset(
         "integrations/call_tensors.py",
         "integrations/captured_tensor.py",
         "integrations/captures.py",
+        "integrations/converted.py",
         "integrations/diffusers.py",
         "integrations/flex.py",
         "integrations/layers/__init__.py",

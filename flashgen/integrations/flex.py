@@ -80,7 +80,9 @@ def flex_attention(
         (batch, num_q_heads, q_len), natural logarithm.
 
     Raises:
-        MaskError: a function cannot be traced: the message has its line.
+        MaskError: a function cannot be traced: the message has its line. Or a captured tensor of
+            int64 or float64 has numbers that 32 bits do not hold; those of a GPU are waited for if
+            there is a fallback, and end in an error of the GPU's if there is none.
         TypeError, ValueError: naming the argument, what was given and what is accepted.
         RuntimeError: torch.compile traces this call: see `prepare`.
     """
@@ -121,6 +123,7 @@ def _attend(
         _check_scale(scale)
         attend = _found(query, key, value, score_mod, block_mask, enable_gqa, kernel_options)
         _check_request(return_lse, return_aux)
+        captured = attend.captured(query.device, waits=fallback is not None)
     except (MaskError, ValidationError, NotImplementedError) as error:
         if fallback is None:
             kind = NotImplementedError if isinstance(error, NotImplementedError) else MaskError
@@ -129,7 +132,7 @@ def _attend(
         given = (query, key, value, score_mod, block_mask, scale, enable_gqa, return_lse)
         return torchs(*given, kernel_options, return_aux=return_aux)
     wants_lse = return_lse or (return_aux is not None and return_aux.lse)
-    out, lse = attend.run(query, key, value, scale, wants_lse)
+    out, lse = attend.run(query, key, value, scale, wants_lse, captured)
     if return_aux is not None:
         return out, AuxOutput(lse=lse, max_scores=None)
     return (out, lse) if return_lse else out
@@ -187,6 +190,7 @@ class Prepared:
         """The attention, as `flex_attention` computes it.
 
         Raises:
+            MaskError: a captured tensor on the CPU has numbers that 32 bits do not hold.
             ValueError: other lengths, where the functions or the BlockMask are for these alone.
         """
         lengths = self._lengths
@@ -195,8 +199,13 @@ class Prepared:
                 f"query, key: got q_len {query.shape[2]} and kv_len {key.shape[2]}; it was "
                 f"prepared for {lengths[0]} and {lengths[1]}"
             )
-        out, lse = self.run(query, key, value, scale, return_lse)
+        captured = self.captured(query.device)
+        out, lse = self.run(query, key, value, scale, return_lse, captured)
         return (out, lse) if return_lse else out
+
+    def captured(self, device: torch.device, *, waits: bool = False) -> dict[str, Any]:
+        """The module's arguments for what is captured; see `Variant.arguments`."""
+        return self._variant.arguments(self._captures, device, waits=waits)
 
     def run(
         self,
@@ -205,6 +214,7 @@ class Prepared:
         value: torch.Tensor,
         scale: float | None,
         return_lse: bool,
+        captured: Mapping[str, Any],
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The output, and the log-sum-exp if it is asked for."""
         variant, given = self._variant, query
@@ -225,7 +235,7 @@ class Prepared:
             value,
             scale=scale,
             return_lse=return_lse,
-            **variant.arguments(self._captures, query.device),
+            **captured,
             **self._tables,
         )
         out, lse = result if return_lse else (result, None)

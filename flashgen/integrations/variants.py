@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 import threading
-import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -31,6 +30,7 @@ from flashgen.integrations.captured_tensor import (
     resolved,
 )
 from flashgen.integrations.captures import Captures
+from flashgen.integrations.converted import converted
 from flashgen.integrations.replaced import Replaced
 from flashgen.masks import Mask, as_mask, full
 from flashgen.params import RESERVED_NAMES, Float, Int
@@ -39,8 +39,9 @@ from flashgen.spec import AttentionSpec
 from flashgen.symbolic.trace import trace
 from flashgen.symbols import KV_IDX, Q_IDX, Load
 
-#: What makes the tensor of a parameter from the captured tensors of a call, and q's device.
-Maker = Callable[[list[torch.Tensor], torch.device], torch.Tensor]
+#: What makes the tensor of a parameter from the captured tensors of a call, and q's device; it may
+#: wait for a GPU to refuse numbers.
+Maker = Callable[[list[torch.Tensor], torch.device, bool], torch.Tensor]
 
 #: So many families are kept.
 MOST_FAMILIES = 1024
@@ -102,11 +103,19 @@ class Variant:
             self._fits[key] = all(lowest(index, sizes) >= 0 for index in self.nonnegative)
         return self._fits[key]
 
-    def arguments(self, captures: Captures, device: torch.device) -> dict[str, Any]:
-        """The arguments of the module for what is captured, and for queries on a device."""
+    def arguments(
+        self, captures: Captures, device: torch.device, *, waits: bool = False
+    ) -> dict[str, Any]:
+        """The arguments of the module for what is captured, and for queries on a device.
+
+        With ``waits`` it waits for numbers of a GPU that it may have to refuse.
+
+        Raises:
+            MaskError: a captured tensor has numbers that 32 bits do not hold.
+        """
         found: dict[str, Any] = {name: captures.numbers[at][0] for name, at in self.numbers.items()}
         for name, make in self.tensors.items():
-            found[name] = make(captures.tensors, device)
+            found[name] = make(captures.tensors, device, waits)
         return found
 
 
@@ -367,48 +376,15 @@ def _maker(at: int, tensor: CapturedTensor) -> Maker:
     make, is_number, dtype = tensor.make, tensor.is_number, PARAMETER_DTYPES[tensor.real.dtype]
     name = tensor.name
 
-    def of(tensors: list[torch.Tensor], device: torch.device) -> torch.Tensor:
+    def of(tensors: list[torch.Tensor], device: torch.device, waits: bool) -> torch.Tensor:
         x = tensors[at]
         if is_number:
             x = x.reshape(1).to(device)  # as in torch, a number may be on the CPU
         if make is not None:
             x = make(x)
-        return x if x.dtype == dtype else _converted(name, x, dtype)
+        return x if x.dtype == dtype else converted(name, x, dtype, waits=waits)
 
     return of
-
-
-#: Captured tensors in another dtype, by the id of the tensor, for as long as it is not written to.
-_converted_once: dict[int, tuple[weakref.ref[torch.Tensor], int, torch.Tensor]] = {}
-
-
-def _converted(name: str, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A tensor in another dtype; numbers that 32 bits do not hold end in an error.
-
-    Those of float64 are rounded as long as a difference of two stays right to 2**-4.
-    """
-    once = not (torch.compiler.is_compiling() or x.requires_grad or x.is_inference())
-    once = once and not x.is_cpu  # which may share memory with an array, whose writes are not seen
-    if once and x.is_cuda:
-        once = not torch.cuda.is_current_stream_capturing()  # a replay converts what is there then
-    at = id(x)
-    known = _converted_once.get(at) if once else None
-    if known is not None and known[0]() is x and known[1] == x._version:
-        return known[2]
-    if x.dtype == torch.int64 and x.numel() > 0:
-        low, high = torch.aminmax(x)
-        fits = (low >= -(2**31)) & (high < 2**31)
-        what = f"{name}: a captured tensor of int64 exceeds 32 bits"
-        torch._assert_async(fits, f"{what}; subtract what its numbers have in common")
-    made = x.to(dtype)
-    if x.dtype == torch.float64:
-        near = (x.detach().abs() < 2**20) | (made.detach() == x.detach()) | x.detach().isnan()
-        what = f"{name}: a captured tensor of float64 is too large for float32"
-        torch._assert_async(near.all(), f"{what}; subtract what its numbers have in common")
-    if once:
-        held = weakref.ref(x, lambda _: _converted_once.pop(at, None))
-        _converted_once[at] = held, x._version, made
-    return made
 
 
 def _sizes_of(

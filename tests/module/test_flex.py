@@ -12,7 +12,7 @@ from torch.nn.attention import flex_attention as theirs
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask
 
 import flashgen.flex
-from flashgen.errors import FlashgenError
+from flashgen.errors import FlashgenError, MaskError
 from flashgen.flex import flex_attention, prepare
 from flashgen.integrations import variants
 from flashgen.integrations.captures import is_of_library
@@ -258,13 +258,13 @@ class TestCapturedTensors:
 
     def test_beyond_32_bits_are_refused(self):
         big = torch.arange(LENGTH) + 2**40
-        with pytest.raises(RuntimeError, match=r"^big: .* exceeds 32 bits; subtract what"):
+        with pytest.raises(MaskError, match=r"^big: .* exceeds 32 bits; subtract what"):
             flex_attention(*qkv(), lambda score, b, h, q, kv: score + big[kv])
 
     def test_of_float64_that_float32_rounds_by_much_are_refused(self):
         """Seconds since 1970, say, whose differences are compared."""
         seconds = 1.7e9 + torch.arange(LENGTH, dtype=torch.float64)
-        with pytest.raises(RuntimeError, match=r"^seconds: .* too large for float32; subtract"):
+        with pytest.raises(MaskError, match=r"^seconds: .* too large for float32; subtract"):
             attended(lambda score, b, h, q, kv: score - (seconds[q] - seconds[kv]).abs())
         seconds -= 1.7e9
         seconds[0] = -torch.inf
@@ -534,6 +534,20 @@ class TestTheCall:
         ]  # fmt: skip
         flex_attention(q, k, v, lambda score, b, h, q, kv: score + q, fallback="torch")
         assert len(calls) == 2
+
+    def test_so_do_captured_numbers_that_32_bits_do_not_hold(self, monkeypatch):
+        """Whether a tensor has such numbers is known when its function has long been traced."""
+        calls = []
+        monkeypatch.setattr(theirs, "flex_attention", lambda *given, **more: calls.append(given))
+        q, k, v = qkv()
+        for dtype in (torch.int64, torch.float64):
+            numbers = torch.arange(LENGTH, dtype=dtype)
+            score_mod = lambda score, b, h, q, kv: score + numbers[kv]  # noqa: B023, E731
+            for added, fallen_back in ((0, False), (2**40 + 1, True), (-(2**40) - 1, False)):
+                numbers += added
+                flex_attention(q, k, v, score_mod, fallback="torch")
+                assert [given[:4] for given in calls] == [(q, k, v, score_mod)] * fallen_back
+                calls.clear()
 
 
 class TestCompiled:

@@ -51,7 +51,7 @@ LAYERS = """
     ranks
     integrations integrations.captures integrations.small_integer
     integrations.captured_tensor integrations.block_table
-    integrations.replaced
+    integrations.replaced integrations.converted
     integrations.variants integrations.call_tensors
     integrations.flex flex
     integrations.layers integrations.layers.recorded
