@@ -68,7 +68,20 @@ class CachedPlace(Place):
     @property
     def lock(self) -> Path:
         """The lock that whoever builds this spec holds."""
-        return _lock(self.out, int(self.spec.digest[:8], 16) % LOCKS)
+        return _lock(self.out, self._number)
+
+    @property
+    def turn(self) -> Path:
+        """The lock that whoever derives and builds this spec holds, before it asks for the other.
+
+        So of several processes one derives, and the others find its module. A cache that is cleared
+        does not wait for it.
+        """
+        return _lock(self.out, self._number).with_suffix(".turn.lock")
+
+    @property
+    def _number(self) -> int:
+        return int(self.spec.digest[:8], 16) % LOCKS
 
 
 def cache_folder() -> Path:
@@ -174,7 +187,7 @@ def _files(folder: Path) -> list[Path]:
 
 @contextmanager
 def _every_lock(folder: Path) -> Iterator[None]:
-    """Holds all locks of a cache; whoever builds holds one, and asks for no second."""
+    """Holds all locks of a cache; whoever builds holds one, and asks for no second of these."""
     with ExitStack() as held:
         for number in range(LOCKS):
             held.enter_context(lock(_lock(folder, number), lambda: None, REMEDY))

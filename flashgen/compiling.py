@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from flashgen.cache import CachedPlace, private_cache
 from flashgen.errors import FlashgenError, TuneError
+from flashgen.files import lock
 from flashgen.publish import build_digest, is_of_build
 from flashgen.spec import AttentionSpec
 from flashgen.tuning.device import detect_gpu
@@ -51,9 +52,10 @@ def cached(spec: AttentionSpec, *, tune: bool = False, tune_seconds: float = 60.
     place = CachedPlace(private_cache(), name, spec)
     with _loading:
         for _ in range(TRIES):
-            # What builds imports all kernels, for longer than a module of the cache takes.
-            if tune or not is_of_build(place.module, build_digest(spec, place), place.remedy):
-                _build(place, tune, tune_seconds)
+            if tune or not _is_built(place):
+                with lock(place.turn, lambda: None, place.remedy):
+                    if tune or not _is_built(place):  # else by whoever had the turn before
+                        _build(place, tune, tune_seconds)
             path = place.module
             if path.stem in _loaded:
                 return _loaded[path.stem]
@@ -63,6 +65,11 @@ def cached(spec: AttentionSpec, *, tune: bool = False, tune_seconds: float = 60.
                 continue
             return _loaded[path.stem]
     raise FlashgenError(f"{place.module}: removed while it was loaded; call again")
+
+
+def _is_built(place: CachedPlace) -> bool:
+    """Whether a module is there, without what builds: to import that takes longer."""
+    return is_of_build(place.module, build_digest(place.spec, place), place.remedy)
 
 
 def _build(place: CachedPlace, tune: bool, tune_seconds: float) -> None:
