@@ -132,7 +132,6 @@ NOT_IN_MODULES = frozenset(
         "inputs.py",
         "inventory.py",
         "loader.py",
-        "place.py",
         "publish.py",
         "ranks.py",
         "stamp.py",

@@ -13,6 +13,7 @@ from flashgen.codegen.beside import beside
 from flashgen.codegen.folding import fold, indented, wrap
 from flashgen.codegen.unpacking import Fields, unpacking
 from flashgen.paths import template_dir
+from flashgen.place import is_package_name
 from flashgen.symbolic.printer import plain_source
 from flashgen.symbolic.printer.code import Code
 from flashgen.symbolic.printer.dialects import TRITON, Triton
@@ -62,5 +63,6 @@ def environment(dialect: Triton = TRITON, folders: tuple[Path, ...] = ()) -> jin
     templates.filters["prefix"] = lambda text, prefix: prefix + text
     templates.filters["plain"] = plain_source
     templates.filters["printed"] = printed
+    templates.tests["package_name"] = is_package_name
     templates.tests["read_in"] = lambda name, text: re.search(rf"\b{name}\b", text) is not None
     return templates

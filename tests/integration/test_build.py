@@ -63,9 +63,15 @@ def test_a_build_publishes_a_module_and_shows_what_was_chosen(flashgen, project)
         ),
     ],
 )
-def test_a_build_ends_with_where_the_module_is_and_how_to_import_it(flashgen, out, expected):
+def test_a_build_ends_with_where_the_module_is_and_how_to_import_it(
+    flashgen, project, out, expected
+):
     _, lines = flashgen("build", "specs", "--out", out)
     assert lines[-len(expected) :] == expected
+    statement = expected[1].removeprefix("import: ")
+    assert (
+        f"\n    {statement}\n    out = tiny.attention(" in (project / out / "tiny.py").read_text()
+    )
     assert flashgen("build", "specs", "--out", out) == UP_TO_DATE
 
 
