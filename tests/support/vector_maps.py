@@ -141,10 +141,39 @@ def results_of(module: ModuleType, spec: AttentionSpec, call: VectorCall) -> Ite
         for types in ((torch.float64, None), (torch.float32, dtype))
     )
     names = ("out", "dq", "dk", "dv", *["gradient of decays"] * len(decay))
+    slopes = _sizes_of_slopes(spec, tensors, drawn, call, grad) if drawn and call.factor > 1 else {}
     for name, x, right, low in zip(names, mine, exact, rough, strict=True):
         # Gradients of decays are differences of sums of these.
-        size = (v * mine[3]).abs().sum((2, 3)).max().item() if name == "gradient of decays" else 0.0
+        size = slopes.get(name, 0.0)
+        if name == "gradient of decays":
+            size = (v * mine[3]).abs().sum((2, 3)).max().item()
         yield name, x.detach(), right.detach(), low.detach(), size
+
+
+def _sizes_of_slopes(
+    spec: AttentionSpec, tensors: Tensors, drawn: Tensors, call: VectorCall, grad: torch.Tensor
+) -> dict[str, float]:
+    """The size of what gradients of long vectors are made of, with random features.
+
+    One key has nearly all of a row's weight, so that its slopes, differences of products of the
+    output's gradient, are near 0; an exponent changes by the vector itself, which is long.
+    """
+    q, k, v, grad = (x.double() for x in (*tensors[:3], grad))
+    group, scale = q.shape[1] // k.shape[1], spec.qk_head_dim**-0.5
+    scale = scale if call.scale is None else call.scale
+    given = (spec, q, k), (drawn[0].double(), call.scale, None, None, drawn_ids(spec, call))
+    each_key = torch.eye(k.shape[2], dtype=torch.float64).expand(*k.shape[:2], -1, -1)
+    weights, out = (by_weights(*given[0], x, *given[1]) for x in (each_key, v))
+    products = (grad @ v.repeat_interleave(group, 1).mT).abs()
+    products = weights * (products + (grad * out).sum(-1, keepdim=True).abs())
+    of_keys = products.sum(-2).unflatten(1, (-1, group)).sum(2)
+
+    def changes(x: torch.Tensor) -> torch.Tensor:
+        """By how much an exponent changes with an element of a vector, at most."""
+        return scale**0.5 * (drawn[0].double() - scale**0.5 * x[..., None, :]).abs().amax((-1, -2))
+
+    sizes = {"dq": products.sum(-1) * changes(q), "dk": of_keys * changes(k)}
+    return {name: size.max().item() for name, size in sizes.items()}
 
 
 def _with_gradients(
