@@ -125,7 +125,7 @@ def _of_element(
     if table.of_itself and inside(term):
         begins = (table.side == "left") != exchanged
         found += [i - t if begins else t - i - 1 for i in _linear(index)]
-    if table.side == "left":
+    if table.side == "left" and not table.outside:
         for other in declarations.tables.values():
             if (*other.search, other.side) == (*table.search, "right"):
                 length = symbol(Load(other.sym, *term.args[1:])) - t

@@ -34,6 +34,11 @@ SWAPPED = {
 }  # fmt: skip
 
 
+#: The id that is hidden, if any, and whether in an Or: see `RowTable`.
+Hidden = tuple[int | None, bool]
+_NONE: Hidden = (None, False)
+
+
 @functools.lru_cache(1024)
 def with_row_tables(predicate: Predicate, orientation: Orientation = KEYS_OF_ROWS) -> Predicate:
     """The predicate, with row tables in every comparison that they can replace.
@@ -62,21 +67,22 @@ def rewritten(predicate: Predicate, orientation: Orientation) -> tuple[Predicate
     promises: dict[Any, None] = {}  # elements that tell whether a promise is broken
 
     def table(
-        keys: Tensor, values: Tensor, side: str, hidden: int | None, cyclic: bool | None = None
+        keys: Tensor, values: Tensor, side: str, hides: Hidden, cyclic: bool | None = None
     ) -> RowTable:
         if cyclic is None:
             cyclic = not {keys.sym, values.sym} & in_order
         for known in tables.values():
-            if (*known.search, known.side) == (keys.name, values.name, cyclic, hidden, side):
+            if (*known.search, known.side) == (keys.name, values.name, cyclic, hides[0], side):
+                tables[known.name] = replace(known, outside=known.outside or hides[1])
                 return known
         name = f"{keys.name}_{_NAMES[side]}"
         name += "" if keys.name == values.name else f"_of_{values.name}"
         while name in names or name in tables:
             name += "_"
-        tables[name] = RowTable(name, keys, values, side, cyclic, hidden)
+        tables[name] = RowTable(name, keys, values, side, cyclic, *hides)
         return tables[name]
 
-    def visit(expr: Any, hidden: int | None = None) -> Any:
+    def visit(expr: Any, hides: Hidden = _NONE) -> Any:
         if isinstance(expr, sympy.And | sympy.Or):
             return expr.func(*(visit(part, of) for part, of in _parts(expr, looks_up)))
         if not isinstance(expr, sympy.core.relational.Relational):
@@ -90,10 +96,10 @@ def rewritten(predicate: Predicate, orientation: Orientation) -> tuple[Predicate
                 at = value.args[1:]
 
                 def place(side: str) -> Any:
-                    return Load(table(keys, values, side, hidden).sym, *at)  # noqa: B023
+                    return Load(table(keys, values, side, hides).sym, *at)  # noqa: B023
 
                 if _promises(keys) or _promises(values):
-                    promises[Load(table(keys, values, "unordered", hidden).sym, *at[:-1], 0)] = None
+                    promises[Load(table(keys, values, "unordered", hides).sym, *at[:-1], 0)] = None
 
                 found = _range(relation, key.args[-1], place)
                 origins.update(dict.fromkeys((found, *found.args), expr))
@@ -108,7 +114,7 @@ def rewritten(predicate: Predicate, orientation: Orientation) -> tuple[Predicate
         tensor, *lead, _ = element.args
         if tensor in tensors and _promises(tensors[tensor]) and not any(map(is_of_tile, lead)):
             itself = tensors[tensor]
-            flag = table(itself, itself, "unordered", None, cyclic=False)
+            flag = table(itself, itself, "unordered", _NONE, cyclic=False)
             promises[Load(flag.sym, *lead, 0)] = None
     made = replace(
         predicate,
@@ -129,7 +135,7 @@ def _promises(tensor: Tensor) -> bool:
     return tensor.sorted and not isinstance(tensor, Constant)
 
 
-def _parts(expr: Any, looks_up: Callable[[Any], bool]) -> list[tuple[Any, int | None]]:
+def _parts(expr: Any, looks_up: Callable[[Any], bool]) -> list[tuple[Any, Hidden]]:
     """The parts of an And, each with the id that another part hides from its comparison.
 
     The hiding part, ``doc[b, kv_idx] != -1``, is left out. An Or is treated the same way, negated.
@@ -140,15 +146,16 @@ def _parts(expr: Any, looks_up: Callable[[Any], bool]) -> list[tuple[Any, int | 
         for element, number in permutations(part.args) if isinstance(part, unequal) else ():
             if isinstance(element, Load) and number.is_Integer and -(2**31) <= number < 2**31:
                 hides.setdefault(element, (int(number), part))
-    hidden: dict[Any, int] = {}
+    hidden: dict[Any, Hidden] = {}
     left_out: list[Any] = []
     for part in expr.args:
         if isinstance(part, equal) and looks_up(part):
             for element in part.args:
                 if element in hides and part not in hidden:
-                    hidden[part], other = hides[element]
+                    number, other = hides[element]
+                    hidden[part] = number, isinstance(expr, sympy.Or)
                     left_out.append(other)
-    return [(part, hidden.get(part)) for part in expr.args if part not in left_out]
+    return [(part, hidden.get(part, _NONE)) for part in expr.args if part not in left_out]
 
 
 def _ordered(expr: Any, looks_up: Callable[[Any], bool]) -> frozenset[Any]:

@@ -25,7 +25,9 @@ class RowTable:
     -1 behind larger ids.
 
     With a `hidden` id, rows of that id see no key: for them "left" and "right" are exchanged. Then
-    no key lies at or after the begin and before the end, and rows still ascend.
+    no key lies at or after the begin and before the end, and rows still ascend. Where a mask shows
+    what lies outside, as ``~document()`` does, rows of a hidden id see all keys: nothing is then
+    taken for granted that holds for rows of other ids alone.
 
     For a tensor with ids in another order no table is right. A further table (`side` "unordered")
     marks such tensors: 1 or 0 for each index of the leading dimensions, with a last dimension of 1.
@@ -38,6 +40,7 @@ class RowTable:
         side: ``"left"``, ``"right"`` or ``"unordered"``.
         cyclic: whether ids may start over at the smallest int32, below the first.
         hidden: an id whose rows match no key; None for none.
+        outside: whether a mask shows keys outside of the match, and rows of the hidden id see any.
     """
 
     name: str
@@ -46,6 +49,7 @@ class RowTable:
     side: str
     cyclic: bool = False
     hidden: int | None = None
+    outside: bool = False
 
     @property
     def sym(self) -> Any:
@@ -69,8 +73,8 @@ class RowTable:
 
     @property
     def of_itself(self) -> bool:
-        """Whether a tensor is looked up in itself: then position i lies within its own match."""
-        return self.keys.name == self.values.name
+        """Whether a tensor is looked up in itself, and position i lies within its own match."""
+        return self.keys.name == self.values.name and not self.outside
 
 
 #: The least and the greatest int32.

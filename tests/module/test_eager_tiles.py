@@ -225,7 +225,8 @@ def check_documents(mask: Mask, edit: Callable[[str], str], small_tiles) -> None
 @pytest.mark.parametrize(
     "mask",
     [
-        document() & causal(), document(), ~document(), document() & sliding_window(9, 9)
+        document() & causal(), document(), ~document(), ~document() & causal(),
+        document() & sliding_window(9, 9), (document() | ~document()) & causal(),
     ],
     ids=str,
 )  # fmt: skip

@@ -68,6 +68,7 @@ MASKS = {
     "both_sides": document(_entries),
     "all_alike": document(ids) & causal(),
     "others": ~document(ids),
+    "others_before": ~document(ids) & causal(),
     "or_the_first": document(ids) | sink_tokens(5),
     "of_two_tensors": document(_q_ids, _entries),
     "compared": Mask(_not_below, "not_below", equal_lengths=True),
@@ -76,7 +77,7 @@ MASKS = {
 }
 
 #: Those of them whose gradients have Gluon kernels that ask for nothing more than others.
-IN_GLUON = ("causal", "both_sides", "all_alike", "others", "of_two_tensors")
+IN_GLUON = ("causal", "both_sides", "all_alike", "others", "others_before", "of_two_tensors")
 
 
 def _case(spec: AttentionSpec, name: str, **of_case: int) -> Case:
@@ -126,6 +127,17 @@ def test_forward_in_gluon(mask: str, name: str) -> None:
 def test_backward_in_gluon(mask: str, name: str) -> None:
     case = _case(_spec(mask), name, batch=2, q_heads=2, kv_heads=1)
     check_hopper_backward(_module(mask, gluon=True), _spec(mask), case)
+
+
+def test_padding_sees_nothing_behind_it() -> None:
+    """Rows of -1 see all keys here, and not what holds where a row's own document begins."""
+    mask = "others_before"
+    case = _case(_spec(mask), "padding_of_minus_1", q_heads=2, kv_heads=1)
+    check_kernel(_module(mask), _spec(mask), case)
+    check_backward(_module(mask), _spec(mask), case, BLOCK_M=64, BLOCK_N=32)
+    gluon = _module(mask, gluon=True)
+    check_hopper(gluon, _spec(mask), case, _config(mask))
+    check_hopper_backward(gluon, _spec(mask), case)
 
 
 @pytest.mark.parametrize(
