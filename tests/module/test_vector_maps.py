@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from flashgen import AttentionSpec, causal, favor, full, linear, softmax_features
 from support.variants import rendered_module
@@ -115,6 +116,25 @@ def test_a_seed_draws_the_same_bits_everywhere() -> None:
     with torch.device("meta"):
         assert draw(3, device="cpu").equal(draw(3, "cpu"))
     assert not draw(3).equal(draw(4)) and not draw(3).equal(draw(3 + 2**32))
+
+
+class _Products(TorchDispatchMode):
+    """Fails at a product of whole numbers that wraps around, which compiled C++ must not have."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.mul.Tensor and result.dtype == torch.int64:
+            numbers = [torch.as_tensor(x).double() for x in args]
+            assert (numbers[0] * numbers[1]).abs().max() < 2.0**63
+            self.seen = True
+        return result
+
+
+def test_random_words_do_not_overflow() -> None:
+    module = rendered_module(SPECS["favor"])
+    with _Products() as products:
+        module._random_words(64, 2**64 - 1)
+    assert products.seen
 
 
 def test_drawn_rows_are_normal_and_orthogonal() -> None:
