@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -279,6 +280,34 @@ def test_tree_ancestors() -> None:
                     at = int(parents[b, at])
         assert torch.equal(module.tree_ancestors(parents), right)
         assert torch.equal(module.tree_ancestors(parents[1]), right[1])
+
+
+#: Parents, which tokens have none but for a fault, and the first fault.
+WRONG_PARENTS = [
+    ([[1, 0, 0, 9]], [0, 1, 2, 3], "parents[0, 0]: is 1;"),  # a cycle, and one that does not exist
+    ([-1, 0, 1, 5, 3, 1], [3, 4], "parents[3]: is 5;"),
+    ([-1, 1, -1, 2], [1], "parents[1]: is 1;"),
+    ([-1, 0, -2, 2], [2, 3], "parents[2]: is -2;"),
+    ([2**31 - 1, -(2**31), -1], [0, 1], "parents[0]: is 2147483647;"),
+]
+
+
+@pytest.mark.parametrize(("parents", "at_fault", "message"), WRONG_PARENTS)
+def test_wrong_parents_have_no_tokens(
+    parents: Any, at_fault: list[int], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A draft that does not have itself is never the longest right path."""
+    module, given = rendered_module(TREE), torch.tensor(parents, dtype=torch.int32)
+    found = module.tree_ancestors(given).view(given.shape[-1], -1)
+    alone = given.clone().view(-1)
+    alone[at_fault] = -1
+    right = module.tree_ancestors(alone)
+    right[at_fault] = False
+    assert torch.equal(found, right)
+    monkeypatch.setenv("FLASHGEN_CHECK", "1")
+    with pytest.raises(ValueError, match=f"^{re.escape(message)} pass -1 or the number of a token"):
+        module.tree_ancestors(given)
+    module.tree_ancestors(alone)
 
 
 @pytest.mark.parametrize(
