@@ -63,6 +63,7 @@ def linear_usage(
         by_features=linear.by_features,
         staged=not linear.tiled,
         wide=plan.itemsize == 4,
+        peaked=linear.random,
     )
     unit = matrix_unit(plan, config, target)
     phases = _phases(gradients, unit, holds)
@@ -102,6 +103,7 @@ class _Holds:
         by_features: whether each feature has its own, and weights within chunks are read.
         staged: whether all tiles of a loop are copied ahead, not those of products alone.
         wide: whether elements have 32 bits.
+        peaked: whether each key has an exponent, the largest of its random features.
     """
 
     normalised: bool
@@ -110,6 +112,7 @@ class _Holds:
     by_features: bool
     staged: bool
     wide: bool
+    peaked: bool
 
 
 @cache
@@ -129,7 +132,8 @@ def _phases(gradients: bool, unit: Unit, holds: _Holds) -> tuple[Phase, ...]:
         loop = _of_gradients(unit == "tcgen05", holds)
     elif unit == "tcgen05":  # it takes the state from shared memory, too
         more = (("P", _WEIGHTS), ("barriers", 32 * (NUM_STAGES + 2)))
-        loop = (("state", _STATE), *_tiles(NUM_STAGES), *more)
+        exponents = 4 * BLOCK_M * (NUM_STAGES + 1) if holds.peaked else sympy.Integer(0)
+        loop = (("state", _STATE), *_tiles(NUM_STAGES), *more, ("exponents", exponents))
     elif holds.normalised:  # a step begins with the sums of weights: Q goes to registers
         ahead = sympy.Max(NUM_STAGES - 1, 1)
         tiles = (("Q tiles", ahead * _OF_FEATURES), ("K tiles", ahead * _OF_FEATURES))
