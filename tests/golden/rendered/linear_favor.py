@@ -1419,15 +1419,20 @@ def _random_words(count, seed):
     c1 = c2 = c3 = torch.zeros_like(c0)
     k0, k1 = seed & 0xFFFFFFFF, seed >> 32
     for _ in range(7):
-        low, high = c0 * 0xD2511F53, c2 * 0xCD9E8D57
-        c0, c1, c2, c3 = (
-            ((high >> 32) & 0xFFFFFFFF) ^ c1 ^ k0,
-            high & 0xFFFFFFFF,
-            ((low >> 32) & 0xFFFFFFFF) ^ c3 ^ k1,
-            low & 0xFFFFFFFF,
-        )
+        (high0, low0), (high2, low2) = _product(c0, 0xD2511F53), _product(c2, 0xCD9E8D57)
+        c0, c1, c2, c3 = high2 ^ c1 ^ k0, low2, high0 ^ c3 ^ k1, low0
         k0, k1 = (k0 + 0x9E3779B9) & 0xFFFFFFFF, (k1 + 0xBB67AE85) & 0xFFFFFFFF
     return c0, c1
+
+
+def _product(word, factor):
+    """The upper and the lower 32 bits of a product of two words.
+
+    In 49 bits: torch.compile makes C++ of it on the CPU, where a product must not overflow.
+    """
+    low = (word & 0xFFFF) * factor
+    high = (word >> 16) * factor + (low >> 16)
+    return high >> 16, ((high & 0xFFFF) << 16) | (low & 0xFFFF)
 
 
 def _check_matrix(matrix, device):
