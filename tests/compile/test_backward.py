@@ -165,6 +165,13 @@ def test_the_prediction_is_never_below(name: str, kernel: BackwardKernel, target
     hold_never_below(UNUSUAL[name], kernel, target, UNUSUAL_CONFIGS[kernel])
 
 
+@pytest.mark.parametrize("target", ["sm_90", "sm_100"])
+def test_nor_is_it_where_two_loops_leave_bytes_unused(target: str) -> None:
+    """Of tiles without a mask and of others: the second loop's tiles start behind its barriers."""
+    assert UNUSUAL["ends"].classifies
+    hold_never_below(UNUSUAL["ends"], "queries", target, [KernelConfig(64, 64, 4, 2)])
+
+
 _layout = Tensor("other", ("num_q_heads", None, None), "bool")
 _by_row = Tensor("by_row", ("num_q_heads", "q_len"))
 _by_key = Tensor("by_key", ("batch", "kv_len"), "bfloat16")

@@ -20,6 +20,8 @@ above the compiler's figure
 - by a few bytes for each number that the kernel reads once a head;
 - where the derivative of a score reads elements: sympy takes choices apart, and each case is
   counted;
+- where listed tiles without a mask have a loop of their own, on wgmma and tcgen05: what the buffers
+  of both loops leave unused depends on the order that they are placed in;
 - where scores are of positions alone: tiles of q and k are counted that no product reads.
 """
 
@@ -27,6 +29,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from flashgen.budget.buffers import in_two_loops
 from flashgen.budget.matrix_units import Unit, matrix_unit
 from flashgen.budget.targets import Target
 from flashgen.budget.usage import SramUsage, usage_of
@@ -75,7 +78,10 @@ def backward_usage(
             few_columns=config.num_warps * target.warp_size > config.BLOCK_N,
         ),
     )
-    return usage_of(backward_phases(layout), plan, config, target)
+    phases = backward_phases(layout)
+    if plan.classifies and pipelined:
+        phases = in_two_loops(phases, unit)
+    return usage_of(phases, plan, config, target)
 
 
 def worst_backward_usage(

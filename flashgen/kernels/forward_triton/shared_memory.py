@@ -15,6 +15,8 @@ above the compiler's figure
 - for tiles so small that a thread's share is under 4 bytes: they are not copied asynchronously and
   have no buffers;
 - where the output alone is larger than the loop (v wider than q and k): it may be stored in turns;
+- where listed tiles without a mask have a loop of their own, on wgmma and tcgen05: what the buffers
+  of both loops leave unused depends on the order that they are placed in;
 - where scores are of positions alone: tiles of q and k are counted that no product reads.
 
 And where the loop reads elements of tensors (`flashgen.budget.elements`)
@@ -36,7 +38,7 @@ from functools import cache
 
 import sympy
 
-from flashgen.budget.buffers import Phase
+from flashgen.budget.buffers import Phase, in_two_loops
 from flashgen.budget.matrix_units import matrix_unit
 from flashgen.budget.targets import Target
 from flashgen.budget.usage import SramUsage, usage_of
@@ -63,7 +65,10 @@ def sram_usage(
     """
     uses_tma = plan.uses_tma(target.name) if tma is None else tma
     layout = _layout(plan, config, target, uses_tma)
-    return usage_of(_phases(layout), plan, config, target)
+    phases = _phases(layout)
+    if plan.classifies and layout.pipelined:
+        phases = in_two_loops(phases, layout.unit)
+    return usage_of(phases, plan, config, target)
 
 
 def worst_usage(plan: KernelPlan, config: KernelConfig, target: Target) -> SramUsage:
