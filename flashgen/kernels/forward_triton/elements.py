@@ -69,8 +69,8 @@ class Elements:
         rows: how many vectors of rows' elements the branch for masked tiles exchanges.
         exchanges: what else is exchanged, without repetition.
         in_branch: whether the branch for masked tiles loads.
-        rows_unordered: whether scores cross over to the layout of rows that the branch for ids out
-            of order loads.
+        rows_unordered: whether scores cross over to the layout of rows that a branch loads: that
+            for ids out of order, or where queries have their own rows of a block table.
     """
 
     some: bool = False
@@ -95,6 +95,7 @@ def elements_of(
     one_product: bool,
     few_rows: bool,
     few_columns: bool,
+    table_rows: bool,
     dropout: bool,
 ) -> Elements:
     """The shared memory for loads.
@@ -107,6 +108,7 @@ def elements_of(
         one_product: scores are one product, not a sum of several.
         few_rows: there are fewer rows than threads.
         few_columns: there are fewer columns than threads.
+        table_rows: each query has its own row of a block table, which masked tiles read.
         dropout: weights may be dropped.
     """
     ahead = columns_ahead = rows = 0
@@ -140,7 +142,7 @@ def elements_of(
         exchanges[exchange] = None
     if dropout and unit in KEPT_APART:
         exchanges[Exchange("scores", _HALF_WORD, False, "both")] = None
-    rows_unordered = unordered["rows"] > 0 and not few_rows
+    rows_unordered = (table_rows or unordered["rows"] > 0) and not few_rows
     if unordered["columns"] and not few_columns:
         over: Axis = "columns" if rows_unordered else "scores"
         exchanges[Exchange(over, _SCORE, False, "both")] = None

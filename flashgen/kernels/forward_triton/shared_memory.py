@@ -110,6 +110,7 @@ def _layout(plan: KernelPlan, config: KernelConfig, target: Target, tma: bool) -
             one_product=len(plan.qk_segments) == 1,
             few_rows=threads > config.BLOCK_M,
             few_columns=threads > config.BLOCK_N,
+            table_rows=not all(table.rows for table in plan.code.tables),
             dropout=plan.dropout,
         ),
         as_output=plan.v_segments == (config.BLOCK_N,)
