@@ -58,6 +58,7 @@ MEANINGS = {
     "page rows": "the places of keys in their pages, on their way to the threads that load them",
     "conditions": "which scores of a tile a loaded element shows",
     "state": "a state on its way from the layout of its load to that of a product",
+    "exponents": "the largest exponent of each key's random features, for each stage in flight",
     "features": "features of a chunk's queries and keys, which products read",
     "output": "a tile of the output on its way to rows that a warp can store at once",
 }
