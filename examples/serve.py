@@ -10,11 +10,10 @@ shared where texts begin alike, taken and given back, and taken away if they run
 each token is compared with what torch computes from the whole text, without a cache.
 
 With --bench on a GPU, the same requests are served by FlashInfer, too, if it can be imported, and
-last by torch's SDPA over padded rows, as far as --seconds reach. OUT gets serve.json, written anew after
-each of them, and, of the tokens over time, serve.svg, which needs matplotlib; --draw makes the
-picture of a file later. Without
---bench a tiny model is served, in float32 on a CPU, where the modules' eager reference takes the
-place of their kernels.
+last by torch's SDPA over padded rows, as far as --seconds reach. OUT gets serve.json, written anew
+after each of them, and, of the tokens over time, serve.svg, which needs matplotlib; --draw makes
+the picture of a file later. Without --bench a tiny model is served, in float32 on a CPU, where the
+modules' eager reference takes the place of their kernels.
 
 The parts are in serving/: pages, scheduler, engine, model, attention, cascade, peers and warm.
 """

@@ -150,7 +150,7 @@ def test_a_stuck_peer_keeps_nobody_from_being_measured() -> None:
         assert early.passed < 9.0 + 1.0
     assert [turn.cell for turn in found] == ["second", "first"]
     assert not found[0].without and [*found[1].without] == ["FA4"]
-    assert found[1].without["FA4"].startswith("not compiled after ")
+    assert found[1].without["FA4"].startswith("not in time: not compiled after ")
     assert not any(turn.again for turn in found)
 
 
@@ -221,3 +221,18 @@ def test_a_cell_without_memory_is_measured_again_once_processes_are_gone() -> No
             assert with_room(early, measured) == {"unavailable": {}}
         until(early, "one")
         assert early.outcome("one") == Outcome()
+
+
+def test_a_cell_of_a_long_kind_keeps_no_short_ones_from_being_measured() -> None:
+    """Kernels of the first time are slow, with a peer: such a cell is measured alone in the end."""
+    of = {"a": "1", "b": "1", "c": "2", "d": "2", "e": "3", "f": "2"}
+    plans = [Plan(name, ["own"], {"fla": [key]}) for name, key in of.items()]
+    with Early([], 0, 4.2) as early:
+        early._outcomes = {key: Outcome() for key in ("own", *of.values())}
+        found = []
+        for turn in turns(plans, early):
+            found.append((turn.cell, [*turn.without]))
+            time.sleep(1.5 if turn.cell in "ac" else 0.05)
+        assert early.passed < 4.2
+    # With all that is left e is slow, f is not; alone e is quick, too.
+    assert found == [("a", []), ("b", []), ("c", []), ("d", []), ("f", []), ("e", ["fla"])]

@@ -23,6 +23,7 @@ from benchmarks.figures import FA4, OWN, RIVAL
 from benchmarks.tile_cells import BLOCK, CELLS, CHOSEN, TileCell, data_of, lists
 from benchmarks.tile_tables import of_causal, tiles_table, to_flex
 from benchmarks.tiles import Way, measure, new_row, prepare, seen_tiles, tiles_of, visited
+from benchmarks.turns import LATE
 from flashgen.loader import load
 from flashgen.tracing.expr import bound, concrete
 from support.early_tasks import endless, quick
@@ -206,7 +207,7 @@ def test_rows_are_written_after_each_cell_with_who_was_late(
         tiles.run(cells, early, document, CPU, with_fa4=True, path=file)
     assert seen == [(CHOICE.name, [], 0), (ISLANDS.name, [FA4], 1)]
     assert [row["cell"] for row in document["cells"]] == [ISLANDS.name, CHOICE.name]
-    assert document["cells"][0]["unavailable"][FA4].startswith("not compiled after ")
+    assert document["cells"][0]["unavailable"][FA4].startswith(LATE)
     assert json.loads(file.read_text()) == document
 
 
