@@ -197,7 +197,7 @@ class Early:
         else:
             self._note(worker.task.key, Outcome(problem))
         worker.task = None
-        if crowded or "CUDA error" in problem:  # such a process is of no use any more
+        if "CUDA error" in problem:  # such a process is of no use any more
             self._drop(worker, Outcome())
 
     def _drop(self, worker: _Worker, outcome: Outcome) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -236,3 +240,39 @@ def test_a_cell_of_a_long_kind_keeps_no_short_ones_from_being_measured() -> None
         assert early.passed < 4.2
     # With all that is left e is slow, f is not; alone e is quick, too.
     assert found == [("a", []), ("b", []), ("c", []), ("d", []), ("f", []), ("e", ["fla"])]
+
+
+#: Prints the process, which runs or stands still, and waits to be killed.
+KILLED = """
+import sys, time
+from contextlib import nullcontext
+from benchmarks.early import Early, Task
+from support import early_tasks
+if __name__ == "__main__":
+    with Early([Task("stuck", early_tasks.endless)], 1, 100.0) as early:
+        early.poll(2.0)
+        with early.paused() if sys.argv[1] == "paused" else nullcontext():
+            print(early._workers[0].process.pid, flush=True)
+            time.sleep(100)
+"""
+
+
+@pytest.mark.parametrize("state", ["paused", "running"])
+def test_processes_die_with_a_run_that_is_killed(state: str, tmp_path: Path) -> None:
+    root, script = Path(__file__).parents[2], tmp_path / "killed.py"
+    script.write_text(KILLED)
+    environment = os.environ | {"PYTHONPATH": f"{root}{os.pathsep}{root / 'tests'}"}
+    with subprocess.Popen(
+        [sys.executable, str(script), state], env=environment, stdout=subprocess.PIPE, text=True
+    ) as run:
+        assert run.stdout is not None
+        pid = int(run.stdout.readline())
+        assert alive(pid)
+        run.send_signal(signal.SIGKILL)
+    ends = time.perf_counter() + 5.0
+    while alive(pid) and time.perf_counter() < ends:
+        time.sleep(0.05)
+    left = alive(pid)
+    if left:  # nothing of a failed test stays
+        os.kill(pid, signal.SIGKILL)
+    assert not left
