@@ -37,6 +37,9 @@ STOPS_WITHIN = 1.0
 #: Seconds until one that was killed is gone, with its memory of a GPU.
 GONE_WITHIN = 5.0
 
+#: What an error says, in small letters, that comes of too many processes on a GPU.
+OUT_OF_MEMORY = "out of memory"
+
 _DIES_WITH_PARENT = 1  # prctl(2), PR_SET_PDEATHSIG
 
 
@@ -190,7 +193,7 @@ class Early:
                 worker.task = None
             self._drop(worker, Outcome("its process died while compiling", died=True))
             return
-        crowded = "out of memory" in problem.lower()
+        crowded = OUT_OF_MEMORY in problem.lower()
         if crowded and worker.task.key not in self._again:  # of a GPU with many processes
             self._again.add(worker.task.key)
             self._waiting.append(worker.task)

@@ -334,7 +334,9 @@ def run(
     for turn in turns([plan_of(cell, parts) for cell in cells], early):
         refused_there = dict[str, str]()
         if turn.cell.part != "softmax" and OWN not in turn.without:
-            refused_there = _checked(turn, document["checks"], early, device)
+            known = {"cell": turn.cell.title, "unavailable": refused_there}
+            with refused(known, OWN):  # where not even the recurrence can be computed
+                refused_there |= _checked(turn, document["checks"], early, device)
 
         def measured(
             turn: Turn[Cell] = turn, reasons: dict[str, str] = refused_there
@@ -349,7 +351,7 @@ def run(
 
         row = rows[turn.cell.title] = with_room(early, measured)
         left.pop(turn.cell.title, None)
-        document["cells"] = sorted(rows.values(), key=lambda row: places[row["cell"]])
+        document["cells"] = sorted(rows.values(), key=lambda row: places.get(row["cell"], 0))
         document["left_out"] = [*left]
         say(row["cell"], row["ms"], row["backward_ms"])
         if path:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Generic, TypeVar
 
-from benchmarks.early import Early
+from benchmarks.early import OUT_OF_MEMORY, Early
 from benchmarks.figures import OWN
 
 #: The share of the limit until which cells wait for peers.
@@ -147,10 +147,19 @@ def _open(
 
 
 def with_room(early: Early, measured: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """A row; if memory did not suffice, of a second try without processes that hold some of it."""
-    row = measured()
-    reasons = [str(reason).lower() for reason in row["unavailable"].values()]
-    if early.has_processes and any("out of memory" in reason for reason in reasons):
+    """A row; if memory did not suffice, of a second try without processes that hold some of it.
+
+    Raises:
+        Exception: what ``measured`` raises.
+    """
+    try:
+        row = measured()
+        reasons = [str(reason) for reason in row["unavailable"].values()]
+    except Exception as error:
+        if not early.has_processes or OUT_OF_MEMORY not in str(error).lower():
+            raise
+        reasons = [OUT_OF_MEMORY]
+    if early.has_processes and any(OUT_OF_MEMORY in reason.lower() for reason in reasons):
         early.make_room()
         row = measured()
     return row

@@ -211,20 +211,28 @@ def test_the_most_important_begin_first() -> None:
     assert [turn.cell for turn in found] == ["0", "1", "2", "3"]
 
 
-def test_a_cell_without_memory_is_measured_again_once_processes_are_gone() -> None:
+@pytest.mark.parametrize("raises", [False, True])
+def test_a_cell_without_memory_is_measured_again_once_processes_are_gone(raises: bool) -> None:
     with Early([task("one", early_tasks.after, 1.0)], 1, 100.0) as early:
         early.poll(0.1)
         (pid,) = pids(early)
 
         def measured() -> dict[str, Any]:
-            return {
-                "unavailable": {OWN: "OutOfMemoryError: CUDA out of memory"} if alive(pid) else {}
-            }
+            if alive(pid) and raises:
+                raise RuntimeError("CUDA out of memory")
+            return {"unavailable": {OWN: "CUDA Out of memory"} if alive(pid) else {}}
 
         with early.paused():
             assert with_room(early, measured) == {"unavailable": {}}
         until(early, "one")
         assert early.outcome("one") == Outcome()
+        early.poll()
+        with pytest.raises(RuntimeError, match="out of memory"):
+            with_room(early, refusing)
+
+
+def refusing() -> dict[str, Any]:
+    raise RuntimeError("CUDA out of memory")
 
 
 def test_a_cell_of_a_long_kind_keeps_no_short_ones_from_being_measured() -> None:
