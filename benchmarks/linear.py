@@ -5,7 +5,9 @@
 bfloat16, 16 heads. fla-core has to be installed; without it flashgen is measured alone. Results are
 first compared with the recurrence in float64 on a short sequence. A timing is the median of calls
 that wait in the GPU's queue, so that the CPU's part of a call is not in it; the implementations of
-a cell take turns, the second time in reverse order. The share of bandwidth is the time in which q,
+a cell take turns, the second time in reverse order. Several processes compile kernels, and stand
+still while a cell is measured; a cell for which fla's are late is measured for flashgen alone, and
+again with fla once they are there. The share of bandwidth is the time in which q,
 k and v would be read and the output written once, at the rate of a copy in the same run, over the
 time of a forward call.
 """
@@ -16,13 +18,10 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, wait
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, version
-from itertools import groupby
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ import torch
 
 from benchmarks.accuracy import WRONG, WRONG_SUM, WRONG_SUM_OF_PEER
 from benchmarks.autotuned import compiles_part, tunes_briefly
+from benchmarks.early import Early, Task
 from benchmarks.figures import OWN, is_own
 from benchmarks.forms import build_own
 from benchmarks.linear_tables import linear_table
@@ -45,15 +45,13 @@ from benchmarks.measuring import peak_bytes
 from benchmarks.record import environment
 from benchmarks.script import make_parser, sees_gpu, tell, write_results
 from benchmarks.timing import queued_ms
+from benchmarks.turns import LATE, Plan, Turn, turns, with_room
 from flashgen.errors import first_line
 
 TOKENS, MOST_TOKENS = 131072, 1048576
 
 #: Tokens of the sequence whose results are checked.
 CHECKED = 512
-
-#: The most of the time that compiling the cells of a head_dim may take beforehand.
-BEFOREHAND = 0.35
 
 #: Elements of the tensor that is copied to measure the bandwidth.
 COPIED = 2**29
@@ -116,51 +114,45 @@ def prepare(
             for given in cells:
                 _training(call, *tensors_of(given, device))()
     except Exception as error:
-        return f"{name}, {cell.title}: {first_line(error)}"
+        return first_line(error)
     return ""
 
 
-Task = tuple[str, Cell, Sequence[tuple[int, int]], int, int]
-
-
-def tasks_of(cells: Sequence[Cell], jobs: int) -> list[Task]:
-    """What `prepare` is called with: our own modules, then each part of each variant of fla.
+def tasks_of(cells: Sequence[Cell], parts: int) -> list[Task]:
+    """What is compiled: our own modules, then each part of each variant of fla.
 
     The implementations under torch.compile are not there: their kernels are those of fla, and torch
     compiles the rest in processes of its own.
     """
     own, theirs = list[Task](), list[Task]()
-    for variant in dict.fromkeys(cell.variant for cell in cells):
-        alike = [cell for cell in cells if cell.variant == variant]
+    for module in dict.fromkeys(cell.module for cell in cells):
+        alike = [cell for cell in cells if cell.module == module]
         for name, _ in ways(alike[0], torch.device("cpu")):
             if is_own(name):
-                own.append((name, alike[0], OWN_SIZES, 0, 1))
+                own.append(Task(_key(name, module), prepare, (name, alike[0], OWN_SIZES, 0, 1)))
             elif name == FLA:
                 batches = dict.fromkeys(cell.batch for cell in alike if cell.part != "tokens")
                 sizes = tuple((batch, FLA_TOKENS) for batch in batches)
-                theirs += [(name, alike[0], sizes, part, jobs) for part in range(jobs)]
+                theirs += [
+                    Task(_key(name, module, part), prepare, (name, alike[0], sizes, part, parts))
+                    for part in range(parts)
+                ]
     return own + theirs
 
 
-def compile_beforehand(cells: Sequence[Cell], jobs: int, seconds: float) -> list[str]:
-    """Fills Triton's cache on disk for the variants of these cells, for at most so many seconds.
+def plan_of(cell: Cell, parts: int) -> Plan[Cell]:
+    """A cell with the keys of the tasks that it needs; all ways of fla have fla's kernels."""
+    names = [name for name, _ in ways(cell, torch.device("cpu"))]
+    theirs = [_key(FLA, cell.module, part) for part in range(parts)]
+    return Plan(
+        cell,
+        [_key(name, cell.module) for name in names if is_own(name)],
+        {name: theirs for name in names if not is_own(name)},
+    )
 
-    Returns:
-        A line for each problem; what is not compiled is compiled while measuring.
-    """
-    pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"))
-    try:
-        tasks = tasks_of(cells, jobs)
-        done, left = wait([pool.submit(prepare, *task) for task in tasks], timeout=seconds)
-        problems = {str(future.exception() or future.result()) for future in done}
-        if left:
-            problems.add(f"{len(left)} of {len(tasks)} parts were not compiled in time")
-        return sorted(problems - {""})
-    finally:
-        processes = list((getattr(pool, "_processes", None) or {}).values())
-        pool.shutdown(wait=False, cancel_futures=True)
-        for process in processes:
-            process.terminate()
+
+def _key(name: str, module: str, part: int = 0) -> str:
+    return f"{name}, {module}, {part}"
 
 
 def copy_rate(device: torch.device) -> float:
@@ -186,11 +178,12 @@ def refused(row: dict[str, Any], name: str) -> Iterator[None]:
         print(f"{row['cell']}, {name}: {row['unavailable'][name]}", file=sys.stderr, flush=True)
 
 
-def check(cell: Cell, device: torch.device) -> dict[str, Any]:
+def check(cell: Cell, device: torch.device, without: Collection[str] = ()) -> dict[str, Any]:
     """The errors of the output and of each gradient against the recurrence in float64.
 
     Each implementation is first called at the size of the cell: the autotuner keeps what is best
     at its first call, whatever later lengths are. Gradients of a peer may be less exact than ours.
+    Those of ``without`` are not called.
     """
     of_size = tensors_of(cell, device)
     inputs, grad_out = tensors_of(replace(cell, batch=1, seq_len=CHECKED), device)
@@ -200,6 +193,8 @@ def check(cell: Cell, device: torch.device) -> dict[str, Any]:
     row: dict[str, Any] = {"cell": f"{cell.module}, checked", "module": cell.module}
     row |= {"error": {}, "unavailable": {}}
     for name, load in ways(cell, device):
+        if name in without:
+            continue
         with refused(row, name):
             call = load()
             _forward(call, of_size[0])()
@@ -312,49 +307,82 @@ def _fla_version() -> dict[str, str]:
 
 
 def run(
-    cells: Sequence[Cell], document: dict[str, Any], jobs: int, limit: float, path: Path | None
+    cells: Sequence[Cell],
+    document: dict[str, Any],
+    early: Early,
+    path: Path | None,
+    device: torch.device,
+    parts: int = 1,
 ) -> None:
-    """Measures cells into a document, which is written after each; begins none after the limit.
+    """Measures cells into a document, which is written after each.
 
     Args:
-        cells: the cells, those of a head_dim together.
-        document: the results, with empty lists of checks and cells.
-        jobs: processes that compile beforehand; with 0 nothing is compiled beforehand.
-        limit: seconds.
+        cells: the cells, the most important first.
+        document: the results; rows of cells that are measured replace those that it has of them.
+        early: processes with their tasks, and the limit.
         path: a file for the results, or None.
+        device: where.
+        parts: of fla's kernels of a variant.
     """
-    started, device = time.perf_counter(), torch.device("cuda")
-    # By module: implementations, with reasons.
-    failed = {row["module"]: row["unavailable"] for row in document["checks"]}
+    rows = {row["cell"]: row for row in document["cells"]}
+    left = {cell.title: None for cell in cells}
+    places = {cell.title: place for place, cell in enumerate(CELLS)}
 
     def say(*shown: Any) -> None:
-        print(f"{time.perf_counter() - started:.0f} s:", *shown, flush=True)
+        print(f"{early.passed:.0f} s:", *shown, flush=True)
 
-    for _, group in groupby(cells, lambda cell: cell.head_dim):
-        alike = list(group)
-        if jobs and time.perf_counter() - started < limit:
-            for problem in compile_beforehand(alike, jobs, BEFOREHAND * limit):
-                print(f"compiling beforehand: {problem}", file=sys.stderr)
-            say("compiled beforehand")
-        for cell in alike:
-            if time.perf_counter() - started > limit:
-                say("left out:", cell.title)
-                document["left_out"].append(cell.title)
-                continue
-            row = new_row(cell)
-            if cell.module not in failed and cell.part != "softmax":
-                document["checks"].append(check(cell, device))
-                say(document["checks"][-1])
-                failed[cell.module] = document["checks"][-1]["unavailable"]
+    for turn in turns([plan_of(cell, parts) for cell in cells], early):
+        refused_there = dict[str, str]()
+        if turn.cell.part != "softmax" and OWN not in turn.without:
+            known = {"cell": turn.cell.title, "unavailable": refused_there}
+            with refused(known, OWN):  # where not even the recurrence can be computed
+                refused_there |= _checked(turn, document["checks"], early, device)
+
+        def measured(
+            turn: Turn[Cell] = turn, reasons: dict[str, str] = refused_there
+        ) -> dict[str, Any]:
+            row = new_row(turn.cell) | {"unavailable": turn.without | reasons}
+            if OWN not in turn.without:
+                with refused(row, OWN):  # of tensors that do not fit, say
+                    measure(turn.cell, row, device)
+            if device.type == "cuda":
                 torch.cuda.empty_cache()
-            row["unavailable"] |= failed.get(cell.module, {})
-            with refused(row, OWN):  # of tensors that do not fit, say
-                measure(cell, row, device)
+            return row
+
+        row = rows[turn.cell.title] = with_room(early, measured)
+        left.pop(turn.cell.title, None)
+        document["cells"] = sorted(rows.values(), key=lambda row: places.get(row["cell"], 0))
+        document["left_out"] = [*left]
+        say(row["cell"], row["ms"], row["backward_ms"])
+        if path:
+            write_results(document, path)
+    document["left_out"] = [*left]
+    say("left out:", ", ".join(left) or "nothing")
+
+
+def _checked(
+    turn: Turn[Cell], checks: list[dict[str, Any]], early: Early, device: torch.device
+) -> dict[str, str]:
+    """Checks who takes part in a cell and has not been checked for its module; all reasons so far.
+
+    Each is checked before it is timed: fla as soon as it is there, and what torch compiles in the
+    first cell that has it.
+    """
+    module = turn.cell.module
+    row = next((row for row in checks if row["module"] == module), None)
+    known = {*row["error"], *row["unavailable"]} if row else set[str]()
+    names = {name for name, _ in ways(turn.cell, device)} - turn.without.keys()
+    if names - known:
+        found = with_room(early, lambda: check(turn.cell, device, known | turn.without.keys()))
+        if row is None:
+            checks.append(found)
+            row = found
+        else:
+            row["error"] |= found["error"]
+            row["unavailable"] |= found["unavailable"]
+        if device.type == "cuda":
             torch.cuda.empty_cache()
-            document["cells"].append(row)
-            say(row["cell"], row["ms"], row["backward_ms"])
-            if path:
-                write_results(document, path)
+    return dict(row["unavailable"]) if row else {}
 
 
 def resumed(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
@@ -374,15 +402,18 @@ def resumed(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> int:
     """Measures, and shows the table; status 1 if flashgen failed or was wrong somewhere."""
+    began = time.perf_counter()
     parser = make_parser("linear", __doc__)
     jobs = os.cpu_count() or 2
-    parser.add_argument("--jobs", type=int, default=jobs, help="processes that compile beforehand")
-    parser.add_argument("--limit-seconds", type=float, default=3600, help="begin no cell after it")
+    parser.add_argument("--jobs", type=int, default=jobs, help="processes that compile meanwhile")
+    parser.add_argument("--limit-seconds", type=float, default=3600, help="of the whole run")
     parser.add_argument(
         "--cells", nargs="+", default=[""], metavar="PART", help="cells with one of these in a name"
     )
     parser.add_argument(
-        "--resume", action="store_true", help="keep the cells that the file of results has"
+        "--resume",
+        action="store_true",
+        help="keep the cells that the file of results has with all peers",
     )
     options = parser.parse_args()
     if not sees_gpu("linear"):
@@ -400,14 +431,20 @@ def main() -> int:
     }
     if options.resume and options.json and options.json.exists():
         document = resumed(json.loads(options.json.read_text()), document)
-    done = {row["cell"] for row in document["cells"]}
+    done = {
+        row["cell"]
+        for row in document["cells"]
+        if not any(reason.startswith(LATE) for reason in row["unavailable"].values())
+    }
     cells = [
         cell
         for cell in CELLS
         if cell.title not in done and any(part in cell.title for part in options.cells)
     ]
-    with tunes_briefly():
-        run(cells, document, options.jobs, options.limit_seconds, options.json)
+    parts = max(options.jobs, 1)
+    tasks = tasks_of(cells, parts)
+    with tunes_briefly(), Early(tasks, options.jobs, options.limit_seconds, began) as early:
+        run(cells, document, early, options.json, device, parts)
     tell(document, linear_table, options.json)
     rows = (*document["checks"], *document["cells"])
     failed = [row["cell"] for row in rows if any(map(is_own, row["unavailable"]))]

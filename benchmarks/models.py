@@ -2,11 +2,12 @@
 
     python -m benchmarks.models [--json FILE] [--jobs N] [--limit-seconds N] [--models NAME ...]
 
-bfloat16, random weights but for the encoder, whose package has to be on PYTHONPATH. Kernels are
-compiled beforehand, a model by each process. Then each model is compared with eager attention in
-float32: the output and the gradients of the timed sizes, and tokens that are generated from few. A
-timing is the median of calls with all that a model does in Python, as its users have it; the
-implementations take turns.
+bfloat16, random weights but for the encoder, whose package has to be on PYTHONPATH. Processes
+compile kernels, one those of a model, and stand still while a model is measured, the first of the
+list whose kernels are there; one whose kernels are late is left out. Each model is compared with
+eager attention in float32: the output and the gradients of the timed sizes, and tokens that are
+generated from few. A timing is the median of calls with all that a model does in Python, as its
+users have it; the implementations take turns.
 """
 
 from __future__ import annotations
@@ -17,20 +18,20 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor, wait
-from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 
+from benchmarks.early import Early, Task
 from benchmarks.figures import OWN, Row
 from benchmarks.measuring import noted
 from benchmarks.model_cells import MODELS, ModelCell, attended_of, inputs_of, model_of
 from benchmarks.model_tables import models_table
 from benchmarks.record import environment
 from benchmarks.script import make_parser, sees_gpu, tell, write_results
+from benchmarks.turns import Plan, turns, with_room
 from flashgen.errors import first_line
 from flashgen.integrations.transformers import NAME, register
 
@@ -189,31 +190,69 @@ def prepare(cell: ModelCell) -> str:
         for call in steps_of(cell, model, inputs_of(cell, device, torch.bfloat16)).values():
             call()
     except Exception as error:
-        return f"{cell.name}: {first_line(error)}"
+        return first_line(error)
     return ""
 
 
-def compile_beforehand(cells: Sequence[ModelCell], jobs: int, seconds: float) -> list[str]:
-    """Fills flashgen's and Triton's caches for these models; returns a line for each problem."""
-    pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"))
-    try:
-        futures = [pool.submit(prepare, cell) for cell in cells]
-        done, left = wait(futures, timeout=seconds)
-        problems = [str(future.exception() or future.result()) for future in done]
-        if left:
-            problems.append(f"{len(left)} models were not compiled in time")
-        return [problem for problem in problems if problem]
-    finally:
-        processes = list((getattr(pool, "_processes", None) or {}).values())
-        pool.shutdown(wait=False, cancel_futures=True)
-        for process in processes:
-            process.terminate()
+def run(
+    cells: Sequence[ModelCell],
+    early: Early,
+    document: dict[str, Any],
+    device: torch.device,
+    path: Path | None,
+) -> bool:
+    """Measures models into a document, which is written after each; whether one was wrong.
+
+    Args:
+        cells: the most important first.
+        early: a process for each, by its name, and the limit.
+        document: the results, with an empty list of cells, which are there in the order of these.
+        device: where.
+        path: a file for the results, or None.
+    """
+    wrong, rows = False, dict[int, Row]()
+    for turn in turns([Plan(cell, [cell.name]) for cell in cells], early):
+        errors: list[Exception] = []
+
+        def measured(cell: ModelCell = turn.cell, errors: list[Exception] = errors) -> Row:
+            errors.clear()
+            row: Row = {"cell": cell.title, "ms": {}, "unavailable": {}}
+            row |= {"error": {}, "grad_error": {}, "equal_tokens": {}}
+            try:
+                check(cell, row, device)
+                measure(cell, row, device)
+            except Exception as error:
+                errors.append(error.with_traceback(None))  # which would hold tensors
+                row["unavailable"][OWN] = first_line(error)
+                print(f"{cell.name}: {first_line(error)}", file=sys.stderr, flush=True)
+            gc.collect()
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
+            return row
+
+        if turn.without:  # its process died, and so would this one
+            rows[turn.number] = {"cell": turn.cell.title, "ms": {}, "unavailable": turn.without}
+            rows[turn.number] |= {"error": {}, "grad_error": {}, "equal_tokens": {}}
+            wrong = True
+        else:
+            rows[turn.number] = with_room(early, measured)
+            wrong = wrong or any(not isinstance(x, ModuleNotFoundError) for x in errors)
+        print(f"{early.passed:4.0f} s {rows[turn.number]}", file=sys.stderr, flush=True)
+        document["cells"] = [rows[number] for number in sorted(rows)]
+        if path:
+            write_results(document, path)
+    for number, cell in enumerate(cells):
+        if number not in rows:
+            print(f"no time for {cell.name}", file=sys.stderr)
+    return wrong
 
 
 def main() -> int:
+    """Measures, and shows the table; status 1 if flashgen failed or was wrong somewhere."""
+    began = time.perf_counter()
     parser = make_parser("models", __doc__)
     parser.add_argument("--jobs", type=int, default=min(os.cpu_count() or 1, len(MODELS)))
-    parser.add_argument("--limit-seconds", type=float, default=600.0, help="begin no model later")
+    parser.add_argument("--limit-seconds", type=float, default=600.0, help="of the whole run")
     parser.add_argument("--models", nargs="+", default=[""], help="those with these in their names")
     args = parser.parse_args()
     if not sees_gpu("models"):
@@ -222,7 +261,6 @@ def main() -> int:
 
     transformers.logging.set_verbosity_error()
     register()
-    started = time.perf_counter()
     cells = [cell for cell in MODELS if any(part in cell.name for part in args.models)]
     device = torch.device("cuda")
     document: dict[str, Any] = {
@@ -230,31 +268,11 @@ def main() -> int:
         "environment": environment(device) | {"transformers": transformers.__version__},
         "cells": [],
     }
+    tasks = [Task(cell.name, prepare, (cell,)) for cell in cells]
     with tempfile.TemporaryDirectory() as folder:
         os.environ.setdefault("FLASHGEN_CACHE_DIR", str(Path(folder) / "flashgen"))
-        if args.jobs:
-            for problem in compile_beforehand(cells, args.jobs, args.limit_seconds / 2):
-                print(problem, file=sys.stderr, flush=True)
-        print(f"compiled after {time.perf_counter() - started:.0f} s", file=sys.stderr, flush=True)
-        wrong = False
-        for cell in cells:
-            if time.perf_counter() - started > args.limit_seconds:
-                print(f"no time for {cell.name}", file=sys.stderr)
-                continue
-            row: Row = {"cell": cell.title, "ms": {}, "unavailable": {}}
-            row |= {"error": {}, "grad_error": {}, "equal_tokens": {}}
-            document["cells"].append(row)
-            try:
-                check(cell, row, device)
-                measure(cell, row, device)
-            except Exception as error:
-                wrong = wrong or not isinstance(error, ModuleNotFoundError)
-                row["unavailable"][OWN] = first_line(error)
-                print(f"{cell.name}: {first_line(error)}", file=sys.stderr, flush=True)
-            gc.collect()
-            torch.cuda.empty_cache()
-            if args.json:
-                write_results(document, args.json)
+        with Early(tasks, args.jobs, args.limit_seconds, began) as early:
+            wrong = run(cells, early, document, device, args.json)
     tell(document, models_table, args.json)
     return int(wrong)
 

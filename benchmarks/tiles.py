@@ -2,13 +2,14 @@
 
     python -m benchmarks.tiles [--json FILE] [--fa4] [--jobs N] [--limit-seconds N]
 
-bfloat16, head_dim 128, one sequence, 16 heads. Kernels are compiled beforehand, in several
-processes. Results are first compared with dense attention in float32. Each timing is taken twice,
-the second time with the implementations in reverse order: the median of calls that wait in the
-GPU's queue. Tiles of flashgen are made beforehand, or in the call; FlexAttention has a BlockMask,
-made by a compiled create_block_mask, whose time is reported. Forward passes keep what gradients
-need. Cells are measured in the order of their importance, none begins after the limit, and results
-are written after each.
+bfloat16, head_dim 128, one sequence, 16 heads. Several processes compile kernels, and stand still
+while a cell is measured. Results are first compared with dense attention in float32. Each timing is
+taken twice, the second time with the implementations in reverse order: the median of calls that
+wait in the GPU's queue. Tiles of flashgen are made beforehand, or in the call; FlexAttention has a
+BlockMask, made by a compiled create_block_mask, whose time is reported. Forward passes keep what
+gradients need. The most important of the cells whose kernels are compiled is measured next, without
+the peers that are late, if need be; none begins that would not end in time; results are written
+after each.
 """
 
 from __future__ import annotations
@@ -17,14 +18,11 @@ import os
 import sys
 import time
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import cache
-from multiprocessing import get_context
+from pathlib import Path
 from types import ModuleType
 from typing import Any
-from unittest.mock import patch
 
 import torch
 import torch._functorch.config
@@ -32,6 +30,7 @@ from torch.nn.attention.flex_attention import create_block_mask
 
 from benchmarks.accuracy import WRONG
 from benchmarks.compiling import FA4_CACHE
+from benchmarks.early import Early, Task
 from benchmarks.figures import FA4, OWN, RIVAL
 from benchmarks.forms import build_own
 from benchmarks.measuring import noted
@@ -41,6 +40,7 @@ from benchmarks.script import make_parser, sees_gpu, tell, write_results
 from benchmarks.tile_cells import BLOCK, CELLS, HEAD_DIM, Data, TileCell, data_of
 from benchmarks.tile_tables import tiles_table
 from benchmarks.timing import queued_ms
+from benchmarks.turns import Plan, Turn, turns, with_room
 from flashgen.errors import first_line
 
 #: The file of the modules' specs; causal attention is shipped.
@@ -49,13 +49,7 @@ SPECS = "tiles_d128"
 #: Rows of scores that the reference holds at once, and queries of the smallest tile.
 ROWS, FEWEST_QUERIES = 1024, 16
 
-#: The share of the limit after which no kernel is compiled beforehand.
-COMPILING = 0.45
-
 SMALL = f"{RIVAL}, blocks of {BLOCK}"
-
-#: What a process says that has not compiled its kernels because it was too late.
-LATE = "late"
 
 Tensors = tuple[torch.Tensor, ...]
 #: An implementation with what its kernels depend on: mask, heads of keys, and perhaps the length.
@@ -353,12 +347,8 @@ def _time(row: dict[str, Any], name: str, way: Way, grad_out: torch.Tensor, time
         row[key].setdefault(name, []).append(float(f"{time_ms(call):.4g}"))
 
 
-def prepare(
-    name: str, cell: TileCell, until: float, with_fa4: bool, device_type: str = "cuda"
-) -> str:
-    """Calls one implementation in a process of its own, unless it is too late; its error."""
-    if time.time() > until:
-        return LATE
+def prepare(name: str, cell: TileCell, with_fa4: bool, device_type: str = "cuda") -> str:
+    """Calls one implementation in a process of its own; returns its error."""
     device = torch.device(device_type)
     torch._functorch.config.donated_buffer = False  # part of cache keys
     try:
@@ -370,36 +360,24 @@ def prepare(
                 out = call()
                 torch.autograd.grad(out, way.inputs, _like(grad_out, out).contiguous())
     except Exception as error:
-        return f"{name}, {cell.name}: {first_line(error)}"
+        return first_line(error)
     return ""
 
 
-def compile_beforehand(
-    cells: Sequence[TileCell], jobs: int, until: float, with_fa4: bool
-) -> tuple[list[str], set[Kernels]]:
-    """Fills the caches of kernels on disk, FlashAttention 4's last.
-
-    Returns:
-        Errors, which will recur when measuring; and the kernels that no time was left for.
-    """
-    if jobs < 1:
-        return [], set()
-    tasks: dict[Kernels, tuple[str, TileCell]] = {}
+def tasks_of(cells: Sequence[TileCell], with_fa4: bool) -> list[Task]:
+    """What is compiled: our own kernels of all cells, then those of each cell's peers."""
+    found: dict[Kernels, Task] = {}
     for cell in cells:
         for name in peers_of(cell, with_fa4):
-            tasks.setdefault(kernels_of(name, cell), (name, cell))
-    ordered = sorted(tasks, key=lambda kernels: kernels[0] == FA4)
-    os.environ[FA4_CACHE] = "1"
-    in_workers = patch.dict(os.environ, TORCHINDUCTOR_COMPILE_THREADS="1")
-    spawned = get_context("spawn")
-    try:
-        with in_workers, ProcessPoolExecutor(min(jobs, len(tasks)), mp_context=spawned) as pool:
-            running = [pool.submit(prepare, *tasks[x], until, with_fa4) for x in ordered]
-            said = [one.result() for one in running]
-    except BrokenProcessPool as error:
-        return [f"a compiling process died: {error}"], set()
-    late = {kernels for kernels, problem in zip(ordered, said, strict=True) if problem == LATE}
-    return [problem for problem in said if problem not in ("", LATE)], late
+            key = kernels_of(name, cell)
+            found.setdefault(key, Task(key, prepare, (name, cell, with_fa4)))
+    return sorted(found.values(), key=lambda task: task.arguments[0] != OWN)
+
+
+def plan_of(cell: TileCell, with_fa4: bool) -> Plan[TileCell]:
+    """A cell with the keys of the tasks that it needs."""
+    keys = {name: [kernels_of(name, cell)] for name in peers_of(cell, with_fa4)}
+    return Plan(cell, keys.pop(OWN), keys)
 
 
 def kernels_of(name: str, cell: TileCell) -> Kernels:
@@ -407,41 +385,71 @@ def kernels_of(name: str, cell: TileCell) -> Kernels:
     return name, cell.mask, cell.kv_heads, cell.length if name.startswith(RIVAL) else 0
 
 
+def run(
+    cells: Sequence[TileCell],
+    early: Early,
+    document: dict[str, Any],
+    device: torch.device,
+    *,
+    with_fa4: bool,
+    path: Path | None,
+) -> None:
+    """Measures cells into a document, which is written after each.
+
+    Args:
+        cells: the most important first.
+        early: processes with their tasks, and the limit.
+        document: the results, with an empty list of cells, which are there in the order of these.
+        device: where.
+        with_fa4: whether FlashAttention 4 is measured.
+        path: a file for the results, or None.
+    """
+    rows: dict[int, dict[str, Any]] = {}
+    for turn in turns([plan_of(cell, with_fa4) for cell in cells], early):
+
+        def measured(turn: Turn[TileCell] = turn) -> dict[str, Any]:
+            row = new_row(turn.cell) | {"unavailable": dict(turn.without)}
+            if OWN not in turn.without:
+                with noted(row, OWN, own=True):
+                    measure(turn.cell, row, device, with_fa4=with_fa4, without=turn.without)
+            return row
+
+        row = with_room(early, measured)
+        rows[turn.number] = row
+        document["cells"] = [rows[number] for number in sorted(rows)]
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+        print(f"{early.passed:4.0f} s {row}", flush=True)
+        if path:
+            write_results(document, path)
+    for number, cell in enumerate(cells):
+        if number not in rows:
+            print(f"no time left for {cell.name}", file=sys.stderr, flush=True)
+
+
 def main() -> int:
     """Measures, and shows the table."""
+    began = time.perf_counter()
     parser = make_parser("tiles", __doc__, with_fa4=True)
     parser.add_argument(
-        "--jobs", type=int, default=6, help="processes that compile beforehand, or 0"
+        "--jobs", type=int, default=6, help="processes that compile meanwhile, or 0"
     )
-    parser.add_argument("--limit-seconds", type=float, default=240.0, help="no cell begins later")
+    parser.add_argument("--limit-seconds", type=float, default=240.0, help="of the whole run")
     parser.add_argument("--cells", nargs="+", default=[""], help="cells with these in their names")
     options = parser.parse_args()
     if not sees_gpu("tiles"):
         return 2
-    began = time.time()
+    device = torch.device("cuda")
     cells = [cell for cell in CELLS if any(part in cell.name for part in options.cells)]
     build_own(SPECS)
-    until = began + COMPILING * options.limit_seconds
-    problems, late = compile_beforehand(cells, options.jobs, until, options.fa4)
-    for problem in problems:
-        print(f"compiling beforehand: {problem}", file=sys.stderr, flush=True)
-    print(f"compiled beforehand: {time.time() - began:.0f} s, without {late}", flush=True)
-    head = {"benchmark": "tiles", "environment": environment(torch.device("cuda"))}
-    rows: list[dict[str, Any]] = []
-    for cell in cells:
-        if time.time() - began > options.limit_seconds:
-            print(f"no time left for {cell.name}", file=sys.stderr, flush=True)
-            continue
-        rows.append(new_row(cell))
-        without = {x for x in (RIVAL, SMALL, FA4) if kernels_of(x, cell) in late}
-        with noted(rows[-1], OWN, own=True):
-            measure(cell, rows[-1], torch.device("cuda"), with_fa4=options.fa4, without=without)
-        torch.cuda.empty_cache()
-        print(f"{time.time() - began:4.0f} s {rows[-1]}", flush=True)
-        if options.json:
-            write_results(head | {"cells": rows}, options.json)
-    tell(head | {"cells": rows}, tiles_table, options.json)
-    return 1 if any(OWN in row["unavailable"] for row in rows) else 0
+    os.environ[FA4_CACHE] = "1"
+    document: dict[str, Any] = {"benchmark": "tiles", "environment": environment(device)}
+    document["cells"] = []
+    tasks = tasks_of(cells, options.fa4)
+    with Early(tasks, options.jobs, options.limit_seconds, began) as early:
+        run(cells, early, document, device, with_fa4=options.fa4, path=options.json)
+    tell(document, tiles_table, options.json)
+    return 1 if any(OWN in row["unavailable"] for row in document["cells"]) else 0
 
 
 if __name__ == "__main__":

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+import json
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from threading import Event
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 
-from benchmarks import linear, linear_ways
+from benchmarks import linear, linear_ways, turns
 from benchmarks.command import SPECS
+from benchmarks.early import Early
 from benchmarks.linear import CELLS, check, measure, new_row, prepare, tasks_of
 from benchmarks.linear_tables import linear_full_table, linear_table
 from benchmarks.linear_ways import (
@@ -26,6 +28,7 @@ from benchmarks.linear_ways import (
     ways,
 )
 from flashgen.loader import load
+from support.early_tasks import dying, endless, quick, three_seconds
 from support.variants import rendered_module
 
 CPU = torch.device("cpu")
@@ -164,14 +167,26 @@ def test_random_features_and_softmax_get_the_same_tensors(
 
 def test_each_variant_of_fla_is_compiled_in_parts() -> None:
     tasks = tasks_of([x for x in CELLS if x.head_dim == 128], 3)
-    own = [task for task in tasks if task[0] != FLA]
-    assert tasks[: len(own)] == own and {task[3:] for task in own} == {(0, 1)}
+    given = [task.arguments for task in tasks]
+    own = [x for x in given if x[0] != FLA]
+    assert given[: len(own)] == own and {x[3:] for x in own} == {(0, 1)}
     assert len(own) == 7 and own[-1][0] == SOFTMAX  # six variants, and softmax
-    theirs = tasks[len(own) :]
+    theirs = given[len(own) :]
     parts = [(cell.variant, part) for _, cell, _, part, parts in theirs if parts == 3]
     assert parts == [(variant, part) for variant in linear.BESIDE_FLA for part in range(3)]
     batches = [batch for batch, _ in theirs[0][2]]  # kernels of fla differ by these
     assert batches == [8, 64, 1, 16, 4]
+
+
+def test_every_cell_needs_tasks_that_there_are() -> None:
+    keys = [task.key for task in tasks_of(CELLS, 3)]
+    assert len({*keys}) == len(keys) and len({cell.title for cell in CELLS}) == len(CELLS)
+    for cell in CELLS:
+        plan = linear.plan_of(cell, 3)
+        theirs = {key for of_peer in plan.peers.values() for key in of_peer}
+        assert {*keys} >= {*plan.own} | theirs
+        assert len(plan.own) == (2 if cell.part == "softmax" else 1)
+        assert len(theirs) == (0 if cell.part in ("softmax", "tokens") else 3)
 
 
 @pytest.mark.usefixtures("here")
@@ -191,29 +206,84 @@ def test_compiling_beforehand_calls_both_passes_and_tells_errors(
     monkeypatch.setattr(module, "attention", noted)
     assert prepare("flashgen", Cell("plain", 64, 1, 8), sizes, 0, 1, "cpu") == ""
     assert called == [(8, False), (24, False), (8, True), (24, True)]
-    assert prepare(FLA, Cell("gla", 64, 1, 8), sizes, 0, 1, "cpu") == (
-        "fla, gla d64 1 x 8: RuntimeError: no such kernel"
-    )
+    found = prepare(FLA, Cell("gla", 64, 1, 8), sizes, 0, 1, "cpu")
+    assert found == "RuntimeError: no such kernel"
 
 
-def test_compiling_ends_in_time_and_says_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    released = Event()
+@pytest.fixture
+def run_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """Runs cells with checks and times that only note who takes part, and with tasks by name."""
+    monkeypatch.setattr(linear, "check", noted_check)
+    monkeypatch.setattr(linear, "measure", noted_measure)
+    monkeypatch.setattr(turns, "PATIENCE", 0.0)
 
-    def blocked(name: str, cell: Cell, sizes: Any, part: int, parts: int) -> str:
-        if cell.variant == "gla":
-            released.wait(10)
-        if cell.variant == "elu" and name == FLA:
-            raise RuntimeError("died")
-        return "the same problem" if cell.variant == "plain" else ""
+    def run(
+        cells: Sequence[Cell],
+        functions: dict[str, Callable[..., str]],
+        limit: float,
+        checks: Sequence[dict[str, Any]] = (),
+    ) -> dict[str, Any]:
+        document: dict[str, Any] = {"checks": [*checks], "left_out": [], "cells": []}
+        tasks = [
+            replace(task, function=functions.get(task.arguments[0], quick), arguments=())
+            for task in tasks_of(cells, 2)
+        ]
+        file = tmp_path / "linear.json"
+        with Early(tasks, 4, limit) as early:
+            linear.run(cells, document, early, file, CPU, 2)
+        if document["cells"]:
+            assert json.loads(file.read_text()) == document
+        return document
 
-    monkeypatch.setattr(linear, "prepare", blocked)
-    monkeypatch.setattr(
-        linear, "ProcessPoolExecutor", lambda jobs, mp_context: ThreadPoolExecutor(jobs)
-    )
-    cells = [Cell(variant, 64, 1, 8) for variant in ("plain", "elu", "gla")]
-    problems = linear.compile_beforehand(cells, 9, 0.2)
-    released.set()
-    assert problems == ["10 of 30 parts were not compiled in time", "died", "the same problem"]
+    yield run
+
+
+def noted_check(cell: Cell, device: torch.device, without: Any = ()) -> dict[str, Any]:
+    names = [name for name, _ in ways(cell, device) if name not in without]
+    wrong = {COMPILED: "wrong results"} if COMPILED in names else {}
+    row = {"cell": f"{cell.module}, checked", "module": cell.module, "unavailable": wrong}
+    return row | {"error": {name: [0.0] for name in names}}
+
+
+def noted_measure(cell: Cell, row: dict[str, Any], device: torch.device) -> None:
+    for name, _ in ways(cell, device):
+        if name not in row["unavailable"]:
+            row["ms"][name] = [1.0, 1.0]
+
+
+GRID = [Cell("elu", 128, 64, 2048), Cell("plain", 128, 64, 2048)]
+
+
+def test_a_stuck_peer_leaves_flashgen_alone(run_of: Callable[..., Any]) -> None:
+    document = run_of(GRID, {FLA: endless}, 9.0)
+    assert not document["left_out"] and len(document["cells"]) == 2
+    for row in document["cells"]:
+        assert [*row["ms"]] == ["flashgen"] and row["unavailable"][FLA].startswith(turns.LATE)
+    assert [[*row["error"]] for row in document["checks"]] == [["flashgen"], ["flashgen"]]
+
+
+def test_fla_is_added_once_it_is_there_and_is_checked_first(run_of: Callable[..., Any]) -> None:
+    document = run_of(GRID, {FLA: three_seconds}, 60.0)
+    elu, plain = document["cells"]
+    elu_of, plain_of = (cell.module for cell in GRID)
+    assert [*plain["ms"]] == ["flashgen", FLA] and not plain["unavailable"]
+    assert [*elu["ms"]] == ["flashgen", FLA]
+    assert elu["unavailable"] == {COMPILED: "wrong results"}  # of the check
+    checked = {row["module"]: [*row["error"]] for row in document["checks"]}
+    assert checked == {elu_of: ["flashgen", FLA, COMPILED], plain_of: ["flashgen", FLA]}
+
+
+def test_who_kills_its_process_is_not_called_here(run_of: Callable[..., Any]) -> None:
+    document = run_of(GRID[:1], {"flashgen": dying}, 60.0)
+    (row,) = document["cells"]
+    assert not row["ms"]
+    assert row["unavailable"]["flashgen"] == "its process died while compiling"
+    assert not document["checks"]
+
+
+def test_what_is_not_compiled_is_left_out(run_of: Callable[..., Any]) -> None:
+    document = run_of(GRID, {"flashgen": endless}, 4.0)
+    assert document["left_out"] == [cell.title for cell in GRID] and not document["cells"]
 
 
 def test_a_run_goes_on_with_a_file_of_the_same_gpu_alone() -> None:
@@ -237,9 +307,10 @@ def test_a_gradient_that_is_refused_leaves_the_forward_pass() -> None:
 
 
 @pytest.mark.usefixtures("here")
-def test_no_cell_begins_after_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_cell_begins_after_the_limit() -> None:
     document: dict[str, Any] = {"checks": [], "left_out": [], "cells": []}
-    linear.run(CELLS[:3], document, 0, -1.0, None)
+    with Early([], 0, -1.0) as early:
+        linear.run(CELLS[:3], document, early, None, CPU)
     assert document["left_out"] == [cell.title for cell in CELLS[:3]] and not document["cells"]
 
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from benchmarks import model_cells, models
+from benchmarks.early import Early, Task
 from benchmarks.model_cells import MODELS, ModelCell, attended_of, inputs_of, model_of
 from flashgen.integrations.transformers import register, unregister
+from support import early_tasks
 
 CPU = torch.device("cpu")
 TINY = {
@@ -115,3 +119,33 @@ def test_padding_is_where_a_model_has_it(cell: ModelCell) -> None:
     assert bool((kept.sum() == 3 * counts.sum()) | (cell.target > 0))
     small = cell.small()
     assert small.options.get("sliding_window", 96) == 96 or small.name == "T5"
+
+
+def test_models_are_measured_once_their_processes_are_done(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """One that is stuck, first of the list, keeps nobody; one whose process dies is not tried."""
+    cells, file, written = MODELS[:4], tmp_path / "models.json", []
+
+    def check(cell: ModelCell, row: dict[str, Any], device: torch.device) -> None:
+        written.append(len(json.loads(file.read_text())["cells"]) if file.exists() else 0)
+        if cell is cells[3]:
+            raise ValueError("wrong")
+
+    def measure(cell: ModelCell, row: dict[str, Any], device: torch.device) -> None:
+        row["ms"]["forward"] = {"flashgen": 1.0}
+
+    monkeypatch.setattr(models, "check", check)
+    monkeypatch.setattr(models, "measure", measure)
+    functions = (early_tasks.endless, early_tasks.quick, early_tasks.dying, early_tasks.quick)
+    tasks = [Task(x.name, function) for x, function in zip(cells, functions, strict=True)]
+    document: dict[str, Any] = {"benchmark": "models", "cells": []}
+    with Early(tasks, 4, 8.0) as early:
+        assert models.run(cells, early, document, CPU, file)
+    assert [row["cell"] for row in document["cells"]] == [cell.title for cell in cells[1:]]
+    assert len(written) == 2 and written[0] < written[1]
+    assert [row["unavailable"] for row in document["cells"]] == [
+        {},
+        {"flashgen": "its process died while compiling"},
+        {"flashgen": "ValueError: wrong"},
+    ]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from statistics import mean
 from types import SimpleNamespace
 from typing import Any
@@ -15,12 +18,15 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from benchmarks import tiles
 from benchmarks.command import SPECS
-from benchmarks.figures import OWN, RIVAL
+from benchmarks.early import Early, Task
+from benchmarks.figures import FA4, OWN, RIVAL
 from benchmarks.tile_cells import BLOCK, CELLS, CHOSEN, TileCell, data_of, lists
 from benchmarks.tile_tables import of_causal, tiles_table, to_flex
 from benchmarks.tiles import Way, measure, new_row, prepare, seen_tiles, tiles_of, visited
+from benchmarks.turns import LATE
 from flashgen.loader import load
 from flashgen.tracing.expr import bound, concrete
+from support.early_tasks import endless, quick
 from support.variants import rendered_module
 
 CPU = torch.device("cpu")
@@ -163,10 +169,46 @@ def test_a_query_without_keys_has_an_output_of_zeros(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.usefixtures("here")
 def test_compiling_beforehand_calls_both_passes_and_tells_errors() -> None:
-    later = float("inf")
-    assert prepare(OWN, ISLANDS, later, False, "cpu") == ""
-    assert prepare(RIVAL, ISLANDS, later, False, "cpu").startswith("FlexAttention, islands, 256: ")
-    assert prepare(OWN, ISLANDS, 0.0, False, "cpu") == tiles.LATE
+    assert prepare(OWN, ISLANDS, False, "cpu") == ""
+    assert prepare(RIVAL, ISLANDS, False, "cpu").startswith("NotImplementedError: FlexAttention")
+
+
+def test_own_kernels_are_compiled_first_then_those_of_each_cell() -> None:
+    tasks = tiles.tasks_of(CELLS, True)
+    names = [task.arguments[0] for task in tasks]
+    own = names.count(OWN)
+    assert names[: own + 2] == [OWN] * own + [RIVAL, FA4] and OWN not in names[own:]
+    assert own == len({(cell.mask, cell.kv_heads) for cell in CELLS})
+    keys = {task.key for task in tasks}
+    assert len(keys) == len(tasks)
+    for cell in CELLS:
+        plan = tiles.plan_of(cell, True)
+        assert keys.issuperset([*plan.own, *itertools.chain(*plan.peers.values())])
+        assert {*plan.peers} == {RIVAL, FA4} | ({tiles.SMALL} if cell.small else set())
+
+
+def test_rows_are_written_after_each_cell_with_who_was_late(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The second cell is ready before the first, one of whose peers stays away."""
+    cells, file = [ISLANDS, CHOICE], tmp_path / "tiles.json"
+    seen: list[tuple[str, list[str], int]] = []
+
+    def measure(cell: TileCell, row: Any, device: Any, *, with_fa4: bool, without: Any) -> None:
+        written = len(json.loads(file.read_text())["cells"]) if file.exists() else 0
+        seen.append((cell.name, [*without], written))
+        row["ms"][OWN] = [1.0, 1.0]
+
+    monkeypatch.setattr(tiles, "measure", measure)
+    stuck = tiles.kernels_of(FA4, ISLANDS)
+    tasks = [Task(x.key, endless if x.key == stuck else quick) for x in tiles.tasks_of(cells, True)]
+    document: dict[str, Any] = {"benchmark": "tiles", "cells": []}
+    with Early(tasks, 2, 9.0) as early:
+        tiles.run(cells, early, document, CPU, with_fa4=True, path=file)
+    assert seen == [(CHOICE.name, [], 0), (ISLANDS.name, [FA4], 1)]
+    assert [row["cell"] for row in document["cells"]] == [ISLANDS.name, CHOICE.name]
+    assert document["cells"][0]["unavailable"][FA4].startswith(LATE)
+    assert json.loads(file.read_text()) == document
 
 
 def test_the_table() -> None:
