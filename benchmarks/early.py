@@ -23,6 +23,8 @@ from types import TracebackType
 from typing import Any
 from unittest.mock import patch
 
+from flashgen.errors import first_line
+
 #: The share of a run's limit that a task may take if others wait for its process, and the seconds
 #: that it may take at all; then its process is killed.
 ALLOWED_SHARE, ALLOWED_SECONDS = 0.6, 300.0
@@ -293,7 +295,7 @@ def _work(pipe: Connection) -> None:
         except EOFError:
             return
         except Exception as error:
-            said = f"{type(error).__name__}: {error}".partition("\n")[0]
+            said = first_line(error)
         if torch := sys.modules.get("torch"):
             with suppress(Exception):
                 torch.cuda.empty_cache()

@@ -28,7 +28,7 @@ from benchmarks.early import Early, Task
 from benchmarks.figures import OWN, Row
 from benchmarks.measuring import noted
 from benchmarks.model_cells import MODELS, ModelCell, attended_of, inputs_of, model_of
-from benchmarks.model_tables import models_table
+from benchmarks.model_tables import NAMES, models_table
 from benchmarks.record import environment
 from benchmarks.script import make_parser, sees_gpu, tell, write_results
 from benchmarks.turns import Plan, turns, with_room
@@ -36,7 +36,7 @@ from flashgen.errors import first_line
 from flashgen.integrations.transformers import NAME, register
 
 #: Our name in tables, and that of each implementation in transformers.
-IMPLEMENTATIONS = {OWN: NAME, "SDPA": "sdpa", "eager": "eager"}
+IMPLEMENTATIONS = dict(zip(NAMES, (NAME, "sdpa", "eager"), strict=True))
 
 #: Turns of each implementation, and how many steps of decoding are timed.
 TURNS, STEPS = 5, 32
@@ -84,6 +84,12 @@ def error_of(found: Sequence[torch.Tensor], right: Sequence[torch.Tensor]) -> fl
     return float(f"{(apart / whole) ** 0.5:.3g}")
 
 
+def new_row(cell: ModelCell) -> Row:
+    """A model before its comparison and its first measurement."""
+    kept = ("ms", "unavailable", "error", "grad_error", "equal_tokens")
+    return {"cell": cell.title} | {key: {} for key in kept}
+
+
 def check(cell: ModelCell, row: Row, device: torch.device) -> None:
     """Adds the errors of output and gradients of each implementation, and equal tokens, to a row.
 
@@ -98,7 +104,6 @@ def check(cell: ModelCell, row: Row, device: torch.device) -> None:
     given = inputs_of(small, device, torch.float32)
     right = gradients(small, exact, given)
     tokens = generated(small, exact, given, GENERATED) if cell.generates else None
-    row |= {"error": {}, "grad_error": {}, "equal_tokens": {}}
     for name, attention in reversed(IMPLEMENTATIONS.items()):  # eager first: it sets the limit
         with noted(row, name, own=True):
             model = model_of(small, attention, torch.bfloat16, device)
@@ -183,9 +188,8 @@ def prepare(cell: ModelCell) -> str:
     """Calls all that is compared or timed once, in a process of its own; returns its error."""
     device = torch.device("cuda")
     register()
-    row: Row = {"unavailable": {}}
     try:
-        check(cell, row, device)
+        check(cell, new_row(cell), device)
         model = model_of(cell, NAME, torch.bfloat16, device)
         for call in steps_of(cell, model, inputs_of(cell, device, torch.bfloat16)).values():
             call()
@@ -216,8 +220,7 @@ def run(
 
         def measured(cell: ModelCell = turn.cell, errors: list[Exception] = errors) -> Row:
             errors.clear()
-            row: Row = {"cell": cell.title, "ms": {}, "unavailable": {}}
-            row |= {"error": {}, "grad_error": {}, "equal_tokens": {}}
+            row = new_row(cell)
             try:
                 check(cell, row, device)
                 measure(cell, row, device)
@@ -231,8 +234,7 @@ def run(
             return row
 
         if turn.without:  # its process died, and so would this one
-            rows[turn.number] = {"cell": turn.cell.title, "ms": {}, "unavailable": turn.without}
-            rows[turn.number] |= {"error": {}, "grad_error": {}, "equal_tokens": {}}
+            rows[turn.number] = new_row(turn.cell) | {"unavailable": turn.without}
             wrong = True
         else:
             rows[turn.number] = with_room(early, measured)

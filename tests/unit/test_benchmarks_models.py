@@ -47,7 +47,7 @@ def tiny(name: str) -> ModelCell:
 
 @pytest.fixture
 def row() -> dict[str, Any]:
-    return {"cell": "a cell", "ms": {}, "unavailable": {}}
+    return models.new_row(tiny("Llama")) | {"cell": "a cell"}
 
 
 def test_a_model_is_compared_and_timed(
