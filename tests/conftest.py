@@ -12,10 +12,13 @@ from typing import Any
 import pytest
 
 from browser.driver import why_no_browser
+from support.quick_sympy import quicken_sympy
 from support.sessions import pytest_cmdline_main, pytest_ignore_collect
 from support.turns import FULL_VARIABLE
 
 __all__ = ["pytest_cmdline_main", "pytest_ignore_collect"]
+
+quicken_sympy()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
