@@ -13,7 +13,7 @@ from flashgen.forms.cache import serves_gluon
 from flashgen.forms.many_queries import Call, fills
 from flashgen.plan import lower
 from support.cached import FORMS, PAGES, SPEC, CacheCall, cached
-from support.fake_gpu import fake_gpu, is_address, module_on
+from support.fake_gpu import fake_gpu, module_on, named
 from support.slip import with_slip
 from support.specialised import NUM_SMS
 from support.variants import rendered_module
@@ -74,7 +74,7 @@ def test_repeated_launches_of_many_queries(
         with torch.no_grad():
             module.cache_attention(**given, num_splits=num_splits, scale=scale)
         names = {x.data_ptr(): n for n, x in given.items() if isinstance(x, torch.Tensor)}
-        return _named(tuple(gpu.calls[before:]), names), given
+        return named(tuple(gpu.calls[before:]), names), given
 
     first, kept_alive = noted(0.5)
     assert [x[4] for x in first] == [
@@ -206,7 +206,7 @@ def test_repeated_launches_of_append(monkeypatch: pytest.MonkeyPatch) -> None:
             turned = module.append(**given)
         assert (turned is None) == ("q" not in given)
         names = {x.data_ptr(): n for n, x in given.items() if isinstance(x, torch.Tensor)}
-        return _named(tuple(gpu.calls[before:]), names)
+        return named(tuple(gpu.calls[before:]), names)
 
     for number, (name, options) in enumerate(APPENDS.items()):
         held = [_appended(**options) for _ in range(3)]
@@ -250,10 +250,3 @@ def test_a_kept_append_is_of_no_call_that_was_not_checked(monkeypatch: pytest.Mo
                 module.append(**given | change)
     with pytest.raises(RuntimeError, match="no gradients through a cache: call append under"):
         module.append(**given | {"q": given["q"].clone().requires_grad_()})
-
-
-def _named(x: Any, names: dict[int, str]) -> Any:
-    """Notes with names for addresses."""
-    if isinstance(x, tuple):
-        return tuple(_named(y, names) for y in x)
-    return names.get(x, "another") if is_address(x) else x
