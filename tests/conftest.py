@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import os
 from collections import Counter
@@ -11,10 +12,13 @@ from typing import Any
 import pytest
 
 from browser.driver import why_no_browser
+from support.quick_sympy import quicken_sympy
 from support.sessions import pytest_cmdline_main, pytest_ignore_collect
 from support.turns import FULL_VARIABLE
 
 __all__ = ["pytest_cmdline_main", "pytest_ignore_collect"]
+
+quicken_sympy()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -106,6 +110,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not torch.cuda.is_available():
         for item in on_gpu:
             item.add_marker(pytest.mark.skip(reason="needs a GPU, and torch sees none here"))
+
+
+def pytest_collection_finish() -> None:
+    """Spares the collector of cycles what is imported by now, which lives as long as the process.
+
+    Each full collection would go through all of it, half a million objects of torch, sympy and
+    transformers, and tests make enough of their own for hundreds of collections.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

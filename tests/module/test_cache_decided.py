@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from flashgen import AttentionSpec, Int, Tensor, causal
-from module.test_cache import FORMS, _named
-from support.cached import CacheCall, cached
-from support.fake_gpu import fake_gpu, module_on
+from support.cached import FORMS, CacheCall, cached
+from support.fake_gpu import fake_gpu, module_on, named
 
 IDS = Tensor("ids", ("batch", "kv_len"), "int32")
 #: Ids of keys, of which the least that is seen is a number of the call.
@@ -37,7 +36,7 @@ def test_repeated_launches_of_decided_tiles(monkeypatch: pytest.MonkeyPatch) -> 
         with torch.no_grad():
             module.cache_attention(**given)
         names = {x.data_ptr(): n for n, x in given.items() if isinstance(x, torch.Tensor)}
-        return _named(tuple(gpu.calls[before:]), names), given
+        return named(tuple(gpu.calls[before:]), names), given
 
     first, kept_alive = noted(3)
     of_kernels = [f"function {name}" for name in ("_decide_cache_tiles", "_cache_attention")]

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from flashgen import AttentionSpec, Tensor
+from flashgen import AttentionSpec, Tensor, alibi, causal
 from flashgen.reference import attention_reference
 from flashgen.symbols import evaluate
 from support.cases import Case
@@ -213,3 +213,16 @@ def _right(given: Cached, spec: AttentionSpec, call: CacheCall, b: int) -> tuple
 def with_queries(call: CacheCall, q_len: int) -> CacheCall:
     """The call with so many queries of each sequence, none of more than its keys."""
     return replace(call, q_lens=q_len, kv_lens=tuple(max(n, q_len) for n in call.kv_lens))
+
+
+FORMS = ("dense", "cache")
+
+#: A spec with a tensor, and a call of it with pages.
+SPEC = AttentionSpec(
+    16,
+    "float32",
+    mask=causal(align="bottom_right"),
+    score=alibi(Tensor("slopes", ("num_q_heads",)), align="bottom_right"),
+    forms=FORMS,
+)
+PAGES = CacheCall((20, 9, 33), (3, 0, 5), page_size=16, padding=2)

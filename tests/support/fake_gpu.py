@@ -108,6 +108,13 @@ def is_address(x: Any) -> bool:
     return isinstance(x, int) and x >= 2**22
 
 
+def named(x: Any, names: dict[int, str]) -> Any:
+    """Notes with names for addresses."""
+    if isinstance(x, tuple):
+        return tuple(named(y, names) for y in x)
+    return names.get(x, "another") if is_address(x) else x
+
+
 def _plain(x: Any) -> Any:
     if isinstance(x, torch.Tensor):
         return x.data_ptr()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -51,3 +52,22 @@ def compare(case: Case, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **opt
     for one, other in zip(mine, right, strict=True):
         other = torch.zeros_like(one) if other is None else other
         torch.testing.assert_close(one, other.to(one.dtype), rtol=2e-3, atol=2e-3)
+
+
+def attended(score_mod: Callable[..., torch.Tensor]) -> None:
+    """Holds the output for a score function to float64."""
+    inputs = tuple(x.detach() for x in qkv())
+    out = flex_attention(*inputs, score_mod)
+    expected, _ = flex_oracle.attention(*inputs, score_mod)
+    torch.testing.assert_close(out, expected.float(), rtol=1e-4, atol=1e-4)
+
+
+def square(
+    mask_mod: Callable[..., torch.Tensor],
+    batch: int = 1,
+    heads: int = 1,
+    block: int = 8,
+    length: int = LENGTH,
+) -> BlockMask:
+    """A BlockMask of small blocks, with as many queries as keys."""
+    return create_block_mask(mask_mod, batch, heads, length, length, "cpu", BLOCK_SIZE=block)

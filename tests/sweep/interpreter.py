@@ -18,6 +18,7 @@ from triton.runtime import interpreter
 
 from sweep.quick import OF_TENSORS, quicken_operators
 from sweep.quick_rewriting import keep_rewritten
+from sweep.quick_scans import quicken_scans
 from sweep.quick_types import intern_types
 
 #: Whether operators of this Triton are those that `sweep.quick` has: 3.9 keeps the sign of zeros.
@@ -35,6 +36,7 @@ def quicken() -> None:
         keep_rewritten()
         intern_types()
         quicken_operators()
+        quicken_scans()
 
 
 def _patch_once(patch: Callable[..., Any]) -> Callable[..., Any]:

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable
 from pathlib import Path
 from traceback import extract_tb
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import triton
 import triton.language as tl
 from triton.language.semantic import TritonSemantic
 from triton.runtime.errors import InterpreterError
-from triton.runtime.interpreter import TensorHandle, interpreter_semantic
+from triton.runtime.interpreter import ScanOps, TensorHandle, interpreter_semantic
 
 from support.variants import import_file
 from sweep.interpreter import KNOWN
@@ -151,6 +152,32 @@ def test_loads(dtype: torch.dtype) -> None:
     ]
     for mask, other in itertools.product(masks, others):
         _agree("load", x, mask, other, (), "", "", "", False)
+
+
+def _larger(a: Any, b: Any) -> Any:
+    return interpreter_semantic.maximum(a, b, tl.PropagateNan.NONE)
+
+
+def _last_positive(*given: Any) -> Any:
+    """The second of the two pairs if its number is positive: an order matters."""
+    a, a_place, b, b_place = given
+    own = interpreter_semantic.greater_than(b, _tensor(tl.int32, ()))
+    where = interpreter_semantic.where
+    return where(own, b, a), where(own, b_place, a_place)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize(("shape", "axis"), [((1,), 0), ((16,), 0), ((4, 8), 0), ((4, 8), 1)])
+def test_scans(shape: tuple[int, ...], axis: int, reverse: bool) -> None:
+    numbers, places = _tensor(tl.int32, shape), _tensor(tl.float32, shape, seed=2)
+    places.handle.data[...] = np.arange(places.handle.data.size).reshape(shape)
+    for combine, given in ((_larger, (numbers,)), (_last_positive, (numbers, places))):
+        found = []
+        for scan in (ScanOps.generic_scan, ScanOps.generic_scan.__wrapped__):
+            ops = ScanOps(axis, SimpleNamespace(fn=combine), reverse)
+            ops.generic_scan = scan.__get__(ops)
+            found.append([(str(x.type), x.handle.data.tolist()) for x in ops.apply(given)])
+        assert found[0] == found[1]
 
 
 @triton.jit

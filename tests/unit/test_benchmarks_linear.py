@@ -29,6 +29,7 @@ from benchmarks.linear_ways import (
 )
 from flashgen.loader import load
 from support.early_tasks import dying, endless, quick, three_seconds
+from support.hurried import Hurried
 from support.variants import rendered_module
 
 CPU = torch.device("cpu")
@@ -222,6 +223,7 @@ def run_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable
         functions: dict[str, Callable[..., str]],
         limit: float,
         checks: Sequence[dict[str, Any]] = (),
+        stuck: int = 0,
     ) -> dict[str, Any]:
         document: dict[str, Any] = {"checks": [*checks], "left_out": [], "cells": []}
         tasks = [
@@ -229,7 +231,7 @@ def run_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable
             for task in tasks_of(cells, 2)
         ]
         file = tmp_path / "linear.json"
-        with Early(tasks, 4, limit) as early:
+        with Hurried(tasks, 4, limit, stuck) as early:
             linear.run(cells, document, early, file, CPU, 2)
         if document["cells"]:
             assert json.loads(file.read_text()) == document
@@ -255,7 +257,7 @@ GRID = [Cell("elu", 128, 64, 2048), Cell("plain", 128, 64, 2048)]
 
 
 def test_a_stuck_peer_leaves_flashgen_alone(run_of: Callable[..., Any]) -> None:
-    document = run_of(GRID, {FLA: endless}, 9.0)
+    document = run_of(GRID, {FLA: endless}, 9.0, stuck=4)
     assert not document["left_out"] and len(document["cells"]) == 2
     for row in document["cells"]:
         assert [*row["ms"]] == ["flashgen"] and row["unavailable"][FLA].startswith(turns.LATE)
@@ -282,7 +284,7 @@ def test_who_kills_its_process_is_not_called_here(run_of: Callable[..., Any]) ->
 
 
 def test_what_is_not_compiled_is_left_out(run_of: Callable[..., Any]) -> None:
-    document = run_of(GRID, {"flashgen": endless}, 4.0)
+    document = run_of(GRID, {"flashgen": endless}, 4.0, stuck=2)
     assert document["left_out"] == [cell.title for cell in GRID] and not document["cells"]
 
 

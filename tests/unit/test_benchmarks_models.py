@@ -12,10 +12,11 @@ import pytest
 import torch
 
 from benchmarks import model_cells, models
-from benchmarks.early import Early, Task
+from benchmarks.early import Task
 from benchmarks.model_cells import MODELS, ModelCell, attended_of, inputs_of, model_of
 from flashgen.integrations.transformers import register, unregister
 from support import early_tasks
+from support.hurried import Hurried
 
 CPU = torch.device("cpu")
 TINY = {
@@ -140,7 +141,7 @@ def test_models_are_measured_once_their_processes_are_done(
     functions = (early_tasks.endless, early_tasks.quick, early_tasks.dying, early_tasks.quick)
     tasks = [Task(x.name, function) for x, function in zip(cells, functions, strict=True)]
     document: dict[str, Any] = {"benchmark": "models", "cells": []}
-    with Early(tasks, 4, 8.0) as early:
+    with Hurried(tasks, 4, 8.0) as early:
         assert models.run(cells, early, document, CPU, file)
     assert [row["cell"] for row in document["cells"]] == [cell.title for cell in cells[1:]]
     assert len(written) == 2 and written[0] < written[1]

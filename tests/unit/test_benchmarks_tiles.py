@@ -18,7 +18,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from benchmarks import tiles
 from benchmarks.command import SPECS
-from benchmarks.early import Early, Task
+from benchmarks.early import Task
 from benchmarks.figures import FA4, OWN, RIVAL
 from benchmarks.tile_cells import BLOCK, CELLS, CHOSEN, TileCell, data_of, lists
 from benchmarks.tile_tables import of_causal, tiles_table, to_flex
@@ -27,6 +27,7 @@ from benchmarks.turns import LATE
 from flashgen.loader import load
 from flashgen.tracing.expr import bound, concrete
 from support.early_tasks import endless, quick
+from support.hurried import Hurried
 from support.variants import rendered_module
 
 CPU = torch.device("cpu")
@@ -203,7 +204,7 @@ def test_rows_are_written_after_each_cell_with_who_was_late(
     stuck = tiles.kernels_of(FA4, ISLANDS)
     tasks = [Task(x.key, endless if x.key == stuck else quick) for x in tiles.tasks_of(cells, True)]
     document: dict[str, Any] = {"benchmark": "tiles", "cells": []}
-    with Early(tasks, 2, 9.0) as early:
+    with Hurried(tasks, 2, 9.0) as early:
         tiles.run(cells, early, document, CPU, with_fa4=True, path=file)
     assert seen == [(CHOICE.name, [], 0), (ISLANDS.name, [FA4], 1)]
     assert [row["cell"] for row in document["cells"]] == [ISLANDS.name, CHOICE.name]
