@@ -66,20 +66,24 @@ def test_keys_that_nobody_has_chosen() -> None:
     check_hopper_backward(_gluon("blocks"), GLUON["blocks"], case)
 
 
-_SCATTERED = "table.scatter_(-1, torch.where(counted, index, num_blocks).long(), True)"
+_SCATTERED = "table.scatter_(-1, column, True)"
+_UNSIGNED = "(index.long() & 0xFFFFFFFF)"
 
 #: What makes the module wrong: the variant, a right text and a wrong one.
 SLIPS = {
-    "the_first_block_is_none": ("blocks", "(index >= 0)", "(index > 0)"),
-    "an_entry_is_skipped": ("each", "counted = (", "index = index[..., 1:]\n    counted = ("),
+    "the_first_block_is_none": (
+        "blocks",
+        _UNSIGNED,
+        "(index.long() - 1 * (index == 0) & 0xFFFFFFFF)",
+    ),
+    "an_entry_is_skipped": ("each", "column = (", "index = index[..., 1:]\n    column = ("),
     "twice_is_not_there": (
         "blocks",
         _SCATTERED,
-        "table = table.int().scatter_add_(-1, torch.where(counted, index, num_blocks).long(), "
-        "torch.ones_like(index)) == 1",
+        "table = table.int().scatter_add_(-1, column, torch.ones_like(index)) == 1",
     ),
-    "counts_do_not_count": ("counted", "counted &= inside", "counted &= inside | True"),
-    "no_block_is_the_first": ("blocks", "(counted, index, num_blocks)", "(counted, index, 0)"),
+    "counts_do_not_count": ("counted", "where(inside, ", "where(inside | True, "),
+    "no_block_is_the_first": ("blocks", _UNSIGNED, "index.long().clamp(min=0)"),
     "causal_is_not_asked": ("blocks", "full &= q_first >= kv_last", "full &= q_last >= kv_first"),
     "the_list_of_another_query": ("each", "q_rows[:, None], kv_first", "q_last, kv_first"),
     "queries_are_missing": ("each", "tl.static_range(PARTS)", "tl.static_range(1)"),
