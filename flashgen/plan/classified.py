@@ -150,6 +150,23 @@ class ClassifiedTiles:
         return bool(self.elements) and not (self.no_more is None and self.no_less is None)
 
     @property
+    def warps(self) -> int:
+        """Warps of a program of `_classify_tiles`.
+
+        Most of its instructions are about a tile, and each warp executes them: with one warp a call
+        executes a third of them in all. More share what is read of many keys, or for many of them;
+        or elements, where these decide every tile.
+        """
+        if self.looks_at_elements:
+            return 1 if self.decides else 4
+        return 8 if self.reads and self.rows == self.tile else 1
+
+    @property
+    def rows_at_once(self) -> int:
+        """Rows of the elements that it looks at together, for registers: a warp has fewer."""
+        return 8 if self.warps == 1 else min(self.rows, 32)
+
+    @property
     def reads_keys(self) -> bool:
         """Whether something is computed of the keys of each tile."""
         return any(read.of_keys for read in self.reads)

@@ -134,7 +134,7 @@ def tile_answers(predicate: Predicate, tile: int = TILE) -> TileAnswers:
         if block.args[0] in _FIRST and block.args[1].is_Integer and block.args[1] % tile == 0
     }
     found = _Answers(Declarations.of(predicate.params))
-    answers = found.condition(expr.xreplace(blocks))
+    answers = found.condition(_with_equals(expr).xreplace(blocks))
     read = set().union(*(answer.free_symbols for answer in answers))
     reads = (of_tile for of_tile in found.reads.values() if read & set(of_tile.ends))
     return TileAnswers(*answers, tuple(reads))
@@ -288,6 +288,35 @@ class _Answers:
             return None
         least, most = ends
         return sympy.Max(least, -most, 0), sympy.Max(-least, most)
+
+
+def _with_equals(expr: Any) -> Any:
+    """The same condition, where a conjunct on one side of an equation is asked of the other, too.
+
+    So rows of a picture, ``(img[q_idx] == img[kv_idx]) & (img[q_idx] > 0)``, see no tile of text,
+    whatever else their tile holds.
+    """
+    if not isinstance(expr, sympy.And | sympy.Or):
+        return expr
+    expr = expr.func(*map(_with_equals, expr.args))
+    if not isinstance(expr, sympy.And):
+        return expr
+    said = {
+        part.xreplace({one: other})
+        for equation in expr.args
+        if _equates_axes(equation)
+        for one, other in (equation.args, equation.args[::-1])
+        for part in expr.args
+        if part.has(one) and varies_over(part) == varies_over(one)
+    }
+    return sympy.And(expr, *(part for part in said if varies_over(part) != Axes.ELEMENT))
+
+
+def _equates_axes(part: Any) -> bool:
+    """Whether it says that an integer of rows alone equals one of keys alone."""
+    if not (isinstance(part, sympy.Eq) and all(map(is_integral, part.args))):
+        return False
+    return {varies_over(side) for side in part.args} == {Axes.ROW, Axes.COLUMN}
 
 
 #: Comparisons that hold for some and for all elements where they do at the ends.

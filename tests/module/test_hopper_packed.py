@@ -13,6 +13,7 @@ from flashgen import (
     Tensor,
     block_sparse,
     causal,
+    chosen_blocks,
     document,
     full,
     sliding_window,
@@ -24,7 +25,7 @@ from flashgen.budget.traffic import Workload
 from flashgen.config import KernelConfig
 from flashgen.kernels.forward_hopper.pack_gqa import heads_of_a_tile, launched
 from flashgen.kernels.forward_hopper.plan import HopperNames
-from flashgen.plan import lower
+from flashgen.plan import KernelPlan, lower
 from support.specialised import watch_hopper
 from support.variants import rendered_module, shipped_module, shipped_plan, shipped_specs
 
@@ -32,6 +33,12 @@ SPEC = AttentionSpec(128, "bfloat16", causal(align="bottom_right"))
 CONFIG = {"BLOCK_M": 128, "BLOCK_N": 128, "num_stages": 2}
 BY_HEAD = Tensor("by_head", ("num_q_heads",), "int32")
 SINK = Tensor("sink", ("num_q_heads",))
+
+
+@functools.cache
+def _chosen() -> tuple[KernelPlan, ModuleType]:
+    spec = AttentionSpec(128, "bfloat16", chosen_blocks() & causal())
+    return lower(spec, "x"), rendered_module(spec, hopper=True)
 
 
 @functools.cache
@@ -118,6 +125,44 @@ def test_a_third_consumer_where_it_saves_tiles(
     work = Workload(200, q_heads, 1, q_len, q_len)
     heads = heads_of_a_tile(plan, chosen, get_target("sm_90"), work)
     assert (launched(plan, chosen, work, heads).BLOCK_M, heads) == (block_m, q_heads)
+
+
+@pytest.mark.parametrize(
+    ("q_heads", "kv_heads", "q_len", "block_m", "tiles"),
+    [
+        (16, 2, 16384, 192, 768),  # 24, 24 and 16 queries: three tiles of a list, not four
+        (16, 2, 8192 + 30, 192, 386),
+        (32, 1, 8192, 192, 1408),  # six, six ... and four: eleven, not sixteen
+        (16, 2, 1024, 128, 64),  # each program has one tile either way
+        (16, 4, 16384, 128, 512),  # two tiles either way: 48 and 16 queries, or 32 and 32
+        (16, 16, 16384, 128, 128),
+    ],
+)
+def test_a_third_consumer_where_fewer_tiles_share_a_list(
+    q_heads: int,
+    kv_heads: int,
+    q_len: int,
+    block_m: int,
+    tiles: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plan, module = _chosen()
+    chosen = KernelConfig(192, 64, 12, 4)
+    hopper = watch_hopper(module, monkeypatch)
+    q = torch.zeros(1, q_heads, q_len, 128, dtype=torch.bfloat16)
+    k = torch.zeros(1, kv_heads, q_len, 128, dtype=torch.bfloat16)
+    table = torch.zeros(1, kv_heads, -(-q_len // 64), -(-q_len // 64), dtype=torch.bool)
+    rows, bits = [], torch.zeros(1, dtype=torch.int32)
+    monkeypatch.setattr(
+        module, "_listed", lambda q, kv_len, listed, *_: rows.append(listed) or bits
+    )
+    module._launch_hopper(q, k, k, 0.1, table, bits, chosen.as_dict())
+    found = hopper.arguments[-1]
+    packed = q_heads // kv_heads
+    assert (found["BLOCK_M"], found["PACKED"], found["num_tiles_m"]) == (block_m, packed, tiles)
+    work = Workload(1, q_heads, kv_heads, q_len, q_len)
+    assert rows == [max(64, 128 // packed)]
+    assert launched(plan, chosen, work, packed).as_dict()["BLOCK_M"] == block_m
 
 
 def test_what_is_launched(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,20 +66,24 @@ def test_keys_that_nobody_has_chosen() -> None:
     check_hopper_backward(_gluon("blocks"), GLUON["blocks"], case)
 
 
-_SCATTERED = "table.scatter_(-1, torch.where(counted, index, num_blocks).long(), True)"
+_SCATTERED = "table.scatter_(-1, column, True)"
+_UNSIGNED = "(index.long() & 0xFFFFFFFF)"
 
 #: What makes the module wrong: the variant, a right text and a wrong one.
 SLIPS = {
-    "the_first_block_is_none": ("blocks", "(index >= 0)", "(index > 0)"),
-    "an_entry_is_skipped": ("each", "counted = (", "index = index[..., 1:]\n    counted = ("),
+    "the_first_block_is_none": (
+        "blocks",
+        _UNSIGNED,
+        "(index.long() - 1 * (index == 0) & 0xFFFFFFFF)",
+    ),
+    "an_entry_is_skipped": ("each", "column = (", "index = index[..., 1:]\n    column = ("),
     "twice_is_not_there": (
         "blocks",
         _SCATTERED,
-        "table = table.int().scatter_add_(-1, torch.where(counted, index, num_blocks).long(), "
-        "torch.ones_like(index)) == 1",
+        "table = table.int().scatter_add_(-1, column, torch.ones_like(index)) == 1",
     ),
-    "counts_do_not_count": ("counted", "counted &= inside", "counted &= inside | True"),
-    "no_block_is_the_first": ("blocks", "(counted, index, num_blocks)", "(counted, index, 0)"),
+    "counts_do_not_count": ("counted", "where(inside, ", "where(inside | True, "),
+    "no_block_is_the_first": ("blocks", _UNSIGNED, "index.long().clamp(min=0)"),
     "causal_is_not_asked": ("blocks", "full &= q_first >= kv_last", "full &= q_last >= kv_first"),
     "the_list_of_another_query": ("each", "q_rows[:, None], kv_first", "q_last, kv_first"),
     "queries_are_missing": ("each", "tl.static_range(PARTS)", "tl.static_range(1)"),
@@ -116,7 +120,7 @@ def test_without_a_slip_it_is_right(name: str) -> None:
 
 #: Of the Gluon forward kernel, whose tiles are those of several heads.
 GLUON_SLIPS = {
-    "lists_of_longer_tiles": ("max(block_m // packed, 64)", "max(block_m, 64)"),
+    "lists_of_longer_tiles": ("max(128 // packed, 64)", "max(128, 64)"),
     "positions_of_one_head": ("rows %= 64 // PACKED", "rows %= 64"),
     "heads_of_others": ("(num_q_heads // PACKED) * PACKED", "(num_q_heads // PACKED)"),
 }
@@ -130,6 +134,55 @@ def test_slips_of_shared_tiles_do_not_survive(name: str) -> None:
     case = chosen_case("blocks", 200, (1, 8, 2))
     with pytest.raises((AssertionError, IndexError)):
         check_hopper(module, spec, case, KernelConfig(128, 64, 8, 2))
+
+
+#: Lists of blocks of queries, of which tiles of three consumers have 24, 24 and 16, or 12 and 4.
+THIRDS = ("blocks", "counted", "long")
+
+
+@functools.cache
+def _thirds(name: str, head_dim: int, slip: str = "") -> ModuleType:
+    edit = with_slip(*THIRDS_SLIPS[slip]) if slip else str
+    spec = chosen_spec(name, head_dim, "bfloat16")
+    return rendered_module(spec, hopper=True, edit_source=lambda x: interpreted(edit(x)))
+
+
+def _check_thirds(name: str, head_dim: int, length: int, heads: int, slip: str = "") -> None:
+    module, spec = _thirds(name, head_dim, slip), chosen_spec(name, head_dim, "bfloat16")
+    case, rows = chosen_case(name, length, (1, heads, 1)), []
+    original = module._rows_of_lists
+    module._rows_of_lists = lambda *a: rows.append(original(*a)) or rows[-1]  # type: ignore[attr-defined]
+    try:
+        check_hopper(module, spec, case, KernelConfig(192, 64, 12, 3))
+    finally:
+        module._rows_of_lists = original  # type: ignore[attr-defined]
+    assert rows == [192]
+
+
+@pytest.mark.parametrize(("name", "head_dim"), in_turns(THIRDS, (64, 80, 128), every=2))
+@pytest.mark.parametrize(("length", "heads"), [(400, 8), (140, 16)])
+def test_three_consumers_share_lists(name: str, head_dim: int, length: int, heads: int) -> None:
+    """Consumers that take turns, with stages of both kinds, and those that take none."""
+    _check_thirds(name, head_dim, length, heads)
+
+
+#: Of tiles of three consumers, the last of which has no queries in the last tile of a list.
+THIRDS_SLIPS = {
+    "tiles_of_two_lists": ("tile_m // TILES * LISTED + tile_m % TILES * LENGTH", "tile_m * LENGTH"),
+    "rows_of_the_next_list": ("PACKED * NUMBER >= LISTED", "PACKED * NUMBER > LISTED"),
+    "a_stage_is_kept": ("_skip(visits + 1, ", "_skip(visits, "),
+    "tiles_are_left_out": ("triton.cdiv(q_len % listed, queries)", "q_len % listed // queries"),
+    "the_output_is_not_waited_for": (
+        "            tma.store_wait(0)\n            other =",
+        "            other =",
+    ),
+}
+
+
+@pytest.mark.parametrize("slip", THIRDS_SLIPS)
+def test_slips_of_three_consumers_do_not_survive(slip: str) -> None:
+    with pytest.raises((AssertionError, RuntimeError, IndexError)):
+        _check_thirds("blocks", 128, 400, 8, slip)
 
 
 #: Of the Gluon backward kernel, whose consumers take turns.

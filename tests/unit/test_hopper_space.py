@@ -4,7 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from flashgen import AttentionSpec, Blocks, block_sparse, causal, document, full, sliding_window
+from flashgen import (
+    AttentionSpec,
+    Blocks,
+    Mask,
+    Tensor,
+    block_sparse,
+    causal,
+    chosen_blocks,
+    document,
+    full,
+    q_len,
+    sliding_window,
+)
 from flashgen.config import KernelConfig
 from flashgen.kernels.forward_hopper.space import hopper_space, rank_hopper, why_not
 from flashgen.plan import KernelPlan, lower
@@ -60,6 +72,30 @@ def test_listed_masks_take_powers_of_two() -> None:
     kernel = plan(64, mask=block_sparse())
     assert {config.BLOCK_M for config in hopper_space(kernel).candidates} == {128}
     assert "power of two" in rejected(kernel, 192, 128, 12, 2)
+
+
+def test_tiles_of_lists_have_three_consumers_or_as_few_as_a_call_needs() -> None:
+    kernel = plan(mask=chosen_blocks() & causal())
+    assert {config.BLOCK_M for config in hopper_space(kernel).candidates} == {192}
+    assert rejected(kernel, 128, 64, 8, 4) == (
+        "BLOCK_M=192 takes 128 rows where a call has as few tiles of them"
+    )
+    pinned = plan(mask=chosen_blocks() & causal(), blocks=Blocks(BLOCK_M=128))
+    assert {config.BLOCK_M for config in hopper_space(pinned).candidates} == {128}
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        chosen_blocks(query_block=1) & causal(),  # of a list of 16 queries that is one tile
+        chosen_blocks(block=16),  # a tile reads four entries
+        chosen_blocks(Tensor("mine", (1, "num_q_heads", (q_len + 63) // 64, None), "int32")),
+    ],
+)
+def test_others_have_two(mask: Mask) -> None:
+    kernel = plan(mask=mask)
+    assert {config.BLOCK_M for config in hopper_space(kernel).candidates} == {128}
+    assert "one block of them" in rejected(kernel, 192, 64, 12, 4)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import hypothesis.strategies as st
 import pytest
 import sympy
 from hypothesis import Phase, given, settings
+from sympy.core.relational import Relational
 
 from flashgen import Mask, Tensor, causal, document, kv_len, maximum, minimum, q_len
 from flashgen.symbolic import tile_answers as answering
@@ -68,8 +69,17 @@ def of_both(draw: st.DrawFn) -> Pair:
     return lambda q, kv: compare(wrap(factor * (of_query(q) - of_key(kv)) + shift), limit)
 
 
+@st.composite
+def related(draw: st.DrawFn) -> Pair:
+    """What a query has and what a key has, compared, where one of them meets a condition."""
+    ids = ((lambda q, kv: Q_ANY[0, q]), (lambda q, kv: KV_ANY[0, kv]))
+    compare, holds = draw(st.sampled_from(RELATIONS)), draw(st.sampled_from(RELATIONS))
+    one, limit = draw(st.sampled_from(ids)), draw(st.integers(-9, 9))
+    return lambda q, kv: compare(ids[0](q, kv), ids[1](q, kv)) & holds(one(q, kv), limit)
+
+
 #: Conditions of every kind, those of both positions most often.
-CONDITIONS = st.one_of(ANYTHING, blocks(), of_both(), of_both())
+CONDITIONS = st.one_of(ANYTHING, blocks(), of_both(), of_both(), of_both(), related())
 MASKS_OF_ALL_KINDS = predicates(CONDITIONS, depth=1).map(mask_of)
 
 
@@ -172,6 +182,9 @@ MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "all_hold_where_some_do": _method("_named", lambda found, *args: (found[0],) * 2),
     "some_hold_where_all_do": _method("_named", lambda found, *args: (found[1],) * 2),
     "the_most_of_sums": _method("_sum", lambda found, *args: found and (found[1],) * 2),
+    "any_order_is_an_equation": lambda patch: patch.setattr(
+        answering, "_equates_axes", lambda part: isinstance(part, Relational)
+    ),
     "any_block_is_one": lambda patch: patch.setattr(
         answering, "tile_answers", lambda predicate, tile: tile_answers(predicate, 1)
     ),
@@ -207,8 +220,9 @@ LAYOUT = Tensor("layout", ((q_len + 63) // 64, (kv_len + 63) // 64), "bool")
 MASKS = {
     "islands": (
         lambda b, h, q, kv: (kv <= q) | ((IMG[b, q] == IMG[b, kv]) & (IMG[b, q] > 0)),
-        "(q_last >= kv_first) | (some_of_rows_0 & (least_of_rows_1 <= most_of_keys_0)"
-        " & (most_of_rows_1 >= least_of_keys_0))",
+        # That a row has a picture is asked of the key, too, since they have the same one.
+        "(q_last >= kv_first) | (some_of_keys_0 & some_of_rows_0"
+        " & (least_of_rows_1 <= most_of_keys_1) & (most_of_rows_1 >= least_of_keys_1))",
     ),
     "flags": (
         lambda b, h, q, kv: FLAG[q] | FLAG[kv] | (abs(q - kv) <= 128),

@@ -171,6 +171,11 @@ class ForwardHopper(ForwardKernel):
 
     def remarks(self, plan: KernelPlan) -> tuple[str, ...]:
         """Where tiles start."""
+        if HopperNames(plan).rests:
+            return (
+                "where heads share lists, the Gluon kernel starts tiles of queries anew for each "
+                "list; the account has them at multiples of their queries",
+            )
         if segment_table(plan) is None:
             return ()
         return (

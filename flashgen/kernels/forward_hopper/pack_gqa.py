@@ -10,8 +10,9 @@ from flashgen.budget.traffic import Workload
 from flashgen.config import KernelConfig
 from flashgen.kernels.forward_hopper.plan import HopperNames
 from flashgen.kernels.forward_hopper.shape import segment_table
-from flashgen.kernels.forward_hopper.shared_memory import CONSUMER_ROWS
+from flashgen.kernels.forward_hopper.shared_memory import CONSUMER_ROWS, TARGET
 from flashgen.plan import KernelPlan
+from flashgen.plan.classified import ClassifiedTiles
 
 
 def heads_of_a_tile(plan: KernelPlan, config: KernelConfig, target: Target, work: Workload) -> int:
@@ -42,7 +43,11 @@ def launched(plan: KernelPlan, config: KernelConfig, work: Workload, heads: int)
     rows = 2 * CONSUMER_ROWS
     if segment_table(plan) or rows >= config.BLOCK_M:
         return config
-    if _tiles(work, rows // heads) > _tiles(work, config.BLOCK_M // heads):
+    if HopperNames(plan).shares_lists:
+        two = _rounds_of_lists(plan, work, rows, heads)
+        if two > _rounds_of_lists(plan, work, config.BLOCK_M, heads):
+            return config
+    elif _tiles(work, rows // heads) > _tiles(work, config.BLOCK_M // heads):
         return config
     return replace(config, BLOCK_M=rows, num_warps=2 * WARP_GROUP)
 
@@ -51,6 +56,15 @@ def _rounds(config: KernelConfig, target: Target, work: Workload, heads: int) ->
     """Tiles that a program computes one after another."""
     tiles = _tiles(work, config.BLOCK_M // heads)
     return -(-tiles * work.batch * (work.num_q_heads // heads) // target.num_sms)
+
+
+def _rounds_of_lists(plan: KernelPlan, work: Workload, rows: int, heads: int) -> int:
+    """The same of tiles that lie within the queries of a list of blocks."""
+    assert isinstance(plan.listing, ClassifiedTiles)
+    listed = max(2 * CONSUMER_ROWS // heads, plan.listing.rows)
+    whole, rest = divmod(work.q_len, listed)
+    tiles = whole * -(-listed // (rows // heads)) + -(-rest // (rows // heads))
+    return -(-tiles * work.batch * (work.num_q_heads // heads) // TARGET.num_sms)
 
 
 def _tiles(work: Workload, rows: int) -> int:

@@ -11,6 +11,7 @@ import sympy
 from flashgen.kernels.forward_hopper.shape import HopperShape, hopper_shape, segment_table
 from flashgen.kernels.forward_hopper.weight_range import RANGES
 from flashgen.kernels.views import OF_SEQUENCE, GluonView
+from flashgen.plan.classified import ClassifiedTiles
 from flashgen.plan.code import codes_of
 from flashgen.plan.hidden import HiddenRows
 from flashgen.plan.kernel import KernelPlan
@@ -304,6 +305,22 @@ class HopperNames:
         """
         tiles = self.plan.tiles
         return self.shape.three_consumers and self.plan.masks and not tiles.listed and tiles.sorted
+
+    @property
+    def shares_lists(self) -> bool:
+        """Whether tiles of several heads' rows lie within the queries of a list of blocks."""
+        return bool(self.plan.block_lists) and self.packs
+
+    @property
+    def rests(self) -> bool:
+        """Whether a consumer may have no queries in a list's last tile: 64 of 8 heads fill 8.
+
+        Lists are of blocks of queries, and blocks of keys are tiles, for registers.
+        """
+        listing = self.plan.listing
+        if not (isinstance(listing, ClassifiedTiles) and self.shape.three_consumers):
+            return False
+        return self.shares_lists and listing.rows >= listing.tile and not listing.elements
 
     @cached_property
     def own_visits(self) -> tuple[str, ...]:

@@ -146,8 +146,11 @@ def live_registers(plan: KernelPlan, config: KernelConfig) -> int:
     kept = queries if hopper_shape(plan).q_in_registers else 0
     dropped = DROPOUT_REGISTERS if plan.dropout else 0
     loaded = scores if plan.code.score_loads_pairs else 0
-    gathers = HopperNames(plan).gathers_bits
-    if plan.mask_loads_keys and not gathers and sum(plan.v_segments) < WIDEST:
+    names = HopperNames(plan)
+    # Of lists of blocks of queries a step of 64 keys reads one entry.
+    by_tile = names.rests and config.BLOCK_N <= CONSUMER_ROWS
+    by_element = plan.mask_loads_keys and not names.gathers_bits and not by_tile
+    if by_element and sum(plan.v_segments) < WIDEST:
         loaded += 2 * config.BLOCK_N // THREADS_OF_ROW  # of 64 bits, in each column of a thread
     return accumulator + scores + scores // pairs + loaded + kept + dropped
 

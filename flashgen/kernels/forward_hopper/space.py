@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import product
 
 from flashgen.block_lists import BlockLists
@@ -15,7 +16,8 @@ from flashgen.budget.roofline import SHARPNESS, step_clocks
 from flashgen.budget.traffic import Workload, traffic
 from flashgen.config import KernelConfig
 from flashgen.kernels.base import Space
-from flashgen.kernels.forward_hopper.pack_gqa import heads_of_a_tile
+from flashgen.kernels.forward_hopper.pack_gqa import heads_of_a_tile, launched
+from flashgen.kernels.forward_hopper.plan import HopperNames
 from flashgen.kernels.forward_hopper.shape import segment_table
 from flashgen.kernels.forward_hopper.shared_memory import (
     CONSUMER_REGISTERS,
@@ -116,6 +118,8 @@ def predict_hopper(plan: KernelPlan, config: KernelConfig, work: Workload) -> fl
     have fewer steps, but for what they compute of keys that the mask hides.
     """
     heads = heads_of_a_tile(plan, config, TARGET, work)
+    if plan.block_lists:
+        config = launched(plan, config, work, heads)
     account = traffic(plan, config, TARGET, work, heads_of_a_tile=heads)
     costs = dict(vars(step_clocks(plan, config, TARGET, account)))
     consumers = config.BLOCK_M // CONSUMER_ROWS
@@ -179,11 +183,22 @@ def _lists_powers_of_two(plan: KernelPlan, config: KernelConfig) -> str:
 
 def _holds_several_lists(plan: KernelPlan, config: KernelConfig) -> str:
     """A tile then lies in one block of queries, and tiles of keys are what that has chosen."""
-    if plan.block_lists and config.BLOCK_M & (config.BLOCK_M - 1):
+    if plan.block_lists and config.BLOCK_M & (config.BLOCK_M - 1) and not HopperNames(plan).rests:
         return "tiles of queries lie in one block of them if their rows are a power of two"
     lists = [param.block for param in plan.params if isinstance(param, BlockLists)]
     if lists and max(64, min(lists)) < config.BLOCK_N:
         return "a tile of keys would hold blocks that are not chosen"
+    return ""
+
+
+def _rows_are_chosen(plan: KernelPlan, config: KernelConfig) -> str:
+    """With three consumers the launcher has tiles of two where those are as few."""
+    if plan.spec.blocks.choices("BLOCK_M") or not HopperNames(plan).rests:
+        return ""
+    rows = max(USUAL["BLOCK_M"])
+    longer = replace(config, BLOCK_M=rows, num_warps=rows // ROWS_OF_A_WARP)
+    if rows > config.BLOCK_M and not _rejects(plan, longer):
+        return f"BLOCK_M={rows} takes {config.BLOCK_M} rows where a call has as few tiles of them"
     return ""
 
 
@@ -207,4 +222,5 @@ RULES = (
     _holds_several_lists,
     _spills,
     _does_not_fit,
+    _rows_are_chosen,
 )
