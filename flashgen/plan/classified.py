@@ -28,6 +28,9 @@ from flashgen.symbols import GROUP, KV_FIRST, KV_HEADS, KV_LAST, B, FloorDiv, H,
 #: The head of keys, as the kernel calls it.
 _KV_HEAD = sympy.Symbol("kv_head", integer=True)
 
+#: The most tiles that are decided in a tile of a kernel whose lists tell of them: 3 x 2 of 64.
+MOST_PARTS = 6
+
 #: The queries of a tile that is decided, where each query has a list of blocks of its own: those
 #: of a tile with rows of eight heads. Of more queries hardly a block would be hidden.
 ROWS_OF_A_LIST = 16

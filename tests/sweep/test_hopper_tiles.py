@@ -57,7 +57,7 @@ EDITS = {
     ),
     "all_unmasked": ("unmasked = gl.load(listed_ptr + 1)", "unmasked = num_visits"),
     "another_entry": ("listed = batch * num_tiles_n", "listed = 0 * num_tiles_n"),
-    "not_turned": ("_turned(q, kv_len", "_listed(q, kv_len"),
+    "not_turned": ("tiles = _turned(q, kv_len", "tiles = _listed(q, kv_len"),
 }
 
 

@@ -137,6 +137,7 @@ class ForwardHopper(ForwardKernel):
             else (),
             "counts": held and names.counts,
             "packs": held and names.packs,
+            "tells_parts": held and names.tells_parts,
         }
 
     def why_not_packed(self, plan: KernelPlan) -> str:

@@ -8,7 +8,12 @@ from functools import cached_property
 
 import sympy
 
-from flashgen.kernels.forward_hopper.shape import HopperShape, hopper_shape, segment_table
+from flashgen.kernels.forward_hopper.shape import (
+    NARROW,
+    HopperShape,
+    hopper_shape,
+    segment_table,
+)
 from flashgen.kernels.forward_hopper.weight_range import RANGES
 from flashgen.kernels.views import OF_SEQUENCE, GluonView
 from flashgen.plan.classified import ClassifiedTiles
@@ -20,7 +25,8 @@ from flashgen.symbolic.printer import triton_code
 from flashgen.symbolic.printer.code import Code, read_by
 from flashgen.symbolic.printer.dialects import Gluon
 from flashgen.symbolic.tables import RowTable
-from flashgen.symbols import GROUP, KV_IDX, KV_LEN, Q_FIRST, FloorDiv, H
+from flashgen.symbolic.varies_over import Axes, varies_over
+from flashgen.symbols import GROUP, KV_IDX, KV_LEN, Q_FIRST, FloorDiv, H, Load
 
 #: Comparisons of the mask from which on column bitmasks pay in the steps. With one, an H200 took
 #: 0.2 to 2% longer (causal, d=64 and 80); with two or three, 0.4 to 6% less.
@@ -443,6 +449,27 @@ class HopperNames:
         code = self.plan.code
         others = code.columns or code.elements or code.promise or code.tables
         return self.plan.mask_loads_keys and not others
+
+    @property
+    def pairs_of_wide(self) -> bool:
+        """Whether a masked tile of 128 keys loads the elements of all of its columns at once.
+
+        Heads above 64 columns have such tiles with two consumers alone, whose registers hold the
+        addresses. Elements of a query and a key together have too many.
+        """
+        codes = (*self.plan.code.conditions, *codes_of(self.plan.code.masked))
+        loads = (load for code in codes for load in code.expr.atoms(Load))
+        of_keys = all(varies_over(load) != Axes.ELEMENT for load in loads)
+        return self.gathers_bits and of_keys and sum(self.plan.v_segments) > NARROW
+
+    @property
+    def tells_parts(self) -> bool:
+        """Whether a masked visit knows what of each 64 keys 64 queries see: nothing, some or all.
+
+        Where masked steps have code of their own, they are told no more than that they are masked.
+        """
+        told = self.plan.parts_told and not (self.of_sequences or self.packs or self.splits_steps)
+        return bool(told) and self.shape.halves == 1
 
     @cached_property
     def gathered_reads(self) -> tuple[str, ...]:
