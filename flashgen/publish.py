@@ -127,6 +127,7 @@ NOT_IN_MODULES = frozenset(
         "integrations/transformers/attention.py",
         "integrations/transformers/masks.py",
         "integrations/transformers/ordered.py",
+        "integrations/transformers/remembered.py",
         "integrations/variants.py",
         "export.py",
         "inputs.py",

@@ -59,7 +59,7 @@ LAYERS = """
     integrations.layers.padding integrations.layers.modules
     integrations.layers.rows
     integrations.layers.calls
-    integrations.transformers.ordered
+    integrations.transformers.ordered integrations.transformers.remembered
     integrations.transformers.masks integrations.transformers.attention
     integrations.transformers integrations.diffusers
     __init__

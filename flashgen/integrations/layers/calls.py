@@ -28,14 +28,12 @@ class Seen:
         options: arguments of the module.
         valid: how many keys are given to it; None for all.
         bias: what is added to the scores besides.
-        kv_lens: the keys of each sequence, for the cache kernels; None for the others.
     """
 
     kind: MaskKind
     options: dict[str, Any]
     valid: int | None = None
     bias: torch.Tensor | None = None
-    kv_lens: torch.Tensor | None = None
 
 
 def everything() -> Seen:
@@ -51,34 +49,35 @@ def from_the_first_key(query: torch.Tensor, key: torch.Tensor) -> Seen:
     return Seen(_CAUSAL, {}, valid=q_len)
 
 
-def of_description(
-    mask: DescribedMask, query: torch.Tensor, key: torch.Tensor, *, cached: bool
-) -> Seen:
-    """What a description says.
+def of_description(mask: DescribedMask, query: torch.Tensor, key: torch.Tensor) -> Seen:
+    """What a description says, for the dense kernels; see `decode` for those of a cache.
 
     Args:
         mask: it.
         query: (batch, num_q_heads, q_len, head_dim).
         key: (batch, num_kv_heads, kv_len, head_dim).
-        cached: whether the cache kernels can compute the call, which have no gradients.
     """
-    batch, _, q_len, kv_len = mask.size
-    if (batch, q_len, kv_len) != (query.shape[0], query.shape[2], key.shape[2]):
-        raise ValueError(
-            f"attention_mask: it is for batch {batch}, {q_len} queries and {kv_len} keys, and "
-            f"query and key have {query.shape[0]}, {query.shape[2]} and {key.shape[2]}"
-        )
-    options: dict[str, Any] = dict(zip(mask.kind.numbers, mask.numbers, strict=True))
-    options.update((x.name, table) for x, table in zip(mask.kind.tensors, mask.tables, strict=True))
-    if cached and mask.kv_lens is not None:
-        return Seen(mask.kind, options, kv_lens=mask.kv_lens)
+    _check_size(mask, query, key)
     if mask.valid is None:  # the device alone knows how many keys there are, and queries are few
         return Seen(_FULL, {}, bias=_added(mask.to_dense()))
+    mask, kv_len = mask.bounded(), key.shape[2]
+    assert mask.valid is not None
+    options = mask.options()
     for tensor in mask.kind.tensors:
         for i, dim in enumerate(tensor.dims):
             if dim == "kv_len" and mask.valid < kv_len:
                 options[tensor.name] = options[tensor.name].narrow(i, 0, mask.valid)
     return Seen(mask.kind, options, valid=mask.valid)
+
+
+def _check_size(mask: DescribedMask, query: torch.Tensor, key: torch.Tensor) -> None:
+    batch, _, q_len, kv_len = mask.size
+    q_shape, k_shape = query.shape, key.shape
+    if (batch, q_len, kv_len) != (q_shape[0], q_shape[2], k_shape[2]):
+        raise ValueError(
+            f"attention_mask: it is for batch {batch}, {q_len} queries and {kv_len} keys, and "
+            f"query and key have {q_shape[0]}, {q_shape[2]} and {k_shape[2]}"
+        )
 
 
 def of_elements(mask: Any, query: torch.Tensor, key: torch.Tensor) -> Seen:
@@ -175,13 +174,77 @@ def attend(
     scale = width**-0.5 if scale is None else scale
     q, k = padded(_rows(query), head_dims[0]), padded(_rows(key), head_dims[0])
     v = padded(_rows(value), head_dims[1])
-    if seen.kv_lens is None:
-        out: torch.Tensor = module.attention(q, k, v, scale=scale, **options).transpose(1, 2)
-    else:
-        q, k, v = (x.detach().transpose(1, 2) for x in (q, k, v))
-        options = {name: _detached(x) for name, x in options.items()}
-        out = module.cache_attention(q, k, v, seen.kv_lens, scale=scale, **options)
+    out: torch.Tensor = module.attention(q, k, v, scale=scale, **options).transpose(1, 2)
     return out[..., :v_width].contiguous()
+
+
+def decode(
+    mask: DescribedMask,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    scale: float | None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The attention of a few queries to a cache, by the cache kernels, which have no gradients.
+
+    Layers that share a mask share the module and its arguments: Python takes longer than kernels.
+
+    Args:
+        mask: what queries see; its lengths are on the device.
+        query: as of `attend`, like what follows.
+        key: its keys behind the mask's length are not written yet.
+        value: likewise.
+        scale: as of `attend`.
+        softcap: as of `attend`.
+        sinks: as of `attend`.
+
+    Returns:
+        As of `attend`.
+    """
+    _check_size(mask, query, key)
+    width, v_width = query.shape[-1], value.shape[-1]
+    device, traced = query.device, torch.compiler.is_compiling()
+    like = (width, v_width, query.dtype, softcap, sinks is not None, device)
+    ready = None if traced else mask.ready.get(like)
+    if ready is None:
+        head_dims = (supported_head_dim(width), supported_head_dim(v_width))
+        module = module_of(
+            mask=mask.kind,
+            head_dims=head_dims,
+            dtype=dtype_name(query.dtype),
+            softcap=softcap,
+            bias=None,
+            sinks=sinks is not None,
+            dropout=False,
+            device=device,
+        )
+        ready = module.cache_attention, mask.options(), head_dims
+        # How torch reads float32 may change between two layers.
+        if not traced and query.dtype != torch.float32:
+            mask.ready[like] = ready
+    cache_attention, options, (qk_dim, v_dim) = ready
+    q, k, v = _rows(query), _rows(key), _rows(value)
+    if width != qk_dim:
+        q, k = padded(q, qk_dim), padded(k, qk_dim)
+    if v_width != v_dim:
+        v = padded(v, v_dim)
+    if sinks is not None:
+        options = {**options, "sinks": sinks.reshape(-1) if sinks.dim() != 1 else sinks}
+    if traced:  # an operator that writes to its arguments takes none that require gradients
+        q, k, v = (x.detach() for x in (q, k, v))
+        options = {name: _detached(x) for name, x in options.items()}
+    out: torch.Tensor = cache_attention(
+        q.transpose(1, 2),
+        k.transpose(1, 2),
+        v.transpose(1, 2),
+        mask.kv_lens,
+        scale=width**-0.5 if scale is None else scale,
+        **options,
+    )
+    return out if v_width == v_dim else out[..., :v_width].contiguous()
 
 
 def _bias_kind(bias: torch.Tensor, query: torch.Tensor) -> tuple[int | str, int | str, str]:

@@ -79,6 +79,9 @@ class DescribedMask(BlockMask):
             are not for the call.
         size: (batch, 1, q_len, kv_len).
         dense: makes the mask's elements.
+        bounds: makes a description by bounds of the keys that are no padding; None where this is
+            one, or there is no padding.
+        ready: what `layers.calls` keeps for the layers that share the mask.
     """
 
     def __init__(
@@ -93,6 +96,8 @@ class DescribedMask(BlockMask):
     ) -> None:
         self.kind, self.numbers, self.tables = kind, numbers, tables
         self.valid, self.kv_lens, self.size, self.dense = valid, kv_lens, size, dense
+        self.bounds: Callable[[], DescribedMask] | None = None
+        self.ready: dict[Any, Any] = {}
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -112,7 +117,7 @@ class DescribedMask(BlockMask):
         """The same on another device, as for the layers that are there."""
         tables = tuple(x.to(device) for x in self.tables)
         kv_lens = None if self.kv_lens is None else self.kv_lens.to(device)
-        return DescribedMask(
+        moved = DescribedMask(
             self.kind,
             self.numbers,
             tables,
@@ -121,6 +126,27 @@ class DescribedMask(BlockMask):
             self.size,
             lambda: self.dense().to(device),
         )
+        if self.bounds is not None:
+            moved.bounds = lambda: self.bounded().to(device)
+        return moved
+
+    def bounded(self) -> DescribedMask:
+        """The same with padding as bounds, which are found once, at the first call."""
+        if self.bounds is None:
+            return self
+        if torch.compiler.is_compiling():
+            return self.bounds()
+        if "bounded" not in self.ready:
+            self.ready["bounded"] = self.bounds()
+        found: DescribedMask = self.ready["bounded"]
+        return found
+
+    def options(self) -> dict[str, Any]:
+        """The numbers and the tables by the names that a module has for them."""
+        named: dict[str, Any] = dict(zip(self.kind.numbers, self.numbers, strict=True))
+        for tensor, table in zip(self.kind.tensors, self.tables, strict=True):
+            named[tensor.name] = table
+        return named
 
     def to_dense(self) -> torch.Tensor:
         """Bool (batch, 1, q_len, kv_len): what each query sees."""

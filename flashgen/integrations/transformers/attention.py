@@ -9,6 +9,7 @@ import torch
 from flashgen.integrations.call_tensors import autocast
 from flashgen.integrations.layers.calls import (
     attend,
+    decode,
     everything,
     from_the_first_key,
     of_description,
@@ -89,11 +90,14 @@ def attention(
         one = query.shape[2] == 1
         seen = from_the_first_key(query, key) if causal and not one else everything()
     elif isinstance(attention_mask, DescribedMask):
-        learns = torch.is_grad_enabled() and any(
-            x is not None and x.requires_grad for x in (query, key, value, s_aux)
-        )
-        cached = not learns and position_bias is None and dropout == 0
-        seen = of_description(attention_mask, query, key, cached=cached)
+        if attention_mask.kv_lens is not None and position_bias is None and dropout == 0:
+            given = (query, key, value) if s_aux is None else (query, key, value, s_aux)
+            if not (torch.is_grad_enabled() and any(x.requires_grad for x in given)):
+                out = decode(
+                    attention_mask, query, key, value, scale=scaling, softcap=softcap, sinks=s_aux
+                )
+                return out, None
+        seen = of_description(attention_mask, query, key)
     else:
         seen = of_elements(attention_mask, query, key)
     out = attend(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from flashgen.integrations.layers.described import DescribedMask, MaskKind, Tens
 from flashgen.integrations.layers.padding import padding, waits
 from flashgen.integrations.layers.recorded import (
     CAUSAL,
+    TRUE,
     Node,
     Terms,
     Unreadable,
@@ -23,6 +25,7 @@ from flashgen.integrations.layers.recorded import (
 )
 from flashgen.integrations.layers.rows import FEW, rows
 from flashgen.integrations.transformers.ordered import is_packed, ordered
+from flashgen.integrations.transformers.remembered import signature
 
 #: Arguments that say how transformers' own functions may write a mask down, not what it shows.
 HARMLESS = frozenset(
@@ -58,95 +61,206 @@ def described_mask(
     for name, value in kwargs.items():
         if value is not None and name not in HARMLESS:
             raise TypeError(f"{name}: flashgen does not know what a mask does with it; pass None")
+    ends = None
+    more = q_length - kv_offset
     if isinstance(q_offset, torch.Tensor):
-        q_offset = q_offset.clone()  # a static cache adds to it before attention is called
-    dense = partial(
-        sdpa_mask,
-        batch_size=batch_size,
-        q_length=q_length,
-        kv_length=kv_length,
-        q_offset=q_offset,
-        kv_offset=kv_offset,
-        mask_function=mask_function,
-        attention_mask=attention_mask,
-        allow_is_causal_skip=False,
-        allow_is_bidirectional_skip=False,
-        use_vmap=use_vmap,
-        device=device,
-    )
+        # A copy: a static cache adds to its length before attention is called.
+        ends = _each_plus(q_offset, more, batch_size, device)
+
+    def dense() -> torch.Tensor:
+        elements: torch.Tensor = sdpa_mask(
+            batch_size=batch_size,
+            q_length=q_length,
+            kv_length=kv_length,
+            q_offset=q_offset if ends is None else ends[0] - more,
+            kv_offset=kv_offset,
+            mask_function=mask_function,
+            attention_mask=attention_mask,
+            allow_is_causal_skip=False,
+            allow_is_bidirectional_skip=False,
+            use_vmap=use_vmap,
+            device=device,
+        )
+        return elements
+
+    size = (batch_size, 1, q_length, kv_length)
     try:
-        node, read_tensors = read(mask_function)
+        shown = _read_once(mask_function, images=q_length > FEW)
         if not isinstance(kv_offset, int):
             raise Unreadable("keys begin at a position that only the device knows")
-        known = ordered(node, read_tensors, images=q_length > FEW)
-        node = known.node
-        valid, kv_lens = _lengths(
-            node, batch_size, q_length, kv_length, q_offset, kv_offset, device
-        )
-        mask = _Described(batch_size, kv_length, kv_offset, read_tensors, known.in_order, device)
-        node = mask.node(node, top=True)
-        if attention_mask is not None:
-            whole = kv_length if valid is None or kv_lens is not None else valid
-            hidden, kinds, tables = padding(
-                _positions(attention_mask, batch_size, kv_offset, kv_length),
-                whole,
-                look=q_length > FEW,
+        last = q_offset + more if ends is None else ends
+        valid, kv_lens = _lengths(shown, batch_size, q_length, kv_length, last, device)
+        if shown.kind is not None:
+            kind, numbers, tables = shown.kind, shown.numbers, []
+        else:
+            parts = _Described(
+                batch_size, kv_length, kv_offset, shown.tensors, shown.in_order, device
             )
-            mask.kinds += kinds
-            mask.tables += tables
-            node = conjunction((*parts_of(node), *parts_of(hidden)))
+            node = parts.node(shown.node, top=True)
+            kind = MaskKind(node, tuple(parts.kinds), tuple(parts.names))
+            numbers, tables = tuple(parts.numbers), parts.tables
     except Unreadable:
-        elements: torch.Tensor = dense()
+        elements = dense()
         found = rows(elements)
         if found is None:
             return elements
-        shown, kinds, tables = found
-        size = (batch_size, 1, q_length, kv_length)
+        of_rows, kinds, row_tables = found
         return DescribedMask(
-            MaskKind(shown, tuple(kinds)), (), tuple(tables), kv_length, None, size, dense
+            MaskKind(of_rows, tuple(kinds)), (), tuple(row_tables), kv_length, None, size, dense
         )
-    return DescribedMask(
-        MaskKind(node, tuple(mask.kinds), tuple(mask.names)),
-        tuple(mask.numbers),
-        tuple(mask.tables),
-        valid,
-        kv_lens,
-        (batch_size, 1, q_length, kv_length),
-        dense,
-    )
+
+    def described(hidden: Node, kinds: list[TensorKind], more: list[torch.Tensor]) -> DescribedMask:
+        whole = _joined(kind, hidden, tuple(kinds))
+        return DescribedMask(whole, numbers, (*tables, *more), valid, kv_lens, size, dense)
+
+    def bounded() -> DescribedMask:
+        assert attention_mask is not None
+        attended = _positions(attention_mask, batch_size, kv_offset, kv_length)
+        whole = kv_length if valid is None or kv_lens is not None else valid
+        return described(*padding(attended, whole, look=q_length > FEW))
+
+    if attention_mask is None:
+        return described(TRUE, [], [])
+    if kv_lens is None:
+        return bounded()
+    # The cache kernels list the tiles of keys by the elements; bounds take a dozen small kernels.
+    elements = _aligned(_positions(attention_mask, batch_size, kv_offset, kv_length))
+    mask = described(("flag", len(tables), ("b", "kv")), [_ATTENDED], [elements])
+    mask.bounds = bounded
+    return mask
+
+
+_ATTENDED = TensorKind("padding", ("batch", "kv_len"), "bool")
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """What a mask function computes.
+
+    Attributes:
+        node: it, in positions of the sequence.
+        tensors: that it reads.
+        in_order: the places of those whose elements never fall.
+        kind: the same in positions among the keys of any call; None where it depends on the call.
+        numbers: the kind's numbers.
+        of_queries: whether it depends on the query.
+        causal: whether no query sees a key after itself.
+    """
+
+    node: Node
+    tensors: list[torch.Tensor]
+    in_order: frozenset[int]
+    kind: MaskKind | None
+    numbers: tuple[int, ...]
+    of_queries: bool
+    causal: bool
+
+
+#: What mask functions without tensors compute, by their signatures.
+_SHOWN: dict[Any, _Shown] = {}
+
+
+def _read_once(mask_function: Callable[..., Any], *, images: bool) -> _Shown:
+    """What a mask function computes; images: see `ordered`.
+
+    Raises:
+        Unreadable: it does something else than what is recorded.
+    """
+    made_of = signature(mask_function)
+    shown = _SHOWN.get(made_of) if made_of is not None else None
+    if shown is not None:
+        return shown
+    node, tensors = read(mask_function)
+    known = ordered(node, tensors, images=images)
+    node = known.node
+    # A function with a signature reads no tensor.
+    kind, numbers = (None, ()) if made_of is None else _of_any_call(node)
+    causal = CAUSAL in parts_of(node)
+    shown = _Shown(node, tensors, known.in_order, kind, numbers, _mentions(node, "q"), causal)
+    if made_of is not None:
+        if len(_SHOWN) >= 256:
+            _SHOWN.clear()
+        _SHOWN[made_of] = shown
+    return shown
+
+
+def _of_any_call(node: Node) -> tuple[MaskKind | None, tuple[int, ...]]:
+    """A condition's kind and numbers, if they are the same wherever the keys of a call begin."""
+    found = []
+    for offset in (0, 1):
+        mask = _Described(1, 1, offset, [], frozenset(), "cpu")
+        found.append((mask.node(node, top=True), mask.names, mask.numbers))
+        if mask.tables:
+            return None, ()
+    if found[0] != found[1]:
+        return None, ()
+    moved, names, numbers = found[0]
+    return MaskKind(moved, (), tuple(names)), tuple(numbers)
+
+
+def _joined(kind: MaskKind, hidden: Node, tensors: tuple[TensorKind, ...]) -> MaskKind:
+    """A kind of mask, and a condition besides, whose tensors come last."""
+    if hidden == TRUE:
+        return kind
+    if torch.compiler.is_compiling():
+        return _join(kind, hidden, tensors)
+    return _join_once(kind, hidden, tensors)
+
+
+def _join(kind: MaskKind, hidden: Node, tensors: tuple[TensorKind, ...]) -> MaskKind:
+    node = conjunction((*parts_of(kind.node), *parts_of(hidden)))
+    return MaskKind(node, (*kind.tensors, *tensors), kind.numbers)
+
+
+_join_once = functools.lru_cache(maxsize=256)(_join)
+
+
+def _each_plus(
+    x: torch.Tensor, more: int | torch.Tensor, batch_size: int, device: torch.device | str
+) -> torch.Tensor:
+    """A number and another one: int32 (batch,)."""
+    x = x.to(device).reshape(-1).expand(batch_size)
+    if torch.compiler.is_compiling() or isinstance(more, torch.Tensor):
+        return (x + more).to(torch.int32)
+    # One launch.
+    return torch.add(x, more, out=torch.empty(batch_size, dtype=torch.int32, device=device))
 
 
 def _lengths(
-    node: Node,
+    shown: _Shown,
     batch_size: int,
     q_length: int,
     kv_length: int,
-    q_offset: int | torch.Tensor,
-    kv_offset: int,
+    last: int | torch.Tensor,
     device: torch.device | str,
 ) -> tuple[int | None, torch.Tensor | None]:
     """How many keys there are for the last query: for the host, and for the cache kernels.
 
     A module places the last query at the last key. Keys after that are left out, which is right
     if no query sees a key after itself.
+
+    Args:
+        shown: what the mask function computes.
+        batch_size: of the call.
+        q_length: its queries.
+        kv_length: its keys.
+        last: where queries end, counted from the first key; int32 (batch,) if the device knows it.
+        device: of the call.
     """
-    last: int | torch.Tensor = kv_length
-    if _mentions(node, "q"):
-        last = q_offset + (q_length - kv_offset)  # one launch
+    if not shown.of_queries:
+        last = kv_length
     known = isinstance(last, int)
-    if not (known and last == kv_length) and CAUSAL not in parts_of(node):
+    if not (known and last == kv_length) and not shown.causal:
         raise Unreadable("queries are not at the last keys")
     if known and not 0 < last <= kv_length:
         raise Unreadable("queries are behind the last key")
-    if not known and q_length > FEW and waits():
-        last, known = int(last), True
+    if isinstance(last, torch.Tensor) and q_length > FEW and waits():
+        last, known = int(last[0]), True
     if known and (q_length > FEW or q_length >= kv_length):
         return int(last), None
-    if isinstance(last, int):
-        lens = torch.full((batch_size,), last, dtype=torch.int32, device=device)
-        return last, lens
-    lens = last.to(device=device, dtype=torch.int32).reshape(-1)
-    return None, lens.expand(batch_size).contiguous()
+    if isinstance(last, torch.Tensor):
+        return None, last
+    return last, torch.full((batch_size,), last, dtype=torch.int32, device=device)
 
 
 def _positions(attended: torch.Tensor, batch: int, offset: int, kv_len: int) -> torch.Tensor:
@@ -154,7 +268,21 @@ def _positions(attended: torch.Tensor, batch: int, offset: int, kv_len: int) -> 
     missing = offset + kv_len - attended.shape[-1]
     if missing > 0:
         attended = torch.nn.functional.pad(attended, (0, missing))
-    return attended[:, offset : offset + kv_len].bool().expand(batch, -1)
+    if offset != 0 or missing < 0:
+        attended = attended[:, offset : offset + kv_len]
+    if attended.dtype != torch.bool:
+        attended = attended.bool()
+    return attended if attended.shape[0] == batch else attended.expand(batch, -1)
+
+
+def _aligned(x: torch.Tensor) -> torch.Tensor:
+    """The same elements, one behind the other from an address on that kernels are compiled for.
+
+    A slice begins anywhere: each layer's launch would be one of Triton's own.
+    """
+    if x.is_contiguous() and (torch.compiler.is_compiling() or x.data_ptr() % 16 == 0):
+        return x
+    return x.clone(memory_format=torch.contiguous_format)
 
 
 class _Described:
