@@ -24,6 +24,7 @@ pytestmark = pytest.mark.gpu
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = Path(__file__).with_name("sanitized.py")
+OF_FORMS = Path(__file__).with_name("sanitized_forms.py")
 TOUCH = "import torch; assert torch.ones(8).cuda().cpu().sum() == 8"
 SECONDS = 300
 TAIL = 6000  # characters of an output that a failure shows
@@ -46,6 +47,15 @@ def warm() -> None:
 
 def test_memcheck_finds_nothing(warm: None) -> None:
     done = _watched("memcheck")
+    assert SUMMARY["memcheck"].search(done.stdout), f"memcheck found something:\n{_tail(done)}"
+    assert done.returncode == 0
+
+
+def test_memcheck_finds_nothing_in_any_form() -> None:
+    """Packed sequences, caches, listed tiles, linear attention; and gradients of all."""
+    warmed = _run([sys.executable, str(OF_FORMS)])
+    assert warmed.returncode == 0 and FINISHED in warmed.stdout, _tail(warmed)
+    done = _watched("memcheck", OF_FORMS)
     assert SUMMARY["memcheck"].search(done.stdout), f"memcheck found something:\n{_tail(done)}"
     assert done.returncode == 0
 
@@ -98,9 +108,9 @@ def _command(tool: str) -> list[str]:
     return command
 
 
-def _watched(tool: str) -> subprocess.CompletedProcess[str]:
-    """The program under a tool; fails where it does not come to its end."""
-    done = _run([*_command(tool), sys.executable, str(PROGRAM)])
+def _watched(tool: str, program: Path = PROGRAM) -> subprocess.CompletedProcess[str]:
+    """A program under a tool; fails where it does not come to its end."""
+    done = _run([*_command(tool), sys.executable, str(program)])
     print(_tail(done))
     assert FINISHED in done.stdout, f"the program did not end under {tool}:\n{_tail(done)}"
     return done
@@ -119,7 +129,9 @@ def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
     Fails where it takes over `SECONDS`.
     """
     env = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPATH": os.pathsep.join(
+            [str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]
+        ),
         "PYTORCH_NO_CUDA_MEMORY_CACHING": "1",
     }
     process = subprocess.Popen(
