@@ -10,6 +10,7 @@ from typing import Any
 import jinja2
 
 from flashgen.codegen.beside import beside
+from flashgen.codegen.compiled import compiled_templates
 from flashgen.codegen.folding import fold, indented, wrap
 from flashgen.codegen.unpacking import Fields, unpacking
 from flashgen.paths import template_dir
@@ -51,6 +52,7 @@ def environment(dialect: Triton = TRITON, folders: tuple[Path, ...] = ()) -> jin
         keep_trailing_newline=True,
         autoescape=False,  # it is Python that is rendered
         finalize=printed,
+        bytecode_cache=compiled_templates(template_dir()),
     )
     templates.globals |= {"tl": dialect.language, "jit": dialect.jit, "suffix": dialect.suffix}
     templates.filters["beside"] = beside

@@ -32,7 +32,7 @@ LAYERS = """
     codegen codegen.names
     plan plan.* reference
     budget budget.*
-    codegen.layout codegen.folding codegen.unpacking codegen.digest codegen.merging
+    codegen.layout codegen.folding codegen.unpacking codegen.digest codegen.merging codegen.compiled
     codegen.beside codegen.environment codegen.functions codegen.operator
     kernels kernels.*
     forms forms.*
