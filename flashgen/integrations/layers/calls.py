@@ -172,10 +172,13 @@ def attend(
         device=query.device,
     )
     scale = width**-0.5 if scale is None else scale
-    q, k = padded(_rows(query), head_dims[0]), padded(_rows(key), head_dims[0])
-    v = padded(_rows(value), head_dims[1])
+    q, k, v = _rows(query), _rows(key), _rows(value)
+    if width != head_dims[0]:
+        q, k = padded(q, head_dims[0]), padded(k, head_dims[0])
+    if v_width != head_dims[1]:
+        v = padded(v, head_dims[1])
     out: torch.Tensor = module.attention(q, k, v, scale=scale, **options).transpose(1, 2)
-    return out[..., :v_width].contiguous()
+    return (out if v_width == head_dims[1] else out[..., :v_width]).contiguous()
 
 
 def decode(

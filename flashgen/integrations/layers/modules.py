@@ -52,8 +52,8 @@ class CallKind:
 
 #: The attributes of this are modules: torch.compile asks anew for each of them.
 _made = ModuleType("flashgen_layers")
-#: Their names, by a text of their kinds.
-_names: dict[str, str] = {}
+#: Their names, by a text of their kinds, and by what eager calls ask with.
+_names: dict[Any, str] = {}
 _making = threading.RLock()
 
 
@@ -68,11 +68,20 @@ def module_of(
     device: torch.device,
 ) -> ModuleType:
     """The module for a kind of call; see `CallKind`."""
+    asked: tuple[Any, ...] | None = None
+    # How torch reads float32 may change between two calls.
+    if dtype != "float32" and not torch.compiler.is_compiling():
+        asked = (mask.text, head_dims, dtype, softcap, bias, sinks, dropout, device)
+        if (name := _names.get(asked)) is not None:
+            known: ModuleType = getattr(_made, name)
+            return known
     precision = _precision() if dtype == "float32" else None
     targets = _targets(device.type, device.index)
     rest = (head_dims, dtype, precision, softcap, bias, sinks, dropout, targets)
-    key = f"{mask.text} {rest}"
-    module: ModuleType = getattr(_made, _name_of(key, mask.text, *rest))
+    name = _name_of(f"{mask.text} {rest}", mask.text, *rest)
+    if asked is not None:
+        _names[asked] = name
+    module: ModuleType = getattr(_made, name)
     return module
 
 
