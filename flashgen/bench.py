@@ -66,14 +66,19 @@ def bench(name: str, specs: Path, out: Path) -> list[Timing]:
     """Times the variant's published module and its peers on this machine's GPU, forward only.
 
     Raises:
-        FlashgenError: no GPU to measure on, no such variant or one of linear attention, or its
-            module is not up to date.
+        FlashgenError: no GPU to measure on, no such variant, one of linear attention or with
+            projected keys, or its module is not up to date.
     """
     variant = _variant(name, specs)
     if isinstance(variant.spec.normaliser, Linear):
         raise FlashgenError(
             f"{name}: bench compares rates of scores, and linear attention has none; "
             "time its attention by itself"
+        )
+    if variant.spec.linformer:
+        raise FlashgenError(
+            f"{name}: bench draws q, k and v alone, and linformer takes matrices besides; time its "
+            "attention by itself"
         )
     _require_gpu(variant)
     place = Place(out, name)

@@ -330,7 +330,7 @@ def favor(features: int = 256) -> Favor:
     (https://arxiv.org/abs/2009.14794).
 
     Args:
-        features: how many: a multiple of 8 from 16 to 128, or 256.
+        features: how many: a multiple of 8 from 16 to 128, or a multiple of 128 up to 1,024.
     """
     return Favor(_unmapped, f"favor(features={features})", features)
 

@@ -101,7 +101,13 @@ def workload(plan: KernelPlan, asked: Asked) -> Workload:
         if size is not None and size < 1:
             raise FlashgenError(f"--{option}={size}: not a size; write a whole number from 1 on")
     q_len = asked.q_len or usual_lengths(plan)[-1]
-    kv_len = asked.kv_len or q_len
+    made = plan.spec.linformer
+    if made and asked.kv_len not in (None, made):
+        raise FlashgenError(
+            f"--kv-len={asked.kv_len}: queries of {plan.name} see {made} keys, which matrices make "
+            "of all; leave it out"
+        )
+    kv_len = made or asked.kv_len or q_len
     for option, length in (("q-len", q_len), ("kv-len", kv_len)):
         if length > LONGEST:
             raise FlashgenError(

@@ -60,7 +60,12 @@ def explain_lengths(
 
 
 def _possible(one: Prepared, asked: Asked, lengths: Iterable[int]) -> set[int]:
-    """The lengths that a variant takes; its longest replaces longer ones."""
+    """The lengths that a variant takes; its longest replaces longer ones.
+
+    Where keys are made of all, their number is always the same.
+    """
+    if one.plan.spec.linformer:
+        return set()
     most = longest(one.plan, asked)
     return {length if most is None else min(length, most) for length in lengths}
 

@@ -203,6 +203,12 @@ def _table(table: RowTable) -> str:
 def _remarks(plan: KernelPlan, first: ForwardKernel) -> Iterator[str]:
     """What the account leaves out."""
     yield from first.remarks(plan)
+    if made := plan.spec.linformer:
+        widths = plan.spec.qk_head_dim + plan.spec.v_head_dim
+        yield (
+            f"what makes {made} keys and values of all, by torch: 2 x {made} x {widths} FLOPs for "
+            "each key of a head of keys"
+        )
     read = plan.predicate.expr.free_symbols | {
         s
         for interval in plan.bounds.intervals

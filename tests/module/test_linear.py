@@ -309,7 +309,7 @@ def test_empty_calls() -> None:
          "keys as queries"),
         ("elu", {"q": (2, 2, 7, 8)}, "^q: "),
         ("elu", {"scale": 0.0}, "^scale: "),
-        ("plain", {"return_lse": True}, "^return_lse: got True; the sum of weights may be"),
+        ("plain", {"return_lse": True}, "^return_lse: got True; weights are not divided by"),
         ("elu", {"initial_state": (2, 1, 16, 16)}, "^initial_state: got Tensor; pass a pair"),
         ("elu", {"initial_state": (torch.zeros(2, 1, 16, 16), torch.zeros(2, 1, 8))},
          r"^initial_state\[1\]: got shape \(2, 1, 8\); pass \(2, 1, 16\)"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -73,9 +74,14 @@ def test_equal_lengths_take_the_same_offsets() -> None:
         module.varlen_attention(**given, kv_lens=CU[1:])
 
 
-def test_sums_that_may_be_negative_have_no_logarithm() -> None:
-    module = rendered_module(SPECS["plain"])
-    with pytest.raises(ValueError, match=r"^return_lse: got True; the sum of weights may be neg"):
+@pytest.mark.parametrize(
+    ("normalise", "reason"), [(False, "weights are not divided by"), (True, "may be negative")]
+)
+def test_sums_without_a_logarithm(normalise: bool, reason: str) -> None:
+    """There is none, or one that may be negative."""
+    normaliser = replace(SPECS["plain"].normaliser, normalise=normalise)
+    module = rendered_module(replace(SPECS["plain"], normaliser=normaliser))
+    with pytest.raises(ValueError, match=f"^return_lse: got True; .*{reason}"):
         module.varlen_attention(**drawn("plain"), return_lse=True)
 
 

@@ -23,6 +23,7 @@ from flashgen import (
     full,
     sliding_window,
 )
+from flashgen.bench import bench
 from flashgen.budget.targets import get_target
 from flashgen.budget.traffic import Workload, traffic
 from flashgen.config import KernelConfig
@@ -31,6 +32,7 @@ from flashgen.explain import visible
 from flashgen.explain.call import Asked, named_values, workload
 from flashgen.explain.document import from_json, to_json
 from flashgen.explain.kernels import Chosen
+from flashgen.explain.lengths import explain_lengths
 from flashgen.explain.picture import picture_of
 from flashgen.explain.variant import explain, explain_variant
 from flashgen.explain.visible import visible_share
@@ -430,3 +432,20 @@ def test_the_masks_formula_evaluates_as_shown() -> None:
     [run] = account(plan.spec, q_len=64).mask.runs
     at = {"q_first": 16, "q_last": 31, "kv_len": 64, "q_len": 64, "min": min, "max": max}
     assert eval(run.end, {}, at) == evaluate(interval.end, at) == 32
+
+
+def test_made_keys_are_counted_as_many_as_there_are(tmp_path: Path) -> None:
+    """Of a Linformer: its queries see the keys that matrices make, whatever the length."""
+    file = tmp_path / "made.py"
+    spec = 'AttentionSpec(64, linformer=256, targets=("sm_90",), name="made")'
+    file.write_text(f"from flashgen import AttentionSpec\n\nspec = {spec}\n")
+    [found] = explain([file], None, Asked(q_len=4096, heads=4, batch=2), GENERATED)
+    assert found.call.kv_len == 256
+    assert found.works[0].flops == 4 * 2 * 4 * 4096 * 256 * 64
+    assert any("makes 256 keys" in remark for remark in found.remarks)
+    [series] = explain_lengths([file], None, Asked(q_len=4096), GENERATED, (1024, 8192))
+    assert [account.call.kv_len for account in series.accounts] == [256]
+    with pytest.raises(FlashgenError, match="--kv-len=4096: queries of made see 256 keys"):
+        next(explain([file], None, Asked(kv_len=4096), GENERATED))
+    with pytest.raises(FlashgenError, match="made: bench draws q, k and v alone"):
+        bench("made", tmp_path, GENERATED)

@@ -928,7 +928,7 @@ def attention(
         initial_state: what the keys before the first one add up to, as a call returns it: of the
             first run. None is nothing.
         return_state: whether to return what the keys of the last run add up to too.
-        return_lse: refused: the sum of weights may be negative.
+        return_lse: refused: weights are not divided by their sum.
 
     Returns:
         out, (batch, num_q_heads, q_len, 40) in q's dtype.
@@ -949,9 +949,7 @@ def attention(
     _check_tensors(q, k, v)
     first_kv = _check_state("initial_state", initial_state, q, k)
     if return_lse:
-        raise ValueError(
-            "return_lse: got True; the sum of weights may be negative, and has no logarithm"
-        )
+        raise ValueError("return_lse: got True; weights are not divided by their sum; leave it out")
     given = [x for x in (q, k, v, first_kv) if x is not None]
     if _is_transformed(*given):
         _warn_once("under torch.func's transforms the eager reference runs")

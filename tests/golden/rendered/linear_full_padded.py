@@ -598,7 +598,7 @@ def attention(q, k, v, *, scale=None, return_lse=False):
         k: (batch, num_kv_heads, kv_len, 40); num_q_heads is a multiple of num_kv_heads.
         v: (batch, num_kv_heads, kv_len, 24).
         scale: positive factor on weights; None is 0.15811388300841897.
-        return_lse: refused: the sum of weights may be negative.
+        return_lse: refused: weights are not divided by their sum.
 
     Returns:
         out, (batch, num_q_heads, q_len, 24) in q's dtype.
@@ -614,9 +614,7 @@ def attention(q, k, v, *, scale=None, return_lse=False):
     _check_numbers(scale)
     _check_tensors(q, k, v)
     if return_lse:
-        raise ValueError(
-            "return_lse: got True; the sum of weights may be negative, and has no logarithm"
-        )
+        raise ValueError("return_lse: got True; weights are not divided by their sum; leave it out")
     if _is_transformed(q, k, v):
         _warn_once("under torch.func's transforms the eager reference runs")
         out = _attend(q, k, v, scale)

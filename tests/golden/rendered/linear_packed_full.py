@@ -1262,7 +1262,7 @@ def attention(q, k, v, *, scale=None, return_lse=False):
         k: (batch, num_kv_heads, kv_len, 64); num_q_heads is a multiple of num_kv_heads.
         v: (batch, num_kv_heads, kv_len, 64).
         scale: positive factor on weights; None is 0.125.
-        return_lse: refused: the sum of weights may be negative.
+        return_lse: refused: weights are not divided by their sum.
 
     Returns:
         out, (batch, num_q_heads, q_len, 64) in q's dtype.
@@ -1278,9 +1278,7 @@ def attention(q, k, v, *, scale=None, return_lse=False):
     _check_numbers(scale)
     _check_tensors(q, k, v)
     if return_lse:
-        raise ValueError(
-            "return_lse: got True; the sum of weights may be negative, and has no logarithm"
-        )
+        raise ValueError("return_lse: got True; weights are not divided by their sum; leave it out")
     if _is_transformed(q, k, v):
         _warn_once("under torch.func's transforms the eager reference runs")
         out = _attend(q, k, v, scale)
@@ -1349,9 +1347,7 @@ def varlen_attention(
     _check_largest(max_q_len, max_kv_len)
     _check_packed(q, k, v, cu_seqlens_q, cu_seqlens_kv, max_q_len, max_kv_len, kv_lens)
     if return_lse:
-        raise ValueError(
-            "return_lse: got True; the sum of weights may be negative, and has no logarithm"
-        )
+        raise ValueError("return_lse: got True; weights are not divided by their sum; leave it out")
     given = [x for x in (q, k, v, cu_seqlens_q, cu_seqlens_kv, kv_lens) if x is not None]
     plain = _is_plain(*given)
     if plain and os.environ.get("FLASHGEN_CHECK") == "1":
