@@ -58,23 +58,30 @@ class Entry:
         score: what becomes of the scores.
         normaliser: how they become weights.
         values: the parameters that cannot be just any; the others are drawn.
+        made: its variants, by dtype, head dimension and other fields.
     """
 
     mask: Mask
     score: Score | None = None
     normaliser: Normaliser = field(default_factory=softmax)
     values: Callable[[Case], dict[str, Any]] = lambda case: {}
+    made: dict[Any, AttentionSpec] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def spec(self, dtype: str = "float16", head_dim: int = 16, **fields: Any) -> AttentionSpec:
-        """The variant."""
-        return AttentionSpec(
-            head_dim,
-            dtype,
-            mask=self.mask,
-            score=self.score,
-            normaliser=self.normaliser,
-            **fields,
-        )
+        """The variant, the same one each time: `support.variants` keeps plans by specs."""
+        key = (dtype, head_dim, *sorted(fields.items()))
+        if key not in self.made:
+            self.made[key] = AttentionSpec(
+                head_dim,
+                dtype,
+                mask=self.mask,
+                score=self.score,
+                normaliser=self.normaliser,
+                **fields,
+            )
+        return self.made[key]
 
     def case(self, case: Case) -> Case:
         """The call with parameters that this entry can take."""

@@ -23,6 +23,7 @@ from flashgen import (
 )
 from support.cached import CacheCall, cached, hold
 from support.gluon import interpreted
+from support.turns import in_turns
 from support.variants import rendered_module
 
 FORMS = ("dense", "cache")
@@ -84,8 +85,10 @@ def test_each_sequence_is_right(name: str, number: int) -> None:
 
 #: Parts of the keys: as many as there are tiles of them, fewer, and more for some sequences, whose
 #: parts then have none.
-@pytest.mark.parametrize("name", SPECS)
-@pytest.mark.parametrize(("number", "num_splits"), [(0, 2), (0, 5), (1, 3), (2, 4), (3, 2)])
+@pytest.mark.parametrize(
+    ("name", "number", "num_splits"),
+    in_turns(SPECS, [(0, 2), (0, 5), (1, 3), (2, 4), (3, 2)], every=2),
+)
 def test_any_number_of_parts_is_right(name: str, number: int, num_splits: int) -> None:
     call = replace((ROWS, SLOTS, SMALL, LARGE)[number], num_splits=num_splits)
     if call.page_size and not hasattr(_module(name), "LEAST_PAGE"):

@@ -12,6 +12,7 @@ from support.cases import Case
 from support.gluon import interpreted, start_over
 from support.mutants import Mutant
 from support.mutants.mutant import source_of
+from support.turns import in_turns
 from support.variants import imported, rendered_module, shipped_specs
 from sweep.hopper import check_hopper_backward
 
@@ -51,8 +52,7 @@ def _module(name: str) -> ModuleType:
     return rendered_module(SPECS[name], hopper=True, edit_source=interpreted)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize(("name", "case"), in_turns(SPECS, CASES, every=2), ids=str)
 def test_gradients(name: str, case: Case) -> None:
     check_hopper_backward(_module(name), SPECS[name], case)
 

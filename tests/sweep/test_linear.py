@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -266,10 +267,18 @@ DEFECTS = {
 }  # fmt: skip
 
 
+def _shorter(call: LinearCall) -> LinearCall:
+    """Of three chunks, which find most defects in half the time."""
+    return replace(call, q_len=min(call.q_len, 40), kv_len=min(call.kv_len, 40))
+
+
 @pytest.mark.parametrize("name", CALLS)
 def test_calls(name: str) -> None:
     spec, call = CALLS[name]
-    check_linear(rendered_module(spec), spec, call)
+    module = rendered_module(spec)
+    check_linear(module, spec, call)
+    if any(name == found_by for _, _, found_by in DEFECTS.values()):
+        check_linear(module, spec, _shorter(call))
 
 
 @pytest.mark.parametrize("name", DEFECTS)
@@ -277,8 +286,10 @@ def test_a_defect_is_found(name: str) -> None:
     old, new, call = DEFECTS[name]
 
     spec, found_by = CALLS[call]
+    module = rendered_module(spec, edit_source=with_slip(old, new))
     with pytest.raises(AssertionError, match="error"):
-        check_linear(rendered_module(spec, edit_source=with_slip(old, new)), spec, found_by)
+        for tried in (_shorter(found_by), found_by):
+            check_linear(module, spec, tried)
 
 
 @pytest.mark.parametrize("chunk", [16, 32, 64])
