@@ -19,6 +19,7 @@ from flashgen.loader import Variant, load
 from flashgen.place import Place, is_package_name
 from flashgen.plan import KernelPlan, lower
 from flashgen.plan.backward import backward_plan
+from flashgen.plan.linear import LinearPlan
 from flashgen.publish import Seal, build_digest, publish, read_seal, sealed
 from flashgen.stamp import Request, keep, look
 from flashgen.tuning.choose import Spaces, choices, digests, pins, ranked, search_spaces
@@ -83,6 +84,7 @@ class Built:
         spaces: the candidates of each kernel.
         diagnostics: why hidden tiles are visited, and other messages.
         seconds: the time of the build.
+        algorithm: which one linear attention has, and why; ``""`` for softmax attention.
     """
 
     variant: str
@@ -90,6 +92,7 @@ class Built:
     spaces: Spaces = field(default_factory=dict)
     diagnostics: tuple[str, ...] = ()
     seconds: float = 0.0
+    algorithm: str = ""
 
 
 def build(paths: Iterable[Path], options: Options, progress: Progress) -> Iterator[Built]:
@@ -185,7 +188,8 @@ def build_variants(
             said = publish(place, module_text(variant, plan, kernels, chosen, place))
         diagnostics = (*said, *backward_plan(plan).diagnostics)
         seconds = spent[variant.name] + perf_counter() - started
-        yield Built(variant.name, chosen, space, diagnostics, seconds)
+        algorithm = LinearPlan(plan).algorithm if plan.linear else ""
+        yield Built(variant.name, chosen, space, diagnostics, seconds, algorithm)
         if interrupted:
             raise KeyboardInterrupt
 

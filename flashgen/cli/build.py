@@ -102,6 +102,8 @@ def _report(results: list[Built], options: Options, verbose: bool) -> None:
         for result in built:
             for line in rejection_lines(result):
                 typer.echo(wrapped(line, width))
+            if result.algorithm:
+                typer.echo(wrapped(f"{result.variant}: {result.algorithm}", width))
         for table in build_tables(built, width) if built else ():
             make_console().print(table)
     for result in built:

@@ -110,6 +110,7 @@ class LinearAccount(Subject):
 
     Attributes:
         mask, weights, feature_map: the mask, how weights are made, and what a feature is.
+        algorithm: which one the kernels have, and why.
         features: the features of a vector.
         state: bytes of a head's state, with its sums of features.
         tiles: of a state, by features, a program each.
@@ -129,6 +130,7 @@ class LinearAccount(Subject):
     mask: str
     weights: str
     feature_map: str
+    algorithm: str
     features: int
     state: int
     tiles: int
@@ -219,6 +221,7 @@ def _account(
         mask=plan.predicate.label,
         weights=plan.spec.normaliser.label,
         feature_map=linear.map_comment,
+        algorithm=linear.algorithm,
         features=linear.features,
         state=_state(linear),
         tiles=linear.num_tiles,

@@ -38,6 +38,7 @@ def _sections(account: LinearAccount) -> Iterator[tuple[str, Iterable[Renderable
 
 
 def _weights(account: LinearAccount) -> Iterator[str]:
+    yield account.algorithm
     yield f"features: {account.feature_map}"
     state = bytes_text(account.state)
     yield f"{account.features} features of a vector; the state of a head takes {state}"

@@ -128,6 +128,15 @@ class LinearPlan:
         return self.runs is not None and self.runs.of_ids
 
     @property
+    def algorithm(self) -> str:
+        """Which algorithm the kernels have, and why."""
+        if self.runs is None:
+            seen = "earlier keys" if self.causal else "all keys, which all queries see"
+            return f"linear in length: a state holds the sums over {seen}"
+        text = "linear in length: a state holds the sums over earlier keys of a run"
+        return f"{text}; where an id returns, all pairs are computed" if self.of_ids else text
+
+    @property
     def hides(self) -> bool:
         """Whether some positions see no key and are seen by no query."""
         return self.runs is not None and self.runs.padded

@@ -13,6 +13,7 @@ from rich.console import Console
 from flashgen import (
     AttentionSpec,
     Int,
+    Mask,
     Tensor,
     causal,
     chunked,
@@ -171,6 +172,7 @@ def test_the_text() -> None:
     text = console.file.getvalue()  # type: ignore[attr-defined]
     for said in (
         "Weights: linear(favor(features=256))",
+        "linear in length: a state holds the sums over earlier keys",
         "256 features of a vector; the state of a head takes 132 kB",
         "a program holds one of 2 tiles of a state",
         "segments of a sequence, each with a state of its own",
@@ -244,3 +246,16 @@ def test_packed_sequences() -> None:
     assert "8 chunks of queries, of whose rows 42.6% are empty; padded to the longest" in text
     with pytest.raises(FlashgenError, match=r"^packed: --form=varlen: 'varlen' has no random"):
         list(explain_linear([replace(variant, spec=FAVOR)], "sm_90", Asked(), packing))
+
+
+@pytest.mark.parametrize(
+    ("mask", "said"),
+    [
+        (full(), "over all keys, which all queries see"),
+        (chunked(64) & causal(), "over earlier keys of a run"),
+        (document() & causal(), "of a run; where an id returns, all pairs are computed"),
+    ],
+)
+def test_which_algorithm_and_why(mask: Mask, said: str) -> None:
+    found = account(AttentionSpec(64, mask=mask, normaliser=linear(elu_plus_one())))
+    assert found.algorithm.endswith(said)
