@@ -1,4 +1,4 @@
-"""What tests of calls of FlexAttention share: a cache of their own, and no variants at first."""
+"""What tests of integrations share: a cache of their own, and no variants at first."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from flashgen.integrations import variants
 
 
 @pytest.fixture(scope="module")
-def flex_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A cache of a file's own."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FLASHGEN_CACHE_DIR", str(tmp_path_factory.mktemp("cache") / "flashgen"))

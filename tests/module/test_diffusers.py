@@ -15,11 +15,9 @@ BATCH, Q_LEN, KV_LEN = 2, 24, 40
 
 
 @pytest.fixture(autouse=True, scope="module")
-def registered(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FLASHGEN_CACHE_DIR", str(tmp_path_factory.mktemp("cache") / "flashgen"))
-        yield register()
-        unregister()
+def registered(own_cache):
+    yield register()
+    unregister()
 
 
 def qkv(q_len=Q_LEN, kv_len=KV_LEN):

@@ -17,7 +17,7 @@ from support.flex_compare import compare, qkv, square
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*run the eager reference"),
-    pytest.mark.usefixtures("flex_cache"),
+    pytest.mark.usefixtures("own_cache"),
 ]
 
 #: What captures no tensor is traced as in other tests: the full run has its modules too.

@@ -12,7 +12,7 @@ from support.flex_compare import qkv, square
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*run the eager reference"),
-    pytest.mark.usefixtures("flex_cache"),
+    pytest.mark.usefixtures("own_cache"),
 ]
 
 

@@ -15,7 +15,7 @@ from support.flex_compare import compare, qkv
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*run the eager reference"),
-    pytest.mark.usefixtures("flex_cache"),
+    pytest.mark.usefixtures("own_cache"),
 ]
 
 

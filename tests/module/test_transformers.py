@@ -45,11 +45,9 @@ LAYER = SimpleNamespace(is_causal=True)
 
 
 @pytest.fixture(autouse=True, scope="module")
-def registered(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FLASHGEN_CACHE_DIR", str(tmp_path_factory.mktemp("cache") / "flashgen"))
-        yield register()
-        unregister()
+def registered(own_cache):
+    yield register()
+    unregister()
 
 
 def seen(mask, q_len, keys=KEYS, learns=False, **options):
