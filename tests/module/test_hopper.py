@@ -32,6 +32,7 @@ from flashgen.kernels.workload import typical_params
 from flashgen.plan import KernelPlan, lower
 from support.cases import LAYOUTS, Case
 from support.contract import native_inputs
+from support.data_masks import data_mask
 from support.specialised import NUM_SMS, watch, watch_hopper
 from support.variants import gluon_specs, rendered_module
 
@@ -388,3 +389,16 @@ def test_constants_of_the_module_are_passed(monkeypatch: pytest.MonkeyPatch) -> 
     module._launch_hopper(q, q, q, 0.1, module.HOPPER_CONFIG)
     (given,) = hopper.arguments
     assert given["slopes_ptr"].tolist() == [0.5, 0.25, 0.125]
+
+
+@pytest.mark.parametrize(("kv_len", "runs"), [(2**24, True), (2**24 + 1, False)])
+def test_entries_of_lists_have_bits_for_so_many_keys(
+    kv_len: int, runs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others of an entry say which parts of a tile are seen."""
+    spec = AttentionSpec(128, mask=data_mask("islands"))
+    module = rendered_module(spec, hopper=True)
+    monkeypatch.setattr(module, "_is_hopper", lambda _: True)
+    q, k = (torch.empty(1, 1, n, 128, dtype=torch.bfloat16, device="meta") for n in (1, kv_len))
+    monkeypatch.setattr(module, "_tma_reads", lambda x: x.shape[-1] == 128)
+    assert module._runs_hopper(q, k, k) == runs
