@@ -12,7 +12,9 @@ from typing import Any
 import sympy
 
 from flashgen.block_lists import BlockLists
+from flashgen.config import HOPPER
 from flashgen.params import Int, Tensor
+from flashgen.plan.dtypes import ITEMSIZES
 from flashgen.plan.listing import said_apart
 from flashgen.plan.loops import KERNEL_NAMES
 from flashgen.plan.wide_bounds import Excess, excess_of_bounds
@@ -90,6 +92,9 @@ class ClassifiedTiles:
         names: the parameters that it reads.
         gathers: the numbers of dimensions that tensors are indexed by.
         reads_group: whether it reads how many heads share keys.
+        parts_told: how many states of a tile's parts lists tell the Gluon forward kernel, or 0.
+            Parts are tiles that are decided, at most `MOST_PARTS`, with two bits each: where all or
+            nothing of a part is visible, its elements are not looked at.
     """
 
     said: tuple[str, str]
@@ -110,6 +115,7 @@ class ClassifiedTiles:
     names: frozenset[str]
     gathers: tuple[int, ...]
     reads_group: bool
+    parts_told: int = 0
 
     #: Block tables are listed without such tiles: see `flashgen.plan.listing`.
     classified = True
@@ -188,7 +194,19 @@ def classified_tiles(spec: AttentionSpec, predicate: Predicate) -> ClassifiedTil
     dense = spec.forms == ("dense",)
     left = left_to_data(predicate, ranges=dense)
     too_wide = left or (dense and excess_of_bounds(predicate).too_wide)
-    return classified(predicate, left) if too_wide else None
+    if not too_wide:
+        return None
+    found = classified(predicate, left)
+    return replace(found, parts_told=_parts_told(spec, found))
+
+
+def _parts_told(spec: AttentionSpec, listing: ClassifiedTiles) -> int:
+    if listing.rows != listing.tile:
+        return 0
+    columns = spec.blocks.choices("BLOCK_N") or (listing.tile,)
+    whole = all(n % listing.tile == 0 and n <= 2 * listing.tile for n in columns)
+    of_gluon = HOPPER in spec.targets and ITEMSIZES[spec.dtype] == 2
+    return 4**MOST_PARTS if whole and of_gluon else 0
 
 
 def bounds_are_too_wide(predicate: Predicate) -> bool:

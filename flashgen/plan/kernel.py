@@ -15,7 +15,7 @@ import sympy
 
 from flashgen.block_lists import BlockLists
 from flashgen.budget.targets import get_target
-from flashgen.config import FORMS, HOPPER
+from flashgen.config import FORMS
 from flashgen.declared import Param
 from flashgen.offsets import DROPOUT_OFFSETS
 from flashgen.params import Tensor
@@ -27,7 +27,6 @@ from flashgen.plan.arguments import (
     sizing_numbers,
 )
 from flashgen.plan.classified import (
-    MOST_PARTS,
     ClassifiedTiles,
     classified,
     classified_tiles,
@@ -314,21 +313,6 @@ class KernelPlan(Heads):
     def classifies(self) -> bool:
         """Whether a kernel decides tiles, which calls may pass: see `ClassifiedTiles`."""
         return self.listing is not None and self.listing.classified
-
-    @cached_property
-    def parts_told(self) -> int:
-        """How many states of a tile's parts lists tell apart, for the Gluon forward kernel, or 0.
-
-        Parts are the tiles that are decided, at most `MOST_PARTS` in a tile, with two bits each:
-        where all or nothing of a part is visible, its elements are not looked at.
-        """
-        listing = self.listing
-        if not isinstance(listing, ClassifiedTiles) or listing.rows != listing.tile:
-            return 0
-        columns = self.spec.blocks.choices("BLOCK_N") or (listing.tile,)
-        whole = all(n % listing.tile == 0 and n <= 2 * listing.tile for n in columns)
-        of_gluon = HOPPER in self.targets and self.itemsize == 2
-        return 4**MOST_PARTS if whole and of_gluon else 0
 
     @cached_property
     def block_lists(self) -> tuple[Argument, ...]:

@@ -172,11 +172,7 @@ def attend(
         device=query.device,
     )
     scale = width**-0.5 if scale is None else scale
-    q, k, v = _rows(query), _rows(key), _rows(value)
-    if width != head_dims[0]:
-        q, k = padded(q, head_dims[0]), padded(k, head_dims[0])
-    if v_width != head_dims[1]:
-        v = padded(v, head_dims[1])
+    q, k, v = _fitting(query, key, value, head_dims)
     out: torch.Tensor = module.attention(q, k, v, scale=scale, **options).transpose(1, 2)
     return (out if v_width == head_dims[1] else out[..., :v_width]).contiguous()
 
@@ -228,12 +224,8 @@ def decode(
         # How torch reads float32 may change between two layers.
         if not traced and query.dtype != torch.float32:
             mask.ready[like] = ready
-    cache_attention, options, (qk_dim, v_dim) = ready
-    q, k, v = _rows(query), _rows(key), _rows(value)
-    if width != qk_dim:
-        q, k = padded(q, qk_dim), padded(k, qk_dim)
-    if v_width != v_dim:
-        v = padded(v, v_dim)
+    cache_attention, options, head_dims = ready
+    q, k, v = _fitting(query, key, value, head_dims)
     if sinks is not None:
         options = {**options, "sinks": sinks.reshape(-1) if sinks.dim() != 1 else sinks}
     if traced:  # an operator that writes to its arguments takes none that require gradients
@@ -247,7 +239,7 @@ def decode(
         scale=width**-0.5 if scale is None else scale,
         **options,
     )
-    return out if v_width == v_dim else out[..., :v_width].contiguous()
+    return out if v_width == head_dims[1] else out[..., :v_width].contiguous()
 
 
 def _bias_kind(bias: torch.Tensor, query: torch.Tensor) -> tuple[int | str, int | str, str]:
@@ -267,6 +259,16 @@ def _bias_kind(bias: torch.Tensor, query: torch.Tensor) -> tuple[int | str, int 
 
 def _detached(x: Any) -> Any:
     return x.detach() if isinstance(x, torch.Tensor) else x
+
+
+def _fitting(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, head_dims: tuple[int, int]
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What kernels for these head dimensions read: rows, with zeros behind shorter ones."""
+    q, k, v = _rows(query), _rows(key), _rows(value)
+    if q.shape[-1] != head_dims[0]:
+        q, k = padded(q, head_dims[0]), padded(k, head_dims[0])
+    return q, k, v if v.shape[-1] == head_dims[1] else padded(v, head_dims[1])
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:

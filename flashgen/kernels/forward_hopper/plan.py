@@ -8,8 +8,8 @@ from functools import cached_property
 
 import sympy
 
+from flashgen.kernels.forward_hopper.masked_steps import MaskedSteps
 from flashgen.kernels.forward_hopper.shape import (
-    NARROW,
     HopperShape,
     hopper_shape,
     segment_table,
@@ -19,18 +19,11 @@ from flashgen.kernels.views import OF_SEQUENCE, GluonView
 from flashgen.plan.classified import ClassifiedTiles
 from flashgen.plan.code import codes_of
 from flashgen.plan.hidden import HiddenRows
-from flashgen.plan.kernel import KernelPlan
-from flashgen.plan.mask_code import MaskCode, columns_end, mask_code, with_promise
 from flashgen.symbolic.printer import triton_code
 from flashgen.symbolic.printer.code import Code, read_by
 from flashgen.symbolic.printer.dialects import Gluon
 from flashgen.symbolic.tables import RowTable
-from flashgen.symbolic.varies_over import Axes, varies_over
-from flashgen.symbols import GROUP, KV_IDX, KV_LEN, Q_FIRST, FloorDiv, H, Load
-
-#: Comparisons of the mask from which on column bitmasks pay in the steps. With one, an H200 took
-#: 0.2 to 2% longer (causal, d=64 and 80); with two or three, 0.4 to 6% less.
-LEAST_COMPARISONS = 2
+from flashgen.symbols import GROUP, KV_IDX, KV_LEN, Q_FIRST, FloorDiv, H
 
 #: Columns that a tile of the output is stored in.
 OUT_COLUMNS = 128
@@ -41,7 +34,7 @@ DIALECT = Gluon({KV_IDX - Q_FIRST: "_score_columns(scores, start_n - q_first, gl
 
 
 @dataclass(frozen=True)
-class HopperNames:
+class HopperNames(MaskedSteps):
     """The aggregates that the kernel's functions pass to one another, by their fields.
 
     Attributes:
@@ -51,7 +44,6 @@ class HopperNames:
         views: of packed sequences, the parts of tensors that a sequence has: see `views_in_gluon`.
     """
 
-    plan: KernelPlan
     of_sequences: bool = False
     of_cache: bool = False
     views: Mapping[str, GluonView] = field(default_factory=dict)
@@ -409,80 +401,22 @@ class HopperNames:
             return "kv_end - kv_begin"
         return f"visits{tiles.runs[-1].suffix}"
 
-    @cached_property
-    def masks(self) -> bool:
-        """Whether a masked tile evaluates any condition."""
-        return bool(self.plan.code.conditions or self.plan.checks_kv_len)
-
-    @cached_property
-    def mask_code(self) -> MaskCode:
-        """The conditions of a masked tile, pair by pair or by column bitmasks.
-
-        Block tables are read pair by pair.
-        """
-        code = self.plan.code
-        of_keys = (columns_end("kv"),) * self.plan.checks_kv_len
-        bitmasks = (None,) * len(code.bitmasks) if code.tables else code.bitmasks
-        conditions = (*of_keys, *zip(code.conditions, bitmasks, strict=True))
-        rows = ("q_idx", *(line.name for line in code.rows))
-        least = LEAST_COMPARISONS + self.plan.checks_kv_len  # which masks the last tile only
-        return mask_code(conditions, "kv_idx", rows, least=least)
-
-    @property
-    def promised_mask_code(self) -> MaskCode:
-        """All column bitmasks: the mask's, and those of the mask as it was written."""
-        code = self.plan.code
-        if self.gathers_bits:
-            return MaskCode((), code.conditions, self.gathered_rows, gathered=True)
-        return (
-            self.mask_code if code.tables else with_promise(self.mask_code, "q_idx", code.promise)
-        )
-
-    @property
-    def gathers_bits(self) -> bool:
-        """Whether a masked tile loads eight columns at a time, and collects bits of them.
-
-        Elements that a mask loads by key take registers for their addresses: with those of all
-        columns of a tile there is no room for three consumers. Blocks of tables are loaded one by
-        one instead.
-        """
-        code = self.plan.code
-        others = code.columns or code.elements or code.promise or code.tables
-        return self.plan.mask_loads_keys and not others
-
-    @property
-    def pairs_of_wide(self) -> bool:
-        """Whether a masked tile of 128 keys loads the elements of all of its columns at once.
-
-        Heads above 64 columns have such tiles with two consumers alone, whose registers hold the
-        addresses. Elements of a query and a key together have too many.
-        """
-        codes = (*self.plan.code.conditions, *codes_of(self.plan.code.masked))
-        loads = (load for code in codes for load in code.expr.atoms(Load))
-        of_keys = all(varies_over(load) != Axes.ELEMENT for load in loads)
-        return self.gathers_bits and of_keys and sum(self.plan.v_segments) > NARROW
-
     @property
     def tells_parts(self) -> bool:
         """Whether a masked visit knows what of each 64 keys 64 queries see: nothing, some or all.
 
         Where masked steps have code of their own, they are told no more than that they are masked.
         """
-        told = self.plan.parts_told and not (self.of_sequences or self.packs or self.splits_steps)
-        return bool(told) and self.shape.halves == 1
+        listing = self.plan.listing
+        told = isinstance(listing, ClassifiedTiles) and listing.parts_told > 0
+        whole = self.shape.halves == 1 and not self.splits_steps
+        return told and whole and not (self.of_sequences or self.packs)
 
     @cached_property
     def gathered_reads(self) -> tuple[str, ...]:
         """The place and positions of a tile that such bits read."""
         code = self.plan.code
         return self._read((*code.conditions, *codes_of(code.masked)), "kv_len", "q_idx")
-
-    @cached_property
-    def gathered_rows(self) -> tuple[str, ...]:
-        """The vectors of rows that such bits read."""
-        code = self.plan.code
-        read = read_by((*code.conditions, *codes_of(code.masked)))
-        return ("q_idx", *(line.name for line in code.rows if line.name in read))
 
     @cached_property
     def hidden_reads(self) -> tuple[str, ...]:
@@ -492,27 +426,6 @@ class HopperNames:
             for n in self._read(self.mask_code.bitmasks)
             if n != "q_idx" or n in self.mask_code.rows
         )
-
-    @property
-    def changes_scores(self) -> bool:
-        """Whether the softmax reads anything but the raw products."""
-        return self.masks or bool(self.plan.code.score)
-
-    @property
-    def changes_steps(self) -> bool:
-        """Whether steps after the first one, which holds the end of the keys, change scores."""
-        return self.plan.masks or bool(self.plan.code.score)
-
-    @property
-    def steps_read_keys(self) -> bool:
-        """Whether a step reads the positions of its keys."""
-        return self.changes_steps or self.plan.dropout
-
-    @property
-    def unmasked_read_keys(self) -> bool:
-        """Whether a step without a mask reads the positions of its keys, too."""
-        code = self.plan.code
-        return bool(code.score or code.columns or code.elements or self.plan.dropout)
 
     @property
     def splits_steps(self) -> bool:
