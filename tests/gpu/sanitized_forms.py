@@ -1,16 +1,17 @@
 """Both passes of every form once on small tensors: what compute-sanitizer watches.
 
-    compute-sanitizer --tool memcheck python tests/gpu/sanitized_forms.py
+    compute-sanitizer --tool memcheck python tests/gpu/sanitized_forms.py [FOLDER]
 
 A program of its own, from the root of the repository, with tests/ on PYTHONPATH. What is right is
-what the same modules give on the CPU. It prints the file of each module, a line for each call, and
-`FINISHED` at the end.
+what the same modules give on the CPU. Modules are copied into the folder, if one is given. It
+prints a line for each call, and `FINISHED` at the end.
 """
 
 from __future__ import annotations
 
 import functools
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from types import ModuleType
@@ -83,7 +84,8 @@ Tensors = list[torch.Tensor]
 def module_of(name: str) -> ModuleType:
     """A form's module, with the Gluon kernels that it can have."""
     module = rendered_module(SPECS[name], name=name, hopper=True)
-    print(f"{name}: {module.__file__}", flush=True)
+    for folder in sys.argv[1:]:
+        shutil.copy(str(module.__file__), folder)
     return module
 
 
