@@ -196,17 +196,16 @@ def classified_tiles(spec: AttentionSpec, predicate: Predicate) -> ClassifiedTil
     too_wide = left or (dense and excess_of_bounds(predicate).too_wide)
     if not too_wide:
         return None
-    found = classified(predicate, left)
-    return replace(found, parts_told=_parts_told(spec, found))
+    return with_parts(spec, classified(predicate, left))
 
 
-def _parts_told(spec: AttentionSpec, listing: ClassifiedTiles) -> int:
-    if listing.rows != listing.tile:
-        return 0
+def with_parts(spec: AttentionSpec, listing: ClassifiedTiles) -> ClassifiedTiles:
+    """The kernels; their lists tell the Gluon forward kernel parts of tiles, if it can use them."""
     columns = spec.blocks.choices("BLOCK_N") or (listing.tile,)
     whole = all(n % listing.tile == 0 and n <= 2 * listing.tile for n in columns)
     of_gluon = HOPPER in spec.targets and ITEMSIZES[spec.dtype] == 2
-    return 4**MOST_PARTS if whole and of_gluon else 0
+    tells = listing.rows == listing.tile and whole and of_gluon
+    return replace(listing, parts_told=4**MOST_PARTS if tells else 0)
 
 
 def bounds_are_too_wide(predicate: Predicate) -> bool:

@@ -31,6 +31,7 @@ from flashgen.plan.classified import (
     classified,
     classified_tiles,
     hints_to_sort,
+    with_parts,
 )
 from flashgen.plan.code import KernelCode, finite_score, kernel_code, with_hidden_by_score
 from flashgen.plan.constants import PrintedConstant, printed_constant
@@ -488,7 +489,9 @@ def finds_ranges(spec: AttentionSpec, predicate: Predicate) -> bool:
 def listing_of(spec: AttentionSpec, predicate: Predicate) -> TileListing | ClassifiedTiles | None:
     """What lists the tiles of a mask; None where bounds give them."""
     if any(isinstance(param, BlockLists) for param in predicate.params):
-        return classified(predicate, left_to_data(predicate, ranges=True))
+        found = classified(predicate, left_to_data(predicate, ranges=True))
+        # Tiles may hold rows of several heads that share a list: parts are of one head.
+        return with_parts(spec, found) if found.by_head and not found.by_group else found
     return tile_listing(predicate) or classified_tiles(spec, predicate)
 
 

@@ -196,28 +196,31 @@ CALLS: dict[str, Callable[[str], Tensors]] = {
 }
 
 
-def check(name: str) -> None:
-    """A call on the device, beside the same one on the CPU.
+def wrong(name: str) -> list[str]:
+    """What differs between a call on the device and the same one on the CPU, by relative error.
 
-    Raises:
-        AssertionError: a result is wrong.
+    Gradients that are 0, such as those of a single query and key, hold what rounding leaves: a
+    result counts as if its elements were a hundredth at least, of inputs around 1.
     """
     found = []
     for device in (DEVICE, "cpu"):
         torch.manual_seed(0)
         found.append([x.detach().cpu().double() for x in CALLS[name](device)])
-    for mine, right in zip(*found, strict=True):
-        assert torch.equal(mine.isnan(), right.isnan()), name
+    problems = []
+    for number, (mine, right) in enumerate(zip(*found, strict=True)):
+        if not torch.equal(mine.isnan(), right.isnan()):
+            problems.append(f"{name}: result {number} is NaN elsewhere")
         mine, right = mine.nan_to_num(), right.nan_to_num()
-        error = float((mine - right).norm() / right.norm().clamp(min=1e-30))
+        error = float((mine - right).norm() / right.norm().clamp(min=1e-2 * right.numel() ** 0.5))
         print(f"{name}: error {error:.1e}", flush=True)
-        assert error < TOLERANCE, name
+        if not error < TOLERANCE:
+            problems.append(f"{name}: result {number} is off by {error:.1e}")
+    return problems
 
 
 if __name__ == "__main__":
-    for name in CALLS:
-        check(name)
+    problems = [problem for name in CALLS for problem in wrong(name)]
     if DEVICE == "cuda":
         torch.cuda.synchronize()
-    print(FINISHED)
-    sys.exit(0)
+    print("\n".join(problems) or FINISHED)
+    sys.exit(bool(problems))
