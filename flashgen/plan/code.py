@@ -48,6 +48,8 @@ class KernelCode:
         bits: loads of block tables for the bitmasks.
         conditions: of the mask; all of them hold for a key that is seen.
         bitmasks: each of them as a column bitmask; None where it has none.
+        own_bits: conditions of each column alone, whose bits these read.
+        own_lines: what the columns' values are that they read.
         loads_elements: whether they load something for each query and key of a tile.
         reads_q_idx: whether the loop reads the rows' positions.
         score_reads_kv_idx: whether the score reads the columns' positions.
@@ -73,6 +75,8 @@ class KernelCode:
     bits: tuple[BlockBits, ...]
     conditions: tuple[Code, ...]
     bitmasks: tuple[Code | None, ...]
+    own_bits: tuple[Assignment, ...]
+    own_lines: tuple[Assignment, ...]
     loads_elements: bool
     reads_q_idx: bool
     score_reads_kv_idx: bool
@@ -109,7 +113,7 @@ def kernel_code(
         conditions: those of the mask that the kernel evaluates.
         promise: what they trust.
     """
-    return code_with(spec, conditions, promise=promise, along=Axes.COLUMN)[0]
+    return code_with(spec, conditions, promise=promise, along=Axes.COLUMN, own=True)[0]
 
 
 def code_with(
@@ -120,6 +124,7 @@ def code_with(
     promise: Promise | None,
     by_blocks: bool = True,
     along: Axes | None = None,
+    own: bool = False,
     distances: bool = False,
 ) -> tuple[KernelCode, tuple[Code, ...]]:
     """What `kernel_code` returns, and other expressions beside it.
@@ -132,6 +137,7 @@ def code_with(
         promise: what the conditions trust.
         by_blocks: whether tables of blocks are read a block at a time, by tiles of queries x keys.
         along: what the columns of a tile are of, where conditions are computed as bits, too.
+        own: whether such bits may be of conditions of each column alone.
         distances: whether costly terms of a distance are computed once for each distance.
     """
     nonnegative = [p.name for p in spec.params if isinstance(p, Int) and p.min >= 0]
@@ -156,7 +162,9 @@ def code_with(
     known_bits: dict[Any, Any] = {}
     if along is not None:
         bits, known_bits = block_bits(conditions, spec.declared, nonnegative, along)
-    hoisted = hoist(exprs, KERNEL_NAMES, nonnegative=nonnegative, along=along, bits=known_bits)
+    hoisted = hoist(
+        exprs, KERNEL_NAMES, nonnegative=nonnegative, along=along, bits=known_bits, own=own
+    )
     of_distances = _of_distances(terms, hoisted, nonnegative)
     first = len(of_score) + len(conditions)
     everywhere = {*range(len(of_score)), *range(first, len(exprs))}
@@ -198,6 +206,8 @@ def code_with(
         bits=bits,
         conditions=hoisted.results[len(of_score) : first],
         bitmasks=hoisted.bitmasks[len(of_score) : first],
+        own_bits=hoisted.own_bits,
+        own_lines=_read_by_own(hoisted),
         loads_elements=any(
             varies_over(load) == Axes.ELEMENT for c in conditions for load in c.atoms(Load)
         ),
@@ -210,6 +220,17 @@ def code_with(
         promise=printed,
     )
     return code, hoisted.results[first:]
+
+
+def _read_by_own(hoisted: Hoisted) -> tuple[Assignment, ...]:
+    """The columns' values that conditions of each column alone read, directly or not."""
+    read = set(read_by(codes_of(hoisted.own_bits)))
+    lines: list[Assignment] = []
+    for line in reversed(hoisted.columns):
+        if line.name in read:
+            read |= set(read_by((line.code,)))
+            lines.insert(0, line)
+    return tuple(lines)
 
 
 def _of_distances(terms: Mapping[Any, Any], beside: Hoisted, nonnegative: list[str]) -> Hoisted:

@@ -9,6 +9,7 @@ import sympy
 
 from flashgen.plan.block_tables import BlockBits
 from flashgen.plan.promise import KeptPromise
+from flashgen.symbolic.hoisting import Assignment
 from flashgen.symbolic.nodes import AsBits, AtLeast, Below
 from flashgen.symbolic.printer import triton_code
 from flashgen.symbolic.printer.code import Code, read_by
@@ -32,6 +33,8 @@ class MaskCode:
         bitmasks: their column bitmasks.
         rows: vectors of rows that bits are made of.
         tables: what they read of block tables.
+        own: conditions of each column alone, whose bits these bitmasks read.
+        own_lines: what the columns' values are that these conditions read.
         gathered: whether these bitmasks are the conditions, computed bit by bit.
     """
 
@@ -39,6 +42,8 @@ class MaskCode:
     bitmasks: tuple[Code, ...] = ()
     rows: tuple[str, ...] = ()
     tables: tuple[BlockBits, ...] = ()
+    own: tuple[Assignment, ...] = ()
+    own_lines: tuple[Assignment, ...] = ()
     gathered: bool = False
 
     @property
@@ -54,6 +59,8 @@ def mask_code(
     *,
     least: int,
     tables: Iterable[BlockBits] = (),
+    own: tuple[Assignment, ...] = (),
+    own_lines: tuple[Assignment, ...] = (),
 ) -> MaskCode:
     """Conditions by how they are computed.
 
@@ -67,17 +74,20 @@ def mask_code(
         rows: the names of vectors of rows.
         least: comparisons from which on bits pay.
         tables: what bits read of block tables: pairs would load an element each.
+        own: conditions of each column alone, whose bits bits read: a warp computes each once.
+        own_lines: what the columns' values are that these read.
     """
     conditions = tuple(conditions)
     pairs = tuple(condition for condition, _ in conditions)
     bitmasks = tuple(bits for _, bits in conditions if bits is not None)
     tables = tuple(tables)
-    if len(bitmasks) < len(pairs) or not (tables or position in read_by(bitmasks)):
+    if len(bitmasks) < len(pairs) or not (tables or own or position in read_by(bitmasks)):
         return MaskCode(pairs)
-    if sum(map(_comparisons, bitmasks)) < least and not tables:
+    if sum(map(_comparisons, bitmasks)) < least and not (tables or own):
         return MaskCode(pairs)
     read = read_by((*bitmasks, *(table.entry for table in tables)))
-    return MaskCode((), bitmasks, tuple(name for name in rows if name in read), tables)
+    of_rows = tuple(name for name in rows if name in read)
+    return MaskCode((), bitmasks, of_rows, tables, own, own_lines)
 
 
 def _comparisons(bits: Code) -> int:

@@ -16,6 +16,9 @@ from flashgen.symbolic.reassociate import PREFIXES, Reassociation, is_condition,
 from flashgen.symbolic.varies_over import SCORES, Axes, is_integral
 from flashgen.symbols import KV_IDX, SCORE, SYMBOLS, Load
 
+#: Names of the bits of conditions of each column alone begin with it.
+OWN_BITS = "own_bits"
+
 
 @dataclass(frozen=True)
 class Assignment:
@@ -45,6 +48,7 @@ class Hoisted:
         carried: the names that columns, elements and results read besides kv_idx, the score and
             one another: symbols as the kernel calls them, then scalars, then rows.
         bitmasks: the `column_bitmask` of each result that is a condition; None without one.
+        own_bits: conditions of each column alone, whose bits these bitmasks read by their names.
     """
 
     scalars: tuple[Assignment, ...]
@@ -54,6 +58,7 @@ class Hoisted:
     results: tuple[Code, ...]
     carried: tuple[str, ...]
     bitmasks: tuple[Code | None, ...]
+    own_bits: tuple[Assignment, ...]
 
 
 def hoist(
@@ -64,6 +69,7 @@ def hoist(
     taken: Collection[str] = (),
     along: Axes | None = None,
     bits: Mapping[Any, Any] | None = None,
+    own: bool = False,
 ) -> Hoisted:
     """Splits expressions by axes: once for a program, a tile of queries or keys, or an element.
 
@@ -77,6 +83,7 @@ def hoist(
         taken: names that the new variables must not have, besides those in the expressions.
         along: what the columns of a tile are, if conditions are computed as bits, too.
         bits: the bits of comparisons that have been computed already.
+        own: whether conditions of each column alone have bits.
     """
     names = dict(names or {})
     symbols = {symbol.name for expr in exprs for symbol in expr.free_symbols}
@@ -90,11 +97,21 @@ def hoist(
         approximate = where == Axes.ELEMENT
         return triton_code(form, names, nonnegative, tensors, approximate=approximate)
 
-    def bitmasks(form: Any) -> Code | None:
+    own_bits: dict[Any, Any] = {}
+
+    def named(condition: Any) -> Any:
+        if condition not in own_bits:
+            own_bits[condition] = reassociation.new_symbol(OWN_BITS)
+        return own_bits[condition]
+
+    def bitmask(form: Any) -> Code | None:
         if along is None or not is_condition(form):
             return None
-        found = column_bitmask(form, along, reassociation.varies_over, bits or {})
+        of_columns = named if own else None
+        found = column_bitmask(form, along, reassociation.varies_over, bits or {}, of_columns)
         return None if found is None else code(found, Axes.ELEMENT)
+
+    bitmasks = tuple(map(bitmask, forms))
 
     users = _users(forms, definitions)
     assignments: dict[Axes, list[Assignment]] = {where: [] for where in PREFIXES}
@@ -108,7 +125,8 @@ def hoist(
         elements=tuple(assignments[Axes.ELEMENT]),
         results=tuple(code(form, Axes.ELEMENT) for form in forms),
         carried=_carried(forms, definitions, names),
-        bitmasks=tuple(map(bitmasks, forms)),
+        bitmasks=bitmasks,
+        own_bits=tuple(Assignment(x.name, code(form, Axes.COLUMN)) for form, x in own_bits.items()),
     )
 
 

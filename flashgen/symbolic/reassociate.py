@@ -64,6 +64,13 @@ class Reassociation:
         self._axes[symbol] = axes
         return symbol
 
+    def new_symbol(self, stem: str) -> Any:
+        """An integer of a name of its own, which this does not define."""
+        names = itertools.chain([stem], (f"{stem}_{i}" for i in itertools.count(1)))
+        name = next(name for name in names if name not in self._taken)
+        self._taken.add(name)
+        return sympy.Symbol(name, integer=True)
+
     def _new_name(self, expr: Any, axes: Axes) -> str:
         """A name with the tensor that is loaded or the symbol that is converted, else a number."""
         stem = PREFIXES[axes]

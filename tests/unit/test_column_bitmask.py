@@ -153,6 +153,10 @@ def test_bounds_may_be_anything(bound: int, relation: Any) -> None:
         (sympy.Eq(Q_IDX, KV_IDX), ""),
         (Q_IDX * 2 >= KV_IDX, ""),
         (KV_IDX - Q_IDX >= LEFT, ""),
+        (
+            sympy.Ge(LEFT, sympy.Abs(Q_IDX - KV_IDX)),
+            "_below(q_idx - kv_idx - 1, left) & _at_least(q_idx - kv_idx, -left)",
+        ),
         (sympy.Ge(Q_IDX + KV_IDX, LEFT, evaluate=False), ""),
         (sympy.Ge(FloorMod(Q_IDX, 4), KV_IDX, evaluate=False), ""),
         (sympy.Ge(Q_IDX, sympy.Rational(1, 2) * KV_IDX, evaluate=False), ""),

@@ -45,7 +45,8 @@ class MaskedSteps:
         conditions = (*of_keys, *zip(code.conditions, bitmasks, strict=True))
         rows = ("q_idx", *(line.name for line in code.rows))
         least = LEAST_COMPARISONS + self.plan.checks_kv_len  # which masks the last tile only
-        return mask_code(conditions, "kv_idx", rows, least=least)
+        own, own_lines = code.own_bits, code.own_lines
+        return mask_code(conditions, "kv_idx", rows, least=least, own=own, own_lines=own_lines)
 
     @property
     def promised_mask_code(self) -> MaskCode:
@@ -67,7 +68,7 @@ class MaskedSteps:
         """
         code = self.plan.code
         others = code.columns or code.elements or code.promise or code.tables
-        return self.plan.mask_loads_keys and not others
+        return self.plan.mask_loads_keys and not others and not self.mask_code.bitmasks
 
     @property
     def pairs_of_wide(self) -> bool:

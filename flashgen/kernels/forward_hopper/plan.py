@@ -418,12 +418,17 @@ class HopperNames(MaskedSteps):
         code = self.plan.code
         return self._read((*code.conditions, *codes_of(code.masked)), "kv_len", "q_idx")
 
+    @property
+    def own_codes(self) -> tuple[Code, ...]:
+        """What the bits of each column alone are computed from."""
+        return tuple(codes_of(self.mask_code.own_lines, self.mask_code.own))
+
     @cached_property
     def hidden_reads(self) -> tuple[str, ...]:
         """The place and positions of a tile that column bitmasks read."""
         return tuple(
             n
-            for n in self._read(self.mask_code.bitmasks)
+            for n in self._read((*self.mask_code.bitmasks, *self.own_codes))
             if n != "q_idx" or n in self.mask_code.rows
         )
 

@@ -149,7 +149,8 @@ def live_registers(plan: KernelPlan, config: KernelConfig) -> int:
     names = HopperNames(plan)
     # Of lists of blocks of queries a step of 64 keys reads one entry.
     by_tile = names.rests and config.BLOCK_N <= CONSUMER_ROWS
-    by_element = plan.mask_loads_keys and not names.gathers_bits and not by_tile
+    by_bits = names.gathers_bits or bool(names.mask_code.bitmasks)
+    by_element = plan.mask_loads_keys and not by_bits and not by_tile
     if by_element and sum(plan.v_segments) < WIDEST:
         loaded += 2 * config.BLOCK_N // THREADS_OF_ROW  # of 64 bits, in each column of a thread
     return accumulator + scores + scores // pairs + loaded + kept + dropped
