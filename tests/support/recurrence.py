@@ -24,13 +24,14 @@ def _standardised(x: torch.Tensor) -> torch.Tensor:
     return torch.exp((x - x.mean(-1, True)) / deviation)
 
 
-#: The feature maps that ship, and those of `support.vector_maps`, as torch has them.
+#: The feature maps that ship, and those of `vector_maps` and `matrices`, as torch has them.
 MAPS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "identity()": lambda x: x,
     "relu()": torch.relu,
     "elu_plus_one()": lambda x: torch.nn.functional.elu(x) + 1.0,
     "softmax_features()": lambda x: torch.softmax(x, -1),
     "both_signs": lambda x: torch.cat((x.relu(), (-x).relu()), -1),
+    "hedgehog": lambda x: torch.cat((torch.exp(x), torch.exp(-x)), -1),
     "standardised": _standardised,
     "unit_length": lambda x: x / x.norm(dim=-1, keepdim=True),
 }
