@@ -100,6 +100,10 @@ class FeatureMap:
         pieces = tuple(self._piece(expr, sums) for expr in results)
         return Features(tuple(sums.values()), pieces, matrix)
 
+    def __call__(self, x: Any) -> Any:
+        """The features of ``x``, to build a map of others: ``relu()(x @ M)``."""
+        return self.function(x)
+
     def _piece(self, result: Any, sums: dict[Any, Sum]) -> Any:
         """One feature of each element, with symbols for the sums in it, which ``sums`` then has."""
         if not isinstance(result, Expr) or result.kind == CONDITION:

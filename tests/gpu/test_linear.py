@@ -25,6 +25,7 @@ from flashgen import (
 from flashgen.codegen.module import render_module
 from flashgen.tuning.choose import choices, search_spaces
 from support.linear_packed import PackedCall, check_packed
+from support.matrices import CASES, check_matrices
 from support.recurrence import LinearCall, drawn_inputs
 from support.variants import imported, lowered
 from support.vector_maps import VectorCall, check_call
@@ -65,6 +66,7 @@ SPECS = {
         forms=("dense", "varlen"),
     ),
     "long": AttentionSpec(128, mask=causal(), normaliser=linear(elu_plus_one(), decay=DECAY)),
+    **{name: CASES[name].spec for name in ("pair", "room")},
 }
 
 CALLS: dict[str, LinearCall] = {
@@ -104,6 +106,12 @@ def test_packed_sequences() -> None:
     """One is empty, one is of one token, one goes from segment to segment."""
     call = PackedCall((5, 0, 333, 64, 1, 130), q_heads=4, kv_heads=2, states=True, steep=True)
     check_packed(_module("varlen"), SPECS["varlen"], call, DEVICE)
+
+
+@pytest.mark.parametrize("name", ["pair", "room"])
+def test_products_with_matrices(name: str) -> None:
+    """Of each head, for q and for k; and of packed sequences with NaN in their room."""
+    check_matrices(_module(name), CASES[name], DEVICE)
 
 
 def _call(

@@ -11,7 +11,7 @@ import torch
 from flashgen import AttentionSpec, Tensor, causal, document, exp, full, linear
 from support.linear_packed import offsets
 from support.oracle import error_and_bound
-from support.recurrence import quadratic, recurrence
+from support.recurrence import quadratic, recurrence, room_on
 
 FORMS = ("dense", "varlen")
 M = Tensor("M", (24, 16))
@@ -116,10 +116,10 @@ def _by_recurrence(run: Any, case: Case, given: dict[str, torch.Tensor]) -> torc
     return torch.cat(outs, 2)
 
 
-def check_matrices(module: ModuleType, case: Case) -> None:
+def check_matrices(module: ModuleType, case: Case, device: str = "cpu") -> None:
     """Fails unless output and gradients are as near to float64 as torch's, those of matrices too.
 
-    What belongs to no sequence is NaN.
+    The module runs on the device, and what is right on the CPU. What belongs to no sequence is NaN.
     """
     tensors = drawn(case)
     hidden = _hidden(case, tensors)
@@ -135,7 +135,7 @@ def check_matrices(module: ModuleType, case: Case) -> None:
         grads = torch.autograd.grad(out, list(leaves.values()), grad.to(dtype))
         return dict(zip(("out", *given), (out.detach(), *grads), strict=True))
 
-    mine = with_gradients(lambda x: _attention(module, case, x), given, torch.float32)
+    mine = with_gradients(lambda x: _attention(module, case, x, device), given, torch.float32)
     exact, rough = (
         with_gradients(lambda x, run=run: _by_recurrence(run, case, x), right, dtype)
         for run, dtype in ((recurrence, torch.float64), (quadratic, torch.float32))
@@ -143,6 +143,7 @@ def check_matrices(module: ModuleType, case: Case) -> None:
     for name, x in mine.items():
         size = 4.0 if name in exact and name not in ("out", "v") else 0.0
         error, allowed = error_and_bound(x, exact[name], rough[name], size)
+        allowed *= room_on(device)
         assert error <= allowed, f"{name}: error {error:.3g}, allowed {allowed:.3g}"
 
 
@@ -160,24 +161,27 @@ def _hidden(case: Case, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Ten
     return dict.fromkeys("kv", keys[:, None])
 
 
-def _attention(module: ModuleType, case: Case, given: dict[str, torch.Tensor]) -> torch.Tensor:
+def _attention(
+    module: ModuleType, case: Case, given: dict[str, torch.Tensor], device: str
+) -> torch.Tensor:
+    given = {x: y.to(device) for x, y in given.items()}
     matrices = {x: y for x, y in given.items() if x not in "qkv"}
     q, k, v = (given[x] for x in "qkv")
     scale = int(case.tensors[0].names[-1]) ** -0.5
     if len(case.lens) == 1:
-        ids = {"document_ids": _ids(case)} if case.ids else {}
+        ids = {"document_ids": _ids(case).to(device)} if case.ids else {}
         out: torch.Tensor = module.attention(q, k, v, **matrices, **ids, scale=scale)
-        return out
+        return out.cpu()
     # Two tokens behind the last sequence are NaN.
     q, k, v = (x[0].transpose(0, 1) for x in (q, k, v))
     q, k, v = (torch.cat((x, x.new_full((2, *x.shape[1:]), torch.nan))) for x in (q, k, v))
-    begins = offsets(case.lens)
+    begins = offsets(case.lens).to(device)
     cu, options = begins, {}
     if case.room:
-        cu = offsets([n + case.room for n in case.lens])
-        options = {"kv_lens": torch.tensor(case.lens, dtype=torch.int32)}
+        cu = offsets([n + case.room for n in case.lens]).to(device)
+        options = {"kv_lens": torch.tensor(case.lens, dtype=torch.int32, device=device)}
     longest = max(case.lens) + case.room
     out = module.varlen_attention(
         q, k, v, begins, cu, longest, longest, **matrices, **options, scale=scale
     )
-    return out[: sum(case.lens)].transpose(0, 1)[None]
+    return out[: sum(case.lens)].transpose(0, 1)[None].cpu()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from flashgen import AttentionSpec, Tensor, causal, exp, linear
+from flashgen import AttentionSpec, Tensor, causal, exp, favor, linear, relu, where
 from flashgen.explain.call import Asked
 from flashgen.explain.linear import explain_linear
 from flashgen.feature_maps import as_feature_map
@@ -76,6 +76,15 @@ def test_good_maps(feature_map: Any, fields: dict[str, Any]) -> None:
 def test_what_is_refused(feature_map: Any, message: str) -> None:
     [finding] = findings(feature_map)
     assert message in finding
+
+
+def test_maps_that_ship_are_of_products_too() -> None:
+    """What `relu` computes, not what its name says."""
+    one, other = (as_feature_map(x) for x in (lambda x: relu()(x @ M), lambda x: exp(x @ M)))
+    assert one == as_feature_map(lambda x: where(x @ M > 0.0, x @ M, 0.0)) != other
+    assert one.never_negative and one.num_features(64) == 32
+    [finding] = findings(lambda x: favor()(x @ M))
+    assert "favor's features are of a whole vector and a matrix" in finding
 
 
 def test_masks_have_no_vectors() -> None:
