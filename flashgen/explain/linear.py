@@ -241,11 +241,14 @@ def _account(
 def _backward_flops(linear: LinearPlan, work: Workload) -> int:
     """FLOPs of products of a backward pass; a product with a matrix has two for its gradients."""
     of_kernels = 3 * work.batch * work.num_q_heads * work.q_len * linear.flops_of_row
-    return of_kernels + 2 * _product(linear, work)[0]
+    return of_kernels + 2 * _product(linear, work, False)[0]
 
 
-def _product(linear: LinearPlan, work: Workload) -> tuple[int, int, int]:
-    """(FLOPs, bytes read, bytes written) of torch's products of q and k with their matrices."""
+def _product(linear: LinearPlan, work: Workload, packed: bool) -> tuple[int, int, int]:
+    """(FLOPs, bytes read, bytes written) of torch's products of q and k with their matrices.
+
+    Where rows may belong to no sequence, copies of q and k have 0 there.
+    """
     plan = linear.plan
     head_dim, columns = plan.spec.qk_head_dim, plan.qk_head_dim
     rows, read = 0, 0
@@ -253,11 +256,9 @@ def _product(linear: LinearPlan, work: Workload) -> tuple[int, int, int]:
     for (heads, length), matrix in zip(sides, linear.feature_map.matrices, strict=False):
         rows += work.batch * heads * length
         read += plan.itemsize * head_dim * columns * (heads if len(matrix.dims) > 2 else 1)
-    return (
-        2 * head_dim * columns * rows,
-        read + plan.itemsize * head_dim * rows,
-        plan.itemsize * columns * rows,
-    )
+    vectors, copied = plan.itemsize * head_dim * rows, linear.hides or packed
+    written = plan.itemsize * columns * rows + copied * vectors
+    return 2 * head_dim * columns * rows, read + (1 + copied) * vectors, written
 
 
 def _packed(q_lens: tuple[int, ...], kv_lens: tuple[int, ...], chunk: int) -> PackedChunks:
@@ -342,7 +343,7 @@ def _steps(
         return Step(name, flops, exponentials, read, written, l2, seconds, bound_of(seconds))
 
     if linear.matrices:
-        flops, read, written = _product(linear, work)
+        flops, read, written = _product(linear, work, chunks is not None)
         yield step("product", flops, 0, read, written, read + written)
     if linear.of_ids:  # read once for where runs start, and once more for the positions before
         ids = work.batch * work.kv_len
