@@ -147,7 +147,7 @@ def _far(mine: torch.Tensor, right: torch.Tensor) -> float:
 @pytest.mark.parametrize("name", ["elu", "heads", "features", "favor"])
 def test_states_go_on_from_half_to_half_and_step_to_step(name: str) -> None:
     spec, call = SPECS[name], LinearCall(333, 333, batch=2, q_heads=4, kv_heads=2)
-    near = 1e-5 if spec.dtype == "float32" else 1e-2
+    near = 1e-5 if spec.dtype == "float32" else 2e-2
     leaves = {x: y.to(DEVICE).requires_grad_() for x, y in drawn_inputs(spec, call).items()}
     whole, last = _call(name, leaves, slice(0, 333), None)
     first, middle = _call(name, leaves, slice(0, 166), None)
