@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, wraps
 from typing import Any
 
@@ -11,8 +11,10 @@ import sympy
 
 from flashgen.errors import MaskError
 from flashgen.functions import exp, where
+from flashgen.params import Tensor
+from flashgen.symbols import Load, Product
 from flashgen.tracing.calls import traced_call
-from flashgen.tracing.expr import Expr
+from flashgen.tracing.expr import Expr, merged_params
 from flashgen.tracing.kinds import CONDITION
 
 #: An element of q or k.
@@ -46,10 +48,13 @@ class Features:
         sums: over elements, each after those that it reads.
         pieces: expressions over `ELEMENT` and the symbols of sums: features of each element, of
             which a vector has those of the first piece first.
+        matrix: what vectors are multiplied by first, so that `ELEMENT` is an element of the
+            product; None for nothing.
     """
 
     sums: tuple[Sum, ...]
     pieces: tuple[Any, ...]
+    matrix: Tensor | None = None
 
 
 class _OfElements(sympy.Function):  # type: ignore[misc]
@@ -75,10 +80,12 @@ class FeatureMap:
         function: ``x -> feature`` for each element, or a list of such features, which are
             concatenated; called with a symbol.
         label: the user's notation of it.
+        keys: the same map with another matrix, for vectors of k; None: this one.
     """
 
     function: ElementMap
     label: str
+    keys: FeatureMap | None = None
 
     @cached_property
     def traced(self) -> Features:
@@ -89,8 +96,13 @@ class FeatureMap:
         """
         name = f"feature_map {self.label}"
         sums: dict[Any, Sum] = {}
-        pieces = tuple(self._piece(expr, sums) for expr in _results(self.function, name))
-        return Features(tuple(sums.values()), pieces)
+        results, matrix = _of_product(_results(self.function, name), name)
+        pieces = tuple(self._piece(expr, sums) for expr in results)
+        return Features(tuple(sums.values()), pieces, matrix)
+
+    def __call__(self, x: Any) -> Any:
+        """The features of ``x``, to build a map of others: ``relu()(x @ M)``."""
+        return self.function(x)
 
     def _piece(self, result: Any, sums: dict[Any, Sum]) -> Any:
         """One feature of each element, with symbols for the sums in it, which ``sums`` then has."""
@@ -122,9 +134,22 @@ class FeatureMap:
         """Finds mistakes.
 
         Raises:
-            MaskError: the map cannot be traced.
+            MaskError: the map cannot be traced, or is another one for keys.
         """
-        _ = self.traced
+        features = self.traced
+        if self.keys is None:
+            return
+        of_keys = self.keys.traced
+        if (of_keys.sums, of_keys.pieces) != (features.sums, features.pieces):
+            raise MaskError(
+                f"feature_map {self.label}: features of q and of k differ in more than a matrix; "
+                "return the same of x @ M and of x @ N"
+            )
+        if features.matrix is None or of_keys.matrix is None:
+            raise MaskError(
+                f"feature_map {self.label}: a function for q and one for k are for two matrices; "
+                "write x @ M in one and x @ N in the other, or one function"
+            )
 
     @property
     def elementwise(self) -> bool:
@@ -136,9 +161,21 @@ class FeatureMap:
         """Whether features are of a random matrix, which the call passes."""
         return False
 
+    @property
+    def matrices(self) -> tuple[Tensor, ...]:
+        """What vectors of q, and what those of k are multiplied by first; none for neither."""
+        of_keys = self if self.keys is None else self.keys
+        both = (self.traced.matrix, of_keys.traced.matrix)
+        return tuple(matrix for matrix in both if matrix is not None)
+
+    def columns(self, head_dim: int) -> int:
+        """The elements of what features are made of: of a vector, or of its product."""
+        sizes = [matrix.names[-1] for matrix in self.matrices]
+        return int(sizes[0]) if sizes and sizes[0].isdecimal() else head_dim
+
     def num_features(self, head_dim: int) -> int:
         """The features of a vector."""
-        return len(self.traced.pieces) * head_dim
+        return len(self.traced.pieces) * self.columns(head_dim)
 
     @cached_property
     def never_negative(self) -> bool:
@@ -149,9 +186,10 @@ class FeatureMap:
     def canonical(self) -> str:
         """One string for all maps that compute the same, stable across processes."""
         sums, pieces = self.traced.sums, self.traced.pieces
+        of_product = "".join(f" @ {matrix.declaration}" for matrix in self.matrices)
         if self.elementwise:
-            return str(pieces[0])
-        return str((*((s.symbol, s.largest, s.of) for s in sums), *pieces))
+            return f"{pieces[0]}{of_product}"
+        return f"{(*((s.symbol, s.largest, s.of) for s in sums), *pieces)}{of_product}"
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, FeatureMap) and self.canonical == other.canonical
@@ -192,6 +230,11 @@ class Favor(FeatureMap):
     def random(self) -> bool:
         """They are."""
         return True
+
+    @property
+    def matrices(self) -> tuple[Tensor, ...]:
+        """None: the one of random features is drawn, and has no gradient."""
+        return ()
 
     def num_features(self, head_dim: int) -> int:
         """Those that were asked for."""
@@ -235,6 +278,45 @@ class _Pieces:
 
     def __repr__(self) -> str:
         return repr(list(self.pieces))
+
+
+def _of_product(results: tuple[Any, ...], name: str) -> tuple[tuple[Any, ...], Tensor | None]:
+    """Results of a map whose first step is a product, as those of the product's elements.
+
+    Raises:
+        MaskError: a product that is not the first step.
+    """
+    exprs = [x for x in results if isinstance(x, Expr)]
+    found = {p for x in exprs for p in x.sym.atoms(Product)}
+    if not found:
+        return results, None
+    for product in sorted(found, key=str):
+        if product.args[0] != ELEMENT:
+            raise MaskError(
+                f"{name} multiplies `{product.args[0]}` by {product.args[1]}, and a product comes "
+                f"first; write x @ {product.args[1]}, and functions of that"
+            )
+    if len(found) > 1:
+        names = " and by ".join(sorted(str(product.args[1]) for product in found))
+        raise MaskError(
+            f"{name} multiplies x by {names}; write x @ M with the columns of both in M"
+        )
+    [product] = found
+    held = sympy.Dummy(real=True)
+    if any(ELEMENT in x.sym.xreplace({product: held}).free_symbols for x in exprs):
+        raise MaskError(
+            f"{name} reads x besides `{product}`; write a function of `{product}` alone"
+        )
+    [matrix] = (p for p in merged_params(exprs) if p.name == str(product.args[1]))
+    assert isinstance(matrix, Tensor)
+
+    def of_elements(x: Any) -> Any:
+        if not isinstance(x, Expr):
+            return x
+        others = tuple(p for p in x.params if p.name != matrix.name or x.sym.has(Load))
+        return Expr(x.sym.xreplace({product: ELEMENT}), others)
+
+    return tuple(map(of_elements, results)), matrix
 
 
 def _with_symbols(expr: Any, sums: dict[Any, Sum]) -> Any:
@@ -332,26 +414,31 @@ def favor(features: int = 256) -> Favor:
     Args:
         features: how many: a multiple of 8 from 16 to 128, or a multiple of 128 up to 1,024.
     """
-    return Favor(_unmapped, f"favor(features={features})", features)
+    return Favor(_unmapped, f"favor(features={features})", features=features)
 
 
 def _unmapped(x: Any) -> Any:
     raise TypeError("favor's features are of a whole vector and a matrix, not of an element")
 
 
-def as_feature_map(value: FeatureMap | ElementMap) -> FeatureMap:
+def as_feature_map(value: Any) -> FeatureMap:
     """``value`` itself, or a bare function of an element as a `FeatureMap` of the function's name.
+
+    Of two, the first is for q and the second for k.
 
     Raises:
         MaskError: it is neither.
     """
     if isinstance(value, FeatureMap):
         return value
+    if isinstance(value, list | tuple) and len(value) == 2:
+        of_q, of_k = map(as_feature_map, value)
+        return replace(of_q, label=f"({of_q.label}, {of_k.label})", keys=of_k)
     if not callable(value):
         raise MaskError(
             f"linear: feature_map={value!r} is no feature map; "
             "write identity(), relu(), elu_plus_one(), softmax_features(), favor(), "
-            "or a function x -> feature"
+            "a function x -> feature, or a pair of them for q and k"
         )
     name = getattr(value, "__name__", type(value).__name__)
     return FeatureMap(value, "feature_map" if name == "<lambda>" else name)

@@ -150,19 +150,20 @@ class Linear(Normaliser):
 
     @property
     def params(self) -> tuple[Param, ...]:
-        """Those of the decay; the feature map is traced, so that its mistakes are found.
+        """Those of the decay and of the feature map, which is traced: its mistakes are found.
 
         Raises:
             MaskError: the feature map or the decay cannot be traced.
         """
         self.feature_map.check()
-        return () if self.decay is None else self.decay.params
+        return (*(() if self.decay is None else self.decay.params), *self.feature_map.matrices)
 
     @property
     def inputs(self) -> tuple[Expr, ...]:
-        """The tensor of decays."""
-        tensor = None if self.decay is None else self.decay.tensor
-        return () if tensor is None else (Expr(tensor.sym, (tensor,)),)
+        """The tensor of decays, and matrices of the feature map."""
+        decay = None if self.decay is None else self.decay.tensor
+        tensors = (() if decay is None else (decay,)) + self.feature_map.matrices
+        return tuple(Expr(tensor.sym, (tensor,)) for tensor in tensors)
 
     @cached_property
     def canonical(self) -> str:
@@ -173,7 +174,7 @@ class Linear(Normaliser):
 
 
 def linear(
-    feature_map: FeatureMap | ElementMap,
+    feature_map: FeatureMap | ElementMap | tuple[ElementMap, ElementMap],
     *,
     decay: Sequence[float] | HeadDecay | Tensor | None = None,
     normalise: bool = True,
@@ -188,7 +189,11 @@ def linear(
 
     Args:
         feature_map: `identity`, `relu`, `elu_plus_one`, `softmax_features`, `favor`, or a function
-            ``x -> feature`` of an element of q or k, and of sums over elements, that traces.
+            ``x -> feature`` of an element of q or k, and of sums over elements, that traces. The
+            function may begin with a product with a declared float `Tensor`, ``x @ M``, of dims
+            ``(head_dim, columns)``, or ``("num_kv_heads", head_dim, columns)`` for one of each
+            head; it is then of the product's elements, and the tensor has a gradient. A pair of
+            such functions has a matrix for q and another one for k.
         decay: logarithms, up to 0, of what a state is multiplied by before a key is added to it: a
             number for each head of k, in a tuple; a function ``h -> number`` that traces; or a
             float32 `Tensor` of dims ``("batch", "num_kv_heads", "kv_len")``, which has a gradient.

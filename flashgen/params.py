@@ -10,7 +10,17 @@ import sympy
 
 from flashgen.declared import Param
 from flashgen.errors import MaskError, shown
-from flashgen.symbols import BATCH, KV_HEADS, KV_LEN, Q_HEADS, Q_LEN, SCORE, SYMBOLS, Load
+from flashgen.symbols import (
+    BATCH,
+    KV_HEADS,
+    KV_LEN,
+    Q_HEADS,
+    Q_LEN,
+    SCORE,
+    SYMBOLS,
+    Load,
+    Product,
+)
 from flashgen.tracing.expr import Expr, apply, concrete, is_bound, merged_params
 from flashgen.tracing.kinds import INTEGER
 from flashgen.tracing.rows import indexed
@@ -206,6 +216,28 @@ class Tensor(Param):
             element = sympy.Ne(element, 0, evaluate=False)
         sizes = [dim for dim in self.dims if dim is not None]
         return Expr(element, merged_params([Expr(self.sym, (self,)), *exprs, *sizes]))
+
+    def __rmatmul__(self, vector: Any) -> Any:
+        """In a feature map: the product of a head's vector with this matrix, ``x @ M``."""
+        if is_bound():
+            return vector @ concrete(Expr(self.sym))
+        if not isinstance(vector, Expr):
+            return NotImplemented
+        if vector.sym.free_symbols & {SCORE, *SYMBOLS}:
+            raise mistake(
+                f"`{vector} @ {self.name}` is a product of numbers: vectors are in feature maps",
+                f"index {self.name} instead",
+            )
+        if not self.is_float or hasattr(self, "elements"):
+            raise mistake(
+                f"{self.name} is no matrix that a call passes and that can have a gradient",
+                f"declare it as Tensor({self.name!r}, (head_dim, columns)), of floats",
+            )
+        return Expr(Product(vector.sym, self.sym), merged_params([vector, Expr(self.sym, (self,))]))
+
+    def __matmul__(self, vector: Any) -> NoReturn:
+        problem = f"`{self.name} @ {vector}` is no product of a vector"
+        raise mistake(problem, f"write x @ {self.name}")
 
     # Without __iter__ Python would iterate by __getitem__, which never ends.
     def __iter__(self) -> NoReturn:

@@ -138,6 +138,7 @@ NOT_IN_MODULES = frozenset(
         "stamp.py",
         "validate.py",
         "validate_linear.py",
+        "validate_matrices.py",
         "tuning/backward_bench.py",
         "tuning/device.py",
         "tuning/forward_bench.py",

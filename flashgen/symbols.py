@@ -112,6 +112,16 @@ class ShiftRight(_Bits):
         return FloorDiv(a, 2**n) if n.is_Integer and n < 31 else None
 
 
+class Product(sympy.Function):  # type: ignore[misc]
+    """``x @ M`` in a feature map: an element of the product of a vector with a declared tensor."""
+
+    nargs = 2
+    is_real = True
+
+    def _sympystr(self, printer: Any) -> str:
+        return f"({' @ '.join(map(printer.doprint, self.args))})"
+
+
 class Truncate(sympy.Function):  # type: ignore[misc]
     """A number without its fraction, as an integer: what ``.to(torch.int32)`` does."""
 

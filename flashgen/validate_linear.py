@@ -13,6 +13,7 @@ from flashgen.params import Tensor
 from flashgen.plan.linear import LINEAR_MASKS, MOST_FEATURES, WIDEST
 from flashgen.plan.runs import runs_of
 from flashgen.spec import AttentionSpec, Blocks
+from flashgen.validate_matrices import matrix_findings
 
 #: The form that linear attention may have besides the dense one.
 PACKED = "varlen"
@@ -95,6 +96,9 @@ def _has_runs(spec: AttentionSpec, traced: Any) -> bool:
 def state_findings(spec: AttentionSpec, normaliser: Linear) -> Iterator[Finding]:
     """Whether programs can hold a state of features x v_head_dim, of head dims that are valid."""
     dims = spec.head_dim if isinstance(spec.head_dim, tuple) else (spec.head_dim,)
+    if normaliser.feature_map.matrices:
+        yield from matrix_findings(spec, normaliser)
+        dims = dims[-1:]  # q and k are read as products, of as many columns as these have
     if any(dim > WIDEST for dim in dims):
         problem = f"a program holds a state of features x v_head_dim, of at most {WIDEST} each"
         yield "head_dim", spec.head_dim, problem, f"write at most {WIDEST}"

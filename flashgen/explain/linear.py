@@ -216,11 +216,11 @@ def _account(
         target=name,
         gpu=target.gpus[0],
         dtype=plan.torch_dtype,
-        head_dims=(plan.qk_head_dim, plan.v_head_dim),
+        head_dims=(plan.spec.qk_head_dim, plan.v_head_dim),
         call=described(plan, work),
         mask=plan.predicate.label,
         weights=plan.spec.normaliser.label,
-        feature_map=linear.map_comment,
+        feature_map=linear.features_comment,
         algorithm=linear.algorithm,
         features=linear.features,
         state=_state(linear),
@@ -230,12 +230,35 @@ def _account(
         steps=steps,
         softmax=_softmax(linear, target, work, lengths),
         crossover=None if packed else _crossover(linear, target, work, chunk),
-        backward_flops=3 * work.batch * work.num_q_heads * work.q_len * linear.flops_of_row,
+        backward_flops=_backward_flops(linear, work),
         run=_run(linear, work),
         of_ids=linear.of_ids,
         pair_flops=_pairs(work, work.q_len) * 2 * (linear.features + plan.v_head_dim),
         packed=packed,
     )
+
+
+def _backward_flops(linear: LinearPlan, work: Workload) -> int:
+    """FLOPs of products of a backward pass; a product with a matrix has two for its gradients."""
+    of_kernels = 3 * work.batch * work.num_q_heads * work.q_len * linear.flops_of_row
+    return of_kernels + 2 * _product(linear, work, False)[0]
+
+
+def _product(linear: LinearPlan, work: Workload, packed: bool) -> tuple[int, int, int]:
+    """(FLOPs, bytes read, bytes written) of torch's products of q and k with their matrices.
+
+    Where rows may belong to no sequence, copies of q and k have 0 there.
+    """
+    plan = linear.plan
+    head_dim, columns = plan.spec.qk_head_dim, plan.qk_head_dim
+    rows, read = 0, 0
+    sides = ((work.num_q_heads, work.q_len), (work.num_kv_heads, work.kv_len))
+    for (heads, length), matrix in zip(sides, linear.feature_map.matrices, strict=False):
+        rows += work.batch * heads * length
+        read += plan.itemsize * head_dim * columns * (heads if len(matrix.dims) > 2 else 1)
+    vectors, copied = plan.itemsize * head_dim * rows, linear.hides or packed
+    written = plan.itemsize * columns * rows + copied * vectors
+    return 2 * head_dim * columns * rows, read + (1 + copied) * vectors, written
 
 
 def _packed(q_lens: tuple[int, ...], kv_lens: tuple[int, ...], chunk: int) -> PackedChunks:
@@ -319,6 +342,9 @@ def _steps(
         )
         return Step(name, flops, exponentials, read, written, l2, seconds, bound_of(seconds))
 
+    if linear.matrices:
+        flops, read, written = _product(linear, work, chunks is not None)
+        yield step("product", flops, 0, read, written, read + written)
     if linear.of_ids:  # read once for where runs start, and once more for the positions before
         ids = work.batch * work.kv_len
         yield step("runs", 0, 0, 4 * ids, ids, 9 * ids)
@@ -399,7 +425,7 @@ def _softmax(
         pairs = heads * sum(n * (n + 1) // 2 if linear.causal else n * m for n, m in of_each)
     elif linear.causal:
         pairs = _pairs(work, _run(linear, work) or work.q_len)
-    width = plan.qk_head_dim + plan.v_head_dim
+    width = plan.spec.qk_head_dim + plan.v_head_dim
     rows = heads * work.q_len + work.batch * work.num_kv_heads * work.kv_len
     flops, dram = 2 * pairs * width, rows * width * plan.itemsize
     seconds = seconds_of(target, operand(plan), flops=flops, exponentials=pairs, dram=dram, l2=dram)

@@ -41,7 +41,7 @@ def usual_lengths(plan: KernelPlan, lengths: tuple[int, ...] = LENGTHS) -> tuple
 
 def usual_heads(plan: KernelPlan) -> int:
     """The number of heads of the model, or the number that constants are for."""
-    return min(_limits(plan, "num_q_heads"), default=max(1, MODEL_WIDTH // plan.qk_head_dim))
+    return min(_limits(plan, "num_q_heads"), default=max(1, MODEL_WIDTH // plan.spec.qk_head_dim))
 
 
 def _limits(plan: KernelPlan, *names: str) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+from flashgen.normalisers import Linear
 from flashgen.plan.dtypes import ITEMSIZES
 from flashgen.spec import AttentionSpec
 
@@ -60,8 +61,13 @@ class Heads:
 
     @property
     def qk_head_dim(self) -> int:
-        """Elements of a head's query and key."""
-        return self.spec.qk_head_dim
+        """Elements of a head's query and key, as kernels read them: of products, where calls have
+        a feature map's matrix multiply them first.
+        """
+        normaliser, head_dim = self.spec.normaliser, self.spec.qk_head_dim
+        if isinstance(normaliser, Linear):
+            return normaliser.feature_map.columns(head_dim)
+        return head_dim
 
     @property
     def v_head_dim(self) -> int:

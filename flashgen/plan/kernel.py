@@ -101,7 +101,8 @@ class KernelPlan(Heads):
     @property
     def scale(self) -> float:
         """The factor on q·k that a call without ``scale=`` gets."""
-        return self.qk_head_dim**-0.5 if self.spec.scale is None else float(self.spec.scale)
+        scale = self.spec.scale
+        return self.spec.qk_head_dim**-0.5 if scale is None else float(scale)
 
     @property
     def params(self) -> tuple[Param, ...]:

@@ -18,6 +18,7 @@ from flashgen.codegen.names import is_taken
 from flashgen.constants import Constant
 from flashgen.decays import Decay
 from flashgen.declared import Param
+from flashgen.feature_maps import FeatureMap
 from flashgen.normalisers import Linear
 from flashgen.params import Tensor
 from flashgen.plan.runs import runs_of
@@ -28,6 +29,9 @@ from flashgen.tracing.expr import Expr, bound, bound_values
 #: The names, inside of a module of linear attention, of a tensor of decays, and of what says where
 #: runs of positions end: a tensor of ids, or a number of positions.
 OF_DECAY, OF_IDS, OF_LENGTH = "log_decay", "run_ids", "run_length"
+
+#: The same of a feature map's matrix, and of one for q and one for k.
+OF_MATRICES = (("matrix_of_both",), ("matrix_of_q", "matrix_of_k"))
 
 #: Pairs of a name inside and a keyword.
 Keywords = tuple[tuple[str, str], ...]
@@ -69,9 +73,12 @@ def with_free_names(spec: AttentionSpec) -> tuple[AttentionSpec, Keywords]:
     if spec.normaliser.sink is not None:
         sink = renamed.function(spec.normaliser.sink)
         changes["normaliser"] = replace(spec.normaliser, sink=sink)
-    if isinstance(spec.normaliser, Linear) and spec.normaliser.decay is not None:
-        decay = renamed.decay(spec.normaliser.decay)
-        changes["normaliser"] = replace(spec.normaliser, decay=decay)
+    if isinstance(spec.normaliser, Linear):
+        decay, feature_map = spec.normaliser.decay, spec.normaliser.feature_map
+        decay = None if decay is None else renamed.decay(decay)
+        if feature_map.matrices:
+            feature_map = renamed.feature_map(feature_map)
+        changes["normaliser"] = replace(spec.normaliser, decay=decay, feature_map=feature_map)
     return replace(spec, **changes), tuple((free, name) for name, free in found.items())
 
 
@@ -80,7 +87,8 @@ def _of_linear(spec: AttentionSpec) -> dict[str, str]:
     if not isinstance(spec.normaliser, Linear):
         return {}
     decay, runs = spec.normaliser.decay, runs_of(trace(spec.mask).expr)
-    found = {}
+    matrices = tuple(dict.fromkeys(x.name for x in spec.normaliser.feature_map.matrices))
+    found = dict(zip(matrices, OF_MATRICES[len(matrices) - 1], strict=True)) if matrices else {}
     if decay is not None and decay.tensor is not None:
         found[decay.tensor.name] = OF_DECAY
     if runs is not None and runs.parameter:
@@ -124,6 +132,8 @@ class _Renamed:
             values = bound_values()
             with bound(values if values is None else self._by_keyword(values)):
                 result = function(*arguments)
+            if isinstance(result, list | tuple):
+                return [self._expr(x) if isinstance(x, Expr) else x for x in result]
             return self._expr(result) if isinstance(result, Expr) else result
 
         return renamed
@@ -135,6 +145,11 @@ class _Renamed:
         tensor = self._params[decay.tensor.name]
         assert isinstance(tensor, Tensor)
         return replace(decay, tensor=tensor)
+
+    def feature_map(self, feature_map: FeatureMap) -> FeatureMap:
+        """The map, with the new names of its matrices."""
+        keys = None if feature_map.keys is None else self.feature_map(feature_map.keys)
+        return replace(feature_map, function=self.function(feature_map.function), keys=keys)
 
     def _by_keyword(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
         """The values, as the function was written with."""

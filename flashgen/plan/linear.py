@@ -12,7 +12,10 @@ import sympy
 from flashgen.decays import Decay
 from flashgen.feature_maps import ELEMENT, FeatureMap
 from flashgen.normalisers import Linear
+from flashgen.params import Tensor
+from flashgen.plan.arguments import Argument
 from flashgen.plan.kernel import KernelPlan
+from flashgen.plan.keywords import OF_MATRICES
 from flashgen.plan.runs import CAUSAL, Runs, runs_of
 from flashgen.plan.vectors import VectorProgram, torch_of_element, triton_of_element
 from flashgen.symbolic.gradient import derivative
@@ -27,8 +30,9 @@ WIDEST = 128
 #: The most features of a vector, which kernels go through in tiles of `WIDEST`.
 MOST_FEATURES = 8 * WIDEST
 
-#: Arguments of functions of these modules, besides those that all modules have.
-ARGUMENTS = frozenset({"matrix", "state", "initial_state", "return_state"})
+#: Arguments of functions of these modules, besides those that all modules have; and names that
+#: matrices have there.
+ARGUMENTS = frozenset({"matrix", "state", "initial_state", "return_state"}).union(*OF_MATRICES)
 
 #: What `_linear_runs` says of a position that is no run's: it says 1 where a run starts, else 0.
 NOWHERE = 2
@@ -175,6 +179,22 @@ class LinearPlan:
     def has_states(self) -> bool:
         """Whether calls begin with a state and return one."""
         return self.causal
+
+    @property
+    def matrices(self) -> tuple[Argument, ...]:
+        """What calls multiply q and k by first: one for both, or one each; none for neither."""
+        names = {tensor.name for tensor in self.feature_map.matrices}
+        return tuple(x for x in self.plan.arguments if x.name in names)
+
+    @property
+    def matrix_of_q(self) -> Tensor:
+        """The one that q is multiplied by."""
+        return self.feature_map.matrices[0]
+
+    @property
+    def matrix_of_k(self) -> Tensor:
+        """The one that k is multiplied by."""
+        return self.feature_map.matrices[-1]
 
     @property
     def decay(self) -> Decay | None:
@@ -416,6 +436,14 @@ class LinearPlan:
         if self.random:
             return f"{self.features} of exp(w @ x - |x|**2 / 2), x = sqrt(scale) times q or k"
         return self.program.comment if self.vector else plain_source(self._map)
+
+    @property
+    def features_comment(self) -> str:
+        """The same with what x is, where that is no element of q or k."""
+        if not self.matrices:
+            return self.map_comment
+        of_q, of_k = (x.keyword for x in (self.matrices[0], self.matrices[-1]))
+        return f"{self.map_comment} of x = q @ {of_q} and k @ {of_k}"
 
     @property
     def _map(self) -> Any:

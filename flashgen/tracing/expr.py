@@ -80,6 +80,14 @@ class Expr:
     def __rmul__(self, other: Any) -> Expr:
         return apply("*", other, self)
 
+    def __matmul__(self, other: Any) -> Any:
+        if isinstance(other, Param) or not hasattr(other, "shape"):
+            return NotImplemented  # it is a declared tensor's own, or none
+        raise mistake(
+            f"`{self} @` a tensor: what a product is with has to be declared",
+            "write x @ Tensor('M', (head_dim, columns)) in a feature map, and pass it to calls",
+        )
+
     def __floordiv__(self, other: Any) -> Expr:
         return apply("//", self, other)
 

@@ -27,6 +27,7 @@ from flashgen import (
     chunked,
     document,
     elu_plus_one,
+    exp,
     exp2,
     favor,
     feature_sum,
@@ -82,6 +83,10 @@ CACHE_KERNELS = {
     ),
 }
 
+OF_Q = Tensor("of_q", ("num_q_heads", 64, 32))
+OF_K = Tensor("of_k", ("num_kv_heads", 64, 32), "bfloat16")
+SHARED = Tensor("shared", ("num_kv_heads", 64, 32))
+
 # Of linear attention: whole modules, since their launchers differ as their kernels do.
 LINEAR_MODULES = {
     "linear_full_padded": AttentionSpec(
@@ -134,6 +139,17 @@ LINEAR_MODULES = {
     ),
     "linear_packed_full": AttentionSpec(
         64, normaliser=linear(identity(), normalise=False), forms=("dense", "varlen")
+    ),
+    "linear_matrices": AttentionSpec(
+        (64, 40),
+        mask=document() & causal(),
+        normaliser=linear((lambda x: exp(x @ OF_Q), lambda x: exp(x @ OF_K))),
+    ),
+    "linear_packed_matrices": AttentionSpec(
+        64,
+        "float32",
+        normaliser=linear(lambda x: x @ SHARED, normalise=False),
+        forms=("dense", "varlen"),
     ),
     "linear_pieces": AttentionSpec(
         40,

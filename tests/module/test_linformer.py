@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from flashgen import (
     AttentionSpec,
@@ -76,6 +77,37 @@ def check(module: Any, tensors: dict[str, torch.Tensor]) -> None:
         right = found[1][name].detach()
         error, allowed = error_and_bound(mine.detach(), right, right.float(), 4.0)
         assert error <= allowed, f"{name}: error {error:.3g}, allowed {allowed:.3g}"
+
+
+class _Largest(TorchDispatchMode):
+    """The most elements that a tensor has which an operator makes."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for x in result if isinstance(result, tuple) else (result,):
+            if isinstance(x, torch.Tensor):
+                self.elements = max(self.elements, x.untyped_storage().nbytes() // x.itemsize)
+        return result
+
+
+@pytest.mark.parametrize("strided", [False, True])
+@pytest.mark.parametrize("heads", [1, 2])
+def test_matrices_are_not_copied_for_batch_entries(heads: int, strided: bool) -> None:
+    """Nor are their gradients: of five entries each would be the largest tensor by far."""
+    for edit in (str, with_slip("if batch == 1 or", "if True or")):
+        module = rendered_module(SPEC, edit_source=edit)
+        projection, x = torch.randn(heads, 40, 70), torch.randn(5, 2, 70, 16)
+        if strided:
+            x = x.transpose(1, 2).contiguous().transpose(1, 2)
+        leaves = (projection.requires_grad_(), x.requires_grad_())
+        with _Largest() as largest:
+            out = module._projected(*leaves)
+            grads = torch.autograd.grad(out, leaves, torch.ones_like(out))
+        torch.testing.assert_close(out, projection @ x)
+        torch.testing.assert_close(grads, torch.autograd.grad((projection @ x).sum(), leaves))
+        assert (largest.elements == max(x.numel(), projection.numel())) == (edit is str)
 
 
 def test_reference_lse_and_compile() -> None:

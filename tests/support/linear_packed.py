@@ -11,7 +11,14 @@ import torch
 
 from flashgen import AttentionSpec
 from support.oracle import error_and_bound
-from support.recurrence import LinearCall, drawn_inputs, is_causal, quadratic, recurrence
+from support.recurrence import (
+    LinearCall,
+    drawn_inputs,
+    is_causal,
+    quadratic,
+    recurrence,
+    room_on,
+)
 
 
 @dataclass(frozen=True)
@@ -52,7 +59,9 @@ def offsets(lens: Any) -> torch.Tensor:
     return torch.tensor([0, *accumulate(lens)], dtype=torch.int32)
 
 
-def check_packed(module: ModuleType, spec: AttentionSpec, call: PackedCall) -> None:
+def check_packed(
+    module: ModuleType, spec: AttentionSpec, call: PackedCall, device: str = "cpu"
+) -> None:
     """Fails unless results and gradients are as near to float64 as torch's, twice over.
 
     Also unless those of the padding are 0, and those of keys that kv_lens leave out.
@@ -60,17 +69,17 @@ def check_packed(module: ModuleType, spec: AttentionSpec, call: PackedCall) -> N
     alone = [_drawn(spec, call, n) for n in range(len(call.q_lens))]
     names = list(_drawn(spec, call, 0))
     tensors = {name: _packed([x[name] for x in alone], name, call) for name in names}
-    leaves = {name: x.requires_grad_() for name, x in tensors.items()}
+    leaves = {name: x.to(device).requires_grad_() for name, x in tensors.items()}
     sums = spec.normaliser.normalise
     has_lse = sums and spec.normaliser.feature_map.never_negative
     rooms = call.room or (0,) * len(call.keys)
     in_room = [a + b for a, b in zip(call.keys, rooms, strict=True)]
-    cu_seqlens_q = offsets(call.q_lens)
+    cu_seqlens_q = offsets(call.q_lens).to(device)
     same = call.kv_lens is None and call.room is None
-    cu_seqlens_kv = cu_seqlens_q if same else offsets(in_room)
+    cu_seqlens_kv = cu_seqlens_q if same else offsets(in_room).to(device)
     options: dict[str, Any] = {"return_lse": has_lse}
     if call.room is not None:
-        options["kv_lens"] = torch.tensor(call.keys, dtype=torch.int32)
+        options["kv_lens"] = torch.tensor(call.keys, dtype=torch.int32, device=device)
     if "decay" in leaves:
         options["decay"] = leaves["decay"]
     if call.states:
@@ -91,13 +100,14 @@ def check_packed(module: ModuleType, spec: AttentionSpec, call: PackedCall) -> N
     packed_grads = [_packed(x, name, call) for x, name in zip(grads, of, strict=True)]
     if has_lse and call.padding:
         packed_grads[1][-call.padding :] = 0.0  # of -inf there is no gradient
+    packed_grads = [x.to(device) for x in packed_grads]
     mine = (*results, *torch.autograd.grad(results, list(leaves.values()), packed_grads))
     all_names = [*of, *(f"gradient of {name}" for name in names)]
     for name, x, right, rough in zip(all_names, mine, rights, roughs, strict=True):
-        _compare(name, x.detach(), right, rough, call)
+        _compare(name, x.detach().cpu(), right, rough, call, room_on(device))
 
 
-def _compare(name: str, x: Any, rights: Any, roughs: Any, call: PackedCall) -> None:
+def _compare(name: str, x: Any, rights: Any, roughs: Any, call: PackedCall, room: float) -> None:
     tensor = name.removeprefix("gradient of ")
     right, rough = (_packed(parts, tensor, call, behind=0.0) for parts in (rights, roughs))
     assert x.shape == right.shape, f"{name}: {tuple(x.shape)}, not {tuple(right.shape)}"
@@ -113,6 +123,7 @@ def _compare(name: str, x: Any, rights: Any, roughs: Any, call: PackedCall) -> N
     if name == "gradient of decay":
         size = max((y.abs().sum(-1).max().item() for y in rights if y.numel()), default=0.0)
     error, allowed = error_and_bound(x, right, rough, size)
+    allowed *= room
     assert error <= allowed, f"{name}: error {error:.3g}, allowed {allowed:.3g}"
 
 

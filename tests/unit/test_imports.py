@@ -36,7 +36,7 @@ LAYERS = """
     codegen.beside codegen.environment codegen.functions codegen.operator
     kernels kernels.*
     forms forms.*
-    validate_linear validate codegen.module
+    validate_matrices validate_linear validate codegen.module
     tuning tuning.* publish inventory stamp
     build cache check export
     explain explain.*

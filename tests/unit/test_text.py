@@ -83,6 +83,7 @@ ON_OTHERS = {
         "what was captured; a sentence's first letter",
     ),
     "explain/visible.py": ({"count"}, "rows of tiles"),
+    "feature_maps.py": ({"isdecimal"}, "a declared size"),
     "files.py": ({"replace"}, "paths"),
     "integrations/call_tensors.py": ({"split"}, "names of architectures"),
     "inputs.py": (
@@ -129,6 +130,7 @@ ON_OTHERS = {
         {"isascii", "isidentifier", "keyword", "rpartition", "split", "startswith"},
         "messages; names",
     ),
+    "validate_matrices.py": ({"isdecimal"}, "a declared size"),
 }
 
 #: What prints an expression or a kernel: methods, functions, and what begins with `render`.
