@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from flashgen.constants import Constant
 from flashgen.declared import Param
 from flashgen.masks import Mask, MaskMod, as_mask
-from flashgen.normalisers import Normaliser, softmax
+from flashgen.normalisers import Linear, Normaliser, softmax
 from flashgen.philox import kept, kept_scale
 from flashgen.scores import Score, ScoreMod, as_score
 from flashgen.tracing.expr import as_condition, bound, concrete
@@ -40,6 +40,8 @@ def attention_reference(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """``softmax(score(scale * q @ k.T), where visible) @ v``, in full precision.
 
+    Of linear attention ``scale * phi(q) @ phi(k).T``, where visible, over its sums; without decays.
+
     Args:
         q: (batch, num_q_heads, q_len, qk_head_dim).
         k: (batch, num_kv_heads, kv_len, qk_head_dim). num_kv_heads divides num_q_heads; query head
@@ -50,11 +52,12 @@ def attention_reference(
         normaliser: how scores become weights; None is `softmax`.
         scale: None is ``qk_head_dim ** -0.5``.
         params: values of the declared parameters by name; missing ones take their default.
-            ``dropout_p``, the share of dropped weights, comes with a ``seed``.
+            ``dropout_p``, the share of dropped weights, comes with a ``seed``; random features with
+            their ``matrix``, (features, qk_head_dim).
         dtype: the dtype of the computation and the results; None is float64. The user's functions
             compute in float32 at least.
         return_lse: also return the log of the sum of a row's unnormalised weights, the sink's
-            included: of exp(score), or of sigmoid(score).
+            included: of exp(score), of sigmoid(score), or of products of features.
 
     Returns:
         (batch, num_q_heads, q_len, v_head_dim); with ``return_lse`` also
@@ -63,7 +66,7 @@ def attention_reference(
 
     Raises:
         ValueError: a parameter has no value, or the mask or the score demands equal lengths and
-            they differ.
+            they differ; or a decay, for which a module's reference is.
     """
     import torch
 
@@ -72,8 +75,17 @@ def attention_reference(
     group = q.shape[1] // k.shape[1] if k.shape[1] else 1
     keys = k.to(dtype).repeat_interleave(group, dim=1)
     values = v.to(dtype).repeat_interleave(group, dim=1)
+    queries = q.to(dtype)
 
-    scores = final_scores(q.to(dtype) @ keys.transpose(-1, -2) * scale, mask, score, params=params)
+    if isinstance(normaliser, Linear):
+        queries, keys = (_features(x, normaliser, scale, params) for x in (queries, keys))
+        factor = 1.0 if normaliser.feature_map.random else scale
+        weights, lse = _products(
+            queries @ keys.transpose(-1, -2) * factor, mask, normaliser, params
+        )
+        out = weights @ values
+        return (out, lse) if return_lse else out
+    scores = final_scores(queries @ keys.transpose(-1, -2) * scale, mask, score, params=params)
     weights, lse = weigh(scores, normaliser, params=params)
     out = dropped(weights, params) @ values
     return (out, lse) if return_lse else out
@@ -133,7 +145,7 @@ def weigh(
     normaliser = normaliser or softmax()
     if normaliser.kind == "linear":
         raise ValueError(
-            "normaliser: linear attention has no scores to weigh; call its module's reference"
+            "normaliser: linear attention has no scores to weigh; call attention_reference"
         )
     if normaliser.kind == "sigmoid":
         lse = torch.logsumexp(torch.nn.functional.logsigmoid(scores), dim=-1)
@@ -148,6 +160,40 @@ def weigh(
     lse = torch.logsumexp(everything, dim=-1)
     # A row without keys is -inf throughout: subtracting 0 instead of its LSE gives weights of 0.
     return torch.exp(scores - lse.masked_fill(lse == float("-inf"), 0.0).unsqueeze(-1)), lse
+
+
+def _features(
+    x: torch.Tensor, normaliser: Linear, scale: float, params: Values | None
+) -> torch.Tensor:
+    """What a feature map makes of the last dimension; random features without their factors."""
+    import torch
+
+    if normaliser.decay is not None:
+        raise ValueError("normaliser: decays are of a module's reference; call that")
+    feature_map = normaliser.feature_map
+    if feature_map.random:
+        x = x * scale**0.5
+        exponents = x @ (params or {})["matrix"].to(x).mT - 0.5 * (x * x).sum(-1, keepdim=True)
+        return torch.exp(exponents)
+    with bound({}):
+        made = feature_map.function(x)
+        pieces = made if isinstance(made, list | tuple) else [made]
+        tensors = [torch.as_tensor(concrete(piece)).to(x) for piece in pieces]
+    return torch.cat([tensor.broadcast_to(x.shape) for tensor in tensors], dim=-1)
+
+
+def _products(
+    weights: torch.Tensor, mask: Mask | MaskMod, normaliser: Linear, params: Values | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Products of features as weights of what a mask shows, and the log of their sums."""
+    seen = visibility(mask, *weights.shape, params=params, device=weights.device)
+    weights = weights.masked_fill(~seen, 0.0)
+    sums = weights.sum(-1)
+    none = (sums == 0)[..., None]
+    lse = sums.log()
+    if normaliser.normalise:
+        weights = (weights / sums[..., None].masked_fill(none, 1.0)).masked_fill(none, 0.0)
+    return weights, lse
 
 
 def dropped(weights: torch.Tensor, params: Values | None = None) -> torch.Tensor:

@@ -233,7 +233,10 @@ def _softmax_parts(spec: AttentionSpec) -> tuple[Any, Any, Any]:
 
     The three are computed for each element, a positive scalar, and a term of the row alone. A
     sigmoid needs the whole score, and in float32 the parts would round where the whole does not.
+    Products have no exponential: kernels multiply sums by the scale.
     """
+    if spec.normaliser.kind == "products":
+        return SCORES, sympy.Integer(1), sympy.Integer(0)
     if spec.score is None:
         return SCORES, SCALE, sympy.Integer(0)
     positive = [p.name for p in spec.params if isinstance(p, Float) and _is_positive(p)]

@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-import sympy
-
 from flashgen.decays import Decay
 from flashgen.feature_maps import ELEMENT, FeatureMap
 from flashgen.normalisers import Linear
@@ -17,9 +15,6 @@ from flashgen.plan.runs import CAUSAL, Runs, runs_of
 from flashgen.plan.vectors import VectorProgram, torch_of_element, triton_of_element
 from flashgen.symbolic.gradient import derivative
 from flashgen.symbolic.printer import plain_source, python_source
-
-#: The masks whose sums over keys factor: causal and full; those of runs besides.
-LINEAR_MASKS = (CAUSAL, sympy.true)
 
 #: The widest features, and columns of v, of which a program holds a state in its registers.
 WIDEST = 128

@@ -68,6 +68,7 @@ def backward_usage(
         num_qk=len(plan.qk_segments),
         num_v=len(plan.v_segments),
         sigmoid=plan.normaliser == "sigmoid",
+        divided=plan.divides or plan.normaliser == "softmax",
         elements=visited_elements(
             plan,
             kernel,
