@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from flashgen.constants import Constant
+from flashgen.decays import Decay
 from flashgen.declared import Param
 from flashgen.masks import Mask, MaskMod, as_mask
 from flashgen.normalisers import Linear, Normaliser, softmax
@@ -40,7 +41,8 @@ def attention_reference(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """``softmax(score(scale * q @ k.T), where visible) @ v``, in full precision.
 
-    Of linear attention ``scale * phi(q) @ phi(k).T``, where visible, over its sums; without decays.
+    Of linear attention ``scale * phi(q) @ phi(k).T``, where visible, over its sums, with decays of
+    heads or of keys.
 
     Args:
         q: (batch, num_q_heads, q_len, qk_head_dim).
@@ -66,7 +68,7 @@ def attention_reference(
 
     Raises:
         ValueError: a parameter has no value, or the mask or the score demands equal lengths and
-            they differ; or a decay, for which a module's reference is.
+            they differ; or each feature has decays.
     """
     import torch
 
@@ -79,10 +81,11 @@ def attention_reference(
 
     if isinstance(normaliser, Linear):
         queries, keys = (_features(x, normaliser, scale, params) for x in (queries, keys))
-        factor = 1.0 if normaliser.feature_map.random else scale
-        weights, lse = _products(
-            queries @ keys.transpose(-1, -2) * factor, mask, normaliser, params
-        )
+        products = queries @ keys.transpose(-1, -2)
+        products = products if normaliser.feature_map.random else products * scale
+        if normaliser.decay is not None:
+            products = products * _decays(products, as_mask(mask), normaliser.decay, group, params)
+        weights, lse = _products(products, mask, normaliser, params)
         out = weights @ values
         return (out, lse) if return_lse else out
     scores = final_scores(queries @ keys.transpose(-1, -2) * scale, mask, score, params=params)
@@ -168,8 +171,6 @@ def _features(
     """What a feature map makes of the last dimension; random features without their factors."""
     import torch
 
-    if normaliser.decay is not None:
-        raise ValueError("normaliser: decays are of a module's reference; call that")
     feature_map = normaliser.feature_map
     if feature_map.random:
         x = x * scale**0.5
@@ -180,6 +181,38 @@ def _features(
         pieces = made if isinstance(made, list | tuple) else [made]
         tensors = [torch.as_tensor(concrete(piece)).to(x) for piece in pieces]
     return torch.cat([tensor.broadcast_to(x.shape) for tensor in tensors], dim=-1)
+
+
+def _decays(
+    products: torch.Tensor, mask: Mask, decay: Decay, group: int, params: Values | None
+) -> torch.Tensor:
+    """What decays multiply weights by: those behind a key, up to a query's position."""
+    import torch
+
+    _, heads, q_len, kv_len = products.shape
+    if decay.features:
+        raise ValueError("normaliser: each feature has decays; call its module's reference")
+    if decay.tensor is not None:
+        logs = (params or {})[decay.tensor.name].to(products.dtype)
+    else:
+        of_heads = [_decay_of(decay, h) for h in range(heads // group)]
+        logs = torch.tensor(of_heads, dtype=products.dtype, device=products.device)
+        logs = logs[None, :, None].expand(1, -1, kv_len)
+    sums = logs.clamp(min=-1000.0).cumsum(-1).repeat_interleave(group, dim=1)
+    first = kv_len - q_len if mask.align == "bottom_right" else 0
+    at = first + torch.arange(q_len, device=products.device)
+    later = torch.arange(kv_len, device=products.device) > at[:, None]
+    of_queries = sums[..., at.clamp(0, max(kv_len - 1, 0))]
+    between = of_queries[..., :, None] - sums[..., None, :]
+    return torch.exp(between.masked_fill(later, 0.0))
+
+
+def _decay_of(decay: Decay, h: int) -> float:
+    if decay.numbers:
+        return decay.numbers[h]
+    assert decay.function is not None
+    with bound({}):
+        return float(concrete(decay.function(h)))
 
 
 def _products(

@@ -9,7 +9,14 @@ from flashgen.config import FORMS
 from flashgen.errors import one_of
 from flashgen.normalisers import Linear
 from flashgen.plan.linear import MOST_FEATURES, WIDEST
-from flashgen.plan.pairs import ALGORITHMS, LINEAR_MASKS, goes_over_pairs, has_runs, why_not_linear
+from flashgen.plan.pairs import (
+    ALGORITHMS,
+    LINEAR_MASKS,
+    goes_over_pairs,
+    has_runs,
+    shows_later_keys,
+    why_not_linear,
+)
 from flashgen.spec import AttentionSpec, Blocks
 
 #: The form that linear attention may have besides the dense one.
@@ -66,25 +73,23 @@ def linear_findings(spec: AttentionSpec, normaliser: Linear, traced: Any) -> Ite
 
 def _findings_of_mask(spec: AttentionSpec, normaliser: Linear, traced: Any) -> Iterator[Finding]:
     """What its mask leaves to no algorithm, or not to the one that it insists on."""
-    why, decays = why_not_linear(spec, traced), normaliser.decay is not None
-    insists = normaliser.algorithm
+    why, insists = why_not_linear(spec, traced), normaliser.algorithm
+    decays = normaliser.decay is not None
     if insists == "linear" and why:
         field, value = ("mask", spec.mask) if spec.align is None else ("align", spec.align)
         remedy = "write full(), causal(), causal() & document() or causal() & chunked(n)"
         remedy = remedy if spec.align is None else "leave it out"
         yield field, value, why, f"{remedy}, or leave algorithm='linear' out"
-    elif decays and (why or insists == "quadratic"):
-        problem = "kernels over all pairs have no decays"
-        if _of_features(normaliser):
-            problem = "with a decay for each feature, weights are no products of features alone"
-        if insists == "quadratic" and not why:
+    elif goes_over_pairs(spec, traced) and _of_features(normaliser):
+        problem = "with a decay for each feature, weights are no products of features alone"
+        if insists == "quadratic":
             yield "normaliser", normaliser, problem, "leave algorithm out, or write 'linear'"
         else:
-            remedy = "write causal(), or leave decay out"
-            yield "mask", spec.mask, f"{why}, and {problem}", remedy
-    elif traced == LINEAR_MASKS[1] and decays:
+            yield "mask", spec.mask, f"{why}, and {problem}", "write causal(), or leave decay out"
+    elif decays and shows_later_keys(spec, traced):
         problem = "a decay is for keys in the order of queries, and this mask shows later ones"
-        yield "mask", spec.mask, problem, "write causal(), or leave decay out"
+        remedy = "write causal()" if traced == LINEAR_MASKS[1] else "add & causal() to it"
+        yield "mask", spec.mask, problem, f"{remedy}, or leave decay out"
     elif has_runs(spec, traced) and _of_features(normaliser):
         problem = "with a decay for each feature, a state does not start anew where a run does yet"
         remedy = "write causal() and pass -inf where runs start, or give a decay for each key"

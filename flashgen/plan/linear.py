@@ -11,6 +11,7 @@ from flashgen.decays import Decay
 from flashgen.feature_maps import ELEMENT, FeatureMap
 from flashgen.normalisers import Linear
 from flashgen.plan.kernel import KernelPlan
+from flashgen.plan.pair_decays import OF_REST, OF_WHOLE
 from flashgen.plan.runs import CAUSAL, Runs, runs_of
 from flashgen.plan.vectors import VectorProgram, torch_of_element, triton_of_element
 from flashgen.symbolic.gradient import derivative
@@ -23,7 +24,7 @@ WIDEST = 128
 MOST_FEATURES = 8 * WIDEST
 
 #: Arguments of functions of these modules, besides those that all modules have.
-ARGUMENTS = frozenset({"matrix", "state", "initial_state", "return_state"})
+ARGUMENTS = frozenset({"matrix", "state", "initial_state", "return_state", OF_WHOLE, OF_REST})
 
 #: What `_linear_runs` says of a position that is no run's: it says 1 where a run starts, else 0.
 NOWHERE = 2

@@ -14,8 +14,10 @@ import sympy
 
 from flashgen.constants import Constant
 from flashgen.feature_maps import FeatureMap
+from flashgen.masks import causal
 from flashgen.normalisers import Linear, Normaliser
 from flashgen.params import Tensor
+from flashgen.plan.pair_decays import decayed
 from flashgen.plan.runs import CAUSAL, runs_of
 from flashgen.spec import AttentionSpec
 from flashgen.symbolic.trace import trace
@@ -91,6 +93,17 @@ def is_quadratic(spec: AttentionSpec) -> bool:
     return linear and goes_over_pairs(spec, trace(spec.mask).expr)
 
 
+def shows_later_keys(spec: AttentionSpec, traced: Any) -> bool:
+    """Whether a mask may show keys behind a query's own position: nothing proves that it does not.
+
+    Args:
+        spec: the spec.
+        traced: its mask's expression.
+    """
+    earlier = causal() if spec.align is None else causal().aligned(spec.align)
+    return bool(trace(spec.mask & earlier).expr != traced)
+
+
 def is_linear(spec: AttentionSpec) -> bool:
     """Whether a valid spec has kernels that are linear in the length, and visit no scores."""
     return isinstance(spec.normaliser, Linear) and not is_quadratic(spec)
@@ -107,6 +120,7 @@ def over_pairs(spec: AttentionSpec) -> AttentionSpec:
     dim = spec.qk_head_dim
     return replace(
         spec,
+        score=None if of.decay is None else decayed(of.decay, spec.align),
         head_dim=(of.feature_map.num_features(dim), spec.v_head_dim),
         scale=dim**-0.5 if spec.scale is None else spec.scale,
         normaliser=Products("products", of.label, of=of, vector_dim=dim),

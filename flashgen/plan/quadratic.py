@@ -5,11 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from flashgen.decays import Decay
 from flashgen.masks import full
+from flashgen.plan.arguments import Argument
 from flashgen.plan.kernel import KernelPlan, lower
 from flashgen.plan.linear import LinearPlan
+from flashgen.plan.pair_decays import FORGETS, OF_REST, OF_WHOLE
 from flashgen.plan.pairs import LINEAR_MASKS, Products, why_not_linear
 from flashgen.spec import AttentionSpec
+from flashgen.symbolic.printer import python_source
 
 #: Rows of q or k of which a program makes features; of random ones what wgmma takes of 16 bits.
 CHUNK, RANDOM_CHUNK = 32, 64
@@ -70,6 +74,38 @@ class QuadraticPlan:
     def has_lse(self) -> bool:
         """Whether the log of the sum of a query's weights is a number: no feature is negative."""
         return self.normalise and self.products.feature_map.never_negative and not self.random
+
+    @property
+    def decay(self) -> Decay | None:
+        """What weights decay by."""
+        return self.products.of.decay
+
+    @property
+    def decay_keyword(self) -> str:
+        """The argument that has a number for each key, and a gradient; ``""`` for none."""
+        tensor = self.decay.tensor if self.decay is not None else None
+        return tensor.name if tensor is not None else ""
+
+    @property
+    def decay_heads(self) -> int:
+        """The heads of k that have a number each in the spec; 0 for any number of heads."""
+        return 0 if self.decay is None else len(self.decay.numbers)
+
+    @property
+    def decay_python(self) -> str:
+        """The number of the head ``h`` in Python, where a function has it."""
+        traced = self.decay.traced if self.decay is not None else None
+        return "" if traced is None else python_source(traced)
+
+    @property
+    def arguments(self) -> tuple[Argument, ...]:
+        """The arguments of calls besides the decay: of the dense kernels, but what calls make."""
+        return tuple(x for x in self.plan.arguments if x.name not in (OF_WHOLE, OF_REST))
+
+    @property
+    def forgets(self) -> float:
+        """The logarithm below which a decay is 0."""
+        return FORGETS
 
     @property
     def chunk(self) -> int:
