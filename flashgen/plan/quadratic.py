@@ -9,7 +9,7 @@ from flashgen.decays import Decay
 from flashgen.masks import full
 from flashgen.plan.arguments import Argument
 from flashgen.plan.kernel import KernelPlan, lower
-from flashgen.plan.linear import LinearPlan
+from flashgen.plan.linear import WIDEST, LinearPlan
 from flashgen.plan.pair_decays import FORGETS, OF_REST, OF_WHOLE
 from flashgen.plan.pairs import LINEAR_MASKS, Products, why_not_linear
 from flashgen.spec import AttentionSpec
@@ -110,8 +110,9 @@ class QuadraticPlan:
     @property
     def chunk(self) -> int:
         """Rows of q or k of which a program makes features."""
-        wide = self.random and self.plan.itemsize == 2
-        return RANDOM_CHUNK if wide else CHUNK
+        if self.random:
+            return RANDOM_CHUNK if self.plan.itemsize == 2 else CHUNK
+        return max(8, CHUNK * WIDEST // max(WIDEST, self.maps.x_width))
 
     @property
     def algorithm(self) -> str:

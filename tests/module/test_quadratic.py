@@ -11,6 +11,7 @@ import torch
 
 from flashgen import (
     AttentionSpec,
+    Int,
     Tensor,
     causal,
     document,
@@ -36,7 +37,7 @@ SIGNED = AttentionSpec(16, "float32", mask=document(), normaliser=linear(identit
 RANDOM = AttentionSpec(16, "float32", mask=document(), normaliser=linear(favor(32)))
 HEADS = AttentionSpec(
     16, "float32", mask=causal(), normaliser=linear(
-        elu_plus_one(), decay=lambda h: 0.5 * h - 0.5, algorithm="quadratic"
+        elu_plus_one(), decay=lambda h: 0.5 * h - 0.25, algorithm="quadratic"
     )
 )  # fmt: skip
 
@@ -141,3 +142,18 @@ def test_modules_have_no_states() -> None:
     assert not hasattr(rendered_module(PLAIN), "step") and not hasattr(
         rendered_module(PLAIN), "merge"
     )
+
+
+def test_parameters_may_have_names_of_the_module() -> None:
+    """Of variables, and of functions that other modules do not have."""
+    names = ("phi_q", "attended", "another", "inverse")
+    spans = [Int(name, 9, min=1) for name in names]
+
+    def near(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return (kv_idx <= q_idx) & (q_idx - kv_idx < sum(spans))
+
+    spec = AttentionSpec(16, "float32", mask=near, normaliser=linear(elu_plus_one()))
+    module, (q, k, v) = rendered_module(spec), drawn()
+    one = module.attention(q, k, v, **dict.fromkeys(names, 2))
+    other = module.reference(q, k, v, phi_q=5, attended=1, another=1, inverse=1)
+    assert torch.allclose(one, other, atol=1e-5)

@@ -26,16 +26,20 @@ from flashgen import (
     sliding_window,
     softcap,
 )
+from flashgen.codegen.operator import operator_digest
 from flashgen.explain.call import Asked
 from flashgen.explain.terminal import print_account
 from flashgen.explain.variant import explain_variant
 from flashgen.loader import Variant
 from flashgen.plan import lower
+from flashgen.plan.backward import backward_plan
 from flashgen.plan.quadratic import algorithm_of
 from flashgen.validate import validate
 
 GOOD = AttentionSpec(64, mask=sliding_window(8, 0), normaliser=linear(relu()))
 INSISTS = linear(relu(), algorithm="quadratic")
+DECAY = Tensor("decay", ("batch", "num_kv_heads", "kv_len"))
+OF_FEATURES = Tensor("decay", ("batch", "num_kv_heads", "kv_len", 64))
 
 
 def own_ids(ids: Any) -> Any:
@@ -69,6 +73,9 @@ def findings(**fields: Any) -> list[str]:
         ({"head_dim": (256, 512)}, "quadratic"),
         ({"blocks": Blocks(BLOCK_N=64, num_warps=4)}, "quadratic"),
         ({"normaliser": linear(favor(512))}, "quadratic"),
+        ({"normaliser": linear(relu(), decay=DECAY), "align": "bottom_right"}, "quadratic"),
+        ({"mask": causal(), "normaliser": linear(relu(), decay=[-0.1], algorithm="quadratic")},
+         "quadratic in length, as the spec insists"),
     ],
 )  # fmt: skip
 def test_the_mask_and_the_spec_choose_the_algorithm(fields: dict[str, Any], algorithm: str) -> None:
@@ -94,6 +101,16 @@ def test_the_mask_and_the_spec_choose_the_algorithm(fields: dict[str, Any], algo
          "float16; write 'bfloat16' or 'float32'"),
         ({"forms": ("dense", "varlen")}, "forms=('dense', 'varlen'): linear attention over all "
          "pairs has the dense form alone, as it has no states; write forms=('dense',)"),
+        ({"normaliser": linear(relu(), decay=OF_FEATURES)}, "mask=sliding_window(8, 0): sums over "
+         "the keys that the mask shows do not factor, and with a decay for each feature, weights "
+         "are no products of features alone; write causal(), or leave decay out"),
+        ({"mask": causal(), "normaliser": linear(relu(), decay=OF_FEATURES, algorithm="quadratic")},
+         "normaliser=linear(relu(), decay=decay, algorithm='quadratic'): with a decay for each "
+         "feature, weights are no products of features alone; leave algorithm out, or write "
+         "'linear'"),
+        ({"mask": sliding_window(8, 3), "normaliser": linear(relu(), decay=DECAY)},
+         "mask=sliding_window(8, 3): a decay is for keys in the order of queries, and this mask "
+         "shows later ones; add & causal() to it, or leave decay out"),
         ({"normaliser": linear(favor(640))}, "normaliser=linear(favor(features=640)): 640 features "
          "of a vector: products of pairs have 512; change their number, or head_dim"),
         ({"normaliser": linear(favor(64), normalise=False)}, "normaliser=linear(favor(features=64)"
@@ -138,3 +155,10 @@ def test_identity_and_elu_differ_in_their_operators() -> None:
     specs = [replace(GOOD, normaliser=linear(x)) for x in (identity(), elu_plus_one())]
     first, second = (lower(spec, "tiny").spec.normaliser.canonical for spec in specs)
     assert first != second
+
+
+def test_decays_are_part_of_what_is_computed() -> None:
+    """Of the operator's name, too, which the score function of decays enters."""
+    specs = [replace(GOOD, normaliser=linear(relu(), decay=x)) for x in (None, (-0.1,), (-0.2,))]
+    plans = [lower(spec, "tiny") for spec in specs]
+    assert len({operator_digest(plan, backward_plan(plan)) for plan in plans}) == 3
