@@ -30,6 +30,7 @@ from flashgen.codegen.operator import operator_digest
 from flashgen.explain.call import Asked
 from flashgen.explain.terminal import print_account
 from flashgen.explain.variant import explain_variant
+from flashgen.forms.registry import why_no_form
 from flashgen.loader import Variant
 from flashgen.plan import lower
 from flashgen.plan.backward import backward_plan
@@ -141,6 +142,12 @@ def test_explain_counts_pairs_and_no_exponentials(tmp_path: Path) -> None:
     printed = StringIO()
     print_account(Console(file=printed, width=200), account)
     assert f"weights: {account.weights}" in printed.getvalue()
+
+
+def test_no_other_form_has_it() -> None:
+    plan = lower(GOOD, "tiny")
+    for form in ("varlen", "cache", "mesh"):
+        assert why_no_form(form, plan).startswith(f"{form!r} has no linear attention")
 
 
 def test_gluon_kernels_say_why_they_are_not_there(tmp_path: Path) -> None:
