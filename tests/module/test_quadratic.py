@@ -110,6 +110,7 @@ def test_calls_without_keys_and_on_no_device() -> None:
         (HEADS, {}, "k: got 2 heads, for which decay of rendered is above 0, or NaN"),
         (PLAIN, {"initial_state": None}, "unexpected keyword argument 'initial_state'"),
         (SIGNED, {"scale": -1.0}, "scale: got -1.0; pass a positive number"),
+        (RANDOM, {"document_ids": torch.zeros(2, 9, dtype=torch.int32)}, r"document_ids: got shap"),
     ],
 )
 def test_what_calls_refuse(spec: AttentionSpec, changed: dict[str, Any], message: str) -> None:

@@ -1381,6 +1381,8 @@ def attention(
         raise ValueError(
             "return_lse: got True; the sum of weights may be negative, and has no logarithm"
         )
+    # Before torch reads them by positions.
+    _check_tensors(q, k, v, document_ids)
     q, k = _without_hidden(q, k, document_ids)
     phi_q = _features_of(q)
     phi_k = _features_of(k)
