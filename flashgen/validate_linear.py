@@ -114,6 +114,9 @@ def feature_findings(spec: AttentionSpec, normaliser: Linear, traced: Any) -> It
         if features > MOST_OF_PAIRS:
             problem = f"{features} features of a vector: products of pairs have {MOST_OF_PAIRS}"
             yield "normaliser", normaliser, problem, "change their number, or head_dim"
+        if getattr(normaliser.feature_map, "matrices", ()):  # of maps that begin with a product
+            problem = "kernels over all pairs multiply q and k by no matrix first"
+            yield "normaliser", normaliser, problem, "multiply them before the call"
     else:
         yield from _state_findings(spec, normaliser)
     if normaliser.feature_map.random and not normaliser.normalise:
