@@ -19,7 +19,7 @@ from flashgen.loader import Variant, load
 from flashgen.place import Place, is_package_name
 from flashgen.plan import KernelPlan, lower
 from flashgen.plan.backward import backward_plan
-from flashgen.plan.linear import LinearPlan
+from flashgen.plan.quadratic import algorithm_of
 from flashgen.publish import Seal, build_digest, publish, read_seal, sealed
 from flashgen.stamp import Request, keep, look
 from flashgen.tuning.choose import Spaces, choices, digests, pins, ranked, search_spaces
@@ -188,8 +188,7 @@ def build_variants(
             said = publish(place, module_text(variant, plan, kernels, chosen, place))
         diagnostics = (*said, *backward_plan(plan).diagnostics)
         seconds = spent[variant.name] + perf_counter() - started
-        algorithm = LinearPlan(plan).algorithm if plan.linear else ""
-        yield Built(variant.name, chosen, space, diagnostics, seconds, algorithm)
+        yield Built(variant.name, chosen, space, diagnostics, seconds, algorithm_of(plan))
         if interrupted:
             raise KeyboardInterrupt
 

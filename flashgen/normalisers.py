@@ -183,9 +183,10 @@ def linear(
     """Weights ``scale * features(q) @ features(k)``, divided by their sum over the keys of a query.
 
     Sums over keys factor into a state of features x v_head_dim, so that time is linear in the
-    length, and memory for scores is none. There is no exponential and no maximum. Where the sum of
-    a query's weights is 0, its output is 0. With ``normalise`` the scale changes the log-sum-exp
-    alone, which exists for features that cannot be negative.
+    length, and memory for scores is none. Under masks whose sums do not, as of a window, kernels go
+    over the visible pairs with the same weights. There is no exponential and no maximum. Where the
+    sum of a query's weights is 0, its output is 0. With ``normalise`` the scale changes the
+    log-sum-exp alone, which exists for features that cannot be negative.
 
     Args:
         feature_map: `identity`, `relu`, `elu_plus_one`, `softmax_features`, `favor`, or a function
@@ -200,10 +201,10 @@ def linear(
             So the weight of a key also has the factor exp(sum of the decays after it, up to the
             query's position). With the number of features as a fourth dimension each feature has
             decays of its own, and its product in a weight has their factor. -inf forgets. It needs
-            a causal mask. None is no decay.
+            a mask that shows no key behind a query's position. None is no decay.
         normalise: whether weights are divided by their sum.
         algorithm: ``"linear"`` insists on kernels that are linear in the length; ``"quadratic"`` on
-            one that goes over all pairs; None takes what the mask allows.
+            those that go over all pairs; None takes linear ones where the mask allows them.
     """
     made = as_feature_map(feature_map)
     forgets = as_decay(decay)

@@ -11,9 +11,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from flashgen.constants import Constant
+from flashgen.decays import Decay
 from flashgen.declared import Param
 from flashgen.masks import Mask, MaskMod, as_mask
-from flashgen.normalisers import Normaliser, softmax
+from flashgen.normalisers import Linear, Normaliser, softmax
 from flashgen.philox import kept, kept_scale
 from flashgen.scores import Score, ScoreMod, as_score
 from flashgen.tracing.expr import as_condition, bound, concrete
@@ -40,6 +41,9 @@ def attention_reference(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """``softmax(score(scale * q @ k.T), where visible) @ v``, in full precision.
 
+    Of linear attention ``scale * phi(q) @ phi(k).T``, where visible, over its sums, with decays of
+    heads or of keys.
+
     Args:
         q: (batch, num_q_heads, q_len, qk_head_dim).
         k: (batch, num_kv_heads, kv_len, qk_head_dim). num_kv_heads divides num_q_heads; query head
@@ -50,11 +54,12 @@ def attention_reference(
         normaliser: how scores become weights; None is `softmax`.
         scale: None is ``qk_head_dim ** -0.5``.
         params: values of the declared parameters by name; missing ones take their default.
-            ``dropout_p``, the share of dropped weights, comes with a ``seed``.
+            ``dropout_p``, the share of dropped weights, comes with a ``seed``; random features with
+            their ``matrix``, (features, qk_head_dim).
         dtype: the dtype of the computation and the results; None is float64. The user's functions
             compute in float32 at least.
         return_lse: also return the log of the sum of a row's unnormalised weights, the sink's
-            included: of exp(score), or of sigmoid(score).
+            included: of exp(score), of sigmoid(score), or of products of features.
 
     Returns:
         (batch, num_q_heads, q_len, v_head_dim); with ``return_lse`` also
@@ -63,7 +68,7 @@ def attention_reference(
 
     Raises:
         ValueError: a parameter has no value, or the mask or the score demands equal lengths and
-            they differ.
+            they differ; or each feature has decays.
     """
     import torch
 
@@ -72,8 +77,18 @@ def attention_reference(
     group = q.shape[1] // k.shape[1] if k.shape[1] else 1
     keys = k.to(dtype).repeat_interleave(group, dim=1)
     values = v.to(dtype).repeat_interleave(group, dim=1)
+    queries = q.to(dtype)
 
-    scores = final_scores(q.to(dtype) @ keys.transpose(-1, -2) * scale, mask, score, params=params)
+    if isinstance(normaliser, Linear):
+        queries, keys = (_features(x, normaliser, scale, params) for x in (queries, keys))
+        products = queries @ keys.transpose(-1, -2)
+        products = products if normaliser.feature_map.random else products * scale
+        if normaliser.decay is not None:
+            products = products * _decays(products, as_mask(mask), normaliser.decay, group, params)
+        weights, lse = _products(products, mask, normaliser, params)
+        out = weights @ values
+        return (out, lse) if return_lse else out
+    scores = final_scores(queries @ keys.transpose(-1, -2) * scale, mask, score, params=params)
     weights, lse = weigh(scores, normaliser, params=params)
     out = dropped(weights, params) @ values
     return (out, lse) if return_lse else out
@@ -133,7 +148,7 @@ def weigh(
     normaliser = normaliser or softmax()
     if normaliser.kind == "linear":
         raise ValueError(
-            "normaliser: linear attention has no scores to weigh; call its module's reference"
+            "normaliser: linear attention has no scores to weigh; call attention_reference"
         )
     if normaliser.kind == "sigmoid":
         lse = torch.logsumexp(torch.nn.functional.logsigmoid(scores), dim=-1)
@@ -148,6 +163,70 @@ def weigh(
     lse = torch.logsumexp(everything, dim=-1)
     # A row without keys is -inf throughout: subtracting 0 instead of its LSE gives weights of 0.
     return torch.exp(scores - lse.masked_fill(lse == float("-inf"), 0.0).unsqueeze(-1)), lse
+
+
+def _features(
+    x: torch.Tensor, normaliser: Linear, scale: float, params: Values | None
+) -> torch.Tensor:
+    """What a feature map makes of the last dimension; random features without their factors."""
+    import torch
+
+    feature_map = normaliser.feature_map
+    if feature_map.random:
+        x = x * scale**0.5
+        exponents = x @ (params or {})["matrix"].to(x).mT - 0.5 * (x * x).sum(-1, keepdim=True)
+        return torch.exp(exponents)
+    with bound({}):
+        made = feature_map.function(x)
+        pieces = made if isinstance(made, list | tuple) else [made]
+        tensors = [torch.as_tensor(concrete(piece)).to(x) for piece in pieces]
+    return torch.cat([tensor.broadcast_to(x.shape) for tensor in tensors], dim=-1)
+
+
+def _decays(
+    products: torch.Tensor, mask: Mask, decay: Decay, group: int, params: Values | None
+) -> torch.Tensor:
+    """What decays multiply weights by: those behind a key, up to a query's position."""
+    import torch
+
+    _, heads, q_len, kv_len = products.shape
+    if decay.features:
+        raise ValueError("normaliser: each feature has decays; call its module's reference")
+    if decay.tensor is not None:
+        logs = (params or {})[decay.tensor.name].to(products.dtype)
+    else:
+        of_heads = [_decay_of(decay, h) for h in range(heads // group)]
+        logs = torch.tensor(of_heads, dtype=products.dtype, device=products.device)
+        logs = logs[None, :, None].expand(1, -1, kv_len)
+    sums = logs.clamp(min=-1000.0).cumsum(-1).repeat_interleave(group, dim=1)
+    first = kv_len - q_len if mask.align == "bottom_right" else 0
+    at = first + torch.arange(q_len, device=products.device)
+    later = torch.arange(kv_len, device=products.device) > at[:, None]
+    of_queries = sums[..., at.clamp(0, max(kv_len - 1, 0))]
+    between = of_queries[..., :, None] - sums[..., None, :]
+    return torch.exp(between.masked_fill(later, 0.0))
+
+
+def _decay_of(decay: Decay, h: int) -> float:
+    if decay.numbers:
+        return decay.numbers[h]
+    assert decay.function is not None
+    with bound({}):
+        return float(concrete(decay.function(h)))
+
+
+def _products(
+    weights: torch.Tensor, mask: Mask | MaskMod, normaliser: Linear, params: Values | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Products of features as weights of what a mask shows, and the log of their sums."""
+    seen = visibility(mask, *weights.shape, params=params, device=weights.device)
+    weights = weights.masked_fill(~seen, 0.0)
+    sums = weights.sum(-1)
+    none = (sums == 0)[..., None]
+    lse = sums.log()
+    if normaliser.normalise:
+        weights = (weights / sums[..., None].masked_fill(none, 1.0)).masked_fill(none, 0.0)
+    return weights, lse
 
 
 def dropped(weights: torch.Tensor, params: Values | None = None) -> torch.Tensor:

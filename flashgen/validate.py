@@ -26,14 +26,15 @@ from flashgen.normalisers import Linear, Normaliser
 from flashgen.params import Tensor
 from flashgen.plan import KernelPlan
 from flashgen.plan.code import finite_score
-from flashgen.plan.linear import ARGUMENTS, LINEAR_MASKS
+from flashgen.plan.linear import ARGUMENTS
+from flashgen.plan.pairs import LINEAR_MASKS
 from flashgen.plan.score_gradient import meeting_tensors
 from flashgen.scores import Score
 from flashgen.spec import DTYPES, INPUT_PRECISIONS, AttentionSpec, Blocks
 from flashgen.symbolic.trace import Predicate, trace
 from flashgen.symbols import KV_IDX, KV_LEN, Q_IDX, Q_LEN, Load
 from flashgen.tracing.user_code import users_line
-from flashgen.validate_linear import Finding, linear_findings, state_findings
+from flashgen.validate_linear import Finding, feature_findings, linear_findings
 
 HEAD_DIMS = range(16, 513, 8)
 TILE_SIDES = (16, 32, 64, 128, 256)
@@ -249,7 +250,7 @@ def _normaliser(name: str, spec: AttentionSpec) -> Iterator[Finding]:
             traced = trace(spec.mask).expr
         yield from linear_findings(spec, normaliser, traced)
         if not any(_head_dim(name, spec)):
-            yield from state_findings(spec, normaliser)
+            yield from feature_findings(spec, normaliser, traced)
 
 
 def _params(name: str, spec: AttentionSpec) -> Iterator[Finding]:

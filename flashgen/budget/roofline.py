@@ -84,10 +84,10 @@ def step_clocks(plan: KernelPlan, config: KernelConfig, target: Target, account:
         + masked * MASK_INSTRUCTIONS
         + score.instructions
         + gathers * GATHER_INSTRUCTIONS
-        + (0 if softmax else DIVISION_INSTRUCTIONS)
+        + (DIVISION_INSTRUCTIONS if plan.normaliser == "sigmoid" else 0)
         + (DROPOUT_INSTRUCTIONS if plan.dropout else 0)
     )
-    functions = elements * (1 + score.functions + (0 if softmax else 1))
+    functions = elements * (exponentials_of(plan) + score.functions)
     if softmax:  # a rescaled accumulator has v columns
         instructions += config.BLOCK_M * (v + ROW_INSTRUCTIONS)
         functions += config.BLOCK_M * ROW_EXPONENTIALS
@@ -102,6 +102,11 @@ def step_clocks(plan: KernelPlan, config: KernelConfig, target: Target, account:
         shared=shared / SHARED_BYTES_PER_CLOCK,
         l2=(keys + account.element_bytes / steps) / (target.l2_gbps / clock),
     )
+
+
+def exponentials_of(plan: KernelPlan) -> int:
+    """How many functions a weight takes besides its score's, each of an exponential's time."""
+    return {"softmax": 1, "sigmoid": 2, "products": 0}[plan.normaliser]
 
 
 def _operand_bytes(plan: KernelPlan, config: KernelConfig, target: Target) -> float:

@@ -163,7 +163,7 @@ def traffic(
         full_tiles=full,
         masked_tiles=masked,
         flops=evaluate(FLOPS, values),
-        exponentials=evaluate(EXPONENTIALS, values),
+        exponentials=0 if plan.products else evaluate(EXPONENTIALS, values),
         element_bytes=read,
         l2_bytes=evaluate(L2_BYTES, values),
         dram_bytes=evaluate(DRAM_BYTES if held else DRAM_BYTES_SPILLED, values),

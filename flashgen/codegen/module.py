@@ -21,9 +21,11 @@ from flashgen.config import NO_CHOICE, KernelChoice
 from flashgen.forms.base import PARTS
 from flashgen.forms.registry import forms_of
 from flashgen.kernels.base import Kernel, Needs
+from flashgen.kernels.linear_triton.maps import names_of_maps, render_maps
 from flashgen.kernels.registry import kernels_of, module_order
 from flashgen.plan import KernelPlan
 from flashgen.plan.backward import backward_plan
+from flashgen.plan.quadratic import QuadraticPlan
 
 _T = TypeVar("_T")
 
@@ -55,6 +57,8 @@ def render_module(
         for name, value in kernel.names(plan, chosen[key]).items()
     }
     names |= merging(plan)
+    if plan.products:
+        names |= names_of_maps(QuadraticPlan(plan), plan.targets)
     forms = forms_of(plan)
     configured = {key: chosen[key] for key in held}
     names |= {n: value for form in forms for n, value in form.names(plan, configured).items()}
@@ -62,9 +66,11 @@ def render_module(
     folder = "linear" if plan.linear else "module"
     template = environment(folders=folders).get_template(f"{folder}/module.py.jinja")
     backward = backward_plan(plan)
+    quadratic = QuadraticPlan(plan) if plan.products else None
     return template.render(
         plan=plan,
         backward=backward,
+        quadratic=quadratic,
         targets={name: get_target(name) for name in plan.targets},
         sizing=plan.sizing_numbers,
         op_digest=operator_digest(plan, backward),
@@ -79,6 +85,7 @@ def render_module(
         sources=_distinct(
             [
                 *(text for key, text in sources.items() if not needs[key].gluon),
+                *([render_maps(quadratic)] if quadratic is not None and quadratic.mapped else []),
                 *filter(None, (form.source(plan, configured) for form in forms)),
             ]
         ),

@@ -19,15 +19,19 @@ FILE = Path(__file__).with_name("taken_names.json")
 _PARTS = re.compile(r"_(ptr|size_\d|stride_\d)$|^tiles?_of_")
 
 
-def is_taken(name: str, *, dropout: bool = False, forms: tuple[str, ...] = ()) -> bool:
+def is_taken(
+    name: str, *, dropout: bool = False, forms: tuple[str, ...] = (), products: bool = False
+) -> bool:
     """Whether a parameter of this name would clash with a variable of the generated module.
 
     Args:
         name: the parameter's.
         dropout: whether the module has dropout.
         forms: the module's forms.
+        products: whether the module is of linear attention over all pairs.
     """
-    besides = tuple(["dropout"] * dropout + [form for form in forms if form in FORMS[1:]])
+    kinds = ["dropout"] * dropout + ["products"] * products
+    besides = tuple(kinds + [form for form in forms if form in FORMS[1:]])
     bare = re.sub(r"_\d+$", "", name)
     return bool({name, bare} & _taken(besides)) or bool(_PARTS.search(name))
 

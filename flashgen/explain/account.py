@@ -272,6 +272,8 @@ class Account(Subject):
         training: FLOPs and bytes of a training step, forward and backward.
         measured: the measured rates of each kernel at each length.
         remarks: what the account leaves out.
+        weights: how linear attention makes them, and which algorithm it has and why; ``""`` for
+            weights of scores.
     """
 
     crossover: float
@@ -282,3 +284,4 @@ class Account(Subject):
     training: tuple[TrainingStep, ...]
     measured: tuple[Measured, ...]
     remarks: tuple[str, ...]
+    weights: str = ""

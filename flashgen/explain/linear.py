@@ -18,10 +18,10 @@ from flashgen.explain.packed import Packing, Sequences, lengths_of, summary
 from flashgen.kernels.linear_triton.kernel import LinearForward, LinearGradients
 from flashgen.kernels.linear_triton.shared_memory import width_of_features
 from flashgen.loader import Variant
-from flashgen.normalisers import Linear
 from flashgen.params import Tensor
 from flashgen.plan import KernelPlan, lower
 from flashgen.plan.linear import LinearPlan
+from flashgen.plan.pairs import is_linear
 from flashgen.plan.typical import DOCUMENT
 from flashgen.validate import unfit
 
@@ -176,13 +176,13 @@ def explain_linear(
 
 
 def of_linear_attention(variants: Iterable[Variant]) -> list[Variant]:
-    """The variants if all are of linear attention; none if all are of another one.
+    """The variants if all are of linear attention; none if all are of another one, or quadratic.
 
     Raises:
         FlashgenError: there are both, whose accounts differ.
     """
     variants = list(variants)
-    found = [x for x in variants if isinstance(x.spec.normaliser, Linear)]
+    found = [x for x in variants if is_linear(x.spec)]
     if found and len(found) < len(variants):
         raise FlashgenError(
             f"{found[0].file}: {found[0].name}: linear attention has an account of its own; "

@@ -60,6 +60,7 @@ def _sections(
 ) -> Iterator[tuple[str, Iterable[RenderableType]]]:
     said = [
         call_text(account),
+        *([f"weights: {account.weights}"] if account.weights else []),
         *(f"{name}: {value}" for name, value in account.call.params),
     ]
     yield f"{account.variant} on {account.target} ({account.gpu})", map(Text, said)

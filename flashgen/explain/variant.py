@@ -20,9 +20,10 @@ from flashgen.explain.visible import visible_share
 from flashgen.explain.works import measured, training, works
 from flashgen.kernels.base import ForwardKernel
 from flashgen.loader import Variant, load
-from flashgen.normalisers import Linear
 from flashgen.place import Place
 from flashgen.plan import KernelPlan, lower
+from flashgen.plan.pairs import is_linear
+from flashgen.plan.quadratic import QuadraticPlan
 from flashgen.symbolic import RowTable
 from flashgen.symbolic.intervals import Interval
 from flashgen.symbolic.logic import conditions
@@ -80,7 +81,7 @@ def valid_variants(paths: Iterable[Path], target: str | None) -> list[Variant]:
     """
     variants = all_variants(paths, target)
     for variant in variants:
-        if isinstance(variant.spec.normaliser, Linear):
+        if is_linear(variant.spec):
             raise FlashgenError(
                 f"{variant.file}: {variant.name}: linear attention visits no tiles of scores; "
                 "`flashgen explain` has another account of it, without a page or a cache"
@@ -150,7 +151,7 @@ def account_of(prepared: Prepared, asked: Asked) -> Account:
         target=target.name,
         gpu=target.gpus[0],
         dtype=plan.torch_dtype,
-        head_dims=(plan.qk_head_dim, plan.v_head_dim),
+        head_dims=(prepared.variant.spec.qk_head_dim, plan.v_head_dim),
         call=described(plan, work),
         crossover=crossover(target, operand(plan)),
         mask=_mask(plan, work, pictures[first]),
@@ -160,6 +161,7 @@ def account_of(prepared: Prepared, asked: Asked) -> Account:
         training=training(plan, target, work, configs[first], visits[first], heads[first]),
         measured=prepared.measured,
         remarks=tuple(_remarks(plan, chosen.kernels[first])),
+        weights=_weights(plan),
     )
 
 
@@ -200,6 +202,15 @@ def _table(table: RowTable) -> str:
     return f"{found} is the first key whose {table.keys.name} is {relation} {looked_up}{but}"
 
 
+def _weights(plan: KernelPlan) -> str:
+    """How linear attention makes weights, over all pairs; ``""`` for weights of scores."""
+    if not plan.products:
+        return ""
+    quadratic = QuadraticPlan(plan)
+    made = f"{plan.qk_head_dim} features of each vector" if quadratic.mapped else "no feature map"
+    return f"{plan.spec.normaliser.label}, with {made}; {quadratic.algorithm}"
+
+
 def _remarks(plan: KernelPlan, first: ForwardKernel) -> Iterator[str]:
     """What the account leaves out."""
     yield from first.remarks(plan)
@@ -209,6 +220,9 @@ def _remarks(plan: KernelPlan, first: ForwardKernel) -> Iterator[str]:
             f"what makes {made} keys and values of all, by torch: 2 x {made} x {widths} FLOPs for "
             "each key of a head of keys"
         )
+    if plan.products and QuadraticPlan(plan).mapped:
+        moved = plan.itemsize * (QuadraticPlan(plan).vector_dim + plan.qk_head_dim)
+        yield f"the kernels that make features of q and k: {moved:,} bytes for each vector"
     read = plan.predicate.expr.free_symbols | {
         s
         for interval in plan.bounds.intervals

@@ -25,6 +25,7 @@ from flashgen.symbols import KV_LEN, evaluate
 from flashgen.tuning.store import TuneResult, best_for
 
 _OWN = "2D tiles, online softmax, and no tile that the mask hides"
+_OF_PRODUCTS = "2D tiles, products as weights without a softmax, and no tile that the mask hides"
 
 
 def works(
@@ -53,7 +54,8 @@ def works(
     }
     first = next(iter(kernels))
     values = _values(plan, target, work, configs[first], own[first])
-    others = [_textbook(algorithm, plan, target, work, values) for algorithm in ALGORITHMS]
+    textbook = () if plan.products else ALGORITHMS  # of a softmax
+    others = [_textbook(algorithm, plan, target, work, values) for algorithm in textbook]
     accounts = [
         _kernel(plan, target, work, kernels[key], configs[key], own[key], heads[key])
         for key in reversed(list(kernels))
@@ -69,12 +71,12 @@ def training(
     visits: Sequence[Visit],
     heads: int,
 ) -> tuple[TrainingStep, ...]:
-    """Both passes: with all scores in memory, and over this kernel's tiles."""
+    """Both passes: with all scores in memory, of a softmax, and over this kernel's tiles."""
     account = traffic(plan, config, target, work, visits, heads)
     values = _values(plan, target, work, config, account)
     return tuple(
         TrainingStep(step.name, evaluate(step.flops, values), evaluate(step.bytes, values))
-        for step in (STANDARD_STEP, FLASH_1_STEP)
+        for step in ((FLASH_1_STEP,) if plan.products else (STANDARD_STEP, FLASH_1_STEP))
     )
 
 
@@ -214,12 +216,13 @@ def _kernel(
     heads: int,
 ) -> Work:
     rows = work.batch * work.num_q_heads * work.q_len
+    said = _OF_PRODUCTS if plan.products else _OWN
     written = rows * (plan.v_head_dim * plan.itemsize + 4)  # the output and its log-sum-exp
     return _work(
         plan,
         target,
         name=kernel.own,
-        said=_OWN if heads == 1 else f"{_OWN}; a tile has rows of {heads} heads that share keys",
+        said=said if heads == 1 else f"{said}; a tile has rows of {heads} heads that share keys",
         tile=f"{config.BLOCK_M} x {config.BLOCK_N}",
         shared=None,
         problem="",

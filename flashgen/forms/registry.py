@@ -23,5 +23,7 @@ def why_no_form(name: str, plan: KernelPlan) -> str:
     """Why a plan cannot have a form, as a clause; ``""`` where it can, as the dense one always."""
     if name != FORMS[0] and plan.block_lists:
         return f"{name!r} takes no lists of chosen blocks: the dense form alone does"
+    if name != FORMS[0] and plan.products:
+        return f"{name!r} has no linear attention over all pairs: the dense form alone has"
     forms = (x for x in FORMS_BESIDE if x.name == name and x.serves(plan))
     return next((form.why_not(plan) for form in forms), "")

@@ -23,7 +23,7 @@ from flashgen.symbolic.printer import plain_source, triton_code
 from flashgen.symbolic.printer.code import Code, gathered_by, read_by
 from flashgen.symbolic.score import LOG2E, fold_score, split_infinite
 from flashgen.symbolic.varies_over import SCALE, SCORES, Axes, varies_over
-from flashgen.symbols import Load
+from flashgen.symbols import SCORE, Load
 from flashgen.tracing.expr import Expr
 
 
@@ -36,6 +36,7 @@ class KernelCode:
         scaled: the softmax in base 2 multiplies the scores by a positive ``qk_scale``.
         of_products: whether the scores depend on products of q and k, not on positions alone.
         comment: the score function for a reader; ``""`` if there is none.
+        in_base_2: whether scores are exponents of 2, and no weights themselves.
         shift: the terms left out of the score, (BLOCK_M,), in base 2; None for none.
         scalars: assignments once a program.
         rows: then once a tile of queries, (BLOCK_M, 1) vectors.
@@ -64,6 +65,7 @@ class KernelCode:
     scaled: bool
     of_products: bool
     comment: str
+    in_base_2: bool
     shift: Code | None
     scalars: tuple[Assignment, ...]
     rows: tuple[Assignment, ...]
@@ -195,6 +197,7 @@ def code_with(
         scaled=scale != 1,
         of_products=of_products,
         comment=plain_source(finite_score(spec.score)[0]) if spec.score is not None else "",
+        in_base_2=spec.normaliser.kind != "products",
         shift=shift_code,
         scalars=scalars,
         rows=hoisted.rows,
@@ -254,7 +257,11 @@ def _softmax_parts(spec: AttentionSpec) -> tuple[Any, Any, Any]:
 
     The three are computed for each element, a positive scalar, and a term of the row alone. A
     sigmoid needs the whole score, and in float32 the parts would round where the whole does not.
+    Products have no exponential: kernels multiply sums by the scale, which a score of them keeps.
     """
+    if spec.normaliser.kind == "products":
+        of = SCORE if spec.score is None else finite_score(spec.score)[0]
+        return of.xreplace({SCORE: SCORES}), sympy.Integer(1), sympy.Integer(0)
     if spec.score is None:
         return SCORES, SCALE, sympy.Integer(0)
     positive = [p.name for p in spec.params if isinstance(p, Float) and _is_positive(p)]

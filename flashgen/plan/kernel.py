@@ -44,6 +44,7 @@ from flashgen.plan.keywords import Keywords, with_free_names
 from flashgen.plan.listing import TileListing, tile_listing
 from flashgen.plan.loops import KeyTiles, key_tiles
 from flashgen.plan.outside import left_by
+from flashgen.plan.pairs import Products, is_quadratic, over_pairs
 from flashgen.plan.promise import Promise, promise_of
 from flashgen.plan.visible_pairs import VisiblePairs, visible_pairs
 from flashgen.plan.wide_bounds import LENGTH, excess_of_bounds
@@ -219,8 +220,24 @@ class KernelPlan(Heads):
 
     @property
     def normaliser(self) -> str:
-        """``"softmax"``, ``"sigmoid"`` or ``"linear"``."""
+        """``"softmax"``, ``"sigmoid"``, ``"products"`` or ``"linear"``."""
         return self.spec.normaliser.kind
+
+    @property
+    def products(self) -> bool:
+        """Whether weights are products: `flashgen.plan.quadratic` has what is printed besides."""
+        return self.normaliser == "products"
+
+    @property
+    def divides(self) -> bool:
+        """Whether such weights are divided by their sum, which a query's gradients need."""
+        normaliser = self.spec.normaliser
+        return isinstance(normaliser, Products) and normaliser.of.normalise
+
+    @property
+    def merges(self) -> bool:
+        """Whether modules merge results of parts of the keys, by their log-sum-exp alone."""
+        return not (self.sink_torch or self.products)
 
     @property
     def linear(self) -> bool:
@@ -447,8 +464,8 @@ class KernelPlan(Heads):
 
     @property
     def reads_scale(self) -> bool:
-        """Whether the kernel takes the softmax scale itself, not its product with log2(e)."""
-        return self.spec.score is not None
+        """Whether the kernel takes the scale itself, not its product with log2(e)."""
+        return self.spec.score is not None or self.products
 
     def reads_torch(self, *names: str) -> bool:
         """Whether mask, score or sink depend on any of these symbols: q_idx, b, q_len..."""
@@ -472,7 +489,11 @@ class KernelPlan(Heads):
 
 
 def lower(spec: AttentionSpec, name: str) -> KernelPlan:
-    """Traces mask, score and sink, and derives the plan from them."""
+    """Traces mask, score and sink, and derives the plan from them.
+
+    Linear attention that goes over all pairs has the plan of dense kernels for features.
+    """
+    spec = over_pairs(spec) if is_quadratic(spec) else spec
     spec, keywords = with_free_names(spec)
     predicate = trace(with_hidden_by_score(spec))
     bounds = derive_bounds(predicate, ranges=finds_ranges(spec, predicate))

@@ -97,7 +97,8 @@ def _of_linear(spec: AttentionSpec) -> dict[str, str]:
 
 
 def _is_taken(name: str, spec: AttentionSpec) -> bool:
-    return is_taken(name, dropout=spec.dropout, forms=spec.forms)
+    products = spec.normaliser.kind == "products"
+    return is_taken(name, dropout=spec.dropout, forms=spec.forms, products=products)
 
 
 class _Renamed:

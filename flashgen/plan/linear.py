@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-import sympy
-
 from flashgen.decays import Decay
 from flashgen.feature_maps import ELEMENT, FeatureMap
 from flashgen.normalisers import Linear
@@ -16,13 +14,11 @@ from flashgen.params import Tensor
 from flashgen.plan.arguments import Argument
 from flashgen.plan.kernel import KernelPlan
 from flashgen.plan.keywords import OF_MATRICES
+from flashgen.plan.pair_decays import OF_REST, OF_WHOLE
 from flashgen.plan.runs import CAUSAL, Runs, runs_of
 from flashgen.plan.vectors import VectorProgram, torch_of_element, triton_of_element
 from flashgen.symbolic.gradient import derivative
 from flashgen.symbolic.printer import plain_source, python_source
-
-#: The masks whose sums over keys factor: causal and full; those of runs besides.
-LINEAR_MASKS = (CAUSAL, sympy.true)
 
 #: The widest features, and columns of v, of which a program holds a state in its registers.
 WIDEST = 128
@@ -31,8 +27,10 @@ WIDEST = 128
 MOST_FEATURES = 8 * WIDEST
 
 #: Arguments of functions of these modules, besides those that all modules have; and names that
-#: matrices have there.
-ARGUMENTS = frozenset({"matrix", "state", "initial_state", "return_state"}).union(*OF_MATRICES)
+#: matrices, and sums of decays, have there.
+ARGUMENTS = frozenset(
+    {"matrix", "state", "initial_state", "return_state", OF_WHOLE, OF_REST}
+).union(*OF_MATRICES)
 
 #: What `_linear_runs` says of a position that is no run's: it says 1 where a run starts, else 0.
 NOWHERE = 2

@@ -151,6 +151,19 @@ LINEAR_MODULES = {
         normaliser=linear(lambda x: x @ SHARED, normalise=False),
         forms=("dense", "varlen"),
     ),
+    "linear_pairs": AttentionSpec(
+        40,
+        mask=document(),
+        align="bottom_right",
+        normaliser=linear(lambda x: [x / (feature_sum(x * x) + 1.0), x]),
+    ),
+    "linear_pairs_decays": AttentionSpec(
+        64,
+        mask=sliding_window(Int("left", 8), 0),
+        normaliser=linear(
+            elu_plus_one(), decay=Tensor("log_decay", ("batch", "num_kv_heads", "kv_len"))
+        ),
+    ),
     "linear_pieces": AttentionSpec(
         40,
         "float32",

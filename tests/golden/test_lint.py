@@ -18,9 +18,11 @@ from flashgen import (
     document,
     elu_plus_one,
     exp2,
+    favor,
     feature_sum,
     identity,
     linear,
+    relu,
     sigmoid_attention,
     sliding_window,
     softcap,
@@ -109,6 +111,20 @@ LINEAR = (
     AttentionSpec(64, normaliser=linear(elu_plus_one()), forms=FORMS),
     AttentionSpec(40, "float32", normaliser=linear(_several, normalise=False), forms=FORMS),
     AttentionSpec((40, 24), normaliser=linear(softmax_features()), forms=FORMS),
+    # Over all pairs.
+    AttentionSpec(64, mask=document(), normaliser=linear(favor(64)), autocast=True),
+    AttentionSpec(
+        64,
+        "float32",
+        mask=causal(),
+        align="top_left",
+        normaliser=linear(identity(), decay=DECAY, normalise=False),
+    ),
+    AttentionSpec(
+        64,
+        mask=causal() & (lambda b, h, q, kv: q - kv < LENS[b]),
+        normaliser=linear(relu(), decay=(-0.5, -0.25, 0.0)),
+    ),
 )
 
 

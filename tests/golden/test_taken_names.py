@@ -10,7 +10,15 @@ import json
 import pytest
 
 from flashgen.codegen.names import FILE
-from support.taken_names import CACHING, DROPPING, EVERYTHING, PACKED, fixed_by, taken_by
+from support.taken_names import (
+    CACHING,
+    DROPPING,
+    EVERYTHING,
+    OVER_PAIRS,
+    PACKED,
+    fixed_by,
+    taken_by,
+)
 
 
 def test_taken_names(request: pytest.FixtureRequest) -> None:
@@ -21,6 +29,7 @@ def test_taken_names(request: pytest.FixtureRequest) -> None:
         "dropout": sorted(dropping),
         "varlen": sorted(taken_by(PACKED) - always - dropping),
         "cache": sorted(taken_by(CACHING) - always),
+        "products": sorted(taken_by(OVER_PAIRS) - always),
         "fixed": sorted(fixed_by((*EVERYTHING, *DROPPING, *PACKED, *CACHING))),
     }
     text = json.dumps(found, indent=1) + "\n"

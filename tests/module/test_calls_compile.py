@@ -27,6 +27,7 @@ from flashgen import (
     full,
     identity,
     linear,
+    prefix_lm,
     softmax_features,
 )
 from support.cached import CacheCall, cached
@@ -115,6 +116,13 @@ CASES = {
         {"decay": (1, KV_HEADS, TOKENS)},
         {"document_ids": (1, TOKENS)},
     ),
+    "pairs": Case(
+        _linear(elu_plus_one(), decay=DECAY, mask=CAUSAL & islands),
+        {"decay": (1, KV_HEADS, TOKENS)},
+        {"images": (1, TOKENS)},
+    ),
+    "random features of pairs": Case(_linear(favor(64), mask=prefix_lm(9)), matrix=(64, DIM)),
+    "vectors of pairs": Case(_linear(softmax_features(), mask=prefix_lm(9))),
     "islands": Case(AttentionSpec(DIM, mask=islands), ids={"images": (1, TOKENS)}),
     "packed islands": Case(AttentionSpec(DIM, mask=islands, forms=BOTH), ids={"images": (TOKENS,)}),
     "lists of each query": _chosen(1),

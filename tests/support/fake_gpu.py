@@ -163,7 +163,7 @@ def module_on(
 
     def on_gpu(source: str) -> str:
         assert "q.is_cuda" in source
-        return edit_source(re.sub(r"\b(q|k_new|given\[0\])\.is_cuda\b", "True", source))
+        return edit_source(re.sub(r"\b(q|k_new|x|given\[0\])\.is_cuda\b", "True", source))
 
     module = rendered_module(spec, hopper=True, edit_source=on_gpu)
     monkeypatch.setattr(module, "_is_elsewhere", lambda x: False)

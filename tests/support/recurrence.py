@@ -11,7 +11,7 @@ import torch
 
 from flashgen import AttentionSpec
 from flashgen.normalisers import Linear
-from flashgen.plan.linear import LINEAR_MASKS
+from flashgen.plan.pairs import LINEAR_MASKS
 from flashgen.plan.runs import Runs, runs_of
 from flashgen.symbolic import trace
 from support.oracle import error_and_bound

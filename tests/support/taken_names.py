@@ -10,12 +10,14 @@ from collections.abc import Iterable, Iterator
 from flashgen.codegen.module import render_module
 from flashgen.config import KernelConfig
 from flashgen.constants import Constant
+from flashgen.feature_maps import elu_plus_one, favor, identity, softmax_features
 from flashgen.kernels.backward_hopper.plan import HopperBackward
 from flashgen.masks import Mask, block_sparse, causal, chosen_blocks, document, sliding_window
-from flashgen.normalisers import sigmoid_attention, softmax
+from flashgen.normalisers import linear, sigmoid_attention, softmax
 from flashgen.params import Float, Int, Tensor
 from flashgen.plan import lower
 from flashgen.plan.backward import backward_plan
+from flashgen.plan.pair_decays import OF_REST, OF_WHOLE
 from flashgen.scores import Score, additive_bias, softcap
 from flashgen.spec import AttentionSpec
 from flashgen.tracing.expr import q_len
@@ -138,6 +140,19 @@ CACHING = (
     AttentionSpec(64, mask=block_sparse(_KNOWN, 16), normaliser=sigmoid_attention(), forms=_CACHE),
 )
 
+# And what those of linear attention over all pairs do.
+_DECAY = Tensor("decay", ("batch", "num_kv_heads", "kv_len"))
+OVER_PAIRS = (
+    AttentionSpec(64, mask=document(_IDS), normaliser=linear(elu_plus_one(), decay=_DECAY)),
+    AttentionSpec(64, mask=document(_IDS), normaliser=linear(favor(64)), autocast=True),
+    AttentionSpec(
+        (40, 24),
+        mask=sliding_window(_PROBE, 0),
+        normaliser=linear(softmax_features(), decay=lambda h: -0.5, normalise=False),
+    ),
+    AttentionSpec(64, mask=_ISLANDS, normaliser=linear(identity())),
+)
+
 # And what those of parts of a whole do.
 _MESH = ("dense", "mesh")
 MESHED = (
@@ -168,7 +183,8 @@ def taken_by(specs: tuple[AttentionSpec, ...]) -> frozenset[str]:
                 names.update(inside if "probe" in inside else ())
     names |= {re.sub(r"_\d+$", "", name) for name in names}
     # What is named after a parameter keeps clear of the others by itself.
-    free = (name for name in names if not name.startswith("probe"))
+    own = re.compile(f"^probe|{OF_WHOLE}|{OF_REST}")
+    free = (name for name in names if not own.search(name))
     return frozenset(free) - set(dir(builtins))
 
 
@@ -191,7 +207,7 @@ def _module(spec: AttentionSpec) -> tuple[list[str], list[ast.stmt]]:
     plan = lower(spec, "everything")
     has_backward = not HopperBackward(backward_plan(plan)).why_not
     held = ("hopper", "hopper_backward") if has_backward else ("hopper",)
-    choices = dict.fromkeys(held, _CHOICE)
+    choices = dict.fromkeys(() if plan.products else held, _CHOICE)
     if spec.has_form("cache"):
         choices["cached"] = any_cache(plan)
     text = render_module(plan, choices)

@@ -13,7 +13,6 @@ import torch
 from flashgen import (
     AttentionSpec,
     Blocks,
-    Constant,
     Float,
     Int,
     Tensor,
@@ -75,6 +74,7 @@ def findings(**fields: Any) -> list[str]:
     "fields",
     [
         {},
+        {"mask": full(), "align": "bottom_right"},
         {"mask": full(), "head_dim": (128, 16)},
         {"mask": lambda b, h, q_idx, kv_idx: kv_idx <= q_idx},
         {"mask": document() & causal()},
@@ -100,21 +100,10 @@ def test_good_fields(fields: dict[str, Any]) -> None:
     [
         ({"dtype": "float16"}, "dtype='float16': sums of products of features leave the range of "
          "float16; write 'bfloat16' or 'float32'"),
-        ({"mask": sliding_window(8, 0)}, "mask=sliding_window(8, 0): sums over its keys do not "
-         "factor, and there is no quadratic kernel yet; write full(), causal(), causal() & "
-         "document() or causal() & chunked(n)"),
-        ({"mask": own_ids(Tensor("ids", ("batch", None), "int32"))}, "mask=own: sums over its keys "
-         "do not factor, and there is no quadratic kernel yet; write full(), causal(), causal() & "
-         "document() or causal() & chunked(n)"),
-        ({"mask": own_ids(Constant("ids", [[0, 0, 1]]))}, "mask=own: sums over its keys do not "
-         "factor, and there is no quadratic kernel yet; write full(), causal(), causal() & "
-         "document() or causal() & chunked(n)"),
         ({"head_dim": 136}, "head_dim=136: a program holds a state of features x v_head_dim, of at "
          "most 128 each; write at most 128"),
         ({"head_dim": (64, 256)}, "head_dim=(64, 256): a program holds a state of features x "
          "v_head_dim, of at most 128 each; write at most 128"),
-        ({"align": "bottom_right"}, "align='bottom_right': linear attention with a causal mask is "
-         "for as many keys as queries; leave it out"),
         ({"score": softcap(30.0)}, "score=softcap(30.0): linear attention has weights without a "
          "score function; put it into the feature map, or leave it out"),
         ({"dropout": True}, "dropout=True: linear attention has no weights to drop: a state holds "
@@ -123,13 +112,6 @@ def test_good_fields(fields: dict[str, Any]) -> None:
          "form and that of packed sequences alone; write forms=('dense',) or add 'varlen'"),
         ({"blocks": Blocks(BLOCK_N=64)}, "blocks.BLOCK_N=64: a chunk has BLOCK_M rows, and its "
          "state gives the number of warps; pin BLOCK_M and num_stages alone"),
-        ({"normaliser": linear(relu(), algorithm="quadratic")}, "normaliser=linear(relu(), "
-         "algorithm='quadratic'): there is no quadratic kernel of linear attention yet; leave "
-         "algorithm out, or write 'linear'"),
-        ({"normaliser": linear(relu(), algorithm="quadratic", decay=of_features(64))},
-         "normaliser=linear(relu(), decay=decay, algorithm='quadratic'): with a decay for each "
-         "feature, weights are no products of features alone; leave algorithm out, or write "
-         "'linear'"),
         ({"mask": full(), "normaliser": linear(relu(), decay=of_features(64))}, "mask=full(): a "
          "decay is for keys in the order of queries, and this mask shows later ones; write "
          "causal(), or leave decay out"),

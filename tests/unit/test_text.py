@@ -170,6 +170,7 @@ PRINTED_BY = {
     "symbolic/bounds.py",
     "tuning/forward_bench.py",
     "kernels/linear_triton/kernel.py",
+    "kernels/linear_triton/maps.py",
     "plan/linear.py",
     "plan/vectors.py",
 }

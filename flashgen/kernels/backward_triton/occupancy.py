@@ -8,6 +8,7 @@ from flashgen.budget.targets import Target
 from flashgen.config import BackwardKernel, KernelConfig
 from flashgen.kernels.backward_triton.shared_memory import backward_unit, backward_usage, held_rows
 from flashgen.plan import KernelPlan
+from flashgen.plan.backward import backward_plan
 
 # Rows of a matrix product of one warp.
 _MMA_ROWS = 16
@@ -70,11 +71,22 @@ def backward_live_values(
         operands = 2 * visited * max(qk, v) * words / target.warp_size
         scores *= 4 if kernel == "keys" else 2
         return round(gradients + scores + held + ahead + operands)
-    live = gradients + 2 * scores
+    live = gradients + (2 + _slopes(plan, kernel)) * scores
     if unit in ("mma.sync", "fma") and plan.qk_segments[-1] <= rows:
         # Warps share out rows, and those without any of their own have another's.
         live = (live + held) * max(1, _MMA_ROWS * config.num_warps / rows)
     return round(live)
+
+
+def _slopes(plan: KernelPlan, kernel: BackwardKernel) -> int:
+    """Tiles of slopes that products keep until the gradients of weights are there.
+
+    They are those of decays: by the product of features, and by the sums that the rows read.
+    """
+    if not plan.products or plan.spec.score is None:
+        return 0
+    held = backward_plan(plan)
+    return 1 + len((held.of_keys if kernel == "keys" else held.of_queries).input_gradients)
 
 
 def backward_blocks(

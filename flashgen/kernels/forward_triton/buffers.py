@@ -24,7 +24,7 @@ class Layout:
         narrow: the narrowest segment has fewer than 32 columns.
         elements: the elements of tensors that the loop reads.
         as_output: a tile of scores has the shape of an output tile.
-        sigmoid: weights are sigmoids of the scores.
+        sigmoid: weights are sigmoids of the scores, or products: a key's depends on no other.
         scored: a score function is computed, or an element loaded, before scores become weights.
     """
 

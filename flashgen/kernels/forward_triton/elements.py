@@ -66,7 +66,8 @@ class Elements:
         some: whether there are any.
         ahead: bytes for each score of the tiles that are copied ahead.
         columns_ahead: the same for each key, of vectors.
-        rows: how many vectors of rows' elements the branch for masked tiles exchanges.
+        rows: how many vectors of rows' elements the branch for masked tiles exchanges, and the
+            loop, of several that the score reads.
         exchanges: what else is exchanged, without repetition.
         in_branch: whether the branch for masked tiles loads.
         rows_unordered: whether scores cross over to the layout of rows that a branch loads: that
@@ -114,11 +115,12 @@ def elements_of(
     ahead = columns_ahead = rows = 0
     exchanges: dict[Exchange, None] = {}
     in_branch = False
+    of_score = sum(load.over == "rows" and not load.masked for load in loads)
     for load in loads:
         added = load.added and one_product
         columns = load.over == "columns"
-        if load.over == "rows":  # those of the score change layout before the loop
-            rows += load.masked and not few_rows
+        if load.over == "rows":  # one of the score changes layout before the loop, several within
+            rows += (load.masked or of_score > 1) and not few_rows
             continue
         in_branch |= load.masked
         starts = added and unit != "tcgen05"  # whose sums are not in registers

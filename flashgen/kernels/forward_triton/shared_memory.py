@@ -116,6 +116,6 @@ def _layout(plan: KernelPlan, config: KernelConfig, target: Target, tma: bool) -
         as_output=plan.v_segments == (config.BLOCK_N,)
         and config.BLOCK_N >= 64
         and plan.itemsize == 2,
-        sigmoid=plan.normaliser == "sigmoid",
+        sigmoid=plan.normaliser != "softmax",
         scored=bool(plan.code.score or tile_loads(plan)),
     )

@@ -1,0 +1,127 @@
+"""Linear attention over all pairs becomes machine code, in the memory that is predicted."""
+
+from __future__ import annotations
+
+import pytest
+
+from compile.usage import AS_PTXAS_12_8_DOES, hold_never_below
+from flashgen import (
+    AttentionSpec,
+    Tensor,
+    causal,
+    document,
+    elu_plus_one,
+    favor,
+    identity,
+    linear,
+    prefix_lm,
+    relu,
+    sliding_window,
+    softmax_features,
+)
+from flashgen.budget.targets import get_target
+from flashgen.config import BACKWARD_KERNELS, KernelConfig
+from flashgen.kernels.backward_triton.rank import rank_backward
+from flashgen.kernels.backward_triton.shared_memory import backward_usage
+from flashgen.kernels.backward_triton.space import backward_space
+from flashgen.kernels.forward_triton.rank import rank
+from flashgen.kernels.forward_triton.shared_memory import sram_usage
+from flashgen.kernels.forward_triton.space import search_space
+from flashgen.kernels.linear_triton.maps import names_of_maps, render_maps
+from flashgen.plan import lower
+from flashgen.plan.backward import backward_plan
+from flashgen.plan.quadratic import QuadraticPlan
+from support.compiling.backward import backward_shared_bytes
+from support.compiling.kernel import Kernel, call_of, function_in
+from support.compiling.machine_code import by_triton
+from support.compiling.portable import IMPORTS, options_of, shared_bytes
+from support.compiling.report import Report, report
+
+DECAY = Tensor("decay", ("batch", "num_kv_heads", "kv_len"))
+WINDOW = sliding_window(100, 0)
+SPECS = {
+    "elu": AttentionSpec(64, mask=WINDOW, normaliser=linear(elu_plus_one())),
+    "plain": AttentionSpec(128, mask=WINDOW, normaliser=linear(identity(), normalise=False)),
+    "tf32": AttentionSpec(
+        64, "float32", mask=prefix_lm(30), normaliser=linear(relu()), input_precision="tf32"
+    ),
+    "unequal": AttentionSpec(
+        (96, 40), mask=causal(), normaliser=linear(relu(), algorithm="quadratic")
+    ),
+    "heads": AttentionSpec(
+        64, mask=WINDOW, normaliser=linear(elu_plus_one(), decay=lambda h: -0.1)
+    ),
+    "random": AttentionSpec(64, mask=WINDOW, normaliser=linear(favor(256))),
+}
+#: Whose elements are counted whole: see the modules that predict.
+NEVER_BELOW = {
+    "decays": AttentionSpec(64, mask=WINDOW, normaliser=linear(relu(), decay=DECAY)),
+    "documents": AttentionSpec(64, mask=document(), normaliser=linear(elu_plus_one())),
+}
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_the_chosen_configurations_need_what_is_predicted(name: str) -> None:
+    plan, target = lower(SPECS[name], name), "sm_90"
+    config = rank(plan, target, search_space(plan, target).candidates)[0][0]
+    for tma in (True, False):
+        predicted = sram_usage(plan, config, get_target(target), tma=tma)
+        assert predicted.total == shared_bytes(plan, config, target, tma=tma), predicted.breakdown
+    for kernel in BACKWARD_KERNELS:
+        candidates = backward_space(plan, kernel, target).candidates
+        config = rank_backward(plan, kernel, target, candidates)[0]
+        for tma in (True, False):
+            predicted = backward_usage(plan, kernel, config, get_target(target), tma=tma)
+            backward = backward_plan(plan)
+            needed = backward_shared_bytes(backward, kernel, config, target, tma=tma)
+            assert predicted.total == needed, predicted.breakdown
+
+
+@pytest.mark.parametrize("target", ["sm_90", "sm_100"])
+@pytest.mark.parametrize("name", NEVER_BELOW)
+def test_elements_need_no_more_than_is_predicted(name: str, target: str) -> None:
+    """Also of tiles with as many rows as threads, for which two vectors of rows are exchanged."""
+    plan = lower(NEVER_BELOW[name], name)
+    for config in (KernelConfig(128, 64, 4, 2), KernelConfig(64, 64, 4, 2)):
+        predicted = sram_usage(plan, config, get_target(target)).total
+        assert predicted >= shared_bytes(plan, config, target)
+    for kernel in BACKWARD_KERNELS:
+        candidates = backward_space(plan, kernel, target).candidates
+        hold_never_below(plan, kernel, target, rank_backward(plan, kernel, target, candidates)[:2])
+
+
+def compiled_map(quadratic: QuadraticPlan, name: str, target: str = "sm_90") -> Report:
+    """Everything the compiler says of a kernel that maps q and k, or their gradients."""
+    plan = quadratic.maps.plan
+    text = IMPORTS + render_maps(quadratic)
+    function = function_in(text, name)
+    pointer = f"*{plan.triton_dtype}"
+    types = {x: pointer for x in function.arg_names if x.endswith("_ptr")}
+    types |= {"peaks_ptr": "*fp32", "root": "fp32"}
+    widths = names_of_maps(quadratic, (target,)).get("widths_of_features", {target: 0})
+    constants = {"CHUNK": quadratic.chunk, "WIDTH": widths[target], "OF_ROWS": False}
+    constants |= {"sums_of_chunks_ptr": None}
+    known = {x: y for x, y in constants.items() if x in function.arg_names}
+    call = call_of(plan, function, types, known)
+    config = KernelConfig(quadratic.chunk, 16, 4, 1 if quadratic.random else 3)
+    return report(Kernel(text, name, call, gluon=False), target, options_of(config), by_triton)
+
+
+@AS_PTXAS_12_8_DOES
+@pytest.mark.parametrize(
+    "spec",
+    [
+        AttentionSpec(128, mask=WINDOW, normaliser=linear(elu_plus_one())),
+        AttentionSpec(512, mask=WINDOW, normaliser=linear(softmax_features())),
+        AttentionSpec(128, mask=WINDOW, normaliser=linear(favor(256))),
+    ],
+    ids=["elu", "vectors", "random"],
+)
+def test_kernels_of_maps_spill_little(spec: AttentionSpec) -> None:
+    quadratic = QuadraticPlan(lower(spec, "maps"))
+    for name in ("_linear_features", "_feature_gradients"):
+        found = compiled_map(quadratic, name)
+        assert (
+            found.spilled <= 48 * quadratic.random
+            and found.shared <= get_target("sm_90").max_shared
+        )

@@ -1,0 +1,171 @@
+"""Linear attention over all pairs in Triton's interpreter, and defects that the calls find."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from flashgen import (
+    AttentionSpec,
+    Tensor,
+    causal,
+    document,
+    elu_plus_one,
+    favor,
+    identity,
+    linear,
+    prefix_lm,
+    relu,
+    sliding_window,
+    where,
+)
+from support.over_pairs import PairCall, check_pairs
+from support.slip import with_slip
+from support.variants import rendered_module
+
+DECAY = Tensor("decay", ("batch", "num_kv_heads", "kv_len"))
+GATE = Tensor("gate", ("batch", "kv_len"), "int32")
+
+
+def both_signs(x: Any) -> Any:
+    """A feature map of a user's own: two features of each element."""
+    return [where(x > 0, x, 0.0), where(x < 0, -x, 0.0)]
+
+
+def pasted(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    """A mask that data decides, under which some queries see no key."""
+    return (q_idx - kv_idx < 9) & (kv_idx <= q_idx) & (GATE[b, kv_idx] > 1)
+
+
+CALLS = {
+    "window": (
+        AttentionSpec(
+            (24, 40), "float32", mask=sliding_window(20, 0), normaliser=linear(elu_plus_one())
+        ),
+        PairCall(70, 70),
+    ),
+    "prefix": (
+        AttentionSpec(32, "float32", mask=prefix_lm(11), normaliser=linear(relu())),
+        PairCall(40, 40, q_heads=1, kv_heads=1),
+    ),
+    "pasted": (
+        AttentionSpec(16, "float32", mask=pasted, normaliser=linear(both_signs)),
+        PairCall(50, 50),
+    ),
+    "aligned": (
+        AttentionSpec(
+            16,
+            "float32",
+            mask=causal(),
+            align="bottom_right",
+            normaliser=linear(identity(), normalise=False),
+        ),
+        PairCall(35, 70),
+    ),
+    "hidden": (
+        AttentionSpec(16, "float32", mask=document(), normaliser=linear(elu_plus_one())),
+        PairCall(40, 40, hidden=True),
+    ),
+    "random": (
+        AttentionSpec(32, "float32", mask=sliding_window(20, 0), normaliser=linear(favor(64))),
+        PairCall(40, 40),
+    ),
+    "decays": (
+        AttentionSpec(
+            16, "float32", mask=sliding_window(30, 0), normaliser=linear(relu(), decay=DECAY)
+        ),
+        PairCall(50, 50, steep=True),
+    ),
+    "more queries than decays": (
+        AttentionSpec(
+            16,
+            "float32",
+            mask=causal(),
+            align="top_left",
+            normaliser=linear(identity(), decay=DECAY, normalise=False),
+        ),
+        PairCall(50, 30),
+    ),
+    "decays of heads": (
+        AttentionSpec(
+            16, "float32", mask=causal() & document(), normaliser=linear(
+                elu_plus_one(), decay=(-0.1, -0.5), algorithm="quadratic"
+            )
+        ),
+        PairCall(40, 40),
+    ),
+}  # fmt: skip
+
+#: Defects: the text, what stands in its place, and the call that finds it.
+DEFECTS = {
+    "hidden keys": ("seen = tl.where(visible, scores, 0.0)", "seen = scores", "window"),
+    "no division": ("tl.where(l_i == 0.0, 0.0, 1.0 / l_i)[:, None]", "1.0", "window"),
+    "0 / 0": ("tl.where(l_i == 0.0, 0.0, 1.0 / l_i)[:, None]", "(1.0 / l_i)[:, None]", "pasted"),
+    "gradients of 0 / 0": ("tl.where(lse == 0.0, 0.0, 1.0 / lse)", "1.0 / lse", "pasted"),
+    "gradients of hidden keys by q": (
+        "ds = tl.where(shown, (dp - delta[:, None]) * inverse[:, None], 0.0)",
+        "ds = (dp - delta[:, None]) * inverse[:, None]", "prefix"),
+    "gradients of hidden keys by k": (
+        "ds = tl.where(shown, (dp - delta[None, :]) * inverse[None, :], 0.0)",
+        "ds = (dp - delta[None, :]) * inverse[None, :]", "prefix"),
+    "gradients by v that are not divided": ("scores * inverse[None, :]", "scores", "window"),
+    "no gradient of sums": ("delta -= lse * grad_lse", "delta -= 0.0 * grad_lse", "window"),
+    "no gradient by the output": ("delta += tl.sum(out * grad_out, 1)", "delta += 0.0", "window"),
+    "no scale": ("scale_out = scale", "scale_out = 1.0", "aligned"),
+    "no scale of gradients by v": ("(grad_v * scale)", "(grad_v)", "aligned"),
+    "an LSE without the scale": (" + math.log(scale)", "", "window"),
+    "no slope": ("grad = grad_0 * (", "grad = grad_0 * (1.0 + 0.0 * ", "window"),
+    "one piece's slope": ("grad += grad_1", "grad += 0.0 * grad_1", "pasted"),
+    "features of hidden queries": ("q = torch.where(queries_shown, q, 0.0)", "q = q", "hidden"),
+    "features of hidden keys": ("k = torch.where(keys_shown.mT, k, 0.0)", "k = k", "hidden"),
+    "no gradient of random features": ("total += tl.sum(terms", "total += 0.0 * tl.sum(terms",
+                                       "random"),
+    "sums of another head": ("sums.repeat_interleave(q.shape[1] // max(k.shape[1], 1), dim=1)",
+                             "sums.repeat(1, q.shape[1] // k.shape[1], 1)", "decays"),
+    "whole numbers alone": ("rest = (sums - whole)", "rest = (0.0 * sums)", "decays"),
+    "infinite logarithms": (".clamp(min=-111.0)", "", "decays"),
+    "gradients of weights of 0": ("ds = tl.where(shown, ds * slope, 0.0)",
+                                  "ds = tl.where(scores == 0.0, 0.0, ds * slope)",
+                                  "more queries than decays"),
+    "decays behind the last key": ("tl.minimum(q_idx, kv_len - 1)", "q_idx",
+                                   "more queries than decays"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_calls(name: str) -> None:
+    spec, call = CALLS[name]
+    check_pairs(rendered_module(spec), spec, call)
+
+
+@pytest.mark.parametrize("name", DEFECTS)
+def test_a_defect_is_found(name: str) -> None:
+    old, new, call = DEFECTS[name]
+    spec, found_by = CALLS[call]
+    module = rendered_module(spec, edit_source=with_slip(old, new))
+    with pytest.raises(AssertionError, match="error"):
+        check_pairs(module, spec, found_by)
+
+
+@pytest.mark.parametrize("decay", [None, DECAY])
+def test_both_algorithms_agree(decay: Tensor | None) -> None:
+    """On a mask that either can have, to a few roundings of float32."""
+    linearly = AttentionSpec(
+        16, "float32", mask=causal(), normaliser=linear(elu_plus_one(), decay=decay)
+    )
+    pairwise = replace(linearly, normaliser=replace(linearly.normaliser, algorithm="quadratic"))
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, heads, 50, 16, generator=generator) for heads in (2, 1, 1))
+    given = {} if decay is None else {"decay": -torch.rand(1, 1, 50, generator=generator)}
+    results = []
+    for spec in (linearly, pairwise):
+        leaves = [x.detach().requires_grad_() for x in (q, k, v, *given.values())]
+        module = rendered_module(spec)
+        out, lse = module.attention(
+            *leaves[:3], **dict(zip(given, leaves[3:], strict=True)), return_lse=True
+        )
+        results.append((out, lse, *torch.autograd.grad((out * v).sum() + lse.sum(), leaves)))
+    assert all(torch.allclose(*x, atol=1e-4, rtol=1e-4) for x in zip(*results, strict=True))
