@@ -20,12 +20,14 @@ from flashgen import (
     full,
     identity,
     linear,
+    sliding_window,
     softmax_features,
 )
 from flashgen.codegen.module import render_module
 from flashgen.tuning.choose import choices, search_spaces
 from support.linear_packed import PackedCall, check_packed
 from support.matrices import CASES, check_matrices
+from support.over_pairs import PairCall, check_pairs
 from support.recurrence import LinearCall, drawn_inputs
 from support.variants import imported, lowered
 from support.vector_maps import VectorCall, check_call
@@ -81,6 +83,28 @@ CALLS: dict[str, LinearCall] = {
     "chunks": LinearCall(333, 333, batch=2, q_heads=4, kv_heads=2, states=True),
 }
 
+#: Other masks, which kernels over all pairs compute.
+PAIRS = {
+    "window": (
+        AttentionSpec((64, 128), mask=sliding_window(100, 0), normaliser=linear(elu_plus_one())),
+        PairCall(333, 333),
+    ),
+    "hidden": (
+        AttentionSpec(128, mask=document(), normaliser=linear(elu_plus_one())),
+        PairCall(201, 201, hidden=True),
+    ),
+    "decays": (
+        AttentionSpec(
+            64, mask=sliding_window(100, 0), normaliser=linear(elu_plus_one(), decay=DECAY)
+        ),
+        PairCall(201, 201, steep=True),
+    ),
+    "random": (
+        AttentionSpec(64, mask=sliding_window(100, 0), normaliser=linear(favor(128))),
+        PairCall(201, 201),
+    ),
+}
+
 #: How many programs a module takes to run side by side, but for the long sequence: few, so that
 #: segments have several chunks.
 PROGRAMS = 16
@@ -106,6 +130,15 @@ def test_packed_sequences() -> None:
     """One is empty, one is of one token, one goes from segment to segment."""
     call = PackedCall((5, 0, 333, 64, 1, 130), q_heads=4, kv_heads=2, states=True, steep=True)
     check_packed(_module("varlen"), SPECS["varlen"], call, DEVICE)
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_over_all_pairs(name: str) -> None:
+    """By the dense kernels: a window, a mask of data with NaN in its padding, decays of keys."""
+    spec, call = PAIRS[name]
+    plan = lowered(spec, f"pairs_{name}")
+    chosen = choices(plan, {}, search_spaces(plan), ())
+    check_pairs(imported(f"pairs_{name}", render_module(plan, chosen)), spec, call, DEVICE)
 
 
 @pytest.mark.parametrize("name", ["pair", "room"])

@@ -40,6 +40,7 @@ from flashgen.validate import validate
 GOOD = AttentionSpec(64, mask=sliding_window(8, 0), normaliser=linear(relu()))
 INSISTS = linear(relu(), algorithm="quadratic")
 DECAY = Tensor("decay", ("batch", "num_kv_heads", "kv_len"))
+MATRIX = Tensor("matrix_", (64, 32))
 OF_FEATURES = Tensor("decay", ("batch", "num_kv_heads", "kv_len", 64))
 
 
@@ -112,6 +113,9 @@ def test_the_mask_and_the_spec_choose_the_algorithm(fields: dict[str, Any], algo
         ({"mask": sliding_window(8, 3), "normaliser": linear(relu(), decay=DECAY)},
          "mask=sliding_window(8, 3): a decay is for keys in the order of queries, and this mask "
          "shows later ones; add & causal() to it, or leave decay out"),
+        ({"normaliser": linear(lambda x: relu()(x @ MATRIX))}, "normaliser=linear(feature_map): "
+         "kernels over all pairs multiply q and k by no matrix first; multiply them before the "
+         "call"),
         ({"normaliser": linear(favor(640))}, "normaliser=linear(favor(features=640)): 640 features "
          "of a vector: products of pairs have 512; change their number, or head_dim"),
         ({"normaliser": linear(favor(64), normalise=False)}, "normaliser=linear(favor(features=64)"
