@@ -109,7 +109,8 @@ def dense(name: str, device: str, length: int, heads: int = 4, kv_heads: int = 2
     k, v = (normal(device, 1, kv_heads, length, x) for x in (width, v_width))
     given, learned = {}, list[torch.Tensor]()
     if name == "learned_d64":
-        learned = [normal(device, heads, dtype=torch.float32) for _ in range(2)]
+        # Gentle slopes: weights of a few keys would leave the gradient to rounding.
+        learned = [0.1 * normal(device, heads, dtype=torch.float32).abs() for _ in range(2)]
         given = dict(zip(("slopes", "sinks"), learned, strict=True))
     if name == "islands_d128":
         at = torch.arange(length)

@@ -1,8 +1,9 @@
 """The kernels under compute-sanitizer: accesses out of bounds, and races in shared memory.
 
 racecheck (of CUDA 13.0, and 2026.4) reports as races what mbarriers order: the numbers that the
-producer hands over, and what Triton itself passes to the partitions of a kernel. A race anywhere
-else fails the test.
+producer hands over or announces, notes of an overflow, and what Triton itself passes to the
+partitions of a kernel; and the factors that two consumers exchange by named barriers. A race
+anywhere else fails the test.
 """
 
 from __future__ import annotations
@@ -34,8 +35,12 @@ SUMMARY = {
 }
 #: An access that takes part in a race: the name of a module's file, and the line.
 ACCESS = re.compile(r"access at \w+\+0x\w+ in (\w+)\.py:(\d+)")
-#: Functions whose accesses mbarriers order, or that Triton starts the partitions from.
-ORDERED = {"_hand_over", "_handed_over", "_attention_hopper"}
+#: Functions whose accesses barriers order, or that Triton starts the partitions from.
+ORDERED = {
+    *("_hand_over", "_handed_over", "_announce", "_announced", "_set_overflow", "_take_overflow"),
+    *("_values_step", "_keys_step"),
+    *("_attention_hopper", "_backward_hopper", "_backward_queries_hopper"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -106,8 +111,10 @@ def _command(tool: str) -> list[str]:
         pytest.skip("compute-sanitizer is not on PATH")
     # Triton starts ptxas, which is not to be watched; torch asks the driver for what it may lack.
     command = [path, "--tool", tool, "--target-processes", "application-only"]
-    if tool == "memcheck":
-        command += ["--report-api-errors", "no"]
+    # Without a limit racecheck shows a hundred reports.
+    command += {"memcheck": ["--report-api-errors", "no"], "racecheck": ["--print-limit", "0"]}[
+        tool
+    ]
     probe = _run([*command, sys.executable, "-c", TOUCH])
     if probe.returncode or not SUMMARY[tool].search(probe.stdout):
         pytest.skip(f"compute-sanitizer cannot watch torch here: {_tail(probe)[-400:]}")
