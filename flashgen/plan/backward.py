@@ -13,8 +13,9 @@ import sympy
 from flashgen.params import Tensor
 from flashgen.plan.arguments import KernelArguments, kernel_arguments
 from flashgen.plan.backward_code import BackwardCode
+from flashgen.plan.classified import finds_ranges
 from flashgen.plan.code import code_with, finite_score
-from flashgen.plan.kernel import KernelPlan, finds_ranges
+from flashgen.plan.kernel import KernelPlan
 from flashgen.plan.loops import KeyTiles, key_tiles
 from flashgen.plan.promise import Promise, promise_of
 from flashgen.plan.score_gradient import (

@@ -12,10 +12,10 @@ from typing import Any
 import sympy
 
 from flashgen.block_lists import BlockLists
-from flashgen.config import HOPPER
+from flashgen.config import FORMS, HOPPER
 from flashgen.params import Int, Tensor
 from flashgen.plan.dtypes import ITEMSIZES
-from flashgen.plan.listing import said_apart
+from flashgen.plan.listing import TileListing, said_apart, tile_listing
 from flashgen.plan.loops import KERNEL_NAMES
 from flashgen.plan.wide_bounds import Excess, excess_of_bounds
 from flashgen.spec import AttentionSpec
@@ -179,6 +179,23 @@ class ClassifiedTiles:
     def reads_keys(self) -> bool:
         """Whether something is computed of the keys of each tile."""
         return any(read.of_keys for read in self.reads)
+
+
+def finds_ranges(spec: AttentionSpec, predicate: Predicate) -> bool:
+    """Whether calls find which keys conditions on keys alone show.
+
+    In the dense form they can, and do where no list has the tiles.
+    """
+    return spec.forms == FORMS[:1] and listing_of(spec, predicate) is None
+
+
+def listing_of(spec: AttentionSpec, predicate: Predicate) -> TileListing | ClassifiedTiles | None:
+    """What lists the tiles of a mask; None where bounds give them."""
+    if any(isinstance(param, BlockLists) for param in predicate.params):
+        found = classified(predicate, left_to_data(predicate, ranges=True))
+        # Tiles may hold rows of several heads that share a list: parts are of one head.
+        return with_parts(spec, found) if found.by_head and not found.by_group else found
+    return tile_listing(predicate) or classified_tiles(spec, predicate)
 
 
 def classified_tiles(spec: AttentionSpec, predicate: Predicate) -> ClassifiedTiles | None:

@@ -13,9 +13,7 @@ from typing import Any
 
 import sympy
 
-from flashgen.block_lists import BlockLists
 from flashgen.budget.targets import get_target
-from flashgen.config import FORMS
 from flashgen.declared import Param
 from flashgen.offsets import DROPOUT_OFFSETS
 from flashgen.params import Tensor
@@ -28,10 +26,9 @@ from flashgen.plan.arguments import (
 )
 from flashgen.plan.classified import (
     ClassifiedTiles,
-    classified,
-    classified_tiles,
+    finds_ranges,
     hints_to_sort,
-    with_parts,
+    listing_of,
 )
 from flashgen.plan.code import KernelCode, finite_score, kernel_code, with_hidden_by_score
 from flashgen.plan.constants import PrintedConstant, printed_constant
@@ -41,7 +38,7 @@ from flashgen.plan.head_dims import Heads
 from flashgen.plan.hidden import HiddenRows, hidden_rows
 from flashgen.plan.int32_overflow import SIZES, LargeInteger, printed_integers
 from flashgen.plan.keywords import Keywords, with_free_names
-from flashgen.plan.listing import TileListing, tile_listing
+from flashgen.plan.listing import TileListing
 from flashgen.plan.loops import KeyTiles, key_tiles
 from flashgen.plan.outside import left_by
 from flashgen.plan.pairs import Products, is_quadratic, over_pairs
@@ -57,7 +54,6 @@ from flashgen.symbolic.printer import torch_source
 from flashgen.symbolic.residual_conditions import residual_conditions
 from flashgen.symbolic.score import may_be_infinite
 from flashgen.symbolic.tables import RangeTable, RowTable
-from flashgen.symbolic.tile_answers import left_to_data
 from flashgen.symbolic.trace import KEYS_OF_ROWS, ROWS_OF_KEYS, Predicate, trace
 from flashgen.symbols import KV_IDX, Q_IDX, SCORE, B, H, Load
 
@@ -498,23 +494,6 @@ def lower(spec: AttentionSpec, name: str) -> KernelPlan:
     predicate = trace(with_hidden_by_score(spec))
     bounds = derive_bounds(predicate, ranges=finds_ranges(spec, predicate))
     return KernelPlan(name, spec, predicate, bounds, keywords)
-
-
-def finds_ranges(spec: AttentionSpec, predicate: Predicate) -> bool:
-    """Whether calls find which keys conditions on keys alone show.
-
-    In the dense form they can, and do where no list has the tiles.
-    """
-    return spec.forms == FORMS[:1] and listing_of(spec, predicate) is None
-
-
-def listing_of(spec: AttentionSpec, predicate: Predicate) -> TileListing | ClassifiedTiles | None:
-    """What lists the tiles of a mask; None where bounds give them."""
-    if any(isinstance(param, BlockLists) for param in predicate.params):
-        found = classified(predicate, left_to_data(predicate, ranges=True))
-        # Tiles may hold rows of several heads that share a list: parts are of one head.
-        return with_parts(spec, found) if found.by_head and not found.by_group else found
-    return tile_listing(predicate) or classified_tiles(spec, predicate)
 
 
 def _symbols(*exprs: Any) -> frozenset[str]:
