@@ -15,7 +15,7 @@ import torch
 from hypothesis import Phase, given, settings
 
 from flashgen import AttentionSpec, Mask
-from flashgen.plan import kernel as planning
+from flashgen.plan import classified as planning
 from flashgen.plan.classified import ClassifiedTiles, classified
 from flashgen.reference import visibility
 from flashgen.symbolic.tile_answers import left_to_data
