@@ -34,7 +34,8 @@ from flashgen.spec import DTYPES, INPUT_PRECISIONS, AttentionSpec, Blocks
 from flashgen.symbolic.trace import Predicate, trace
 from flashgen.symbols import KV_IDX, KV_LEN, Q_IDX, Q_LEN, Load
 from flashgen.tracing.user_code import users_line
-from flashgen.validate_linear import Finding, feature_findings, linear_findings
+from flashgen.validate_linear import feature_findings, linear_findings
+from flashgen.validate_matrices import Finding
 
 HEAD_DIMS = range(16, 513, 8)
 TILE_SIDES = (16, 32, 64, 128, 256)

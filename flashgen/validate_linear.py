@@ -18,16 +18,13 @@ from flashgen.plan.pairs import (
     why_not_linear,
 )
 from flashgen.spec import AttentionSpec, Blocks
-from flashgen.validate_matrices import matrix_findings
+from flashgen.validate_matrices import Finding, matrix_findings
 
 #: The form that linear attention may have besides the dense one.
 PACKED = "varlen"
 
 #: The most features of a vector that kernels over all pairs multiply.
 MOST_OF_PAIRS = 512
-
-# A finding: a field, its value, the mistake, and what to write instead.
-Finding = tuple[str, object, str, str]
 
 
 def linear_findings(spec: AttentionSpec, normaliser: Linear, traced: Any) -> Iterator[Finding]:

@@ -1353,7 +1353,7 @@ def attention(
 ):
     """Weights scale * features(q) @ features(k).T where the mask shows, over a query's sum of them.
 
-    Kernels go over all pairs that the mask shows: sums over these keys do not factor.
+    Kernels go over all pairs that the mask shows.
 
     Args:
         q: (batch, num_q_heads, q_len, 40) bfloat16; like k and v, of any strides with a
