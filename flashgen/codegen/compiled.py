@@ -43,7 +43,7 @@ class CompiledTemplates(jinja2.FileSystemBytecodeCache):
     def dump_bytecode(self, bucket: Bucket) -> None:
         """Keeps a template's code, if that is possible."""
         with suppress(OSError):
-            Path(self.directory).mkdir(exist_ok=True)
+            Path(self.directory).mkdir(parents=True, exist_ok=True)
             super().dump_bytecode(bucket)
 
 
