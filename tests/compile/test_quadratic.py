@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from compile.usage import AS_PTXAS_12_8_DOES, hold_never_below
+from compile.usage import (
+    AS_PTXAS_12_8_DOES,
+    check_backward_usage,
+    check_usage,
+    hold_never_below,
+    predicted_usage,
+)
 from flashgen import (
     AttentionSpec,
     Tensor,
@@ -21,9 +27,12 @@ from flashgen import (
 )
 from flashgen.budget.targets import get_target
 from flashgen.config import BACKWARD_KERNELS, KernelConfig
+from flashgen.kernels.backward_hopper_split.plan import HopperBackwardSplit
+from flashgen.kernels.backward_hopper_split.space import split_space
 from flashgen.kernels.backward_triton.rank import rank_backward
 from flashgen.kernels.backward_triton.shared_memory import backward_usage
 from flashgen.kernels.backward_triton.space import backward_space
+from flashgen.kernels.forward_hopper.space import hopper_space, rank_hopper
 from flashgen.kernels.forward_triton.rank import rank
 from flashgen.kernels.forward_triton.shared_memory import sram_usage
 from flashgen.kernels.forward_triton.space import search_space
@@ -32,6 +41,8 @@ from flashgen.plan import lower
 from flashgen.plan.backward import backward_plan
 from flashgen.plan.quadratic import QuadraticPlan
 from support.compiling.backward import backward_shared_bytes
+from support.compiling.backward_hopper import compile_backward_hopper
+from support.compiling.hopper import compile_hopper
 from support.compiling.kernel import Kernel, call_of, function_in
 from support.compiling.machine_code import by_triton
 from support.compiling.portable import IMPORTS, options_of, shared_bytes
@@ -88,6 +99,31 @@ def test_elements_need_no_more_than_is_predicted(name: str, target: str) -> None
     for kernel in BACKWARD_KERNELS:
         candidates = backward_space(plan, kernel, target).candidates
         hold_never_below(plan, kernel, target, rank_backward(plan, kernel, target, candidates)[:2])
+
+
+@pytest.mark.parametrize("name", ["plain", "documents"])
+def test_gluon_kernels_need_what_is_predicted(name: str) -> None:
+    """Of the forward kernel, that reads the scale, and of the one of all gradients."""
+    plan = lower((SPECS | NEVER_BELOW)[name], name)
+    check_usage(plan, hopper_space(plan).candidates[0])
+    names = HopperBackwardSplit(backward_plan(plan))
+    for config in split_space(names).candidates:
+        check_backward_usage(names, config)
+
+
+@AS_PTXAS_12_8_DOES
+@pytest.mark.parametrize("name", ["elu", "plain"])
+def test_gluon_kernels_are_fast_machine_code(name: str) -> None:
+    """A few numbers rest in memory between tiles."""
+    plan = lower(SPECS[name], name)
+    config = rank_hopper(plan, hopper_space(plan).candidates)[0]
+    names = HopperBackwardSplit(backward_plan(plan))
+    forward = compile_hopper(plan, config)
+    backward = compile_backward_hopper(names.backward, split_space(names).candidates[0])
+    assert forward.shared == predicted_usage(plan, config).total
+    assert (forward.warnings, backward.warnings) == ((), ())
+    assert forward.spilled <= 32
+    assert backward.spilled <= 160
 
 
 def compiled_map(quadratic: QuadraticPlan, name: str, target: str = "sm_90") -> Report:

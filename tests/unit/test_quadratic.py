@@ -31,6 +31,7 @@ from flashgen.explain.call import Asked
 from flashgen.explain.terminal import print_account
 from flashgen.explain.variant import explain_variant
 from flashgen.forms.registry import why_no_form
+from flashgen.kernels.backward_hopper.plan import HopperBackward
 from flashgen.loader import Variant
 from flashgen.plan import lower
 from flashgen.plan.backward import backward_plan
@@ -133,7 +134,7 @@ def test_explain_counts_pairs_and_no_exponentials(tmp_path: Path) -> None:
     account = explain_variant(
         Variant("tiny", spec, "specs/tiny.py"), None, Asked(q_len=256), tmp_path
     )
-    (own,) = account.works
+    own, _ = account.works  # in Gluon, and portable
     assert own.exponentials == 0 and "softmax" not in own.said.replace("without a softmax", "")
     visited = account.mask.tiles["masked"] + account.mask.tiles["unmasked"]
     block_m, block_n = map(int, own.tile.split(" x "))
@@ -154,12 +155,15 @@ def test_no_other_form_has_it() -> None:
         assert why_no_form(form, plan).startswith(f"{form!r} has no linear attention")
 
 
-def test_gluon_kernels_say_why_they_are_not_there(tmp_path: Path) -> None:
+def test_gluon_kernels_of_both_passes_and_of_one(tmp_path: Path) -> None:
     account = explain_variant(
         Variant("tiny", GOOD, "specs/tiny.py"), "sm_90", Asked(q_len=256), tmp_path
     )
-    assert account.without == "its weights are exponentials, not products of features"
-    assert [kernel.form for kernel in account.kernels] == ["portable"]
+    assert [kernel.form for kernel in account.kernels] == ["hopper", "portable"]
+    decayed = replace(GOOD, normaliser=linear(relu(), decay=DECAY))
+    for spec, reason in ((GOOD, ""), (decayed, "its weights are products of features, and two")):
+        why_not = HopperBackward(backward_plan(lower(spec, "tiny"))).why_not
+        assert why_not.startswith(reason) and bool(why_not) == bool(reason)
 
 
 def test_identity_and_elu_differ_in_their_operators() -> None:

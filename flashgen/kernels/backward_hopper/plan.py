@@ -76,8 +76,8 @@ class HopperBackward(HopperLearned):
     def why_not(self) -> str:
         """Why a plan has no such kernel; ``""`` if it has one."""
         plan, backward = self.backward.plan, self.backward
-        if plan.products:
-            return "its weights are exponentials, not products of features"
+        if plan.products and self.split:
+            return "its weights are products of features, and two kernels split the pass"
         if plan.itemsize != 2:
             return f"{plan.torch_dtype}: its tiles are of 16-bit elements"
         if max(plan.qk_head_dim, plan.v_head_dim) > max(BLOCK_M):

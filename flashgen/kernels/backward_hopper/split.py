@@ -216,6 +216,9 @@ class HopperSplit:
     def block_m(self) -> int:
         """Queries of a tile; fewer where registers do not hold all derivatives, or for dropout.
 
+        Products of features have two factors of each pair besides dp, of a weight and of its
+        gradient: at d=64 tiles of 128 spilled 524 bytes with a window, and tiles of 64 spill none.
+
         In a single pass at d=64 tiles of 128 spilled 2220 bytes with sums of rows and 760 with sums
         along diagonals; tiles of 64 spill up to 60.
         With dropout at d=64 tiles of 128 spilled 740 bytes and tiles of 64 spill 16; with tiles of
@@ -224,7 +227,8 @@ class HopperSplit:
         most, text = BLOCK_M[self.width], self.text
         differs = text.score_gradient and self.of_keys_alone
         holds = not self.split and (text.input_gradients or text.code.distances)
-        few = differs or holds or self.in_turns or self.backward.plan.dropout
+        plan = self.backward.plan
+        few = differs or holds or self.in_turns or plan.dropout or plan.products
         return min(most, 64) if few else most
 
     @property

@@ -57,7 +57,7 @@ def captured_bytes(plan: KernelPlan, *, contiguous: bool = True, ones: bool = Fa
     if segment_table(plan):  # the list of tiles, the output
         size += 2 * ADDRESS
     size += NUMBER * bool(plan.checks_kv_len or plan.listing or "kv_len" in read.names)
-    size += NUMBER * (not plan.reads_scale or "scale" in read.names)  # else qk_scale
+    size += NUMBER * (not plan.reads_scale or plan.products or "scale" in read.names)
     return size + captured_parameters(read, plan.kernel_arguments, contiguous=contiguous, ones=ones)
 
 

@@ -80,8 +80,6 @@ def without_form(plan: KernelPlan) -> str:
     """Why no configuration is possible; ``""`` if one may be."""
     if TARGET.name not in plan.targets:
         return f"{TARGET.name} is not among the targets"
-    if plan.products:
-        return "its weights are exponentials, not products of features"
     if plan.dropout and segment_table(plan):
         return "with dropout, tiles start at multiples of 16, not at segments"
     if plan.itemsize != 2:

@@ -1,0 +1,110 @@
+"""Linear attention over all pairs by Gluon kernels, and defects that the calls find."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from flashgen import (
+    AttentionSpec,
+    Tensor,
+    causal,
+    document,
+    elu_plus_one,
+    identity,
+    linear,
+    relu,
+    sliding_window,
+)
+from support.gluon import interpreted
+from support.over_pairs import PairCall, check_pairs
+from support.runs import noted
+from support.slip import with_slip
+from support.variants import rendered_module
+
+DECAY = Tensor("decay", ("batch", "num_kv_heads", "kv_len"))
+GATE = Tensor("gate", ("batch", "kv_len"), "int32")
+
+
+def pasted(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    """A mask that data decides, under which some queries see no key."""
+    return (q_idx - kv_idx < 9) & (kv_idx <= q_idx) & (GATE[b, kv_idx] > 1)
+
+
+#: Specs with both passes in Gluon, and a call of each.
+BOTH = {
+    "window": (
+        AttentionSpec((96, 64), mask=sliding_window(20, 0), normaliser=linear(elu_plus_one())),
+        PairCall(200, 200, batch=1),
+    ),
+    "aligned": (
+        AttentionSpec(
+            64,
+            mask=causal(),
+            align="bottom_right",
+            normaliser=linear(identity(), normalise=False),
+        ),
+        PairCall(70, 140, batch=1, q_heads=2),
+    ),
+    "pasted": (
+        AttentionSpec(128, mask=pasted, normaliser=linear(relu())),
+        PairCall(80, 80, batch=1, q_heads=2, kv_heads=1),
+    ),
+    "hidden": (
+        AttentionSpec(64, mask=document(), normaliser=linear(elu_plus_one())),
+        PairCall(140, 140, q_heads=2, hidden=True),
+    ),
+    "decays of heads": (
+        AttentionSpec(
+            64,
+            mask=causal() & document(),
+            normaliser=linear(elu_plus_one(), decay=(-0.1, -0.5), algorithm="quadratic"),
+        ),
+        PairCall(140, 140, batch=1),
+    ),
+}
+#: One whose gradients two portable kernels compute.
+DECAYS = AttentionSpec(64, mask=sliding_window(30, 0), normaliser=linear(relu(), decay=DECAY))
+
+#: Defects: the text, what stands in its place, and the call that finds it.
+DEFECTS = {
+    "hidden keys": ('gl.where(scores == float("-inf"), 0.0, scores)  # a', "scores  # a", "window"),
+    "0 / 0": ("gl.where(total == 0.0, 0.0, 1.0 / total)", "1.0 / total", "pasted"),
+    "no scale": ("gl.full([64], scale, gl.float32, ROWS)", "gl.full([64], 1.0, gl.float32, ROWS)",
+                 "aligned"),
+    "gradients of hidden keys": ('p = gl.where(scores == float("-inf"), 0.0, p)', "p = p",
+                                 "window"),
+    "infinite weights": ("scores = gl.maximum(scores, -3.0e38)", "scores = scores", "window"),
+    "gradients that are not divided": (" * inverse[None, :]", "", "window"),
+    "no scale of gradients by v": ("grad_v = grad_v * scale", "grad_v = grad_v", "aligned"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_both_passes(name: str) -> None:
+    spec, call = BOTH[name]
+    module = rendered_module(spec, hopper=True, edit_source=interpreted)
+    before = noted(module).runs
+    check_pairs(module, spec, call)
+    assert module.runs > before
+
+
+def test_gradients_by_the_portable_kernels() -> None:
+    module = rendered_module(DECAYS, hopper=True, edit_source=interpreted)
+    assert hasattr(module, "_launch_hopper")
+    assert not hasattr(module, "_backward_kernels_hopper")
+    check_pairs(module, DECAYS, PairCall(100, 100, batch=1, q_heads=2, steep=True))
+
+
+@pytest.mark.parametrize("name", DEFECTS)
+def test_a_defect_is_found(name: str) -> None:
+    old, new, call = DEFECTS[name]
+    spec, found_by = BOTH[call]
+
+    def edited(source: str) -> str:
+        return interpreted(with_slip(old, new)(source))
+
+    module = rendered_module(spec, hopper=True, edit_source=edited)
+    with pytest.raises(AssertionError, match="error"):
+        check_pairs(module, spec, found_by)
