@@ -142,7 +142,9 @@ NOT_IN_MODULES = frozenset(
         "tuning/backward_bench.py",
         "tuning/device.py",
         "tuning/forward_bench.py",
+        "tuning/linear_bench.py",
         "tuning/measure.py",
+        "tuning/typical_calls.py",
     }
 )
 
