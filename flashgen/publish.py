@@ -39,6 +39,7 @@ NOT_IN_MODULES = frozenset(
         "__init__.py",
         "__main__.py",
         "bench.py",
+        "bench_linear.py",
         "build.py",
         "cache.py",
         "check.py",
