@@ -1,4 +1,7 @@
-"""bench: one variant's module beside FlexAttention and torch's SDPA backends, in one run."""
+"""bench: one variant's module beside FlexAttention and torch's SDPA backends, in one run.
+
+Linear attention and Linformer are beside softmax attention with the same mask, and fla.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from flashgen.bench_linear import FLA, copied_bytes, fla_call, moved_bytes, softmax_of
 from flashgen.build import Options, is_current
 from flashgen.errors import FlashgenError, first_line
+from flashgen.kernels.linear_workload import declared
 from flashgen.kernels.workload import (
     random_inputs,
     typical_params,
@@ -22,10 +27,13 @@ from flashgen.kernels.workload import (
     visible_flops,
 )
 from flashgen.loader import Variant, load
-from flashgen.normalisers import Linear, softmax
+from flashgen.normalisers import softmax
 from flashgen.place import Place
 from flashgen.plan import KernelPlan, lower
+from flashgen.spec import AttentionSpec
 from flashgen.tuning.device import detect_gpu
+from flashgen.tuning.linear_bench import captured
+from flashgen.tuning.typical_calls import typical_call
 
 if TYPE_CHECKING:
     import torch
@@ -49,9 +57,12 @@ class Timing:
         length: q_len and kv_len.
         kernel: ``"flashgen"``, ``"FlexAttention"``, ``"SDPA flash"``...
         ms: median milliseconds of a forward call; None where it cannot run.
-        tflops: TFLOP/s over the elements that the mask shows; None where it cannot run.
-        ratio: flashgen's rate over this one's; None where it cannot run.
+        tflops: TFLOP/s over the elements that the mask shows; None where it cannot run, and for
+            linear attention by states and Linformer, whose time does not grow with them.
+        ratio: this one's time over flashgen's; None where it cannot run.
         problem: why it cannot run; empty where it can.
+        share: for these the time of a copy that moves as many bytes as q, k, v and the output have,
+            over this one; else None.
     """
 
     length: int
@@ -60,33 +71,23 @@ class Timing:
     tflops: float | None = None
     ratio: float | None = None
     problem: str = ""
+    share: float | None = None
 
 
 def bench(name: str, specs: Path, out: Path) -> list[Timing]:
     """Times the variant's published module and its peers on this machine's GPU, forward only.
 
     Raises:
-        FlashgenError: no GPU to measure on, no such variant, one of linear attention or with
-            projected keys, or its module is not up to date.
+        FlashgenError: no GPU to measure on, no such variant, or its module is not up to date.
     """
     variant = _variant(name, specs)
-    if isinstance(variant.spec.normaliser, Linear):
-        raise FlashgenError(
-            f"{name}: bench compares rates of scores, and linear attention has none; "
-            "time its attention by itself"
-        )
-    if variant.spec.linformer:
-        raise FlashgenError(
-            f"{name}: bench draws q, k and v alone, and linformer takes matrices besides; time its "
-            "attention by itself"
-        )
     _require_gpu(variant)
     place = Place(out, name)
     if not is_current(variant, place, Options(out=out), None):
         raise FlashgenError(f"{place.module}: not up to date; build {variant.file} first")
     plan, module = lower(variant.spec, name), _import(place)
     lengths = usual_lengths(plan, LENGTHS)
-    return [timing for length in lengths for timing in _timings(plan, module, length)]
+    return [timing for length in lengths for timing in _timings(plan, variant.spec, module, length)]
 
 
 def to_json(timings: list[Timing]) -> str:
@@ -120,31 +121,56 @@ def _import(place: Place) -> ModuleType:
     return module
 
 
-def _timings(plan: KernelPlan, module: ModuleType, length: int) -> Iterator[Timing]:
+def _timings(
+    plan: KernelPlan, spec: AttentionSpec, module: ModuleType, length: int
+) -> Iterator[Timing]:
     """The module first, then its peers, all on the same tensors."""
+    q, k, v = random_inputs(plan, length)
+    is_softmax = not (declared(plan) or spec.linformer)
+    peer = plan if is_softmax else softmax_of(spec, plan.name)
+    params = typical_params(peer, q)
+    others, keywords = (), plan.by_keyword(params)
+    if not is_softmax:
+        others, keywords = typical_call(plan, module, q)
+    own: Call = partial(module.attention, q, k, v, *others, **keywords)
+    seen = visible(peer, q, params)
+    # Where time grows with the length, and not with the scores, the tensors are what is counted.
+    counts_bytes = bool(plan.linear or spec.linformer)
+    copied = copied_bytes(_ms, q.device) if counts_bytes else 1.0
+    ways: list[tuple[str, KernelPlan, Callable[[], Call]]] = [
+        (OWN, plan, lambda: captured(own) if counts_bytes else own)
+    ]
+    if fla := fla_call(plan, (q, k, v), keywords):
+        ways.append((FLA, plan, partial(captured, fla)))
+    for name, make in _peers(peer, (q, k, v), seen, params):
+        ways.append((name if is_softmax else f"{name}, softmax", peer, make))
+
+    own_ms = 0.0
+    for kernel, of, make in ways:
+        try:
+            ms = _ms(make())
+        except Exception as error:  # whatever torch, its compiler or the driver raise
+            if kernel == OWN:
+                raise
+            yield Timing(length, kernel, problem=first_line(error))
+            continue
+        own_ms = own_ms or ms
+        rate, share = None, None
+        if counts_bytes:
+            share = moved_bytes(q, k, v) / ms / copied
+        else:
+            rate = visible_flops(of, q, seen) / ms / 1e9
+        yield Timing(length, kernel, ms, rate, ms / own_ms, share=share)
+
+
+def _ms(call: Call) -> float:
+    """The median milliseconds of a call."""
     import triton
 
-    q, k, v = random_inputs(plan, length)
-    params = typical_params(plan, q)
-    seen = visible(plan, q, params)
-    flops = visible_flops(plan, q, seen)
-
-    def timed(call: Call) -> tuple[float, float]:
-        ms = triton.testing.do_bench(
-            call, warmup=WARMUP_MS, rep=REPETITION_MS, return_mode="median"
-        )
-        return ms, flops / ms / 1e9
-
-    arguments = plan.by_keyword(params)
-    ms, own = timed(lambda: module.attention(q, k, v, **arguments))
-    yield Timing(length, OWN, ms, own, 1.0)
-    for kernel, make in _peers(plan, (q, k, v), seen, params):
-        try:
-            ms, rate = timed(make())
-        except Exception as error:  # whatever torch, its compiler or the driver raise
-            yield Timing(length, kernel, problem=first_line(error))
-        else:
-            yield Timing(length, kernel, ms, rate, own / rate)
+    ms: float = triton.testing.do_bench(
+        call, warmup=WARMUP_MS, rep=REPETITION_MS, return_mode="median"
+    )
+    return ms
 
 
 def _peers(

@@ -317,8 +317,8 @@ def _to_measure(
     return [
         key
         for key, digest in kernels.items()
-        if key in (options.kernels or keys())
-        if with_key(key).timed and with_key(key).runs_on(gpu.target)
+        if key in (options.kernels or (*keys(), *keys(linear=True)))
+        if with_key(key).runs_on(gpu.target)
         if options.force
         or not any(r.settles(digest, pins(variant.spec, with_key(key))) for r in results)
     ]

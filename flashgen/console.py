@@ -253,16 +253,18 @@ def cache_table(entries: Iterable[Entry]) -> Table:
 
 
 def bench_table(timings: Iterable[Timing]) -> Table:
-    """A row for each kernel and length."""
+    """A row for each kernel and length, with rates, or with shares of a copy's bandwidth."""
+    timings = list(timings)
+    rate = "TFLOP/s" if all(t.share is None for t in timings) else "of a copy"
     table = plain_table("length", "kernel")
-    for column in ("ms", "TFLOP/s", "flashgen is"):
+    for column in ("ms", rate, "flashgen is"):
         table.add_column(column, justify="right")
     for t in timings:
-        if t.ms is None or t.tflops is None or t.ratio is None:
+        if t.ms is None or t.ratio is None:
             table.add_row(str(t.length), t.kernel, "-", "-", t.problem)
-        else:
-            figures = (f"{t.ms:.3f}", f"{t.tflops:.0f}", f"{t.ratio:.2f} x")
-            table.add_row(str(t.length), t.kernel, *figures)
+            continue
+        figure = f"{t.tflops:.0f}" if t.share is None else f"{t.share:.0%}"
+        table.add_row(str(t.length), t.kernel, f"{t.ms:.3f}", figure, f"{t.ratio:.2f} x")
     return table
 
 

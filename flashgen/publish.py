@@ -39,6 +39,7 @@ NOT_IN_MODULES = frozenset(
         "__init__.py",
         "__main__.py",
         "bench.py",
+        "bench_linear.py",
         "build.py",
         "cache.py",
         "check.py",
@@ -142,7 +143,9 @@ NOT_IN_MODULES = frozenset(
         "tuning/backward_bench.py",
         "tuning/device.py",
         "tuning/forward_bench.py",
+        "tuning/linear_bench.py",
         "tuning/measure.py",
+        "tuning/typical_calls.py",
     }
 )
 

@@ -171,7 +171,8 @@ def explain(
     if form == "cache":
         _explain_cached(paths, target, asked, place, json)
         return
-    if _explained_linear(paths, target, asked, {"html": html, "svg": svg, "png": png}, json):
+    pictures = {"html": html, "svg": svg, "png": png}
+    if _explained_linear(paths, target, asked, out, pictures, json):
         return
     with for_json_alone(json):
         if html is None:
@@ -214,6 +215,7 @@ def _explained_linear(
     paths: list[Path],
     target: str | None,
     asked: Asked,
+    out: Path,
     pictures: dict[str, Path | None],
     json: Path | None,
     packing: Packing | None = None,
@@ -226,7 +228,7 @@ def _explained_linear(
     with for_json_alone(json):
         variants = of_linear_attention(all_variants(paths, target))
         _refuse("linear attention has no tiles of scores to show", pictures if variants else {})
-        accounts = list(explain_linear(variants, target, asked, packing))
+        accounts = list(explain_linear(variants, target, asked, packing, out))
     if variants:
         _show(json, accounts, "linear", print_linear)
     return bool(variants)
@@ -243,7 +245,7 @@ def _explain_packed(
     from flashgen.explain.packed import explain_packed
     from flashgen.explain.packed_terminal import print_packed
 
-    if _explained_linear(paths, target, asked, {}, json, packing):
+    if _explained_linear(paths, target, asked, out, {}, json, packing):
         return
     with for_json_alone(json):
         accounts = list(explain_packed(paths, target, asked, packing, out))

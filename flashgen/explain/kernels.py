@@ -97,7 +97,7 @@ def _account(plan: KernelPlan, target: Target, key: str, chosen: Chosen, work: W
     return Kernel(
         form=key,
         config=choice.config,
-        chosen=_grounds(choice),
+        chosen=grounds(choice),
         shared=usage.total,
         limit=usage.limit,
         phase=usage.phase,
@@ -109,7 +109,7 @@ def _account(plan: KernelPlan, target: Target, key: str, chosen: Chosen, work: W
     )
 
 
-def _grounds(choice: ChosenConfig) -> str:
+def grounds(choice: ChosenConfig) -> str:
     """Why a configuration ships."""
     if choice.source == "model":
         return "by model"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import sympy
 
@@ -13,16 +14,20 @@ from flashgen.config import HOPPER, LONGEST, KernelConfig
 from flashgen.errors import FlashgenError, ValidationError
 from flashgen.explain.account import Subject, Timed
 from flashgen.explain.call import Asked, described, workload
+from flashgen.explain.kernels import grounds
 from flashgen.explain.limits import bound_of, operand, seconds_of
 from flashgen.explain.packed import Packing, Sequences, lengths_of, summary
-from flashgen.kernels.linear_triton.kernel import LinearForward, LinearGradients
 from flashgen.kernels.linear_triton.shared_memory import width_of_features
+from flashgen.kernels.registry import kernels_of
 from flashgen.loader import Variant
 from flashgen.params import Tensor
+from flashgen.place import Place
 from flashgen.plan import KernelPlan, lower
 from flashgen.plan.linear import LinearPlan
 from flashgen.plan.pairs import is_linear
 from flashgen.plan.typical import DOCUMENT
+from flashgen.tuning.choose import choices, digests, search_spaces
+from flashgen.tuning.store import TuneResult, load_results
 from flashgen.validate import unfit
 
 #: The most segments of a sequence, as modules cut it.
@@ -60,12 +65,14 @@ class Pass:
     Attributes:
         name: ``"forward"`` or ``"backward"``.
         config: the configuration; BLOCK_M rows are a chunk.
+        chosen: why it ships, in a few words.
         shared, limit: bytes of shared memory of a block, and the most that the target allows.
         candidates, rejected: the numbers of configurations that fit and that do not.
     """
 
     name: str
     config: KernelConfig
+    chosen: str
     shared: int
     limit: int
     candidates: int
@@ -152,7 +159,11 @@ class LinearAccount(Subject):
 
 
 def explain_linear(
-    variants: Iterable[Variant], target: str | None, asked: Asked, packing: Packing | None = None
+    variants: Iterable[Variant],
+    target: str | None,
+    asked: Asked,
+    packing: Packing | None = None,
+    out: Path = Path("generated"),
 ) -> Iterator[LinearAccount]:
     """The accounts of variants of linear attention, whose specs are valid.
 
@@ -161,6 +172,7 @@ def explain_linear(
         target: the architecture; None is Hopper, or the first that a spec names.
         asked: the known values of the call.
         packing: of a call of packed sequences, their lengths.
+        out: the folder of the generated modules, beside which measured results lie.
 
     Raises:
         FlashgenError: no configuration fits the target, or the variant has no such call or form.
@@ -172,7 +184,8 @@ def explain_linear(
         variant, plan = replace(variant, spec=spec), lower(spec, variant.name)
         lengths = None if packing is None else lengths_of(variant, plan, packing)
         sms = None if packing is None else packing.sms
-        yield _account(variant, plan, name, asked, lengths, sms)
+        results = load_results(Place(out, variant.name).tuning)
+        yield _account(variant, plan, name, asked, lengths, sms, results)
 
 
 def of_linear_attention(variants: Iterable[Variant]) -> list[Variant]:
@@ -198,6 +211,7 @@ def _account(
     asked: Asked,
     lengths: tuple[tuple[int, ...], tuple[int, ...]] | None,
     sms: int | None,
+    results: tuple[TuneResult, ...],
 ) -> LinearAccount:
     linear, target = LinearPlan(plan), get_target(name)
     if lengths is not None:  # all tokens are one batch entry
@@ -205,7 +219,7 @@ def _account(
         asked = replace(asked, batch=1, q_len=q_len, kv_len=kv_len)
         target = replace(target, num_sms=sms or target.num_sms)
     work = workload(plan, asked)
-    passes = tuple(_passes(variant, plan, target))
+    passes = tuple(_passes(variant, plan, target, results))
     chunk = passes[0].config.BLOCK_M
     packed = None if lengths is None else _packed(*lengths, chunk)
     chunks = None if packed is None else work.q_len // chunk + packed.sequences.count + 1
@@ -287,15 +301,28 @@ def _pairs(work: Workload, run: int) -> int:
     return work.batch * work.num_q_heads * pairs
 
 
-def _passes(variant: Variant, plan: KernelPlan, target: Target) -> Iterator[Pass]:
-    for name, kernel in (("forward", LinearForward()), ("backward", LinearGradients())):
-        space = kernel.space(plan, target.name)
+def _passes(
+    variant: Variant, plan: KernelPlan, target: Target, results: tuple[TuneResult, ...]
+) -> Iterator[Pass]:
+    kernels, spaces = kernels_of(plan), search_spaces(plan, (target.name,))
+    for key, of_kernel in spaces.items():
+        space = of_kernel[target.name]
         if not space.candidates:
-            raise ValidationError([unfit(variant, plan, kernel, target.name, space.rejected)])
-        config = kernel.rank(plan, target.name, space.candidates)[0]
-        usage = kernel.usage(plan, config, target)
-        sizes = len(space.candidates), len(space.rejected)
-        yield Pass(name, config, usage.total, usage.limit, *sizes)
+            raise ValidationError([unfit(variant, plan, kernels[key], target.name, space.rejected)])
+    of_sources = digests(plan, spaces) if results else {}  # kernels are rendered for them
+    chosen = choices(plan, of_sources, spaces, results)
+    for key, kernel in kernels.items():
+        choice, space = chosen[key].configs[target.name], spaces[key][target.name]
+        usage = kernel.usage(plan, choice.config, target)
+        yield Pass(
+            name="backward" if kernel.gradients else "forward",
+            config=choice.config,
+            chosen=grounds(choice),
+            shared=usage.total,
+            limit=usage.limit,
+            candidates=len(space.candidates),
+            rejected=len(space.rejected),
+        )
 
 
 def _state(linear: LinearPlan) -> int:

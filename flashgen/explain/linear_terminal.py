@@ -25,7 +25,7 @@ def _sections(account: LinearAccount) -> Iterator[tuple[str, Iterable[Renderable
         config = of_pass.config
         yield (
             f"Kernels of the {of_pass.name} pass: chunks of {config.BLOCK_M} rows, "
-            f"{config.num_warps} warps, {config.num_stages} stages, by model",
+            f"{config.num_warps} warps, {config.num_stages} stages, {of_pass.chosen}",
             [
                 Text(
                     f"{of_pass.shared:,} bytes of shared memory of {of_pass.limit:,}; "

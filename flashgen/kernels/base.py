@@ -78,7 +78,6 @@ class Kernel(ABC):
         elsewhere: for a kernel that replaces others, when the replaced kernels run.
         form: the form of a call that it computes, of `flashgen.config.FORMS`.
         linear: whether it is of linear attention, which no other kernel computes.
-        timed: whether a build measures its configurations where it finds a GPU.
     """
 
     name: ClassVar[str]
@@ -91,7 +90,6 @@ class Kernel(ABC):
     elsewhere: ClassVar[str] = ""
     form: ClassVar[str] = "dense"
     linear: ClassVar[bool] = False
-    timed: ClassVar[bool] = True
 
     @property
     def templates(self) -> Path:

@@ -26,12 +26,14 @@ KERNELS: tuple[Kernel, ...] = (
 )
 
 
-def keys(form: str = "dense") -> tuple[str, ...]:
+def keys(form: str = "dense", *, linear: bool = False) -> tuple[str, ...]:
     """The keys of a form's kernels in tables and results; some kernels share a key.
 
-    Those of linear attention are not among them: no build measures them.
+    Args:
+        form: the form.
+        linear: whether they are of linear attention, or of attention of another kind.
     """
-    held = (kernel.key for kernel in KERNELS if kernel.form == form and not kernel.linear)
+    held = (kernel.key for kernel in KERNELS if kernel.form == form and kernel.linear == linear)
     return tuple(dict.fromkeys(held))
 
 

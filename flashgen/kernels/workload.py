@@ -8,6 +8,13 @@ from typing import TYPE_CHECKING, Any
 from flashgen.block_lists import BlockLists
 from flashgen.budget.traffic import Workload
 from flashgen.dropout import Seed
+from flashgen.kernels.linear_workload import (
+    decay_tensor,
+    divides_by_signed_sums,
+    heads_with_decays,
+    typical_decays,
+    vector_dim,
+)
 from flashgen.params import Int, Tensor
 from flashgen.plan import KernelPlan
 from flashgen.plan.typical import (
@@ -41,7 +48,8 @@ def usual_lengths(plan: KernelPlan, lengths: tuple[int, ...] = LENGTHS) -> tuple
 
 def usual_heads(plan: KernelPlan) -> int:
     """The number of heads of the model, or the number that constants are for."""
-    return min(_limits(plan, "num_q_heads"), default=max(1, MODEL_WIDTH // plan.spec.qk_head_dim))
+    usual = min(_limits(plan, "num_q_heads"), default=max(1, MODEL_WIDTH // plan.spec.qk_head_dim))
+    return heads_with_decays(plan, usual)
 
 
 def _limits(plan: KernelPlan, *names: str) -> list[int]:
@@ -53,12 +61,15 @@ def _limits(plan: KernelPlan, *names: str) -> list[int]:
 def typical_params(plan: KernelPlan, q: torch.Tensor) -> dict[str, Any]:
     """A value for each run-time parameter of a call with q and as many keys; see `typical`."""
     ids = ids_of(plan.predicate.expr)
-    return {
+    found: dict[str, Any] = {
         param.name: _tensor(param, q, ids=param.name in ids)
         if isinstance(param, Tensor | Seed)
         else typical_number(param)
         for param in plan.params
     }
+    if (decay := decay_tensor(plan)) in found:
+        found[decay] = typical_decays(found[decay])
+    return found
 
 
 def _tensor(declared: Tensor | Seed, q: torch.Tensor, *, ids: bool) -> torch.Tensor:
@@ -101,7 +112,10 @@ def _lists(declared: BlockLists, shape: list[int], generator: torch.Generator) -
 
 
 def random_inputs(plan: KernelPlan, length: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Normal random q, k and v on the GPU: about TOKENS tokens in sequences of one length."""
+    """Normal random q, k and v of a call on the GPU: about TOKENS tokens in sequences of a length.
+
+    Where sums of signed weights would divide, q and k have no negative element.
+    """
     import torch
 
     heads = usual_heads(plan)
@@ -112,20 +126,26 @@ def random_inputs(plan: KernelPlan, length: int) -> tuple[torch.Tensor, torch.Te
         values = torch.randn(shape, device="cuda", generator=generator)
         return values.to(getattr(torch, plan.torch_dtype))
 
-    return normal(plan.qk_head_dim), normal(plan.qk_head_dim), normal(plan.v_head_dim)
+    qk_dim = vector_dim(plan)
+    q, k, v = normal(qk_dim), normal(qk_dim), normal(plan.v_head_dim)
+    return (q.abs(), k.abs(), v) if divides_by_signed_sums(plan) else (q, k, v)
 
 
 def visible(plan: KernelPlan, q: torch.Tensor, params: dict[str, Any]) -> torch.Tensor:
-    """The mask for q and keys of the same length; broadcasts to (batch, heads, seq, seq)."""
+    """The mask for q and keys of the same length; broadcasts to (batch, heads, seq, seq).
+
+    With Linformer, for the projected keys.
+    """
     batch, heads, length, _ = q.shape
-    return visibility(plan.spec.mask, batch, heads, length, length, params=params, device=q.device)
+    keys = plan.spec.linformer or length
+    return visibility(plan.spec.mask, batch, heads, length, keys, params=params, device=q.device)
 
 
 def visible_flops(plan: KernelPlan, q: torch.Tensor, seen: torch.Tensor) -> float:
     """FLOPs of both products over the elements that `visible` shows, of all heads."""
     batch, heads, length, _ = q.shape
     # Dimensions that the mask does not depend on are broadcast, not there.
-    copies = batch * heads * length * length // math.prod(seen.shape)
+    copies = batch * heads * length * (plan.spec.linformer or length) // math.prod(seen.shape)
     return 2.0 * copies * int(seen.sum()) * (plan.qk_head_dim + plan.v_head_dim)
 
 

@@ -18,13 +18,13 @@ from flashgen.config import ChosenConfig, KernelChoice, KernelConfig
 from flashgen.kernels.base import ForwardKernel, Kernel
 from flashgen.kernels.workload import (
     random_inputs,
-    typical_params,
     usual_lengths,
     visible,
     visible_flops,
 )
 from flashgen.plan import KernelPlan
 from flashgen.tuning.store import Measurement
+from flashgen.tuning.typical_calls import dense_inputs, oracle
 
 # Largest relative error (Frobenius norm) of a candidate that is not broken: bfloat16 gives 0.004.
 WRONG = 0.02
@@ -69,9 +69,11 @@ class ForwardBench:
         self.module = load_rendered(plan, target, candidates[0], kernel, *others)
         self.launch = getattr(self.module, kernel.launcher)
         self.lengths = usual_lengths(plan)
-        self.inputs = {length: random_inputs(plan, length) for length in self.lengths}
         self._bits: dict[Any, Any] = {}
-        self.params = {length: typical_params(plan, q) for length, (q, _, _) in self.inputs.items()}
+        self.inputs, self.params = {}, {}
+        for length in self.lengths:
+            vectors = random_inputs(plan, length)
+            self.inputs[length], self.params[length] = dense_inputs(plan, self.module, vectors)
 
     @cached_property
     def flops(self) -> dict[int, float]:
@@ -121,7 +123,8 @@ class ForwardBench:
         qkv = [x[:1, :1] for x in self.inputs[length]]
         out, _ = self.run(config, length, qkv)
         params = self.plan.by_keyword(self.params[length])
-        expected = self.module.reference(*qkv, scale=self.plan.scale, **params).float()
+        reference = getattr(self.module, oracle(self.plan))
+        expected = reference(*qkv, scale=self.plan.scale, **params).float()
         error = ((out.float() - expected).norm() / expected.norm()).item()
         if not error <= WRONG:
             raise ArithmeticError(f"wrong result: relative error {error:.2g}")

@@ -19,6 +19,7 @@ from flashgen.kernels.workload import usual_lengths
 from flashgen.plan import KernelPlan
 from flashgen.tuning.backward_bench import BackwardBench, Forward
 from flashgen.tuning.forward_bench import ForwardBench
+from flashgen.tuning.linear_bench import LinearBackwardBench, LinearForwardBench
 from flashgen.tuning.store import Ending, Measurement, TuneResult
 
 # Milliseconds of one timing: a first look at every candidate, closer ones at the best few.
@@ -37,6 +38,9 @@ WAVE = min(16, os.cpu_count() or 1)
 LONGEST_REASON = 200
 
 Report = Callable[[int, int], None]
+
+#: What compiles, checks and times the candidates of a kernel.
+Bench = ForwardBench | BackwardBench | LinearForwardBench | LinearBackwardBench
 
 
 def measure(
@@ -143,17 +147,17 @@ def _bench(
     candidates: Sequence[KernelConfig],
     kernel: Kernel,
     forward: Forward | None,
-) -> ForwardBench | BackwardBench:
+) -> Bench:
     if isinstance(kernel, GradientKernel):
         assert forward is not None
-        return BackwardBench(plan, target, kernel, forward)
+        backward = LinearBackwardBench if kernel.linear else BackwardBench
+        return backward(plan, target, kernel, forward)
     assert isinstance(kernel, ForwardKernel)
-    return ForwardBench(plan, target, candidates, kernel)
+    bench = LinearForwardBench if kernel.linear else ForwardBench
+    return bench(plan, target, candidates, kernel)
 
 
-def _closer_look(
-    bench: ForwardBench | BackwardBench, config: KernelConfig, variant: str, gpu: str
-) -> Measurement:
+def _closer_look(bench: Bench, config: KernelConfig, variant: str, gpu: str) -> Measurement:
     """Another timing of a candidate that has run before."""
     try:
         return bench.time(config, CLOSER_LOOK)

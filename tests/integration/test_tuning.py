@@ -1,5 +1,7 @@
 """Builds on machines with GPUs: a stand-in measures, everything around it is real."""
 
+from dataclasses import replace
+
 import pytest
 
 from flashgen.build import Options, Progress, build
@@ -22,6 +24,9 @@ TARDY = KernelConfig(BLOCK_M=128, BLOCK_N=64, num_warps=8, num_stages=2)
 OF_KEYS = KernelConfig(BLOCK_M=64, BLOCK_N=128, num_warps=8, num_stages=2)
 OF_QUERIES = KernelConfig(BLOCK_M=128, BLOCK_N=64, num_warps=8, num_stages=2)
 OTHER = KernelConfig(BLOCK_M=64, BLOCK_N=64, num_warps=4, num_stages=2)
+# Of linear attention: BLOCK_M rows are a chunk.
+CHUNK = KernelConfig(BLOCK_M=32, BLOCK_N=32, num_warps=4, num_stages=2)
+BY_RANK = KernelConfig(BLOCK_M=64, BLOCK_N=64, num_warps=4, num_stages=3)
 # Of the Gluon kernel of the backward pass, which has no other for 64 columns.
 OF_ALL = KernelConfig(BLOCK_M=128, BLOCK_N=128, num_warps=8, num_stages=2)
 
@@ -32,6 +37,8 @@ KERNELS = {
     "backward_keys": (OF_KEYS, OTHER, 470.0),
     "backward_queries": (OF_QUERIES, OTHER, 600.0),
     "hopper_backward": (OF_ALL, OF_ALL, 560.0),
+    "linear": (CHUNK, BY_RANK, 50.04),
+    "linear_gradients": (CHUNK, BY_RANK, 40.0),
 }
 BACKWARD = ["backward_keys", "backward_queries"]
 
@@ -45,7 +52,7 @@ def machine(monkeypatch):
         measured = calls
 
         def __init__(self):
-            self.ended = dict.fromkeys(keys(), "complete")
+            self.ended = dict.fromkeys(KERNELS, "complete")
 
             self.forward = {}
 
@@ -324,3 +331,47 @@ def test_the_reasons_of_the_rejected_are_kept(flashgen, project, machine):
     assert len(results) == 5
     rejected = [entry for result in results for entry in result.rejected]
     assert rejected and all(reason for _, reason in rejected)
+
+
+LINEAR = """\
+from flashgen import AttentionSpec, causal, elu_plus_one, linear
+
+spec = AttentionSpec(
+    head_dim=64, mask=causal(), normaliser=linear(elu_plus_one()), targets=("sm_90",)
+)
+"""
+
+
+def test_kernels_of_linear_attention_are_measured_by_pass(flashgen, project, machine):
+    """A build without them measures nothing; one that forgets the digest, nothing anew."""
+    (project / "specs" / "tiny.py").write_text(LINEAR)
+    module, file = (project / "generated" / x for x in ("tiny.py", "tuning/tiny.json"))
+    lines = flashgen("build", "specs", "--tune-seconds", "7", "-v")[1]
+    assert machine.measured == [
+        ("tiny", "linear", "NVIDIA H200", 7.0),
+        ("tiny", "linear_gradients", "NVIDIA H200", 3.5),
+    ]
+    assert machine.forward == {"linear": None, "linear_gradients": ("linear", CHUNK)}
+    assert row(lines, "linear")[7] == "measured on NVIDIA H200: 50 TFLOP/s"
+    for table in ("CONFIGS", "CONFIGS_OF_GRADIENTS"):
+        [config] = getattr(import_file(module), table).values()
+        assert config == {"CHUNK": 32, "num_warps": 4, "num_stages": 2, "USE_TMA": True}
+    text = module.read_text()
+    for rate in (50, 40):
+        measured = f"measured on NVIDIA H200 with triton 3.7.1: {rate} TFLOP/s;"
+        assert f"    # H200, H100, GH200: {measured}\n    # shared memory " in text
+    assert "chunks of 32 rows, 4 warps, 2 stages, measured on NVIDIA H200" in " ".join(
+        flashgen("explain", "specs/tiny.py")[1]
+    )
+
+    assert flashgen("build", "specs") == (0, ["up to date, nothing to do: tiny"])
+    machine.has(None)
+    flashgen("build", "specs", "--force")
+    assert module.read_text() == text and len(machine.measured) == 2
+
+    machine.has(H200)
+    old = [replace(r, kernel="0") if r.form == "linear" else r for r in load_results(file)]
+    save_results(file, old)
+    flashgen("build", "specs")
+    assert [form for _, form, *_ in machine.measured[2:]] == ["linear"]
+    assert module.read_text() == text

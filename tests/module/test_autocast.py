@@ -6,15 +6,28 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from flashgen import AttentionSpec, Tensor, causal, elu_plus_one, linear, sliding_window
 from flashgen.codegen.operator import operator_digest
-from flashgen.masks import causal
 from flashgen.plan.backward import backward_plan
-from flashgen.spec import AttentionSpec
+from support.slip import with_slip
 from support.variants import lowered, rendered_module
 
 CASTS = rendered_module(AttentionSpec(64, mask=causal(), autocast=True), name="casts")
 PLAIN = rendered_module(AttentionSpec(64, mask=causal()), name="plain")
 BF16 = torch.bfloat16
+
+#: Linear attention, by states and over pairs; decays stay in float32.
+LINEAR = [
+    AttentionSpec(
+        64,
+        mask=mask,
+        normaliser=linear(
+            elu_plus_one(), decay=Tensor("decay", ("batch", "num_kv_heads", "kv_len"))
+        ),
+        autocast=True,
+    )
+    for mask in (causal(), sliding_window(9, 0))
+]
 
 
 def inputs(dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
@@ -89,3 +102,35 @@ def test_a_spec_without_it_has_its_old_digest() -> None:
     one, other = AttentionSpec(64), AttentionSpec(64, autocast=True)
     assert one.digest != other.digest
     assert one.digest == "ed4ebd09ca3e8ac46e95282a4751813b2068ebfa09ac8ec29d3ecdb6612da0b5"
+
+
+@pytest.mark.parametrize("spec", LINEAR, ids=["states", "pairs"])
+def test_linear_attention_casts_too(spec: AttentionSpec) -> None:
+    """A module without the cast refuses float32; one that casts decays has other numbers."""
+    module, given = rendered_module(spec, name="casts"), inputs()
+    decay = torch.linspace(-0.3, -0.1, 100).view(1, 2, 50).requires_grad_()
+    with torch.autocast("cpu", dtype=BF16):
+        out = module.attention(*given, decay=decay)
+    by_hand = inputs()
+    expected = module.attention(*(x.to(BF16) for x in by_hand), decay=decay)
+    assert out.dtype == BF16 and torch.equal(out, expected)
+    grads = torch.autograd.grad(out.float().sum(), [*given, decay])
+    right = torch.autograd.grad(expected.float().sum(), [*by_hand, decay])
+    assert all(map(torch.equal, grads, right))
+    slipped = with_slip("q, k, v = _autocast(q, k, v)", "pass")
+    slip = rendered_module(spec, name="casts", edit_source=slipped)
+    with (
+        torch.autocast("cpu", dtype=BF16),
+        pytest.raises(TypeError, match=r"q: got torch.float32"),
+    ):
+        slip.attention(*given, decay=decay)
+
+
+def test_a_step_of_linear_attention_casts() -> None:
+    """As attention does; a step without the cast refuses float32."""
+    module, given = rendered_module(LINEAR[0], name="casts"), inputs()
+    rows, decay = [x.detach()[:, :, :1] for x in given], torch.zeros(1, 2, 1)
+    with torch.autocast("cpu", dtype=BF16):
+        out, _ = module.step(*rows, None, decay=decay)
+    right, _ = module.step(*(x.to(BF16) for x in rows), None, decay=decay)
+    assert out.dtype == BF16 and torch.equal(out, right)

@@ -23,7 +23,6 @@ from flashgen import (
     full,
     sliding_window,
 )
-from flashgen.bench import bench
 from flashgen.budget.targets import get_target
 from flashgen.budget.traffic import Workload, traffic
 from flashgen.config import KernelConfig
@@ -447,5 +446,3 @@ def test_made_keys_are_counted_as_many_as_there_are(tmp_path: Path) -> None:
     assert [account.call.kv_len for account in series.accounts] == [256]
     with pytest.raises(FlashgenError, match="--kv-len=4096: queries of made see 256 keys"):
         next(explain([file], None, Asked(kv_len=4096), GENERATED))
-    with pytest.raises(FlashgenError, match="made: bench draws q, k and v alone"):
-        bench("made", tmp_path, GENERATED)

@@ -40,6 +40,7 @@ LAYERS = """
     tuning tuning.* publish inventory stamp
     build cache check export
     explain explain.*
+    bench_linear
     bench
     console
     compiling

@@ -30,7 +30,6 @@ from flashgen import (
     softcap,
     where,
 )
-from flashgen.bench import bench
 from flashgen.errors import FlashgenError, MaskError
 from flashgen.explain.call import Asked
 from flashgen.explain.variant import explain
@@ -241,8 +240,6 @@ def test_what_looks_at_scores_refuses_it() -> None:
     name = "linear_elu_d128"
     with pytest.raises(FlashgenError, match="linear attention visits no tiles of scores"):
         next(explain([ROOT / "specs" / f"{name}.py"], None, Asked(), ROOT / "generated"))
-    with pytest.raises(FlashgenError, match=f"{name}: bench compares rates of scores, and linear"):
-        bench(name, ROOT / "specs", ROOT / "generated")
     with pytest.raises(ValueError, match="linear attention has no scores to weigh"):
         weigh(torch.zeros(1, 1, 1, 1), GOOD.normaliser)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from flashgen import AttentionSpec, causal
+from flashgen import AttentionSpec, causal, elu_plus_one, linear
 from flashgen.config import KernelConfig
 from flashgen.errors import TuneError
 from flashgen.kernels.registry import kernels_of, keys
@@ -145,6 +145,22 @@ def test_who_measures_a_kernel(monkeypatch: pytest.MonkeyPatch, key: str) -> Non
     if kernel.gradients:
         made = ("backward", PLAN, "sm_90", kernel, FORWARD)
     assert tuning._bench(PLAN, "sm_90", (SLOW, FAST), kernel, FORWARD) == made
+
+
+def test_who_measures_linear_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other benches launch what its modules lack; and a module without its configuration."""
+    plan = lower(AttentionSpec(64, mask=causal(), normaliser=linear(elu_plus_one())), "linear")
+    forward, gradients = kernels_of(plan).values()
+    module = load_rendered(plan, "sm_90", FAST, forward, gradients)
+    config = {"CHUNK": 64, "num_warps": 4, "num_stages": 2, "USE_TMA": True}
+    assert module.CONFIGS == module.CONFIGS_OF_GRADIENTS == {"sm_90": config}
+    monkeypatch.setattr(tuning, "LinearForwardBench", lambda *given: ("forward", *given))
+    monkeypatch.setattr(tuning, "LinearBackwardBench", lambda *given: ("backward", *given))
+    made = ("forward", plan, "sm_90", (FAST,), forward)
+    assert tuning._bench(plan, "sm_90", (FAST,), forward, None) == made
+    before = forward, FAST
+    made = ("backward", plan, "sm_90", gradients, before)
+    assert tuning._bench(plan, "sm_90", (FAST,), gradients, before) == made
 
 
 def test_the_kernels_have_digests_of_their_own() -> None:

@@ -58,7 +58,6 @@ class LinearForward(ForwardKernel):
     title = "linear kernel"
     linear = True
     fallback = True
-    timed = False
     launcher = "_launch"
     own = "this kernel"
 
@@ -115,7 +114,6 @@ class LinearGradients(GradientKernel):
     title = "linear kernels of gradients"
     linear = True
     fallback = True
-    timed = False
 
     def space(self, plan: KernelPlan, target: str) -> Space:
         """Chunks, warps and stages that fit."""
@@ -149,7 +147,7 @@ class LinearGradients(GradientKernel):
         return {"chosen_of_gradients": choice.configs}
 
     def timing(self, plan: KernelPlan) -> Timing:
-        """Not timed by a build: all its functions together."""
+        """Timed as a whole pass: its functions share a configuration."""
         return Timing(
             launcher="_launch_gradients",
             configurations=1,
