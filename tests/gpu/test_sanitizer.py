@@ -41,7 +41,8 @@ RACE = "Race reported between "
 #: Functions that share a buffer whose accesses barriers order: any two of a line.
 ORDERED = (
     {"_hand_over", "_handed_over"},
-    {"_announce", "_announce_end", "_announced"},
+    # The numbers of a tile of packed keys are read where its visits are counted, too.
+    {"_announce", "_announce_end", "_announced", "_backward_visits"},
     {"_note_hidden_keys", "_noted"},
     {"_set_overflow", "_take_overflow"},
     {"_values_step", "_keys_step"},
